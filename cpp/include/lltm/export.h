@@ -1,0 +1,12 @@
+// LLTM_API marks what liblltm exports; everything else stays hidden.
+#pragma once
+
+#if defined(_WIN32)
+#if defined(LLTM_BUILDING)
+#define LLTM_API __declspec(dllexport)
+#else
+#define LLTM_API __declspec(dllimport)
+#endif
+#else
+#define LLTM_API __attribute__((visibility("default")))
+#endif

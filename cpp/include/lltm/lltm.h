@@ -1,0 +1,12 @@
+// liblltm: the Long-Long-Term-Memory recurrent cell for libtorch.
+//
+//     lltm/ops.h        lltm::cell, lltm::sequence
+//     lltm/nn.h         lltm::LLTMCell, lltm::LLTM
+//     lltm/serialize.h  lltm::save_state_dict, lltm::load_state_dict
+//     lltm/version.h    lltm::version, lltm::build_info
+#pragma once
+
+#include <lltm/nn.h>
+#include <lltm/ops.h>
+#include <lltm/serialize.h>
+#include <lltm/version.h>
