@@ -7,7 +7,8 @@
 //
 // Largest errors against a correctly rounded result, over every finite input
 // (checked by tests_cpp/test_cell_math.cpp for each instruction set):
-//     exp_nonpositive 2 ULP, expm1 2 ULP, sigmoid 3 ULP, tanh 3 ULP, elu 2 ULP.
+//     exp_nonpositive 2 ULP, expm1_nonpositive 2 ULP, sigmoid 3 ULP,
+//     tanh 3 ULP, elu 2 ULP.
 // Where the true result is subnormal, the error is at most one subnormal step.
 // NaN gives NaN; infinities give the limits.
 #pragma once

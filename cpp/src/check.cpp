@@ -1,0 +1,366 @@
+#include "check.h"
+
+#include <c10/core/Layout.h>
+#include <c10/util/Exception.h>
+
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace lltm {
+namespace {
+
+using at::Tensor;
+using c10::SymInt;
+
+// (16, 128), as Python prints it.
+std::string shape_text(c10::SymIntArrayRef shape) {
+  std::ostringstream text;
+  text << '(';
+  for (size_t d = 0; d < shape.size(); ++d) {
+    text << (d == 0 ? "" : ", ") << shape[d];
+  }
+  text << (shape.size() == 1 ? ",)" : ")");
+  return text.str();
+}
+
+std::string dtype_text(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kDouble:
+      return "float64";
+    case at::kFloat:
+      return "float32";
+    case at::kBFloat16:
+      return "bfloat16";
+    case at::kHalf:
+      return "float16";
+    case at::kLong:
+      return "int64";
+    case at::kInt:
+      return "int32";
+    case at::kBool:
+      return "bool";
+    default:
+      return c10::toString(dtype);
+  }
+}
+
+bool is_supported(at::ScalarType dtype) {
+  return dtype == at::kDouble || dtype == at::kFloat || dtype == at::kBFloat16 ||
+      dtype == at::kHalf;
+}
+
+bool equal(const SymInt& a, const SymInt& b) { return a.sym_eq(b).expect_true(__FILE__, __LINE__); }
+
+// Checks the arguments of one call, one after another: each must be a strided
+// tensor like the first one, whose device and dtype the others must have.
+class Checker {
+ public:
+  Checker(const char* op, const Tensor& tensor, const char* name) : op_(op) {
+    defined(tensor, name);
+    TORCH_CHECK_TYPE(
+        is_supported(tensor.scalar_type()),
+        op_,
+        ": expected ",
+        name,
+        " of dtype float64, float32, bfloat16 or float16, got ",
+        dtype_text(tensor.scalar_type()));
+    strided(tensor, name);
+    device_ = tensor.device();
+    dtype_ = tensor.scalar_type();
+  }
+
+  void same_kind(const Tensor& tensor, const char* name) const {
+    defined(tensor, name);
+    TORCH_CHECK_TYPE(
+        tensor.scalar_type() == dtype_,
+        op_,
+        ": expected ",
+        name,
+        " of dtype ",
+        dtype_text(dtype_),
+        ", got ",
+        dtype_text(tensor.scalar_type()));
+    TORCH_CHECK(
+        tensor.device() == device_,
+        op_,
+        ": expected ",
+        name,
+        " on device ",
+        device_,
+        ", got ",
+        tensor.device());
+    strided(tensor, name);
+  }
+
+  // `pattern` is what users read, such as "(B, I)".
+  void rank(const Tensor& tensor, const char* name, int64_t dims, const char* pattern) const {
+    TORCH_CHECK_VALUE(
+        tensor.dim() == dims,
+        op_,
+        ": expected ",
+        name,
+        " of shape ",
+        pattern,
+        ", got ",
+        shape_text(tensor.sym_sizes()));
+  }
+
+  void shape(const Tensor& tensor, const char* name, std::initializer_list<SymInt> expected) const {
+    const c10::SymIntArrayRef sizes = tensor.sym_sizes();
+    bool same = sizes.size() == expected.size();
+    for (size_t d = 0; same && d < expected.size(); ++d) {
+      same = equal(sizes[d], expected.begin()[d]);
+    }
+    TORCH_CHECK_VALUE(
+        same, op_, ": expected ", name, " of shape ", shape_text(expected), ", got ", shape_text(sizes));
+  }
+
+  void argument(const Tensor& tensor, const char* name, std::initializer_list<SymInt> expected) const {
+    same_kind(tensor, name);
+    shape(tensor, name, expected);
+  }
+
+  void optional(
+      const std::optional<Tensor>& tensor,
+      const char* name,
+      std::initializer_list<SymInt> expected) const {
+    if (tensor.has_value() && tensor->defined()) argument(*tensor, name, expected);
+  }
+
+  // weights (3H, H+I); returns H.
+  SymInt hidden(const Tensor& weights) const {
+    same_kind(weights, "weights");
+    rank(weights, "weights", 2, "(3H, H+I)");
+    const SymInt rows = weights.sym_size(0);
+    TORCH_CHECK_VALUE(
+        equal(rows % 3, 0),
+        op_,
+        ": expected weights of shape (3H, H+I), got ",
+        shape_text(weights.sym_sizes()));
+    return rows / 3;
+  }
+
+  void weights_and_bias(
+      const Tensor& weights,
+      const std::optional<Tensor>& bias,
+      const SymInt& input,
+      const SymInt& hidden) const {
+    shape(weights, "weights", {hidden * 3, hidden + input});
+    optional(bias, "bias", {hidden * 3});
+  }
+
+  // batch_sizes of a packed sequence: its values are read where they can be.
+  void batch_sizes(const Tensor& sizes, const SymInt& batch, const SymInt& rows) const {
+    TORCH_CHECK_TYPE(
+        sizes.scalar_type() == at::kLong,
+        op_,
+        ": expected batch_sizes of dtype int64, got ",
+        dtype_text(sizes.scalar_type()));
+    TORCH_CHECK(
+        sizes.device().is_cpu() || sizes.device().is_meta(),
+        op_,
+        ": expected batch_sizes on device cpu, got ",
+        sizes.device());
+    strided(sizes, "batch_sizes");
+    rank(sizes, "batch_sizes", 1, "(T,)");
+    if (device_.is_meta() || sizes.device().is_meta()) return;
+
+    const int64_t first = batch.guard_int(__FILE__, __LINE__);
+    const int64_t stride = sizes.stride(0);
+    const int64_t* const values = sizes.const_data_ptr<int64_t>();
+    int64_t previous = first;
+    int64_t sum = 0;
+    for (int64_t t = 0; t < sizes.size(0); ++t) {
+      const int64_t size = values[t * stride];
+      TORCH_CHECK_VALUE(
+          t > 0 || size == first,
+          op_,
+          ": expected batch_sizes to begin with ",
+          first,
+          ", the batch size of h_0, got ",
+          size);
+      TORCH_CHECK_VALUE(
+          size >= 0 && size <= previous,
+          op_,
+          ": expected batch_sizes without negative or increasing values, got ",
+          size,
+          " after ",
+          previous);
+      previous = size;
+      sum += size;
+    }
+    TORCH_CHECK_VALUE(
+        rows == sum,
+        op_,
+        ": expected input of shape (",
+        sum,
+        ", I), the sum of batch_sizes, got ",
+        rows,
+        " rows");
+  }
+
+ private:
+  void defined(const Tensor& tensor, const char* name) const {
+    TORCH_CHECK_TYPE(
+        tensor.defined(), op_, ": expected ", name, " to be a tensor, got an undefined tensor");
+  }
+
+  void strided(const Tensor& tensor, const char* name) const {
+    TORCH_CHECK(
+        tensor.layout() == at::kStrided,
+        op_,
+        ": expected ",
+        name,
+        " of layout Strided, got ",
+        tensor.layout());
+  }
+
+  const char* op_;
+  at::Device device_ = at::kCPU;
+  at::ScalarType dtype_ = at::kFloat;
+};
+
+std::optional<Tensor> given(const std::optional<Tensor>& tensor) {
+  return tensor.has_value() && tensor->defined() ? tensor : std::nullopt;
+}
+
+CellSizes cell_sizes(const Checker& check, const Tensor& input, const Tensor& weights) {
+  check.rank(input, "input", 2, "(B, I)");
+  return {input.sym_size(0), input.sym_size(1), check.hidden(weights)};
+}
+
+SequenceSizes sequence_sizes(
+    const Checker& check,
+    const Tensor& input,
+    const Tensor& h_0,
+    const Tensor& weights,
+    const std::optional<Tensor>& batch_sizes) {
+  const bool packed = given(batch_sizes).has_value();
+  check.rank(input, "input", packed ? 2 : 3, packed ? "(N, I)" : "(T, B, I)");
+  SequenceSizes sizes;
+  sizes.hidden = check.hidden(weights);
+  sizes.input = input.sym_size(-1);
+  check.same_kind(h_0, "h_0");
+  check.rank(h_0, "h_0", 2, "(B, H)");
+  if (packed) {
+    sizes.steps = batch_sizes->sym_numel();
+    sizes.batch = h_0.sym_size(0);
+    sizes.rows = input.sym_size(0);
+    check.batch_sizes(*batch_sizes, sizes.batch, sizes.rows);
+  } else {
+    sizes.steps = input.sym_size(0);
+    sizes.batch = input.sym_size(1);
+    sizes.rows = sizes.steps * sizes.batch;
+  }
+  check.shape(h_0, "h_0", {sizes.batch, sizes.hidden});
+  return sizes;
+}
+
+}  // namespace
+
+CellSizes check_cell(
+    const Tensor& input,
+    const Tensor& h,
+    const Tensor& c,
+    const Tensor& weights,
+    const std::optional<Tensor>& bias) {
+  const Checker check("lltm::cell", input, "input");
+  const CellSizes sizes = cell_sizes(check, input, weights);
+  check.argument(h, "h", {sizes.batch, sizes.hidden});
+  check.argument(c, "c", {sizes.batch, sizes.hidden});
+  check.weights_and_bias(weights, bias, sizes.input, sizes.hidden);
+  return sizes;
+}
+
+CellSizes check_cell_backward(
+    const std::optional<Tensor>& grad_h,
+    const std::optional<Tensor>& grad_c,
+    const Tensor& input,
+    const Tensor& h,
+    const Tensor& weights,
+    const Tensor& activations) {
+  const Checker check("lltm::cell_backward", input, "input");
+  const CellSizes sizes = cell_sizes(check, input, weights);
+  check.optional(grad_h, "grad_h", {sizes.batch, sizes.hidden});
+  check.optional(grad_c, "grad_c", {sizes.batch, sizes.hidden});
+  check.argument(h, "h", {sizes.batch, sizes.hidden});
+  check.weights_and_bias(weights, std::nullopt, sizes.input, sizes.hidden);
+  check.argument(activations, "activations", {sizes.batch, sizes.hidden * 4});
+  return sizes;
+}
+
+SequenceSizes check_sequence(
+    const Tensor& input,
+    const Tensor& h_0,
+    const Tensor& c_0,
+    const Tensor& weights,
+    const std::optional<Tensor>& bias,
+    const std::optional<Tensor>& batch_sizes) {
+  const Checker check("lltm::sequence", input, "input");
+  const SequenceSizes sizes = sequence_sizes(check, input, h_0, weights, batch_sizes);
+  check.argument(c_0, "c_0", {sizes.batch, sizes.hidden});
+  check.weights_and_bias(weights, bias, sizes.input, sizes.hidden);
+  return sizes;
+}
+
+SequenceSizes check_sequence_backward(
+    const std::optional<Tensor>& grad_output,
+    const std::optional<Tensor>& grad_h_n,
+    const std::optional<Tensor>& grad_c_n,
+    const Tensor& input,
+    const Tensor& h_0,
+    const Tensor& weights,
+    const Tensor& output,
+    const Tensor& activations,
+    const std::optional<Tensor>& batch_sizes) {
+  const Checker check("lltm::sequence_backward", input, "input");
+  const SequenceSizes sizes = sequence_sizes(check, input, h_0, weights, batch_sizes);
+  const auto rows_of_output = [&](const Tensor& tensor, const char* name) {
+    if (given(batch_sizes).has_value()) {
+      check.argument(tensor, name, {sizes.rows, sizes.hidden});
+    } else {
+      check.argument(tensor, name, {sizes.steps, sizes.batch, sizes.hidden});
+    }
+  };
+  if (given(grad_output).has_value()) rows_of_output(*grad_output, "grad_output");
+  check.optional(grad_h_n, "grad_h_n", {sizes.batch, sizes.hidden});
+  check.optional(grad_c_n, "grad_c_n", {sizes.batch, sizes.hidden});
+  check.weights_and_bias(weights, std::nullopt, sizes.input, sizes.hidden);
+  rows_of_output(output, "output");
+  check.argument(activations, "activations", {sizes.rows, sizes.hidden * 4});
+  return sizes;
+}
+
+void check_pair_forward(
+    const Tensor& input,
+    const Tensor& weights,
+    const std::optional<Tensor>& bias,
+    const Tensor& old_h,
+    const Tensor& old_cell) {
+  const Checker check("lltm::forward", input, "input");
+  const CellSizes sizes = cell_sizes(check, input, weights);
+  check.argument(old_h, "old_h", {sizes.batch, sizes.hidden});
+  check.argument(old_cell, "old_cell", {sizes.batch, sizes.hidden});
+  check.weights_and_bias(weights, bias, sizes.input, sizes.hidden);
+}
+
+void check_pair_backward(
+    const std::array<Tensor, 6>& states,
+    const Tensor& X,
+    const Tensor& gate_weights,
+    const Tensor& weights) {
+  static constexpr std::array<const char*, 6> kNames = {
+      "grad_h", "grad_cell", "new_cell", "input_gate", "output_gate", "candidate_cell"};
+  const Checker check("lltm::backward", X, "X");
+  check.rank(X, "X", 2, "(B, H+I)");
+  const SymInt hidden = check.hidden(weights);
+  const SymInt batch = X.sym_size(0);
+  check.shape(weights, "weights", {hidden * 3, X.sym_size(1)});
+  for (size_t k = 0; k < states.size(); ++k) {
+    check.argument(states[k], kNames[k], {batch, hidden});
+  }
+  check.argument(gate_weights, "gate_weights", {batch, hidden * 3});
+}
+
+}  // namespace lltm

@@ -1,0 +1,55 @@
+// The choice of instruction set and of dtype for the CPU kernels.
+#pragma once
+
+#include "cpu/pointwise.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
+
+namespace lltm::cpu {
+
+// The kernels for the instruction set that libtorch reports, so that
+// ATEN_CPU_CAPABILITY selects them; chosen once.
+const Kernels& kernels();
+
+// Elements of pointwise work below which a second thread does not pay.
+constexpr int64_t kGrain = 2048;
+
+// Calls body with a null pointer of the storage type that belongs to dtype.
+template <typename Body>
+decltype(auto) visit_dtype(at::ScalarType dtype, Body&& body) {
+  switch (dtype) {
+    case at::kDouble:
+      return body(static_cast<double*>(nullptr));
+    case at::kFloat:
+      return body(static_cast<float*>(nullptr));
+    case at::kHalf:
+      return body(static_cast<Half*>(nullptr));
+    case at::kBFloat16:
+      return body(static_cast<BFloat16*>(nullptr));
+    default:
+      TORCH_INTERNAL_ASSERT(false, "unchecked dtype ", dtype);
+  }
+}
+
+// The dtype of compute_t<T>.
+inline at::ScalarType compute_dtype(at::ScalarType dtype) {
+  return dtype == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+// A 2-d tensor as the kernels see it; absent where undefined.
+template <typename T>
+Matrix<const T> read(const at::Tensor& tensor) {
+  if (!tensor.defined()) return {};
+  return {
+      static_cast<const T*>(tensor.const_data_ptr()), tensor.stride(0), tensor.stride(1)};
+}
+
+template <typename T>
+Matrix<T> write(const at::Tensor& tensor) {
+  if (!tensor.defined()) return {};
+  return {static_cast<T*>(tensor.mutable_data_ptr()), tensor.stride(0), tensor.stride(1)};
+}
+
+}  // namespace lltm::cpu

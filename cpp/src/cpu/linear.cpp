@@ -1,0 +1,50 @@
+#include "cpu/linear.h"
+
+#include "cpu/dispatch.h"
+
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+
+namespace lltm::cpu {
+
+using at::Tensor;
+
+Linear::Linear(const Tensor& weights, const std::optional<Tensor>& bias_or_none) {
+  const at::ScalarType dtype = compute_dtype(weights.scalar_type());
+  const int64_t hidden = weights.size(0) / 3;
+  const Tensor w = weights.to(dtype);
+  weights_h = w.slice(1, 0, hidden);
+  weights_x = w.slice(1, hidden);
+  if (bias_or_none.has_value() && bias_or_none->defined()) bias = bias_or_none->to(dtype);
+}
+
+Tensor Linear::project_input(const Tensor& x) const {
+  const Tensor input = x.to(weights_x.scalar_type());
+  return bias.defined() ? at::addmm(bias, input, weights_x.t()) : at::mm(input, weights_x.t());
+}
+
+void Linear::add_recurrent(Tensor gates, const Tensor& h) const {
+  gates.addmm_(h, weights_h.t());
+}
+
+Tensor Linear::input_gradient(const Tensor& grad_gates) const {
+  return at::mm(grad_gates, weights_x);
+}
+
+void Linear::state_gradient(Tensor out, const Tensor& grad_gates) const {
+  at::mm_out(out, grad_gates, weights_h);
+}
+
+Tensor weights_gradient(const Tensor& grad_gates, const Tensor& h, const Tensor& x) {
+  const at::ScalarType dtype = grad_gates.scalar_type();
+  const int64_t hidden = h.size(1);
+  Tensor grad = at::empty({grad_gates.size(1), hidden + x.size(1)}, grad_gates.options());
+  Tensor grad_h = grad.slice(1, 0, hidden);
+  Tensor grad_x = grad.slice(1, hidden);
+  at::mm_out(grad_h, grad_gates.t(), h.to(dtype));
+  at::mm_out(grad_x, grad_gates.t(), x.to(dtype));
+  return grad;
+}
+
+}  // namespace lltm::cpu

@@ -1,0 +1,247 @@
+// The pointwise kernels, included by one file per instruction set.
+//
+// They work on blocks of kBlock elements of one row: load (widening and
+// gathering where the storage is not a contiguous array of the compute type),
+// compute in a loop that the compiler vectorises, store. A block that is not
+// full is padded, so odd sizes run at vector speed too.
+#pragma once
+
+#include "cell_math.h"
+#include "cpu/pointwise.h"
+
+namespace lltm::cpu {
+namespace {
+
+// Elements per block: enough to keep the vector units busy, few enough that
+// all the buffers of a block stay in the first-level cache.
+constexpr std::int64_t kBlock = 64;
+
+template <typename To, typename From>
+LLTM_CELL_INLINE To bits(From from) {
+  return math::bit_cast<To>(from);
+}
+
+// ---- storage formats ------------------------------------------------------
+
+LLTM_CELL_INLINE double widen(double x) { return x; }
+LLTM_CELL_INLINE float widen(float x) { return x; }
+LLTM_CELL_INLINE float widen(BFloat16 x) { return bits<float>(std::uint32_t{x.bits} << 16); }
+
+LLTM_CELL_INLINE float widen(Half x) {
+  const std::uint32_t sign = std::uint32_t{x.bits} >> 15 << 31;
+  const std::uint32_t magnitude = (x.bits & std::uint32_t{0x7FFF}) << 13;
+  // Read as a float, the magnitude is 2^112 too small, subnormals included.
+  const std::uint32_t finite = bits<std::uint32_t>(bits<float>(magnitude) * 0x1p112f);
+  const std::uint32_t special = magnitude | 0x7F800000u;  // infinity and NaN
+  return bits<float>(sign | (magnitude >= 0x0F800000u ? special : finite));
+}
+
+template <typename T>
+LLTM_CELL_INLINE T narrow(compute_t<T> x);
+
+template <>
+LLTM_CELL_INLINE double narrow<double>(double x) {
+  return x;
+}
+template <>
+LLTM_CELL_INLINE float narrow<float>(float x) {
+  return x;
+}
+
+// Both round to nearest, ties to even; NaN becomes the quiet NaN.
+template <>
+LLTM_CELL_INLINE BFloat16 narrow<BFloat16>(float x) {
+  const std::uint32_t u = bits<std::uint32_t>(x);
+  const std::uint32_t rounded = (u + 0x7FFFu + ((u >> 16) & 1u)) >> 16;
+  return {static_cast<std::uint16_t>(x != x ? 0x7FC0u : rounded)};
+}
+
+template <>
+LLTM_CELL_INLINE Half narrow<Half>(float x) {
+  const std::uint32_t u = bits<std::uint32_t>(x);
+  const std::uint32_t sign = u >> 31 << 15;
+  const std::uint32_t magnitude = u & 0x7FFFFFFFu;
+  // The exponent's bias goes from 127 to 15; a carry out of the mantissa
+  // moves the exponent up, past the largest number to infinity.
+  const std::uint32_t rounded =
+      (magnitude + 0xFFFu + ((magnitude >> 13) & 1u) - (112u << 23)) >> 13;
+  const std::uint32_t normal = rounded < 0x7C00u ? rounded : 0x7C00u;
+  // Adding 0.5 makes the float's last place that of a half's subnormals.
+  const std::uint32_t subnormal = bits<std::uint32_t>(bits<float>(magnitude) + 0.5f) - 0x3F000000u;
+  const std::uint32_t finite = magnitude < 0x38800000u ? subnormal : normal;
+  return {static_cast<std::uint16_t>(sign | (x != x ? 0x7E00u : finite))};
+}
+
+// ---- blocks ---------------------------------------------------------------
+
+template <typename T>
+struct Block {
+  alignas(64) T values[kBlock];
+};
+
+constexpr std::int64_t padded(std::int64_t n) { return (n + 15) / 16 * 16; }
+
+// n elements of row `row` from column `col` on, as a contiguous array of the
+// compute type with room up to padded(n): the memory itself where it is that
+// already, else a copy in `buffer`. Absent matrices read as zero.
+template <typename T>
+LLTM_CELL_INLINE const compute_t<T>* load(
+    const Matrix<const T>& matrix,
+    std::int64_t row,
+    std::int64_t col,
+    std::int64_t n,
+    Block<compute_t<T>>& buffer) {
+  using C = compute_t<T>;
+  C* const values = buffer.values;
+  if (matrix.data == nullptr) {
+    for (std::int64_t j = 0; j < kBlock; ++j) values[j] = C(0);
+    return values;
+  }
+  const T* const x = matrix.row(row) + col * matrix.col_stride;
+  if (matrix.col_stride == 1) {
+    if constexpr (sizeof(T) == sizeof(C)) {
+      if (n == kBlock) return x;
+    }
+    for (std::int64_t j = 0; j < n; ++j) values[j] = widen(x[j]);
+  } else {
+    for (std::int64_t j = 0; j < n; ++j) values[j] = widen(x[j * matrix.col_stride]);
+  }
+  for (std::int64_t j = n; j < padded(n); ++j) values[j] = C(0);
+  return values;
+}
+
+template <typename T>
+LLTM_CELL_INLINE void store(
+    const Matrix<T>& matrix,
+    std::int64_t row,
+    std::int64_t col,
+    std::int64_t n,
+    const Block<compute_t<T>>& buffer) {
+  T* const y = matrix.row(row) + col;
+  for (std::int64_t j = 0; j < n; ++j) y[j] = narrow<T>(buffer.values[j]);
+}
+
+// Cuts elements [begin, end) of a matrix with `hidden` columns into blocks.
+template <typename Body>
+LLTM_CELL_INLINE void for_each_block(
+    std::int64_t hidden, std::int64_t begin, std::int64_t end, Body body) {
+  std::int64_t row = begin / hidden;
+  std::int64_t col = begin % hidden;
+  while (begin < end) {
+    const std::int64_t in_row = hidden - col < end - begin ? hidden - col : end - begin;
+    const std::int64_t n = in_row < kBlock ? in_row : kBlock;
+    body(row, col, n);
+    begin += n;
+    col += n;
+    if (col == hidden) {
+      col = 0;
+      ++row;
+    }
+  }
+}
+
+// ---- kernels --------------------------------------------------------------
+
+template <typename T>
+void forward(const ForwardArgs<T>& a, std::int64_t begin, std::int64_t end) {
+  using C = compute_t<T>;
+  const std::int64_t hidden = a.hidden;
+  Block<C> in_i, in_o, in_g, in_c, i, o, g, tanh_c, c, h;
+  for_each_block(hidden, begin, end, [&](std::int64_t row, std::int64_t col, std::int64_t n) {
+    const C* const z_i = load(a.gates, row, col, n, in_i);
+    const C* const z_o = load(a.gates, row, col + hidden, n, in_o);
+    const C* const z_g = load(a.gates, row, col + 2 * hidden, n, in_g);
+    const C* const c_prev = load(a.c, row, col, n, in_c);
+    for (std::int64_t j = 0; j < padded(n); ++j) {
+      const CellForward<C> y = cell_forward(z_i[j], z_o[j], z_g[j], c_prev[j]);
+      i.values[j] = y.i;
+      o.values[j] = y.o;
+      g.values[j] = y.g;
+      tanh_c.values[j] = y.tanh_c;
+      c.values[j] = y.c;
+      h.values[j] = y.h;
+    }
+    store(a.c_next, row, col, n, c);
+    store(a.h_next, row, col, n, h);
+    if (a.h_state.data != nullptr) {
+      // What was stored, so that a sequence and single steps agree.
+      for (std::int64_t j = 0; j < n; ++j) h.values[j] = widen(narrow<T>(h.values[j]));
+      store(a.h_state, row, col, n, h);
+    }
+    if (a.activations.data != nullptr) {
+      store(a.activations, row, col, n, i);
+      store(a.activations, row, col + hidden, n, o);
+      store(a.activations, row, col + 2 * hidden, n, g);
+      store(a.activations, row, col + 3 * hidden, n, tanh_c);
+    }
+  });
+}
+
+template <typename T>
+void backward(const BackwardArgs<T>& a, std::int64_t begin, std::int64_t end) {
+  using C = compute_t<T>;
+  const std::int64_t hidden = a.hidden;
+  Block<C> in_i, in_o, in_g, in_t, in_dh, in_dh_state, in_dc, dz_i, dz_o, dz_g, dc;
+  for_each_block(hidden, begin, end, [&](std::int64_t row, std::int64_t col, std::int64_t n) {
+    const C* const i = load(a.activations, row, col, n, in_i);
+    const C* const o = load(a.activations, row, col + hidden, n, in_o);
+    const C* const g = load(a.activations, row, col + 2 * hidden, n, in_g);
+    const C* const t = load(a.activations, row, col + 3 * hidden, n, in_t);
+    const C* const dh = load(a.grad_h, row, col, n, in_dh);
+    const C* const dh_state = load(a.grad_h_state, row, col, n, in_dh_state);
+    const C* const dc_next = load(a.grad_c, row, col, n, in_dc);
+    for (std::int64_t j = 0; j < padded(n); ++j) {
+      const CellBackward<C> d =
+          cell_backward(i[j], o[j], g[j], t[j], dh[j] + dh_state[j], dc_next[j]);
+      dz_i.values[j] = d.dz_i;
+      dz_o.values[j] = d.dz_o;
+      dz_g.values[j] = d.dz_g;
+      dc.values[j] = d.dc;
+    }
+    store(a.grad_gates, row, col, n, dz_i);
+    store(a.grad_gates, row, col + hidden, n, dz_o);
+    store(a.grad_gates, row, col + 2 * hidden, n, dz_g);
+    store(a.grad_c_prev, row, col, n, dc);
+  });
+}
+
+template <typename T, T (*function)(T)>
+void map(const T* x, T* y, std::int64_t n) {
+  for (std::int64_t j = 0; j < n; ++j) y[j] = function(x[j]);
+}
+
+template <typename T>
+void load_array(const T* x, float* y, std::int64_t n) {
+  for (std::int64_t j = 0; j < n; ++j) y[j] = widen(x[j]);
+}
+
+template <typename T>
+void store_array(const float* x, T* y, std::int64_t n) {
+  for (std::int64_t j = 0; j < n; ++j) y[j] = narrow<T>(x[j]);
+}
+
+template <typename T>
+constexpr ArrayMath<T> kArrayMath = {
+    map<T, math::exp_nonpositive<T>>,
+    map<T, math::expm1_nonpositive<T>>,
+    map<T, math::sigmoid<T>>,
+    map<T, math::tanh<T>>,
+    map<T, math::elu<T>>,
+};
+
+constexpr Kernels make_kernels(const char* name) {
+  return {
+      name,
+      {forward<double>, backward<double>},
+      {forward<float>, backward<float>},
+      {forward<Half>, backward<Half>},
+      {forward<BFloat16>, backward<BFloat16>},
+      kArrayMath<double>,
+      kArrayMath<float>,
+      {load_array<Half>, store_array<Half>},
+      {load_array<BFloat16>, store_array<BFloat16>},
+  };
+}
+
+}  // namespace
+}  // namespace lltm::cpu

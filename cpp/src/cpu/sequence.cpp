@@ -1,0 +1,82 @@
+// lltm::sequence on the CPU: the glue of check, engine and results.
+#include "check.h"
+#include "cpu/engine.h"
+
+#include <torch/library.h>
+
+namespace lltm::cpu {
+namespace {
+
+using at::Tensor;
+
+std::tuple<Tensor, Tensor, Tensor> sequence(
+    const Tensor& input,
+    const Tensor& h_0,
+    const Tensor& c_0,
+    const Tensor& weights,
+    const std::optional<Tensor>& bias,
+    const std::optional<Tensor>& batch_sizes,
+    bool reverse) {
+  check_sequence(input, h_0, c_0, weights, bias, batch_sizes);
+  auto [output, h_n, c_n, activations] =
+      run_forward(input, h_0, c_0, weights, bias, batch_sizes, reverse, /*save=*/false);
+  return {output, h_n, c_n};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> sequence_forward(
+    const Tensor& input,
+    const Tensor& h_0,
+    const Tensor& c_0,
+    const Tensor& weights,
+    const std::optional<Tensor>& bias,
+    const std::optional<Tensor>& batch_sizes,
+    bool reverse) {
+  check_sequence(input, h_0, c_0, weights, bias, batch_sizes);
+  return run_forward(input, h_0, c_0, weights, bias, batch_sizes, reverse, /*save=*/true);
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sequence_backward(
+    const std::optional<Tensor>& grad_output,
+    const std::optional<Tensor>& grad_h_n,
+    const std::optional<Tensor>& grad_c_n,
+    const Tensor& input,
+    const Tensor& h_0,
+    const Tensor& weights,
+    const Tensor& output,
+    const Tensor& activations,
+    const std::optional<Tensor>& batch_sizes,
+    bool reverse,
+    std::array<bool, 5> output_mask) {
+  check_sequence_backward(
+      grad_output,
+      grad_h_n,
+      grad_c_n,
+      input,
+      h_0,
+      weights,
+      output,
+      activations,
+      batch_sizes);
+  return run_backward(
+      grad_output.value_or(Tensor()),
+      grad_h_n.value_or(Tensor()),
+      grad_c_n.value_or(Tensor()),
+      input,
+      h_0,
+      weights,
+      output,
+      activations,
+      batch_sizes,
+      reverse,
+      output_mask);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(lltm, CPU, m) {
+  m.impl("sequence", TORCH_FN(sequence));
+  m.impl("sequence_forward", TORCH_FN(sequence_forward));
+  m.impl("sequence_backward", TORCH_FN(sequence_backward));
+}
+
+}  // namespace lltm::cpu

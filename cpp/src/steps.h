@@ -1,0 +1,44 @@
+// The order in which a sequence is worked through: which rows each step has.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+namespace lltm {
+
+// Rows [offset, offset + rows) of the flattened (N, .) input and output belong
+// to one step; they continue the first `rows` rows of the state. So a state of
+// (B, H), updated in its first rows only, is right in both directions: a row
+// that has ended, or has not begun yet, just stays as it is.
+struct Step {
+  int64_t offset;
+  int64_t rows;
+};
+
+// In the order of execution. `input` is (T, B, I), or (N, I) with batch_sizes.
+inline std::vector<Step> plan_steps(
+    const at::Tensor& input, const std::optional<at::Tensor>& batch_sizes, bool reverse) {
+  std::vector<Step> steps;
+  if (batch_sizes.has_value() && batch_sizes->defined()) {
+    const int64_t* const sizes = batch_sizes->const_data_ptr<int64_t>();
+    const int64_t stride = batch_sizes->stride(0);
+    int64_t offset = 0;
+    for (int64_t t = 0; t < batch_sizes->size(0); ++t) {
+      steps.push_back({offset, sizes[t * stride]});
+      offset += sizes[t * stride];
+    }
+  } else {
+    const int64_t batch = input.size(1);
+    for (int64_t t = 0; t < input.size(0); ++t) steps.push_back({t * batch, batch});
+  }
+  if (reverse) std::reverse(steps.begin(), steps.end());
+  return steps;
+}
+
+// (T, B, .) as (T * B, .); a packed (N, .) is that already.
+inline at::Tensor flat_rows(const at::Tensor& tensor) { return tensor.flatten(0, -2); }
+
+}  // namespace lltm

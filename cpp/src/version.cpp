@@ -1,0 +1,35 @@
+#include <lltm/version.h>
+
+#include "cpu/dispatch.h"
+
+#include <torch/version.h>
+
+#include <sstream>
+
+namespace lltm {
+
+const char* version() { return LLTM_VERSION; }
+
+const char* cpu_kernels() { return cpu::kernels().name; }
+
+std::string build_info() {
+  std::ostringstream info;
+  info << "lltm: " << LLTM_VERSION << '\n'
+       << "torch: " << TORCH_VERSION << '\n'
+       << "compiler: " <<
+#if defined(__clang__)
+      "clang " << __clang_version__
+#elif defined(__GNUC__)
+      "gcc " << __VERSION__
+#else
+      "unknown"
+#endif
+       << '\n'
+       << "CUDA kernels: no (composite path)\n"
+       << "CPU kernels: DEFAULT" << (cpu::kernels_avx2() != nullptr ? ", AVX2" : "")
+       << (cpu::kernels_avx512() != nullptr ? ", AVX512" : "") << '\n'
+       << "CPU kernels in use: " << cpu_kernels() << '\n';
+  return info.str();
+}
+
+}  // namespace lltm
