@@ -1,18 +1,36 @@
 // torch::nn modules around the operators, in the manner of torch::nn::LSTMCell
-// and torch::nn::LSTM. Parameters have the names and shapes of the Python
+// and torch::nn::LSTM: the same shapes, defaults and meanings wherever those
+// have the same thing. Parameters have the names and shapes of the Python
 // modules, so a checkpoint of one loads into the other (lltm/serialize.h).
+//
+//     lltm::LLTM layer(lltm::LLTMOptions(64, 128).num_layers(2));
+//     auto [output, state] = layer->forward(input);
+//     auto [next_output, next_state] = layer->forward(next_input, state);
+//
+// Letters: T steps, B batch size, I input size, H hidden size, L layers,
+// D directions (1 or 2), N rows of a packed sequence.
+//
+// Wrong shapes and values throw c10::ValueError, wrong dtypes c10::TypeError;
+// the text names the argument, what was expected and what came.
 #pragma once
 
 #include <lltm/export.h>
 
 #include <torch/nn/cloneable.h>
+#include <torch/nn/modules/common.h>
 #include <torch/nn/pimpl.h>
+#include <torch/nn/utils/rnn.h>
 
+#include <cstdint>
 #include <optional>
 #include <ostream>
 #include <tuple>
+#include <vector>
 
 namespace lltm {
+
+/// (h, c): hidden state and cell state.
+using State = std::tuple<torch::Tensor, torch::Tensor>;
 
 struct LLTM_API LLTMCellOptions {
   LLTMCellOptions(int64_t input_size, int64_t hidden_size);
@@ -21,11 +39,13 @@ struct LLTM_API LLTMCellOptions {
   TORCH_ARG(bool, bias) = true;
 };
 
-/// One step with parameters `weights` (3H, H+I) and, with bias, `bias` (3H).
+/// One step with parameters `weights` (3H, H+I) and, with bias, `bias` (3H);
+/// see lltm::cell for the formulas.
 class LLTM_API LLTMCellImpl : public torch::nn::Cloneable<LLTMCellImpl> {
  public:
   LLTMCellImpl(int64_t input_size, int64_t hidden_size)
       : LLTMCellImpl(LLTMCellOptions(input_size, hidden_size)) {}
+  /// Throws if a size is not positive.
   explicit LLTMCellImpl(const LLTMCellOptions& options);
 
   void reset() override;
@@ -36,17 +56,14 @@ class LLTM_API LLTMCellImpl : public torch::nn::Cloneable<LLTMCellImpl> {
   /// @param input (B, I), or (I) for one row without a batch
   /// @param state (h, c), each (B, H) or (H); zeros if absent
   /// @returns (h', c'), shaped as the state
-  std::tuple<torch::Tensor, torch::Tensor> forward(
-      const torch::Tensor& input,
-      const std::optional<std::tuple<torch::Tensor, torch::Tensor>>& state = std::nullopt);
+  State forward(const torch::Tensor& input, const std::optional<State>& state = std::nullopt);
 
   LLTMCellOptions options;
   torch::Tensor weights;
-  torch::Tensor bias;
+  torch::Tensor bias;  // undefined without bias
 
  protected:
-  FORWARD_HAS_DEFAULT_ARGS(
-      {1, torch::nn::AnyValue(std::optional<std::tuple<torch::Tensor, torch::Tensor>>())})
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<State>())})
 };
 
 TORCH_MODULE(LLTMCell);
@@ -55,37 +72,87 @@ struct LLTM_API LLTMOptions {
   LLTMOptions(int64_t input_size, int64_t hidden_size);
   TORCH_ARG(int64_t, input_size);
   TORCH_ARG(int64_t, hidden_size);
+  /// Each layer runs over the output of the one before.
   TORCH_ARG(int64_t, num_layers) = 1;
   TORCH_ARG(bool, bias) = true;
+  /// Batched input and output are (B, T, .) rather than (T, B, .). Says nothing
+  /// about the states, and nothing about unbatched and packed input.
   TORCH_ARG(bool, batch_first) = false;
+  /// Probability of zeroing an element of the output of every layer but the
+  /// last, when training.
   TORCH_ARG(double, dropout) = 0.0;
+  /// A second direction runs from the last step to the first; its output is
+  /// concatenated to the first one's.
   TORCH_ARG(bool, bidirectional) = false;
 };
 
-/// A recurrent layer over sequences, with parameters `weights_l0` and
-/// `bias_l0`.
+/// A recurrent layer over sequences. Parameters of layer k, with the suffix
+/// `_reverse` for the second direction:
+///
+///     weights_l{k}  (3H, H+I); for k > 0, I is D * H
+///     bias_l{k}     (3H), with bias
 class LLTM_API LLTMImpl : public torch::nn::Cloneable<LLTMImpl> {
  public:
   LLTMImpl(int64_t input_size, int64_t hidden_size)
       : LLTMImpl(LLTMOptions(input_size, hidden_size)) {}
+  /// Throws if a size is not positive or dropout not in [0, 1]. Warns of a
+  /// dropout that does nothing because there is one layer only.
   explicit LLTMImpl(const LLTMOptions& options);
 
   void reset() override;
+  /// Draws every parameter from the uniform distribution on ±1/sqrt(H).
   void reset_parameters();
   void pretty_print(std::ostream& stream) const override;
 
-  /// @param input (T, B, I), (B, T, I) with batch_first, or (T, I) unbatched
-  /// @param state (h_0, c_0), each (1, B, H), or (1, H) unbatched; zeros if absent
-  /// @returns (output, (h_n, c_n)), shaped as the input and the state
-  std::tuple<torch::Tensor, std::tuple<torch::Tensor, torch::Tensor>> forward(
-      const torch::Tensor& input,
-      const std::optional<std::tuple<torch::Tensor, torch::Tensor>>& state = std::nullopt);
+  /// @param input (T, B, I), (B, T, I) with batch_first, or (T, I) for one
+  ///              sequence without a batch
+  /// @param state (h_0, c_0), each (L*D, B, H), or (L*D, H) unbatched; zeros if
+  ///              absent
+  /// @returns (output, (h_n, c_n)): output like the input, with D*H features;
+  ///          the states after each row's last step, shaped as h_0 and c_0.
+  ///          T = 0 gives an empty output and the initial states.
+  std::tuple<torch::Tensor, State> forward(
+      const torch::Tensor& input, const std::optional<State>& state = std::nullopt);
+
+  /// The same for rows of different lengths.
+  ///
+  /// @param input rows (N, I), sorted by length or not
+  /// @param state (h_0, c_0), each (L*D, B, H), in the order of the batch
+  ///              before it was sorted; zeros if absent
+  /// @returns (output, (h_n, c_n)): output packed as the input, with D*H
+  ///          features; the states in the order of the initial ones
+  std::tuple<torch::nn::utils::rnn::PackedSequence, State> forward_with_packed_input(
+      const torch::nn::utils::rnn::PackedSequence& input,
+      const std::optional<State>& state = std::nullopt);
+
+  /// The parameters by layer, then direction: weights_l0, bias_l0, ...
+  std::vector<torch::Tensor> all_weights() const;
+
+  /// Does nothing; there because code written for torch::nn::LSTM calls it.
+  void flatten_parameters() {}
 
   LLTMOptions options;
 
  protected:
-  FORWARD_HAS_DEFAULT_ARGS(
-      {1, torch::nn::AnyValue(std::optional<std::tuple<torch::Tensor, torch::Tensor>>())})
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<State>())})
+
+ private:
+  // One direction of one layer; bias is undefined without bias.
+  struct Direction {
+    torch::Tensor weights, bias;
+  };
+
+  State initial_state(
+      const torch::Tensor& input,
+      const std::optional<State>& state,
+      int64_t batch,
+      bool batched) const;
+  std::tuple<torch::Tensor, State> run(
+      torch::Tensor input,
+      const State& initial,
+      const std::optional<torch::Tensor>& batch_sizes) const;
+
+  std::vector<Direction> directions_;  // L*D of them, in the order of h_0 and h_n
 };
 
 TORCH_MODULE(LLTM);

@@ -1,12 +1,16 @@
 // Checkpoints in the safetensors format, shared with Python:
 //     safetensors.torch.save_file(module.state_dict(), path)   in Python
 //     lltm::load_state_dict(module, path)                      in C++
+//
+// dtypes: float64, float32, float16, bfloat16, int64, int32, int16, int8,
+// uint8 and bool.
 #pragma once
 
 #include <lltm/export.h>
 
 #include <ATen/core/Tensor.h>
 
+#include <concepts>
 #include <map>
 #include <string>
 
@@ -16,22 +20,48 @@ class Module;
 
 namespace lltm {
 
-/// Reads every tensor of a safetensors file, on the CPU. Throws c10::Error,
-/// naming the file, if it cannot be read or is not well-formed; nothing is
-/// allocated before the sizes it claims have been checked against its length.
+/// Reads every tensor of a safetensors file, on the CPU. Throws c10::Error if
+/// the file cannot be read and c10::ValueError if it is not well-formed, naming
+/// the file. A file may come from anyone: nothing is allocated for a tensor
+/// before the sizes that the file claims have been checked against its length.
 LLTM_API std::map<std::string, at::Tensor> load_safetensors(const std::string& path);
 
-/// Writes tensors (any device, any strides) as a safetensors file.
+/// Writes tensors (any device, any strides) as a safetensors file. A file that
+/// is there already is replaced once the new one is complete, and stays as it
+/// is if that fails. Throws c10::Error, naming the file, if it cannot be
+/// written, c10::ValueError or c10::TypeError for a name or a tensor that the
+/// format does not know.
 LLTM_API void save_safetensors(
     const std::map<std::string, at::Tensor>& tensors, const std::string& path);
 
-/// Copies a checkpoint into a module's parameters and buffers, converting
-/// device and dtype. All names and shapes are compared before anything is
-/// copied; what is missing, unexpected or of another shape is named in the
-/// error. A bias saved as (1, 3H) is taken for one of shape (3H).
+/// Copies a checkpoint into a module's parameters and buffers, which stay the
+/// tensors they are; values are converted to their device and dtype. All names
+/// and shapes are compared before anything is copied: what is missing,
+/// unexpected or of another shape is named in a c10::ValueError. A tensor saved
+/// as (1, n) is taken for one of shape (n), since some modules save a bias of
+/// (3H) as (1, 3H).
 LLTM_API void load_state_dict(torch::nn::Module& module, const std::string& path);
 
 /// Writes a module's parameters and buffers under their state_dict names.
 LLTM_API void save_state_dict(const torch::nn::Module& module, const std::string& path);
+
+/// The same for what points to a module: `lltm::LLTM layer(...)`, a shared_ptr.
+template <typename Pointer>
+  requires requires(const Pointer& pointer) {
+    { *pointer } -> std::convertible_to<const torch::nn::Module&>;
+  }
+void load_state_dict(Pointer&& module, const std::string& path) {
+  torch::nn::Module& pointed_to = *module;
+  load_state_dict(pointed_to, path);
+}
+
+template <typename Pointer>
+  requires requires(const Pointer& pointer) {
+    { *pointer } -> std::convertible_to<const torch::nn::Module&>;
+  }
+void save_state_dict(const Pointer& module, const std::string& path) {
+  const torch::nn::Module& pointed_to = *module;
+  save_state_dict(pointed_to, path);
+}
 
 }  // namespace lltm

@@ -30,15 +30,17 @@ std::tuple<Tensor, Tensor, Tensor> step(
   Tensor c_next = at::empty({batch, hidden}, input.options());
   Tensor activations = save ? at::empty({batch, 4 * hidden}, input.options()) : Tensor();
   visit_dtype(input.scalar_type(), [&]<typename T>(T*) {
-    ForwardArgs<T> args;
+    ForwardArgs<T, compute_t<T>> args;
     args.hidden = hidden;
     args.gates = read<compute_t<T>>(gates);
+    args.gates_step = hidden;
     args.c = read<T>(c);
     args.h_next = write<T>(h_next);
     args.c_next = write<T>(c_next);
     args.activations = write<T>(activations);
+    args.activations_step = hidden;
     at::parallel_for(0, batch * hidden, kGrain, [&](int64_t begin, int64_t end) {
-      pointwise<T>(kernels()).forward(args, begin, end);
+      pointwise<T, compute_t<T>>().forward(args, begin, end);
     });
   });
   return {h_next, c_next, activations};
@@ -85,15 +87,17 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> cell_backward(
   Tensor dz = at::empty({batch, 3 * hidden}, options);
   Tensor dc = at::empty({batch, hidden}, options);
   visit_dtype(dtype, [&]<typename T>(T*) {
-    BackwardArgs<T> args;
+    BackwardArgs<T, compute_t<T>> args;
     args.hidden = hidden;
     args.activations = read<T>(activations);
+    args.activations_step = hidden;
     args.grad_h = read<T>(dh);
     args.grad_c = read<compute_t<T>>(dc_next);
     args.grad_gates = write<compute_t<T>>(dz);
+    args.grad_gates_step = hidden;
     args.grad_c_prev = write<compute_t<T>>(dc);
     at::parallel_for(0, batch * hidden, kGrain, [&](int64_t begin, int64_t end) {
-      pointwise<T>(kernels()).backward(args, begin, end);
+      pointwise<T, compute_t<T>>().backward(args, begin, end);
     });
   });
 

@@ -13,6 +13,11 @@ namespace lltm::cpu {
 // ATEN_CPU_CAPABILITY selects them; chosen once.
 const Kernels& kernels();
 
+template <typename T, typename G>
+const Pointwise<T, G>& pointwise() {
+  return kernels().*kPointwise<T, G>;
+}
+
 // Elements of pointwise work below which a second thread does not pay.
 constexpr int64_t kGrain = 2048;
 

@@ -39,41 +39,53 @@ struct Matrix {
   std::int64_t col_stride = 1;
 
   T* row(std::int64_t r) const { return data + r * row_stride; }
-  Matrix from_row(std::int64_t r) const {
-    return {data == nullptr ? nullptr : row(r), row_stride, col_stride};
+  // The part from row r and column c on.
+  Matrix from(std::int64_t r, std::int64_t c = 0) const {
+    return {data == nullptr ? nullptr : row(r) + c * col_stride, row_stride, col_stride};
   }
 };
 
+// In what follows T is the storage type of the tensors and G that of the matrix
+// products' operands: T itself, or float where 16-bit products are not to be
+// had. One call covers some hidden units, `hidden` of them: all, or a block.
+//
 // Where an argument is written, its columns are contiguous. c_next may be c.
-template <typename T>
+template <typename T, typename G>
 struct ForwardArgs {
   std::int64_t hidden = 0;
-  Matrix<const compute_t<T>> gates;  // (rows, 3H) pre-activations i | o | g
-  Matrix<const T> c;                 // (rows, H)
-  Matrix<T> h_next;                  // (rows, H)
-  Matrix<compute_t<T>> h_state;      // (rows, H) h_next as the next product reads it, or absent
-  Matrix<T> c_next;                  // (rows, H)
-  Matrix<T> activations;             // (rows, 4H) i | o | g | tanh(c'), or absent
+  Matrix<const compute_t<T>> gates;  // pre-activations, less the bias; from the input gate's on
+  std::int64_t gates_step = 0;       // columns from one gate to the next
+  Matrix<const compute_t<T>> bias;   // as gates, row stride 0; or absent
+  std::int64_t bias_step = 0;
+  Matrix<const T> c;
+  Matrix<T> h_next;
+  Matrix<G> h_operand;  // h_next once more, as the next product reads it; or absent
+  Matrix<T> c_next;
+  Matrix<T> activations;  // i, o, g, tanh(c'); or absent
+  std::int64_t activations_step = 0;
 };
 
 // grad_c_prev may be grad_c. An absent gradient is zero.
-template <typename T>
+template <typename T, typename G>
 struct BackwardArgs {
   std::int64_t hidden = 0;
-  Matrix<const T> activations;           // (rows, 4H)
-  Matrix<const T> grad_h;                // (rows, H), or absent
-  Matrix<const compute_t<T>> grad_h_state;  // (rows, H) added to grad_h, or absent
-  Matrix<const compute_t<T>> grad_c;     // (rows, H), or absent
-  Matrix<compute_t<T>> grad_gates;       // (rows, 3H)
-  Matrix<compute_t<T>> grad_c_prev;      // (rows, H)
+  Matrix<const T> activations;
+  std::int64_t activations_step = 0;
+  Matrix<const T> grad_h;                   // or absent
+  Matrix<const compute_t<T>> grad_h_state;  // added to grad_h, or absent
+  Matrix<const compute_t<T>> grad_c;        // or absent
+  Matrix<G> grad_gates;
+  std::int64_t grad_gates_step = 0;
+  Matrix<compute_t<T>> grad_c_prev;
 };
 
-// Both work on elements [begin, end) of the (rows, H) elements in row order, so
-// that work can be shared out for one long row as well as for many short ones.
-template <typename T>
+// Both work on elements [begin, end) of the (rows, hidden) elements in row
+// order, so that work can be shared out for one long row as well as for many
+// short ones.
+template <typename T, typename G>
 struct Pointwise {
-  void (*forward)(const ForwardArgs<T>& args, std::int64_t begin, std::int64_t end);
-  void (*backward)(const BackwardArgs<T>& args, std::int64_t begin, std::int64_t end);
+  void (*forward)(const ForwardArgs<T, G>& args, std::int64_t begin, std::int64_t end);
+  void (*backward)(const BackwardArgs<T, G>& args, std::int64_t begin, std::int64_t end);
 };
 
 // cell_math.h over arrays, for the tests that measure its errors.
@@ -93,10 +105,11 @@ struct ArrayConvert {
 // Everything compiled for one instruction set.
 struct Kernels {
   const char* name;
-  Pointwise<double> f64;
-  Pointwise<float> f32;
-  Pointwise<Half> f16;
-  Pointwise<BFloat16> bf16;
+  Pointwise<double, double> f64;
+  Pointwise<float, float> f32;
+  Pointwise<Half, float> f16;
+  Pointwise<BFloat16, float> bf16;
+  Pointwise<BFloat16, BFloat16> bf16_operands;
   ArrayMath<double> math_f64;
   ArrayMath<float> math_f32;
   ArrayConvert<Half> convert_f16;
@@ -108,23 +121,17 @@ const Kernels* kernels_default();
 const Kernels* kernels_avx2();
 const Kernels* kernels_avx512();
 
-template <typename T>
-const Pointwise<T>& pointwise(const Kernels& kernels);
+template <typename T, typename G>
+constexpr Pointwise<T, G> Kernels::*kPointwise = nullptr;
 template <>
-inline const Pointwise<double>& pointwise<double>(const Kernels& kernels) {
-  return kernels.f64;
-}
+constexpr auto kPointwise<double, double> = &Kernels::f64;
 template <>
-inline const Pointwise<float>& pointwise<float>(const Kernels& kernels) {
-  return kernels.f32;
-}
+constexpr auto kPointwise<float, float> = &Kernels::f32;
 template <>
-inline const Pointwise<Half>& pointwise<Half>(const Kernels& kernels) {
-  return kernels.f16;
-}
+constexpr auto kPointwise<Half, float> = &Kernels::f16;
 template <>
-inline const Pointwise<BFloat16>& pointwise<BFloat16>(const Kernels& kernels) {
-  return kernels.bf16;
-}
+constexpr auto kPointwise<BFloat16, float> = &Kernels::bf16;
+template <>
+constexpr auto kPointwise<BFloat16, BFloat16> = &Kernels::bf16_operands;
 
 }  // namespace lltm::cpu

@@ -82,8 +82,8 @@ struct Block {
 constexpr std::int64_t padded(std::int64_t n) { return (n + 15) / 16 * 16; }
 
 // n elements of row `row` from column `col` on, as a contiguous array of the
-// compute type with room up to padded(n): the memory itself where it is that
-// already, else a copy in `buffer`. Absent matrices read as zero.
+// compute type that may be read up to padded(n): the memory itself where it is
+// that already, else a copy in `buffer`. Absent matrices read as zero.
 template <typename T>
 LLTM_CELL_INLINE const compute_t<T>* load(
     const Matrix<const T>& matrix,
@@ -94,13 +94,13 @@ LLTM_CELL_INLINE const compute_t<T>* load(
   using C = compute_t<T>;
   C* const values = buffer.values;
   if (matrix.data == nullptr) {
-    for (std::int64_t j = 0; j < kBlock; ++j) values[j] = C(0);
+    for (std::int64_t j = 0; j < padded(n); ++j) values[j] = C(0);
     return values;
   }
   const T* const x = matrix.row(row) + col * matrix.col_stride;
   if (matrix.col_stride == 1) {
     if constexpr (sizeof(T) == sizeof(C)) {
-      if (n == kBlock) return x;
+      if (n == padded(n)) return x;
     }
     for (std::int64_t j = 0; j < n; ++j) values[j] = widen(x[j]);
   } else {
@@ -142,18 +142,21 @@ LLTM_CELL_INLINE void for_each_block(
 
 // ---- kernels --------------------------------------------------------------
 
-template <typename T>
-void forward(const ForwardArgs<T>& a, std::int64_t begin, std::int64_t end) {
+template <typename T, typename G>
+void forward(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
   using C = compute_t<T>;
-  const std::int64_t hidden = a.hidden;
-  Block<C> in_i, in_o, in_g, in_c, i, o, g, tanh_c, c, h;
-  for_each_block(hidden, begin, end, [&](std::int64_t row, std::int64_t col, std::int64_t n) {
+  Block<C> in_i, in_o, in_g, in_c, b_i, b_o, b_g, i, o, g, tanh_c, c, h;
+  for_each_block(a.hidden, begin, end, [&](std::int64_t row, std::int64_t col, std::int64_t n) {
     const C* const z_i = load(a.gates, row, col, n, in_i);
-    const C* const z_o = load(a.gates, row, col + hidden, n, in_o);
-    const C* const z_g = load(a.gates, row, col + 2 * hidden, n, in_g);
+    const C* const z_o = load(a.gates, row, col + a.gates_step, n, in_o);
+    const C* const z_g = load(a.gates, row, col + 2 * a.gates_step, n, in_g);
+    const C* const bias_i = load(a.bias, 0, col, n, b_i);
+    const C* const bias_o = load(a.bias, 0, col + a.bias_step, n, b_o);
+    const C* const bias_g = load(a.bias, 0, col + 2 * a.bias_step, n, b_g);
     const C* const c_prev = load(a.c, row, col, n, in_c);
     for (std::int64_t j = 0; j < padded(n); ++j) {
-      const CellForward<C> y = cell_forward(z_i[j], z_o[j], z_g[j], c_prev[j]);
+      const CellForward<C> y =
+          cell_forward(z_i[j] + bias_i[j], z_o[j] + bias_o[j], z_g[j] + bias_g[j], c_prev[j]);
       i.values[j] = y.i;
       o.values[j] = y.o;
       g.values[j] = y.g;
@@ -163,30 +166,29 @@ void forward(const ForwardArgs<T>& a, std::int64_t begin, std::int64_t end) {
     }
     store(a.c_next, row, col, n, c);
     store(a.h_next, row, col, n, h);
-    if (a.h_state.data != nullptr) {
+    if (a.h_operand.data != nullptr) {
       // What was stored, so that a sequence and single steps agree.
       for (std::int64_t j = 0; j < n; ++j) h.values[j] = widen(narrow<T>(h.values[j]));
-      store(a.h_state, row, col, n, h);
+      store(a.h_operand, row, col, n, h);
     }
     if (a.activations.data != nullptr) {
       store(a.activations, row, col, n, i);
-      store(a.activations, row, col + hidden, n, o);
-      store(a.activations, row, col + 2 * hidden, n, g);
-      store(a.activations, row, col + 3 * hidden, n, tanh_c);
+      store(a.activations, row, col + a.activations_step, n, o);
+      store(a.activations, row, col + 2 * a.activations_step, n, g);
+      store(a.activations, row, col + 3 * a.activations_step, n, tanh_c);
     }
   });
 }
 
-template <typename T>
-void backward(const BackwardArgs<T>& a, std::int64_t begin, std::int64_t end) {
+template <typename T, typename G>
+void backward(const BackwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
   using C = compute_t<T>;
-  const std::int64_t hidden = a.hidden;
   Block<C> in_i, in_o, in_g, in_t, in_dh, in_dh_state, in_dc, dz_i, dz_o, dz_g, dc;
-  for_each_block(hidden, begin, end, [&](std::int64_t row, std::int64_t col, std::int64_t n) {
+  for_each_block(a.hidden, begin, end, [&](std::int64_t row, std::int64_t col, std::int64_t n) {
     const C* const i = load(a.activations, row, col, n, in_i);
-    const C* const o = load(a.activations, row, col + hidden, n, in_o);
-    const C* const g = load(a.activations, row, col + 2 * hidden, n, in_g);
-    const C* const t = load(a.activations, row, col + 3 * hidden, n, in_t);
+    const C* const o = load(a.activations, row, col + a.activations_step, n, in_o);
+    const C* const g = load(a.activations, row, col + 2 * a.activations_step, n, in_g);
+    const C* const t = load(a.activations, row, col + 3 * a.activations_step, n, in_t);
     const C* const dh = load(a.grad_h, row, col, n, in_dh);
     const C* const dh_state = load(a.grad_h_state, row, col, n, in_dh_state);
     const C* const dc_next = load(a.grad_c, row, col, n, in_dc);
@@ -199,8 +201,8 @@ void backward(const BackwardArgs<T>& a, std::int64_t begin, std::int64_t end) {
       dc.values[j] = d.dc;
     }
     store(a.grad_gates, row, col, n, dz_i);
-    store(a.grad_gates, row, col + hidden, n, dz_o);
-    store(a.grad_gates, row, col + 2 * hidden, n, dz_g);
+    store(a.grad_gates, row, col + a.grad_gates_step, n, dz_o);
+    store(a.grad_gates, row, col + 2 * a.grad_gates_step, n, dz_g);
     store(a.grad_c_prev, row, col, n, dc);
   });
 }
@@ -232,10 +234,11 @@ constexpr ArrayMath<T> kArrayMath = {
 constexpr Kernels make_kernels(const char* name) {
   return {
       name,
-      {forward<double>, backward<double>},
-      {forward<float>, backward<float>},
-      {forward<Half>, backward<Half>},
-      {forward<BFloat16>, backward<BFloat16>},
+      {forward<double, double>, backward<double, double>},
+      {forward<float, float>, backward<float, float>},
+      {forward<Half, float>, backward<Half, float>},
+      {forward<BFloat16, float>, backward<BFloat16, float>},
+      {forward<BFloat16, BFloat16>, backward<BFloat16, BFloat16>},
       kArrayMath<double>,
       kArrayMath<float>,
       {load_array<Half>, store_array<Half>},

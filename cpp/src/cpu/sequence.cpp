@@ -19,11 +19,12 @@ std::tuple<Tensor, Tensor, Tensor> sequence(
     bool reverse) {
   check_sequence(input, h_0, c_0, weights, bias, batch_sizes);
   auto [output, h_n, c_n, activations] =
-      run_forward(input, h_0, c_0, weights, bias, batch_sizes, reverse, /*save=*/false);
+      run_forward(
+      {input, h_0, c_0, weights, bias, batch_sizes, reverse, /*save=*/false});
   return {output, h_n, c_n};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> sequence_forward(
+ForwardResult sequence_forward(
     const Tensor& input,
     const Tensor& h_0,
     const Tensor& c_0,
@@ -32,10 +33,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> sequence_forward(
     const std::optional<Tensor>& batch_sizes,
     bool reverse) {
   check_sequence(input, h_0, c_0, weights, bias, batch_sizes);
-  return run_forward(input, h_0, c_0, weights, bias, batch_sizes, reverse, /*save=*/true);
+  return run_forward(
+      {input, h_0, c_0, weights, bias, batch_sizes, reverse, /*save=*/true});
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sequence_backward(
+Gradients sequence_backward(
     const std::optional<Tensor>& grad_output,
     const std::optional<Tensor>& grad_h_n,
     const std::optional<Tensor>& grad_c_n,
@@ -57,18 +59,19 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sequence_backward(
       output,
       activations,
       batch_sizes);
+  const Tensor none;
   return run_backward(
-      grad_output.value_or(Tensor()),
-      grad_h_n.value_or(Tensor()),
-      grad_c_n.value_or(Tensor()),
-      input,
-      h_0,
-      weights,
-      output,
-      activations,
-      batch_sizes,
-      reverse,
-      output_mask);
+      {grad_output.has_value() ? *grad_output : none,
+       grad_h_n.has_value() ? *grad_h_n : none,
+       grad_c_n.has_value() ? *grad_c_n : none,
+       input,
+       h_0,
+       weights,
+       output,
+       activations,
+       batch_sizes,
+       reverse,
+       output_mask});
 }
 
 }  // namespace

@@ -1,0 +1,498 @@
+// The engine in its fast form, for float32 and the 16-bit formats.
+//
+// The weights are packed once per call into blocks of hidden units, the three
+// gates of a unit side by side. Then one parallel region runs all steps: for
+// each block a thread multiplies with the micro-kernel and does the pointwise
+// part at once, while the block is in its cache. The threads form a grid: each
+// has some rows of the batch and some blocks. Rows never depend on each other,
+// so there is a barrier after each step only where rows share their blocks out
+// among several threads.
+//
+// Forward, per step and block:    z = x W_x^T + h W_h^T, then h', c'
+// Backward, per step and block:   dh = dz' W_h (dz' of the step after), then dz
+// What does not depend on the order of the steps (the gradients of input,
+// weights and bias) is one product each over all steps at the end.
+#include "cpu/dispatch.h"
+#include "cpu/engine.h"
+#include "cpu/micro_kernel.h"
+#include "cpu/sums.h"
+#include "steps.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <omp.h>
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <type_traits>
+#include <vector>
+
+namespace lltm::cpu {
+namespace {
+
+using at::Tensor;
+
+// ---- how the work is cut ----------------------------------------------------
+
+struct Range {
+  int64_t begin, end;
+  int64_t size() const { return end - begin; }
+};
+
+// Part `part` of `parts` nearly equal parts of [0, total).
+Range share(int64_t total, int64_t parts, int64_t part) {
+  return {total * part / parts, total * (part + 1) / parts};
+}
+
+Range intersect(Range a, Range b) {
+  return {std::max(a.begin, b.begin), std::max(std::max(a.begin, b.begin), std::min(a.end, b.end))};
+}
+
+// Threads in `rows` groups, each with its own rows of the batch, of `columns`
+// threads, each with its own blocks of hidden units.
+struct Grid {
+  int64_t rows = 1;
+  int64_t columns = 1;
+  int64_t threads() const { return rows * columns; }
+};
+
+// Rows per thread from which the micro-kernel is near its peak.
+constexpr int64_t kGoodRows = 16;
+// Hidden units per block: three gates of 64 floats, times kGoodRows rows and
+// more, stay in the first-level cache between product and pointwise part.
+constexpr int64_t kBlockUnits = 64;
+// Blocks begin at multiples of this, the longest vector of floats.
+constexpr int64_t kUnits = 16;
+// Packed weights up to this size stay in a core's own cache, so that each
+// thread can run through all of them at every step.
+constexpr int64_t kPrivateCache = 3 << 19;
+// Multiply-adds of one step below which a second thread costs more than it
+// saves.
+constexpr int64_t kSerialStep = 150000;
+// Rows of a product of input and weights worth a pass over the weights.
+constexpr int64_t kProjectionRows = 64;
+
+Grid choose_grid(int64_t threads, int64_t batch, int64_t hidden, int64_t weight_bytes, int64_t step) {
+  Grid grid;
+  if (step < kSerialStep) return grid;
+  if (weight_bytes <= kPrivateCache) {
+    grid.rows = std::clamp<int64_t>(batch / kGoodRows, 1, threads);
+  }
+  grid.columns = std::clamp<int64_t>(threads / grid.rows, 1, (hidden + kUnits - 1) / kUnits);
+  return grid;
+}
+
+// Hidden units in blocks of equal width, the last one perhaps narrower.
+struct Blocks {
+  Blocks(int64_t hidden_units, int64_t columns) : hidden(hidden_units) {
+    const int64_t wanted = std::max((hidden + kBlockUnits - 1) / kBlockUnits, columns);
+    const int64_t even = (wanted + columns - 1) / columns * columns;
+    const int64_t units = (hidden + even - 1) / even;
+    width = (units + kUnits - 1) / kUnits * kUnits;
+    count = (hidden + width - 1) / width;
+  }
+  int64_t begin(int64_t block) const { return block * width; }
+  int64_t size(int64_t block) const { return std::min(width, hidden - begin(block)); }
+
+  int64_t hidden, width, count;
+};
+
+// ---- operands ---------------------------------------------------------------
+
+template <typename G>
+constexpr at::ScalarType kOperandDtype =
+    std::is_same_v<G, float> ? at::kFloat : at::kBFloat16;
+
+// (rows, columns) as an operand of the micro-kernel: dtype G, rows contiguous
+// and padded with zeros to the depth it needs. The tensor itself if it will do.
+template <typename G>
+Tensor operand_rows(const Tensor& tensor) {
+  const int64_t columns = tensor.size(1);
+  const int64_t depth = padded_depth<G>(columns);
+  if (depth != columns) {
+    Tensor padded = at::zeros({tensor.size(0), depth}, tensor.options().dtype(kOperandDtype<G>));
+    padded.slice(1, 0, columns).copy_(tensor);
+    return padded;
+  }
+  const Tensor rows = tensor.to(kOperandDtype<G>);
+  return rows.stride(1) == 1 && rows.stride(0) >= columns ? rows : rows.contiguous();
+}
+
+template <typename G>
+Tensor empty_rows(int64_t rows, int64_t columns, const Tensor& like) {
+  const int64_t depth = padded_depth<G>(columns);
+  const auto options = like.options().dtype(kOperandDtype<G>);
+  return depth == columns ? at::empty({rows, depth}, options) : at::zeros({rows, depth}, options);
+}
+
+// Packs the operand B (depth, columns) of the micro-kernel, whose element
+// (k, n) is element(k, n), in tiles, so that neither side strides far.
+template <typename G, typename Element>
+void pack(G* packed, int64_t depth, int64_t columns, Element element) {
+  constexpr int64_t kTile = 16;
+  constexpr int64_t kTogether = kRowsTogether<G>;
+  for (int64_t k0 = 0; k0 < padded_depth<G>(depth); k0 += kTile) {
+    const int64_t k1 = std::min(k0 + kTile, padded_depth<G>(depth));
+    for (int64_t n0 = 0; n0 < columns; n0 += kTile) {
+      const int64_t n1 = std::min(n0 + kTile, columns);
+      for (int64_t n = n0; n < n1; ++n) {
+        for (int64_t k = k0; k < k1; ++k) {
+          packed[(k / kTogether * columns + n) * kTogether + k % kTogether] =
+              k < depth ? element(k, n) : G{};
+        }
+      }
+    }
+  }
+}
+
+// ---- the parallel region ----------------------------------------------------
+
+// An exception must not leave a parallel region. The first one is kept and
+// thrown after it; work after that is left out, but every thread still comes
+// to every barrier.
+class Failure {
+ public:
+  template <typename Work>
+  void guard(Work&& work) {
+    if (failed_.load(std::memory_order_relaxed)) return;
+    try {
+      work();
+    } catch (...) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (!failed_.exchange(true)) error_ = std::current_exception();
+    }
+  }
+  void rethrow() const {
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  std::atomic<bool> failed_{false};
+  std::mutex mutex_;
+  std::exception_ptr error_;
+};
+
+int64_t available_threads() { return at::in_parallel_region() ? 1 : at::get_num_threads(); }
+
+// The rows that step k takes over from the step before it in `steps`.
+int64_t carried_rows(const std::vector<Step>& steps, size_t k) {
+  return k == 0 ? 0 : std::min(steps[k].rows, steps[k - 1].rows);
+}
+
+// ---- forward ----------------------------------------------------------------
+
+template <typename T, typename G>
+ForwardResult forward(const ForwardProblem& p) {
+  const int64_t batch = p.h_0.size(0);
+  const int64_t hidden = p.h_0.size(1);
+  const int64_t input_size = p.input.size(-1);
+  const int64_t depth_x = padded_depth<G>(input_size);
+  const int64_t depth_h = padded_depth<G>(hidden);
+  const std::vector<Step> steps = plan_steps(p.input, p.batch_sizes, p.reverse);
+
+  const Grid grid = choose_grid(
+      available_threads(),
+      batch,
+      hidden,
+      3 * hidden * (depth_h + depth_x) * static_cast<int64_t>(sizeof(G)),
+      batch * 3 * hidden * hidden);
+  const Blocks blocks(hidden, grid.columns);
+
+  // Arguments in the form that the kernels read.
+  const Tensor x_rows = operand_rows<G>(flat_rows(p.input));
+  const Tensor h_0_rows = operand_rows<G>(p.h_0);
+  const Tensor weights = p.weights.to(kOperandDtype<G>).contiguous();
+  const Tensor bias = p.bias.has_value() && p.bias->defined()
+      ? p.bias->to(at::kFloat).view({1, -1})
+      : Tensor();
+  const G* const w = static_cast<const G*>(weights.const_data_ptr());
+  const auto x = read<G>(x_rows);
+  const auto h_0 = read<G>(h_0_rows);
+
+  // Results. The states of all steps are the operands of the steps after them:
+  // the output itself where it has the right form.
+  const int64_t rows = x_rows.size(0);
+  std::vector<int64_t> output_shape = p.input.sizes().vec();
+  output_shape.back() = hidden;
+  const Tensor output = at::empty(output_shape, p.input.options());
+  const Tensor output_rows = flat_rows(output);
+  const Tensor activations =
+      p.save ? at::empty({rows, 4 * hidden}, p.input.options()) : Tensor();
+  const Tensor c = at::empty(p.c_0.sizes(), p.input.options()).copy_(p.c_0);
+  const bool output_is_operand = std::is_same_v<T, G> && depth_h == hidden;
+  const Tensor states =
+      output_is_operand ? output_rows : empty_rows<G>(rows, hidden, p.input);
+  const auto h_rows = write<G>(states);
+
+  ForwardArgs<T, G> args;
+  args.bias = read<float>(bias);
+  args.bias_step = hidden;
+  args.c = read<T>(c);
+  args.c_next = write<T>(c);
+  args.h_next = write<T>(output_rows);
+  args.h_operand = output_is_operand ? Matrix<G>{} : h_rows;
+  args.activations = write<T>(activations);
+  args.activations_step = hidden;
+
+  // Few rows a step: the input's part is multiplied for several steps at once.
+  const int64_t chunk_steps =
+      grid.rows == 1 ? std::max<int64_t>(1, kProjectionRows / std::max<int64_t>(batch, 1)) : 1;
+  const int64_t chunk_rows = chunk_steps * batch;
+  const int64_t gates_columns = chunk_steps > 1 ? 3 * blocks.width * blocks.count : 3 * blocks.width;
+  const Tensor gates_buffer =
+      at::empty({grid.threads(), chunk_rows * gates_columns}, p.input.options().dtype(at::kFloat));
+  const Tensor packed_buffer =
+      at::empty({3 * hidden * (depth_x + depth_h)}, weights.options());
+  G* const packed_x = static_cast<G*>(packed_buffer.mutable_data_ptr());
+  G* const packed_h = packed_x + 3 * hidden * depth_x;
+  const auto& kernels = pointwise<T, G>();
+
+  Failure failure;
+#pragma omp parallel num_threads(grid.threads()) if (grid.threads() > 1)
+  {
+    // OpenMP may give fewer threads than were asked for: the members of the
+    // grid are shared out among those that are there.
+    const int64_t thread = omp_get_thread_num();
+    const int64_t threads = omp_get_num_threads();
+
+    for (int64_t block = thread; block < blocks.count; block += threads) {
+      const int64_t unit = blocks.begin(block);
+      const int64_t width = blocks.size(block);
+      const auto row = [&](int64_t n) { return w + (n / width * hidden + unit + n % width) * (hidden + input_size); };
+      pack(packed_h + 3 * unit * depth_h, hidden, 3 * width, [&](int64_t k, int64_t n) { return row(n)[k]; });
+      pack(packed_x + 3 * unit * depth_x, input_size, 3 * width, [&](int64_t k, int64_t n) { return row(n)[hidden + k]; });
+    }
+#pragma omp barrier
+
+    for (size_t first = 0; first < steps.size(); first += chunk_steps) {
+      const size_t last = std::min(steps.size(), first + chunk_steps) - 1;
+      const int64_t chunk_begin = std::min(steps[first].offset, steps[last].offset);
+      for (size_t k = first; k <= last; ++k) {
+        for (int64_t member = thread; member < grid.threads(); member += threads) {
+          const Range own_rows = share(batch, grid.rows, member / grid.columns);
+          const Range own_blocks = share(blocks.count, grid.columns, member % grid.columns);
+          float* const buffer =
+              gates_buffer.mutable_data_ptr<float>() + member * gates_buffer.size(1);
+          failure.guard([&] {
+            // z of one block: (rows of the chunk, 3 width).
+            const auto gates = [&](int64_t block) {
+              return buffer + (chunk_steps > 1 ? 3 * blocks.begin(block) * chunk_rows : 0);
+            };
+            const auto project = [&](int64_t block, int64_t from, int64_t to) {
+              if (from >= to) return;
+              const int64_t columns = 3 * blocks.size(block);
+              multiply(
+                  to - from,
+                  columns,
+                  depth_x,
+                  x.row(from),
+                  x.row_stride,
+                  packed_x + 3 * blocks.begin(block) * depth_x,
+                  gates(block) + (from - chunk_begin) * columns,
+                  columns,
+                  /*accumulate=*/false);
+            };
+            const Step step = steps[k];
+            if (chunk_steps > 1 && k == first) {
+              const Step& top = steps[steps[first].offset > steps[last].offset ? first : last];
+              for (int64_t block = own_blocks.begin; block < own_blocks.end; ++block) {
+                project(block, chunk_begin, top.offset + top.rows);
+              }
+            }
+            const Range step_rows = intersect(own_rows, {0, step.rows});
+            if (step_rows.size() == 0) return;
+            const int64_t carried = carried_rows(steps, k);
+            const Range old_rows = intersect(step_rows, {0, carried});
+            const Range new_rows = intersect(step_rows, {carried, step.rows});
+            for (int64_t block = own_blocks.begin; block < own_blocks.end; ++block) {
+              const int64_t unit = blocks.begin(block);
+              const int64_t columns = 3 * blocks.size(block);
+              if (chunk_steps == 1) {
+                project(block, step.offset + step_rows.begin, step.offset + step_rows.end);
+              }
+              float* const z = gates(block) + (step.offset - chunk_begin) * columns;
+              const auto recur = [&](Range range, const G* h, int64_t ldh) {
+                if (range.size() == 0) return;
+                multiply(
+                    range.size(),
+                    columns,
+                    depth_h,
+                    h,
+                    ldh,
+                    packed_h + 3 * unit * depth_h,
+                    z + range.begin * columns,
+                    columns,
+                    /*accumulate=*/true);
+              };
+              if (k > 0) recur(old_rows, h_rows.row(steps[k - 1].offset + old_rows.begin), h_rows.row_stride);
+              recur(new_rows, h_0.row(new_rows.begin), h_0.row_stride);
+
+              ForwardArgs<T, G> part = args;
+              part.hidden = blocks.size(block);
+              part.gates = {z + step_rows.begin * columns, columns, 1};
+              part.gates_step = blocks.size(block);
+              part.bias = args.bias.from(0, unit);
+              part.c = args.c.from(step_rows.begin, unit);
+              part.c_next = args.c_next.from(step_rows.begin, unit);
+              const int64_t at = step.offset + step_rows.begin;
+              part.h_next = args.h_next.from(at, unit);
+              part.h_operand = args.h_operand.from(at, unit);
+              part.activations = args.activations.from(at, unit);
+              kernels.forward(part, 0, step_rows.size() * part.hidden);
+            }
+          });
+        }
+        if (grid.columns > 1) {
+#pragma omp barrier
+        }
+      }
+    }
+    release_micro_kernel();
+  }
+  failure.rethrow();
+  return {output, final_states(steps, p.h_0, output_rows), c, activations};
+}
+
+// ---- backward ---------------------------------------------------------------
+
+template <typename T, typename G>
+Gradients backward(const BackwardProblem& p) {
+  const int64_t batch = p.h_0.size(0);
+  const int64_t hidden = p.h_0.size(1);
+  const int64_t depth = padded_depth<G>(3 * hidden);
+  const auto options = p.input.options().dtype(at::kFloat);
+  const std::vector<Step> steps = plan_steps(p.input, p.batch_sizes, p.reverse);
+
+  const Grid grid = choose_grid(
+      available_threads(),
+      batch,
+      hidden,
+      hidden * depth * static_cast<int64_t>(sizeof(G)),
+      batch * 3 * hidden * hidden);
+  const Blocks blocks(hidden, grid.columns);
+
+  const Tensor weights = p.weights.to(kOperandDtype<G>).contiguous();
+  const G* const w = static_cast<const G*>(weights.const_data_ptr());
+  const int64_t w_stride = weights.size(1);
+  const Tensor grad_rows = p.grad_output.defined() ? flat_rows(p.grad_output) : Tensor();
+  const Tensor grad_h_n = p.grad_h_n.defined() ? p.grad_h_n.to(at::kFloat) : Tensor();
+  const auto dh_n = read<float>(grad_h_n);
+  const Tensor dc = at::zeros({batch, hidden}, options);
+  if (p.grad_c_n.defined()) dc.copy_(p.grad_c_n);
+  const Tensor dz_rows = empty_rows<G>(p.activations.size(0), 3 * hidden, p.input);
+  const auto dz = write<G>(dz_rows);
+
+  BackwardArgs<T, G> args;
+  args.activations = read<T>(p.activations);
+  args.activations_step = hidden;
+  args.grad_h = read<T>(grad_rows);
+  args.grad_c = read<float>(dc);
+  args.grad_gates = dz;
+  args.grad_gates_step = hidden;
+  args.grad_c_prev = write<float>(dc);
+
+  const Tensor packed_buffer = at::empty({hidden * depth}, weights.options());
+  G* const packed = static_cast<G*>(packed_buffer.mutable_data_ptr());
+  const Tensor dh_buffer = at::empty({grid.threads(), batch * blocks.width}, options);
+  const auto& kernels = pointwise<T, G>();
+
+  Failure failure;
+#pragma omp parallel num_threads(grid.threads()) if (grid.threads() > 1)
+  {
+    const int64_t thread = omp_get_thread_num();
+    const int64_t threads = omp_get_num_threads();
+
+    for (int64_t block = thread; block < blocks.count; block += threads) {
+      const G* const columns = w + blocks.begin(block);
+      pack(packed + blocks.begin(block) * depth, 3 * hidden, blocks.size(block), [&](int64_t k, int64_t n) {
+        return columns[k * w_stride + n];
+      });
+    }
+#pragma omp barrier
+
+    for (size_t k = steps.size(); k-- > 0;) {
+      for (int64_t member = thread; member < grid.threads(); member += threads) {
+        const Range own_rows = share(batch, grid.rows, member / grid.columns);
+        const Range own_blocks = share(blocks.count, grid.columns, member % grid.columns);
+        float* const dh = dh_buffer.mutable_data_ptr<float>() + member * dh_buffer.size(1);
+        failure.guard([&] {
+          const Step step = steps[k];
+          const Range step_rows = intersect(own_rows, {0, step.rows});
+          if (step_rows.size() == 0) return;
+          // Rows that went on into the next step, and rows that ended here.
+          const int64_t kept = k + 1 < steps.size() ? carried_rows(steps, k + 1) : 0;
+          const Range going_on = intersect(step_rows, {0, kept});
+          const Range ended = intersect(step_rows, {kept, step.rows});
+          for (int64_t block = own_blocks.begin; block < own_blocks.end; ++block) {
+            const int64_t unit = blocks.begin(block);
+            const int64_t width = blocks.size(block);
+            const auto finish = [&](Range range, Matrix<const float> grad_h_state) {
+              if (range.size() == 0) return;
+              BackwardArgs<T, G> part = args;
+              part.hidden = width;
+              const int64_t at = step.offset + range.begin;
+              part.activations = args.activations.from(at, unit);
+              part.grad_h = args.grad_h.from(at, unit);
+              part.grad_h_state = grad_h_state;
+              part.grad_c = args.grad_c.from(range.begin, unit);
+              part.grad_c_prev = args.grad_c_prev.from(range.begin, unit);
+              part.grad_gates = args.grad_gates.from(at, unit);
+              kernels.backward(part, 0, range.size() * width);
+            };
+            if (going_on.size() > 0) {
+              multiply<G>(
+                  going_on.size(),
+                  width,
+                  depth,
+                  dz.row(steps[k + 1].offset + going_on.begin),
+                  dz.row_stride,
+                  packed + unit * depth,
+                  dh,
+                  width,
+                  /*accumulate=*/false);
+            }
+            finish(going_on, {dh, width, 1});
+            finish(ended, dh_n.from(ended.begin, unit));
+          }
+        });
+      }
+      if (grid.columns > 1) {
+#pragma omp barrier
+      }
+    }
+    release_micro_kernel();
+  }
+  failure.rethrow();
+  return gradients_of_arguments(p, steps, dz_rows.slice(1, 0, 3 * hidden), weights, dc);
+}
+
+}  // namespace
+
+ForwardResult blocked_forward(const ForwardProblem& problem) {
+  switch (problem.input.scalar_type()) {
+    case at::kHalf:
+      return forward<Half, float>(problem);
+    case at::kBFloat16:
+      return has_micro_kernel<BFloat16>() ? forward<BFloat16, BFloat16>(problem)
+                                          : forward<BFloat16, float>(problem);
+    default:
+      return forward<float, float>(problem);
+  }
+}
+
+Gradients blocked_backward(const BackwardProblem& problem) {
+  switch (problem.input.scalar_type()) {
+    case at::kHalf:
+      return backward<Half, float>(problem);
+    case at::kBFloat16:
+      return has_micro_kernel<BFloat16>() ? backward<BFloat16, BFloat16>(problem)
+                                          : backward<BFloat16, float>(problem);
+    default:
+      return backward<float, float>(problem);
+  }
+}
+
+}  // namespace lltm::cpu

@@ -1,0 +1,55 @@
+// The matrix product of one block: oneDNN's batch-reduce GEMM micro-kernel,
+// through libtorch. It is an internal function of libtorch, so this is the
+// only file that names it, and nothing may rely on it being there.
+//
+// Each thread compiles one kernel for each set of sizes and leading dimensions
+// it meets, and never frees it: callers keep that set small. kMaxRows and the
+// few heights that `multiply` cuts its rows into see to the rows.
+#pragma once
+
+#include "cpu/pointwise.h"
+
+#include <cstdint>
+
+namespace lltm::cpu {
+
+// Whether products of operands of type G (float or BFloat16) can be had, by
+// this libtorch on this CPU. Found out by trying, once.
+template <typename G>
+bool has_micro_kernel();
+
+// How the second operand (K, N) lies in memory: float row by row; BFloat16 in
+// pairs of rows, element (k, n) at [k / 2][n][k % 2], the last row padded with
+// zeros if K is odd.
+template <typename G>
+constexpr std::int64_t kRowsTogether = 1;
+template <>
+inline constexpr std::int64_t kRowsTogether<BFloat16> = 2;
+
+// K as the operands have to be padded to, with zeros.
+template <typename G>
+constexpr std::int64_t padded_depth(std::int64_t depth) {
+  return (depth + kRowsTogether<G> - 1) / kRowsTogether<G> * kRowsTogether<G>;
+}
+
+constexpr std::int64_t kMaxRows = 64;
+
+// C (rows, columns) = A (rows, depth) B (depth, columns), or += if accumulate.
+// depth is padded_depth already. No argument may be 0. Leading dimensions in
+// elements; B's is `columns`.
+template <typename G>
+void multiply(
+    std::int64_t rows,
+    std::int64_t columns,
+    std::int64_t depth,
+    const G* a,
+    std::int64_t lda,
+    const G* b,
+    float* c,
+    std::int64_t ldc,
+    bool accumulate);
+
+// To be called by each thread at the end of its work.
+void release_micro_kernel();
+
+}  // namespace lltm::cpu

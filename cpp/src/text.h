@@ -1,0 +1,24 @@
+// How error messages show shapes.
+#pragma once
+
+#include <c10/util/ArrayRef.h>
+
+#include <cstddef>
+#include <sstream>
+#include <string>
+
+namespace lltm {
+
+// (16, 128), as Python prints it. Sizes are numbers or symbolic.
+template <typename Size>
+std::string shape_text(c10::ArrayRef<Size> shape) {
+  std::ostringstream text;
+  text << '(';
+  for (size_t d = 0; d < shape.size(); ++d) {
+    text << (d == 0 ? "" : ", ") << shape[d];
+  }
+  text << (shape.size() == 1 ? ",)" : ")");
+  return text.str();
+}
+
+}  // namespace lltm
