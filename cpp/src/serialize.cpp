@@ -11,6 +11,7 @@
 #include <lltm/serialize.h>
 
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 #include <c10/util/safe_numerics.h>
 #include <torch/nn/module.h>
 
@@ -265,14 +266,14 @@ class HeaderReader final : public nlohmann::json_sax<json> {
       return candidate.name == entry.dtype_name;
     });
     if (dtype == kDtypes.end()) {
-      std::ostringstream known;
+      std::vector<std::string_view> known;
       for (const Dtype& candidate : kDtypes) {
-        known << (candidate.name == kDtypes.front().name ? "" : ", ") << candidate.name;
+        known.push_back(candidate.name);
       }
       malformed(
           path_,
           "expected a dtype out of ",
-          known.str(),
+          c10::Join(", ", known),
           " of ",
           where(),
           ", got ",
@@ -280,12 +281,13 @@ class HeaderReader final : public nlohmann::json_sax<json> {
     }
     entry.dtype = dtype->type;
     if (entry.offsets.size() != 2 || entry.offsets[0] > entry.offsets[1]) {
-      std::ostringstream got;
-      for (const uint64_t offset : entry.offsets) {
-        got << (&offset == entry.offsets.data() ? "" : ", ") << offset;
-      }
       malformed(
-          path_, "expected data_offsets [begin, end] of ", where(), ", got [", got.str(), "]");
+          path_,
+          "expected data_offsets [begin, end] of ",
+          where(),
+          ", got [",
+          c10::Join(", ", entry.offsets),
+          "]");
     }
 
     // PyTorch counts strides as if no dimension were 0: they must fit too.

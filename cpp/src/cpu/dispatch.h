@@ -7,6 +7,8 @@
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 
+#include <type_traits>
+
 namespace lltm::cpu {
 
 // The kernels for the instruction set that libtorch reports, so that
@@ -37,6 +39,10 @@ decltype(auto) visit_dtype(at::ScalarType dtype, Body&& body) {
       TORCH_INTERNAL_ASSERT(false, "unchecked dtype ", dtype);
   }
 }
+
+// The dtype of a product's operand type.
+template <typename G>
+constexpr at::ScalarType kOperandDtype = std::is_same_v<G, float> ? at::kFloat : at::kBFloat16;
 
 // The dtype of compute_t<T>.
 inline at::ScalarType compute_dtype(at::ScalarType dtype) {

@@ -12,6 +12,7 @@
 // Backward, per step and block:   dh = dz' W_h (dz' of the step after), then dz
 // What does not depend on the order of the steps (the gradients of input,
 // weights and bias) is one product each over all steps at the end.
+#include "cpu/blocks.h"
 #include "cpu/dispatch.h"
 #include "cpu/engine.h"
 #include "cpu/micro_kernel.h"
@@ -60,12 +61,7 @@ struct Grid {
 };
 
 // Rows per thread from which the micro-kernel is near its peak.
-constexpr int64_t kGoodRows = 16;
-// Hidden units per block: three gates of 64 floats, times kGoodRows rows and
-// more, stay in the first-level cache between product and pointwise part.
-constexpr int64_t kBlockUnits = 64;
-// Blocks begin at multiples of this, the longest vector of floats.
-constexpr int64_t kUnits = 16;
+constexpr int64_t kGoodRows = 8;
 // Packed weights up to this size stay in a core's own cache, so that each
 // thread can run through all of them at every step.
 constexpr int64_t kPrivateCache = 3 << 19;
@@ -85,26 +81,7 @@ Grid choose_grid(int64_t threads, int64_t batch, int64_t hidden, int64_t weight_
   return grid;
 }
 
-// Hidden units in blocks of equal width, the last one perhaps narrower.
-struct Blocks {
-  Blocks(int64_t hidden_units, int64_t columns) : hidden(hidden_units) {
-    const int64_t wanted = std::max((hidden + kBlockUnits - 1) / kBlockUnits, columns);
-    const int64_t even = (wanted + columns - 1) / columns * columns;
-    const int64_t units = (hidden + even - 1) / even;
-    width = (units + kUnits - 1) / kUnits * kUnits;
-    count = (hidden + width - 1) / width;
-  }
-  int64_t begin(int64_t block) const { return block * width; }
-  int64_t size(int64_t block) const { return std::min(width, hidden - begin(block)); }
-
-  int64_t hidden, width, count;
-};
-
 // ---- operands ---------------------------------------------------------------
-
-template <typename G>
-constexpr at::ScalarType kOperandDtype =
-    std::is_same_v<G, float> ? at::kFloat : at::kBFloat16;
 
 // (rows, columns) as an operand of the micro-kernel: dtype G, rows contiguous
 // and padded with zeros to the depth it needs. The tensor itself if it will do.
@@ -126,26 +103,6 @@ Tensor empty_rows(int64_t rows, int64_t columns, const Tensor& like) {
   const int64_t depth = padded_depth<G>(columns);
   const auto options = like.options().dtype(kOperandDtype<G>);
   return depth == columns ? at::empty({rows, depth}, options) : at::zeros({rows, depth}, options);
-}
-
-// Packs the operand B (depth, columns) of the micro-kernel, whose element
-// (k, n) is element(k, n), in tiles, so that neither side strides far.
-template <typename G, typename Element>
-void pack(G* packed, int64_t depth, int64_t columns, Element element) {
-  constexpr int64_t kTile = 16;
-  constexpr int64_t kTogether = kRowsTogether<G>;
-  for (int64_t k0 = 0; k0 < padded_depth<G>(depth); k0 += kTile) {
-    const int64_t k1 = std::min(k0 + kTile, padded_depth<G>(depth));
-    for (int64_t n0 = 0; n0 < columns; n0 += kTile) {
-      const int64_t n1 = std::min(n0 + kTile, columns);
-      for (int64_t n = n0; n < n1; ++n) {
-        for (int64_t k = k0; k < k1; ++k) {
-          packed[(k / kTogether * columns + n) * kTogether + k % kTogether] =
-              k < depth ? element(k, n) : G{};
-        }
-      }
-    }
-  }
 }
 
 // ---- the parallel region ----------------------------------------------------
