@@ -52,15 +52,17 @@ std::optional<Tensor> if_defined(const Tensor& tensor) {
   return tensor.defined() ? std::optional<Tensor>(tensor) : std::nullopt;
 }
 
-void draw(std::vector<Tensor> parameters, int64_t hidden_size) {
+void draw(const std::vector<Tensor>& parameters, int64_t hidden_size) {
   const at::NoGradGuard no_grad;
   const double bound = 1.0 / std::sqrt(static_cast<double>(hidden_size));
-  for (Tensor& parameter : parameters) {
+  for (const Tensor& parameter : parameters) {
     parameter.uniform_(-bound, bound);
   }
 }
 
-const char* bool_text(bool value) { return value ? "true" : "false"; }
+const char* bool_text(bool value) {
+  return value ? "true" : "false";
+}
 
 }  // namespace
 
@@ -69,7 +71,9 @@ const char* bool_text(bool value) { return value ? "true" : "false"; }
 LLTMCellOptions::LLTMCellOptions(int64_t input_size, int64_t hidden_size)
     : input_size_(input_size), hidden_size_(hidden_size) {}
 
-LLTMCellImpl::LLTMCellImpl(const LLTMCellOptions& options) : options(options) { reset(); }
+LLTMCellImpl::LLTMCellImpl(const LLTMCellOptions& options) : options(options) {
+  reset();
+}
 
 void LLTMCellImpl::reset() {
   check_positive("LLTMCell", "input_size", options.input_size());
@@ -77,12 +81,14 @@ void LLTMCellImpl::reset() {
   const int64_t rows = 3 * options.hidden_size();
   weights = register_parameter(
       "weights", torch::empty({rows, options.hidden_size() + options.input_size()}));
-  bias = register_parameter(
-      "bias", options.bias() ? torch::empty({rows}) : Tensor(), options.bias());
+  bias =
+      register_parameter("bias", options.bias() ? torch::empty({rows}) : Tensor(), options.bias());
   reset_parameters();
 }
 
-void LLTMCellImpl::reset_parameters() { draw(parameters(), options.hidden_size()); }
+void LLTMCellImpl::reset_parameters() {
+  draw(parameters(), options.hidden_size());
+}
 
 void LLTMCellImpl::pretty_print(std::ostream& stream) const {
   stream << "lltm::LLTMCell(" << options.input_size() << ", " << options.hidden_size()
@@ -148,8 +154,7 @@ void LLTMImpl::reset() {
   for (int64_t layer = 0; layer < options.num_layers(); ++layer) {
     const int64_t input_size = layer == 0 ? options.input_size() : hidden_size * count;
     for (int64_t direction = 0; direction < count; ++direction) {
-      const std::string suffix =
-          "_l" + std::to_string(layer) + (direction == 0 ? "" : "_reverse");
+      const std::string suffix = "_l" + std::to_string(layer) + (direction == 0 ? "" : "_reverse");
       Direction parameters;
       parameters.weights = register_parameter(
           "weights" + suffix, torch::empty({3 * hidden_size, hidden_size + input_size}));
@@ -163,7 +168,9 @@ void LLTMImpl::reset() {
   reset_parameters();
 }
 
-void LLTMImpl::reset_parameters() { draw(parameters(), options.hidden_size()); }
+void LLTMImpl::reset_parameters() {
+  draw(parameters(), options.hidden_size());
+}
 
 void LLTMImpl::pretty_print(std::ostream& stream) const {
   stream << "lltm::LLTM(input_size=" << options.input_size()
@@ -221,9 +228,8 @@ std::tuple<PackedSequence, State> LLTMImpl::forward_with_packed_input(
       options.input_size(),
       "), got ",
       shape_text(rows.sizes()));
-  const int64_t batch = batch_sizes.dim() == 1 && batch_sizes.numel() > 0
-      ? batch_sizes[0].item<int64_t>()
-      : 0;
+  const int64_t batch =
+      batch_sizes.dim() == 1 && batch_sizes.numel() > 0 ? batch_sizes[0].item<int64_t>() : 0;
 
   // The states are in the caller's order, the packed rows from longest to
   // shortest.

@@ -79,7 +79,9 @@ std::string name_text(std::string_view name) {
   return json(text).dump(-1, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace);
 }
 
-std::string system_error() { return errno != 0 ? std::strerror(errno) : "unknown error"; }
+std::string system_error() {
+  return errno != 0 ? std::strerror(errno) : "unknown error";
+}
 
 // ---- reading --------------------------------------------------------------
 
@@ -124,7 +126,8 @@ class HeaderReader final : public nlohmann::json_sax<json> {
     if (place_ == Place::kShape) {
       Entry& entry = entries_.back();
       if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
-        malformed(path_, "expected a shape below 2^63 of tensor ", name_text(name_), ", got ", value);
+        malformed(
+            path_, "expected a shape below 2^63 of tensor ", name_text(name_), ", got ", value);
       }
       if (entry.shape.size() == kMaxDims) {
         malformed(
@@ -247,9 +250,9 @@ class HeaderReader final : public nlohmann::json_sax<json> {
         expected = "an object";
         break;
       case Place::kTensor:
-        expected = field_ == "dtype" ? "text as dtype"
-            : field_ == "shape"      ? "an array as shape"
-                                     : "an array as data_offsets";
+        expected = field_ == "dtype"   ? "text as dtype"
+                   : field_ == "shape" ? "an array as shape"
+                                       : "an array as data_offsets";
         break;
       case Place::kShape:
       case Place::kOffsets:
@@ -294,8 +297,8 @@ class HeaderReader final : public nlohmann::json_sax<json> {
     uint64_t extent = c10::elementSize(entry.dtype);
     bool overflows = false;
     for (const int64_t size : entry.shape) {
-      overflows |= c10::mul_overflows(
-          extent, static_cast<uint64_t>(std::max<int64_t>(size, 1)), &extent);
+      overflows |=
+          c10::mul_overflows(extent, static_cast<uint64_t>(std::max<int64_t>(size, 1)), &extent);
     }
     overflows |= extent > static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
     if (overflows) {
@@ -401,20 +404,18 @@ std::vector<Entry> read_header(std::ifstream& file, uint64_t file_bytes, const s
   }
   const uint64_t data_bytes = file_bytes - kLengthBytes - header_bytes;
   if (position != data_bytes) {
-    malformed(
-        path, "expected ", position, " bytes after the header, got a file with ", data_bytes);
+    malformed(path, "expected ", position, " bytes after the header, got a file with ", data_bytes);
   }
   return entries;
 }
 
 Tensor read_tensor(std::ifstream& file, const Entry& entry, const std::string& path) {
   const bool boolean = entry.dtype == at::kBool;
-  const Tensor tensor = at::empty(
-      entry.shape, at::TensorOptions(at::kCPU).dtype(boolean ? at::kByte : entry.dtype));
-  if (entry.bytes() > 0 &&
-      !file.read(
-          static_cast<char*>(tensor.mutable_data_ptr()),
-          static_cast<std::streamsize>(entry.bytes()))) {
+  const Tensor tensor =
+      at::empty(entry.shape, at::TensorOptions(at::kCPU).dtype(boolean ? at::kByte : entry.dtype));
+  if (entry.bytes() > 0 && !file.read(
+                               static_cast<char*>(tensor.mutable_data_ptr()),
+                               static_cast<std::streamsize>(entry.bytes()))) {
     unreadable(path, "it ended early");
   }
   if (!boolean) return tensor;
@@ -466,15 +467,13 @@ class Replacement {
     check(stream_.good());
     std::error_code error;
     fs::rename(temporary_, path_, error);
-    TORCH_CHECK(
-        !error, "lltm::save_safetensors: cannot write ", path_, ": ", error.message());
+    TORCH_CHECK(!error, "lltm::save_safetensors: cannot write ", path_, ": ", error.message());
     temporary_.clear();
   }
 
  private:
   void check(bool success) const {
-    TORCH_CHECK(
-        success, "lltm::save_safetensors: cannot write ", path_, ": ", system_error());
+    TORCH_CHECK(success, "lltm::save_safetensors: cannot write ", path_, ": ", system_error());
   }
 
   const std::string& path_;
@@ -529,9 +528,8 @@ std::map<std::string, Tensor> state_dict(const torch::nn::Module& module) {
 }
 
 bool fits(const Tensor& saved, const Tensor& target) {
-  return saved.sizes() == target.sizes() ||
-      (target.dim() == 1 && saved.dim() == 2 && saved.size(0) == 1 &&
-       saved.size(1) == target.size(0));
+  return saved.sizes() == target.sizes() || (target.dim() == 1 && saved.dim() == 2 &&
+                                             saved.size(0) == 1 && saved.size(1) == target.size(0));
 }
 
 // One line per name that does not fit; cut short, since a file of another
@@ -600,7 +598,7 @@ void save_safetensors(const std::map<std::string, Tensor>& tensors, const std::s
     header[name] = {
         {"dtype", dtype_name(name, tensor)},
         {"shape", tensor.sizes().vec()},
-        {"data_offsets", {position, end}}};
+        {"data_offsets", nlohmann::ordered_json::array({position, end})}};
     position = end;
   }
   std::string text;
@@ -640,6 +638,8 @@ void load_state_dict(torch::nn::Module& module, const std::string& path) {
     if (found == saved.end()) {
       differences.add(
           "expected ", name_text(name), " of shape ", shape_text(target.sizes()), ", got nothing");
+    } else if (target.is_meta()) {
+      differences.add("expected ", name_text(name), " on a device with memory, got meta");
     } else if (!fits(found->second, target)) {
       differences.add(
           "expected ",

@@ -95,6 +95,7 @@ void step_by_blocks(
               w + (gate * hidden + unit) * w_stride,
               w_stride,
               xt,
+              columns,
               z + gate * width * columns,
               columns,
               /*accumulate=*/false);

@@ -16,6 +16,7 @@
 #include "cpu/dispatch.h"
 #include "cpu/engine.h"
 #include "cpu/micro_kernel.h"
+#include "cpu/parallel.h"
 #include "cpu/sums.h"
 #include "steps.h"
 
@@ -25,9 +26,6 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <atomic>
-#include <exception>
-#include <mutex>
 #include <type_traits>
 #include <vector>
 
@@ -37,20 +35,6 @@ namespace {
 using at::Tensor;
 
 // ---- how the work is cut ----------------------------------------------------
-
-struct Range {
-  int64_t begin, end;
-  int64_t size() const { return end - begin; }
-};
-
-// Part `part` of `parts` nearly equal parts of [0, total).
-Range share(int64_t total, int64_t parts, int64_t part) {
-  return {total * part / parts, total * (part + 1) / parts};
-}
-
-Range intersect(Range a, Range b) {
-  return {std::max(a.begin, b.begin), std::max(std::max(a.begin, b.begin), std::min(a.end, b.end))};
-}
 
 // Threads in `rows` groups, each with its own rows of the batch, of `columns`
 // threads, each with its own blocks of hidden units.
@@ -104,35 +88,6 @@ Tensor empty_rows(int64_t rows, int64_t columns, const Tensor& like) {
   const auto options = like.options().dtype(kOperandDtype<G>);
   return depth == columns ? at::empty({rows, depth}, options) : at::zeros({rows, depth}, options);
 }
-
-// ---- the parallel region ----------------------------------------------------
-
-// An exception must not leave a parallel region. The first one is kept and
-// thrown after it; work after that is left out, but every thread still comes
-// to every barrier.
-class Failure {
- public:
-  template <typename Work>
-  void guard(Work&& work) {
-    if (failed_.load(std::memory_order_relaxed)) return;
-    try {
-      work();
-    } catch (...) {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      if (!failed_.exchange(true)) error_ = std::current_exception();
-    }
-  }
-  void rethrow() const {
-    if (error_) std::rethrow_exception(error_);
-  }
-
- private:
-  std::atomic<bool> failed_{false};
-  std::mutex mutex_;
-  std::exception_ptr error_;
-};
-
-int64_t available_threads() { return at::in_parallel_region() ? 1 : at::get_num_threads(); }
 
 // The rows that step k takes over from the step before it in `steps`.
 int64_t carried_rows(const std::vector<Step>& steps, size_t k) {
@@ -248,6 +203,7 @@ ForwardResult forward(const ForwardProblem& p) {
                   x.row(from),
                   x.row_stride,
                   packed_x + 3 * blocks.begin(block) * depth_x,
+                  columns,
                   gates(block) + (from - chunk_begin) * columns,
                   columns,
                   /*accumulate=*/false);
@@ -280,6 +236,7 @@ ForwardResult forward(const ForwardProblem& p) {
                     h,
                     ldh,
                     packed_h + 3 * unit * depth_h,
+                    columns,
                     z + range.begin * columns,
                     columns,
                     /*accumulate=*/true);
@@ -407,6 +364,7 @@ Gradients backward(const BackwardProblem& p) {
                   dz.row(steps[k + 1].offset + going_on.begin),
                   dz.row_stride,
                   packed + unit * depth,
+                  width,
                   dh,
                   width,
                   /*accumulate=*/false);

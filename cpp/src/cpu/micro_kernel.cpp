@@ -25,6 +25,7 @@ void brgemm(
     [[maybe_unused]] const G* a,
     [[maybe_unused]] std::int64_t lda,
     [[maybe_unused]] const G* b,
+    [[maybe_unused]] std::int64_t ldb,
     [[maybe_unused]] float* c,
     [[maybe_unused]] std::int64_t ldc,
     [[maybe_unused]] bool accumulate) {
@@ -35,7 +36,7 @@ void brgemm(
       columns,
       depth,
       lda,
-      columns,
+      ldb,
       ldc,
       accumulate,
       reinterpret_cast<const Operand*>(a),
@@ -69,12 +70,13 @@ void multiply(
     const G* a,
     std::int64_t lda,
     const G* b,
+    std::int64_t ldb,
     float* c,
     std::int64_t ldc,
     bool accumulate) {
   while (rows > 0) {
     const std::int64_t band = next_band(rows);
-    brgemm(band, columns, depth, a, lda, b, c, ldc, accumulate);
+    brgemm(band, columns, depth, a, lda, b, ldb, c, ldc, accumulate);
     a += band * lda;
     c += band * ldc;
     rows -= band;
@@ -88,6 +90,7 @@ template void multiply<float>(
     const float*,
     std::int64_t,
     const float*,
+    std::int64_t,
     float*,
     std::int64_t,
     bool);
@@ -98,6 +101,7 @@ template void multiply<BFloat16>(
     const BFloat16*,
     std::int64_t,
     const BFloat16*,
+    std::int64_t,
     float*,
     std::int64_t,
     bool);
@@ -111,7 +115,7 @@ bool has_micro_kernel() {
     const G b[2] = {operand<G>(5.0f), operand<G>(7.0f)};
     float c = 1.0f;
     try {
-      brgemm(1, 1, 2, a, 2, b, &c, 1, /*accumulate=*/true);
+      brgemm(1, 1, 2, a, 2, b, 1, &c, 1, /*accumulate=*/true);
     } catch (const std::exception&) {
       return false;
     }

@@ -73,7 +73,7 @@ constexpr std::int64_t kMaxRows = 64;
 
 // C (rows, columns) = A (rows, depth) B (depth, columns), or += if accumulate.
 // depth is padded_depth already. No argument may be 0. Leading dimensions in
-// elements; B's is `columns`.
+// elements; for BFloat16, B's is that of an unpaired row.
 template <typename G>
 void multiply(
     std::int64_t rows,
@@ -82,6 +82,7 @@ void multiply(
     const G* a,
     std::int64_t lda,
     const G* b,
+    std::int64_t ldb,
     float* c,
     std::int64_t ldc,
     bool accumulate);

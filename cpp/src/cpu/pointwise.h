@@ -102,6 +102,15 @@ struct ArrayConvert {
   void (*store)(const float* x, T* y, std::int64_t n);
 };
 
+// y (columns, rows) = x^T for x (rows, columns).
+using Transpose = void (*)(
+    std::int64_t rows,
+    std::int64_t columns,
+    const float* x,
+    std::int64_t x_stride,
+    float* y,
+    std::int64_t y_stride);
+
 // Everything compiled for one instruction set.
 struct Kernels {
   const char* name;
@@ -110,6 +119,7 @@ struct Kernels {
   Pointwise<Half, float> f16;
   Pointwise<BFloat16, float> bf16;
   Pointwise<BFloat16, BFloat16> bf16_operands;
+  Transpose transpose_f32;
   ArrayMath<double> math_f64;
   ArrayMath<float> math_f32;
   ArrayConvert<Half> convert_f16;

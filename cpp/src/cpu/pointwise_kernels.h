@@ -207,6 +207,63 @@ void backward(const BackwardArgs<T, G>& a, std::int64_t begin, std::int64_t end)
   });
 }
 
+// A tile of 16 rows of 16 floats, transposed in registers: in four rounds,
+// rows 1, 2, 4 and 8 apart exchange their off-diagonal parts.
+using Vector = float __attribute__((vector_size(64), aligned(4)));
+using Indices = std::int32_t __attribute__((vector_size(64)));
+constexpr std::int64_t kTile = 16;
+
+template <std::int64_t kDistance>
+LLTM_CELL_INLINE void exchange(Vector (&tile)[kTile]) {
+  Indices low, high;
+  for (std::int32_t j = 0; j < kTile; ++j) {
+    const bool second = (j & kDistance) != 0;
+    low[j] = second ? 16 + (j - kDistance) : j;
+    high[j] = second ? 16 + j : j + kDistance;
+  }
+  for (std::int64_t i = 0; i < kTile; ++i) {
+    if ((i & kDistance) != 0) continue;
+    const Vector a = tile[i];
+    const Vector b = tile[i + kDistance];
+    tile[i] = __builtin_shuffle(a, b, low);
+    tile[i + kDistance] = __builtin_shuffle(a, b, high);
+  }
+}
+
+void transpose(
+    std::int64_t rows,
+    std::int64_t columns,
+    const float* x,
+    std::int64_t x_stride,
+    float* y,
+    std::int64_t y_stride) {
+  for (std::int64_t r = 0; r < rows; r += kTile) {
+    for (std::int64_t c = 0; c < columns; c += kTile) {
+      const float* const from = x + r * x_stride + c;
+      float* const to = y + c * y_stride + r;
+      if (rows - r >= kTile && columns - c >= kTile) {
+        Vector tile[kTile];
+        for (std::int64_t i = 0; i < kTile; ++i) {
+          tile[i] = *reinterpret_cast<const Vector*>(from + i * x_stride);
+        }
+        exchange<1>(tile);
+        exchange<2>(tile);
+        exchange<4>(tile);
+        exchange<8>(tile);
+        for (std::int64_t i = 0; i < kTile; ++i) {
+          *reinterpret_cast<Vector*>(to + i * y_stride) = tile[i];
+        }
+      } else {
+        for (std::int64_t i = 0; i < kTile && i < rows - r; ++i) {
+          for (std::int64_t j = 0; j < kTile && j < columns - c; ++j) {
+            to[j * y_stride + i] = from[i * x_stride + j];
+          }
+        }
+      }
+    }
+  }
+}
+
 template <typename T, T (*function)(T)>
 void map(const T* x, T* y, std::int64_t n) {
   for (std::int64_t j = 0; j < n; ++j) y[j] = function(x[j]);
@@ -239,6 +296,7 @@ constexpr Kernels make_kernels(const char* name) {
       {forward<Half, float>, backward<Half, float>},
       {forward<BFloat16, float>, backward<BFloat16, float>},
       {forward<BFloat16, BFloat16>, backward<BFloat16, BFloat16>},
+      transpose,
       kArrayMath<double>,
       kArrayMath<float>,
       {load_array<Half>, store_array<Half>},

@@ -1,8 +1,8 @@
 #include "cpu/sums.h"
 
-#include <ATen/ops/addmm.h>
+#include "cpu/products.h"
+
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/mm.h>
 
 #include <algorithm>
@@ -47,17 +47,21 @@ Tensor initial_state_gradient(
   return grad;
 }
 
-// dz^T h, where h is the state that each row of dz began its step with.
-void recurrent_weights_gradient(
-    Tensor grad,
-    const std::vector<Step>& steps,
-    const Tensor& dz,
-    const Tensor& h_0,
-    const Tensor& output_rows) {
+// The gradient of the weights, transposed, (H+I, 3H): [h, x]^T dz, where h is
+// the state that each row of dz began its step with. Transposed, because that
+// takes the transpose of h and x, which are smaller than dz.
+Tensor weights_gradient(
+    const BackwardProblem& p, const std::vector<Step>& steps, const Tensor& dz) {
   const at::ScalarType dtype = dz.scalar_type();
+  const Tensor x = flat_rows(p.input).to(dtype);
+  const Tensor output_rows = flat_rows(p.output).to(dtype);
+  const int64_t hidden = p.h_0.size(1);
+  const Tensor grad = at::empty({hidden + x.size(1), dz.size(1)}, dz.options());
+  const Tensor grad_h = grad.slice(0, 0, hidden);
+  transposed_product(grad.slice(0, hidden), x, dz, /*accumulate=*/false);
   if (steps.empty()) {
-    grad.zero_();
-    return;
+    grad_h.zero_();
+    return grad;
   }
   const bool even = std::all_of(
       steps.begin(), steps.end(), [&](const Step& s) { return s.rows == steps[0].rows; });
@@ -67,15 +71,18 @@ void recurrent_weights_gradient(
     const int64_t batch = steps[0].rows;
     const int64_t rest = dz.size(0) - batch;
     const bool reverse = steps.size() > 1 && steps[1].offset < steps[0].offset;
-    at::mm_out(grad, dz.narrow(0, steps[0].offset, batch).t(), h_0.to(dtype));
+    const Tensor first = dz.narrow(0, steps[0].offset, batch);
+    transposed_product(grad_h, p.h_0.to(dtype), first, /*accumulate=*/false);
     if (rest > 0) {
-      grad.addmm_(
-          dz.narrow(0, reverse ? 0 : batch, rest).t(),
-          output_rows.narrow(0, reverse ? batch : 0, rest).to(dtype));
+      transposed_product(
+          grad_h,
+          output_rows.narrow(0, reverse ? batch : 0, rest),
+          dz.narrow(0, reverse ? 0 : batch, rest),
+          /*accumulate=*/true);
     }
-    return;
+    return grad;
   }
-  Tensor before = at::empty(output_rows.sizes(), dz.options());
+  const Tensor before = at::empty(output_rows.sizes(), dz.options());
   for (size_t k = 0; k < steps.size(); ++k) {
     const auto [offset, rows] = steps[k];
     const int64_t carried = k == 0 ? 0 : std::min(rows, steps[k - 1].rows);
@@ -84,9 +91,10 @@ void recurrent_weights_gradient(
           .copy_(output_rows.narrow(0, steps[k - 1].offset, carried));
     }
     before.narrow(0, offset + carried, rows - carried)
-        .copy_(h_0.narrow(0, carried, rows - carried));
+        .copy_(p.h_0.narrow(0, carried, rows - carried));
   }
-  at::mm_out(grad, dz.t(), before);
+  transposed_product(grad_h, before, dz, /*accumulate=*/false);
+  return grad;
 }
 
 }  // namespace
@@ -116,18 +124,13 @@ Gradients gradients_of_arguments(
   const auto [d_input, d_h_0, d_c_0, d_weights, d_bias] = p.wanted;
   Tensor grad_input, grad_h_0, grad_weights;
   if (d_input) {
-    grad_input = at::mm(dz, weights.slice(1, hidden)).to(dtype).view(p.input.sizes());
+    grad_input = product(dz, weights.slice(1, hidden)).to(dtype).view(p.input.sizes());
   }
   if (d_h_0) {
     grad_h_0 = initial_state_gradient(p, steps, dz, weights.slice(1, 0, hidden));
   }
   if (d_weights) {
-    grad_weights = at::empty(weights.sizes(), weights.options());
-    recurrent_weights_gradient(
-        grad_weights.slice(1, 0, hidden), steps, dz, p.h_0, flat_rows(p.output));
-    Tensor grad_x = grad_weights.slice(1, hidden);
-    at::mm_out(grad_x, dz.t(), flat_rows(p.input).to(dz.scalar_type()));
-    grad_weights = grad_weights.to(dtype);
+    grad_weights = transposed(weights_gradient(p, steps, dz)).to(dtype);
   }
   return {
       grad_input,
