@@ -1,0 +1,49 @@
+#!/bin/sh
+# Sees to what pip can't install: a C++ compiler, Python's headers and venv
+# module, and, to spare time, GoogleTest and ccache. What is missing comes from
+# Debian's or Ubuntu's packages where this user may install them; else what
+# can't be done without is named, and CMake fetches GoogleTest itself.
+set -eu
+python=${1:-python3}
+
+command -v "$python" > /dev/null || {
+  echo "lltm: no Python here: install python3 (3.10 or later), or set PYTHON" >&2
+  exit 1
+}
+
+# Each prints the package it needs, or nothing.
+compiler() { command -v c++ > /dev/null || command -v g++ > /dev/null || echo g++; }
+venv() { "$python" -c 'import ensurepip, venv' 2> /dev/null || echo python3-venv; }
+headers() {
+  "$python" -c 'import os, sysconfig as s, sys
+sys.exit(not os.path.exists(os.path.join(s.get_path("include"), "Python.h")))' || echo python3-dev
+}
+googletest() {
+  for folder in /usr/include /usr/local/include; do
+    [ -e "$folder/gtest/gtest.h" ] && return
+  done
+  echo libgtest-dev
+}
+ccache_() { command -v ccache > /dev/null || echo ccache; }
+
+needed() { echo $(compiler) $(venv) $(headers); }
+wanted() { echo $(needed) $(googletest) $(ccache_); }
+
+root=
+[ "$(id -u)" = 0 ] || root="sudo -n"
+packages=$(wanted)
+if [ -n "$packages" ] && command -v apt-get > /dev/null && $root true 2> /dev/null; then
+  echo "Installing Debian packages: $packages"
+  install() {
+    $root env DEBIAN_FRONTEND=noninteractive \
+      apt-get install -y -qq --no-install-recommends $packages > /dev/null
+  }
+  # Package lists may be missing or old; without the network, go on with what there is.
+  install 2> /dev/null || { $root apt-get update -qq && install; } || true
+fi
+
+missing=$(needed)
+[ -z "$missing" ] || {
+  echo "lltm: missing, and could not be installed here: $missing (names of Debian packages)" >&2
+  exit 1
+}

@@ -1,0 +1,428 @@
+// Benchmarks of the native code, without Python: what this CPU can do (the
+// micro-kernel's peak, the copy bandwidth), the pointwise kernels of each
+// instruction set, and the operators beside those of libtorch.
+//
+//     lltm_bench --benchmark_out=kernels.json
+//
+// Repetitions of all benchmarks are interleaved at random, so that a change in
+// the machine's speed touches all alike; any flag of Google Benchmark given
+// replaces the defaults set here. OMP_NUM_THREADS sets the threads.
+#include "cpu/micro_kernel.h"
+#include "cpu/pointwise.h"
+#include "report.h"
+
+#include <lltm/ops.h>
+#include <lltm/version.h>
+
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/Version.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/elu.h>
+#include <ATen/ops/lstm.h>
+#include <ATen/ops/lstm_cell.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <benchmark/benchmark.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+namespace lltm_bench {
+namespace {
+
+using at::Tensor;
+using lltm::cpu::BFloat16;
+using lltm::cpu::Half;
+using Tensors = std::vector<Tensor>;
+
+// ---- registration -----------------------------------------------------------
+
+using Body = std::function<void()>;
+
+// What one call does, for the rates; 0 where that says nothing.
+struct Amount {
+  double flops = 0;
+  double bytes = 0;
+};
+
+// Times the body that `prepare` returns, in each repetition a new one.
+void add(const std::string& name, Amount amount, const std::function<Body()>& prepare) {
+  const auto run = [=](benchmark::State& state) {
+    const Body body = prepare();
+    body();  // compiles micro-kernels, touches memory
+    for ([[maybe_unused]] auto _ : state) body();
+    using benchmark::Counter;
+    if (amount.flops > 0) {
+      state.counters[kFlops] = Counter(amount.flops, Counter::kIsIterationInvariantRate);
+    }
+    if (amount.bytes > 0) {
+      state.counters[kBytes] = Counter(amount.bytes, Counter::kIsIterationInvariantRate);
+    }
+  };
+  benchmark::RegisterBenchmark(name.c_str(), run)->UseRealTime()->Unit(benchmark::kMicrosecond);
+}
+
+std::string threads_text(int threads) {
+  return "threads:" + std::to_string(threads);
+}
+
+// One thread and, where there are more, all.
+std::vector<int> thread_counts() {
+  const int all = at::get_num_threads();
+  return all == 1 ? std::vector<int>{1} : std::vector<int>{1, all};
+}
+
+// Calls body(0), ..., body(count - 1), each in a thread of its own.
+template <typename F>
+void on_threads(int count, const F& body) {
+  at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t k = begin; k < end; ++k) body(k);
+  });
+}
+
+// ---- what the machine can do ------------------------------------------------
+
+// Products of operands that stay in each core's cache, as the sequence engine
+// calls them: a band of rows times the three gates of a block of units.
+template <typename G>
+void add_micro_kernel(const std::string& dtype) {
+  if (!lltm::cpu::has_micro_kernel<G>()) {
+    std::cerr << "no micro-kernel for " << dtype << ": shares of its peak are left out\n";
+    return;
+  }
+  constexpr int64_t kCalls = 64;  // a thread
+  const int64_t rows = lltm::cpu::kMaxRows;
+  for (const int64_t columns : {64, 192}) {
+    for (const int64_t depth : {128, 512}) {
+      for (const int threads : thread_counts()) {
+        const std::string name = std::string(kPeakGroup) + '/' + dtype + '/' +
+                                 std::to_string(rows) + 'x' + std::to_string(depth) + 'x' +
+                                 std::to_string(columns) + '/' + threads_text(threads);
+        add(name, {.flops = flops}, [=]() -> Body {
+          const size_t operands = rows * depth + depth * columns;
+          const auto ab = std::make_shared<std::vector<G>>(threads * operands);
+          // 0.01 in either format.
+          std::memset(ab->data(), 0x3C, ab->size() * sizeof(G));
+          const auto c = std::make_shared<std::vector<float>>(threads * rows * columns);
+          return [=] {
+            on_threads(threads, [&](int64_t thread) {
+              const G* const a = ab->data() + thread * operands;
+              float* const product = c->data() + thread * rows * columns;
+              for (int64_t call = 0; call < kCalls; ++call) {
+                lltm::cpu::multiply(
+                    rows,
+                    columns,
+                    depth,
+                    a,
+                    depth,
+                    a + rows * depth,
+                    product,
+                    columns,
+                    /*accumulate=*/false);
+              }
+              lltm::cpu::release_micro_kernel();
+            });
+          };
+        });
+      }
+    }
+  }
+}
+
+// A copy that moves `bytes` in all, half of them read and half written.
+Body copy(int64_t bytes, int threads) {
+  const int64_t share = bytes / 2 / threads;
+  const auto memory = std::make_shared<std::vector<char>>(2 * share * threads, 1);
+  return [=] {
+    on_threads(threads, [&](int64_t thread) {
+      char* const to = memory->data() + 2 * share * thread;
+      std::memcpy(to, to + share, share);
+      benchmark::DoNotOptimize(*to);
+    });
+  };
+}
+
+void add_copy() {
+  constexpr int64_t kLarge = int64_t{1} << 29;  // more than any cache
+  for (const int threads : thread_counts()) {
+    add("copy/512MiB/" + threads_text(threads), {.bytes = kLarge}, [=] {
+      return copy(kLarge, threads);
+    });
+  }
+}
+
+// ---- pointwise kernels ------------------------------------------------------
+
+// Those that this CPU has, the best first; ATEN_CPU_CAPABILITY can lower it.
+std::vector<const lltm::cpu::Kernels*> runnable_kernels() {
+  const std::string capability = at::get_cpu_capability();
+  std::vector<const lltm::cpu::Kernels*> kernels;
+  if (capability == "AVX512") kernels.push_back(lltm::cpu::kernels_avx512());
+  if (capability == "AVX512" || capability == "AVX2") kernels.push_back(lltm::cpu::kernels_avx2());
+  kernels.push_back(lltm::cpu::kernels_default());
+  std::erase(kernels, nullptr);
+  return kernels;
+}
+
+// One step of `rows` rows, on one thread, operands of the products in the
+// compute type. T is the storage type.
+template <typename T>
+struct Step {
+  using C = lltm::cpu::compute_t<T>;
+
+  Step(int64_t rows_, int64_t hidden_)
+      : rows(rows_), hidden(hidden_), storage(rows * hidden * 8), compute(rows * hidden * 6) {}
+
+  void forward(const lltm::cpu::Kernels& kernels) {
+    lltm::cpu::ForwardArgs<T, C> args;
+    args.hidden = hidden;
+    args.gates = {compute.data(), 3 * hidden};
+    args.gates_step = hidden;
+    args.activations = {storage.data(), 4 * hidden};
+    args.activations_step = hidden;
+    args.c = {part(storage, 4), hidden};
+    args.h_next = {part(storage, 5), hidden};
+    args.c_next = {part(storage, 6), hidden};
+    (kernels.*lltm::cpu::kPointwise<T, C>).forward(args, 0, rows * hidden);
+  }
+
+  void backward(const lltm::cpu::Kernels& kernels) {
+    lltm::cpu::BackwardArgs<T, C> args;
+    args.hidden = hidden;
+    args.activations = {storage.data(), 4 * hidden};
+    args.activations_step = hidden;
+    args.grad_h = {part(storage, 7), hidden};
+    args.grad_gates = {compute.data(), 3 * hidden};
+    args.grad_gates_step = hidden;
+    args.grad_h_state = {part(compute, 3), hidden};
+    args.grad_c = {part(compute, 4), hidden};
+    args.grad_c_prev = {part(compute, 5), hidden};
+    (kernels.*lltm::cpu::kPointwise<T, C>).backward(args, 0, rows * hidden);
+  }
+
+  // Read and written.
+  double forward_bytes() const { return rows * hidden * (3.0 * sizeof(C) + 7.0 * sizeof(T)); }
+  double backward_bytes() const { return rows * hidden * (6.0 * sizeof(C) + 5.0 * sizeof(T)); }
+
+  int64_t rows, hidden;
+  std::vector<T> storage;  // activations (4H), c, h', c', gradient of h
+  std::vector<C> compute;  // gates (3H), carried gradients of h and c, of the c before
+
+ private:
+  template <typename E>
+  E* part(std::vector<E>& memory, int64_t index) const {
+    return memory.data() + index * rows * hidden;
+  }
+};
+
+template <typename T>
+void add_pointwise(const std::string& dtype, int64_t rows, int64_t hidden) {
+  const std::string sizes =
+      '/' + dtype + "/B:" + std::to_string(rows) + ",H:" + std::to_string(hidden) + '/';
+  const double forward_bytes = Step<T>(1, 1).forward_bytes() * rows * hidden;
+  const double backward_bytes = Step<T>(1, 1).backward_bytes() * rows * hidden;
+  const auto add_direction =
+      [&](const std::string& work, double bytes, void (Step<T>::*run)(const lltm::cpu::Kernels&)) {
+        for (const lltm::cpu::Kernels* const kernels : runnable_kernels()) {
+          add(work + sizes + kernels->name, {.bytes = bytes}, [=]() -> Body {
+            const auto step = std::make_shared<Step<T>>(rows, hidden);
+            return [=] { (*step.*run)(*kernels); };
+          });
+        }
+        add(work + sizes + "copy", {.bytes = bytes}, [=] {
+          return copy(static_cast<int64_t>(bytes), /*threads=*/1);
+        });
+      };
+  add_direction("pointwise_forward", forward_bytes, &Step<T>::forward);
+  add_direction("pointwise_backward", backward_bytes, &Step<T>::backward);
+}
+
+// ---- operators --------------------------------------------------------------
+
+struct Sizes {
+  int64_t T, B, I, H;  // one step: T = 1
+
+  // Of the products, as an LLTM has them.
+  double forward_flops() const { return 2.0 * T * B * (I + H) * 3 * H; }
+
+  std::string text(bool step) const {
+    return (step ? "" : "T:" + std::to_string(T) + ',') + "B:" + std::to_string(B) +
+           ",I:" + std::to_string(I) + ",H:" + std::to_string(H);
+  }
+};
+
+// Values as a network at the beginning of its training has them.
+struct Problem {
+  Problem(const Sizes& sizes, at::ScalarType dtype, bool step) {
+    const auto [T, B, I, H] = sizes;
+    const auto parameter = [&, H = H](at::IntArrayRef shape) {
+      return ((at::rand(shape, at::kFloat) * 2 - 1) / std::sqrt(static_cast<double>(H))).to(dtype);
+    };
+    input = step ? at::randn({B, I}, at::kFloat) : at::randn({T, B, I}, at::kFloat);
+    input = input.to(dtype);
+    h = at::randn({B, H}, at::kFloat).to(dtype);
+    c = at::randn({B, H}, at::kFloat).to(dtype);
+    weights = parameter({3 * H, H + I});
+    bias = parameter({3 * H});
+    lstm = {parameter({4 * H, I}), parameter({4 * H, H}), parameter({4 * H}), parameter({4 * H})};
+    grad_h = at::randn(step ? std::vector{B, H} : std::vector{T, B, H}, at::kFloat).to(dtype);
+  }
+
+  Tensor input, h, c, weights, bias;
+  Tensors lstm;   // w_ih, w_hh, b_ih, b_hh
+  Tensor grad_h;  // of h' or of the output
+};
+
+// From a problem to h' or the output.
+using Layer = Tensor (*)(const Problem&);
+
+Tensor lltm_cell(const Problem& p) {
+  return std::get<0>(lltm::cell(p.input, p.h, p.c, p.weights, p.bias));
+}
+
+Tensor eager_cell(const Problem& p) {
+  const Tensor z = at::addmm(p.bias, at::cat({p.h, p.input}, 1), p.weights.t());
+  const Tensors gates = z.chunk(3, 1);
+  const Tensor c = p.c + gates[0].sigmoid() * at::elu(gates[2]);
+  return c.tanh() * gates[1].sigmoid();
+}
+
+Tensor lstm_cell(const Problem& p) {
+  return std::get<0>(
+      at::lstm_cell(p.input, {p.h, p.c}, p.lstm[0], p.lstm[1], p.lstm[2], p.lstm[3]));
+}
+
+Tensor lltm_sequence(const Problem& p) {
+  return std::get<0>(lltm::sequence(p.input, p.h, p.c, p.weights, p.bias));
+}
+
+Tensor lstm_sequence(const Problem& p) {
+  return std::get<0>(at::lstm(
+      p.input,
+      {p.h.unsqueeze(0), p.c.unsqueeze(0)},
+      p.lstm,
+      /*has_biases=*/true,
+      /*num_layers=*/1,
+      /*dropout=*/0.0,
+      /*train=*/at::GradMode::is_enabled(),
+      /*bidirectional=*/false,
+      /*batch_first=*/false));
+}
+
+struct NamedLayer {
+  const char* name;
+  Layer layer;
+};
+
+void add_layers(
+    const std::string& work,
+    const std::vector<NamedLayer>& layers,
+    const std::string& dtype_name,
+    at::ScalarType dtype,
+    const Sizes& sizes,
+    bool step) {
+  const std::string suffix = '/' + dtype_name + '/' + sizes.text(step) + '/';
+  // The rate counts the products of an LLTM; an LSTM has others.
+  const auto amount = [&](const NamedLayer& layer, double passes) -> Amount {
+    const bool ours = layer.name == layers.front().name;
+    return {.flops = ours ? passes * sizes.forward_flops() : 0};
+  };
+  for (const NamedLayer& layer : layers) {
+    add(work + "_inference" + suffix + layer.name, amount(layer, 1), [=]() -> Body {
+      const auto problem = std::make_shared<Problem>(sizes, dtype, step);
+      return [=] {
+        const at::NoGradGuard no_grad;
+        benchmark::DoNotOptimize(layer.layer(*problem));
+      };
+    });
+  }
+  if (step) {
+    add(work + "_inference" + suffix + "addmm", {}, [=]() -> Body {
+      const auto p = std::make_shared<Problem>(sizes, dtype, step);
+      const Tensor x = at::cat({p->h, p->input}, 1);
+      const Tensor weights_t = p->weights.t();
+      return [=] { benchmark::DoNotOptimize(at::addmm(p->bias, x, weights_t)); };
+    });
+  }
+  for (const NamedLayer& layer : layers) {
+    add(work + "_training" + suffix + layer.name, amount(layer, 3), [=]() -> Body {
+      const auto problem = std::make_shared<Problem>(sizes, dtype, step);
+      const bool is_lstm = std::strcmp(layer.name, "lstm") == 0;
+      Tensors leaves = {problem->input};
+      if (is_lstm)
+        leaves.insert(leaves.end(), problem->lstm.begin(), problem->lstm.end());
+      else
+        leaves.insert(leaves.end(), {problem->weights, problem->bias});
+      for (const Tensor& leaf : leaves) leaf.requires_grad_();
+      return [=] {
+        benchmark::DoNotOptimize(
+            torch::autograd::grad({layer.layer(*problem)}, leaves, {problem->grad_h}));
+      };
+    });
+  }
+}
+
+void add_operators(const std::string& dtype_name, at::ScalarType dtype) {
+  const std::vector<NamedLayer> cells = {
+      {"lltm", lltm_cell}, {"eager", eager_cell}, {"lstm", lstm_cell}};
+  for (const Sizes& sizes : {Sizes{1, 16, 32, 128}, {1, 1, 32, 128}, {1, 128, 512, 512}}) {
+    add_layers("cell", cells, dtype_name, dtype, sizes, /*step=*/true);
+  }
+  const std::vector<NamedLayer> sequences = {{"lltm", lltm_sequence}, {"lstm", lstm_sequence}};
+  for (const Sizes& sizes :
+       {Sizes{100, 16, 32, 128}, {100, 64, 128, 256}, {100, 1, 128, 256}, {50, 128, 512, 512}}) {
+    add_layers("sequence", sequences, dtype_name, dtype, sizes, /*step=*/false);
+  }
+}
+
+void add_all() {
+  add_micro_kernel<float>("f32");
+  add_micro_kernel<BFloat16>("bf16");
+  add_copy();
+  for (const int64_t rows : {16, 8192}) {  // within a cache, and beyond
+    add_pointwise<float>("f32", rows, 512);
+    add_pointwise<BFloat16>("bf16", rows, 512);
+    add_pointwise<Half>("f16", rows, 512);
+    add_pointwise<double>("f64", rows, 512);
+  }
+  add_operators("f32", at::kFloat);
+  add_operators("bf16", at::kBFloat16);
+}
+
+}  // namespace
+}  // namespace lltm_bench
+
+int main(int argc, char** argv) {
+  // In front of the arguments, so that those override them.
+  std::string defaults[] = {
+      "--benchmark_enable_random_interleaving=true",
+      "--benchmark_repetitions=11",
+      "--benchmark_min_time=0.05"};
+  std::vector<char*> arguments = {argv[0]};
+  for (std::string& flag : defaults) arguments.push_back(flag.data());
+  arguments.insert(arguments.end(), argv + 1, argv + argc);
+  int count = static_cast<int>(arguments.size());
+
+  benchmark::AddCustomContext("threads", std::to_string(at::get_num_threads()));
+  benchmark::AddCustomContext("lltm", lltm::build_info());
+  benchmark::Initialize(&count, arguments.data());
+  if (benchmark::ReportUnrecognizedArguments(count, arguments.data())) return 1;
+  lltm_bench::add_all();
+  lltm_bench::Report report;
+  benchmark::RunSpecifiedBenchmarks(&report);
+  benchmark::Shutdown();
+}

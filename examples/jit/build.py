@@ -1,0 +1,113 @@
+"""Builds the extension just in time, with torch.utils.cpp_extension.load, and tries it.
+
+    python examples/jit/build.py
+
+The sources are those of the library (CMakeLists.txt lists them) and of the Python module, in one
+shared object. What differs from the installed package: one set of compiler flags, so only the
+baseline CPU kernels, and no Python modules around the operators. The first build takes minutes,
+the next seconds. An installed lltm and this module can't be loaded in one process: each registers
+the operators.
+
+Needs: pip install torch ninja nlohmann_json setuptools, and a C++20 compiler.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import ModuleType
+
+import nlohmann_json
+import torch
+import torch.nn.functional as F
+from torch.utils import cpp_extension
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def sources() -> list[str]:
+    """Returns the C++ sources that CMakeLists.txt lists, and the bindings."""
+    listed = re.findall(
+        r"^ +(cpp/src/\S+\.cpp)\b", (ROOT / "CMakeLists.txt").read_text(), re.MULTILINE
+    )
+    return [str(ROOT / source) for source in [*dict.fromkeys(listed), "python/bindings.cpp"]]
+
+
+def write_version_header(include_dir: Path) -> None:
+    """Does CMake's part: lltm/version.h from version.h.in."""
+    match = re.search(r"project\(\s*lltm\s+VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text())
+    assert match is not None
+    text = (ROOT / "cpp/include/lltm/version.h.in").read_text()
+    parts = dict(zip(("MAJOR", "MINOR", "PATCH"), match[1].split("."), strict=True))
+    for name, part in parts.items():
+        text = text.replace(f"@PROJECT_VERSION_{name}@", part)
+    text = text.replace("@PROJECT_VERSION@", match[1])
+    header = include_dir / "lltm" / "version.h"
+    # Written only when it changed, or every build would compile everything.
+    if not header.exists() or header.read_text() != text:
+        header.parent.mkdir(parents=True, exist_ok=True)
+        header.write_text(text)
+
+
+def load() -> ModuleType:
+    """Compiles what is out of date under build/jit and loads the module."""
+    build_dir = ROOT / "build" / "jit" / f"torch-{torch.__version__}"
+    build_dir.mkdir(parents=True, exist_ok=True)
+    write_version_header(build_dir / "include")
+    return cpp_extension.load(  # type: ignore[no-any-return]
+        name="lltm_jit",
+        sources=sources(),
+        extra_include_paths=[
+            str(build_dir / "include"),
+            str(ROOT / "cpp/include"),
+            str(ROOT / "cpp/src"),
+            str(Path(nlohmann_json.__file__).parent / "include"),
+        ],
+        extra_cflags=["-std=c++20", "-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"],
+        extra_ldflags=["-fopenmp"],
+        build_directory=str(build_dir),
+        with_cuda=False,
+    )
+
+
+def plain_step(
+    x: torch.Tensor, h: torch.Tensor, c: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One step in plain PyTorch operations."""
+    i, o, g = F.linear(torch.cat([h, x], dim=1), weights, bias).chunk(3, dim=1)
+    c = c + torch.sigmoid(i) * F.elu(g)
+    return torch.tanh(c) * torch.sigmoid(o), c
+
+
+def main() -> None:
+    module = load()
+    print(module.build_info())
+
+    torch.manual_seed(0)
+    steps, batch, inputs, hidden = 7, 16, 32, 128
+    x = torch.randn(steps, batch, inputs)
+    h, c = torch.randn(2, batch, hidden)
+    weights = (torch.randn(3 * hidden, hidden + inputs) / hidden**0.5).requires_grad_()
+    bias = torch.randn(3 * hidden).requires_grad_()
+
+    ours = torch.ops.lltm.cell(x[0], h, c, weights, bias)
+    plain = plain_step(x[0], h, c, weights, bias)
+    torch.testing.assert_close(ours, plain)
+    torch.testing.assert_close(
+        torch.autograd.grad(ours[0].sum() + ours[1].sum(), (weights, bias)),
+        torch.autograd.grad(plain[0].sum() + plain[1].sum(), (weights, bias)),
+    )
+
+    new_h, new_c, *_ = module.forward(x[0], weights, bias, h, c)
+    torch.testing.assert_close((new_h, new_c), plain)
+
+    output, h_n, c_n = torch.ops.lltm.sequence(x, h, c, weights, bias)
+    for t in range(steps):
+        h, c = plain_step(x[t], h, c, weights, bias)
+        torch.testing.assert_close(output[t], h)
+    torch.testing.assert_close((h_n, c_n), (h, c))
+    print("values and gradients agree with plain PyTorch operations")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+// The Python module lltm._C. It holds no logic: loading it loads liblltm, which
+// registers the operators under torch.ops.lltm, and the functions below belong
+// to the library.
+#include "composite.h"
+
+#include <lltm/version.h>
+
+#include <torch/csrc/utils/pybind.h>
+
+namespace {
+
+constexpr const char* kForward =
+    R"(One step by plain ATen operations, on any device, with everything backward() needs.
+
+Args:
+    input: (B, I)
+    weights: (3H, H+I); rows by gate: input, output, candidate
+    bias: (3H) or None
+    old_h: (B, H)
+    old_cell: (B, H)
+
+Returns:
+    [new_h, new_cell, input_gate, output_gate, candidate_cell, X, gate_weights]:
+    the states and the activated gates (B, H), X = cat([old_h, input]) (B, H+I) and the gates
+    before activation, gate_weights = X weights^T + bias (B, 3H).
+
+lltm.functional.cell computes the same states with fused kernels.)";
+
+constexpr const char* kBackward =
+    R"(The gradients of one step, from what forward() returned.
+
+Args:
+    grad_h: (B, H), gradient of new_h
+    grad_cell: (B, H), gradient of new_cell
+    new_cell, input_gate, output_gate, candidate_cell: (B, H)
+    X: (B, H+I)
+    gate_weights: (B, 3H)
+    weights: (3H, H+I)
+
+Returns:
+    [d_old_h, d_input, d_weights, d_bias, d_old_cell], each shaped as what it is the gradient of.)";
+
+}  // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  namespace py = pybind11;
+  using no_gil = py::call_guard<py::gil_scoped_release>;
+
+  m.doc() = "The native library liblltm; its operators are torch.ops.lltm.*";
+
+  m.def("version", &lltm::version, "Version of liblltm, \"major.minor.patch\".");
+  m.def("build_info", &lltm::build_info, "How liblltm was built, one \"name: value\" a line.");
+  m.def(
+      "cpu_kernels",
+      &lltm::cpu_kernels,
+      "The CPU kernels in use: \"DEFAULT\", \"AVX2\" or \"AVX512\".");
+
+  m.def(
+      "forward",
+      &lltm::composite::forward,
+      kForward,
+      py::arg("input"),
+      py::arg("weights"),
+      py::arg("bias"),
+      py::arg("old_h"),
+      py::arg("old_cell"),
+      no_gil());
+  m.def(
+      "backward",
+      &lltm::composite::backward,
+      kBackward,
+      py::arg("grad_h"),
+      py::arg("grad_cell"),
+      py::arg("new_cell"),
+      py::arg("input_gate"),
+      py::arg("output_gate"),
+      py::arg("candidate_cell"),
+      py::arg("X"),
+      py::arg("gate_weights"),
+      py::arg("weights"),
+      no_gil());
+}

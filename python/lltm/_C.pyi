@@ -1,0 +1,25 @@
+# The native module (python/bindings.cpp).
+
+from torch import Tensor
+
+def version() -> str: ...
+def build_info() -> str: ...
+def cpu_kernels() -> str: ...
+def forward(
+    input: Tensor,
+    weights: Tensor,
+    bias: Tensor | None,
+    old_h: Tensor,
+    old_cell: Tensor,
+) -> list[Tensor]: ...
+def backward(
+    grad_h: Tensor,
+    grad_cell: Tensor,
+    new_cell: Tensor,
+    input_gate: Tensor,
+    output_gate: Tensor,
+    candidate_cell: Tensor,
+    X: Tensor,
+    gate_weights: Tensor,
+    weights: Tensor,
+) -> list[Tensor]: ...

@@ -1,0 +1,3 @@
+# Written by the build (python/_built_with.py.in).
+
+TORCH: str

@@ -1,0 +1,88 @@
+"""The operators as functions.
+
+Letters: T steps, B batch size, I input size, H hidden size, N rows of a packed sequence.
+
+The tensors of one call have one device and one dtype (float64, float32, bfloat16 or float16)
+and any strides. Wrong shapes and values raise ValueError, wrong types and dtypes TypeError,
+wrong devices and layouts RuntimeError; the text names the argument, what was expected and what
+came.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import _check
+
+__all__ = ["cell", "sequence"]
+
+
+def cell(
+    input: Tensor,
+    state: tuple[Tensor, Tensor],
+    weights: Tensor,
+    bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """One step.
+
+    With X = [h, x] and z = X weights^T + bias, split into z_i, z_o, z_g::
+
+        c' = c + sigmoid(z_i) * elu(z_g)
+        h' = tanh(c') * sigmoid(z_o)
+
+    Args:
+        input: x, (B, I)
+        state: (h, c), each (B, H)
+        weights: (3H, H+I); the rows are the input gate, the output gate and the candidate, the
+            first H columns multiply h, the others x
+        bias: (3H), or None
+
+    Returns:
+        (h', c'), each (B, H); new contiguous tensors. B = 0 gives empty ones.
+    """
+    # The dispatcher would answer a wrong type with a RuntimeError.
+    _check.tensor("cell", "input", input)
+    h, c = _check.state("cell", ("h", "c"), state)
+    _check.tensor("cell", "weights", weights)
+    _check.optional_tensor("cell", "bias", bias)
+    h, c = torch.ops.lltm.cell(input, h, c, weights, bias)
+    return h, c
+
+
+def sequence(
+    input: Tensor,
+    state: tuple[Tensor, Tensor],
+    weights: Tensor,
+    bias: Tensor | None = None,
+    *,
+    batch_sizes: Tensor | None = None,
+    reverse: bool = False,
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """A whole sequence: one layer, one direction.
+
+    Args:
+        input: (T, B, I), or packed (N, I) when batch_sizes is given
+        state: (h_0, c_0), each (B, H)
+        weights: (3H, H+I), as for :func:`cell`
+        bias: (3H), or None
+        batch_sizes: (T), int64 on the CPU: the rows that reach each step, as in a
+            :class:`~torch.nn.utils.rnn.PackedSequence`; none larger than the one before, the
+            first equal to B, the sum equal to N
+        reverse: run from each row's own last step to its first
+
+    Returns:
+        (output, (h_n, c_n)): output (T, B, H) or (N, H) holds h' of every step; h_n and c_n
+        (B, H) are the states after each row's last step taken. T = 0 gives an empty output and
+        the initial states.
+    """
+    _check.tensor("sequence", "input", input)
+    h_0, c_0 = _check.state("sequence", ("h_0", "c_0"), state)
+    _check.tensor("sequence", "weights", weights)
+    _check.optional_tensor("sequence", "bias", bias)
+    _check.optional_tensor("sequence", "batch_sizes", batch_sizes)
+    _check.boolean("sequence", "reverse", reverse)
+    output, h_n, c_n = torch.ops.lltm.sequence(
+        input, h_0, c_0, weights, bias, batch_sizes=batch_sizes, reverse=reverse
+    )
+    return output, (h_n, c_n)

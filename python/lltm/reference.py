@@ -1,0 +1,76 @@
+"""The LLTM in plain PyTorch operations: its definition, for reading.
+
+`cell` and `sequence` have the arguments of lltm.functional's, `LLTMCell` and `LLTM` those of
+lltm's, and their state_dict. The tests compare with them and the benchmarks measure against them.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import modules
+
+__all__ = ["LLTM", "LLTMCell", "cell", "sequence"]
+
+
+def cell(
+    input: Tensor,
+    state: tuple[Tensor, Tensor],
+    weights: Tensor,
+    bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """One step; see :func:`lltm.functional.cell`."""
+    h, c = state
+    X = torch.cat([h, input], dim=1)
+    z_i, z_o, z_g = F.linear(X, weights, bias).chunk(3, dim=1)
+    c = c + torch.sigmoid(z_i) * F.elu(z_g)
+    h = torch.tanh(c) * torch.sigmoid(z_o)
+    return h, c
+
+
+def sequence(
+    input: Tensor,
+    state: tuple[Tensor, Tensor],
+    weights: Tensor,
+    bias: Tensor | None = None,
+    *,
+    batch_sizes: Tensor | None = None,
+    reverse: bool = False,
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """A loop over steps; see :func:`lltm.functional.sequence`."""
+    h, c = state
+    steps = input.unbind(0) if batch_sizes is None else input.split(batch_sizes.tolist())
+    outputs: list[Tensor] = []
+    for x in reversed(steps) if reverse else steps:
+        # The first rows of the batch take this step. The others have ended or, in reverse, not
+        # begun, and keep their state.
+        rows = x.shape[0]
+        h_next, c_next = cell(x, (h[:rows], c[:rows]), weights, bias)
+        outputs.append(h_next)
+        if rows < h.shape[0]:
+            h_next = torch.cat([h_next, h[rows:]])
+            c_next = torch.cat([c_next, c[rows:]])
+        h, c = h_next, c_next
+    if reverse:
+        outputs.reverse()
+    if not outputs:
+        output = input.new_empty(*input.shape[:-1], h.shape[1])
+    elif batch_sizes is None:
+        output = torch.stack(outputs)
+    else:
+        output = torch.cat(outputs)
+    return output, (h, c)
+
+
+class LLTMCell(modules.LLTMCell):
+    """lltm.LLTMCell by :func:`cell`."""
+
+    _cell = staticmethod(cell)
+
+
+class LLTM(modules.LLTM):
+    """lltm.LLTM by :func:`sequence`."""
+
+    _sequence = staticmethod(sequence)

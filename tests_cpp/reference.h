@@ -1,0 +1,205 @@
+// The LLTM cell written out from its formulas, in plain loops: the oracle of
+// the native tests. It shares nothing with the library: each batch row is run
+// on its own, from its own first step to its own last one.
+//
+//     X = [h, x];  z = X W^T + b;  i, o = sigmoid(z_i), sigmoid(z_o)
+//     g = elu(z_g);  c' = c + i g;  h' = o tanh(c')
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace reference {
+
+// Wider than float64 where the platform has something wider, so that float64
+// results can be judged too.
+using Real = long double;
+using Vector = std::vector<Real>;
+
+struct Matrix {
+  Matrix() = default;
+  Matrix(std::int64_t rows, std::int64_t cols)
+      : rows(rows), cols(cols), data(static_cast<std::size_t>(rows * cols)) {}
+
+  Real* row(std::int64_t r) { return data.data() + r * cols; }
+  const Real* row(std::int64_t r) const { return data.data() + r * cols; }
+
+  std::int64_t rows = 0;
+  std::int64_t cols = 0;
+  Vector data;
+};
+
+inline Real sigmoid(Real z) { return 1 / (1 + std::exp(-z)); }
+inline Real elu(Real z) { return z > 0 ? z : std::expm1(z); }
+inline Real elu_derivative(Real z) { return z > 0 ? 1 : std::exp(z); }
+
+// One step of one row, with everything its backward needs.
+struct Step {
+  Vector h_and_x;         // X, (H+I)
+  Vector i, o, z_g, g;    // (H) each
+  Vector c_next, h_next;  // (H) each
+};
+
+// input (I); h, c (H); weights (3H, H+I); bias (3H) or absent.
+inline Step step_forward(
+    const Real* input,
+    std::int64_t input_size,
+    const Vector& h,
+    const Vector& c,
+    const Matrix& weights,
+    const std::optional<Vector>& bias) {
+  const std::size_t hidden_size = h.size();
+  Step step;
+  step.h_and_x = h;
+  step.h_and_x.insert(step.h_and_x.end(), input, input + input_size);
+
+  const auto pre_activation = [&](std::size_t row) {
+    Real sum = 0;
+    for (std::size_t k = 0; k < step.h_and_x.size(); ++k) {
+      sum += weights.row(static_cast<std::int64_t>(row))[k] * step.h_and_x[k];
+    }
+    return bias ? sum + (*bias)[row] : sum;
+  };
+  for (std::size_t j = 0; j < hidden_size; ++j) {
+    step.i.push_back(sigmoid(pre_activation(j)));
+    step.o.push_back(sigmoid(pre_activation(hidden_size + j)));
+    step.z_g.push_back(pre_activation(2 * hidden_size + j));
+    step.g.push_back(elu(step.z_g[j]));
+    step.c_next.push_back(c[j] + step.i[j] * step.g[j]);
+    step.h_next.push_back(step.o[j] * std::tanh(step.c_next[j]));
+  }
+  return step;
+}
+
+// From dh and dc, the gradients of h' and c', to those of h and c, in place;
+// adds to d_input (I), d_weights and d_bias.
+inline void step_backward(
+    const Step& step,
+    const Matrix& weights,
+    Vector& dh,
+    Vector& dc,
+    Real* d_input,
+    Matrix& d_weights,
+    Vector& d_bias) {
+  const std::size_t hidden_size = dh.size();
+  Vector dz(3 * hidden_size);
+  for (std::size_t j = 0; j < hidden_size; ++j) {
+    const Real i = step.i[j];
+    const Real o = step.o[j];
+    const Real tanh_c = std::tanh(step.c_next[j]);
+    dc[j] += dh[j] * o * (1 - tanh_c * tanh_c);
+    dz[j] = dc[j] * step.g[j] * i * (1 - i);
+    dz[hidden_size + j] = dh[j] * tanh_c * o * (1 - o);
+    dz[2 * hidden_size + j] = dc[j] * i * elu_derivative(step.z_g[j]);
+  }
+  Vector d_h_and_x(step.h_and_x.size());
+  for (std::size_t row = 0; row < dz.size(); ++row) {
+    const Real* w = weights.row(static_cast<std::int64_t>(row));
+    Real* dw = d_weights.row(static_cast<std::int64_t>(row));
+    for (std::size_t k = 0; k < d_h_and_x.size(); ++k) {
+      d_h_and_x[k] += dz[row] * w[k];
+      dw[k] += dz[row] * step.h_and_x[k];
+    }
+    d_bias[row] += dz[row];
+  }
+  for (std::size_t j = 0; j < hidden_size; ++j) {
+    dh[j] = d_h_and_x[j];
+  }
+  for (std::size_t k = hidden_size; k < d_h_and_x.size(); ++k) {
+    d_input[k - hidden_size] += d_h_and_x[k];
+  }
+}
+
+struct Arguments {
+  Matrix input;  // (N, I), the rows of one step beside each other
+  Matrix h, c;   // (B, H)
+  Matrix weights;
+  std::optional<Vector> bias;
+  std::vector<std::int64_t> batch_sizes;  // rows that reach each step
+  bool reverse = false;
+};
+
+struct Outputs {
+  Matrix output;  // (N, H), h' of every step
+  Matrix h, c;    // (B, H), after each row's last step taken
+};
+
+struct Gradients {
+  Matrix input, h, c, weights;
+  Vector bias;
+};
+
+struct Sequence {
+  Outputs outputs;
+  std::vector<std::vector<Step>> steps;             // per row, in the order they ran
+  std::vector<std::vector<std::int64_t>> position;  // the row of input each one read
+};
+
+inline Sequence sequence_forward(const Arguments& arguments) {
+  const Matrix& input = arguments.input;
+  Sequence result;
+  result.outputs = {Matrix(input.rows, arguments.h.cols), arguments.h, arguments.c};
+  for (std::int64_t b = 0; b < arguments.h.rows; ++b) {
+    std::vector<std::int64_t> position;
+    std::int64_t first_of_step = 0;
+    for (const std::int64_t rows : arguments.batch_sizes) {
+      if (b < rows) {
+        position.push_back(first_of_step + b);
+      }
+      first_of_step += rows;
+    }
+    if (arguments.reverse) {
+      position = {position.rbegin(), position.rend()};
+    }
+
+    Vector h(arguments.h.row(b), arguments.h.row(b) + arguments.h.cols);
+    Vector c(arguments.c.row(b), arguments.c.row(b) + arguments.c.cols);
+    std::vector<Step> steps;
+    for (const std::int64_t n : position) {
+      steps.push_back(
+          step_forward(input.row(n), input.cols, h, c, arguments.weights, arguments.bias));
+      h = steps.back().h_next;
+      c = steps.back().c_next;
+      std::copy(h.begin(), h.end(), result.outputs.output.row(n));
+    }
+    std::copy(h.begin(), h.end(), result.outputs.h.row(b));
+    std::copy(c.begin(), c.end(), result.outputs.c.row(b));
+    result.steps.push_back(std::move(steps));
+    result.position.push_back(std::move(position));
+  }
+  return result;
+}
+
+inline Gradients sequence_backward(
+    const Arguments& arguments, const Sequence& sequence, const Outputs& grad_outputs) {
+  const Matrix& weights = arguments.weights;
+  Gradients d;
+  d.input = Matrix(arguments.input.rows, arguments.input.cols);
+  d.h = grad_outputs.h;
+  d.c = grad_outputs.c;
+  d.weights = Matrix(weights.rows, weights.cols);
+  d.bias = Vector(static_cast<std::size_t>(weights.rows));
+  for (std::int64_t b = 0; b < arguments.h.rows; ++b) {
+    Vector dh(d.h.row(b), d.h.row(b) + d.h.cols);
+    Vector dc(d.c.row(b), d.c.row(b) + d.c.cols);
+    const auto& steps = sequence.steps[static_cast<std::size_t>(b)];
+    const auto& position = sequence.position[static_cast<std::size_t>(b)];
+    for (std::size_t s = steps.size(); s-- > 0;) {
+      const Real* grad_output = grad_outputs.output.row(position[s]);
+      for (std::size_t j = 0; j < dh.size(); ++j) {
+        dh[j] += grad_output[j];
+      }
+      step_backward(steps[s], weights, dh, dc, d.input.row(position[s]), d.weights, d.bias);
+    }
+    std::copy(dh.begin(), dh.end(), d.h.row(b));
+    std::copy(dc.begin(), dc.end(), d.c.row(b));
+  }
+  return d;
+}
+
+}  // namespace reference

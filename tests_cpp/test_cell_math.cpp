@@ -1,0 +1,423 @@
+// The arithmetic of the CPU kernels, for every instruction set that this CPU
+// has: errors of the math functions, and the 16-bit storage formats. Links
+// the kernels alone, without PyTorch.
+#include "cpu/pointwise.h"
+#include "cpu_features.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <ostream>
+#include <string>
+#include <vector>
+
+namespace lltm::cpu {
+namespace {
+
+struct InstructionSet {
+  const char* name;
+  const char* capability;  // as cpu_features.h names it
+  const Kernels* (*kernels)();
+};
+
+const InstructionSet kInstructionSets[] = {
+    {"DEFAULT", "default", kernels_default},
+#if defined(__x86_64__)
+    {"AVX2", "avx2", kernels_avx2},
+    {"AVX512", "avx512", kernels_avx512},
+#endif
+};
+
+void PrintTo(const InstructionSet& set, std::ostream* stream) { *stream << set.name; }
+
+class CellMath : public testing::TestWithParam<InstructionSet> {
+ protected:
+  void SetUp() override {
+    if (!lltm_test::cpu_has(GetParam().capability)) {
+      GTEST_SKIP() << "this CPU has no " << GetParam().name;
+    }
+    kernels_ = GetParam().kernels();
+    ASSERT_NE(kernels_, nullptr) << GetParam().name << " was not compiled in";
+    ASSERT_STREQ(kernels_->name, GetParam().name);
+  }
+
+  const Kernels* kernels_ = nullptr;
+};
+
+INSTANTIATE_TEST_SUITE_P(
+    InstructionSets,
+    CellMath,
+    testing::ValuesIn(kInstructionSets),
+    [](const testing::TestParamInfo<InstructionSet>& info) { return std::string(info.param.name); });
+
+// ---- math functions -------------------------------------------------------
+
+template <typename T>
+struct Traits;
+
+template <>
+struct Traits<float> {
+  using Bits = std::uint32_t;
+  using Wide = double;
+  static const ArrayMath<float>& math(const Kernels& kernels) { return kernels.math_f32; }
+};
+
+template <>
+struct Traits<double> {
+  using Bits = std::uint64_t;
+  using Wide = long double;
+  static const ArrayMath<double>& math(const Kernels& kernels) { return kernels.math_f64; }
+};
+
+// Numbers the floating-point numbers in their order; both zeros are 0.
+template <typename T>
+std::int64_t ordinal(T x) {
+  using Bits = typename Traits<T>::Bits;
+  constexpr Bits sign = Bits{1} << (std::numeric_limits<Bits>::digits - 1);
+  const auto bits = std::bit_cast<Bits>(x);
+  const auto magnitude = static_cast<std::int64_t>(bits & ~sign);
+  return (bits & sign) != 0 ? -magnitude : magnitude;
+}
+
+template <typename T>
+struct MathFunction {
+  const char* name;
+  typename ArrayMath<T>::Function ArrayMath<T>::* kernel;
+  typename Traits<T>::Wide (*reference)(typename Traits<T>::Wide);
+  bool nonpositive_only;
+  std::int64_t largest_error;  // stated in cell_math.h, in ULP
+};
+
+template <typename T>
+std::vector<MathFunction<T>> math_functions() {
+  using Wide = typename Traits<T>::Wide;
+  using Math = ArrayMath<T>;
+  return {
+      {"exp_nonpositive", &Math::exp_nonpositive, [](Wide x) { return std::exp(x); }, true, 2},
+      {"expm1_nonpositive",
+       &Math::expm1_nonpositive,
+       [](Wide x) { return std::expm1(x); },
+       true,
+       2},
+      {"sigmoid", &Math::sigmoid, [](Wide x) { return 1 / (1 + std::exp(-x)); }, false, 3},
+      {"tanh", &Math::tanh, [](Wide x) { return std::tanh(x); }, false, 3},
+      {"elu", &Math::elu, [](Wide x) { return x > 0 ? x : std::expm1(x); }, false, 2},
+  };
+}
+
+// Largest distance from the correctly rounded result, and where.
+template <typename T>
+struct Worst {
+  std::int64_t error = 0;
+  T x = 0;
+};
+
+// Compares one array of arguments. NaN against a number counts as infinitely
+// wrong; a subnormal result may be one step off.
+template <typename T>
+void compare(
+    const MathFunction<T>& function,
+    const Kernels& kernels,
+    std::vector<T> x,
+    Worst<T>& worst,
+    Worst<T>& worst_subnormal) {
+  if (function.nonpositive_only) {
+    for (T& value : x) {
+      value = std::copysign(value, T(-1));
+    }
+  }
+  std::vector<T> y(x.size());
+  (Traits<T>::math(kernels).*function.kernel)(
+      x.data(), y.data(), static_cast<std::int64_t>(x.size()));
+  for (std::size_t k = 0; k < x.size(); ++k) {
+    const T expected = static_cast<T>(function.reference(x[k]));
+    std::int64_t error = std::abs(ordinal(y[k]) - ordinal(expected));
+    if (std::isnan(y[k]) || std::isnan(expected)) {
+      error = std::isnan(y[k]) && std::isnan(expected) ? 0 : std::numeric_limits<int64_t>::max();
+    }
+    Worst<T>& target =
+        std::abs(expected) < std::numeric_limits<T>::min() ? worst_subnormal : worst;
+    if (error > target.error) {
+      target = {error, x[k]};
+    }
+  }
+}
+
+constexpr std::size_t kChunk = 1 << 14;
+
+// Bit patterns from `first` to `last`, `stride` apart, chunk by chunk.
+template <typename T, typename Visit>
+void for_each_chunk(
+    typename Traits<T>::Bits first,
+    typename Traits<T>::Bits last,
+    typename Traits<T>::Bits stride,
+    Visit visit) {
+  using Bits = typename Traits<T>::Bits;
+  std::vector<T> chunk;
+  for (Bits bits = first;; bits += stride) {
+    chunk.push_back(std::bit_cast<T>(bits));
+    const bool end = last - bits < stride;
+    if (chunk.size() == kChunk || end) {
+      visit(chunk);
+      chunk.clear();
+    }
+    if (end) {
+      return;
+    }
+  }
+}
+
+template <typename T>
+class Errors {
+ public:
+  explicit Errors(const Kernels& kernels) : kernels_(kernels), functions_(math_functions<T>()) {
+    worst_.resize(functions_.size());
+    worst_subnormal_.resize(functions_.size());
+  }
+
+  void add(const std::vector<T>& x) {
+    for (std::size_t k = 0; k < functions_.size(); ++k) {
+      compare(functions_[k], kernels_, x, worst_[k], worst_subnormal_[k]);
+    }
+  }
+
+  // About `count` bit patterns from `first` to `last`, of both signs.
+  void add_range(T first, T last, typename Traits<T>::Bits count) {
+    using Bits = typename Traits<T>::Bits;
+    const auto low = std::bit_cast<Bits>(first);
+    const auto high = std::bit_cast<Bits>(last);
+    // Odd, so that the low bits of the patterns vary.
+    const Bits stride = (high - low) / count | 1;
+    for_each_chunk<T>(low, high, stride, [&](std::vector<T>& x) {
+      add(x);
+      for (T& value : x) {
+        value = -value;
+      }
+      add(x);
+    });
+  }
+
+  void expect_as_stated() const {
+    for (std::size_t k = 0; k < functions_.size(); ++k) {
+      EXPECT_LE(worst_[k].error, functions_[k].largest_error)
+          << functions_[k].name << " at " << worst_[k].x;
+      EXPECT_LE(worst_subnormal_[k].error, 1)
+          << functions_[k].name << " at " << worst_subnormal_[k].x;
+      testing::Test::RecordProperty(functions_[k].name, std::to_string(worst_[k].error));
+    }
+  }
+
+ private:
+  const Kernels& kernels_;
+  std::vector<MathFunction<T>> functions_;
+  std::vector<Worst<T>> worst_, worst_subnormal_;
+};
+
+template <typename T>
+std::vector<T> special_values() {
+  using Limits = std::numeric_limits<T>;
+  std::vector<T> values;
+  for (const T value :
+       {T(0), Limits::denorm_min(), 3 * Limits::denorm_min(), Limits::min() - Limits::denorm_min(),
+        Limits::min(), Limits::epsilon(), T(0.5), T(1), T(40), T(87.336544750553), T(88.722839),
+        T(103.972), T(104), T(105), T(106), T(708.396418532264), T(709.782712893384),
+        T(744.4400719213812), T(745.1332191019411), T(746), T(1e4), Limits::max(),
+        Limits::infinity(), Limits::quiet_NaN()}) {
+    values.push_back(value);
+    values.push_back(-value);
+  }
+  return values;
+}
+
+TEST_P(CellMath, Float32ErrorsAreAtMostThoseStated) {
+  Errors<float> errors(*kernels_);
+  errors.add(special_values<float>());
+  errors.add_range(0.0f, 0x1p-26f, 1'000'000);  // results there are 1/2, or x itself
+  errors.add_range(0x1p-26f, 128.0f, 10'000'000);
+  errors.add_range(128.0f, std::bit_cast<float>(0x7FFFFFFFu), 1'000'000);  // NaNs too
+  errors.expect_as_stated();
+}
+
+TEST_P(CellMath, Float64ErrorsAreAtMostThoseStated) {
+  if constexpr (std::numeric_limits<long double>::digits <= 53) {
+    GTEST_SKIP() << "long double is no wider than double here: no reference";
+  }
+  Errors<double> errors(*kernels_);
+  errors.add(special_values<double>());
+  errors.add_range(0.0, 0x1p-55, 100'000);
+  errors.add_range(0x1p-55, 1024.0, 500'000);
+  errors.add_range(0x1p-6, 64.0, 1'000'000);
+  errors.add_range(700.0, 750.0, 500'000);
+  errors.add_range(1024.0, std::bit_cast<double>(0x7FFFFFFFFFFFFFFFu), 100'000);
+  errors.expect_as_stated();
+}
+
+TEST_P(CellMath, InfinitiesGiveTheLimits) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  const float x[] = {infinity, -infinity};
+  float y[2];
+  const ArrayMath<float>& math = kernels_->math_f32;
+  math.sigmoid(x, y, 2);
+  EXPECT_EQ(y[0], 1.0f);
+  EXPECT_EQ(y[1], 0.0f);
+  math.tanh(x, y, 2);
+  EXPECT_EQ(y[0], 1.0f);
+  EXPECT_EQ(y[1], -1.0f);
+  math.elu(x, y, 2);
+  EXPECT_EQ(y[0], infinity);
+  EXPECT_EQ(y[1], -1.0f);
+  math.exp_nonpositive(x + 1, y, 1);
+  EXPECT_EQ(y[0], 0.0f);
+  math.expm1_nonpositive(x + 1, y, 1);
+  EXPECT_EQ(y[0], -1.0f);
+}
+
+// A result may not depend on where in an array its argument stands: vector
+// body and scalar tail agree.
+TEST_P(CellMath, ResultsDoNotDependOnThePositionInTheArray) {
+  std::vector<float> x;
+  for (int k = 0; k < 137; ++k) {
+    x.push_back(std::sin(static_cast<float>(k)) * 20);
+  }
+  for (const auto& function : math_functions<float>()) {
+    std::vector<float> arguments = x;
+    if (function.nonpositive_only) {
+      for (float& value : arguments) {
+        value = -std::abs(value);
+      }
+    }
+    const auto kernel = kernels_->math_f32.*function.kernel;
+    std::vector<float> together(x.size());
+    kernel(arguments.data(), together.data(), static_cast<std::int64_t>(x.size()));
+    for (std::size_t k = 0; k < x.size(); ++k) {
+      float alone = 0;
+      kernel(&arguments[k], &alone, 1);
+      EXPECT_EQ(alone, together[k]) << function.name << " at " << arguments[k];
+    }
+  }
+}
+
+// ---- 16-bit formats -------------------------------------------------------
+
+// A binary floating-point format with an implicit leading bit.
+struct Format {
+  int exponent_bits, mantissa_bits;
+
+  int bias() const { return (1 << (exponent_bits - 1)) - 1; }
+  int smallest_exponent() const { return 1 - bias(); }
+  unsigned infinity() const { return ((1u << exponent_bits) - 1) << mantissa_bits; }
+};
+constexpr Format kHalf = {5, 10};
+constexpr Format kBFloat16 = {8, 7};
+
+double decode(std::uint16_t bits, Format format) {
+  const int mantissa = bits & ((1 << format.mantissa_bits) - 1);
+  const int exponent = (bits & 0x7FFF) >> format.mantissa_bits;
+  const double sign = (bits & 0x8000) != 0 ? -1.0 : 1.0;
+  if (exponent == (1 << format.exponent_bits) - 1) {
+    return mantissa != 0 ? std::numeric_limits<double>::quiet_NaN()
+                         : sign * std::numeric_limits<double>::infinity();
+  }
+  return exponent == 0
+      ? sign * std::ldexp(mantissa, format.smallest_exponent() - format.mantissa_bits)
+      : sign *
+          std::ldexp(
+              mantissa + (1 << format.mantissa_bits),
+              exponent - format.bias() - format.mantissa_bits);
+}
+
+// Round to nearest, ties to even, in arithmetic: not NaN.
+std::uint16_t encode(float x, Format format) {
+  const unsigned sign = std::signbit(x) ? 0x8000u : 0u;
+  const double magnitude = std::abs(static_cast<double>(x));
+  if (std::isinf(x)) {
+    return static_cast<std::uint16_t>(sign | format.infinity());
+  }
+  const int exponent = magnitude == 0
+      ? format.smallest_exponent()
+      : std::max(std::ilogb(magnitude), format.smallest_exponent());
+  // In units of the last place; nearbyint rounds half to even.
+  const auto units =
+      static_cast<unsigned>(std::nearbyint(std::ldexp(magnitude, format.mantissa_bits - exponent)));
+  const unsigned biased =
+      static_cast<unsigned>(exponent - format.smallest_exponent()) << format.mantissa_bits;
+  return static_cast<std::uint16_t>(sign | std::min(biased + units, format.infinity()));
+}
+
+template <typename T>
+void check_load(const ArrayConvert<T>& convert, Format format) {
+  std::vector<T> patterns(1 << 16);
+  for (std::size_t k = 0; k < patterns.size(); ++k) {
+    patterns[k].bits = static_cast<std::uint16_t>(k);
+  }
+  std::vector<float> values(patterns.size());
+  convert.load(patterns.data(), values.data(), static_cast<std::int64_t>(patterns.size()));
+  for (std::size_t k = 0; k < patterns.size(); ++k) {
+    const double expected = decode(patterns[k].bits, format);
+    if (std::isnan(expected)) {
+      ASSERT_TRUE(std::isnan(values[k])) << "pattern " << k;
+    } else {
+      ASSERT_EQ(values[k], expected) << "pattern " << k;
+      ASSERT_EQ(std::signbit(values[k]), std::signbit(expected)) << "pattern " << k;
+    }
+  }
+}
+
+template <typename T>
+void check_store(const ArrayConvert<T>& convert, Format format, std::vector<float>& values) {
+  std::vector<T> stored(values.size());
+  convert.store(values.data(), stored.data(), static_cast<std::int64_t>(values.size()));
+  for (std::size_t k = 0; k < values.size(); ++k) {
+    if (std::isnan(values[k])) {
+      ASSERT_TRUE(std::isnan(decode(stored[k].bits, format))) << values[k];
+    } else {
+      ASSERT_EQ(stored[k].bits, encode(values[k], format))
+          << std::hexfloat << values[k] << " stored as " << stored[k].bits;
+    }
+  }
+}
+
+template <typename T>
+void check_store_everywhere(const ArrayConvert<T>& convert, Format format) {
+  for_each_chunk<float>(0u, 0xFFFFFFFFu, 251, [&](std::vector<float>& values) {
+    check_store(convert, format, values);
+  });
+  // Every number of the format, every tie between two of them, and what
+  // stands beside either.
+  std::vector<float> values;
+  for (unsigned bits = 0; bits < format.infinity(); ++bits) {
+    const double low = decode(static_cast<std::uint16_t>(bits), format);
+    const int exponent =
+        std::max(static_cast<int>(bits >> format.mantissa_bits), 1) - format.bias();
+    const double tie = low + std::ldexp(0.5, exponent - format.mantissa_bits);
+    for (const double value : {low, tie}) {
+      const auto x = static_cast<float>(value);
+      for (const float near : {std::nextafter(x, 0.0f), x, std::nextafter(x, INFINITY)}) {
+        values.push_back(near);
+        values.push_back(-near);
+      }
+    }
+  }
+  check_store(convert, format, values);
+}
+
+TEST_P(CellMath, EveryFloat16PatternLoadsAsItsValue) { check_load(kernels_->convert_f16, kHalf); }
+
+TEST_P(CellMath, EveryBFloat16PatternLoadsAsItsValue) {
+  check_load(kernels_->convert_bf16, kBFloat16);
+}
+
+TEST_P(CellMath, Float16StoresRoundToNearestEven) {
+  check_store_everywhere(kernels_->convert_f16, kHalf);
+}
+
+TEST_P(CellMath, BFloat16StoresRoundToNearestEven) {
+  check_store_everywhere(kernels_->convert_bf16, kBFloat16);
+}
+
+}  // namespace
+}  // namespace lltm::cpu

@@ -1,0 +1,248 @@
+// The operators in PyTorch's dispatcher: which kernels stand behind them, what
+// the meta device says of their results, what autocast does to them.
+#include "testing.h"
+
+#include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+
+#include <algorithm>
+
+namespace lltm_test {
+namespace {
+
+using c10::DispatchKey;
+
+const char* const kOperators[] = {
+    "lltm::cell",
+    "lltm::cell_backward",
+    "lltm::cell_forward",
+    "lltm::sequence",
+    "lltm::sequence_backward",
+    "lltm::sequence_forward",
+};
+
+TEST(Dispatch, TheNamespaceHoldsTheseOperators) {
+  std::vector<std::string> names;
+  for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    if (name.getNamespace() == "lltm") {
+      names.push_back(name.name + name.overload_name);
+    }
+  }
+  std::sort(names.begin(), names.end());
+  EXPECT_EQ(names, std::vector<std::string>(std::begin(kOperators), std::end(kOperators)));
+}
+
+TEST(Dispatch, EveryOperatorHasItsKernels) {
+  for (const char* const name : kOperators) {
+    const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
+    for (const DispatchKey key :
+         {DispatchKey::CPU, DispatchKey::Meta, DispatchKey::Autograd,
+          DispatchKey::CompositeExplicitAutograd}) {
+      EXPECT_TRUE(op.hasKernelForDispatchKey(key)) << name << ' ' << c10::toString(key);
+    }
+  }
+  for (const char* const name : {"lltm::cell", "lltm::sequence"}) {
+    const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
+    for (const DispatchKey key : {DispatchKey::AutocastCPU, DispatchKey::AutocastCUDA}) {
+      EXPECT_TRUE(op.hasKernelForDispatchKey(key)) << name << ' ' << c10::toString(key);
+    }
+  }
+}
+
+// Nothing is written to arguments and no result is a view of one: compiled
+// graphs rely on it.
+TEST(Dispatch, SchemasDeclareNoAliasing) {
+  for (const char* const name : kOperators) {
+    const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
+    for (const auto& argument : op.schema().arguments()) {
+      EXPECT_EQ(argument.alias_info(), nullptr) << name << ' ' << argument.name();
+    }
+    for (const auto& result : op.schema().returns()) {
+      EXPECT_EQ(result.alias_info(), nullptr) << name << ' ' << result.name();
+    }
+  }
+}
+
+// ---- operators called by name, with every argument in a stack --------------
+
+torch::jit::Stack call(const char* name, torch::jit::Stack stack) {
+  c10::Dispatcher::singleton().findSchemaOrThrow(name, "").callBoxed(stack);
+  return stack;
+}
+
+// The same on the meta device, batch_sizes excepted.
+torch::jit::Stack on_meta(torch::jit::Stack stack) {
+  for (c10::IValue& value : stack) {
+    if (value.isTensor() && value.toTensor().scalar_type() != at::kLong) {
+      value = value.toTensor().to(at::kMeta);
+    }
+  }
+  return stack;
+}
+
+struct Call {
+  const char* name;
+  torch::jit::Stack stack;
+};
+
+// One call of each operator, packed ones beside dense ones, every gradient
+// wanted and only some.
+std::vector<Call> calls(at::ScalarType dtype) {
+  const std::vector<bool> all(5, true);
+  const std::vector<bool> some = {true, false, true, false, true};
+  std::vector<Call> calls;
+
+  const Arguments a = cell_problem({1, 4, 3, 5}, dtype, 1);
+  const torch::jit::Stack step = {a.input, a.h, a.c, a.weights, a.bias};
+  calls.push_back({"lltm::cell", step});
+  calls.push_back({"lltm::cell_forward", step});
+  const at::Tensor activations = call("lltm::cell_forward", step)[2].toTensor();
+  for (const auto& mask : {all, some}) {
+    calls.push_back(
+        {"lltm::cell_backward", {a.h, a.c, a.input, a.h, a.weights, activations, mask}});
+    calls.push_back(
+        {"lltm::cell_backward",
+         {a.h, c10::IValue(), a.input, a.h, a.weights, activations, mask}});
+  }
+
+  for (const Arguments& s :
+       {sequence_problem({2, 4, 3, 5}, dtype, 1), packed_problem({3, 2, 2}, 3, 5, dtype, 1),
+        sequence_problem({0, 4, 3, 5}, dtype, 1)}) {
+    const torch::jit::Stack stack = {
+        s.input, s.h, s.c, s.weights, s.bias, s.batch_sizes, s.reverse};
+    calls.push_back({"lltm::sequence", stack});
+    calls.push_back({"lltm::sequence_forward", stack});
+    const torch::jit::Stack results = call("lltm::sequence_forward", stack);
+    for (const auto& mask : {all, some}) {
+      calls.push_back(
+          {"lltm::sequence_backward",
+           {results[0], results[1], c10::IValue(), s.input, s.h, s.weights, results[0], results[3],
+            s.batch_sizes, s.reverse, mask}});
+    }
+  }
+  return calls;
+}
+
+class DispatchDtype : public testing::TestWithParam<at::ScalarType> {};
+
+INSTANTIATE_TEST_SUITE_P(
+    Dtypes,
+    DispatchDtype,
+    testing::ValuesIn(kDtypes),
+    [](const testing::TestParamInfo<at::ScalarType>& info) { return name(info.param); });
+
+TEST_P(DispatchDtype, MetaResultsLookLikeThoseOfTheCPU) {
+  for (const Call& c : calls(GetParam())) {
+    SCOPED_TRACE(c.name);
+    const torch::jit::Stack cpu = call(c.name, c.stack);
+    const torch::jit::Stack meta = call(c.name, on_meta(c.stack));
+    ASSERT_EQ(cpu.size(), meta.size());
+    for (size_t k = 0; k < cpu.size(); ++k) {
+      SCOPED_TRACE(testing::Message() << "result " << k);
+      const at::Tensor& expected = cpu[k].toTensor();
+      const at::Tensor& result = meta[k].toTensor();
+      ASSERT_EQ(result.defined(), expected.defined());
+      if (expected.defined()) {
+        EXPECT_TRUE(result.is_meta());
+        EXPECT_EQ(result.sizes(), expected.sizes());
+        EXPECT_EQ(result.strides(), expected.strides());
+        EXPECT_EQ(result.scalar_type(), expected.scalar_type());
+      }
+    }
+  }
+}
+
+// ---- autocast -------------------------------------------------------------
+
+class Autocast {
+ public:
+  explicit Autocast(at::ScalarType dtype) : before_(at::autocast::get_autocast_dtype(at::kCPU)) {
+    at::autocast::set_autocast_dtype(at::kCPU, dtype);
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    at::autocast::increment_nesting();
+  }
+  ~Autocast() {
+    if (at::autocast::decrement_nesting() == 0) {
+      at::autocast::clear_cache();
+    }
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+    at::autocast::set_autocast_dtype(at::kCPU, before_);
+  }
+  Autocast(const Autocast&) = delete;
+  Autocast& operator=(const Autocast&) = delete;
+
+ private:
+  at::ScalarType before_;
+};
+
+struct AutocastCase {
+  const char* name;
+  Function function;
+  Arguments arguments;
+};
+
+std::vector<AutocastCase> autocast_cases(at::ScalarType dtype) {
+  return {
+      {"cell", cell, cell_problem({1, 4, 3, 5}, dtype, 1)},
+      {"sequence", sequence, sequence_problem({3, 4, 3, 5}, dtype, 1)},
+      {"packed sequence", sequence, packed_problem({3, 2, 2}, 3, 5, dtype, 1)},
+  };
+}
+
+TEST(DispatchAutocast, ComputesInTheAutocastDtype) {
+  for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+    for (const auto& [name, function, arguments] : autocast_cases(at::kFloat)) {
+      SCOPED_TRACE(testing::Message() << name << ' ' << dtype);
+      Tensors casted;
+      for (const at::Tensor& tensor : differentiable(arguments)) {
+        casted.push_back(tensor.to(dtype));
+      }
+      const Tensors expected = function(with(arguments, casted));
+      const Autocast autocast(dtype);
+      const Tensors outputs = function(arguments);
+      EXPECT_TRUE(identical(outputs, expected));
+      EXPECT_EQ(outputs[0].scalar_type(), dtype);
+    }
+  }
+}
+
+TEST(DispatchAutocast, ArgumentsOfMixedDtypesAreBroughtTogether) {
+  Arguments arguments = cell_problem({1, 4, 3, 5}, at::kFloat, 1);
+  arguments.h = arguments.h.to(at::kBFloat16);
+  arguments.input = arguments.input.to(at::kHalf);
+  const Autocast autocast(at::kBFloat16);
+  for (const at::Tensor& output : cell(arguments)) {
+    EXPECT_EQ(output.scalar_type(), at::kBFloat16);
+  }
+}
+
+TEST(DispatchAutocast, GradientsHaveTheDtypeOfTheArguments) {
+  for (const auto& [name, function, arguments] : autocast_cases(at::kFloat)) {
+    SCOPED_TRACE(name);
+    const Arguments leaves = requiring_grad(arguments);
+    {
+      const Autocast autocast(at::kBFloat16);
+      function(leaves)[0].sum().backward();
+    }
+    for (const at::Tensor& leaf : differentiable(leaves)) {
+      ASSERT_TRUE(leaf.grad().defined());
+      EXPECT_EQ(leaf.grad().scalar_type(), at::kFloat);
+    }
+  }
+}
+
+TEST(DispatchAutocast, Float64StaysAsItIs) {
+  for (const auto& [name, function, arguments] : autocast_cases(at::kDouble)) {
+    SCOPED_TRACE(name);
+    const Tensors expected = function(arguments);
+    const Autocast autocast(at::kBFloat16);
+    const Tensors outputs = function(arguments);
+    EXPECT_TRUE(identical(outputs, expected));
+    EXPECT_EQ(outputs[0].scalar_type(), at::kDouble);
+  }
+}
+
+}  // namespace
+}  // namespace lltm_test

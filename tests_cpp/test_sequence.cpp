@@ -1,0 +1,540 @@
+// A sequence: dense and packed, forward and in reverse.
+#include "testing.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <tuple>
+
+namespace lltm_test {
+namespace {
+
+std::string with_direction(const std::string& name, bool reverse) {
+  return name + (reverse ? "_reverse" : "");
+}
+
+Arguments reversed(Arguments arguments, bool reverse) {
+  arguments.reverse = reverse;
+  return arguments;
+}
+
+// Random gradients of output, h_n and c_n.
+Tensors random_gradients(const Arguments& arguments, uint64_t seed) {
+  return random_like(eager_sequence(arguments), seed);
+}
+
+// ---- accuracy -------------------------------------------------------------
+
+constexpr Sizes kSizes[] = {
+    {1, 1, 1, 1},    {2, 1, 2, 3},   {7, 2, 3, 1},     {5, 3, 5, 7},     {3, 5, 7, 2},
+    {3, 7, 16, 17},  {4, 17, 33, 16}, {6, 16, 32, 128}, {2, 33, 17, 65},  {2, 65, 130, 33},
+    {3, 130, 65, 5}, {5, 1, 130, 130}, {9, 2, 1, 130},  {2, 130, 2, 64},  {3, 16, 64, 192},
+};
+
+class SequenceAccuracy : public testing::TestWithParam<std::tuple<at::ScalarType, Sizes, bool>> {};
+
+TEST_P(SequenceAccuracy, ValuesAndGradientsMatchOracle) {
+  const auto [dtype, sizes, reverse] = GetParam();
+  check_sequence(
+      [&](uint64_t seed) { return reversed(sequence_problem(sizes, dtype, seed), reverse); });
+}
+
+std::string accuracy_name(const testing::TestParamInfo<SequenceAccuracy::ParamType>& info) {
+  const auto [dtype, s, reverse] = info.param;
+  return with_direction(
+      name(dtype) + "_T" + std::to_string(s.T) + "_B" + std::to_string(s.B) + "_I" +
+          std::to_string(s.I) + "_H" + std::to_string(s.H),
+      reverse);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Sizes,
+    SequenceAccuracy,
+    testing::Combine(testing::ValuesIn(kDtypes), testing::ValuesIn(kSizes), testing::Bool()),
+    accuracy_name);
+
+// ---- packed ---------------------------------------------------------------
+
+struct Packed {
+  const char* name;
+  std::vector<int64_t> lengths;
+  int64_t input_size, hidden_size;
+};
+
+void PrintTo(const Packed& packed, std::ostream* stream) { *stream << packed.name; }
+
+const Packed kPacked[] = {
+    {"one_row", {5}, 3, 4},
+    {"equal_lengths", {3, 3, 3}, 5, 7},
+    {"each_shorter_by_one", {7, 6, 5, 4, 3, 2, 1}, 7, 17},
+    {"one_long_row", {20, 1, 1, 1}, 2, 33},
+    {"one_step_each", {1, 1, 1, 1, 1}, 16, 5},
+    {"falling_by_many", {4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 2, 2, 1}, 33, 65},
+    {"wide", {3, 3, 2, 1, 1}, 130, 130},
+};
+
+class SequencePacked : public testing::TestWithParam<std::tuple<at::ScalarType, Packed, bool>> {};
+
+TEST_P(SequencePacked, ValuesAndGradientsMatchOracle) {
+  const auto& [dtype, packed, reverse] = GetParam();
+  check_sequence([&](uint64_t seed) {
+    return reversed(
+        packed_problem(packed.lengths, packed.input_size, packed.hidden_size, dtype, seed),
+        reverse);
+  });
+}
+
+std::string packed_name(const testing::TestParamInfo<SequencePacked::ParamType>& info) {
+  const auto& [dtype, packed, reverse] = info.param;
+  return with_direction(name(dtype) + "_" + packed.name, reverse);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Lengths,
+    SequencePacked,
+    testing::Combine(testing::ValuesIn(kDtypes), testing::ValuesIn(kPacked), testing::Bool()),
+    packed_name);
+
+// ---- every dtype, both directions -----------------------------------------
+
+class SequenceDtype : public testing::TestWithParam<std::tuple<at::ScalarType, bool>> {
+ protected:
+  at::ScalarType dtype() const { return std::get<0>(GetParam()); }
+  bool reverse() const { return std::get<1>(GetParam()); }
+
+  Arguments dense(const Sizes& sizes, uint64_t seed) const {
+    return reversed(sequence_problem(sizes, dtype(), seed), reverse());
+  }
+  Arguments packed(
+      const std::vector<int64_t>& lengths, int64_t I, int64_t H, uint64_t seed) const {
+    return reversed(packed_problem(lengths, I, H, dtype(), seed), reverse());
+  }
+  Problem dense_problems(const Sizes& sizes) const {
+    return [=, this](uint64_t seed) { return dense(sizes, seed); };
+  }
+  Problem packed_problems(const std::vector<int64_t>& lengths, int64_t I, int64_t H) const {
+    return [=, this](uint64_t seed) { return packed(lengths, I, H, seed); };
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(
+    Dtypes,
+    SequenceDtype,
+    testing::Combine(testing::ValuesIn(kDtypes), testing::Bool()),
+    [](const testing::TestParamInfo<SequenceDtype::ParamType>& info) {
+      return with_direction(name(std::get<0>(info.param)), std::get<1>(info.param));
+    });
+
+TEST_P(SequenceDtype, ValuesAndGradientsMatchOracleWithoutBias) {
+  check_sequence([&](uint64_t seed) {
+    return reversed(sequence_problem({5, 17, 3, 33}, dtype(), seed, /*bias=*/false), reverse());
+  });
+}
+
+// With weights of a fifth of the usual size: with those, a rounding error would
+// grow from step to step, and which of two results ends up closer to the truth
+// would be a matter of luck.
+TEST_P(SequenceDtype, ValuesAndGradientsMatchOracleOverManySteps) {
+  check_sequence([&](uint64_t seed) {
+    Arguments arguments = dense({150, 5, 3, 17}, seed);
+    arguments.weights = arguments.weights * 0.2;
+    return arguments;
+  });
+}
+
+TEST_P(SequenceDtype, NoStepsGiveAnEmptyOutputAndTheInitialStates) {
+  check_sequence(dense_problems({0, 3, 2, 5}));
+  const Arguments arguments = dense({0, 3, 2, 5}, 1);
+  const Tensors outputs = sequence(arguments);
+  EXPECT_EQ(outputs[0].sizes(), at::IntArrayRef({0, 3, 5}));
+  EXPECT_TRUE(identical(outputs[1], arguments.h));
+  EXPECT_TRUE(identical(outputs[2], arguments.c));
+  EXPECT_FALSE(outputs[1].is_alias_of(arguments.h));
+  EXPECT_FALSE(outputs[2].is_alias_of(arguments.c));
+}
+
+TEST_P(SequenceDtype, EmptyBatchGivesEmptyResultsAndZeroWeightGradients) {
+  check_sequence(dense_problems({4, 0, 2, 5}));
+  check_sequence(dense_problems({0, 0, 2, 5}));
+  const Arguments arguments = dense({4, 0, 2, 5}, 1);
+  const Evaluation ours = evaluate(sequence, arguments, random_gradients(arguments, 2));
+  EXPECT_EQ(ours.outputs[0].sizes(), at::IntArrayRef({4, 0, 5}));
+  EXPECT_TRUE(identical(ours.gradients[3], at::zeros_like(arguments.weights)));
+  EXPECT_TRUE(identical(ours.gradients[4], at::zeros_like(*arguments.bias)));
+}
+
+TEST_P(SequenceDtype, EmptyPackedSequenceGivesEmptyResults) {
+  check_sequence(packed_problems({}, 2, 5));
+}
+
+TEST_P(SequenceDtype, EmptyInputLeavesTheRecurrentPart) {
+  check_sequence(dense_problems({4, 3, 0, 5}));
+}
+
+TEST_P(SequenceDtype, EmptyHiddenStateGivesEmptyResults) {
+  check_sequence(dense_problems({4, 3, 2, 0}));
+}
+
+TEST_P(SequenceDtype, StepsThatReachNoRowChangeNothing) {
+  const auto longer = [](Arguments arguments) {
+    arguments.batch_sizes = at::cat({*arguments.batch_sizes, at::zeros({2}, at::kLong)});
+    return arguments;
+  };
+  check_sequence([&](uint64_t seed) { return longer(packed({3, 2}, 3, 5, seed)); });
+  const Arguments arguments = packed({3, 2}, 3, 5, 1);
+  EXPECT_TRUE(identical(sequence(arguments), sequence(longer(arguments))));
+}
+
+TEST_P(SequenceDtype, EqualsTheCellRepeated) {
+  const Function repeated = [](const Arguments& a) {
+    Arguments step = a;
+    Tensors outputs(static_cast<size_t>(a.input.size(0)));
+    for (size_t s = 0; s < outputs.size(); ++s) {
+      const size_t t = a.reverse ? outputs.size() - 1 - s : s;
+      step.input = a.input[static_cast<int64_t>(t)];
+      const Tensors next = cell(step);
+      outputs[t] = step.h = next[0];
+      step.c = next[1];
+    }
+    return Tensors{at::stack(outputs), step.h, step.c};
+  };
+  check(sequence, repeated, dense_problems({6, 17, 33, 35}), kRandom);
+}
+
+TEST_P(SequenceDtype, ReverseIsTheForwardSequenceOfTheFlippedInput) {
+  const Arguments arguments = dense({6, 5, 3, 17}, 1);
+  Arguments flipped = reversed(arguments, !reverse());
+  flipped.input = arguments.input.flip(0);
+  const Tensors one = sequence(arguments);
+  const Tensors other = sequence(flipped);
+  EXPECT_TRUE(identical(one[0], other[0].flip(0)));
+  EXPECT_TRUE(identical(one[1], other[1]));
+  EXPECT_TRUE(identical(one[2], other[2]));
+}
+
+TEST_P(SequenceDtype, LastStatesAreThoseOfTheLastStepTaken) {
+  const Tensors outputs = sequence(dense({6, 5, 3, 17}, 1));
+  EXPECT_TRUE(identical(outputs[0][reverse() ? 0 : 5], outputs[1]));
+}
+
+TEST_P(SequenceDtype, EqualBatchSizesGiveTheDenseSequence) {
+  const Arguments arguments = dense({6, 5, 3, 17}, 1);
+  Arguments packed = arguments;
+  packed.input = arguments.input.flatten(0, 1);
+  packed.batch_sizes = at::full({6}, 5, at::kLong);
+  const Tensors one = sequence(arguments);
+  const Tensors other = sequence(packed);
+  EXPECT_TRUE(identical(one[0].flatten(0, 1), other[0]));
+  EXPECT_TRUE(identical(one[1], other[1]));
+  EXPECT_TRUE(identical(one[2], other[2]));
+}
+
+TEST_P(SequenceDtype, BatchSizesMayBeStrided) {
+  const Arguments arguments = packed({7, 5, 5, 2}, 3, 5, 1);
+  Arguments strided = arguments;
+  const at::Tensor sizes = *arguments.batch_sizes;
+  strided.batch_sizes =
+      at::stack({sizes, at::full_like(sizes, 1000)}, 1).flatten().slice(0, 0, std::nullopt, 2);
+  EXPECT_TRUE(identical(sequence(arguments), sequence(strided)));
+}
+
+// Each argument in turn, laid out in a way that a contiguous copy is not.
+TEST_P(SequenceDtype, ArgumentsMayBeStridedInAnyWay) {
+  const Sizes sizes = {3, 9, 17, 19};
+  for (const Layout& layout : layouts()) {
+    for (size_t k = 0; k < kArgumentNames.size(); ++k) {
+      SCOPED_TRACE(std::string(kArgumentNames[k]) + ' ' + layout.name);
+      check_sequence([&](uint64_t seed) { return laid_out(dense(sizes, seed), layout, {k}); });
+    }
+    SCOPED_TRACE(std::string("everything ") + layout.name);
+    check_sequence(
+        [&](uint64_t seed) { return laid_out(dense(sizes, seed), layout, {0, 1, 2, 3, 4}); });
+    check_sequence([&](uint64_t seed) {
+      return laid_out(packed({4, 4, 3, 1}, 17, 19, seed), layout, {0, 1, 2, 3, 4});
+    });
+  }
+}
+
+TEST_P(SequenceDtype, InputMayBeBatchFirst) {
+  check_sequence([&](uint64_t seed) {
+    Arguments arguments = dense({3, 9, 17, 19}, seed);
+    arguments.input = arguments.input.transpose(0, 1).contiguous().transpose(0, 1);
+    return arguments;
+  });
+}
+
+TEST_P(SequenceDtype, BackwardMatchesOracleForExpandedGradients) {
+  for (const Layout& layout : layouts()) {
+    SCOPED_TRACE(layout.name);
+    const OutputGradients gradients = [&](const Tensors& outputs, uint64_t seed) {
+      return laid_out(random_like(outputs, seed), layout);
+    };
+    check_sequence(dense_problems({4, 17, 5, 33}), gradients);
+    check_sequence(packed_problems({4, 4, 2, 1}, 5, 33), gradients);
+  }
+}
+
+TEST_P(SequenceDtype, UnusedResultsHaveZeroGradients) {
+  for (unsigned used = 1; used < 7; ++used) {
+    SCOPED_TRACE(testing::Message() << "used " << used);
+    const OutputGradients gradients = [&](const Tensors& outputs, uint64_t seed) {
+      Tensors gradients = random_like(outputs, seed);
+      for (size_t k = 0; k < gradients.size(); ++k) {
+        if ((used >> k & 1) == 0) {
+          gradients[k] = at::Tensor();
+        }
+      }
+      return gradients;
+    };
+    check_sequence(dense_problems({4, 5, 3, 17}), gradients);
+    check_sequence(packed_problems({4, 4, 2, 1}, 3, 17), gradients);
+  }
+}
+
+TEST_P(SequenceDtype, EachSubsetOfArgumentsThatRequireGradGetsItsGradients) {
+  const Arguments arguments = dense({4, 5, 3, 7}, 1);
+  const Tensors grad_outputs = random_gradients(arguments, 2);
+  const Evaluation all = evaluate(sequence, arguments, grad_outputs);
+  const Expected expected = expect(arguments, grad_outputs);
+  const Tensors tensors = differentiable(arguments);
+  for (size_t subset = 1; subset < size_t{1} << tensors.size(); ++subset) {
+    SCOPED_TRACE(testing::Message() << "subset " << subset);
+    Tensors leaves;
+    for (size_t k = 0; k < tensors.size(); ++k) {
+      leaves.push_back(tensors[k].detach().requires_grad_((subset >> k & 1) != 0));
+    }
+    torch::autograd::backward(sequence(with(arguments, leaves)), grad_outputs);
+    for (size_t k = 0; k < leaves.size(); ++k) {
+      if ((subset >> k & 1) != 0) {
+        EXPECT_TRUE(is_accurate(leaves[k].grad(), all.gradients[k], expected.gradients[k]))
+            << kArgumentNames[k];
+      } else {
+        EXPECT_FALSE(leaves[k].grad().defined()) << kArgumentNames[k];
+      }
+    }
+  }
+}
+
+// As for the cell.
+TEST_P(SequenceDtype, LargePreActivationsSaturate) {
+  const double scale = dtype() == at::kHalf ? 200 : 1e4;
+  check_sequence([&](uint64_t seed) {
+    Arguments arguments = dense({3, 11, 3, 17}, seed);
+    arguments.weights = at::zeros_like(arguments.weights);
+    arguments.weights.slice(1, 17).fill_(1);
+    arguments.input =
+        at::linspace(-scale, scale, 99, at::kDouble).view({3, 11, 3}).div(3).to(dtype());
+    return arguments;
+  });
+}
+
+// A NaN in one row of one step stays in that row, from that step on.
+TEST_P(SequenceDtype, NonFiniteArgumentsPropagateAsInPlainPyTorch) {
+  const double infinity = std::numeric_limits<double>::infinity();
+  for (const double value : {std::nan(""), infinity, -infinity}) {
+    SCOPED_TRACE(testing::Message() << value);
+    Arguments arguments = dense({4, 5, 3, 7}, 1);
+    arguments.input[2][1][0].fill_(value);
+    const Tensors grad_outputs = random_gradients(arguments, 2);
+    const Evaluation ours = evaluate(sequence, arguments, grad_outputs);
+    const Evaluation eager = evaluate(eager_sequence, arguments, grad_outputs);
+    for (size_t k = 0; k < ours.outputs.size(); ++k) {
+      EXPECT_TRUE(identical(ours.outputs[k].isnan(), eager.outputs[k].isnan())) << "output " << k;
+      EXPECT_TRUE(identical(ours.outputs[k].isinf(), eager.outputs[k].isinf())) << "output " << k;
+    }
+    for (size_t k = 0; k < ours.gradients.size(); ++k) {
+      EXPECT_TRUE(identical(ours.gradients[k].isnan(), eager.gradients[k].isnan()))
+          << "gradient of " << kArgumentNames[k];
+    }
+  }
+}
+
+TEST_P(SequenceDtype, InferenceAndTrainingGiveTheSameValues) {
+  const Arguments arguments = dense({6, 17, 33, 65}, 1);
+  const Tensors grad_outputs = random_gradients(arguments, 2);
+  const Expected expected = expect(arguments, grad_outputs);
+  const Tensors training = sequence(requiring_grad(arguments));
+  const Tensors no_grad = sequence(arguments);
+  const c10::InferenceMode guard;
+  const Tensors inference = sequence(arguments);
+  for (size_t k = 0; k < training.size(); ++k) {
+    EXPECT_TRUE(is_accurate(no_grad[k], training[k], expected.outputs[k])) << "output " << k;
+    EXPECT_TRUE(identical(inference[k], no_grad[k])) << "output " << k;
+  }
+}
+
+TEST_P(SequenceDtype, ResultsAreNewTensorsAndArgumentsStayAsTheyAre) {
+  const Arguments arguments = dense({3, 17, 3, 33}, 1);
+  const Tensors grad_outputs = random_gradients(arguments, 2);
+  Tensors before;
+  for (const at::Tensor& tensor : differentiable(arguments)) {
+    before.push_back(tensor.clone());
+  }
+  Tensors kept;
+  for (const at::Tensor& tensor : grad_outputs) {
+    kept.push_back(tensor.clone());
+  }
+  const Evaluation ours = evaluate(sequence, arguments, grad_outputs);
+  EXPECT_TRUE(identical(differentiable(arguments), before));
+  EXPECT_TRUE(identical(grad_outputs, kept));
+  for (size_t k = 0; k < ours.outputs.size(); ++k) {
+    for (const at::Tensor& argument : differentiable(arguments)) {
+      EXPECT_FALSE(ours.outputs[k].is_alias_of(argument));
+    }
+    for (size_t other = k + 1; other < ours.outputs.size(); ++other) {
+      EXPECT_FALSE(ours.outputs[k].is_alias_of(ours.outputs[other]));
+    }
+  }
+}
+
+TEST_P(SequenceDtype, ResultsAreTheSameOnEveryRun) {
+  const ThreadCount threads(2);
+  for (const Arguments& arguments : {dense({6, 65, 33, 130}, 1), packed({5, 5, 3, 2}, 33, 130, 1)}) {
+    const Tensors grad_outputs = random_gradients(arguments, 2);
+    const Evaluation first = evaluate(sequence, arguments, grad_outputs);
+    for (int run = 0; run < 5; ++run) {
+      const Evaluation again = evaluate(sequence, arguments, grad_outputs);
+      EXPECT_TRUE(identical(first.outputs, again.outputs));
+      EXPECT_TRUE(identical(first.gradients, again.gradients));
+    }
+  }
+}
+
+TEST_P(SequenceDtype, ValuesAndGradientsMatchOracleForAnyNumberOfThreads) {
+  for (const int count : {1, 2, 3}) {
+    SCOPED_TRACE(testing::Message() << count << " threads");
+    const ThreadCount threads(count);
+    check_sequence(dense_problems({3, 65, 33, 130}));
+    check_sequence(dense_problems({3, 1, 33, 300}));
+    check_sequence(dense_problems({3, 300, 1, 1}));
+    check_sequence(packed_problems({5, 5, 3, 2}, 33, 130));
+  }
+}
+
+// Rows further apart than 32-bit indices reach.
+TEST_P(SequenceDtype, StridesBeyond32BitsAreFollowed) {
+  const FarApart far_apart(dtype());
+  check_sequence(
+      [&](uint64_t seed) {
+        Arguments arguments = packed({1, 1}, 3, 5, seed);
+        arguments.input = far_apart.copy(arguments.input, 0);
+        arguments.h = far_apart.copy(arguments.h, 8);
+        arguments.c = far_apart.copy(arguments.c, 16);
+        return arguments;
+      },
+      [&](const Tensors& outputs, uint64_t seed) {
+        const Tensors gradients = random_like(outputs, seed);
+        return Tensors{
+            far_apart.copy(gradients[0], 24),
+            far_apart.copy(gradients[1], 32),
+            far_apart.copy(gradients[2], 40)};
+      });
+}
+
+// ---- higher derivatives, float64 ------------------------------------------
+
+constexpr double kDerivativeTolerance = 1e-7;
+
+class SequenceDerivatives : public testing::TestWithParam<std::tuple<bool, bool>> {
+ protected:
+  SequenceDerivatives()
+      : arguments_(reversed(
+            std::get<0>(GetParam()) ? packed_problem({4, 2, 1}, 2, 3, at::kDouble, 1)
+                                    : sequence_problem({4, 3, 2, 3}, at::kDouble, 1),
+            std::get<1>(GetParam()))) {}
+
+  Scalar function() const { return weighted_sum(sequence, arguments_); }
+  Tensors point() const { return weighted_sum_point(sequence, arguments_, 2); }
+
+  Arguments arguments_;
+};
+
+INSTANTIATE_TEST_SUITE_P(
+    Kinds,
+    SequenceDerivatives,
+    testing::Combine(testing::Bool(), testing::Bool()),
+    [](const testing::TestParamInfo<SequenceDerivatives::ParamType>& info) {
+      return with_direction(std::get<0>(info.param) ? "packed" : "dense", std::get<1>(info.param));
+    });
+
+TEST_P(SequenceDerivatives, FirstMatchesFiniteDifferences) {
+  for (uint64_t seed = 0; seed < 5; ++seed) {
+    EXPECT_LT(derivative_error(function(), point(), seed), kDerivativeTolerance) << seed;
+  }
+}
+
+TEST_P(SequenceDerivatives, SecondMatchesFiniteDifferences) {
+  for (uint64_t seed = 0; seed < 5; ++seed) {
+    EXPECT_LT(derivative_error(derivative(function(), 100), point(), seed), kDerivativeTolerance)
+        << seed;
+  }
+}
+
+TEST_P(SequenceDerivatives, ThirdMatchesFiniteDifferences) {
+  const Scalar second = derivative(derivative(function(), 100), 200);
+  for (uint64_t seed = 0; seed < 3; ++seed) {
+    EXPECT_LT(derivative_error(second, point(), seed), kDerivativeTolerance) << seed;
+  }
+}
+
+TEST_P(SequenceDerivatives, SecondMatchesFiniteDifferencesForOneResult) {
+  for (const size_t used : {0, 1, 2}) {
+    const Function one = [used](const Arguments& a) { return Tensors{sequence(a)[used]}; };
+    const Scalar function = derivative(weighted_sum(one, arguments_), 100);
+    EXPECT_LT(
+        derivative_error(function, weighted_sum_point(one, arguments_, 2), 3),
+        kDerivativeTolerance)
+        << "result " << used;
+  }
+}
+
+TEST_P(SequenceDerivatives, GradientsAreTheSameWhenAGraphIsKept) {
+  const Tensors grad_outputs = random_gradients(arguments_, 2);
+  const Evaluation once = evaluate(sequence, arguments_, grad_outputs);
+  const Arguments leaves = requiring_grad(arguments_);
+  const Tensors gradients = torch::autograd::grad(
+      sequence(leaves), differentiable(leaves), grad_outputs, std::nullopt, /*create_graph=*/true);
+  const Expected expected = expect(arguments_, grad_outputs);
+  for (size_t k = 0; k < gradients.size(); ++k) {
+    EXPECT_TRUE(is_accurate(gradients[k], once.gradients[k], expected.gradients[k]))
+        << kArgumentNames[k];
+    EXPECT_TRUE(gradients[k].requires_grad()) << kArgumentNames[k];
+  }
+}
+
+TEST_P(SequenceDerivatives, ForwardModeMatchesFiniteDifferences) {
+  EXPECT_LT(forward_mode_error(sequence, arguments_, 3), kDerivativeTolerance);
+}
+
+// ---- autograd's bookkeeping -----------------------------------------------
+
+TEST(SequenceAutograd, ArgumentsAndOutputChangedInPlaceAreRefused) {
+  const Arguments arguments = sequence_problem({3, 2, 3, 4}, at::kFloat, 1);
+  for (const size_t changed : {0, 1, 3}) {
+    const Arguments leaves = requiring_grad(arguments);
+    Tensors copies;
+    for (const at::Tensor& leaf : differentiable(leaves)) {
+      copies.push_back(leaf.clone());
+    }
+    const Tensors outputs = sequence(with(leaves, copies));
+    copies[changed].add_(1);
+    EXPECT_THROW(outputs[0].sum().backward(), c10::Error) << kArgumentNames[changed];
+  }
+  const Tensors outputs = sequence(requiring_grad(arguments));
+  {
+    const at::NoGradGuard no_grad;
+    outputs[0].add_(1);
+  }
+  EXPECT_THROW((outputs[0].sum() + outputs[1].sum()).backward(), c10::Error) << "output";
+}
+
+TEST(SequenceAutograd, ASecondBackwardThroughAFreedGraphIsRefused) {
+  const at::Tensor loss =
+      sequence(requiring_grad(sequence_problem({3, 2, 3, 4}, at::kFloat, 1)))[0].sum();
+  loss.backward();
+  EXPECT_THROW(loss.backward(), c10::Error);
+}
+
+}  // namespace
+}  // namespace lltm_test

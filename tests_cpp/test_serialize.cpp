@@ -1,0 +1,1032 @@
+// Checkpoints: what is written comes back, what Python wrote can be read, and
+// no file, however wrong, does anything but throw.
+#include "testing.h"
+
+#include <lltm/nn.h>
+#include <lltm/serialize.h>
+
+#include <ATen/ATen.h>
+#include <sys/resource.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+
+#include <algorithm>
+#include <bit>
+#include <csignal>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <typeinfo>
+
+namespace lltm_test {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace std::string_literals;  // text with zeros in it
+
+using at::Tensor;
+using TensorMap = std::map<std::string, Tensor>;
+
+// The length of a header, as it is written.
+std::string little_endian(uint64_t value) {
+  std::string bytes;
+  for (int k = 0; k < 8; ++k) {
+    bytes.push_back(static_cast<char>(value >> (8 * k) & 0xff));
+  }
+  return bytes;
+}
+
+// A file of this header and this data.
+std::string contents(const std::string& header, const std::string& data = "") {
+  return little_endian(header.size()) + header + data;
+}
+
+// A header of one tensor.
+std::string header_of(
+    const std::string& dtype, const std::string& shape, const std::string& offsets) {
+  return R"({"x":{"dtype":")" + dtype + R"(","shape":)" + shape + R"(,"data_offsets":)" + offsets +
+         "}}";
+}
+
+// A folder of its own for each test.
+class Serialize : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = (fs::path(testing::TempDir()) / "lltm-XXXXXX").string();
+    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    folder_ = pattern;
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  std::string path(const std::string& name = "file.safetensors") const {
+    return (folder_ / name).string();
+  }
+
+  std::string write(const std::string& bytes) const {
+    std::ofstream(path(), std::ios::binary) << bytes;
+    return path();
+  }
+
+  std::string read() const {
+    std::ifstream file(path(), std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  }
+
+  std::vector<std::string> files() const {
+    std::vector<std::string> names;
+    for (const fs::directory_entry& entry : fs::directory_iterator(folder_)) {
+      names.push_back(entry.path().filename().string());
+    }
+    return names;
+  }
+
+  TensorMap round_trip(const TensorMap& tensors) const {
+    lltm::save_safetensors(tensors, path());
+    return lltm::load_safetensors(path());
+  }
+
+  template <typename Call>
+  void expect_error(Call call, const std::type_info& error, const std::string& text) const {
+    try {
+      call();
+    } catch (const c10::Error& caught) {
+      EXPECT_EQ(std::string(caught.what_without_backtrace()), text);
+      EXPECT_TRUE(typeid(caught) == error) << typeid(caught).name();
+      return;
+    }
+    ADD_FAILURE() << "nothing was thrown; expected: " << text;
+  }
+
+  // A file with these bytes is refused for this reason.
+  void expect_malformed(const std::string& bytes, const std::string& reason) const {
+    write(bytes);
+    expect_error(
+        [&] { lltm::load_safetensors(path()); },
+        typeid(c10::ValueError),
+        "lltm::load_safetensors: " + path() + ": " + reason);
+  }
+
+  fs::path folder_;
+};
+
+using Malformed = Serialize;
+using StateDict = Serialize;
+
+// ---- what is written comes back -------------------------------------------
+
+class SerializeDtype : public Serialize, public testing::WithParamInterface<at::ScalarType> {};
+
+constexpr at::ScalarType kEveryDtype[] = {
+    at::kDouble,
+    at::kFloat,
+    at::kHalf,
+    at::kBFloat16,
+    at::kLong,
+    at::kInt,
+    at::kShort,
+    at::kChar,
+    at::kByte,
+    at::kBool,
+};
+
+INSTANTIATE_TEST_SUITE_P(
+    Dtypes,
+    SerializeDtype,
+    testing::ValuesIn(kEveryDtype),
+    [](const testing::TestParamInfo<at::ScalarType>& info) { return c10::toString(info.param); });
+
+TEST_P(SerializeDtype, RoundTripKeepsDtypeShapeAndEveryBit) {
+  at::manual_seed(1);
+  const Tensor bytes = at::randint(
+      GetParam() == at::kBool ? 2 : 256,
+      {7, 5 * static_cast<int64_t>(c10::elementSize(GetParam()))},
+      at::kByte);
+  const Tensor elements = bytes.view(GetParam());
+  const TensorMap loaded = round_trip({
+      {"matrix", elements},
+      {"transposed", elements.t()},
+      {"every other", elements.slice(1, 0, std::nullopt, 2)},
+      {"expanded", elements[0].expand({3, 5})},
+      {"offset", elements.flatten().slice(0, 3, 10)},
+      {"scalar", elements[0][0]},
+      {"empty", elements.narrow(0, 0, 0)},
+  });
+  ASSERT_EQ(loaded.size(), 7);
+  for (const auto& [name, tensor] : loaded) {
+    EXPECT_EQ(tensor.scalar_type(), GetParam()) << name;
+  }
+  // By their bytes: random ones are NaN at times.
+  const auto same = [](const Tensor& a, const Tensor& b) {
+    return a.sizes() == b.sizes() &&
+           at::equal(
+               a.contiguous().flatten().view(at::kByte), b.contiguous().flatten().view(at::kByte));
+  };
+  EXPECT_TRUE(same(loaded.at("matrix"), elements));
+  EXPECT_TRUE(same(loaded.at("transposed"), elements.t()));
+  EXPECT_TRUE(same(loaded.at("every other"), elements.slice(1, 0, std::nullopt, 2)));
+  EXPECT_TRUE(same(loaded.at("expanded"), elements[0].expand({3, 5})));
+  EXPECT_TRUE(same(loaded.at("offset"), elements.flatten().slice(0, 3, 10)));
+  EXPECT_TRUE(same(loaded.at("scalar"), elements[0][0]));
+  EXPECT_TRUE(same(loaded.at("empty"), elements.narrow(0, 0, 0)));
+}
+
+TEST_F(Serialize, RoundTripKeepsNoTensors) {
+  EXPECT_TRUE(round_trip({}).empty());
+}
+
+TEST_F(Serialize, RoundTripKeepsEmptyTensorsOfAnyShape) {
+  const TensorMap loaded = round_trip({
+      {"a", at::empty({0})},
+      {"b", at::empty({3, 0, 5}, at::kLong)},
+      {"c", at::ones({2}, at::kShort)},
+  });
+  EXPECT_EQ(loaded.at("a").sizes(), at::IntArrayRef({0}));
+  EXPECT_EQ(loaded.at("b").sizes(), at::IntArrayRef({3, 0, 5}));
+  EXPECT_TRUE(identical(loaded.at("c"), at::ones({2}, at::kShort)));
+}
+
+TEST_F(Serialize, RoundTripKeepsAnyName) {
+  const TensorMap loaded = round_trip({
+      {"", at::full({}, 1)},
+      {"0.weights_l0", at::full({}, 2)},
+      {"quote \" backslash \\ newline \n", at::full({}, 3)},
+      {"größe \xe4\xb8\xad\xf0\x9f\x98\x80", at::full({}, 4)},
+      {"zero \0 inside"s, at::full({}, 5)},
+  });
+  EXPECT_EQ(loaded.at("").item<int64_t>(), 1);
+  EXPECT_EQ(loaded.at("0.weights_l0").item<int64_t>(), 2);
+  EXPECT_EQ(loaded.at("quote \" backslash \\ newline \n").item<int64_t>(), 3);
+  EXPECT_EQ(loaded.at("größe \xe4\xb8\xad\xf0\x9f\x98\x80").item<int64_t>(), 4);
+  EXPECT_EQ(loaded.at("zero \0 inside"s).item<int64_t>(), 5);
+}
+
+TEST_F(Serialize, RoundTripKeepsTensorsThatRequireGradients) {
+  const Tensor tensor = at::ones({2}).requires_grad_();
+  const TensorMap loaded = round_trip({{"leaf", tensor}, {"result", tensor * 2}});
+  EXPECT_FALSE(loaded.at("leaf").requires_grad());
+  EXPECT_TRUE(identical(loaded.at("result"), at::full({2}, 2.0)));
+}
+
+// The imaginary part of a conjugate is negated only when it is read.
+TEST_F(Serialize, RoundTripKeepsLazilyNegatedTensors) {
+  const Tensor negated = at::imag(at::complex(at::zeros({2}), at::ones({2})).conj());
+  ASSERT_TRUE(negated.is_neg());
+  EXPECT_TRUE(identical(round_trip({{"x", negated}}).at("x"), at::full({2}, -1.0)));
+}
+
+TEST_F(Serialize, LoadedTensorsOwnTheirMemory) {
+  lltm::save_safetensors({{"x", at::ones({3})}, {"y", at::ones({3})}}, path());
+  TensorMap loaded = lltm::load_safetensors(path());
+  fs::remove(path());
+  loaded.at("x").zero_();
+  EXPECT_TRUE(identical(loaded.at("y"), at::ones({3})));
+}
+
+// ---- the bytes ------------------------------------------------------------
+
+TEST_F(Serialize, WritesWhatTheFormatSays) {
+  lltm::save_safetensors(
+      {{"a", at::tensor({1, 2, 3}, at::kByte)},
+       {"b", at::tensor({1.0, -2.0}, at::kDouble).view({2, 1})},
+       {"c", at::tensor({1.5F}, at::kFloat)}},
+      path());
+  // The largest elements come first, and spaces make the header a multiple of
+  // eight bytes, so that every element is aligned.
+  std::string header = R"({"__metadata__":{"format":"pt"},)"
+                       R"("b":{"dtype":"F64","shape":[2,1],"data_offsets":[0,16]},)"
+                       R"("c":{"dtype":"F32","shape":[1],"data_offsets":[16,20]},)"
+                       R"("a":{"dtype":"U8","shape":[3],"data_offsets":[20,23]}})";
+  header.resize((header.size() + 7) / 8 * 8, ' ');
+  EXPECT_EQ(
+      read(),
+      contents(
+          header,
+          "\x00\x00\x00\x00\x00\x00\xf0\x3f"
+          "\x00\x00\x00\x00\x00\x00\x00\xc0"
+          "\x00\x00\xc0\x3f"
+          "\x01\x02\x03"s));
+}
+
+// safetensors.numpy.save of safetensors 0.8.0, for weights, bias, a scalar s
+// and an empty z.
+TEST_F(Serialize, ReadsWhatPythonWrote) {
+  const std::string header = R"({"__metadata__":{"format":"pt"},)"
+                             R"("s":{"dtype":"I64","shape":[],"data_offsets":[0,8]},)"
+                             R"("bias":{"dtype":"F64","shape":[3],"data_offsets":[8,32]},)"
+                             R"("weights":{"dtype":"F32","shape":[3,2],"data_offsets":[32,56]},)"
+                             R"("z":{"dtype":"F32","shape":[0,3],"data_offsets":[56,56]}}   )";
+  ASSERT_EQ(header.size(), 264);
+  write(
+      "\x08\x01\x00\x00\x00\x00\x00\x00"s + header +
+      "\x03\x00\x00\x00\x00\x00\x00\x00"
+      "\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
+      "\x00"
+      "\x00\x00\x00\x00\x00\x00\x80\x3f\x00\x00\x00\x40\x00\x00\x40\x40\x00\x00\x80\x40\x00\x00\xa0\x40"s);
+  const TensorMap loaded = lltm::load_safetensors(path());
+  ASSERT_EQ(loaded.size(), 4);
+  EXPECT_TRUE(identical(loaded.at("s"), at::scalar_tensor(3, at::kLong)));
+  EXPECT_TRUE(identical(loaded.at("bias"), at::zeros({3}, at::kDouble)));
+  EXPECT_TRUE(identical(loaded.at("weights"), at::arange(6, at::kFloat).view({3, 2})));
+  EXPECT_TRUE(identical(loaded.at("z"), at::empty({0, 3})));
+}
+
+TEST_F(Serialize, ReadsAnyOrderOfTensorsAndFieldsAndAnyEscape) {
+  write(contents(
+      "{ \"b\" : {\"data_offsets\":[1,3], \"shape\":[2], \"dtype\":\"U8\"},\n"
+      "\t\"\\u0061\": {\"shape\":[ ],\"dtype\":\"\\u00558\",\"data_offsets\":[0,1]},"
+      "\"__metadata__\":{\"key\":\"dtype\",\"dtype\":\"\"} }",
+      "\x01\x02\x03"));
+  const TensorMap loaded = lltm::load_safetensors(path());
+  ASSERT_EQ(loaded.size(), 2);
+  EXPECT_TRUE(identical(loaded.at("a"), at::scalar_tensor(1, at::kByte)));
+  EXPECT_TRUE(identical(loaded.at("b"), at::tensor({2, 3}, at::kByte)));
+}
+
+TEST_F(Serialize, ReadsAFileWithoutTensors) {
+  write(contents("{}"));
+  EXPECT_TRUE(lltm::load_safetensors(path()).empty());
+}
+
+// ---- writing that fails ---------------------------------------------------
+
+TEST_F(Serialize, SavingReplacesTheFileAndLeavesNothingElse) {
+  write("what was there before, which is longer than nothing");
+  lltm::save_safetensors({{"x", at::ones({2})}}, path());
+  EXPECT_TRUE(identical(lltm::load_safetensors(path()).at("x"), at::ones({2})));
+  EXPECT_EQ(files(), std::vector<std::string>({"file.safetensors"}));
+}
+
+// As if the disk was full: files may not grow beyond a size.
+TEST_F(Serialize, FileStaysAsItIsWhenTheDiskIsFull) {
+  const std::string before = "what was there before";
+  write(before);
+  rlimit unlimited = {};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &unlimited), 0);
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  const rlimit limit = {1 << 16, unlimited.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+  std::string error;
+  try {
+    lltm::save_safetensors({{"x", at::ones({1 << 16})}}, path());
+  } catch (const c10::Error& caught) {
+    error = caught.what_without_backtrace();
+  }
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &unlimited), 0);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_EQ(error, "lltm::save_safetensors: cannot write " + path() + ": File too large");
+  EXPECT_EQ(read(), before);
+  EXPECT_EQ(files(), std::vector<std::string>({"file.safetensors"}));
+}
+
+TEST_F(Serialize, SavingIntoNoFolderNamesThePath) {
+  const std::string nowhere = path("none/file");
+  expect_error(
+      [&] { lltm::save_safetensors({{"x", at::ones({2})}}, nowhere); },
+      typeid(c10::Error),
+      "lltm::save_safetensors: cannot write " + nowhere + ": No such file or directory");
+}
+
+TEST_F(Serialize, SavingOverAFolderLeavesNothingElse) {
+  fs::create_directory(path());
+  expect_error(
+      [&] { lltm::save_safetensors({{"x", at::ones({2})}}, path()); },
+      typeid(c10::Error),
+      "lltm::save_safetensors: cannot write " + path() + ": Is a directory");
+  EXPECT_EQ(files(), std::vector<std::string>({"file.safetensors"}));
+}
+
+TEST_F(Serialize, SavingRefusesWhatTheFormatDoesNotKnow) {
+  const std::string before = "what was there before";
+  write(before);
+  const auto save = [&](const std::string& name, const Tensor& tensor) {
+    return [=, this] { lltm::save_safetensors({{name, tensor}}, path()); };
+  };
+  expect_error(
+      save("x", at::zeros({2}, at::kComplexFloat)),
+      typeid(c10::TypeError),
+      "lltm::save_safetensors: expected tensor \"x\" of a floating-point, integer or bool dtype, "
+      "got ComplexFloat");
+  expect_error(
+      save("x", Tensor()),
+      typeid(c10::TypeError),
+      "lltm::save_safetensors: expected tensor \"x\" to be defined, got an undefined tensor");
+  expect_error(
+      save("x", at::zeros({2}).to_sparse()),
+      typeid(c10::Error),
+      "lltm::save_safetensors: expected tensor \"x\" to have strides and elements, got layout "
+      "Sparse on device cpu");
+  expect_error(
+      save("x", at::empty({2}, at::device(at::kMeta))),
+      typeid(c10::Error),
+      "lltm::save_safetensors: expected tensor \"x\" to have strides and elements, got layout "
+      "Strided on device meta");
+  expect_error(
+      save("__metadata__", at::zeros({2})),
+      typeid(c10::ValueError),
+      "lltm::save_safetensors: expected names of tensors, got \"__metadata__\", which the format "
+      "keeps for itself");
+  expect_error(
+      save("\xff", at::zeros({2})),
+      typeid(c10::ValueError),
+      "lltm::save_safetensors: " + path() + ": expected names in UTF-8, got other bytes");
+  EXPECT_EQ(read(), before);
+}
+
+// ---- reading that fails ---------------------------------------------------
+
+TEST_F(Serialize, LoadingNoFileNamesThePath) {
+  expect_error(
+      [&] { lltm::load_safetensors(path()); },
+      typeid(c10::Error),
+      "lltm::load_safetensors: cannot read " + path() + ": No such file or directory");
+}
+
+TEST_F(Serialize, LoadingAFolderNamesThePath) {
+  expect_error(
+      [&] { lltm::load_safetensors(folder_.string()); },
+      typeid(c10::Error),
+      "lltm::load_safetensors: cannot read " + folder_.string() + ": it is not a regular file");
+}
+
+TEST_F(Malformed, EmptyFile) {
+  expect_malformed("", "expected a header of 8 bytes and more, got a file of 0");
+}
+
+TEST_F(Malformed, FileShorterThanTheLengthOfTheHeader) {
+  expect_malformed("\x02\0\0\0\0\0\0"s, "expected a header of 8 bytes and more, got a file of 7");
+}
+
+TEST_F(Malformed, HeaderLongerThanTheFile) {
+  expect_malformed(
+      little_endian(3) + "{}", "expected a header of at most 2 bytes, got a length of 3");
+}
+
+TEST_F(Malformed, HeaderLongerThanAnyFile) {
+  expect_malformed(
+      little_endian(UINT64_MAX) + "{}",
+      "expected a header of at most 2 bytes, got a length of 18446744073709551615");
+  expect_malformed(
+      little_endian(UINT64_MAX - 7) + "{}",
+      "expected a header of at most 2 bytes, got a length of 18446744073709551608");
+}
+
+TEST_F(Malformed, HeaderLongerThanTheLimit) {
+  write(little_endian(100'000'001));
+  fs::resize_file(path(), 200'000'000);  // takes no room on the disk
+  expect_error(
+      [&] { lltm::load_safetensors(path()); },
+      typeid(c10::ValueError),
+      "lltm::load_safetensors: " + path() +
+          ": expected a header of at most 100000000 bytes, got a length of 100000001");
+}
+
+constexpr const char* kNoObject =
+    "expected a header from { to } and spaces after it, got something else";
+
+TEST_F(Malformed, HeaderOfLengthZero) {
+  expect_malformed(contents(""), kNoObject);
+}
+
+TEST_F(Malformed, HeaderOfSpaces) {
+  expect_malformed(contents("        "), kNoObject);
+}
+
+TEST_F(Malformed, HeaderThatIsNoObject) {
+  expect_malformed(contents("[]"), kNoObject);
+}
+
+TEST_F(Malformed, HeaderAfterASpace) {
+  expect_malformed(contents(" {}"), kNoObject);
+}
+
+TEST_F(Malformed, HeaderAfterAByteOrderMark) {
+  expect_malformed(contents("\xef\xbb\xbf{}"), kNoObject);
+}
+
+TEST_F(Malformed, HeaderPaddedWithZeros) {
+  expect_malformed(contents("{}\0\0"s), kNoObject);
+}
+
+TEST_F(Malformed, HeaderPaddedWithNewlines) {
+  expect_malformed(contents("{}\n"), kNoObject);
+}
+
+// A parser that takes a zero for the end would see {} only.
+TEST_F(Malformed, SomethingHiddenBehindAZero) {
+  expect_malformed(contents("{}\0{\"x\":1}"s), kNoObject);
+}
+
+TEST_F(Malformed, TwoObjects) {
+  expect_malformed(contents("{}{}"), "expected a JSON header, got something else at byte 3 of it");
+}
+
+TEST_F(Malformed, ObjectThatDoesNotEnd) {
+  expect_malformed(contents(R"({"x":{})"), "expected dtype in tensor \"x\", got none");
+  expect_malformed(
+      contents(R"({"x":})"), "expected a JSON header, got something else at byte 6 of it");
+}
+
+TEST_F(Malformed, Comment) {
+  expect_malformed(
+      contents("{/**/}"), "expected a JSON header, got something else at byte 2 of it");
+}
+
+TEST_F(Malformed, NameThatIsNotUtf8) {
+  expect_malformed(
+      contents("{\"\xff\":{}}"), "expected a JSON header, got something else at byte 3 of it");
+}
+
+TEST_F(Malformed, NameWithALoneSurrogate) {
+  expect_malformed(
+      contents(R"({"\ud800":{}})"), "expected a JSON header, got something else at byte 9 of it");
+}
+
+// Deep nesting is refused at its first level, before it takes any room.
+TEST_F(Malformed, DeepArrays) {
+  expect_malformed(
+      contents("{\"x\":" + std::string(1'000'000, '[') + "}"),
+      "expected an object in tensor \"x\", got an array");
+}
+
+TEST_F(Malformed, DeepObjects) {
+  std::string header = "{\"x\":";
+  for (int k = 0; k < 100'000; ++k) {
+    header += "{\"shape\":";
+  }
+  expect_malformed(
+      contents(header + "}"), "expected an array as shape in tensor \"x\", got an object");
+}
+
+TEST_F(Malformed, DeepShape) {
+  expect_malformed(
+      contents(header_of("U8", "[[1]]", "[0,1]"), "\x01"),
+      "expected whole numbers from 0 on in tensor \"x\", got an array");
+}
+
+TEST_F(Malformed, TensorThatIsNoObject) {
+  for (const auto& [value, got] : std::map<std::string, std::string>{
+           {"null", "null"},
+           {"true", "a boolean"},
+           {"-1", "a negative number"},
+           {"1", "the number 1"},
+           {"1.5", "the number \"1.5\""},
+           {"\"text\"", "the text \"text\""},
+           {"[]", "an array"}}) {
+    expect_malformed(
+        contents("{\"x\":" + value + "}"), "expected an object in tensor \"x\", got " + got);
+  }
+}
+
+TEST_F(Malformed, TwoTensorsOfOneName) {
+  const std::string tensor = R"("x":{"dtype":"U8","shape":[0],"data_offsets":[0,0]})";
+  expect_malformed(
+      contents("{" + tensor + "," + tensor + "}"),
+      "expected every name once in the header, got \"x\" twice");
+}
+
+TEST_F(Malformed, TwoFieldsOfOneName) {
+  expect_malformed(
+      contents(R"({"x":{"dtype":"U8","dtype":"U8","shape":[0],"data_offsets":[0,0]}})"),
+      "expected every name once in tensor \"x\", got \"dtype\" twice");
+}
+
+TEST_F(Malformed, FieldThatIsMissing) {
+  expect_malformed(
+      contents(R"({"x":{"shape":[0],"data_offsets":[0,0]}})"),
+      "expected dtype in tensor \"x\", got none");
+  expect_malformed(
+      contents(R"({"x":{"dtype":"U8","data_offsets":[0,0]}})"),
+      "expected shape in tensor \"x\", got none");
+  expect_malformed(
+      contents(R"({"x":{"dtype":"U8","shape":[0]}})"),
+      "expected data_offsets in tensor \"x\", got none");
+}
+
+TEST_F(Malformed, FieldThatIsUnknown) {
+  expect_malformed(
+      contents(R"({"x":{"dtype":"U8","shape":[0],"data_offsets":[0,0],"strides":[1]}})"),
+      "expected dtype, shape and data_offsets in tensor \"x\", got \"strides\"");
+}
+
+TEST_F(Malformed, DtypeThatIsUnknown) {
+  for (const std::string dtype : {"F8_E4M3", "f32", "F32 ", ""}) {
+    expect_malformed(
+        contents(header_of(dtype, "[0]", "[0,0]")),
+        "expected a dtype out of F64, F32, F16, BF16, I64, I32, I16, I8, U8, BOOL of tensor "
+        "\"x\", got \"" +
+            dtype + "\"");
+  }
+}
+
+TEST_F(Malformed, DtypeThatIsNoText) {
+  expect_malformed(
+      contents(R"({"x":{"dtype":32,"shape":[0],"data_offsets":[0,0]}})"),
+      "expected text as dtype in tensor \"x\", got the number 32");
+}
+
+TEST_F(Malformed, ShapeThatIsNoArray) {
+  expect_malformed(
+      contents(header_of("U8", "3", "[0,3]"), "123"),
+      "expected an array as shape in tensor \"x\", got the number 3");
+}
+
+TEST_F(Malformed, ShapeThatIsNoWholeNumber) {
+  for (const auto& [size, got] : std::map<std::string, std::string>{
+           {"-1", "a negative number"},
+           {"-0", "a negative number"},
+           {"1.0", "the number \"1.0\""},
+           {"1e0", "the number \"1e0\""},
+           {"18446744073709551616", "the number \"18446744073709551616\""},
+           {"\"1\"", "the text \"1\""},
+           {"null", "null"}}) {
+    expect_malformed(
+        contents(header_of("U8", "[" + size + "]", "[0,1]"), "1"),
+        "expected whole numbers from 0 on in tensor \"x\", got " + got);
+  }
+}
+
+TEST_F(Malformed, ShapeAboveTheLargestNumber) {
+  expect_malformed(
+      contents(header_of("U8", "[9223372036854775808]", "[0,1]"), "1"),
+      "expected a shape below 2^63 of tensor \"x\", got 9223372036854775808");
+}
+
+TEST_F(Malformed, ShapeWhoseProductOverflows) {
+  // 2^32 * 2^32 and 4 * 2^62 are 0 in 64 bits; the last is 0 with a stride of
+  // 2^64.
+  for (const auto& [shape, text] : std::map<std::string, std::string>{
+           {"[4294967296,4294967296]", "(4294967296, 4294967296)"},
+           {"[4611686018427387904]", "(4611686018427387904,)"},
+           {"[0,4294967296,4294967296]", "(0, 4294967296, 4294967296)"}}) {
+    expect_malformed(
+        contents(header_of("F32", shape, "[0,0]")),
+        "expected a shape of less than 2^63 bytes of tensor \"x\", got " + text);
+  }
+}
+
+TEST_F(Malformed, ShapeOfManyDimensions) {
+  std::string shape = "[1";
+  for (int k = 0; k < 64; ++k) {
+    shape += ",1";
+  }
+  expect_malformed(
+      contents(header_of("U8", shape + "]", "[0,1]"), "1"),
+      "expected at most 64 dimensions of tensor \"x\", got more");
+}
+
+// Nothing is allocated for what the file cannot hold.
+TEST_F(Malformed, ShapeOfMoreThanTheFile) {
+  expect_malformed(
+      contents(header_of("F64", "[1099511627776]", "[0,8796093022208]"), "12345678"),
+      "expected 8796093022208 bytes after the header, got a file with 8");
+}
+
+TEST_F(Malformed, ShapeThatIsNotTheSizeOfTheData) {
+  expect_malformed(
+      contents(header_of("F32", "[2]", "[0,4]"), "1234"),
+      "expected 8 bytes of tensor \"x\", F32 of shape (2,), got data_offsets of 4");
+  expect_malformed(
+      contents(header_of("F32", "[]", "[0,0]")),
+      "expected 4 bytes of tensor \"x\", F32 of shape (), got data_offsets of 0");
+  expect_malformed(
+      contents(header_of("F32", "[3,0]", "[0,4]"), "1234"),
+      "expected 0 bytes of tensor \"x\", F32 of shape (3, 0), got data_offsets of 4");
+}
+
+TEST_F(Malformed, OffsetsThatAreNoPair) {
+  expect_malformed(
+      contents(header_of("U8", "[1]", "[0]"), "1"),
+      "expected data_offsets [begin, end] of tensor \"x\", got [0]");
+  expect_malformed(
+      contents(header_of("U8", "[1]", "[]"), "1"),
+      "expected data_offsets [begin, end] of tensor \"x\", got []");
+  expect_malformed(
+      contents(header_of("U8", "[1]", "[0,1,2]"), "1"),
+      "expected two data_offsets of tensor \"x\", got more");
+}
+
+TEST_F(Malformed, OffsetsThatEndBeforeTheyBegin) {
+  expect_malformed(
+      contents(header_of("U8", "[1]", "[1,0]"), "1"),
+      "expected data_offsets [begin, end] of tensor \"x\", got [1, 0]");
+}
+
+TEST_F(Malformed, OffsetsBeyondTheFile) {
+  expect_malformed(
+      contents(header_of("U8", "[2]", "[0,2]"), "1"),
+      "expected 2 bytes after the header, got a file with 1");
+}
+
+constexpr const char* kTwoTensors = R"({"x":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},)"
+                                    R"("y":{"dtype":"U8","shape":[2],"data_offsets":)";
+
+TEST_F(Malformed, TensorsThatOverlap) {
+  expect_malformed(
+      contents(std::string(kTwoTensors) + "[1,3]}}", "123"),
+      "expected data_offsets of tensor \"y\" from 2 on, where the one before ends, got 1");
+  expect_malformed(
+      contents(std::string(kTwoTensors) + "[0,2]}}", "12"),
+      "expected data_offsets of tensor \"y\" from 2 on, where the one before ends, got 0");
+}
+
+TEST_F(Malformed, HoleBetweenTensors) {
+  expect_malformed(
+      contents(std::string(kTwoTensors) + "[3,5]}}", "12345"),
+      "expected data_offsets of tensor \"y\" from 2 on, where the one before ends, got 3");
+}
+
+TEST_F(Malformed, HoleBeforeTheFirstTensor) {
+  expect_malformed(
+      contents(header_of("U8", "[1]", "[1,2]"), "12"),
+      "expected data_offsets of tensor \"x\" from 0 on, where the one before ends, got 1");
+}
+
+TEST_F(Malformed, BytesAfterTheLastTensor) {
+  expect_malformed(
+      contents(std::string(kTwoTensors) + "[2,4]}}", "12345"),
+      "expected 4 bytes after the header, got a file with 5");
+}
+
+TEST_F(Malformed, EmptyTensorOutsideTheData) {
+  expect_malformed(
+      contents(header_of("U8", "[0]", "[7,7]")),
+      "expected data_offsets of tensor \"x\" from 0 on, where the one before ends, got 7");
+}
+
+TEST_F(Malformed, MetadataThatIsNoObject) {
+  expect_malformed(
+      contents(R"({"__metadata__":null})"), "expected an object in __metadata__, got null");
+}
+
+TEST_F(Malformed, MetadataThatIsNoText) {
+  expect_malformed(
+      contents(R"({"__metadata__":{"a":1}})"), "expected text in __metadata__, got the number 1");
+  expect_malformed(
+      contents(R"({"__metadata__":{"a":{}}})"), "expected text in __metadata__, got an object");
+}
+
+TEST_F(Malformed, MetadataTwice) {
+  expect_malformed(
+      contents(R"({"__metadata__":{},"__metadata__":{}})"),
+      "expected every name once in the header, got \"__metadata__\" twice");
+  expect_malformed(
+      contents(R"({"__metadata__":{"a":"","a":""}})"),
+      "expected every name once in __metadata__, got \"a\" twice");
+}
+
+TEST_F(Malformed, BoolThatIsNeitherTrueNorFalse) {
+  expect_malformed(
+      contents(header_of("BOOL", "[3]", "[0,3]"), "\0\1\2"s),
+      "expected bytes of 0 and 1 in BOOL tensor \"x\", got 2");
+}
+
+TEST_F(Malformed, LongAndUnprintableNamesAreCutAndEscaped) {
+  expect_malformed(
+      contents("{\"\\u001b" + std::string(1000, 'n') + "\":1}"),
+      "expected an object in tensor \"\\u001b" + std::string(79, 'n') + "...\", got the number 1");
+}
+
+TEST_F(Malformed, ZipArchiveOfTorchSave) {
+  expect_malformed(
+      "PK\x03\x04\x00\x00\x08\x08\x00\x00\x00\x00\x00\x00"s,
+      "expected a safetensors file, got a zip archive as torch.save writes it; save it in Python "
+      "with safetensors.torch.save_file(module.state_dict(), path)");
+}
+
+TEST_F(Malformed, PickleOfTorchSave) {
+  expect_malformed(
+      "\x80\x02\x8a\nl\xfc\x9c\x46\xf9 j\xa8P\x19."s,
+      "expected a safetensors file, got a pickle as torch.save writes it; save it in Python with "
+      "safetensors.torch.save_file(module.state_dict(), path)");
+}
+
+// Bytes changed, taken out, put in and cut off: the file is read or refused,
+// and nothing else happens.
+TEST_F(Serialize, DamagedFilesAreReadOrRefused) {
+  constexpr uint32_t kSeed = 20240607;
+  constexpr int kFiles = 2000;
+  lltm::save_safetensors(
+      {{"weights", at::ones({3, 2})},
+       {"bias", at::ones({3}, at::kHalf)},
+       {"mask", at::ones({5}, at::kBool)},
+       {"steps", at::scalar_tensor(7, at::kLong)},
+       {"empty", at::empty({0, 4})}},
+      path());
+  const std::string original = read();
+  const size_t data = original.rfind('}') + 1;
+  const std::string tokens = "{}[]\",:0123456789-.eE\\u \0\xff\x80"s;
+
+  std::mt19937 random(kSeed);
+  const auto below = [&](size_t limit) {
+    return std::uniform_int_distribution<size_t>(0, limit - 1)(random);
+  };
+  int read_files = 0;
+  int refused_files = 0;
+  for (int k = 0; k < kFiles; ++k) {
+    SCOPED_TRACE(testing::Message() << "seed " << kSeed << ", file " << k);
+    std::string bytes = original;
+    for (size_t changes = 1 + below(4); changes > 0 && !bytes.empty(); --changes) {
+      const size_t half = below(2) == 0 ? 0 : std::min(data, bytes.size() - 1);
+      const size_t position = half + below(bytes.size() - half);
+      switch (below(6)) {
+        case 0:
+          bytes[position] = static_cast<char>(bytes[position] ^ (1 << below(8)));
+          break;
+        case 1:
+          bytes[position] = static_cast<char>(below(256));
+          break;
+        case 2:
+          bytes[position] = tokens[below(tokens.size())];
+          break;
+        case 3:
+          bytes.erase(position, 1 + below(8));
+          break;
+        case 4:
+          bytes.insert(position, 1 + below(3), tokens[below(tokens.size())]);
+          break;
+        default:
+          if (below(4) == 0) {
+            bytes.resize(position);
+          }
+      }
+      // Else most files would be refused for the length of their header alone.
+      const size_t end = bytes.rfind('}');
+      if (below(4) != 0 && end != std::string::npos && end >= 8) {
+        bytes.replace(0, 8, little_endian(end + 1 - 8));
+      }
+    }
+    write(bytes);
+    try {
+      for (const auto& [name, tensor] : lltm::load_safetensors(path())) {
+        tensor.clone();
+      }
+      ++read_files;
+    } catch (const c10::Error& error) {
+      EXPECT_NE(std::string(error.what()).find(path()), std::string::npos);
+      ++refused_files;
+    }
+  }
+  EXPECT_GT(read_files, kFiles / 50);
+  EXPECT_GT(refused_files, kFiles / 2);
+}
+
+// ---- modules --------------------------------------------------------------
+
+lltm::LLTM layer_of(uint64_t seed) {
+  torch::manual_seed(seed);
+  return lltm::LLTM(lltm::LLTMOptions(3, 5).num_layers(2).bidirectional(true));
+}
+
+Tensors values(const torch::nn::Module& module) {
+  Tensors result;
+  for (const Tensor& tensor : module.parameters()) {
+    result.push_back(tensor.detach().clone());
+  }
+  for (const Tensor& tensor : module.buffers()) {
+    result.push_back(tensor.clone());
+  }
+  return result;
+}
+
+TEST_F(StateDict, RoundTripGivesTheSameModule) {
+  lltm::LLTM saved = layer_of(0);
+  lltm::LLTM loaded = layer_of(1);
+  ASSERT_FALSE(identical(values(*loaded), values(*saved)));
+  lltm::save_state_dict(*saved, path());
+  lltm::load_state_dict(*loaded, path());
+  EXPECT_TRUE(identical(values(*loaded), values(*saved)));
+}
+
+TEST_F(StateDict, NamesInTheFileAreThoseOfThePythonModule) {
+  lltm::save_state_dict(*layer_of(0), path());
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : lltm::load_safetensors(path())) {
+    names.push_back(name);
+  }
+  EXPECT_EQ(
+      names,
+      std::vector<std::string>(
+          {"bias_l0",
+           "bias_l0_reverse",
+           "bias_l1",
+           "bias_l1_reverse",
+           "weights_l0",
+           "weights_l0_reverse",
+           "weights_l1",
+           "weights_l1_reverse"}));
+}
+
+TEST_F(StateDict, TakesHoldersAndPointersToo) {
+  lltm::LLTM saved = layer_of(0);
+  lltm::LLTM loaded = layer_of(1);
+  lltm::save_state_dict(saved, path());
+  lltm::load_state_dict(loaded, path());
+  EXPECT_TRUE(identical(values(*loaded), values(*saved)));
+
+  const std::shared_ptr<torch::nn::Module> pointer = layer_of(2).ptr();
+  lltm::save_state_dict(pointer, path());
+  lltm::load_state_dict(loaded, path());
+  EXPECT_TRUE(identical(values(*loaded), values(*pointer)));
+  lltm::load_state_dict(pointer, path());
+}
+
+TEST_F(StateDict, ParametersStayTheTensorsTheyAre) {
+  lltm::LLTM layer = layer_of(1);
+  const Tensors before = layer->parameters();
+  std::vector<const void*> memory;
+  for (const Tensor& tensor : before) {
+    memory.push_back(tensor.const_data_ptr());
+  }
+  lltm::save_state_dict(*layer_of(0), path());
+  lltm::load_state_dict(*layer, path());
+  const Tensors after = layer->parameters();
+  for (size_t k = 0; k < before.size(); ++k) {
+    EXPECT_TRUE(after[k].is_same(before[k]));
+    EXPECT_EQ(after[k].const_data_ptr(), memory[k]);
+    EXPECT_TRUE(after[k].requires_grad());
+    EXPECT_TRUE(after[k].is_leaf());
+  }
+  // The module computes with what was loaded.
+  EXPECT_TRUE(identical(
+      std::get<0>(layer->forward(at::ones({2, 1, 3}))),
+      std::get<0>(layer_of(0)->forward(at::ones({2, 1, 3})))));
+}
+
+TEST_F(StateDict, ConvertsToTheDtypeOfTheModule) {
+  lltm::LLTM saved = layer_of(0);
+  lltm::LLTM loaded = layer_of(1);
+  loaded->to(at::kDouble);
+  lltm::save_state_dict(*saved, path());
+  lltm::load_state_dict(*loaded, path());
+  EXPECT_EQ(loaded->parameters()[0].scalar_type(), at::kDouble);
+  saved->to(at::kDouble);
+  EXPECT_TRUE(identical(values(*loaded), values(*saved)));
+}
+
+TEST_F(StateDict, TakesABiasSavedAsARow) {
+  const Tensor weights = at::arange(15 * 8, at::kFloat).view({15, 8});
+  const Tensor bias = at::arange(15, at::kFloat);
+  lltm::save_safetensors({{"weights", weights}, {"bias", bias.view({1, 15})}}, path());
+  lltm::LLTMCell cell(3, 5);
+  lltm::load_state_dict(*cell, path());
+  EXPECT_TRUE(identical(cell->weights, weights));
+  EXPECT_TRUE(identical(cell->bias, bias));
+}
+
+TEST_F(StateDict, HoldsBuffersAndNestedModules) {
+  const auto make = [](uint64_t seed) {
+    torch::manual_seed(seed);
+    return torch::nn::Sequential(
+        torch::nn::Linear(3, 4), torch::nn::BatchNorm1d(4), lltm::LLTMCell(4, 5));
+  };
+  torch::nn::Sequential saved = make(0);
+  saved->children()[1]->as<torch::nn::BatchNorm1d>()->forward(at::rand({6, 4}));
+  torch::nn::Sequential loaded = make(1);
+  lltm::save_state_dict(*saved, path());
+  const TensorMap file = lltm::load_safetensors(path());
+  for (const char* name :
+       {"0.weight", "0.bias", "1.running_mean", "1.num_batches_tracked", "2.weights", "2.bias"}) {
+    EXPECT_EQ(file.count(name), 1) << name;
+  }
+  EXPECT_EQ(file.at("1.num_batches_tracked").item<int64_t>(), 1);
+  lltm::load_state_dict(*loaded, path());
+  EXPECT_TRUE(identical(values(*loaded), values(*saved)));
+}
+
+TEST_F(StateDict, NamesEveryDifferenceAndChangesNothing) {
+  lltm::LLTMCell cell(3, 5);
+  const Tensors before = values(*cell);
+  lltm::save_safetensors(
+      {{"bias", at::zeros({15})}, {"weight", at::zeros({15, 8})}, {"weights", at::zeros({15, 9})}},
+      path());
+  expect_error(
+      [&] { lltm::load_state_dict(*cell, path()); },
+      typeid(c10::ValueError),
+      "lltm::load_state_dict: " + path() +
+          " does not fit module lltm::LLTMCellImpl:"
+          "\n  expected \"weights\" of shape (15, 8), got (15, 9)"
+          "\n  expected no \"weight\", got shape (15, 8)");
+  lltm::save_safetensors({{"weights", at::zeros({15, 8})}}, path());
+  expect_error(
+      [&] { lltm::load_state_dict(*cell, path()); },
+      typeid(c10::ValueError),
+      "lltm::load_state_dict: " + path() +
+          " does not fit module lltm::LLTMCellImpl:"
+          "\n  expected \"bias\" of shape (15,), got nothing");
+  EXPECT_TRUE(identical(values(*cell), before));
+}
+
+TEST_F(StateDict, NamesTheFirstOfManyDifferences) {
+  TensorMap tensors;
+  for (int k = 0; k < 100; ++k) {
+    tensors["unknown" + std::to_string(k)] = at::zeros({});
+  }
+  lltm::save_safetensors(tensors, path());
+  lltm::LLTMCell cell(3, 5);
+  try {
+    lltm::load_state_dict(*cell, path());
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const c10::ValueError& error) {
+    const std::string text = error.what_without_backtrace();
+    EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 21) << text;
+    EXPECT_TRUE(text.ends_with("\n  and more")) << text;
+  }
+}
+
+// Only a bias may be saved as a row, not a matrix as another one.
+TEST_F(StateDict, RefusesOtherShapesOfTheSameSize) {
+  lltm::LLTMCell cell(3, 5);
+  const Tensors before = values(*cell);
+  for (const std::vector<int64_t>& shape :
+       std::vector<std::vector<int64_t>>{{15, 1}, {1, 1, 15}, {3, 5}, {1, 14}, {}}) {
+    lltm::save_safetensors({{"weights", at::zeros({15, 8})}, {"bias", at::zeros(shape)}}, path());
+    EXPECT_THROW(lltm::load_state_dict(*cell, path()), c10::ValueError) << at::IntArrayRef(shape);
+  }
+  lltm::save_safetensors({{"weights", at::zeros({8, 15})}, {"bias", at::zeros({15})}}, path());
+  EXPECT_THROW(lltm::load_state_dict(*cell, path()), c10::ValueError);
+  EXPECT_TRUE(identical(values(*cell), before));
+}
+
+// Copying to the meta device does nothing, and says nothing.
+TEST_F(StateDict, RefusesAModuleWithoutMemory) {
+  lltm::LLTMCell cell(lltm::LLTMCellOptions(3, 5).bias(false));
+  lltm::save_state_dict(*cell, path());
+  cell->to(at::Device(at::kMeta));
+  expect_error(
+      [&] { lltm::load_state_dict(*cell, path()); },
+      typeid(c10::ValueError),
+      "lltm::load_state_dict: " + path() +
+          " does not fit module lltm::LLTMCellImpl:"
+          "\n  expected \"weights\" on a device with memory, got meta");
+}
+
+TEST_F(StateDict, HelpsWithAFileOfTorchSave) {
+  write("PK\x03\x04\x00\x00\x08\x08\x00\x00\x00\x00\x00\x00"s);
+  lltm::LLTMCell cell(3, 5);
+  try {
+    lltm::load_state_dict(*cell, path());
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const c10::ValueError& error) {
+    EXPECT_NE(std::string(error.what()).find("safetensors.torch.save_file"), std::string::npos);
+  }
+}
+
+TEST_F(StateDict, OfADamagedFileChangesNothing) {
+  lltm::LLTMCell cell(3, 5);
+  lltm::save_state_dict(*cell, path());
+  const Tensors before = values(*cell);
+  std::string bytes = read();
+  bytes.pop_back();
+  write(bytes);
+  EXPECT_THROW(lltm::load_state_dict(*cell, path()), c10::ValueError);
+  EXPECT_TRUE(identical(values(*cell), before));
+}
+
+}  // namespace
+}  // namespace lltm_test

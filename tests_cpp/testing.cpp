@@ -1,0 +1,617 @@
+#include "testing.h"
+
+#include <lltm/ops.h>
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
+#include <sys/mman.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <sstream>
+
+namespace lltm_test {
+namespace {
+
+at::Tensor normal(at::IntArrayRef shape, at::ScalarType dtype, at::Generator& generator) {
+  return at::randn(shape, generator, at::TensorOptions(at::kDouble)).to(dtype);
+}
+
+// Everything but the input and batch_sizes.
+Arguments states_and_weights(
+    const Sizes& s, at::ScalarType dtype, at::Generator& generator, bool bias) {
+  const double bound = s.H == 0 ? 1.0 : 1.0 / std::sqrt(static_cast<double>(s.H));
+  const auto uniform = [&](at::IntArrayRef shape) {
+    const at::Tensor unit = at::rand(shape, generator, at::TensorOptions(at::kDouble));
+    return unit.mul(2 * bound).sub(bound).to(dtype);
+  };
+  Arguments arguments;
+  arguments.h = normal({s.B, s.H}, dtype, generator);
+  arguments.c = normal({s.B, s.H}, dtype, generator);
+  arguments.weights = uniform({3 * s.H, s.H + s.I});
+  if (bias) {
+    arguments.bias = uniform({3 * s.H});
+  }
+  return arguments;
+}
+
+// The last dimension becomes the columns.
+reference::Matrix to_matrix(const at::Tensor& tensor, int64_t cols) {
+  const at::Tensor values = tensor.detach().to(at::kDouble).contiguous();
+  reference::Matrix matrix(cols == 0 ? 0 : values.numel() / cols, cols);
+  std::copy_n(values.const_data_ptr<double>(), values.numel(), matrix.data.begin());
+  return matrix;
+}
+
+// The rows that reach each step; a single step is a sequence of one.
+std::vector<int64_t> rows_per_step(const Arguments& arguments) {
+  if (arguments.batch_sizes) {
+    const at::Tensor sizes = arguments.batch_sizes->contiguous();
+    const int64_t* const first = sizes.const_data_ptr<int64_t>();
+    return {first, first + sizes.numel()};
+  }
+  const int64_t steps = arguments.input.dim() == 3 ? arguments.input.size(0) : 1;
+  return std::vector<int64_t>(static_cast<size_t>(steps), arguments.h.size(0));
+}
+
+double epsilon(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kDouble:
+      return std::numeric_limits<double>::epsilon();
+    case at::kFloat:
+      return std::numeric_limits<float>::epsilon();
+    case at::kBFloat16:
+      return std::numeric_limits<at::BFloat16>::epsilon();
+    case at::kHalf:
+      return std::numeric_limits<at::Half>::epsilon();
+    default:
+      TORCH_CHECK(false, "no epsilon for ", dtype);
+  }
+}
+
+// max|y - y64|; infinity where y is not finite or has another size.
+double largest_error(const at::Tensor& y, const reference::Matrix& y64) {
+  const at::Tensor values = y.detach().to(at::kDouble).contiguous();
+  const double infinity = std::numeric_limits<double>::infinity();
+  if (values.numel() != static_cast<int64_t>(y64.data.size())) {
+    return infinity;
+  }
+  const double* const got = values.const_data_ptr<double>();
+  double error = 0;
+  for (size_t k = 0; k < y64.data.size(); ++k) {
+    const auto difference = static_cast<double>(std::abs(got[k] - y64.data[k]));
+    error = std::isfinite(difference) ? std::max(error, difference) : infinity;
+  }
+  return error;
+}
+
+at::Tensor directional(const Tensors& gradients, uint64_t seed) {
+  at::Tensor sum = at::zeros({}, at::kDouble);
+  for (const at::Tensor& gradient : gradients) {
+    if (gradient.defined()) {
+      sum = sum + (gradient * random_like(gradient, seed)).sum();
+    }
+    ++seed;
+  }
+  return sum;
+}
+
+// Of the finite differences: their error grows with its square, that of
+// rounding with its inverse.
+constexpr double kStep = 1e-5;
+
+Tensors shifted(const Tensors& x, const Tensors& directions, double step) {
+  Tensors result;
+  for (size_t k = 0; k < x.size(); ++k) {
+    result.push_back(x[k].detach() + step * directions[k]);
+  }
+  return result;
+}
+
+Tensors leaves_of(const Tensors& tensors) {
+  Tensors leaves;
+  for (const at::Tensor& tensor : tensors) {
+    leaves.push_back(tensor.detach().requires_grad_());
+  }
+  return leaves;
+}
+
+}  // namespace
+
+Tensors cell(const Arguments& a) {
+  const auto [h, c] = lltm::cell(a.input, a.h, a.c, a.weights, a.bias);
+  return {h, c};
+}
+
+Tensors sequence(const Arguments& a) {
+  const auto [output, h, c] =
+      lltm::sequence(a.input, a.h, a.c, a.weights, a.bias, a.batch_sizes, a.reverse);
+  return {output, h, c};
+}
+
+Tensors eager_cell(const Arguments& a) {
+  const at::Tensor z = at::linear(at::cat({a.h, a.input}, 1), a.weights, a.bias);
+  const Tensors gates = z.chunk(3, 1);
+  const at::Tensor c = a.c + at::sigmoid(gates[0]) * at::elu(gates[2]);
+  return {at::sigmoid(gates[1]) * at::tanh(c), c};
+}
+
+Tensors eager_sequence(const Arguments& a) {
+  const std::vector<int64_t> rows = rows_per_step(a);
+  const auto steps = static_cast<int64_t>(rows.size());
+  const bool packed = a.batch_sizes.has_value();
+  const Tensors inputs =
+      packed ? a.input.split_with_sizes(rows, 0) : a.input.unbind(0);
+  Tensors outputs(rows.size());
+  Arguments step = a;
+  for (int64_t s = 0; s < steps; ++s) {
+    const auto t = static_cast<size_t>(a.reverse ? steps - 1 - s : s);
+    const at::Tensor h = step.h;
+    const at::Tensor c = step.c;
+    step.input = inputs[t];
+    step.h = h.narrow(0, 0, rows[t]);
+    step.c = c.narrow(0, 0, rows[t]);
+    const Tensors next = eager_cell(step);
+    outputs[t] = next[0];
+    // Rows that this step does not reach keep their state.
+    step.h = at::cat({next[0], h.narrow(0, rows[t], h.size(0) - rows[t])});
+    step.c = at::cat({next[1], c.narrow(0, rows[t], c.size(0) - rows[t])});
+  }
+  if (steps == 0) {
+    const at::Tensor none = packed ? a.h : a.h.unsqueeze(0);
+    return {none.narrow(0, 0, 0), a.h.clone(), a.c.clone()};
+  }
+  return {packed ? at::cat(outputs) : at::stack(outputs), step.h, step.c};
+}
+
+Tensors differentiable(const Arguments& arguments) {
+  Tensors tensors = {arguments.input, arguments.h, arguments.c, arguments.weights};
+  if (arguments.bias) {
+    tensors.push_back(*arguments.bias);
+  }
+  return tensors;
+}
+
+Arguments with(const Arguments& arguments, const Tensors& replaced) {
+  Arguments result = arguments;
+  result.input = replaced.at(0);
+  result.h = replaced.at(1);
+  result.c = replaced.at(2);
+  result.weights = replaced.at(3);
+  if (arguments.bias) {
+    result.bias = replaced.at(4);
+  }
+  return result;
+}
+
+Arguments requiring_grad(const Arguments& arguments) {
+  return with(arguments, leaves_of(differentiable(arguments)));
+}
+
+void PrintTo(const Sizes& sizes, std::ostream* stream) {
+  *stream << "T=" << sizes.T << " B=" << sizes.B << " I=" << sizes.I << " H=" << sizes.H;
+}
+
+Arguments cell_problem(const Sizes& sizes, at::ScalarType dtype, uint64_t seed, bool bias) {
+  at::Generator generator = at::detail::createCPUGenerator(seed);
+  Arguments arguments = states_and_weights(sizes, dtype, generator, bias);
+  arguments.input = normal({sizes.B, sizes.I}, dtype, generator);
+  return arguments;
+}
+
+Arguments sequence_problem(const Sizes& sizes, at::ScalarType dtype, uint64_t seed, bool bias) {
+  at::Generator generator = at::detail::createCPUGenerator(seed);
+  Arguments arguments = states_and_weights(sizes, dtype, generator, bias);
+  arguments.input = normal({sizes.T, sizes.B, sizes.I}, dtype, generator);
+  return arguments;
+}
+
+Arguments packed_problem(
+    const std::vector<int64_t>& lengths,
+    int64_t input_size,
+    int64_t hidden_size,
+    at::ScalarType dtype,
+    uint64_t seed) {
+  at::Generator generator = at::detail::createCPUGenerator(seed);
+  std::vector<int64_t> batch_sizes(lengths.empty() ? 0 : static_cast<size_t>(lengths.front()));
+  for (const int64_t length : lengths) {
+    std::for_each_n(batch_sizes.begin(), length, [](int64_t& rows) { ++rows; });
+  }
+  const Sizes sizes = {0, static_cast<int64_t>(lengths.size()), input_size, hidden_size};
+  Arguments arguments = states_and_weights(sizes, dtype, generator, true);
+  const int64_t rows = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+  arguments.input = normal({rows, input_size}, dtype, generator);
+  arguments.batch_sizes = at::tensor(batch_sizes, at::kLong);
+  return arguments;
+}
+
+at::Tensor random_like(const at::Tensor& like, uint64_t seed) {
+  at::Generator generator = at::detail::createCPUGenerator(seed);
+  return normal(like.sizes(), like.scalar_type(), generator);
+}
+
+Tensors random_like(const Tensors& like, uint64_t seed) {
+  Tensors result;
+  for (const at::Tensor& tensor : like) {
+    result.push_back(random_like(tensor, seed++));
+  }
+  return result;
+}
+
+Evaluation evaluate(
+    const Function& function, const Arguments& arguments, const Tensors& grad_outputs) {
+  const Arguments leaves = requiring_grad(arguments);
+  const Tensors outputs = function(leaves);
+  Tensors used;
+  Tensors gradients;
+  for (size_t k = 0; k < outputs.size(); ++k) {
+    if (grad_outputs.at(k).defined()) {
+      used.push_back(outputs[k]);
+      gradients.push_back(grad_outputs[k]);
+    }
+  }
+  gradients = torch::autograd::grad(
+      used, differentiable(leaves), gradients, /*retain_graph=*/std::nullopt,
+      /*create_graph=*/false, /*allow_unused=*/true);
+  const Tensors x = differentiable(leaves);
+  for (size_t k = 0; k < gradients.size(); ++k) {
+    if (!gradients[k].defined()) {
+      gradients[k] = at::zeros_like(x[k]);
+    }
+  }
+  return {outputs, gradients};
+}
+
+Expected expect(const Arguments& arguments, const Tensors& grad_outputs) {
+  reference::Arguments a;
+  const int64_t hidden_size = arguments.h.size(1);
+  a.input = to_matrix(arguments.input, arguments.input.size(-1));
+  a.batch_sizes = rows_per_step(arguments);
+  a.input.rows = std::accumulate(a.batch_sizes.begin(), a.batch_sizes.end(), int64_t{0});
+  a.h = to_matrix(arguments.h, hidden_size);
+  a.c = to_matrix(arguments.c, hidden_size);
+  a.weights = to_matrix(arguments.weights, arguments.weights.size(1));
+  if (arguments.bias) {
+    a.bias = to_matrix(*arguments.bias, 3 * hidden_size).data;
+  }
+  a.reverse = arguments.reverse;
+
+  // A step returns (h', c'): its h' is the whole output, and h_n has no use.
+  const bool step = grad_outputs.size() == 2;
+  const auto gradient_or_zero = [&](const at::Tensor& gradient, int64_t rows) {
+    return gradient.defined() ? to_matrix(gradient, hidden_size)
+                              : reference::Matrix(rows, hidden_size);
+  };
+  reference::Outputs d;
+  d.output = gradient_or_zero(grad_outputs.front(), a.input.rows);
+  d.h = gradient_or_zero(step ? at::Tensor() : grad_outputs[1], a.h.rows);
+  d.c = gradient_or_zero(grad_outputs.back(), a.h.rows);
+
+  const reference::Sequence forward = reference::sequence_forward(a);
+  const reference::Gradients backward = reference::sequence_backward(a, forward, d);
+  Expected expected;
+  expected.outputs = {forward.outputs.output};
+  if (!step) {
+    expected.outputs.push_back(forward.outputs.h);
+  }
+  expected.outputs.push_back(forward.outputs.c);
+  expected.gradients = {backward.input, backward.h, backward.c, backward.weights};
+  if (a.bias) {
+    reference::Matrix bias(1, 3 * hidden_size);
+    bias.data = backward.bias;
+    expected.gradients.push_back(bias);
+  }
+  return expected;
+}
+
+void Comparison::add(
+    const at::Tensor& ours, const at::Tensor& eager, const reference::Matrix& y64) {
+  if (!ours.defined() || !eager.defined()) {
+    mismatch_ = "a result is undefined";
+    return;
+  }
+  if (ours.sizes() != eager.sizes() || ours.scalar_type() != eager.scalar_type()) {
+    std::ostringstream text;
+    text << ours.scalar_type() << ' ' << ours.sizes() << ", but PyTorch gives "
+         << eager.scalar_type() << ' ' << eager.sizes();
+    mismatch_ = text.str();
+    return;
+  }
+  ours_ = std::max(ours_, largest_error(ours, y64));
+  eager_ = std::max(eager_, largest_error(eager, y64));
+  for (const reference::Real value : y64.data) {
+    scale_ = std::max(scale_, static_cast<double>(std::abs(value)));
+  }
+  eps_ = epsilon(ours.scalar_type());
+}
+
+::testing::AssertionResult Comparison::result() const {
+  if (!mismatch_.empty()) {
+    return ::testing::AssertionFailure() << mismatch_;
+  }
+  if (!std::isfinite(eager_)) {
+    return ::testing::AssertionFailure()
+        << "plain PyTorch is infinitely wrong here, so the comparison says nothing";
+  }
+  // Multiplied by max|y64|, which may be 0.
+  const double bound = 2 * std::max(eager_, 4 * eps_ * scale_);
+  if (ours_ <= bound) {
+    return ::testing::AssertionSuccess();
+  }
+  return ::testing::AssertionFailure()
+      << "largest error: ours " << ours_ << ", eager " << eager_ << ", largest value " << scale_
+      << ", eps " << eps_ << ": " << ours_ / bound << " times what is allowed";
+}
+
+::testing::AssertionResult is_accurate(
+    const at::Tensor& ours, const at::Tensor& eager, const reference::Matrix& y64) {
+  Comparison comparison;
+  comparison.add(ours, eager, y64);
+  return comparison.result();
+}
+
+namespace {
+
+// One comparison for each output and gradient.
+struct Comparisons {
+  std::vector<Comparison> outputs, gradients;
+
+  void add(const Evaluation& ours, const Evaluation& eager, const Expected& expected) {
+    outputs.resize(expected.outputs.size());
+    gradients.resize(expected.gradients.size());
+    ASSERT_EQ(ours.outputs.size(), outputs.size());
+    ASSERT_EQ(ours.gradients.size(), gradients.size());
+    for (size_t k = 0; k < outputs.size(); ++k) {
+      outputs[k].add(ours.outputs[k], eager.outputs[k], expected.outputs[k]);
+      EXPECT_TRUE(ours.outputs[k].is_contiguous()) << "output " << k;
+    }
+    for (size_t k = 0; k < gradients.size(); ++k) {
+      gradients[k].add(ours.gradients[k], eager.gradients[k], expected.gradients[k]);
+    }
+  }
+
+  void expect_accurate() const {
+    for (size_t k = 0; k < outputs.size(); ++k) {
+      EXPECT_TRUE(outputs[k].result()) << "output " << k;
+    }
+    for (size_t k = 0; k < gradients.size(); ++k) {
+      EXPECT_TRUE(gradients[k].result()) << "gradient of " << kArgumentNames[k];
+    }
+  }
+};
+
+std::string describe(const Arguments& a, uint64_t seed) {
+  std::ostringstream text;
+  text << "seeds 1 to " << seed << "; " << a.input.scalar_type() << ", input " << a.input.sizes()
+       << " strides " << a.input.strides() << ", h " << a.h.sizes() << ", bias "
+       << a.bias.has_value() << ", reverse " << a.reverse;
+  if (a.batch_sizes) {
+    text << ", batch_sizes " << rows_per_step(a);
+  }
+  return text.str();
+}
+
+// Of the smallest result that has any.
+int64_t fewest_elements(const Expected& expected) {
+  int64_t fewest = std::numeric_limits<int64_t>::max();
+  for (const auto& results : {expected.outputs, expected.gradients}) {
+    for (const reference::Matrix& result : results) {
+      if (!result.data.empty()) {
+        fewest = std::min(fewest, static_cast<int64_t>(result.data.size()));
+      }
+    }
+  }
+  return fewest;
+}
+
+}  // namespace
+
+void check(
+    const Function& ours,
+    const Function& baseline,
+    const Problem& problem,
+    const OutputGradients& output_gradients) {
+  Comparisons comparisons;
+  int64_t elements = 0;
+  uint64_t seed = 0;
+  while (seed < 4 || elements < 300) {
+    const Arguments arguments = problem(++seed);
+    const Tensors grad_outputs = output_gradients(baseline(arguments), seed + 1000);
+    const Expected expected = expect(arguments, grad_outputs);
+    comparisons.add(
+        evaluate(ours, arguments, grad_outputs),
+        evaluate(baseline, arguments, grad_outputs),
+        expected);
+    elements += std::min<int64_t>(fewest_elements(expected), 300);
+  }
+  SCOPED_TRACE(describe(problem(1), seed));
+  comparisons.expect_accurate();
+}
+
+void check_cell(const Problem& problem, const OutputGradients& output_gradients) {
+  check(cell, eager_cell, problem, output_gradients);
+}
+
+void check_sequence(const Problem& problem, const OutputGradients& output_gradients) {
+  check(sequence, eager_sequence, problem, output_gradients);
+}
+
+const std::vector<Layout>& layouts() {
+  using at::Tensor;
+  static const std::vector<Layout> layouts = {
+      {"transposed",
+       [](const Tensor& t) { return t.transpose(0, -1).contiguous().transpose(0, -1); }},
+      {"every other column",
+       [](const Tensor& t) {
+         return at::stack({t, t + 1}, -1).flatten(-2).slice(-1, 0, std::nullopt, 2);
+       }},
+      {"every other row",
+       [](const Tensor& t) {
+         return at::stack({t, t + 1}, 1).flatten(0, 1).slice(0, 0, std::nullopt, 2);
+       }},
+      {"columns of a wider matrix",
+       [](const Tensor& t) {
+         return at::cat({t, t, t}, -1).slice(-1, t.size(-1), 2 * t.size(-1));
+       }},
+      {"one row expanded", [](const Tensor& t) { return t.narrow(0, 0, 1).expand_as(t); }},
+      {"one column expanded", [](const Tensor& t) { return t.narrow(-1, 0, 1).expand_as(t); }},
+      {"one element expanded", [](const Tensor& t) { return t.flatten()[0].expand_as(t); }},
+  };
+  return layouts;
+}
+
+Arguments laid_out(
+    const Arguments& arguments, const Layout& layout, const std::vector<size_t>& positions) {
+  Tensors tensors = differentiable(arguments);
+  for (const size_t position : positions) {
+    tensors[position] = layout.apply(tensors[position]);
+  }
+  return with(arguments, tensors);
+}
+
+Tensors laid_out(const Tensors& tensors, const Layout& layout) {
+  Tensors result;
+  for (const at::Tensor& tensor : tensors) {
+    result.push_back(layout.apply(tensor));
+  }
+  return result;
+}
+
+Scalar weighted_sum(const Function& function, const Arguments& arguments) {
+  return [function, arguments](const Tensors& x) {
+    const size_t count = differentiable(arguments).size();
+    const Tensors outputs = function(with(arguments, x));
+    at::Tensor sum = at::zeros({}, at::kDouble);
+    for (size_t k = 0; k < outputs.size(); ++k) {
+      sum = sum + (outputs[k] * x.at(count + k)).sum();
+    }
+    return sum;
+  };
+}
+
+Tensors weighted_sum_point(
+    const Function& function, const Arguments& arguments, uint64_t seed) {
+  Tensors point = differentiable(arguments);
+  const Tensors weights = random_like(function(arguments), seed);
+  point.insert(point.end(), weights.begin(), weights.end());
+  return point;
+}
+
+double derivative_error(const Scalar& function, const Tensors& x, uint64_t seed) {
+  const Tensors leaves = leaves_of(x);
+  const Tensors gradients = torch::autograd::grad(
+      {function(leaves)}, leaves, {}, std::nullopt, false, /*allow_unused=*/true);
+  const Tensors directions = random_like(x, seed);
+  double by_autograd = 0;
+  for (size_t k = 0; k < x.size(); ++k) {
+    if (gradients[k].defined()) {
+      by_autograd += (gradients[k] * directions[k]).sum().item<double>();
+    }
+  }
+  const double by_differences =
+      (function(shifted(x, directions, kStep)) - function(shifted(x, directions, -kStep)))
+          .div(2 * kStep)
+          .item<double>();
+  return std::abs(by_autograd - by_differences) / std::max(1.0, std::abs(by_differences));
+}
+
+double forward_mode_error(const Function& function, const Arguments& arguments, uint64_t seed) {
+  const Tensors x = differentiable(arguments);
+  const Tensors directions = random_like(x, seed);
+  const auto level = static_cast<int64_t>(torch::autograd::forward_ad::enter_dual_level());
+  Tensors duals;
+  for (size_t k = 0; k < x.size(); ++k) {
+    duals.push_back(at::_make_dual(x[k], directions[k], level));
+  }
+  Tensors tangents;
+  for (const at::Tensor& output : function(with(arguments, duals))) {
+    tangents.push_back(std::get<1>(at::_unpack_dual(output, level)));
+  }
+  torch::autograd::forward_ad::exit_dual_level(static_cast<uint64_t>(level));
+
+  const Tensors up = function(with(arguments, shifted(x, directions, kStep)));
+  const Tensors down = function(with(arguments, shifted(x, directions, -kStep)));
+  double error = 0;
+  for (size_t k = 0; k < up.size(); ++k) {
+    if (!tangents[k].defined()) {
+      return std::numeric_limits<double>::infinity();
+    }
+    const at::Tensor by_differences = (up[k] - down[k]).div(2 * kStep);
+    error = std::max(error, (tangents[k] - by_differences).abs().max().item<double>());
+  }
+  return error;
+}
+
+Scalar derivative(const Scalar& function, uint64_t seed) {
+  return [function, seed](const Tensors& x) {
+    // Without a graph to add to, this is a first derivative like any other:
+    // the finite differences run on the kernels that training runs on.
+    const bool differentiate_again =
+        std::any_of(x.begin(), x.end(), [](const at::Tensor& t) { return t.requires_grad(); });
+    const Tensors leaves = differentiate_again ? x : leaves_of(x);
+    const Tensors gradients = torch::autograd::grad(
+        {function(leaves)}, leaves, {}, std::nullopt, differentiate_again, /*allow_unused=*/true);
+    return directional(gradients, seed);
+  };
+}
+
+bool identical(const at::Tensor& a, const at::Tensor& b) {
+  return a.defined() == b.defined() &&
+      (!a.defined() || (a.sizes() == b.sizes() && at::allclose(a, b, 0, 0, /*equal_nan=*/true)));
+}
+
+bool identical(const Tensors& a, const Tensors& b) {
+  return std::equal(
+      a.begin(), a.end(), b.begin(), b.end(),
+      [](const at::Tensor& x, const at::Tensor& y) { return identical(x, y); });
+}
+
+namespace {
+constexpr int64_t kRowDistance = int64_t{1} << 31;
+constexpr int64_t kRowSize = 64;
+}  // namespace
+
+FarApart::FarApart(at::ScalarType dtype)
+    : bytes_((kRowDistance + kRowSize) * c10::elementSize(dtype)),
+      memory_(mmap(
+          nullptr,
+          bytes_,
+          PROT_READ | PROT_WRITE,
+          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+          -1,
+          0)) {
+  TORCH_CHECK(memory_ != MAP_FAILED, "cannot reserve ", bytes_, " bytes of address space");
+  elements_ = at::from_blob(memory_, {kRowDistance + kRowSize}, at::TensorOptions(dtype));
+}
+
+FarApart::~FarApart() { munmap(memory_, bytes_); }
+
+at::Tensor FarApart::copy(const at::Tensor& rows, int64_t offset) const {
+  return elements_.as_strided(rows.sizes(), {kRowDistance, 1}, offset).copy_(rows);
+}
+
+ThreadCount::ThreadCount(int count) : before_(at::get_num_threads()) {
+  at::set_num_threads(count);
+}
+ThreadCount::~ThreadCount() { at::set_num_threads(before_); }
+
+std::string name(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kDouble:
+      return "float64";
+    case at::kFloat:
+      return "float32";
+    case at::kBFloat16:
+      return "bfloat16";
+    case at::kHalf:
+      return "float16";
+    default:
+      return c10::toString(dtype);
+  }
+}
+
+}  // namespace lltm_test

@@ -1,0 +1,211 @@
+// What the operator tests share: seeded problems, plain PyTorch ("eager") as
+// the baseline of accuracy, and the statement of accuracy itself.
+#pragma once
+
+#include "reference.h"
+
+#include <ATen/core/Tensor.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <functional>
+#include <optional>
+#include <ostream>
+#include <string>
+#include <vector>
+
+namespace lltm_test {
+
+// What a step or a sequence takes. One step: input is (B, I).
+struct Arguments {
+  at::Tensor input, h, c, weights;
+  std::optional<at::Tensor> bias;
+  std::optional<at::Tensor> batch_sizes;
+  bool reverse = false;
+};
+
+using Tensors = std::vector<at::Tensor>;
+
+// From arguments to (h', c') of a step or (output, h_n, c_n) of a sequence.
+using Function = std::function<Tensors(const Arguments&)>;
+
+// Names of the differentiable arguments, in the order of the gradients.
+constexpr std::array<const char*, 5> kArgumentNames = {"input", "h", "c", "weights", "bias"};
+
+// The library, one step and a sequence.
+Tensors cell(const Arguments& arguments);
+Tensors sequence(const Arguments& arguments);
+
+// The same in plain PyTorch operations on the same arguments.
+Tensors eager_cell(const Arguments& arguments);
+Tensors eager_sequence(const Arguments& arguments);
+
+// input, h, c, weights and, where there is one, bias.
+Tensors differentiable(const Arguments& arguments);
+
+// A copy whose differentiable arguments are replaced, in that order.
+Arguments with(const Arguments& arguments, const Tensors& replaced);
+
+// A copy whose differentiable arguments are fresh leaves that require a
+// gradient; strides are kept, since the leaves share the memory.
+Arguments requiring_grad(const Arguments& arguments);
+
+// Sizes of a problem; a step has no T.
+struct Sizes {
+  int64_t T = 1, B = 1, I = 1, H = 1;
+};
+void PrintTo(const Sizes& sizes, std::ostream* stream);
+
+// Random arguments with weights of the usual initialisation, ±1/sqrt(H).
+Arguments cell_problem(const Sizes& sizes, at::ScalarType dtype, uint64_t seed, bool bias = true);
+Arguments sequence_problem(
+    const Sizes& sizes, at::ScalarType dtype, uint64_t seed, bool bias = true);
+
+// A packed one: row b of the batch has lengths[b] steps, in falling order.
+Arguments packed_problem(
+    const std::vector<int64_t>& lengths,
+    int64_t input_size,
+    int64_t hidden_size,
+    at::ScalarType dtype,
+    uint64_t seed);
+
+// Normally distributed values shaped as `like`, of its dtype.
+at::Tensor random_like(const at::Tensor& like, uint64_t seed);
+Tensors random_like(const Tensors& like, uint64_t seed);
+
+// Values and gradients of one call.
+struct Evaluation {
+  Tensors outputs;
+  Tensors gradients;  // in the order of `differentiable`; zero where autograd gives none
+};
+
+// Calls `function` and backpropagates grad_outputs, of which undefined ones
+// are outputs that the caller does not use.
+Evaluation evaluate(
+    const Function& function, const Arguments& arguments, const Tensors& grad_outputs);
+
+// The same by the oracle; undefined grad_outputs are zero.
+struct Expected {
+  std::vector<reference::Matrix> outputs;
+  std::vector<reference::Matrix> gradients;
+};
+Expected expect(const Arguments& arguments, const Tensors& grad_outputs);
+
+// The statement of accuracy, with e(y) = max|y - y64| / max|y64|:
+//     e(ours) <= 2 max(e(eager), 4 eps of the dtype).
+// The maxima go over everything that is added. In a result of few elements
+// they are a matter of luck, so small problems are judged several at a time.
+class Comparison {
+ public:
+  void add(const at::Tensor& ours, const at::Tensor& eager, const reference::Matrix& y64);
+  ::testing::AssertionResult result() const;
+
+ private:
+  double ours_ = 0;   // max|y - y64|
+  double eager_ = 0;  // max|y - y64|
+  double scale_ = 0;  // max|y64|
+  double eps_ = 0;
+  std::string mismatch_;  // of dtype or shape, between ours and eager
+};
+
+::testing::AssertionResult is_accurate(
+    const at::Tensor& ours, const at::Tensor& eager, const reference::Matrix& y64);
+
+// Arguments for each seed.
+using Problem = std::function<Arguments(uint64_t seed)>;
+
+// What flows back into the outputs; undefined for those that are not used.
+using OutputGradients = std::function<Tensors(const Tensors& outputs, uint64_t seed)>;
+inline const OutputGradients kRandom = [](const Tensors& outputs, uint64_t seed) {
+  return random_like(outputs, seed);
+};
+
+// Every output and gradient of `ours` meets the statement, with `baseline` in
+// the place of eager; outputs are contiguous. Seeds 1, 2, ... until the
+// smallest result has had some hundred elements, and four at least.
+void check(
+    const Function& ours,
+    const Function& baseline,
+    const Problem& problem,
+    const OutputGradients& output_gradients);
+
+// The library against eager, by default with random output gradients.
+void check_cell(const Problem& problem, const OutputGradients& output_gradients = kRandom);
+void check_sequence(const Problem& problem, const OutputGradients& output_gradients = kRandom);
+
+// A way to lay out a tensor of at least one dimension in memory. Some repeat
+// elements, so that the values change too.
+struct Layout {
+  const char* name;
+  at::Tensor (*apply)(const at::Tensor& tensor);
+};
+const std::vector<Layout>& layouts();
+
+// Those differentiable arguments of the given positions, or all tensors.
+Arguments laid_out(
+    const Arguments& arguments, const Layout& layout, const std::vector<size_t>& positions);
+Tensors laid_out(const Tensors& tensors, const Layout& layout);
+
+// A scalar of float64 tensors.
+using Scalar = std::function<at::Tensor(const Tensors&)>;
+
+// The outputs of `function`, weighted and summed: a function of the
+// differentiable arguments followed by one weight per output.
+Scalar weighted_sum(const Function& function, const Arguments& arguments);
+
+// Those arguments and random weights.
+Tensors weighted_sum_point(
+    const Function& function, const Arguments& arguments, uint64_t seed);
+
+// Relative difference between the derivative of `function` along random
+// directions that autograd gives and the one by central differences.
+double derivative_error(const Scalar& function, const Tensors& x, uint64_t seed);
+
+// The derivative of `function` along a random direction, as a function of the
+// same tensors: applied once for second derivatives, twice for third ones.
+Scalar derivative(const Scalar& function, uint64_t seed);
+
+// The same for forward mode and every element of the outputs, absolute.
+double forward_mode_error(const Function& function, const Arguments& arguments, uint64_t seed);
+
+// Equal elements, without any tolerance; NaN equals NaN.
+bool identical(const at::Tensor& a, const at::Tensor& b);
+bool identical(const Tensors& a, const Tensors& b);
+
+// Memory for matrices of two rows that are 2^31 elements and more apart. Only
+// the pages that are written to take any room.
+class FarApart {
+ public:
+  explicit FarApart(at::ScalarType dtype);
+  ~FarApart();
+  FarApart(const FarApart&) = delete;
+  FarApart& operator=(const FarApart&) = delete;
+
+  // `rows` (2, n) with n <= 8, its rows at offset and 2^31 + offset.
+  at::Tensor copy(const at::Tensor& rows, int64_t offset) const;
+
+ private:
+  size_t bytes_;
+  void* memory_;
+  at::Tensor elements_;
+};
+
+// Sets the number of threads while it lives.
+class ThreadCount {
+ public:
+  explicit ThreadCount(int count);
+  ~ThreadCount();
+  ThreadCount(const ThreadCount&) = delete;
+  ThreadCount& operator=(const ThreadCount&) = delete;
+
+ private:
+  int before_;
+};
+
+// "float32" and so on, for the names of tests.
+std::string name(at::ScalarType dtype);
+
+constexpr std::array<at::ScalarType, 4> kDtypes = {
+    at::kDouble, at::kFloat, at::kBFloat16, at::kHalf};
+
+}  // namespace lltm_test

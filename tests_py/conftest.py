@@ -1,0 +1,35 @@
+"""Seeds every test and says on failure with what; names the library under test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+
+import pytest
+import torch
+
+import lltm
+
+SEED = int(os.environ.get("LLTM_TEST_SEED", "0"))
+
+
+def pytest_report_header() -> list[str]:
+    return [
+        f"lltm {lltm.__version__} in {lltm.cmake_prefix_path}, CPU kernels {lltm._C.cpu_kernels()}",
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads, LLTM_TEST_SEED={SEED}",
+    ]
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(SEED)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        report.sections.append(("reproduce", f"LLTM_TEST_SEED={SEED} pytest '{item.nodeid}'"))
+    return report

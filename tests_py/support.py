@@ -1,0 +1,250 @@
+"""What the tests share: random arguments, running with gradients, and the accuracy rule."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import oracle
+import torch
+from torch import Tensor
+
+import lltm
+
+ROOT = Path(__file__).resolve().parents[1]
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+# (B, I, H): the tutorial's; one of each; sizes that fill no vector register.
+CELL_SHAPES = ((16, 32, 128), (1, 1, 1), (3, 5, 7), (2, 1, 33), (65, 17, 64), (1, 128, 256))
+
+# (T, B, I, H), likewise.
+SEQUENCE_SHAPES = ((10, 16, 32, 128), (1, 1, 1, 1), (5, 3, 4, 7), (33, 2, 9, 17), (4, 70, 65, 64))
+
+# Lengths of packed rows, longest first.
+LENGTHS = ((5, 3, 3, 1), (4, 4, 4), (1,), (9, 2, 1, 1, 1, 1, 1))
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Arguments of functional.cell or functional.sequence."""
+
+    input: Tensor
+    h: Tensor
+    c: Tensor
+    weights: Tensor
+    bias: Tensor | None
+    batch_sizes: Tensor | None = None
+    reverse: bool = False
+
+    def tensors(self) -> list[Tensor]:
+        """The differentiable ones, in the order of the operators' gradients."""
+        found = (self.input, self.h, self.c, self.weights, self.bias)
+        return [tensor for tensor in found if tensor is not None]
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Arguments:
+        return replace(
+            self,
+            input=change(self.input),
+            h=change(self.h),
+            c=change(self.c),
+            weights=change(self.weights),
+            bias=None if self.bias is None else change(self.bias),
+        )
+
+    def with_argument(self, name: str, value: Tensor) -> Arguments:
+        changes: dict[str, Any] = {name: value}
+        return replace(self, **changes)
+
+    def leaves(self) -> Arguments:
+        return self.map(lambda tensor: tensor.detach().clone().requires_grad_())
+
+    def to(self, dtype: torch.dtype) -> Arguments:
+        return self.map(lambda tensor: tensor.detach().to(dtype))
+
+
+def cell_arguments(
+    shape: tuple[int, int, int], dtype: torch.dtype = torch.float32, bias: bool = True
+) -> Arguments:
+    batch, inputs, hidden = shape
+    return Arguments(
+        input=torch.randn(batch, inputs, dtype=dtype),
+        h=torch.randn(batch, hidden, dtype=dtype).tanh(),
+        c=torch.randn(batch, hidden, dtype=dtype),
+        weights=_weights(inputs, hidden, dtype),
+        bias=torch.randn(3 * hidden, dtype=dtype) if bias else None,
+    )
+
+
+def sequence_arguments(
+    shape: tuple[int, int, int, int],
+    dtype: torch.dtype = torch.float32,
+    bias: bool = True,
+    reverse: bool = False,
+) -> Arguments:
+    steps, batch, inputs, hidden = shape
+    arguments = _steady(cell_arguments((batch, inputs, hidden), dtype, bias))
+    return replace(arguments, input=torch.randn(steps, batch, inputs, dtype=dtype), reverse=reverse)
+
+
+def packed_arguments(
+    lengths: Sequence[int],
+    inputs: int = 5,
+    hidden: int = 7,
+    dtype: torch.dtype = torch.float32,
+    reverse: bool = False,
+) -> Arguments:
+    batch_sizes = torch.tensor([sum(n > t for n in lengths) for t in range(max(lengths))])
+    arguments = _steady(cell_arguments((len(lengths), inputs, hidden), dtype))
+    return replace(
+        arguments,
+        input=torch.randn(sum(lengths), inputs, dtype=dtype),
+        batch_sizes=batch_sizes,
+        reverse=reverse,
+    )
+
+
+def _steady(a: Arguments) -> Arguments:
+    # Weights as large as a cell's would make a long sequence amplify the rounding errors of its
+    # first steps, ours as well as PyTorch's, and chance would decide whose are larger.
+    return replace(a, weights=a.weights / 2, bias=None if a.bias is None else a.bias / 2)
+
+
+def _weights(inputs: int, hidden: int, dtype: torch.dtype) -> Tensor:
+    # Spread so that the pre-activations are of order 1, whatever the sizes.
+    columns = hidden + inputs
+    return torch.randn(3 * hidden, columns, dtype=dtype) / math.sqrt(columns)
+
+
+def cell_outputs(implementation: Any, a: Arguments) -> tuple[Tensor, ...]:
+    """(h', c') by lltm.functional or lltm.reference."""
+    result: tuple[Tensor, ...] = implementation.cell(a.input, (a.h, a.c), a.weights, a.bias)
+    return result
+
+
+def sequence_outputs(implementation: Any, a: Arguments) -> tuple[Tensor, ...]:
+    """(output, h_n, c_n) by lltm.functional or lltm.reference."""
+    output, (h_n, c_n) = implementation.sequence(
+        a.input,
+        (a.h, a.c),
+        a.weights,
+        a.bias,
+        batch_sizes=a.batch_sizes,
+        reverse=a.reverse,
+    )
+    return output, h_n, c_n
+
+
+NAMES = ("input", "h", "c", "weights", "bias")
+Outputs = Callable[[Any, Arguments], tuple[Tensor, ...]]
+
+
+def results_and_gradients(
+    outputs: Outputs, implementation: Any, arguments: Arguments, grads: Sequence[Tensor]
+) -> dict[str, Tensor]:
+    """Every output, and every gradient for the given gradients of the outputs, by name."""
+    leaves = arguments.leaves()
+    results = outputs(implementation, leaves)
+    gradients = torch.autograd.grad(results, leaves.tensors(), list(grads))
+    named = {f"output {k}": y.detach() for k, y in enumerate(results)}
+    named.update({f"grad of {name}": y for name, y in zip(NAMES, gradients, strict=False)})
+    return named
+
+
+def exact_results_and_gradients(
+    arguments: Arguments, grads: Sequence[Tensor]
+) -> dict[str, oracle.Array]:
+    """The same by the oracle. A cell is a sequence of one step, without the first output."""
+    a = arguments
+    if a.batch_sizes is not None:
+        batch_sizes = a.batch_sizes.tolist()
+    else:
+        batch_sizes = [len(a.h)] * (a.input.numel() // (a.input.shape[-1] * len(a.h)))
+    rows = [oracle.array(g).reshape(-1, a.h.shape[1]) for g in grads]
+    bias = torch.zeros(len(a.weights)) if a.bias is None else a.bias
+    results, gradients = oracle.sequence(
+        oracle.array(a.input).reshape(-1, a.input.shape[-1]),
+        oracle.array(a.h),
+        oracle.array(a.c),
+        oracle.array(a.weights),
+        oracle.array(bias),
+        batch_sizes,
+        a.reverse,
+        (rows[-3] if len(rows) == 3 else np.zeros_like(rows[0]), rows[-2], rows[-1]),
+    )
+    named = {f"output {k}": y for k, y in enumerate(results[-len(rows) :])}
+    named.update({f"grad of {name}": y for name, y in zip(NAMES, gradients, strict=True)})
+    return named
+
+
+class Errors:
+    """e(y) = max|y - exact| / max|exact| by name, the largest values over all that was added."""
+
+    def __init__(self) -> None:
+        self._difference: dict[str, float] = {}
+        self._scale: dict[str, float] = {}
+
+    def add(self, name: str, y: Tensor, exact: oracle.Array) -> None:
+        difference = np.abs(oracle.array(y).reshape(exact.shape) - exact).max(initial=0)
+        scale = np.abs(exact).max(initial=0)
+        self._difference[name] = max(self._difference.get(name, 0.0), float(difference))
+        self._scale[name] = max(self._scale.get(name, 0.0), float(scale))
+
+    def names(self) -> Iterable[str]:
+        return self._difference
+
+    def relative(self, name: str) -> float:
+        difference, scale = self._difference[name], self._scale[name]
+        return difference / scale if scale > 0 else difference
+
+
+def check_accuracy(outputs: Outputs, draw: Callable[[], Arguments]) -> None:
+    """The rule of accuracy, for every output and gradient.
+
+    e(ours) is at most 2 max(e(eager PyTorch), 4 eps of the dtype). The largest values are taken
+    over several draws of the arguments: of a tensor with few elements, one draw can cancel to
+    almost nothing.
+    """
+    ours, eager = Errors(), Errors()
+    few_elements = draw().h.numel() < 256
+    for _ in range(8 if few_elements else 2):
+        arguments = draw()
+        # With and without gradients, other code runs.
+        with torch.no_grad():
+            results = outputs(lltm.functional, arguments)
+        grads = [torch.randn_like(y) for y in results]
+        exact = exact_results_and_gradients(arguments, grads)
+        for k, y in enumerate(results):
+            ours.add(f"output {k} without gradients", y, exact[f"output {k}"])
+        for name, y in results_and_gradients(outputs, lltm.functional, arguments, grads).items():
+            assert y.dtype == arguments.input.dtype, name
+            ours.add(name, y, exact[name])
+        for name, y in results_and_gradients(outputs, lltm.reference, arguments, grads).items():
+            eager.add(name, y, exact[name])
+    eps = torch.finfo(arguments.input.dtype).eps
+    shapes = tuple(arguments.input.shape), tuple(arguments.weights.shape)
+    for name in ours.names():
+        bound = 2 * max(eager.relative(name.removesuffix(" without gradients")), 4 * eps)
+        error = ours.relative(name)
+        assert error <= bound, (
+            f"{name}, {arguments.input.dtype}, input and weights {shapes}: {error} > {bound}"
+        )
+
+
+def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs the interpreter of the tests in a process of its own, outside the source tree."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, **environment},
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )

@@ -1,0 +1,496 @@
+"""Bad input: the type of the error, and a text that names the argument, what was expected, what
+came."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pack_sequence
+
+import lltm
+
+# Good arguments: T = 6, B = 4, I = 3, H = 5.
+CELL: dict[str, Any] = {
+    "input": torch.randn(4, 3),
+    "h": torch.randn(4, 5),
+    "c": torch.randn(4, 5),
+    "weights": torch.randn(15, 8),
+    "bias": torch.randn(15),
+}
+SEQUENCE: dict[str, Any] = {
+    "input": torch.randn(6, 4, 3),
+    "h_0": torch.randn(4, 5),
+    "c_0": torch.randn(4, 5),
+    "weights": torch.randn(15, 8),
+    "bias": torch.randn(15),
+    "batch_sizes": None,
+}
+PACKED: dict[str, Any] = {
+    **SEQUENCE,
+    "input": torch.randn(9, 3),
+    "batch_sizes": torch.tensor([4, 3, 2]),
+}
+
+BAD_CELL: list[tuple[str, Any, type[Exception], str]] = [
+    ("input", torch.randn(3), ValueError, "expected input of shape (B, I), got (3,)"),
+    ("input", torch.randn(1, 4, 3), ValueError, "expected input of shape (B, I), got (1, 4, 3)"),
+    ("input", torch.randn(2, 3), ValueError, "expected h of shape (2, 5), got (4, 5)"),
+    ("input", torch.randn(4, 2), ValueError, "expected weights of shape (15, 7), got (15, 8)"),
+    ("h", torch.randn(4, 6), ValueError, "expected h of shape (4, 5), got (4, 6)"),
+    ("h", torch.randn(5), ValueError, "expected h of shape (4, 5), got (5,)"),
+    ("h", torch.randn(1, 5), ValueError, "expected h of shape (4, 5), got (1, 5)"),
+    ("c", torch.randn(3, 5), ValueError, "expected c of shape (4, 5), got (3, 5)"),
+    ("weights", torch.randn(15), ValueError, "expected weights of shape (3H, H+I), got (15,)"),
+    (
+        "weights",
+        torch.randn(16, 8),
+        ValueError,
+        "expected weights of shape (3H, H+I), got (16, 8)",
+    ),
+    (
+        "weights",
+        torch.randn(8, 15),
+        ValueError,
+        "expected weights of shape (3H, H+I), got (8, 15)",
+    ),
+    ("bias", torch.randn(5), ValueError, "expected bias of shape (15,), got (5,)"),
+    ("bias", torch.randn(1, 15), ValueError, "expected bias of shape (15,), got (1, 15)"),
+    (
+        "input",
+        torch.ones(4, 3, dtype=torch.int64),
+        TypeError,
+        "expected input of dtype float64, float32, bfloat16 or float16, got int64",
+    ),
+    (
+        "h",
+        torch.randn(4, 5).double(),
+        TypeError,
+        "expected h of dtype float32, got float64",
+    ),
+    ("c", torch.randn(4, 5).half(), TypeError, "expected c of dtype float32, got float16"),
+    (
+        "weights",
+        torch.randn(15, 8).bfloat16(),
+        TypeError,
+        "expected weights of dtype float32, got bfloat16",
+    ),
+    ("bias", torch.randn(15).double(), TypeError, "expected bias of dtype float32, got float64"),
+    (
+        "h",
+        torch.empty(4, 5, device="meta"),
+        RuntimeError,
+        "expected h on device cpu, got meta",
+    ),
+    (
+        "weights",
+        torch.randn(15, 8).to_sparse(),
+        RuntimeError,
+        "expected weights of layout Strided, got Sparse",
+    ),
+]
+
+BAD_SEQUENCE: list[tuple[str, Any, type[Exception], str]] = [
+    ("input", torch.randn(4, 3), ValueError, "expected input of shape (T, B, I), got (4, 3)"),
+    ("input", torch.randn(6, 2, 3), ValueError, "expected h_0 of shape (2, 5), got (4, 5)"),
+    ("input", torch.randn(6, 4, 2), ValueError, "expected weights of shape (15, 7), got (15, 8)"),
+    ("h_0", torch.randn(1, 4, 5), ValueError, "expected h_0 of shape (B, H), got (1, 4, 5)"),
+    ("h_0", torch.randn(4, 6), ValueError, "expected h_0 of shape (4, 5), got (4, 6)"),
+    ("c_0", torch.randn(4, 6), ValueError, "expected c_0 of shape (4, 5), got (4, 6)"),
+    ("weights", torch.randn(16, 8), ValueError, "expected weights of shape (3H, H+I)"),
+    ("bias", torch.randn(16), ValueError, "expected bias of shape (15,), got (16,)"),
+    ("c_0", torch.randn(4, 5).double(), TypeError, "expected c_0 of dtype float32, got float64"),
+    (
+        "input",
+        torch.ones(6, 4, 3, dtype=torch.bool),
+        TypeError,
+        "expected input of dtype float64, float32, bfloat16 or float16, got bool",
+    ),
+]
+
+BAD_PACKED: list[tuple[str, Any, type[Exception], str]] = [
+    ("input", torch.randn(3, 3, 3), ValueError, "expected input of shape (N, I), got (3, 3, 3)"),
+    ("input", torch.randn(8, 3), ValueError, "expected input of shape (9, I)"),
+    ("input", torch.randn(10, 3), ValueError, "expected input of shape (9, I)"),
+    (
+        "batch_sizes",
+        torch.tensor([3, 3, 3]),
+        ValueError,
+        "expected batch_sizes to begin with 4, the batch size of h_0, got 3",
+    ),
+    (
+        "batch_sizes",
+        torch.tensor([4, 2, 3]),
+        ValueError,
+        "expected batch_sizes without negative or increasing values, got 3 after 2",
+    ),
+    (
+        "batch_sizes",
+        torch.tensor([4, 4, 4, -3]),
+        ValueError,
+        "expected batch_sizes without negative or increasing values, got -3 after 4",
+    ),
+    (
+        "batch_sizes",
+        torch.tensor([[4, 3, 2]]),
+        ValueError,
+        "expected batch_sizes of shape (T,), got (1, 3)",
+    ),
+    (
+        "batch_sizes",
+        torch.tensor([4, 3, 2], dtype=torch.int32),
+        TypeError,
+        "expected batch_sizes of dtype int64, got int32",
+    ),
+    (
+        "batch_sizes",
+        torch.tensor([4.0, 3.0, 2.0]),
+        TypeError,
+        "expected batch_sizes of dtype int64, got float32",
+    ),
+]
+
+
+def in_functional(name: str, arguments: dict[str, Any]) -> Any:
+    arguments = dict(arguments)
+    first, second = ("h", "c") if name == "cell" else ("h_0", "c_0")
+    state = arguments.pop(first), arguments.pop(second)
+    return getattr(lltm.functional, name)(arguments.pop("input"), state, **arguments)
+
+
+def in_functional_with_state(*state: Any) -> Any:
+    return lltm.functional.sequence(SEQUENCE["input"], state, SEQUENCE["weights"])
+
+
+def in_torch_ops(name: str, arguments: dict[str, Any]) -> Any:
+    return getattr(torch.ops.lltm, name)(**arguments)
+
+
+def requiring_grad(name: str, arguments: dict[str, Any]) -> Any:
+    """Through autograd's kernel and what it calls."""
+    arguments = {
+        key: value.clone().requires_grad_()
+        if isinstance(value, Tensor) and value.is_floating_point() and not value.is_sparse
+        else value
+        for key, value in arguments.items()
+    }
+    return in_torch_ops(name, arguments)
+
+
+def on_meta(name: str, arguments: dict[str, Any]) -> Any:
+    """Without data, as in a compiled graph."""
+    arguments = {
+        key: value.to("meta") if isinstance(value, Tensor) and key != "batch_sizes" else value
+        for key, value in arguments.items()
+    }
+    return in_torch_ops(name, arguments)
+
+
+WAYS = [in_functional, in_torch_ops, requiring_grad]
+
+
+def refuses(call: Callable[[], Any], error: type[Exception], op: str, text: str) -> None:
+    with pytest.raises(error, match=f"^{re.escape(op)}: {re.escape(text)}") as caught:
+        call()
+    assert type(caught.value) is error
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("argument", "value", "error", "text"), BAD_CELL)
+def test_cell_refuses(
+    way: Any, argument: str, value: Any, error: type[Exception], text: str
+) -> None:
+    refuses(lambda: way("cell", {**CELL, argument: value}), error, "lltm::cell", text)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("argument", "value", "error", "text"), BAD_SEQUENCE)
+def test_sequence_refuses(
+    way: Any, argument: str, value: Any, error: type[Exception], text: str
+) -> None:
+    refuses(lambda: way("sequence", {**SEQUENCE, argument: value}), error, "lltm::sequence", text)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("argument", "value", "error", "text"), BAD_PACKED)
+def test_packed_sequence_refuses(
+    way: Any, argument: str, value: Any, error: type[Exception], text: str
+) -> None:
+    refuses(lambda: way("sequence", {**PACKED, argument: value}), error, "lltm::sequence", text)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "error", "text"),
+    [case for case in BAD_CELL if case[2] is not RuntimeError],
+)
+def test_the_meta_kernel_refuses_the_same(
+    argument: str, value: Any, error: type[Exception], text: str
+) -> None:
+    refuses(lambda: on_meta("cell", {**CELL, argument: value}), error, "lltm::cell", text)
+
+
+@pytest.mark.parametrize("name", ["cell", "sequence"])
+@pytest.mark.parametrize("argument", ["input", "h", "c", "weights", "bias"])
+def test_functions_refuse_what_is_no_tensor(name: str, argument: str) -> None:
+    if name == "sequence" and argument in ("h", "c"):
+        argument += "_0"
+    arguments = {**(CELL if name == "cell" else SEQUENCE), argument: [1.0]}
+    or_none = " or None" if argument == "bias" else ""
+    refuses(
+        lambda: in_functional(name, arguments),
+        TypeError,
+        f"lltm::{name}",
+        f"expected {argument} to be a tensor{or_none}, got list",
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "op", "text"),
+    [
+        (
+            lambda: lltm.functional.cell(CELL["input"], CELL["h"], CELL["weights"]),
+            TypeError,
+            "lltm::cell",
+            "expected state to be a pair (h, c), got Tensor",
+        ),
+        (
+            lambda: in_functional_with_state(CELL["h"], CELL["h"], CELL["h"]),
+            TypeError,
+            "lltm::sequence",
+            "expected state to be a pair (h_0, c_0), got 3 values",
+        ),
+        (
+            lambda: in_functional("sequence", {**SEQUENCE, "batch_sizes": [4, 3, 2]}),
+            TypeError,
+            "lltm::sequence",
+            "expected batch_sizes to be a tensor or None, got list",
+        ),
+        (
+            lambda: in_functional("sequence", {**SEQUENCE, "reverse": 1}),
+            TypeError,
+            "lltm::sequence",
+            "expected reverse to be a bool, got int",
+        ),
+    ],
+)
+def test_functions_refuse_other_mistakes(
+    call: Callable[[], Any], error: type[Exception], op: str, text: str
+) -> None:
+    refuses(call, error, op, text)
+
+
+# ----- modules ---------------------------------------------------------------
+
+STATE = torch.randn(1, 4, 5), torch.randn(1, 4, 5)
+BAD_LAYER: list[tuple[dict[str, Any], Any, Any, type[Exception], str]] = [
+    (
+        {},
+        torch.randn(6, 4, 2),
+        None,
+        ValueError,
+        "expected input of shape (T, B, 3) or (T, 3), got (6, 4, 2)",
+    ),
+    (
+        {"batch_first": True},
+        torch.randn(6, 4, 2),
+        None,
+        ValueError,
+        "expected input of shape (B, T, 3) or (T, 3), got (6, 4, 2)",
+    ),
+    (
+        {},
+        torch.randn(3),
+        None,
+        ValueError,
+        "expected input of shape (T, B, 3) or (T, 3), got (3,)",
+    ),
+    (
+        {},
+        torch.randn(1, 6, 4, 3),
+        None,
+        ValueError,
+        "expected input of shape (T, B, 3) or (T, 3), got (1, 6, 4, 3)",
+    ),
+    ({}, [1.0], None, TypeError, "expected input to be a tensor or a PackedSequence, got list"),
+    (
+        {},
+        pack_sequence([torch.randn(2, 4)]),
+        None,
+        ValueError,
+        "expected input of packed rows (N, 3), got (2, 4)",
+    ),
+    (
+        {},
+        torch.randn(6, 4, 3),
+        STATE[0],
+        TypeError,
+        "expected state to be a pair (h_0, c_0), got Tensor",
+    ),
+    (
+        {},
+        torch.randn(6, 4, 3),
+        (*STATE, None),
+        TypeError,
+        "expected state to be a pair (h_0, c_0), got 3 values",
+    ),
+    (
+        {},
+        torch.randn(6, 4, 3),
+        (STATE[0], None),
+        TypeError,
+        "expected c_0 to be a tensor, got NoneType",
+    ),
+    (
+        {"num_layers": 2},
+        torch.randn(6, 4, 3),
+        STATE,
+        ValueError,
+        "expected h_0 of shape (2, 4, 5), got (1, 4, 5)",
+    ),
+    (
+        {},
+        torch.randn(6, 4, 3),
+        (STATE[0], torch.randn(1, 2, 5)),
+        ValueError,
+        "expected c_0 of shape (1, 4, 5), got (1, 2, 5)",
+    ),
+    (
+        {},
+        torch.randn(6, 3),
+        STATE,
+        ValueError,
+        "expected h_0 of shape (1, 5), got (1, 4, 5)",
+    ),
+    (
+        {"bidirectional": True},
+        pack_sequence([torch.randn(2, 3), torch.randn(1, 3)]),
+        STATE,
+        ValueError,
+        "expected h_0 of shape (2, 2, 5), got (1, 4, 5)",
+    ),
+]
+
+
+@pytest.mark.parametrize("module", [lltm.LLTM, lltm.reference.LLTM], ids=["lltm", "reference"])
+@pytest.mark.parametrize(("options", "input", "state", "error", "text"), BAD_LAYER)
+def test_the_layer_refuses(
+    module: type[lltm.LLTM],
+    options: dict[str, Any],
+    input: Any,
+    state: Any,
+    error: type[Exception],
+    text: str,
+) -> None:
+    refuses(lambda: module(3, 5, **options)(input, state), error, "lltm::LLTM", text)
+
+
+@pytest.mark.parametrize(
+    ("input", "state", "error", "text"),
+    [
+        (
+            torch.randn(4, 2),
+            None,
+            ValueError,
+            "expected input of shape (B, 3) or (3,), got (4, 2)",
+        ),
+        (
+            torch.randn(2, 4, 3),
+            None,
+            ValueError,
+            "expected input of shape (B, 3) or (3,), got (2, 4, 3)",
+        ),
+        (None, None, TypeError, "expected input to be a tensor, got NoneType"),
+        (
+            torch.randn(4, 3),
+            torch.randn(2, 4, 5),
+            TypeError,
+            "expected state to be a pair (h, c), got Tensor",
+        ),
+        (
+            torch.randn(4, 3),
+            (torch.randn(4, 5), 0),
+            TypeError,
+            "expected c to be a tensor, got int",
+        ),
+        (
+            torch.randn(4, 3),
+            (torch.randn(4, 6), torch.randn(4, 5)),
+            ValueError,
+            "expected h of shape (4, 5), got (4, 6)",
+        ),
+        (
+            torch.randn(3),
+            (torch.randn(5), torch.randn(1, 5)),
+            ValueError,
+            "expected c of shape (5,), got (1, 5)",
+        ),
+    ],
+)
+def test_the_cell_module_refuses(input: Any, state: Any, error: type[Exception], text: str) -> None:
+    refuses(lambda: lltm.LLTMCell(3, 5)(input, state), error, "lltm::LLTMCell", text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"input_size": 0}, ValueError, "expected input_size to be positive, got 0"),
+        ({"hidden_size": -1}, ValueError, "expected hidden_size to be positive, got -1"),
+        ({"hidden_size": 5.0}, TypeError, "expected hidden_size to be an int, got float"),
+        ({"num_layers": 0}, ValueError, "expected num_layers to be positive, got 0"),
+        ({"num_layers": True}, TypeError, "expected num_layers to be an int, got bool"),
+        ({"bias": 1}, TypeError, "expected bias to be a bool, got int"),
+        ({"batch_first": None}, TypeError, "expected batch_first to be a bool, got NoneType"),
+        ({"bidirectional": "yes"}, TypeError, "expected bidirectional to be a bool, got str"),
+        ({"dropout": 1.5}, ValueError, "expected dropout to lie in [0, 1], got 1.5"),
+        ({"dropout": float("nan")}, ValueError, "expected dropout to lie in [0, 1], got nan"),
+        ({"dropout": "0.5"}, TypeError, "expected dropout to be a number, got str"),
+    ],
+    ids=str,
+)
+def test_the_layer_s_constructor_refuses(
+    arguments: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    good = {"input_size": 3, "hidden_size": 5}
+    refuses(lambda: lltm.LLTM(**{**good, **arguments}), error, "lltm::LLTM", text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"input_size": -3}, ValueError, "expected input_size to be positive, got -3"),
+        ({"hidden_size": "5"}, TypeError, "expected hidden_size to be an int, got str"),
+        ({"bias": None}, TypeError, "expected bias to be a bool, got NoneType"),
+    ],
+    ids=str,
+)
+def test_the_cell_s_constructor_refuses(
+    arguments: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    good = {"input_size": 3, "hidden_size": 5}
+    refuses(lambda: lltm.LLTMCell(**{**good, **arguments}), error, "lltm::LLTMCell", text)
+
+
+# ----- the low-level pair ----------------------------------------------------
+
+
+def test_the_low_level_pair_refuses() -> None:
+    x, h, c, weights, bias = CELL.values()
+    refuses(
+        lambda: lltm._C.forward(x, weights, bias, h[:2], c),
+        ValueError,
+        "lltm::forward",
+        "expected old_h of shape (4, 5), got (2, 5)",
+    )
+    new_h, new_cell, i, o, g, X, gates = lltm._C.forward(x, weights, bias, h, c)
+    refuses(
+        lambda: lltm._C.backward(new_h, new_h, new_cell, i, o, g[:, :4], X, gates, weights),
+        ValueError,
+        "lltm::backward",
+        "expected candidate_cell of shape (4, 5), got (4, 4)",
+    )
+    with pytest.raises(TypeError, match="incompatible function arguments"):
+        lltm._C.forward(x, weights, bias, h, "c")  # type: ignore[arg-type]

@@ -1,0 +1,50 @@
+"""The kernels of every instruction set: each is chosen when asked for, and right.
+
+libtorch reads ATEN_CPU_CAPABILITY once, so each runs in a process of its own. oneDNN, which
+libtorch may use for products, has its own variable.
+"""
+
+from __future__ import annotations
+
+import pytest
+import support
+import torch
+
+ONEDNN = {"default": "SSE41", "avx2": "AVX2", "avx512": "AVX512_CORE"}
+IN_ORDER = ("default", "avx2", "avx512")
+
+PROGRAM = """
+import sys
+import support, torch, lltm
+
+torch.manual_seed(0)
+chosen = lltm._C.cpu_kernels()
+assert chosen == sys.argv[1], f"{chosen} kernels chosen"
+for dtype in support.DTYPES:
+    for shape in support.CELL_SHAPES:
+        support.check_accuracy(support.cell_outputs, lambda: support.cell_arguments(shape, dtype))
+    for reverse in (False, True):
+        support.check_accuracy(
+            support.sequence_outputs,
+            lambda: support.sequence_arguments((5, 3, 4, 7), dtype, reverse=reverse),
+        )
+        support.check_accuracy(
+            support.sequence_outputs,
+            lambda: support.packed_arguments((5, 3, 3, 1), 9, 33, dtype, reverse=reverse),
+        )
+"""
+
+
+@pytest.mark.parametrize("isa", IN_ORDER)
+def test_the_kernels_of_each_instruction_set_are_chosen_and_right(isa: str) -> None:
+    best = torch.backends.cpu.get_cpu_capability().lower()
+    if best in IN_ORDER and IN_ORDER.index(isa) > IN_ORDER.index(best):
+        pytest.skip(f"this CPU has no {isa}")
+    run = support.run_python(
+        "-c",
+        PROGRAM,
+        isa.upper(),
+        ATEN_CPU_CAPABILITY=isa,
+        ONEDNN_MAX_CPU_ISA=ONEDNN[isa],
+    )
+    assert run.returncode == 0, run.stdout + run.stderr

@@ -1,0 +1,15 @@
+"""The just-in-time build, in a process of its own: a second copy of the operators cannot be
+registered in this one."""
+
+from __future__ import annotations
+
+import pytest
+import support
+
+
+@pytest.mark.slow
+def test_the_example_builds_and_agrees_with_plain_pytorch() -> None:
+    run = support.run_python(str(support.ROOT / "examples/jit/build.py"))
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "values and gradients agree with plain PyTorch operations" in run.stdout
+    assert "CPU kernels in use: DEFAULT" in run.stdout, run.stdout

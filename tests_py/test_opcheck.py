@@ -1,0 +1,141 @@
+"""torch.library.opcheck for every operator: schema, autograd registration, fake tensors, AOT."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import support
+import torch
+from support import DTYPES, Arguments
+from torch import Tensor
+
+import lltm  # noqa: F401  (registers the operators)
+
+ops = torch.ops.lltm
+
+
+def contiguous(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def transposed(tensor: Tensor) -> Tensor:
+    """The same values with the strides of another order of dimensions."""
+    return tensor.transpose(0, -1).contiguous().transpose(0, -1)
+
+
+def every_other(tensor: Tensor) -> Tensor:
+    """The same values with gaps between the elements."""
+    return torch.stack([tensor, tensor], dim=-1)[..., 0]
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": contiguous,
+    "transposed": transposed,
+    "every other": every_other,
+}
+
+CELLS: dict[str, Callable[[torch.dtype], Arguments]] = {
+    "bias": lambda dtype: support.cell_arguments((3, 2, 4), dtype),
+    "no bias": lambda dtype: support.cell_arguments((3, 2, 4), dtype, bias=False),
+    "no rows": lambda dtype: support.cell_arguments((0, 2, 4), dtype),
+}
+
+SEQUENCES: dict[str, Callable[[torch.dtype], Arguments]] = {
+    "forward": lambda dtype: support.sequence_arguments((5, 3, 2, 4), dtype),
+    "reverse": lambda dtype: support.sequence_arguments((5, 3, 2, 4), dtype, reverse=True),
+    "no bias": lambda dtype: support.sequence_arguments((5, 3, 2, 4), dtype, bias=False),
+    "no steps": lambda dtype: support.sequence_arguments((0, 3, 2, 4), dtype),
+}
+
+PACKED: dict[str, Callable[[torch.dtype], Arguments]] = {
+    "packed": lambda dtype: support.packed_arguments((4, 2, 1), 2, 4, dtype),
+    "packed reverse": lambda dtype: support.packed_arguments((4, 2, 1), 2, 4, dtype, reverse=True),
+}
+
+# Every dtype, and every layout.
+each_kind = pytest.mark.parametrize(
+    ("dtype", "layout"),
+    [
+        *((dtype, "contiguous") for dtype in DTYPES),
+        *((torch.float32, layout) for layout in LAYOUTS if layout != "contiguous"),
+    ],
+    ids=str,
+)
+
+
+def with_grad(a: Arguments, layout: str) -> Arguments:
+    change = LAYOUTS[layout]
+    return a.map(lambda tensor: change(tensor).detach().requires_grad_())
+
+
+def opcheck(op: Any, arguments: tuple[Any, ...], **keywords: Any) -> None:
+    assert set(torch.library.opcheck(op, arguments, keywords).values()) == {"SUCCESS"}
+
+
+@each_kind
+@pytest.mark.parametrize("case", CELLS)
+def test_cell(case: str, dtype: torch.dtype, layout: str) -> None:
+    a = with_grad(CELLS[case](dtype), layout)
+    opcheck(ops.cell.default, (a.input, a.h, a.c, a.weights, a.bias))
+
+
+@each_kind
+@pytest.mark.parametrize("case", SEQUENCES | PACKED)
+def test_sequence(case: str, dtype: torch.dtype, layout: str) -> None:
+    a = with_grad((SEQUENCES | PACKED)[case](dtype), layout)
+    opcheck(
+        ops.sequence.default,
+        (a.input, a.h, a.c, a.weights, a.bias),
+        batch_sizes=a.batch_sizes,
+        reverse=a.reverse,
+    )
+
+
+# The kernels behind them have no derivative of their own, so arguments need none.
+
+
+@each_kind
+@pytest.mark.parametrize("case", CELLS)
+def test_cell_forward(case: str, dtype: torch.dtype, layout: str) -> None:
+    a = CELLS[case](dtype).map(LAYOUTS[layout])
+    opcheck(ops.cell_forward.default, (a.input, a.h, a.c, a.weights, a.bias))
+
+
+@each_kind
+@pytest.mark.parametrize("case", CELLS)
+def test_cell_backward(case: str, dtype: torch.dtype, layout: str) -> None:
+    change = LAYOUTS[layout]
+    a = CELLS[case](dtype).map(change)
+    *_, activations = ops.cell_forward(a.input, a.h, a.c, a.weights, a.bias)
+    grad_h, grad_c = change(torch.randn_like(a.h)), change(torch.randn_like(a.c))
+    saved = (a.input, a.h, a.weights, activations)
+    opcheck(ops.cell_backward.default, (grad_h, grad_c, *saved, [True] * 5))
+    opcheck(ops.cell_backward.default, (None, grad_c, *saved, [True, False, True, False, True]))
+    opcheck(ops.cell_backward.default, (grad_h, None, *saved, [False, True, False, True, False]))
+
+
+@each_kind
+@pytest.mark.parametrize("case", SEQUENCES | PACKED)
+def test_sequence_forward(case: str, dtype: torch.dtype, layout: str) -> None:
+    a = (SEQUENCES | PACKED)[case](dtype).map(LAYOUTS[layout])
+    opcheck(
+        ops.sequence_forward.default,
+        (a.input, a.h, a.c, a.weights, a.bias, a.batch_sizes, a.reverse),
+    )
+
+
+@each_kind
+@pytest.mark.parametrize("case", SEQUENCES | PACKED)
+def test_sequence_backward(case: str, dtype: torch.dtype, layout: str) -> None:
+    change = LAYOUTS[layout]
+    a = (SEQUENCES | PACKED)[case](dtype).map(change)
+    output, h_n, c_n, activations = ops.sequence_forward(
+        a.input, a.h, a.c, a.weights, a.bias, a.batch_sizes, a.reverse
+    )
+    grads = [change(torch.randn_like(y)) for y in (output, h_n, c_n)]
+    saved = (a.input, a.h, a.weights, output, activations, a.batch_sizes, a.reverse)
+    opcheck(ops.sequence_backward.default, (*grads, *saved, [True] * 5))
+    mask = [True, False, True, False, True]
+    opcheck(ops.sequence_backward.default, (None, grads[1], None, *saved, mask))

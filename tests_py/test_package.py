@@ -1,0 +1,161 @@
+"""The installed package: versions, paths, what it holds and what it links."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import support
+import torch
+
+import lltm
+
+PACKAGE = Path(lltm.cmake_prefix_path)
+VERSION = re.compile(r"project\(\s*lltm\s+VERSION (\d+\.\d+\.\d+)")
+
+
+def ldd(library: Path) -> str:
+    run = subprocess.run(["ldd", str(library)], capture_output=True, text=True, check=True)
+    return run.stdout
+
+
+def test_one_version_everywhere() -> None:
+    match = VERSION.search((support.ROOT / "CMakeLists.txt").read_text())
+    assert match is not None
+    header = Path(lltm.include_dir, "lltm", "version.h").read_text()
+    config_version = PACKAGE / "lib/cmake/lltm/lltm-config-version.cmake"
+    assert lltm.__version__ == match[1]
+    assert lltm._C.version() == match[1]
+    assert importlib.metadata.version("lltm") == match[1]
+    assert f'#define LLTM_VERSION "{match[1]}"' in header
+    assert f'set(PACKAGE_VERSION "{match[1]}")' in config_version.read_text()
+
+
+def test_depends_on_the_minor_release_of_torch_it_was_built_against() -> None:
+    requirements = importlib.metadata.requires("lltm")
+    assert requirements is not None
+    major, minor, *_ = str(torch.__version__).split(".")
+    assert [r for r in requirements if "extra" not in r] == [f"torch=={major}.{minor}.*"]
+
+
+def test_the_supported_range_of_torch_stands_twice_but_is_one() -> None:
+    text = (support.ROOT / "pyproject.toml").read_text()
+    required = re.search(r'"torch(>=[^"]*)"', text)
+    supported = re.search(r'^supported = "([^"]*)"', text, re.MULTILINE)
+    assert required is not None
+    assert supported is not None
+    assert required[1] == supported[1]
+
+
+def test_holds_the_library_its_headers_and_its_cmake_package() -> None:
+    installed = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*") if path.is_file()}
+    assert {path for path in installed if ".so" in path and path.startswith("lib/")} == {
+        "lib/liblltm.so"
+    }
+    assert [path for path in installed if re.fullmatch(r"_C\.[^/]*\.so", path)]
+    headers = {path for path in installed if path.startswith("include/")}
+    assert headers == {
+        f"include/lltm/{name}.h" for name in ("export", "lltm", "nn", "ops", "serialize", "version")
+    }
+    for name in ("lltm-config.cmake", "lltm-config-version.cmake", "lltm-targets.cmake"):
+        assert f"lib/cmake/lltm/{name}" in installed
+
+
+def test_every_python_file_of_the_source_is_installed() -> None:
+    source = support.ROOT / "python" / "lltm"
+    files = {path.name for path in source.iterdir() if path.suffix in (".py", ".pyi", ".typed")}
+    package = Path(lltm.__file__).parent
+    assert {"__init__.py", "_C.pyi", "py.typed"} <= files
+    assert {name for name in files if not (package / name).is_file()} == set()
+
+
+def test_include_dir_and_cmake_prefix_path_lead_to_what_they_name() -> None:
+    assert Path(lltm.include_dir, "lltm", "lltm.h").is_file()
+    assert Path(lltm.cmake_prefix_path, "lib/cmake/lltm/lltm-config.cmake").is_file()
+
+
+def test_the_library_links_nothing_of_python() -> None:
+    linked = ldd(PACKAGE / "lib" / "liblltm.so")
+    assert "libtorch_cpu" in linked
+    assert "not found" not in linked
+    assert "libpython" not in linked
+    assert "libtorch_python" not in linked
+
+
+def test_the_module_links_the_library_beside_it() -> None:
+    linked = ldd(Path(lltm._C.__file__))
+    assert "not found" not in linked
+    match = re.search(r"liblltm\.so => (\S+)", linked)
+    assert match is not None
+    assert Path(match[1]).resolve() == (PACKAGE / "lib" / "liblltm.so").resolve()
+
+
+@pytest.mark.parametrize("library", ["lib/liblltm.so", "_C"])
+def test_the_search_path_of_an_installed_library_is_relative(library: str) -> None:
+    path = Path(lltm._C.__file__) if library == "_C" else PACKAGE / library
+    run = subprocess.run(
+        ["readelf", "--dynamic", str(path)], capture_output=True, text=True, check=True
+    )
+    match = re.search(r"R(?:UN)?PATH.*\[(.*)\]", run.stdout)
+    assert match is not None
+    assert all(part.startswith("$ORIGIN") for part in match[1].split(":")), match[1]
+
+
+def test_build_info_says_what_was_built() -> None:
+    info = dict(line.split(": ", 1) for line in lltm.build_info().splitlines())
+    assert info["lltm"] == lltm.__version__
+    assert str(torch.__version__).startswith(info["torch"])
+    assert lltm._C.cpu_kernels() in info["CPU kernels"]
+
+
+def test_python_m_lltm_reports_on_the_environment() -> None:
+    run = support.run_python("-m", "lltm")
+    assert run.returncode == 0, run.stderr
+    assert f"lltm: {lltm.__version__}" in run.stdout
+    assert f"torch: {torch.__version__}" in run.stdout
+    assert f"CPU kernels chosen: {lltm._C.cpu_kernels()}" in run.stdout
+    assert sys.executable in run.stdout
+
+
+def test_the_report_follows_the_environment() -> None:
+    run = support.run_python("-m", "lltm", ATEN_CPU_CAPABILITY="default")
+    assert "CPU kernels chosen: DEFAULT" in run.stdout
+    assert "ATEN_CPU_CAPABILITY: default" in run.stdout
+
+
+def test_another_torch_is_refused_in_one_clear_sentence() -> None:
+    run = support.run_python("-c", "import torch; torch.__version__ = '2.99.1+cpu'; import lltm")
+    assert run.returncode == 1
+    message = run.stderr.strip().splitlines()[-1]
+    major, minor, *_ = str(torch.__version__).split(".")
+    assert message.startswith(f"ImportError: lltm was built against torch {major}.{minor}.")
+    assert "cannot be loaded with torch 2.99.1+cpu" in message
+    assert f"install torch=={major}.{minor}.*" in message
+    assert "pip install --no-build-isolation" in message
+
+
+def test_another_patch_release_of_torch_is_accepted() -> None:
+    major, minor, *_ = str(torch.__version__).split(".")
+    run = support.run_python(
+        "-c", f"import torch; torch.__version__ = '{major}.{minor}.99'; import lltm"
+    )
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize("name", lltm.__all__)
+def test_every_public_name_exists_and_is_documented(name: str) -> None:
+    value = getattr(lltm, name)
+    assert isinstance(value, str) or value.__doc__
+
+
+def test_importing_the_package_draws_no_random_numbers() -> None:
+    run = support.run_python(
+        "-c",
+        "import torch; torch.manual_seed(0); before = torch.random.get_rng_state(); import lltm;"
+        " assert torch.equal(before, torch.random.get_rng_state())",
+    )
+    assert run.returncode == 0, run.stderr

@@ -1,0 +1,84 @@
+"""Checkpoints: names, the tutorial's bias of shape (1, 3H), safetensors."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+import lltm
+
+
+def test_a_checkpoint_of_the_tutorial_s_module_loads() -> None:
+    # The tutorial: weights (3H, I+H), bias (1, 3H).
+    checkpoint = OrderedDict(weights=torch.randn(15, 8), bias=torch.randn(1, 15))
+    cell = lltm.LLTMCell(3, 5)
+    assert not any(cell.load_state_dict(checkpoint))
+    assert torch.equal(cell.weights, checkpoint["weights"])
+    assert cell.bias is not None
+    assert torch.equal(cell.bias, checkpoint["bias"][0])
+    assert checkpoint["bias"].shape == (1, 15), "the caller's checkpoint was changed"
+
+
+def test_a_layer_takes_biases_of_a_row_too() -> None:
+    layer = lltm.LLTM(3, 5, num_layers=2, bidirectional=True)
+    checkpoint = {
+        name: value.unsqueeze(0) if "bias" in name else value
+        for name, value in lltm.LLTM(3, 5, 2, bidirectional=True).state_dict().items()
+    }
+    assert not any(layer.load_state_dict(checkpoint))
+    for name, value in layer.state_dict().items():
+        assert torch.equal(value, checkpoint[name].reshape(value.shape)), name
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_it_loads_inside_another_module(assign: bool) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = lltm.LLTMCell(3, 5, device="meta" if assign else None)
+
+    model = Model()
+    checkpoint = {"rnn.weights": torch.randn(15, 8), "rnn.bias": torch.randn(1, 15)}
+    assert not any(model.load_state_dict(checkpoint, assign=assign))
+    assert model.rnn.bias is not None
+    assert torch.equal(model.rnn.bias, checkpoint["rnn.bias"][0])
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"bias": torch.randn(1, 14)}, "size mismatch for bias"),
+        ({"bias": torch.randn(15, 1)}, "size mismatch for bias"),
+        ({"weights": torch.randn(15, 9)}, "size mismatch for weights"),
+        ({"weight": torch.randn(15, 8)}, "Unexpected key"),
+    ],
+    ids=str,
+)
+def test_another_checkpoint_is_refused(changed: dict[str, Any], text: str) -> None:
+    checkpoint = {"weights": torch.randn(15, 8), "bias": torch.randn(15), **changed}
+    with pytest.raises(RuntimeError, match=text):
+        lltm.LLTMCell(3, 5).load_state_dict(checkpoint)
+
+
+def test_state_dict_round_trips_through_torch_save(tmp_path: Path) -> None:
+    layer = lltm.LLTM(3, 5, num_layers=2)
+    torch.save(layer.state_dict(), tmp_path / "layer.pt")
+    other = lltm.LLTM(3, 5, num_layers=2)
+    other.load_state_dict(torch.load(tmp_path / "layer.pt", weights_only=True))
+    x = torch.randn(6, 4, 3)
+    torch.testing.assert_close(other(x), layer(x), rtol=0, atol=0)
+
+
+def test_state_dict_round_trips_through_safetensors(tmp_path: Path) -> None:
+    layer = lltm.LLTM(3, 5, num_layers=2, bidirectional=True)
+    safetensors.torch.save_file(layer.state_dict(), tmp_path / "layer.safetensors")
+    other = lltm.reference.LLTM(3, 5, num_layers=2, bidirectional=True)
+    other.load_state_dict(safetensors.torch.load_file(tmp_path / "layer.safetensors"))
+    x = torch.randn(6, 4, 3)
+    torch.testing.assert_close(other(x), layer(x))
