@@ -11,7 +11,9 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
-#include <initializer_list>
+#include <algorithm>
+#include <array>
+#include <functional>
 
 namespace lltm {
 namespace {
@@ -78,32 +80,43 @@ Tensor or_undefined(const std::optional<Tensor>& tensor) {
   return is_given(tensor) ? *tensor : Tensor();
 }
 
+std::optional<Tensor> given(const std::optional<Tensor>& tensor) {
+  return is_given(tensor) ? tensor : std::nullopt;
+}
+
 std::optional<Tensor> or_nothing(const Tensor& tensor) {
   return tensor.defined() ? std::optional<Tensor>(tensor) : std::nullopt;
 }
 
-// An undefined argument is an error that the checks below the dispatcher
-// report; until then it has no derivative.
-bool requires_grad(std::initializer_list<Tensor> tensors) {
+// Without its required arguments a call is an error, which the checks below the
+// dispatcher report.
+bool requires_grad(
+    const std::array<std::reference_wrapper<const Tensor>, 4>& required,
+    const std::optional<Tensor>& bias) {
   if (!at::GradMode::is_enabled()) return false;
-  for (const Tensor& tensor : tensors) {
-    if (tensor.defined() && tensor.requires_grad()) return true;
+  bool any = is_given(bias) && bias->requires_grad();
+  for (const Tensor& tensor : required) {
+    if (!tensor.defined()) return false;
+    any = any || tensor.requires_grad();
   }
-  return false;
+  return any;
+}
+
+bool is_dual(const Tensor& tensor) {
+  return tensor.defined() && tensor._fw_grad(/*level=*/0).defined();
 }
 
 // A torch.func transform is active, or an argument is a dual number of forward
 // mode: both refuse a torch::autograd::Function. functorch's own header cannot
 // be included; its key in the thread's dispatch state says the same.
-bool needs_composite(std::initializer_list<Tensor> tensors) {
+bool needs_composite(
+    const std::array<std::reference_wrapper<const Tensor>, 4>& required,
+    const std::optional<Tensor>& bias) {
   if (c10::impl::tls_is_dispatch_key_included(
           c10::DispatchKey::FuncTorchDynamicLayerBackMode)) {
     return true;
   }
-  for (const Tensor& tensor : tensors) {
-    if (tensor.defined() && tensor._fw_grad(/*level=*/0).defined()) return true;
-  }
-  return false;
+  return std::any_of(required.begin(), required.end(), is_dual) || (bias.has_value() && is_dual(*bias));
 }
 
 // Of input, h, c, weights and, if there is one, bias. Arguments that are not
@@ -246,18 +259,17 @@ std::tuple<Tensor, Tensor> cell(
     const Tensor& c,
     const Tensor& weights,
     const std::optional<Tensor>& bias) {
-  const Tensor b = or_undefined(bias);
-  if (needs_composite({input, h, c, weights, b})) {
+  if (needs_composite({input, h, c, weights}, bias)) {
     check_cell(input, h, c, weights, bias);
     const auto [h_next, c_next, activations] =
         composite::cell_forward(input, h, c, weights, bias);
     return {h_next, c_next};
   }
-  if (!requires_grad({input, h, c, weights, b})) {
+  if (!requires_grad({input, h, c, weights}, bias)) {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     return LLTM_OP("cell", CellSignature).call(input, h, c, weights, bias);
   }
-  const variable_list result = CellFunction::apply(input, h, c, weights, or_nothing(b));
+  const variable_list result = CellFunction::apply(input, h, c, weights, given(bias));
   return {result[0], result[1]};
 }
 
@@ -269,20 +281,19 @@ std::tuple<Tensor, Tensor, Tensor> sequence(
     const std::optional<Tensor>& bias,
     const std::optional<Tensor>& batch_sizes,
     bool reverse) {
-  const Tensor b = or_undefined(bias);
-  if (needs_composite({input, h_0, c_0, weights, b})) {
+  if (needs_composite({input, h_0, c_0, weights}, bias)) {
     check_sequence(input, h_0, c_0, weights, bias, batch_sizes);
     const auto [output, h_n, c_n, activations] = composite::sequence_forward(
         input, h_0, c_0, weights, bias, batch_sizes, reverse);
     return {output, h_n, c_n};
   }
-  if (!requires_grad({input, h_0, c_0, weights, b})) {
+  if (!requires_grad({input, h_0, c_0, weights}, bias)) {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     return LLTM_OP("sequence", SequenceSignature)
         .call(input, h_0, c_0, weights, bias, batch_sizes, reverse);
   }
   const variable_list result = SequenceFunction::apply(
-      input, h_0, c_0, weights, or_nothing(b), or_nothing(or_undefined(batch_sizes)), reverse);
+      input, h_0, c_0, weights, given(bias), given(batch_sizes), reverse);
   return {result[0], result[1], result[2]};
 }
 
