@@ -112,6 +112,7 @@ void add_micro_kernel(const std::string& dtype) {
         const std::string name = std::string(kPeakGroup) + '/' + dtype + '/' +
                                  std::to_string(rows) + 'x' + std::to_string(depth) + 'x' +
                                  std::to_string(columns) + '/' + threads_text(threads);
+        const double flops = 2.0 * threads * kCalls * rows * columns * depth;
         add(name, {.flops = flops}, [=]() -> Body {
           const size_t operands = rows * depth + depth * columns;
           const auto ab = std::make_shared<std::vector<G>>(threads * operands);
@@ -130,6 +131,7 @@ void add_micro_kernel(const std::string& dtype) {
                     a,
                     depth,
                     a + rows * depth,
+                    columns,
                     product,
                     columns,
                     /*accumulate=*/false);

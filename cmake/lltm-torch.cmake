@@ -25,7 +25,8 @@ function(_lltm_find_torch)
     PATH_SUFFIXES ${suffixes}
     DOC "Folder of TorchConfig.cmake")
   if(NOT LLTM_TORCH_CONFIG_DIR)
-    find_program(LLTM_PYTHON_EXECUTABLE NAMES python3 python)
+    # The interpreter that builds a wheel is not always the first on the PATH.
+    find_program(LLTM_PYTHON_EXECUTABLE NAMES ${Python_EXECUTABLE} python3 python)
     if(LLTM_PYTHON_EXECUTABLE)
       # The folder is found without importing torch, which takes seconds.
       execute_process(

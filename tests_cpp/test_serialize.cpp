@@ -68,7 +68,9 @@ class Serialize : public testing::Test {
     return (folder_ / name).string();
   }
 
+  // Writing to a file that is there may wait for the disk.
   std::string write(const std::string& bytes) const {
+    fs::remove(path());
     std::ofstream(path(), std::ios::binary) << bytes;
     return path();
   }
@@ -213,9 +215,9 @@ TEST_F(Serialize, RoundTripKeepsTensorsThatRequireGradients) {
   EXPECT_TRUE(identical(loaded.at("result"), at::full({2}, 2.0)));
 }
 
-// The imaginary part of a conjugate is negated only when it is read.
+// As the imaginary part of a conjugate: the sign changes only when it is read.
 TEST_F(Serialize, RoundTripKeepsLazilyNegatedTensors) {
-  const Tensor negated = at::imag(at::complex(at::zeros({2}), at::ones({2})).conj());
+  const Tensor negated = at::_neg_view(at::ones({2}));
   ASSERT_TRUE(negated.is_neg());
   EXPECT_TRUE(identical(round_trip({{"x", negated}}).at("x"), at::full({2}, -1.0)));
 }
@@ -598,11 +600,12 @@ TEST_F(Malformed, ShapeAboveTheLargestNumber) {
 }
 
 TEST_F(Malformed, ShapeWhoseProductOverflows) {
-  // 2^32 * 2^32 and 4 * 2^62 are 0 in 64 bits; the last is 0 with a stride of
-  // 2^64.
+  // In 64 bits, 2^32 * 2^32 and 4 * 2^62 are 0, and 4 * 2^61 is negative; the
+  // last shape has no elements, but a stride of 2^64.
   for (const auto& [shape, text] : std::map<std::string, std::string>{
            {"[4294967296,4294967296]", "(4294967296, 4294967296)"},
            {"[4611686018427387904]", "(4611686018427387904,)"},
+           {"[2305843009213693952]", "(2305843009213693952,)"},
            {"[0,4294967296,4294967296]", "(0, 4294967296, 4294967296)"}}) {
     expect_malformed(
         contents(header_of("F32", shape, "[0,0]")),
@@ -808,7 +811,7 @@ TEST_F(Serialize, DamagedFilesAreReadOrRefused) {
       }
       ++read_files;
     } catch (const c10::Error& error) {
-      EXPECT_NE(std::string(error.what()).find(path()), std::string::npos);
+      EXPECT_NE(std::string(error.what_without_backtrace()).find(path()), std::string::npos);
       ++refused_files;
     }
   }
@@ -995,14 +998,19 @@ TEST_F(StateDict, RefusesOtherShapesOfTheSameSize) {
 
 // Copying to the meta device does nothing, and says nothing.
 TEST_F(StateDict, RefusesAModuleWithoutMemory) {
-  lltm::LLTMCell cell(lltm::LLTMCellOptions(3, 5).bias(false));
-  lltm::save_state_dict(*cell, path());
-  cell->to(at::Device(at::kMeta));
+  class Planned : public torch::nn::Module {
+   public:
+    Planned() : torch::nn::Module("Planned") {
+      register_parameter("weights", at::empty({15, 8}, at::kMeta));
+    }
+  };
+  Planned module;
+  lltm::save_safetensors({{"weights", at::zeros({15, 8})}}, path());
   expect_error(
-      [&] { lltm::load_state_dict(*cell, path()); },
+      [&] { lltm::load_state_dict(module, path()); },
       typeid(c10::ValueError),
       "lltm::load_state_dict: " + path() +
-          " does not fit module lltm::LLTMCellImpl:"
+          " does not fit module Planned:"
           "\n  expected \"weights\" on a device with memory, got meta");
 }
 
@@ -1013,7 +1021,9 @@ TEST_F(StateDict, HelpsWithAFileOfTorchSave) {
     lltm::load_state_dict(*cell, path());
     ADD_FAILURE() << "nothing was thrown";
   } catch (const c10::ValueError& error) {
-    EXPECT_NE(std::string(error.what()).find("safetensors.torch.save_file"), std::string::npos);
+    EXPECT_NE(
+        std::string(error.what_without_backtrace()).find("safetensors.torch.save_file"),
+        std::string::npos);
   }
 }
 

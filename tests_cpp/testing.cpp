@@ -384,6 +384,18 @@ struct Comparisons {
   }
 };
 
+// Sets the number of threads while it lives.
+class ThreadCount {
+ public:
+  explicit ThreadCount(int count) : before_(at::get_num_threads()) { at::set_num_threads(count); }
+  ~ThreadCount() { at::set_num_threads(before_); }
+  ThreadCount(const ThreadCount&) = delete;
+  ThreadCount& operator=(const ThreadCount&) = delete;
+
+ private:
+  int before_;
+};
+
 std::string describe(const Arguments& a, uint64_t seed) {
   std::ostringstream text;
   text << "seeds 1 to " << seed << "; " << a.input.scalar_type() << ", input " << a.input.sizes()
@@ -394,6 +406,8 @@ std::string describe(const Arguments& a, uint64_t seed) {
   }
   return text.str();
 }
+
+constexpr int64_t kFewestElements = 200;
 
 // Of the smallest result that has any.
 int64_t fewest_elements(const Expected& expected) {
@@ -414,11 +428,12 @@ void check(
     const Function& ours,
     const Function& baseline,
     const Problem& problem,
-    const OutputGradients& output_gradients) {
+    const OutputGradients& output_gradients,
+    uint64_t problems) {
   Comparisons comparisons;
   int64_t elements = 0;
   uint64_t seed = 0;
-  while (seed < 4 || elements < 300) {
+  while (seed < problems || elements < kFewestElements) {
     const Arguments arguments = problem(++seed);
     const Tensors grad_outputs = output_gradients(baseline(arguments), seed + 1000);
     const Expected expected = expect(arguments, grad_outputs);
@@ -426,7 +441,7 @@ void check(
         evaluate(ours, arguments, grad_outputs),
         evaluate(baseline, arguments, grad_outputs),
         expected);
-    elements += std::min<int64_t>(fewest_elements(expected), 300);
+    elements += std::min(fewest_elements(expected), kFewestElements);
   }
   SCOPED_TRACE(describe(problem(1), seed));
   comparisons.expect_accurate();
@@ -438,6 +453,25 @@ void check_cell(const Problem& problem, const OutputGradients& output_gradients)
 
 void check_sequence(const Problem& problem, const OutputGradients& output_gradients) {
   check(sequence, eager_sequence, problem, output_gradients);
+}
+
+void check_threads(const Function& function, int count, const Arguments& arguments) {
+  SCOPED_TRACE(describe(arguments, 1) + ", threads " + std::to_string(count));
+  const Tensors grad_outputs = random_like(function(arguments), 1000);
+  const auto run = [&](int threads) {
+    const ThreadCount thread_count(threads);
+    return evaluate(function, arguments, grad_outputs);
+  };
+  const Evaluation one = run(1);
+  const Evaluation several = run(count);
+  Comparisons comparisons;
+  comparisons.add(several, one, expect(arguments, grad_outputs));
+  comparisons.expect_accurate();
+  for (int repetition = 0; repetition < 3; ++repetition) {
+    const Evaluation again = run(count);
+    EXPECT_TRUE(identical(several.outputs, again.outputs));
+    EXPECT_TRUE(identical(several.gradients, again.gradients));
+  }
 }
 
 const std::vector<Layout>& layouts() {
@@ -462,6 +496,16 @@ const std::vector<Layout>& layouts() {
       {"one element expanded", [](const Tensor& t) { return t.flatten()[0].expand_as(t); }},
   };
   return layouts;
+}
+
+Function contiguous(const Function& function) {
+  return [function](const Arguments& arguments) {
+    Tensors tensors;
+    for (const at::Tensor& tensor : differentiable(arguments)) {
+      tensors.push_back(tensor.contiguous());
+    }
+    return function(with(arguments, tensors));
+  };
 }
 
 Arguments laid_out(
@@ -593,11 +637,6 @@ FarApart::~FarApart() { munmap(memory_, bytes_); }
 at::Tensor FarApart::copy(const at::Tensor& rows, int64_t offset) const {
   return elements_.as_strided(rows.sizes(), {kRowDistance, 1}, offset).copy_(rows);
 }
-
-ThreadCount::ThreadCount(int count) : before_(at::get_num_threads()) {
-  at::set_num_threads(count);
-}
-ThreadCount::~ThreadCount() { at::set_num_threads(before_); }
 
 std::string name(at::ScalarType dtype) {
   switch (dtype) {

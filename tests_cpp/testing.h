@@ -122,16 +122,21 @@ inline const OutputGradients kRandom = [](const Tensors& outputs, uint64_t seed)
 
 // Every output and gradient of `ours` meets the statement, with `baseline` in
 // the place of eager; outputs are contiguous. Seeds 1, 2, ... until the
-// smallest result has had some hundred elements, and four at least.
+// smallest result has had some hundred elements, and at least `problems`.
 void check(
     const Function& ours,
     const Function& baseline,
     const Problem& problem,
-    const OutputGradients& output_gradients);
+    const OutputGradients& output_gradients = kRandom,
+    uint64_t problems = 3);
 
 // The library against eager, by default with random output gradients.
 void check_cell(const Problem& problem, const OutputGradients& output_gradients = kRandom);
 void check_sequence(const Problem& problem, const OutputGradients& output_gradients = kRandom);
+
+// `count` threads against one in the place of eager, and against themselves:
+// no element differs from run to run.
+void check_threads(const Function& function, int count, const Arguments& arguments);
 
 // A way to lay out a tensor of at least one dimension in memory. Some repeat
 // elements, so that the values change too.
@@ -145,6 +150,13 @@ const std::vector<Layout>& layouts();
 Arguments laid_out(
     const Arguments& arguments, const Layout& layout, const std::vector<size_t>& positions);
 Tensors laid_out(const Tensors& tensors, const Layout& layout);
+
+// The positions to try: one after another, then all.
+inline const std::vector<std::vector<size_t>> kPositions = {
+    {0}, {1}, {2}, {3}, {4}, {0, 1, 2, 3, 4}};
+
+// The function of contiguous copies of the arguments.
+Function contiguous(const Function& function);
 
 // A scalar of float64 tensors.
 using Scalar = std::function<at::Tensor(const Tensors&)>;
@@ -188,18 +200,6 @@ class FarApart {
   size_t bytes_;
   void* memory_;
   at::Tensor elements_;
-};
-
-// Sets the number of threads while it lives.
-class ThreadCount {
- public:
-  explicit ThreadCount(int count);
-  ~ThreadCount();
-  ThreadCount(const ThreadCount&) = delete;
-  ThreadCount& operator=(const ThreadCount&) = delete;
-
- private:
-  int before_;
 };
 
 // "float32" and so on, for the names of tests.

@@ -129,9 +129,7 @@ def main() -> None:
     # Fewer updates on a machine so slow, or so busy, that all of them would take much longer.
     updates = options.updates or max(50, min(UPDATES, int(TRAINING_SECONDS / ours)))
     parameters = sum(p.numel() for p in model.parameters())
-    print(
-        f"  {parameters:,} parameters, {updates} updates. Fewer bits are better; it starts"
-    )
+    print(f"  {parameters:,} parameters, {updates} updates. Fewer bits are better; it starts")
     print("  near log2 of the number of different characters.")
     history = train(model, corpus, updates)
     bits = history.held_out[-1][1]
