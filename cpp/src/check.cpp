@@ -1,9 +1,10 @@
 #include "check.h"
 
+#include "text.h"
+
 #include <c10/core/Layout.h>
 #include <c10/util/Exception.h>
 
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -12,17 +13,6 @@ namespace {
 
 using at::Tensor;
 using c10::SymInt;
-
-// (16, 128), as Python prints it.
-std::string shape_text(c10::SymIntArrayRef shape) {
-  std::ostringstream text;
-  text << '(';
-  for (size_t d = 0; d < shape.size(); ++d) {
-    text << (d == 0 ? "" : ", ") << shape[d];
-  }
-  text << (shape.size() == 1 ? ",)" : ")");
-  return text.str();
-}
 
 std::string dtype_text(at::ScalarType dtype) {
   switch (dtype) {
@@ -158,13 +148,13 @@ class Checker {
         ": expected batch_sizes of dtype int64, got ",
         dtype_text(sizes.scalar_type()));
     TORCH_CHECK(
-        sizes.device().is_cpu() || sizes.device().is_meta(),
+        sizes.device().is_cpu() || device_.is_meta(),
         op_,
         ": expected batch_sizes on device cpu, got ",
         sizes.device());
     strided(sizes, "batch_sizes");
     rank(sizes, "batch_sizes", 1, "(T,)");
-    if (device_.is_meta() || sizes.device().is_meta()) return;
+    if (device_.is_meta()) return;
 
     const int64_t first = batch.guard_int(__FILE__, __LINE__);
     const int64_t stride = sizes.stride(0);

@@ -10,8 +10,9 @@
 //
 // Forward, per step and block:    z = x W_x^T + h W_h^T, then h', c'
 // Backward, per step and block:   dh = dz' W_h (dz' of the step after), then dz
-// What does not depend on the order of the steps (the gradients of input,
-// weights and bias) is one product each over all steps at the end.
+// Backward works through chunks of steps; after each, what does not depend on
+// the order of the steps (the gradients of input, weights and bias) is one
+// product each over its rows, whose dz is still in the cache.
 #include "cpu/blocks.h"
 #include "cpu/dispatch.h"
 #include "cpu/engine.h"
@@ -26,6 +27,7 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <array>
 #include <type_traits>
 #include <vector>
 
@@ -272,6 +274,32 @@ ForwardResult forward(const ForwardProblem& p) {
 
 // ---- backward ---------------------------------------------------------------
 
+// Steps [first, last), which have `rows` rows of the input from `begin` on.
+struct Chunk {
+  size_t first, last;
+  int64_t begin, rows;
+};
+
+// Rows of a chunk: enough for the products over its rows to be efficient, few
+// enough for its dz to stay in the cache. Products of bfloat16 are sums of
+// rounded parts, one for each chunk, so there are fewer of them.
+template <typename G>
+constexpr int64_t kChunkRows = std::is_same_v<G, float> ? 512 : 4096;
+
+std::vector<Chunk> plan_chunks(const std::vector<Step>& steps, int64_t chunk_rows) {
+  std::vector<Chunk> chunks;
+  for (size_t k = 0; k < steps.size(); ++k) {
+    if (chunks.empty() || chunks.back().rows + steps[k].rows > chunk_rows) {
+      chunks.push_back({k, k, steps[k].offset, 0});
+    }
+    Chunk& chunk = chunks.back();
+    chunk.last = k + 1;
+    chunk.begin = std::min(chunk.begin, steps[k].offset);
+    chunk.rows += steps[k].rows;
+  }
+  return chunks;
+}
+
 template <typename T, typename G>
 Gradients backward(const BackwardProblem& p) {
   const int64_t batch = p.h_0.size(0);
@@ -296,15 +324,20 @@ Gradients backward(const BackwardProblem& p) {
   const auto dh_n = read<float>(grad_h_n);
   const Tensor dc = at::zeros({batch, hidden}, options);
   if (p.grad_c_n.defined()) dc.copy_(p.grad_c_n);
-  const Tensor dz_rows = empty_rows<G>(p.activations.size(0), 3 * hidden, p.input);
-  const auto dz = write<G>(dz_rows);
+  // dz of the chunk at work and of the one before, whose last step is needed.
+  const std::vector<Chunk> chunks = plan_chunks(steps, kChunkRows<G>);
+  int64_t chunk_rows = 0;
+  for (const Chunk& chunk : chunks) chunk_rows = std::max(chunk_rows, chunk.rows);
+  const std::array<Tensor, 2> dz_buffers = {
+      empty_rows<G>(chunk_rows, 3 * hidden, p.input),
+      empty_rows<G>(chunks.size() > 1 ? chunk_rows : 0, 3 * hidden, p.input)};
+  GradientSums sums(p, steps, weights);
 
   BackwardArgs<T, G> args;
   args.activations = read<T>(p.activations);
   args.activations_step = hidden;
   args.grad_h = read<T>(grad_rows);
   args.grad_c = read<float>(dc);
-  args.grad_gates = dz;
   args.grad_gates_step = hidden;
   args.grad_c_prev = write<float>(dc);
 
@@ -313,75 +346,87 @@ Gradients backward(const BackwardProblem& p) {
   const Tensor dh_buffer = at::empty({grid.threads(), batch * blocks.width}, options);
   const auto& kernels = pointwise<T, G>();
 
-  Failure failure;
-#pragma omp parallel num_threads(grid.threads()) if (grid.threads() > 1)
-  {
-    const int64_t thread = omp_get_thread_num();
-    const int64_t threads = omp_get_num_threads();
-
-    for (int64_t block = thread; block < blocks.count; block += threads) {
+  at::parallel_for(0, blocks.count, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t block = begin; block < end; ++block) {
       const G* const columns = w + blocks.begin(block);
       pack(packed + blocks.begin(block) * depth, 3 * hidden, blocks.size(block), [&](int64_t k, int64_t n) {
         return columns[k * w_stride + n];
       });
     }
-#pragma omp barrier
+  });
 
-    for (size_t k = steps.size(); k-- > 0;) {
-      for (int64_t member = thread; member < grid.threads(); member += threads) {
-        const Range own_rows = share(batch, grid.rows, member / grid.columns);
-        const Range own_blocks = share(blocks.count, grid.columns, member % grid.columns);
-        float* const dh = dh_buffer.mutable_data_ptr<float>() + member * dh_buffer.size(1);
-        failure.guard([&] {
-          const Step step = steps[k];
-          const Range step_rows = intersect(own_rows, {0, step.rows});
-          if (step_rows.size() == 0) return;
-          // Rows that went on into the next step, and rows that ended here.
-          const int64_t kept = k + 1 < steps.size() ? carried_rows(steps, k + 1) : 0;
-          const Range going_on = intersect(step_rows, {0, kept});
-          const Range ended = intersect(step_rows, {kept, step.rows});
-          for (int64_t block = own_blocks.begin; block < own_blocks.end; ++block) {
-            const int64_t unit = blocks.begin(block);
-            const int64_t width = blocks.size(block);
-            const auto finish = [&](Range range, Matrix<const float> grad_h_state) {
-              if (range.size() == 0) return;
-              BackwardArgs<T, G> part = args;
-              part.hidden = width;
-              const int64_t at = step.offset + range.begin;
-              part.activations = args.activations.from(at, unit);
-              part.grad_h = args.grad_h.from(at, unit);
-              part.grad_h_state = grad_h_state;
-              part.grad_c = args.grad_c.from(range.begin, unit);
-              part.grad_c_prev = args.grad_c_prev.from(range.begin, unit);
-              part.grad_gates = args.grad_gates.from(at, unit);
-              kernels.backward(part, 0, range.size() * width);
-            };
-            if (going_on.size() > 0) {
-              multiply<G>(
-                  going_on.size(),
-                  width,
-                  depth,
-                  dz.row(steps[k + 1].offset + going_on.begin),
-                  dz.row_stride,
-                  packed + unit * depth,
-                  width,
-                  dh,
-                  width,
-                  /*accumulate=*/false);
+  for (size_t c = chunks.size(); c-- > 0;) {
+    const Chunk& chunk = chunks[c];
+    // dz of step k of this chunk, or of the step after the chunk.
+    const auto dz_of = [&](size_t k) {
+      const size_t owner = k < chunk.last ? c : c + 1;
+      return write<G>(dz_buffers[owner % 2]).from(steps[k].offset - chunks[owner].begin);
+    };
+    Failure failure;
+#pragma omp parallel num_threads(grid.threads()) if (grid.threads() > 1)
+    {
+      const int64_t thread = omp_get_thread_num();
+      const int64_t threads = omp_get_num_threads();
+      for (size_t k = chunk.last; k-- > chunk.first;) {
+        for (int64_t member = thread; member < grid.threads(); member += threads) {
+          const Range own_rows = share(batch, grid.rows, member / grid.columns);
+          const Range own_blocks = share(blocks.count, grid.columns, member % grid.columns);
+          float* const dh = dh_buffer.mutable_data_ptr<float>() + member * dh_buffer.size(1);
+          failure.guard([&] {
+            const Step step = steps[k];
+            const Range step_rows = intersect(own_rows, {0, step.rows});
+            if (step_rows.size() == 0) return;
+            // Rows that went on into the next step, and rows that ended here.
+            const int64_t kept = k + 1 < steps.size() ? carried_rows(steps, k + 1) : 0;
+            const Range going_on = intersect(step_rows, {0, kept});
+            const Range ended = intersect(step_rows, {kept, step.rows});
+            const auto dz = dz_of(k);
+            for (int64_t block = own_blocks.begin; block < own_blocks.end; ++block) {
+              const int64_t unit = blocks.begin(block);
+              const int64_t width = blocks.size(block);
+              const auto finish = [&](Range range, Matrix<const float> grad_h_state) {
+                if (range.size() == 0) return;
+                BackwardArgs<T, G> part = args;
+                part.hidden = width;
+                const int64_t at = step.offset + range.begin;
+                part.activations = args.activations.from(at, unit);
+                part.grad_h = args.grad_h.from(at, unit);
+                part.grad_h_state = grad_h_state;
+                part.grad_c = args.grad_c.from(range.begin, unit);
+                part.grad_c_prev = args.grad_c_prev.from(range.begin, unit);
+                part.grad_gates = dz.from(range.begin, unit);
+                kernels.backward(part, 0, range.size() * width);
+              };
+              if (going_on.size() > 0) {
+                const auto dz_next = dz_of(k + 1);
+                multiply<G>(
+                    going_on.size(),
+                    width,
+                    depth,
+                    dz_next.row(going_on.begin),
+                    dz_next.row_stride,
+                    packed + unit * depth,
+                    width,
+                    dh,
+                    width,
+                    /*accumulate=*/false);
+              }
+              finish(going_on, {dh, width, 1});
+              finish(ended, dh_n.from(ended.begin, unit));
             }
-            finish(going_on, {dh, width, 1});
-            finish(ended, dh_n.from(ended.begin, unit));
-          }
-        });
-      }
-      if (grid.columns > 1) {
+          });
+        }
+        if (grid.columns > 1) {
 #pragma omp barrier
+        }
       }
+      release_micro_kernel();
     }
-    release_micro_kernel();
+    failure.rethrow();
+    sums.add(
+        chunk.first, chunk.last, dz_buffers[c % 2].slice(0, 0, chunk.rows).slice(1, 0, 3 * hidden));
   }
-  failure.rethrow();
-  return gradients_of_arguments(p, steps, dz_rows.slice(1, 0, 3 * hidden), weights, dc);
+  return sums.finish(dc);
 }
 
 }  // namespace

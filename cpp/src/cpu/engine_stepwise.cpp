@@ -97,7 +97,9 @@ Gradients stepwise_backward(const BackwardProblem& p) {
       linear.state_gradient(dh.narrow(0, 0, rows), dz.narrow(0, offset, rows));
     }
   });
-  return gradients_of_arguments(p, steps, dz, p.weights.to(dz.scalar_type()), dc);
+  GradientSums sums(p, steps, p.weights.to(dz.scalar_type()));
+  if (!steps.empty()) sums.add(0, steps.size(), dz);
+  return sums.finish(dc);
 }
 
 }  // namespace lltm::cpu

@@ -31,12 +31,14 @@ bool takes_blocks(const Tensor& a, const Tensor& b) {
 
 }  // namespace
 
-Tensor product(const Tensor& a, const Tensor& b) {
-  if (!takes_blocks(a, b)) return at::mm(a, b);
+void product(Tensor out, const Tensor& a, const Tensor& b) {
+  if (!takes_blocks(a, b) || out.stride(1) != 1) {
+    at::mm_out(out, a, b);
+    return;
+  }
   const int64_t rows = a.size(0);
   const int64_t depth = a.size(1);
   const int64_t columns = b.size(1);
-  const Tensor out = at::empty({rows, columns}, a.options());
   const auto x = read<float>(a);
   const auto w = read<float>(b);
   const auto y = write<float>(out);
@@ -58,12 +60,14 @@ Tensor product(const Tensor& a, const Tensor& b) {
     }
     release_micro_kernel();
   });
-  return out;
 }
 
 void transposed_product(Tensor out, const Tensor& a, const Tensor& b, bool accumulate) {
-  if (!takes_blocks(a, b) || out.scalar_type() != at::kFloat || out.stride(1) != 1) {
-    if (accumulate) {
+  if (!takes_blocks(a, b) || out.stride(1) != 1) {
+    if (out.scalar_type() != a.scalar_type()) {
+      const Tensor sum = at::mm(a.t(), b);
+      accumulate ? out.add_(sum) : out.copy_(sum);
+    } else if (accumulate) {
       out.addmm_(a.t(), b);
     } else {
       at::mm_out(out, a.t(), b);

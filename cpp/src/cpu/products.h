@@ -6,10 +6,11 @@
 
 namespace lltm::cpu {
 
-// a b for a (rows, K) and b (K, N); of their dtype.
-at::Tensor product(const at::Tensor& a, const at::Tensor& b);
+// out (rows, N) = a b for a (rows, K) and b (K, N), all of one dtype.
+void product(at::Tensor out, const at::Tensor& a, const at::Tensor& b);
 
-// out (M, N) = a^T b for a (rows, M) and b (rows, N), or += if accumulate.
+// out (M, N) = a^T b for a (rows, M) and b (rows, N), or += if accumulate. Rows
+// may be summed up over several calls: for bfloat16 arguments, out is float32.
 void transposed_product(
     at::Tensor out, const at::Tensor& a, const at::Tensor& b, bool accumulate);
 

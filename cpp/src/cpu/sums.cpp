@@ -1,103 +1,17 @@
 #include "cpu/sums.h"
 
+#include "cpu/dispatch.h"
 #include "cpu/products.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 
 namespace lltm::cpu {
-namespace {
 
 using at::Tensor;
-
-// Calls body(k, rows) for the rows [first, last) of the state whose own first
-// step in the order of `steps` is k.
-template <typename Body>
-void for_each_beginning(const std::vector<Step>& steps, Body body) {
-  int64_t begun = 0;
-  for (size_t k = 0; k < steps.size(); ++k) {
-    if (steps[k].rows > begun) {
-      body(k, begun, steps[k].rows);
-      begun = steps[k].rows;
-    }
-  }
-}
-
-// The gradient of h_0: what flows back from each row's first step.
-Tensor initial_state_gradient(
-    const BackwardProblem& p,
-    const std::vector<Step>& steps,
-    const Tensor& dz,
-    const Tensor& weights_h) {
-  const Tensor grad = at::empty(p.h_0.sizes(), p.h_0.options());
-  int64_t begun = 0;
-  for_each_beginning(steps, [&](size_t k, int64_t first, int64_t last) {
-    grad.slice(0, first, last)
-        .copy_(at::mm(dz.narrow(0, steps[k].offset + first, last - first), weights_h));
-    begun = last;
-  });
-  const Tensor rest = grad.slice(0, begun);
-  if (p.grad_h_n.defined()) {
-    rest.copy_(p.grad_h_n.slice(0, begun));
-  } else {
-    rest.zero_();
-  }
-  return grad;
-}
-
-// The gradient of the weights, transposed, (H+I, 3H): [h, x]^T dz, where h is
-// the state that each row of dz began its step with. Transposed, because that
-// takes the transpose of h and x, which are smaller than dz.
-Tensor weights_gradient(
-    const BackwardProblem& p, const std::vector<Step>& steps, const Tensor& dz) {
-  const at::ScalarType dtype = dz.scalar_type();
-  const Tensor x = flat_rows(p.input).to(dtype);
-  const Tensor output_rows = flat_rows(p.output).to(dtype);
-  const int64_t hidden = p.h_0.size(1);
-  const Tensor grad = at::empty({hidden + x.size(1), dz.size(1)}, dz.options());
-  const Tensor grad_h = grad.slice(0, 0, hidden);
-  transposed_product(grad.slice(0, hidden), x, dz, /*accumulate=*/false);
-  if (steps.empty()) {
-    grad_h.zero_();
-    return grad;
-  }
-  const bool even = std::all_of(
-      steps.begin(), steps.end(), [&](const Step& s) { return s.rows == steps[0].rows; });
-  if (even) {
-    // The states before all steps but the first are the output, moved by one
-    // step: no copy is needed.
-    const int64_t batch = steps[0].rows;
-    const int64_t rest = dz.size(0) - batch;
-    const bool reverse = steps.size() > 1 && steps[1].offset < steps[0].offset;
-    const Tensor first = dz.narrow(0, steps[0].offset, batch);
-    transposed_product(grad_h, p.h_0.to(dtype), first, /*accumulate=*/false);
-    if (rest > 0) {
-      transposed_product(
-          grad_h,
-          output_rows.narrow(0, reverse ? batch : 0, rest),
-          dz.narrow(0, reverse ? 0 : batch, rest),
-          /*accumulate=*/true);
-    }
-    return grad;
-  }
-  const Tensor before = at::empty(output_rows.sizes(), dz.options());
-  for (size_t k = 0; k < steps.size(); ++k) {
-    const auto [offset, rows] = steps[k];
-    const int64_t carried = k == 0 ? 0 : std::min(rows, steps[k - 1].rows);
-    if (carried > 0) {
-      before.narrow(0, offset, carried)
-          .copy_(output_rows.narrow(0, steps[k - 1].offset, carried));
-    }
-    before.narrow(0, offset + carried, rows - carried)
-        .copy_(p.h_0.narrow(0, carried, rows - carried));
-  }
-  transposed_product(grad_h, before, dz, /*accumulate=*/false);
-  return grad;
-}
-
-}  // namespace
 
 Tensor final_states(
     const std::vector<Step>& steps, const Tensor& h_0, const Tensor& output_rows) {
@@ -113,31 +27,107 @@ Tensor final_states(
   return h_n;
 }
 
-Gradients gradients_of_arguments(
-    const BackwardProblem& p,
-    const std::vector<Step>& steps,
-    const Tensor& dz,
-    const Tensor& weights,
-    const Tensor& dc) {
-  const at::ScalarType dtype = p.input.scalar_type();
-  const int64_t hidden = p.h_0.size(1);
-  const auto [d_input, d_h_0, d_c_0, d_weights, d_bias] = p.wanted;
-  Tensor grad_input, grad_h_0, grad_weights;
-  if (d_input) {
-    grad_input = product(dz, weights.slice(1, hidden)).to(dtype).view(p.input.sizes());
+GradientSums::GradientSums(
+    const BackwardProblem& problem, const std::vector<Step>& steps, const Tensor& weights)
+    : p_(problem), steps_(steps) {
+  const int64_t hidden = p_.h_0.size(1);
+  const auto options = weights.options();
+  const auto sum_options = options.dtype(compute_dtype(weights.scalar_type()));
+  weights_h_ = weights.slice(1, 0, hidden);
+  weights_x_ = weights.slice(1, hidden);
+  int64_t begun = 0;
+  for (const Step& step : steps_) {
+    begun_.push_back(begun);
+    begun = std::max(begun, step.rows);
   }
+
+  const auto [d_input, d_h_0, d_c_0, d_weights, d_bias] = p_.wanted;
+  x_rows_ = flat_rows(p_.input);
+  output_rows_ = flat_rows(p_.output);
+  if (d_input) input_ = at::empty(x_rows_.sizes(), options);
   if (d_h_0) {
-    grad_h_0 = initial_state_gradient(p, steps, dz, weights.slice(1, 0, hidden));
+    h_0_ = at::empty(p_.h_0.sizes(), p_.h_0.options());
+    // Rows that take part in no step.
+    const Tensor rest = h_0_.slice(0, begun);
+    p_.grad_h_n.defined() ? rest.copy_(p_.grad_h_n.slice(0, begun)) : rest.zero_();
   }
-  if (d_weights) {
-    grad_weights = transposed(weights_gradient(p, steps, dz)).to(dtype);
+  if (d_weights) weights_ = at::zeros({weights.size(1), weights.size(0)}, sum_options);
+  if (d_bias) bias_ = at::zeros({weights.size(0)}, sum_options);
+}
+
+void GradientSums::add(size_t first, size_t last, const Tensor& dz) {
+  const int64_t begin = std::min(steps_[first].offset, steps_[last - 1].offset);
+  if (input_.defined()) product(input_.narrow(0, begin, dz.size(0)), dz, weights_x_);
+  if (weights_.defined()) {
+    const int64_t hidden = p_.h_0.size(1);
+    transposed_product(
+        weights_.slice(0, hidden),
+        x_rows_.narrow(0, begin, dz.size(0)).to(dz.scalar_type()),
+        dz,
+        /*accumulate=*/true);
+    add_weights(first, last, dz);
   }
+  if (bias_.defined()) bias_.add_(dz.sum(0, /*keepdim=*/false, bias_.scalar_type()));
+  if (h_0_.defined()) add_initial_state(first, last, dz);
+}
+
+// h^T dz, where h is the state that each row of dz began its step with: what
+// the step before left, or the initial state.
+void GradientSums::add_weights(size_t first, size_t last, const Tensor& dz) {
+  const at::ScalarType dtype = dz.scalar_type();
+  const Tensor grad_h = weights_.slice(0, 0, p_.h_0.size(1));
+  const int64_t begin = std::min(steps_[first].offset, steps_[last - 1].offset);
+  if (first == 0) {
+    const auto [offset, rows] = steps_[0];
+    transposed_product(
+        grad_h,
+        p_.h_0.narrow(0, 0, rows).to(dtype),
+        dz.narrow(0, offset - begin, rows),
+        /*accumulate=*/true);
+    if (++first == last) return;
+  }
+  // Of these steps each one but the first of all has a step before it.
+  const int64_t from = std::min(steps_[first].offset, steps_[last - 1].offset);
+  int64_t size = 0;
+  for (size_t k = first; k < last; ++k) size += steps_[k].rows;
+  const Tensor rows = dz.narrow(0, from - begin, size);
+  const bool even = steps_[first - 1].rows == steps_[last - 1].rows;
+  Tensor before;
+  if (even) {
+    // The same rows of the output, one step away: no copy is needed.
+    const int64_t moved = steps_[first - 1].offset - steps_[first].offset;
+    before = output_rows_.narrow(0, from + moved, size).to(dtype);
+  } else {
+    before = at::empty({size, grad_h.size(0)}, dz.options());
+    for (size_t k = first; k < last; ++k) {
+      const int64_t carried = std::min(steps_[k].rows, steps_[k - 1].rows);
+      const Tensor part = before.narrow(0, steps_[k].offset - from, steps_[k].rows);
+      part.slice(0, 0, carried).copy_(output_rows_.narrow(0, steps_[k - 1].offset, carried));
+      part.slice(0, carried).copy_(p_.h_0.slice(0, carried, steps_[k].rows));
+    }
+  }
+  transposed_product(grad_h, before, rows, /*accumulate=*/true);
+}
+
+// What flows back from each row's own first step.
+void GradientSums::add_initial_state(size_t first, size_t last, const Tensor& dz) {
+  const int64_t begin = std::min(steps_[first].offset, steps_[last - 1].offset);
+  for (size_t k = first; k < last; ++k) {
+    const int64_t count = steps_[k].rows - begun_[k];
+    if (count <= 0) continue;
+    h_0_.narrow(0, begun_[k], count)
+        .copy_(at::mm(dz.narrow(0, steps_[k].offset - begin + begun_[k], count), weights_h_));
+  }
+}
+
+Gradients GradientSums::finish(const Tensor& dc) {
+  const at::ScalarType dtype = p_.input.scalar_type();
   return {
-      grad_input,
-      grad_h_0,
-      d_c_0 ? dc.to(dtype) : Tensor(),
-      grad_weights,
-      d_bias ? dz.sum(0).to(dtype) : Tensor()};
+      input_.defined() ? input_.to(dtype).view(p_.input.sizes()) : Tensor(),
+      h_0_,
+      p_.wanted[2] ? dc.to(dtype) : Tensor(),
+      weights_.defined() ? transposed(weights_).to(dtype) : Tensor(),
+      bias_.defined() ? bias_.to(dtype) : Tensor()};
 }
 
 }  // namespace lltm::cpu

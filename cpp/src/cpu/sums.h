@@ -1,5 +1,4 @@
-// What both engines compute when all steps are done: results that depend on
-// all of them, or on none in particular.
+// The results that all steps contribute to, the same for both engines.
 #pragma once
 
 #include "cpu/engine.h"
@@ -13,13 +12,35 @@ namespace lltm::cpu {
 at::Tensor final_states(
     const std::vector<Step>& steps, const at::Tensor& h_0, const at::Tensor& output_rows);
 
-// The gradients that were asked for, from those of all pre-activations, dz
-// (N, 3H), and of c_0, dc (B, H). `weights` (3H, H+I) is of dz's dtype.
-Gradients gradients_of_arguments(
-    const BackwardProblem& problem,
-    const std::vector<Step>& steps,
-    const at::Tensor& dz,
-    const at::Tensor& weights,
-    const at::Tensor& dc);
+// Sums up the gradients of the arguments from those of the pre-activations,
+// given for some steps at a time, so that the latter need never be held for all
+// steps at once. Only the gradients that were asked for are computed.
+class GradientSums {
+ public:
+  // `weights` (3H, H+I) is of the dtype that the products are to have.
+  GradientSums(
+      const BackwardProblem& problem, const std::vector<Step>& steps, const at::Tensor& weights);
+
+  // Adds what steps [first, last) contribute: dz (rows, 3H) are the gradients
+  // of their pre-activations, in the order of the input's rows.
+  void add(size_t first, size_t last, const at::Tensor& dz);
+
+  // dc (B, H) is the gradient of c_0.
+  Gradients finish(const at::Tensor& dc);
+
+ private:
+  void add_weights(size_t first, size_t last, const at::Tensor& dz);
+  void add_initial_state(size_t first, size_t last, const at::Tensor& dz);
+
+  const BackwardProblem& p_;
+  const std::vector<Step>& steps_;
+  std::vector<int64_t> begun_;  // rows of the state that take part before each step
+  at::Tensor weights_h_, weights_x_;
+  at::Tensor x_rows_, output_rows_;
+  at::Tensor input_;    // (N, I)
+  at::Tensor h_0_;      // (B, H)
+  at::Tensor weights_;  // transposed, (H+I, 3H)
+  at::Tensor bias_;     // (3H)
+};
 
 }  // namespace lltm::cpu
