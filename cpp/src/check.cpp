@@ -103,7 +103,7 @@ class Checker {
       same = equal(sizes[d], expected.begin()[d]);
     }
     TORCH_CHECK_VALUE(
-        same, op_, ": expected ", name, " of shape ", shape_text(expected), ", got ", shape_text(sizes));
+        same, op_, ": expected ", name, " of shape ", shape_text(c10::SymIntArrayRef(expected)), ", got ", shape_text(sizes));
   }
 
   void argument(const Tensor& tensor, const char* name, std::initializer_list<SymInt> expected) const {
