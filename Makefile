@@ -7,6 +7,7 @@
 #
 #   make demo           train, compare, save, and run from C++
 #   make test           ctest and pytest
+#   make bench          kernels and layers side by side, with ratios
 #   make test-sanitize  the native tests under ASan and UBSan
 #   make lint           clang-format, ruff, mypy
 #   make format         rewrite the sources as `make lint` wants them
@@ -29,7 +30,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 # One thing after another: pip, cmake and ctest use the cores.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: demo test test-native test-python test-sanitize lint format clean setup
+.PHONY: demo test test-native test-python test-sanitize bench lint format clean setup
 
 setup: .venv/.installed
 
@@ -51,6 +52,17 @@ test-sanitize: setup
 	cmake --preset sanitize
 	cmake --build --preset sanitize
 	ctest --preset sanitize
+
+# Needs Google Benchmark (Debian's libbenchmark-dev, or CMake fetches it) and a
+# machine with nothing else to do.
+bench: setup
+	cmake --preset bench
+	cmake --build --preset bench
+	mkdir -p build/results
+	build/bench/benchmarks/lltm_bench --benchmark_out=build/results/kernels.json
+	python -m lltm.benchmark --tutorial
+	python -m lltm.benchmark --compile --json build/results/layers.json \
+	  --plot build/results/layers.png
 
 CPP_FILES = $(shell find . \( -name .venv -o -name build \) -prune -o -type f \
   \( -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) -print)

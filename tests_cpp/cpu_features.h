@@ -10,12 +10,12 @@ inline bool cpu_has(std::string_view capability) {
 #if defined(__x86_64__)
   if (capability == "avx2") {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-        __builtin_cpu_supports("f16c");
+           __builtin_cpu_supports("f16c");
   }
   if (capability == "avx512") {
     return cpu_has("avx2") && __builtin_cpu_supports("avx512f") &&
-        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl");
+           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vl");
   }
 #endif
   return capability == "default";

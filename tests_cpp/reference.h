@@ -34,9 +34,15 @@ struct Matrix {
   Vector data;
 };
 
-inline Real sigmoid(Real z) { return 1 / (1 + std::exp(-z)); }
-inline Real elu(Real z) { return z > 0 ? z : std::expm1(z); }
-inline Real elu_derivative(Real z) { return z > 0 ? 1 : std::exp(z); }
+inline Real sigmoid(Real z) {
+  return 1 / (1 + std::exp(-z));
+}
+inline Real elu(Real z) {
+  return z > 0 ? z : std::expm1(z);
+}
+inline Real elu_derivative(Real z) {
+  return z > 0 ? 1 : std::exp(z);
+}
 
 // One step of one row, with everything its backward needs.
 struct Step {

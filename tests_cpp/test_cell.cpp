@@ -18,9 +18,23 @@ Tensors random_gradients(const Arguments& arguments, uint64_t seed) {
 // ---- accuracy -------------------------------------------------------------
 
 constexpr Sizes kSizes[] = {
-    {1, 1, 1, 1},     {1, 1, 2, 3},    {1, 2, 3, 1},    {1, 3, 5, 7},      {1, 5, 7, 2},
-    {1, 7, 16, 17},   {1, 17, 33, 16}, {1, 16, 32, 128}, {1, 33, 17, 65},  {1, 65, 130, 33},
-    {1, 130, 65, 5},  {1, 1, 130, 130}, {1, 2, 1, 130},  {1, 130, 2, 33},  {1, 7, 64, 192},
+    {1, 1, 1, 1},
+    {1, 1, 2, 3},
+    {1, 2, 3, 1},
+    {1, 3, 5, 7},
+    {1, 5, 7, 2},
+    {1, 7, 16, 17},
+    {1, 17, 33, 16},
+    {1, 16, 32, 128},
+    {1, 33, 17, 65},
+    {1, 65, 130, 33},
+    {1, 20, 6, 10},
+    {1, 70, 6, 10},
+    {1, 130, 65, 5},
+    {1, 1, 130, 130},
+    {1, 2, 1, 130},
+    {1, 130, 2, 33},
+    {1, 7, 64, 192},
 };
 
 class CellAccuracy : public testing::TestWithParam<std::tuple<at::ScalarType, Sizes>> {};
@@ -28,7 +42,7 @@ class CellAccuracy : public testing::TestWithParam<std::tuple<at::ScalarType, Si
 std::string accuracy_name(const testing::TestParamInfo<CellAccuracy::ParamType>& info) {
   const auto [dtype, s] = info.param;
   return name(dtype) + "_B" + std::to_string(s.B) + "_I" + std::to_string(s.I) + "_H" +
-      std::to_string(s.H);
+         std::to_string(s.H);
 }
 
 TEST_P(CellAccuracy, ValuesAndGradientsMatchOracle) {
@@ -74,9 +88,13 @@ TEST_P(CellDtype, EmptyBatchGivesEmptyResultsAndZeroWeightGradients) {
   EXPECT_TRUE(identical(ours.gradients[4], at::zeros_like(*arguments.bias)));
 }
 
-TEST_P(CellDtype, EmptyInputLeavesTheRecurrentPart) { check_cell(problems({1, 4, 0, 5})); }
+TEST_P(CellDtype, EmptyInputLeavesTheRecurrentPart) {
+  check_cell(problems({1, 4, 0, 5}));
+}
 
-TEST_P(CellDtype, EmptyHiddenStateGivesEmptyResults) { check_cell(problems({1, 4, 3, 0})); }
+TEST_P(CellDtype, EmptyHiddenStateGivesEmptyResults) {
+  check_cell(problems({1, 4, 3, 0}));
+}
 
 TEST_P(CellDtype, BiasGradientHasTheShapeOfTheBias) {
   const Arguments arguments = problem({1, 4, 3, 5}, 1);
@@ -130,8 +148,8 @@ TEST_P(CellDtype, LargePreActivationsSaturate) {
       Arguments arguments = problem({1, 33, 3, 17}, seed);
       arguments.weights = at::zeros_like(arguments.weights);
       arguments.weights.slice(1, 17).fill_(1);  // z is the sum of a row of the input
-      arguments.input = at::linspace(-scale, scale, 99, at::kDouble).view({33, 3}).div(3).to(
-          GetParam());
+      arguments.input =
+          at::linspace(-scale, scale, 99, at::kDouble).view({33, 3}).div(3).to(GetParam());
       return arguments;
     });
   }
@@ -264,7 +282,17 @@ TEST_P(CellDtype, ResultsDoNotDependOnTheNumberOfThreadsNorOnTheRun) {
   }
 }
 
-// Rows further apart than 32-bit indices reach.
+// Rows further apart than 32-bit indices reach; of the weights too, which have
+// three rows.
+TEST_P(CellDtype, StridesOfWeightsBeyond32BitsAreFollowed) {
+  const FarApart far_apart(GetParam());
+  check_cell([&](uint64_t seed) {
+    Arguments arguments = problem({1, 5, 3, 1}, seed);
+    arguments.weights = far_apart.copy(arguments.weights, 0);
+    return arguments;
+  });
+}
+
 TEST_P(CellDtype, StridesBeyond32BitsAreFollowed) {
   const FarApart far_apart(GetParam());
   check_cell(
@@ -327,8 +355,7 @@ TEST_P(CellDerivatives, SecondMatchesFiniteDifferencesForOneResult) {
     const Function one = [used](const Arguments& a) { return Tensors{cell(a)[used]}; };
     const Scalar function = derivative(weighted_sum(one, arguments_), 100);
     EXPECT_LT(
-        derivative_error(function, weighted_sum_point(one, arguments_, 2), 3),
-        kDerivativeTolerance)
+        derivative_error(function, weighted_sum_point(one, arguments_, 2), 3), kDerivativeTolerance)
         << "result " << used;
   }
 }

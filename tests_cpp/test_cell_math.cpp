@@ -32,7 +32,9 @@ const InstructionSet kInstructionSets[] = {
 #endif
 };
 
-void PrintTo(const InstructionSet& set, std::ostream* stream) { *stream << set.name; }
+void PrintTo(const InstructionSet& set, std::ostream* stream) {
+  *stream << set.name;
+}
 
 class CellMath : public testing::TestWithParam<InstructionSet> {
  protected:
@@ -52,7 +54,9 @@ INSTANTIATE_TEST_SUITE_P(
     InstructionSets,
     CellMath,
     testing::ValuesIn(kInstructionSets),
-    [](const testing::TestParamInfo<InstructionSet>& info) { return std::string(info.param.name); });
+    [](const testing::TestParamInfo<InstructionSet>& info) {
+      return std::string(info.param.name);
+    });
 
 // ---- math functions -------------------------------------------------------
 
@@ -139,8 +143,7 @@ void compare(
     if (std::isnan(y[k]) || std::isnan(expected)) {
       error = std::isnan(y[k]) && std::isnan(expected) ? 0 : std::numeric_limits<int64_t>::max();
     }
-    Worst<T>& target =
-        std::abs(expected) < std::numeric_limits<T>::min() ? worst_subnormal : worst;
+    Worst<T>& target = std::abs(expected) < std::numeric_limits<T>::min() ? worst_subnormal : worst;
     if (error > target.error) {
       target = {error, x[k]};
     }
@@ -222,11 +225,30 @@ std::vector<T> special_values() {
   using Limits = std::numeric_limits<T>;
   std::vector<T> values;
   for (const T value :
-       {T(0), Limits::denorm_min(), 3 * Limits::denorm_min(), Limits::min() - Limits::denorm_min(),
-        Limits::min(), Limits::epsilon(), T(0.5), T(1), T(40), T(87.336544750553), T(88.722839),
-        T(103.972), T(104), T(105), T(106), T(708.396418532264), T(709.782712893384),
-        T(744.4400719213812), T(745.1332191019411), T(746), T(1e4), Limits::max(),
-        Limits::infinity(), Limits::quiet_NaN()}) {
+       {T(0),
+        Limits::denorm_min(),
+        3 * Limits::denorm_min(),
+        Limits::min() - Limits::denorm_min(),
+        Limits::min(),
+        Limits::epsilon(),
+        T(0.5),
+        T(1),
+        T(40),
+        T(87.336544750553),
+        T(88.722839),
+        T(103.972),
+        T(104),
+        T(105),
+        T(106),
+        T(708.396418532264),
+        T(709.782712893384),
+        T(744.4400719213812),
+        T(745.1332191019411),
+        T(746),
+        T(1e4),
+        Limits::max(),
+        Limits::infinity(),
+        Limits::quiet_NaN()}) {
     values.push_back(value);
     values.push_back(-value);
   }
@@ -323,11 +345,10 @@ double decode(std::uint16_t bits, Format format) {
                          : sign * std::numeric_limits<double>::infinity();
   }
   return exponent == 0
-      ? sign * std::ldexp(mantissa, format.smallest_exponent() - format.mantissa_bits)
-      : sign *
-          std::ldexp(
-              mantissa + (1 << format.mantissa_bits),
-              exponent - format.bias() - format.mantissa_bits);
+             ? sign * std::ldexp(mantissa, format.smallest_exponent() - format.mantissa_bits)
+             : sign * std::ldexp(
+                          mantissa + (1 << format.mantissa_bits),
+                          exponent - format.bias() - format.mantissa_bits);
 }
 
 // Round to nearest, ties to even, in arithmetic: not NaN.
@@ -337,14 +358,13 @@ std::uint16_t encode(float x, Format format) {
   if (std::isinf(x)) {
     return static_cast<std::uint16_t>(sign | format.infinity());
   }
-  const int exponent = magnitude == 0
-      ? format.smallest_exponent()
-      : std::max(std::ilogb(magnitude), format.smallest_exponent());
+  const int exponent = magnitude == 0 ? format.smallest_exponent()
+                                      : std::max(std::ilogb(magnitude), format.smallest_exponent());
   // In units of the last place; nearbyint rounds half to even.
   const auto units =
       static_cast<unsigned>(std::nearbyint(std::ldexp(magnitude, format.mantissa_bits - exponent)));
-  const unsigned biased =
-      static_cast<unsigned>(exponent - format.smallest_exponent()) << format.mantissa_bits;
+  const unsigned biased = static_cast<unsigned>(exponent - format.smallest_exponent())
+                          << format.mantissa_bits;
   return static_cast<std::uint16_t>(sign | std::min(biased + units, format.infinity()));
 }
 
@@ -405,7 +425,9 @@ void check_store_everywhere(const ArrayConvert<T>& convert, Format format) {
   check_store(convert, format, values);
 }
 
-TEST_P(CellMath, EveryFloat16PatternLoadsAsItsValue) { check_load(kernels_->convert_f16, kHalf); }
+TEST_P(CellMath, EveryFloat16PatternLoadsAsItsValue) {
+  check_load(kernels_->convert_f16, kHalf);
+}
 
 TEST_P(CellMath, EveryBFloat16PatternLoadsAsItsValue) {
   check_load(kernels_->convert_bf16, kBFloat16);

@@ -38,7 +38,9 @@ TEST(Dispatch, EveryOperatorHasItsKernels) {
   for (const char* const name : kOperators) {
     const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
     for (const DispatchKey key :
-         {DispatchKey::CPU, DispatchKey::Meta, DispatchKey::Autograd,
+         {DispatchKey::CPU,
+          DispatchKey::Meta,
+          DispatchKey::Autograd,
           DispatchKey::CompositeExplicitAutograd}) {
       EXPECT_TRUE(op.hasKernelForDispatchKey(key)) << name << ' ' << c10::toString(key);
     }
@@ -103,12 +105,12 @@ std::vector<Call> calls(at::ScalarType dtype) {
     calls.push_back(
         {"lltm::cell_backward", {a.h, a.c, a.input, a.h, a.weights, activations, mask}});
     calls.push_back(
-        {"lltm::cell_backward",
-         {a.h, c10::IValue(), a.input, a.h, a.weights, activations, mask}});
+        {"lltm::cell_backward", {a.h, c10::IValue(), a.input, a.h, a.weights, activations, mask}});
   }
 
   for (const Arguments& s :
-       {sequence_problem({2, 4, 3, 5}, dtype, 1), packed_problem({3, 2, 2}, 3, 5, dtype, 1),
+       {sequence_problem({2, 4, 3, 5}, dtype, 1),
+        packed_problem({3, 2, 2}, 3, 5, dtype, 1),
         sequence_problem({0, 4, 3, 5}, dtype, 1)}) {
     const torch::jit::Stack stack = {
         s.input, s.h, s.c, s.weights, s.bias, s.batch_sizes, s.reverse};
@@ -118,8 +120,17 @@ std::vector<Call> calls(at::ScalarType dtype) {
     for (const auto& mask : {all, some}) {
       calls.push_back(
           {"lltm::sequence_backward",
-           {results[0], results[1], c10::IValue(), s.input, s.h, s.weights, results[0], results[3],
-            s.batch_sizes, s.reverse, mask}});
+           {results[0],
+            results[1],
+            c10::IValue(),
+            s.input,
+            s.h,
+            s.weights,
+            results[0],
+            results[3],
+            s.batch_sizes,
+            s.reverse,
+            mask}});
     }
   }
   return calls;

@@ -27,9 +27,12 @@ const std::type_info& kValueError = typeid(c10::ValueError);
 const std::type_info& kTypeError = typeid(c10::TypeError);
 const std::type_info& kRuntimeError = typeid(c10::Error);
 
-at::Tensor sizes(std::vector<int64_t> values) { return at::tensor(values, at::kLong); }
+at::Tensor sizes(std::vector<int64_t> values) {
+  return at::tensor(values, at::kLong);
+}
 
 // B = 4, I = 3, H = 5, T = 2. Packed: batch_sizes 4, 2, so N = 6.
+// clang-format off
 const WrongCall kWrongCalls[] = {
     // Ranks.
     {"input_of_rank_1", Op::kCell, [](Arguments& a) { a.input = at::zeros({3}); }, kValueError,
@@ -190,6 +193,7 @@ const WrongCall kWrongCalls[] = {
      [](Arguments& a) { a.weights = a.weights.to_sparse_csr(); }, kRuntimeError,
      "lltm::sequence: expected weights of layout Strided, got SparseCsr"},
 };
+// clang-format on
 
 Arguments right_arguments(Op op) {
   switch (op) {
@@ -203,7 +207,9 @@ Arguments right_arguments(Op op) {
 }
 
 // The C++ function, and the operator as Python and TorchScript reach it.
-void call_function(Op op, const Arguments& a) { op == Op::kCell ? cell(a) : sequence(a); }
+void call_function(Op op, const Arguments& a) {
+  op == Op::kCell ? cell(a) : sequence(a);
+}
 
 void call_boxed(Op op, const Arguments& a) {
   torch::jit::Stack stack = {a.input, a.h, a.c, a.weights, a.bias};
@@ -236,7 +242,9 @@ class Errors : public testing::TestWithParam<WrongCall> {
   }
 };
 
-void PrintTo(const WrongCall& call, std::ostream* stream) { *stream << call.name; }
+void PrintTo(const WrongCall& call, std::ostream* stream) {
+  *stream << call.name;
+}
 
 INSTANTIATE_TEST_SUITE_P(
     WrongCalls,
@@ -246,8 +254,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST_P(Errors, FunctionThrows) {
   const Arguments arguments = wrong_arguments();
-  expect_error(
-      [&] { call_function(GetParam().op, arguments); }, GetParam().error, GetParam().text);
+  expect_error([&] { call_function(GetParam().op, arguments); }, GetParam().error, GetParam().text);
 }
 
 TEST_P(Errors, OperatorThrows) {
@@ -260,8 +267,7 @@ TEST_P(Errors, FunctionThrowsInTraining) {
   arguments.weights.requires_grad_();
   arguments.h.requires_grad_();
   GetParam().change(arguments);
-  expect_error(
-      [&] { call_function(GetParam().op, arguments); }, GetParam().error, GetParam().text);
+  expect_error([&] { call_function(GetParam().op, arguments); }, GetParam().error, GetParam().text);
 }
 
 TEST(Errors, TheCallsAreRightButForTheirChange) {
@@ -282,6 +288,7 @@ struct WrongBackward {
   const char* text;
 };
 
+// clang-format off
 const WrongBackward kWrongBackwards[] = {
     {"grad_h", "lltm::cell_backward", 0, {4, 6},
      "lltm::cell_backward: expected grad_h of shape (4, 5), got (4, 6)"},
@@ -310,29 +317,40 @@ const WrongBackward kWrongBackwards[] = {
     {"sequence_activations", "lltm::sequence_backward", 7, {4, 20},
      "lltm::sequence_backward: expected activations of shape (8, 20), got (4, 20)"},
 };
+// clang-format on
 
 class BackwardErrors : public testing::TestWithParam<WrongBackward> {};
 
-void PrintTo(const WrongBackward& call, std::ostream* stream) { *stream << call.name; }
+void PrintTo(const WrongBackward& call, std::ostream* stream) {
+  *stream << call.name;
+}
 
 INSTANTIATE_TEST_SUITE_P(
     WrongCalls,
     BackwardErrors,
     testing::ValuesIn(kWrongBackwards),
-    [](const testing::TestParamInfo<WrongBackward>& info) {
-      return std::string(info.param.name);
-    });
+    [](const testing::TestParamInfo<WrongBackward>& info) { return std::string(info.param.name); });
 
 TEST_P(BackwardErrors, OperatorThrows) {
   const std::vector<bool> mask(5, true);
   const at::Tensor state = at::zeros({4, 5});
   const at::Tensor weights = at::zeros({15, 8});
   const bool cell = std::string(GetParam().op) == "lltm::cell_backward";
-  torch::jit::Stack stack = cell
-      ? torch::jit::Stack{state, state, at::zeros({4, 3}), state, weights, at::zeros({4, 20}), mask}
-      : torch::jit::Stack{
-            at::zeros({2, 4, 5}), state, state, at::zeros({2, 4, 3}), state, weights,
-            at::zeros({2, 4, 5}), at::zeros({8, 20}), c10::IValue(), false, mask};
+  torch::jit::Stack stack =
+      cell ? torch::jit::
+                 Stack{state, state, at::zeros({4, 3}), state, weights, at::zeros({4, 20}), mask}
+           : torch::jit::Stack{
+                 at::zeros({2, 4, 5}),
+                 state,
+                 state,
+                 at::zeros({2, 4, 3}),
+                 state,
+                 weights,
+                 at::zeros({2, 4, 5}),
+                 at::zeros({8, 20}),
+                 c10::IValue(),
+                 false,
+                 mask};
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(GetParam().op, "");
   torch::jit::Stack right = stack;
   EXPECT_NO_THROW(op.callBoxed(right));

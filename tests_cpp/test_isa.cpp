@@ -35,7 +35,9 @@ TEST(Isa, BuildInfoNamesTheKernelsInUse) {
       << lltm::build_info();
 }
 
-TEST(Isa, VersionOfTheLibraryIsThatOfItsHeaders) { EXPECT_STREQ(lltm::version(), LLTM_VERSION); }
+TEST(Isa, VersionOfTheLibraryIsThatOfItsHeaders) {
+  EXPECT_STREQ(lltm::version(), LLTM_VERSION);
+}
 
 }  // namespace
 }  // namespace lltm_test

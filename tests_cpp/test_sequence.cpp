@@ -27,9 +27,23 @@ Tensors random_gradients(const Arguments& arguments, uint64_t seed) {
 // ---- accuracy -------------------------------------------------------------
 
 constexpr Sizes kSizes[] = {
-    {1, 1, 1, 1},    {2, 1, 2, 3},   {7, 2, 3, 1},     {5, 3, 5, 7},     {3, 5, 7, 2},
-    {3, 7, 16, 17},  {4, 17, 33, 16}, {2, 16, 32, 128}, {2, 33, 17, 65},  {2, 65, 130, 33},
-    {3, 130, 65, 5}, {5, 1, 130, 130}, {9, 2, 1, 130},  {2, 130, 2, 33},  {2, 7, 64, 192},
+    {1, 1, 1, 1},
+    {2, 1, 2, 3},
+    {7, 2, 3, 1},
+    {5, 3, 5, 7},
+    {3, 5, 7, 2},
+    {3, 7, 16, 17},
+    {4, 17, 33, 16},
+    {2, 16, 32, 128},
+    {2, 33, 17, 65},
+    {2, 65, 130, 33},
+    {4, 20, 6, 10},
+    {3, 70, 6, 10},
+    {3, 130, 65, 5},
+    {5, 1, 130, 130},
+    {9, 2, 1, 130},
+    {2, 130, 2, 33},
+    {2, 7, 64, 192},
 };
 
 class SequenceAccuracy : public testing::TestWithParam<std::tuple<at::ScalarType, Sizes, bool>> {};
@@ -62,7 +76,9 @@ struct Packed {
   int64_t input_size, hidden_size;
 };
 
-void PrintTo(const Packed& packed, std::ostream* stream) { *stream << packed.name; }
+void PrintTo(const Packed& packed, std::ostream* stream) {
+  *stream << packed.name;
+}
 
 const Packed kPacked[] = {
     {"one_row", {5}, 3, 4},
@@ -106,8 +122,7 @@ class SequenceDtype : public testing::TestWithParam<std::tuple<at::ScalarType, b
   Arguments dense(const Sizes& sizes, uint64_t seed) const {
     return reversed(sequence_problem(sizes, dtype(), seed), reverse());
   }
-  Arguments packed(
-      const std::vector<int64_t>& lengths, int64_t I, int64_t H, uint64_t seed) const {
+  Arguments packed(const std::vector<int64_t>& lengths, int64_t I, int64_t H, uint64_t seed) const {
     return reversed(packed_problem(lengths, I, H, dtype(), seed), reverse());
   }
   Problem dense_problems(const Sizes& sizes) const {
@@ -403,7 +418,17 @@ TEST_P(SequenceDtype, ResultsDoNotDependOnTheNumberOfThreadsNorOnTheRun) {
   }
 }
 
-// Rows further apart than 32-bit indices reach.
+// Rows further apart than 32-bit indices reach; of the weights too, which have
+// three rows.
+TEST_P(SequenceDtype, StridesOfWeightsBeyond32BitsAreFollowed) {
+  const FarApart far_apart(dtype());
+  check_sequence([&](uint64_t seed) {
+    Arguments arguments = dense({2, 5, 3, 1}, seed);
+    arguments.weights = far_apart.copy(arguments.weights, 0);
+    return arguments;
+  });
+}
+
 TEST_P(SequenceDtype, StridesBeyond32BitsAreFollowed) {
   const FarApart far_apart(dtype());
   check_sequence(
@@ -474,8 +499,7 @@ TEST_P(SequenceDerivatives, SecondMatchesFiniteDifferencesForOneResult) {
     const Function one = [used](const Arguments& a) { return Tensors{sequence(a)[used]}; };
     const Scalar function = derivative(weighted_sum(one, arguments_), 100);
     EXPECT_LT(
-        derivative_error(function, weighted_sum_point(one, arguments_, 2), 3),
-        kDerivativeTolerance)
+        derivative_error(function, weighted_sum_point(one, arguments_, 2), 3), kDerivativeTolerance)
         << "result " << used;
   }
 }

@@ -144,8 +144,7 @@ Tensors eager_sequence(const Arguments& a) {
   const std::vector<int64_t> rows = rows_per_step(a);
   const auto steps = static_cast<int64_t>(rows.size());
   const bool packed = a.batch_sizes.has_value();
-  const Tensors inputs =
-      packed ? a.input.split_with_sizes(rows, 0) : a.input.unbind(0);
+  const Tensors inputs = packed ? a.input.split_with_sizes(rows, 0) : a.input.unbind(0);
   Tensors outputs(rows.size());
   Arguments step = a;
   for (int64_t s = 0; s < steps; ++s) {
@@ -255,8 +254,12 @@ Evaluation evaluate(
     }
   }
   gradients = torch::autograd::grad(
-      used, differentiable(leaves), gradients, /*retain_graph=*/std::nullopt,
-      /*create_graph=*/false, /*allow_unused=*/true);
+      used,
+      differentiable(leaves),
+      gradients,
+      /*retain_graph=*/std::nullopt,
+      /*create_graph=*/false,
+      /*allow_unused=*/true);
   const Tensors x = differentiable(leaves);
   for (size_t k = 0; k < gradients.size(); ++k) {
     if (!gradients[k].defined()) {
@@ -335,7 +338,7 @@ void Comparison::add(
   }
   if (!std::isfinite(eager_)) {
     return ::testing::AssertionFailure()
-        << "plain PyTorch is infinitely wrong here, so the comparison says nothing";
+           << "plain PyTorch is infinitely wrong here, so the comparison says nothing";
   }
   // Multiplied by max|y64|, which may be 0.
   const double bound = 2 * std::max(eager_, 4 * eps_ * scale_);
@@ -343,8 +346,8 @@ void Comparison::add(
     return ::testing::AssertionSuccess();
   }
   return ::testing::AssertionFailure()
-      << "largest error: ours " << ours_ << ", eager " << eager_ << ", largest value " << scale_
-      << ", eps " << eps_ << ": " << ours_ / bound << " times what is allowed";
+         << "largest error: ours " << ours_ << ", eager " << eager_ << ", largest value " << scale_
+         << ", eps " << eps_ << ": " << ours_ / bound << " times what is allowed";
 }
 
 ::testing::AssertionResult is_accurate(
@@ -537,8 +540,7 @@ Scalar weighted_sum(const Function& function, const Arguments& arguments) {
   };
 }
 
-Tensors weighted_sum_point(
-    const Function& function, const Arguments& arguments, uint64_t seed) {
+Tensors weighted_sum_point(const Function& function, const Arguments& arguments, uint64_t seed) {
   Tensors point = differentiable(arguments);
   const Tensors weights = random_like(function(arguments), seed);
   point.insert(point.end(), weights.begin(), weights.end());
@@ -605,22 +607,23 @@ Scalar derivative(const Scalar& function, uint64_t seed) {
 
 bool identical(const at::Tensor& a, const at::Tensor& b) {
   return a.defined() == b.defined() &&
-      (!a.defined() || (a.sizes() == b.sizes() && at::allclose(a, b, 0, 0, /*equal_nan=*/true)));
+         (!a.defined() || (a.sizes() == b.sizes() && at::allclose(a, b, 0, 0, /*equal_nan=*/true)));
 }
 
 bool identical(const Tensors& a, const Tensors& b) {
   return std::equal(
-      a.begin(), a.end(), b.begin(), b.end(),
-      [](const at::Tensor& x, const at::Tensor& y) { return identical(x, y); });
+      a.begin(), a.end(), b.begin(), b.end(), [](const at::Tensor& x, const at::Tensor& y) {
+        return identical(x, y);
+      });
 }
 
 namespace {
 constexpr int64_t kRowDistance = int64_t{1} << 31;
-constexpr int64_t kRowSize = 64;
+constexpr int64_t kElements = 2 * kRowDistance + 64;
 }  // namespace
 
 FarApart::FarApart(at::ScalarType dtype)
-    : bytes_((kRowDistance + kRowSize) * c10::elementSize(dtype)),
+    : bytes_(kElements * c10::elementSize(dtype)),
       memory_(mmap(
           nullptr,
           bytes_,
@@ -629,13 +632,15 @@ FarApart::FarApart(at::ScalarType dtype)
           -1,
           0)) {
   TORCH_CHECK(memory_ != MAP_FAILED, "cannot reserve ", bytes_, " bytes of address space");
-  elements_ = at::from_blob(memory_, {kRowDistance + kRowSize}, at::TensorOptions(dtype));
+  elements_ = at::from_blob(memory_, {kElements}, at::TensorOptions(dtype));
 }
 
-FarApart::~FarApart() { munmap(memory_, bytes_); }
+FarApart::~FarApart() {
+  munmap(memory_, bytes_);
+}
 
-at::Tensor FarApart::copy(const at::Tensor& rows, int64_t offset) const {
-  return elements_.as_strided(rows.sizes(), {kRowDistance, 1}, offset).copy_(rows);
+at::Tensor FarApart::copy(const at::Tensor& matrix, int64_t offset) const {
+  return elements_.as_strided(matrix.sizes(), {kRowDistance, 1}, offset).copy_(matrix);
 }
 
 std::string name(at::ScalarType dtype) {

@@ -166,8 +166,7 @@ using Scalar = std::function<at::Tensor(const Tensors&)>;
 Scalar weighted_sum(const Function& function, const Arguments& arguments);
 
 // Those arguments and random weights.
-Tensors weighted_sum_point(
-    const Function& function, const Arguments& arguments, uint64_t seed);
+Tensors weighted_sum_point(const Function& function, const Arguments& arguments, uint64_t seed);
 
 // Relative difference between the derivative of `function` along random
 // directions that autograd gives and the one by central differences.
@@ -184,8 +183,8 @@ double forward_mode_error(const Function& function, const Arguments& arguments, 
 bool identical(const at::Tensor& a, const at::Tensor& b);
 bool identical(const Tensors& a, const Tensors& b);
 
-// Memory for matrices of two rows that are 2^31 elements and more apart. Only
-// the pages that are written to take any room.
+// Memory for matrices of up to three rows, each 2^31 elements after the one
+// before. Only the pages that are written to take any room.
 class FarApart {
  public:
   explicit FarApart(at::ScalarType dtype);
@@ -193,8 +192,8 @@ class FarApart {
   FarApart(const FarApart&) = delete;
   FarApart& operator=(const FarApart&) = delete;
 
-  // `rows` (2, n) with n <= 8, its rows at offset and 2^31 + offset.
-  at::Tensor copy(const at::Tensor& rows, int64_t offset) const;
+  // A copy whose first element stands at `offset` of the first row of memory.
+  at::Tensor copy(const at::Tensor& matrix, int64_t offset) const;
 
  private:
   size_t bytes_;

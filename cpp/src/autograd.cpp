@@ -23,12 +23,11 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 // A handle of an operator, looked up once.
-#define LLTM_OP(name, signature)                                              \
-  [] {                                                                        \
-    static const auto handle = c10::Dispatcher::singleton()                   \
-                                   .findSchemaOrThrow("lltm::" name, "")      \
-                                   .typed<signature>();                       \
-    return handle;                                                            \
+#define LLTM_OP(name, signature)                                                              \
+  [] {                                                                                        \
+    static const auto handle =                                                                \
+        c10::Dispatcher::singleton().findSchemaOrThrow("lltm::" name, "").typed<signature>(); \
+    return handle;                                                                            \
   }()
 
 using CellSignature = std::tuple<Tensor, Tensor>(
@@ -112,11 +111,11 @@ bool is_dual(const Tensor& tensor) {
 bool needs_composite(
     const std::array<std::reference_wrapper<const Tensor>, 4>& required,
     const std::optional<Tensor>& bias) {
-  if (c10::impl::tls_is_dispatch_key_included(
-          c10::DispatchKey::FuncTorchDynamicLayerBackMode)) {
+  if (c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerBackMode)) {
     return true;
   }
-  return std::any_of(required.begin(), required.end(), is_dual) || (bias.has_value() && is_dual(*bias));
+  return std::any_of(required.begin(), required.end(), is_dual) ||
+         (bias.has_value() && is_dual(*bias));
 }
 
 // Of input, h, c, weights and, if there is one, bias. Arguments that are not
@@ -138,8 +137,7 @@ struct CellFunction : torch::autograd::Function<CellFunction> {
       const std::optional<Tensor>& bias) {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     auto [h_next, c_next, activations] =
-        LLTM_OP("cell_forward", CellForwardSignature)
-            .call(input, h, c, weights, bias);
+        LLTM_OP("cell_forward", CellForwardSignature).call(input, h, c, weights, bias);
     context->set_materialize_grads(false);
     // c and bias are needed only to differentiate again.
     context->save_for_backward({input, h, c, weights, or_undefined(bias), activations});
@@ -158,20 +156,13 @@ struct CellFunction : torch::autograd::Function<CellFunction> {
     if (at::GradMode::is_enabled()) {
       // The saved activations are constants to autograd; computed anew from
       // the arguments, they are differentiable.
-      const Tensor activations =
-          std::get<2>(composite::cell_forward(input, h, c, weights, bias));
+      const Tensor activations = std::get<2>(composite::cell_forward(input, h, c, weights, bias));
       result = composite::cell_backward(
           or_nothing(grads[0]), or_nothing(grads[1]), input, h, weights, activations, mask);
     } else {
-      result = LLTM_OP("cell_backward", CellBackwardSignature)
-                   .call(
-                       or_nothing(grads[0]),
-                       or_nothing(grads[1]),
-                       input,
-                       h,
-                       weights,
-                       saved[5],
-                       mask);
+      result =
+          LLTM_OP("cell_backward", CellBackwardSignature)
+              .call(or_nothing(grads[0]), or_nothing(grads[1]), input, h, weights, saved[5], mask);
     }
     auto& [d_input, d_h, d_c, d_weights, d_bias] = result;
     return {d_input, d_h, d_c, d_weights, d_bias};
@@ -219,8 +210,8 @@ struct SequenceFunction : torch::autograd::Function<SequenceFunction> {
     composite::Gradients result;
     if (at::GradMode::is_enabled()) {
       // As for the cell.
-      const auto [output, h_n, c_n, activations] = composite::sequence_forward(
-          input, h_0, c_0, weights, bias, batch_sizes, reverse);
+      const auto [output, h_n, c_n, activations] =
+          composite::sequence_forward(input, h_0, c_0, weights, bias, batch_sizes, reverse);
       result = composite::sequence_backward(
           or_nothing(grads[0]),
           or_nothing(grads[1]),
@@ -261,8 +252,7 @@ std::tuple<Tensor, Tensor> cell(
     const std::optional<Tensor>& bias) {
   if (needs_composite({input, h, c, weights}, bias)) {
     check_cell(input, h, c, weights, bias);
-    const auto [h_next, c_next, activations] =
-        composite::cell_forward(input, h, c, weights, bias);
+    const auto [h_next, c_next, activations] = composite::cell_forward(input, h, c, weights, bias);
     return {h_next, c_next};
   }
   if (!requires_grad({input, h, c, weights}, bias)) {
@@ -283,8 +273,8 @@ std::tuple<Tensor, Tensor, Tensor> sequence(
     bool reverse) {
   if (needs_composite({input, h_0, c_0, weights}, bias)) {
     check_sequence(input, h_0, c_0, weights, bias, batch_sizes);
-    const auto [output, h_n, c_n, activations] = composite::sequence_forward(
-        input, h_0, c_0, weights, bias, batch_sizes, reverse);
+    const auto [output, h_n, c_n, activations] =
+        composite::sequence_forward(input, h_0, c_0, weights, bias, batch_sizes, reverse);
     return {output, h_n, c_n};
   }
   if (!requires_grad({input, h_0, c_0, weights}, bias)) {
@@ -292,8 +282,8 @@ std::tuple<Tensor, Tensor, Tensor> sequence(
     return LLTM_OP("sequence", SequenceSignature)
         .call(input, h_0, c_0, weights, bias, batch_sizes, reverse);
   }
-  const variable_list result = SequenceFunction::apply(
-      input, h_0, c_0, weights, given(bias), given(batch_sizes), reverse);
+  const variable_list result =
+      SequenceFunction::apply(input, h_0, c_0, weights, given(bias), given(batch_sizes), reverse);
   return {result[0], result[1], result[2]};
 }
 

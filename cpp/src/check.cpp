@@ -37,10 +37,12 @@ std::string dtype_text(at::ScalarType dtype) {
 
 bool is_supported(at::ScalarType dtype) {
   return dtype == at::kDouble || dtype == at::kFloat || dtype == at::kBFloat16 ||
-      dtype == at::kHalf;
+         dtype == at::kHalf;
 }
 
-bool equal(const SymInt& a, const SymInt& b) { return a.sym_eq(b).expect_true(__FILE__, __LINE__); }
+bool equal(const SymInt& a, const SymInt& b) {
+  return a.sym_eq(b).expect_true(__FILE__, __LINE__);
+}
 
 // Checks the arguments of one call, one after another: each must be a strided
 // tensor like the first one, whose device and dtype the others must have.
@@ -103,10 +105,18 @@ class Checker {
       same = equal(sizes[d], expected.begin()[d]);
     }
     TORCH_CHECK_VALUE(
-        same, op_, ": expected ", name, " of shape ", shape_text(c10::SymIntArrayRef(expected)), ", got ", shape_text(sizes));
+        same,
+        op_,
+        ": expected ",
+        name,
+        " of shape ",
+        shape_text(c10::SymIntArrayRef(expected)),
+        ", got ",
+        shape_text(sizes));
   }
 
-  void argument(const Tensor& tensor, const char* name, std::initializer_list<SymInt> expected) const {
+  void argument(
+      const Tensor& tensor, const char* name, std::initializer_list<SymInt> expected) const {
     same_kind(tensor, name);
     shape(tensor, name, expected);
   }

@@ -33,7 +33,9 @@ std::tuple<Tensor, Tensor, Activations> step(const Tensor& gates, const Tensor& 
   return {a.o * a.tanh_c, c_next, a};
 }
 
-Tensor pack(const Activations& a) { return at::cat({a.i, a.o, a.g, a.tanh_c}, 1); }
+Tensor pack(const Activations& a) {
+  return at::cat({a.i, a.o, a.g, a.tanh_c}, 1);
+}
 
 Activations unpack(const Tensor& activations) {
   const auto parts = activations.chunk(4, 1);
@@ -57,8 +59,7 @@ Tensor or_zeros(const std::optional<Tensor>& grad, const Tensor& like) {
 // weights (3H, H+I) as its parts for h, (3H, H), and for the input, (3H, I).
 std::tuple<Tensor, Tensor> split_weights(const Tensor& weights) {
   const c10::SymInt hidden = weights.sym_size(0) / 3;
-  const auto parts =
-      weights.split_with_sizes_symint({hidden, weights.sym_size(1) - hidden}, 1);
+  const auto parts = weights.split_with_sizes_symint({hidden, weights.sym_size(1) - hidden}, 1);
   return {parts[0], parts[1]};
 }
 
@@ -70,8 +71,7 @@ std::tuple<Tensor, Tensor, Tensor> cell_forward(
     const Tensor& c,
     const Tensor& weights,
     const std::optional<Tensor>& bias) {
-  auto [h_next, c_next, activations] =
-      step(project(at::cat({h, input}, 1), weights, bias), c);
+  auto [h_next, c_next, activations] = step(project(at::cat({h, input}, 1), weights, bias), c);
   return {h_next, c_next, pack(activations)};
 }
 
@@ -104,8 +104,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> sequence_forward(
     bool reverse) {
   const int64_t hidden = h_0.size(1);
   const auto [weights_h, weights_x] = split_weights(weights);
-  const Tensor projected =
-      project(flat_rows(input), weights_x, bias);
+  const Tensor projected = project(flat_rows(input), weights_x, bias);
   const std::vector<Step> steps = plan_steps(input, batch_sizes, reverse);
 
   Tensor h = h_0;
@@ -171,8 +170,8 @@ Gradients sequence_backward(
     Tensor h_prev = h_0.narrow(0, 0, rows);
     if (k > 0) {
       const int64_t carried = std::min(rows, steps[k - 1].rows);
-      h_prev = at::cat(
-          {h_all.narrow(0, steps[k - 1].offset, carried), h_prev.slice(0, carried)}, 0);
+      h_prev =
+          at::cat({h_all.narrow(0, steps[k - 1].offset, carried), h_prev.slice(0, carried)}, 0);
     }
     const auto [dz, dc_prev] = step_backward(
         dh.narrow(0, 0, rows) + dh_all.narrow(0, offset, rows),
@@ -182,8 +181,7 @@ Gradients sequence_backward(
     dc = at::cat({dc_prev, dc.slice(0, rows)}, 0);
     if (output_mask[0]) dx[k] = at::matmul(dz, weights_x);
     if (output_mask[3]) {
-      d_weights = d_weights +
-          at::matmul(dz.t(), at::cat({h_prev, x.narrow(0, offset, rows)}, 1));
+      d_weights = d_weights + at::matmul(dz.t(), at::cat({h_prev, x.narrow(0, offset, rows)}, 1));
     }
     if (output_mask[4]) d_bias = d_bias + dz.sum(0);
   }
@@ -269,8 +267,7 @@ Gradients cell_backward_op(
     const Tensor& weights,
     const Tensor& activations,
     std::array<bool, 5> output_mask) {
-  check_cell_backward(
-      grad_h, grad_c, input, h, weights, activations);
+  check_cell_backward(grad_h, grad_c, input, h, weights, activations);
   return cell_backward(grad_h, grad_c, input, h, weights, activations, output_mask);
 }
 
@@ -313,15 +310,7 @@ Gradients sequence_backward_op(
     bool reverse,
     std::array<bool, 5> output_mask) {
   check_sequence_backward(
-      grad_output,
-      grad_h_n,
-      grad_c_n,
-      input,
-      h_0,
-      weights,
-      output,
-      activations,
-      batch_sizes);
+      grad_output, grad_h_n, grad_c_n, input, h_0, weights, output, activations, batch_sizes);
   return sequence_backward(
       grad_output,
       grad_h_n,

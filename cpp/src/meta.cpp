@@ -52,8 +52,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> cell_backward(
     const Tensor& weights,
     const Tensor& activations,
     std::array<bool, 5> output_mask) {
-  const CellSizes s = check_cell_backward(
-      grad_h, grad_c, input, h, weights, activations);
+  const CellSizes s = check_cell_backward(grad_h, grad_c, input, h, weights, activations);
   return {
       grad(output_mask[0], input),
       grad(output_mask[1], h),
@@ -76,8 +75,7 @@ std::tuple<Tensor, Tensor, Tensor> sequence(
     const std::optional<Tensor>& bias,
     const std::optional<Tensor>& batch_sizes,
     bool /*reverse*/) {
-  const SequenceSizes s =
-      check_sequence(input, h_0, c_0, weights, bias, batch_sizes);
+  const SequenceSizes s = check_sequence(input, h_0, c_0, weights, bias, batch_sizes);
   return {
       empty_output(input, s.hidden),
       empty(input, {s.batch, s.hidden}),
@@ -92,8 +90,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> sequence_forward(
     const std::optional<Tensor>& bias,
     const std::optional<Tensor>& batch_sizes,
     bool /*reverse*/) {
-  const SequenceSizes s =
-      check_sequence(input, h_0, c_0, weights, bias, batch_sizes);
+  const SequenceSizes s = check_sequence(input, h_0, c_0, weights, bias, batch_sizes);
   return {
       empty_output(input, s.hidden),
       empty(input, {s.batch, s.hidden}),
@@ -114,15 +111,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sequence_backward(
     bool /*reverse*/,
     std::array<bool, 5> output_mask) {
   const SequenceSizes s = check_sequence_backward(
-      grad_output,
-      grad_h_n,
-      grad_c_n,
-      input,
-      h_0,
-      weights,
-      output,
-      activations,
-      batch_sizes);
+      grad_output, grad_h_n, grad_c_n, input, h_0, weights, output, activations, batch_sizes);
   return {
       grad(output_mask[0], input),
       grad(output_mask[1], h_0),

@@ -39,6 +39,8 @@ inline std::vector<Step> plan_steps(
 }
 
 // (T, B, .) as (T * B, .); a packed (N, .) is that already.
-inline at::Tensor flat_rows(const at::Tensor& tensor) { return tensor.flatten(0, -2); }
+inline at::Tensor flat_rows(const at::Tensor& tensor) {
+  return tensor.flatten(0, -2);
+}
 
 }  // namespace lltm

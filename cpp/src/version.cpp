@@ -1,6 +1,7 @@
 #include <lltm/version.h>
 
 #include "cpu/dispatch.h"
+#include "cpu/micro_kernel.h"
 
 #include <torch/version.h>
 
@@ -8,9 +9,13 @@
 
 namespace lltm {
 
-const char* version() { return LLTM_VERSION; }
+const char* version() {
+  return LLTM_VERSION;
+}
 
-const char* cpu_kernels() { return cpu::kernels().name; }
+const char* cpu_kernels() {
+  return cpu::kernels().name;
+}
 
 std::string build_info() {
   std::ostringstream info;
@@ -28,7 +33,9 @@ std::string build_info() {
        << "CUDA kernels: no (composite path)\n"
        << "CPU kernels: DEFAULT" << (cpu::kernels_avx2() != nullptr ? ", AVX2" : "")
        << (cpu::kernels_avx512() != nullptr ? ", AVX512" : "") << '\n'
-       << "CPU kernels in use: " << cpu_kernels() << '\n';
+       << "CPU kernels in use: " << cpu_kernels() << '\n'
+       << "CPU micro-kernel: " << (cpu::has_micro_kernel<float>() ? "float32" : "none")
+       << (cpu::has_micro_kernel<cpu::BFloat16>() ? ", bfloat16" : "") << '\n';
   return info.str();
 }
 

@@ -7,6 +7,7 @@ Every claim is checked; the first that does not hold ends the run with an error.
 
 from __future__ import annotations
 
+import math
 import shlex
 import shutil
 import statistics
@@ -31,9 +32,8 @@ LOSS_TOLERANCE = 1e-3
 
 
 def heading(number: int, text: str) -> None:
-    print(
-        f"\n\033[1m[{number}/5] {text}\033[0m" if sys.stdout.isatty() else f"\n[{number}/5] {text}"
-    )
+    bold, plain = ("\033[1m", "\033[0m") if sys.stdout.isatty() else ("", "")
+    print(f"\n{bold}[{number}/5] {text}{plain}", flush=True)
 
 
 def check(holds: bool, claim: str) -> None:
@@ -95,7 +95,9 @@ def run_program(program: Path, *arguments: str) -> tuple[str, str]:
 def prompt_of(corpus: Corpus) -> str:
     """The beginning of a line of the held-out text, a wordy one."""
     lines = corpus.decode(corpus.held_out).split("\n")
-    line = max(lines[1:100], key=lambda line: len(line.split()), default=lines[0])
+    line = max(
+        lines[1:100], key=lambda line: (line[:1].isalpha(), len(line.split())), default=lines[0]
+    )
     return line[: min(len(line) // 2 + 1, 60)]
 
 
@@ -123,14 +125,15 @@ def main() -> None:
     print(f"  Their losses differ by at most {difference:.1e} of their value.")
     check(difference < LOSS_TOLERANCE, f"the losses agree within {LOSS_TOLERANCE}")
 
-    heading(3, "Training a language model: it reads a character and predicts the next")
+    heading(3, "Training a language model, which reads a character and predicts the next")
     torch.manual_seed(options.seed)
     model = CharLM(corpus.vocabulary, hidden_size=options.hidden_size)
     # Fewer updates on a machine so slow, or so busy, that all of them would take much longer.
     updates = options.updates or max(50, min(UPDATES, int(TRAINING_SECONDS / ours)))
     parameters = sum(p.numel() for p in model.parameters())
-    print(f"  {parameters:,} parameters, {updates} updates. Fewer bits are better; it starts")
-    print("  near log2 of the number of different characters.")
+    ignorance = math.log2(len(corpus.vocabulary))
+    print(f"  {parameters:,} parameters, {updates} updates. Fewer bits per character are better;")
+    print(f"  guessing costs {ignorance:.2f}.")
     history = train(model, corpus, updates)
     bits = history.held_out[-1][1]
     check(bits < history.training[0], "training improves the held-out text's prediction")
@@ -160,8 +163,8 @@ def main() -> None:
         print(f"  The same {length} characters from Python and from C++.\n  C++: {report}")
 
     print(
-        "Summary, as measured in this run:\n"
-        f"  speed     a training update takes {ours / plain:.2f} of the time of plain PyTorch's\n"
+        "\nSummary, as measured in this run:\n"
+        f"  speed     a training update takes {ours / plain:.2f} of plain PyTorch's time\n"
         f"  accuracy  the losses of both differ by at most {difference:.1e} of their value\n"
         f"  learning  {bits:.3f} bits per character of held-out text,"
         f" from {history.training[0]:.3f} at first\n"

@@ -122,7 +122,9 @@ def plot(history: History, title: str, path: Path) -> None:
     )
     axes.plot(*zip(*history.held_out, strict=True), "o-", color="tab:orange", label="held out")
     update, value = history.held_out[-1]
-    axes.annotate(f"{value:.3f}", (update, value), (0, 10), textcoords="offset points", ha="center")
+    axes.annotate(
+        f"{value:.3f}", (update, value), (0, -18), textcoords="offset points", ha="center"
+    )
     axes.set(title=title, xlabel="updates", ylabel="bits per character")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)

@@ -64,8 +64,8 @@ int main() {
   }
   torch::optim::SGD optimizer(layer->parameters(), torch::optim::SGDOptions(0.5));
   const auto loss = [&] {
-    return std::get<0>(layer->forward(
-                           x.narrow(0, 0, 1), std::make_tuple(h.unsqueeze(0), c.unsqueeze(0))))
+    return std::get<0>(
+               layer->forward(x.narrow(0, 0, 1), std::make_tuple(h.unsqueeze(0), c.unsqueeze(0))))
         .sum();
   };
   const at::Tensor before = loss();

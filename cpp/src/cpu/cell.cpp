@@ -66,8 +66,8 @@ void step_by_blocks(
   const int64_t depth = weights.size(1);
   const auto options = input.options().dtype(at::kFloat);
   const Tensor bias = bias_or_none.has_value() && bias_or_none->defined()
-      ? bias_or_none->to(at::kFloat).view({1, -1})
-      : Tensor();
+                          ? bias_or_none->to(at::kFloat).view({1, -1})
+                          : Tensor();
   const T* const w = static_cast<const T*>(weights.const_data_ptr());
   const int64_t w_stride = weights.stride(0);
 
@@ -82,38 +82,39 @@ void step_by_blocks(
     const int64_t rows = std::min(columns, batch - first);
     pack_rows(xt, columns, 0, read<T>(h).from(first), rows, hidden);
     pack_rows(xt, columns, hidden, read<T>(input).from(first), rows, depth - hidden);
-    at::parallel_for(0, blocks.count, (blocks.count + threads - 1) / threads, [&](int64_t begin, int64_t end) {
-      for (int64_t block = begin; block < end; ++block) {
-        const int64_t unit = blocks.begin(block);
-        const int64_t width = blocks.size(block);
-        float* const z = z_buffer.mutable_data_ptr<float>() + block * z_buffer.size(1);
-        for (int64_t gate = 0; gate < 3; ++gate) {
-          multiply(
-              width,
-              columns,
-              depth,
-              w + (gate * hidden + unit) * w_stride,
-              w_stride,
-              xt,
-              columns,
-              z + gate * width * columns,
-              columns,
-              /*accumulate=*/false);
-        }
-        ForwardArgs<T, float> part = args;
-        part.hidden = width;
-        part.gates = {z, 1, columns};
-        part.gates_step = width;
-        part.bias = read<float>(bias).from(0, unit);
-        part.bias_step = hidden;
-        part.c = args.c.from(first, unit);
-        part.c_next = args.c_next.from(first, unit);
-        part.h_next = args.h_next.from(first, unit);
-        part.activations = args.activations.from(first, unit);
-        pointwise<T, float>().forward(part, 0, rows * width);
-      }
-      release_micro_kernel();
-    });
+    at::parallel_for(
+        0, blocks.count, (blocks.count + threads - 1) / threads, [&](int64_t begin, int64_t end) {
+          for (int64_t block = begin; block < end; ++block) {
+            const int64_t unit = blocks.begin(block);
+            const int64_t width = blocks.size(block);
+            float* const z = z_buffer.mutable_data_ptr<float>() + block * z_buffer.size(1);
+            for (int64_t gate = 0; gate < 3; ++gate) {
+              multiply(
+                  width,
+                  columns,
+                  depth,
+                  w + (gate * hidden + unit) * w_stride,
+                  w_stride,
+                  xt,
+                  columns,
+                  z + gate * width * columns,
+                  columns,
+                  /*accumulate=*/false);
+            }
+            ForwardArgs<T, float> part = args;
+            part.hidden = width;
+            part.gates = {z, 1, columns};
+            part.gates_step = width;
+            part.bias = read<float>(bias).from(0, unit);
+            part.bias_step = hidden;
+            part.c = args.c.from(first, unit);
+            part.c_next = args.c_next.from(first, unit);
+            part.h_next = args.h_next.from(first, unit);
+            part.activations = args.activations.from(first, unit);
+            pointwise<T, float>().forward(part, 0, rows * width);
+          }
+          release_micro_kernel();
+        });
   }
 }
 
@@ -128,8 +129,8 @@ template <typename T>
 bool takes_blocks(const Tensor& input, const Tensor& h, const Tensor& weights) {
   constexpr int64_t kTogether = kRowsTogether<T>;
   return h.size(0) >= kBlockRows && h.size(1) > 0 && h.size(1) % kTogether == 0 &&
-      input.size(1) % kTogether == 0 && weights.stride(1) == 1 &&
-      weights.stride(0) >= weights.size(1) && has_micro_kernel<T>();
+         input.size(1) % kTogether == 0 && weights.stride(1) == 1 &&
+         weights.stride(0) >= weights.size(1) && has_micro_kernel<T>();
 }
 
 std::tuple<Tensor, Tensor, Tensor> step(
@@ -186,8 +187,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> cell_backward(
     const Tensor& weights,
     const Tensor& activations,
     std::array<bool, 5> output_mask) {
-  check_cell_backward(
-      grad_h, grad_c, input, h, weights, activations);
+  check_cell_backward(grad_h, grad_c, input, h, weights, activations);
   const int64_t batch = h.size(0);
   const int64_t hidden = h.size(1);
   const at::ScalarType dtype = input.scalar_type();

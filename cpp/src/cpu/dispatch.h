@@ -53,8 +53,7 @@ inline at::ScalarType compute_dtype(at::ScalarType dtype) {
 template <typename T>
 Matrix<const T> read(const at::Tensor& tensor) {
   if (!tensor.defined()) return {};
-  return {
-      static_cast<const T*>(tensor.const_data_ptr()), tensor.stride(0), tensor.stride(1)};
+  return {static_cast<const T*>(tensor.const_data_ptr()), tensor.stride(0), tensor.stride(1)};
 }
 
 template <typename T>

@@ -8,7 +8,7 @@ namespace {
 // The micro-kernel takes float and bfloat16, and no size may be 0.
 bool takes_blocks(const at::Tensor& input, const at::Tensor& h_0) {
   return input.scalar_type() != at::kDouble && input.numel() > 0 && h_0.numel() > 0 &&
-      has_micro_kernel<float>();
+         has_micro_kernel<float>();
 }
 
 }  // namespace

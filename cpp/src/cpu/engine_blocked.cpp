@@ -57,7 +57,8 @@ constexpr int64_t kSerialStep = 150000;
 // Rows of a product of input and weights worth a pass over the weights.
 constexpr int64_t kProjectionRows = 64;
 
-Grid choose_grid(int64_t threads, int64_t batch, int64_t hidden, int64_t weight_bytes, int64_t step) {
+Grid choose_grid(
+    int64_t threads, int64_t batch, int64_t hidden, int64_t weight_bytes, int64_t step) {
   Grid grid;
   if (step < kSerialStep) return grid;
   if (weight_bytes <= kPrivateCache) {
@@ -119,9 +120,8 @@ ForwardResult forward(const ForwardProblem& p) {
   const Tensor x_rows = operand_rows<G>(flat_rows(p.input));
   const Tensor h_0_rows = operand_rows<G>(p.h_0);
   const Tensor weights = p.weights.to(kOperandDtype<G>).contiguous();
-  const Tensor bias = p.bias.has_value() && p.bias->defined()
-      ? p.bias->to(at::kFloat).view({1, -1})
-      : Tensor();
+  const Tensor bias =
+      p.bias.has_value() && p.bias->defined() ? p.bias->to(at::kFloat).view({1, -1}) : Tensor();
   const G* const w = static_cast<const G*>(weights.const_data_ptr());
   const auto x = read<G>(x_rows);
   const auto h_0 = read<G>(h_0_rows);
@@ -133,12 +133,10 @@ ForwardResult forward(const ForwardProblem& p) {
   output_shape.back() = hidden;
   const Tensor output = at::empty(output_shape, p.input.options());
   const Tensor output_rows = flat_rows(output);
-  const Tensor activations =
-      p.save ? at::empty({rows, 4 * hidden}, p.input.options()) : Tensor();
+  const Tensor activations = p.save ? at::empty({rows, 4 * hidden}, p.input.options()) : Tensor();
   const Tensor c = at::empty(p.c_0.sizes(), p.input.options()).copy_(p.c_0);
   const bool output_is_operand = std::is_same_v<T, G> && depth_h == hidden;
-  const Tensor states =
-      output_is_operand ? output_rows : empty_rows<G>(rows, hidden, p.input);
+  const Tensor states = output_is_operand ? output_rows : empty_rows<G>(rows, hidden, p.input);
   const auto h_rows = write<G>(states);
 
   ForwardArgs<T, G> args;
@@ -155,11 +153,11 @@ ForwardResult forward(const ForwardProblem& p) {
   const int64_t chunk_steps =
       grid.rows == 1 ? std::max<int64_t>(1, kProjectionRows / std::max<int64_t>(batch, 1)) : 1;
   const int64_t chunk_rows = chunk_steps * batch;
-  const int64_t gates_columns = chunk_steps > 1 ? 3 * blocks.width * blocks.count : 3 * blocks.width;
+  const int64_t gates_columns =
+      chunk_steps > 1 ? 3 * blocks.width * blocks.count : 3 * blocks.width;
   const Tensor gates_buffer =
       at::empty({grid.threads(), chunk_rows * gates_columns}, p.input.options().dtype(at::kFloat));
-  const Tensor packed_buffer =
-      at::empty({3 * hidden * (depth_x + depth_h)}, weights.options());
+  const Tensor packed_buffer = at::empty({3 * hidden * (depth_x + depth_h)}, weights.options());
   G* const packed_x = static_cast<G*>(packed_buffer.mutable_data_ptr());
   G* const packed_h = packed_x + 3 * hidden * depth_x;
   const auto& kernels = pointwise<T, G>();
@@ -175,9 +173,15 @@ ForwardResult forward(const ForwardProblem& p) {
     for (int64_t block = thread; block < blocks.count; block += threads) {
       const int64_t unit = blocks.begin(block);
       const int64_t width = blocks.size(block);
-      const auto row = [&](int64_t n) { return w + (n / width * hidden + unit + n % width) * (hidden + input_size); };
-      pack(packed_h + 3 * unit * depth_h, hidden, 3 * width, [&](int64_t k, int64_t n) { return row(n)[k]; });
-      pack(packed_x + 3 * unit * depth_x, input_size, 3 * width, [&](int64_t k, int64_t n) { return row(n)[hidden + k]; });
+      const auto row = [&](int64_t n) {
+        return w + (n / width * hidden + unit + n % width) * (hidden + input_size);
+      };
+      pack(packed_h + 3 * unit * depth_h, hidden, 3 * width, [&](int64_t k, int64_t n) {
+        return row(n)[k];
+      });
+      pack(packed_x + 3 * unit * depth_x, input_size, 3 * width, [&](int64_t k, int64_t n) {
+        return row(n)[hidden + k];
+      });
     }
 #pragma omp barrier
 
@@ -243,7 +247,9 @@ ForwardResult forward(const ForwardProblem& p) {
                     columns,
                     /*accumulate=*/true);
               };
-              if (k > 0) recur(old_rows, h_rows.row(steps[k - 1].offset + old_rows.begin), h_rows.row_stride);
+              if (k > 0)
+                recur(
+                    old_rows, h_rows.row(steps[k - 1].offset + old_rows.begin), h_rows.row_stride);
               recur(new_rows, h_0.row(new_rows.begin), h_0.row_stride);
 
               ForwardArgs<T, G> part = args;
@@ -349,9 +355,11 @@ Gradients backward(const BackwardProblem& p) {
   at::parallel_for(0, blocks.count, 1, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
       const G* const columns = w + blocks.begin(block);
-      pack(packed + blocks.begin(block) * depth, 3 * hidden, blocks.size(block), [&](int64_t k, int64_t n) {
-        return columns[k * w_stride + n];
-      });
+      pack(
+          packed + blocks.begin(block) * depth,
+          3 * hidden,
+          blocks.size(block),
+          [&](int64_t k, int64_t n) { return columns[k * w_stride + n]; });
     }
   });
 

@@ -32,7 +32,6 @@ struct Linear {
 };
 
 // (3H, H+I) from the states and the inputs of the same rows; of their dtype.
-at::Tensor weights_gradient(
-    const at::Tensor& grad_gates, const at::Tensor& h, const at::Tensor& x);
+at::Tensor weights_gradient(const at::Tensor& grad_gates, const at::Tensor& h, const at::Tensor& x);
 
 }  // namespace lltm::cpu

@@ -48,8 +48,10 @@ void brgemm(
 
 template <typename G>
 G operand(float x) {
-  if constexpr (std::is_same_v<G, float>) return x;
-  else return {c10::BFloat16(x).x};
+  if constexpr (std::is_same_v<G, float>)
+    return x;
+  else
+    return {c10::BFloat16(x).x};
 }
 
 // The height of the next band of rows: at most kMaxRows, a multiple of 4 as

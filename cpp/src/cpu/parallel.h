@@ -51,6 +51,8 @@ class Failure {
 };
 
 // Threads that a region of our own may have: one inside another region.
-inline int64_t available_threads() { return at::in_parallel_region() ? 1 : at::get_num_threads(); }
+inline int64_t available_threads() {
+  return at::in_parallel_region() ? 1 : at::get_num_threads();
+}
 
 }  // namespace lltm::cpu

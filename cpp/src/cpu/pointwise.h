@@ -132,7 +132,7 @@ const Kernels* kernels_avx2();
 const Kernels* kernels_avx512();
 
 template <typename T, typename G>
-constexpr Pointwise<T, G> Kernels::*kPointwise = nullptr;
+constexpr Pointwise<T, G> Kernels::* kPointwise = nullptr;
 template <>
 constexpr auto kPointwise<double, double> = &Kernels::f64;
 template <>

@@ -16,7 +16,9 @@ const Kernels* kernels_avx512() {
 
 namespace lltm::cpu {
 
-const Kernels* kernels_avx512() { return nullptr; }
+const Kernels* kernels_avx512() {
+  return nullptr;
+}
 
 }  // namespace lltm::cpu
 #endif

@@ -23,9 +23,15 @@ LLTM_CELL_INLINE To bits(From from) {
 
 // ---- storage formats ------------------------------------------------------
 
-LLTM_CELL_INLINE double widen(double x) { return x; }
-LLTM_CELL_INLINE float widen(float x) { return x; }
-LLTM_CELL_INLINE float widen(BFloat16 x) { return bits<float>(std::uint32_t{x.bits} << 16); }
+LLTM_CELL_INLINE double widen(double x) {
+  return x;
+}
+LLTM_CELL_INLINE float widen(float x) {
+  return x;
+}
+LLTM_CELL_INLINE float widen(BFloat16 x) {
+  return bits<float>(std::uint32_t{x.bits} << 16);
+}
 
 LLTM_CELL_INLINE float widen(Half x) {
   const std::uint32_t sign = std::uint32_t{x.bits} >> 15 << 31;
@@ -79,7 +85,9 @@ struct Block {
   alignas(64) T values[kBlock];
 };
 
-constexpr std::int64_t padded(std::int64_t n) { return (n + 15) / 16 * 16; }
+constexpr std::int64_t padded(std::int64_t n) {
+  return (n + 15) / 16 * 16;
+}
 
 // n elements of row `row` from column `col` on, as a contiguous array of the
 // compute type that may be read up to padded(n): the memory itself where it is

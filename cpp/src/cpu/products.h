@@ -11,8 +11,7 @@ void product(at::Tensor out, const at::Tensor& a, const at::Tensor& b);
 
 // out (M, N) = a^T b for a (rows, M) and b (rows, N), or += if accumulate. Rows
 // may be summed up over several calls: for bfloat16 arguments, out is float32.
-void transposed_product(
-    at::Tensor out, const at::Tensor& a, const at::Tensor& b, bool accumulate);
+void transposed_product(at::Tensor out, const at::Tensor& a, const at::Tensor& b, bool accumulate);
 
 // x^T as a contiguous tensor.
 at::Tensor transposed(const at::Tensor& x);

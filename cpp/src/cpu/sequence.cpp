@@ -19,8 +19,7 @@ std::tuple<Tensor, Tensor, Tensor> sequence(
     bool reverse) {
   check_sequence(input, h_0, c_0, weights, bias, batch_sizes);
   auto [output, h_n, c_n, activations] =
-      run_forward(
-      {input, h_0, c_0, weights, bias, batch_sizes, reverse, /*save=*/false});
+      run_forward({input, h_0, c_0, weights, bias, batch_sizes, reverse, /*save=*/false});
   return {output, h_n, c_n};
 }
 
@@ -33,8 +32,7 @@ ForwardResult sequence_forward(
     const std::optional<Tensor>& batch_sizes,
     bool reverse) {
   check_sequence(input, h_0, c_0, weights, bias, batch_sizes);
-  return run_forward(
-      {input, h_0, c_0, weights, bias, batch_sizes, reverse, /*save=*/true});
+  return run_forward({input, h_0, c_0, weights, bias, batch_sizes, reverse, /*save=*/true});
 }
 
 Gradients sequence_backward(
@@ -50,15 +48,7 @@ Gradients sequence_backward(
     bool reverse,
     std::array<bool, 5> output_mask) {
   check_sequence_backward(
-      grad_output,
-      grad_h_n,
-      grad_c_n,
-      input,
-      h_0,
-      weights,
-      output,
-      activations,
-      batch_sizes);
+      grad_output, grad_h_n, grad_c_n, input, h_0, weights, output, activations, batch_sizes);
   const Tensor none;
   return run_backward(
       {grad_output.has_value() ? *grad_output : none,

@@ -13,8 +13,7 @@ namespace lltm::cpu {
 
 using at::Tensor;
 
-Tensor final_states(
-    const std::vector<Step>& steps, const Tensor& h_0, const Tensor& output_rows) {
+Tensor final_states(const std::vector<Step>& steps, const Tensor& h_0, const Tensor& output_rows) {
   Tensor h_n = at::empty(h_0.sizes(), h_0.options());
   int64_t done = 0;
   for (size_t k = steps.size(); k-- > 0;) {
