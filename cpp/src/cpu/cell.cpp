@@ -130,7 +130,7 @@ bool takes_blocks(const Tensor& input, const Tensor& h, const Tensor& weights) {
   constexpr int64_t kTogether = kRowsTogether<T>;
   return h.size(0) >= kBlockRows && h.size(1) > 0 && h.size(1) % kTogether == 0 &&
          input.size(1) % kTogether == 0 && weights.stride(1) == 1 &&
-         weights.stride(0) >= weights.size(1) && has_micro_kernel<T>();
+         is_operand_stride(weights.stride(0), weights.size(1)) && has_micro_kernel<T>();
 }
 
 std::tuple<Tensor, Tensor, Tensor> step(

@@ -82,7 +82,8 @@ Tensor operand_rows(const Tensor& tensor) {
     return padded;
   }
   const Tensor rows = tensor.to(kOperandDtype<G>);
-  return rows.stride(1) == 1 && rows.stride(0) >= columns ? rows : rows.contiguous();
+  return rows.stride(1) == 1 && is_operand_stride(rows.stride(0), columns) ? rows
+                                                                           : rows.contiguous();
 }
 
 template <typename G>

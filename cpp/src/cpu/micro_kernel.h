@@ -69,6 +69,12 @@ void pack_rows(
   });
 }
 
+// Whether the rows of a matrix, `stride` elements apart, can be an operand as
+// they lie. The kernel's addresses within a block are 32-bit offsets.
+constexpr bool is_operand_stride(std::int64_t stride, std::int64_t columns) {
+  return stride >= columns && stride <= std::int64_t{1} << 20;
+}
+
 constexpr std::int64_t kMaxRows = 64;
 
 // C (rows, columns) = A (rows, depth) B (depth, columns), or += if accumulate.

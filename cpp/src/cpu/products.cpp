@@ -25,8 +25,9 @@ constexpr int64_t kChunk = 256;
 
 bool takes_blocks(const Tensor& a, const Tensor& b) {
   return a.scalar_type() == at::kFloat && b.scalar_type() == at::kFloat && a.numel() > 0 &&
-         b.numel() > 0 && a.stride(1) == 1 && b.stride(1) == 1 && a.stride(0) >= a.size(1) &&
-         b.stride(0) >= b.size(1) && has_micro_kernel<float>();
+         b.numel() > 0 && a.stride(1) == 1 && b.stride(1) == 1 &&
+         is_operand_stride(a.stride(0), a.size(1)) && is_operand_stride(b.stride(0), b.size(1)) &&
+         has_micro_kernel<float>();
 }
 
 }  // namespace
