@@ -161,6 +161,19 @@ TEST_P(SequenceDtype, ValuesAndGradientsMatchOracleOverManySteps) {
   }
 }
 
+// More rows than are worked on at a time (512; 4096 in bfloat16), several times
+// over: in steps of one size, and in steps that fewer and fewer rows reach.
+TEST_P(SequenceDtype, ValuesAndGradientsMatchOracleOverManyRows) {
+  check_sequence(dense_problems({5, 450, 2, 5}));
+  std::vector<int64_t> lengths(700, 5);
+  lengths.resize(1000, 3);
+  lengths.resize(1400, 1);
+  check_sequence(packed_problems(lengths, 2, 5));
+  if (dtype() == at::kBFloat16) {
+    check_sequence(dense_problems({5, 3000, 2, 6}));
+  }
+}
+
 TEST_P(SequenceDtype, NoStepsGiveAnEmptyOutputAndTheInitialStates) {
   check_sequence(dense_problems({0, 3, 2, 5}));
   const Arguments arguments = dense({0, 3, 2, 5}, 1);

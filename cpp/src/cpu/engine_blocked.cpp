@@ -82,8 +82,9 @@ Tensor operand_rows(const Tensor& tensor) {
     return padded;
   }
   const Tensor rows = tensor.to(kOperandDtype<G>);
-  return rows.stride(1) == 1 && is_operand_stride(rows.stride(0), columns) ? rows
-                                                                           : rows.contiguous();
+  if (rows.stride(1) == 1 && is_operand_stride(rows.stride(0), columns)) return rows;
+  // A single row counts as contiguous whatever its stride.
+  return rows.contiguous().as_strided(rows.sizes(), {columns, 1});
 }
 
 template <typename G>
