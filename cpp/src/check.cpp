@@ -1,5 +1,6 @@
 #include "check.h"
 
+#include "steps.h"
 #include "text.h"
 
 #include <c10/core/Layout.h>
@@ -167,12 +168,11 @@ class Checker {
     if (device_.is_meta()) return;
 
     const int64_t first = batch.guard_int(__FILE__, __LINE__);
-    const int64_t stride = sizes.stride(0);
-    const int64_t* const values = sizes.const_data_ptr<int64_t>();
+    const std::vector<int64_t> values = read_batch_sizes(sizes);
     int64_t previous = first;
     int64_t sum = 0;
-    for (int64_t t = 0; t < sizes.size(0); ++t) {
-      const int64_t size = values[t * stride];
+    for (size_t t = 0; t < values.size(); ++t) {
+      const int64_t size = values[t];
       TORCH_CHECK_VALUE(
           t > 0 || size == first,
           op_,

@@ -18,17 +18,30 @@ struct Step {
   int64_t rows;
 };
 
+// The values of batch_sizes, (T) int64 on the CPU with any stride.
+inline std::vector<int64_t> read_batch_sizes(const at::Tensor& batch_sizes) {
+  std::vector<int64_t> values(batch_sizes.size(0));
+  // A function transform (torch.func.grad) wraps every tensor that it sees, and
+  // a wrapper has no storage: item() looks inside.
+  const bool wrapped = !batch_sizes.has_storage();
+  const int64_t* const data = wrapped ? nullptr : batch_sizes.const_data_ptr<int64_t>();
+  for (size_t t = 0; t < values.size(); ++t) {
+    const auto index = static_cast<int64_t>(t);
+    values[t] = wrapped ? batch_sizes.select(0, index).item<int64_t>()
+                        : data[index * batch_sizes.stride(0)];
+  }
+  return values;
+}
+
 // In the order of execution. `input` is (T, B, I), or (N, I) with batch_sizes.
 inline std::vector<Step> plan_steps(
     const at::Tensor& input, const std::optional<at::Tensor>& batch_sizes, bool reverse) {
   std::vector<Step> steps;
   if (batch_sizes.has_value() && batch_sizes->defined()) {
-    const int64_t* const sizes = batch_sizes->const_data_ptr<int64_t>();
-    const int64_t stride = batch_sizes->stride(0);
     int64_t offset = 0;
-    for (int64_t t = 0; t < batch_sizes->size(0); ++t) {
-      steps.push_back({offset, sizes[t * stride]});
-      offset += sizes[t * stride];
+    for (const int64_t rows : read_batch_sizes(*batch_sizes)) {
+      steps.push_back({offset, rows});
+      offset += rows;
     }
   } else {
     const int64_t batch = input.size(1);
