@@ -96,12 +96,6 @@ TEST_P(CellDtype, EmptyHiddenStateGivesEmptyResults) {
   check_cell(problems({1, 4, 3, 0}));
 }
 
-TEST_P(CellDtype, BiasGradientHasTheShapeOfTheBias) {
-  const Arguments arguments = problem({1, 4, 3, 5}, 1);
-  const Evaluation ours = evaluate(cell, arguments, random_gradients(arguments, 2));
-  EXPECT_EQ(ours.gradients.at(4).sizes(), at::IntArrayRef({15}));
-}
-
 // Each argument in turn, and all of them, laid out in a way that a contiguous
 // copy is not.
 TEST_P(CellDtype, ArgumentsMayBeStridedInAnyWay) {

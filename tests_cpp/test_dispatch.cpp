@@ -165,6 +165,37 @@ TEST_P(DispatchDtype, MetaResultsLookLikeThoseOfTheCPU) {
   }
 }
 
+// Of the backward operators themselves: autograd would sum a bias gradient of
+// (1, 3H) into one of (3H) without a word.
+TEST_P(DispatchDtype, GradientsHaveTheShapesOfTheArguments) {
+  const std::vector<bool> all(5, true);
+  const Arguments a = cell_problem({1, 4, 3, 5}, GetParam(), 1);
+  const torch::jit::Stack step = call("lltm::cell_forward", {a.input, a.h, a.c, a.weights, a.bias});
+  const torch::jit::Stack cell =
+      call("lltm::cell_backward", {a.h, a.c, a.input, a.h, a.weights, step[2], all});
+
+  const Arguments s = sequence_problem({2, 4, 3, 5}, GetParam(), 1);
+  const torch::jit::Stack steps = call(
+      "lltm::sequence_forward", {s.input, s.h, s.c, s.weights, s.bias, s.batch_sizes, s.reverse});
+  const torch::jit::Stack sequence = call(
+      "lltm::sequence_backward",
+      {steps[0],
+       steps[1],
+       steps[2],
+       s.input,
+       s.h,
+       s.weights,
+       steps[0],
+       steps[3],
+       s.batch_sizes,
+       s.reverse,
+       all});
+  for (size_t k = 0; k < kArgumentNames.size(); ++k) {
+    EXPECT_EQ(cell[k].toTensor().sizes(), differentiable(a)[k].sizes()) << kArgumentNames[k];
+    EXPECT_EQ(sequence[k].toTensor().sizes(), differentiable(s)[k].sizes()) << kArgumentNames[k];
+  }
+}
+
 // ---- autocast -------------------------------------------------------------
 
 class Autocast {

@@ -4,10 +4,12 @@
 #include <ATen/native/CPUBlas.h>
 #endif
 
+#include <ATen/Version.h>
 #include <c10/util/BFloat16.h>
 
 #include <algorithm>
 #include <exception>
+#include <string>
 #include <type_traits>
 
 namespace lltm::cpu {
@@ -112,6 +114,10 @@ template <typename G>
 bool has_micro_kernel() {
 #if defined(LLTM_HAS_BRGEMM)
   static const bool works = [] {
+    // Below AVX2 the same function is an ordinary product of small blocks,
+    // slower and less accurate than one of all rows.
+    const std::string capability = at::get_cpu_capability();
+    if (capability != "AVX2" && capability != "AVX512") return false;
     // (2, 3) . (5, 7) + 1, in numbers that both formats hold exactly.
     const G a[2] = {operand<G>(2.0f), operand<G>(3.0f)};
     const G b[2] = {operand<G>(5.0f), operand<G>(7.0f)};
