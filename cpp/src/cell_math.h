@@ -48,6 +48,8 @@ struct Format<float> {
   static constexpr Bits kRoundBits = 0x4B400000;
   // exp(kLowest) is below half the smallest subnormal.
   static constexpr float kLowest = -105.0f;
+  // 2^(n + kShift) is normal for every n that occurs.
+  static constexpr Bits kShift = 64;
   static constexpr float kLog2E = 1.44269504088896341f;
   // ln 2 in two parts; n * kLn2High is exact for every n that occurs.
   static constexpr float kLn2High = 0.693359375f;
@@ -72,6 +74,7 @@ struct Format<double> {
   static constexpr double kRound = 6755399441055744.0;
   static constexpr Bits kRoundBits = 0x4338000000000000;
   static constexpr double kLowest = -746.0;
+  static constexpr Bits kShift = 512;
   static constexpr double kLog2E = 1.4426950408889634074;
   static constexpr double kLn2High = 6.93147180369123816490e-01;
   static constexpr double kLn2Low = 1.90821492927058770002e-10;
@@ -98,7 +101,7 @@ struct Reduced {
   typename Format<T>::Bits n;
 };
 
-// x in [kLowest, 0] or NaN.
+// For x in [kLowest, 0] or NaN.
 template <typename T>
 LLTM_CELL_INLINE Reduced<T> reduce(T x) {
   using F = Format<T>;
@@ -120,21 +123,34 @@ LLTM_CELL_INLINE T clamp_low(T x) {  // keeps NaN
   return x < Format<T>::kLowest ? Format<T>::kLowest : x;
 }
 
+// Of a number's bits, the sign.
 template <typename T>
-LLTM_CELL_INLINE T abs(T x) {
-  return x < T(0) ? -x : x;
+inline constexpr typename Format<T>::Bits kSign =
+    typename Format<T>::Bits{1} << (8 * sizeof(T) - 1);
+
+template <typename T>
+LLTM_CELL_INLINE T minus_abs(T x) {
+  return bit_cast<T>(bit_cast<typename Format<T>::Bits>(x) | kSign<T>);
 }
 
-// exp(x) for x <= 0. The power of two is applied in two halves, so that
-// results below the smallest normal number are rounded, not lost.
+template <typename T>
+LLTM_CELL_INLINE T with_sign_of(T magnitude, T x) {
+  using Bits = typename Format<T>::Bits;
+  return bit_cast<T>((bit_cast<Bits>(magnitude) & ~kSign<T>) | (bit_cast<Bits>(x) & kSign<T>));
+}
+
+// exp(x) for x <= 0. The power of two is applied in two parts, so that results
+// below the smallest normal number are rounded, not lost.
 template <typename T>
 LLTM_CELL_INLINE T exp_nonpositive(T x) {
+  using F = Format<T>;
   const Reduced<T> reduced = reduce(clamp_low(x));
-  const auto half = reduced.n >> 1;
-  return (T(1) + reduced.expm1_r) * power_of_two<T>(half) * power_of_two<T>(reduced.n - half);
+  return (T(1) + reduced.expm1_r) * power_of_two<T>(reduced.n + F::kShift) *
+         power_of_two<T>(-F::kShift);
 }
 
-// exp(x) - 1 for x <= 0, with full relative accuracy near 0.
+// exp(x) - 1 for x <= 0, with full relative accuracy near 0. For other x the
+// result means nothing.
 template <typename T>
 LLTM_CELL_INLINE T expm1_nonpositive(T x) {
   // Below -40 the result is -1 in both formats, and 2^n stays normal.
@@ -146,22 +162,21 @@ LLTM_CELL_INLINE T expm1_nonpositive(T x) {
 // 1 / (1 + exp(-x)), from exp(-|x|) so that nothing overflows.
 template <typename T>
 LLTM_CELL_INLINE T sigmoid(T x) {
-  const T e = exp_nonpositive(-abs(x));
+  const T e = exp_nonpositive(minus_abs(x));
   return (x < T(0) ? e : T(1)) / (T(1) + e);
 }
 
 template <typename T>
 LLTM_CELL_INLINE T tanh(T x) {
-  const T e = expm1_nonpositive(T(-2) * abs(x));
-  const T magnitude = -e / (T(2) + e);
-  return x < T(0) ? -magnitude : magnitude;
+  const T e = expm1_nonpositive(T(2) * minus_abs(x));
+  return with_sign_of(e / (T(2) + e), x);
 }
 
-// x where x > 0, else exp(x) - 1. The exponential of a positive x is never
-// formed: inf * 0 would make NaN of it.
+// x where x > 0, else exp(x) - 1: selected, for to multiply by a mask would make
+// NaN of an exponential that is infinite.
 template <typename T>
 LLTM_CELL_INLINE T elu(T x) {
-  const T e = expm1_nonpositive(x > T(0) ? T(0) : x);
+  const T e = expm1_nonpositive(x);
   return x > T(0) ? x : e;
 }
 

@@ -6,17 +6,15 @@
 
 namespace lltm::cpu {
 
-// Hidden units per block: three gates of 64 floats, times the rows of a step,
-// stay in the first- or second-level cache between product and pointwise part.
-constexpr int64_t kBlockUnits = 64;
 // Blocks begin at multiples of this, the longest vector of floats.
 constexpr int64_t kUnits = 16;
 
-// Hidden units in blocks of equal width, the last one perhaps narrower; as many
-// blocks as a multiple of `parts`, where there are units enough.
+// Hidden units in blocks of equal width, at most `max_width`, the last one
+// perhaps narrower; as many blocks as a multiple of `parts`, where there are
+// units enough.
 struct Blocks {
-  Blocks(int64_t hidden_units, int64_t parts) : hidden(hidden_units) {
-    const int64_t wanted = std::max((hidden + kBlockUnits - 1) / kBlockUnits, parts);
+  Blocks(int64_t hidden_units, int64_t parts, int64_t max_width) : hidden(hidden_units) {
+    const int64_t wanted = std::max((hidden + max_width - 1) / max_width, parts);
     const int64_t even = (wanted + parts - 1) / parts * parts;
     const int64_t units = (hidden + even - 1) / even;
     width = (units + kUnits - 1) / kUnits * kUnits;

@@ -72,7 +72,7 @@ void step_by_blocks(
   const int64_t w_stride = weights.stride(0);
 
   const int64_t threads = batch * hidden < kGrain ? 1 : at::get_num_threads();
-  const Blocks blocks(hidden, threads);
+  const Blocks blocks(hidden, threads, 64);
   const int64_t columns = std::min((batch + kColumns - 1) / kColumns * kColumns, kMaxColumns);
   const Tensor x_packed = at::empty({depth * columns}, weights.options());
   T* const xt = static_cast<T*>(x_packed.mutable_data_ptr());

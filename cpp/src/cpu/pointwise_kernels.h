@@ -118,15 +118,34 @@ LLTM_CELL_INLINE const compute_t<T>* load(
   return values;
 }
 
+// Where a kernel puts n results of the compute type, up to padded(n) of them:
+// the memory itself if it will do, else `buffer`, from where `store` fetches them.
+template <typename T>
+LLTM_CELL_INLINE compute_t<T>* target(
+    const Matrix<T>& matrix,
+    std::int64_t row,
+    std::int64_t col,
+    std::int64_t n,
+    Block<compute_t<T>>& buffer) {
+  if constexpr (sizeof(T) == sizeof(compute_t<T>)) {
+    if (matrix.data != nullptr && n == padded(n)) return matrix.row(row) + col;
+  }
+  return buffer.values;
+}
+
 template <typename T>
 LLTM_CELL_INLINE void store(
     const Matrix<T>& matrix,
     std::int64_t row,
     std::int64_t col,
     std::int64_t n,
-    const Block<compute_t<T>>& buffer) {
+    const compute_t<T>* values) {
+  if (matrix.data == nullptr) return;
   T* const y = matrix.row(row) + col;
-  for (std::int64_t j = 0; j < n; ++j) y[j] = narrow<T>(buffer.values[j]);
+  if constexpr (sizeof(T) == sizeof(compute_t<T>)) {
+    if (y == values) return;
+  }
+  for (std::int64_t j = 0; j < n; ++j) y[j] = narrow<T>(values[j]);
 }
 
 // Cuts elements [begin, end) of a matrix with `hidden` columns into blocks.
@@ -153,7 +172,7 @@ LLTM_CELL_INLINE void for_each_block(
 template <typename T, typename G>
 void forward(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
   using C = compute_t<T>;
-  Block<C> in_i, in_o, in_g, in_c, b_i, b_o, b_g, i, o, g, tanh_c, c, h;
+  Block<C> in_i, in_o, in_g, in_c, b_i, b_o, b_g, out_i, out_o, out_g, out_t, out_c, out_h;
   for_each_block(a.hidden, begin, end, [&](std::int64_t row, std::int64_t col, std::int64_t n) {
     const C* const z_i = load(a.gates, row, col, n, in_i);
     const C* const z_o = load(a.gates, row, col + a.gates_step, n, in_o);
@@ -162,28 +181,35 @@ void forward(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
     const C* const bias_o = load(a.bias, 0, col + a.bias_step, n, b_o);
     const C* const bias_g = load(a.bias, 0, col + 2 * a.bias_step, n, b_g);
     const C* const c_prev = load(a.c, row, col, n, in_c);
-    for (std::int64_t j = 0; j < padded(n); ++j) {
+    C* const i = target(a.activations, row, col, n, out_i);
+    C* const o = target(a.activations, row, col + a.activations_step, n, out_o);
+    C* const g = target(a.activations, row, col + 2 * a.activations_step, n, out_g);
+    C* const t = target(a.activations, row, col + 3 * a.activations_step, n, out_t);
+    C* const c = target(a.c_next, row, col, n, out_c);
+    C* const h = target(a.h_next, row, col, n, out_h);
+    const std::int64_t size = padded(n);
+#pragma GCC ivdep
+#pragma GCC unroll 1
+    for (std::int64_t j = 0; j < size; ++j) {
       const CellForward<C> y =
           cell_forward(z_i[j] + bias_i[j], z_o[j] + bias_o[j], z_g[j] + bias_g[j], c_prev[j]);
-      i.values[j] = y.i;
-      o.values[j] = y.o;
-      g.values[j] = y.g;
-      tanh_c.values[j] = y.tanh_c;
-      c.values[j] = y.c;
-      h.values[j] = y.h;
+      i[j] = y.i;
+      o[j] = y.o;
+      g[j] = y.g;
+      t[j] = y.tanh_c;
+      c[j] = y.c;
+      h[j] = y.h;
     }
+    store(a.activations, row, col, n, i);
+    store(a.activations, row, col + a.activations_step, n, o);
+    store(a.activations, row, col + 2 * a.activations_step, n, g);
+    store(a.activations, row, col + 3 * a.activations_step, n, t);
     store(a.c_next, row, col, n, c);
     store(a.h_next, row, col, n, h);
     if (a.h_operand.data != nullptr) {
       // What was stored, so that a sequence and single steps agree.
-      for (std::int64_t j = 0; j < n; ++j) h.values[j] = widen(narrow<T>(h.values[j]));
-      store(a.h_operand, row, col, n, h);
-    }
-    if (a.activations.data != nullptr) {
-      store(a.activations, row, col, n, i);
-      store(a.activations, row, col + a.activations_step, n, o);
-      store(a.activations, row, col + 2 * a.activations_step, n, g);
-      store(a.activations, row, col + 3 * a.activations_step, n, tanh_c);
+      for (std::int64_t j = 0; j < n; ++j) out_h.values[j] = widen(narrow<T>(h[j]));
+      store(a.h_operand, row, col, n, out_h.values);
     }
   });
 }
@@ -191,7 +217,7 @@ void forward(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
 template <typename T, typename G>
 void backward(const BackwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
   using C = compute_t<T>;
-  Block<C> in_i, in_o, in_g, in_t, in_dh, in_dh_state, in_dc, dz_i, dz_o, dz_g, dc;
+  Block<C> in_i, in_o, in_g, in_t, in_dh, in_dh_state, in_dc, out_i, out_o, out_g, out_c;
   for_each_block(a.hidden, begin, end, [&](std::int64_t row, std::int64_t col, std::int64_t n) {
     const C* const i = load(a.activations, row, col, n, in_i);
     const C* const o = load(a.activations, row, col + a.activations_step, n, in_o);
@@ -200,13 +226,20 @@ void backward(const BackwardArgs<T, G>& a, std::int64_t begin, std::int64_t end)
     const C* const dh = load(a.grad_h, row, col, n, in_dh);
     const C* const dh_state = load(a.grad_h_state, row, col, n, in_dh_state);
     const C* const dc_next = load(a.grad_c, row, col, n, in_dc);
-    for (std::int64_t j = 0; j < padded(n); ++j) {
+    C* const dz_i = target(a.grad_gates, row, col, n, out_i);
+    C* const dz_o = target(a.grad_gates, row, col + a.grad_gates_step, n, out_o);
+    C* const dz_g = target(a.grad_gates, row, col + 2 * a.grad_gates_step, n, out_g);
+    C* const dc = target(a.grad_c_prev, row, col, n, out_c);
+    const std::int64_t size = padded(n);
+#pragma GCC ivdep
+#pragma GCC unroll 1
+    for (std::int64_t j = 0; j < size; ++j) {
       const CellBackward<C> d =
           cell_backward(i[j], o[j], g[j], t[j], dh[j] + dh_state[j], dc_next[j]);
-      dz_i.values[j] = d.dz_i;
-      dz_o.values[j] = d.dz_o;
-      dz_g.values[j] = d.dz_g;
-      dc.values[j] = d.dc;
+      dz_i[j] = d.dz_i;
+      dz_o[j] = d.dz_o;
+      dz_g[j] = d.dz_g;
+      dc[j] = d.dc;
     }
     store(a.grad_gates, row, col, n, dz_i);
     store(a.grad_gates, row, col + a.grad_gates_step, n, dz_o);

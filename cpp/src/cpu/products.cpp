@@ -5,120 +5,193 @@
 #include "cpu/parallel.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 #include <omp.h>
 
 #include <algorithm>
+#include <cstring>
 
 namespace lltm::cpu {
 namespace {
 
 using at::Tensor;
 
-// Columns of the result that one call of the micro-kernel computes.
+// Columns of the result that one call of the micro-kernel computes. The right
+// operand is copied into bands of so many columns: read as it lies, its rows
+// are far apart, and a stride that is a power of two leaves it only a few
+// places in the cache.
 constexpr int64_t kColumns = 64;
 // Rows summed over between two visits of a part of the result: so many that
 // reading and writing the result does not count, so few that their transpose
 // stays in the cache.
 constexpr int64_t kChunk = 256;
+// Depths of a last, shorter chunk are multiples of this, so that there are few.
+constexpr int64_t kDepths = 32;
 
-bool takes_blocks(const Tensor& a, const Tensor& b) {
-  return a.scalar_type() == at::kFloat && b.scalar_type() == at::kFloat && a.numel() > 0 &&
-         b.numel() > 0 && a.stride(1) == 1 && b.stride(1) == 1 &&
-         is_operand_stride(a.stride(0), a.size(1)) && is_operand_stride(b.stride(0), b.size(1)) &&
-         has_micro_kernel<float>();
+bool is_operand(const Tensor& x) {
+  return x.scalar_type() == at::kFloat && x.stride(1) == 1 &&
+         is_operand_stride(x.stride(0), x.size(1));
+}
+
+constexpr int64_t round_up(int64_t n, int64_t multiple) {
+  return (n + multiple - 1) / multiple * multiple;
+}
+
+// Rows [begin, begin + depth) of columns [n, n + width), as contiguous rows.
+void copy_band(
+    float* band, Matrix<const float> b, int64_t begin, int64_t depth, int64_t n, int64_t width) {
+  for (int64_t k = 0; k < depth; ++k) {
+    std::memcpy(band + k * width, b.row(begin + k) + n, width * sizeof(float));
+  }
 }
 
 }  // namespace
 
-void product(Tensor out, const Tensor& a, const Tensor& b) {
-  if (!takes_blocks(a, b) || out.stride(1) != 1) {
-    at::mm_out(out, a, b);
+RightOperand::RightOperand(const Tensor& b) : matrix_(b) {
+  if (b.numel() == 0 || !is_operand(b) || !has_micro_kernel<float>()) return;
+  const int64_t depth = b.size(0);
+  const int64_t columns = b.size(1);
+  packed_ = at::empty({b.numel()}, b.options());
+  const auto matrix = read<float>(b);
+  float* const packed = packed_.mutable_data_ptr<float>();
+  at::parallel_for(0, (columns + kColumns - 1) / kColumns, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t n = begin * kColumns; n < std::min(columns, end * kColumns); n += kColumns) {
+      copy_band(packed + n * depth, matrix, 0, depth, n, std::min(kColumns, columns - n));
+    }
+  });
+}
+
+void RightOperand::multiply(Tensor out, const Tensor& a) const {
+  if (!packed_.defined() || a.size(0) == 0 || !is_operand(a) || !is_operand(out)) {
+    at::mm_out(out, a, matrix_);
     return;
   }
   const int64_t rows = a.size(0);
-  const int64_t depth = a.size(1);
-  const int64_t columns = b.size(1);
+  const int64_t depth = matrix_.size(0);
+  const int64_t columns = matrix_.size(1);
   const auto x = read<float>(a);
-  const auto w = read<float>(b);
   const auto y = write<float>(out);
-  at::parallel_for(0, (rows + kMaxRows - 1) / kMaxRows, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin * kMaxRows; r < std::min(rows, end * kMaxRows); r += kMaxRows) {
-      for (int64_t n = 0; n < columns; n += kColumns) {
-        multiply(
-            std::min(kMaxRows, rows - r),
-            std::min(kColumns, columns - n),
-            depth,
-            x.row(r),
-            x.row_stride,
-            w.data + n,
-            w.row_stride,
-            y.row(r) + n,
-            y.row_stride,
-            /*accumulate=*/false);
-      }
+  const float* const packed = packed_.const_data_ptr<float>();
+  const int64_t bands = (columns + kColumns - 1) / kColumns;
+  const int64_t tasks = (rows + kMaxRows - 1) / kMaxRows * bands;
+  at::parallel_for(0, tasks, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t r = task / bands * kMaxRows;
+      const int64_t n = task % bands * kColumns;
+      const int64_t width = std::min(kColumns, columns - n);
+      cpu::multiply(
+          std::min(kMaxRows, rows - r),
+          width,
+          depth,
+          x.row(r),
+          x.row_stride,
+          packed + n * depth,
+          width,
+          y.row(r) + n,
+          y.row_stride,
+          /*accumulate=*/false);
     }
     release_micro_kernel();
   });
 }
 
-void transposed_product(Tensor out, const Tensor& a, const Tensor& b, bool accumulate) {
-  if (!takes_blocks(a, b) || out.stride(1) != 1) {
-    if (out.scalar_type() != a.scalar_type()) {
-      const Tensor sum = at::mm(a.t(), b);
-      accumulate ? out.add_(sum) : out.copy_(sum);
-    } else if (accumulate) {
-      out.addmm_(a.t(), b);
-    } else {
-      at::mm_out(out, a.t(), b);
+void add_transposed_product(Tensor out, const std::vector<Pieces>& a, const Tensor& b) {
+  const int64_t rows = b.size(0);
+  const int64_t height = out.size(0);
+  const int64_t columns = out.size(1);
+  if (rows == 0 || height == 0 || columns == 0) return;
+  bool blocks = is_operand(b) && is_operand(out) && has_micro_kernel<float>();
+  for (const Pieces& part : a) {
+    for (const Tensor& piece : part) blocks = blocks && is_operand(piece);
+  }
+  if (!blocks) {
+    int64_t top = 0;
+    for (const Pieces& part : a) {
+      const Tensor x = part.size() == 1 ? part.front() : at::cat(part);
+      out.narrow(0, top, x.size(1)).add_(at::mm(x.t(), b));
+      top += x.size(1);
     }
     return;
   }
-  const int64_t rows = a.size(0);
-  const int64_t height = a.size(1);
-  const int64_t columns = b.size(1);
-  const auto x = read<float>(a);
+
   const auto w = read<float>(b);
   const auto y = write<float>(out);
   const auto transpose = kernels().transpose_f32;
-  const int64_t parts = available_threads();
-  const int64_t chunk_rows = std::min(rows, kChunk);
-  // Two, so that a thread that is done with one chunk can begin the next.
-  const Tensor buffers = at::empty({2, height * chunk_rows}, a.options());
   const int64_t bands = (columns + kColumns - 1) / kColumns;
+  const int64_t tiers = (height + kMaxRows - 1) / kMaxRows;
+  const int64_t parts = std::min(available_threads(), bands * tiers);
+  const int64_t chunk_rows = std::min(round_up(rows, kDepths), kChunk);
+  // Two, so that a thread that is done with one chunk can begin the next.
+  const Tensor transposes = at::empty({2, height * chunk_rows}, b.options());
+  const Tensor copies = at::empty({parts, kColumns * chunk_rows}, b.options());
+
+  // Rows [first, first + size) of the columns [m0, m1) of a, transposed to xt,
+  // whose rows have length `depth` and end in zeros.
+  const auto transpose_chunk =
+      [&](float* xt, int64_t first, int64_t size, int64_t depth, Range own) {
+        int64_t left = 0;
+        for (const Pieces& part : a) {
+          const int64_t width = part.empty() ? 0 : part.front().size(1);
+          const Range columns_here = intersect(own, {left, left + width});
+          int64_t top = 0;
+          for (const Tensor& piece : part) {
+            const Range here = intersect({first, first + size}, {top, top + piece.size(0)});
+            if (here.size() > 0 && columns_here.size() > 0) {
+              transpose(
+                  here.size(),
+                  columns_here.size(),
+                  read<float>(piece).row(here.begin - top) + columns_here.begin - left,
+                  piece.stride(0),
+                  xt + columns_here.begin * depth + here.begin - first,
+                  depth);
+            }
+            top += piece.size(0);
+          }
+          left += width;
+        }
+        for (int64_t m = own.begin; m < own.end && size < depth; ++m) {
+          std::fill(xt + m * depth + size, xt + (m + 1) * depth, 0.0f);
+        }
+      };
 
   Failure failure;
 #pragma omp parallel num_threads(parts) if (parts > 1)
   {
     const int64_t thread = omp_get_thread_num();
     const int64_t threads = omp_get_num_threads();
-    const Range own_height = share((height + 15) / 16, threads, thread);
-    const Range own_bands = share(bands, threads, thread);
+    const Range tiles = share((height + 15) / 16, threads, thread);
+    const Range own_height = {std::min(tiles.begin * 16, height), std::min(tiles.end * 16, height)};
+    const Range tasks = share(bands * tiers, threads, thread);
+    float* const band = copies.mutable_data_ptr<float>() + thread * copies.size(1);
     for (int64_t first = 0; first < rows; first += chunk_rows) {
       const int64_t size = std::min(chunk_rows, rows - first);
+      const int64_t depth = round_up(size, kDepths);
       float* const xt =
-          buffers.mutable_data_ptr<float>() + (first / chunk_rows) % 2 * buffers.size(1);
-      const int64_t m0 = own_height.begin * 16;
-      const int64_t m1 = std::min(own_height.end * 16, height);
-      if (m0 < m1) {
-        transpose(size, m1 - m0, x.row(first) + m0, x.row_stride, xt + m0 * size, size);
-      }
+          transposes.mutable_data_ptr<float>() + (first / chunk_rows) % 2 * transposes.size(1);
+      transpose_chunk(xt, first, size, depth, own_height);
 #pragma omp barrier
       failure.guard([&] {
-        for (int64_t band = own_bands.begin; band < own_bands.end; ++band) {
-          const int64_t n = band * kColumns;
+        for (int64_t task = tasks.begin; task < tasks.end; ++task) {
+          const int64_t n = task / tiers * kColumns;
+          const int64_t m = task % tiers * kMaxRows;
+          const int64_t width = std::min(kColumns, columns - n);
+          if (task == tasks.begin || m == 0) {
+            copy_band(band, w, first, size, n, width);
+            std::fill(band + size * width, band + depth * width, 0.0f);
+          }
           multiply(
-              height,
-              std::min(kColumns, columns - n),
-              size,
-              xt,
-              size,
-              w.row(first) + n,
-              w.row_stride,
-              y.data + n,
+              std::min(kMaxRows, height - m),
+              width,
+              depth,
+              xt + m * depth,
+              depth,
+              band,
+              width,
+              y.row(m) + n,
               y.row_stride,
-              accumulate || first > 0);
+              /*accumulate=*/true);
         }
       });
     }

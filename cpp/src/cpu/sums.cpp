@@ -1,8 +1,7 @@
 #include "cpu/sums.h"
 
 #include "cpu/dispatch.h"
-#include "cpu/products.h"
-
+#include "cpu/memory.h"
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
@@ -33,7 +32,6 @@ GradientSums::GradientSums(
   const auto options = weights.options();
   const auto sum_options = options.dtype(compute_dtype(weights.scalar_type()));
   weights_h_ = weights.slice(1, 0, hidden);
-  weights_x_ = weights.slice(1, hidden);
   int64_t begun = 0;
   for (const Step& step : steps_) {
     begun_.push_back(begun);
@@ -43,7 +41,10 @@ GradientSums::GradientSums(
   const auto [d_input, d_h_0, d_c_0, d_weights, d_bias] = p_.wanted;
   x_rows_ = flat_rows(p_.input);
   output_rows_ = flat_rows(p_.output);
-  if (d_input) input_ = at::empty(x_rows_.sizes(), options);
+  if (d_input) {
+    input_ = empty_large(x_rows_.sizes(), options);
+    weights_x_.emplace(weights.slice(1, hidden));
+  }
   if (d_h_0) {
     h_0_ = at::empty(p_.h_0.sizes(), p_.h_0.options());
     // Rows that take part in no step.
@@ -56,56 +57,44 @@ GradientSums::GradientSums(
 
 void GradientSums::add(size_t first, size_t last, const Tensor& dz) {
   const int64_t begin = std::min(steps_[first].offset, steps_[last - 1].offset);
-  if (input_.defined()) product(input_.narrow(0, begin, dz.size(0)), dz, weights_x_);
+  if (input_.defined()) weights_x_->multiply(input_.narrow(0, begin, dz.size(0)), dz);
   if (weights_.defined()) {
-    const int64_t hidden = p_.h_0.size(1);
-    transposed_product(
-        weights_.slice(0, hidden),
-        x_rows_.narrow(0, begin, dz.size(0)).to(dz.scalar_type()),
-        dz,
-        /*accumulate=*/true);
-    add_weights(first, last, dz);
+    const Tensor x = x_rows_.narrow(0, begin, dz.size(0)).to(dz.scalar_type());
+    add_transposed_product(weights_, {states_before(first, last, dz.scalar_type()), {x}}, dz);
   }
   if (bias_.defined()) bias_.add_(dz.sum(0, /*keepdim=*/false, bias_.scalar_type()));
   if (h_0_.defined()) add_initial_state(first, last, dz);
 }
 
-// h^T dz, where h is the state that each row of dz began its step with: what
-// the step before left, or the initial state.
-void GradientSums::add_weights(size_t first, size_t last, const Tensor& dz) {
-  const at::ScalarType dtype = dz.scalar_type();
-  const Tensor grad_h = weights_.slice(0, 0, p_.h_0.size(1));
-  const int64_t begin = std::min(steps_[first].offset, steps_[last - 1].offset);
-  if (first == 0) {
-    const auto [offset, rows] = steps_[0];
-    transposed_product(
-        grad_h,
-        p_.h_0.narrow(0, 0, rows).to(dtype),
-        dz.narrow(0, offset - begin, rows),
-        /*accumulate=*/true);
-    if (++first == last) return;
-  }
-  // Of these steps each one but the first of all has a step before it.
-  const int64_t from = std::min(steps_[first].offset, steps_[last - 1].offset);
-  int64_t size = 0;
-  for (size_t k = first; k < last; ++k) size += steps_[k].rows;
-  const Tensor rows = dz.narrow(0, from - begin, size);
-  const bool even = steps_[first - 1].rows == steps_[last - 1].rows;
-  Tensor before;
-  if (even) {
-    // The same rows of the output, one step away: no copy is needed.
-    const int64_t moved = steps_[first - 1].offset - steps_[first].offset;
-    before = output_rows_.narrow(0, from + moved, size).to(dtype);
-  } else {
-    before = at::empty({size, grad_h.size(0)}, dz.options());
-    for (size_t k = first; k < last; ++k) {
-      const int64_t carried = std::min(steps_[k].rows, steps_[k - 1].rows);
-      const Tensor part = before.narrow(0, steps_[k].offset - from, steps_[k].rows);
-      part.slice(0, 0, carried).copy_(output_rows_.narrow(0, steps_[k - 1].offset, carried));
-      part.slice(0, carried).copy_(p_.h_0.slice(0, carried, steps_[k].rows));
+// The states that the rows of steps [first, last) began their step with, in the
+// order of the rows: what the step before left, or the initial state.
+Pieces GradientSums::states_before(size_t first, size_t last, at::ScalarType dtype) const {
+  struct Span {
+    const Tensor* source;
+    int64_t begin, end;
+  };
+  std::vector<Span> spans;
+  const auto append = [&](const Tensor& source, int64_t begin, int64_t end) {
+    if (begin >= end) return;
+    if (!spans.empty() && spans.back().source == &source && spans.back().end == begin) {
+      spans.back().end = end;  // steps of equal size make one span
+    } else {
+      spans.push_back({&source, begin, end});
     }
+  };
+  const bool backwards = steps_[last - 1].offset < steps_[first].offset;
+  for (size_t n = 0; n < last - first; ++n) {
+    const size_t k = backwards ? last - 1 - n : first + n;
+    const int64_t rows = steps_[k].rows;
+    const int64_t carried = k == 0 ? 0 : std::min(rows, steps_[k - 1].rows);
+    if (carried > 0) append(output_rows_, steps_[k - 1].offset, steps_[k - 1].offset + carried);
+    append(p_.h_0, carried, rows);
   }
-  transposed_product(grad_h, before, rows, /*accumulate=*/true);
+  Pieces pieces;
+  for (const Span& span : spans) {
+    pieces.push_back(span.source->slice(0, span.begin, span.end).to(dtype));
+  }
+  return pieces;
 }
 
 // What flows back from each row's own first step.

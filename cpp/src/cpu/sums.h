@@ -2,8 +2,10 @@
 #pragma once
 
 #include "cpu/engine.h"
+#include "cpu/products.h"
 #include "steps.h"
 
+#include <optional>
 #include <vector>
 
 namespace lltm::cpu {
@@ -29,13 +31,14 @@ class GradientSums {
   Gradients finish(const at::Tensor& dc);
 
  private:
-  void add_weights(size_t first, size_t last, const at::Tensor& dz);
+  Pieces states_before(size_t first, size_t last, at::ScalarType dtype) const;
   void add_initial_state(size_t first, size_t last, const at::Tensor& dz);
 
   const BackwardProblem& p_;
   const std::vector<Step>& steps_;
   std::vector<int64_t> begun_;  // rows of the state that take part before each step
-  at::Tensor weights_h_, weights_x_;
+  at::Tensor weights_h_;
+  std::optional<RightOperand> weights_x_;
   at::Tensor x_rows_, output_rows_;
   at::Tensor input_;    // (N, I)
   at::Tensor h_0_;      // (B, H)
