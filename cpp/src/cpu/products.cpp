@@ -23,10 +23,13 @@ using at::Tensor;
 // are far apart, and a stride that is a power of two leaves it only a few
 // places in the cache.
 constexpr int64_t kColumns = 64;
-// Rows summed over between two visits of a part of the result: so many that
-// reading and writing the result does not count, so few that their transpose
-// stays in the cache.
-constexpr int64_t kChunk = 256;
+// Rows summed over between two visits of a part of the result, which is read
+// and written each time.
+constexpr int64_t kChunk = 512;
+// Tiers of kMaxRows rows of the result that are worked through for all columns
+// before the next ones: so many that the copy of a band pays, so few that their
+// part of the transpose stays in the second-level cache.
+constexpr int64_t kGroupTiers = 8;
 // Depths of a last, shorter chunk are multiples of this, so that there are few.
 constexpr int64_t kDepths = 32;
 
@@ -174,10 +177,13 @@ void add_transposed_product(Tensor out, const std::vector<Pieces>& a, const Tens
 #pragma omp barrier
       failure.guard([&] {
         for (int64_t task = tasks.begin; task < tasks.end; ++task) {
-          const int64_t n = task / tiers * kColumns;
-          const int64_t m = task % tiers * kMaxRows;
+          const int64_t group = task / (bands * kGroupTiers) * kGroupTiers;
+          const int64_t in_group = std::min(kGroupTiers, tiers - group);
+          const int64_t place = task - group * bands;
+          const int64_t n = place / in_group * kColumns;
+          const int64_t m = (group + place % in_group) * kMaxRows;
           const int64_t width = std::min(kColumns, columns - n);
-          if (task == tasks.begin || m == 0) {
+          if (task == tasks.begin || place % in_group == 0) {
             copy_band(band, w, first, size, n, width);
             std::fill(band + size * width, band + depth * width, 0.0f);
           }
