@@ -89,24 +89,25 @@ class LLTMCell(nn.Module):
             (h', c'), shaped as the state.
         """
         _check.tensor("LLTMCell", "input", input)
-        if input.dim() not in (1, 2) or input.shape[-1] != self.input_size:
+        batched = input.dim() == 2
+        if not (batched or input.dim() == 1) or input.shape[-1] != self.input_size:
             size = self.input_size
             raise ValueError(
                 f"lltm::LLTMCell: expected input of shape (B, {size}) or ({size},),"
                 f" got {tuple(input.shape)}"
             )
-        shape = (*input.shape[:-1], self.hidden_size)
+        shape = (input.shape[0], self.hidden_size) if batched else (self.hidden_size,)
         if state is None:
             h = c = input.new_zeros(shape)
         else:
             h, c = _check.state("LLTMCell", ("h", "c"), state)
             _check.shape("LLTMCell", "h", h, shape)
             _check.shape("LLTMCell", "c", c, shape)
-        batched = input.dim() == 2
-        if not batched:
-            input, h, c = input.unsqueeze(0), h.unsqueeze(0), c.unsqueeze(0)
-        h, c = self._cell(input, (h, c), self.weights, self.bias)
-        return (h, c) if batched else (h.squeeze(0), c.squeeze(0))
+        if batched:
+            return self._cell(input, (h, c), self.weights, self.bias)
+        row = (h.unsqueeze(0), c.unsqueeze(0))
+        h, c = self._cell(input.unsqueeze(0), row, self.weights, self.bias)
+        return h.squeeze(0), c.squeeze(0)
 
     def extra_repr(self) -> str:
         bias = "" if self.bias is not None else ", bias=False"

@@ -4,19 +4,26 @@
 #include "cpu/dispatch.h"
 #include "cpu/linear.h"
 #include "cpu/micro_kernel.h"
+#include "cpu/parallel.h"
+#include "cpu/products.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 #include <algorithm>
+#include <array>
 #include <type_traits>
+#include <vector>
 
 namespace lltm::cpu {
 namespace {
 
 using at::Tensor;
+
+// Hidden units that one thread works on at a time, at most.
+constexpr int64_t kUnitsAtOnce = 64;
 
 // The results of a step as the kernels write them.
 template <typename T>
@@ -50,6 +57,30 @@ void step_by_product(
   });
 }
 
+// x (rows, depth) as the right operand x^T of the micro-kernel, with `columns`
+// columns; those past `rows` become zero. For bfloat16, depth is even.
+template <typename T>
+void pack_transposed(
+    T* packed, int64_t columns, Matrix<const T> x, int64_t rows, int64_t depth) {
+  constexpr int64_t kTogether = kRowsTogether<T>;
+  if (x.col_stride != 1 || x.row_stride % kTogether != 0) {
+    pack_rows(packed, columns, 0, x, rows, depth);
+    return;
+  }
+  // Elements that lie together, two of bfloat16, move as one float.
+  auto* const out = reinterpret_cast<float*>(packed);
+  kernels().transpose_f32(
+      rows,
+      depth / kTogether,
+      reinterpret_cast<const float*>(x.data),
+      x.row_stride / kTogether,
+      out,
+      columns);
+  for (int64_t k = 0; k < depth / kTogether && rows < columns; ++k) {
+    std::fill(out + k * columns + rows, out + (k + 1) * columns, 0.0f);
+  }
+}
+
 // By the micro-kernel, block by block, as z^T = W X^T: the weights are read as
 // they lie, and only the small X is laid out anew.
 template <typename T>
@@ -64,30 +95,35 @@ void step_by_blocks(
   const int64_t batch = h.size(0);
   const int64_t hidden = h.size(1);
   const int64_t depth = weights.size(1);
-  const auto options = input.options().dtype(at::kFloat);
   const Tensor bias = bias_or_none.has_value() && bias_or_none->defined()
-                          ? bias_or_none->to(at::kFloat).view({1, -1})
+                          ? bias_or_none->to(at::kFloat)
                           : Tensor();
   const T* const w = static_cast<const T*>(weights.const_data_ptr());
   const int64_t w_stride = weights.stride(0);
 
   const int64_t threads = batch * hidden < kGrain ? 1 : at::get_num_threads();
-  const Blocks blocks(hidden, threads, 64);
+  const Blocks blocks(hidden, threads, kUnitsAtOnce);
   const int64_t columns = std::min((batch + kColumns - 1) / kColumns * kColumns, kMaxColumns);
-  const Tensor x_packed = at::empty({depth * columns}, weights.options());
-  T* const xt = static_cast<T*>(x_packed.mutable_data_ptr());
-  const Tensor z_buffer = at::empty({blocks.count, 3 * blocks.width * columns}, options);
+  // X^T, and for each block z^T and z.
+  const int64_t z_size = 3 * blocks.width * columns;
+  const int64_t x_size = depth * columns * static_cast<int64_t>(sizeof(T)) / 4;
+  const Tensor buffer =
+      at::empty({x_size + 2 * blocks.count * z_size}, input.options().dtype(at::kFloat));
+  float* const floats = buffer.mutable_data_ptr<float>();
+  T* const xt = reinterpret_cast<T*>(floats);
 
   for (int64_t first = 0; first < batch; first += columns) {
     const int64_t rows = std::min(columns, batch - first);
-    pack_rows(xt, columns, 0, read<T>(h).from(first), rows, hidden);
-    pack_rows(xt, columns, hidden, read<T>(input).from(first), rows, depth - hidden);
+    pack_transposed(xt, columns, read<T>(h).from(first), rows, hidden);
+    pack_transposed(
+        xt + hidden * columns, columns, read<T>(input).from(first), rows, depth - hidden);
     at::parallel_for(
         0, blocks.count, (blocks.count + threads - 1) / threads, [&](int64_t begin, int64_t end) {
           for (int64_t block = begin; block < end; ++block) {
             const int64_t unit = blocks.begin(block);
             const int64_t width = blocks.size(block);
-            float* const z = z_buffer.mutable_data_ptr<float>() + block * z_buffer.size(1);
+            float* const zt = floats + x_size + 2 * block * z_size;
+            float* const z = zt + z_size;
             for (int64_t gate = 0; gate < 3; ++gate) {
               multiply(
                   width,
@@ -97,15 +133,16 @@ void step_by_blocks(
                   w_stride,
                   xt,
                   columns,
-                  z + gate * width * columns,
+                  zt + gate * width * columns,
                   columns,
                   /*accumulate=*/false);
             }
+            kernels().transpose_f32(3 * width, columns, zt, columns, z, 3 * width);
             ForwardArgs<T, float> part = args;
             part.hidden = width;
-            part.gates = {z, 1, columns};
+            part.gates = {z, 3 * width, 1};
             part.gates_step = width;
-            part.bias = read<float>(bias).from(0, unit);
+            part.bias = read_row<float>(bias).from(0, unit);
             part.bias_step = hidden;
             part.c = args.c.from(first, unit);
             part.c_next = args.c_next.from(first, unit);
@@ -120,6 +157,8 @@ void step_by_blocks(
 
 // Rows from which the blocks win: fewer leave most of a vector unused.
 constexpr int64_t kBlockRows = 4;
+// Rows up to which they win backward: with more, ATen's products are as good.
+constexpr int64_t kGradientRows = 128;
 
 // Dtypes that the micro-kernel multiplies without a copy of the weights.
 template <typename T>
@@ -179,6 +218,161 @@ std::tuple<Tensor, Tensor, Tensor> cell_forward(
   return step(input, h, c, weights, bias, /*save=*/true);
 }
 
+// ---- backward ---------------------------------------------------------------
+
+// What a backward kernel gets and gives. Results that are not wanted are
+// undefined; dz (B, 3H) and dc (B, H) are of the compute dtype.
+struct StepGradients {
+  Tensor dz, d_input, d_h, dc, d_weights, d_bias;
+};
+
+template <typename T>
+BackwardArgs<T, compute_t<T>> backward_arguments(
+    const Tensor& grad_h,
+    const Tensor& grad_c,
+    const Tensor& activations,
+    const StepGradients& gradients) {
+  BackwardArgs<T, compute_t<T>> args;
+  args.hidden = gradients.dc.size(1);
+  args.activations = read<T>(activations);
+  args.activations_step = args.hidden;
+  args.grad_h = read<T>(grad_h);
+  args.grad_c = read<compute_t<T>>(grad_c);
+  args.grad_gates = write<compute_t<T>>(gradients.dz);
+  args.grad_gates_step = args.hidden;
+  args.grad_c_prev = write<compute_t<T>>(gradients.dc);
+  return args;
+}
+
+// By public ATen: the pointwise part, then the products.
+template <typename T>
+void backward_by_product(
+    const BackwardArgs<T, compute_t<T>>& args,
+    const Tensor& input,
+    const Tensor& h,
+    const Tensor& weights,
+    StepGradients& results) {
+  at::parallel_for(0, h.numel(), kGrain, [&](int64_t begin, int64_t end) {
+    pointwise<T, compute_t<T>>().backward(args, begin, end);
+  });
+  const Linear linear(weights, std::nullopt);
+  if (results.d_input.defined()) results.d_input = linear.input_gradient(results.dz);
+  if (results.d_h.defined()) linear.state_gradient(results.d_h, results.dz);
+  if (results.d_weights.defined()) results.d_weights = weights_gradient(results.dz, h, input);
+  if (results.d_bias.defined()) results.d_bias = results.dz.sum(0);
+}
+
+// By the micro-kernel. Each block of hidden units: the pointwise part, then its
+// rows of the weight gradient, dz^T X, while dz is in the cache. The gradients
+// of input and state need dz of all units, so they come after that.
+void backward_by_blocks(
+    const BackwardArgs<float, float>& args,
+    const Tensor& input,
+    const Tensor& h,
+    const Tensor& weights,
+    const StepGradients& results) {
+  constexpr int64_t kDepths = 16;    // dz^T is padded to a multiple, so that there are few
+  constexpr int64_t kColumns = 256;  // of the weight gradient at once
+  const int64_t batch = h.size(0);
+  const int64_t hidden = h.size(1);
+  const int64_t input_size = input.size(1);
+  const int64_t threads = batch * hidden < kGrain ? 1 : at::get_num_threads();
+  const Blocks blocks(hidden, threads, kUnitsAtOnce);
+  const int64_t depth = (batch + kDepths - 1) / kDepths * kDepths;
+  const auto dz = write<float>(results.dz);
+  const auto d_weights = write<float>(results.d_weights);
+  const auto d_bias = write_row<float>(results.d_bias);
+  const Tensor buffer =
+      at::empty({blocks.count, 3 * blocks.width * depth}, results.dz.options());
+  std::array<Tensor, 2> x = {h, input};
+  if (depth != batch && results.d_weights.defined()) {
+    for (Tensor& part : x) {
+      const Tensor padded = at::zeros({depth, part.size(1)}, part.options());
+      padded.narrow(0, 0, batch).copy_(part);
+      part = padded;
+    }
+  }
+
+  at::parallel_for(
+      0, blocks.count, (blocks.count + threads - 1) / threads, [&](int64_t begin, int64_t end) {
+        for (int64_t block = begin; block < end; ++block) {
+          const int64_t unit = blocks.begin(block);
+          const int64_t width = blocks.size(block);
+          float* const dzt = buffer.mutable_data_ptr<float>() + block * buffer.size(1);
+          BackwardArgs<float, float> part = args;
+          part.hidden = width;
+          part.activations = args.activations.from(0, unit);
+          part.grad_h = args.grad_h.from(0, unit);
+          part.grad_c = args.grad_c.from(0, unit);
+          part.grad_gates = args.grad_gates.from(0, unit);
+          part.grad_c_prev = args.grad_c_prev.from(0, unit);
+          pointwise<float, float>().backward(part, 0, batch * width);
+          for (int64_t gate = 0; gate < 3; ++gate) {
+            const int64_t row = gate * hidden + unit;
+            const auto dz_gate = dz.from(0, row);
+            if (d_bias.data != nullptr) {
+              kernels().sum_rows_f32(
+                  batch, width, dz_gate.data, dz_gate.row_stride, d_bias.data + row);
+            }
+            if (d_weights.data == nullptr) continue;
+            kernels().transpose_f32(
+                batch, width, dz_gate.data, dz_gate.row_stride, dzt, depth);
+            for (int64_t u = 0; u < width && batch < depth; ++u) {
+              std::fill(dzt + u * depth + batch, dzt + (u + 1) * depth, 0.0f);
+            }
+            int64_t left = 0;
+            for (const Tensor& operand : x) {
+              for (int64_t n = 0; n < operand.size(1); n += kColumns) {
+                multiply(
+                    width,
+                    std::min(kColumns, operand.size(1) - n),
+                    depth,
+                    dzt,
+                    depth,
+                    read<float>(operand).data + n,
+                    operand.stride(0),
+                    d_weights.row(row) + left + n,
+                    d_weights.row_stride,
+                    /*accumulate=*/false);
+              }
+              left += operand.size(1);
+            }
+          }
+        }
+        release_micro_kernel();
+      });
+
+  // dX = dz W, the weights read as they lie.
+  constexpr int64_t kTileColumns = 64;
+  const auto w = read<float>(weights);
+  const auto d_h = write<float>(results.d_h);
+  const auto d_input = write<float>(results.d_input);
+  const int64_t from = d_h.data != nullptr ? 0 : hidden;
+  const int64_t to = d_input.data != nullptr ? hidden + input_size : hidden;
+  std::vector<Range> tiles;
+  for (int64_t n = from; n < to; n = tiles.back().end) {
+    tiles.push_back({n, std::min(n + kTileColumns, n < hidden ? hidden : to)});
+  }
+  at::parallel_for(0, tiles.size(), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      const auto [n, n_end] = tiles[t];
+      const auto out = n < hidden ? d_h.from(0, n) : d_input.from(0, n - hidden);
+      multiply(
+          batch,
+          n_end - n,
+          3 * hidden,
+          dz.data,
+          dz.row_stride,
+          w.data + n,
+          w.row_stride,
+          out.data,
+          out.row_stride,
+          /*accumulate=*/false);
+    }
+    release_micro_kernel();
+  });
+}
+
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> cell_backward(
     const std::optional<Tensor>& grad_h,
     const std::optional<Tensor>& grad_c,
@@ -192,40 +386,40 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> cell_backward(
   const int64_t hidden = h.size(1);
   const at::ScalarType dtype = input.scalar_type();
   const auto options = input.options().dtype(compute_dtype(dtype));
+  const auto [d_input, d_h, d_c, d_weights, d_bias] = output_mask;
+  const auto wanted = [&](bool want, at::IntArrayRef sizes) {
+    return want ? at::empty(sizes, options) : Tensor();
+  };
+  StepGradients results = {
+      at::empty({batch, 3 * hidden}, options),
+      wanted(d_input, input.sizes()),
+      wanted(d_h, h.sizes()),
+      at::empty({batch, hidden}, options),
+      wanted(d_weights, weights.sizes()),
+      wanted(d_bias, {3 * hidden})};
   const Tensor dh = grad_h.value_or(Tensor());
   const Tensor dc_next =
       grad_c.has_value() && grad_c->defined() ? grad_c->to(options.dtype()) : Tensor();
-  Tensor dz = at::empty({batch, 3 * hidden}, options);
-  Tensor dc = at::empty({batch, hidden}, options);
   visit_dtype(dtype, [&]<typename T>(T*) {
-    BackwardArgs<T, compute_t<T>> args;
-    args.hidden = hidden;
-    args.activations = read<T>(activations);
-    args.activations_step = hidden;
-    args.grad_h = read<T>(dh);
-    args.grad_c = read<compute_t<T>>(dc_next);
-    args.grad_gates = write<compute_t<T>>(dz);
-    args.grad_gates_step = hidden;
-    args.grad_c_prev = write<compute_t<T>>(dc);
-    at::parallel_for(0, batch * hidden, kGrain, [&](int64_t begin, int64_t end) {
-      pointwise<T, compute_t<T>>().backward(args, begin, end);
-    });
+    const auto args = backward_arguments<T>(dh, dc_next, activations, results);
+    if constexpr (std::is_same_v<T, float>) {
+      if (batch <= kGradientRows && takes_blocks<float>(input, h, weights) && is_operand(h) &&
+          is_operand(input)) {
+        backward_by_blocks(args, input, h, weights, results);
+        return;
+      }
+    }
+    backward_by_product<T>(args, input, h, weights, results);
   });
-
-  const Linear linear(weights, std::nullopt);
-  const auto [d_input, d_h, d_c, d_weights, d_bias] = output_mask;
-  Tensor grad_h_prev;
-  if (d_h) {
-    grad_h_prev = at::empty({batch, hidden}, options);
-    linear.state_gradient(grad_h_prev, dz);
-    grad_h_prev = grad_h_prev.to(dtype);
-  }
+  const auto result = [&](const Tensor& tensor) {
+    return tensor.defined() ? tensor.to(dtype) : Tensor();
+  };
   return {
-      d_input ? linear.input_gradient(dz).to(dtype) : Tensor(),
-      grad_h_prev,
-      d_c ? dc.to(dtype) : Tensor(),
-      d_weights ? weights_gradient(dz, h, input).to(dtype) : Tensor(),
-      d_bias ? dz.sum(0).to(dtype) : Tensor()};
+      result(results.d_input),
+      result(results.d_h),
+      d_c ? results.dc.to(dtype) : Tensor(),
+      result(results.d_weights),
+      result(results.d_bias)};
 }
 
 }  // namespace

@@ -56,10 +56,23 @@ Matrix<const T> read(const at::Tensor& tensor) {
   return {static_cast<const T*>(tensor.const_data_ptr()), tensor.stride(0), tensor.stride(1)};
 }
 
+// A 1-d tensor as the same row again and again.
+template <typename T>
+Matrix<const T> read_row(const at::Tensor& tensor) {
+  if (!tensor.defined()) return {};
+  return {static_cast<const T*>(tensor.const_data_ptr()), 0, tensor.stride(0)};
+}
+
 template <typename T>
 Matrix<T> write(const at::Tensor& tensor) {
   if (!tensor.defined()) return {};
   return {static_cast<T*>(tensor.mutable_data_ptr()), tensor.stride(0), tensor.stride(1)};
+}
+
+template <typename T>
+Matrix<T> write_row(const at::Tensor& tensor) {
+  if (!tensor.defined()) return {};
+  return {static_cast<T*>(tensor.mutable_data_ptr()), 0, tensor.stride(0)};
 }
 
 }  // namespace lltm::cpu

@@ -131,7 +131,7 @@ ForwardResult forward(const ForwardProblem& p) {
   const Tensor h_0_rows = operand_rows<G>(p.h_0);
   const Tensor weights = p.weights.to(kOperandDtype<G>).contiguous();
   const Tensor bias =
-      p.bias.has_value() && p.bias->defined() ? p.bias->to(at::kFloat).view({1, -1}) : Tensor();
+      p.bias.has_value() && p.bias->defined() ? p.bias->to(at::kFloat) : Tensor();
   const G* const w = static_cast<const G*>(weights.const_data_ptr());
   const auto x = read<G>(x_rows);
   const auto h_0 = read<G>(h_0_rows);
@@ -151,7 +151,7 @@ ForwardResult forward(const ForwardProblem& p) {
   const auto h_rows = write<G>(states);
 
   ForwardArgs<T, G> args;
-  args.bias = read<float>(bias);
+  args.bias = read_row<float>(bias);
   args.bias_step = hidden;
   args.c = read<T>(c);
   args.c_next = write<T>(c);

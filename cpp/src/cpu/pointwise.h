@@ -111,6 +111,14 @@ using Transpose = void (*)(
     float* y,
     std::int64_t y_stride);
 
+// y (columns) = the sum of the rows of x (rows, columns).
+using SumRows = void (*)(
+    std::int64_t rows,
+    std::int64_t columns,
+    const float* x,
+    std::int64_t x_stride,
+    float* y);
+
 // Everything compiled for one instruction set.
 struct Kernels {
   const char* name;
@@ -120,6 +128,7 @@ struct Kernels {
   Pointwise<BFloat16, float> bf16;
   Pointwise<BFloat16, BFloat16> bf16_operands;
   Transpose transpose_f32;
+  SumRows sum_rows_f32;
   ArrayMath<double> math_f64;
   ArrayMath<float> math_f32;
   ArrayConvert<Half> convert_f16;

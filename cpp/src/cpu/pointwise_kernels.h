@@ -111,6 +111,9 @@ LLTM_CELL_INLINE const compute_t<T>* load(
       if (n == padded(n)) return x;
     }
     for (std::int64_t j = 0; j < n; ++j) values[j] = widen(x[j]);
+  } else if (matrix.col_stride == 0) {  // the gradient of a sum
+    const C value = widen(x[0]);
+    for (std::int64_t j = 0; j < n; ++j) values[j] = value;
   } else {
     for (std::int64_t j = 0; j < n; ++j) values[j] = widen(x[j * matrix.col_stride]);
   }
@@ -305,6 +308,27 @@ void transpose(
   }
 }
 
+// Two sums, of the even and the odd rows, for the sake of rounding errors as
+// well as of speed.
+void sum_rows(
+    std::int64_t rows,
+    std::int64_t columns,
+    const float* x,
+    std::int64_t x_stride,
+    float* y) {
+  for (std::int64_t c = 0; c < columns; c += kBlock) {
+    const std::int64_t n = columns - c < kBlock ? columns - c : kBlock;
+    Block<float> even = {}, odd = {};
+    for (std::int64_t r = 0; r < rows; r += 2) {
+      const float* const first = x + r * x_stride + c;
+      for (std::int64_t j = 0; j < n; ++j) even.values[j] += first[j];
+      if (r + 1 == rows) break;
+      for (std::int64_t j = 0; j < n; ++j) odd.values[j] += first[x_stride + j];
+    }
+    for (std::int64_t j = 0; j < n; ++j) y[c + j] = even.values[j] + odd.values[j];
+  }
+}
+
 template <typename T, T (*function)(T)>
 void map(const T* x, T* y, std::int64_t n) {
   for (std::int64_t j = 0; j < n; ++j) y[j] = function(x[j]);
@@ -338,6 +362,7 @@ constexpr Kernels make_kernels(const char* name) {
       {forward<BFloat16, float>, backward<BFloat16, float>},
       {forward<BFloat16, BFloat16>, backward<BFloat16, BFloat16>},
       transpose,
+      sum_rows,
       kArrayMath<double>,
       kArrayMath<float>,
       {load_array<Half>, store_array<Half>},

@@ -33,11 +33,6 @@ constexpr int64_t kGroupTiers = 8;
 // Depths of a last, shorter chunk are multiples of this, so that there are few.
 constexpr int64_t kDepths = 32;
 
-bool is_operand(const Tensor& x) {
-  return x.scalar_type() == at::kFloat && x.stride(1) == 1 &&
-         is_operand_stride(x.stride(0), x.size(1));
-}
-
 constexpr int64_t round_up(int64_t n, int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
 }
@@ -51,6 +46,11 @@ void copy_band(
 }
 
 }  // namespace
+
+bool is_operand(const Tensor& x) {
+  return x.scalar_type() == at::kFloat && x.stride(1) == 1 &&
+         is_operand_stride(x.stride(0), x.size(1));
+}
 
 RightOperand::RightOperand(const Tensor& b) : matrix_(b) {
   if (b.numel() == 0 || !is_operand(b) || !has_micro_kernel<float>()) return;

@@ -8,6 +8,9 @@
 
 namespace lltm::cpu {
 
+// Whether the micro-kernel reads the rows of this 2-d tensor as they lie.
+bool is_operand(const at::Tensor& x);
+
 // A matrix (K, N) as the right operand of several products.
 class RightOperand {
  public:
