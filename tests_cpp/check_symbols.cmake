@@ -15,10 +15,11 @@ endfunction()
 # The public API, name by name: a new function is added here when it is added
 # to a header.
 set(functions
-  "lltm::(cell|sequence|version|build_info|cpu_kernels)\\("
+  "lltm::(cell|sequence|prepack|sequence_prepacked|version|build_info|cpu_kernels)\\("
   "lltm::(load|save)_(safetensors|state_dict)\\("
   "lltm::composite::(forward|backward)\\("  # the pair that the Python module binds
-  "lltm::LLTM(Cell)?(Options|Impl)::")
+  "lltm::LLTM(Cell)?(Options|Impl)::"
+  "lltm::PrepackedLLTM::")
 set(classes "(vtable|VTT|typeinfo|typeinfo name) for lltm::LLTM(Cell)?(Options|Impl)$")
 list(JOIN functions "|" functions)
 

@@ -18,9 +18,11 @@ const char* const kOperators[] = {
     "lltm::cell",
     "lltm::cell_backward",
     "lltm::cell_forward",
+    "lltm::prepack",
     "lltm::sequence",
     "lltm::sequence_backward",
     "lltm::sequence_forward",
+    "lltm::sequence_prepacked",
 };
 
 TEST(Dispatch, TheNamespaceHoldsTheseOperators) {

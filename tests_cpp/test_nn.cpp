@@ -14,9 +14,11 @@
 #include <torch/serialize.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <functional>
 #include <sstream>
+#include <thread>
 #include <tuple>
 #include <typeinfo>
 #include <utility>
@@ -485,6 +487,61 @@ TEST_P(LLTMLayer, PackedRowsAreEachRowByItself) {
         {padded_from_zero, last_from_zero},
         composed(*layer, input, zero_state(GetParam(), 4), lengths));
   }
+}
+
+TEST_P(LLTMLayer, PrepackedFormGivesWhatTheLayerGivesInEvaluation) {
+  const torch::NoGradGuard no_grad;
+  lltm::LLTM layer(options_of(GetParam()).dropout(GetParam().layers > 1 ? 0.5 : 0.0));
+  layer->eval();
+  const lltm::PrepackedLLTM packed = layer->prepack();
+  EXPECT_EQ(packed.options().hidden_size(), kHiddenSize);
+  const Tensor input = torch::randn({7, 4, kInputSize});
+  const auto expect_same = [](const Tensors& ours, const Tensors& expected) {
+    for (size_t k = 0; k < expected.size(); ++k) {
+      ASSERT_EQ(ours[k].sizes(), expected[k].sizes());
+      EXPECT_TRUE(at::allclose(ours[k], expected[k], 1e-6, 1e-6)) << "result " << k;
+    }
+  };
+  const auto [output, state] = layer->forward(input);
+  expect_same(flat(packed.forward(input)), flat({output, state}));
+  expect_same(flat(packed.forward(input, state)), flat(layer->forward(input, state)));
+  expect_same(flat(packed.forward(input[0])), flat(layer->forward(input[0])));
+
+  const rnn::PackedSequence rows = rnn::pack_padded_sequence(
+      input, at::tensor({2, 7, 1, 4}, at::kLong), /*batch_first=*/false, /*enforce_sorted=*/false);
+  const auto [ours, ours_state] = packed.forward_with_packed_input(rows, state);
+  const auto [theirs, theirs_state] = layer->forward_with_packed_input(rows, state);
+  expect_same(flat({ours.data(), ours_state}), flat({theirs.data(), theirs_state}));
+}
+
+TEST_P(LLTMLayer, PrepackedFormStaysAsItWas) {
+  const torch::NoGradGuard no_grad;
+  lltm::LLTM layer(options_of(GetParam()));
+  const lltm::PrepackedLLTM packed = layer->prepack();
+  const Tensor input = torch::randn({3, 2, kInputSize});
+  const Tensors before = flat(packed.forward(input));
+  for (const Tensor& parameter : layer->parameters()) parameter.zero_();
+  EXPECT_TRUE(identical(flat(packed.forward(input)), before));
+  EXPECT_FALSE(identical(flat(layer->forward(input)), before));
+}
+
+TEST_P(LLTMLayer, PrepackedFormServesSeveralThreadsAtOnce) {
+  lltm::LLTM layer(options_of(GetParam()));
+  const lltm::PrepackedLLTM packed = layer->prepack();
+  const Tensor input = torch::randn({20, 3, kInputSize});
+  const Tensors expected = flat(packed.forward(input));
+  std::array<bool, 4> same = {};
+  std::vector<std::thread> threads;
+  for (bool& result : same) {
+    threads.emplace_back([&] {
+      result = true;
+      for (int run = 0; run < 20; ++run) {
+        result = result && identical(flat(packed.forward(input)), expected);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const bool result : same) EXPECT_TRUE(result);
 }
 
 TEST_P(LLTMLayer, NoStepsGiveTheInitialStates) {

@@ -1,7 +1,10 @@
 // A sequence: dense and packed, forward and in reverse.
 #include "testing.h"
 
+#include <lltm/ops.h>
+
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -231,6 +234,35 @@ TEST_P(SequenceDtype, EqualsTheCellRepeated) {
     return Tensors{at::stack(outputs), step.h, step.c};
   };
   check(sequence, repeated, dense_problems({6, 17, 33, 35}));
+}
+
+// However many threads the weights were packed with.
+TEST_P(SequenceDtype, PrepackedWeightsGiveTheSame) {
+  const c10::InferenceMode inference;
+  const int before = at::get_num_threads();
+  for (const Arguments& a :
+       {dense({6, 5, 3, 17}, 1),
+        dense({3, 33, 17, 70}, 1),
+        dense({2, 1, 17, 300}, 1),
+        dense({0, 2, 3, 5}, 1),
+        dense({2, 0, 3, 5}, 1),
+        packed({4, 4, 3, 1}, 17, 130, 1)}) {
+    const Tensors expected = sequence(a);
+    for (const int threads : {1, 2, 5}) {
+      at::set_num_threads(threads);
+      const at::Tensor weights = lltm::prepack(a.weights);
+      at::set_num_threads(before);
+      const auto [output, h_n, c_n] =
+          lltm::sequence_prepacked(a.input, a.h, a.c, weights, a.bias, a.batch_sizes, a.reverse);
+      const double tolerance = 8 * epsilon(a.input.scalar_type());
+      const Tensors ours = {output, h_n, c_n};
+      for (size_t k = 0; k < ours.size(); ++k) {
+        ASSERT_EQ(ours[k].sizes(), expected[k].sizes());
+        EXPECT_TRUE(at::allclose(ours[k], expected[k], tolerance, tolerance))
+            << "result " << k << ", packed with " << threads << " threads";
+      }
+    }
+  }
 }
 
 TEST_P(SequenceDtype, ReverseIsTheForwardSequenceOfTheFlippedInput) {

@@ -58,21 +58,6 @@ std::vector<int64_t> rows_per_step(const Arguments& arguments) {
   return std::vector<int64_t>(static_cast<size_t>(steps), arguments.h.size(0));
 }
 
-double epsilon(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kDouble:
-      return std::numeric_limits<double>::epsilon();
-    case at::kFloat:
-      return std::numeric_limits<float>::epsilon();
-    case at::kBFloat16:
-      return std::numeric_limits<at::BFloat16>::epsilon();
-    case at::kHalf:
-      return std::numeric_limits<at::Half>::epsilon();
-    default:
-      TORCH_CHECK(false, "no epsilon for ", dtype);
-  }
-}
-
 // max|y - y64|; infinity where y is not finite or has another size.
 double largest_error(const at::Tensor& y, const reference::Matrix& y64) {
   const at::Tensor values = y.detach().to(at::kDouble).contiguous();
@@ -121,6 +106,21 @@ Tensors leaves_of(const Tensors& tensors) {
 }
 
 }  // namespace
+
+double epsilon(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kDouble:
+      return std::numeric_limits<double>::epsilon();
+    case at::kFloat:
+      return std::numeric_limits<float>::epsilon();
+    case at::kBFloat16:
+      return std::numeric_limits<at::BFloat16>::epsilon();
+    case at::kHalf:
+      return std::numeric_limits<at::Half>::epsilon();
+    default:
+      TORCH_CHECK(false, "no epsilon for ", dtype);
+  }
+}
 
 Tensors cell(const Arguments& a) {
   const auto [h, c] = lltm::cell(a.input, a.h, a.c, a.weights, a.bias);

@@ -36,6 +36,9 @@ constexpr std::array<const char*, 5> kArgumentNames = {"input", "h", "c", "weigh
 Tensors cell(const Arguments& arguments);
 Tensors sequence(const Arguments& arguments);
 
+// The distance from 1 to the next larger number.
+double epsilon(at::ScalarType dtype);
+
 // The same in plain PyTorch operations on the same arguments.
 Tensors eager_cell(const Arguments& arguments);
 Tensors eager_sequence(const Arguments& arguments);

@@ -139,3 +139,15 @@ def test_sequence_backward(case: str, dtype: torch.dtype, layout: str) -> None:
     opcheck(ops.sequence_backward.default, (*grads, *saved, [True] * 5))
     mask = [True, False, True, False, True]
     opcheck(ops.sequence_backward.default, (None, grads[1], None, *saved, mask))
+
+
+@each_kind
+@pytest.mark.parametrize("case", SEQUENCES | PACKED)
+def test_sequence_prepacked(case: str, dtype: torch.dtype, layout: str) -> None:
+    a = (SEQUENCES | PACKED)[case](dtype).map(LAYOUTS[layout])
+    opcheck(
+        ops.sequence_prepacked,
+        (a.input, a.h, a.c, ops.prepack(a.weights), a.bias),
+        batch_sizes=a.batch_sizes,
+        reverse=a.reverse,
+    )

@@ -287,13 +287,24 @@ std::tuple<Tensor, Tensor, Tensor> sequence(
   return {result[0], result[1], result[2]};
 }
 
+// A copy of the weights as they are now, and nothing to autograd.
+Tensor prepack_detached(const Tensor& weights) {
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  return LLTM_OP("prepack", Tensor(const Tensor&)).call(weights);
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(lltm, Autograd, m) {
+  m.impl("prepack", TORCH_FN(prepack_detached));
   m.impl("cell", TORCH_FN(cell));
   m.impl("sequence", TORCH_FN(sequence));
   for (const char* op :
-       {"cell_forward", "cell_backward", "sequence_forward", "sequence_backward"}) {
+       {"cell_forward",
+        "cell_backward",
+        "sequence_prepacked",
+        "sequence_forward",
+        "sequence_backward"}) {
     m.impl(op, torch::autograd::autogradNotImplementedFallback());
   }
 }

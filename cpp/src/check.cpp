@@ -234,12 +234,12 @@ SequenceSizes sequence_sizes(
     const Checker& check,
     const Tensor& input,
     const Tensor& h_0,
-    const Tensor& weights,
+    const SymInt& hidden,
     const std::optional<Tensor>& batch_sizes) {
   const bool packed = given(batch_sizes).has_value();
   check.rank(input, "input", packed ? 2 : 3, packed ? "(N, I)" : "(T, B, I)");
   SequenceSizes sizes;
-  sizes.hidden = check.hidden(weights);
+  sizes.hidden = hidden;
   sizes.input = input.sym_size(-1);
   check.same_kind(h_0, "h_0");
   check.rank(h_0, "h_0", 2, "(B, H)");
@@ -298,9 +298,48 @@ SequenceSizes check_sequence(
     const std::optional<Tensor>& bias,
     const std::optional<Tensor>& batch_sizes) {
   const Checker check("lltm::sequence", input, "input");
-  const SequenceSizes sizes = sequence_sizes(check, input, h_0, weights, batch_sizes);
+  const SequenceSizes sizes = sequence_sizes(check, input, h_0, check.hidden(weights), batch_sizes);
   check.argument(c_0, "c_0", {sizes.batch, sizes.hidden});
   check.weights_and_bias(weights, bias, sizes.input, sizes.hidden);
+  return sizes;
+}
+
+void check_prepack(const Tensor& weights) {
+  const Checker check("lltm::prepack", weights, "weights");
+  const SymInt hidden = check.hidden(weights);
+  TORCH_CHECK_VALUE(
+      weights.sym_size(1) >= hidden,
+      "lltm::prepack: expected weights of shape (3H, H+I), got ",
+      shape_text(weights.sym_sizes()));
+}
+
+SequenceSizes check_sequence_prepacked(
+    const Tensor& input,
+    const Tensor& h_0,
+    const Tensor& c_0,
+    const Tensor& weights,
+    const std::optional<Tensor>& bias,
+    const std::optional<Tensor>& batch_sizes) {
+  constexpr const char* kOp = "lltm::sequence_prepacked";
+  const Checker check(kOp, input, "input");
+  SequenceSizes sizes;
+  if (weights.defined() && weights.scalar_type() == at::kByte) {  // packed
+    check.same_kind(h_0, "h_0");
+    check.rank(h_0, "h_0", 2, "(B, H)");
+    TORCH_CHECK(
+        weights.device() == input.device(),
+        kOp,
+        ": expected weights on device ",
+        input.device(),
+        ", got ",
+        weights.device());
+    sizes = sequence_sizes(check, input, h_0, h_0.sym_size(1), batch_sizes);
+    check.optional(bias, "bias", {sizes.hidden * 3});
+  } else {
+    sizes = sequence_sizes(check, input, h_0, check.hidden(weights), batch_sizes);
+    check.weights_and_bias(weights, bias, sizes.input, sizes.hidden);
+  }
+  check.argument(c_0, "c_0", {sizes.batch, sizes.hidden});
   return sizes;
 }
 
@@ -315,7 +354,7 @@ SequenceSizes check_sequence_backward(
     const Tensor& activations,
     const std::optional<Tensor>& batch_sizes) {
   const Checker check("lltm::sequence_backward", input, "input");
-  const SequenceSizes sizes = sequence_sizes(check, input, h_0, weights, batch_sizes);
+  const SequenceSizes sizes = sequence_sizes(check, input, h_0, check.hidden(weights), batch_sizes);
   const auto rows_of_output = [&](const Tensor& tensor, const char* name) {
     if (given(batch_sizes).has_value()) {
       check.argument(tensor, name, {sizes.rows, sizes.hidden});

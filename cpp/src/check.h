@@ -47,6 +47,19 @@ SequenceSizes check_sequence(
     const std::optional<at::Tensor>& bias,
     const std::optional<at::Tensor>& batch_sizes);
 
+// Weights (3H, H+I) of any H and I.
+void check_prepack(const at::Tensor& weights);
+
+// As check_sequence; prepacked weights must be a tensor of the device, and
+// weights that are not packed, of the shape that h_0 and input ask for.
+SequenceSizes check_sequence_prepacked(
+    const at::Tensor& input,
+    const at::Tensor& h_0,
+    const at::Tensor& c_0,
+    const at::Tensor& weights,
+    const std::optional<at::Tensor>& bias,
+    const std::optional<at::Tensor>& batch_sizes);
+
 SequenceSizes check_sequence_backward(
     const std::optional<at::Tensor>& grad_output,
     const std::optional<at::Tensor>& grad_h_n,

@@ -1,6 +1,8 @@
 #include "composite.h"
 
 #include "check.h"
+
+#include <lltm/ops.h>
 #include "steps.h"
 
 #include <ATen/Functions.h>
@@ -325,9 +327,33 @@ Gradients sequence_backward_op(
       output_mask);
 }
 
+Tensor prepack_op(const Tensor& weights) {
+  check_prepack(weights);
+  return weights.clone(at::MemoryFormat::Contiguous);
+}
+
+std::tuple<Tensor, Tensor, Tensor> sequence_prepacked_op(
+    const Tensor& input,
+    const Tensor& h_0,
+    const Tensor& c_0,
+    const Tensor& weights,
+    const std::optional<Tensor>& bias,
+    const std::optional<Tensor>& batch_sizes,
+    bool reverse) {
+  check_sequence_prepacked(input, h_0, c_0, weights, bias, batch_sizes);
+  TORCH_CHECK(
+      weights.scalar_type() == input.scalar_type(),
+      "lltm::sequence_prepacked: expected weights prepacked on device ",
+      input.device(),
+      ", got some that were prepacked on the CPU");
+  return sequence(input, h_0, c_0, weights, bias, batch_sizes, reverse);
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(lltm, CompositeExplicitAutograd, m) {
+  m.impl("prepack", TORCH_FN(prepack_op));
+  m.impl("sequence_prepacked", TORCH_FN(sequence_prepacked_op));
   m.impl("cell", TORCH_FN(cell_op));
   m.impl("cell_forward", TORCH_FN(cell_forward_op));
   m.impl("cell_backward", TORCH_FN(cell_backward_op));

@@ -13,6 +13,15 @@ TORCH_LIBRARY(lltm, m) {
       " Tensor? batch_sizes=None, bool reverse=False)"
       " -> (Tensor, Tensor, Tensor)");
 
+  // For repeated inference with the same weights: prepack lays them out once, as
+  // the kernels of this machine read them, and sequence_prepacked is sequence
+  // with what it returned. Neither has derivatives.
+  m.def("prepack(Tensor weights) -> Tensor");
+  m.def(
+      "sequence_prepacked(Tensor input, Tensor h_0, Tensor c_0, Tensor weights, Tensor? bias=None,"
+      " *, Tensor? batch_sizes=None, bool reverse=False)"
+      " -> (Tensor, Tensor, Tensor)");
+
   // What training runs: forward also returns the activations (rows, 4H), laid
   // out input gate | output gate | candidate | tanh(c'); backward takes them.
   // A gradient that is None is zero; output_mask says which gradients are

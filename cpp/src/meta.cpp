@@ -82,6 +82,21 @@ std::tuple<Tensor, Tensor, Tensor> sequence(
       empty(input, {s.batch, s.hidden})};
 }
 
+std::tuple<Tensor, Tensor, Tensor> sequence_prepacked(
+    const Tensor& input,
+    const Tensor& h_0,
+    const Tensor& c_0,
+    const Tensor& weights,
+    const std::optional<Tensor>& bias,
+    const std::optional<Tensor>& batch_sizes,
+    bool /*reverse*/) {
+  const SequenceSizes s = check_sequence_prepacked(input, h_0, c_0, weights, bias, batch_sizes);
+  return {
+      empty_output(input, s.hidden),
+      empty(input, {s.batch, s.hidden}),
+      empty(input, {s.batch, s.hidden})};
+}
+
 std::tuple<Tensor, Tensor, Tensor, Tensor> sequence_forward(
     const Tensor& input,
     const Tensor& h_0,
@@ -127,6 +142,7 @@ TORCH_LIBRARY_IMPL(lltm, Meta, m) {
   m.impl("cell_forward", TORCH_FN(cell_forward));
   m.impl("cell_backward", TORCH_FN(cell_backward));
   m.impl("sequence", TORCH_FN(sequence));
+  m.impl("sequence_prepacked", TORCH_FN(sequence_prepacked));
   m.impl("sequence_forward", TORCH_FN(sequence_forward));
   m.impl("sequence_backward", TORCH_FN(sequence_backward));
 }

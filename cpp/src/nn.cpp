@@ -8,6 +8,7 @@
 #include <c10/util/Exception.h>
 
 #include <cmath>
+#include <functional>
 #include <ios>
 #include <string>
 #include <utility>
@@ -128,6 +129,166 @@ State LLTMCellImpl::forward(const Tensor& input, const std::optional<State>& sta
 
 // ---- a layer --------------------------------------------------------------
 
+namespace {
+
+// What the forms of a layer share: shapes, states, the order of layers and
+// directions.
+struct Layer {
+  // Runs the k-th direction, in the order of h_0 and h_n, over input (T, B, .),
+  // or (N, .) with batch_sizes; returns output, h_n, c_n.
+  using RunDirection = std::function<std::tuple<Tensor, Tensor, Tensor>(
+      size_t k,
+      const Tensor& input,
+      const Tensor& h_0,
+      const Tensor& c_0,
+      const std::optional<Tensor>& batch_sizes,
+      bool reverse)>;
+
+  std::tuple<Tensor, State> forward(const Tensor& input, const std::optional<State>& state) const;
+  std::tuple<PackedSequence, State> forward_with_packed_input(
+      const PackedSequence& input, const std::optional<State>& state) const;
+  State initial_state(
+      const Tensor& input, const std::optional<State>& state, int64_t batch, bool batched) const;
+  std::tuple<Tensor, State> run(
+      Tensor input, const State& initial, const std::optional<Tensor>& batch_sizes) const;
+
+  const LLTMOptions& options;
+  bool training;
+  RunDirection run_direction;
+};
+
+std::tuple<Tensor, State> Layer::forward(
+    const Tensor& input, const std::optional<State>& state) const {
+  const int64_t input_size = options.input_size();
+  check_defined("LLTM", "input", input);
+  TORCH_CHECK_VALUE(
+      (input.dim() == 2 || input.dim() == 3) && input.size(-1) == input_size,
+      "lltm::LLTM: expected input of shape ",
+      options.batch_first() ? "(B, T, " : "(T, B, ",
+      input_size,
+      ") or (T, ",
+      input_size,
+      "), got ",
+      shape_text(input.sizes()));
+  if (input.dim() == 2) {
+    const auto [output, last] =
+        run(input.unsqueeze(1), initial_state(input, state, 1, /*batched=*/false), std::nullopt);
+    const auto& [h_n, c_n] = last;
+    return {output.squeeze(1), State(h_n.squeeze(1), c_n.squeeze(1))};
+  }
+  const Tensor steps = options.batch_first() ? input.transpose(0, 1) : input;
+  const auto [output, last] =
+      run(steps, initial_state(input, state, steps.size(1), /*batched=*/true), std::nullopt);
+  return {options.batch_first() ? output.transpose(0, 1) : output, last};
+}
+
+std::tuple<PackedSequence, State> Layer::forward_with_packed_input(
+    const PackedSequence& input, const std::optional<State>& state) const {
+  const Tensor& rows = input.data();
+  const Tensor& batch_sizes = input.batch_sizes();
+  check_defined("LLTM", "input", rows);
+  TORCH_CHECK_VALUE(
+      rows.dim() == 2 && rows.size(1) == options.input_size(),
+      "lltm::LLTM: expected input of packed rows (N, ",
+      options.input_size(),
+      "), got ",
+      shape_text(rows.sizes()));
+  const int64_t batch =
+      batch_sizes.dim() == 1 && batch_sizes.numel() > 0 ? batch_sizes[0].item<int64_t>() : 0;
+
+  // The states are in the caller's order, the packed rows from longest to
+  // shortest.
+  const auto reordered = [](const State& states, const Tensor& order) {
+    const auto& [h, c] = states;
+    return order.defined() ? State(h.index_select(1, order), c.index_select(1, order)) : states;
+  };
+  State initial = initial_state(rows, state, batch, /*batched=*/true);
+  if (state.has_value()) {
+    initial = reordered(initial, input.sorted_indices());
+  }
+  const auto [output, last] = run(rows, initial, batch_sizes);
+  return {
+      PackedSequence(output, batch_sizes, input.sorted_indices(), input.unsorted_indices()),
+      reordered(last, input.unsorted_indices())};
+}
+
+// (h_0, c_0), each (L*D, B, H), checked.
+State Layer::initial_state(
+    const Tensor& input, const std::optional<State>& state, int64_t batch, bool batched) const {
+  const int64_t count = options.num_layers() * (options.bidirectional() ? 2 : 1);
+  const int64_t hidden_size = options.hidden_size();
+  if (!state.has_value()) {
+    const Tensor zeros = input.new_zeros({count, batch, hidden_size});
+    return {zeros, zeros};
+  }
+  const auto& [h_0, c_0] = *state;
+  if (!batched) {
+    check_shape("LLTM", "h_0", h_0, {count, hidden_size});
+    check_shape("LLTM", "c_0", c_0, {count, hidden_size});
+    return {h_0.unsqueeze(1), c_0.unsqueeze(1)};
+  }
+  check_shape("LLTM", "h_0", h_0, {count, batch, hidden_size});
+  check_shape("LLTM", "c_0", c_0, {count, batch, hidden_size});
+  return *state;
+}
+
+// Every layer and direction over (T, B, I), or (N, I) with batch_sizes.
+std::tuple<Tensor, State> Layer::run(
+    Tensor input, const State& initial, const std::optional<Tensor>& batch_sizes) const {
+  const auto& [h_0, c_0] = initial;
+  const int64_t count = options.bidirectional() ? 2 : 1;
+  std::vector<Tensor> h_n;
+  std::vector<Tensor> c_n;
+  for (int64_t layer = 0; layer < options.num_layers(); ++layer) {
+    if (layer > 0 && options.dropout() > 0) {
+      input = at::dropout(input, options.dropout(), training);
+    }
+    std::vector<Tensor> outputs;
+    for (int64_t direction = 0; direction < count; ++direction) {
+      const size_t k = h_n.size();
+      const auto [output, h, c] = run_direction(
+          k,
+          input,
+          h_0[static_cast<int64_t>(k)],
+          c_0[static_cast<int64_t>(k)],
+          batch_sizes,
+          /*reverse=*/direction == 1);
+      outputs.push_back(output);
+      h_n.push_back(h);
+      c_n.push_back(c);
+    }
+    input = count == 1 ? outputs.front() : at::cat(outputs, -1);
+  }
+  if (h_n.size() == 1) {  // a view instead of a copy
+    return {input, State(h_n.front().unsqueeze(0), c_n.front().unsqueeze(0))};
+  }
+  return {input, State(at::stack(h_n), at::stack(c_n))};
+}
+
+// A layer whose directions, of (weights, bias), are run by `op`.
+template <typename Directions>
+Layer layer_of(
+    const LLTMOptions& options,
+    bool training,
+    const Directions& directions,
+    decltype(sequence)& op) {
+  return {
+      options,
+      training,
+      [&directions, &op](
+          size_t k,
+          const Tensor& input,
+          const Tensor& h_0,
+          const Tensor& c_0,
+          const std::optional<Tensor>& batch_sizes,
+          bool reverse) {
+        const auto& [weights, bias] = directions[k];
+        return op(input, h_0, c_0, weights, if_defined(bias), batch_sizes, reverse);
+      }};
+}
+
+}  // namespace
+
 LLTMOptions::LLTMOptions(int64_t input_size, int64_t hidden_size)
     : input_size_(input_size), hidden_size_(hidden_size) {}
 
@@ -192,113 +353,42 @@ std::vector<Tensor> LLTMImpl::all_weights() const {
   return tensors;
 }
 
+PrepackedLLTM LLTMImpl::prepack() const {
+  std::vector<PrepackedLLTM::Direction> packed;
+  for (const Direction& direction : directions_) {
+    packed.push_back(
+        {lltm::prepack(direction.weights),
+         direction.bias.defined() ? direction.bias.detach().clone() : Tensor()});
+  }
+  return PrepackedLLTM(options, std::move(packed));
+}
+
 std::tuple<Tensor, State> LLTMImpl::forward(
     const Tensor& input, const std::optional<State>& state) {
-  const int64_t input_size = options.input_size();
-  check_defined("LLTM", "input", input);
-  TORCH_CHECK_VALUE(
-      (input.dim() == 2 || input.dim() == 3) && input.size(-1) == input_size,
-      "lltm::LLTM: expected input of shape ",
-      options.batch_first() ? "(B, T, " : "(T, B, ",
-      input_size,
-      ") or (T, ",
-      input_size,
-      "), got ",
-      shape_text(input.sizes()));
-  if (input.dim() == 2) {
-    const auto [output, last] =
-        run(input.unsqueeze(1), initial_state(input, state, 1, /*batched=*/false), std::nullopt);
-    const auto& [h_n, c_n] = last;
-    return {output.squeeze(1), State(h_n.squeeze(1), c_n.squeeze(1))};
-  }
-  const Tensor steps = options.batch_first() ? input.transpose(0, 1) : input;
-  const auto [output, last] =
-      run(steps, initial_state(input, state, steps.size(1), /*batched=*/true), std::nullopt);
-  return {options.batch_first() ? output.transpose(0, 1) : output, last};
+  return layer_of(options, is_training(), directions_, sequence).forward(input, state);
 }
 
 std::tuple<PackedSequence, State> LLTMImpl::forward_with_packed_input(
     const PackedSequence& input, const std::optional<State>& state) {
-  const Tensor& rows = input.data();
-  const Tensor& batch_sizes = input.batch_sizes();
-  check_defined("LLTM", "input", rows);
-  TORCH_CHECK_VALUE(
-      rows.dim() == 2 && rows.size(1) == options.input_size(),
-      "lltm::LLTM: expected input of packed rows (N, ",
-      options.input_size(),
-      "), got ",
-      shape_text(rows.sizes()));
-  const int64_t batch =
-      batch_sizes.dim() == 1 && batch_sizes.numel() > 0 ? batch_sizes[0].item<int64_t>() : 0;
-
-  // The states are in the caller's order, the packed rows from longest to
-  // shortest.
-  const auto reordered = [](const State& states, const Tensor& order) {
-    const auto& [h, c] = states;
-    return order.defined() ? State(h.index_select(1, order), c.index_select(1, order)) : states;
-  };
-  State initial = initial_state(rows, state, batch, /*batched=*/true);
-  if (state.has_value()) {
-    initial = reordered(initial, input.sorted_indices());
-  }
-  const auto [output, last] = run(rows, initial, batch_sizes);
-  return {
-      PackedSequence(output, batch_sizes, input.sorted_indices(), input.unsorted_indices()),
-      reordered(last, input.unsorted_indices())};
+  return layer_of(options, is_training(), directions_, sequence)
+      .forward_with_packed_input(input, state);
 }
 
-// (h_0, c_0), each (L*D, B, H), checked.
-State LLTMImpl::initial_state(
-    const Tensor& input, const std::optional<State>& state, int64_t batch, bool batched) const {
-  const auto count = static_cast<int64_t>(directions_.size());
-  const int64_t hidden_size = options.hidden_size();
-  if (!state.has_value()) {
-    const Tensor zeros = input.new_zeros({count, batch, hidden_size});
-    return {zeros, zeros};
-  }
-  const auto& [h_0, c_0] = *state;
-  if (!batched) {
-    check_shape("LLTM", "h_0", h_0, {count, hidden_size});
-    check_shape("LLTM", "c_0", c_0, {count, hidden_size});
-    return {h_0.unsqueeze(1), c_0.unsqueeze(1)};
-  }
-  check_shape("LLTM", "h_0", h_0, {count, batch, hidden_size});
-  check_shape("LLTM", "c_0", c_0, {count, batch, hidden_size});
-  return *state;
+// ---- a layer for inference ------------------------------------------------
+
+PrepackedLLTM::PrepackedLLTM(const LLTMOptions& options, std::vector<Direction> directions)
+    : options_(options), directions_(std::move(directions)) {}
+
+std::tuple<Tensor, State> PrepackedLLTM::forward(
+    const Tensor& input, const std::optional<State>& state) const {
+  return layer_of(options_, /*training=*/false, directions_, sequence_prepacked)
+      .forward(input, state);
 }
 
-// Every layer and direction over (T, B, I), or (N, I) with batch_sizes.
-std::tuple<Tensor, State> LLTMImpl::run(
-    Tensor input, const State& initial, const std::optional<Tensor>& batch_sizes) const {
-  const auto& [h_0, c_0] = initial;
-  const int64_t count = options.bidirectional() ? 2 : 1;
-  std::vector<Tensor> h_n;
-  std::vector<Tensor> c_n;
-  for (int64_t layer = 0; layer < options.num_layers(); ++layer) {
-    if (layer > 0 && options.dropout() > 0) {
-      input = at::dropout(input, options.dropout(), is_training());
-    }
-    std::vector<Tensor> outputs;
-    for (int64_t direction = 0; direction < count; ++direction) {
-      const size_t k = h_n.size();
-      const auto [output, h, c] = sequence(
-          input,
-          h_0[static_cast<int64_t>(k)],
-          c_0[static_cast<int64_t>(k)],
-          directions_[k].weights,
-          if_defined(directions_[k].bias),
-          batch_sizes,
-          /*reverse=*/direction == 1);
-      outputs.push_back(output);
-      h_n.push_back(h);
-      c_n.push_back(c);
-    }
-    input = count == 1 ? outputs.front() : at::cat(outputs, -1);
-  }
-  if (h_n.size() == 1) {  // a view instead of a copy
-    return {input, State(h_n.front().unsqueeze(0), c_n.front().unsqueeze(0))};
-  }
-  return {input, State(at::stack(h_n), at::stack(c_n))};
+std::tuple<PackedSequence, State> PrepackedLLTM::forward_with_packed_input(
+    const PackedSequence& input, const std::optional<State>& state) const {
+  return layer_of(options_, /*training=*/false, directions_, sequence_prepacked)
+      .forward_with_packed_input(input, state);
 }
 
 }  // namespace lltm

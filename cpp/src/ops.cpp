@@ -24,6 +24,19 @@ std::tuple<Tensor, Tensor> cell(
   return op.call(input, h, c, weights, bias);
 }
 
+namespace {
+
+using Sequence = std::tuple<Tensor, Tensor, Tensor>(
+    const Tensor&,
+    const Tensor&,
+    const Tensor&,
+    const Tensor&,
+    const std::optional<Tensor>&,
+    const std::optional<Tensor>&,
+    bool);
+
+}  // namespace
+
 std::tuple<Tensor, Tensor, Tensor> sequence(
     const Tensor& input,
     const Tensor& h_0,
@@ -32,16 +45,29 @@ std::tuple<Tensor, Tensor, Tensor> sequence(
     const std::optional<Tensor>& bias,
     const std::optional<Tensor>& batch_sizes,
     bool reverse) {
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("lltm::sequence", "").typed<Sequence>();
+  return op.call(input, h_0, c_0, weights, bias, batch_sizes, reverse);
+}
+
+Tensor prepack(const Tensor& weights) {
   static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("lltm::sequence", "")
-                             .typed<std::tuple<Tensor, Tensor, Tensor>(
-                                 const Tensor&,
-                                 const Tensor&,
-                                 const Tensor&,
-                                 const Tensor&,
-                                 const std::optional<Tensor>&,
-                                 const std::optional<Tensor>&,
-                                 bool)>();
+                             .findSchemaOrThrow("lltm::prepack", "")
+                             .typed<Tensor(const Tensor&)>();
+  return op.call(weights);
+}
+
+std::tuple<Tensor, Tensor, Tensor> sequence_prepacked(
+    const Tensor& input,
+    const Tensor& h_0,
+    const Tensor& c_0,
+    const Tensor& weights,
+    const std::optional<Tensor>& bias,
+    const std::optional<Tensor>& batch_sizes,
+    bool reverse) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("lltm::sequence_prepacked", "")
+                             .typed<Sequence>();
   return op.call(input, h_0, c_0, weights, bias, batch_sizes, reverse);
 }
 

@@ -1,6 +1,7 @@
 """The Long-Long-Term-Memory unit for PyTorch: an LSTM without a forget gate.
 
     lltm.LLTMCell, lltm.LLTM   modules, used like torch.nn.LSTMCell and torch.nn.LSTM
+    lltm.PrepackedLLTM         a layer for repeated inference, from LLTM.prepack()
     lltm.functional            the same as functions
     lltm.reference             the same in plain PyTorch operations, for reading and comparing
     lltm.decompositions()      for torch.export and compiler backends
@@ -42,11 +43,12 @@ from . import _C  # noqa: E402
 from . import functional as functional  # noqa: E402
 from . import reference as reference  # noqa: E402
 from ._decompositions import decompositions  # noqa: E402
-from .modules import LLTM, LLTMCell  # noqa: E402
+from .modules import LLTM, LLTMCell, PrepackedLLTM  # noqa: E402
 
 __all__ = [
     "LLTM",
     "LLTMCell",
+    "PrepackedLLTM",
     "__version__",
     "build_info",
     "cmake_prefix_path",

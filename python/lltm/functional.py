@@ -15,7 +15,7 @@ from torch import Tensor
 
 from . import _check
 
-__all__ = ["cell", "sequence"]
+__all__ = ["cell", "prepack", "sequence", "sequence_prepacked"]
 
 
 def cell(
@@ -76,13 +76,58 @@ def sequence(
         (B, H) are the states after each row's last step taken. T = 0 gives an empty output and
         the initial states.
     """
-    _check.tensor("sequence", "input", input)
-    h_0, c_0 = _check.state("sequence", ("h_0", "c_0"), state)
-    _check.tensor("sequence", "weights", weights)
-    _check.optional_tensor("sequence", "bias", bias)
-    _check.optional_tensor("sequence", "batch_sizes", batch_sizes)
-    _check.boolean("sequence", "reverse", reverse)
-    output, h_n, c_n = torch.ops.lltm.sequence(
+    return _run("sequence", input, state, weights, bias, batch_sizes, reverse)
+
+
+def prepack(weights: Tensor) -> Tensor:
+    """Lays out weights once as the kernels of this machine read them.
+
+    For repeated inference with the same weights: :func:`sequence` does that in every call.
+
+    Args:
+        weights: (3H, H+I), as for :func:`sequence`
+
+    Returns:
+        The weights as they are now, in a form for :func:`sequence_prepacked` only. It works on
+        other machines too, if not at its best there.
+    """
+    _check.tensor("prepack", "weights", weights)
+    packed: Tensor = torch.ops.lltm.prepack(weights)
+    return packed
+
+
+def sequence_prepacked(
+    input: Tensor,
+    state: tuple[Tensor, Tensor],
+    weights: Tensor,
+    bias: Tensor | None = None,
+    *,
+    batch_sizes: Tensor | None = None,
+    reverse: bool = False,
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """The same as :func:`sequence` with the weights that :func:`prepack` returned.
+
+    It has no derivatives.
+    """
+    return _run("sequence_prepacked", input, state, weights, bias, batch_sizes, reverse)
+
+
+def _run(
+    op: str,
+    input: Tensor,
+    state: tuple[Tensor, Tensor],
+    weights: Tensor,
+    bias: Tensor | None,
+    batch_sizes: Tensor | None,
+    reverse: bool,
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    _check.tensor(op, "input", input)
+    h_0, c_0 = _check.state(op, ("h_0", "c_0"), state)
+    _check.tensor(op, "weights", weights)
+    _check.optional_tensor(op, "bias", bias)
+    _check.optional_tensor(op, "batch_sizes", batch_sizes)
+    _check.boolean(op, "reverse", reverse)
+    output, h_n, c_n = getattr(torch.ops.lltm, op)(
         input, h_0, c_0, weights, bias, batch_sizes=batch_sizes, reverse=reverse
     )
     return output, (h_n, c_n)

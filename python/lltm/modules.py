@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any, overload
 
 import torch
@@ -16,7 +17,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from . import _check, functional
 
-__all__ = ["LLTM", "LLTMCell"]
+__all__ = ["LLTM", "LLTMCell", "PrepackedLLTM"]
 
 State = tuple[Tensor, Tensor]
 
@@ -120,7 +121,130 @@ class LLTMCell(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
-class LLTM(nn.Module):
+class _Layer:
+    """What the forms of a layer share: shapes, states, the order of layers and directions."""
+
+    input_size: int
+    hidden_size: int
+    num_layers: int
+    batch_first: bool
+    dropout: float
+    bidirectional: bool
+    training: bool
+
+    def _run_direction(
+        self, k: int, x: Tensor, state: State, batch_sizes: Tensor | None, reverse: bool
+    ) -> tuple[Tensor, State]:
+        """Runs the k-th direction, in the order of h_0 and h_n, over x, (T, B, .) or (N, .)."""
+        raise NotImplementedError
+
+    @overload
+    def forward(self, input: Tensor, state: State | None = None) -> tuple[Tensor, State]: ...
+
+    @overload
+    def forward(
+        self, input: PackedSequence, state: State | None = None
+    ) -> tuple[PackedSequence, State]: ...
+
+    def forward(
+        self, input: Tensor | PackedSequence, state: State | None = None
+    ) -> tuple[Tensor | PackedSequence, State]:
+        """Runs over a sequence.
+
+        Args:
+            input: (T, B, I); (B, T, I) with batch_first; (T, I) for one sequence without a
+                batch; or a PackedSequence, sorted or not
+            state: (h_0, c_0), each (L*D, B, H), or (L*D, H) for unbatched input; zeros if absent
+
+        Returns:
+            (output, (h_n, c_n)): output like the input, with D*H features; the states after
+            each row's last step, shaped as h_0 and c_0. T = 0 gives an empty output and the
+            initial states.
+        """
+        if isinstance(input, PackedSequence):
+            return self._forward_packed(input, state)
+        if not isinstance(input, Tensor):
+            raise TypeError(
+                "lltm::LLTM: expected input to be a tensor or a PackedSequence,"
+                f" got {type(input).__name__}"
+            )
+        size = self.input_size
+        if input.dim() not in (2, 3) or input.shape[-1] != size:
+            batched_shape = f"(B, T, {size})" if self.batch_first else f"(T, B, {size})"
+            raise ValueError(
+                f"lltm::LLTM: expected input of shape {batched_shape} or (T, {size}),"
+                f" got {tuple(input.shape)}"
+            )
+        batched = input.dim() == 3
+        if not batched:
+            input = input.unsqueeze(1)
+        elif self.batch_first:
+            input = input.transpose(0, 1)
+        h_0, c_0 = self._initial_state(input, state, input.shape[1], batched)
+        output, h_n, c_n = self._run(input, h_0, c_0, None)
+        if not batched:
+            return output.squeeze(1), (h_n.squeeze(1), c_n.squeeze(1))
+        return (output.transpose(0, 1) if self.batch_first else output), (h_n, c_n)
+
+    def _forward_packed(
+        self, packed: PackedSequence, state: State | None
+    ) -> tuple[PackedSequence, State]:
+        data, batch_sizes, sorted_indices, unsorted_indices = packed
+        if data.dim() != 2 or data.shape[-1] != self.input_size:
+            raise ValueError(
+                f"lltm::LLTM: expected input of packed rows (N, {self.input_size}),"
+                f" got {tuple(data.shape)}"
+            )
+        h_0, c_0 = self._initial_state(data, state, int(batch_sizes[0]), batched=True)
+        # The states are in the caller's order, the packed rows from longest to shortest.
+        if sorted_indices is not None and state is not None:
+            h_0, c_0 = h_0.index_select(1, sorted_indices), c_0.index_select(1, sorted_indices)
+        output, h_n, c_n = self._run(data, h_0, c_0, batch_sizes)
+        if unsorted_indices is not None:
+            h_n, c_n = h_n.index_select(1, unsorted_indices), c_n.index_select(1, unsorted_indices)
+        output_packed = PackedSequence(output, batch_sizes, sorted_indices, unsorted_indices)
+        return output_packed, (h_n, c_n)
+
+    def _initial_state(
+        self, input: Tensor, state: State | None, batch: int, batched: bool
+    ) -> State:
+        """Returns (h_0, c_0), each (L*D, B, H), checked."""
+        count = self.num_layers * (2 if self.bidirectional else 1)
+        if state is None:
+            zeros = input.new_zeros(count, batch, self.hidden_size)
+            return zeros, zeros
+        h_0, c_0 = _check.state("LLTM", ("h_0", "c_0"), state)
+        shape = (count, batch, self.hidden_size) if batched else (count, self.hidden_size)
+        _check.shape("LLTM", "h_0", h_0, shape)
+        _check.shape("LLTM", "c_0", c_0, shape)
+        return (h_0, c_0) if batched else (h_0.unsqueeze(1), c_0.unsqueeze(1))
+
+    def _run(
+        self, x: Tensor, h_0: Tensor, c_0: Tensor, batch_sizes: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Runs every layer and direction over x, (T, B, I) or (N, I)."""
+        directions = 2 if self.bidirectional else 1
+        hs: list[Tensor] = []
+        cs: list[Tensor] = []
+        for layer in range(self.num_layers):
+            if layer > 0 and self.dropout > 0:
+                x = nn.functional.dropout(x, self.dropout, self.training)
+            outputs: list[Tensor] = []
+            for direction in range(directions):
+                k = len(hs)
+                output, (h, c) = self._run_direction(
+                    k, x, (h_0[k], c_0[k]), batch_sizes, reverse=direction == 1
+                )
+                outputs.append(output)
+                hs.append(h)
+                cs.append(c)
+            x = torch.cat(outputs, dim=-1) if directions == 2 else outputs[0]
+        if len(hs) == 1:  # a view instead of a copy
+            return x, hs[0].unsqueeze(0), cs[0].unsqueeze(0)
+        return x, torch.stack(hs), torch.stack(cs)
+
+
+class LLTM(_Layer, nn.Module):
     """A recurrent layer of LLTM cells over sequences, used like torch.nn.LSTM.
 
     Args:
@@ -210,116 +334,35 @@ class LLTM(nn.Module):
             for weights, bias in self._names
         ]
 
-    @overload
-    def forward(self, input: Tensor, state: State | None = None) -> tuple[Tensor, State]: ...
+    def _run_direction(
+        self, k: int, x: Tensor, state: State, batch_sizes: Tensor | None, reverse: bool
+    ) -> tuple[Tensor, State]:
+        weights, bias = self._names[k]
+        return self._sequence(
+            x,
+            state,
+            getattr(self, weights),
+            getattr(self, bias),
+            batch_sizes=batch_sizes,
+            reverse=reverse,
+        )
 
-    @overload
-    def forward(
-        self, input: PackedSequence, state: State | None = None
-    ) -> tuple[PackedSequence, State]: ...
-
-    def forward(
-        self, input: Tensor | PackedSequence, state: State | None = None
-    ) -> tuple[Tensor | PackedSequence, State]:
-        """Runs over a sequence.
-
-        Args:
-            input: (T, B, I); (B, T, I) with batch_first; (T, I) for one sequence without a
-                batch; or a PackedSequence, sorted or not
-            state: (h_0, c_0), each (L*D, B, H), or (L*D, H) for unbatched input; zeros if absent
-
-        Returns:
-            (output, (h_n, c_n)): output like the input, with D*H features; the states after
-            each row's last step, shaped as h_0 and c_0. T = 0 gives an empty output and the
-            initial states.
-        """
-        if isinstance(input, PackedSequence):
-            return self._forward_packed(input, state)
-        if not isinstance(input, Tensor):
-            raise TypeError(
-                "lltm::LLTM: expected input to be a tensor or a PackedSequence,"
-                f" got {type(input).__name__}"
-            )
-        size = self.input_size
-        if input.dim() not in (2, 3) or input.shape[-1] != size:
-            batched_shape = f"(B, T, {size})" if self.batch_first else f"(T, B, {size})"
-            raise ValueError(
-                f"lltm::LLTM: expected input of shape {batched_shape} or (T, {size}),"
-                f" got {tuple(input.shape)}"
-            )
-        batched = input.dim() == 3
-        if not batched:
-            input = input.unsqueeze(1)
-        elif self.batch_first:
-            input = input.transpose(0, 1)
-        h_0, c_0 = self._initial_state(input, state, input.shape[1], batched)
-        output, h_n, c_n = self._run(input, h_0, c_0, None)
-        if not batched:
-            return output.squeeze(1), (h_n.squeeze(1), c_n.squeeze(1))
-        return (output.transpose(0, 1) if self.batch_first else output), (h_n, c_n)
-
-    def _forward_packed(
-        self, packed: PackedSequence, state: State | None
-    ) -> tuple[PackedSequence, State]:
-        data, batch_sizes, sorted_indices, unsorted_indices = packed
-        if data.dim() != 2 or data.shape[-1] != self.input_size:
-            raise ValueError(
-                f"lltm::LLTM: expected input of packed rows (N, {self.input_size}),"
-                f" got {tuple(data.shape)}"
-            )
-        h_0, c_0 = self._initial_state(data, state, int(batch_sizes[0]), batched=True)
-        # The states are in the caller's order, the packed rows from longest to shortest.
-        if sorted_indices is not None and state is not None:
-            h_0, c_0 = h_0.index_select(1, sorted_indices), c_0.index_select(1, sorted_indices)
-        output, h_n, c_n = self._run(data, h_0, c_0, batch_sizes)
-        if unsorted_indices is not None:
-            h_n, c_n = h_n.index_select(1, unsorted_indices), c_n.index_select(1, unsorted_indices)
-        output_packed = PackedSequence(output, batch_sizes, sorted_indices, unsorted_indices)
-        return output_packed, (h_n, c_n)
-
-    def _initial_state(
-        self, input: Tensor, state: State | None, batch: int, batched: bool
-    ) -> State:
-        """Returns (h_0, c_0), each (L*D, B, H), checked."""
-        count = len(self._names)
-        if state is None:
-            zeros = input.new_zeros(count, batch, self.hidden_size)
-            return zeros, zeros
-        h_0, c_0 = _check.state("LLTM", ("h_0", "c_0"), state)
-        shape = (count, batch, self.hidden_size) if batched else (count, self.hidden_size)
-        _check.shape("LLTM", "h_0", h_0, shape)
-        _check.shape("LLTM", "c_0", c_0, shape)
-        return (h_0, c_0) if batched else (h_0.unsqueeze(1), c_0.unsqueeze(1))
-
-    def _run(
-        self, x: Tensor, h_0: Tensor, c_0: Tensor, batch_sizes: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Runs every layer and direction over x, (T, B, I) or (N, I)."""
-        directions = 2 if self.bidirectional else 1
-        hs: list[Tensor] = []
-        cs: list[Tensor] = []
-        for layer in range(self.num_layers):
-            if layer > 0 and self.dropout > 0:
-                x = nn.functional.dropout(x, self.dropout, self.training)
-            outputs: list[Tensor] = []
-            for direction in range(directions):
-                k = len(hs)
-                weights, bias = self._names[k]
-                output, (h, c) = self._sequence(
-                    x,
-                    (h_0[k], c_0[k]),
-                    getattr(self, weights),
-                    getattr(self, bias),
-                    batch_sizes=batch_sizes,
-                    reverse=direction == 1,
-                )
-                outputs.append(output)
-                hs.append(h)
-                cs.append(c)
-            x = torch.cat(outputs, dim=-1) if directions == 2 else outputs[0]
-        if len(hs) == 1:  # a view instead of a copy
-            return x, hs[0].unsqueeze(0), cs[0].unsqueeze(0)
-        return x, torch.stack(hs), torch.stack(cs)
+    def prepack(self) -> PrepackedLLTM:
+        """Returns this layer as it is now in a form for inference, the weights packed once."""
+        parameters = [
+            (getattr(self, weights), getattr(self, bias)) for weights, bias in self._names
+        ]
+        return PrepackedLLTM(
+            self.input_size,
+            self.hidden_size,
+            self.num_layers,
+            self.batch_first,
+            self.bidirectional,
+            tuple(
+                (functional.prepack(weights), None if bias is None else bias.detach().clone())
+                for weights, bias in parameters
+            ),
+        )
 
     def extra_repr(self) -> str:
         text = f"{self.input_size}, {self.hidden_size}"
@@ -341,6 +384,46 @@ class LLTM(nn.Module):
         biases = [prefix + bias for _, bias in self._names]
         _flatten_biases(state_dict, biases, 3 * self.hidden_size)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+@dataclass(frozen=True, eq=False)
+class PrepackedLLTM(_Layer):
+    """An LLTM layer for inference whose weights were laid out once; see :meth:`LLTM.prepack`.
+
+    It is called like the layer, gives what the layer gives in evaluation mode, and saves what the
+    layer does in every call: for short sequences and small batches, such as a stream that comes in
+    chunks, that can be most of the time. It cannot be changed, and changes of the layer do not
+    reach it. It has no derivatives. It can be copied, pickled, and used on another machine.
+
+    Example::
+
+        layer = lltm.LLTM(32, 128).eval()
+        packed = layer.prepack()
+        state = None
+        for chunk in stream:  # each (T, B, 32), of any T
+            output, state = packed(chunk, state)
+    """
+
+    input_size: int
+    hidden_size: int
+    num_layers: int
+    batch_first: bool
+    bidirectional: bool
+    # (weights, bias) by layer and direction, in the order of h_0 and h_n.
+    _weights: tuple[tuple[Tensor, Tensor | None], ...] = field(repr=False)
+
+    dropout: float = field(default=0.0, init=False, repr=False)
+    training: bool = field(default=False, init=False, repr=False)
+
+    __call__ = _Layer.forward
+
+    def _run_direction(
+        self, k: int, x: Tensor, state: State, batch_sizes: Tensor | None, reverse: bool
+    ) -> tuple[Tensor, State]:
+        weights, bias = self._weights[k]
+        return functional.sequence_prepacked(
+            x, state, weights, bias, batch_sizes=batch_sizes, reverse=reverse
+        )
 
 
 def _reset(parameters: Iterable[nn.Parameter], hidden_size: int) -> None:

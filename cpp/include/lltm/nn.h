@@ -86,6 +86,37 @@ struct LLTM_API LLTMOptions {
   TORCH_ARG(bool, bidirectional) = false;
 };
 
+/// A layer for inference whose weights were laid out once (LLTMImpl::prepack).
+///
+/// Gives what the layer gives in evaluation mode, and saves what the layer does
+/// in every call: for short sequences and small batches, such as a stream that
+/// comes in chunks, that can be most of the time. It cannot be changed, changes
+/// of the layer do not reach it, and several threads may use it at once. It has
+/// no derivatives.
+class LLTM_API PrepackedLLTM {
+ public:
+  /// As LLTMImpl::forward.
+  std::tuple<torch::Tensor, State> forward(
+      const torch::Tensor& input, const std::optional<State>& state = std::nullopt) const;
+  /// As LLTMImpl::forward_with_packed_input.
+  std::tuple<torch::nn::utils::rnn::PackedSequence, State> forward_with_packed_input(
+      const torch::nn::utils::rnn::PackedSequence& input,
+      const std::optional<State>& state = std::nullopt) const;
+
+  const LLTMOptions& options() const { return options_; }
+
+ private:
+  friend class LLTMImpl;
+  // One direction of one layer; bias is undefined without bias.
+  struct Direction {
+    torch::Tensor weights, bias;
+  };
+  PrepackedLLTM(const LLTMOptions& options, std::vector<Direction> directions);
+
+  LLTMOptions options_;
+  std::vector<Direction> directions_;
+};
+
 /// A recurrent layer over sequences. Parameters of layer k, with the suffix
 /// `_reverse` for the second direction:
 ///
@@ -125,6 +156,9 @@ class LLTM_API LLTMImpl : public torch::nn::Cloneable<LLTMImpl> {
       const torch::nn::utils::rnn::PackedSequence& input,
       const std::optional<State>& state = std::nullopt);
 
+  /// This layer as it is now in a form for inference, the weights packed once.
+  PrepackedLLTM prepack() const;
+
   /// The parameters by layer, then direction: weights_l0, bias_l0, ...
   std::vector<torch::Tensor> all_weights() const;
 
@@ -141,17 +175,6 @@ class LLTM_API LLTMImpl : public torch::nn::Cloneable<LLTMImpl> {
   struct Direction {
     torch::Tensor weights, bias;
   };
-
-  State initial_state(
-      const torch::Tensor& input,
-      const std::optional<State>& state,
-      int64_t batch,
-      bool batched) const;
-  std::tuple<torch::Tensor, State> run(
-      torch::Tensor input,
-      const State& initial,
-      const std::optional<torch::Tensor>& batch_sizes) const;
-
   std::vector<Direction> directions_;  // L*D of them, in the order of h_0 and h_n
 };
 

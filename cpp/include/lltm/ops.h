@@ -71,4 +71,22 @@ LLTM_API std::tuple<at::Tensor, at::Tensor, at::Tensor> sequence(
     const std::optional<at::Tensor>& batch_sizes = std::nullopt,
     bool reverse = false);
 
+/// Lays out weights once as the kernels of this machine read them, for repeated
+/// inference with the same weights. `sequence` does that in every call.
+///
+/// @param weights  (3H, H+I), as for sequence
+/// @returns the weights as they are now, in a form for sequence_prepacked only.
+///          It works on other machines too, if not at its best there.
+LLTM_API at::Tensor prepack(const at::Tensor& weights);
+
+/// The same as sequence, for prepacked weights. Has no derivatives.
+LLTM_API std::tuple<at::Tensor, at::Tensor, at::Tensor> sequence_prepacked(
+    const at::Tensor& input,
+    const at::Tensor& h_0,
+    const at::Tensor& c_0,
+    const at::Tensor& weights,
+    const std::optional<at::Tensor>& bias = std::nullopt,
+    const std::optional<at::Tensor>& batch_sizes = std::nullopt,
+    bool reverse = false);
+
 }  // namespace lltm

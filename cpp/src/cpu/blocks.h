@@ -20,6 +20,11 @@ struct Blocks {
     width = (units + kUnits - 1) / kUnits * kUnits;
     count = (hidden + width - 1) / width;
   }
+  // Blocks of a given width.
+  Blocks(int64_t hidden_units, int64_t block_width)
+      : hidden(hidden_units),
+        width(block_width),
+        count((hidden_units + block_width - 1) / block_width) {}
   int64_t begin(int64_t block) const { return block * width; }
   int64_t size(int64_t block) const { return std::min(width, hidden - begin(block)); }
 

@@ -13,9 +13,25 @@ bool takes_blocks(const at::Tensor& input, const at::Tensor& h_0) {
 
 }  // namespace
 
-ForwardResult run_forward(const ForwardProblem& problem) {
-  return takes_blocks(problem.input, problem.h_0) ? blocked_forward(problem)
-                                                  : stepwise_forward(problem);
+ForwardResult run_forward(const ForwardProblem& p) {
+  const bool blocks = takes_blocks(p.input, p.h_0);
+  if (!is_prepacked(p.weights)) return blocks ? blocked_forward(p) : stepwise_forward(p);
+  const bool readable = packed_dtype(p.weights) != at::kBFloat16 || has_micro_kernel<BFloat16>();
+  if (blocks && readable) return blocked_forward(p);
+  const at::Tensor weights = unpack_blocks(p.weights).to(p.input.scalar_type());
+  return run_forward({p.input, p.h_0, p.c_0, weights, p.bias, p.batch_sizes, p.reverse, p.save});
+}
+
+at::Tensor prepack(const at::Tensor& weights) {
+  const bool blocks =
+      weights.scalar_type() != at::kDouble && weights.numel() > 0 && has_micro_kernel<float>();
+  return blocks ? pack_blocks(weights) : weights.clone(at::MemoryFormat::Contiguous);
+}
+
+void check_prepacked(const at::Tensor& weights, const at::Tensor& input, const at::Tensor& h_0) {
+  if (is_prepacked(weights)) {
+    check_blocks(weights, input.scalar_type(), input.size(-1), h_0.size(1));
+  }
 }
 
 Gradients run_backward(const BackwardProblem& problem) {

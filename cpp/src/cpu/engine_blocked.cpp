@@ -21,15 +21,19 @@
 #include "cpu/parallel.h"
 #include "cpu/sums.h"
 #include "steps.h"
+#include "text.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <c10/util/Exception.h>
 #include <omp.h>
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace lltm::cpu {
@@ -107,6 +111,113 @@ int64_t carried_rows(const std::vector<Step>& steps, size_t k) {
   return k == 0 ? 0 : std::min(steps[k].rows, steps[k - 1].rows);
 }
 
+// ---- packed weights ---------------------------------------------------------
+
+// Packed weights are a tensor of bytes: this header, then for each block of
+// hidden units the rows that multiply the input, then those that multiply the
+// state, the columns being the block's units gate by gate. A last block that is
+// narrower leaves the end of its part unused.
+struct alignas(64) PackedHeader {
+  static constexpr int64_t kMagic = 0x314B4341504D544C;  // LTMPACK1
+  int64_t magic;
+  int64_t dtype;  // of the products' operands, an at::ScalarType
+  int64_t hidden, input_size, width;
+
+  Blocks blocks() const { return Blocks(hidden, width); }
+};
+
+template <typename G>
+struct PackedWeights {
+  explicit PackedWeights(Tensor bytes)
+      : PackedWeights(*static_cast<const PackedHeader*>(bytes.const_data_ptr()), bytes) {}
+
+  PackedWeights(const PackedHeader& header, Tensor bytes)
+      : tensor(std::move(bytes)),
+        blocks(header.blocks()),
+        depth_x(padded_depth<G>(header.input_size)),
+        depth_h(padded_depth<G>(header.hidden)),
+        data(reinterpret_cast<const G*>(tensor.const_data_ptr<uint8_t>() + sizeof(PackedHeader))) {}
+
+  static int64_t bytes(const PackedHeader& header) {
+    const Blocks blocks = header.blocks();
+    const int64_t depth = padded_depth<G>(header.input_size) + padded_depth<G>(header.hidden);
+    return static_cast<int64_t>(sizeof(PackedHeader)) +
+           blocks.count * 3 * blocks.width * depth * static_cast<int64_t>(sizeof(G));
+  }
+
+  const G* x(int64_t block) const { return data + block * 3 * blocks.width * (depth_x + depth_h); }
+  const G* h(int64_t block) const { return x(block) + depth_x * 3 * blocks.size(block); }
+
+  Tensor tensor;
+  Blocks blocks;
+  int64_t depth_x, depth_h;
+  const G* data;
+};
+
+// Elements of weights below which a second thread does not pay.
+constexpr int64_t kPackGrain = 16384;
+
+template <typename G>
+PackedWeights<G> pack_weights(const Tensor& weights, const Blocks& blocks) {
+  const int64_t hidden = blocks.hidden;
+  const int64_t input_size = weights.size(1) - hidden;
+  const Tensor rows = weights.to(kOperandDtype<G>).contiguous();
+  const G* const w = static_cast<const G*>(rows.const_data_ptr());
+  const PackedHeader header = {
+      PackedHeader::kMagic,
+      static_cast<int64_t>(kOperandDtype<G>),
+      hidden,
+      input_size,
+      blocks.width};
+  const Tensor bytes =
+      at::empty({PackedWeights<G>::bytes(header)}, rows.options().dtype(at::kByte));
+  *static_cast<PackedHeader*>(bytes.mutable_data_ptr()) = header;
+  const PackedWeights<G> packed(bytes);
+  const int64_t grain = std::max<int64_t>(1, kPackGrain / (3 * blocks.width * rows.size(1)));
+  at::parallel_for(0, blocks.count, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t block = begin; block < end; ++block) {
+      const int64_t width = blocks.size(block);
+      const auto row = [&](int64_t n) {
+        return w + (n / width * hidden + blocks.begin(block) + n % width) * (hidden + input_size);
+      };
+      pack(const_cast<G*>(packed.x(block)), input_size, 3 * width, [&](int64_t k, int64_t n) {
+        return row(n)[hidden + k];
+      });
+      pack(const_cast<G*>(packed.h(block)), hidden, 3 * width, [&](int64_t k, int64_t n) {
+        return row(n)[k];
+      });
+    }
+  });
+  return packed;
+}
+
+template <typename G>
+Tensor unpack_weights(const PackedHeader& header, const Tensor& bytes) {
+  constexpr int64_t kTogether = kRowsTogether<G>;
+  const PackedWeights<G> packed(header, bytes);
+  const Blocks& blocks = packed.blocks;
+  const Tensor weights = at::empty(
+      {3 * header.hidden, header.hidden + header.input_size},
+      bytes.options().dtype(kOperandDtype<G>));
+  const auto w = write<G>(weights);
+  for (int64_t block = 0; block < blocks.count; ++block) {
+    const int64_t columns = 3 * blocks.size(block);
+    const auto take = [&](const G* from, int64_t depth, int64_t first_column) {
+      for (int64_t k = 0; k < depth; ++k) {
+        for (int64_t n = 0; n < columns; ++n) {
+          const int64_t gate = n / blocks.size(block);
+          const int64_t unit = blocks.begin(block) + n % blocks.size(block);
+          w.row(gate * blocks.hidden + unit)[first_column + k] =
+              from[(k / kTogether * columns + n) * kTogether + k % kTogether];
+        }
+      }
+    };
+    take(packed.x(block), header.input_size, header.hidden);
+    take(packed.h(block), header.hidden, 0);
+  }
+  return weights;
+}
+
 // ---- forward ----------------------------------------------------------------
 
 template <typename T, typename G>
@@ -124,15 +235,16 @@ ForwardResult forward(const ForwardProblem& p) {
       hidden,
       3 * hidden * (depth_h + depth_x) * static_cast<int64_t>(sizeof(G)),
       batch * 3 * hidden * hidden);
-  const Blocks blocks(hidden, grid.columns, kForwardUnits);
+  const PackedWeights<G> weights =
+      is_prepacked(p.weights)
+          ? PackedWeights<G>(p.weights)
+          : pack_weights<G>(p.weights, Blocks(hidden, grid.columns, kForwardUnits));
+  const Blocks& blocks = weights.blocks;
 
   // Arguments in the form that the kernels read.
   const Tensor x_rows = operand_rows<G>(flat_rows(p.input));
   const Tensor h_0_rows = operand_rows<G>(p.h_0);
-  const Tensor weights = p.weights.to(kOperandDtype<G>).contiguous();
-  const Tensor bias =
-      p.bias.has_value() && p.bias->defined() ? p.bias->to(at::kFloat) : Tensor();
-  const G* const w = static_cast<const G*>(weights.const_data_ptr());
+  const Tensor bias = p.bias.has_value() && p.bias->defined() ? p.bias->to(at::kFloat) : Tensor();
   const auto x = read<G>(x_rows);
   const auto h_0 = read<G>(h_0_rows);
 
@@ -143,8 +255,7 @@ ForwardResult forward(const ForwardProblem& p) {
   output_shape.back() = hidden;
   const Tensor output = empty_large(output_shape, p.input.options());
   const Tensor output_rows = flat_rows(output);
-  const Tensor activations =
-      p.save ? empty_large({rows, 4 * hidden}, p.input.options()) : Tensor();
+  const Tensor activations = p.save ? empty_large({rows, 4 * hidden}, p.input.options()) : Tensor();
   const Tensor c = at::empty(p.c_0.sizes(), p.input.options()).copy_(p.c_0);
   const bool output_is_operand = std::is_same_v<T, G> && depth_h == hidden;
   const Tensor states = output_is_operand ? output_rows : empty_rows<G>(rows, hidden, p.input);
@@ -168,9 +279,6 @@ ForwardResult forward(const ForwardProblem& p) {
       chunk_steps > 1 ? 3 * blocks.width * blocks.count : 3 * blocks.width;
   const Tensor gates_buffer =
       at::empty({grid.threads(), chunk_rows * gates_columns}, p.input.options().dtype(at::kFloat));
-  const Tensor packed_buffer = at::empty({3 * hidden * (depth_x + depth_h)}, weights.options());
-  G* const packed_x = static_cast<G*>(packed_buffer.mutable_data_ptr());
-  G* const packed_h = packed_x + 3 * hidden * depth_x;
   const auto& kernels = pointwise<T, G>();
 
   Failure failure;
@@ -180,21 +288,6 @@ ForwardResult forward(const ForwardProblem& p) {
     // grid are shared out among those that are there.
     const int64_t thread = omp_get_thread_num();
     const int64_t threads = omp_get_num_threads();
-
-    for (int64_t block = thread; block < blocks.count; block += threads) {
-      const int64_t unit = blocks.begin(block);
-      const int64_t width = blocks.size(block);
-      const auto row = [&](int64_t n) {
-        return w + (n / width * hidden + unit + n % width) * (hidden + input_size);
-      };
-      pack(packed_h + 3 * unit * depth_h, hidden, 3 * width, [&](int64_t k, int64_t n) {
-        return row(n)[k];
-      });
-      pack(packed_x + 3 * unit * depth_x, input_size, 3 * width, [&](int64_t k, int64_t n) {
-        return row(n)[hidden + k];
-      });
-    }
-#pragma omp barrier
 
     for (size_t first = 0; first < steps.size(); first += chunk_steps) {
       const size_t last = std::min(steps.size(), first + chunk_steps) - 1;
@@ -219,7 +312,7 @@ ForwardResult forward(const ForwardProblem& p) {
                   depth_x,
                   x.row(from),
                   x.row_stride,
-                  packed_x + 3 * blocks.begin(block) * depth_x,
+                  weights.x(block),
                   columns,
                   gates(block) + (from - chunk_begin) * columns,
                   columns,
@@ -252,7 +345,7 @@ ForwardResult forward(const ForwardProblem& p) {
                     depth_h,
                     h,
                     ldh,
-                    packed_h + 3 * unit * depth_h,
+                    weights.h(block),
                     columns,
                     z + range.begin * columns,
                     columns,
@@ -451,15 +544,69 @@ Gradients backward(const BackwardProblem& p) {
 }  // namespace
 
 ForwardResult blocked_forward(const ForwardProblem& problem) {
+  const bool narrow = is_prepacked(problem.weights) ? packed_dtype(problem.weights) == at::kBFloat16
+                                                    : has_micro_kernel<BFloat16>();
   switch (problem.input.scalar_type()) {
     case at::kHalf:
       return forward<Half, float>(problem);
     case at::kBFloat16:
-      return has_micro_kernel<BFloat16>() ? forward<BFloat16, BFloat16>(problem)
-                                          : forward<BFloat16, float>(problem);
+      return narrow ? forward<BFloat16, BFloat16>(problem) : forward<BFloat16, float>(problem);
     default:
       return forward<float, float>(problem);
   }
+}
+
+Tensor pack_blocks(const Tensor& weights) {
+  const Blocks blocks(weights.size(0) / 3, available_threads(), kForwardUnits);
+  return weights.scalar_type() == at::kBFloat16 && has_micro_kernel<BFloat16>()
+             ? pack_weights<BFloat16>(weights, blocks).tensor
+             : pack_weights<float>(weights, blocks).tensor;
+}
+
+Tensor unpack_blocks(const Tensor& packed) {
+  const PackedHeader header = *static_cast<const PackedHeader*>(packed.const_data_ptr());
+  return packed_dtype(packed) == at::kBFloat16 ? unpack_weights<BFloat16>(header, packed)
+                                               : unpack_weights<float>(header, packed);
+}
+
+at::ScalarType packed_dtype(const Tensor& packed) {
+  return static_cast<at::ScalarType>(
+      static_cast<const PackedHeader*>(packed.const_data_ptr())->dtype);
+}
+
+void check_blocks(const Tensor& packed, at::ScalarType dtype, int64_t input_size, int64_t hidden) {
+  constexpr const char* kExpected = "lltm::sequence_prepacked: expected weights from prepack, ";
+  constexpr auto kHeader = static_cast<int64_t>(sizeof(PackedHeader));
+  PackedHeader header = {};
+  const bool whole = packed.dim() == 1 && packed.is_contiguous() && packed.numel() >= kHeader;
+  if (whole) std::memcpy(&header, packed.const_data_ptr(), sizeof(header));
+  const bool narrow = header.dtype == static_cast<int64_t>(at::kBFloat16);
+  TORCH_CHECK_VALUE(
+      whole && header.magic == PackedHeader::kMagic && header.width > 0 &&
+          packed.numel() == (narrow ? PackedWeights<BFloat16>::bytes(header)
+                                    : PackedWeights<float>::bytes(header)),
+      kExpected,
+      "got other bytes of shape ",
+      shape_text(packed.sizes()));
+  TORCH_CHECK_TYPE(
+      dtype != at::kDouble && (!narrow || dtype == at::kBFloat16),
+      kExpected,
+      "of the input's dtype ",
+      dtype,
+      ", got some for ",
+      narrow ? "BFloat16" : "Float");
+  TORCH_CHECK_VALUE(
+      header.hidden == hidden && header.input_size == input_size,
+      kExpected,
+      "of shape (",
+      3 * hidden,
+      ", ",
+      hidden + input_size,
+      "), got some of shape (",
+      3 * header.hidden,
+      ", ",
+      header.hidden + header.input_size,
+      ")");
 }
 
 Gradients blocked_backward(const BackwardProblem& problem) {

@@ -23,6 +23,26 @@ std::tuple<Tensor, Tensor, Tensor> sequence(
   return {output, h_n, c_n};
 }
 
+Tensor prepack_weights(const Tensor& weights) {
+  check_prepack(weights);
+  return prepack(weights);
+}
+
+std::tuple<Tensor, Tensor, Tensor> sequence_prepacked(
+    const Tensor& input,
+    const Tensor& h_0,
+    const Tensor& c_0,
+    const Tensor& weights,
+    const std::optional<Tensor>& bias,
+    const std::optional<Tensor>& batch_sizes,
+    bool reverse) {
+  check_sequence_prepacked(input, h_0, c_0, weights, bias, batch_sizes);
+  check_prepacked(weights, input, h_0);
+  auto [output, h_n, c_n, activations] =
+      run_forward({input, h_0, c_0, weights, bias, batch_sizes, reverse, /*save=*/false});
+  return {output, h_n, c_n};
+}
+
 ForwardResult sequence_forward(
     const Tensor& input,
     const Tensor& h_0,
@@ -68,6 +88,8 @@ Gradients sequence_backward(
 
 TORCH_LIBRARY_IMPL(lltm, CPU, m) {
   m.impl("sequence", TORCH_FN(sequence));
+  m.impl("prepack", TORCH_FN(prepack_weights));
+  m.impl("sequence_prepacked", TORCH_FN(sequence_prepacked));
   m.impl("sequence_forward", TORCH_FN(sequence_forward));
   m.impl("sequence_backward", TORCH_FN(sequence_backward));
 }

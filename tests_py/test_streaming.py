@@ -1,0 +1,93 @@
+"""Long sequences and streams: chunks, accuracy, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import support
+import torch
+from support import DTYPES, Arguments
+
+import lltm
+
+CHUNKS = (1, 7, 20, 1, 2, 33)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 40])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("form", ["layer", "prepacked"])
+def test_chunks_with_the_state_carried_over_give_what_the_whole_gives(
+    form: str, dtype: torch.dtype, batch: int
+) -> None:
+    layer = lltm.LLTM(9, 70, num_layers=2, dtype=dtype)
+    run: Callable[..., Any] = layer.prepack() if form == "prepacked" else layer
+    x = torch.randn(sum(CHUNKS), batch, 9, dtype=dtype)
+    with torch.no_grad():
+        whole, last = layer(x)
+        state = None
+        outputs = []
+        for chunk in x.split(CHUNKS):
+            output, state = run(chunk, state)
+            outputs.append(output)
+    # The same numbers, summed in the same order, but for the rows that a product has at once.
+    tolerance = 20 * torch.finfo(dtype).eps
+    torch.testing.assert_close(torch.cat(outputs), whole, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(state, last, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_is_accurate_over_a_thousand_steps(dtype: torch.dtype) -> None:
+    def draw() -> Arguments:
+        # The state of a layer with large weights is chaotic: over so many steps it makes as much
+        # as it likes of the first rounding error, whoever made that.
+        a = support.sequence_arguments((1000, 4, 8, 33), dtype)
+        assert a.bias is not None
+        return replace(a, weights=a.weights / 2, bias=a.bias / 2)
+
+    support.check_accuracy(support.sequence_outputs, draw)
+
+
+# Prints by how many MiB the process grows from the end of the first part of the work to the end
+# of the second, which is the same once more.
+GROWTH = """
+import random, sys, torch, lltm
+from torch.nn.utils.rnn import pack_sequence
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096 / 2**20
+
+random.seed(0)
+layer = lltm.LLTM(16, 64)
+packed = layer.prepack()
+state = None
+
+def stream():
+    global state
+    with torch.no_grad():
+        for form in (layer, packed):
+            _, state = form(torch.randn(random.randint(1, 40), 2, 16), state)
+
+def lengths():
+    rows = [torch.randn(random.randint(1, 30), 16) for _ in range(random.randint(1, 80))]
+    output, _ = layer(pack_sequence(rows, enforce_sorted=False))
+    output.data.sum().backward()
+
+def part():
+    for _ in range(int(sys.argv[2])):
+        globals()[sys.argv[1]]()
+    return resident()
+
+print(part() * -1 + part())
+"""
+
+
+@pytest.mark.parametrize(("work", "times"), [("stream", 2000), ("lengths", 250)])
+def test_memory_stays_constant(work: str, times: int) -> None:
+    run = support.run_python("-c", GROWTH, work, str(times))
+    assert run.returncode == 0, run.stderr
+    # A kernel compiled for each number of rows would take 80 MiB and more.
+    assert float(run.stdout) < 10
