@@ -200,6 +200,11 @@ def test_refuses_what_is_not_a_matrix_of_weights() -> None:
             lltm.functional.prepack(torch.zeros(shape))
 
 
+def test_refuses_weights_without_data() -> None:
+    with pytest.raises(NotImplementedError, match="lltm::prepack: expected weights with data"):
+        lltm.LLTM(3, 5, device="meta").prepack()
+
+
 def test_refuses_weights_packed_for_something_else() -> None:
     a = support.sequence_arguments((3, 4, 5, 17))
     packed = lltm.functional.prepack(a.weights)

@@ -2,6 +2,7 @@
 #include "check.h"
 
 #include <ATen/Functions.h>
+#include <c10/util/Exception.h>
 #include <torch/library.h>
 
 #include <vector>
@@ -82,6 +83,15 @@ std::tuple<Tensor, Tensor, Tensor> sequence(
       empty(input, {s.batch, s.hidden})};
 }
 
+// What prepack gives depends on the machine that it runs on.
+Tensor prepack(const Tensor& weights) {
+  check_prepack(weights);
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false,
+      "lltm::prepack: expected weights with data, got a tensor without any: pack them before a"
+      " graph is traced, and outside the meta device");
+}
+
 std::tuple<Tensor, Tensor, Tensor> sequence_prepacked(
     const Tensor& input,
     const Tensor& h_0,
@@ -142,6 +152,7 @@ TORCH_LIBRARY_IMPL(lltm, Meta, m) {
   m.impl("cell_forward", TORCH_FN(cell_forward));
   m.impl("cell_backward", TORCH_FN(cell_backward));
   m.impl("sequence", TORCH_FN(sequence));
+  m.impl("prepack", TORCH_FN(prepack));
   m.impl("sequence_prepacked", TORCH_FN(sequence_prepacked));
   m.impl("sequence_forward", TORCH_FN(sequence_forward));
   m.impl("sequence_backward", TORCH_FN(sequence_backward));

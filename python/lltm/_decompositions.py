@@ -1,8 +1,8 @@
 """The operators written in ATen operations, for compilers that have no kernel of ours.
 
 Applied to an exported program they leave Core ATen operators only. What they can't express they
-leave alone: a packed sequence, whose batch_sizes are data, and a sequence of dynamic length,
-because Core ATen has no loop.
+leave alone: a packed sequence, whose batch_sizes are data, a sequence of dynamic length, because
+Core ATen has no loop, and prepacked weights, which only our kernels can read.
 """
 
 from __future__ import annotations

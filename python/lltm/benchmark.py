@@ -38,6 +38,7 @@ from .__main__ import report
 # ---- what is measured -------------------------------------------------------
 
 OURS = "lltm"
+PREPACKED = "lltm, prepacked"
 PLAIN = "plain PyTorch"
 TUTORIAL = "tutorial's C++"
 COMPILED = "torch.compile, plain"
@@ -61,6 +62,8 @@ SHAPES: tuple[Shape, ...] = (
     (40, 256, 96, 200),
     (200, 1, 16, 65),
 )
+# Chunks of a stream.
+CHUNKS: tuple[Shape, ...] = ((1, 1, 128, 256), (1, 1, 512, 512), (10, 4, 128, 256))
 QUICK_SHAPES: tuple[Shape, ...] = (TUTORIAL_SHAPE, (20, 16, 32, 65))
 
 # The tutorial's figures, microseconds of forward and backward.
@@ -185,6 +188,17 @@ class _OneState(nn.Module):
 
     def forward(self, input: Tensor, state: State) -> Any:
         return self.rnn(input, state[0])
+
+
+class _Prepacked(nn.Module):
+    """The prepacked form of a layer."""
+
+    def __init__(self, input_size: int, hidden_size: int, *, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.packed = modules.LLTM(input_size, hidden_size, dtype=dtype).prepack()
+
+    def forward(self, input: Tensor, state: State) -> Any:
+        return self.packed(input, state)
 
 
 def _gru(make: Make) -> Make:
@@ -557,6 +571,16 @@ def lengths(steps: Sequence[int], sizes: Shape, settings: Settings) -> Iterator[
         yield measure(f"time of a step by length; the longest: {longest}", builds, settings)
 
 
+def streaming(shapes: Sequence[Shape], settings: Settings) -> Iterator[Row]:
+    """Measures chunks of a stream, with weights packed once and packed in every call."""
+    makes: dict[str, Make] = {PREPACKED: _Prepacked, OURS: modules.LLTM, "nn.LSTM": nn.LSTM}
+    for shape in shapes:
+        builds: dict[str, Callable[[], Sampler]] = {
+            name: partial(layer_timer, make, Case(shape)) for name, make in makes.items()
+        }
+        yield measure(f"chunk of a stream: {Case(shape)}", builds, settings)
+
+
 def _threads(count: int) -> str:
     return f"{count} thread{'s' if count > 1 else ''}"
 
@@ -799,7 +823,8 @@ def main() -> None:
     if not options.tutorial and options.shapes is None:
         steps = (10, 100) if options.quick else (100, 10, 1000, 10000)
         sizes = (16, 32, 65) if options.quick else (64, 128, 256)
-        for row in lengths(steps, (16, 32, 64), settings):
+        chunks = CHUNKS[:1] if options.quick else CHUNKS
+        for row in (*lengths(steps, (16, 32, 64), settings), *streaming(chunks, settings)):
             show(row)
         # After the others: to set a number of threads changes what MKL does, for good.
         for row in (*machine(dtypes, settings), *scaling((100, *sizes), settings)):

@@ -22,6 +22,11 @@ __all__ = ["LLTM", "LLTMCell", "PrepackedLLTM"]
 State = tuple[Tensor, Tensor]
 
 
+def _cell(input: Tensor, state: State, weights: Tensor, bias: Tensor | None) -> State:
+    h, c = torch.ops.lltm.cell(input, *state, weights, bias)
+    return h, c
+
+
 class LLTMCell(nn.Module):
     """One step of the Long-Long-Term-Memory unit, an LSTM without a forget gate.
 
@@ -51,8 +56,8 @@ class LLTMCell(nn.Module):
     weights: nn.Parameter
     bias: nn.Parameter | None
 
-    # What computes the step; lltm.reference has another.
-    _cell = staticmethod(functional.cell)
+    # What computes the step, of arguments that are tensors; lltm.reference has another.
+    _cell = staticmethod(_cell)
 
     def __init__(
         self,
