@@ -76,9 +76,11 @@ def test_packed_with_other_threads_than_it_is_used_with(threads: int) -> None:
     a = support.sequence_arguments((7, 40, 30, 100))
     expected = support.sequence_outputs(lltm.functional, a)
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    packed = lltm.functional.prepack(a.weights)
-    torch.set_num_threads(before)
+    try:
+        torch.set_num_threads(threads)
+        packed = lltm.functional.prepack(a.weights)
+    finally:
+        torch.set_num_threads(before)
     output, state = lltm.functional.sequence_prepacked(a.input, (a.h, a.c), packed, a.bias)
     torch.testing.assert_close((output, *state), expected)
 
@@ -200,6 +202,33 @@ def test_refuses_what_is_not_a_matrix_of_weights() -> None:
             lltm.functional.prepack(torch.zeros(shape))
 
 
+@pytest.mark.parametrize("other", [d for d in DTYPES if d != torch.float32], ids=str)
+def test_refuses_weights_of_another_dtype(other: torch.dtype) -> None:
+    a = support.sequence_arguments((3, 4, 5, 17))
+    with pytest.raises(TypeError, match="lltm::sequence_prepacked: expected weights"):
+        lltm.functional.sequence_prepacked(
+            a.input, (a.h, a.c), lltm.functional.prepack(a.weights.to(other)), a.bias
+        )
+
+
+@pytest.mark.parametrize("offset", [1, 8, 16])
+@pytest.mark.parametrize("steps", [0, 3])
+def test_bytes_may_lie_anywhere(offset: int, steps: int) -> None:
+    a = support.sequence_arguments((steps, 4, 5, 17))
+    packed = lltm.functional.prepack(a.weights)
+    moved = torch.empty(packed.numel() + 64, dtype=torch.uint8)[offset:][: packed.numel()]
+    moved.copy_(packed)
+    output, state = lltm.functional.sequence_prepacked(a.input, (a.h, a.c), moved, a.bias)
+    torch.testing.assert_close(
+        (output, *state), support.sequence_outputs(lltm.functional, a), rtol=0, atol=0
+    )
+
+
+def test_the_same_weights_give_the_same_bytes() -> None:
+    weights = support.sequence_arguments((3, 4, 5, 33)).weights
+    assert torch.equal(lltm.functional.prepack(weights), lltm.functional.prepack(weights))
+
+
 def test_refuses_weights_without_data() -> None:
     with pytest.raises(NotImplementedError, match="lltm::prepack: expected weights with data"):
         lltm.LLTM(3, 5, device="meta").prepack()
@@ -229,6 +258,20 @@ def test_refuses_weights_packed_for_something_else() -> None:
     ):
         with pytest.raises(ValueError, match="lltm::sequence_prepacked: expected weights from"):
             run(other)
+    # Headers with numbers that no packed weights have.
+    words = packed[:64].view(torch.int64)
+    for place, value in ((2, 0), (2, 15), (2, 271), (5, 0), (5, 8), (5, 2**62), (5, 2**63 - 1)):
+        forged = torch.cat([words, packed[64:].view(torch.int64)])
+        forged[place] = value
+        with pytest.raises(ValueError, match="lltm::sequence_prepacked: expected weights from"):
+            run(forged.view(torch.uint8))
+        with pytest.raises(ValueError, match="lltm::sequence_prepacked: expected weights from"):
+            run(forged.view(torch.uint8)[:64])
+    for place, value in ((3, -17), (3, 2**62), (4, -5), (4, 2**61)):
+        forged = torch.cat([words, packed[64:].view(torch.int64)])
+        forged[place] = value
+        with pytest.raises(ValueError, match="got some for hidden size"):
+            run(forged.view(torch.uint8))
     with pytest.raises(ValueError, match="lltm::sequence_prepacked: expected h_0 of shape"):
         lltm.functional.sequence_prepacked(a.input, (a.h[:2], a.c), packed, a.bias)
     with pytest.raises(ValueError, match="lltm::sequence_prepacked: expected bias of shape"):

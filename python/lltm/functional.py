@@ -88,8 +88,8 @@ def prepack(weights: Tensor) -> Tensor:
         weights: (3H, H+I), as for :func:`sequence`
 
     Returns:
-        The weights as they are now, in a form for :func:`sequence_prepacked` only. It works on
-        other machines too, if not at its best there.
+        The weights as they are now, in a form for :func:`sequence_prepacked` only (of another
+        dtype and shape). It works on other machines too, if not at its best there.
     """
     _check.tensor("prepack", "weights", weights)
     packed: Tensor = torch.ops.lltm.prepack(weights)
@@ -107,7 +107,7 @@ def sequence_prepacked(
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """The same as :func:`sequence` with the weights that :func:`prepack` returned.
 
-    It has no derivatives.
+    It has no derivatives, and autocast does nothing to it.
     """
     return _run("sequence_prepacked", input, state, weights, bias, batch_sizes, reverse)
 

@@ -398,7 +398,9 @@ class PrepackedLLTM(_Layer):
     It is called like the layer, gives what the layer gives in evaluation mode, and saves what the
     layer does in every call: for short sequences and small batches, such as a stream that comes in
     chunks, that can be most of the time. It cannot be changed, and changes of the layer do not
-    reach it. It has no derivatives. It can be copied, pickled, and used on another machine.
+    reach it. It has no derivatives, and autocast does nothing to it: input and states are of the
+    dtype that the layer had. It can be copied, pickled, and used on another machine
+    (``torch.load`` wants ``weights_only=False``, as for any object that is not a tensor).
 
     Example::
 

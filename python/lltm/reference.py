@@ -6,6 +6,8 @@ lltm's, and their state_dict. The tests compare with them and the benchmarks mea
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -74,3 +76,6 @@ class LLTM(modules.LLTM):
     """lltm.LLTM by :func:`sequence`."""
 
     _sequence = staticmethod(sequence)
+
+    def prepack(self) -> NoReturn:
+        raise NotImplementedError("lltm::reference.LLTM: plain operations have no prepacked form")

@@ -92,7 +92,7 @@ struct LLTM_API LLTMOptions {
 /// in every call: for short sequences and small batches, such as a stream that
 /// comes in chunks, that can be most of the time. It cannot be changed, changes
 /// of the layer do not reach it, and several threads may use it at once. It has
-/// no derivatives.
+/// no derivatives, and autocast does nothing to it.
 class LLTM_API PrepackedLLTM {
  public:
   /// As LLTMImpl::forward.

@@ -75,11 +75,13 @@ LLTM_API std::tuple<at::Tensor, at::Tensor, at::Tensor> sequence(
 /// inference with the same weights. `sequence` does that in every call.
 ///
 /// @param weights  (3H, H+I), as for sequence
-/// @returns the weights as they are now, in a form for sequence_prepacked only.
-///          It works on other machines too, if not at its best there.
+/// @returns the weights as they are now, in a form for sequence_prepacked only
+///          (of another dtype and shape). It works on other machines too, if
+///          not at its best there.
 LLTM_API at::Tensor prepack(const at::Tensor& weights);
 
-/// The same as sequence, for prepacked weights. Has no derivatives.
+/// The same as sequence, for weights prepacked from ones of the input's dtype.
+/// Has no derivatives, and autocast does nothing to it.
 LLTM_API std::tuple<at::Tensor, at::Tensor, at::Tensor> sequence_prepacked(
     const at::Tensor& input,
     const at::Tensor& h_0,

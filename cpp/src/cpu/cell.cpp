@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <type_traits>
 #include <vector>
 
@@ -60,10 +61,10 @@ void step_by_product(
 // x (rows, depth) as the right operand x^T of the micro-kernel, with `columns`
 // columns; those past `rows` become zero. For bfloat16, depth is even.
 template <typename T>
-void pack_transposed(
-    T* packed, int64_t columns, Matrix<const T> x, int64_t rows, int64_t depth) {
+void pack_transposed(T* packed, int64_t columns, Matrix<const T> x, int64_t rows, int64_t depth) {
   constexpr int64_t kTogether = kRowsTogether<T>;
-  if (x.col_stride != 1 || x.row_stride % kTogether != 0) {
+  const bool aligned = reinterpret_cast<std::uintptr_t>(x.data) % sizeof(float) == 0;
+  if (x.col_stride != 1 || x.row_stride % kTogether != 0 || !aligned) {
     pack_rows(packed, columns, 0, x, rows, depth);
     return;
   }
@@ -95,9 +96,8 @@ void step_by_blocks(
   const int64_t batch = h.size(0);
   const int64_t hidden = h.size(1);
   const int64_t depth = weights.size(1);
-  const Tensor bias = bias_or_none.has_value() && bias_or_none->defined()
-                          ? bias_or_none->to(at::kFloat)
-                          : Tensor();
+  const Tensor bias =
+      bias_or_none.has_value() && bias_or_none->defined() ? bias_or_none->to(at::kFloat) : Tensor();
   const T* const w = static_cast<const T*>(weights.const_data_ptr());
   const int64_t w_stride = weights.stride(0);
 
@@ -251,15 +251,15 @@ void backward_by_product(
     const Tensor& input,
     const Tensor& h,
     const Tensor& weights,
-    StepGradients& results) {
+    const StepGradients& results) {
   at::parallel_for(0, h.numel(), kGrain, [&](int64_t begin, int64_t end) {
     pointwise<T, compute_t<T>>().backward(args, begin, end);
   });
   const Linear linear(weights, std::nullopt);
-  if (results.d_input.defined()) results.d_input = linear.input_gradient(results.dz);
+  if (results.d_input.defined()) linear.input_gradient(results.d_input, results.dz);
   if (results.d_h.defined()) linear.state_gradient(results.d_h, results.dz);
-  if (results.d_weights.defined()) results.d_weights = weights_gradient(results.dz, h, input);
-  if (results.d_bias.defined()) results.d_bias = results.dz.sum(0);
+  if (results.d_weights.defined()) weights_gradient(results.d_weights, results.dz, h, input);
+  if (results.d_bias.defined()) results.d_bias.copy_(results.dz.sum(0));
 }
 
 // By the micro-kernel. Each block of hidden units: the pointwise part, then its
@@ -282,8 +282,7 @@ void backward_by_blocks(
   const auto dz = write<float>(results.dz);
   const auto d_weights = write<float>(results.d_weights);
   const auto d_bias = write_row<float>(results.d_bias);
-  const Tensor buffer =
-      at::empty({blocks.count, 3 * blocks.width * depth}, results.dz.options());
+  const Tensor buffer = at::empty({blocks.count, blocks.width * depth}, results.dz.options());
   std::array<Tensor, 2> x = {h, input};
   if (depth != batch && results.d_weights.defined()) {
     for (Tensor& part : x) {
@@ -315,8 +314,7 @@ void backward_by_blocks(
                   batch, width, dz_gate.data, dz_gate.row_stride, d_bias.data + row);
             }
             if (d_weights.data == nullptr) continue;
-            kernels().transpose_f32(
-                batch, width, dz_gate.data, dz_gate.row_stride, dzt, depth);
+            kernels().transpose_f32(batch, width, dz_gate.data, dz_gate.row_stride, dzt, depth);
             for (int64_t u = 0; u < width && batch < depth; ++u) {
               std::fill(dzt + u * depth + batch, dzt + (u + 1) * depth, 0.0f);
             }
@@ -390,7 +388,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> cell_backward(
   const auto wanted = [&](bool want, at::IntArrayRef sizes) {
     return want ? at::empty(sizes, options) : Tensor();
   };
-  StepGradients results = {
+  const StepGradients results = {
       at::empty({batch, 3 * hidden}, options),
       wanted(d_input, input.sizes()),
       wanted(d_h, h.sizes()),

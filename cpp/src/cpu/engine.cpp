@@ -16,9 +16,9 @@ bool takes_blocks(const at::Tensor& input, const at::Tensor& h_0) {
 ForwardResult run_forward(const ForwardProblem& p) {
   const bool blocks = takes_blocks(p.input, p.h_0);
   if (!is_prepacked(p.weights)) return blocks ? blocked_forward(p) : stepwise_forward(p);
-  const bool readable = packed_dtype(p.weights) != at::kBFloat16 || has_micro_kernel<BFloat16>();
+  const bool readable = !has_narrow_blocks(p.weights) || has_micro_kernel<BFloat16>();
   if (blocks && readable) return blocked_forward(p);
-  const at::Tensor weights = unpack_blocks(p.weights).to(p.input.scalar_type());
+  const at::Tensor weights = unpack_blocks(p.weights);
   return run_forward({p.input, p.h_0, p.c_0, weights, p.bias, p.batch_sizes, p.reverse, p.save});
 }
 

@@ -68,7 +68,7 @@ ForwardResult blocked_forward(const ForwardProblem& problem);
 Gradients blocked_backward(const BackwardProblem& problem);
 at::Tensor pack_blocks(const at::Tensor& weights);
 at::Tensor unpack_blocks(const at::Tensor& packed);
-at::ScalarType packed_dtype(const at::Tensor& packed);  // of the products' operands
+bool has_narrow_blocks(const at::Tensor& packed);  // for products of bfloat16
 void check_blocks(
     const at::Tensor& packed, at::ScalarType dtype, int64_t input_size, int64_t hidden);
 

@@ -1,7 +1,7 @@
 // The engine in its fast form, for float32 and the 16-bit formats.
 //
-// The weights are packed once per call into blocks of hidden units, the three
-// gates of a unit side by side. Then one parallel region runs all steps: for
+// The weights are packed, once per call or once for all, into blocks of hidden
+// units, the three gates of a unit side by side. Then one parallel region runs all steps: for
 // each block a thread multiplies with the micro-kernel and does the pointwise
 // part at once, while the block is in its cache. The threads form a grid: each
 // has some rows of the batch and some blocks. Rows never depend on each other,
@@ -114,39 +114,43 @@ int64_t carried_rows(const std::vector<Step>& steps, size_t k) {
 // ---- packed weights ---------------------------------------------------------
 
 // Packed weights are a tensor of bytes: this header, then for each block of
-// hidden units the rows that multiply the input, then those that multiply the
-// state, the columns being the block's units gate by gate. A last block that is
-// narrower leaves the end of its part unused.
-struct alignas(64) PackedHeader {
+// hidden units the rows that multiply the input and those that multiply the
+// state, the columns being the block's units gate by gate.
+struct PackedHeader {
   static constexpr int64_t kMagic = 0x314B4341504D544C;  // LTMPACK1
   int64_t magic;
-  int64_t dtype;  // of the products' operands, an at::ScalarType
+  int64_t dtype;    // of the weights, an at::ScalarType
+  int64_t operand;  // of the products' operands
   int64_t hidden, input_size, width;
-
-  Blocks blocks() const { return Blocks(hidden, width); }
+  int64_t unused[2];  // zero; what follows is aligned as the tensor is
 };
+static_assert(sizeof(PackedHeader) == 64);
+
+PackedHeader read_header(const Tensor& packed) {
+  PackedHeader header;
+  std::memcpy(&header, packed.const_data_ptr(), sizeof(header));
+  return header;
+}
 
 template <typename G>
 struct PackedWeights {
-  explicit PackedWeights(Tensor bytes)
-      : PackedWeights(*static_cast<const PackedHeader*>(bytes.const_data_ptr()), bytes) {}
+  explicit PackedWeights(Tensor bytes) : PackedWeights(read_header(bytes), bytes) {}
 
   PackedWeights(const PackedHeader& header, Tensor bytes)
       : tensor(std::move(bytes)),
-        blocks(header.blocks()),
+        blocks(header.hidden, header.width),
         depth_x(padded_depth<G>(header.input_size)),
         depth_h(padded_depth<G>(header.hidden)),
         data(reinterpret_cast<const G*>(tensor.const_data_ptr<uint8_t>() + sizeof(PackedHeader))) {}
 
   static int64_t bytes(const PackedHeader& header) {
-    const Blocks blocks = header.blocks();
     const int64_t depth = padded_depth<G>(header.input_size) + padded_depth<G>(header.hidden);
     return static_cast<int64_t>(sizeof(PackedHeader)) +
-           blocks.count * 3 * blocks.width * depth * static_cast<int64_t>(sizeof(G));
+           3 * header.hidden * depth * static_cast<int64_t>(sizeof(G));
   }
 
-  const G* x(int64_t block) const { return data + block * 3 * blocks.width * (depth_x + depth_h); }
-  const G* h(int64_t block) const { return x(block) + depth_x * 3 * blocks.size(block); }
+  const G* x(int64_t block) const { return data + 3 * blocks.begin(block) * (depth_x + depth_h); }
+  const G* h(int64_t block) const { return x(block) + 3 * blocks.size(block) * depth_x; }
 
   Tensor tensor;
   Blocks blocks;
@@ -165,13 +169,15 @@ PackedWeights<G> pack_weights(const Tensor& weights, const Blocks& blocks) {
   const G* const w = static_cast<const G*>(rows.const_data_ptr());
   const PackedHeader header = {
       PackedHeader::kMagic,
+      static_cast<int64_t>(weights.scalar_type()),
       static_cast<int64_t>(kOperandDtype<G>),
       hidden,
       input_size,
-      blocks.width};
+      blocks.width,
+      {}};
   const Tensor bytes =
       at::empty({PackedWeights<G>::bytes(header)}, rows.options().dtype(at::kByte));
-  *static_cast<PackedHeader*>(bytes.mutable_data_ptr()) = header;
+  std::memcpy(bytes.mutable_data_ptr(), &header, sizeof(header));
   const PackedWeights<G> packed(bytes);
   const int64_t grain = std::max<int64_t>(1, kPackGrain / (3 * blocks.width * rows.size(1)));
   at::parallel_for(0, blocks.count, grain, [&](int64_t begin, int64_t end) {
@@ -229,7 +235,7 @@ ForwardResult forward(const ForwardProblem& p) {
   const int64_t depth_h = padded_depth<G>(hidden);
   const std::vector<Step> steps = plan_steps(p.input, p.batch_sizes, p.reverse);
 
-  const Grid grid = choose_grid(
+  Grid grid = choose_grid(
       available_threads(),
       batch,
       hidden,
@@ -240,6 +246,7 @@ ForwardResult forward(const ForwardProblem& p) {
           ? PackedWeights<G>(p.weights)
           : pack_weights<G>(p.weights, Blocks(hidden, grid.columns, kForwardUnits));
   const Blocks& blocks = weights.blocks;
+  grid.columns = std::min(grid.columns, blocks.count);
 
   // Arguments in the form that the kernels read.
   const Tensor x_rows = operand_rows<G>(flat_rows(p.input));
@@ -544,7 +551,7 @@ Gradients backward(const BackwardProblem& p) {
 }  // namespace
 
 ForwardResult blocked_forward(const ForwardProblem& problem) {
-  const bool narrow = is_prepacked(problem.weights) ? packed_dtype(problem.weights) == at::kBFloat16
+  const bool narrow = is_prepacked(problem.weights) ? has_narrow_blocks(problem.weights)
                                                     : has_micro_kernel<BFloat16>();
   switch (problem.input.scalar_type()) {
     case at::kHalf:
@@ -557,56 +564,68 @@ ForwardResult blocked_forward(const ForwardProblem& problem) {
 }
 
 Tensor pack_blocks(const Tensor& weights) {
-  const Blocks blocks(weights.size(0) / 3, available_threads(), kForwardUnits);
+  // For few rows, where packing ahead pays most.
+  const int64_t hidden = weights.size(0) / 3;
+  const int64_t rows = kGoodRows;
+  const Grid grid =
+      choose_grid(available_threads(), rows, hidden, weights.nbytes(), rows * 3 * hidden * hidden);
+  const Blocks blocks(hidden, grid.columns, kForwardUnits);
   return weights.scalar_type() == at::kBFloat16 && has_micro_kernel<BFloat16>()
              ? pack_weights<BFloat16>(weights, blocks).tensor
              : pack_weights<float>(weights, blocks).tensor;
 }
 
 Tensor unpack_blocks(const Tensor& packed) {
-  const PackedHeader header = *static_cast<const PackedHeader*>(packed.const_data_ptr());
-  return packed_dtype(packed) == at::kBFloat16 ? unpack_weights<BFloat16>(header, packed)
-                                               : unpack_weights<float>(header, packed);
+  const PackedHeader header = read_header(packed);
+  const Tensor weights = has_narrow_blocks(packed) ? unpack_weights<BFloat16>(header, packed)
+                                                   : unpack_weights<float>(header, packed);
+  return weights.to(static_cast<at::ScalarType>(header.dtype));
 }
 
-at::ScalarType packed_dtype(const Tensor& packed) {
-  return static_cast<at::ScalarType>(
-      static_cast<const PackedHeader*>(packed.const_data_ptr())->dtype);
+bool has_narrow_blocks(const Tensor& packed) {
+  return read_header(packed).operand == static_cast<int64_t>(at::kBFloat16);
 }
 
 void check_blocks(const Tensor& packed, at::ScalarType dtype, int64_t input_size, int64_t hidden) {
-  constexpr const char* kExpected = "lltm::sequence_prepacked: expected weights from prepack, ";
+  constexpr const char* kExpected = "lltm::sequence_prepacked: expected weights from prepack";
   constexpr auto kHeader = static_cast<int64_t>(sizeof(PackedHeader));
   PackedHeader header = {};
-  const bool whole = packed.dim() == 1 && packed.is_contiguous() && packed.numel() >= kHeader;
-  if (whole) std::memcpy(&header, packed.const_data_ptr(), sizeof(header));
-  const bool narrow = header.dtype == static_cast<int64_t>(at::kBFloat16);
+  if (packed.dim() == 1 && packed.is_contiguous() && packed.numel() >= kHeader) {
+    header = read_header(packed);
+  }
   TORCH_CHECK_VALUE(
-      whole && header.magic == PackedHeader::kMagic && header.width > 0 &&
-          packed.numel() == (narrow ? PackedWeights<BFloat16>::bytes(header)
-                                    : PackedWeights<float>::bytes(header)),
+      header.magic == PackedHeader::kMagic,
       kExpected,
-      "got other bytes of shape ",
+      ", got other bytes of shape ",
       shape_text(packed.sizes()));
   TORCH_CHECK_TYPE(
-      dtype != at::kDouble && (!narrow || dtype == at::kBFloat16),
+      header.dtype == static_cast<int64_t>(dtype),
       kExpected,
-      "of the input's dtype ",
+      " of dtype ",
       dtype,
-      ", got some for ",
-      narrow ? "BFloat16" : "Float");
+      ", got some of another dtype");
+  // Sizes that are those of real tensors can be calculated with.
   TORCH_CHECK_VALUE(
       header.hidden == hidden && header.input_size == input_size,
       kExpected,
-      "of shape (",
+      " of shape (",
       3 * hidden,
       ", ",
       hidden + input_size,
-      "), got some of shape (",
-      3 * header.hidden,
-      ", ",
-      header.hidden + header.input_size,
-      ")");
+      "), got some for hidden size ",
+      header.hidden,
+      " and input size ",
+      header.input_size);
+  const bool narrow = header.operand == static_cast<int64_t>(at::kBFloat16);
+  TORCH_CHECK_VALUE(
+      (narrow ? dtype == at::kBFloat16 : header.operand == static_cast<int64_t>(at::kFloat)) &&
+          dtype != at::kDouble && header.width > 0 && header.width <= kForwardUnits &&
+          header.width % kUnits == 0 &&
+          packed.numel() == (narrow ? PackedWeights<BFloat16>::bytes(header)
+                                    : PackedWeights<float>::bytes(header)),
+      kExpected,
+      ", got bytes that are not whole, of shape ",
+      shape_text(packed.sizes()));
 }
 
 Gradients blocked_backward(const BackwardProblem& problem) {

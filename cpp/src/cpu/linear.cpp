@@ -3,7 +3,6 @@
 #include "cpu/dispatch.h"
 
 #include <ATen/ops/addmm.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 
 namespace lltm::cpu {
@@ -28,23 +27,21 @@ void Linear::add_recurrent(Tensor gates, const Tensor& h) const {
   gates.addmm_(h, weights_h.t());
 }
 
-Tensor Linear::input_gradient(const Tensor& grad_gates) const {
-  return at::mm(grad_gates, weights_x);
+void Linear::input_gradient(Tensor out, const Tensor& grad_gates) const {
+  at::mm_out(out, grad_gates, weights_x);
 }
 
 void Linear::state_gradient(Tensor out, const Tensor& grad_gates) const {
   at::mm_out(out, grad_gates, weights_h);
 }
 
-Tensor weights_gradient(const Tensor& grad_gates, const Tensor& h, const Tensor& x) {
+void weights_gradient(
+    const Tensor& out, const Tensor& grad_gates, const Tensor& h, const Tensor& x) {
   const at::ScalarType dtype = grad_gates.scalar_type();
-  const int64_t hidden = h.size(1);
-  Tensor grad = at::empty({grad_gates.size(1), hidden + x.size(1)}, grad_gates.options());
-  Tensor grad_h = grad.slice(1, 0, hidden);
-  Tensor grad_x = grad.slice(1, hidden);
+  Tensor grad_h = out.slice(1, 0, h.size(1));
+  Tensor grad_x = out.slice(1, h.size(1));
   at::mm_out(grad_h, grad_gates.t(), h.to(dtype));
   at::mm_out(grad_x, grad_gates.t(), x.to(dtype));
-  return grad;
 }
 
 }  // namespace lltm::cpu

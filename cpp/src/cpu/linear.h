@@ -21,17 +21,17 @@ struct Linear {
   // gates (rows, 3H) += h (rows, H) W_h^T.
   void add_recurrent(at::Tensor gates, const at::Tensor& h) const;
 
-  // From the gradients of the pre-activations (rows, 3H):
-  at::Tensor input_gradient(const at::Tensor& grad_gates) const;  // (rows, I)
-  // (rows, H), written to `out`.
-  void state_gradient(at::Tensor out, const at::Tensor& grad_gates) const;
+  // From the gradients of the pre-activations (rows, 3H), written to `out`:
+  void input_gradient(at::Tensor out, const at::Tensor& grad_gates) const;  // (rows, I)
+  void state_gradient(at::Tensor out, const at::Tensor& grad_gates) const;  // (rows, H)
 
   at::Tensor weights_h;  // (3H, H)
   at::Tensor weights_x;  // (3H, I)
   at::Tensor bias;       // (3H), or undefined
 };
 
-// (3H, H+I) from the states and the inputs of the same rows; of their dtype.
-at::Tensor weights_gradient(const at::Tensor& grad_gates, const at::Tensor& h, const at::Tensor& x);
+// `out` (3H, H+I) from the states and the inputs of the same rows.
+void weights_gradient(
+    const at::Tensor& out, const at::Tensor& grad_gates, const at::Tensor& h, const at::Tensor& x);
 
 }  // namespace lltm::cpu

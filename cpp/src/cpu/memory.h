@@ -12,9 +12,9 @@
 
 namespace lltm::cpu {
 
-// at::empty, and for large tensors the kernel is asked for huge pages. Blocks of
-// this size go back to the operating system when they are freed, so each of
-// their pages is zeroed anew at its first touch, which by 4 KiB pages takes
+// at::empty, and for large tensors the kernel is asked for huge pages. Large
+// blocks mostly go back to the operating system when they are freed, so each of
+// their pages is zeroed anew at its first touch, which by 4 KiB pages can take
 // longer than to compute what is written there.
 inline at::Tensor empty_large(at::IntArrayRef sizes, const at::TensorOptions& options) {
   at::Tensor tensor = at::empty(sizes, options);

@@ -113,11 +113,7 @@ using Transpose = void (*)(
 
 // y (columns) = the sum of the rows of x (rows, columns).
 using SumRows = void (*)(
-    std::int64_t rows,
-    std::int64_t columns,
-    const float* x,
-    std::int64_t x_stride,
-    float* y);
+    std::int64_t rows, std::int64_t columns, const float* x, std::int64_t x_stride, float* y);
 
 // Everything compiled for one instruction set.
 struct Kernels {

@@ -311,11 +311,7 @@ void transpose(
 // Two sums, of the even and the odd rows, for the sake of rounding errors as
 // well as of speed.
 void sum_rows(
-    std::int64_t rows,
-    std::int64_t columns,
-    const float* x,
-    std::int64_t x_stride,
-    float* y) {
+    std::int64_t rows, std::int64_t columns, const float* x, std::int64_t x_stride, float* y) {
   for (std::int64_t c = 0; c < columns; c += kBlock) {
     const std::int64_t n = columns - c < kBlock ? columns - c : kBlock;
     Block<float> even = {}, odd = {};

@@ -173,7 +173,7 @@ void add_transposed_product(Tensor out, const std::vector<Pieces>& a, const Tens
       const int64_t depth = round_up(size, kDepths);
       float* const xt =
           transposes.mutable_data_ptr<float>() + (first / chunk_rows) % 2 * transposes.size(1);
-      transpose_chunk(xt, first, size, depth, own_height);
+      failure.guard([&] { transpose_chunk(xt, first, size, depth, own_height); });
 #pragma omp barrier
       failure.guard([&] {
         for (int64_t task = tasks.begin; task < tasks.end; ++task) {

@@ -4,6 +4,8 @@
 
 #include <torch/library.h>
 
+#include <cstdint>
+
 namespace lltm::cpu {
 namespace {
 
@@ -38,8 +40,11 @@ std::tuple<Tensor, Tensor, Tensor> sequence_prepacked(
     bool reverse) {
   check_sequence_prepacked(input, h_0, c_0, weights, bias, batch_sizes);
   check_prepacked(weights, input, h_0);
+  // Bytes that were read from a file may lie anywhere.
+  const bool aligned = reinterpret_cast<std::uintptr_t>(weights.const_data_ptr()) % 64 == 0;
+  const Tensor packed = aligned ? weights : weights.clone();
   auto [output, h_n, c_n, activations] =
-      run_forward({input, h_0, c_0, weights, bias, batch_sizes, reverse, /*save=*/false});
+      run_forward({input, h_0, c_0, packed, bias, batch_sizes, reverse, /*save=*/false});
   return {output, h_n, c_n};
 }
 

@@ -1,10 +1,10 @@
 #include "cpu/sums.h"
 
-#include "cpu/dispatch.h"
-#include "cpu/memory.h"
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
+#include "cpu/dispatch.h"
+#include "cpu/memory.h"
 
 #include <algorithm>
 
@@ -41,6 +41,7 @@ GradientSums::GradientSums(
   const auto [d_input, d_h_0, d_c_0, d_weights, d_bias] = p_.wanted;
   x_rows_ = flat_rows(p_.input);
   output_rows_ = flat_rows(p_.output);
+  initial_rows_ = p_.h_0.contiguous();
   if (d_input) {
     input_ = empty_large(x_rows_.sizes(), options);
     weights_x_.emplace(weights.slice(1, hidden));
@@ -88,7 +89,7 @@ Pieces GradientSums::states_before(size_t first, size_t last, at::ScalarType dty
     const int64_t rows = steps_[k].rows;
     const int64_t carried = k == 0 ? 0 : std::min(rows, steps_[k - 1].rows);
     if (carried > 0) append(output_rows_, steps_[k - 1].offset, steps_[k - 1].offset + carried);
-    append(p_.h_0, carried, rows);
+    append(initial_rows_, carried, rows);
   }
   Pieces pieces;
   for (const Span& span : spans) {

@@ -39,7 +39,7 @@ class GradientSums {
   std::vector<int64_t> begun_;  // rows of the state that take part before each step
   at::Tensor weights_h_;
   std::optional<RightOperand> weights_x_;
-  at::Tensor x_rows_, output_rows_;
+  at::Tensor x_rows_, output_rows_, initial_rows_;
   at::Tensor input_;    // (N, I)
   at::Tensor h_0_;      // (B, H)
   at::Tensor weights_;  // transposed, (H+I, 3H)
