@@ -51,13 +51,22 @@ struct Grid {
   int64_t threads() const { return rows * columns; }
 };
 
-// Hidden units of a block at most. Forward their three gates, backward their
+// Hidden units of a block at most: forward their three gates, backward their
 // gradient, times the rows of a step, stay in the second-level cache between
-// product and pointwise part; narrower ones read the rows of the product's left
-// operand more often.
+// product and pointwise part. Narrower blocks read the rows of the product's
+// left operand more often.
 constexpr int64_t kForwardUnits = 64;
 template <typename G>
 constexpr int64_t kBackwardUnits = std::is_same_v<G, float> ? 128 : 256;
+// Bytes of a block's weights at most. The product runs through all of them for
+// every few rows, so they have to stay in the second-level cache too.
+constexpr int64_t kBlockBytes = 1 << 20;
+// The largest width of blocks whose weights take `bytes` per hidden unit. Forward,
+// three gates of 16 units fill whole registers; backward it takes 32.
+int64_t block_units(int64_t most, int64_t bytes, int64_t multiple) {
+  const int64_t units = kBlockBytes / bytes;
+  return std::clamp(units / multiple * multiple, kUnits, most);
+}
 // Rows per thread from which the micro-kernel is near its peak.
 constexpr int64_t kGoodRows = 8;
 // Packed weights up to this size stay in a core's own cache, so that each
@@ -158,6 +167,15 @@ struct PackedWeights {
   const G* data;
 };
 
+template <typename G>
+Blocks forward_blocks(int64_t hidden, int64_t input_size, int64_t parts) {
+  const int64_t depth = padded_depth<G>(input_size) + padded_depth<G>(hidden);
+  return Blocks(
+      hidden,
+      parts,
+      block_units(kForwardUnits, 3 * depth * static_cast<int64_t>(sizeof(G)), kUnits));
+}
+
 // Elements of weights below which a second thread does not pay.
 constexpr int64_t kPackGrain = 16384;
 
@@ -244,7 +262,7 @@ ForwardResult forward(const ForwardProblem& p) {
   const PackedWeights<G> weights =
       is_prepacked(p.weights)
           ? PackedWeights<G>(p.weights)
-          : pack_weights<G>(p.weights, Blocks(hidden, grid.columns, kForwardUnits));
+          : pack_weights<G>(p.weights, forward_blocks<G>(hidden, input_size, grid.columns));
   const Blocks& blocks = weights.blocks;
   grid.columns = std::min(grid.columns, blocks.count);
 
@@ -431,7 +449,10 @@ Gradients backward(const BackwardProblem& p) {
       hidden,
       hidden * depth * static_cast<int64_t>(sizeof(G)),
       batch * 3 * hidden * hidden);
-  const Blocks blocks(hidden, grid.columns, kBackwardUnits<G>);
+  const Blocks blocks(
+      hidden,
+      grid.columns,
+      block_units(kBackwardUnits<G>, depth * static_cast<int64_t>(sizeof(G)), 2 * kUnits));
 
   const Tensor weights = p.weights.to(kOperandDtype<G>).contiguous();
   const G* const w = static_cast<const G*>(weights.const_data_ptr());
@@ -569,10 +590,13 @@ Tensor pack_blocks(const Tensor& weights) {
   const int64_t rows = kGoodRows;
   const Grid grid =
       choose_grid(available_threads(), rows, hidden, weights.nbytes(), rows * 3 * hidden * hidden);
-  const Blocks blocks(hidden, grid.columns, kForwardUnits);
+  const auto packed = [&]<typename G>(G*) {
+    const int64_t input_size = weights.size(1) - hidden;
+    return pack_weights<G>(weights, forward_blocks<G>(hidden, input_size, grid.columns)).tensor;
+  };
   return weights.scalar_type() == at::kBFloat16 && has_micro_kernel<BFloat16>()
-             ? pack_weights<BFloat16>(weights, blocks).tensor
-             : pack_weights<float>(weights, blocks).tensor;
+             ? packed(static_cast<BFloat16*>(nullptr))
+             : packed(static_cast<float*>(nullptr));
 }
 
 Tensor unpack_blocks(const Tensor& packed) {
