@@ -4,6 +4,7 @@
 #include "cpu/dispatch.h"
 #include "cpu/linear.h"
 #include "cpu/micro_kernel.h"
+#include "cpu/operands.h"
 #include "cpu/parallel.h"
 #include "cpu/products.h"
 
@@ -14,7 +15,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdint>
 #include <type_traits>
 #include <vector>
 
@@ -58,30 +58,6 @@ void step_by_product(
   });
 }
 
-// x (rows, depth) as the right operand x^T of the micro-kernel, with `columns`
-// columns; those past `rows` become zero. For bfloat16, depth is even.
-template <typename T>
-void pack_transposed(T* packed, int64_t columns, Matrix<const T> x, int64_t rows, int64_t depth) {
-  constexpr int64_t kTogether = kRowsTogether<T>;
-  const bool aligned = reinterpret_cast<std::uintptr_t>(x.data) % sizeof(float) == 0;
-  if (x.col_stride != 1 || x.row_stride % kTogether != 0 || !aligned) {
-    pack_rows(packed, columns, 0, x, rows, depth);
-    return;
-  }
-  // Elements that lie together, two of bfloat16, move as one float.
-  auto* const out = reinterpret_cast<float*>(packed);
-  kernels().transpose_f32(
-      rows,
-      depth / kTogether,
-      reinterpret_cast<const float*>(x.data),
-      x.row_stride / kTogether,
-      out,
-      columns);
-  for (int64_t k = 0; k < depth / kTogether && rows < columns; ++k) {
-    std::fill(out + k * columns + rows, out + (k + 1) * columns, 0.0f);
-  }
-}
-
 // By the micro-kernel, block by block, as z^T = W X^T: the weights are read as
 // they lie, and only the small X is laid out anew.
 template <typename T>
@@ -114,9 +90,10 @@ void step_by_blocks(
 
   for (int64_t first = 0; first < batch; first += columns) {
     const int64_t rows = std::min(columns, batch - first);
-    pack_transposed(xt, columns, read<T>(h).from(first), rows, hidden);
+    if (rows < columns) std::fill_n(floats, x_size, 0.0f);
+    pack_transposed(xt, columns, read<T>(h).from(first), hidden, rows);
     pack_transposed(
-        xt + hidden * columns, columns, read<T>(input).from(first), rows, depth - hidden);
+        xt + hidden * columns, columns, read<T>(input).from(first), depth - hidden, rows);
     at::parallel_for(
         0, blocks.count, (blocks.count + threads - 1) / threads, [&](int64_t begin, int64_t end) {
           for (int64_t block = begin; block < end; ++block) {

@@ -18,6 +18,7 @@
 #include "cpu/engine.h"
 #include "cpu/memory.h"
 #include "cpu/micro_kernel.h"
+#include "cpu/operands.h"
 #include "cpu/parallel.h"
 #include "cpu/sums.h"
 #include "steps.h"
@@ -183,8 +184,8 @@ template <typename G>
 PackedWeights<G> pack_weights(const Tensor& weights, const Blocks& blocks) {
   const int64_t hidden = blocks.hidden;
   const int64_t input_size = weights.size(1) - hidden;
-  const Tensor rows = weights.to(kOperandDtype<G>).contiguous();
-  const G* const w = static_cast<const G*>(rows.const_data_ptr());
+  const Tensor rows = weights.to(kOperandDtype<G>);
+  const auto w = read<G>(rows);
   const PackedHeader header = {
       PackedHeader::kMagic,
       static_cast<int64_t>(weights.scalar_type()),
@@ -201,15 +202,19 @@ PackedWeights<G> pack_weights(const Tensor& weights, const Blocks& blocks) {
   at::parallel_for(0, blocks.count, grain, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
       const int64_t width = blocks.size(block);
-      const auto row = [&](int64_t n) {
-        return w + (n / width * hidden + blocks.begin(block) + n % width) * (hidden + input_size);
+      const auto pack_part = [&](const G* to, int64_t first_column, int64_t depth) {
+        for (int64_t gate = 0; gate < 3; ++gate) {
+          const int64_t row = gate * hidden + blocks.begin(block);
+          pack_transposed(
+              const_cast<G*>(to) + gate * width * kRowsTogether<G>,
+              3 * width,
+              w.from(row, first_column),
+              depth,
+              width);
+        }
       };
-      pack(const_cast<G*>(packed.x(block)), input_size, 3 * width, [&](int64_t k, int64_t n) {
-        return row(n)[hidden + k];
-      });
-      pack(const_cast<G*>(packed.h(block)), hidden, 3 * width, [&](int64_t k, int64_t n) {
-        return row(n)[k];
-      });
+      pack_part(packed.x(block), hidden, input_size);
+      pack_part(packed.h(block), 0, hidden);
     }
   });
   return packed;
@@ -455,8 +460,7 @@ Gradients backward(const BackwardProblem& p) {
       block_units(kBackwardUnits<G>, depth * static_cast<int64_t>(sizeof(G)), 2 * kUnits));
 
   const Tensor weights = p.weights.to(kOperandDtype<G>).contiguous();
-  const G* const w = static_cast<const G*>(weights.const_data_ptr());
-  const int64_t w_stride = weights.size(1);
+  const auto w = read<G>(weights);
   const Tensor grad_rows = p.grad_output.defined() ? flat_rows(p.grad_output) : Tensor();
   const Tensor grad_h_n = p.grad_h_n.defined() ? p.grad_h_n.to(at::kFloat) : Tensor();
   const auto dh_n = read<float>(grad_h_n);
@@ -484,14 +488,16 @@ Gradients backward(const BackwardProblem& p) {
   const Tensor dh_buffer = at::empty({grid.threads(), batch * blocks.width}, options);
   const auto& kernels = pointwise<T, G>();
 
-  at::parallel_for(0, blocks.count, 1, [&](int64_t begin, int64_t end) {
+  const int64_t grain = std::max<int64_t>(1, kPackGrain / (depth * blocks.width));
+  at::parallel_for(0, blocks.count, grain, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
-      const G* const columns = w + blocks.begin(block);
-      pack(
-          packed + blocks.begin(block) * depth,
-          3 * hidden,
+      const int64_t unit = blocks.begin(block);
+      pack_rows(
+          packed + unit * depth,
           blocks.size(block),
-          [&](int64_t k, int64_t n) { return columns[k * w_stride + n]; });
+          w.from(0, unit),
+          3 * hidden,
+          blocks.size(block));
     }
   });
 

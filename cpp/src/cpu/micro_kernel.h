@@ -9,7 +9,6 @@
 
 #include "cpu/pointwise.h"
 
-#include <algorithm>
 #include <cstdint>
 
 namespace lltm::cpu {
@@ -31,42 +30,6 @@ inline constexpr std::int64_t kRowsTogether<BFloat16> = 2;
 template <typename G>
 constexpr std::int64_t padded_depth(std::int64_t depth) {
   return (depth + kRowsTogether<G> - 1) / kRowsTogether<G> * kRowsTogether<G>;
-}
-
-// Packs the operand B (depth, columns) of the micro-kernel, whose element
-// (k, n) is element(k, n), in tiles, so that neither side strides far.
-template <typename G, typename Element>
-void pack(G* packed, int64_t depth, int64_t columns, Element element) {
-  constexpr int64_t kTile = 16;
-  constexpr int64_t kTogether = kRowsTogether<G>;
-  for (int64_t k0 = 0; k0 < padded_depth<G>(depth); k0 += kTile) {
-    const int64_t k1 = std::min(k0 + kTile, padded_depth<G>(depth));
-    for (int64_t n0 = 0; n0 < columns; n0 += kTile) {
-      const int64_t n1 = std::min(n0 + kTile, columns);
-      for (int64_t n = n0; n < n1; ++n) {
-        for (int64_t k = k0; k < k1; ++k) {
-          packed[(k / kTogether * columns + n) * kTogether + k % kTogether] =
-              k < depth ? element(k, n) : G{};
-        }
-      }
-    }
-  }
-}
-
-// Packs the transpose of x (rows, depth) as rows [k_begin, k_begin + depth) of
-// an operand with `columns` columns; columns past `rows` become zero. Both k_begin
-// and depth are multiples of kRowsTogether.
-template <typename G>
-void pack_rows(
-    G* packed,
-    std::int64_t columns,
-    std::int64_t k_begin,
-    Matrix<const G> x,
-    std::int64_t rows,
-    std::int64_t depth) {
-  pack(packed + k_begin * columns, depth, columns, [&](std::int64_t k, std::int64_t n) {
-    return n < rows ? x.row(n)[k * x.col_stride] : G{};
-  });
 }
 
 // Whether the rows of a matrix, `stride` elements apart, can be an operand as

@@ -2,6 +2,7 @@
 
 #include "cpu/dispatch.h"
 #include "cpu/micro_kernel.h"
+#include "cpu/operands.h"
 #include "cpu/parallel.h"
 
 #include <ATen/Parallel.h>
@@ -11,7 +12,6 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <cstring>
 
 namespace lltm::cpu {
 namespace {
@@ -37,14 +37,6 @@ constexpr int64_t round_up(int64_t n, int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
 }
 
-// Rows [begin, begin + depth) of columns [n, n + width), as contiguous rows.
-void copy_band(
-    float* band, Matrix<const float> b, int64_t begin, int64_t depth, int64_t n, int64_t width) {
-  for (int64_t k = 0; k < depth; ++k) {
-    std::memcpy(band + k * width, b.row(begin + k) + n, width * sizeof(float));
-  }
-}
-
 }  // namespace
 
 bool is_operand(const Tensor& x) {
@@ -61,7 +53,8 @@ RightOperand::RightOperand(const Tensor& b) : matrix_(b) {
   float* const packed = packed_.mutable_data_ptr<float>();
   at::parallel_for(0, (columns + kColumns - 1) / kColumns, 1, [&](int64_t begin, int64_t end) {
     for (int64_t n = begin * kColumns; n < std::min(columns, end * kColumns); n += kColumns) {
-      copy_band(packed + n * depth, matrix, 0, depth, n, std::min(kColumns, columns - n));
+      const int64_t width = std::min(kColumns, columns - n);
+      pack_rows(packed + n * depth, width, matrix.from(0, n), depth, width);
     }
   });
 }
@@ -184,7 +177,7 @@ void add_transposed_product(Tensor out, const std::vector<Pieces>& a, const Tens
           const int64_t m = (group + place % in_group) * kMaxRows;
           const int64_t width = std::min(kColumns, columns - n);
           if (task == tasks.begin || place % in_group == 0) {
-            copy_band(band, w, first, size, n, width);
+            pack_rows(band, width, w.from(first, n), size, width);
             std::fill(band + size * width, band + depth * width, 0.0f);
           }
           multiply(
@@ -209,13 +202,14 @@ void add_transposed_product(Tensor out, const std::vector<Pieces>& a, const Tens
 Tensor transposed(const Tensor& x) {
   if (x.scalar_type() != at::kFloat || x.stride(1) != 1) return x.t().contiguous();
   const Tensor y = at::empty({x.size(1), x.size(0)}, x.options());
-  kernels().transpose_f32(
-      x.size(0),
-      x.size(1),
-      x.const_data_ptr<float>(),
-      x.stride(0),
-      y.mutable_data_ptr<float>(),
-      y.stride(0));
+  const auto from = read<float>(x);
+  const auto to = write<float>(y);
+  constexpr int64_t kGrainElements = 1 << 14;
+  const int64_t grain = kGrainElements / std::max<int64_t>(1, x.size(0)) / 16 * 16 + 16;
+  at::parallel_for(0, x.size(1), grain, [&](int64_t begin, int64_t end) {
+    kernels().transpose_f32(
+        x.size(0), end - begin, from.data + begin, from.row_stride, to.row(begin), to.row_stride);
+  });
   return y;
 }
 
