@@ -1,9 +1,9 @@
 #include "composite.h"
 
 #include "check.h"
+#include "steps.h"
 
 #include <lltm/ops.h>
-#include "steps.h"
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>

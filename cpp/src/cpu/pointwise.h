@@ -1,5 +1,5 @@
 // The pointwise part of a step on the CPU: what is left when the matrix
-// product has given the pre-activations.
+// product has given the pre-activations. And what else is worth vector code.
 //
 // The kernels are compiled once per instruction set, from the same source
 // (pointwise_kernels.h), and see raw pointers only: no header of ATen or of
