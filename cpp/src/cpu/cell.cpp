@@ -10,7 +10,6 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -135,7 +134,9 @@ void step_by_blocks(
 // Rows from which the blocks win: fewer leave most of a vector unused.
 constexpr int64_t kBlockRows = 4;
 // Rows up to which they win backward: with more, ATen's products are as good.
-constexpr int64_t kGradientRows = 128;
+// Each number of rows is a depth of its own to the micro-kernel, so it stays
+// bounded too.
+constexpr int64_t kGradientRows = 32;
 
 // Dtypes that the micro-kernel multiplies without a copy of the weights.
 template <typename T>
@@ -248,26 +249,16 @@ void backward_by_blocks(
     const Tensor& h,
     const Tensor& weights,
     const StepGradients& results) {
-  constexpr int64_t kDepths = 16;    // dz^T is padded to a multiple, so that there are few
   constexpr int64_t kColumns = 256;  // of the weight gradient at once
   const int64_t batch = h.size(0);
   const int64_t hidden = h.size(1);
   const int64_t input_size = input.size(1);
   const int64_t threads = batch * hidden < kGrain ? 1 : at::get_num_threads();
   const Blocks blocks(hidden, threads, kUnitsAtOnce);
-  const int64_t depth = (batch + kDepths - 1) / kDepths * kDepths;
   const auto dz = write<float>(results.dz);
   const auto d_weights = write<float>(results.d_weights);
   const auto d_bias = write_row<float>(results.d_bias);
-  const Tensor buffer = at::empty({blocks.count, blocks.width * depth}, results.dz.options());
-  std::array<Tensor, 2> x = {h, input};
-  if (depth != batch && results.d_weights.defined()) {
-    for (Tensor& part : x) {
-      const Tensor padded = at::zeros({depth, part.size(1)}, part.options());
-      padded.narrow(0, 0, batch).copy_(part);
-      part = padded;
-    }
-  }
+  const Tensor buffer = at::empty({blocks.count, blocks.width * batch}, results.dz.options());
 
   at::parallel_for(
       0, blocks.count, (blocks.count + threads - 1) / threads, [&](int64_t begin, int64_t end) {
@@ -291,34 +282,40 @@ void backward_by_blocks(
                   batch, width, dz_gate.data, dz_gate.row_stride, d_bias.data + row);
             }
             if (d_weights.data == nullptr) continue;
-            kernels().transpose_f32(batch, width, dz_gate.data, dz_gate.row_stride, dzt, depth);
-            for (int64_t u = 0; u < width && batch < depth; ++u) {
-              std::fill(dzt + u * depth + batch, dzt + (u + 1) * depth, 0.0f);
-            }
+            kernels().transpose_f32(batch, width, dz_gate.data, dz_gate.row_stride, dzt, batch);
             int64_t left = 0;
-            for (const Tensor& operand : x) {
-              for (int64_t n = 0; n < operand.size(1); n += kColumns) {
+            for (const Tensor& part_of_x : {h, input}) {
+              const auto x = read<float>(part_of_x);
+              for (int64_t n = 0; n < part_of_x.size(1); n += kColumns) {
                 multiply(
                     width,
-                    std::min(kColumns, operand.size(1) - n),
-                    depth,
+                    std::min(kColumns, part_of_x.size(1) - n),
+                    batch,
                     dzt,
-                    depth,
-                    read<float>(operand).data + n,
-                    operand.stride(0),
+                    batch,
+                    x.data + n,
+                    x.row_stride,
                     d_weights.row(row) + left + n,
                     d_weights.row_stride,
                     /*accumulate=*/false);
               }
-              left += operand.size(1);
+              left += part_of_x.size(1);
             }
           }
         }
         release_micro_kernel();
       });
 
-  // dX = dz W, the weights read as they lie.
+  // dX = dz W. For few rows the weights are read as they lie; for more, a
+  // product that lays them out first is faster.
+  constexpr int64_t kRowsInPlace = 16;
   constexpr int64_t kTileColumns = 64;
+  if (batch > kRowsInPlace) {
+    const Linear linear(weights, std::nullopt);
+    if (results.d_input.defined()) linear.input_gradient(results.d_input, results.dz);
+    if (results.d_h.defined()) linear.state_gradient(results.d_h, results.dz);
+    return;
+  }
   const auto w = read<float>(weights);
   const auto d_h = write<float>(results.d_h);
   const auto d_input = write<float>(results.d_input);
