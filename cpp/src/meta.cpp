@@ -68,6 +68,14 @@ Tensor empty_output(const Tensor& input, const SymInt& hidden) {
   return empty(input, std::move(shape));
 }
 
+// output, h_n, c_n.
+std::tuple<Tensor, Tensor, Tensor> sequence_results(const Tensor& input, const SequenceSizes& s) {
+  return {
+      empty_output(input, s.hidden),
+      empty(input, {s.batch, s.hidden}),
+      empty(input, {s.batch, s.hidden})};
+}
+
 std::tuple<Tensor, Tensor, Tensor> sequence(
     const Tensor& input,
     const Tensor& h_0,
@@ -76,11 +84,7 @@ std::tuple<Tensor, Tensor, Tensor> sequence(
     const std::optional<Tensor>& bias,
     const std::optional<Tensor>& batch_sizes,
     bool /*reverse*/) {
-  const SequenceSizes s = check_sequence(input, h_0, c_0, weights, bias, batch_sizes);
-  return {
-      empty_output(input, s.hidden),
-      empty(input, {s.batch, s.hidden}),
-      empty(input, {s.batch, s.hidden})};
+  return sequence_results(input, check_sequence(input, h_0, c_0, weights, bias, batch_sizes));
 }
 
 // What prepack gives depends on the machine that it runs on.
@@ -100,11 +104,8 @@ std::tuple<Tensor, Tensor, Tensor> sequence_prepacked(
     const std::optional<Tensor>& bias,
     const std::optional<Tensor>& batch_sizes,
     bool /*reverse*/) {
-  const SequenceSizes s = check_sequence_prepacked(input, h_0, c_0, weights, bias, batch_sizes);
-  return {
-      empty_output(input, s.hidden),
-      empty(input, {s.batch, s.hidden}),
-      empty(input, {s.batch, s.hidden})};
+  return sequence_results(
+      input, check_sequence_prepacked(input, h_0, c_0, weights, bias, batch_sizes));
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> sequence_forward(

@@ -1,12 +1,12 @@
 // The engine in its fast form, for float32 and the 16-bit formats.
 //
 // The weights are packed, once per call or once for all, into blocks of hidden
-// units, the three gates of a unit side by side. Then one parallel region runs all steps: for
-// each block a thread multiplies with the micro-kernel and does the pointwise
-// part at once, while the block is in its cache. The threads form a grid: each
-// has some rows of the batch and some blocks. Rows never depend on each other,
-// so there is a barrier after each step only where rows share their blocks out
-// among several threads.
+// units, the three gates of a unit side by side. Then one parallel region runs
+// all steps: for each block a thread multiplies with the micro-kernel and does
+// the pointwise part at once, while the block is in its cache. The threads form
+// a grid: each has some rows of the batch and some blocks. Rows never depend on
+// each other, so there is a barrier after each step only where rows share their
+// blocks out among several threads.
 //
 // Forward, per step and block:    z = x W_x^T + h W_h^T, then h', c'
 // Backward, per step and block:   dh = dz' W_h (dz' of the step after), then dz

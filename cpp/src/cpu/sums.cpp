@@ -1,10 +1,11 @@
 #include "cpu/sums.h"
 
+#include "cpu/dispatch.h"
+#include "cpu/memory.h"
+
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
-#include "cpu/dispatch.h"
-#include "cpu/memory.h"
 
 #include <algorithm>
 
