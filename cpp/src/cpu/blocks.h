@@ -1,8 +1,9 @@
-// How the hidden units of a layer are cut into blocks.
+// How the work of a layer is cut: hidden units into blocks, threads into a grid.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 namespace lltm::cpu {
 
@@ -30,5 +31,50 @@ struct Blocks {
 
   int64_t hidden, width, count;
 };
+
+// Hidden units of a block at most: forward their three gates, backward their
+// gradient, times the rows of a step, stay in the second-level cache between
+// product and pointwise part. Narrower blocks read the rows of the product's
+// left operand more often.
+constexpr int64_t kForwardUnits = 64;
+template <typename G>
+constexpr int64_t kBackwardUnits = std::is_same_v<G, float> ? 128 : 256;
+// Bytes of a block's weights at most. The product runs through all of them for
+// every few rows, so they have to stay in the second-level cache too.
+constexpr int64_t kBlockBytes = 1 << 20;
+// The largest width of blocks whose weights take `bytes` per hidden unit. Forward,
+// three gates of 16 units fill whole registers; backward it takes 32.
+inline int64_t block_units(int64_t most, int64_t bytes, int64_t multiple) {
+  const int64_t units = kBlockBytes / bytes;
+  return std::clamp(units / multiple * multiple, kUnits, most);
+}
+
+// Threads in `rows` groups, each with its own rows of the batch, of `columns`
+// threads, each with its own blocks of hidden units.
+struct Grid {
+  int64_t rows = 1;
+  int64_t columns = 1;
+  int64_t threads() const { return rows * columns; }
+};
+
+// Rows per thread from which the micro-kernel is near its peak.
+constexpr int64_t kGoodRows = 8;
+// Packed weights up to this size stay in a core's own cache, so that each
+// thread can run through all of them at every step.
+constexpr int64_t kPrivateCache = 3 << 19;
+// Multiply-adds of one step below which a second thread costs more than it
+// saves.
+constexpr int64_t kSerialStep = 150000;
+
+inline Grid choose_grid(
+    int64_t threads, int64_t batch, int64_t hidden, int64_t weight_bytes, int64_t step) {
+  Grid grid;
+  if (step < kSerialStep) return grid;
+  if (weight_bytes <= kPrivateCache) {
+    grid.rows = std::clamp<int64_t>(batch / kGoodRows, 1, threads);
+  }
+  grid.columns = std::clamp<int64_t>(threads / grid.rows, 1, (hidden + kUnits - 1) / kUnits);
+  return grid;
+}
 
 }  // namespace lltm::cpu

@@ -1,6 +1,7 @@
 #include "cpu/engine.h"
 
 #include "cpu/micro_kernel.h"
+#include "cpu/packed_weights.h"
 
 namespace lltm::cpu {
 namespace {
@@ -18,20 +19,8 @@ ForwardResult run_forward(const ForwardProblem& p) {
   if (!is_prepacked(p.weights)) return blocks ? blocked_forward(p) : stepwise_forward(p);
   const bool readable = !has_narrow_blocks(p.weights) || has_micro_kernel<BFloat16>();
   if (blocks && readable) return blocked_forward(p);
-  const at::Tensor weights = unpack_blocks(p.weights);
+  const at::Tensor weights = unpack(p.weights);
   return run_forward({p.input, p.h_0, p.c_0, weights, p.bias, p.batch_sizes, p.reverse, p.save});
-}
-
-at::Tensor prepack(const at::Tensor& weights) {
-  const bool blocks =
-      weights.scalar_type() != at::kDouble && weights.numel() > 0 && has_micro_kernel<float>();
-  return blocks ? pack_blocks(weights) : weights.clone(at::MemoryFormat::Contiguous);
-}
-
-void check_prepacked(const at::Tensor& weights, const at::Tensor& input, const at::Tensor& h_0) {
-  if (is_prepacked(weights)) {
-    check_blocks(weights, input.scalar_type(), input.size(-1), h_0.size(1));
-  }
 }
 
 Gradients run_backward(const BackwardProblem& problem) {

@@ -15,7 +15,7 @@ namespace lltm::cpu {
 using ForwardResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
-// `weights` may be prepacked.
+// `weights` may be prepacked (packed_weights.h).
 struct ForwardProblem {
   const at::Tensor& input;
   const at::Tensor& h_0;
@@ -47,17 +47,6 @@ struct BackwardProblem {
 ForwardResult run_forward(const ForwardProblem& problem);
 Gradients run_backward(const BackwardProblem& problem);
 
-// Weights (3H, H+I) in the form that the forward engine reads them: a tensor of
-// bytes, or, where that engine has no such form for their dtype or on this CPU,
-// a copy.
-at::Tensor prepack(const at::Tensor& weights);
-inline bool is_prepacked(const at::Tensor& weights) {
-  return weights.scalar_type() == at::kByte;
-}
-// Whether prepacked weights, perhaps of another CPU, are those of a layer with
-// the sizes and the dtype of `input` and `h_0`; throws if not.
-void check_prepacked(const at::Tensor& weights, const at::Tensor& input, const at::Tensor& h_0);
-
 // engine_stepwise.cpp: public ATen products, step by step. Always works.
 ForwardResult stepwise_forward(const ForwardProblem& problem);
 Gradients stepwise_backward(const BackwardProblem& problem);
@@ -66,10 +55,5 @@ Gradients stepwise_backward(const BackwardProblem& problem);
 // block in one parallel region. Not for float64.
 ForwardResult blocked_forward(const ForwardProblem& problem);
 Gradients blocked_backward(const BackwardProblem& problem);
-at::Tensor pack_blocks(const at::Tensor& weights);
-at::Tensor unpack_blocks(const at::Tensor& packed);
-bool has_narrow_blocks(const at::Tensor& packed);  // for products of bfloat16
-void check_blocks(
-    const at::Tensor& packed, at::ScalarType dtype, int64_t input_size, int64_t hidden);
 
 }  // namespace lltm::cpu

@@ -19,22 +19,19 @@
 #include "cpu/memory.h"
 #include "cpu/micro_kernel.h"
 #include "cpu/operands.h"
+#include "cpu/packed_weights.h"
 #include "cpu/parallel.h"
 #include "cpu/sums.h"
 #include "steps.h"
-#include "text.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
-#include <c10/util/Exception.h>
 #include <omp.h>
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
 namespace lltm::cpu {
@@ -42,53 +39,8 @@ namespace {
 
 using at::Tensor;
 
-// ---- how the work is cut ----------------------------------------------------
-
-// Threads in `rows` groups, each with its own rows of the batch, of `columns`
-// threads, each with its own blocks of hidden units.
-struct Grid {
-  int64_t rows = 1;
-  int64_t columns = 1;
-  int64_t threads() const { return rows * columns; }
-};
-
-// Hidden units of a block at most: forward their three gates, backward their
-// gradient, times the rows of a step, stay in the second-level cache between
-// product and pointwise part. Narrower blocks read the rows of the product's
-// left operand more often.
-constexpr int64_t kForwardUnits = 64;
-template <typename G>
-constexpr int64_t kBackwardUnits = std::is_same_v<G, float> ? 128 : 256;
-// Bytes of a block's weights at most. The product runs through all of them for
-// every few rows, so they have to stay in the second-level cache too.
-constexpr int64_t kBlockBytes = 1 << 20;
-// The largest width of blocks whose weights take `bytes` per hidden unit. Forward,
-// three gates of 16 units fill whole registers; backward it takes 32.
-int64_t block_units(int64_t most, int64_t bytes, int64_t multiple) {
-  const int64_t units = kBlockBytes / bytes;
-  return std::clamp(units / multiple * multiple, kUnits, most);
-}
-// Rows per thread from which the micro-kernel is near its peak.
-constexpr int64_t kGoodRows = 8;
-// Packed weights up to this size stay in a core's own cache, so that each
-// thread can run through all of them at every step.
-constexpr int64_t kPrivateCache = 3 << 19;
-// Multiply-adds of one step below which a second thread costs more than it
-// saves.
-constexpr int64_t kSerialStep = 150000;
 // Rows of a product of input and weights worth a pass over the weights.
 constexpr int64_t kProjectionRows = 64;
-
-Grid choose_grid(
-    int64_t threads, int64_t batch, int64_t hidden, int64_t weight_bytes, int64_t step) {
-  Grid grid;
-  if (step < kSerialStep) return grid;
-  if (weight_bytes <= kPrivateCache) {
-    grid.rows = std::clamp<int64_t>(batch / kGoodRows, 1, threads);
-  }
-  grid.columns = std::clamp<int64_t>(threads / grid.rows, 1, (hidden + kUnits - 1) / kUnits);
-  return grid;
-}
 
 // ---- operands ---------------------------------------------------------------
 
@@ -121,132 +73,6 @@ int64_t carried_rows(const std::vector<Step>& steps, size_t k) {
   return k == 0 ? 0 : std::min(steps[k].rows, steps[k - 1].rows);
 }
 
-// ---- packed weights ---------------------------------------------------------
-
-// Packed weights are a tensor of bytes: this header, then for each block of
-// hidden units the rows that multiply the input and those that multiply the
-// state, the columns being the block's units gate by gate.
-struct PackedHeader {
-  static constexpr int64_t kMagic = 0x314B4341504D544C;  // LTMPACK1
-  int64_t magic;
-  int64_t dtype;    // of the weights, an at::ScalarType
-  int64_t operand;  // of the products' operands
-  int64_t hidden, input_size, width;
-  int64_t unused[2];  // zero; what follows is aligned as the tensor is
-};
-static_assert(sizeof(PackedHeader) == 64);
-
-PackedHeader read_header(const Tensor& packed) {
-  PackedHeader header;
-  std::memcpy(&header, packed.const_data_ptr(), sizeof(header));
-  return header;
-}
-
-template <typename G>
-struct PackedWeights {
-  explicit PackedWeights(Tensor bytes) : PackedWeights(read_header(bytes), bytes) {}
-
-  PackedWeights(const PackedHeader& header, Tensor bytes)
-      : tensor(std::move(bytes)),
-        blocks(header.hidden, header.width),
-        depth_x(padded_depth<G>(header.input_size)),
-        depth_h(padded_depth<G>(header.hidden)),
-        data(reinterpret_cast<const G*>(tensor.const_data_ptr<uint8_t>() + sizeof(PackedHeader))) {}
-
-  static int64_t bytes(const PackedHeader& header) {
-    const int64_t depth = padded_depth<G>(header.input_size) + padded_depth<G>(header.hidden);
-    return static_cast<int64_t>(sizeof(PackedHeader)) +
-           3 * header.hidden * depth * static_cast<int64_t>(sizeof(G));
-  }
-
-  const G* x(int64_t block) const { return data + 3 * blocks.begin(block) * (depth_x + depth_h); }
-  const G* h(int64_t block) const { return x(block) + 3 * blocks.size(block) * depth_x; }
-
-  Tensor tensor;
-  Blocks blocks;
-  int64_t depth_x, depth_h;
-  const G* data;
-};
-
-template <typename G>
-Blocks forward_blocks(int64_t hidden, int64_t input_size, int64_t parts) {
-  const int64_t depth = padded_depth<G>(input_size) + padded_depth<G>(hidden);
-  return Blocks(
-      hidden,
-      parts,
-      block_units(kForwardUnits, 3 * depth * static_cast<int64_t>(sizeof(G)), kUnits));
-}
-
-// Elements of weights below which a second thread does not pay.
-constexpr int64_t kPackGrain = 16384;
-
-template <typename G>
-PackedWeights<G> pack_weights(const Tensor& weights, const Blocks& blocks) {
-  const int64_t hidden = blocks.hidden;
-  const int64_t input_size = weights.size(1) - hidden;
-  const Tensor rows = weights.to(kOperandDtype<G>);
-  const auto w = read<G>(rows);
-  const PackedHeader header = {
-      PackedHeader::kMagic,
-      static_cast<int64_t>(weights.scalar_type()),
-      static_cast<int64_t>(kOperandDtype<G>),
-      hidden,
-      input_size,
-      blocks.width,
-      {}};
-  const Tensor bytes =
-      at::empty({PackedWeights<G>::bytes(header)}, rows.options().dtype(at::kByte));
-  std::memcpy(bytes.mutable_data_ptr(), &header, sizeof(header));
-  const PackedWeights<G> packed(bytes);
-  const int64_t grain = std::max<int64_t>(1, kPackGrain / (3 * blocks.width * rows.size(1)));
-  at::parallel_for(0, blocks.count, grain, [&](int64_t begin, int64_t end) {
-    for (int64_t block = begin; block < end; ++block) {
-      const int64_t width = blocks.size(block);
-      const auto pack_part = [&](const G* to, int64_t first_column, int64_t depth) {
-        for (int64_t gate = 0; gate < 3; ++gate) {
-          const int64_t row = gate * hidden + blocks.begin(block);
-          pack_transposed(
-              const_cast<G*>(to) + gate * width * kRowsTogether<G>,
-              3 * width,
-              w.from(row, first_column),
-              depth,
-              width);
-        }
-      };
-      pack_part(packed.x(block), hidden, input_size);
-      pack_part(packed.h(block), 0, hidden);
-    }
-  });
-  return packed;
-}
-
-template <typename G>
-Tensor unpack_weights(const PackedHeader& header, const Tensor& bytes) {
-  constexpr int64_t kTogether = kRowsTogether<G>;
-  const PackedWeights<G> packed(header, bytes);
-  const Blocks& blocks = packed.blocks;
-  const Tensor weights = at::empty(
-      {3 * header.hidden, header.hidden + header.input_size},
-      bytes.options().dtype(kOperandDtype<G>));
-  const auto w = write<G>(weights);
-  for (int64_t block = 0; block < blocks.count; ++block) {
-    const int64_t columns = 3 * blocks.size(block);
-    const auto take = [&](const G* from, int64_t depth, int64_t first_column) {
-      for (int64_t k = 0; k < depth; ++k) {
-        for (int64_t n = 0; n < columns; ++n) {
-          const int64_t gate = n / blocks.size(block);
-          const int64_t unit = blocks.begin(block) + n % blocks.size(block);
-          w.row(gate * blocks.hidden + unit)[first_column + k] =
-              from[(k / kTogether * columns + n) * kTogether + k % kTogether];
-        }
-      }
-    };
-    take(packed.x(block), header.input_size, header.hidden);
-    take(packed.h(block), header.hidden, 0);
-  }
-  return weights;
-}
-
 // ---- forward ----------------------------------------------------------------
 
 template <typename T, typename G>
@@ -264,10 +90,9 @@ ForwardResult forward(const ForwardProblem& p) {
       hidden,
       3 * hidden * (depth_h + depth_x) * static_cast<int64_t>(sizeof(G)),
       batch * 3 * hidden * hidden);
-  const PackedWeights<G> weights =
-      is_prepacked(p.weights)
-          ? PackedWeights<G>(p.weights)
-          : pack_weights<G>(p.weights, forward_blocks<G>(hidden, input_size, grid.columns));
+  const PackedWeights<G> weights = is_prepacked(p.weights)
+                                       ? PackedWeights<G>(p.weights)
+                                       : pack_weights<G>(p.weights, grid.columns);
   const Blocks& blocks = weights.blocks;
   grid.columns = std::min(grid.columns, blocks.count);
 
@@ -588,74 +413,6 @@ ForwardResult blocked_forward(const ForwardProblem& problem) {
     default:
       return forward<float, float>(problem);
   }
-}
-
-Tensor pack_blocks(const Tensor& weights) {
-  // For few rows, where packing ahead pays most.
-  const int64_t hidden = weights.size(0) / 3;
-  const int64_t rows = kGoodRows;
-  const Grid grid =
-      choose_grid(available_threads(), rows, hidden, weights.nbytes(), rows * 3 * hidden * hidden);
-  const auto packed = [&]<typename G>(G*) {
-    const int64_t input_size = weights.size(1) - hidden;
-    return pack_weights<G>(weights, forward_blocks<G>(hidden, input_size, grid.columns)).tensor;
-  };
-  return weights.scalar_type() == at::kBFloat16 && has_micro_kernel<BFloat16>()
-             ? packed(static_cast<BFloat16*>(nullptr))
-             : packed(static_cast<float*>(nullptr));
-}
-
-Tensor unpack_blocks(const Tensor& packed) {
-  const PackedHeader header = read_header(packed);
-  const Tensor weights = has_narrow_blocks(packed) ? unpack_weights<BFloat16>(header, packed)
-                                                   : unpack_weights<float>(header, packed);
-  return weights.to(static_cast<at::ScalarType>(header.dtype));
-}
-
-bool has_narrow_blocks(const Tensor& packed) {
-  return read_header(packed).operand == static_cast<int64_t>(at::kBFloat16);
-}
-
-void check_blocks(const Tensor& packed, at::ScalarType dtype, int64_t input_size, int64_t hidden) {
-  constexpr const char* kExpected = "lltm::sequence_prepacked: expected weights from prepack";
-  constexpr auto kHeader = static_cast<int64_t>(sizeof(PackedHeader));
-  PackedHeader header = {};
-  if (packed.dim() == 1 && packed.is_contiguous() && packed.numel() >= kHeader) {
-    header = read_header(packed);
-  }
-  TORCH_CHECK_VALUE(
-      header.magic == PackedHeader::kMagic,
-      kExpected,
-      ", got other bytes of shape ",
-      shape_text(packed.sizes()));
-  TORCH_CHECK_TYPE(
-      header.dtype == static_cast<int64_t>(dtype),
-      kExpected,
-      " of dtype ",
-      dtype,
-      ", got some of another dtype");
-  // Sizes that are those of real tensors can be calculated with.
-  TORCH_CHECK_VALUE(
-      header.hidden == hidden && header.input_size == input_size,
-      kExpected,
-      " of shape (",
-      3 * hidden,
-      ", ",
-      hidden + input_size,
-      "), got some for hidden size ",
-      header.hidden,
-      " and input size ",
-      header.input_size);
-  const bool narrow = header.operand == static_cast<int64_t>(at::kBFloat16);
-  TORCH_CHECK_VALUE(
-      (narrow ? dtype == at::kBFloat16 : header.operand == static_cast<int64_t>(at::kFloat)) &&
-          dtype != at::kDouble && header.width > 0 && header.width <= kForwardUnits &&
-          header.width % kUnits == 0 &&
-          packed.numel() == (narrow ? PackedWeights<BFloat16>::bytes(header)
-                                    : PackedWeights<float>::bytes(header)),
-      kExpected,
-      ", got bytes that are not whole, of shape ",
-      shape_text(packed.sizes()));
 }
 
 Gradients blocked_backward(const BackwardProblem& problem) {

@@ -12,6 +12,9 @@
 
 namespace lltm::cpu {
 
+// Elements of weights below which a second thread does not pay.
+constexpr int64_t kPackGrain = 16384;
+
 // Element (k, n) is element(k, n). In tiles, so that neither side strides far.
 template <typename G, typename Element>
 void pack(G* packed, int64_t ld, int64_t depth, int64_t columns, Element element) {

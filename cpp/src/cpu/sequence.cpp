@@ -1,6 +1,7 @@
 // lltm::sequence on the CPU: the glue of check, engine and results.
 #include "check.h"
 #include "cpu/engine.h"
+#include "cpu/packed_weights.h"
 
 #include <torch/library.h>
 
