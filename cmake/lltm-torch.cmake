@@ -14,7 +14,12 @@
 # Python interpreter on the PATH.
 #
 # Result: lltm::torch, LLTM_TORCH_ROOT (the folder that holds include/ and
-# lib/), LLTM_TORCH_VERSION (major.minor.patch), LLTM_TORCH_HAS_CUDA.
+# lib/), LLTM_TORCH_VERSION (major.minor.patch), LLTM_TORCH_HAS_CUDA,
+# LLTM_TORCH_CUDA_VERSION (major.minor, of the CUDA that torch was built with).
+#
+# lltm_require_torch_cuda() defines lltm::torch_cuda as well: torch's CUDA
+# libraries, and of CUDA's those that liblltm calls itself. No toolkit is needed
+# for it, only what torch brings.
 include_guard(GLOBAL)
 
 function(_lltm_find_torch)
@@ -72,11 +77,59 @@ function(_lltm_find_torch)
 
   set(LLTM_TORCH_ROOT "${root}" PARENT_SCOPE)
   set(LLTM_TORCH_VERSION "${version}" PARENT_SCOPE)
+  set(LLTM_TORCH_HAS_CUDA OFF PARENT_SCOPE)
+  set(LLTM_TORCH_CUDA_VERSION "" PARENT_SCOPE)
   if(EXISTS "${root}/lib/libtorch_cuda.so")
     set(LLTM_TORCH_HAS_CUDA ON PARENT_SCOPE)
-  else()
-    set(LLTM_TORCH_HAS_CUDA OFF PARENT_SCOPE)
+    # 2.13.0+cu130 in a Python package as in an unpacked libtorch; the former also
+    # says 13.0.
+    foreach(file version.py build-version)
+      if(EXISTS "${root}/${file}")
+        file(READ "${root}/${file}" text)
+        if(text MATCHES "cuda: [^\n]*'([0-9]+\\.[0-9]+)'")
+          set(LLTM_TORCH_CUDA_VERSION "${CMAKE_MATCH_1}" PARENT_SCOPE)
+        elseif(text MATCHES "\\+cu([0-9]+)([0-9])")
+          set(LLTM_TORCH_CUDA_VERSION "${CMAKE_MATCH_1}.${CMAKE_MATCH_2}" PARENT_SCOPE)
+        endif()
+      endif()
+    endforeach()
   endif()
+endfunction()
+
+function(lltm_require_torch_cuda)
+  if(TARGET lltm::torch_cuda)
+    return()
+  endif()
+  string(REGEX MATCH "^[0-9]+" major "${LLTM_TORCH_CUDA_VERSION}")
+  # Beside torch in a Python environment: one folder for CUDA 13, one for each
+  # library before. In libtorch's own folder. In a toolkit's.
+  get_filename_component(site "${LLTM_TORCH_ROOT}" DIRECTORY)
+  set(hints "${site}/nvidia/cu${major}/lib"
+    "${site}/nvidia/cuda_runtime/lib" "${site}/nvidia/cublas/lib" "${LLTM_TORCH_ROOT}/lib")
+  foreach(toolkit "${CUDAToolkit_ROOT}" "$ENV{CUDA_PATH}" "$ENV{CUDA_HOME}" /usr/local/cuda)
+    if(toolkit)
+      list(APPEND hints "${toolkit}/lib64" "${toolkit}/lib")
+    endif()
+  endforeach()
+  set(libraries "")
+  foreach(name c10_cuda torch_cuda cudart cublas)
+    unset(library CACHE)
+    # Packages hold libcudart.so.13 and no libcudart.so.
+    find_library(library NAMES lib${name}.so.${major} ${name} HINTS ${hints})
+    if(NOT library)
+      message(FATAL_ERROR
+        "lltm: no library ${name} of CUDA ${LLTM_TORCH_CUDA_VERSION}, which the torch in "
+        "${LLTM_TORCH_ROOT} was built with; set CUDAToolkit_ROOT to where it is")
+    endif()
+    list(APPEND libraries "${library}")
+    unset(library CACHE)
+  endforeach()
+  add_library(lltm::torch_cuda INTERFACE IMPORTED GLOBAL)
+  # Executables find what liblltm needs only where they name it themselves.
+  list(JOIN libraries "," kept)
+  target_link_libraries(lltm::torch_cuda INTERFACE lltm::torch ${libraries}
+    "-Wl,--push-state,--no-as-needed,${kept},--pop-state")
+  set(LLTM_TORCH_CUDA_LIBRARIES "${libraries}" PARENT_SCOPE)
 endfunction()
 
 _lltm_find_torch()

@@ -30,7 +30,13 @@ std::string build_info() {
       "unknown"
 #endif
        << '\n'
-       << "CUDA kernels: no (composite path)\n"
+       << "CUDA kernels: " <<
+#if defined(LLTM_CUDA_KERNELS)
+      LLTM_CUDA_KERNELS
+#else
+      "none (composite path)"
+#endif
+       << '\n'
        << "CPU kernels: DEFAULT" << (cpu::kernels_avx2() != nullptr ? ", AVX2" : "")
        << (cpu::kernels_avx512() != nullptr ? ", AVX512" : "") << '\n'
        << "CPU kernels in use: " << cpu_kernels() << '\n'

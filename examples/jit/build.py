@@ -26,9 +26,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def sources() -> list[str]:
-    """Returns the C++ sources that CMakeLists.txt lists, and the bindings."""
+    """Returns the C++ sources that CMakeLists.txt lists, less CUDA's, and the bindings."""
     listed = re.findall(
-        r"^ +(cpp/src/\S+\.cpp)\b", (ROOT / "CMakeLists.txt").read_text(), re.MULTILINE
+        r"^ +(cpp/src/(?!cuda/)\S+\.cpp)\b", (ROOT / "CMakeLists.txt").read_text(), re.MULTILINE
     )
     return [str(ROOT / source) for source in [*dict.fromkeys(listed), "python/bindings.cpp"]]
 

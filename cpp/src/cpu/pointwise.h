@@ -7,6 +7,8 @@
 // code could be linked into the baseline.
 #pragma once
 
+#include "matrix.h"
+
 #include <cstdint>
 
 namespace lltm::cpu {
@@ -30,20 +32,6 @@ struct Compute<double> {
 };
 template <typename T>
 using compute_t = typename Compute<T>::type;
-
-// A matrix in memory; strides in elements, any value. Null data: absent.
-template <typename T>
-struct Matrix {
-  T* data = nullptr;
-  std::int64_t row_stride = 0;
-  std::int64_t col_stride = 1;
-
-  T* row(std::int64_t r) const { return data + r * row_stride; }
-  // The part from row r and column c on.
-  Matrix from(std::int64_t r, std::int64_t c = 0) const {
-    return {data == nullptr ? nullptr : row(r) + c * col_stride, row_stride, col_stride};
-  }
-};
 
 // In what follows T is the storage type of the tensors and G that of the matrix
 // products' operands: T itself, or float where 16-bit products are not to be

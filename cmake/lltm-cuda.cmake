@@ -1,0 +1,95 @@
+# The option LLTM_CUDA, and what the CUDA kernels need to be built.
+#
+# On where torch is a CUDA build and an nvcc of the same major version is there;
+# elsewhere the library has CPU kernels only, and CUDA tensors take the composite
+# path. nvcc is looked for in CMAKE_CUDA_COMPILER, CUDACXX, the bin folder of
+# CUDAToolkit_ROOT, CUDA_PATH, CUDA_HOME, /usr/local/cuda, and then on the PATH.
+#
+# Result: LLTM_CUDA; with it the language CUDA, lltm::torch_cuda,
+# LLTM_CUDA_INCLUDE_DIRS, LLTM_CUDA_TOOLKIT_VERSION, LLTM_CUDA_KERNELS
+# (architectures in words) and LLTM_CUDA_RPATH (what to append to the library's).
+include_guard(GLOBAL)
+
+set(nvcc "${CMAKE_CUDA_COMPILER}")
+if(NOT nvcc)
+  set(nvcc "$ENV{CUDACXX}")
+endif()
+if(NOT nvcc AND LLTM_TORCH_HAS_CUDA)
+  # A folder's own nvcc before the PATH's, which may be a wrapper that does not
+  # lie in a toolkit.
+  find_program(LLTM_NVCC nvcc
+    HINTS "${CUDAToolkit_ROOT}" ENV CUDA_PATH ENV CUDA_HOME /usr/local/cuda PATH_SUFFIXES bin)
+  set(nvcc "${LLTM_NVCC}")
+endif()
+set(available OFF)
+if(NOT LLTM_TORCH_HAS_CUDA)
+  set(missing "this torch is a build without CUDA")
+elseif(NOT nvcc)
+  set(missing "no nvcc was found: install CUDA toolkit ${LLTM_TORCH_CUDA_VERSION}, or set CUDACXX to its nvcc")
+else()
+  execute_process(COMMAND "${nvcc}" --version OUTPUT_VARIABLE output ERROR_QUIET)
+  string(REGEX MATCH "release ([0-9]+)\\.([0-9]+)" matched "${output}")
+  set(LLTM_CUDA_TOOLKIT_VERSION "${CMAKE_MATCH_1}.${CMAKE_MATCH_2}")
+  if(LLTM_TORCH_CUDA_VERSION MATCHES "^${CMAKE_MATCH_1}\\.")
+    set(available ON)
+  else()
+    set(missing "${nvcc} is of CUDA ${LLTM_CUDA_TOOLKIT_VERSION} and torch of CUDA ${LLTM_TORCH_CUDA_VERSION}")
+  endif()
+endif()
+
+option(LLTM_CUDA "Build the CUDA kernels" ${available})
+if(LLTM_CUDA AND NOT available)
+  message(FATAL_ERROR "lltm: LLTM_CUDA is on, but ${missing}")
+endif()
+if(NOT LLTM_CUDA)
+  set(LLTM_CUDA_RPATH "")
+  if(LLTM_TORCH_HAS_CUDA AND NOT available)
+    message(STATUS "lltm: without CUDA kernels (CUDA tensors take the composite path): ${missing}")
+  elseif(LLTM_TORCH_HAS_CUDA)
+    message(STATUS "lltm: without CUDA kernels, as LLTM_CUDA says")
+  endif()
+  return()
+endif()
+
+# The architectures that have kernels of their own, and PTX from which the driver
+# compiles for newer ones.
+if(NOT CMAKE_CUDA_ARCHITECTURES)
+  set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 90-virtual)
+endif()
+if(LLTM_CCACHE AND NOT CMAKE_CUDA_COMPILER_LAUNCHER)
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${LLTM_CCACHE})
+endif()
+set(CMAKE_CUDA_COMPILER "${nvcc}")
+enable_language(CUDA)
+# The shared runtime, and by its path: torch's own.
+set(CMAKE_CUDA_RUNTIME_LIBRARY None)
+lltm_require_torch_cuda()
+
+# Of the toolkit first; those of libraries, which a toolkit may lack, beside torch.
+string(REGEX MATCH "^[0-9]+" major "${LLTM_TORCH_CUDA_VERSION}")
+get_filename_component(site "${LLTM_TORCH_ROOT}" DIRECTORY)
+set(include_dirs ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+foreach(folder cu${major} cublas cusparse cusolver)
+  if(EXISTS "${site}/nvidia/${folder}/include")
+    list(APPEND include_dirs "${site}/nvidia/${folder}/include")
+  endif()
+endforeach()
+set(LLTM_CUDA_INCLUDE_DIRS ${include_dirs})
+
+list(TRANSFORM CMAKE_CUDA_ARCHITECTURES REPLACE "^([0-9]+a?)-real$" "sm_\\1"
+  OUTPUT_VARIABLE architectures)
+list(TRANSFORM architectures REPLACE "^([0-9]+a?)-virtual$" "compute_\\1")
+list(TRANSFORM architectures REPLACE "^([0-9]+a?)$" "sm_\\1, compute_\\1")
+list(JOIN architectures ", " LLTM_CUDA_KERNELS)
+message(STATUS "lltm: CUDA kernels for ${LLTM_CUDA_KERNELS}, by ${nvcc}")
+
+# In a wheel, CUDA's libraries lie beside the package as torch does.
+set(LLTM_CUDA_RPATH "")
+foreach(library IN LISTS LLTM_TORCH_CUDA_LIBRARIES)
+  cmake_path(GET library PARENT_PATH folder)
+  cmake_path(IS_PREFIX site "${folder}" NORMALIZE beside)
+  cmake_path(RELATIVE_PATH folder BASE_DIRECTORY "${site}")
+  if(beside AND NOT folder STREQUAL "torch/lib" AND NOT LLTM_CUDA_RPATH MATCHES "${folder}")
+    string(APPEND LLTM_CUDA_RPATH ";$ORIGIN/../../${folder}")
+  endif()
+endforeach()

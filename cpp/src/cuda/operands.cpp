@@ -1,0 +1,67 @@
+#include "cuda/products.h"
+
+#include <algorithm>
+
+namespace lltm::cuda {
+namespace {
+
+// A stride that BLAS takes: rows do not overlap. Of a single row it is not read.
+bool is_stride(int64_t stride, int64_t rows, int64_t cols) {
+  return rows <= 1 || stride >= std::max<int64_t>(cols, 1);
+}
+
+bool has_contiguous_rows(const at::Tensor& t) {
+  return (t.size(1) <= 1 || t.stride(1) == 1) && is_stride(t.stride(0), t.size(0), t.size(1));
+}
+
+bool has_contiguous_columns(const at::Tensor& t) {
+  return (t.size(0) <= 1 || t.stride(0) == 1) && is_stride(t.stride(1), t.size(1), t.size(0));
+}
+
+char* element(void* data, const at::Tensor& tensor, int64_t index) {
+  return static_cast<char*>(data) + index * static_cast<int64_t>(tensor.element_size());
+}
+
+}  // namespace
+
+at::Tensor as_operand(const at::Tensor& tensor) {
+  return has_contiguous_rows(tensor) || has_contiguous_columns(tensor) ? tensor
+                                                                       : tensor.contiguous();
+}
+
+Operand operand(const at::Tensor& tensor) {
+  return rows_of(tensor, 0, tensor.size(0));
+}
+
+Operand transposed(const Operand& a) {
+  return {a.data, a.cols, a.rows, a.stride, !a.transposed};
+}
+
+Operand rows_of(const at::Tensor& tensor, int64_t begin, int64_t count) {
+  const bool by_rows = has_contiguous_rows(tensor);
+  const int64_t stride = by_rows ? std::max(tensor.stride(0), tensor.size(1))
+                                 : std::max(tensor.stride(1), tensor.size(0));
+  const int64_t first = begin * (by_rows ? stride : 1);
+  return {
+      element(const_cast<void*>(tensor.const_data_ptr()), tensor, first),
+      count,
+      tensor.size(1),
+      std::max<int64_t>(stride, 1),
+      !by_rows};
+}
+
+Result result(const at::Tensor& tensor) {
+  return result_rows(tensor, 0, tensor.size(0));
+}
+
+Result result_rows(const at::Tensor& tensor, int64_t begin, int64_t count) {
+  const int64_t stride = std::max({tensor.stride(0), tensor.size(1), int64_t{1}});
+  return {
+      element(tensor.mutable_data_ptr(), tensor, begin * stride),
+      count,
+      tensor.size(1),
+      stride,
+      tensor.scalar_type()};
+}
+
+}  // namespace lltm::cuda

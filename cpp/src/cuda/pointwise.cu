@@ -1,0 +1,81 @@
+// The pointwise kernels and their launches. c10 headers only, which keeps nvcc
+// quick; what a thread does stands in pointwise_kernels.h.
+#include "cuda/pointwise.h"
+
+#include "cuda/pointwise_kernels.h"
+
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+
+namespace lltm::cuda {
+namespace {
+
+// Named so that the compiler's report and profilers tell them apart. `count` is
+// the number of pieces of work, see pointwise_kernels.h.
+template <int kWidth, typename T>
+__global__ void __launch_bounds__(kThreads)
+    lltm_forward(const ForwardArgs<T> args, const ForwardAccess wide, const std::int64_t count) {
+  grid_stride(blockIdx.x, gridDim.x, threadIdx.x, blockDim.x, count, [&](std::int64_t n) {
+    forward_at<kWidth>(args, wide, n);
+  });
+}
+
+template <int kWidth, typename T, typename S>
+__global__ void __launch_bounds__(kThreads) lltm_backward(
+    const BackwardArgs<T, S> args, const BackwardAccess wide, const std::int64_t count) {
+  grid_stride(blockIdx.x, gridDim.x, threadIdx.x, blockDim.x, count, [&](std::int64_t n) {
+    backward_at<kWidth>(args, wide, n);
+  });
+}
+
+// Launches `kernel` for (rows, hidden) elements, `width` of them a piece.
+template <typename Kernel, typename Args, typename Wide>
+void launch(Kernel kernel, const Args& args, const Wide& wide, int width, c10::DeviceIndex device) {
+  const std::int64_t count = args.rows * (args.hidden / width);
+  const Grid grid = grid_for(count);
+  const c10::cuda::CUDAGuard guard(device);
+  const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(device);
+  kernel<<<static_cast<unsigned>(grid.blocks), grid.threads, 0, stream>>>(args, wide, count);
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+}  // namespace
+
+template <typename T>
+void launch_forward(const ForwardArgs<T>& args, c10::DeviceIndex device) {
+  if (args.rows == 0 || args.hidden == 0) return;
+  const ForwardAccess wide = access_of(args);
+  if (takes_wide<T>(args.rows, args.hidden)) {
+    launch(lltm_forward<kWide<T>, T>, args, wide, kWide<T>, device);
+  } else {
+    launch(lltm_forward<1, T>, args, wide, 1, device);
+  }
+}
+
+template <typename T, typename S>
+void launch_backward(const BackwardArgs<T, S>& args, c10::DeviceIndex device) {
+  if (args.rows == 0 || args.hidden == 0) return;
+  const BackwardAccess wide = access_of(args);
+  if (takes_wide<T>(args.rows, args.hidden)) {
+    launch(lltm_backward<kWide<T>, T, S>, args, wide, kWide<T>, device);
+  } else {
+    launch(lltm_backward<1, T, S>, args, wide, 1, device);
+  }
+}
+
+template void launch_forward(const ForwardArgs<double>&, c10::DeviceIndex);
+template void launch_forward(const ForwardArgs<float>&, c10::DeviceIndex);
+template void launch_forward(const ForwardArgs<c10::Half>&, c10::DeviceIndex);
+template void launch_forward(const ForwardArgs<c10::BFloat16>&, c10::DeviceIndex);
+
+template void launch_backward(const BackwardArgs<double, double>&, c10::DeviceIndex);
+template void launch_backward(const BackwardArgs<float, float>&, c10::DeviceIndex);
+template void launch_backward(const BackwardArgs<c10::Half, c10::Half>&, c10::DeviceIndex);
+template void launch_backward(const BackwardArgs<c10::Half, float>&, c10::DeviceIndex);
+template void launch_backward(const BackwardArgs<c10::BFloat16, c10::BFloat16>&, c10::DeviceIndex);
+template void launch_backward(const BackwardArgs<c10::BFloat16, float>&, c10::DeviceIndex);
+
+}  // namespace lltm::cuda

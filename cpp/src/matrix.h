@@ -1,0 +1,25 @@
+// A matrix in memory, as the pointwise kernels of every backend see it. Part of
+// the files per instruction set: no header of torch.
+#pragma once
+
+#include "cell_math.h"
+
+#include <cstdint>
+
+namespace lltm {
+
+// Strides in elements, any value. Null data: absent.
+template <typename T>
+struct Matrix {
+  T* data = nullptr;
+  std::int64_t row_stride = 0;
+  std::int64_t col_stride = 1;
+
+  LLTM_CELL_INLINE T* row(std::int64_t r) const { return data + r * row_stride; }
+  // The part from row r and column c on.
+  LLTM_CELL_INLINE Matrix from(std::int64_t r, std::int64_t c = 0) const {
+    return {data == nullptr ? nullptr : row(r) + c * col_stride, row_stride, col_stride};
+  }
+};
+
+}  // namespace lltm
