@@ -29,10 +29,16 @@ Gradients cell_backward(
     const at::Tensor& activations,
     std::array<bool, 5> wanted);
 
+// What the pre-activations of a sequence take at a time, unless one step needs
+// more: a part of what the second-level cache of a data-centre GPU holds, so that
+// they hardly reach memory, and rows enough for a product to fill the machine.
+constexpr int64_t kWorkspaceBytes = 32 << 20;
+
 // engine_stepwise.cpp: a product and a pointwise kernel per step. It takes every
 // dtype and size; an engine for some of them (one kernel for all steps that keeps
 // the weights on the chip) stands beside it and is chosen in operators.cpp.
-ForwardResult stepwise_forward(const ForwardProblem& problem);
+ForwardResult stepwise_forward(
+    const ForwardProblem& problem, int64_t workspace_bytes = kWorkspaceBytes);
 Gradients stepwise_backward(const BackwardProblem& problem);
 
 }  // namespace lltm::cuda

@@ -21,11 +21,6 @@ namespace {
 
 using at::Tensor;
 
-// Of the pre-activations that are held at a time: a part of what the second-level
-// cache of a data-centre GPU holds, so that they hardly reach memory, and enough
-// rows for a product to fill the machine.
-constexpr int64_t kWorkspaceBytes = 32 << 20;
-
 // Steps [first, last) in the order of execution, and their rows, which lie
 // together whichever way the sequence runs.
 struct Chunk {
@@ -92,7 +87,7 @@ Tensor state(const Tensor& tensor, at::IntArrayRef sizes, const at::TensorOption
 
 }  // namespace
 
-ForwardResult stepwise_forward(const ForwardProblem& p) {
+ForwardResult stepwise_forward(const ForwardProblem& p, int64_t workspace_bytes) {
   const int64_t hidden = p.h_0.size(1);
   const at::ScalarType dtype = p.input.scalar_type();
   const auto options = p.input.options();
@@ -100,7 +95,7 @@ ForwardResult stepwise_forward(const ForwardProblem& p) {
   const std::vector<Step> steps = plan_steps(p.input, p.batch_sizes, p.reverse);
   const int64_t row_bytes =
       std::max<int64_t>(3 * hidden * c10::elementSize(compute_dtype(dtype)), 1);
-  const std::vector<Chunk> chunks = cut(steps, kWorkspaceBytes / row_bytes);
+  const std::vector<Chunk> chunks = cut(steps, workspace_bytes / row_bytes);
   int64_t most_rows = 0;
   for (const Chunk& chunk : chunks) most_rows = std::max(most_rows, chunk.rows);
 

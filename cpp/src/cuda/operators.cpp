@@ -20,8 +20,7 @@ std::tuple<Tensor, Tensor> cell_op(
     const std::optional<Tensor>& bias) {
   check_cell(input, h, c, weights, bias);
   const CUDAGuard guard(input.device());
-  auto [h_next, c_next, activations] =
-      cell_forward(input, h, c, weights, bias, /*save=*/false);
+  auto [h_next, c_next, activations] = cell_forward(input, h, c, weights, bias, /*save=*/false);
   return {h_next, c_next};
 }
 

@@ -13,10 +13,14 @@
 namespace lltm::cuda {
 namespace {
 
+// Blocks that a multiprocessor can hold at least, which lets a thread have 128
+// registers: told nothing, the compiler aims at more blocks, and spills for them.
+constexpr int kResidentBlocks = 4;
+
 // Named so that the compiler's report and profilers tell them apart. `count` is
 // the number of pieces of work, see pointwise_kernels.h.
 template <int kWidth, typename T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kResidentBlocks)
     lltm_forward(const ForwardArgs<T> args, const ForwardAccess wide, const std::int64_t count) {
   grid_stride(blockIdx.x, gridDim.x, threadIdx.x, blockDim.x, count, [&](std::int64_t n) {
     forward_at<kWidth>(args, wide, n);
@@ -24,11 +28,21 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <int kWidth, typename T, typename S>
-__global__ void __launch_bounds__(kThreads) lltm_backward(
+__global__ void __launch_bounds__(kThreads, kResidentBlocks) lltm_backward(
     const BackwardArgs<T, S> args, const BackwardAccess wide, const std::int64_t count) {
   grid_stride(blockIdx.x, gridDim.x, threadIdx.x, blockDim.x, count, [&](std::int64_t n) {
     backward_at<kWidth>(args, wide, n);
   });
+}
+
+// The wide form pays where there is work enough for every multiprocessor to have
+// several warps: with fewer elements than this, more threads with one unit each
+// are sooner done.
+constexpr std::int64_t kWideElements = 1 << 17;
+
+template <typename T, typename Args>
+bool takes_wide(const Args& args) {
+  return fits_wide<T>(args.hidden) && args.rows * args.hidden >= kWideElements;
 }
 
 // Launches `kernel` for (rows, hidden) elements, `width` of them a piece.
@@ -48,7 +62,7 @@ template <typename T>
 void launch_forward(const ForwardArgs<T>& args, c10::DeviceIndex device) {
   if (args.rows == 0 || args.hidden == 0) return;
   const ForwardAccess wide = access_of(args);
-  if (takes_wide<T>(args.rows, args.hidden)) {
+  if (takes_wide<T>(args)) {
     launch(lltm_forward<kWide<T>, T>, args, wide, kWide<T>, device);
   } else {
     launch(lltm_forward<1, T>, args, wide, 1, device);
@@ -59,7 +73,7 @@ template <typename T, typename S>
 void launch_backward(const BackwardArgs<T, S>& args, c10::DeviceIndex device) {
   if (args.rows == 0 || args.hidden == 0) return;
   const BackwardAccess wide = access_of(args);
-  if (takes_wide<T>(args.rows, args.hidden)) {
+  if (takes_wide<T>(args)) {
     launch(lltm_backward<kWide<T>, T, S>, args, wide, kWide<T>, device);
   } else {
     launch(lltm_backward<1, T, S>, args, wide, 1, device);

@@ -104,7 +104,7 @@ LLTM_CELL_INLINE void load(
     std::int64_t col,
     compute_t<T> (&values)[kWidth]) {
   if (matrix.data == nullptr) {
-LLTM_UNROLL
+    LLTM_UNROLL
     for (int j = 0; j < kWidth; ++j) values[j] = compute_t<T>(0);
     return;
   }
@@ -112,18 +112,18 @@ LLTM_UNROLL
   if constexpr (kWidth % kWide<T> == 0) {
     if (wide) {
       Access<T> access[kWidth / kWide<T>];
-LLTM_UNROLL
+      LLTM_UNROLL
       for (int k = 0; k < kWidth / kWide<T>; ++k) {
         access[k] = reinterpret_cast<const Access<T>*>(x)[k];
       }
-LLTM_UNROLL
+      LLTM_UNROLL
       for (int j = 0; j < kWidth; ++j) {
         values[j] = static_cast<compute_t<T>>(access[j / kWide<T>].values[j % kWide<T>]);
       }
       return;
     }
   }
-LLTM_UNROLL
+  LLTM_UNROLL
   for (int j = 0; j < kWidth; ++j) {
     values[j] = static_cast<compute_t<T>>(x[j * matrix.col_stride]);
   }
@@ -142,10 +142,10 @@ LLTM_CELL_INLINE void store(
   T* const y = matrix.row(row) + col;
   if constexpr (kWidth % kWide<T> == 0) {
     if (wide) {
-LLTM_UNROLL
+      LLTM_UNROLL
       for (int k = 0; k < kWidth / kWide<T>; ++k) {
         Access<T> access;
-LLTM_UNROLL
+        LLTM_UNROLL
         for (int j = 0; j < kWide<T>; ++j) {
           access.values[j] = static_cast<T>(values[k * kWide<T> + j]);
         }
@@ -154,7 +154,7 @@ LLTM_UNROLL
       return;
     }
   }
-LLTM_UNROLL
+  LLTM_UNROLL
   for (int j = 0; j < kWidth; ++j) y[j] = static_cast<T>(values[j]);
 }
 
@@ -191,14 +191,10 @@ inline BackwardAccess access_of(const BackwardArgs<T, S>& a) {
       is_wide(a.grad_c_prev)};
 }
 
-// The wide form needs rows of whole accesses, and pays when there is work enough
-// for every multiprocessor to have several warps: below that, more threads with
-// one unit each are sooner done.
-constexpr std::int64_t kWideElements = 1 << 17;
-
+// The wide form needs rows of whole accesses.
 template <typename T>
-inline bool takes_wide(std::int64_t rows, std::int64_t hidden) {
-  return hidden % kWide<T> == 0 && rows * hidden >= kWideElements;
+inline bool fits_wide(std::int64_t hidden) {
+  return hidden % kWide<T> == 0;
 }
 
 // Piece n of (rows, hidden / kWidth). Everything is loaded before anything is
@@ -218,7 +214,7 @@ LLTM_CELL_INLINE void forward_at(
   load(a.bias, wide.bias, 0, col + a.hidden, b_o);
   load(a.bias, wide.bias, 0, col + 2 * a.hidden, b_g);
   C i[kWidth], o[kWidth], g[kWidth], tanh_c[kWidth], h[kWidth];
-LLTM_UNROLL
+  LLTM_UNROLL
   for (int j = 0; j < kWidth; ++j) {
     const CellForward<C> y = cell_forward(z_i[j] + b_i[j], z_o[j] + b_o[j], z_g[j] + b_g[j], c[j]);
     i[j] = y.i;
@@ -253,7 +249,7 @@ LLTM_CELL_INLINE void backward_at(
   load(a.grad_h_state, wide.grad_h_state, row, col, dh_state);
   load(a.grad_c, wide.grad_c, row, col, dc);
   C dz_i[kWidth], dz_o[kWidth], dz_g[kWidth];
-LLTM_UNROLL
+  LLTM_UNROLL
   for (int j = 0; j < kWidth; ++j) {
     const CellBackward<C> d =
         cell_backward(i[j], o[j], g[j], tanh_c[j], dh[j] + dh_state[j], dc[j]);

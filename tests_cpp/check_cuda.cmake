@@ -1,0 +1,51 @@
+# What liblltm holds for GPUs: every kernel, for every architecture, without
+# registers spilled to memory, and PTX for GPUs to come. Run by ctest with
+#   cmake -DCUOBJDUMP=... -DLIBRARY=... -DARCHITECTURES="80-real;..." -P check_cuda.cmake
+
+function(output_of result)
+  execute_process(COMMAND ${ARGN} OUTPUT_VARIABLE output COMMAND_ERROR_IS_FATAL ANY)
+  # Brackets and semicolons mean something in lists.
+  string(REGEX REPLACE "[][;]" "" output "${output}")
+  set(${result} "${output}" PARENT_SCOPE)
+endfunction()
+
+# As the compiler mangles them: lltm_forward<width, T>, lltm_backward<width, T, S>.
+# A second mention of a type of c10 is abbreviated to S4_.
+set(kernels
+  "lltm_forwardILi1EdE" "lltm_forwardILi2EdE"
+  "lltm_forwardILi1EfE" "lltm_forwardILi4EfE"
+  "lltm_forwardILi1EN3c104HalfEE" "lltm_forwardILi8EN3c104HalfEE"
+  "lltm_forwardILi1EN3c108BFloat16EE" "lltm_forwardILi8EN3c108BFloat16EE"
+  "lltm_backwardILi1EddE" "lltm_backwardILi2EddE"
+  "lltm_backwardILi1EffE" "lltm_backwardILi4EffE"
+  "lltm_backwardILi1EN3c104HalfEfE" "lltm_backwardILi8EN3c104HalfEfE"
+  "lltm_backwardILi1EN3c104HalfES4_E" "lltm_backwardILi8EN3c104HalfES4_E"
+  "lltm_backwardILi1EN3c108BFloat16EfE" "lltm_backwardILi8EN3c108BFloat16EfE"
+  "lltm_backwardILi1EN3c108BFloat16ES4_E" "lltm_backwardILi8EN3c108BFloat16ES4_E")
+list(LENGTH kernels expected)
+
+foreach(architecture IN LISTS ARCHITECTURES)
+  string(REGEX MATCH "^[0-9]+[a-z]?" sm "${architecture}")
+  if(NOT architecture MATCHES "-virtual$")
+    # One function after another: its name, and in the next line what it uses.
+    output_of(usage ${CUOBJDUMP} --dump-resource-usage --gpu-architecture sm_${sm} "${LIBRARY}")
+    foreach(kernel IN LISTS kernels)
+      if(NOT usage MATCHES "Function [A-Za-z0-9_]*${kernel}[A-Za-z0-9_]*:[^\n]*\n([^\n]*)")
+        message(SEND_ERROR "sm_${sm}: no kernel ${kernel}")
+      elseif(NOT CMAKE_MATCH_1 MATCHES "STACK:0 .*LOCAL:0 ")
+        message(SEND_ERROR "sm_${sm}: ${kernel} keeps registers in memory: ${CMAKE_MATCH_1}")
+      endif()
+    endforeach()
+    string(REGEX MATCHALL "Function [^\n]*" functions "${usage}")
+    list(LENGTH functions found)
+    if(NOT found EQUAL expected)
+      message(SEND_ERROR "sm_${sm}: ${found} kernels, and ${expected} are listed here")
+    endif()
+  endif()
+  if(NOT architecture MATCHES "-real$")
+    output_of(ptx ${CUOBJDUMP} --list-ptx "${LIBRARY}")
+    if(NOT ptx MATCHES "sm_${sm}[.]ptx")
+      message(SEND_ERROR "no PTX of compute_${sm}")
+    endif()
+  endif()
+endforeach()
