@@ -8,6 +8,9 @@
 #   make demo           train, compare, save, and run from C++
 #   make test           ctest and pytest
 #   make bench          kernels and layers side by side, with ratios
+#   make check-cuda-build  the CUDA kernels compiled, linked and looked into; no GPU needed
+#   make test-cuda      the CUDA kernels on this machine's GPU
+#   make bench-cuda     the same beside others, with ratios
 #   make test-sanitize  the native tests under ASan and UBSan
 #   make lint           clang-format, ruff, mypy
 #   make format         rewrite the sources as `make lint` wants them
@@ -31,6 +34,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .PHONY: demo test test-native test-python test-sanitize bench lint format clean setup
+.PHONY: check-cuda-build test-cuda bench-cuda build-gpu
 
 setup: .venv/.installed
 
@@ -64,6 +68,64 @@ bench: setup
 	python -m lltm.benchmark --compile --json build/results/layers.json \
 	  --plot build/results/layers.png
 
+# ---- CUDA -------------------------------------------------------------------
+
+# The torch to compile the CUDA kernels for where there is no GPU.
+CUDA_TORCH ?= torch==2.14.1
+
+# The package without pip: what CMake installs, and the Python files beside it.
+site = cmake --install $(1) --prefix $(1)/site/lltm > $(1)/install.log && \
+  cp python/lltm/*.py $(1)/site/lltm/
+NATIVE_WITHOUT_GPU := ^(cell_math|cuda|cuda_kernels|cuda_on_host|operators.native|symbols|consumer.*)$$
+PYTHON_WITHOUT_GPU := tests_py/test_cell.py tests_py/test_sequence.py tests_py/test_errors.py \
+  tests_py/test_cuda.py tests_py/test_cuda_build.py
+
+# Needs CUDA's compiler, of the major version that torch was built with; README.md
+# says where it is looked for. In an environment of its own.
+check-cuda-build: export PATH := $(CURDIR)/build/cuda-venv/bin:$(PATH)
+check-cuda-build: build/cuda-venv/.tools
+	cmake --preset cuda
+	cmake --build --preset cuda
+	ctest --preset cuda --tests-regex '$(NATIVE_WITHOUT_GPU)'
+	$(call site,build/cuda)
+	PYTHONPATH=build/cuda/site python -m lltm
+	PYTHONPATH=build/cuda/site pytest -q $(PYTHON_WITHOUT_GPU)
+
+# On a machine with a GPU, in the environment of $(PYTHON): torch with CUDA, cmake,
+# ninja, pybind11, pytest, hypothesis, numpy. Nothing is downloaded: where
+# GoogleTest and nlohmann/json are not installed, name folders of their sources.
+GOOGLETEST ?=
+NLOHMANN_JSON ?=
+# Where the benchmark's figures go.
+RESULTS ?= build/results
+
+build-gpu test-cuda bench-cuda: export PATH := \
+  $(shell $(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("scripts"))'):$(PATH)
+
+build-gpu:
+	cmake --preset cuda -B build/gpu -DPython_EXECUTABLE="$$(command -v $(PYTHON))" \
+	  $(if $(GOOGLETEST),-DFETCHCONTENT_SOURCE_DIR_GOOGLETEST="$(GOOGLETEST)") \
+	  $(if $(NLOHMANN_JSON),-DFETCHCONTENT_SOURCE_DIR_NLOHMANN_JSON="$(NLOHMANN_JSON)")
+	cmake --build build/gpu --target lltm _C lltm_cuda_tests
+	$(call site,build/gpu)
+
+# The sanitizer makes a small program slow: values of two dtypes are enough for it,
+# and without PyTorch's cache every tensor is an allocation whose bounds it knows.
+SANITIZED := *MatchOracle/float32*:*MatchOracle/bfloat16*:*InAnyWay/bfloat16*
+
+test-cuda: build-gpu
+	ctest --test-dir build/gpu --output-on-failure --tests-regex '^cuda(_kernels)?$$'
+	PYTHONPATH=build/gpu/site $(PYTHON) -m pytest tests_py/test_cuda.py tests_py/test_cuda_build.py
+	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 \
+	  build/gpu/tests_cpp/lltm_cuda_tests --gtest_brief=1 --gtest_filter='$(SANITIZED)'
+	compute-sanitizer --tool racecheck --error-exitcode 1 \
+	  build/gpu/tests_cpp/lltm_cuda_tests --gtest_brief=1 --gtest_filter='$(SANITIZED)'
+
+bench-cuda: build-gpu
+	mkdir -p $(RESULTS)
+	PYTHONPATH=build/gpu/site $(PYTHON) benchmarks/bench_cuda.py --json $(RESULTS)/cuda.json \
+	  > $(RESULTS)/cuda.txt; status=$$?; cat $(RESULTS)/cuda.txt; exit $$status
+
 CPP_FILES = $(shell find . \( -name .venv -o -name build \) -prune -o -type f \
   \( -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) -print)
 
@@ -89,6 +151,18 @@ clean:
 	@echo "Building and installing lltm (minutes at first, seconds after a change)"
 	pip install --quiet --no-build-isolation '.[test,demo,dev]'
 	@touch $@
+
+CUDA_WANTED := $(BASE_PYTHON) $(CUDA_TORCH) $(BUILD_TOOLS)
+ifneq ($(CUDA_WANTED),$(shell cat build/cuda-venv/.tools 2> /dev/null))
+.PHONY: build/cuda-venv/.tools
+endif
+build/cuda-venv/.tools:
+	@.ci/system-packages.sh $(PYTHON)
+	@echo "Setting up build/cuda-venv with $(CUDA_TORCH) (downloads PyTorch and CUDA's libraries)"
+	$(BASE_PYTHON) -m venv --clear build/cuda-venv
+	pip install --quiet $(CUDA_TORCH) $(BUILD_TOOLS) pytest hypothesis numpy expecttest
+	@rm -f build/cuda/CMakeCache.txt
+	@echo '$(CUDA_WANTED)' > $@
 
 # Holds what it was made with; anything else asked for makes it anew.
 WANTED := $(BASE_PYTHON) $(TORCH) $(BUILD_TOOLS)

@@ -15,7 +15,7 @@ Array = npt.NDArray[Any]  # of np.longdouble
 
 
 def array(tensor: torch.Tensor) -> Array:
-    return tensor.detach().to(torch.float64).numpy().astype(np.longdouble)
+    return tensor.detach().cpu().to(torch.float64).numpy().astype(np.longdouble)
 
 
 def sigmoid(z: Array) -> Array:

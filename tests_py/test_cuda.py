@@ -1,0 +1,316 @@
+"""The operators on a GPU: values, streams, graphs, devices, memory; skipped where there is none.
+
+Values and gradients for more sizes and layouts: tests_cpp/test_cuda.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import support
+import torch
+from support import DTYPES, LENGTHS, Arguments
+from torch import Tensor, nn
+
+import lltm
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"),
+    pytest.mark.skipif(
+        "CUDA kernels: none" in lltm.build_info(), reason="this lltm was built without CUDA"
+    ),
+]
+
+ops = torch.ops.lltm
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+each_direction = pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+
+
+def on_gpu(arguments: Arguments, device: str = "cuda") -> Arguments:
+    return arguments.map(lambda tensor: tensor.to(device))
+
+
+def run(arguments: Arguments) -> tuple[Tensor, ...]:
+    """Outputs and gradients of a sequence, for output gradients of ones."""
+    leaves = arguments.leaves()
+    outputs = support.sequence_outputs(lltm.functional, leaves)
+    gradients = torch.autograd.grad(
+        outputs, leaves.tensors(), [torch.ones_like(y) for y in outputs]
+    )
+    return (*(y.detach() for y in outputs), *gradients)
+
+
+def same(ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(ours, theirs, strict=True))
+
+
+# ---- values -----------------------------------------------------------------
+
+
+@each_dtype
+@pytest.mark.parametrize("shape", [(16, 32, 128), (3, 5, 7), (65, 17, 64), (1, 33, 256)], ids=str)
+def test_cell_agrees_with_the_reference(dtype: torch.dtype, shape: tuple[int, int, int]) -> None:
+    support.check_accuracy(
+        support.cell_outputs, lambda: on_gpu(support.cell_arguments(shape, dtype))
+    )
+
+
+@each_dtype
+@each_direction
+@pytest.mark.parametrize("shape", [(10, 16, 32, 128), (5, 3, 4, 7), (33, 2, 9, 17)], ids=str)
+def test_sequence_agrees_with_the_reference(
+    dtype: torch.dtype, shape: tuple[int, int, int, int], reverse: bool
+) -> None:
+    support.check_accuracy(
+        support.sequence_outputs,
+        lambda: on_gpu(support.sequence_arguments(shape, dtype, reverse=reverse)),
+    )
+
+
+@each_dtype
+@each_direction
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_packed_sequence_agrees_with_the_reference(
+    dtype: torch.dtype, lengths: tuple[int, ...], reverse: bool
+) -> None:
+    support.check_accuracy(
+        support.sequence_outputs,
+        lambda: on_gpu(support.packed_arguments(lengths, dtype=dtype, reverse=reverse)),
+    )
+
+
+def test_gradients_may_be_expanded() -> None:
+    a = on_gpu(support.sequence_arguments((6, 33, 5, 64), torch.float64)).leaves()
+    output, *_ = support.sequence_outputs(lltm.functional, a)
+    expanded = torch.autograd.grad(output.sum(), a.tensors(), retain_graph=True)
+    dense = torch.autograd.grad(output, a.tensors(), torch.ones_like(output))
+    assert same(expanded, dense)
+
+
+@each_dtype
+@each_direction
+def test_runs_twice_to_the_same_bits(dtype: torch.dtype, reverse: bool) -> None:
+    shape = (64, 48, 40, 256)
+    a = on_gpu(support.sequence_arguments(shape, dtype, reverse=reverse))
+    first = run(a)
+    for again in range(5):
+        assert same(run(a), first), again
+
+
+def test_the_module_takes_packed_sequences() -> None:
+    layer = lltm.LLTM(5, 8, num_layers=2, bidirectional=True, dtype=torch.float64)
+    padded, lengths = torch.randn(7, 3, 5, dtype=torch.float64), torch.tensor([7, 4, 2])
+    packed = nn.utils.rnn.pack_padded_sequence(padded, lengths)
+    expected, state = layer(packed)
+    output, state_on_gpu = layer.cuda()(packed.to("cuda"))
+    torch.testing.assert_close(output.data.cpu(), expected.data)
+    torch.testing.assert_close(tuple(s.cpu() for s in state_on_gpu), state)
+
+
+def test_prepacked_layers_work() -> None:
+    layer = lltm.LLTM(5, 8).cuda()
+    input = torch.randn(7, 3, 5, device="cuda")
+    with torch.no_grad():
+        torch.testing.assert_close(layer.prepack()(input), layer(input))
+
+
+def test_autocast_computes_in_its_dtype() -> None:
+    a = on_gpu(support.sequence_arguments((6, 4, 3, 8)))
+    with torch.autocast("cuda", dtype=torch.float16):
+        results = support.sequence_outputs(lltm.functional, a)
+    assert {y.dtype for y in results} == {torch.float16}
+
+
+def test_second_derivatives_work() -> None:
+    a = on_gpu(support.sequence_arguments((3, 2, 2, 3), torch.float64)).leaves()
+
+    def function(*tensors: Tensor) -> Tensor:
+        output, (h, c) = lltm.functional.sequence(
+            tensors[0], (tensors[1], tensors[2]), tensors[3], tensors[4]
+        )
+        return output.sum() + (h * c).sum()
+
+    assert torch.autograd.gradgradcheck(function, a.tensors())
+
+
+# ---- registration -----------------------------------------------------------
+
+
+def opcheck(op: Any, *arguments: Any) -> None:
+    assert set(torch.library.opcheck(op, arguments).values()) == {"SUCCESS"}
+
+
+@each_dtype
+def test_opcheck(dtype: torch.dtype) -> None:
+    a = on_gpu(support.cell_arguments((3, 2, 4), dtype))
+    leaves = a.leaves()
+    opcheck(ops.cell.default, *leaves.tensors())
+    opcheck(ops.cell_forward.default, *a.tensors())
+    *_, activations = ops.cell_forward(*a.tensors())
+    grads = torch.randn_like(a.h), torch.randn_like(a.c)
+    opcheck(ops.cell_backward.default, *grads, a.input, a.h, a.weights, activations, [True] * 5)
+
+
+@each_direction
+def test_opcheck_of_a_sequence(reverse: bool) -> None:
+    for b in (
+        support.sequence_arguments((5, 3, 2, 4), reverse=reverse),
+        support.packed_arguments((4, 2, 1), 2, 4, reverse=reverse),
+    ):
+        a = on_gpu(b)
+        rest = (a.batch_sizes, a.reverse)
+        opcheck(ops.sequence_forward.default, *a.tensors(), *rest)
+        output, h_n, c_n, activations = ops.sequence_forward(*a.tensors(), *rest)
+        grads = [torch.randn_like(y) for y in (output, h_n, c_n)]
+        saved = (a.input, a.h, a.weights, output, activations, *rest)
+        opcheck(ops.sequence_backward.default, *grads, *saved, [True] * 5)
+        mask = [True, False, True, False, True]
+        opcheck(ops.sequence_backward.default, None, grads[1], None, *saved, mask)
+
+
+def test_errors_are_those_of_the_cpu() -> None:
+    a = on_gpu(support.sequence_arguments((5, 3, 2, 4)))
+    with pytest.raises(ValueError, match="expected h_0 of shape"):
+        ops.sequence(a.input, a.h[:2], a.c, a.weights, a.bias)
+    with pytest.raises(RuntimeError, match="expected weights on device cuda:0, got cpu"):
+        ops.sequence(a.input, a.h, a.c, a.weights.cpu(), a.bias)
+    with pytest.raises(RuntimeError, match="expected batch_sizes on device cpu"):
+        sizes = torch.full((5,), 3, device="cuda")
+        ops.sequence(a.input.flatten(0, 1), a.h, a.c, a.weights, a.bias, batch_sizes=sizes)
+
+
+# ---- streams, graphs, devices -----------------------------------------------
+
+
+def test_nothing_waits_for_the_gpu() -> None:
+    a = on_gpu(support.packed_arguments((9, 5, 5, 2)))
+    run(a)  # the first call of a process sets up cuBLAS
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        run(a)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_two_streams_do_not_disturb_each_other() -> None:
+    arguments = [on_gpu(support.sequence_arguments((50, 32, 64, 256))) for _ in range(2)]
+    expected = [run(a) for a in arguments]
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in arguments]
+    for _ in range(5):
+        results = []
+        for stream, a in zip(streams, arguments, strict=True):
+            with torch.cuda.stream(stream):
+                results.append(run(a))
+        torch.cuda.synchronize()
+        assert same(results[0], expected[0])
+        assert same(results[1], expected[1])
+
+
+@contextmanager
+def busy_default_stream() -> Iterator[None]:
+    """Work on the default stream that outlasts whatever is queued elsewhere meanwhile."""
+    a = torch.randn(4096, 4096, device="cuda")
+    for _ in range(50):
+        a = (a @ a).clamp(-1, 1)
+    yield
+
+
+def test_the_current_stream_is_used() -> None:
+    a = on_gpu(support.sequence_arguments((20, 16, 8, 64)))
+    expected = run(a)
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with busy_default_stream(), torch.cuda.stream(stream):
+        results = run(a)
+        stream.synchronize()
+        done = [y.cpu() for y in results]
+    assert same(tuple(done), tuple(y.cpu() for y in expected))
+
+
+def captured(
+    work: Callable[[], tuple[Tensor, ...]],
+) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]:
+    """A graph of `work`, after the warm-up that PyTorch asks for, and what it returned."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            work()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = work()
+    return graph, results
+
+
+@each_dtype
+@each_direction
+@pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
+def test_forward_and_backward_can_be_captured_in_a_graph(
+    dtype: torch.dtype, reverse: bool, packed: bool
+) -> None:
+    def draw() -> Arguments:
+        if packed:
+            return on_gpu(support.packed_arguments((9, 5, 5, 2), 8, 16, dtype, reverse))
+        return on_gpu(support.sequence_arguments((9, 16, 8, 64), dtype, reverse=reverse))
+
+    a = draw()
+    graph, results = captured(lambda: run(a))
+    for _ in range(3):
+        for tensor, new in zip(a.tensors(), draw().tensors(), strict=True):
+            tensor.copy_(new)
+        graph.replay()
+        assert same(results, run(a))
+
+
+def test_a_step_can_be_captured_in_a_graph() -> None:
+    a = on_gpu(support.cell_arguments((16, 32, 128)))
+    leaves = a.leaves()
+
+    def work() -> tuple[Tensor, ...]:
+        h, c = support.cell_outputs(lltm.functional, leaves)
+        return (h, c, *torch.autograd.grad(h.sum() + c.sum(), leaves.tensors()))
+
+    graph, results = captured(work)
+    with torch.no_grad():
+        leaves.input.copy_(torch.randn_like(a.input))
+    graph.replay()
+    assert same(results, work())
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU here")
+def test_a_device_that_is_not_the_current_one_works() -> None:
+    a = support.sequence_arguments((5, 3, 4, 7))
+    expected = run(on_gpu(a, "cuda:0"))
+    assert torch.cuda.current_device() == 0
+    results = run(on_gpu(a, "cuda:1"))
+    assert {y.device.index for y in results} == {1}
+    torch.testing.assert_close([y.cpu() for y in results], [y.cpu() for y in expected])
+
+
+@pytest.mark.parametrize("part", ["forward", "backward"])
+def test_the_process_goes_on_after_memory_ran_out(part: str) -> None:
+    small = on_gpu(support.sequence_arguments((5, 3, 4, 7)))
+    expected = run(small)
+    large = on_gpu(support.sequence_arguments((256, 256, 16, 256))).leaves()
+    output: Tensor | None = None
+    if part == "backward":
+        output, *_ = support.sequence_outputs(lltm.functional, large)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (16 << 20)) / total)
+    try:
+        with pytest.raises(torch.OutOfMemoryError):
+            if output is None:
+                support.sequence_outputs(lltm.functional, large)
+            else:
+                output.backward(torch.ones_like(output))
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    del output, large
+    assert same(run(small), expected)

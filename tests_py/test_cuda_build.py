@@ -1,0 +1,43 @@
+"""What is known of the CUDA kernels without a GPU: that they are in the library and registered."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+import lltm
+
+KERNELS = dict(line.split(": ", 1) for line in lltm.build_info().splitlines())["CUDA kernels"]
+BUILT = not KERNELS.startswith("none")
+OPERATORS = (
+    "cell",
+    "cell_forward",
+    "cell_backward",
+    "sequence",
+    "sequence_forward",
+    "sequence_backward",
+)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_the_dispatcher_has_cuda_kernels_if_the_library_has(operator: str) -> None:
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key(f"lltm::{operator}", "CUDA")
+    table = torch._C._dispatch_dump_table(f"lltm::{operator}")
+    (entry,) = re.findall(r"^CUDA: .*", table, re.MULTILINE)
+    assert has_kernel == BUILT
+    assert ("operators.cpp" in entry) == BUILT, entry
+
+
+def test_prepacked_weights_take_the_path_of_every_device_but_the_cpu() -> None:
+    for operator in ("prepack", "sequence_prepacked"):
+        name = f"lltm::{operator}"
+        assert not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA")
+
+
+@pytest.mark.skipif(not BUILT, reason="this lltm was built without CUDA kernels")
+def test_build_info_names_the_architectures_and_the_toolkit() -> None:
+    assert re.fullmatch(r"((sm|compute)_\d+a?, )+CUDA \d+\.\d+", KERNELS), KERNELS
+    assert torch.version.cuda is not None
+    assert KERNELS.rsplit(" ", 1)[1].split(".")[0] == torch.version.cuda.split(".")[0]
