@@ -85,7 +85,7 @@ PYTHON_WITHOUT_GPU := tests_py/test_cell.py tests_py/test_sequence.py tests_py/t
 check-cuda-build: export PATH := $(CURDIR)/build/cuda-venv/bin:$(PATH)
 check-cuda-build: build/cuda-venv/.tools
 	cmake --preset cuda
-	cmake --build --preset cuda
+	cmake --build --preset cuda --target all lltm_cuda_bench
 	ctest --preset cuda --tests-regex '$(NATIVE_WITHOUT_GPU)'
 	$(call site,build/cuda)
 	PYTHONPATH=build/cuda/site python -m lltm
@@ -106,7 +106,7 @@ build-gpu:
 	cmake --preset cuda -B build/gpu -DPython_EXECUTABLE="$$(command -v $(PYTHON))" \
 	  $(if $(GOOGLETEST),-DFETCHCONTENT_SOURCE_DIR_GOOGLETEST="$(GOOGLETEST)") \
 	  $(if $(NLOHMANN_JSON),-DFETCHCONTENT_SOURCE_DIR_NLOHMANN_JSON="$(NLOHMANN_JSON)")
-	cmake --build build/gpu --target lltm _C lltm_cuda_tests
+	cmake --build build/gpu --target lltm _C lltm_cuda_tests lltm_cuda_bench
 	$(call site,build/gpu)
 
 # The sanitizer makes a small program slow: values of two dtypes are enough for it,
@@ -124,6 +124,7 @@ test-cuda: build-gpu
 bench-cuda: build-gpu
 	mkdir -p $(RESULTS)
 	PYTHONPATH=build/gpu/site $(PYTHON) benchmarks/bench_cuda.py --json $(RESULTS)/cuda.json \
+	  --kernels build/gpu/benchmarks/lltm_cuda_bench \
 	  > $(RESULTS)/cuda.txt; status=$$?; cat $(RESULTS)/cuda.txt; exit $$status
 
 CPP_FILES = $(shell find . \( -name .venv -o -name build \) -prune -o -type f \

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -177,8 +178,8 @@ def test_errors_are_those_of_the_cpu() -> None:
         ops.sequence(a.input, a.h[:2], a.c, a.weights, a.bias)
     with pytest.raises(RuntimeError, match="expected weights on device cuda:0, got cpu"):
         ops.sequence(a.input, a.h, a.c, a.weights.cpu(), a.bias)
+    sizes = torch.full((5,), 3, device="cuda")
     with pytest.raises(RuntimeError, match="expected batch_sizes on device cpu"):
-        sizes = torch.full((5,), 3, device="cuda")
         ops.sequence(a.input.flatten(0, 1), a.h, a.c, a.weights, a.bias, batch_sizes=sizes)
 
 
@@ -297,20 +298,21 @@ def test_the_process_goes_on_after_memory_ran_out(part: str) -> None:
     small = on_gpu(support.sequence_arguments((5, 3, 4, 7)))
     expected = run(small)
     large = on_gpu(support.sequence_arguments((256, 256, 16, 256))).leaves()
-    output: Tensor | None = None
-    if part == "backward":
-        output, *_ = support.sequence_outputs(lltm.functional, large)
+
+    def forward() -> Tensor:
+        return support.sequence_outputs(lltm.functional, large)[0]
+
+    def backward(output: Tensor) -> None:
+        output.backward(torch.ones_like(output))
+
+    work = forward if part == "forward" else partial(backward, forward())
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (16 << 20)) / total)
     try:
         with pytest.raises(torch.OutOfMemoryError):
-            if output is None:
-                support.sequence_outputs(lltm.functional, large)
-            else:
-                output.backward(torch.ones_like(output))
+            work()
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    del output, large
     assert same(run(small), expected)

@@ -1,0 +1,380 @@
+"""lltm on a GPU beside other implementations, with the goals of this project: `make bench-cuda`.
+
+    python benchmarks/bench_cuda.py --json cuda.json
+
+In the manner of `python -m lltm.benchmark`: contenders in interleaved rounds, medians with
+quartiles, ratios within a round. Times are taken by CUDA events around a number of runs, which are
+queued without waiting: they are the GPU's time or the host's, whichever is longer. Arguments
+rotate through several copies, together larger than the second-level cache where that takes no
+more than MAX_COPIES. What the card can do, a copy and a product, is measured in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lltm import benchmark, modules, reference
+from lltm.benchmark import (
+    OURS,
+    PLAIN,
+    TUTORIAL_SHAPE,
+    Case,
+    Check,
+    Layer,
+    Make,
+    Row,
+    Sampler,
+    Settings,
+    State,
+    measure,
+)
+
+TUTORIAL_CUDA = "tutorial's CUDA"
+GRAPH = "lltm, graph replay"
+CUDNN = "nn.LSTM (cuDNN)"
+MAX_COPIES = 64
+
+# The sequence of the goals; others beside it.
+GOAL_SHAPE = (1024, 16, 768, 768)
+SEQUENCES: tuple[tuple[tuple[int, ...], torch.dtype], ...] = (
+    (GOAL_SHAPE, torch.bfloat16),
+    (GOAL_SHAPE, torch.float16),
+    (GOAL_SHAPE, torch.float32),
+    ((100, 16, 32, 128), torch.float32),
+    ((100, 128, 512, 512), torch.bfloat16),
+)
+COMPILED_SHAPE = (32, 16, 32, 128)  # a loop is unrolled, and compiles for minutes
+
+# ---- contenders -------------------------------------------------------------
+
+
+def build_tutorial() -> Any:
+    """Compiles benchmarks/tutorial/lltm_cuda.cu, as the tutorial does."""
+    os.environ.setdefault("CUDA_HOME", "/usr/local/cuda")
+    from torch.utils import cpp_extension
+
+    # Headers of CUDA's libraries, where the toolkit has none.
+    spec = importlib.util.find_spec("nvidia")
+    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
+    headers = [str(path) for folder in folders for path in Path(folder).glob("cu*/include")]
+    return cpp_extension.load(
+        name="tutorial_lltm_cuda",
+        sources=[str(Path(__file__).parent / "tutorial" / "lltm_cuda.cu")],
+        extra_include_paths=headers,
+        extra_cuda_cflags=["-O3"],
+    )
+
+
+def tutorial_makes(extension: Any) -> tuple[Make, Make]:
+    """Returns a cell and a loop over it."""
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, input: Tensor, weights: Tensor, bias: Tensor, *state: Tensor) -> Any:
+            new_h, new_c, *saved = extension.forward(input, weights, bias, *state)
+            ctx.save_for_backward(new_c, *saved, weights)
+            return new_h, new_c
+
+        @staticmethod
+        def backward(ctx: Any, grad_h: Tensor, grad_c: Tensor) -> Any:
+            d_h, d_input, d_weights, d_bias, d_c = extension.backward(
+                grad_h.contiguous(), grad_c.contiguous(), *ctx.saved_tensors
+            )
+            return d_input, d_weights, d_bias, d_h, d_c
+
+    def cell(input: Tensor, state: State, weights: Tensor, bias: Tensor | None = None) -> State:
+        h, c = Function.apply(input, weights, bias, *state)  # type: ignore[no-untyped-call]
+        return h, c
+
+    def sequence(
+        input: Tensor,
+        state: State,
+        weights: Tensor,
+        bias: Tensor | None = None,
+        *,
+        batch_sizes: Tensor | None = None,
+        reverse: bool = False,
+    ) -> tuple[Tensor, State]:
+        outputs = []
+        for x in input.unbind(0):
+            state = cell(x, state, weights, bias)
+            outputs.append(state[0])
+        return torch.stack(outputs), state
+
+    class Cell(modules.LLTMCell):
+        _cell = staticmethod(cell)
+
+    class Loop(modules.LLTM):
+        _sequence = staticmethod(sequence)
+
+    return Cell, Loop
+
+
+def compiled(make: Make, mode: str) -> Make:
+    def build(*sizes: int, **dtype: torch.dtype) -> nn.Module:
+        module: Any = torch.compile(make(*sizes, **dtype), dynamic=False, mode=mode)
+        assert isinstance(module, nn.Module)
+        return module
+
+    return build
+
+
+# ---- measuring --------------------------------------------------------------
+
+
+class RotatingLayer(Layer):
+    """A layer whose arguments are another copy in each run."""
+
+    def __init__(self, make: Make, case: Case, copies: int | None = None) -> None:
+        super().__init__(make, case)
+        tensors = [self.input, *self.state]
+        if self.gradient is not None:
+            tensors.append(self.gradient)
+        size = sum(tensor.nbytes for tensor in tensors)
+        cache = torch.cuda.get_device_properties(0).L2_cache_size
+        wanted = min(MAX_COPIES, 1 + 2 * cache // size) if copies is None else copies
+        self.sets = [self._copy() for _ in range(wanted)]
+        self.turn = 0
+
+    def _copy(self) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor | None]:
+        input = self.input.detach().clone().requires_grad_(self.input.requires_grad)
+        h, c = (tensor.clone() for tensor in self.state)
+        return input, (h, c), None if self.gradient is None else self.gradient.clone()
+
+    def run(self) -> None:
+        self.input, self.state, self.gradient = self.sets[self.turn]
+        self.turn = (self.turn + 1) % len(self.sets)
+        super().run()
+
+
+def timed(run: Callable[[], object], training: bool = False) -> Sampler:
+    """Times runs by events; returns when they are done."""
+
+    def sample(iterations: int) -> dict[str, float]:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        with torch.set_grad_enabled(training):
+            start.record()
+            for _ in range(iterations):
+                run()
+            end.record()
+        end.synchronize()
+        return {"": start.elapsed_time(end) * 1e-3 / iterations}
+
+    return sample
+
+
+def layer_timer(make: Make, case: Case) -> Sampler:
+    return timed(RotatingLayer(make, case).run, case.training)
+
+
+def graph_timer(make: Make, case: Case) -> Sampler:
+    """Times the replay of a captured run, which has one set of arguments."""
+    layer = RotatingLayer(make, case, copies=1)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream), torch.set_grad_enabled(case.training):
+        for _ in range(3):
+            layer.run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph), torch.set_grad_enabled(case.training):
+        layer.run()
+
+    def replay(keep: Layer = layer) -> None:  # the graph writes to the layer's gradients
+        graph.replay()
+
+    return timed(replay)
+
+
+def machine(settings: Settings) -> Row:
+    """Measures what the card can do: a copy, and matrix products."""
+    size = 1 << 30
+    source, target = (torch.zeros(size, dtype=torch.uint8, device="cuda") for _ in range(2))
+    n = 8192
+
+    def product(dtype: torch.dtype) -> Sampler:
+        a, b = (torch.randn(n, n, device="cuda").to(dtype) for _ in range(2))
+        return timed(partial(torch.mm, a, b, out=torch.empty_like(a)))
+
+    builds: dict[str, Callable[[], Sampler]] = {"copy": lambda: timed(lambda: target.copy_(source))}
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        builds[f"product, {str(dtype).removeprefix('torch.')}"] = partial(product, dtype)
+    amounts = {name: 2.0 * (size if name == "copy" else n**3) for name in builds}
+    return measure(
+        "the card: copy of 1 GiB (B/s), products of 8192 (FLOP/s)",
+        builds,
+        settings,
+        amounts,
+        unit="",
+    )
+
+
+def kernels(program: Path) -> tuple[list[dict[str, Any]], list[Check], list[str]]:
+    """Runs the benchmark of the pointwise kernels; returns its rows, checks and a table."""
+    run = subprocess.run([str(program)], capture_output=True, text=True, check=True)
+    rows: list[dict[str, Any]] = json.loads(run.stdout)
+    checks, lines = [], ["\npointwise kernels: bytes per second, beside a copy in the same rounds"]
+    copy: dict[str, Any] = {}
+    for row in rows:
+        if row["title"].startswith("copy"):
+            copy = row
+        shares = [
+            (row["bytes"] / ours) / (copy["bytes"] / theirs)
+            for ours, theirs in zip(row["seconds"], copy["seconds"], strict=True)
+        ]
+        low, share, high = benchmark.quartiles(shares)
+        rate = row["bytes"] / benchmark.quartiles(row["seconds"])[1]
+        lines.append(
+            f"  {row['title']:58}{rate / 1e9:9.0f} GB/s{share:8.3f} ({low:.3f} .. {high:.3f})"
+        )
+        if row is not copy and row["title"].endswith("x 1024"):
+            checks.append(Check(f"{row['title']}: share of a copy", share, 0.9, at_least=True))
+    return rows, checks, lines
+
+
+# ---- rows -------------------------------------------------------------------
+
+
+def compare(
+    case: Case,
+    makes: Mapping[str, Make],
+    settings: Settings,
+    limits: Mapping[str, float],
+    slow: Sequence[str] = (),
+) -> Row:
+    """Measures a case; `limits` are the largest ratios to the contenders named."""
+    builds: dict[str, Callable[[], Sampler]] = {
+        name: partial(layer_timer, make, case)
+        for name, make in makes.items()
+        if name not in slow or not case.training
+    }
+    builds[GRAPH] = partial(graph_timer, makes[OURS], case)
+    row = measure(str(case), builds, settings, {OURS: case.flops})
+    for name, limit in limits.items():
+        if name in row.seconds:
+            row.checks.append(Check(f"{OURS} / {name}", row.ratio(name), limit))
+    return row
+
+
+def parts(makes: Mapping[str, Make], settings: Settings) -> Row:
+    """Measures forward and backward of one step apart, waiting after each, as the tutorial does."""
+    case = Case(TUTORIAL_SHAPE, training=True, device="cuda")
+    builds: dict[str, Callable[[], Sampler]] = {
+        name: partial(benchmark.parts_timer, make, case) for name, make in makes.items()
+    }
+    row = measure(f"forward and backward apart, {case}", builds, settings)
+    for part in ("forward", "backward"):
+        ours, theirs = f"{OURS}, {part}", f"{TUTORIAL_CUDA}, {part}"
+        if theirs in row.seconds:
+            value = benchmark.statistics.median(
+                a / b for a, b in zip(row.seconds[ours], row.seconds[theirs], strict=True)
+            )
+            row.checks.append(Check(f"{ours} / {theirs}", value, 0.6))
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    option = parser.add_argument
+    option("--json", type=Path, metavar="FILE", help="write every sample")
+    option("--kernels", type=Path, metavar="PROGRAM", help="lltm_cuda_bench, as CMake built it")
+    option("--no-compile", action="store_true", help="without torch.compile, which takes minutes")
+    option("--rounds", type=int, default=11)
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("no GPU here")
+    settings = Settings(rounds=options.rounds, seconds=0.05, compile=not options.no_compile)
+    environment = benchmark.environment() | {
+        "card": torch.cuda.get_device_name(),
+        "CUDA": str(torch.version.cuda),
+        "cuDNN": str(torch.backends.cudnn.version()),
+    }
+    print("\n".join(f"{name}: {value}" for name, value in environment.items()), flush=True)
+
+    rows: list[Row] = []
+    checks: list[tuple[str, Check]] = []
+
+    def show(row: Row) -> None:
+        rows.append(row)
+        checks.extend((row.title, check) for check in row.checks)
+        print("\n".join(row.lines()), flush=True)
+
+    show(machine(settings))
+    kernel_rows: list[dict[str, Any]] = []
+    if options.kernels is not None:
+        torch.cuda.empty_cache()
+        kernel_rows, kernel_checks, lines = kernels(options.kernels)
+        checks.extend(("pointwise kernels", check) for check in kernel_checks)
+        print("\n".join((*lines, *(f"  {check}" for check in kernel_checks))), flush=True)
+
+    steps: dict[str, Make] = {OURS: modules.LLTMCell, PLAIN: reference.LLTMCell}
+    loops: dict[str, Make] = {OURS: modules.LLTM, CUDNN: nn.LSTM, PLAIN: reference.LLTM}
+    try:
+        steps[TUTORIAL_CUDA], loops[TUTORIAL_CUDA] = tutorial_makes(build_tutorial())
+    except (RuntimeError, OSError, ImportError) as error:
+        print(f"\n{TUTORIAL_CUDA}: not built: {error}", flush=True)
+    steps["tutorial's C++"] = benchmark.STEPS[benchmark.TUTORIAL]
+    steps["nn.LSTMCell"] = nn.LSTMCell
+    compiled_steps: dict[str, Make] = {}
+    compiled_loops: dict[str, Make] = {}
+    if settings.compile:
+        for mode in ("default", "reduce-overhead"):
+            name = f"torch.compile, plain, {mode}"
+            compiled_steps[name] = compiled(reference.LLTMCell, mode)
+            compiled_loops[name] = compiled(reference.LLTM, mode)
+
+    show(parts(steps, settings))
+    for training in (False, True):
+        case = Case(TUTORIAL_SHAPE, training=training, device="cuda")
+        show(compare(case, steps | compiled_steps, settings, {TUTORIAL_CUDA: 0.6}))
+
+    # Each run of a loop takes long enough to be a sample by itself.
+    few = Settings(rounds=min(5, settings.rounds), seconds=0.02, compile=False)
+    for shape, dtype in SEQUENCES:
+        for training in (False, True):
+            case = Case(shape, dtype, training, device="cuda")
+            at_goal = shape == GOAL_SHAPE and dtype == torch.bfloat16
+            limits = {PLAIN: 0.1} if at_goal else {}
+            row = compare(case, loops, few, limits)
+            if at_goal and not training:
+                per_step = benchmark.statistics.median(row.seconds[OURS]) / shape[0] * 1e6
+                row.checks.append(Check("microseconds a step, forward", per_step, 10.0))
+                if CUDNN in row.seconds:  # for a persistent kernel, later
+                    row.checks.append(Check(f"{OURS} / {CUDNN}", row.ratio(CUDNN), 1.0))
+            show(row)
+    if settings.compile:
+        for training in (False, True):
+            case = Case(COMPILED_SHAPE, training=training, device="cuda")
+            show(compare(case, loops | compiled_loops, few, {}))
+
+    met = sum(check.met for _, check in checks)
+    print(f"\nGoals: {met} of {len(checks)} met")
+    for title, check in checks:
+        print(f"  {check}; {title}")
+    if options.json is not None:
+        results = {
+            "environment": environment,
+            "settings": asdict(settings),
+            "rows": [asdict(row) for row in rows],
+            "kernels": kernel_rows,
+            "goals": [
+                {"title": title, "met": check.met, **asdict(check)} for title, check in checks
+            ],
+        }
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+// The CUDA pointwise kernels alone: bytes moved per second beside a copy within
+// the card's memory, in the same rounds. Prints a JSON array, one object per
+// kernel: {"title", "bytes", "seconds": [one figure per round]}.
+//
+// Arguments are larger than any cache: each is read or written once.
+#include "cuda/dispatch.h"
+#include "cuda/pointwise.h"
+
+#include <ATen/ATen.h>
+#include <ATen/cuda/CUDAContextLight.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <functional>
+#include <iostream>
+#include <string>
+#include <vector>
+
+namespace {
+
+using at::Tensor;
+using namespace lltm::cuda;
+
+constexpr int kRounds = 15;
+constexpr int kRuns = 5;  // per round
+
+struct Contender {
+  std::string title;
+  double bytes;
+  std::function<void()> run;
+  std::vector<double> seconds = {};
+};
+
+class Event {
+ public:
+  Event() { C10_CUDA_CHECK(cudaEventCreate(&event_)); }
+  ~Event() { C10_CUDA_CHECK_WARN(cudaEventDestroy(event_)); }
+  Event(const Event&) = delete;
+  void record() { C10_CUDA_CHECK(cudaEventRecord(event_, c10::cuda::getCurrentCUDAStream())); }
+  double seconds_since(const Event& start) {
+    float milliseconds = 0;
+    C10_CUDA_CHECK(cudaEventSynchronize(event_));
+    C10_CUDA_CHECK(cudaEventElapsedTime(&milliseconds, start.event_, event_));
+    return milliseconds * 1e-3;
+  }
+
+ private:
+  cudaEvent_t event_;
+};
+
+double time(const Contender& contender) {
+  Event start, end;
+  start.record();
+  for (int run = 0; run < kRuns; ++run) contender.run();
+  end.record();
+  return end.seconds_since(start) / kRuns;
+}
+
+double bytes(const std::vector<Tensor>& tensors) {
+  double sum = 0;
+  for (const Tensor& tensor : tensors) sum += static_cast<double>(tensor.nbytes());
+  return sum;
+}
+
+// The kernels of one dtype for `rows` rows of `hidden` units, as a sequence calls
+// them: forward without and with saved activations, and backward.
+template <typename T>
+void measure(const char* dtype_name, at::ScalarType dtype, int64_t rows, int64_t hidden) {
+  using C = compute_t<T>;
+  const auto options = at::TensorOptions(at::kCUDA).dtype(dtype);
+  const auto compute_options = options.dtype(compute_dtype(dtype));
+  const auto random = [&](int64_t columns, const at::TensorOptions& o) {
+    return at::randn({rows, columns}, o);
+  };
+  const Tensor gates = random(3 * hidden, compute_options), c = random(hidden, options);
+  const Tensor bias = at::randn({3 * hidden}, options);
+  const Tensor h_next = at::empty_like(c), h_state = at::empty_like(c), c_next = at::empty_like(c);
+  const Tensor activations = random(4 * hidden, options), grad_h = random(hidden, options);
+  const Tensor grad_h_state = random(hidden, compute_options);
+  const Tensor grad_c = random(hidden, compute_options), grad_c_prev = at::empty_like(grad_c);
+  const Tensor grad_gates = at::empty({rows, 3 * hidden}, options);
+
+  ForwardArgs<T> forward;
+  forward.rows = rows;
+  forward.hidden = hidden;
+  forward.gates = read<C>(gates);
+  forward.bias = read_row<T>(bias);
+  forward.c = read<T>(c);
+  forward.h_next = write<T>(h_next);
+  forward.h_state = write<T>(h_state);
+  forward.c_next = write<T>(c_next);
+  ForwardArgs<T> saving = forward;
+  saving.activations = write<T>(activations);
+  BackwardArgs<T, C> backward;
+  backward.rows = rows;
+  backward.hidden = hidden;
+  backward.activations = read<T>(activations);
+  backward.grad_h = read<T>(grad_h);
+  backward.grad_h_state = read<C>(grad_h_state);
+  backward.grad_c = read<C>(grad_c);
+  backward.grad_gates = write<T>(grad_gates);
+  backward.grad_c_prev = write<C>(grad_c_prev);
+
+  const c10::DeviceIndex device = at::cuda::current_device();
+  const double forward_bytes = bytes({gates, c, h_next, h_state, c_next});
+  const Tensor source = at::zeros({int64_t{1} << 29}, options.dtype(at::kByte));
+  const Tensor target = at::zeros_like(source);
+  const std::string size =
+      std::string(", ") + dtype_name + ", " + std::to_string(rows) + " x " + std::to_string(hidden);
+  std::vector<Contender> contenders = {
+      {"copy" + size, bytes({source, target}), [&] { Tensor(target).copy_(source); }},
+      {"forward" + size, forward_bytes, [&] { launch_forward(forward, device); }},
+      {"forward, saving activations" + size,
+       forward_bytes + bytes({activations}),
+       [&] { launch_forward(saving, device); }},
+      {"backward" + size,
+       bytes({activations, grad_h, grad_h_state, grad_c, grad_gates, grad_c_prev}),
+       [&] { launch_backward(backward, device); }},
+  };
+  for (const Contender& contender : contenders) time(contender);
+  for (int round = 0; round < kRounds; ++round) {
+    for (Contender& contender : contenders) contender.seconds.push_back(time(contender));
+  }
+  static bool first = true;
+  for (const Contender& contender : contenders) {
+    std::cout << (first ? "[" : ",\n") << "{\"title\": \"" << contender.title
+              << "\", \"bytes\": " << contender.bytes << ", \"seconds\": [";
+    for (size_t k = 0; k < contender.seconds.size(); ++k) {
+      std::cout << (k == 0 ? "" : ", ") << contender.seconds[k];
+    }
+    std::cout << "]}";
+    first = false;
+  }
+}
+
+}  // namespace
+
+int main() {
+  std::cout.precision(9);
+  // 65 million elements, and fewer of a size that fills no 16-byte access.
+  for (const auto& [rows, hidden] : {std::pair<int64_t, int64_t>{65536, 1024}, {32768, 1023}}) {
+    measure<double>("float64", at::kDouble, rows / 2, hidden);
+    measure<float>("float32", at::kFloat, rows, hidden);
+    measure<c10::Half>("float16", at::kHalf, rows, hidden);
+    measure<c10::BFloat16>("bfloat16", at::kBFloat16, rows, hidden);
+  }
+  std::cout << "]\n";
+}
