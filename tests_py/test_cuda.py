@@ -106,7 +106,7 @@ def test_the_module_takes_packed_sequences() -> None:
     padded, lengths = torch.randn(7, 3, 5, dtype=torch.float64), torch.tensor([7, 4, 2])
     packed = nn.utils.rnn.pack_padded_sequence(padded, lengths)
     expected, state = layer(packed)
-    output, state_on_gpu = layer.cuda()(packed.to("cuda"))
+    output, state_on_gpu = layer.cuda()(packed.cuda())
     torch.testing.assert_close(output.data.cpu(), expected.data)
     torch.testing.assert_close(tuple(s.cpu() for s in state_on_gpu), state)
 

@@ -2,6 +2,7 @@
 // products in ATen, everything pointwise in one kernel forward and one backward,
 // accessors, a grid of (units, batch). A contender of bench_cuda.py, compiled by
 // torch.utils.cpp_extension.load; no part of the library.
+#include <ATen/OpMathType.h>
 #include <torch/extension.h>
 
 #include <vector>
