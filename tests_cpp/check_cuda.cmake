@@ -1,5 +1,6 @@
 # What liblltm holds for GPUs: every kernel, for every architecture, without
-# registers spilled to memory, and PTX for GPUs to come. Run by ctest with
+# registers spilled to memory, the wide ones with 16-byte accesses, and PTX for
+# GPUs to come. Run by ctest with
 #   cmake -DCUOBJDUMP=... -DLIBRARY=... -DARCHITECTURES="80-real;..." -P check_cuda.cmake
 
 function(output_of result)
@@ -34,6 +35,18 @@ foreach(architecture IN LISTS ARCHITECTURES)
         message(SEND_ERROR "sm_${sm}: no kernel ${kernel}")
       elseif(NOT CMAKE_MATCH_1 MATCHES "STACK:0 .*LOCAL:0 ")
         message(SEND_ERROR "sm_${sm}: ${kernel} keeps registers in memory: ${CMAKE_MATCH_1}")
+      endif()
+    endforeach()
+    output_of(code ${CUOBJDUMP} --dump-sass --gpu-architecture sm_${sm} "${LIBRARY}")
+    foreach(kernel IN LISTS kernels)
+      if(NOT kernel MATCHES "ILi1E")
+        string(FIND "${code}" "${kernel}E" begin)
+        string(SUBSTRING "${code}" ${begin} -1 body)
+        string(FIND "${body}" "Function : " end)
+        string(SUBSTRING "${body}" 0 ${end} body)
+        if(NOT body MATCHES "LDG[.A-Z]*[.]128" OR NOT body MATCHES "STG[.A-Z]*[.]128")
+          message(SEND_ERROR "sm_${sm}: ${kernel} makes no 16-byte accesses")
+        endif()
       endif()
     endforeach()
     string(REGEX MATCHALL "Function [^\n]*" functions "${usage}")

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import lltm
+import lltm.__main__
 
 KERNELS = dict(line.split(": ", 1) for line in lltm.build_info().splitlines())["CUDA kernels"]
 BUILT = not KERNELS.startswith("none")
@@ -41,3 +42,21 @@ def test_build_info_names_the_architectures_and_the_toolkit() -> None:
     assert re.fullmatch(r"((sm|compute)_\d+a?, )+CUDA \d+\.\d+", KERNELS), KERNELS
     assert torch.version.cuda is not None
     assert KERNELS.rsplit(" ", 1)[1].split(".")[0] == torch.version.cuda.split(".")[0]
+
+
+@pytest.mark.parametrize(
+    ("kernels", "capability", "chosen"),
+    [
+        ("sm_80, sm_90, compute_90, CUDA 13.0", (8, 0), "sm_80"),
+        ("sm_80, sm_90, compute_90, CUDA 13.0", (8, 9), "sm_80"),
+        ("sm_80, sm_90, compute_90, CUDA 13.0", (9, 0), "sm_90"),
+        ("sm_80, sm_90, compute_90, CUDA 13.0", (12, 0), "compute_90"),
+        ("sm_80, sm_90, compute_90, CUDA 13.0", (7, 5), "none for this device"),
+        ("none (composite path)", (9, 0), "composite path"),
+    ],
+)
+def test_the_report_names_the_kernels_that_a_device_gets(
+    kernels: str, capability: tuple[int, int], chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lltm._C.build_info", lambda: f"a: b\nCUDA kernels: {kernels}\n")
+    assert lltm.__main__._cuda_kernels(*capability) == chosen

@@ -1,5 +1,5 @@
 // Every operator of the library, on one page. Kernels stand beside their
-// backend: cpu/, composite.cpp (any other device), meta.cpp, autograd.cpp,
+// backend: cpu/, cuda/, composite.cpp (any other device), meta.cpp, autograd.cpp,
 // autocast.cpp.
 #include <torch/library.h>
 

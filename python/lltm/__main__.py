@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
 from collections.abc import Iterator
 
@@ -23,6 +24,14 @@ def _environment() -> Iterator[tuple[str, str]]:
     yield "lltm in", os.path.dirname(_C.__file__)
     yield "CPU kernels chosen", _C.cpu_kernels()
     yield "CUDA devices", _cuda_devices()
+    if torch.cuda.is_available():
+        yield (
+            "CUDA kernels chosen",
+            ", ".join(
+                _cuda_kernels(*torch.cuda.get_device_capability(d))
+                for d in range(torch.cuda.device_count())
+            ),
+        )
     yield "torch", f"{torch.__version__} (CUDA {torch.version.cuda or 'none'})"
     yield "threads", str(torch.get_num_threads())
     yield "Python", f"{platform.python_version()} ({sys.executable})"
@@ -40,6 +49,24 @@ def _cuda_devices() -> str:
         "{} sm_{}{}".format(torch.cuda.get_device_name(d), *torch.cuda.get_device_capability(d))
         for d in range(torch.cuda.device_count())
     )
+
+
+def _cuda_kernels(major: int, minor: int) -> str:
+    """Returns which of the kernels in the library CUDA takes on a device of this capability.
+
+    Machine code of the same major version, up to the device's minor one; else PTX up to the
+    device's version, which the driver compiles.
+    """
+    match = re.search(r"^CUDA kernels: (.*)$", _C.build_info(), re.MULTILINE)
+    built = re.findall(r"(sm|compute)_(\d+)(\d)\b", match[1] if match else "")
+    if not built:
+        return "composite path"
+    versions = [(kind, int(x), int(y)) for kind, x, y in built]
+    own = [(x, y) for kind, x, y in versions if kind == "sm" and x == major and y <= minor]
+    ptx = [(x, y) for kind, x, y in versions if kind == "compute" and (x, y) <= (major, minor)]
+    if own:
+        return "sm_{}{}".format(*max(own))
+    return "compute_{}{}".format(*max(ptx)) if ptx else "none for this device"
 
 
 def _processor() -> str:
