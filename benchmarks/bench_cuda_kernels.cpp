@@ -7,8 +7,8 @@
 #include "cuda/pointwise.h"
 
 #include <ATen/ATen.h>
-#include <ATen/cuda/CUDAContextLight.h>
 #include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include <functional>
@@ -101,7 +101,7 @@ void measure(const char* dtype_name, at::ScalarType dtype, int64_t rows, int64_t
   backward.grad_gates = write<T>(grad_gates);
   backward.grad_c_prev = write<C>(grad_c_prev);
 
-  const c10::DeviceIndex device = at::cuda::current_device();
+  const c10::DeviceIndex device = c10::cuda::current_device();
   const double forward_bytes = bytes({gates, c, h_next, h_state, c_next});
   const Tensor source = at::zeros({int64_t{1} << 29}, options.dtype(at::kByte));
   const Tensor target = at::zeros_like(source);

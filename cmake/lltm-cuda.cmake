@@ -55,7 +55,7 @@ endif()
 
 # The architectures that have kernels of their own, and PTX from which the driver
 # compiles for newer ones.
-if(NOT CMAKE_CUDA_ARCHITECTURES)
+if(NOT CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
   set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 90-virtual)
 endif()
 if(LLTM_CCACHE AND NOT CMAKE_CUDA_COMPILER_LAUNCHER)

@@ -91,6 +91,24 @@ def test_gradients_may_be_expanded() -> None:
     assert same(expanded, dense)
 
 
+@pytest.mark.parametrize("name", ["input", "h", "c", "weights"])
+def test_rows_may_lie_more_than_32_bits_apart(name: str) -> None:
+    stride, dtype = 1 << 31, torch.float16
+    rows = 6 if name == "weights" else 3
+    size = rows * stride * dtype.itemsize
+    if torch.cuda.mem_get_info()[0] < 1.2 * size:
+        pytest.skip(f"needs {size >> 30} GiB of GPU memory")
+    a = on_gpu(support.cell_arguments((3, 5, 2), dtype))
+    expected = support.cell_outputs(lltm.functional, a)
+    tensor = getattr(a, name)
+    memory = torch.empty(rows * stride, dtype=dtype, device="cuda")
+    far_apart = memory.view(rows, stride)[:, : tensor.shape[1]].copy_(tensor)
+    results = support.cell_outputs(lltm.functional, a.with_argument(name, far_apart))
+    assert same(results, expected)
+    del memory, far_apart
+    torch.cuda.empty_cache()
+
+
 @each_dtype
 @each_direction
 def test_runs_twice_to_the_same_bits(dtype: torch.dtype, reverse: bool) -> None:

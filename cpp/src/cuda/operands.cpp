@@ -1,13 +1,16 @@
 #include "cuda/products.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace lltm::cuda {
 namespace {
 
-// A stride that BLAS takes: rows do not overlap. Of a single row it is not read.
+// A stride that cuBLAS takes: rows do not overlap, and it fits 32 bits, which its
+// kernels calculate with. Of a single row it is not read.
 bool is_stride(int64_t stride, int64_t rows, int64_t cols) {
-  return rows <= 1 || stride >= std::max<int64_t>(cols, 1);
+  return rows <= 1 ||
+         (stride >= std::max<int64_t>(cols, 1) && stride <= std::numeric_limits<int32_t>::max());
 }
 
 bool has_contiguous_rows(const at::Tensor& t) {
