@@ -167,6 +167,7 @@ Gradients stepwise_backward(const BackwardProblem& p) {
   const Tensor dz = at::empty({p.activations.size(0), 3 * hidden}, options);
 
   const Products products(dtype);
+  const Operand weights_h_operand = operand(weights_h);
   visit_dtype(dtype, [&]<typename T>(T*) {
     using C = compute_t<T>;
     const auto all_activations = read<T>(p.activations);
@@ -188,7 +189,7 @@ Gradients stepwise_backward(const BackwardProblem& p) {
       if (k > 0 || want_h_0) {
         products.multiply(
             rows_of(dz, offset, rows),
-            operand(weights_h),
+            weights_h_operand,
             result_rows(dh, 0, rows),
             /*accumulate=*/false);
       }

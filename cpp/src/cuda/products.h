@@ -43,9 +43,8 @@ Result result(const at::Tensor& tensor);
 Result result_rows(const at::Tensor& tensor, std::int64_t begin, std::int64_t count);
 
 // The products of operands of one dtype, on the device and the stream that were
-// current when it was made, both of which must stay so; float32 and float16
-// follow PyTorch's settings (allow_tf32), and sums are taken in float32, or in
-// float64 for float64.
+// current when it was made, both of which must stay so. Sums are taken in
+// float64 for float64, else in float32; float32 follows PyTorch's allow_tf32.
 class Products {
  public:
   explicit Products(at::ScalarType dtype);
