@@ -116,6 +116,7 @@ SANITIZE := --kernel-name kns=lltm_ --report-api-errors no --error-exitcode 1 \
   --gtest_filter='*MatchOracle*/float32*:*MatchOracle*/bfloat16*:*InAnyWay/bfloat16*'
 
 test-cuda: build-gpu
+	@$(PYTHON) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "no GPU here")'
 	ctest --test-dir build/gpu --output-on-failure --tests-regex '^cuda(_kernels)?$$'
 	PYTHONPATH=build/gpu/site $(PYTHON) -m pytest tests_py/test_cuda.py tests_py/test_cuda_build.py
 	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck $(SANITIZE)
