@@ -66,6 +66,9 @@ void pack_transposed(G* packed, int64_t ld, Matrix<const G> x, int64_t depth, in
       x.row_stride / kTogether,
       reinterpret_cast<float*>(packed),
       ld);
+  for (int64_t k = depth; k < padded_depth<G>(depth); k += kTogether) {
+    std::fill_n(packed + k * ld, columns * kTogether, G{});
+  }
 }
 
 }  // namespace lltm::cpu
