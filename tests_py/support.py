@@ -238,7 +238,9 @@ def check_accuracy(outputs: Outputs, draw: Callable[[], Arguments]) -> None:
         )
 
 
-def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_python(
+    *arguments: str, timeout_s: float | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Runs the interpreter of the tests in a process of its own, outside the source tree."""
     return subprocess.run(
         [sys.executable, *arguments],
@@ -247,4 +249,5 @@ def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProce
         capture_output=True,
         text=True,
         check=False,
+        timeout=timeout_s,
     )
