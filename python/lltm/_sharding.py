@@ -56,7 +56,8 @@ def _register() -> None:
 
     def placements(dims: Dims) -> list[Any]:
         return [
-            Replicate() if dim is None else Partial() if dim == SUM else Shard(dim) for dim in dims
+            Replicate() if dim is None else Shard(dim) if isinstance(dim, int) else Partial()
+            for dim in dims
         ]
 
     for name, (argument_dims, result_dims) in BATCH_DIMS.items():
@@ -74,7 +75,9 @@ def _register() -> None:
             rest = [*args[len(argument_dims) :], *kwargs.values()]
             # An argument has a placement if it is a DTensor: of the rest only batch_sizes can be.
             packed = sum(hasattr(value, "placements") for value in rest)
-            choices = [((None,) * len(argument_dims), (None,) * len(result_dims))]
+            choices: list[tuple[Dims, Dims]] = [
+                ((None,) * len(argument_dims), (None,) * len(result_dims))
+            ]
             if not packed:
                 choices.append((argument_dims, result_dims))
             return [
