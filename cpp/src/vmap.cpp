@@ -1,6 +1,9 @@
 // torch.vmap. Where it maps over inputs and states, V samples of B rows are V * B
 // rows of one call, and the fused kernels run as ever. Where it maps over weights
-// or biases (ensembles), each has a product of its own: the composite path.
+// or biases (ensembles), each sample has products of its own: a sequence is run
+// once for each, by the fused kernels, which is several times as fast as the
+// composite path; of a single step, and where a transform around this vmap would
+// take the composite path for each, that path runs once for all.
 //
 // A rule runs above autocast and autograd, which see the call that it makes.
 #include "autocast.h"
@@ -9,7 +12,11 @@
 
 #include <lltm/ops.h>
 
+#include <ATen/Functions.h>
 #include <torch/library.h>
+
+#include <algorithm>
+#include <vector>
 
 // How a mapped tensor is taken apart is internal to torch. Without these headers
 // torch maps by a loop over the samples.
@@ -59,6 +66,20 @@ class Samples {
     return value.unsqueeze(dim_).expand_symint(sizes).flatten(-3, -2);
   }
 
+  // The arguments of one sample.
+  Tensor select(const Tensor& tensor, int64_t sample) const {
+    const auto [value, dim] = at::functorch::unwrapTensorAtLevel(tensor, level_);
+    return dim.has_value() ? value.select(*dim, sample) : value;
+  }
+  std::optional<Tensor> select(const std::optional<Tensor>& tensor, int64_t sample) const {
+    return tensor.has_value() ? std::optional<Tensor>(select(*tensor, sample)) : std::nullopt;
+  }
+
+  // What there is of each sample.
+  Tensor stack(const std::vector<Tensor>& tensors) const {
+    return at::functorch::makeBatched(at::stack(tensors), 0, level_);
+  }
+
   // Back, `rows` to a sample.
   Tensor unfold(const Tensor& tensor, const SymInt& rows) const {
     const bool outer = dim_ == -3;
@@ -81,6 +102,15 @@ class Samples {
 struct BelowVmap {
   c10::impl::ExcludeDispatchKeyGuard guard{c10::DispatchKey::FuncTorchBatched};
 };
+
+// A derivative is taken of what this vmap does.
+bool is_differentiated() {
+  const auto& layers = at::functorch::getDynamicLayerStack();
+  return std::any_of(layers.begin(), layers.end(), [](const auto& layer) {
+    return layer.key() == at::functorch::TransformType::Grad ||
+           layer.key() == at::functorch::TransformType::Jvp;
+  });
+}
 
 bool is_given(const std::optional<Tensor>& tensor) {
   return tensor.has_value() && tensor->defined();
@@ -155,6 +185,34 @@ std::tuple<Tensor, Tensor, Tensor> fold_sequence(
   return {samples.unfold(output, rows), samples.unfold(h_n, batch), samples.unfold(c_n, batch)};
 }
 
+std::tuple<Tensor, Tensor, Tensor> sequence_for_each(
+    const Samples& samples,
+    const Tensor& input,
+    const Tensor& h_0,
+    const Tensor& c_0,
+    const Tensor& weights,
+    const std::optional<Tensor>& bias,
+    const std::optional<Tensor>& batch_sizes,
+    bool reverse) {
+  const BelowVmap below;
+  std::vector<Tensor> outputs, h_ns, c_ns;
+  const int64_t count = samples.count().guard_int(__FILE__, __LINE__);
+  for (int64_t k = 0; k < count; ++k) {
+    auto [output, h_n, c_n] = sequence(
+        samples.select(input, k),
+        samples.select(h_0, k),
+        samples.select(c_0, k),
+        samples.select(weights, k),
+        samples.select(bias, k),
+        samples.shared(batch_sizes),
+        reverse);
+    outputs.push_back(std::move(output));
+    h_ns.push_back(std::move(h_n));
+    c_ns.push_back(std::move(c_n));
+  }
+  return {samples.stack(outputs), samples.stack(h_ns), samples.stack(c_ns)};
+}
+
 void check_one_batch_sizes(const char* op, const std::optional<Tensor>& batch_sizes) {
   TORCH_CHECK(
       !Samples().in(batch_sizes),
@@ -179,6 +237,9 @@ std::tuple<Tensor, Tensor, Tensor> sequence_of_samples(
   check_sequence(input, h_0, c_0, weights, bias, batch_sizes);
   const Samples samples;
   if (samples.in(weights) || samples.in(bias)) {
+    if (!is_differentiated() && samples.count() > 0) {
+      return sequence_for_each(samples, input, h_0, c_0, weights, bias, batch_sizes, reverse);
+    }
     const auto [output, h_n, c_n, activations] =
         composite::sequence_forward(input, h_0, c_0, weights, bias, batch_sizes, reverse);
     return {output, h_n, c_n};
@@ -204,11 +265,21 @@ std::tuple<Tensor, Tensor, Tensor> sequence_prepacked_of_samples(
   return fold_sequence(sequence_prepacked, input, h_0, c_0, weights, bias, batch_sizes, reverse);
 }
 
+Tensor prepack_of_samples(const Tensor& weights) {
+  TORCH_CHECK(
+      !Samples().in(weights),
+      "lltm::prepack: expected one set of weights for all samples of vmap, got one for each:"
+      " lltm::sequence takes such");
+  const BelowVmap below;
+  return prepack(weights);
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(lltm, FuncTorchBatched, m) {
   m.impl("cell", TORCH_FN(cell_of_samples));
   m.impl("sequence", TORCH_FN(sequence_of_samples));
+  m.impl("prepack", TORCH_FN(prepack_of_samples));
   m.impl("sequence_prepacked", TORCH_FN(sequence_prepacked_of_samples));
 }
 
