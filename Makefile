@@ -87,7 +87,7 @@ clean:
 .venv/.installed: .venv/.tools CMakeLists.txt pyproject.toml \
     $(shell find cpp cmake python -type f ! -path '*/__pycache__/*')
 	@echo "Building and installing lltm (minutes at first, seconds after a change)"
-	pip install --quiet --no-build-isolation '.[test,demo,dev]'
+	pip install --quiet --no-build-isolation '.[test,demo,examples,dev]'
 	@touch $@
 
 # Holds what it was made with; anything else asked for makes it anew.
