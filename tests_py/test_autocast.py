@@ -155,10 +155,11 @@ def test_switched_off_it_does_nothing() -> None:
 
 
 @each_dtype
+@pytest.mark.parametrize("module", ["cell", "layer"])
 @pytest.mark.parametrize("transform", ["vmap", "ensemble", "grad", "per sample", "jvp", "twice"])
-def test_transforms_keep_to_the_dtypes(transform: str, dtype: torch.dtype) -> None:
-    layer = lltm.LLTM(3, 5, num_layers=2)
-    x = torch.randn(3, 6, 4, 3)
+def test_transforms_keep_to_the_dtypes(transform: str, module: str, dtype: torch.dtype) -> None:
+    layer = lltm.LLTMCell(3, 5) if module == "cell" else lltm.LLTM(3, 5, num_layers=2)
+    x = torch.randn(3, 4, 3) if module == "cell" else torch.randn(3, 6, 4, 3)
     parameters = {name: p.detach() for name, p in layer.named_parameters()}
     seen: list[Tensor] = []
 
