@@ -400,6 +400,13 @@ def test_prepacked_layers_have_no_derivatives() -> None:
         jvp(lambda x: packed(x)[0], (x,), (x,))
 
 
+def test_the_operators_that_autograd_calls_have_no_derivatives() -> None:
+    a = support.cell_arguments((4, 3, 5)).leaves()
+    h, _, _ = torch.ops.lltm.cell_forward(a.input, a.h, a.c, a.weights, a.bias)
+    with pytest.raises(RuntimeError, match="derivative for lltm::cell_forward is not implemented"):
+        h.sum().backward()
+
+
 def test_an_error_names_the_sizes_of_one_sample() -> None:
     a = support.sequence_arguments((5, 4, 3, 5))
     text = r"lltm::sequence: expected h_0 of shape \(4, 5\), got \(4, 6\)"

@@ -29,7 +29,9 @@ from torch.distributed.tensor import (
     distribute_tensor,
 )
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.experimental import implicit_replication
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import lltm
 
@@ -200,7 +202,11 @@ def check_dtensor() -> None:
     for state, whole in zip(states, expected_states, strict=True):
         same(state.full_tensor(), whole)
 
-    result.square().sum().backward()
+    # Nor on the way back: what is summed over the batch is left to whoever wants the sum.
+    loss = result.square().sum()
+    with CommDebugMode() as communication:
+        loss.backward()
+    assert communication.get_total_counts() == 0, communication.get_comm_counts()
     assert isinstance(sharded_x.grad, DTensor)
     assert sharded_x.grad.placements == (Shard(0),)
     same(sharded_x.grad.full_tensor(), expected_x.grad)
@@ -216,9 +222,16 @@ def check_dtensor() -> None:
     assert isinstance(x_only.grad, DTensor)
     same(x_only.grad.full_tensor(), expected_x.grad)
 
-    # What cannot be split runs replicated.
-    whole_x = distribute_tensor(x, mesh, [Replicate()])
-    same(parallel(whole_x).full_tensor(), expected.detach())
+    # Sharded in another way, or not at all, it runs replicated.
+    for placement in (Replicate(), Shard(1), Shard(2)):
+        other_x = distribute_tensor(x, mesh, [placement])
+        same(parallel(other_x).full_tensor(), expected.detach())
+    # So does a packed sequence, whose batch_sizes are no DTensor.
+    rows = pack_sequence([x[0], x[1, :4], x[2, :2]])
+    packed = PackedSequence(distribute_tensor(rows.data, mesh, [Shard(0)]), rows.batch_sizes)
+    with implicit_replication():
+        output, _ = parallel.layer(packed)
+    same(output.data.full_tensor(), model.layer(rows)[0].data.detach())
 
 
 def main() -> None:
