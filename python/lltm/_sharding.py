@@ -40,11 +40,9 @@ _registered = False
 
 
 def prepare(input: Tensor) -> None:
-    """Registers the shardings if the input is the first DTensor that comes by."""
-    if type(input) is Tensor or _registered:
-        return
+    """Of an input that is no plain tensor: registers the shardings for the first DTensor."""
     dtensor = sys.modules.get("torch.distributed.tensor")
-    if dtensor is not None and isinstance(input, dtensor.DTensor):
+    if not _registered and dtensor is not None and isinstance(input, dtensor.DTensor):
         _register()
 
 

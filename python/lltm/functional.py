@@ -46,7 +46,8 @@ def cell(
     h, c = _check.state("cell", ("h", "c"), state)
     _check.tensor("cell", "weights", weights)
     _check.optional_tensor("cell", "bias", bias)
-    _sharding.prepare(input)
+    if type(input) is not Tensor:
+        _sharding.prepare(input)
     h, c = torch.ops.lltm.cell(input, h, c, weights, bias)
     return h, c
 
@@ -128,7 +129,8 @@ def _run(
     _check.optional_tensor(op, "bias", bias)
     _check.optional_tensor(op, "batch_sizes", batch_sizes)
     _check.boolean(op, "reverse", reverse)
-    _sharding.prepare(input)
+    if type(input) is not Tensor:
+        _sharding.prepare(input)
     output, h_n, c_n = getattr(torch.ops.lltm, op)(
         input, h_0, c_0, weights, bias, batch_sizes=batch_sizes, reverse=reverse
     )

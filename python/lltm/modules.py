@@ -23,7 +23,8 @@ State = tuple[Tensor, Tensor]
 
 
 def _cell(input: Tensor, state: State, weights: Tensor, bias: Tensor | None) -> State:
-    _sharding.prepare(input)
+    if type(input) is not Tensor:
+        _sharding.prepare(input)
     h, c = torch.ops.lltm.cell(input, *state, weights, bias)
     return h, c
 
