@@ -351,7 +351,7 @@ def test_a_third_derivative_is_that_of_plain_pytorch() -> None:
 def test_numerical_checks_of_every_order_and_mode(kind: str, options: dict[str, Any]) -> None:
     case = layer_case(kind, options)
     names = list(case.parameters)
-    # Of each parameter only one direction: the whole would take minutes.
+    # fast_mode compares along random directions: entry by entry would take minutes.
     tensors = [
         case.inputs[0].requires_grad_(),
         *(p.requires_grad_() for p in case.module.parameters()),
@@ -361,9 +361,16 @@ def test_numerical_checks_of_every_order_and_mode(kind: str, options: dict[str, 
         return case.run(dict(zip(names, parameters, strict=True)), x)
 
     assert torch.autograd.gradcheck(
-        function, tensors, fast_mode=True, check_forward_ad=True, check_batched_grad=True
+        function,
+        tensors,
+        fast_mode=True,
+        check_forward_ad=True,
+        check_batched_grad=True,
+        check_batched_forward_grad=True,
     )
-    assert torch.autograd.gradgradcheck(function, tensors, fast_mode=True)
+    assert torch.autograd.gradgradcheck(
+        function, tensors, fast_mode=True, check_fwd_over_rev=True, check_batched_grad=True
+    )
 
 
 # ----- what cannot be --------------------------------------------------------

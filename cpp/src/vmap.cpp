@@ -237,6 +237,7 @@ std::tuple<Tensor, Tensor, Tensor> sequence_of_samples(
   check_sequence(input, h_0, c_0, weights, bias, batch_sizes);
   const Samples samples;
   if (samples.in(weights) || samples.in(bias)) {
+    // Without samples there is no result to take the shape from.
     if (!is_differentiated() && samples.count() > 0) {
       return sequence_for_each(samples, input, h_0, c_0, weights, bias, batch_sizes, reverse);
     }
