@@ -151,7 +151,7 @@ clean:
 .venv/.installed: .venv/.tools CMakeLists.txt pyproject.toml \
     $(shell find cpp cmake python -type f ! -path '*/__pycache__/*')
 	@echo "Building and installing lltm (minutes at first, seconds after a change)"
-	pip install --quiet --no-build-isolation '.[test,demo,dev]'
+	pip install --quiet --no-build-isolation '.[test,demo,examples,dev]'
 	@touch $@
 
 CUDA_WANTED := $(BASE_PYTHON) $(CUDA_TORCH) $(BUILD_TOOLS)

@@ -6,6 +6,7 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
+#include <lltm/nn.h>
 
 #include <algorithm>
 
@@ -43,6 +44,7 @@ TEST(Dispatch, EveryOperatorHasItsKernels) {
          {DispatchKey::CPU,
           DispatchKey::Meta,
           DispatchKey::Autograd,
+          DispatchKey::FuncTorchBatched,
           DispatchKey::CompositeExplicitAutograd}) {
       EXPECT_TRUE(op.hasKernelForDispatchKey(key)) << name << ' ' << c10::toString(key);
     }
@@ -273,6 +275,35 @@ TEST(DispatchAutocast, GradientsHaveTheDtypeOfTheArguments) {
     for (const at::Tensor& leaf : differentiable(leaves)) {
       ASSERT_TRUE(leaf.grad().defined());
       EXPECT_EQ(leaf.grad().scalar_type(), at::kFloat);
+    }
+  }
+}
+
+TEST(DispatchAutocast, AppliesToTheModules) {
+  at::manual_seed(1);
+  lltm::LLTM layer(lltm::LLTMOptions(3, 5).num_layers(2).bidirectional(true));
+  lltm::LLTMCell step(3, 5);
+  const at::Tensor input = at::randn({6, 4, 3});
+  const lltm::State state{at::randn({4, 4, 5}), at::randn({4, 4, 5})};  // float32
+  Tensors results;
+  {
+    const Autocast autocast(at::kBFloat16);
+    const auto [output, final_state] = layer->forward(input, state);
+    const auto [h, c] = step->forward(input[0]);
+    results = {output, std::get<0>(final_state), std::get<1>(final_state), h, c};
+  }
+  at::Tensor total = at::zeros({});
+  for (const at::Tensor& result : results) {
+    EXPECT_EQ(result.scalar_type(), at::kBFloat16);
+    total = total + result.to(at::kFloat).square().sum();
+  }
+  total.backward();
+  for (const torch::nn::Module* module :
+       {static_cast<torch::nn::Module*>(layer.get()),
+        static_cast<torch::nn::Module*>(step.get())}) {
+    for (const at::Tensor& parameter : module->parameters()) {
+      ASSERT_TRUE(parameter.grad().defined());
+      EXPECT_EQ(parameter.grad().scalar_type(), at::kFloat);
     }
   }
 }

@@ -15,6 +15,7 @@ import numpy as np
 import oracle
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import lltm
 
@@ -238,7 +239,29 @@ def check_accuracy(outputs: Outputs, draw: Callable[[], Arguments]) -> None:
         )
 
 
-def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+class Operators(TorchDispatchMode):
+    """Records which operators run below autograd, autocast and every transform."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        # By name, with the shape of the first argument.
+        self.called: list[tuple[str, tuple[int, ...]]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        shape = tuple(args[0].shape) if args and isinstance(args[0], Tensor) else ()
+        self.called.append((str(func._overloadpacket), shape))
+        return func(*args, **(kwargs or {}))
+
+    def ours(self) -> list[str]:
+        names = (name for name, _ in self.called)
+        return [name.removeprefix("lltm.") for name in names if name.startswith("lltm.")]
+
+
+def run_python(
+    *arguments: str, timeout_s: float | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Runs the interpreter of the tests in a process of its own, outside the source tree."""
     return subprocess.run(
         [sys.executable, *arguments],
@@ -247,4 +270,5 @@ def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProce
         capture_output=True,
         text=True,
         check=False,
+        timeout=timeout_s,
     )

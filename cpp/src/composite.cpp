@@ -362,4 +362,13 @@ TORCH_LIBRARY_IMPL(lltm, CompositeExplicitAutograd, m) {
   m.impl("sequence_backward", TORCH_FN(sequence_backward_op));
 }
 
+// Under torch.vmap every ATen operation has a rule of its own. The operators that
+// users call: vmap.cpp.
+TORCH_LIBRARY_IMPL(lltm, FuncTorchBatched, m) {
+  m.impl("cell_forward", TORCH_FN(cell_forward_op));
+  m.impl("cell_backward", TORCH_FN(cell_backward_op));
+  m.impl("sequence_forward", TORCH_FN(sequence_forward_op));
+  m.impl("sequence_backward", TORCH_FN(sequence_backward_op));
+}
+
 }  // namespace lltm::composite

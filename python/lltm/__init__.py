@@ -40,6 +40,7 @@ _check_torch()
 
 # Registers torch.ops.lltm.*, so it stands before what uses them.
 from . import _C  # noqa: E402
+from . import _flops as _flops  # noqa: E402
 from . import functional as functional  # noqa: E402
 from . import reference as reference  # noqa: E402
 from ._decompositions import decompositions  # noqa: E402

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import _check
+from . import _check, _sharding
 
 __all__ = ["cell", "prepack", "sequence", "sequence_prepacked"]
 
@@ -46,6 +46,8 @@ def cell(
     h, c = _check.state("cell", ("h", "c"), state)
     _check.tensor("cell", "weights", weights)
     _check.optional_tensor("cell", "bias", bias)
+    if type(input) is not Tensor:
+        _sharding.prepare(input)
     h, c = torch.ops.lltm.cell(input, h, c, weights, bias)
     return h, c
 
@@ -127,6 +129,8 @@ def _run(
     _check.optional_tensor(op, "bias", bias)
     _check.optional_tensor(op, "batch_sizes", batch_sizes)
     _check.boolean(op, "reverse", reverse)
+    if type(input) is not Tensor:
+        _sharding.prepare(input)
     output, h_n, c_n = getattr(torch.ops.lltm, op)(
         input, h_0, c_0, weights, bias, batch_sizes=batch_sizes, reverse=reverse
     )

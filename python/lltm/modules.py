@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from . import _check, functional
+from . import _check, _sharding, functional
 
 __all__ = ["LLTM", "LLTMCell", "PrepackedLLTM"]
 
@@ -23,6 +23,8 @@ State = tuple[Tensor, Tensor]
 
 
 def _cell(input: Tensor, state: State, weights: Tensor, bias: Tensor | None) -> State:
+    if type(input) is not Tensor:
+        _sharding.prepare(input)
     h, c = torch.ops.lltm.cell(input, *state, weights, bias)
     return h, c
 

@@ -375,8 +375,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> cell_backward(
   visit_dtype(dtype, [&]<typename T>(T*) {
     const auto args = backward_arguments<T>(dh, dc_next, activations, results);
     if constexpr (std::is_same_v<T, float>) {
-      if (batch <= kGradientRows && takes_blocks<float>(input, h, weights) && is_operand(h) &&
-          is_operand(input)) {
+      if (batch <= kGradientRows && takes_blocks<float>(input, h, weights) &&
+          is_operand<float>(h) && is_operand<float>(input)) {
         backward_by_blocks(args, input, h, weights, results);
         return;
       }

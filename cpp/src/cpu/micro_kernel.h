@@ -19,17 +19,23 @@ template <typename G>
 bool has_micro_kernel();
 
 // How the second operand (K, N) lies in memory: float row by row; BFloat16 in
-// pairs of rows, element (k, n) at [k / 2][n][k % 2], the last row padded with
-// zeros if K is odd.
+// pairs of rows, element (k, n) at [k / 2][n][k % 2].
 template <typename G>
 constexpr std::int64_t kRowsTogether = 1;
 template <>
 inline constexpr std::int64_t kRowsTogether<BFloat16> = 2;
 
-// K as the operands have to be padded to, with zeros.
+// K as the operands have to be padded to, with zeros. BFloat16: to whole pairs,
+// and above one tile of AMX (32) to whole tiles. A part of a tile costs a whole
+// one and more; where it is no multiple of 4, the product takes 4 to 10 times
+// as long.
 template <typename G>
 constexpr std::int64_t padded_depth(std::int64_t depth) {
-  return (depth + kRowsTogether<G> - 1) / kRowsTogether<G> * kRowsTogether<G>;
+  constexpr std::int64_t kTile = 32;
+  const std::int64_t multiple = kRowsTogether<G> == 1 ? 1
+                                : depth <= kTile      ? kRowsTogether<G>
+                                                      : kTile;
+  return (depth + multiple - 1) / multiple * multiple;
 }
 
 // Whether the rows of a matrix, `stride` elements apart, can be an operand as

@@ -34,17 +34,35 @@ void pack(G* packed, int64_t ld, int64_t depth, int64_t columns, Element element
   }
 }
 
+// Zeros in what padding adds to the depth; a last row without a partner has been
+// given one.
+template <typename G>
+void pad_depth(G* packed, int64_t ld, int64_t depth, int64_t columns) {
+  constexpr int64_t kTogether = kRowsTogether<G>;
+  const int64_t filled = (depth + kTogether - 1) / kTogether * kTogether;
+  for (int64_t k = filled; k < padded_depth<G>(depth); k += kTogether) {
+    std::fill_n(packed + k * ld, columns * kTogether, G{});
+  }
+}
+
 // x (depth, columns) as it is.
 template <typename G>
 void pack_rows(G* packed, int64_t ld, Matrix<const G> x, int64_t depth, int64_t columns) {
-  if constexpr (std::is_same_v<G, float>) {
-    for (int64_t k = 0; k < depth && x.col_stride == 1; ++k) {
+  if (x.col_stride != 1) {
+    pack(packed, ld, depth, columns, [&](int64_t k, int64_t n) {
+      return x.row(k)[n * x.col_stride];
+    });
+  } else if constexpr (std::is_same_v<G, float>) {
+    for (int64_t k = 0; k < depth; ++k) {
       std::memcpy(packed + k * ld, x.row(k), columns * sizeof(float));
     }
-    if (x.col_stride == 1) return;
+  } else {
+    for (int64_t k = 0; k < depth; k += 2) {
+      kernels().pair_rows_bf16(
+          columns, x.row(k), k + 1 < depth ? x.row(k + 1) : nullptr, packed + k * ld);
+    }
+    pad_depth(packed, ld, depth, columns);
   }
-  pack(
-      packed, ld, depth, columns, [&](int64_t k, int64_t n) { return x.row(k)[n * x.col_stride]; });
 }
 
 // The transpose of x (columns, depth).
@@ -66,6 +84,7 @@ void pack_transposed(G* packed, int64_t ld, Matrix<const G> x, int64_t depth, in
       x.row_stride / kTogether,
       reinterpret_cast<float*>(packed),
       ld);
+  pad_depth(packed, ld, depth, columns);
 }
 
 }  // namespace lltm::cpu

@@ -91,13 +91,17 @@ struct ArrayConvert {
 };
 
 // y (columns, rows) = x^T for x (rows, columns).
+template <typename T>
 using Transpose = void (*)(
     std::int64_t rows,
     std::int64_t columns,
-    const float* x,
+    const T* x,
     std::int64_t x_stride,
-    float* y,
+    T* y,
     std::int64_t y_stride);
+
+// y (2 columns) = a and b (columns), element by element in turn; without b, zeros.
+using PairRows = void (*)(std::int64_t columns, const BFloat16* a, const BFloat16* b, BFloat16* y);
 
 // y (columns) = the sum of the rows of x (rows, columns).
 using SumRows = void (*)(
@@ -111,7 +115,9 @@ struct Kernels {
   Pointwise<Half, float> f16;
   Pointwise<BFloat16, float> bf16;
   Pointwise<BFloat16, BFloat16> bf16_operands;
-  Transpose transpose_f32;
+  Transpose<float> transpose_f32;
+  Transpose<BFloat16> transpose_bf16;
+  PairRows pair_rows_bf16;
   SumRows sum_rows_f32;
   ArrayMath<double> math_f64;
   ArrayMath<float> math_f32;

@@ -251,8 +251,8 @@ void backward(const BackwardArgs<T, G>& a, std::int64_t begin, std::int64_t end)
   });
 }
 
-// A tile of 16 rows of 16 floats, transposed in registers: in four rounds,
-// rows 1, 2, 4 and 8 apart exchange their off-diagonal parts.
+// A tile of 16 rows of 16 floats, transposed in registers (transpose_tile): in
+// four rounds, rows 1, 2, 4 and 8 apart exchange their off-diagonal parts.
 using Vector = float __attribute__((vector_size(64), aligned(4)));
 using Indices = std::int32_t __attribute__((vector_size(64)));
 constexpr std::int64_t kTile = 16;
@@ -274,7 +274,32 @@ LLTM_CELL_INLINE void exchange(Vector (&tile)[kTile]) {
   }
 }
 
-void transpose(
+LLTM_CELL_INLINE void transpose_tile(Vector (&tile)[kTile]) {
+  exchange<1>(tile);
+  exchange<2>(tile);
+  exchange<4>(tile);
+  exchange<8>(tile);
+}
+
+// Element by element, for what is left over at the edges.
+template <typename T>
+LLTM_CELL_INLINE void transpose_rest(
+    std::int64_t rows,
+    std::int64_t columns,
+    const T* x,
+    std::int64_t x_stride,
+    T* y,
+    std::int64_t y_stride) {
+  for (std::int64_t i = 0; i < rows; ++i) {
+    for (std::int64_t j = 0; j < columns; ++j) y[j * y_stride + i] = x[i * x_stride + j];
+  }
+}
+
+LLTM_CELL_INLINE std::int64_t at_most(std::int64_t n, std::int64_t most) {
+  return n < most ? n : most;
+}
+
+void transpose_f32(
     std::int64_t rows,
     std::int64_t columns,
     const float* x,
@@ -285,26 +310,65 @@ void transpose(
     for (std::int64_t c = 0; c < columns; c += kTile) {
       const float* const from = x + r * x_stride + c;
       float* const to = y + c * y_stride + r;
-      if (rows - r >= kTile && columns - c >= kTile) {
-        Vector tile[kTile];
-        for (std::int64_t i = 0; i < kTile; ++i) {
-          tile[i] = *reinterpret_cast<const Vector*>(from + i * x_stride);
-        }
-        exchange<1>(tile);
-        exchange<2>(tile);
-        exchange<4>(tile);
-        exchange<8>(tile);
-        for (std::int64_t i = 0; i < kTile; ++i) {
-          *reinterpret_cast<Vector*>(to + i * y_stride) = tile[i];
-        }
-      } else {
-        for (std::int64_t i = 0; i < kTile && i < rows - r; ++i) {
-          for (std::int64_t j = 0; j < kTile && j < columns - c; ++j) {
-            to[j * y_stride + i] = from[i * x_stride + j];
-          }
-        }
+      const std::int64_t height = at_most(rows - r, kTile);
+      const std::int64_t width = at_most(columns - c, kTile);
+      if (height < kTile || width < kTile) {
+        transpose_rest(height, width, from, x_stride, to, y_stride);
+        continue;
+      }
+      Vector tile[kTile];
+      for (std::int64_t i = 0; i < kTile; ++i) {
+        tile[i] = *reinterpret_cast<const Vector*>(from + i * x_stride);
+      }
+      transpose_tile(tile);
+      for (std::int64_t i = 0; i < kTile; ++i) {
+        *reinterpret_cast<Vector*>(to + i * y_stride) = tile[i];
       }
     }
+  }
+}
+
+LLTM_CELL_INLINE std::uint32_t pair(BFloat16 first, BFloat16 second) {
+  return first.bits | std::uint32_t{second.bits} << 16;
+}
+
+// Two rows make one of pairs, so that the tile of floats transposes 32 rows.
+void transpose_bf16(
+    std::int64_t rows,
+    std::int64_t columns,
+    const BFloat16* x,
+    std::int64_t x_stride,
+    BFloat16* y,
+    std::int64_t y_stride) {
+  for (std::int64_t r = 0; r < rows; r += 2 * kTile) {
+    for (std::int64_t c = 0; c < columns; c += kTile) {
+      const BFloat16* const from = x + r * x_stride + c;
+      BFloat16* const to = y + c * y_stride + r;
+      const std::int64_t height = at_most(rows - r, 2 * kTile);
+      const std::int64_t width = at_most(columns - c, kTile);
+      if (height < 2 * kTile || width < kTile) {
+        transpose_rest(height, width, from, x_stride, to, y_stride);
+        continue;
+      }
+      Vector tile[kTile];
+      for (std::int64_t i = 0; i < kTile; ++i) {
+        const BFloat16* const first = from + 2 * i * x_stride;
+        std::uint32_t pairs[kTile];
+        for (std::int64_t j = 0; j < kTile; ++j) pairs[j] = pair(first[j], first[x_stride + j]);
+        __builtin_memcpy(&tile[i], pairs, sizeof(pairs));
+      }
+      transpose_tile(tile);
+      for (std::int64_t i = 0; i < kTile; ++i) {
+        __builtin_memcpy(to + i * y_stride, &tile[i], sizeof(tile[i]));
+      }
+    }
+  }
+}
+
+void pair_rows(std::int64_t columns, const BFloat16* a, const BFloat16* b, BFloat16* y) {
+  for (std::int64_t j = 0; j < columns; ++j) {
+    const std::uint32_t both = pair(a[j], b == nullptr ? BFloat16{0} : b[j]);
+    __builtin_memcpy(y + 2 * j, &both, sizeof(both));
   }
 }
 
@@ -357,7 +421,9 @@ constexpr Kernels make_kernels(const char* name) {
       {forward<Half, float>, backward<Half, float>},
       {forward<BFloat16, float>, backward<BFloat16, float>},
       {forward<BFloat16, BFloat16>, backward<BFloat16, BFloat16>},
-      transpose,
+      transpose_f32,
+      transpose_bf16,
+      pair_rows,
       sum_rows,
       kArrayMath<double>,
       kArrayMath<float>,

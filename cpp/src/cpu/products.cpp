@@ -24,8 +24,9 @@ using at::Tensor;
 // places in the cache.
 constexpr int64_t kColumns = 64;
 // Rows summed over between two visits of a part of the result, which is read
-// and written each time.
-constexpr int64_t kChunk = 512;
+// and written each time: 2 kB of a column.
+template <typename G>
+constexpr int64_t kChunk = 2048 / sizeof(G);
 // Tiers of kMaxRows rows of the result that are worked through for all columns
 // before the next ones: so many that the copy of a band pays, so few that their
 // part of the transpose stays in the second-level cache.
@@ -37,15 +38,25 @@ constexpr int64_t round_up(int64_t n, int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
 }
 
+Transpose<float> transpose_of(float) {
+  return kernels().transpose_f32;
+}
+Transpose<BFloat16> transpose_of(BFloat16) {
+  return kernels().transpose_bf16;
+}
+
 }  // namespace
 
+template <typename G>
 bool is_operand(const Tensor& x) {
-  return x.scalar_type() == at::kFloat && x.stride(1) == 1 &&
+  return x.scalar_type() == kOperandDtype<G> && x.stride(1) == 1 &&
          is_operand_stride(x.stride(0), x.size(1));
 }
 
+template bool is_operand<float>(const Tensor&);
+
 RightOperand::RightOperand(const Tensor& b) : matrix_(b) {
-  if (b.numel() == 0 || !is_operand(b) || !has_micro_kernel<float>()) return;
+  if (b.numel() == 0 || !is_operand<float>(b) || !has_micro_kernel<float>()) return;
   const int64_t depth = b.size(0);
   const int64_t columns = b.size(1);
   packed_ = at::empty({b.numel()}, b.options());
@@ -60,7 +71,7 @@ RightOperand::RightOperand(const Tensor& b) : matrix_(b) {
 }
 
 void RightOperand::multiply(Tensor out, const Tensor& a) const {
-  if (!packed_.defined() || a.size(0) == 0 || !is_operand(a) || !is_operand(out)) {
+  if (!packed_.defined() || a.size(0) == 0 || !is_operand<float>(a) || !is_operand<float>(out)) {
     at::mm_out(out, a, matrix_);
     return;
   }
@@ -93,64 +104,52 @@ void RightOperand::multiply(Tensor out, const Tensor& a) const {
   });
 }
 
-void add_transposed_product(Tensor out, const std::vector<Pieces>& a, const Tensor& b) {
+namespace {
+
+// By the micro-kernel; `a` and `b` are operands of it.
+template <typename G>
+void add_blocks(const Tensor& out, const std::vector<Pieces>& a, const Tensor& b) {
   const int64_t rows = b.size(0);
   const int64_t height = out.size(0);
   const int64_t columns = out.size(1);
-  if (rows == 0 || height == 0 || columns == 0) return;
-  bool blocks = is_operand(b) && is_operand(out) && has_micro_kernel<float>();
-  for (const Pieces& part : a) {
-    for (const Tensor& piece : part) blocks = blocks && is_operand(piece);
-  }
-  if (!blocks) {
-    int64_t top = 0;
-    for (const Pieces& part : a) {
-      const Tensor x = part.size() == 1 ? part.front() : at::cat(part);
-      out.narrow(0, top, x.size(1)).add_(at::mm(x.t(), b));
-      top += x.size(1);
-    }
-    return;
-  }
-
-  const auto w = read<float>(b);
+  const auto w = read<G>(b);
   const auto y = write<float>(out);
-  const auto transpose = kernels().transpose_f32;
+  const auto transpose = transpose_of(G{});
   const int64_t bands = (columns + kColumns - 1) / kColumns;
   const int64_t tiers = (height + kMaxRows - 1) / kMaxRows;
   const int64_t parts = std::min(available_threads(), bands * tiers);
-  const int64_t chunk_rows = std::min(round_up(rows, kDepths), kChunk);
+  const int64_t chunk_rows = std::min(round_up(rows, kDepths), kChunk<G>);
   // Two, so that a thread that is done with one chunk can begin the next.
   const Tensor transposes = at::empty({2, height * chunk_rows}, b.options());
   const Tensor copies = at::empty({parts, kColumns * chunk_rows}, b.options());
 
   // Rows [first, first + size) of the columns [m0, m1) of a, transposed to xt,
   // whose rows have length `depth` and end in zeros.
-  const auto transpose_chunk =
-      [&](float* xt, int64_t first, int64_t size, int64_t depth, Range own) {
-        int64_t left = 0;
-        for (const Pieces& part : a) {
-          const int64_t width = part.empty() ? 0 : part.front().size(1);
-          const Range columns_here = intersect(own, {left, left + width});
-          int64_t top = 0;
-          for (const Tensor& piece : part) {
-            const Range here = intersect({first, first + size}, {top, top + piece.size(0)});
-            if (here.size() > 0 && columns_here.size() > 0) {
-              transpose(
-                  here.size(),
-                  columns_here.size(),
-                  read<float>(piece).row(here.begin - top) + columns_here.begin - left,
-                  piece.stride(0),
-                  xt + columns_here.begin * depth + here.begin - first,
-                  depth);
-            }
-            top += piece.size(0);
-          }
-          left += width;
+  const auto transpose_chunk = [&](G* xt, int64_t first, int64_t size, int64_t depth, Range own) {
+    int64_t left = 0;
+    for (const Pieces& part : a) {
+      const int64_t width = part.empty() ? 0 : part.front().size(1);
+      const Range columns_here = intersect(own, {left, left + width});
+      int64_t top = 0;
+      for (const Tensor& piece : part) {
+        const Range here = intersect({first, first + size}, {top, top + piece.size(0)});
+        if (here.size() > 0 && columns_here.size() > 0) {
+          transpose(
+              here.size(),
+              columns_here.size(),
+              read<G>(piece).row(here.begin - top) + columns_here.begin - left,
+              piece.stride(0),
+              xt + columns_here.begin * depth + here.begin - first,
+              depth);
         }
-        for (int64_t m = own.begin; m < own.end && size < depth; ++m) {
-          std::fill(xt + m * depth + size, xt + (m + 1) * depth, 0.0f);
-        }
-      };
+        top += piece.size(0);
+      }
+      left += width;
+    }
+    for (int64_t m = own.begin; m < own.end && size < depth; ++m) {
+      std::fill(xt + m * depth + size, xt + (m + 1) * depth, G{});
+    }
+  };
 
   Failure failure;
 #pragma omp parallel num_threads(parts) if (parts > 1)
@@ -160,12 +159,12 @@ void add_transposed_product(Tensor out, const std::vector<Pieces>& a, const Tens
     const Range tiles = share((height + 15) / 16, threads, thread);
     const Range own_height = {std::min(tiles.begin * 16, height), std::min(tiles.end * 16, height)};
     const Range tasks = share(bands * tiers, threads, thread);
-    float* const band = copies.mutable_data_ptr<float>() + thread * copies.size(1);
+    G* const band = static_cast<G*>(copies.mutable_data_ptr()) + thread * copies.size(1);
     for (int64_t first = 0; first < rows; first += chunk_rows) {
       const int64_t size = std::min(chunk_rows, rows - first);
       const int64_t depth = round_up(size, kDepths);
-      float* const xt =
-          transposes.mutable_data_ptr<float>() + (first / chunk_rows) % 2 * transposes.size(1);
+      G* const xt = static_cast<G*>(transposes.mutable_data_ptr()) +
+                    (first / chunk_rows) % 2 * transposes.size(1);
       failure.guard([&] { transpose_chunk(xt, first, size, depth, own_height); });
 #pragma omp barrier
       failure.guard([&] {
@@ -178,7 +177,7 @@ void add_transposed_product(Tensor out, const std::vector<Pieces>& a, const Tens
           const int64_t width = std::min(kColumns, columns - n);
           if (task == tasks.begin || place % in_group == 0) {
             pack_rows(band, width, w.from(first, n), size, width);
-            std::fill(band + size * width, band + depth * width, 0.0f);
+            std::fill(band + padded_depth<G>(size) * width, band + depth * width, G{});
           }
           multiply(
               std::min(kMaxRows, height - m),
@@ -197,6 +196,29 @@ void add_transposed_product(Tensor out, const std::vector<Pieces>& a, const Tens
     release_micro_kernel();
   }
   failure.rethrow();
+}
+
+template <typename G>
+bool are_operands(const Tensor& out, const std::vector<Pieces>& a, const Tensor& b) {
+  bool result = is_operand<G>(b) && is_operand<float>(out) && has_micro_kernel<G>();
+  for (const Pieces& part : a) {
+    for (const Tensor& piece : part) result = result && is_operand<G>(piece);
+  }
+  return result;
+}
+
+}  // namespace
+
+void add_transposed_product(Tensor out, const std::vector<Pieces>& a, const Tensor& b) {
+  if (b.size(0) == 0 || out.numel() == 0) return;
+  if (are_operands<float>(out, a, b)) return add_blocks<float>(out, a, b);
+  if (are_operands<BFloat16>(out, a, b)) return add_blocks<BFloat16>(out, a, b);
+  int64_t top = 0;
+  for (const Pieces& part : a) {
+    const Tensor x = part.size() == 1 ? part.front() : at::cat(part);
+    out.narrow(0, top, x.size(1)).add_(at::mm(x.t(), b));
+    top += x.size(1);
+  }
 }
 
 Tensor transposed(const Tensor& x) {

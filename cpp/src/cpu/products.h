@@ -8,7 +8,8 @@
 
 namespace lltm::cpu {
 
-// Whether the micro-kernel reads the rows of this 2-d tensor as they lie.
+// Whether the micro-kernel for G reads the rows of this 2-d tensor as they lie.
+template <typename G>
 bool is_operand(const at::Tensor& x);
 
 // A matrix (K, N) as the right operand of several products.

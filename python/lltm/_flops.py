@@ -1,0 +1,67 @@
+"""What torch.utils.flop_counter counts for the operators: their matrix products.
+
+N rows of [h, x] through weights (3H, H+I) are 2 N (H+I) 3H operations forward; backward, each of
+the gradients, of the weights and of [h, x], is a product of that size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import register_flop_formula
+
+Shape = Sequence[int]
+
+_ops = torch.ops.lltm
+
+
+def _product(input: Shape, weights: Shape) -> int:
+    return 2 * prod(input[:-1]) * prod(weights)
+
+
+@register_flop_formula([_ops.cell, _ops.cell_forward, _ops.sequence, _ops.sequence_forward])
+def _forward(input: Shape, h: Shape, c: Shape, weights: Shape, *args: Any, **kwargs: Any) -> int:
+    return _product(input, weights)
+
+
+@register_flop_formula(_ops.sequence_prepacked)
+def _prepacked(input: Shape, h_0: Shape, *args: Any, **kwargs: Any) -> int:
+    hidden = h_0[-1]
+    return _product(input, (3 * hidden, hidden + input[-1]))
+
+
+@register_flop_formula(_ops.cell_backward)
+def _cell_backward(
+    grad_h: Shape | None,
+    grad_c: Shape | None,
+    input: Shape,
+    h: Shape,
+    weights: Shape,
+    activations: Shape,
+    output_mask: Sequence[bool],
+    **kwargs: Any,
+) -> int:
+    of_input, of_h, _, of_weights, _ = output_mask
+    return _product(input, weights) * ((of_input or of_h) + of_weights)
+
+
+@register_flop_formula(_ops.sequence_backward)
+def _sequence_backward(
+    grad_output: Shape | None,
+    grad_h_n: Shape | None,
+    grad_c_n: Shape | None,
+    input: Shape,
+    h_0: Shape,
+    weights: Shape,
+    output: Shape,
+    activations: Shape,
+    batch_sizes: Shape | None,
+    reverse: bool,
+    output_mask: Sequence[bool],
+    **kwargs: Any,
+) -> int:
+    # Whatever is wanted, gradients go back through the states.
+    return _product(input, weights) * (1 + output_mask[3])

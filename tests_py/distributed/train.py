@@ -1,0 +1,253 @@
+"""Trains the layer in two processes and compares with one; test_distributed.py starts it:
+
+    python -m torch.distributed.run --standalone --nproc-per-node 2 train.py FOLDER
+
+FOLDER takes the checkpoints. Every check runs in both processes, and any failure ends them all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import sys
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import (
+    DTensor,
+    Replicate,
+    Shard,
+    distribute_module,
+    distribute_tensor,
+)
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.experimental import implicit_replication
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+
+import lltm
+
+WORLD = 2
+BATCH = 8  # of all processes together
+UPDATES = 6
+
+
+class Model(nn.Module):
+    """Both kinds of module, every option of the layer that changes what runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = lltm.LLTM(3, 5, num_layers=2, bidirectional=True, batch_first=True)
+        self.cell = lltm.LLTMCell(10, 4)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output, _ = self.layer(x)
+        h, _ = self.cell(output[:, -1])
+        result: Tensor = self.head(h)
+        return result
+
+
+def make() -> tuple[Model, Tensor, Tensor]:
+    torch.manual_seed(0)
+    return Model().double(), torch.randn(BATCH, 7, 3).double(), torch.randn(BATCH, 2).double()
+
+
+def mine(tensor: Tensor) -> Tensor:
+    return tensor.chunk(WORLD)[dist.get_rank()]
+
+
+def train(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    updates: int = UPDATES,
+    parts: int = 1,
+    last: Callable[[bool], contextlib.AbstractContextManager[None]] | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> list[float]:
+    """Losses over all processes, by update; `parts` backward passes to an update.
+
+    `last(False)` surrounds the backward passes that are not the last of an update.
+    """
+    optimizer = optimizer or torch.optim.Adam(model.parameters(), lr=0.05)
+    losses = []
+    for _ in range(updates):
+        total = torch.zeros((), dtype=torch.float64)
+        optimizer.zero_grad()
+        for k, (part_x, part_y) in enumerate(zip(x.chunk(parts), y.chunk(parts), strict=True)):
+            with last(k == parts - 1) if last is not None else contextlib.nullcontext():
+                loss = nn.functional.mse_loss(model(part_x), part_y) / parts
+                loss.backward()
+            total += loss.detach()
+        optimizer.step()
+        dist.all_reduce(total)
+        losses.append(float(total) / WORLD)
+    return losses
+
+
+def same(result: Any, expected: Any) -> None:
+    # In float64: only sums over the batch are taken in another order.
+    torch.testing.assert_close(result, expected, rtol=1e-10, atol=1e-12)
+
+
+def check_ddp(expected: list[float]) -> None:
+    model, x, y = make()
+    ddp = DistributedDataParallel(model)
+    same(train(ddp, mine(x), mine(y)), expected)
+
+    model, x, y = make()
+    ddp = DistributedDataParallel(model)
+
+    @contextlib.contextmanager
+    def synchronize(last: bool) -> Iterator[None]:
+        with contextlib.nullcontext() if last else ddp.no_sync():
+            yield
+
+    same(train(ddp, mine(x), mine(y), parts=2, last=synchronize), expected)
+
+
+def sharded(model: Model) -> Model:
+    for module in (model.layer, model.cell, model):
+        fully_shard(module)
+    return model
+
+
+def check_fsdp(expected: list[float]) -> None:
+    model, x, y = make()
+    model = sharded(model)
+    for parameter in model.parameters():
+        assert isinstance(parameter, DTensor)
+        assert parameter.to_local().shape[0] < parameter.shape[0]
+    same(train(model, mine(x), mine(y)), expected)
+
+    model, x, y = make()
+    model = sharded(model)
+
+    @contextlib.contextmanager
+    def synchronize(last: bool) -> Iterator[None]:
+        assert isinstance(model, FSDPModule)
+        model.set_requires_gradient_sync(last)
+        yield
+
+    same(train(model, mine(x), mine(y), parts=2, last=synchronize), expected)
+
+
+def check_checkpoint(expected: list[float], folder: str) -> None:
+    """Half of the updates, a checkpoint, and the other half by a model that begins elsewhere."""
+
+    def state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        model_state, optimizer_state = get_state_dict(model, optimizer)
+        return {"model": model_state, "optimizer": optimizer_state}
+
+    model, x, y = make()
+    model = sharded(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    half = UPDATES // 2
+    same(train(model, mine(x), mine(y), half, optimizer=optimizer), expected[:half])
+    state_dict_saver.save(state(model, optimizer), checkpoint_id=folder)
+
+    model, x, y = make()
+    for module in (model.layer, model.cell):
+        module.reset_parameters()
+    model = sharded(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    loaded = state(model, optimizer)
+    state_dict_loader.load(loaded, checkpoint_id=folder)
+    set_state_dict(
+        model,
+        optimizer,
+        model_state_dict=loaded["model"],
+        optim_state_dict=loaded["optimizer"],
+    )
+    rest = train(model, mine(x), mine(y), UPDATES - half, optimizer=optimizer)
+    same(rest, expected[half:])
+
+    # One process reads what two have written.
+    plain = {name: torch.empty_like(p) for name, p in make()[0].state_dict().items()}
+    state_dict_loader.load({"model": plain}, checkpoint_id=folder, no_dist=True)
+    one, x, y = make()
+    train(one, x, y, half)
+    same(plain, dict(one.state_dict()))
+
+
+def check_dtensor() -> None:
+    """Input sharded over the batch, parameters replicated: no process sees another's rows."""
+    mesh: DeviceMesh = init_device_mesh("cpu", (WORLD,))
+    model, x, _ = make()
+    expected_x = x.clone().requires_grad_()
+    expected = model(expected_x)
+    _, expected_states = model.layer(x)
+    expected.square().sum().backward()
+
+    parallel = copy.deepcopy(model)
+    distribute_module(parallel, mesh)
+    parallel.zero_grad()
+    sharded_x = distribute_tensor(x, mesh, [Shard(0)]).requires_grad_()
+    with CommDebugMode() as communication:
+        result = parallel(sharded_x)
+    assert communication.get_total_counts() == 0, communication.get_comm_counts()
+    _, states = parallel.layer(sharded_x.detach())
+    assert result.placements == (Shard(0),)
+    assert result.to_local().shape[0] == BATCH // WORLD
+    same(result.full_tensor(), expected)
+    for state, whole in zip(states, expected_states, strict=True):
+        same(state.full_tensor(), whole)
+
+    # Nor on the way back: what is summed over the batch is left to whoever wants the sum.
+    loss = result.square().sum()
+    with CommDebugMode() as communication:
+        loss.backward()
+    assert communication.get_total_counts() == 0, communication.get_comm_counts()
+    assert isinstance(sharded_x.grad, DTensor)
+    assert sharded_x.grad.placements == (Shard(0),)
+    same(sharded_x.grad.full_tensor(), expected_x.grad)
+    for parameter, whole in zip(parallel.parameters(), model.parameters(), strict=True):
+        assert isinstance(parameter.grad, DTensor)
+        same(parameter.grad.full_tensor(), whole.grad)
+
+    # The same call again, with fewer gradients wanted.
+    x_only = distribute_tensor(x, mesh, [Shard(0)]).requires_grad_()
+    for parameter in parallel.parameters():
+        parameter.requires_grad_(False)
+    parallel(x_only).square().sum().backward()
+    assert isinstance(x_only.grad, DTensor)
+    same(x_only.grad.full_tensor(), expected_x.grad)
+
+    # Sharded in another way, or not at all, it runs replicated.
+    for placement in (Replicate(), Shard(1), Shard(2)):
+        other_x = distribute_tensor(x, mesh, [placement])
+        same(parallel(other_x).full_tensor(), expected.detach())
+    # So does a packed sequence, whose batch_sizes are no DTensor.
+    rows = pack_sequence([x[0], x[1, :4], x[2, :2]])
+    packed = PackedSequence(distribute_tensor(rows.data, mesh, [Shard(0)]), rows.batch_sizes)
+    with implicit_replication():
+        output, _ = parallel.layer(packed)
+    same(output.data.full_tensor(), model.layer(rows)[0].data.detach())
+
+
+def main() -> None:
+    dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+    try:
+        model, x, y = make()
+        expected = train(model, x, y)
+        assert expected[-1] < expected[0]
+        check_ddp(expected)
+        check_fsdp(expected)
+        check_checkpoint(expected, sys.argv[1])
+        check_dtensor()
+        print("done")
+    finally:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""torch.autocast: arguments become its dtype, results are of it, gradients are the parameters'."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import support
+import torch
+from support import Arguments
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+
+import lltm
+
+LOWER = (torch.bfloat16, torch.float16)
+KINDS: dict[str, tuple[support.Outputs, Callable[[torch.dtype], Arguments]]] = {
+    "cell": (support.cell_outputs, lambda dtype: support.cell_arguments((4, 3, 5), dtype)),
+    "sequence": (
+        support.sequence_outputs,
+        lambda dtype: support.sequence_arguments((6, 4, 3, 5), dtype, reverse=True),
+    ),
+    "packed": (
+        support.sequence_outputs,
+        lambda dtype: support.packed_arguments((4, 2, 1), 3, 5, dtype),
+    ),
+}
+
+each_kind = pytest.mark.parametrize("kind", KINDS)
+each_dtype = pytest.mark.parametrize("dtype", LOWER, ids=str)
+
+
+def leaves_of(results: Any) -> list[Tensor]:
+    found: list[Tensor] = torch.utils._pytree.tree_leaves(results)
+    return [y for y in found if y.is_floating_point()]
+
+
+def autocast(dtype: torch.dtype) -> torch.autocast:
+    return torch.autocast("cpu", dtype=dtype)
+
+
+@each_dtype
+@each_kind
+def test_values_are_those_of_cast_arguments(kind: str, dtype: torch.dtype) -> None:
+    outputs, draw = KINDS[kind]
+    a = draw(torch.float32)
+    with autocast(dtype):
+        results = outputs(lltm.functional, a)
+    expected = outputs(lltm.functional, a.to(dtype))
+    assert {y.dtype for y in results} == {dtype}
+    torch.testing.assert_close(results, expected, rtol=0, atol=0)
+
+
+@each_dtype
+@each_kind
+def test_gradients_have_the_dtype_of_the_arguments(kind: str, dtype: torch.dtype) -> None:
+    outputs, draw = KINDS[kind]
+    leaves = draw(torch.float32).leaves()
+    with autocast(dtype):
+        results = outputs(lltm.functional, leaves)
+    grads = torch.autograd.grad(
+        sum((y.float().square().sum() for y in results), torch.zeros(())), leaves.tensors()
+    )
+    cast = leaves.to(dtype).leaves()
+    results = outputs(lltm.functional, cast)
+    expected = torch.autograd.grad(
+        sum((y.float().square().sum() for y in results), torch.zeros(())), cast.tensors()
+    )
+    for y, z in zip(grads, expected, strict=True):
+        assert y.dtype == torch.float32
+        torch.testing.assert_close(y, z.float(), rtol=0, atol=0)
+
+
+@each_kind
+def test_float64_stays(kind: str) -> None:
+    outputs, draw = KINDS[kind]
+    a = draw(torch.float64)
+    with autocast(torch.bfloat16):
+        results = outputs(lltm.functional, a)
+    torch.testing.assert_close(results, outputs(lltm.functional, a), rtol=0, atol=0)
+
+
+@each_dtype
+@pytest.mark.parametrize("given", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_a_state_of_another_dtype_is_brought_along(given: torch.dtype, dtype: torch.dtype) -> None:
+    layer = lltm.LLTM(3, 5, num_layers=2)
+    x = torch.randn(6, 4, 3)
+    state = torch.randn(2, 4, 5, dtype=given), torch.randn(2, 4, 5, dtype=given)
+    with autocast(dtype):
+        output, (h_n, c_n) = layer(x, state)
+        h, c = lltm.LLTMCell(3, 5)(x[0], (state[0][0], state[1][0]))
+    assert {y.dtype for y in (output, h_n, c_n, h, c)} == {dtype}
+
+
+@each_dtype
+@pytest.mark.parametrize("kind", ["batched", "unbatched", "packed"])
+def test_a_layer_trains_with_parameters_in_float32(kind: str, dtype: torch.dtype) -> None:
+    layer = lltm.LLTM(3, 5, num_layers=2, bidirectional=True, batch_first=True)
+    x: Tensor | PackedSequence
+    if kind == "packed":
+        x = pack_sequence([torch.randn(n, 3) for n in (2, 5, 3)], enforce_sorted=False)
+    else:
+        x = torch.randn(6, 3) if kind == "unbatched" else torch.randn(4, 6, 3)
+    with autocast(dtype):
+        results = layer(x)
+    plain = layer(x)
+    leaves = leaves_of(results)
+    assert {y.dtype for y in leaves} == {dtype}
+    for y, z in zip(leaves, leaves_of(plain), strict=True):
+        torch.testing.assert_close(y.float(), z, rtol=0.05, atol=0.05)
+    sum((y.float().square().sum() for y in leaves), torch.zeros(())).backward()
+    for parameter in layer.parameters():
+        assert parameter.grad is not None
+        assert parameter.grad.dtype == torch.float32
+        assert parameter.grad.any()
+
+
+def test_a_layer_follows_the_layers_before_it() -> None:
+    # The linear layer gives bfloat16, the loss is taken in float32.
+    model = nn.ModuleList([nn.Linear(3, 4), lltm.LLTM(4, 5), nn.Linear(5, 2)])
+    first, layer, last = model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, y = torch.randn(6, 4, 3), torch.randn(6, 4, 2)
+    losses = []
+    for _ in range(5):
+        with autocast(torch.bfloat16):
+            output, _ = layer(first(x))
+            loss = nn.functional.mse_loss(last(output).float(), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < losses[0]
+
+
+def test_weights_are_cast_once_in_a_region() -> None:
+    cell = lltm.LLTMCell(3, 5)
+    x = torch.randn(4, 3)
+    with support.Operators() as operators, autocast(torch.bfloat16):
+        h, c = cell(x)
+        for _ in range(3):
+            h, c = cell(x, (h, c))
+    casts = [shapes for name, shapes in operators.called if name == "aten._to_copy"]
+    # Of the states only the first are in float32.
+    assert casts.count((15, 8)) == casts.count((15,)) == 1
+    assert casts.count((4, 3)) == 4
+
+
+def test_switched_off_it_does_nothing() -> None:
+    cell = lltm.LLTMCell(3, 5)
+    with autocast(torch.bfloat16), torch.autocast("cpu", enabled=False):
+        h, c = cell(torch.randn(4, 3))
+    assert h.dtype == c.dtype == torch.float32
+
+
+@each_dtype
+@pytest.mark.parametrize("module", ["cell", "layer"])
+@pytest.mark.parametrize("transform", ["vmap", "ensemble", "grad", "per sample", "jvp", "twice"])
+def test_transforms_keep_to_the_dtypes(transform: str, module: str, dtype: torch.dtype) -> None:
+    layer = lltm.LLTMCell(3, 5) if module == "cell" else lltm.LLTM(3, 5, num_layers=2)
+    x = torch.randn(3, 4, 3) if module == "cell" else torch.randn(3, 6, 4, 3)
+    parameters = {name: p.detach() for name, p in layer.named_parameters()}
+    seen: list[Tensor] = []
+
+    def run(parameters: dict[str, Tensor], x: Tensor) -> list[Tensor]:
+        results = leaves_of(torch.func.functional_call(layer, parameters, (x,)))
+        seen.extend(results)
+        return results
+
+    def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        return sum((y.float().square().sum() for y in run(parameters, x)), torch.zeros(()))
+
+    gradients: list[Tensor] = []
+    with autocast(dtype):
+        if transform == "vmap":
+            torch.vmap(run, in_dims=(None, 0))(parameters, x)
+        elif transform == "ensemble":
+            two = {name: torch.stack([p, 2 * p]) for name, p in parameters.items()}
+            torch.vmap(run, in_dims=(0, None))(two, x[0])
+        elif transform == "grad":
+            gradients = leaves_of(torch.func.grad(loss)(parameters, x[0]))
+        elif transform == "per sample":
+            mapped = torch.vmap(torch.func.grad(loss), in_dims=(None, 0))
+            gradients = leaves_of(mapped(parameters, x))
+        elif transform == "jvp":
+            torch.func.jvp(lambda x: run(parameters, x), (x[0],), (x[0],))
+        else:
+            once = torch.autograd.grad(
+                loss(dict(layer.named_parameters()), x[0]),
+                list(layer.parameters()),
+                create_graph=True,
+            )
+            penalty = sum((g.square().sum() for g in once), torch.zeros(()))
+            gradients = list(torch.autograd.grad(penalty, list(layer.parameters())))
+    assert {y.dtype for y in seen} == {dtype}
+    assert {y.dtype for y in gradients} <= {torch.float32}
+
+
+@pytest.mark.parametrize("operator", ["lltm::cell", "lltm::sequence"])
+@pytest.mark.parametrize("key", ["AutocastCPU", "AutocastCUDA"])
+def test_the_dispatcher_knows_autocast_of_every_device(key: str, operator: str) -> None:
+    assert torch._C._dispatch_has_kernel_for_dispatch_key(operator, key)

@@ -1,0 +1,31 @@
+"""Two processes train to the same losses as one: DDP, FSDP2, checkpoints, DTensor.
+
+The checks are in distributed/train.py, which torchrun starts; gloo needs no other device.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import support
+import torch.distributed
+
+TIMEOUT_S = 120  # a process that hangs is a failure, not a test that never ends
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this PyTorch has no distributed")
+def test_two_processes_train_as_one_does(tmp_path: Path) -> None:
+    script = Path(__file__).parent / "distributed" / "train.py"
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    result = support.run_python(
+        *launch, str(script), str(tmp_path), timeout_s=TIMEOUT_S, OMP_NUM_THREADS="1"
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count("done") == 2
+
+
+def test_the_package_is_imported_without_distributed_tensors() -> None:
+    # They take most of a second to import.
+    code = "import sys, lltm; sys.exit('torch.distributed.tensor' in sys.modules)"
+    assert support.run_python("-c", code).returncode == 0

@@ -1,0 +1,347 @@
+"""What people do with any module of PyTorch, and expect to work with these."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import support
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_sequence
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.flop_counter import FlopCounterMode
+
+import lltm
+
+T, B, I, H = 6, 4, 3, 5  # noqa: E741
+
+MODULES = {"cell": lltm.LLTMCell, "layer": lltm.LLTM}
+
+
+@pytest.fixture(params=MODULES)
+def module(request: pytest.FixtureRequest) -> Any:
+    return MODULES[request.param](I, H)
+
+
+def input_of(module: nn.Module) -> Tensor:
+    return torch.randn(B, I) if isinstance(module, lltm.LLTMCell) else torch.randn(T, B, I)
+
+
+def loss_of(module: nn.Module, x: Tensor) -> Tensor:
+    results: list[Tensor] = torch.utils._pytree.tree_leaves(module(x))
+    return sum((y.square().sum() for y in results), torch.zeros(()))
+
+
+def weights_of(module: Any) -> nn.Parameter:
+    parameter = module.weights if isinstance(module, lltm.LLTMCell) else module.weights_l0
+    assert isinstance(parameter, nn.Parameter)
+    return parameter
+
+
+def names_of(module: nn.Module) -> list[str]:
+    return [name for name, _ in module.named_parameters()]
+
+
+# ----- parameters ------------------------------------------------------------
+
+
+def test_weight_norm_trains_through_the_parametrization(module: nn.Module) -> None:
+    name = names_of(module)[0]
+    x = input_of(module)
+    expected = loss_of(module, x)
+    nn.utils.parametrizations.weight_norm(module, name)
+    loss = loss_of(module, x)
+    torch.testing.assert_close(loss, expected)
+    loss.backward()
+    parts = [p for key, p in module.named_parameters() if key.startswith("parametrizations")]
+    assert len(parts) == 2
+    assert all(p.grad is not None and float(p.grad.abs().sum()) > 0 for p in parts)
+    with torch.no_grad():
+        parts[0].mul_(2)  # the magnitude
+    assert not torch.isclose(loss_of(module, x), expected)
+
+
+def test_a_parametrization_of_ones_own_is_applied(module: nn.Module) -> None:
+    class Zero(nn.Module):
+        def forward(self, weights: Tensor) -> Tensor:
+            return 0 * weights
+
+    name = names_of(module)[0]
+    x = input_of(module)
+    nn.utils.parametrize.register_parametrization(module, name, Zero())
+    torch.testing.assert_close(loss_of(module, x), loss_of(module, 2 * x))
+
+
+def test_functional_call_takes_the_given_parameters(module: nn.Module) -> None:
+    other = type(module)(I, H)
+    x = input_of(module)
+    given = {name: p.detach().requires_grad_() for name, p in other.named_parameters()}
+    result = torch.func.functional_call(module, given, (x,))
+    torch.testing.assert_close(result, other(x))
+    torch.utils._pytree.tree_leaves(result)[0].sum().backward()
+    assert all(p.grad is None for p in module.parameters())
+    assert all(p.grad is not None for p in given.values())
+
+
+def test_clipped_gradients_have_the_norm_asked_for(module: nn.Module) -> None:
+    (100 * loss_of(module, input_of(module))).backward()
+    before = nn.utils.clip_grad_norm_(module.parameters(), 0.5)
+    assert float(before) > 0.5
+    after = nn.utils.get_total_norm([p.grad for p in module.parameters() if p.grad is not None])
+    torch.testing.assert_close(after, torch.tensor(0.5))
+
+
+def test_frozen_parameters_get_no_gradient_and_others_the_same(module: nn.Module) -> None:
+    plain = copy.deepcopy(module)
+    x = input_of(module)
+    weights, bias = module.parameters()
+    for frozen, trained, expected in (
+        (weights, bias, list(plain.parameters())[1]),
+        (bias, weights, next(iter(plain.parameters()))),
+    ):
+        module.zero_grad()
+        plain.zero_grad()
+        frozen.requires_grad_(False)
+        loss_of(module, x).backward()
+        loss_of(plain, x).backward()
+        assert frozen.grad is None
+        torch.testing.assert_close(trained.grad, expected.grad)
+        frozen.requires_grad_(True)
+
+
+def test_the_meta_device_gives_a_module_to_be_filled_later() -> None:
+    for make in MODULES.values():
+        with torch.device("meta"):
+            module = make(I, H)
+        assert all(p.is_meta for p in module.parameters())
+        module.to_empty(device="cpu")
+        module.reset_parameters()
+        assert all(float(p.detach().abs().max()) <= H**-0.5 for p in module.parameters())
+        assert torch.isfinite(loss_of(module, input_of(module)))
+
+
+def test_a_checkpoint_is_assigned_to_a_module_on_the_meta_device(module: nn.Module) -> None:
+    with torch.device("meta"):
+        empty = type(module)(I, H)
+    empty.load_state_dict(module.state_dict(), assign=True)
+    x = input_of(module)
+    torch.testing.assert_close(empty(x), module(x))
+
+
+@pytest.mark.parametrize("dtype", support.DTYPES, ids=str)
+def test_to_moves_parameters_to_a_device_and_a_dtype(module: nn.Module, dtype: torch.dtype) -> None:
+    assert module.to("cpu", dtype) is module
+    assert {p.dtype for p in module.parameters()} == {dtype}
+    results = torch.utils._pytree.tree_leaves(module(input_of(module).to(dtype)))
+    assert {y.dtype for y in results} == {dtype}
+    module.to("meta")
+    results = torch.utils._pytree.tree_leaves(module(input_of(module).to("meta", dtype)))
+    assert all(y.is_meta and y.dtype == dtype for y in results)
+
+
+def test_shared_memory_holds_the_parameters(module: nn.Module) -> None:
+    x = input_of(module)
+    expected = module(x)
+    assert module.share_memory() is module
+    assert all(p.is_shared() for p in module.parameters())
+    torch.testing.assert_close(module(x), expected, rtol=0, atol=0)
+    loss_of(module, x).backward()
+
+
+# ----- around the call -------------------------------------------------------
+
+
+def test_hooks_see_the_call_and_the_gradients(module: nn.Module) -> None:
+    seen: list[str] = []
+    module.register_forward_pre_hook(lambda *_: seen.append("before"))
+    module.register_forward_hook(lambda *_: seen.append("after"))
+    module.register_full_backward_hook(lambda *_: seen.append("backward"))
+    weights_of(module).register_hook(lambda grad: 2 * grad)
+    weights_of(module).register_post_accumulate_grad_hook(lambda _: seen.append("accumulated"))
+    plain = type(module)(I, H)
+    plain.load_state_dict(module.state_dict())
+    x = input_of(module)
+    loss_of(module, x.clone().requires_grad_()).backward()
+    loss_of(plain, x).backward()
+    assert seen[:2] == ["before", "after"]
+    assert sorted(seen[2:]) == ["accumulated", "backward"]
+    grad = weights_of(plain).grad
+    assert grad is not None
+    torch.testing.assert_close(weights_of(module).grad, 2 * grad)
+
+
+def test_hooks_on_results_change_the_gradient(module: nn.Module) -> None:
+    x = input_of(module)
+    y = module(x)[0]
+    y.register_hook(torch.zeros_like)
+    y.sum().backward()
+    assert all(p.grad is not None and not p.grad.any() for p in module.parameters())
+
+
+def test_saved_tensors_can_be_kept_elsewhere(module: nn.Module) -> None:
+    plain = copy.deepcopy(module)
+    x = input_of(module)
+    packed: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        packed.append(tensor)
+        return tensor.clone()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = loss_of(module, x)
+    assert packed
+    loss.backward()
+    loss_of(plain, x).backward()
+    for ours, expected in zip(module.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, expected.grad)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_activation_checkpointing_gives_the_same_gradients(
+    module: nn.Module, use_reentrant: bool
+) -> None:
+    plain = copy.deepcopy(module)
+    x = input_of(module)
+    calls: list[None] = []
+    module.register_forward_hook(lambda *_: calls.append(None))
+    leaf = x.clone().requires_grad_()
+    checkpoint(loss_of, module, leaf, use_reentrant=use_reentrant).backward()
+    assert len(calls) == 2  # once forward, and again for the gradients
+    expected = x.clone().requires_grad_()
+    loss_of(plain, expected).backward()
+    torch.testing.assert_close(leaf.grad, expected.grad)
+    for p, q in zip(module.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad)
+
+
+def test_inference_mode_gives_the_same_values(module: nn.Module) -> None:
+    x = input_of(module)
+    expected = module(x)
+    with torch.inference_mode():
+        results = module(x)
+        made_inside = type(module)(I, H)
+        assert torch.isfinite(loss_of(made_inside, input_of(module)))
+    leaves = torch.utils._pytree.tree_leaves(results)
+    assert all(y.is_inference() for y in leaves)
+    torch.testing.assert_close(results, expected)
+
+
+def test_deterministic_algorithms_are_all_there_is(module: nn.Module) -> None:
+    x = input_of(module)
+    torch.use_deterministic_algorithms(True)
+    try:
+        runs = []
+        for _ in range(2):
+            module.zero_grad()
+            loss = loss_of(module, x)
+            loss.backward()
+            runs.append([loss.detach(), *(p.grad for p in module.parameters())])
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for first, second in zip(*runs, strict=True):
+        assert first is not None
+        assert second is not None
+        assert torch.equal(first, second)
+
+
+# ----- looking at it ---------------------------------------------------------
+
+
+def test_the_profiler_names_the_operators_with_their_shapes() -> None:
+    layer, cell = lltm.LLTM(I, H), lltm.LLTMCell(I, H)
+    x = torch.randn(T, B, I)
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+        (loss_of(layer, x) + loss_of(cell, x[0])).backward()
+        with torch.no_grad():
+            layer(x)
+    shapes = {
+        event.key: event.input_shapes
+        for event in profiler.key_averages(group_by_input_shape=True)
+        if event.key.startswith("lltm::")
+    }
+    state, weights = [B, H], [3 * H, H + I]
+    assert shapes["lltm::cell"][:5] == [[B, I], state, state, weights, [3 * H]]
+    assert shapes["lltm::cell_forward"][:4] == [[B, I], state, state, weights]
+    assert shapes["lltm::cell_backward"][:2] == [state, state]
+    assert shapes["lltm::sequence"][:5] == [[T, B, I], state, state, weights, [3 * H]]
+    assert shapes["lltm::sequence_forward"][:4] == [[T, B, I], state, state, weights]
+    assert shapes["lltm::sequence_backward"][0] == [T, B, H]
+
+
+def count(run: Any) -> int:
+    with FlopCounterMode(display=False) as counter:
+        run()
+    total: int = counter.get_total_flops()
+    return total
+
+
+FORWARD_FLOPS = 2 * T * B * (I + H) * 3 * H
+
+
+def test_the_flop_counter_counts_the_products_of_a_layer() -> None:
+    layer, x = lltm.LLTM(I, H), torch.randn(T, B, I)
+    with torch.no_grad():
+        assert count(lambda: layer(x)) == FORWARD_FLOPS
+        assert count(lambda: layer.prepack()(x)) == FORWARD_FLOPS
+    # Backward: the gradient of the weights, and that of the input and the states.
+    assert count(lambda: loss_of(layer, x).backward()) == 3 * FORWARD_FLOPS
+    assert count(lambda: loss_of(layer, x.requires_grad_()).backward()) == 3 * FORWARD_FLOPS
+    layer.requires_grad_(False)
+    assert count(lambda: loss_of(layer, x).backward()) == 2 * FORWARD_FLOPS
+
+
+def test_the_flop_counter_counts_the_products_of_a_cell() -> None:
+    cell, x = lltm.LLTMCell(I, H), torch.randn(B, I)
+    one = FORWARD_FLOPS // T
+    with torch.no_grad():
+        assert count(lambda: cell(x)) == one
+    assert count(lambda: loss_of(cell, x).backward()) == 2 * one
+    assert count(lambda: loss_of(cell, x.requires_grad_()).backward()) == 3 * one
+
+
+def test_the_flop_counter_counts_packed_rows_and_every_layer_and_direction() -> None:
+    rows = [torch.randn(n, I) for n in (5, 3, 1)]
+    layer = lltm.LLTM(I, H, num_layers=2, bidirectional=True)
+    per_row = 2 * 3 * H * (2 * (I + H) + 2 * (2 * H + H))
+    with torch.no_grad():
+        assert count(lambda: layer(pack_sequence(rows))) == 9 * per_row
+    assert count(lambda: layer(pack_sequence(rows))[0].data.sum().backward()) == 27 * per_row
+
+
+# ----- processes -------------------------------------------------------------
+
+
+class Encoded(Dataset[Tensor]):
+    """Sequences that a layer has encoded, in the process of a worker."""
+
+    def __init__(self, layer: lltm.LLTM, inputs: Tensor) -> None:
+        self.layer = layer
+        self.inputs = inputs
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> Tensor:
+        with torch.no_grad():
+            output: Tensor = self.layer(self.inputs[index])[0]
+        return output
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_workers_of_a_data_loader_run_the_layer(start: str) -> None:
+    layer, inputs = lltm.LLTM(I, H), torch.randn(6, T, I)
+    with torch.no_grad():
+        # Before the workers begin: a fork takes over what has run here.
+        expected = layer(inputs.transpose(0, 1))[0].transpose(0, 1)
+    loader = DataLoader(
+        Encoded(layer, inputs),
+        batch_size=2,
+        num_workers=1,
+        multiprocessing_context=start,
+        timeout=60,
+    )
+    torch.testing.assert_close(torch.cat(list(loader)), expected)

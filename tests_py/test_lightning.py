@@ -1,0 +1,25 @@
+"""The layer in a training loop that others wrote: examples/lightning."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+
+import pytest
+import support
+
+EXAMPLE = support.ROOT / "examples" / "lightning" / "digits.py"
+
+
+@pytest.mark.skipif(
+    not all(importlib.util.find_spec(name) for name in ("pytorch_lightning", "sklearn")),
+    reason="needs the extra `examples`",
+)
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_lightning_trains_the_layer_on_digits(precision: str) -> None:
+    result = support.run_python(str(EXAMPLE), "--precision", precision, timeout_s=240)
+    assert result.returncode == 0, result.stderr
+    accuracy = re.search(r"not seen in training: (0\.\d+)", result.stdout)
+    assert accuracy is not None, result.stdout
+    # Chance is 0.1; what the example states depends on rounding, by a few digits of 360.
+    assert float(accuracy[1]) > 0.9

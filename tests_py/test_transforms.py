@@ -1,0 +1,442 @@
+"""torch.func on cells, sequences and layers: vmap, per-sample gradients, ensembles, Hessians."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+import support
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, stack_module_state, vjp
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+
+import lltm
+
+I, H = 2, 3  # noqa: E741
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"num_layers": 2, "bidirectional": True, "batch_first": True},
+    {"num_layers": 2, "bias": False},
+]
+Parameters = Mapping[str, Tensor]
+
+
+@dataclass
+class Case:
+    """A module, and inputs for it: `inputs[k]` is one sample, the results are flat tuples."""
+
+    module: nn.Module
+    inputs: Tensor
+    # Of the parameters and one sample.
+    run: Callable[[Parameters, Tensor], tuple[Tensor, ...]]
+    calls: int  # of an operator, for one sample
+
+    @property
+    def parameters(self) -> Parameters:
+        return {name: p.detach() for name, p in self.module.named_parameters()}
+
+    def loss(self, parameters: Parameters, sample: Tensor) -> Tensor:
+        results = self.run(parameters, sample)
+        return sum((y.square().sum() for y in results), torch.zeros((), dtype=sample.dtype))
+
+    def like(self) -> nn.Module:
+        """The same with other values."""
+        other = type(self.module)(**self.arguments)
+        return other.to(self.inputs.dtype)
+
+    arguments: dict[str, Any]
+
+
+def flat(results: Any) -> tuple[Tensor, ...]:
+    return tuple(y for y in torch.utils._pytree.tree_leaves(results))
+
+
+def cell_case(batch: tuple[int, ...] = (4,)) -> Case:
+    arguments: dict[str, Any] = {"input_size": I, "hidden_size": H}
+    cell = lltm.LLTMCell(**arguments).double()
+    return Case(
+        cell,
+        torch.randn(3, *batch, I, dtype=torch.float64),
+        lambda parameters, sample: flat(functional_call(cell, dict(parameters), (sample,))),
+        1,
+        arguments,
+    )
+
+
+def layer_case(kind: str, options: dict[str, Any]) -> Case:
+    arguments = {"input_size": I, "hidden_size": H, **options}
+    layer = lltm.LLTM(**arguments).double()
+    calls = layer.num_layers * (2 if layer.bidirectional else 1)
+    if kind == "packed":
+        packed = pack_sequence([torch.randn(n, I) for n in (2, 4, 1)], enforce_sorted=False)
+
+        def run(parameters: Parameters, sample: Tensor) -> tuple[Tensor, ...]:
+            given = PackedSequence(sample, *packed[1:])
+            output, state = functional_call(layer, dict(parameters), (given,))
+            return output.data, *state
+
+        inputs = torch.randn(3, *packed.data.shape, dtype=torch.float64)
+        return Case(layer, inputs, run, calls, arguments)
+    shape = {"unbatched": (5, I), "one row": (5, 1, I), "batched": (5, 4, I)}[kind]
+    return Case(
+        layer,
+        torch.randn(3, *shape, dtype=torch.float64),
+        lambda parameters, sample: flat(functional_call(layer, dict(parameters), (sample,))),
+        calls,
+        arguments,
+    )
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "cell": cell_case,
+    "cell, one row": partial(cell_case, ()),
+    **{
+        f"{kind} layer {options}": partial(layer_case, kind, options)
+        for kind in ("batched", "unbatched", "packed")
+        for options in OPTIONS
+    },
+}
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest) -> Case:
+    return CASES[request.param]()
+
+
+def stacked(results: list[Any]) -> Any:
+    """Samples one by one, as vmap gives them."""
+    return torch.utils._pytree.tree_map(lambda *ys: torch.stack(ys), *results)
+
+
+# ----- vmap over inputs ------------------------------------------------------
+
+
+def test_vmap_over_inputs_is_one_call_of_the_kernels(case: Case) -> None:
+    parameters = case.parameters
+    expected = stacked([case.run(parameters, x) for x in case.inputs])
+    for dim in range(case.inputs.dim()):
+        inputs = case.inputs.movedim(0, dim)
+        with support.Operators() as operators, torch.no_grad():
+            mapped = torch.vmap(case.run, in_dims=(None, dim))(parameters, inputs)
+        torch.testing.assert_close(mapped, expected)
+        assert len(operators.ours()) == case.calls
+        assert set(operators.ours()) <= {"cell", "sequence"}
+
+
+def test_backward_through_vmap_is_one_call_of_the_kernels(case: Case) -> None:
+    parameters = list(case.module.parameters())
+    given = dict(case.module.named_parameters())
+    expected_x = case.inputs.clone().requires_grad_()
+    expected = sum((case.loss(given, x) for x in expected_x), torch.zeros(()))
+    expected_grads = torch.autograd.grad(expected, [expected_x, *parameters])
+
+    leaf = case.inputs.clone().requires_grad_()
+    with support.Operators() as operators:
+        loss = torch.vmap(case.loss, in_dims=(None, 0))(given, leaf).sum()
+        grads = torch.autograd.grad(loss, [leaf, *parameters])
+    torch.testing.assert_close(grads, expected_grads)
+    ours = operators.ours()
+    assert len(ours) == 2 * case.calls
+    assert all(name.endswith("_forward") for name in ours[: case.calls])
+    assert all(name.endswith("_backward") for name in ours[case.calls :])
+
+
+def test_the_derivative_of_vmap_is_that_of_a_loop(case: Case) -> None:
+    def mapped(parameters: Parameters) -> Tensor:
+        return torch.vmap(case.loss, in_dims=(None, 0))(parameters, case.inputs).sum()
+
+    def looped(parameters: Parameters) -> Tensor:
+        return sum((case.loss(parameters, x) for x in case.inputs), torch.zeros(()))
+
+    torch.testing.assert_close(grad(mapped)(case.parameters), grad(looped)(case.parameters))
+
+
+def test_vmap_in_vmap(case: Case) -> None:
+    parameters = case.parameters
+    both = torch.stack([case.inputs, -case.inputs], dim=1)  # (3, 2, ...)
+    over_one = torch.vmap(case.run, in_dims=(None, 0))
+    with support.Operators() as operators:
+        mapped = torch.vmap(over_one, in_dims=(None, 1))(parameters, both)
+    expected = stacked([over_one(parameters, both[:, k]) for k in range(2)])
+    torch.testing.assert_close(mapped, expected)
+    assert len(operators.ours()) == case.calls
+
+
+@pytest.mark.parametrize("mapped", [("input",), ("h",), ("c",), ("h", "c"), ("input", "c")])
+@pytest.mark.parametrize("kind", ["cell", "sequence", "packed"])
+def test_vmap_over_some_of_the_arguments(kind: str, mapped: tuple[str, ...]) -> None:
+    outputs = support.cell_outputs if kind == "cell" else support.sequence_outputs
+    if kind == "cell":
+        a = support.cell_arguments((4, 3, 5), torch.float64)
+    elif kind == "sequence":
+        a = support.sequence_arguments((6, 4, 3, 5), torch.float64)
+    else:
+        a = support.packed_arguments((4, 2, 1), 3, 5, torch.float64, reverse=True)
+    samples = {name: torch.randn(3, *getattr(a, name).shape).double() for name in mapped}
+
+    def run(one: Parameters) -> tuple[Tensor, ...]:
+        given = a
+        for name, value in one.items():
+            given = given.with_argument(name, value)
+        return outputs(lltm.functional, given)
+
+    with support.Operators() as operators:
+        results = torch.vmap(run)(samples)
+    expected = stacked([run({name: y[k] for name, y in samples.items()}) for k in range(3)])
+    torch.testing.assert_close(results, expected)
+    assert len(operators.ours()) == 1
+
+
+def test_vmap_of_a_prepacked_layer_is_one_call() -> None:
+    case = layer_case("batched", {})
+    assert isinstance(case.module, lltm.LLTM)
+    packed = case.module.prepack()
+    with support.Operators() as operators:
+        mapped = torch.vmap(packed)(case.inputs)
+    torch.testing.assert_close(mapped, stacked([packed(x) for x in case.inputs]))
+    assert operators.ours() == ["sequence_prepacked"]
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 4, I), (3, 0, 4, I), (3, 5, 0, I)], ids=str)
+def test_vmap_over_nothing_gives_nothing(shape: tuple[int, ...]) -> None:
+    layer = layer_case("batched", {}).module
+    output, (h_n, _) = torch.vmap(layer)(torch.randn(shape, dtype=torch.float64))
+    assert output.shape == (*shape[:-1], H)
+    assert h_n.shape == (shape[0], 1, shape[2], H)
+
+
+def test_vmap_compiles_without_a_graph_break() -> None:
+    torch.compiler.reset()
+    case = layer_case("batched", {})
+    function = torch.vmap(lambda x: case.module(x)[0])
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=True)
+    torch.testing.assert_close(compiled(case.inputs), function(case.inputs))
+
+
+# ----- vmap over weights -----------------------------------------------------
+
+
+@pytest.mark.parametrize("shared_input", [True, False], ids=["one input", "an input each"])
+def test_an_ensemble_is_its_models(case: Case, shared_input: bool) -> None:
+    models = [case.like() for _ in range(3)]
+    parameters, _ = stack_module_state(models)
+    inputs = case.inputs[0] if shared_input else case.inputs
+
+    def loss(parameters: Parameters) -> Tensor:
+        in_dims = (0, None if shared_input else 0)
+        return torch.vmap(case.loss, in_dims=in_dims)(parameters, inputs)
+
+    losses = loss(parameters)
+    one_by_one = [
+        case.loss(dict(model.named_parameters()), case.inputs[0 if shared_input else k])
+        for k, model in enumerate(models)
+    ]
+    torch.testing.assert_close(losses, torch.stack(one_by_one))
+    grads = torch.autograd.grad(losses.sum(), list(parameters.values()))
+    expected = [
+        torch.autograd.grad(y, list(m.parameters()))
+        for y, m in zip(one_by_one, models, strict=True)
+    ]
+    torch.testing.assert_close(grads, stacked(expected))
+    plain = {name: p.detach() for name, p in parameters.items()}
+    transformed = grad(lambda parameters: loss(parameters).sum())(plain)
+    torch.testing.assert_close(tuple(transformed.values()), grads)
+
+
+def test_an_ensemble_of_layers_runs_the_kernels() -> None:
+    case = layer_case("batched", {})
+    parameters, _ = stack_module_state([case.like() for _ in range(3)])
+    with support.Operators() as operators, torch.no_grad():
+        torch.vmap(case.run, in_dims=(0, None))(parameters, case.inputs[0])
+    assert operators.ours() == ["sequence"] * 3
+
+
+def test_vmap_over_biases_alone() -> None:
+    a = support.sequence_arguments((5, 4, 3, 5), torch.float64)
+    biases = torch.randn(3, 15, dtype=torch.float64)
+
+    def run(bias: Tensor) -> tuple[Tensor, ...]:
+        return support.sequence_outputs(lltm.functional, a.with_argument("bias", bias))
+
+    torch.testing.assert_close(torch.vmap(run)(biases), stacked([run(bias) for bias in biases]))
+
+
+# ----- derivatives -----------------------------------------------------------
+
+
+def test_per_sample_gradients_are_those_of_a_loop(case: Case) -> None:
+    parameters = case.parameters
+    mapped = torch.vmap(grad(case.loss), in_dims=(None, 0))(parameters, case.inputs)
+    looped = [grad(case.loss)(parameters, x) for x in case.inputs]
+    torch.testing.assert_close(mapped, stacked(looped))
+
+
+def test_grad_is_what_backward_gives(case: Case) -> None:
+    x = case.inputs[0]
+    given = dict(case.module.named_parameters())
+    expected = torch.autograd.grad(case.loss(given, x), list(given.values()))
+    torch.testing.assert_close(tuple(grad(case.loss)(case.parameters, x).values()), expected)
+
+
+def test_vjp_and_jvp_agree(case: Case) -> None:
+    parameters, x = case.parameters, case.inputs[0]
+    tangents = {name: torch.randn_like(p) for name, p in parameters.items()}, torch.randn_like(x)
+    results, forward, *_ = jvp(case.run, (parameters, x), tangents)
+    cotangents = tuple(torch.randn_like(y) for y in results)
+    pull = vjp(case.run, parameters, x)[1]
+    backward = pull(cotangents)
+    left = sum((u * v).sum() for u, v in zip(forward, cotangents, strict=True))
+    right = sum((u * v).sum() for u, v in zip(flat(backward), flat(tangents), strict=True))
+    torch.testing.assert_close(left, right)
+
+
+def reference_of(case: Case) -> Callable[[Tensor], tuple[Tensor, ...]]:
+    """The same function of one sample in plain PyTorch."""
+    reference = lltm.reference.LLTM if isinstance(case.module, lltm.LLTM) else None
+    plain = (reference or lltm.reference.LLTMCell)(**case.arguments).double()
+    plain.load_state_dict(case.module.state_dict())
+    return lambda x: flat(plain(x))
+
+
+SMALL: dict[str, Callable[[], Case]] = {
+    "cell": partial(cell_case, (2,)),
+    **{f"layer {options}": partial(layer_case, "one row", options) for options in OPTIONS},
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_jacobians_and_hessians_are_those_of_plain_pytorch(name: str) -> None:
+    case = SMALL[name]()
+    x = case.inputs[0]
+    plain = reference_of(case)
+
+    def ours(x: Tensor) -> tuple[Tensor, ...]:
+        return case.run(case.parameters, x)
+
+    expected = jacrev(plain)(x)
+    torch.testing.assert_close(jacrev(ours)(x), expected)
+    torch.testing.assert_close(jacfwd(ours)(x), expected)
+
+    def loss(function: Callable[[Tensor], tuple[Tensor, ...]]) -> Callable[[Tensor], Tensor]:
+        return lambda x: sum((y.square().sum() for y in function(x)), torch.zeros(()))
+
+    expected_hessian = hessian(loss(plain))(x)
+    assert expected_hessian.any()
+    torch.testing.assert_close(hessian(loss(ours))(x), expected_hessian)
+    torch.testing.assert_close(jacrev(jacrev(loss(ours)))(x), expected_hessian)
+    torch.testing.assert_close(jacrev(jacfwd(loss(ours)))(x), expected_hessian)
+
+
+def test_a_third_derivative_is_that_of_plain_pytorch() -> None:
+    case = cell_case((1,))
+    x = case.inputs[0]
+    third = []
+    for function in (lambda x: case.run(case.parameters, x), reference_of(case)):
+
+        def value(x: Tensor, function: Any = function) -> Tensor:
+            total: Tensor = function(x)[0].sum()
+            return total
+
+        third.append(jacrev(jacrev(jacrev(value)))(x))
+    assert third[1].any()
+    torch.testing.assert_close(third[0], third[1])
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("kind", ["batched", "packed"])
+def test_numerical_checks_of_every_order_and_mode(kind: str, options: dict[str, Any]) -> None:
+    case = layer_case(kind, options)
+    names = list(case.parameters)
+    # fast_mode compares along random directions: entry by entry would take minutes.
+    tensors = [
+        case.inputs[0].requires_grad_(),
+        *(p.requires_grad_() for p in case.module.parameters()),
+    ]
+
+    def function(x: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
+        return case.run(dict(zip(names, parameters, strict=True)), x)
+
+    assert torch.autograd.gradcheck(
+        function,
+        tensors,
+        fast_mode=True,
+        check_forward_ad=True,
+        check_batched_grad=True,
+        check_batched_forward_grad=True,
+    )
+    assert torch.autograd.gradgradcheck(
+        function, tensors, fast_mode=True, check_fwd_over_rev=True, check_batched_grad=True
+    )
+
+
+# ----- what cannot be --------------------------------------------------------
+
+
+def test_batch_sizes_of_each_sample_are_refused() -> None:
+    a = support.packed_arguments((4, 2, 1), 3, 5)
+    assert a.batch_sizes is not None
+    with pytest.raises(RuntimeError, match=r"lltm::sequence: expected one batch_sizes for all"):
+        torch.vmap(
+            lambda sizes: lltm.functional.sequence(
+                a.input, (a.h, a.c), a.weights, a.bias, batch_sizes=sizes
+            )
+        )(a.batch_sizes.expand(2, -1))
+
+
+def test_prepacked_weights_of_each_sample_are_refused() -> None:
+    a = support.sequence_arguments((5, 4, 3, 5))
+    with pytest.raises(RuntimeError, match=r"lltm::prepack: expected one set of weights for all"):
+        torch.vmap(lltm.functional.prepack)(a.weights.expand(2, -1, -1))
+    packed = lltm.functional.prepack(a.weights)
+    with pytest.raises(RuntimeError, match=r"lltm::sequence_prepacked: expected one set of weigh"):
+        torch.vmap(
+            lambda weights: lltm.functional.sequence_prepacked(a.input, (a.h, a.c), weights, a.bias)
+        )(packed.expand(2, *packed.shape))
+
+
+def test_prepacked_layers_have_no_derivatives() -> None:
+    packed = lltm.LLTM(I, H).prepack()
+    x = torch.randn(5, 4, I)
+    with pytest.raises(RuntimeError, match=r"derivative for lltm::sequence_prepacked is not impl"):
+        grad(lambda x: packed(x)[0].sum())(x)
+    with pytest.raises(NotImplementedError, match=r"forward AD with lltm::sequence_prepacked"):
+        jvp(lambda x: packed(x)[0], (x,), (x,))
+
+
+def test_the_operators_that_autograd_calls_have_no_derivatives() -> None:
+    a = support.cell_arguments((4, 3, 5)).leaves()
+    h, _, _ = torch.ops.lltm.cell_forward(a.input, a.h, a.c, a.weights, a.bias)
+    with pytest.raises(RuntimeError, match="derivative for lltm::cell_forward is not implemented"):
+        h.sum().backward()
+
+
+def test_an_error_names_the_sizes_of_one_sample() -> None:
+    a = support.sequence_arguments((5, 4, 3, 5))
+    text = r"lltm::sequence: expected h_0 of shape \(4, 5\), got \(4, 6\)"
+    with pytest.raises(ValueError, match=text):
+        torch.vmap(lambda x: lltm.functional.sequence(x, (torch.zeros(4, 6), a.c), a.weights))(
+            torch.randn(7, 5, 4, 3)
+        )
+
+
+def test_dropout_under_vmap_needs_to_know_which_randomness() -> None:
+    layer = lltm.LLTM(I, H, num_layers=2, dropout=0.5)
+    x = torch.randn(5, 4, I).expand(3, 5, 4, I)
+    with pytest.raises(RuntimeError, match="randomness"):
+        torch.vmap(layer)(x)
+    output, _ = torch.vmap(layer, randomness="different")(x)
+    assert not torch.equal(output[0], output[1])
+
+
+def test_a_compiled_function_is_differentiated_once() -> None:
+    torch.compiler.reset()
+    layer = lltm.LLTM(I, H)
+    compiled = torch.compile(lambda x: layer(x)[0], backend="aot_eager")
+    x = torch.randn(5, 4, I, requires_grad=True)
+    (first,) = torch.autograd.grad(compiled(x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="does not currently support double backward"):
+        first.sum().backward()
