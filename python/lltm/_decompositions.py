@@ -204,14 +204,16 @@ def _scan(
     if not isinstance(steps, int):
         if reverse:
             xs = [x.flip(0) for x in xs]
+        # Inductor allocates what is put out in terms of sizes that it finds among the arguments.
+        sizes = [size for size in state[0].shape if isinstance(size, torch.SymInt)]
 
         def body(*arguments: Tensor) -> list[Tensor]:
-            *tensors, weights = arguments
-            state, out = step(tensors[:2], tensors[2:], weights)
+            tensors, weights = arguments[: 2 + len(xs)], arguments[2 + len(xs)]
+            state, out = step(list(tensors[:2]), list(tensors[2:]), weights)
             # What a step puts out must not share memory with its state.
             return [*state, *(y.clone() if y is state[0] else y for y in out)]
 
-        a, b, *out = torch.ops.higher_order.scan(body, state, xs, (weights,))
+        a, b, *out = torch.ops.higher_order.scan(body, state, xs, (weights, *sizes))
         return [a, b], [y.flip(0) for y in out] if reverse else out
     if steps == 0:  # the results are the initial state; an operator returns copies
         return [s.clone() for s in state], [xs[0].new_empty(0, batch, *row) for row in shapes]
