@@ -15,13 +15,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._decomp import global_decomposition_table
 from torch._ops import OperatorBase
 
 # A gradient that is not wanted is None.
 Gradients = tuple[Tensor | None, ...]
 
 
-def decompositions() -> dict[OperatorBase, Callable[..., Any]]:
+Table = dict[OperatorBase, Callable[..., Any]]
+
+
+def decompositions() -> Table:
     """Returns PyTorch's default decomposition table with the operators of lltm added.
 
     Example::
@@ -29,17 +33,32 @@ def decompositions() -> dict[OperatorBase, Callable[..., Any]]:
         program = torch.export.export(layer, (input,))
         program = program.run_decompositions(lltm.decompositions())
     """
+    return {**dict(torch.export.default_decompositions().items()), **ours()}
+
+
+def ours() -> Table:
+    """Returns the decompositions of lltm's operators alone."""
     ops = torch.ops.lltm
-    table: dict[OperatorBase, Callable[..., Any]] = dict(
-        torch.export.default_decompositions().items()
-    )
-    table[ops.cell.default] = _cell
-    table[ops.cell_forward.default] = _cell_forward
-    table[ops.cell_backward.default] = _cell_backward
-    table[ops.sequence.default] = _sequence
-    table[ops.sequence_forward.default] = _sequence_forward
-    table[ops.sequence_backward.default] = _sequence_backward
-    return table
+    return {
+        ops.cell.default: _cell,
+        ops.cell_forward.default: _cell_forward,
+        ops.cell_backward.default: _cell_backward,
+        ops.sequence.default: _sequence,
+        ops.sequence_forward.default: _sequence_forward,
+        ops.sequence_backward.default: _sequence_backward,
+    }
+
+
+def register() -> None:
+    """Enters the decompositions into torch's own table, where torch.onnx.export looks for them.
+
+    Fake tensors would take an entry of that table for an operator's Meta kernel where sizes are
+    symbolic, and nothing would check the arguments; they don't for an operator that stands among
+    the Meta functions. Nothing calls what stands there: the Meta kernel is the one of C++.
+    """
+    for op, decomposition in ours().items():
+        global_decomposition_table["post_autograd"][op] = decomposition
+        global_decomposition_table["meta"][op] = decomposition
 
 
 def _cell(
@@ -87,6 +106,11 @@ def _sequence(
     reverse: bool = False,
 ) -> Any:
     if batch_sizes is not None:
+        if torch.onnx.is_in_onnx_export():
+            raise NotImplementedError(
+                "lltm::sequence: a packed sequence can't be written in ONNX operators, since its"
+                " batch_sizes are data; export the model with padded input, (T, B, I)"
+            )
         return NotImplemented
     return _steps(input, h_0, c_0, weights, bias, reverse, training=False)
 
@@ -102,9 +126,7 @@ def _sequence_forward(
 ) -> Any:
     if batch_sizes is not None:
         return NotImplemented
-    output, h_n, c_n, activations = _steps(
-        input, h_0, c_0, weights, bias, reverse, training=True
-    )
+    output, h_n, c_n, activations = _steps(input, h_0, c_0, weights, bias, reverse, training=True)
     return output, h_n, c_n, activations.flatten(0, 1)
 
 
@@ -213,7 +235,10 @@ def _scan(
             # What a step puts out must not share memory with its state.
             return [*state, *(y.clone() if y is state[0] else y for y in out)]
 
-        a, b, *out = torch.ops.higher_order.scan(body, state, xs, (weights, *sizes))
+        # torch.onnx.export names the inputs of the body after these: if both states are one
+        # tensor, such as zeros, there would be one input for both.
+        h, c = state[0], state[1].clone()
+        a, b, *out = torch.ops.higher_order.scan(body, [h, c], xs, (weights, *sizes))
         return [a, b], [y.flip(0) for y in out] if reverse else out
     if steps == 0:  # the results are the initial state; an operator returns copies
         return [s.clone() for s in state], [xs[0].new_empty(0, batch, *row) for row in shapes]
@@ -254,4 +279,3 @@ def _wanted(output_mask: Sequence[bool], *gradients: Callable[[], Tensor]) -> Gr
         gradient() if wanted else None
         for wanted, gradient in zip(output_mask, gradients, strict=True)
     )
-

@@ -1,0 +1,46 @@
+"""The switch between our kernels and the decomposition in code that Inductor generates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ._decompositions import ours
+
+
+def inductor_decomposed(
+    graph: torch.fx.GraphModule,
+    inputs: list[Any],
+    *,
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """A backend of torch.compile: Inductor, with lltm's operators written in ATen operations.
+
+    The default backend calls the kernels of this library from the code that it generates. With this
+    one there is nothing of them left, forward and backward: Inductor fuses the pointwise part of a
+    step with what stands around it. A sequence of fixed length is unrolled, so compiling it takes
+    the longer the more steps there are; with ``dynamic=True`` it becomes a loop. A packed sequence
+    keeps our kernels. `mode` and `options` are those of torch.compile.
+
+    Example::
+
+        compiled = torch.compile(model, backend=lltm.inductor_decomposed)
+    """
+    from torch._functorch import config
+    from torch._inductor import list_mode_options
+    from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.decomposition import select_decomp_table
+
+    # The cache of AOTAutograd does not tell decomposition tables apart: it would return what the
+    # default backend has made of the same model. Inductor's own cache sees the decomposed graph.
+    with config.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False):
+        compiled: Callable[..., Any] = compile_fx(
+            graph,
+            inputs,
+            config_patches={**(list_mode_options(mode) if mode else {}), **(options or {})},
+            decompositions={**select_decomp_table(), **ours()},
+        )
+    return compiled
