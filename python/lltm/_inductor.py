@@ -34,13 +34,15 @@ def inductor_decomposed(
     from torch._inductor.compile_fx import compile_fx
     from torch._inductor.decomposition import select_decomp_table
 
+    table: Any = {**select_decomp_table(), **ours()}
     # The cache of AOTAutograd does not tell decomposition tables apart: it would return what the
     # default backend has made of the same model. Inductor's own cache sees the decomposed graph.
     with config.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False):
-        compiled: Callable[..., Any] = compile_fx(
+        compiled: Any = compile_fx(
             graph,
             inputs,
             config_patches={**(list_mode_options(mode) if mode else {}), **(options or {})},
-            decompositions={**select_decomp_table(), **ours()},
+            decompositions=table,
         )
-    return compiled
+    result: Callable[..., Any] = compiled
+    return result
