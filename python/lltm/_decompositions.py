@@ -10,13 +10,14 @@ can read.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._decomp import global_decomposition_table
-from torch._ops import OperatorBase
+from torch._ops import OperatorBase, OpOverload
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
 # A gradient that is not wanted is None.
 Gradients = tuple[Tensor | None, ...]
@@ -50,15 +51,37 @@ def ours() -> Table:
 
 
 def register() -> None:
-    """Enters the decompositions into torch's own table, where torch.onnx.export looks for them.
+    """Has torch.onnx.export apply the decompositions, whose table it does not ask for.
 
-    Fake tensors would take an entry of that table for an operator's Meta kernel where sizes are
-    symbolic, and nothing would check the arguments; they don't for an operator that stands among
-    the Meta functions. Nothing calls what stands there: the Meta kernel is the one of C++.
+    Not by torch's own table of decompositions, where it would look: Inductor refuses to call an
+    operator with an entry there (in an environment that sets CI), and fake tensors take the entry
+    for the operator's Meta kernel, so nothing would check the arguments.
     """
     for op, decomposition in ours().items():
-        global_decomposition_table["post_autograd"][op] = decomposition
-        global_decomposition_table["meta"][op] = decomposition
+        torch.library.register_torch_dispatch(
+            op, ProxyTorchDispatchMode, partial(_trace, decomposition)
+        )
+
+
+def _trace(
+    decomposition: Callable[..., Any],
+    mode: ProxyTorchDispatchMode,
+    op: OpOverload[..., Any],
+    types: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Enters a call of an operator into the graph that is being traced, for ONNX decomposed."""
+    if not torch.onnx.is_in_onnx_export():
+        return mode.__torch_dispatch__(op, types, args, kwargs)
+    with mode:
+        result = decomposition(*args, **kwargs)
+    if result is NotImplemented:
+        raise NotImplementedError(
+            f"{op.name()}: a packed sequence can't be written in ONNX operators, since its"
+            " batch_sizes are data; export the model with padded input, (T, B, I)"
+        )
+    return result
 
 
 def _cell(
@@ -106,11 +129,6 @@ def _sequence(
     reverse: bool = False,
 ) -> Any:
     if batch_sizes is not None:
-        if torch.onnx.is_in_onnx_export():
-            raise NotImplementedError(
-                "lltm::sequence: a packed sequence can't be written in ONNX operators, since its"
-                " batch_sizes are data; export the model with padded input, (T, B, I)"
-            )
         return NotImplemented
     return _steps(input, h_0, c_0, weights, bias, reverse, training=False)
 

@@ -33,8 +33,14 @@ def inductor_decomposed(
     from torch._inductor import list_mode_options
     from torch._inductor.compile_fx import compile_fx
     from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.lowering import lowerings, make_fallback
 
     table: Any = {**select_decomp_table(), **ours()}
+    # Calls that keep our kernels. Inductor would do this itself, but not for an operator that has
+    # a decomposition.
+    for op in ours():
+        if op not in lowerings:
+            make_fallback(op, warn=False, override_decomp=True)
     # The cache of AOTAutograd does not tell decomposition tables apart: it would return what the
     # default backend has made of the same model. Inductor's own cache sees the decomposed graph.
     with config.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False):
