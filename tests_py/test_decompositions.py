@@ -80,3 +80,29 @@ def test_a_packed_sequence_is_not_decomposed() -> None:
         a.input, a.h, a.c, a.weights, a.bias, batch_sizes=a.batch_sizes
     )
     assert result is NotImplemented
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_decompositions_meet_the_rule_of_accuracy(dtype: torch.dtype) -> None:
+    """The outputs and gradients that training with the decompositions has."""
+    table, ops = lltm.decompositions(), torch.ops.lltm
+    ours, eager = support.Errors(), support.Errors()
+    for _ in range(4):
+        a = support.sequence_arguments((10, 16, 32, 64), dtype)
+        grads = [torch.randn_like(y) for y in support.sequence_outputs(lltm.functional, a)]
+        exact = support.exact_results_and_gradients(a, grads)
+        arguments = (a.input, a.h, a.c, a.weights, a.bias)
+        *results, activations = table[ops.sequence_forward.default](*arguments, None, False)
+        gradients = table[ops.sequence_backward.default](
+            *grads, a.input, a.h, a.weights, results[0], activations, None, False, [True] * 5
+        )
+        for k, y in enumerate(results):
+            ours.add(f"output {k}", y, exact[f"output {k}"])
+        for name, y in zip(support.NAMES, gradients, strict=True):
+            ours.add(f"grad of {name}", y, exact[f"grad of {name}"])
+        plain = support.results_and_gradients(support.sequence_outputs, lltm.reference, a, grads)
+        for name, y in plain.items():
+            eager.add(name, y, exact[name])
+    eps = torch.finfo(dtype).eps
+    for name in eager.names():
+        assert ours.relative(name) <= 2 * max(eager.relative(name), 4 * eps), name

@@ -60,7 +60,10 @@ def test_an_exported_module_decomposes_into_core_aten(name: str) -> None:
     program = torch.export.export(module, arguments).run_decompositions(lltm.decompositions())
     assert_core_aten(program)
     assert torch.ops.higher_order.scan not in targets(program.graph_module)
-    torch.testing.assert_close(flat(program.module()(*arguments)), flat(module(*arguments)))
+    results, expected = flat(program.module()(*arguments)), flat(module(*arguments))
+    # The bfloat16 of a decomposed step rounds where a kernel does not.
+    tolerance = {"rtol": 0.0, "atol": 0.02} if "bfloat16" in name else {}
+    torch.testing.assert_close(results, expected, **tolerance)  # type: ignore[arg-type]
 
 
 # ----- dynamic sizes ---------------------------------------------------------
@@ -206,11 +209,9 @@ def test_a_compiled_package_runs_in_a_program_without_python(
 
     model, package = compiled
     build = tmp_path / "build"
-    for command in (
-        ["-S", str(support.ROOT / "examples/aoti"), "-B", str(build)]
-        + [f"-DCMAKE_PREFIX_PATH={lltm.cmake_prefix_path}"],
-        ["--build", str(build)],
-    ):
+    prefix = f"-DCMAKE_PREFIX_PATH={lltm.cmake_prefix_path}"
+    source = str(support.ROOT / "examples/aoti")
+    for command in (["-S", source, "-B", str(build), prefix], ["--build", str(build)]):
         done = subprocess.run(["cmake", *command], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
     program = build / "run"

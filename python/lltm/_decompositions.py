@@ -163,7 +163,7 @@ def _steps(
 
     def step(state: list[Tensor], xs: list[Tensor], weights_h: Tensor) -> Any:
         h, c = state
-        h, c, activations = _step(xs[0] + h @ weights_h.t(), c)
+        h, c, activations = _step(_wide(xs[0]) + _wide(h @ weights_h.t()), c)
         return [h, c], [h, activations] if training else [h]
 
     from_input = F.linear(input, weights[:, hidden:], bias)
@@ -195,7 +195,9 @@ def _sequence_backward(
 
     def step(grads: list[Tensor], xs: list[Tensor], weights_h: Tensor) -> Any:
         (dh, dc), (activations, *grad_output) = grads, xs
-        dz, dc = _step_backward(dh + grad_output[0] if grad_output else dh, dc, activations)
+        if grad_output:
+            dh = _wide(dh) + _wide(grad_output[0])
+        dz, dc = _step_backward(dh, dc, activations)
         return [dz @ weights_h, dc], [dz]
 
     xs = [activations.view(steps, batch, 4 * hidden)]
@@ -271,21 +273,29 @@ def _scan(
 
 def _step(z: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """From the pre-activations (B, 3H) and c (B, H) to h', c' and the activations (B, 4H)."""
-    z_i, z_o, z_g = z.chunk(3, dim=1)
+    z_i, z_o, z_g = _wide(z).chunk(3, dim=1)
     i, o, g = torch.sigmoid(z_i), torch.sigmoid(z_o), F.elu(z_g)
-    c = c + i * g
-    tanh_c = torch.tanh(c)
-    return o * tanh_c, c, torch.cat([i, o, g, tanh_c], dim=1)
+    c_next = _wide(c) + i * g
+    tanh_c = torch.tanh(c_next)
+    activations = torch.cat([i, o, g, tanh_c], dim=1)
+    return (o * tanh_c).to(c.dtype), c_next.to(c.dtype), activations.to(c.dtype)
 
 
 def _step_backward(dh: Tensor, dc: Tensor, activations: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of the pre-activations (B, 3H) and of c (B, H)."""
-    i, o, g, tanh_c = activations.chunk(4, dim=1)
+    dtype = activations.dtype
+    i, o, g, tanh_c = _wide(activations).chunk(4, dim=1)
+    dh, dc = _wide(dh), _wide(dc)
     dc = dc + dh * o * (1 - tanh_c * tanh_c)
     dz_i = dc * g * (i * (1 - i))
     dz_o = dh * tanh_c * (o * (1 - o))
     dz_g = dc * i * torch.where(g > 0, torch.ones_like(g), g + 1)
-    return torch.cat([dz_i, dz_o, dz_g], dim=1), dc
+    return torch.cat([dz_i, dz_o, dz_g], dim=1).to(dtype), dc.to(dtype)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """In the dtype that the kernels calculate in: of float16 and bfloat16, float32."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def _or_zeros(grad: Tensor | None, like: Tensor) -> Tensor:
