@@ -238,12 +238,14 @@ def check_accuracy(outputs: Outputs, draw: Callable[[], Arguments]) -> None:
         )
 
 
-def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_python(
+    *arguments: str, cwd: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Runs the interpreter of the tests in a process of its own, outside the source tree."""
     return subprocess.run(
         [sys.executable, *arguments],
         env={**os.environ, **environment},
-        cwd=Path(__file__).parent,
+        cwd=cwd or Path(__file__).parent,
         capture_output=True,
         text=True,
         check=False,
