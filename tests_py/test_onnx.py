@@ -159,3 +159,18 @@ def test_a_packed_sequence_is_an_error_that_says_what_to_do() -> None:
     arguments = features(7), torch.tensor([4, 3])
     with pytest.raises(Exception, match=r"lltm::sequence: a packed sequence .* padded input"):
         torch.onnx.export(Packed().eval(), arguments, dynamo=True, verbose=False)
+
+
+class Prepacked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.packed = lltm.LLTM(3, 5).prepack()
+
+    def forward(self, input: Tensor) -> Tensor:
+        output, _ = self.packed(input)
+        return output
+
+
+def test_prepacked_weights_are_an_error_that_says_what_to_do() -> None:
+    with pytest.raises(Exception, match=r"lltm::sequence_prepacked: .* export the layer itself"):
+        torch.onnx.export(Prepacked().eval(), (features(6, 4),), dynamo=True, verbose=False)

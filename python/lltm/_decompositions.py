@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -57,7 +57,8 @@ def register() -> None:
     operator with an entry there (in an environment that sets CI), and fake tensors take the entry
     for the operator's Meta kernel, so nothing would check the arguments.
     """
-    for op, decomposition in ours().items():
+    table: dict[Any, Any] = {**ours(), torch.ops.lltm.sequence_prepacked.default: _prepacked}
+    for op, decomposition in table.items():
         torch.library.register_torch_dispatch(
             op, ProxyTorchDispatchMode, partial(_trace, decomposition)
         )
@@ -82,6 +83,13 @@ def _trace(
             " batch_sizes are data; export the model with padded input, (T, B, I)"
         )
     return result
+
+
+def _prepacked(*args: Any, **kwargs: Any) -> NoReturn:
+    raise NotImplementedError(
+        "lltm::sequence_prepacked: only lltm's kernels can read prepacked weights, so they can't be"
+        " written in ONNX operators; export the layer itself"
+    )
 
 
 def _cell(

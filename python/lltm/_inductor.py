@@ -30,6 +30,7 @@ def inductor_decomposed(
         compiled = torch.compile(model, backend=lltm.inductor_decomposed)
     """
     from torch._functorch import config
+    from torch._guards import detect_fake_mode
     from torch._inductor import list_mode_options
     from torch._inductor.compile_fx import compile_fx
     from torch._inductor.decomposition import select_decomp_table
@@ -41,6 +42,10 @@ def inductor_decomposed(
     for op in ours():
         if op not in lowerings:
             make_fallback(op, warn=False, override_decomp=True)
+    # Inductor's loop reads its counter, which fake tensors allow only where fullgraph is asked for.
+    fake_mode = detect_fake_mode(inputs)
+    if fake_mode is not None:
+        fake_mode.allow_scalar_outputs = True
     # The cache of AOTAutograd does not tell decomposition tables apart: it would return what the
     # default backend has made of the same model. Inductor's own cache sees the decomposed graph.
     with config.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False):
