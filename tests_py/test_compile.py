@@ -155,6 +155,15 @@ def test_errors_in_a_compiled_graph_are_ours(dynamic: bool) -> None:
         run(torch.randn(6, 4, 3), torch.randn(4, 5), torch.randn(4, 6), torch.randn(15, 8))
 
 
+def test_packing_inside_a_full_graph_is_an_error_that_names_it() -> None:
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def run(x: Tensor, lengths: Tensor) -> Any:
+        return lltm.LLTM(3, 5)(pack_padded_sequence(x, lengths))
+
+    with pytest.raises(Exception, match="pack_padded_sequence"):
+        run(torch.randn(6, 2, 3), torch.tensor([6, 2]))
+
+
 # ----- Inductor --------------------------------------------------------------
 
 

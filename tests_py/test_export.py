@@ -15,7 +15,7 @@ import torch
 from support import MODULES, flat
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
-from torch.nn.utils.rnn import PackedSequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 import lltm
 
@@ -136,6 +136,22 @@ def test_a_packed_sequence_keeps_our_operator() -> None:
     assert torch.ops.lltm.sequence.default in targets(program.graph_module)
     arguments = torch.randn(9, 3), torch.tensor([3, 3, 2, 1])
     torch.testing.assert_close(flat(program.module()(*arguments)), flat(module(*arguments)))
+
+
+class Packing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = lltm.LLTM(3, 5)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Any:
+        return self.layer(pack_padded_sequence(x, lengths))[1]
+
+
+def test_packing_inside_an_exported_program_is_an_error_that_says_what_to_do() -> None:
+    """PyTorch gives batch_sizes the dtype of the input when it traces the packing."""
+    arguments = torch.randn(6, 2, 3), torch.tensor([6, 2])
+    with pytest.raises(TypeError, match=r"expected batch_sizes of dtype int64, .*: pack outside"):
+        torch.export.export(Packing(), arguments)
 
 
 # ----- saving and moving -----------------------------------------------------

@@ -443,6 +443,12 @@ def _packed_batch(packed: PackedSequence, state: State | None) -> int:
             return packed.sorted_indices.shape[0]
         if state is not None:  # the operator compares it with batch_sizes
             return _check.state("LLTM", ("h_0", "c_0"), state)[0].shape[1]
+        if packed.batch_sizes.dtype != torch.int64:
+            raise TypeError(
+                "lltm::LLTM: expected batch_sizes of dtype int64, got"
+                f" {str(packed.batch_sizes.dtype).removeprefix('torch.')}; torch.export can't trace"
+                " pack_padded_sequence: pack outside and pass data and batch_sizes"
+            )
     batch: int = packed.batch_sizes[0].item()  # type: ignore[assignment]
     return batch
 
