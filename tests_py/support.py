@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import oracle
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lltm
@@ -260,15 +260,65 @@ class Operators(TorchDispatchMode):
 
 
 def run_python(
-    *arguments: str, timeout_s: float | None = None, **environment: str
+    *arguments: str,
+    cwd: Path | None = None,
+    timeout_s: float | None = None,
+    **environment: str,
 ) -> subprocess.CompletedProcess[str]:
     """Runs the interpreter of the tests in a process of its own, outside the source tree."""
     return subprocess.run(
         [sys.executable, *arguments],
         env={**os.environ, **environment},
-        cwd=Path(__file__).parent,
+        cwd=cwd or Path(__file__).parent,
         capture_output=True,
         text=True,
         check=False,
         timeout=timeout_s,
     )
+
+
+def flat(results: Any) -> list[Tensor]:
+    """The tensors in a module's results."""
+    leaves: list[Tensor] = torch.utils._pytree.tree_leaves(results)
+    return leaves
+
+
+class Reverse(nn.Module):
+    """The operator with what no module passes to it: reverse alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = lltm.LLTMCell(3, 5)
+
+    def forward(self, input: Tensor, h_0: Tensor, c_0: Tensor) -> Any:
+        weights, bias = self.cell.weights, self.cell.bias
+        return lltm.functional.sequence(input, (h_0, c_0), weights, bias, reverse=True)
+
+
+def _states(*shape: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(*shape, 5), torch.randn(*shape, 5)
+
+
+# What compilers and exporters have to take, with I = 3 and H = 5: a module and its arguments.
+MODULES: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
+    "cell": lambda: (lltm.LLTMCell(3, 5), (torch.randn(4, 3),)),
+    "cell, one row": lambda: (lltm.LLTMCell(3, 5), (torch.randn(3),)),
+    "cell, state, no bias": lambda: (
+        lltm.LLTMCell(3, 5, bias=False),
+        (torch.randn(4, 3), _states(4)),
+    ),
+    "layer": lambda: (lltm.LLTM(3, 5), (torch.randn(6, 4, 3),)),
+    "layer, state, no bias": lambda: (
+        lltm.LLTM(3, 5, bias=False),
+        (torch.randn(6, 4, 3), _states(1, 4)),
+    ),
+    "layer, no batch": lambda: (lltm.LLTM(3, 5), (torch.randn(6, 3),)),
+    "layer, no batch, state": lambda: (lltm.LLTM(3, 5), (torch.randn(6, 3), _states(1))),
+    "layers and directions": lambda: (
+        lltm.LLTM(3, 5, num_layers=2, bidirectional=True, batch_first=True),
+        (torch.randn(4, 6, 3), _states(4, 4)),
+    ),
+    "reverse": lambda: (Reverse(), (torch.randn(6, 4, 3), *_states(4))),
+    "float64": lambda: (lltm.LLTM(3, 5).double(), (torch.randn(6, 4, 3).double(),)),
+    "bfloat16": lambda: (lltm.LLTM(3, 5).bfloat16(), (torch.randn(6, 4, 3).bfloat16(),)),
+}

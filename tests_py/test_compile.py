@@ -1,26 +1,38 @@
-"""torch.compile without a graph break, torch.export, and the decompositions."""
+"""torch.compile without a graph break, by our kernels and by the decompositions."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-import support
 import torch
+from support import MODULES, flat
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._inductor.utils import run_and_get_code
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 import lltm
 
-MODULES: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
-    "cell": lambda: (lltm.LLTMCell(3, 5), torch.randn(4, 3)),
-    "cell, one row": lambda: (lltm.LLTMCell(3, 5), torch.randn(3)),
-    "layer": lambda: (lltm.LLTM(3, 5), torch.randn(6, 4, 3)),
-    "layers and directions": lambda: (
-        lltm.LLTM(3, 5, num_layers=2, bidirectional=True, batch_first=True),
-        torch.randn(4, 6, 3),
+
+def packed(lengths: list[int], enforce_sorted: bool = False) -> PackedSequence:
+    padded = torch.randn(max(lengths), len(lengths), 3)
+    return pack_padded_sequence(padded, torch.tensor(lengths), enforce_sorted=enforce_sorted)
+
+
+# torch.export takes neither of these as they are.
+COMPILED: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
+    **MODULES,
+    "dropout": lambda: (lltm.LLTM(3, 5, num_layers=2, dropout=0.5), (torch.randn(6, 4, 3),)),
+    "packed": lambda: (
+        lltm.LLTM(3, 5, num_layers=2, bidirectional=True),
+        (packed([6, 3, 5]),),
+    ),
+    "packed, sorted": lambda: (lltm.LLTM(3, 5), (packed([6, 5, 3], enforce_sorted=True),)),
+    "packed, state": lambda: (
+        lltm.LLTM(3, 5),
+        (packed([6, 3, 5]), (torch.randn(1, 3, 5), torch.randn(1, 3, 5))),
     ),
 }
 
@@ -30,177 +42,190 @@ def fresh_compiler() -> None:
     torch.compiler.reset()
 
 
-def flat(results: Any) -> list[Tensor]:
-    leaves: list[Tensor] = torch.utils._pytree.tree_leaves(results)
-    return leaves
+def train(run: Callable[..., Any], module: nn.Module, arguments: tuple[Any, ...]) -> list[Tensor]:
+    """Returns results and gradients of a training step."""
+    torch.manual_seed(1)  # of dropout
+    module.zero_grad()
+    # A PackedSequence has None and indices among its leaves.
+    leaves: list[Tensor | None] = [*flat(run(*arguments))]
+    results = [y for y in leaves if y is not None and y.is_floating_point()]
+    sum(y.square().sum() for y in results).backward()  # type: ignore[union-attr]
+    gradients = [p.grad.clone() for p in module.parameters() if p.grad is not None]
+    assert len(gradients) == len(list(module.parameters()))
+    return [y.detach() for y in results] + gradients
 
 
 # aot_eager: the graph, its fake tensors and its joint backward, without the time that generating
 # code takes. One test of each kind uses the default backend.
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", COMPILED)
 def test_inference_compiles_without_a_graph_break(name: str) -> None:
-    module, x = MODULES[name]()
-    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    module, arguments = COMPILED[name]()
+    compiled = torch.compile(module.eval(), fullgraph=True, backend="aot_eager")
     with torch.no_grad():
-        torch.testing.assert_close(flat(compiled(x)), flat(module(x)))
+        torch.testing.assert_close(flat(compiled(*arguments)), flat(module(*arguments)))
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", COMPILED)
 def test_a_training_step_compiles_without_a_graph_break(name: str) -> None:
-    module, x = MODULES[name]()
-    plain = copy.deepcopy(module)
+    module, arguments = COMPILED[name]()
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
-    for run in (compiled, plain):
-        sum(y.square().sum() for y in flat(run(x))).backward()  # type: ignore[union-attr]
-    torch.testing.assert_close(
-        [p.grad for p in module.parameters()], [p.grad for p in plain.parameters()]
-    )
+    torch.testing.assert_close(train(compiled, module, arguments), train(module, module, arguments))
 
 
-@pytest.mark.parametrize("name", ["cell", "layer"])
-def test_a_training_step_compiles_with_the_default_backend(name: str) -> None:
-    module, x = MODULES[name]()
-    plain = copy.deepcopy(module)
-    compiled = torch.compile(module, fullgraph=True)
-    for run in (compiled, plain):
-        sum(y.square().sum() for y in flat(run(x))).backward()  # type: ignore[union-attr]
-    torch.testing.assert_close(
-        [p.grad for p in module.parameters()], [p.grad for p in plain.parameters()]
-    )
+# ----- recompilation ---------------------------------------------------------
 
 
-def test_one_graph_serves_every_length_and_batch_size() -> None:
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_one_graph_serves_every_length_and_batch_size(training: bool) -> None:
     layer = lltm.LLTM(3, 5, num_layers=2)
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend=counter)
     frames = []
     for steps, batch in ((6, 4), (7, 4), (9, 3), (2, 8)):
-        x = torch.randn(steps, batch, 3)
         state = torch.randn(2, batch, 5), torch.randn(2, batch, 5)
-        torch.testing.assert_close(flat(compiled(x, state)), flat(layer(x, state)))
+        arguments = (torch.randn(steps, batch, 3), state)
+        with torch.set_grad_enabled(training):
+            if training:
+                results = train(compiled, layer, arguments), train(layer, layer, arguments)
+            else:
+                results = flat(compiled(*arguments)), flat(layer(*arguments))
+        torch.testing.assert_close(*results)
         frames.append(counter.frame_count)
     # The compiler may start over in the first call, for reasons of its own.
     assert frames == [frames[0]] * 4
 
 
-def test_errors_in_a_compiled_graph_are_ours() -> None:
-    @torch.compile(fullgraph=True, backend="aot_eager")
-    def step(x: Tensor, h: Tensor, c: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        return lltm.functional.cell(x, (h, c), weights)
-
-    with pytest.raises(Exception, match=r"lltm::cell: expected h of shape \(4, 5\), got \(4, 6\)"):
-        step(torch.randn(4, 3), torch.randn(4, 6), torch.randn(4, 5), torch.randn(15, 8))
-
-
-# ----- export ----------------------------------------------------------------
-
-
-def targets(program: torch.export.ExportedProgram) -> set[Any]:
-    return {node.target for node in program.graph.nodes if node.op == "call_function"}
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_an_exported_module_calls_our_operators(name: str) -> None:
-    module, x = MODULES[name]()
-    program = torch.export.export(module, (x,))
-    ours = torch.ops.lltm.cell.default if "cell" in name else torch.ops.lltm.sequence.default
-    assert ours in targets(program)
-    torch.testing.assert_close(flat(program.module()(x)), flat(module(x)))
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_an_exported_module_decomposes_into_core_aten(name: str) -> None:
-    module, x = MODULES[name]()
-    program = torch.export.export(module, (x,)).run_decompositions(lltm.decompositions())
-    operators = [t for t in targets(program) if isinstance(t, torch._ops.OpOverload)]
-    assert {op.namespace for op in operators} == {"aten"}
-    assert [op for op in operators if torch.Tag.core not in op.tags] == []
-    torch.testing.assert_close(flat(program.module()(x)), flat(module(x)))
-
-
-def test_a_sequence_of_dynamic_length_stays_whole_in_an_exported_program() -> None:
+def test_sizes_that_change_are_compiled_for_once_more_and_never_again() -> None:
     layer = lltm.LLTM(3, 5)
-    steps = torch.export.Dim("steps", min=2)
-    program = torch.export.export(layer, (torch.randn(6, 4, 3),), dynamic_shapes=({0: steps},))
-    program = program.run_decompositions(lltm.decompositions())
-    assert torch.ops.lltm.sequence.default in targets(program)
-    x = torch.randn(9, 4, 3)
-    torch.testing.assert_close(flat(program.module()(x)), flat(layer(x)))
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(layer, fullgraph=True, backend=counter)
+    for steps, batch in ((6, 4), (7, 3), (9, 5), (2, 8)):
+        x = torch.randn(steps, batch, 3)
+        torch.testing.assert_close(flat(compiled(x)), flat(layer(x)))
+    assert counter.frame_count == 2
 
 
-# ----- decompositions --------------------------------------------------------
-
-
-def test_the_table_is_the_default_one_with_every_operator_of_ours() -> None:
-    table = lltm.decompositions()
-    default = torch.export.default_decompositions()
-    assert set(default) <= set(table)
-    # Every operator of the namespace, as the dispatcher knows it, but those of prepacked weights,
-    # which only our kernels can read.
-    names = {
-        name.removeprefix("lltm::")
-        for name in torch._C._dispatch_get_all_op_names()
-        if name.startswith("lltm::") and "prepack" not in name
-    }
-    assert {op for op in table if getattr(op, "namespace", "") == "lltm"} == {
-        getattr(torch.ops.lltm, name).default for name in names
-    }
-
-
-@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
-@pytest.mark.parametrize("batch", [4, 0])
-def test_decomposed_cells_agree_with_the_operators(batch: int, bias: bool) -> None:
-    table, ops = lltm.decompositions(), torch.ops.lltm
-    a = support.cell_arguments((batch, 3, 5), torch.float64, bias)
-    arguments = (a.input, a.h, a.c, a.weights, a.bias)
-    torch.testing.assert_close(table[ops.cell.default](*arguments), ops.cell(*arguments))
-    saved = ops.cell_forward(*arguments)
-    torch.testing.assert_close(table[ops.cell_forward.default](*arguments), saved)
-    for grads in ((a.h, a.c), (None, a.c), (a.h, None)):
-        for mask in (
-            [True] * 5,
-            [True, False, True, False, True],
-            [False, True, False, True, False],
-        ):
-            backward = (*grads, a.input, a.h, a.weights, saved[2], mask)
-            ours, expected = (
-                table[ops.cell_backward.default](*backward),
-                ops.cell_backward(*backward),
-            )
-            assert [y is None for y in ours] == [not wanted for wanted in mask]
-            torch.testing.assert_close(
-                [y for y in ours if y is not None], [y for y in expected if y is not None]
-            )
-
-
-@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
-@pytest.mark.parametrize("steps", [6, 1, 0])
-def test_decomposed_sequences_agree_with_the_operators(steps: int, reverse: bool) -> None:
-    table, ops = lltm.decompositions(), torch.ops.lltm
-    a = support.sequence_arguments((steps, 4, 3, 5), torch.float64, reverse=reverse)
-    arguments = (a.input, a.h, a.c, a.weights, a.bias)
+def test_a_loop_over_steps_compiles_the_cell_for_the_first_steps_only() -> None:
+    cell = lltm.LLTMCell(3, 5)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(cell, fullgraph=True, backend=counter)
+    frames: list[int] = []
+    state: Any = None
+    expected: Any = None
+    for x in torch.randn(6, 4, 3):
+        state, expected = compiled(x, state), cell(x, expected)
+        frames.append(counter.frame_count)
+    # The first step has no state.
+    assert frames == [1, 2, 2, 2, 2, 2]
+    torch.testing.assert_close(state, expected)
     torch.testing.assert_close(
-        table[ops.sequence.default](*arguments, reverse=reverse),
-        ops.sequence(*arguments, reverse=reverse),
+        torch.autograd.grad(state[0].sum(), cell.weights),
+        torch.autograd.grad(expected[0].sum(), cell.weights),
     )
-    saved = ops.sequence_forward(*arguments, None, reverse)
-    torch.testing.assert_close(
-        table[ops.sequence_forward.default](*arguments, None, reverse), saved
-    )
-    output, h_n, c_n, activations = saved
-    for grads in ((output, h_n, c_n), (None, h_n, None), (output, None, c_n)):
-        backward = (*grads, a.input, a.h, a.weights, output, activations, None, reverse, [True] * 5)
-        torch.testing.assert_close(
-            table[ops.sequence_backward.default](*backward), ops.sequence_backward(*backward)
-        )
 
 
-def test_a_packed_sequence_is_not_decomposed() -> None:
-    table, ops = lltm.decompositions(), torch.ops.lltm
-    a = support.packed_arguments((3, 2, 1))
-    result = table[ops.sequence.default](
-        a.input, a.h, a.c, a.weights, a.bias, batch_sizes=a.batch_sizes
-    )
-    assert result is NotImplemented
+def test_packed_sequences_of_other_lengths_compile_once_more_at_most() -> None:
+    layer = lltm.LLTM(3, 5)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend=counter)
+    frames = []
+    for lengths in ([6, 3, 5], [2, 7, 7, 4], [3, 2], [8, 9]):
+        x = packed(lengths)
+        torch.testing.assert_close(flat(compiled(x)), flat(layer(x)))
+        frames.append(counter.frame_count)
+    assert frames[0] <= 2
+    assert frames[1:] == [2] * 3
+
+
+# ----- errors ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_errors_in_a_compiled_graph_are_ours(dynamic: bool) -> None:
+    """With symbolic sizes too, where fake tensors would prefer a decomposition to a Meta kernel."""
+
+    @torch.compile(fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    def run(x: Tensor, h: Tensor, c: Tensor, weights: Tensor) -> Any:
+        return lltm.functional.sequence(x, (h, c), weights)
+
+    expected = r"\(s\d+, .*\), got \(s\d+, s\d+\)" if dynamic else r"\(4, 5\), got \(4, 6\)"
+    with pytest.raises(Exception, match=f"lltm::sequence: expected c_0 of shape {expected}"):
+        run(torch.randn(6, 4, 3), torch.randn(4, 5), torch.randn(4, 6), torch.randn(15, 8))
+
+
+def test_packing_inside_a_full_graph_is_an_error_that_names_it() -> None:
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def run(x: Tensor, lengths: Tensor) -> Any:
+        return lltm.LLTM(3, 5)(pack_padded_sequence(x, lengths))
+
+    with pytest.raises(Exception, match="pack_padded_sequence"):
+        run(torch.randn(6, 2, 3), torch.tensor([6, 2]))
+
+
+# ----- Inductor --------------------------------------------------------------
+
+
+def generated(
+    backend: Any, module: nn.Module, x: Tensor, dynamic: bool = False, fullgraph: bool = True
+) -> list[str]:
+    """Checks a training step against eager mode; returns the code, forward and backward."""
+    torch.compiler.reset()
+    x = x.detach().clone().requires_grad_()
+    compiled = torch.compile(module, backend=backend, fullgraph=fullgraph, dynamic=dynamic)
+    results, sources = run_and_get_code(train, compiled, module, (x,))
+    torch.testing.assert_close(results, train(module, module, (x,)))
+    assert len(sources) == 2
+    return list(sources)
+
+
+def test_the_default_backend_works_where_ci_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There, Inductor refuses to call an operator that stands in torch's decomposition table."""
+    from torch._inductor.lowering import lowerings
+
+    monkeypatch.setenv("CI", "true")
+    for op in [op for op in lowerings if getattr(op, "namespace", "") == "lltm"]:
+        monkeypatch.delitem(lowerings, op)
+    sources = generated("inductor", lltm.LLTMCell(3, 5), torch.randn(2, 3))
+    assert all("torch.ops.lltm.cell" in source for source in sources)
+
+
+def test_inductor_calls_our_kernels_or_fuses_the_decomposition_of_a_cell() -> None:
+    cell, x = lltm.LLTMCell(3, 5), torch.randn(4, 3)
+    forward, backward = generated("inductor", cell, x)
+    assert "torch.ops.lltm.cell_forward" in forward
+    assert "torch.ops.lltm.cell_backward" in backward
+    # The same model again: what a cache has of it must not be taken for this.
+    sources = generated(lltm.inductor_decomposed, cell, x)
+    assert not any("torch.ops.lltm." in source for source in sources)
+    assert "tanh" in sources[0]
+
+
+def test_inductor_calls_our_kernels_for_a_layer() -> None:
+    forward, backward = generated("inductor", lltm.LLTM(3, 5), torch.randn(6, 4, 3))
+    assert "torch.ops.lltm.sequence_forward" in forward
+    assert "torch.ops.lltm.sequence_backward" in backward
+
+
+def test_inductor_makes_a_loop_of_a_decomposed_layer_with_dynamic_sizes() -> None:
+    layer = lltm.LLTM(3, 5, bidirectional=True)
+    # What does not ask for a full graph is compiled with other settings.
+    x = torch.randn(6, 4, 3)
+    sources = generated(lltm.inductor_decomposed, layer, x, dynamic=True, fullgraph=False)
+    assert not any("torch.ops.lltm." in source for source in sources)
+    assert all("while_loop" in source for source in sources)
+
+
+def test_inductor_unrolls_a_decomposed_layer_of_fixed_length() -> None:
+    sources = generated(lltm.inductor_decomposed, lltm.LLTM(3, 5), torch.randn(2, 4, 3))
+    assert not any("torch.ops.lltm." in source or "while_loop" in source for source in sources)
+
+
+def test_a_packed_sequence_keeps_our_kernels_in_inductor() -> None:
+    layer, x = lltm.LLTM(3, 5), packed([6, 3, 5])
+    compiled = torch.compile(layer, backend=lltm.inductor_decomposed, fullgraph=True)
+    with torch.no_grad():
+        results, (source, *_) = run_and_get_code(compiled, x)
+    assert "torch.ops.lltm.sequence" in source
+    torch.testing.assert_close(flat(results), flat(layer(x)))

@@ -30,10 +30,16 @@ def every_other(tensor: Tensor) -> Tensor:
     return torch.stack([tensor, tensor], dim=-1)[..., 0]
 
 
+def expanded(tensor: Tensor) -> Tensor:
+    """Rows of one value each, with stride 0."""
+    return tensor[..., :1].expand(tensor.shape)
+
+
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "contiguous": contiguous,
     "transposed": transposed,
     "every other": every_other,
+    "expanded": expanded,
 }
 
 CELLS: dict[str, Callable[[torch.dtype], Arguments]] = {
@@ -151,3 +157,15 @@ def test_sequence_prepacked(case: str, dtype: torch.dtype, layout: str) -> None:
         batch_sizes=a.batch_sizes,
         reverse=a.reverse,
     )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_prepack(dtype: torch.dtype, layout: str) -> None:
+    """But for fake tensors: what prepack gives depends on the machine."""
+    weights = LAYOUTS[layout](support.cell_arguments((3, 2, 4), dtype).weights)
+    utilities = ("test_schema", "test_autograd_registration")
+    found = torch.library.opcheck(ops.prepack.default, (weights,), test_utils=utilities)
+    assert found == dict.fromkeys(utilities, "SUCCESS")
+    with pytest.raises(NotImplementedError, match="lltm::prepack: expected weights with data"):
+        ops.prepack(weights.to("meta"))

@@ -5,6 +5,7 @@
     lltm.functional            the same as functions
     lltm.reference             the same in plain PyTorch operations, for reading and comparing
     lltm.decompositions()      for torch.export and compiler backends
+    lltm.inductor_decomposed   a backend of torch.compile that applies them
     lltm.include_dir           C++ headers, <lltm/lltm.h>
     lltm.cmake_prefix_path     for find_package(lltm) in CMake
     lltm.build_info()          how the native library was built
@@ -43,7 +44,8 @@ from . import _C  # noqa: E402
 from . import _flops as _flops  # noqa: E402
 from . import functional as functional  # noqa: E402
 from . import reference as reference  # noqa: E402
-from ._decompositions import decompositions  # noqa: E402
+from ._decompositions import decompositions, register  # noqa: E402
+from ._inductor import inductor_decomposed  # noqa: E402
 from .modules import LLTM, LLTMCell, PrepackedLLTM  # noqa: E402
 
 __all__ = [
@@ -56,8 +58,11 @@ __all__ = [
     "decompositions",
     "functional",
     "include_dir",
+    "inductor_decomposed",
     "reference",
 ]
+
+register()
 
 __version__: str = _C.version()
 

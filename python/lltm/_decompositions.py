@@ -1,25 +1,32 @@
 """The operators written in ATen operations, for compilers that have no kernel of ours.
 
-Applied to an exported program they leave Core ATen operators only. What they can't express they
-leave alone: a packed sequence, whose batch_sizes are data, a sequence of dynamic length, because
-Core ATen has no loop, and prepacked weights, which only our kernels can read.
+Applied to an exported program they leave Core ATen operators only: for a sequence of a fixed
+length T, the operators of T steps. Core ATen has no loop, so a dynamic length becomes the `scan`
+higher-order operator, whose body is one step in Core ATen. What they can't express they leave
+alone: a packed sequence, whose batch_sizes are data, and prepacked weights, which only our kernels
+can read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._ops import OperatorBase
+from torch._ops import OperatorBase, OpOverload
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
 # A gradient that is not wanted is None.
 Gradients = tuple[Tensor | None, ...]
 
 
-def decompositions() -> dict[OperatorBase, Callable[..., Any]]:
+Table = dict[OperatorBase, Callable[..., Any]]
+
+
+def decompositions() -> Table:
     """Returns PyTorch's default decomposition table with the operators of lltm added.
 
     Example::
@@ -27,17 +34,62 @@ def decompositions() -> dict[OperatorBase, Callable[..., Any]]:
         program = torch.export.export(layer, (input,))
         program = program.run_decompositions(lltm.decompositions())
     """
+    return {**dict(torch.export.default_decompositions().items()), **ours()}
+
+
+def ours() -> Table:
+    """Returns the decompositions of lltm's operators alone."""
     ops = torch.ops.lltm
-    table: dict[OperatorBase, Callable[..., Any]] = dict(
-        torch.export.default_decompositions().items()
+    return {
+        ops.cell.default: _cell,
+        ops.cell_forward.default: _cell_forward,
+        ops.cell_backward.default: _cell_backward,
+        ops.sequence.default: _sequence,
+        ops.sequence_forward.default: _sequence_forward,
+        ops.sequence_backward.default: _sequence_backward,
+    }
+
+
+def register() -> None:
+    """Has torch.onnx.export apply the decompositions, whose table it does not ask for.
+
+    Not by torch's own table of decompositions, where it would look: Inductor refuses to call an
+    operator with an entry there (in an environment that sets CI), and fake tensors take the entry
+    for the operator's Meta kernel, so nothing would check the arguments.
+    """
+    table: dict[Any, Any] = {**ours(), torch.ops.lltm.sequence_prepacked.default: _prepacked}
+    for op, decomposition in table.items():
+        torch.library.register_torch_dispatch(
+            op, ProxyTorchDispatchMode, partial(_trace, decomposition)
+        )
+
+
+def _trace(
+    decomposition: Callable[..., Any],
+    mode: ProxyTorchDispatchMode,
+    op: OpOverload[..., Any],
+    types: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Enters a call of an operator into the graph that is being traced, for ONNX decomposed."""
+    if not torch.onnx.is_in_onnx_export():
+        return mode.__torch_dispatch__(op, types, args, kwargs)
+    with mode:
+        result = decomposition(*args, **kwargs)
+    if result is NotImplemented:
+        raise NotImplementedError(
+            f"{op.name()}: a packed sequence can't be written in ONNX operators, since its"
+            " batch_sizes are data; export the model with padded input, (T, B, I)"
+        )
+    return result
+
+
+def _prepacked(*args: Any, **kwargs: Any) -> NoReturn:
+    raise NotImplementedError(
+        "lltm::sequence_prepacked: only lltm's kernels can read prepacked weights, so they can't be"
+        " written in ONNX operators; export the layer itself"
     )
-    table[ops.cell.default] = _cell
-    table[ops.cell_forward.default] = _cell_forward
-    table[ops.cell_backward.default] = _cell_backward
-    table[ops.sequence.default] = _sequence
-    table[ops.sequence_forward.default] = _sequence_forward
-    table[ops.sequence_backward.default] = _sequence_backward
-    return table
 
 
 def _cell(
@@ -84,8 +136,9 @@ def _sequence(
     batch_sizes: Tensor | None = None,
     reverse: bool = False,
 ) -> Any:
-    result = _sequence_forward(input, h_0, c_0, weights, bias, batch_sizes, reverse)
-    return NotImplemented if result is NotImplemented else result[:3]
+    if batch_sizes is not None:
+        return NotImplemented
+    return _steps(input, h_0, c_0, weights, bias, reverse, training=False)
 
 
 def _sequence_forward(
@@ -97,22 +150,36 @@ def _sequence_forward(
     batch_sizes: Tensor | None,
     reverse: bool,
 ) -> Any:
-    if not _is_unrollable(input, batch_sizes):
+    if batch_sizes is not None:
         return NotImplemented
-    steps, batch, _ = input.shape
+    output, h_n, c_n, activations = _steps(input, h_0, c_0, weights, bias, reverse, training=True)
+    return output, h_n, c_n, activations.flatten(0, 1)
+
+
+def _steps(
+    input: Tensor,
+    h_0: Tensor,
+    c_0: Tensor,
+    weights: Tensor,
+    bias: Tensor | None,
+    reverse: bool,
+    training: bool,
+) -> tuple[Tensor, ...]:
+    """Returns output (T, B, H), h_n, c_n and, for training, the activations (T, B, 4H)."""
     hidden = h_0.shape[1]
-    weights_h, weights_x = weights[:, :hidden], weights[:, hidden:]
-    from_input = F.linear(input, weights_x, bias)
-    # Without steps the results are the initial states; an operator returns copies.
-    h, c = h_0.clone(), c_0.clone()
-    output: list[Tensor] = [input.new_empty(0, hidden)] * steps
-    activations: list[Tensor] = [input.new_empty(0, 4 * hidden)] * steps
-    for t in _order(steps, reverse):
-        h, c, activations[t] = _step(from_input[t] + h @ weights_h.t(), c)
-        output[t] = h
-    if steps == 0:
-        return input.new_empty(0, batch, hidden), h, c, input.new_empty(0, 4 * hidden)
-    return torch.stack(output), h, c, torch.cat(activations)
+    weights_h = weights[:, :hidden]
+
+    def step(state: list[Tensor], xs: list[Tensor], weights_h: Tensor) -> Any:
+        h, c = state
+        h, c, activations = _step(_wide(xs[0]) + _wide(h @ weights_h.t()), c)
+        return [h, c], [h, activations] if training else [h]
+
+    from_input = F.linear(input, weights[:, hidden:], bias)
+    shapes = [(hidden,), (4 * hidden,)] if training else [(hidden,)]
+    (h_n, c_n), (output, *activations) = _scan(
+        step, [h_0, c_0], [from_input], weights_h, shapes, reverse
+    )
+    return output, h_n, c_n, *activations
 
 
 def _sequence_backward(
@@ -128,27 +195,37 @@ def _sequence_backward(
     reverse: bool,
     output_mask: Sequence[bool],
 ) -> Any:
-    if not _is_unrollable(input, batch_sizes):
+    if batch_sizes is not None:
         return NotImplemented
-    steps, batch, _ = input.shape
+    steps, batch, inputs = input.shape
     hidden = h_0.shape[1]
     weights_h, weights_x = weights[:, :hidden], weights[:, hidden:]
-    activations = activations.view(steps, batch, 4 * hidden)
-    dh, dc = _or_zeros(grad_h_n, h_0), _or_zeros(grad_c_n, h_0)
-    dz_of: list[Tensor] = [input.new_empty(0, 3 * hidden)] * steps
-    for t in _order(steps, not reverse):
-        if grad_output is not None:
-            dh = dh + grad_output[t]
-        dz_of[t], dc = _step_backward(dh, dc, activations[t])
-        dh = dz_of[t] @ weights_h
-    dz = torch.cat(dz_of) if steps else input.new_empty(0, 3 * hidden)
-    # The state that each step began with.
+
+    def step(grads: list[Tensor], xs: list[Tensor], weights_h: Tensor) -> Any:
+        (dh, dc), (activations, *grad_output) = grads, xs
+        if grad_output:
+            dh = _wide(dh) + _wide(grad_output[0])
+        dz, dc = _step_backward(dh, dc, activations)
+        return [dz @ weights_h, dc], [dz]
+
+    xs = [activations.view(steps, batch, 4 * hidden)]
+    xs += [] if grad_output is None else [grad_output]
+    (dh, dc), (dz,) = _scan(
+        step,
+        [_or_zeros(grad_h_n, h_0), _or_zeros(grad_c_n, h_0)],
+        xs,
+        weights_h,
+        [(3 * hidden,)],
+        not reverse,
+    )
+    dz = dz.flatten(0, 1)
+    # The state that each step began with. Without steps h_0 would be one too many.
     before = [output[1:], h_0.unsqueeze(0)] if reverse else [h_0.unsqueeze(0), output[:-1]]
     h = torch.cat(before)[:steps].reshape(steps * batch, hidden)
-    x = input.reshape(steps * batch, input.shape[2])
+    x = input.reshape(steps * batch, inputs)
     return _wanted(
         output_mask,
-        lambda: (dz @ weights_x).view(input.shape),
+        lambda: (dz @ weights_x).view(steps, batch, inputs),
         lambda: dh,
         lambda: dc,
         lambda: dz.t() @ torch.cat([h, x], dim=1),
@@ -156,23 +233,77 @@ def _sequence_backward(
     )
 
 
+# From a state, what a step reads and the weights to the next state and what the step puts out.
+Step = Callable[[list[Tensor], list[Tensor], Tensor], tuple[list[Tensor], list[Tensor]]]
+
+
+def _scan(
+    step: Step,
+    state: list[Tensor],
+    xs: list[Tensor],
+    weights: Tensor,
+    shapes: Sequence[tuple[int, ...]],
+    reverse: bool,
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Runs `step` along the first dimension of xs; returns the last state and what was put out.
+
+    A fixed length is unrolled; a dynamic one, of at least one step, becomes torch's scan.
+    `shapes` are those of a row of what is put out.
+    """
+    steps, batch = xs[0].shape[:2]
+    if not isinstance(steps, int):
+        if reverse:
+            xs = [x.flip(0) for x in xs]
+        # Inductor allocates what is put out in terms of sizes that it finds among the arguments.
+        sizes = [size for size in state[0].shape if isinstance(size, torch.SymInt)]
+
+        def body(*arguments: Tensor) -> list[Tensor]:
+            tensors, weights = arguments[: 2 + len(xs)], arguments[2 + len(xs)]
+            state, out = step(list(tensors[:2]), list(tensors[2:]), weights)
+            # What a step puts out must not share memory with its state.
+            return [*state, *(y.clone() if y is state[0] else y for y in out)]
+
+        # torch.onnx.export names the inputs of the body after these: if both states are one
+        # tensor, such as zeros, there would be one input for both.
+        h, c = state[0], state[1].clone()
+        a, b, *out = torch.ops.higher_order.scan(body, [h, c], xs, (weights, *sizes))
+        return [a, b], [y.flip(0) for y in out] if reverse else out
+    if steps == 0:  # the results are the initial state; an operator returns copies
+        return [s.clone() for s in state], [xs[0].new_empty(0, batch, *row) for row in shapes]
+    put_out: list[list[Tensor]] = []
+    for t in range(steps - 1, -1, -1) if reverse else range(steps):
+        state, out = step(state, [x[t] for x in xs], weights)
+        put_out.append(out)
+    if reverse:
+        put_out.reverse()
+    return state, [torch.stack(outs) for outs in zip(*put_out, strict=True)]
+
+
 def _step(z: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """From the pre-activations (B, 3H) and c (B, H) to h', c' and the activations (B, 4H)."""
-    z_i, z_o, z_g = z.chunk(3, dim=1)
+    z_i, z_o, z_g = _wide(z).chunk(3, dim=1)
     i, o, g = torch.sigmoid(z_i), torch.sigmoid(z_o), F.elu(z_g)
-    c = c + i * g
-    tanh_c = torch.tanh(c)
-    return o * tanh_c, c, torch.cat([i, o, g, tanh_c], dim=1)
+    c_next = _wide(c) + i * g
+    tanh_c = torch.tanh(c_next)
+    activations = torch.cat([i, o, g, tanh_c], dim=1)
+    return (o * tanh_c).to(c.dtype), c_next.to(c.dtype), activations.to(c.dtype)
 
 
 def _step_backward(dh: Tensor, dc: Tensor, activations: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of the pre-activations (B, 3H) and of c (B, H)."""
-    i, o, g, tanh_c = activations.chunk(4, dim=1)
+    dtype = activations.dtype
+    i, o, g, tanh_c = _wide(activations).chunk(4, dim=1)
+    dh, dc = _wide(dh), _wide(dc)
     dc = dc + dh * o * (1 - tanh_c * tanh_c)
     dz_i = dc * g * (i * (1 - i))
     dz_o = dh * tanh_c * (o * (1 - o))
     dz_g = dc * i * torch.where(g > 0, torch.ones_like(g), g + 1)
-    return torch.cat([dz_i, dz_o, dz_g], dim=1), dc
+    return torch.cat([dz_i, dz_o, dz_g], dim=1).to(dtype), dc.to(dtype)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """In the dtype that the kernels calculate in: of float16 and bfloat16, float32."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def _or_zeros(grad: Tensor | None, like: Tensor) -> Tensor:
@@ -184,11 +315,3 @@ def _wanted(output_mask: Sequence[bool], *gradients: Callable[[], Tensor]) -> Gr
         gradient() if wanted else None
         for wanted, gradient in zip(output_mask, gradients, strict=True)
     )
-
-
-def _is_unrollable(input: Tensor, batch_sizes: Tensor | None) -> bool:
-    return batch_sizes is None and isinstance(input.shape[0], int)
-
-
-def _order(steps: int, reverse: bool) -> range:
-    return range(steps - 1, -1, -1) if reverse else range(steps)

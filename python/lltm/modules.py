@@ -202,7 +202,7 @@ class _Layer:
                 f"lltm::LLTM: expected input of packed rows (N, {self.input_size}),"
                 f" got {tuple(data.shape)}"
             )
-        h_0, c_0 = self._initial_state(data, state, int(batch_sizes[0]), batched=True)
+        h_0, c_0 = self._initial_state(data, state, _packed_batch(packed, state), batched=True)
         # The states are in the caller's order, the packed rows from longest to shortest.
         if sorted_indices is not None and state is not None:
             h_0, c_0 = h_0.index_select(1, sorted_indices), c_0.index_select(1, sorted_indices)
@@ -433,6 +433,26 @@ class PrepackedLLTM(_Layer):
         return functional.sequence_prepacked(
             x, state, weights, bias, batch_sizes=batch_sizes, reverse=reverse
         )
+
+
+def _packed_batch(packed: PackedSequence, state: State | None) -> int:
+    """The batch size; in a graph that is being traced, from a shape where one has it.
+
+    There, a value out of batch_sizes is a size that nothing can be compared with.
+    """
+    if torch.compiler.is_compiling():
+        if packed.sorted_indices is not None:
+            return packed.sorted_indices.shape[0]
+        if state is not None:  # the operator compares it with batch_sizes
+            return _check.state("LLTM", ("h_0", "c_0"), state)[0].shape[1]
+        if packed.batch_sizes.dtype != torch.int64:
+            raise TypeError(
+                "lltm::LLTM: expected batch_sizes of dtype int64, got"
+                f" {str(packed.batch_sizes.dtype).removeprefix('torch.')}; torch.export can't trace"
+                " pack_padded_sequence: pack outside and pass data and batch_sizes"
+            )
+    batch: int = packed.batch_sizes[0].item()  # type: ignore[assignment]
+    return batch
 
 
 def _reset(parameters: Iterable[nn.Parameter], hidden_size: int) -> None:

@@ -1,0 +1,233 @@
+"""`python -m lltm.explain`: what PyTorch makes of a call, from the dispatcher to generated code.
+
+python -m lltm.explain                          one step, every stage
+python -m lltm.explain --op sequence --steps 2  a sequence; every step is unrolled
+python -m lltm.explain --op sequence --dynamic  the same with dynamic batch size and length
+python -m lltm.explain --only joint core-aten   only these stages
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _decompositions, modules
+from ._inductor import inductor_decomposed
+
+State = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Call:
+    """The call that is explained."""
+
+    op: str  # "cell" or "sequence"
+    steps: int
+    batch: int
+    input_size: int
+    hidden_size: int
+    dynamic: bool  # batch size and steps are symbols
+
+    def module(self) -> torch.nn.Module:
+        make = modules.LLTMCell if self.op == "cell" else modules.LLTM
+        return make(self.input_size, self.hidden_size)
+
+    def arguments(self) -> tuple[Tensor, State]:
+        steps, layers = ((), ()) if self.op == "cell" else ((self.steps,), (1,))
+        h, c = torch.zeros(2, *layers, self.batch, self.hidden_size)
+        return torch.zeros(*steps, self.batch, self.input_size), (h, c)
+
+    def dynamic_shapes(self) -> Any:
+        if not self.dynamic:
+            return None
+        batch, steps = torch.export.Dim("batch"), torch.export.Dim("steps")
+        if self.op == "cell":
+            return {0: batch}, ({0: batch}, {0: batch})
+        return {0: steps, 1: batch}, ({1: batch}, {1: batch})
+
+    def __str__(self) -> str:
+        steps = "" if self.op == "cell" else f"T={self.steps} "
+        sizes = f"{steps}B={self.batch} I={self.input_size} H={self.hidden_size}"
+        return f"lltm::{self.op}, {sizes}{', dynamic' if self.dynamic else ''}"
+
+
+# ---- stages -----------------------------------------------------------------
+
+
+def dispatcher(call: Call) -> str:
+    """The dispatcher's table: which function serves the operator under which key. A call takes
+    the keys of its arguments and of the thread one after another: Autocast where torch.autocast is
+    on, Autograd, then the device."""
+    # "CPU: registered at FILE:LINE :: (SCHEMA) -> RESULT [ boxed unboxed ]", a key a line.
+    lines = torch._C._dispatch_dump_table(f"lltm::{call.op}").splitlines()
+    keys = ("CPU", "CUDA", "Meta", "AutogradCPU", "AutogradCUDA", "AutocastCPU", "AutocastCUDA")
+    return "\n".join(
+        line.split(" :: ")[0].strip() for line in lines if line.split(":")[0].strip() in keys
+    )
+
+
+def dynamo(call: Call) -> str:
+    """TorchDynamo's FX graph: the Python code of the module has run once, without data, and the
+    operators that it called are left."""
+    graphs, _ = _captured(call)
+    return graphs
+
+
+def joint(call: Call) -> str:
+    """AOTAutograd's joint graph: forward and backward of a training step in one graph, with the
+    kernels behind the operator, to be cut in two where least has to be saved."""
+    _, graphs = _captured(call)
+    return graphs
+
+
+def core_aten(call: Call) -> str:
+    """The exported program after lltm.decompositions(): operators of Core ATen only, which any
+    backend has; for a dynamic number of steps, torch's scan around one step."""
+    program = torch.export.export(
+        call.module(), call.arguments(), dynamic_shapes=call.dynamic_shapes()
+    )
+    graph = program.run_decompositions(_decompositions.decompositions()).graph_module
+    return _readable(graph)
+
+
+def inductor(call: Call) -> str:
+    """What Inductor generates for a training step by default, forward and then backward: calls of
+    this library's kernels."""
+    return _generated(call, "inductor", training=True)
+
+
+def inductor_with_decomposition(call: Call) -> str:
+    """What Inductor generates for inference with backend=lltm.inductor_decomposed: the matrix
+    product is a call, and the pointwise part one fused loop in C++ (Triton on a GPU)."""
+    return _generated(call, inductor_decomposed, training=False)
+
+
+STAGES: dict[str, Callable[[Call], str]] = {
+    "dispatcher": dispatcher,
+    "dynamo": dynamo,
+    "joint": joint,
+    "core-aten": core_aten,
+    "inductor": inductor,
+    "inductor-decomposed": inductor_with_decomposition,
+}
+
+
+def _captured(call: Call) -> tuple[str, str]:
+    """Compiles a training step with a backend that keeps what it is given; returns both graphs."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch._aot_autograd.utils import make_boxed_func
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    graphs: list[str] = []
+    joint: list[str] = []
+
+    def as_it_is(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        return make_boxed_func(graph.forward)
+
+    def partition(graph: torch.fx.GraphModule, inputs: Any, **options: Any) -> Any:
+        joint.append(_readable(graph))
+        return min_cut_rematerialization_partition(graph, inputs, **options)
+
+    aot = aot_autograd(fw_compiler=as_it_is, bw_compiler=as_it_is, partition_fn=partition)
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Any], **options: Any) -> Any:
+        graphs.append(_readable(graph))
+        return aot(graph, inputs, **options)
+
+    _run(call, backend, training=True)
+    return "\n".join(graphs), "\n".join(joint)
+
+
+def _generated(call: Call, backend: Any, training: bool) -> str:
+    from torch._inductor import config
+    from torch._inductor.utils import run_and_get_code
+
+    # Cached code would come without what led to it.
+    with config.patch(force_disable_caches=True):
+        _, sources = run_and_get_code(_run, call, backend, training)
+    return "\n".join(map(_without_preamble, sources))
+
+
+def _run(call: Call, backend: Any, training: bool) -> None:
+    torch.compiler.reset()
+    run = torch.compile(call.module(), backend=backend, fullgraph=True, dynamic=call.dynamic)
+    with torch.set_grad_enabled(training):
+        result = run(*call.arguments())
+        if training:
+            sum(tensor.sum() for tensor in torch.utils._pytree.tree_leaves(result)).backward()
+
+
+def _readable(graph: torch.fx.GraphModule) -> str:
+    text = graph.print_readable(print_output=False, include_stride=False)
+    return "\n".join(line for line in text.splitlines() if line.strip())
+
+
+def _without_preamble(source: str) -> str:
+    """The kernels and the function that calls them, without imports and the code around."""
+    lines = source.splitlines()
+    begins = [k for k, line in enumerate(lines) if line.startswith("async_compile = ")]
+    ends = [k for k, line in enumerate(lines) if line.startswith(("runner = ", "def get_args"))]
+    body = lines[begins[0] + 1 if begins else 0 : ends[0] if ends else len(lines)]
+    return "\n".join(line for line in body if line.strip())
+
+
+# ---- the program ------------------------------------------------------------
+
+
+def explain(call: Call, only: list[str] | None = None) -> Iterator[str]:
+    """Yields a title, a sentence and a text for each stage."""
+    for name in only or STAGES:
+        stage = STAGES[name]
+        sentence = " ".join((stage.__doc__ or "").split())
+        yield f"==== {name}: {call}\n{sentence}\n\n{stage(call)}\n"
+
+
+def _arguments() -> argparse.Namespace:
+    def size(text: str) -> int:
+        value = int(text)
+        if value < 1:
+            raise argparse.ArgumentTypeError(f"{text} is not above 0")
+        return value
+
+    parser = argparse.ArgumentParser(
+        prog="python -m lltm.explain",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    option = parser.add_argument
+    option("--op", choices=("cell", "sequence"), default="cell", help="default: %(default)s")
+    option("--steps", type=size, default=3, metavar="T", help="default: %(default)s")
+    option("--batch", type=size, default=16, metavar="B", help="default: %(default)s")
+    option("--input-size", type=size, default=32, metavar="I", help="default: %(default)s")
+    option("--hidden-size", type=size, default=128, metavar="H", help="default: %(default)s")
+    option("--dynamic", action="store_true", help="batch size and steps are symbols")
+    option("--only", nargs="+", choices=STAGES, metavar="STAGE", help=", ".join(STAGES))
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = _arguments()
+    call = Call(
+        options.op,
+        options.steps,
+        options.batch,
+        options.input_size,
+        options.hidden_size,
+        options.dynamic,
+    )
+    # torch uses what it deprecates itself.
+    warnings.simplefilter("ignore")
+    logging.getLogger("torch").setLevel(logging.ERROR)
+    for text in explain(call, options.only):
+        print(text, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""lltm.decompositions(): their values, and what exported programs become by them."""
+
+from __future__ import annotations
+
+import pytest
+import support
+import torch
+
+import lltm
+
+
+def test_the_table_is_the_default_one_with_every_operator_of_ours() -> None:
+    table = lltm.decompositions()
+    default = torch.export.default_decompositions()
+    assert set(default) <= set(table)
+    # Every operator of the namespace, as the dispatcher knows it, but those of prepacked weights,
+    # which only our kernels can read.
+    names = {
+        name.removeprefix("lltm::")
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith("lltm::") and "prepack" not in name
+    }
+    assert {op for op in table if getattr(op, "namespace", "") == "lltm"} == {
+        getattr(torch.ops.lltm, name).default for name in names
+    }
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("batch", [4, 0])
+def test_decomposed_cells_agree_with_the_operators(batch: int, bias: bool) -> None:
+    table, ops = lltm.decompositions(), torch.ops.lltm
+    a = support.cell_arguments((batch, 3, 5), torch.float64, bias)
+    arguments = (a.input, a.h, a.c, a.weights, a.bias)
+    torch.testing.assert_close(table[ops.cell.default](*arguments), ops.cell(*arguments))
+    saved = ops.cell_forward(*arguments)
+    torch.testing.assert_close(table[ops.cell_forward.default](*arguments), saved)
+    for grads in ((a.h, a.c), (None, a.c), (a.h, None)):
+        for mask in (
+            [True] * 5,
+            [True, False, True, False, True],
+            [False, True, False, True, False],
+        ):
+            backward = (*grads, a.input, a.h, a.weights, saved[2], mask)
+            ours, expected = (
+                table[ops.cell_backward.default](*backward),
+                ops.cell_backward(*backward),
+            )
+            assert [y is None for y in ours] == [not wanted for wanted in mask]
+            torch.testing.assert_close(
+                [y for y in ours if y is not None], [y for y in expected if y is not None]
+            )
+
+
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+@pytest.mark.parametrize("steps", [6, 1, 0])
+def test_decomposed_sequences_agree_with_the_operators(steps: int, reverse: bool) -> None:
+    table, ops = lltm.decompositions(), torch.ops.lltm
+    a = support.sequence_arguments((steps, 4, 3, 5), torch.float64, reverse=reverse)
+    arguments = (a.input, a.h, a.c, a.weights, a.bias)
+    torch.testing.assert_close(
+        table[ops.sequence.default](*arguments, reverse=reverse),
+        ops.sequence(*arguments, reverse=reverse),
+    )
+    saved = ops.sequence_forward(*arguments, None, reverse)
+    torch.testing.assert_close(
+        table[ops.sequence_forward.default](*arguments, None, reverse), saved
+    )
+    output, h_n, c_n, activations = saved
+    for grads in ((output, h_n, c_n), (None, h_n, None), (output, None, c_n)):
+        backward = (*grads, a.input, a.h, a.weights, output, activations, None, reverse, [True] * 5)
+        torch.testing.assert_close(
+            table[ops.sequence_backward.default](*backward), ops.sequence_backward(*backward)
+        )
+
+
+def test_a_packed_sequence_is_not_decomposed() -> None:
+    table, ops = lltm.decompositions(), torch.ops.lltm
+    a = support.packed_arguments((3, 2, 1))
+    result = table[ops.sequence.default](
+        a.input, a.h, a.c, a.weights, a.bias, batch_sizes=a.batch_sizes
+    )
+    assert result is NotImplemented
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_decompositions_meet_the_rule_of_accuracy(dtype: torch.dtype) -> None:
+    """The outputs and gradients that training with the decompositions has."""
+    table, ops = lltm.decompositions(), torch.ops.lltm
+    ours, eager = support.Errors(), support.Errors()
+    for _ in range(4):
+        a = support.sequence_arguments((10, 16, 32, 64), dtype)
+        grads = [torch.randn_like(y) for y in support.sequence_outputs(lltm.functional, a)]
+        exact = support.exact_results_and_gradients(a, grads)
+        arguments = (a.input, a.h, a.c, a.weights, a.bias)
+        *results, activations = table[ops.sequence_forward.default](*arguments, None, False)
+        gradients = table[ops.sequence_backward.default](
+            *grads, a.input, a.h, a.weights, results[0], activations, None, False, [True] * 5
+        )
+        for k, y in enumerate(results):
+            ours.add(f"output {k}", y, exact[f"output {k}"])
+        for name, y in zip(support.NAMES, gradients, strict=True):
+            ours.add(f"grad of {name}", y, exact[f"grad of {name}"])
+        plain = support.results_and_gradients(support.sequence_outputs, lltm.reference, a, grads)
+        for name, y in plain.items():
+            eager.add(name, y, exact[name])
+    eps = torch.finfo(dtype).eps
+    for name in eager.names():
+        assert ours.relative(name) <= 2 * max(eager.relative(name), 4 * eps), name

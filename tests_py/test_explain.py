@@ -1,0 +1,66 @@
+"""`python -m lltm.explain`."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import support
+import torch
+
+from lltm import explain
+
+SMALL = ("--batch", "2", "--input-size", "3", "--hidden-size", "4")
+
+
+def sections(*options: str) -> dict[str, str]:
+    """Runs the program; returns the text of each stage by its name."""
+    run = support.run_python("-m", "lltm.explain", *SMALL, *options)
+    assert (run.returncode, run.stderr) == (0, "")
+    found = re.findall(r"^==== ([\w-]+): .*\n((?:(?!====).*\n)*)", run.stdout, re.MULTILINE)
+    return dict(found)
+
+
+def test_every_stage_of_one_step_is_shown_and_said_what_it_is() -> None:
+    found = sections()
+    assert list(found) == list(explain.STAGES)
+    assert "cpu/cell.cpp" in found["dispatcher"]
+    assert "AutogradCPU: registered at" in found["dispatcher"]
+    assert "torch.ops.lltm.cell(" in found["dynamo"]
+    assert "lltm.cell_forward" in found["joint"]
+    assert "lltm.cell_backward" in found["joint"]
+    assert "aten.addmm" in found["core-aten"]
+    assert "lltm." not in found["core-aten"].replace("lltm.decompositions()", "")
+    assert "lltm.cell_forward" in found["inductor"]
+    assert "lltm.cell_backward" in found["inductor"]
+    assert "tanh()" in found["inductor-decomposed"]
+    for text in found.values():
+        assert re.match(r"[A-Z].*\.\n\n", text)
+
+
+def test_a_dynamic_sequence_is_shown_as_a_scan_and_twice_the_same() -> None:
+    options = ("--op", "sequence", "--dynamic", "--only", "joint", "core-aten")
+    found = sections(*options)
+    assert list(found) == ["joint", "core-aten"]
+    assert "lltm.sequence_backward" in found["joint"]
+    assert "higher_order.scan" in found["core-aten"]
+    assert sections(*options) == found
+
+
+def test_the_steps_of_a_fixed_sequence_are_unrolled() -> None:
+    call = explain.Call("sequence", 3, 2, 3, 4, dynamic=False)
+    assert explain.core_aten(call).count("aten.elu") == 3
+    assert "lltm.sequence" in explain.dynamo(call)
+
+
+@pytest.mark.parametrize("option", [["--op", "loop"], ["--only", "linker"], ["--batch", "0"]])
+def test_wrong_options_are_refused(option: list[str]) -> None:
+    run = support.run_python("-m", "lltm.explain", *option)
+    assert run.returncode == 2
+    assert "error: argument" in run.stderr
+
+
+def test_explaining_leaves_the_compiler_usable() -> None:
+    explain.joint(explain.Call("cell", 1, 2, 3, 4, dynamic=True))
+    double = torch.compile(lambda x: 2 * x, backend="aot_eager", fullgraph=True)
+    assert double(torch.ones(2)).tolist() == [2, 2]

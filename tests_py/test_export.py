@@ -1,0 +1,254 @@
+"""torch.export, lowering to Core ATen, and AOTInductor with a program that has no Python."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import support
+import torch
+from support import MODULES, flat
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
+
+import lltm
+
+# Lengths and batch sizes to try a program with dynamic ones on.
+SIZES = ((6, 4), (9, 2), (2, 8), (1, 1))
+
+
+def targets(graph: torch.fx.GraphModule) -> set[Any]:
+    """What is called in a graph and in the graphs in it."""
+    graphs = [module for module in graph.modules() if isinstance(module, torch.fx.GraphModule)]
+    return {node.target for g in graphs for node in g.graph.nodes if node.op == "call_function"}
+
+
+def assert_core_aten(program: ExportedProgram) -> None:
+    """Nothing but operators that carry the Core ATen tag, and scan."""
+    found = targets(program.graph_module)
+    operators = {t for t in found if isinstance(t, torch._ops.OpOverload)}
+    assert {op.namespace for op in operators} == {"aten"}
+    assert {op for op in operators if torch.Tag.core not in op.tags} == set()
+    others = {t for t in found if isinstance(t, torch._ops.HigherOrderOperator)}
+    assert others <= {torch.ops.higher_order.scan}
+
+
+def parameters_and_gradients(module: nn.Module, run: Any, x: Tensor) -> list[Tensor]:
+    results = flat(run(x))
+    loss = torch.stack([y.square().sum() for y in results]).sum()
+    return [*results, *torch.autograd.grad(loss, list(module.parameters()))]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_an_exported_module_calls_our_operators(name: str) -> None:
+    module, arguments = MODULES[name]()
+    program = torch.export.export(module, arguments)
+    ours = torch.ops.lltm.cell if "cell" in name else torch.ops.lltm.sequence
+    assert ours.default in targets(program.graph_module)
+    torch.testing.assert_close(flat(program.module()(*arguments)), flat(module(*arguments)))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_an_exported_module_decomposes_into_core_aten(name: str) -> None:
+    module, arguments = MODULES[name]()
+    program = torch.export.export(module, arguments).run_decompositions(lltm.decompositions())
+    assert_core_aten(program)
+    assert torch.ops.higher_order.scan not in targets(program.graph_module)
+    results, expected = flat(program.module()(*arguments)), flat(module(*arguments))
+    # The bfloat16 of a decomposed step rounds where a kernel does not.
+    tolerance = {"rtol": 0.0, "atol": 0.02} if "bfloat16" in name else {}
+    torch.testing.assert_close(results, expected, **tolerance)  # type: ignore[arg-type]
+
+
+# ----- dynamic sizes ---------------------------------------------------------
+
+
+def dynamic_program(module: nn.Module, batch_first: bool = False) -> ExportedProgram:
+    """Of an input (T, B, 3) or (B, T, 3), both dynamic."""
+    sizes = (
+        {0: Dim("batch"), 1: Dim("steps")} if batch_first else {0: Dim("steps"), 1: Dim("batch")}
+    )
+    return torch.export.export(module, (torch.randn(6, 4, 3),), dynamic_shapes=(sizes,))
+
+
+LAYERS: dict[str, dict[str, Any]] = {
+    "one": {},
+    "layers and directions": {"num_layers": 2, "bidirectional": True, "batch_first": True},
+}
+
+
+@pytest.mark.parametrize("options", LAYERS.values(), ids=LAYERS)
+def test_a_sequence_of_dynamic_length_decomposes_into_scan(options: dict[str, Any]) -> None:
+    layer = lltm.LLTM(3, 5, **options)
+    program = dynamic_program(layer, layer.batch_first)
+    program = program.run_decompositions(lltm.decompositions())
+    assert_core_aten(program)
+    scans = [n for n in program.graph.nodes if n.target is torch.ops.higher_order.scan]
+    assert len(scans) == layer.num_layers * (2 if layer.bidirectional else 1)
+    for sizes in SIZES:
+        x = torch.randn(*sizes, 3)
+        with torch.no_grad():
+            torch.testing.assert_close(flat(program.module()(x)), flat(layer(x)))
+
+
+def test_a_program_of_dynamic_length_serves_every_length() -> None:
+    layer = lltm.LLTM(3, 5, num_layers=2)
+    program = dynamic_program(layer)
+    for sizes in (*SIZES, (0, 3)):
+        x = torch.randn(*sizes, 3)
+        torch.testing.assert_close(flat(program.module()(x)), flat(layer(x)))
+
+
+def test_a_decomposed_program_can_be_differentiated() -> None:
+    layer = lltm.LLTM(3, 5)
+    x = torch.randn(6, 4, 3)
+    program = torch.export.export(layer, (x,)).run_decompositions(lltm.decompositions())
+    module: nn.Module = program.module()
+    torch.testing.assert_close(
+        parameters_and_gradients(module, module, x), parameters_and_gradients(layer, layer, x)
+    )
+
+
+class Packed(nn.Module):
+    """A packed sequence goes into an exported program, and comes out, as its tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = lltm.LLTM(3, 5)
+
+    def forward(self, data: Tensor, batch_sizes: Tensor) -> Any:
+        output, state = self.layer(PackedSequence(data, batch_sizes))
+        return output.data, state
+
+
+def test_a_packed_sequence_keeps_our_operator() -> None:
+    module = Packed()
+    rows, steps = Dim("rows"), Dim("steps")
+    arguments = torch.randn(7, 3), torch.tensor([4, 2, 1])
+    program = torch.export.export(module, arguments, dynamic_shapes=({0: rows}, {0: steps}))
+    program = program.run_decompositions(lltm.decompositions())
+    assert torch.ops.lltm.sequence.default in targets(program.graph_module)
+    arguments = torch.randn(9, 3), torch.tensor([3, 3, 2, 1])
+    torch.testing.assert_close(flat(program.module()(*arguments)), flat(module(*arguments)))
+
+
+class Packing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = lltm.LLTM(3, 5)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Any:
+        return self.layer(pack_padded_sequence(x, lengths))[1]
+
+
+def test_packing_inside_an_exported_program_is_an_error_that_says_what_to_do() -> None:
+    """PyTorch gives batch_sizes the dtype of the input when it traces the packing."""
+    arguments = torch.randn(6, 2, 3), torch.tensor([6, 2])
+    with pytest.raises(TypeError, match=r"expected batch_sizes of dtype int64, .*: pack outside"):
+        torch.export.export(Packing(), arguments)
+
+
+# ----- saving and moving -----------------------------------------------------
+
+
+def test_a_program_can_be_saved_and_loaded() -> None:
+    layer, x = lltm.LLTM(3, 5, num_layers=2), torch.randn(7, 2, 3)
+    for program in (dynamic_program(layer), dynamic_program(lltm.LLTM(3, 5))):
+        file = io.BytesIO()
+        torch.export.save(program, file)
+        file.seek(0)
+        loaded = torch.export.load(file)
+        torch.testing.assert_close(flat(loaded.module()(x)), flat(program.module()(x)))
+
+
+def test_a_program_can_be_moved_to_another_device_saved_and_loaded() -> None:
+    """The meta device is one that every machine has."""
+    from torch.export.passes import move_to_device_pass
+
+    layer = lltm.LLTM(3, 5)
+    moved = move_to_device_pass(dynamic_program(layer), "meta")
+    file = io.BytesIO()
+    torch.export.save(moved, file)
+    file.seek(0)
+    moved = torch.export.load(file)
+    assert {p.device.type for p in moved.parameters()} == {"meta"}
+    output, (h_n, _) = moved.module()(torch.randn(7, 2, 3, device="meta"))
+    assert (output.device.type, output.shape) == ("meta", (7, 2, 5))
+    assert (h_n.device.type, h_n.shape) == ("meta", (1, 2, 5))
+
+
+# ----- AOTInductor -----------------------------------------------------------
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = lltm.LLTM(3, 5, num_layers=2, bidirectional=True, batch_first=True)
+        self.head = nn.Linear(10, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        output, (h_n, c_n) = self.layer(x)
+        return self.head(output), h_n, c_n
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, str]:
+    """A model and its compiled package, with dynamic batch size and length."""
+    torch.manual_seed(0)
+    model = Model().eval()
+    path = tmp_path_factory.mktemp("aoti") / "model.pt2"
+    program = dynamic_program(model, batch_first=True)
+    package = torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+    return model, str(package)
+
+
+def test_a_compiled_package_runs_in_python(compiled: tuple[Model, str]) -> None:
+    model, package = compiled
+    run = torch._inductor.aoti_load_package(package)
+    for sizes in SIZES:
+        x = torch.randn(*sizes, 3)
+        with torch.no_grad():
+            torch.testing.assert_close(flat(run(x)), flat(model(x)))
+
+
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="builds a program with CMake")
+def test_a_compiled_package_runs_in_a_program_without_python(
+    compiled: tuple[Model, str], tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    model, package = compiled
+    build = tmp_path / "build"
+    prefix = f"-DCMAKE_PREFIX_PATH={lltm.cmake_prefix_path}"
+    source = str(support.ROOT / "examples/aoti")
+    for command in (["-S", source, "-B", str(build), prefix], ["--build", str(build)]):
+        done = subprocess.run(["cmake", *command], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    program = build / "run"
+    linked = subprocess.run(["ldd", str(program)], capture_output=True, text=True, check=True)
+    assert "liblltm.so" in linked.stdout
+    assert "libpython" not in linked.stdout
+    assert "libtorch_python" not in linked.stdout
+
+    for sizes in SIZES:
+        x = torch.randn(*sizes, 3)
+        save_file({"0": x}, tmp_path / "arguments")
+        done = subprocess.run(
+            [program, package, tmp_path / "arguments", tmp_path / "results"],
+            env={k: v for k, v in os.environ.items() if not k.startswith("PYTHON")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert f"lltm {lltm.__version__}" in done.stdout
+        results = load_file(tmp_path / "results")
+        with torch.no_grad():
+            expected = model(x)
+        torch.testing.assert_close([results[str(k)] for k in range(3)], list(expected))

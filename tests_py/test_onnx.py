@@ -1,0 +1,176 @@
+"""torch.onnx.export of models that hold our modules, run by ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import flat
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+import lltm
+
+onnx = pytest.importorskip("onnx", reason="part of the test extra")
+pytest.importorskip("onnxscript", reason="part of the test extra")
+onnxruntime = pytest.importorskip("onnxruntime", reason="part of the test extra")
+
+
+class Tagger(nn.Module):
+    """A model that holds a layer."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 3)
+        self.layer = lltm.LLTM(3, 5, **options)
+        self.head = nn.Linear(10 if self.layer.bidirectional else 5, 2)
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        output, (h_n, c_n) = self.layer(self.embedding(tokens))
+        return self.head(output), h_n, c_n
+
+
+class OneState(nn.Module):
+    """Both states are the same tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = lltm.LLTMCell(3, 5)
+
+    def forward(self, input: Tensor) -> Any:
+        state = input.new_ones(input.shape[1], 5)
+        weights, bias = self.cell.weights, self.cell.bias
+        return lltm.functional.sequence(input, (state, state), weights, bias, reverse=True)
+
+
+def tokens(*shape: int) -> Tensor:
+    return torch.randint(11, shape)
+
+
+def features(*shape: int) -> Tensor:
+    return torch.randn(*shape, 3)
+
+
+Case = tuple[Callable[[], nn.Module], Callable[..., Tensor], tuple[int, ...]]
+# A model, what makes its input, and the leading sizes of the example.
+MODELS: dict[str, Case] = {
+    "cell": (lambda: lltm.LLTMCell(3, 5), features, (4,)),
+    "cell, no bias": (lambda: lltm.LLTMCell(3, 5, bias=False), features, (4,)),
+    "model": (Tagger, tokens, (6, 4)),
+    "model, all options": (
+        lambda: Tagger(num_layers=2, bidirectional=True, batch_first=True, dropout=0.5),
+        tokens,
+        (4, 6),
+    ),
+    "no bias": (lambda: Tagger(bias=False), tokens, (6, 4)),
+    "one state, reverse": (OneState, features, (6, 4)),
+}
+STANDARD = {"", "ai.onnx"}
+
+
+def operators(program: Any) -> set[tuple[str, str]]:
+    """Domain and name of everything that an exported model calls, also in the bodies of loops."""
+    model = program.model_proto
+    assert {opset.domain for opset in model.opset_import} <= STANDARD
+    assert len(model.functions) == 0
+    graphs, found = [model.graph], set()
+    while graphs:
+        for node in graphs.pop().node:
+            found.add((node.domain, node.op_type))
+            graphs.extend(a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH)
+    return found
+
+
+def assert_same(program: Any, module: nn.Module, *inputs: Tensor) -> None:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # the exporter leaves an unused constant behind
+    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString(), options)
+    names = [value.name for value in session.get_inputs()]
+    found = session.run(None, {n: x.numpy() for n, x in zip(names, inputs, strict=True)})
+    with torch.no_grad():
+        expected = flat(module(*inputs))
+    assert len(found) == len(expected)
+    for y, y_expected in zip(found, expected, strict=True):
+        assert isinstance(y, np.ndarray)
+        torch.testing.assert_close(torch.from_numpy(y), y_expected)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_of_fixed_length_needs_standard_operators_only(name: str) -> None:
+    make, inputs, shape = MODELS[name]
+    module = make().eval()
+    batch = 0 if len(shape) == 1 or getattr(module, "layer", lltm.LLTM(1, 1)).batch_first else 1
+    program = torch.onnx.export(
+        module,
+        (inputs(*shape),),
+        dynamo=True,
+        dynamic_shapes=({batch: "batch"},),
+        verbose=False,
+    )
+    found = operators(program)
+    assert {domain for domain, _ in found} <= STANDARD
+    assert ("", "Scan") not in found
+    for size in (4, 9, 1):
+        other = tuple(size if d == batch else n for d, n in enumerate(shape))
+        assert_same(program, module, inputs(*other))
+
+
+@pytest.mark.parametrize("name", [name for name, (*_, shape) in MODELS.items() if len(shape) == 2])
+def test_a_model_of_dynamic_length_is_a_scan(name: str) -> None:
+    make, inputs, shape = MODELS[name]
+    module = make().eval()
+    program = torch.onnx.export(
+        module,
+        (inputs(*shape),),
+        dynamo=True,
+        dynamic_shapes=({0: "a", 1: "b"},),
+        verbose=False,
+    )
+    found = operators(program)
+    assert {domain for domain, _ in found} <= STANDARD
+    assert ("", "Scan") in found
+    for sizes in ((6, 4), (9, 2), (2, 9), (1, 1)):
+        assert_same(program, module, inputs(*sizes))
+
+
+def test_an_exported_program_is_converted_too() -> None:
+    layer = lltm.LLTM(3, 5).eval()
+    sizes = {0: torch.export.Dim("steps"), 1: torch.export.Dim("batch")}
+    program = torch.export.export(layer, (features(6, 4),), dynamic_shapes=(sizes,))
+    for exported in (program, program.run_decompositions(lltm.decompositions())):
+        assert_same(torch.onnx.export(exported, dynamo=True, verbose=False), layer, features(3, 2))
+
+
+class Packed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = lltm.LLTM(3, 5)
+
+    def forward(self, data: Tensor, batch_sizes: Tensor) -> Tensor:
+        output, _ = self.layer(PackedSequence(data, batch_sizes))
+        assert isinstance(output.data, Tensor)
+        return output.data
+
+
+def test_a_packed_sequence_is_an_error_that_says_what_to_do() -> None:
+    arguments = features(7), torch.tensor([4, 3])
+    with pytest.raises(Exception, match=r"lltm::sequence: a packed sequence .* padded input"):
+        torch.onnx.export(Packed().eval(), arguments, dynamo=True, verbose=False)
+
+
+class Prepacked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.packed = lltm.LLTM(3, 5).prepack()
+
+    def forward(self, input: Tensor) -> Tensor:
+        output, _ = self.packed(input)
+        return output
+
+
+def test_prepacked_weights_are_an_error_that_says_what_to_do() -> None:
+    with pytest.raises(Exception, match=r"lltm::sequence_prepacked: .* export the layer itself"):
+        torch.onnx.export(Prepacked().eval(), (features(6, 4),), dynamo=True, verbose=False)
