@@ -11,6 +11,7 @@ import pytest
 import support
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, stack_module_state, vjp
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
@@ -373,6 +374,50 @@ def test_numerical_checks_of_every_order_and_mode(kind: str, options: dict[str, 
     )
 
 
+@pytest.mark.parametrize("name", ["cell", "sequence"])
+def test_gradients_of_an_ordinary_call_can_carry_tangents(name: str) -> None:
+    module: nn.Module = lltm.LLTMCell(I, H) if name == "cell" else lltm.LLTM(I, H)
+    module.double()
+    shape = (2, I) if name == "cell" else (4, 2, I)
+    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    output = support.flat(module(x))[0]
+    cotangent, tangent = torch.randn_like(output), torch.randn_like(output)
+
+    def pull_back(y: Tensor) -> Tensor:
+        return torch.autograd.grad(output, x, y, retain_graph=True)[0]
+
+    # The gradient is linear in what flows back.
+    results = jvp(pull_back, (cotangent,), (tangent,))
+    torch.testing.assert_close(results, (pull_back(cotangent), pull_back(tangent)))
+    with forward_ad.dual_level():
+        dual = pull_back(forward_ad.make_dual(cotangent, tangent))
+        torch.testing.assert_close(tuple(forward_ad.unpack_dual(dual)), results)
+
+
+def test_a_sequence_of_no_steps_has_derivatives_of_every_kind() -> None:
+    a = support.sequence_arguments((0, 2, I, H), torch.float64)
+    state = torch.stack([a.h, a.c])
+
+    def run(x: Tensor, state: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        output, final = lltm.functional.sequence(x, (state[0], state[1]), weights, a.bias)
+        return output, torch.stack(final)
+
+    primals = (a.input, state, a.weights)
+    results, tangents = jvp(run, primals, primals)
+    # The final states are the initial ones; nothing else counts.
+    assert [t.shape for t in tangents] == [y.shape for y in results] == [(0, 2, H), (2, 2, H)]
+    torch.testing.assert_close(tangents[1], state)
+    _, pull_back = vjp(run, *primals)
+    gradients = pull_back((results[0], state))
+    torch.testing.assert_close(gradients, (a.input, state, torch.zeros_like(a.weights)))
+    # The output is empty and yet has a gradient.
+    weights = a.weights.clone().requires_grad_()
+    with forward_ad.dual_level():
+        output, _ = run(forward_ad.make_dual(a.input, a.input), state, weights)
+        (gradient,) = torch.autograd.grad(output.sum(), weights)
+    torch.testing.assert_close(gradient, torch.zeros_like(weights))
+
+
 # ----- what cannot be --------------------------------------------------------
 
 
@@ -385,6 +430,35 @@ def test_batch_sizes_of_each_sample_are_refused() -> None:
                 a.input, (a.h, a.c), a.weights, a.bias, batch_sizes=sizes
             )
         )(a.batch_sizes.expand(2, -1))
+
+
+def test_batch_sizes_of_an_outer_vmap_are_refused() -> None:
+    a = support.packed_arguments((3, 2, 1))
+    assert a.batch_sizes is not None
+
+    def run(rows: Tensor, sizes: Tensor) -> Tensor:
+        output, _ = lltm.functional.sequence(rows, (a.h, a.c), a.weights, a.bias, batch_sizes=sizes)
+        return output.sum()
+
+    sizes = a.batch_sizes.expand(2, -1)
+    rows = a.input.expand(3, -1, -1)
+    expected = r"lltm::sequence: expected one batch_sizes for all samples of vmap, got one for each"
+    with pytest.raises(RuntimeError, match=expected):
+        torch.vmap(lambda s: torch.vmap(lambda x: run(x, s))(rows))(sizes)
+    with pytest.raises(RuntimeError, match=expected):
+        torch.vmap(lambda s: grad(lambda x: run(x, s))(a.input))(sizes)
+
+
+def test_pytorch_does_not_pack_in_forward_mode_or_under_vmap() -> None:
+    rows = torch.randn(2, 4, 3)
+
+    def pack(x: Tensor) -> Tensor:
+        return torch.nn.utils.rnn.pack_padded_sequence(x, torch.tensor([2, 1])).data
+
+    with pytest.raises(NotImplementedError, match="_pack_padded_sequence"):
+        jvp(pack, (rows[:, :2],), (rows[:, :2],))
+    with pytest.raises(RuntimeError, match="Batching rule not implemented for aten::pad_sequence"):
+        torch.vmap(lambda x: pack_sequence([x, x[:1]]).data)(rows)
 
 
 def test_prepacked_weights_of_each_sample_are_refused() -> None:

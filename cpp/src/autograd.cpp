@@ -105,17 +105,26 @@ bool is_dual(const Tensor& tensor) {
   return tensor.defined() && tensor._fw_grad(/*level=*/0).defined();
 }
 
-// A torch.func transform is active, or an argument is a dual number of forward
-// mode: both refuse a torch::autograd::Function. functorch's own header cannot
-// be included; its key in the thread's dispatch state says the same.
+// Whether a torch.func transform is active: its key in the thread's dispatch
+// state says so.
+bool is_transformed() {
+  return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerBackMode);
+}
+
+// A transform is active, or an argument is a dual number of forward mode: both
+// refuse a torch::autograd::Function.
 bool needs_composite(
     const std::array<std::reference_wrapper<const Tensor>, 4>& required,
     const std::optional<Tensor>& bias) {
-  if (c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerBackMode)) {
-    return true;
-  }
-  return std::any_of(required.begin(), required.end(), is_dual) ||
+  return is_transformed() || std::any_of(required.begin(), required.end(), is_dual) ||
          (bias.has_value() && is_dual(*bias));
+}
+
+// The gradients are to be differentiated in their turn: backward was asked to
+// record a graph, or stands itself in a transform or in forward mode.
+bool is_differentiated(const variable_list& grads) {
+  return at::GradMode::is_enabled() || is_transformed() ||
+         std::any_of(grads.begin(), grads.end(), is_dual);
 }
 
 // Of input, h, c, weights and, if there is one, bias. Arguments that are not
@@ -153,7 +162,7 @@ struct CellFunction : torch::autograd::Function<CellFunction> {
     const std::optional<Tensor> bias = or_nothing(saved[4]);
     const auto mask = wanted_gradients(*context, bias.has_value());
     composite::Gradients result;
-    if (at::GradMode::is_enabled()) {
+    if (is_differentiated(grads)) {
       // The saved activations are constants to autograd; computed anew from
       // the arguments, they are differentiable.
       const Tensor activations = std::get<2>(composite::cell_forward(input, h, c, weights, bias));
@@ -208,7 +217,7 @@ struct SequenceFunction : torch::autograd::Function<SequenceFunction> {
     const bool reverse = context->saved_data["reverse"].toBool();
     const auto mask = wanted_gradients(*context, bias.has_value());
     composite::Gradients result;
-    if (at::GradMode::is_enabled()) {
+    if (is_differentiated(grads)) {
       // As for the cell.
       const auto [output, h_n, c_n, activations] =
           composite::sequence_forward(input, h_0, c_0, weights, bias, batch_sizes, reverse);

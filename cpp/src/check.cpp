@@ -168,7 +168,7 @@ class Checker {
     if (device_.is_meta()) return;
 
     const int64_t first = batch.guard_int(__FILE__, __LINE__);
-    const std::vector<int64_t> values = read_batch_sizes(sizes);
+    const std::vector<int64_t> values = values_of_batch_sizes(sizes);
     int64_t previous = first;
     int64_t sum = 0;
     for (size_t t = 0; t < values.size(); ++t) {
@@ -201,6 +201,16 @@ class Checker {
   }
 
  private:
+  // Mapped by torch.vmap, at whatever level, they are no single values.
+  std::vector<int64_t> values_of_batch_sizes(const Tensor& sizes) const {
+    try {
+      return read_batch_sizes(sizes);
+    } catch (const c10::Error&) {
+      TORCH_CHECK(
+          false, op_, ": expected one batch_sizes for all samples of vmap, got one for each");
+    }
+  }
+
   void defined(const Tensor& tensor, const char* name) const {
     TORCH_CHECK_TYPE(
         tensor.defined(), op_, ": expected ", name, " to be a tensor, got an undefined tensor");

@@ -123,8 +123,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> sequence_forward(
     c = rows == c.size(0) ? c_next : at::cat({c_next, c.slice(0, rows)}, 0);
   }
   if (steps.empty()) {
-    outputs.push_back(input.new_empty({0, hidden}));
-    activations.push_back(input.new_empty({0, 4 * hidden}));
+    // Of no rows, but derived from the arguments as all results are.
+    const Tensor none = projected.narrow(1, 0, hidden);
+    outputs.push_back(none);
+    activations.push_back(at::cat({projected, none}, 1));
   }
   if (reverse) {
     std::reverse(outputs.begin(), outputs.end());

@@ -213,13 +213,6 @@ std::tuple<Tensor, Tensor, Tensor> sequence_for_each(
   return {samples.stack(outputs), samples.stack(h_ns), samples.stack(c_ns)};
 }
 
-void check_one_batch_sizes(const char* op, const std::optional<Tensor>& batch_sizes) {
-  TORCH_CHECK(
-      !Samples().in(batch_sizes),
-      op,
-      ": expected one batch_sizes for all samples of vmap, got one for each");
-}
-
 std::tuple<Tensor, Tensor, Tensor> sequence_of_samples(
     const Tensor& input,
     const Tensor& h_0,
@@ -233,7 +226,6 @@ std::tuple<Tensor, Tensor, Tensor> sequence_of_samples(
     return sequence(
         cast(input), cast(h_0), cast(c_0), cast(weights), cast(bias), batch_sizes, reverse);
   }
-  check_one_batch_sizes("lltm::sequence", batch_sizes);
   check_sequence(input, h_0, c_0, weights, bias, batch_sizes);
   const Samples samples;
   if (samples.in(weights) || samples.in(bias)) {
@@ -256,7 +248,6 @@ std::tuple<Tensor, Tensor, Tensor> sequence_prepacked_of_samples(
     const std::optional<Tensor>& bias,
     const std::optional<Tensor>& batch_sizes,
     bool reverse) {
-  check_one_batch_sizes("lltm::sequence_prepacked", batch_sizes);
   const Samples samples;
   TORCH_CHECK(
       !samples.in(weights) && !samples.in(bias),
