@@ -403,11 +403,11 @@ def test_a_sequence_of_no_steps_has_derivatives_of_every_kind() -> None:
         return output, torch.stack(final)
 
     primals = (a.input, state, a.weights)
-    results, tangents = jvp(run, primals, primals)
+    results, tangents, *_ = jvp(run, primals, primals)
     # The final states are the initial ones; nothing else counts.
     assert [t.shape for t in tangents] == [y.shape for y in results] == [(0, 2, H), (2, 2, H)]
     torch.testing.assert_close(tangents[1], state)
-    _, pull_back = vjp(run, *primals)
+    _, pull_back, *_ = vjp(run, *primals)
     gradients = pull_back((results[0], state))
     torch.testing.assert_close(gradients, (a.input, state, torch.zeros_like(a.weights)))
     # The output is empty and yet has a gradient.
