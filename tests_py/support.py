@@ -16,6 +16,7 @@ import oracle
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import Dataset
 
 import lltm
 
@@ -322,3 +323,19 @@ MODULES: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
     "float64": lambda: (lltm.LLTM(3, 5).double(), (torch.randn(6, 4, 3).double(),)),
     "bfloat16": lambda: (lltm.LLTM(3, 5).bfloat16(), (torch.randn(6, 4, 3).bfloat16(),)),
 }
+
+
+class Encoded(Dataset[Tensor]):
+    """Sequences that a layer encodes where they are asked for: in a worker, which imports this."""
+
+    def __init__(self, layer: lltm.LLTM, inputs: Tensor) -> None:
+        self.layer = layer
+        self.inputs = inputs
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> Tensor:
+        with torch.no_grad():
+            output: Tensor = self.layer(self.inputs[index])[0]
+        return output

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from support import MODULES, flat
 from torch import Tensor, nn
+from torch._dynamo import compiled_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._inductor.utils import run_and_get_code
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
@@ -139,6 +141,22 @@ def test_packed_sequences_of_other_lengths_compile_once_more_at_most() -> None:
     assert frames[1:] == [2] * 3
 
 
+@pytest.mark.parametrize("name", ["cell", "layer", "packed"])
+def test_compiled_autograd_traces_backward_without_a_graph_break(name: str) -> None:
+    module: nn.Module = lltm.LLTMCell(3, 5) if name == "cell" else lltm.LLTM(3, 5, num_layers=2)
+    x: Any = packed([6, 3, 5]) if name == "packed" else torch.randn(4, 3)
+    gradients = []
+    for context in (
+        nullcontext(),
+        compiled_autograd._enable(torch.compile(backend="aot_eager", fullgraph=True)),
+    ):
+        with context:
+            loss = sum(y.square().sum() for y in flat(module(x)) if y.is_floating_point())
+            assert isinstance(loss, Tensor)
+            gradients.append(torch.autograd.grad(loss, list(module.parameters())))
+    torch.testing.assert_close(*gradients)
+
+
 # ----- errors ----------------------------------------------------------------
 
 
@@ -215,6 +233,26 @@ def test_inductor_makes_a_loop_of_a_decomposed_layer_with_dynamic_sizes() -> Non
     sources = generated(lltm.inductor_decomposed, layer, x, dynamic=True, fullgraph=False)
     assert not any("torch.ops.lltm." in source for source in sources)
     assert all("while_loop" in source for source in sources)
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_inductor_makes_a_loop_of_a_decomposed_function_with_dynamic_sizes(training: bool) -> None:
+    """The sizes of weights that are arguments are symbols too."""
+    sizes = ((4, 3, 5), (3, 7), (3, 7), (21, 12), (21,))
+    arguments = [torch.randn(*size, requires_grad=training) for size in sizes]
+
+    def run(x: Tensor, h: Tensor, c: Tensor, weights: Tensor, bias: Tensor) -> Any:
+        return lltm.functional.sequence(x, (h, c), weights, bias, reverse=True)
+
+    compiled = torch.compile(run, backend=lltm.inductor_decomposed, fullgraph=True, dynamic=True)
+    results, expected = (flat(f(*arguments)) for f in (compiled, run))
+    torch.testing.assert_close(results, expected)
+    if training:
+        gradients = [
+            torch.autograd.grad(sum(y.square().sum() for y in ys), arguments)  # type: ignore[arg-type]
+            for ys in (results, expected)
+        ]
+        torch.testing.assert_close(*gradients)
 
 
 def test_inductor_unrolls_a_decomposed_layer_of_fixed_length() -> None:

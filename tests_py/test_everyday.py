@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
 
 import lltm
@@ -315,22 +315,6 @@ def test_the_flop_counter_counts_packed_rows_and_every_layer_and_direction() -> 
 # ----- processes -------------------------------------------------------------
 
 
-class Encoded(Dataset[Tensor]):
-    """Sequences that a layer has encoded, in the process of a worker."""
-
-    def __init__(self, layer: lltm.LLTM, inputs: Tensor) -> None:
-        self.layer = layer
-        self.inputs = inputs
-
-    def __len__(self) -> int:
-        return len(self.inputs)
-
-    def __getitem__(self, index: int) -> Tensor:
-        with torch.no_grad():
-            output: Tensor = self.layer(self.inputs[index])[0]
-        return output
-
-
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_workers_of_a_data_loader_run_the_layer(start: str) -> None:
     layer, inputs = lltm.LLTM(I, H), torch.randn(6, T, I)
@@ -338,7 +322,7 @@ def test_workers_of_a_data_loader_run_the_layer(start: str) -> None:
         # Before the workers begin: a fork takes over what has run here.
         expected = layer(inputs.transpose(0, 1))[0].transpose(0, 1)
     loader = DataLoader(
-        Encoded(layer, inputs),
+        support.Encoded(layer, inputs),
         batch_size=2,
         num_workers=1,
         multiprocessing_context=start,

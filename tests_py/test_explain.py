@@ -60,6 +60,13 @@ def test_wrong_options_are_refused(option: list[str]) -> None:
     assert "error: argument" in run.stderr
 
 
+@pytest.mark.parametrize("option", [["--steps", "1"], ["--batch", "1"]])
+def test_a_dynamic_size_of_one_is_refused(option: list[str]) -> None:
+    run = support.run_python("-m", "lltm.explain", "--op", "sequence", "--dynamic", *option)
+    assert run.returncode == 2
+    assert "with --dynamic, --batch and --steps must be 2 at least" in run.stderr
+
+
 def test_explaining_leaves_the_compiler_usable() -> None:
     explain.joint(explain.Call("cell", 1, 2, 3, 4, dynamic=True))
     double = torch.compile(lambda x: 2 * x, backend="aot_eager", fullgraph=True)

@@ -137,6 +137,9 @@ std::array<bool, 5> wanted_gradients(const AutogradContext& context, bool has_bi
 }
 
 struct CellFunction : torch::autograd::Function<CellFunction> {
+  // Compiled autograd may trace backward: all that it reads is in the context.
+  static constexpr bool is_traceable = true;
+
   static variable_list forward(
       AutogradContext* context,
       const Tensor& input,
@@ -179,6 +182,8 @@ struct CellFunction : torch::autograd::Function<CellFunction> {
 };
 
 struct SequenceFunction : torch::autograd::Function<SequenceFunction> {
+  static constexpr bool is_traceable = true;
+
   static variable_list forward(
       AutogradContext* context,
       const Tensor& input,

@@ -254,8 +254,12 @@ def _scan(
     if not isinstance(steps, int):
         if reverse:
             xs = [x.flip(0) for x in xs]
-        # Inductor allocates what is put out in terms of sizes that it finds among the arguments.
-        sizes = [size for size in state[0].shape if isinstance(size, torch.SymInt)]
+        # Inductor allocates in terms of sizes that it finds among the arguments, and a part of
+        # the weights, where it lies, has strides that nothing else has.
+        weights = weights.contiguous()
+        shapes_of_a_step = [*(s.shape for s in state), *(x.shape[1:] for x in xs), weights.shape]
+        symbols = {str(n): n for shape in shapes_of_a_step for n in shape}
+        sizes = [size for size in symbols.values() if isinstance(size, torch.SymInt)]
 
         def body(*arguments: Tensor) -> list[Tensor]:
             tensors, weights = arguments[: 2 + len(xs)], arguments[2 + len(xs)]

@@ -209,7 +209,12 @@ def _arguments() -> argparse.Namespace:
     option("--hidden-size", type=size, default=128, metavar="H", help="default: %(default)s")
     option("--dynamic", action="store_true", help="batch size and steps are symbols")
     option("--only", nargs="+", choices=STAGES, metavar="STAGE", help=", ".join(STAGES))
-    return parser.parse_args()
+    options = parser.parse_args()
+    fixed = ["--batch"] if options.op == "cell" else ["--batch", "--steps"]
+    if options.dynamic and any(getattr(options, name[2:]) == 1 for name in fixed):
+        # torch takes a size of 1 for a fixed one.
+        parser.error(f"with --dynamic, {' and '.join(fixed)} must be 2 at least")
+    return options
 
 
 def main() -> None:
