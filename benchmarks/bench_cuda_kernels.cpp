@@ -8,7 +8,6 @@
 
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include <functional>
@@ -101,7 +100,7 @@ void measure(const char* dtype_name, at::ScalarType dtype, int64_t rows, int64_t
   backward.grad_gates = write<T>(grad_gates);
   backward.grad_c_prev = write<C>(grad_c_prev);
 
-  const c10::DeviceIndex device = c10::cuda::current_device();
+  const Stream stream = current_stream();
   const double forward_bytes = bytes({gates, c, h_next, h_state, c_next});
   const Tensor source = at::zeros({int64_t{1} << 29}, options.dtype(at::kByte));
   const Tensor target = at::zeros_like(source);
@@ -109,13 +108,13 @@ void measure(const char* dtype_name, at::ScalarType dtype, int64_t rows, int64_t
       std::string(", ") + dtype_name + ", " + std::to_string(rows) + " x " + std::to_string(hidden);
   std::vector<Contender> contenders = {
       {"copy" + size, bytes({source, target}), [&] { Tensor(target).copy_(source); }},
-      {"forward" + size, forward_bytes, [&] { launch_forward(forward, device); }},
+      {"forward" + size, forward_bytes, [&] { launch_forward(forward, stream); }},
       {"forward, saving activations" + size,
        forward_bytes + bytes({activations}),
-       [&] { launch_forward(saving, device); }},
+       [&] { launch_forward(saving, stream); }},
       {"backward" + size,
        bytes({activations, grad_h, grad_h_state, grad_c, grad_gates, grad_c_prev}),
-       [&] { launch_backward(backward, device); }},
+       [&] { launch_backward(backward, stream); }},
   };
   for (const Contender& contender : contenders) time(contender);
   for (int round = 0; round < kRounds; ++round) {

@@ -9,6 +9,8 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 namespace lltm::cuda {
 namespace {
 
@@ -30,9 +32,10 @@ void multiply_as(const Operand& a, const Operand& b, const Result& c, bool accum
   }
 }
 
-// What cuBLAS asks of a stride.
-void expect_valid(const Operand& a) {
-  EXPECT_GE(a.stride, std::max<int64_t>(a.transposed ? a.rows : a.cols, 1));
+// What cuBLAS asks of the stride of rows of `length` elements.
+void expect_valid(int64_t stride, int64_t length) {
+  EXPECT_GE(stride, std::max<int64_t>(length, 1));
+  EXPECT_LE(stride, std::numeric_limits<int32_t>::max());
 }
 
 // Every index of the grid, in the order of its blocks and threads.
@@ -56,9 +59,9 @@ void Products::multiply(
   ASSERT_EQ(a.rows, c.rows);
   ASSERT_EQ(a.cols, b.rows);
   ASSERT_EQ(b.cols, c.cols);
-  expect_valid(a);
-  expect_valid(b);
-  ASSERT_GE(c.stride, std::max<int64_t>(c.cols, 1));
+  expect_valid(a.stride, a.transposed ? a.rows : a.cols);
+  expect_valid(b.stride, b.transposed ? b.rows : b.cols);
+  expect_valid(c.stride, c.cols);
   visit_dtype(dtype_, [&]<typename T>(T*) {
     if (c.dtype == dtype_) {
       multiply_as<T, T>(a, b, c, accumulate);
@@ -70,10 +73,14 @@ void Products::multiply(
   });
 }
 
+Stream current_stream() {
+  return {nullptr};
+}
+
 // Wide wherever it fits: the tests' sizes are far below those for which a GPU
 // takes it.
 template <typename T>
-void launch_forward(const ForwardArgs<T>& args, c10::DeviceIndex) {
+void launch_forward(const ForwardArgs<T>& args, Stream) {
   if (args.rows == 0 || args.hidden == 0) return;
   const ForwardAccess wide = access_of(args);
   if (fits_wide<T>(args.hidden)) {
@@ -86,7 +93,7 @@ void launch_forward(const ForwardArgs<T>& args, c10::DeviceIndex) {
 }
 
 template <typename T, typename S>
-void launch_backward(const BackwardArgs<T, S>& args, c10::DeviceIndex) {
+void launch_backward(const BackwardArgs<T, S>& args, Stream) {
   if (args.rows == 0 || args.hidden == 0) return;
   const BackwardAccess wide = access_of(args);
   if (fits_wide<T>(args.hidden)) {
@@ -98,15 +105,15 @@ void launch_backward(const BackwardArgs<T, S>& args, c10::DeviceIndex) {
   }
 }
 
-template void launch_forward(const ForwardArgs<double>&, c10::DeviceIndex);
-template void launch_forward(const ForwardArgs<float>&, c10::DeviceIndex);
-template void launch_forward(const ForwardArgs<c10::Half>&, c10::DeviceIndex);
-template void launch_forward(const ForwardArgs<c10::BFloat16>&, c10::DeviceIndex);
-template void launch_backward(const BackwardArgs<double, double>&, c10::DeviceIndex);
-template void launch_backward(const BackwardArgs<float, float>&, c10::DeviceIndex);
-template void launch_backward(const BackwardArgs<c10::Half, c10::Half>&, c10::DeviceIndex);
-template void launch_backward(const BackwardArgs<c10::Half, float>&, c10::DeviceIndex);
-template void launch_backward(const BackwardArgs<c10::BFloat16, c10::BFloat16>&, c10::DeviceIndex);
-template void launch_backward(const BackwardArgs<c10::BFloat16, float>&, c10::DeviceIndex);
+template void launch_forward(const ForwardArgs<double>&, Stream);
+template void launch_forward(const ForwardArgs<float>&, Stream);
+template void launch_forward(const ForwardArgs<c10::Half>&, Stream);
+template void launch_forward(const ForwardArgs<c10::BFloat16>&, Stream);
+template void launch_backward(const BackwardArgs<double, double>&, Stream);
+template void launch_backward(const BackwardArgs<float, float>&, Stream);
+template void launch_backward(const BackwardArgs<c10::Half, c10::Half>&, Stream);
+template void launch_backward(const BackwardArgs<c10::Half, float>&, Stream);
+template void launch_backward(const BackwardArgs<c10::BFloat16, c10::BFloat16>&, Stream);
+template void launch_backward(const BackwardArgs<c10::BFloat16, float>&, Stream);
 
 }  // namespace lltm::cuda

@@ -1,6 +1,7 @@
 // The CUDA engine's loops on the CPU, with the products and kernels of
 // cuda_on_host.cpp: the same sources that run on a GPU, the same oracle.
 #include "cuda/engine.h"
+#include "cuda/products.h"
 #include "testing.h"
 
 #include <ATen/ATen.h>
@@ -119,6 +120,28 @@ Tensors engine_inference(const Arguments& a) {
       {a.input, a.h, a.c, a.weights, a.bias, a.batch_sizes, a.reverse, /*save=*/false});
   EXPECT_FALSE(activations.defined());
   return {output, h_n, c_n};
+}
+
+// ---- operands -------------------------------------------------------------
+
+// PyTorch keeps any stride for a dimension of one element; cuBLAS looks at it.
+TEST(CudaOperands, ASingleRowOrColumnHasTheRowLengthAsStride) {
+  const int64_t far = int64_t{1} << 40;
+  const at::Tensor memory = at::randn({5});
+  const at::Tensor row = memory.as_strided({1, 5}, {far, 1});
+  const at::Tensor column = memory.as_strided({5, 1}, {1, far});
+  for (const at::Tensor& tensor : {row, column}) {
+    ASSERT_TRUE(lltm::cuda::as_operand(tensor).is_same(tensor));
+    const lltm::cuda::Operand operand = lltm::cuda::operand(tensor);
+    EXPECT_EQ(operand.data, memory.const_data_ptr());
+    EXPECT_EQ(operand.rows, tensor.size(0));
+    EXPECT_EQ(operand.cols, tensor.size(1));
+    EXPECT_EQ(operand.stride, tensor.size(1));
+    EXPECT_FALSE(operand.transposed);
+    EXPECT_EQ(lltm::cuda::transposed(operand).stride, operand.stride);
+  }
+  EXPECT_EQ(lltm::cuda::result(row).stride, 5);
+  EXPECT_EQ(lltm::cuda::result(memory.as_strided({0, 5}, {far, 1})).stride, 5);
 }
 
 // ---- one step -------------------------------------------------------------
@@ -277,6 +300,20 @@ TEST_P(CudaEngineSequence, ArgumentsAndGradientsMayBeStridedInAnyWay) {
     check_sequence(dense({4, 5, 3, 7}), [&](const Tensors& outputs, uint64_t seed) {
       return laid_out(random_like(outputs, seed), layout);
     });
+  }
+}
+
+// As a layer with batch_first has it.
+TEST_P(CudaEngineSequence, GradientsOfTheOutputMayLieBatchFirst) {
+  for (const Sizes& sizes : {Sizes{4, 5, 3, 16}, Sizes{4, 5, 3, 7}}) {
+    const Arguments arguments = dense(sizes)(1);
+    const Tensors gradients = random_like(eager_sequence(arguments), 2);
+    Tensors batch_first = gradients;
+    batch_first[0] = gradients[0].transpose(0, 1).contiguous().transpose(0, 1);
+    ASSERT_FALSE(batch_first[0].is_contiguous());
+    EXPECT_TRUE(identical(
+        evaluate(engine_sequence, arguments, batch_first).gradients,
+        evaluate(engine_sequence, arguments, gradients).gradients));
   }
 }
 

@@ -45,7 +45,7 @@ std::tuple<Tensor, Tensor, Tensor> cell_forward(
     args.h_next = write<T>(h_next);
     args.c_next = write<T>(c_next);
     args.activations = write<T>(activations);
-    launch_forward(args, input.device().index());
+    launch_forward(args, current_stream());
   });
   return {h_next, c_next, activations};
 }
@@ -75,7 +75,7 @@ Gradients cell_backward(
     args.grad_c = read<T>(grad_c);
     args.grad_gates = write<T>(dz);
     args.grad_c_prev = write<T>(d_c);
-    launch_backward(args, input.device().index());
+    launch_backward(args, current_stream());
   });
 
   const Products products(dtype);

@@ -80,6 +80,30 @@ std::vector<Span> states_before(const std::vector<Step>& steps) {
   return spans;
 }
 
+// Rows of (T, B, .), or packed ones (N, .), as the steps read them: with any
+// strides, where flat rows of a (T, B, .) that lies batch first would be a copy.
+// Absent where undefined.
+template <typename T>
+struct StepRows {
+  Matrix<const T> first;
+  int64_t batch = 1;  // the rows of a step, all its own; packed rows are steps of one
+  int64_t step_stride = 0;
+
+  explicit StepRows(const Tensor& tensor) {
+    if (!tensor.defined()) return;
+    const int64_t rows = tensor.dim() - 2;
+    first = {tensor.const_data_ptr<T>(), tensor.stride(rows), tensor.stride(rows + 1)};
+    step_stride = tensor.stride(0);
+    if (tensor.dim() == 3) batch = std::max<int64_t>(tensor.size(1), 1);
+  }
+
+  // Those of the step whose first row is `offset`, as plan_steps counts.
+  Matrix<const T> from(int64_t offset) const {
+    if (first.data == nullptr) return {};
+    return {first.data + offset / batch * step_stride, first.row_stride, first.col_stride};
+  }
+};
+
 // A copy of the state, contiguous and of the given dtype; zero where undefined.
 Tensor state(const Tensor& tensor, at::IntArrayRef sizes, const at::TensorOptions& options) {
   return tensor.defined() ? at::empty(sizes, options).copy_(tensor) : at::zeros(sizes, options);
@@ -99,6 +123,8 @@ ForwardResult stepwise_forward(const ForwardProblem& p, int64_t workspace_bytes)
   int64_t most_rows = 0;
   for (const Chunk& chunk : chunks) most_rows = std::max(most_rows, chunk.rows);
 
+  // A product over many steps needs one stride for all of its rows: an input that
+  // lies batch first is copied.
   const Tensor x = as_operand(flat_rows(p.input));
   const Tensor weights_h = as_operand(p.weights.slice(1, 0, hidden));
   const Tensor weights_x = as_operand(p.weights.slice(1, hidden));
@@ -113,6 +139,7 @@ ForwardResult stepwise_forward(const ForwardProblem& p, int64_t workspace_bytes)
   const Tensor c = state(p.c_0, p.h_0.sizes(), options);
 
   const Products products(dtype);
+  const Stream stream = current_stream();
   const Operand weights_h_t = transposed(operand(weights_h));
   const Operand weights_x_t = transposed(operand(weights_x));
   visit_dtype(dtype, [&]<typename T>(T*) {
@@ -142,7 +169,7 @@ ForwardResult stepwise_forward(const ForwardProblem& p, int64_t workspace_bytes)
         args.gates = chunk_gates.from(offset - chunk.begin);
         args.h_next = all_output.from(offset);
         args.activations = all_activations.from(offset);
-        launch_forward(args, p.input.device().index());
+        launch_forward(args, stream);
       }
     }
   });
@@ -156,7 +183,6 @@ Gradients stepwise_backward(const BackwardProblem& p) {
   const auto compute_options = options.dtype(compute_dtype(dtype));
   const auto [want_input, want_h_0, want_c_0, want_weights, want_bias] = p.wanted;
   const std::vector<Step> steps = plan_steps(p.input, p.batch_sizes, p.reverse);
-  const Tensor grad_rows = p.grad_output.defined() ? flat_rows(p.grad_output) : Tensor();
   const Tensor weights_h = as_operand(p.weights.slice(1, 0, hidden));
 
   // Gradients of the state; a row's are final once its first step is done.
@@ -167,11 +193,12 @@ Gradients stepwise_backward(const BackwardProblem& p) {
   const Tensor dz = at::empty({p.activations.size(0), 3 * hidden}, options);
 
   const Products products(dtype);
+  const Stream stream = current_stream();
   const Operand weights_h_operand = operand(weights_h);
   visit_dtype(dtype, [&]<typename T>(T*) {
     using C = compute_t<T>;
     const auto all_activations = read<T>(p.activations);
-    const auto all_grad_h = read<T>(grad_rows);
+    const StepRows<T> all_grad_h(p.grad_output);
     const auto all_grad_gates = write<T>(dz);
     BackwardArgs<T, C> args;
     args.hidden = hidden;
@@ -184,7 +211,7 @@ Gradients stepwise_backward(const BackwardProblem& p) {
       args.activations = all_activations.from(offset);
       args.grad_h = all_grad_h.from(offset);
       args.grad_gates = all_grad_gates.from(offset);
-      launch_backward(args, p.input.device().index());
+      launch_backward(args, stream);
       // Overwrites the gradients that were just used.
       if (k > 0 || want_h_0) {
         products.multiply(

@@ -7,7 +7,7 @@ namespace lltm::cuda {
 namespace {
 
 // A stride that cuBLAS takes: rows do not overlap, and it fits 32 bits, which its
-// kernels calculate with. Of a single row it is not read.
+// kernels calculate with. That of a single row does not matter.
 bool is_stride(int64_t stride, int64_t rows, int64_t cols) {
   return rows <= 1 ||
          (stride >= std::max<int64_t>(cols, 1) && stride <= std::numeric_limits<int32_t>::max());
@@ -19,6 +19,12 @@ bool has_contiguous_rows(const at::Tensor& t) {
 
 bool has_contiguous_columns(const at::Tensor& t) {
   return (t.size(0) <= 1 || t.stride(0) == 1) && is_stride(t.stride(1), t.size(1), t.size(0));
+}
+
+// The stride of `rows` such rows as cuBLAS takes it, which looks at that of a
+// single row too: there the tensor's may be any number, and the length serves.
+int64_t leading_dimension(int64_t stride, int64_t rows, int64_t cols) {
+  return std::max<int64_t>(rows > 1 ? stride : cols, 1);
 }
 
 char* element(void* data, const at::Tensor& tensor, int64_t index) {
@@ -42,14 +48,15 @@ Operand transposed(const Operand& a) {
 
 Operand rows_of(const at::Tensor& tensor, int64_t begin, int64_t count) {
   const bool by_rows = has_contiguous_rows(tensor);
-  const int64_t stride = by_rows ? std::max(tensor.stride(0), tensor.size(1))
-                                 : std::max(tensor.stride(1), tensor.size(0));
+  const int64_t stride = by_rows
+                             ? leading_dimension(tensor.stride(0), tensor.size(0), tensor.size(1))
+                             : leading_dimension(tensor.stride(1), tensor.size(1), tensor.size(0));
   const int64_t first = begin * (by_rows ? stride : 1);
   return {
       element(const_cast<void*>(tensor.const_data_ptr()), tensor, first),
       count,
       tensor.size(1),
-      std::max<int64_t>(stride, 1),
+      stride,
       !by_rows};
 }
 
@@ -58,7 +65,7 @@ Result result(const at::Tensor& tensor) {
 }
 
 Result result_rows(const at::Tensor& tensor, int64_t begin, int64_t count) {
-  const int64_t stride = std::max({tensor.stride(0), tensor.size(1), int64_t{1}});
+  const int64_t stride = leading_dimension(tensor.stride(0), tensor.size(0), tensor.size(1));
   return {
       element(tensor.mutable_data_ptr(), tensor, begin * stride),
       count,

@@ -5,7 +5,6 @@
 #include "cuda/pointwise_kernels.h"
 
 #include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
@@ -45,51 +44,58 @@ bool takes_wide(const Args& args) {
   return fits_wide<T>(args.hidden) && args.rows * args.hidden >= kWideElements;
 }
 
-// Launches `kernel` for (rows, hidden) elements, `width` of them a piece.
+// Launches `kernel` for (rows, hidden) elements, `width` of them a piece. On a
+// stream of a device that is not the current one it fails, and the check says so.
 template <typename Kernel, typename Args, typename Wide>
-void launch(Kernel kernel, const Args& args, const Wide& wide, int width, c10::DeviceIndex device) {
+void launch(Kernel kernel, const Args& args, const Wide& wide, int width, Stream stream) {
   const std::int64_t count = args.rows * (args.hidden / width);
   const Grid grid = grid_for(count);
-  const c10::cuda::CUDAGuard guard(device);
-  const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(device);
-  kernel<<<static_cast<unsigned>(grid.blocks), grid.threads, 0, stream>>>(args, wide, count);
+  kernel<<<
+      static_cast<unsigned>(grid.blocks),
+      grid.threads,
+      0,
+      static_cast<cudaStream_t>(stream.handle)>>>(args, wide, count);
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
 }  // namespace
 
+Stream current_stream() {
+  return {c10::cuda::getCurrentCUDAStream().stream()};
+}
+
 template <typename T>
-void launch_forward(const ForwardArgs<T>& args, c10::DeviceIndex device) {
+void launch_forward(const ForwardArgs<T>& args, Stream stream) {
   if (args.rows == 0 || args.hidden == 0) return;
   const ForwardAccess wide = access_of(args);
   if (takes_wide<T>(args)) {
-    launch(lltm_forward<kWide<T>, T>, args, wide, kWide<T>, device);
+    launch(lltm_forward<kWide<T>, T>, args, wide, kWide<T>, stream);
   } else {
-    launch(lltm_forward<1, T>, args, wide, 1, device);
+    launch(lltm_forward<1, T>, args, wide, 1, stream);
   }
 }
 
 template <typename T, typename S>
-void launch_backward(const BackwardArgs<T, S>& args, c10::DeviceIndex device) {
+void launch_backward(const BackwardArgs<T, S>& args, Stream stream) {
   if (args.rows == 0 || args.hidden == 0) return;
   const BackwardAccess wide = access_of(args);
   if (takes_wide<T>(args)) {
-    launch(lltm_backward<kWide<T>, T, S>, args, wide, kWide<T>, device);
+    launch(lltm_backward<kWide<T>, T, S>, args, wide, kWide<T>, stream);
   } else {
-    launch(lltm_backward<1, T, S>, args, wide, 1, device);
+    launch(lltm_backward<1, T, S>, args, wide, 1, stream);
   }
 }
 
-template void launch_forward(const ForwardArgs<double>&, c10::DeviceIndex);
-template void launch_forward(const ForwardArgs<float>&, c10::DeviceIndex);
-template void launch_forward(const ForwardArgs<c10::Half>&, c10::DeviceIndex);
-template void launch_forward(const ForwardArgs<c10::BFloat16>&, c10::DeviceIndex);
+template void launch_forward(const ForwardArgs<double>&, Stream);
+template void launch_forward(const ForwardArgs<float>&, Stream);
+template void launch_forward(const ForwardArgs<c10::Half>&, Stream);
+template void launch_forward(const ForwardArgs<c10::BFloat16>&, Stream);
 
-template void launch_backward(const BackwardArgs<double, double>&, c10::DeviceIndex);
-template void launch_backward(const BackwardArgs<float, float>&, c10::DeviceIndex);
-template void launch_backward(const BackwardArgs<c10::Half, c10::Half>&, c10::DeviceIndex);
-template void launch_backward(const BackwardArgs<c10::Half, float>&, c10::DeviceIndex);
-template void launch_backward(const BackwardArgs<c10::BFloat16, c10::BFloat16>&, c10::DeviceIndex);
-template void launch_backward(const BackwardArgs<c10::BFloat16, float>&, c10::DeviceIndex);
+template void launch_backward(const BackwardArgs<double, double>&, Stream);
+template void launch_backward(const BackwardArgs<float, float>&, Stream);
+template void launch_backward(const BackwardArgs<c10::Half, c10::Half>&, Stream);
+template void launch_backward(const BackwardArgs<c10::Half, float>&, Stream);
+template void launch_backward(const BackwardArgs<c10::BFloat16, c10::BFloat16>&, Stream);
+template void launch_backward(const BackwardArgs<c10::BFloat16, float>&, Stream);
 
 }  // namespace lltm::cuda

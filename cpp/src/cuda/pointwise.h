@@ -7,8 +7,6 @@
 
 #include "matrix.h"
 
-#include <c10/core/Device.h>
-
 #include <cstdint>
 #include <type_traits>
 
@@ -49,11 +47,20 @@ struct BackwardArgs {
   Matrix<S> grad_c_prev;         // (rows, H), or absent
 };
 
-// Both queue one kernel on the device's current stream, and return at once.
+// A cudaStream_t, whose type the engine does not know.
+struct Stream {
+  void* handle;
+};
+
+// The current stream of the current device. Asked for once in a call of an
+// operator, since the question costs more than a launch; both must stay current.
+Stream current_stream();
+
+// Both queue one kernel on a stream of the current device, and return at once.
 // With no rows or no units they do nothing.
 template <typename T>
-void launch_forward(const ForwardArgs<T>& args, c10::DeviceIndex device);
+void launch_forward(const ForwardArgs<T>& args, Stream stream);
 template <typename T, typename S>
-void launch_backward(const BackwardArgs<T, S>& args, c10::DeviceIndex device);
+void launch_backward(const BackwardArgs<T, S>& args, Stream stream);
 
 }  // namespace lltm::cuda
