@@ -104,7 +104,10 @@ def test_rows_may_lie_more_than_32_bits_apart(name: str) -> None:
     memory = torch.empty(rows * stride, dtype=dtype, device="cuda")
     far_apart = memory.view(rows, stride)[:, : tensor.shape[1]].copy_(tensor)
     results = support.cell_outputs(lltm.functional, a.with_argument(name, far_apart))
-    assert same(results, expected)
+    if name == "weights":  # of a copy, with other strides: cuBLAS may choose another kernel
+        torch.testing.assert_close(results, expected)
+    else:
+        assert same(results, expected)
     del memory, far_apart
     torch.cuda.empty_cache()
 
@@ -205,11 +208,12 @@ def test_errors_are_those_of_the_cpu() -> None:
 # ---- streams, graphs, devices -----------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
 def test_nothing_waits_for_the_gpu() -> None:
     a = on_gpu(support.packed_arguments((9, 5, 5, 2)))
     run(a)  # the first call of a process sets up cuBLAS
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         run(a)
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -293,7 +297,9 @@ def test_a_step_can_be_captured_in_a_graph() -> None:
 
     def work() -> tuple[Tensor, ...]:
         h, c = support.cell_outputs(lltm.functional, leaves)
-        return (h, c, *torch.autograd.grad(h.sum() + c.sum(), leaves.tensors()))
+        gradients = torch.autograd.grad(h.sum() + c.sum(), leaves.tensors())
+        # A graph of autograd that outlives the capture belongs to the capture's stream.
+        return (h.detach(), c.detach(), *gradients)
 
     graph, results = captured(work)
     with torch.no_grad():
