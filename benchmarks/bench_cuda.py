@@ -4,9 +4,14 @@
 
 In the manner of `python -m lltm.benchmark`: contenders in interleaved rounds, medians with
 quartiles, ratios within a round. Times are taken by CUDA events around a number of runs, which are
-queued without waiting: they are the GPU's time or the host's, whichever is longer. Arguments
-rotate through several copies, together larger than the second-level cache where that takes no
-more than MAX_COPIES. What the card can do, a copy and a product, is measured in the same run.
+queued without waiting: they are the GPU's time or the host's, whichever is longer. Input, state and
+output gradient rotate through several copies, together twice as large as the second-level cache
+where that takes no more than MAX_COPIES. Weights do not rotate, as in use, nor does the replay of
+a graph, whose arguments are fixed, nor what is measured waiting after each run. What the card can
+do, a copy and a product, is measured in the same run. Float32 is float32: TF32 is off.
+
+What fails is left out, with the reason, and the rest goes on; results are written after each row.
+The exit status says whether a part of the run is missing.
 """
 
 from __future__ import annotations
@@ -14,10 +19,12 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import math
 import os
 import statistics
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -45,7 +52,7 @@ from lltm.benchmark import (
 TUTORIAL_CUDA = "tutorial's CUDA"
 GRAPH = "lltm, graph replay"
 CUDNN = "nn.LSTM (cuDNN)"
-MAX_COPIES = 64
+MAX_COPIES = 8192
 
 # The sequence of the goals; others beside it.
 GOAL_SHAPE = (1024, 16, 768, 768)
@@ -56,7 +63,7 @@ SEQUENCES: tuple[tuple[tuple[int, ...], torch.dtype], ...] = (
     ((100, 16, 32, 128), torch.float32),
     ((100, 128, 512, 512), torch.bfloat16),
 )
-COMPILED_SHAPE = (16, 16, 32, 128)  # a loop is unrolled, and compiles for minutes
+COMPILED_SHAPE = (8, 16, 32, 128)  # a loop is unrolled, and compiles for minutes
 
 # ---- contenders -------------------------------------------------------------
 
@@ -138,18 +145,21 @@ def compiled(make: Make, mode: str) -> Make:
 # ---- measuring --------------------------------------------------------------
 
 
-class RotatingLayer(Layer):
-    """A layer whose arguments are another copy in each run."""
+def rotated_copies(case: Case) -> int:
+    """Returns how many sets of arguments make twice the second-level cache."""
+    *leading, input_size, hidden = case.shape
+    outputs = 0 if case.is_step else math.prod(leading) * hidden  # elements of the gradient
+    elements = math.prod(leading) * input_size + 2 * leading[-1] * hidden + outputs
+    cache = torch.cuda.get_device_properties(0).L2_cache_size
+    return min(MAX_COPIES, 1 + 2 * cache // (elements * case.dtype.itemsize))
 
-    def __init__(self, make: Make, case: Case, copies: int | None = None) -> None:
+
+class RotatingLayer(Layer):
+    """A layer whose arguments are another of `copies` sets in each run."""
+
+    def __init__(self, make: Make, case: Case, copies: int) -> None:
         super().__init__(make, case)
-        tensors = [self.input, *self.state]
-        if self.gradient is not None:
-            tensors.append(self.gradient)
-        size = sum(tensor.nbytes for tensor in tensors)
-        cache = torch.cuda.get_device_properties(0).L2_cache_size
-        wanted = min(MAX_COPIES, 1 + 2 * cache // size) if copies is None else copies
-        self.sets = [self._copy() for _ in range(wanted)]
+        self.sets = [self._copy() for _ in range(copies)]
         self.turn = 0
 
     def _copy(self) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor | None]:
@@ -180,7 +190,7 @@ def timed(run: Callable[[], object], training: bool = False) -> Sampler:
 
 
 def layer_timer(make: Make, case: Case) -> Sampler:
-    return timed(RotatingLayer(make, case).run, case.training)
+    return timed(RotatingLayer(make, case, rotated_copies(case)).run, case.training)
 
 
 def graph_timer(make: Make, case: Case) -> Sampler:
@@ -227,7 +237,9 @@ def machine(settings: Settings) -> Row:
 
 def kernels(program: Path) -> tuple[list[dict[str, Any]], list[Check], list[str]]:
     """Runs the benchmark of the pointwise kernels; returns its rows, checks and a table."""
-    run = subprocess.run([str(program)], capture_output=True, text=True, check=True)
+    run = subprocess.run([str(program)], capture_output=True, text=True)
+    if run.returncode != 0:
+        raise RuntimeError(f"exit status {run.returncode}: {run.stderr.strip()}")
     rows: list[dict[str, Any]] = json.loads(run.stdout)
     checks, lines = [], ["\npointwise kernels: bytes per second, beside a copy in the same rounds"]
     copy: dict[str, Any] = {}
@@ -256,13 +268,10 @@ def compare(
     makes: Mapping[str, Make],
     settings: Settings,
     limits: Mapping[str, float],
-    slow: Sequence[str] = (),
 ) -> Row:
     """Measures a case; `limits` are the largest ratios to the contenders named."""
     builds: dict[str, Callable[[], Sampler]] = {
-        name: partial(layer_timer, make, case)
-        for name, make in makes.items()
-        if name not in slow or not case.training
+        name: partial(layer_timer, make, case) for name, make in makes.items()
     }
     builds[GRAPH] = partial(graph_timer, makes[OURS], case)
     row = measure(str(case), builds, settings, {OURS: case.flops})
@@ -300,14 +309,20 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("no GPU here")
     settings = Settings(rounds=options.rounds, seconds=0.05, compile=not options.no_compile)
+    # PyTorch's default is TF32 in cuDNN and float32 in cuBLAS: the same for all.
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False
     environment = benchmark.environment() | {
         "card": torch.cuda.get_device_name(),
         "CUDA": str(torch.version.cuda),
         "cuDNN": str(torch.backends.cudnn.version()),
+        "TF32 in cuDNN": str(torch.backends.cudnn.allow_tf32),
+        "TF32 in cuBLAS": str(torch.backends.cuda.matmul.allow_tf32),
     }
     print("\n".join(f"{name}: {value}" for name, value in environment.items()), flush=True)
 
-    rows: list[Row] = []
+    rows: list[dict[str, Any]] = []
+    failures: dict[str, str] = {}  # of parts of the run: why
     kernel_rows: list[dict[str, Any]] = []
     checks: list[tuple[str, Check]] = []
 
@@ -318,47 +333,53 @@ def main() -> None:
         results = {
             "environment": environment,
             "settings": asdict(settings),
-            "rows": [asdict(row) for row in rows],
+            "rows": rows,
             "kernels": kernel_rows,
+            "failures": failures,
             "goals": [
                 {"title": title, "met": check.met, **asdict(check)} for title, check in checks
             ],
         }
         options.json.write_text(json.dumps(results, indent=1) + "\n")
 
-    def show(row: Row) -> None:
-        rows.append(row)
+    def show(row: Row, copies: int = 1) -> None:
+        rows.append(asdict(row) | {"copies": copies})
         checks.extend((row.title, check) for check in row.checks)
         print("\n".join(row.lines()), flush=True)
         save()
 
-    show(machine(settings))
+    @contextmanager
+    def part(what: str) -> Iterator[None]:
+        """A part of the run that may fail, of whatever it is, while the rest goes on."""
+        try:
+            yield
+        except Exception as error:
+            failures[what] = str(error)
+            print(f"\n{what}: failed: {benchmark.reason(error)}", flush=True)
+            save()
+
+    with part("the card"):
+        show(machine(settings))
     if options.kernels is not None:
         torch.cuda.empty_cache()
-        kernel_rows, kernel_checks, lines = kernels(options.kernels)
-        checks.extend(("pointwise kernels", check) for check in kernel_checks)
-        print("\n".join((*lines, *(f"  {check}" for check in kernel_checks))), flush=True)
+        with part("pointwise kernels"):
+            kernel_rows, kernel_checks, lines = kernels(options.kernels)
+            checks.extend(("pointwise kernels", check) for check in kernel_checks)
+            print("\n".join((*lines, *(f"  {check}" for check in kernel_checks))), flush=True)
+            save()
 
     steps: dict[str, Make] = {OURS: modules.LLTMCell, PLAIN: reference.LLTMCell}
     loops: dict[str, Make] = {OURS: modules.LLTM, CUDNN: nn.LSTM, PLAIN: reference.LLTM}
-    try:
+    with part(f"building {TUTORIAL_CUDA}"):
         steps[TUTORIAL_CUDA], loops[TUTORIAL_CUDA] = tutorial_makes(build_tutorial())
-    except (RuntimeError, OSError, ImportError) as error:
-        print(f"\n{TUTORIAL_CUDA}: not built: {error}", flush=True)
     steps["tutorial's C++"] = benchmark.STEPS[benchmark.TUTORIAL]
     steps["nn.LSTMCell"] = nn.LSTMCell
-    compiled_steps: dict[str, Make] = {}
-    compiled_loops: dict[str, Make] = {}
-    if settings.compile:
-        for mode in ("default", "reduce-overhead"):
-            name = f"torch.compile, plain, {mode}"
-            compiled_steps[name] = compiled(reference.LLTMCell, mode)
-            compiled_loops[name] = compiled(reference.LLTM, mode)
-
-    show(parts(steps, settings))
+    with part("forward and backward apart"):
+        show(parts(steps, settings))
     for training in (False, True):
         case = Case(TUTORIAL_SHAPE, training=training, device="cuda")
-        show(compare(case, steps | compiled_steps, settings, {TUTORIAL_CUDA: 0.6}))
+        with part(str(case)):
+            show(compare(case, steps, settings, {TUTORIAL_CUDA: 0.6}), rotated_copies(case))
 
     # Each run of a loop takes long enough to be a sample by itself.
     few = Settings(rounds=min(5, settings.rounds), seconds=0.02, compile=False)
@@ -367,22 +388,36 @@ def main() -> None:
             case = Case(shape, dtype, training, device="cuda")
             at_goal = shape == GOAL_SHAPE and dtype == torch.bfloat16
             limits = {PLAIN: 0.1} if at_goal else {}
-            row = compare(case, loops, few, limits)
-            if at_goal and not training:
-                per_step = statistics.median(row.seconds[OURS]) / shape[0] * 1e6
-                row.checks.append(Check("microseconds a step, forward", per_step, 10.0))
-                if CUDNN in row.seconds:  # for a persistent kernel, later
-                    row.checks.append(Check(f"{OURS} / {CUDNN}", row.ratio(CUDNN), 1.0))
-            show(row)
+            with part(str(case)):
+                row = compare(case, loops, few, limits)
+                if at_goal and not training:
+                    per_step = statistics.median(row.seconds[OURS]) / shape[0] * 1e6
+                    row.checks.append(Check("microseconds a step, forward", per_step, 10.0))
+                    if CUDNN in row.seconds:  # for a persistent kernel, later
+                        row.checks.append(Check(f"{OURS} / {CUDNN}", row.ratio(CUDNN), 1.0))
+                show(row, rotated_copies(case))
+
+    # Last, because compiling takes minutes: a run that is cut short loses only these.
     if settings.compile:
-        for training in (False, True):
-            case = Case(COMPILED_SHAPE, training=training, device="cuda")
-            show(compare(case, loops | compiled_loops, few, {}))
+        modes = ("default", "reduce-overhead")
+        for shape, makes, plain in (
+            (TUTORIAL_SHAPE, steps, reference.LLTMCell),
+            (COMPILED_SHAPE, loops, reference.LLTM),
+        ):
+            rivals: dict[str, Make] = {name: makes[name] for name in (OURS, PLAIN)}
+            rivals |= {f"torch.compile, plain, {mode}": compiled(plain, mode) for mode in modes}
+            for training in (False, True):
+                case = Case(shape, training=training, device="cuda")
+                torch.compiler.reset()
+                with part(f"compiled, {case}"):
+                    show(compare(case, rivals, few, {}), rotated_copies(case))
 
     met = sum(check.met for _, check in checks)
     print(f"\nGoals: {met} of {len(checks)} met")
     for title, check in checks:
         print(f"  {check}; {title}")
+    if failures:
+        raise SystemExit(f"failed: {'; '.join(failures)}")
 
 
 if __name__ == "__main__":

@@ -465,27 +465,47 @@ def measure(
 ) -> Row:
     """Measures what `builds` make, in interleaved rounds; each is warmed up first.
 
-    What can't be built or run here (no compiler, no such dtype) is left out, with the reason; the
-    first must run.
+    What can't be built or run here (no compiler, no such dtype, no memory), or ends in a later
+    round, is left out, with the reason; the first must run.
     """
     row = Row(title, {}, {}, {}, dict(amounts or {}), unit)
     samplers: dict[str, Sampler] = {}
+    samples: dict[str, dict[str, list[float]]] = {}  # by contender and part
+    first = next(iter(builds))
+
+    def skip(name: str, error: Exception) -> None:
+        if name == first:
+            raise error
+        row.skipped[name] = reason(error)
+        samplers.pop(name, None)
+        samples.pop(name, None)
+        row.iterations.pop(name, None)
+
     for name, build in builds.items():
         try:
             sampler = build()
             sampler(1)
             row.iterations[name] = _iterations(sampler, settings.seconds)
-        except (RuntimeError, OSError) as error:
-            if not samplers:
-                raise
-            row.skipped[name] = str(error).strip().split("\n")[0] or type(error).__name__
-            continue
-        samplers[name] = sampler
+            samplers[name] = sampler
+        except Exception as error:  # others' code: of any kind
+            skip(name, error)
     for _ in range(settings.rounds):
-        for name, sampler in samplers.items():
-            for part, seconds in sampler(row.iterations[name]).items():
-                row.seconds.setdefault(name + part, []).append(seconds)
+        for name, sampler in list(samplers.items()):
+            try:
+                taken = sampler(row.iterations[name])
+            except Exception as error:
+                skip(name, error)
+                continue
+            for part, seconds in taken.items():
+                samples.setdefault(name, {}).setdefault(part, []).append(seconds)
+    for name, parts in samples.items():
+        row.seconds |= {name + part: seconds for part, seconds in parts.items()}
     return row
+
+
+def reason(error: Exception) -> str:
+    """Returns the first line of what an error says, or its name."""
+    return str(error).strip().split("\n")[0] or type(error).__name__
 
 
 def _iterations(sampler: Sampler, seconds: float) -> int:
