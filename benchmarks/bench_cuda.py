@@ -45,7 +45,6 @@ from lltm.benchmark import (
     Row,
     Sampler,
     Settings,
-    State,
     measure,
 )
 
@@ -86,51 +85,6 @@ def build_tutorial() -> Any:
         extra_cuda_cflags=["-O3"],
         build_directory=str(build_dir),
     )
-
-
-def tutorial_makes(extension: Any) -> tuple[Make, Make]:
-    """Returns a cell and a loop over it."""
-
-    class Function(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, input: Tensor, weights: Tensor, bias: Tensor, *state: Tensor) -> Any:
-            new_h, new_c, *saved = extension.forward(input, weights, bias, *state)
-            ctx.save_for_backward(new_c, *saved, weights)
-            return new_h, new_c
-
-        @staticmethod
-        def backward(ctx: Any, grad_h: Tensor, grad_c: Tensor) -> Any:
-            d_h, d_input, d_weights, d_bias, d_c = extension.backward(
-                grad_h.contiguous(), grad_c.contiguous(), *ctx.saved_tensors
-            )
-            return d_input, d_weights, d_bias, d_h, d_c
-
-    def cell(input: Tensor, state: State, weights: Tensor, bias: Tensor | None = None) -> State:
-        h, c = Function.apply(input, weights, bias, *state)  # type: ignore[no-untyped-call]
-        return h, c
-
-    def sequence(
-        input: Tensor,
-        state: State,
-        weights: Tensor,
-        bias: Tensor | None = None,
-        *,
-        batch_sizes: Tensor | None = None,
-        reverse: bool = False,
-    ) -> tuple[Tensor, State]:
-        outputs = []
-        for x in input.unbind(0):
-            state = cell(x, state, weights, bias)
-            outputs.append(state[0])
-        return torch.stack(outputs), state
-
-    class Cell(modules.LLTMCell):
-        _cell = staticmethod(cell)
-
-    class Loop(modules.LLTM):
-        _sequence = staticmethod(sequence)
-
-    return Cell, Loop
 
 
 def compiled(make: Make, mode: str) -> Make:
@@ -371,7 +325,7 @@ def main() -> None:
     steps: dict[str, Make] = {OURS: modules.LLTMCell, PLAIN: reference.LLTMCell}
     loops: dict[str, Make] = {OURS: modules.LLTM, CUDNN: nn.LSTM, PLAIN: reference.LLTM}
     with part(f"building {TUTORIAL_CUDA}"):
-        steps[TUTORIAL_CUDA], loops[TUTORIAL_CUDA] = tutorial_makes(build_tutorial())
+        steps[TUTORIAL_CUDA], loops[TUTORIAL_CUDA] = benchmark.tutorial_modules(build_tutorial())
     steps["tutorial's C++"] = benchmark.STEPS[benchmark.TUTORIAL]
     steps["nn.LSTMCell"] = nn.LSTMCell
     with part("forward and backward apart"):

@@ -132,53 +132,56 @@ State = tuple[Tensor, Tensor]
 Make = Callable[..., nn.Module]
 
 
-class _TutorialFunction(torch.autograd.Function):
-    """The tutorial's: a C++ function forward, another backward, all of it ATen operations."""
+def tutorial_modules(extension: Any) -> tuple[Make, Make]:
+    """The tutorial's: one function of `extension` forward, another backward.
 
-    @staticmethod
-    def forward(ctx: Any, input: Tensor, weights: Tensor, bias: Tensor, *state: Tensor) -> Any:
-        new_h, new_c, *saved = _C.forward(input, weights, bias, *state)
-        ctx.save_for_backward(new_c, *saved, weights)
-        return new_h, new_c
+    Returns a cell and a loop over it, not for packed input, nor in reverse.
+    """
 
-    @staticmethod
-    def backward(ctx: Any, grad_h: Tensor, grad_c: Tensor) -> Any:
-        d_h, d_input, d_weights, d_bias, d_c = _C.backward(
-            grad_h.contiguous(), grad_c.contiguous(), *ctx.saved_tensors
-        )
-        return d_input, d_weights, d_bias, d_h, d_c
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, input: Tensor, weights: Tensor, bias: Tensor, *state: Tensor) -> Any:
+            new_h, new_c, *saved = extension.forward(input, weights, bias, *state)
+            ctx.save_for_backward(new_c, *saved, weights)
+            return new_h, new_c
+
+        @staticmethod
+        def backward(ctx: Any, grad_h: Tensor, grad_c: Tensor) -> Any:
+            d_h, d_input, d_weights, d_bias, d_c = extension.backward(
+                grad_h.contiguous(), grad_c.contiguous(), *ctx.saved_tensors
+            )
+            return d_input, d_weights, d_bias, d_h, d_c
+
+    def cell(input: Tensor, state: State, weights: Tensor, bias: Tensor | None = None) -> State:
+        h, c = Function.apply(input, weights, bias, *state)  # type: ignore[no-untyped-call]
+        return h, c
+
+    def sequence(
+        input: Tensor,
+        state: State,
+        weights: Tensor,
+        bias: Tensor | None = None,
+        *,
+        batch_sizes: Tensor | None = None,
+        reverse: bool = False,
+    ) -> tuple[Tensor, State]:
+        outputs = []
+        for x in input.unbind(0):
+            state = cell(x, state, weights, bias)
+            outputs.append(state[0])
+        return torch.stack(outputs), state
+
+    class Cell(modules.LLTMCell):
+        _cell = staticmethod(cell)
+
+    class Loop(modules.LLTM):
+        _sequence = staticmethod(sequence)
+
+    return Cell, Loop
 
 
-def _tutorial_cell(
-    input: Tensor, state: State, weights: Tensor, bias: Tensor | None = None
-) -> State:
-    h, c = _TutorialFunction.apply(input, weights, bias, *state)  # type: ignore[no-untyped-call]
-    return h, c
-
-
-def _tutorial_sequence(
-    input: Tensor,
-    state: State,
-    weights: Tensor,
-    bias: Tensor | None = None,
-    *,
-    batch_sizes: Tensor | None = None,
-    reverse: bool = False,
-) -> tuple[Tensor, State]:
-    """A loop over steps; not for packed input, nor in reverse."""
-    outputs = []
-    for x in input.unbind(0):
-        state = _tutorial_cell(x, state, weights, bias)
-        outputs.append(state[0])
-    return torch.stack(outputs), state
-
-
-class _TutorialCell(modules.LLTMCell):
-    _cell = staticmethod(_tutorial_cell)
-
-
-class _TutorialLoop(modules.LLTM):
-    _sequence = staticmethod(_tutorial_sequence)
+# Of ATen operations in C++.
+_TutorialCell, _TutorialLoop = tutorial_modules(_C)
 
 
 class _OneState(nn.Module):
