@@ -51,6 +51,34 @@ inline std::vector<Step> plan_steps(
   return steps;
 }
 
+// Steps [first, last) in the order of execution, and their rows, which lie
+// together whichever way the sequence runs.
+struct Chunk {
+  size_t first, last;
+  int64_t begin, rows;
+};
+
+// Chunks of as many steps as have `max_rows` rows, or of one.
+inline std::vector<Chunk> plan_chunks(const std::vector<Step>& steps, int64_t max_rows) {
+  std::vector<Chunk> chunks;
+  for (size_t k = 0; k < steps.size(); ++k) {
+    const auto [offset, rows] = steps[k];
+    if (chunks.empty() || chunks.back().rows + rows > max_rows) {
+      chunks.push_back({k, k, offset, 0});
+    }
+    Chunk& chunk = chunks.back();
+    chunk.last = k + 1;
+    chunk.begin = std::min(chunk.begin, offset);
+    chunk.rows += rows;
+  }
+  return chunks;
+}
+
+// The rows that step k takes over from the step before it in `steps`.
+inline int64_t carried_rows(const std::vector<Step>& steps, size_t k) {
+  return k == 0 ? 0 : std::min(steps[k].rows, steps[k - 1].rows);
+}
+
 // (T, B, .) as (T * B, .); a packed (N, .) is that already.
 inline at::Tensor flat_rows(const at::Tensor& tensor) {
   return tensor.flatten(0, -2);

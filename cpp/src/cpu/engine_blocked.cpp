@@ -68,11 +68,6 @@ Tensor empty_rows(int64_t rows, int64_t columns, const Tensor& like) {
   return depth == columns ? at::empty({rows, depth}, options) : at::zeros({rows, depth}, options);
 }
 
-// The rows that step k takes over from the step before it in `steps`.
-int64_t carried_rows(const std::vector<Step>& steps, size_t k) {
-  return k == 0 ? 0 : std::min(steps[k].rows, steps[k - 1].rows);
-}
-
 // ---- forward ----------------------------------------------------------------
 
 template <typename T, typename G>
@@ -239,31 +234,11 @@ ForwardResult forward(const ForwardProblem& p) {
 
 // ---- backward ---------------------------------------------------------------
 
-// Steps [first, last), which have `rows` rows of the input from `begin` on.
-struct Chunk {
-  size_t first, last;
-  int64_t begin, rows;
-};
-
 // Rows of a chunk: enough for the products over its rows to be efficient, few
 // enough for its dz to stay in the cache. Of bfloat16, whose products take less
 // time than the calls around them, more.
 template <typename G>
 constexpr int64_t kChunkRows = std::is_same_v<G, float> ? 512 : 4096;
-
-std::vector<Chunk> plan_chunks(const std::vector<Step>& steps, int64_t chunk_rows) {
-  std::vector<Chunk> chunks;
-  for (size_t k = 0; k < steps.size(); ++k) {
-    if (chunks.empty() || chunks.back().rows + steps[k].rows > chunk_rows) {
-      chunks.push_back({k, k, steps[k].offset, 0});
-    }
-    Chunk& chunk = chunks.back();
-    chunk.last = k + 1;
-    chunk.begin = std::min(chunk.begin, steps[k].offset);
-    chunk.rows += steps[k].rows;
-  }
-  return chunks;
-}
 
 template <typename T, typename G>
 Gradients backward(const BackwardProblem& p) {

@@ -88,7 +88,7 @@ Pieces GradientSums::states_before(size_t first, size_t last, at::ScalarType dty
   for (size_t n = 0; n < last - first; ++n) {
     const size_t k = backwards ? last - 1 - n : first + n;
     const int64_t rows = steps_[k].rows;
-    const int64_t carried = k == 0 ? 0 : std::min(rows, steps_[k - 1].rows);
+    const int64_t carried = carried_rows(steps_, k);
     if (carried > 0) append(output_rows_, steps_[k - 1].offset, steps_[k - 1].offset + carried);
     append(initial_rows_, carried, rows);
   }

@@ -21,30 +21,6 @@ namespace {
 
 using at::Tensor;
 
-// Steps [first, last) in the order of execution, and their rows, which lie
-// together whichever way the sequence runs.
-struct Chunk {
-  size_t first, last;
-  int64_t begin, rows;
-};
-
-// As many steps as have `max_rows` rows, or one.
-std::vector<Chunk> cut(const std::vector<Step>& steps, int64_t max_rows) {
-  std::vector<Chunk> chunks;
-  for (size_t k = 0; k < steps.size(); ++k) {
-    const auto [offset, rows] = steps[k];
-    if (chunks.empty() || chunks.back().rows + rows > max_rows) {
-      chunks.push_back({k, k + 1, offset, rows});
-    } else {
-      Chunk& chunk = chunks.back();
-      chunk.last = k + 1;
-      chunk.begin = std::min(chunk.begin, offset);
-      chunk.rows += rows;
-    }
-  }
-  return chunks;
-}
-
 // `count` rows of the gates' gradients from `row` on, and the rows of the state
 // that they began with: of the output from `source` on, or of h_0.
 struct Span {
@@ -73,7 +49,7 @@ std::vector<Span> states_before(const std::vector<Step>& steps) {
   };
   for (size_t k = 0; k < steps.size(); ++k) {
     const auto [offset, rows] = steps[k];
-    const int64_t carried = k == 0 ? 0 : std::min(rows, steps[k - 1].rows);
+    const int64_t carried = carried_rows(steps, k);
     if (carried > 0) append({offset, steps[k - 1].offset, carried, /*initial=*/false});
     append({offset + carried, carried, rows - carried, /*initial=*/true});
   }
@@ -119,7 +95,7 @@ ForwardResult stepwise_forward(const ForwardProblem& p, int64_t workspace_bytes)
   const std::vector<Step> steps = plan_steps(p.input, p.batch_sizes, p.reverse);
   const int64_t row_bytes =
       std::max<int64_t>(3 * hidden * c10::elementSize(compute_dtype(dtype)), 1);
-  const std::vector<Chunk> chunks = cut(steps, workspace_bytes / row_bytes);
+  const std::vector<Chunk> chunks = plan_chunks(steps, workspace_bytes / row_bytes);
   int64_t most_rows = 0;
   for (const Chunk& chunk : chunks) most_rows = std::max(most_rows, chunk.rows);
 
