@@ -53,7 +53,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def(
       "cpu_kernels",
       &lltm::cpu_kernels,
-      "The CPU kernels in use: \"DEFAULT\", \"AVX2\" or \"AVX512\".");
+      "The CPU kernels in use: \"DEFAULT\", \"AVX2\", \"AVX512\" or \"AMX\".");
 
   m.def(
       "forward",

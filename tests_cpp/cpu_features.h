@@ -3,9 +3,14 @@
 
 #include <string_view>
 
+#if defined(__x86_64__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace lltm_test {
 
-// `capability` as ATEN_CPU_CAPABILITY names it: default, avx2 or avx512.
+// `capability` as ATEN_CPU_CAPABILITY names it: default, avx2 or avx512; or amx.
 inline bool cpu_has(std::string_view capability) {
 #if defined(__x86_64__)
   if (capability == "avx2") {
@@ -17,6 +22,15 @@ inline bool cpu_has(std::string_view capability) {
            __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
            __builtin_cpu_supports("avx512vl");
   }
+#if defined(__linux__)
+  if (capability == "amx") {
+    constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+    constexpr long kTileData = 18;
+    return cpu_has("avx512") && __builtin_cpu_supports("avx512bf16") &&
+           __builtin_cpu_supports("amx-bf16") &&
+           syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  }
+#endif
 #endif
   return capability == "default";
 }

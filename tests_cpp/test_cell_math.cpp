@@ -29,6 +29,7 @@ const InstructionSet kInstructionSets[] = {
 #if defined(__x86_64__)
     {"AVX2", "avx2", kernels_avx2},
     {"AVX512", "avx512", kernels_avx512},
+    {"AMX", "amx", kernels_amx},
 #endif
 };
 
@@ -43,6 +44,9 @@ class CellMath : public testing::TestWithParam<InstructionSet> {
       GTEST_SKIP() << "this CPU has no " << GetParam().name;
     }
     kernels_ = GetParam().kernels();
+    if (kernels_ == nullptr && GetParam().capability == std::string("amx")) {
+      GTEST_SKIP() << "this compiler has no AMX";
+    }
     ASSERT_NE(kernels_, nullptr) << GetParam().name << " was not compiled in";
     ASSERT_STREQ(kernels_->name, GetParam().name);
   }

@@ -47,6 +47,7 @@ constexpr Sizes kSizes[] = {
     {9, 2, 1, 130},
     {2, 130, 2, 33},
     {2, 7, 64, 192},
+    {3, 40, 20, 300},
 };
 
 class SequenceAccuracy : public testing::TestWithParam<std::tuple<at::ScalarType, Sizes, bool>> {};
@@ -83,6 +84,13 @@ void PrintTo(const Packed& packed, std::ostream* stream) {
   *stream << packed.name;
 }
 
+// Lengths from `longest` to 1, of as many rows each.
+std::vector<int64_t> falling_lengths(int64_t rows, int64_t longest) {
+  std::vector<int64_t> lengths;
+  for (int64_t row = 0; row < rows; ++row) lengths.push_back(longest - row * longest / rows);
+  return lengths;
+}
+
 const Packed kPacked[] = {
     {"one_row", {5}, 3, 4},
     {"equal_lengths", {3, 3, 3}, 5, 7},
@@ -91,6 +99,7 @@ const Packed kPacked[] = {
     {"one_step_each", {1, 1, 1, 1, 1}, 16, 5},
     {"falling_by_many", {4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 2, 2, 1}, 33, 65},
     {"wide", {3, 3, 2, 1, 1}, 130, 130},
+    {"many_rows_and_wide", falling_lengths(70, 5), 33, 130},
 };
 
 class SequencePacked : public testing::TestWithParam<std::tuple<at::ScalarType, Packed, bool>> {};
@@ -154,7 +163,8 @@ TEST_P(SequenceDtype, ValuesAndGradientsMatchOracleWithoutBias) {
 // grow from step to step, and which of two results ends up closer to the truth
 // would be a matter of luck.
 TEST_P(SequenceDtype, ValuesAndGradientsMatchOracleOverManySteps) {
-  for (const Sizes& sizes : {Sizes{40, 4, 3, 9}, Sizes{70, 1, 3, 9}, Sizes{30, 33, 2, 5}}) {
+  for (const Sizes& sizes :
+       {Sizes{40, 4, 3, 9}, Sizes{70, 1, 3, 9}, Sizes{30, 33, 2, 5}, Sizes{300, 4, 3, 9}}) {
     const Problem problem = [&](uint64_t seed) {
       Arguments arguments = dense(sizes, seed);
       arguments.weights = arguments.weights * 0.2;
@@ -243,6 +253,7 @@ TEST_P(SequenceDtype, PrepackedWeightsGiveTheSame) {
   for (const Arguments& a :
        {dense({6, 5, 3, 17}, 1),
         dense({3, 33, 17, 70}, 1),
+        dense({3, 70, 17, 130}, 1),
         dense({2, 1, 17, 300}, 1),
         dense({0, 2, 3, 5}, 1),
         dense({2, 0, 3, 5}, 1),
@@ -394,16 +405,43 @@ TEST_P(SequenceDtype, LargePreActivationsSaturate) {
   });
 }
 
-// A NaN in one row of one step stays in that row, from that step on.
+Tensors in_double(Tensors tensors) {
+  for (at::Tensor& tensor : tensors) tensor = tensor.to(at::kDouble);
+  return tensors;
+}
+
+// A NaN in one row of one step stays in that row, from that step on. Of few rows
+// and of many, where an infinity in one argument can make every product another
+// one.
 TEST_P(SequenceDtype, NonFiniteArgumentsPropagateAsInPlainPyTorch) {
   const double infinity = std::numeric_limits<double>::infinity();
-  for (const double value : {std::nan(""), infinity, -infinity}) {
-    SCOPED_TRACE(testing::Message() << value);
-    Arguments arguments = dense({4, 5, 3, 7}, 1);
-    arguments.input[2][1][0].fill_(value);
+  enum Place { kInput, kState, kWeights, kGradient };
+  for (const auto& [sizes, value, place] : {
+           std::tuple{Sizes{4, 5, 3, 7}, std::nan(""), kInput},
+           std::tuple{Sizes{4, 5, 3, 7}, infinity, kInput},
+           std::tuple{Sizes{4, 5, 3, 7}, -infinity, kInput},
+           std::tuple{Sizes{4, 40, 3, 35}, std::nan(""), kInput},
+           std::tuple{Sizes{4, 40, 3, 35}, infinity, kInput},
+           std::tuple{Sizes{4, 40, 3, 35}, -infinity, kInput},
+           std::tuple{Sizes{4, 40, 3, 35}, infinity, kState},
+           std::tuple{Sizes{4, 40, 3, 35}, infinity, kWeights},
+           std::tuple{Sizes{4, 40, 3, 35}, infinity, kGradient},
+           std::tuple{Sizes{300, 4, 3, 7}, infinity, kGradient},
+       }) {
+    SCOPED_TRACE(testing::Message() << value << " in " << place << ", B = " << sizes.B);
+    Arguments arguments = dense(sizes, 1);
     const Tensors grad_outputs = random_gradients(arguments, 2);
+    if (place == kInput) arguments.input[2][1][0].fill_(value);
+    if (place == kState) arguments.h[1][2].fill_(value);
+    if (place == kWeights) arguments.weights[1][2].fill_(value);
+    if (place == kGradient) grad_outputs[0][2][1][0].fill_(value);
     const Evaluation ours = evaluate(sequence, arguments, grad_outputs);
-    const Evaluation eager = evaluate(eager_sequence, arguments, grad_outputs);
+    // In double: PyTorch's 16-bit products of many rows may carry a NaN to the row
+    // above.
+    const Evaluation eager = evaluate(
+        eager_sequence,
+        with(arguments, in_double(differentiable(arguments))),
+        in_double(grad_outputs));
     for (size_t k = 0; k < ours.outputs.size(); ++k) {
       EXPECT_TRUE(identical(ours.outputs[k].isnan(), eager.outputs[k].isnan())) << "output " << k;
       EXPECT_TRUE(identical(ours.outputs[k].isinf(), eager.outputs[k].isinf())) << "output " << k;

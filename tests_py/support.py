@@ -28,10 +28,17 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 CELL_SHAPES = ((16, 32, 128), (1, 1, 1), (3, 5, 7), (2, 1, 33), (65, 17, 64), (1, 128, 256))
 
 # (T, B, I, H), likewise.
-SEQUENCE_SHAPES = ((10, 16, 32, 128), (1, 1, 1, 1), (5, 3, 4, 7), (33, 2, 9, 17), (4, 70, 65, 64))
+SEQUENCE_SHAPES = (
+    (10, 16, 32, 128),
+    (1, 1, 1, 1),
+    (5, 3, 4, 7),
+    (33, 2, 9, 17),
+    (4, 70, 65, 64),
+    (3, 40, 20, 300),
+)
 
 # Lengths of packed rows, longest first.
-LENGTHS = ((5, 3, 3, 1), (4, 4, 4), (1,), (9, 2, 1, 1, 1, 1, 1))
+LENGTHS = ((5, 3, 3, 1), (4, 4, 4), (1,), (9, 2, 1, 1, 1, 1, 1), (4,) * 20 + (3,) * 15 + (1,) * 10)
 
 
 @dataclass(frozen=True)

@@ -279,3 +279,19 @@ def test_a_batch_larger_than_a_grid_dimension_works() -> None:
     a = support.cell_arguments((70_000, 1, 2), torch.float64)
     ours = results(support.cell_outputs, lltm.functional, a)
     torch.testing.assert_close(ours, results(support.cell_outputs, lltm.reference, a))
+
+
+def test_an_infinite_gradient_of_many_rows_is_that_of_plain_pytorch() -> None:
+    # Products that take floats apart would make NaN of it: infinity less infinity. With nothing
+    # negative anywhere, and nothing saturated, it stays infinite back to the first step.
+    a = support.sequence_arguments((4, 40, 3, 35)).map(lambda tensor: tensor.abs() / 8)
+    gradient = torch.zeros(4, 40, 35)
+    gradient[2, 1, 0] = math.inf
+    found = []
+    for implementation in (lltm.functional, lltm.reference):
+        h = a.h.clone().requires_grad_()
+        output = support.sequence_outputs(implementation, replace(a, h=h))[0]
+        found.append(torch.autograd.grad(output, h, gradient)[0])
+    ours, theirs = found
+    assert theirs[1].isinf().all()
+    torch.testing.assert_close(ours, theirs)

@@ -38,10 +38,12 @@ std::string build_info() {
 #endif
        << '\n'
        << "CPU kernels: DEFAULT" << (cpu::kernels_avx2() != nullptr ? ", AVX2" : "")
-       << (cpu::kernels_avx512() != nullptr ? ", AVX512" : "") << '\n'
+       << (cpu::kernels_avx512() != nullptr ? ", AVX512" : "")
+       << (cpu::kernels_amx() != nullptr ? ", AMX" : "") << '\n'
        << "CPU kernels in use: " << cpu_kernels() << '\n'
        << "CPU micro-kernel: " << (cpu::has_micro_kernel<float>() ? "float32" : "none")
-       << (cpu::has_micro_kernel<cpu::BFloat16>() ? ", bfloat16" : "") << '\n';
+       << (cpu::has_micro_kernel<cpu::BFloat16>() ? ", bfloat16" : "")
+       << (cpu::has_micro_kernel<cpu::BFloat16x3>() ? ", float32 in parts (AMX)" : "") << '\n';
   return info.str();
 }
 

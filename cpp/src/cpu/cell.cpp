@@ -77,7 +77,7 @@ void step_by_blocks(
   const int64_t w_stride = weights.stride(0);
 
   const int64_t threads = batch * hidden < kGrain ? 1 : at::get_num_threads();
-  const Blocks blocks(hidden, threads, kUnitsAtOnce);
+  const Blocks blocks(hidden, threads, kUnitsAtOnce, kUnits);
   const int64_t columns = std::min((batch + kColumns - 1) / kColumns * kColumns, kMaxColumns);
   // X^T, and for each block z^T and z.
   const int64_t z_size = 3 * blocks.width * columns;
@@ -254,7 +254,7 @@ void backward_by_blocks(
   const int64_t hidden = h.size(1);
   const int64_t input_size = input.size(1);
   const int64_t threads = batch * hidden < kGrain ? 1 : at::get_num_threads();
-  const Blocks blocks(hidden, threads, kUnitsAtOnce);
+  const Blocks blocks(hidden, threads, kUnitsAtOnce, kUnits);
   const auto dz = write<float>(results.dz);
   const auto d_weights = write<float>(results.d_weights);
   const auto d_bias = write_row<float>(results.d_bias);

@@ -41,34 +41,41 @@ using at::Tensor;
 
 // Rows of a product of input and weights worth a pass over the weights.
 constexpr int64_t kProjectionRows = 64;
+// Rows of the input that are split at once.
+constexpr int64_t kSplitChunkRows = 256;
 
-// ---- operands ---------------------------------------------------------------
-
-// (rows, columns) as an operand of the micro-kernel: dtype G, rows contiguous
-// and padded with zeros to the depth it needs. The tensor itself if it will do.
-template <typename G>
-Tensor operand_rows(const Tensor& tensor) {
-  const int64_t columns = tensor.size(1);
-  const int64_t depth = padded_depth<G>(columns);
-  if (depth != columns) {
-    Tensor padded = at::zeros({tensor.size(0), depth}, tensor.options().dtype(kOperandDtype<G>));
-    padded.slice(1, 0, columns).copy_(tensor);
-    return padded;
-  }
-  const Tensor rows = tensor.to(kOperandDtype<G>);
-  if (rows.stride(1) == 1 && is_operand_stride(rows.stride(0), columns)) return rows;
-  // A single row counts as contiguous whatever its stride.
-  return rows.contiguous().as_strided(rows.sizes(), {columns, 1});
+template <typename T>
+Matrix<const T> as_const(Matrix<T> matrix) {
+  return {matrix.data, matrix.row_stride, matrix.col_stride};
 }
 
+// Fetches rows of an operand that other threads have just written into the
+// second-level cache, to be there when the product comes to them.
 template <typename G>
-Tensor empty_rows(int64_t rows, int64_t columns, const Tensor& like) {
-  const int64_t depth = padded_depth<G>(columns);
-  const auto options = like.options().dtype(kOperandDtype<G>);
-  return depth == columns ? at::empty({rows, depth}, options) : at::zeros({rows, depth}, options);
+void prefetch(Matrix<const G> operand, Range rows, int64_t depth) {
+  constexpr int64_t kLine = 64;
+  for (int64_t r = rows.begin; r < rows.end; ++r) {
+    const auto* const row = reinterpret_cast<const char*>(operand.row(r));
+    for (int64_t byte = 0; byte < depth * static_cast<int64_t>(sizeof(G)); byte += kLine) {
+      __builtin_prefetch(row + byte, /*write=*/0, /*locality=*/2);
+    }
+  }
 }
 
 // ---- forward ----------------------------------------------------------------
+
+template <typename G>
+Grid forward_grid(const ForwardProblem& p) {
+  const int64_t batch = p.h_0.size(0);
+  const int64_t hidden = p.h_0.size(1);
+  const int64_t depth = padded_depth<G>(p.input.size(-1)) + padded_depth<G>(hidden);
+  return choose_grid<G>(
+      available_threads(),
+      batch,
+      hidden,
+      3 * hidden * depth * static_cast<int64_t>(sizeof(G)),
+      batch * 3 * hidden * hidden);
+}
 
 template <typename T, typename G>
 ForwardResult forward(const ForwardProblem& p) {
@@ -77,30 +84,35 @@ ForwardResult forward(const ForwardProblem& p) {
   const int64_t input_size = p.input.size(-1);
   const int64_t depth_x = padded_depth<G>(input_size);
   const int64_t depth_h = padded_depth<G>(hidden);
+  constexpr bool kSplit = std::is_same_v<G, BFloat16x3>;
   const std::vector<Step> steps = plan_steps(p.input, p.batch_sizes, p.reverse);
 
-  Grid grid = choose_grid(
-      available_threads(),
-      batch,
-      hidden,
-      3 * hidden * (depth_h + depth_x) * static_cast<int64_t>(sizeof(G)),
-      batch * 3 * hidden * hidden);
+  Grid grid = forward_grid<G>(p);
   const PackedWeights<G> weights = is_prepacked(p.weights)
-                                       ? PackedWeights<G>(p.weights)
+                                       ? read_packed<G>(p.weights)
                                        : pack_weights<G>(p.weights, grid.columns);
   const Blocks& blocks = weights.blocks;
   grid.columns = std::min(grid.columns, blocks.count);
 
-  // Arguments in the form that the kernels read.
-  const Tensor x_rows = operand_rows<G>(flat_rows(p.input));
-  const Tensor h_0_rows = operand_rows<G>(p.h_0);
-  const Tensor bias = p.bias.has_value() && p.bias->defined() ? p.bias->to(at::kFloat) : Tensor();
-  const auto x = read<G>(x_rows);
-  const auto h_0 = read<G>(h_0_rows);
+  // Few rows a step: the input's part is multiplied for several steps at once.
+  const bool ahead = grid.rows == 1 && 2 * batch <= kProjectionRows;
+  const int64_t chunk_rows_wanted = ahead ? kProjectionRows : kSplit ? kSplitChunkRows : 1;
+  const int64_t chunk_steps = std::max<int64_t>(1, chunk_rows_wanted / batch);
+  const int64_t chunk_rows = chunk_steps * batch;
 
-  // Results. The states of all steps are the operands of the steps after them:
-  // the output itself where it has the right form.
-  const int64_t rows = x_rows.size(0);
+  // Arguments in the form that the kernels read. The input is split for the steps
+  // of a chunk at a time.
+  const Tensor input_rows = kSplit ? flat_rows(p.input).to(at::kFloat).contiguous() : Tensor();
+  LeftOperand<G> x_chunk =
+      kSplit ? empty_rows<G>(chunk_rows, input_size, p.input.options()) : LeftOperand<G>{};
+  const LeftOperand<const G> x_all =
+      kSplit ? LeftOperand<const G>{} : left_operand<G>(flat_rows(p.input));
+  const LeftOperand<const G> h_0 = left_operand<G>(p.h_0);
+  const Tensor bias = p.bias.has_value() && p.bias->defined() ? p.bias->to(at::kFloat) : Tensor();
+
+  // Results. The states are the operands of the steps after them: the output
+  // itself where it has the right form, else two steps' in turn.
+  const int64_t rows = flat_rows(p.input).size(0);
   std::vector<int64_t> output_shape = p.input.sizes().vec();
   output_shape.back() = hidden;
   const Tensor output = empty_large(output_shape, p.input.options());
@@ -108,8 +120,12 @@ ForwardResult forward(const ForwardProblem& p) {
   const Tensor activations = p.save ? empty_large({rows, 4 * hidden}, p.input.options()) : Tensor();
   const Tensor c = at::empty(p.c_0.sizes(), p.input.options()).copy_(p.c_0);
   const bool output_is_operand = std::is_same_v<T, G> && depth_h == hidden;
-  const Tensor states = output_is_operand ? output_rows : empty_rows<G>(rows, hidden, p.input);
-  const auto h_rows = write<G>(states);
+  const LeftOperand<G> states = output_is_operand
+                                    ? LeftOperand<G>{output_rows, write<G>(output_rows)}
+                                    : empty_rows<G>(2 * batch, hidden, p.input.options());
+  const auto states_of = [&](size_t k) {
+    return states.rows.from(output_is_operand ? steps[k].offset : k % 2 * batch);
+  };
 
   ForwardArgs<T, G> args;
   args.bias = read_row<float>(bias);
@@ -117,19 +133,14 @@ ForwardResult forward(const ForwardProblem& p) {
   args.c = read<T>(c);
   args.c_next = write<T>(c);
   args.h_next = write<T>(output_rows);
-  args.h_operand = output_is_operand ? Matrix<G>{} : h_rows;
   args.activations = write<T>(activations);
   args.activations_step = hidden;
 
-  // Few rows a step: the input's part is multiplied for several steps at once.
-  const int64_t chunk_steps =
-      grid.rows == 1 ? std::max<int64_t>(1, kProjectionRows / std::max<int64_t>(batch, 1)) : 1;
-  const int64_t chunk_rows = chunk_steps * batch;
-  const int64_t gates_columns =
-      chunk_steps > 1 ? 3 * blocks.width * blocks.count : 3 * blocks.width;
-  const Tensor gates_buffer =
-      at::empty({grid.threads(), chunk_rows * gates_columns}, p.input.options().dtype(at::kFloat));
-  const auto& kernels = pointwise<T, G>();
+  const int64_t gates_columns = 3 * weights.blocks.width * (ahead ? blocks.count : 1);
+  const Tensor gates_buffer = at::empty(
+      {grid.threads(), (ahead ? chunk_rows : batch) * gates_columns},
+      p.input.options().dtype(at::kFloat));
+  const auto& pointwise_part = pointwise<T, G>();
 
   Failure failure;
 #pragma omp parallel num_threads(grid.threads()) if (grid.threads() > 1)
@@ -142,6 +153,42 @@ ForwardResult forward(const ForwardProblem& p) {
     for (size_t first = 0; first < steps.size(); first += chunk_steps) {
       const size_t last = std::min(steps.size(), first + chunk_steps) - 1;
       const int64_t chunk_begin = std::min(steps[first].offset, steps[last].offset);
+      // The input of step k. Split, each row of the batch has a place of its own in
+      // the chunk, so that threads with other rows can be in another chunk; where
+      // the chunk is multiplied at once they are together, and rows lie without gaps.
+      const auto x_of = [&](size_t k) {
+        if constexpr (kSplit) {
+          const auto step = static_cast<int64_t>(k - first);
+          return x_chunk.rows.from(ahead ? steps[k].offset - chunk_begin : step * batch);
+        } else {
+          return x_all.rows.from(steps[k].offset);
+        }
+      };
+      if constexpr (kSplit) {
+        for (int64_t member = thread; member < grid.threads(); member += threads) {
+          failure.guard([&] {
+            for (size_t k = first; k <= last; ++k) {
+              const Range own =
+                  intersect(share(batch, grid.rows, member / grid.columns), {0, steps[k].rows});
+              const Range part = share(own.size(), grid.columns, member % grid.columns);
+              const int64_t row = own.begin + part.begin;
+              const auto source = read<float>(input_rows).from(steps[k].offset + row);
+              const auto to = x_of(k).from(row);
+              check_split(
+                  kernels().split.rows(
+                      part.size(),
+                      input_size,
+                      source.data,
+                      source.row_stride,
+                      to.data,
+                      to.row_stride));
+            }
+          });
+        }
+        if (grid.columns > 1) {
+#pragma omp barrier
+        }
+      }
       for (size_t k = first; k <= last; ++k) {
         for (int64_t member = thread; member < grid.threads(); member += threads) {
           const Range own_rows = share(batch, grid.rows, member / grid.columns);
@@ -151,28 +198,35 @@ ForwardResult forward(const ForwardProblem& p) {
           failure.guard([&] {
             // z of one block: (rows of the chunk, 3 width).
             const auto gates = [&](int64_t block) {
-              return buffer + (chunk_steps > 1 ? 3 * blocks.begin(block) * chunk_rows : 0);
+              return buffer + (ahead ? 3 * blocks.begin(block) * chunk_rows : 0);
             };
-            const auto project = [&](int64_t block, int64_t from, int64_t to) {
-              if (from >= to) return;
-              const int64_t columns = 3 * blocks.size(block);
+            // z = x W_x^T for so many rows of z and x.
+            const auto project = [&](int64_t block, float* z, Matrix<const G> x, int64_t rows) {
+              const int64_t columns = weights.columns(block);
               multiply(
-                  to - from,
+                  rows,
                   columns,
                   depth_x,
-                  x.row(from),
+                  x.data,
                   x.row_stride,
                   weights.x(block),
                   columns,
-                  gates(block) + (from - chunk_begin) * columns,
+                  z,
                   columns,
                   /*accumulate=*/false);
             };
             const Step step = steps[k];
-            if (chunk_steps > 1 && k == first) {
-              const Step& top = steps[steps[first].offset > steps[last].offset ? first : last];
+            if (ahead && k == first) {
+              const bool backwards = steps[first].offset > steps[last].offset;
+              const Step& top = steps[backwards ? first : last];
+              const int64_t chunk_end = top.offset + top.rows;
               for (int64_t block = own_blocks.begin; block < own_blocks.end; ++block) {
-                project(block, chunk_begin, top.offset + top.rows);
+                if (chunk_end == chunk_begin) break;
+                project(
+                    block,
+                    gates(block),
+                    as_const(x_of(backwards ? last : first)),
+                    chunk_end - chunk_begin);
               }
             }
             const Range step_rows = intersect(own_rows, {0, step.rows});
@@ -180,44 +234,50 @@ ForwardResult forward(const ForwardProblem& p) {
             const int64_t carried = carried_rows(steps, k);
             const Range old_rows = intersect(step_rows, {0, carried});
             const Range new_rows = intersect(step_rows, {carried, step.rows});
+            const auto before = k > 0 ? as_const(states_of(k - 1)) : Matrix<const G>{};
+            if (grid.columns > 1) prefetch(before, old_rows, depth_h);
             for (int64_t block = own_blocks.begin; block < own_blocks.end; ++block) {
               const int64_t unit = blocks.begin(block);
-              const int64_t columns = 3 * blocks.size(block);
-              if (chunk_steps == 1) {
-                project(block, step.offset + step_rows.begin, step.offset + step_rows.end);
+              const int64_t columns = weights.columns(block);
+              float* const z = gates(block) + (ahead ? step.offset - chunk_begin : 0) * columns;
+              if (!ahead) {
+                project(
+                    block,
+                    z + step_rows.begin * columns,
+                    as_const(x_of(k).from(step_rows.begin)),
+                    step_rows.size());
               }
-              float* const z = gates(block) + (step.offset - chunk_begin) * columns;
-              const auto recur = [&](Range range, const G* h, int64_t ldh) {
+              const auto recur = [&](Range range, Matrix<const G> h) {
                 if (range.size() == 0) return;
                 multiply(
                     range.size(),
                     columns,
                     depth_h,
-                    h,
-                    ldh,
+                    h.row(range.begin),
+                    h.row_stride,
                     weights.h(block),
                     columns,
                     z + range.begin * columns,
                     columns,
                     /*accumulate=*/true);
               };
-              if (k > 0)
-                recur(
-                    old_rows, h_rows.row(steps[k - 1].offset + old_rows.begin), h_rows.row_stride);
-              recur(new_rows, h_0.row(new_rows.begin), h_0.row_stride);
+              recur(old_rows, before);
+              recur(new_rows, h_0.rows);
 
               ForwardArgs<T, G> part = args;
               part.hidden = blocks.size(block);
               part.gates = {z + step_rows.begin * columns, columns, 1};
-              part.gates_step = blocks.size(block);
+              part.gates_step = weights.gate_columns(block);
               part.bias = args.bias.from(0, unit);
               part.c = args.c.from(step_rows.begin, unit);
               part.c_next = args.c_next.from(step_rows.begin, unit);
               const int64_t at = step.offset + step_rows.begin;
               part.h_next = args.h_next.from(at, unit);
-              part.h_operand = args.h_operand.from(at, unit);
+              if (!output_is_operand) {
+                part.h_operand = states_of(k).from(step_rows.begin, unit);
+              }
               part.activations = args.activations.from(at, unit);
-              kernels.forward(part, 0, step_rows.size() * part.hidden);
+              pointwise_part.forward(part, 0, step_rows.size() * part.hidden);
             }
           });
         }
@@ -238,29 +298,48 @@ ForwardResult forward(const ForwardProblem& p) {
 // enough for its dz to stay in the cache. Of bfloat16, whose products take less
 // time than the calls around them, more.
 template <typename G>
-constexpr int64_t kChunkRows = std::is_same_v<G, float> ? 512 : 4096;
+constexpr int64_t kChunkRows = std::is_same_v<G, BFloat16> ? 4096 : 512;
 
-template <typename T, typename G>
-Gradients backward(const BackwardProblem& p) {
+// The depth of the product with the recurrent weights. BFloat16x3's gates are
+// padded each.
+template <typename G>
+int64_t gate_depth(int64_t hidden) {
+  return std::is_same_v<G, BFloat16x3> ? padded_depth<G>(hidden) : hidden;
+}
+
+template <typename G>
+Grid backward_grid(const BackwardProblem& p) {
   const int64_t batch = p.h_0.size(0);
   const int64_t hidden = p.h_0.size(1);
-  const int64_t depth = padded_depth<G>(3 * hidden);
-  const auto options = p.input.options().dtype(at::kFloat);
-  const std::vector<Step> steps = plan_steps(p.input, p.batch_sizes, p.reverse);
-
-  const Grid grid = choose_grid(
+  const int64_t depth = padded_depth<G>(3 * gate_depth<G>(hidden));
+  return choose_grid<G>(
       available_threads(),
       batch,
       hidden,
       hidden * depth * static_cast<int64_t>(sizeof(G)),
       batch * 3 * hidden * hidden);
+}
+
+template <typename T, typename G>
+Gradients backward(const BackwardProblem& p, bool split_sums = false) {
+  const int64_t batch = p.h_0.size(0);
+  const int64_t hidden = p.h_0.size(1);
+  constexpr bool kSplit = std::is_same_v<G, BFloat16x3>;
+  const int64_t operand_step = gate_depth<G>(hidden);
+  const int64_t depth = padded_depth<G>(3 * operand_step);
+  using S = stored_t<G>;
+  const auto options = p.input.options().dtype(at::kFloat);
+  const std::vector<Step> steps = plan_steps(p.input, p.batch_sizes, p.reverse);
+
+  const Grid grid = backward_grid<G>(p);
   const Blocks blocks(
       hidden,
       grid.columns,
-      block_units(kBackwardUnits<G>, depth * static_cast<int64_t>(sizeof(G)), 2 * kUnits));
+      block_units<G>(kBackwardUnits<G>, depth * static_cast<int64_t>(sizeof(G)), 2 * kUnits),
+      kBlockUnits<G>);
 
-  const Tensor weights = p.weights.to(kOperandDtype<G>).contiguous();
-  const auto w = read<G>(weights);
+  const Tensor weights = p.weights.to(kOperandDtype<S>).contiguous();
+  const auto w = read<S>(weights);
   const Tensor grad_rows = p.grad_output.defined() ? flat_rows(p.grad_output) : Tensor();
   const Tensor grad_h_n = p.grad_h_n.defined() ? p.grad_h_n.to(at::kFloat) : Tensor();
   const auto dh_n = read<float>(grad_h_n);
@@ -270,10 +349,13 @@ Gradients backward(const BackwardProblem& p) {
   const std::vector<Chunk> chunks = plan_chunks(steps, kChunkRows<G>);
   int64_t chunk_rows = 0;
   for (const Chunk& chunk : chunks) chunk_rows = std::max(chunk_rows, chunk.rows);
-  const std::array<Tensor, 2> dz_buffers = {
-      empty_rows<G>(chunk_rows, 3 * hidden, p.input),
-      empty_rows<G>(chunks.size() > 1 ? chunk_rows : 0, 3 * hidden, p.input)};
-  GradientSums sums(p, steps, weights);
+  const std::array<LeftOperand<S>, 2> dz_buffers = {
+      empty_rows<S>(chunk_rows, 3 * hidden, options),
+      empty_rows<S>(chunks.size() > 1 ? chunk_rows : 0, 3 * hidden, options)};
+  // Split, of two steps in turn.
+  const LeftOperand<G> dz_split =
+      kSplit ? empty_rows<G>(2 * batch, depth, options) : LeftOperand<G>{};
+  GradientSums sums(p, steps, weights, split_sums);
 
   BackwardArgs<T, G> args;
   args.activations = read<T>(p.activations);
@@ -282,22 +364,28 @@ Gradients backward(const BackwardProblem& p) {
   args.grad_c = read<float>(dc);
   args.grad_gates_step = hidden;
   args.grad_c_prev = write<float>(dc);
+  args.operand_step = operand_step;
 
-  const Tensor packed_buffer = at::empty({hidden * depth}, weights.options());
+  const Tensor packed_buffer = at::empty(
+      {padded_columns<G>(hidden) * depth * static_cast<int64_t>(sizeof(G))},
+      options.dtype(at::kByte));
   G* const packed = static_cast<G*>(packed_buffer.mutable_data_ptr());
   const Tensor dh_buffer = at::empty({grid.threads(), batch * blocks.width}, options);
-  const auto& kernels = pointwise<T, G>();
+  const auto& pointwise_part = pointwise<T, G>();
 
   const int64_t grain = std::max<int64_t>(1, kPackGrain / (depth * blocks.width));
   at::parallel_for(0, blocks.count, grain, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
       const int64_t unit = blocks.begin(block);
-      pack_rows(
-          packed + unit * depth,
-          blocks.size(block),
-          w.from(0, unit),
-          3 * hidden,
-          blocks.size(block));
+      const int64_t width = blocks.size(block);
+      G* const to = packed + unit * depth;
+      if constexpr (kSplit) {
+        for (int64_t gate = 0; gate < 3; ++gate) {
+          pack_split(to, depth, gate * operand_step, w.from(gate * hidden, unit), hidden, width);
+        }
+      } else {
+        pack_rows(to, width, w.from(0, unit), 3 * hidden, width);
+      }
     }
   });
 
@@ -306,7 +394,15 @@ Gradients backward(const BackwardProblem& p) {
     // dz of step k of this chunk, or of the step after the chunk.
     const auto dz_of = [&](size_t k) {
       const size_t owner = k < chunk.last ? c : c + 1;
-      return write<G>(dz_buffers[owner % 2]).from(steps[k].offset - chunks[owner].begin);
+      return dz_buffers[owner % 2].rows.from(steps[k].offset - chunks[owner].begin);
+    };
+    // The same as an operand.
+    const auto dz_operand = [&](size_t k) {
+      if constexpr (kSplit) {
+        return dz_split.rows.from(k % 2 * batch);
+      } else {
+        return dz_of(k);
+      }
     };
     Failure failure;
 #pragma omp parallel num_threads(grid.threads()) if (grid.threads() > 1)
@@ -327,9 +423,12 @@ Gradients backward(const BackwardProblem& p) {
             const Range going_on = intersect(step_rows, {0, kept});
             const Range ended = intersect(step_rows, {kept, step.rows});
             const auto dz = dz_of(k);
+            const auto dz_next = kept > 0 ? as_const(dz_operand(k + 1)) : Matrix<const G>{};
+            if (grid.columns > 1) prefetch(dz_next, going_on, depth);
             for (int64_t block = own_blocks.begin; block < own_blocks.end; ++block) {
               const int64_t unit = blocks.begin(block);
               const int64_t width = blocks.size(block);
+              const int64_t columns = padded_columns<G>(width);
               const auto finish = [&](Range range, Matrix<const float> grad_h_state) {
                 if (range.size() == 0) return;
                 BackwardArgs<T, G> part = args;
@@ -341,23 +440,28 @@ Gradients backward(const BackwardProblem& p) {
                 part.grad_c = args.grad_c.from(range.begin, unit);
                 part.grad_c_prev = args.grad_c_prev.from(range.begin, unit);
                 part.grad_gates = dz.from(range.begin, unit);
-                kernels.backward(part, 0, range.size() * width);
+                bool unsplittable = false;
+                if constexpr (kSplit) {
+                  part.operand = dz_operand(k).from(range.begin, unit);
+                  part.unsplittable = &unsplittable;
+                }
+                pointwise_part.backward(part, 0, range.size() * width);
+                check_split(!unsplittable);
               };
               if (going_on.size() > 0) {
-                const auto dz_next = dz_of(k + 1);
                 multiply<G>(
                     going_on.size(),
-                    width,
+                    columns,
                     depth,
                     dz_next.row(going_on.begin),
                     dz_next.row_stride,
                     packed + unit * depth,
-                    width,
+                    columns,
                     dh,
-                    width,
+                    columns,
                     /*accumulate=*/false);
               }
-              finish(going_on, {dh, width, 1});
+              finish(going_on, {dh, columns, 1});
               finish(ended, dh_n.from(ended.begin, unit));
             }
           });
@@ -370,9 +474,43 @@ Gradients backward(const BackwardProblem& p) {
     }
     failure.rethrow();
     sums.add(
-        chunk.first, chunk.last, dz_buffers[c % 2].slice(0, 0, chunk.rows).slice(1, 0, 3 * hidden));
+        chunk.first,
+        chunk.last,
+        dz_buffers[c % 2].tensor.slice(0, 0, chunk.rows).slice(1, 0, 3 * hidden));
   }
   return sums.finish(dc);
+}
+
+// Rows in all from which it pays to split what the sums over them are made of.
+constexpr int64_t kSplitSumRows = 1024;
+
+template <typename T>
+ForwardResult forward_in_float(const ForwardProblem& p) {
+  const bool packed = !is_prepacked(p.weights) || has_split_blocks(p.weights);
+  if (packed && has_micro_kernel<BFloat16x3>() &&
+      pays_to_split(forward_grid<BFloat16x3>(p), p.h_0.size(0))) {
+    try {
+      return forward<T, BFloat16x3>(p);
+    } catch (const Unsplittable&) {
+      // As below.
+    }
+  }
+  return forward<T, float>(p);
+}
+
+template <typename T>
+Gradients backward_in_float(const BackwardProblem& p) {
+  if (has_micro_kernel<BFloat16x3>()) {
+    try {
+      if (pays_to_split(backward_grid<BFloat16x3>(p), p.h_0.size(0))) {
+        return backward<T, BFloat16x3>(p, /*split_sums=*/true);
+      }
+      return backward<T, float>(p, p.activations.size(0) >= kSplitSumRows);
+    } catch (const Unsplittable&) {
+      // As below.
+    }
+  }
+  return backward<T, float>(p, /*split_sums=*/false);
 }
 
 }  // namespace
@@ -382,23 +520,23 @@ ForwardResult blocked_forward(const ForwardProblem& problem) {
                                                     : has_micro_kernel<BFloat16>();
   switch (problem.input.scalar_type()) {
     case at::kHalf:
-      return forward<Half, float>(problem);
+      return forward_in_float<Half>(problem);
     case at::kBFloat16:
       return narrow ? forward<BFloat16, BFloat16>(problem) : forward<BFloat16, float>(problem);
     default:
-      return forward<float, float>(problem);
+      return forward_in_float<float>(problem);
   }
 }
 
 Gradients blocked_backward(const BackwardProblem& problem) {
   switch (problem.input.scalar_type()) {
     case at::kHalf:
-      return backward<Half, float>(problem);
+      return backward_in_float<Half>(problem);
     case at::kBFloat16:
       return has_micro_kernel<BFloat16>() ? backward<BFloat16, BFloat16>(problem)
                                           : backward<BFloat16, float>(problem);
     default:
-      return backward<float, float>(problem);
+      return backward_in_float<float>(problem);
   }
 }
 

@@ -97,7 +97,7 @@ Gradients stepwise_backward(const BackwardProblem& p) {
       linear.state_gradient(dh.narrow(0, 0, rows), dz.narrow(0, offset, rows));
     }
   });
-  GradientSums sums(p, steps, p.weights.to(dz.scalar_type()));
+  GradientSums sums(p, steps, p.weights.to(dz.scalar_type()), /*split=*/false);
   if (!steps.empty()) sums.add(0, steps.size(), dz);
   return sums.finish(dc);
 }

@@ -1,5 +1,7 @@
 #include "cpu/micro_kernel.h"
 
+#include "cpu/dispatch.h"
+
 #if __has_include(<ATen/native/CPUBlas.h>)
 #include <ATen/native/CPUBlas.h>
 #endif
@@ -11,6 +13,7 @@
 #include <exception>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 namespace lltm::cpu {
 namespace {
@@ -64,10 +67,8 @@ std::int64_t next_band(std::int64_t rows) {
   return rows < 4 ? rows : rows / 4 * 4;
 }
 
-}  // namespace
-
 template <typename G>
-void multiply(
+void multiply_bands(
     std::int64_t rows,
     std::int64_t columns,
     std::int64_t depth,
@@ -87,28 +88,77 @@ void multiply(
   }
 }
 
-template void multiply<float>(
-    std::int64_t,
-    std::int64_t,
-    std::int64_t,
-    const float*,
-    std::int64_t,
-    const float*,
-    std::int64_t,
-    float*,
-    std::int64_t,
-    bool);
-template void multiply<BFloat16>(
-    std::int64_t,
-    std::int64_t,
-    std::int64_t,
-    const BFloat16*,
-    std::int64_t,
-    const BFloat16*,
-    std::int64_t,
-    float*,
-    std::int64_t,
-    bool);
+// The kernel adds up all of a row and column one after the other: its rounding
+// errors grow with the depth. Sums are at most this long; what is longer is the sum
+// of several.
+constexpr std::int64_t kLongestSum = 256;
+
+}  // namespace
+
+template <>
+void multiply<float>(
+    std::int64_t rows,
+    std::int64_t columns,
+    std::int64_t depth,
+    const float* a,
+    std::int64_t lda,
+    const float* b,
+    std::int64_t ldb,
+    float* c,
+    std::int64_t ldc,
+    bool accumulate) {
+  // Half of it may be in C already.
+  const std::int64_t pieces = (depth + kLongestSum - 1) / kLongestSum;
+  if (depth <= kLongestSum / 2 || (pieces == 1 && !accumulate)) {
+    return multiply_bands(rows, columns, depth, a, lda, b, ldb, c, ldc, accumulate);
+  }
+  thread_local std::vector<float> sum;
+  sum.resize(std::max(sum.size(), static_cast<std::size_t>(rows * columns)));
+  const std::int64_t piece = round_up((depth + pieces - 1) / pieces, 16);
+  for (std::int64_t k = 0; k < depth; k += piece) {
+    const std::int64_t size = std::min(piece, depth - k);
+    if (k == 0 && !accumulate) {
+      multiply_bands(rows, columns, size, a, lda, b, ldb, c, ldc, /*accumulate=*/false);
+      continue;
+    }
+    multiply_bands(rows, columns, size, a + k, lda, b + k * ldb, ldb, sum.data(), columns, false);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      float* const to = c + r * ldc;
+      const float* const from = sum.data() + r * columns;
+      for (std::int64_t n = 0; n < columns; ++n) to[n] += from[n];
+    }
+  }
+}
+
+template <>
+void multiply<BFloat16>(
+    std::int64_t rows,
+    std::int64_t columns,
+    std::int64_t depth,
+    const BFloat16* a,
+    std::int64_t lda,
+    const BFloat16* b,
+    std::int64_t ldb,
+    float* c,
+    std::int64_t ldc,
+    bool accumulate) {
+  multiply_bands(rows, columns, depth, a, lda, b, ldb, c, ldc, accumulate);
+}
+
+template <>
+void multiply<BFloat16x3>(
+    std::int64_t rows,
+    std::int64_t columns,
+    std::int64_t depth,
+    const BFloat16x3* a,
+    std::int64_t lda,
+    const BFloat16x3* b,
+    std::int64_t /*ldb*/,
+    float* c,
+    std::int64_t ldc,
+    bool accumulate) {
+  kernels().split.multiply(rows, columns, depth, a, lda, b, c, ldc, accumulate);
+}
 
 template <typename G>
 bool has_micro_kernel() {
@@ -134,6 +184,11 @@ bool has_micro_kernel() {
 #else
   return false;
 #endif
+}
+
+template <>
+bool has_micro_kernel<BFloat16x3>() {
+  return kernels().split.multiply != nullptr;
 }
 
 template bool has_micro_kernel<float>();

@@ -1,16 +1,87 @@
-// Laying out right operands (depth, columns) of the micro-kernel: as it wants
-// them, in rows `ld` elements apart (micro_kernel.h, kRowsTogether).
+// Laying out operands of the micro-kernel as it wants them (micro_kernel.h).
 #pragma once
 
 #include "cpu/dispatch.h"
 #include "cpu/micro_kernel.h"
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <exception>
 #include <type_traits>
 
 namespace lltm::cpu {
+
+// Thrown where an operand of type BFloat16x3 cannot be laid out, because a number
+// in it is too large or infinite. The products are then to be done in float.
+struct Unsplittable : std::exception {};
+
+inline void check_split(bool good) {
+  if (!good) throw Unsplittable();
+}
+
+// ---- left operands ----------------------------------------------------------
+
+// (rows, columns), its rows contiguous and padded with zeros to the depth that
+// the micro-kernel needs.
+template <typename G>
+struct LeftOperand {
+  at::Tensor tensor;
+  Matrix<G> rows;
+};
+
+template <typename G>
+LeftOperand<G> empty_rows(int64_t rows, int64_t columns, at::TensorOptions options) {
+  if constexpr (std::is_same_v<G, BFloat16x3>) {
+    const int64_t stride = split_stride(columns);
+    const auto bytes = static_cast<int64_t>(sizeof(G));
+    at::Tensor tensor = at::empty({rows, stride * bytes}, options.dtype(at::kByte));
+    return {tensor, {static_cast<G*>(tensor.mutable_data_ptr()), stride, 1}};
+  } else {
+    const int64_t depth = padded_depth<G>(columns);
+    options = options.dtype(kOperandDtype<G>);
+    at::Tensor tensor =
+        depth == columns ? at::empty({rows, depth}, options) : at::zeros({rows, depth}, options);
+    return {tensor, write<G>(tensor)};
+  }
+}
+
+// x (rows, columns) as a left operand in `operand`.
+inline void split_matrix(
+    const LeftOperand<BFloat16x3>& operand, Matrix<const float> x, int64_t rows, int64_t columns) {
+  check_split(
+      kernels().split.rows(
+          rows, columns, x.data, x.row_stride, operand.rows.data, operand.rows.row_stride));
+}
+
+// A tensor as a left operand: itself if it will do, else a copy.
+template <typename G>
+LeftOperand<const G> left_operand(const at::Tensor& tensor) {
+  const int64_t columns = tensor.size(1);
+  if constexpr (std::is_same_v<G, BFloat16x3>) {
+    const LeftOperand<G> operand = empty_rows<G>(tensor.size(0), columns, tensor.options());
+    const at::Tensor floats = tensor.to(at::kFloat).contiguous();
+    split_matrix(operand, read<float>(floats), tensor.size(0), columns);
+    return {operand.tensor, {operand.rows.data, operand.rows.row_stride, 1}};
+  } else {
+    at::Tensor rows = tensor.to(kOperandDtype<G>);
+    if (padded_depth<G>(columns) != columns) {
+      const at::Tensor padded = empty_rows<G>(tensor.size(0), columns, tensor.options()).tensor;
+      padded.slice(1, 0, columns).copy_(tensor);
+      rows = padded;
+    } else if (rows.stride(1) != 1 || !is_operand_stride(rows.stride(0), columns)) {
+      // A single row counts as contiguous whatever its stride.
+      rows = rows.contiguous().as_strided(rows.sizes(), {columns, 1});
+    }
+    return {rows, read<G>(rows)};
+  }
+}
+
+// ---- right operands ---------------------------------------------------------
+// Of (depth, columns), in rows `ld` elements apart, where it has rows.
 
 // Elements of weights below which a second thread does not pay.
 constexpr int64_t kPackGrain = 16384;
@@ -85,6 +156,36 @@ void pack_transposed(G* packed, int64_t ld, Matrix<const G> x, int64_t depth, in
       reinterpret_cast<float*>(packed),
       ld);
   pad_depth(packed, ld, depth, columns);
+}
+
+// Rows of a right operand of type BFloat16x3 and of `depth` rows from number `first`
+// on, a multiple of 32: x (rows, columns), and zeros up to a multiple of 32.
+inline void pack_split(
+    BFloat16x3* operand,
+    int64_t depth,
+    int64_t first,
+    Matrix<const float> x,
+    int64_t rows,
+    int64_t columns) {
+  check_split(
+      kernels().split.pack(
+          rows, columns, x.data, x.row_stride, operand + first * kSplitPanel, depth * kSplitPanel));
+}
+
+// x (depth, columns) as it is, likewise.
+inline void pack_rows(
+    BFloat16x3* operand, int64_t, Matrix<const float> x, int64_t depth, int64_t columns) {
+  pack_split(operand, padded_depth<BFloat16x3>(depth), 0, x, depth, columns);
+}
+
+// Columns of a right operand of type BFloat16x3 from number `first` on, a multiple
+// of 16: the transpose of x (columns, depth).
+inline void pack_split_transposed(
+    BFloat16x3* operand, int64_t first, Matrix<const float> x, int64_t depth, int64_t columns) {
+  const int64_t stride = padded_depth<BFloat16x3>(depth) * kSplitPanel;
+  check_split(
+      kernels().split.pack_transposed(
+          columns, depth, x.data, x.row_stride, operand + first / kSplitPanel * stride, stride));
 }
 
 }  // namespace lltm::cpu

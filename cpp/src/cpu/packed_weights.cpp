@@ -7,6 +7,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -16,6 +17,8 @@ namespace lltm::cpu {
 using at::Tensor;
 
 namespace {
+
+constexpr int64_t kPackedAlignment = 64;
 
 template <typename G>
 Tensor unpack_weights(const PackedHeader& header, const Tensor& bytes) {
@@ -52,17 +55,23 @@ PackedWeights<G> pack_weights(const Tensor& weights, int64_t parts) {
   const int64_t input_size = weights.size(1) - hidden;
   const int64_t depth = padded_depth<G>(input_size) + padded_depth<G>(hidden);
   const int64_t unit_bytes = 3 * depth * static_cast<int64_t>(sizeof(G));
-  const Blocks blocks(hidden, parts, block_units(kForwardUnits, unit_bytes, kUnits));
-  const Tensor rows = weights.to(kOperandDtype<G>);
-  const auto w = read<G>(rows);
+  constexpr int64_t kMultiple = kBlockUnits<G>;
+  const Blocks blocks(
+      hidden, parts, block_units<G>(kForwardUnits<G>, unit_bytes, kMultiple), kMultiple);
+  constexpr bool kSplit = std::is_same_v<G, BFloat16x3>;
+  using Element = std::conditional_t<kSplit, float, G>;
+  Tensor rows = weights.to(kOperandDtype<Element>);
+  if (kSplit && rows.stride(1) != 1) rows = rows.contiguous();
+  const auto w = read<Element>(rows);
   const PackedHeader header = {
       PackedHeader::kMagic,
       static_cast<int64_t>(weights.scalar_type()),
-      static_cast<int64_t>(kOperandDtype<G>),
+      kOperandTag<G>,
       hidden,
       input_size,
       blocks.width,
-      {}};
+      /*split_at=*/0,
+      /*unused=*/0};
   const Tensor bytes =
       at::empty({PackedWeights<G>::bytes(header)}, rows.options().dtype(at::kByte));
   std::memcpy(bytes.mutable_data_ptr(), &header, sizeof(header));
@@ -73,13 +82,14 @@ PackedWeights<G> pack_weights(const Tensor& weights, int64_t parts) {
       const int64_t width = blocks.size(block);
       const auto pack_part = [&](const G* to, int64_t first_column, int64_t columns) {
         for (int64_t gate = 0; gate < 3; ++gate) {
-          const int64_t row = gate * hidden + blocks.begin(block);
-          pack_transposed(
-              const_cast<G*>(to) + gate * width * kRowsTogether<G>,
-              3 * width,
-              w.from(row, first_column),
-              columns,
-              width);
+          const auto x = w.from(gate * hidden + blocks.begin(block), first_column);
+          const int64_t first = gate * packed.gate_columns(block);
+          if constexpr (kSplit) {
+            pack_split_transposed(const_cast<G*>(to), first, x, columns, width);
+          } else {
+            pack_transposed(
+                const_cast<G*>(to) + first * kRowsTogether<G>, 3 * width, x, columns, width);
+          }
         }
       };
       pack_part(packed.x(block), hidden, input_size);
@@ -91,19 +101,56 @@ PackedWeights<G> pack_weights(const Tensor& weights, int64_t parts) {
 
 template PackedWeights<float> pack_weights<float>(const Tensor&, int64_t);
 template PackedWeights<BFloat16> pack_weights<BFloat16>(const Tensor&, int64_t);
+template PackedWeights<BFloat16x3> pack_weights<BFloat16x3>(const Tensor&, int64_t);
+
+namespace {
+
+// For as many rows as a thread needs of a step.
+template <typename G>
+Tensor prepack_for(const Tensor& weights) {
+  const int64_t hidden = weights.size(0) / 3;
+  constexpr int64_t kRows = kGoodRows<G>;
+  const int64_t bytes = weights.numel() * static_cast<int64_t>(sizeof(G));
+  const Grid grid =
+      choose_grid<G>(available_threads(), kRows, hidden, bytes, kRows * 3 * hidden * hidden);
+  return pack_weights<G>(weights, grid.columns).tensor;
+}
+
+}  // namespace
 
 Tensor prepack(const Tensor& weights) {
   if (weights.scalar_type() == at::kDouble || weights.numel() == 0 || !has_micro_kernel<float>()) {
     return weights.clone(at::MemoryFormat::Contiguous);
   }
-  const int64_t hidden = weights.size(0) / 3;
-  const int64_t rows = kGoodRows;
-  const Grid grid =
-      choose_grid(available_threads(), rows, hidden, weights.nbytes(), rows * 3 * hidden * hidden);
-  return weights.scalar_type() == at::kBFloat16 && has_micro_kernel<BFloat16>()
-             ? pack_weights<BFloat16>(weights, grid.columns).tensor
-             : pack_weights<float>(weights, grid.columns).tensor;
+  if (weights.scalar_type() == at::kBFloat16 && has_micro_kernel<BFloat16>()) {
+    return prepack_for<BFloat16>(weights);
+  }
+  const Tensor few = prepack_for<float>(weights);
+  if (!has_micro_kernel<BFloat16x3>() || weights.scalar_type() == at::kBFloat16) return few;
+  try {
+    const Tensor many = prepack_for<BFloat16x3>(weights);
+    PackedHeader header = read_header(few);
+    header.split_at = round_up(few.numel(), kPackedAlignment);
+    const Tensor both = at::zeros({header.split_at + many.numel()}, few.options());
+    both.slice(0, 0, few.numel()).copy_(few);
+    both.slice(0, header.split_at).copy_(many);
+    std::memcpy(both.mutable_data_ptr(), &header, sizeof(header));
+    return both;
+  } catch (const Unsplittable&) {
+    return few;
+  }
 }
+
+namespace {
+
+// Whether this is a header of weights for G that take so many bytes.
+template <typename G>
+bool is_whole(const PackedHeader& header, int64_t bytes) {
+  return header.operand == kOperandTag<G> && header.width > 0 && header.width <= kForwardUnits<G> &&
+         header.width % kBlockUnits<G> == 0 && bytes == PackedWeights<G>::bytes(header);
+}
+
+}  // namespace
 
 void check_prepacked(const Tensor& packed, const Tensor& input, const Tensor& h_0) {
   if (!is_prepacked(packed)) return;
@@ -139,13 +186,21 @@ void check_prepacked(const Tensor& packed, const Tensor& input, const Tensor& h_
       header.hidden,
       " and input size ",
       header.input_size);
-  const bool narrow = header.operand == static_cast<int64_t>(at::kBFloat16);
+  const int64_t end = packed.numel();
+  bool whole = false;
+  if (header.split_at == 0) {
+    whole =
+        is_whole<float>(header, end) || (dtype == at::kBFloat16 && is_whole<BFloat16>(header, end));
+  } else if (
+      header.split_at == round_up(PackedWeights<float>::bytes(header), kPackedAlignment) &&
+      header.split_at + kHeader <= end) {
+    const PackedHeader split = read_header(packed.slice(0, header.split_at));
+    whole = is_whole<float>(header, PackedWeights<float>::bytes(header)) &&
+            split.hidden == hidden && split.input_size == input_size &&
+            is_whole<BFloat16x3>(split, end - header.split_at);
+  }
   TORCH_CHECK_VALUE(
-      (narrow ? dtype == at::kBFloat16 : header.operand == static_cast<int64_t>(at::kFloat)) &&
-          dtype != at::kDouble && header.width > 0 && header.width <= kForwardUnits &&
-          header.width % kUnits == 0 &&
-          packed.numel() == (narrow ? PackedWeights<BFloat16>::bytes(header)
-                                    : PackedWeights<float>::bytes(header)),
+      whole && dtype != at::kDouble,
       kExpected,
       ", got bytes that are not whole, of shape ",
       shape_text(packed.sizes()));

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cpu/blocks.h"
+#include "cpu/dispatch.h"
 #include "cpu/micro_kernel.h"
 
 #include <ATen/core/Tensor.h>
@@ -15,16 +16,23 @@ namespace lltm::cpu {
 
 // Packed weights are a tensor of bytes: this header, then for each block of
 // hidden units the rows that multiply the input and those that multiply the
-// state, the columns being the block's units gate by gate.
+// state, the columns being the block's units gate by gate. Those that are made
+// ahead may have two forms, one after the other: for few rows and for many.
 struct PackedHeader {
   static constexpr int64_t kMagic = 0x314B4341504D544C;  // LTMPACK1
   int64_t magic;
   int64_t dtype;    // of the weights, an at::ScalarType
-  int64_t operand;  // of the products' operands
+  int64_t operand;  // of the products' operands, kOperandTag
   int64_t hidden, input_size, width;
-  int64_t unused[2];  // zero; what follows is aligned as the tensor is
+  int64_t split_at;  // where the form for BFloat16x3 begins, in bytes, or 0
+  int64_t unused;    // zero; what follows is aligned as the tensor is
 };
 static_assert(sizeof(PackedHeader) == 64);
+
+template <typename G>
+constexpr auto kOperandTag = static_cast<int64_t>(kOperandDtype<G>);
+template <>
+inline constexpr int64_t kOperandTag<BFloat16x3> = 3000;  // no dtype
 
 inline PackedHeader read_header(const at::Tensor& packed) {
   PackedHeader header;
@@ -46,11 +54,14 @@ struct PackedWeights {
   static int64_t bytes(const PackedHeader& header) {
     const int64_t depth = padded_depth<G>(header.input_size) + padded_depth<G>(header.hidden);
     return static_cast<int64_t>(sizeof(PackedHeader)) +
-           3 * header.hidden * depth * static_cast<int64_t>(sizeof(G));
+           3 * padded_columns<G>(header.hidden) * depth * static_cast<int64_t>(sizeof(G));
   }
 
   const G* x(int64_t block) const { return data + 3 * blocks.begin(block) * (depth_x + depth_h); }
-  const G* h(int64_t block) const { return x(block) + 3 * blocks.size(block) * depth_x; }
+  const G* h(int64_t block) const { return x(block) + columns(block) * depth_x; }
+  // Of the product: the gates one after the other, each of gate_columns.
+  int64_t columns(int64_t block) const { return 3 * gate_columns(block); }
+  int64_t gate_columns(int64_t block) const { return padded_columns<G>(blocks.size(block)); }
 
   at::Tensor tensor;
   Blocks blocks;
@@ -58,7 +69,7 @@ struct PackedWeights {
   const G* data;
 };
 
-// Weights (3H, H+I), in blocks for `parts` threads; for G float or BFloat16.
+// Weights (3H, H+I), in blocks for `parts` threads.
 template <typename G>
 PackedWeights<G> pack_weights(const at::Tensor& weights, int64_t parts);
 
@@ -71,11 +82,23 @@ inline bool is_prepacked(const at::Tensor& weights) {
 }
 // Whether these are for products of bfloat16.
 inline bool has_narrow_blocks(const at::Tensor& packed) {
-  return read_header(packed).operand == static_cast<int64_t>(at::kBFloat16);
+  return read_header(packed).operand == kOperandTag<BFloat16>;
+}
+// Whether these have a form for products of BFloat16x3 too.
+inline bool has_split_blocks(const at::Tensor& packed) {
+  return read_header(packed).split_at != 0;
 }
 // Whether prepacked weights, perhaps of another CPU, are those of a layer with
 // the sizes and the dtype of `input` and `h_0`; throws if not.
 void check_prepacked(const at::Tensor& weights, const at::Tensor& input, const at::Tensor& h_0);
+
+// Prepacked weights in their form for G.
+template <typename G>
+PackedWeights<G> read_packed(const at::Tensor& packed) {
+  return PackedWeights<G>(
+      kOperandTag<G> == kOperandTag<BFloat16x3> ? packed.slice(0, read_header(packed).split_at)
+                                                : packed);
+}
 
 // The weights (3H, H+I) again.
 at::Tensor unpack(const at::Tensor& packed);

@@ -7,6 +7,7 @@
 // code could be linked into the baseline.
 #pragma once
 
+#include "cpu/split.h"
 #include "matrix.h"
 
 #include <cstdint>
@@ -33,9 +34,22 @@ struct Compute<double> {
 template <typename T>
 using compute_t = typename Compute<T>::type;
 
+// The type that results are stored in for products with operands of type G.
+template <typename G>
+struct Stored {
+  using type = G;
+};
+template <>
+struct Stored<BFloat16x3> {
+  using type = float;
+};
+template <typename G>
+using stored_t = typename Stored<G>::type;
+
 // In what follows T is the storage type of the tensors and G that of the matrix
-// products' operands: T itself, or float where 16-bit products are not to be
-// had. One call covers some hidden units, `hidden` of them: all, or a block.
+// products' operands: T itself; float, where 16-bit products are not to be had;
+// or BFloat16x3 for float, where that is faster. One call covers some hidden
+// units, `hidden` of them: all, or a block. For BFloat16x3, whole rows of them.
 //
 // Where an argument is written, its columns are contiguous. c_next may be c.
 template <typename T, typename G>
@@ -62,9 +76,12 @@ struct BackwardArgs {
   Matrix<const T> grad_h;                   // or absent
   Matrix<const compute_t<T>> grad_h_state;  // added to grad_h, or absent
   Matrix<const compute_t<T>> grad_c;        // or absent
-  Matrix<G> grad_gates;
+  Matrix<stored_t<G>> grad_gates;
   std::int64_t grad_gates_step = 0;
   Matrix<compute_t<T>> grad_c_prev;
+  Matrix<G> operand;  // for BFloat16x3: grad_gates once more, as the next product reads it
+  std::int64_t operand_step = 0;
+  bool* unsplittable = nullptr;  // set where that cannot be written (split.h)
 };
 
 // Both work on elements [begin, end) of the (rows, hidden) elements in row
@@ -115,6 +132,9 @@ struct Kernels {
   Pointwise<Half, float> f16;
   Pointwise<BFloat16, float> bf16;
   Pointwise<BFloat16, BFloat16> bf16_operands;
+  Pointwise<float, BFloat16x3> f32_split;  // null where there is no matrix unit
+  Pointwise<Half, BFloat16x3> f16_split;
+  SplitKernels split;  // likewise
   Transpose<float> transpose_f32;
   Transpose<BFloat16> transpose_bf16;
   PairRows pair_rows_bf16;
@@ -129,6 +149,7 @@ struct Kernels {
 const Kernels* kernels_default();
 const Kernels* kernels_avx2();
 const Kernels* kernels_avx512();
+const Kernels* kernels_amx();
 
 template <typename T, typename G>
 constexpr Pointwise<T, G> Kernels::* kPointwise = nullptr;
@@ -142,5 +163,9 @@ template <>
 constexpr auto kPointwise<BFloat16, float> = &Kernels::bf16;
 template <>
 constexpr auto kPointwise<BFloat16, BFloat16> = &Kernels::bf16_operands;
+template <>
+constexpr auto kPointwise<float, BFloat16x3> = &Kernels::f32_split;
+template <>
+constexpr auto kPointwise<Half, BFloat16x3> = &Kernels::f16_split;
 
 }  // namespace lltm::cpu

@@ -8,6 +8,7 @@
 
 #include "cell_math.h"
 #include "cpu/pointwise.h"
+#include "cpu/tile.h"
 
 namespace lltm::cpu {
 namespace {
@@ -151,6 +152,28 @@ LLTM_CELL_INLINE void store(
   for (std::int64_t j = 0; j < n; ++j) y[j] = narrow<T>(values[j]);
 }
 
+template <typename G>
+constexpr bool kIsSplit = false;
+template <>
+constexpr bool kIsSplit<BFloat16x3> = true;
+
+// For the next product, which rounds no further than `store`. False where that
+// cannot be (split.h).
+template <typename G>
+LLTM_CELL_INLINE bool store_operand(
+    const Matrix<G>& matrix,
+    std::int64_t row,
+    std::int64_t col,
+    std::int64_t n,
+    const compute_t<G>* values) {
+  if constexpr (kIsSplit<G>) {
+    return split_rows(1, n, values, 0, matrix.row(row) + col, 0);
+  } else {
+    store(matrix, row, col, n, values);
+    return true;
+  }
+}
+
 // Cuts elements [begin, end) of a matrix with `hidden` columns into blocks.
 template <typename Body>
 LLTM_CELL_INLINE void for_each_block(
@@ -212,9 +235,19 @@ void forward(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
     if (a.h_operand.data != nullptr) {
       // What was stored, so that a sequence and single steps agree.
       for (std::int64_t j = 0; j < n; ++j) out_h.values[j] = widen(narrow<T>(h[j]));
-      store(a.h_operand, row, col, n, out_h.values);
+      store_operand(a.h_operand, row, col, n, out_h.values);
     }
   });
+}
+
+// Rows far apart: the CPU does not see by itself what comes next. An address after
+// the end of the matrix does no harm.
+constexpr std::int64_t kRowsAhead = 4;
+
+template <typename T>
+LLTM_CELL_INLINE void fetch_ahead(const T* x, std::int64_t n) {
+  constexpr std::int64_t kLine = 64 / sizeof(T);
+  for (std::int64_t j = 0; j < n; j += kLine) __builtin_prefetch(x + j);
 }
 
 template <typename T, typename G>
@@ -222,6 +255,9 @@ void backward(const BackwardArgs<T, G>& a, std::int64_t begin, std::int64_t end)
   using C = compute_t<T>;
   Block<C> in_i, in_o, in_g, in_t, in_dh, in_dh_state, in_dc, out_i, out_o, out_g, out_c;
   for_each_block(a.hidden, begin, end, [&](std::int64_t row, std::int64_t col, std::int64_t n) {
+    for (std::int64_t gate = 0; gate < 4; ++gate) {
+      fetch_ahead(a.activations.row(row + kRowsAhead) + col + gate * a.activations_step, n);
+    }
     const C* const i = load(a.activations, row, col, n, in_i);
     const C* const o = load(a.activations, row, col + a.activations_step, n, in_o);
     const C* const g = load(a.activations, row, col + 2 * a.activations_step, n, in_g);
@@ -248,37 +284,13 @@ void backward(const BackwardArgs<T, G>& a, std::int64_t begin, std::int64_t end)
     store(a.grad_gates, row, col + a.grad_gates_step, n, dz_o);
     store(a.grad_gates, row, col + 2 * a.grad_gates_step, n, dz_g);
     store(a.grad_c_prev, row, col, n, dc);
+    if constexpr (kIsSplit<G>) {
+      bool good = store_operand(a.operand, row, col, n, dz_i);
+      good &= store_operand(a.operand, row, col + a.operand_step, n, dz_o);
+      good &= store_operand(a.operand, row, col + 2 * a.operand_step, n, dz_g);
+      if (!good) *a.unsplittable = true;
+    }
   });
-}
-
-// A tile of 16 rows of 16 floats, transposed in registers (transpose_tile): in
-// four rounds, rows 1, 2, 4 and 8 apart exchange their off-diagonal parts.
-using Vector = float __attribute__((vector_size(64), aligned(4)));
-using Indices = std::int32_t __attribute__((vector_size(64)));
-constexpr std::int64_t kTile = 16;
-
-template <std::int64_t kDistance>
-LLTM_CELL_INLINE void exchange(Vector (&tile)[kTile]) {
-  Indices low, high;
-  for (std::int32_t j = 0; j < kTile; ++j) {
-    const bool second = (j & kDistance) != 0;
-    low[j] = second ? 16 + (j - kDistance) : j;
-    high[j] = second ? 16 + j : j + kDistance;
-  }
-  for (std::int64_t i = 0; i < kTile; ++i) {
-    if ((i & kDistance) != 0) continue;
-    const Vector a = tile[i];
-    const Vector b = tile[i + kDistance];
-    tile[i] = __builtin_shuffle(a, b, low);
-    tile[i + kDistance] = __builtin_shuffle(a, b, high);
-  }
-}
-
-LLTM_CELL_INLINE void transpose_tile(Vector (&tile)[kTile]) {
-  exchange<1>(tile);
-  exchange<2>(tile);
-  exchange<4>(tile);
-  exchange<8>(tile);
 }
 
 // Element by element, for what is left over at the edges.
@@ -293,10 +305,6 @@ LLTM_CELL_INLINE void transpose_rest(
   for (std::int64_t i = 0; i < rows; ++i) {
     for (std::int64_t j = 0; j < columns; ++j) y[j * y_stride + i] = x[i * x_stride + j];
   }
-}
-
-LLTM_CELL_INLINE std::int64_t at_most(std::int64_t n, std::int64_t most) {
-  return n < most ? n : most;
 }
 
 void transpose_f32(
@@ -421,6 +429,9 @@ constexpr Kernels make_kernels(const char* name) {
       {forward<Half, float>, backward<Half, float>},
       {forward<BFloat16, float>, backward<BFloat16, float>},
       {forward<BFloat16, BFloat16>, backward<BFloat16, BFloat16>},
+      {},
+      {},
+      {},
       transpose_f32,
       transpose_bf16,
       pair_rows,

@@ -9,6 +9,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/zeros.h>
 #include <omp.h>
 
 #include <algorithm>
@@ -34,16 +35,54 @@ constexpr int64_t kGroupTiers = 8;
 // Depths of a last, shorter chunk are multiples of this, so that there are few.
 constexpr int64_t kDepths = 32;
 
-constexpr int64_t round_up(int64_t n, int64_t multiple) {
-  return (n + multiple - 1) / multiple * multiple;
-}
-
 Transpose<float> transpose_of(float) {
   return kernels().transpose_f32;
 }
 Transpose<BFloat16> transpose_of(BFloat16) {
   return kernels().transpose_bf16;
 }
+
+// A block of a result: itself where the micro-kernel may write it, else a copy
+// that is added or moved there.
+template <typename G>
+class ResultBlock {
+ public:
+  // With room for so many rows and columns.
+  ResultBlock(int64_t rows, int64_t columns) : room_(rows * padded_columns<G>(columns)) {}
+
+  void multiply(
+      Matrix<float> out,
+      int64_t rows,
+      int64_t columns,
+      int64_t depth,
+      Matrix<const G> a,
+      const G* b,
+      bool accumulate) {
+    const int64_t padded = padded_columns<G>(columns);
+    const bool direct = padded == columns;
+    if (!direct) copy_.resize(room_);
+    cpu::multiply(
+        rows,
+        padded,
+        depth,
+        a.data,
+        a.row_stride,
+        b,
+        padded,
+        direct ? out.data : copy_.data(),
+        direct ? out.row_stride : padded,
+        direct && accumulate);
+    for (int64_t r = 0; !direct && r < rows; ++r) {
+      const float* const from = copy_.data() + r * padded;
+      float* const to = out.row(r);
+      for (int64_t n = 0; n < columns; ++n) to[n] = from[n] + (accumulate ? to[n] : 0.0f);
+    }
+  }
+
+ private:
+  size_t room_;
+  std::vector<float> copy_;
+};
 
 }  // namespace
 
@@ -55,17 +94,26 @@ bool is_operand(const Tensor& x) {
 
 template bool is_operand<float>(const Tensor&);
 
-RightOperand::RightOperand(const Tensor& b) : matrix_(b) {
+RightOperand::RightOperand(const Tensor& b, bool split) : matrix_(b), split_(split) {
   if (b.numel() == 0 || !is_operand<float>(b) || !has_micro_kernel<float>()) return;
-  const int64_t depth = b.size(0);
-  const int64_t columns = b.size(1);
-  packed_ = at::empty({b.numel()}, b.options());
-  const auto matrix = read<float>(b);
-  float* const packed = packed_.mutable_data_ptr<float>();
+  split ? pack<BFloat16x3>() : pack<float>();
+}
+
+// In bands of kColumns columns.
+template <typename G>
+void RightOperand::pack() {
+  const int64_t rows = matrix_.size(0);
+  const int64_t columns = matrix_.size(1);
+  const int64_t depth = padded_depth<G>(rows);
+  packed_ = at::empty(
+      {depth * padded_columns<G>(columns) * static_cast<int64_t>(sizeof(G))},
+      matrix_.options().dtype(at::kByte));
+  const auto matrix = read<float>(matrix_);
+  G* const packed = static_cast<G*>(packed_.mutable_data_ptr());
   at::parallel_for(0, (columns + kColumns - 1) / kColumns, 1, [&](int64_t begin, int64_t end) {
     for (int64_t n = begin * kColumns; n < std::min(columns, end * kColumns); n += kColumns) {
       const int64_t width = std::min(kColumns, columns - n);
-      pack_rows(packed + n * depth, width, matrix.from(0, n), depth, width);
+      pack_rows(packed + n * depth, width, matrix.from(0, n), rows, width);
     }
   });
 }
@@ -73,31 +121,43 @@ RightOperand::RightOperand(const Tensor& b) : matrix_(b) {
 void RightOperand::multiply(Tensor out, const Tensor& a) const {
   if (!packed_.defined() || a.size(0) == 0 || !is_operand<float>(a) || !is_operand<float>(out)) {
     at::mm_out(out, a, matrix_);
-    return;
+  } else {
+    split_ ? multiply_blocks<BFloat16x3>(out, a) : multiply_blocks<float>(out, a);
   }
+}
+
+template <typename G>
+void RightOperand::multiply_blocks(const Tensor& out, const Tensor& a) const {
   const int64_t rows = a.size(0);
-  const int64_t depth = matrix_.size(0);
   const int64_t columns = matrix_.size(1);
+  const int64_t depth = padded_depth<G>(matrix_.size(0));
   const auto x = read<float>(a);
   const auto y = write<float>(out);
-  const float* const packed = packed_.const_data_ptr<float>();
+  const G* const packed = static_cast<const G*>(packed_.const_data_ptr());
   const int64_t bands = (columns + kColumns - 1) / kColumns;
   const int64_t tasks = (rows + kMaxRows - 1) / kMaxRows * bands;
   at::parallel_for(0, tasks, 1, [&](int64_t begin, int64_t end) {
+    ResultBlock<G> block(kMaxRows, kColumns);
+    LeftOperand<G> split_rows;
     for (int64_t task = begin; task < end; ++task) {
       const int64_t r = task / bands * kMaxRows;
       const int64_t n = task % bands * kColumns;
-      const int64_t width = std::min(kColumns, columns - n);
-      cpu::multiply(
-          std::min(kMaxRows, rows - r),
-          width,
+      const int64_t height = std::min(kMaxRows, rows - r);
+      Matrix<const G> left;
+      if constexpr (std::is_same_v<G, BFloat16x3>) {
+        if (task == begin) split_rows = empty_rows<G>(kMaxRows, depth, a.options());
+        if (task == begin || n == 0) split_matrix(split_rows, x.from(r), height, a.size(1));
+        left = {split_rows.rows.data, split_rows.rows.row_stride};
+      } else {
+        left = x.from(r);
+      }
+      block.multiply(
+          y.from(r, n),
+          height,
+          std::min(kColumns, columns - n),
           depth,
-          x.row(r),
-          x.row_stride,
+          left,
           packed + n * depth,
-          width,
-          y.row(r) + n,
-          y.row_stride,
           /*accumulate=*/false);
     }
     release_micro_kernel();
@@ -219,6 +279,75 @@ void add_transposed_product(Tensor out, const std::vector<Pieces>& a, const Tens
     out.narrow(0, top, x.size(1)).add_(at::mm(x.t(), b));
     top += x.size(1);
   }
+}
+
+TransposedSum::TransposedSum(int64_t height, int64_t columns, const at::TensorOptions& options)
+    : columns_(columns) {
+  constexpr int64_t kMostBytes = 1 << 25;
+  const int64_t bands = (columns + kColumns - 1) / kColumns;
+  const int64_t bytes = bands * height * kColumns * static_cast<int64_t>(sizeof(float));
+  const int64_t sums = std::clamp<int64_t>(kMostBytes / bytes, 1, available_threads());
+  sums_ = at::zeros({sums, bands, height, kColumns}, options);
+}
+
+// Each thread lays out what it multiplies: to share it would save less than it
+// costs to fetch what another thread has just written.
+void TransposedSum::add(const std::vector<Tensor>& a, const Tensor& b) {
+  using G = BFloat16x3;
+  constexpr int64_t kSlice = 128;  // rows summed over at a time
+  const int64_t sums = sums_.size(0);
+  const int64_t bands = sums_.size(1);
+  const int64_t height = sums_.size(2);
+  const int64_t groups = (b.size(0) + kSplitGroup - 1) / kSplitGroup;
+  const int64_t per_sum = std::clamp<int64_t>(available_threads() / sums, 1, bands);
+  const auto w = read<float>(b);
+  std::vector<Tensor> parts;
+  for (const Tensor& part : a) parts.push_back(part.contiguous());
+
+  at::parallel_for(0, sums * per_sum, 1, [&](int64_t begin, int64_t end) {
+    const LeftOperand<G> xt = empty_rows<G>(height, kSlice, b.options());
+    const LeftOperand<G> band_operand = empty_rows<G>(kSlice, kColumns, b.options());
+    G* const packed = band_operand.rows.data;
+    for (int64_t member = begin; member < end; ++member) {
+      const int64_t sum = member % sums;
+      const Range own_groups = share(groups, sums, sum);
+      const Range own_bands = share(bands, per_sum, member / sums);
+      const int64_t last = std::min(own_groups.end * kSplitGroup, b.size(0));
+      for (int64_t first = own_groups.begin * kSplitGroup; first < last; first += kSlice) {
+        const int64_t rows = std::min(kSlice, last - first);
+        int64_t top = 0;
+        for (const Tensor& part : parts) {
+          const auto x = read<float>(part).from(first);
+          const auto to = xt.rows.from(top);
+          check_split(
+              kernels().split.columns(
+                  rows, part.size(1), x.data, x.row_stride, to.data, to.row_stride));
+          top += part.size(1);
+        }
+        for (int64_t band = own_bands.begin; band < own_bands.end; ++band) {
+          const int64_t n = band * kColumns;
+          const int64_t width = std::min(kColumns, columns_ - n);
+          pack_rows(packed, width, w.from(first, n), rows, width);
+          multiply(
+              height,
+              padded_columns<G>(width),
+              padded_depth<G>(rows),
+              static_cast<const G*>(xt.rows.data),
+              xt.rows.row_stride,
+              packed,
+              width,
+              sums_.mutable_data_ptr<float>() + (sum * bands + band) * height * kColumns,
+              kColumns,
+              /*accumulate=*/true);
+        }
+      }
+    }
+  });
+}
+
+Tensor TransposedSum::result() const {
+  const Tensor sum = sums_.size(0) == 1 ? sums_[0] : sums_.sum(0);
+  return sum.permute({1, 0, 2}).flatten(1).slice(1, 0, columns_);
 }
 
 Tensor transposed(const Tensor& x) {

@@ -3,8 +3,10 @@
 #include "cpu/dispatch.h"
 #include "cpu/memory.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -27,7 +29,10 @@ Tensor final_states(const std::vector<Step>& steps, const Tensor& h_0, const Ten
 }
 
 GradientSums::GradientSums(
-    const BackwardProblem& problem, const std::vector<Step>& steps, const Tensor& weights)
+    const BackwardProblem& problem,
+    const std::vector<Step>& steps,
+    const Tensor& weights,
+    bool split)
     : p_(problem), steps_(steps) {
   const int64_t hidden = p_.h_0.size(1);
   const auto options = weights.options();
@@ -45,13 +50,18 @@ GradientSums::GradientSums(
   initial_rows_ = p_.h_0.contiguous();
   if (d_input) {
     input_ = empty_large(x_rows_.sizes(), options);
-    weights_x_.emplace(weights.slice(1, hidden));
+    weights_x_.emplace(weights.slice(1, hidden), split);
   }
   if (d_h_0) {
     h_0_ = at::empty(p_.h_0.sizes(), p_.h_0.options());
     // Rows that take part in no step.
     const Tensor rest = h_0_.slice(0, begun);
     p_.grad_h_n.defined() ? rest.copy_(p_.grad_h_n.slice(0, begun)) : rest.zero_();
+  }
+  if (split && d_weights) {
+    // The bias is one more row of weights, whose input is 1.
+    products_.emplace(weights.size(1) + 1, weights.size(0), options);
+    return;
   }
   if (d_weights) weights_ = at::zeros({weights.size(1), weights.size(0)}, sum_options);
   if (d_bias) bias_ = at::zeros({weights.size(0)}, sum_options);
@@ -60,9 +70,15 @@ GradientSums::GradientSums(
 void GradientSums::add(size_t first, size_t last, const Tensor& dz) {
   const int64_t begin = std::min(steps_[first].offset, steps_[last - 1].offset);
   if (input_.defined()) weights_x_->multiply(input_.narrow(0, begin, dz.size(0)), dz);
-  if (weights_.defined()) {
+  if (p_.wanted[3]) {
     const Tensor x = x_rows_.narrow(0, begin, dz.size(0)).to(dz.scalar_type());
-    add_transposed_product(weights_, {states_before(first, last, dz.scalar_type()), {x}}, dz);
+    const Pieces states = states_before(first, last, dz.scalar_type());
+    if (products_.has_value()) {
+      const Tensor one = at::ones({dz.size(0), 1}, dz.options());
+      products_->add({states.size() == 1 ? states[0] : at::cat(states), x, one}, dz);
+    } else {
+      add_transposed_product(weights_, {states, {x}}, dz);
+    }
   }
   if (bias_.defined()) bias_.add_(dz.sum(0, /*keepdim=*/false, bias_.scalar_type()));
   if (h_0_.defined()) add_initial_state(first, last, dz);
@@ -112,6 +128,11 @@ void GradientSums::add_initial_state(size_t first, size_t last, const Tensor& dz
 
 Gradients GradientSums::finish(const Tensor& dc) {
   const at::ScalarType dtype = p_.input.scalar_type();
+  if (products_.has_value()) {
+    const Tensor sums = products_->result();
+    weights_ = sums.slice(0, 0, sums.size(0) - 1);
+    if (p_.wanted[4]) bias_ = sums[sums.size(0) - 1].clone();
+  }
   return {
       input_.defined() ? input_.to(dtype).view(p_.input.sizes()) : Tensor(),
       h_0_,

@@ -19,9 +19,13 @@ at::Tensor final_states(
 // steps at once. Only the gradients that were asked for are computed.
 class GradientSums {
  public:
-  // `weights` (3H, H+I) is of the dtype that the products are to have.
+  // `weights` (3H, H+I) is of the dtype that the products are to have; `split` as
+  // in products.h.
   GradientSums(
-      const BackwardProblem& problem, const std::vector<Step>& steps, const at::Tensor& weights);
+      const BackwardProblem& problem,
+      const std::vector<Step>& steps,
+      const at::Tensor& weights,
+      bool split);
 
   // Adds what steps [first, last) contribute: dz (rows, 3H) are the gradients
   // of their pre-activations, in the order of the input's rows.
@@ -39,6 +43,7 @@ class GradientSums {
   std::vector<int64_t> begun_;  // rows of the state that take part before each step
   at::Tensor weights_h_;
   std::optional<RightOperand> weights_x_;
+  std::optional<TransposedSum> products_;
   at::Tensor x_rows_, output_rows_, initial_rows_;
   at::Tensor input_;    // (N, I)
   at::Tensor h_0_;      // (B, H)

@@ -1,0 +1,46 @@
+// A tile of 16 rows of 16 floats, transposed in registers. For the files per
+// instruction set.
+#pragma once
+
+#include "cell_math.h"
+
+#include <cstdint>
+
+namespace lltm::cpu {
+namespace {
+
+LLTM_CELL_INLINE std::int64_t at_most(std::int64_t n, std::int64_t most) {
+  return n < most ? n : most;
+}
+
+using Vector = float __attribute__((vector_size(64), aligned(4)));
+using Indices = std::int32_t __attribute__((vector_size(64)));
+constexpr std::int64_t kTile = 16;
+
+// Rows `kDistance` apart exchange their off-diagonal parts.
+template <std::int64_t kDistance>
+LLTM_CELL_INLINE void exchange(Vector (&tile)[kTile]) {
+  Indices low, high;
+  for (std::int32_t j = 0; j < kTile; ++j) {
+    const bool second = (j & kDistance) != 0;
+    low[j] = second ? 16 + (j - kDistance) : j;
+    high[j] = second ? 16 + j : j + kDistance;
+  }
+  for (std::int64_t i = 0; i < kTile; ++i) {
+    if ((i & kDistance) != 0) continue;
+    const Vector a = tile[i];
+    const Vector b = tile[i + kDistance];
+    tile[i] = __builtin_shuffle(a, b, low);
+    tile[i + kDistance] = __builtin_shuffle(a, b, high);
+  }
+}
+
+LLTM_CELL_INLINE void transpose_tile(Vector (&tile)[kTile]) {
+  exchange<1>(tile);
+  exchange<2>(tile);
+  exchange<4>(tile);
+  exchange<8>(tile);
+}
+
+}  // namespace
+}  // namespace lltm::cpu

@@ -1,0 +1,316 @@
+// Products of floats in three parts (cpu/split.h), for the instruction set that
+// has them: the parts, the layouts, the product and its rounding errors. Links the
+// kernels alone, without PyTorch.
+#include "cpu/pointwise.h"
+#include "cpu_features.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <vector>
+
+namespace lltm::cpu {
+namespace {
+
+using Floats = std::vector<float>;
+using Operand = std::vector<BFloat16x3>;
+
+class Split : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!lltm_test::cpu_has("amx")) GTEST_SKIP() << "this CPU has no AMX";
+    if (kernels_amx() == nullptr) GTEST_SKIP() << "this compiler has no AMX";
+    split_ = kernels_amx()->split;
+  }
+
+  SplitKernels split_{};
+};
+
+// A matrix with more elements from one row to the next than it has columns.
+struct TestMatrix {
+  TestMatrix(std::int64_t n_rows, std::int64_t n_columns, unsigned seed = 0)
+      : rows(n_rows), columns(n_columns), stride(n_columns + 5), values(n_rows * stride) {
+    std::mt19937 generator(seed);
+    std::normal_distribution<float> normal;
+    for (float& value : values) value = normal(generator);
+  }
+  float& at(std::int64_t r, std::int64_t c) { return values[r * stride + c]; }
+  float at(std::int64_t r, std::int64_t c) const { return values[r * stride + c]; }
+  TestMatrix transposed() const {
+    TestMatrix result(columns, rows);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      for (std::int64_t c = 0; c < columns; ++c) result.at(c, r) = at(r, c);
+    }
+    return result;
+  }
+
+  std::int64_t rows, columns, stride;
+  Floats values;
+};
+
+constexpr std::int64_t round_up(std::int64_t n, std::int64_t multiple) {
+  return (n + multiple - 1) / multiple * multiple;
+}
+
+// What no kernel may leave where it writes, and none may write elsewhere.
+constexpr BFloat16x3 kUntouched = {{0x5A5A, 0x5A5A, 0x5A5A}};
+
+double part(const std::uint16_t bits) {
+  return std::bit_cast<float>(std::uint32_t{bits} << 16);
+}
+
+// Element (r, k) of a left operand, as the sum of its parts.
+double left(const Operand& operand, std::int64_t stride, std::int64_t r, std::int64_t k) {
+  const auto* const words = &operand[0].bits[0] + (r * stride + k / 32 * 32) * 3 + k % 32;
+  return part(words[0]) + part(words[32]) + part(words[64]);
+}
+
+// Element (k, n) of a right operand.
+double right(const Operand& operand, std::int64_t depth, std::int64_t k, std::int64_t n) {
+  const auto* const tile = &operand[0].bits[0] + (n / 16 * depth + k / 32 * 32) * 16 * 3;
+  const auto* const words = tile + k % 32 / 2 * 32 + n % 16 * 2 + k % 2;
+  return part(words[0]) + part(words[512]) + part(words[1024]);
+}
+
+Operand left_operand(const SplitKernels& split, const TestMatrix& x) {
+  const std::int64_t stride = split_stride(x.columns);
+  Operand operand(x.rows * stride, kUntouched);
+  EXPECT_TRUE(split.rows(x.rows, x.columns, x.values.data(), x.stride, operand.data(), stride));
+  return operand;
+}
+
+Operand right_operand(const SplitKernels& split, const TestMatrix& x) {
+  const std::int64_t depth = round_up(x.rows, 32);
+  Operand operand(depth * round_up(x.columns, 16), kUntouched);
+  EXPECT_TRUE(split.pack(x.rows, x.columns, x.values.data(), x.stride, operand.data(), depth * 16));
+  return operand;
+}
+
+// ---- parts ------------------------------------------------------------------
+
+TEST_F(Split, PartsOfEveryMagnitudeSumUpToTheNumber) {
+  std::mt19937 generator(1);
+  constexpr int kSmallest = -103, kLargest = 126;  // exponents, each in a row
+  TestMatrix x(kLargest - kSmallest + 1, 64);
+  for (std::int64_t r = 0; r < x.rows; ++r) {
+    const auto exponent = static_cast<std::uint32_t>(r + kSmallest + 127) << 23;
+    for (std::int64_t c = 0; c < x.columns; ++c) {
+      const auto random = static_cast<std::uint32_t>(generator());
+      x.at(r, c) = std::bit_cast<float>((random & 0x807FFFFFu) | exponent);
+    }
+    x.at(r, 0) = std::bit_cast<float>(exponent | 0x7FFFFFu);
+    x.at(r, 1) = std::bit_cast<float>(exponent | 1u);
+  }
+  x.at(0, 2) = 0.0f;
+  const Operand operand = left_operand(split_, x);
+  for (std::int64_t r = 0; r < x.rows; ++r) {
+    for (std::int64_t c = 0; c < x.columns; ++c) {
+      ASSERT_EQ(left(operand, split_stride(64), r, c), x.at(r, c)) << "row " << r;
+    }
+  }
+}
+
+TEST_F(Split, TooLargeNumbersAreFoundWhereverTheyAre) {
+  const TestMatrix good(40, 45);
+  for (const float bad : {0x1p127f, -0x1.8p127f, INFINITY, -INFINITY}) {
+    for (std::int64_t r = 0; r < good.rows; ++r) {
+      for (std::int64_t c = 0; c < good.columns; ++c) {
+        TestMatrix x = good;
+        x.at(r, c) = bad;
+        const float* const data = x.values.data();
+        Operand to(64 * 160);
+        ASSERT_FALSE(split_.rows(x.rows, x.columns, data, x.stride, to.data(), 96));
+        ASSERT_FALSE(split_.columns(x.rows, x.columns, data, x.stride, to.data(), 96));
+        ASSERT_FALSE(split_.pack(x.rows, x.columns, data, x.stride, to.data(), 64 * 16));
+        ASSERT_FALSE(split_.pack_transposed(x.rows, x.columns, data, x.stride, to.data(), 64 * 16));
+      }
+    }
+  }
+}
+
+TEST_F(Split, NanIsSplitIntoNan) {
+  TestMatrix x(1, 3);
+  x.at(0, 1) = std::numeric_limits<float>::quiet_NaN();
+  const Operand operand = left_operand(split_, x);
+  EXPECT_EQ(left(operand, 32, 0, 0), x.at(0, 0));
+  EXPECT_TRUE(std::isnan(left(operand, 32, 0, 1)));
+  EXPECT_EQ(left(operand, 32, 0, 2), x.at(0, 2));
+}
+
+// ---- layouts ----------------------------------------------------------------
+
+struct Size {
+  std::int64_t rows, columns;
+};
+constexpr Size kSizes[] = {
+    {1, 1},
+    {1, 32},
+    {2, 16},
+    {3, 17},
+    {16, 16},
+    {17, 31},
+    {31, 33},
+    {32, 32},
+    {33, 48},
+    {50, 75},
+    {64, 64},
+    {65, 129}};
+
+TEST_F(Split, LeftOperandsHaveTheElementsThenZerosToTheGroupsEnd) {
+  for (const auto [rows, columns] : kSizes) {
+    const TestMatrix x(rows, columns);
+    const Operand by_rows = left_operand(split_, x);
+    const std::int64_t stride = split_stride(columns);
+    Operand by_columns(rows * stride, kUntouched);
+    const TestMatrix xt = x.transposed();
+    ASSERT_TRUE(split_.columns(
+        xt.rows, xt.columns, xt.values.data(), xt.stride, by_columns.data(), stride));
+    for (std::int64_t r = 0; r < rows; ++r) {
+      for (std::int64_t k = 0; k < round_up(columns, 32); ++k) {
+        const double expected = k < columns ? x.at(r, k) : 0.0;
+        ASSERT_EQ(left(by_rows, stride, r, k), expected);
+        ASSERT_EQ(left(by_columns, stride, r, k), expected);
+      }
+      for (std::int64_t k = round_up(columns, 32); k < stride; ++k) {
+        ASSERT_EQ(by_rows[r * stride + k].bits[0], 0x5A5A) << "written behind the row";
+        ASSERT_EQ(by_columns[r * stride + k].bits[0], 0x5A5A) << "written behind the row";
+      }
+    }
+  }
+}
+
+TEST_F(Split, RightOperandsHaveTheElementsThenZerosToTheGroupsEnd) {
+  for (const auto [rows, columns] : kSizes) {
+    const TestMatrix x(rows, columns);
+    const Operand packed = right_operand(split_, x);
+    const std::int64_t depth = round_up(rows, 32);
+    Operand transposed(packed.size(), kUntouched);
+    const TestMatrix xt = x.transposed();
+    ASSERT_TRUE(split_.pack_transposed(
+        xt.rows, xt.columns, xt.values.data(), xt.stride, transposed.data(), depth * 16));
+    for (std::int64_t n = 0; n < columns; ++n) {
+      for (std::int64_t k = 0; k < depth; ++k) {
+        const double expected = k < rows ? x.at(k, n) : 0.0;
+        ASSERT_EQ(right(packed, depth, k, n), expected);
+        ASSERT_EQ(right(transposed, depth, k, n), expected);
+      }
+    }
+  }
+}
+
+// ---- products ---------------------------------------------------------------
+
+// C = A B, or C += A B, next to what must not be written.
+void check_product(
+    const SplitKernels& split,
+    std::int64_t rows,
+    std::int64_t columns,
+    std::int64_t depth,
+    bool accumulate) {
+  const TestMatrix a(rows, depth, 1);
+  const TestMatrix b(depth, columns, 2);
+  const Operand left = left_operand(split, a);
+  const Operand right = right_operand(split, b);
+  const std::int64_t width = round_up(columns, 16);
+  const std::int64_t ldc = width + 3;
+  constexpr float kBefore = 0.75f;
+  Floats c((rows + 2) * ldc, kBefore);
+  split.multiply(
+      rows,
+      width,
+      round_up(depth, 32),
+      left.data(),
+      split_stride(depth),
+      right.data(),
+      c.data() + ldc,
+      ldc,
+      accumulate);
+  for (std::int64_t r = -1; r <= rows; ++r) {
+    const float* const row = c.data() + (r + 1) * ldc;
+    for (std::int64_t n = r >= 0 && r < rows ? width : 0; n < ldc; ++n) {
+      ASSERT_EQ(row[n], kBefore) << "written at " << r << ", " << n;
+    }
+    if (r < 0 || r == rows) continue;
+    for (std::int64_t n = 0; n < columns; ++n) {
+      double expected = accumulate ? kBefore : 0.0;
+      double magnitude = expected;
+      for (std::int64_t k = 0; k < depth; ++k) {
+        const double product = static_cast<double>(a.at(r, k)) * b.at(k, n);
+        expected += product;
+        magnitude += std::abs(product);
+      }
+      // What the parts leave out, 2^-23 of each product, and the rounding of sums,
+      // which grows with the root of their number.
+      const double bound =
+          magnitude * (0x1p-23 + 0x1p-24 * std::sqrt(6.0 * static_cast<double>(depth)));
+      ASSERT_NEAR(row[n], expected, bound)
+          << rows << " x " << depth << " x " << columns << " at " << r << ", " << n;
+    }
+  }
+}
+
+TEST_F(Split, ProductsOfEveryNumberOfRowsAreRightAndWriteNothingElse) {
+  for (std::int64_t rows = 1; rows <= 97; ++rows)
+    check_product(split_, rows, 48, 64, rows % 2 == 0);
+}
+
+TEST_F(Split, ProductsOfEveryNumberOfPanelsAreRightAndWriteNothingElse) {
+  for (const std::int64_t rows : {5, 16, 32, 45}) {
+    for (std::int64_t columns = 1; columns <= 160; columns += 13) {
+      check_product(split_, rows, columns, 96, columns % 2 == 0);
+    }
+  }
+}
+
+TEST_F(Split, ProductsOfEveryDepthAreRight) {
+  for (const std::int64_t rows : {3, 33}) {
+    for (const std::int64_t depth : {1, 2, 31, 32, 33, 100, 128, 129, 160, 257, 700, 1536}) {
+      check_product(split_, rows, 32, depth, false);
+      check_product(split_, rows, 32, depth, true);
+    }
+  }
+}
+
+// The case that the parts are made for: sums of many products, compared with float
+// sums of the same.
+TEST_F(Split, ErrorsAreNoLargerThanThoseOfFloatSums) {
+  constexpr std::int64_t kRows = 32, kColumns = 32, kDepth = 512;
+  const TestMatrix a(kRows, kDepth, 3);
+  const TestMatrix b(kDepth, kColumns, 4);
+  const Operand left = left_operand(split_, a);
+  const Operand right = right_operand(split_, b);
+  Floats c(kRows * kColumns);
+  split_.multiply(
+      kRows,
+      kColumns,
+      kDepth,
+      left.data(),
+      split_stride(kDepth),
+      right.data(),
+      c.data(),
+      kColumns,
+      false);
+  double split_error = 0, float_error = 0;
+  for (std::int64_t r = 0; r < kRows; ++r) {
+    for (std::int64_t n = 0; n < kColumns; ++n) {
+      double exact = 0;
+      float sum = 0;
+      for (std::int64_t k = 0; k < kDepth; ++k) {
+        exact += static_cast<double>(a.at(r, k)) * b.at(k, n);
+        sum = std::fma(a.at(r, k), b.at(k, n), sum);
+      }
+      split_error = std::max(split_error, std::abs(c[r * kColumns + n] - exact));
+      float_error = std::max(float_error, std::abs(sum - exact));
+    }
+  }
+  EXPECT_GT(float_error, 0);
+  EXPECT_LE(split_error, float_error);
+}
+
+}  // namespace
+}  // namespace lltm::cpu
