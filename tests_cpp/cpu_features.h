@@ -3,7 +3,7 @@
 
 #include <string_view>
 
-#if defined(__x86_64__) && defined(__linux__)
+#if defined(LLTM_COMPILER_HAS_AMX) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -22,7 +22,7 @@ inline bool cpu_has(std::string_view capability) {
            __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
            __builtin_cpu_supports("avx512vl");
   }
-#if defined(__linux__)
+#if defined(__linux__) && defined(LLTM_COMPILER_HAS_AMX)
   if (capability == "amx") {
     constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
     constexpr long kTileData = 18;

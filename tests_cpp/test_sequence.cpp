@@ -453,6 +453,23 @@ TEST_P(SequenceDtype, NonFiniteArgumentsPropagateAsInPlainPyTorch) {
   }
 }
 
+// Products that overflow, of either sign, in many rows: infinite pre-activations
+// of finite arguments.
+TEST_P(SequenceDtype, OverflowingProductsAreThoseOfPlainPyTorch) {
+  if (dtype() != at::kFloat && dtype() != at::kDouble) GTEST_SKIP() << "rounded otherwise";
+  const c10::InferenceMode guard;
+  Arguments arguments = dense({1, 40, 3, 35}, 1);
+  const double large = dtype() == at::kFloat ? 1e30 : 1e200;
+  arguments.input = arguments.input * large;
+  arguments.weights = arguments.weights * large;
+  const Tensors ours = sequence(arguments);
+  const Tensors eager = eager_sequence(arguments);
+  EXPECT_GT(eager[2].isinf().sum().item<int64_t>(), 100);
+  for (size_t k = 0; k < ours.size(); ++k) {
+    EXPECT_TRUE(at::allclose(ours[k], eager[k], 1e-5, 1e-5, /*equal_nan=*/true)) << "result " << k;
+  }
+}
+
 TEST_P(SequenceDtype, InferenceAndTrainingGiveTheSameValues) {
   const Arguments arguments = dense({6, 17, 33, 65}, 1);
   const Tensors grad_outputs = random_gradients(arguments, 2);

@@ -85,7 +85,8 @@ Grid choose_grid(
   if (weight_bytes <= kPrivateCache) {
     grid.rows = std::clamp<int64_t>(batch / kGoodRows<G>, 1, threads);
   }
-  grid.columns = std::clamp<int64_t>(threads / grid.rows, 1, (hidden + kUnits - 1) / kUnits);
+  grid.columns =
+      std::clamp<int64_t>(threads / grid.rows, 1, (hidden + kBlockUnits<G> - 1) / kBlockUnits<G>);
   return grid;
 }
 

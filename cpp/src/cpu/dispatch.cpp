@@ -17,7 +17,7 @@ namespace {
 // which has to be asked for. An instruction set that the environment names is
 // meant as it stands there.
 bool has_amx() {
-#if defined(LLTM_HAS_INIT_AMX) && defined(__x86_64__)
+#if defined(LLTM_HAS_INIT_AMX) && defined(LLTM_COMPILER_HAS_AMX)
   return std::getenv("ATEN_CPU_CAPABILITY") == nullptr && __builtin_cpu_supports("avx512bf16") &&
          __builtin_cpu_supports("amx-bf16") && at::cpu::init_amx();
 #else
@@ -30,7 +30,7 @@ bool has_amx() {
 const Kernels& kernels() {
   static const Kernels& chosen = []() -> const Kernels& {
     const std::string capability = at::get_cpu_capability();
-    if (capability == "AVX512" && kernels_amx() != nullptr && has_amx()) return *kernels_amx();
+    if (capability == "AVX512" && has_amx() && kernels_amx() != nullptr) return *kernels_amx();
     if (capability == "AVX512" && kernels_avx512() != nullptr) return *kernels_avx512();
     const bool avx2 = capability == "AVX512" || capability == "AVX2";
     if (avx2 && kernels_avx2() != nullptr) return *kernels_avx2();

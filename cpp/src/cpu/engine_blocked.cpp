@@ -345,13 +345,17 @@ Gradients backward(const BackwardProblem& p, bool split_sums = false) {
   const auto dh_n = read<float>(grad_h_n);
   const Tensor dc = at::zeros({batch, hidden}, options);
   if (p.grad_c_n.defined()) dc.copy_(p.grad_c_n);
-  // dz of the chunk at work and of the one before, whose last step is needed.
+  // dz of the chunk at work; and of the one before, whose last step is needed,
+  // where it is the operand too.
   const std::vector<Chunk> chunks = plan_chunks(steps, kChunkRows<G>);
   int64_t chunk_rows = 0;
   for (const Chunk& chunk : chunks) chunk_rows = std::max(chunk_rows, chunk.rows);
   const std::array<LeftOperand<S>, 2> dz_buffers = {
       empty_rows<S>(chunk_rows, 3 * hidden, options),
-      empty_rows<S>(chunks.size() > 1 ? chunk_rows : 0, 3 * hidden, options)};
+      empty_rows<S>(chunks.size() > 1 && !kSplit ? chunk_rows : 0, 3 * hidden, options)};
+  const auto buffer_of = [&](size_t chunk) -> const LeftOperand<S>& {
+    return dz_buffers[kSplit ? 0 : chunk % 2];
+  };
   // Split, of two steps in turn.
   const LeftOperand<G> dz_split =
       kSplit ? empty_rows<G>(2 * batch, depth, options) : LeftOperand<G>{};
@@ -394,7 +398,7 @@ Gradients backward(const BackwardProblem& p, bool split_sums = false) {
     // dz of step k of this chunk, or of the step after the chunk.
     const auto dz_of = [&](size_t k) {
       const size_t owner = k < chunk.last ? c : c + 1;
-      return dz_buffers[owner % 2].rows.from(steps[k].offset - chunks[owner].begin);
+      return buffer_of(owner).rows.from(steps[k].offset - chunks[owner].begin);
     };
     // The same as an operand.
     const auto dz_operand = [&](size_t k) {
@@ -476,7 +480,7 @@ Gradients backward(const BackwardProblem& p, bool split_sums = false) {
     sums.add(
         chunk.first,
         chunk.last,
-        dz_buffers[c % 2].tensor.slice(0, 0, chunk.rows).slice(1, 0, 3 * hidden));
+        buffer_of(c).tensor.slice(0, 0, chunk.rows).slice(1, 0, 3 * hidden));
   }
   return sums.finish(dc);
 }

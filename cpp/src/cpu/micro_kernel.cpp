@@ -67,36 +67,13 @@ std::int64_t next_band(std::int64_t rows) {
   return rows < 4 ? rows : rows / 4 * 4;
 }
 
-template <typename G>
-void multiply_bands(
-    std::int64_t rows,
-    std::int64_t columns,
-    std::int64_t depth,
-    const G* a,
-    std::int64_t lda,
-    const G* b,
-    std::int64_t ldb,
-    float* c,
-    std::int64_t ldc,
-    bool accumulate) {
-  while (rows > 0) {
-    const std::int64_t band = next_band(rows);
-    brgemm(band, columns, depth, a, lda, b, ldb, c, ldc, accumulate);
-    a += band * lda;
-    c += band * ldc;
-    rows -= band;
-  }
-}
-
 // The kernel adds up all of a row and column one after the other: its rounding
 // errors grow with the depth. Sums are at most this long; what is longer is the sum
 // of several.
 constexpr std::int64_t kLongestSum = 256;
 
-}  // namespace
-
-template <>
-void multiply<float>(
+// As multiply, for the rows of one band.
+void multiply_band(
     std::int64_t rows,
     std::int64_t columns,
     std::int64_t depth,
@@ -110,7 +87,7 @@ void multiply<float>(
   // Half of it may be in C already.
   const std::int64_t pieces = (depth + kLongestSum - 1) / kLongestSum;
   if (depth <= kLongestSum / 2 || (pieces == 1 && !accumulate)) {
-    return multiply_bands(rows, columns, depth, a, lda, b, ldb, c, ldc, accumulate);
+    return brgemm(rows, columns, depth, a, lda, b, ldb, c, ldc, accumulate);
   }
   thread_local std::vector<float> sum;
   sum.resize(std::max(sum.size(), static_cast<std::size_t>(rows * columns)));
@@ -118,10 +95,10 @@ void multiply<float>(
   for (std::int64_t k = 0; k < depth; k += piece) {
     const std::int64_t size = std::min(piece, depth - k);
     if (k == 0 && !accumulate) {
-      multiply_bands(rows, columns, size, a, lda, b, ldb, c, ldc, /*accumulate=*/false);
+      brgemm(rows, columns, size, a, lda, b, ldb, c, ldc, /*accumulate=*/false);
       continue;
     }
-    multiply_bands(rows, columns, size, a + k, lda, b + k * ldb, ldb, sum.data(), columns, false);
+    brgemm(rows, columns, size, a + k, lda, b + k * ldb, ldb, sum.data(), columns, false);
     for (std::int64_t r = 0; r < rows; ++r) {
       float* const to = c + r * ldc;
       const float* const from = sum.data() + r * columns;
@@ -130,8 +107,8 @@ void multiply<float>(
   }
 }
 
-template <>
-void multiply<BFloat16>(
+// bfloat16's own rounding is far larger than that of its sums.
+void multiply_band(
     std::int64_t rows,
     std::int64_t columns,
     std::int64_t depth,
@@ -142,8 +119,54 @@ void multiply<BFloat16>(
     float* c,
     std::int64_t ldc,
     bool accumulate) {
-  multiply_bands(rows, columns, depth, a, lda, b, ldb, c, ldc, accumulate);
+  brgemm(rows, columns, depth, a, lda, b, ldb, c, ldc, accumulate);
 }
+
+}  // namespace
+
+template <typename G>
+void multiply(
+    std::int64_t rows,
+    std::int64_t columns,
+    std::int64_t depth,
+    const G* a,
+    std::int64_t lda,
+    const G* b,
+    std::int64_t ldb,
+    float* c,
+    std::int64_t ldc,
+    bool accumulate) {
+  while (rows > 0) {
+    const std::int64_t band = next_band(rows);
+    multiply_band(band, columns, depth, a, lda, b, ldb, c, ldc, accumulate);
+    a += band * lda;
+    c += band * ldc;
+    rows -= band;
+  }
+}
+
+template void multiply<float>(
+    std::int64_t,
+    std::int64_t,
+    std::int64_t,
+    const float*,
+    std::int64_t,
+    const float*,
+    std::int64_t,
+    float*,
+    std::int64_t,
+    bool);
+template void multiply<BFloat16>(
+    std::int64_t,
+    std::int64_t,
+    std::int64_t,
+    const BFloat16*,
+    std::int64_t,
+    const BFloat16*,
+    std::int64_t,
+    float*,
+    std::int64_t,
+    bool);
 
 template <>
 void multiply<BFloat16x3>(

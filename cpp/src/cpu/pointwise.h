@@ -48,7 +48,7 @@ using stored_t = typename Stored<G>::type;
 
 // In what follows T is the storage type of the tensors and G that of the matrix
 // products' operands: T itself; float, where 16-bit products are not to be had;
-// or BFloat16x3 for float, where that is faster. One call covers some hidden
+// or BFloat16x3 in the place of float, where that is faster. One call covers some hidden
 // units, `hidden` of them: all, or a block. For BFloat16x3, whole rows of them.
 //
 // Where an argument is written, its columns are contiguous. c_next may be c.

@@ -233,22 +233,15 @@ void forward(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
     store(a.c_next, row, col, n, c);
     store(a.h_next, row, col, n, h);
     if (a.h_operand.data != nullptr) {
-      // What was stored, so that a sequence and single steps agree.
+      // What was stored, so that a sequence and single steps agree. It is at most 1.
       for (std::int64_t j = 0; j < n; ++j) out_h.values[j] = widen(narrow<T>(h[j]));
       store_operand(a.h_operand, row, col, n, out_h.values);
     }
   });
 }
 
-// Rows far apart: the CPU does not see by itself what comes next. An address after
-// the end of the matrix does no harm.
+// Rows to fetch ahead.
 constexpr std::int64_t kRowsAhead = 4;
-
-template <typename T>
-LLTM_CELL_INLINE void fetch_ahead(const T* x, std::int64_t n) {
-  constexpr std::int64_t kLine = 64 / sizeof(T);
-  for (std::int64_t j = 0; j < n; j += kLine) __builtin_prefetch(x + j);
-}
 
 template <typename T, typename G>
 void backward(const BackwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {

@@ -43,7 +43,7 @@ Transpose<BFloat16> transpose_of(BFloat16) {
 }
 
 // A block of a result: itself where the micro-kernel may write it, else a copy
-// that is added or moved there.
+// that is moved there.
 template <typename G>
 class ResultBlock {
  public:
@@ -56,8 +56,7 @@ class ResultBlock {
       int64_t columns,
       int64_t depth,
       Matrix<const G> a,
-      const G* b,
-      bool accumulate) {
+      const G* b) {
     const int64_t padded = padded_columns<G>(columns);
     const bool direct = padded == columns;
     if (!direct) copy_.resize(room_);
@@ -71,11 +70,9 @@ class ResultBlock {
         padded,
         direct ? out.data : copy_.data(),
         direct ? out.row_stride : padded,
-        direct && accumulate);
+        /*accumulate=*/false);
     for (int64_t r = 0; !direct && r < rows; ++r) {
-      const float* const from = copy_.data() + r * padded;
-      float* const to = out.row(r);
-      for (int64_t n = 0; n < columns; ++n) to[n] = from[n] + (accumulate ? to[n] : 0.0f);
+      std::copy_n(copy_.data() + r * padded, columns, out.row(r));
     }
   }
 
@@ -152,13 +149,7 @@ void RightOperand::multiply_blocks(const Tensor& out, const Tensor& a) const {
         left = x.from(r);
       }
       block.multiply(
-          y.from(r, n),
-          height,
-          std::min(kColumns, columns - n),
-          depth,
-          left,
-          packed + n * depth,
-          /*accumulate=*/false);
+          y.from(r, n), height, std::min(kColumns, columns - n), depth, left, packed + n * depth);
     }
     release_micro_kernel();
   });

@@ -8,9 +8,11 @@
 // products, in half the time (Henry, Tang, Heinecke: Leveraging the bfloat16
 // Artificial Intelligence Datatype for Higher-Precision Computations, 2019).
 //
-// Two limits: an infinity has no such parts, so whoever splits finds out whether
-// everything was finite, and turns to float products where it was not; and parts
-// below 2^-126 count as zero, which numbers below 2^-103 lose digits by.
+// Two limits. An infinity has no such parts, and where a product is too large for
+// a float, those of the parts may cancel to NaN: so whoever splits finds out
+// whether every number is below kSplitLimit, and turns to float products where one
+// is not. And what is below 2^-126, a part or a product of parts, counts as zero:
+// numbers below 2^-103, and products below 2^-102, lose digits.
 //
 // Part of the files per instruction set: no header of torch.
 #pragma once
@@ -26,6 +28,7 @@ struct BFloat16x3 {
   std::uint16_t bits[3];
 };
 constexpr std::int64_t kSplitGroup = 32;
+constexpr float kSplitLimit = 0x1p60f;
 // Columns of a panel of a right operand.
 constexpr std::int64_t kSplitPanel = 16;
 
@@ -41,7 +44,7 @@ constexpr std::int64_t split_stride(std::int64_t depth) {
 }
 
 // What splits a matrix x (rows, columns) of floats, contiguous in its rows, tells
-// whether all of it could be split: each element is NaN or below 2^127.
+// whether all of it could be split: each element is NaN or below kSplitLimit.
 //
 // `panel_stride` is the elements from one panel to the next: 16 times the depth
 // of the whole operand, of which x may be a part.

@@ -42,16 +42,11 @@ LLTM_CELL_INLINE __m512 widen_half(__m256i part) {
 }
 
 LLTM_CELL_INLINE __mmask16 too_large(__m512 x) {
-  return _mm512_cmp_ps_mask(_mm512_abs_ps(x), _mm512_set1_ps(0x1p127f), _CMP_GE_OQ);
+  return _mm512_cmp_ps_mask(_mm512_abs_ps(x), _mm512_set1_ps(kSplitLimit), _CMP_GE_OQ);
 }
 
 LLTM_CELL_INLINE __mmask16 too_large(Group x) {
   return too_large(x.low) | too_large(x.high);
-}
-
-// Rows far apart: the CPU does not see by itself which line comes next.
-LLTM_CELL_INLINE void fetch_ahead(const void* line) {
-  _mm_prefetch(static_cast<const char*>(line), _MM_HINT_T0);
 }
 
 // The elements of `low` become the lower 16 of each part.
@@ -114,7 +109,7 @@ bool split_columns(
         const bool there = r + i < rows;
         halves[i / 16][i % 16] =
             load_floats(there ? x + (r + i) * x_stride + c : x, there ? width : 0);
-        fetch_ahead(x + (r + i + kSplitGroup) * x_stride + c);
+        fetch_ahead(x + (r + i + kSplitGroup) * x_stride + c, 16);
       }
       transpose(halves[0]);
       transpose(halves[1]);
@@ -140,15 +135,15 @@ bool pack_split(
       0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
       8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
   const __m512i order = _mm512_load_si512(kPairs);
-  constexpr std::int64_t kRowsAhead = 16;
+  constexpr std::int64_t kAhead = 16;  // rows
   __mmask16 bad = 0;
   for (std::int64_t r = 0; r < rows; r += 2) {
     BFloat16x3* const group = y + r / kSplitGroup * kSplitGroup * kSplitPanel;
     std::uint16_t* const line = words(group) + r % kSplitGroup / 2 * 32;
     for (std::int64_t c = 0; c < columns; c += kSplitPanel) {
       const float* const first = x + r * x_stride + c;
-      fetch_ahead(first + kRowsAhead * x_stride);
-      fetch_ahead(first + (kRowsAhead + 1) * x_stride);
+      fetch_ahead(first + kAhead * x_stride, 16);
+      fetch_ahead(first + (kAhead + 1) * x_stride, 16);
       const bool second = r + 1 < rows;
       const Group pair = {
           load_floats(first, columns - c),
@@ -367,8 +362,8 @@ void multiply_2x1(const ProductBlock& p) {
   _tile_stored(2, d, p.c_stride);
 }
 
-// 16 rows at most, kPanels panels: all parts of the rows at once. In three rounds,
-// so that products for the same tile of C are far apart.
+// 16 rows at most, kPanels panels: all parts of the rows at once, and in three
+// rounds one part of the panels, so that it is used for all that it is needed for.
 template <int kPanels>
 void multiply_1x(const ProductBlock& p) {
   const std::uint16_t* a = p.a;

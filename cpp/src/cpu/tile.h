@@ -1,5 +1,5 @@
-// A tile of 16 rows of 16 floats, transposed in registers. For the files per
-// instruction set.
+// What the files per instruction set share: a tile of 16 rows of 16 floats,
+// transposed in registers; memory fetched ahead.
 #pragma once
 
 #include "cell_math.h"
@@ -40,6 +40,15 @@ LLTM_CELL_INLINE void transpose_tile(Vector (&tile)[kTile]) {
   exchange<2>(tile);
   exchange<4>(tile);
   exchange<8>(tile);
+}
+
+// n elements of a row that will be read soon. Where rows lie far apart, the CPU
+// does not see by itself which comes next. An address beyond the matrix does no
+// harm.
+template <typename T>
+LLTM_CELL_INLINE void fetch_ahead(const T* x, std::int64_t n) {
+  constexpr std::int64_t kLine = 64 / sizeof(T);
+  for (std::int64_t j = 0; j < n; j += kLine) __builtin_prefetch(x + j);
 }
 
 }  // namespace
