@@ -16,56 +16,70 @@
 
 namespace reference {
 
-// Wider than float64 where the platform has something wider, so that float64
-// results can be judged too.
-using Real = long double;
+// The type of the results: wider than float64 where the platform has something
+// wider, so that float64 results can be judged too. What is calculated with is a
+// template parameter: float64 is exact enough to judge the narrower types, and
+// several times as fast.
+using Widest = long double;
+
+template <typename Real>
 using Vector = std::vector<Real>;
 
+template <typename Real = Widest>
 struct Matrix {
   Matrix() = default;
   Matrix(std::int64_t rows, std::int64_t cols)
       : rows(rows), cols(cols), data(static_cast<std::size_t>(rows * cols)) {}
+  template <typename Other>
+  explicit Matrix(const Matrix<Other>& other)
+      : rows(other.rows), cols(other.cols), data(other.data.begin(), other.data.end()) {}
 
   Real* row(std::int64_t r) { return data.data() + r * cols; }
   const Real* row(std::int64_t r) const { return data.data() + r * cols; }
 
   std::int64_t rows = 0;
   std::int64_t cols = 0;
-  Vector data;
+  Vector<Real> data;
 };
 
-inline Real sigmoid(Real z) {
+template <typename Real>
+Real sigmoid(Real z) {
   return 1 / (1 + std::exp(-z));
 }
-inline Real elu(Real z) {
+template <typename Real>
+Real elu(Real z) {
   return z > 0 ? z : std::expm1(z);
 }
-inline Real elu_derivative(Real z) {
-  return z > 0 ? 1 : std::exp(z);
+template <typename Real>
+Real elu_derivative(Real z) {
+  return z > 0 ? Real(1) : std::exp(z);
 }
 
 // One step of one row, with everything its backward needs.
+template <typename Real>
 struct Step {
-  Vector h_and_x;         // X, (H+I)
-  Vector i, o, z_g, g;    // (H) each
-  Vector c_next, h_next;  // (H) each
+  Vector<Real> h_and_x;         // X, (H+I)
+  Vector<Real> i, o, z_g, g;    // (H) each
+  Vector<Real> c_next, h_next;  // (H) each
 };
 
 // input (I); h, c (H); weights (3H, H+I); bias (3H) or absent.
-inline Step step_forward(
+template <typename Real>
+Step<Real> step_forward(
     const Real* input,
     std::int64_t input_size,
-    const Vector& h,
-    const Vector& c,
-    const Matrix& weights,
-    const std::optional<Vector>& bias) {
+    const Vector<Real>& h,
+    const Vector<Real>& c,
+    const Matrix<Real>& weights,
+    const std::optional<Vector<Real>>& bias) {
   const std::size_t hidden_size = h.size();
-  Step step;
+  Step<Real> step;
   step.h_and_x = h;
   step.h_and_x.insert(step.h_and_x.end(), input, input + input_size);
 
   const auto pre_activation = [&](std::size_t row) {
     Real sum = 0;
+#pragma omp simd reduction(+ : sum)
     for (std::size_t k = 0; k < step.h_and_x.size(); ++k) {
       sum += weights.row(static_cast<std::int64_t>(row))[k] * step.h_and_x[k];
     }
@@ -84,16 +98,17 @@ inline Step step_forward(
 
 // From dh and dc, the gradients of h' and c', to those of h and c, in place;
 // adds to d_input (I), d_weights and d_bias.
-inline void step_backward(
-    const Step& step,
-    const Matrix& weights,
-    Vector& dh,
-    Vector& dc,
+template <typename Real>
+void step_backward(
+    const Step<Real>& step,
+    const Matrix<Real>& weights,
+    Vector<Real>& dh,
+    Vector<Real>& dc,
     Real* d_input,
-    Matrix& d_weights,
-    Vector& d_bias) {
+    Matrix<Real>& d_weights,
+    Vector<Real>& d_bias) {
   const std::size_t hidden_size = dh.size();
-  Vector dz(3 * hidden_size);
+  Vector<Real> dz(3 * hidden_size);
   for (std::size_t j = 0; j < hidden_size; ++j) {
     const Real i = step.i[j];
     const Real o = step.o[j];
@@ -103,10 +118,11 @@ inline void step_backward(
     dz[hidden_size + j] = dh[j] * tanh_c * o * (1 - o);
     dz[2 * hidden_size + j] = dc[j] * i * elu_derivative(step.z_g[j]);
   }
-  Vector d_h_and_x(step.h_and_x.size());
+  Vector<Real> d_h_and_x(step.h_and_x.size());
   for (std::size_t row = 0; row < dz.size(); ++row) {
     const Real* w = weights.row(static_cast<std::int64_t>(row));
     Real* dw = d_weights.row(static_cast<std::int64_t>(row));
+#pragma omp simd
     for (std::size_t k = 0; k < d_h_and_x.size(); ++k) {
       d_h_and_x[k] += dz[row] * w[k];
       dw[k] += dz[row] * step.h_and_x[k];
@@ -121,35 +137,40 @@ inline void step_backward(
   }
 }
 
+template <typename Real>
 struct Arguments {
-  Matrix input;  // (N, I), the rows of one step beside each other
-  Matrix h, c;   // (B, H)
-  Matrix weights;
-  std::optional<Vector> bias;
+  Matrix<Real> input;  // (N, I), the rows of one step beside each other
+  Matrix<Real> h, c;   // (B, H)
+  Matrix<Real> weights;
+  std::optional<Vector<Real>> bias;
   std::vector<std::int64_t> batch_sizes;  // rows that reach each step
   bool reverse = false;
 };
 
+template <typename Real>
 struct Outputs {
-  Matrix output;  // (N, H), h' of every step
-  Matrix h, c;    // (B, H), after each row's last step taken
+  Matrix<Real> output;  // (N, H), h' of every step
+  Matrix<Real> h, c;    // (B, H), after each row's last step taken
 };
 
+template <typename Real>
 struct Gradients {
-  Matrix input, h, c, weights;
-  Vector bias;
+  Matrix<Real> input, h, c, weights;
+  Vector<Real> bias;
 };
 
+template <typename Real>
 struct Sequence {
-  Outputs outputs;
-  std::vector<std::vector<Step>> steps;             // per row, in the order they ran
+  Outputs<Real> outputs;
+  std::vector<std::vector<Step<Real>>> steps;       // per row, in the order they ran
   std::vector<std::vector<std::int64_t>> position;  // the row of input each one read
 };
 
-inline Sequence sequence_forward(const Arguments& arguments) {
-  const Matrix& input = arguments.input;
-  Sequence result;
-  result.outputs = {Matrix(input.rows, arguments.h.cols), arguments.h, arguments.c};
+template <typename Real>
+Sequence<Real> sequence_forward(const Arguments<Real>& arguments) {
+  const Matrix<Real>& input = arguments.input;
+  Sequence<Real> result;
+  result.outputs = {Matrix<Real>(input.rows, arguments.h.cols), arguments.h, arguments.c};
   for (std::int64_t b = 0; b < arguments.h.rows; ++b) {
     std::vector<std::int64_t> position;
     std::int64_t first_of_step = 0;
@@ -163,9 +184,9 @@ inline Sequence sequence_forward(const Arguments& arguments) {
       position = {position.rbegin(), position.rend()};
     }
 
-    Vector h(arguments.h.row(b), arguments.h.row(b) + arguments.h.cols);
-    Vector c(arguments.c.row(b), arguments.c.row(b) + arguments.c.cols);
-    std::vector<Step> steps;
+    Vector<Real> h(arguments.h.row(b), arguments.h.row(b) + arguments.h.cols);
+    Vector<Real> c(arguments.c.row(b), arguments.c.row(b) + arguments.c.cols);
+    std::vector<Step<Real>> steps;
     for (const std::int64_t n : position) {
       steps.push_back(
           step_forward(input.row(n), input.cols, h, c, arguments.weights, arguments.bias));
@@ -181,18 +202,21 @@ inline Sequence sequence_forward(const Arguments& arguments) {
   return result;
 }
 
-inline Gradients sequence_backward(
-    const Arguments& arguments, const Sequence& sequence, const Outputs& grad_outputs) {
-  const Matrix& weights = arguments.weights;
-  Gradients d;
-  d.input = Matrix(arguments.input.rows, arguments.input.cols);
+template <typename Real>
+Gradients<Real> sequence_backward(
+    const Arguments<Real>& arguments,
+    const Sequence<Real>& sequence,
+    const Outputs<Real>& grad_outputs) {
+  const Matrix<Real>& weights = arguments.weights;
+  Gradients<Real> d;
+  d.input = Matrix<Real>(arguments.input.rows, arguments.input.cols);
   d.h = grad_outputs.h;
   d.c = grad_outputs.c;
-  d.weights = Matrix(weights.rows, weights.cols);
-  d.bias = Vector(static_cast<std::size_t>(weights.rows));
+  d.weights = Matrix<Real>(weights.rows, weights.cols);
+  d.bias = Vector<Real>(static_cast<std::size_t>(weights.rows));
   for (std::int64_t b = 0; b < arguments.h.rows; ++b) {
-    Vector dh(d.h.row(b), d.h.row(b) + d.h.cols);
-    Vector dc(d.c.row(b), d.c.row(b) + d.c.cols);
+    Vector<Real> dh(d.h.row(b), d.h.row(b) + d.h.cols);
+    Vector<Real> dc(d.c.row(b), d.c.row(b) + d.c.cols);
     const auto& steps = sequence.steps[static_cast<std::size_t>(b)];
     const auto& position = sequence.position[static_cast<std::size_t>(b)];
     for (std::size_t s = steps.size(); s-- > 0;) {

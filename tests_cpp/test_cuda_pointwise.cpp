@@ -17,7 +17,7 @@
 namespace lltm::cuda {
 namespace {
 
-using reference::Real;
+using Real = reference::Widest;
 
 // ---- the index space ------------------------------------------------------
 

@@ -40,9 +40,10 @@ Arguments states_and_weights(
 }
 
 // The last dimension becomes the columns.
-reference::Matrix to_matrix(const at::Tensor& tensor, int64_t cols) {
+template <typename Real>
+reference::Matrix<Real> to_matrix(const at::Tensor& tensor, int64_t cols) {
   const at::Tensor values = tensor.detach().to(at::kDouble).contiguous();
-  reference::Matrix matrix(cols == 0 ? 0 : values.numel() / cols, cols);
+  reference::Matrix<Real> matrix(cols == 0 ? 0 : values.numel() / cols, cols);
   std::copy_n(values.const_data_ptr<double>(), values.numel(), matrix.data.begin());
   return matrix;
 }
@@ -59,7 +60,7 @@ std::vector<int64_t> rows_per_step(const Arguments& arguments) {
 }
 
 // max|y - y64|; infinity where y is not finite or has another size.
-double largest_error(const at::Tensor& y, const reference::Matrix& y64) {
+double largest_error(const at::Tensor& y, const reference::Matrix<>& y64) {
   const at::Tensor values = y.detach().to(at::kDouble).contiguous();
   const double infinity = std::numeric_limits<double>::infinity();
   if (values.numel() != static_cast<int64_t>(y64.data.size())) {
@@ -269,50 +270,64 @@ Evaluation evaluate(
   return {outputs, gradients};
 }
 
-Expected expect(const Arguments& arguments, const Tensors& grad_outputs) {
-  reference::Arguments a;
+namespace {
+
+template <typename Real>
+Expected expect_in(const Arguments& arguments, const Tensors& grad_outputs) {
+  reference::Arguments<Real> a;
   const int64_t hidden_size = arguments.h.size(1);
-  a.input = to_matrix(arguments.input, arguments.input.size(-1));
+  a.input = to_matrix<Real>(arguments.input, arguments.input.size(-1));
   a.batch_sizes = rows_per_step(arguments);
   a.input.rows = std::accumulate(a.batch_sizes.begin(), a.batch_sizes.end(), int64_t{0});
-  a.h = to_matrix(arguments.h, hidden_size);
-  a.c = to_matrix(arguments.c, hidden_size);
-  a.weights = to_matrix(arguments.weights, arguments.weights.size(1));
+  a.h = to_matrix<Real>(arguments.h, hidden_size);
+  a.c = to_matrix<Real>(arguments.c, hidden_size);
+  a.weights = to_matrix<Real>(arguments.weights, arguments.weights.size(1));
   if (arguments.bias) {
-    a.bias = to_matrix(*arguments.bias, 3 * hidden_size).data;
+    a.bias = to_matrix<Real>(*arguments.bias, 3 * hidden_size).data;
   }
   a.reverse = arguments.reverse;
 
   // A step returns (h', c'): its h' is the whole output, and h_n has no use.
   const bool step = grad_outputs.size() == 2;
   const auto gradient_or_zero = [&](const at::Tensor& gradient, int64_t rows) {
-    return gradient.defined() ? to_matrix(gradient, hidden_size)
-                              : reference::Matrix(rows, hidden_size);
+    return gradient.defined() ? to_matrix<Real>(gradient, hidden_size)
+                              : reference::Matrix<Real>(rows, hidden_size);
   };
-  reference::Outputs d;
+  reference::Outputs<Real> d;
   d.output = gradient_or_zero(grad_outputs.front(), a.input.rows);
   d.h = gradient_or_zero(step ? at::Tensor() : grad_outputs[1], a.h.rows);
   d.c = gradient_or_zero(grad_outputs.back(), a.h.rows);
 
-  const reference::Sequence forward = reference::sequence_forward(a);
-  const reference::Gradients backward = reference::sequence_backward(a, forward, d);
+  const auto forward = reference::sequence_forward(a);
+  const auto backward = reference::sequence_backward(a, forward, d);
   Expected expected;
-  expected.outputs = {forward.outputs.output};
-  if (!step) {
-    expected.outputs.push_back(forward.outputs.h);
+  const auto add = [](std::vector<reference::Matrix<>>& to, const reference::Matrix<Real>& result) {
+    to.emplace_back(result);
+  };
+  add(expected.outputs, forward.outputs.output);
+  if (!step) add(expected.outputs, forward.outputs.h);
+  add(expected.outputs, forward.outputs.c);
+  for (const auto* result : {&backward.input, &backward.h, &backward.c, &backward.weights}) {
+    add(expected.gradients, *result);
   }
-  expected.outputs.push_back(forward.outputs.c);
-  expected.gradients = {backward.input, backward.h, backward.c, backward.weights};
   if (a.bias) {
-    reference::Matrix bias(1, 3 * hidden_size);
+    reference::Matrix<Real> bias(1, 3 * hidden_size);
     bias.data = backward.bias;
-    expected.gradients.push_back(bias);
+    add(expected.gradients, bias);
   }
   return expected;
 }
 
+}  // namespace
+
+Expected expect(const Arguments& arguments, const Tensors& grad_outputs) {
+  return arguments.input.scalar_type() == at::kDouble
+             ? expect_in<reference::Widest>(arguments, grad_outputs)
+             : expect_in<double>(arguments, grad_outputs);
+}
+
 void Comparison::add(
-    const at::Tensor& ours, const at::Tensor& eager, const reference::Matrix& y64) {
+    const at::Tensor& ours, const at::Tensor& eager, const reference::Matrix<>& y64) {
   if (!ours.defined() || !eager.defined()) {
     mismatch_ = "a result is undefined";
     return;
@@ -326,7 +341,7 @@ void Comparison::add(
   }
   ours_ = std::max(ours_, largest_error(ours, y64));
   eager_ = std::max(eager_, largest_error(eager, y64));
-  for (const reference::Real value : y64.data) {
+  for (const reference::Widest value : y64.data) {
     scale_ = std::max(scale_, static_cast<double>(std::abs(value)));
   }
   eps_ = epsilon(ours.scalar_type());
@@ -351,7 +366,7 @@ void Comparison::add(
 }
 
 ::testing::AssertionResult is_accurate(
-    const at::Tensor& ours, const at::Tensor& eager, const reference::Matrix& y64) {
+    const at::Tensor& ours, const at::Tensor& eager, const reference::Matrix<>& y64) {
   Comparison comparison;
   comparison.add(ours, eager, y64);
   return comparison.result();
@@ -416,7 +431,7 @@ constexpr int64_t kFewestElements = 200;
 int64_t fewest_elements(const Expected& expected) {
   int64_t fewest = std::numeric_limits<int64_t>::max();
   for (const auto& results : {expected.outputs, expected.gradients}) {
-    for (const reference::Matrix& result : results) {
+    for (const reference::Matrix<>& result : results) {
       if (!result.data.empty()) {
         fewest = std::min(fewest, static_cast<int64_t>(result.data.size()));
       }

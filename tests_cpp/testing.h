@@ -89,8 +89,8 @@ Evaluation evaluate(
 
 // The same by the oracle; undefined grad_outputs are zero.
 struct Expected {
-  std::vector<reference::Matrix> outputs;
-  std::vector<reference::Matrix> gradients;
+  std::vector<reference::Matrix<>> outputs;
+  std::vector<reference::Matrix<>> gradients;
 };
 Expected expect(const Arguments& arguments, const Tensors& grad_outputs);
 
@@ -100,7 +100,7 @@ Expected expect(const Arguments& arguments, const Tensors& grad_outputs);
 // they are a matter of luck, so small problems are judged several at a time.
 class Comparison {
  public:
-  void add(const at::Tensor& ours, const at::Tensor& eager, const reference::Matrix& y64);
+  void add(const at::Tensor& ours, const at::Tensor& eager, const reference::Matrix<>& y64);
   ::testing::AssertionResult result() const;
 
  private:
@@ -112,7 +112,7 @@ class Comparison {
 };
 
 ::testing::AssertionResult is_accurate(
-    const at::Tensor& ours, const at::Tensor& eager, const reference::Matrix& y64);
+    const at::Tensor& ours, const at::Tensor& eager, const reference::Matrix<>& y64);
 
 // Arguments for each seed.
 using Problem = std::function<Arguments(uint64_t seed)>;

@@ -5,6 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Generator
 
+# Workers of pytest-xdist share the CPUs, and so do the processes that their tests start: read by
+# libgomp when it is loaded, with torch.
+if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
+
 import pytest
 import torch
 

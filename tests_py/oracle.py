@@ -1,6 +1,7 @@
-"""The sequence and its gradients in NumPy's long double: slow, and exact enough to judge float64.
+"""The sequence and its gradients in NumPy: exact enough to judge any dtype.
 
-Nothing here is shared with the package, so it judges lltm.reference too.
+It computes in long double for float64, which is slow, and in float64 for narrower ones. Nothing
+here is shared with the package, so it judges lltm.reference too.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-Array = npt.NDArray[Any]  # of np.longdouble
+Array = npt.NDArray[Any]  # of np.longdouble or np.float64
 
 
 def array(tensor: torch.Tensor) -> Array:
-    return tensor.detach().cpu().to(torch.float64).numpy().astype(np.longdouble)
+    wider = np.longdouble if tensor.dtype == torch.float64 else np.float64
+    return tensor.detach().cpu().to(torch.float64).numpy().astype(wider)
 
 
 def sigmoid(z: Array) -> Array:
-    return 1 / (1 + np.exp(-z))
+    with np.errstate(over="ignore"):  # infinity is the right limit
+        return 1 / (1 + np.exp(-z))
 
 
 def elu(z: Array) -> Array:
@@ -47,7 +50,7 @@ def sequence(
     order = list(zip(rows_of, batch_sizes, strict=True))[:: -1 if reverse else 1]
 
     h, c = h_0.copy(), c_0.copy()
-    output = np.zeros((len(x), hidden), np.longdouble)
+    output = np.zeros((len(x), hidden), x.dtype)
     saved = []
     for rows, n in order:
         X = np.concatenate([h[:n], x[rows]], axis=1)

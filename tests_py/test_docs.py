@@ -25,7 +25,18 @@ def test_the_documents_have_code() -> None:
     }
 
 
-@pytest.mark.parametrize("name", [name for name, blocks in SCRIPTS.items() if blocks])
+# These start compilers, and what they show is tested by itself too.
+SLOW = {"compile.md", "export.md", "onnx.md"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
+        for name, blocks in SCRIPTS.items()
+        if blocks
+    ],
+)
 def test_the_code_of_a_document_runs(name: str, tmp_path: Path) -> None:
     """All blocks of a page are one script; in a process of its own, warnings and all."""
     script = tmp_path / "script.py"

@@ -21,6 +21,15 @@ def sections(*options: str) -> dict[str, str]:
     return dict(found)
 
 
+def test_the_stages_before_generated_code_are_shown_by_name() -> None:
+    stages = ("dispatcher", "dynamo", "joint", "core-aten")
+    found = sections("--only", *stages)
+    assert tuple(found) == stages
+    assert "lltm.cell_backward" in found["joint"]
+    assert "aten.addmm" in found["core-aten"]
+
+
+@pytest.mark.slow  # generates and compiles code, past every cache
 def test_every_stage_of_one_step_is_shown_and_said_what_it_is() -> None:
     found = sections()
     assert list(found) == list(explain.STAGES)
@@ -38,6 +47,7 @@ def test_every_stage_of_one_step_is_shown_and_said_what_it_is() -> None:
         assert re.match(r"[A-Z].*\.\n\n", text)
 
 
+@pytest.mark.slow  # two processes, each of which traces a loop
 def test_a_dynamic_sequence_is_shown_as_a_scan_and_twice_the_same() -> None:
     options = ("--op", "sequence", "--dynamic", "--only", "joint", "core-aten")
     found = sections(*options)

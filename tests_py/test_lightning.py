@@ -11,6 +11,7 @@ import support
 EXAMPLE = support.ROOT / "examples" / "lightning" / "digits.py"
 
 
+@pytest.mark.slow  # another library's loop around the layer's everyday use
 @pytest.mark.skipif(
     not all(importlib.util.find_spec(name) for name in ("pytorch_lightning", "sklearn")),
     reason="needs the extra `examples`",

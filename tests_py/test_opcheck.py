@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -61,14 +61,32 @@ PACKED: dict[str, Callable[[torch.dtype], Arguments]] = {
 }
 
 # Every dtype, and every layout.
-each_kind = pytest.mark.parametrize(
-    ("dtype", "layout"),
-    [
-        *((dtype, "contiguous") for dtype in DTYPES),
-        *((torch.float32, layout) for layout in LAYOUTS if layout != "contiguous"),
-    ],
-    ids=str,
-)
+KINDS = [
+    *((dtype, "contiguous") for dtype in DTYPES),
+    *((torch.float32, layout) for layout in LAYOUTS if layout != "contiguous"),
+]
+
+
+def each(cases: Iterable[str]) -> pytest.MarkDecorator:
+    """Each case in each kind. Slow, but for the first case in every kind, and every case in one:
+    what goes wrong in a graph is a matter of the case or of the kind."""
+    first, *_ = cases
+    return pytest.mark.parametrize(
+        ("case", "dtype", "layout"),
+        [
+            pytest.param(
+                case,
+                dtype,
+                layout,
+                marks=()
+                if case == first or (dtype, layout) == (torch.float32, "contiguous")
+                else pytest.mark.slow,
+            )
+            for case in cases
+            for dtype, layout in KINDS
+        ],
+        ids=str,
+    )
 
 
 def with_grad(a: Arguments, layout: str) -> Arguments:
@@ -80,15 +98,13 @@ def opcheck(op: Any, arguments: tuple[Any, ...], **keywords: Any) -> None:
     assert set(torch.library.opcheck(op, arguments, keywords).values()) == {"SUCCESS"}
 
 
-@each_kind
-@pytest.mark.parametrize("case", CELLS)
+@each(CELLS)
 def test_cell(case: str, dtype: torch.dtype, layout: str) -> None:
     a = with_grad(CELLS[case](dtype), layout)
     opcheck(ops.cell.default, (a.input, a.h, a.c, a.weights, a.bias))
 
 
-@each_kind
-@pytest.mark.parametrize("case", SEQUENCES | PACKED)
+@each(SEQUENCES | PACKED)
 def test_sequence(case: str, dtype: torch.dtype, layout: str) -> None:
     a = with_grad((SEQUENCES | PACKED)[case](dtype), layout)
     opcheck(
@@ -102,15 +118,13 @@ def test_sequence(case: str, dtype: torch.dtype, layout: str) -> None:
 # The kernels behind them have no derivative of their own, so arguments need none.
 
 
-@each_kind
-@pytest.mark.parametrize("case", CELLS)
+@each(CELLS)
 def test_cell_forward(case: str, dtype: torch.dtype, layout: str) -> None:
     a = CELLS[case](dtype).map(LAYOUTS[layout])
     opcheck(ops.cell_forward.default, (a.input, a.h, a.c, a.weights, a.bias))
 
 
-@each_kind
-@pytest.mark.parametrize("case", CELLS)
+@each(CELLS)
 def test_cell_backward(case: str, dtype: torch.dtype, layout: str) -> None:
     change = LAYOUTS[layout]
     a = CELLS[case](dtype).map(change)
@@ -122,8 +136,7 @@ def test_cell_backward(case: str, dtype: torch.dtype, layout: str) -> None:
     opcheck(ops.cell_backward.default, (grad_h, None, *saved, [False, True, False, True, False]))
 
 
-@each_kind
-@pytest.mark.parametrize("case", SEQUENCES | PACKED)
+@each(SEQUENCES | PACKED)
 def test_sequence_forward(case: str, dtype: torch.dtype, layout: str) -> None:
     a = (SEQUENCES | PACKED)[case](dtype).map(LAYOUTS[layout])
     opcheck(
@@ -132,8 +145,7 @@ def test_sequence_forward(case: str, dtype: torch.dtype, layout: str) -> None:
     )
 
 
-@each_kind
-@pytest.mark.parametrize("case", SEQUENCES | PACKED)
+@each(SEQUENCES | PACKED)
 def test_sequence_backward(case: str, dtype: torch.dtype, layout: str) -> None:
     change = LAYOUTS[layout]
     a = (SEQUENCES | PACKED)[case](dtype).map(change)
@@ -147,8 +159,7 @@ def test_sequence_backward(case: str, dtype: torch.dtype, layout: str) -> None:
     opcheck(ops.sequence_backward.default, (None, grads[1], None, *saved, mask))
 
 
-@each_kind
-@pytest.mark.parametrize("case", SEQUENCES | PACKED)
+@each(SEQUENCES | PACKED)
 def test_sequence_prepacked(case: str, dtype: torch.dtype, layout: str) -> None:
     a = (SEQUENCES | PACKED)[case](dtype).map(LAYOUTS[layout])
     opcheck(

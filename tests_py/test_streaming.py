@@ -43,7 +43,7 @@ def test_is_accurate_over_a_thousand_steps(dtype: torch.dtype) -> None:
     def draw() -> Arguments:
         # The state of a layer with large weights is chaotic: over so many steps it makes as much
         # as it likes of the first rounding error, whoever made that.
-        a = support.sequence_arguments((1000, 4, 8, 33), dtype)
+        a = support.sequence_arguments((1000, 8, 8, 33), dtype)
         assert a.bias is not None
         return replace(a, weights=a.weights / 2, bias=a.bias / 2)
 
