@@ -1,4 +1,4 @@
-"""The whole way of a model: compared with plain PyTorch, trained, saved, and run from C++.
+"""The whole way of a model: compared, trained beside nn.LSTM, saved, and run from C++.
 
     python examples/char_lm/demo.py
 
@@ -14,18 +14,20 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from char_lm import CharLM, Corpus, read_text
+from char_lm import RATES, CharLM, Corpus, read_text
+from torch import nn
 from tqdm import tqdm
 from train import BATCH, STEPS, UPDATES, Trainer, arguments, plot, save_checkpoint, train
 
 import lltm
 
-ROUNDS = 10  # of the comparison, two updates of each implementation in each
-TRAINING_SECONDS = 120
-SEED, TEMPERATURE = 20, 0.7  # of the text drawn at random
+ROUNDS = 6  # of the comparison, two updates of each implementation in each
+TRAINING_SECONDS = 60  # of both models together
+LENGTH, SEED, TEMPERATURE = 300, 20, 0.8  # of the text drawn at random
 # Training amplifies rounding: two runs in float32 part slowly, from 1e-7 in the first loss to some
 # 1e-5 after the updates of the comparison (each as far from a run in float64 as from the other).
 LOSS_TOLERANCE = 1e-3
@@ -45,28 +47,31 @@ def quote(text: str) -> str:
     return "\n".join(f"    | {line}" for line in text.split("\n"))
 
 
-def compare(corpus: Corpus, hidden_size: int, seed: int) -> tuple[float, float, float]:
-    """Trains lltm.LLTM and lltm.reference.LLTM alike, in turn, from the same parameters.
+def seconds_per_update(trainer: Trainer) -> float:
+    return statistics.median(trainer.history.seconds[2:])  # the first two warm up
 
-    Returns the median seconds of an update of each, and the largest relative difference of their
-    losses.
-    """
-    trainers = []
-    for layer in (lltm.LLTM, lltm.reference.LLTM):
-        torch.manual_seed(seed)
-        model = CharLM(corpus.vocabulary, hidden_size=hidden_size, layer=layer)
-        trainers.append(Trainer(model, corpus, UPDATES))
-    times: tuple[list[float], list[float]] = ([], [])
-    losses: tuple[list[float], list[float]] = ([], [])
-    for round_number in tqdm(range(ROUNDS + 1), unit="round", dynamic_ncols=True):
-        for trainer, seconds, bits in zip(trainers, times, losses, strict=True):
-            for _ in range(2):
-                start = time.perf_counter()
-                bits.append(trainer.step())
-                if round_number > 0:  # the first round warms up
-                    seconds.append(time.perf_counter() - start)
-    difference = max(abs(a - b) / b for a, b in zip(*losses, strict=True))
-    return statistics.median(times[0]), statistics.median(times[1]), difference
+
+def compare(models: Sequence[CharLM], corpus: Corpus) -> list[Trainer]:
+    """Makes the same first updates of every model, in turn."""
+    trainers = [Trainer("", model, corpus, UPDATES) for model in models]
+    for _ in tqdm(range(ROUNDS), unit="round", dynamic_ncols=True):
+        for trainer in trainers:
+            trainer.update()
+            trainer.update()
+    return trainers
+
+
+def table(rows: Sequence[tuple[str, ...]]) -> str:
+    """The first column to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "    "
+        + row[0].ljust(widths[0])
+        + "".join(
+            "   " + cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)
+        )
+        for row in rows
+    )
 
 
 def build_program(folder: Path) -> Path:
@@ -104,72 +109,102 @@ def prompt_of(corpus: Corpus) -> str:
 def main() -> None:
     options = arguments("Shows what lltm does.", Path("build/demo"))
     options.out.mkdir(parents=True, exist_ok=True)
-    checkpoint, curve = options.out / "char_lm.safetensors", options.out / "loss.png"
+    checkpoint, curves = options.out / "char_lm.safetensors", options.out / "curves.png"
 
     name, text = read_text(options.text)
     heading(1, f"The text: {name}")
     corpus = Corpus.from_text(text)
+    guessing = math.log2(len(corpus.vocabulary))
     print(
         f"  {len(text):,} characters, {len(corpus.vocabulary)} different ones;"
         f" the last {len(corpus.held_out):,} are held out."
     )
 
     heading(2, "The same first updates with lltm.LLTM and with plain PyTorch operations, in turn")
-    ours, plain, difference = compare(corpus, options.hidden_size, options.seed)
-    threads = torch.get_num_threads()
+    models = []
+    for layer in (lltm.LLTM, lltm.reference.LLTM):
+        torch.manual_seed(options.seed)
+        models.append(CharLM(corpus.vocabulary, hidden_size=options.hidden_size, layer=layer))
+    lstm = CharLM.with_parameters_of(models[0], nn.LSTM)
+    fused, plain, other = compare([*models, lstm], corpus)
+    difference = max(
+        abs(a - b) / b for a, b in zip(fused.history.training, plain.history.training, strict=True)
+    )
+    ours, theirs = seconds_per_update(fused), seconds_per_update(plain)
     print(
-        f"  One update (T={STEPS}, B={BATCH}, H={options.hidden_size}), median, {threads} threads:"
+        f"  One update (T={STEPS}, B={BATCH}, H={options.hidden_size}), median,"
+        f" {torch.get_num_threads()} threads:"
     )
     print(f"    lltm.LLTM            {ours * 1e3:7.1f} ms")
-    print(f"    lltm.reference.LLTM  {plain * 1e3:7.1f} ms   {plain / ours:.1f} times as long")
+    print(f"    lltm.reference.LLTM  {theirs * 1e3:7.1f} ms   {theirs / ours:.1f} times as long")
     print(f"  Their losses differ by at most {difference:.1e} of their value.")
     check(difference < LOSS_TOLERANCE, f"the losses agree within {LOSS_TOLERANCE}")
 
-    heading(3, "Training a language model, which reads a character and predicts the next")
+    heading(3, "Two language models, lltm.LLTM and nn.LSTM, that predict the next character")
     torch.manual_seed(options.seed)
     model = CharLM(corpus.vocabulary, hidden_size=options.hidden_size)
+    lstm = CharLM.with_parameters_of(model, nn.LSTM)
     # Fewer updates on a machine so slow, or so busy, that all of them would take much longer.
-    updates = options.updates or max(50, min(UPDATES, int(TRAINING_SECONDS / ours)))
-    parameters = sum(p.numel() for p in model.parameters())
-    ignorance = math.log2(len(corpus.vocabulary))
-    print(f"  {parameters:,} parameters, {updates} updates. Fewer bits per character are better;")
-    print(f"  guessing costs {ignorance:.2f}.")
-    history = train(model, corpus, updates)
-    bits = history.held_out[-1][1]
-    check(bits < history.training[0], "training improves the held-out text's prediction")
-    plot(history, f"lltm.LLTM on {name}", curve)
+    affordable = int(TRAINING_SECONDS / (ours + seconds_per_update(other)))
+    updates = options.updates or max(50, min(UPDATES, affordable))
+    print(
+        f"  The same text, {updates} updates each, in turn; Adam at the rate that suits each.\n"
+        f"  Fewer bits per character are better; guessing costs {guessing:.2f}."
+    )
+    trainers = [
+        Trainer("lltm.LLTM", model, corpus, updates),
+        Trainer("nn.LSTM", lstm, corpus, updates),
+    ]
+    train(trainers, updates)
+    rows = [("", "hidden size", "parameters", "rate", "ms an update", "seconds", "bits held out")]
+    for trainer in trainers:
+        history = trainer.history
+        rows.append(
+            (
+                trainer.name,
+                f"{trainer.model.rnn.hidden_size}",
+                f"{trainer.model.parameter_count():,}",
+                f"{RATES[type(trainer.model.rnn)]}",
+                f"{seconds_per_update(trainer) * 1e3:.1f}",
+                f"{sum(history.seconds):.1f}",
+                f"{history.held_out[-1][1]:.3f}",
+            )
+        )
+        check(
+            history.held_out[-1][1] < history.training[0],
+            f"training improves how {trainer.name} predicts the held-out text",
+        )
+    results = table(rows)
+    print(results)
+    plot(trainers, f"Character models of {name}, {updates} updates", curves)
     save_checkpoint(model, checkpoint)
-    print(f"  {bits:.3f} bits per held-out character, after {history.seconds:.0f} s.")
-    print(f"  Loss curve: {curve}   Checkpoint: {checkpoint}")
+    print(f"  Curves: {curves}   Checkpoint: {checkpoint}")
 
     heading(4, "A C++ program, built against the installed package with find_package(lltm)")
     start = time.perf_counter()
     program = build_program(options.out / "cpp")
     print(f"  Built in {time.perf_counter() - start:.0f} s: {program}")
 
-    heading(5, "The checkpoint in Python and in C++: both continue the same prompt")
+    heading(5, f"Text drawn at random, temperature {TEMPERATURE}: in C++, in Python, by nn.LSTM")
     prompt = prompt_of(corpus)
-    length = 400
-    for title, seed in (
-        ("The likeliest characters", None),
-        (f"Drawn at random, seed {SEED}", SEED),
-    ):
-        in_python = model.generate(prompt, length, seed, TEMPERATURE)
+    for seed in (None, SEED):  # the likeliest characters, and drawn at random
+        in_python = model.generate(prompt, LENGTH, seed, TEMPERATURE)
         random = () if seed is None else (str(seed), str(TEMPERATURE))
-        in_cpp, report = run_program(program, str(checkpoint), prompt, str(length), *random)
-        print(f"  {title}:\n{quote(prompt + in_cpp)}")
+        in_cpp, report = run_program(program, str(checkpoint), prompt, str(LENGTH), *random)
         check(in_cpp == in_python, f"C++ writes what Python writes:\n{quote(prompt + in_python)}")
         check("Python: none" in report, f"no Python in the C++ process: {report}")
-        print(f"  The same {length} characters from Python and from C++.\n  C++: {report}")
+    print(f"  lltm.LLTM, by the C++ program:\n{quote(prompt + in_cpp)}")
+    print(f"  The same {LENGTH} characters from Python. {report}")
+    print(f"  nn.LSTM:\n{quote(prompt + lstm.generate(prompt, LENGTH, SEED, TEMPERATURE))}")
 
     print(
         "\nSummary, as measured in this run:\n"
-        f"  speed     a training update takes {ours / plain:.2f} of plain PyTorch's time\n"
-        f"  accuracy  the losses of both differ by at most {difference:.1e} of their value\n"
-        f"  learning  {bits:.3f} bits per character of held-out text,"
-        f" from {history.training[0]:.3f} at first\n"
-        "  C++       the same text as Python, greedily and at random, with no Python loaded\n"
-        f"  look at   {curve}"
+        f"  lltm.LLTM   {ours / theirs:.2f} of the time of plain PyTorch operations for a training"
+        " update,\n"
+        f"              and losses that differ by {difference:.0e} of their value\n"
+        f"  nn.LSTM     beside it, with as many parameters:\n{results}\n"
+        "  C++         the same text as Python, greedily and at random, with no Python loaded\n"
+        f"  look at     {curves}"
     )
 
 

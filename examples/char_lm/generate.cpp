@@ -6,7 +6,12 @@
 // The new characters go to standard output, everything else to standard error.
 #include <lltm/lltm.h>
 
-#include <torch/torch.h>
+// Rather than <torch/torch.h>, which takes the compiler ten seconds more.
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <chrono>

@@ -1,8 +1,9 @@
-"""Trains a character-level language model with lltm.LLTM.
+"""Trains character-level language models, one or several side by side.
 
     python examples/char_lm/train.py --text FILE --out FOLDER
 
-writes FOLDER/char_lm.safetensors, a checkpoint for Python and C++, and FOLDER/loss.png.
+trains lltm.LLTM and writes FOLDER/char_lm.safetensors, a checkpoint for Python and C++, and
+FOLDER/curves.png.
 """
 
 from __future__ import annotations
@@ -10,20 +11,19 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from char_lm import CharLM, Corpus, State, read_text
+from char_lm import RATES, CharLM, Corpus, State, read_text
 from torch import Tensor, nn
 from tqdm import tqdm
 
 BATCH = 32  # rows read side by side
 STEPS = 100  # characters between two updates
-UPDATES = 800  # of the parameters, unless told otherwise
-RATE = 5e-3  # largest learning rate
+UPDATES = 600  # of the parameters, unless told otherwise
 BITS = 1 / math.log(2)  # of one nat
 
 
@@ -44,20 +44,46 @@ def batches(data: Tensor) -> Iterator[tuple[Tensor, Tensor, bool]]:
             yield rows[start:end], successors[start:end], start == 0
 
 
+@torch.no_grad()
+def bits_per_character(model: CharLM, data: Tensor) -> float:
+    """Reads a text once, in BATCH rows, each from a zero state."""
+    length = (len(data) - 1) // BATCH
+    characters = data[: length * BATCH].view(BATCH, length).t()
+    successors = data[1 : length * BATCH + 1].view(BATCH, length).t()
+    logits, _ = model(characters)
+    return F.cross_entropy(logits.flatten(0, 1), successors.flatten()).item() * BITS
+
+
+@dataclass
+class History:
+    """What a training run measured: losses in bits per character, time in seconds."""
+
+    training: list[float] = field(default_factory=list)  # one for each update
+    seconds: list[float] = field(default_factory=list)  # likewise
+    held_out: list[tuple[int, float]] = field(default_factory=list)  # (updates so far, value)
+
+    def seconds_until(self, update: int) -> float:
+        return sum(self.seconds[:update])
+
+
 class Trainer:
     """A model with its optimiser, its place in the text and its learning-rate schedule."""
 
-    def __init__(self, model: CharLM, corpus: Corpus, updates: int) -> None:
+    def __init__(self, name: str, model: CharLM, corpus: Corpus, updates: int) -> None:
+        self.name = name
         self.model = model
+        self.history = History()
+        self._held_out = corpus.held_out
         self._batches = batches(corpus.training)
         self._state: State | None = None
         self._optimizer = torch.optim.Adam(model.parameters())
         self._schedule = torch.optim.lr_scheduler.OneCycleLR(
-            self._optimizer, max_lr=RATE, total_steps=updates, pct_start=0.1
+            self._optimizer, max_lr=RATES[type(model.rnn)], total_steps=updates, pct_start=0.1
         )
 
-    def step(self) -> float:
-        """Makes one update; returns the loss before it, in bits per character."""
+    def update(self) -> None:
+        """Makes one update; records its time and the loss before it."""
+        start = time.perf_counter()
         characters, successors, first = next(self._batches)
         logits, (h, c) = self.model(characters, None if first else self._state)
         # Gradients stop here, the values go on.
@@ -68,67 +94,51 @@ class Trainer:
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self._optimizer.step()
         self._schedule.step()
-        return loss.item() * BITS
+        self.history.training.append(loss.item() * BITS)
+        self.history.seconds.append(time.perf_counter() - start)
+
+    def evaluate(self) -> None:
+        """Measures the held-out text; takes no time in the history."""
+        value = bits_per_character(self.model, self._held_out)
+        self.history.held_out.append((len(self.history.training), value))
 
 
-@torch.no_grad()
-def bits_per_character(model: CharLM, data: Tensor) -> float:
-    """Reads a text once, in one row from its first character to its last."""
-    logits, _ = model(data[:-1].unsqueeze(1))
-    return F.cross_entropy(logits.flatten(0, 1), data[1:]).item() * BITS
-
-
-@dataclass
-class History:
-    """What a training run measured, in bits per character."""
-
-    training: list[float] = field(default_factory=list)  # one for each update
-    held_out: list[tuple[int, float]] = field(default_factory=list)  # (updates so far, value)
-    seconds: float = 0.0
-
-
-def train(model: CharLM, corpus: Corpus, updates: int) -> History:
-    history = History()
-    trainer = Trainer(model, corpus, updates)
-    start = time.perf_counter()
+def train(trainers: Sequence[Trainer], updates: int) -> None:
+    """Makes the same updates of every model, in turn, so that they share the machine alike."""
     with tqdm(total=updates, unit="update", dynamic_ncols=True) as bar:
         for update in range(1, updates + 1):
-            history.training.append(trainer.step())
-            if update % 100 == 0 or update == updates:
-                history.held_out.append((update, bits_per_character(model, corpus.held_out)))
-            held_out = f"{history.held_out[-1][1]:.3f}" if history.held_out else "-"
-            bar.set_postfix_str(
-                f"bits/char {history.training[-1]:.3f}, held out {held_out}", refresh=False
-            )
+            for trainer in trainers:
+                trainer.update()
+            if update % 50 == 0 or update == updates:
+                for trainer in trainers:
+                    trainer.evaluate()
+                held_out = (f"{t.name} {t.history.held_out[-1][1]:.3f}" for t in trainers)
+                bar.set_postfix_str(f"bits/char held out: {', '.join(held_out)}", refresh=False)
             bar.update()
-    history.seconds = time.perf_counter() - start
-    return history
 
 
-def plot(history: History, title: str, path: Path) -> None:
+def plot(trainers: Sequence[Trainer], title: str, path: Path) -> None:
+    """Held-out bits per character against updates and against seconds of training."""
     import matplotlib
 
     matplotlib.use("Agg")  # no display needed
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
-    axes.plot(
-        range(1, len(history.training) + 1),
-        history.training,
-        color="tab:blue",
-        alpha=0.6,
-        linewidth=1,
-        label="training batch",
-    )
-    axes.plot(*zip(*history.held_out, strict=True), "o-", color="tab:orange", label="held out")
-    update, value = history.held_out[-1]
-    axes.annotate(
-        f"{value:.3f}", (update, value), (0, -18), textcoords="offset points", ha="center"
-    )
-    axes.set(title=title, xlabel="updates", ylabel="bits per character")
-    axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.3)
-    axes.legend()
+    figure, panels = pyplot.subplots(1, 2, figsize=(10, 4.5), sharey=True, layout="constrained")
+    for trainer, color in zip(trainers, ("tab:orange", "tab:blue"), strict=False):
+        history = trainer.history
+        updates, values = zip(*history.held_out, strict=True)
+        seconds = [history.seconds_until(update) for update in updates]
+        label = f"{trainer.name}: {values[-1]:.2f} after {seconds[-1]:.0f} s"
+        for axes, x in zip(panels, (updates, seconds), strict=True):
+            axes.plot(x, values, "o-", color=color, markersize=4, label=label)
+    panels[0].set(xlabel="updates", ylabel="bits per held-out character")
+    panels[1].set(xlabel="seconds of training")
+    panels[0].legend()
+    for axes in panels:
+        axes.set_xlim(left=0)
+        axes.grid(alpha=0.3)
+    figure.suptitle(title)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
 
@@ -145,7 +155,7 @@ def arguments(description: str, out: Path) -> argparse.Namespace:
     parser.add_argument("--text", type=Path, help="a UTF-8 file instead of Python's documentation")
     parser.add_argument("--out", type=Path, default=out, help="folder for what is written")
     parser.add_argument("--updates", type=int, help="of the parameters")
-    parser.add_argument("--hidden-size", type=int, default=384)
+    parser.add_argument("--hidden-size", type=int, default=256, help="of the LLTM")
     parser.add_argument("--seed", type=int, default=0, help="of the initial parameters")
     return parser.parse_args()
 
@@ -154,13 +164,16 @@ def main() -> None:
     options = arguments("Trains a character-level language model.", Path("build/char_lm"))
     name, text = read_text(options.text)
     corpus = Corpus.from_text(text)
+    updates = options.updates or UPDATES
     torch.manual_seed(options.seed)
     model = CharLM(corpus.vocabulary, hidden_size=options.hidden_size)
-    history = train(model, corpus, options.updates or UPDATES)
+    trainer = Trainer("lltm.LLTM", model, corpus, updates)
+    train([trainer], updates)
     options.out.mkdir(parents=True, exist_ok=True)
     save_checkpoint(model, options.out / "char_lm.safetensors")
-    plot(history, f"lltm.LLTM on {name}", options.out / "loss.png")
-    print(f"{history.held_out[-1][1]:.3f} bits per held-out character; written to {options.out}")
+    plot([trainer], f"Trained on {name}", options.out / "curves.png")
+    held_out = trainer.history.held_out[-1][1]
+    print(f"{held_out:.3f} bits per held-out character; written to {options.out}")
 
 
 if __name__ == "__main__":
