@@ -7,6 +7,7 @@
 #
 #   make demo           train, compare, save, and run from C++
 #   make test           ctest and pytest
+#   make test-slow      what `make test` leaves out, for `.ci/run`
 #   make bench          kernels and layers side by side, with ratios
 #   make check-cuda-build  the CUDA kernels compiled, linked and looked into; no GPU needed
 #   make test-cuda      the CUDA kernels on this machine's GPU
@@ -29,38 +30,45 @@ BASE_PYTHON := $(shell $(PYTHON) -c 'import sys; print(sys._base_executable)' 2>
 # The tools of .venv, and its torch for CMake, before those of the machine.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 unexport PYTHONPATH PYTHONHOME
-export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
+JOBS ?= $(shell nproc)
+export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 
 # One thing after another: pip, cmake and ctest use the cores.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: demo test test-native test-python test-sanitize bench lint format clean setup
+.PHONY: demo test test-native test-python test-slow test-sanitize bench lint format clean
 .PHONY: check-cuda-build test-cuda test-cuda-sanitize bench-cuda build-gpu
 
-setup: .venv/.installed
-
-demo: setup
+demo: .venv/.demo
 	python examples/char_lm/demo.py
 
 test: test-native test-python
 
-test-native: setup
-	cmake --preset default \
+# In the build tree that the wheel came from, so that nothing is compiled twice.
+test-native: .venv/.test
+	@.ci/step "Configuring the native tests" cmake --preset default \
 	  -DLLTM_WHEEL_CMAKE_PREFIX="$$(python -c 'import lltm; print(lltm.cmake_prefix_path)')"
+	@.ci/step "Compiling the native tests" cmake --build --preset default
+	ctest --preset default --parallel $(JOBS)
+
+test-python: .venv/.test
+	pytest --numprocesses $(JOBS)
+
+# What `make test` leaves out: the tests that are slow for what they find.
+test-slow: .venv/.test .venv/.examples
+	cmake --preset default
 	cmake --build --preset default
-	ctest --preset default
+	ctest --preset slow --parallel $(JOBS)
+	pytest --numprocesses $(JOBS) -m slow
 
-test-python: setup
-	pytest
-
-test-sanitize: setup
+test-sanitize: .venv/.test
 	cmake --preset sanitize
 	cmake --build --preset sanitize
 	ctest --preset sanitize
 
 # Needs Google Benchmark (Debian's libbenchmark-dev, or CMake fetches it) and a
 # machine with nothing else to do.
-bench: setup
+bench: .venv/.test .venv/.demo
 	cmake --preset bench
 	cmake --build --preset bench
 	mkdir -p build/results
@@ -156,13 +164,13 @@ bench-cuda: build-gpu
 CPP_FILES = $(shell find . \( -name .venv -o -name build \) -prune -o -type f \
   \( -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) -print)
 
-lint: setup
+lint: .venv/.test .venv/.demo .venv/.dev
 	clang-format --dry-run -Werror $(CPP_FILES)
 	ruff check
 	ruff format --check
 	mypy
 
-format: setup
+format: .venv/.dev
 	clang-format -i $(CPP_FILES)
 	ruff check --fix
 	ruff format
@@ -172,11 +180,13 @@ clean:
 
 # ---- setting up -------------------------------------------------------------
 
-# lltm as a user would have it: from a wheel, not from the source folder.
-.venv/.installed: .venv/.tools CMakeLists.txt pyproject.toml \
-    $(shell find cpp cmake python -type f ! -path '*/__pycache__/*')
-	@echo "Building and installing lltm (minutes at first, seconds after a change)"
-	pip install --quiet --no-build-isolation '.[test,demo,examples,dev]'
+# lltm as a user would have it: from a wheel, not from the source folder; with one
+# of its extras (pyproject.toml) at a time. In build/, where the native tests find
+# the library compiled.
+SOURCES := CMakeLists.txt pyproject.toml $(shell find cpp cmake python -type f ! -path '*/__pycache__/*')
+.venv/.test .venv/.demo .venv/.examples .venv/.dev: .venv/.%: .venv/.tools $(SOURCES)
+	@.ci/step "Building and installing lltm[$*]" \
+	  pip install --verbose --no-build-isolation --config-settings build-dir=build '.[$*]'
 	@touch $@
 
 CUDA_WANTED := $(BASE_PYTHON) $(CUDA_TORCH) $(BUILD_TOOLS)
@@ -185,9 +195,9 @@ ifneq ($(CUDA_WANTED),$(shell cat build/cuda-venv/.tools 2> /dev/null))
 endif
 build/cuda-venv/.tools:
 	@.ci/system-packages.sh $(PYTHON)
-	@echo "Setting up build/cuda-venv with $(CUDA_TORCH) (downloads PyTorch and CUDA's libraries)"
-	$(BASE_PYTHON) -m venv --clear build/cuda-venv
-	pip install --quiet $(CUDA_TORCH) $(BUILD_TOOLS) pytest hypothesis numpy expecttest
+	@.ci/step "Creating build/cuda-venv" $(BASE_PYTHON) -m venv --clear build/cuda-venv
+	@.ci/step "Installing $(CUDA_TORCH) and tools" \
+	  pip install $(CUDA_TORCH) $(BUILD_TOOLS) pytest hypothesis numpy expecttest
 	@rm -f build/cuda/CMakeCache.txt
 	@echo '$(CUDA_WANTED)' > $@
 
@@ -198,9 +208,8 @@ ifneq ($(WANTED),$(shell cat .venv/.tools 2> /dev/null))
 endif
 .venv/.tools:
 	@.ci/system-packages.sh $(PYTHON)
-	@echo "Setting up .venv with $(TORCH) (downloads PyTorch)"
-	$(BASE_PYTHON) -m venv --clear .venv
-	pip install --quiet $(TORCH) $(BUILD_TOOLS)
+	@.ci/step "Creating .venv" $(BASE_PYTHON) -m venv --clear .venv
+	@.ci/step "Installing $(TORCH) and build tools" pip install $(TORCH) $(BUILD_TOOLS)
 	@# Build folders remember where torch was.
 	@[ ! -d build ] || find build -name CMakeCache.txt -delete
 	@echo '$(WANTED)' > $@
