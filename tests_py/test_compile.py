@@ -235,6 +235,7 @@ def test_inductor_makes_a_loop_of_a_decomposed_layer_with_dynamic_sizes() -> Non
     assert all("while_loop" in source for source in sources)
 
 
+@pytest.mark.slow  # three generated programs in C++
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 def test_inductor_makes_a_loop_of_a_decomposed_function_with_dynamic_sizes(training: bool) -> None:
     """The sizes of weights that are arguments are symbols too."""

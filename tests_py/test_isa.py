@@ -38,7 +38,11 @@ for dtype in support.DTYPES:
 """
 
 
-@pytest.mark.parametrize("isa", IN_ORDER)
+# The native tests try each in more ways; here one is enough to see that Python's environment
+# reaches the library.
+@pytest.mark.parametrize(
+    "isa", [pytest.param(isa, marks=() if isa == "avx2" else pytest.mark.slow) for isa in IN_ORDER]
+)
 def test_the_kernels_of_each_instruction_set_are_chosen_and_right(isa: str) -> None:
     best = torch.backends.cpu.get_cpu_capability().lower()
     if best in IN_ORDER and IN_ORDER.index(isa) > IN_ORDER.index(best):
