@@ -24,8 +24,9 @@ TORCH ?= torch==2.13.0
 # What `pip install --no-build-isolation` expects; the versions: pyproject.toml.
 BUILD_TOOLS := scikit-build-core pybind11 nlohmann_json cmake ninja
 
-# The interpreter itself, also where a virtual environment (.venv, say) is active.
-BASE_PYTHON := $(shell $(PYTHON) -c 'import sys; print(sys._base_executable)' 2> /dev/null)
+# The interpreter itself, by one name, also where a virtual environment (.venv, say) is active.
+BASE_PYTHON := $(shell $(PYTHON) -c \
+  'import os, sys; print(os.path.realpath(sys._base_executable))' 2> /dev/null)
 
 # The tools of .venv, and its torch for CMake, before those of the machine.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
