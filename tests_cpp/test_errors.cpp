@@ -169,7 +169,9 @@ const WrongCall kWrongCalls[] = {
 
     // Devices. A tensor on another device takes the whole call to that one.
     {"input_on_meta", Op::kCell, [](Arguments& a) { a.input = a.input.to(at::kMeta); },
-     kRuntimeError, "lltm::cell: expected weights on device meta, got cpu"},
+     kRuntimeError, "lltm::cell: expected input on device cpu, got meta"},
+    {"input_in_double", Op::kCell, [](Arguments& a) { a.input = a.input.to(at::kDouble); },
+     kTypeError, "lltm::cell: expected input of dtype float32, got float64"},
     {"h_on_meta", Op::kCell, [](Arguments& a) { a.h = a.h.to(at::kMeta); }, kRuntimeError,
      "lltm::cell: expected h on device cpu, got meta"},
     {"weights_on_meta", Op::kCell, [](Arguments& a) { a.weights = a.weights.to(at::kMeta); },

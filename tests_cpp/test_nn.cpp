@@ -234,7 +234,7 @@ TEST(LLTMCellModule, NamesWrongArguments) {
   expect_error(
       [&] { cell->forward(input.to(at::kDouble)); },
       kTypeError,
-      "lltm::cell: expected weights of dtype float64, got float32");
+      "lltm::LLTMCell: expected input of dtype float32, that of the parameters, got float64");
   expect_error(
       [] { lltm::LLTMCell(0, 5); },
       kValueError,
@@ -825,7 +825,7 @@ TEST(LLTMModule, NamesWrongArguments) {
   expect_error(
       [&] { layer->forward(input.to(at::kDouble)); },
       kTypeError,
-      "lltm::sequence: expected weights of dtype float64, got float32");
+      "lltm::LLTM: expected input of dtype float32, that of the parameters, got float64");
   expect_error(
       [] { lltm::LLTM(-3, 5); },
       kValueError,

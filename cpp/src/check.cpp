@@ -15,27 +15,6 @@ namespace {
 using at::Tensor;
 using c10::SymInt;
 
-std::string dtype_text(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kDouble:
-      return "float64";
-    case at::kFloat:
-      return "float32";
-    case at::kBFloat16:
-      return "bfloat16";
-    case at::kHalf:
-      return "float16";
-    case at::kLong:
-      return "int64";
-    case at::kInt:
-      return "int32";
-    case at::kBool:
-      return "bool";
-    default:
-      return c10::toString(dtype);
-  }
-}
-
 bool is_supported(at::ScalarType dtype) {
   return dtype == at::kDouble || dtype == at::kFloat || dtype == at::kBFloat16 ||
          dtype == at::kHalf;
@@ -45,45 +24,59 @@ bool equal(const SymInt& a, const SymInt& b) {
   return a.sym_eq(b).expect_true(__FILE__, __LINE__);
 }
 
-// Checks the arguments of one call, one after another: each must be a strided
-// tensor like the first one, whose device and dtype the others must have.
+// An argument of a call; one that was not given is skipped.
+struct Argument {
+  Argument(const Tensor& tensor, const char* name) : tensor(&tensor), name(name) {}
+  Argument(const std::optional<Tensor>& tensor, const char* name)
+      : tensor(tensor.has_value() && tensor->defined() ? &*tensor : nullptr), name(name) {}
+
+  const Tensor* tensor;
+  const char* name;
+};
+using Arguments = std::initializer_list<Argument>;
+
+// Of the values that `property` has for the arguments, the most frequent one; the
+// first of those that are equally frequent.
+template <typename Property>
+auto most_frequent(Arguments arguments, Property property) {
+  using Value = decltype(property(std::declval<const Tensor&>()));
+  std::optional<Value> result;
+  int64_t most = 0;
+  for (const Argument& candidate : arguments) {
+    if (candidate.tensor == nullptr) continue;
+    const Value value = property(*candidate.tensor);
+    int64_t count = 0;
+    for (const Argument& a : arguments) count += a.tensor && property(*a.tensor) == value;
+    if (count > most) {
+      most = count;
+      result = value;
+    }
+  }
+  return *result;
+}
+
+// Checks the arguments of one call: each must be a strided tensor, and all must
+// be of one device and one dtype. Of those that disagree, the one that is alone
+// is named.
 class Checker {
  public:
-  Checker(const char* op, const Tensor& tensor, const char* name) : op_(op) {
-    defined(tensor, name);
-    TORCH_CHECK_TYPE(
-        is_supported(tensor.scalar_type()),
-        op_,
-        ": expected ",
-        name,
-        " of dtype float64, float32, bfloat16 or float16, got ",
-        dtype_text(tensor.scalar_type()));
-    strided(tensor, name);
-    device_ = tensor.device();
-    dtype_ = tensor.scalar_type();
-  }
-
-  void same_kind(const Tensor& tensor, const char* name) const {
-    defined(tensor, name);
-    TORCH_CHECK_TYPE(
-        tensor.scalar_type() == dtype_,
-        op_,
-        ": expected ",
-        name,
-        " of dtype ",
-        dtype_text(dtype_),
-        ", got ",
-        dtype_text(tensor.scalar_type()));
-    TORCH_CHECK(
-        tensor.device() == device_,
-        op_,
-        ": expected ",
-        name,
-        " on device ",
-        device_,
-        ", got ",
-        tensor.device());
-    strided(tensor, name);
+  Checker(const char* op, Arguments arguments) : op_(op) {
+    bool agree = true;
+    const Tensor* first = nullptr;
+    for (const auto& [tensor, name] : arguments) {
+      if (tensor == nullptr) continue;
+      TORCH_CHECK_TYPE(
+          tensor->defined(), op_, ": expected ", name, " to be a tensor, got an undefined tensor");
+      strided(*tensor, name);
+      if (first == nullptr) {
+        first = tensor;
+        supported(*tensor, name);
+      }
+      agree = agree && tensor->scalar_type() == first->scalar_type() &&
+              tensor->device() == first->device();
+    }
+    device_ = first->device();
+    if (!agree) name_the_odd_one(arguments);
   }
 
   // `pattern` is what users read, such as "(B, I)".
@@ -116,22 +109,15 @@ class Checker {
         shape_text(sizes));
   }
 
-  void argument(
-      const Tensor& tensor, const char* name, std::initializer_list<SymInt> expected) const {
-    same_kind(tensor, name);
-    shape(tensor, name, expected);
-  }
-
-  void optional(
+  void shape(
       const std::optional<Tensor>& tensor,
       const char* name,
       std::initializer_list<SymInt> expected) const {
-    if (tensor.has_value() && tensor->defined()) argument(*tensor, name, expected);
+    if (tensor.has_value() && tensor->defined()) shape(*tensor, name, expected);
   }
 
   // weights (3H, H+I); returns H.
   SymInt hidden(const Tensor& weights) const {
-    same_kind(weights, "weights");
     rank(weights, "weights", 2, "(3H, H+I)");
     const SymInt rows = weights.sym_size(0);
     TORCH_CHECK_VALUE(
@@ -148,7 +134,7 @@ class Checker {
       const SymInt& input,
       const SymInt& hidden) const {
     shape(weights, "weights", {hidden * 3, hidden + input});
-    optional(bias, "bias", {hidden * 3});
+    shape(bias, "bias", {hidden * 3});
   }
 
   // batch_sizes of a packed sequence: its values are read where they can be.
@@ -211,9 +197,40 @@ class Checker {
     }
   }
 
-  void defined(const Tensor& tensor, const char* name) const {
+  void supported(const Tensor& tensor, const char* name) const {
     TORCH_CHECK_TYPE(
-        tensor.defined(), op_, ": expected ", name, " to be a tensor, got an undefined tensor");
+        is_supported(tensor.scalar_type()),
+        op_,
+        ": expected ",
+        name,
+        " of dtype float64, float32, bfloat16 or float16, got ",
+        dtype_text(tensor.scalar_type()));
+  }
+
+  void name_the_odd_one(Arguments arguments) const {
+    const auto dtype = most_frequent(arguments, [](const Tensor& t) { return t.scalar_type(); });
+    const auto device = most_frequent(arguments, [](const Tensor& t) { return t.device(); });
+    for (const auto& [tensor, name] : arguments) {
+      if (tensor == nullptr) continue;
+      TORCH_CHECK_TYPE(
+          tensor->scalar_type() == dtype,
+          op_,
+          ": expected ",
+          name,
+          " of dtype ",
+          dtype_text(dtype),
+          ", got ",
+          dtype_text(tensor->scalar_type()));
+      TORCH_CHECK(
+          tensor->device() == device,
+          op_,
+          ": expected ",
+          name,
+          " on device ",
+          device,
+          ", got ",
+          tensor->device());
+    }
   }
 
   void strided(const Tensor& tensor, const char* name) const {
@@ -228,7 +245,6 @@ class Checker {
 
   const char* op_;
   at::Device device_ = at::kCPU;
-  at::ScalarType dtype_ = at::kFloat;
 };
 
 std::optional<Tensor> given(const std::optional<Tensor>& tensor) {
@@ -251,7 +267,6 @@ SequenceSizes sequence_sizes(
   SequenceSizes sizes;
   sizes.hidden = hidden;
   sizes.input = input.sym_size(-1);
-  check.same_kind(h_0, "h_0");
   check.rank(h_0, "h_0", 2, "(B, H)");
   if (packed) {
     sizes.steps = batch_sizes->sym_numel();
@@ -275,10 +290,11 @@ CellSizes check_cell(
     const Tensor& c,
     const Tensor& weights,
     const std::optional<Tensor>& bias) {
-  const Checker check("lltm::cell", input, "input");
+  const Checker check(
+      "lltm::cell", {{input, "input"}, {h, "h"}, {c, "c"}, {weights, "weights"}, {bias, "bias"}});
   const CellSizes sizes = cell_sizes(check, input, weights);
-  check.argument(h, "h", {sizes.batch, sizes.hidden});
-  check.argument(c, "c", {sizes.batch, sizes.hidden});
+  check.shape(h, "h", {sizes.batch, sizes.hidden});
+  check.shape(c, "c", {sizes.batch, sizes.hidden});
   check.weights_and_bias(weights, bias, sizes.input, sizes.hidden);
   return sizes;
 }
@@ -290,13 +306,20 @@ CellSizes check_cell_backward(
     const Tensor& h,
     const Tensor& weights,
     const Tensor& activations) {
-  const Checker check("lltm::cell_backward", input, "input");
+  const Checker check(
+      "lltm::cell_backward",
+      {{input, "input"},
+       {grad_h, "grad_h"},
+       {grad_c, "grad_c"},
+       {h, "h"},
+       {weights, "weights"},
+       {activations, "activations"}});
   const CellSizes sizes = cell_sizes(check, input, weights);
-  check.optional(grad_h, "grad_h", {sizes.batch, sizes.hidden});
-  check.optional(grad_c, "grad_c", {sizes.batch, sizes.hidden});
-  check.argument(h, "h", {sizes.batch, sizes.hidden});
+  check.shape(grad_h, "grad_h", {sizes.batch, sizes.hidden});
+  check.shape(grad_c, "grad_c", {sizes.batch, sizes.hidden});
+  check.shape(h, "h", {sizes.batch, sizes.hidden});
   check.weights_and_bias(weights, std::nullopt, sizes.input, sizes.hidden);
-  check.argument(activations, "activations", {sizes.batch, sizes.hidden * 4});
+  check.shape(activations, "activations", {sizes.batch, sizes.hidden * 4});
   return sizes;
 }
 
@@ -307,15 +330,17 @@ SequenceSizes check_sequence(
     const Tensor& weights,
     const std::optional<Tensor>& bias,
     const std::optional<Tensor>& batch_sizes) {
-  const Checker check("lltm::sequence", input, "input");
+  const Checker check(
+      "lltm::sequence",
+      {{input, "input"}, {h_0, "h_0"}, {c_0, "c_0"}, {weights, "weights"}, {bias, "bias"}});
   const SequenceSizes sizes = sequence_sizes(check, input, h_0, check.hidden(weights), batch_sizes);
-  check.argument(c_0, "c_0", {sizes.batch, sizes.hidden});
+  check.shape(c_0, "c_0", {sizes.batch, sizes.hidden});
   check.weights_and_bias(weights, bias, sizes.input, sizes.hidden);
   return sizes;
 }
 
 void check_prepack(const Tensor& weights) {
-  const Checker check("lltm::prepack", weights, "weights");
+  const Checker check("lltm::prepack", {{weights, "weights"}});
   const SymInt hidden = check.hidden(weights);
   TORCH_CHECK_VALUE(
       weights.sym_size(1) >= hidden,
@@ -331,10 +356,18 @@ SequenceSizes check_sequence_prepacked(
     const std::optional<Tensor>& bias,
     const std::optional<Tensor>& batch_sizes) {
   constexpr const char* kOp = "lltm::sequence_prepacked";
-  const Checker check(kOp, input, "input");
+  const bool packed = weights.defined() && weights.scalar_type() == at::kByte;
+
+  const Checker check(
+      kOp,
+      // Packed weights are bytes, whatever the dtype of the others.
+      {{input, "input"},
+       {h_0, "h_0"},
+       {c_0, "c_0"},
+       {bias, "bias"},
+       packed ? Argument{std::nullopt, ""} : Argument{weights, "weights"}});
   SequenceSizes sizes;
-  if (weights.defined() && weights.scalar_type() == at::kByte) {  // packed
-    check.same_kind(h_0, "h_0");
+  if (packed) {
     check.rank(h_0, "h_0", 2, "(B, H)");
     TORCH_CHECK(
         weights.device() == input.device(),
@@ -344,12 +377,12 @@ SequenceSizes check_sequence_prepacked(
         ", got ",
         weights.device());
     sizes = sequence_sizes(check, input, h_0, h_0.sym_size(1), batch_sizes);
-    check.optional(bias, "bias", {sizes.hidden * 3});
+    check.shape(bias, "bias", {sizes.hidden * 3});
   } else {
     sizes = sequence_sizes(check, input, h_0, check.hidden(weights), batch_sizes);
     check.weights_and_bias(weights, bias, sizes.input, sizes.hidden);
   }
-  check.argument(c_0, "c_0", {sizes.batch, sizes.hidden});
+  check.shape(c_0, "c_0", {sizes.batch, sizes.hidden});
   return sizes;
 }
 
@@ -363,21 +396,30 @@ SequenceSizes check_sequence_backward(
     const Tensor& output,
     const Tensor& activations,
     const std::optional<Tensor>& batch_sizes) {
-  const Checker check("lltm::sequence_backward", input, "input");
+  const Checker check(
+      "lltm::sequence_backward",
+      {{input, "input"},
+       {grad_output, "grad_output"},
+       {grad_h_n, "grad_h_n"},
+       {grad_c_n, "grad_c_n"},
+       {h_0, "h_0"},
+       {weights, "weights"},
+       {output, "output"},
+       {activations, "activations"}});
   const SequenceSizes sizes = sequence_sizes(check, input, h_0, check.hidden(weights), batch_sizes);
   const auto rows_of_output = [&](const Tensor& tensor, const char* name) {
     if (given(batch_sizes).has_value()) {
-      check.argument(tensor, name, {sizes.rows, sizes.hidden});
+      check.shape(tensor, name, {sizes.rows, sizes.hidden});
     } else {
-      check.argument(tensor, name, {sizes.steps, sizes.batch, sizes.hidden});
+      check.shape(tensor, name, {sizes.steps, sizes.batch, sizes.hidden});
     }
   };
   if (given(grad_output).has_value()) rows_of_output(*grad_output, "grad_output");
-  check.optional(grad_h_n, "grad_h_n", {sizes.batch, sizes.hidden});
-  check.optional(grad_c_n, "grad_c_n", {sizes.batch, sizes.hidden});
+  check.shape(grad_h_n, "grad_h_n", {sizes.batch, sizes.hidden});
+  check.shape(grad_c_n, "grad_c_n", {sizes.batch, sizes.hidden});
   check.weights_and_bias(weights, std::nullopt, sizes.input, sizes.hidden);
   rows_of_output(output, "output");
-  check.argument(activations, "activations", {sizes.rows, sizes.hidden * 4});
+  check.shape(activations, "activations", {sizes.rows, sizes.hidden * 4});
   return sizes;
 }
 
@@ -387,10 +429,16 @@ void check_pair_forward(
     const std::optional<Tensor>& bias,
     const Tensor& old_h,
     const Tensor& old_cell) {
-  const Checker check("lltm::forward", input, "input");
+  const Checker check(
+      "lltm::forward",
+      {{input, "input"},
+       {weights, "weights"},
+       {bias, "bias"},
+       {old_h, "old_h"},
+       {old_cell, "old_cell"}});
   const CellSizes sizes = cell_sizes(check, input, weights);
-  check.argument(old_h, "old_h", {sizes.batch, sizes.hidden});
-  check.argument(old_cell, "old_cell", {sizes.batch, sizes.hidden});
+  check.shape(old_h, "old_h", {sizes.batch, sizes.hidden});
+  check.shape(old_cell, "old_cell", {sizes.batch, sizes.hidden});
   check.weights_and_bias(weights, bias, sizes.input, sizes.hidden);
 }
 
@@ -401,15 +449,25 @@ void check_pair_backward(
     const Tensor& weights) {
   static constexpr std::array<const char*, 6> kNames = {
       "grad_h", "grad_cell", "new_cell", "input_gate", "output_gate", "candidate_cell"};
-  const Checker check("lltm::backward", X, "X");
+  const Checker check(
+      "lltm::backward",
+      {{X, "X"},
+       {states[0], kNames[0]},
+       {states[1], kNames[1]},
+       {states[2], kNames[2]},
+       {states[3], kNames[3]},
+       {states[4], kNames[4]},
+       {states[5], kNames[5]},
+       {gate_weights, "gate_weights"},
+       {weights, "weights"}});
   check.rank(X, "X", 2, "(B, H+I)");
   const SymInt hidden = check.hidden(weights);
   const SymInt batch = X.sym_size(0);
   check.shape(weights, "weights", {hidden * 3, X.sym_size(1)});
   for (size_t k = 0; k < states.size(); ++k) {
-    check.argument(states[k], kNames[k], {batch, hidden});
+    check.shape(states[k], kNames[k], {batch, hidden});
   }
-  check.argument(gate_weights, "gate_weights", {batch, hidden * 3});
+  check.shape(gate_weights, "gate_weights", {batch, hidden * 3});
 }
 
 }  // namespace lltm

@@ -5,6 +5,7 @@
 #include <lltm/ops.h>
 
 #include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
 #include <c10/util/Exception.h>
 
 #include <cmath>
@@ -47,6 +48,28 @@ void check_shape(
       shape_text(expected),
       ", got ",
       shape_text(tensor.sizes()));
+}
+
+// The operators would name the parameters, of which the caller has passed none.
+// Autocast converts.
+void check_kind(const char* where, const Tensor& input, const Tensor& parameter) {
+  if (at::autocast::is_autocast_enabled(input.device().type())) return;
+  TORCH_CHECK_TYPE(
+      input.scalar_type() == parameter.scalar_type(),
+      "lltm::",
+      where,
+      ": expected input of dtype ",
+      dtype_text(parameter.scalar_type()),
+      ", that of the parameters, got ",
+      dtype_text(input.scalar_type()));
+  TORCH_CHECK(
+      input.device() == parameter.device(),
+      "lltm::",
+      where,
+      ": expected input on device ",
+      parameter.device(),
+      ", that of the parameters, got ",
+      input.device());
 }
 
 std::optional<Tensor> if_defined(const Tensor& tensor) {
@@ -108,6 +131,7 @@ State LLTMCellImpl::forward(const Tensor& input, const std::optional<State>& sta
       input_size,
       ",), got ",
       shape_text(input.sizes()));
+  check_kind("LLTMCell", input, weights);
   if (input.dim() == 1) {
     std::optional<State> row;
     if (state.has_value()) {
@@ -182,6 +206,12 @@ std::tuple<Tensor, State> Layer::forward(
   return {options.batch_first() ? output.transpose(0, 1) : output, last};
 }
 
+// Of (L*D, B, H); 0 of any other shape, which initial_state refuses.
+int64_t state_batch(const State& state) {
+  const Tensor& h_0 = std::get<0>(state);
+  return h_0.defined() && h_0.dim() == 3 ? h_0.size(1) : 0;
+}
+
 std::tuple<PackedSequence, State> Layer::forward_with_packed_input(
     const PackedSequence& input, const std::optional<State>& state) const {
   const Tensor& rows = input.data();
@@ -193,8 +223,11 @@ std::tuple<PackedSequence, State> Layer::forward_with_packed_input(
       options.input_size(),
       "), got ",
       shape_text(rows.sizes()));
-  const int64_t batch =
-      batch_sizes.dim() == 1 && batch_sizes.numel() > 0 ? batch_sizes[0].item<int64_t>() : 0;
+  // Without steps only the states tell the batch size.
+  const bool steps = batch_sizes.dim() == 1 && batch_sizes.numel() > 0;
+  const int64_t batch = steps               ? batch_sizes[0].item<int64_t>()
+                        : state.has_value() ? state_batch(*state)
+                                            : 0;
 
   // The states are in the caller's order, the packed rows from longest to
   // shortest.
@@ -365,11 +398,15 @@ PrepackedLLTM LLTMImpl::prepack() const {
 
 std::tuple<Tensor, State> LLTMImpl::forward(
     const Tensor& input, const std::optional<State>& state) {
+  check_defined("LLTM", "input", input);
+  check_kind("LLTM", input, directions_.front().weights);
   return layer_of(options, is_training(), directions_, sequence).forward(input, state);
 }
 
 std::tuple<PackedSequence, State> LLTMImpl::forward_with_packed_input(
     const PackedSequence& input, const std::optional<State>& state) {
+  check_defined("LLTM", "input", input.data());
+  check_kind("LLTM", input.data(), directions_.front().weights);
   return layer_of(options, is_training(), directions_, sequence)
       .forward_with_packed_input(input, state);
 }

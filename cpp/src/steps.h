@@ -79,9 +79,22 @@ inline int64_t carried_rows(const std::vector<Step>& steps, size_t k) {
   return k == 0 ? 0 : std::min(steps[k].rows, steps[k - 1].rows);
 }
 
-// (T, B, .) as (T * B, .); a packed (N, .) is that already.
+// (T, B, .) as (T * B, .); a packed (N, .) is that already. A copy where the
+// strides allow no view.
 inline at::Tensor flat_rows(const at::Tensor& tensor) {
   return tensor.flatten(0, -2);
+}
+
+// How many rows that are.
+inline int64_t flat_size(const at::Tensor& tensor) {
+  return tensor.dim() == 2 ? tensor.size(0) : tensor.size(0) * tensor.size(1);
+}
+
+// Of that, the rows of whole steps, so that no more is copied than these.
+inline at::Tensor flat_rows(const at::Tensor& tensor, int64_t begin, int64_t rows) {
+  if (tensor.dim() == 2) return tensor.narrow(0, begin, rows);
+  const int64_t batch = tensor.size(1);
+  return tensor.narrow(0, begin / batch, rows / batch).flatten(0, 1);
 }
 
 }  // namespace lltm

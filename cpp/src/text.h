@@ -1,6 +1,7 @@
-// How error messages show shapes.
+// How error messages show shapes and dtypes.
 #pragma once
 
+#include <c10/core/ScalarType.h>
 #include <c10/util/ArrayRef.h>
 
 #include <cstddef>
@@ -19,6 +20,28 @@ std::string shape_text(c10::ArrayRef<Size> shape) {
   }
   text << (shape.size() == 1 ? ",)" : ")");
   return text.str();
+}
+
+// float32, as Python names it.
+inline std::string dtype_text(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kDouble:
+      return "float64";
+    case at::kFloat:
+      return "float32";
+    case at::kBFloat16:
+      return "bfloat16";
+    case at::kHalf:
+      return "float16";
+    case at::kLong:
+      return "int64";
+    case at::kInt:
+      return "int32";
+    case at::kBool:
+      return "bool";
+    default:
+      return c10::toString(dtype);
+  }
 }
 
 }  // namespace lltm

@@ -138,6 +138,10 @@ constexpr int64_t kBlockRows = 4;
 // bounded too.
 constexpr int64_t kGradientRows = 32;
 
+// Rows from which the products of bfloat16 gradients are bfloat16's own: for fewer,
+// to widen the weights costs less than such a product's set-up.
+constexpr int64_t kNarrowRows = 32;
+
 // Dtypes that the micro-kernel multiplies without a copy of the weights.
 template <typename T>
 constexpr bool kIsOperand = std::is_same_v<T, float> || std::is_same_v<T, BFloat16>;
@@ -199,7 +203,8 @@ std::tuple<Tensor, Tensor, Tensor> cell_forward(
 // ---- backward ---------------------------------------------------------------
 
 // What a backward kernel gets and gives. Results that are not wanted are
-// undefined; dz (B, 3H) and dc (B, H) are of the compute dtype.
+// undefined; dz (B, 3H) and dc (B, H) are of the compute dtype, the others of the
+// dtype of the products.
 struct StepGradients {
   Tensor dz, d_input, d_h, dc, d_weights, d_bias;
 };
@@ -229,14 +234,16 @@ void backward_by_product(
     const Tensor& input,
     const Tensor& h,
     const Tensor& weights,
+    at::ScalarType product_dtype,
     const StepGradients& results) {
   at::parallel_for(0, h.numel(), kGrain, [&](int64_t begin, int64_t end) {
     pointwise<T, compute_t<T>>().backward(args, begin, end);
   });
-  const Linear linear(weights, std::nullopt);
-  if (results.d_input.defined()) linear.input_gradient(results.d_input, results.dz);
-  if (results.d_h.defined()) linear.state_gradient(results.d_h, results.dz);
-  if (results.d_weights.defined()) weights_gradient(results.d_weights, results.dz, h, input);
+  const Tensor dz = results.dz.to(product_dtype);
+  const Linear linear(weights, std::nullopt, product_dtype);
+  if (results.d_input.defined()) linear.input_gradient(results.d_input, dz);
+  if (results.d_h.defined()) linear.state_gradient(results.d_h, dz);
+  if (results.d_weights.defined()) weights_gradient(results.d_weights, dz, h, input);
   if (results.d_bias.defined()) results.d_bias.copy_(results.dz.sum(0));
 }
 
@@ -358,9 +365,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> cell_backward(
   const int64_t hidden = h.size(1);
   const at::ScalarType dtype = input.scalar_type();
   const auto options = input.options().dtype(compute_dtype(dtype));
+  // Rounding what they multiply is what plain bfloat16 does too.
+  const bool narrow =
+      dtype == at::kBFloat16 && batch >= kNarrowRows && has_micro_kernel<BFloat16>();
+  const at::ScalarType product_dtype = narrow ? dtype : compute_dtype(dtype);
   const auto [d_input, d_h, d_c, d_weights, d_bias] = output_mask;
   const auto wanted = [&](bool want, at::IntArrayRef sizes) {
-    return want ? at::empty(sizes, options) : Tensor();
+    return want ? at::empty(sizes, options.dtype(product_dtype)) : Tensor();
   };
   const StepGradients results = {
       at::empty({batch, 3 * hidden}, options),
@@ -375,13 +386,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> cell_backward(
   visit_dtype(dtype, [&]<typename T>(T*) {
     const auto args = backward_arguments<T>(dh, dc_next, activations, results);
     if constexpr (std::is_same_v<T, float>) {
-      if (batch <= kGradientRows && takes_blocks<float>(input, h, weights) &&
-          is_operand<float>(h) && is_operand<float>(input)) {
-        backward_by_blocks(args, input, h, weights, results);
+      if (batch <= kGradientRows && takes_blocks<float>(input, h, weights)) {
+        backward_by_blocks(args, input.contiguous(), h.contiguous(), weights, results);
         return;
       }
     }
-    backward_by_product<T>(args, input, h, weights, results);
+    backward_by_product<T>(args, input, h, weights, product_dtype, results);
   });
   const auto result = [&](const Tensor& tensor) {
     return tensor.defined() ? tensor.to(dtype) : Tensor();

@@ -56,6 +56,31 @@ Matrix<const T> read(const at::Tensor& tensor) {
   return {static_cast<const T*>(tensor.const_data_ptr()), tensor.stride(0), tensor.stride(1)};
 }
 
+// The rows of a step in a tensor (T, B, .) or (N, .) of any strides; absent where
+// the tensor is undefined.
+template <typename T>
+class StepRows {
+ public:
+  explicit StepRows(const at::Tensor& tensor) {
+    if (!tensor.defined()) return;
+    const bool packed = tensor.dim() == 2;
+    batch_ = packed ? 1 : tensor.size(1);
+    step_stride_ = tensor.stride(0);
+    rows_ = {static_cast<const T*>(tensor.const_data_ptr()), tensor.stride(-2), tensor.stride(-1)};
+  }
+
+  // `offset` is the number of the step's first row (steps.h).
+  Matrix<const T> of(int64_t offset) const {
+    if (rows_.data == nullptr) return {};
+    return {rows_.data + offset / batch_ * step_stride_, rows_.row_stride, rows_.col_stride};
+  }
+
+ private:
+  Matrix<const T> rows_;
+  int64_t batch_ = 1;
+  int64_t step_stride_ = 0;
+};
+
 // A 1-d tensor as the same row again and again.
 template <typename T>
 Matrix<const T> read_row(const at::Tensor& tensor) {

@@ -16,6 +16,9 @@ bool takes_blocks(const at::Tensor& input, const at::Tensor& h_0) {
 
 ForwardResult run_forward(const ForwardProblem& p) {
   const bool blocks = takes_blocks(p.input, p.h_0);
+  if (blocks && p.input.scalar_type() == at::kFloat && p.h_0.size(0) <= kFewRows) {
+    return few_rows_forward(p);
+  }
   if (!is_prepacked(p.weights)) return blocks ? blocked_forward(p) : stepwise_forward(p);
   const bool readable = !has_narrow_blocks(p.weights) || has_micro_kernel<BFloat16>();
   if (blocks && readable) return blocked_forward(p);

@@ -16,6 +16,11 @@ Gradients run_backward(const BackwardProblem& problem);
 ForwardResult stepwise_forward(const ForwardProblem& problem);
 Gradients stepwise_backward(const BackwardProblem& problem);
 
+// engine_few_rows.cpp: for at most kFewRows rows of float32. May take prepacked
+// weights that are not narrow.
+constexpr int64_t kFewRows = 4;
+ForwardResult few_rows_forward(const ForwardProblem& problem);
+
 // engine_blocked.cpp: packed weights, micro-kernel and pointwise work block by
 // block in one parallel region. Not for float64.
 ForwardResult blocked_forward(const ForwardProblem& problem);

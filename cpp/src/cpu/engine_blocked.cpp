@@ -41,8 +41,9 @@ using at::Tensor;
 
 // Rows of a product of input and weights worth a pass over the weights.
 constexpr int64_t kProjectionRows = 64;
-// Rows of the input that are split at once.
-constexpr int64_t kSplitChunkRows = 256;
+// Rows of the input that are laid out together, where they can't be multiplied in
+// place.
+constexpr int64_t kInputChunkRows = 256;
 
 template <typename T>
 Matrix<const T> as_const(Matrix<T> matrix) {
@@ -94,25 +95,29 @@ ForwardResult forward(const ForwardProblem& p) {
   const Blocks& blocks = weights.blocks;
   grid.columns = std::min(grid.columns, blocks.count);
 
+  // The input as the micro-kernel reads it: in place, or laid out for the steps of
+  // a chunk at a time.
+  using X = stored_t<G>;
+  Tensor input = p.input.to(kOperandDtype<X>);
+  if (input.stride(-1) != 1) input = input.contiguous();
+  const bool in_place = !kSplit && depth_x == input_size && input.is_contiguous() &&
+                        is_operand_stride(input_size, input_size);
+  const StepRows<X> input_rows(input);
+
   // Few rows a step: the input's part is multiplied for several steps at once.
   const bool ahead = grid.rows == 1 && 2 * batch <= kProjectionRows;
-  const int64_t chunk_rows_wanted = ahead ? kProjectionRows : kSplit ? kSplitChunkRows : 1;
+  const int64_t chunk_rows_wanted = ahead ? kProjectionRows : in_place ? 1 : kInputChunkRows;
   const int64_t chunk_steps = std::max<int64_t>(1, chunk_rows_wanted / batch);
   const int64_t chunk_rows = chunk_steps * batch;
 
-  // Arguments in the form that the kernels read. The input is split for the steps
-  // of a chunk at a time.
-  const Tensor input_rows = kSplit ? flat_rows(p.input).to(at::kFloat).contiguous() : Tensor();
-  LeftOperand<G> x_chunk =
-      kSplit ? empty_rows<G>(chunk_rows, input_size, p.input.options()) : LeftOperand<G>{};
-  const LeftOperand<const G> x_all =
-      kSplit ? LeftOperand<const G>{} : left_operand<G>(flat_rows(p.input));
+  const LeftOperand<G> x_chunk =
+      in_place ? LeftOperand<G>{} : empty_rows<G>(chunk_rows, input_size, p.input.options());
   const LeftOperand<const G> h_0 = left_operand<G>(p.h_0);
   const Tensor bias = p.bias.has_value() && p.bias->defined() ? p.bias->to(at::kFloat) : Tensor();
 
   // Results. The states are the operands of the steps after them: the output
   // itself where it has the right form, else two steps' in turn.
-  const int64_t rows = flat_rows(p.input).size(0);
+  const int64_t rows = flat_size(p.input);
   std::vector<int64_t> output_shape = p.input.sizes().vec();
   output_shape.back() = hidden;
   const Tensor output = empty_large(output_shape, p.input.options());
@@ -153,18 +158,21 @@ ForwardResult forward(const ForwardProblem& p) {
     for (size_t first = 0; first < steps.size(); first += chunk_steps) {
       const size_t last = std::min(steps.size(), first + chunk_steps) - 1;
       const int64_t chunk_begin = std::min(steps[first].offset, steps[last].offset);
-      // The input of step k. Split, each row of the batch has a place of its own in
-      // the chunk, so that threads with other rows can be in another chunk; where
+      // The input of step k. Laid out, each row of the batch has a place of its own
+      // in the chunk, so that threads with other rows can be in another chunk; where
       // the chunk is multiplied at once they are together, and rows lie without gaps.
-      const auto x_of = [&](size_t k) {
-        if constexpr (kSplit) {
-          const auto step = static_cast<int64_t>(k - first);
-          return x_chunk.rows.from(ahead ? steps[k].offset - chunk_begin : step * batch);
-        } else {
-          return x_all.rows.from(steps[k].offset);
-        }
+      const auto x_place = [&](size_t k) {
+        const auto step = static_cast<int64_t>(k - first);
+        return x_chunk.rows.from(ahead ? steps[k].offset - chunk_begin : step * batch);
       };
-      if constexpr (kSplit) {
+      const auto x_of = [&](size_t k) -> Matrix<const G> {
+        if (!in_place) return as_const(x_place(k));
+        if constexpr (kSplit)
+          return {};
+        else
+          return {input_rows.of(0).row(0) + steps[k].offset * input_size, input_size, 1};
+      };
+      if (!in_place) {
         for (int64_t member = thread; member < grid.threads(); member += threads) {
           failure.guard([&] {
             for (size_t k = first; k <= last; ++k) {
@@ -172,16 +180,11 @@ ForwardResult forward(const ForwardProblem& p) {
                   intersect(share(batch, grid.rows, member / grid.columns), {0, steps[k].rows});
               const Range part = share(own.size(), grid.columns, member % grid.columns);
               const int64_t row = own.begin + part.begin;
-              const auto source = read<float>(input_rows).from(steps[k].offset + row);
-              const auto to = x_of(k).from(row);
-              check_split(
-                  kernels().split.rows(
-                      part.size(),
-                      input_size,
-                      source.data,
-                      source.row_stride,
-                      to.data,
-                      to.row_stride));
+              copy_rows(
+                  x_place(k).from(row),
+                  input_rows.of(steps[k].offset).from(row),
+                  part.size(),
+                  input_size);
             }
           });
         }
@@ -223,10 +226,7 @@ ForwardResult forward(const ForwardProblem& p) {
               for (int64_t block = own_blocks.begin; block < own_blocks.end; ++block) {
                 if (chunk_end == chunk_begin) break;
                 project(
-                    block,
-                    gates(block),
-                    as_const(x_of(backwards ? last : first)),
-                    chunk_end - chunk_begin);
+                    block, gates(block), x_of(backwards ? last : first), chunk_end - chunk_begin);
               }
             }
             const Range step_rows = intersect(own_rows, {0, step.rows});
@@ -244,7 +244,7 @@ ForwardResult forward(const ForwardProblem& p) {
                 project(
                     block,
                     z + step_rows.begin * columns,
-                    as_const(x_of(k).from(step_rows.begin)),
+                    x_of(k).from(step_rows.begin),
                     step_rows.size());
               }
               const auto recur = [&](Range range, Matrix<const G> h) {
@@ -340,7 +340,7 @@ Gradients backward(const BackwardProblem& p, bool split_sums = false) {
 
   const Tensor weights = p.weights.to(kOperandDtype<S>).contiguous();
   const auto w = read<S>(weights);
-  const Tensor grad_rows = p.grad_output.defined() ? flat_rows(p.grad_output) : Tensor();
+  const StepRows<T> grad_rows(p.grad_output);
   const Tensor grad_h_n = p.grad_h_n.defined() ? p.grad_h_n.to(at::kFloat) : Tensor();
   const auto dh_n = read<float>(grad_h_n);
   const Tensor dc = at::zeros({batch, hidden}, options);
@@ -364,7 +364,6 @@ Gradients backward(const BackwardProblem& p, bool split_sums = false) {
   BackwardArgs<T, G> args;
   args.activations = read<T>(p.activations);
   args.activations_step = hidden;
-  args.grad_h = read<T>(grad_rows);
   args.grad_c = read<float>(dc);
   args.grad_gates_step = hidden;
   args.grad_c_prev = write<float>(dc);
@@ -439,7 +438,7 @@ Gradients backward(const BackwardProblem& p, bool split_sums = false) {
                 part.hidden = width;
                 const int64_t at = step.offset + range.begin;
                 part.activations = args.activations.from(at, unit);
-                part.grad_h = args.grad_h.from(at, unit);
+                part.grad_h = grad_rows.of(step.offset).from(range.begin, unit);
                 part.grad_h_state = grad_h_state;
                 part.grad_c = args.grad_c.from(range.begin, unit);
                 part.grad_c_prev = args.grad_c_prev.from(range.begin, unit);

@@ -9,8 +9,11 @@ namespace lltm::cpu {
 
 using at::Tensor;
 
-Linear::Linear(const Tensor& weights, const std::optional<Tensor>& bias_or_none) {
-  const at::ScalarType dtype = compute_dtype(weights.scalar_type());
+Linear::Linear(const Tensor& weights, const std::optional<Tensor>& bias_or_none)
+    : Linear(weights, bias_or_none, compute_dtype(weights.scalar_type())) {}
+
+Linear::Linear(
+    const Tensor& weights, const std::optional<Tensor>& bias_or_none, at::ScalarType dtype) {
   const int64_t hidden = weights.size(0) / 3;
   const Tensor w = weights.to(dtype);
   weights_h = w.slice(1, 0, hidden);

@@ -12,9 +12,10 @@
 
 namespace lltm::cpu {
 
-// weights (3H, H+I) and bias (3H) in the compute dtype.
+// weights (3H, H+I) and bias (3H) in a dtype, by default the compute dtype.
 struct Linear {
   Linear(const at::Tensor& weights, const std::optional<at::Tensor>& bias);
+  Linear(const at::Tensor& weights, const std::optional<at::Tensor>& bias, at::ScalarType dtype);
 
   // (rows, I) -> (rows, 3H): x W_x^T + b.
   at::Tensor project_input(const at::Tensor& x) const;

@@ -6,6 +6,7 @@
 #include <ATen/native/CPUBlas.h>
 #endif
 
+#include <ATen/Context.h>
 #include <ATen/Version.h>
 #include <c10/util/BFloat16.h>
 
@@ -203,7 +204,8 @@ bool has_micro_kernel() {
     release_micro_kernel();
     return c == 32.0f;
   }();
-  return works;
+  // torch.backends.mkldnn.flags(enabled=False) turns it off, and may at any time.
+  return works && at::globalContext().userEnabledMkldnn();
 #else
   return false;
 #endif

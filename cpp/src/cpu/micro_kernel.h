@@ -58,10 +58,12 @@ constexpr std::int64_t padded_columns<BFloat16x3>(std::int64_t columns) {
   return round_up(columns, kSplitPanel);
 }
 
-// Whether the rows of a matrix, `stride` elements apart, can be an operand as
-// they lie. The kernel's addresses within a block are 32-bit offsets.
+// Whether the rows of a matrix, `stride` elements apart, can be an operand in
+// place: only next to each other, since each stride of a caller's tensor would be
+// one more kernel to compile and keep. The kernel's addresses within a block are
+// 32-bit offsets.
 constexpr bool is_operand_stride(std::int64_t stride, std::int64_t columns) {
-  return stride >= columns && stride <= std::int64_t{1} << 20;
+  return stride == columns && stride <= std::int64_t{1} << 20;
 }
 
 constexpr std::int64_t kMaxRows = 64;

@@ -49,12 +49,15 @@ LeftOperand<G> empty_rows(int64_t rows, int64_t columns, at::TensorOptions optio
   }
 }
 
-// x (rows, columns) as a left operand in `operand`.
-inline void split_matrix(
-    const LeftOperand<BFloat16x3>& operand, Matrix<const float> x, int64_t rows, int64_t columns) {
+// x (rows, columns), its rows contiguous, as a left operand in rows of `operand`.
+inline void copy_rows(
+    Matrix<BFloat16x3> operand, Matrix<const float> x, int64_t rows, int64_t columns) {
   check_split(
-      kernels().split.rows(
-          rows, columns, x.data, x.row_stride, operand.rows.data, operand.rows.row_stride));
+      kernels().split.rows(rows, columns, x.data, x.row_stride, operand.data, operand.row_stride));
+}
+template <typename G>
+void copy_rows(Matrix<G> operand, Matrix<const G> x, int64_t rows, int64_t columns) {
+  for (int64_t r = 0; r < rows; ++r) std::copy_n(x.row(r), columns, operand.row(r));
 }
 
 // A tensor as a left operand: itself if it will do, else a copy.
@@ -64,7 +67,7 @@ LeftOperand<const G> left_operand(const at::Tensor& tensor) {
   if constexpr (std::is_same_v<G, BFloat16x3>) {
     const LeftOperand<G> operand = empty_rows<G>(tensor.size(0), columns, tensor.options());
     const at::Tensor floats = tensor.to(at::kFloat).contiguous();
-    split_matrix(operand, read<float>(floats), tensor.size(0), columns);
+    copy_rows(operand.rows, read<float>(floats), tensor.size(0), columns);
     return {operand.tensor, {operand.rows.data, operand.rows.row_stride, 1}};
   } else {
     at::Tensor rows = tensor.to(kOperandDtype<G>);

@@ -11,6 +11,10 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
+#include <mutex>
+#include <unordered_map>
 
 namespace lltm::cpu {
 
@@ -71,7 +75,7 @@ PackedWeights<G> pack_weights(const Tensor& weights, int64_t parts) {
       input_size,
       blocks.width,
       /*split_at=*/0,
-      /*unused=*/0};
+      /*checksum=*/0};
   const Tensor bytes =
       at::empty({PackedWeights<G>::bytes(header)}, rows.options().dtype(at::kByte));
   std::memcpy(bytes.mutable_data_ptr(), &header, sizeof(header));
@@ -118,15 +122,108 @@ Tensor prepack_for(const Tensor& weights) {
 
 }  // namespace
 
+namespace {
+
+// FNV-1a over words of 64 bits, in four lanes, so that the memory sets the pace.
+// No change of one word leaves its lane as it was.
+int64_t checksum(const Tensor& bytes) {
+  constexpr uint64_t kBasis = 0xcbf29ce484222325;
+  constexpr uint64_t kPrime = 0x100000001b3;
+  constexpr int64_t kLanes = 4;
+  constexpr int64_t kWord = sizeof(uint64_t);
+  const uint8_t* const data = bytes.const_data_ptr<uint8_t>();
+  const int64_t size = bytes.numel();
+  std::array<uint64_t, kLanes> lanes;
+  lanes.fill(kBasis);
+  const auto add = [&](int64_t lane, int64_t at) {
+    uint64_t word = 0;
+    std::memcpy(&word, data + at, static_cast<size_t>(std::min(kWord, size - at)));
+    lanes[lane] = (lanes[lane] ^ word) * kPrime;
+  };
+  int64_t at = static_cast<int64_t>(sizeof(PackedHeader));
+  for (; at + kLanes * kWord <= size; at += kLanes * kWord) {
+    for (int64_t lane = 0; lane < kLanes; ++lane) add(lane, at + lane * kWord);
+  }
+  for (int64_t lane = 0; at < size; at += kWord) add(lane++, at);
+  for (at = 0; at < static_cast<int64_t>(offsetof(PackedHeader, checksum)); at += kWord) add(0, at);
+  uint64_t sum = kBasis;
+  for (const uint64_t lane : lanes) sum = (sum ^ lane) * kPrime;
+  return static_cast<int64_t>(sum);
+}
+
+Tensor sealed(const Tensor& packed) {
+  PackedHeader header = read_header(packed);
+  header.checksum = checksum(packed);
+  std::memcpy(packed.mutable_data_ptr(), &header, sizeof(header));
+  return packed;
+}
+
+// The states of tensors whose checksum was right: it is calculated once for each,
+// not in every call.
+class IntactBytes {
+ public:
+  bool contains(const Tensor& packed) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = states_.find(packed.storage().unsafeGetStorageImpl());
+    return found != states_.end() && !found->second.storage.expired() &&
+           found->second.is_of(packed);
+  }
+  void insert(const Tensor& packed) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (states_.size() >= most_) {
+      std::erase_if(states_, [](const auto& entry) { return entry.second.storage.expired(); });
+      most_ = 2 * states_.size() + 64;
+    }
+    states_.insert_or_assign(packed.storage().unsafeGetStorageImpl(), State(packed));
+  }
+
+ private:
+  struct State {
+    explicit State(const Tensor& packed)
+        : storage(packed.storage().getWeakStorageImpl()),
+          data(packed.const_data_ptr()),
+          bytes(packed.numel()),
+          version(version_of(packed)) {}
+    bool is_of(const Tensor& packed) const {
+      return data == packed.const_data_ptr() && bytes == packed.numel() &&
+             version == version_of(packed);
+    }
+    // Tensors made in inference mode have no counter.
+    static int64_t version_of(const Tensor& packed) {
+      return packed.is_inference() ? 0 : packed._version();
+    }
+
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // lest another take its address
+    const void* data;
+    int64_t bytes;
+    int64_t version;
+  };
+  std::mutex mutex_;
+  std::unordered_map<const c10::StorageImpl*, State> states_;
+  size_t most_ = 64;
+};
+
+bool is_intact(const Tensor& packed) {
+  static IntactBytes& known = *new IntactBytes;  // outlives every thread
+  if (known.contains(packed)) return true;
+  if (read_header(packed).checksum != checksum(packed)) return false;
+  known.insert(packed);
+  return true;
+}
+
+}  // namespace
+
 Tensor prepack(const Tensor& weights) {
   if (weights.scalar_type() == at::kDouble || weights.numel() == 0 || !has_micro_kernel<float>()) {
     return weights.clone(at::MemoryFormat::Contiguous);
   }
   if (weights.scalar_type() == at::kBFloat16 && has_micro_kernel<BFloat16>()) {
-    return prepack_for<BFloat16>(weights);
+    return sealed(prepack_for<BFloat16>(weights));
   }
   const Tensor few = prepack_for<float>(weights);
-  if (!has_micro_kernel<BFloat16x3>() || weights.scalar_type() == at::kBFloat16) return few;
+  if (!has_micro_kernel<BFloat16x3>() || weights.scalar_type() == at::kBFloat16) {
+    return sealed(few);
+  }
   try {
     const Tensor many = prepack_for<BFloat16x3>(weights);
     PackedHeader header = read_header(few);
@@ -135,9 +232,9 @@ Tensor prepack(const Tensor& weights) {
     both.slice(0, 0, few.numel()).copy_(few);
     both.slice(0, header.split_at).copy_(many);
     std::memcpy(both.mutable_data_ptr(), &header, sizeof(header));
-    return both;
+    return sealed(both);
   } catch (const Unsplittable&) {
-    return few;
+    return sealed(few);
   }
 }
 
@@ -204,6 +301,7 @@ void check_prepacked(const Tensor& packed, const Tensor& input, const Tensor& h_
       kExpected,
       ", got bytes that are not whole, of shape ",
       shape_text(packed.sizes()));
+  TORCH_CHECK_VALUE(is_intact(packed), kExpected, ", got bytes that have changed since");
 }
 
 Tensor unpack(const Tensor& packed) {

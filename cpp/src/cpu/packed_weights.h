@@ -19,14 +19,15 @@ namespace lltm::cpu {
 // state, the columns being the block's units gate by gate. Those that are made
 // ahead may have two forms, one after the other: for few rows and for many.
 struct PackedHeader {
-  static constexpr int64_t kMagic = 0x314B4341504D544C;  // LTMPACK1
+  static constexpr int64_t kMagic = 0x324B4341504D544C;  // LTMPACK2
   int64_t magic;
   int64_t dtype;    // of the weights, an at::ScalarType
   int64_t operand;  // of the products' operands, kOperandTag
   int64_t hidden, input_size, width;
   int64_t split_at;  // where the form for BFloat16x3 begins, in bytes, or 0
-  int64_t unused;    // zero; what follows is aligned as the tensor is
+  int64_t checksum;  // of all the other bytes, in weights that are made ahead; else 0
 };
+// What follows is aligned as the tensor is.
 static_assert(sizeof(PackedHeader) == 64);
 
 template <typename G>
@@ -89,7 +90,8 @@ inline bool has_split_blocks(const at::Tensor& packed) {
   return read_header(packed).split_at != 0;
 }
 // Whether prepacked weights, perhaps of another CPU, are those of a layer with
-// the sizes and the dtype of `input` and `h_0`; throws if not.
+// the sizes and the dtype of `input` and `h_0`, with the bytes that prepack gave
+// them; throws if not. The bytes are read once for each state of a tensor.
 void check_prepacked(const at::Tensor& weights, const at::Tensor& input, const at::Tensor& h_0);
 
 // Prepacked weights in their form for G.

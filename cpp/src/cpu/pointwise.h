@@ -124,6 +124,42 @@ using PairRows = void (*)(std::int64_t columns, const BFloat16* a, const BFloat1
 using SumRows = void (*)(
     std::int64_t rows, std::int64_t columns, const float* x, std::int64_t x_stride, float* y);
 
+// The pointwise part of a step of few rows: pre-activations and state are float64,
+// what is stored for the caller float32 (engine_few_rows.cpp). Columns are
+// contiguous.
+struct FewRowsArgs {
+  std::int64_t hidden;  // units of a block
+  Matrix<const double> gates;
+  std::int64_t gates_step;
+  const float* bias;  // as gates, or null
+  std::int64_t bias_step;
+  Matrix<double> c;  // renewed
+  Matrix<double> h;  // for the next product; or absent
+  Matrix<float> h_next;
+  Matrix<float> activations;  // or absent
+  std::int64_t activations_step;
+};
+
+// C (rows, columns) = A (rows, depth) B (depth, columns), or += if accumulate. The
+// rows of B lie next to each other, and so do those of C. With a double A every
+// product is exact; with a float A a few are added up in float at a time.
+template <typename A>
+using MultiplyFewRows = void (*)(
+    std::int64_t rows,
+    std::int64_t columns,
+    std::int64_t depth,
+    const A* a,
+    std::int64_t lda,
+    const float* b,
+    double* c,
+    bool accumulate);
+
+struct FewRowsKernels {
+  MultiplyFewRows<double> multiply_f64;
+  MultiplyFewRows<float> multiply_f32;
+  void (*forward)(const FewRowsArgs& args, std::int64_t rows);
+};
+
 // Everything compiled for one instruction set.
 struct Kernels {
   const char* name;
@@ -139,6 +175,7 @@ struct Kernels {
   Transpose<BFloat16> transpose_bf16;
   PairRows pair_rows_bf16;
   SumRows sum_rows_f32;
+  FewRowsKernels few_rows;
   ArrayMath<double> math_f64;
   ArrayMath<float> math_f32;
   ArrayConvert<Half> convert_f16;

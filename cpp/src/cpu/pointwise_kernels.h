@@ -7,6 +7,7 @@
 #pragma once
 
 #include "cell_math.h"
+#include "cpu/few_rows_kernels.h"
 #include "cpu/pointwise.h"
 #include "cpu/tile.h"
 
@@ -429,6 +430,7 @@ constexpr Kernels make_kernels(const char* name) {
       transpose_bf16,
       pair_rows,
       sum_rows,
+      {multiply_few_rows<double>, multiply_few_rows<float>, forward_few_rows},
       kArrayMath<double>,
       kArrayMath<float>,
       {load_array<Half>, store_array<Half>},

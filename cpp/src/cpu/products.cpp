@@ -81,18 +81,24 @@ class ResultBlock {
   std::vector<float> copy_;
 };
 
-}  // namespace
-
+// Whether the micro-kernel for G reads the rows of this 2-d tensor in place.
 template <typename G>
 bool is_operand(const Tensor& x) {
   return x.scalar_type() == kOperandDtype<G> && x.stride(1) == 1 &&
          is_operand_stride(x.stride(0), x.size(1));
 }
 
-template bool is_operand<float>(const Tensor&);
+// Whether the rows of this 2-d tensor can be laid out by vector code, or are
+// those of a buffer of ours.
+template <typename G>
+bool has_rows(const Tensor& x) {
+  return x.scalar_type() == kOperandDtype<G> && x.stride(1) == 1 && x.stride(0) >= x.size(1);
+}
+
+}  // namespace
 
 RightOperand::RightOperand(const Tensor& b, bool split) : matrix_(b), split_(split) {
-  if (b.numel() == 0 || !is_operand<float>(b) || !has_micro_kernel<float>()) return;
+  if (b.numel() == 0 || !has_rows<float>(b) || !has_micro_kernel<float>()) return;
   split ? pack<BFloat16x3>() : pack<float>();
 }
 
@@ -116,7 +122,7 @@ void RightOperand::pack() {
 }
 
 void RightOperand::multiply(Tensor out, const Tensor& a) const {
-  if (!packed_.defined() || a.size(0) == 0 || !is_operand<float>(a) || !is_operand<float>(out)) {
+  if (!packed_.defined() || a.size(0) == 0 || !has_rows<float>(a) || !is_operand<float>(out)) {
     at::mm_out(out, a, matrix_);
   } else {
     split_ ? multiply_blocks<BFloat16x3>(out, a) : multiply_blocks<float>(out, a);
@@ -143,7 +149,7 @@ void RightOperand::multiply_blocks(const Tensor& out, const Tensor& a) const {
       Matrix<const G> left;
       if constexpr (std::is_same_v<G, BFloat16x3>) {
         if (task == begin) split_rows = empty_rows<G>(kMaxRows, depth, a.options());
-        if (task == begin || n == 0) split_matrix(split_rows, x.from(r), height, a.size(1));
+        if (task == begin || n == 0) copy_rows(split_rows.rows, x.from(r), height, a.size(1));
         left = {split_rows.rows.data, split_rows.rows.row_stride};
       } else {
         left = x.from(r);
@@ -250,10 +256,10 @@ void add_blocks(const Tensor& out, const std::vector<Pieces>& a, const Tensor& b
 }
 
 template <typename G>
-bool are_operands(const Tensor& out, const std::vector<Pieces>& a, const Tensor& b) {
-  bool result = is_operand<G>(b) && is_operand<float>(out) && has_micro_kernel<G>();
+bool have_rows(const Tensor& out, const std::vector<Pieces>& a, const Tensor& b) {
+  bool result = has_rows<G>(b) && is_operand<float>(out) && has_micro_kernel<G>();
   for (const Pieces& part : a) {
-    for (const Tensor& piece : part) result = result && is_operand<G>(piece);
+    for (const Tensor& piece : part) result = result && has_rows<G>(piece);
   }
   return result;
 }
@@ -262,8 +268,8 @@ bool are_operands(const Tensor& out, const std::vector<Pieces>& a, const Tensor&
 
 void add_transposed_product(Tensor out, const std::vector<Pieces>& a, const Tensor& b) {
   if (b.size(0) == 0 || out.numel() == 0) return;
-  if (are_operands<float>(out, a, b)) return add_blocks<float>(out, a, b);
-  if (are_operands<BFloat16>(out, a, b)) return add_blocks<BFloat16>(out, a, b);
+  if (have_rows<float>(out, a, b)) return add_blocks<float>(out, a, b);
+  if (have_rows<BFloat16>(out, a, b)) return add_blocks<BFloat16>(out, a, b);
   int64_t top = 0;
   for (const Pieces& part : a) {
     const Tensor x = part.size() == 1 ? part.front() : at::cat(part);

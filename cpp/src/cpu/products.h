@@ -8,10 +8,6 @@
 
 namespace lltm::cpu {
 
-// Whether the micro-kernel for G reads the rows of this 2-d tensor as they lie.
-template <typename G>
-bool is_operand(const at::Tensor& x);
-
 // Of float matrices, products with `split` are those of split.h: they may throw
 // Unsplittable, and need a matrix unit.
 

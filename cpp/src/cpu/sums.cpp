@@ -45,11 +45,10 @@ GradientSums::GradientSums(
   }
 
   const auto [d_input, d_h_0, d_c_0, d_weights, d_bias] = p_.wanted;
-  x_rows_ = flat_rows(p_.input);
   output_rows_ = flat_rows(p_.output);
   initial_rows_ = p_.h_0.contiguous();
   if (d_input) {
-    input_ = empty_large(x_rows_.sizes(), options);
+    input_ = empty_large({flat_size(p_.input), p_.input.size(-1)}, options);
     weights_x_.emplace(weights.slice(1, hidden), split);
   }
   if (d_h_0) {
@@ -68,10 +67,11 @@ GradientSums::GradientSums(
 }
 
 void GradientSums::add(size_t first, size_t last, const Tensor& dz) {
+  if (dz.size(0) == 0) return;  // steps that reach no row
   const int64_t begin = std::min(steps_[first].offset, steps_[last - 1].offset);
   if (input_.defined()) weights_x_->multiply(input_.narrow(0, begin, dz.size(0)), dz);
   if (p_.wanted[3]) {
-    const Tensor x = x_rows_.narrow(0, begin, dz.size(0)).to(dz.scalar_type());
+    const Tensor x = flat_rows(p_.input, begin, dz.size(0)).to(dz.scalar_type());
     const Pieces states = states_before(first, last, dz.scalar_type());
     if (products_.has_value()) {
       const Tensor one = at::ones({dz.size(0), 1}, dz.options());

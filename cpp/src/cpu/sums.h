@@ -44,7 +44,7 @@ class GradientSums {
   at::Tensor weights_h_;
   std::optional<RightOperand> weights_x_;
   std::optional<TransposedSum> products_;
-  at::Tensor x_rows_, output_rows_, initial_rows_;
+  at::Tensor output_rows_, initial_rows_;
   at::Tensor input_;    // (N, I)
   at::Tensor h_0_;      // (B, H)
   at::Tensor weights_;  // transposed, (H+I, 3H)
