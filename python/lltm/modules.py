@@ -687,21 +687,21 @@ def _packed_batch(packed: PackedSequence, hx: State | None) -> int:
     There, a value out of batch_sizes is a size that nothing can be compared with. Without steps
     there is no value.
     """
-    empty = packed.batch_sizes.shape[0] == 0
-    if empty or torch.compiler.is_compiling():
+    compiling = torch.compiler.is_compiling()
+    if compiling or packed.batch_sizes.shape[0] == 0:
         if packed.sorted_indices is not None:
             return packed.sorted_indices.shape[0]
         if hx is not None:  # the operator compares it with batch_sizes
             h_0, _ = _check.state("LLTM", ("h_0", "c_0"), hx, "hx")
             return h_0.shape[1] if h_0.dim() == 3 else 0
-        if empty:
-            return 0
-        if packed.batch_sizes.dtype != torch.int64:
+        if compiling and packed.batch_sizes.dtype != torch.int64:
             raise TypeError(
                 "lltm::LLTM: expected batch_sizes of dtype int64, got"
                 f" {_check.dtype(packed.batch_sizes.dtype)}; torch.export can't trace"
                 " pack_padded_sequence: pack outside and pass data and batch_sizes"
             )
+    if packed.batch_sizes.shape[0] == 0:
+        return 0
     batch: int = packed.batch_sizes[0].item()  # type: ignore[assignment]
     return batch
 
