@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, fx, nn
-from torch.ao.quantization import get_default_qconfig_mapping
-from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
 
 import lltm
 
@@ -84,11 +82,18 @@ def test_a_module_by_itself_is_refused(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # all of it is deprecated, part by part
+@pytest.mark.skipif(
+    "x86" not in torch.backends.quantized.supported_engines, reason="an engine of x86"
+)
 def test_quantization_by_fx_keeps_the_layer_in_float_and_quantizes_the_rest() -> None:
+    # PyTorch has announced that it will drop it.
+    quantization = pytest.importorskip("torch.ao.quantization")
+    quantize_fx = pytest.importorskip("torch.ao.quantization.quantize_fx")
     model, arguments = Model().eval(), draw()
-    prepared = prepare_fx(model, get_default_qconfig_mapping("x86"), arguments)
+    mapping = quantization.get_default_qconfig_mapping("x86")
+    prepared = quantize_fx.prepare_fx(model, mapping, arguments)
     prepared(*arguments)
-    quantized = convert_fx(prepared)
+    quantized = quantize_fx.convert_fx(prepared)
     assert type(quantized.rnn) is lltm.LLTM
     assert type(quantized.head).__module__.startswith("torch.ao.nn.quantized")
     torch.testing.assert_close(quantized(*arguments), model(*arguments), atol=0.1, rtol=0)

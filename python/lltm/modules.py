@@ -568,8 +568,12 @@ class PrepackedLLTM(_Layer, nn.Module):
                 f"lltm::LLTM: expected input of dtype {_check.dtype(self.dtype)}, that of the"
                 f" prepacked layer, got {_check.dtype(x.dtype)}"
             )
+        # In a stream, step by step, reading two arguments by name is felt: a microsecond of 30.
+        options: dict[str, Any] = {}
+        if batch_sizes is not None or reverse:
+            options = {"batch_sizes": batch_sizes, "reverse": reverse}
         output, h, c = torch.ops.lltm.sequence_prepacked(
-            x, *state, weights, buffers[bias_name], batch_sizes=batch_sizes, reverse=reverse
+            x, *state, weights, buffers[bias_name], **options
         )
         return output, (h, c)
 
