@@ -1,4 +1,4 @@
-"""torch.fx: a layer is a leaf, as torch.nn's layers are."""
+"""torch.fx: a layer is a leaf, as torch.nn's layers are. And quantization, which passes over it."""
 
 from __future__ import annotations
 
@@ -96,4 +96,17 @@ def test_quantization_by_fx_keeps_the_layer_in_float_and_quantizes_the_rest() ->
     quantized = quantize_fx.convert_fx(prepared)
     assert type(quantized.rnn) is lltm.LLTM
     assert type(quantized.head).__module__.startswith("torch.ao.nn.quantized")
+    torch.testing.assert_close(quantized(*arguments), model(*arguments), atol=0.1, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.skipif(
+    "x86" not in torch.backends.quantized.supported_engines, reason="an engine of x86"
+)
+def test_dynamic_quantization_passes_over_the_layer() -> None:
+    quantization = pytest.importorskip("torch.ao.quantization")
+    model, arguments = Model().eval(), draw()
+    quantized = quantization.quantize_dynamic(model)
+    assert (type(quantized.rnn), type(quantized.cell)) == (lltm.LLTM, lltm.LLTMCell)
+    assert type(quantized.head) is not nn.Linear
     torch.testing.assert_close(quantized(*arguments), model(*arguments), atol=0.1, rtol=0)

@@ -136,6 +136,10 @@ def test_the_model_that_was_scripted_stays_what_it_was() -> None:
         torch.testing.assert_close(other(rows)[1], model.rnn(rows)[1])
     x = torch.randn(6, 4, 3)
     torch.testing.assert_close(script(model.eval())(x), model(x))
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), model(x))
+    torch.testing.assert_close(torch.export.export(model, (x,)).module()(x), model(x))
 
 
 def test_a_forward_of_ones_own_is_not_replaced_by_ours() -> None:
