@@ -5,9 +5,37 @@
 
 #include <lltm/version.h>
 
+#include <c10/util/Exception.h>
+#include <torch/csrc/utils/cpp_stacktraces.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <exception>
+#include <string>
+
 namespace {
+
+constexpr const char* kArgumentError =
+    R"(A wrong shape or value of an argument.
+
+A ValueError, which it is, and a RuntimeError too, because torch.nn's layers and PyTorch's operators
+raise that: code that handles theirs handles this one.)";
+
+// lltm.ArgumentError, for as long as the process lives.
+PyObject* argument_error = nullptr;
+
+// Lets wrong shapes and values that our operators find arrive in Python as an
+// ArgumentError. Translators that were registered later are asked first, and what
+// one throws goes to the next: PyTorch's own has the rest.
+void translate_value_error(std::exception_ptr thrown) {
+  try {
+    if (thrown) std::rethrow_exception(thrown);
+  } catch (const c10::ValueError& error) {
+    const std::string text =
+        torch::get_cpp_stacktraces_enabled() ? error.what() : error.what_without_backtrace();
+    if (text.rfind("lltm::", 0) != 0) throw;
+    PyErr_SetString(argument_error, text.c_str());
+  }
+}
 
 constexpr const char* kForward =
     R"(One step by plain ATen operations, on any device, with everything backward() needs.
@@ -47,6 +75,14 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   using no_gil = py::call_guard<py::gil_scoped_release>;
 
   m.doc() = "The native library liblltm; its operators are torch.ops.lltm.*";
+
+  const py::tuple bases =
+      py::make_tuple(py::handle(PyExc_ValueError), py::handle(PyExc_RuntimeError));
+  argument_error =
+      PyErr_NewExceptionWithDoc("lltm.ArgumentError", kArgumentError, bases.ptr(), nullptr);
+  if (argument_error == nullptr) throw py::error_already_set();
+  m.attr("ArgumentError") = py::handle(argument_error);
+  py::register_exception_translator(translate_value_error);
 
   m.def("version", &lltm::version, "Version of liblltm, \"major.minor.patch\".");
   m.def("build_info", &lltm::build_info, "How liblltm was built, one \"name: value\" a line.");

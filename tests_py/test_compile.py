@@ -169,7 +169,7 @@ def test_errors_in_a_compiled_graph_are_ours(dynamic: bool) -> None:
         return lltm.functional.sequence(x, (h, c), weights)
 
     expected = r"\(s\d+, .*\), got \(s\d+, s\d+\)" if dynamic else r"\(4, 5\), got \(4, 6\)"
-    with pytest.raises(Exception, match=f"lltm::sequence: expected c_0 of shape {expected}"):
+    with pytest.raises(RuntimeError, match=f"lltm::sequence: expected c_0 of shape {expected}"):
         run(torch.randn(6, 4, 3), torch.randn(4, 5), torch.randn(4, 6), torch.randn(15, 8))
 
 

@@ -3,13 +3,16 @@ came."""
 
 from __future__ import annotations
 
+import pickle
 import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.rnn import pack_sequence
 
 import lltm
@@ -196,7 +199,8 @@ WAYS = [in_functional, in_torch_ops, requiring_grad]
 def refuses(call: Callable[[], Any], error: type[Exception], op: str, text: str) -> None:
     with pytest.raises(error, match=f"^{re.escape(op)}: {re.escape(text)}") as caught:
         call()
-    assert type(caught.value) is error
+    # Wrong shapes and values: a ValueError, and a RuntimeError as PyTorch's own.
+    assert type(caught.value) is (lltm.ArgumentError if error is ValueError else error)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -328,14 +332,14 @@ BAD_LAYER: list[tuple[dict[str, Any], Any, Any, type[Exception], str]] = [
         torch.randn(6, 4, 3),
         STATE[0],
         TypeError,
-        "expected state to be a pair (h_0, c_0), got Tensor",
+        "expected hx to be a pair (h_0, c_0), got Tensor",
     ),
     (
         {},
         torch.randn(6, 4, 3),
         (*STATE, None),
         TypeError,
-        "expected state to be a pair (h_0, c_0), got 3 values",
+        "expected hx to be a pair (h_0, c_0), got 3 values",
     ),
     (
         {},
@@ -408,7 +412,7 @@ def test_the_layer_refuses(
             torch.randn(4, 3),
             torch.randn(2, 4, 5),
             TypeError,
-            "expected state to be a pair (h, c), got Tensor",
+            "expected hx to be a pair (h, c), got Tensor",
         ),
         (
             torch.randn(4, 3),
@@ -442,12 +446,21 @@ def test_the_cell_module_refuses(input: Any, state: Any, error: type[Exception],
         ({"hidden_size": 5.0}, TypeError, "expected hidden_size to be an int, got float"),
         ({"num_layers": 0}, ValueError, "expected num_layers to be positive, got 0"),
         ({"num_layers": True}, TypeError, "expected num_layers to be an int, got bool"),
-        ({"bias": 1}, TypeError, "expected bias to be a bool, got int"),
+        ({"num_layers": 2.0}, TypeError, "expected num_layers to be an int, got float"),
+        ({"num_layers": np.bool_(True)}, TypeError, "expected num_layers to be an int, got bool"),
+        ({"bias": 2}, TypeError, "expected bias to be a bool, got int"),
         ({"batch_first": None}, TypeError, "expected batch_first to be a bool, got NoneType"),
         ({"bidirectional": "yes"}, TypeError, "expected bidirectional to be a bool, got str"),
         ({"dropout": 1.5}, ValueError, "expected dropout to lie in [0, 1], got 1.5"),
         ({"dropout": float("nan")}, ValueError, "expected dropout to lie in [0, 1], got nan"),
         ({"dropout": "0.5"}, TypeError, "expected dropout to be a number, got str"),
+        ({"dropout": True}, TypeError, "expected dropout to be a number, got bool"),
+        (
+            {"proj_size": 2},
+            ValueError,
+            "expected proj_size to be 0, got 2: an LLTM has no projection",
+        ),
+        ({"proj_size": None}, TypeError, "expected proj_size to be an int, got NoneType"),
     ],
     ids=str,
 )
@@ -472,6 +485,136 @@ def test_the_cell_s_constructor_refuses(
 ) -> None:
     good = {"input_size": 3, "hidden_size": 5}
     refuses(lambda: lltm.LLTMCell(**{**good, **arguments}), error, "lltm::LLTMCell", text)
+
+
+NESTED = [
+    pytest.param(layout, id=str(layout).removeprefix("torch."))
+    for layout in (torch.strided, torch.jagged)
+]
+
+
+@pytest.mark.parametrize("layout", NESTED)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_a_nested_tensor_is_refused_in_our_words(layout: torch.layout) -> None:
+    nested = torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 3)], layout=layout)
+    text = "expected input to be a tensor or a PackedSequence, got a nested tensor; make one of it"
+    for layer in (lltm.LLTM(3, 5), lltm.reference.LLTM(3, 5), lltm.LLTM(3, 5).prepack()):
+        refuses(lambda layer=layer: layer(nested), TypeError, "lltm::LLTM", text)  # type: ignore[misc]
+    text = "expected input to be a tensor, got a nested tensor"
+    refuses(lambda: lltm.LLTMCell(3, 5)(nested), TypeError, "lltm::LLTMCell", text)
+    for name, arguments in (("cell", CELL), ("sequence", SEQUENCE)):
+        refuses(
+            lambda name=name, arguments=arguments: in_functional(  # type: ignore[misc]
+                name, {**arguments, "input": nested}
+            ),
+            TypeError,
+            f"lltm::{name}",
+            text,
+        )
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        (
+            lambda x: x.double(),
+            TypeError,
+            "expected input of dtype float32, that of the parameters, got float64",
+        ),
+        (
+            lambda x: x.long(),
+            TypeError,
+            "expected input of dtype float32, that of the parameters, got int64",
+        ),
+        (
+            lambda x: x.to("meta"),
+            RuntimeError,
+            "expected input on device cpu, that of the parameters, got meta",
+        ),
+    ],
+    ids=["float64", "int64", "meta"],
+)
+def test_an_input_of_another_kind_than_the_parameters_is_what_the_error_names(
+    change: Callable[[Tensor], Tensor], error: type[Exception], text: str
+) -> None:
+    x = change(torch.randn(6, 4, 3))
+    for implementation in (lltm, lltm.reference):
+        layer, cell = implementation.LLTM(3, 5, num_layers=2), implementation.LLTMCell(3, 5)
+        refuses(lambda layer=layer: layer(x), error, "lltm::LLTM", text)  # type: ignore[misc]
+        refuses(lambda cell=cell: cell(x[0]), error, "lltm::LLTMCell", text)  # type: ignore[misc]
+
+
+def test_a_prepacked_layer_names_an_input_of_another_dtype() -> None:
+    packed = lltm.LLTM(3, 5).prepack()
+    text = "expected input of dtype float32, that of the prepacked layer, got float64"
+    refuses(lambda: packed(torch.randn(6, 4, 3).double()), TypeError, "lltm::LLTM", text)
+
+
+# ----- the class of wrong shapes and values -----------------------------------
+
+
+def wrong_shapes() -> dict[str, Callable[[], Any]]:
+    h = torch.randn(4, 6)
+    return {
+        "module": lambda: lltm.LLTM(3, 5)(torch.randn(6, 4, 2)),
+        "function": lambda: in_functional("cell", {**CELL, "h": h}),
+        "operator": lambda: in_torch_ops("cell", {**CELL, "h": h}),
+        "autograd": lambda: requiring_grad("cell", {**CELL, "h": h}),
+        "meta": lambda: on_meta("cell", {**CELL, "h": h}),
+        "vmap": lambda: torch.vmap(torch.ops.lltm.cell)(
+            *(CELL[name].expand(2, *CELL[name].shape) for name in ("input", "h")),
+            h.expand(2, 4, 6),
+            *(CELL[name].expand(2, *CELL[name].shape) for name in ("weights", "bias")),
+        ),
+        "autocast": lambda: under_autocast(lambda: in_torch_ops("cell", {**CELL, "h": h})),
+        "fake tensors": lambda: with_fake_tensors({**CELL, "h": h}),
+        "low-level pair": lambda: lltm._C.forward(
+            CELL["input"], CELL["weights"], CELL["bias"], h, CELL["c"]
+        ),
+    }
+
+
+def under_autocast(call: Callable[[], Any]) -> Any:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return call()
+
+
+def with_fake_tensors(arguments: dict[str, Any]) -> Any:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        return in_torch_ops("cell", arguments)
+
+
+@pytest.mark.parametrize("path", wrong_shapes())
+@pytest.mark.parametrize("handled", [ValueError, RuntimeError, lltm.ArgumentError])
+def test_a_wrong_shape_is_caught_as_pytorch_s_and_as_a_value_error(
+    path: str, handled: type[Exception]
+) -> None:
+    with pytest.raises(handled, match=r"^lltm::\w+: expected \w+ of shape") as caught:
+        wrong_shapes()[path]()
+    assert type(caught.value) is lltm.ArgumentError
+
+
+def test_errors_of_pytorch_keep_their_class() -> None:
+    for call, error in (
+        (lambda: torch.ops.aten.view(torch.ones(3), [2]), RuntimeError),
+        (lambda: torch.ops.aten.stack([]), RuntimeError),
+        (
+            lambda: torch.ops.aten.cross_entropy_loss(torch.ones(2, 3), torch.tensor([0])),
+            ValueError,
+        ),
+        (lambda: nn.functional.one_hot(torch.tensor([-1])), RuntimeError),
+        (lambda: torch.ones(3)[5], IndexError),
+        (lambda: torch.ones(3).sum(dtype=3), TypeError),  # type: ignore[call-overload]
+    ):
+        with pytest.raises(error) as caught:
+            call()
+        assert type(caught.value) is error
+
+
+def test_an_argument_error_is_pickled() -> None:
+    # As it comes back from another process.
+    error = pickle.loads(pickle.dumps(lltm.ArgumentError("a text")))
+    assert (type(error), error.args) == (lltm.ArgumentError, ("a text",))
 
 
 # ----- the low-level pair ----------------------------------------------------

@@ -167,7 +167,7 @@ class Prepacked(nn.Module):
         self.packed = lltm.LLTM(3, 5).prepack()
 
     def forward(self, input: Tensor) -> Tensor:
-        output, _ = self.packed(input)
+        output: Tensor = self.packed(input)[0]
         return output
 
 

@@ -11,7 +11,7 @@ import pytest
 import support
 import torch
 from support import DTYPES, LENGTHS, SEQUENCE_SHAPES, Arguments
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import lltm
@@ -124,9 +124,182 @@ def test_neither_form_sees_what_is_done_to_the_other() -> None:
 
 def test_cannot_be_changed() -> None:
     packed = lltm.LLTM(**SIZES).prepack()
-    for name in ("hidden_size", "dropout", "_weights", "anything"):
+    for name in ("hidden_size", "dropout", "_names", "anything"):
         with pytest.raises(AttributeError, match=name):
             setattr(packed, name, 3)
+
+
+class Model(nn.Module):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.rnn: nn.Module = lltm.LLTM(**SIZES, **options)
+        self.head = nn.Linear(66 if options.get("bidirectional") else 33, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.head(self.rnn(x)[0])
+        return output
+
+    def prepack(self) -> Model:
+        assert isinstance(self.rnn, lltm.LLTM)
+        self.rnn = self.rnn.prepack()
+        return self
+
+
+def test_takes_the_place_of_the_layer_in_a_model(tmp_path: Path) -> None:
+    model = Model(num_layers=2, dropout=0.5).eval()
+    x = torch.randn(6, 4, 5)
+    expected = model(x)
+    model.prepack()
+    torch.testing.assert_close(model(x), expected)
+    assert [name for name, _ in model.named_parameters()] == ["head.weight", "head.bias"]
+    # Dropout stays out of it.
+    torch.testing.assert_close(model.train()(x), expected)
+    assert model.rnn.training
+    torch.testing.assert_close(model.eval()(x), expected)
+    torch.save(model, tmp_path / "model.pt")
+    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
+    for other in (loaded, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        torch.testing.assert_close(other(x), expected)
+    torch.testing.assert_close(model.share_memory()(x), expected)
+
+
+def test_hooks_see_its_calls() -> None:
+    packed = lltm.LLTM(**SIZES).prepack()
+    seen: list[str] = []
+    packed.register_forward_pre_hook(lambda *_: seen.append("before"))
+    packed.register_forward_hook(lambda *_: seen.append("after"))
+    packed(torch.randn(3, 2, 5))
+    assert seen == ["before", "after"]
+
+
+@pytest.mark.parametrize("compile", ["function", "method"])
+def test_is_compiled_as_a_module(compile: str) -> None:
+    torch.compiler.reset()
+    packed = lltm.LLTM(**SIZES).prepack()
+    x = torch.randn(3, 2, 5)
+    expected = packed(x)
+    run: Any = packed
+    if compile == "function":
+        run = torch.compile(packed, fullgraph=True, backend="aot_eager")
+    else:
+        packed.compile(fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(run(x), expected)
+
+
+@pytest.mark.parametrize(
+    ("convert", "error", "text"),
+    [
+        (lambda m: m.half(), TypeError, "of dtype float32, got float16: convert the layer and"),
+        (lambda m: m.double(), TypeError, "of dtype float32, got float64: convert the layer"),
+        (lambda m: m.to(torch.bfloat16), TypeError, "of dtype float32, got bfloat16: convert"),
+        (lambda m: m.to("meta"), RuntimeError, "on device cpu, got meta: move the layer and"),
+    ],
+    ids=["half", "double", "to dtype", "to device"],
+)
+def test_is_not_converted(convert: Any, error: type[Exception], text: str) -> None:
+    for module in (lltm.LLTM(**SIZES).prepack(), Model().prepack()):
+        with pytest.raises(error, match=f"lltm::PrepackedLLTM: expected to stay {text}"):
+            convert(module)
+    x = torch.randn(3, 2, 5)
+    packed = lltm.LLTM(**SIZES).prepack()
+    expected, _ = packed(x)
+    with pytest.raises(error):
+        convert(packed)
+    torch.testing.assert_close(packed(x)[0], expected, rtol=0, atol=0)
+    # What changes nothing is none of that.
+    torch.testing.assert_close(packed.float().cpu().to(torch.float32)(x)[0], expected)
+
+
+# ---- state_dict -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_its_state_dict_loads_into_another_of_the_same_sizes(
+    options: dict[str, Any], assign: bool, tmp_path: Path
+) -> None:
+    one, other = Model(**options).prepack(), Model(**options).prepack()
+    torch.save(one.state_dict(), tmp_path / "model.pt")
+    saved = torch.load(tmp_path / "model.pt", weights_only=True)
+    assert not any(other.load_state_dict(saved, assign=assign))
+    x = torch.randn(3, 2, 5)
+    torch.testing.assert_close(other(x), one(x), rtol=0, atol=0)
+
+
+def test_a_state_dict_of_another_machine_loads(tmp_path: Path) -> None:
+    # What prepack makes there may have other bytes, or be the weights as they are.
+    layer = lltm.LLTM(**SIZES)
+    paths = [str(tmp_path / "layer.pt"), str(tmp_path / "packed.pt")]
+    torch.save(layer, paths[0])
+    code = (
+        "import sys, torch, lltm\n"
+        "layer = torch.load(sys.argv[1], weights_only=False)\n"
+        "torch.save(layer.prepack().state_dict(), sys.argv[2])\n"
+    )
+    run = support.run_python(
+        "-c", code, *paths, ATEN_CPU_CAPABILITY="default", ONEDNN_MAX_CPU_ISA="SSE41"
+    )
+    assert run.returncode == 0, run.stderr
+    packed = lltm.LLTM(**SIZES).prepack()
+    packed.load_state_dict(torch.load(paths[1]))
+    x = torch.randn(3, 2, 5)
+    torch.testing.assert_close(packed(x), layer(x))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"input_size": 6, "hidden_size": 33},
+        {"input_size": 5, "hidden_size": 32},
+        {**SIZES, "dtype": torch.bfloat16},
+        {**SIZES, "dtype": torch.float64},
+        {**SIZES, "num_layers": 2},
+        {**SIZES, "bidirectional": True},
+        {**SIZES, "bias": False},
+    ],
+    ids=str,
+)
+def test_its_state_dict_loads_into_no_other_layer(other: dict[str, Any]) -> None:
+    state_dict = lltm.LLTM(**SIZES).prepack().state_dict()
+    packed = lltm.LLTM(**other).prepack()
+    x = torch.randn(3, 2, packed.input_size, dtype=packed.dtype)
+    expected, _ = packed(x)
+    with pytest.raises(RuntimeError, match=r"Error\(s\) in loading state_dict for PrepackedLLTM"):
+        packed.load_state_dict(state_dict)
+    if "num_layers" not in other and "bidirectional" not in other and "bias" not in other:
+        torch.testing.assert_close(packed(x)[0], expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_layer_and_a_prepacked_one_refuse_each_other_s_state_dict(strict: bool) -> None:
+    layer = lltm.LLTM(**SIZES)
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+    packed = lltm.LLTM(**SIZES).prepack()
+    x = torch.randn(3, 2, 5)
+    expected, _ = packed(x)
+    text = "lltm::LLTM: expected the state_dict of a layer, got that of a prepacked one"
+    with pytest.raises(RuntimeError, match=text):
+        layer.load_state_dict(packed.state_dict(), strict=strict)
+    with pytest.raises(RuntimeError, match=text):
+        Model().load_state_dict(Model().prepack().state_dict(), strict=strict)
+    text = "lltm::PrepackedLLTM: expected the state_dict of a prepacked layer, got that of a layer"
+    with pytest.raises(RuntimeError, match=text):
+        packed.load_state_dict(layer.state_dict(), strict=strict)
+    torch.testing.assert_close(layer.state_dict(), before, rtol=0, atol=0)
+    torch.testing.assert_close(packed(x)[0], expected, rtol=0, atol=0)
+    with pytest.raises(RuntimeError, match="Unexpected key"):
+        lltm.LLTMCell(**SIZES).load_state_dict(packed.state_dict())
+
+
+def test_a_state_dict_with_forged_bytes_is_refused() -> None:
+    packed = lltm.LLTM(**SIZES).prepack()
+    state_dict = packed.state_dict()
+    for forged in (state_dict["packed_weights_l0"] * 0, state_dict["packed_weights_l0"][:-1]):
+        with pytest.raises(RuntimeError, match="packed_weights_l0: lltm::sequence_prepacked: exp"):
+            packed.load_state_dict({**state_dict, "packed_weights_l0": forged})
+    del state_dict["packed_weights_l0"]
+    with pytest.raises(RuntimeError, match=r"Missing key\(s\) in state_dict: .packed_weights_l0"):
+        packed.load_state_dict(state_dict)
 
 
 def test_copies_pickles_and_prints() -> None:

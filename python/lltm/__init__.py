@@ -4,6 +4,7 @@
     lltm.PrepackedLLTM         a layer for repeated inference, from LLTM.prepack()
     lltm.functional            the same as functions
     lltm.reference             the same in plain PyTorch operations, for reading and comparing
+    lltm.ArgumentError         a wrong shape or value: a ValueError and a RuntimeError
     lltm.decompositions()      for torch.export and compiler backends
     lltm.inductor_decomposed   a backend of torch.compile that applies them
     lltm.include_dir           C++ headers, <lltm/lltm.h>
@@ -44,12 +45,14 @@ from . import _C  # noqa: E402
 from . import _flops as _flops  # noqa: E402
 from . import functional as functional  # noqa: E402
 from . import reference as reference  # noqa: E402
+from ._C import ArgumentError  # noqa: E402
 from ._decompositions import decompositions, register  # noqa: E402
 from ._inductor import inductor_decomposed  # noqa: E402
 from .modules import LLTM, LLTMCell, PrepackedLLTM  # noqa: E402
 
 __all__ = [
     "LLTM",
+    "ArgumentError",
     "LLTMCell",
     "PrepackedLLTM",
     "__version__",

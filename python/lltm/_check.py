@@ -5,18 +5,22 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
+import torch
 from torch import Tensor
+
+from ._C import ArgumentError
 
 
 def integer(where: str, name: str, value: Any) -> int:
-    """A size: an int above 0."""
-    if not isinstance(value, int) or isinstance(value, bool):
+    """A size: an integer above 0, NumPy's included."""
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
         raise TypeError(f"lltm::{where}: expected {name} to be an int, got {_type(value)}")
     if value <= 0:
-        raise ValueError(f"lltm::{where}: expected {name} to be positive, got {value}")
-    return value
+        raise ArgumentError(f"lltm::{where}: expected {name} to be positive, got {value}")
+    return int(value)
 
 
 def boolean(where: str, name: str, value: Any) -> bool:
@@ -25,18 +29,44 @@ def boolean(where: str, name: str, value: Any) -> bool:
     return value
 
 
+def flag(where: str, name: str, value: Any) -> bool:
+    """A bool as torch.nn takes one: 0 and 1 will do, and NumPy's are as good."""
+    if isinstance(value, numbers.Integral) and value in (0, 1):
+        return bool(value)
+    if type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"):
+        return bool(value)
+    return boolean(where, name, value)
+
+
 def probability(where: str, name: str, value: Any) -> float:
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
         raise TypeError(f"lltm::{where}: expected {name} to be a number, got {_type(value)}")
-    if not 0 <= value <= 1:
-        raise ValueError(f"lltm::{where}: expected {name} to lie in [0, 1], got {value}")
-    return float(value)
+    number = float(value)
+    if not 0 <= number <= 1:
+        raise ArgumentError(f"lltm::{where}: expected {name} to lie in [0, 1], got {value}")
+    return number
+
+
+def no_projection(where: str, value: Any) -> None:
+    """The proj_size of torch.nn.LSTM."""
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+        raise TypeError(f"lltm::{where}: expected proj_size to be an int, got {_type(value)}")
+    if value != 0:
+        raise ArgumentError(
+            f"lltm::{where}: expected proj_size to be 0, got {value}: an LLTM has no projection"
+        )
 
 
 def tensor(where: str, name: str, value: Any) -> Tensor:
     if not isinstance(value, Tensor):
         raise TypeError(f"lltm::{where}: expected {name} to be a tensor, got {_type(value)}")
     return value
+
+
+def not_nested(where: str, value: Tensor) -> None:
+    # Asked for its shape, a nested tensor answers with an internal error.
+    if value.is_nested:
+        raise TypeError(f"lltm::{where}: expected input to be a tensor, got a nested tensor")
 
 
 def optional_tensor(where: str, name: str, value: Any) -> Tensor | None:
@@ -47,22 +77,45 @@ def optional_tensor(where: str, name: str, value: Any) -> Tensor | None:
     return value
 
 
-def state(where: str, names: tuple[str, str], value: Any) -> tuple[Tensor, Tensor]:
-    """A pair of tensors, (h, c)."""
+def state(
+    where: str, names: tuple[str, str], value: Any, argument: str = "state"
+) -> tuple[Tensor, Tensor]:
+    """A pair of tensors, (h, c); `argument` is what the caller's signature calls it."""
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         got = f"{len(value)} values" if isinstance(value, (tuple, list)) else _type(value)
         raise TypeError(
-            f"lltm::{where}: expected state to be a pair ({', '.join(names)}), got {got}"
+            f"lltm::{where}: expected {argument} to be a pair ({', '.join(names)}), got {got}"
         )
     return tensor(where, names[0], value[0]), tensor(where, names[1], value[1])
 
 
 def shape(where: str, name: str, value: Tensor, expected: tuple[int, ...]) -> Tensor:
     if value.shape != expected:
-        raise ValueError(
+        raise ArgumentError(
             f"lltm::{where}: expected {name} of shape {expected}, got {tuple(value.shape)}"
         )
     return value
+
+
+def of_parameters(where: str, input: Tensor, parameter: Tensor) -> None:
+    """The input's dtype and device, where the operator would name the parameters as the odd ones.
+
+    Under autocast dtypes may differ: it casts all of them.
+    """
+    if input.device != parameter.device:
+        raise RuntimeError(
+            f"lltm::{where}: expected input on device {parameter.device}, that of the parameters,"
+            f" got {input.device}"
+        )
+    if not torch.is_autocast_enabled(input.device.type):
+        raise TypeError(
+            f"lltm::{where}: expected input of dtype {dtype(parameter.dtype)}, that of the"
+            f" parameters, got {dtype(input.dtype)}"
+        )
+
+
+def dtype(value: torch.dtype) -> str:
+    return str(value).removeprefix("torch.")
 
 
 def _type(value: Any) -> str:

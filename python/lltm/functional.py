@@ -3,9 +3,9 @@
 Letters: T steps, B batch size, I input size, H hidden size, N rows of a packed sequence.
 
 The tensors of one call have one device and one dtype (float64, float32, bfloat16 or float16)
-and any strides. Wrong shapes and values raise ValueError, wrong types and dtypes TypeError,
-wrong devices and layouts RuntimeError; the text names the argument, what was expected and what
-came.
+and any strides. Wrong shapes and values raise lltm.ArgumentError, which is a ValueError and a
+RuntimeError, wrong types and dtypes TypeError, wrong devices and layouts RuntimeError; the text
+names the argument, what was expected and what came.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ def cell(
     """
     # The dispatcher would answer a wrong type with a RuntimeError.
     _check.tensor("cell", "input", input)
+    _check.not_nested("cell", input)
     h, c = _check.state("cell", ("h", "c"), state)
     _check.tensor("cell", "weights", weights)
     _check.optional_tensor("cell", "bias", bias)
@@ -124,6 +125,7 @@ def _run(
     reverse: bool,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     _check.tensor(op, "input", input)
+    _check.not_nested(op, input)
     h_0, c_0 = _check.state(op, ("h_0", "c_0"), state)
     _check.tensor(op, "weights", weights)
     _check.optional_tensor(op, "bias", bias)

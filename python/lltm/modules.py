@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from . import _check, _sharding, functional
+from . import _check, _fx, _script, _sharding, functional
+from ._C import ArgumentError
 
 __all__ = ["LLTM", "LLTMCell", "PrepackedLLTM"]
 
@@ -44,7 +44,9 @@ class LLTMCell(nn.Module):
         weights: (3H, H+I)
         bias: (3H), or None
 
-    both drawn from the uniform distribution on ±1/sqrt(H).
+    both drawn from the uniform distribution on ±1/sqrt(H). ``weights[:, :H]`` multiplies h, as
+    weight_hh of torch.nn.LSTMCell does, and ``weights[:, H:]`` the input, as weight_ih does; of the
+    rows the first H are the input gate, the next the output gate, the last the candidate.
 
     Example::
 
@@ -66,19 +68,18 @@ class LLTMCell(nn.Module):
         input_size: int,
         hidden_size: int,
         bias: bool = True,
-        device: torch.device | str | None = None,
+        device: torch.types.Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.input_size = _check.integer("LLTMCell", "input_size", input_size)
         self.hidden_size = _check.integer("LLTMCell", "hidden_size", hidden_size)
-        _check.boolean("LLTMCell", "bias", bias)
-        rows = 3 * hidden_size
-        self.weights = nn.Parameter(
-            torch.empty(rows, hidden_size + input_size, device=device, dtype=dtype)
-        )
+        with_bias = _check.flag("LLTMCell", "bias", bias)
+        rows, columns = 3 * self.hidden_size, self.hidden_size + self.input_size
+        self.weights = nn.Parameter(torch.empty(rows, columns, device=device, dtype=dtype))
         self.register_parameter(
-            "bias", nn.Parameter(torch.empty(rows, device=device, dtype=dtype)) if bias else None
+            "bias",
+            nn.Parameter(torch.empty(rows, device=device, dtype=dtype)) if with_bias else None,
         )
         self.reset_parameters()
 
@@ -86,35 +87,43 @@ class LLTMCell(nn.Module):
         """Draws every parameter anew."""
         _reset(self.parameters(), self.hidden_size)
 
-    def forward(self, input: Tensor, state: State | None = None) -> State:
+    def forward(self, input: Tensor, hx: State | None = None) -> State:
         """Takes one step.
 
         Args:
             input: (B, I), or (I) for one row without a batch
-            state: (h, c), each (B, H) or (H); zeros if absent
+            hx: the state (h, c), each (B, H) or (H); zeros if absent
 
         Returns:
             (h', c'), shaped as the state.
         """
+        if not _is_plain(input, hx):
+            node: Any = _fx.node("LLTMCell", self, input, hx)
+            if node is not None:
+                return node  # type: ignore[no-any-return]
         _check.tensor("LLTMCell", "input", input)
+        _check.not_nested("LLTMCell", input)
         batched = input.dim() == 2
         if not (batched or input.dim() == 1) or input.shape[-1] != self.input_size:
             size = self.input_size
-            raise ValueError(
+            raise ArgumentError(
                 f"lltm::LLTMCell: expected input of shape (B, {size}) or ({size},),"
                 f" got {tuple(input.shape)}"
             )
         shape = (input.shape[0], self.hidden_size) if batched else (self.hidden_size,)
-        if state is None:
+        if hx is None:
             h = c = input.new_zeros(shape)
         else:
-            h, c = _check.state("LLTMCell", ("h", "c"), state)
+            h, c = _check.state("LLTMCell", ("h", "c"), hx, "hx")
             _check.shape("LLTMCell", "h", h, shape)
             _check.shape("LLTMCell", "c", c, shape)
+        weights = self.weights
+        if input.dtype != weights.dtype or input.is_cpu != weights.is_cpu:
+            _check.of_parameters("LLTMCell", input, weights)
         if batched:
-            return self._cell(input, (h, c), self.weights, self.bias)
+            return self._cell(input, (h, c), weights, self.bias)
         row = (h.unsqueeze(0), c.unsqueeze(0))
-        h, c = self._cell(input.unsqueeze(0), row, self.weights, self.bias)
+        h, c = self._cell(input.unsqueeze(0), row, weights, self.bias)
         return h.squeeze(0), c.squeeze(0)
 
     def extra_repr(self) -> str:
@@ -127,6 +136,12 @@ class LLTMCell(nn.Module):
         _flatten_biases(state_dict, [prefix + "bias"], 3 * self.hidden_size)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
+    def __prepare_scriptable__(self) -> nn.Module:
+        """Called by torch.jit.script, which compiles what this returns."""
+        if type(self).forward is not LLTMCell.forward:
+            return self  # compiled already, or a forward of the user's own
+        return _script.cell(self)
+
 
 class _Layer:
     """What the forms of a layer share: shapes, states, the order of layers and directions."""
@@ -134,10 +149,18 @@ class _Layer:
     input_size: int
     hidden_size: int
     num_layers: int
+    bias: bool
     batch_first: bool
     dropout: float
     bidirectional: bool
     training: bool
+
+    # (weights, bias) by layer and direction, in the order of h_0 and h_n.
+    _names: list[tuple[str, str]]
+
+    # For code that was written for torch.nn.LSTM and asks.
+    proj_size = 0
+    mode = "LLTM"
 
     def _run_direction(
         self, k: int, x: Tensor, state: State, batch_sizes: Tensor | None, reverse: bool
@@ -146,85 +169,98 @@ class _Layer:
         raise NotImplementedError
 
     @overload
-    def forward(self, input: Tensor, state: State | None = None) -> tuple[Tensor, State]: ...
+    def forward(self, input: Tensor, hx: State | None = None) -> tuple[Tensor, State]: ...
 
     @overload
     def forward(
-        self, input: PackedSequence, state: State | None = None
+        self, input: PackedSequence, hx: State | None = None
     ) -> tuple[PackedSequence, State]: ...
 
     def forward(
-        self, input: Tensor | PackedSequence, state: State | None = None
+        self, input: Tensor | PackedSequence, hx: State | None = None
     ) -> tuple[Tensor | PackedSequence, State]:
         """Runs over a sequence.
 
         Args:
             input: (T, B, I); (B, T, I) with batch_first; (T, I) for one sequence without a
                 batch; or a PackedSequence, sorted or not
-            state: (h_0, c_0), each (L*D, B, H), or (L*D, H) for unbatched input; zeros if absent
+            hx: the state (h_0, c_0), each (L*D, B, H), or (L*D, H) for unbatched input; zeros if
+                absent
 
         Returns:
             (output, (h_n, c_n)): output like the input, with D*H features; the states after
             each row's last step, shaped as h_0 and c_0. T = 0 gives an empty output and the
             initial states.
         """
+        if not _is_plain(input, hx):
+            node: Any = _fx.node("LLTM", self, input, hx)
+            if node is not None:
+                return node  # type: ignore[no-any-return]
         if isinstance(input, PackedSequence):
-            return self._forward_packed(input, state)
+            return self._forward_packed(input, hx)
         if not isinstance(input, Tensor):
             raise TypeError(
                 "lltm::LLTM: expected input to be a tensor or a PackedSequence,"
                 f" got {type(input).__name__}"
             )
-        size = self.input_size
-        if input.dim() not in (2, 3) or input.shape[-1] != size:
-            batched_shape = f"(B, T, {size})" if self.batch_first else f"(T, B, {size})"
-            raise ValueError(
-                f"lltm::LLTM: expected input of shape {batched_shape} or (T, {size}),"
-                f" got {tuple(input.shape)}"
+        if input.is_nested:
+            raise TypeError(
+                "lltm::LLTM: expected input to be a tensor or a PackedSequence, got a nested"
+                " tensor; make one of it with torch.nn.utils.rnn.pack_sequence(input.unbind(),"
+                " enforce_sorted=False)"
+            )
+        if input.dim() not in (2, 3) or input.shape[-1] != self.input_size:
+            raise ArgumentError(
+                f"lltm::LLTM: expected input of shape {self._batched_shape()} or"
+                f" (T, {self.input_size}), got {tuple(input.shape)}"
             )
         batched = input.dim() == 3
         if not batched:
             input = input.unsqueeze(1)
         elif self.batch_first:
             input = input.transpose(0, 1)
-        h_0, c_0 = self._initial_state(input, state, input.shape[1], batched)
+        h_0, c_0 = self._initial_state(input, hx, input.shape[1], batched)
         output, h_n, c_n = self._run(input, h_0, c_0, None)
         if not batched:
             return output.squeeze(1), (h_n.squeeze(1), c_n.squeeze(1))
         return (output.transpose(0, 1) if self.batch_first else output), (h_n, c_n)
 
     def _forward_packed(
-        self, packed: PackedSequence, state: State | None
+        self, packed: PackedSequence, hx: State | None
     ) -> tuple[PackedSequence, State]:
         data, batch_sizes, sorted_indices, unsorted_indices = packed
-        if data.dim() != 2 or data.shape[-1] != self.input_size:
-            raise ValueError(
-                f"lltm::LLTM: expected input of packed rows (N, {self.input_size}),"
-                f" got {tuple(data.shape)}"
-            )
-        h_0, c_0 = self._initial_state(data, state, _packed_batch(packed, state), batched=True)
+        self.check_input(data, batch_sizes)
+        state = self._initial_state(data, hx, _packed_batch(packed, hx), batched=True)
         # The states are in the caller's order, the packed rows from longest to shortest.
-        if sorted_indices is not None and state is not None:
-            h_0, c_0 = h_0.index_select(1, sorted_indices), c_0.index_select(1, sorted_indices)
-        output, h_n, c_n = self._run(data, h_0, c_0, batch_sizes)
-        if unsorted_indices is not None:
-            h_n, c_n = h_n.index_select(1, unsorted_indices), c_n.index_select(1, unsorted_indices)
+        if hx is not None:
+            state = self.permute_hidden(state, sorted_indices)
+        output, h_n, c_n = self._run(data, *state, batch_sizes)
         output_packed = PackedSequence(output, batch_sizes, sorted_indices, unsorted_indices)
-        return output_packed, (h_n, c_n)
+        return output_packed, self.permute_hidden((h_n, c_n), unsorted_indices)
 
-    def _initial_state(
-        self, input: Tensor, state: State | None, batch: int, batched: bool
-    ) -> State:
+    def _initial_state(self, input: Tensor, hx: State | None, batch: int, batched: bool) -> State:
         """Returns (h_0, c_0), each (L*D, B, H), checked."""
-        count = self.num_layers * (2 if self.bidirectional else 1)
-        if state is None:
-            zeros = input.new_zeros(count, batch, self.hidden_size)
+        shape = self._state_shape(batch)
+        if hx is None:
+            zeros = input.new_zeros(shape)
             return zeros, zeros
-        h_0, c_0 = _check.state("LLTM", ("h_0", "c_0"), state)
-        shape = (count, batch, self.hidden_size) if batched else (count, self.hidden_size)
-        _check.shape("LLTM", "h_0", h_0, shape)
-        _check.shape("LLTM", "c_0", c_0, shape)
+        h_0, c_0 = _check.state("LLTM", ("h_0", "c_0"), hx, "hx")
+        expected = shape if batched else (shape[0], shape[2])
+        _check.shape("LLTM", "h_0", h_0, expected)
+        _check.shape("LLTM", "c_0", c_0, expected)
         return (h_0, c_0) if batched else (h_0.unsqueeze(1), c_0.unsqueeze(1))
+
+    def _columns_of_input(self, k: int) -> int:
+        """The features that the k-th direction, in the order of h_0 and h_n, reads."""
+        directions = 2 if self.bidirectional else 1
+        return self.input_size if k < directions else directions * self.hidden_size
+
+    def _batched_shape(self) -> str:
+        size = self.input_size
+        return f"(B, T, {size})" if self.batch_first else f"(T, B, {size})"
+
+    def _state_shape(self, batch: int) -> tuple[int, int, int]:
+        return self.num_layers * (2 if self.bidirectional else 1), batch, self.hidden_size
 
     def _run(
         self, x: Tensor, h_0: Tensor, c_0: Tensor, batch_sizes: Tensor | None
@@ -250,6 +286,57 @@ class _Layer:
             return x, hs[0].unsqueeze(0), cs[0].unsqueeze(0)
         return x, torch.stack(hs), torch.stack(cs)
 
+    # What torch.nn.LSTM has beside forward, for code that calls it. `input` is batched here, or,
+    # with batch_sizes, the rows of a PackedSequence.
+
+    def check_input(self, input: Tensor, batch_sizes: Tensor | None) -> None:
+        """Raises an ArgumentError if the shape is wrong."""
+        packed = batch_sizes is not None
+        if input.dim() != (2 if packed else 3) or input.shape[-1] != self.input_size:
+            rows = f"packed rows (N, {self.input_size})"
+            expected = rows if packed else f"shape {self._batched_shape()}"
+            raise ArgumentError(
+                f"lltm::LLTM: expected input of {expected}, got {tuple(input.shape)}"
+            )
+
+    def get_expected_hidden_size(
+        self, input: Tensor, batch_sizes: Tensor | None
+    ) -> tuple[int, int, int]:
+        """The shape of h_0 and h_n for this input."""
+        if batch_sizes is not None:
+            return self._state_shape(int(batch_sizes[0]) if len(batch_sizes) > 0 else 0)
+        return self._state_shape(input.shape[0 if self.batch_first else 1])
+
+    def get_expected_cell_size(
+        self, input: Tensor, batch_sizes: Tensor | None
+    ) -> tuple[int, int, int]:
+        """The shape of c_0 and c_n for this input: that of h_0."""
+        return self.get_expected_hidden_size(input, batch_sizes)
+
+    def check_hidden_size(
+        self,
+        hx: Tensor,
+        expected_hidden_size: tuple[int, int, int],
+        msg: str = "expected a state of shape {}, got {}",
+    ) -> None:
+        """Raises an ArgumentError if the shape of h_0 or c_0 is another."""
+        if hx.shape != expected_hidden_size:
+            raise ArgumentError(f"lltm::LLTM: {msg.format(expected_hidden_size, tuple(hx.shape))}")
+
+    def check_forward_args(self, input: Tensor, hidden: State, batch_sizes: Tensor | None) -> None:
+        """Raises an ArgumentError if a shape is wrong."""
+        self.check_input(input, batch_sizes)
+        h_0, c_0 = _check.state("LLTM", ("h_0", "c_0"), hidden, "hidden")
+        _check.shape("LLTM", "h_0", h_0, self.get_expected_hidden_size(input, batch_sizes))
+        _check.shape("LLTM", "c_0", c_0, self.get_expected_cell_size(input, batch_sizes))
+
+    def permute_hidden(self, hx: State, permutation: Tensor | None) -> State:
+        """Puts the rows of both states in another order; without one returns them as they are."""
+        if permutation is None:
+            return hx
+        h, c = hx
+        return h.index_select(1, permutation), c.index_select(1, permutation)
+
 
 class LLTM(_Layer, nn.Module):
     """A recurrent layer of LLTM cells over sequences, used like torch.nn.LSTM.
@@ -265,13 +352,17 @@ class LLTM(_Layer, nn.Module):
             when training
         bidirectional: a second direction runs from the last step to the first; its output is
             concatenated to the first one's
+        proj_size: 0; torch.nn.LSTM has it, an LLTM has no projection
         device, dtype: of the parameters
 
     Parameters, for each layer k, with the suffix ``_reverse`` for the second direction:
         weights_l{k}: (3H, H+I); for k > 0, I is D * H
         bias_l{k}: (3H)
 
-    all drawn from the uniform distribution on ±1/sqrt(H).
+    all drawn from the uniform distribution on ±1/sqrt(H). ``weights_l{k}[:, :H]`` multiplies h, as
+    weight_hh_l{k} of torch.nn.LSTM does, and ``weights_l{k}[:, H:]`` the layer's input, as
+    weight_ih_l{k} does; of the rows the first H are the input gate, the next the output gate, the
+    last the candidate.
 
     Example::
 
@@ -291,39 +382,36 @@ class LLTM(_Layer, nn.Module):
         batch_first: bool = False,
         dropout: float = 0.0,
         bidirectional: bool = False,
-        device: torch.device | str | None = None,
+        proj_size: int = 0,
+        device: torch.types.Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.input_size = _check.integer("LLTM", "input_size", input_size)
         self.hidden_size = _check.integer("LLTM", "hidden_size", hidden_size)
         self.num_layers = _check.integer("LLTM", "num_layers", num_layers)
-        self.bias = _check.boolean("LLTM", "bias", bias)
-        self.batch_first = _check.boolean("LLTM", "batch_first", batch_first)
+        self.bias = _check.flag("LLTM", "bias", bias)
+        self.batch_first = _check.flag("LLTM", "batch_first", batch_first)
         self.dropout = _check.probability("LLTM", "dropout", dropout)
-        self.bidirectional = _check.boolean("LLTM", "bidirectional", bidirectional)
-        if self.dropout > 0 and num_layers == 1:
+        self.bidirectional = _check.flag("LLTM", "bidirectional", bidirectional)
+        _check.no_projection("LLTM", proj_size)
+        if self.dropout > 0 and self.num_layers == 1:
             warnings.warn(
                 "lltm::LLTM: dropout is applied between layers, so it does nothing with"
                 " num_layers=1",
                 stacklevel=2,
             )
 
-        rows = 3 * hidden_size
-        directions = ("", "_reverse") if bidirectional else ("",)
-        # (weights, bias) by layer and direction, in the order of h_0 and h_n.
-        self._names: list[tuple[str, str]] = []
-        for layer in range(num_layers):
-            columns = input_size if layer == 0 else hidden_size * len(directions)
-            for suffix in directions:
-                names = f"weights_l{layer}{suffix}", f"bias_l{layer}{suffix}"
-                self._names.append(names)
-                weights = torch.empty(rows, hidden_size + columns, device=device, dtype=dtype)
-                self.register_parameter(names[0], nn.Parameter(weights))
-                self.register_parameter(
-                    names[1],
-                    nn.Parameter(torch.empty(rows, device=device, dtype=dtype)) if bias else None,
-                )
+        self._names = _names("weights", "bias", self.num_layers, self.bidirectional)
+        rows = 3 * self.hidden_size
+        for k, (weights_name, bias_name) in enumerate(self._names):
+            columns = self.hidden_size + self._columns_of_input(k)
+            weights = torch.empty(rows, columns, device=device, dtype=dtype)
+            self.register_parameter(weights_name, nn.Parameter(weights))
+            self.register_parameter(
+                bias_name,
+                nn.Parameter(torch.empty(rows, device=device, dtype=dtype)) if self.bias else None,
+            )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -336,40 +424,41 @@ class LLTM(_Layer, nn.Module):
     @property
     def all_weights(self) -> list[list[nn.Parameter]]:
         """The parameters of each layer and direction: [[weights_l0, bias_l0], ...]."""
-        return [
-            [p for p in (getattr(self, weights), getattr(self, bias)) if p is not None]
-            for weights, bias in self._names
-        ]
+        return [[getattr(self, name) for name in names] for names in self._all_weights]
+
+    # What code for torch.nn.LSTM reads although it is private there.
+
+    @property
+    def _all_weights(self) -> list[list[str]]:
+        return [list(names) if self.bias else [names[0]] for names in self._names]
+
+    @property
+    def _flat_weights_names(self) -> list[str]:
+        return [name for names in self._all_weights for name in names]
+
+    @property
+    def _flat_weights(self) -> list[nn.Parameter]:
+        return [getattr(self, name) for name in self._flat_weights_names]
 
     def _run_direction(
         self, k: int, x: Tensor, state: State, batch_sizes: Tensor | None, reverse: bool
     ) -> tuple[Tensor, State]:
-        weights, bias = self._names[k]
+        weights_name, bias_name = self._names[k]
+        weights = getattr(self, weights_name)
+        if x.dtype != weights.dtype or x.is_cpu != weights.is_cpu:
+            _check.of_parameters("LLTM", x, weights)
         return self._sequence(
             x,
             state,
-            getattr(self, weights),
-            getattr(self, bias),
+            weights,
+            getattr(self, bias_name),
             batch_sizes=batch_sizes,
             reverse=reverse,
         )
 
     def prepack(self) -> PrepackedLLTM:
         """Returns this layer as it is now in a form for inference, the weights packed once."""
-        parameters = [
-            (getattr(self, weights), getattr(self, bias)) for weights, bias in self._names
-        ]
-        return PrepackedLLTM(
-            self.input_size,
-            self.hidden_size,
-            self.num_layers,
-            self.batch_first,
-            self.bidirectional,
-            tuple(
-                (functional.prepack(weights), None if bias is None else bias.detach().clone())
-                for weights, bias in parameters
-            ),
-        )
+        return PrepackedLLTM(self)
 
     def extra_repr(self) -> str:
         text = f"{self.input_size}, {self.hidden_size}"
@@ -386,23 +475,51 @@ class LLTM(_Layer, nn.Module):
         return text
 
     def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
     ) -> None:
+        if f"{prefix}{PrepackedLLTM.WEIGHTS}_l0" in state_dict:
+            error_msgs.append(
+                "lltm::LLTM: expected the state_dict of a layer, got that of a prepacked one: load"
+                " it into a PrepackedLLTM"
+            )
         biases = [prefix + bias for _, bias in self._names]
         _flatten_biases(state_dict, biases, 3 * self.hidden_size)
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        super()._load_from_state_dict(
+            state_dict,
+            prefix,
+            local_metadata,
+            strict,
+            missing_keys,
+            unexpected_keys,
+            error_msgs,
+        )
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        """Called by torch.jit.script, which compiles what this returns."""
+        if type(self).forward is not _Layer.forward:
+            return self  # compiled already, or a forward of the user's own
+        return _script.layer(self, "sequence", self._names)
 
 
-@dataclass(frozen=True, eq=False)
-class PrepackedLLTM(_Layer):
+class PrepackedLLTM(_Layer, nn.Module):
     """An LLTM layer for inference whose weights were laid out once; see :meth:`LLTM.prepack`.
 
     It is called like the layer, gives what the layer gives in evaluation mode, and saves what the
     layer does in every call: for short sequences and small batches, such as a stream that comes in
-    chunks, that can be most of the time. It cannot be changed, and changes of the layer do not
-    reach it. It has no derivatives, and autocast does nothing to it: input and states are of the
+    chunks, that can be most of the time. It is a module, so ``model.rnn = model.rnn.prepack()``
+    works, without parameters: its weights are buffers. It cannot be changed, nor converted to
+    another dtype or device, and changes of the layer do not reach it; train() and eval() make no
+    difference. It has no derivatives, and autocast does nothing to it: input and states are of the
     dtype that the layer had. It can be copied, pickled, and used on another machine
-    (``torch.load`` wants ``weights_only=False``, as for any object that is not a tensor).
+    (``torch.load`` wants ``weights_only=False``, as for any object that is not a tensor). Its
+    state_dict fits a prepacked layer of the same sizes and dtype, and nothing else.
 
     Example::
 
@@ -413,44 +530,182 @@ class PrepackedLLTM(_Layer):
             output, state = packed(chunk, state)
     """
 
-    input_size: int
-    hidden_size: int
-    num_layers: int
-    batch_first: bool
-    bidirectional: bool
-    # (weights, bias) by layer and direction, in the order of h_0 and h_n.
-    _weights: tuple[tuple[Tensor, Tensor | None], ...] = field(repr=False)
+    # What the names of its buffers begin with: not those of a layer's parameters, which these
+    # can't stand in for.
+    WEIGHTS, BIAS = "packed_weights", "packed_bias"
 
-    dropout: float = field(default=0.0, init=False, repr=False)
-    training: bool = field(default=False, init=False, repr=False)
+    dtype: torch.dtype
 
-    __call__ = _Layer.forward
+    def __init__(self, layer: LLTM) -> None:
+        super().__init__()
+        names = _names(self.WEIGHTS, self.BIAS, layer.num_layers, layer.bidirectional)
+        vars(self).update(
+            input_size=layer.input_size,
+            hidden_size=layer.hidden_size,
+            num_layers=layer.num_layers,
+            bias=layer.bias,
+            batch_first=layer.batch_first,
+            dropout=0.0,
+            bidirectional=layer.bidirectional,
+            training=False,
+            dtype=getattr(layer, layer._names[0][0]).dtype,
+            _names=names,
+        )
+        for (weights_name, bias_name), of_layer in zip(names, layer._names, strict=True):
+            weights, bias = (getattr(layer, name) for name in of_layer)
+            self.register_buffer(weights_name, functional.prepack(weights))
+            self.register_buffer(bias_name, None if bias is None else bias.detach().clone())
 
     def _run_direction(
         self, k: int, x: Tensor, state: State, batch_sizes: Tensor | None, reverse: bool
     ) -> tuple[Tensor, State]:
-        weights, bias = self._weights[k]
-        return functional.sequence_prepacked(
-            x, state, weights, bias, batch_sizes=batch_sizes, reverse=reverse
+        weights_name, bias_name = self._names[k]
+        # Not by getattr, which is slow for buffers; nothing can stand before them.
+        buffers = self._buffers
+        weights: Any = buffers[weights_name]
+        if x.dtype != self.dtype:
+            raise TypeError(
+                f"lltm::LLTM: expected input of dtype {_check.dtype(self.dtype)}, that of the"
+                f" prepacked layer, got {_check.dtype(x.dtype)}"
+            )
+        # In a stream, step by step, reading two arguments by name is felt: a microsecond of 30.
+        options: dict[str, Any] = {}
+        if batch_sizes is not None or reverse:
+            options = {"batch_sizes": batch_sizes, "reverse": reverse}
+        output, h, c = torch.ops.lltm.sequence_prepacked(
+            x, *state, weights, buffers[bias_name], **options
+        )
+        return output, (h, c)
+
+    def extra_repr(self) -> str:
+        shown = ("input_size", "hidden_size", "num_layers", "batch_first", "bidirectional")
+        return ", ".join(f"{name}={getattr(self, name)}" for name in shown)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # PyTorch notes things on any module, under names that nobody else uses.
+        if name == "_names" or (not name.startswith("_") and name != "training"):
+            raise AttributeError(
+                f"lltm::PrepackedLLTM: cannot set {name}: a prepacked layer does not change; change"
+                " the layer and prepack it again"
+            )
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"lltm::PrepackedLLTM: cannot delete {name}")
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PrepackedLLTM:
+        """Refuses what would convert the biases and leave the packed weights as they are."""
+        weights: Any = self._buffers[self._names[0][0]]
+        result = fn(weights.new_empty(0, dtype=self.dtype))
+        if result.dtype != self.dtype:
+            raise TypeError(
+                f"lltm::PrepackedLLTM: expected to stay of dtype {_check.dtype(self.dtype)}, got"
+                f" {_check.dtype(result.dtype)}: convert the layer and prepack it again"
+            )
+        if result.device != weights.device:
+            raise RuntimeError(
+                f"lltm::PrepackedLLTM: expected to stay on device {weights.device}, got"
+                f" {result.device}: move the layer and prepack it there"
+            )
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        if f"{prefix}weights_l0" in state_dict:
+            error_msgs.append(
+                "lltm::PrepackedLLTM: expected the state_dict of a prepacked layer, got that of a"
+                " layer: load it into an LLTM and prepack that"
+            )
+            return
+        for k, names in enumerate(self._names):
+            own: Any = self._buffers[names[0]]
+            weights, bias = (state_dict.get(prefix + name) for name in names)
+            if weights is None:
+                continue  # the base class says so
+            try:
+                self._check_packed(k, weights, bias)
+            except (TypeError, RuntimeError) as error:
+                error_msgs.append(f"{prefix}{names[0]}: {error}")
+                return
+            if local_metadata.get("assign_to_params_buffers", False):
+                self._buffers.update(zip(names, (weights, bias), strict=True))
+            elif weights.shape != own.shape or weights.dtype != own.dtype:
+                # Packed on another machine.
+                self._buffers[names[0]] = torch.empty_like(weights, device=own.device)
+        # What was assigned is there already, and copied onto itself.
+        local_metadata = {**local_metadata, "assign_to_params_buffers": False}
+        super()._load_from_state_dict(
+            state_dict,
+            prefix,
+            local_metadata,
+            strict,
+            missing_keys,
+            unexpected_keys,
+            error_msgs,
         )
 
+    def _check_packed(self, k: int, weights: Any, bias: Any) -> None:
+        """Raises what the operator does if these are not packed weights of the k-th direction."""
+        _check.tensor("PrepackedLLTM", "weights", weights)
+        options: Any = {"dtype": self.dtype, "device": weights.device}
+        state = torch.zeros(1, self.hidden_size, **options)
+        step = torch.zeros(1, 1, self._columns_of_input(k), **options)
+        functional.sequence_prepacked(step, (state, state), weights, bias)
 
-def _packed_batch(packed: PackedSequence, state: State | None) -> int:
+    def __prepare_scriptable__(self) -> nn.Module:
+        """Called by torch.jit.script, which compiles what this returns."""
+        if type(self).forward is not _Layer.forward:
+            return self
+        return _script.layer(self, "sequence_prepacked", self._names)
+
+
+def _is_plain(input: Any, hx: Any) -> bool:
+    """Whether these are tensors and nothing else, at the price of a look at their types."""
+    return type(input) is Tensor and (
+        hx is None
+        or (type(hx) is tuple and len(hx) == 2 and type(hx[0]) is Tensor and type(hx[1]) is Tensor)
+    )
+
+
+def _names(weights: str, bias: str, num_layers: int, bidirectional: bool) -> list[tuple[str, str]]:
+    """The names of weights and bias by layer and direction, in the order of h_0 and h_n."""
+    return [
+        (f"{weights}_l{layer}{suffix}", f"{bias}_l{layer}{suffix}")
+        for layer in range(num_layers)
+        for suffix in (("", "_reverse") if bidirectional else ("",))
+    ]
+
+
+def _packed_batch(packed: PackedSequence, hx: State | None) -> int:
     """The batch size; in a graph that is being traced, from a shape where one has it.
 
-    There, a value out of batch_sizes is a size that nothing can be compared with.
+    There, a value out of batch_sizes is a size that nothing can be compared with. Without steps
+    there is no value.
     """
-    if torch.compiler.is_compiling():
+    compiling = torch.compiler.is_compiling()
+    if compiling or packed.batch_sizes.shape[0] == 0:
         if packed.sorted_indices is not None:
             return packed.sorted_indices.shape[0]
-        if state is not None:  # the operator compares it with batch_sizes
-            return _check.state("LLTM", ("h_0", "c_0"), state)[0].shape[1]
-        if packed.batch_sizes.dtype != torch.int64:
+        if hx is not None:  # the operator compares it with batch_sizes
+            h_0, _ = _check.state("LLTM", ("h_0", "c_0"), hx, "hx")
+            return h_0.shape[1] if h_0.dim() == 3 else 0
+        if compiling and packed.batch_sizes.dtype != torch.int64:
             raise TypeError(
                 "lltm::LLTM: expected batch_sizes of dtype int64, got"
-                f" {str(packed.batch_sizes.dtype).removeprefix('torch.')}; torch.export can't trace"
+                f" {_check.dtype(packed.batch_sizes.dtype)}; torch.export can't trace"
                 " pack_padded_sequence: pack outside and pass data and batch_sizes"
             )
+    if packed.batch_sizes.shape[0] == 0:
+        return 0
     batch: int = packed.batch_sizes[0].item()  # type: ignore[assignment]
     return batch
 

@@ -71,6 +71,9 @@ class LLTMCell(modules.LLTMCell):
 
     _cell = staticmethod(cell)
 
+    def __prepare_scriptable__(self) -> NoReturn:
+        _refuse_script("LLTMCell")
+
 
 class LLTM(modules.LLTM):
     """lltm.LLTM by :func:`sequence`."""
@@ -79,3 +82,13 @@ class LLTM(modules.LLTM):
 
     def prepack(self) -> NoReturn:
         raise NotImplementedError("lltm::reference.LLTM: plain operations have no prepacked form")
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        _refuse_script("LLTM")
+
+
+def _refuse_script(name: str) -> NoReturn:
+    # What torch.jit.script would compile calls the operators, and is no reference then.
+    raise NotImplementedError(
+        f"lltm::reference.{name}: torch.jit.script takes lltm.{name}, which loads its state_dict"
+    )

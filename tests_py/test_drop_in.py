@@ -1,0 +1,263 @@
+"""In the place of torch.nn.LSTM: the arguments, attributes and methods that code for it uses."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+
+import lltm
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"num_layers": 2, "bidirectional": True, "batch_first": True},
+    {"num_layers": 3, "bias": False},
+]
+
+
+def pair(options: dict[str, Any]) -> tuple[lltm.LLTM, nn.LSTM]:
+    return lltm.LLTM(3, 5, **options), nn.LSTM(3, 5, **options)
+
+
+# ----- arguments -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [(lltm.LLTM, nn.LSTM), (lltm.LLTMCell, nn.LSTMCell)], ids=["layer", "cell"]
+)
+def test_forward_has_the_parameters_of_pytorch_s(ours: Any, theirs: Any) -> None:
+    found = [(p.name, p.default) for p in inspect.signature(ours.forward).parameters.values()]
+    assert found == [
+        (p.name, p.default) for p in inspect.signature(theirs.forward).parameters.values()
+    ]
+
+
+def test_the_state_is_taken_as_hx() -> None:
+    layer, cell = lltm.LLTM(3, 5), lltm.LLTMCell(3, 5)
+    x, state = torch.randn(6, 4, 3), (torch.randn(1, 4, 5), torch.randn(1, 4, 5))
+    torch.testing.assert_close(layer(x, hx=state), layer(x, state))
+    torch.testing.assert_close(layer.prepack()(x, hx=state), layer(x, state))
+    first = state[0][0], state[1][0]
+    torch.testing.assert_close(cell(x[0], hx=first), cell(x[0], first))
+
+
+def test_proj_size_stands_where_nn_lstm_has_it() -> None:
+    arguments = (3, 5, 2, True, False, 0.0, False, 0, "cpu", torch.float64)
+    for layer in (lltm.LLTM(*arguments), nn.LSTM(*arguments)):
+        assert layer.proj_size == 0
+        assert {p.dtype for p in layer.parameters()} == {torch.float64}
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "kept"),
+    [
+        ("num_layers", np.int64(2), 2),
+        ("hidden_size", np.int32(5), 5),
+        ("dropout", np.float32(0.5), 0.5),
+        ("dropout", np.float64(0.25), 0.25),
+        ("dropout", 0, 0.0),
+        ("bidirectional", 1, True),
+        ("bidirectional", np.bool_(True), True),
+        ("batch_first", 0, False),
+        ("bias", np.int64(0), False),
+    ],
+)
+def test_numbers_of_numpy_and_integers_for_bools_become_python_s(
+    name: str, given: Any, kept: Any
+) -> None:
+    layer = lltm.LLTM(**{"input_size": 3, "hidden_size": 5, "num_layers": 2, name: given})
+    found = getattr(layer, name)
+    assert (type(found), found) == (type(kept), kept)
+    plain = lltm.LLTM(**{"input_size": 3, "hidden_size": 5, "num_layers": 2, name: kept})
+    assert repr(layer) == repr(plain)
+    assert layer(torch.randn(6, 4, 3))[0].shape == plain(torch.randn(6, 4, 3))[0].shape
+
+
+def test_a_cell_takes_numbers_of_numpy() -> None:
+    arguments: Any = (np.int64(3), np.int64(5), np.bool_(False))
+    cell = lltm.LLTMCell(*arguments)
+    assert repr(cell) == "LLTMCell(3, 5, bias=False)"
+    assert (type(cell.input_size), type(cell.hidden_size)) == (int, int)
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="the device with number 0 is there")
+def test_a_device_may_be_a_number() -> None:
+    # Nothing but the type checker and the missing device say no.
+    with pytest.raises((AssertionError, RuntimeError), match=r"(?i)cuda|accelerator|device"):
+        lltm.LLTM(3, 5, device=0)
+
+
+# ----- attributes ------------------------------------------------------------
+
+
+def test_attributes_say_what_it_is() -> None:
+    for layer in (lltm.LLTM(3, 5), lltm.LLTM(3, 5).prepack()):
+        assert (layer.mode, layer.proj_size) == ("LLTM", 0)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_weights_are_listed_by_layer_and_direction_as_nn_lstm_s(options: dict[str, Any]) -> None:
+    ours, lstm = pair(options)
+    by_name = dict(ours.named_parameters())
+    assert ours._flat_weights_names == list(by_name)
+    assert [id(p) for p in ours._flat_weights] == [id(p) for p in by_name.values()]
+    assert [[id(by_name[name]) for name in names] for names in ours._all_weights] == [
+        [id(p) for p in parameters] for parameters in ours.all_weights
+    ]
+    # Of a layer and a direction nn.LSTM has two of each kind.
+    assert len(ours._all_weights) == len(lstm._all_weights)
+    assert {2 * len(names) for names in ours._all_weights} == {
+        len(names) for names in lstm._all_weights
+    }
+
+
+def test_slices_of_the_weights_multiply_the_state_and_the_input() -> None:
+    layer = lltm.LLTM(3, 5, bias=False, dtype=torch.float64)
+    ((weights,),) = layer.all_weights
+    weight_hh, weight_ih = weights[:, :5], weights[:, 5:]
+    x, h, c = (torch.randn(1, n, dtype=torch.float64) for n in (3, 5, 5))
+    i, o, g = (x @ weight_ih.t() + h @ weight_hh.t()).chunk(3, dim=1)
+    c_next = c + i.sigmoid() * nn.functional.elu(g)
+    _, (h_n, c_n) = layer(x[None], (h[None], c[None]))
+    torch.testing.assert_close(c_n[0], c_next)
+    torch.testing.assert_close(h_n[0], c_next.tanh() * o.sigmoid())
+
+
+# ----- methods ---------------------------------------------------------------
+
+METHODS = [
+    "check_forward_args",
+    "check_hidden_size",
+    "check_input",
+    "get_expected_cell_size",
+    "get_expected_hidden_size",
+    "permute_hidden",
+]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_have_the_parameters_of_nn_lstm_s(name: str) -> None:
+    found = inspect.signature(getattr(lltm.LLTM, name)).parameters
+    assert list(found) == list(inspect.signature(getattr(nn.LSTM, name)).parameters)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("kind", ["tensor", "packed"])
+def test_the_expected_sizes_are_those_of_nn_lstm(options: dict[str, Any], kind: str) -> None:
+    x, batch_sizes = torch.randn(6, 4, 3), None
+    if kind == "packed":
+        x, batch_sizes, *_ = pack_sequence([torch.randn(2, 3), torch.randn(1, 3)])
+    ours, lstm = pair(options)
+    for layer in (ours, ours.prepack()):
+        for name in ("get_expected_hidden_size", "get_expected_cell_size"):
+            size = getattr(layer, name)(x, batch_sizes)
+            assert size == getattr(lstm, name)(x, batch_sizes)
+        state = torch.zeros(size), torch.zeros(size)
+        layer.check_forward_args(x, state, batch_sizes)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_the_checks_refuse_what_nn_lstm_s_refuse(options: dict[str, Any]) -> None:
+    ours, lstm = pair(options)
+    x, (rows, batch_sizes, *_) = torch.randn(6, 4, 3), pack_sequence([torch.randn(2, 3)])
+    size = ours.get_expected_hidden_size(x, None)
+    good, bad = torch.zeros(size), torch.zeros(*size[:2], 6)
+    cases: list[tuple[str, tuple[Any, ...]]] = [
+        ("check_input", (x[..., :2], None)),
+        ("check_input", (x[0], None)),
+        ("check_input", (x, batch_sizes)),
+        ("check_input", (rows[:, :2], batch_sizes)),
+        ("check_hidden_size", (bad, size)),
+        ("check_hidden_size", (bad, size, "a text of one's own: {}, {}")),
+        ("check_forward_args", (x, (bad, good), None)),
+        ("check_forward_args", (x, (good, bad), None)),
+    ]
+    for name, arguments in cases:
+        for layer in (ours, lstm):
+            with pytest.raises(RuntimeError) as caught:
+                getattr(layer, name)(*arguments)
+            if layer is ours:
+                assert type(caught.value) is lltm.ArgumentError
+                assert str(caught.value).startswith("lltm::LLTM: ")
+    with pytest.raises(lltm.ArgumentError, match=r"a text of one's own: \(.*, 5\), \(.*, 6\)$"):
+        ours.check_hidden_size(bad, size, "a text of one's own: {}, {}")
+
+
+def test_states_are_permuted_as_nn_lstm_s() -> None:
+    ours, lstm = pair({})
+    state = torch.randn(1, 3, 5), torch.randn(1, 3, 5)
+    order = torch.tensor([2, 0, 1])
+    torch.testing.assert_close(
+        ours.permute_hidden(state, order), lstm.permute_hidden(state, order), rtol=0, atol=0
+    )
+    assert ours.permute_hidden(state, None) is state
+
+
+# ----- packed sequences without steps ----------------------------------------
+
+
+@pytest.mark.parametrize("implementation", [lltm, lltm.reference], ids=["lltm", "reference"])
+@pytest.mark.parametrize("with_state", [False, True], ids=["no state", "state"])
+def test_an_empty_packed_sequence_gives_the_initial_states(
+    implementation: Any, with_state: bool
+) -> None:
+    layer = implementation.LLTM(3, 5, num_layers=2, bidirectional=True)
+    layers = [layer] if implementation is lltm.reference else [layer, layer.prepack()]
+    packed = PackedSequence(torch.empty(0, 3), torch.empty(0, dtype=torch.int64))
+    given = (torch.randn(4, 2, 5), torch.randn(4, 2, 5)) if with_state else None
+    for run in layers:
+        output, state = run(packed, given)
+        assert isinstance(output, PackedSequence)
+        assert output.data.shape == (0, 10)
+        assert output.batch_sizes.shape == (0,)
+        zeros = torch.zeros(4, 0, 5)
+        torch.testing.assert_close(state, given or (zeros, zeros), rtol=0, atol=0)
+
+
+def test_an_empty_packed_sequence_with_an_order_has_its_rows() -> None:
+    order = torch.tensor([1, 0, 2])
+    packed = PackedSequence(torch.empty(0, 3), torch.empty(0, dtype=torch.int64), order, order)
+    state = torch.randn(1, 3, 5), torch.randn(1, 3, 5)
+    layer = lltm.LLTM(3, 5)
+    assert layer(packed)[1][0].shape == (1, 3, 5)
+    torch.testing.assert_close(layer(packed, state)[1], state, rtol=0, atol=0)
+    with pytest.raises(lltm.ArgumentError, match=r"expected h_0 of shape \(1, 3, 5\), got"):
+        layer(packed, (state[0][:, :2], state[1]))
+
+
+# ----- gradients of each sample ----------------------------------------------
+
+
+class Classifier(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 3)
+        self.rnn = lltm.LLTM(3, 5, num_layers=2, batch_first=True)
+        self.head = nn.Linear(5, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        output, _ = self.rnn(self.embedding(tokens))
+        logits: Tensor = self.head(output[:, -1])
+        return logits
+
+
+def test_gradients_of_each_sample_of_a_model_are_those_of_a_loop() -> None:
+    model = Classifier()
+    tokens, labels = torch.randint(7, (4, 6)), torch.randint(2, (4,))
+    parameters = dict(model.named_parameters())
+
+    def loss(parameters: Any, row: Tensor, label: Tensor) -> Tensor:
+        logits = torch.func.functional_call(model, parameters, (row[None],))
+        return nn.functional.cross_entropy(logits, label[None])
+
+    each = torch.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(parameters, tokens, labels)
+    assert set(each) == set(parameters)
+    for k in range(4):
+        one = torch.autograd.grad(loss(parameters, tokens[k], labels[k]), list(parameters.values()))
+        for (name, gradients), expected in zip(each.items(), one, strict=True):
+            torch.testing.assert_close(gradients[k], expected, msg=name)

@@ -1,0 +1,186 @@
+"""torch.jit.script: layers, cells and models that hold them."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+
+import lltm
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"bias": False},
+    {"num_layers": 3, "batch_first": True},
+    {"num_layers": 2, "bidirectional": True, "dropout": 0.5},
+]
+
+
+def script(module: nn.Module) -> Any:
+    return torch.jit.script(module)
+
+
+def saved_and_loaded(scripted: Any) -> Any:
+    file = io.BytesIO()
+    torch.jit.save(scripted, file)
+    file.seek(0)
+    return torch.jit.load(file)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = lltm.LLTM(3, 5, num_layers=2, dropout=0.5)
+        self.cell = lltm.LLTMCell(5, 5)
+        self.head = nn.Linear(5, 2)
+
+    # As text, "Tensor" would be unknown to TorchScript here.
+    def forward(self, x):  # type: ignore[no-untyped-def]
+        output, (h, c) = self.rnn(x)
+        h, c = self.cell(output[-1], (h[0], c[0]))
+        return self.head(h)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_a_scripted_layer_does_what_the_layer_does_before_and_after_saving(
+    options: dict[str, Any],
+) -> None:
+    layer = lltm.LLTM(3, 5, **options).eval()
+    scripted = script(layer)
+    for run in (scripted, saved_and_loaded(scripted)):
+        for x in (torch.randn(4, 6, 3), torch.randn(6, 3), torch.randn(0, 4, 3)):
+            output, state = layer(x)
+            torch.testing.assert_close(run(x), (output, state))
+            state = (torch.randn_like(state[0]), torch.randn_like(state[1]))
+            torch.testing.assert_close(run(x, hx=state), layer(x, state))
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+def test_a_scripted_cell_does_what_the_cell_does_before_and_after_saving(bias: bool) -> None:
+    cell = lltm.LLTMCell(3, 5, bias=bias)
+    scripted = script(cell)
+    for run in (scripted, saved_and_loaded(scripted)):
+        for x in (torch.randn(4, 3), torch.randn(3)):
+            state = cell(x)
+            torch.testing.assert_close(run(x), state)
+            torch.testing.assert_close(run(x, hx=state), cell(x, state))
+
+
+def test_a_scripted_prepacked_layer_does_what_the_layer_does() -> None:
+    layer = lltm.LLTM(3, 5, num_layers=2, bidirectional=True)
+    scripted = script(layer.prepack())
+    x = torch.randn(6, 4, 3)
+    torch.testing.assert_close(saved_and_loaded(scripted)(x), layer(x))
+
+
+@pytest.mark.parametrize("module", [lltm.LLTM(3, 5, 2, bidirectional=True), lltm.LLTMCell(3, 5)])
+def test_a_scripted_module_has_the_state_dict_and_shares_the_parameters(module: nn.Module) -> None:
+    scripted = script(module)
+    expected = module.state_dict()
+    assert list(saved_and_loaded(scripted).state_dict()) == list(expected)
+    for name, value in scripted.state_dict().items():
+        assert value.data_ptr() == expected[name].data_ptr(), name
+    other = type(module)(3, 5) if isinstance(module, lltm.LLTMCell) else copy.deepcopy(module)
+    other.reset_parameters()  # type: ignore[operator]
+    assert not any(scripted.load_state_dict(other.state_dict()))
+    x = torch.randn(4, 3)
+    torch.testing.assert_close(scripted(x), other(x))
+
+
+@pytest.mark.parametrize("loaded", [False, True], ids=["scripted", "loaded"])
+def test_a_scripted_layer_converts_dtype_like_any_module(loaded: bool) -> None:
+    layer = lltm.LLTM(3, 5, num_layers=2)
+    scripted = script(layer)
+    x = torch.randn(6, 4, 3)
+    expected, _ = copy.deepcopy(layer).double()(x.double())
+    converted = (saved_and_loaded(scripted) if loaded else scripted).to(torch.float64)
+    torch.testing.assert_close(converted(x.double())[0], expected)
+
+
+def test_a_scripted_model_trains() -> None:
+    model = Model()
+    scripted = script(model)
+    x = torch.randn(6, 4, 3)
+    # Dropout is drawn anew in every call, until eval().
+    assert not torch.equal(scripted(x), scripted(x))
+    scripted.eval()
+    model.eval()
+    for _ in range(3):  # TorchScript optimises a graph when it has seen it run
+        torch.testing.assert_close(scripted(x), model(x))
+        scripted.zero_grad()
+        scripted(x).square().sum().backward()
+        gradients = [p.grad.clone() for p in scripted.parameters() if p.grad is not None]
+        expected = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
+        torch.testing.assert_close(gradients, list(expected))
+
+
+def test_the_model_that_was_scripted_stays_what_it_was() -> None:
+    # torch.jit.script puts what it compiles in the place of the model's layers.
+    model = Model()
+    script(model)
+    rows = pack_sequence([torch.randn(3, 3), torch.randn(1, 3)])
+    assert isinstance(model.rnn, lltm.LLTM)
+    assert isinstance(model.rnn(rows)[0], PackedSequence)
+    torch.testing.assert_close(model.rnn.eval().prepack()(rows)[1], model.rnn(rows)[1])
+    assert repr(model.rnn) == "LLTM(3, 5, num_layers=2, dropout=0.5)"
+    for other in (copy.deepcopy(model.rnn), pickle.loads(pickle.dumps(model.rnn))):
+        assert type(other) is lltm.LLTM
+        torch.testing.assert_close(other(rows)[1], model.rnn(rows)[1])
+    x = torch.randn(6, 4, 3)
+    torch.testing.assert_close(script(model.eval())(x), model(x))
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), model(x))
+    torch.testing.assert_close(torch.export.export(model, (x,)).module()(x), model(x))
+
+
+def test_a_forward_of_ones_own_is_not_replaced_by_ours() -> None:
+    class Doubled(lltm.LLTMCell):
+        def forward(self, input: Tensor, hx: Any = None) -> Any:
+            return super().forward(2 * input, hx)
+
+    cell = Doubled(3, 5)
+    assert cell.__prepare_scriptable__() is cell
+
+
+@pytest.mark.parametrize(
+    ("x", "shape", "text"),
+    [
+        ((6, 4, 2), (1, 4, 5), "lltm::LLTM: expected input of 3 dimensions, or 2 without a batch"),
+        ((3,), (1, 4, 5), "lltm::LLTM: expected input of 3 dimensions, or 2 without a batch"),
+        ((6, 4, 3), (2, 4, 5), r"lltm::LLTM: expected h_0 of shape \[1, 4, 5\], got \[2, 4, 5\]"),
+        ((6, 3), (2, 5), r"lltm::LLTM: expected h_0 of shape \[1, 1, 5\], got \[2, 5\]"),
+    ],
+)
+def test_a_scripted_layer_refuses_wrong_shapes(
+    x: tuple[int, ...], shape: tuple[int, ...], text: str
+) -> None:
+    scripted = script(lltm.LLTM(3, 5))
+    with pytest.raises(torch.jit.Error, match=text):
+        scripted(torch.randn(x), (torch.randn(shape), torch.randn(shape)))
+
+
+def test_what_cannot_be_scripted_says_so() -> None:
+    with pytest.raises(NotImplementedError, match=r"takes lltm\.LLTM, which loads its state_dict"):
+        script(lltm.reference.LLTM(3, 5))
+    with pytest.raises(NotImplementedError, match=r"takes lltm\.LLTMCell, which"):
+        script(nn.Sequential(lltm.reference.LLTMCell(3, 5)))
+    layer = nn.utils.parametrizations.weight_norm(lltm.LLTM(3, 5), "weights_l0")
+    with pytest.raises(NotImplementedError, match=r"script can't compile parametrizations"):
+        script(layer)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_a_traced_layer_is_traced_as_before() -> None:
+    layer = lltm.LLTM(3, 5, num_layers=2)
+    x = torch.randn(6, 4, 3)
+    traced: Any = torch.jit.trace(layer, (x,))
+    torch.testing.assert_close(traced(2 * x), layer(2 * x))
