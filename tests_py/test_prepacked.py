@@ -449,3 +449,18 @@ def test_refuses_weights_packed_for_something_else() -> None:
         lltm.functional.sequence_prepacked(a.input, (a.h[:2], a.c), packed, a.bias)
     with pytest.raises(ValueError, match="lltm::sequence_prepacked: expected bias of shape"):
         lltm.functional.sequence_prepacked(a.input, (a.h, a.c), packed, a.c[0])
+
+
+def test_changed_bytes_are_refused() -> None:
+    a = support.sequence_arguments((2, 3, 5, 33))
+    packed = lltm.functional.prepack(a.weights)
+    lltm.functional.sequence_prepacked(a.input, (a.h, a.c), packed, a.bias)
+    generator = torch.Generator().manual_seed(0)
+    places = [*range(64), *torch.randint(len(packed), (200,), generator=generator).tolist()]
+    for place in places:
+        for changed in (packed.clone(), packed):  # one never seen, and one that was
+            changed[place] ^= 1 + place % 255
+            with pytest.raises((ValueError, TypeError), match="expected weights from prepack"):
+                lltm.functional.sequence_prepacked(a.input, (a.h, a.c), changed, a.bias)
+        packed[place] ^= 1 + place % 255
+    lltm.functional.sequence_prepacked(a.input, (a.h, a.c), packed, a.bias)

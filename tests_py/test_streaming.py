@@ -63,6 +63,8 @@ def resident():
 random.seed(0)
 layer = lltm.LLTM(16, 64)
 packed = layer.prepack()
+layer_of_batches = lltm.LLTM(16, 64, batch_first=True)
+cell = lltm.LLTMCell(16, 64)
 state = None
 
 def stream():
@@ -76,6 +78,13 @@ def lengths():
     output, _ = layer(pack_sequence(rows, enforce_sorted=False))
     output.data.sum().backward()
 
+def slices():
+    # Steps of buffers of every length: each has rows so many elements apart.
+    x = torch.randn(8, random.randint(2, 2000), 16)
+    with torch.no_grad():
+        layer_of_batches(x[:, 1:2], None)
+    sum(cell(x[:, 1])).sum().backward()
+
 def part():
     for _ in range(int(sys.argv[2])):
         globals()[sys.argv[1]]()
@@ -85,7 +94,7 @@ print(part() * -1 + part())
 """
 
 
-@pytest.mark.parametrize(("work", "times"), [("stream", 2000), ("lengths", 250)])
+@pytest.mark.parametrize(("work", "times"), [("stream", 2000), ("lengths", 250), ("slices", 250)])
 def test_memory_stays_constant(work: str, times: int) -> None:
     run = support.run_python("-c", GROWTH, work, str(times))
     assert run.returncode == 0, run.stderr
