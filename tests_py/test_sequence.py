@@ -141,9 +141,9 @@ def errors_of(layer: torch.nn.Module, x: Tensor, grad: Tensor, exact: list[Tenso
     x = x.detach().clone().requires_grad_()
     output, state = layer(x)
     ys = [output, *state, *torch.autograd.grad(output, [x, *layer.parameters()], grad)]
-    return [
-        float((y.double() - t).abs().max() / t.abs().max()) for y, t in zip(ys, exact, strict=True)
-    ]
+    with torch.no_grad():
+        pairs = zip(ys, exact, strict=True)
+        return [float((y.double() - t).abs().max() / t.abs().max()) for y, t in pairs]
 
 
 # T, B, I, H: few rows that follow their own trajectory for many steps.
