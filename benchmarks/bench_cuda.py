@@ -169,7 +169,9 @@ def graph_timer(make: Make, case: Case) -> Sampler:
 def machine(settings: Settings) -> Row:
     """Measures what the card can do: a copy, and matrix products."""
     size = 1 << 30
-    source, target = (torch.zeros(size, dtype=torch.uint8, device="cuda") for _ in range(2))
+    # Of random bytes: zeros are stored compressed.
+    source = torch.randint(256, (size,), dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
     n = 8192
 
     def product(dtype: torch.dtype) -> Sampler:

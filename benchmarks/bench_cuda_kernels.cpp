@@ -102,7 +102,8 @@ void measure(const char* dtype_name, at::ScalarType dtype, int64_t rows, int64_t
 
   const Stream stream = current_stream();
   const double forward_bytes = bytes({gates, c, h_next, h_state, c_next});
-  const Tensor source = at::zeros({int64_t{1} << 29}, options.dtype(at::kByte));
+  // Of random bytes: zeros are stored compressed.
+  const Tensor source = at::zeros({int64_t{1} << 29}, options.dtype(at::kByte)).random_(0, 256);
   const Tensor target = at::zeros_like(source);
   const std::string size =
       std::string(", ") + dtype_name + ", " + std::to_string(rows) + " x " + std::to_string(hidden);
