@@ -87,11 +87,19 @@ ForwardResult forward(const ForwardProblem& p) {
   const Tensor h_buffer = at::empty({2, batch, hidden}, wide);
   const auto x = write<A>(x_buffer);
   double* const z_all = z_buffer.mutable_data_ptr<double>();
+  const auto c_rows = write<double>(c);
+  const auto h_next = write<float>(output_rows);
+  const auto saved = write<float>(activations);
+  // The state after step k, in float64; and as the next product reads it.
+  const auto state = [data = h_buffer.mutable_data_ptr<double>(), batch, hidden](size_t k) {
+    return Matrix<double>{data + static_cast<int64_t>(k % 2) * batch * hidden, hidden, 1};
+  };
   const auto h_of = [&](size_t k) -> const A* {
-    if constexpr (kFloat)
-      return read<float>(output_rows).row(steps[k].offset);
-    else
-      return read<double>(h_buffer[static_cast<int64_t>(k % 2)]).data;
+    if constexpr (kFloat) {
+      return h_next.row(steps[k].offset);
+    } else {
+      return state(k).data;
+    }
   };
   const auto multiply = multiply_of(A{});
 
@@ -159,10 +167,10 @@ ForwardResult forward(const ForwardProblem& p) {
             args.gates_step = args.hidden;
             args.bias = bias.defined() ? bias.const_data_ptr<float>() + unit : nullptr;
             args.bias_step = hidden;
-            args.c = write<double>(c).from(0, unit);
-            args.h = kFloat ? Matrix<double>{} : write<double>(h_buffer[k % 2]).from(0, unit);
-            args.h_next = write<float>(output_rows).from(offset, unit);
-            args.activations = write<float>(activations).from(offset, unit);
+            args.c = c_rows.from(0, unit);
+            args.h = kFloat ? Matrix<double>{} : state(k).from(0, unit);
+            args.h_next = h_next.from(offset, unit);
+            args.activations = saved.from(offset, unit);
             args.activations_step = hidden;
             kernels().few_rows.forward(args, step_rows);
           }

@@ -67,7 +67,9 @@ struct FewRowsProduct {
 // Products of float operands that are added up in float32 before they go to the
 // sum in float64: so few that their rounding errors stay far below those of a sum
 // in float32, so many that widening them takes less time than reading the weights.
-constexpr std::int64_t kChain = 4;
+// Of more rows widening is more of the work.
+template <int kRows>
+constexpr std::int64_t kChain = kRows <= 2 ? 4 : 8;
 
 // The sums of kRows rows and kVectors vectors of columns, as pairs of halves.
 template <int kRows, int kVectors>
@@ -89,7 +91,7 @@ struct FewRowsSums {
     }
   }
 
-  // kChain rows of b, or fewer.
+  // As many rows of b as a chain has, or fewer.
   LLTM_CELL_INLINE void add_chain(
       const FewRowsProduct<float>& p, const float* b, std::int64_t k, std::int64_t count) {
     Floats chain[kRows][kVectors] = {};
@@ -118,28 +120,39 @@ struct FewRowsSums {
   LLTM_CELL_INLINE void add_all(const FewRowsProduct<float>& p, std::int64_t column) {
     const float* b = p.b + column;
     std::int64_t k = 0;
-    for (; k + kChain <= p.depth; k += kChain, b += kChain * p.columns) add_chain(p, b, k, kChain);
+    constexpr std::int64_t kCount = kChain<kRows>;
+    for (; k + kCount <= p.depth; k += kCount, b += kCount * p.columns) add_chain(p, b, k, kCount);
     if (k < p.depth) add_chain(p, b, k, p.depth - k);
   }
 };
 
+// Columns from number `column` on; the first `skip` of them are left as they are.
 template <int kRows, int kVectors, typename A>
-LLTM_CELL_INLINE void multiply_few_rows_tile(const FewRowsProduct<A>& p, std::int64_t column) {
+LLTM_CELL_INLINE void multiply_few_rows_tile(
+    const FewRowsProduct<A>& p, std::int64_t column, std::int64_t skip = 0) {
   FewRowsSums<kRows, kVectors> sums;
   sums.add_all(p, column);
-  const auto store = [&](Doubles sum, double* c) __attribute__((always_inline)) {
-    Doubles before = {};
-    if (p.accumulate) __builtin_memcpy(&before, c, sizeof(before));
-    sum += before;
-    __builtin_memcpy(c, &sum, sizeof(sum));
-  };
+  const auto store = [&](Doubles sum, double* c, std::int64_t first)
+                         __attribute__((always_inline)) {
+                           if (first <= 0) {
+                             Doubles before = {};
+                             if (p.accumulate) __builtin_memcpy(&before, c, sizeof(before));
+                             sum += before;
+                             __builtin_memcpy(c, &sum, sizeof(sum));
+                             return;
+                           }
+                           double values[kHalf];
+                           __builtin_memcpy(values, &sum, sizeof(sum));
+                           for (std::int64_t j = first; j < kHalf; ++j)
+                             c[j] = p.accumulate ? c[j] + values[j] : values[j];
+                         };
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
       double* const c = p.c + r * p.columns + column + v * kLanes;
-      store(sums.low[r][v], c);
-      store(sums.high[r][v], c + kHalf);
+      store(sums.low[r][v], c, skip);
+      store(sums.high[r][v], c + kHalf, skip - kHalf);
     }
   }
 }
@@ -151,22 +164,29 @@ LLTM_CELL_INLINE void multiply_few_rows_band(const FewRowsProduct<A>& p) {
   for (; column + kVectors * kLanes <= p.columns; column += kVectors * kLanes) {
     multiply_few_rows_tile<kRows, kVectors>(p, column);
   }
-  for (; column + kLanes <= p.columns; column += kLanes) {
-    multiply_few_rows_tile<kRows, 1>(p, column);
+  if (kVectors > 2 && column + 2 * kLanes <= p.columns) {
+    multiply_few_rows_tile<kRows, 2>(p, column);
+    column += 2 * kLanes;
   }
-  if (column == p.columns) return;
-  // The rest, all columns of it side by side.
-  double sums[kRows][kLanes] = {};
+  if (column + kLanes <= p.columns) {
+    multiply_few_rows_tile<kRows, 1>(p, column);
+    column += kLanes;
+  }
   const std::int64_t rest = p.columns - column;
+  if (rest == 0) return;
+  if (p.columns >= kLanes) {  // a whole vector that ends where the columns do
+    multiply_few_rows_tile<kRows, 1>(p, p.columns - kLanes, kLanes - rest);
+    return;
+  }
+  double sums[kRows][kLanes] = {};
   for (std::int64_t k = 0; k < p.depth; ++k) {
-    const float* const b = p.b + k * p.columns + column;
     for (int r = 0; r < kRows; ++r) {
       const double x = p.a[r * p.lda + k];
-      for (std::int64_t j = 0; j < rest; ++j) sums[r][j] += x * b[j];
+      for (std::int64_t j = 0; j < rest; ++j) sums[r][j] += x * p.b[k * p.columns + j];
     }
   }
   for (int r = 0; r < kRows; ++r) {
-    double* const c = p.c + r * p.columns + column;
+    double* const c = p.c + r * p.columns;
     for (std::int64_t j = 0; j < rest; ++j) c[j] = p.accumulate ? c[j] + sums[r][j] : sums[r][j];
   }
 }
