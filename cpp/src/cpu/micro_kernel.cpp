@@ -14,7 +14,6 @@
 #include <exception>
 #include <string>
 #include <type_traits>
-#include <vector>
 
 namespace lltm::cpu {
 namespace {
@@ -68,60 +67,13 @@ std::int64_t next_band(std::int64_t rows) {
   return rows < 4 ? rows : rows / 4 * 4;
 }
 
-// The kernel adds up all of a row and column one after the other: its rounding
-// errors grow with the depth. Sums are at most this long; what is longer is the sum
-// of several.
-constexpr std::int64_t kLongestSum = 256;
-
-// As multiply, for the rows of one band.
-void multiply_band(
-    std::int64_t rows,
-    std::int64_t columns,
-    std::int64_t depth,
-    const float* a,
-    std::int64_t lda,
-    const float* b,
-    std::int64_t ldb,
-    float* c,
-    std::int64_t ldc,
-    bool accumulate) {
-  // Half of it may be in C already.
-  const std::int64_t pieces = (depth + kLongestSum - 1) / kLongestSum;
-  if (depth <= kLongestSum / 2 || (pieces == 1 && !accumulate)) {
-    return brgemm(rows, columns, depth, a, lda, b, ldb, c, ldc, accumulate);
-  }
-  thread_local std::vector<float> sum;
-  sum.resize(std::max(sum.size(), static_cast<std::size_t>(rows * columns)));
-  const std::int64_t piece = round_up((depth + pieces - 1) / pieces, 16);
-  for (std::int64_t k = 0; k < depth; k += piece) {
-    const std::int64_t size = std::min(piece, depth - k);
-    if (k == 0 && !accumulate) {
-      brgemm(rows, columns, size, a, lda, b, ldb, c, ldc, /*accumulate=*/false);
-      continue;
-    }
-    brgemm(rows, columns, size, a + k, lda, b + k * ldb, ldb, sum.data(), columns, false);
-    for (std::int64_t r = 0; r < rows; ++r) {
-      float* const to = c + r * ldc;
-      const float* const from = sum.data() + r * columns;
-      for (std::int64_t n = 0; n < columns; ++n) to[n] += from[n];
-    }
-  }
-}
-
-// bfloat16's own rounding is far larger than that of its sums.
-void multiply_band(
-    std::int64_t rows,
-    std::int64_t columns,
-    std::int64_t depth,
-    const BFloat16* a,
-    std::int64_t lda,
-    const BFloat16* b,
-    std::int64_t ldb,
-    float* c,
-    std::int64_t ldc,
-    bool accumulate) {
-  brgemm(rows, columns, depth, a, lda, b, ldb, c, ldc, accumulate);
-}
+// The kernel adds up the products of a row and a column one after the other, and
+// then adds the sum to C: its rounding errors grow with K. So K is cut into pieces
+// of at most this length. bfloat16's own rounding is far larger than that of its sums.
+template <typename G>
+constexpr std::int64_t kLongestSum = std::int64_t{1} << 30;
+template <>
+constexpr std::int64_t kLongestSum<float> = 64;
 
 }  // namespace
 
@@ -137,9 +89,23 @@ void multiply(
     float* c,
     std::int64_t ldc,
     bool accumulate) {
+  const std::int64_t pieces = (depth + kLongestSum<G> - 1) / kLongestSum<G>;
+  const std::int64_t piece = round_up((depth + pieces - 1) / pieces, 16);
   while (rows > 0) {
     const std::int64_t band = next_band(rows);
-    multiply_band(band, columns, depth, a, lda, b, ldb, c, ldc, accumulate);
+    for (std::int64_t k = 0; k < depth; k += piece) {
+      brgemm(
+          band,
+          columns,
+          std::min(piece, depth - k),
+          a + k,
+          lda,
+          b + k * ldb,
+          ldb,
+          c,
+          ldc,
+          accumulate || k > 0);
+    }
     a += band * lda;
     c += band * ldc;
     rows -= band;
