@@ -16,9 +16,10 @@ Gradients run_backward(const BackwardProblem& problem);
 ForwardResult stepwise_forward(const ForwardProblem& problem);
 Gradients stepwise_backward(const BackwardProblem& problem);
 
-// engine_few_rows.cpp: for at most kFewRows rows of float32. May take prepacked
-// weights that are not narrow.
+// engine_few_rows.cpp: float32 with sums in float64, for at most kFewRows rows or
+// kFewUnits hidden units. May take prepacked weights that are not narrow.
 constexpr int64_t kFewRows = 4;
+constexpr int64_t kFewUnits = 16;
 ForwardResult few_rows_forward(const ForwardProblem& problem);
 
 // engine_blocked.cpp: packed weights, micro-kernel and pointwise work block by

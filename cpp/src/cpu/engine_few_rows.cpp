@@ -1,8 +1,8 @@
-// The forward engine for sequences of a few rows of float32.
+// The forward engine for float32 sequences of few rows or few hidden units.
 //
 // Such a sequence follows few trajectories for many steps, and each step carries
 // the rounding errors of those before it on, in the worst case amplified. With so
-// few rows nothing averages them out: with sums and states in float32, the result
+// few elements nothing averages them out: with sums and states in float32, the result
 // differs from PyTorch's by as much as chance makes of it. So here sums, the
 // pointwise part and the state are float64, and what is stored is the nearest
 // float32. The weights stay float32. Where they are so large that reading them is

@@ -69,11 +69,13 @@ std::int64_t next_band(std::int64_t rows) {
 
 // The kernel adds up the products of a row and a column one after the other, and
 // then adds the sum to C: its rounding errors grow with K. So K is cut into pieces
-// of at most this length. bfloat16's own rounding is far larger than that of its sums.
+// of at most this length; the fewer the rows, the more accurate is MKL, which plain
+// PyTorch uses. bfloat16's own rounding is far larger than that of its sums.
 template <typename G>
-constexpr std::int64_t kLongestSum = std::int64_t{1} << 30;
-template <>
-constexpr std::int64_t kLongestSum<float> = 64;
+std::int64_t longest_sum(std::int64_t rows, std::int64_t depth) {
+  if (!std::is_same_v<G, float>) return depth;
+  return rows < 16 ? 32 : 64;
+}
 
 }  // namespace
 
@@ -89,7 +91,8 @@ void multiply(
     float* c,
     std::int64_t ldc,
     bool accumulate) {
-  const std::int64_t pieces = (depth + kLongestSum<G> - 1) / kLongestSum<G>;
+  const std::int64_t longest = longest_sum<G>(rows, depth);
+  const std::int64_t pieces = (depth + longest - 1) / longest;
   const std::int64_t piece = round_up((depth + pieces - 1) / pieces, 16);
   while (rows > 0) {
     const std::int64_t band = next_band(rows);
