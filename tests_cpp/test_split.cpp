@@ -10,31 +10,63 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <random>
+#include <string>
 #include <vector>
 
 namespace lltm::cpu {
+
+#if defined(LLTM_EMULATED_AMX)
+const Kernels* kernels_emulated_amx();  // amx_emulation.h
+#else
+static const Kernels* kernels_emulated_amx() {
+  return nullptr;
+}
+#endif
+
 namespace {
 
 using Floats = std::vector<float>;
 using Operand = std::vector<BFloat16x3>;
 
-class Split : public testing::Test {
+enum class Amx { kEmulated, kOfThisCpu };
+
+// Those kernels; or why there are none.
+const Kernels* find_kernels(Amx amx, std::string& reason) {
+  const bool emulated = amx == Amx::kEmulated;
+  const Kernels* const kernels = emulated ? kernels_emulated_amx() : kernels_amx();
+  if (kernels == nullptr) reason = "this compiler has none";
+  if (!lltm_test::cpu_has(emulated ? "avx512" : "amx")) reason = "this CPU has none";
+  return reason.empty() ? kernels : nullptr;
+}
+
+class Split : public testing::TestWithParam<Amx> {
  protected:
   void SetUp() override {
-    if (!lltm_test::cpu_has("amx")) GTEST_SKIP() << "this CPU has no AMX";
-    if (kernels_amx() == nullptr) GTEST_SKIP() << "this compiler has no AMX";
-    split_ = kernels_amx()->split;
+    std::string reason;
+    const Kernels* const kernels = find_kernels(GetParam(), reason);
+    if (kernels == nullptr) GTEST_SKIP() << reason;
+    split_ = kernels->split;
   }
 
   SplitKernels split_{};
 };
 
-// A matrix with more elements from one row to the next than it has columns.
+INSTANTIATE_TEST_SUITE_P(
+    Kernels, Split, testing::Values(Amx::kEmulated, Amx::kOfThisCpu), [](const auto& info) {
+      return std::string(info.param == Amx::kEmulated ? "emulated" : "of_this_cpu");
+    });
+
+// A matrix with more elements from one row to the next than it has columns, and none
+// after the last row: a sanitizer sees what is read beyond it.
 struct TestMatrix {
   TestMatrix(std::int64_t n_rows, std::int64_t n_columns, unsigned seed = 0)
-      : rows(n_rows), columns(n_columns), stride(n_columns + 5), values(n_rows * stride) {
+      : rows(n_rows),
+        columns(n_columns),
+        stride(n_columns + 5),
+        values((n_rows - 1) * stride + n_columns) {
     std::mt19937 generator(seed);
     std::normal_distribution<float> normal;
     for (float& value : values) value = normal(generator);
@@ -93,7 +125,7 @@ Operand right_operand(const SplitKernels& split, const TestMatrix& x) {
 
 // ---- parts ------------------------------------------------------------------
 
-TEST_F(Split, PartsOfEveryMagnitudeSumUpToTheNumber) {
+TEST_P(Split, PartsOfEveryMagnitudeSumUpToTheNumber) {
   std::mt19937 generator(1);
   constexpr int kSmallest = -103, kLargest = 59;  // exponents, each in a row
   TestMatrix x(kLargest - kSmallest + 1, 64);
@@ -115,7 +147,7 @@ TEST_F(Split, PartsOfEveryMagnitudeSumUpToTheNumber) {
   }
 }
 
-TEST_F(Split, TooLargeNumbersAreFoundWhereverTheyAre) {
+TEST_P(Split, TooLargeNumbersAreFoundWhereverTheyAre) {
   const TestMatrix good(40, 45);
   for (const float bad : {kSplitLimit, -1.5f * kSplitLimit, INFINITY, -INFINITY}) {
     for (std::int64_t r = 0; r < good.rows; ++r) {
@@ -133,7 +165,7 @@ TEST_F(Split, TooLargeNumbersAreFoundWhereverTheyAre) {
   }
 }
 
-TEST_F(Split, NanIsSplitIntoNan) {
+TEST_P(Split, NanIsSplitIntoNan) {
   TestMatrix x(1, 3);
   x.at(0, 1) = std::numeric_limits<float>::quiet_NaN();
   const Operand operand = left_operand(split_, x);
@@ -161,7 +193,7 @@ constexpr Size kSizes[] = {
     {64, 64},
     {65, 129}};
 
-TEST_F(Split, LeftOperandsHaveTheElementsThenZerosToTheGroupsEnd) {
+TEST_P(Split, LeftOperandsHaveTheElementsThenZerosToTheGroupsEnd) {
   for (const auto [rows, columns] : kSizes) {
     const TestMatrix x(rows, columns);
     const Operand by_rows = left_operand(split_, x);
@@ -184,7 +216,7 @@ TEST_F(Split, LeftOperandsHaveTheElementsThenZerosToTheGroupsEnd) {
   }
 }
 
-TEST_F(Split, RightOperandsHaveTheElementsThenZerosToTheGroupsEnd) {
+TEST_P(Split, RightOperandsHaveTheElementsThenZerosToTheGroupsEnd) {
   for (const auto [rows, columns] : kSizes) {
     const TestMatrix x(rows, columns);
     const Operand packed = right_operand(split_, x);
@@ -254,12 +286,12 @@ void check_product(
   }
 }
 
-TEST_F(Split, ProductsOfEveryNumberOfRowsAreRightAndWriteNothingElse) {
+TEST_P(Split, ProductsOfEveryNumberOfRowsAreRightAndWriteNothingElse) {
   for (std::int64_t rows = 1; rows <= 97; ++rows)
     check_product(split_, rows, 48, 64, rows % 2 == 0);
 }
 
-TEST_F(Split, ProductsOfEveryNumberOfPanelsAreRightAndWriteNothingElse) {
+TEST_P(Split, ProductsOfEveryNumberOfPanelsAreRightAndWriteNothingElse) {
   for (const std::int64_t rows : {5, 16, 32, 45}) {
     for (std::int64_t columns = 1; columns <= 160; columns += 13) {
       check_product(split_, rows, columns, 96, columns % 2 == 0);
@@ -267,7 +299,7 @@ TEST_F(Split, ProductsOfEveryNumberOfPanelsAreRightAndWriteNothingElse) {
   }
 }
 
-TEST_F(Split, ProductsOfEveryDepthAreRight) {
+TEST_P(Split, ProductsOfEveryDepthAreRight) {
   for (const std::int64_t rows : {3, 33}) {
     for (const std::int64_t depth : {1, 2, 31, 32, 33, 100, 128, 129, 160, 257, 700, 1536}) {
       check_product(split_, rows, 32, depth, false);
@@ -278,7 +310,7 @@ TEST_F(Split, ProductsOfEveryDepthAreRight) {
 
 // The case that the parts are made for: sums of many products, compared with float
 // sums of the same.
-TEST_F(Split, ErrorsAreNoLargerThanThoseOfFloatSums) {
+TEST_P(Split, ErrorsAreNoLargerThanThoseOfFloatSums) {
   constexpr std::int64_t kRows = 32, kColumns = 32, kDepth = 512;
   const TestMatrix a(kRows, kDepth, 3);
   const TestMatrix b(kDepth, kColumns, 4);
@@ -310,6 +342,66 @@ TEST_F(Split, ErrorsAreNoLargerThanThoseOfFloatSums) {
   }
   EXPECT_GT(float_error, 0);
   EXPECT_LE(split_error, float_error);
+}
+
+// ---- the emulation ----------------------------------------------------------
+
+std::vector<std::uint32_t> bits_of(const Floats& x) {
+  std::vector<std::uint32_t> bits(x.size());
+  std::transform(x.begin(), x.end(), bits.begin(), [](float value) {
+    return std::bit_cast<std::uint32_t>(value);
+  });
+  return bits;
+}
+
+// Of numbers of every kind and magnitude, denormal ones, infinities and NaN.
+TEST(AmxEmulation, GivesTheBitsThatTheInstructionsGive) {
+  std::string reason;
+  const Kernels* const both[] = {
+      find_kernels(Amx::kEmulated, reason), find_kernels(Amx::kOfThisCpu, reason)};
+  if (!reason.empty()) GTEST_SKIP() << reason;
+  constexpr std::int64_t kRows = 45, kColumns = 48, kDepth = 96;
+  std::mt19937 generator(5);
+  for (const bool any_bits : {false, true}) {
+    TestMatrix a(kRows, kDepth, 6), b(kDepth, kColumns, 7);
+    for (Floats* const values : {&a.values, &b.values}) {
+      for (float& value : *values) {
+        const auto random = static_cast<std::uint32_t>(generator());
+        if (any_bits) value = std::bit_cast<float>(random);
+        if (!any_bits && random % 16 == 0) value *= 0x1p-120f;
+      }
+    }
+    Operand left[2], right[2];
+    Floats c[2];
+    for (int k = 0; k < 2; ++k) {
+      const SplitKernels& split = both[k]->split;
+      left[k].assign(kRows * split_stride(kDepth), kUntouched);
+      right[k].assign(kDepth * kColumns, kUntouched);
+      c[k].assign(kRows * kColumns, 1.0f);
+      const std::int64_t lda = split_stride(kDepth);
+      split.rows(kRows, kDepth, a.values.data(), a.stride, left[k].data(), lda);
+      split.pack(kDepth, kColumns, b.values.data(), b.stride, right[k].data(), kDepth * 16);
+      split.multiply(
+          kRows,
+          kColumns,
+          kDepth,
+          left[k].data(),
+          lda,
+          right[k].data(),
+          c[k].data(),
+          kColumns,
+          /*accumulate=*/true);
+    }
+    const auto bytes = [](const Operand& x) { return x.size() * sizeof(BFloat16x3); };
+    EXPECT_EQ(std::memcmp(left[0].data(), left[1].data(), bytes(left[0])), 0);
+    EXPECT_EQ(std::memcmp(right[0].data(), right[1].data(), bytes(right[0])), 0);
+    if (any_bits) {  // of NaN, the bits depend on the order of operands
+      for (int k = 0; k < 2; ++k) {
+        std::replace_if(c[k].begin(), c[k].end(), [](float x) { return std::isnan(x); }, 0.0f);
+      }
+    }
+    EXPECT_EQ(bits_of(c[0]), bits_of(c[1]));
+  }
 }
 
 }  // namespace
