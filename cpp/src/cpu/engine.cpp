@@ -6,13 +6,6 @@
 namespace lltm::cpu {
 namespace {
 
-// Whether a result has so few elements that nothing averages rounding errors out
-// (engine_few_rows.cpp).
-bool is_small(const ForwardProblem& p) {
-  return p.input.scalar_type() == at::kFloat &&
-         (p.h_0.size(0) <= kFewRows || p.h_0.size(1) <= kFewUnits);
-}
-
 // The micro-kernel takes float and bfloat16, and no size may be 0.
 bool takes_blocks(const at::Tensor& input, const at::Tensor& h_0) {
   return input.scalar_type() != at::kDouble && input.numel() > 0 && h_0.numel() > 0 &&
@@ -23,7 +16,9 @@ bool takes_blocks(const at::Tensor& input, const at::Tensor& h_0) {
 
 ForwardResult run_forward(const ForwardProblem& p) {
   const bool blocks = takes_blocks(p.input, p.h_0);
-  if (blocks && is_small(p)) return few_rows_forward(p);
+  if (blocks && p.input.scalar_type() == at::kFloat && has_few_elements(p.h_0)) {
+    return few_rows_forward(p);
+  }
   if (!is_prepacked(p.weights)) return blocks ? blocked_forward(p) : stepwise_forward(p);
   const bool readable = !has_narrow_blocks(p.weights) || has_micro_kernel<BFloat16>();
   if (blocks && readable) return blocked_forward(p);

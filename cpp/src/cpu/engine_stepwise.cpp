@@ -20,8 +20,14 @@ ForwardResult stepwise_forward(const ForwardProblem& p) {
   const at::ScalarType dtype = p.input.scalar_type();
   const std::vector<Step> steps = plan_steps(p.input, p.batch_sizes, p.reverse);
   const Linear linear(p.weights, p.bias);
-  // The input's part of the pre-activations, for all steps at once.
-  const Tensor gates = linear.project_input(flat_rows(p.input));
+  // The input's part of the pre-activations for all steps at once, which is faster; or, of
+  // few elements, all of it step by step as plain PyTorch does it, because a product of
+  // many rows is rounded otherwise, and nothing averages that out (engine_few_rows.cpp).
+  const bool few = has_few_elements(p.h_0);
+  const Tensor x = flat_rows(p.input);
+  const Tensor gates =
+      few ? at::empty({x.size(0), 3 * hidden}, p.input.options().dtype(compute_dtype(dtype)))
+          : linear.project_input(x);
 
   std::vector<int64_t> output_shape = p.input.sizes().vec();
   output_shape.back() = hidden;
@@ -46,7 +52,10 @@ ForwardResult stepwise_forward(const ForwardProblem& p) {
     args.h_operand = write<C>(h);
     args.activations_step = hidden;
     for (const auto [offset, rows] : steps) {
-      linear.add_recurrent(gates.narrow(0, offset, rows), h.narrow(0, 0, rows));
+      const Tensor step_gates = gates.narrow(0, offset, rows);
+      const Tensor step_h = h.narrow(0, 0, rows);
+      few ? linear.project(step_gates, step_h, x.narrow(0, offset, rows))
+          : linear.add_recurrent(step_gates, step_h);
       args.gates = all_gates.from(offset);
       args.h_next = all_output.from(offset);
       args.activations = all_activations.from(offset);

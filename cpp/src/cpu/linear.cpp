@@ -3,21 +3,21 @@
 #include "cpu/dispatch.h"
 
 #include <ATen/ops/addmm.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/mm.h>
 
 namespace lltm::cpu {
 
 using at::Tensor;
 
-Linear::Linear(const Tensor& weights, const std::optional<Tensor>& bias_or_none)
-    : Linear(weights, bias_or_none, compute_dtype(weights.scalar_type())) {}
+Linear::Linear(const Tensor& w, const std::optional<Tensor>& bias_or_none)
+    : Linear(w, bias_or_none, compute_dtype(w.scalar_type())) {}
 
-Linear::Linear(
-    const Tensor& weights, const std::optional<Tensor>& bias_or_none, at::ScalarType dtype) {
+Linear::Linear(const Tensor& w, const std::optional<Tensor>& bias_or_none, at::ScalarType dtype)
+    : weights(w.to(dtype)) {
   const int64_t hidden = weights.size(0) / 3;
-  const Tensor w = weights.to(dtype);
-  weights_h = w.slice(1, 0, hidden);
-  weights_x = w.slice(1, hidden);
+  weights_h = weights.slice(1, 0, hidden);
+  weights_x = weights.slice(1, hidden);
   if (bias_or_none.has_value() && bias_or_none->defined()) bias = bias_or_none->to(dtype);
 }
 
@@ -28,6 +28,12 @@ Tensor Linear::project_input(const Tensor& x) const {
 
 void Linear::add_recurrent(Tensor gates, const Tensor& h) const {
   gates.addmm_(h, weights_h.t());
+}
+
+void Linear::project(Tensor gates, const Tensor& h, const Tensor& x) const {
+  const Tensor both = at::cat({h, x.to(h.scalar_type())}, 1);
+  bias.defined() ? at::addmm_out(gates, bias, both, weights.t())
+                 : at::mm_out(gates, both, weights.t());
 }
 
 void Linear::input_gradient(Tensor out, const Tensor& grad_gates) const {
