@@ -14,6 +14,7 @@
 #   make test-cuda-sanitize  the last part of it: under compute-sanitizer
 #   make bench-cuda     the same beside others, with ratios
 #   make test-sanitize  the native tests under ASan and UBSan
+#   make test-accuracy  the rule of accuracy on other problems each time
 #   make lint           clang-format, ruff, mypy
 #   make format         rewrite the sources as `make lint` wants them
 #   make clean          remove .venv/ and build/
@@ -37,7 +38,8 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 # One thing after another: pip, cmake and ctest use the cores.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: demo test test-native test-python test-slow test-sanitize bench lint format clean
+.PHONY: demo test test-native test-python test-slow test-accuracy test-sanitize
+.PHONY: bench lint format clean
 .PHONY: check-cuda-build test-cuda test-cuda-sanitize bench-cuda build-gpu
 
 demo: .venv/.demo
@@ -58,9 +60,13 @@ test-python: .venv/.test
 # What `make test` leaves out: the tests that are slow for what they find.
 test-slow: .venv/.test .venv/.examples
 	cmake --preset default
-	cmake --build --preset default
+	cmake --build --preset default --target all lltm_tsan_tests
 	ctest --preset slow --parallel $(JOBS)
 	pytest --numprocesses $(JOBS) -m slow
+
+# The rule of accuracy (CONTRIBUTING.md) on random problems, with a fresh seed.
+test-accuracy: .venv/.test
+	python tests_py/accuracy.py
 
 test-sanitize: .venv/.test
 	cmake --preset sanitize

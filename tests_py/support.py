@@ -214,33 +214,41 @@ class Errors:
         return difference / scale if scale > 0 else difference
 
 
-def check_accuracy(outputs: Outputs, draw: Callable[[], Arguments]) -> None:
-    """The rule of accuracy, for every output and gradient.
+# Ends the name of an output that was computed without gradients, which runs other code.
+INFERENCE = " without gradients"
 
-    e(ours) is at most 2 max(e(eager PyTorch), 4 eps of the dtype). The largest values are taken
-    over several draws of the arguments: of a tensor with few elements, one draw can cancel to
-    almost nothing.
-    """
-    ours, eager = Errors(), Errors()
-    few_elements = draw().h.numel() < 256
-    for _ in range(8 if few_elements else 2):
-        arguments = draw()
-        # With and without gradients, other code runs.
+
+def errors(outputs: Outputs, problems: Iterable[Arguments]) -> tuple[Errors, Errors]:
+    """Of every output and gradient, by lltm.functional and by plain PyTorch."""
+    ours, plain = Errors(), Errors()
+    for arguments in problems:
         with torch.no_grad():
             results = outputs(lltm.functional, arguments)
         grads = [torch.randn_like(y) for y in results]
         exact = exact_results_and_gradients(arguments, grads)
         for k, y in enumerate(results):
-            ours.add(f"output {k} without gradients", y, exact[f"output {k}"])
+            ours.add(f"output {k}{INFERENCE}", y, exact[f"output {k}"])
         for name, y in results_and_gradients(outputs, lltm.functional, arguments, grads).items():
             assert y.dtype == arguments.input.dtype, name
             ours.add(name, y, exact[name])
         for name, y in results_and_gradients(outputs, lltm.reference, arguments, grads).items():
-            eager.add(name, y, exact[name])
+            plain.add(name, y, exact[name])
+    return ours, plain
+
+
+def check_accuracy(outputs: Outputs, draw: Callable[[], Arguments]) -> None:
+    """The rule of accuracy, for every output and gradient.
+
+    e(ours) is at most 2 max(e(plain PyTorch), 4 eps of the dtype). The largest values are taken
+    over several draws of the arguments: of a tensor with few elements, one draw can cancel to
+    almost nothing.
+    """
+    arguments = draw()
+    ours, plain = errors(outputs, (draw() for _ in range(8 if arguments.h.numel() < 256 else 2)))
     eps = torch.finfo(arguments.input.dtype).eps
     shapes = tuple(arguments.input.shape), tuple(arguments.weights.shape)
     for name in ours.names():
-        bound = 2 * max(eager.relative(name.removesuffix(" without gradients")), 4 * eps)
+        bound = 2 * max(plain.relative(name.removesuffix(INFERENCE)), 4 * eps)
         error = ours.relative(name)
         assert error <= bound, (
             f"{name}, {arguments.input.dtype}, input and weights {shapes}: {error} > {bound}"
