@@ -62,6 +62,10 @@ SEQUENCES: tuple[tuple[tuple[int, ...], torch.dtype], ...] = (
     ((100, 16, 32, 128), torch.float32),
     ((100, 128, 512, 512), torch.bfloat16),
 )
+# The goal against cuDNN stands on the dtype in which cuDNN is fastest: PyTorch lets it take its
+# persistent algorithm, which keeps the weights on the chip, for float16 only. In bfloat16 cuDNN
+# reads them anew in every step, as we do, and being ahead there says little.
+CUDNN_GOAL_DTYPE = torch.float16
 COMPILED_SHAPE = (8, 16, 32, 128)  # a loop is unrolled, and compiles for minutes
 
 # ---- contenders -------------------------------------------------------------
@@ -237,6 +241,21 @@ def compare(
     return row
 
 
+def beside_cudnn(rows: Mapping[Case, Row]) -> Iterator[str]:
+    """The ratios to cuDNN for the goal's shape, dtype beside dtype."""
+    yield f"\n{OURS} / {CUDNN}, at {GOAL_SHAPE}; with PyTorch's defaults cuDNN is persistent in"
+    yield "float16 alone (batches of up to 128 that 8 divides), so that is where the goal stands"
+    dtypes = [dtype for shape, dtype in SEQUENCES if shape == GOAL_SHAPE]
+    yield f"  {'':10}" + "".join(f"{str(dtype).removeprefix('torch.'):>12}" for dtype in dtypes)
+    for training in (False, True):
+        line = f"  {'training' if training else 'forward':10}"
+        for dtype in dtypes:
+            row = rows.get(Case(GOAL_SHAPE, dtype, training, device="cuda"))
+            ratio = "-" if row is None or CUDNN not in row.seconds else f"{row.ratio(CUDNN):.3f}"
+            line += f"{ratio:>12}"
+        yield line
+
+
 def parts(makes: Mapping[str, Make], settings: Settings) -> Row:
     """Measures forward and backward of one step apart, waiting after each, as the tutorial does."""
     case = Case(TUTORIAL_SHAPE, training=True, device="cuda")
@@ -339,19 +358,21 @@ def main() -> None:
 
     # Each run of a loop takes long enough to be a sample by itself.
     few = Settings(rounds=min(5, settings.rounds), seconds=0.02, compile=False)
+    measured: dict[Case, Row] = {}
     for shape, dtype in SEQUENCES:
         for training in (False, True):
             case = Case(shape, dtype, training, device="cuda")
             at_goal = shape == GOAL_SHAPE and dtype == torch.bfloat16
             limits = {PLAIN: 0.1} if at_goal else {}
+            if shape == GOAL_SHAPE and dtype == CUDNN_GOAL_DTYPE and not training:
+                limits = {CUDNN: 1.0}  # for a persistent kernel, later
             with part(str(case)):
-                row = compare(case, loops, few, limits)
+                row = measured[case] = compare(case, loops, few, limits)
                 if at_goal and not training:
                     per_step = statistics.median(row.seconds[OURS]) / shape[0] * 1e6
                     row.checks.append(Check("microseconds a step, forward", per_step, 10.0))
-                    if CUDNN in row.seconds:  # for a persistent kernel, later
-                        row.checks.append(Check(f"{OURS} / {CUDNN}", row.ratio(CUDNN), 1.0))
                 show(row, rotated_copies(case))
+    print("\n".join(beside_cudnn(measured)), flush=True)
 
     # Last, because compiling takes minutes: a run that is cut short loses only these.
     if settings.compile:

@@ -1,42 +1,152 @@
-// The products and the pointwise kernels of the CUDA engine, in plain loops on
-// the CPU: with them, the engine's own work (offsets, directions, packed batches,
-// which rows belong together) is tested without a GPU. The kernels' threads run
-// one after another.
-#include "cuda/dispatch.h"
+// CUDA for the engine's tests, in plain loops on the CPU: cuBLAS under the
+// library's own products, and the pointwise kernels, whose threads run one after
+// another. With them what the engine does itself (offsets, directions, packed
+// batches, which rows belong together, what it asks of cuBLAS) is tested without
+// a GPU.
+#include "cuda_on_host.h"
+
 #include "cuda/pointwise.h"
 #include "cuda/pointwise_kernels.h"
-#include "cuda/products.h"
 
-#include <gtest/gtest.h>
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
 
+#include <algorithm>
+#include <bit>
+#include <cstring>
 #include <limits>
 
-namespace lltm::cuda {
 namespace {
 
-template <typename T>
-double element(const Operand& a, int64_t row, int64_t col) {
-  const int64_t index = a.transposed ? col * a.stride + row : row * a.stride + col;
-  return static_cast<double>(static_cast<const T*>(a.data)[index]);
+// A matrix as cuBLAS has it: column j begins at data + j * ld; or its transpose.
+struct Columns {
+  const void* data;
+  cudaDataType_t type;
+  int64_t ld;
+  cublasOperation_t op;
+};
+
+double element(const Columns& matrix, int64_t row, int64_t col) {
+  const int64_t index = matrix.op == CUBLAS_OP_N ? col * matrix.ld + row : row * matrix.ld + col;
+  switch (matrix.type) {
+    case CUDA_R_64F:
+      return static_cast<const double*>(matrix.data)[index];
+    case CUDA_R_32F:
+      return static_cast<const float*>(matrix.data)[index];
+    case CUDA_R_16F:
+      return static_cast<const c10::Half*>(matrix.data)[index];
+    case CUDA_R_16BF:
+      return static_cast<const c10::BFloat16*>(matrix.data)[index];
+  }
+  TORCH_INTERNAL_ASSERT(false);
 }
 
-template <typename T, typename R>
-void multiply_as(const Operand& a, const Operand& b, const Result& c, bool accumulate) {
-  for (int64_t i = 0; i < c.rows; ++i) {
-    for (int64_t j = 0; j < c.cols; ++j) {
-      R& result = static_cast<R*>(c.data)[i * c.stride + j];
-      double sum = accumulate ? static_cast<double>(result) : 0;
-      for (int64_t k = 0; k < a.cols; ++k) sum += element<T>(a, i, k) * element<T>(b, k, j);
-      result = static_cast<R>(sum);
-    }
+void set_element(void* data, cudaDataType_t type, int64_t index, double value) {
+  switch (type) {
+    case CUDA_R_64F:
+      static_cast<double*>(data)[index] = value;
+      return;
+    case CUDA_R_32F:
+      static_cast<float*>(data)[index] = static_cast<float>(value);
+      return;
+    case CUDA_R_16F:
+      static_cast<c10::Half*>(data)[index] = static_cast<c10::Half>(value);
+      return;
+    case CUDA_R_16BF:
+      static_cast<c10::BFloat16*>(data)[index] = static_cast<c10::BFloat16>(value);
+      return;
   }
 }
 
-// What cuBLAS asks of the stride of rows of `length` elements.
-void expect_valid(int64_t stride, int64_t length) {
-  EXPECT_GE(stride, std::max<int64_t>(length, 1));
-  EXPECT_LE(stride, std::numeric_limits<int32_t>::max());
+// To ten bits after the first, as tensor cores read a float32.
+double to_tf32(double value) {
+  const auto bits = std::bit_cast<uint32_t>(static_cast<float>(value));
+  return std::bit_cast<float>((bits + 0x1000u) & ~0x1FFFu);
 }
+
+bool is_valid(int64_t ld, int64_t rows) {
+  return ld >= std::max<int64_t>(rows, 1) && ld <= std::numeric_limits<int32_t>::max();
+}
+
+bool is_supported(
+    cudaDataType_t a, cudaDataType_t b, cudaDataType_t c, cublasComputeType_t compute) {
+  if (a != b) return false;
+  if (compute == CUBLAS_COMPUTE_64F) return a == CUDA_R_64F && c == CUDA_R_64F;
+  return a != CUDA_R_64F && (c == a || c == CUDA_R_32F);
+}
+
+}  // namespace
+
+cudaError_t cudaMemset2DAsync(
+    void* data, size_t pitch, int value, size_t width, size_t height, cudaStream_t) {
+  if (width > pitch) return cudaErrorInvalidValue;
+  for (size_t row = 0; row < height; ++row) {
+    std::memset(static_cast<char*>(data) + row * pitch, value, width);
+  }
+  return cudaSuccess;
+}
+
+cublasHandle_t at::cuda::getCurrentCUDABlasHandle() {
+  static HostCublas handle;
+  handle.math_mode = lltm_test::allow_tf32 ? CUBLAS_TF32_TENSOR_OP_MATH : CUBLAS_DEFAULT_MATH;
+  return &handle;
+}
+
+cublasStatus_t cublasSetMathMode(cublasHandle_t handle, cublasMath_t mode) {
+  handle->math_mode = mode;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasGemmEx_64(
+    cublasHandle_t handle,
+    cublasOperation_t op_a,
+    cublasOperation_t op_b,
+    int64_t m,
+    int64_t n,
+    int64_t k,
+    const void* alpha,
+    const void* a,
+    cudaDataType_t a_type,
+    int64_t lda,
+    const void* b,
+    cudaDataType_t b_type,
+    int64_t ldb,
+    const void* beta,
+    void* c,
+    cudaDataType_t c_type,
+    int64_t ldc,
+    cublasComputeType_t compute_type,
+    cublasGemmAlgo_t) {
+  if (std::min({m, n, k}) < 1 || !is_valid(lda, op_a == CUBLAS_OP_N ? m : k) ||
+      !is_valid(ldb, op_b == CUBLAS_OP_N ? k : n) || !is_valid(ldc, m) ||
+      !is_supported(a_type, b_type, c_type, compute_type)) {
+    return CUBLAS_STATUS_INVALID_VALUE;
+  }
+  lltm_test::last_math_mode = handle->math_mode;
+  const cudaDataType_t scale = compute_type == CUBLAS_COMPUTE_64F ? CUDA_R_64F : CUDA_R_32F;
+  const double a_scale = element({alpha, scale, 1, CUBLAS_OP_N}, 0, 0);
+  const double c_scale = element({beta, scale, 1, CUBLAS_OP_N}, 0, 0);
+  const bool tf32 = a_type == CUDA_R_32F && handle->math_mode == CUBLAS_TF32_TENSOR_OP_MATH;
+  const auto read = [tf32](const Columns& matrix, int64_t row, int64_t col) {
+    const double value = element(matrix, row, col);
+    return tf32 ? to_tf32(value) : value;
+  };
+  const Columns left{a, a_type, lda, op_a}, right{b, b_type, ldb, op_b};
+  for (int64_t j = 0; j < n; ++j) {
+    for (int64_t i = 0; i < m; ++i) {
+      double sum = 0;
+      for (int64_t p = 0; p < k; ++p) sum += read(left, i, p) * read(right, p, j);
+      sum *= a_scale;
+      // Scaled by zero, what was there is not read: it may be NaN.
+      if (c_scale != 0) sum += c_scale * element({c, c_type, ldc, CUBLAS_OP_N}, i, j);
+      set_element(c, c_type, j * ldc + i, sum);
+    }
+  }
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+namespace lltm::cuda {
+namespace {
 
 // Every index of the grid, in the order of its blocks and threads.
 template <typename Body>
@@ -50,28 +160,6 @@ void for_each_thread(int64_t count, const Body& body) {
 }
 
 }  // namespace
-
-Products::Products(at::ScalarType dtype) : dtype_(dtype), handle_(nullptr) {}
-
-void Products::multiply(
-    const Operand& a, const Operand& b, const Result& c, bool accumulate) const {
-  ASSERT_EQ(handle_, nullptr);
-  ASSERT_EQ(a.rows, c.rows);
-  ASSERT_EQ(a.cols, b.rows);
-  ASSERT_EQ(b.cols, c.cols);
-  expect_valid(a.stride, a.transposed ? a.rows : a.cols);
-  expect_valid(b.stride, b.transposed ? b.rows : b.cols);
-  expect_valid(c.stride, c.cols);
-  visit_dtype(dtype_, [&]<typename T>(T*) {
-    if (c.dtype == dtype_) {
-      multiply_as<T, T>(a, b, c, accumulate);
-    } else {
-      ASSERT_EQ(c.dtype, at::kFloat);
-      ASSERT_NE(dtype_, at::kDouble);
-      multiply_as<T, float>(a, b, c, accumulate);
-    }
-  });
-}
 
 Stream current_stream() {
   return {nullptr};

@@ -7,8 +7,11 @@
 #include <ATen/cuda/CUDAContext.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
 #include <iostream>
+#include <string_view>
 #include <tuple>
+#include <vector>
 
 namespace lltm_test {
 namespace {
@@ -201,12 +204,113 @@ TEST_P(CudaSequence, RunsTwiceToTheSameBits) {
   }
 }
 
+// What `make test-cuda-sanitize` runs. Under compute-sanitizer every launch is
+// slow, so here is one problem for each way in which our kernels reach memory,
+// where the tests above have many problems of each. For each dtype:
+//
+// - Both kernels, wide and narrow. In a step gradients of the state are of the
+//   tensors' dtype, in a sequence of the compute dtype, which are two kernels for
+//   16 bits. Wide ones are chosen from 2^17 elements on; 1821 rows of 72 units are
+//   a few more, so that the last block is not full. In the narrow ones it is not
+//   either, and their rows are no multiple of 16 bytes.
+// - In a wide kernel, arguments that are read 16 bytes at a time and arguments
+//   that are not: gaps between columns, rows further apart, one element for all.
+// - What may be absent: bias, gradients of results that nobody uses.
+// - Offsets: in reverse, in batches that become smaller, from wide kernels to
+//   narrow ones, and beyond the first chunk of pre-activations (of 32 MiB).
+//
+// Sizes are such that `check` needs one problem.
+struct Access {
+  const char* name;
+  Sizes sizes;  // packed: I and H
+  bool is_sequence = true;
+  bool reverse = false;
+  const char* layout = "";            // of arguments and gradients: one of layouts()
+  bool all_present = true;            // else without bias, and only the first result used
+  std::vector<int64_t> lengths = {};  // packed
+};
+
+// Of 1821 rows half end after two steps of three.
+std::vector<int64_t> falling() {
+  std::vector<int64_t> lengths(1821, 2);
+  std::fill_n(lengths.begin(), lengths.size() / 2, 3);
+  return lengths;
+}
+
+constexpr bool kStep = false, kSequence = true, kReverse = true;
+
+const std::vector<Access>& accesses() {
+  static const std::vector<Access> accesses = {
+      {"step", {1, 3, 67, 67}, kStep},
+      {"step_gaps", {1, 3, 67, 67}, kStep, false, "every other column"},
+      {"step_wide", {1, 1821, 2, 72}, kStep},
+      {"step_wide_gaps", {1, 1821, 2, 72}, kStep, false, "every other column"},
+      {"step_wide_far_rows", {1, 1821, 2, 72}, kStep, false, "columns of a wider matrix"},
+      {"step_wide_one_element", {1, 1821, 2, 72}, kStep, false, "one element expanded"},
+      {"step_wide_absent", {1, 1821, 2, 72}, kStep, false, "", /*all_present=*/false},
+      {"sequence", {5, 3, 67, 67}},
+      {"sequence_reverse_absent", {5, 3, 67, 67}, kSequence, kReverse, "", false},
+      {"sequence_wide", {2, 1821, 2, 72}},
+      {"sequence_wide_reverse_gaps", {2, 1821, 2, 72}, kSequence, kReverse, "every other column"},
+      {"sequence_chunks", {9, 20000, 2, 16}, kSequence, false, "", false},
+      {"packed", {1, 1, 9, 67}, kSequence, false, "", true, {7, 6, 5, 4, 3, 2, 1}},
+      {"packed_reverse", {1, 1, 9, 67}, kSequence, kReverse, "", true, {7, 6, 5, 4, 3, 2, 1}},
+      {"packed_wide_then_narrow", {1, 1, 2, 72}, kSequence, false, "", true, falling()},
+  };
+  return accesses;
+}
+
+Arguments problem_of(const Access& access, at::ScalarType dtype, uint64_t seed) {
+  if (!access.is_sequence) return cell_problem(access.sizes, dtype, seed, access.all_present);
+  const int64_t I = access.sizes.I, H = access.sizes.H;
+  Arguments arguments = access.lengths.empty()
+                            ? sequence_problem(access.sizes, dtype, seed, access.all_present)
+                            : packed_problem(access.lengths, I, H, dtype, seed);
+  arguments.reverse = access.reverse;
+  return arguments;
+}
+
+class CudaAccess : public testing::TestWithParam<std::tuple<Access, at::ScalarType>> {};
+
+INSTANTIATE_TEST_SUITE_P(
+    Kinds,
+    CudaAccess,
+    testing::Combine(testing::ValuesIn(accesses()), testing::ValuesIn(kDtypes)),
+    [](const auto& info) {
+      return std::string(std::get<0>(info.param).name) + "_" + name(std::get<1>(info.param));
+    });
+
+TEST_P(CudaAccess, ValuesAndGradientsMatchOracle) {
+  const auto& [access, dtype] = GetParam();
+  const auto layout = std::find_if(layouts().begin(), layouts().end(), [&](const Layout& known) {
+    return access.layout == std::string_view(known.name);
+  });
+  const bool is_laid_out = layout != layouts().end();
+  ASSERT_EQ(is_laid_out, *access.layout != '\0');
+  const Function& ours = access.is_sequence ? sequence : cell;
+  const Function& eager = access.is_sequence ? eager_sequence : eager_cell;
+  check(
+      on_cuda(without_parameter_gradients(ours)),
+      on_cuda(without_parameter_gradients(eager)),
+      [&](uint64_t seed) {
+        const Arguments arguments = problem_of(access, dtype, seed);
+        return is_laid_out ? laid_out(arguments, *layout, kPositions.back()) : arguments;
+      },
+      [&](const Tensors& outputs, uint64_t seed) {
+        Tensors gradients = random_like(outputs, seed);
+        if (is_laid_out) gradients = laid_out(gradients, *layout);
+        if (!access.all_present) std::fill(gradients.begin() + 1, gradients.end(), at::Tensor());
+        return gradients;
+      },
+      /*problems=*/1);
+}
+
 }  // namespace
 }  // namespace lltm_test
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
-  if (!at::cuda::is_available()) {
+  if (!at::cuda::is_available() && !testing::FLAGS_gtest_list_tests) {
     std::cout << "skipped: no GPU here\n";
     return 77;  // SKIP_RETURN_CODE in CMakeLists.txt
   }

@@ -146,6 +146,64 @@ def test_autocast_computes_in_its_dtype() -> None:
     assert {y.dtype for y in results} == {torch.float16}
 
 
+@contextmanager
+def tf32(allowed: bool) -> Iterator[None]:
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+has_tf32 = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0),
+    reason="no TF32 before compute capability 8.0",
+)
+
+
+@has_tf32
+@pytest.mark.parametrize("allowed", [False, True], ids=["float32", "TF32"])
+def test_float32_products_follow_allow_tf32(allowed: bool) -> None:
+    # TF32 keeps ten bits after the first: 1 + 2^-12 becomes 1. With z_i = 0 and z_g = x > 0,
+    # c' = x / 2, and so is c_n after a step.
+    size, x = 256, 1 + 2**-12
+    input, zeros = torch.zeros(size, size, device="cuda"), torch.zeros(size, size, device="cuda")
+    input[:, 0] = x
+    weights = torch.zeros(3 * size, 2 * size, device="cuda")
+    weights[2 * size :, size] = 1
+    with tf32(allowed):
+        product = input @ weights[2 * size :, size:].t()
+        _, c = lltm.functional.cell(input, (zeros, zeros), weights)
+        _, (_, c_n) = lltm.functional.sequence(input[None], (zeros, zeros), weights)
+    assert product.unique().tolist() == [1 if allowed else x], "PyTorch's own"
+    assert (2 * c).unique().tolist() == [1 if allowed else x]
+    assert (2 * c_n).unique().tolist() == [1 if allowed else x]
+
+
+@has_tf32
+def test_with_tf32_results_and_gradients_have_its_accuracy() -> None:
+    a = on_gpu(support.sequence_arguments((20, 64, 128, 256)))
+    exact = run(a.to(torch.float64))
+
+    def errors(results: tuple[Tensor, ...]) -> list[float]:
+        pairs = zip(results, exact, strict=True)
+        return [((y - e).abs().max() / e.abs().max()).item() for y, e in pairs]
+
+    with tf32(False):
+        plain = run(a)
+    with tf32(True):
+        faster = run(a)
+    with tf32(False):
+        assert same(run(a), plain)
+    for name, error, of_plain in zip(
+        ("output", "h_n", "c_n", *support.NAMES), errors(faster), errors(plain), strict=True
+    ):
+        assert of_plain < 2**-17, name
+        # Half a unit in the last of ten bits each, and sums of many.
+        assert 4 * of_plain < error < 4 * 2**-10, name
+
+
 def test_second_derivatives_work() -> None:
     a = on_gpu(support.sequence_arguments((3, 2, 2, 3), torch.float64)).leaves()
 

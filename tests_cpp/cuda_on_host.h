@@ -1,0 +1,80 @@
+// What products.cpp takes from the headers of cuBLAS, and from those of ATen and
+// c10 that need CUDA: CMakeLists.txt puts this file in their places, so that the
+// host tests compile products.cpp as it is. The functions are plain loops on the
+// CPU, in cuda_on_host.cpp.
+//
+// Enumerators have cuBLAS's values where they are combined, by bits.
+#pragma once
+
+#include <c10/util/Exception.h>
+
+#include <cstddef>
+#include <cstdint>
+
+enum cudaError_t { cudaSuccess, cudaErrorInvalidValue };
+enum cudaDataType_t { CUDA_R_64F, CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF };
+using cudaStream_t = struct NoStream*;
+
+cudaError_t cudaMemset2DAsync(
+    void* data, size_t pitch, int value, size_t width, size_t height, cudaStream_t stream);
+
+enum cublasStatus_t { CUBLAS_STATUS_SUCCESS, CUBLAS_STATUS_INVALID_VALUE };
+enum cublasOperation_t { CUBLAS_OP_N, CUBLAS_OP_T };
+enum cublasComputeType_t { CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_64F };
+enum cublasGemmAlgo_t { CUBLAS_GEMM_DEFAULT };
+enum cublasMath_t {
+  CUBLAS_DEFAULT_MATH = 0,
+  CUBLAS_TF32_TENSOR_OP_MATH = 3,
+  CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION = 16,
+};
+
+struct HostCublas {
+  cublasMath_t math_mode;
+};
+using cublasHandle_t = HostCublas*;
+
+cublasStatus_t cublasSetMathMode(cublasHandle_t handle, cublasMath_t mode);
+// Refuses what cuBLAS would (strides that are too short for the matrix or do not
+// fit 32 bits, types that it has no product for) and what it need not be asked:
+// a product without elements, or over nothing.
+cublasStatus_t cublasGemmEx_64(
+    cublasHandle_t handle,
+    cublasOperation_t op_a,
+    cublasOperation_t op_b,
+    int64_t m,
+    int64_t n,
+    int64_t k,
+    const void* alpha,
+    const void* a,
+    cudaDataType_t a_type,
+    int64_t lda,
+    const void* b,
+    cudaDataType_t b_type,
+    int64_t ldb,
+    const void* beta,
+    void* c,
+    cudaDataType_t c_type,
+    int64_t ldc,
+    cublasComputeType_t compute_type,
+    cublasGemmAlgo_t algorithm);
+
+namespace at::cuda {
+// As ATen's, sets the handle's mode anew: TF32 where that is allowed.
+cublasHandle_t getCurrentCUDABlasHandle();
+}  // namespace at::cuda
+
+namespace c10::cuda {
+inline cudaStream_t getCurrentCUDAStream() {
+  return nullptr;
+}
+}  // namespace c10::cuda
+
+namespace lltm_test {
+// torch.backends.cuda.matmul.allow_tf32.
+inline bool allow_tf32 = false;
+// The mode in which the last product was made.
+inline cublasMath_t last_math_mode = CUBLAS_DEFAULT_MATH;
+}  // namespace lltm_test
+
+#define C10_CUDA_CHECK(status) TORCH_CHECK((status) == cudaSuccess, #status)
+#define TORCH_CUDABLAS_CHECK(status) TORCH_CHECK((status) == CUBLAS_STATUS_SUCCESS, #status)
