@@ -735,6 +735,16 @@ TEST_F(Malformed, LongAndUnprintableNamesAreCutAndEscaped) {
       "expected an object in tensor \"\\u001b" + std::string(79, 'n') + "...\", got the number 1");
 }
 
+// U+009B is what ESC [ is in one character; U+00A0 and what follows are text.
+TEST_F(Malformed, ControlCharactersAboveAsciiAreEscaped) {
+  expect_malformed(
+      contents(
+          "{\"\x7f\xc2\x80\xc2\x9b"
+          "31m\xc2\x9f\xc2\xa0\xc3\xb6\":1}"),
+      "expected an object in tensor \"\\u007f\\u0080\\u009b31m\\u009f\xc2\xa0\xc3\xb6\", "
+      "got the number 1");
+}
+
 TEST_F(Malformed, ZipArchiveOfTorchSave) {
   expect_malformed(
       "PK\x03\x04\x00\x00\x08\x08\x00\x00\x00\x00\x00\x00"s,
