@@ -7,8 +7,12 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <set>
+#include <sstream>
 #include <utility>
 
 namespace lltm_fuzz {
@@ -55,94 +59,35 @@ std::string space(Random& random) {
 
 // ---- what files have to be read for -----------------------------------------
 
+std::vector<std::string> words_of(const char* text) {
+  std::istringstream stream(text);
+  return {std::istream_iterator<std::string>(stream), {}};
+}
+
 const std::vector<std::string>& numbers() {
-  static const std::vector<std::string> texts = {
-      "0",
-      "1",
-      "2",
-      "3",
-      "4",
-      "7",
-      "8",
-      "16",
-      "64",
-      "65",
-      "255",
-      "256",
-      "-1",
-      "-0",
-      "1.0",
-      "1e0",
-      "1e400",
-      "0.5",
-      "2147483647",
-      "2147483648",
-      "4294967295",
-      "4294967296",
-      "4294967297",
-      "1073741824",
-      "3037000500",
-      "4611686018427387904",
-      "2305843009213693951",
-      "2305843009213693952",
-      "1152921504606846976",
-      "9223372036854775807",
-      "9223372036854775808",
-      "-9223372036854775808",
-      "-9223372036854775809",
-      "18446744073709551608",
-      "18446744073709551615",
-      "18446744073709551616",
-      "99999999999999999999999",
-      "1099511627776",
-      "007",
-      "0x10",
-      "+1",
-      "NaN"};
+  static const std::vector<std::string> texts = words_of(
+      "0 1 2 3 4 7 8 16 64 65 255 256 -1 -0 1.0 1e0 1e400 0.5 2147483647 2147483648 "
+      "4294967295 4294967296 4294967297 1073741824 3037000500 4611686018427387904 "
+      "2305843009213693951 2305843009213693952 1152921504606846976 9223372036854775807 "
+      "9223372036854775808 -9223372036854775808 -9223372036854775809 18446744073709551608 "
+      "18446744073709551615 18446744073709551616 99999999999999999999999 1099511627776 "
+      "007 0x10 +1 NaN");
   return texts;
 }
 
 // As they stand in a header.
 const std::vector<std::string>& strings() {
-  static const std::vector<std::string> texts = {
-      R"("F64")",
-      R"("F32")",
-      R"("F16")",
-      R"("BF16")",
-      R"("I64")",
-      R"("I32")",
-      R"("I16")",
-      R"("I8")",
-      R"("U8")",
-      R"("BOOL")",
-      R"("F8_E4M3")",
-      R"("f32")",
-      R"("dtype")",
-      R"("shape")",
-      R"("data_offsets")",
-      R"("__metadata__")",
-      R"("")",
-      R"("x")",
-      R"("\u0046\u00332")",
-      R"("\ud800")",
-      R"("\ud83d\ude00")",
-      R"("\u0000")",
-      R"("\u001b[31m")",
-      R"("\u009b31m")",
-      R"("\u007f")",
-      "\"\xff\"",
-      "\"\xc3\"",
-      "\"gr\xc3\xb6\xc3\x9f"
-      "e\"",
-      "\"\x7f\"",
-      "\"\xc2\x9b\"",
-      "\"\n\"",
-      "\"" + std::string(79, 'n') + "\xc3\xb6\"",
-      "\"" + std::string(300, 'n') + "\"",
-      "null",
-      "true",
-      "{}",
-      "[]"};
+  static const std::vector<std::string>& texts = *[] {
+    auto* all = new std::vector<std::string>(words_of(
+        R"("F64" "F32" "F16" "BF16" "I64" "I32" "I16" "I8" "U8" "BOOL" "F8_E4M3" "f32")"
+        R"( "dtype" "shape" "data_offsets" "__metadata__" "" "x" "\u0046\u00332" "\ud800")"
+        R"( "\ud83d\ude00" "\u0000" "\u001b[31m" "\u009b31m" "\u007f" null true {} [])"
+        " \"\xff\" \"\xc3\" \"gr\xc3\xb6\xc3\x9f\" \"\x7f\" \"\xc2\x9b\""));
+    all->push_back("\"\n\"");
+    all->push_back("\"" + std::string(79, 'n') + "\xc3\xb6\"");
+    all->push_back("\"" + std::string(300, 'n') + "\"");
+    return all;
+  }();
   return texts;
 }
 
@@ -211,7 +156,7 @@ void mutate_header(std::string& header, Random& random) {
   const auto replace = [&](const Token& token, const std::string& text) {
     header.replace(token.begin, token.end - token.begin, text);
   };
-  switch (random.below(9)) {
+  switch (random.below(10)) {
     case 0:
       replace(tokens[pick("0123456789-")], random.one_of(numbers()));
       break;
@@ -252,6 +197,17 @@ void mutate_header(std::string& header, Random& random) {
       const std::string& bracket = random.one_of(brackets);
       for (size_t k = random.one_in(8) ? 1000 : 1 + random.below(70); k > 0; --k) deep += bracket;
       header.insert(at, deep);
+      break;
+    }
+    case 8: {  // one more tensor, of any size, that says it has no data
+      std::string shape;
+      for (size_t k = 1 + random.below(3); k > 0; --k) shape += random.one_of(numbers()) + ",";
+      shape.pop_back();
+      const std::string end = text_of(tokens[pick("0123456789")]);
+      header.insert(
+          header.find('{') + 1,
+          R"("new":{"dtype":")"s + random.one_of(kDtypes).name + R"(","shape":[)" + shape +
+              R"(],"data_offsets":[)" + end + "," + end + "]}" + (tokens.size() > 2 ? "," : ""));
       break;
     }
     default:

@@ -28,12 +28,12 @@
 
 namespace {
 
+using lltm_fuzz::kSkipped;
 using lltm_fuzz::Random;
 
 constexpr size_t kMaxSize = 1 << 16;
 constexpr unsigned kMaxSeconds = 60;  // for one input
 constexpr int kOneSided = 3;          // exit status: no input is at fault
-constexpr int kSkipped = 77;
 
 struct Options {
   uint64_t seed = 0;

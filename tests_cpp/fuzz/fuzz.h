@@ -1,6 +1,6 @@
 // Fuzzing of what reads bytes. Each target is a program of its own with the entry
-// points of libFuzzer (fuzz.cpp), which drives it where the library is compiled by
-// Clang for it (preset "libfuzzer"); else driver.cpp does, with the same options.
+// points of libFuzzer (fuzz.cpp), which drives it where the compiler is Clang; else
+// driver.cpp does, with the same options.
 #pragma once
 
 #include <array>
@@ -50,6 +50,9 @@ void run(std::string_view input);
 // Inputs that the library has taken, and has refused.
 inline uint64_t taken = 0;
 inline uint64_t refused = 0;
+
+// Exit status of a target that this CPU has nothing for; libFuzzer's own is 77.
+constexpr int kSkipped = 90;
 
 [[noreturn]] void fail(const std::string& reason);
 

@@ -119,7 +119,7 @@ Problem problem_of(const Sizes& sizes) {
   // As on machines whose weights stay as they are, which this is not about.
   if (packed.scalar_type() != at::kByte) {
     std::cerr << "skipped: on this CPU prepack leaves weights as they are\n";
-    std::_Exit(77);
+    std::_Exit(kSkipped);
   }
   problem.packed.assign(static_cast<const char*>(packed.const_data_ptr()), packed.nbytes());
   require(is_sealed(problem.packed), "the checksum is another than that of packed_weights.cpp");
