@@ -15,6 +15,7 @@
 #   make bench-cuda     the same beside others, with ratios
 #   make test-sanitize  the native tests under ASan and UBSan
 #   make test-accuracy  the rule of accuracy on other problems each time
+#   make fuzz           what reads bytes, fed with damaged ones, for FUZZ_SECONDS
 #   make lint           clang-format, ruff, mypy
 #   make format         rewrite the sources as `make lint` wants them
 #   make clean          remove .venv/ and build/
@@ -38,7 +39,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 # One thing after another: pip, cmake and ctest use the cores.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: demo test test-native test-python test-slow test-accuracy test-sanitize
+.PHONY: demo test test-native test-python test-slow test-accuracy test-sanitize fuzz
 .PHONY: bench lint format clean
 .PHONY: check-cuda-build test-cuda test-cuda-sanitize bench-cuda build-gpu
 
@@ -72,6 +73,21 @@ test-sanitize: .venv/.test
 	cmake --preset sanitize
 	cmake --build --preset sanitize
 	ctest --preset sanitize
+
+# In all, a third for each target. A new seed each time, which is printed; an input that
+# fails is saved in build/. FUZZ_PRESET=sanitize has the whole library under the
+# sanitizers; libfuzzer, which needs clang++ with its runtime and libomp, goes by coverage.
+FUZZ_SECONDS ?= 60
+FUZZ_SEED ?= 0
+FUZZ_PRESET ?= default
+fuzz: fuzz_build = $(patsubst %/default,%,build/$(FUZZ_PRESET))
+fuzz: .venv/.test
+	cmake --preset $(FUZZ_PRESET)
+	cmake --build --preset $(FUZZ_PRESET) --target lltm_fuzz
+	for target in safetensors state_dict prepacked; do \
+	  $(fuzz_build)/tests_cpp/fuzz/lltm_fuzz_$$target -seed=$(FUZZ_SEED) -artifact_prefix=build/ \
+	    -max_total_time=$$((($(FUZZ_SECONDS) + 2) / 3)) || exit 1; \
+	done
 
 # Needs Google Benchmark (Debian's libbenchmark-dev, or CMake fetches it) and a
 # machine with nothing else to do.

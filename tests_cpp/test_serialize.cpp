@@ -1,5 +1,5 @@
 // Checkpoints: what is written comes back, what Python wrote can be read, and
-// no file, however wrong, does anything but throw.
+// no file, however wrong, does anything but throw; fuzz/ goes on with that.
 #include "testing.h"
 
 #include <lltm/nn.h>
@@ -20,7 +20,6 @@
 #include <iterator>
 #include <map>
 #include <memory>
-#include <random>
 #include <string>
 #include <typeinfo>
 
@@ -735,6 +734,16 @@ TEST_F(Malformed, LongAndUnprintableNamesAreCutAndEscaped) {
       "expected an object in tensor \"\\u001b" + std::string(79, 'n') + "...\", got the number 1");
 }
 
+// U+009B is what ESC [ is in one character; U+00A0 and what follows are text.
+TEST_F(Malformed, ControlCharactersAboveAsciiAreEscaped) {
+  expect_malformed(
+      contents(
+          "{\"\x7f\xc2\x80\xc2\x9b"
+          "31m\xc2\x9f\xc2\xa0\xc3\xb6\":1}"),
+      "expected an object in tensor \"\\u007f\\u0080\\u009b31m\\u009f\xc2\xa0\xc3\xb6\", "
+      "got the number 1");
+}
+
 TEST_F(Malformed, ZipArchiveOfTorchSave) {
   expect_malformed(
       "PK\x03\x04\x00\x00\x08\x08\x00\x00\x00\x00\x00\x00"s,
@@ -747,76 +756,6 @@ TEST_F(Malformed, PickleOfTorchSave) {
       "\x80\x02\x8a\nl\xfc\x9c\x46\xf9 j\xa8P\x19."s,
       "expected a safetensors file, got a pickle as torch.save writes it; save it in Python with "
       "safetensors.torch.save_file(module.state_dict(), path)");
-}
-
-// Bytes changed, taken out, put in and cut off: the file is read or refused,
-// and nothing else happens.
-TEST_F(Serialize, DamagedFilesAreReadOrRefused) {
-  constexpr uint32_t kSeed = 20240607;
-  constexpr int kFiles = 2000;
-  lltm::save_safetensors(
-      {{"weights", at::ones({3, 2})},
-       {"bias", at::ones({3}, at::kHalf)},
-       {"mask", at::ones({5}, at::kBool)},
-       {"steps", at::scalar_tensor(7, at::kLong)},
-       {"empty", at::empty({0, 4})}},
-      path());
-  const std::string original = read();
-  const size_t data = original.rfind('}') + 1;
-  const std::string tokens = "{}[]\",:0123456789-.eE\\u \0\xff\x80"s;
-
-  std::mt19937 random(kSeed);
-  const auto below = [&](size_t limit) {
-    return std::uniform_int_distribution<size_t>(0, limit - 1)(random);
-  };
-  int read_files = 0;
-  int refused_files = 0;
-  for (int k = 0; k < kFiles; ++k) {
-    SCOPED_TRACE(testing::Message() << "seed " << kSeed << ", file " << k);
-    std::string bytes = original;
-    for (size_t changes = 1 + below(4); changes > 0 && !bytes.empty(); --changes) {
-      const size_t half = below(2) == 0 ? 0 : std::min(data, bytes.size() - 1);
-      const size_t position = half + below(bytes.size() - half);
-      switch (below(6)) {
-        case 0:
-          bytes[position] = static_cast<char>(bytes[position] ^ (1 << below(8)));
-          break;
-        case 1:
-          bytes[position] = static_cast<char>(below(256));
-          break;
-        case 2:
-          bytes[position] = tokens[below(tokens.size())];
-          break;
-        case 3:
-          bytes.erase(position, 1 + below(8));
-          break;
-        case 4:
-          bytes.insert(position, 1 + below(3), tokens[below(tokens.size())]);
-          break;
-        default:
-          if (below(4) == 0) {
-            bytes.resize(position);
-          }
-      }
-      // Else most files would be refused for the length of their header alone.
-      const size_t end = bytes.rfind('}');
-      if (below(4) != 0 && end != std::string::npos && end >= 8) {
-        bytes.replace(0, 8, little_endian(end + 1 - 8));
-      }
-    }
-    write(bytes);
-    try {
-      for (const auto& [name, tensor] : lltm::load_safetensors(path())) {
-        tensor.clone();
-      }
-      ++read_files;
-    } catch (const c10::Error& error) {
-      EXPECT_NE(std::string(error.what_without_backtrace()).find(path()), std::string::npos);
-      ++refused_files;
-    }
-  }
-  EXPECT_GT(read_files, kFiles / 50);
-  EXPECT_GT(refused_files, kFiles / 2);
 }
 
 // ---- modules --------------------------------------------------------------

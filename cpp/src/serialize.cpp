@@ -76,7 +76,22 @@ std::string name_text(std::string_view name) {
   if (name.size() > kLongest) {
     text += "...";
   }
-  return json(text).dump(-1, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace);
+  text = json(text).dump(-1, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace);
+  // JSON leaves U+007F to U+009F as they are, of which U+009B begins a command to a
+  // terminal. In UTF-8 they are 7F, and C2 80 to C2 9F.
+  std::string escaped;
+  for (size_t k = 0; k < text.size(); ++k) {
+    const bool two = text[k] == '\xc2' && static_cast<unsigned char>(text[k + 1]) < 0xa0;
+    if (two || text[k] == '\x7f') {
+      const char* const digits = "0123456789abcdef";
+      const auto code = static_cast<unsigned char>(text[two ? ++k : k]);
+      escaped += "\\u00";
+      escaped += {digits[code / 16], digits[code % 16]};
+    } else {
+      escaped += text[k];
+    }
+  }
+  return escaped;
 }
 
 std::string system_error() {

@@ -17,6 +17,18 @@ using Vector = float __attribute__((vector_size(64), aligned(4)));
 using Indices = std::int32_t __attribute__((vector_size(64)));
 constexpr std::int64_t kTile = 16;
 
+// Of the 32 elements of a and b those that the indices, known to the compiler, name.
+LLTM_CELL_INLINE void shuffle(
+    Vector& result, const Vector& a, const Vector& b, const Indices& from) {
+#if defined(__clang__)
+  for (std::int64_t j = 0; j < kTile; ++j) {
+    result[j] = from[j] < kTile ? a[from[j]] : b[from[j] - kTile];
+  }
+#else
+  result = __builtin_shuffle(a, b, from);
+#endif
+}
+
 // Rows `kDistance` apart exchange their off-diagonal parts.
 template <std::int64_t kDistance>
 LLTM_CELL_INLINE void exchange(Vector (&tile)[kTile]) {
@@ -30,8 +42,8 @@ LLTM_CELL_INLINE void exchange(Vector (&tile)[kTile]) {
     if ((i & kDistance) != 0) continue;
     const Vector a = tile[i];
     const Vector b = tile[i + kDistance];
-    tile[i] = __builtin_shuffle(a, b, low);
-    tile[i + kDistance] = __builtin_shuffle(a, b, high);
+    shuffle(tile[i], a, b, low);
+    shuffle(tile[i + kDistance], a, b, high);
   }
 }
 
