@@ -14,6 +14,7 @@
 #   make test-cuda-sanitize  the last part of it: under compute-sanitizer
 #   make bench-cuda     the same beside others, with ratios
 #   make test-sanitize  the native tests under ASan and UBSan
+#   make test-mutants   whether the tests find the faults of tests_cpp/mutants/; hours
 #   make lint           clang-format, ruff, mypy
 #   make format         rewrite the sources as `make lint` wants them
 #   make clean          remove .venv/ and build/
@@ -37,7 +38,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 # One thing after another: pip, cmake and ctest use the cores.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: demo test test-native test-python test-slow test-sanitize bench lint format clean
+.PHONY: demo test test-native test-python test-slow test-sanitize test-mutants bench lint format clean
 .PHONY: check-cuda-build test-cuda test-cuda-sanitize bench-cuda build-gpu
 
 demo: .venv/.demo
@@ -66,6 +67,9 @@ test-sanitize: .venv/.test
 	cmake --preset sanitize
 	cmake --build --preset sanitize
 	ctest --preset sanitize
+
+test-mutants: .venv/.test
+	python tests_cpp/mutants/run.py --jobs $(JOBS)
 
 # Needs Google Benchmark (Debian's libbenchmark-dev, or CMake fetches it) and a
 # machine with nothing else to do.
