@@ -303,6 +303,28 @@ TEST_P(CudaEngineSequence, ArgumentsAndGradientsMayBeStridedInAnyWay) {
   }
 }
 
+// Rows of a step, and steps, further apart than 32-bit indices reach.
+TEST_P(CudaEngineSequence, StridesBeyond32BitsAreFollowed) {
+  const FarApart far_apart(dtype());
+  for (const std::vector<int64_t>& lengths : {std::vector<int64_t>{1, 1}, {2}}) {
+    check_sequence(
+        [&](uint64_t seed) {
+          Arguments arguments = packed(lengths, 3, 5)(seed);
+          arguments.input = far_apart.copy(arguments.input, 0);
+          arguments.h = far_apart.copy(arguments.h, 8);
+          arguments.c = far_apart.copy(arguments.c, 16);
+          return arguments;
+        },
+        [&](const Tensors& outputs, uint64_t seed) {
+          const Tensors gradients = random_like(outputs, seed);
+          return Tensors{
+              far_apart.copy(gradients[0], 24),
+              far_apart.copy(gradients[1], 32),
+              far_apart.copy(gradients[2], 40)};
+        });
+  }
+}
+
 // As a layer with batch_first has it.
 TEST_P(CudaEngineSequence, GradientsOfTheOutputMayLieBatchFirst) {
   for (const Sizes& sizes : {Sizes{4, 5, 3, 16}, Sizes{4, 5, 3, 7}}) {

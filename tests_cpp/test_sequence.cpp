@@ -511,10 +511,20 @@ TEST_P(SequenceDtype, ResultsAreNewTensorsAndArgumentsStayAsTheyAre) {
 // Large enough to be shared out, by rows and by hidden units.
 TEST_P(SequenceDtype, ResultsDoNotDependOnTheNumberOfThreadsNorOnTheRun) {
   for (const int count : {2, 3}) {
-    for (const Sizes& sizes : {Sizes{2, 33, 17, 70}, Sizes{2, 1, 17, 300}, Sizes{2, 500, 3, 10}}) {
+    for (const Sizes& sizes :
+         {Sizes{2, 33, 17, 70}, Sizes{2, 33, 150, 70}, Sizes{2, 1, 17, 300}, Sizes{2, 500, 3, 10}}) {
       check_threads(sequence, count, dense(sizes, 1));
     }
     check_threads(sequence, count, packed({4, 4, 3, 1}, 17, 130, 1));
+  }
+}
+
+// Sizes that are padded in one way or another.
+TEST_P(SequenceDtype, ResultsDoNotDependOnUninitialisedMemory) {
+  for (const Sizes& sizes : kSizes) check_uninitialised_memory(sequence, dense(sizes, 1));
+  for (const Packed& lengths : kPacked) {
+    check_uninitialised_memory(
+        sequence, packed(lengths.lengths, lengths.input_size, lengths.hidden_size, 1));
   }
 }
 
@@ -529,23 +539,26 @@ TEST_P(SequenceDtype, StridesOfWeightsBeyond32BitsAreFollowed) {
   });
 }
 
+// Rows of a step, and steps.
 TEST_P(SequenceDtype, StridesBeyond32BitsAreFollowed) {
   const FarApart far_apart(dtype());
-  check_sequence(
-      [&](uint64_t seed) {
-        Arguments arguments = packed({1, 1}, 3, 5, seed);
-        arguments.input = far_apart.copy(arguments.input, 0);
-        arguments.h = far_apart.copy(arguments.h, 8);
-        arguments.c = far_apart.copy(arguments.c, 16);
-        return arguments;
-      },
-      [&](const Tensors& outputs, uint64_t seed) {
-        const Tensors gradients = random_like(outputs, seed);
-        return Tensors{
-            far_apart.copy(gradients[0], 24),
-            far_apart.copy(gradients[1], 32),
-            far_apart.copy(gradients[2], 40)};
-      });
+  for (const std::vector<int64_t>& lengths : {std::vector<int64_t>{1, 1}, {2}}) {
+    check_sequence(
+        [&](uint64_t seed) {
+          Arguments arguments = packed(lengths, 3, 5, seed);
+          arguments.input = far_apart.copy(arguments.input, 0);
+          arguments.h = far_apart.copy(arguments.h, 8);
+          arguments.c = far_apart.copy(arguments.c, 16);
+          return arguments;
+        },
+        [&](const Tensors& outputs, uint64_t seed) {
+          const Tensors gradients = random_like(outputs, seed);
+          return Tensors{
+              far_apart.copy(gradients[0], 24),
+              far_apart.copy(gradients[1], 32),
+              far_apart.copy(gradients[2], 40)};
+        });
+  }
 }
 
 // ---- higher derivatives, float64 ------------------------------------------
