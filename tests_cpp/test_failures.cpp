@@ -11,6 +11,7 @@
 #include <ATen/native/CPUBlas.h>
 #endif
 
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
@@ -156,6 +157,16 @@ TEST_P(Failures, OfAThreadReachTheCallerForward) {
 
 TEST_P(Failures, OfAThreadReachTheCallerBackward) {
   check("lltm::sequence_backward", backward_);
+}
+
+// As torch.backends.mkldnn.flags(enabled=False) does.
+TEST_P(Failures, DoNotComeOfAMicroKernelThatIsTurnedOff) {
+  at::globalContext().setUserEnabledMkldnn(false);
+  calls = 0;
+  call("lltm::sequence_forward", forward_);
+  call("lltm::sequence_backward", backward_);
+  at::globalContext().setUserEnabledMkldnn(true);
+  EXPECT_EQ(calls, 0);
 }
 
 }  // namespace
