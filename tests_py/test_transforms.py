@@ -256,12 +256,17 @@ def test_an_ensemble_of_layers_runs_the_kernels() -> None:
     assert operators.ours() == ["sequence"] * 3
 
 
-def test_vmap_over_biases_alone() -> None:
-    a = support.sequence_arguments((5, 4, 3, 5), torch.float64)
+@pytest.mark.parametrize("kind", ["cell", "sequence"])
+def test_vmap_over_biases_alone(kind: str) -> None:
+    if kind == "cell":
+        a, outputs = support.cell_arguments((4, 3, 5), torch.float64), support.cell_outputs
+    else:
+        a = support.sequence_arguments((5, 4, 3, 5), torch.float64)
+        outputs = support.sequence_outputs
     biases = torch.randn(3, 15, dtype=torch.float64)
 
     def run(bias: Tensor) -> tuple[Tensor, ...]:
-        return support.sequence_outputs(lltm.functional, a.with_argument("bias", bias))
+        return outputs(lltm.functional, a.with_argument("bias", bias))
 
     torch.testing.assert_close(torch.vmap(run)(biases), stacked([run(bias) for bias in biases]))
 
