@@ -144,6 +144,15 @@ TEST(CudaOperands, ASingleRowOrColumnHasTheRowLengthAsStride) {
   EXPECT_EQ(lltm::cuda::result(memory.as_strided({0, 5}, {far, 1})).stride, 5);
 }
 
+TEST(CudaOperands, RowsThatOverlapAreCopied) {
+  const at::Tensor windows = at::randn({10}).unfold(0, 5, 1);
+  for (const at::Tensor& tensor : {windows, windows.t(), windows[0].expand({6, 5})}) {
+    const at::Tensor operand = lltm::cuda::as_operand(tensor);
+    EXPECT_TRUE(operand.is_contiguous());
+    EXPECT_TRUE(identical(operand, tensor));
+  }
+}
+
 // ---- one step -------------------------------------------------------------
 
 class CudaEngineCell : public testing::TestWithParam<at::ScalarType> {

@@ -548,6 +548,10 @@ const std::vector<Layout>& layouts() {
        [](const Tensor& t) {
          return at::cat({t, t, t}, -1).slice(-1, t.size(-1), 2 * t.size(-1));
        }},
+      {"overlapping rows",
+       [](const Tensor& t) {
+         return t.flatten().as_strided(t.sizes(), std::vector<int64_t>(t.dim(), 1));
+       }},
       {"one row expanded", [](const Tensor& t) { return t.narrow(0, 0, 1).expand_as(t); }},
       {"one column expanded", [](const Tensor& t) { return t.narrow(-1, 0, 1).expand_as(t); }},
       {"one element expanded", [](const Tensor& t) { return t.flatten()[0].expand_as(t); }},
