@@ -2,7 +2,7 @@
 
     make test-mutants                               all of mutants.txt
     python tests_cpp/mutants/run.py --list
-    python tests_cpp/mutants/run.py --only cell-tanh-far,py-zero-state
+    python tests_cpp/mutants/run.py --only cell-tanh-near,py-zero-state
 
 Every mutant of mutants.txt, which says how it is written down, is applied to a copy of the tree in
 build/mutants/src, built in build/mutants/build, and given to the tests that are likely to fail,
