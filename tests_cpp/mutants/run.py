@@ -2,7 +2,7 @@
 
     make test-mutants                               all of mutants.txt
     python tests_cpp/mutants/run.py --list
-    python tests_cpp/mutants/run.py --only cell-tanh-near,py-zero-state
+    python tests_cpp/mutants/run.py --only cell-tanh-near,py-cell-state
 
 Every mutant of mutants.txt, which says how it is written down, is applied to a copy of the tree in
 build/mutants/src, built in build/mutants/build, and given to the tests that are likely to fail,
@@ -262,8 +262,8 @@ class Workplace:
             return f"{command}: hangs"
         program = command.partition(" ")[0]
         for line in output.splitlines():
-            _, found, name = line.partition(marker)
-            if found and "listed below" not in name:
+            name = line.removeprefix(marker)
+            if name != line and "listed below" not in name:
                 return f"{program}: {name.split(', where')[0].split(' - ')[0].strip()}"
         return f"{command}: exit status {status}"
 
