@@ -161,11 +161,12 @@ TEST_P(Failures, OfAThreadReachTheCallerBackward) {
 
 // As torch.backends.mkldnn.flags(enabled=False) does.
 TEST_P(Failures, DoNotComeOfAMicroKernelThatIsTurnedOff) {
+  const bool before = at::globalContext().userEnabledMkldnn();
   at::globalContext().setUserEnabledMkldnn(false);
   calls = 0;
   call("lltm::sequence_forward", forward_);
   call("lltm::sequence_backward", backward_);
-  at::globalContext().setUserEnabledMkldnn(true);
+  at::globalContext().setUserEnabledMkldnn(before);
   EXPECT_EQ(calls, 0);
 }
 
