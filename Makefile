@@ -15,6 +15,7 @@
 #   make bench-cuda     the same beside others, with ratios
 #   make test-sanitize  the native tests under ASan and UBSan
 #   make test-accuracy  the rule of accuracy on other problems each time
+#   make test-mutants   whether the tests find the faults of tests_cpp/mutants/; hours
 #   make fuzz           what reads bytes, fed with damaged ones, for FUZZ_SECONDS
 #   make lint           clang-format, ruff, mypy
 #   make format         rewrite the sources as `make lint` wants them
@@ -39,8 +40,8 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 # One thing after another: pip, cmake and ctest use the cores.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: demo test test-native test-python test-slow test-accuracy test-sanitize fuzz
-.PHONY: bench lint format clean
+.PHONY: demo test test-native test-python test-slow test-accuracy test-sanitize test-mutants
+.PHONY: fuzz bench lint format clean
 .PHONY: check-cuda-build test-cuda test-cuda-sanitize bench-cuda build-gpu
 
 demo: .venv/.demo
@@ -88,6 +89,9 @@ fuzz: .venv/.test
 	  $(fuzz_build)/tests_cpp/fuzz/lltm_fuzz_$$target -seed=$(FUZZ_SEED) -artifact_prefix=build/ \
 	    -max_total_time=$$((($(FUZZ_SECONDS) + 2) / 3)) || exit 1; \
 	done
+
+test-mutants: .venv/.test
+	python tests_cpp/mutants/run.py --jobs $(JOBS)
 
 # Needs Google Benchmark (Debian's libbenchmark-dev, or CMake fetches it) and a
 # machine with nothing else to do.

@@ -276,6 +276,11 @@ TEST_P(CellDtype, ResultsDoNotDependOnTheNumberOfThreadsNorOnTheRun) {
   }
 }
 
+// Sizes that are padded in one way or another.
+TEST_P(CellDtype, ResultsDoNotDependOnUninitialisedMemory) {
+  for (const Sizes& sizes : kSizes) check_uninitialised_memory(cell, problem(sizes, 1));
+}
+
 // Rows further apart than 32-bit indices reach; of the weights too, which have
 // three rows.
 TEST_P(CellDtype, StridesOfWeightsBeyond32BitsAreFollowed) {

@@ -144,6 +144,15 @@ TEST(CudaOperands, ASingleRowOrColumnHasTheRowLengthAsStride) {
   EXPECT_EQ(lltm::cuda::result(memory.as_strided({0, 5}, {far, 1})).stride, 5);
 }
 
+TEST(CudaOperands, RowsThatOverlapAreCopied) {
+  const at::Tensor windows = at::randn({10}).unfold(0, 5, 1);
+  for (const at::Tensor& tensor : {windows, windows.t(), windows[0].expand({6, 5})}) {
+    const at::Tensor operand = lltm::cuda::as_operand(tensor);
+    EXPECT_TRUE(operand.is_contiguous());
+    EXPECT_TRUE(identical(operand, tensor));
+  }
+}
+
 // ---- one step -------------------------------------------------------------
 
 class CudaEngineCell : public testing::TestWithParam<at::ScalarType> {
@@ -300,6 +309,28 @@ TEST_P(CudaEngineSequence, ArgumentsAndGradientsMayBeStridedInAnyWay) {
     check_sequence(dense({4, 5, 3, 7}), [&](const Tensors& outputs, uint64_t seed) {
       return laid_out(random_like(outputs, seed), layout);
     });
+  }
+}
+
+// Rows of a step, and steps, further apart than 32-bit indices reach.
+TEST_P(CudaEngineSequence, StridesBeyond32BitsAreFollowed) {
+  const FarApart far_apart(dtype());
+  for (const std::vector<int64_t>& lengths : {std::vector<int64_t>{1, 1}, {2}}) {
+    check_sequence(
+        [&](uint64_t seed) {
+          Arguments arguments = packed(lengths, 3, 5)(seed);
+          arguments.input = far_apart.copy(arguments.input, 0);
+          arguments.h = far_apart.copy(arguments.h, 8);
+          arguments.c = far_apart.copy(arguments.c, 16);
+          return arguments;
+        },
+        [&](const Tensors& outputs, uint64_t seed) {
+          const Tensors gradients = random_like(outputs, seed);
+          return Tensors{
+              far_apart.copy(gradients[0], 24),
+              far_apart.copy(gradients[1], 32),
+              far_apart.copy(gradients[2], 40)};
+        });
   }
 }
 

@@ -224,6 +224,10 @@ TEST(LLTMCellModule, NamesWrongArguments) {
       kValueError,
       "lltm::LLTMCell: expected h of shape (5,), got (4, 5)");
   expect_error(
+      [&] { cell->forward(input[0], std::make_tuple(state[0], state)); },
+      kValueError,
+      "lltm::LLTMCell: expected c of shape (5,), got (4, 5)");
+  expect_error(
       [&] { cell->forward(input[0], std::make_tuple(state[0], Tensor())); },
       kTypeError,
       "lltm::LLTMCell: expected c to be a tensor, got an undefined tensor");
@@ -818,6 +822,10 @@ TEST(LLTMModule, NamesWrongArguments) {
       [&] { layer->forward(input[0], std::make_tuple(state, state)); },
       kValueError,
       "lltm::LLTM: expected h_0 of shape (2, 5), got (2, 4, 5)");
+  expect_error(
+      [&] { layer->forward(input[0], std::make_tuple(state[0].narrow(0, 0, 2), state)); },
+      kValueError,
+      "lltm::LLTM: expected c_0 of shape (2, 5), got (2, 4, 5)");
   expect_error(
       [&] { layer->forward(input, std::make_tuple(Tensor(), state)); },
       kTypeError,

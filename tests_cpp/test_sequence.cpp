@@ -187,6 +187,30 @@ TEST_P(SequenceDtype, ValuesAndGradientsMatchOracleOverManyRows) {
   }
 }
 
+// Of numbers of one sign, so that the partial sums grow and with them what each
+// addition rounds away.
+TEST_P(SequenceDtype, ValuesAndGradientsMatchOracleOverLongSums) {
+  check_sequence([&](uint64_t seed) {
+    Arguments arguments = dense({1, 5, 20000, 5}, seed);
+    arguments.input = arguments.input.abs();
+    arguments.weights = arguments.weights.abs() / 5000;
+    return arguments;
+  });
+}
+
+// Each step as many rows as are worked on at a time, in several blocks of hidden
+// units. The gradients are too large for products of BFloat16x3 (cpu/split.h), so
+// that on every CPU these are products of float; float16 can't hold such.
+TEST_P(SequenceDtype, GradientsMatchOracleOverLargeSteps) {
+  const double scale = dtype() == at::kHalf ? 1 : 0x1p62;
+  const OutputGradients gradients = [&](const Tensors& outputs, uint64_t seed) {
+    Tensors result = random_like(outputs, seed);
+    for (at::Tensor& gradient : result) gradient = gradient * scale;
+    return result;
+  };
+  check(sequence, eager_sequence, dense_problems({2, 260, 5, 144}), gradients, /*problems=*/1);
+}
+
 TEST_P(SequenceDtype, NoStepsGiveAnEmptyOutputAndTheInitialStates) {
   check_sequence(dense_problems({0, 3, 2, 5}));
   const Arguments arguments = dense({0, 3, 2, 5}, 1);
@@ -511,10 +535,23 @@ TEST_P(SequenceDtype, ResultsAreNewTensorsAndArgumentsStayAsTheyAre) {
 // Large enough to be shared out, by rows and by hidden units.
 TEST_P(SequenceDtype, ResultsDoNotDependOnTheNumberOfThreadsNorOnTheRun) {
   for (const int count : {2, 3}) {
-    for (const Sizes& sizes : {Sizes{2, 33, 17, 70}, Sizes{2, 1, 17, 300}, Sizes{2, 500, 3, 10}}) {
+    for (const Sizes& sizes :
+         {Sizes{2, 33, 17, 70},
+          Sizes{2, 33, 150, 70},
+          Sizes{2, 1, 17, 300},
+          Sizes{2, 500, 3, 10}}) {
       check_threads(sequence, count, dense(sizes, 1));
     }
     check_threads(sequence, count, packed({4, 4, 3, 1}, 17, 130, 1));
+  }
+}
+
+// Sizes that are padded in one way or another.
+TEST_P(SequenceDtype, ResultsDoNotDependOnUninitialisedMemory) {
+  for (const Sizes& sizes : kSizes) check_uninitialised_memory(sequence, dense(sizes, 1));
+  for (const Packed& lengths : kPacked) {
+    check_uninitialised_memory(
+        sequence, packed(lengths.lengths, lengths.input_size, lengths.hidden_size, 1));
   }
 }
 
@@ -529,23 +566,26 @@ TEST_P(SequenceDtype, StridesOfWeightsBeyond32BitsAreFollowed) {
   });
 }
 
+// Rows of a step, and steps.
 TEST_P(SequenceDtype, StridesBeyond32BitsAreFollowed) {
   const FarApart far_apart(dtype());
-  check_sequence(
-      [&](uint64_t seed) {
-        Arguments arguments = packed({1, 1}, 3, 5, seed);
-        arguments.input = far_apart.copy(arguments.input, 0);
-        arguments.h = far_apart.copy(arguments.h, 8);
-        arguments.c = far_apart.copy(arguments.c, 16);
-        return arguments;
-      },
-      [&](const Tensors& outputs, uint64_t seed) {
-        const Tensors gradients = random_like(outputs, seed);
-        return Tensors{
-            far_apart.copy(gradients[0], 24),
-            far_apart.copy(gradients[1], 32),
-            far_apart.copy(gradients[2], 40)};
-      });
+  for (const std::vector<int64_t>& lengths : {std::vector<int64_t>{1, 1}, {2}}) {
+    check_sequence(
+        [&](uint64_t seed) {
+          Arguments arguments = packed(lengths, 3, 5, seed);
+          arguments.input = far_apart.copy(arguments.input, 0);
+          arguments.h = far_apart.copy(arguments.h, 8);
+          arguments.c = far_apart.copy(arguments.c, 16);
+          return arguments;
+        },
+        [&](const Tensors& outputs, uint64_t seed) {
+          const Tensors gradients = random_like(outputs, seed);
+          return Tensors{
+              far_apart.copy(gradients[0], 24),
+              far_apart.copy(gradients[1], 32),
+              far_apart.copy(gradients[2], 40)};
+        });
+  }
 }
 
 // ---- higher derivatives, float64 ------------------------------------------

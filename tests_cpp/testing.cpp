@@ -492,6 +492,45 @@ void check_threads(const Function& function, int count, const Arguments& argumen
   }
 }
 
+namespace {
+
+// While it lives, PyTorch fills memory that it has allocated with NaN, and bytes
+// with those of NaN.
+class FilledMemory {
+ public:
+  FilledMemory()
+      : algorithms_(at::globalContext().deterministicAlgorithms()),
+        warn_(at::globalContext().deterministicAlgorithmsWarnOnly()),
+        fill_(at::globalContext().deterministicFillUninitializedMemory()) {
+    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
+    at::globalContext().setDeterministicFillUninitializedMemory(true);
+    TORCH_CHECK(at::empty({1}).isnan().item<bool>(), "memory was not filled");
+  }
+  ~FilledMemory() {
+    at::globalContext().setDeterministicAlgorithms(algorithms_, warn_);
+    at::globalContext().setDeterministicFillUninitializedMemory(fill_);
+  }
+  FilledMemory(const FilledMemory&) = delete;
+  FilledMemory& operator=(const FilledMemory&) = delete;
+
+ private:
+  bool algorithms_, warn_, fill_;
+};
+
+}  // namespace
+
+void check_uninitialised_memory(const Function& function, const Arguments& arguments) {
+  SCOPED_TRACE(describe(arguments, 1));
+  const Tensors grad_outputs = random_like(function(arguments), 1000);
+  const Evaluation before = evaluate(function, arguments, grad_outputs);
+  const FilledMemory filled;
+  const Evaluation after = evaluate(function, arguments, grad_outputs);
+  EXPECT_TRUE(identical(after.outputs, before.outputs));
+  EXPECT_TRUE(identical(after.gradients, before.gradients));
+  const at::NoGradGuard no_grad;
+  EXPECT_TRUE(identical(function(arguments), before.outputs));
+}
+
 const std::vector<Layout>& layouts() {
   using at::Tensor;
   static const std::vector<Layout> layouts = {
@@ -508,6 +547,10 @@ const std::vector<Layout>& layouts() {
       {"columns of a wider matrix",
        [](const Tensor& t) {
          return at::cat({t, t, t}, -1).slice(-1, t.size(-1), 2 * t.size(-1));
+       }},
+      {"overlapping rows",
+       [](const Tensor& t) {
+         return t.flatten().as_strided(t.sizes(), std::vector<int64_t>(t.dim(), 1));
        }},
       {"one row expanded", [](const Tensor& t) { return t.narrow(0, 0, 1).expand_as(t); }},
       {"one column expanded", [](const Tensor& t) { return t.narrow(-1, 0, 1).expand_as(t); }},

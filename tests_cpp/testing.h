@@ -141,6 +141,10 @@ void check_sequence(const Problem& problem, const OutputGradients& output_gradie
 // no element differs from run to run.
 void check_threads(const Function& function, int count, const Arguments& arguments);
 
+// The same results from memory that is NaN before it is written to as from any: no
+// more is read than was written.
+void check_uninitialised_memory(const Function& function, const Arguments& arguments);
+
 // A way to lay out a tensor of at least one dimension in memory. Some repeat
 // elements, so that the values change too.
 struct Layout {

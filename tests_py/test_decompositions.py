@@ -73,6 +73,15 @@ def test_decomposed_sequences_agree_with_the_operators(steps: int, reverse: bool
         )
 
 
+@pytest.mark.parametrize("steps", [1, 0])
+def test_decomposed_operators_return_no_argument(steps: int) -> None:
+    table, ops = lltm.decompositions(), torch.ops.lltm
+    a = support.sequence_arguments((steps, 4, 3, 5))
+    results = table[ops.sequence.default](a.input, a.h, a.c, a.weights, a.bias)
+    places = [tensor.untyped_storage().data_ptr() for tensor in (a.h, a.c, *results[1:])]
+    assert len(set(places)) == len(places)
+
+
 def test_a_packed_sequence_is_not_decomposed() -> None:
     table, ops = lltm.decompositions(), torch.ops.lltm
     a = support.packed_arguments((3, 2, 1))
@@ -106,3 +115,16 @@ def test_decompositions_meet_the_rule_of_accuracy(dtype: torch.dtype) -> None:
     eps = torch.finfo(dtype).eps
     for name in eager.names():
         assert ours.relative(name) <= 2 * max(eager.relative(name), 4 * eps), name
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_decomposed_step_rounds_its_results_only(dtype: torch.dtype) -> None:
+    table, ops = lltm.decompositions(), torch.ops.lltm
+    a = support.cell_arguments((64, 3, 5), dtype)
+    # Without weights the pre-activations are the bias, in whatever dtype.
+    a = a.with_argument("weights", torch.zeros_like(a.weights))
+    expected = [y.to(dtype) for y in support.cell_outputs(lltm.reference, a.to(torch.float32))]
+    cell = table[ops.cell.default](a.input, a.h, a.c, a.weights, a.bias)
+    torch.testing.assert_close(list(cell), expected, rtol=0, atol=0)
+    _, *states = table[ops.sequence.default](a.input[None], a.h, a.c, a.weights, a.bias)
+    torch.testing.assert_close(states, expected, rtol=0, atol=0)

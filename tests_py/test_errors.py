@@ -6,6 +6,7 @@ from __future__ import annotations
 import pickle
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -629,11 +630,30 @@ def test_the_low_level_pair_refuses() -> None:
         "expected old_h of shape (4, 5), got (2, 5)",
     )
     new_h, new_cell, i, o, g, X, gates = lltm._C.forward(x, weights, bias, h, c)
+    tensors = {
+        "grad_h": new_h,
+        "grad_cell": new_h,
+        "new_cell": new_cell,
+        "input_gate": i,
+        "output_gate": o,
+        "candidate_cell": g,
+        "X": X,
+        "gate_weights": gates,
+        "weights": weights,
+    }
+    lltm._C.backward(*tensors.values())
+    for name in ("grad_h", "grad_cell", "new_cell", "input_gate", "output_gate", "candidate_cell"):
+        refuses(
+            partial(lltm._C.backward, *{**tensors, name: g[:, :4]}.values()),
+            ValueError,
+            "lltm::backward",
+            f"expected {name} of shape (4, 5), got (4, 4)",
+        )
     refuses(
-        lambda: lltm._C.backward(new_h, new_h, new_cell, i, o, g[:, :4], X, gates, weights),
+        lambda: lltm._C.backward(*{**tensors, "gate_weights": g}.values()),
         ValueError,
         "lltm::backward",
-        "expected candidate_cell of shape (4, 5), got (4, 4)",
+        "expected gate_weights of shape (4, 15), got (4, 5)",
     )
     with pytest.raises(TypeError, match="incompatible function arguments"):
         lltm._C.forward(x, weights, bias, h, "c")  # type: ignore[arg-type]

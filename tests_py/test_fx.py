@@ -14,7 +14,7 @@ import lltm
 
 
 class Model(nn.Module):
-    """A layer and a cell that are given states, and once an input that is no proxy."""
+    """A layer and a cell that are given states, and twice an input that is no proxy."""
 
     def __init__(self, implementation: Any = lltm, prepacked: bool = False) -> None:
         super().__init__()
@@ -29,6 +29,7 @@ class Model(nn.Module):
         output, (h, c) = self.rnn(self.inner(x), hx=hx)
         h, c = self.cell(output[-1], (h[0], c[0]))
         h, c = self.cell(torch.ones(4, 5), [h, c])
+        h, c = self.cell(torch.ones(4, 5), (h, c))
         result: Tensor = self.head(h)
         return result
 
@@ -52,7 +53,7 @@ def called(graph: fx.GraphModule) -> list[Any]:
 def test_a_layer_and_a_cell_are_leaves(name: str) -> None:
     model, arguments = MODELS[name](), draw()
     graph = fx.symbolic_trace(model)
-    assert called(graph) == ["inner", "rnn", "cell", "cell", "head"]
+    assert called(graph) == ["inner", "rnn", "cell", "cell", "cell", "head"]
     functions = {node.target for node in graph.graph.nodes if node.op == "call_function"}
     assert functions == {operator.getitem}
     torch.testing.assert_close(graph(*arguments), model(*arguments))

@@ -451,13 +451,58 @@ def test_refuses_weights_packed_for_something_else() -> None:
         lltm.functional.sequence_prepacked(a.input, (a.h, a.c), packed, a.c[0])
 
 
-def test_changed_bytes_are_refused() -> None:
-    a = support.sequence_arguments((2, 3, 5, 33))
+def sealed(packed: Tensor) -> Tensor:
+    """With the checksum that belongs to these bytes, as packed_weights.cpp calculates it."""
+    basis, prime, mask = 0xCBF29CE484222325, 0x100000001B3, 2**64 - 1
+    data = packed.numpy().tobytes()
+    lanes = [basis] * 4
+    for k, place in enumerate(range(64, len(data), 8)):
+        word = int.from_bytes(data[place : place + 8], "little")
+        lanes[k % 4] = (lanes[k % 4] ^ word) * prime & mask
+    for place in range(0, 56, 8):
+        lanes[0] = (lanes[0] ^ int.from_bytes(data[place : place + 8], "little")) * prime & mask
+    checksum = basis
+    for lane in lanes:
+        checksum = (checksum ^ lane) * prime & mask
+    whole = data[:56] + checksum.to_bytes(8, "little") + data[64:]
+    return torch.tensor(list(whole), dtype=torch.uint8)
+
+
+def test_headers_are_checked_where_the_checksum_is_right() -> None:
+    a = support.sequence_arguments((3, 4, 5, 17))
+    packed = lltm.functional.prepack(a.weights)
+    assert torch.equal(sealed(packed), packed)
+    # Of another kind, width or second part.
+    forgeries = [
+        (0, 2, 0),
+        (0, 2, 15),
+        (0, 2, 271),
+        (0, 5, 0),
+        (0, 5, 8),
+        (0, 5, 24),
+        (0, 5, 2**62),
+    ]
+    forgeries += [(0, 6, 64), (0, 6, len(packed)), (0, 6, -64)]
+    if split_at := int(packed[:64].view(torch.int64)[6]):
+        forgeries += [(split_at, 3, 18), (split_at, 4, 6), (split_at, 5, 16), (split_at, 2, 6)]
+    for begin, place, value in forgeries:
+        forged = packed.clone()
+        forged[begin : begin + 64].view(torch.int64)[place] = value
+        with pytest.raises(ValueError, match="got bytes that are not whole"):
+            lltm.functional.sequence_prepacked(a.input, (a.h, a.c), sealed(forged), a.bias)
+
+
+# float32, and bfloat16 of a size that fills no four words at the end.
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((2, 3, 5, 33), torch.float32), ((2, 3, 1, 1), torch.bfloat16)], ids=str
+)
+def test_changed_bytes_are_refused(shape: tuple[int, int, int, int], dtype: torch.dtype) -> None:
+    a = support.sequence_arguments(shape, dtype)
     packed = lltm.functional.prepack(a.weights)
     lltm.functional.sequence_prepacked(a.input, (a.h, a.c), packed, a.bias)
     generator = torch.Generator().manual_seed(0)
-    places = [*range(64), *torch.randint(len(packed), (200,), generator=generator).tolist()]
-    for place in places:
+    places = torch.randint(len(packed), (200,), generator=generator).tolist()
+    for place in [*range(64), *places, *range(len(packed) - 32, len(packed))]:
         for changed in (packed.clone(), packed):  # one never seen, and one that was
             changed[place] ^= 1 + place % 255
             with pytest.raises((ValueError, TypeError), match="expected weights from prepack"):

@@ -256,12 +256,17 @@ def test_an_ensemble_of_layers_runs_the_kernels() -> None:
     assert operators.ours() == ["sequence"] * 3
 
 
-def test_vmap_over_biases_alone() -> None:
-    a = support.sequence_arguments((5, 4, 3, 5), torch.float64)
+@pytest.mark.parametrize("kind", ["cell", "sequence"])
+def test_vmap_over_biases_alone(kind: str) -> None:
+    if kind == "cell":
+        a, outputs = support.cell_arguments((4, 3, 5), torch.float64), support.cell_outputs
+    else:
+        a = support.sequence_arguments((5, 4, 3, 5), torch.float64)
+        outputs = support.sequence_outputs
     biases = torch.randn(3, 15, dtype=torch.float64)
 
     def run(bias: Tensor) -> tuple[Tensor, ...]:
-        return support.sequence_outputs(lltm.functional, a.with_argument("bias", bias))
+        return outputs(lltm.functional, a.with_argument("bias", bias))
 
     torch.testing.assert_close(torch.vmap(run)(biases), stacked([run(bias) for bias in biases]))
 
@@ -392,6 +397,33 @@ def test_gradients_of_an_ordinary_call_can_carry_tangents(name: str) -> None:
     with forward_ad.dual_level():
         dual = pull_back(forward_ad.make_dual(cotangent, tangent))
         torch.testing.assert_close(tuple(forward_ad.unpack_dual(dual)), results)
+
+
+@pytest.mark.parametrize("name", support.NAMES)
+@pytest.mark.parametrize("kind", ["cell", "sequence"])
+def test_one_argument_alone_can_carry_a_tangent(kind: str, name: str) -> None:
+    if kind == "cell":
+        a, run = support.cell_arguments((3, I, H), torch.float64), support.cell_outputs
+    else:
+        a, run = support.sequence_arguments((4, 3, I, H), torch.float64), support.sequence_outputs
+    value: Tensor = getattr(a, name)
+    tangent = torch.randn_like(value)
+    with forward_ad.dual_level():
+        dual = a.with_argument(name, forward_ad.make_dual(value, tangent))
+        ours, plain = (
+            [forward_ad.unpack_dual(y).tangent for y in run(implementation, dual)]
+            for implementation in (lltm.functional, lltm.reference)
+        )
+    assert len(ours) == len(plain)
+    torch.testing.assert_close(ours, plain)
+
+
+def test_a_sequence_of_no_steps_returns_no_argument_of_a_transform() -> None:
+    a = support.sequence_arguments((0, 2, I, H))
+    _, h_n, c_n = vjp(
+        lambda x: support.sequence_outputs(lltm.functional, a.with_argument("input", x)), a.input
+    )[0]
+    assert len({t.untyped_storage().data_ptr() for t in (a.h, a.c, h_n, c_n)}) == 4
 
 
 def test_a_sequence_of_no_steps_has_derivatives_of_every_kind() -> None:

@@ -191,6 +191,19 @@ def check_dtensor() -> None:
     parallel = copy.deepcopy(model)
     distribute_module(parallel, mesh)
     parallel.zero_grad()
+
+    def frozen() -> None:
+        """The same calls with fewer gradients wanted."""
+        x_only = distribute_tensor(x, mesh, [Shard(0)]).requires_grad_()
+        parallel.requires_grad_(False)
+        parallel(x_only).square().sum().backward()
+        assert isinstance(x_only.grad, DTensor)
+        same(x_only.grad.full_tensor(), expected_x.grad)
+
+    # Before the calls below and after them: what DTensor remembers of the one is not to be
+    # taken for the other.
+    frozen()
+    parallel.requires_grad_(True)
     sharded_x = distribute_tensor(x, mesh, [Shard(0)]).requires_grad_()
     with CommDebugMode() as communication:
         result = parallel(sharded_x)
@@ -214,13 +227,7 @@ def check_dtensor() -> None:
         assert isinstance(parameter.grad, DTensor)
         same(parameter.grad.full_tensor(), whole.grad)
 
-    # The same call again, with fewer gradients wanted.
-    x_only = distribute_tensor(x, mesh, [Shard(0)]).requires_grad_()
-    for parameter in parallel.parameters():
-        parameter.requires_grad_(False)
-    parallel(x_only).square().sum().backward()
-    assert isinstance(x_only.grad, DTensor)
-    same(x_only.grad.full_tensor(), expected_x.grad)
+    frozen()
 
     # Sharded in another way, or not at all, it runs replicated.
     for placement in (Replicate(), Shard(1), Shard(2)):

@@ -1,0 +1,174 @@
+// What becomes of an exception on one of several threads: the caller gets it, no
+// thread waits for ever, and the next call is as good as any.
+//
+// The exceptions are those of the micro-kernel, PyTorch's brgemm, on which the
+// engines build on every CPU that they are meant for. This program has functions
+// of those names itself, which the dynamic linker prefers, also for the library:
+// they fail where a test asks for it, and else call PyTorch's.
+#include "testing.h"
+
+#if __has_include(<ATen/native/CPUBlas.h>)
+#include <ATen/native/CPUBlas.h>
+#endif
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+
+#include <dlfcn.h>
+
+#include <atomic>
+#include <exception>
+#include <tuple>
+
+namespace lltm_test {
+namespace {
+
+struct Failed : std::exception {
+  const char* what() const noexcept override { return "the test asked for it"; }
+};
+
+std::atomic<int64_t> calls = 0;
+std::atomic<int64_t> failing_call = -1;
+
+// The function of the same name that the dynamic linker would have taken without
+// this program's.
+template <typename F>
+F* next(F* function) {
+  Dl_info info = {};
+  TORCH_CHECK(dladdr(reinterpret_cast<void*>(function), &info) != 0 && info.dli_sname != nullptr);
+  void* const found = dlsym(RTLD_NEXT, info.dli_sname);
+  TORCH_CHECK(found != nullptr, "no ", info.dli_sname, " in a library");
+  return reinterpret_cast<F*>(found);
+}
+
+template <typename G>
+using Brgemm = void(
+    int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, bool, const G*, const G*, float*, bool);
+
+}  // namespace
+}  // namespace lltm_test
+
+#if defined(CPUBLAS_BRGEMM_F32F32F32) && defined(CPUBLAS_BRGEMM_BF16BF16F32)
+namespace at::native::cpublas {
+
+#define LLTM_TEST_BRGEMM(G)                                                       \
+  void brgemm(                                                                    \
+      int64_t M,                                                                  \
+      int64_t N,                                                                  \
+      int64_t K,                                                                  \
+      int64_t ld_a,                                                               \
+      int64_t ld_b,                                                               \
+      int64_t ld_c,                                                               \
+      const bool add_C,                                                           \
+      const G* A,                                                                 \
+      const G* B,                                                                 \
+      float* C,                                                                   \
+      bool is_vnni) {                                                             \
+    static auto* const of_torch = lltm_test::next<lltm_test::Brgemm<G>>(&brgemm); \
+    if (lltm_test::calls++ == lltm_test::failing_call) throw lltm_test::Failed(); \
+    of_torch(M, N, K, ld_a, ld_b, ld_c, add_C, A, B, C, is_vnni);                 \
+  }
+LLTM_TEST_BRGEMM(float)
+LLTM_TEST_BRGEMM(at::BFloat16)
+#undef LLTM_TEST_BRGEMM
+
+}  // namespace at::native::cpublas
+#endif
+
+namespace lltm_test {
+namespace {
+
+torch::jit::Stack call(const char* name, torch::jit::Stack stack) {
+  c10::Dispatcher::singleton().findSchemaOrThrow(name, "").callBoxed(stack);
+  return stack;
+}
+
+class Failures : public testing::TestWithParam<std::tuple<at::ScalarType, int>> {
+ protected:
+  Failures() : threads_before_(at::get_num_threads()) {
+    at::set_num_threads(std::get<1>(GetParam()));
+    // Hidden units enough for several threads, rows too few for products that are
+    // not the micro-kernel's.
+    const Arguments a = sequence_problem({3, 8, 20, 144}, std::get<0>(GetParam()), 1);
+    forward_ = {a.input, a.h, a.c, a.weights, a.bias, a.batch_sizes, a.reverse};
+    const torch::jit::Stack results = call("lltm::sequence_forward", forward_);
+    const std::vector<bool> all(5, true);
+    backward_ = {
+        results[0],
+        results[1],
+        results[2],
+        a.input,
+        a.h,
+        a.weights,
+        results[0],
+        results[3],
+        a.batch_sizes,
+        a.reverse,
+        all};
+  }
+  ~Failures() override {
+    failing_call = -1;
+    at::set_num_threads(threads_before_);
+  }
+
+  // Lets one call of the micro-kernel after the other fail.
+  static void check(const char* name, const torch::jit::Stack& arguments) {
+    const auto run = [&] {
+      calls = 0;
+      Tensors results;
+      for (const c10::IValue& value : call(name, arguments)) results.push_back(value.toTensor());
+      return results;
+    };
+    const Tensors expected = run();
+    const int64_t count = calls;
+    if (count == 0) GTEST_SKIP() << "no micro-kernel here";
+    for (int64_t k = 0; k < count; ++k) {
+      SCOPED_TRACE(testing::Message() << "call " << k << " of " << count);
+      failing_call = k;
+      EXPECT_THROW(run(), Failed);
+      // Of one thread, nothing is multiplied after that.
+      if (at::get_num_threads() == 1) {
+        EXPECT_EQ(calls, k + 1);
+      }
+    }
+    failing_call = -1;
+    EXPECT_TRUE(identical(run(), expected));
+  }
+
+  torch::jit::Stack forward_, backward_;
+
+ private:
+  int threads_before_;
+};
+
+INSTANTIATE_TEST_SUITE_P(
+    Threads,
+    Failures,
+    testing::Combine(testing::Values(at::kFloat, at::kBFloat16), testing::Values(1, 3)),
+    [](const testing::TestParamInfo<Failures::ParamType>& info) {
+      return name(std::get<0>(info.param)) + "_" + std::to_string(std::get<1>(info.param));
+    });
+
+TEST_P(Failures, OfAThreadReachTheCallerForward) {
+  check("lltm::sequence_forward", forward_);
+}
+
+TEST_P(Failures, OfAThreadReachTheCallerBackward) {
+  check("lltm::sequence_backward", backward_);
+}
+
+// As torch.backends.mkldnn.flags(enabled=False) does.
+TEST_P(Failures, DoNotComeOfAMicroKernelThatIsTurnedOff) {
+  const bool before = at::globalContext().userEnabledMkldnn();
+  at::globalContext().setUserEnabledMkldnn(false);
+  calls = 0;
+  call("lltm::sequence_forward", forward_);
+  call("lltm::sequence_backward", backward_);
+  at::globalContext().setUserEnabledMkldnn(before);
+  EXPECT_EQ(calls, 0);
+}
+
+}  // namespace
+}  // namespace lltm_test
