@@ -251,6 +251,8 @@ def test_deterministic_algorithms_are_all_there_is(module: nn.Module) -> None:
 # ----- looking at it ---------------------------------------------------------
 
 
+# PyTorch 2.11 says it once to everybody.
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")
 def test_the_profiler_names_the_operators_with_their_shapes() -> None:
     layer, cell = lltm.LLTM(I, H), lltm.LLTMCell(I, H)
     x = torch.randn(T, B, I)

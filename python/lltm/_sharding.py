@@ -60,10 +60,11 @@ def _register() -> None:
 
     for name, (argument_dims, result_dims) in BATCH_DIMS.items():
         op = getattr(torch.ops.lltm, name).default
+        masks = [k for k, a in enumerate(op._schema.arguments) if a.name == "output_mask"]
 
         def shardings(
             *args: Any,
-            op: Any = op,
+            masks: list[int] = masks,
             argument_dims: Dims = argument_dims,
             result_dims: Dims = result_dims,
             **kwargs: Any,
@@ -78,9 +79,11 @@ def _register() -> None:
             ]
             if not packed:
                 choices.append((argument_dims, result_dims))
+            # A result that is not wanted is none, and PyTorch 2.11 wants to be told.
+            wanted = args[masks[0]] if masks else [True] * len(result_dims)
             return [
                 (
-                    placements(results),
+                    [p if w else None for p, w in zip(placements(results), wanted, strict=True)],
                     placements(tuple(d for d, g in zip(arguments, given, strict=False) if g))
                     + [Replicate()] * packed,
                 )
@@ -88,7 +91,6 @@ def _register() -> None:
             ]
 
         register_sharding(op)(shardings)
-        masks = [k for k, a in enumerate(op._schema.arguments) if a.name == "output_mask"]
         if masks:
             # Which results there are depends on the mask, so what was worked out for one mask is
             # not to be taken for another.
