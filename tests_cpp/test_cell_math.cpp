@@ -10,6 +10,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <ostream>
 #include <string>
@@ -325,6 +326,41 @@ TEST_P(CellMath, ResultsDoNotDependOnThePositionInTheArray) {
       EXPECT_EQ(alone, together[k]) << function.name << " at " << arguments[k];
     }
   }
+}
+
+// ---- transposes -----------------------------------------------------------
+
+// Whole tiles and what is left over at either edge, among other elements.
+template <typename T>
+void check_transpose(Transpose<T> transpose, T (*number)(int)) {
+  constexpr int kGap = 20;
+  const auto same = [](T a, T b) { return std::memcmp(&a, &b, sizeof(T)) == 0; };
+  for (const int rows : {1, 15, 16, 17, 32, 33, 50}) {
+    for (const int columns : {1, 15, 16, 17, 33}) {
+      SCOPED_TRACE(testing::Message() << rows << " rows, " << columns << " columns");
+      const int x_stride = columns + 3;
+      const int y_stride = rows + 5;
+      std::vector<T> x;
+      for (int k = 0; k < rows * x_stride; ++k) x.push_back(number(k));
+      const T untouched = number(12345);
+      std::vector<T> y(static_cast<std::size_t>((columns + kGap) * y_stride), untouched);
+      transpose(rows, columns, x.data(), x_stride, y.data(), y_stride);
+      int wrong = 0;
+      for (int c = 0; c < columns + kGap; ++c) {
+        for (int r = 0; r < y_stride; ++r) {
+          const bool inside = c < columns && r < rows;
+          wrong += !same(y[c * y_stride + r], inside ? x[r * x_stride + c] : untouched);
+        }
+      }
+      EXPECT_EQ(wrong, 0);
+    }
+  }
+}
+
+TEST_P(CellMath, TransposesAreRightAndWriteNothingElse) {
+  check_transpose<float>(kernels_->transpose_f32, [](int k) { return static_cast<float>(k); });
+  check_transpose<BFloat16>(
+      kernels_->transpose_bf16, [](int k) { return BFloat16{static_cast<std::uint16_t>(k)}; });
 }
 
 // ---- 16-bit formats -------------------------------------------------------

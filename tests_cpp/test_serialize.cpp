@@ -303,26 +303,30 @@ TEST_F(Serialize, SavingReplacesTheFileAndLeavesNothingElse) {
   EXPECT_EQ(files(), std::vector<std::string>({"file.safetensors"}));
 }
 
-// As if the disk was full: files may not grow beyond a size.
+// As if the disk was full: files may not grow beyond a size. A large tensor finds
+// out when it is written, a small one when the file is closed.
 TEST_F(Serialize, FileStaysAsItIsWhenTheDiskIsFull) {
   const std::string before = "what was there before";
   write(before);
   rlimit unlimited = {};
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &unlimited), 0);
-  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
-  const rlimit limit = {1 << 16, unlimited.rlim_max};
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
-  std::string error;
-  try {
-    lltm::save_safetensors({{"x", at::ones({1 << 16})}}, path());
-  } catch (const c10::Error& caught) {
-    error = caught.what_without_backtrace();
+  for (const int64_t elements : {1 << 16, 2}) {
+    SCOPED_TRACE(elements);
+    const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit = {static_cast<rlim_t>(elements), unlimited.rlim_max};
+    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    std::string error;
+    try {
+      lltm::save_safetensors({{"x", at::ones({elements})}}, path());
+    } catch (const c10::Error& caught) {
+      error = caught.what_without_backtrace();
+    }
+    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &unlimited), 0);
+    std::signal(SIGXFSZ, handler);
+    EXPECT_EQ(error, "lltm::save_safetensors: cannot write " + path() + ": File too large");
+    EXPECT_EQ(read(), before);
+    EXPECT_EQ(files(), std::vector<std::string>({"file.safetensors"}));
   }
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &unlimited), 0);
-  std::signal(SIGXFSZ, handler);
-  EXPECT_EQ(error, "lltm::save_safetensors: cannot write " + path() + ": File too large");
-  EXPECT_EQ(read(), before);
-  EXPECT_EQ(files(), std::vector<std::string>({"file.safetensors"}));
 }
 
 TEST_F(Serialize, SavingIntoNoFolderNamesThePath) {
