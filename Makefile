@@ -62,7 +62,7 @@ test-python: .venv/.test
 # What `make test` leaves out: the tests that are slow for what they find.
 test-slow: .venv/.test .venv/.examples
 	cmake --preset default
-	cmake --build --preset default --target all lltm_tsan_tests
+	cmake --build --preset default --target all lltm_tsan_tests lltm_fuzz
 	ctest --preset slow --parallel $(JOBS)
 	pytest --numprocesses $(JOBS) -m slow
 
