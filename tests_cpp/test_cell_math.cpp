@@ -125,8 +125,17 @@ struct Worst {
   T x = 0;
 };
 
-// Compares one array of arguments. NaN against a number counts as infinitely
-// wrong; a subnormal result may be one step off.
+// How many numbers of the format one is from the other; NaN is infinitely far from a
+// number.
+template <typename T>
+std::int64_t steps_between(T a, T b) {
+  constexpr std::int64_t kFar = std::numeric_limits<std::int64_t>::max();
+  if (std::isnan(a) || std::isnan(b)) return std::isnan(a) && std::isnan(b) ? 0 : kFar;
+  std::int64_t steps;
+  return __builtin_sub_overflow(ordinal(a), ordinal(b), &steps) ? kFar : std::abs(steps);
+}
+
+// Compares one array of arguments. A subnormal result may be one step off.
 template <typename T>
 void compare(
     const MathFunction<T>& function,
@@ -144,10 +153,7 @@ void compare(
       x.data(), y.data(), static_cast<std::int64_t>(x.size()));
   for (std::size_t k = 0; k < x.size(); ++k) {
     const T expected = static_cast<T>(function.reference(x[k]));
-    std::int64_t error = std::abs(ordinal(y[k]) - ordinal(expected));
-    if (std::isnan(y[k]) || std::isnan(expected)) {
-      error = std::isnan(y[k]) && std::isnan(expected) ? 0 : std::numeric_limits<int64_t>::max();
-    }
+    const std::int64_t error = steps_between(y[k], expected);
     Worst<T>& target = std::abs(expected) < std::numeric_limits<T>::min() ? worst_subnormal : worst;
     if (error > target.error) {
       target = {error, x[k]};
