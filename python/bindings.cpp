@@ -23,9 +23,11 @@ raise that: code that handles theirs handles this one.)";
 // lltm.ArgumentError, for as long as the process lives.
 PyObject* argument_error = nullptr;
 
-// Lets wrong shapes and values that our operators find arrive in Python as an
-// ArgumentError. Translators that were registered later are asked first, and what
-// one throws goes to the next: PyTorch's own has the rest.
+// Lets wrong shapes and values arrive in Python as an ArgumentError: those that the
+// functions below find and, up to PyTorch 2.14, those that torch.ops finds. From
+// 2.15 on torch.ops translates errors before pybind11 does: _check.of_operator.
+// Translators that were registered later are asked first, and what one throws goes
+// to the next: PyTorch's own has the rest.
 void translate_value_error(std::exception_ptr thrown) {
   try {
     if (thrown) std::rethrow_exception(thrown);

@@ -22,6 +22,9 @@ import lltm
 
 ROOT = Path(__file__).resolve().parents[1]
 
+# The minor release of PyTorch, to compare: (2, 13).
+TORCH = tuple(int(part) for part in str(torch.__version__).split(".")[:2])
+
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 # (B, I, H): the tutorial's; one of each; sizes that fill no vector register.

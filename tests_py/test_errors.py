@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import support
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.utils.rnn import pack_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import lltm
 
@@ -174,7 +175,10 @@ def in_torch_ops(name: str, arguments: dict[str, Any]) -> Any:
     return getattr(torch.ops.lltm, name)(**arguments)
 
 
-def requiring_grad(name: str, arguments: dict[str, Any]) -> Any:
+Way = Callable[[str, dict[str, Any]], Any]
+
+
+def requiring_grad(name: str, arguments: dict[str, Any], way: Way = in_torch_ops) -> Any:
     """Through autograd's kernel and what it calls."""
     arguments = {
         key: value.clone().requires_grad_()
@@ -182,26 +186,47 @@ def requiring_grad(name: str, arguments: dict[str, Any]) -> Any:
         else value
         for key, value in arguments.items()
     }
-    return in_torch_ops(name, arguments)
+    return way(name, arguments)
 
 
-def on_meta(name: str, arguments: dict[str, Any]) -> Any:
+def on_meta(name: str, arguments: dict[str, Any], way: Way = in_torch_ops) -> Any:
     """Without data, as in a compiled graph."""
     arguments = {
         key: value.to("meta") if isinstance(value, Tensor) and key != "batch_sizes" else value
         for key, value in arguments.items()
     }
-    return in_torch_ops(name, arguments)
+    return way(name, arguments)
 
 
 WAYS = [in_functional, in_torch_ops, requiring_grad]
 
+# What torch.ops raises for wrong shapes and values. From 2.15 on PyTorch makes Python errors of an
+# operator's before our binding sees them.
+OF_TORCH_OPS = lltm.ArgumentError if support.TORCH < (2, 15) else ValueError
 
-def refuses(call: Callable[[], Any], error: type[Exception], op: str, text: str) -> None:
+
+def refuses(
+    call: Callable[[], Any],
+    error: type[Exception],
+    op: str,
+    text: str,
+    value_error: type[Exception] = lltm.ArgumentError,
+) -> None:
     with pytest.raises(error, match=f"^{re.escape(op)}: {re.escape(text)}") as caught:
         call()
     # Wrong shapes and values: a ValueError, and a RuntimeError as PyTorch's own.
-    assert type(caught.value) is (lltm.ArgumentError if error is ValueError else error)
+    assert type(caught.value) is (value_error if error is ValueError else error)
+
+
+def way_refuses(
+    way: Way,
+    name: str,
+    arguments: dict[str, Any],
+    error: type[Exception],
+    text: str,
+) -> None:
+    value_error = lltm.ArgumentError if way is in_functional else OF_TORCH_OPS
+    refuses(lambda: way(name, arguments), error, f"lltm::{name}", text, value_error)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -209,7 +234,7 @@ def refuses(call: Callable[[], Any], error: type[Exception], op: str, text: str)
 def test_cell_refuses(
     way: Any, argument: str, value: Any, error: type[Exception], text: str
 ) -> None:
-    refuses(lambda: way("cell", {**CELL, argument: value}), error, "lltm::cell", text)
+    way_refuses(way, "cell", {**CELL, argument: value}, error, text)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -217,7 +242,7 @@ def test_cell_refuses(
 def test_sequence_refuses(
     way: Any, argument: str, value: Any, error: type[Exception], text: str
 ) -> None:
-    refuses(lambda: way("sequence", {**SEQUENCE, argument: value}), error, "lltm::sequence", text)
+    way_refuses(way, "sequence", {**SEQUENCE, argument: value}, error, text)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -225,7 +250,7 @@ def test_sequence_refuses(
 def test_packed_sequence_refuses(
     way: Any, argument: str, value: Any, error: type[Exception], text: str
 ) -> None:
-    refuses(lambda: way("sequence", {**PACKED, argument: value}), error, "lltm::sequence", text)
+    way_refuses(way, "sequence", {**PACKED, argument: value}, error, text)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +260,7 @@ def test_packed_sequence_refuses(
 def test_the_meta_kernel_refuses_the_same(
     argument: str, value: Any, error: type[Exception], text: str
 ) -> None:
-    refuses(lambda: on_meta("cell", {**CELL, argument: value}), error, "lltm::cell", text)
+    way_refuses(on_meta, "cell", {**CELL, argument: value}, error, text)
 
 
 @pytest.mark.parametrize("name", ["cell", "sequence"])
@@ -554,24 +579,18 @@ def test_a_prepacked_layer_names_an_input_of_another_dtype() -> None:
 # ----- the class of wrong shapes and values -----------------------------------
 
 
-def wrong_shapes() -> dict[str, Callable[[], Any]]:
+def wrong_shapes(way: Way) -> dict[str, Callable[[], Any]]:
     h = torch.randn(4, 6)
+    arguments = {**CELL, "h": h}
     return {
-        "module": lambda: lltm.LLTM(3, 5)(torch.randn(6, 4, 2)),
-        "function": lambda: in_functional("cell", {**CELL, "h": h}),
-        "operator": lambda: in_torch_ops("cell", {**CELL, "h": h}),
-        "autograd": lambda: requiring_grad("cell", {**CELL, "h": h}),
-        "meta": lambda: on_meta("cell", {**CELL, "h": h}),
-        "vmap": lambda: torch.vmap(torch.ops.lltm.cell)(
-            *(CELL[name].expand(2, *CELL[name].shape) for name in ("input", "h")),
-            h.expand(2, 4, 6),
-            *(CELL[name].expand(2, *CELL[name].shape) for name in ("weights", "bias")),
-        ),
-        "autocast": lambda: under_autocast(lambda: in_torch_ops("cell", {**CELL, "h": h})),
-        "fake tensors": lambda: with_fake_tensors({**CELL, "h": h}),
-        "low-level pair": lambda: lltm._C.forward(
-            CELL["input"], CELL["weights"], CELL["bias"], h, CELL["c"]
-        ),
+        "eager": lambda: way("cell", arguments),
+        "autograd": lambda: requiring_grad("cell", arguments, way),
+        "meta": lambda: on_meta("cell", arguments, way),
+        "vmap": lambda: torch.vmap(
+            lambda *values: way("cell", dict(zip(CELL, values, strict=True)))
+        )(*(value.expand(2, *value.shape) for value in arguments.values())),
+        "autocast": lambda: under_autocast(lambda: way("cell", arguments)),
+        "fake tensors": lambda: with_fake_tensors(lambda: way("cell", arguments)),
     }
 
 
@@ -580,19 +599,63 @@ def under_autocast(call: Callable[[], Any]) -> Any:
         return call()
 
 
-def with_fake_tensors(arguments: dict[str, Any]) -> Any:
+def with_fake_tensors(call: Callable[[], Any]) -> Any:
     with FakeTensorMode(allow_non_fake_inputs=True):
-        return in_torch_ops("cell", arguments)
+        return call()
 
 
-@pytest.mark.parametrize("path", wrong_shapes())
+def of_packed_rows(layer: lltm.LLTM | lltm.PrepackedLLTM) -> Any:
+    """What only the operator finds: a layer checks all other shapes itself."""
+    rows = PackedSequence(torch.randn(9, 3), torch.tensor([4, 5]))
+    return layer(rows)
+
+
+def in_a_cell_with_other_weights() -> Any:
+    cell = lltm.LLTMCell(3, 5)
+    cell.weights = nn.Parameter(torch.randn(15, 9))
+    return cell(torch.randn(4, 3))
+
+
+OURS: dict[str, Callable[[], Any]] = {
+    **{f"function, {name}": call for name, call in wrong_shapes(in_functional).items()},
+    "module": lambda: lltm.LLTM(3, 5)(torch.randn(6, 4, 2)),
+    "layer's operator": lambda: of_packed_rows(lltm.LLTM(3, 5)),
+    "prepacked layer's operator": lambda: of_packed_rows(lltm.LLTM(3, 5).prepack()),
+    "cell's operator": in_a_cell_with_other_weights,
+    "prepack": lambda: lltm.functional.prepack(torch.randn(16, 8)),
+    "low-level pair": lambda: lltm._C.forward(
+        CELL["input"], CELL["weights"], CELL["bias"], torch.randn(4, 6), CELL["c"]
+    ),
+}
+
+
+@pytest.mark.parametrize("path", OURS)
 @pytest.mark.parametrize("handled", [ValueError, RuntimeError, lltm.ArgumentError])
 def test_a_wrong_shape_is_caught_as_pytorch_s_and_as_a_value_error(
     path: str, handled: type[Exception]
 ) -> None:
-    with pytest.raises(handled, match=r"^lltm::\w+: expected \w+ of shape") as caught:
-        wrong_shapes()[path]()
+    with pytest.raises(handled, match=r"^lltm::\w+: expected \w+ ") as caught:
+        OURS[path]()
     assert type(caught.value) is lltm.ArgumentError
+
+
+@pytest.mark.parametrize("path", wrong_shapes(in_torch_ops))
+def test_a_wrong_shape_in_torch_ops_is_a_value_error(path: str) -> None:
+    with pytest.raises(ValueError, match=r"^lltm::cell: expected h of shape") as caught:
+        wrong_shapes(in_torch_ops)[path]()
+    assert type(caught.value) is OF_TORCH_OPS
+
+
+def test_an_operator_s_value_error_that_is_not_ours_stays_what_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def other(*arguments: Any) -> Any:
+        raise ValueError("another's")
+
+    monkeypatch.setattr(torch.ops.lltm, "cell", other)
+    with pytest.raises(ValueError, match=r"^another's$") as caught:
+        in_functional("cell", CELL)
+    assert type(caught.value) is ValueError
 
 
 def test_errors_of_pytorch_keep_their_class() -> None:

@@ -68,24 +68,24 @@ def test_the_build_pins_the_minor_release_it_finds(
 ) -> None:
     step = build_step()
     monkeypatch.setattr(step, "version", lambda name: found)
-    settings = {"supported": ">=2.11,<2.15"}
+    settings = {"supported": ">=2.11,<2.16"}
     assert step.dynamic_metadata(settings, {}) == {"dependencies": [pin]}
 
 
-@pytest.mark.parametrize("found", ["2.10.1", "2.15.0", "2.15.0.dev20261101", "3.0.0"])
+@pytest.mark.parametrize("found", ["2.10.1", "2.16.0", "2.16.0.dev20261101", "3.0.0"])
 def test_the_build_refuses_a_torch_outside_the_supported_range(
     monkeypatch: pytest.MonkeyPatch, found: str
 ) -> None:
     step = build_step()
     monkeypatch.setattr(step, "version", lambda name: found)
     with pytest.raises(SystemExit, match=f"supports torch .*, and torch {re.escape(found)} is"):
-        step.dynamic_metadata({"supported": ">=2.11,<2.15"}, {})
+        step.dynamic_metadata({"supported": ">=2.11,<2.16"}, {})
 
 
 def test_an_sdist_depends_on_no_torch_yet() -> None:
     step = build_step()
     step.build_state("sdist")
-    settings = {"supported": ">=2.11,<2.15"}
+    settings = {"supported": ">=2.11,<2.16"}
     assert step.dynamic_metadata(settings, {}) == {}
     assert step.dynamic_wheel(settings) == {"dependencies": True}
 

@@ -114,6 +114,17 @@ def of_parameters(where: str, input: Tensor, parameter: Tensor) -> None:
         )
 
 
+def of_operator(error: ValueError) -> ValueError:
+    """What an operator raised, as an ArgumentError.
+
+    Up to PyTorch 2.14 it is one already, by way of the binding. From 2.15 on PyTorch makes Python
+    errors of C++ ones before the binding is asked, and this one a plain ValueError.
+    """
+    if isinstance(error, ArgumentError) or not str(error).startswith("lltm::"):
+        return error
+    return ArgumentError(*error.args)
+
+
 def dtype(value: torch.dtype) -> str:
     return str(value).removeprefix("torch.")
 

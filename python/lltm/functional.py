@@ -49,7 +49,10 @@ def cell(
     _check.optional_tensor("cell", "bias", bias)
     if type(input) is not Tensor:
         _sharding.prepare(input)
-    h, c = torch.ops.lltm.cell(input, h, c, weights, bias)
+    try:
+        h, c = torch.ops.lltm.cell(input, h, c, weights, bias)
+    except ValueError as error:
+        raise _check.of_operator(error) from None
     return h, c
 
 
@@ -95,7 +98,10 @@ def prepack(weights: Tensor) -> Tensor:
         dtype and shape). It works on other machines too, if not at its best there.
     """
     _check.tensor("prepack", "weights", weights)
-    packed: Tensor = torch.ops.lltm.prepack(weights)
+    try:
+        packed: Tensor = torch.ops.lltm.prepack(weights)
+    except ValueError as error:
+        raise _check.of_operator(error) from None
     return packed
 
 
@@ -133,7 +139,10 @@ def _run(
     _check.boolean(op, "reverse", reverse)
     if type(input) is not Tensor:
         _sharding.prepare(input)
-    output, h_n, c_n = getattr(torch.ops.lltm, op)(
-        input, h_0, c_0, weights, bias, batch_sizes=batch_sizes, reverse=reverse
-    )
+    try:
+        output, h_n, c_n = getattr(torch.ops.lltm, op)(
+            input, h_0, c_0, weights, bias, batch_sizes=batch_sizes, reverse=reverse
+        )
+    except ValueError as error:
+        raise _check.of_operator(error) from None
     return output, (h_n, c_n)

@@ -25,7 +25,10 @@ State = tuple[Tensor, Tensor]
 def _cell(input: Tensor, state: State, weights: Tensor, bias: Tensor | None) -> State:
     if type(input) is not Tensor:
         _sharding.prepare(input)
-    h, c = torch.ops.lltm.cell(input, *state, weights, bias)
+    try:
+        h, c = torch.ops.lltm.cell(input, *state, weights, bias)
+    except ValueError as error:
+        raise _check.of_operator(error) from None
     return h, c
 
 
@@ -572,9 +575,12 @@ class PrepackedLLTM(_Layer, nn.Module):
         options: dict[str, Any] = {}
         if batch_sizes is not None or reverse:
             options = {"batch_sizes": batch_sizes, "reverse": reverse}
-        output, h, c = torch.ops.lltm.sequence_prepacked(
-            x, *state, weights, buffers[bias_name], **options
-        )
+        try:
+            output, h, c = torch.ops.lltm.sequence_prepacked(
+                x, *state, weights, buffers[bias_name], **options
+            )
+        except ValueError as error:
+            raise _check.of_operator(error) from None
         return output, (h, c)
 
     def extra_repr(self) -> str:
