@@ -24,10 +24,9 @@ ForwardResult stepwise_forward(const ForwardProblem& p) {
   // few elements, all of it step by step as plain PyTorch does it, because a product of
   // many rows is rounded otherwise, and nothing averages that out (engine_few_rows.cpp).
   const bool few = has_few_elements(p.h_0);
-  const Tensor x = flat_rows(p.input);
+  const Tensor x = flat_rows(p.input).to(compute_dtype(dtype));
   const Tensor gates =
-      few ? at::empty({x.size(0), 3 * hidden}, p.input.options().dtype(compute_dtype(dtype)))
-          : linear.project_input(x);
+      few ? at::empty({x.size(0), 3 * hidden}, x.options()) : linear.project_input(x);
 
   std::vector<int64_t> output_shape = p.input.sizes().vec();
   output_shape.back() = hidden;

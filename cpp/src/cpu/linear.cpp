@@ -31,7 +31,7 @@ void Linear::add_recurrent(Tensor gates, const Tensor& h) const {
 }
 
 void Linear::project(Tensor gates, const Tensor& h, const Tensor& x) const {
-  const Tensor both = at::cat({h, x.to(h.scalar_type())}, 1);
+  const Tensor both = at::cat({h, x}, 1);
   bias.defined() ? at::addmm_out(gates, bias, both, weights.t())
                  : at::mm_out(gates, both, weights.t());
 }
