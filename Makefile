@@ -13,7 +13,8 @@
 #   make test-cuda      the CUDA kernels on this machine's GPU
 #   make test-cuda-sanitize  the last part of it: under compute-sanitizer
 #   make bench-cuda     the same beside others, with ratios
-#   make test-sanitize  the native tests under ASan and UBSan
+#   make test-clang     the native tests, everything compiled by Clang
+#   make test-sanitize  the same under ASan and UBSan
 #   make test-accuracy  the rule of accuracy on other problems each time
 #   make test-mutants   whether the tests find the faults of tests_cpp/mutants/; hours
 #   make fuzz           what reads bytes, fed with damaged ones, for FUZZ_SECONDS
@@ -40,8 +41,8 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 # One thing after another: pip, cmake and ctest use the cores.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: demo test test-native test-python test-slow test-accuracy test-sanitize test-mutants
-.PHONY: fuzz bench lint format clean
+.PHONY: demo test test-native test-python test-slow test-accuracy test-clang test-sanitize
+.PHONY: test-mutants fuzz bench lint format clean
 .PHONY: check-cuda-build test-cuda test-cuda-sanitize bench-cuda build-gpu
 
 demo: .venv/.demo
@@ -70,14 +71,15 @@ test-slow: .venv/.test .venv/.examples
 test-accuracy: .venv/.test
 	python tests_py/accuracy.py
 
-test-sanitize: .venv/.test
-	cmake --preset sanitize
-	cmake --build --preset sanitize
-	ctest --preset sanitize
+test-clang test-sanitize: test-%: .venv/.test
+	@.ci/system-packages.sh $(PYTHON) clang
+	cmake --preset $*
+	cmake --build --preset $*
+	ctest --preset $* --parallel $(JOBS)
 
 # In all, a third for each target. A new seed each time, which is printed; an input that
-# fails is saved in build/. FUZZ_PRESET=sanitize has the whole library under the
-# sanitizers; libfuzzer, which needs clang++ with its runtime and libomp, goes by coverage.
+# fails is saved in build/. FUZZ_PRESET=clang goes by coverage, with libFuzzer;
+# FUZZ_PRESET=sanitize too, with the whole library under the sanitizers.
 FUZZ_SECONDS ?= 60
 FUZZ_SEED ?= 0
 FUZZ_PRESET ?= default
@@ -101,18 +103,20 @@ bench: .venv/.test .venv/.demo
 	mkdir -p build/results
 	build/bench/benchmarks/lltm_bench --benchmark_out=build/results/kernels.json
 	python -m lltm.benchmark --tutorial
-	python -m lltm.benchmark --compile --json build/results/layers.json \
-	  --plot build/results/layers.png
+	python -m lltm.benchmark --compile --goals benchmarks/goals.py \
+	  --json build/results/layers.json --plot build/results/layers.png
+	cmake --preset default
+	cmake --build --preset default --target lltm_lstm
+	python benchmarks/bench_lstm.py build/tests_cpp/liblltm_lstm.so
 
 # ---- CUDA -------------------------------------------------------------------
 
 # The torch to compile the CUDA kernels for where there is no GPU.
 CUDA_TORCH ?= torch==2.14.1
 
-# The package without pip: what CMake installs, and the Python files beside it.
-site = cmake --install $(1) --prefix $(1)/site/lltm > $(1)/install.log && \
-  cp python/lltm/*.py python/lltm/*.pyi python/lltm/py.typed $(1)/site/lltm/
-NATIVE_WITHOUT_GPU := ^(cell_math|cuda|cuda_kernels|cuda_on_host|operators.native|symbols|consumer.*)$$
+# What is other code than with a torch without CUDA. The package is used as CMake
+# installs it, without pip.
+NATIVE_WITHOUT_GPU := ^(cuda|cuda_kernels|symbols|consumer.*)$$
 PYTHON_WITHOUT_GPU := tests_py/test_cell.py tests_py/test_sequence.py tests_py/test_errors.py \
   tests_py/test_cuda.py tests_py/test_cuda_build.py
 
@@ -121,9 +125,9 @@ PYTHON_WITHOUT_GPU := tests_py/test_cell.py tests_py/test_sequence.py tests_py/t
 check-cuda-build: export PATH := $(CURDIR)/build/cuda-venv/bin:$(PATH)
 check-cuda-build: build/cuda-venv/.tools
 	cmake --preset cuda
-	cmake --build --preset cuda --target all lltm_cuda_bench
+	cmake --build --preset cuda --target lltm _C lltm_cuda_tests lltm_cuda_bench
 	ctest --preset cuda --tests-regex '$(NATIVE_WITHOUT_GPU)'
-	$(call site,build/cuda)
+	cmake --install build/cuda --prefix build/cuda/site/lltm
 	PYTHONPATH=build/cuda/site python -m lltm
 	PYTHONPATH=build/cuda/site pytest -q $(PYTHON_WITHOUT_GPU)
 
@@ -155,7 +159,7 @@ build-gpu:
 	  $(if $(GOOGLETEST),-DFETCHCONTENT_SOURCE_DIR_GOOGLETEST="$(abspath $(GOOGLETEST))") \
 	  $(if $(NLOHMANN_JSON),-DFETCHCONTENT_SOURCE_DIR_NLOHMANN_JSON="$(abspath $(NLOHMANN_JSON))")
 	cmake --build build/gpu --target lltm _C lltm_cuda_tests lltm_cuda_bench
-	$(call site,build/gpu)
+	cmake --install build/gpu --prefix build/gpu/site/lltm
 
 # The sanitizer looks at our kernels only, and at one problem for each way in which
 # they reach memory (CudaAccess in tests_cpp/test_cuda.cpp): it makes everything slow.
@@ -213,7 +217,8 @@ clean:
 SOURCES := CMakeLists.txt pyproject.toml $(shell find cpp cmake python -type f ! -path '*/__pycache__/*')
 .venv/.test .venv/.demo .venv/.examples .venv/.dev: .venv/.%: .venv/.tools $(SOURCES)
 	@.ci/step "Building and installing lltm[$*]" \
-	  pip install --verbose --no-build-isolation --config-settings build-dir=build '.[$*]'
+	  pip install --verbose --no-build-isolation --config-settings build-dir=build \
+	    --config-settings cmake.define.CMAKE_COMPILE_WARNING_AS_ERROR=ON '.[$*]'
 	@touch $@
 
 CUDA_WANTED := $(BASE_PYTHON) $(CUDA_TORCH) $(BUILD_TOOLS)

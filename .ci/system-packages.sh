@@ -3,8 +3,11 @@
 # module, and, to spare time, GoogleTest and ccache. What is missing comes from
 # Debian's or Ubuntu's packages where this user may install them; else what
 # can't be done without is named, and CMake fetches GoogleTest itself.
+#
+#   system-packages.sh [PYTHON [clang]]   with Clang and its sanitizers
 set -eu
 python=${1:-python3}
+with=${2:-}
 
 command -v "$python" > /dev/null || {
   echo "lltm: no Python here: install python3 (3.10 or later), or set PYTHON" >&2
@@ -26,7 +29,12 @@ googletest() {
 }
 ccache_() { command -v ccache > /dev/null || echo ccache; }
 
-needed() { echo $(compiler) $(venv) $(headers); }
+clang() {
+  [ -n "$with" ] || return 0
+  command -v clang++ > /dev/null || echo clang libclang-rt-dev
+}
+
+needed() { echo $(compiler) $(venv) $(headers) $(clang); }
 wanted() { echo $(needed) $(googletest) $(ccache_); }
 
 root=

@@ -196,12 +196,15 @@ def machine(settings: Settings) -> Row:
 
 
 def kernels(program: Path) -> tuple[list[dict[str, Any]], list[Check], list[str]]:
-    """Runs the benchmark of the pointwise kernels; returns its rows, checks and a table."""
+    """Runs the benchmark of the element-wise kernels; returns its rows, checks and a table."""
     run = subprocess.run([str(program)], capture_output=True, text=True)
     if run.returncode != 0:
         raise RuntimeError(f"exit status {run.returncode}: {run.stderr.strip()}")
     rows: list[dict[str, Any]] = json.loads(run.stdout)
-    checks, lines = [], ["\npointwise kernels: bytes per second, beside a copy in the same rounds"]
+    checks, lines = (
+        [],
+        ["\nelement-wise kernels: bytes per second, beside a copy in the same rounds"],
+    )
     copy: dict[str, Any] = {}
     for row in rows:
         if row["title"].startswith("copy"):
@@ -337,9 +340,9 @@ def main() -> None:
         show(machine(settings))
     if options.kernels is not None:
         torch.cuda.empty_cache()
-        with part("pointwise kernels"):
+        with part("element-wise kernels"):
             kernel_rows, kernel_checks, lines = kernels(options.kernels)
-            checks.extend(("pointwise kernels", check) for check in kernel_checks)
+            checks.extend(("element-wise kernels", check) for check in kernel_checks)
             print("\n".join((*lines, *(f"  {check}" for check in kernel_checks))), flush=True)
             save()
 

@@ -1,10 +1,11 @@
-// The CUDA pointwise kernels alone: bytes moved per second beside a copy within
+// The CUDA element-wise kernels alone: bytes moved per second beside a copy within
 // the card's memory, in the same rounds. Prints a JSON array, one object per
 // kernel: {"title", "bytes", "seconds": [one figure per round]}.
 //
 // Arguments are larger than any cache: each is read or written once.
-#include "cuda/dispatch.h"
-#include "cuda/pointwise.h"
+#include "cell.h"
+#include "cuda/elementwise.h"
+#include "tensor_views.h"
 
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAException.h>
@@ -18,6 +19,7 @@
 namespace {
 
 using at::Tensor;
+using namespace lltm;
 using namespace lltm::cuda;
 
 constexpr int kRounds = 15;
@@ -66,18 +68,19 @@ double bytes(const std::vector<Tensor>& tensors) {
 template <typename T>
 void measure(const char* dtype_name, at::ScalarType dtype, int64_t rows, int64_t hidden) {
   using C = compute_t<T>;
+  constexpr int64_t G = Cell::kGates, S = Cell::kSaved;
   const auto options = at::TensorOptions(at::kCUDA).dtype(dtype);
   const auto compute_options = options.dtype(compute_dtype(dtype));
   const auto random = [&](int64_t columns, const at::TensorOptions& o) {
     return at::randn({rows, columns}, o);
   };
-  const Tensor gates = random(3 * hidden, compute_options), c = random(hidden, options);
-  const Tensor bias = at::randn({3 * hidden}, options);
+  const Tensor gates = random(G * hidden, compute_options), c = random(hidden, options);
+  const Tensor bias = at::randn({G * hidden}, options);
   const Tensor h_next = at::empty_like(c), h_state = at::empty_like(c), c_next = at::empty_like(c);
-  const Tensor activations = random(4 * hidden, options), grad_h = random(hidden, options);
+  const Tensor activations = random(S * hidden, options), grad_h = random(hidden, options);
   const Tensor grad_h_state = random(hidden, compute_options);
   const Tensor grad_c = random(hidden, compute_options), grad_c_prev = at::empty_like(grad_c);
-  const Tensor grad_gates = at::empty({rows, 3 * hidden}, options);
+  const Tensor grad_gates = at::empty({rows, G * hidden}, options);
 
   ForwardArgs<T> forward;
   forward.rows = rows;

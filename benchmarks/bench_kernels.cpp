@@ -1,5 +1,5 @@
 // Benchmarks of the native code, without Python: what this CPU can do (the
-// micro-kernel's peak, the copy bandwidth), the pointwise kernels of each
+// micro-kernel's peak, the copy bandwidth), the element-wise kernels of each
 // instruction set, and the operators beside those of libtorch.
 //
 //     lltm_bench --benchmark_out=kernels.json
@@ -7,8 +7,8 @@
 // Repetitions of all benchmarks are interleaved at random, so that a change in
 // the machine's speed touches all alike; any flag of Google Benchmark given
 // replaces the defaults set here. OMP_NUM_THREADS sets the threads.
-#include "cpu/micro_kernel.h"
-#include "cpu/pointwise.h"
+#include "cpu/gemm_formats.h"
+#include "cpu/kernels.h"
 #include "report.h"
 
 #include <lltm/ops.h>
@@ -96,14 +96,15 @@ void on_threads(int count, const F& body) {
 
 // ---- what the machine can do ------------------------------------------------
 
-// Products of operands that stay in each core's cache, as the sequence engine
-// calls them: a band of rows times the three gates of a block of units.
-template <typename G>
+// GEMMs of operands that stay in each core's cache, as the sequence engine calls them: a band
+// of rows times the gates of a block of units.
+template <typename Format>
 void add_micro_kernel(const std::string& dtype) {
-  if (!lltm::cpu::has_micro_kernel<G>()) {
+  if (!Format::available()) {
     std::cerr << "no micro-kernel for " << dtype << ": shares of its peak are left out\n";
     return;
   }
+  using Operand = typename Format::Operand;
   constexpr int64_t kCalls = 64;  // a thread
   const int64_t rows = lltm::cpu::kMaxRows;
   for (const int64_t columns : {64, 192}) {
@@ -115,23 +116,19 @@ void add_micro_kernel(const std::string& dtype) {
         const double flops = 2.0 * threads * kCalls * rows * columns * depth;
         add(name, {.flops = flops}, [=]() -> Body {
           const size_t operands = rows * depth + depth * columns;
-          const auto ab = std::make_shared<std::vector<G>>(threads * operands);
+          const auto ab = std::make_shared<std::vector<Operand>>(threads * operands);
           // 0.01 in either format.
-          std::memset(ab->data(), 0x3C, ab->size() * sizeof(G));
+          std::memset(ab->data(), 0x3C, ab->size() * sizeof(Operand));
           const auto c = std::make_shared<std::vector<float>>(threads * rows * columns);
           return [=] {
             on_threads(threads, [&](int64_t thread) {
-              const G* const a = ab->data() + thread * operands;
+              const Operand* const a = ab->data() + thread * operands;
               float* const product = c->data() + thread * rows * columns;
               for (int64_t call = 0; call < kCalls; ++call) {
-                lltm::cpu::multiply(
+                Format::gemm(
                     rows,
-                    columns,
-                    depth,
-                    a,
-                    depth,
-                    a + rows * depth,
-                    columns,
+                    {a, depth, 1},
+                    {a + rows * depth, depth, columns, columns},
                     product,
                     columns,
                     /*accumulate=*/false);
@@ -167,7 +164,7 @@ void add_copy() {
   }
 }
 
-// ---- pointwise kernels ------------------------------------------------------
+// ---- element-wise kernels ----------------------------------------------------
 
 // Those that this CPU has, the best first; ATEN_CPU_CAPABILITY can lower it.
 std::vector<const lltm::cpu::Kernels*> runnable_kernels() {
@@ -199,7 +196,7 @@ struct Step {
     args.c = {part(storage, 4), hidden};
     args.h_next = {part(storage, 5), hidden};
     args.c_next = {part(storage, 6), hidden};
-    (kernels.*lltm::cpu::kPointwise<T, C>).forward(args, 0, rows * hidden);
+    (kernels.*lltm::cpu::kElementwise<T, C>).forward(args, 0, rows * hidden);
   }
 
   void backward(const lltm::cpu::Kernels& kernels) {
@@ -213,7 +210,7 @@ struct Step {
     args.grad_h_state = {part(compute, 3), hidden};
     args.grad_c = {part(compute, 4), hidden};
     args.grad_c_prev = {part(compute, 5), hidden};
-    (kernels.*lltm::cpu::kPointwise<T, C>).backward(args, 0, rows * hidden);
+    (kernels.*lltm::cpu::kElementwise<T, C>).backward(args, 0, rows * hidden);
   }
 
   // Read and written.
@@ -232,7 +229,7 @@ struct Step {
 };
 
 template <typename T>
-void add_pointwise(const std::string& dtype, int64_t rows, int64_t hidden) {
+void add_elementwise(const std::string& dtype, int64_t rows, int64_t hidden) {
   const std::string sizes =
       '/' + dtype + "/B:" + std::to_string(rows) + ",H:" + std::to_string(hidden) + '/';
   const double forward_bytes = Step<T>(1, 1).forward_bytes() * rows * hidden;
@@ -249,8 +246,8 @@ void add_pointwise(const std::string& dtype, int64_t rows, int64_t hidden) {
           return copy(static_cast<int64_t>(bytes), /*threads=*/1);
         });
       };
-  add_direction("pointwise_forward", forward_bytes, &Step<T>::forward);
-  add_direction("pointwise_backward", backward_bytes, &Step<T>::backward);
+  add_direction("elementwise_forward", forward_bytes, &Step<T>::forward);
+  add_direction("elementwise_backward", backward_bytes, &Step<T>::backward);
 }
 
 // ---- operators --------------------------------------------------------------
@@ -392,14 +389,14 @@ void add_operators(const std::string& dtype_name, at::ScalarType dtype) {
 }
 
 void add_all() {
-  add_micro_kernel<float>("f32");
-  add_micro_kernel<BFloat16>("bf16");
+  add_micro_kernel<lltm::cpu::F32Format>("f32");
+  add_micro_kernel<lltm::cpu::Bf16Format>("bf16");
   add_copy();
   for (const int64_t rows : {16, 8192}) {  // within a cache, and beyond
-    add_pointwise<float>("f32", rows, 512);
-    add_pointwise<BFloat16>("bf16", rows, 512);
-    add_pointwise<Half>("f16", rows, 512);
-    add_pointwise<double>("f64", rows, 512);
+    add_elementwise<float>("f32", rows, 512);
+    add_elementwise<BFloat16>("bf16", rows, 512);
+    add_elementwise<Half>("f16", rows, 512);
+    add_elementwise<double>("f64", rows, 512);
   }
   add_operators("f32", at::kFloat);
   add_operators("bf16", at::kBFloat16);

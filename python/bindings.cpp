@@ -1,7 +1,7 @@
 // The Python module lltm._C. It holds no logic: loading it loads liblltm, which
 // registers the operators under torch.ops.lltm, and the functions below belong
 // to the library.
-#include "composite.h"
+#include "pair.h"
 
 #include <lltm/version.h>
 

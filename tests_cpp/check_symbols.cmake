@@ -45,6 +45,9 @@ foreach(line IN LISTS needed)
   if(line MATCHES "python")
     message(SEND_ERROR "liblltm needs Python: ${line}")
   endif()
+  if(line MATCHES "omp" AND NOT line MATCHES "libgomp")
+    message(SEND_ERROR "liblltm needs another OpenMP runtime than libtorch: ${line}")
+  endif()
 endforeach()
 
 # A weak symbol of one file may stand for that of all: here, code for AVX-512

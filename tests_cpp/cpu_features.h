@@ -3,34 +3,38 @@
 
 #include <string_view>
 
-#if defined(LLTM_COMPILER_HAS_AMX) && defined(__linux__)
+#if defined(__x86_64__)
+#include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
 
 namespace lltm_test {
 
-// `capability` as ATEN_CPU_CAPABILITY names it: default, avx2 or avx512; or amx.
+// `capability` as ATEN_CPU_CAPABILITY names it: default, avx2 or avx512; or amx. What
+// Clang's __builtin_cpu_supports has no name for is asked of the CPU.
 inline bool cpu_has(std::string_view capability) {
 #if defined(__x86_64__)
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   if (capability == "avx2") {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           __builtin_cpu_supports("f16c");
+    const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx >> 29 & 1) != 0;
+    return f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   }
   if (capability == "avx512") {
     return cpu_has("avx2") && __builtin_cpu_supports("avx512f") &&
            __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
            __builtin_cpu_supports("avx512vl");
   }
-#if defined(__linux__) && defined(LLTM_COMPILER_HAS_AMX)
   if (capability == "amx") {
     constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
     constexpr long kTileData = 18;
-    return cpu_has("avx512") && __builtin_cpu_supports("avx512bf16") &&
-           __builtin_cpu_supports("amx-bf16") &&
+    const bool avx512_bf16 =
+        __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax >> 5 & 1) != 0;
+    const bool amx_bf16 =
+        __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (edx >> 22 & 1) != 0;
+    return cpu_has("avx512") && avx512_bf16 && amx_bf16 &&
            syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
   }
-#endif
 #endif
   return capability == "default";
 }

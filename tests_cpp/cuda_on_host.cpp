@@ -1,12 +1,11 @@
-// CUDA for the engine's tests, in plain loops on the CPU: cuBLAS under the
-// library's own products, and the pointwise kernels, whose threads run one after
-// another. With them what the engine does itself (offsets, directions, packed
-// batches, which rows belong together, what it asks of cuBLAS) is tested without
-// a GPU.
+// CUDA for the engine's tests, in plain loops on the CPU: cuBLAS under the library's own
+// gemm.cpp, and the element-wise kernels, whose threads run one after another. With them
+// what the engine does itself (offsets, directions, packed batches, which rows belong
+// together, what it asks of cuBLAS) is tested without a GPU.
 #include "cuda_on_host.h"
 
-#include "cuda/pointwise.h"
-#include "cuda/pointwise_kernels.h"
+#include "cuda/elementwise.h"
+#include "cuda/elementwise_kernels.h"
 
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
@@ -180,8 +179,8 @@ void launch_forward(const ForwardArgs<T>& args, Stream) {
   }
 }
 
-template <typename T, typename S>
-void launch_backward(const BackwardArgs<T, S>& args, Stream) {
+template <typename T, typename D>
+void launch_backward(const BackwardArgs<T, D>& args, Stream) {
   if (args.rows == 0 || args.hidden == 0) return;
   const BackwardAccess wide = access_of(args);
   if (fits_wide<T>(args.hidden)) {

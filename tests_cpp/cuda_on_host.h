@@ -1,7 +1,6 @@
-// What products.cpp takes from the headers of cuBLAS, and from those of ATen and
-// c10 that need CUDA: CMakeLists.txt puts this file in their places, so that the
-// host tests compile products.cpp as it is. The functions are plain loops on the
-// CPU, in cuda_on_host.cpp.
+// What gemm.cpp takes from the headers of cuBLAS, and from those of ATen and c10 that need
+// CUDA: CMakeLists.txt puts this file in their places, so that the host tests compile
+// gemm.cpp unchanged. The functions are plain loops on the CPU, in cuda_on_host.cpp.
 //
 // Enumerators have cuBLAS's values where they are combined, by bits.
 #pragma once
@@ -34,9 +33,8 @@ struct HostCublas {
 using cublasHandle_t = HostCublas*;
 
 cublasStatus_t cublasSetMathMode(cublasHandle_t handle, cublasMath_t mode);
-// Refuses what cuBLAS would (strides that are too short for the matrix or do not
-// fit 32 bits, types that it has no product for) and what it need not be asked:
-// a product without elements, or over nothing.
+// Refuses what cuBLAS would (leading dimensions that are too short for the matrix or do not
+// fit 32 bits, unsupported types) and GEMMs that need no call: with M, N or K zero.
 cublasStatus_t cublasGemmEx_64(
     cublasHandle_t handle,
     cublasOperation_t op_a,
@@ -72,7 +70,7 @@ inline cudaStream_t getCurrentCUDAStream() {
 namespace lltm_test {
 // torch.backends.cuda.matmul.allow_tf32.
 inline bool allow_tf32 = false;
-// The mode in which the last product was made.
+// The mode of the last GEMM.
 inline cublasMath_t last_math_mode = CUBLAS_DEFAULT_MATH;
 }  // namespace lltm_test
 

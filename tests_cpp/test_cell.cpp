@@ -46,13 +46,16 @@ std::string accuracy_name(const testing::TestParamInfo<CellAccuracy::ParamType>&
 }
 
 TEST_P(CellAccuracy, ValuesAndGradientsMatchOracle) {
-  const auto [dtype, sizes] = GetParam();
-  check_cell([&](uint64_t seed) { return cell_problem(sizes, dtype, seed); });
+  const auto& [dtype, sizes] = GetParam();
+  check_cell(
+      [dtype = dtype, sizes = sizes](uint64_t seed) { return cell_problem(sizes, dtype, seed); });
 }
 
 TEST_P(CellAccuracy, ValuesAndGradientsMatchOracleWithoutBias) {
-  const auto [dtype, sizes] = GetParam();
-  check_cell([&](uint64_t seed) { return cell_problem(sizes, dtype, seed, /*bias=*/false); });
+  const auto& [dtype, sizes] = GetParam();
+  check_cell([dtype = dtype, sizes = sizes](uint64_t seed) {
+    return cell_problem(sizes, dtype, seed, /*bias=*/false);
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(

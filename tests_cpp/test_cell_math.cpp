@@ -1,7 +1,7 @@
 // The arithmetic of the CPU kernels, for every instruction set that this CPU
 // has: errors of the math functions, and the 16-bit storage formats. Links
 // the kernels alone, without PyTorch.
-#include "cpu/pointwise.h"
+#include "cpu/kernels.h"
 #include "cpu_features.h"
 
 #include <gtest/gtest.h>

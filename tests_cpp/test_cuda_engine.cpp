@@ -1,156 +1,22 @@
-// The CUDA engine's loops on the CPU, with the products and kernels of
-// cuda_on_host.cpp: the same sources that run on a GPU, the same oracle.
-#include "cuda/engine.h"
-#include "cuda/products.h"
-#include "testing.h"
+// The CUDA engine's loops on the CPU, with the cuBLAS and the kernels of cuda_on_host.cpp:
+// the same sources that run on a GPU, the same oracle.
+#include "cell.h"
+#include "cuda_engine_autograd.h"
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <tuple>
 
 namespace lltm_test {
 namespace {
 
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
-
-at::Tensor or_undefined(const std::optional<at::Tensor>& tensor) {
-  return tensor.value_or(at::Tensor());
-}
-std::optional<at::Tensor> or_nothing(const at::Tensor& tensor) {
-  return tensor.defined() ? std::optional(tensor) : std::nullopt;
-}
-
-// What autograd.cpp does for the operators, for the engine alone. As there, a
-// gradient that is not defined is one that nobody asked for or gave.
-std::array<bool, 5> wanted(const AutogradContext& context, bool bias) {
-  std::array<bool, 5> wanted;
-  for (size_t k = 0; k < 4; ++k) wanted[k] = context.needs_input_grad(k);
-  wanted[4] = bias && context.needs_input_grad(4);
-  return wanted;
-}
-
-variable_list as_list(const lltm::Gradients& gradients) {
-  const auto& [d_input, d_h, d_c, d_weights, d_bias] = gradients;
-  return {d_input, d_h, d_c, d_weights, d_bias};
-}
-
-struct EngineCell : torch::autograd::Function<EngineCell> {
-  static variable_list forward(
-      AutogradContext* context,
-      const at::Tensor& input,
-      const at::Tensor& h,
-      const at::Tensor& c,
-      const at::Tensor& weights,
-      const std::optional<at::Tensor>& bias) {
-    const auto [h_next, c_next, activations] =
-        lltm::cuda::cell_forward(input, h, c, weights, bias, /*save=*/true);
-    context->set_materialize_grads(false);
-    context->save_for_backward({input, h, weights, activations});
-    context->saved_data["bias"] = bias.has_value();
-    return {h_next, c_next};
-  }
-  static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    const variable_list saved = context->get_saved_variables();
-    return as_list(
-        lltm::cuda::cell_backward(
-            grads[0],
-            grads[1],
-            saved[0],
-            saved[1],
-            saved[2],
-            saved[3],
-            wanted(*context, context->saved_data["bias"].toBool())));
-  }
-};
-
-struct EngineSequence : torch::autograd::Function<EngineSequence> {
-  static variable_list forward(
-      AutogradContext* context,
-      const at::Tensor& input,
-      const at::Tensor& h_0,
-      const at::Tensor& c_0,
-      const at::Tensor& weights,
-      const std::optional<at::Tensor>& bias,
-      const std::optional<at::Tensor>& batch_sizes,
-      bool reverse) {
-    const auto [output, h_n, c_n, activations] = lltm::cuda::stepwise_forward(
-        {input, h_0, c_0, weights, bias, batch_sizes, reverse, /*save=*/true});
-    context->set_materialize_grads(false);
-    context->save_for_backward(
-        {input, h_0, weights, output, activations, or_undefined(batch_sizes)});
-    context->saved_data["bias"] = bias.has_value();
-    context->saved_data["reverse"] = reverse;
-    return {output, h_n, c_n};
-  }
-  static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    const variable_list saved = context->get_saved_variables();
-    const std::optional<at::Tensor> batch_sizes = or_nothing(saved[5]);
-    variable_list gradients = as_list(
-        lltm::cuda::stepwise_backward(
-            {grads[0],
-             grads[1],
-             grads[2],
-             saved[0],
-             saved[1],
-             saved[2],
-             saved[3],
-             saved[4],
-             batch_sizes,
-             context->saved_data["reverse"].toBool(),
-             wanted(*context, context->saved_data["bias"].toBool())}));
-    gradients.resize(7);
-    return gradients;
-  }
-};
-
-Tensors engine_cell(const Arguments& a) {
-  return EngineCell::apply(a.input, a.h, a.c, a.weights, a.bias);
-}
-
-Tensors engine_sequence(const Arguments& a) {
-  return EngineSequence::apply(a.input, a.h, a.c, a.weights, a.bias, a.batch_sizes, a.reverse);
-}
-
 // As users call it without gradients: nothing saved.
 Tensors engine_inference(const Arguments& a) {
-  const auto [output, h_n, c_n, activations] = lltm::cuda::stepwise_forward(
-      {a.input, a.h, a.c, a.weights, a.bias, a.batch_sizes, a.reverse, /*save=*/false});
+  const auto [output, h_n, c_n, activations] =
+      lltm::cuda::sequence_forward(sequence_args(a, /*save=*/false));
   EXPECT_FALSE(activations.defined());
   return {output, h_n, c_n};
-}
-
-// ---- operands -------------------------------------------------------------
-
-// PyTorch keeps any stride for a dimension of one element; cuBLAS looks at it.
-TEST(CudaOperands, ASingleRowOrColumnHasTheRowLengthAsStride) {
-  const int64_t far = int64_t{1} << 40;
-  const at::Tensor memory = at::randn({5});
-  const at::Tensor row = memory.as_strided({1, 5}, {far, 1});
-  const at::Tensor column = memory.as_strided({5, 1}, {1, far});
-  for (const at::Tensor& tensor : {row, column}) {
-    ASSERT_TRUE(lltm::cuda::as_operand(tensor).is_same(tensor));
-    const lltm::cuda::Operand operand = lltm::cuda::operand(tensor);
-    EXPECT_EQ(operand.data, memory.const_data_ptr());
-    EXPECT_EQ(operand.rows, tensor.size(0));
-    EXPECT_EQ(operand.cols, tensor.size(1));
-    EXPECT_EQ(operand.stride, tensor.size(1));
-    EXPECT_FALSE(operand.transposed);
-    EXPECT_EQ(lltm::cuda::transposed(operand).stride, operand.stride);
-  }
-  EXPECT_EQ(lltm::cuda::result(row).stride, 5);
-  EXPECT_EQ(lltm::cuda::result(memory.as_strided({0, 5}, {far, 1})).stride, 5);
-}
-
-TEST(CudaOperands, RowsThatOverlapAreCopied) {
-  const at::Tensor windows = at::randn({10}).unfold(0, 5, 1);
-  for (const at::Tensor& tensor : {windows, windows.t(), windows[0].expand({6, 5})}) {
-    const at::Tensor operand = lltm::cuda::as_operand(tensor);
-    EXPECT_TRUE(operand.is_contiguous());
-    EXPECT_TRUE(identical(operand, tensor));
-  }
 }
 
 // ---- one step -------------------------------------------------------------
@@ -161,7 +27,8 @@ class CudaEngineCell : public testing::TestWithParam<at::ScalarType> {
     check(engine_cell, eager_cell, problem, gradients);
   }
   Problem problems(const Sizes& sizes, bool bias = true) const {
-    return [=, this](uint64_t seed) { return cell_problem(sizes, GetParam(), seed, bias); };
+    return
+        [=, dtype = GetParam()](uint64_t seed) { return cell_problem(sizes, dtype, seed, bias); };
   }
 };
 
@@ -279,11 +146,11 @@ TEST_P(CudaEngineSequence, StepsThatReachNoRowChangeNothing) {
 
 // Each step in a chunk of its own, some together, and all.
 TEST_P(CudaEngineSequence, ASmallerWorkspaceGivesTheSame) {
-  const int64_t row = 3 * 8 * (dtype() == at::kDouble ? 8 : 4);
+  const int64_t row = lltm::Cell::kGates * 8 * (dtype() == at::kDouble ? 8 : 4);
   for (const Arguments& a : {dense({9, 4, 3, 8})(1), packed({9, 7, 7, 3, 1}, 3, 8)(1)}) {
     const auto with_workspace = [&](int64_t bytes) {
-      const auto [output, h_n, c_n, activations] = lltm::cuda::stepwise_forward(
-          {a.input, a.h, a.c, a.weights, a.bias, a.batch_sizes, a.reverse, /*save=*/true}, bytes);
+      const auto [output, h_n, c_n, activations] =
+          lltm::cuda::stepwise_forward(sequence_args(a, /*save=*/true), bytes);
       return Tensors{output, h_n, c_n, activations};
     };
     const Tensors all = with_workspace(lltm::cuda::kWorkspaceBytes);

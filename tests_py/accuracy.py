@@ -30,6 +30,7 @@ import support
 import torch
 
 import lltm
+from lltm._cell import GATES
 
 LIMIT = 2.0
 REDRAWS = 15  # of a problem above the limit, whose median may be
@@ -59,8 +60,8 @@ class Problem:
         torch.manual_seed(self.seed)
         bound = 1 / math.sqrt(self.hidden)
         uniform = torch.distributions.Uniform(-bound, bound)
-        weights = uniform.sample((3 * self.hidden, self.hidden + self.inputs))
-        bias = uniform.sample((3 * self.hidden,)) if self.bias else None
+        weights = uniform.sample((GATES * self.hidden, self.hidden + self.inputs))
+        bias = uniform.sample((GATES * self.hidden,)) if self.bias else None
         h = torch.randn(self.batch, self.hidden).tanh()
         c = torch.randn(self.batch, self.hidden)
         if self.zero_state:
@@ -88,7 +89,7 @@ def draw(seed: int, dtype: torch.dtype) -> Problem:
         inputs, hidden = generator.randint(1, 600), generator.randint(1, 600)
         bias, reverse = generator.random() < 0.9, kind != "cell" and generator.random() < 0.3
         zero_state = generator.random() < 0.5
-        if steps * batch * 3 * hidden * (hidden + inputs) <= MOST_WORK[dtype]:
+        if steps * batch * GATES * hidden * (hidden + inputs) <= MOST_WORK[dtype]:
             return Problem(
                 seed, dtype, kind, steps, batch, inputs, hidden, bias, reverse, zero_state
             )

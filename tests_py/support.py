@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import Dataset
 
 import lltm
+from lltm._cell import GATES
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -91,7 +92,7 @@ def cell_arguments(
         h=torch.randn(batch, hidden, dtype=dtype).tanh(),
         c=torch.randn(batch, hidden, dtype=dtype),
         weights=_weights(inputs, hidden, dtype),
-        bias=torch.randn(3 * hidden, dtype=dtype) if bias else None,
+        bias=torch.randn(GATES * hidden, dtype=dtype) if bias else None,
     )
 
 
@@ -132,7 +133,7 @@ def _steady(a: Arguments) -> Arguments:
 def _weights(inputs: int, hidden: int, dtype: torch.dtype) -> Tensor:
     # Spread so that the pre-activations are of order 1, whatever the sizes.
     columns = hidden + inputs
-    return torch.randn(3 * hidden, columns, dtype=dtype) / math.sqrt(columns)
+    return torch.randn(GATES * hidden, columns, dtype=dtype) / math.sqrt(columns)
 
 
 def cell_outputs(implementation: Any, a: Arguments) -> tuple[Tensor, ...]:

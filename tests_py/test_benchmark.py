@@ -1,8 +1,11 @@
-"""What the benchmark does with contenders that fail."""
+"""What the benchmark does with contenders that fail, and with goals."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import support
 
 from lltm.benchmark import Sampler, Settings, measure
 
@@ -40,3 +43,20 @@ def test_a_contender_that_fails_is_left_out_with_the_reason(call: int) -> None:
 def test_the_first_contender_has_to_run(call: int) -> None:
     with pytest.raises(IndexError):
         measure("title", {"ours": lambda: failing_at(call), "theirs": sampler}, SETTINGS)
+
+
+GOALS = """
+def goal(case, against):
+    return 100.0 if against == "nn.LSTMCell" and case.training else None
+"""
+
+
+@pytest.mark.parametrize("with_goals", [True, False])
+def test_ratios_are_compared_with_goals_that_are_given(tmp_path: Path, with_goals: bool) -> None:
+    (tmp_path / "goals.py").write_text(GOALS)
+    options = ["--quick", "--rounds", "1", "--shapes", "2,3,4", "--dtype", "float32"]
+    options += ["--goals", "goals.py"] if with_goals else []
+    run = support.run_python("-m", "lltm.benchmark", *options, cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert "one step, training, B=2 I=3 H=4, float32" in run.stdout
+    assert ("Goals: 1 of 1 met" in run.stdout) == with_goals

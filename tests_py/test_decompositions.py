@@ -118,6 +118,18 @@ def test_decompositions_meet_the_rule_of_accuracy(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_decomposed_step_accumulates_its_pre_activations_in_float32(dtype: torch.dtype) -> None:
+    table, ops = lltm.decompositions(), torch.ops.lltm
+    a = support.cell_arguments((64, 128, 256), dtype)
+    exact = support.cell_outputs(lltm.reference, a.to(torch.float64))
+    cell = table[ops.cell.default](a.input, a.h, a.c, a.weights, a.bias)
+    for ours, y in zip(cell, exact, strict=True):
+        # One rounding, of the result.
+        eps = torch.finfo(dtype).eps
+        torch.testing.assert_close(ours.double(), y, rtol=0.51 * eps, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_a_decomposed_step_rounds_its_results_only(dtype: torch.dtype) -> None:
     table, ops = lltm.decompositions(), torch.ops.lltm
     a = support.cell_arguments((64, 3, 5), dtype)

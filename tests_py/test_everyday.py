@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
 
 import lltm
+from lltm._cell import GATES
 
 T, B, I, H = 6, 4, 3, 5  # noqa: E741
 
@@ -265,11 +266,11 @@ def test_the_profiler_names_the_operators_with_their_shapes() -> None:
         for event in profiler.key_averages(group_by_input_shape=True)
         if event.key.startswith("lltm::")
     }
-    state, weights = [B, H], [3 * H, H + I]
-    assert shapes["lltm::cell"][:5] == [[B, I], state, state, weights, [3 * H]]
+    state, weights = [B, H], [GATES * H, H + I]
+    assert shapes["lltm::cell"][:5] == [[B, I], state, state, weights, [GATES * H]]
     assert shapes["lltm::cell_forward"][:4] == [[B, I], state, state, weights]
     assert shapes["lltm::cell_backward"][:2] == [state, state]
-    assert shapes["lltm::sequence"][:5] == [[T, B, I], state, state, weights, [3 * H]]
+    assert shapes["lltm::sequence"][:5] == [[T, B, I], state, state, weights, [GATES * H]]
     assert shapes["lltm::sequence_forward"][:4] == [[T, B, I], state, state, weights]
     assert shapes["lltm::sequence_backward"][0] == [T, B, H]
 
@@ -281,7 +282,7 @@ def count(run: Any) -> int:
     return total
 
 
-FORWARD_FLOPS = 2 * T * B * (I + H) * 3 * H
+FORWARD_FLOPS = 2 * T * B * (I + H) * GATES * H
 
 
 def test_the_flop_counter_counts_the_products_of_a_layer() -> None:
@@ -308,7 +309,7 @@ def test_the_flop_counter_counts_the_products_of_a_cell() -> None:
 def test_the_flop_counter_counts_packed_rows_and_every_layer_and_direction() -> None:
     rows = [torch.randn(n, I) for n in (5, 3, 1)]
     layer = lltm.LLTM(I, H, num_layers=2, bidirectional=True)
-    per_row = 2 * 3 * H * (2 * (I + H) + 2 * (2 * H + H))
+    per_row = 2 * GATES * H * (2 * (I + H) + 2 * (2 * H + H))
     with torch.no_grad():
         assert count(lambda: layer(pack_sequence(rows))) == 9 * per_row
     assert count(lambda: layer(pack_sequence(rows))[0].data.sum().backward()) == 27 * per_row

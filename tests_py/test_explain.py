@@ -22,9 +22,10 @@ def sections(*options: str) -> dict[str, str]:
 
 
 def test_the_stages_before_generated_code_are_shown_by_name() -> None:
-    stages = ("dispatcher", "dynamo", "joint", "core-aten")
+    stages = ("dispatcher", "schedule", "dynamo", "joint", "core-aten")
     found = sections("--only", *stages)
     assert tuple(found) == stages
+    assert "B=2 I=3 H=4, cell: threads 1" in found["schedule"]
     assert "lltm.cell_backward" in found["joint"]
     assert "aten.addmm" in found["core-aten"]
 
@@ -33,7 +34,7 @@ def test_the_stages_before_generated_code_are_shown_by_name() -> None:
 def test_every_stage_of_one_step_is_shown_and_said_what_it_is() -> None:
     found = sections()
     assert list(found) == list(explain.STAGES)
-    assert "cpu/cell.cpp" in found["dispatcher"]
+    assert "cpu/operators.cpp" in found["dispatcher"]
     assert "AutogradCPU: registered at" in found["dispatcher"]
     assert "torch.ops.lltm.cell(" in found["dynamo"]
     assert "lltm.cell_forward" in found["joint"]

@@ -115,9 +115,10 @@ def test_holds_the_library_its_headers_and_its_cmake_package() -> None:
 
 def test_every_python_file_of_the_source_is_installed() -> None:
     source = support.ROOT / "python" / "lltm"
-    files = {path.name for path in source.iterdir() if path.suffix in (".py", ".pyi", ".typed")}
+    found = (path for path in source.rglob("*") if path.suffix in (".py", ".pyi", ".typed"))
+    files = {str(path.relative_to(source)) for path in found}
     package = Path(lltm.__file__).parent
-    assert {"__init__.py", "_C.pyi", "py.typed"} <= files
+    assert {"__init__.py", "_C.pyi", "py.typed", "benchmark/__main__.py"} <= files
     assert {name for name in files if not (package / name).is_file()} == set()
 
 

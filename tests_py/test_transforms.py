@@ -418,6 +418,26 @@ def test_one_argument_alone_can_carry_a_tangent(kind: str, name: str) -> None:
     torch.testing.assert_close(ours, plain)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", ["cell", "sequence"])
+def test_in_16_bits_a_transform_is_as_accurate_as_the_kernels(
+    kind: str, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    batch, inputs, hidden = 16, 32, 64
+    op = getattr(torch.ops.lltm, kind)
+    x = torch.randn(batch, inputs) if kind == "cell" else torch.randn(5, batch, inputs)
+    h, c = torch.randn(2, batch, hidden)
+    weights = torch.randn(3 * hidden, hidden + inputs) / (hidden + inputs) ** 0.5
+    arguments = [y.to(dtype) for y in (x, h, c, weights, torch.randn(3 * hidden))]
+    exact = op(*(y.double() for y in arguments))
+    of_kernels = op(*arguments)
+    of_transform = jvp(op, tuple(arguments), tuple(torch.zeros_like(y) for y in arguments))[0]
+    for y64, ours, theirs in zip(exact, of_transform, of_kernels, strict=True):
+        assert ours.dtype == dtype
+        assert (ours - y64).abs().max() <= 1.2 * (theirs - y64).abs().max()
+
+
 def test_a_sequence_of_no_steps_returns_no_argument_of_a_transform() -> None:
     a = support.sequence_arguments((0, 2, I, H))
     _, h_n, c_n = vjp(

@@ -1,10 +1,10 @@
-// Derivatives. First order, the common case, runs the fused kernels forward
-// and backward. Everything beyond (double backward, forward mode, function
-// transforms) runs the composite path, which ATen can differentiate.
+// Derivatives. First derivatives, the common case, run the fused kernels forward
+// and backward. Double backward, forward mode and function transforms run the
+// composite path, which ATen can differentiate.
 #include "check.h"
 #include "composite.h"
+#include "operators.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
@@ -22,78 +22,13 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// A handle of an operator, looked up once.
-#define LLTM_OP(name, signature)                                                              \
-  [] {                                                                                        \
-    static const auto handle =                                                                \
-        c10::Dispatcher::singleton().findSchemaOrThrow("lltm::" name, "").typed<signature>(); \
-    return handle;                                                                            \
-  }()
+using Required = std::array<std::reference_wrapper<const Tensor>, 4>;
 
-using CellSignature = std::tuple<Tensor, Tensor>(
-    const Tensor&, const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&);
-using CellForwardSignature = std::tuple<Tensor, Tensor, Tensor>(
-    const Tensor&, const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&);
-using CellBackwardSignature = composite::Gradients(
-    const std::optional<Tensor>&,
-    const std::optional<Tensor>&,
-    const Tensor&,
-    const Tensor&,
-    const Tensor&,
-    const Tensor&,
-    std::array<bool, 5>);
-using SequenceSignature = std::tuple<Tensor, Tensor, Tensor>(
-    const Tensor&,
-    const Tensor&,
-    const Tensor&,
-    const Tensor&,
-    const std::optional<Tensor>&,
-    const std::optional<Tensor>&,
-    bool);
-using SequenceForwardSignature = std::tuple<Tensor, Tensor, Tensor, Tensor>(
-    const Tensor&,
-    const Tensor&,
-    const Tensor&,
-    const Tensor&,
-    const std::optional<Tensor>&,
-    const std::optional<Tensor>&,
-    bool);
-using SequenceBackwardSignature = composite::Gradients(
-    const std::optional<Tensor>&,
-    const std::optional<Tensor>&,
-    const std::optional<Tensor>&,
-    const Tensor&,
-    const Tensor&,
-    const Tensor&,
-    const Tensor&,
-    const Tensor&,
-    const std::optional<Tensor>&,
-    bool,
-    std::array<bool, 5>);
-
-bool is_given(const std::optional<Tensor>& tensor) {
-  return tensor.has_value() && tensor->defined();
-}
-
-Tensor or_undefined(const std::optional<Tensor>& tensor) {
-  return is_given(tensor) ? *tensor : Tensor();
-}
-
-std::optional<Tensor> given(const std::optional<Tensor>& tensor) {
-  return is_given(tensor) ? tensor : std::nullopt;
-}
-
-std::optional<Tensor> or_nothing(const Tensor& tensor) {
-  return tensor.defined() ? std::optional<Tensor>(tensor) : std::nullopt;
-}
-
-// Without its required arguments a call is an error, which the checks below the
-// dispatcher report.
-bool requires_grad(
-    const std::array<std::reference_wrapper<const Tensor>, 4>& required,
-    const std::optional<Tensor>& bias) {
+// False if a required argument is missing: that is an error, which the checks of the
+// backend report.
+bool requires_grad(const Required& required, const Tensor& bias) {
   if (!at::GradMode::is_enabled()) return false;
-  bool any = is_given(bias) && bias->requires_grad();
+  bool any = bias.defined() && bias.requires_grad();
   for (const Tensor& tensor : required) {
     if (!tensor.defined()) return false;
     any = any || tensor.requires_grad();
@@ -105,39 +40,37 @@ bool is_dual(const Tensor& tensor) {
   return tensor.defined() && tensor._fw_grad(/*level=*/0).defined();
 }
 
-// Whether a torch.func transform is active: its key in the thread's dispatch
-// state says so.
+// Whether a torch.func transform is active: then the thread's dispatch state has its
+// key.
 bool is_transformed() {
   return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerBackMode);
 }
 
-// A transform is active, or an argument is a dual number of forward mode: both
-// refuse a torch::autograd::Function.
-bool needs_composite(
-    const std::array<std::reference_wrapper<const Tensor>, 4>& required,
-    const std::optional<Tensor>& bias) {
+// Whether a transform is active or an argument is a dual number of forward mode. A
+// torch::autograd::Function supports neither.
+bool needs_composite(const Required& required, const Tensor& bias) {
   return is_transformed() || std::any_of(required.begin(), required.end(), is_dual) ||
-         (bias.has_value() && is_dual(*bias));
+         is_dual(bias);
 }
 
-// The gradients are to be differentiated in their turn: backward was asked to
-// record a graph, or stands itself in a transform or in forward mode.
+// Whether the gradients themselves will be differentiated: backward records a graph,
+// or runs in a transform or in forward mode.
 bool is_differentiated(const variable_list& grads) {
   return at::GradMode::is_enabled() || is_transformed() ||
          std::any_of(grads.begin(), grads.end(), is_dual);
 }
 
-// Of input, h, c, weights and, if there is one, bias. Arguments that are not
-// given have no place in the numbering of needs_input_grad.
-std::array<bool, 5> wanted_gradients(const AutogradContext& context, bool has_bias) {
-  std::array<bool, 5> wanted;
+// Of input, h, c, weights, bias. needs_input_grad numbers only the tensors that were
+// given, so an absent bias has no number.
+OutputMask wanted_gradients(const AutogradContext& context, bool has_bias) {
+  OutputMask wanted;
   for (size_t k = 0; k < 4; ++k) wanted[k] = context.needs_input_grad(k);
   wanted[4] = has_bias && context.needs_input_grad(4);
   return wanted;
 }
 
 struct CellFunction : torch::autograd::Function<CellFunction> {
-  // Compiled autograd may trace backward: all that it reads is in the context.
+  // Compiled autograd may trace backward, because backward reads the context only.
   static constexpr bool is_traceable = true;
 
   static variable_list forward(
@@ -146,35 +79,30 @@ struct CellFunction : torch::autograd::Function<CellFunction> {
       const Tensor& h,
       const Tensor& c,
       const Tensor& weights,
-      const std::optional<Tensor>& bias) {
+      const std::optional<Tensor>& bias_or_none) {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
-    auto [h_next, c_next, activations] =
-        LLTM_OP("cell_forward", CellForwardSignature).call(input, h, c, weights, bias);
+    const Tensor& bias = or_undefined(bias_or_none);
+    auto [h_next, c_next, activations] = cell_forward({input, h, c, weights, bias, /*save=*/true});
     context->set_materialize_grads(false);
-    // c and bias are needed only to differentiate again.
-    context->save_for_backward({input, h, c, weights, or_undefined(bias), activations});
+    // c and bias are saved for double backward only.
+    context->save_for_backward({input, h, c, weights, bias, activations});
     return {h_next, c_next};
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const variable_list saved = context->get_saved_variables();
-    const Tensor& input = saved[0];
-    const Tensor& h = saved[1];
-    const Tensor& c = saved[2];
-    const Tensor& weights = saved[3];
-    const std::optional<Tensor> bias = or_nothing(saved[4]);
-    const auto mask = wanted_gradients(*context, bias.has_value());
-    composite::Gradients result;
+    const Tensor &input = saved[0], &h = saved[1], &c = saved[2], &weights = saved[3];
+    const Tensor &bias = saved[4], &activations = saved[5];
+    const OutputMask mask = wanted_gradients(*context, bias.defined());
+    Gradients result;
     if (is_differentiated(grads)) {
-      // The saved activations are constants to autograd; computed anew from
-      // the arguments, they are differentiable.
-      const Tensor activations = std::get<2>(composite::cell_forward(input, h, c, weights, bias));
-      result = composite::cell_backward(
-          or_nothing(grads[0]), or_nothing(grads[1]), input, h, weights, activations, mask);
+      // To autograd the saved activations are constants. Recomputed from the
+      // arguments, they are differentiable.
+      const auto [h_next, c_next, anew] =
+          composite::cell_forward({input, h, c, weights, bias, /*save=*/true});
+      result = composite::cell_backward({grads[0], grads[1], input, h, weights, anew, mask});
     } else {
-      result =
-          LLTM_OP("cell_backward", CellBackwardSignature)
-              .call(or_nothing(grads[0]), or_nothing(grads[1]), input, h, weights, saved[5], mask);
+      result = cell_backward({grads[0], grads[1], input, h, weights, activations, mask});
     }
     auto& [d_input, d_h, d_c, d_weights, d_bias] = result;
     return {d_input, d_h, d_c, d_weights, d_bias};
@@ -190,129 +118,106 @@ struct SequenceFunction : torch::autograd::Function<SequenceFunction> {
       const Tensor& h_0,
       const Tensor& c_0,
       const Tensor& weights,
-      const std::optional<Tensor>& bias,
-      const std::optional<Tensor>& batch_sizes,
+      const std::optional<Tensor>& bias_or_none,
+      const std::optional<Tensor>& batch_sizes_or_none,
       bool reverse) {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const Tensor& bias = or_undefined(bias_or_none);
+    const Tensor& batch_sizes = or_undefined(batch_sizes_or_none);
     auto [output, h_n, c_n, activations] =
-        LLTM_OP("sequence_forward", SequenceForwardSignature)
-            .call(input, h_0, c_0, weights, bias, batch_sizes, reverse);
+        sequence_forward({input, h_0, c_0, weights, bias, batch_sizes, reverse, /*save=*/true});
     context->set_materialize_grads(false);
     context->saved_data["reverse"] = reverse;
-    context->save_for_backward(
-        {input,
-         h_0,
-         c_0,
-         weights,
-         or_undefined(bias),
-         or_undefined(batch_sizes),
-         output,
-         activations});
+    context->save_for_backward({input, h_0, c_0, weights, bias, batch_sizes, output, activations});
     return {output, h_n, c_n};
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const variable_list saved = context->get_saved_variables();
-    const Tensor& input = saved[0];
-    const Tensor& h_0 = saved[1];
-    const Tensor& c_0 = saved[2];
-    const Tensor& weights = saved[3];
-    const std::optional<Tensor> bias = or_nothing(saved[4]);
-    const std::optional<Tensor> batch_sizes = or_nothing(saved[5]);
+    const Tensor &input = saved[0], &h_0 = saved[1], &c_0 = saved[2], &weights = saved[3];
+    const Tensor &bias = saved[4], &batch_sizes = saved[5];
     const bool reverse = context->saved_data["reverse"].toBool();
-    const auto mask = wanted_gradients(*context, bias.has_value());
-    composite::Gradients result;
+    const OutputMask mask = wanted_gradients(*context, bias.defined());
+    const auto gradients_by = [&](const auto& compute, const Tensor& output, const Tensor& a) {
+      return compute(
+          SequenceBackwardArgs{
+              grads[0],
+              grads[1],
+              grads[2],
+              input,
+              h_0,
+              weights,
+              output,
+              a,
+              batch_sizes,
+              reverse,
+              mask});
+    };
+    Gradients result;
     if (is_differentiated(grads)) {
       // As for the cell.
-      const auto [output, h_n, c_n, activations] =
-          composite::sequence_forward(input, h_0, c_0, weights, bias, batch_sizes, reverse);
-      result = composite::sequence_backward(
-          or_nothing(grads[0]),
-          or_nothing(grads[1]),
-          or_nothing(grads[2]),
-          input,
-          h_0,
-          weights,
-          output,
-          activations,
-          batch_sizes,
-          reverse,
-          mask);
+      const auto [output, h_n, c_n, activations] = composite::sequence_forward(
+          {input, h_0, c_0, weights, bias, batch_sizes, reverse, /*save=*/true});
+      result = gradients_by(composite::sequence_backward, output, activations);
     } else {
-      result = LLTM_OP("sequence_backward", SequenceBackwardSignature)
-                   .call(
-                       or_nothing(grads[0]),
-                       or_nothing(grads[1]),
-                       or_nothing(grads[2]),
-                       input,
-                       h_0,
-                       weights,
-                       saved[6],
-                       saved[7],
-                       batch_sizes,
-                       reverse,
-                       mask);
+      result = gradients_by(sequence_backward, saved[6], saved[7]);
     }
     auto& [d_input, d_h_0, d_c_0, d_weights, d_bias] = result;
     return {d_input, d_h_0, d_c_0, d_weights, d_bias, Tensor(), Tensor()};
   }
 };
 
-std::tuple<Tensor, Tensor> cell(
+// Takes flat arguments and not CellArgs, so that bias reaches the kernel as the optional
+// that it is, without a copy.
+std::tuple<Tensor, Tensor> cell_autograd(
     const Tensor& input,
     const Tensor& h,
     const Tensor& c,
     const Tensor& weights,
-    const std::optional<Tensor>& bias) {
+    const std::optional<Tensor>& bias_or_none) {
+  const Tensor& bias = or_undefined(bias_or_none);
   if (needs_composite({input, h, c, weights}, bias)) {
-    check_cell(input, h, c, weights, bias);
-    const auto [h_next, c_next, activations] = composite::cell_forward(input, h, c, weights, bias);
+    const CellArgs args{input, h, c, weights, bias, /*save=*/false};
+    check_cell(args);
+    const auto [h_next, c_next, activations] = composite::cell_forward(args);
     return {h_next, c_next};
   }
   if (!requires_grad({input, h, c, weights}, bias)) {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
-    return LLTM_OP("cell", CellSignature).call(input, h, c, weights, bias);
+    return cell(input, h, c, weights, bias_or_none);
   }
-  const variable_list result = CellFunction::apply(input, h, c, weights, given(bias));
+  const variable_list result = CellFunction::apply(input, h, c, weights, or_nullopt(bias));
   return {result[0], result[1]};
 }
 
-std::tuple<Tensor, Tensor, Tensor> sequence(
-    const Tensor& input,
-    const Tensor& h_0,
-    const Tensor& c_0,
-    const Tensor& weights,
-    const std::optional<Tensor>& bias,
-    const std::optional<Tensor>& batch_sizes,
-    bool reverse) {
+std::tuple<Tensor, Tensor, Tensor> sequence_autograd(const SequenceArgs& args) {
+  const auto& [input, h_0, c_0, weights, bias, batch_sizes, reverse, save] = args;
   if (needs_composite({input, h_0, c_0, weights}, bias)) {
-    check_sequence(input, h_0, c_0, weights, bias, batch_sizes);
-    const auto [output, h_n, c_n, activations] =
-        composite::sequence_forward(input, h_0, c_0, weights, bias, batch_sizes, reverse);
+    check_sequence(args);
+    const auto [output, h_n, c_n, activations] = composite::sequence_forward(args);
     return {output, h_n, c_n};
   }
   if (!requires_grad({input, h_0, c_0, weights}, bias)) {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
-    return LLTM_OP("sequence", SequenceSignature)
-        .call(input, h_0, c_0, weights, bias, batch_sizes, reverse);
+    return call(sequence, args);
   }
-  const variable_list result =
-      SequenceFunction::apply(input, h_0, c_0, weights, given(bias), given(batch_sizes), reverse);
+  const variable_list result = SequenceFunction::apply(
+      input, h_0, c_0, weights, or_nullopt(bias), or_nullopt(batch_sizes), reverse);
   return {result[0], result[1], result[2]};
 }
 
-// A copy of the weights as they are now, and nothing to autograd.
-Tensor prepack_detached(const Tensor& weights) {
+// Packed weights have no derivative.
+Tensor prepack_autograd(const Tensor& weights) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
-  return LLTM_OP("prepack", Tensor(const Tensor&)).call(weights);
+  return prepack(weights);
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(lltm, Autograd, m) {
-  m.impl("prepack", TORCH_FN(prepack_detached));
-  m.impl("cell", TORCH_FN(cell));
-  m.impl("sequence", TORCH_FN(sequence));
+  m.impl("prepack", TORCH_FN(prepack_autograd));
+  m.impl("cell", TORCH_FN(cell_autograd));
+  m.impl("sequence", TORCH_FN(sequence_op<sequence_autograd>));
   for (const char* op :
        {"cell_forward",
         "cell_backward",

@@ -1,4 +1,4 @@
-// The arithmetic of the LLTM cell, written once for every backend.
+// The activation functions of the cell (cell.h), for kernels on every device.
 //
 // Each function is straight-line code without branches: `?:` only selects
 // between two values that are both already computed. That is what lets the
@@ -19,6 +19,13 @@
 #define LLTM_CELL_INLINE __host__ __device__ __forceinline__
 #else
 #define LLTM_CELL_INLINE inline __attribute__((always_inline))
+#endif
+
+// Before a loop whose iterations are independent of each other.
+#if defined(__clang__)
+#define LLTM_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define LLTM_INDEPENDENT _Pragma("GCC ivdep")
 #endif
 
 namespace lltm {
@@ -123,7 +130,7 @@ LLTM_CELL_INLINE T clamp_low(T x) {  // keeps NaN
   return x < Format<T>::kLowest ? Format<T>::kLowest : x;
 }
 
-// Of a number's bits, the sign.
+// The sign bit.
 template <typename T>
 inline constexpr typename Format<T>::Bits kSign =
     typename Format<T>::Bits{1} << (8 * sizeof(T) - 1);
@@ -181,52 +188,20 @@ LLTM_CELL_INLINE T tanh(T x) {
   return with_sign_of(far ? T(1) - quotient : quotient, x);
 }
 
-// x where x > 0, else exp(x) - 1: selected, for to multiply by a mask would make
-// NaN of an exponential that is infinite.
+// x where x > 0, else exp(x) - 1: selected by `?:`, because multiplying by a mask turns an infinite
+// exponential into NaN.
 template <typename T>
 LLTM_CELL_INLINE T elu(T x) {
   const T e = expm1_nonpositive(x);
   return x > T(0) ? x : e;
 }
 
+// As at::where, for numbers.
+template <typename T>
+LLTM_CELL_INLINE T where(bool condition, int a, T b) {
+  return condition ? T(a) : b;
+}
+
 }  // namespace math
-
-// One element of a step, forward:
-//     i, o = sigmoid(z_i), sigmoid(z_o);  g = elu(z_g)
-//     c' = c + i g;  h' = o tanh(c')
-template <typename T>
-struct CellForward {
-  T i, o, g, tanh_c, c, h;
-};
-
-template <typename T>
-LLTM_CELL_INLINE CellForward<T> cell_forward(T z_i, T z_o, T z_g, T c) {
-  CellForward<T> y;
-  y.i = math::sigmoid(z_i);
-  y.o = math::sigmoid(z_o);
-  y.g = math::elu(z_g);
-  y.c = c + y.i * y.g;
-  y.tanh_c = math::tanh(y.c);
-  y.h = y.o * y.tanh_c;
-  return y;
-}
-
-// One element of a step, backward: from the activations and the gradients of
-// h' and c' to those of the pre-activations and of c.
-template <typename T>
-struct CellBackward {
-  T dz_i, dz_o, dz_g, dc;
-};
-
-template <typename T>
-LLTM_CELL_INLINE CellBackward<T> cell_backward(T i, T o, T g, T tanh_c, T dh, T dc_next) {
-  CellBackward<T> d;
-  d.dc = dc_next + dh * o * (T(1) - tanh_c * tanh_c);
-  d.dz_i = d.dc * g * (i * (T(1) - i));
-  d.dz_o = dh * tanh_c * (o * (T(1) - o));
-  d.dz_g = d.dc * i * (g > T(0) ? T(1) : g + T(1));
-  return d;
-}
-
 }  // namespace
 }  // namespace lltm

@@ -1,7 +1,8 @@
 #include "check.h"
 
+#include "cell.h"
+#include "format.h"
 #include "steps.h"
-#include "text.h"
 
 #include <c10/core/Layout.h>
 #include <c10/util/Exception.h>
@@ -24,29 +25,29 @@ bool equal(const SymInt& a, const SymInt& b) {
   return a.sym_eq(b).expect_true(__FILE__, __LINE__);
 }
 
-// An argument of a call; one that was not given is skipped.
-struct Argument {
-  Argument(const Tensor& tensor, const char* name) : tensor(&tensor), name(name) {}
-  Argument(const std::optional<Tensor>& tensor, const char* name)
-      : tensor(tensor.has_value() && tensor->defined() ? &*tensor : nullptr), name(name) {}
+// The shape of weights in error messages: "(3H, H+I)" for three gates.
+static_assert(Cell::kGates < 10);
+constexpr char kWeightsShape[] = {'(', '0' + Cell::kGates, 'H', ',', ' ', 'H', '+', 'I', ')', '\0'};
 
-  const Tensor* tensor;
+struct Argument {
+  const Tensor& tensor;
   const char* name;
+  bool optional = false;
 };
 using Arguments = std::initializer_list<Argument>;
 
-// Of the values that `property` has for the arguments, the most frequent one; the
-// first of those that are equally frequent.
+// The most frequent value of `property` among the arguments; the first of several equally
+// frequent ones.
 template <typename Property>
 auto most_frequent(Arguments arguments, Property property) {
   using Value = decltype(property(std::declval<const Tensor&>()));
   std::optional<Value> result;
   int64_t most = 0;
   for (const Argument& candidate : arguments) {
-    if (candidate.tensor == nullptr) continue;
-    const Value value = property(*candidate.tensor);
+    if (!candidate.tensor.defined()) continue;
+    const Value value = property(candidate.tensor);
     int64_t count = 0;
-    for (const Argument& a : arguments) count += a.tensor && property(*a.tensor) == value;
+    for (const Argument& a : arguments) count += a.tensor.defined() && property(a.tensor) == value;
     if (count > most) {
       most = count;
       result = value;
@@ -56,30 +57,34 @@ auto most_frequent(Arguments arguments, Property property) {
 }
 
 // Checks the arguments of one call: each must be a strided tensor, and all must
-// be of one device and one dtype. Of those that disagree, the one that is alone
-// is named.
+// be of one device and one dtype. Where they disagree, the error names an argument that
+// differs from the majority.
 class Checker {
  public:
   Checker(const char* op, Arguments arguments) : op_(op) {
     bool agree = true;
     const Tensor* first = nullptr;
-    for (const auto& [tensor, name] : arguments) {
-      if (tensor == nullptr) continue;
+    for (const auto& [tensor, name, optional] : arguments) {
       TORCH_CHECK_TYPE(
-          tensor->defined(), op_, ": expected ", name, " to be a tensor, got an undefined tensor");
-      strided(*tensor, name);
+          tensor.defined() || optional,
+          op_,
+          ": expected ",
+          name,
+          " to be a tensor, got an undefined tensor");
+      if (!tensor.defined()) continue;
+      strided(tensor, name);
       if (first == nullptr) {
-        first = tensor;
-        supported(*tensor, name);
+        first = &tensor;
+        supported(tensor, name);
       }
-      agree = agree && tensor->scalar_type() == first->scalar_type() &&
-              tensor->device() == first->device();
+      agree = agree && tensor.scalar_type() == first->scalar_type() &&
+              tensor.device() == first->device();
     }
     device_ = first->device();
-    if (!agree) name_the_odd_one(arguments);
+    if (!agree) report_mismatch(arguments);
   }
 
-  // `pattern` is what users read, such as "(B, I)".
+  // `pattern` is the shape in the error message, such as "(B, I)".
   void rank(const Tensor& tensor, const char* name, int64_t dims, const char* pattern) const {
     TORCH_CHECK_VALUE(
         tensor.dim() == dims,
@@ -92,7 +97,9 @@ class Checker {
         shape_text(tensor.sym_sizes()));
   }
 
+  // An absent optional argument passes.
   void shape(const Tensor& tensor, const char* name, std::initializer_list<SymInt> expected) const {
+    if (!tensor.defined()) return;
     const c10::SymIntArrayRef sizes = tensor.sym_sizes();
     bool same = sizes.size() == expected.size();
     for (size_t d = 0; same && d < expected.size(); ++d) {
@@ -109,35 +116,27 @@ class Checker {
         shape_text(sizes));
   }
 
-  void shape(
-      const std::optional<Tensor>& tensor,
-      const char* name,
-      std::initializer_list<SymInt> expected) const {
-    if (tensor.has_value() && tensor->defined()) shape(*tensor, name, expected);
-  }
-
-  // weights (3H, H+I); returns H.
+  // H, from the shape of the weights.
   SymInt hidden(const Tensor& weights) const {
-    rank(weights, "weights", 2, "(3H, H+I)");
+    rank(weights, "weights", 2, kWeightsShape);
     const SymInt rows = weights.sym_size(0);
     TORCH_CHECK_VALUE(
-        equal(rows % 3, 0),
+        equal(rows % Cell::kGates, 0),
         op_,
-        ": expected weights of shape (3H, H+I), got ",
+        ": expected weights of shape ",
+        kWeightsShape,
+        ", got ",
         shape_text(weights.sym_sizes()));
-    return rows / 3;
+    return rows / Cell::kGates;
   }
 
   void weights_and_bias(
-      const Tensor& weights,
-      const std::optional<Tensor>& bias,
-      const SymInt& input,
-      const SymInt& hidden) const {
-    shape(weights, "weights", {hidden * 3, hidden + input});
-    shape(bias, "bias", {hidden * 3});
+      const Tensor& weights, const Tensor& bias, const SymInt& input, const SymInt& hidden) const {
+    shape(weights, "weights", {hidden * Cell::kGates, hidden + input});
+    shape(bias, "bias", {hidden * Cell::kGates});
   }
 
-  // batch_sizes of a packed sequence: its values are read where they can be.
+  // batch_sizes of a packed sequence. On the meta device it has no values to check.
   void batch_sizes(const Tensor& sizes, const SymInt& batch, const SymInt& rows) const {
     TORCH_CHECK_TYPE(
         sizes.scalar_type() == at::kLong,
@@ -187,7 +186,7 @@ class Checker {
   }
 
  private:
-  // Mapped by torch.vmap, at whatever level, they are no single values.
+  // Reading fails where torch.vmap maps over batch_sizes, at any level.
   std::vector<int64_t> values_of_batch_sizes(const Tensor& sizes) const {
     try {
       return read_batch_sizes(sizes);
@@ -207,29 +206,29 @@ class Checker {
         dtype_text(tensor.scalar_type()));
   }
 
-  void name_the_odd_one(Arguments arguments) const {
+  void report_mismatch(Arguments arguments) const {
     const auto dtype = most_frequent(arguments, [](const Tensor& t) { return t.scalar_type(); });
     const auto device = most_frequent(arguments, [](const Tensor& t) { return t.device(); });
-    for (const auto& [tensor, name] : arguments) {
-      if (tensor == nullptr) continue;
+    for (const auto& [tensor, name, optional] : arguments) {
+      if (!tensor.defined()) continue;
       TORCH_CHECK_TYPE(
-          tensor->scalar_type() == dtype,
+          tensor.scalar_type() == dtype,
           op_,
           ": expected ",
           name,
           " of dtype ",
           dtype_text(dtype),
           ", got ",
-          dtype_text(tensor->scalar_type()));
+          dtype_text(tensor.scalar_type()));
       TORCH_CHECK(
-          tensor->device() == device,
+          tensor.device() == device,
           op_,
           ": expected ",
           name,
           " on device ",
           device,
           ", got ",
-          tensor->device());
+          tensor.device());
     }
   }
 
@@ -247,32 +246,37 @@ class Checker {
   at::Device device_ = at::kCPU;
 };
 
-std::optional<Tensor> given(const std::optional<Tensor>& tensor) {
-  return tensor.has_value() && tensor->defined() ? tensor : std::nullopt;
-}
+struct CellSizes {
+  SymInt batch, input, hidden;
+};
 
 CellSizes cell_sizes(const Checker& check, const Tensor& input, const Tensor& weights) {
   check.rank(input, "input", 2, "(B, I)");
   return {input.sym_size(0), input.sym_size(1), check.hidden(weights)};
 }
 
+// Rows is T * B, or N when packed.
+struct SequenceSizes {
+  SymInt steps, batch, rows, input, hidden;
+};
+
 SequenceSizes sequence_sizes(
     const Checker& check,
     const Tensor& input,
     const Tensor& h_0,
     const SymInt& hidden,
-    const std::optional<Tensor>& batch_sizes) {
-  const bool packed = given(batch_sizes).has_value();
+    const Tensor& batch_sizes) {
+  const bool packed = batch_sizes.defined();
   check.rank(input, "input", packed ? 2 : 3, packed ? "(N, I)" : "(T, B, I)");
   SequenceSizes sizes;
   sizes.hidden = hidden;
   sizes.input = input.sym_size(-1);
   check.rank(h_0, "h_0", 2, "(B, H)");
   if (packed) {
-    sizes.steps = batch_sizes->sym_numel();
+    sizes.steps = batch_sizes.sym_numel();
     sizes.batch = h_0.sym_size(0);
     sizes.rows = input.sym_size(0);
-    check.batch_sizes(*batch_sizes, sizes.batch, sizes.rows);
+    check.batch_sizes(batch_sizes, sizes.batch, sizes.rows);
   } else {
     sizes.steps = input.sym_size(0);
     sizes.batch = input.sym_size(1);
@@ -284,33 +288,28 @@ SequenceSizes sequence_sizes(
 
 }  // namespace
 
-CellSizes check_cell(
-    const Tensor& input,
-    const Tensor& h,
-    const Tensor& c,
-    const Tensor& weights,
-    const std::optional<Tensor>& bias) {
+void check_cell(const CellArgs& args) {
+  const auto& [input, h, c, weights, bias, save] = args;
   const Checker check(
-      "lltm::cell", {{input, "input"}, {h, "h"}, {c, "c"}, {weights, "weights"}, {bias, "bias"}});
+      "lltm::cell",
+      {{input, "input"},
+       {h, "h"},
+       {c, "c"},
+       {weights, "weights"},
+       {bias, "bias", /*optional=*/true}});
   const CellSizes sizes = cell_sizes(check, input, weights);
   check.shape(h, "h", {sizes.batch, sizes.hidden});
   check.shape(c, "c", {sizes.batch, sizes.hidden});
   check.weights_and_bias(weights, bias, sizes.input, sizes.hidden);
-  return sizes;
 }
 
-CellSizes check_cell_backward(
-    const std::optional<Tensor>& grad_h,
-    const std::optional<Tensor>& grad_c,
-    const Tensor& input,
-    const Tensor& h,
-    const Tensor& weights,
-    const Tensor& activations) {
+void check_cell_backward(const CellBackwardArgs& args) {
+  const auto& [grad_h, grad_c, input, h, weights, activations, output_mask] = args;
   const Checker check(
       "lltm::cell_backward",
       {{input, "input"},
-       {grad_h, "grad_h"},
-       {grad_c, "grad_c"},
+       {grad_h, "grad_h", /*optional=*/true},
+       {grad_c, "grad_c", /*optional=*/true},
        {h, "h"},
        {weights, "weights"},
        {activations, "activations"}});
@@ -318,25 +317,22 @@ CellSizes check_cell_backward(
   check.shape(grad_h, "grad_h", {sizes.batch, sizes.hidden});
   check.shape(grad_c, "grad_c", {sizes.batch, sizes.hidden});
   check.shape(h, "h", {sizes.batch, sizes.hidden});
-  check.weights_and_bias(weights, std::nullopt, sizes.input, sizes.hidden);
-  check.shape(activations, "activations", {sizes.batch, sizes.hidden * 4});
-  return sizes;
+  check.weights_and_bias(weights, /*bias=*/{}, sizes.input, sizes.hidden);
+  check.shape(activations, "activations", {sizes.batch, sizes.hidden * Cell::kSaved});
 }
 
-SequenceSizes check_sequence(
-    const Tensor& input,
-    const Tensor& h_0,
-    const Tensor& c_0,
-    const Tensor& weights,
-    const std::optional<Tensor>& bias,
-    const std::optional<Tensor>& batch_sizes) {
+void check_sequence(const SequenceArgs& args) {
+  const auto& [input, h_0, c_0, weights, bias, batch_sizes, reverse, save] = args;
   const Checker check(
       "lltm::sequence",
-      {{input, "input"}, {h_0, "h_0"}, {c_0, "c_0"}, {weights, "weights"}, {bias, "bias"}});
+      {{input, "input"},
+       {h_0, "h_0"},
+       {c_0, "c_0"},
+       {weights, "weights"},
+       {bias, "bias", /*optional=*/true}});
   const SequenceSizes sizes = sequence_sizes(check, input, h_0, check.hidden(weights), batch_sizes);
   check.shape(c_0, "c_0", {sizes.batch, sizes.hidden});
   check.weights_and_bias(weights, bias, sizes.input, sizes.hidden);
-  return sizes;
 }
 
 void check_prepack(const Tensor& weights) {
@@ -344,28 +340,25 @@ void check_prepack(const Tensor& weights) {
   const SymInt hidden = check.hidden(weights);
   TORCH_CHECK_VALUE(
       weights.sym_size(1) >= hidden,
-      "lltm::prepack: expected weights of shape (3H, H+I), got ",
+      "lltm::prepack: expected weights of shape ",
+      kWeightsShape,
+      ", got ",
       shape_text(weights.sym_sizes()));
 }
 
-SequenceSizes check_sequence_prepacked(
-    const Tensor& input,
-    const Tensor& h_0,
-    const Tensor& c_0,
-    const Tensor& weights,
-    const std::optional<Tensor>& bias,
-    const std::optional<Tensor>& batch_sizes) {
+void check_sequence_prepacked(const SequenceArgs& args) {
   constexpr const char* kOp = "lltm::sequence_prepacked";
+  const auto& [input, h_0, c_0, weights, bias, batch_sizes, reverse, save] = args;
   const bool packed = weights.defined() && weights.scalar_type() == at::kByte;
-
+  // Packed weights are bytes, whatever the dtype of the others.
+  const Tensor none;
   const Checker check(
       kOp,
-      // Packed weights are bytes, whatever the dtype of the others.
       {{input, "input"},
        {h_0, "h_0"},
        {c_0, "c_0"},
-       {bias, "bias"},
-       packed ? Argument{std::nullopt, ""} : Argument{weights, "weights"}});
+       {bias, "bias", /*optional=*/true},
+       {packed ? none : weights, "weights", /*optional=*/packed}});
   SequenceSizes sizes;
   if (packed) {
     check.rank(h_0, "h_0", 2, "(B, H)");
@@ -377,63 +370,54 @@ SequenceSizes check_sequence_prepacked(
         ", got ",
         weights.device());
     sizes = sequence_sizes(check, input, h_0, h_0.sym_size(1), batch_sizes);
-    check.shape(bias, "bias", {sizes.hidden * 3});
+    check.shape(bias, "bias", {sizes.hidden * Cell::kGates});
   } else {
     sizes = sequence_sizes(check, input, h_0, check.hidden(weights), batch_sizes);
     check.weights_and_bias(weights, bias, sizes.input, sizes.hidden);
   }
   check.shape(c_0, "c_0", {sizes.batch, sizes.hidden});
-  return sizes;
 }
 
-SequenceSizes check_sequence_backward(
-    const std::optional<Tensor>& grad_output,
-    const std::optional<Tensor>& grad_h_n,
-    const std::optional<Tensor>& grad_c_n,
-    const Tensor& input,
-    const Tensor& h_0,
-    const Tensor& weights,
-    const Tensor& output,
-    const Tensor& activations,
-    const std::optional<Tensor>& batch_sizes) {
+void check_sequence_backward(const SequenceBackwardArgs& args) {
   const Checker check(
       "lltm::sequence_backward",
-      {{input, "input"},
-       {grad_output, "grad_output"},
-       {grad_h_n, "grad_h_n"},
-       {grad_c_n, "grad_c_n"},
-       {h_0, "h_0"},
-       {weights, "weights"},
-       {output, "output"},
-       {activations, "activations"}});
-  const SequenceSizes sizes = sequence_sizes(check, input, h_0, check.hidden(weights), batch_sizes);
+      {{args.input, "input"},
+       {args.grad_output, "grad_output", /*optional=*/true},
+       {args.grad_h_n, "grad_h_n", /*optional=*/true},
+       {args.grad_c_n, "grad_c_n", /*optional=*/true},
+       {args.h_0, "h_0"},
+       {args.weights, "weights"},
+       {args.output, "output"},
+       {args.activations, "activations"}});
+  const SequenceSizes sizes =
+      sequence_sizes(check, args.input, args.h_0, check.hidden(args.weights), args.batch_sizes);
   const auto rows_of_output = [&](const Tensor& tensor, const char* name) {
-    if (given(batch_sizes).has_value()) {
+    if (args.batch_sizes.defined()) {
       check.shape(tensor, name, {sizes.rows, sizes.hidden});
     } else {
       check.shape(tensor, name, {sizes.steps, sizes.batch, sizes.hidden});
     }
   };
-  if (given(grad_output).has_value()) rows_of_output(*grad_output, "grad_output");
-  check.shape(grad_h_n, "grad_h_n", {sizes.batch, sizes.hidden});
-  check.shape(grad_c_n, "grad_c_n", {sizes.batch, sizes.hidden});
-  check.weights_and_bias(weights, std::nullopt, sizes.input, sizes.hidden);
-  rows_of_output(output, "output");
-  check.shape(activations, "activations", {sizes.rows, sizes.hidden * 4});
-  return sizes;
+  rows_of_output(args.grad_output, "grad_output");
+  check.shape(args.grad_h_n, "grad_h_n", {sizes.batch, sizes.hidden});
+  check.shape(args.grad_c_n, "grad_c_n", {sizes.batch, sizes.hidden});
+  check.weights_and_bias(args.weights, /*bias=*/{}, sizes.input, sizes.hidden);
+  rows_of_output(args.output, "output");
+  check.shape(args.activations, "activations", {sizes.rows, sizes.hidden * Cell::kSaved});
 }
 
 void check_pair_forward(
     const Tensor& input,
     const Tensor& weights,
-    const std::optional<Tensor>& bias,
+    const std::optional<Tensor>& bias_or_none,
     const Tensor& old_h,
     const Tensor& old_cell) {
+  const Tensor& bias = or_undefined(bias_or_none);
   const Checker check(
       "lltm::forward",
       {{input, "input"},
        {weights, "weights"},
-       {bias, "bias"},
+       {bias, "bias", /*optional=*/true},
        {old_h, "old_h"},
        {old_cell, "old_cell"}});
   const CellSizes sizes = cell_sizes(check, input, weights);
@@ -463,11 +447,11 @@ void check_pair_backward(
   check.rank(X, "X", 2, "(B, H+I)");
   const SymInt hidden = check.hidden(weights);
   const SymInt batch = X.sym_size(0);
-  check.shape(weights, "weights", {hidden * 3, X.sym_size(1)});
+  check.shape(weights, "weights", {hidden * Cell::kGates, X.sym_size(1)});
   for (size_t k = 0; k < states.size(); ++k) {
     check.shape(states[k], kNames[k], {batch, hidden});
   }
-  check.shape(gate_weights, "gate_weights", {batch, hidden * 3});
+  check.shape(gate_weights, "gate_weights", {batch, hidden * Cell::kGates});
 }
 
 }  // namespace lltm

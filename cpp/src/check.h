@@ -1,78 +1,30 @@
-// The checks on operator arguments: one set, made by every backend below the
-// dispatcher, so that Python, C++ and torch.ops see the same errors.
+// The checks on operator arguments: one set for all backends (backend.h), so that Python, C++
+// and torch.ops see the same errors.
 //
-// Sizes are symbolic, so that the same checks serve compiled graphs with
-// dynamic shapes.
+// Sizes are symbolic, so that the same checks serve compiled graphs with dynamic shapes.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-#include <c10/core/SymInt.h>
-
-#include <array>
-#include <optional>
+#include "operator_args.h"
 
 namespace lltm {
 
-struct CellSizes {
-  c10::SymInt batch, input, hidden;
-};
-
-// Rows is T * B, or N when packed.
-struct SequenceSizes {
-  c10::SymInt steps, batch, rows, input, hidden;
-};
-
-// For cell and for its training form cell_forward, which users meet as `cell`.
-CellSizes check_cell(
-    const at::Tensor& input,
-    const at::Tensor& h,
-    const at::Tensor& c,
-    const at::Tensor& weights,
-    const std::optional<at::Tensor>& bias);
-
-CellSizes check_cell_backward(
-    const std::optional<at::Tensor>& grad_h,
-    const std::optional<at::Tensor>& grad_c,
-    const at::Tensor& input,
-    const at::Tensor& h,
-    const at::Tensor& weights,
-    const at::Tensor& activations);
+// For cell and its training form cell_forward. Error messages say `cell` for both.
+void check_cell(const CellArgs& args);
+void check_cell_backward(const CellBackwardArgs& args);
 
 // For sequence and its training form sequence_forward.
-SequenceSizes check_sequence(
-    const at::Tensor& input,
-    const at::Tensor& h_0,
-    const at::Tensor& c_0,
-    const at::Tensor& weights,
-    const std::optional<at::Tensor>& bias,
-    const std::optional<at::Tensor>& batch_sizes);
+void check_sequence(const SequenceArgs& args);
+void check_sequence_backward(const SequenceBackwardArgs& args);
 
-// Weights (3H, H+I) of any H and I.
+// Weights of any H and I.
 void check_prepack(const at::Tensor& weights);
 
-// As check_sequence; prepacked weights must be a tensor of the device, and
-// weights that are not packed, of the shape that h_0 and input ask for.
-SequenceSizes check_sequence_prepacked(
-    const at::Tensor& input,
-    const at::Tensor& h_0,
-    const at::Tensor& c_0,
-    const at::Tensor& weights,
-    const std::optional<at::Tensor>& bias,
-    const std::optional<at::Tensor>& batch_sizes);
+// As check_sequence. Prepacked weights must be on the device of the input; weights that are
+// not packed must have the shape that input and h_0 imply.
+void check_sequence_prepacked(const SequenceArgs& args);
 
-SequenceSizes check_sequence_backward(
-    const std::optional<at::Tensor>& grad_output,
-    const std::optional<at::Tensor>& grad_h_n,
-    const std::optional<at::Tensor>& grad_c_n,
-    const at::Tensor& input,
-    const at::Tensor& h_0,
-    const at::Tensor& weights,
-    const at::Tensor& output,
-    const at::Tensor& activations,
-    const std::optional<at::Tensor>& batch_sizes);
-
-// The low-level pair of composite.h. `states` are grad_h, grad_cell, new_cell,
-// input_gate, output_gate, candidate_cell, each (B, H).
+// The low-level pair of pair.h. `states` are grad_h, grad_cell, new_cell, input_gate,
+// output_gate, candidate_cell, each (B, H).
 void check_pair_forward(
     const at::Tensor& input,
     const at::Tensor& weights,

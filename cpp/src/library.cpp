@@ -1,6 +1,6 @@
-// Every operator of the library, on one page. Kernels stand beside their
-// backend: cpu/, cuda/, composite.cpp (any other device), meta.cpp, autograd.cpp,
-// autocast.cpp.
+// Every operator of the library, on one page. Their kernels are registered through backend.h,
+// in cpu/operators.cpp, cuda/operators.cpp, composite.cpp (any other device) and meta.cpp;
+// derivatives and transforms in autograd.cpp, autocast.cpp and vmap.cpp.
 #include <torch/library.h>
 
 TORCH_LIBRARY(lltm, m) {
@@ -13,19 +13,18 @@ TORCH_LIBRARY(lltm, m) {
       " Tensor? batch_sizes=None, bool reverse=False)"
       " -> (Tensor, Tensor, Tensor)");
 
-  // For repeated inference with the same weights: prepack lays them out once, as
-  // the kernels of this machine read them, and sequence_prepacked is sequence
-  // with what it returned. Neither has derivatives.
+  // For repeated inference with the same weights: prepack packs them once, for the kernels
+  // of this machine, and sequence_prepacked is sequence with the packed weights. Neither has
+  // derivatives.
   m.def("prepack(Tensor weights) -> Tensor");
   m.def(
       "sequence_prepacked(Tensor input, Tensor h_0, Tensor c_0, Tensor weights, Tensor? bias=None,"
       " *, Tensor? batch_sizes=None, bool reverse=False)"
       " -> (Tensor, Tensor, Tensor)");
 
-  // What training runs: forward also returns the activations (rows, 4H), laid
-  // out input gate | output gate | candidate | tanh(c'); backward takes them.
-  // A gradient that is None is zero; output_mask says which gradients are
-  // wanted, in the order input, h, c, weights, bias, and the others come back
+  // What training runs: forward also returns the saved activations (rows, S * H) of cell.h,
+  // and backward takes them. A gradient that is None is zero. output_mask says which
+  // gradients are wanted, in the order input, h, c, weights, bias; the others are returned
   // as None.
   m.def(
       "cell_forward(Tensor input, Tensor h, Tensor c, Tensor weights, Tensor? bias)"

@@ -1,4 +1,4 @@
-// A matrix in memory, as the pointwise kernels of every backend see it. Part of
+// A matrix in memory, as the element-wise kernels of every backend see it. Part of
 // the files per instruction set: no header of torch.
 #pragma once
 
@@ -21,5 +21,10 @@ struct Matrix {
     return {data == nullptr ? nullptr : row(r) + c * col_stride, row_stride, col_stride};
   }
 };
+
+template <typename T>
+LLTM_CELL_INLINE Matrix<const T> as_const(const Matrix<T>& matrix) {
+  return {matrix.data, matrix.row_stride, matrix.col_stride};
+}
 
 }  // namespace lltm

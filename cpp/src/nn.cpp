@@ -1,5 +1,7 @@
-// Shapes and layers around the operators; every number is computed by those.
-#include "text.h"
+// The modules: shapes, states, layers and directions. The operators do the arithmetic.
+#include "cell.h"
+#include "format.h"
+#include "operator_args.h"
 
 #include <lltm/nn.h>
 #include <lltm/ops.h>
@@ -50,8 +52,8 @@ void check_shape(
       shape_text(tensor.sizes()));
 }
 
-// The operators would name the parameters, of which the caller has passed none.
-// Autocast converts.
+// The operators could blame a parameter, but the caller has passed only the input.
+// Autocast casts both.
 void check_kind(const char* where, const Tensor& input, const Tensor& parameter) {
   if (at::autocast::is_autocast_enabled(input.device().type())) return;
   TORCH_CHECK_TYPE(
@@ -70,10 +72,6 @@ void check_kind(const char* where, const Tensor& input, const Tensor& parameter)
       parameter.device(),
       ", that of the parameters, got ",
       input.device());
-}
-
-std::optional<Tensor> if_defined(const Tensor& tensor) {
-  return tensor.defined() ? std::optional<Tensor>(tensor) : std::nullopt;
 }
 
 void draw(const std::vector<Tensor>& parameters, int64_t hidden_size) {
@@ -102,7 +100,7 @@ LLTMCellImpl::LLTMCellImpl(const LLTMCellOptions& options) : options(options) {
 void LLTMCellImpl::reset() {
   check_positive("LLTMCell", "input_size", options.input_size());
   check_positive("LLTMCell", "hidden_size", options.hidden_size());
-  const int64_t rows = 3 * options.hidden_size();
+  const int64_t rows = Cell::kGates * options.hidden_size();
   weights = register_parameter(
       "weights", torch::empty({rows, options.hidden_size() + options.input_size()}));
   bias =
@@ -145,17 +143,17 @@ State LLTMCellImpl::forward(const Tensor& input, const std::optional<State>& sta
   }
   if (!state.has_value()) {
     const Tensor zeros = input.new_zeros({input.size(0), hidden_size});
-    return cell(input, zeros, zeros, weights, if_defined(bias));
+    return cell(input, zeros, zeros, weights, or_nullopt(bias));
   }
   const auto& [h, c] = *state;
-  return cell(input, h, c, weights, if_defined(bias));
+  return cell(input, h, c, weights, or_nullopt(bias));
 }
 
 // ---- a layer --------------------------------------------------------------
 
 namespace {
 
-// What the forms of a layer share: shapes, states, the order of layers and
+// What LLTM and PrepackedLLTM share: shapes, states, the order of layers and
 // directions.
 struct Layer {
   // Runs the k-th direction, in the order of h_0 and h_n, over input (T, B, .),
@@ -206,7 +204,7 @@ std::tuple<Tensor, State> Layer::forward(
   return {options.batch_first() ? output.transpose(0, 1) : output, last};
 }
 
-// Of (L*D, B, H); 0 of any other shape, which initial_state refuses.
+// B of states (L*D, B, H); 0 for any other shape, which initial_state refuses.
 int64_t state_batch(const State& state) {
   const Tensor& h_0 = std::get<0>(state);
   return h_0.defined() && h_0.dim() == 3 ? h_0.size(1) : 0;
@@ -223,7 +221,7 @@ std::tuple<PackedSequence, State> Layer::forward_with_packed_input(
       options.input_size(),
       "), got ",
       shape_text(rows.sizes()));
-  // Without steps only the states tell the batch size.
+  // With no steps, only the states have the batch size.
   const bool steps = batch_sizes.dim() == 1 && batch_sizes.numel() > 0;
   const int64_t batch = steps               ? batch_sizes[0].item<int64_t>()
                         : state.has_value() ? state_batch(*state)
@@ -298,7 +296,7 @@ std::tuple<Tensor, State> Layer::run(
   return {input, State(at::stack(h_n), at::stack(c_n))};
 }
 
-// A layer whose directions, of (weights, bias), are run by `op`.
+// A layer that calls `op` with the (weights, bias) of each direction.
 template <typename Directions>
 Layer layer_of(
     const LLTMOptions& options,
@@ -316,7 +314,7 @@ Layer layer_of(
           const std::optional<Tensor>& batch_sizes,
           bool reverse) {
         const auto& [weights, bias] = directions[k];
-        return op(input, h_0, c_0, weights, if_defined(bias), batch_sizes, reverse);
+        return op(input, h_0, c_0, weights, or_nullopt(bias), batch_sizes, reverse);
       }};
 }
 
@@ -351,10 +349,10 @@ void LLTMImpl::reset() {
       const std::string suffix = "_l" + std::to_string(layer) + (direction == 0 ? "" : "_reverse");
       Direction parameters;
       parameters.weights = register_parameter(
-          "weights" + suffix, torch::empty({3 * hidden_size, hidden_size + input_size}));
+          "weights" + suffix, torch::empty({Cell::kGates * hidden_size, hidden_size + input_size}));
       parameters.bias = register_parameter(
           "bias" + suffix,
-          options.bias() ? torch::empty({3 * hidden_size}) : Tensor(),
+          options.bias() ? torch::empty({Cell::kGates * hidden_size}) : Tensor(),
           options.bias());
       directions_.push_back(std::move(parameters));
     }

@@ -1,18 +1,19 @@
-// The order in which a sequence is worked through: which rows each step has.
+// The steps of a sequence in the order of execution, and the rows of each step.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <optional>
 #include <vector>
 
 namespace lltm {
 
-// Rows [offset, offset + rows) of the flattened (N, .) input and output belong
-// to one step; they continue the first `rows` rows of the state. So a state of
-// (B, H), updated in its first rows only, is right in both directions: a row
-// that has ended, or has not begun yet, just stays as it is.
+// Rows [offset, offset + rows) of the flattened (N, .) input and output belong to one step,
+// and continue from the first `rows` rows of the state. So in both directions a step updates
+// the first rows of a state (B, H), and rows that have ended, or not started yet, stay
+// unchanged.
 struct Step {
   int64_t offset;
   int64_t rows;
@@ -22,7 +23,7 @@ struct Step {
 inline std::vector<int64_t> read_batch_sizes(const at::Tensor& batch_sizes) {
   std::vector<int64_t> values(batch_sizes.size(0));
   // A function transform (torch.func.grad) wraps every tensor that it sees, and
-  // a wrapper has no storage: item() looks inside.
+  // a wrapper has no storage: item() unwraps it.
   const bool wrapped = !batch_sizes.has_storage();
   const int64_t* const data = wrapped ? nullptr : batch_sizes.const_data_ptr<int64_t>();
   for (size_t t = 0; t < values.size(); ++t) {
@@ -35,11 +36,11 @@ inline std::vector<int64_t> read_batch_sizes(const at::Tensor& batch_sizes) {
 
 // In the order of execution. `input` is (T, B, I), or (N, I) with batch_sizes.
 inline std::vector<Step> plan_steps(
-    const at::Tensor& input, const std::optional<at::Tensor>& batch_sizes, bool reverse) {
+    const at::Tensor& input, const at::Tensor& batch_sizes, bool reverse) {
   std::vector<Step> steps;
-  if (batch_sizes.has_value() && batch_sizes->defined()) {
+  if (batch_sizes.defined()) {
     int64_t offset = 0;
-    for (const int64_t rows : read_batch_sizes(*batch_sizes)) {
+    for (const int64_t rows : read_batch_sizes(batch_sizes)) {
       steps.push_back({offset, rows});
       offset += rows;
     }
@@ -51,14 +52,14 @@ inline std::vector<Step> plan_steps(
   return steps;
 }
 
-// Steps [first, last) in the order of execution, and their rows, which lie
-// together whichever way the sequence runs.
+// Steps [first, last) in the order of execution, and their rows, which are adjacent in
+// both directions.
 struct Chunk {
   size_t first, last;
   int64_t begin, rows;
 };
 
-// Chunks of as many steps as have `max_rows` rows, or of one.
+// Chunks of as many steps as fit in `max_rows` rows, and of one step at least.
 inline std::vector<Chunk> plan_chunks(const std::vector<Step>& steps, int64_t max_rows) {
   std::vector<Chunk> chunks;
   for (size_t k = 0; k < steps.size(); ++k) {
@@ -74,9 +75,43 @@ inline std::vector<Chunk> plan_chunks(const std::vector<Step>& steps, int64_t ma
   return chunks;
 }
 
-// The rows that step k takes over from the step before it in `steps`.
+// How many rows step k continues from the step before it in `steps`.
 inline int64_t carried_rows(const std::vector<Step>& steps, size_t k) {
   return k == 0 ? 0 : std::min(steps[k].rows, steps[k - 1].rows);
+}
+
+// `count` rows of the flattened input from `row` on, and the states before them: rows of the
+// output from `source` on, or of h_0 where `initial`.
+struct StateSpan {
+  int64_t row, source, count;
+  bool initial;
+};
+
+// The states before steps [first, last), in the order of the input's rows, in as few spans as
+// possible: consecutive steps of equal size make one.
+inline std::vector<StateSpan> states_before(
+    const std::vector<Step>& steps, size_t first, size_t last) {
+  std::vector<StateSpan> spans;
+  const auto append = [&](const StateSpan& span) {
+    if (span.count <= 0) return;
+    if (!spans.empty()) {
+      StateSpan& end = spans.back();
+      if (end.initial == span.initial && end.source + end.count == span.source) {
+        end.count += span.count;
+        return;
+      }
+    }
+    spans.push_back(span);
+  };
+  const bool reversed = first < last && steps[last - 1].offset < steps[first].offset;
+  for (size_t n = 0; n < last - first; ++n) {
+    const size_t k = reversed ? last - 1 - n : first + n;
+    const auto [offset, rows] = steps[k];
+    const int64_t carried = carried_rows(steps, k);
+    if (carried > 0) append({offset, steps[k - 1].offset, carried, /*initial=*/false});
+    append({offset + carried, carried, rows - carried, /*initial=*/true});
+  }
+  return spans;
 }
 
 // (T, B, .) as (T * B, .); a packed (N, .) is that already. A copy where the
@@ -85,16 +120,46 @@ inline at::Tensor flat_rows(const at::Tensor& tensor) {
   return tensor.flatten(0, -2);
 }
 
-// How many rows that are.
+// The number of rows of flat_rows(tensor).
 inline int64_t flat_size(const at::Tensor& tensor) {
   return tensor.dim() == 2 ? tensor.size(0) : tensor.size(0) * tensor.size(1);
 }
 
-// Of that, the rows of whole steps, so that no more is copied than these.
+// Rows [begin, begin + rows) of flat_rows(tensor), which are whole steps: copies only these.
 inline at::Tensor flat_rows(const at::Tensor& tensor, int64_t begin, int64_t rows) {
   if (tensor.dim() == 2) return tensor.narrow(0, begin, rows);
   const int64_t batch = tensor.size(1);
   return tensor.narrow(0, begin / batch, rows / batch).flatten(0, 1);
+}
+
+// h_n (B, H): each row of the output (N, H) at its last step, or h_0.
+inline at::Tensor final_states(
+    const std::vector<Step>& steps, const at::Tensor& h_0, const at::Tensor& output_rows) {
+  at::Tensor h_n = at::empty(h_0.sizes(), h_0.options());
+  int64_t done = 0;
+  for (size_t k = steps.size(); k-- > 0;) {
+    const auto [offset, rows] = steps[k];
+    if (rows <= done) continue;
+    h_n.slice(0, done, rows).copy_(output_rows.slice(0, offset + done, offset + rows));
+    done = rows;
+  }
+  h_n.slice(0, done).copy_(h_0.slice(0, done));
+  return h_n;
+}
+
+// The states (rows, H) that steps [first, last) start from, in the order of the input's rows.
+inline at::Tensor initial_states(
+    const std::vector<Step>& steps,
+    size_t first,
+    size_t last,
+    const at::Tensor& h_0,
+    const at::Tensor& output_rows,
+    at::ScalarType dtype) {
+  std::vector<at::Tensor> pieces;
+  for (const auto [row, source, count, initial] : states_before(steps, first, last)) {
+    pieces.push_back((initial ? h_0 : output_rows).narrow(0, source, count));
+  }
+  return (pieces.size() == 1 ? pieces[0] : at::cat(pieces)).to(dtype);
 }
 
 }  // namespace lltm

@@ -1,7 +1,7 @@
 #include <lltm/version.h>
 
 #include "cpu/dispatch.h"
-#include "cpu/micro_kernel.h"
+#include "cpu/gemm_formats.h"
 
 #include <torch/version.h>
 
@@ -41,9 +41,9 @@ std::string build_info() {
        << (cpu::kernels_avx512() != nullptr ? ", AVX512" : "")
        << (cpu::kernels_amx() != nullptr ? ", AMX" : "") << '\n'
        << "CPU kernels in use: " << cpu_kernels() << '\n'
-       << "CPU micro-kernel: " << (cpu::has_micro_kernel<float>() ? "float32" : "none")
-       << (cpu::has_micro_kernel<cpu::BFloat16>() ? ", bfloat16" : "")
-       << (cpu::has_micro_kernel<cpu::BFloat16x3>() ? ", float32 in parts (AMX)" : "") << '\n';
+       << "CPU micro-kernel: " << (cpu::F32Format::available() ? "float32" : "none")
+       << (cpu::Bf16Format::available() ? ", bfloat16" : "")
+       << (cpu::Bf16x3Format::available() ? ", float32 in parts (AMX)" : "") << '\n';
   return info.str();
 }
 

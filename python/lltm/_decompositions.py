@@ -5,6 +5,9 @@ length T, the operators of T steps. Core ATen has no loop, so a dynamic length b
 higher-order operator, whose body is one step in Core ATen. What they can't express they leave
 alone: a packed sequence, whose batch_sizes are data, and prepacked weights, which only our kernels
 can read.
+
+As in the kernels, only arguments and results are float16 or bfloat16: what is computed in between,
+the matrix products included, is float32.
 """
 
 from __future__ import annotations
@@ -18,6 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._ops import OperatorBase, OpOverload
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+
+from . import _cell
+from ._cell import GATES, SAVED
 
 # A gradient that is not wanted is None.
 Gradients = tuple[Tensor | None, ...]
@@ -41,7 +47,7 @@ def ours() -> Table:
     """Returns the decompositions of lltm's operators alone."""
     ops = torch.ops.lltm
     return {
-        ops.cell.default: _cell,
+        ops.cell.default: _cell_inference,
         ops.cell_forward.default: _cell_forward,
         ops.cell_backward.default: _cell_backward,
         ops.sequence.default: _sequence,
@@ -92,16 +98,19 @@ def _prepacked(*args: Any, **kwargs: Any) -> NoReturn:
     )
 
 
-def _cell(
+def _cell_inference(
     input: Tensor, h: Tensor, c: Tensor, weights: Tensor, bias: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     return _cell_forward(input, h, c, weights, bias)[:2]
 
 
 def _cell_forward(
     input: Tensor, h: Tensor, c: Tensor, weights: Tensor, bias: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _step(F.linear(torch.cat([h, input], dim=1), weights, bias), c)
+) -> tuple[Tensor, ...]:
+    dtype = c.dtype
+    input, h, c, weights, bias = _wide(input, h, c, weights, bias)
+    z = F.linear(torch.cat([h, input], dim=1), weights, bias)
+    return tuple(y.to(dtype) for y in _step(z, c))
 
 
 def _cell_backward(
@@ -113,10 +122,13 @@ def _cell_backward(
     activations: Tensor,
     output_mask: Sequence[bool],
 ) -> Gradients:
-    dz, dc = _step_backward(_or_zeros(grad_h, h), _or_zeros(grad_c, h), activations)
+    dtype, hidden = h.dtype, h.shape[1]
+    dh, dc = _or_zeros(grad_h, h), _or_zeros(grad_c, h)
+    dh, dc, input, h, weights, activations = _wide(dh, dc, input, h, weights, activations)
+    dz, dc = _step_backward(activations, dh, dc)
     dX = dz @ weights
-    hidden = h.shape[1]
     return _wanted(
+        dtype,
         output_mask,
         lambda: dX[:, hidden:],
         lambda: dX[:, :hidden],
@@ -165,21 +177,22 @@ def _steps(
     reverse: bool,
     training: bool,
 ) -> tuple[Tensor, ...]:
-    """Returns output (T, B, H), h_n, c_n and, for training, the activations (T, B, 4H)."""
-    hidden = h_0.shape[1]
-    weights_h = weights[:, :hidden]
+    """Returns output (T, B, H), h_n, c_n and, for training, the activations (T, B, SAVED * H)."""
+    dtype, hidden = h_0.dtype, h_0.shape[1]
+    input, h_0, c_0, weights, bias = _wide(input, h_0, c_0, weights, bias)
 
     def step(state: list[Tensor], xs: list[Tensor], weights_h: Tensor) -> Any:
         h, c = state
-        h, c, activations = _step(_wide(xs[0]) + _wide(h @ weights_h.t()), c)
-        return [h, c], [h, activations] if training else [h]
+        h, c, activations = _step(xs[0] + h @ weights_h.t(), c)
+        out = [h, activations] if training else [h]
+        return [h, c], [y.to(dtype) for y in out]
 
     from_input = F.linear(input, weights[:, hidden:], bias)
-    shapes = [(hidden,), (4 * hidden,)] if training else [(hidden,)]
+    shapes = [(hidden,), (SAVED * hidden,)] if training else [(hidden,)]
     (h_n, c_n), (output, *activations) = _scan(
-        step, [h_0, c_0], [from_input], weights_h, shapes, reverse
+        step, [h_0, c_0], [from_input], weights[:, :hidden], shapes, dtype, reverse
     )
-    return output, h_n, c_n, *activations
+    return output, h_n.to(dtype), c_n.to(dtype), *activations
 
 
 def _sequence_backward(
@@ -198,32 +211,29 @@ def _sequence_backward(
     if batch_sizes is not None:
         return NotImplemented
     steps, batch, inputs = input.shape
-    hidden = h_0.shape[1]
-    weights_h, weights_x = weights[:, :hidden], weights[:, hidden:]
+    dtype, hidden = h_0.dtype, h_0.shape[1]
+    dh, dc = _wide(_or_zeros(grad_h_n, h_0), _or_zeros(grad_c_n, h_0))
+    input, h_0, weights, output = _wide(input, h_0, weights, output)
 
     def step(grads: list[Tensor], xs: list[Tensor], weights_h: Tensor) -> Any:
-        (dh, dc), (activations, *grad_output) = grads, xs
+        (dh, dc), (activations, *grad_output) = grads, _wide(*xs)
         if grad_output:
-            dh = _wide(dh) + _wide(grad_output[0])
-        dz, dc = _step_backward(dh, dc, activations)
+            dh = dh + grad_output[0]
+        dz, dc = _step_backward(activations, dh, dc)
         return [dz @ weights_h, dc], [dz]
 
-    xs = [activations.view(steps, batch, 4 * hidden)]
+    xs = [activations.view(steps, batch, SAVED * hidden)]
     xs += [] if grad_output is None else [grad_output]
-    (dh, dc), (dz,) = _scan(
-        step,
-        [_or_zeros(grad_h_n, h_0), _or_zeros(grad_c_n, h_0)],
-        xs,
-        weights_h,
-        [(3 * hidden,)],
-        not reverse,
-    )
+    weights_h, weights_x = weights[:, :hidden], weights[:, hidden:]
+    shapes = [(GATES * hidden,)]
+    (dh, dc), (dz,) = _scan(step, [dh, dc], xs, weights_h, shapes, dh.dtype, not reverse)
     dz = dz.flatten(0, 1)
     # The state that each step began with. Without steps h_0 would be one too many.
     before = [output[1:], h_0.unsqueeze(0)] if reverse else [h_0.unsqueeze(0), output[:-1]]
     h = torch.cat(before)[:steps].reshape(steps * batch, hidden)
     x = input.reshape(steps * batch, inputs)
     return _wanted(
+        dtype,
         output_mask,
         lambda: (dz @ weights_x).view(steps, batch, inputs),
         lambda: dh,
@@ -243,12 +253,13 @@ def _scan(
     xs: list[Tensor],
     weights: Tensor,
     shapes: Sequence[tuple[int, ...]],
+    dtype: torch.dtype,
     reverse: bool,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Runs `step` along the first dimension of xs; returns the last state and what was put out.
 
     A fixed length is unrolled; a dynamic one, of at least one step, becomes torch's scan.
-    `shapes` are those of a row of what is put out.
+    `shapes` and `dtype` are those of a row of what is put out.
     """
     steps, batch = xs[0].shape[:2]
     if not isinstance(steps, int):
@@ -273,7 +284,9 @@ def _scan(
         a, b, *out = torch.ops.higher_order.scan(body, [h, c], xs, (weights, *sizes))
         return [a, b], [y.flip(0) for y in out] if reverse else out
     if steps == 0:  # the results are the initial state; an operator returns copies
-        return [s.clone() for s in state], [xs[0].new_empty(0, batch, *row) for row in shapes]
+        return [s.clone() for s in state], [
+            xs[0].new_empty(0, batch, *row, dtype=dtype) for row in shapes
+        ]
     put_out: list[list[Tensor]] = []
     for t in range(steps - 1, -1, -1) if reverse else range(steps):
         state, out = step(state, [x[t] for x in xs], weights)
@@ -284,38 +297,33 @@ def _scan(
 
 
 def _step(z: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """From the pre-activations (B, 3H) and c (B, H) to h', c' and the activations (B, 4H)."""
-    z_i, z_o, z_g = _wide(z).chunk(3, dim=1)
-    i, o, g = torch.sigmoid(z_i), torch.sigmoid(z_o), F.elu(z_g)
-    c_next = _wide(c) + i * g
-    tanh_c = torch.tanh(c_next)
-    activations = torch.cat([i, o, g, tanh_c], dim=1)
-    return (o * tanh_c).to(c.dtype), c_next.to(c.dtype), activations.to(c.dtype)
+    """From pre-activations (B, GATES * H) and c (B, H) to h', c' and activations (B, SAVED * H)."""
+    h, c, saved = _cell.forward(z.chunk(GATES, dim=1), c)
+    return h, c, torch.cat(saved, dim=1)
 
 
-def _step_backward(dh: Tensor, dc: Tensor, activations: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of the pre-activations (B, 3H) and of c (B, H)."""
-    dtype = activations.dtype
-    i, o, g, tanh_c = _wide(activations).chunk(4, dim=1)
-    dh, dc = _wide(dh), _wide(dc)
-    dc = dc + dh * o * (1 - tanh_c * tanh_c)
-    dz_i = dc * g * (i * (1 - i))
-    dz_o = dh * tanh_c * (o * (1 - o))
-    dz_g = dc * i * torch.where(g > 0, torch.ones_like(g), g + 1)
-    return torch.cat([dz_i, dz_o, dz_g], dim=1).to(dtype), dc.to(dtype)
+def _step_backward(activations: Tensor, dh: Tensor, dc: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of the pre-activations (B, GATES * H) and of c (B, H)."""
+    dz, dc = _cell.backward(activations.chunk(SAVED, dim=1), dh, dc)
+    return torch.cat(dz, dim=1), dc
 
 
-def _wide(tensor: Tensor) -> Tensor:
+def _wide(*tensors: Tensor | None) -> tuple[Any, ...]:
     """In the dtype that the kernels calculate in: of float16 and bfloat16, float32."""
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+    return tuple(
+        t.float() if t is not None and t.dtype in (torch.float16, torch.bfloat16) else t
+        for t in tensors
+    )
 
 
 def _or_zeros(grad: Tensor | None, like: Tensor) -> Tensor:
     return torch.zeros_like(like) if grad is None else grad
 
 
-def _wanted(output_mask: Sequence[bool], *gradients: Callable[[], Tensor]) -> Gradients:
+def _wanted(
+    dtype: torch.dtype, output_mask: Sequence[bool], *gradients: Callable[[], Tensor]
+) -> Gradients:
     return tuple(
-        gradient() if wanted else None
+        gradient().to(dtype) if wanted else None
         for wanted, gradient in zip(output_mask, gradients, strict=True)
     )

@@ -1,7 +1,7 @@
 """What torch.utils.flop_counter counts for the operators: their matrix products.
 
-N rows of [h, x] through weights (3H, H+I) are 2 N (H+I) 3H operations forward; backward, each of
-the gradients, of the weights and of [h, x], is a product of that size.
+N rows of [h, x] through weights (G H, H+I) of G gates are 2 N (H+I) G H operations forward;
+backward, each of the gradients, of the weights and of [h, x], is a product of that size.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from torch.utils.flop_counter import register_flop_formula
+
+from ._cell import GATES
 
 Shape = Sequence[int]
 
@@ -30,7 +32,7 @@ def _forward(input: Shape, h: Shape, c: Shape, weights: Shape, *args: Any, **kwa
 @register_flop_formula(_ops.sequence_prepacked)
 def _prepacked(input: Shape, h_0: Shape, *args: Any, **kwargs: Any) -> int:
     hidden = h_0[-1]
-    return _product(input, (3 * hidden, hidden + input[-1]))
+    return _product(input, (GATES * hidden, hidden + input[-1]))
 
 
 @register_flop_formula(_ops.cell_backward)

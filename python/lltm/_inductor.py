@@ -20,8 +20,8 @@ def inductor_decomposed(
     """A backend of torch.compile: Inductor, with lltm's operators written in ATen operations.
 
     The default backend calls the kernels of this library from the code that it generates. With this
-    one there is nothing of them left, forward and backward: Inductor fuses the pointwise part of a
-    step with what stands around it. A sequence of fixed length is unrolled, so compiling it takes
+    one there is nothing of them left, forward and backward: Inductor fuses the element-wise part of
+    a step with what stands around it. A sequence of fixed length is unrolled, so compiling it takes
     the longer the more steps there are; with ``dynamic=True`` it becomes a loop. A packed sequence
     keeps our kernels. `mode` and `options` are those of torch.compile.
 

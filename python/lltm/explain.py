@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -73,6 +76,23 @@ def dispatcher(call: Call) -> str:
     )
 
 
+def schedule(call: Call) -> str:
+    """What the CPU kernels chose for the sizes and this machine, in a training step: threads,
+    blocks of hidden units, chunks of steps, the format of the GEMMs. In a program of your own:
+    LLTM_SCHEDULE=1 in the environment."""
+    # Read from the environment once in a process, so a new one runs the call.
+    program = f"from lltm.explain import Call, run_eagerly; run_eagerly({call!r})"
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "LLTM_SCHEDULE": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    lines = [line for line in result.stderr.splitlines() if line.startswith("lltm: ")]
+    return "\n".join(line.removeprefix("lltm: ") for line in lines)
+
+
 def dynamo(call: Call) -> str:
     """TorchDynamo's FX graph: the Python code of the module has run once, without data, and the
     operators that it called are left."""
@@ -105,12 +125,13 @@ def inductor(call: Call) -> str:
 
 def inductor_with_decomposition(call: Call) -> str:
     """What Inductor generates for inference with backend=lltm.inductor_decomposed: the matrix
-    product is a call, and the pointwise part one fused loop in C++ (Triton on a GPU)."""
+    product is a call, and the element-wise part one fused loop in C++ (Triton on a GPU)."""
     return _generated(call, inductor_decomposed, training=False)
 
 
 STAGES: dict[str, Callable[[Call], str]] = {
     "dispatcher": dispatcher,
+    "schedule": schedule,
     "dynamo": dynamo,
     "joint": joint,
     "core-aten": core_aten,
@@ -157,7 +178,19 @@ def _generated(call: Call, backend: Any, training: bool) -> str:
 
 def _run(call: Call, backend: Any, training: bool) -> None:
     torch.compiler.reset()
-    run = torch.compile(call.module(), backend=backend, fullgraph=True, dynamic=call.dynamic)
+    _step(
+        torch.compile(call.module(), backend=backend, fullgraph=True, dynamic=call.dynamic),
+        call,
+        training,
+    )
+
+
+def run_eagerly(call: Call) -> None:
+    """Runs a training step without a compiler."""
+    _step(call.module(), call, training=True)
+
+
+def _step(run: Callable[..., Any], call: Call, training: bool) -> None:
     with torch.set_grad_enabled(training):
         result = run(*call.arguments())
         if training:

@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from . import _check, _fx, _script, _sharding, functional
 from ._C import ArgumentError
+from ._cell import GATES
 
 __all__ = ["LLTM", "LLTMCell", "PrepackedLLTM"]
 
@@ -78,7 +79,7 @@ class LLTMCell(nn.Module):
         self.input_size = _check.integer("LLTMCell", "input_size", input_size)
         self.hidden_size = _check.integer("LLTMCell", "hidden_size", hidden_size)
         with_bias = _check.flag("LLTMCell", "bias", bias)
-        rows, columns = 3 * self.hidden_size, self.hidden_size + self.input_size
+        rows, columns = GATES * self.hidden_size, self.hidden_size + self.input_size
         self.weights = nn.Parameter(torch.empty(rows, columns, device=device, dtype=dtype))
         self.register_parameter(
             "bias",
@@ -136,7 +137,7 @@ class LLTMCell(nn.Module):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        _flatten_biases(state_dict, [prefix + "bias"], 3 * self.hidden_size)
+        _flatten_biases(state_dict, [prefix + "bias"], GATES * self.hidden_size)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def __prepare_scriptable__(self) -> nn.Module:
@@ -406,7 +407,7 @@ class LLTM(_Layer, nn.Module):
             )
 
         self._names = _names("weights", "bias", self.num_layers, self.bidirectional)
-        rows = 3 * self.hidden_size
+        rows = GATES * self.hidden_size
         for k, (weights_name, bias_name) in enumerate(self._names):
             columns = self.hidden_size + self._columns_of_input(k)
             weights = torch.empty(rows, columns, device=device, dtype=dtype)
@@ -493,7 +494,7 @@ class LLTM(_Layer, nn.Module):
                 " it into a PrepackedLLTM"
             )
         biases = [prefix + bias for _, bias in self._names]
-        _flatten_biases(state_dict, biases, 3 * self.hidden_size)
+        _flatten_biases(state_dict, biases, GATES * self.hidden_size)
         super()._load_from_state_dict(
             state_dict,
             prefix,

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import modules
+from . import _cell, modules
 
 __all__ = ["LLTM", "LLTMCell", "cell", "sequence"]
 
@@ -25,10 +25,8 @@ def cell(
 ) -> tuple[Tensor, Tensor]:
     """One step; see :func:`lltm.functional.cell`."""
     h, c = state
-    X = torch.cat([h, input], dim=1)
-    z_i, z_o, z_g = F.linear(X, weights, bias).chunk(3, dim=1)
-    c = c + torch.sigmoid(z_i) * F.elu(z_g)
-    h = torch.tanh(c) * torch.sigmoid(z_o)
+    z = F.linear(torch.cat([h, input], dim=1), weights, bias)
+    h, c, _ = _cell.forward(z.chunk(_cell.GATES, dim=1), c)
     return h, c
 
 

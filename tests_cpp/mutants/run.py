@@ -41,7 +41,24 @@ CTEST = ["--label-exclude", "slow", "--exclude-regex", "^(consumer|symbols)"]
 # pytest's part, less what is about the wheel, of which the package that is put together here has
 # the files only.
 PYTEST = ["--ignore=tests_py/test_package.py", "--ignore=tests_py/test_cuda_build.py"]
-PROGRAMS = ("lltm_kernel_tests", "lltm_tests", "lltm_cuda_host_tests")
+PROGRAMS = (
+    "lltm_kernel_tests",
+    "lltm_tests",
+    "lltm_cuda_host_tests",
+    "lltm_cuda_host_lstm_tests",
+    "lltm_lstm_tests",
+)
+# The programs of ctest's tests, where it is not lltm_tests.
+PROGRAM_OF = {
+    "cell_math": "lltm_kernel_tests",
+    "bf16x3": "lltm_kernel_tests",
+    "schedule": "lltm_kernel_tests",
+    "operators.emulated_amx": "lltm_emulated_tests",
+    "lstm": "lltm_lstm_tests",
+    "lstm.emulated_amx": "lltm_lstm_tests",
+    "cuda_on_host": "lltm_cuda_host_tests",
+    "cuda_on_host_lstm": "lltm_cuda_host_lstm_tests",
+}
 
 Result = dict[str, Any]
 
@@ -66,17 +83,14 @@ class Mutant:
     def python(self) -> bool:
         return self.file.endswith(".py")
 
-    def place(self, lines: Sequence[str]) -> int:
-        """The one place in the file's lines where `old` stands."""
+    def places(self, lines: Sequence[str]) -> list[int]:
+        """Where in the file's lines `old` stands: in one place, as check_places() sees to."""
         size = len(self.old)
-        found = [n for n in range(len(lines) - size + 1) if tuple(lines[n : n + size]) == self.old]
-        if len(found) != 1:
-            stop(f"{self.id}: its lines stand {len(found)} times in {self.file}, not once")
-        return found[0]
+        return [n for n in range(len(lines) - size + 1) if tuple(lines[n : n + size]) == self.old]
 
     def apply(self, path: Path) -> None:
         lines = path.read_text().split("\n")
-        place = self.place(lines)
+        place = self.places(lines)[0]
         lines[place : place + len(self.old)] = self.new
         path.write_text("\n".join(lines))
 
@@ -95,6 +109,19 @@ def read_list(path: Path) -> list[Mutant]:
     for twice in {id for id in ids if ids.count(id) > 1}:
         stop(f"{twice}: two mutants of that name")
     return mutants
+
+
+def check_places(mutants: Sequence[Mutant]) -> None:
+    """Stops if the lines of any mutant don't stand in its file exactly once; names all of these."""
+    wrong: list[str] = []
+    for mutant in mutants:
+        path = ROOT / mutant.file
+        lines = path.read_text().split("\n") if path.exists() else []
+        found = len(mutant.places(lines))
+        if found != 1:
+            wrong.append(f"{mutant.id}: its lines stand {found} times in {mutant.file}, not once")
+    if wrong:
+        stop("\n".join(wrong))
 
 
 def parse(block: list[str]) -> Mutant:
@@ -206,12 +233,8 @@ class Workplace:
         return None if status == 0 else output
 
     def install(self) -> None:
-        """The package without pip: what CMake installs, and the Python files beside it."""
-        package = self.site / "lltm"
-        self.need("cmake", "--install", self.build, "--prefix", package)
-        for path in (self.source / "python/lltm").iterdir():
-            if path.suffix in (".py", ".pyi", ".typed"):
-                shutil.copyfile(path, package / path.name)
+        """The package, without pip."""
+        self.need("cmake", "--install", self.build, "--prefix", self.site / "lltm")
 
     def check_import(self) -> None:
         """That what pytest will import is the copy."""
@@ -290,17 +313,10 @@ def targets(tests: Sequence[str]) -> list[str]:
     found = {"lltm"}
     for test in tests:
         name = test.partition(" ")[0]
-        found.add(
-            name
-            if name in PROGRAMS
-            else "_C"
-            if name == "pytest"
-            else "lltm_cuda_host_tests"
-            if name == "cuda_on_host"
-            else "lltm_kernel_tests"
-            if name in ("cell_math", "split")
-            else "lltm_tests"
-        )
+        if name == "pytest":
+            found.add("_C")
+        else:
+            found.add(name if name in PROGRAMS else PROGRAM_OF.get(name, "lltm_tests"))
     # The kernels alone need no library.
     return sorted(found - {"lltm"} if found <= {"lltm", "lltm_kernel_tests"} else found)
 
@@ -384,8 +400,7 @@ def main() -> None:
     options = parser.parse_args()
 
     mutants = read_list(LIST)
-    for mutant in mutants:
-        mutant.place((ROOT / mutant.file).read_text().split("\n"))
+    check_places(mutants)
     if options.only:
         names = options.only.split(",")
         unknown = set(names) - {mutant.id for mutant in mutants}

@@ -1,7 +1,6 @@
-// torch::nn modules around the operators, in the manner of torch::nn::LSTMCell
-// and torch::nn::LSTM: the same shapes, defaults and meanings wherever those
-// have the same thing. Parameters have the names and shapes of the Python
-// modules, so a checkpoint of one loads into the other (lltm/serialize.h).
+// torch::nn modules around the operators, with the shapes, defaults and meanings of
+// torch::nn::LSTMCell and torch::nn::LSTM. Parameters have the names and shapes of the
+// Python modules, so a checkpoint of one loads into the other (lltm/serialize.h).
 //
 //     lltm::LLTM layer(lltm::LLTMOptions(64, 128).num_layers(2));
 //     auto [output, state] = layer->forward(input);
@@ -11,7 +10,7 @@
 // D directions (1 or 2), N rows of a packed sequence.
 //
 // Wrong shapes and values throw c10::ValueError, wrong dtypes c10::TypeError;
-// the text names the argument, what was expected and what came.
+// the message names the argument, the expected value and the actual one.
 #pragma once
 
 #include <lltm/export.h>
@@ -75,8 +74,8 @@ struct LLTM_API LLTMOptions {
   /// Each layer runs over the output of the one before.
   TORCH_ARG(int64_t, num_layers) = 1;
   TORCH_ARG(bool, bias) = true;
-  /// Batched input and output are (B, T, .) rather than (T, B, .). Says nothing
-  /// about the states, and nothing about unbatched and packed input.
+  /// Batched input and output are (B, T, .) rather than (T, B, .). Does not apply
+  /// to the states, nor to unbatched and packed input.
   TORCH_ARG(bool, batch_first) = false;
   /// Probability of zeroing an element of the output of every layer but the
   /// last, when training.
@@ -86,13 +85,13 @@ struct LLTM_API LLTMOptions {
   TORCH_ARG(bool, bidirectional) = false;
 };
 
-/// A layer for inference whose weights were laid out once (LLTMImpl::prepack).
+/// A layer for inference whose weights were packed once (LLTMImpl::prepack).
 ///
-/// Gives what the layer gives in evaluation mode, and saves what the layer does
-/// in every call: for short sequences and small batches, such as a stream that
-/// comes in chunks, that can be most of the time. It cannot be changed, changes
-/// of the layer do not reach it, and several threads may use it at once. It has
-/// no derivatives, and autocast does nothing to it.
+/// Computes what the layer computes in evaluation mode, without packing the
+/// weights in every call. For short sequences and small batches, such as a
+/// stream in chunks, packing can take most of the time. It cannot be changed,
+/// does not follow changes of the layer, and several threads may use it
+/// concurrently. It has no derivatives, and autocast does not affect it.
 class LLTM_API PrepackedLLTM {
  public:
   /// As LLTMImpl::forward.
@@ -126,8 +125,8 @@ class LLTM_API LLTMImpl : public torch::nn::Cloneable<LLTMImpl> {
  public:
   LLTMImpl(int64_t input_size, int64_t hidden_size)
       : LLTMImpl(LLTMOptions(input_size, hidden_size)) {}
-  /// Throws if a size is not positive or dropout not in [0, 1]. Warns of a
-  /// dropout that does nothing because there is one layer only.
+  /// Throws if a size is not positive or dropout not in [0, 1]. Warns if dropout
+  /// has no effect because there is only one layer.
   explicit LLTMImpl(const LLTMOptions& options);
 
   void reset() override;
@@ -156,13 +155,13 @@ class LLTM_API LLTMImpl : public torch::nn::Cloneable<LLTMImpl> {
       const torch::nn::utils::rnn::PackedSequence& input,
       const std::optional<State>& state = std::nullopt);
 
-  /// This layer as it is now in a form for inference, the weights packed once.
+  /// A copy of this layer for inference, its weights packed once.
   PrepackedLLTM prepack() const;
 
   /// The parameters by layer, then direction: weights_l0, bias_l0, ...
   std::vector<torch::Tensor> all_weights() const;
 
-  /// Does nothing; there because code written for torch::nn::LSTM calls it.
+  /// Does nothing; code written for torch::nn::LSTM calls it.
   void flatten_parameters() {}
 
   LLTMOptions options;

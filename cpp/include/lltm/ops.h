@@ -19,8 +19,8 @@
 // Arguments of one call have one device and one dtype: float64, float32,
 // bfloat16 or float16. They may be strided in any way. Results are new
 // contiguous tensors. Wrong shapes and values throw c10::ValueError, wrong
-// dtypes c10::TypeError, wrong devices and layouts c10::Error; the text names
-// the argument, what was expected and what came.
+// dtypes c10::TypeError, wrong devices and layouts c10::Error; the message names
+// the argument, the expected value and the actual one.
 #pragma once
 
 #include <lltm/export.h>
@@ -71,17 +71,17 @@ LLTM_API std::tuple<at::Tensor, at::Tensor, at::Tensor> sequence(
     const std::optional<at::Tensor>& batch_sizes = std::nullopt,
     bool reverse = false);
 
-/// Lays out weights once as the kernels of this machine read them, for repeated
-/// inference with the same weights. `sequence` does that in every call.
+/// Packs weights once for the kernels of this machine, for repeated inference
+/// with the same weights. `sequence` packs them in every call.
 ///
 /// @param weights  (3H, H+I), as for sequence
-/// @returns the weights as they are now, in a form for sequence_prepacked only
-///          (of another dtype and shape). It works on other machines too, if
-///          not at its best there.
+/// @returns a packed copy of the weights, for sequence_prepacked only (of another
+///          dtype and shape). It works on other machines too, but may be slower
+///          there.
 LLTM_API at::Tensor prepack(const at::Tensor& weights);
 
-/// The same as sequence, for weights prepacked from ones of the input's dtype.
-/// Has no derivatives, and autocast does nothing to it.
+/// The same as sequence, with prepacked weights, which were of the input's dtype.
+/// Has no derivatives, and autocast does not affect it.
 LLTM_API std::tuple<at::Tensor, at::Tensor, at::Tensor> sequence_prepacked(
     const at::Tensor& input,
     const at::Tensor& h_0,

@@ -6,6 +6,10 @@
 #define LLTM_HAS_INIT_AMX 1
 #endif
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include <cstdlib>
 #include <string>
 
@@ -14,12 +18,18 @@ namespace lltm::cpu {
 namespace {
 
 // Whether this CPU has AMX and the operating system lets the process use it,
-// which has to be asked for. An instruction set that the environment names is
-// meant as it stands there.
+// which the process has to request. If ATEN_CPU_CAPABILITY names an instruction set, exactly that
+// one is used.
 bool has_amx() {
-#if defined(LLTM_HAS_INIT_AMX) && defined(LLTM_COMPILER_HAS_AMX)
-  return std::getenv("ATEN_CPU_CAPABILITY") == nullptr && __builtin_cpu_supports("avx512bf16") &&
-         __builtin_cpu_supports("amx-bf16") && at::cpu::init_amx();
+#if defined(LLTM_HAS_INIT_AMX) && defined(__x86_64__)
+  // Not by __builtin_cpu_supports: Clang has no name for AMX.
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  const bool avx512_bf16 =
+      __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax >> 5 & 1) != 0;
+  const bool amx_bf16 =
+      __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (edx >> 22 & 1) != 0;
+  return std::getenv("ATEN_CPU_CAPABILITY") == nullptr && avx512_bf16 && amx_bf16 &&
+         at::cpu::init_amx();
 #else
   return false;
 #endif

@@ -1,34 +1,97 @@
 #include "cpu/engine.h"
 
-#include "cpu/micro_kernel.h"
+#include "cpu/gemm_formats.h"
 #include "cpu/packed_weights.h"
+#include "steps.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <sstream>
+#include <string>
 
 namespace lltm::cpu {
 namespace {
 
-// The micro-kernel takes float and bfloat16, and no size may be 0.
-bool takes_blocks(const at::Tensor& input, const at::Tensor& h_0) {
+// The GEMM kernels take float and bfloat16, and no size may be 0.
+bool can_block(const at::Tensor& input, const at::Tensor& h_0) {
   return input.scalar_type() != at::kDouble && input.numel() > 0 && h_0.numel() > 0 &&
-         has_micro_kernel<float>();
+         F32Format::available();
+}
+
+LayerShape shape_of(const at::Tensor& input, const at::Tensor& h_0) {
+  const bool bf16 = input.scalar_type() == at::kBFloat16;
+  return {h_0.size(0), input.size(-1), h_0.size(1), flat_size(input), bf16};
 }
 
 }  // namespace
 
-ForwardResult run_forward(const ForwardProblem& p) {
-  const bool blocks = takes_blocks(p.input, p.h_0);
-  if (blocks && p.input.scalar_type() == at::kFloat && has_few_elements(p.h_0)) {
-    return few_rows_forward(p);
-  }
-  if (!is_prepacked(p.weights)) return blocks ? blocked_forward(p) : stepwise_forward(p);
-  const bool readable = !has_narrow_blocks(p.weights) || has_micro_kernel<BFloat16>();
-  if (blocks && readable) return blocked_forward(p);
-  const at::Tensor weights = unpack(p.weights);
-  return run_forward({p.input, p.h_0, p.c_0, weights, p.bias, p.batch_sizes, p.reverse, p.save});
+bool logs_schedules() {
+  static const bool set = [] {
+    const char* const value = std::getenv("LLTM_SCHEDULE");
+    return value != nullptr && std::string(value) != "0";
+  }();
+  return set;
 }
 
-Gradients run_backward(const BackwardProblem& problem) {
-  return takes_blocks(problem.input, problem.h_0) ? blocked_backward(problem)
-                                                  : stepwise_backward(problem);
+void log_schedule(const LayerShape& shape, const std::string& schedule) {
+  std::ostringstream line;
+  line << "lltm: N=" << shape.rows << " B=" << shape.batch << " I=" << shape.input
+       << " H=" << shape.hidden << ", " << schedule << '\n';
+  std::fputs(line.str().c_str(), stderr);
+}
+
+// Runs an engine as `schedule` says and, where values are out of range of bf16x3, once more in
+// float32.
+template <typename Engine, typename Schedule>
+auto run_or_fall_back(
+    const Engine& engine, const Schedule& schedule, Machine machine, const LayerShape& shape) {
+  if (logs_schedules()) log_schedule(shape, to_string(schedule(machine, shape)));
+  if (auto result = engine(schedule(machine, shape))) return *std::move(result);
+  machine.bf16x3 = false;
+  if (logs_schedules()) log_schedule(shape, to_string(schedule(machine, shape)));
+  return *engine(schedule(machine, shape));
+}
+
+SequenceResult sequence_forward(const SequenceArgs& args) {
+  const LayerShape shape = shape_of(args.input, args.h_0);
+  const bool blocked = can_block(args.input, args.h_0);
+  Machine machine = current_machine();
+  if (is_prepacked(args.weights)) {
+    const bool bf16 = has_form(args.weights, GemmFormat::kBf16);
+    if (!blocked || (bf16 && !machine.bf16)) {
+      const auto& [input, h_0, c_0, weights, bias, batch_sizes, reverse, save] = args;
+      return sequence_forward({input, h_0, c_0, unpack(weights), bias, batch_sizes, reverse, save});
+    }
+    machine.bf16 = bf16;
+    machine.bf16x3 = machine.bf16x3 && has_form(args.weights, GemmFormat::kBf16x3);
+  }
+  if (!blocked) {
+    if (logs_schedules()) log_schedule(shape, "forward: stepwise");
+    return stepwise_forward(args);
+  }
+  if (args.input.scalar_type() == at::kFloat && has_few_elements(shape.batch, shape.hidden)) {
+    const FewRowsSchedule schedule = schedule_few_rows(machine, shape);
+    if (logs_schedules()) log_schedule(shape, to_string(schedule));
+    return few_rows_forward(args, schedule);
+  }
+  return run_or_fall_back(
+      [&](const ForwardSchedule& schedule) { return blocked_forward(args, schedule); },
+      schedule_forward,
+      machine,
+      shape);
+}
+
+Gradients sequence_backward(const SequenceBackwardArgs& args) {
+  const LayerShape shape = shape_of(args.input, args.h_0);
+  if (!can_block(args.input, args.h_0)) {
+    if (logs_schedules()) log_schedule(shape, "backward: stepwise");
+    return stepwise_backward(args);
+  }
+  return run_or_fall_back(
+      [&](const BackwardSchedule& schedule) { return blocked_backward(args, schedule); },
+      schedule_backward,
+      current_machine(),
+      shape);
 }
 
 }  // namespace lltm::cpu

@@ -1,35 +1,43 @@
-// The sequence engine on the CPU: how the steps of one layer and direction are
-// worked through.
+// One step, and one layer and direction of a sequence, on the CPU. cuda/engine.h declares the
+// same.
+//
+// The engines behave alike; engine.cpp chooses between them.
 #pragma once
 
-#include "problem.h"
+#include "cpu/schedule.h"
+#include "operator_args.h"
+
+#include <optional>
+#include <string>
 
 namespace lltm::cpu {
 
-// In a ForwardProblem, `weights` may be prepacked (packed_weights.h).
-//
-// The engines below behave alike; these choose between them.
-ForwardResult run_forward(const ForwardProblem& problem);
-Gradients run_backward(const BackwardProblem& problem);
+// engine_cell.cpp: one step.
+CellResult cell_forward(const CellArgs& args);
+Gradients cell_backward(const CellBackwardArgs& args);
 
-// Whether a state (B, H) has so few elements that nothing averages rounding errors out:
-// whose are larger, ours or plain PyTorch's, is then a matter of luck, unless ours are
-// smaller by design.
-inline bool has_few_elements(const at::Tensor& h_0) {
-  return h_0.size(0) <= 4 || h_0.size(1) <= 16;
-}
+// engine.cpp. The weights of SequenceArgs may be prepacked (packed_weights.h).
+SequenceResult sequence_forward(const SequenceArgs& args);
+Gradients sequence_backward(const SequenceBackwardArgs& args);
 
-// engine_stepwise.cpp: public ATen products, step by step. Always works.
-ForwardResult stepwise_forward(const ForwardProblem& problem);
-Gradients stepwise_backward(const BackwardProblem& problem);
+// engine_stepwise.cpp: ATen's GEMMs, step by step. Always works.
+SequenceResult stepwise_forward(const SequenceArgs& args);
+Gradients stepwise_backward(const SequenceBackwardArgs& args);
 
-// engine_few_rows.cpp: float32 with sums in float64, for few elements. May take prepacked
-// weights that are not narrow.
-ForwardResult few_rows_forward(const ForwardProblem& problem);
+// engine_few_rows.cpp: float32 with float64 accumulation, for has_few_elements. Not for weights
+// prepacked in bfloat16.
+SequenceResult few_rows_forward(const SequenceArgs& args, const FewRowsSchedule& schedule);
 
-// engine_blocked.cpp: packed weights, micro-kernel and pointwise work block by
-// block in one parallel region. Not for float64.
-ForwardResult blocked_forward(const ForwardProblem& problem);
-Gradients blocked_backward(const BackwardProblem& problem);
+// engine_blocked_forward.cpp, engine_blocked_backward.cpp: packed weights, and GEMM and
+// element-wise part block by block in one parallel region. Not for float64 or empty sizes.
+// Nothing where values are out of range of the schedule's format.
+std::optional<SequenceResult> blocked_forward(
+    const SequenceArgs& args, const ForwardSchedule& schedule);
+std::optional<Gradients> blocked_backward(
+    const SequenceBackwardArgs& args, const BackwardSchedule& schedule);
+
+// With LLTM_SCHEDULE in the environment, every call prints what was chosen for it.
+bool logs_schedules();
+void log_schedule(const LayerShape& shape, const std::string& schedule);
 
 }  // namespace lltm::cpu

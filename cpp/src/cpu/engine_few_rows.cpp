@@ -1,27 +1,21 @@
-// The forward engine for float32 sequences of few rows or few hidden units.
+// The forward engine for float32 sequences of few rows or few hidden units (has_few_elements).
 //
-// Such a sequence follows few trajectories for many steps, and each step carries
-// the rounding errors of those before it on, in the worst case amplified. With so
-// few elements nothing averages them out: with sums and states in float32, the result
-// differs from PyTorch's by as much as chance makes of it. So here sums, the
-// pointwise part and the state are float64, and what is stored is the nearest
-// float32. The weights stay float32. Where they are so large that reading them is
-// most of the work, the products' left operand is float32 too, and a few products
-// at a time are added up in it, for what is left of the time.
+// GEMMs accumulate in float64, and the element-wise part and the state are float64; what is
+// stored is the nearest float32. The weights stay float32. Where they are so large that
+// reading them is most of the work, A is float32 too, and a few products at a time are
+// accumulated in it, which costs nothing then.
 //
-// Blocks of hidden units are shared out among the threads, as in
-// engine_blocked.cpp, with a barrier after each step.
-#include "cpu/blocks.h"
+// Blocks of hidden units are shared out among the threads, with a barrier after each step, as
+// in engine_blocked_forward.cpp.
 #include "cpu/dispatch.h"
 #include "cpu/engine.h"
+#include "cpu/gemm_formats.h"
 #include "cpu/memory.h"
 #include "cpu/packed_weights.h"
 #include "cpu/parallel.h"
-#include "cpu/sums.h"
 #include "steps.h"
 
 #include <ATen/ops/empty.h>
-#include <omp.h>
 
 #include <algorithm>
 #include <type_traits>
@@ -32,163 +26,188 @@ namespace {
 
 using at::Tensor;
 
-// Rows of the input that are multiplied together.
-constexpr int64_t kInputRows = 64;
-// Bytes of weights from which the left operand is float32.
-constexpr size_t kLargeWeights = 1 << 19;
-
-MultiplyFewRows<double> multiply_of(double) {
-  return kernels().few_rows.multiply_f64;
+GemmFewRows<double> few_rows_gemm(double) {
+  return kernels().few_rows.gemm_f64;
 }
-MultiplyFewRows<float> multiply_of(float) {
-  return kernels().few_rows.multiply_f32;
+GemmFewRows<float> few_rows_gemm(float) {
+  return kernels().few_rows.gemm_f32;
 }
 
-// A: of the products' left operand.
+// A is the type of the GEMMs' left operand.
 template <typename A>
-ForwardResult forward(const ForwardProblem& p) {
-  const int64_t batch = p.h_0.size(0);
-  const int64_t hidden = p.h_0.size(1);
-  const int64_t input_size = p.input.size(-1);
-  const std::vector<Step> steps = plan_steps(p.input, p.batch_sizes, p.reverse);
-
-  const int64_t most_threads =
-      choose_grid<float>(
-          available_threads(), batch, hidden, p.weights.nbytes(), batch * 3 * hidden * hidden)
-          .threads();
-  const PackedWeights<float> weights = is_prepacked(p.weights)
-                                           ? read_packed<float>(p.weights)
-                                           : pack_weights<float>(p.weights, most_threads);
-  const Blocks& blocks = weights.blocks;
-  const int64_t members = std::min(most_threads, blocks.count);
-
-  const StepRows<float> input(p.input);
-  const Tensor bias = p.bias.has_value() && p.bias->defined() ? p.bias->contiguous() : Tensor();
-  constexpr bool kFloat = std::is_same_v<A, float>;
-  const at::ScalarType a_dtype = kFloat ? at::kFloat : at::kDouble;
-  const Tensor h_0 = p.h_0.to(a_dtype).contiguous();
-  const Tensor c = p.c_0.to(at::kDouble).contiguous();  // renewed by each step
-
-  const int64_t rows = flat_size(p.input);
-  std::vector<int64_t> output_shape = p.input.sizes().vec();
-  output_shape.back() = hidden;
-  const Tensor output = empty_large(output_shape, p.input.options());
-  const Tensor output_rows = flat_rows(output);
-  const Tensor activations = p.save ? empty_large({rows, 4 * hidden}, p.input.options()) : Tensor();
-
-  // Of as many steps as have kInputRows rows: the input, and the pre-activations of
-  // each block, one after the other. Of two steps in turn, where the output is not
-  // the operand: the state.
-  const size_t chunk_steps = std::max<int64_t>(1, kInputRows / batch);
-  const int64_t chunk_rows = static_cast<int64_t>(chunk_steps) * batch;
-  const auto wide = p.input.options().dtype(at::kDouble);
-  const Tensor x_buffer = at::empty({chunk_rows, input_size}, wide.dtype(a_dtype));
-  const Tensor z_buffer = at::empty({chunk_rows * 3 * hidden}, wide);
-  const Tensor h_buffer = at::empty({2, batch, hidden}, wide);
-  const auto x = write<A>(x_buffer);
-  double* const z_all = z_buffer.mutable_data_ptr<double>();
-  const auto c_rows = write<double>(c);
-  const auto h_next = write<float>(output_rows);
-  const auto saved = write<float>(activations);
-  // The state after step k, in float64; and as the next product reads it.
-  const auto state = [data = h_buffer.mutable_data_ptr<double>(), batch, hidden](size_t k) {
-    return Matrix<double>{data + static_cast<int64_t>(k % 2) * batch * hidden, hidden, 1};
-  };
-  const auto h_of = [&](size_t k) -> const A* {
-    if constexpr (kFloat) {
-      return h_next.row(steps[k].offset);
-    } else {
-      return state(k).data;
+class FewRowsForward {
+ public:
+  FewRowsForward(
+      const SequenceArgs& args, const FewRowsSchedule& schedule, PackedWeights<F32Format> weights)
+      : args_(args),
+        batch_(args.h_0.size(0)),
+        hidden_(args.h_0.size(1)),
+        input_size_(args.input.size(-1)),
+        weights_(std::move(weights)),
+        blocks_(weights_.blocks),
+        slots_(std::min(schedule.threads, blocks_.count)),
+        steps_(plan_steps(args.input, args.batch_sizes, args.reverse)),
+        chunks_(plan_chunks(steps_, schedule.chunk_rows)),
+        input_(args.input) {
+    const auto options = args.input.options();
+    const auto wide = options.dtype(at::kDouble);
+    const at::ScalarType a_dtype = kFloat ? at::kFloat : at::kDouble;
+    if (args.bias.defined()) bias_ = args.bias.contiguous();
+    h_0_ = args.h_0.to(a_dtype).contiguous();
+    c_ = args.c_0.to(at::kDouble).contiguous();
+    for (const Chunk& chunk : chunks_) chunk_rows_ = std::max(chunk_rows_, chunk.rows);
+    x_ = at::empty({chunk_rows_, input_size_}, options.dtype(a_dtype));
+    z_ = at::empty({chunk_rows_ * Cell::kGates * hidden_}, wide);
+    h_ = at::empty({2 * batch_, hidden_}, wide);
+    std::vector<int64_t> output_shape = args.input.sizes().vec();
+    output_shape.back() = hidden_;
+    output_ = empty_large(output_shape, options);
+    output_rows_ = flat_rows(output_);
+    if (args.save) {
+      activations_ = empty_large({flat_size(args.input), Cell::kSaved * hidden_}, options);
     }
-  };
-  const auto multiply = multiply_of(A{});
+    if (bias_.defined()) bias_data_ = bias_.const_data_ptr<float>();
+    h_0_data_ = h_0_.const_data_ptr<A>();
+    z_data_ = z_.mutable_data_ptr<double>();
+    c_rows_ = write<double>(c_);
+    h_rows_ = write<double>(h_);
+    h_next_ = write<float>(output_rows_);
+    saved_ = write<float>(activations_);
+  }
 
-  Failure failure;
-#pragma omp parallel num_threads(members) if (members > 1)
-  {
-    const int64_t thread = omp_get_thread_num();
-    const int64_t threads = omp_get_num_threads();
-    const Range own = share(blocks.count, threads, thread);
-    for (size_t first = 0; first < steps.size(); first += chunk_steps) {
-      const size_t last = std::min(steps.size(), first + chunk_steps);
-      const int64_t begin = std::min(steps[first].offset, steps[last - 1].offset);
-      int64_t size = 0;
-      for (size_t k = first; k < last; ++k) size += steps[k].rows;
-      // z of a block: (rows of the chunk, 3 width).
-      const auto z_of = [&](int64_t block) { return z_all + 3 * blocks.begin(block) * chunk_rows; };
-      failure.guard([&] {
-        for (size_t k = first; k < last; ++k) {
-          const Range columns = share(input_size, threads, thread);
-          for (int64_t r = 0; r < steps[k].rows; ++r) {
-            const auto from = input.of(steps[k].offset).from(r, columns.begin);
-            A* const to = x.row(steps[k].offset - begin + r) + columns.begin;
-            for (int64_t j = 0; j < columns.size(); ++j) to[j] = from.data[j * from.col_stride];
-          }
-        }
+  SequenceResult run() {
+    parallel_region(slots_, [&](Team& team) { run_thread(team); });
+    return {
+        output_, final_states(steps_, args_.h_0, output_rows_), c_.to(at::kFloat), activations_};
+  }
+
+ private:
+  void run_thread(Team& team) {
+    const auto for_each_block = [&](const auto& work) {
+      team.for_each_slot(slots_, [&](int64_t slot) {
+        const Range own = own_blocks(slot);
+        for (int64_t block = own.begin; block < own.end; ++block) work(block);
+        return true;
       });
-#pragma omp barrier
-      failure.guard([&] {
-        for (int64_t block = own.begin; block < own.end; ++block) {
-          multiply(
-              size,
-              weights.columns(block),
-              input_size,
-              x.data,
-              input_size,
-              weights.x(block),
-              z_of(block),
-              /*accumulate=*/false);
-        }
+    };
+    for (const Chunk& chunk : chunks_) {
+      team.for_each_slot(slots_, [&](int64_t slot) {
+        widen_input(chunk, slot);
+        return true;
       });
-      for (size_t k = first; k < last; ++k) {
-        failure.guard([&] {
-          const auto [offset, step_rows] = steps[k];
-          const int64_t carried = carried_rows(steps, k);
-          for (int64_t block = own.begin; block < own.end; ++block) {
-            const int64_t unit = blocks.begin(block);
-            const int64_t columns = weights.columns(block);
-            double* const z = z_of(block) + (offset - begin) * columns;
-            const auto recur = [&](int64_t from, int64_t to, const A* h) {
-              multiply(
-                  to - from,
-                  columns,
-                  hidden,
-                  h + from * hidden,
-                  hidden,
-                  weights.h(block),
-                  z + from * columns,
-                  /*accumulate=*/true);
-            };
-            if (carried > 0) recur(0, carried, h_of(k - 1));
-            recur(carried, step_rows, h_0.const_data_ptr<A>());
-            FewRowsArgs args;
-            args.hidden = blocks.size(block);
-            args.gates = {z, columns, 1};
-            args.gates_step = args.hidden;
-            args.bias = bias.defined() ? bias.const_data_ptr<float>() + unit : nullptr;
-            args.bias_step = hidden;
-            args.c = c_rows.from(0, unit);
-            args.h = kFloat ? Matrix<double>{} : state(k).from(0, unit);
-            args.h_next = h_next.from(offset, unit);
-            args.activations = saved.from(offset, unit);
-            args.activations_step = hidden;
-            kernels().few_rows.forward(args, step_rows);
-          }
-        });
-        if (threads > 1) {
-#pragma omp barrier
-        }
+      if (slots_ > 1) team.barrier();
+      for_each_block([&](int64_t block) { project(chunk, block); });
+      for (size_t k = chunk.first; k < chunk.last; ++k) {
+        for_each_block([&](int64_t block) { step_block(chunk, k, block); });
+        if (slots_ > 1) team.barrier();
       }
     }
   }
-  failure.rethrow();
-  return {output, final_states(steps, p.h_0, output_rows), c.to(at::kFloat), activations};
-}
+
+  // This slot's columns of the input of a chunk.
+  void widen_input(const Chunk& chunk, int64_t slot) {
+    const Range columns = share(input_size_, slots_, slot);
+    const auto x = write<A>(x_);
+    for (size_t k = chunk.first; k < chunk.last; ++k) {
+      for (int64_t r = 0; r < steps_[k].rows; ++r) {
+        const auto from = input_.of(steps_[k].offset).from(r, columns.begin);
+        A* const to = x.row(steps_[k].offset - chunk.begin + r) + columns.begin;
+        for (int64_t j = 0; j < columns.size(); ++j) to[j] = from.data[j * from.col_stride];
+      }
+    }
+  }
+
+  void project(const Chunk& chunk, int64_t block) {
+    few_rows_gemm(A{})(
+        chunk.rows,
+        weights_.columns(block),
+        input_size_,
+        x_.const_data_ptr<A>(),
+        input_size_,
+        weights_.x(block).data,
+        z_of(block),
+        /*accumulate=*/false);
+  }
+
+  void step_block(const Chunk& chunk, size_t k, int64_t block) {
+    const auto [offset, rows] = steps_[k];
+    const int64_t carried = carried_rows(steps_, k);
+    const int64_t unit = blocks_.begin(block);
+    const int64_t columns = weights_.columns(block);
+    double* const z = z_of(block) + (offset - chunk.begin) * columns;
+    const auto recur = [&](int64_t from, int64_t to, const A* h) {
+      few_rows_gemm(A{})(
+          to - from,
+          columns,
+          hidden_,
+          h + from * hidden_,
+          hidden_,
+          weights_.h(block).data,
+          z + from * columns,
+          /*accumulate=*/true);
+    };
+    if (carried > 0) recur(0, carried, operand(k - 1));
+    recur(carried, rows, h_0_data_);
+
+    FewRowsArgs args;
+    args.hidden = blocks_.size(block);
+    args.gates = {z, columns, 1};
+    args.gates_step = args.hidden;
+    args.bias = bias_data_ == nullptr ? nullptr : bias_data_ + unit;
+    args.bias_step = hidden_;
+    args.c = c_rows_.from(0, unit);
+    args.h = kFloat ? Matrix<double>{} : state(k).from(0, unit);
+    args.h_next = h_next_.from(offset, unit);
+    args.activations = saved_.from(offset, unit);
+    args.activations_step = hidden_;
+    kernels().few_rows.forward(args, rows);
+  }
+
+  Range own_blocks(int64_t slot) const { return share(blocks_.count, slots_, slot); }
+  // Pre-activations of a block: (rows of the chunk, columns of the block).
+  double* z_of(int64_t block) const {
+    return z_data_ + Cell::kGates * blocks_.begin(block) * chunk_rows_;
+  }
+  // The state after step k in float64, of two steps in turn; and as the next GEMM reads it.
+  Matrix<double> state(size_t k) const {
+    return h_rows_.from(static_cast<int64_t>(k % 2) * batch_);
+  }
+  const A* operand(size_t k) const {
+    if constexpr (std::is_same_v<A, float>) {
+      return h_next_.row(steps_[k].offset);
+    } else {
+      return state(k).data;
+    }
+  }
+
+  static constexpr bool kFloat = std::is_same_v<A, float>;
+  const SequenceArgs& args_;
+  const int64_t batch_, hidden_, input_size_;
+  const PackedWeights<F32Format> weights_;
+  const Blocks& blocks_;
+  const int64_t slots_;
+  const std::vector<Step> steps_;
+  const std::vector<Chunk> chunks_;
+  const StepRows<float> input_;
+  int64_t chunk_rows_ = 0;
+  Tensor bias_, h_0_, c_, x_, z_, h_;
+  Tensor output_, output_rows_, activations_;
+  // The same in memory: steps are so short that asking a tensor shows.
+  const float* bias_data_ = nullptr;
+  const A* h_0_data_;
+  double* z_data_;
+  Matrix<double> c_rows_, h_rows_;
+  Matrix<float> h_next_, saved_;
+};
 
 }  // namespace
 
-ForwardResult few_rows_forward(const ForwardProblem& p) {
-  return p.weights.nbytes() < kLargeWeights ? forward<double>(p) : forward<float>(p);
+SequenceResult few_rows_forward(const SequenceArgs& args, const FewRowsSchedule& schedule) {
+  PackedWeights<F32Format> weights =
+      is_prepacked(args.weights) ? read_packed<F32Format>(args.weights)
+                                 : *pack_weights<F32Format>(args.weights, schedule.block_width);
+  return schedule.float_operand ? FewRowsForward<float>(args, schedule, std::move(weights)).run()
+                                : FewRowsForward<double>(args, schedule, std::move(weights)).run();
 }
 
 }  // namespace lltm::cpu

@@ -1,9 +1,9 @@
 // The kernels of engine_few_rows.cpp, included by the files per instruction set:
-// float32 weights, float64 state and sums.
+// float32 weights, float64 state and accumulators.
 #pragma once
 
-#include "cell_math.h"
-#include "cpu/pointwise.h"
+#include "cell.h"
+#include "cpu/kernels.h"
 
 #include <cstdint>
 
@@ -55,8 +55,8 @@ LLTM_CELL_INLINE Floats load_floats_of(const float* x) {
 }
 
 template <typename A>
-struct FewRowsProduct {
-  std::int64_t columns, depth;
+struct FewRowsGemm {
+  std::int64_t n, k;
   const A* a;
   std::int64_t lda;
   const float* b;
@@ -64,20 +64,20 @@ struct FewRowsProduct {
   bool accumulate;
 };
 
-// Products of float operands that are added up in float32 before they go to the
-// sum in float64: so few that their rounding errors stay far below those of a sum
-// in float32, so many that widening them takes less time than reading the weights.
-// Of more rows widening is more of the work.
+// Products of float operands accumulated in float32 before they are widened to the float64
+// accumulator: few enough for their rounding errors to stay far below those of a float32
+// GEMM, enough for widening to take less time than reading the weights. The more rows, the
+// larger the share of widening.
 template <int kRows>
 constexpr std::int64_t kChain = kRows <= 2 ? 4 : 8;
 
 // The sums of kRows rows and kVectors vectors of columns, as pairs of halves.
 template <int kRows, int kVectors>
-struct FewRowsSums {
+struct FewRowsAccumulators {
   Doubles low[kRows][kVectors] = {};
   Doubles high[kRows][kVectors] = {};
 
-  LLTM_CELL_INLINE void add(const FewRowsProduct<double>& p, const float* b, std::int64_t k) {
+  LLTM_CELL_INLINE void add(const FewRowsGemm<double>& p, const float* b, std::int64_t k) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
       const Floats weights = load_floats_of(b + v * kLanes);
@@ -91,11 +91,11 @@ struct FewRowsSums {
     }
   }
 
-  // As many rows of b as a chain has, or fewer.
+  // Accumulates at most kChain rows of b in float32.
   LLTM_CELL_INLINE void add_chain(
-      const FewRowsProduct<float>& p, const float* b, std::int64_t k, std::int64_t count) {
+      const FewRowsGemm<float>& p, const float* b, std::int64_t k, std::int64_t count) {
     Floats chain[kRows][kVectors] = {};
-    for (std::int64_t j = 0; j < count; ++j, b += p.columns) {
+    for (std::int64_t j = 0; j < count; ++j, b += p.n) {
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) {
         const Floats weights = load_floats_of(b + v * kLanes);
@@ -113,24 +113,24 @@ struct FewRowsSums {
     }
   }
 
-  LLTM_CELL_INLINE void add_all(const FewRowsProduct<double>& p, std::int64_t column) {
+  LLTM_CELL_INLINE void add_all(const FewRowsGemm<double>& p, std::int64_t column) {
     const float* b = p.b + column;
-    for (std::int64_t k = 0; k < p.depth; ++k, b += p.columns) add(p, b, k);
+    for (std::int64_t k = 0; k < p.k; ++k, b += p.n) add(p, b, k);
   }
-  LLTM_CELL_INLINE void add_all(const FewRowsProduct<float>& p, std::int64_t column) {
+  LLTM_CELL_INLINE void add_all(const FewRowsGemm<float>& p, std::int64_t column) {
     const float* b = p.b + column;
     std::int64_t k = 0;
     constexpr std::int64_t kCount = kChain<kRows>;
-    for (; k + kCount <= p.depth; k += kCount, b += kCount * p.columns) add_chain(p, b, k, kCount);
-    if (k < p.depth) add_chain(p, b, k, p.depth - k);
+    for (; k + kCount <= p.k; k += kCount, b += kCount * p.n) add_chain(p, b, k, kCount);
+    if (k < p.k) add_chain(p, b, k, p.k - k);
   }
 };
 
 // Columns from number `column` on; the first `skip` of them are left as they are.
 template <int kRows, int kVectors, typename A>
-LLTM_CELL_INLINE void multiply_few_rows_tile(
-    const FewRowsProduct<A>& p, std::int64_t column, std::int64_t skip = 0) {
-  FewRowsSums<kRows, kVectors> sums;
+LLTM_CELL_INLINE void gemm_few_rows_tile(
+    const FewRowsGemm<A>& p, std::int64_t column, std::int64_t skip = 0) {
+  FewRowsAccumulators<kRows, kVectors> sums;
   sums.add_all(p, column);
   const auto store = [&](Doubles sum, double* c, std::int64_t first)
                          __attribute__((always_inline)) {
@@ -150,7 +150,7 @@ LLTM_CELL_INLINE void multiply_few_rows_tile(
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      double* const c = p.c + r * p.columns + column + v * kLanes;
+      double* const c = p.c + r * p.n + column + v * kLanes;
       store(sums.low[r][v], c, skip);
       store(sums.high[r][v], c + kHalf, skip - kHalf);
     }
@@ -158,58 +158,58 @@ LLTM_CELL_INLINE void multiply_few_rows_tile(
 }
 
 template <int kRows, typename A>
-LLTM_CELL_INLINE void multiply_few_rows_band(const FewRowsProduct<A>& p) {
+LLTM_CELL_INLINE void gemm_few_rows_band(const FewRowsGemm<A>& p) {
   constexpr int kVectors = kRows == 1 ? 4 : 2;
   std::int64_t column = 0;
-  for (; column + kVectors * kLanes <= p.columns; column += kVectors * kLanes) {
-    multiply_few_rows_tile<kRows, kVectors>(p, column);
+  for (; column + kVectors * kLanes <= p.n; column += kVectors * kLanes) {
+    gemm_few_rows_tile<kRows, kVectors>(p, column);
   }
-  if (kVectors > 2 && column + 2 * kLanes <= p.columns) {
-    multiply_few_rows_tile<kRows, 2>(p, column);
+  if (kVectors > 2 && column + 2 * kLanes <= p.n) {
+    gemm_few_rows_tile<kRows, 2>(p, column);
     column += 2 * kLanes;
   }
-  if (column + kLanes <= p.columns) {
-    multiply_few_rows_tile<kRows, 1>(p, column);
+  if (column + kLanes <= p.n) {
+    gemm_few_rows_tile<kRows, 1>(p, column);
     column += kLanes;
   }
-  const std::int64_t rest = p.columns - column;
+  const std::int64_t rest = p.n - column;
   if (rest == 0) return;
-  if (p.columns >= kLanes) {  // a whole vector that ends where the columns do
-    multiply_few_rows_tile<kRows, 1>(p, p.columns - kLanes, kLanes - rest);
+  if (p.n >= kLanes) {  // a whole vector that ends where the columns do
+    gemm_few_rows_tile<kRows, 1>(p, p.n - kLanes, kLanes - rest);
     return;
   }
   double sums[kRows][kLanes] = {};
-  for (std::int64_t k = 0; k < p.depth; ++k) {
+  for (std::int64_t k = 0; k < p.k; ++k) {
     for (int r = 0; r < kRows; ++r) {
       const double x = p.a[r * p.lda + k];
-      for (std::int64_t j = 0; j < rest; ++j) sums[r][j] += x * p.b[k * p.columns + j];
+      for (std::int64_t j = 0; j < rest; ++j) sums[r][j] += x * p.b[k * p.n + j];
     }
   }
   for (int r = 0; r < kRows; ++r) {
-    double* const c = p.c + r * p.columns;
+    double* const c = p.c + r * p.n;
     for (std::int64_t j = 0; j < rest; ++j) c[j] = p.accumulate ? c[j] + sums[r][j] : sums[r][j];
   }
 }
 
 template <typename A>
-void multiply_few_rows(
-    std::int64_t rows,
-    std::int64_t columns,
-    std::int64_t depth,
+void gemm_few_rows(
+    std::int64_t m,
+    std::int64_t n,
+    std::int64_t k,
     const A* a,
     std::int64_t lda,
     const float* b,
     double* c,
     bool accumulate) {
-  FewRowsProduct<A> p = {columns, depth, a, lda, b, c, accumulate};
-  for (; rows >= 4; rows -= 4) {
-    multiply_few_rows_band<4>(p);
+  FewRowsGemm<A> p = {n, k, a, lda, b, c, accumulate};
+  for (; m >= 4; m -= 4) {
+    gemm_few_rows_band<4>(p);
     p.a += 4 * lda;
-    p.c += 4 * columns;
+    p.c += 4 * n;
   }
-  if (rows == 3) multiply_few_rows_band<3>(p);
-  if (rows == 2) multiply_few_rows_band<2>(p);
-  if (rows == 1) multiply_few_rows_band<1>(p);
+  if (m == 3) gemm_few_rows_band<3>(p);
+  if (m == 2) gemm_few_rows_band<2>(p);
+  if (m == 1) gemm_few_rows_band<1>(p);
 }
 
 void forward_few_rows(const FewRowsArgs& a, std::int64_t rows) {
@@ -222,27 +222,26 @@ void forward_few_rows(const FewRowsArgs& a, std::int64_t rows) {
       double ignored[kSome];
       double* const h = a.h.data == nullptr ? ignored : a.h.row(row) + first;
       float* const h_next = a.h_next.row(row) + first;
-      float zeros[3 * kSome] = {};
+      float zeros[Cell::kGates * kSome] = {};
       const float* const bias = a.bias == nullptr ? zeros : a.bias + first;
       const std::int64_t bias_step = a.bias == nullptr ? kSome : a.bias_step;
-      float unused[4 * kSome];
+      float unused[Cell::kSaved * kSome];
       const bool save = a.activations.data != nullptr;
       float* const saved = save ? a.activations.row(row) + first : unused;
       const std::int64_t step = save ? a.activations_step : kSome;
-#pragma GCC ivdep
+      LLTM_INDEPENDENT
       for (std::int64_t j = 0; j < n; ++j) {
-        const CellForward<double> y = cell_forward(
-            z[j] + bias[j],
-            z[j + a.gates_step] + bias[j + bias_step],
-            z[j + 2 * a.gates_step] + bias[j + 2 * bias_step],
-            c[j]);
+        double z_j[Cell::kGates];
+#pragma GCC unroll 8
+        for (int k = 0; k < Cell::kGates; ++k) {
+          z_j[k] = z[j + k * a.gates_step] + bias[j + k * bias_step];
+        }
+        const auto y = Cell::forward(z_j, c[j]);
         c[j] = y.c;
         h[j] = y.h;
         h_next[j] = static_cast<float>(y.h);
-        saved[j] = static_cast<float>(y.i);
-        saved[j + step] = static_cast<float>(y.o);
-        saved[j + 2 * step] = static_cast<float>(y.g);
-        saved[j + 3 * step] = static_cast<float>(y.tanh_c);
+#pragma GCC unroll 8
+        for (int k = 0; k < Cell::kSaved; ++k) saved[j + k * step] = static_cast<float>(y.saved[k]);
       }
     }
   }

@@ -1,5 +1,8 @@
-// Memory for large results.
+// Memory for large results, and prefetching what other threads have written.
 #pragma once
+
+#include "cpu/parallel.h"
+#include "matrix.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -12,10 +15,9 @@
 
 namespace lltm::cpu {
 
-// at::empty, and for large tensors the kernel is asked for huge pages. Large
-// blocks mostly go back to the operating system when they are freed, so each of
-// their pages is zeroed anew at its first touch, which by 4 KiB pages can take
-// longer than to compute what is written there.
+// at::empty, and for large tensors the operating system is asked for huge pages. Large
+// blocks mostly go back to it when they are freed, so each page is zeroed anew at its first
+// touch, which with pages of 4 KiB can take longer than computing what is written there.
 inline at::Tensor empty_large(at::IntArrayRef sizes, const at::TensorOptions& options) {
   at::Tensor tensor = at::empty(sizes, options);
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
@@ -30,6 +32,18 @@ inline at::Tensor empty_large(at::IntArrayRef sizes, const at::TensorOptions& op
   }
 #endif
   return tensor;
+}
+
+// Fetches rows of an operand into the L2 cache, to be there when the GEMM comes to them.
+template <typename Operand>
+void prefetch_rows(Matrix<const Operand> operand, Range rows, int64_t k) {
+  constexpr int64_t kLine = 64;
+  for (int64_t r = rows.begin; r < rows.end; ++r) {
+    const auto* const row = reinterpret_cast<const char*>(operand.row(r));
+    for (int64_t byte = 0; byte < k * static_cast<int64_t>(sizeof(Operand)); byte += kLine) {
+      __builtin_prefetch(row + byte, /*write=*/0, /*locality=*/2);
+    }
+  }
 }
 
 }  // namespace lltm::cpu

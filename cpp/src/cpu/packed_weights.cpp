@@ -1,11 +1,9 @@
 #include "cpu/packed_weights.h"
 
-#include "cpu/dispatch.h"
-#include "cpu/operands.h"
+#include "cpu/gemm.h"
 #include "cpu/parallel.h"
-#include "text.h"
+#include "format.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
@@ -22,107 +20,71 @@ using at::Tensor;
 
 namespace {
 
-constexpr int64_t kPackedAlignment = 64;
-
-template <typename G>
-Tensor unpack_weights(const PackedHeader& header, const Tensor& bytes) {
-  constexpr int64_t kTogether = kRowsTogether<G>;
-  const PackedWeights<G> packed(header, bytes);
+// Packs the columns [first, first + k) of the weights' rows of a block.
+template <typename Format>
+bool pack_block(
+    PackedB<const typename Format::Operand> b,
+    Matrix<const typename Format::Source> w,
+    const PackedWeights<Format>& packed,
+    int64_t block,
+    int64_t first,
+    int64_t k) {
+  const PackedB<typename Format::Operand> to = {
+      const_cast<typename Format::Operand*>(b.data), b.k, b.n, b.ld};
   const Blocks& blocks = packed.blocks;
-  const Tensor weights = at::empty(
-      {3 * header.hidden, header.hidden + header.input_size},
-      bytes.options().dtype(kOperandDtype<G>));
-  const auto w = write<G>(weights);
-  for (int64_t block = 0; block < blocks.count; ++block) {
-    const int64_t columns = 3 * blocks.size(block);
-    const auto take = [&](const G* from, int64_t depth, int64_t first_column) {
-      for (int64_t k = 0; k < depth; ++k) {
-        for (int64_t n = 0; n < columns; ++n) {
-          const int64_t gate = n / blocks.size(block);
-          const int64_t unit = blocks.begin(block) + n % blocks.size(block);
-          w.row(gate * blocks.hidden + unit)[first_column + k] =
-              from[(k / kTogether * columns + n) * kTogether + k % kTogether];
-        }
-      }
-    };
-    take(packed.x(block), header.input_size, header.hidden);
-    take(packed.h(block), header.hidden, 0);
+  bool fits = true;
+  for (int64_t gate = 0; gate < Cell::kGates; ++gate) {
+    const auto rows = w.from(gate * blocks.hidden + blocks.begin(block), first);
+    const int64_t n0 = gate * packed.gate_columns(block);
+    fits &= Format::pack_b_transposed(to, 0, n0, rows, k, blocks.size(block));
   }
-  return weights;
+  return fits;
 }
 
 }  // namespace
 
-template <typename G>
-PackedWeights<G> pack_weights(const Tensor& weights, int64_t parts) {
-  const int64_t hidden = weights.size(0) / 3;
+template <typename Format>
+std::optional<PackedWeights<Format>> pack_weights(const Tensor& weights, int64_t width) {
+  using Source = typename Format::Source;
+  const int64_t hidden = weights.size(0) / Cell::kGates;
   const int64_t input_size = weights.size(1) - hidden;
-  const int64_t depth = padded_depth<G>(input_size) + padded_depth<G>(hidden);
-  const int64_t unit_bytes = 3 * depth * static_cast<int64_t>(sizeof(G));
-  constexpr int64_t kMultiple = kBlockUnits<G>;
-  const Blocks blocks(
-      hidden, parts, block_units<G>(kForwardUnits<G>, unit_bytes, kMultiple), kMultiple);
-  constexpr bool kSplit = std::is_same_v<G, BFloat16x3>;
-  using Element = std::conditional_t<kSplit, float, G>;
-  Tensor rows = weights.to(kOperandDtype<Element>);
-  if (kSplit && rows.stride(1) != 1) rows = rows.contiguous();
-  const auto w = read<Element>(rows);
+  Tensor rows = weights.to(kDtype<Source>);
+  if (!Format::kInPlace) rows = with_contiguous_rows(rows);
+  const auto w = read<Source>(rows);
   const PackedHeader header = {
       PackedHeader::kMagic,
       static_cast<int64_t>(weights.scalar_type()),
-      kOperandTag<G>,
+      kOperandTag<Format>,
       hidden,
       input_size,
-      blocks.width,
-      /*split_at=*/0,
+      width,
+      /*bf16x3_offset=*/0,
       /*checksum=*/0};
   const Tensor bytes =
-      at::empty({PackedWeights<G>::bytes(header)}, rows.options().dtype(at::kByte));
+      at::empty({PackedWeights<Format>::bytes(header)}, rows.options().dtype(at::kByte));
   std::memcpy(bytes.mutable_data_ptr(), &header, sizeof(header));
-  const PackedWeights<G> packed(bytes);
-  const int64_t grain = std::max<int64_t>(1, kPackGrain / (3 * blocks.width * rows.size(1)));
-  at::parallel_for(0, blocks.count, grain, [&](int64_t begin, int64_t end) {
-    for (int64_t block = begin; block < end; ++block) {
-      const int64_t width = blocks.size(block);
-      const auto pack_part = [&](const G* to, int64_t first_column, int64_t columns) {
-        for (int64_t gate = 0; gate < 3; ++gate) {
-          const auto x = w.from(gate * hidden + blocks.begin(block), first_column);
-          const int64_t first = gate * packed.gate_columns(block);
-          if constexpr (kSplit) {
-            pack_split_transposed(const_cast<G*>(to), first, x, columns, width);
-          } else {
-            pack_transposed(
-                const_cast<G*>(to) + first * kRowsTogether<G>, 3 * width, x, columns, width);
-          }
-        }
-      };
-      pack_part(packed.x(block), hidden, input_size);
-      pack_part(packed.h(block), 0, hidden);
-    }
+  const PackedWeights<Format> packed(bytes);
+  const int64_t block_elements = Cell::kGates * width * rows.size(1);
+  const int64_t threads = std::clamp<int64_t>(
+      block_elements * packed.blocks.count / kPackGrain,
+      1,
+      std::min(available_threads(), packed.blocks.count));
+  const bool fits = parallel_region(threads, [&](Team& team) {
+    team.for_each_slot(packed.blocks.count, [&](int64_t block) {
+      return pack_block(packed.x(block), w, packed, block, hidden, input_size) &&
+             pack_block(packed.h(block), w, packed, block, 0, hidden);
+    });
   });
-  return packed;
+  return fits ? std::optional(packed) : std::nullopt;
 }
 
-template PackedWeights<float> pack_weights<float>(const Tensor&, int64_t);
-template PackedWeights<BFloat16> pack_weights<BFloat16>(const Tensor&, int64_t);
-template PackedWeights<BFloat16x3> pack_weights<BFloat16x3>(const Tensor&, int64_t);
+template std::optional<PackedWeights<F32Format>> pack_weights(const Tensor&, int64_t);
+template std::optional<PackedWeights<Bf16Format>> pack_weights(const Tensor&, int64_t);
+template std::optional<PackedWeights<Bf16x3Format>> pack_weights(const Tensor&, int64_t);
 
 namespace {
 
-// For as many rows as a thread needs of a step.
-template <typename G>
-Tensor prepack_for(const Tensor& weights) {
-  const int64_t hidden = weights.size(0) / 3;
-  constexpr int64_t kRows = kGoodRows<G>;
-  const int64_t bytes = weights.numel() * static_cast<int64_t>(sizeof(G));
-  const Grid grid =
-      choose_grid<G>(available_threads(), kRows, hidden, bytes, kRows * 3 * hidden * hidden);
-  return pack_weights<G>(weights, grid.columns).tensor;
-}
-
-}  // namespace
-
-namespace {
+constexpr int64_t kPackedAlignment = 64;
 
 // FNV-1a over words of 64 bits, in four lanes, so that the memory sets the pace.
 // No change of one word leaves its lane as it was.
@@ -193,7 +155,7 @@ class IntactBytes {
       return packed.is_inference() ? 0 : packed._version();
     }
 
-    c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // lest another take its address
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // so that no other takes its address
     const void* data;
     int64_t bytes;
     int64_t version;
@@ -213,38 +175,56 @@ bool is_intact(const Tensor& packed) {
 
 }  // namespace
 
+namespace {
+
+// Weights in a format, scheduled for prepack_batch rows; undefined where values are out of range.
+template <typename Format>
+Tensor prepack_as(const Tensor& weights) {
+  const Machine machine = current_machine();
+  const int64_t hidden = weights.size(0) / Cell::kGates;
+  const int64_t batch = prepack_batch(kFormat<Format>);
+  const int64_t width = prepack_block_width(
+      machine, kFormat<Format>, {batch, weights.size(1) - hidden, hidden, batch});
+  const auto packed = pack_weights<Format>(weights, width);
+  return packed.has_value() ? packed->tensor : Tensor();
+}
+
+}  // namespace
+
 Tensor prepack(const Tensor& weights) {
-  if (weights.scalar_type() == at::kDouble || weights.numel() == 0 || !has_micro_kernel<float>()) {
+  const bool bf16 = weights.scalar_type() == at::kBFloat16;
+  if (weights.scalar_type() == at::kDouble || weights.numel() == 0 || !F32Format::available()) {
     return weights.clone(at::MemoryFormat::Contiguous);
   }
-  if (weights.scalar_type() == at::kBFloat16 && has_micro_kernel<BFloat16>()) {
-    return sealed(prepack_for<BFloat16>(weights));
-  }
-  const Tensor few = prepack_for<float>(weights);
-  if (!has_micro_kernel<BFloat16x3>() || weights.scalar_type() == at::kBFloat16) {
-    return sealed(few);
-  }
-  try {
-    const Tensor many = prepack_for<BFloat16x3>(weights);
-    PackedHeader header = read_header(few);
-    header.split_at = round_up(few.numel(), kPackedAlignment);
-    const Tensor both = at::zeros({header.split_at + many.numel()}, few.options());
-    both.slice(0, 0, few.numel()).copy_(few);
-    both.slice(0, header.split_at).copy_(many);
-    std::memcpy(both.mutable_data_ptr(), &header, sizeof(header));
-    return sealed(both);
-  } catch (const Unsplittable&) {
-    return sealed(few);
-  }
+  if (bf16 && Bf16Format::available()) return sealed(prepack_as<Bf16Format>(weights));
+  const Tensor few = prepack_as<F32Format>(weights);
+  const Tensor many =
+      Bf16x3Format::available() && !bf16 ? prepack_as<Bf16x3Format>(weights) : Tensor();
+  if (!many.defined()) return sealed(few);
+  PackedHeader header = read_header(few);
+  header.bf16x3_offset = round_up(few.numel(), kPackedAlignment);
+  const Tensor both = at::zeros({header.bf16x3_offset + many.numel()}, few.options());
+  both.slice(0, 0, few.numel()).copy_(few);
+  both.slice(0, header.bf16x3_offset).copy_(many);
+  std::memcpy(both.mutable_data_ptr(), &header, sizeof(header));
+  return sealed(both);
+}
+
+bool has_form(const Tensor& packed, GemmFormat format) {
+  const PackedHeader header = read_header(packed);
+  if (format == GemmFormat::kBf16x3) return header.bf16x3_offset != 0;
+  const bool bf16 = header.operand == kOperandTag<Bf16Format>;
+  return bf16 == (format == GemmFormat::kBf16);
 }
 
 namespace {
 
-// Whether this is a header of weights for G that take so many bytes.
-template <typename G>
+// Whether this is a header of weights in a format that take so many bytes.
+template <typename Format>
 bool is_whole(const PackedHeader& header, int64_t bytes) {
-  return header.operand == kOperandTag<G> && header.width > 0 && header.width <= kForwardUnits<G> &&
-         header.width % kBlockUnits<G> == 0 && bytes == PackedWeights<G>::bytes(header);
+  return header.operand == kOperandTag<Format> && header.width > 0 &&
+         header.width <= max_forward_block_width(kFormat<Format>) &&
+         header.width % Format::kUnitAlign == 0 && bytes == PackedWeights<Format>::bytes(header);
 }
 
 }  // namespace
@@ -276,7 +256,7 @@ void check_prepacked(const Tensor& packed, const Tensor& input, const Tensor& h_
       header.hidden == hidden && header.input_size == input_size,
       kExpected,
       " of shape (",
-      3 * hidden,
+      Cell::kGates * hidden,
       ", ",
       hidden + input_size,
       "), got some for hidden size ",
@@ -285,16 +265,16 @@ void check_prepacked(const Tensor& packed, const Tensor& input, const Tensor& h_
       header.input_size);
   const int64_t end = packed.numel();
   bool whole = false;
-  if (header.split_at == 0) {
-    whole =
-        is_whole<float>(header, end) || (dtype == at::kBFloat16 && is_whole<BFloat16>(header, end));
+  if (header.bf16x3_offset == 0) {
+    whole = is_whole<F32Format>(header, end) ||
+            (dtype == at::kBFloat16 && is_whole<Bf16Format>(header, end));
   } else if (
-      header.split_at == round_up(PackedWeights<float>::bytes(header), kPackedAlignment) &&
-      header.split_at + kHeader <= end) {
-    const PackedHeader split = read_header(packed.slice(0, header.split_at));
-    whole = is_whole<float>(header, PackedWeights<float>::bytes(header)) &&
-            split.hidden == hidden && split.input_size == input_size &&
-            is_whole<BFloat16x3>(split, end - header.split_at);
+      header.bf16x3_offset == round_up(PackedWeights<F32Format>::bytes(header), kPackedAlignment) &&
+      header.bf16x3_offset + kHeader <= end) {
+    const PackedHeader second = read_header(packed.slice(0, header.bf16x3_offset));
+    whole = is_whole<F32Format>(header, PackedWeights<F32Format>::bytes(header)) &&
+            second.hidden == hidden && second.input_size == input_size &&
+            is_whole<Bf16x3Format>(second, end - header.bf16x3_offset);
   }
   TORCH_CHECK_VALUE(
       whole && dtype != at::kDouble,
@@ -304,10 +284,38 @@ void check_prepacked(const Tensor& packed, const Tensor& input, const Tensor& h_
   TORCH_CHECK_VALUE(is_intact(packed), kExpected, ", got bytes that have changed since");
 }
 
+namespace {
+
+template <typename Format>
+Tensor unpack_as(const PackedHeader& header, const Tensor& bytes) {
+  using Source = typename Format::Source;
+  const PackedWeights<Format> packed(header, bytes);
+  const Blocks& blocks = packed.blocks;
+  const Tensor weights = at::empty(
+      {Cell::kGates * header.hidden, header.hidden + header.input_size},
+      bytes.options().dtype(kDtype<Source>));
+  const auto w = write<Source>(weights);
+  const auto copy = [&](const auto& b, int64_t block, int64_t k_size, int64_t first) {
+    for (int64_t n = 0; n < b.n; ++n) {
+      const int64_t gate = n / blocks.size(block);
+      const int64_t unit = blocks.begin(block) + n % blocks.size(block);
+      Source* const row = w.row(gate * blocks.hidden + unit) + first;
+      for (int64_t k = 0; k < k_size; ++k) row[k] = Format::at(b, k, n);
+    }
+  };
+  for (int64_t block = 0; block < blocks.count; ++block) {
+    copy(packed.x(block), block, header.input_size, header.hidden);
+    copy(packed.h(block), block, header.hidden, 0);
+  }
+  return weights;
+}
+
+}  // namespace
+
 Tensor unpack(const Tensor& packed) {
   const PackedHeader header = read_header(packed);
-  const Tensor weights = has_narrow_blocks(packed) ? unpack_weights<BFloat16>(header, packed)
-                                                   : unpack_weights<float>(header, packed);
+  const Tensor weights = has_form(packed, GemmFormat::kBf16) ? unpack_as<Bf16Format>(header, packed)
+                                                             : unpack_as<F32Format>(header, packed);
   return weights.to(static_cast<at::ScalarType>(header.dtype));
 }
 

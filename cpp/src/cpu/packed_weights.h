@@ -1,39 +1,40 @@
-// The weights of a layer and direction as the blocked engine's forward pass reads
-// them: laid out in every call, or once for all (prepack).
+// The weights of a layer and direction as the forward pass of the blocked engine reads them:
+// packed in every call, or ahead of time (prepack).
 #pragma once
 
-#include "cpu/blocks.h"
+#include "cell.h"
 #include "cpu/dispatch.h"
-#include "cpu/micro_kernel.h"
+#include "cpu/gemm_formats.h"
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 namespace lltm::cpu {
 
-// Packed weights are a tensor of bytes: this header, then for each block of
-// hidden units the rows that multiply the input and those that multiply the
-// state, the columns being the block's units gate by gate. Those that are made
-// ahead may have two forms, one after the other: for few rows and for many.
+// Packed weights are a tensor of bytes: this header, then for each block of hidden units B of
+// the input's GEMM and B of the recurrent one, whose columns are the units of the block gate
+// by gate. Prepacked weights may hold two forms, one after another: for few rows in float32
+// and for many in bf16x3.
 struct PackedHeader {
   static constexpr int64_t kMagic = 0x324B4341504D544C;  // LTMPACK2
   int64_t magic;
   int64_t dtype;    // of the weights, an at::ScalarType
-  int64_t operand;  // of the products' operands, kOperandTag
+  int64_t operand;  // kOperandTag of the format
   int64_t hidden, input_size, width;
-  int64_t split_at;  // where the form for BFloat16x3 begins, in bytes, or 0
-  int64_t checksum;  // of all the other bytes, in weights that are made ahead; else 0
+  int64_t bf16x3_offset;  // where the form in bf16x3 begins, in bytes, or 0
+  int64_t checksum;       // of all other bytes, in prepacked weights; else 0
 };
 // What follows is aligned as the tensor is.
 static_assert(sizeof(PackedHeader) == 64);
 
-template <typename G>
-constexpr auto kOperandTag = static_cast<int64_t>(kOperandDtype<G>);
+template <typename Format>
+constexpr auto kOperandTag = static_cast<int64_t>(kDtype<typename Format::Operand>);
 template <>
-inline constexpr int64_t kOperandTag<BFloat16x3> = 3000;  // no dtype
+inline constexpr int64_t kOperandTag<Bf16x3Format> = 3000;  // no dtype
 
 inline PackedHeader read_header(const at::Tensor& packed) {
   PackedHeader header;
@@ -41,68 +42,79 @@ inline PackedHeader read_header(const at::Tensor& packed) {
   return header;
 }
 
-template <typename G>
+template <typename Format>
 struct PackedWeights {
+  using Operand = typename Format::Operand;
+
   explicit PackedWeights(at::Tensor bytes) : PackedWeights(read_header(bytes), bytes) {}
 
   PackedWeights(const PackedHeader& header, at::Tensor bytes)
       : tensor(std::move(bytes)),
         blocks(header.hidden, header.width),
-        depth_x(padded_depth<G>(header.input_size)),
-        depth_h(padded_depth<G>(header.hidden)),
-        data(reinterpret_cast<const G*>(tensor.const_data_ptr<uint8_t>() + sizeof(PackedHeader))) {}
+        k_x(Format::padded_k(header.input_size)),
+        k_h(Format::padded_k(header.hidden)),
+        data(
+            reinterpret_cast<const Operand*>(
+                tensor.const_data_ptr<uint8_t>() + sizeof(PackedHeader))) {}
 
   static int64_t bytes(const PackedHeader& header) {
-    const int64_t depth = padded_depth<G>(header.input_size) + padded_depth<G>(header.hidden);
+    const int64_t k = Format::padded_k(header.input_size) + Format::padded_k(header.hidden);
+    const int64_t n = Cell::kGates * Format::padded_n(header.hidden);
     return static_cast<int64_t>(sizeof(PackedHeader)) +
-           3 * padded_columns<G>(header.hidden) * depth * static_cast<int64_t>(sizeof(G));
+           n * k * static_cast<int64_t>(sizeof(Operand));
   }
 
-  const G* x(int64_t block) const { return data + 3 * blocks.begin(block) * (depth_x + depth_h); }
-  const G* h(int64_t block) const { return x(block) + columns(block) * depth_x; }
-  // Of the product: the gates one after the other, each of gate_columns.
-  int64_t columns(int64_t block) const { return 3 * gate_columns(block); }
-  int64_t gate_columns(int64_t block) const { return padded_columns<G>(blocks.size(block)); }
+  // B (I, N) and B (H, N) of a block, N = columns(block).
+  PackedB<const Operand> x(int64_t block) const {
+    return {data_of(block), k_x, columns(block), columns(block)};
+  }
+  PackedB<const Operand> h(int64_t block) const {
+    return {data_of(block) + columns(block) * k_x, k_h, columns(block), columns(block)};
+  }
+  // The gates one after another, each of gate_columns.
+  int64_t columns(int64_t block) const { return Cell::kGates * gate_columns(block); }
+  int64_t gate_columns(int64_t block) const { return Format::padded_n(blocks.size(block)); }
 
   at::Tensor tensor;
   Blocks blocks;
-  int64_t depth_x, depth_h;
-  const G* data;
+  int64_t k_x, k_h;
+  const Operand* data;
+
+ private:
+  const Operand* data_of(int64_t block) const {
+    return data + Cell::kGates * blocks.begin(block) * (k_x + k_h);
+  }
 };
 
-// Weights (3H, H+I), in blocks for `parts` threads.
-template <typename G>
-PackedWeights<G> pack_weights(const at::Tensor& weights, int64_t parts);
+// Weights (G * H, H + I) in blocks of a given width; nothing where values are out of range of
+// the format.
+template <typename Format>
+std::optional<PackedWeights<Format>> pack_weights(const at::Tensor& weights, int64_t width);
 
-// The same as a tensor of its own, for few rows, where that pays most; or, where
-// there is no such form for the weights' dtype or on this CPU, a copy.
+// Packed weights as a tensor, or a copy of the weights where their dtype or this CPU has no packed
+// form.
 at::Tensor prepack(const at::Tensor& weights);
 
 inline bool is_prepacked(const at::Tensor& weights) {
   return weights.scalar_type() == at::kByte;
 }
-// Whether these are for products of bfloat16.
-inline bool has_narrow_blocks(const at::Tensor& packed) {
-  return read_header(packed).operand == kOperandTag<BFloat16>;
-}
-// Whether these have a form for products of BFloat16x3 too.
-inline bool has_split_blocks(const at::Tensor& packed) {
-  return read_header(packed).split_at != 0;
-}
-// Whether prepacked weights, perhaps of another CPU, are those of a layer with
-// the sizes and the dtype of `input` and `h_0`, with the bytes that prepack gave
-// them; throws if not. The bytes are read once for each state of a tensor.
+// Whether prepacked weights have a form in this format.
+bool has_form(const at::Tensor& packed, GemmFormat format);
+
+// Whether prepacked weights, perhaps of another CPU, are those of a layer with the sizes and
+// the dtype of `input` and `h_0`, with the bytes that prepack gave them; throws if not. The
+// bytes are read once for each state of a tensor.
 void check_prepacked(const at::Tensor& weights, const at::Tensor& input, const at::Tensor& h_0);
 
-// Prepacked weights in their form for G.
-template <typename G>
-PackedWeights<G> read_packed(const at::Tensor& packed) {
-  return PackedWeights<G>(
-      kOperandTag<G> == kOperandTag<BFloat16x3> ? packed.slice(0, read_header(packed).split_at)
-                                                : packed);
+// Prepacked weights in their form in a format.
+template <typename Format>
+PackedWeights<Format> read_packed(const at::Tensor& packed) {
+  const bool second = kFormat<Format> == GemmFormat::kBf16x3;
+  return PackedWeights<Format>(
+      second ? packed.slice(0, read_header(packed).bf16x3_offset) : packed);
 }
 
-// The weights (3H, H+I) again.
+// The weights (G * H, H + I) again.
 at::Tensor unpack(const at::Tensor& packed);
 
 }  // namespace lltm::cpu

@@ -1,4 +1,4 @@
-// Parts of a parallel region: who does what, and what happens to exceptions.
+// Parallel regions: the division of work, barriers, and failures.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -8,6 +8,16 @@
 #include <cstdint>
 #include <exception>
 #include <mutex>
+
+// libgomp's entry points, which GCC calls for `#pragma omp parallel` and `barrier`. Named
+// here, they serve Clang too, whose own OpenMP would bring a second runtime into a process
+// that has libtorch's.
+extern "C" {
+void GOMP_parallel(void (*body)(void*), void* data, unsigned threads, unsigned flags);
+void GOMP_barrier();
+int omp_get_thread_num() noexcept;
+int omp_get_num_threads() noexcept;
+}
 
 namespace lltm::cpu {
 
@@ -22,37 +32,82 @@ inline Range share(int64_t total, int64_t parts, int64_t part) {
 }
 
 inline Range intersect(Range a, Range b) {
-  return {std::max(a.begin, b.begin), std::max(std::max(a.begin, b.begin), std::min(a.end, b.end))};
+  const int64_t begin = std::max(a.begin, b.begin);
+  return {begin, std::max(begin, std::min(a.end, b.end))};
 }
-
-// An exception must not leave a parallel region. The first one is kept and
-// thrown after it; work after that is left out, but every thread still comes
-// to every barrier.
-class Failure {
- public:
-  template <typename Work>
-  void guard(Work&& work) {
-    if (failed_.load(std::memory_order_relaxed)) return;
-    try {
-      work();
-    } catch (...) {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      if (!failed_.exchange(true)) error_ = std::current_exception();
-    }
-  }
-  void rethrow() const {
-    if (error_) std::rethrow_exception(error_);
-  }
-
- private:
-  std::atomic<bool> failed_{false};
-  std::mutex mutex_;
-  std::exception_ptr error_;
-};
 
 // Threads that a region of our own may have: one inside another region.
 inline int64_t available_threads() {
   return at::in_parallel_region() ? 1 : at::get_num_threads();
+}
+
+// The threads of a parallel region, as each of them sees it.
+class Team {
+ public:
+  // Calls work(slot) for the slots of this thread: OpenMP may give fewer threads than were asked
+  // for, so a thread may have several. Work returns whether its values were in range of the GEMM
+  // format.
+  //
+  // After the first failure, an exception or values out of range, the rest of the work is left
+  // out, but every thread still reaches every barrier.
+  template <typename Work>
+  void for_each_slot(int64_t slots, const Work& work) {
+    if (stopped_.load(std::memory_order_relaxed)) return;
+    try {
+      const int64_t threads = omp_get_num_threads();
+      for (int64_t slot = omp_get_thread_num(); slot < slots; slot += threads) {
+        if (!work(slot)) stopped_.store(true, std::memory_order_relaxed);
+      }
+    } catch (...) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (!exception_) exception_ = std::current_exception();
+      stopped_.store(true, std::memory_order_relaxed);
+    }
+  }
+
+  void barrier() { GOMP_barrier(); }
+
+ private:
+  template <typename Body>
+  friend bool parallel_region(int64_t threads, const Body& body);
+
+  std::atomic<bool> stopped_{false};
+  std::mutex mutex_;
+  std::exception_ptr exception_;  // must not leave the region
+};
+
+// Calls body(team) on each of up to `threads` threads. Returns false where work found values
+// out of range; throws the first exception of the work.
+template <typename Body>
+bool parallel_region(int64_t threads, const Body& body) {
+  struct Region {
+    const Body& body;
+    Team team;
+  } region = {body, {}};
+  const auto run = [](void* data) {
+    auto* const region = static_cast<Region*>(data);
+    region->body(region->team);
+  };
+  GOMP_parallel(run, &region, static_cast<unsigned>(threads), /*flags=*/0);
+  if (region.team.exception_) std::rethrow_exception(region.team.exception_);
+  return !region.team.stopped_;
+}
+
+// Calls body(begin, end) for nearly equal parts of [0, n), of at least `grain` on average.
+template <typename Body>
+void parallel_for(int64_t n, int64_t grain, const Body& body) {
+  const int64_t threads = n > grain ? std::min((n + grain - 1) / grain, available_threads()) : 1;
+  if (threads <= 1) {
+    if (n > 0) body(0, n);
+    return;
+  }
+  parallel_region(threads, [&](Team& team) {
+    team.for_each_slot(threads, [&](int64_t slot) {
+      const Range part = share(n, threads, slot);
+      body(part.begin, part.end);
+      return true;
+    });
+  });
 }
 
 }  // namespace lltm::cpu

@@ -13,11 +13,11 @@ LLTM_CELL_INLINE std::int64_t at_most(std::int64_t n, std::int64_t most) {
   return n < most ? n : most;
 }
 
-using Vector = float __attribute__((vector_size(64), aligned(4)));
+using Vector = float __attribute__((vector_size(64)));
 using Indices = std::int32_t __attribute__((vector_size(64)));
 constexpr std::int64_t kTile = 16;
 
-// Of the 32 elements of a and b those that the indices, known to the compiler, name.
+// result[j] = element from[j] of the 32 in a and b; the indices are constants.
 LLTM_CELL_INLINE void shuffle(
     Vector& result, const Vector& a, const Vector& b, const Indices& from) {
 #if defined(__clang__)
@@ -54,9 +54,8 @@ LLTM_CELL_INLINE void transpose_tile(Vector (&tile)[kTile]) {
   exchange<8>(tile);
 }
 
-// n elements of a row that will be read soon. Where rows lie far apart, the CPU
-// does not see by itself which comes next. An address beyond the matrix does no
-// harm.
+// n elements of a row that will be read soon. The hardware prefetcher does not follow large
+// strides. Prefetching past the end of a matrix is harmless.
 template <typename T>
 LLTM_CELL_INLINE void fetch_ahead(const T* x, std::int64_t n) {
   constexpr std::int64_t kLine = 64 / sizeof(T);

@@ -1,18 +1,21 @@
-// A sequence by a product and a pointwise kernel per step; what does not depend
-// on the state, the input's part of the pre-activations and the gradients of
-// weights and input, by products over many steps at once.
+// A sequence by a GEMM and an element-wise kernel per step. What does not depend on the
+// state, the input's part of the pre-activations and the gradients of weights and input, by
+// GEMMs over many steps.
 //
-// Pre-activations and the gradients of the state are of the compute dtype, as on
-// the CPU: 16-bit products add up to float32, which is kept until it has passed
-// through the cell.
-#include "cuda/dispatch.h"
+// Pre-activations and gradients of the state are of the compute dtype, as on the CPU:
+// 16-bit GEMMs accumulate in float32, and nothing is rounded before the cell has read it.
+#include "cell.h"
+#include "cuda/elementwise.h"
 #include "cuda/engine.h"
-#include "cuda/pointwise.h"
-#include "cuda/products.h"
+#include "cuda/gemm.h"
 #include "steps.h"
+#include "tensor_views.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
 
 #include <algorithm>
 
@@ -21,222 +24,193 @@ namespace {
 
 using at::Tensor;
 
-// `count` rows of the gates' gradients from `row` on, and the rows of the state
-// that they began with: of the output from `source` on, or of h_0.
-struct Span {
-  int64_t row, source, count;
-  bool initial;
-};
-
-// Spans that cover all rows of all steps. Steps of equal size make one span.
-std::vector<Span> states_before(const std::vector<Step>& steps) {
-  std::vector<Span> spans;
-  const auto append = [&](const Span& span) {
-    if (span.count == 0) return;
-    if (!spans.empty() && spans.back().initial == span.initial) {
-      Span& last = spans.back();
-      const bool after =
-          span.row == last.row + last.count && span.source == last.source + last.count;
-      const bool before =
-          last.row == span.row + span.count && last.source == span.source + span.count;
-      if (before) last = {span.row, span.source, last.count, last.initial};
-      if (before || after) {
-        last.count += span.count;
-        return;
-      }
-    }
-    spans.push_back(span);
-  };
-  for (size_t k = 0; k < steps.size(); ++k) {
-    const auto [offset, rows] = steps[k];
-    const int64_t carried = carried_rows(steps, k);
-    if (carried > 0) append({offset, steps[k - 1].offset, carried, /*initial=*/false});
-    append({offset + carried, carried, rows - carried, /*initial=*/true});
-  }
-  return spans;
-}
-
-// Rows of (T, B, .), or packed ones (N, .), as the steps read them: with any
-// strides, where flat rows of a (T, B, .) that lies batch first would be a copy.
-// Absent where undefined.
-template <typename T>
-struct StepRows {
-  Matrix<const T> first;
-  int64_t batch = 1;  // the rows of a step, all its own; packed rows are steps of one
-  int64_t step_stride = 0;
-
-  explicit StepRows(const Tensor& tensor) {
-    if (!tensor.defined()) return;
-    const int64_t rows = tensor.dim() - 2;
-    first = {tensor.const_data_ptr<T>(), tensor.stride(rows), tensor.stride(rows + 1)};
-    step_stride = tensor.stride(0);
-    if (tensor.dim() == 3) batch = std::max<int64_t>(tensor.size(1), 1);
-  }
-
-  // Those of the step whose first row is `offset`, as plan_steps counts.
-  Matrix<const T> from(int64_t offset) const {
-    if (first.data == nullptr) return {};
-    return {first.data + offset / batch * step_stride, first.row_stride, first.col_stride};
-  }
-};
-
-// A copy of the state, contiguous and of the given dtype; zero where undefined.
+// A contiguous copy of a state; zero where undefined.
 Tensor state(const Tensor& tensor, at::IntArrayRef sizes, const at::TensorOptions& options) {
   return tensor.defined() ? at::empty(sizes, options).copy_(tensor) : at::zeros(sizes, options);
 }
 
-}  // namespace
-
-ForwardResult stepwise_forward(const ForwardProblem& p, int64_t workspace_bytes) {
-  const int64_t hidden = p.h_0.size(1);
-  const at::ScalarType dtype = p.input.scalar_type();
-  const auto options = p.input.options();
-  const auto compute_options = options.dtype(compute_dtype(dtype));
-  const std::vector<Step> steps = plan_steps(p.input, p.batch_sizes, p.reverse);
-  const int64_t row_bytes =
-      std::max<int64_t>(3 * hidden * c10::elementSize(compute_dtype(dtype)), 1);
-  const std::vector<Chunk> chunks = plan_chunks(steps, workspace_bytes / row_bytes);
-  int64_t most_rows = 0;
-  for (const Chunk& chunk : chunks) most_rows = std::max(most_rows, chunk.rows);
-
-  // A product over many steps needs one stride for all of its rows: an input that
-  // lies batch first is copied.
-  const Tensor x = as_operand(flat_rows(p.input));
-  const Tensor weights_h = as_operand(p.weights.slice(1, 0, hidden));
-  const Tensor weights_x = as_operand(p.weights.slice(1, hidden));
-  std::vector<int64_t> output_shape = p.input.sizes().vec();
-  output_shape.back() = hidden;
-  const Tensor output = at::empty(output_shape, options);
-  const Tensor output_rows = flat_rows(output);
-  const Tensor activations = p.save ? at::empty({x.size(0), 4 * hidden}, options) : Tensor();
-  const Tensor gates = at::empty({most_rows, 3 * hidden}, compute_options);
-  // The state, each step renewing its own rows, and at last the results.
-  const Tensor h = state(p.h_0, p.h_0.sizes(), options);
-  const Tensor c = state(p.c_0, p.h_0.sizes(), options);
-
-  const Products products(dtype);
-  const Stream stream = current_stream();
-  const Operand weights_h_t = transposed(operand(weights_h));
-  const Operand weights_x_t = transposed(operand(weights_x));
-  visit_dtype(dtype, [&]<typename T>(T*) {
-    const auto chunk_gates = read<compute_t<T>>(gates);
-    const auto all_output = write<T>(output_rows);
-    const auto all_activations = write<T>(activations);
-    ForwardArgs<T> args;
-    args.hidden = hidden;
-    args.bias = read_row<T>(p.bias.value_or(Tensor()));
-    args.c = read<T>(c);
-    args.c_next = write<T>(c);
-    args.h_state = write<T>(h);
-    for (const Chunk& chunk : chunks) {
-      products.multiply(
-          rows_of(x, chunk.begin, chunk.rows),
-          weights_x_t,
-          result_rows(gates, 0, chunk.rows),
-          /*accumulate=*/false);
-      for (size_t k = chunk.first; k < chunk.last; ++k) {
-        const auto [offset, rows] = steps[k];
-        products.multiply(
-            rows_of(h, 0, rows),
-            weights_h_t,
-            result_rows(gates, offset - chunk.begin, rows),
-            /*accumulate=*/true);
-        args.rows = rows;
-        args.gates = chunk_gates.from(offset - chunk.begin);
-        args.h_next = all_output.from(offset);
-        args.activations = all_activations.from(offset);
-        launch_forward(args, stream);
-      }
-    }
-  });
-  return {output, h, c, activations};
+at::TensorOptions compute_options(const Tensor& tensor) {
+  return tensor.options().dtype(compute_dtype(tensor.scalar_type()));
 }
 
-Gradients stepwise_backward(const BackwardProblem& p) {
-  const int64_t hidden = p.h_0.size(1);
-  const at::ScalarType dtype = p.input.scalar_type();
-  const auto options = p.input.options();
-  const auto compute_options = options.dtype(compute_dtype(dtype));
-  const auto [want_input, want_h_0, want_c_0, want_weights, want_bias] = p.wanted;
-  const std::vector<Step> steps = plan_steps(p.input, p.batch_sizes, p.reverse);
-  const Tensor weights_h = as_operand(p.weights.slice(1, 0, hidden));
+// The columns of the weights that multiply h, and those that multiply the input.
+Tensor h_columns(const Tensor& weights, int64_t hidden) {
+  return weights.slice(1, 0, hidden);
+}
+Tensor x_columns(const Tensor& weights, int64_t hidden) {
+  return weights.slice(1, hidden);
+}
 
-  // Gradients of the state; a row's are final once its first step is done.
-  const Tensor dh = state(p.grad_h_n, p.h_0.sizes(), compute_options);
-  const Tensor dc = state(p.grad_c_n, p.h_0.sizes(), compute_options);
-  // Of the dtype of the products' operands. The activations are the caller's, who
-  // may want them again, so nothing is written over them.
-  const Tensor dz = at::empty({p.activations.size(0), 3 * hidden}, options);
+// What the steps of forward write. They update the state (B, H) in place.
+struct ForwardTensors {
+  Tensor output, h, c, activations;
+  Tensor gates;  // of one chunk
+};
 
-  const Products products(dtype);
-  const Stream stream = current_stream();
-  const Operand weights_h_operand = operand(weights_h);
-  visit_dtype(dtype, [&]<typename T>(T*) {
-    using C = compute_t<T>;
-    const auto all_activations = read<T>(p.activations);
-    const StepRows<T> all_grad_h(p.grad_output);
-    const auto all_grad_gates = write<T>(dz);
-    BackwardArgs<T, C> args;
-    args.hidden = hidden;
-    args.grad_h_state = read<C>(dh);
-    args.grad_c = read<C>(dc);
-    args.grad_c_prev = write<C>(dc);
-    for (size_t k = steps.size(); k-- > 0;) {
-      const auto [offset, rows] = steps[k];
-      args.rows = rows;
-      args.activations = all_activations.from(offset);
-      args.grad_h = all_grad_h.from(offset);
-      args.grad_gates = all_grad_gates.from(offset);
-      launch_backward(args, stream);
-      // Overwrites the gradients that were just used.
-      if (k > 0 || want_h_0) {
-        products.multiply(
-            rows_of(dz, offset, rows),
-            weights_h_operand,
-            result_rows(dh, 0, rows),
-            /*accumulate=*/false);
-      }
-    }
-  });
-
-  Tensor d_input, d_weights;
-  const Tensor x = want_weights ? as_operand(flat_rows(p.input)) : Tensor();
-  if (want_input) {
-    const Tensor weights_x = as_operand(p.weights.slice(1, hidden));
-    d_input = at::empty(p.input.sizes(), options);
-    products.multiply(
-        operand(dz), operand(weights_x), result(flat_rows(d_input)), /*accumulate=*/false);
-  }
-  if (want_weights) {
-    const Tensor output_rows = as_operand(flat_rows(p.output));
-    const Tensor initial_rows = as_operand(p.h_0);
-    const Tensor sums = at::empty(p.weights.sizes(), compute_options);
-    const Result weights_h_sums = result(sums.slice(1, 0, hidden));
-    const std::vector<Span> spans = states_before(steps);
-    if (spans.empty()) sums.zero_();
-    bool accumulate = false;
-    for (const auto [row, source, count, initial] : spans) {
-      products.multiply(
-          transposed(rows_of(dz, row, count)),
-          rows_of(initial ? initial_rows : output_rows, source, count),
-          weights_h_sums,
-          accumulate);
-      accumulate = true;
-    }
-    products.multiply(
-        transposed(operand(dz)),
-        operand(x),
-        result(sums.slice(1, hidden)),
-        /*accumulate=*/false);
-    d_weights = sums.to(dtype);
-  }
+ForwardTensors allocate(const SequenceArgs& args, const std::vector<Chunk>& chunks) {
+  const int64_t hidden = args.h_0.size(1);
+  const auto options = args.input.options();
+  std::vector<int64_t> output_shape = args.input.sizes().vec();
+  output_shape.back() = hidden;
+  int64_t chunk_rows = 0;
+  for (const Chunk& chunk : chunks) chunk_rows = std::max(chunk_rows, chunk.rows);
   return {
-      d_input,
-      want_h_0 ? dh.to(dtype) : Tensor(),
-      want_c_0 ? dc.to(dtype) : Tensor(),
-      d_weights,
+      at::empty(output_shape, options),
+      state(args.h_0, args.h_0.sizes(), options),
+      state(args.c_0, args.h_0.sizes(), options),
+      args.save ? at::empty({flat_size(args.input), Cell::kSaved * hidden}, options) : Tensor(),
+      at::empty({chunk_rows, Cell::kGates * hidden}, compute_options(args.input))};
+}
+
+template <typename T>
+void run_forward(
+    const SequenceArgs& args,
+    const std::vector<Step>& steps,
+    const std::vector<Chunk>& chunks,
+    const ForwardTensors& t) {
+  const int64_t hidden = args.h_0.size(1);
+  // One GEMM for many steps needs one stride for all of its rows, so an input that is batch
+  // first in memory is copied.
+  const Tensor x = as_operand(flat_rows(args.input));
+  const Tensor weights_h = as_operand(h_columns(args.weights, hidden));
+  const Tensor weights_x = as_operand(x_columns(args.weights, hidden));
+  const Operand weights_h_t = transposed(operand(weights_h));
+  const Operand weights_x_t = transposed(operand(weights_x));
+  const auto gates = read<compute_t<T>>(t.gates);
+  const auto output = write<T>(flat_rows(t.output));
+  const auto activations = write<T>(t.activations);
+  const Gemm gemm(args.input.scalar_type());
+  const Stream stream = current_stream();
+
+  ForwardArgs<T> step;
+  step.hidden = hidden;
+  step.bias = read_row<T>(args.bias);
+  step.c = read<T>(t.c);
+  step.c_next = write<T>(t.c);
+  step.h_state = write<T>(t.h);
+  for (const Chunk& chunk : chunks) {
+    const Operand chunk_x = operand_rows(x, chunk.begin, chunk.rows);
+    gemm(chunk_x, weights_x_t, result_rows(t.gates, 0, chunk.rows), /*accumulate=*/false);
+    for (size_t k = chunk.first; k < chunk.last; ++k) {
+      const auto [offset, rows] = steps[k];
+      const Result step_gates = result_rows(t.gates, offset - chunk.begin, rows);
+      gemm(operand_rows(t.h, 0, rows), weights_h_t, step_gates, /*accumulate=*/true);
+      step.rows = rows;
+      step.gates = gates.from(offset - chunk.begin);
+      step.h_next = output.from(offset);
+      step.activations = activations.from(offset);
+      launch_forward(step, stream);
+    }
+  }
+}
+
+// What the steps of backward write: the gradients of the state, updated in place and final
+// for a row after its first step, and those of the pre-activations, in the tensors' dtype.
+struct BackwardTensors {
+  Tensor dh, dc, dz;
+};
+
+template <typename T>
+void run_backward(
+    const SequenceBackwardArgs& args,
+    const std::vector<Step>& steps,
+    const BackwardTensors& t,
+    const Gemm& gemm) {
+  using C = compute_t<T>;
+  const int64_t hidden = args.h_0.size(1);
+  const bool want_h_0 = args.output_mask[1];
+  const Tensor weights_h = as_operand(h_columns(args.weights, hidden));
+  const Operand weights_h_operand = operand(weights_h);
+  const auto activations = read<T>(args.activations);
+  const StepRows<T> grad_output(args.grad_output);
+  const auto dz = write<T>(t.dz);
+  const Stream stream = current_stream();
+
+  BackwardArgs<T, C> step;
+  step.hidden = hidden;
+  step.grad_h_state = read<C>(t.dh);
+  step.grad_c = read<C>(t.dc);
+  step.grad_c_prev = write<C>(t.dc);
+  for (size_t k = steps.size(); k-- > 0;) {
+    const auto [offset, rows] = steps[k];
+    step.rows = rows;
+    step.activations = activations.from(offset);
+    step.grad_h = grad_output.of(offset);
+    step.grad_gates = dz.from(offset);
+    launch_backward(step, stream);
+    if (k > 0 || want_h_0) {
+      const Operand step_dz = operand_rows(t.dz, offset, rows);
+      gemm(step_dz, weights_h_operand, result_rows(t.dh, 0, rows), /*accumulate=*/false);
+    }
+  }
+}
+
+Tensor input_gradient(const SequenceBackwardArgs& args, const Gemm& gemm, const Tensor& dz) {
+  const Tensor weights_x = as_operand(x_columns(args.weights, args.h_0.size(1)));
+  const Tensor d_input = at::empty(args.input.sizes(), args.input.options());
+  gemm(operand(dz), operand(weights_x), result(flat_rows(d_input)), /*accumulate=*/false);
+  return d_input;
+}
+
+// dz^T [h, x], where h are the states before each step: rows of the output, and of h_0.
+Tensor weight_gradients(
+    const SequenceBackwardArgs& args,
+    const std::vector<Step>& steps,
+    const Gemm& gemm,
+    const Tensor& dz) {
+  const int64_t hidden = args.h_0.size(1);
+  const Tensor x = as_operand(flat_rows(args.input));
+  const Tensor output = as_operand(flat_rows(args.output));
+  const Tensor h_0 = as_operand(args.h_0);
+  const Tensor d_weights = at::empty(args.weights.sizes(), compute_options(args.input));
+  const Result d_weights_h = result(h_columns(d_weights, hidden));
+  const Result d_weights_x = result(x_columns(d_weights, hidden));
+
+  const std::vector<StateSpan> spans = states_before(steps, 0, steps.size());
+  if (spans.empty()) d_weights.zero_();
+  bool accumulate = false;
+  for (const auto [row, source, count, initial] : spans) {
+    const Operand h = operand_rows(initial ? h_0 : output, source, count);
+    gemm(transposed(operand_rows(dz, row, count)), h, d_weights_h, accumulate);
+    accumulate = true;
+  }
+  gemm(transposed(operand(dz)), operand(x), d_weights_x, /*accumulate=*/false);
+  return d_weights.to(args.weights.scalar_type());
+}
+
+}  // namespace
+
+SequenceResult stepwise_forward(const SequenceArgs& args, int64_t workspace_bytes) {
+  const at::ScalarType dtype = args.input.scalar_type();
+  const int64_t row_bytes = Cell::kGates * args.h_0.size(1) *
+                            static_cast<int64_t>(c10::elementSize(compute_dtype(dtype)));
+  const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
+  const std::vector<Chunk> chunks =
+      plan_chunks(steps, workspace_bytes / std::max<int64_t>(row_bytes, 1));
+  const ForwardTensors t = allocate(args, chunks);
+  visit_dtype<c10::Half, c10::BFloat16>(
+      dtype, [&]<typename T>(T*) { run_forward<T>(args, steps, chunks, t); });
+  return {t.output, t.h, t.c, t.activations};
+}
+
+Gradients stepwise_backward(const SequenceBackwardArgs& args) {
+  const at::ScalarType dtype = args.input.scalar_type();
+  const auto [want_input, want_h_0, want_c_0, want_weights, want_bias] = args.output_mask;
+  const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
+  const Gemm gemm(dtype);
+  const BackwardTensors t = {
+      state(args.grad_h_n, args.h_0.sizes(), compute_options(args.input)),
+      state(args.grad_c_n, args.h_0.sizes(), compute_options(args.input)),
+      at::empty({flat_size(args.input), Cell::kGates * args.h_0.size(1)}, args.input.options())};
+  visit_dtype<c10::Half, c10::BFloat16>(
+      dtype, [&]<typename T>(T*) { run_backward<T>(args, steps, t, gemm); });
+  return {
+      want_input ? input_gradient(args, gemm, t.dz) : Tensor(),
+      want_h_0 ? t.dh.to(dtype) : Tensor(),
+      want_c_0 ? t.dc.to(dtype) : Tensor(),
+      want_weights ? weight_gradients(args, steps, gemm, t.dz) : Tensor(),
       // ATen's sum adds in a fixed order, in float32.
-      want_bias ? dz.sum(0) : Tensor()};
+      want_bias ? t.dz.sum(0) : Tensor()};
 }
 
 }  // namespace lltm::cuda

@@ -1,0 +1,300 @@
+#include "cpu/gemm_formats.h"
+
+#include "cpu/dispatch.h"
+#include "cpu/parallel.h"
+
+#if __has_include(<ATen/native/CPUBlas.h>)
+#include <ATen/native/CPUBlas.h>
+#endif
+
+#include <ATen/Context.h>
+#include <ATen/Version.h>
+#include <c10/util/BFloat16.h>
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <string>
+#include <type_traits>
+
+#if defined(CPUBLAS_BRGEMM_F32F32F32) && defined(CPUBLAS_BRGEMM_BF16BF16F32)
+#define LLTM_HAS_BRGEMM 1
+#endif
+
+namespace lltm::cpu {
+namespace {
+
+// ---- oneDNN's micro-kernel --------------------------------------------------
+
+template <typename Operand>
+void brgemm(
+    [[maybe_unused]] int64_t m,
+    [[maybe_unused]] int64_t k,
+    [[maybe_unused]] Matrix<const Operand> a,
+    [[maybe_unused]] PackedB<const Operand> b,
+    [[maybe_unused]] float* c,
+    [[maybe_unused]] int64_t ldc,
+    [[maybe_unused]] bool accumulate) {
+#if defined(LLTM_HAS_BRGEMM)
+  constexpr bool kFloat = std::is_same_v<Operand, float>;
+  using Element = std::conditional_t<kFloat, float, at::BFloat16>;
+  at::native::cpublas::brgemm(
+      m,
+      b.n,
+      k,
+      a.row_stride,
+      b.ld,
+      ldc,
+      accumulate,
+      reinterpret_cast<const Element*>(a.data),
+      reinterpret_cast<const Element*>(b.data),
+      c,
+      /*is_vnni=*/!kFloat);
+#endif
+}
+
+// The height of the next band of rows: at most kMaxRows, a multiple of 4 as long as there are
+// 4, and no short last band; only 19 different heights occur.
+int64_t next_band(int64_t rows) {
+  if (rows >= 2 * kMaxRows) return kMaxRows;
+  if (rows > kMaxRows) return (rows / 2 + 3) / 4 * 4;
+  return rows < 4 ? rows : rows / 4 * 4;
+}
+
+// The kernel accumulates the products of a row and a column one after another and then adds
+// the result to C: its rounding errors grow with K. So K is cut into pieces of at most this
+// length, shorter for few rows, where MKL, which plain PyTorch uses, is more accurate. The
+// rounding of bfloat16 itself is far larger than that of its accumulation.
+int64_t longest_chain(int64_t m, int64_t k, int64_t vnni_factor) {
+  if (vnni_factor > 1) return k;
+  return m < 16 ? 32 : 64;
+}
+
+template <typename Operand>
+Operand operand(float x) {
+  if constexpr (std::is_same_v<Operand, float>) {
+    return x;
+  } else {
+    return {c10::BFloat16(x).x};
+  }
+}
+
+template <typename Format>
+bool try_micro_kernel() {
+  // Below AVX2 the same function is an ordinary loop over small blocks, slower and less
+  // accurate than one GEMM of all rows.
+  const std::string capability = at::get_cpu_capability();
+  if (capability != "AVX2" && capability != "AVX512") return false;
+  // (2, 3) . (5, 7) + 1, in numbers that both formats hold exactly.
+  using Operand = typename Format::Operand;
+  const Operand a[2] = {operand<Operand>(2.0f), operand<Operand>(3.0f)};
+  const Operand b[2] = {operand<Operand>(5.0f), operand<Operand>(7.0f)};
+  float c = 1.0f;
+  try {
+    brgemm<Operand>(1, 2, {a, 2, 1}, {b, 2, 1, 1}, &c, 1, /*accumulate=*/true);
+  } catch (const std::exception&) {
+    return false;
+  }
+  release_micro_kernel();
+  return c == 32.0f;
+}
+
+// ---- packing ----------------------------------------------------------------
+
+void transpose(int64_t rows, int64_t columns, Matrix<const float> x, float* y, int64_t y_stride) {
+  kernels().transpose_f32(rows, columns, x.data, x.row_stride, y, y_stride);
+}
+void transpose(
+    int64_t rows, int64_t columns, Matrix<const BFloat16> x, BFloat16* y, int64_t y_stride) {
+  kernels().transpose_bf16(rows, columns, x.data, x.row_stride, y, y_stride);
+}
+
+// Element (k, n) is element(k, n). In tiles, so that neither side strides far.
+template <int64_t vnni, typename Operand, typename Element>
+void pack_elements(PackedB<Operand> b, int64_t n0, int64_t k_end, int64_t n, Element element) {
+  constexpr int64_t kTile = 16;
+  for (int64_t k_tile = 0; k_tile < k_end; k_tile += kTile) {
+    for (int64_t n_tile = 0; n_tile < n; n_tile += kTile) {
+      const int64_t k_last = std::min(k_tile + kTile, k_end);
+      const int64_t n_last = std::min(n_tile + kTile, n);
+      for (int64_t j = n_tile; j < n_last; ++j) {
+        for (int64_t k = k_tile; k < k_last; ++k) {
+          b.data[(k / vnni * b.ld + n0 + j) * vnni + k % vnni] = element(k, j);
+        }
+      }
+    }
+  }
+}
+
+// Rows of B from k0 on, whose first k are packed: zeros up to the next multiple of 32, or to
+// the end. The packing functions have already completed the last pair of rows with zeros.
+template <int64_t vnni, typename Operand>
+void pad_k(PackedB<Operand> b, int64_t k0, int64_t n0, int64_t k, int64_t n) {
+  const int64_t end = std::min(b.k, round_up(k0 + k, 32));
+  for (int64_t row = round_up(k0 + k, vnni); row < end; row += vnni) {
+    std::fill_n(b.data + row * b.ld + n0 * vnni, n * vnni, Operand{});
+  }
+}
+
+}  // namespace
+
+template <typename Element, int64_t vnni>
+bool MicroKernelFormat<Element, vnni>::available() {
+#if defined(LLTM_HAS_BRGEMM)
+  static const bool works = try_micro_kernel<MicroKernelFormat>();
+  // torch.backends.mkldnn.flags(enabled=False) turns it off, and may at any time.
+  return works && at::globalContext().userEnabledMkldnn();
+#else
+  return false;
+#endif
+}
+
+template <typename Element, int64_t vnni>
+bool MicroKernelFormat<Element, vnni>::pack_a(
+    int64_t m, int64_t k, Matrix<const Source> x, Matrix<Operand> a) {
+  for (int64_t r = 0; r < m; ++r) std::copy_n(x.row(r), k, a.row(r));
+  return true;
+}
+
+template <typename Element, int64_t vnni>
+bool MicroKernelFormat<Element, vnni>::pack_a_transposed(
+    int64_t m, int64_t k, int64_t padded_k, Matrix<const Source> x, Matrix<Operand> a) {
+  transpose(k, m, x, a.data, a.row_stride);
+  for (int64_t r = 0; r < m && k < padded_k; ++r) {
+    std::fill(a.row(r) + k, a.row(r) + padded_k, Operand{});
+  }
+  return true;
+}
+
+template <typename Element, int64_t vnni>
+bool MicroKernelFormat<Element, vnni>::pack_b(
+    PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n) {
+  const PackedB<Operand> part = {b.data + k0 * b.ld, b.k - k0, b.n, b.ld};
+  if (x.col_stride != 1) {
+    pack_elements<vnni>(part, n0, round_up(k, vnni), n, [&](int64_t row, int64_t column) {
+      return row < k ? x.row(row)[column * x.col_stride] : Operand{};
+    });
+  } else if constexpr (vnni == 1) {
+    for (int64_t r = 0; r < k; ++r) {
+      std::memcpy(part.data + r * b.ld + n0, x.row(r), n * sizeof(Operand));
+    }
+  } else {
+    for (int64_t r = 0; r < k; r += 2) {
+      const Operand* const second = r + 1 < k ? x.row(r + 1) : nullptr;
+      kernels().pair_rows_bf16(n, x.row(r), second, part.data + r * b.ld + n0 * vnni);
+    }
+  }
+  pad_k<vnni>(b, k0, n0, k, n);
+  return true;
+}
+
+template <typename Element, int64_t vnni>
+bool MicroKernelFormat<Element, vnni>::pack_b_transposed(
+    PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n) {
+  const PackedB<Operand> part = {b.data + k0 * b.ld, b.k - k0, b.n, b.ld};
+  const bool aligned = reinterpret_cast<std::uintptr_t>(x.data) % sizeof(float) == 0;
+  if (x.col_stride == 1 && x.row_stride % vnni == 0 && k % vnni == 0 && aligned) {
+    // Interleaved elements, two of bfloat16, move as one float.
+    kernels().transpose_f32(
+        n,
+        k / vnni,
+        reinterpret_cast<const float*>(x.data),
+        x.row_stride / vnni,
+        reinterpret_cast<float*>(part.data + n0 * vnni),
+        b.ld);
+  } else {
+    pack_elements<vnni>(part, n0, round_up(k, vnni), n, [&](int64_t row, int64_t column) {
+      return row < k ? x.row(column)[row * x.col_stride] : Operand{};
+    });
+  }
+  pad_k<vnni>(b, k0, n0, k, n);
+  return true;
+}
+
+template <typename Element, int64_t vnni>
+void MicroKernelFormat<Element, vnni>::gemm(
+    int64_t m,
+    Matrix<const Operand> a,
+    PackedB<const Operand> b,
+    float* c,
+    int64_t ldc,
+    bool accumulate) {
+  const int64_t longest = longest_chain(m, b.k, vnni);
+  const int64_t pieces = (b.k + longest - 1) / longest;
+  const int64_t piece = round_up((b.k + pieces - 1) / pieces, 16);
+  while (m > 0) {
+    const int64_t band = next_band(m);
+    for (int64_t k = 0; k < b.k; k += piece) {
+      brgemm<Operand>(
+          band,
+          std::min(piece, b.k - k),
+          a.from(0, k),
+          {b.data + k * b.ld, b.k, b.n, b.ld},
+          c,
+          ldc,
+          accumulate || k > 0);
+    }
+    a = a.from(band);
+    c += band * ldc;
+    m -= band;
+  }
+}
+
+template struct MicroKernelFormat<float, 1>;
+template struct MicroKernelFormat<BFloat16, 2>;
+
+// ---- bf16x3 -----------------------------------------------------------------
+
+bool Bf16x3Format::available() {
+  return kernels().bf16x3.gemm != nullptr;
+}
+
+bool Bf16x3Format::pack_a(int64_t m, int64_t k, Matrix<const Source> x, Matrix<Operand> a) {
+  return kernels().bf16x3.pack_a(m, k, x.data, x.row_stride, a.data, a.row_stride);
+}
+
+bool Bf16x3Format::pack_a_transposed(
+    int64_t m, int64_t k, int64_t /*padded_k*/, Matrix<const Source> x, Matrix<Operand> a) {
+  return kernels().bf16x3.pack_a_transposed(k, m, x.data, x.row_stride, a.data, a.row_stride);
+}
+
+bool Bf16x3Format::pack_b(
+    PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n) {
+  const int64_t panel_stride = b.k * kBf16x3Panel;
+  Operand* const to = b.data + n0 / kBf16x3Panel * panel_stride + k0 * kBf16x3Panel;
+  return kernels().bf16x3.pack_b(k, n, x.data, x.row_stride, to, panel_stride);
+}
+
+bool Bf16x3Format::pack_b_transposed(
+    PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n) {
+  const int64_t panel_stride = b.k * kBf16x3Panel;
+  Operand* const to = b.data + n0 / kBf16x3Panel * panel_stride + k0 * kBf16x3Panel;
+  return kernels().bf16x3.pack_b_transposed(n, k, x.data, x.row_stride, to, panel_stride);
+}
+
+void Bf16x3Format::gemm(
+    int64_t m,
+    Matrix<const Operand> a,
+    PackedB<const Operand> b,
+    float* c,
+    int64_t ldc,
+    bool accumulate) {
+  kernels().bf16x3.gemm(m, b.n, b.k, a.data, a.row_stride, b.data, c, ldc, accumulate);
+}
+
+Machine current_machine() {
+  Machine machine = cache_sizes();
+  machine.threads = available_threads();
+  machine.f32 = F32Format::available();
+  machine.bf16 = Bf16Format::available();
+  machine.bf16x3 = Bf16x3Format::available();
+  return machine;
+}
+
+void release_micro_kernel() {
+#if defined(LLTM_HAS_BRGEMM)
+  at::native::cpublas::brgemm_release(/*is_vnni=*/true);
+#endif
+}
+
+}  // namespace lltm::cpu

@@ -1,0 +1,164 @@
+// The formats of GEMM operands: types with equal members, so that engines are templates over the
+// format.
+//
+//   F32Format     float32, by oneDNN's micro-kernel
+//   Bf16Format    bfloat16 in VNNI layout, by oneDNN's micro-kernel
+//   Bf16x3Format  float32 decomposed to bf16x3 (bf16x3.h), by our own kernel
+//
+// No header of torch. gemm_formats.cpp is the only file that names oneDNN's micro-kernel, an
+// internal function of libtorch that may be missing.
+#pragma once
+
+#include "cpu/elementwise.h"
+#include "cpu/schedule.h"
+#include "matrix.h"
+
+#include <cstdint>
+
+namespace lltm::cpu {
+
+// B (K, N) of C (M, N) += A (M, K) B (K, N). k and n are padded; the rows of formats that have
+// rows are `ld` elements apart.
+template <typename Operand>
+struct PackedB {
+  Operand* data;
+  int64_t k, n, ld;
+};
+
+// What the formats of oneDNN's micro-kernel share. A is row-major and not packed; K is padded with
+// zeros. B is in VNNI layout: kVnniFactor rows interleaved, element (k, n) at [k /
+// kVnniFactor][n][k % kVnniFactor].
+template <typename Element, int64_t vnni_factor>
+struct MicroKernelFormat {
+  using Operand = Element;  // an element of an operand
+  using Source = Element;   // what it is packed from
+  static constexpr int64_t kVnniFactor = vnni_factor;
+  // Whether the rows of a matrix of Source can be A without being packed.
+  static constexpr bool kInPlace = true;
+  // Blocks of hidden units begin at multiples of this: a vector of floats.
+  static constexpr int64_t kUnitAlign = 16;
+
+  // Whether this libtorch has the kernel on this CPU; found out by trying, once.
+  static bool available();
+
+  // K is padded with zeros, N with arbitrary values. bfloat16 pads K to pairs, and K > 32 to whole
+  // AMX tiles (32): a partial tile costs as much as a whole one, or 4 to 10 times as much where K
+  // is not a multiple of 4.
+  static constexpr int64_t padded_k(int64_t k) {
+    constexpr int64_t kTile = 32;
+    return kVnniFactor == 1 ? k : round_up(k, k <= kTile ? kVnniFactor : kTile);
+  }
+  static constexpr int64_t padded_n(int64_t n) { return n; }
+  // Elements from one row of A to the next.
+  static constexpr int64_t a_stride(int64_t k) { return padded_k(k); }
+  // Columns from one gate to the next where A is the gradients of all gates.
+  static constexpr int64_t gate_pitch(int64_t hidden) { return hidden; }
+
+  // Whether rows (., k), `stride` elements apart, can be A without packing. Only contiguous
+  // matrices: oneDNN compiles and keeps a kernel for every stride. Its offsets within a block are
+  // of 32 bits.
+  static constexpr bool fits_in_place(int64_t k, int64_t stride) {
+    return padded_k(k) == k && stride == k && stride <= int64_t{1} << 20;
+  }
+  static Matrix<const Operand> in_place(Matrix<const Source> x) { return x; }
+
+  // The packing functions return whether all values can be represented, here always.
+  //
+  // A (m, k) from x (m, k), its rows contiguous; padding is left as it is.
+  static bool pack_a(int64_t m, int64_t k, Matrix<const Source> x, Matrix<Operand> a);
+  // A (m, padded_k) from x (k, m), its rows contiguous; padded with zeros.
+  static bool pack_a_transposed(
+      int64_t m, int64_t k, int64_t padded_k, Matrix<const Source> x, Matrix<Operand> a);
+  // Rows from k0 and columns from n0 of B, of x (k, n); then zeros up to the next multiple of
+  // 32 rows, or to the end of B.
+  static bool pack_b(
+      PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n);
+  // The same of the transpose of x (n, k).
+  static bool pack_b_transposed(
+      PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n);
+  // Element (k, n) of B.
+  static Operand at(const PackedB<const Operand>& b, int64_t k, int64_t n) {
+    return b.data[(k / kVnniFactor * b.ld + n) * kVnniFactor + k % kVnniFactor];
+  }
+
+  // C (m, b.n) = A (m, b.k) B, or += where `accumulate`. No size may be 0.
+  static void gemm(
+      int64_t m,
+      Matrix<const Operand> a,
+      PackedB<const Operand> b,
+      float* c,
+      int64_t ldc,
+      bool accumulate);
+};
+
+using F32Format = MicroKernelFormat<float, 1>;
+using Bf16Format = MicroKernelFormat<BFloat16, 2>;
+
+struct Bf16x3Format {
+  using Operand = BFloat16x3;
+  using Source = float;
+  static constexpr int64_t kVnniFactor = 2;
+  static constexpr bool kInPlace = false;
+  // Blocks write whole groups of A.
+  static constexpr int64_t kUnitAlign = kBf16x3Group;
+
+  static bool available();
+
+  static constexpr int64_t padded_k(int64_t k) { return round_up(k, kBf16x3Group); }
+  static constexpr int64_t padded_n(int64_t n) { return round_up(n, kBf16x3Panel); }
+  static constexpr int64_t a_stride(int64_t k) { return bf16x3_row_stride(k); }
+  static constexpr int64_t gate_pitch(int64_t hidden) { return padded_k(hidden); }
+
+  static constexpr bool fits_in_place(int64_t /*k*/, int64_t /*stride*/) { return false; }
+  static Matrix<const Operand> in_place(Matrix<const Source> /*x*/) { return {}; }
+
+  static bool pack_a(int64_t m, int64_t k, Matrix<const Source> x, Matrix<Operand> a);
+  static bool pack_a_transposed(
+      int64_t m, int64_t k, int64_t padded_k, Matrix<const Source> x, Matrix<Operand> a);
+  // k0 is a multiple of 32, n0 of 16; the rows of x are contiguous.
+  static bool pack_b(
+      PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n);
+  static bool pack_b_transposed(
+      PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n);
+
+  static void gemm(
+      int64_t m,
+      Matrix<const Operand> a,
+      PackedB<const Operand> b,
+      float* c,
+      int64_t ldc,
+      bool accumulate);
+};
+
+// Calls body with a value of the type that belongs to `format`.
+template <typename Body>
+decltype(auto) visit_format(GemmFormat format, const Body& body) {
+  switch (format) {
+    case GemmFormat::kF32:
+      return body(F32Format{});
+    case GemmFormat::kBf16:
+      return body(Bf16Format{});
+    default:
+      return body(Bf16x3Format{});
+  }
+}
+
+template <typename Format>
+constexpr GemmFormat kFormat = GemmFormat::kF32;
+template <>
+inline constexpr GemmFormat kFormat<Bf16Format> = GemmFormat::kBf16;
+template <>
+inline constexpr GemmFormat kFormat<Bf16x3Format> = GemmFormat::kBf16x3;
+
+// The current machine: caches, threads and available formats.
+Machine current_machine();
+
+// The largest M of one call of oneDNN's micro-kernel. Each thread compiles a kernel
+// for every set of sizes and leading dimensions that it meets, and never frees it: callers
+// keep that set small, and `gemm` cuts M into a few heights.
+constexpr int64_t kMaxRows = 64;
+
+// To be called by each thread at the end of its work.
+void release_micro_kernel();
+
+}  // namespace lltm::cpu

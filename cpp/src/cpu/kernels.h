@@ -1,0 +1,126 @@
+// Everything that is compiled once per instruction set, from the same sources
+// (elementwise_kernels.h, few_rows_kernels.h, amx_kernels.h).
+//
+// Those files see raw pointers only: no header of ATen or of the standard library with
+// inline functions may reach them, or AVX-512 code could be linked into the baseline.
+#pragma once
+
+#include "cpu/bf16x3.h"
+#include "cpu/elementwise.h"
+#include "matrix.h"
+
+#include <cstdint>
+
+namespace lltm::cpu {
+
+// cell_math.h over arrays, for the tests that measure its errors.
+template <typename T>
+struct ArrayMath {
+  using Function = void (*)(const T* x, T* y, std::int64_t n);
+  Function exp_nonpositive, expm1_nonpositive, sigmoid, tanh, elu;
+};
+
+// Conversions of storage types over arrays, likewise.
+template <typename T>
+struct ArrayConvert {
+  void (*load)(const T* x, float* y, std::int64_t n);
+  void (*store)(const float* x, T* y, std::int64_t n);
+};
+
+// y (columns, rows) = x^T for x (rows, columns).
+template <typename T>
+using Transpose = void (*)(
+    std::int64_t rows,
+    std::int64_t columns,
+    const T* x,
+    std::int64_t x_stride,
+    T* y,
+    std::int64_t y_stride);
+
+// y (2 columns) = a and b (columns), element by element in turn; without b, zeros.
+using PairRows = void (*)(std::int64_t columns, const BFloat16* a, const BFloat16* b, BFloat16* y);
+
+// y (columns) = the sum of the rows of x (rows, columns).
+using SumRows = void (*)(
+    std::int64_t rows, std::int64_t columns, const float* x, std::int64_t x_stride, float* y);
+
+// The element-wise part of a step in engine_few_rows.cpp: pre-activations and state are
+// float64, what is stored for the caller float32. Columns are contiguous.
+struct FewRowsArgs {
+  std::int64_t hidden;  // units of a block
+  Matrix<const double> gates;
+  std::int64_t gates_step;
+  const float* bias;  // as gates, or null
+  std::int64_t bias_step;
+  Matrix<double> c;  // in place
+  Matrix<double> h;  // for the next GEMM; or absent
+  Matrix<float> h_next;
+  Matrix<float> activations;  // or absent
+  std::int64_t activations_step;
+};
+
+// C (M, N) = A (M, K) B (K, N), or += where `accumulate`; B and C are contiguous. With a
+// double A every product is exact; with a float A a few are accumulated in float at a time.
+template <typename A>
+using GemmFewRows = void (*)(
+    std::int64_t m,
+    std::int64_t n,
+    std::int64_t k,
+    const A* a,
+    std::int64_t lda,
+    const float* b,
+    double* c,
+    bool accumulate);
+
+struct FewRowsKernels {
+  GemmFewRows<double> gemm_f64;
+  GemmFewRows<float> gemm_f32;
+  void (*forward)(const FewRowsArgs& args, std::int64_t rows);
+};
+
+// Everything compiled for one instruction set.
+struct Kernels {
+  const char* name;
+  Elementwise<double, double> f64;
+  Elementwise<float, float> f32;
+  Elementwise<Half, float> f16;
+  Elementwise<BFloat16, float> bf16;
+  Elementwise<BFloat16, BFloat16> bf16_operands;
+  Elementwise<float, BFloat16x3> f32_bf16x3;  // null where there is no matrix unit
+  Elementwise<Half, BFloat16x3> f16_bf16x3;
+  Bf16x3Kernels bf16x3;  // likewise
+  Transpose<float> transpose_f32;
+  Transpose<BFloat16> transpose_bf16;
+  PairRows pair_rows_bf16;
+  SumRows sum_rows_f32;
+  FewRowsKernels few_rows;
+  ArrayMath<double> math_f64;
+  ArrayMath<float> math_f32;
+  ArrayConvert<Half> convert_f16;
+  ArrayConvert<BFloat16> convert_bf16;
+};
+
+// Null where the compiler was not told to use that instruction set.
+const Kernels* kernels_default();
+const Kernels* kernels_avx2();
+const Kernels* kernels_avx512();
+const Kernels* kernels_amx();
+
+template <typename T, typename G>
+inline constexpr Elementwise<T, G> Kernels::* kElementwise = nullptr;
+template <>
+inline constexpr auto kElementwise<double, double> = &Kernels::f64;
+template <>
+inline constexpr auto kElementwise<float, float> = &Kernels::f32;
+template <>
+inline constexpr auto kElementwise<Half, float> = &Kernels::f16;
+template <>
+inline constexpr auto kElementwise<BFloat16, float> = &Kernels::bf16;
+template <>
+inline constexpr auto kElementwise<BFloat16, BFloat16> = &Kernels::bf16_operands;
+template <>
+inline constexpr auto kElementwise<float, BFloat16x3> = &Kernels::f32_bf16x3;
+template <>
+inline constexpr auto kElementwise<Half, BFloat16x3> = &Kernels::f16_bf16x3;
+
+}  // namespace lltm::cpu

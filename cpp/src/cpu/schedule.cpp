@@ -1,0 +1,337 @@
+#include "cpu/schedule.h"
+
+#include "cell.h"
+#include "cpu/gemm_formats.h"
+
+#include <sstream>
+
+#if defined(__linux__)
+#include <unistd.h>
+#endif
+
+namespace lltm::cpu {
+namespace {
+
+// ---- the grid ---------------------------------------------------------------
+
+// Multiply-adds of a step below which a second thread costs more than it saves: 10 us of
+// one core, about twice a barrier.
+constexpr int64_t kSerialStep = 150000;
+
+// Rows per thread from which the GEMM kernel is near its peak: half a register tile of oneDNN's
+// kernel, a whole tile of bf16x3.
+template <typename Format>
+constexpr int64_t kGoodRows = Format::kInPlace ? 8 : 16;
+
+// Packed weights up to three quarters of the L2 cache stay there from step to step, so every
+// thread can read all of them; the rest is for the rows of a step. With larger ones, each
+// thread keeps to its own blocks.
+int64_t private_weight_bytes(const Machine& machine) {
+  return machine.l2 / 4 * 3;
+}
+
+template <typename Format>
+Grid choose_grid(
+    const Machine& machine, const LayerShape& shape, int64_t batch, int64_t weight_bytes) {
+  Grid grid;
+  const int64_t step = batch * Cell::kGates * shape.hidden * shape.hidden;
+  if (step < kSerialStep) return grid;
+  if (weight_bytes <= private_weight_bytes(machine)) {
+    grid.rows = std::clamp<int64_t>(batch / kGoodRows<Format>, 1, machine.threads);
+  }
+  const int64_t most_columns = (shape.hidden + Format::kUnitAlign - 1) / Format::kUnitAlign;
+  grid.columns = std::clamp<int64_t>(machine.threads / grid.rows, 1, most_columns);
+  return grid;
+}
+
+// Whether bf16x3 is the faster format for a grid: where each thread has a tile of rows of its
+// own, or two tiles where threads have to wait for each other anyway.
+bool prefer_bf16x3(const Grid& grid, int64_t batch) {
+  constexpr int64_t kTile = kGoodRows<Bf16x3Format>;
+  return batch / grid.rows >= (grid.needs_barrier() ? 2 : 1) * kTile;
+}
+
+// ---- blocks -----------------------------------------------------------------
+
+// Largest block width. The pre-activations (forward) or dh (backward) of a block and all rows of a
+// step must stay in the L2 cache between the GEMM and the element-wise kernel. Narrower blocks read
+// A more often.
+template <typename Format>
+constexpr int64_t kForwardUnits = Format::kInPlace ? 64 : 128;
+template <typename Format>
+constexpr int64_t kBackwardUnits = Format::kVnniFactor == 1 && Format::kInPlace ? 128 : 256;
+
+// The widest block, a multiple of `multiple`, whose weights take half the L2 cache: the GEMM
+// runs through all of them for every few rows. bf16x3 prefetches, and is not bound by it.
+template <typename Format>
+int64_t widest_block(
+    const Machine& machine, int64_t most, int64_t bytes_per_unit, int64_t multiple) {
+  if (!Format::kInPlace) return most;
+  const int64_t units = machine.l2 / 2 / bytes_per_unit;
+  return std::clamp(units / multiple * multiple, multiple, most);
+}
+
+// Blocks of equal width, a multiple of `align` and at most `widest`; as many as a multiple of
+// `parts`, where there are units enough.
+int64_t even_block_width(int64_t hidden, int64_t parts, int64_t widest, int64_t align) {
+  const int64_t wanted = std::max((hidden + widest - 1) / widest, parts);
+  const int64_t count = round_up(wanted, parts);
+  return round_up((hidden + count - 1) / count, align);
+}
+
+// No more columns of threads than there are blocks.
+void limit_columns(Grid& grid, int64_t hidden, int64_t block_width) {
+  grid.columns = std::min(grid.columns, Blocks(hidden, block_width).count);
+}
+
+template <typename Format>
+int64_t forward_width(const Machine& machine, const LayerShape& shape, int64_t columns) {
+  constexpr auto kBytes = static_cast<int64_t>(sizeof(typename Format::Operand));
+  const int64_t k = Format::padded_k(shape.input) + Format::padded_k(shape.hidden);
+  const int64_t widest = widest_block<Format>(
+      machine, kForwardUnits<Format>, Cell::kGates * k * kBytes, Format::kUnitAlign);
+  return even_block_width(shape.hidden, columns, widest, Format::kUnitAlign);
+}
+
+template <typename Format>
+Grid forward_grid(const Machine& machine, const LayerShape& shape, int64_t batch) {
+  constexpr auto kBytes = static_cast<int64_t>(sizeof(typename Format::Operand));
+  const int64_t k = Format::padded_k(shape.input) + Format::padded_k(shape.hidden);
+  return choose_grid<Format>(machine, shape, batch, Cell::kGates * shape.hidden * k * kBytes);
+}
+
+// K of the recurrent GEMM of backward.
+template <typename Format>
+int64_t backward_k(const LayerShape& shape) {
+  return Format::padded_k(Cell::kGates * Format::gate_pitch(shape.hidden));
+}
+
+template <typename Format>
+Grid backward_grid(const Machine& machine, const LayerShape& shape) {
+  constexpr auto kBytes = static_cast<int64_t>(sizeof(typename Format::Operand));
+  return choose_grid<Format>(
+      machine, shape, shape.batch, shape.hidden * backward_k<Format>(shape) * kBytes);
+}
+
+// ---- chunks -----------------------------------------------------------------
+
+// Rows of x W_x^T worth a pass over W_x.
+constexpr int64_t kMergedRows = 64;
+// Rows of the input that are packed together.
+constexpr int64_t kPackedInputRows = 256;
+
+// Rows of a chunk of backward: enough for the GEMMs over its rows to be efficient, few enough
+// for its dz to stay in the cache. bfloat16 takes larger chunks, because its GEMMs are shorter than
+// the overhead around them.
+constexpr int64_t kBackwardChunkRows = 512;
+constexpr int64_t kBackwardChunkRowsBf16 = 4096;
+
+// Rows in all from which the GEMMs over them gain from bf16x3 what packing costs.
+constexpr int64_t kBf16x3GradientRows = 1024;
+
+template <typename Format>
+ForwardSchedule forward_schedule(
+    const Machine& machine, GemmFormat format, const LayerShape& shape) {
+  ForwardSchedule schedule = {};
+  schedule.format = format;
+  schedule.grid = forward_grid<Format>(machine, shape, shape.batch);
+  schedule.block_width = forward_width<Format>(machine, shape, schedule.grid.columns);
+  limit_columns(schedule.grid, shape.hidden, schedule.block_width);
+  schedule.merge_projection = schedule.grid.rows == 1 && 2 * shape.batch <= kMergedRows;
+  schedule.chunk_rows = schedule.merge_projection ? kMergedRows : kPackedInputRows;
+  return schedule;
+}
+
+template <typename Format>
+BackwardSchedule backward_schedule(
+    const Machine& machine, GemmFormat format, const LayerShape& shape) {
+  constexpr auto kBytes = static_cast<int64_t>(sizeof(typename Format::Operand));
+  // A block fills the vector registers of the GEMM kernel from 32 columns on.
+  constexpr int64_t kColumns = 32;
+  BackwardSchedule schedule = {};
+  schedule.format = format;
+  schedule.grid = backward_grid<Format>(machine, shape);
+  const int64_t widest = widest_block<Format>(
+      machine, kBackwardUnits<Format>, backward_k<Format>(shape) * kBytes, kColumns);
+  schedule.block_width =
+      even_block_width(shape.hidden, schedule.grid.columns, widest, Format::kUnitAlign);
+  schedule.chunk_rows = format == GemmFormat::kBf16 ? kBackwardChunkRowsBf16 : kBackwardChunkRows;
+  schedule.gradient_format = format;
+  return schedule;
+}
+
+}  // namespace
+
+ForwardSchedule schedule_forward(const Machine& machine, const LayerShape& shape) {
+  if (shape.bf16 && machine.bf16) {
+    return forward_schedule<Bf16Format>(machine, GemmFormat::kBf16, shape);
+  }
+  if (!shape.bf16 && machine.bf16x3 &&
+      prefer_bf16x3(forward_grid<Bf16x3Format>(machine, shape, shape.batch), shape.batch)) {
+    return forward_schedule<Bf16x3Format>(machine, GemmFormat::kBf16x3, shape);
+  }
+  return forward_schedule<F32Format>(machine, GemmFormat::kF32, shape);
+}
+
+BackwardSchedule schedule_backward(const Machine& machine, const LayerShape& shape) {
+  if (shape.bf16 && machine.bf16) {
+    return backward_schedule<Bf16Format>(machine, GemmFormat::kBf16, shape);
+  }
+  const bool bf16x3 = !shape.bf16 && machine.bf16x3;
+  if (bf16x3 && prefer_bf16x3(backward_grid<Bf16x3Format>(machine, shape), shape.batch)) {
+    return backward_schedule<Bf16x3Format>(machine, GemmFormat::kBf16x3, shape);
+  }
+  BackwardSchedule schedule = backward_schedule<F32Format>(machine, GemmFormat::kF32, shape);
+  if (bf16x3 && shape.rows >= kBf16x3GradientRows) {
+    schedule.gradient_format = GemmFormat::kBf16x3;
+  }
+  return schedule;
+}
+
+int64_t prepack_block_width(const Machine& machine, GemmFormat format, const LayerShape& shape) {
+  return visit_format(format, [&]<typename Format>(Format) {
+    return forward_schedule<Format>(machine, format, shape).block_width;
+  });
+}
+
+int64_t max_forward_block_width(GemmFormat format) {
+  return visit_format(format, []<typename Format>(Format) { return kForwardUnits<Format>; });
+}
+
+int64_t prepack_batch(GemmFormat format) {
+  return visit_format(format, []<typename Format>(Format) { return kGoodRows<Format>; });
+}
+
+GradientGemmSchedule schedule_gradient_gemm(
+    const Machine& machine, GemmFormat format, int64_t m, int64_t n) {
+  // C is read and written once for every so many rows of K: 2 kB of a column of A^T, and of
+  // bf16x3 so many that all of A^T stays in the L2 cache.
+  constexpr int64_t kSliceRows = 512, kSliceRowsBf16 = 1024, kSliceRowsBf16x3 = 128;
+  // Rows of C whose part of A^T stays in the L2 cache while all bands pass.
+  constexpr int64_t kGroupRows = 512;
+  // All accumulators together at most.
+  constexpr int64_t kAccumulatorBytes = 32 << 20;
+  GradientGemmSchedule schedule = {};
+  const bool bf16x3 = format == GemmFormat::kBf16x3;
+  schedule.slice_rows = bf16x3                        ? kSliceRowsBf16x3
+                        : format == GemmFormat::kBf16 ? kSliceRowsBf16
+                                                      : kSliceRows;
+  schedule.group_rows = bf16x3 ? m : kGroupRows;
+  const int64_t bytes = m * round_up(n, kGemmBand) * static_cast<int64_t>(sizeof(float));
+  // float32 and bfloat16: while C stays in the L2 cache, and an accumulator has rows enough.
+  constexpr int64_t kRowsPerAccumulator = 128;
+  const int64_t chunk_rows =
+      format == GemmFormat::kBf16 ? kBackwardChunkRowsBf16 : kBackwardChunkRows;
+  const int64_t most = bf16x3 ? kAccumulatorBytes / bytes
+                              : std::min(machine.l2 / bytes, chunk_rows / kRowsPerAccumulator);
+  schedule.accumulators = std::clamp<int64_t>(most, 1, machine.threads);
+  return schedule;
+}
+
+FewRowsSchedule schedule_few_rows(const Machine& machine, const LayerShape& shape) {
+  const int64_t bytes = Cell::kGates * shape.hidden * (shape.input + shape.hidden) *
+                        static_cast<int64_t>(sizeof(float));
+  FewRowsSchedule schedule = {};
+  schedule.threads = choose_grid<F32Format>(machine, shape, shape.batch, bytes).slots();
+  schedule.block_width = forward_width<F32Format>(machine, shape, schedule.threads);
+  schedule.threads = std::min(schedule.threads, Blocks(shape.hidden, schedule.block_width).count);
+  schedule.chunk_rows = kMergedRows;
+  schedule.float_operand = bytes >= machine.l2 / 4;
+  return schedule;
+}
+
+CellSchedule schedule_cell(int64_t threads, int64_t batch, int64_t hidden) {
+  // Fewer rows leave most of a vector unused.
+  constexpr int64_t kBlockedRows = 4;
+  // With more, ATen's GEMMs are as fast. Each number of rows is a K of its own to oneDNN,
+  // which compiles a kernel for it, so it stays bounded too.
+  constexpr int64_t kBlockedBackwardRows = 32;
+  // For fewer, widening the weights costs less than setting up a bfloat16 GEMM.
+  constexpr int64_t kBf16BackwardRows = 32;
+  // For more rows ATen, which packs the weights, is faster.
+  constexpr int64_t kInPlaceRows = 16;
+  constexpr int64_t kWidest = 64;
+  CellSchedule schedule = {};
+  schedule.blocked_forward = batch >= kBlockedRows;
+  schedule.blocked_backward = schedule.blocked_forward && batch <= kBlockedBackwardRows;
+  schedule.multiply_in_place = batch <= kInPlaceRows;
+  schedule.bf16_backward = batch >= kBf16BackwardRows;
+  schedule.threads = batch * hidden < kElementwiseGrain ? 1 : threads;
+  schedule.block_width = even_block_width(hidden, schedule.threads, kWidest, F32Format::kUnitAlign);
+  return schedule;
+}
+
+const Machine& cache_sizes() {
+  static const Machine machine = [] {
+    Machine found = {};
+    found.l1 = 32 << 10;
+    found.l2 = 1 << 20;
+    found.l3 = 16 << 20;
+#if defined(_SC_LEVEL1_DCACHE_SIZE)
+    const auto ask = [](int name, int64_t& bytes) {
+      const long answer = sysconf(name);
+      if (answer > 0) bytes = answer;
+    };
+    ask(_SC_LEVEL1_DCACHE_SIZE, found.l1);
+    ask(_SC_LEVEL2_CACHE_SIZE, found.l2);
+    ask(_SC_LEVEL3_CACHE_SIZE, found.l3);
+#endif
+    return found;
+  }();
+  return machine;
+}
+
+std::string to_string(GemmFormat format) {
+  switch (format) {
+    case GemmFormat::kF32:
+      return "float32";
+    case GemmFormat::kBf16:
+      return "bfloat16";
+    default:
+      return "bf16x3";
+  }
+}
+
+namespace {
+
+std::string to_string(const Grid& grid) {
+  std::ostringstream text;
+  text << "threads " << grid.rows << " x " << grid.columns << " (rows x blocks)";
+  return text.str();
+}
+
+}  // namespace
+
+std::string to_string(const ForwardSchedule& s) {
+  std::ostringstream text;
+  text << "forward: GEMM " << to_string(s.format) << ", " << to_string(s.grid) << ", blocks of "
+       << s.block_width << " units, chunks of " << s.chunk_rows << " rows, input projection "
+       << (s.merge_projection ? "per chunk" : "per step");
+  return text.str();
+}
+
+std::string to_string(const FewRowsSchedule& s) {
+  std::ostringstream text;
+  text << "forward: few rows, GEMM accumulated in float64 of " << (s.float_operand ? 32 : 64)
+       << "-bit h and x, threads " << s.threads << ", blocks of " << s.block_width
+       << " units, chunks of " << s.chunk_rows << " rows";
+  return text.str();
+}
+
+std::string to_string(const CellSchedule& s) {
+  std::ostringstream text;
+  text << "cell: threads " << s.threads << ", blocks of " << s.block_width
+       << " units, GEMMs forward by " << (s.blocked_forward ? "the micro-kernel" : "ATen")
+       << ", backward by " << (s.blocked_backward ? "the micro-kernel" : "ATen");
+  return text.str();
+}
+
+std::string to_string(const BackwardSchedule& s) {
+  std::ostringstream text;
+  text << "backward: GEMM " << to_string(s.format) << ", " << to_string(s.grid) << ", blocks of "
+       << s.block_width << " units, chunks of " << s.chunk_rows << " rows, gradient GEMMs "
+       << to_string(s.gradient_format);
+  return text.str();
+}
+
+}  // namespace lltm::cpu

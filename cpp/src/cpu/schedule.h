@@ -1,0 +1,136 @@
+// How a call is computed: from sizes, number of threads and the machine to a plain struct,
+// in one place. The tuning constants of sequences stand in schedule.cpp.
+//
+// No header of torch, so that the tests can check schedules for machines other than theirs.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+namespace lltm::cpu {
+
+// The formats of GEMM operands (gemm_formats.h).
+enum class GemmFormat { kF32, kBf16, kBf16x3 };
+
+// What a schedule depends on besides the sizes. Caches in bytes, as one core sees them.
+struct Machine {
+  int64_t l1, l2, l3;
+  int64_t threads;
+  bool f32, bf16, bf16x3;  // the formats that have a GEMM kernel here
+};
+
+// The cache sizes of this machine, asked of the system once; defaults where it does not say.
+const Machine& cache_sizes();
+
+// Hidden units in blocks of equal width, the last one perhaps narrower.
+struct Blocks {
+  Blocks(int64_t hidden_units, int64_t block_width)
+      : hidden(hidden_units), width(block_width), count((hidden + width - 1) / width) {}
+  int64_t begin(int64_t block) const { return block * width; }
+  int64_t size(int64_t block) const { return std::min(width, hidden - begin(block)); }
+
+  int64_t hidden, width, count;
+};
+
+// Threads in `rows` groups, each with its own rows of the batch, of `columns` threads, each
+// with its own blocks of hidden units. A slot is one position in the grid: one thread's work.
+struct Grid {
+  int64_t rows = 1;
+  int64_t columns = 1;
+  int64_t slots() const { return rows * columns; }
+  // Threads that share rows have to wait for each other after each step.
+  bool needs_barrier() const { return columns > 1; }
+};
+
+// One layer and direction: B, I, H, and the rows of all steps together.
+struct LayerShape {
+  int64_t batch, input, hidden, rows;
+  bool bf16 = false;  // the dtype
+};
+
+struct ForwardSchedule {
+  GemmFormat format;
+  Grid grid;
+  int64_t block_width;  // hidden units
+  // Few rows a step: x W_x^T is one GEMM for all steps of a chunk.
+  bool merge_projection;
+  // Rows of a chunk of steps: those of that GEMM, or those of the input that are packed
+  // together, where it cannot be read in place.
+  int64_t chunk_rows;
+};
+
+struct BackwardSchedule {
+  GemmFormat format;
+  Grid grid;
+  int64_t block_width;
+  int64_t chunk_rows;  // after which the gradients of weights and input are brought up to date
+  GemmFormat gradient_format;  // of the GEMMs over the rows of a chunk
+};
+
+ForwardSchedule schedule_forward(const Machine& machine, const LayerShape& shape);
+BackwardSchedule schedule_backward(const Machine& machine, const LayerShape& shape);
+
+// Weights that are packed ahead of time: the batch size that they are packed for, the width
+// of their blocks, and the largest width on any machine.
+int64_t prepack_batch(GemmFormat format);
+int64_t prepack_block_width(const Machine& machine, GemmFormat format, const LayerShape& shape);
+int64_t max_forward_block_width(GemmFormat format);
+
+// The GEMM over all rows that accumulates the gradient of the weights, C (M, N) += A^T B.
+struct GradientGemmSchedule {
+  int64_t slice_rows;    // of K per pass over C
+  int64_t group_rows;    // of C per pass over the bands
+  int64_t accumulators;  // copies of C, each for its share of the rows
+};
+GradientGemmSchedule schedule_gradient_gemm(
+    const Machine& machine, GemmFormat format, int64_t m, int64_t n);
+
+// A sequence that follows few trajectories carries the rounding errors of each step on, and
+// with so few elements nothing averages them out: whether ours or plain PyTorch's are larger
+// is then a matter of chance, unless ours are smaller by design (engine_few_rows.cpp).
+inline bool has_few_elements(int64_t batch, int64_t hidden) {
+  return batch <= 4 || hidden <= 16;
+}
+
+struct FewRowsSchedule {
+  int64_t threads;
+  int64_t block_width;
+  int64_t chunk_rows;  // of x W_x^T in one GEMM
+  bool float_operand;  // A is float32: the weights are so large that reading them is most of the
+                       // work
+};
+FewRowsSchedule schedule_few_rows(const Machine& machine, const LayerShape& shape);
+
+// One step (engine_cell.cpp).
+struct CellSchedule {
+  bool blocked_forward;  // by the micro-kernel, block by block; else by ATen
+  bool blocked_backward;
+  bool multiply_in_place;  // dz W for few rows, by the micro-kernel; else by ATen
+  bool bf16_backward;      // GEMMs of bfloat16 gradients in bfloat16; else widened to float32
+  int64_t threads;
+  int64_t block_width;
+};
+CellSchedule schedule_cell(int64_t threads, int64_t batch, int64_t hidden);
+
+// Columns of B that one packed band of a GEMM over many rows covers. Read in place, its rows
+// are far apart, and a stride that is a power of two leaves them few sets of the cache.
+constexpr int64_t kGemmBand = 64;
+
+// Work below which a second thread does not pay: elements of element-wise work, and elements
+// of a matrix to pack.
+constexpr int64_t kElementwiseGrain = 2048;
+constexpr int64_t kPackGrain = 16384;
+
+// For people: what was chosen, on one line.
+std::string to_string(GemmFormat format);
+std::string to_string(const ForwardSchedule& schedule);
+std::string to_string(const FewRowsSchedule& schedule);
+std::string to_string(const CellSchedule& schedule);
+std::string to_string(const BackwardSchedule& schedule);
+
+constexpr int64_t round_up(int64_t n, int64_t multiple) {
+  return (n + multiple - 1) / multiple * multiple;
+}
+
+}  // namespace lltm::cpu

@@ -1,0 +1,225 @@
+"""What is compared: the implementations, by name, and what drives one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
+from operator import add
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import _C, modules, reference
+from .._cell import GATES
+from .._inductor import inductor_decomposed
+from .cases import Case
+
+OURS = "lltm"
+PREPACKED = "lltm, prepacked"
+PLAIN = "plain PyTorch"
+TUTORIAL = "tutorial's C++"
+COMPILED = "torch.compile, plain"
+COMPILED_OURS = "torch.compile, lltm"
+COMPILED_DECOMPOSED = "torch.compile, decomposed"
+ADDMM = "addmm"
+PEAK = "oneDNN product"
+
+# The tutorial's figures, microseconds of forward and backward.
+PUBLISHED = {
+    "cpu": {PLAIN: (506, 445), TUTORIAL: (349, 444)},
+    "cuda": {PLAIN: (188, 411), TUTORIAL: (150, 393), "tutorial's CUDA": (129, 305)},
+}
+
+State = tuple[Tensor, Tensor]
+# Makes a module of (input_size, hidden_size, dtype=); it takes (input, (h, c)).
+Make = Callable[..., nn.Module]
+
+
+def tutorial_modules(extension: Any) -> tuple[Make, Make]:
+    """The tutorial's: one function of `extension` forward, another backward.
+
+    Returns a cell and a loop over it, not for packed input, nor in reverse.
+    """
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, input: Tensor, weights: Tensor, bias: Tensor, *state: Tensor) -> Any:
+            new_h, new_c, *saved = extension.forward(input, weights, bias, *state)
+            ctx.save_for_backward(new_c, *saved, weights)
+            return new_h, new_c
+
+        @staticmethod
+        def backward(ctx: Any, grad_h: Tensor, grad_c: Tensor) -> Any:
+            d_h, d_input, d_weights, d_bias, d_c = extension.backward(
+                grad_h.contiguous(), grad_c.contiguous(), *ctx.saved_tensors
+            )
+            return d_input, d_weights, d_bias, d_h, d_c
+
+    def cell(input: Tensor, state: State, weights: Tensor, bias: Tensor | None = None) -> State:
+        h, c = Function.apply(input, weights, bias, *state)  # type: ignore[no-untyped-call]
+        return h, c
+
+    def sequence(
+        input: Tensor,
+        state: State,
+        weights: Tensor,
+        bias: Tensor | None = None,
+        *,
+        batch_sizes: Tensor | None = None,
+        reverse: bool = False,
+    ) -> tuple[Tensor, State]:
+        outputs = []
+        for x in input.unbind(0):
+            state = cell(x, state, weights, bias)
+            outputs.append(state[0])
+        return torch.stack(outputs), state
+
+    class Cell(modules.LLTMCell):
+        _cell = staticmethod(cell)
+
+    class Loop(modules.LLTM):
+        _sequence = staticmethod(sequence)
+
+    return Cell, Loop
+
+
+# Of ATen operations in C++.
+_TutorialCell, _TutorialLoop = tutorial_modules(_C)
+
+
+class _OneState(nn.Module):
+    """A GRU, given (h, c)."""
+
+    def __init__(self, rnn: nn.Module) -> None:
+        super().__init__()
+        self.rnn = rnn
+
+    def forward(self, input: Tensor, state: State) -> Any:
+        return self.rnn(input, state[0])
+
+
+class Prepacked(nn.Module):
+    """The prepacked form of a layer."""
+
+    def __init__(self, input_size: int, hidden_size: int, *, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.packed = modules.LLTM(input_size, hidden_size, dtype=dtype).prepack()
+
+    def forward(self, input: Tensor, state: State) -> Any:
+        return self.packed(input, state)
+
+
+def _gru(make: Make) -> Make:
+    return lambda *sizes, **dtype: _OneState(make(*sizes, **dtype))
+
+
+def _compiled(make: Make, decomposed: bool = False, dynamic: bool = False) -> Make:
+    backend: Any = inductor_decomposed if decomposed else "inductor"
+
+    def compiled(*sizes: int, **dtype: torch.dtype) -> nn.Module:
+        module: Any = torch.compile(make(*sizes, **dtype), dynamic=dynamic, backend=backend)
+        assert isinstance(module, nn.Module)
+        return module
+
+    return compiled
+
+
+STEPS: dict[str, Make] = {
+    OURS: modules.LLTMCell,
+    PLAIN: reference.LLTMCell,
+    TUTORIAL: _TutorialCell,
+    "nn.LSTMCell": nn.LSTMCell,
+    "nn.GRUCell": _gru(nn.GRUCell),
+}
+COMPILED_STEPS: dict[str, Make] = {
+    COMPILED: _compiled(reference.LLTMCell),
+    COMPILED_OURS: _compiled(modules.LLTMCell),
+    COMPILED_DECOMPOSED: _compiled(modules.LLTMCell, decomposed=True),
+}
+SEQUENCES: dict[str, Make] = {
+    OURS: modules.LLTM,
+    PLAIN: reference.LLTM,
+    TUTORIAL: _TutorialLoop,
+    "nn.LSTM": nn.LSTM,
+    "nn.GRU": _gru(nn.GRU),
+}
+COMPILED_SEQUENCES: dict[str, Make] = {
+    COMPILED: _compiled(reference.LLTM),
+    COMPILED_OURS: _compiled(modules.LLTM),
+    # With dynamic sizes the decomposition is a loop; of a fixed length it would be the plain loop
+    # over again.
+    COMPILED_DECOMPOSED: _compiled(modules.LLTM, decomposed=True, dynamic=True),
+}
+
+
+class Layer:
+    """A module with the arguments of a case.
+
+    The input of a sequence requires a gradient, as in the middle of a network; that of one step
+    does not, as in the tutorial.
+    """
+
+    def __init__(self, make: Make, case: Case) -> None:
+        torch.manual_seed(0)
+        self.case = case
+        *leading, input_size, hidden = case.shape
+        options: Any = {"dtype": case.dtype, "device": case.device}
+        self.module = make(input_size, hidden, dtype=case.dtype).to(case.device)
+        self.input = torch.randn(*leading, input_size, **options)
+        self.input.requires_grad_(case.training and not case.is_step)
+        batch = (leading[0],) if case.is_step else (1, leading[1])
+        self.state = (
+            torch.randn(*batch, hidden, **options),
+            torch.randn(*batch, hidden, **options),
+        )
+        # Of the output of a sequence.
+        self.gradient = None if case.is_step else torch.randn(*leading, hidden, **options)
+
+    def forward(self) -> tuple[Tensor, ...]:
+        """Returns what is differentiated: h and c of a step, the output of a sequence."""
+        results = self.module(self.input, self.state)
+        if isinstance(results, Tensor):
+            return (results,)
+        return tuple(results) if self.case.is_step else (results[0],)
+
+    def backward(self, results: Sequence[Tensor]) -> None:
+        """Differentiates; of a step the sum of h and c, as the tutorial does."""
+        if self.gradient is None:
+            torch.autograd.backward(reduce(add, (result.sum() for result in results)))
+        else:
+            torch.autograd.backward(results, [self.gradient])
+
+    def forget_gradients(self) -> None:
+        self.input.grad = None
+        for parameter in self.module.parameters():
+            parameter.grad = None
+
+    def run(self) -> None:
+        """Does the case's work once."""
+        if self.case.training:
+            self.forget_gradients()
+            self.backward(self.forward())
+        else:
+            self.forward()
+
+
+def addmm(case: Case) -> Callable[[], object]:
+    """Returns the matrix product of one step, bare."""
+    batch, input_size, hidden = case.shape
+    X = torch.randn(batch, hidden + input_size, dtype=case.dtype)
+    weights = torch.randn(GATES * hidden, hidden + input_size, dtype=case.dtype).t()
+    bias = torch.randn(GATES * hidden, dtype=case.dtype)
+    return lambda: torch.addmm(bias, X, weights)
+
+
+PRODUCT_SIZE = 1024
+PRODUCT_FLOPS = 2.0 * PRODUCT_SIZE**3
+
+
+def product(dtype: torch.dtype, onednn: bool) -> Callable[[], object]:
+    """Returns a large matrix product: by oneDNN, whose micro-kernel lltm uses, or by torch.mm."""
+    a, b = (torch.randn(PRODUCT_SIZE, PRODUCT_SIZE).to(dtype) for _ in range(2))
+    if onednn:
+        return partial(torch.ops.aten.mkldnn_linear, a.to_mkldnn(), b.to_mkldnn())
+    return partial(torch.mm, a, b, out=torch.empty_like(a))

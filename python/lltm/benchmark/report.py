@@ -1,0 +1,160 @@
+"""What came out: rows of figures, their goals, a picture, a comparison with an earlier run."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from ..__main__ import report
+from .cases import Case
+from .contenders import OURS, PEAK
+
+# Of a case and a contender, the largest ratio of times, lltm to that contender, that somebody
+# wants to see: PEAK, the smallest share of its rate; SAVED and PEAK_MEMORY of memory.py. None
+# without a goal.
+Goal = Callable[[Case, str], float | None]
+
+
+def read_goals(path: Path | None) -> Goal:
+    """Returns the function `goal` of a Python file; without one there are no goals."""
+    if path is None:
+        return lambda case, against: None
+    goal: Goal = runpy.run_path(str(path))["goal"]
+    return goal
+
+
+@dataclass
+class Check:
+    """A figure beside its goal."""
+
+    what: str
+    value: float
+    limit: float
+    at_least: bool = False
+
+    @property
+    def met(self) -> bool:
+        return self.value >= self.limit if self.at_least else self.value <= self.limit
+
+    def __str__(self) -> str:
+        sign = ">=" if self.at_least else "<="
+        verdict = "met   " if self.met else "missed"
+        return f"{verdict} {self.value:.3g} (goal {sign} {self.limit:g})  {self.what}"
+
+
+@dataclass
+class Row:
+    """Contenders measured in the same rounds; the first is the one that others are compared to."""
+
+    title: str
+    seconds: dict[str, list[float]]  # by round
+    iterations: dict[str, int]
+    skipped: dict[str, str]  # why
+    amounts: dict[str, float] = field(default_factory=dict)  # FLOP or bytes of a run
+    unit: str = "FLOP"
+    checks: list[Check] = field(default_factory=list)
+
+    def ratio(self, name: str) -> float:
+        """The first contender's time in units of this one's."""
+        first = next(iter(self.seconds.values()))
+        return statistics.median(
+            ours / theirs for ours, theirs in zip(first, self.seconds[name], strict=True)
+        )
+
+    def lines(self) -> Iterator[str]:
+        first, *_ = self.seconds
+        width = max(map(len, (*self.seconds, *self.skipped)))
+        yield f"\n{self.title}"
+        yield f"  {'':{width}}{'median':>11}{'quartiles':>22}   {first} / this"
+        for name, seconds in self.seconds.items():
+            low, median, high = quartiles(seconds)
+            line = (
+                f"  {name:{width}}{time_text(median):>11}{time_text(low):>11}{time_text(high):>11}"
+            )
+            line += f"{'' if name == first else format(self.ratio(name), '.3f'):>10}"
+            if name in self.amounts:
+                line += f"{self.amounts[name] / median / 1e9:>12.1f} G{self.unit}/s"
+            yield line
+        for name, reason in self.skipped.items():
+            yield f"  {name:{width}}   not measured: {reason}"
+        for check in self.checks:
+            yield f"  {check}"
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, median, high
+
+
+def time_text(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.4g} {unit}"
+    return f"{seconds * 1e6:.4g} us"
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """Draws the times of all cases in units of lltm's, with goals as vertical lines."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import NullFormatter, ScalarFormatter
+
+    works: dict[str, list[Row]] = {}
+    for row in rows:
+        works.setdefault(", ".join(row.title.split(", ")[:2]), []).append(row)
+    names = list(dict.fromkeys(name for row in rows for name in row.seconds if name != PEAK))
+    sizes = [len(group) for group in works.values()]
+    figure = Figure(figsize=(9, 1.5 + 0.6 * len(works) + 0.22 * sum(sizes)), layout="constrained")
+    grid = figure.subplots(len(works), 1, sharex=True, squeeze=False, height_ratios=sizes)
+    for axes, (work, group) in zip(grid[:, 0], works.items(), strict=True):
+        for k, name in enumerate(names):
+            shown = [(y, row) for y, row in enumerate(group) if name in row.seconds]
+            times = [1 / row.ratio(name) for _, row in shown]
+            axes.scatter(times, [y for y, _ in shown], s=22, color=f"C{k}", label=name)
+            for y, row in shown:
+                for check in row.checks:
+                    if check.what == f"{OURS} / {name}":
+                        axes.scatter(1 / check.limit, y, s=110, marker="|", color=f"C{k}")
+        axes.set_yticks(
+            range(len(group)), [row.title.removeprefix(f"{work}, ") for row in group], fontsize=7
+        )
+        axes.set_ylim(len(group) - 0.5, -0.5)
+        axes.set_xscale("log")
+        axes.set_xticks([0.5, 1, 2, 5, 10, 20])
+        axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.grid(axis="x", which="both", linewidth=0.3)
+        axes.set_title(work, fontsize=9, loc="left")
+        axes.spines[["top", "right"]].set_visible(False)
+    goals = "; | marks a goal" if any(row.checks for row in rows) else ""
+    grid[-1, 0].set_xlabel(f"time in units of lltm's{goals}", fontsize=8)
+    handles, labels = grid[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=5, fontsize=7, frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+def compare_with(path: Path, rows: Sequence[Row]) -> Iterator[str]:
+    """Yields how the first contender of each row did in an earlier run, from its file."""
+    earlier = {row["title"]: row["seconds"] for row in json.loads(path.read_text())["rows"]}
+    yield f"\nbeside {path}: earlier, now, now / earlier"
+    for row in rows:
+        name, seconds = next(iter(row.seconds.items()))
+        before = earlier.get(row.title, {}).get(name)
+        if before:
+            old, new = statistics.median(before), statistics.median(seconds)
+            yield f"  {row.title:64}{time_text(old):>10}{time_text(new):>10}{new / old:>8.2f}"
+
+
+def environment() -> dict[str, str]:
+    """Returns what the figures depend on, in short; `python -m lltm` says more."""
+    lines = (line.partition(": ") for line in report().splitlines())
+    found = {name: value for name, _, value in lines}
+    wanted = ("lltm", "torch", "compiler", "CPU kernels in use", "CUDA devices", "processor")
+    return {name: found[name] for name in wanted} | {"threads": str(torch.get_num_threads())}

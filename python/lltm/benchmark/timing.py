@@ -1,0 +1,142 @@
+"""Measuring contenders in interleaved rounds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from .cases import Case
+from .contenders import Layer, Make, product
+from .report import Row
+
+# Runs something a number of times; returns seconds a run, by part of the work.
+Sampler = Callable[[int], dict[str, float]]
+
+
+def timed(
+    run: Callable[[], object], threads: int | None = None, units: int = 1, training: bool = False
+) -> Sampler:
+    """Times the whole of `run`, per each of its `units`, with the given number of threads."""
+
+    def sample(iterations: int) -> dict[str, float]:
+        threads_before = torch.get_num_threads()
+        if threads is not None:
+            torch.set_num_threads(threads)
+        with torch.set_grad_enabled(training):
+            start = time.perf_counter()
+            for _ in range(iterations):
+                run()
+            taken = time.perf_counter() - start
+        if threads is not None:
+            torch.set_num_threads(threads_before)
+        return {"": taken / iterations / units}
+
+    return sample
+
+
+def layer_timer(make: Make, case: Case, threads: int | None = None, units: int = 1) -> Sampler:
+    return timed(Layer(make, case).run, threads, units, case.training)
+
+
+def product_timer(dtype: torch.dtype, onednn: bool, threads: int | None = None) -> Sampler:
+    return timed(product(dtype, onednn), threads)
+
+
+def parts_timer(make: Make, case: Case) -> Sampler:
+    """Times forward and backward apart, each with what a GPU still has to do."""
+    layer = Layer(make, case)
+
+    def synchronize() -> None:
+        if case.device == "cuda":
+            torch.cuda.synchronize()
+
+    def sample(iterations: int) -> dict[str, float]:
+        forward = backward = 0.0
+        for _ in range(iterations):
+            layer.forget_gradients()
+            synchronize()
+            start = time.perf_counter()
+            results = layer.forward()
+            synchronize()
+            middle = time.perf_counter()
+            layer.backward(results)
+            synchronize()
+            forward += middle - start
+            backward += time.perf_counter() - middle
+        return {", forward": forward / iterations, ", backward": backward / iterations}
+
+    return sample
+
+
+@dataclass
+class Settings:
+    rounds: int
+    seconds: float  # a round of one contender takes about this long
+    compile: bool
+
+
+def measure(
+    title: str,
+    builds: Mapping[str, Callable[[], Sampler]],
+    settings: Settings,
+    amounts: Mapping[str, float] | None = None,
+    unit: str = "FLOP",
+) -> Row:
+    """Measures what `builds` make, in interleaved rounds; each is warmed up first.
+
+    What can't be built or run here (no compiler, no such dtype, no memory), or ends in a later
+    round, is left out, with the reason; the first must run.
+    """
+    row = Row(title, {}, {}, {}, dict(amounts or {}), unit)
+    samplers: dict[str, Sampler] = {}
+    samples: dict[str, dict[str, list[float]]] = {}  # by contender and part
+    first = next(iter(builds))
+
+    def skip(name: str, error: Exception) -> None:
+        if name == first:
+            raise error
+        row.skipped[name] = reason(error)
+        samplers.pop(name, None)
+        samples.pop(name, None)
+        row.iterations.pop(name, None)
+
+    for name, build in builds.items():
+        try:
+            sampler = build()
+            sampler(1)
+            row.iterations[name] = _iterations(sampler, settings.seconds)
+            samplers[name] = sampler
+        except Exception as error:  # others' code: of any kind
+            skip(name, error)
+    for _ in range(settings.rounds):
+        for name, sampler in list(samplers.items()):
+            try:
+                taken = sampler(row.iterations[name])
+            except Exception as error:
+                skip(name, error)
+                continue
+            for part, seconds in taken.items():
+                samples.setdefault(name, {}).setdefault(part, []).append(seconds)
+    for name, parts in samples.items():
+        row.seconds |= {name + part: seconds for part, seconds in parts.items()}
+    return row
+
+
+def reason(error: Exception) -> str:
+    """Returns the first line of what an error says, or its name."""
+    return str(error).strip().split("\n")[0] or type(error).__name__
+
+
+def _iterations(sampler: Sampler, seconds: float) -> int:
+    """Returns how many runs take `seconds`."""
+    iterations = 1
+    while True:
+        start = time.perf_counter()
+        sampler(iterations)
+        taken = time.perf_counter() - start
+        if taken >= seconds:
+            return iterations
+        iterations = min(10 * iterations, int(1.1 * iterations * seconds / taken) + 1)

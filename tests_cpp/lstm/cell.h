@@ -1,0 +1,62 @@
+// A second cell: the LSTM of torch.nn.LSTM, in whose order its gates stand. The tests
+// build the library with it in the place of the LLTM (cell.h) and compare with
+// torch.lstm.
+//     i, f, o = sigmoid(z_i), sigmoid(z_f), sigmoid(z_o);  g = tanh(z_g)
+//     c' = f c + i g;  h' = o tanh(c')
+#pragma once
+
+#include "cell_math.h"
+
+namespace lltm {
+namespace {
+
+struct Lstm {
+  static constexpr int kGates = 4;  // input gate, forget gate, candidate, output gate
+  static constexpr int kSaved = 6;  // i, f, g, o, tanh(c'), c
+
+  template <typename V>
+  struct Forward {
+    V h, c;
+    V saved[kSaved];
+  };
+
+  template <typename V>
+  struct Backward {
+    V dz[kGates];
+    V dc;
+  };
+
+  template <typename V>
+  static LLTM_CELL_INLINE Forward<V> forward(const V (&z)[kGates], const V& c) {
+    using namespace math;
+    const V i = sigmoid(z[0]);
+    const V f = sigmoid(z[1]);
+    const V g = tanh(z[2]);
+    const V o = sigmoid(z[3]);
+    const V c_next = f * c + i * g;
+    const V tanh_c = tanh(c_next);
+    return {o * tanh_c, c_next, {i, f, g, o, tanh_c, c}};
+  }
+
+  template <typename V>
+  static LLTM_CELL_INLINE Backward<V> backward(
+      const V (&saved)[kSaved], const V& dh, const V& dc_next) {
+    const V& i = saved[0];
+    const V& f = saved[1];
+    const V& g = saved[2];
+    const V& o = saved[3];
+    const V& tanh_c = saved[4];
+    const V& c = saved[5];
+    const V dc = dc_next + dh * o * (1 - tanh_c * tanh_c);
+    const V dz_i = dc * g * (i * (1 - i));
+    const V dz_f = dc * c * (f * (1 - f));
+    const V dz_g = dc * i * (1 - g * g);
+    const V dz_o = dh * tanh_c * (o * (1 - o));
+    return {{dz_i, dz_f, dz_g, dz_o}, dc * f};
+  }
+};
+
+using Cell = Lstm;
+
+}  // namespace
+}  // namespace lltm

@@ -1,0 +1,354 @@
+// The code of a thread of the CUDA element-wise kernels, run on the CPU for every thread of
+// a grid: values, indices and memory, for sizes and strides that fill no access, no block
+// and no grid.
+#include "cuda/elementwise_kernels.h"
+#include "reference.h"
+
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace lltm::cuda {
+namespace {
+
+using Real = reference::Widest;
+
+// ---- the index space ------------------------------------------------------
+
+TEST(CudaIndex, EveryPieceBelongsToOneThread) {
+  for (const int64_t count : {1, 2, 127, 128, 129, 1000, 4097}) {
+    for (const int64_t blocks : {int64_t{1}, int64_t{3}, grid_for(count).blocks}) {
+      std::vector<int> visits(static_cast<size_t>(count));
+      for (int64_t block = 0; block < blocks; ++block) {
+        for (int thread = 0; thread < kThreads; ++thread) {
+          grid_stride(block, blocks, thread, kThreads, count, [&](int64_t n) {
+            ++visits.at(static_cast<size_t>(n));
+          });
+        }
+      }
+      EXPECT_EQ(visits, std::vector<int>(visits.size(), 1)) << count << " in " << blocks;
+    }
+  }
+}
+
+TEST(CudaIndex, GridsAreWithinTheLimits) {
+  EXPECT_EQ(grid_for(1).blocks, 1);
+  EXPECT_EQ(grid_for(kThreads).blocks, 1);
+  EXPECT_EQ(grid_for(kThreads + 1).blocks, 2);
+  EXPECT_EQ(grid_for(int64_t{1} << 50).blocks, kMaxBlocks);
+  EXPECT_LE(kMaxBlocks, std::numeric_limits<int32_t>::max());
+}
+
+TEST(CudaIndex, PositionsAreRightBeyond32Bits) {
+  const int64_t limit = int64_t{1} << 32;
+  for (const int64_t per_row :
+       {int64_t{1}, int64_t{7}, int64_t{768}, limit - 1, limit, limit + 5}) {
+    for (const int64_t n :
+         {int64_t{0}, int64_t{6}, limit - 2, limit - 1, limit, limit + 1, 9 * limit + 8}) {
+      const Position position = lltm::cuda::position(n, per_row);
+      EXPECT_EQ(position.row, n / per_row) << n << " of " << per_row;
+      EXPECT_EQ(position.col, n % per_row) << n << " of " << per_row;
+    }
+  }
+}
+
+// ---- matrices in memory ---------------------------------------------------
+
+template <typename T>
+double epsilon() {
+  return static_cast<double>(std::numeric_limits<T>::epsilon());
+}
+
+// A matrix somewhere in a larger array, the rest of which must not change.
+template <typename T>
+class Array {
+ public:
+  Array(int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride, int64_t offset)
+      : rows_(rows),
+        cols_(cols),
+        // A negative value that no test computes.
+        values_(
+            static_cast<size_t>(offset + rows * row_stride + cols * col_stride + 32), T(-77.0f)) {
+    // As at::empty on a GPU, and more than 16 bytes need.
+    const auto address = reinterpret_cast<std::uintptr_t>(values_.data());
+    const auto ahead = static_cast<int64_t>((64 - address % 64) % 64 / sizeof(T));
+    first_ = ahead % 16 + offset;
+    matrix_ = {values_.data() + first_, row_stride, col_stride};
+  }
+  Array(const Array&) = delete;
+
+  Matrix<T> matrix() { return matrix_; }
+  operator Matrix<const T>() const {
+    return {matrix_.data, matrix_.row_stride, matrix_.col_stride};
+  }
+  Real at(int64_t row, int64_t col) const {
+    return static_cast<double>(matrix_.row(row)[col * matrix_.col_stride]);
+  }
+  void fill(std::mt19937& random) {
+    std::normal_distribution<double> normal;
+    for (int64_t r = 0; r < rows_; ++r) {
+      for (int64_t c = 0; c < cols_; ++c) {
+        matrix_.row(r)[c * matrix_.col_stride] = static_cast<T>(normal(random));
+      }
+    }
+  }
+  // How many elements of the array hold something else than at first.
+  int64_t changed() const {
+    int64_t count = 0;
+    for (const T& value : values_) count += static_cast<double>(value) != -77.0;
+    return count;
+  }
+
+ private:
+  int64_t rows_, cols_, first_;
+  std::vector<T> values_;
+  Matrix<T> matrix_;
+};
+
+// e(y) = max|y - exact| / max|exact|.
+class Error {
+ public:
+  void add(Real y, Real exact) {
+    difference_ = std::max(difference_, std::isfinite(y) ? std::abs(y - exact) : Real(1e30));
+    scale_ = std::max(scale_, std::abs(exact));
+  }
+  double value() const {
+    return static_cast<double>(scale_ > 0 ? difference_ / scale_ : difference_);
+  }
+
+ private:
+  Real difference_ = 0, scale_ = 0;
+};
+
+// Of the inputs; what is written has contiguous columns.
+struct Layout {
+  const char* name;
+  int64_t row_gap;     // between rows
+  int64_t col_stride;  // 0: one column for all; rows then lie on each other too
+  int64_t offset;      // of the first element
+};
+constexpr Layout kLayouts[] = {
+    {"contiguous", 0, 1, 0},
+    {"rows far apart", 16, 1, 0},
+    {"rows out of line", 3, 1, 0},
+    {"begins out of line", 0, 1, 1},
+    {"every third column", 2, 3, 0},
+    {"expanded", 0, 0, 0},
+};
+
+template <typename T>
+Array<T> input(const Layout& layout, int64_t rows, int64_t cols) {
+  const int64_t row_stride = layout.col_stride == 0 ? 0 : cols * layout.col_stride + layout.row_gap;
+  return {rows, cols, row_stride, layout.col_stride, layout.offset};
+}
+
+struct Size {
+  int64_t rows, hidden;
+};
+constexpr Size kSizes[] = {{1, 1}, {3, 7}, {5, 8}, {2, 33}, {17, 16}, {1, 136}, {130, 24}};
+
+// Every thread of a grid of at most `blocks`, so that some have several pieces.
+template <typename Body>
+void for_each_thread(int64_t count, int64_t blocks, const Body& body) {
+  blocks = std::min(blocks, grid_for(count).blocks);
+  for (int64_t block = 0; block < blocks; ++block) {
+    for (int thread = 0; thread < kThreads; ++thread) {
+      grid_stride(block, blocks, thread, kThreads, count, body);
+    }
+  }
+}
+
+template <typename Types>
+class CudaElementwise : public testing::Test {};
+
+template <typename T_, typename D_>
+struct Kinds {
+  using T = T_;
+  using D = D_;
+};
+using AllKinds = testing::Types<
+    Kinds<double, double>,
+    Kinds<float, float>,
+    Kinds<c10::Half, c10::Half>,
+    Kinds<c10::Half, float>,
+    Kinds<c10::BFloat16, c10::BFloat16>,
+    Kinds<c10::BFloat16, float>>;
+TYPED_TEST_SUITE(CudaElementwise, AllKinds);
+
+template <int kWidth, typename T>
+void check_forward(const Size& size, const Layout& layout, bool in_place, bool optional) {
+  using C = compute_t<T>;
+  const int64_t rows = size.rows, hidden = size.hidden;
+  std::mt19937 random(1);
+  auto gates = input<C>(layout, rows, kGates * hidden);
+  auto bias = input<T>(layout, 1, kGates * hidden);
+  auto c = input<T>(layout, rows, hidden);
+  Array<T> h_next(rows, hidden, hidden, 1, 0), h_state(rows, hidden, hidden, 1, 0);
+  Array<T> c_next(rows, hidden, hidden, 1, 0),
+      activations(rows, kSaved * hidden, kSaved * hidden, 1, 0);
+  gates.fill(random);
+  bias.fill(random);
+  c.fill(random);
+  if (in_place) c_next.fill(random);
+
+  ForwardArgs<T> args;
+  args.rows = rows;
+  args.hidden = hidden;
+  args.gates = gates;
+  if (optional) args.bias = {Matrix<const T>(bias).data, 0, bias.matrix().col_stride};
+  args.c = in_place ? c_next : c;
+  args.h_next = h_next.matrix();
+  if (optional) args.h_state = h_state.matrix();
+  args.c_next = c_next.matrix();
+  if (optional) args.activations = activations.matrix();
+
+  std::vector<Real> c_before;
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t j = 0; j < hidden; ++j) c_before.push_back((in_place ? c_next : c).at(r, j));
+  }
+  const ForwardAccess wide = access_of(args);
+  for_each_thread(rows * hidden / kWidth, 2, [&](int64_t n) { forward_at<kWidth>(args, wide, n); });
+
+  Error e_h, e_c, e_activations;
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t j = 0; j < hidden; ++j) {
+      const auto z = [&](int64_t gate) {
+        const int64_t col = gate * hidden + j;
+        return gates.at(r, col) + (optional ? bias.at(0, col) : 0);
+      };
+      const Real i = reference::sigmoid(z(0)), o = reference::sigmoid(z(1));
+      const Real g = reference::elu(z(2));
+      const Real c_exact = c_before[static_cast<size_t>(r * hidden + j)] + i * g;
+      e_c.add(c_next.at(r, j), c_exact);
+      e_h.add(h_next.at(r, j), o * std::tanh(c_exact));
+      if (!optional) continue;
+      EXPECT_EQ(h_state.at(r, j), h_next.at(r, j));
+      const Real exact[] = {i, o, g, std::tanh(c_exact)};
+      for (int64_t k = 0; k < kSaved; ++k)
+        e_activations.add(activations.at(r, k * hidden + j), exact[k]);
+    }
+  }
+  EXPECT_LE(e_h.value(), 8 * epsilon<T>());
+  EXPECT_LE(e_c.value(), 8 * epsilon<T>());
+  EXPECT_LE(e_activations.value(), 8 * epsilon<T>());
+  EXPECT_EQ(h_next.changed(), rows * hidden);
+  EXPECT_EQ(c_next.changed(), rows * hidden);
+  EXPECT_EQ(h_state.changed(), optional ? rows * hidden : 0);
+  EXPECT_EQ(activations.changed(), optional ? kSaved * rows * hidden : 0);
+}
+
+template <int kWidth, typename T, typename D>
+void check_backward(const Size& size, const Layout& layout, bool in_place, bool optional) {
+  const int64_t rows = size.rows, hidden = size.hidden;
+  std::mt19937 random(1);
+  auto activations = input<T>(layout, rows, kSaved * hidden);
+  auto grad_h = input<T>(layout, rows, hidden);
+  auto grad_h_state = input<D>(layout, rows, hidden);
+  auto grad_c = input<D>(layout, rows, hidden);
+  Array<T> grad_gates(rows, kGates * hidden, kGates * hidden, 1, 0);
+  Array<D> grad_c_prev(rows, hidden, hidden, 1, 0);
+  activations.fill(random);
+  grad_h.fill(random);
+  grad_h_state.fill(random);
+  grad_c.fill(random);
+  if (in_place) grad_c_prev.fill(random);
+
+  BackwardArgs<T, D> args;
+  args.rows = rows;
+  args.hidden = hidden;
+  args.activations = activations;
+  args.grad_h = grad_h;
+  if (optional) args.grad_h_state = grad_h_state;
+  if (optional || in_place) args.grad_c = in_place ? grad_c_prev : grad_c;
+  args.grad_gates = grad_gates.matrix();
+  if (optional || in_place) args.grad_c_prev = grad_c_prev.matrix();
+
+  std::vector<Real> dc_before;
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t j = 0; j < hidden; ++j) {
+      dc_before.push_back(in_place ? grad_c_prev.at(r, j) : optional ? grad_c.at(r, j) : Real(0));
+    }
+  }
+  const BackwardAccess wide = access_of(args);
+  for_each_thread(
+      rows * hidden / kWidth, 2, [&](int64_t n) { backward_at<kWidth>(args, wide, n); });
+
+  Error e_dz, e_dc;
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t j = 0; j < hidden; ++j) {
+      const Real i = activations.at(r, j), o = activations.at(r, hidden + j);
+      const Real g = activations.at(r, 2 * hidden + j), t = activations.at(r, 3 * hidden + j);
+      const Real dh = grad_h.at(r, j) + (optional ? grad_h_state.at(r, j) : 0);
+      const Real dc = dc_before[static_cast<size_t>(r * hidden + j)] + dh * o * (1 - t * t);
+      e_dz.add(grad_gates.at(r, j), dc * g * i * (1 - i));
+      e_dz.add(grad_gates.at(r, hidden + j), dh * t * o * (1 - o));
+      e_dz.add(grad_gates.at(r, 2 * hidden + j), dc * i * (g > 0 ? 1 : g + 1));
+      if (optional || in_place) e_dc.add(grad_c_prev.at(r, j), dc);
+    }
+  }
+  EXPECT_LE(e_dz.value(), 8 * epsilon<T>());
+  EXPECT_LE(e_dc.value(), 8 * epsilon<D>());
+  EXPECT_EQ(grad_gates.changed(), kGates * rows * hidden);
+  EXPECT_EQ(grad_c_prev.changed(), optional || in_place ? rows * hidden : 0);
+}
+
+// Every size, layout and choice of arguments; wide where the size allows.
+template <typename T, typename Check>
+void for_each_case(const Check& check) {
+  bool any_wide = false;
+  for (const Size& size : kSizes) {
+    for (const Layout& layout : kLayouts) {
+      for (const bool in_place : {false, true}) {
+        for (const bool optional : {false, true}) {
+          SCOPED_TRACE(
+              testing::Message() << size.rows << " x " << size.hidden << ", " << layout.name
+                                 << (in_place ? ", in place" : "")
+                                 << (optional ? ", with optional arguments" : ""));
+          check(size, layout, in_place, optional, /*wide=*/false);
+          if (!fits_wide<T>(size.hidden)) continue;
+          any_wide = true;
+          check(size, layout, in_place, optional, /*wide=*/true);
+        }
+      }
+    }
+  }
+  EXPECT_TRUE(any_wide);
+}
+
+TYPED_TEST(CudaElementwise, ForwardMatchesTheFormulasAndWritesNothingElse) {
+  using T = typename TypeParam::T;
+  for_each_case<T>(
+      [](const Size& size, const Layout& layout, bool in_place, bool optional, bool wide) {
+        wide ? check_forward<kWide<T>, T>(size, layout, in_place, optional)
+             : check_forward<1, T>(size, layout, in_place, optional);
+      });
+}
+
+TYPED_TEST(CudaElementwise, BackwardMatchesTheFormulasAndWritesNothingElse) {
+  using T = typename TypeParam::T;
+  using D = typename TypeParam::D;
+  for_each_case<T>(
+      [](const Size& size, const Layout& layout, bool in_place, bool optional, bool wide) {
+        wide ? check_backward<kWide<T>, T, D>(size, layout, in_place, optional)
+             : check_backward<1, T, D>(size, layout, in_place, optional);
+      });
+}
+
+TYPED_TEST(CudaElementwise, OnlyWhatIsAlignedIsReadSixteenBytesAtATime) {
+  using T = typename TypeParam::T;
+  const auto wide = [](const Layout& layout) {
+    return is_wide(Matrix<const T>(input<T>(layout, 3, 16)));
+  };
+  EXPECT_TRUE(wide(kLayouts[0]));
+  EXPECT_TRUE(wide(kLayouts[1]));
+  for (const size_t k : {2, 3, 4, 5}) EXPECT_FALSE(wide(kLayouts[k])) << kLayouts[k].name;
+}
+
+}  // namespace
+}  // namespace lltm::cuda

@@ -1,0 +1,176 @@
+// What the CUDA engine asks of cuBLAS: gemm.cpp itself, compiled against cuda_on_host.h.
+// Values are small integers, which every dtype adds up exactly.
+#include "cuda/engine.h"
+#include "cuda/gemm.h"
+#include "cuda_on_host.h"
+#include "testing.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <limits>
+#include <tuple>
+
+namespace lltm_test {
+namespace {
+
+using lltm::cuda::Gemm;
+using lltm::cuda::operand;
+using lltm::cuda::result;
+using lltm::cuda::transposed;
+
+at::Tensor integers(at::IntArrayRef sizes, at::ScalarType dtype, uint64_t seed) {
+  at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(seed);
+  return at::randint(-2, 3, sizes, generator, at::TensorOptions(dtype));
+}
+
+// Columns [2, 2 + cols) of a matrix that is three columns wider.
+at::Tensor inner_columns(int64_t rows, int64_t cols, at::ScalarType dtype, uint64_t seed) {
+  return integers({rows, cols + 3}, dtype, seed).slice(1, 2, 2 + cols);
+}
+
+// PyTorch keeps any stride for a dimension of one element; cuBLAS looks at it.
+TEST(CudaOperands, ASingleRowOrColumnHasTheRowLengthAsLeadingDimension) {
+  const int64_t far = int64_t{1} << 40;
+  const at::Tensor memory = at::randn({5});
+  const at::Tensor row = memory.as_strided({1, 5}, {far, 1});
+  const at::Tensor column = memory.as_strided({5, 1}, {1, far});
+  for (const at::Tensor& tensor : {row, column}) {
+    ASSERT_TRUE(lltm::cuda::as_operand(tensor).is_same(tensor));
+    const lltm::cuda::Operand operand = lltm::cuda::operand(tensor);
+    EXPECT_EQ(operand.data, memory.const_data_ptr());
+    EXPECT_EQ(operand.rows, tensor.size(0));
+    EXPECT_EQ(operand.cols, tensor.size(1));
+    EXPECT_EQ(operand.ld, tensor.size(1));
+    EXPECT_FALSE(operand.transposed);
+    EXPECT_EQ(lltm::cuda::transposed(operand).ld, operand.ld);
+  }
+  EXPECT_EQ(lltm::cuda::result(row).ld, 5);
+  EXPECT_EQ(lltm::cuda::result(memory.as_strided({0, 5}, {far, 1})).ld, 5);
+}
+
+TEST(CudaOperands, RowsThatOverlapAreCopied) {
+  const at::Tensor windows = at::randn({10}).unfold(0, 5, 1);
+  for (const at::Tensor& tensor : {windows, windows.t(), windows[0].expand({6, 5})}) {
+    const at::Tensor operand = lltm::cuda::as_operand(tensor);
+    EXPECT_TRUE(operand.is_contiguous());
+    EXPECT_TRUE(identical(operand, tensor));
+  }
+}
+
+// The dtype of the operands and that of the result.
+class CudaGemm : public testing::TestWithParam<std::tuple<at::ScalarType, at::ScalarType>> {
+ protected:
+  at::ScalarType dtype() const { return std::get<0>(GetParam()); }
+  at::ScalarType result_dtype() const { return std::get<1>(GetParam()); }
+};
+
+INSTANTIATE_TEST_SUITE_P(
+    Dtypes,
+    CudaGemm,
+    testing::Values(
+        std::tuple(at::kDouble, at::kDouble),
+        std::tuple(at::kFloat, at::kFloat),
+        std::tuple(at::kHalf, at::kHalf),
+        std::tuple(at::kHalf, at::kFloat),
+        std::tuple(at::kBFloat16, at::kBFloat16),
+        std::tuple(at::kBFloat16, at::kFloat)),
+    [](const auto& info) {
+      return name(std::get<0>(info.param)) + "_to_" + name(std::get<1>(info.param));
+    });
+
+TEST_P(CudaGemm, OperandsMayLieByRowsOrColumnsInsideOthers) {
+  for (const auto& [m, k, n] : {std::tuple(4, 5, 3), {1, 5, 3}, {4, 1, 3}, {4, 5, 1}, {1, 1, 1}}) {
+    for (const bool accumulate : {false, true}) {
+      for (const int columns : {0, 1, 2, 3}) {  // which of a and b lie by columns
+        SCOPED_TRACE(testing::Message() << m << ' ' << k << ' ' << n << ' ' << columns);
+        const bool a_t = (columns & 1) != 0, b_t = (columns & 2) != 0;
+        const at::Tensor a = inner_columns(a_t ? k : m, a_t ? m : k, dtype(), 1);
+        const at::Tensor b = inner_columns(b_t ? n : k, b_t ? k : n, dtype(), 2);
+        const at::Tensor around = integers({m, n + 3}, result_dtype(), 3);
+        const at::Tensor before = around.clone();
+        const at::Tensor c = around.slice(1, 2, 2 + n);
+        // Not read where nothing is accumulated.
+        if (!accumulate) c.fill_(std::numeric_limits<double>::quiet_NaN());
+
+        const Gemm gemm(dtype());
+        gemm(
+            a_t ? transposed(operand(a)) : operand(a),
+            b_t ? transposed(operand(b)) : operand(b),
+            result(c),
+            accumulate);
+
+        const auto as_double = [](const at::Tensor& t, bool t_t) {
+          return (t_t ? t.t() : t).to(at::kDouble);
+        };
+        at::Tensor expected = at::mm(as_double(a, a_t), as_double(b, b_t));
+        if (accumulate) expected = expected + before.slice(1, 2, 2 + n).to(at::kDouble);
+        EXPECT_TRUE(identical(c, expected.to(result_dtype())));
+        EXPECT_TRUE(identical(around.slice(1, 0, 2), before.slice(1, 0, 2)));
+        EXPECT_TRUE(identical(around.slice(1, 2 + n), before.slice(1, 2 + n)));
+      }
+    }
+  }
+}
+
+TEST_P(CudaGemm, KOfZeroGivesZero) {
+  const at::Tensor a = at::empty({4, 0}, dtype()), b = at::empty({0, 3}, dtype());
+  for (const bool accumulate : {false, true}) {
+    const at::Tensor around = integers({4, 6}, result_dtype(), 3) + 5;
+    const at::Tensor before = around.clone();
+    const Gemm gemm(dtype());
+    gemm(operand(a), operand(b), result(around.slice(1, 2, 5)), accumulate);
+    if (!accumulate) before.slice(1, 2, 5).zero_();
+    EXPECT_TRUE(identical(around, before));
+  }
+}
+
+// TF32 keeps ten bits after the first: 1 + 2^-12 becomes 1.
+class CudaTf32 : public testing::TestWithParam<bool> {
+ protected:
+  void SetUp() override { allow_tf32 = GetParam(); }
+  void TearDown() override { allow_tf32 = false; }
+
+  static double times_one(double value, at::ScalarType dtype) {
+    const at::Tensor a = at::full({1, 1}, value, dtype), one = at::ones({1, 1}, dtype);
+    const at::Tensor c = at::empty({1, 1}, dtype);
+    const Gemm gemm(dtype);
+    gemm(operand(a), operand(one), result(c), false);
+    return c.item<double>();
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Allowed, CudaTf32, testing::Bool(), [](const auto& info) {
+  return info.param ? "yes" : "no";
+});
+
+TEST_P(CudaTf32, Float32FollowsPyTorch) {
+  const double fine = 1 + std::ldexp(1, -12);
+  EXPECT_EQ(times_one(fine, at::kFloat), GetParam() ? 1 : fine);
+  EXPECT_EQ(times_one(fine, at::kDouble), fine);
+  const double coarse = 1 + std::ldexp(1, -10);
+  EXPECT_EQ(times_one(coarse, at::kFloat), coarse);
+}
+
+TEST_P(CudaTf32, SixteenBitGemmsAccumulateInFloat32) {
+  for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
+    EXPECT_EQ(times_one(1.5, dtype), 1.5);
+    EXPECT_EQ(last_math_mode, CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION);
+  }
+  // Of the handle that both share.
+  times_one(1, at::kFloat);
+  EXPECT_EQ(last_math_mode, GetParam() ? CUBLAS_TF32_TENSOR_OP_MATH : CUBLAS_DEFAULT_MATH);
+}
+
+// With z_i = 0 and z_g = 1 + 2^-12, c' = (1 + 2^-12) / 2.
+TEST_P(CudaTf32, ACellFollowsPyTorch) {
+  const double fine = 1 + std::ldexp(1, -12);
+  const at::Tensor zero = at::zeros({1, 1});
+  const at::Tensor weights = at::tensor({0.f, 0.f, 0.f, 0.f, 0.f, 1.f}).view({3, 2});
+  const auto [h, c, activations] = lltm::cuda::cell_forward(
+      {at::full({1, 1}, fine), zero, zero, weights, /*bias=*/{}, /*save=*/false});
+  EXPECT_EQ(c.item<double>(), (GetParam() ? 1 : fine) / 2);
+}
+
+}  // namespace
+}  // namespace lltm_test

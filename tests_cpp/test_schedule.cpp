@@ -1,0 +1,180 @@
+// Schedules for machines other than this one (cpu/schedule.h), by their cache sizes.
+#include "cpu/schedule.h"
+
+#include "cpu/gemm_formats.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+namespace lltm::cpu {
+namespace {
+
+struct Named {
+  const char* name;
+  Machine machine;
+};
+
+// Caches of one core; 16 threads. L3 as one socket shares it.
+const Named kZen4 = {
+    "Zen 4", {32 << 10, 1 << 20, 32 << 20, 16, /*f32=*/true, /*bf16=*/true, /*bf16x3=*/false}};
+const Named kCascadeLake = {
+    "Cascade Lake", {32 << 10, 1 << 20, 36 << 20, 16, true, /*bf16=*/false, false}};
+const Named kSapphireRapids = {
+    "Sapphire Rapids", {48 << 10, 2 << 20, 105 << 20, 16, true, true, /*bf16x3=*/true}};
+
+// Rows as of 100 steps.
+LayerShape shape(int64_t batch, int64_t input, int64_t hidden, bool bf16 = false) {
+  return {batch, input, hidden, 100 * batch, bf16};
+}
+
+struct Expected {
+  Named machine;
+  LayerShape shape;
+  std::string forward, backward;
+};
+
+TEST(Schedule, IsWhatTheSizesAndTheCachesAskFor) {
+  const std::vector<Expected> table = {
+      {kZen4,
+       shape(16, 32, 128),
+       "forward: GEMM float32, threads 2 x 8 (rows x blocks), blocks of 16 units, chunks of 256 "
+       "rows, input projection per step",
+       "backward: GEMM float32, threads 2 x 8 (rows x blocks), blocks of 16 units, chunks of 512 "
+       "rows, gradient GEMMs float32"},
+      {kZen4,
+       shape(64, 128, 256),
+       "forward: GEMM float32, threads 1 x 16 (rows x blocks), blocks of 16 units, chunks of 256 "
+       "rows, input projection per step",
+       "backward: GEMM float32, threads 8 x 2 (rows x blocks), blocks of 128 units, chunks of 512 "
+       "rows, gradient GEMMs float32"},
+      {kZen4,
+       shape(128, 512, 512),
+       "forward: GEMM float32, threads 1 x 16 (rows x blocks), blocks of 32 units, chunks of 256 "
+       "rows, input projection per step",
+       "backward: GEMM float32, threads 1 x 16 (rows x blocks), blocks of 32 units, chunks of 512 "
+       "rows, gradient GEMMs float32"},
+      {kZen4,
+       shape(128, 512, 512, /*bf16=*/true),
+       "forward: GEMM bfloat16, threads 1 x 16 (rows x blocks), blocks of 32 units, chunks of 256 "
+       "rows, input projection per step",
+       "backward: GEMM bfloat16, threads 1 x 16 (rows x blocks), blocks of 32 units, chunks of "
+       "4096 rows, gradient GEMMs bfloat16"},
+      {kCascadeLake,
+       shape(16, 32, 128),
+       "forward: GEMM float32, threads 2 x 8 (rows x blocks), blocks of 16 units, chunks of 256 "
+       "rows, input projection per step",
+       "backward: GEMM float32, threads 2 x 8 (rows x blocks), blocks of 16 units, chunks of 512 "
+       "rows, gradient GEMMs float32"},
+      {kCascadeLake,
+       shape(64, 128, 256),
+       "forward: GEMM float32, threads 1 x 16 (rows x blocks), blocks of 16 units, chunks of 256 "
+       "rows, input projection per step",
+       "backward: GEMM float32, threads 8 x 2 (rows x blocks), blocks of 128 units, chunks of 512 "
+       "rows, gradient GEMMs float32"},
+      {kCascadeLake,
+       shape(128, 512, 512),
+       "forward: GEMM float32, threads 1 x 16 (rows x blocks), blocks of 32 units, chunks of 256 "
+       "rows, input projection per step",
+       "backward: GEMM float32, threads 1 x 16 (rows x blocks), blocks of 32 units, chunks of 512 "
+       "rows, gradient GEMMs float32"},
+      {kCascadeLake,
+       shape(128, 512, 512, /*bf16=*/true),
+       "forward: GEMM float32, threads 1 x 16 (rows x blocks), blocks of 32 units, chunks of 256 "
+       "rows, input projection per step",
+       "backward: GEMM float32, threads 1 x 16 (rows x blocks), blocks of 32 units, chunks of 512 "
+       "rows, gradient GEMMs float32"},
+      {kSapphireRapids,
+       shape(16, 32, 128),
+       "forward: GEMM float32, threads 2 x 8 (rows x blocks), blocks of 16 units, chunks of 256 "
+       "rows, input projection per step",
+       "backward: GEMM float32, threads 2 x 8 (rows x blocks), blocks of 16 units, chunks of 512 "
+       "rows, gradient GEMMs bf16x3"},
+      {kSapphireRapids,
+       shape(64, 128, 256),
+       "forward: GEMM bf16x3, threads 1 x 8 (rows x blocks), blocks of 32 units, chunks of 256 "
+       "rows, input projection per step",
+       "backward: GEMM float32, threads 8 x 2 (rows x blocks), blocks of 128 units, chunks of 512 "
+       "rows, gradient GEMMs bf16x3"},
+      {kSapphireRapids,
+       shape(128, 512, 512),
+       "forward: GEMM bf16x3, threads 1 x 16 (rows x blocks), blocks of 32 units, chunks of 256 "
+       "rows, input projection per step",
+       "backward: GEMM bf16x3, threads 1 x 16 (rows x blocks), blocks of 32 units, chunks of 512 "
+       "rows, gradient GEMMs bf16x3"},
+      {kSapphireRapids,
+       shape(128, 512, 512, /*bf16=*/true),
+       "forward: GEMM bfloat16, threads 1 x 16 (rows x blocks), blocks of 32 units, chunks of 256 "
+       "rows, input projection per step",
+       "backward: GEMM bfloat16, threads 16 x 1 (rows x blocks), blocks of 256 units, chunks of "
+       "4096 rows, gradient GEMMs bfloat16"},
+  };
+  for (const auto& [machine, shape, forward, backward] : table) {
+    SCOPED_TRACE(machine.name);
+    EXPECT_EQ(to_string(schedule_forward(machine.machine, shape)), forward);
+    EXPECT_EQ(to_string(schedule_backward(machine.machine, shape)), backward);
+  }
+}
+
+const std::vector<LayerShape> kShapes = {
+    shape(1, 32, 128),
+    shape(16, 32, 128),
+    shape(64, 128, 256),
+    shape(128, 512, 512),
+    shape(20, 300, 650),
+    shape(7, 33, 17),
+    shape(1024, 1024, 2048),
+    shape(16, 32, 128, /*bf16=*/true),
+    shape(128, 512, 512, /*bf16=*/true)};
+
+// What holds on every machine.
+TEST(Schedule, KeepsItsPromises) {
+  for (const int64_t l2 : {256 << 10, 1 << 20, 2 << 20, 8 << 20}) {
+    for (const int64_t threads : {1, 2, 16, 128}) {
+      for (const bool amx : {false, true}) {
+        const Machine machine = {32 << 10, l2, 32 << 20, threads, true, amx, amx};
+        for (const LayerShape& layer : kShapes) {
+          const ForwardSchedule forward = schedule_forward(machine, layer);
+          const BackwardSchedule backward = schedule_backward(machine, layer);
+          SCOPED_TRACE(to_string(forward) + "; " + to_string(backward));
+          EXPECT_LE(forward.grid.slots(), threads);
+          EXPECT_LE(backward.grid.slots(), threads);
+          EXPECT_LE(forward.block_width, max_forward_block_width(forward.format));
+          const int64_t align = visit_format(
+              forward.format, []<typename Format>(Format) { return Format::kUnitAlign; });
+          EXPECT_EQ(forward.block_width % align, 0);
+          EXPECT_GT(backward.block_width, 0);
+          if (!amx) {
+            EXPECT_EQ(forward.format, GemmFormat::kF32);
+            EXPECT_EQ(backward.gradient_format, GemmFormat::kF32);
+          }
+          EXPECT_TRUE(!forward.merge_projection || forward.grid.rows == 1);
+        }
+      }
+    }
+  }
+}
+
+// A smaller L2 cache never makes blocks wider, nor lets more threads share all weights.
+TEST(Schedule, FollowsTheCache) {
+  for (const LayerShape& layer : kShapes) {
+    Machine large = kSapphireRapids.machine;
+    large.bf16x3 = false;
+    Machine small = large;
+    small.l2 = large.l2 / 4;
+    EXPECT_LE(
+        schedule_forward(small, layer).block_width, schedule_forward(large, layer).block_width);
+    EXPECT_LE(schedule_forward(small, layer).grid.rows, schedule_forward(large, layer).grid.rows);
+  }
+}
+
+TEST(Schedule, AsksTheSystemForItsCaches) {
+  const Machine& machine = cache_sizes();
+  EXPECT_GE(machine.l1, 8 << 10);
+  EXPECT_GE(machine.l2, machine.l1);
+  EXPECT_GE(machine.l3, 1 << 20);
+}
+
+}  // namespace
+}  // namespace lltm::cpu
