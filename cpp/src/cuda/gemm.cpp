@@ -35,8 +35,9 @@ bool has_contiguous_columns(const at::Tensor& t) {
          is_leading_dimension(t.stride(1), t.size(1), t.size(0));
 }
 
-int64_t bytes(const at::Tensor& tensor, int64_t elements) {
-  return elements * static_cast<int64_t>(tensor.element_size());
+// An empty tensor may have no memory to count from.
+int64_t byte_offset(const at::Tensor& tensor, int64_t elements) {
+  return tensor.numel() == 0 ? 0 : elements * static_cast<int64_t>(tensor.element_size());
 }
 
 cudaDataType_t data_type(at::ScalarType dtype) {
@@ -85,10 +86,10 @@ Operand operand_rows(const at::Tensor& t, int64_t begin, int64_t count) {
   const auto* const data = static_cast<const char*>(t.const_data_ptr());
   if (has_contiguous_rows(t)) {
     const int64_t ld = leading_dimension(t.stride(0), t.size(0), t.size(1));
-    return {data + bytes(t, begin * ld), count, t.size(1), ld, /*transposed=*/false};
+    return {data + byte_offset(t, begin * ld), count, t.size(1), ld, /*transposed=*/false};
   }
   const int64_t ld = leading_dimension(t.stride(1), t.size(1), t.size(0));
-  return {data + bytes(t, begin), count, t.size(1), ld, /*transposed=*/true};
+  return {data + byte_offset(t, begin), count, t.size(1), ld, /*transposed=*/true};
 }
 
 Operand transposed(const Operand& a) {
@@ -102,7 +103,7 @@ Result result(const at::Tensor& tensor) {
 Result result_rows(const at::Tensor& t, int64_t begin, int64_t count) {
   const int64_t ld = leading_dimension(t.stride(0), t.size(0), t.size(1));
   auto* const data = static_cast<char*>(t.mutable_data_ptr());
-  return {data + bytes(t, begin * ld), count, t.size(1), ld, t.scalar_type()};
+  return {data + byte_offset(t, begin * ld), count, t.size(1), ld, t.scalar_type()};
 }
 
 // ATen's handle: bound to the current stream and a workspace of that stream, so that it
