@@ -19,6 +19,7 @@ function(_lltm_require name url sha256 install)
   FetchContent_Declare(${name} URL "${url}" URL_HASH SHA256=${sha256} SYSTEM
     DOWNLOAD_EXTRACT_TIMESTAMP ON LOG_DOWNLOAD ON ${ARGN})
   set(CMAKE_COMPILE_WARNING_AS_ERROR OFF)  # its warnings are not ours
+  set(CMAKE_UNITY_BUILD OFF)
   FetchContent_MakeAvailable(${name})
 endfunction()
 

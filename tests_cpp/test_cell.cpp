@@ -11,13 +11,13 @@ namespace lltm_test {
 namespace {
 
 // Of h' and c'.
-Tensors random_gradients(const Arguments& arguments, uint64_t seed) {
+Tensors random_state_gradients(const Arguments& arguments, uint64_t seed) {
   return random_like({arguments.h, arguments.c}, seed);
 }
 
 // ---- accuracy -------------------------------------------------------------
 
-constexpr Sizes kSizes[] = {
+constexpr Sizes kCellSizes[] = {
     {1, 1, 1, 1},
     {1, 1, 2, 3},
     {1, 2, 3, 1},
@@ -61,7 +61,7 @@ TEST_P(CellAccuracy, ValuesAndGradientsMatchOracleWithoutBias) {
 INSTANTIATE_TEST_SUITE_P(
     Sizes,
     CellAccuracy,
-    testing::Combine(testing::ValuesIn(kDtypes), testing::ValuesIn(kSizes)),
+    testing::Combine(testing::ValuesIn(kDtypes), testing::ValuesIn(kCellSizes)),
     accuracy_name);
 
 // ---- every dtype ----------------------------------------------------------
@@ -85,7 +85,7 @@ INSTANTIATE_TEST_SUITE_P(
 TEST_P(CellDtype, EmptyBatchGivesEmptyResultsAndZeroWeightGradients) {
   check_cell(problems({1, 0, 3, 5}));
   const Arguments arguments = problem({1, 0, 3, 5}, 1);
-  const Evaluation ours = evaluate(cell, arguments, random_gradients(arguments, 2));
+  const Evaluation ours = evaluate(cell, arguments, random_state_gradients(arguments, 2));
   EXPECT_EQ(ours.outputs[0].sizes(), at::IntArrayRef({0, 5}));
   EXPECT_TRUE(identical(ours.gradients[3], at::zeros_like(arguments.weights)));
   EXPECT_TRUE(identical(ours.gradients[4], at::zeros_like(*arguments.bias)));
@@ -179,7 +179,7 @@ TEST_P(CellDtype, NonFiniteArgumentsPropagateAsInPlainPyTorch) {
       changed[k] = tensors[k].clone();
       changed[k].view(-1)[2].fill_(value);
       const Arguments arguments = with(finite, changed);
-      const Tensors grad_outputs = random_gradients(arguments, 2);
+      const Tensors grad_outputs = random_state_gradients(arguments, 2);
       const Evaluation ours = evaluate(cell, arguments, grad_outputs);
       const Evaluation eager = evaluate(eager_cell, arguments, grad_outputs);
       for (size_t j = 0; j < ours.outputs.size(); ++j) {
@@ -198,7 +198,7 @@ TEST_P(CellDtype, NonFiniteArgumentsPropagateAsInPlainPyTorch) {
 
 TEST_P(CellDtype, EachSubsetOfArgumentsThatRequireGradGetsItsGradients) {
   const Arguments arguments = problem({1, 5, 3, 7}, 1);
-  const Tensors grad_outputs = random_gradients(arguments, 2);
+  const Tensors grad_outputs = random_state_gradients(arguments, 2);
   const Evaluation all = evaluate(cell, arguments, grad_outputs);
   const Tensors tensors = differentiable(arguments);
   for (size_t subset = 1; subset < size_t{1} << tensors.size(); ++subset) {
@@ -257,7 +257,7 @@ TEST_P(CellDtype, ResultsAreNewTensorsAndArgumentsStayAsTheyAre) {
   for (const at::Tensor& tensor : differentiable(arguments)) {
     before.push_back(tensor.clone());
   }
-  const Tensors grad_outputs = random_gradients(arguments, 2);
+  const Tensors grad_outputs = random_state_gradients(arguments, 2);
   const Tensors kept = {grad_outputs[0].clone(), grad_outputs[1].clone()};
   const Evaluation ours = evaluate(cell, arguments, grad_outputs);
   EXPECT_TRUE(identical(differentiable(arguments), before));
@@ -281,7 +281,7 @@ TEST_P(CellDtype, ResultsDoNotDependOnTheNumberOfThreadsNorOnTheRun) {
 
 // Sizes that are padded in one way or another.
 TEST_P(CellDtype, ResultsDoNotDependOnUninitialisedMemory) {
-  for (const Sizes& sizes : kSizes) check_uninitialised_memory(cell, problem(sizes, 1));
+  for (const Sizes& sizes : kCellSizes) check_uninitialised_memory(cell, problem(sizes, 1));
 }
 
 // Rows further apart than 32-bit indices reach; of the weights too, which have
@@ -312,8 +312,6 @@ TEST_P(CellDtype, StridesBeyond32BitsAreFollowed) {
 }
 
 // ---- higher derivatives, float64 ------------------------------------------
-
-constexpr double kDerivativeTolerance = 1e-7;
 
 class CellDerivatives : public testing::TestWithParam<bool> {
  protected:
@@ -363,7 +361,7 @@ TEST_P(CellDerivatives, SecondMatchesFiniteDifferencesForOneResult) {
 }
 
 TEST_P(CellDerivatives, GradientsAreTheSameWhenAGraphIsKept) {
-  const Tensors grad_outputs = random_gradients(arguments_, 2);
+  const Tensors grad_outputs = random_state_gradients(arguments_, 2);
   const Evaluation once = evaluate(cell, arguments_, grad_outputs);
   const Arguments leaves = requiring_grad(arguments_);
   const Tensors gradients = torch::autograd::grad(

@@ -23,10 +23,6 @@ struct WrongCall {
   const char* text;
 };
 
-const std::type_info& kValueError = typeid(c10::ValueError);
-const std::type_info& kTypeError = typeid(c10::TypeError);
-const std::type_info& kRuntimeError = typeid(c10::Error);
-
 at::Tensor sizes(std::vector<int64_t> values) {
   return at::tensor(values, at::kLong);
 }

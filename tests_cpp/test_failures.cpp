@@ -29,7 +29,7 @@ struct Failed : std::exception {
   const char* what() const noexcept override { return "the test asked for it"; }
 };
 
-std::atomic<int64_t> calls = 0;
+std::atomic<int64_t> brgemm_calls = 0;
 std::atomic<int64_t> failing_call = -1;
 
 // The function of the same name that the dynamic linker would have taken without
@@ -53,22 +53,22 @@ using Brgemm = void(
 #if defined(CPUBLAS_BRGEMM_F32F32F32) && defined(CPUBLAS_BRGEMM_BF16BF16F32)
 namespace at::native::cpublas {
 
-#define LLTM_TEST_BRGEMM(G)                                                       \
-  void brgemm(                                                                    \
-      int64_t M,                                                                  \
-      int64_t N,                                                                  \
-      int64_t K,                                                                  \
-      int64_t ld_a,                                                               \
-      int64_t ld_b,                                                               \
-      int64_t ld_c,                                                               \
-      const bool add_C,                                                           \
-      const G* A,                                                                 \
-      const G* B,                                                                 \
-      float* C,                                                                   \
-      bool is_vnni) {                                                             \
-    static auto* const of_torch = lltm_test::next<lltm_test::Brgemm<G>>(&brgemm); \
-    if (lltm_test::calls++ == lltm_test::failing_call) throw lltm_test::Failed(); \
-    of_torch(M, N, K, ld_a, ld_b, ld_c, add_C, A, B, C, is_vnni);                 \
+#define LLTM_TEST_BRGEMM(G)                                                              \
+  void brgemm(                                                                           \
+      int64_t M,                                                                         \
+      int64_t N,                                                                         \
+      int64_t K,                                                                         \
+      int64_t ld_a,                                                                      \
+      int64_t ld_b,                                                                      \
+      int64_t ld_c,                                                                      \
+      const bool add_C,                                                                  \
+      const G* A,                                                                        \
+      const G* B,                                                                        \
+      float* C,                                                                          \
+      bool is_vnni) {                                                                    \
+    static auto* const of_torch = lltm_test::next<lltm_test::Brgemm<G>>(&brgemm);        \
+    if (lltm_test::brgemm_calls++ == lltm_test::failing_call) throw lltm_test::Failed(); \
+    of_torch(M, N, K, ld_a, ld_b, ld_c, add_C, A, B, C, is_vnni);                        \
   }
 LLTM_TEST_BRGEMM(float)
 LLTM_TEST_BRGEMM(at::BFloat16)
@@ -80,7 +80,7 @@ LLTM_TEST_BRGEMM(at::BFloat16)
 namespace lltm_test {
 namespace {
 
-torch::jit::Stack call(const char* name, torch::jit::Stack stack) {
+torch::jit::Stack call_operator(const char* name, torch::jit::Stack stack) {
   c10::Dispatcher::singleton().findSchemaOrThrow(name, "").callBoxed(stack);
   return stack;
 }
@@ -93,7 +93,7 @@ class Failures : public testing::TestWithParam<std::tuple<at::ScalarType, int>> 
     // not the micro-kernel's.
     const Arguments a = sequence_problem({3, 8, 20, 144}, std::get<0>(GetParam()), 1);
     forward_ = {a.input, a.h, a.c, a.weights, a.bias, a.batch_sizes, a.reverse};
-    const torch::jit::Stack results = call("lltm::sequence_forward", forward_);
+    const torch::jit::Stack results = call_operator("lltm::sequence_forward", forward_);
     const std::vector<bool> all(5, true);
     backward_ = {
         results[0],
@@ -116,13 +116,14 @@ class Failures : public testing::TestWithParam<std::tuple<at::ScalarType, int>> 
   // Lets one call of the micro-kernel after the other fail.
   static void check(const char* name, const torch::jit::Stack& arguments) {
     const auto run = [&] {
-      calls = 0;
+      brgemm_calls = 0;
       Tensors results;
-      for (const c10::IValue& value : call(name, arguments)) results.push_back(value.toTensor());
+      for (const c10::IValue& value : call_operator(name, arguments))
+        results.push_back(value.toTensor());
       return results;
     };
     const Tensors expected = run();
-    const int64_t count = calls;
+    const int64_t count = brgemm_calls;
     if (count == 0) GTEST_SKIP() << "no micro-kernel here";
     for (int64_t k = 0; k < count; ++k) {
       SCOPED_TRACE(testing::Message() << "call " << k << " of " << count);
@@ -130,7 +131,7 @@ class Failures : public testing::TestWithParam<std::tuple<at::ScalarType, int>> 
       EXPECT_THROW(run(), Failed);
       // Of one thread, nothing is multiplied after that.
       if (at::get_num_threads() == 1) {
-        EXPECT_EQ(calls, k + 1);
+        EXPECT_EQ(brgemm_calls, k + 1);
       }
     }
     failing_call = -1;
@@ -163,11 +164,11 @@ TEST_P(Failures, OfAThreadReachTheCallerBackward) {
 TEST_P(Failures, DoNotComeOfAMicroKernelThatIsTurnedOff) {
   const bool before = at::globalContext().userEnabledMkldnn();
   at::globalContext().setUserEnabledMkldnn(false);
-  calls = 0;
-  call("lltm::sequence_forward", forward_);
-  call("lltm::sequence_backward", backward_);
+  brgemm_calls = 0;
+  call_operator("lltm::sequence_forward", forward_);
+  call_operator("lltm::sequence_backward", backward_);
   at::globalContext().setUserEnabledMkldnn(before);
-  EXPECT_EQ(calls, 0);
+  EXPECT_EQ(brgemm_calls, 0);
 }
 
 }  // namespace

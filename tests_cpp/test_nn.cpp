@@ -62,9 +62,6 @@ void expect_error(Call call, const std::type_info& error, const std::string& tex
   ADD_FAILURE() << "nothing was thrown; expected: " << text;
 }
 
-const std::type_info& kValueError = typeid(c10::ValueError);
-const std::type_info& kTypeError = typeid(c10::TypeError);
-
 std::vector<std::pair<std::string, std::vector<int64_t>>> named_shapes(
     const torch::nn::Module& module) {
   std::vector<std::pair<std::string, std::vector<int64_t>>> result;

@@ -5,6 +5,7 @@
 #include "reference.h"
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
 #include <array>
@@ -12,6 +13,7 @@
 #include <optional>
 #include <ostream>
 #include <string>
+#include <typeinfo>
 #include <vector>
 
 namespace lltm_test {
@@ -35,6 +37,11 @@ constexpr std::array<const char*, 5> kArgumentNames = {"input", "h", "c", "weigh
 // The library, one step and a sequence.
 Tensors cell(const Arguments& arguments);
 Tensors sequence(const Arguments& arguments);
+
+// The errors that Python raises as ValueError, TypeError and RuntimeError.
+inline const std::type_info& kValueError = typeid(c10::ValueError);
+inline const std::type_info& kTypeError = typeid(c10::TypeError);
+inline const std::type_info& kRuntimeError = typeid(c10::Error);
 
 // The distance from 1 to the next larger number.
 double epsilon(at::ScalarType dtype);
@@ -178,6 +185,7 @@ Tensors weighted_sum_point(const Function& function, const Arguments& arguments,
 // Relative difference between the derivative of `function` along random
 // directions that autograd gives and the one by central differences.
 double derivative_error(const Scalar& function, const Tensors& x, uint64_t seed);
+constexpr double kDerivativeTolerance = 1e-7;
 
 // The derivative of `function` along a random direction, as a function of the
 // same tensors: applied once for second derivatives, twice for third ones.

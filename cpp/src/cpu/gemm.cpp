@@ -19,7 +19,7 @@ using at::Tensor;
 
 Linear::Linear(const Tensor& w, const Tensor& b) : Linear(w, b, compute_dtype(w.scalar_type())) {}
 
-Linear::Linear(const Tensor& w, const Tensor& b, at::ScalarType dtype) : weights(w.to(dtype)) {
+Linear::Linear(const Tensor& w, const Tensor& b, at::ScalarType dtype) : weights(with_contiguous_rows(w.to(dtype))) {
   const int64_t hidden = weights.size(0) / Cell::kGates;
   weights_h = weights.slice(1, 0, hidden);
   weights_x = weights.slice(1, hidden);
@@ -27,7 +27,7 @@ Linear::Linear(const Tensor& w, const Tensor& b, at::ScalarType dtype) : weights
 }
 
 Tensor Linear::project_input(const Tensor& x) const {
-  const Tensor input = x.to(weights_x.scalar_type());
+  const Tensor input = with_contiguous_rows(x.to(weights_x.scalar_type()));
   return bias.defined() ? at::addmm(bias, input, weights_x.t()) : at::mm(input, weights_x.t());
 }
 
@@ -50,11 +50,23 @@ void Linear::state_gradient(Tensor out, const Tensor& dz) const {
 }
 
 void weights_gradient(const Tensor& out, const Tensor& dz, const Tensor& h, const Tensor& x) {
-  const at::ScalarType dtype = dz.scalar_type();
+  // Some libraries add all products to C one after the other: no chain is longer than this.
+  constexpr int64_t kRows = 256;
   Tensor out_h = out.slice(1, 0, h.size(1));
   Tensor out_x = out.slice(1, h.size(1));
-  at::mm_out(out_h, dz.t(), h.to(dtype));
-  at::mm_out(out_x, dz.t(), x.to(dtype));
+  for (int64_t first = 0; first == 0 || first < dz.size(0); first += kRows) {
+    const int64_t rows = std::min(kRows, dz.size(0) - first);
+    const Tensor dz_t = dz.narrow(0, first, rows).t();
+    const Tensor h_rows = h.narrow(0, first, rows).to(dz.scalar_type());
+    const Tensor x_rows = x.narrow(0, first, rows).to(dz.scalar_type());
+    if (first == 0) {
+      at::mm_out(out_h, dz_t, h_rows);
+      at::mm_out(out_x, dz_t, x_rows);
+    } else {
+      out_h.add_(at::mm(dz_t, h_rows));
+      out_x.add_(at::mm(dz_t, x_rows));
+    }
+  }
 }
 
 Tensor with_contiguous_rows(const Tensor& tensor) {
