@@ -19,7 +19,8 @@ using at::Tensor;
 
 Linear::Linear(const Tensor& w, const Tensor& b) : Linear(w, b, compute_dtype(w.scalar_type())) {}
 
-Linear::Linear(const Tensor& w, const Tensor& b, at::ScalarType dtype) : weights(with_contiguous_rows(w.to(dtype))) {
+Linear::Linear(const Tensor& w, const Tensor& b, at::ScalarType dtype)
+    : weights(with_contiguous_rows(w.to(dtype))) {
   const int64_t hidden = weights.size(0) / Cell::kGates;
   weights_h = weights.slice(1, 0, hidden);
   weights_x = weights.slice(1, hidden);
