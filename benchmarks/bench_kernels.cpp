@@ -129,8 +129,7 @@ void add_micro_kernel(const std::string& dtype) {
                     rows,
                     {a, depth, 1},
                     {a + rows * depth, depth, columns, columns},
-                    product,
-                    columns,
+                    {product, columns},
                     /*accumulate=*/false);
               }
               lltm::cpu::release_micro_kernel();

@@ -73,6 +73,7 @@ struct TestMatrix {
   }
   float& at(std::int64_t r, std::int64_t c) { return values[r * stride + c]; }
   float at(std::int64_t r, std::int64_t c) const { return values[r * stride + c]; }
+  Matrix<const float> matrix() const { return {values.data(), stride}; }
   TestMatrix transposed() const {
     TestMatrix result(columns, rows);
     for (std::int64_t r = 0; r < rows; ++r) {
@@ -112,15 +113,14 @@ double right(const Operand& operand, std::int64_t depth, std::int64_t k, std::in
 Operand left_operand(const Bf16x3Kernels& kernels, const TestMatrix& x) {
   const std::int64_t stride = bf16x3_row_stride(x.columns);
   Operand operand(x.rows * stride, kUntouched);
-  EXPECT_TRUE(kernels.pack_a(x.rows, x.columns, x.values.data(), x.stride, operand.data(), stride));
+  EXPECT_TRUE(kernels.pack_a(x.rows, x.columns, x.matrix(), {operand.data(), stride}));
   return operand;
 }
 
 Operand right_operand(const Bf16x3Kernels& kernels, const TestMatrix& x) {
   const std::int64_t depth = round_up(x.rows, 32);
   Operand operand(depth * round_up(x.columns, 16), kUntouched);
-  EXPECT_TRUE(
-      kernels.pack_b(x.rows, x.columns, x.values.data(), x.stride, operand.data(), depth * 16));
+  EXPECT_TRUE(kernels.pack_b(x.rows, x.columns, x.matrix(), {operand.data(), depth * 16}));
   return operand;
 }
 
@@ -155,13 +155,12 @@ TEST_P(Bf16x3, ValuesOutOfRangeAreReportedWhereverTheyAre) {
       for (std::int64_t c = 0; c < good.columns; ++c) {
         TestMatrix x = good;
         x.at(r, c) = bad;
-        const float* const data = x.values.data();
+        const auto data = x.matrix();
         Operand to(64 * 160);
-        ASSERT_FALSE(bf16x3_.pack_a(x.rows, x.columns, data, x.stride, to.data(), 96));
-        ASSERT_FALSE(bf16x3_.pack_a_transposed(x.rows, x.columns, data, x.stride, to.data(), 96));
-        ASSERT_FALSE(bf16x3_.pack_b(x.rows, x.columns, data, x.stride, to.data(), 64 * 16));
-        ASSERT_FALSE(
-            bf16x3_.pack_b_transposed(x.rows, x.columns, data, x.stride, to.data(), 64 * 16));
+        ASSERT_FALSE(bf16x3_.pack_a(x.rows, x.columns, data, {to.data(), 96}));
+        ASSERT_FALSE(bf16x3_.pack_a_transposed(x.rows, x.columns, data, {to.data(), 96}));
+        ASSERT_FALSE(bf16x3_.pack_b(x.rows, x.columns, data, {to.data(), 64 * 16}));
+        ASSERT_FALSE(bf16x3_.pack_b_transposed(x.rows, x.columns, data, {to.data(), 64 * 16}));
       }
     }
   }
@@ -202,8 +201,8 @@ TEST_P(Bf16x3, LeftOperandsHaveTheElementsThenZerosToTheGroupsEnd) {
     const std::int64_t stride = bf16x3_row_stride(columns);
     Operand by_columns(rows * stride, kUntouched);
     const TestMatrix xt = x.transposed();
-    ASSERT_TRUE(bf16x3_.pack_a_transposed(
-        xt.rows, xt.columns, xt.values.data(), xt.stride, by_columns.data(), stride));
+    ASSERT_TRUE(
+        bf16x3_.pack_a_transposed(xt.rows, xt.columns, xt.matrix(), {by_columns.data(), stride}));
     for (std::int64_t r = 0; r < rows; ++r) {
       for (std::int64_t k = 0; k < round_up(columns, 32); ++k) {
         const double expected = k < columns ? x.at(r, k) : 0.0;
@@ -226,7 +225,7 @@ TEST_P(Bf16x3, RightOperandsHaveTheElementsThenZerosToTheGroupsEnd) {
     Operand transposed(packed.size(), kUntouched);
     const TestMatrix xt = x.transposed();
     ASSERT_TRUE(bf16x3_.pack_b_transposed(
-        xt.rows, xt.columns, xt.values.data(), xt.stride, transposed.data(), depth * 16));
+        xt.rows, xt.columns, xt.matrix(), {transposed.data(), depth * 16}));
     for (std::int64_t n = 0; n < columns; ++n) {
       for (std::int64_t k = 0; k < depth; ++k) {
         const double expected = k < rows ? x.at(k, n) : 0.0;
@@ -256,13 +255,9 @@ void check_product(
   Floats c((rows + 2) * ldc, kBefore);
   kernels.gemm(
       rows,
-      width,
-      round_up(depth, 32),
-      left.data(),
-      bf16x3_row_stride(depth),
-      right.data(),
-      c.data() + ldc,
-      ldc,
+      {left.data(), bf16x3_row_stride(depth)},
+      {right.data(), round_up(depth, 32), width, width},
+      {c.data() + ldc, ldc},
       accumulate);
   for (std::int64_t r = -1; r <= rows; ++r) {
     const float* const row = c.data() + (r + 1) * ldc;
@@ -321,13 +316,9 @@ TEST_P(Bf16x3, ErrorsAreNoLargerThanThoseOfAFloatGemm) {
   Floats c(kRows * kColumns);
   bf16x3_.gemm(
       kRows,
-      kColumns,
-      kDepth,
-      left.data(),
-      bf16x3_row_stride(kDepth),
-      right.data(),
-      c.data(),
-      kColumns,
+      {left.data(), bf16x3_row_stride(kDepth)},
+      {right.data(), kDepth, kColumns, kColumns},
+      {c.data(), kColumns},
       false);
   double bf16x3_error = 0, float_error = 0;
   for (std::int64_t r = 0; r < kRows; ++r) {
@@ -381,17 +372,13 @@ TEST(AmxEmulation, GivesTheBitsThatTheInstructionsGive) {
       right[k].assign(kDepth * kColumns, kUntouched);
       c[k].assign(kRows * kColumns, 1.0f);
       const std::int64_t lda = bf16x3_row_stride(kDepth);
-      kernels.pack_a(kRows, kDepth, a.values.data(), a.stride, left[k].data(), lda);
-      kernels.pack_b(kDepth, kColumns, b.values.data(), b.stride, right[k].data(), kDepth * 16);
+      kernels.pack_a(kRows, kDepth, a.matrix(), {left[k].data(), lda});
+      kernels.pack_b(kDepth, kColumns, b.matrix(), {right[k].data(), kDepth * 16});
       kernels.gemm(
           kRows,
-          kColumns,
-          kDepth,
-          left[k].data(),
-          lda,
-          right[k].data(),
-          c[k].data(),
-          kColumns,
+          {left[k].data(), lda},
+          {right[k].data(), kDepth, kColumns, kColumns},
+          {c[k].data(), kColumns},
           /*accumulate=*/true);
     }
     const auto bytes = [](const Operand& x) { return x.size() * sizeof(BFloat16x3); };

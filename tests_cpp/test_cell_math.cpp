@@ -350,7 +350,7 @@ void check_transpose(Transpose<T> transpose, T (*number)(int)) {
       for (int k = 0; k < rows * x_stride; ++k) x.push_back(number(k));
       const T untouched = number(12345);
       std::vector<T> y(static_cast<std::size_t>((columns + kGap) * y_stride), untouched);
-      transpose(rows, columns, x.data(), x_stride, y.data(), y_stride);
+      transpose(rows, columns, {x.data(), x_stride}, {y.data(), y_stride});
       int wrong = 0;
       for (int c = 0; c < columns + kGap; ++c) {
         for (int r = 0; r < y_stride; ++r) {

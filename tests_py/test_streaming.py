@@ -41,11 +41,11 @@ def test_chunks_with_the_state_carried_over_give_what_the_whole_gives(
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_is_accurate_over_a_thousand_steps(dtype: torch.dtype) -> None:
     def draw() -> Arguments:
-        # The state of a layer with large weights is chaotic: over so many steps it makes as much
+        # With weights of the usual size the state is chaotic: over so many steps it makes as much
         # as it likes of the first rounding error, whoever made that.
         a = support.sequence_arguments((1000, 8, 8, 33), dtype)
         assert a.bias is not None
-        return replace(a, weights=a.weights / 2, bias=a.bias / 2)
+        return replace(a, weights=a.weights / 8, bias=a.bias / 8)
 
     support.check_accuracy(support.sequence_outputs, draw)
 

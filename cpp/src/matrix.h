@@ -27,4 +27,17 @@ LLTM_CELL_INLINE Matrix<const T> as_const(const Matrix<T>& matrix) {
   return {matrix.data, matrix.row_stride, matrix.col_stride};
 }
 
+// The right operand of a GEMM, B (K, N), in a GEMM format (cpu/gemm_formats.h): k and n are
+// padded; the rows of formats that have rows are `ld` elements apart.
+template <typename Operand>
+struct PackedB {
+  Operand* data;
+  std::int64_t k, n, ld;
+};
+
+template <typename Operand>
+LLTM_CELL_INLINE PackedB<const Operand> as_const(const PackedB<Operand>& b) {
+  return {b.data, b.k, b.n, b.ld};
+}
+
 }  // namespace lltm

@@ -6,6 +6,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <limits>
 #include <vector>
 
 namespace lltm {
@@ -59,12 +60,16 @@ struct Chunk {
   int64_t begin, rows;
 };
 
-// Chunks of as many steps as fit in `max_rows` rows, and of one step at least.
-inline std::vector<Chunk> plan_chunks(const std::vector<Step>& steps, int64_t max_rows) {
+// Chunks of as many steps as fit in `max_rows` rows, at most `max_steps` and at least one.
+inline std::vector<Chunk> plan_chunks(
+    const std::vector<Step>& steps,
+    int64_t max_rows,
+    size_t max_steps = std::numeric_limits<size_t>::max()) {
   std::vector<Chunk> chunks;
   for (size_t k = 0; k < steps.size(); ++k) {
     const auto [offset, rows] = steps[k];
-    if (chunks.empty() || chunks.back().rows + rows > max_rows) {
+    if (chunks.empty() || chunks.back().rows + rows > max_rows ||
+        k - chunks.back().first == max_steps) {
       chunks.push_back({k, k, offset, 0});
     }
     Chunk& chunk = chunks.back();
@@ -73,6 +78,13 @@ inline std::vector<Chunk> plan_chunks(const std::vector<Step>& steps, int64_t ma
     chunk.rows += rows;
   }
   return chunks;
+}
+
+// The rows of the largest chunk.
+inline int64_t most_rows(const std::vector<Chunk>& chunks) {
+  int64_t most = 0;
+  for (const Chunk& chunk : chunks) most = std::max(most, chunk.rows);
+  return most;
 }
 
 // How many rows step k continues from the step before it in `steps`.
@@ -118,6 +130,13 @@ inline std::vector<StateSpan> states_before(
 // strides allow no view.
 inline at::Tensor flat_rows(const at::Tensor& tensor) {
   return tensor.flatten(0, -2);
+}
+
+// The shape of the output for an input (T, B, I) or (N, I).
+inline std::vector<int64_t> output_sizes(const at::Tensor& input, int64_t hidden) {
+  std::vector<int64_t> sizes = input.sizes().vec();
+  sizes.back() = hidden;
+  return sizes;
 }
 
 // The number of rows of flat_rows(tensor).

@@ -68,18 +68,13 @@ LLTM_CELL_INLINE void store_group(const Group& x, BFloat16x3* y) {
 }
 
 bool pack_a_bf16x3(
-    std::int64_t rows,
-    std::int64_t columns,
-    const float* x,
-    std::int64_t x_stride,
-    BFloat16x3* y,
-    std::int64_t y_stride) {
+    std::int64_t rows, std::int64_t columns, Matrix<const float> x, Matrix<BFloat16x3> y) {
   __mmask16 out_of_range = 0;
   for (std::int64_t r = 0; r < rows; ++r) {
     for (std::int64_t c = 0; c < columns; c += kBf16x3Group) {
-      const Group group = load_group(x + r * x_stride + c, columns - c);
+      const Group group = load_group(x.row(r) + c, columns - c);
       out_of_range |= too_large(group);
-      store_group(group, y + r * y_stride + c);
+      store_group(group, y.row(r) + c);
     }
   }
   return out_of_range == 0;
@@ -94,12 +89,7 @@ LLTM_CELL_INLINE void transpose(__m512 (&tile)[16]) {
 }
 
 bool pack_a_transposed_bf16x3(
-    std::int64_t rows,
-    std::int64_t columns,
-    const float* x,
-    std::int64_t x_stride,
-    BFloat16x3* y,
-    std::int64_t y_stride) {
+    std::int64_t rows, std::int64_t columns, Matrix<const float> x, Matrix<BFloat16x3> y) {
   __mmask16 out_of_range = 0;
   for (std::int64_t c = 0; c < columns; c += 16) {
     const std::int64_t width = at_most(columns - c, 16);
@@ -107,16 +97,15 @@ bool pack_a_transposed_bf16x3(
       __m512 halves[2][16];
       for (std::int64_t i = 0; i < kBf16x3Group; ++i) {
         const bool there = r + i < rows;
-        halves[i / 16][i % 16] =
-            load_floats(there ? x + (r + i) * x_stride + c : x, there ? width : 0);
-        fetch_ahead(x + (r + i + kBf16x3Group) * x_stride + c, 16);
+        halves[i / 16][i % 16] = load_floats(there ? x.row(r + i) + c : x.data, there ? width : 0);
+        fetch_ahead(x.row(r + i + kBf16x3Group) + c, 16);
       }
       transpose(halves[0]);
       transpose(halves[1]);
       for (std::int64_t j = 0; j < width; ++j) {
         const Group group = {halves[0][j], halves[1][j]};
         out_of_range |= too_large(group);
-        store_group(group, y + (c + j) * y_stride + r);
+        store_group(group, y.row(c + j) + r);
       }
     }
   }
@@ -124,12 +113,7 @@ bool pack_a_transposed_bf16x3(
 }
 
 bool pack_b_bf16x3(
-    std::int64_t rows,
-    std::int64_t columns,
-    const float* x,
-    std::int64_t x_stride,
-    BFloat16x3* y,
-    std::int64_t panel_stride) {
+    std::int64_t rows, std::int64_t columns, Matrix<const float> x, Matrix<BFloat16x3> y) {
   // Two rows, one after the other, to pairs.
   alignas(64) static constexpr std::uint16_t kPairs[32] = {
       0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
@@ -138,20 +122,20 @@ bool pack_b_bf16x3(
   constexpr std::int64_t kAhead = 16;  // rows
   __mmask16 out_of_range = 0;
   for (std::int64_t r = 0; r < rows; r += 2) {
-    BFloat16x3* const group = y + r / kBf16x3Group * kBf16x3Group * kBf16x3Panel;
-    std::uint16_t* const line = words(group) + r % kBf16x3Group / 2 * 32;
+    const std::int64_t group = r / kBf16x3Group * kBf16x3Group * kBf16x3Panel;
+    const std::int64_t line = r % kBf16x3Group / 2 * 32;
     for (std::int64_t c = 0; c < columns; c += kBf16x3Panel) {
-      const float* const first = x + r * x_stride + c;
-      fetch_ahead(first + kAhead * x_stride, 16);
-      fetch_ahead(first + (kAhead + 1) * x_stride, 16);
+      const float* const first = x.row(r) + c;
+      fetch_ahead(first + kAhead * x.row_stride, 16);
+      fetch_ahead(first + (kAhead + 1) * x.row_stride, 16);
       const bool second = r + 1 < rows;
       const Group pair = {
           load_floats(first, columns - c),
-          load_floats(second ? first + x_stride : x, second ? columns - c : 0)};
+          load_floats(second ? first + x.row_stride : x.data, second ? columns - c : 0)};
       out_of_range |= too_large(pair);
       __m512i parts[3];
       decompose(pair, parts);
-      std::uint16_t* const to = line + c / kBf16x3Panel * panel_stride * 3;
+      std::uint16_t* const to = words(y.row(c / kBf16x3Panel) + group) + line;
       for (int part = 0; part < 3; ++part) {
         _mm512_storeu_si512(to + part * 512, _mm512_permutexvar_epi16(order, parts[part]));
       }
@@ -161,7 +145,7 @@ bool pack_b_bf16x3(
   const std::int64_t pairs = (rows + 1) / 2 % (kBf16x3Group / 2);
   for (std::int64_t c = 0; pairs > 0 && c < columns; c += kBf16x3Panel) {
     BFloat16x3* const group =
-        y + c / kBf16x3Panel * panel_stride + rows / kBf16x3Group * kBf16x3Group * kBf16x3Panel;
+        y.row(c / kBf16x3Panel) + rows / kBf16x3Group * kBf16x3Group * kBf16x3Panel;
     for (int part = 0; part < 3; ++part) {
       for (std::int64_t pair = pairs; pair < kBf16x3Group / 2; ++pair) {
         _mm512_storeu_si512(words(group) + part * 512 + pair * 32, _mm512_setzero_si512());
@@ -172,26 +156,20 @@ bool pack_b_bf16x3(
 }
 
 bool pack_b_transposed_bf16x3(
-    std::int64_t rows,
-    std::int64_t columns,
-    const float* x,
-    std::int64_t x_stride,
-    BFloat16x3* y,
-    std::int64_t panel_stride) {
+    std::int64_t rows, std::int64_t columns, Matrix<const float> x, Matrix<BFloat16x3> y) {
   __mmask16 out_of_range = 0;
   for (std::int64_t r = 0; r < rows; r += kBf16x3Panel) {
     for (std::int64_t c = 0; c < columns; c += kBf16x3Group) {
       __m512 tiles[3][16];
       for (std::int64_t i = 0; i < kBf16x3Panel; ++i) {
         const bool there = r + i < rows;
-        const Group group =
-            load_group(there ? x + (r + i) * x_stride + c : x, there ? columns - c : 0);
+        const Group group = load_group(there ? x.row(r + i) + c : x.data, there ? columns - c : 0);
         out_of_range |= too_large(group);
         __m512i parts[3];
         decompose(group, parts);
         for (int part = 0; part < 3; ++part) tiles[part][i] = _mm512_castsi512_ps(parts[part]);
       }
-      BFloat16x3* const to = y + r / kBf16x3Panel * panel_stride + c * kBf16x3Panel;
+      BFloat16x3* const to = y.row(r / kBf16x3Panel) + c * kBf16x3Panel;
       for (int part = 0; part < 3; ++part) {
         transpose(tiles[part]);
         for (int i = 0; i < 16; ++i) {
@@ -462,38 +440,34 @@ void gemm_single(const Bf16x3Block& whole, std::int64_t n) {
 
 void gemm_bf16x3(
     std::int64_t m,
-    std::int64_t n,
-    std::int64_t k,
-    const BFloat16x3* a,
-    std::int64_t lda,
-    const BFloat16x3* b,
-    float* c,
-    std::int64_t ldc,
+    Matrix<const BFloat16x3> a,
+    PackedB<const BFloat16x3> b,
+    Matrix<float> c,
     bool accumulate) {
   Bf16x3Block block = {
-      words(a),
-      lda * static_cast<std::int64_t>(sizeof(BFloat16x3)),
-      words(b),
-      3 * k * kBf16x3Panel,
-      c,
-      ldc * static_cast<std::int64_t>(sizeof(float)),
-      k / kBf16x3Group,
+      words(a.data),
+      a.row_stride * static_cast<std::int64_t>(sizeof(BFloat16x3)),
+      words(b.data),
+      3 * b.k * kBf16x3Panel,
+      c.data,
+      c.row_stride * static_cast<std::int64_t>(sizeof(float)),
+      b.k / kBf16x3Group,
       accumulate};
   constexpr std::int64_t kPairRows = 2 * kTileRows;
   const std::int64_t full_pairs = m / kPairRows;
   const std::int64_t rest = m % kPairRows;
   if (full_pairs > 0) {
     configure_tiles(kTileRows, kTileRows);
-    gemm_pairs(block, full_pairs, n);
+    gemm_pairs(block, full_pairs, b.n);
     block.a += full_pairs * kPairRows * block.a_stride / 2;
     block.c += full_pairs * kPairRows * block.c_stride / 4;
   }
   if (rest > kTileRows) {
     configure_tiles(kTileRows, rest - kTileRows);
-    gemm_pairs(block, 1, n);
+    gemm_pairs(block, 1, b.n);
   } else if (rest > 0) {
     configure_tiles(rest, 0);
-    gemm_single(block, n);
+    gemm_single(block, b.n);
   }
   _tile_release();
 }

@@ -16,6 +16,8 @@
 // Part of the files per instruction set: no header of torch.
 #pragma once
 
+#include "matrix.h"
+
 #include <cstdint>
 
 namespace lltm::cpu {
@@ -41,41 +43,24 @@ constexpr std::int64_t bf16x3_row_stride(std::int64_t k) {
   return ((k + kBf16x3Group - 1) / kBf16x3Group | 1) * kBf16x3Group;
 }
 
-// x (rows, columns) are floats with contiguous rows. A packing function returns whether all
-// of them are in range: NaN or below kBf16x3Limit.
-//
-// `panel_stride` is the elements from one panel of B to the next: 16 K, where x may be a part
-// of the K rows.
+// What packs x (rows, columns), floats with contiguous rows, into y: rows of A, or panels of
+// B, whose row_stride is 16 K even where x is a part of the K rows. Returns whether all of x
+// are in range: NaN or below kBf16x3Limit.
+using PackBf16x3 =
+    bool (*)(std::int64_t rows, std::int64_t columns, Matrix<const float> x, Matrix<BFloat16x3> y);
+
 struct Bf16x3Kernels {
-  // C (M, N) = A (M, K) B (K, N), or += where `accumulate`. K is a multiple of 32, N of 16.
+  // C (m, b.n) = A (m, b.k) B, or += where `accumulate`. b.k is a multiple of 32, b.n of 16.
   void (*gemm)(
       std::int64_t m,
-      std::int64_t n,
-      std::int64_t k,
-      const BFloat16x3* a,
-      std::int64_t lda,
-      const BFloat16x3* b,
-      float* c,
-      std::int64_t ldc,
+      Matrix<const BFloat16x3> a,
+      PackedB<const BFloat16x3> b,
+      Matrix<float> c,
       bool accumulate);
-  using PackA = bool (*)(
-      std::int64_t rows,
-      std::int64_t columns,
-      const float* x,
-      std::int64_t x_stride,
-      BFloat16x3* a,
-      std::int64_t a_stride);
-  using PackB = bool (*)(
-      std::int64_t rows,
-      std::int64_t columns,
-      const float* x,
-      std::int64_t x_stride,
-      BFloat16x3* b,
-      std::int64_t panel_stride);
-  PackA pack_a;             // x as A
-  PackA pack_a_transposed;  // x^T as A
-  PackB pack_b;             // x as B
-  PackB pack_b_transposed;  // x^T as B
+  PackBf16x3 pack_a;             // x as A
+  PackBf16x3 pack_a_transposed;  // x^T as A
+  PackBf16x3 pack_b;             // x as B
+  PackBf16x3 pack_b_transposed;  // x^T as B
 };
 
 }  // namespace lltm::cpu

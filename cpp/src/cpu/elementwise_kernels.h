@@ -166,7 +166,7 @@ LLTM_CELL_INLINE bool store_operand(
     std::int64_t n,
     const compute_t<G>* values) {
   if constexpr (kIsBf16x3<G>) {
-    return pack_a_bf16x3(1, n, values, 0, matrix.row(row) + col, 0);
+    return pack_a_bf16x3(1, n, {values, 0, 1}, matrix.from(row, col));
   } else {
     store(matrix, row, col, n, values);
     return true;
@@ -303,43 +303,9 @@ void backward(const BackwardArgs<T, G>& a, std::int64_t begin, std::int64_t end)
 // Element by element, for what is left over at the edges.
 template <typename T>
 LLTM_CELL_INLINE void transpose_rest(
-    std::int64_t rows,
-    std::int64_t columns,
-    const T* x,
-    std::int64_t x_stride,
-    T* y,
-    std::int64_t y_stride) {
+    std::int64_t rows, std::int64_t columns, Matrix<const T> x, Matrix<T> y) {
   for (std::int64_t i = 0; i < rows; ++i) {
-    for (std::int64_t j = 0; j < columns; ++j) y[j * y_stride + i] = x[i * x_stride + j];
-  }
-}
-
-void transpose_f32(
-    std::int64_t rows,
-    std::int64_t columns,
-    const float* x,
-    std::int64_t x_stride,
-    float* y,
-    std::int64_t y_stride) {
-  for (std::int64_t r = 0; r < rows; r += kTile) {
-    for (std::int64_t c = 0; c < columns; c += kTile) {
-      const float* const from = x + r * x_stride + c;
-      float* const to = y + c * y_stride + r;
-      const std::int64_t height = at_most(rows - r, kTile);
-      const std::int64_t width = at_most(columns - c, kTile);
-      if (height < kTile || width < kTile) {
-        transpose_rest(height, width, from, x_stride, to, y_stride);
-        continue;
-      }
-      Vector tile[kTile];
-      for (std::int64_t i = 0; i < kTile; ++i) {
-        __builtin_memcpy(&tile[i], from + i * x_stride, sizeof(Vector));
-      }
-      transpose_tile(tile);
-      for (std::int64_t i = 0; i < kTile; ++i) {
-        __builtin_memcpy(to + i * y_stride, &tile[i], sizeof(Vector));
-      }
-    }
+    for (std::int64_t j = 0; j < columns; ++j) y.row(j)[i] = x.row(i)[j];
   }
 }
 
@@ -347,34 +313,36 @@ LLTM_CELL_INLINE std::uint32_t pair(BFloat16 first, BFloat16 second) {
   return first.bits | std::uint32_t{second.bits} << 16;
 }
 
-// Two rows make one of pairs, so that the tile of floats transposes 32 rows.
-void transpose_bf16(
-    std::int64_t rows,
-    std::int64_t columns,
-    const BFloat16* x,
-    std::int64_t x_stride,
-    BFloat16* y,
-    std::int64_t y_stride) {
-  for (std::int64_t r = 0; r < rows; r += 2 * kTile) {
+// One vector of a tile: a row of floats, or two rows of bfloat16 as pairs, so that a tile
+// transposes twice as many of them.
+LLTM_CELL_INLINE void load_tile_row(Matrix<const float> x, std::int64_t i, Vector& to) {
+  __builtin_memcpy(&to, x.row(i), sizeof(to));
+}
+LLTM_CELL_INLINE void load_tile_row(Matrix<const BFloat16> x, std::int64_t i, Vector& to) {
+  std::uint32_t pairs[kTile];
+  for (std::int64_t j = 0; j < kTile; ++j) pairs[j] = pair(x.row(2 * i)[j], x.row(2 * i + 1)[j]);
+  __builtin_memcpy(&to, pairs, sizeof(to));
+}
+
+template <typename T>
+LLTM_CELL_INLINE void transpose_tile_of(Matrix<const T> x, Matrix<T> y) {
+  Vector tile[kTile];
+  for (std::int64_t i = 0; i < kTile; ++i) load_tile_row(x, i, tile[i]);
+  transpose_tile(tile);
+  for (std::int64_t i = 0; i < kTile; ++i) __builtin_memcpy(y.row(i), &tile[i], sizeof(Vector));
+}
+
+template <typename T>
+void transpose_matrix(std::int64_t rows, std::int64_t columns, Matrix<const T> x, Matrix<T> y) {
+  constexpr std::int64_t kHeight = kTile * static_cast<std::int64_t>(sizeof(float) / sizeof(T));
+  for (std::int64_t r = 0; r < rows; r += kHeight) {
     for (std::int64_t c = 0; c < columns; c += kTile) {
-      const BFloat16* const from = x + r * x_stride + c;
-      BFloat16* const to = y + c * y_stride + r;
-      const std::int64_t height = at_most(rows - r, 2 * kTile);
+      const std::int64_t height = at_most(rows - r, kHeight);
       const std::int64_t width = at_most(columns - c, kTile);
-      if (height < 2 * kTile || width < kTile) {
-        transpose_rest(height, width, from, x_stride, to, y_stride);
-        continue;
-      }
-      Vector tile[kTile];
-      for (std::int64_t i = 0; i < kTile; ++i) {
-        const BFloat16* const first = from + 2 * i * x_stride;
-        std::uint32_t pairs[kTile];
-        for (std::int64_t j = 0; j < kTile; ++j) pairs[j] = pair(first[j], first[x_stride + j]);
-        __builtin_memcpy(&tile[i], pairs, sizeof(pairs));
-      }
-      transpose_tile(tile);
-      for (std::int64_t i = 0; i < kTile; ++i) {
-        __builtin_memcpy(to + i * y_stride, &tile[i], sizeof(tile[i]));
+      if (height == kHeight && width == kTile) {
+        transpose_tile_of(x.from(r, c), y.from(c, r));
+      } else {
+        transpose_rest(height, width, x.from(r, c), y.from(c, r));
       }
     }
   }
@@ -389,16 +357,14 @@ void pair_rows(std::int64_t columns, const BFloat16* a, const BFloat16* b, BFloa
 
 // Two sums, of the even and the odd rows, for the sake of rounding errors as
 // well as of speed.
-void sum_rows(
-    std::int64_t rows, std::int64_t columns, const float* x, std::int64_t x_stride, float* y) {
+void sum_rows(std::int64_t rows, std::int64_t columns, Matrix<const float> x, float* y) {
   for (std::int64_t c = 0; c < columns; c += kBlock) {
     const std::int64_t n = columns - c < kBlock ? columns - c : kBlock;
     Block<float> even = {}, odd = {};
     for (std::int64_t r = 0; r < rows; r += 2) {
-      const float* const first = x + r * x_stride + c;
-      for (std::int64_t j = 0; j < n; ++j) even.values[j] += first[j];
+      for (std::int64_t j = 0; j < n; ++j) even.values[j] += x.row(r)[c + j];
       if (r + 1 == rows) break;
-      for (std::int64_t j = 0; j < n; ++j) odd.values[j] += first[x_stride + j];
+      for (std::int64_t j = 0; j < n; ++j) odd.values[j] += x.row(r + 1)[c + j];
     }
     for (std::int64_t j = 0; j < n; ++j) y[c + j] = even.values[j] + odd.values[j];
   }
@@ -439,8 +405,8 @@ constexpr Kernels make_kernels(const char* name) {
       {},
       {},
       {},
-      transpose_f32,
-      transpose_bf16,
+      transpose_matrix<float>,
+      transpose_matrix<BFloat16>,
       pair_rows,
       sum_rows,
       {gemm_few_rows<double>, gemm_few_rows<float>, forward_few_rows},

@@ -65,6 +65,9 @@ class BlockedBackward {
   }
 
  private:
+  // Whether dz is the next GEMM's operand as it is, or is packed besides.
+  static constexpr bool kDzIsOperand = Format::kInPlace;
+
   struct Slot {
     Range rows, blocks;
     float* dh;  // of one block
@@ -72,18 +75,17 @@ class BlockedBackward {
 
   void allocate() {
     const auto options = args_.input.options().dtype(at::kFloat);
-    int64_t chunk_rows = 0;
-    for (const Chunk& chunk : chunks_) chunk_rows = std::max(chunk_rows, chunk.rows);
+    const int64_t chunk_rows = most_rows(chunks_);
     const int64_t columns = Cell::kGates * hidden_;
-    const int64_t stride = Format::kInPlace ? Format::a_stride(columns) : columns;
+    const int64_t stride = kDzIsOperand ? Format::a_stride(columns) : columns;
     const auto dz_options = options.dtype(kDtype<Source>);
     for (size_t k = 0; k < dz_.size(); ++k) {
-      const bool used = k == 0 || (Format::kInPlace && chunks_.size() > 1);
+      const bool used = k == 0 || (kDzIsOperand && chunks_.size() > 1);
       const int64_t rows = used ? chunk_rows : 0;
       dz_[k] = stride == columns ? at::empty({rows, stride}, dz_options)
                                  : at::zeros({rows, stride}, dz_options);
     }
-    if (!Format::kInPlace) packed_dz_ = allocate_a<Format>(2 * batch_, k_, options);
+    if (!kDzIsOperand) packed_dz_ = allocate_a<Format>(2 * batch_, k_, options);
     if (args_.grad_h_n.defined()) dh_n_ = args_.grad_h_n.to(at::kFloat);
     dc_ = at::zeros({batch_, hidden_}, options);
     if (args_.grad_c_n.defined()) dc_.copy_(args_.grad_c_n);
@@ -104,8 +106,7 @@ class BlockedBackward {
     const auto w = read<Source>(weights_);
     // Of all gates in one call, where they stand next to each other in the operand as well.
     const int64_t rows = gate_pitch_ == hidden_ ? Cell::kGates * hidden_ : hidden_;
-    const int64_t threads = std::clamp<int64_t>(
-        hidden_ * k_ / kPackGrain, 1, std::min(available_threads(), blocks_.count));
+    const int64_t threads = threads_for(hidden_ * k_, kPackGrain, blocks_.count);
     return parallel_region(threads, [&](Team& team) {
       team.for_each_slot(blocks_.count, [&](int64_t block) {
         bool in_range = true;
@@ -157,13 +158,12 @@ class BlockedBackward {
     const int64_t carried = carried_into_next(k);
     const Range continued = intersect(rows, {0, carried});
     const Range ended = intersect(rows, {carried, steps_[k].rows});
-    const PackedB<Operand> w = weights_of(block);
+    const auto w = as_const(weights_of(block));
     bool in_range = true;
     if (continued.size() > 0) {
       const auto dz_next = dz_operand(c, k + 1).from(continued.begin);
-      Format::gemm(
-          continued.size(), dz_next, {w.data, w.k, w.n, w.ld}, slot.dh, w.n, /*accumulate=*/false);
-      in_range &= finish_rows(c, k, continued, block, {slot.dh, w.n, 1});
+      Format::gemm(continued.size(), dz_next, w, {slot.dh, w.n}, /*accumulate=*/false);
+      in_range &= finish_rows(c, k, continued, block, {slot.dh, w.n});
     }
     if (ended.size() > 0) {
       const auto dh_n = read<float>(dh_n_).from(ended.begin, blocks_.begin(block));
@@ -185,7 +185,7 @@ class BlockedBackward {
     part.grad_c_prev = part.grad_c_prev.from(rows.begin, unit);
     part.grad_gates = dz_of(c, k).from(rows.begin, unit);
     bool out_of_range = false;
-    if (!Format::kInPlace) {
+    if (!kDzIsOperand) {
       part.operand = packed_dz(k).from(rows.begin, unit);
       part.out_of_range = &out_of_range;
     }
@@ -199,7 +199,7 @@ class BlockedBackward {
     return {data + blocks_.begin(block) * k_, k_, n, n};
   }
 
-  const Tensor& dz_tensor(size_t chunk) const { return dz_[Format::kInPlace ? chunk % 2 : 0]; }
+  const Tensor& dz_tensor(size_t chunk) const { return dz_[kDzIsOperand ? chunk % 2 : 0]; }
   // Of step k of chunk c, or of the step after the chunk.
   Matrix<Source> dz_of(size_t c, size_t k) const {
     const size_t owner = k < chunks_[c].last ? c : c + 1;
@@ -207,7 +207,7 @@ class BlockedBackward {
   }
 
   Matrix<const Operand> dz_operand(size_t c, size_t k) const {
-    if (!Format::kInPlace) return as_const(packed_dz(k));
+    if (!kDzIsOperand) return as_const(packed_dz(k));
     return Format::in_place(as_const(dz_of(c, k)));
   }
 
@@ -243,18 +243,10 @@ class BlockedBackward {
 
 std::optional<Gradients> blocked_backward(
     const SequenceBackwardArgs& args, const BackwardSchedule& schedule) {
-  const at::ScalarType dtype = args.input.scalar_type();
-  switch (schedule.format) {
-    case GemmFormat::kBf16:
-      return BlockedBackward<BFloat16, Bf16Format>(args, schedule).run();
-    case GemmFormat::kBf16x3:
-      return dtype == at::kHalf ? BlockedBackward<Half, Bf16x3Format>(args, schedule).run()
-                                : BlockedBackward<float, Bf16x3Format>(args, schedule).run();
-    default:
-      if (dtype == at::kHalf) return BlockedBackward<Half, F32Format>(args, schedule).run();
-      return dtype == at::kBFloat16 ? BlockedBackward<BFloat16, F32Format>(args, schedule).run()
-                                    : BlockedBackward<float, F32Format>(args, schedule).run();
-  }
+  return visit_dtype_and_format(
+      args.input.scalar_type(), schedule.format, [&]<typename T, typename Format>(T, Format) {
+        return BlockedBackward<T, Format>(args, schedule).run();
+      });
 }
 
 }  // namespace lltm::cpu

@@ -58,10 +58,9 @@ class BlockedForward {
     grid_.columns = std::min(grid_.columns, blocks_.count);
     input_in_place_ = input_.is_contiguous() && Format::fits_in_place(input_size_, input_size_);
     const bool by_step = input_in_place_ && !merge_projection_;
-    const int64_t steps_of_window =
-        by_step ? 1 : std::max<int64_t>(1, schedule.chunk_rows / batch_);
-    window_rows_ = steps_of_window * batch_;
-    plan_windows();
+    const int64_t most_steps = by_step ? 1 : std::max<int64_t>(1, schedule.chunk_rows / batch_);
+    chunk_rows_ = most_steps * batch_;
+    chunks_ = plan_chunks(steps_, chunk_rows_, most_steps);
     allocate();
   }
 
@@ -80,40 +79,21 @@ class BlockedForward {
   }
 
  private:
-  // Steps [first, last) whose input is packed together, or multiplied in one GEMM.
-  struct Window {
-    size_t first, last;
-    int64_t begin, end;  // their rows, in the order of the input
-  };
   struct Slot {
     Range rows, blocks;
-    float* z;  // pre-activations of one block, or of all blocks of a window
+    float* z;  // pre-activations of one block, or of all blocks of a chunk
   };
-
-  void plan_windows() {
-    const auto size = static_cast<size_t>(window_rows_ / batch_);
-    for (size_t first = 0; first < steps_.size(); first += size) {
-      const size_t last = std::min(steps_.size(), first + size);
-      const Step& front = steps_[first];
-      const Step& back = steps_[last - 1];
-      const bool reversed = back.offset < front.offset;
-      const Step& top = reversed ? front : back;
-      windows_.push_back({first, last, std::min(front.offset, back.offset), top.offset + top.rows});
-    }
-  }
 
   void allocate() {
     const auto options = args_.input.options();
     const int64_t rows = flat_size(args_.input);
-    std::vector<int64_t> output_shape = args_.input.sizes().vec();
-    output_shape.back() = hidden_;
-    output_ = empty_large(output_shape, options);
+    output_ = empty_large(output_sizes(args_.input, hidden_), options);
     output_rows_ = flat_rows(output_);
     if (args_.save) activations_ = empty_large({rows, Cell::kSaved * hidden_}, options);
     c_ = at::empty(args_.c_0.sizes(), options).copy_(args_.c_0);
     if (args_.bias.defined()) bias_ = args_.bias.to(at::kFloat);
 
-    if (!input_in_place_) packed_input_ = allocate_a<Format>(window_rows_, input_size_, options);
+    if (!input_in_place_) packed_input_ = allocate_a<Format>(chunk_rows_, input_size_, options);
     if (output_is_operand_) {
       states_.rows = {reinterpret_cast<Operand*>(output_.mutable_data_ptr()), hidden_, 1};
     } else {
@@ -121,7 +101,7 @@ class BlockedForward {
     }
     const int64_t z_columns =
         Cell::kGates * blocks_.width * (merge_projection_ ? blocks_.count : 1);
-    const int64_t z_rows = merge_projection_ ? window_rows_ : batch_;
+    const int64_t z_rows = merge_projection_ ? chunk_rows_ : batch_;
     z_ = at::empty({grid_.slots(), z_rows * z_columns}, options.dtype(at::kFloat));
 
     kernel_args_.bias = read_row<float>(bias_);
@@ -134,16 +114,16 @@ class BlockedForward {
   }
 
   void run_thread(Team& team) {
-    for (const Window& window : windows_) {
+    for (const Chunk& chunk : chunks_) {
       if (!input_in_place_) {
-        team.for_each_slot(grid_.slots(), [&](int64_t slot) { return pack_input(window, slot); });
+        team.for_each_slot(grid_.slots(), [&](int64_t slot) { return pack_input(chunk, slot); });
         if (grid_.needs_barrier()) team.barrier();
       }
-      for (size_t k = window.first; k < window.last; ++k) {
+      for (size_t k = chunk.first; k < chunk.last; ++k) {
         team.for_each_slot(grid_.slots(), [&](int64_t index) {
           const Slot slot = slot_of(index);
-          if (merge_projection_ && k == window.first) project_window(window, slot);
-          return step(window, k, slot);
+          if (merge_projection_ && k == chunk.first) project_chunk(chunk, slot);
+          return step(chunk, k, slot);
         });
         if (grid_.needs_barrier()) team.barrier();
       }
@@ -158,35 +138,33 @@ class BlockedForward {
         z_.mutable_data_ptr<float>() + index * z_.size(1)};
   }
 
-  // Packs this slot's share of the input of a window.
-  bool pack_input(const Window& window, int64_t index) const {
+  // Packs this slot's share of the input of a chunk.
+  bool pack_input(const Chunk& chunk, int64_t index) const {
     const Range slot_rows = share(batch_, grid_.rows, index / grid_.columns);
-    for (size_t k = window.first; k < window.last; ++k) {
+    for (size_t k = chunk.first; k < chunk.last; ++k) {
       const Range rows = intersect(slot_rows, {0, steps_[k].rows});
       const Range part = share(rows.size(), grid_.columns, index % grid_.columns);
       const int64_t first = rows.begin + part.begin;
       const auto x = input_rows_.of(steps_[k].offset).from(first);
-      if (!Format::pack_a(part.size(), input_size_, x, packed_input(window, k).from(first))) {
+      if (!Format::pack_a(part.size(), input_size_, x, packed_input(chunk, k).from(first))) {
         return false;
       }
     }
     return true;
   }
 
-  // z = x W_x^T for all rows of a window.
-  void project_window(const Window& window, const Slot& slot) const {
-    const int64_t rows = window.end - window.begin;
-    if (rows == 0) return;
-    const bool reversed = steps_[window.first].offset > window.begin;
-    const auto x = input_of(window, reversed ? window.last - 1 : window.first);
-    const Step top = {window.begin, rows};
+  // z = x W_x^T for all rows of a chunk.
+  void project_chunk(const Chunk& chunk, const Slot& slot) const {
+    if (chunk.rows == 0) return;
+    const bool reversed = steps_[chunk.first].offset > chunk.begin;
+    const auto x = input_of(chunk, reversed ? chunk.last - 1 : chunk.first);
     for (int64_t block = slot.blocks.begin; block < slot.blocks.end; ++block) {
-      float* const z = z_of(window, slot, block, top);
-      Format::gemm(rows, x, weights_.x(block), z, weights_.columns(block), /*accumulate=*/false);
+      const auto z = z_of(chunk, slot, block, chunk.begin);
+      Format::gemm(chunk.rows, x, weights_.x(block), z, /*accumulate=*/false);
     }
   }
 
-  bool step(const Window& window, size_t k, const Slot& slot) const {
+  bool step(const Chunk& chunk, size_t k, const Slot& slot) const {
     if (intersect(slot.rows, {0, steps_[k].rows}).size() == 0) return true;
     if (grid_.needs_barrier() && k > 0) {
       const Range carried = intersect(slot.rows, {0, carried_rows(steps_, k)});
@@ -194,36 +172,32 @@ class BlockedForward {
     }
     bool in_range = true;
     for (int64_t block = slot.blocks.begin; block < slot.blocks.end; ++block) {
-      in_range &= step_block(window, k, slot, block);
+      in_range &= step_block(chunk, k, slot, block);
     }
     return in_range;
   }
 
-  bool step_block(const Window& window, size_t k, const Slot& slot, int64_t block) const {
+  bool step_block(const Chunk& chunk, size_t k, const Slot& slot, int64_t block) const {
     const Step& step = steps_[k];
     const Range rows = intersect(slot.rows, {0, step.rows});
-    const int64_t columns = weights_.columns(block);
-    float* const z = z_of(window, slot, block, step);
-    float* const z_rows = z + rows.begin * columns;
-    if (!merge_projection_) {
-      const auto x = input_of(window, k).from(rows.begin);
-      Format::gemm(rows.size(), x, weights_.x(block), z_rows, columns, /*accumulate=*/false);
-    }
-    const auto recur = [&](Range part, Matrix<const Operand> h) {
+    const Matrix<float> z = z_of(chunk, slot, block, step.offset);
+    const auto multiply = [&](Range part, Matrix<const Operand> a, const auto& b, bool accumulate) {
       if (part.size() == 0) return;
-      float* const z_part = z + part.begin * columns;
-      Format::gemm(
-          part.size(), h.from(part.begin), weights_.h(block), z_part, columns, /*accumulate=*/true);
+      Format::gemm(part.size(), a.from(part.begin), b, z.from(part.begin), accumulate);
     };
+    if (!merge_projection_) {
+      multiply(rows, input_of(chunk, k), weights_.x(block), /*accumulate=*/false);
+    }
     const int64_t carried = carried_rows(steps_, k);
-    if (k > 0) recur(intersect(rows, {0, carried}), as_const(state_of(k - 1)));
-    recur(intersect(rows, {carried, step.rows}), h_0_);
+    const auto b = weights_.h(block);
+    if (k > 0) multiply(intersect(rows, {0, carried}), as_const(state_of(k - 1)), b, true);
+    multiply(intersect(rows, {carried, step.rows}), h_0_, b, /*accumulate=*/true);
 
     const int64_t unit = blocks_.begin(block);
     const int64_t row = step.offset + rows.begin;
     ForwardArgs<T, Operand> part = kernel_args_;
     part.hidden = blocks_.size(block);
-    part.gates = {z_rows, columns, 1};
+    part.gates = as_const(z.from(rows.begin));
     part.gates_step = weights_.gate_columns(block);
     part.bias = part.bias.from(0, unit);
     part.c = part.c.from(rows.begin, unit);
@@ -238,16 +212,16 @@ class BlockedForward {
   }
 
   // Where the input of step k is packed. Steps are `batch` rows apart, so slots with different rows
-  // of the batch never write to the same place, even when one is a window ahead. A merged
+  // of the batch never write to the same place, even when one is a chunk ahead. A merged
   // projection needs the rows without gaps; its threads wait for each other.
-  Matrix<Operand> packed_input(const Window& window, size_t k) const {
-    const auto step = static_cast<int64_t>(k - window.first);
+  Matrix<Operand> packed_input(const Chunk& chunk, size_t k) const {
+    const auto step = static_cast<int64_t>(k - chunk.first);
     return packed_input_.rows.from(
-        merge_projection_ ? steps_[k].offset - window.begin : step * batch_);
+        merge_projection_ ? steps_[k].offset - chunk.begin : step * batch_);
   }
 
-  Matrix<const Operand> input_of(const Window& window, size_t k) const {
-    if (!input_in_place_) return as_const(packed_input(window, k));
+  Matrix<const Operand> input_of(const Chunk& chunk, size_t k) const {
+    if (!input_in_place_) return as_const(packed_input(chunk, k));
     const auto first = input_rows_.of(0);
     return Format::in_place({first.data + steps_[k].offset * input_size_, input_size_, 1});
   }
@@ -257,11 +231,12 @@ class BlockedForward {
         output_is_operand_ ? steps_[k].offset : static_cast<int64_t>(k % 2) * batch_);
   }
 
-  // The pre-activations of a step in a block: (rows of the step, columns of the block).
-  float* z_of(const Window& window, const Slot& slot, int64_t block, const Step& step) const {
-    if (!merge_projection_) return slot.z;
-    return slot.z + Cell::kGates * blocks_.begin(block) * window_rows_ +
-           (step.offset - window.begin) * weights_.columns(block);
+  // The pre-activations of a block, from row number `offset` of the input on.
+  Matrix<float> z_of(const Chunk& chunk, const Slot& slot, int64_t block, int64_t offset) const {
+    Matrix<float> z = {slot.z, weights_.columns(block)};
+    if (!merge_projection_) return z;
+    z.data += Cell::kGates * blocks_.begin(block) * chunk_rows_;
+    return z.from(offset - chunk.begin);
   }
 
   const SequenceArgs& args_;
@@ -271,8 +246,9 @@ class BlockedForward {
   const std::vector<Step> steps_;
   Grid grid_;
   bool merge_projection_, input_in_place_, output_is_operand_;
-  std::vector<Window> windows_;
-  int64_t window_rows_;
+  // Steps whose input is packed together, or multiplied in one GEMM.
+  std::vector<Chunk> chunks_;
+  int64_t chunk_rows_;
 
   Tensor input_;
   StepRows<Source> input_rows_;
@@ -299,18 +275,10 @@ std::optional<SequenceResult> forward(const SequenceArgs& args, const ForwardSch
 
 std::optional<SequenceResult> blocked_forward(
     const SequenceArgs& args, const ForwardSchedule& schedule) {
-  const at::ScalarType dtype = args.input.scalar_type();
-  switch (schedule.format) {
-    case GemmFormat::kBf16:
-      return forward<BFloat16, Bf16Format>(args, schedule);
-    case GemmFormat::kBf16x3:
-      return dtype == at::kHalf ? forward<Half, Bf16x3Format>(args, schedule)
-                                : forward<float, Bf16x3Format>(args, schedule);
-    default:
-      if (dtype == at::kHalf) return forward<Half, F32Format>(args, schedule);
-      return dtype == at::kBFloat16 ? forward<BFloat16, F32Format>(args, schedule)
-                                    : forward<float, F32Format>(args, schedule);
-  }
+  return visit_dtype_and_format(
+      args.input.scalar_type(), schedule.format, [&]<typename T, typename Format>(T, Format) {
+        return forward<T, Format>(args, schedule);
+      });
 }
 
 }  // namespace lltm::cpu

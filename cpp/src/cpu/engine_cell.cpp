@@ -114,18 +114,13 @@ class BlockedStep {
     float* const z_transposed = floats_ + x_size_ + 2 * block * z_size();
     float* const z = z_transposed + z_size();
     const auto w = read<T>(args_.weights);
-    const auto b = x_transposed();
+    const auto b = as_const(x_transposed());
     for (int64_t gate = 0; gate < Cell::kGates; ++gate) {
-      Format::gemm(
-          width,
-          w.from(gate * hidden_ + unit),
-          {b.data, b.k, b.n, b.ld},
-          z_transposed + gate * width * columns_,
-          columns_,
-          /*accumulate=*/false);
+      const Matrix<float> out = {z_transposed + gate * width * columns_, columns_};
+      Format::gemm(width, w.from(gate * hidden_ + unit), b, out, /*accumulate=*/false);
     }
     const int64_t z_columns = Cell::kGates * width;
-    kernels().transpose_f32(z_columns, columns_, z_transposed, columns_, z, z_columns);
+    kernels().transpose_f32(z_columns, columns_, {z_transposed, columns_}, {z, z_columns});
     ForwardArgs<T, float> part = step_;
     part.hidden = width;
     part.gates = {z, z_columns, 1};
@@ -264,13 +259,13 @@ class BlockedStepBackward {
     elementwise<float, float>().backward(part, 0, batch_ * width);
     for (int64_t gate = 0; gate < Cell::kGates; ++gate) {
       const int64_t row = gate * hidden_ + unit;
-      const auto dz = dz_.from(0, row);
+      const auto dz = as_const(dz_.from(0, row));
       if (results_.d_bias.defined()) {
         float* const d_bias = results_.d_bias.mutable_data_ptr<float>() + row;
-        kernels().sum_rows_f32(batch_, width, dz.data, dz.row_stride, d_bias);
+        kernels().sum_rows_f32(batch_, width, dz, d_bias);
       }
       if (!results_.d_weights.defined()) continue;
-      kernels().transpose_f32(batch_, width, dz.data, dz.row_stride, dz_transposed, batch_);
+      kernels().transpose_f32(batch_, width, dz, {dz_transposed, batch_});
       const auto d_weights = write<float>(results_.d_weights).from(row);
       multiply(width, dz_transposed, h_, d_weights);
       multiply(width, dz_transposed, input_, d_weights.from(0, hidden_));
@@ -283,13 +278,9 @@ class BlockedStepBackward {
     constexpr int64_t kColumns = 256;
     const float* const data = x.const_data_ptr<float>();
     for (int64_t n = 0; n < x.size(1); n += kColumns) {
-      F32Format::gemm(
-          width,
-          {dz_transposed, batch_, 1},
-          {data + n, batch_, std::min(kColumns, x.size(1) - n), x.stride(0)},
-          out.data + n,
-          out.row_stride,
-          /*accumulate=*/false);
+      const int64_t columns = std::min(kColumns, x.size(1) - n);
+      const PackedB<const float> b = {data + n, batch_, columns, x.stride(0)};
+      F32Format::gemm(width, {dz_transposed, batch_}, b, out.from(0, n), /*accumulate=*/false);
     }
   }
 
@@ -310,13 +301,9 @@ class BlockedStepBackward {
       for (int64_t t = first; t < last; ++t) {
         const int64_t n = tiles[t].begin;
         const auto out = n < hidden_ ? d_h.from(0, n) : d_input.from(0, n - hidden_);
-        F32Format::gemm(
-            batch_,
-            as_const(dz_),
-            {w.data + n, Cell::kGates * hidden_, tiles[t].size(), w.row_stride},
-            out.data,
-            out.row_stride,
-            /*accumulate=*/false);
+        const PackedB<const float> b = {
+            w.data + n, Cell::kGates * hidden_, tiles[t].size(), w.row_stride};
+        F32Format::gemm(batch_, as_const(dz_), b, out, /*accumulate=*/false);
       }
       release_micro_kernel();
     });

@@ -48,6 +48,7 @@ class FewRowsForward {
         slots_(std::min(schedule.threads, blocks_.count)),
         steps_(plan_steps(args.input, args.batch_sizes, args.reverse)),
         chunks_(plan_chunks(steps_, schedule.chunk_rows)),
+        chunk_rows_(most_rows(chunks_)),
         input_(args.input) {
     const auto options = args.input.options();
     const auto wide = options.dtype(at::kDouble);
@@ -55,19 +56,16 @@ class FewRowsForward {
     if (args.bias.defined()) bias_ = args.bias.contiguous();
     h_0_ = args.h_0.to(a_dtype).contiguous();
     c_ = args.c_0.to(at::kDouble).contiguous();
-    for (const Chunk& chunk : chunks_) chunk_rows_ = std::max(chunk_rows_, chunk.rows);
     x_ = at::empty({chunk_rows_, input_size_}, options.dtype(a_dtype));
     z_ = at::empty({chunk_rows_ * Cell::kGates * hidden_}, wide);
-    h_ = at::empty({2 * batch_, hidden_}, wide);
-    std::vector<int64_t> output_shape = args.input.sizes().vec();
-    output_shape.back() = hidden_;
-    output_ = empty_large(output_shape, options);
+    if (!kFloat) h_ = at::empty({2 * batch_, hidden_}, wide);
+    output_ = empty_large(output_sizes(args.input, hidden_), options);
     output_rows_ = flat_rows(output_);
     if (args.save) {
       activations_ = empty_large({flat_size(args.input), Cell::kSaved * hidden_}, options);
     }
     if (bias_.defined()) bias_data_ = bias_.const_data_ptr<float>();
-    h_0_data_ = h_0_.const_data_ptr<A>();
+    h_0_rows_ = read<A>(h_0_);
     z_data_ = z_.mutable_data_ptr<double>();
     c_rows_ = write<double>(c_);
     h_rows_ = write<double>(h_);
@@ -119,14 +117,7 @@ class FewRowsForward {
 
   void project(const Chunk& chunk, int64_t block) {
     few_rows_gemm(A{})(
-        chunk.rows,
-        weights_.columns(block),
-        input_size_,
-        x_.const_data_ptr<A>(),
-        input_size_,
-        weights_.x(block).data,
-        z_of(block),
-        /*accumulate=*/false);
+        chunk.rows, read<A>(x_), weights_.x(block), z_of(block), /*accumulate=*/false);
   }
 
   void step_block(const Chunk& chunk, size_t k, int64_t block) {
@@ -135,19 +126,12 @@ class FewRowsForward {
     const int64_t unit = blocks_.begin(block);
     const int64_t columns = weights_.columns(block);
     double* const z = z_of(block) + (offset - chunk.begin) * columns;
-    const auto recur = [&](int64_t from, int64_t to, const A* h) {
+    const auto recur = [&](int64_t from, int64_t to, Matrix<const A> h) {
       few_rows_gemm(A{})(
-          to - from,
-          columns,
-          hidden_,
-          h + from * hidden_,
-          hidden_,
-          weights_.h(block).data,
-          z + from * columns,
-          /*accumulate=*/true);
+          to - from, h.from(from), weights_.h(block), z + from * columns, /*accumulate=*/true);
     };
     if (carried > 0) recur(0, carried, operand(k - 1));
-    recur(carried, rows, h_0_data_);
+    recur(carried, rows, h_0_rows_);
 
     FewRowsArgs args;
     args.hidden = blocks_.size(block);
@@ -156,7 +140,7 @@ class FewRowsForward {
     args.bias = bias_data_ == nullptr ? nullptr : bias_data_ + unit;
     args.bias_step = hidden_;
     args.c = c_rows_.from(0, unit);
-    args.h = kFloat ? Matrix<double>{} : state(k).from(0, unit);
+    args.h = state(k).from(0, unit);
     args.h_next = h_next_.from(offset, unit);
     args.activations = saved_.from(offset, unit);
     args.activations_step = hidden_;
@@ -168,15 +152,16 @@ class FewRowsForward {
   double* z_of(int64_t block) const {
     return z_data_ + Cell::kGates * blocks_.begin(block) * chunk_rows_;
   }
-  // The state after step k in float64, of two steps in turn; and as the next GEMM reads it.
+  // The state after step k in float64, of two steps in turn, or absent; and as the next GEMM
+  // reads it.
   Matrix<double> state(size_t k) const {
     return h_rows_.from(static_cast<int64_t>(k % 2) * batch_);
   }
-  const A* operand(size_t k) const {
-    if constexpr (std::is_same_v<A, float>) {
-      return h_next_.row(steps_[k].offset);
+  Matrix<const A> operand(size_t k) const {
+    if constexpr (kFloat) {
+      return as_const(h_next_.from(steps_[k].offset));
     } else {
-      return state(k).data;
+      return as_const(state(k));
     }
   }
 
@@ -188,13 +173,13 @@ class FewRowsForward {
   const int64_t slots_;
   const std::vector<Step> steps_;
   const std::vector<Chunk> chunks_;
+  const int64_t chunk_rows_;
   const StepRows<float> input_;
-  int64_t chunk_rows_ = 0;
   Tensor bias_, h_0_, c_, x_, z_, h_;
   Tensor output_, output_rows_, activations_;
   // The same in memory: steps are so short that asking a tensor shows.
   const float* bias_data_ = nullptr;
-  const A* h_0_data_;
+  Matrix<const A> h_0_rows_;
   double* z_data_;
   Matrix<double> c_rows_, h_rows_;
   Matrix<float> h_next_, saved_;

@@ -28,9 +28,7 @@ SequenceResult stepwise_forward(const SequenceArgs& args) {
   const Tensor gates =
       few ? at::empty({x.size(0), Cell::kGates * hidden}, x.options()) : linear.project_input(x);
 
-  std::vector<int64_t> output_shape = args.input.sizes().vec();
-  output_shape.back() = hidden;
-  const Tensor output = at::empty(output_shape, args.input.options());
+  const Tensor output = at::empty(output_sizes(args.input, hidden), args.input.options());
   const Tensor output_rows = flat_rows(output);
   const Tensor activations =
       args.save ? at::empty({gates.size(0), Cell::kSaved * hidden}, args.input.options())

@@ -4,6 +4,7 @@
 
 #include "cell.h"
 #include "cpu/kernels.h"
+#include "cpu/tile.h"
 
 #include <cstdint>
 
@@ -56,10 +57,8 @@ LLTM_CELL_INLINE Floats load_floats_of(const float* x) {
 
 template <typename A>
 struct FewRowsGemm {
-  std::int64_t n, k;
-  const A* a;
-  std::int64_t lda;
-  const float* b;
+  Matrix<const A> a;
+  PackedB<const float> b;
   double* c;
   bool accumulate;
 };
@@ -85,8 +84,8 @@ struct FewRowsAccumulators {
       const Doubles weights_high = widen_high(weights);
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
-        low[r][v] += p.a[r * p.lda + k] * weights_low;
-        high[r][v] += p.a[r * p.lda + k] * weights_high;
+        low[r][v] += p.a.row(r)[k] * weights_low;
+        high[r][v] += p.a.row(r)[k] * weights_high;
       }
     }
   }
@@ -95,12 +94,12 @@ struct FewRowsAccumulators {
   LLTM_CELL_INLINE void add_chain(
       const FewRowsGemm<float>& p, const float* b, std::int64_t k, std::int64_t count) {
     Floats chain[kRows][kVectors] = {};
-    for (std::int64_t j = 0; j < count; ++j, b += p.n) {
+    for (std::int64_t j = 0; j < count; ++j, b += p.b.n) {
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) {
         const Floats weights = load_floats_of(b + v * kLanes);
 #pragma GCC unroll 4
-        for (int r = 0; r < kRows; ++r) chain[r][v] += p.a[r * p.lda + k + j] * weights;
+        for (int r = 0; r < kRows; ++r) chain[r][v] += p.a.row(r)[k + j] * weights;
       }
     }
 #pragma GCC unroll 4
@@ -114,15 +113,15 @@ struct FewRowsAccumulators {
   }
 
   LLTM_CELL_INLINE void add_all(const FewRowsGemm<double>& p, std::int64_t column) {
-    const float* b = p.b + column;
-    for (std::int64_t k = 0; k < p.k; ++k, b += p.n) add(p, b, k);
+    const float* b = p.b.data + column;
+    for (std::int64_t k = 0; k < p.b.k; ++k, b += p.b.n) add(p, b, k);
   }
   LLTM_CELL_INLINE void add_all(const FewRowsGemm<float>& p, std::int64_t column) {
-    const float* b = p.b + column;
+    const float* b = p.b.data + column;
     std::int64_t k = 0;
     constexpr std::int64_t kCount = kChain<kRows>;
-    for (; k + kCount <= p.k; k += kCount, b += kCount * p.n) add_chain(p, b, k, kCount);
-    if (k < p.k) add_chain(p, b, k, p.k - k);
+    for (; k + kCount <= p.b.k; k += kCount, b += kCount * p.b.n) add_chain(p, b, k, kCount);
+    if (k < p.b.k) add_chain(p, b, k, p.b.k - k);
   }
 };
 
@@ -150,7 +149,7 @@ LLTM_CELL_INLINE void gemm_few_rows_tile(
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      double* const c = p.c + r * p.n + column + v * kLanes;
+      double* const c = p.c + r * p.b.n + column + v * kLanes;
       store(sums.low[r][v], c, skip);
       store(sums.high[r][v], c + kHalf, skip - kHalf);
     }
@@ -161,88 +160,86 @@ template <int kRows, typename A>
 LLTM_CELL_INLINE void gemm_few_rows_band(const FewRowsGemm<A>& p) {
   constexpr int kVectors = kRows == 1 ? 4 : 2;
   std::int64_t column = 0;
-  for (; column + kVectors * kLanes <= p.n; column += kVectors * kLanes) {
+  for (; column + kVectors * kLanes <= p.b.n; column += kVectors * kLanes) {
     gemm_few_rows_tile<kRows, kVectors>(p, column);
   }
-  if (kVectors > 2 && column + 2 * kLanes <= p.n) {
+  if (kVectors > 2 && column + 2 * kLanes <= p.b.n) {
     gemm_few_rows_tile<kRows, 2>(p, column);
     column += 2 * kLanes;
   }
-  if (column + kLanes <= p.n) {
+  if (column + kLanes <= p.b.n) {
     gemm_few_rows_tile<kRows, 1>(p, column);
     column += kLanes;
   }
-  const std::int64_t rest = p.n - column;
+  const std::int64_t rest = p.b.n - column;
   if (rest == 0) return;
-  if (p.n >= kLanes) {  // a whole vector that ends where the columns do
-    gemm_few_rows_tile<kRows, 1>(p, p.n - kLanes, kLanes - rest);
+  if (p.b.n >= kLanes) {  // a whole vector that ends where the columns do
+    gemm_few_rows_tile<kRows, 1>(p, p.b.n - kLanes, kLanes - rest);
     return;
   }
   double sums[kRows][kLanes] = {};
-  for (std::int64_t k = 0; k < p.k; ++k) {
+  for (std::int64_t k = 0; k < p.b.k; ++k) {
     for (int r = 0; r < kRows; ++r) {
-      const double x = p.a[r * p.lda + k];
-      for (std::int64_t j = 0; j < rest; ++j) sums[r][j] += x * p.b[k * p.n + j];
+      const double x = p.a.row(r)[k];
+      for (std::int64_t j = 0; j < rest; ++j) sums[r][j] += x * p.b.data[k * p.b.n + j];
     }
   }
   for (int r = 0; r < kRows; ++r) {
-    double* const c = p.c + r * p.n;
+    double* const c = p.c + r * p.b.n;
     for (std::int64_t j = 0; j < rest; ++j) c[j] = p.accumulate ? c[j] + sums[r][j] : sums[r][j];
   }
 }
 
 template <typename A>
 void gemm_few_rows(
-    std::int64_t m,
-    std::int64_t n,
-    std::int64_t k,
-    const A* a,
-    std::int64_t lda,
-    const float* b,
-    double* c,
-    bool accumulate) {
-  FewRowsGemm<A> p = {n, k, a, lda, b, c, accumulate};
+    std::int64_t m, Matrix<const A> a, PackedB<const float> b, double* c, bool accumulate) {
+  FewRowsGemm<A> p = {a, b, c, accumulate};
   for (; m >= 4; m -= 4) {
     gemm_few_rows_band<4>(p);
-    p.a += 4 * lda;
-    p.c += 4 * n;
+    p.a = p.a.from(4);
+    p.c += 4 * b.n;
   }
   if (m == 3) gemm_few_rows_band<3>(p);
   if (m == 2) gemm_few_rows_band<2>(p);
   if (m == 1) gemm_few_rows_band<1>(p);
 }
 
+// Units of one row, at most kSomeUnits.
+constexpr std::int64_t kSomeUnits = 64;
+LLTM_CELL_INLINE void forward_few_rows_units(
+    const FewRowsArgs& a, std::int64_t row, std::int64_t first, std::int64_t n) {
+  const double* const z = a.gates.row(row) + first;
+  double* const c = a.c.row(row) + first;
+  double ignored[kSomeUnits];
+  double* const h = a.h.data == nullptr ? ignored : a.h.row(row) + first;
+  float* const h_next = a.h_next.row(row) + first;
+  float zeros[Cell::kGates * kSomeUnits] = {};
+  const float* const bias = a.bias == nullptr ? zeros : a.bias + first;
+  const std::int64_t bias_step = a.bias == nullptr ? kSomeUnits : a.bias_step;
+  float unused[Cell::kSaved * kSomeUnits];
+  const bool save = a.activations.data != nullptr;
+  float* const saved = save ? a.activations.row(row) + first : unused;
+  const std::int64_t step = save ? a.activations_step : kSomeUnits;
+  LLTM_INDEPENDENT
+  for (std::int64_t j = 0; j < n; ++j) {
+    double z_j[Cell::kGates];
+#pragma GCC unroll 8
+    for (int k = 0; k < Cell::kGates; ++k) {
+      z_j[k] = z[j + k * a.gates_step] + bias[j + k * bias_step];
+    }
+    const auto y = Cell::forward(z_j, c[j]);
+    c[j] = y.c;
+    h[j] = y.h;
+    h_next[j] = static_cast<float>(y.h);
+#pragma GCC unroll 8
+    for (int k = 0; k < Cell::kSaved; ++k) saved[j + k * step] = static_cast<float>(y.saved[k]);
+  }
+}
+
 void forward_few_rows(const FewRowsArgs& a, std::int64_t rows) {
-  constexpr std::int64_t kSome = 64;  // units at a time
   for (std::int64_t row = 0; row < rows; ++row) {
-    for (std::int64_t first = 0; first < a.hidden; first += kSome) {
-      const std::int64_t n = a.hidden - first < kSome ? a.hidden - first : kSome;
-      const double* const z = a.gates.row(row) + first;
-      double* const c = a.c.row(row) + first;
-      double ignored[kSome];
-      double* const h = a.h.data == nullptr ? ignored : a.h.row(row) + first;
-      float* const h_next = a.h_next.row(row) + first;
-      float zeros[Cell::kGates * kSome] = {};
-      const float* const bias = a.bias == nullptr ? zeros : a.bias + first;
-      const std::int64_t bias_step = a.bias == nullptr ? kSome : a.bias_step;
-      float unused[Cell::kSaved * kSome];
-      const bool save = a.activations.data != nullptr;
-      float* const saved = save ? a.activations.row(row) + first : unused;
-      const std::int64_t step = save ? a.activations_step : kSome;
-      LLTM_INDEPENDENT
-      for (std::int64_t j = 0; j < n; ++j) {
-        double z_j[Cell::kGates];
-#pragma GCC unroll 8
-        for (int k = 0; k < Cell::kGates; ++k) {
-          z_j[k] = z[j + k * a.gates_step] + bias[j + k * bias_step];
-        }
-        const auto y = Cell::forward(z_j, c[j]);
-        c[j] = y.c;
-        h[j] = y.h;
-        h_next[j] = static_cast<float>(y.h);
-#pragma GCC unroll 8
-        for (int k = 0; k < Cell::kSaved; ++k) saved[j + k * step] = static_cast<float>(y.saved[k]);
-      }
+    for (std::int64_t first = 0; first < a.hidden; first += kSomeUnits) {
+      forward_few_rows_units(a, row, first, at_most(a.hidden - first, kSomeUnits));
     }
   }
 }

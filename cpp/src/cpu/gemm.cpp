@@ -93,8 +93,7 @@ class OutputBlock {
       PackedB<const typename Format::Operand> b) {
     constexpr int64_t kLargestStride = 1 << 20;  // the kernel's offsets are of 32 bits
     const bool direct = b.n == columns && out.row_stride <= kLargestStride;
-    float* const c = direct ? out.data : copy_.data();
-    Format::gemm(rows, a, b, c, direct ? out.row_stride : b.n, /*accumulate=*/false);
+    Format::gemm(rows, a, b, direct ? out : Matrix<float>{copy_.data(), b.n}, /*accumulate=*/false);
     for (int64_t r = 0; !direct && r < rows; ++r) {
       std::copy_n(copy_.data() + r * b.n, columns, out.row(r));
     }
@@ -126,15 +125,16 @@ class PackedGemmOf final : public PackedGemm {
   using Operand = typename Format::Operand;
 
   explicit PackedGemmOf(const Tensor& matrix)
-      : k_(matrix.size(0)), n_(matrix.size(1)), padded_k_(Format::padded_k(k_)) {
+      : k_(matrix.size(0)), bands_(matrix.size(1), kGemmBand), padded_k_(Format::padded_k(k_)) {
     const Tensor rows = with_contiguous_rows(matrix);
-    const int64_t elements = padded_k_ * Format::padded_n(n_);
+    const int64_t elements = padded_k_ * Format::padded_n(matrix.size(1));
     memory_ = at::empty(
         {elements * static_cast<int64_t>(sizeof(Operand))}, matrix.options().dtype(at::kByte));
     const auto b = read<Source>(rows);
-    fits_ = parallel_region(std::min(available_threads(), bands()), [&](Team& team) {
-      team.for_each_slot(bands(), [&](int64_t band) {
-        return Format::pack_b(band_of(band), 0, 0, b.from(0, band * kGemmBand), k_, width(band));
+    fits_ = parallel_region(std::min(available_threads(), bands_.count), [&](Team& team) {
+      team.for_each_slot(bands_.count, [&](int64_t band) {
+        return Format::pack_b(
+            band_of(band), 0, 0, b.from(0, bands_.begin(band)), k_, bands_.size(band));
       });
     });
   }
@@ -143,21 +143,19 @@ class PackedGemmOf final : public PackedGemm {
     const int64_t rows = a.size(0);
     if (rows == 0) return true;
     const int64_t tiers = (rows + kMaxRows - 1) / kMaxRows;
-    const int64_t threads = std::min(available_threads(), tiers * bands());
+    const int64_t threads = std::min(available_threads(), tiers * bands_.count);
     return fits_ && parallel_region(threads, [&](Team& team) {
              team.for_each_slot(threads, [&](int64_t slot) {
-               return run_tasks(out, a, share(tiers * bands(), threads, slot));
+               return run_tasks(out, a, share(tiers * bands_.count, threads, slot));
              });
              release_micro_kernel();
            });
   }
 
  private:
-  int64_t bands() const { return (n_ + kGemmBand - 1) / kGemmBand; }
-  int64_t width(int64_t band) const { return std::min(kGemmBand, n_ - band * kGemmBand); }
   PackedB<Operand> band_of(int64_t band) const {
-    const int64_t n = Format::padded_n(width(band));
-    auto* const data = static_cast<Operand*>(memory_.data_ptr()) + band * kGemmBand * padded_k_;
+    const int64_t n = Format::padded_n(bands_.size(band));
+    auto* const data = static_cast<Operand*>(memory_.data_ptr()) + bands_.begin(band) * padded_k_;
     return {data, padded_k_, n, n};
   }
 
@@ -169,8 +167,8 @@ class PackedGemmOf final : public PackedGemm {
     const auto packed =
         in_place ? OperandA<Format>{} : allocate_a<Format>(kMaxRows, k_, a.options());
     for (int64_t task = tasks.begin; task < tasks.end; ++task) {
-      const int64_t first = task / bands() * kMaxRows;
-      const int64_t band = task % bands();
+      const int64_t first = task / bands_.count * kMaxRows;
+      const int64_t band = task % bands_.count;
       const int64_t rows = std::min(kMaxRows, a.size(0) - first);
       const bool next_rows = task == tasks.begin || band == 0;
       if (!in_place && next_rows && !Format::pack_a(rows, k_, x.from(first), packed.rows)) {
@@ -178,14 +176,15 @@ class PackedGemmOf final : public PackedGemm {
       }
       const Matrix<const Operand> left =
           in_place ? Format::in_place(x.from(first)) : as_const(packed.rows);
-      const PackedB<Operand> b = band_of(band);
-      block.gemm(
-          y.from(first, band * kGemmBand), rows, width(band), left, {b.data, b.k, b.n, b.ld});
+      const auto b = as_const(band_of(band));
+      block.gemm(y.from(first, bands_.begin(band)), rows, bands_.size(band), left, b);
     }
     return true;
   }
 
-  int64_t k_, n_, padded_k_;
+  int64_t k_;
+  Blocks bands_;
+  int64_t padded_k_;
   Tensor memory_;
   bool fits_ = true;
 };

@@ -65,6 +65,18 @@ OperandA<Format> allocate_a(int64_t rows, int64_t k, const at::TensorOptions& op
   return {memory, {static_cast<Operand*>(memory.mutable_data_ptr()), stride, 1}};
 }
 
+// Calls body with values of the types that tensors of `dtype` are stored in and that belong to
+// `format`, for the pairs that schedules choose.
+template <typename Body>
+auto visit_dtype_and_format(at::ScalarType dtype, GemmFormat format, const Body& body) {
+  if (format == GemmFormat::kBf16) return body(BFloat16{}, Bf16Format{});
+  if (format == GemmFormat::kBf16x3) {
+    return dtype == at::kHalf ? body(Half{}, Bf16x3Format{}) : body(float{}, Bf16x3Format{});
+  }
+  if (dtype == at::kHalf) return body(Half{}, F32Format{});
+  return dtype == at::kBFloat16 ? body(BFloat16{}, F32Format{}) : body(float{}, F32Format{});
+}
+
 // ---- by our own kernels -----------------------------------------------------
 
 // C (rows, N) = A B with B (K, N) packed once. Tensors are of the format's Source, and the rows

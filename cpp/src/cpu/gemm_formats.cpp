@@ -32,8 +32,7 @@ void brgemm(
     [[maybe_unused]] int64_t k,
     [[maybe_unused]] Matrix<const Operand> a,
     [[maybe_unused]] PackedB<const Operand> b,
-    [[maybe_unused]] float* c,
-    [[maybe_unused]] int64_t ldc,
+    [[maybe_unused]] Matrix<float> c,
     [[maybe_unused]] bool accumulate) {
 #if defined(LLTM_HAS_BRGEMM)
   constexpr bool kFloat = std::is_same_v<Operand, float>;
@@ -44,11 +43,11 @@ void brgemm(
       k,
       a.row_stride,
       b.ld,
-      ldc,
+      c.row_stride,
       accumulate,
       reinterpret_cast<const Element*>(a.data),
       reinterpret_cast<const Element*>(b.data),
-      c,
+      c.data,
       /*is_vnni=*/!kFloat);
 #endif
 }
@@ -91,7 +90,7 @@ bool try_micro_kernel() {
   const Operand b[2] = {operand<Operand>(5.0f), operand<Operand>(7.0f)};
   float c = 1.0f;
   try {
-    brgemm<Operand>(1, 2, {a, 2, 1}, {b, 2, 1, 1}, &c, 1, /*accumulate=*/true);
+    brgemm<Operand>(1, 2, {a, 2, 1}, {b, 2, 1, 1}, {&c, 1, 1}, /*accumulate=*/true);
   } catch (const std::exception&) {
     return false;
   }
@@ -101,26 +100,25 @@ bool try_micro_kernel() {
 
 // ---- packing ----------------------------------------------------------------
 
-void transpose(int64_t rows, int64_t columns, Matrix<const float> x, float* y, int64_t y_stride) {
-  kernels().transpose_f32(rows, columns, x.data, x.row_stride, y, y_stride);
+Transpose<float> transpose_of(float) {
+  return kernels().transpose_f32;
 }
-void transpose(
-    int64_t rows, int64_t columns, Matrix<const BFloat16> x, BFloat16* y, int64_t y_stride) {
-  kernels().transpose_bf16(rows, columns, x.data, x.row_stride, y, y_stride);
+Transpose<BFloat16> transpose_of(BFloat16) {
+  return kernels().transpose_bf16;
 }
 
-// Element (k, n) is element(k, n). In tiles, so that neither side strides far.
-template <int64_t vnni, typename Operand, typename Element>
-void pack_elements(PackedB<Operand> b, int64_t n0, int64_t k_end, int64_t n, Element element) {
+// Element (k, n) is x(n, k), and zero from row k_size on. A few rows of B at a time, so that
+// neither side strides far.
+template <int64_t vnni, typename Operand>
+void pack_elements(
+    PackedB<Operand> b, int64_t n0, Matrix<const Operand> x, int64_t k_size, int64_t n) {
   constexpr int64_t kTile = 16;
-  for (int64_t k_tile = 0; k_tile < k_end; k_tile += kTile) {
-    for (int64_t n_tile = 0; n_tile < n; n_tile += kTile) {
-      const int64_t k_last = std::min(k_tile + kTile, k_end);
-      const int64_t n_last = std::min(n_tile + kTile, n);
-      for (int64_t j = n_tile; j < n_last; ++j) {
-        for (int64_t k = k_tile; k < k_last; ++k) {
-          b.data[(k / vnni * b.ld + n0 + j) * vnni + k % vnni] = element(k, j);
-        }
+  for (int64_t first = 0; first < k_size; first += kTile) {
+    const int64_t last = std::min(first + kTile, round_up(k_size, vnni));
+    for (int64_t j = 0; j < n; ++j) {
+      for (int64_t k = first; k < last; ++k) {
+        b.data[(k / vnni * b.ld + n0 + j) * vnni + k % vnni] =
+            k < k_size ? x.row(j)[k * x.col_stride] : Operand{};
       }
     }
   }
@@ -159,7 +157,7 @@ bool MicroKernelFormat<Element, vnni>::pack_a(
 template <typename Element, int64_t vnni>
 bool MicroKernelFormat<Element, vnni>::pack_a_transposed(
     int64_t m, int64_t k, int64_t padded_k, Matrix<const Source> x, Matrix<Operand> a) {
-  transpose(k, m, x, a.data, a.row_stride);
+  transpose_of(Element{})(k, m, x, a);
   for (int64_t r = 0; r < m && k < padded_k; ++r) {
     std::fill(a.row(r) + k, a.row(r) + padded_k, Operand{});
   }
@@ -170,11 +168,7 @@ template <typename Element, int64_t vnni>
 bool MicroKernelFormat<Element, vnni>::pack_b(
     PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n) {
   const PackedB<Operand> part = {b.data + k0 * b.ld, b.k - k0, b.n, b.ld};
-  if (x.col_stride != 1) {
-    pack_elements<vnni>(part, n0, round_up(k, vnni), n, [&](int64_t row, int64_t column) {
-      return row < k ? x.row(row)[column * x.col_stride] : Operand{};
-    });
-  } else if constexpr (vnni == 1) {
+  if constexpr (vnni == 1) {
     for (int64_t r = 0; r < k; ++r) {
       std::memcpy(part.data + r * b.ld + n0, x.row(r), n * sizeof(Operand));
     }
@@ -198,14 +192,10 @@ bool MicroKernelFormat<Element, vnni>::pack_b_transposed(
     kernels().transpose_f32(
         n,
         k / vnni,
-        reinterpret_cast<const float*>(x.data),
-        x.row_stride / vnni,
-        reinterpret_cast<float*>(part.data + n0 * vnni),
-        b.ld);
+        {reinterpret_cast<const float*>(x.data), x.row_stride / vnni},
+        {reinterpret_cast<float*>(part.data + n0 * vnni), b.ld});
   } else {
-    pack_elements<vnni>(part, n0, round_up(k, vnni), n, [&](int64_t row, int64_t column) {
-      return row < k ? x.row(column)[row * x.col_stride] : Operand{};
-    });
+    pack_elements<vnni>(part, n0, x, k, n);
   }
   pad_k<vnni>(b, k0, n0, k, n);
   return true;
@@ -216,8 +206,7 @@ void MicroKernelFormat<Element, vnni>::gemm(
     int64_t m,
     Matrix<const Operand> a,
     PackedB<const Operand> b,
-    float* c,
-    int64_t ldc,
+    Matrix<float> c,
     bool accumulate) {
   const int64_t longest = longest_chain(m, b.k, vnni);
   const int64_t pieces = (b.k + longest - 1) / longest;
@@ -231,11 +220,10 @@ void MicroKernelFormat<Element, vnni>::gemm(
           a.from(0, k),
           {b.data + k * b.ld, b.k, b.n, b.ld},
           c,
-          ldc,
           accumulate || k > 0);
     }
     a = a.from(band);
-    c += band * ldc;
+    c = c.from(band);
     m -= band;
   }
 }
@@ -250,36 +238,36 @@ bool Bf16x3Format::available() {
 }
 
 bool Bf16x3Format::pack_a(int64_t m, int64_t k, Matrix<const Source> x, Matrix<Operand> a) {
-  return kernels().bf16x3.pack_a(m, k, x.data, x.row_stride, a.data, a.row_stride);
+  return kernels().bf16x3.pack_a(m, k, x, a);
 }
 
 bool Bf16x3Format::pack_a_transposed(
     int64_t m, int64_t k, int64_t /*padded_k*/, Matrix<const Source> x, Matrix<Operand> a) {
-  return kernels().bf16x3.pack_a_transposed(k, m, x.data, x.row_stride, a.data, a.row_stride);
+  return kernels().bf16x3.pack_a_transposed(k, m, x, a);
+}
+
+// The panels of B, from row k0 and column n0 on.
+static Matrix<BFloat16x3> panels(PackedB<BFloat16x3> b, int64_t k0, int64_t n0) {
+  return Matrix<BFloat16x3>{b.data, b.k * kBf16x3Panel}.from(n0 / kBf16x3Panel, k0 * kBf16x3Panel);
 }
 
 bool Bf16x3Format::pack_b(
     PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n) {
-  const int64_t panel_stride = b.k * kBf16x3Panel;
-  Operand* const to = b.data + n0 / kBf16x3Panel * panel_stride + k0 * kBf16x3Panel;
-  return kernels().bf16x3.pack_b(k, n, x.data, x.row_stride, to, panel_stride);
+  return kernels().bf16x3.pack_b(k, n, x, panels(b, k0, n0));
 }
 
 bool Bf16x3Format::pack_b_transposed(
     PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n) {
-  const int64_t panel_stride = b.k * kBf16x3Panel;
-  Operand* const to = b.data + n0 / kBf16x3Panel * panel_stride + k0 * kBf16x3Panel;
-  return kernels().bf16x3.pack_b_transposed(n, k, x.data, x.row_stride, to, panel_stride);
+  return kernels().bf16x3.pack_b_transposed(n, k, x, panels(b, k0, n0));
 }
 
 void Bf16x3Format::gemm(
     int64_t m,
     Matrix<const Operand> a,
     PackedB<const Operand> b,
-    float* c,
-    int64_t ldc,
+    Matrix<float> c,
     bool accumulate) {
-  kernels().bf16x3.gemm(m, b.n, b.k, a.data, a.row_stride, b.data, c, ldc, accumulate);
+  kernels().bf16x3.gemm(m, a, b, c, accumulate);
 }
 
 Machine current_machine() {

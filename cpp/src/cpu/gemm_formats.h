@@ -17,14 +17,6 @@
 
 namespace lltm::cpu {
 
-// B (K, N) of C (M, N) += A (M, K) B (K, N). k and n are padded; the rows of formats that have
-// rows are `ld` elements apart.
-template <typename Operand>
-struct PackedB {
-  Operand* data;
-  int64_t k, n, ld;
-};
-
 // What the formats of oneDNN's micro-kernel share. A is row-major and not packed; K is padded with
 // zeros. B is in VNNI layout: kVnniFactor rows interleaved, element (k, n) at [k /
 // kVnniFactor][n][k % kVnniFactor].
@@ -86,8 +78,7 @@ struct MicroKernelFormat {
       int64_t m,
       Matrix<const Operand> a,
       PackedB<const Operand> b,
-      float* c,
-      int64_t ldc,
+      Matrix<float> c,
       bool accumulate);
 };
 
@@ -125,8 +116,7 @@ struct Bf16x3Format {
       int64_t m,
       Matrix<const Operand> a,
       PackedB<const Operand> b,
-      float* c,
-      int64_t ldc,
+      Matrix<float> c,
       bool accumulate);
 };
 

@@ -27,22 +27,15 @@ struct ArrayConvert {
   void (*store)(const float* x, T* y, std::int64_t n);
 };
 
-// y (columns, rows) = x^T for x (rows, columns).
+// y (columns, rows) = x^T for x (rows, columns); the rows of both are contiguous.
 template <typename T>
-using Transpose = void (*)(
-    std::int64_t rows,
-    std::int64_t columns,
-    const T* x,
-    std::int64_t x_stride,
-    T* y,
-    std::int64_t y_stride);
+using Transpose = void (*)(std::int64_t rows, std::int64_t columns, Matrix<const T> x, Matrix<T> y);
 
 // y (2 columns) = a and b (columns), element by element in turn; without b, zeros.
 using PairRows = void (*)(std::int64_t columns, const BFloat16* a, const BFloat16* b, BFloat16* y);
 
 // y (columns) = the sum of the rows of x (rows, columns).
-using SumRows = void (*)(
-    std::int64_t rows, std::int64_t columns, const float* x, std::int64_t x_stride, float* y);
+using SumRows = void (*)(std::int64_t rows, std::int64_t columns, Matrix<const float> x, float* y);
 
 // The element-wise part of a step in engine_few_rows.cpp: pre-activations and state are
 // float64, what is stored for the caller float32. Columns are contiguous.
@@ -59,18 +52,11 @@ struct FewRowsArgs {
   std::int64_t activations_step;
 };
 
-// C (M, N) = A (M, K) B (K, N), or += where `accumulate`; B and C are contiguous. With a
-// double A every product is exact; with a float A a few are accumulated in float at a time.
+// C (m, b.n) = A (m, b.k) B, or += where `accumulate`; B and C are contiguous. With a double
+// A every product is exact; with a float A a few are accumulated in float at a time.
 template <typename A>
-using GemmFewRows = void (*)(
-    std::int64_t m,
-    std::int64_t n,
-    std::int64_t k,
-    const A* a,
-    std::int64_t lda,
-    const float* b,
-    double* c,
-    bool accumulate);
+using GemmFewRows =
+    void (*)(std::int64_t m, Matrix<const A> a, PackedB<const float> b, double* c, bool accumulate);
 
 struct FewRowsKernels {
   GemmFewRows<double> gemm_f64;

@@ -34,7 +34,7 @@ bool pack_block(
   const Blocks& blocks = packed.blocks;
   bool fits = true;
   for (int64_t gate = 0; gate < Cell::kGates; ++gate) {
-    const auto rows = w.from(gate * blocks.hidden + blocks.begin(block), first);
+    const auto rows = w.from(gate * blocks.total + blocks.begin(block), first);
     const int64_t n0 = gate * packed.gate_columns(block);
     fits &= Format::pack_b_transposed(to, 0, n0, rows, k, blocks.size(block));
   }
@@ -48,8 +48,7 @@ std::optional<PackedWeights<Format>> pack_weights(const Tensor& weights, int64_t
   using Source = typename Format::Source;
   const int64_t hidden = weights.size(0) / Cell::kGates;
   const int64_t input_size = weights.size(1) - hidden;
-  Tensor rows = weights.to(kDtype<Source>);
-  if (!Format::kInPlace) rows = with_contiguous_rows(rows);
+  const Tensor rows = with_contiguous_rows(weights.to(kDtype<Source>));
   const auto w = read<Source>(rows);
   const PackedHeader header = {
       PackedHeader::kMagic,
@@ -64,11 +63,7 @@ std::optional<PackedWeights<Format>> pack_weights(const Tensor& weights, int64_t
       at::empty({PackedWeights<Format>::bytes(header)}, rows.options().dtype(at::kByte));
   std::memcpy(bytes.mutable_data_ptr(), &header, sizeof(header));
   const PackedWeights<Format> packed(bytes);
-  const int64_t block_elements = Cell::kGates * width * rows.size(1);
-  const int64_t threads = std::clamp<int64_t>(
-      block_elements * packed.blocks.count / kPackGrain,
-      1,
-      std::min(available_threads(), packed.blocks.count));
+  const int64_t threads = threads_for(weights.numel(), kPackGrain, packed.blocks.count);
   const bool fits = parallel_region(threads, [&](Team& team) {
     team.for_each_slot(packed.blocks.count, [&](int64_t block) {
       return pack_block(packed.x(block), w, packed, block, hidden, input_size) &&
@@ -172,10 +167,6 @@ bool is_intact(const Tensor& packed) {
   known.insert(packed);
   return true;
 }
-
-}  // namespace
-
-namespace {
 
 // Weights in a format, scheduled for prepack_batch rows; undefined where values are out of range.
 template <typename Format>
@@ -299,7 +290,7 @@ Tensor unpack_as(const PackedHeader& header, const Tensor& bytes) {
     for (int64_t n = 0; n < b.n; ++n) {
       const int64_t gate = n / blocks.size(block);
       const int64_t unit = blocks.begin(block) + n % blocks.size(block);
-      Source* const row = w.row(gate * blocks.hidden + unit) + first;
+      Source* const row = w.row(gate * blocks.total + unit) + first;
       for (int64_t k = 0; k < k_size; ++k) row[k] = Format::at(b, k, n);
     }
   };

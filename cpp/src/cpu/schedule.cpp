@@ -229,6 +229,9 @@ GradientGemmSchedule schedule_gradient_gemm(
 }
 
 FewRowsSchedule schedule_few_rows(const Machine& machine, const LayerShape& shape) {
+  // From here on reading the weights takes longer than widening them. On every machine the
+  // same, because it decides how results are rounded.
+  constexpr int64_t kLargeWeights = 512 << 10;
   const int64_t bytes = Cell::kGates * shape.hidden * (shape.input + shape.hidden) *
                         static_cast<int64_t>(sizeof(float));
   FewRowsSchedule schedule = {};
@@ -236,7 +239,7 @@ FewRowsSchedule schedule_few_rows(const Machine& machine, const LayerShape& shap
   schedule.block_width = forward_width<F32Format>(machine, shape, schedule.threads);
   schedule.threads = std::min(schedule.threads, Blocks(shape.hidden, schedule.block_width).count);
   schedule.chunk_rows = kMergedRows;
-  schedule.float_operand = bytes >= machine.l2 / 4;
+  schedule.float_operand = bytes >= kLargeWeights;
   return schedule;
 }
 

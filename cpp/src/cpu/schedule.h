@@ -23,14 +23,14 @@ struct Machine {
 // The cache sizes of this machine, asked of the system once; defaults where it does not say.
 const Machine& cache_sizes();
 
-// Hidden units in blocks of equal width, the last one perhaps narrower.
+// Units, or columns, in blocks of equal width, the last one perhaps narrower.
 struct Blocks {
-  Blocks(int64_t hidden_units, int64_t block_width)
-      : hidden(hidden_units), width(block_width), count((hidden + width - 1) / width) {}
+  Blocks(int64_t all, int64_t block_width)
+      : total(all), width(block_width), count((total + width - 1) / width) {}
   int64_t begin(int64_t block) const { return block * width; }
-  int64_t size(int64_t block) const { return std::min(width, hidden - begin(block)); }
+  int64_t size(int64_t block) const { return std::min(width, total - begin(block)); }
 
-  int64_t hidden, width, count;
+  int64_t total, width, count;
 };
 
 // Threads in `rows` groups, each with its own rows of the batch, of `columns` threads, each
@@ -97,8 +97,7 @@ struct FewRowsSchedule {
   int64_t threads;
   int64_t block_width;
   int64_t chunk_rows;  // of x W_x^T in one GEMM
-  bool float_operand;  // A is float32: the weights are so large that reading them is most of the
-                       // work
+  bool float_operand;  // A is float32, for large weights
 };
 FewRowsSchedule schedule_few_rows(const Machine& machine, const LayerShape& shape);
 

@@ -32,12 +32,7 @@ SequenceGradients::SequenceGradients(
     d_input_ = empty_large({flat_size(args.input), args.input.size(-1)}, weights.options());
     input_gemm_ = make_packed_gemm(format, weights.slice(1, hidden));
   }
-  if (want_h_0) {
-    d_h_0_ = at::empty(args.h_0.sizes(), args.h_0.options());
-    // Rows that take part in no step.
-    const Tensor rest = d_h_0_.slice(0, begun);
-    args.grad_h_n.defined() ? rest.copy_(args.grad_h_n.slice(0, begun)) : rest.zero_();
-  }
+  if (want_h_0) d_h_0_ = at::empty(args.h_0.sizes(), args.h_0.options());
   // The bias is one more row of weights, whose input is 1.
   const int64_t m = (want_weights ? weights.size(1) : 0) + (want_bias ? 1 : 0);
   if (m > 0)

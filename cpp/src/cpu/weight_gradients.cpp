@@ -27,17 +27,17 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
 
   WeightGradientGemmOf(int64_t m, int64_t n, const at::TensorOptions& options)
       : m_(m),
-        n_(n),
         schedule_(schedule_gradient_gemm(current_machine(), kFormat<Format>, m, n)),
-        bands_((n + kGemmBand - 1) / kGemmBand),
-        c_(at::zeros({schedule_.accumulators, bands_, m, kGemmBand}, options.dtype(at::kFloat))) {}
+        bands_(n, kGemmBand),
+        c_(at::zeros(
+            {schedule_.accumulators, bands_.count, m, kGemmBand}, options.dtype(at::kFloat))) {}
 
   bool add(const std::vector<Tensor>& a, const Tensor& b) override {
     std::vector<Tensor> parts;
     for (const Tensor& part : a) parts.push_back(with_contiguous_rows(part));
     const Tensor rows = with_contiguous_rows(b);
     const int64_t threads = std::max<int64_t>(available_threads() / c_.size(0), 1);
-    const int64_t columns = std::min(threads, bands_);
+    const int64_t columns = std::min(threads, bands_.count);
     const int64_t m_tiles = (m_ + kMaxRows - 1) / kMaxRows;
     const int64_t m_parts = std::min(threads / columns, m_tiles);
     const int64_t slots = c_.size(0) * columns * m_parts;
@@ -52,7 +52,7 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
             rows,
             {{k.begin * kGroup, std::min(k.end * kGroup, rows.size(0))},
              {tiles.begin * kMaxRows, std::min(tiles.end * kMaxRows, m_)},
-             share(bands_, columns, part % columns),
+             share(bands_.count, columns, part % columns),
              c_.mutable_data_ptr<float>() + accumulator * c_.stride(0)});
       });
       release_micro_kernel();
@@ -62,14 +62,13 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
   Tensor transposed_rows(int64_t m_begin, int64_t m_end) override {
     if (c_.size(0) > 1) c_ = c_.sum(0, /*keepdim=*/true);
     const int64_t rows = m_end - m_begin;
-    const Tensor result = at::empty({n_, rows}, c_.options());
-    parallel_for(bands_, 1, [&](int64_t begin, int64_t end) {
+    const Tensor result = at::empty({bands_.total, rows}, c_.options());
+    parallel_for(bands_.count, 1, [&](int64_t begin, int64_t end) {
       for (int64_t band = begin; band < end; ++band) {
-        const int64_t n = band * kGemmBand;
+        const int64_t n = bands_.begin(band);
         const float* const from = c_.const_data_ptr<float>() + n * m_ + m_begin * kGemmBand;
         float* const to = result.mutable_data_ptr<float>() + n * rows;
-        const int64_t width = std::min(kGemmBand, n_ - n);
-        kernels().transpose_f32(rows, width, from, kGemmBand, to, rows);
+        kernels().transpose_f32(rows, bands_.size(band), {from, kGemmBand}, {to, rows});
       }
     });
     return result;
@@ -115,18 +114,12 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
       int64_t band,
       Operand* packed_b,
       float* c) const {
-    const int64_t n = band * kGemmBand;
-    const int64_t width = std::min(kGemmBand, n_ - n);
+    const int64_t n = bands_.begin(band);
+    const int64_t width = bands_.size(band);
     const int64_t padded_n = Format::padded_n(width);
     const PackedB<Operand> packed = {packed_b, round_up(k, kGroup), padded_n, padded_n};
     if (!Format::pack_b(packed, 0, 0, read<Source>(b).from(first, n), k, width)) return false;
-    Format::gemm(
-        m,
-        a,
-        {packed.data, packed.k, packed.n, packed.ld},
-        c + n * m_,
-        kGemmBand,
-        /*accumulate=*/true);
+    Format::gemm(m, a, as_const(packed), {c + n * m_, kGemmBand}, /*accumulate=*/true);
     return true;
   }
 
@@ -146,9 +139,9 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
     return true;
   }
 
-  int64_t m_, n_;
+  int64_t m_;
   GradientGemmSchedule schedule_;
-  int64_t bands_;
+  Blocks bands_;
   Tensor c_;  // (accumulators, bands, M, band)
 };
 

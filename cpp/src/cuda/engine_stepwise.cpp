@@ -50,16 +50,12 @@ struct ForwardTensors {
 ForwardTensors allocate(const SequenceArgs& args, const std::vector<Chunk>& chunks) {
   const int64_t hidden = args.h_0.size(1);
   const auto options = args.input.options();
-  std::vector<int64_t> output_shape = args.input.sizes().vec();
-  output_shape.back() = hidden;
-  int64_t chunk_rows = 0;
-  for (const Chunk& chunk : chunks) chunk_rows = std::max(chunk_rows, chunk.rows);
   return {
-      at::empty(output_shape, options),
+      at::empty(output_sizes(args.input, hidden), options),
       state(args.h_0, args.h_0.sizes(), options),
       state(args.c_0, args.h_0.sizes(), options),
       args.save ? at::empty({flat_size(args.input), Cell::kSaved * hidden}, options) : Tensor(),
-      at::empty({chunk_rows, Cell::kGates * hidden}, compute_options(args.input))};
+      at::empty({most_rows(chunks), Cell::kGates * hidden}, compute_options(args.input))};
 }
 
 template <typename T>
