@@ -7,7 +7,7 @@
 #
 #   make demo           train, compare, save, and run from C++
 #   make test           ctest and pytest
-#   make test-slow      what `make test` leaves out, for `.ci/run`
+#   make test-slow      what `make test` leaves out, for `.ci/nightly`
 #   make bench          kernels and layers side by side, with ratios
 #   make check-cuda-build  the CUDA kernels compiled, linked and looked into; no GPU needed
 #   make test-cuda      the CUDA kernels on this machine's GPU
