@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 namespace lltm::cpu {
@@ -45,7 +47,7 @@ TEST(Schedule, IsWhatTheSizesAndTheCachesAskFor) {
        "rows, gradient GEMMs float32"},
       {kZen4,
        shape(64, 128, 256),
-       "forward: GEMM float32, threads 1 x 16 (rows x blocks), blocks of 16 units, chunks of 256 "
+       "forward: GEMM float32, threads 8 x 2 (rows x blocks), blocks of 64 units, chunks of 256 "
        "rows, input projection per step",
        "backward: GEMM float32, threads 8 x 2 (rows x blocks), blocks of 128 units, chunks of 512 "
        "rows, gradient GEMMs float32"},
@@ -59,7 +61,7 @@ TEST(Schedule, IsWhatTheSizesAndTheCachesAskFor) {
        shape(128, 512, 512, /*bf16=*/true),
        "forward: GEMM bfloat16, threads 1 x 16 (rows x blocks), blocks of 32 units, chunks of 256 "
        "rows, input projection per step",
-       "backward: GEMM bfloat16, threads 1 x 16 (rows x blocks), blocks of 32 units, chunks of "
+       "backward: GEMM bfloat16, threads 16 x 1 (rows x blocks), blocks of 256 units, chunks of "
        "4096 rows, gradient GEMMs bfloat16"},
       {kCascadeLake,
        shape(16, 32, 128),
@@ -69,7 +71,7 @@ TEST(Schedule, IsWhatTheSizesAndTheCachesAskFor) {
        "rows, gradient GEMMs float32"},
       {kCascadeLake,
        shape(64, 128, 256),
-       "forward: GEMM float32, threads 1 x 16 (rows x blocks), blocks of 16 units, chunks of 256 "
+       "forward: GEMM float32, threads 8 x 2 (rows x blocks), blocks of 64 units, chunks of 256 "
        "rows, input projection per step",
        "backward: GEMM float32, threads 8 x 2 (rows x blocks), blocks of 128 units, chunks of 512 "
        "rows, gradient GEMMs float32"},
@@ -114,6 +116,68 @@ TEST(Schedule, IsWhatTheSizesAndTheCachesAskFor) {
     SCOPED_TRACE(machine.name);
     EXPECT_EQ(to_string(schedule_forward(machine.machine, shape)), forward);
     EXPECT_EQ(to_string(schedule_backward(machine.machine, shape)), backward);
+  }
+}
+
+// With the number of threads of a laptop, of a machine with an L2 cache of 1 MiB.
+TEST(Schedule, OfOtherNumbersOfThreads) {
+  Machine machine = kZen4.machine;
+  const std::vector<std::pair<int64_t, std::string>> expected = {
+      {1,
+       "forward: GEMM float32, threads 1 x 1 (rows x blocks), blocks of 64 units, chunks of 64 "
+       "rows, input projection per chunk"},
+      {2,
+       "forward: GEMM float32, threads 2 x 1 (rows x blocks), blocks of 64 units, chunks of 256 "
+       "rows, input projection per step"},
+      {6,
+       "forward: GEMM float32, threads 4 x 1 (rows x blocks), blocks of 64 units, chunks of 256 "
+       "rows, input projection per step"}};
+  for (const auto& [threads, forward] : expected) {
+    machine.threads = threads;
+    EXPECT_EQ(to_string(schedule_forward(machine, shape(32, 128, 256))), forward);
+  }
+}
+
+// The format of A decides how results are rounded, and is the same on every machine.
+TEST(Schedule, OfFewRows) {
+  for (const Named& machine : {kZen4, kCascadeLake, kSapphireRapids}) {
+    SCOPED_TRACE(machine.name);
+    EXPECT_EQ(
+        to_string(schedule_few_rows(machine.machine, shape(1, 32, 128))),
+        "forward: few rows, GEMM accumulated in float64 of 64-bit h and x, threads 1, blocks of 64 "
+        "units, chunks of 64 rows");
+    EXPECT_EQ(
+        to_string(schedule_few_rows(machine.machine, shape(4, 300, 300))),
+        "forward: few rows, GEMM accumulated in float64 of 32-bit h and x, threads 10, blocks of "
+        "32 units, chunks of 64 rows");
+  }
+}
+
+TEST(Schedule, OfOneStep) {
+  EXPECT_EQ(
+      to_string(schedule_cell(16, 1, 256)),
+      "cell: threads 1, blocks of 64 units, GEMMs forward by ATen, backward by ATen");
+  EXPECT_EQ(
+      to_string(schedule_cell(16, 16, 256)),
+      "cell: threads 16, blocks of 16 units, GEMMs forward by the micro-kernel, backward by the "
+      "micro-kernel");
+  EXPECT_EQ(
+      to_string(schedule_cell(16, 64, 256)),
+      "cell: threads 16, blocks of 16 units, GEMMs forward by the micro-kernel, backward by ATen");
+}
+
+// C (65, 192) has 50 kB: of float32 a copy for every 128 rows of a chunk.
+TEST(Schedule, OfTheGradientGemm) {
+  for (const auto& [format, slice, group, copies] :
+       {std::tuple{GemmFormat::kF32, 512, 512, 4},
+        {GemmFormat::kBf16, 1024, 512, 16},
+        {GemmFormat::kBf16x3, 128, 65, 16}}) {
+    SCOPED_TRACE(to_string(format));
+    const GradientGemmSchedule schedule =
+        schedule_gradient_gemm(kSapphireRapids.machine, format, 65, 192);
+    EXPECT_EQ(schedule.slice_rows, slice);
+    EXPECT_EQ(schedule.group_rows, group);
+    EXPECT_EQ(schedule.accumulators, copies);
   }
 }
 

@@ -52,15 +52,17 @@ void Linear::state_gradient(Tensor out, const Tensor& dz) const {
 
 void weights_gradient(const Tensor& out, const Tensor& dz, const Tensor& h, const Tensor& x) {
   // Some libraries add all products to C one after the other: no chain is longer than this.
-  constexpr int64_t kRows = 256;
+  constexpr int64_t kLongest = 512;
+  const int64_t chains = std::max<int64_t>((dz.size(0) + kLongest - 1) / kLongest, 1);
   Tensor out_h = out.slice(1, 0, h.size(1));
   Tensor out_x = out.slice(1, h.size(1));
-  for (int64_t first = 0; first == 0 || first < dz.size(0); first += kRows) {
-    const int64_t rows = std::min(kRows, dz.size(0) - first);
+  for (int64_t chain = 0; chain < chains; ++chain) {
+    const auto [first, last] = share(dz.size(0), chains, chain);
+    const int64_t rows = last - first;
     const Tensor dz_t = dz.narrow(0, first, rows).t();
     const Tensor h_rows = h.narrow(0, first, rows).to(dz.scalar_type());
     const Tensor x_rows = x.narrow(0, first, rows).to(dz.scalar_type());
-    if (first == 0) {
+    if (chain == 0) {
       at::mm_out(out_h, dz_t, h_rows);
       at::mm_out(out_x, dz_t, x_rows);
     } else {

@@ -180,6 +180,38 @@ Tensor prepack_as(const Tensor& weights) {
   return packed.has_value() ? packed->tensor : Tensor();
 }
 
+// Whether this is a header of weights in a format that take so many bytes.
+template <typename Format>
+bool is_whole(const PackedHeader& header, int64_t bytes) {
+  return header.operand == kOperandTag<Format> && header.width > 0 &&
+         header.width <= max_forward_block_width(kFormat<Format>) &&
+         header.width % Format::kUnitAlign == 0 && bytes == PackedWeights<Format>::bytes(header);
+}
+
+template <typename Format>
+Tensor unpack_as(const PackedHeader& header, const Tensor& bytes) {
+  using Source = typename Format::Source;
+  const PackedWeights<Format> packed(header, bytes);
+  const Blocks& blocks = packed.blocks;
+  const Tensor weights = at::empty(
+      {Cell::kGates * header.hidden, header.hidden + header.input_size},
+      bytes.options().dtype(kDtype<Source>));
+  const auto w = write<Source>(weights);
+  const auto copy = [&](const auto& b, int64_t block, int64_t k_size, int64_t first) {
+    for (int64_t n = 0; n < b.n; ++n) {
+      const int64_t gate = n / blocks.size(block);
+      const int64_t unit = blocks.begin(block) + n % blocks.size(block);
+      Source* const row = w.row(gate * blocks.total + unit) + first;
+      for (int64_t k = 0; k < k_size; ++k) row[k] = Format::at(b, k, n);
+    }
+  };
+  for (int64_t block = 0; block < blocks.count; ++block) {
+    copy(packed.x(block), block, header.input_size, header.hidden);
+    copy(packed.h(block), block, header.hidden, 0);
+  }
+  return weights;
+}
+
 }  // namespace
 
 Tensor prepack(const Tensor& weights) {
@@ -207,18 +239,6 @@ bool has_form(const Tensor& packed, GemmFormat format) {
   const bool bf16 = header.operand == kOperandTag<Bf16Format>;
   return bf16 == (format == GemmFormat::kBf16);
 }
-
-namespace {
-
-// Whether this is a header of weights in a format that take so many bytes.
-template <typename Format>
-bool is_whole(const PackedHeader& header, int64_t bytes) {
-  return header.operand == kOperandTag<Format> && header.width > 0 &&
-         header.width <= max_forward_block_width(kFormat<Format>) &&
-         header.width % Format::kUnitAlign == 0 && bytes == PackedWeights<Format>::bytes(header);
-}
-
-}  // namespace
 
 void check_prepacked(const Tensor& packed, const Tensor& input, const Tensor& h_0) {
   if (!is_prepacked(packed)) return;
@@ -274,34 +294,6 @@ void check_prepacked(const Tensor& packed, const Tensor& input, const Tensor& h_
       shape_text(packed.sizes()));
   TORCH_CHECK_VALUE(is_intact(packed), kExpected, ", got bytes that have changed since");
 }
-
-namespace {
-
-template <typename Format>
-Tensor unpack_as(const PackedHeader& header, const Tensor& bytes) {
-  using Source = typename Format::Source;
-  const PackedWeights<Format> packed(header, bytes);
-  const Blocks& blocks = packed.blocks;
-  const Tensor weights = at::empty(
-      {Cell::kGates * header.hidden, header.hidden + header.input_size},
-      bytes.options().dtype(kDtype<Source>));
-  const auto w = write<Source>(weights);
-  const auto copy = [&](const auto& b, int64_t block, int64_t k_size, int64_t first) {
-    for (int64_t n = 0; n < b.n; ++n) {
-      const int64_t gate = n / blocks.size(block);
-      const int64_t unit = blocks.begin(block) + n % blocks.size(block);
-      Source* const row = w.row(gate * blocks.total + unit) + first;
-      for (int64_t k = 0; k < k_size; ++k) row[k] = Format::at(b, k, n);
-    }
-  };
-  for (int64_t block = 0; block < blocks.count; ++block) {
-    copy(packed.x(block), block, header.input_size, header.hidden);
-    copy(packed.h(block), block, header.hidden, 0);
-  }
-  return weights;
-}
-
-}  // namespace
 
 Tensor unpack(const Tensor& packed) {
   const PackedHeader header = read_header(packed);
