@@ -41,8 +41,8 @@ def test_chunks_with_the_state_carried_over_give_what_the_whole_gives(
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_is_accurate_over_a_thousand_steps(dtype: torch.dtype) -> None:
     def draw() -> Arguments:
-        # With weights of the usual size the state is chaotic: over so many steps it makes as much
-        # as it likes of the first rounding error, whoever made that.
+        # With weights of the usual size the state is chaotic: over so many steps it amplifies any
+        # rounding error without bound.
         a = support.sequence_arguments((1000, 8, 8, 33), dtype)
         assert a.bias is not None
         return replace(a, weights=a.weights / 8, bias=a.bias / 8)

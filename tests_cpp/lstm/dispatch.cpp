@@ -11,11 +11,6 @@ namespace lltm::cpu {
 
 const Kernels* kernels_emulated_amx();
 
-// version.cpp asks for all that liblltm has.
-const Kernels* kernels_amx() {
-  return nullptr;
-}
-
 const Kernels& kernels() {
   static const Kernels& chosen = []() -> const Kernels& {
     const std::string capability = at::get_cpu_capability();

@@ -80,6 +80,16 @@ bool pack_a_bf16x3(
   return out_of_range == 0;
 }
 
+// The overload of store_operand (elementwise_kernels.h) for bf16x3; has to come before it.
+LLTM_CELL_INLINE bool store_operand(
+    const Matrix<BFloat16x3>& matrix,
+    std::int64_t row,
+    std::int64_t col,
+    std::int64_t n,
+    const float* values) {
+  return pack_a_bf16x3(1, n, {values}, matrix.from(row, col));
+}
+
 // 16 rows of 16 elements, transposed.
 LLTM_CELL_INLINE void transpose(__m512 (&tile)[16]) {
   Vector rows[16];

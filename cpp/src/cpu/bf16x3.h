@@ -43,9 +43,9 @@ constexpr std::int64_t bf16x3_row_stride(std::int64_t k) {
   return ((k + kBf16x3Group - 1) / kBf16x3Group | 1) * kBf16x3Group;
 }
 
-// What packs x (rows, columns), floats with contiguous rows, into y: rows of A, or panels of
-// B, whose row_stride is 16 K even where x is a part of the K rows. Returns whether all of x
-// are in range: NaN or below kBf16x3Limit.
+// Packs x (rows, columns), floats with contiguous rows, into y. y is rows of A, or panels of
+// B: then row_stride is 16 K of all of B, even where x is a part of its rows. Returns whether
+// all of x are in range: NaN or below kBf16x3Limit.
 using PackBf16x3 =
     bool (*)(std::int64_t rows, std::int64_t columns, Matrix<const float> x, Matrix<BFloat16x3> y);
 

@@ -76,7 +76,7 @@ struct BackwardArgs {
   Matrix<source_t<G>> grad_gates;
   std::int64_t grad_gates_step = 0;
   Matrix<compute_t<T>> grad_c_prev;
-  Matrix<G> operand;  // grad_gates once more, packed for the next GEMM; BFloat16x3 only
+  Matrix<G> operand;  // grad_gates once more, packed for the next GEMM; or absent
   std::int64_t operand_step = 0;
   bool* out_of_range = nullptr;  // as in ForwardArgs
 };

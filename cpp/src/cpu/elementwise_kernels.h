@@ -152,12 +152,8 @@ LLTM_CELL_INLINE void store(
   for (std::int64_t j = 0; j < n; ++j) y[j] = narrow<T>(values[j]);
 }
 
-template <typename G>
-constexpr bool kIsBf16x3 = false;
-template <>
-constexpr bool kIsBf16x3<BFloat16x3> = true;
-
-// Packed for the next GEMM. False where values are out of range (bf16x3.h).
+// Packed for the next GEMM. False where values are out of range, as they can be of bf16x3,
+// whose overload is in amx_kernels.h.
 template <typename G>
 LLTM_CELL_INLINE bool store_operand(
     const Matrix<G>& matrix,
@@ -165,12 +161,8 @@ LLTM_CELL_INLINE bool store_operand(
     std::int64_t col,
     std::int64_t n,
     const compute_t<G>* values) {
-  if constexpr (kIsBf16x3<G>) {
-    return pack_a_bf16x3(1, n, {values, 0, 1}, matrix.from(row, col));
-  } else {
-    store(matrix, row, col, n, values);
-    return true;
-  }
+  store(matrix, row, col, n, values);
+  return true;
 }
 
 // Cuts elements [begin, end) of a matrix with `hidden` columns into blocks.
@@ -289,14 +281,11 @@ void backward(const BackwardArgs<T, G>& a, std::int64_t begin, std::int64_t end)
     LLTM_UNROLL
     for (int k = 0; k < kGates; ++k) {
       store(a.grad_gates, row, col + k * a.grad_gates_step, n, dz[k]);
-      if constexpr (kIsBf16x3<G>) {
-        fits &= store_operand(a.operand, row, col + k * a.operand_step, n, dz[k]);
-      }
+      if (a.operand.data == nullptr) continue;
+      fits &= store_operand(a.operand, row, col + k * a.operand_step, n, dz[k]);
     }
     store(a.grad_c_prev, row, col, n, dc);
-    if constexpr (kIsBf16x3<G>) {
-      if (!fits) *a.out_of_range = true;
-    }
+    if (!fits) *a.out_of_range = true;
   });
 }
 

@@ -45,11 +45,14 @@ void log_schedule(const LayerShape& shape, const std::string& schedule) {
 template <typename Engine, typename Schedule>
 auto run_or_fall_back(
     const Engine& engine, const Schedule& schedule, Machine machine, const LayerShape& shape) {
-  if (logs_schedules()) log_schedule(shape, to_string(schedule(machine, shape)));
-  if (auto result = engine(schedule(machine, shape))) return *std::move(result);
+  const auto run = [&] {
+    const auto chosen = schedule(machine, shape);
+    if (logs_schedules()) log_schedule(shape, to_string(chosen));
+    return engine(chosen);
+  };
+  if (auto result = run()) return *std::move(result);
   machine.bf16x3 = false;
-  if (logs_schedules()) log_schedule(shape, to_string(schedule(machine, shape)));
-  return *engine(schedule(machine, shape));
+  return *run();
 }
 
 SequenceResult sequence_forward(const SequenceArgs& args) {

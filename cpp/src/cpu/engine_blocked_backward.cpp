@@ -65,7 +65,7 @@ class BlockedBackward {
   }
 
  private:
-  // Whether dz is the next GEMM's operand as it is, or is packed besides.
+  // Whether dz itself is the next GEMM's operand, or a packed copy of it.
   static constexpr bool kDzIsOperand = Format::kInPlace;
 
   struct Slot {
@@ -104,7 +104,7 @@ class BlockedBackward {
     const int64_t bytes = Format::padded_n(hidden_) * k_ * static_cast<int64_t>(sizeof(Operand));
     packed_weights_ = at::empty({bytes}, args_.input.options().dtype(at::kByte));
     const auto w = read<Source>(weights_);
-    // Of all gates in one call, where they stand next to each other in the operand as well.
+    // All gates in one call if they are adjacent in the operand too.
     const int64_t rows = gate_pitch_ == hidden_ ? Cell::kGates * hidden_ : hidden_;
     const int64_t threads = threads_for(hidden_ * k_, kPackGrain, blocks_.count);
     return parallel_region(threads, [&](Team& team) {

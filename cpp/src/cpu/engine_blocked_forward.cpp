@@ -114,21 +114,23 @@ class BlockedForward {
   }
 
   void run_thread(Team& team) {
-    for (const Chunk& chunk : chunks_) {
-      if (!input_in_place_) {
-        team.for_each_slot(grid_.slots(), [&](int64_t slot) { return pack_input(chunk, slot); });
-        if (grid_.needs_barrier()) team.barrier();
-      }
-      for (size_t k = chunk.first; k < chunk.last; ++k) {
-        team.for_each_slot(grid_.slots(), [&](int64_t index) {
-          const Slot slot = slot_of(index);
-          if (merge_projection_ && k == chunk.first) project_chunk(chunk, slot);
-          return step(chunk, k, slot);
-        });
-        if (grid_.needs_barrier()) team.barrier();
-      }
-    }
+    for (const Chunk& chunk : chunks_) run_chunk(team, chunk);
     release_micro_kernel();
+  }
+
+  void run_chunk(Team& team, const Chunk& chunk) {
+    if (!input_in_place_) {
+      team.for_each_slot(grid_.slots(), [&](int64_t slot) { return pack_input(chunk, slot); });
+      if (grid_.needs_barrier()) team.barrier();
+    }
+    for (size_t k = chunk.first; k < chunk.last; ++k) {
+      team.for_each_slot(grid_.slots(), [&](int64_t index) {
+        const Slot slot = slot_of(index);
+        if (merge_projection_ && k == chunk.first) project_chunk(chunk, slot);
+        return step(chunk, k, slot);
+      });
+      if (grid_.needs_barrier()) team.barrier();
+    }
   }
 
   Slot slot_of(int64_t index) const {
@@ -190,7 +192,8 @@ class BlockedForward {
     }
     const int64_t carried = carried_rows(steps_, k);
     const auto b = weights_.h(block);
-    if (k > 0) multiply(intersect(rows, {0, carried}), as_const(state_of(k - 1)), b, true);
+    if (k > 0)
+      multiply(intersect(rows, {0, carried}), as_const(state_of(k - 1)), b, /*accumulate=*/true);
     multiply(intersect(rows, {carried, step.rows}), h_0_, b, /*accumulate=*/true);
 
     const int64_t unit = blocks_.begin(block);

@@ -31,10 +31,9 @@ bool can_block(const Tensor& input, const Tensor& h, const Tensor& weights) {
     using Format = CellFormat<T>;
     constexpr int64_t kVnni = Format::kVnniFactor;
     // Not fits_in_place: K that is not a multiple of a tile costs less than a copy.
-    constexpr int64_t kLargestStride = 1 << 20;
     return h.size(1) > 0 && h.size(1) % kVnni == 0 && input.size(1) % kVnni == 0 &&
            weights.stride(1) == 1 && weights.stride(0) == weights.size(1) &&
-           weights.stride(0) <= kLargestStride && Format::available();
+           weights.stride(0) <= kMaxStride && Format::available();
   } else {
     return false;
   }
@@ -58,7 +57,7 @@ void step_by_aten(StepArgs<T> step, const CellArgs& args) {
   });
 }
 
-// z^T = W X^T: the weights are A in place, and only the small X is packed. Up to kMaxColumns
+// z^T = W X^T: the weights are A in place, and only the small X is packed. Up to kCellRows
 // rows of the batch at a time.
 template <typename T>
 class BlockedStep {
@@ -68,7 +67,7 @@ class BlockedStep {
         args_(args),
         hidden_(args.h.size(1)),
         k_(args.weights.size(1)),
-        columns_(std::min(round_up(args.h.size(0), kColumns), kMaxColumns)),
+        columns_(std::min(round_up(args.h.size(0), kVector), kCellRows)),
         blocks_(hidden_, schedule.block_width),
         grain_((blocks_.count + schedule.threads - 1) / schedule.threads) {
     if (args.bias.defined()) bias_ = args.bias.to(at::kFloat);
@@ -92,8 +91,7 @@ class BlockedStep {
 
  private:
   using Format = CellFormat<T>;
-  static constexpr int64_t kColumns = 16;  // widths of z^T are multiples of a vector
-  static constexpr int64_t kMaxColumns = 64;
+  static constexpr int64_t kVector = 16;  // widths of z^T are multiples of it
 
   int64_t z_size() const { return Cell::kGates * blocks_.width * columns_; }
   PackedB<T> x_transposed() const {
@@ -275,10 +273,9 @@ class BlockedStepBackward {
   // out (width, columns of x) = dz^T x.
   void multiply(
       int64_t width, const float* dz_transposed, const Tensor& x, Matrix<float> out) const {
-    constexpr int64_t kColumns = 256;
     const float* const data = x.const_data_ptr<float>();
-    for (int64_t n = 0; n < x.size(1); n += kColumns) {
-      const int64_t columns = std::min(kColumns, x.size(1) - n);
+    for (int64_t n = 0; n < x.size(1); n += kCellWeightColumns) {
+      const int64_t columns = std::min(kCellWeightColumns, x.size(1) - n);
       const PackedB<const float> b = {data + n, batch_, columns, x.stride(0)};
       F32Format::gemm(width, {dz_transposed, batch_}, b, out.from(0, n), /*accumulate=*/false);
     }
@@ -286,7 +283,6 @@ class BlockedStepBackward {
 
   // dX = dz W, in tiles of columns of h or of the input.
   void multiply_in_place() const {
-    constexpr int64_t kTileColumns = 64;
     const auto w = read<float>(weights_);
     const auto d_h = write<float>(results_.d_h);
     const auto d_input = write<float>(results_.d_input);
@@ -294,7 +290,7 @@ class BlockedStepBackward {
     const int64_t end = d_input.data != nullptr ? weights_.size(1) : hidden_;
     std::vector<Range> tiles;
     for (int64_t n = begin; n < end; n = tiles.back().end) {
-      tiles.push_back({n, std::min(n + kTileColumns, n < hidden_ ? hidden_ : end)});
+      tiles.push_back({n, std::min(n + kCellColumns, n < hidden_ ? hidden_ : end)});
     }
     const auto count = static_cast<int64_t>(tiles.size());
     parallel_for(count, 1, [&](int64_t first, int64_t last) {

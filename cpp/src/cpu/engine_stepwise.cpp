@@ -67,6 +67,17 @@ SequenceResult stepwise_forward(const SequenceArgs& args) {
 
 namespace {
 
+// Some BLAS libraries accumulate all K products in one chain, whose rounding errors grow with
+// its length: K, the rows, is cut into chains.
+void add_weights_gradient(Tensor out, const Tensor& dz, const Tensor& h, const Tensor& x) {
+  const Tensor chain = at::empty(out.sizes(), out.options());
+  for (int64_t first = 0; first < dz.size(0); first += kGradientChain) {
+    const auto rows = [&](const Tensor& t) { return t.slice(0, first, first + kGradientChain); };
+    weights_gradient(chain, rows(dz), rows(h), rows(x));
+    out.add_(chain);
+  }
+}
+
 // From dz of all rows.
 Gradients gradients_of(
     const SequenceBackwardArgs& args,
@@ -87,7 +98,7 @@ Gradients gradients_of(
     if (dz.size(0) > 0) {
       const Tensor h = initial_states(
           steps, 0, steps.size(), args.h_0, flat_rows(args.output), dz.scalar_type());
-      weights_gradient(d_weights, dz, h, flat_rows(args.input));
+      add_weights_gradient(d_weights, dz, h, flat_rows(args.input));
     }
   }
   return {

@@ -125,33 +125,33 @@ struct FewRowsAccumulators {
   }
 };
 
+// Half a vector of sums, to c or added to it; the first `skip` are left as they are.
+LLTM_CELL_INLINE void store_sums(Doubles sums, double* c, std::int64_t skip, bool accumulate) {
+  if (skip <= 0) {
+    Doubles before = {};
+    if (accumulate) __builtin_memcpy(&before, c, sizeof(before));
+    sums += before;
+    __builtin_memcpy(c, &sums, sizeof(sums));
+    return;
+  }
+  double values[kHalf];
+  __builtin_memcpy(values, &sums, sizeof(sums));
+  for (std::int64_t j = skip; j < kHalf; ++j) c[j] = accumulate ? c[j] + values[j] : values[j];
+}
+
 // Columns from number `column` on; the first `skip` of them are left as they are.
 template <int kRows, int kVectors, typename A>
 LLTM_CELL_INLINE void gemm_few_rows_tile(
     const FewRowsGemm<A>& p, std::int64_t column, std::int64_t skip = 0) {
   FewRowsAccumulators<kRows, kVectors> sums;
   sums.add_all(p, column);
-  const auto store = [&](Doubles sum, double* c, std::int64_t first)
-                         __attribute__((always_inline)) {
-                           if (first <= 0) {
-                             Doubles before = {};
-                             if (p.accumulate) __builtin_memcpy(&before, c, sizeof(before));
-                             sum += before;
-                             __builtin_memcpy(c, &sum, sizeof(sum));
-                             return;
-                           }
-                           double values[kHalf];
-                           __builtin_memcpy(values, &sum, sizeof(sum));
-                           for (std::int64_t j = first; j < kHalf; ++j)
-                             c[j] = p.accumulate ? c[j] + values[j] : values[j];
-                         };
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
       double* const c = p.c + r * p.b.n + column + v * kLanes;
-      store(sums.low[r][v], c, skip);
-      store(sums.high[r][v], c + kHalf, skip - kHalf);
+      store_sums(sums.low[r][v], c, skip, p.accumulate);
+      store_sums(sums.high[r][v], c + kHalf, skip - kHalf, p.accumulate);
     }
   }
 }

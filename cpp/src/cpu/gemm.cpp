@@ -51,25 +51,11 @@ void Linear::state_gradient(Tensor out, const Tensor& dz) const {
 }
 
 void weights_gradient(const Tensor& out, const Tensor& dz, const Tensor& h, const Tensor& x) {
-  // Some libraries add all products to C one after the other: no chain is longer than this.
-  constexpr int64_t kLongest = 512;
-  const int64_t chains = std::max<int64_t>((dz.size(0) + kLongest - 1) / kLongest, 1);
+  const at::ScalarType dtype = dz.scalar_type();
   Tensor out_h = out.slice(1, 0, h.size(1));
   Tensor out_x = out.slice(1, h.size(1));
-  for (int64_t chain = 0; chain < chains; ++chain) {
-    const auto [first, last] = share(dz.size(0), chains, chain);
-    const int64_t rows = last - first;
-    const Tensor dz_t = dz.narrow(0, first, rows).t();
-    const Tensor h_rows = h.narrow(0, first, rows).to(dz.scalar_type());
-    const Tensor x_rows = x.narrow(0, first, rows).to(dz.scalar_type());
-    if (chain == 0) {
-      at::mm_out(out_h, dz_t, h_rows);
-      at::mm_out(out_x, dz_t, x_rows);
-    } else {
-      out_h.add_(at::mm(dz_t, h_rows));
-      out_x.add_(at::mm(dz_t, x_rows));
-    }
-  }
+  at::mm_out(out_h, dz.t(), h.to(dtype));
+  at::mm_out(out_x, dz.t(), x.to(dtype));
 }
 
 Tensor with_contiguous_rows(const Tensor& tensor) {
@@ -93,8 +79,7 @@ class OutputBlock {
       int64_t columns,
       Matrix<const typename Format::Operand> a,
       PackedB<const typename Format::Operand> b) {
-    constexpr int64_t kLargestStride = 1 << 20;  // the kernel's offsets are of 32 bits
-    const bool direct = b.n == columns && out.row_stride <= kLargestStride;
+    const bool direct = b.n == columns && out.row_stride <= kMaxStride;
     Format::gemm(rows, a, b, direct ? out : Matrix<float>{copy_.data(), b.n}, /*accumulate=*/false);
     for (int64_t r = 0; !direct && r < rows; ++r) {
       std::copy_n(copy_.data() + r * b.n, columns, out.row(r));

@@ -53,7 +53,7 @@ void brgemm(
 }
 
 // The height of the next band of rows: at most kMaxRows, a multiple of 4 as long as there are
-// 4, and no short last band; only 19 different heights occur.
+// 4, and no short last band; few different heights occur.
 int64_t next_band(int64_t rows) {
   if (rows >= 2 * kMaxRows) return kMaxRows;
   if (rows > kMaxRows) return (rows / 2 + 3) / 4 * 4;

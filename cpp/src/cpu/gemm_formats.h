@@ -47,10 +47,9 @@ struct MicroKernelFormat {
   static constexpr int64_t gate_pitch(int64_t hidden) { return hidden; }
 
   // Whether rows (., k), `stride` elements apart, can be A without packing. Only contiguous
-  // matrices: oneDNN compiles and keeps a kernel for every stride. Its offsets within a block are
-  // of 32 bits.
+  // matrices: oneDNN compiles and keeps a kernel for every stride.
   static constexpr bool fits_in_place(int64_t k, int64_t stride) {
-    return padded_k(k) == k && stride == k && stride <= int64_t{1} << 20;
+    return padded_k(k) == k && stride == k && stride <= kMaxStride;
   }
   static Matrix<const Operand> in_place(Matrix<const Source> x) { return x; }
 
@@ -142,11 +141,6 @@ inline constexpr GemmFormat kFormat<Bf16x3Format> = GemmFormat::kBf16x3;
 
 // The current machine: caches, threads and available formats.
 Machine current_machine();
-
-// The largest M of one call of oneDNN's micro-kernel. Each thread compiles a kernel
-// for every set of sizes and leading dimensions that it meets, and never frees it: callers
-// keep that set small, and `gemm` cuts M into a few heights.
-constexpr int64_t kMaxRows = 64;
 
 // To be called by each thread at the end of its work.
 void release_micro_kernel();

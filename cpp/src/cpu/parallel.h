@@ -41,7 +41,7 @@ inline int64_t available_threads() {
   return at::in_parallel_region() ? 1 : at::get_num_threads();
 }
 
-// For so much work, of which a thread needs at least `grain`, and no more threads than parts.
+// Threads for `work` units: at least `grain` units each, and at most one thread per part.
 inline int64_t threads_for(int64_t work, int64_t grain, int64_t parts) {
   return std::clamp<int64_t>(work / grain, 1, std::min(available_threads(), parts));
 }

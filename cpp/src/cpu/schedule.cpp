@@ -23,11 +23,10 @@ constexpr int64_t kSerialStep = 150000;
 template <typename Format>
 constexpr int64_t kGoodRows = Format::kInPlace ? 8 : 16;
 
-// Up to so many bytes of packed weights, every thread reads all of them from step to step;
-// with larger ones, each thread keeps to its own blocks, and waits for the others. Three
-// quarters of the L2 cache, the rest being for the rows of a step; but not less than on a
-// machine with 2 MiB, where with 1 MiB (Zen 4) waiting takes 5 to 20 % longer than reading
-// what is left from the L3 cache.
+// Every thread reads all packed weights of up to this size; of larger ones each thread keeps to
+// its own blocks, with a barrier after each step. Three quarters of the L2 cache, the rest
+// being for the rows of a step. The minimum was measured with 1 MiB of L2 (Zen 4): barriers
+// cost 5 to 20 % more than reading the rest from L3.
 int64_t private_weight_bytes(const Machine& machine) {
   return std::max<int64_t>(machine.l2 / 4 * 3, 1536 << 10);
 }

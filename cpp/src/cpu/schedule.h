@@ -111,6 +111,21 @@ struct CellSchedule {
   int64_t block_width;
 };
 CellSchedule schedule_cell(int64_t threads, int64_t batch, int64_t hidden);
+// Its GEMMs: rows of the batch that one pass over the weights multiplies, columns of a tile of
+// the gradient of the weights, and of those of h and input.
+constexpr int64_t kCellRows = 64;
+constexpr int64_t kCellWeightColumns = 256;
+constexpr int64_t kCellColumns = 64;
+
+// The largest M of one call of oneDNN's micro-kernel. Each thread compiles a kernel
+// for every set of sizes and leading dimensions that it meets, and never frees it: callers
+// keep that set small, and `gemm` cuts M into a few heights.
+constexpr int64_t kMaxRows = 64;
+// The largest stride between rows of A and C: its offsets within a block are of 32 bits.
+constexpr int64_t kMaxStride = 1 << 20;
+
+// Rows that the stepwise engine's gradient of the weights accumulates in one GEMM.
+constexpr int64_t kGradientChain = 256;
 
 // Columns of B that one packed band of a GEMM over many rows covers. Read in place, its rows
 // are far apart, and a stride that is a power of two leaves them few sets of the cache.

@@ -92,34 +92,32 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
     for (int64_t first = part.k.begin; first < part.k.end; first += most) {
       const int64_t k = std::min(most, part.k.end - first);
       if (!pack_slice(a, first, k, part.m, a_slice.rows)) return false;
-      for (int64_t m = 0; m < part.m.size(); m += schedule_.group_rows) {
-        const int64_t rows = std::min(schedule_.group_rows, part.m.size() - m);
-        float* const c = part.c + (part.m.begin + m) * kGemmBand;
-        const auto left = as_const(a_slice.rows.from(m));
-        for (int64_t band = part.bands.begin; band < part.bands.end; ++band) {
-          if (!multiply_band(rows, left, b, first, k, band, b_band.rows.data, c)) return false;
-        }
-      }
+      const auto left = as_const(a_slice.rows);
+      const auto right = read<Source>(b).from(first);
+      if (!multiply_slice(left, right, k, part, b_band.rows.data)) return false;
     }
     return true;
   }
 
-  // Rows of C in one band.
-  bool multiply_band(
-      int64_t m,
+  // C += A B of k rows of B.
+  bool multiply_slice(
       Matrix<const Operand> a,
-      const Tensor& b,
-      int64_t first,
+      Matrix<const Source> b,
       int64_t k,
-      int64_t band,
-      Operand* packed_b,
-      float* c) const {
-    const int64_t n = bands_.begin(band);
-    const int64_t width = bands_.size(band);
-    const int64_t padded_n = Format::padded_n(width);
-    const PackedB<Operand> packed = {packed_b, round_up(k, kGroup), padded_n, padded_n};
-    if (!Format::pack_b(packed, 0, 0, read<Source>(b).from(first, n), k, width)) return false;
-    Format::gemm(m, a, as_const(packed), {c + n * m_, kGemmBand}, /*accumulate=*/true);
+      const Part& part,
+      Operand* packed_b) const {
+    for (int64_t m = 0; m < part.m.size(); m += schedule_.group_rows) {
+      const int64_t rows = std::min(schedule_.group_rows, part.m.size() - m);
+      float* const c = part.c + (part.m.begin + m) * kGemmBand;
+      for (int64_t band = part.bands.begin; band < part.bands.end; ++band) {
+        const int64_t n = Format::padded_n(bands_.size(band));
+        const PackedB<Operand> packed = {packed_b, round_up(k, kGroup), n, n};
+        const auto from = b.from(0, bands_.begin(band));
+        if (!Format::pack_b(packed, 0, 0, from, k, bands_.size(band))) return false;
+        const Matrix<float> to = {c + bands_.begin(band) * m_, kGemmBand};
+        Format::gemm(rows, a.from(m), as_const(packed), to, /*accumulate=*/true);
+      }
+    }
     return true;
   }
 
