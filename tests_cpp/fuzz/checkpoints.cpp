@@ -379,9 +379,10 @@ std::optional<ExpectedTensors> read_checkpoint(std::string_view file) {
         !value.contains("data_offsets") || !value["dtype"].is_string()) {
       return std::nullopt;
     }
-    const auto dtype = std::find_if(kDtypes.begin(), kDtypes.end(), [&](const Dtype& candidate) {
-      return value["dtype"].get<std::string>() == candidate.name;
-    });
+    const auto dtype =
+        std::find_if(kDtypes.begin(), kDtypes.end(), [&value = value](const Dtype& candidate) {
+          return value["dtype"].get<std::string>() == candidate.name;
+        });
     if (dtype == kDtypes.end()) return std::nullopt;
     const auto shape = read_shape(value["shape"], c10::elementSize(dtype->type));
     const json& offsets = value["data_offsets"];
