@@ -3,8 +3,6 @@
 #include "cuda_engine_autograd.h"
 #include "lstm/torch_lstm.h"
 
-#include <tuple>
-
 namespace lltm_test {
 namespace {
 
@@ -26,22 +24,13 @@ TEST_P(CudaLstmCell, ValuesAndGradientsMatchTorch) {
   }
 }
 
-class CudaLstm : public testing::TestWithParam<std::tuple<at::ScalarType, bool>> {
- protected:
-  at::ScalarType dtype() const { return std::get<0>(GetParam()); }
-  Arguments reversed(Arguments arguments) const {
-    arguments.reverse = std::get<1>(GetParam());
-    return arguments;
-  }
-};
+class CudaLstm : public LstmSequenceTest {};
 
 INSTANTIATE_TEST_SUITE_P(
     Dtypes,
     CudaLstm,
     testing::Combine(testing::ValuesIn(kDtypes), testing::Bool()),
-    [](const auto& info) {
-      return name(std::get<0>(info.param)) + (std::get<1>(info.param) ? "_reverse" : "");
-    });
+    lstm_sequence_name);
 
 TEST_P(CudaLstm, ValuesAndGradientsMatchTorch) {
   for (const bool bias : {true, false}) {

@@ -7,7 +7,6 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <string>
-#include <tuple>
 
 namespace lltm_test {
 namespace {
@@ -29,22 +28,13 @@ TEST_P(LstmCell, ValuesAndGradientsMatchTorch) {
   }
 }
 
-class LstmSequence : public testing::TestWithParam<std::tuple<at::ScalarType, bool>> {
- protected:
-  at::ScalarType dtype() const { return std::get<0>(GetParam()); }
-  Arguments reversed(Arguments arguments) const {
-    arguments.reverse = std::get<1>(GetParam());
-    return arguments;
-  }
-};
+class LstmSequence : public LstmSequenceTest {};
 
 INSTANTIATE_TEST_SUITE_P(
     Dtypes,
     LstmSequence,
     testing::Combine(testing::ValuesIn(kDtypes), testing::Bool()),
-    [](const auto& info) {
-      return name(std::get<0>(info.param)) + (std::get<1>(info.param) ? "_reverse" : "");
-    });
+    lstm_sequence_name);
 
 // Few rows; few enough for the input projection to be merged; blocks on threads that share
 // rows and that do not; padded K.

@@ -12,6 +12,7 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -64,6 +65,22 @@ inline Arguments for_lstm(Arguments a, uint64_t seed) {
   a.weights = random({kLstmGates * hidden, a.weights.size(1)}, seed + 2000);
   if (a.bias) a.bias = random({kLstmGates * hidden}, seed + 3000);
   return a;
+}
+
+// Of a dtype, and reversed or not.
+class LstmSequenceTest : public testing::TestWithParam<std::tuple<at::ScalarType, bool>> {
+ protected:
+  at::ScalarType dtype() const { return std::get<0>(GetParam()); }
+  Arguments reversed(Arguments arguments) const {
+    arguments.reverse = std::get<1>(GetParam());
+    return arguments;
+  }
+};
+
+inline std::string lstm_sequence_name(
+    const testing::TestParamInfo<LstmSequenceTest::ParamType>& info) {
+  const auto [dtype, reverse] = info.param;
+  return name(dtype) + (reverse ? "_reverse" : "");
 }
 
 // Every output and gradient of `ours` against `torch` in float64, by the statement of
