@@ -17,6 +17,7 @@
 #   make test-sanitize  the same under ASan and UBSan
 #   make test-accuracy  the rule of accuracy on other problems each time
 #   make test-mutants   whether the tests find the faults of tests_cpp/mutants/; hours
+#   make packages       .tar.gz and .deb of the C++ library, in build/package/
 #   make fuzz           what reads bytes, fed with damaged ones, for FUZZ_SECONDS
 #   make lint           clang-format, ruff, mypy
 #   make format         rewrite the sources as `make lint` wants them
@@ -42,7 +43,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .PHONY: demo test test-native test-python test-slow test-accuracy test-clang test-sanitize
-.PHONY: test-mutants fuzz bench lint format clean
+.PHONY: packages test-mutants fuzz bench lint format clean
 .PHONY: check-cuda-build test-cuda test-cuda-sanitize bench-cuda build-gpu
 
 demo: .venv/.demo
@@ -92,6 +93,13 @@ fuzz: .venv/.test
 	    -max_total_time=$$((($(FUZZ_SECONDS) + 2) / 3)) || exit 1; \
 	done
 
+# The archive and the Debian packages, in build/package/, and programs that use them.
+packages: .venv/.test
+	cmake --preset package
+	cmake --build --preset package
+	ctest --preset package
+	cd build/package && cpack -G "TGZ;DEB"
+
 test-mutants: .venv/.test
 	python tests_cpp/mutants/run.py --jobs $(JOBS)
 
@@ -122,12 +130,12 @@ PYTHON_WITHOUT_GPU := tests_py/test_cell.py tests_py/test_sequence.py tests_py/t
 
 # Needs CUDA's compiler, of the major version that torch was built with; README.md
 # says where it is looked for. In an environment of its own.
-check-cuda-build: export PATH := $(CURDIR)/build/cuda-venv/bin:$(PATH)
+check-cuda-build build/cuda-venv/.tools: export PATH := $(CURDIR)/build/cuda-venv/bin:$(PATH)
 check-cuda-build: build/cuda-venv/.tools
 	cmake --preset cuda
-	cmake --build --preset cuda --target lltm _C lltm_cuda_tests lltm_cuda_bench
+	cmake --build --preset cuda --target _C lltm_cuda_tests lltm_cuda_bench
 	ctest --preset cuda --tests-regex '$(NATIVE_WITHOUT_GPU)'
-	cmake --install build/cuda --prefix build/cuda/site/lltm
+	cmake --install build/cuda --component python --prefix build/cuda/site/lltm
 	PYTHONPATH=build/cuda/site python -m lltm
 	PYTHONPATH=build/cuda/site pytest -q $(PYTHON_WITHOUT_GPU)
 
@@ -158,8 +166,8 @@ build-gpu:
 	cmake --preset cuda -B build/gpu -DPython_EXECUTABLE="$$(command -v $(PYTHON))" \
 	  $(if $(GOOGLETEST),-DFETCHCONTENT_SOURCE_DIR_GOOGLETEST="$(abspath $(GOOGLETEST))") \
 	  $(if $(NLOHMANN_JSON),-DFETCHCONTENT_SOURCE_DIR_NLOHMANN_JSON="$(abspath $(NLOHMANN_JSON))")
-	cmake --build build/gpu --target lltm _C lltm_cuda_tests lltm_cuda_bench
-	cmake --install build/gpu --prefix build/gpu/site/lltm
+	cmake --build build/gpu --target _C lltm_cuda_tests lltm_cuda_bench
+	cmake --install build/gpu --component python --prefix build/gpu/site/lltm
 
 # The sanitizer looks at our kernels only, and at one problem for each way in which
 # they reach memory (CudaAccess in tests_cpp/test_cuda.cpp): it makes everything slow.

@@ -7,7 +7,7 @@
 #
 # Result: LLTM_CUDA; with it the language CUDA, lltm::torch_cuda,
 # LLTM_CUDA_INCLUDE_DIRS, LLTM_CUDA_TOOLKIT_VERSION, LLTM_CUDA_KERNELS
-# (architectures in words) and LLTM_CUDA_RPATH (what to append to the library's).
+# (architectures in words) and LLTM_CUDA_RPATH (what to append to the library's in a wheel).
 include_guard(GLOBAL)
 
 set(nvcc "${CMAKE_CUDA_COMPILER}")
@@ -65,7 +65,10 @@ set(CMAKE_CUDA_COMPILER "${nvcc}")
 enable_language(CUDA)
 # The shared runtime, and by its path: torch's own.
 set(CMAKE_CUDA_RUNTIME_LIBRARY None)
-lltm_require_torch_cuda()
+lltm_find_torch_cuda(problem)
+if(problem)
+  message(FATAL_ERROR "lltm: ${problem}")
+endif()
 
 # Of the toolkit first; those of libraries, which a toolkit may lack, beside torch.
 string(REGEX MATCH "^[0-9]+" major "${LLTM_TORCH_CUDA_VERSION}")

@@ -8,128 +8,167 @@
 # paths that must not be exported. Torch's own layout is simple: include/, lib/.
 # It may be called before or after this file; both name the same libraries.
 #
-# Looked at, in this order: Torch_DIR or Torch_ROOT, CMAKE_PREFIX_PATH (as
-# torch.utils.cmake_prefix_path gives it, or the folder of an unpacked
-# libtorch), LLTM_TORCH_HINTS (set by lltm-config.cmake), and the torch of the
-# Python interpreter on the PATH.
+# lltm_find_torch(reason) looks at, in this order: Torch_DIR or Torch_ROOT,
+# CMAKE_PREFIX_PATH (as torch.utils.cmake_prefix_path gives it, or the folder of
+# an unpacked libtorch), LLTM_TORCH_HINTS (set by lltm-config.cmake), and the
+# torch of the Python interpreter on the PATH. Each configuration looks again, and
+# nothing is cached; within one, every directory uses the libtorch that was found
+# first. If there is none, `reason` is a sentence that says so, else it is empty.
 #
 # Result: lltm::torch, LLTM_TORCH_ROOT (the folder that holds include/ and
 # lib/), LLTM_TORCH_VERSION (major.minor.patch), LLTM_TORCH_HAS_CUDA,
 # LLTM_TORCH_CUDA_VERSION (major.minor, of the CUDA that torch was built with).
 #
-# lltm_require_torch_cuda() defines lltm::torch_cuda as well: torch's CUDA
-# libraries, and of CUDA's those that liblltm calls itself. No toolkit is needed
-# for it, only what torch brings.
-include_guard(GLOBAL)
+# lltm_find_torch_cuda(reason) then defines lltm::torch_cuda: torch's CUDA
+# libraries, and of CUDA's those that liblltm calls itself; they are listed in
+# LLTM_TORCH_CUDA_LIBRARIES. No toolkit is needed for it, only what torch brings.
 
-function(_lltm_find_torch)
-  set(suffixes "" Torch share/cmake/Torch)
-  find_path(LLTM_TORCH_CONFIG_DIR TorchConfig.cmake
+function(lltm_find_torch reason)
+  set(${reason} "" PARENT_SCOPE)
+  if(NOT TARGET lltm::torch)
+    set(problem "")
+    _lltm_torch_root(root)
+    _lltm_add_torch("${root}" problem)
+    if(problem)
+      set(${reason} "${problem}" PARENT_SCOPE)
+      return()
+    endif()
+  endif()
+  foreach(name ROOT VERSION HAS_CUDA CUDA_VERSION)
+    get_property(value TARGET lltm::torch PROPERTY LLTM_TORCH_${name})
+    set(LLTM_TORCH_${name} "${value}" PARENT_SCOPE)
+  endforeach()
+endfunction()
+
+# The folder of a libtorch, or an empty string.
+function(_lltm_torch_root result)
+  unset(config)  # what a caller has by a name is found already
+  unset(python)
+  find_path(config TorchConfig.cmake NO_CACHE
     HINTS ${Torch_DIR} ${Torch_ROOT} $ENV{Torch_DIR} $ENV{Torch_ROOT}
       ${CMAKE_PREFIX_PATH} $ENV{CMAKE_PREFIX_PATH} ${LLTM_TORCH_HINTS}
-    PATH_SUFFIXES ${suffixes}
-    DOC "Folder of TorchConfig.cmake")
-  if(NOT LLTM_TORCH_CONFIG_DIR)
+    PATH_SUFFIXES "" Torch share/cmake/Torch)
+  if(NOT config)
     # The interpreter that builds a wheel is not always the first on the PATH.
-    find_program(LLTM_PYTHON_EXECUTABLE NAMES ${Python_EXECUTABLE} python3 python)
-    if(LLTM_PYTHON_EXECUTABLE)
+    find_program(python NAMES ${Python_EXECUTABLE} python3 python NO_CACHE)
+    if(python)
       # The folder is found without importing torch, which takes seconds.
       execute_process(
-        COMMAND ${LLTM_PYTHON_EXECUTABLE} -c
+        COMMAND ${python} -c
           "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
         OUTPUT_VARIABLE folder OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
-      find_path(LLTM_TORCH_CONFIG_DIR TorchConfig.cmake
+      find_path(config TorchConfig.cmake NO_CACHE
         HINTS "${folder}/share/cmake/Torch" NO_DEFAULT_PATH)
     endif()
   endif()
-  if(NOT LLTM_TORCH_CONFIG_DIR)
-    message(FATAL_ERROR
-      "lltm: libtorch not found. Set CMAKE_PREFIX_PATH to the folder of an unpacked libtorch, "
-      "or to the output of: python -c \"import torch; print(torch.utils.cmake_prefix_path)\"")
+  set(${result} "" PARENT_SCOPE)
+  if(config)
+    get_filename_component(root "${config}/../../.." REALPATH)
+    set(${result} "${root}" PARENT_SCOPE)
   endif()
+endfunction()
 
-  get_filename_component(root "${LLTM_TORCH_CONFIG_DIR}/../../.." REALPATH)
-  file(STRINGS "${root}/include/torch/headeronly/version.h" lines REGEX "define TORCH_VERSION_[A-Z]+ +[0-9]+")
-  string(REGEX REPLACE "[^0-9;]" "" version "${lines}")
-  list(JOIN version "." version)
-  string(REGEX MATCH "^[0-9]+\\.[0-9]+\\.[0-9]+" version "${version}")
-
-  foreach(name c10 torch_cpu torch)
-    # `unset` keeps a second build tree with another torch from reusing it.
-    unset(library CACHE)
-    find_library(library ${name} HINTS "${root}/lib" NO_DEFAULT_PATH)
+function(_lltm_add_torch root problem)
+  if(NOT root)
+    set(${problem} "libtorch not found. Set CMAKE_PREFIX_PATH to the folder of an unpacked libtorch, \
+or to the output of: python -c \"import torch; print(torch.utils.cmake_prefix_path)\"" PARENT_SCOPE)
+    return()
+  endif()
+  set(header "${root}/include/torch/headeronly/version.h")
+  set(version "")
+  if(EXISTS "${header}")
+    file(STRINGS "${header}" lines REGEX "define TORCH_VERSION_[A-Z]+ +[0-9]+")
+    string(REGEX REPLACE "[^0-9;]" "" version "${lines}")
+    list(JOIN version "." version)
+    string(REGEX MATCH "^[0-9]+\\.[0-9]+\\.[0-9]+" version "${version}")
+  endif()
+  if(NOT version)
+    set(${problem} "expected libtorch 2.11 or later in ${root}, which has no ${header}" PARENT_SCOPE)
+    return()
+  endif()
+  set(libraries "")
+  foreach(name torch torch_cpu c10)
+    unset(library)
+    find_library(library ${name} HINTS "${root}/lib" NO_DEFAULT_PATH NO_CACHE)
     if(NOT library)
-      message(FATAL_ERROR "lltm: ${root}/lib holds no library ${name}")
+      set(${problem} "${root}/lib holds no library ${name}" PARENT_SCOPE)
+      return()
     endif()
-    set(${name}_library "${library}")
-    unset(library CACHE)
+    list(APPEND libraries "${library}")
   endforeach()
 
   add_library(lltm::torch INTERFACE IMPORTED GLOBAL)
   target_include_directories(lltm::torch SYSTEM INTERFACE
     "${root}/include" "${root}/include/torch/csrc/api/include")
   target_compile_features(lltm::torch INTERFACE cxx_std_20)
-  # libtorch.so carries no symbols: it exists to load the backends (CUDA), so
-  # the linker must not drop it.
-  target_link_libraries(lltm::torch INTERFACE
-    "${torch_cpu_library}" "${c10_library}"
-    "-Wl,--push-state,--no-as-needed,${torch_library},--pop-state")
+  _lltm_link_needed(lltm::torch ${libraries})
 
-  set(LLTM_TORCH_ROOT "${root}" PARENT_SCOPE)
-  set(LLTM_TORCH_VERSION "${version}" PARENT_SCOPE)
-  set(LLTM_TORCH_HAS_CUDA OFF PARENT_SCOPE)
-  set(LLTM_TORCH_CUDA_VERSION "" PARENT_SCOPE)
+  set(has_cuda OFF)
+  set(cuda_version "")
   if(EXISTS "${root}/lib/libtorch_cuda.so")
-    set(LLTM_TORCH_HAS_CUDA ON PARENT_SCOPE)
+    set(has_cuda ON)
     # 2.13.0+cu130 in a Python package as in an unpacked libtorch; the former also
     # says 13.0.
     foreach(file version.py build-version)
       if(EXISTS "${root}/${file}")
         file(READ "${root}/${file}" text)
         if(text MATCHES "cuda: [^\n]*'([0-9]+\\.[0-9]+)'")
-          set(LLTM_TORCH_CUDA_VERSION "${CMAKE_MATCH_1}" PARENT_SCOPE)
+          set(cuda_version "${CMAKE_MATCH_1}")
         elseif(text MATCHES "\\+cu([0-9]+)([0-9])")
-          set(LLTM_TORCH_CUDA_VERSION "${CMAKE_MATCH_1}.${CMAKE_MATCH_2}" PARENT_SCOPE)
+          set(cuda_version "${CMAKE_MATCH_1}.${CMAKE_MATCH_2}")
         endif()
       endif()
     endforeach()
   endif()
+  set_target_properties(lltm::torch PROPERTIES
+    LLTM_TORCH_ROOT "${root}"
+    LLTM_TORCH_VERSION "${version}"
+    LLTM_TORCH_HAS_CUDA "${has_cuda}"
+    LLTM_TORCH_CUDA_VERSION "${cuda_version}")
 endfunction()
 
-function(lltm_require_torch_cuda)
-  if(TARGET lltm::torch_cuda)
-    return()
+# A program must name these libraries itself, whether it calls them or not: its search
+# path does not hold for what liblltm needs, but what the program has loaded is found.
+# libtorch.so exists for this alone: it loads the backends and defines nothing. Many
+# compilers pass --as-needed to the linker, which would drop them.
+function(_lltm_link_needed target)
+  list(JOIN ARGN "," libraries)
+  target_link_options(${target} INTERFACE
+    "LINKER:--push-state,--no-as-needed,${libraries},--pop-state")
+  target_link_libraries(${target} INTERFACE ${ARGN})
+endfunction()
+
+function(lltm_find_torch_cuda reason)
+  set(${reason} "" PARENT_SCOPE)
+  if(NOT TARGET lltm::torch_cuda)
+    string(REGEX MATCH "^[0-9]+" major "${LLTM_TORCH_CUDA_VERSION}")
+    # Beside torch in a Python environment: one folder for CUDA 13, one for each
+    # library before. In libtorch's own folder. In a toolkit's.
+    get_filename_component(site "${LLTM_TORCH_ROOT}" DIRECTORY)
+    set(hints "${site}/nvidia/cu${major}/lib"
+      "${site}/nvidia/cuda_runtime/lib" "${site}/nvidia/cublas/lib" "${LLTM_TORCH_ROOT}/lib")
+    foreach(toolkit "${CUDAToolkit_ROOT}" "$ENV{CUDA_PATH}" "$ENV{CUDA_HOME}" /usr/local/cuda)
+      if(toolkit)
+        list(APPEND hints "${toolkit}/lib64" "${toolkit}/lib")
+      endif()
+    endforeach()
+    set(libraries "")
+    foreach(name c10_cuda torch_cuda cudart cublas)
+      # Packages hold libcudart.so.13 and no libcudart.so.
+      unset(library)
+      find_library(library NAMES lib${name}.so.${major} ${name} HINTS ${hints} NO_CACHE)
+      if(NOT library)
+        set(${reason} "no library ${name} of CUDA ${LLTM_TORCH_CUDA_VERSION}, which the torch in \
+${LLTM_TORCH_ROOT} was built with; set CUDAToolkit_ROOT to where it is" PARENT_SCOPE)
+        return()
+      endif()
+      list(APPEND libraries "${library}")
+    endforeach()
+    add_library(lltm::torch_cuda INTERFACE IMPORTED GLOBAL)
+    target_link_libraries(lltm::torch_cuda INTERFACE lltm::torch)
+    _lltm_link_needed(lltm::torch_cuda ${libraries})
+    set_target_properties(lltm::torch_cuda PROPERTIES LLTM_LIBRARIES "${libraries}")
   endif()
-  string(REGEX MATCH "^[0-9]+" major "${LLTM_TORCH_CUDA_VERSION}")
-  # Beside torch in a Python environment: one folder for CUDA 13, one for each
-  # library before. In libtorch's own folder. In a toolkit's.
-  get_filename_component(site "${LLTM_TORCH_ROOT}" DIRECTORY)
-  set(hints "${site}/nvidia/cu${major}/lib"
-    "${site}/nvidia/cuda_runtime/lib" "${site}/nvidia/cublas/lib" "${LLTM_TORCH_ROOT}/lib")
-  foreach(toolkit "${CUDAToolkit_ROOT}" "$ENV{CUDA_PATH}" "$ENV{CUDA_HOME}" /usr/local/cuda)
-    if(toolkit)
-      list(APPEND hints "${toolkit}/lib64" "${toolkit}/lib")
-    endif()
-  endforeach()
-  set(libraries "")
-  foreach(name c10_cuda torch_cuda cudart cublas)
-    unset(library CACHE)
-    # Packages hold libcudart.so.13 and no libcudart.so.
-    find_library(library NAMES lib${name}.so.${major} ${name} HINTS ${hints})
-    if(NOT library)
-      message(FATAL_ERROR
-        "lltm: no library ${name} of CUDA ${LLTM_TORCH_CUDA_VERSION}, which the torch in "
-        "${LLTM_TORCH_ROOT} was built with; set CUDAToolkit_ROOT to where it is")
-    endif()
-    list(APPEND libraries "${library}")
-    unset(library CACHE)
-  endforeach()
-  add_library(lltm::torch_cuda INTERFACE IMPORTED GLOBAL)
-  # Executables find what liblltm needs only where they name it themselves.
-  list(JOIN libraries "," kept)
-  target_link_libraries(lltm::torch_cuda INTERFACE lltm::torch ${libraries}
-    "-Wl,--push-state,--no-as-needed,${kept},--pop-state")
+  get_property(libraries TARGET lltm::torch_cuda PROPERTY LLTM_LIBRARIES)
   set(LLTM_TORCH_CUDA_LIBRARIES "${libraries}" PARENT_SCOPE)
 endfunction()
-
-_lltm_find_torch()

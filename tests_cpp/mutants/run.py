@@ -220,7 +220,7 @@ class Workplace:
             # The kernels and the tests have levels of their own.
             "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG",
             "-DCMAKE_LINK_DEPENDS_NO_SHARED=ON",
-            *("-DLLTM_TESTS=ON", "-DLLTM_PYTHON=ON", "-DCMAKE_INSTALL_LIBDIR=lib"),
+            *("-DLLTM_TESTS=ON", "-DLLTM_PYTHON=ON"),
             f"-DPython_EXECUTABLE={sys.executable}",
         )
 
@@ -234,7 +234,10 @@ class Workplace:
 
     def install(self) -> None:
         """The package, without pip."""
-        self.need("cmake", "--install", self.build, "--prefix", self.site / "lltm")
+        self.need(
+            *("cmake", "--install", self.build, "--component", "python"),
+            *("--prefix", self.site / "lltm"),
+        )
 
     def check_import(self) -> None:
         """That what pytest will import is the copy."""

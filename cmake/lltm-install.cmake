@@ -1,0 +1,65 @@
+# What is installed of liblltm: the library, its headers, its CMake package and lltm.pc.
+#
+#   lltm_install_prefix(target)   to a prefix, in the components `runtime` and `development`
+#   lltm_install_wheel(target)    to the folder of the Python package, in the component `python`
+include_guard(GLOBAL)
+include(CMakePackageConfigHelpers)
+include(GNUInstallDirs)
+
+# A program that links nothing of torch itself (or loads liblltm by dlopen) leaves it to the
+# library to find libtorch: where it is now, or in a folder `libtorch` beside the prefix.
+function(lltm_install_prefix target)
+  file(RELATIVE_PATH beside "/opt/lltm/${CMAKE_INSTALL_LIBDIR}" /opt/libtorch)
+  set(search_path "$ORIGIN" "$ORIGIN/${beside}/lib")
+  if(LLTM_RELOCATABLE)
+    set(torch "@here@/${beside}")
+  else()
+    set(torch "${LLTM_TORCH_ROOT}")
+    foreach(library "${LLTM_TORCH_ROOT}/lib/libtorch.so" ${LLTM_TORCH_CUDA_LIBRARIES})
+      cmake_path(GET library PARENT_PATH folder)
+      list(APPEND search_path "${folder}")
+    endforeach()
+    list(REMOVE_DUPLICATES search_path)
+  endif()
+  set_target_properties(${target} PROPERTIES INSTALL_RPATH "${search_path}")
+  _lltm_install(${target} "${CMAKE_INSTALL_LIBDIR}" "${CMAKE_INSTALL_INCLUDEDIR}" "${torch}"
+    runtime development)
+  install(FILES "${PROJECT_SOURCE_DIR}/LICENSE"
+    DESTINATION "${CMAKE_INSTALL_DATADIR}/licenses/lltm" COMPONENT runtime)
+endfunction()
+
+# Beside the package lie torch and, as packages of their own, CUDA's libraries.
+function(lltm_install_wheel target)
+  set_target_properties(${target} PROPERTIES
+    INSTALL_RPATH "$ORIGIN;$ORIGIN/../../torch/lib${LLTM_CUDA_RPATH}")
+  _lltm_install(${target} lib include "@here@/../../torch" python python EXCLUDE_FROM_ALL)
+endfunction()
+
+# `torch` is the folder of libtorch; in it "@here@" stands for that of the library.
+function(_lltm_install target lib include torch runtime development)
+  set(cmake ${lib}/cmake/lltm)
+  set(generated "${PROJECT_BINARY_DIR}/install/${target}")
+
+  string(REPLACE "@here@" "\${CMAKE_CURRENT_LIST_DIR}/../.." torch_hint "${torch}")
+  configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/lltm-config.cmake.in"
+    "${generated}/lltm-config.cmake" INSTALL_DESTINATION ${cmake} NO_SET_AND_CHECK_MACRO)
+  write_basic_package_version_file("${generated}/lltm-config-version.cmake"
+    VERSION ${PROJECT_VERSION} COMPATIBILITY SameMinorVersion)
+
+  string(REPLACE "@here@" "\${pcfiledir}/.." torch_root "${torch}")
+  file(RELATIVE_PATH to_prefix "/prefix/${lib}/pkgconfig" /prefix)
+  configure_file("${PROJECT_SOURCE_DIR}/cmake/lltm.pc.in" "${generated}/lltm.pc" @ONLY)
+
+  install(TARGETS ${target} EXPORT ${target}-targets ${ARGN}
+    LIBRARY DESTINATION ${lib} COMPONENT ${runtime} NAMELINK_COMPONENT ${development}
+    FILE_SET HEADERS DESTINATION ${include} COMPONENT ${development})
+  install(EXPORT ${target}-targets FILE lltm-targets.cmake NAMESPACE lltm::
+    DESTINATION ${cmake} COMPONENT ${development} ${ARGN})
+  install(FILES
+    "${generated}/lltm-config.cmake"
+    "${generated}/lltm-config-version.cmake"
+    "${PROJECT_SOURCE_DIR}/cmake/lltm-torch.cmake"
+    DESTINATION ${cmake} COMPONENT ${development} ${ARGN})
+  install(FILES "${generated}/lltm.pc"
+    DESTINATION ${lib}/pkgconfig COMPONENT ${development} ${ARGN})
+endfunction()

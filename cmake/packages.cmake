@@ -1,0 +1,33 @@
+# `cpack -G TGZ` and `cpack -G DEB`, in a build folder configured with LLTM_RELOCATABLE. What
+# they make looks for libtorch in a folder `libtorch` beside its own.
+set(CPACK_PACKAGE_NAME lltm)
+set(CPACK_PACKAGE_VENDOR "the LLTM authors")
+set(CPACK_PACKAGE_CONTACT "the LLTM authors <${PROJECT_HOMEPAGE_URL}>")
+set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "${PROJECT_DESCRIPTION}")
+set(CPACK_PACKAGE_DESCRIPTION "Fused kernels for the LLTM recurrent cell. Needs libtorch \
+${LLTM_TORCH_MINOR}, unpacked to a folder named libtorch beside the one of this package.")
+set(CPACK_PACKAGE_FILE_NAME
+  "lltm-${PROJECT_VERSION}-torch${LLTM_TORCH_MINOR}-linux-${CMAKE_SYSTEM_PROCESSOR}")
+set(CPACK_RESOURCE_FILE_LICENSE "${PROJECT_SOURCE_DIR}/LICENSE")
+set(CPACK_STRIP_FILES ON)
+set(CPACK_COMPONENTS_ALL runtime development)
+
+set(CPACK_DEB_COMPONENT_INSTALL ON)
+set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+set(CPACK_DEBIAN_RUNTIME_PACKAGE_NAME lltm)
+set(CPACK_DEBIAN_RUNTIME_PACKAGE_DEPENDS "libc6, libstdc++6, libgomp1")
+set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_NAME lltm-dev)
+set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_DEPENDS "lltm (= ${PROJECT_VERSION})")
+
+# Read by cpack, once for each generator.
+set(CPACK_PROJECT_CONFIG_FILE "${PROJECT_BINARY_DIR}/cpack-generator.cmake")
+file(CONFIGURE OUTPUT "${CPACK_PROJECT_CONFIG_FILE}" @ONLY CONTENT [[
+if(NOT "@LLTM_RELOCATABLE@")
+  message(FATAL_ERROR "lltm: configure with -DLLTM_RELOCATABLE=ON: as it is, liblltm looks for "
+    "libtorch in @LLTM_TORCH_ROOT@")
+endif()
+if(CPACK_GENERATOR STREQUAL "DEB")
+  set(CPACK_PACKAGING_INSTALL_PREFIX /opt/lltm)
+endif()
+]])
+include(CPack)

@@ -1,0 +1,258 @@
+# What is tested of the installed package, one test for each name (CMakeLists.txt):
+#   cmake -DPREFIX=... -DTORCH=... ... -P check.cmake NAME
+cmake_minimum_required(VERSION 3.25)
+math(EXPR last "${CMAKE_ARGC} - 1")
+set(test "${CMAKE_ARGV${last}}")
+set(here "${CMAKE_CURRENT_LIST_DIR}")
+string(MD5 folder "${PREFIX}")
+set(work "${LLTM_BUILD}/tests_cpp/packaging/${test}-${folder}")
+file(REMOVE_RECURSE "${work}")
+file(MAKE_DIRECTORY "${work}")
+
+# Runs a command that must succeed; what it printed is in `output`.
+macro(run)
+  execute_process(COMMAND ${ARGN} WORKING_DIRECTORY "${work}"
+    OUTPUT_VARIABLE output ERROR_VARIABLE output RESULT_VARIABLE status)
+  if(NOT status EQUAL 0)
+    list(JOIN ARGN " " command)
+    message(FATAL_ERROR "${command}\nended with ${status}:\n${output}")
+  endif()
+endmacro()
+
+# What follows runs without the search path that the caller may have.
+unset(ENV{LD_LIBRARY_PATH})
+macro(run_program)
+  run(${ARGN})
+  string(STRIP "${output}" output)
+  if(NOT output STREQUAL "${VERSION}")
+    message(FATAL_ERROR "expected ${VERSION} from ${ARGN}, got ${output}")
+  endif()
+endmacro()
+
+macro(configure)
+  run(${CMAKE_COMMAND} -G "${GENERATOR}" "-DCMAKE_MAKE_PROGRAM=${MAKE_PROGRAM}"
+    "-DCMAKE_CXX_COMPILER=${CXX}" ${ARGN})
+endmacro()
+
+macro(expect_text what)
+  foreach(text IN ITEMS ${ARGN})
+    string(FIND "${${what}}" "${text}" found)
+    if(found LESS 0)
+      message(FATAL_ERROR "expected \"${text}\" in:\n${${what}}")
+    endif()
+  endforeach()
+endmacro()
+
+# The linker's command line as a user writes it. --as-needed: many compilers pass it.
+set(include "${PREFIX}/include")
+set(lib "${PREFIX}/${LIBDIR}")
+set(compile ${LAUNCHER} "${CXX}" -std=c++20 -Wall -Wextra -Werror)
+set(link "${CXX}" -Wl,--as-needed)
+
+function(test_install)
+  file(REMOVE_RECURSE "${PREFIX}")
+  if(NOT RELOCATABLE)
+    run(${CMAKE_COMMAND} --install "${LLTM_BUILD}" --prefix "${PREFIX}")
+  else()
+    run(${CMAKE_CPACK_COMMAND} --config "${LLTM_BUILD}/CPackConfig.cmake" -G TGZ -B "${work}")
+    file(GLOB archive "${work}/*.tar.gz")
+    file(ARCHIVE_EXTRACT INPUT "${archive}" DESTINATION "${work}")
+    cmake_path(GET PREFIX PARENT_PATH parent)
+    string(REGEX REPLACE "\\.tar\\.gz$" "" unpacked "${archive}")
+    file(RENAME "${unpacked}" "${PREFIX}")
+    file(CREATE_LINK "${TORCH}" "${parent}/libtorch" SYMBOLIC)
+  endif()
+endfunction()
+
+# The names that others rely on, and nothing of the machine in what can be moved.
+function(test_contents)
+  string(REGEX MATCH "^[0-9]+\\.[0-9]+" minor "${VERSION}")
+  file(GLOB_RECURSE files RELATIVE "${PREFIX}" "${PREFIX}/*")
+  list(SORT files)
+  set(expected
+    include/lltm/export.h
+    include/lltm/lltm.h
+    include/lltm/nn.h
+    include/lltm/ops.h
+    include/lltm/serialize.h
+    include/lltm/version.h
+    ${LIBDIR}/cmake/lltm/lltm-config-version.cmake
+    ${LIBDIR}/cmake/lltm/lltm-config.cmake
+    ${LIBDIR}/cmake/lltm/lltm-targets-release.cmake
+    ${LIBDIR}/cmake/lltm/lltm-targets.cmake
+    ${LIBDIR}/cmake/lltm/lltm-torch.cmake
+    ${LIBDIR}/liblltm.so
+    ${LIBDIR}/liblltm.so.${minor}
+    ${LIBDIR}/liblltm.so.${VERSION}
+    ${LIBDIR}/pkgconfig/lltm.pc
+    share/licenses/lltm/LICENSE)
+  if(NOT files STREQUAL expected)
+    message(FATAL_ERROR "expected ${expected}\ngot ${files}")
+  endif()
+  file(READ_SYMLINK "${lib}/liblltm.so" name)
+  if(NOT name STREQUAL "liblltm.so.${minor}")
+    message(FATAL_ERROR "liblltm.so leads to ${name}")
+  endif()
+  # Of this machine only where libtorch is and, with it, CUDA's libraries.
+  cmake_path(GET TORCH PARENT_PATH site)
+  foreach(file IN LISTS files)
+    file(STRINGS "${PREFIX}/${file}" lines REGEX "${LLTM_SOURCE}|${site}")
+    if(NOT RELOCATABLE)
+      string(REPLACE "${site}" "" lines "${lines}")
+    endif()
+    if(lines MATCHES "${LLTM_SOURCE}|${site}")
+      list(APPEND leaks "${file}: ${lines}")
+    endif()
+  endforeach()
+  if(leaks)
+    list(JOIN leaks "\n" leaks)
+    message(FATAL_ERROR "names folders of this machine:\n${leaks}")
+  endif()
+endfunction()
+
+function(test_flags)
+  run(${compile} -c "${here}/small.cpp" -o small.o "-I${include}")
+  run(${link} small.o -o small "-L${lib}" "-Wl,-rpath,${lib}" -llltm)
+  run_program("${work}/small")
+  run(${link} small.o -o named "-L${lib}" "-L${TORCH}/lib" "-Wl,-rpath,${lib}:${TORCH}/lib"
+    -llltm -ltorch_cpu -lc10)
+  run_program("${work}/named")
+endfunction()
+
+function(test_pkg_config)
+  find_program(pkg_config NAMES pkg-config pkgconf REQUIRED)
+  set(ENV{PKG_CONFIG_PATH} "${lib}/pkgconfig")
+  run("${pkg_config}" --modversion lltm)
+  run("${pkg_config}" --cflags lltm)
+  separate_arguments(cflags UNIX_COMMAND "${output}")
+  run("${pkg_config}" --libs lltm)
+  separate_arguments(libs UNIX_COMMAND "${output}")
+  run(${compile} ${cflags} -c "${here}/small.cpp" -o small.o)
+  run(${link} small.o -o small ${libs})
+  run_program("${work}/small")
+endfunction()
+
+function(test_dlopen)
+  run(${compile} "${here}/load.cpp" -o load -ldl)
+  run_program("${work}/load" "${lib}/liblltm.so")
+endfunction()
+
+# A libtorch of another release at run time: one sentence, and no more.
+function(test_other_libtorch)
+  run(${compile} -shared -fPIC "${here}/other_libtorch.cpp" -o libother.so)
+  run(${compile} "${here}/load.cpp" -o load -ldl)
+  execute_process(
+    COMMAND ${CMAKE_COMMAND} -E env "LD_PRELOAD=${work}/libother.so" "${work}/load" "${lib}/liblltm.so"
+    OUTPUT_VARIABLE output ERROR_VARIABLE output RESULT_VARIABLE status)
+  set(expected "lltm: liblltm was built for libtorch ${TORCH_MINOR} and cannot run with libtorch \
+2.99.1 (${work}/libother.so): run it with libtorch ${TORCH_MINOR}, or build lltm again for this \
+libtorch\n")
+  if(NOT status EQUAL 1 OR NOT output STREQUAL expected)
+    message(FATAL_ERROR "expected status 1 and\n${expected}got ${status} and\n${output}")
+  endif()
+endfunction()
+
+function(test_siblings)
+  configure(-S "${here}/siblings" -B build "-DCMAKE_PREFIX_PATH=${PREFIX}")
+  run(${CMAKE_COMMAND} --build build)
+  run_program("${work}/build/one/one")
+  run_program("${work}/build/two/two")
+endfunction()
+
+# A folder that looks like the libtorch of release 2.10.
+function(make_other_torch folder)
+  file(WRITE "${folder}/share/cmake/Torch/TorchConfig.cmake" "")
+  file(WRITE "${folder}/include/torch/headeronly/version.h"
+    "#define TORCH_VERSION_MAJOR 2\n#define TORCH_VERSION_MINOR 10\n#define TORCH_VERSION_PATCH 0\n")
+  foreach(name torch torch_cpu c10)
+    file(WRITE "${folder}/lib/lib${name}.so" "")
+  endforeach()
+endfunction()
+
+function(write_project arguments)
+  file(WRITE "${work}/project/CMakeLists.txt"
+    "cmake_minimum_required(VERSION 3.25)\nproject(finder LANGUAGES CXX)\n"
+    "find_package(lltm CONFIG ${arguments})\n"
+    "set(torch none)\n"
+    "if(lltm_FOUND)\n  get_target_property(torch lltm::torch LLTM_TORCH_ROOT)\nendif()\n"
+    "message(\"torch: \${torch}\")\n")
+endfunction()
+
+# Without a libtorch that fits: not found, quietly where that was asked for.
+function(test_not_found)
+  make_other_torch("${work}/other")
+  file(MAKE_DIRECTORY "${work}/empty/share/cmake/Torch" "${work}/empty/lib")
+  file(TOUCH "${work}/empty/share/cmake/Torch/TorchConfig.cmake")
+  set(reason_other "built for torch ${TORCH_MINOR}, but torch 2.10.0")
+  set(reason_empty "expected libtorch 2.11 or later in")
+  foreach(torch other empty)
+    write_project(QUIET)
+    configure(-S project -B "build_${torch}" "-DCMAKE_PREFIX_PATH=${PREFIX}" "-DTorch_ROOT=${work}/${torch}")
+    expect_text(output "torch: none")
+    string(FIND "${output}" "${reason_${torch}}" found)
+    if(NOT found LESS 0)
+      message(FATAL_ERROR "QUIET, but:\n${output}")
+    endif()
+    write_project("")
+    configure(-S project -B "build_${torch}" "-DCMAKE_PREFIX_PATH=${PREFIX}" "-DTorch_ROOT=${work}/${torch}")
+    string(REGEX REPLACE "[ \n]+" " " output "${output}")
+    expect_text(output "${reason_${torch}}" "torch: none")
+  endforeach()
+endfunction()
+
+# The next configuration with another CMAKE_PREFIX_PATH takes the libtorch that it leads to.
+function(test_changed_torch)
+  write_project("")
+  set(lltm "-Dlltm_DIR=${lib}/cmake/lltm")
+  make_other_torch("${work}/other")
+  configure(-S project -B build "${lltm}" "-DCMAKE_PREFIX_PATH=${TORCH}")
+  expect_text(output "torch: ${TORCH}")
+  configure(-S project -B build "${lltm}" "-DCMAKE_PREFIX_PATH=${work}/other")
+  expect_text(output "torch: none" "${work}/other")
+  configure(-S project -B build "${lltm}" "-DCMAKE_PREFIX_PATH=${TORCH}/share/cmake")
+  expect_text(output "torch: ${TORCH}")
+endfunction()
+
+function(configure_subproject)
+  configure(-S "${here}/subproject" -B build "-DLLTM_SOURCE=${LLTM_SOURCE}"
+    "-DTorch_ROOT=${TORCH}/share/cmake/Torch" ${ARGN})
+  expect_text(output "liblltm is a shared library in spite of BUILD_SHARED_LIBS=OFF")
+endfunction()
+
+function(test_add_subdirectory)
+  configure_subproject()
+endfunction()
+
+function(test_fetch_content)
+  configure_subproject(-DUSE_FETCH_CONTENT=ON)
+endfunction()
+
+# Its install step installs the parent's program alone.
+function(test_build_subproject)
+  configure_subproject(-DCMAKE_UNITY_BUILD=ON)
+  run(${CMAKE_COMMAND} --build build --parallel 2)
+  run_program("${work}/build/app")
+  run(${CMAKE_COMMAND} --install build --prefix "${work}/prefix")
+  file(GLOB_RECURSE files RELATIVE "${work}/prefix" "${work}/prefix/*")
+  if(NOT files STREQUAL "bin/app")
+    message(FATAL_ERROR "expected bin/app alone, got ${files}")
+  endif()
+endfunction()
+
+# The Debian packages hold what the archive does, in /opt/lltm.
+function(test_debian)
+  run(${CMAKE_CPACK_COMMAND} --config "${LLTM_BUILD}/CPackConfig.cmake" -G DEB -B "${work}")
+  foreach(package lltm lltm-dev)
+    file(GLOB deb "${work}/${package}_*.deb")
+    run(dpkg-deb --info "${deb}")
+    expect_text(output "Package: ${package}\n" "Version: ${VERSION}")
+    run(dpkg-deb --extract "${deb}" "${work}/root")
+  endforeach()
+  file(GLOB_RECURSE files RELATIVE "${work}/root/opt/lltm" "${work}/root/*")
+  file(GLOB_RECURSE expected RELATIVE "${PREFIX}" "${PREFIX}/*")
+  if(NOT files STREQUAL expected)
+    message(FATAL_ERROR "expected ${expected}\ngot ${files}")
+  endif()
+endfunction()
+
+cmake_language(CALL "test_${test}")
