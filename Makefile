@@ -18,6 +18,7 @@
 #   make test-accuracy  the rule of accuracy on other problems each time
 #   make test-mutants   whether the tests find the faults of tests_cpp/mutants/; hours
 #   make packages       .tar.gz and .deb of the C++ library, in build/package/
+#   make wheel          the wheel to publish, in build/wheels/dist/
 #   make fuzz           what reads bytes, fed with damaged ones, for FUZZ_SECONDS
 #   make lint           clang-format, ruff, mypy
 #   make format         rewrite the sources as `make lint` wants them
@@ -43,7 +44,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .PHONY: demo test test-native test-python test-slow test-accuracy test-clang test-sanitize
-.PHONY: packages test-mutants fuzz bench lint format clean
+.PHONY: packages wheel test-mutants fuzz bench lint format clean
 .PHONY: check-cuda-build test-cuda test-cuda-sanitize bench-cuda build-gpu
 
 demo: .venv/.demo
@@ -99,6 +100,14 @@ packages: .venv/.test
 	cmake --build --preset package
 	ctest --preset package
 	cd build/package && cpack -G "TGZ;DEB"
+
+# The wheel to publish, in build/wheels/dist/: for every Python and each of WHEEL_TORCHES
+# (`WHEEL_TORCHES="torch==2.12.1 torch==2.13.0"`), each in an environment of its own. Then tested
+# in a fresh environment for each of WHEEL_TESTS (`WHEEL_TESTS=python3.12,torch==2.12.1`).
+WHEEL_TORCHES ?= $(TORCH)
+WHEEL_TESTS ?= $(BASE_PYTHON),$(lastword $(WHEEL_TORCHES))
+wheel: .venv/.test .venv/.dev
+	python python/wheels.py $(WHEEL_TORCHES) $(addprefix --test=,$(WHEEL_TESTS))
 
 test-mutants: .venv/.test
 	python tests_cpp/mutants/run.py --jobs $(JOBS)

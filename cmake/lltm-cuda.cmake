@@ -7,7 +7,7 @@
 #
 # Result: LLTM_CUDA; with it the language CUDA, lltm::torch_cuda,
 # LLTM_CUDA_INCLUDE_DIRS, LLTM_CUDA_TOOLKIT_VERSION, LLTM_CUDA_KERNELS
-# (architectures in words) and LLTM_CUDA_RPATH (what to append to the library's in a wheel).
+# (architectures in words) and LLTM_CUDA_FOLDERS (CUDA's libraries, from the folder of packages).
 include_guard(GLOBAL)
 
 set(nvcc "${CMAKE_CUDA_COMPILER}")
@@ -44,7 +44,7 @@ if(LLTM_CUDA AND NOT available)
   message(FATAL_ERROR "lltm: LLTM_CUDA is on, but ${missing}")
 endif()
 if(NOT LLTM_CUDA)
-  set(LLTM_CUDA_RPATH "")
+  set(LLTM_CUDA_FOLDERS "")
   if(LLTM_TORCH_HAS_CUDA AND NOT available)
     message(STATUS "lltm: without CUDA kernels (CUDA tensors take the composite path): ${missing}")
   elseif(LLTM_TORCH_HAS_CUDA)
@@ -89,12 +89,12 @@ list(JOIN architectures ", " LLTM_CUDA_KERNELS)
 message(STATUS "lltm: CUDA kernels for ${LLTM_CUDA_KERNELS}, by ${nvcc}")
 
 # In a wheel, CUDA's libraries lie beside the package as torch does.
-set(LLTM_CUDA_RPATH "")
+set(LLTM_CUDA_FOLDERS "")
 foreach(library IN LISTS LLTM_TORCH_CUDA_LIBRARIES)
   cmake_path(GET library PARENT_PATH folder)
   cmake_path(IS_PREFIX site "${folder}" NORMALIZE beside)
   cmake_path(RELATIVE_PATH folder BASE_DIRECTORY "${site}")
-  if(beside AND NOT folder STREQUAL "torch/lib" AND NOT LLTM_CUDA_RPATH MATCHES "${folder}")
-    string(APPEND LLTM_CUDA_RPATH ";$ORIGIN/../../${folder}")
+  if(beside AND NOT folder STREQUAL "torch/lib" AND NOT folder IN_LIST LLTM_CUDA_FOLDERS)
+    list(APPEND LLTM_CUDA_FOLDERS "${folder}")
   endif()
 endforeach()

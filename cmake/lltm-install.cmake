@@ -29,10 +29,14 @@ function(lltm_install_prefix target)
 endfunction()
 
 # Beside the package lie torch and, as packages of their own, CUDA's libraries.
+set(LLTM_SITE_PACKAGES ".." CACHE STRING "From the wheel's lib/.. to the folder of packages")
+mark_as_advanced(LLTM_SITE_PACKAGES)
 function(lltm_install_wheel target)
-  set_target_properties(${target} PROPERTIES
-    INSTALL_RPATH "$ORIGIN;$ORIGIN/../../torch/lib${LLTM_CUDA_RPATH}")
-  _lltm_install(${target} lib include "@here@/../../torch" python python EXCLUDE_FROM_ALL)
+  set(site "../${LLTM_SITE_PACKAGES}")
+  set(search_path torch/lib ${LLTM_CUDA_FOLDERS})
+  list(TRANSFORM search_path PREPEND "$ORIGIN/${site}/")
+  set_target_properties(${target} PROPERTIES INSTALL_RPATH "$ORIGIN;${search_path}")
+  _lltm_install(${target} lib include "@here@/${site}/torch" python python EXCLUDE_FROM_ALL)
 endfunction()
 
 # `torch` is the folder of libtorch; in it "@here@" stands for that of the library.

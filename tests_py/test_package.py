@@ -44,9 +44,9 @@ def test_depends_on_the_minor_release_of_torch_it_was_built_against() -> None:
     assert [r for r in requirements if "extra" not in r] == [f"torch=={major}.{minor}.*"]
 
 
-def build_step() -> Any:
-    """python/torch_pin.py, which is not part of the package."""
-    spec = importlib.util.spec_from_file_location("torch_pin", support.ROOT / "python/torch_pin.py")
+def build_step(name: str = "torch_pin") -> Any:
+    """A module of python/ that is not part of the package."""
+    spec = importlib.util.spec_from_file_location(name, support.ROOT / f"python/{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -97,6 +97,46 @@ def test_the_supported_range_of_torch_stands_twice_but_is_one() -> None:
     assert required is not None
     assert supported is not None
     assert required[1] == supported[1]
+
+
+def test_links_of_the_readme_lead_to_the_repository() -> None:
+    text = "[a](docs/a.md#b) ![c](d/c.svg) [e](https://e.org) [f](#f)"
+    root = "https://forge/lltm"
+    assert build_step("readme").absolute(text, root, "v1") == (
+        f"[a]({root}/blob/v1/docs/a.md#b) ![c]({root}/raw/v1/d/c.svg) [e](https://e.org) [f](#f)"
+    )
+
+
+def test_the_metadata_has_what_a_package_index_shows() -> None:
+    metadata = importlib.metadata.metadata("lltm")
+    urls = dict(url.split(", ") for url in metadata.get_all("Project-URL") or [])
+    assert set(urls) == {"Documentation", "Repository", "Issues", "Changelog"}
+    assert metadata["License-Expression"] == "BSD-3-Clause"
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    description = str(metadata.get_payload())
+    links = re.findall(r"\]\(([^)]+)\)", description)
+    assert f"{urls['Repository']}/blob/v{lltm.__version__}/LICENSE" in links
+    assert [link for link in links if not link.startswith(("https://", "#"))] == []
+
+
+@pytest.mark.parametrize(
+    ("torches", "expected"),
+    [
+        (["torch==2.13.0"], "torch==2.13.*"),
+        (["torch==2.12.1", "torch==2.13.0"], "torch>=2.12,<2.14"),
+        (["torch==2.9.1", "torch==2.11.0"], "torch>=2.9,<2.12,!=2.10.*"),
+    ],
+)
+def test_a_merged_wheel_requires_one_of_the_releases_that_it_holds(
+    torches: list[str], expected: str
+) -> None:
+    assert build_step("wheels").requirement(torches) == expected
+
+
+@pytest.mark.parametrize("torch", ["torch", "torch==2.13", "torch>=2.13.0", "2.13.0"])
+def test_a_wheel_is_built_for_releases_of_torch_alone(torch: str) -> None:
+    with pytest.raises(SystemExit, match=f"expected a release .*, got {re.escape(torch)}$"):
+        build_step("wheels").minor(torch)
 
 
 def test_holds_the_library_its_headers_and_its_cmake_package() -> None:

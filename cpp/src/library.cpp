@@ -42,4 +42,17 @@ TORCH_LIBRARY(lltm, m) {
       " Tensor h_0, Tensor weights, Tensor output, Tensor activations, Tensor? batch_sizes,"
       " bool reverse, bool[5] output_mask)"
       " -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+
+  // The functions of the Python module lltm._C, for an interpreter that the package holds no
+  // such module for (version.cpp, pair.cpp).
+  m.def("_version() -> str");
+  m.def("_build_info() -> str");
+  m.def("_cpu_kernels() -> str");
+  m.def(
+      "_pair_forward(Tensor input, Tensor weights, Tensor? bias, Tensor old_h, Tensor old_cell)"
+      " -> Tensor[]");
+  m.def(
+      "_pair_backward(Tensor grad_h, Tensor grad_cell, Tensor new_cell, Tensor input_gate,"
+      " Tensor output_gate, Tensor candidate_cell, Tensor X, Tensor gate_weights, Tensor weights)"
+      " -> Tensor[]");
 }

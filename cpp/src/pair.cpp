@@ -5,6 +5,7 @@
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
+#include <torch/library.h>
 
 namespace lltm::composite {
 
@@ -49,3 +50,8 @@ std::vector<Tensor> backward(
 }
 
 }  // namespace lltm::composite
+
+TORCH_LIBRARY_IMPL(lltm, CompositeImplicitAutograd, m) {
+  m.impl("_pair_forward", lltm::composite::forward);
+  m.impl("_pair_backward", lltm::composite::backward);
+}

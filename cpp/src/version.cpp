@@ -3,9 +3,11 @@
 #include "cpu/dispatch.h"
 #include "cpu/gemm_formats.h"
 
+#include <torch/library.h>
 #include <torch/version.h>
 
 #include <sstream>
+#include <string>
 
 namespace lltm {
 
@@ -48,3 +50,9 @@ std::string build_info() {
 }
 
 }  // namespace lltm
+
+TORCH_LIBRARY_IMPL(lltm, CompositeImplicitAutograd, m) {
+  m.impl("_version", [] { return std::string(lltm::version()); });
+  m.impl("_build_info", lltm::build_info);
+  m.impl("_cpu_kernels", [] { return std::string(lltm::cpu_kernels()); });
+}

@@ -18,37 +18,17 @@ from __future__ import annotations
 
 import os
 
-import torch
+from . import _native  # loads the library
 
-from . import _built_with
-
-
-def _check_torch() -> None:
-    """Refuses a torch that the native library can't be loaded with, before the linker does.
-
-    torch's C++ ABI holds for one minor release.
-    """
-    built, found = _built_with.TORCH, str(torch.__version__)
-    minor = ".".join(built.split(".")[:2])
-    if found.split(".")[:2] != minor.split("."):
-        raise ImportError(
-            f"lltm was built against torch {built} and cannot be loaded with torch {found}:"
-            f" install torch=={minor}.*, or build lltm again in this environment, from its source"
-            " folder, with `pip install --no-build-isolation --force-reinstall --no-deps .`"
-        )
-
-
-_check_torch()
-
-# Registers torch.ops.lltm.*, so it stands before what uses them.
-from . import _C  # noqa: E402
-from . import _flops as _flops  # noqa: E402
-from . import functional as functional  # noqa: E402
-from . import reference as reference  # noqa: E402
-from ._C import ArgumentError  # noqa: E402
-from ._decompositions import decompositions, register  # noqa: E402
-from ._inductor import inductor_decomposed  # noqa: E402
-from .modules import LLTM, LLTMCell, PrepackedLLTM  # noqa: E402
+# isort: split
+from . import _C
+from . import _flops as _flops
+from . import functional as functional
+from . import reference as reference
+from ._C import ArgumentError
+from ._decompositions import decompositions, register
+from ._inductor import inductor_decomposed
+from .modules import LLTM, LLTMCell, PrepackedLLTM
 
 __all__ = [
     "LLTM",
@@ -69,11 +49,8 @@ register()
 
 __version__: str = _C.version()
 
-# Beside _C, which in an editable install is not where this file is.
-_prefix = os.path.dirname(os.path.abspath(_C.__file__))
-
-include_dir: str = os.path.join(_prefix, "include")
-cmake_prefix_path: str = _prefix
+include_dir: str = os.path.join(_native.folder, "include")
+cmake_prefix_path: str = _native.folder
 
 
 def build_info() -> str:

@@ -21,7 +21,8 @@ def report() -> str:
 
 
 def _environment() -> Iterator[tuple[str, str]]:
-    yield "lltm in", os.path.dirname(_C.__file__)
+    yield "lltm in", os.path.dirname(lltm.__file__)
+    yield "binding", "torch.ops, for any Python" if _C.__name__ != "lltm._C" else "lltm._C"
     yield "CPU kernels chosen", _C.cpu_kernels()
     yield "CUDA devices", _cuda_devices()
     if torch.cuda.is_available():

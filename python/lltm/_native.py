@@ -1,0 +1,59 @@
+"""Loads liblltm, as it was built for the torch that is installed here.
+
+torch's C++ ABI holds for one minor release. So a wheel holds the native part of the package (lib/,
+include/, lltm._C) once for each minor release that it serves: for that of _built_with.TORCH in the
+package's folder, for others in `torch<major>.<minor>/` there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+import torch
+
+from . import _built_with
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def _find() -> str:
+    """Returns the folder of the native part, before the linker finds that it does not fit."""
+    # Beside the library, which in an editable install is not where this file is.
+    package = os.path.dirname(os.path.abspath(_built_with.__file__))
+    built, found = _built_with.TORCH, str(torch.__version__)
+    if _minor(found) == _minor(built):
+        return package
+    other = os.path.join(package, f"torch{_minor(found)}")
+    if os.path.isdir(other):
+        return other
+    others = sorted(name[5:] for name in os.listdir(package) if name.startswith("torch"))
+    raise ImportError(
+        f"lltm was built against torch {', '.join([*others, built])} and cannot be loaded with"
+        f" torch {found}: install torch=={_minor(built)}.*, or build lltm again in this"
+        " environment, from its source folder, with"
+        " `pip install --no-build-isolation --force-reinstall --no-deps .`"
+    )
+
+
+def _import_binding() -> None:
+    """Imports lltm._C: the compiled module or, for other Pythons than its own, its replacement."""
+    try:
+        importlib.import_module("lltm._C")
+    except ModuleNotFoundError as error:
+        if error.name != "lltm._C":
+            raise
+        sys.modules["lltm._C"] = importlib.import_module("lltm._binding")
+
+
+folder = _find()
+_library = os.path.join(folder, "lib", "liblltm.so")
+try:
+    torch.ops.load_library(_library)  # registers torch.ops.lltm.*
+except OSError as error:
+    raise ImportError(f"lltm: {_library} cannot be loaded: {error}") from error
+sys.modules["lltm"].__path__.insert(0, folder)  # where lltm._C is looked for
+_import_binding()

