@@ -19,12 +19,21 @@ MINOR = ".".join(str(torch.__version__).split(".")[:2])
 REPORT = "import lltm; print(lltm.__file__, lltm._C.__file__, lltm.cmake_prefix_path, sep='\\n')"
 
 
+def native_part(folder: Path) -> list[Path]:
+    return [folder / "lib", folder / "include", *folder.glob("_C.*.so")]
+
+
 def copy_package(site: Path) -> Path:
-    """The installed package in another folder, from which it can find no torch beside it."""
+    """The installed package in another folder, with the native part for this torch alone."""
     package = site / "lltm"
-    shutil.copytree(Path(lltm.__file__).parent, package)
-    if not (package / "lib").exists():  # an editable install, or the tree of another torch
-        shutil.copytree(NATIVE, package, dirs_exist_ok=True)
+    source = Path(lltm.__file__).parent
+    ignored = shutil.ignore_patterns("lib", "include", "_C.*.so", "torch*", "__pycache__")
+    shutil.copytree(source, package, ignore=ignored)
+    for path in native_part(NATIVE):
+        if path.is_dir():
+            shutil.copytree(path, package / path.name)
+        else:
+            shutil.copy2(path, package)
     (package / "_built_with.py").write_text(f'TORCH = "{MINOR}.0"\n')
     return package
 
@@ -56,7 +65,7 @@ def test_a_binding_that_cannot_be_loaded_is_an_error(tmp_path: Path) -> None:
 
 def move_native_part(package: Path, tree: Path) -> None:
     tree.mkdir()
-    for path in [package / "lib", package / "include", *package.glob("_C.*.so")]:
+    for path in native_part(package):
         path.rename(tree / path.name)
 
 
@@ -95,6 +104,7 @@ def test_an_import_error_names_a_library_that_cannot_be_loaded(tmp_path: Path) -
     assert run.returncode == 1
     message = run.stderr.strip().splitlines()[-1]
     assert message.startswith(f"ImportError: lltm: {package}/lib/liblltm.so cannot be loaded: ")
+    assert message.endswith("file too short")
 
 
 FUNCTIONS = ["version", "build_info", "cpu_kernels", "forward", "backward"]

@@ -54,6 +54,7 @@ _library = os.path.join(folder, "lib", "liblltm.so")
 try:
     torch.ops.load_library(_library)  # registers torch.ops.lltm.*
 except OSError as error:
-    raise ImportError(f"lltm: {_library} cannot be loaded: {error}") from error
+    reason = error.__cause__ or error  # torch's own text names the library alone
+    raise ImportError(f"lltm: {_library} cannot be loaded: {reason}") from error
 sys.modules["lltm"].__path__.insert(0, folder)  # where lltm._C is looked for
 _import_binding()
