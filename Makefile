@@ -20,6 +20,7 @@
 #   make packages       .tar.gz and .deb of the C++ library, in build/package/
 #   make wheel          the wheel to publish, in build/wheels/dist/
 #   make fuzz           what reads bytes, fed with damaged ones, for FUZZ_SECONDS
+#   make docs           the documentation site, in build/docs/html/
 #   make lint           clang-format, ruff, mypy
 #   make format         rewrite the sources as `make lint` wants them
 #   make clean          remove .venv/ and build/
@@ -44,7 +45,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .PHONY: demo test test-native test-python test-slow test-accuracy test-clang test-sanitize
-.PHONY: packages wheel test-mutants fuzz bench lint format clean
+.PHONY: packages wheel test-mutants fuzz bench docs lint format clean
 .PHONY: check-cuda-build test-cuda test-cuda-sanitize bench-cuda build-gpu
 
 demo: .venv/.demo
@@ -63,7 +64,8 @@ test-python: .venv/.test
 	pytest --numprocesses $(JOBS)
 
 # What `make test` leaves out: the tests that are slow for what they find.
-test-slow: .venv/.test .venv/.examples
+test-slow: .venv/.test .venv/.examples .venv/.docs
+	@.ci/system-packages.sh $(PYTHON) doxygen
 	cmake --preset default
 	cmake --build --preset default --target all lltm_tsan_tests lltm_fuzz
 	ctest --preset slow --parallel $(JOBS)
@@ -209,6 +211,11 @@ bench-cuda: build-gpu
 	  --kernels build/gpu/benchmarks/lltm_cuda_bench $(BENCH_FLAGS) \
 	  > $(RESULTS)/cuda.txt; status=$$?; cat $(RESULTS)/cuda.txt; exit $$status
 
+# Any warning is an error: of Sphinx, of Doxygen, or a name that nothing documents (-n).
+docs: .venv/.docs
+	@.ci/system-packages.sh $(PYTHON) doxygen
+	sphinx-build -W --keep-going -n -q -d build/docs/doctrees docs build/docs/html
+
 CPP_FILES = $(shell find . \( -name .venv -o -name build \) -prune -o -type f \
   \( -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) -print)
 
@@ -232,7 +239,7 @@ clean:
 # of its extras (pyproject.toml) at a time. In build/, where the native tests find
 # the library compiled.
 SOURCES := CMakeLists.txt pyproject.toml $(shell find cpp cmake python -type f ! -path '*/__pycache__/*')
-.venv/.test .venv/.demo .venv/.examples .venv/.dev: .venv/.%: .venv/.tools $(SOURCES)
+.venv/.test .venv/.demo .venv/.examples .venv/.docs .venv/.dev: .venv/.%: .venv/.tools $(SOURCES)
 	@.ci/step "Building and installing lltm[$*]" \
 	  pip install --verbose --no-build-isolation --config-settings build-dir=build \
 	    --config-settings cmake.define.CMAKE_COMPILE_WARNING_AS_ERROR=ON '.[$*]'

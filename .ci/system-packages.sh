@@ -4,7 +4,8 @@
 # Debian's or Ubuntu's packages where this user may install them; else what
 # can't be done without is named, and CMake fetches GoogleTest itself.
 #
-#   system-packages.sh [PYTHON [clang]]   with Clang and its sanitizers
+#   system-packages.sh [PYTHON [clang]]     with Clang and its sanitizers
+#   system-packages.sh [PYTHON [doxygen]]   with Doxygen
 set -eu
 python=${1:-python3}
 with=${2:-}
@@ -30,11 +31,15 @@ googletest() {
 ccache_() { command -v ccache > /dev/null || echo ccache; }
 
 clang() {
-  [ -n "$with" ] || return 0
+  [ "$with" = clang ] || return 0
   command -v clang++ > /dev/null || echo clang libclang-rt-dev
 }
+doxygen_() {
+  [ "$with" = doxygen ] || return 0
+  command -v doxygen > /dev/null || echo doxygen
+}
 
-needed() { echo $(compiler) $(venv) $(headers) $(clang); }
+needed() { echo $(compiler) $(venv) $(headers) $(clang) $(doxygen_); }
 wanted() { echo $(needed) $(googletest) $(ccache_); }
 
 root=

@@ -1,45 +1,531 @@
-"""The Python code in the documents runs as it stands."""
+"""The documents: their code runs, their commands and links name what exists, the site builds."""
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+import json
+import os
 import re
+import shlex
+import shutil
+import subprocess
+import sys
+import textwrap
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import support
+import torch
+from torch.nn.utils.rnn import pack_sequence
 
-PAGES = [support.ROOT / "README.md", *sorted((support.ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-SCRIPTS = {page.name: BLOCK.findall(page.read_text()) for page in PAGES}
+import lltm
+
+ROOT = support.ROOT
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
+# Of these only the links are tested.
+OTHER_PAGES = [
+    *sorted({*ROOT.glob("*.md")} - {*PAGES}),
+    *(ROOT / "benchmarks").rglob("*.md"),
+    *(ROOT / "examples").rglob("*.md"),
+]
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
-def test_the_documents_have_code() -> None:
-    assert {name for name, blocks in SCRIPTS.items() if blocks} >= {
-        "README.md",
-        "compile.md",
-        "derivatives.md",
-        "explain.md",
-        "export.md",
-        "onnx.md",
-        "training.md",
-    }
+# ----- The blocks of a page ----------------------------------------------------
 
+
+@dataclass(frozen=True)
+class Block:
+    language: str
+    text: str
+
+    @property
+    def file(self) -> str | None:
+        """The file that this block is, where its first line is a comment with a path."""
+        match = re.match(r"(?://|#) ([\w./]+\.\w+)$", self.text, re.MULTILINE)
+        return match[1] if match else None
+
+
+FENCED = re.compile(r"^( *)```(\S*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+
+
+@functools.cache
+def blocks(page: Path) -> list[Block]:
+    return [Block(m[2], textwrap.dedent(m[3])) for m in FENCED.finditer(page.read_text())]
+
+
+def texts(page: Path, language: str) -> list[str]:
+    """The blocks of a page in one language, without those that are files."""
+    return [b.text for b in blocks(page) if b.language == language and b.file is None]
+
+
+@each_page
+def test_every_block_has_a_language_that_is_tested(page: Path) -> None:
+    """`text` is neither code nor a command; a directive of Sphinx has its name in braces."""
+    for block in blocks(page):
+        tested = block.language in ("python", "cpp", "cmake", "sh", "text") or block.file
+        assert tested or block.language.startswith("{"), block
+    outside = FENCED.sub("", page.read_text())
+    assert not re.search(r"\n\n {4,}\S", outside), "an indented block: a fence names its language"
+
+
+# ----- Python ------------------------------------------------------------------
 
 # These start compilers, and what they show is tested by itself too.
 SLOW = {"compile.md", "export.md", "onnx.md"}
 
 
 @pytest.mark.parametrize(
-    "name",
+    "page",
     [
-        pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
-        for name, blocks in SCRIPTS.items()
-        if blocks
+        pytest.param(page, id=page.name, marks=pytest.mark.slow if page.name in SLOW else ())
+        for page in PAGES
+        if texts(page, "python")
     ],
 )
-def test_the_code_of_a_document_runs(name: str, tmp_path: Path) -> None:
+def test_the_python_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     """All blocks of a page are one script; in a process of its own, warnings and all."""
     script = tmp_path / "script.py"
-    script.write_text("\n".join(SCRIPTS[name]))
+    script.write_text("\n".join(texts(page, "python")))
     run = support.run_python(str(script), cwd=tmp_path)
     assert run.returncode == 0, run.stdout + run.stderr
+
+
+# ----- C++ and CMake -----------------------------------------------------------
+
+PROJECT = """
+cmake_minimum_required(VERSION 3.25)
+project(app LANGUAGES CXX)
+add_executable(app main.cpp)
+"""
+
+# The blocks that other tests need, wherever they stand.
+FIND_PACKAGE = next(t for p in PAGES for t in texts(p, "cmake") if "find_package(lltm" in t)
+CONFIGURE = next(t for p in PAGES for t in texts(p, "sh") if "cmake -S app" in t)
+
+
+def run_commands(commands: str, folder: Path, **environment: str) -> None:
+    """Runs commands of a page, those of this interpreter's environment first."""
+    run = subprocess.run(
+        ["bash", "-euc", commands],
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        | environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, f"{commands}\n{run.stdout}{run.stderr}"
+
+
+def code(language: str) -> list[Any]:
+    return [pytest.param(text, id=page.name) for page in PAGES for text in texts(page, language)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", code("cpp"))
+def test_a_cpp_block_is_a_program_that_runs(program: str, tmp_path: Path) -> None:
+    app = tmp_path / "app"
+    app.mkdir()
+    (app / "CMakeLists.txt").write_text(PROJECT + FIND_PACKAGE)
+    (app / "main.cpp").write_text(program)
+    run_commands(f"{CONFIGURE}\ncmake --build app/build\napp/build/app", tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", code("cmake"))
+def test_a_cmake_block_configures(text: str, tmp_path: Path) -> None:
+    app = tmp_path / "app"
+    app.mkdir()
+    (app / "CMakeLists.txt").write_text(PROJECT + text)
+    (app / "main.cpp").touch()
+    # FetchContent takes this source instead of the release that the page names.
+    run_commands(f"{CONFIGURE.rstrip()} -DFETCHCONTENT_SOURCE_DIR_LLTM='{ROOT}'", tmp_path)
+
+
+@pytest.mark.slow
+def test_the_library_of_one_s_own_builds_and_passes_its_tests(tmp_path: Path) -> None:
+    """Its page is a whole project, file by file, with the commands to build and test it."""
+    page = DOCS / "your-own-library.md"
+    (tmp_path / "lltm").symlink_to(ROOT)
+    for block in blocks(page):
+        if block.file:
+            path = tmp_path / "softcap" / block.file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text)
+    # pip installs into a folder of its own, beside this environment.
+    site = str(tmp_path / "site")
+    run_commands(
+        "\n".join(texts(page, "sh")),
+        tmp_path / "softcap",
+        PIP_TARGET=site,
+        PIP_NO_DEPS="1",
+        PYTHONPATH=site,
+    )
+
+
+# ----- Shell -------------------------------------------------------------------
+
+# The commands of the other pages build and install much. That they work is for `.ci/run` and
+# `.ci/nightly` to show; here, that everything they name exists.
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The commands of a block as words; those in $(...) too."""
+    for line in text.replace("\\\n", " ").splitlines():
+        for inner in re.findall(r"\$\(((?:[^()]|\([^()]*\))*)\)", line):
+            yield from commands(inner)
+        command: list[str] = []
+        for word in [*shlex.split(line, comments=True), "&&"]:
+            if word == "&&":
+                if command:
+                    yield command
+                command = []
+            elif command or not re.match(r"[A-Z_]+=", word):  # a variable of the environment
+                command.append(word)
+
+
+@functools.cache
+def source(pattern: str) -> str:
+    return "\n".join(path.read_text() for path in sorted(ROOT.glob(pattern)))
+
+
+def cmake_files() -> str:
+    return source("CMakeLists.txt") + source("*/CMakeLists.txt") + source("cmake/*.cmake")
+
+
+@functools.cache
+def help_text(*command: str) -> str:
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    return run.stdout + run.stderr
+
+
+def check_options(words: list[str], manual: str) -> None:
+    for word in words:
+        option = re.match(r"--?[a-zA-Z][\w-]*", word)
+        if option and not word.startswith("-D"):
+            assert re.search(rf"(?<![\w-]){option[0]}(?![\w-])", manual), f"no option {option[0]}"
+
+
+def after(words: list[str], option: str) -> list[str]:
+    """The values of an option: what follows it, up to the next one."""
+    if option not in words:
+        return []
+    values = words[words.index(option) + 1 :]
+    return values[: next((k for k, value in enumerate(values) if value.startswith("-")), None)]
+
+
+def check_make(words: list[str]) -> None:
+    makefile = source("Makefile")
+    rules = re.findall(r"^([\w -]+):(?![=:])", makefile, re.MULTILINE)
+    targets = {target for rule in rules for target in rule.split()}
+    for word in words:
+        name, is_variable, _ = word.partition("=")
+        if is_variable:
+            assert re.search(rf"^{name} \?=", makefile, re.MULTILINE), f"no variable {name}"
+        else:
+            assert name in targets, f"no target {name}"
+
+
+def check_preset(kind: str, words: list[str]) -> None:
+    presets = json.loads(source("CMakePresets.json"))[f"{kind}Presets"]
+    assert {*after(words, "--preset")} <= {preset["name"] for preset in presets}, kind
+
+
+def check_cmake(words: list[str]) -> None:
+    manual = [help_text("cmake", option) for option in ("--help", "--build", "--install")]
+    check_options(words, "".join(manual))
+    check_preset("build" if words[0] == "--build" else "configure", words)
+    for target in after(words, "--target"):
+        assert target == "all" or re.search(rf"\(\s*{target}\b", cmake_files()), target
+    for folder in after(words, "-S"):
+        # Readers have an application of their own, and so have the tests of C++ code.
+        assert folder == "app" or (ROOT / folder / "CMakeLists.txt").is_file(), folder
+    for variable in re.findall(r"(?:^|\s)-D(\w+)=", " ".join(words)):
+        assert variable.startswith("CMAKE_") or variable in cmake_files(), variable
+
+
+def check_ctest(words: list[str]) -> None:
+    check_options(words, help_text("ctest", "--help"))
+    check_preset("test", words)
+    names = re.findall(r"add_test\((?:NAME )?([\w.]+)", source("tests_cpp/CMakeLists.txt"))
+    for pattern in "|".join(after(words, "-R")).split("|"):
+        assert any(re.search(pattern, name) for name in names), f"no test {pattern}"
+
+
+def check_pytest(words: list[str]) -> None:
+    check_options(words, help_text(sys.executable, "-m", "pytest", "--help"))
+    files = [word for word in words if word.endswith(".py")]
+    for word in after(words, "-k"):
+        assert any(word in (ROOT / file).read_text() for file in files), f"no test {word}"
+    assert {*after(words, "-m")} <= {"slow"}
+
+
+def check_pip(words: list[str]) -> None:
+    assert words[0] == "install"
+    check_options(words, help_text(sys.executable, "-m", "pip", "install", "--help"))
+    project = source("pyproject.toml")
+    for setting in after(words, "-C") + after(words, "--config-settings"):
+        key = setting.partition("=")[0]
+        variable = key.removeprefix("cmake.define.")
+        assert variable != key, key
+        assert variable.startswith("CMAKE_") or variable in cmake_files(), key
+    for word in words[1:]:
+        extra = re.fullmatch(r"\.\[(\w+)\]", word)
+        if extra:
+            assert re.search(rf"^{extra[1]} = \[", project, re.MULTILINE), f"no extra {extra[1]}"
+        elif re.fullmatch(r"[a-z][\w-]*", word):
+            assert re.search(rf'"{word}[">]', project), f"{word} is no requirement of ours"
+
+
+def check_python(words: list[str]) -> None:
+    if words[0] == "-c":
+        exec(words[1], {})
+        return
+    if words[0] == "-m":
+        spec = importlib.util.find_spec(words[1])
+        assert spec is not None, f"no module {words[1]}"
+        assert spec.origin is not None
+        script, arguments = Path(spec.origin), words[2:]
+    else:
+        script, arguments = ROOT / words[0], words[1:]
+    assert script.is_file(), f"no file {script}"
+    code = "".join(path.read_text() for path in script.parent.glob("*.py"))
+    for option in (word for word in arguments if word.startswith("--")):
+        assert f'"{option}"' in code, f"no option {option}"
+
+
+def check_binary(words: list[str]) -> None:
+    """What a build makes: a target of CMake."""
+    program = Path(words[0]).name
+    targets = cmake_files() + source("examples/*/CMakeLists.txt")
+    assert re.search(rf"add_executable\({program}\b", targets), f"no target {program}"
+    for word in words[1:]:
+        tests = re.fullmatch(r"--gtest_filter=(\w+)\*", word)
+        if tests:
+            assert re.search(rf"TEST\w*\(\s*{tests[1]}", source("tests_cpp/*.cpp")), word
+
+
+def check_pkg_config(words: list[str]) -> None:
+    assert {*words} <= {"--cflags", "--libs", words[-1]}
+    assert (ROOT / "cmake" / f"{words[-1]}.pc.in").is_file(), words[-1]
+
+
+CHECKS: dict[str, Callable[[list[str]], None]] = {
+    "make": check_make,
+    "cmake": check_cmake,
+    "ctest": check_ctest,
+    "pytest": check_pytest,
+    "pip": check_pip,
+    "python": check_python,
+    "ncu": lambda words: check_binary(words[-1:]),
+    "pkg-config": check_pkg_config,
+    # Of a program of the reader's own.
+    "export": lambda words: None,
+    "g++": lambda words: None,
+}
+
+
+def check_command(words: list[str]) -> None:
+    """Fails where nothing says how to check a command, so that none is forgotten."""
+    program = words[0].removeprefix(".venv/bin/")
+    if program.startswith("build/"):
+        check_binary(words)
+    elif program.startswith(".ci/"):
+        assert (ROOT / program).is_file(), program
+    else:
+        assert program in CHECKS, f"nothing here checks the command {program}"
+        CHECKS[program](words[1:])
+
+
+@each_page
+def test_the_commands_of_a_page_name_what_exists(page: Path) -> None:
+    if page.name == "your-own-library.md":
+        pytest.skip("they are run, by a test of their own")
+    for text in texts(page, "sh"):
+        for command in commands(text):
+            try:
+                check_command(command)
+            except (AssertionError, OSError) as error:
+                pytest.fail(f"{shlex.join(command)}: {error}")
+    for target in re.findall(r"`make ([\w-]+)", page.read_text()):
+        check_make([target])
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "make tests",
+        "make test TORCHES=torch",
+        "cmake --preset fast",
+        "cmake --build --preset cuda-gpu",
+        "cmake --preset dev -DLLTM_CELLS=/path",
+        "cmake --build --preset dev --target lltm_test_all",
+        "cmake --present dev",
+        "cmake -S consumers",
+        "ctest --preset dev -R 'lstm|gru'",
+        "pytest --jobs 2",
+        "pytest tests_py/test_sequence.py -k backwards",
+        "pytest tests_py/test_sequences.py -k reverse",
+        "pip install '.[tests]'",
+        "pip install --no-isolation .",
+        "pip install . -C cmake.define.LLTM_GPU=ON",
+        "pip install ninja-build",
+        "python -m lltm.explain --step 2",
+        "python -m lltm.explains",
+        "python examples/char_lm/demo.py --file x",
+        "python examples/char_lm/demos.py",
+        "build/dev/tests_cpp/lltm_test",
+        "build/dev/tests_cpp/lltm_tests --gtest_filter='Sequences*'",
+        ".ci/daily",
+        "ninja test",
+    ],
+)
+def test_a_command_that_names_what_does_not_exist_is_found(command: str) -> None:
+    (words,) = commands(command)
+    with pytest.raises((AssertionError, OSError)):
+        check_command(words)
+
+
+# ----- Messages ----------------------------------------------------------------
+
+
+def plain(text: str) -> str:
+    """Without line breaks, quotes and what else a message has in its source only."""
+    return " ".join(re.findall(r"\w+", text))
+
+
+def is_quoted(message: str, text: str) -> bool:
+    """An ellipsis on the page stands for what differs from case to case."""
+    return all(plain(part) in plain(text) for part in message.split("…"))
+
+
+def calls_that_raise() -> Iterator[Callable[[], object]]:
+    """Each raises what errors.md explains."""
+    layer, x, h = lltm.LLTM(8, 16), torch.randn(20, 4, 8), torch.zeros(4, 16)
+    prepacked, weights, functional = layer.prepack(), torch.randn(48, 24), lltm.functional
+    packed = pack_sequence([torch.randn(n, 8) for n in (5, 3, 2)])
+    lstm: Any = torch.nn.LSTM(8, 16)
+    wrong: Any = h  # for what a type checker refuses too
+
+    def double_backward() -> None:
+        compiled = torch.compile(layer, backend="aot_eager")
+        leaf = x.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(compiled(leaf)[0].sum(), leaf, create_graph=True)
+        slope.sum().backward()
+
+    yield lambda: layer(torch.randn(4, 20, 7))
+    yield lambda: layer(x, (h, h))
+    yield lambda: layer(x, wrong)
+    yield lambda: functional.cell(x[0], (h, h), torch.randn(64, 24))
+    yield lambda: functional.cell(x[0], (h, h), torch.randn(48, 25))
+    yield lambda: functional.cell(x[0], (h, h), weights, torch.randn(1, 48))
+    yield lambda: functional.sequence(packed.data, (h, h), weights, batch_sizes=packed.batch_sizes)
+    yield lambda: layer(x.double())
+    yield lambda: functional.sequence(x.long(), (h, h), weights)
+    yield lambda: layer(x.to("meta"))
+    yield lambda: layer(torch.nested.nested_tensor([x[0]], layout=torch.jagged))
+    yield lambda: layer.load_state_dict(lstm.state_dict())
+    yield lambda: layer.load_state_dict(prepacked.state_dict())
+    yield lambda: prepacked.load_state_dict(layer.state_dict())
+    yield lambda: prepacked.double()
+    yield lambda: setattr(prepacked, "hidden_size", 8)
+    yield lambda: prepacked(x.clone().requires_grad_())[0].sum().backward()
+    yield double_backward
+    yield lambda: torch.vmap(lambda w: functional.sequence_prepacked(x, (h, h), w))(
+        functional.prepack(weights).expand(2, -1)
+    )
+    yield lambda: torch.fx.symbolic_trace(layer)
+    yield lambda: torch.jit.script(lltm.reference.LLTM(8, 16))
+    yield lambda: torch.onnx.export(layer, (packed,), dynamo=True, verbose=False)
+    yield lambda: torch.onnx.export(prepacked, (x,), dynamo=True, verbose=False)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_messages_that_are_explained_are_raised(tmp_path: Path) -> None:
+    copy = shutil.copy(Path(lltm.cmake_prefix_path, "lib", "liblltm.so"), tmp_path)
+    raised = [
+        support.run_python("-c", code, cwd=folder).stderr
+        for code, folder in (
+            ("import torch; torch.__version__ = '2.99.1'; import lltm", tmp_path),
+            ("import lltm", ROOT / "python"),
+            (f"import torch, lltm; torch.ops.load_library({str(copy)!r})", tmp_path),
+        )
+    ]
+    for call in calls_that_raise():
+        with pytest.raises(Exception) as caught:  # noqa: PT011
+            call()
+        raised.append(str(caught.value))
+
+    explained = texts(DOCS / "errors.md", "text")
+    assert [r for r in raised if not any(is_quoted(text, r) for text in explained)] == []
+    # Those of a build stand in its files.
+    build = "".join(
+        source(p) for p in ("CMakeLists.txt", "cmake/*", "python/*.py", "cpp/src/*.cpp")
+    )
+    sources = [*raised, build]
+    assert [text for text in explained if not any(is_quoted(text, s) for s in sources)] == []
+
+
+# ----- Links -------------------------------------------------------------------
+
+
+def prose(page: Path) -> str:
+    return re.sub(r"`[^`\n]*`", "code", FENCED.sub("", page.read_text()))
+
+
+@functools.cache
+def anchors(page: Path) -> set[str]:
+    """As GitHub makes them of headings, and Sphinx likewise."""
+    headings = re.findall(r"^#+ (.*)$", FENCED.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [*PAGES, *OTHER_PAGES], ids=lambda p: str(p.relative_to(ROOT)))
+def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if re.match(r"https?:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), f"no file {target}"
+        assert file.is_relative_to(ROOT), target
+        assert not anchor or anchor in anchors(file), f"no heading {target}"
+
+
+def test_architecture_names_every_source_file() -> None:
+    """A header and its implementation by one of the two."""
+    text = (DOCS / "architecture.md").read_text()
+    named = {name.partition(".")[0] for name in re.findall(r"\w+\.(?:h|cpp|cu|py)\b", text)}
+    files = {path.name.partition(".")[0] for path in (ROOT / "cpp").rglob("*.*")}
+    files |= {path.stem for path in (ROOT / "python/lltm").glob("*.py")}
+    assert files - named == {"__init__", "__main__"}
+
+
+# ----- The site ----------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    needed = ("sphinx", "myst_parser", "furo", "breathe", "sphinx_copybutton")
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    missing += [] if shutil.which("doxygen") else ["doxygen"]
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)}")
+    run = support.run_python(
+        *("-m", "sphinx", "-W", "--keep-going", "-n", "-q"), str(DOCS), str(tmp_path / "html")
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    site = {path.stem for path in (tmp_path / "html").glob("*.html")}
+    assert site >= {path.stem for path in DOCS.iterdir() if path.suffix in (".md", ".rst")}
+    *_, names = (tmp_path / "html" / "objects.inv").read_bytes().split(b"\n", 4)
+    documented = re.findall(r"^lltm\.(\S+) py:", zlib.decompress(names).decode(), re.MULTILINE)
+    assert {*documented} >= {*lltm.__all__}

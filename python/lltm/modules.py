@@ -359,9 +359,10 @@ class LLTM(_Layer, nn.Module):
         proj_size: 0; torch.nn.LSTM has it, an LLTM has no projection
         device, dtype: of the parameters
 
-    Parameters, for each layer k, with the suffix ``_reverse`` for the second direction:
-        weights_l{k}: (3H, H+I); for k > 0, I is D * H
-        bias_l{k}: (3H)
+    Parameters, for each layer k, with the suffix ``_reverse`` for the second direction::
+
+        weights_l{k}  (3H, H+I); for k > 0, I is D * H
+        bias_l{k}     (3H)
 
     all drawn from the uniform distribution on ±1/sqrt(H). ``weights_l{k}[:, :H]`` multiplies h, as
     weight_hh_l{k} of torch.nn.LSTM does, and ``weights_l{k}[:, H:]`` the layer's input, as

@@ -1,0 +1,116 @@
+"""Pictures and the table, from the stored results alone."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from results import Description, Results, overlap
+
+# Colours that colour-blind readers can tell apart (Okabe and Ito).
+COLORS = {"lltm.LLTM": "#0072b2", "nn.LSTM": "#d55e00", "nn.GRU": "#009e73"}
+
+
+def write(results: Results, folder: Path) -> None:
+    for name in results.seconds_per_update:
+        plot(results, name, folder / name)
+    (folder / "summary.md").write_text(table(results))
+
+
+def plot(results: Results, name: str, path: Path) -> None:
+    """Draws the test set's metric against updates and against seconds, as SVG and as PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")  # no display needed
+    # The same results give the same file.
+    matplotlib.rcParams["svg.hashsalt"] = "lltm"
+    from matplotlib import pyplot
+
+    task = results.tasks[name]
+    late = []  # values after the first tenth of the updates
+    figure, panels = pyplot.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
+    for model in results.models(name):
+        layer, _, variant = model.partition(",")
+        runs = results.reported(name, model)
+        longest = max((run.evaluations for run in runs), key=len)
+        updates = [evaluation.update for evaluation in longest]
+        values = [results.test_values(name, model, update) for update in updates]
+        seconds = [update * results.seconds_per_update[name][model] for update in updates]
+        late += [v for at, v in zip(updates, values, strict=True) if at >= updates[-1] / 10]
+        style = {"color": COLORS[layer], "linestyle": "--" if variant else "-"}
+        for axes, x in zip(panels, (updates, seconds), strict=True):
+            axes.plot(x, list(map(statistics.median, values)), label=model, **style)
+            axes.fill_between(
+                x, list(map(min, values)), list(map(max, values)),
+                color=COLORS[layer], alpha=0.15, linewidth=0,
+            )  # fmt: skip
+    equal = results.equal_seconds(name)
+    panels[0].set(xlabel="updates", ylabel=f"{task.metric} (test)")
+    panels[1].set(xlabel="seconds of training")
+    # A slower model's curve goes on beyond the edge.
+    panels[1].set_xlim(0, 2.5 * equal)
+    panels[1].axvline(equal, color="black", linewidth=0.8, linestyle=":")
+    for axes in panels:
+        if task.log_scale:
+            axes.set_yscale("log")
+        for level, value in task.levels.items():
+            axes.axhline(value, color="gray", linewidth=0.8)
+            axes.annotate(
+                level, (1, value), xycoords=("axes fraction", "data"), ha="right", va="bottom",
+                color="dimgray", fontsize=8, xytext=(-3, 1), textcoords="offset points",
+                annotation_clip=True,
+            )  # fmt: skip
+        axes.set_xlim(left=0)
+        if not task.log_scale:  # else the first updates would take most of the height
+            low, high = min(map(min, late)), max(map(max, late))
+            axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
+        axes.grid(alpha=0.3)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
+    figure.savefig(path.with_suffix(".png"), dpi=90)
+    figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def table(results: Results) -> str:
+    """A row for each task and model; bold is the best, and what the seeds can't tell from it."""
+    columns = ["", "hidden size", "parameters", "learning rate", "ms per update"]
+    columns += ["after all updates", "after equal seconds"]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for name in results.seconds_per_update:
+        task = results.tasks[name]
+        equal = results.equal_seconds(name)
+        levels = ", ".join(f"{level}: {number(value)}" for level, value in task.levels.items())
+        lines.append(
+            f"| **{task.title}**, {task.metric} ({levels}) "
+            f"| | | | | {task.updates} updates | {equal:.0f} s |"
+        )
+        models = results.models(name)
+        seconds = results.seconds_per_update[name]
+        at_end = figures(task, [results.test_values(name, model) for model in models])
+        at_equal = figures(
+            task, [results.test_values(name, model, equal / seconds[model]) for model in models]
+        )
+        for model, after_updates, after_seconds in zip(models, at_end, at_equal, strict=True):
+            run = results.reported(name, model)[0]
+            lines.append(
+                f"| {model} | {run.hidden_size} | {run.parameters:,} | {run.spec.learning_rate:g} "
+                f"| {seconds[model] * 1e3:.1f} | {after_updates} | {after_seconds} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def figures(task: Description, columns: Sequence[Sequence[float]]) -> list[str]:
+    """Median and range over the seeds, for each model."""
+    best = (max if task.higher_is_better else min)(columns, key=statistics.median)
+    texts = []
+    for values in columns:
+        median, low, high = (number(f(values)) for f in (statistics.median, min, max))
+        mark = "**" if overlap(values, best) else ""
+        texts.append(f"{mark}{median}{mark} ({low} to {high})")
+    return texts
+
+
+def number(value: float) -> str:
+    """Three digits, zeros at the end too."""
+    return f"{value:#.3g}".rstrip(".")

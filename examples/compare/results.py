@@ -1,0 +1,137 @@
+"""What is stored of a comparison, and the figures that follow from it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+SWEEP_SEED = 100  # of the runs that choose a learning rate; the reported runs have others
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What determines a run."""
+
+    task: str
+    model: str
+    seed: int
+    learning_rate: float
+    updates: int
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    update: int
+    validation: float
+    test: float
+
+
+@dataclass(frozen=True)
+class Run:
+    spec: Spec
+    hidden_size: int
+    parameters: int
+    evaluations: tuple[Evaluation, ...]  # fewer where the loss stopped being a number
+
+    def selected(self, higher_is_better: bool, updates: float | None = None) -> Evaluation:
+        """The best by the validation set, of all or of those after at most so many updates."""
+        known = [e for e in self.evaluations if updates is None or e.update <= updates]
+        choose = max if higher_is_better else min
+        return choose(known, key=lambda evaluation: evaluation.validation)
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a reader of the results has to know of a task."""
+
+    title: str
+    updates: int  # of a reported run
+    metric: str
+    higher_is_better: bool
+    log_scale: bool
+    levels: dict[str, float]
+
+
+@dataclass
+class Results:
+    """Everything that was measured; saved as JSON, one line for each run."""
+
+    tasks: dict[str, Description] = field(default_factory=dict)
+    runs: dict[Spec, Run] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=dict)  # on which the times were measured
+    seconds_per_update: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def reported(self, task: str, model: str) -> list[Run]:
+        """One run for each seed; none of those that were shorter or longer than the task asks."""
+        return [
+            run
+            for spec, run in self.runs.items()
+            if (spec.task, spec.model, spec.updates) == (task, model, self.tasks[task].updates)
+            and spec.seed != SWEEP_SEED
+        ]
+
+    def models(self, task: str) -> list[str]:
+        """Those with reported runs, in the order in which they were timed."""
+        return [model for model in self.seconds_per_update[task] if self.reported(task, model)]
+
+    def test_values(self, task: str, model: str, updates: float | None = None) -> list[float]:
+        """One for each seed: of the checkpoint that the validation set selects."""
+        higher = self.tasks[task].higher_is_better
+        return [run.selected(higher, updates).test for run in self.reported(task, model)]
+
+    def equal_seconds(self, task: str) -> float:
+        """The time in which the fastest model makes all of its updates."""
+        seconds = self.seconds_per_update[task]
+        return min(seconds[model] for model in self.models(task)) * self.tasks[task].updates
+
+    def save(self, path: Path) -> None:
+        """Writes another file first, so that an interruption leaves the old one whole."""
+        runs = ",\n  ".join(self._run_lines())
+        rest = {
+            "tasks": {name: asdict(task) for name, task in self.tasks.items()},
+            "machine": self.machine,
+            "seconds_per_update": self.seconds_per_update,
+        }
+        text = json.dumps(rest, indent=1).removesuffix("\n}")
+        text += f',\n "runs": [\n  {runs}\n ]\n}}\n'
+        unfinished = path.with_suffix(".unfinished")
+        unfinished.write_text(text)
+        os.replace(unfinished, path)
+
+    def _run_lines(self) -> Iterator[str]:
+        for run in sorted(self.runs.values(), key=lambda run: tuple(asdict(run.spec).values())):
+            values: dict[str, Any] = asdict(run.spec)
+            values |= {"hidden_size": run.hidden_size, "parameters": run.parameters}
+            values["evaluations"] = [(e.update, e.validation, e.test) for e in run.evaluations]
+            yield json.dumps(values)
+
+    @classmethod
+    def load(cls, path: Path) -> Results:
+        """Reads what `save` wrote; no file is an empty result."""
+        if not path.exists():
+            return cls()
+        stored = json.loads(path.read_text())
+        runs = [
+            Run(
+                Spec(*(run[name] for name in Spec.__dataclass_fields__)),
+                run["hidden_size"],
+                run["parameters"],
+                tuple(Evaluation(*values) for values in run["evaluations"]),
+            )
+            for run in stored["runs"]
+        ]
+        return cls(
+            {name: Description(**task) for name, task in stored["tasks"].items()},
+            {run.spec: run for run in runs},
+            stored["machine"],
+            stored["seconds_per_update"],
+        )
+
+
+def overlap(a: Sequence[float], b: Sequence[float]) -> bool:
+    """Whether the ranges of two models over their seeds have something in common."""
+    return min(a) <= max(b) and min(b) <= max(a)
