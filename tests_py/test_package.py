@@ -113,7 +113,8 @@ def test_the_metadata_has_what_a_package_index_shows() -> None:
     assert set(urls) == {"Documentation", "Repository", "Issues", "Changelog"}
     assert metadata["License-Expression"] == "BSD-3-Clause"
     assert metadata["Description-Content-Type"] == "text/markdown"
-    description = str(metadata.get_payload())
+    text = importlib.metadata.distribution("lltm").read_text("METADATA") or ""
+    description = text.partition("\n\n")[2]
     links = re.findall(r"\]\(([^)]+)\)", description)
     assert f"{urls['Repository']}/blob/v{lltm.__version__}/LICENSE" in links
     assert [link for link in links if not link.startswith(("https://", "#"))] == []
