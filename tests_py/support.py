@@ -26,6 +26,9 @@ ROOT = Path(__file__).resolve().parents[1]
 # The minor release of PyTorch, to compare: (2, 13).
 TORCH = tuple(int(part) for part in str(torch.__version__).split(".")[:2])
 
+# Whether lltm._C is the compiled module, rather than lltm._binding.
+COMPILED_BINDING = lltm._C.__name__ == "lltm._C"
+
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 # (B, I, H): the tutorial's; one of each; sizes that fill no vector register.

@@ -26,6 +26,17 @@ class ArgumentError(ValueError, RuntimeError):
 ArgumentError.__module__ = "lltm"
 
 
+def _call(name: str, **arguments: Any) -> list[Tensor]:
+    for key, value in arguments.items():
+        if not isinstance(value, Tensor) and (value is not None or key != "bias"):
+            got = type(value).__name__
+            raise TypeError(f"lltm::{name}: expected {key} to be a tensor, got {got}")
+    try:
+        return list(getattr(_ops, f"_pair_{name}")(**arguments))
+    except ValueError as error:
+        raise ArgumentError(*error.args) from None
+
+
 def version() -> str:
     """Version of liblltm, "major.minor.patch"."""
     return str(_ops._version())
@@ -58,7 +69,7 @@ def forward(
         the states and the activated gates (B, H), X = cat([old_h, input]) (B, H+I) and the gates
         before activation, gate_weights = X weights^T + bias (B, 3H).
     """
-    return list(_ops._pair_forward(input, weights, bias, old_h, old_cell))
+    return _call("forward", input=input, weights=weights, bias=bias, old_h=old_h, old_cell=old_cell)
 
 
 def backward(
@@ -85,5 +96,15 @@ def backward(
     Returns:
         [d_old_h, d_input, d_weights, d_bias, d_old_cell], each shaped as what it belongs to.
     """
-    states = (new_cell, input_gate, output_gate, candidate_cell)
-    return list(_ops._pair_backward(grad_h, grad_cell, *states, X, gate_weights, weights))
+    return _call(
+        "backward",
+        grad_h=grad_h,
+        grad_cell=grad_cell,
+        new_cell=new_cell,
+        input_gate=input_gate,
+        output_gate=output_gate,
+        candidate_cell=candidate_cell,
+        X=X,
+        gate_weights=gate_weights,
+        weights=weights,
+    )
