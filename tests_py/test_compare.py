@@ -344,13 +344,13 @@ def test_bad_options_are_named(
     assert message in f"{end.value.code}{capsys.readouterr().err}"
 
 
-def test_bold_is_what_the_seeds_cannot_tell_from_the_best() -> None:
+def test_the_best_median_is_bold() -> None:
     report, results = module("report"), module("results")
     task = results.Description("", 1, "", False, False, {})
     columns = [[1.0, 2.0, 3.0], [2.5, 4.0, 5.0], [3.5, 4.0, 4.5]]
     assert report.figures(task, columns) == [
         "**2.00** (1.00 to 3.00)",
-        "**4.00** (2.50 to 5.00)",
+        "4.00 (2.50 to 5.00)",
         "4.00 (3.50 to 4.50)",
     ]
 

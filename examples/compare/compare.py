@@ -3,8 +3,8 @@
     python examples/compare/compare.py
 
 sweeps the learning rate of every model on every task, trains each with three seeds, measures the
-time of an update, and writes results.json, summary.md and the pictures to build/compare. It takes
-about an hour on two cores. Results are saved after every run, and the same command goes on where
+time of an update, and writes results.json, summary.md and the pictures to build/compare. That takes
+about 90 minutes of CPU time. Results are saved after every run, and the same command goes on where
 it was interrupted. `--time` measures the times again, in a minute.
 """
 
@@ -184,7 +184,7 @@ def main() -> None:
             do_runs(plan, names, results, path, pool, options.jobs)
     if options.time or not set(names) <= set(results.seconds_per_update):
         measure_times(names, results, rounds=2 if options.quick else 40)
-        results.save(path)
+    results.save(path)
     report.write(results, options.out)
     print(f"{path}, summary.md and pictures: {options.out}")
 

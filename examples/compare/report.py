@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from results import Description, Results, overlap
+from results import Description, Results
 
 # Colours that colour-blind readers can tell apart (Okabe and Ito).
 COLORS = {"lltm.LLTM": "#0072b2", "nn.LSTM": "#d55e00", "nn.GRU": "#009e73"}
@@ -54,18 +54,19 @@ def plot(results: Results, name: str, path: Path) -> None:
     for axes in panels:
         if task.log_scale:
             axes.set_yscale("log")
-        for level, value in task.levels.items():
+        for value in task.levels.values():
             axes.axhline(value, color="gray", linewidth=0.8)
-            axes.annotate(
-                level, (1, value), xycoords=("axes fraction", "data"), ha="right", va="bottom",
-                color="dimgray", fontsize=8, xytext=(-3, 1), textcoords="offset points",
-                annotation_clip=True,
-            )  # fmt: skip
         axes.set_xlim(left=0)
         if not task.log_scale:  # else the first updates would take most of the height
             low, high = min(map(min, late)), max(map(max, late))
             axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
         axes.grid(alpha=0.3)
+    for level, value in task.levels.items():
+        panels[1].annotate(
+            level, (1, value), xycoords=("axes fraction", "data"), ha="right", va="top",
+            color="dimgray", fontsize=8, xytext=(-3, -1), textcoords="offset points",
+            annotation_clip=True,
+        )  # fmt: skip
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
     figure.savefig(path.with_suffix(".png"), dpi=90)
     figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
@@ -73,7 +74,7 @@ def plot(results: Results, name: str, path: Path) -> None:
 
 
 def table(results: Results) -> str:
-    """A row for each task and model; bold is the best, and what the seeds can't tell from it."""
+    """A row for each task and model; the best medians are bold."""
     columns = ["", "hidden size", "parameters", "learning rate", "ms per update"]
     columns += ["after all updates", "after equal seconds"]
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
@@ -106,7 +107,7 @@ def figures(task: Description, columns: Sequence[Sequence[float]]) -> list[str]:
     texts = []
     for values in columns:
         median, low, high = (number(f(values)) for f in (statistics.median, min, max))
-        mark = "**" if overlap(values, best) else ""
+        mark = "**" if values is best else ""
         texts.append(f"{mark}{median}{mark} ({low} to {high})")
     return texts
 

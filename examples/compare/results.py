@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -130,8 +130,3 @@ class Results:
             stored["machine"],
             stored["seconds_per_update"],
         )
-
-
-def overlap(a: Sequence[float], b: Sequence[float]) -> bool:
-    """Whether the ranges of two models over their seeds have something in common."""
-    return min(a) <= max(b) and min(b) <= max(a)

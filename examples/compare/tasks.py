@@ -213,7 +213,7 @@ class CarbonDioxide(Task):
     """
 
     title = "Carbon dioxide, one week ahead"
-    metric = "error relative to the last value as forecast"
+    metric = "error relative to last value"
     updates = 1000
     input_size = 1
     outputs = 1
