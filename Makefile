@@ -105,9 +105,10 @@ packages: .venv/.test
 
 # The wheel to publish, in build/wheels/dist/: for every Python and each of WHEEL_TORCHES
 # (`WHEEL_TORCHES="torch==2.12.1 torch==2.13.0"`), each in an environment of its own. Then tested
-# in a fresh environment for each of WHEEL_TESTS (`WHEEL_TESTS=python3.12,torch==2.12.1`).
+# in a fresh environment for each of WHEEL_TESTS (`WHEEL_TESTS=python3.12,torch==2.12.1`), by
+# default this Python with each of them. The source distribution stands beside it.
 WHEEL_TORCHES ?= $(TORCH)
-WHEEL_TESTS ?= $(BASE_PYTHON),$(lastword $(WHEEL_TORCHES))
+WHEEL_TESTS ?= $(foreach torch,$(WHEEL_TORCHES),$(BASE_PYTHON),$(torch))
 wheel: .venv/.test .venv/.dev
 	python python/wheels.py $(WHEEL_TORCHES) $(addprefix --test=,$(WHEEL_TESTS))
 

@@ -21,7 +21,9 @@ function(lltm_install_prefix target)
     endforeach()
     list(REMOVE_DUPLICATES search_path)
   endif()
-  set_target_properties(${target} PROPERTIES INSTALL_RPATH "${search_path}")
+  # Rewriting the path when it installs would leave a build ID that depends on the build's.
+  set_target_properties(${target} PROPERTIES
+    INSTALL_RPATH "${search_path}" BUILD_WITH_INSTALL_RPATH "${LLTM_RELOCATABLE}")
   _lltm_install(${target} "${CMAKE_INSTALL_LIBDIR}" "${CMAKE_INSTALL_INCLUDEDIR}" "${torch}"
     runtime development)
   install(FILES "${PROJECT_SOURCE_DIR}/LICENSE"
@@ -35,7 +37,8 @@ function(lltm_install_wheel target)
   set(site "../${LLTM_SITE_PACKAGES}")
   set(search_path torch/lib ${LLTM_CUDA_FOLDERS})
   list(TRANSFORM search_path PREPEND "$ORIGIN/${site}/")
-  set_target_properties(${target} PROPERTIES INSTALL_RPATH "$ORIGIN;${search_path}")
+  set_target_properties(${target} PROPERTIES
+    INSTALL_RPATH "$ORIGIN;${search_path}" BUILD_WITH_INSTALL_RPATH ON)
   _lltm_install(${target} lib include "@here@/${site}/torch" python python EXCLUDE_FROM_ALL)
 endfunction()
 
@@ -64,6 +67,8 @@ function(_lltm_install target lib include torch runtime development)
     "${generated}/lltm-config-version.cmake"
     "${PROJECT_SOURCE_DIR}/cmake/lltm-torch.cmake"
     DESTINATION ${cmake} COMPONENT ${development} ${ARGN})
+  # The search path of a program linked by lltm.pc leads through this folder.
+  install(DIRECTORY DESTINATION ${lib}/pkgconfig COMPONENT ${runtime} ${ARGN})
   install(FILES "${generated}/lltm.pc"
     DESTINATION ${lib}/pkgconfig COMPONENT ${development} ${ARGN})
 endfunction()

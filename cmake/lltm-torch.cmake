@@ -42,28 +42,30 @@ endfunction()
 
 # The folder of a libtorch, or an empty string.
 function(_lltm_torch_root result)
-  unset(config)  # what a caller has by a name is found already
-  unset(python)
-  find_path(config TorchConfig.cmake NO_CACHE
+  # The find commands skip their search where a variable of the name is set, as a cache variable
+  # too: the names are ours.
+  unset(_lltm_torch_config)
+  unset(_lltm_python)
+  find_path(_lltm_torch_config TorchConfig.cmake NO_CACHE
     HINTS ${Torch_DIR} ${Torch_ROOT} $ENV{Torch_DIR} $ENV{Torch_ROOT}
       ${CMAKE_PREFIX_PATH} $ENV{CMAKE_PREFIX_PATH} ${LLTM_TORCH_HINTS}
     PATH_SUFFIXES "" Torch share/cmake/Torch)
-  if(NOT config)
+  if(NOT _lltm_torch_config)
     # The interpreter that builds a wheel is not always the first on the PATH.
-    find_program(python NAMES ${Python_EXECUTABLE} python3 python NO_CACHE)
-    if(python)
+    find_program(_lltm_python NAMES ${Python_EXECUTABLE} python3 python NO_CACHE)
+    if(_lltm_python)
       # The folder is found without importing torch, which takes seconds.
       execute_process(
-        COMMAND ${python} -c
+        COMMAND ${_lltm_python} -c
           "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
         OUTPUT_VARIABLE folder OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
-      find_path(config TorchConfig.cmake NO_CACHE
+      find_path(_lltm_torch_config TorchConfig.cmake NO_CACHE
         HINTS "${folder}/share/cmake/Torch" NO_DEFAULT_PATH)
     endif()
   endif()
   set(${result} "" PARENT_SCOPE)
-  if(config)
-    get_filename_component(root "${config}/../../.." REALPATH)
+  if(_lltm_torch_config)
+    get_filename_component(root "${_lltm_torch_config}/../../.." REALPATH)
     set(${result} "${root}" PARENT_SCOPE)
   endif()
 endfunction()
@@ -88,13 +90,13 @@ or to the output of: python -c \"import torch; print(torch.utils.cmake_prefix_pa
   endif()
   set(libraries "")
   foreach(name torch torch_cpu c10)
-    unset(library)
-    find_library(library ${name} HINTS "${root}/lib" NO_DEFAULT_PATH NO_CACHE)
-    if(NOT library)
+    unset(_lltm_library)
+    find_library(_lltm_library ${name} HINTS "${root}/lib" NO_DEFAULT_PATH NO_CACHE)
+    if(NOT _lltm_library)
       set(${problem} "${root}/lib holds no library ${name}" PARENT_SCOPE)
       return()
     endif()
-    list(APPEND libraries "${library}")
+    list(APPEND libraries "${_lltm_library}")
   endforeach()
 
   add_library(lltm::torch INTERFACE IMPORTED GLOBAL)
@@ -127,10 +129,9 @@ or to the output of: python -c \"import torch; print(torch.utils.cmake_prefix_pa
     LLTM_TORCH_CUDA_VERSION "${cuda_version}")
 endfunction()
 
-# A program must name these libraries itself, whether it calls them or not: its search
-# path does not hold for what liblltm needs, but what the program has loaded is found.
-# libtorch.so exists for this alone: it loads the backends and defines nothing. Many
-# compilers pass --as-needed to the linker, which would drop them.
+# A program's search path (DT_RUNPATH) does not serve the libraries that it loads, so it must
+# itself load libtorch, whether it calls it or not. --no-as-needed keeps that in: many compilers
+# pass --as-needed to the linker. libtorch.so loads the backends and defines nothing.
 function(_lltm_link_needed target)
   list(JOIN ARGN "," libraries)
   target_link_options(${target} INTERFACE
@@ -155,14 +156,14 @@ function(lltm_find_torch_cuda reason)
     set(libraries "")
     foreach(name c10_cuda torch_cuda cudart cublas)
       # Packages hold libcudart.so.13 and no libcudart.so.
-      unset(library)
-      find_library(library NAMES lib${name}.so.${major} ${name} HINTS ${hints} NO_CACHE)
-      if(NOT library)
+      unset(_lltm_library)
+      find_library(_lltm_library NAMES lib${name}.so.${major} ${name} HINTS ${hints} NO_CACHE)
+      if(NOT _lltm_library)
         set(${reason} "no library ${name} of CUDA ${LLTM_TORCH_CUDA_VERSION}, which the torch in \
 ${LLTM_TORCH_ROOT} was built with; set CUDAToolkit_ROOT to where it is" PARENT_SCOPE)
         return()
       endif()
-      list(APPEND libraries "${library}")
+      list(APPEND libraries "${_lltm_library}")
     endforeach()
     add_library(lltm::torch_cuda INTERFACE IMPORTED GLOBAL)
     target_link_libraries(lltm::torch_cuda INTERFACE lltm::torch)

@@ -4,8 +4,12 @@ set(CPACK_PACKAGE_NAME lltm)
 set(CPACK_PACKAGE_VENDOR "the LLTM authors")
 set(CPACK_PACKAGE_CONTACT "the LLTM authors <${PROJECT_HOMEPAGE_URL}>")
 set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "${PROJECT_DESCRIPTION}")
-set(CPACK_PACKAGE_DESCRIPTION "Fused kernels for the LLTM recurrent cell. Needs libtorch \
-${LLTM_TORCH_MINOR}, unpacked to a folder named libtorch beside the one of this package.")
+set(needs_torch "Needs libtorch ${LLTM_TORCH_MINOR}, unpacked to a folder named libtorch beside \
+the one of this package.")
+set(CPACK_PACKAGE_DESCRIPTION "Fused kernels for the LLTM recurrent cell. ${needs_torch}")
+set(CPACK_COMPONENT_RUNTIME_DESCRIPTION "The shared library. ${needs_torch}")
+set(CPACK_COMPONENT_DEVELOPMENT_DESCRIPTION
+  "Headers, CMake package and lltm.pc of the library. ${needs_torch}")
 set(CPACK_PACKAGE_FILE_NAME
   "lltm-${PROJECT_VERSION}-torch${LLTM_TORCH_MINOR}-linux-${CMAKE_SYSTEM_PROCESSOR}")
 set(CPACK_RESOURCE_FILE_LICENSE "${PROJECT_SOURCE_DIR}/LICENSE")
@@ -15,9 +19,13 @@ set(CPACK_COMPONENTS_ALL runtime development)
 set(CPACK_DEB_COMPONENT_INSTALL ON)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_RUNTIME_PACKAGE_NAME lltm)
-set(CPACK_DEBIAN_RUNTIME_PACKAGE_DEPENDS "libc6, libstdc++6, libgomp1")
+set(CPACK_DEBIAN_PACKAGE_VERSION "${PROJECT_VERSION}+torch${LLTM_TORCH_MINOR}")
+# dpkg-shlibdeps, which finds the oldest versions that will do, needs libtorch as a package. Those
+# of Debian 12 have the symbols of the compilers that this is built with.
+set(CPACK_DEBIAN_RUNTIME_PACKAGE_DEPENDS
+  "libc6 (>= 2.34), libstdc++6 (>= 12), libgcc-s1, libgomp1")
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_NAME lltm-dev)
-set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_DEPENDS "lltm (= ${PROJECT_VERSION})")
+set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_DEPENDS "lltm (= ${CPACK_DEBIAN_PACKAGE_VERSION})")
 
 # Read by cpack, once for each generator.
 set(CPACK_PROJECT_CONFIG_FILE "${PROJECT_BINARY_DIR}/cpack-generator.cmake")

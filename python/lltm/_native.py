@@ -13,7 +13,14 @@ import sys
 
 import torch
 
-from . import _built_with
+try:
+    from . import _built_with
+except ImportError:
+    raise ImportError(
+        f"lltm: expected an installed package, got the sources in {os.path.dirname(__file__)}:"
+        " start Python in another folder, and install lltm with"
+        " `pip install --no-build-isolation .`"
+    ) from None
 
 
 def _minor(version: str) -> str:
