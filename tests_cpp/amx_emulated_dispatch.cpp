@@ -10,4 +10,8 @@ const Kernels& kernels() {
   return *kernels_emulated_amx();
 }
 
+const Int8Kernels& int8_kernels() {
+  return kernels().int8;
+}
+
 }  // namespace lltm::cpu

@@ -11,7 +11,7 @@
 
 namespace lltm_test {
 
-// `capability` as ATEN_CPU_CAPABILITY names it: default, avx2 or avx512; or amx. What
+// `capability` as ATEN_CPU_CAPABILITY names it: default, avx2 or avx512; or vnni or amx. What
 // Clang's __builtin_cpu_supports has no name for is asked of the CPU.
 inline bool cpu_has(std::string_view capability) {
 #if defined(__x86_64__)
@@ -24,6 +24,10 @@ inline bool cpu_has(std::string_view capability) {
     return cpu_has("avx2") && __builtin_cpu_supports("avx512f") &&
            __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
            __builtin_cpu_supports("avx512vl");
+  }
+  if (capability == "vnni") {
+    return cpu_has("avx512") && __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 &&
+           (ecx >> 11 & 1) != 0;
   }
   if (capability == "amx") {
     constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM

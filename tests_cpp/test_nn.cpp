@@ -515,6 +515,23 @@ TEST_P(LLTMLayer, PrepackedFormGivesWhatTheLayerGivesInEvaluation) {
   expect_same(flat({ours.data(), ours_state}), flat({theirs.data(), theirs_state}));
 }
 
+TEST_P(LLTMLayer, FormInInt8GivesNearlyTheSame) {
+  const torch::NoGradGuard no_grad;
+  lltm::LLTM layer(options_of(GetParam()));
+  layer->eval();
+  const lltm::PrepackedLLTM packed = layer->prepack(torch::kQInt8);
+  const Tensor input = torch::randn({7, 4, kInputSize});
+  const Tensors ours = flat(packed.forward(input));
+  const Tensors expected = flat(layer->forward(input));
+  EXPECT_FALSE(identical(ours, expected));
+  for (size_t k = 0; k < expected.size(); ++k) {
+    ASSERT_EQ(ours[k].sizes(), expected[k].sizes());
+    // Some steps of 1/127 of the largest weight and of the largest input.
+    EXPECT_TRUE(at::allclose(ours[k], expected[k], 0.02, 0.02)) << "result " << k;
+  }
+  EXPECT_THROW((void)layer->prepack(torch::kInt8), c10::TypeError);
+}
+
 TEST_P(LLTMLayer, PrepackedFormStaysAsItWas) {
   const torch::NoGradGuard no_grad;
   lltm::LLTM layer(options_of(GetParam()));

@@ -207,9 +207,9 @@ std::tuple<Tensor, Tensor, Tensor> sequence_autograd(const SequenceArgs& args) {
 }
 
 // Packed weights have no derivative.
-Tensor prepack_autograd(const Tensor& weights) {
+Tensor prepack_autograd(const Tensor& weights, std::optional<at::ScalarType> dtype) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
-  return prepack(weights);
+  return prepack(weights, dtype);
 }
 
 }  // namespace

@@ -6,7 +6,7 @@
 //     SequenceResult sequence_forward(const SequenceArgs&)
 //     Gradients sequence_backward(const SequenceBackwardArgs&)
 // and, unless the composite ones are good enough,
-//     Tensor prepack(const Tensor& weights)
+//     Tensor prepack(const Tensor& weights, std::optional<ScalarType> dtype)
 //     SequenceResult sequence_prepacked(const SequenceArgs&)
 #pragma once
 
@@ -62,10 +62,10 @@ struct CheckedBackend {
     return {std::move(output), std::move(h_n), std::move(c_n)};
   }
 
-  static at::Tensor prepack(const at::Tensor& weights) {
-    check_prepack(weights);
+  static at::Tensor prepack(const at::Tensor& weights, std::optional<at::ScalarType> dtype) {
+    check_prepack(weights, dtype);
     const DeviceGuard guard(weights.device());
-    return Backend::prepack(weights);
+    return Backend::prepack(weights, dtype);
   }
 
   static std::tuple<at::Tensor, at::Tensor, at::Tensor> sequence_prepacked(

@@ -335,7 +335,7 @@ void check_sequence(const SequenceArgs& args) {
   check.weights_and_bias(weights, bias, sizes.input, sizes.hidden);
 }
 
-void check_prepack(const Tensor& weights) {
+void check_prepack(const Tensor& weights, std::optional<at::ScalarType> dtype) {
   const Checker check("lltm::prepack", {{weights, "weights"}});
   const SymInt hidden = check.hidden(weights);
   TORCH_CHECK_VALUE(
@@ -344,6 +344,10 @@ void check_prepack(const Tensor& weights) {
       kWeightsShape,
       ", got ",
       shape_text(weights.sym_sizes()));
+  TORCH_CHECK_TYPE(
+      !dtype.has_value() || dtype == at::kQInt8,
+      "lltm::prepack: expected dtype to be qint8 or None, got ",
+      dtype_text(*dtype));
 }
 
 void check_sequence_prepacked(const SequenceArgs& args) {

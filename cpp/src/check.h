@@ -16,8 +16,8 @@ void check_cell_backward(const CellBackwardArgs& args);
 void check_sequence(const SequenceArgs& args);
 void check_sequence_backward(const SequenceBackwardArgs& args);
 
-// Weights of any H and I.
-void check_prepack(const at::Tensor& weights);
+// Weights of any H and I; the dtype to quantise them to is qint8, or none.
+void check_prepack(const at::Tensor& weights, std::optional<at::ScalarType> dtype);
 
 // As check_sequence. Prepacked weights must be on the device of the input; weights that are
 // not packed must have the shape that input and h_0 imply.

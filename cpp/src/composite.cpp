@@ -199,7 +199,11 @@ struct Composite {
   static constexpr auto sequence_forward = composite::sequence_forward;
   static constexpr auto sequence_backward = composite::sequence_backward;
 
-  static Tensor prepack(const Tensor& weights) {
+  static Tensor prepack(const Tensor& weights, std::optional<at::ScalarType> dtype) {
+    TORCH_CHECK(
+        !dtype.has_value(),
+        "lltm::prepack: expected weights on the CPU to quantise, got some on device ",
+        weights.device());
     return weights.clone(at::MemoryFormat::Contiguous);
   }
 

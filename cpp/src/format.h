@@ -37,6 +37,10 @@ inline std::string dtype_text(at::ScalarType dtype) {
       return "int64";
     case at::kInt:
       return "int32";
+    case at::kChar:
+      return "int8";
+    case at::kQInt8:
+      return "qint8";
     case at::kBool:
       return "bool";
     default:

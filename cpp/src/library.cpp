@@ -14,9 +14,9 @@ TORCH_LIBRARY(lltm, m) {
       " -> (Tensor, Tensor, Tensor)");
 
   // For repeated inference with the same weights: prepack packs them once, for the kernels
-  // of this machine, and sequence_prepacked is sequence with the packed weights. Neither has
-  // derivatives.
-  m.def("prepack(Tensor weights) -> Tensor");
+  // of this machine, with dtype qint8 quantised, and sequence_prepacked is sequence with the
+  // packed weights. Neither has derivatives.
+  m.def("prepack(Tensor weights, *, ScalarType? dtype=None) -> Tensor");
   m.def(
       "sequence_prepacked(Tensor input, Tensor h_0, Tensor c_0, Tensor weights, Tensor? bias=None,"
       " *, Tensor? batch_sizes=None, bool reverse=False)"

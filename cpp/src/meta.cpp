@@ -68,7 +68,7 @@ struct Meta {
   }
 
   // The size of packed weights depends on the machine.
-  static Tensor prepack(const Tensor&) {
+  static Tensor prepack(const Tensor&, std::optional<at::ScalarType>) {
     TORCH_CHECK_NOT_IMPLEMENTED(
         false,
         "lltm::prepack: expected weights with data, got a tensor without any: pack them before a"

@@ -384,11 +384,11 @@ std::vector<Tensor> LLTMImpl::all_weights() const {
   return tensors;
 }
 
-PrepackedLLTM LLTMImpl::prepack() const {
+PrepackedLLTM LLTMImpl::prepack(std::optional<torch::Dtype> weights) const {
   std::vector<PrepackedLLTM::Direction> packed;
   for (const Direction& direction : directions_) {
     packed.push_back(
-        {lltm::prepack(direction.weights),
+        {lltm::prepack(direction.weights, weights),
          direction.bias.defined() ? direction.bias.detach().clone() : Tensor()});
   }
   return PrepackedLLTM(options, std::move(packed));

@@ -40,9 +40,9 @@ std::tuple<Tensor, Tensor, Tensor> sequence(
   return op.call(input, h_0, c_0, weights, bias, batch_sizes, reverse);
 }
 
-Tensor prepack(const Tensor& weights) {
+Tensor prepack(const Tensor& weights, std::optional<at::ScalarType> dtype) {
   static const auto op = find_op<decltype(prepack)>("lltm::prepack");
-  return op.call(weights);
+  return op.call(weights, dtype);
 }
 
 std::tuple<Tensor, Tensor, Tensor> sequence_prepacked(

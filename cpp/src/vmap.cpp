@@ -203,13 +203,13 @@ std::tuple<Tensor, Tensor, Tensor> sequence_prepacked_of_samples(const SequenceA
   return fold_sequence(sequence_prepacked, args);
 }
 
-Tensor prepack_of_samples(const Tensor& weights) {
+Tensor prepack_of_samples(const Tensor& weights, std::optional<at::ScalarType> dtype) {
   TORCH_CHECK(
       !Samples().in(weights),
       "lltm::prepack: expected one set of weights for all samples of vmap, got one for each:"
       " lltm::sequence takes such");
   const BelowVmap below;
-  return prepack(weights);
+  return prepack(weights, dtype);
 }
 
 }  // namespace

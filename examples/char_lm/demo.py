@@ -7,6 +7,7 @@ Every claim is checked; the first that does not hold ends the run with an error.
 
 from __future__ import annotations
 
+import copy
 import math
 import shlex
 import shutil
@@ -21,7 +22,17 @@ import torch
 from char_lm import RATES, CharLM, Corpus, read_text
 from torch import nn
 from tqdm import tqdm
-from train import BATCH, STEPS, UPDATES, Trainer, arguments, plot, save_checkpoint, train
+from train import (
+    BATCH,
+    STEPS,
+    UPDATES,
+    Trainer,
+    arguments,
+    bits_per_character,
+    plot,
+    save_checkpoint,
+    train,
+)
 
 import lltm
 
@@ -178,6 +189,12 @@ def main() -> None:
     print(results)
     plot(trainers, f"Character models of {name}, {updates} updates", curves)
     save_checkpoint(model, checkpoint)
+    quantised = copy.deepcopy(model)
+    quantised.rnn = model.rnn.prepack(torch.qint8)
+    bits = bits_per_character(quantised, corpus.held_out)
+    lost = bits - bits_per_character(model, corpus.held_out)
+    print(f"  With its weights in int8, lltm.LLTM costs {bits:.3f} bits: {lost:+.4f}.")
+    check(abs(lost) <= 0.01, "int8 weights cost at most 0.01 bits a character")
     print(f"  Curves: {curves}   Checkpoint: {checkpoint}")
 
     heading(4, "A C++ program, built against the installed package with find_package(lltm)")

@@ -77,6 +77,14 @@ def optional_tensor(where: str, name: str, value: Any) -> Tensor | None:
     return value
 
 
+def optional_dtype(where: str, name: str, value: Any) -> torch.dtype | None:
+    if value is not None and not isinstance(value, torch.dtype):
+        raise TypeError(
+            f"lltm::{where}: expected {name} to be a torch.dtype or None, got {_type(value)}"
+        )
+    return value
+
+
 def state(
     where: str, names: tuple[str, str], value: Any, argument: str = "state"
 ) -> tuple[Tensor, Tensor]:

@@ -85,21 +85,27 @@ def sequence(
     return _run("sequence", input, state, weights, bias, batch_sizes, reverse)
 
 
-def prepack(weights: Tensor) -> Tensor:
+def prepack(weights: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Lays out weights once as the kernels of this machine read them.
 
     For repeated inference with the same weights: :func:`sequence` does that in every call.
 
     Args:
-        weights: (3H, H+I), as for :func:`sequence`
+        weights: (3H, H+I), as for :func:`sequence`; finite, and H and I at most 65536, where they
+            are quantised
+        dtype: torch.qint8 quantises the weights to 8 bits, each row by a scale of its own; then
+            :func:`sequence_prepacked` quantises input and h as it runs, and sums, states and
+            gates stay float32. A quarter of the size of float32 and faster, at the price of small
+            errors. On the CPU, not for float64. None: the weights as they are.
 
     Returns:
         The weights as they are now, in a form for :func:`sequence_prepacked` only (of another
         dtype and shape). It works on other machines too, if not at its best there.
     """
     _check.tensor("prepack", "weights", weights)
+    _check.optional_dtype("prepack", "dtype", dtype)
     try:
-        packed: Tensor = torch.ops.lltm.prepack(weights)
+        packed: Tensor = torch.ops.lltm.prepack(weights, dtype=dtype)
     except ValueError as error:
         raise _check.of_operator(error) from None
     return packed

@@ -461,9 +461,15 @@ class LLTM(_Layer, nn.Module):
             reverse=reverse,
         )
 
-    def prepack(self) -> PrepackedLLTM:
-        """Returns this layer as it is now in a form for inference, the weights packed once."""
-        return PrepackedLLTM(self)
+    def prepack(self, weights: torch.dtype | None = None) -> PrepackedLLTM:
+        """Returns this layer as it is now in a form for inference, the weights packed once.
+
+        Args:
+            weights: torch.qint8 quantises the weights to 8 bits, each row by a scale of its own,
+                and input and h as the layer runs: a quarter of the size of float32 and faster, at
+                the price of small errors (:func:`lltm.functional.prepack`)
+        """
+        return PrepackedLLTM(self, weights)
 
     def extra_repr(self) -> str:
         text = f"{self.input_size}, {self.hidden_size}"
@@ -541,7 +547,7 @@ class PrepackedLLTM(_Layer, nn.Module):
 
     dtype: torch.dtype
 
-    def __init__(self, layer: LLTM) -> None:
+    def __init__(self, layer: LLTM, weights: torch.dtype | None = None) -> None:
         super().__init__()
         names = _names(self.WEIGHTS, self.BIAS, layer.num_layers, layer.bidirectional)
         vars(self).update(
@@ -557,8 +563,8 @@ class PrepackedLLTM(_Layer, nn.Module):
             _names=names,
         )
         for (weights_name, bias_name), of_layer in zip(names, layer._names, strict=True):
-            weights, bias = (getattr(layer, name) for name in of_layer)
-            self.register_buffer(weights_name, functional.prepack(weights))
+            own_weights, bias = (getattr(layer, name) for name in of_layer)
+            self.register_buffer(weights_name, functional.prepack(own_weights, weights))
             self.register_buffer(bias_name, None if bias is None else bias.detach().clone())
 
     def _run_direction(

@@ -78,7 +78,7 @@ class LLTM(modules.LLTM):
 
     _sequence = staticmethod(sequence)
 
-    def prepack(self) -> NoReturn:
+    def prepack(self, weights: torch.dtype | None = None) -> NoReturn:
         raise NotImplementedError("lltm::reference.LLTM: plain operations have no prepacked form")
 
     def __prepare_scriptable__(self) -> NoReturn:

@@ -73,6 +73,7 @@ bool is_sealed(const std::string& bytes) {
 struct Sizes {
   at::ScalarType packed, dtype;
   int64_t steps, batch, input, hidden;
+  bool int8 = false;
 };
 const std::vector<Sizes> kSizes = {
     {at::kFloat, at::kFloat, 2, 1, 3, 5},
@@ -85,6 +86,9 @@ const std::vector<Sizes> kSizes = {
     {at::kHalf, at::kHalf, 2, 2, 3, 5},
     {at::kHalf, at::kHalf, 1, 20, 5, 33},
     {at::kFloat, at::kDouble, 2, 2, 3, 5},
+    {at::kFloat, at::kFloat, 2, 3, 5, 33, /*int8=*/true},
+    {at::kHalf, at::kHalf, 1, 20, 6, 17, /*int8=*/true},
+    {at::kFloat, at::kFloat, 0, 2, 3, 17, /*int8=*/true},
 };
 
 using Outputs = std::tuple<Tensor, Tensor, Tensor>;
@@ -115,7 +119,8 @@ Problem problem_of(const Sizes& sizes) {
       "",
       std::nullopt};
   const Tensor weights = at::randn({3 * sizes.hidden, sizes.hidden + sizes.input}, sizes.packed);
-  const Tensor packed = lltm::prepack(weights);
+  const Tensor packed =
+      lltm::prepack(weights, sizes.int8 ? std::optional(at::kQInt8) : std::nullopt);
   // As on machines whose weights stay as they are, which this is not about.
   if (packed.scalar_type() != at::kByte) {
     std::cerr << "skipped: on this CPU prepack leaves weights as they are\n";

@@ -155,8 +155,9 @@ class LLTM_API LLTMImpl : public torch::nn::Cloneable<LLTMImpl> {
       const torch::nn::utils::rnn::PackedSequence& input,
       const std::optional<State>& state = std::nullopt);
 
-  /// A copy of this layer for inference, its weights packed once.
-  PrepackedLLTM prepack() const;
+  /// A copy of this layer for inference, its weights packed once; with torch::kQInt8
+  /// quantised to 8 bits (lltm::prepack).
+  PrepackedLLTM prepack(std::optional<torch::Dtype> weights = std::nullopt) const;
 
   /// The parameters by layer, then direction: weights_l0, bias_l0, ...
   std::vector<torch::Tensor> all_weights() const;

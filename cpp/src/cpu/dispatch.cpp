@@ -35,6 +35,14 @@ bool has_amx() {
 #endif
 }
 
+bool has_vnni() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("avx512vnni");
+#else
+  return false;
+#endif
+}
+
 }  // namespace
 
 const Kernels& kernels() {
@@ -45,6 +53,14 @@ const Kernels& kernels() {
     const bool avx2 = capability == "AVX512" || capability == "AVX2";
     if (avx2 && kernels_avx2() != nullptr) return *kernels_avx2();
     return *kernels_default();
+  }();
+  return chosen;
+}
+
+const Int8Kernels& int8_kernels() {
+  static const Int8Kernels& chosen = []() -> const Int8Kernels& {
+    const bool avx512 = at::get_cpu_capability() == "AVX512";
+    return avx512 && has_vnni() && kernels_vnni() != nullptr ? *kernels_vnni() : kernels().int8;
   }();
   return chosen;
 }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "cpu/bf16x3.h"
+#include "cpu/int8.h"
 #include "matrix.h"
 
 #include <cstdint>
@@ -40,11 +41,15 @@ template <>
 struct Source<BFloat16x3> {
   using type = float;
 };
+template <>
+struct Source<Int8> {
+  using type = float;
+};
 template <typename G>
 using source_t = typename Source<G>::type;
 
 // T is the storage type of the tensors, G that of the GEMM operands: T itself; float, where
-// there is no GEMM of T; or BFloat16x3 in the place of float. A call covers `hidden` units:
+// there is no GEMM of T; or BFloat16x3 or Int8 in the place of float. A call covers `hidden` units:
 // all of them, or a block; of BFloat16x3, whole rows.
 //
 // Arguments that are written have contiguous columns. c_next may be c.
@@ -58,7 +63,7 @@ struct ForwardArgs {
   Matrix<const T> c;
   Matrix<T> h_next;
   Matrix<G> h_operand;           // h_next once more, packed for the next GEMM; or absent
-  bool* out_of_range = nullptr;  // set where a value cannot be packed (bf16x3.h)
+  bool* out_of_range = nullptr;  // set where a value cannot be packed (bf16x3.h, int8.h)
   Matrix<T> c_next;
   Matrix<T> activations;  // what backward needs (cell.h); or absent
   std::int64_t activations_step = 0;

@@ -7,6 +7,7 @@
 
 #include "cell.h"
 #include "cpu/few_rows_kernels.h"
+#include "cpu/int8_kernels.h"
 #include "cpu/kernels.h"
 #include "cpu/tile.h"
 
@@ -152,8 +153,8 @@ LLTM_CELL_INLINE void store(
   for (std::int64_t j = 0; j < n; ++j) y[j] = narrow<T>(values[j]);
 }
 
-// Packed for the next GEMM. False where values are out of range, as they can be of bf16x3,
-// whose overload is in amx_kernels.h.
+// Packed for the next GEMM. False where values are out of range, as they can be of int8 and of
+// bf16x3, whose overload is in amx_kernels.h.
 template <typename G>
 LLTM_CELL_INLINE bool store_operand(
     const Matrix<G>& matrix,
@@ -163,6 +164,20 @@ LLTM_CELL_INLINE bool store_operand(
     const compute_t<G>* values) {
   store(matrix, row, col, n, values);
   return true;
+}
+LLTM_CELL_INLINE bool store_operand(
+    const Matrix<Int8>& matrix,
+    std::int64_t row,
+    std::int64_t col,
+    std::int64_t n,
+    const float* values) {
+  Int8* const y = matrix.row(row) + col;
+  bool fits = true;
+  for (std::int64_t j = 0; j < n; ++j) {
+    fits &= values[j] >= -1.0f && values[j] <= 1.0f;
+    y[j] = quantise(values[j] * kInt8Largest);
+  }
+  return fits;
 }
 
 // Cuts elements [begin, end) of a matrix with `hidden` columns into blocks.
@@ -394,6 +409,10 @@ constexpr Kernels make_kernels(const char* name) {
       {},
       {},
       {},
+      {forward<float, Int8>, nullptr},
+      {forward<Half, Int8>, nullptr},
+      {forward<BFloat16, Int8>, nullptr},
+      kInt8Kernels,
       transpose_matrix<float>,
       transpose_matrix<BFloat16>,
       pair_rows,

@@ -55,16 +55,31 @@ auto run_or_fall_back(
   return *run();
 }
 
+static SequenceResult forward_with_unpacked_weights(const SequenceArgs& args) {
+  const auto& [input, h_0, c_0, weights, bias, batch_sizes, reverse, save] = args;
+  return sequence_forward({input, h_0, c_0, unpack(weights), bias, batch_sizes, reverse, save});
+}
+
+// By weights prepacked in int8, or what they stand for where a value is not finite.
+static SequenceResult int8_forward(const SequenceArgs& args, const LayerShape& shape) {
+  if (args.input.numel() > 0 && args.h_0.numel() > 0) {
+    const ForwardSchedule schedule = schedule_forward_int8(current_machine(), shape);
+    if (logs_schedules()) log_schedule(shape, to_string(schedule));
+    if (auto result = blocked_forward(args, schedule)) return *std::move(result);
+  }
+  return forward_with_unpacked_weights(args);
+}
+
 SequenceResult sequence_forward(const SequenceArgs& args) {
   const LayerShape shape = shape_of(args.input, args.h_0);
+  if (is_prepacked(args.weights) && has_form(args.weights, GemmFormat::kInt8)) {
+    return int8_forward(args, shape);
+  }
   const bool blocked = can_block(args.input, args.h_0);
   Machine machine = current_machine();
   if (is_prepacked(args.weights)) {
     const bool bf16 = has_form(args.weights, GemmFormat::kBf16);
-    if (!blocked || (bf16 && !machine.bf16)) {
-      const auto& [input, h_0, c_0, weights, bias, batch_sizes, reverse, save] = args;
-      return sequence_forward({input, h_0, c_0, unpack(weights), bias, batch_sizes, reverse, save});
-    }
+    if (!blocked || (bf16 && !machine.bf16)) return forward_with_unpacked_weights(args);
     machine.bf16 = bf16;
     machine.bf16x3 = machine.bf16x3 && has_form(args.weights, GemmFormat::kBf16x3);
   }

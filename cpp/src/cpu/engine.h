@@ -30,7 +30,8 @@ SequenceResult few_rows_forward(const SequenceArgs& args, const FewRowsSchedule&
 
 // engine_blocked_forward.cpp, engine_blocked_backward.cpp: packed weights, and GEMM and
 // element-wise part block by block in one parallel region. Not for float64 or empty sizes.
-// Nothing where values are out of range of the schedule's format.
+// Nothing where values are out of range of the schedule's format. The format int8 is for weights
+// prepacked in it, and for forward alone.
 std::optional<SequenceResult> blocked_forward(
     const SequenceArgs& args, const ForwardSchedule& schedule);
 std::optional<Gradients> blocked_backward(

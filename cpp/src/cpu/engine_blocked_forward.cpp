@@ -98,6 +98,7 @@ class BlockedForward {
       states_.rows = {reinterpret_cast<Operand*>(output_.mutable_data_ptr()), hidden_, 1};
     } else {
       states_ = allocate_a<Format>(2 * batch_, hidden_, options);
+      Format::init_states(2 * batch_, hidden_, states_.rows);
     }
     const int64_t z_columns =
         Cell::kGates * blocks_.width * (merge_projection_ ? blocks_.count : 1);
@@ -278,8 +279,17 @@ std::optional<SequenceResult> forward(const SequenceArgs& args, const ForwardSch
 
 std::optional<SequenceResult> blocked_forward(
     const SequenceArgs& args, const ForwardSchedule& schedule) {
+  const at::ScalarType dtype = args.input.scalar_type();
+  if (schedule.format == GemmFormat::kInt8) {
+    const PackedWeights<Int8Format> weights = read_packed<Int8Format>(args.weights);
+    if (dtype == at::kFloat) {
+      return BlockedForward<float, Int8Format>(args, schedule, weights).run();
+    }
+    if (dtype == at::kHalf) return BlockedForward<Half, Int8Format>(args, schedule, weights).run();
+    return BlockedForward<BFloat16, Int8Format>(args, schedule, weights).run();
+  }
   return visit_dtype_and_format(
-      args.input.scalar_type(), schedule.format, [&]<typename T, typename Format>(T, Format) {
+      dtype, schedule.format, [&]<typename T, typename Format>(T, Format) {
         return forward<T, Format>(args, schedule);
       });
 }

@@ -12,6 +12,7 @@
 #include <c10/util/BFloat16.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <exception>
 #include <string>
@@ -268,6 +269,83 @@ void Bf16x3Format::gemm(
     Matrix<float> c,
     bool accumulate) {
   kernels().bf16x3.gemm(m, a, b, c, accumulate);
+}
+
+// ---- int8 -------------------------------------------------------------------
+
+void Int8Format::init_states(int64_t m, int64_t k, Matrix<Operand> a) {
+  const float scale = 1 / kInt8Largest;
+  for (int64_t r = 0; r < m; ++r) std::memcpy(a.row(r) + int8_depth(k), &scale, sizeof(scale));
+}
+
+bool Int8Format::pack_a(int64_t m, int64_t k, Matrix<const Source> x, Matrix<Operand> a) {
+  return int8_kernels().pack_a(m, k, x, a);
+}
+
+namespace {
+
+// Column n of B: its bytes, `kInt8Panel` groups apart, and behind them its scale and the sum.
+template <typename Byte>
+struct Int8Column {
+  Int8Column(const PackedB<Byte>& b, int64_t n) {
+    Byte* const panel = b.data + n / kInt8Panel * kInt8Panel * b.k;
+    const int64_t column = n % kInt8Panel;
+    bytes = panel + column * kInt8Group;
+    scale = panel + (b.k - kInt8ColumnBytes) * kInt8Panel + column * int64_t{sizeof(float)};
+    sum = scale + kInt8Panel * int64_t{sizeof(float)};
+  }
+  Byte& at(int64_t k) const {
+    return bytes[k / kInt8Group * kInt8Group * kInt8Panel + k % kInt8Group];
+  }
+
+  Byte *bytes, *scale, *sum;
+};
+
+}  // namespace
+
+bool Int8Format::pack_b_transposed(
+    PackedB<Operand> b, int64_t /*k0*/, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n) {
+  bool finite = true;
+  for (int64_t j = 0; j < round_up(n, kInt8Panel); ++j) {
+    const auto element = [&](int64_t at) {
+      return j < n && at < k ? x.row(j)[at * x.col_stride] : 0.0f;
+    };
+    float largest = 0;
+    for (int64_t at = 0; at < k; ++at) {
+      const float magnitude = std::abs(element(at));
+      finite &= std::isfinite(magnitude);
+      largest = std::max(largest, magnitude);
+    }
+    const Int8Column<Operand> column(b, n0 + j);
+    const float scale = largest / kInt8Largest;
+    int32_t sum = 0;
+    for (int64_t at = 0; at < int8_depth(k); ++at) {
+      // In float64, for a scale that is subnormal.
+      const double value = scale == 0 ? 0.0 : double{element(at)} / double{scale};
+      const auto byte = static_cast<int8_t>(std::clamp(std::nearbyint(value), -127.0, 127.0));
+      column.at(at).bits = static_cast<uint8_t>(byte);
+      sum += kInt8Offset * byte;
+    }
+    std::memcpy(column.scale, &scale, sizeof(scale));
+    std::memcpy(column.sum, &sum, sizeof(sum));
+  }
+  return finite;
+}
+
+float Int8Format::at(const PackedB<const Operand>& b, int64_t k, int64_t n) {
+  const Int8Column<const Operand> column(b, n);
+  float scale = 0;
+  std::memcpy(&scale, column.scale, sizeof(scale));
+  return scale * static_cast<float>(static_cast<int8_t>(column.at(k).bits));
+}
+
+void Int8Format::gemm(
+    int64_t m,
+    Matrix<const Operand> a,
+    PackedB<const Operand> b,
+    Matrix<float> c,
+    bool accumulate) {
+  int8_kernels().gemm(m, a, b, c, accumulate);
 }
 
 Machine current_machine() {

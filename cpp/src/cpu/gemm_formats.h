@@ -4,6 +4,7 @@
 //   F32Format     float32, by oneDNN's micro-kernel
 //   Bf16Format    bfloat16 in VNNI layout, by oneDNN's micro-kernel
 //   Bf16x3Format  float32 decomposed to bf16x3 (bf16x3.h), by our own kernel
+//   Int8Format    float32 quantised to 8 bits (int8.h), by our own kernel; forward only
 //
 // No header of torch. gemm_formats.cpp is the only file that names oneDNN's micro-kernel, an
 // internal function of libtorch that may be missing.
@@ -52,6 +53,8 @@ struct MicroKernelFormat {
     return padded_k(k) == k && stride == k && stride <= kMaxStride;
   }
   static Matrix<const Operand> in_place(Matrix<const Source> x) { return x; }
+  // What the element-wise kernel leaves out of states (m, k) that it packs as A.
+  static void init_states(int64_t /*m*/, int64_t /*k*/, Matrix<Operand> /*a*/) {}
 
   // The packing functions return whether all values can be represented, here always.
   //
@@ -101,6 +104,7 @@ struct Bf16x3Format {
 
   static constexpr bool fits_in_place(int64_t /*k*/, int64_t /*stride*/) { return false; }
   static Matrix<const Operand> in_place(Matrix<const Source> /*x*/) { return {}; }
+  static void init_states(int64_t /*m*/, int64_t /*k*/, Matrix<Operand> /*a*/) {}
 
   static bool pack_a(int64_t m, int64_t k, Matrix<const Source> x, Matrix<Operand> a);
   static bool pack_a_transposed(
@@ -119,7 +123,37 @@ struct Bf16x3Format {
       bool accumulate);
 };
 
-// Calls body with a value of the type that belongs to `format`.
+struct Int8Format {
+  using Operand = Int8;
+  using Source = float;
+  static constexpr int64_t kVnniFactor = kInt8Group;
+  static constexpr bool kInPlace = false;
+  static constexpr int64_t kUnitAlign = kInt8Panel;
+
+  static constexpr int64_t padded_k(int64_t k) { return int8_padded_k(k); }
+  static constexpr int64_t padded_n(int64_t n) { return round_up(n, kInt8Panel); }
+  static constexpr int64_t a_stride(int64_t k) { return int8_row_stride(k); }
+
+  static constexpr bool fits_in_place(int64_t /*k*/, int64_t /*stride*/) { return false; }
+  static Matrix<const Operand> in_place(Matrix<const Source> /*x*/) { return {}; }
+  static void init_states(int64_t m, int64_t k, Matrix<Operand> a);
+
+  static bool pack_a(int64_t m, int64_t k, Matrix<const Source> x, Matrix<Operand> a);
+  // All of K at once: k0 is 0. n0 is a multiple of 16.
+  static bool pack_b_transposed(
+      PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n);
+  // The float that element (k, n) of B stands for.
+  static float at(const PackedB<const Operand>& b, int64_t k, int64_t n);
+
+  static void gemm(
+      int64_t m,
+      Matrix<const Operand> a,
+      PackedB<const Operand> b,
+      Matrix<float> c,
+      bool accumulate);
+};
+
+// Calls body with a value of the type that belongs to `format`, one that training uses.
 template <typename Body>
 decltype(auto) visit_format(GemmFormat format, const Body& body) {
   switch (format) {
@@ -138,6 +172,8 @@ template <>
 inline constexpr GemmFormat kFormat<Bf16Format> = GemmFormat::kBf16;
 template <>
 inline constexpr GemmFormat kFormat<Bf16x3Format> = GemmFormat::kBf16x3;
+template <>
+inline constexpr GemmFormat kFormat<Int8Format> = GemmFormat::kInt8;
 
 // The current machine: caches, threads and available formats.
 Machine current_machine();

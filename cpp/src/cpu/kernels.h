@@ -1,5 +1,5 @@
 // Everything that is compiled once per instruction set, from the same sources
-// (elementwise_kernels.h, few_rows_kernels.h, amx_kernels.h).
+// (elementwise_kernels.h, few_rows_kernels.h, int8_kernels.h, amx_kernels.h).
 //
 // Those files see raw pointers only: no header of ATen or of the standard library with
 // inline functions may reach them, or AVX-512 code could be linked into the baseline.
@@ -7,6 +7,7 @@
 
 #include "cpu/bf16x3.h"
 #include "cpu/elementwise.h"
+#include "cpu/int8.h"
 #include "matrix.h"
 
 #include <cstdint>
@@ -74,7 +75,11 @@ struct Kernels {
   Elementwise<BFloat16, BFloat16> bf16_operands;
   Elementwise<float, BFloat16x3> f32_bf16x3;  // null where there is no matrix unit
   Elementwise<Half, BFloat16x3> f16_bf16x3;
-  Bf16x3Kernels bf16x3;  // likewise
+  Bf16x3Kernels bf16x3;               // likewise
+  Elementwise<float, Int8> f32_int8;  // inference: no backward
+  Elementwise<Half, Int8> f16_int8;
+  Elementwise<BFloat16, Int8> bf16_int8;
+  Int8Kernels int8;
   Transpose<float> transpose_f32;
   Transpose<BFloat16> transpose_bf16;
   PairRows pair_rows_bf16;
@@ -108,5 +113,11 @@ template <>
 inline constexpr auto kElementwise<float, BFloat16x3> = &Kernels::f32_bf16x3;
 template <>
 inline constexpr auto kElementwise<Half, BFloat16x3> = &Kernels::f16_bf16x3;
+template <>
+inline constexpr auto kElementwise<float, Int8> = &Kernels::f32_int8;
+template <>
+inline constexpr auto kElementwise<Half, Int8> = &Kernels::f16_int8;
+template <>
+inline constexpr auto kElementwise<BFloat16, Int8> = &Kernels::bf16_int8;
 
 }  // namespace lltm::cpu

@@ -76,6 +76,7 @@ std::optional<PackedWeights<Format>> pack_weights(const Tensor& weights, int64_t
 template std::optional<PackedWeights<F32Format>> pack_weights(const Tensor&, int64_t);
 template std::optional<PackedWeights<Bf16Format>> pack_weights(const Tensor&, int64_t);
 template std::optional<PackedWeights<Bf16x3Format>> pack_weights(const Tensor&, int64_t);
+template std::optional<PackedWeights<Int8Format>> pack_weights(const Tensor&, int64_t);
 
 namespace {
 
@@ -198,11 +199,12 @@ Tensor unpack_as(const PackedHeader& header, const Tensor& bytes) {
       bytes.options().dtype(kDtype<Source>));
   const auto w = write<Source>(weights);
   const auto copy = [&](const auto& b, int64_t block, int64_t k_size, int64_t first) {
-    for (int64_t n = 0; n < b.n; ++n) {
-      const int64_t gate = n / blocks.size(block);
-      const int64_t unit = blocks.begin(block) + n % blocks.size(block);
-      Source* const row = w.row(gate * blocks.total + unit) + first;
-      for (int64_t k = 0; k < k_size; ++k) row[k] = Format::at(b, k, n);
+    for (int64_t gate = 0; gate < Cell::kGates; ++gate) {
+      for (int64_t unit = 0; unit < blocks.size(block); ++unit) {
+        Source* const row = w.row(gate * blocks.total + blocks.begin(block) + unit) + first;
+        const int64_t n = gate * packed.gate_columns(block) + unit;
+        for (int64_t k = 0; k < k_size; ++k) row[k] = Format::at(b, k, n);
+      }
     }
   };
   for (int64_t block = 0; block < blocks.count; ++block) {
@@ -212,9 +214,30 @@ Tensor unpack_as(const PackedHeader& header, const Tensor& bytes) {
   return weights;
 }
 
+Tensor prepack_int8(const Tensor& weights) {
+  const int64_t hidden = weights.size(0) / Cell::kGates;
+  TORCH_CHECK_TYPE(
+      weights.scalar_type() != at::kDouble,
+      "lltm::prepack: expected weights of dtype float32, bfloat16 or float16 to quantise, got"
+      " float64");
+  TORCH_CHECK_VALUE(
+      hidden <= kInt8MostK && weights.size(1) - hidden <= kInt8MostK,
+      "lltm::prepack: expected weights of hidden and input size at most ",
+      kInt8MostK,
+      " to quantise, got ",
+      hidden,
+      " and ",
+      weights.size(1) - hidden);
+  const Tensor packed = prepack_as<Int8Format>(weights);
+  TORCH_CHECK_VALUE(
+      packed.defined(), "lltm::prepack: expected finite weights to quantise, got inf or nan");
+  return sealed(packed);
+}
+
 }  // namespace
 
-Tensor prepack(const Tensor& weights) {
+Tensor prepack(const Tensor& weights, std::optional<at::ScalarType> dtype) {
+  if (dtype == at::kQInt8 && weights.numel() > 0) return prepack_int8(weights);
   const bool bf16 = weights.scalar_type() == at::kBFloat16;
   if (weights.scalar_type() == at::kDouble || weights.numel() == 0 || !F32Format::available()) {
     return weights.clone(at::MemoryFormat::Contiguous);
@@ -235,9 +258,16 @@ Tensor prepack(const Tensor& weights) {
 
 bool has_form(const Tensor& packed, GemmFormat format) {
   const PackedHeader header = read_header(packed);
-  if (format == GemmFormat::kBf16x3) return header.bf16x3_offset != 0;
-  const bool bf16 = header.operand == kOperandTag<Bf16Format>;
-  return bf16 == (format == GemmFormat::kBf16);
+  switch (format) {
+    case GemmFormat::kBf16x3:
+      return header.bf16x3_offset != 0;
+    case GemmFormat::kBf16:
+      return header.operand == kOperandTag<Bf16Format>;
+    case GemmFormat::kInt8:
+      return header.operand == kOperandTag<Int8Format>;
+    default:
+      return header.operand == kOperandTag<F32Format>;
+  }
 }
 
 void check_prepacked(const Tensor& packed, const Tensor& input, const Tensor& h_0) {
@@ -260,7 +290,7 @@ void check_prepacked(const Tensor& packed, const Tensor& input, const Tensor& h_
       header.dtype == static_cast<int64_t>(dtype),
       kExpected,
       " of dtype ",
-      dtype,
+      dtype_text(dtype),
       ", got some of another dtype");
   // Sizes that are those of real tensors can be calculated with.
   TORCH_CHECK_VALUE(
@@ -277,7 +307,7 @@ void check_prepacked(const Tensor& packed, const Tensor& input, const Tensor& h_
   const int64_t end = packed.numel();
   bool whole = false;
   if (header.bf16x3_offset == 0) {
-    whole = is_whole<F32Format>(header, end) ||
+    whole = is_whole<F32Format>(header, end) || is_whole<Int8Format>(header, end) ||
             (dtype == at::kBFloat16 && is_whole<Bf16Format>(header, end));
   } else if (
       header.bf16x3_offset == round_up(PackedWeights<F32Format>::bytes(header), kPackedAlignment) &&
@@ -298,7 +328,9 @@ void check_prepacked(const Tensor& packed, const Tensor& input, const Tensor& h_
 Tensor unpack(const Tensor& packed) {
   const PackedHeader header = read_header(packed);
   const Tensor weights = has_form(packed, GemmFormat::kBf16) ? unpack_as<Bf16Format>(header, packed)
-                                                             : unpack_as<F32Format>(header, packed);
+                         : has_form(packed, GemmFormat::kInt8)
+                             ? unpack_as<Int8Format>(header, packed)
+                             : unpack_as<F32Format>(header, packed);
   return weights.to(static_cast<at::ScalarType>(header.dtype));
 }
 

@@ -35,6 +35,8 @@ template <typename Format>
 constexpr auto kOperandTag = static_cast<int64_t>(kDtype<typename Format::Operand>);
 template <>
 inline constexpr int64_t kOperandTag<Bf16x3Format> = 3000;  // no dtype
+template <>
+inline constexpr auto kOperandTag<Int8Format> = static_cast<int64_t>(at::kQInt8);
 
 inline PackedHeader read_header(const at::Tensor& packed) {
   PackedHeader header;
@@ -92,8 +94,8 @@ template <typename Format>
 std::optional<PackedWeights<Format>> pack_weights(const at::Tensor& weights, int64_t width);
 
 // Packed weights as a tensor, or a copy of the weights where their dtype or this CPU has no packed
-// form.
-at::Tensor prepack(const at::Tensor& weights);
+// form. With dtype qint8 they are quantised (int8.h).
+at::Tensor prepack(const at::Tensor& weights, std::optional<at::ScalarType> dtype);
 
 inline bool is_prepacked(const at::Tensor& weights) {
   return weights.scalar_type() == at::kByte;

@@ -190,18 +190,33 @@ BackwardSchedule schedule_backward(const Machine& machine, const LayerShape& sha
   return schedule;
 }
 
+ForwardSchedule schedule_forward_int8(const Machine& machine, const LayerShape& shape) {
+  return forward_schedule<Int8Format>(machine, GemmFormat::kInt8, shape);
+}
+
+namespace {
+
+// Calls body with a value of the type of a format that forward has.
+template <typename Body>
+decltype(auto) visit_forward_format(GemmFormat format, const Body& body) {
+  return format == GemmFormat::kInt8 ? body(Int8Format{}) : visit_format(format, body);
+}
+
+}  // namespace
+
 int64_t prepack_block_width(const Machine& machine, GemmFormat format, const LayerShape& shape) {
-  return visit_format(format, [&]<typename Format>(Format) {
+  return visit_forward_format(format, [&]<typename Format>(Format) {
     return forward_schedule<Format>(machine, format, shape).block_width;
   });
 }
 
 int64_t max_forward_block_width(GemmFormat format) {
-  return visit_format(format, []<typename Format>(Format) { return kForwardUnits<Format>; });
+  return visit_forward_format(
+      format, []<typename Format>(Format) { return kForwardUnits<Format>; });
 }
 
 int64_t prepack_batch(GemmFormat format) {
-  return visit_format(format, []<typename Format>(Format) { return kGoodRows<Format>; });
+  return visit_forward_format(format, []<typename Format>(Format) { return kGoodRows<Format>; });
 }
 
 GradientGemmSchedule schedule_gradient_gemm(
@@ -292,6 +307,8 @@ std::string to_string(GemmFormat format) {
       return "float32";
     case GemmFormat::kBf16:
       return "bfloat16";
+    case GemmFormat::kInt8:
+      return "int8";
     default:
       return "bf16x3";
   }

@@ -11,7 +11,7 @@
 namespace lltm::cpu {
 
 // The formats of GEMM operands (gemm_formats.h).
-enum class GemmFormat { kF32, kBf16, kBf16x3 };
+enum class GemmFormat { kF32, kBf16, kBf16x3, kInt8 };
 
 // What a schedule depends on besides the sizes. Caches in bytes, as one core sees them.
 struct Machine {
@@ -70,6 +70,8 @@ struct BackwardSchedule {
 
 ForwardSchedule schedule_forward(const Machine& machine, const LayerShape& shape);
 BackwardSchedule schedule_backward(const Machine& machine, const LayerShape& shape);
+// With weights that were prepacked in int8.
+ForwardSchedule schedule_forward_int8(const Machine& machine, const LayerShape& shape);
 
 // Weights that are packed ahead of time: the batch size that they are packed for, the width
 // of their blocks, and the largest width on any machine.

@@ -1,0 +1,295 @@
+"""Weights that are prepacked in int8, by dtype=torch.qint8."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import support
+import torch
+from support import LENGTHS, SEQUENCE_SHAPES, Arguments
+from torch import Tensor
+
+import lltm
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# A layer's sizes too, and odd ones: K that is no multiple of 4, units that fill no panel.
+SHAPES = [*SEQUENCE_SHAPES, (20, 1, 128, 256), (12, 6, 33, 100), (3, 130, 30, 200)]
+
+
+def quantised(a: Arguments) -> tuple[Tensor, ...]:
+    output, state = lltm.functional.sequence_prepacked(
+        a.input,
+        (a.h, a.c),
+        lltm.functional.prepack(a.weights, torch.qint8),
+        a.bias,
+        batch_sizes=a.batch_sizes,
+        reverse=a.reverse,
+    )
+    return output, *state
+
+
+# ---- what it computes -------------------------------------------------------
+
+
+def quantise(x: Tensor, scale: Tensor) -> Tensor:
+    """The nearest multiples of `scale`, in float64."""
+    rounded = (x.double() / scale).round()
+    return torch.where(scale == 0, 0.0, rounded * scale)
+
+
+def by_rows(x: Tensor) -> Tensor:
+    """Quantised, each row by its largest magnitude."""
+    return quantise(x, x.double().abs().amax(-1, keepdim=True) / 127)
+
+
+def emulated(a: Arguments) -> tuple[Tensor, Tensor, Tensor]:
+    """The same with float64 sums and gates, a step at a time, for T steps of B rows."""
+    hidden, dtype = a.h.shape[1], a.input.dtype
+    w_h, w_x = by_rows(a.weights[:, :hidden]), by_rows(a.weights[:, hidden:])
+    bias = 0 if a.bias is None else a.bias.double()
+    one = torch.ones((), dtype=torch.float64)
+    h, c = by_rows(a.h), a.c.double()
+    outputs = [a.h] * len(a.input)
+    steps = range(len(a.input))
+    for t in reversed(steps) if a.reverse else steps:
+        i, o, g = (by_rows(a.input[t]) @ w_x.T + h @ w_h.T + bias).chunk(3, 1)
+        c = (c + i.sigmoid() * torch.nn.functional.elu(g)).to(dtype).double()
+        outputs[t] = (c.tanh() * o.sigmoid()).to(dtype)
+        h = quantise(outputs[t], one / 127)
+    last = outputs[0 if a.reverse else -1]
+    return torch.stack(outputs), last, c.to(dtype)
+
+
+def is_emulated(a: Arguments) -> None:
+    # Where h is close to the middle between two steps of the quantiser, the last bit of float32
+    # decides, and h is another by a whole step: few elements of the next steps show it.
+    eps = torch.finfo(a.input.dtype).eps
+    flip = a.weights.double().abs().max().item() / 127
+    for ours, expected in zip(quantised(a), emulated(a), strict=True):
+        assert ours.dtype == expected.dtype
+        difference = (ours.double() - expected.double()).abs()
+        assert difference.max().item() <= 4 * flip + 4 * eps * expected.double().abs().max().item()
+        if a.input.dtype == torch.float32:
+            assert (difference > 100 * eps).double().mean().item() <= 0.05
+        else:
+            assert difference.mean().item() <= 2 * eps
+
+
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_computes_the_quantised_sequence(
+    shape: tuple[int, int, int, int], dtype: torch.dtype, reverse: bool
+) -> None:
+    is_emulated(support.sequence_arguments(shape, dtype, reverse=reverse))
+
+
+def test_computes_it_without_bias() -> None:
+    is_emulated(support.sequence_arguments((6, 5, 33, 100), bias=False))
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+def test_rows_with_lengths_are_computed_as_each_alone(
+    lengths: tuple[int, ...], reverse: bool
+) -> None:
+    a = support.packed_arguments(lengths, inputs=9, hidden=35, reverse=reverse)
+    assert a.batch_sizes is not None
+    output, h_n, c_n = quantised(a)
+    first = torch.cat((torch.zeros(1, dtype=torch.int64), a.batch_sizes.cumsum(0)))
+    for row, length in enumerate(lengths):
+        places = [int(first[t]) + row for t in range(length)]
+        alone = Arguments(
+            a.input[places].unsqueeze(1),
+            a.h[row : row + 1],
+            a.c[row : row + 1],
+            a.weights,
+            a.bias,
+            reverse=reverse,
+        )
+        expected = quantised(alone)
+        results = (output[places].unsqueeze(1), h_n[row : row + 1], c_n[row : row + 1])
+        for ours, theirs in zip(results, expected, strict=True):
+            assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("shape", [(9, 37, 30, 100), (5, 1, 64, 256), (3, 130, 70, 160)], ids=str)
+def test_the_number_of_threads_changes_no_bit(shape: tuple[int, int, int, int]) -> None:
+    a = support.sequence_arguments(shape)
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            results.append(quantised(a))
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        assert all(torch.equal(x, y) for x, y in zip(other, results[0], strict=True))
+
+
+def test_any_strides_of_weights_and_input_give_the_same_bits() -> None:
+    a = support.sequence_arguments((4, 5, 9, 33))
+    expected = quantised(a)
+    strided = a.with_argument("weights", a.weights.t().contiguous().t())
+    strided = strided.with_argument("input", a.input.transpose(0, 2).contiguous().transpose(0, 2))
+    assert all(torch.equal(x, y) for x, y in zip(quantised(strided), expected, strict=True))
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 2, 4), (3, 0, 2, 4)], ids=["T = 0", "B = 0"])
+def test_no_steps_and_no_rows_give_empty_results(shape: tuple[int, int, int, int]) -> None:
+    a = support.sequence_arguments(shape)
+    for ours, expected in zip(
+        quantised(a), support.sequence_outputs(lltm.functional, a), strict=True
+    ):
+        assert torch.equal(ours, expected)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan], ids=str)
+@pytest.mark.parametrize("argument", ["input", "h", "c", "bias"])
+def test_what_is_not_finite_reaches_the_results_it_reaches_in_float32(
+    argument: str, value: float
+) -> None:
+    a = support.sequence_arguments((4, 3, 5, 20))
+    tensor = getattr(a, argument).clone()
+    tensor.view(-1)[7] = value
+    a = a.with_argument(argument, tensor)
+    for ours, expected in zip(
+        quantised(a), support.sequence_outputs(lltm.functional, a), strict=True
+    ):
+        assert torch.equal(ours.isnan(), expected.isnan())
+        assert torch.equal(ours.isinf(), expected.isinf())
+
+
+def test_states_beyond_one_are_taken() -> None:
+    a = support.sequence_arguments((3, 4, 5, 20))
+    is_emulated(a.with_argument("h", a.h * 50))
+
+
+def test_rows_and_weights_of_zeros_are_taken() -> None:
+    a = support.sequence_arguments((3, 4, 5, 20))
+    weights, x = a.weights.clone(), a.input.clone()
+    weights[7] = 0
+    weights[9, :20] = 0
+    x[1] = 0
+    a = a.with_argument("weights", weights).with_argument("input", x)
+    is_emulated(a.with_argument("h", torch.zeros_like(a.h)))
+
+
+# ---- the layer --------------------------------------------------------------
+
+
+def layer(**options: Any) -> lltm.LLTM:
+    torch.manual_seed(0)
+    return lltm.LLTM(24, 96, **options).eval()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_layers": 2, "bidirectional": True}, {"batch_first": True, "bias": False}],
+    ids=str,
+)
+def test_a_layer_is_close_to_the_one_in_float32(options: dict[str, Any]) -> None:
+    float32 = layer(**options)
+    int8 = float32.prepack(torch.qint8)
+    x = torch.randn(20, 8, 24)
+    expected, (_, c) = float32(x)
+    output, (_, c_int8) = int8(x)
+    assert (output - expected).square().mean().sqrt() <= 0.02 * expected.square().mean().sqrt()
+    assert (c_int8 - c).square().mean().sqrt() <= 0.02 * c.square().mean().sqrt()
+
+
+def test_its_weights_take_a_quarter_of_the_bytes() -> None:
+    float32 = lltm.LLTM(256, 512)
+    (packed,) = (b for name, b in float32.prepack(torch.qint8).named_buffers() if "weights" in name)
+    assert packed.dtype == torch.uint8
+    # A byte for each weight; a scale and a sum for each row, of the part for x and of that for h.
+    header, rows, columns = 64, 3 * 512, 256 + 512
+    assert packed.numel() == header + rows * (columns + 2 * 8)
+    assert packed.numel() < 0.26 * 4 * next(float32.parameters()).numel()
+
+
+def test_copies_pickles_and_loads(tmp_path: Path) -> None:
+    int8 = layer(num_layers=2).prepack(torch.qint8)
+    x = torch.randn(3, 2, 24)
+    expected, _ = int8(x)
+    other = layer(num_layers=2)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    loaded = other.prepack(torch.qint8)
+    torch.save(int8.state_dict(), tmp_path / "int8.pt")
+    loaded.load_state_dict(torch.load(tmp_path / "int8.pt"))
+    for module in (copy.deepcopy(int8), pickle.loads(pickle.dumps(int8)), loaded):
+        assert torch.equal(module(x)[0], expected)
+    # Its state_dict says itself which form it has.
+    float32 = layer(num_layers=2).prepack()
+    float32.load_state_dict(int8.state_dict())
+    assert torch.equal(float32(x)[0], expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gives_the_same_with_other_kernels(dtype: torch.dtype, tmp_path: Path) -> None:
+    int8 = layer().to(dtype).prepack(torch.qint8)
+    x = torch.randn(6, 5, 24, dtype=dtype)
+    (tmp_path / "packed").write_bytes(pickle.dumps((int8, x, int8(x)[0])))
+    code = (
+        "import pickle, sys, torch, lltm\n"
+        "packed, x, expected = pickle.load(open(sys.argv[1], 'rb'))\n"
+        "assert torch.backends.cpu.get_cpu_capability() == sys.argv[2].upper()\n"
+        # A step of the quantiser and of the dtype, where a rounding falls the other way.
+        "atol = 1e-3 + torch.finfo(x.dtype).eps\n"
+        "torch.testing.assert_close(packed(x)[0], expected, atol=atol, rtol=0)\n"
+    )
+    for capability, isa in (("default", "SSE41"), ("avx2", "AVX2")):
+        run = support.run_python(
+            *("-c", code, str(tmp_path / "packed"), capability),
+            ATEN_CPU_CAPABILITY=capability,
+            ONEDNN_MAX_CPU_ISA=isa,
+        )
+        assert run.returncode == 0, run.stderr
+
+
+# ---- errors -----------------------------------------------------------------
+
+
+def test_other_dtypes_are_refused() -> None:
+    with pytest.raises(TypeError, match="lltm::prepack: expected dtype to be qint8 or None, got"):
+        layer().prepack(torch.int8)
+    with pytest.raises(TypeError, match=r"expected dtype to be a torch.dtype or None, got str"):
+        layer().prepack("qint8")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="bfloat16 or float16 to quantise, got float64"):
+        layer(dtype=torch.float64).prepack(torch.qint8)
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan], ids=str)
+def test_weights_that_are_not_finite_are_refused(value: float) -> None:
+    for place in ((0, 0), (95, 119), (287, 96)):
+        bad = layer()
+        with torch.no_grad():
+            next(bad.parameters())[place] = value
+        with pytest.raises(lltm.ArgumentError, match="finite weights to quantise, got inf or nan"):
+            bad.prepack(torch.qint8)
+
+
+def test_sizes_whose_sums_could_overflow_are_refused() -> None:
+    weights = torch.zeros(3, 1 + 65537)
+    with pytest.raises(lltm.ArgumentError, match="at most 65536 to quantise, got 1 and 65537"):
+        lltm.functional.prepack(weights, torch.qint8)
+    a = support.sequence_arguments((1, 2, 65536, 1))
+    is_emulated(a)
+
+
+def test_damaged_bytes_are_refused() -> None:
+    a = support.sequence_arguments((2, 3, 5, 17))
+    packed = lltm.functional.prepack(a.weights, torch.qint8)
+    for at in (0, 20, 70, packed.numel() - 1):
+        damaged = packed.clone()
+        damaged[at] += 1
+        with pytest.raises((lltm.ArgumentError, TypeError), match="expected weights from prepack"):
+            lltm.functional.sequence_prepacked(a.input, (a.h, a.c), damaged, a.bias)
