@@ -155,8 +155,11 @@ TEST(Schedule, OfFewRows) {
 
 TEST(Schedule, OfOneStep) {
   EXPECT_EQ(
+      to_string(schedule_cell(16, 1, 64)),
+      "cell: threads 1, blocks of 64 units, GEMMs forward by scalar products, backward by ATen");
+  EXPECT_EQ(
       to_string(schedule_cell(16, 1, 256)),
-      "cell: threads 1, blocks of 64 units, GEMMs forward by ATen, backward by ATen");
+      "cell: threads 16, blocks of 16 units, GEMMs forward by scalar products, backward by ATen");
   EXPECT_EQ(
       to_string(schedule_cell(16, 16, 256)),
       "cell: threads 16, blocks of 16 units, GEMMs forward by the micro-kernel, backward by the "

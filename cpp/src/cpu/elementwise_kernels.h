@@ -417,7 +417,7 @@ constexpr Kernels make_kernels(const char* name) {
       transpose_matrix<BFloat16>,
       pair_rows,
       sum_rows,
-      {gemm_few_rows<double>, gemm_few_rows<float>, forward_few_rows},
+      {gemm_few_rows<double>, gemm_few_rows<float>, forward_few_rows, gemm_in_place},
       kArrayMath<double>,
       kArrayMath<float>,
       {load_array<Half>, store_array<Half>},

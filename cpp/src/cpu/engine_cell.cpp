@@ -1,4 +1,5 @@
-// One step on the CPU: by ATen's GEMMs, or by the GEMM kernel block by block.
+// One step on the CPU, with the weights read as they lie: by ATen's GEMMs, or block by block by the
+// GEMM kernel or, for few rows, by scalar products.
 #include "cell.h"
 #include "cpu/dispatch.h"
 #include "cpu/engine.h"
@@ -54,6 +55,45 @@ void step_by_aten(StepArgs<T> step, const CellArgs& args) {
   step.gates_step = step.hidden;
   parallel_for(args.h.numel(), kElementwiseGrain, [&](int64_t begin, int64_t end) {
     elementwise<T, compute_t<T>>().forward(step, begin, end);
+  });
+}
+
+// z = [h, x] W^T for few rows of float32, where reading the weights is the work.
+void step_by_products(
+    const StepArgs<float>& step, const CellArgs& args, const CellSchedule& schedule) {
+  const int64_t batch = args.h.size(0);
+  const int64_t hidden = args.h.size(1);
+  const Tensor h = with_contiguous_rows(args.h);
+  const Tensor x = with_contiguous_rows(args.input);
+  const auto w = read<float>(args.weights);
+  const Blocks blocks(hidden, schedule.block_width);
+  const int64_t columns = Cell::kGates * blocks.width;
+  const Tensor z = at::empty({blocks.count, batch * columns}, args.input.options());
+  const int64_t grain = (blocks.count + schedule.threads - 1) / schedule.threads;
+  parallel_for(blocks.count, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t block = begin; block < end; ++block) {
+      const int64_t unit = blocks.begin(block);
+      const int64_t width = blocks.size(block);
+      const Matrix<float> gates = {z.mutable_data_ptr<float>() + block * z.size(1), columns};
+      for (int64_t gate = 0; gate < Cell::kGates; ++gate) {
+        kernels().few_rows.gemm_in_place(
+            batch,
+            {{{read<float>(h), hidden}, {read<float>(x), x.size(1)}},
+             width,
+             w.from(gate * hidden + unit),
+             gates.from(0, gate * width)});
+      }
+      StepArgs<float> part = step;
+      part.hidden = width;
+      part.gates = as_const(gates);
+      part.gates_step = width;
+      part.bias = part.bias.from(0, unit);
+      part.c = part.c.from(0, unit);
+      part.c_next = part.c_next.from(0, unit);
+      part.h_next = part.h_next.from(0, unit);
+      part.activations = part.activations.from(0, unit);
+      elementwise<float, float>().forward(part, 0, batch * width);
+    }
   });
 }
 
@@ -142,39 +182,59 @@ class BlockedStep {
   float* floats_;  // X^T, and for each block z^T and z
 };
 
+// What a step computes, in memory; `activations` may be undefined.
+struct StepResults {
+  Tensor h_next, c_next, activations;
+};
+
+template <typename T>
+void run_step(const CellArgs& args, const StepResults& results) {
+  const int64_t batch = args.h.size(0);
+  const int64_t hidden = args.h.size(1);
+  StepArgs<T> step;
+  step.bias_step = hidden;
+  step.c = read<T>(args.c);
+  step.h_next = write<T>(results.h_next);
+  step.c_next = write<T>(results.c_next);
+  step.activations = write<T>(results.activations);
+  step.activations_step = hidden;
+  CellSchedule schedule = schedule_cell(available_threads(), batch, hidden);
+  const bool in_place = args.weights.stride(1) == 1 && args.h.numel() > 0;
+  schedule.products &= std::is_same_v<T, float> && in_place;
+  schedule.blocked_forward &= can_block<T>(args.input, args.h, args.weights);
+  schedule.blocked_backward &=
+      std::is_same_v<T, float> && can_block<T>(args.input, args.h, args.weights);
+  if (logs_schedules()) {
+    log_schedule({batch, args.input.size(1), hidden, batch}, to_string(schedule));
+  }
+  if constexpr (std::is_same_v<T, float>) {
+    if (schedule.products) {
+      step.bias = read_row<float>(args.bias);
+      step_by_products(step, args, schedule);
+      return;
+    }
+  }
+  if constexpr (kIsOperand<T>) {
+    if (schedule.blocked_forward) {
+      BlockedStep<T>(step, args, schedule).run();
+      return;
+    }
+  }
+  step_by_aten<T>(step, args);
+}
+
 }  // namespace
 
 CellResult cell_forward(const CellArgs& args) {
   const int64_t batch = args.h.size(0);
   const int64_t hidden = args.h.size(1);
   const auto options = args.input.options();
-  Tensor h_next = at::empty({batch, hidden}, options);
-  Tensor c_next = at::empty({batch, hidden}, options);
-  Tensor activations = args.save ? at::empty({batch, Cell::kSaved * hidden}, options) : Tensor();
-  visit_dtype(args.input.scalar_type(), [&]<typename T>(T*) {
-    StepArgs<T> step;
-    step.bias_step = hidden;
-    step.c = read<T>(args.c);
-    step.h_next = write<T>(h_next);
-    step.c_next = write<T>(c_next);
-    step.activations = write<T>(activations);
-    step.activations_step = hidden;
-    CellSchedule schedule = schedule_cell(available_threads(), batch, hidden);
-    schedule.blocked_forward &= can_block<T>(args.input, args.h, args.weights);
-    schedule.blocked_backward &=
-        std::is_same_v<T, float> && can_block<T>(args.input, args.h, args.weights);
-    if (logs_schedules()) {
-      log_schedule({batch, args.input.size(1), hidden, batch}, to_string(schedule));
-    }
-    if constexpr (kIsOperand<T>) {
-      if (schedule.blocked_forward) {
-        BlockedStep<T>(step, args, schedule).run();
-        return;
-      }
-    }
-    step_by_aten<T>(step, args);
-  });
-  return {std::move(h_next), std::move(c_next), std::move(activations)};
+  const StepResults results = {
+      at::empty({batch, hidden}, options),
+      at::empty({batch, hidden}, options),
+      args.save ? at::empty({batch, Cell::kSaved * hidden}, options) : Tensor()};
+  visit_dtype(args.input.scalar_type(), [&]<typename T>(T*) { run_step<T>(args, results); });
+  return {results.h_next, results.c_next, results.activations};
 }
 
 // ---- backward ---------------------------------------------------------------

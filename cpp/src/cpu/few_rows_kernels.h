@@ -204,6 +204,83 @@ void gemm_few_rows(
   if (m == 1) gemm_few_rows_band<1>(p);
 }
 
+// ---- weights in place -------------------------------------------------------
+
+// The first `n` elements of x, fewer than a vector; the others zero.
+LLTM_CELL_INLINE Floats load_first(const float* x, std::int64_t n) {
+#if defined(__AVX512F__)
+  return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << n) - 1), x);
+#else
+  Floats floats = {};
+  for (std::int64_t j = 0; j < n; ++j) floats[j] = x[j];
+  return floats;
+#endif
+}
+
+LLTM_CELL_INLINE float sum_of(Floats x) {
+  // In halves, so that the error grows with the number of additions of a lane.
+  float values[kLanes];
+  __builtin_memcpy(values, &x, sizeof(x));
+#pragma GCC unroll 8
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+#pragma GCC unroll 8
+    for (int j = 0; j < width; ++j) values[j] += values[j + width];
+  }
+  return values[0];
+}
+
+// kRows rows of A with kColumns rows of B from number n on: scalar products, so that B is read
+// along its rows.
+template <int kRows, int kColumns>
+LLTM_CELL_INLINE void gemm_in_place_tile(const InPlaceGemm& p, std::int64_t n) {
+  Floats sums[kRows][kColumns] = {};
+  std::int64_t column = 0;
+  for (const auto& part : p.a) {
+    const auto add = [&](const auto& load, std::int64_t k) {
+      Floats a[kRows];
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) a[r] = load(part.rows.row(r) + k);
+#pragma GCC unroll 8
+      for (int j = 0; j < kColumns; ++j) {
+        const Floats b = load(p.b.row(n + j) + column + k);
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; ++r) sums[r][j] += a[r] * b;
+      }
+    };
+    const std::int64_t whole = part.k / kLanes * kLanes;
+    for (std::int64_t k = 0; k < whole; k += kLanes) add(load_floats_of, k);
+    const std::int64_t rest = part.k - whole;
+    if (rest > 0) add([&](const float* x) { return load_first(x, rest); }, whole);
+    column += part.k;
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+    for (int j = 0; j < kColumns; ++j) p.c.row(r)[n + j] = sum_of(sums[r][j]);
+  }
+}
+
+template <int kRows>
+LLTM_CELL_INLINE void gemm_in_place_rows(const InPlaceGemm& p) {
+  constexpr int kColumns = kRows == 1 ? 8 : 4;
+  std::int64_t n = 0;
+  for (; n + kColumns <= p.n; n += kColumns) gemm_in_place_tile<kRows, kColumns>(p, n);
+  for (; n < p.n; ++n) gemm_in_place_tile<kRows, 1>(p, n);
+}
+
+void gemm_in_place(std::int64_t m, const InPlaceGemm& p) {
+  switch (m) {
+    case 1:
+      return gemm_in_place_rows<1>(p);
+    case 2:
+      return gemm_in_place_rows<2>(p);
+    case 3:
+      return gemm_in_place_rows<3>(p);
+    default:
+      return gemm_in_place_rows<4>(p);
+  }
+}
+
 // Units of one row, at most kSomeUnits.
 constexpr std::int64_t kSomeUnits = 64;
 LLTM_CELL_INLINE void forward_few_rows_units(

@@ -59,10 +59,24 @@ template <typename A>
 using GemmFewRows =
     void (*)(std::int64_t m, Matrix<const A> a, PackedB<const float> b, double* c, bool accumulate);
 
+// C (m, n) = [A0, A1] B^T for m up to 4, with B (n, k of A0 + k of A1) as it lies: its rows and
+// those of A are contiguous.
+struct InPlaceGemm {
+  struct Part {
+    Matrix<const float> rows;
+    std::int64_t k;
+  };
+  Part a[2];
+  std::int64_t n;
+  Matrix<const float> b;
+  Matrix<float> c;
+};
+
 struct FewRowsKernels {
   GemmFewRows<double> gemm_f64;
   GemmFewRows<float> gemm_f32;
   void (*forward)(const FewRowsArgs& args, std::int64_t rows);
+  void (*gemm_in_place)(std::int64_t m, const InPlaceGemm& gemm);
 };
 
 // Everything compiled for one instruction set.

@@ -261,6 +261,8 @@ FewRowsSchedule schedule_few_rows(const Machine& machine, const LayerShape& shap
 }
 
 CellSchedule schedule_cell(int64_t threads, int64_t batch, int64_t hidden) {
+  // The most rows of gemm_in_place.
+  constexpr int64_t kProductRows = 4;
   // Fewer rows leave most of a vector unused.
   constexpr int64_t kBlockedRows = 4;
   // With more, ATen's GEMMs are as fast. Each number of rows is a K of its own to oneDNN,
@@ -272,11 +274,14 @@ CellSchedule schedule_cell(int64_t threads, int64_t batch, int64_t hidden) {
   constexpr int64_t kInPlaceRows = 16;
   constexpr int64_t kWidest = 64;
   CellSchedule schedule = {};
+  schedule.products = batch <= kProductRows;
   schedule.blocked_forward = batch >= kBlockedRows;
   schedule.blocked_backward = schedule.blocked_forward && batch <= kBlockedBackwardRows;
   schedule.multiply_in_place = batch <= kInPlaceRows;
   schedule.bf16_backward = batch >= kBf16BackwardRows;
-  schedule.threads = batch * hidden < kElementwiseGrain ? 1 : threads;
+  const bool one_thread = schedule.products ? batch * Cell::kGates * hidden * hidden < kSerialStep
+                                            : batch * hidden < kElementwiseGrain;
+  schedule.threads = one_thread ? 1 : threads;
   schedule.block_width = even_block_width(hidden, schedule.threads, kWidest, F32Format::kUnitAlign);
   return schedule;
 }
@@ -343,7 +348,10 @@ std::string to_string(const FewRowsSchedule& s) {
 std::string to_string(const CellSchedule& s) {
   std::ostringstream text;
   text << "cell: threads " << s.threads << ", blocks of " << s.block_width
-       << " units, GEMMs forward by " << (s.blocked_forward ? "the micro-kernel" : "ATen")
+       << " units, GEMMs forward by "
+       << (s.products          ? "scalar products"
+           : s.blocked_forward ? "the micro-kernel"
+                               : "ATen")
        << ", backward by " << (s.blocked_backward ? "the micro-kernel" : "ATen");
   return text.str();
 }

@@ -105,6 +105,7 @@ FewRowsSchedule schedule_few_rows(const Machine& machine, const LayerShape& shap
 
 // One step (engine_cell.cpp).
 struct CellSchedule {
+  bool products;         // forward by scalar products, for few rows of float32
   bool blocked_forward;  // by the micro-kernel, block by block; else by ATen
   bool blocked_backward;
   bool multiply_in_place;  // dz W for few rows, by the micro-kernel; else by ATen
