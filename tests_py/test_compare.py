@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import math
 import sys
 from collections.abc import Iterator
@@ -18,11 +17,8 @@ import torch
 from torch import Tensor
 
 FOLDER = support.ROOT / "examples" / "compare"
-NEEDED = ("sklearn", "statsmodels", "matplotlib")
 
-needs_extra = pytest.mark.skipif(
-    not all(importlib.util.find_spec(name) for name in NEEDED), reason="needs the extra `compare`"
-)
+needs_extra = support.needs_extra("compare", "sklearn", "statsmodels", "matplotlib")
 
 
 @pytest.fixture(autouse=True)
@@ -47,8 +43,9 @@ TASKS = [
     "adding-200",
     "adding-750",
     "characters",
-    pytest.param("digits", marks=needs_extra),
-    pytest.param("co2", marks=needs_extra),
+    # Slow not in themselves: `make test-slow` has the extra.
+    pytest.param("digits", marks=[needs_extra, pytest.mark.slow]),
+    pytest.param("co2", marks=[needs_extra, pytest.mark.slow]),
 ]
 
 
@@ -121,6 +118,7 @@ def test_bits_per_character_of_guessing() -> None:
     assert 0 < task.levels["character frequencies"] < math.log2(task.outputs)
 
 
+@pytest.mark.slow
 @needs_extra
 def test_digits_are_split_into_disjoint_sets() -> None:
     task = module("tasks").task("digits")
@@ -138,6 +136,7 @@ def test_digits_are_split_into_disjoint_sets() -> None:
     assert task.score(guess, task.test[1]) == pytest.approx(100 * share)
 
 
+@pytest.mark.slow
 @needs_extra
 def test_the_series_is_scored_against_the_last_value() -> None:
     task = module("tasks").task("co2")
@@ -358,13 +357,13 @@ def test_the_best_median_is_bold() -> None:
 # ---- the command --------------------------------------------------------------
 
 
+@pytest.mark.slow
 @needs_extra
 @pytest.mark.parametrize(
     "names",
     [
         ["co2"],
-        # Half a minute, for the same code with longer sequences.
-        pytest.param(["characters", "digits", "adding-200", "adding-750"], marks=pytest.mark.slow),
+        ["characters", "digits", "adding-200", "adding-750"],
     ],
     ids="+".join,
 )
@@ -408,6 +407,7 @@ def test_the_code_of_the_page_prints_what_the_page_says() -> None:
     assert rest.lstrip().startswith(printed.lstrip())
 
 
+@pytest.mark.slow
 @needs_extra
 def test_the_stored_results_are_those_of_the_plan() -> None:
     """All of them, for the tasks as they stand, and nothing else."""

@@ -514,12 +514,9 @@ def test_architecture_names_every_source_file() -> None:
 
 
 @pytest.mark.slow
+@support.needs_extra("docs", "sphinx", "myst_parser", "furo", "breathe", "sphinx_copybutton")
+@pytest.mark.skipif(shutil.which("doxygen") is None, reason="reads the C++ headers with Doxygen")
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
-    needed = ("sphinx", "myst_parser", "furo", "breathe", "sphinx_copybutton")
-    missing = [name for name in needed if importlib.util.find_spec(name) is None]
-    missing += [] if shutil.which("doxygen") else ["doxygen"]
-    if missing:
-        pytest.skip(f"not installed: {', '.join(missing)}")
     run = support.run_python(
         *("-m", "sphinx", "-W", "--keep-going", "-n", "-q"), str(DOCS), str(tmp_path / "html")
     )
