@@ -113,10 +113,28 @@ FUNCTIONS = ["version", "build_info", "cpu_kernels", "forward", "backward"]
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_both_bindings_have_the_same_functions(name: str) -> None:
     """The compiled one shows its signature in the first line of its docstring."""
-    signature = inspect.signature(getattr(_binding, name))
-    doc = getattr(lltm._C, name).__doc__
+    replacement, function = getattr(_binding, name), getattr(lltm._C, name)
+    parameters = list(inspect.signature(replacement).parameters)
+    doc = inspect.getdoc(function)
+    assert doc is not None
     if support.COMPILED_BINDING:
-        assert re.findall(r"(\w+): ", doc.partition("\n")[0]) == list(signature.parameters)
+        line, _, doc = doc.partition("\n")
+        assert re.findall(r"(\w+): ", line) == parameters
+    assert doc.strip() == inspect.getdoc(replacement)
+
+
+def test_both_bindings_document_the_same_error() -> None:
+    ours, theirs = map(inspect.getdoc, (_binding.ArgumentError, lltm._C.ArgumentError))
+    assert ours is not None
+    assert theirs is not None
+    assert ours.split() == theirs.split()  # lines are as long as the source allows
+
+
+def test_the_replaced_binding_names_the_argument_that_is_no_tensor() -> None:
+    h = torch.zeros(2, 4)
+    message = r"lltm::forward: expected weights to be a tensor, got list"
+    with pytest.raises(TypeError, match=f"^{message}$"):
+        _binding.forward(torch.zeros(2, 3), [h], None, h, h)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["version", "build_info", "cpu_kernels"])
