@@ -97,7 +97,8 @@ def backward(
         weights: (3H, H+I)
 
     Returns:
-        [d_old_h, d_input, d_weights, d_bias, d_old_cell], each shaped as what it is the gradient of.
+        [d_old_h, d_input, d_weights, d_bias, d_old_cell], each shaped as what it is the gradient
+        of.
     """
     return _call(
         "backward",
