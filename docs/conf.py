@@ -98,7 +98,13 @@ def find_inventories(app: Sphinx, config: Config) -> None:
 # that is no page leads to the repository.
 
 # Files outside of this folder that are pages of the site.
-PAGES = {ROOT / "README.md": DOCS / "index.md", ROOT / "CONTRIBUTING.md": DOCS / "contributing.md"}
+PAGES = {
+    ROOT / "README.md": DOCS / "index.md",
+    ROOT / "CHANGELOG.md": DOCS / "changelog.md",
+    ROOT / "CONTRIBUTING.md": DOCS / "contributing.md",
+    ROOT / "examples" / "compare" / "README.md": DOCS / "compare.md",
+    ROOT / "examples" / "forecast" / "README.md": DOCS / "forecast.md",
+}
 
 # The target of a Markdown link or image, up to its anchor; none with a scheme.
 TARGET = re.compile(r"(?<=\]\()(?![a-z]+:)[^)#\s]+")

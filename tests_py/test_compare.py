@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import re
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -400,11 +401,11 @@ def test_the_page_shows_the_stored_results() -> None:
 
 def test_the_code_of_the_page_prints_what_the_page_says() -> None:
     page = (FOLDER / "README.md").read_text()
-    code, _, rest = page.partition("```python\n")[2].partition("```\n")
+    blocks = re.findall(r"^```(python|text)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    code = "".join(text for language, text in blocks if language == "python")
     run = support.run_python("-c", code, cwd=FOLDER)
     assert run.returncode == 0, run.stderr
-    printed = "".join(f"    {line}\n" for line in run.stdout.splitlines())
-    assert rest.lstrip().startswith(printed.lstrip())
+    assert [text for language, text in blocks if language == "text"] == [run.stdout]
 
 
 @pytest.mark.slow
