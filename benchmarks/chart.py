@@ -56,18 +56,17 @@ def ratio(run: Run, kind: str, shape: str, dtype: str, layer: str = "lltm") -> f
 
 
 def table(run: Run) -> str:
+    """Times and ratios of float32; of bfloat16 ratios alone."""
     lines = [
-        (
-            "| T×B×I×H | training | of nn.LSTM | inference | of nn.LSTM |"
-            " training, bfloat16 | inference, bfloat16 |"
-        ),
+        "| T×B×I×H | training, ms | ratio | inference, ms | ratio"
+        " | training, bf16 | inference, bf16 |",
         "|---|---|---|---|---|---|---|",
     ]
     for shape in shapes(run):
         cells = ["×".join(re.findall(r"\d+", shape))]
         for kind in KINDS:
             seconds = statistics.median(run[title(kind, shape, "float32")]["lltm"])
-            cells += [f"{1e3 * seconds:.3g} ms", f"{ratio(run, kind, shape, 'float32'):.2f}"]
+            cells += [f"{1e3 * seconds:.3g}", f"{ratio(run, kind, shape, 'float32'):.2f}"]
         cells += [f"{ratio(run, kind, shape, 'bfloat16'):.2f}" for kind in KINDS]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
