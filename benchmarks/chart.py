@@ -58,8 +58,10 @@ def ratio(run: Run, kind: str, shape: str, dtype: str, layer: str = "lltm") -> f
 def table(run: Run) -> str:
     """Times and ratios of float32; of bfloat16 ratios alone."""
     lines = [
-        "| T×B×I×H | training, ms | ratio | inference, ms | ratio"
-        " | training, bf16 | inference, bf16 |",
+        (
+            "| T×B×I×H | training, ms | ratio | inference, ms | ratio"
+            " | training, bf16 | inference, bf16 |"
+        ),
         "|---|---|---|---|---|---|---|",
     ]
     for shape in shapes(run):
