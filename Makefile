@@ -64,7 +64,9 @@ test-python: .venv/.test
 	pytest --numprocesses $(JOBS)
 
 # What `make test` leaves out: the tests that are slow for what they find.
-test-slow: .venv/.test .venv/.examples .venv/.docs
+# Their packages are installed, so that none may be skipped for the lack of one.
+test-slow: export LLTM_REQUIRE_EXTRAS := 1
+test-slow: .venv/.test .venv/.compare .venv/.examples .venv/.docs
 	@.ci/system-packages.sh $(PYTHON) doxygen
 	cmake --preset default
 	cmake --build --preset default --target all lltm_tsan_tests lltm_fuzz
@@ -125,6 +127,7 @@ bench: .venv/.test .venv/.demo
 	python -m lltm.benchmark --tutorial
 	python -m lltm.benchmark --compile --goals benchmarks/goals.py \
 	  --json build/results/layers.json --plot build/results/layers.png
+	python benchmarks/chart.py build/results/layers.json --out build/results/speed.svg
 	cmake --preset default
 	cmake --build --preset default --target lltm_lstm
 	python benchmarks/bench_lstm.py build/tests_cpp/liblltm_lstm.so
@@ -240,7 +243,7 @@ clean:
 # of its extras (pyproject.toml) at a time. In build/, where the native tests find
 # the library compiled.
 SOURCES := CMakeLists.txt pyproject.toml $(shell find cpp cmake python -type f ! -path '*/__pycache__/*')
-.venv/.test .venv/.demo .venv/.examples .venv/.docs .venv/.dev: .venv/.%: .venv/.tools $(SOURCES)
+.venv/.test .venv/.demo .venv/.compare .venv/.examples .venv/.docs .venv/.dev: .venv/.%: .venv/.tools $(SOURCES)
 	@.ci/step "Building and installing lltm[$*]" \
 	  pip install --verbose --no-build-isolation --config-settings build-dir=build \
 	    --config-settings cmake.define.CMAKE_COMPILE_WARNING_AS_ERROR=ON '.[$*]'

@@ -1,23 +1,21 @@
-"""Draws the README's chart and prints its table, from a run of `make bench`.
+"""Draws the chart and prints the tables of docs/speed.md, from runs of `python -m lltm.benchmark`.
 
-    python benchmarks/chart.py benchmarks/results/RUN/layers.json docs/speed.svg
+    python benchmarks/chart.py benchmarks/results/*/layers.json
+    python benchmarks/chart.py benchmarks/results/RUN/layers.json --out docs/speed.svg
 
-Each bar is a layer's time in units of torch.nn.LSTM's, in the same run: shorter is faster.
+A ratio is a layer's time divided by torch.nn.LSTM's in the same round; below 1 is faster. The last
+lines give the smallest and the largest ratio of lltm in all of the tables.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import statistics
-import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-import matplotlib.pyplot as plt
-
-SHAPES = ["T=100 B=16 I=32 H=128", "T=100 B=64 I=128 H=256", "T=100 B=1 I=128 H=256"]
-SHAPES += ["T=50 B=128 I=512 H=512"]
 # Name in the run, name in the chart, colour (safe for the colour-blind).
 LAYERS = [
     ("lltm", "lltm", "#0072b2"),
@@ -25,71 +23,104 @@ LAYERS = [
     ("nn.GRU", "torch.nn.GRU", "#cccccc"),
     ("plain PyTorch", "LLTM in plain PyTorch", "#e69f00"),
 ]
-LARGEST = 4  # longer bars are cut off, and say how long they are
+# Of the chart and the README; a table shows every shape of its run.
+SHAPES = ["T=100 B=16 I=32 H=128", "T=100 B=64 I=128 H=256", "T=100 B=1 I=128 H=256"]
+SHAPES += ["T=50 B=128 I=512 H=512"]
+KINDS = ("training", "inference")
+DTYPES = ("float32", "bfloat16")
+
+# The seconds of each implementation, by round; by title.
+Run = dict[str, dict[str, list[float]]]
 
 
-def seconds(rows: dict[str, Any], title: str, name: str) -> float:
-    return statistics.median(rows[title]["seconds"][name])
+def read(path: Path) -> Run:
+    return {row["title"]: row["seconds"] for row in json.loads(path.read_text())["rows"]}
 
 
-def ratio(rows: dict[str, Any], title: str, name: str) -> float:
+def shapes(run: Run) -> list[str]:
+    """The shapes of which a run has what a row of the table shows, in the order of the run."""
+    found = re.findall(r"^sequence, training, ([^,]+), float32$", "\n".join(run), re.MULTILINE)
+    cells = [(kind, dtype) for kind in KINDS for dtype in DTYPES]
+    return [s for s in found if all(title(kind, s, dtype) in run for kind, dtype in cells)]
+
+
+def title(kind: str, shape: str, dtype: str) -> str:
+    return f"sequence, {kind}, {shape}, {dtype}"
+
+
+def ratio(run: Run, kind: str, shape: str, dtype: str, layer: str = "lltm") -> float:
     """The median of the rounds' ratios to nn.LSTM."""
-    pair = zip(rows[title]["seconds"][name], rows[title]["seconds"]["nn.LSTM"], strict=True)
-    return statistics.median(ours / theirs for ours, theirs in pair)
+    seconds = run[title(kind, shape, dtype)]
+    pairs = zip(seconds[layer], seconds["nn.LSTM"], strict=True)
+    return statistics.median(ours / theirs for ours, theirs in pairs)
 
 
-def draw(rows: dict[str, Any], path: Path) -> None:
-    figure, axes = plt.subplots(1, 2, figsize=(9, 4), sharey=True, layout="constrained")
-    for axis, kind in zip(axes, ("training", "inference"), strict=True):
-        for place, shape in enumerate(reversed(SHAPES)):
-            for layer, (name, label, colour) in enumerate(LAYERS):
-                value = ratio(rows, f"sequence, {kind}, {shape}, float32", name)
-                y = place + 0.3 - 0.2 * layer
-                axis.barh(
-                    *(y, min(value, LARGEST), 0.18),
-                    color=colour,
-                    label=label if place == 0 else None,
-                )
-                text = f"{value:.2f}" if value < 1 else f"{value:.1f}"
-                axis.text(min(value, LARGEST) + 0.05, y, text, va="center", fontsize=7)
-        axis.set_title(kind, fontsize=10)
-        axis.set_xlim(0, LARGEST + 0.4)
-        axis.set_xlabel("time in units of torch.nn.LSTM's", fontsize=9)
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set_yticks(range(len(SHAPES)), reversed(SHAPES), fontsize=8)
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(
-        handles, labels, loc="outside lower center", ncols=len(LAYERS), frameon=False, fontsize=9
-    )
-    plt.rcParams["svg.hashsalt"] = "lltm"  # the same figures give the same file
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-
-
-def table(rows: dict[str, Any]) -> str:
+def table(run: Run) -> str:
+    """Times and ratios of float32; of bfloat16 ratios alone."""
     lines = [
         (
-            "| T, B, I, H | training | of nn.LSTM | inference | of nn.LSTM |"
-            " training, bfloat16 | inference, bfloat16 |"
+            "| T×B×I×H | training, ms | ratio | inference, ms | ratio"
+            " | training, bf16 | inference, bf16 |"
         ),
         "|---|---|---|---|---|---|---|",
     ]
-    for shape in SHAPES:
-        cells = [", ".join(re.findall(r"\d+", shape))]
-        for kind in ("training", "inference"):
-            title = f"sequence, {kind}, {shape}, float32"
-            cells += [f"{1e3 * seconds(rows, title, 'lltm'):.3g} ms"]
-            cells += [f"{ratio(rows, title, 'lltm'):.2f}"]
-        for kind in ("training", "inference"):
-            cells += [f"{ratio(rows, f'sequence, {kind}, {shape}, bfloat16', 'lltm'):.2f}"]
+    for shape in shapes(run):
+        cells = ["×".join(re.findall(r"\d+", shape))]
+        for kind in KINDS:
+            seconds = statistics.median(run[title(kind, shape, "float32")]["lltm"])
+            cells += [f"{1e3 * seconds:.3g}", f"{ratio(run, kind, shape, 'float32'):.2f}"]
+        cells += [f"{ratio(run, kind, shape, 'bfloat16'):.2f}" for kind in KINDS]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
+def ratios(runs: Iterable[Run], dtype: str) -> str:
+    """The smallest and the largest ratio in the tables of these runs."""
+    values = [ratio(run, kind, s, dtype) for run in runs for s in shapes(run) for kind in KINDS]
+    return f"{min(values):.2f} to {max(values):.2f}"
+
+
+def draw(run: Run, path: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    plt.rcParams["svg.hashsalt"] = "lltm"  # the same figures give the same file
+    figure, axes = plt.subplots(
+        1, 2, figsize=(9, 4), sharex=True, sharey=True, layout="constrained"
+    )
+    for axis, kind in zip(axes, KINDS, strict=True):
+        for place, shape in enumerate(reversed(SHAPES)):
+            for layer, (name, label, colour) in enumerate(LAYERS):
+                value = ratio(run, kind, shape, "float32", name)
+                y = place + 0.3 - 0.2 * layer
+                axis.barh(y, value, 0.18, color=colour, label=label if place == 0 else None)
+                text = f"{value:.2f}" if value < 1 else f"{value:.1f}"
+                axis.text(value + 0.08, y, text, va="center", fontsize=7)
+        axis.margins(x=0.08)
+        axis.set_title(kind, fontsize=10)
+        axis.set_xlabel("time relative to torch.nn.LSTM (lower is better)", fontsize=9)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set_yticks(range(len(SHAPES)), SHAPES[::-1], fontsize=8)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=len(LAYERS), frameon=False, fontsize=9
+    )
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
 def main() -> None:
-    source, picture = map(Path, sys.argv[1:])
-    rows = {row["title"]: row for row in json.loads(source.read_text())["rows"]}
-    draw(rows, picture)
-    print(table(rows))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", type=Path, nargs="+", metavar="layers.json")
+    parser.add_argument("--out", type=Path, help="draw the first run, as .svg or .png")
+    arguments = parser.parse_args()
+    runs = [read(path) for path in arguments.runs]
+    for path, run in zip(arguments.runs, runs, strict=True):
+        print(f"{path}\n\n{table(run)}\n")
+    for dtype in DTYPES:
+        print(f"{dtype}: {ratios(runs, dtype)}")
+    if arguments.out:
+        draw(runs[0], arguments.out)
 
 
 if __name__ == "__main__":

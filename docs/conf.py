@@ -18,7 +18,8 @@ ROOT = DOCS.parent
 REPOSITORY = re.findall(r'HOMEPAGE_URL "(.*)"', (ROOT / "CMakeLists.txt").read_text())[0]
 
 project = "lltm"
-author = "The authors of lltm"
+author = "The LLTM authors"
+copyright = "2026, the LLTM authors"
 version = release = lltm.__version__
 
 extensions = [
@@ -45,9 +46,6 @@ myst_heading_anchors = 3  # as GitHub makes them
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
-# What a module lists under "Parameters" are its tensors; its arguments are under "Args".
-napoleon_custom_sections = [("Parameters", "Attributes")]
-napoleon_use_ivar = True
 napoleon_use_rtype = False  # "(h', c')" before a result says what it is, and is no type
 
 breathe_default_project = "lltm"
@@ -79,16 +77,18 @@ def find_inventories(app: Sphinx, config: Config) -> None:
     """Names the inventories to link to, each with an empty one where there is no network.
 
     Sphinx takes the second silently, so that a build looks the same with and without a network,
-    but for links to the documentation of Python and PyTorch.
+    but for links to the documentation of Python and PyTorch. With LLTM_DOCS_ONLINE in the
+    environment, as in CI, there is no second, and an inventory that cannot be read is a warning.
     """
     empty = app.outdir.parent / "empty.inv"
     empty.parent.mkdir(parents=True, exist_ok=True)
     header = b"# Sphinx inventory version 2\n# Project: none\n# Version:\n# zlib:\n"
     empty.write_bytes(header + zlib.compress(b""))
     config.intersphinx_timeout = 5
+    inventories = None if "LLTM_DOCS_ONLINE" in os.environ else (None, str(empty))
     config.intersphinx_mapping = {
-        "python": ("https://docs.python.org/3", (None, str(empty))),
-        "torch": ("https://docs.pytorch.org/docs/stable", (None, str(empty))),
+        "python": ("https://docs.python.org/3", inventories),
+        "torch": ("https://docs.pytorch.org/docs/stable", inventories),
     }
 
 
@@ -98,7 +98,13 @@ def find_inventories(app: Sphinx, config: Config) -> None:
 # that is no page leads to the repository.
 
 # Files outside of this folder that are pages of the site.
-PAGES = {ROOT / "README.md": DOCS / "index.md", ROOT / "CONTRIBUTING.md": DOCS / "contributing.md"}
+PAGES = {
+    ROOT / "README.md": DOCS / "index.md",
+    ROOT / "CHANGELOG.md": DOCS / "changelog.md",
+    ROOT / "CONTRIBUTING.md": DOCS / "contributing.md",
+    ROOT / "examples" / "compare" / "README.md": DOCS / "compare.md",
+    ROOT / "examples" / "forecast" / "README.md": DOCS / "forecast.md",
+}
 
 # The target of a Markdown link or image, up to its anchor; none with a scheme.
 TARGET = re.compile(r"(?<=\]\()(?![a-z]+:)[^)#\s]+")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import os
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import oracle
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -30,6 +32,16 @@ TORCH = tuple(int(part) for part in str(torch.__version__).split(".")[:2])
 COMPILED_BINDING = lltm._C.__name__ == "lltm._C"
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def needs_extra(extra: str, *modules: str) -> pytest.MarkDecorator:
+    """Skips a test where packages of an extra are missing, but for `make test-slow`."""
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    return pytest.mark.skipif(
+        bool(missing) and "LLTM_REQUIRE_EXTRAS" not in os.environ,
+        reason=f"needs the extra `{extra}`: no {', '.join(missing)}",
+    )
+
 
 # (B, I, H): the tutorial's; one of each; sizes that fill no vector register.
 CELL_SHAPES = ((16, 32, 128), (1, 1, 1), (3, 5, 7), (2, 1, 33), (65, 17, 64), (1, 128, 256))

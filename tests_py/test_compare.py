@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import math
+import re
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,11 +18,8 @@ import torch
 from torch import Tensor
 
 FOLDER = support.ROOT / "examples" / "compare"
-NEEDED = ("sklearn", "statsmodels", "matplotlib")
 
-needs_extra = pytest.mark.skipif(
-    not all(importlib.util.find_spec(name) for name in NEEDED), reason="needs the extra `compare`"
-)
+needs_extra = support.needs_extra("compare", "sklearn", "statsmodels", "matplotlib")
 
 
 @pytest.fixture(autouse=True)
@@ -47,8 +44,9 @@ TASKS = [
     "adding-200",
     "adding-750",
     "characters",
-    pytest.param("digits", marks=needs_extra),
-    pytest.param("co2", marks=needs_extra),
+    # Slow not in themselves: `make test-slow` has the extra.
+    pytest.param("digits", marks=[needs_extra, pytest.mark.slow]),
+    pytest.param("co2", marks=[needs_extra, pytest.mark.slow]),
 ]
 
 
@@ -121,6 +119,7 @@ def test_bits_per_character_of_guessing() -> None:
     assert 0 < task.levels["character frequencies"] < math.log2(task.outputs)
 
 
+@pytest.mark.slow
 @needs_extra
 def test_digits_are_split_into_disjoint_sets() -> None:
     task = module("tasks").task("digits")
@@ -138,6 +137,7 @@ def test_digits_are_split_into_disjoint_sets() -> None:
     assert task.score(guess, task.test[1]) == pytest.approx(100 * share)
 
 
+@pytest.mark.slow
 @needs_extra
 def test_the_series_is_scored_against_the_last_value() -> None:
     task = module("tasks").task("co2")
@@ -358,13 +358,13 @@ def test_the_best_median_is_bold() -> None:
 # ---- the command --------------------------------------------------------------
 
 
+@pytest.mark.slow
 @needs_extra
 @pytest.mark.parametrize(
     "names",
     [
         ["co2"],
-        # Half a minute, for the same code with longer sequences.
-        pytest.param(["characters", "digits", "adding-200", "adding-750"], marks=pytest.mark.slow),
+        ["characters", "digits", "adding-200", "adding-750"],
     ],
     ids="+".join,
 )
@@ -401,13 +401,14 @@ def test_the_page_shows_the_stored_results() -> None:
 
 def test_the_code_of_the_page_prints_what_the_page_says() -> None:
     page = (FOLDER / "README.md").read_text()
-    code, _, rest = page.partition("```python\n")[2].partition("```\n")
+    blocks = re.findall(r"^```(python|text)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    code = "".join(text for language, text in blocks if language == "python")
     run = support.run_python("-c", code, cwd=FOLDER)
     assert run.returncode == 0, run.stderr
-    printed = "".join(f"    {line}\n" for line in run.stdout.splitlines())
-    assert rest.lstrip().startswith(printed.lstrip())
+    assert [text for language, text in blocks if language == "text"] == [run.stdout]
 
 
+@pytest.mark.slow
 @needs_extra
 def test_the_stored_results_are_those_of_the_plan() -> None:
     """All of them, for the tasks as they stand, and nothing else."""

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import textwrap
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,15 +27,27 @@ import lltm
 
 ROOT = support.ROOT
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
+FORECAST = ROOT / "examples" / "forecast" / "README.md"
+COMPARE = ROOT / "examples" / "compare" / "README.md"
+PAGES = [
+    *(ROOT / "README.md", ROOT / "CONTRIBUTING.md"),
+    *sorted(DOCS.glob("*.md")),
+    *(FORECAST, COMPARE),
+]
+# Their commands and code are run as a whole, by a test of their own.
+PROJECTS = (FORECAST, DOCS / "your-own-library.md")
 # Of these only the links are tested.
 OTHER_PAGES = [
     *sorted({*ROOT.glob("*.md")} - {*PAGES}),
     *(ROOT / "benchmarks").rglob("*.md"),
-    *(ROOT / "examples").rglob("*.md"),
 ]
 
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=name)
 
 
 # ----- The blocks of a page ----------------------------------------------------
@@ -85,9 +97,9 @@ SLOW = {"compile.md", "export.md", "onnx.md"}
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, id=page.name, marks=pytest.mark.slow if page.name in SLOW else ())
+        pytest.param(page, id=name(page), marks=pytest.mark.slow if page.name in SLOW else ())
         for page in PAGES
-        if texts(page, "python")
+        if texts(page, "python") and page not in (FORECAST, COMPARE)  # test_compare.py
     ],
 )
 def test_the_python_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
@@ -126,7 +138,7 @@ def run_commands(commands: str, folder: Path, **environment: str) -> None:
 
 
 def code(language: str) -> list[Any]:
-    return [pytest.param(text, id=page.name) for page in PAGES for text in texts(page, language)]
+    return [pytest.param(text, id=name(page)) for page in PAGES for text in texts(page, language)]
 
 
 @pytest.mark.slow
@@ -171,10 +183,103 @@ def test_the_library_of_one_s_own_builds_and_passes_its_tests(tmp_path: Path) ->
     )
 
 
+@pytest.mark.slow
+def test_the_forecast_example_works_as_its_page_says(tmp_path: Path) -> None:
+    folder = tmp_path / "forecast"
+    shutil.copytree(FORECAST.parent, folder)
+    run_commands("\n".join(texts(FORECAST, "sh")), folder)
+    run = support.run_python("-c", "\n".join(texts(FORECAST, "python")), cwd=folder)
+    assert run.returncode == 0, run.stdout + run.stderr
+    # Twenty epochs, as the page shows.
+    assert len((folder / "losses.csv").read_text().splitlines()) == 21
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("pkg-config") is None, reason="compiles with pkg-config")
+@pytest.mark.skipif(
+    Path(torch.__file__).parents[1] != Path(lltm.cmake_prefix_path).parent,
+    reason="lltm.pc of the wheel names the torch beside it, and there is none here",
+)
+def test_a_program_is_compiled_with_pkg_config(tmp_path: Path) -> None:
+    (text,) = (t for t in texts(DOCS / "install.md", "sh") if "pkg-config" in t)
+    (tmp_path / "app.cpp").write_text(texts(ROOT / "README.md", "cpp")[0])
+    run_commands(f"{text.replace('/path/to/prefix', lltm.cmake_prefix_path)}./app", tmp_path)
+    assert (tmp_path / "layer.safetensors").is_file()
+
+
 # ----- Shell -------------------------------------------------------------------
 
-# The commands of the other pages build and install much. That they work is for `.ci/run` and
-# `.ci/nightly` to show; here, that everything they name exists.
+
+def lines(page: Path) -> list[str]:
+    """The command lines of a page, each on one line, without comments."""
+    text = "".join(texts(page, "sh")).replace("\\\n", " ")
+    return [" ".join(re.sub(r"\s#.*", "", line).split()) for line in text.splitlines()]
+
+
+# Every other line of a page is one of these three.
+RUN = [
+    r"python -m lltm",
+    r"python -m lltm\.benchmark --quick",
+    r"python -m lltm\.benchmark --shapes 100,16,32,128 --dtype float32",
+    r"python -m lltm\.explain.*",
+]
+RUN_BY = {
+    r"make (test|lint)": ".ci/run",
+    r"make (demo|test-accuracy)": ".ci/nightly",
+    r"(cmake|cmake --build|ctest) --preset default.*": "make test",
+    r"pip install scikit-build-core .*": "make test",
+    r"pip install --no-build-isolation \.": "make test",
+    r"pip install --no-build-isolation '\.\[test\]' && pytest .*": "make test",
+    r"pip install --no-build-isolation '\.\[(compare|examples)\]'": "make test-slow",
+    r"pytest --numprocesses 2": "make test",
+    r"python tests_py/accuracy\.py .*": "make test-accuracy",
+    r"python -m lltm\.benchmark( --(compile|tutorial|shapes .* --json).*)?": "make bench",
+    r"python benchmarks/chart\.py .*": "make bench",
+    # Tests of this page and of others.
+    r"cmake -S app .*": "pytest tests_py/test_docs.py -k a_cpp_block_is_a_program_that_runs",
+    r"export PKG_CONFIG_PATH=.*|g\+\+ app\.cpp .*": "pytest tests_py/test_docs.py -k pkg_config",
+    r"(cmake .*|cmake --build )build/aoti.*|build/aoti/run .*": "pytest tests_py/test_export.py",
+    r"python examples/lightning/digits\.py": "pytest tests_py/test_lightning.py",
+    r"python examples/compare/compare\.py": "pytest tests_py/test_compare.py",
+    r"cmake (-S \.|--build|--install) .*build/release.*": "make packages",
+}
+# They need a GPU, other interpreters, the sources of another cell, or the hours of a release; or
+# are there for work on one file at a time.
+BY_HAND = [
+    r"make (test|bench)-cuda .*",
+    r"ncu .*",
+    r"pip install .* cmake\.define\.LLTM_CUDA=ON .*",
+    r"\.ci/versions .*",
+    r"make wheel WHEEL_TORCHES=.*",
+    r"(cmake|cmake --build|ctest) --preset dev .*|cmake --preset dev|build/dev/.*",
+    r"pip install --no-build-isolation --editable .*",
+]
+
+
+def is_one_of(line: str, patterns: Iterable[str]) -> bool:
+    return any(re.fullmatch(pattern, line) for pattern in patterns)
+
+
+def test_every_command_is_run_somewhere_or_said_to_be_run_by_hand() -> None:
+    found = [line for page in PAGES if page not in PROJECTS for line in lines(page)]
+    patterns = [*RUN, *RUN_BY, *BY_HAND]
+    assert [line for line in found if sum(is_one_of(line, [p]) for p in patterns) != 1] == []
+    assert [p for p in patterns if not any(is_one_of(line, [p]) for line in found)] == []
+    for command in RUN_BY.values():
+        (words,) = commands(command)
+        check_command(words)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "line",
+    dict.fromkeys(line for page in PAGES for line in lines(page) if is_one_of(line, RUN)),
+)
+def test_a_command_runs(line: str, tmp_path: Path) -> None:
+    run_commands(line, tmp_path)
+
+
+# Of all commands, also those that are not run here: that everything they name exists.
 
 
 def commands(text: str) -> Iterator[list[str]]:
@@ -347,7 +452,7 @@ def check_command(words: list[str]) -> None:
 
 @each_page
 def test_the_commands_of_a_page_name_what_exists(page: Path) -> None:
-    if page.name == "your-own-library.md":
+    if page in PROJECTS:
         pytest.skip("they are run, by a test of their own")
     for text in texts(page, "sh"):
         for command in commands(text):
@@ -489,7 +594,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", [*PAGES, *OTHER_PAGES], ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize("page", [*PAGES, *OTHER_PAGES], ids=name)
 def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
         if re.match(r"https?:", target):
@@ -514,12 +619,9 @@ def test_architecture_names_every_source_file() -> None:
 
 
 @pytest.mark.slow
+@support.needs_extra("docs", "sphinx", "myst_parser", "furo", "breathe", "sphinx_copybutton")
+@pytest.mark.skipif(shutil.which("doxygen") is None, reason="reads the C++ headers with Doxygen")
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
-    needed = ("sphinx", "myst_parser", "furo", "breathe", "sphinx_copybutton")
-    missing = [name for name in needed if importlib.util.find_spec(name) is None]
-    missing += [] if shutil.which("doxygen") else ["doxygen"]
-    if missing:
-        pytest.skip(f"not installed: {', '.join(missing)}")
     run = support.run_python(
         *("-m", "sphinx", "-W", "--keep-going", "-n", "-q"), str(DOCS), str(tmp_path / "html")
     )

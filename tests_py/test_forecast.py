@@ -501,6 +501,13 @@ def test_a_full_disk_is_an_error(program: Path, files: dict[str, Path]) -> None:
     assert (done.returncode, done.stderr) == (1, message)
 
 
+@pytest.mark.parametrize("command", ["--help", "train --help", "train a --seed 1 --help"])
+def test_help_is_no_error(program: Path, command: str) -> None:
+    done = run(str(program), *command.split())
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: forecast train DATA.csv")
+
+
 USAGE = [
     ("", "expected train or predict, got nothing"),
     ("test", "expected train or predict, got test"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 
 import pytest
@@ -12,10 +11,7 @@ EXAMPLE = support.ROOT / "examples" / "lightning" / "digits.py"
 
 
 @pytest.mark.slow  # another library's loop around the layer's everyday use
-@pytest.mark.skipif(
-    not all(importlib.util.find_spec(name) for name in ("pytorch_lightning", "sklearn")),
-    reason="needs the extra `examples`",
-)
+@support.needs_extra("examples", "pytorch_lightning", "sklearn")
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 def test_lightning_trains_the_layer_on_digits(precision: str) -> None:
     result = support.run_python(str(EXAMPLE), "--precision", precision, timeout_s=240)

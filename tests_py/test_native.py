@@ -110,13 +110,31 @@ def test_an_import_error_names_a_library_that_cannot_be_loaded(tmp_path: Path) -
 FUNCTIONS = ["version", "build_info", "cpu_kernels", "forward", "backward"]
 
 
+def words(doc: str | None) -> list[str]:
+    """A docstring without its line breaks, which differ with the length of lines in the source."""
+    assert doc is not None
+    return doc.split()
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_both_bindings_have_the_same_functions(name: str) -> None:
     """The compiled one shows its signature in the first line of its docstring."""
-    signature = inspect.signature(getattr(_binding, name))
-    doc = getattr(lltm._C, name).__doc__
+    replacement, doc = getattr(_binding, name), getattr(lltm._C, name).__doc__
     if support.COMPILED_BINDING:
-        assert re.findall(r"(\w+): ", doc.partition("\n")[0]) == list(signature.parameters)
+        signature, _, doc = doc.partition("\n")
+        assert re.findall(r"(\w+): ", signature) == [*inspect.signature(replacement).parameters]
+    assert words(doc) == words(replacement.__doc__)
+
+
+def test_both_bindings_document_the_same_error() -> None:
+    assert words(lltm._C.ArgumentError.__doc__) == words(_binding.ArgumentError.__doc__)
+
+
+def test_the_replaced_binding_names_the_argument_that_is_no_tensor() -> None:
+    h = torch.zeros(2, 4)
+    message = r"lltm::forward: expected weights to be a tensor, got list"
+    with pytest.raises(TypeError, match=f"^{message}$"):
+        _binding.forward(torch.zeros(2, 3), [h], None, h, h)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["version", "build_info", "cpu_kernels"])

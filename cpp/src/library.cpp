@@ -43,8 +43,8 @@ TORCH_LIBRARY(lltm, m) {
       " bool reverse, bool[5] output_mask)"
       " -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
 
-  // The functions of the Python module lltm._C, for an interpreter that the package holds no
-  // such module for (version.cpp, pair.cpp).
+  // Used by lltm/_binding.py, where the wheel has no compiled lltm._C for the running Python
+  // (version.cpp, pair.cpp).
   m.def("_version() -> str");
   m.def("_build_info() -> str");
   m.def("_cpu_kernels() -> str");

@@ -249,7 +249,12 @@ int predict(const Options& options) {
 
 int main(int argc, char** argv) {
   try {
-    const auto options = forecast::parse({argv + 1, argv + argc});
+    const std::vector<std::string> words(argv + 1, argv + argc);
+    if (std::find(words.begin(), words.end(), "--help") != words.end()) {
+      std::cout << forecast::kUsage;
+      return 0;
+    }
+    const auto options = forecast::parse(words);
     return options.command == "train" ? forecast::train(options) : forecast::predict(options);
   } catch (const forecast::UsageError& error) {
     std::cerr << "forecast: " << error.what() << '\n' << forecast::kUsage;

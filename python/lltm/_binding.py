@@ -2,7 +2,8 @@
 
 A wheel serves every Python; its lltm._C, as any pybind11 module, serves the one that it was built
 with. What is not the same here: torch.ops.lltm, called directly, raises a plain ValueError for a
-wrong shape or value. Modules and functions raise lltm.ArgumentError as always.
+wrong shape or value. Modules and functions raise lltm.ArgumentError as always. The TypeError of
+forward() and backward() names the argument that is no tensor, where pybind11's lists all of them.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ def forward(
         [new_h, new_cell, input_gate, output_gate, candidate_cell, X, gate_weights]:
         the states and the activated gates (B, H), X = cat([old_h, input]) (B, H+I) and the gates
         before activation, gate_weights = X weights^T + bias (B, 3H).
+
+    lltm.functional.cell computes the same states with fused kernels.
     """
     return _call("forward", input=input, weights=weights, bias=bias, old_h=old_h, old_cell=old_cell)
 
@@ -94,7 +97,8 @@ def backward(
         weights: (3H, H+I)
 
     Returns:
-        [d_old_h, d_input, d_weights, d_bias, d_old_cell], each shaped as what it belongs to.
+        [d_old_h, d_input, d_weights, d_bias, d_old_cell], each shaped as what it is the gradient
+        of.
     """
     return _call(
         "backward",

@@ -41,12 +41,13 @@ class LLTMCell(nn.Module):
     Args:
         input_size: I
         hidden_size: H
-        bias: whether there is a bias
+        bias (bool): whether there is a bias
         device, dtype: of the parameters
 
-    Parameters:
-        weights: (3H, H+I)
-        bias: (3H), or None
+    Parameters::
+
+        weights  (3H, H+I)
+        bias     (3H), or None
 
     both drawn from the uniform distribution on ±1/sqrt(H). ``weights[:, :H]`` multiplies h, as
     weight_hh of torch.nn.LSTMCell does, and ``weights[:, H:]`` the input, as weight_ih does; of the
