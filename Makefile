@@ -118,7 +118,7 @@ test-mutants: .venv/.test
 
 # Needs Google Benchmark (Debian's libbenchmark-dev, or CMake fetches it) and a
 # machine with nothing else to do.
-bench: .venv/.test .venv/.demo
+bench: .venv/.test .venv/.bench
 	cmake --preset bench
 	cmake --build --preset bench
 	mkdir -p build/results
@@ -250,7 +250,7 @@ clean:
 # of its extras (pyproject.toml) at a time. In build/, where the native tests find
 # the library compiled.
 SOURCES := CMakeLists.txt pyproject.toml $(shell find cpp cmake python -type f ! -path '*/__pycache__/*')
-.venv/.test .venv/.demo .venv/.examples .venv/.docs .venv/.dev: .venv/.%: .venv/.tools $(SOURCES)
+.venv/.test .venv/.bench .venv/.demo .venv/.examples .venv/.docs .venv/.dev: .venv/.%: .venv/.tools $(SOURCES)
 	@.ci/step "Building and installing lltm[$*]" \
 	  pip install --verbose --no-build-isolation --config-settings build-dir=build \
 	    --config-settings cmake.define.CMAKE_COMPILE_WARNING_AS_ERROR=ON '.[$*]'
