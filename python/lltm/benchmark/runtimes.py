@@ -7,14 +7,18 @@ arguments in place.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Sequence
+from functools import partial
 from io import BytesIO
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 State = tuple[Tensor, Tensor]
+Arrays = dict[str, Any]  # NumPy arrays, by name
 INPUTS = ("input", "h_0", "c_0")
+OUTPUTS = ("output", "h_n", "c_n")
 
 
 def _import(name: str) -> Any:
@@ -32,7 +36,7 @@ def lstm_model(lstm: nn.LSTM) -> bytes:
     """
     onnx = _import("onnx")
     sizes = {"input": lstm.input_size} | dict.fromkeys(("h_0", "c_0"), lstm.hidden_size)
-    sizes |= dict.fromkeys(("output", "h_n", "c_n"), lstm.hidden_size)
+    sizes |= dict.fromkeys(OUTPUTS, lstm.hidden_size)
 
     def value(name: str) -> Any:
         steps = "T" if name in ("input", "output") else 1
@@ -59,7 +63,7 @@ def lstm_model(lstm: nn.LSTM) -> bytes:
         nodes,
         "lstm",
         [value(name) for name in INPUTS],
-        [value(name) for name in ("output", "h_n", "c_n")],
+        [value(name) for name in OUTPUTS],
         [axis, *(constant(name, tensor) for name, tensor in constants.items())],
     )
     model = onnx.helper.make_model(
@@ -71,12 +75,38 @@ def lstm_model(lstm: nn.LSTM) -> bytes:
 
 
 class _Runtime(nn.Module):
-    """nn.LSTM, computed elsewhere."""
+    """nn.LSTM, computed elsewhere.
+
+    Arguments and results are bound when other tensors come than in the call before; to pass them
+    in every call would take longer than a step. A call overwrites the results of the one before.
+    """
 
     def __init__(self, input_size: int, hidden_size: int, *, dtype: torch.dtype) -> None:
         super().__init__()
         self.lstm = nn.LSTM(input_size, hidden_size, dtype=dtype)
         self.threads = torch.get_num_threads()
+        self.arguments: tuple[Tensor, ...] = ()
+        self.results: tuple[Tensor, ...] = ()
+        self.call: Callable[[], object]
+
+    def bind(self, arguments: Arrays, results: Arrays) -> Callable[[], object]:
+        """Returns what computes `results` from `arguments`, in place."""
+        raise NotImplementedError
+
+    def forward(self, input: Tensor, state: State) -> tuple[Tensor, State]:
+        arguments = (input, *state)
+        if list(map(id, arguments)) != list(map(id, self.arguments)):
+            self.arguments = arguments
+            output = input.new_empty(*input.shape[:2], self.lstm.hidden_size)
+            self.results = (output, *map(torch.empty_like, state))
+            self.call = self.bind(_arrays(INPUTS, arguments), _arrays(OUTPUTS, self.results))
+        self.call()
+        output, h_n, c_n = self.results
+        return output, (h_n, c_n)
+
+
+def _arrays(names: Sequence[str], tensors: Sequence[Tensor]) -> Arrays:
+    return {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True)}
 
 
 class OnnxRuntime(_Runtime):
@@ -91,34 +121,32 @@ class OnnxRuntime(_Runtime):
             lstm_model(self.lstm), options, providers=["CPUExecutionProvider"]
         )
 
-    def forward(self, input: Tensor, state: State) -> tuple[Tensor, State]:
-        arguments = zip(INPUTS, (input, *state), strict=True)
-        results = self.session.run(None, {name: tensor.numpy() for name, tensor in arguments})
-        output, h_n, c_n = map(torch.from_numpy, results)
-        return output, (h_n, c_n)
+    def bind(self, arguments: Arrays, results: Arrays) -> Callable[[], object]:
+        binding = self.session.io_binding()
+        for bind, arrays in ((binding.bind_input, arguments), (binding.bind_output, results)):
+            for name, array in arrays.items():
+                bind(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+        return partial(self.session.run_with_iobinding, binding)
 
 
 class OpenVino(_Runtime):
-    """By OpenVINO, compiled for the sizes of the first call, which is what it does best."""
+    """By OpenVINO, compiled for the sizes of its arguments, which is what it does best."""
 
     def __init__(self, input_size: int, hidden_size: int, *, dtype: torch.dtype) -> None:
         self.openvino = _import("openvino")
         super().__init__(input_size, hidden_size, dtype=dtype)
-        self.core = self.openvino.Core()
-        self.request: Any = None
+        self.model = lstm_model(self.lstm)
 
-    def forward(self, input: Tensor, state: State) -> tuple[Tensor, State]:
-        tensors = dict(zip(INPUTS, (input, *state), strict=True))
-        if self.request is None:
-            model = self.core.read_model(BytesIO(lstm_model(self.lstm)))
-            model.reshape({name: list(tensor.shape) for name, tensor in tensors.items()})
-            config = {
-                "INFERENCE_NUM_THREADS": self.threads,
-                "INFERENCE_PRECISION_HINT": "f32",  # else bfloat16, where the CPU has AMX
-                "PERFORMANCE_HINT": "LATENCY",
-            }
-            self.request = self.core.compile_model(model, "CPU", config).create_infer_request()
-        arguments = {name: tensor.numpy() for name, tensor in tensors.items()}
-        results = self.request.infer(arguments, share_inputs=True, share_outputs=True)
-        output, h_n, c_n = (torch.from_numpy(results[k]) for k in range(3))
-        return output, (h_n, c_n)
+    def bind(self, arguments: Arrays, results: Arrays) -> Callable[[], object]:
+        core = self.openvino.Core()
+        model = core.read_model(BytesIO(self.model))
+        model.reshape({name: array.shape for name, array in arguments.items()})
+        config = {
+            "INFERENCE_NUM_THREADS": self.threads,
+            "INFERENCE_PRECISION_HINT": "f32",  # else bfloat16, where the CPU has AMX
+            "PERFORMANCE_HINT": "LATENCY",
+        }
+        request = core.compile_model(model, "CPU", config).create_infer_request()
+        for name, array in (arguments | results).items():
+            request.set_tensor(name, self.openvino.Tensor(array, shared_memory=True))
+        return cast("Callable[[], object]", request.infer)
