@@ -9,6 +9,8 @@
 #   make test           ctest and pytest
 #   make test-slow      what `make test` leaves out, for `.ci/nightly`
 #   make bench          kernels and layers side by side, with ratios
+#   make bench-check    how many instructions the kernels take, beside benchmarks/instructions.json
+#   make bench-baseline  writes that file
 #   make check-cuda-build  the CUDA kernels compiled, linked and looked into; no GPU needed
 #   make test-cuda      the CUDA kernels on this machine's GPU
 #   make test-cuda-sanitize  the last part of it: under compute-sanitizer
@@ -45,7 +47,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .PHONY: demo test test-native test-python test-slow test-accuracy test-clang test-sanitize
-.PHONY: packages wheel test-mutants fuzz bench docs lint format clean
+.PHONY: packages wheel test-mutants fuzz bench bench-check bench-baseline docs lint format clean
 .PHONY: check-cuda-build test-cuda test-cuda-sanitize bench-cuda build-gpu
 
 demo: .venv/.demo
@@ -119,7 +121,7 @@ test-mutants: .venv/.test
 
 # Needs Google Benchmark (Debian's libbenchmark-dev, or CMake fetches it) and a
 # machine with nothing else to do.
-bench: .venv/.test .venv/.demo
+bench: .venv/.test .venv/.bench
 	cmake --preset bench
 	cmake --build --preset bench
 	mkdir -p build/results
@@ -131,6 +133,15 @@ bench: .venv/.test .venv/.demo
 	cmake --preset default
 	cmake --build --preset default --target lltm_lstm
 	python benchmarks/bench_lstm.py build/tests_cpp/liblltm_lstm.so
+
+# In the build tree of `make test`, which has compiled the library. Counts of other tools (exit
+# status 77) say nothing of a change: that is no failure.
+bench-check bench-baseline: .venv/.test
+	@.ci/system-packages.sh $(PYTHON) valgrind
+	cmake --preset default
+	cmake --build --preset default --target lltm_count
+	python benchmarks/instructions.py build/benchmarks/lltm_count \
+	  $(if $(filter bench-baseline,$@),--write) || [ $$? = 77 ]
 
 # ---- CUDA -------------------------------------------------------------------
 
@@ -243,7 +254,8 @@ clean:
 # of its extras (pyproject.toml) at a time. In build/, where the native tests find
 # the library compiled.
 SOURCES := CMakeLists.txt pyproject.toml $(shell find cpp cmake python -type f ! -path '*/__pycache__/*')
-.venv/.test .venv/.demo .venv/.compare .venv/.examples .venv/.docs .venv/.dev: .venv/.%: .venv/.tools $(SOURCES)
+.venv/.test .venv/.bench .venv/.compare .venv/.demo .venv/.examples .venv/.docs .venv/.dev: \
+.venv/.%: .venv/.tools $(SOURCES)
 	@.ci/step "Building and installing lltm[$*]" \
 	  pip install --verbose --no-build-isolation --config-settings build-dir=build \
 	    --config-settings cmake.define.CMAKE_COMPILE_WARNING_AS_ERROR=ON '.[$*]'

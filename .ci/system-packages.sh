@@ -6,6 +6,7 @@
 #
 #   system-packages.sh [PYTHON [clang]]     with Clang and its sanitizers
 #   system-packages.sh [PYTHON [doxygen]]   with Doxygen
+#   system-packages.sh [PYTHON [valgrind]]  with valgrind
 set -eu
 python=${1:-python3}
 with=${2:-}
@@ -38,8 +39,12 @@ doxygen_() {
   [ "$with" = doxygen ] || return 0
   command -v doxygen > /dev/null || echo doxygen
 }
+valgrind_() {
+  [ "$with" = valgrind ] || return 0
+  command -v valgrind > /dev/null || echo valgrind
+}
 
-needed() { echo $(compiler) $(venv) $(headers) $(clang) $(doxygen_); }
+needed() { echo $(compiler) $(venv) $(headers) $(clang) $(doxygen_) $(valgrind_); }
 wanted() { echo $(needed) $(googletest) $(ccache_); }
 
 root=

@@ -1,16 +1,27 @@
-"""The benchmark with contenders that fail and with goals; what the pages show of stored runs."""
+"""What the benchmark compares, and what it does with contenders that fail and with goals; what the
+pages show of stored runs.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
+import sys
+import threading
+import time
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import support
+import torch
+from torch import nn
 
-from lltm.benchmark import Sampler, Settings, measure
+from lltm.benchmark import Case, Layer, Row, Sampler, Settings, measure, timing
+from lltm.benchmark.__main__ import bounds, measure_case
+from lltm.benchmark.contenders import OURS, PEAK, READ, RUNTIMES, SEQUENCES, read_weights
 
 RESULTS = support.ROOT / "benchmarks" / "results"
 EPYC = RESULTS / "2026-11-22-epyc-zen5-2-cores" / "layers.json"
@@ -36,7 +47,8 @@ def failing_at(call: int) -> Sampler:
     return sample
 
 
-@pytest.mark.parametrize("call", [1, 2, 3, 4])  # warming up, counting, the first round, the second
+# Warming up, counting, the first round, the second: each round with a call before.
+@pytest.mark.parametrize("call", [1, 2, 3, 4, 5, 6])
 def test_a_contender_that_fails_is_left_out_with_the_reason(call: int) -> None:
     builds = {"ours": sampler, "bad": lambda: failing_at(call), "theirs": sampler}
     row = measure("title", builds, SETTINGS)
@@ -46,10 +58,141 @@ def test_a_contender_that_fails_is_left_out_with_the_reason(call: int) -> None:
     assert "not measured: of any kind" in "\n".join(row.lines())
 
 
-@pytest.mark.parametrize("call", [1, 2, 3, 4])
+@pytest.mark.parametrize("call", [1, 2, 3, 4, 5, 6])
 def test_the_first_contender_has_to_run(call: int) -> None:
     with pytest.raises(IndexError):
         measure("title", {"ours": lambda: failing_at(call), "theirs": sampler}, SETTINGS)
+
+
+@pytest.mark.parametrize("spins", [0.0, 0.035, 1e9])
+def test_a_turn_begins_when_no_other_thread_runs(
+    spins: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a clock of the test's own; a thread spins for so many seconds of it."""
+    now = 0.0
+    calls: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    def call(iterations: int) -> dict[str, float]:
+        calls.append(now)
+        return {}
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(timing, "others_run", lambda: now < spins)
+    timing.wake(call)
+    assert calls == [pytest.approx(min(spins, 1.0), abs=0.0011)]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="Linux only")
+def test_a_thread_that_runs_is_seen() -> None:
+    stop = threading.Event()
+
+    def spin() -> None:
+        # What a thread does without the interpreter's lock, as those of OpenMP.
+        matrix = torch.randn(300, 300)
+        while not stop.is_set():
+            torch.mm(matrix, matrix)
+
+    def wait_for(expected: bool) -> None:
+        deadline = time.monotonic() + 60
+        while timing.others_run() != expected:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+    wait_for(False)
+    thread = threading.Thread(target=spin)
+    thread.start()
+    wait_for(True)
+    stop.set()
+    thread.join()
+    wait_for(False)
+
+
+# ----- Other runtimes ------------------------------------------------------------
+
+MODULES = {"ONNX Runtime LSTM": "onnxruntime", "OpenVINO LSTM": "openvino"}
+
+
+@pytest.mark.parametrize("name", RUNTIMES)
+@pytest.mark.parametrize("shape", [(7, 3, 5, 9), (1, 1, 16, 32), (20, 16, 32, 65)])
+def test_an_lstm_of_another_runtime_equals_torchs(name: str, shape: tuple[int, ...]) -> None:
+    for module in ("onnx", MODULES[name]):
+        pytest.importorskip(module, reason="part of the bench extra")
+    layer = Layer(RUNTIMES[name], Case(shape))
+    lstm = layer.module.lstm
+    assert isinstance(lstm, nn.LSTM)
+    with torch.no_grad():
+        for input in (layer.input, layer.input, torch.empty_like(layer.input)):
+            input.normal_()
+            expected, expected_states = lstm(input, layer.state)
+            output, states = layer.module(input, layer.state)
+            torch.testing.assert_close(output, expected)
+            torch.testing.assert_close(states, expected_states)
+
+
+@pytest.mark.parametrize("name", RUNTIMES)
+def test_a_runtime_that_is_not_installed_is_left_out_with_a_line_that_says_so(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, MODULES[name], None)  # importing it fails
+    case = Case((2, 3, 4, 5))
+    makes = {OURS: SEQUENCES[OURS], name: RUNTIMES[name]}
+    row = measure_case("title", case, makes, SETTINGS, lambda case, against: None)
+    assert name not in row.seconds
+    line = f"{name} not measured: needs {MODULES[name]}: pip install 'lltm[bench]'"
+    assert line in [" ".join(text.split()) for text in row.lines()]
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_a_contender_returns_the_output_of_a_sequence(name: str) -> None:
+    layer = Layer(SEQUENCES[name], Case((4, 3, 5, 6), training=True))
+    (output,) = layer.forward()
+    assert output.shape == (4, 3, 6)
+    layer.backward([output])
+    assert layer.input.grad is not None
+
+
+# ----- What the machine can do at most --------------------------------------------
+
+
+def test_flops_and_passes_over_the_weights_of_a_case() -> None:
+    products = 3 * 5 * (4 + 5)  # multiply-adds of a row, elements of the weights
+    step, sequence = (3, 4, 5), (7, 3, 4, 5)
+    assert Case(step).flops == 2 * 3 * products
+    assert Case(step, training=True).flops == 2 * Case(step).flops
+    assert Case(sequence).flops == 7 * Case(step).flops
+    assert Case(sequence, training=True).flops == 3 * Case(sequence).flops
+    assert Case(step).weight_bytes == 4 * products
+    assert Case(step, torch.bfloat16).weight_bytes == 2 * products
+    assert Case(step).weight_passes == 1
+    assert Case(step, training=True).weight_passes == 2
+    assert Case(sequence).weight_passes == pytest.approx((4 + 7 * 5) / 9)
+    assert Case(sequence, training=True).weight_passes == pytest.approx(2 * (4 + 7 * 5) / 9 + 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_as_many_bytes_are_read_as_the_weights_have(dtype: torch.dtype) -> None:
+    case = Case((1, 6, 10), dtype)
+    read: Any = read_weights(case)
+    assert read.args[0].nbytes == case.weight_bytes
+    assert read() == read.args[0].sum()
+
+
+def test_the_bound_is_the_longer_of_both_times() -> None:
+    case = Case((10, 64, 128, 256))
+    # Ours takes 4 and 8 seconds; 1024^3 multiply-adds take 100 and 200, a pass 0.1.
+    seconds = {OURS: [4.0, 8.0], PEAK: [100.0, 200.0], READ: [0.1, 0.1]}
+    found = bounds(Row("title", seconds, {}, {}), case)
+    products = 10 * 64 * 3 * 256 * (128 + 256) / 1024**3
+    passes = (128 + 10 * 256) / (128 + 256)
+    assert found[PEAK].seconds == pytest.approx(products * 150)
+    assert found[PEAK].share == pytest.approx(products * 25)
+    assert found[READ].seconds == pytest.approx(passes * 0.1)
+    assert found[READ].share == pytest.approx(passes / 60)
 
 
 GOALS = """
@@ -67,6 +210,18 @@ def test_ratios_are_compared_with_goals_that_are_given(tmp_path: Path, with_goal
     assert run.returncode == 0, run.stderr
     assert "one step, training, B=2 I=3 H=4, float32" in run.stdout
     assert ("Goals: 1 of 1 met" in run.stdout) == with_goals
+
+
+def test_each_row_states_its_bound(tmp_path: Path) -> None:
+    options = ["--quick", "--shapes", "2,3,4", "3,2,3,4", "--json", "out.json"]
+    run = support.run_python("-m", "lltm.benchmark", *options, "--dtype", "float32", cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert len(rows) == 4
+    for row in rows:
+        assert row["bound"]["by"] in (PEAK, READ)
+        assert row["bound"]["seconds"] > 0
+        assert f"share of it in {OURS}: {row['bound']['share']:.2f}" in run.stdout
 
 
 # ----- benchmarks/chart.py -----------------------------------------------------

@@ -431,6 +431,8 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
     "pip": check_pip,
     "python": check_python,
     "ncu": lambda words: check_binary(words[-1:]),
+    "valgrind": lambda words: check_binary(words[-1:]),
+    "callgrind_annotate": lambda words: None,  # of a file that valgrind has just written
     "pkg-config": check_pkg_config,
     # Of a program of the reader's own.
     "export": lambda words: None,

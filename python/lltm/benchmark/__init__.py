@@ -2,6 +2,7 @@
 
 cases        what is measured
 contenders   what is compared
+runtimes     nn.LSTM in ONNX Runtime and OpenVINO
 timing       measuring in interleaved rounds
 memory       what training takes of memory
 report       rows of figures, goals, a picture

@@ -7,18 +7,26 @@
 A shape is B,I,H for one step and T,B,I,H for a sequence. Training is forward and backward.
 
 What is compared runs in rounds, in each round one after another for a few dozen milliseconds, so
-that a change in the machine's speed touches all alike. A time is the median over the rounds, with
-its quartiles; a ratio is the median of the ratios within a round. What the CPU can do at most, a
-large matrix product, runs in the same rounds. With --goals the last word is how the ratios compare
-with goals: those of a Python file, whose function goal(case, against) returns the largest ratio
-wanted or None. Nothing fails when a goal is missed.
+that a change in the machine's speed touches all alike. Each turn begins when the threads of the one
+before have gone to sleep, and with a call that does not count. A time is the median over the
+rounds, with its quartiles; a ratio is the median of the ratios within a round. nn.LSTM in ONNX
+Runtime and in OpenVINO is compared where they are installed (pip install 'lltm[bench]').
+
+What the CPU can do at most runs in the same rounds: a large matrix product, and reading as many
+bytes as the weights have. The bound of a case is the time of its FLOP at the rate of the one, or of
+its passes over the weights at the rate of the other, whichever is longer.
+
+With --goals the last word is how the ratios compare with goals: those of a Python file, whose
+function goal(case, against) returns the largest ratio wanted or None. Nothing fails when a goal is
+missed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator, Sequence
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -47,14 +55,27 @@ from .contenders import (
     PRODUCT_FLOPS,
     PRODUCT_SIZE,
     PUBLISHED,
+    READ,
+    RUNTIMES,
     SEQUENCES,
     STEPS,
     Make,
     Prepacked,
     addmm,
+    read_weights,
 )
 from .memory import measure_memory
-from .report import Check, Goal, Row, compare_with, draw, environment, quartiles, read_goals
+from .report import (
+    Bound,
+    Check,
+    Goal,
+    Row,
+    compare_with,
+    draw,
+    environment,
+    quartiles,
+    read_goals,
+)
 from .timing import Sampler, Settings, layer_timer, measure, parts_timer, product_timer, timed
 
 # ---- rows -------------------------------------------------------------------
@@ -69,27 +90,48 @@ def compare(case: Case, settings: Settings, goal: Goal) -> Row:
         makes |= COMPILED_STEPS
     elif settings.compile and case.shape == LOOP_SHAPE and case.dtype == torch.float32:
         makes |= COMPILED_SEQUENCES  # the plain loop takes minutes
+    if not (case.is_step or case.training) and case.dtype == torch.float32:
+        makes |= RUNTIMES
+    return measure_case(str(case), case, makes, settings, goal)
 
+
+def measure_case(
+    title: str, case: Case, makes: Mapping[str, Make], settings: Settings, goal: Goal
+) -> Row:
+    """Measures implementations of a case, and the least time that it can take here."""
     builds: dict[str, Callable[[], Sampler]] = {
         name: partial(layer_timer, make, case) for name, make in makes.items()
     }
-    amounts = {OURS: case.flops}
-    if not case.is_step:
-        builds[PEAK] = partial(product_timer, case.dtype, onednn=True)
-        amounts[PEAK] = PRODUCT_FLOPS
-    elif not case.training:
+    if case.is_step and not case.training:
         builds[ADDMM] = lambda: timed(addmm(case))
-    row = measure(str(case), builds, settings, amounts)
+    builds[PEAK] = partial(product_timer, case.dtype, onednn=True)
+    builds[READ] = lambda: timed(read_weights(case))
+    first = next(iter(makes))
+    amounts = {first: case.flops, PEAK: PRODUCT_FLOPS, READ: float(case.weight_bytes)}
+    row = measure(title, builds, settings, amounts)
+    least = bounds(row, case)
+    if PEAK in least:  # else nothing is known of the GEMMs
+        row.bound = max(least.values(), key=lambda bound: bound.seconds)
     for name in row.seconds:
         limit = goal(case, name)
         if limit is None:
             continue
-        if name == PEAK:
-            share = row.ratio(name) ** -1 * case.flops / PRODUCT_FLOPS
-            row.checks.append(Check(f"share of the rate of {name}", share, limit, at_least=True))
+        if name in least:
+            what = f"share of the rate of {name}"
+            row.checks.append(Check(what, least[name].share, limit, at_least=True))
         else:
-            row.checks.append(Check(f"{OURS} / {name}", row.ratio(name), limit))
+            row.checks.append(Check(f"{first} / {name}", row.ratio(name), limit))
     return row
+
+
+def bounds(row: Row, case: Case) -> dict[str, Bound]:
+    """Returns the least times of a case at the rates that were measured with it."""
+    needs = {PEAK: case.flops / PRODUCT_FLOPS, READ: case.weight_passes}
+    return {
+        name: Bound(name, need * statistics.median(row.seconds[name]), need / row.ratio(name))
+        for name, need in needs.items()
+        if name in row.seconds
+    }
 
 
 def machine(dtypes: Sequence[torch.dtype], settings: Settings) -> Iterator[Row]:
@@ -136,14 +178,12 @@ def lengths(steps: Sequence[int], sizes: Shape, settings: Settings) -> Iterator[
         yield measure(f"time of a step by length; the longest: {longest}", builds, settings)
 
 
-def streaming(shapes: Sequence[Shape], settings: Settings) -> Iterator[Row]:
+def streaming(shapes: Sequence[Shape], settings: Settings, goal: Goal) -> Iterator[Row]:
     """Measures chunks of a stream, with weights packed once and packed in every call."""
     makes: dict[str, Make] = {PREPACKED: Prepacked, OURS: modules.LLTM, "nn.LSTM": nn.LSTM}
     for shape in shapes:
-        builds: dict[str, Callable[[], Sampler]] = {
-            name: partial(layer_timer, make, Case(shape)) for name, make in makes.items()
-        }
-        yield measure(f"chunk of a stream: {Case(shape)}", builds, settings)
+        case = Case(shape, prepacked=True)
+        yield measure_case(f"chunk of a stream: {case}", case, makes | RUNTIMES, settings, goal)
 
 
 def _threads(count: int) -> str:
@@ -282,7 +322,7 @@ def run(options: argparse.Namespace, settings: Settings) -> Results:
     steps = (10, 100) if options.quick else (100, 10, 1000, 10000)
     sizes = (16, 32, 65) if options.quick else (64, 128, 256)
     chunks = CHUNKS[:1] if options.quick else CHUNKS
-    for row in (*lengths(steps, (16, 32, 64), settings), *streaming(chunks, settings)):
+    for row in (*lengths(steps, (16, 32, 64), settings), *streaming(chunks, settings, goal)):
         results.show(row)
     # After the others: to set a number of threads changes what MKL does, for good.
     for row in (*machine(dtypes, settings), *scaling((100, *sizes), settings)):

@@ -37,6 +37,7 @@ class Case:
     dtype: torch.dtype = torch.float32
     training: bool = False
     device: str = "cpu"
+    prepacked: bool = False  # the weights are packed once, before
 
     @property
     def is_step(self) -> bool:
@@ -44,10 +45,38 @@ class Case:
 
     @property
     def flops(self) -> float:
-        """Of the matrix products of an LLTM: the backward pass has twice those of the forward."""
-        rows = self.shape[0] if self.is_step else self.shape[0] * self.shape[1]
+        """Of the matrix products of an LLTM.
+
+        The backward pass has as many for the gradient of the weights as the forward pass, and in a
+        sequence as many again for those of h and input.
+        """
+        passes = 1 if not self.training else 2 if self.is_step else 3
+        return passes * 2 * self.steps * self.shape[-3] * self.weights
+
+    @property
+    def steps(self) -> int:
+        return 1 if self.is_step else self.shape[0]
+
+    @property
+    def weights(self) -> int:
+        """How many elements they have."""
         input_size, hidden = self.shape[-2:]
-        return (3 if self.training else 1) * 2 * rows * (input_size + hidden) * GATES * hidden
+        return GATES * hidden * (input_size + hidden)
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.weights * self.dtype.itemsize
+
+    @property
+    def weight_passes(self) -> float:
+        """How often all weights are read, at least.
+
+        Those of h once for each step, those of the input once for all steps; in a sequence once
+        more backward, for the gradients of h and input. To write the gradient is a pass too.
+        """
+        input_size, hidden = self.shape[-2:]
+        reads = (input_size + self.steps * hidden) / (input_size + hidden)
+        return reads if not self.training else reads + 1 if self.is_step else 2 * reads + 1
 
     def __str__(self) -> str:
         work = "one step" if self.is_step else "sequence"

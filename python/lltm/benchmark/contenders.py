@@ -14,6 +14,7 @@ from .. import _C, modules, reference
 from .._cell import GATES
 from .._inductor import inductor_decomposed
 from .cases import Case
+from .runtimes import OnnxRuntime, OpenVino
 
 OURS = "lltm"
 PREPACKED = "lltm, prepacked"
@@ -24,6 +25,9 @@ COMPILED_OURS = "torch.compile, lltm"
 COMPILED_DECOMPOSED = "torch.compile, decomposed"
 ADDMM = "addmm"
 PEAK = "oneDNN product"
+READ = "reading the weights"
+ONNX_RUNTIME = "ONNX Runtime LSTM"
+OPENVINO = "OpenVINO LSTM"
 
 # The tutorial's figures, microseconds of forward and backward.
 PUBLISHED = {
@@ -144,6 +148,8 @@ SEQUENCES: dict[str, Make] = {
     "nn.LSTM": nn.LSTM,
     "nn.GRU": _gru(nn.GRU),
 }
+# For inference in float32.
+RUNTIMES: dict[str, Make] = {ONNX_RUNTIME: OnnxRuntime, OPENVINO: OpenVino}
 COMPILED_SEQUENCES: dict[str, Make] = {
     COMPILED: _compiled(reference.LLTM),
     COMPILED_OURS: _compiled(modules.LLTM),
@@ -211,6 +217,11 @@ def addmm(case: Case) -> Callable[[], object]:
     weights = torch.randn(GATES * hidden, hidden + input_size, dtype=case.dtype).t()
     bias = torch.randn(GATES * hidden, dtype=case.dtype)
     return lambda: torch.addmm(bias, X, weights)
+
+
+def read_weights(case: Case) -> Callable[[], object]:
+    """Returns a sum over as many bytes as the weights of a case have."""
+    return partial(torch.sum, torch.randn(case.weight_bytes // torch.float32.itemsize))
 
 
 PRODUCT_SIZE = 1024

@@ -13,11 +13,11 @@ import torch
 
 from ..__main__ import report
 from .cases import Case
-from .contenders import OURS, PEAK
+from .contenders import OURS, PEAK, READ
 
 # Of a case and a contender, the largest ratio of times, lltm to that contender, that somebody
-# wants to see: PEAK, the smallest share of its rate; SAVED and PEAK_MEMORY of memory.py. None
-# without a goal.
+# wants to see: PEAK and READ, the smallest share of their rate; SAVED and PEAK_MEMORY of memory.py.
+# None without a goal.
 Goal = Callable[[Case, str], float | None]
 
 
@@ -49,6 +49,15 @@ class Check:
 
 
 @dataclass
+class Bound:
+    """The least time that a case can take, by what of it the machine does slowest."""
+
+    by: str  # PEAK or READ
+    seconds: float
+    share: float  # of this bound in the first contender's time
+
+
+@dataclass
 class Row:
     """Contenders measured in the same rounds; the first is the one that others are compared to."""
 
@@ -59,6 +68,7 @@ class Row:
     amounts: dict[str, float] = field(default_factory=dict)  # FLOP or bytes of a run
     unit: str = "FLOP"
     checks: list[Check] = field(default_factory=list)
+    bound: Bound | None = None
 
     def ratio(self, name: str) -> float:
         """The first contender's time in units of this one's."""
@@ -79,10 +89,14 @@ class Row:
             )
             line += f"{'' if name == first else format(self.ratio(name), '.3f'):>10}"
             if name in self.amounts:
-                line += f"{self.amounts[name] / median / 1e9:>12.1f} G{self.unit}/s"
+                unit = "B" if name == READ else self.unit
+                line += f"{self.amounts[name] / median / 1e9:>12.1f} G{unit}/s"
             yield line
         for name, reason in self.skipped.items():
             yield f"  {name:{width}}   not measured: {reason}"
+        if self.bound is not None:
+            least = f"{time_text(self.bound.seconds)} by {self.bound.by}"
+            yield f"  bound: {least}; share of it in {first}: {self.bound.share:.2f}"
         for check in self.checks:
             yield f"  {check}"
 
@@ -109,7 +123,8 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     works: dict[str, list[Row]] = {}
     for row in rows:
         works.setdefault(", ".join(row.title.split(", ")[:2]), []).append(row)
-    names = list(dict.fromkeys(name for row in rows for name in row.seconds if name != PEAK))
+    names = list(dict.fromkeys(name for row in rows for name in row.seconds))
+    names = [name for name in names if name not in (PEAK, READ)]
     sizes = [len(group) for group in works.values()]
     figure = Figure(figsize=(9, 1.5 + 0.6 * len(works) + 0.22 * sum(sizes)), layout="constrained")
     grid = figure.subplots(len(works), 1, sharex=True, squeeze=False, height_ratios=sizes)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -71,6 +74,29 @@ def parts_timer(make: Make, case: Case) -> Sampler:
     return sample
 
 
+def others_run() -> bool:
+    """Whether another thread of this process runs, or would with a core; on Linux only."""
+    own = threading.get_native_id()
+    for task in Path("/proc/self/task").glob("*"):
+        with suppress(OSError):  # a thread that has just ended
+            state = (task / "stat").read_text().rpartition(") ")[2]
+            if state.startswith("R") and int(task.name) != own:
+                return True
+    return False
+
+
+def wake(sampler: Sampler) -> None:
+    """Runs something once, after the threads of what ran before it have gone to sleep.
+
+    Idle threads of OpenMP, ONNX Runtime and OpenVINO spin for a while, each on a core that somebody
+    else needs. Where they never stop, as OMP_WAIT_POLICY=active has it, this waits for a second.
+    """
+    deadline = time.monotonic() + 1.0
+    while others_run() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    sampler(1)
+
+
 @dataclass
 class Settings:
     rounds: int
@@ -85,7 +111,7 @@ def measure(
     amounts: Mapping[str, float] | None = None,
     unit: str = "FLOP",
 ) -> Row:
-    """Measures what `builds` make, in interleaved rounds; each is warmed up first.
+    """Measures what `builds` make, in interleaved rounds; each is warmed up before its turn.
 
     What can't be built or run here (no compiler, no such dtype, no memory), or ends in a later
     round, is left out, with the reason; the first must run.
@@ -106,7 +132,7 @@ def measure(
     for name, build in builds.items():
         try:
             sampler = build()
-            sampler(1)
+            wake(sampler)
             row.iterations[name] = _iterations(sampler, settings.seconds)
             samplers[name] = sampler
         except Exception as error:  # others' code: of any kind
@@ -114,6 +140,7 @@ def measure(
     for _ in range(settings.rounds):
         for name, sampler in list(samplers.items()):
             try:
+                wake(sampler)
                 taken = sampler(row.iterations[name])
             except Exception as error:
                 skip(name, error)

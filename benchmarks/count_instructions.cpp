@@ -1,0 +1,185 @@
+// What `make bench-check` counts the instructions of: calls of the library, each once and warm.
+// Run by benchmarks/instructions.py:
+//
+//     valgrind --tool=callgrind --instr-atstart=no lltm_count
+//
+// callgrind writes one file for each case, with the name of the case as its trigger. Standard
+// output says what else the counts depend on, one "name: value" pair per line.
+#include "cpu/kernels.h"
+#include "cpu/schedule.h"
+#include "problems.h"
+
+#include <lltm/ops.h>
+#include <lltm/serialize.h>
+#include <lltm/version.h>
+
+#include <ATen/Context.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/tensor.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <gnu/libc-version.h>
+#include <valgrind/callgrind.h>
+
+#include <functional>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace lltm_bench {
+namespace {
+
+struct Case {
+  std::string name;
+  std::function<void()> run;
+};
+using Cases = std::vector<Case>;
+
+// ---- operators --------------------------------------------------------------
+
+void add_cell(Cases& cases, const Sizes& sizes) {
+  const auto problem = std::make_shared<Problem>(sizes, at::kFloat, /*step=*/true);
+  const auto forward = [=] {
+    const Problem& p = *problem;
+    return std::get<0>(lltm::cell(p.input, p.h, p.c, p.weights, p.bias));
+  };
+  cases.push_back({"cell, inference, " + sizes.text(true), [=] {
+                     const at::NoGradGuard no_grad;
+                     forward();
+                   }});
+  const Tensors leaves = {problem->weights, problem->bias};
+  for (const Tensor& leaf : leaves) leaf.requires_grad_();
+  cases.push_back({"cell, training, " + sizes.text(true), [=] {
+                     torch::autograd::grad({forward()}, leaves, {problem->grad_h});
+                   }});
+}
+
+void add_sequence(
+    Cases& cases, const Sizes& sizes, const std::string& dtype_name, at::ScalarType dtype) {
+  const auto problem = std::make_shared<Problem>(sizes, dtype, /*step=*/false);
+  const auto forward = [=] {
+    const Problem& p = *problem;
+    return std::get<0>(lltm::sequence(p.input, p.h, p.c, p.weights, p.bias));
+  };
+  const std::string suffix = dtype_name + ", " + sizes.text(false);
+  cases.push_back({"sequence, inference, " + suffix, [=] {
+                     const at::NoGradGuard no_grad;
+                     forward();
+                   }});
+  const Tensors leaves = {problem->input, problem->weights, problem->bias};
+  for (const Tensor& leaf : leaves) leaf.requires_grad_();
+  cases.push_back({"sequence, training, " + suffix, [=] {
+                     torch::autograd::grad({forward()}, leaves, {problem->grad_h});
+                   }});
+}
+
+// Rows of different lengths, packed, from their last step to the first.
+void add_packed(Cases& cases) {
+  const auto problem = std::make_shared<Problem>(Sizes{26, 12, 64, 96}, at::kFloat, false);
+  const Tensor batch_sizes = at::tensor({12, 12, 9, 7, 7, 4, 1}, at::kLong);
+  const Tensor input = problem->input.flatten(0, 1).slice(0, 0, batch_sizes.sum().item<int64_t>());
+  cases.push_back({"sequence, inference, f32, packed, reverse, B:12,I:64,H:96", [=] {
+                     const at::NoGradGuard no_grad;
+                     const Problem& p = *problem;
+                     lltm::sequence(input, p.h, p.c, p.weights, p.bias, batch_sizes, true);
+                   }});
+}
+
+void add_prepacked(Cases& cases, const Sizes& sizes) {
+  const auto problem = std::make_shared<Problem>(sizes, at::kFloat, /*step=*/false);
+  const Tensor packed = lltm::prepack(problem->weights);
+  cases.push_back({"prepacked sequence, inference, f32, " + sizes.text(false), [=] {
+                     const at::NoGradGuard no_grad;
+                     const Problem& p = *problem;
+                     lltm::sequence_prepacked(p.input, p.h, p.c, packed, p.bias);
+                   }});
+}
+
+void add_prepack(Cases& cases, const std::string& dtype_name, at::ScalarType dtype) {
+  const Sizes sizes = {1, 1, 128, 256};
+  const auto problem = std::make_shared<Problem>(sizes, dtype, /*step=*/true);
+  cases.push_back(
+      {"prepack, " + dtype_name + ", I:128,H:256", [=] { lltm::prepack(problem->weights); }});
+}
+
+void add_checkpoint(Cases& cases) {
+  const Problem problem({1, 1, 128, 256}, at::kFloat, /*step=*/true);
+  const std::string path = "layer.safetensors";
+  lltm::save_safetensors({{"weights_l0", problem.weights}, {"bias_l0", problem.bias}}, path);
+  cases.push_back({"load_safetensors, f32, I:128,H:256", [=] { lltm::load_safetensors(path); }});
+}
+
+// ---- element-wise kernels ----------------------------------------------------
+
+template <typename T>
+void add_elementwise(Cases& cases, const std::string& dtype_name) {
+  constexpr int64_t kRows = 16, kHidden = 512;
+  for (const lltm::cpu::Kernels* const kernels :
+       {lltm::cpu::kernels_avx2(), lltm::cpu::kernels_default()}) {
+    if (kernels == nullptr) continue;
+    const auto step = std::make_shared<Step<T>>(kRows, kHidden);
+    const std::string suffix = dtype_name + ", B:16,H:512, " + kernels->name;
+    cases.push_back({"element-wise forward, " + suffix, [=] { step->forward(*kernels); }});
+    cases.push_back({"element-wise backward, " + suffix, [=] { step->backward(*kernels); }});
+  }
+}
+
+Cases all_cases() {
+  Cases cases;
+  add_cell(cases, {1, 16, 32, 128});
+  add_cell(cases, {1, 1, 32, 128});
+  // Short: valgrind takes long for GEMMs, and what a step takes shows in a few.
+  add_sequence(cases, {10, 16, 32, 128}, "f32", at::kFloat);
+  add_sequence(cases, {2, 64, 64, 128}, "f32", at::kFloat);
+  add_sequence(cases, {2, 33, 60, 100}, "f32", at::kFloat);
+  add_sequence(cases, {10, 1, 128, 256}, "f32", at::kFloat);  // the engine for few rows
+  add_sequence(cases, {10, 3, 50, 75}, "f32", at::kFloat);    // and with A in float64
+  add_sequence(cases, {3, 16, 32, 128}, "bf16", at::kBFloat16);
+  add_sequence(cases, {3, 16, 32, 128}, "f16", at::kHalf);
+  add_sequence(cases, {3, 16, 32, 128}, "f64", at::kDouble);  // the stepwise engine
+  add_packed(cases);
+  add_prepacked(cases, {1, 1, 128, 256});
+  add_prepacked(cases, {4, 4, 128, 256});
+  add_prepack(cases, "f32", at::kFloat);
+  add_prepack(cases, "bf16", at::kBFloat16);
+  add_checkpoint(cases);
+  add_elementwise<float>(cases, "f32");
+  add_elementwise<lltm::cpu::BFloat16>(cases, "bf16");
+  add_elementwise<lltm::cpu::Half>(cases, "f16");
+  add_elementwise<double>(cases, "f64");
+  return cases;
+}
+
+// ---- what else the counts depend on ------------------------------------------
+
+// valgrind shows programs a CPU of its own, whose caches the schedules go by.
+void print_environment() {
+  const lltm::cpu::Machine& machine = lltm::cpu::cache_sizes();
+  std::cout << lltm::build_info() << "build: " << LLTM_BUILD << '\n'
+            << "C library: " << gnu_get_libc_version() << '\n'
+            << "caches: " << machine.l1 << ", " << machine.l2 << ", " << machine.l3 << " bytes\n";
+}
+
+void count() {
+  at::manual_seed(0);
+  const Cases cases = all_cases();
+  // Compiles micro-kernels, registers what is registered once, fills caches of memory.
+  for (const Case& one : cases) one.run();
+  CALLGRIND_START_INSTRUMENTATION;
+  for (const Case& one : cases) {
+    CALLGRIND_ZERO_STATS;
+    one.run();
+    CALLGRIND_DUMP_STATS_AT(one.name.c_str());
+  }
+  CALLGRIND_STOP_INSTRUMENTATION;
+}
+
+}  // namespace
+}  // namespace lltm_bench
+
+int main() {
+  lltm_bench::print_environment();
+  lltm_bench::count();
+}

@@ -1,0 +1,153 @@
+"""Compares how many instructions the kernels take with benchmarks/instructions.json.
+
+    python benchmarks/instructions.py build/benchmarks/lltm_count            `make bench-check`
+    python benchmarks/instructions.py build/benchmarks/lltm_count --write    `make bench-baseline`
+
+callgrind counts the instructions of each case of count_instructions.cpp: `lltm` those of liblltm
+and its kernels alone, `all` those of libtorch and of its GEMMs too, of everything but the C
+library. Unlike a time, a count is the same in every run and on every machine with AVX2: valgrind
+shows programs a CPU of its own, with its instruction sets (no AVX-512) and its caches.
+
+Exits with 1 where a count is more than 3 % above that of the file, or the cases are others; with
+77 where nothing can be compared because the file was made with other tools, which it names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+BASELINE = Path(__file__).with_suffix(".json")
+TOLERANCE = 0.03
+FAILED, NOT_COMPARABLE = 1, 77
+
+# One thread, and the kernels that an AVX2 machine has, whatever machine this is. Nothing else of
+# the caller's environment.
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+# Of what the program prints, what counts depend on although no source of ours has changed.
+TOOLS = ("torch", "compiler", "build", "C library", "CPU kernels in use", "CPU micro-kernel")
+TOOLS += ("caches", "valgrind")
+
+Counts = dict[str, int]  # "lltm" and "all"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the counts of a run depend on, and the counts by case."""
+
+    tools: dict[str, str]
+    instructions: dict[str, Counts]
+
+
+def count(program: Path) -> Run:
+    """Runs `program` under callgrind."""
+    valgrind = shutil.which("valgrind")
+    if valgrind is None:
+        sys.exit("lltm: valgrind is not installed (Debian: valgrind)")
+    version = subprocess.run([valgrind, "--version"], capture_output=True, text=True, check=True)
+    with tempfile.TemporaryDirectory() as folder:
+        run = subprocess.run(
+            [valgrind, "--tool=callgrind", "--instr-atstart=no", program.resolve()],
+            cwd=folder,
+            env=ENVIRONMENT,
+            capture_output=True,
+            text=True,
+        )
+        if run.returncode != 0:
+            sys.exit(f"lltm: {program} failed under callgrind:\n{run.stdout}{run.stderr}")
+        texts = [path.read_text() for path in Path(folder).glob("callgrind.out.*")]
+    printed = dict(line.split(": ", 1) for line in run.stdout.splitlines())
+    printed["valgrind"] = version.stdout.strip()
+    names = (program.name, "liblltm.so")
+    counted = [counts_of(text, names) for text in texts if TRIGGER in text]
+    return Run({name: printed[name] for name in TOOLS}, dict(sorted(counted)))
+
+
+TRIGGER = "desc: Trigger: Client Request: "
+
+
+def counts_of(text: str, names: tuple[str, ...]) -> tuple[str, Counts]:
+    """Returns the case and the counts of one of callgrind's files.
+
+    The instructions of objects whose file names start with one of `names` count as `lltm`.
+    """
+    (case,) = re.findall(f"^{TRIGGER}(.*)$", text, re.MULTILINE)
+    objects: dict[str, str] = {}  # a path is given once, later lines have its number only
+    counts = {"lltm": 0, "all": 0}
+    file, after_call = "", False
+    for line in text.splitlines():
+        if match := re.match(r"(c?)ob=\((\d+)\)(?: (.*))?$", line):
+            called, number, path = match.groups()
+            objects.setdefault(number, path)
+            if not called:
+                file = Path(objects[number]).name
+        elif line.startswith("calls="):
+            after_call = True  # the next line is the cost of the callee
+        elif re.match(r"[\d+*-]", line):  # a position and a cost
+            cost = 0 if after_call else int(line.split()[1])
+            after_call = False
+            counts["lltm"] += cost if file.startswith(names) else 0
+            # How long malloc searches depends on everything that was allocated before.
+            counts["all"] += 0 if file.startswith("libc.so") else cost
+    return case, counts
+
+
+def compare(baseline: Run, now: Run) -> tuple[int, list[str]]:
+    """Returns an exit status, and lines for people."""
+    other = [name for name in TOOLS if baseline.tools.get(name) != now.tools[name]]
+    if other:
+        lines = [f"Instructions not compared with those of {BASELINE.name}:"]
+        for name in other:
+            there, here = baseline.tools.get(name), now.tools[name]
+            lines.append(f"  {name}: {there!r} there, {here!r} here")
+        return NOT_COMPARABLE, [*lines, "To compare here, `make bench-baseline` before the change."]
+
+    lines = []
+    status = 0
+    for case in sorted(baseline.instructions.keys() ^ now.instructions.keys()):
+        status = FAILED
+        where = BASELINE.name if case in baseline.instructions else "this run"
+        lines.append(f"FAILED  {case}: in {where} only")
+    largest = -1.0
+    for case in sorted(baseline.instructions.keys() & now.instructions.keys()):
+        for what, before in baseline.instructions[case].items():
+            after = now.instructions[case][what]
+            change = after / before - 1
+            largest = max(largest, change)
+            more = after > (1 + TOLERANCE) * before
+            if more or after < (1 - TOLERANCE) * before:
+                status = FAILED if more else status
+                verdict = "FAILED" if more else "fewer "
+                lines.append(f"{verdict}  {case}: {what} {before:,} -> {after:,} ({change:+.1%})")
+    if lines:
+        lines.append("Where these counts are wanted, `make bench-baseline` takes them.")
+    limit = f"most above {BASELINE.name}: {largest:+.2%}, limit {TOLERANCE:+.0%}"
+    return status, [*lines, f"Instructions of {len(now.instructions)} cases; {limit}"]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("program", type=Path, help="lltm_count")
+    parser.add_argument("--write", action="store_true", help="write the file, compare nothing")
+    options = parser.parse_args()
+    now = count(options.program)
+    if options.write:
+        BASELINE.write_text(json.dumps(asdict(now), indent=1) + "\n")
+        print(f"{len(now.instructions)} cases: {BASELINE}")
+        return 0
+    status, lines = compare(Run(**json.loads(BASELINE.read_text())), now)
+    print("\n".join(lines))
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
