@@ -62,8 +62,9 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
   if (is_prepacked(args.weights)) {
     const bool bf16 = has_form(args.weights, GemmFormat::kBf16);
     if (!blocked || (bf16 && !machine.bf16)) {
-      const auto& [input, h_0, c_0, weights, bias, batch_sizes, reverse, save] = args;
-      return sequence_forward({input, h_0, c_0, unpack(weights), bias, batch_sizes, reverse, save});
+      const auto& [input, h_0, c_0, weights, bias, batch_sizes, reverse, save, steps] = args;
+      return sequence_forward(
+          {input, h_0, c_0, unpack(weights), bias, batch_sizes, reverse, save, steps});
     }
     machine.bf16 = bf16;
     machine.bf16x3 = machine.bf16x3 && has_form(args.weights, GemmFormat::kBf16x3);
