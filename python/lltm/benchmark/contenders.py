@@ -17,6 +17,7 @@ from .cases import Case
 
 OURS = "lltm"
 PREPACKED = "lltm, prepacked"
+CHECKPOINTED = "lltm, checkpointed"
 PLAIN = "plain PyTorch"
 TUTORIAL = "tutorial's C++"
 COMPILED = "torch.compile, plain"
@@ -108,6 +109,11 @@ class Prepacked(nn.Module):
 
     def forward(self, input: Tensor, state: State) -> Any:
         return self.packed(input, state)
+
+
+def checkpointed(checkpoint_steps: int) -> Make:
+    """Makes layers that save checkpoints so many steps apart."""
+    return partial(modules.LLTM, checkpoint_steps=checkpoint_steps)
 
 
 def _gru(make: Make) -> Make:
