@@ -2,6 +2,7 @@
 // through: what autograd.cpp does for the operators, for the engine alone.
 #pragma once
 
+#include "checkpointed.h"
 #include "cuda/engine.h"
 #include "testing.h"
 
@@ -105,12 +106,73 @@ struct EngineSequence : torch::autograd::Function<EngineSequence> {
   }
 };
 
+struct EngineCheckpointed : torch::autograd::Function<EngineCheckpointed> {
+  static Tensors forward(
+      torch::autograd::AutogradContext* context,
+      const at::Tensor& input,
+      const at::Tensor& h_0,
+      const at::Tensor& c_0,
+      const at::Tensor& weights,
+      const std::optional<at::Tensor>& bias,
+      const std::optional<at::Tensor>& batch_sizes,
+      bool reverse,
+      int64_t checkpoint_steps) {
+    const Arguments arguments = {input, h_0, c_0, weights, bias, batch_sizes, reverse};
+    lltm::SequenceArgs args = sequence_args(arguments, /*save=*/true);
+    args.checkpoint_steps = checkpoint_steps;
+    const auto [output, h_n, c_n, checkpoints] = lltm::cuda::sequence_forward(args);
+    context->set_materialize_grads(false);
+    context->save_for_backward(
+        {input,
+         h_0,
+         c_0,
+         weights,
+         lltm::or_undefined(bias),
+         output,
+         checkpoints,
+         lltm::or_undefined(batch_sizes)});
+    context->saved_data["reverse"] = reverse;
+    context->saved_data["checkpoint_steps"] = checkpoint_steps;
+    return {output, h_n, c_n};
+  }
+  static Tensors backward(torch::autograd::AutogradContext* context, const Tensors& grads) {
+    const Tensors saved = context->get_saved_variables();
+    Tensors gradients = as_list(
+        lltm::checkpointed_backward(
+            {grads[0],
+             grads[1],
+             grads[2],
+             saved[0],
+             saved[1],
+             saved[2],
+             saved[3],
+             saved[4],
+             saved[5],
+             saved[6],
+             context->saved_data["checkpoint_steps"].toInt(),
+             saved[7],
+             context->saved_data["reverse"].toBool(),
+             output_mask(*context, saved[4].defined())},
+            lltm::cuda::sequence_forward,
+            lltm::cuda::sequence_backward));
+    gradients.resize(8);
+    return gradients;
+  }
+};
+
 inline Tensors engine_cell(const Arguments& a) {
   return EngineCell::apply(a.input, a.h, a.c, a.weights, a.bias);
 }
 
 inline Tensors engine_sequence(const Arguments& a) {
   return EngineSequence::apply(a.input, a.h, a.c, a.weights, a.bias, a.batch_sizes, a.reverse);
+}
+
+inline Function engine_checkpointed(int64_t checkpoint_steps) {
+  return [checkpoint_steps](const Arguments& a) {
+    return EngineCheckpointed::apply(
+        a.input, a.h, a.c, a.weights, a.bias, a.batch_sizes, a.reverse, checkpoint_steps);
+  };
 }
 
 }  // namespace lltm_test

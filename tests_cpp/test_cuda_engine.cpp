@@ -116,6 +116,21 @@ TEST_P(CudaEngineSequence, ValuesAndGradientsMatchOracle) {
   check_sequence(dense({5, 3, 5, 7}, /*bias=*/false));
 }
 
+TEST_P(CudaEngineSequence, CheckpointedValuesAndGradientsMatchOracle) {
+  for (const int64_t steps : {1, 3, 5, 100}) {
+    SCOPED_TRACE(testing::Message() << "checkpoint_steps " << steps);
+    for (const Problem& problem :
+         {dense({10, 3, 5, 7}),
+          dense({10, 3, 5, 7}, /*bias=*/false),
+          packed({10, 9, 8, 6, 5, 5, 4, 3, 1}, 3, 16)}) {
+      check(engine_checkpointed(steps), eager_sequence, problem);
+      const Arguments arguments = problem(1);
+      const at::NoGradGuard no_grad;
+      EXPECT_TRUE(identical(engine_checkpointed(steps)(arguments), engine_inference(arguments)));
+    }
+  }
+}
+
 TEST_P(CudaEngineSequence, PackedValuesAndGradientsMatchOracle) {
   check_sequence(packed({5}, 3, 4));
   check_sequence(packed({3, 3, 3}, 5, 7));

@@ -7,6 +7,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 #include <lltm/nn.h>
+#include <lltm/ops.h>
 
 #include <algorithm>
 
@@ -22,6 +23,9 @@ const char* const kOperators[] = {
     "lltm::prepack",
     "lltm::sequence",
     "lltm::sequence_backward",
+    "lltm::sequence_checkpointed",
+    "lltm::sequence_checkpointed_backward",
+    "lltm::sequence_checkpointed_forward",
     "lltm::sequence_forward",
     "lltm::sequence_prepacked",
 };
@@ -60,7 +64,7 @@ TEST(Dispatch, EveryOperatorHasItsKernels) {
       EXPECT_TRUE(op.hasKernelForDispatchKey(key)) << name << ' ' << c10::toString(key);
     }
   }
-  for (const char* const name : {"lltm::cell", "lltm::sequence"}) {
+  for (const char* const name : {"lltm::cell", "lltm::sequence", "lltm::sequence_checkpointed"}) {
     const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
     for (const DispatchKey key : {DispatchKey::AutocastCPU, DispatchKey::AutocastCUDA}) {
       EXPECT_TRUE(op.hasKernelForDispatchKey(key)) << name << ' ' << c10::toString(key);
@@ -146,6 +150,33 @@ std::vector<Call> calls(at::ScalarType dtype) {
             s.batch_sizes,
             s.reverse,
             mask}});
+    }
+
+    for (const int64_t steps : {1, 2, 5}) {
+      const torch::jit::Stack checkpointed = {
+          s.input, s.h, s.c, s.weights, s.bias, steps, s.batch_sizes, s.reverse};
+      calls.push_back({"lltm::sequence_checkpointed", checkpointed});
+      calls.push_back({"lltm::sequence_checkpointed_forward", checkpointed});
+      const at::Tensor checkpoints =
+          call("lltm::sequence_checkpointed_forward", checkpointed)[3].toTensor();
+      for (const auto& mask : {all, some}) {
+        calls.push_back(
+            {"lltm::sequence_checkpointed_backward",
+             {results[0],
+              results[1],
+              c10::IValue(),
+              s.input,
+              s.h,
+              s.c,
+              s.weights,
+              s.bias,
+              results[0],
+              checkpoints,
+              steps,
+              s.batch_sizes,
+              s.reverse,
+              mask}});
+      }
     }
   }
   return calls;
@@ -245,6 +276,13 @@ std::vector<AutocastCase> autocast_cases(at::ScalarType dtype) {
       {"cell", cell, cell_problem({1, 4, 3, 5}, dtype, 1)},
       {"sequence", sequence, sequence_problem({3, 4, 3, 5}, dtype, 1)},
       {"packed sequence", sequence, packed_problem({3, 2, 2}, 3, 5, dtype, 1)},
+      {"checkpointed sequence",
+       [](const Arguments& a) {
+         const auto [output, h_n, c_n] =
+             lltm::sequence_checkpointed(a.input, a.h, a.c, a.weights, a.bias, 2);
+         return Tensors{output, h_n, c_n};
+       },
+       sequence_problem({3, 4, 3, 5}, dtype, 1)},
   };
 }
 

@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
+#include <lltm/ops.h>
 
 #include <typeinfo>
 #include <utility>
@@ -275,6 +276,27 @@ TEST(Errors, TheCallsAreRightButForTheirChange) {
   }
 }
 
+TEST(Errors, ACheckpointedSequenceThrows) {
+  const auto refuse = [](Arguments a, int64_t steps, const char* text) {
+    for (const bool training : {false, true}) {
+      a.weights.requires_grad_(training);
+      expect_error(
+          [&] { lltm::sequence_checkpointed(a.input, a.h, a.c, a.weights, a.bias, steps); },
+          kValueError,
+          text);
+    }
+  };
+  Arguments arguments = right_arguments(Op::kSequence);
+  refuse(
+      arguments, 0, "lltm::sequence_checkpointed: expected checkpoint_steps to be positive, got 0");
+  refuse(
+      arguments,
+      -3,
+      "lltm::sequence_checkpointed: expected checkpoint_steps to be positive, got -3");
+  arguments.h = at::zeros({3, 5});
+  refuse(arguments, 2, "lltm::sequence_checkpointed: expected h_0 of shape (4, 5), got (3, 5)");
+}
+
 // ---- the operators of training --------------------------------------------
 
 // They are called from Python too, so they check what they get.
@@ -314,6 +336,24 @@ const WrongBackward kWrongBackwards[] = {
      "lltm::sequence_backward: expected output of shape (2, 4, 5), got (2, 4, 4)"},
     {"sequence_activations", "lltm::sequence_backward", 7, {4, 20},
      "lltm::sequence_backward: expected activations of shape (8, 20), got (4, 20)"},
+    {"checkpointed_grad_output", "lltm::sequence_checkpointed_backward", 0, {8, 5},
+     "lltm::sequence_checkpointed_backward: expected grad_output of shape (2, 4, 5), got (8, 5)"},
+    {"checkpointed_grad_h_n", "lltm::sequence_checkpointed_backward", 1, {1, 4, 5},
+     "lltm::sequence_checkpointed_backward: expected grad_h_n of shape (4, 5), got (1, 4, 5)"},
+    {"checkpointed_grad_c_n", "lltm::sequence_checkpointed_backward", 2, {4, 6},
+     "lltm::sequence_checkpointed_backward: expected grad_c_n of shape (4, 5), got (4, 6)"},
+    {"checkpointed_h_0", "lltm::sequence_checkpointed_backward", 4, {4, 6},
+     "lltm::sequence_checkpointed_backward: expected h_0 of shape (4, 5), got (4, 6)"},
+    {"checkpointed_c_0", "lltm::sequence_checkpointed_backward", 5, {3, 5},
+     "lltm::sequence_checkpointed_backward: expected c_0 of shape (4, 5), got (3, 5)"},
+    {"checkpointed_weights", "lltm::sequence_checkpointed_backward", 6, {15, 9},
+     "lltm::sequence_checkpointed_backward: expected weights of shape (15, 8), got (15, 9)"},
+    {"checkpointed_bias", "lltm::sequence_checkpointed_backward", 7, {5},
+     "lltm::sequence_checkpointed_backward: expected bias of shape (15,), got (5,)"},
+    {"checkpointed_output", "lltm::sequence_checkpointed_backward", 8, {2, 4, 4},
+     "lltm::sequence_checkpointed_backward: expected output of shape (2, 4, 5), got (2, 4, 4)"},
+    {"checkpoints", "lltm::sequence_checkpointed_backward", 9, {2, 4, 5},
+     "lltm::sequence_checkpointed_backward: expected checkpoints of shape (1, 4, 5), got (2, 4, 5)"},
 };
 // clang-format on
 
@@ -333,22 +373,33 @@ TEST_P(BackwardErrors, OperatorThrows) {
   const std::vector<bool> mask(5, true);
   const at::Tensor state = at::zeros({4, 5});
   const at::Tensor weights = at::zeros({15, 8});
-  const bool cell = std::string(GetParam().op) == "lltm::cell_backward";
-  torch::jit::Stack stack =
-      cell ? torch::jit::
-                 Stack{state, state, at::zeros({4, 3}), state, weights, at::zeros({4, 20}), mask}
-           : torch::jit::Stack{
-                 at::zeros({2, 4, 5}),
-                 state,
-                 state,
-                 at::zeros({2, 4, 3}),
-                 state,
-                 weights,
-                 at::zeros({2, 4, 5}),
-                 at::zeros({8, 20}),
-                 c10::IValue(),
-                 false,
-                 mask};
+  const std::string name = GetParam().op;
+  const at::Tensor input = at::zeros({2, 4, 3});
+  const at::Tensor output = at::zeros({2, 4, 5});
+  const at::Tensor activations = at::zeros({8, 20});
+  const c10::IValue none;
+  torch::jit::Stack stack;
+  if (name == "lltm::cell_backward") {
+    stack = {state, state, at::zeros({4, 3}), state, weights, at::zeros({4, 20}), mask};
+  } else if (name == "lltm::sequence_backward") {
+    stack = {output, state, state, input, state, weights, output, activations, none, false, mask};
+  } else {
+    stack = {
+        output,
+        state,
+        state,
+        input,
+        state,
+        state,
+        weights,
+        at::zeros({15}),
+        output,
+        at::zeros({1, 4, 5}),
+        /*checkpoint_steps=*/2,
+        none,
+        false,
+        mask};
+  }
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(GetParam().op, "");
   torch::jit::Stack right = stack;
   EXPECT_NO_THROW(op.callBoxed(right));

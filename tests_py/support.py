@@ -170,6 +170,20 @@ def sequence_outputs(implementation: Any, a: Arguments) -> tuple[Tensor, ...]:
     return output, h_n, c_n
 
 
+def checkpointed_outputs(steps: int, implementation: Any, a: Arguments) -> tuple[Tensor, ...]:
+    """As :func:`sequence_outputs`, with checkpoints every `steps` steps."""
+    output, (h_n, c_n) = implementation.sequence_checkpointed(
+        a.input,
+        (a.h, a.c),
+        a.weights,
+        a.bias,
+        checkpoint_steps=steps,
+        batch_sizes=a.batch_sizes,
+        reverse=a.reverse,
+    )
+    return output, h_n, c_n
+
+
 NAMES = ("input", "h", "c", "weights", "bias")
 Outputs = Callable[[Any, Arguments], tuple[Tensor, ...]]
 
@@ -352,6 +366,10 @@ MODULES: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
     "layers and directions": lambda: (
         lltm.LLTM(3, 5, num_layers=2, bidirectional=True, batch_first=True),
         (torch.randn(4, 6, 3), _states(4, 4)),
+    ),
+    "checkpoints": lambda: (
+        lltm.LLTM(3, 5, num_layers=2, bidirectional=True, checkpoint_steps=4),
+        (torch.randn(6, 4, 3),),
     ),
     "reverse": lambda: (Reverse(), (torch.randn(6, 4, 3), *_states(4))),
     "float64": lambda: (lltm.LLTM(3, 5).double(), (torch.randn(6, 4, 3).double(),)),

@@ -19,6 +19,9 @@ OPERATORS = (
     "sequence",
     "sequence_forward",
     "sequence_backward",
+    "sequence_checkpointed",
+    "sequence_checkpointed_forward",
+    "sequence_checkpointed_backward",
 )
 
 

@@ -254,6 +254,22 @@ def test_packed_sequence_refuses(
     way_refuses(way, "sequence", {**PACKED, argument: value}, error, text)
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("argument", "value", "error", "text"),
+    [
+        *BAD_SEQUENCE,
+        ("checkpoint_steps", 0, ValueError, "expected checkpoint_steps to be positive, got 0"),
+        ("checkpoint_steps", -3, ValueError, "expected checkpoint_steps to be positive, got -3"),
+    ],
+)
+def test_checkpointed_sequence_refuses(
+    way: Any, argument: str, value: Any, error: type[Exception], text: str
+) -> None:
+    arguments = {**SEQUENCE, "checkpoint_steps": 2, argument: value}
+    way_refuses(way, "sequence_checkpointed", arguments, error, text)
+
+
 @pytest.mark.parametrize(
     ("argument", "value", "error", "text"),
     [case for case in BAD_CELL if case[2] is not RuntimeError],
@@ -299,6 +315,12 @@ def test_functions_refuse_what_is_no_tensor(name: str, argument: str) -> None:
             TypeError,
             "lltm::sequence",
             "expected batch_sizes to be a tensor or None, got list",
+        ),
+        (
+            lambda: in_functional("sequence_checkpointed", {**SEQUENCE, "checkpoint_steps": 2.0}),
+            TypeError,
+            "lltm::sequence_checkpointed",
+            "expected checkpoint_steps to be an int, got float",
         ),
         (
             lambda: in_functional("sequence", {**SEQUENCE, "reverse": 1}),

@@ -7,6 +7,7 @@ test_sequence.py).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import support
@@ -30,6 +31,14 @@ CASES: dict[str, tuple[support.Outputs, Callable[[], Arguments]]] = {
     "sequence in reverse": (
         support.sequence_outputs,
         lambda: sequence_arguments((3, 2, 2, 3), torch.float64, reverse=True),
+    ),
+    "checkpointed sequence": (
+        partial(support.checkpointed_outputs, 2),
+        lambda: sequence_arguments((3, 2, 2, 3), torch.float64),
+    ),
+    "checkpointed packed sequence in reverse": (
+        partial(support.checkpointed_outputs, 2),
+        lambda: packed_arguments((3, 2, 1), 2, 3, torch.float64, reverse=True),
     ),
     "packed sequence": (
         support.sequence_outputs,
@@ -148,7 +157,7 @@ def test_no_graph_is_recorded_without_need() -> None:
 # ----- torch.func ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["cell", "sequence", "packed sequence"])
+@pytest.mark.parametrize("name", ["cell", "sequence", "packed sequence", "checkpointed sequence"])
 def test_torch_func_grad_agrees_with_backward(name: str) -> None:
     outputs, draw = CASES[name]
     function, tensors = _function(outputs, draw())
@@ -161,7 +170,7 @@ def test_torch_func_grad_agrees_with_backward(name: str) -> None:
     torch.testing.assert_close(transformed, expected)
 
 
-@pytest.mark.parametrize("name", ["cell", "sequence", "packed sequence"])
+@pytest.mark.parametrize("name", ["cell", "sequence", "packed sequence", "checkpointed sequence"])
 def test_torch_func_jvp_agrees_with_vjp(name: str) -> None:
     outputs, draw = CASES[name]
     function, tensors = _function(outputs, draw())

@@ -115,6 +115,18 @@ def test_sequence(case: str, dtype: torch.dtype, layout: str) -> None:
     )
 
 
+@each(SEQUENCES | PACKED)
+def test_sequence_checkpointed(case: str, dtype: torch.dtype, layout: str) -> None:
+    a = with_grad((SEQUENCES | PACKED)[case](dtype), layout)
+    opcheck(
+        ops.sequence_checkpointed.default,
+        (a.input, a.h, a.c, a.weights, a.bias),
+        checkpoint_steps=2,
+        batch_sizes=a.batch_sizes,
+        reverse=a.reverse,
+    )
+
+
 # The kernels behind them have no derivative of their own, so arguments need none.
 
 
@@ -157,6 +169,30 @@ def test_sequence_backward(case: str, dtype: torch.dtype, layout: str) -> None:
     opcheck(ops.sequence_backward.default, (*grads, *saved, [True] * 5))
     mask = [True, False, True, False, True]
     opcheck(ops.sequence_backward.default, (None, grads[1], None, *saved, mask))
+
+
+@each(SEQUENCES | PACKED)
+def test_sequence_checkpointed_forward(case: str, dtype: torch.dtype, layout: str) -> None:
+    a = (SEQUENCES | PACKED)[case](dtype).map(LAYOUTS[layout])
+    opcheck(
+        ops.sequence_checkpointed_forward.default,
+        (a.input, a.h, a.c, a.weights, a.bias, 2, a.batch_sizes, a.reverse),
+    )
+
+
+@each(SEQUENCES | PACKED)
+def test_sequence_checkpointed_backward(case: str, dtype: torch.dtype, layout: str) -> None:
+    change = LAYOUTS[layout]
+    a = (SEQUENCES | PACKED)[case](dtype).map(change)
+    arguments = (a.input, a.h, a.c, a.weights, a.bias)
+    output, h_n, c_n, checkpoints = ops.sequence_checkpointed_forward(
+        *arguments, 2, a.batch_sizes, a.reverse
+    )
+    grads = [change(torch.randn_like(y)) for y in (output, h_n, c_n)]
+    saved = (*arguments, output, checkpoints, 2, a.batch_sizes, a.reverse)
+    opcheck(ops.sequence_checkpointed_backward.default, (*grads, *saved, [True] * 5))
+    mask = [True, False, True, False, True]
+    opcheck(ops.sequence_checkpointed_backward.default, (None, grads[1], None, *saved, mask))
 
 
 @each(SEQUENCES | PACKED)

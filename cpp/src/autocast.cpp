@@ -20,9 +20,17 @@ auto sequence_autocast(const SequenceArgs& args) {
 }
 
 template <c10::DeviceType device>
+auto sequence_checkpointed_autocast(const SequenceArgs& args) {
+  return call_checkpointed(under_autocast(device, sequence_checkpointed), args);
+}
+
+template <c10::DeviceType device>
 void register_autocast(torch::Library& m) {
   m.impl("cell", TORCH_FN(cell_op<cell_autocast<device>>));
   m.impl("sequence", TORCH_FN(sequence_op<sequence_autocast<device>>));
+  m.impl(
+      "sequence_checkpointed",
+      TORCH_FN(sequence_checkpointed_op<sequence_checkpointed_autocast<device>>));
 }
 
 }  // namespace

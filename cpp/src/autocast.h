@@ -3,6 +3,7 @@
 
 #include <ATen/autocast_mode.h>
 
+#include <cstdint>
 #include <optional>
 
 namespace lltm {
@@ -24,6 +25,7 @@ class Autocast {
     return tensor.has_value() ? std::optional<at::Tensor>((*this)(*tensor)) : std::nullopt;
   }
   bool operator()(bool flag) const { return flag; }
+  int64_t operator()(int64_t number) const { return number; }
 
  private:
   c10::DeviceType device_;

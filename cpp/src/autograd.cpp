@@ -167,6 +167,57 @@ struct SequenceFunction : torch::autograd::Function<SequenceFunction> {
   }
 };
 
+struct CheckpointedSequenceFunction : torch::autograd::Function<CheckpointedSequenceFunction> {
+  static constexpr bool is_traceable = true;
+
+  static variable_list forward(
+      AutogradContext* context,
+      const Tensor& input,
+      const Tensor& h_0,
+      const Tensor& c_0,
+      const Tensor& weights,
+      const std::optional<Tensor>& bias_or_none,
+      int64_t checkpoint_steps,
+      const std::optional<Tensor>& batch_sizes_or_none,
+      bool reverse) {
+    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const Tensor& bias = or_undefined(bias_or_none);
+    const Tensor& batch_sizes = or_undefined(batch_sizes_or_none);
+    auto [output, h_n, c_n, checkpoints] = sequence_checkpointed_forward(
+        {input, h_0, c_0, weights, bias, batch_sizes, reverse, /*save=*/true, checkpoint_steps});
+    context->set_materialize_grads(false);
+    context->saved_data["checkpoint_steps"] = checkpoint_steps;
+    context->saved_data["reverse"] = reverse;
+    context->save_for_backward({input, h_0, c_0, weights, bias, batch_sizes, output, checkpoints});
+    return {output, h_n, c_n};
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const variable_list saved = context->get_saved_variables();
+    const Tensor& bias = saved[4];
+    const CheckpointedBackwardArgs args = {
+        grads[0],
+        grads[1],
+        grads[2],
+        saved[0],
+        saved[1],
+        saved[2],
+        saved[3],
+        bias,
+        saved[6],
+        saved[7],
+        context->saved_data["checkpoint_steps"].toInt(),
+        saved[5],
+        context->saved_data["reverse"].toBool(),
+        wanted_gradients(*context, bias.defined())};
+    // As for the cell.
+    const auto [d_input, d_h_0, d_c_0, d_weights, d_bias] =
+        is_differentiated(grads) ? composite::sequence_checkpointed_backward(args)
+                                 : sequence_checkpointed_backward(args);
+    return {d_input, d_h_0, d_c_0, d_weights, d_bias, Tensor(), Tensor(), Tensor()};
+  }
+};
+
 // Takes flat arguments and not CellArgs, so that bias reaches the kernel as the optional
 // that it is, without a copy.
 std::tuple<Tensor, Tensor> cell_autograd(
@@ -191,7 +242,7 @@ std::tuple<Tensor, Tensor> cell_autograd(
 }
 
 std::tuple<Tensor, Tensor, Tensor> sequence_autograd(const SequenceArgs& args) {
-  const auto& [input, h_0, c_0, weights, bias, batch_sizes, reverse, save] = args;
+  const auto& [input, h_0, c_0, weights, bias, batch_sizes, reverse, save, checkpoint_steps] = args;
   if (needs_composite({input, h_0, c_0, weights}, bias)) {
     check_sequence(args);
     const auto [output, h_n, c_n, activations] = composite::sequence_forward(args);
@@ -203,6 +254,29 @@ std::tuple<Tensor, Tensor, Tensor> sequence_autograd(const SequenceArgs& args) {
   }
   const variable_list result = SequenceFunction::apply(
       input, h_0, c_0, weights, or_nullopt(bias), or_nullopt(batch_sizes), reverse);
+  return {result[0], result[1], result[2]};
+}
+
+std::tuple<Tensor, Tensor, Tensor> sequence_checkpointed_autograd(const SequenceArgs& args) {
+  const auto& [input, h_0, c_0, weights, bias, batch_sizes, reverse, save, checkpoint_steps] = args;
+  if (needs_composite({input, h_0, c_0, weights}, bias)) {
+    check_sequence_checkpointed(args);
+    const auto [output, h_n, c_n, activations] = composite::sequence_forward(args);
+    return {output, h_n, c_n};
+  }
+  if (!requires_grad({input, h_0, c_0, weights}, bias)) {
+    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    return call_checkpointed(sequence_checkpointed, args);
+  }
+  const variable_list result = CheckpointedSequenceFunction::apply(
+      input,
+      h_0,
+      c_0,
+      weights,
+      or_nullopt(bias),
+      checkpoint_steps,
+      or_nullopt(batch_sizes),
+      reverse);
   return {result[0], result[1], result[2]};
 }
 
@@ -218,12 +292,16 @@ TORCH_LIBRARY_IMPL(lltm, Autograd, m) {
   m.impl("prepack", TORCH_FN(prepack_autograd));
   m.impl("cell", TORCH_FN(cell_autograd));
   m.impl("sequence", TORCH_FN(sequence_op<sequence_autograd>));
+  m.impl(
+      "sequence_checkpointed", TORCH_FN(sequence_checkpointed_op<sequence_checkpointed_autograd>));
   for (const char* op :
        {"cell_forward",
         "cell_backward",
         "sequence_prepacked",
         "sequence_forward",
-        "sequence_backward"}) {
+        "sequence_backward",
+        "sequence_checkpointed_forward",
+        "sequence_checkpointed_backward"}) {
     m.impl(op, torch::autograd::autogradNotImplementedFallback());
   }
 }

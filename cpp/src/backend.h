@@ -8,9 +8,12 @@
 // and, unless the composite ones are good enough,
 //     Tensor prepack(const Tensor& weights, std::optional<ScalarType> dtype)
 //     SequenceResult sequence_prepacked(const SequenceArgs&)
+// and, unless checkpointed.h is,
+//     Gradients sequence_checkpointed_backward(const CheckpointedBackwardArgs&)
 #pragma once
 
 #include "check.h"
+#include "checkpointed.h"
 #include "operators.h"
 
 #include <torch/library.h>
@@ -52,6 +55,22 @@ struct CheckedBackend {
     return Backend::sequence_backward(args);
   }
 
+  static SequenceResult sequence_checkpointed_forward(const SequenceArgs& args) {
+    check_sequence_checkpointed(args);
+    const DeviceGuard guard(args.input.device());
+    return Backend::sequence_forward(args);
+  }
+
+  static Gradients sequence_checkpointed_backward(const CheckpointedBackwardArgs& args) {
+    check_sequence_checkpointed_backward(args);
+    const DeviceGuard guard(args.input.device());
+    if constexpr (requires { Backend::sequence_checkpointed_backward; }) {
+      return Backend::sequence_checkpointed_backward(args);
+    } else {
+      return checkpointed_backward(args, Backend::sequence_forward, Backend::sequence_backward);
+    }
+  }
+
   static std::tuple<at::Tensor, at::Tensor> cell(const CellArgs& args) {
     auto [h_next, c_next, activations] = cell_forward(args);
     return {std::move(h_next), std::move(c_next)};
@@ -59,6 +78,12 @@ struct CheckedBackend {
 
   static std::tuple<at::Tensor, at::Tensor, at::Tensor> sequence(const SequenceArgs& args) {
     auto [output, h_n, c_n, activations] = sequence_forward(args);
+    return {std::move(output), std::move(h_n), std::move(c_n)};
+  }
+
+  static std::tuple<at::Tensor, at::Tensor, at::Tensor> sequence_checkpointed(
+      const SequenceArgs& args) {
+    auto [output, h_n, c_n, checkpoints] = sequence_checkpointed_forward(args);
     return {std::move(output), std::move(h_n), std::move(c_n)};
   }
 
@@ -85,6 +110,12 @@ void register_training(torch::Library& m) {
   m.impl("cell_backward", TORCH_FN(cell_backward_op<Checked::cell_backward>));
   m.impl("sequence_forward", TORCH_FN((sequence_op<Checked::sequence_forward, /*save=*/true>)));
   m.impl("sequence_backward", TORCH_FN(sequence_backward_op<Checked::sequence_backward>));
+  m.impl(
+      "sequence_checkpointed_forward",
+      TORCH_FN((sequence_checkpointed_op<Checked::sequence_checkpointed_forward, /*save=*/true>)));
+  m.impl(
+      "sequence_checkpointed_backward",
+      TORCH_FN(sequence_checkpointed_backward_op<Checked::sequence_checkpointed_backward>));
 }
 
 // All operators that the backend implements.
@@ -94,6 +125,8 @@ void register_backend(torch::Library& m) {
   register_training<Backend>(m);
   m.impl("cell", TORCH_FN(cell_op<Checked::cell>));
   m.impl("sequence", TORCH_FN(sequence_op<Checked::sequence>));
+  m.impl(
+      "sequence_checkpointed", TORCH_FN(sequence_checkpointed_op<Checked::sequence_checkpointed>));
   if constexpr (requires { Backend::prepack; }) {
     m.impl("prepack", TORCH_FN(Checked::prepack));
     m.impl("sequence_prepacked", TORCH_FN(sequence_op<Checked::sequence_prepacked>));

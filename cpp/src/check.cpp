@@ -321,10 +321,12 @@ void check_cell_backward(const CellBackwardArgs& args) {
   check.shape(activations, "activations", {sizes.batch, sizes.hidden * Cell::kSaved});
 }
 
-void check_sequence(const SequenceArgs& args) {
-  const auto& [input, h_0, c_0, weights, bias, batch_sizes, reverse, save] = args;
+namespace {
+
+void check_sequence_of(const char* op, const SequenceArgs& args) {
+  const auto& [input, h_0, c_0, weights, bias, batch_sizes, reverse, save, checkpoint_steps] = args;
   const Checker check(
-      "lltm::sequence",
+      op,
       {{input, "input"},
        {h_0, "h_0"},
        {c_0, "c_0"},
@@ -333,6 +335,26 @@ void check_sequence(const SequenceArgs& args) {
   const SequenceSizes sizes = sequence_sizes(check, input, h_0, check.hidden(weights), batch_sizes);
   check.shape(c_0, "c_0", {sizes.batch, sizes.hidden});
   check.weights_and_bias(weights, bias, sizes.input, sizes.hidden);
+}
+
+void check_checkpoint_steps(const char* op, int64_t checkpoint_steps) {
+  TORCH_CHECK_VALUE(
+      checkpoint_steps > 0,
+      op,
+      ": expected checkpoint_steps to be positive, got ",
+      checkpoint_steps);
+}
+
+}  // namespace
+
+void check_sequence(const SequenceArgs& args) {
+  check_sequence_of("lltm::sequence", args);
+}
+
+void check_sequence_checkpointed(const SequenceArgs& args) {
+  constexpr const char* kOp = "lltm::sequence_checkpointed";
+  check_sequence_of(kOp, args);
+  check_checkpoint_steps(kOp, args.checkpoint_steps);
 }
 
 void check_prepack(const Tensor& weights, std::optional<at::ScalarType> dtype) {
@@ -352,7 +374,7 @@ void check_prepack(const Tensor& weights, std::optional<at::ScalarType> dtype) {
 
 void check_sequence_prepacked(const SequenceArgs& args) {
   constexpr const char* kOp = "lltm::sequence_prepacked";
-  const auto& [input, h_0, c_0, weights, bias, batch_sizes, reverse, save] = args;
+  const auto& [input, h_0, c_0, weights, bias, batch_sizes, reverse, save, checkpoint_steps] = args;
   const bool packed = weights.defined() && weights.scalar_type() == at::kByte;
   // Packed weights are bytes, whatever the dtype of the others.
   const Tensor none;
@@ -382,17 +404,11 @@ void check_sequence_prepacked(const SequenceArgs& args) {
   check.shape(c_0, "c_0", {sizes.batch, sizes.hidden});
 }
 
-void check_sequence_backward(const SequenceBackwardArgs& args) {
-  const Checker check(
-      "lltm::sequence_backward",
-      {{args.input, "input"},
-       {args.grad_output, "grad_output", /*optional=*/true},
-       {args.grad_h_n, "grad_h_n", /*optional=*/true},
-       {args.grad_c_n, "grad_c_n", /*optional=*/true},
-       {args.h_0, "h_0"},
-       {args.weights, "weights"},
-       {args.output, "output"},
-       {args.activations, "activations"}});
+namespace {
+
+// The shapes of what both forms of backward take.
+template <typename Args>
+SequenceSizes backward_sizes(const Checker& check, const Args& args) {
   const SequenceSizes sizes =
       sequence_sizes(check, args.input, args.h_0, check.hidden(args.weights), args.batch_sizes);
   const auto rows_of_output = [&](const Tensor& tensor, const char* name) {
@@ -407,7 +423,46 @@ void check_sequence_backward(const SequenceBackwardArgs& args) {
   check.shape(args.grad_c_n, "grad_c_n", {sizes.batch, sizes.hidden});
   check.weights_and_bias(args.weights, /*bias=*/{}, sizes.input, sizes.hidden);
   rows_of_output(args.output, "output");
+  return sizes;
+}
+
+}  // namespace
+
+void check_sequence_backward(const SequenceBackwardArgs& args) {
+  const Checker check(
+      "lltm::sequence_backward",
+      {{args.input, "input"},
+       {args.grad_output, "grad_output", /*optional=*/true},
+       {args.grad_h_n, "grad_h_n", /*optional=*/true},
+       {args.grad_c_n, "grad_c_n", /*optional=*/true},
+       {args.h_0, "h_0"},
+       {args.weights, "weights"},
+       {args.output, "output"},
+       {args.activations, "activations"}});
+  const SequenceSizes sizes = backward_sizes(check, args);
   check.shape(args.activations, "activations", {sizes.rows, sizes.hidden * Cell::kSaved});
+}
+
+void check_sequence_checkpointed_backward(const CheckpointedBackwardArgs& args) {
+  constexpr const char* kOp = "lltm::sequence_checkpointed_backward";
+  const Checker check(
+      kOp,
+      {{args.input, "input"},
+       {args.grad_output, "grad_output", /*optional=*/true},
+       {args.grad_h_n, "grad_h_n", /*optional=*/true},
+       {args.grad_c_n, "grad_c_n", /*optional=*/true},
+       {args.h_0, "h_0"},
+       {args.c_0, "c_0"},
+       {args.weights, "weights"},
+       {args.bias, "bias", /*optional=*/true},
+       {args.output, "output"},
+       {args.checkpoints, "checkpoints"}});
+  check_checkpoint_steps(kOp, args.checkpoint_steps);
+  const SequenceSizes sizes = backward_sizes(check, args);
+  check.shape(args.c_0, "c_0", {sizes.batch, sizes.hidden});
+  check.shape(args.bias, "bias", {sizes.hidden * Cell::kGates});
+  const SymInt count = (sizes.steps + (args.checkpoint_steps - 1)) / args.checkpoint_steps;
+  check.shape(args.checkpoints, "checkpoints", {count, sizes.batch, sizes.hidden});
 }
 
 void check_pair_forward(

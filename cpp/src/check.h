@@ -16,6 +16,10 @@ void check_cell_backward(const CellBackwardArgs& args);
 void check_sequence(const SequenceArgs& args);
 void check_sequence_backward(const SequenceBackwardArgs& args);
 
+// For sequence_checkpointed and its training form.
+void check_sequence_checkpointed(const SequenceArgs& args);
+void check_sequence_checkpointed_backward(const CheckpointedBackwardArgs& args);
+
 // Weights of any H and I; the dtype to quantise them to is qint8, or none.
 void check_prepack(const at::Tensor& weights, std::optional<at::ScalarType> dtype);
 

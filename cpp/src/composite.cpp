@@ -103,7 +103,7 @@ Gradients cell_backward(const CellBackwardArgs& args) {
 }
 
 SequenceResult sequence_forward(const SequenceArgs& args) {
-  const auto& [input, h_0, c_0, weights, bias, batch_sizes, reverse, save] = args;
+  const auto& [input, h_0, c_0, weights, bias, batch_sizes, reverse, save, checkpoint_steps] = args;
   const int64_t hidden = h_0.size(1);
   const auto [weights_h, weights_x] = split_weights(widened(weights));
   const Tensor projected = project(widened(flat_rows(input)), weights_x, widened(bias));
@@ -113,10 +113,14 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
   Tensor c = c_0;
   std::vector<Tensor> outputs;
   std::vector<Tensor> activations;
-  for (const auto [offset, rows] : steps) {
+  std::vector<Tensor> checkpoints;
+  for (size_t k = 0; k < steps.size(); ++k) {
+    const auto [offset, rows] = steps[k];
+    if (args.saves_checkpoint(k)) checkpoints.push_back(c);
     const Tensor gates = projected.narrow(0, offset, rows) +
                          at::matmul(widened(h.narrow(0, 0, rows)), weights_h.t());
-    const auto [h_next, c_next, saved] = step(gates, c.narrow(0, 0, rows), save);
+    const auto [h_next, c_next, saved] =
+        step(gates, c.narrow(0, 0, rows), args.saves_activations());
     outputs.push_back(h_next);
     activations.push_back(saved);
     h = with_rows(h_next, h);
@@ -132,6 +136,11 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
     std::reverse(outputs.begin(), outputs.end());
     std::reverse(activations.begin(), activations.end());
   }
+  const auto saved = [&] {
+    if (args.saves_activations()) return at::cat(activations, 0);
+    if (!args.saves_checkpoints()) return Tensor();
+    return steps.empty() ? at::empty({0, c.size(0), hidden}, c.options()) : at::stack(checkpoints);
+  };
   std::vector<int64_t> output_shape = input.sizes().vec();
   output_shape.back() = hidden;
   // clone: without steps, the final states are the initial ones, and an
@@ -140,13 +149,14 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
       at::cat(outputs, 0).view(output_shape),
       steps.empty() ? h.clone() : h,
       steps.empty() ? c.clone() : c,
-      save ? at::cat(activations, 0) : Tensor()};
+      saved()};
 }
 
 Gradients sequence_backward(const SequenceBackwardArgs& args) {
   const Tensor& input = args.input;
   const Tensor& h_0 = args.h_0;
   const at::ScalarType dtype = input.scalar_type();
+  const at::ScalarType carried_dtype = args.segment ? compute_dtype(dtype) : dtype;
   const Tensor weights = widened(args.weights);
   const auto [weights_h, weights_x] = split_weights(weights);
   const Tensor x = flat_rows(input);
@@ -180,14 +190,38 @@ Gradients sequence_backward(const SequenceBackwardArgs& args) {
     return steps.empty() ? at::zeros_like(input) : at::cat(dx, 0).view(input.sizes());
   };
   const auto state_gradient = [&](const Tensor& gradient) {
-    return gradient.to(dtype, /*non_blocking=*/false, /*copy=*/steps.empty());
+    return gradient.to(carried_dtype, /*non_blocking=*/false, /*copy=*/steps.empty());
   };
   return {
       d_input ? input_gradient() : Tensor(),
       d_h_0 ? state_gradient(dh) : Tensor(),
       d_c_0 ? state_gradient(dc) : Tensor(),
-      d_weights ? dw.to(dtype) : Tensor(),
-      d_bias ? db.to(dtype) : Tensor()};
+      d_weights ? dw.to(carried_dtype) : Tensor(),
+      d_bias ? db.to(carried_dtype) : Tensor()};
+}
+
+Gradients sequence_checkpointed_backward(const CheckpointedBackwardArgs& args) {
+  const auto [output, h_n, c_n, activations] = sequence_forward(
+      {args.input,
+       args.h_0,
+       args.c_0,
+       args.weights,
+       args.bias,
+       args.batch_sizes,
+       args.reverse,
+       /*save=*/true});
+  return sequence_backward(
+      {args.grad_output,
+       args.grad_h_n,
+       args.grad_c_n,
+       args.input,
+       args.h_0,
+       args.weights,
+       output,
+       activations,
+       args.batch_sizes,
+       args.reverse,
+       args.output_mask});
 }
 
 namespace {
@@ -219,6 +253,11 @@ struct Composite {
   }
 };
 
+// Without anything that is written in place.
+struct Mapped : Composite {
+  static constexpr auto sequence_checkpointed_backward = composite::sequence_checkpointed_backward;
+};
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(lltm, CompositeExplicitAutograd, m) {
@@ -228,7 +267,7 @@ TORCH_LIBRARY_IMPL(lltm, CompositeExplicitAutograd, m) {
 // Under torch.vmap the operators of training run as ATen operations, which have vmap rules.
 // vmap.cpp has the rules of the operators that users call.
 TORCH_LIBRARY_IMPL(lltm, FuncTorchBatched, m) {
-  register_training<Composite>(m);
+  register_training<Mapped>(m);
 }
 
 }  // namespace lltm::composite

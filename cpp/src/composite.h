@@ -14,5 +14,7 @@ CellResult cell_forward(const CellArgs& args);
 Gradients cell_backward(const CellBackwardArgs& args);
 SequenceResult sequence_forward(const SequenceArgs& args);
 Gradients sequence_backward(const SequenceBackwardArgs& args);
+// For derivatives and vmap only: unlike checkpointed.h, it keeps the activations of all steps.
+Gradients sequence_checkpointed_backward(const CheckpointedBackwardArgs& args);
 
 }  // namespace lltm::composite

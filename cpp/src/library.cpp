@@ -13,6 +13,13 @@ TORCH_LIBRARY(lltm, m) {
       " Tensor? batch_sizes=None, bool reverse=False)"
       " -> (Tensor, Tensor, Tensor)");
 
+  // The same with less memory in training: instead of the activations of every step it saves c
+  // before every checkpoint_steps-th, and backward runs the steps in between once more.
+  m.def(
+      "sequence_checkpointed(Tensor input, Tensor h_0, Tensor c_0, Tensor weights,"
+      " Tensor? bias=None, *, int checkpoint_steps, Tensor? batch_sizes=None, bool reverse=False)"
+      " -> (Tensor, Tensor, Tensor)");
+
   // For repeated inference with the same weights: prepack packs them once, for the kernels
   // of this machine, with dtype qint8 quantised, and sequence_prepacked is sequence with the
   // packed weights. Neither has derivatives.
@@ -41,6 +48,19 @@ TORCH_LIBRARY(lltm, m) {
       "sequence_backward(Tensor? grad_output, Tensor? grad_h_n, Tensor? grad_c_n, Tensor input,"
       " Tensor h_0, Tensor weights, Tensor output, Tensor activations, Tensor? batch_sizes,"
       " bool reverse, bool[5] output_mask)"
+      " -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+
+  // checkpoints are c before steps 0, n, 2 n, ... in the order of execution, where n is
+  // checkpoint_steps: (ceil(T / n), B, H).
+  m.def(
+      "sequence_checkpointed_forward(Tensor input, Tensor h_0, Tensor c_0, Tensor weights,"
+      " Tensor? bias, int checkpoint_steps, Tensor? batch_sizes, bool reverse)"
+      " -> (Tensor output, Tensor h_n, Tensor c_n, Tensor checkpoints)");
+  m.def(
+      "sequence_checkpointed_backward(Tensor? grad_output, Tensor? grad_h_n, Tensor? grad_c_n,"
+      " Tensor input, Tensor h_0, Tensor c_0, Tensor weights, Tensor? bias, Tensor output,"
+      " Tensor checkpoints, int checkpoint_steps, Tensor? batch_sizes, bool reverse,"
+      " bool[5] output_mask)"
       " -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
 
   // Used by lltm/_binding.py, where the wheel has no compiled lltm._C for the running Python

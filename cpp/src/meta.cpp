@@ -26,6 +26,13 @@ Tensor activations(const Tensor& like, const SymInt& rows, const SymInt& hidden)
   return empty(like, {rows, hidden * Cell::kSaved});
 }
 
+Tensor checkpoints(const SequenceArgs& args) {
+  const SymInt steps =
+      args.batch_sizes.defined() ? args.batch_sizes.sym_numel() : args.input.sym_size(0);
+  const SymInt count = (steps + (args.checkpoint_steps - 1)) / args.checkpoint_steps;
+  return empty(args.input, {count, args.h_0.sym_size(0), args.h_0.sym_size(1)});
+}
+
 Gradients gradients(
     const Tensor& input, const Tensor& h, const Tensor& weights, const OutputMask& mask) {
   return {
@@ -60,10 +67,16 @@ struct Meta {
         empty(args.input, std::move(shape)),
         contiguous_like(args.h_0),
         contiguous_like(args.h_0),
-        args.save ? activations(args.input, rows, hidden) : Tensor()};
+        args.saves_checkpoints()   ? checkpoints(args)
+        : args.saves_activations() ? activations(args.input, rows, hidden)
+                                   : Tensor()};
   }
 
   static Gradients sequence_backward(const SequenceBackwardArgs& args) {
+    return gradients(args.input, args.h_0, args.weights, args.output_mask);
+  }
+
+  static Gradients sequence_checkpointed_backward(const CheckpointedBackwardArgs& args) {
     return gradients(args.input, args.h_0, args.weights, args.output_mask);
   }
 

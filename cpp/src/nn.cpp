@@ -296,17 +296,44 @@ std::tuple<Tensor, State> Layer::run(
   return {input, State(at::stack(h_n), at::stack(c_n))};
 }
 
+// What takes the arguments of lltm::sequence.
+using SequenceFunction = std::function<std::tuple<Tensor, Tensor, Tensor>(
+    const Tensor& input,
+    const Tensor& h_0,
+    const Tensor& c_0,
+    const Tensor& weights,
+    const std::optional<Tensor>& bias,
+    const std::optional<Tensor>& batch_sizes,
+    bool reverse)>;
+
+// What an LLTM runs.
+SequenceFunction sequence_of(const LLTMOptions& options) {
+  const int64_t checkpoint_steps = options.checkpoint_steps();
+  if (checkpoint_steps == 0) return sequence;
+  return [checkpoint_steps](
+             const Tensor& input,
+             const Tensor& h_0,
+             const Tensor& c_0,
+             const Tensor& weights,
+             const std::optional<Tensor>& bias,
+             const std::optional<Tensor>& batch_sizes,
+             bool reverse) {
+    return sequence_checkpointed(
+        input, h_0, c_0, weights, bias, checkpoint_steps, batch_sizes, reverse);
+  };
+}
+
 // A layer that calls `op` with the (weights, bias) of each direction.
 template <typename Directions>
 Layer layer_of(
     const LLTMOptions& options,
     bool training,
     const Directions& directions,
-    decltype(sequence)& op) {
+    const SequenceFunction& op) {
   return {
       options,
       training,
-      [&directions, &op](
+      [&directions, op](
           size_t k,
           const Tensor& input,
           const Tensor& h_0,
@@ -340,6 +367,11 @@ void LLTMImpl::reset() {
       "lltm::LLTM: expected dropout to lie in [0, 1], got ",
       options.dropout());
 
+  TORCH_CHECK_VALUE(
+      options.checkpoint_steps() >= 0,
+      "lltm::LLTM: expected checkpoint_steps to be positive or 0, got ",
+      options.checkpoint_steps());
+
   const int64_t hidden_size = options.hidden_size();
   const int64_t count = options.bidirectional() ? 2 : 1;
   directions_.clear();
@@ -370,7 +402,11 @@ void LLTMImpl::pretty_print(std::ostream& stream) const {
          << ", bias=" << bool_text(options.bias())
          << ", batch_first=" << bool_text(options.batch_first())
          << ", dropout=" << options.dropout()
-         << ", bidirectional=" << bool_text(options.bidirectional()) << ')';
+         << ", bidirectional=" << bool_text(options.bidirectional());
+  if (options.checkpoint_steps() != 0) {
+    stream << ", checkpoint_steps=" << options.checkpoint_steps();
+  }
+  stream << ')';
 }
 
 std::vector<Tensor> LLTMImpl::all_weights() const {
@@ -398,14 +434,14 @@ std::tuple<Tensor, State> LLTMImpl::forward(
     const Tensor& input, const std::optional<State>& state) {
   check_defined("LLTM", "input", input);
   check_kind("LLTM", input, directions_.front().weights);
-  return layer_of(options, is_training(), directions_, sequence).forward(input, state);
+  return layer_of(options, is_training(), directions_, sequence_of(options)).forward(input, state);
 }
 
 std::tuple<PackedSequence, State> LLTMImpl::forward_with_packed_input(
     const PackedSequence& input, const std::optional<State>& state) {
   check_defined("LLTM", "input", input.data());
   check_kind("LLTM", input.data(), directions_.front().weights);
-  return layer_of(options, is_training(), directions_, sequence)
+  return layer_of(options, is_training(), directions_, sequence_of(options))
       .forward_with_packed_input(input, state);
 }
 

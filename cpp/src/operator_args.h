@@ -6,6 +6,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <array>
+#include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <tuple>
 
@@ -13,7 +15,8 @@ namespace lltm {
 
 // h', c', activations; the last is undefined unless asked for.
 using CellResult = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
-// output, h_n, c_n, activations; the last is undefined unless asked for.
+// output, h_n, c_n, and what backward needs: activations or checkpoints; the last is undefined
+// unless asked for.
 using SequenceResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 // Of input, h, c, weights, bias; undefined unless asked for.
 using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
@@ -37,11 +40,33 @@ struct SequenceArgs {
   const at::Tensor &input, &h_0, &c_0, &weights, &bias, &batch_sizes;
   bool reverse;
   bool save;
+  // 0, or how many steps apart the checkpoints are that are saved in place of the activations.
+  int64_t checkpoint_steps = 0;
+
+  bool saves_activations() const { return save && checkpoint_steps == 0; }
+  bool saves_checkpoints() const { return save && checkpoint_steps > 0; }
+  // Whether there is one before step k, in the order of execution; it is number
+  // k / checkpoint_steps.
+  bool saves_checkpoint(size_t k) const {
+    return saves_checkpoints() && k % static_cast<size_t>(checkpoint_steps) == 0;
+  }
 };
 
 struct SequenceBackwardArgs {
   const at::Tensor &grad_output, &grad_h_n, &grad_c_n;
   const at::Tensor &input, &h_0, &weights, &output, &activations, &batch_sizes;
+  bool reverse;
+  OutputMask output_mask;
+  // One segment of a sequence: the gradients of the states and those of weights and bias, which
+  // are carried on to the next segment, are of the compute dtype, both as arguments and results.
+  bool segment = false;
+};
+
+struct CheckpointedBackwardArgs {
+  const at::Tensor &grad_output, &grad_h_n, &grad_c_n;
+  const at::Tensor &input, &h_0, &c_0, &weights, &bias, &output, &checkpoints;
+  int64_t checkpoint_steps;
+  const at::Tensor& batch_sizes;
   bool reverse;
   OutputMask output_mask;
 };

@@ -40,6 +40,19 @@ std::tuple<Tensor, Tensor, Tensor> sequence(
   return op.call(input, h_0, c_0, weights, bias, batch_sizes, reverse);
 }
 
+std::tuple<Tensor, Tensor, Tensor> sequence_checkpointed(
+    const Tensor& input,
+    const Tensor& h_0,
+    const Tensor& c_0,
+    const Tensor& weights,
+    const std::optional<Tensor>& bias,
+    int64_t checkpoint_steps,
+    const std::optional<Tensor>& batch_sizes,
+    bool reverse) {
+  static const auto op = find_op<decltype(sequence_checkpointed)>("lltm::sequence_checkpointed");
+  return op.call(input, h_0, c_0, weights, bias, checkpoint_steps, batch_sizes, reverse);
+}
+
 Tensor prepack(const Tensor& weights, std::optional<at::ScalarType> dtype) {
   static const auto op = find_op<decltype(prepack)>("lltm::prepack");
   return op.call(weights, dtype);
@@ -100,6 +113,33 @@ Gradients sequence_backward(const SequenceBackwardArgs& args) {
       args.weights,
       args.output,
       args.activations,
+      or_nullopt(args.batch_sizes),
+      args.reverse,
+      args.output_mask);
+}
+
+SequenceResult sequence_checkpointed_forward(const SequenceArgs& args) {
+  static const auto op = find_op<decltype(sequence_checkpointed_op<sequence_checkpointed_forward>)>(
+      "lltm::sequence_checkpointed_forward");
+  return call_checkpointed([&](const auto&... flat) { return op.call(flat...); }, args);
+}
+
+Gradients sequence_checkpointed_backward(const CheckpointedBackwardArgs& args) {
+  static const auto op =
+      find_op<decltype(sequence_checkpointed_backward_op<sequence_checkpointed_backward>)>(
+          "lltm::sequence_checkpointed_backward");
+  return op.call(
+      or_nullopt(args.grad_output),
+      or_nullopt(args.grad_h_n),
+      or_nullopt(args.grad_c_n),
+      args.input,
+      args.h_0,
+      args.c_0,
+      args.weights,
+      or_nullopt(args.bias),
+      args.output,
+      args.checkpoints,
+      args.checkpoint_steps,
       or_nullopt(args.batch_sizes),
       args.reverse,
       args.output_mask);

@@ -136,41 +136,57 @@ std::tuple<Tensor, Tensor> cell_of_samples(const CellArgs& args) {
   return {samples.unfold(h_next, rows), samples.unfold(c_next, rows)};
 }
 
-// For sequence and sequence_prepacked.
-std::tuple<Tensor, Tensor, Tensor> fold_sequence(decltype(sequence)& op, const SequenceArgs& args) {
-  const auto& [input, h_0, c_0, weights, bias, batch_sizes, reverse, save] = args;
+using Outputs = std::tuple<Tensor, Tensor, Tensor>;
+// An operator called with a struct.
+using SequenceOp = Outputs(const SequenceArgs&);
+
+Outputs call_sequence(const SequenceArgs& args) {
+  return call(sequence, args);
+}
+Outputs call_sequence_checkpointed(const SequenceArgs& args) {
+  return call_checkpointed(sequence_checkpointed, args);
+}
+Outputs call_sequence_prepacked(const SequenceArgs& args) {
+  return call(sequence_prepacked, args);
+}
+
+Outputs fold_sequence(SequenceOp& op, const SequenceArgs& args) {
+  const auto& [input, h_0, c_0, weights, bias, batch_sizes, reverse, save, checkpoint_steps] = args;
   const bool packed = batch_sizes.defined();
   const Samples samples(packed ? Samples::Order::kInner : Samples::Order::kOuter);
   const bool any = samples.in(input) || samples.in(h_0) || samples.in(c_0);
   const SymInt rows = input.sym_size(-2);
   const SymInt batch = h_0.sym_size(0);
   const BelowVmap below;
-  if (!any) return call(op, args);
-  const auto [output, h_n, c_n] = op(
-      samples.fold(input),
-      samples.fold(h_0),
-      samples.fold(c_0),
-      samples.shared(weights),
-      or_nullopt(samples.shared(bias)),
-      or_nullopt(packed ? batch_sizes * samples.count().guard_int(__FILE__, __LINE__) : Tensor()),
-      reverse);
+  if (!any) return op(args);
+  const auto [output, h_n, c_n] =
+      op({samples.fold(input),
+          samples.fold(h_0),
+          samples.fold(c_0),
+          samples.shared(weights),
+          samples.shared(bias),
+          packed ? batch_sizes * samples.count().guard_int(__FILE__, __LINE__) : Tensor(),
+          reverse,
+          save,
+          checkpoint_steps});
   return {samples.unfold(output, rows), samples.unfold(h_n, batch), samples.unfold(c_n, batch)};
 }
 
-std::tuple<Tensor, Tensor, Tensor> sequence_for_each(
-    const Samples& samples, const SequenceArgs& args) {
+Outputs sequence_for_each(SequenceOp& op, const Samples& samples, const SequenceArgs& args) {
   const BelowVmap below;
   std::vector<Tensor> outputs, h_ns, c_ns;
   const int64_t count = samples.count().guard_int(__FILE__, __LINE__);
   for (int64_t k = 0; k < count; ++k) {
-    auto [output, h_n, c_n] = sequence(
-        samples.select(args.input, k),
-        samples.select(args.h_0, k),
-        samples.select(args.c_0, k),
-        samples.select(args.weights, k),
-        or_nullopt(samples.select(args.bias, k)),
-        or_nullopt(samples.shared(args.batch_sizes)),
-        args.reverse);
+    auto [output, h_n, c_n] =
+        op({samples.select(args.input, k),
+            samples.select(args.h_0, k),
+            samples.select(args.c_0, k),
+            samples.select(args.weights, k),
+            samples.select(args.bias, k),
+            samples.shared(args.batch_sizes),
+            args.reverse,
+            args.save,
+            args.checkpoint_steps});
     outputs.push_back(std::move(output));
     h_ns.push_back(std::move(h_n));
     c_ns.push_back(std::move(c_n));
@@ -178,29 +194,42 @@ std::tuple<Tensor, Tensor, Tensor> sequence_for_each(
   return {samples.stack(outputs), samples.stack(h_ns), samples.stack(c_ns)};
 }
 
-std::tuple<Tensor, Tensor, Tensor> sequence_of_samples(const SequenceArgs& args) {
+// Of checked arguments, for sequence and sequence_checkpointed.
+Outputs map_sequence(SequenceOp& op, const SequenceArgs& args) {
+  const Samples samples;
+  if (samples.in(args.weights) || samples.in(args.bias)) {
+    // sequence_for_each cannot stack the results of no samples.
+    if (!is_differentiated() && samples.count() > 0) return sequence_for_each(op, samples, args);
+    const auto [output, h_n, c_n, activations] = composite::sequence_forward(args);
+    return {output, h_n, c_n};
+  }
+  return fold_sequence(op, args);
+}
+
+Outputs sequence_of_samples(const SequenceArgs& args) {
   if (const auto device = autocast_device(args.input)) {
     return call(under_autocast(*device, sequence), args);
   }
   check_sequence(args);
-  const Samples samples;
-  if (samples.in(args.weights) || samples.in(args.bias)) {
-    // sequence_for_each cannot stack the results of no samples.
-    if (!is_differentiated() && samples.count() > 0) return sequence_for_each(samples, args);
-    const auto [output, h_n, c_n, activations] = composite::sequence_forward(args);
-    return {output, h_n, c_n};
-  }
-  return fold_sequence(sequence, args);
+  return map_sequence(call_sequence, args);
 }
 
-std::tuple<Tensor, Tensor, Tensor> sequence_prepacked_of_samples(const SequenceArgs& args) {
+Outputs sequence_checkpointed_of_samples(const SequenceArgs& args) {
+  if (const auto device = autocast_device(args.input)) {
+    return call_checkpointed(under_autocast(*device, sequence_checkpointed), args);
+  }
+  check_sequence_checkpointed(args);
+  return map_sequence(call_sequence_checkpointed, args);
+}
+
+Outputs sequence_prepacked_of_samples(const SequenceArgs& args) {
   const Samples samples;
   TORCH_CHECK(
       !samples.in(args.weights) && !samples.in(args.bias),
       "lltm::sequence_prepacked: expected one set of weights for all samples of vmap, got one for"
       " each: lltm::sequence takes such");
   check_sequence_prepacked(args);
-  return fold_sequence(sequence_prepacked, args);
+  return fold_sequence(call_sequence_prepacked, args);
 }
 
 Tensor prepack_of_samples(const Tensor& weights, std::optional<at::ScalarType> dtype) {
@@ -217,6 +246,9 @@ Tensor prepack_of_samples(const Tensor& weights, std::optional<at::ScalarType> d
 TORCH_LIBRARY_IMPL(lltm, FuncTorchBatched, m) {
   m.impl("cell", TORCH_FN(cell_op<cell_of_samples>));
   m.impl("sequence", TORCH_FN(sequence_op<sequence_of_samples>));
+  m.impl(
+      "sequence_checkpointed",
+      TORCH_FN(sequence_checkpointed_op<sequence_checkpointed_of_samples>));
   m.impl("prepack", TORCH_FN(prepack_of_samples));
   m.impl("sequence_prepacked", TORCH_FN(sequence_op<sequence_prepacked_of_samples>));
 }

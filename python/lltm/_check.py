@@ -23,6 +23,19 @@ def integer(where: str, name: str, value: Any) -> int:
     return int(value)
 
 
+def checkpoint_steps(where: str, value: Any) -> int:
+    """An integer above 0, or 0 for a layer that saves every step."""
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+        raise TypeError(
+            f"lltm::{where}: expected checkpoint_steps to be an int, got {_type(value)}"
+        )
+    if value < 0:
+        raise ArgumentError(
+            f"lltm::{where}: expected checkpoint_steps to be positive or 0, got {value}"
+        )
+    return int(value)
+
+
 def boolean(where: str, name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"lltm::{where}: expected {name} to be a bool, got {_type(value)}")

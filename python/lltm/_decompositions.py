@@ -4,7 +4,7 @@ Applied to an exported program they leave Core ATen operators only: for a sequen
 length T, the operators of T steps. Core ATen has no loop, so a dynamic length becomes the `scan`
 higher-order operator, whose body is one step in Core ATen. What they can't express they leave
 alone: a packed sequence, whose batch_sizes are data, and prepacked weights, which only our kernels
-can read.
+can read. Nor is training with checkpoints decomposed: what would save every step again.
 
 As in the kernels, only arguments and results are float16 or bfloat16: what is computed in between,
 the matrix products included, is float32.
@@ -53,6 +53,7 @@ def ours() -> Table:
         ops.sequence.default: _sequence,
         ops.sequence_forward.default: _sequence_forward,
         ops.sequence_backward.default: _sequence_backward,
+        ops.sequence_checkpointed.default: _sequence_checkpointed,
     }
 
 
@@ -151,6 +152,20 @@ def _sequence(
     if batch_sizes is not None:
         return NotImplemented
     return _steps(input, h_0, c_0, weights, bias, reverse, training=False)
+
+
+def _sequence_checkpointed(
+    input: Tensor,
+    h_0: Tensor,
+    c_0: Tensor,
+    weights: Tensor,
+    bias: Tensor | None = None,
+    *,
+    checkpoint_steps: int,
+    batch_sizes: Tensor | None = None,
+    reverse: bool = False,
+) -> Any:
+    return _sequence(input, h_0, c_0, weights, bias, batch_sizes=batch_sizes, reverse=reverse)
 
 
 def _sequence_forward(

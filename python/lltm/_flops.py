@@ -24,7 +24,16 @@ def _product(input: Shape, weights: Shape) -> int:
     return 2 * prod(input[:-1]) * prod(weights)
 
 
-@register_flop_formula([_ops.cell, _ops.cell_forward, _ops.sequence, _ops.sequence_forward])
+@register_flop_formula(
+    [
+        _ops.cell,
+        _ops.cell_forward,
+        _ops.sequence,
+        _ops.sequence_forward,
+        _ops.sequence_checkpointed,
+        _ops.sequence_checkpointed_forward,
+    ]
+)
 def _forward(input: Shape, h: Shape, c: Shape, weights: Shape, *args: Any, **kwargs: Any) -> int:
     return _product(input, weights)
 
@@ -67,3 +76,25 @@ def _sequence_backward(
 ) -> int:
     # Whatever is wanted, gradients go back through the states.
     return _product(input, weights) * (1 + output_mask[3])
+
+
+@register_flop_formula(_ops.sequence_checkpointed_backward)
+def _sequence_checkpointed_backward(
+    grad_output: Shape | None,
+    grad_h_n: Shape | None,
+    grad_c_n: Shape | None,
+    input: Shape,
+    h_0: Shape,
+    c_0: Shape,
+    weights: Shape,
+    bias: Shape | None,
+    output: Shape,
+    checkpoints: Shape,
+    checkpoint_steps: int,
+    batch_sizes: Shape | None,
+    reverse: bool,
+    output_mask: Sequence[bool],
+    **kwargs: Any,
+) -> int:
+    # Forward once more, then backward.
+    return _product(input, weights) * (2 + output_mask[3])

@@ -23,7 +23,8 @@ def inductor_decomposed(
     one there is nothing of them left, forward and backward: Inductor fuses the element-wise part of
     a step with what stands around it. A sequence of fixed length is unrolled, so compiling it takes
     the longer the more steps there are; with ``dynamic=True`` it becomes a loop. A packed sequence
-    keeps our kernels. `mode` and `options` are those of torch.compile.
+    keeps our kernels, and so does training with checkpoint_steps. `mode` and `options` are those of
+    torch.compile.
 
     Example::
 

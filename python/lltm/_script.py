@@ -175,11 +175,14 @@ def _direction(op: str, names: tuple[tuple[str, str], ...]) -> Any:
         "    self, k: int, x: Tensor, h_0: Tensor, c_0: Tensor",
         ") -> tuple[Tensor, Tensor, Tensor]:",
     ]
+    options = "batch_sizes=None"
+    if op == "sequence_checkpointed":
+        options = f"checkpoint_steps=self.checkpoint_steps, {options}"
     for k, (weights, bias) in enumerate(names):
         reverse = weights.endswith("_reverse")
         call = (
             f"return torch.ops.lltm.{op}(x, h_0, c_0, self.{weights}, self.{bias},"
-            f" batch_sizes=None, reverse={reverse})"
+            f" {options}, reverse={reverse})"
         )
         is_last = k == len(names) - 1
         lines += [f"    {call}"] if is_last else [f"    if k == {k}:", f"        {call}"]

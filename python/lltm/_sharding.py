@@ -34,6 +34,14 @@ BATCH_DIMS: dict[str, tuple[Dims, Dims]] = {
     "sequence_forward": ((1, 0, 0, None, None), (1, 0, 0, 0)),
     # grad_output, grad_h_n, grad_c_n, input, h_0, weights, output, activations -> gradients
     "sequence_backward": ((1, 0, 0, 1, 0, None, 1, 0), (1, 0, 0, SUM, SUM)),
+    "sequence_checkpointed": ((1, 0, 0, None, None), (1, 0, 0)),
+    "sequence_checkpointed_forward": ((1, 0, 0, None, None), (1, 0, 0, 1)),
+    # grad_output, grad_h_n, grad_c_n, input, h_0, c_0, weights, bias, output, checkpoints
+    # -> gradients
+    "sequence_checkpointed_backward": (
+        (1, 0, 0, 1, 0, 0, None, None, 1, 1),
+        (1, 0, 0, SUM, SUM),
+    ),
 }
 
 _registered = False

@@ -359,6 +359,9 @@ class LLTM(_Layer, nn.Module):
             concatenated to the first one's
         proj_size: 0; torch.nn.LSTM has it, an LLTM has no projection
         device, dtype: of the parameters
+        checkpoint_steps: for training on long sequences: 0, or how many steps apart each layer
+            saves its state, to compute the activations of the steps in between again in backward
+            (:func:`lltm.functional.sequence_checkpointed`)
 
     Parameters, for each layer k, with the suffix ``_reverse`` for the second direction::
 
@@ -376,8 +379,12 @@ class LLTM(_Layer, nn.Module):
         output, (h_n, c_n) = layer(torch.randn(100, 16, 32))
     """
 
-    # What runs one layer in one direction; lltm.reference has another.
+    # What runs one layer in one direction; lltm.reference has others.
     _sequence = staticmethod(functional.sequence)
+    _sequence_checkpointed = staticmethod(functional.sequence_checkpointed)
+
+    # Of a layer that was pickled before there was such an argument.
+    checkpoint_steps: int = 0
 
     def __init__(
         self,
@@ -391,6 +398,8 @@ class LLTM(_Layer, nn.Module):
         proj_size: int = 0,
         device: torch.types.Device = None,
         dtype: torch.dtype | None = None,
+        *,
+        checkpoint_steps: int = 0,
     ) -> None:
         super().__init__()
         self.input_size = _check.integer("LLTM", "input_size", input_size)
@@ -401,6 +410,7 @@ class LLTM(_Layer, nn.Module):
         self.dropout = _check.probability("LLTM", "dropout", dropout)
         self.bidirectional = _check.flag("LLTM", "bidirectional", bidirectional)
         _check.no_projection("LLTM", proj_size)
+        self.checkpoint_steps = _check.checkpoint_steps("LLTM", checkpoint_steps)
         if self.dropout > 0 and self.num_layers == 1:
             warnings.warn(
                 "lltm::LLTM: dropout is applied between layers, so it does nothing with"
@@ -453,11 +463,15 @@ class LLTM(_Layer, nn.Module):
         weights = getattr(self, weights_name)
         if x.dtype != weights.dtype or x.is_cpu != weights.is_cpu:
             _check.of_parameters("LLTM", x, weights)
-        return self._sequence(
+        bias = getattr(self, bias_name)
+        if self.checkpoint_steps == 0:
+            return self._sequence(x, state, weights, bias, batch_sizes=batch_sizes, reverse=reverse)
+        return self._sequence_checkpointed(
             x,
             state,
             weights,
-            getattr(self, bias_name),
+            bias,
+            checkpoint_steps=self.checkpoint_steps,
             batch_sizes=batch_sizes,
             reverse=reverse,
         )
@@ -484,6 +498,8 @@ class LLTM(_Layer, nn.Module):
             text += f", dropout={self.dropout}"
         if self.bidirectional:
             text += ", bidirectional=True"
+        if self.checkpoint_steps != 0:
+            text += f", checkpoint_steps={self.checkpoint_steps}"
         return text
 
     def _load_from_state_dict(
@@ -517,7 +533,8 @@ class LLTM(_Layer, nn.Module):
         """Called by torch.jit.script, which compiles what this returns."""
         if type(self).forward is not _Layer.forward:
             return self  # compiled already, or a forward of the user's own
-        return _script.layer(self, "sequence", self._names)
+        op = "sequence_checkpointed" if self.checkpoint_steps else "sequence"
+        return _script.layer(self, op, self._names)
 
 
 class PrepackedLLTM(_Layer, nn.Module):

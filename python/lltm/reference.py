@@ -1,7 +1,8 @@
 """The LLTM in plain PyTorch operations: its definition, for reading.
 
-`cell` and `sequence` have the arguments of lltm.functional's, `LLTMCell` and `LLTM` those of
-lltm's, and their state_dict. The tests compare with them and the benchmarks measure against them.
+`cell`, `sequence` and `sequence_checkpointed` have the arguments of lltm.functional's, `LLTMCell`
+and `LLTM` those of lltm's, and their state_dict. The tests compare with them and the benchmarks
+measure against them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from . import _cell, modules
 
-__all__ = ["LLTM", "LLTMCell", "cell", "sequence"]
+__all__ = ["LLTM", "LLTMCell", "cell", "sequence", "sequence_checkpointed"]
 
 
 def cell(
@@ -64,6 +65,20 @@ def sequence(
     return output, (h, c)
 
 
+def sequence_checkpointed(
+    input: Tensor,
+    state: tuple[Tensor, Tensor],
+    weights: Tensor,
+    bias: Tensor | None = None,
+    *,
+    checkpoint_steps: int,
+    batch_sizes: Tensor | None = None,
+    reverse: bool = False,
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """:func:`sequence`, for checkpoints change what is saved and not what is computed."""
+    return sequence(input, state, weights, bias, batch_sizes=batch_sizes, reverse=reverse)
+
+
 class LLTMCell(modules.LLTMCell):
     """lltm.LLTMCell by :func:`cell`."""
 
@@ -77,6 +92,7 @@ class LLTM(modules.LLTM):
     """lltm.LLTM by :func:`sequence`."""
 
     _sequence = staticmethod(sequence)
+    _sequence_checkpointed = staticmethod(sequence_checkpointed)
 
     def prepack(self, weights: torch.dtype | None = None) -> NoReturn:
         raise NotImplementedError("lltm::reference.LLTM: plain operations have no prepacked form")

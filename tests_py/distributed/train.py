@@ -179,10 +179,11 @@ def check_checkpoint(expected: list[float], folder: str) -> None:
     same(plain, dict(one.state_dict()))
 
 
-def check_dtensor() -> None:
+def check_dtensor(checkpoint_steps: int) -> None:
     """Input sharded over the batch, parameters replicated: no process sees another's rows."""
     mesh: DeviceMesh = init_device_mesh("cpu", (WORLD,))
     model, x, _ = make()
+    model.layer.checkpoint_steps = checkpoint_steps
     expected_x = x.clone().requires_grad_()
     expected = model(expected_x)
     _, expected_states = model.layer(x)
@@ -250,7 +251,8 @@ def main() -> None:
         check_ddp(expected)
         check_fsdp(expected)
         check_checkpoint(expected, sys.argv[1])
-        check_dtensor()
+        for checkpoint_steps in (0, 3):
+            check_dtensor(checkpoint_steps)
         print("done")
     finally:
         dist.destroy_process_group()

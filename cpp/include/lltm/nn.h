@@ -83,6 +83,9 @@ struct LLTM_API LLTMOptions {
   /// A second direction runs from the last step to the first; its output is
   /// concatenated to the first one's.
   TORCH_ARG(bool, bidirectional) = false;
+  /// For training on long sequences, in steps: at least 1, or 0 for not at all. Each
+  /// layer and direction then runs as sequence_checkpointed does, with less memory.
+  TORCH_ARG(int64_t, checkpoint_steps) = 0;
 };
 
 /// A layer for inference whose weights were packed once (LLTMImpl::prepack).
@@ -125,8 +128,8 @@ class LLTM_API LLTMImpl : public torch::nn::Cloneable<LLTMImpl> {
  public:
   LLTMImpl(int64_t input_size, int64_t hidden_size)
       : LLTMImpl(LLTMOptions(input_size, hidden_size)) {}
-  /// Throws if a size is not positive or dropout not in [0, 1]. Warns if dropout
-  /// has no effect because there is only one layer.
+  /// Throws if a size is not positive, checkpoint_steps negative or dropout not in [0, 1]. Warns if
+  /// dropout has no effect because there is only one layer.
   explicit LLTMImpl(const LLTMOptions& options);
 
   void reset() override;

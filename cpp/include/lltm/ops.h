@@ -27,6 +27,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <optional>
 #include <tuple>
 
@@ -68,6 +69,23 @@ LLTM_API std::tuple<at::Tensor, at::Tensor, at::Tensor> sequence(
     const at::Tensor& c_0,
     const at::Tensor& weights,
     const std::optional<at::Tensor>& bias = std::nullopt,
+    const std::optional<at::Tensor>& batch_sizes = std::nullopt,
+    bool reverse = false);
+
+/// The same as sequence, for training on long sequences: instead of the activations
+/// of every step, 4H values a row, it keeps c at every checkpoint_steps-th step and
+/// computes the activations again in backward, those of checkpoint_steps steps at a time.
+/// Output, h_n and c_n are those of sequence, gradients up to rounding too. With about
+/// sqrt(T) steps memory is least. Without gradients it is sequence.
+///
+/// @param checkpoint_steps  at least 1
+LLTM_API std::tuple<at::Tensor, at::Tensor, at::Tensor> sequence_checkpointed(
+    const at::Tensor& input,
+    const at::Tensor& h_0,
+    const at::Tensor& c_0,
+    const at::Tensor& weights,
+    const std::optional<at::Tensor>& bias,
+    int64_t checkpoint_steps,
     const std::optional<at::Tensor>& batch_sizes = std::nullopt,
     bool reverse = false);
 

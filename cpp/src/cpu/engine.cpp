@@ -56,8 +56,9 @@ auto run_or_fall_back(
 }
 
 static SequenceResult forward_with_unpacked_weights(const SequenceArgs& args) {
-  const auto& [input, h_0, c_0, weights, bias, batch_sizes, reverse, save] = args;
-  return sequence_forward({input, h_0, c_0, unpack(weights), bias, batch_sizes, reverse, save});
+  const auto& [input, h_0, c_0, weights, bias, batch_sizes, reverse, save, steps] = args;
+  return sequence_forward(
+      {input, h_0, c_0, unpack(weights), bias, batch_sizes, reverse, save, steps});
 }
 
 // By weights prepacked in int8, or what they stand for where a value is not finite.

@@ -8,6 +8,7 @@
 // The threads form a grid (schedule.h): each slot has some rows of the batch and some blocks.
 // Rows do not depend on each other, so there is a barrier after each step only where threads
 // share rows.
+#include "checkpointed.h"
 #include "cpu/dispatch.h"
 #include "cpu/engine.h"
 #include "cpu/gemm.h"
@@ -75,7 +76,11 @@ class BlockedForward {
     }
     const bool in_range = parallel_region(grid_.slots(), [&](Team& team) { run_thread(team); });
     if (!in_range) return {};
-    return SequenceResult(output_, final_states(steps_, args_.h_0, output_rows_), c_, activations_);
+    return SequenceResult(
+        output_,
+        final_states(steps_, args_.h_0, output_rows_),
+        c_,
+        args_.saves_checkpoints() ? checkpoints_ : activations_);
   }
 
  private:
@@ -89,7 +94,10 @@ class BlockedForward {
     const int64_t rows = flat_size(args_.input);
     output_ = empty_large(output_sizes(args_.input, hidden_), options);
     output_rows_ = flat_rows(output_);
-    if (args_.save) activations_ = empty_large({rows, Cell::kSaved * hidden_}, options);
+    if (args_.saves_activations()) {
+      activations_ = empty_large({rows, Cell::kSaved * hidden_}, options);
+    }
+    checkpoints_ = empty_checkpoints(args_, steps_.size());
     c_ = at::empty(args_.c_0.sizes(), options).copy_(args_.c_0);
     if (args_.bias.defined()) bias_ = args_.bias.to(at::kFloat);
 
@@ -167,7 +175,20 @@ class BlockedForward {
     }
   }
 
+  // This slot's part of c.
+  void save_checkpoint(size_t k, const Slot& slot) const {
+    const int64_t unit = blocks_.begin(slot.blocks.begin);
+    const int64_t units = std::min(blocks_.begin(slot.blocks.end), hidden_) - unit;
+    const int64_t first = static_cast<int64_t>(k) / args_.checkpoint_steps * batch_;
+    const auto to = write<T>(checkpoints_.flatten(0, 1)).from(first, unit);
+    const auto from = read<T>(c_).from(0, unit);
+    for (int64_t r = slot.rows.begin; r < slot.rows.end; ++r) {
+      std::copy_n(from.row(r), units, to.row(r));
+    }
+  }
+
   bool step(const Chunk& chunk, size_t k, const Slot& slot) const {
+    if (args_.saves_checkpoint(k)) save_checkpoint(k, slot);
     if (intersect(slot.rows, {0, steps_[k].rows}).size() == 0) return true;
     if (grid_.needs_barrier() && k > 0) {
       const Range carried = intersect(slot.rows, {0, carried_rows(steps_, k)});
@@ -261,7 +282,7 @@ class BlockedForward {
   OperandA<Format> packed_h_0_;
   OperandA<Format> states_;  // of two steps in turn, where the output is not an operand
   Tensor bias_, z_;
-  Tensor output_, output_rows_, c_, activations_;
+  Tensor output_, output_rows_, c_, activations_, checkpoints_;
   ForwardArgs<T, Operand> kernel_args_;
 };
 

@@ -7,6 +7,7 @@
 //
 // Blocks of hidden units are shared out among the threads, with a barrier after each step, as
 // in engine_blocked_forward.cpp.
+#include "checkpointed.h"
 #include "cpu/dispatch.h"
 #include "cpu/engine.h"
 #include "cpu/gemm_formats.h"
@@ -61,9 +62,10 @@ class FewRowsForward {
     if (!kFloat) h_ = at::empty({2 * batch_, hidden_}, wide);
     output_ = empty_large(output_sizes(args.input, hidden_), options);
     output_rows_ = flat_rows(output_);
-    if (args.save) {
+    if (args.saves_activations()) {
       activations_ = empty_large({flat_size(args.input), Cell::kSaved * hidden_}, options);
     }
+    checkpoints_ = empty_checkpoints(args, steps_.size());
     if (bias_.defined()) bias_data_ = bias_.const_data_ptr<float>();
     h_0_rows_ = read<A>(h_0_);
     z_data_ = z_.mutable_data_ptr<double>();
@@ -76,7 +78,10 @@ class FewRowsForward {
   SequenceResult run() {
     parallel_region(slots_, [&](Team& team) { run_thread(team); });
     return {
-        output_, final_states(steps_, args_.h_0, output_rows_), c_.to(at::kFloat), activations_};
+        output_,
+        final_states(steps_, args_.h_0, output_rows_),
+        c_.to(at::kFloat),
+        args_.saves_checkpoints() ? checkpoints_ : activations_};
   }
 
  private:
@@ -124,6 +129,7 @@ class FewRowsForward {
     const auto [offset, rows] = steps_[k];
     const int64_t carried = carried_rows(steps_, k);
     const int64_t unit = blocks_.begin(block);
+    if (args_.saves_checkpoint(k)) save_checkpoint(k, unit, blocks_.size(block));
     const int64_t columns = weights_.columns(block);
     double* const z = z_of(block) + (offset - chunk.begin) * columns;
     const auto recur = [&](int64_t from, int64_t to, Matrix<const A> h) {
@@ -145,6 +151,18 @@ class FewRowsForward {
     args.activations = saved_.from(offset, unit);
     args.activations_step = hidden_;
     kernels().few_rows.forward(args, rows);
+  }
+
+  // c of a block, rounded.
+  void save_checkpoint(size_t k, int64_t unit, int64_t units) {
+    const int64_t first = static_cast<int64_t>(k) / args_.checkpoint_steps * batch_;
+    const auto to = write<float>(checkpoints_.flatten(0, 1)).from(first, unit);
+    const auto from = c_rows_.from(0, unit);
+    for (int64_t r = 0; r < batch_; ++r) {
+      std::transform(from.row(r), from.row(r) + units, to.row(r), [](double c) {
+        return static_cast<float>(c);
+      });
+    }
   }
 
   Range own_blocks(int64_t slot) const { return share(blocks_.count, slots_, slot); }
@@ -176,7 +194,7 @@ class FewRowsForward {
   const int64_t chunk_rows_;
   const StepRows<float> input_;
   Tensor bias_, h_0_, c_, x_, z_, h_;
-  Tensor output_, output_rows_, activations_;
+  Tensor output_, output_rows_, activations_, checkpoints_;
   // The same in memory: steps are so short that asking a tensor shows.
   const float* bias_data_ = nullptr;
   Matrix<const A> h_0_rows_;

@@ -1,6 +1,7 @@
 // The stepwise engine: ATen's GEMMs and the element-wise kernel, step by step. For float64, for
 // empty sizes, and where there is no GEMM kernel.
 #include "cell.h"
+#include "checkpointed.h"
 #include "cpu/dispatch.h"
 #include "cpu/engine.h"
 #include "cpu/gemm.h"
@@ -31,8 +32,10 @@ SequenceResult stepwise_forward(const SequenceArgs& args) {
   const Tensor output = at::empty(output_sizes(args.input, hidden), args.input.options());
   const Tensor output_rows = flat_rows(output);
   const Tensor activations =
-      args.save ? at::empty({gates.size(0), Cell::kSaved * hidden}, args.input.options())
-                : Tensor();
+      args.saves_activations()
+          ? at::empty({gates.size(0), Cell::kSaved * hidden}, args.input.options())
+          : Tensor();
+  const Tensor checkpoints = empty_checkpoints(args, steps.size());
   const Tensor c = at::empty(args.c_0.sizes(), args.input.options()).copy_(args.c_0);
   // The state as the GEMMs read it; each step renews its own rows.
   const Tensor h = at::empty(args.h_0.sizes(), gates.options()).copy_(args.h_0);
@@ -49,7 +52,9 @@ SequenceResult stepwise_forward(const SequenceArgs& args) {
     step.c_next = write<T>(c);
     step.h_operand = write<C>(h);
     step.activations_step = hidden;
-    for (const auto [offset, rows] : steps) {
+    for (size_t k = 0; k < steps.size(); ++k) {
+      const auto [offset, rows] = steps[k];
+      save_checkpoint(args, checkpoints, k, c);
       const Tensor step_gates = gates.narrow(0, offset, rows);
       const Tensor step_h = h.narrow(0, 0, rows);
       few ? linear.project(step_gates, step_h, x.narrow(0, offset, rows))
@@ -62,7 +67,7 @@ SequenceResult stepwise_forward(const SequenceArgs& args) {
       });
     }
   });
-  return {output, h.to(dtype), c, activations};
+  return {output, h.to(dtype), c, args.saves_checkpoints() ? checkpoints : activations};
 }
 
 namespace {
@@ -87,6 +92,7 @@ Gradients gradients_of(
     const Tensor& dh,
     const Tensor& dc) {
   const at::ScalarType dtype = args.input.scalar_type();
+  const at::ScalarType carried_dtype = args.segment ? dz.scalar_type() : dtype;
   const auto [want_input, want_h_0, want_c_0, want_weights, want_bias] = args.output_mask;
   Tensor d_input, d_weights;
   if (want_input) {
@@ -103,10 +109,10 @@ Gradients gradients_of(
   }
   return {
       want_input ? d_input.to(dtype).view(args.input.sizes()) : Tensor(),
-      want_h_0 ? dh.to(dtype) : Tensor(),
-      want_c_0 ? dc.to(dtype) : Tensor(),
-      want_weights ? d_weights.to(dtype) : Tensor(),
-      want_bias ? dz.sum(0).to(dtype) : Tensor()};
+      want_h_0 ? dh.to(carried_dtype) : Tensor(),
+      want_c_0 ? dc.to(carried_dtype) : Tensor(),
+      want_weights ? d_weights.to(carried_dtype) : Tensor(),
+      want_bias ? dz.sum(0).to(carried_dtype) : Tensor()};
 }
 
 }  // namespace

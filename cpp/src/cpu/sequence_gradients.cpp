@@ -32,7 +32,7 @@ SequenceGradients::SequenceGradients(
     d_input_ = empty_large({flat_size(args.input), args.input.size(-1)}, weights.options());
     input_gemm_ = make_packed_gemm(format, weights.slice(1, hidden));
   }
-  if (want_h_0) d_h_0_ = at::empty(args.h_0.sizes(), args.h_0.options());
+  if (want_h_0) d_h_0_ = at::empty(args.h_0.sizes(), args.h_0.options().dtype(carried_dtype()));
   // The bias is one more row of weights, whose input is 1.
   const int64_t m = (want_weights ? weights.size(1) : 0) + (want_bias ? 1 : 0);
   if (m > 0)
@@ -68,15 +68,19 @@ void SequenceGradients::add_initial_state(size_t first, size_t last, const Tenso
   }
 }
 
+at::ScalarType SequenceGradients::carried_dtype() const {
+  return args_.segment ? at::kFloat : args_.input.scalar_type();
+}
+
 Gradients SequenceGradients::finish(const Tensor& dc) {
-  const at::ScalarType dtype = args_.input.scalar_type();
+  const at::ScalarType dtype = carried_dtype();
   const auto [want_input, want_h_0, want_c_0, want_weights, want_bias] = args_.output_mask;
   Tensor d_weights, d_bias;
   const int64_t columns = want_weights ? args_.h_0.size(1) + args_.input.size(-1) : 0;
   if (want_weights) d_weights = weights_gemm_->transposed_rows(0, columns).to(dtype);
   if (want_bias) d_bias = weights_gemm_->transposed_rows(columns, columns + 1).flatten().to(dtype);
   return {
-      want_input ? d_input_.to(dtype).view(args_.input.sizes()) : Tensor(),
+      want_input ? d_input_.to(args_.input.scalar_type()).view(args_.input.sizes()) : Tensor(),
       d_h_0_,
       want_c_0 ? dc.to(dtype) : Tensor(),
       d_weights,

@@ -30,6 +30,8 @@ class SequenceGradients {
   Gradients finish(const at::Tensor& dc);
 
  private:
+  // Of the gradients of states, weights and bias.
+  at::ScalarType carried_dtype() const;
   void add_initial_state(size_t first, size_t last, const at::Tensor& dz);
 
   const SequenceBackwardArgs& args_;

@@ -5,6 +5,7 @@
 // Pre-activations and gradients of the state are of the compute dtype, as on the CPU:
 // 16-bit GEMMs accumulate in float32, and nothing is rounded before the cell has read it.
 #include "cell.h"
+#include "checkpointed.h"
 #include "cuda/elementwise.h"
 #include "cuda/engine.h"
 #include "cuda/gemm.h"
@@ -43,18 +44,21 @@ Tensor x_columns(const Tensor& weights, int64_t hidden) {
 
 // What the steps of forward write. They update the state (B, H) in place.
 struct ForwardTensors {
-  Tensor output, h, c, activations;
+  Tensor output, h, c, activations, checkpoints;
   Tensor gates;  // of one chunk
 };
 
-ForwardTensors allocate(const SequenceArgs& args, const std::vector<Chunk>& chunks) {
+ForwardTensors allocate(
+    const SequenceArgs& args, const std::vector<Step>& steps, const std::vector<Chunk>& chunks) {
   const int64_t hidden = args.h_0.size(1);
   const auto options = args.input.options();
   return {
       at::empty(output_sizes(args.input, hidden), options),
       state(args.h_0, args.h_0.sizes(), options),
       state(args.c_0, args.h_0.sizes(), options),
-      args.save ? at::empty({flat_size(args.input), Cell::kSaved * hidden}, options) : Tensor(),
+      args.saves_activations() ? at::empty({flat_size(args.input), Cell::kSaved * hidden}, options)
+                               : Tensor(),
+      empty_checkpoints(args, steps.size()),
       at::empty({most_rows(chunks), Cell::kGates * hidden}, compute_options(args.input))};
 }
 
@@ -89,6 +93,7 @@ void run_forward(
     gemm(chunk_x, weights_x_t, result_rows(t.gates, 0, chunk.rows), /*accumulate=*/false);
     for (size_t k = chunk.first; k < chunk.last; ++k) {
       const auto [offset, rows] = steps[k];
+      save_checkpoint(args, t.checkpoints, k, t.c);
       const Result step_gates = result_rows(t.gates, offset - chunk.begin, rows);
       gemm(operand_rows(t.h, 0, rows), weights_h_t, step_gates, /*accumulate=*/true);
       step.rows = rows;
@@ -148,7 +153,8 @@ Tensor input_gradient(const SequenceBackwardArgs& args, const Gemm& gemm, const 
   return d_input;
 }
 
-// dz^T [h, x], where h are the states before each step: rows of the output, and of h_0.
+// dz^T [h, x] in the compute dtype, where h are the states before each step: rows of the output,
+// and of h_0.
 Tensor weight_gradients(
     const SequenceBackwardArgs& args,
     const std::vector<Step>& steps,
@@ -171,7 +177,7 @@ Tensor weight_gradients(
     accumulate = true;
   }
   gemm(transposed(operand(dz)), operand(x), d_weights_x, /*accumulate=*/false);
-  return d_weights.to(args.weights.scalar_type());
+  return d_weights;
 }
 
 }  // namespace
@@ -183,14 +189,15 @@ SequenceResult stepwise_forward(const SequenceArgs& args, int64_t workspace_byte
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
   const std::vector<Chunk> chunks =
       plan_chunks(steps, workspace_bytes / std::max<int64_t>(row_bytes, 1));
-  const ForwardTensors t = allocate(args, chunks);
+  const ForwardTensors t = allocate(args, steps, chunks);
   visit_dtype<c10::Half, c10::BFloat16>(
       dtype, [&]<typename T>(T*) { run_forward<T>(args, steps, chunks, t); });
-  return {t.output, t.h, t.c, t.activations};
+  return {t.output, t.h, t.c, args.saves_checkpoints() ? t.checkpoints : t.activations};
 }
 
 Gradients stepwise_backward(const SequenceBackwardArgs& args) {
   const at::ScalarType dtype = args.input.scalar_type();
+  const at::ScalarType carried_dtype = args.segment ? compute_dtype(dtype) : dtype;
   const auto [want_input, want_h_0, want_c_0, want_weights, want_bias] = args.output_mask;
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
   const Gemm gemm(dtype);
@@ -202,11 +209,11 @@ Gradients stepwise_backward(const SequenceBackwardArgs& args) {
       dtype, [&]<typename T>(T*) { run_backward<T>(args, steps, t, gemm); });
   return {
       want_input ? input_gradient(args, gemm, t.dz) : Tensor(),
-      want_h_0 ? t.dh.to(dtype) : Tensor(),
-      want_c_0 ? t.dc.to(dtype) : Tensor(),
-      want_weights ? weight_gradients(args, steps, gemm, t.dz) : Tensor(),
+      want_h_0 ? t.dh.to(carried_dtype) : Tensor(),
+      want_c_0 ? t.dc.to(carried_dtype) : Tensor(),
+      want_weights ? weight_gradients(args, steps, gemm, t.dz).to(carried_dtype) : Tensor(),
       // ATen's sum adds in a fixed order, in float32.
-      want_bias ? t.dz.sum(0) : Tensor()};
+      want_bias ? t.dz.sum(0, /*keepdim=*/false, carried_dtype) : Tensor()};
 }
 
 }  // namespace lltm::cuda

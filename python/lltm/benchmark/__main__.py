@@ -2,6 +2,7 @@
 
     python -m lltm.benchmark                everything, and a picture
     python -m lltm.benchmark --shapes 16,32,128 200,8,64,256 --dtype float32
+    python -m lltm.benchmark --checkpoint-steps 64   a layer with and without checkpoints
     python -m lltm.benchmark --tutorial     the table of PyTorch's tutorial on C++ extensions
 
 A shape is B,I,H for one step and T,B,I,H for a sequence. Training is forward and backward.
@@ -38,6 +39,7 @@ from torch import nn
 from .. import modules
 from .cases import (
     CHUNKS,
+    LONG_SHAPES,
     LOOP_SHAPE,
     QUICK_SHAPES,
     SHAPES,
@@ -47,6 +49,7 @@ from .cases import (
 )
 from .contenders import (
     ADDMM,
+    CHECKPOINTED,
     COMPILED_SEQUENCES,
     COMPILED_STEPS,
     OURS,
@@ -62,9 +65,10 @@ from .contenders import (
     Make,
     Prepacked,
     addmm,
+    checkpointed,
     read_weights,
 )
-from .memory import measure_memory
+from .memory import checkpoint_memory, measure_memory
 from .report import (
     Bound,
     Check,
@@ -186,6 +190,15 @@ def streaming(shapes: Sequence[Shape], settings: Settings, goal: Goal) -> Iterat
         yield measure_case(f"chunk of a stream: {case}", case, makes | RUNTIMES, settings, goal)
 
 
+def checkpointing(case: Case, checkpoint_steps: int, settings: Settings) -> Row:
+    """Measures training with checkpoints beside training without."""
+    makes = {CHECKPOINTED: checkpointed(checkpoint_steps), OURS: modules.LLTM}
+    builds: dict[str, Callable[[], Sampler]] = {
+        name: partial(layer_timer, make, case) for name, make in makes.items()
+    }
+    return measure(f"checkpoint_steps={checkpoint_steps}: {case}", builds, settings)
+
+
 def _threads(count: int) -> str:
     return f"{count} thread{'s' if count > 1 else ''}"
 
@@ -249,6 +262,12 @@ def _arguments() -> argparse.Namespace:
     option("--rounds", type=int, help="default: 15")
     option("--quick", action="store_true", help="small shapes and few rounds, to try it out")
     option("--compile", action="store_true", help="torch.compile too; takes minutes to compile")
+    option(
+        "--checkpoint-steps",
+        type=int,
+        metavar="N",
+        help="time and memory of training with checkpoints, and nothing else",
+    )
     option("--tutorial", action="store_true", help="the tutorial's table, and nothing else")
     option("--goals", type=Path, metavar="FILE", help="what the ratios are compared with")
     option("--json", type=Path, metavar="FILE", help="write every sample")
@@ -260,7 +279,13 @@ def _arguments() -> argparse.Namespace:
         default=Path("lltm-benchmark.png"),
         help="default: %(default)s",
     )
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.checkpoint_steps is not None:
+        if options.checkpoint_steps < 1:
+            parser.error("--checkpoint-steps must be 1 at least")
+        if any(len(shape) == 3 for shape in options.shapes or ()):
+            parser.error("--checkpoint-steps needs shapes of sequences, T,B,I,H")
+    return options
 
 
 @dataclass
@@ -312,6 +337,13 @@ def run(options: argparse.Namespace, settings: Settings) -> Results:
         return results
     goal = read_goals(options.goals)
     dtypes = [getattr(torch, name) for name in options.dtype]
+    if options.checkpoint_steps is not None:
+        for shape in options.shapes or LONG_SHAPES:
+            for dtype in dtypes:
+                case = Case(shape, dtype, training=True)
+                results.show(checkpointing(case, options.checkpoint_steps, settings))
+                results.note(*checkpoint_memory(case, options.checkpoint_steps), None)
+        return results
     for shape in options.shapes or (QUICK_SHAPES if options.quick else SHAPES):
         for dtype in dtypes:
             for training in (False, True):

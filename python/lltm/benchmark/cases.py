@@ -26,6 +26,8 @@ SHAPES: tuple[Shape, ...] = (
 )
 # Chunks of a stream.
 CHUNKS: tuple[Shape, ...] = ((1, 1, 128, 256), (1, 1, 512, 512), (10, 4, 128, 256))
+# Long sequences, with and without checkpoints.
+LONG_SHAPES: tuple[Shape, ...] = ((4000, 16, 32, 128), (2000, 64, 128, 256))
 QUICK_SHAPES: tuple[Shape, ...] = (TUTORIAL_SHAPE, (20, 16, 32, 65))
 
 

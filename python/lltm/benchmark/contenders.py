@@ -18,6 +18,7 @@ from .runtimes import OnnxRuntime, OpenVino
 
 OURS = "lltm"
 PREPACKED = "lltm, prepacked"
+CHECKPOINTED = "lltm, checkpointed"
 PLAIN = "plain PyTorch"
 TUTORIAL = "tutorial's C++"
 COMPILED = "torch.compile, plain"
@@ -112,6 +113,11 @@ class Prepacked(nn.Module):
 
     def forward(self, input: Tensor, state: State) -> Any:
         return self.packed(input, state)
+
+
+def checkpointed(checkpoint_steps: int) -> Make:
+    """Makes layers that save checkpoints so many steps apart."""
+    return partial(modules.LLTM, checkpoint_steps=checkpoint_steps)
 
 
 def _gru(make: Make) -> Make:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .cases import Case, Shape
-from .contenders import OURS, PLAIN, SEQUENCES, Layer, Make
+from .contenders import CHECKPOINTED, OURS, PLAIN, SEQUENCES, Layer, Make, checkpointed
 from .report import Check, Goal
 
 # What goals may be about, beside contenders.
@@ -43,11 +43,15 @@ def saved_for_backward(make: Make, case: Case) -> float:
     return elements / torch.Size(leading).numel() / hidden
 
 
-def peak_memory(name: str, case: Case) -> int:
-    """Returns the bytes that training takes beyond arguments and parameters; in a new process."""
+def peak_memory(name: str, case: Case, checkpoint_steps: int = 0) -> int:
+    """Returns the bytes that training takes beyond arguments and parameters; in a new process.
+
+    `checkpoint_steps` is that of lltm's layer.
+    """
+    dtype = str(case.dtype).removeprefix("torch.")
     code = "import sys; from lltm.benchmark import memory as m; m.print_peak_memory(*sys.argv[1:])"
     result = subprocess.run(
-        [sys.executable, "-c", code, name, *map(str, case.shape)],
+        [sys.executable, "-c", code, name, str(checkpoint_steps), dtype, *map(str, case.shape)],
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())},
@@ -57,16 +61,37 @@ def peak_memory(name: str, case: Case) -> int:
     return int(result.stdout)
 
 
-def print_peak_memory(name: str, *shape: str) -> None:
+def print_peak_memory(name: str, checkpoint_steps: str, dtype: str, *shape: str) -> None:
     """What :func:`peak_memory` runs."""
-    case = Case(tuple(map(int, shape)), training=True)
+    case = Case(tuple(map(int, shape)), getattr(torch, dtype), training=True)
+    make = checkpointed(int(checkpoint_steps)) if int(checkpoint_steps) else SEQUENCES[name]
     # Loads libraries and starts threads.
-    Layer(SEQUENCES[name], replace(case, shape=(2, *case.shape[1:]))).run()
-    layer = Layer(SEQUENCES[name], case)
+    Layer(make, replace(case, shape=(2, *case.shape[1:]))).run()
+    layer = Layer(make, case)
     Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
     before = _memory("VmRSS")
     layer.run()
     print(_memory("VmHWM") - before)
+
+
+def checkpoint_memory(case: Case, checkpoint_steps: int) -> tuple[str, str]:
+    """Returns a title, and what a layer takes with and without checkpoints."""
+    figures = []
+    for name, make, steps in (
+        (CHECKPOINTED, checkpointed(checkpoint_steps), checkpoint_steps),
+        (OURS, SEQUENCES[OURS], 0),
+    ):
+        text = f"{name} {saved_for_backward(make, case):.2f} H"
+        if _knows_peaks():
+            text += f", {peak_memory(OURS, case, steps) / 2**20:.0f} MiB"
+        figures.append(text)
+    title = f"memory saved for backward, elements per step and row, and peak memory, {case}"
+    return title, "; ".join(figures)
+
+
+def _knows_peaks() -> bool:
+    """Whether the system can say how much memory a process has had at most: Linux can."""
+    return Path("/proc/self/clear_refs").exists()
 
 
 def _memory(key: str) -> int:
@@ -92,8 +117,8 @@ def measure_memory(
         text = ", ".join(f"{name} {units:.2f} H" for name, units in saved.items())
         title = f"memory saved for backward, elements per step and row, {case}"
         yield title, text, check(case, SAVED, f"{OURS}, in H", saved[OURS])
-    if not Path("/proc/self/clear_refs").exists():
-        return  # peaks are known on Linux only
+    if not _knows_peaks():
+        return
     case = Case(shape, training=True)
     peaks = {name: peak_memory(name, case) for name in SEQUENCES}
     text = ", ".join(f"{name} {peak / 2**20:.0f} MiB" for name, peak in peaks.items())

@@ -1,0 +1,302 @@
+"""Checkpoints instead of activations: the same results and gradients, with less memory."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import support
+import torch
+from support import DTYPES, Arguments, packed_arguments, sequence_arguments
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn.utils.rnn import pack_sequence
+
+import lltm
+from lltm.benchmark.cases import Case
+from lltm.benchmark.memory import peak_memory, saved_for_backward
+
+# Of 10 steps: one step each, a last segment that is shorter than the others, segments that come
+# out even, and one that is longer than the sequence.
+CHECKPOINT_STEPS = (1, 4, 5, 100)
+# Rows that end, and in reverse join, at the borders of segments and inside.
+LENGTHS = (10, 9, 8, 6, 5, 5, 4, 3, 1)
+
+each_length = pytest.mark.parametrize("steps", CHECKPOINT_STEPS)
+each_direction = pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+@each_direction
+@each_length
+@each_dtype
+def test_agrees_with_the_reference(dtype: torch.dtype, steps: int, reverse: bool) -> None:
+    support.check_accuracy(
+        partial(support.checkpointed_outputs, steps),
+        lambda: sequence_arguments((10, 20, 5, 33), dtype, reverse=reverse),
+    )
+
+
+@each_dtype
+def test_agrees_with_the_reference_without_bias(dtype: torch.dtype) -> None:
+    support.check_accuracy(
+        partial(support.checkpointed_outputs, 4),
+        lambda: sequence_arguments((10, 3, 4, 7), dtype, bias=False),
+    )
+
+
+@each_direction
+@each_length
+@each_dtype
+def test_agrees_with_the_reference_when_packed(
+    dtype: torch.dtype, steps: int, reverse: bool
+) -> None:
+    support.check_accuracy(
+        partial(support.checkpointed_outputs, steps),
+        lambda: packed_arguments(LENGTHS, 5, 33, dtype, reverse),
+    )
+
+
+@each_direction
+@each_dtype
+def test_results_are_those_of_a_sequence_bit_for_bit(dtype: torch.dtype, reverse: bool) -> None:
+    """Of few rows too, whose state is float64 from step to step."""
+    for a in (
+        sequence_arguments((10, 2, 5, 70), dtype, reverse=reverse),
+        sequence_arguments((10, 33, 5, 70), dtype, reverse=reverse),
+        packed_arguments(LENGTHS, dtype=dtype, reverse=reverse),
+    ):
+        expected = support.sequence_outputs(lltm.functional, a)
+        for steps in CHECKPOINT_STEPS:
+            for given in (a, a.leaves()):
+                results = support.checkpointed_outputs(steps, lltm.functional, given)
+                torch.testing.assert_close(results, expected, rtol=0, atol=0)
+
+
+# ----- memory ----------------------------------------------------------------
+
+
+def saved(run: Callable[[], object]) -> list[Tensor]:
+    """What autograd saves, without parameters and arguments that are saved anyway."""
+    found: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        run()
+    return found
+
+
+@pytest.mark.parametrize("kind", ["dense", "packed"])
+def test_no_activations_are_saved(kind: str) -> None:
+    steps, batch, hidden = 60, 4, 8
+    a = (
+        sequence_arguments((steps, batch, 3, hidden))
+        if kind == "dense"
+        else packed_arguments((steps,) * batch, 3, hidden)
+    ).leaves()
+    given = {tensor.data_ptr() for tensor in a.tensors()}
+    tensors = saved(lambda: support.checkpointed_outputs(10, lltm.functional, a))
+    sizes = sorted(
+        t.numel() for t in tensors if t.data_ptr() not in given and t.is_floating_point()
+    )
+    # The checkpoints and the output.
+    assert sizes == [steps // 10 * batch * hidden, steps * batch * hidden]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_layer_saves_little_more_than_its_output(dtype: torch.dtype) -> None:
+    case = Case((64, 16, 8, 32), dtype, training=True)
+    assert saved_for_backward(lltm.LLTM, case) == pytest.approx(5)
+    checkpointed = partial(lltm.LLTM, checkpoint_steps=8)
+    assert saved_for_backward(checkpointed, case) == pytest.approx(1 + 1 / 8)
+
+
+def test_neither_forward_nor_backward_holds_the_activations_of_all_steps() -> None:
+    """Of 2000 steps, those of 45: of 4H + H values a step and row, H and some."""
+    case = Case((2000, 16, 8, 128), training=True)
+    plain = peak_memory("lltm", case)
+    assert plain > 2000 * 16 * 4 * 128 * 4
+    assert peak_memory("lltm", case, checkpoint_steps=45) < plain / 2
+
+
+# ----- a layer ---------------------------------------------------------------
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"bias": False, "batch_first": True},
+    {"num_layers": 2, "bidirectional": True},
+]
+
+
+def pair(options: dict[str, Any]) -> tuple[lltm.LLTM, lltm.LLTM]:
+    """A layer and the same with checkpoints."""
+    layer = lltm.LLTM(3, 5, dtype=torch.float64, **options)
+    other = lltm.LLTM(3, 5, dtype=torch.float64, checkpoint_steps=4, **options)
+    other.load_state_dict(layer.state_dict())
+    return layer, other
+
+
+@pytest.mark.parametrize("kind", ["batched", "unbatched", "packed"])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_a_layer_gives_what_it_gives_without(options: dict[str, Any], kind: str) -> None:
+    x: Any = torch.randn(9, 6, 3, dtype=torch.float64)
+    if kind == "unbatched":
+        x = x[0]
+    elif kind == "packed":
+        x = pack_sequence([torch.randn(n, 3, dtype=torch.float64) for n in (3, 9, 5)], False)
+    results = []
+    for layer in pair(options):
+        output, states = layer(x)
+        leaves = [output.data if kind == "packed" else output, *states]
+        total = sum((y.square().sum() for y in leaves), torch.zeros(()))
+        results.append([*leaves, *torch.autograd.grad(total, list(layer.parameters()))])
+    torch.testing.assert_close(*results)
+
+
+def test_a_layer_calls_the_operators() -> None:
+    layer = lltm.LLTM(3, 5, checkpoint_steps=4)
+    x = torch.randn(10, 6, 3)
+    with support.Operators() as operators:
+        layer(x)[0].sum().backward()
+    assert operators.ours() == ["sequence_checkpointed_forward", "sequence_checkpointed_backward"]
+    with support.Operators() as operators, torch.no_grad():
+        layer(x)
+    assert operators.ours() == ["sequence_checkpointed"]
+
+
+def test_the_option_survives_copies_and_is_shown() -> None:
+    layer = lltm.LLTM(3, 5, checkpoint_steps=4)
+    for other in (layer, copy.copy(layer), copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert other.checkpoint_steps == 4
+        assert repr(other) == "LLTM(3, 5, checkpoint_steps=4)"
+    assert repr(lltm.LLTM(3, 5)) == "LLTM(3, 5)"
+    assert repr(lltm.LLTM(3, 5, checkpoint_steps=0)) == "LLTM(3, 5)"
+
+
+def test_a_layer_that_was_pickled_without_the_option_runs() -> None:
+    layer = lltm.LLTM(3, 5)
+    del layer.checkpoint_steps
+    other = pickle.loads(pickle.dumps(layer))
+    x = torch.randn(6, 4, 3)
+    torch.testing.assert_close(other(x), layer(x))
+    assert repr(other) == "LLTM(3, 5)"
+
+
+def test_the_option_can_be_changed() -> None:
+    layer = lltm.LLTM(3, 5)
+    layer.checkpoint_steps = 4
+    with support.Operators() as operators, torch.no_grad():
+        layer(torch.randn(10, 6, 3))
+    assert operators.ours() == ["sequence_checkpointed"]
+
+
+def test_a_prepacked_layer_and_the_reference_give_the_same() -> None:
+    layer = lltm.LLTM(3, 5, checkpoint_steps=4)
+    reference = lltm.reference.LLTM(3, 5, checkpoint_steps=4)
+    reference.load_state_dict(layer.state_dict())
+    x = torch.randn(10, 6, 3)
+    torch.testing.assert_close(layer.prepack()(x), layer(x))
+    torch.testing.assert_close(reference(x), layer(x))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_a_scripted_layer_runs_with_checkpoints(options: dict[str, Any]) -> None:
+    layer = lltm.LLTM(3, 5, checkpoint_steps=4, **options)
+    scripted: Any = torch.jit.script(layer)
+    x = torch.randn(10, 6, 3)
+    torch.testing.assert_close(scripted(x), layer(x))
+    tensors = saved(lambda: scripted(x))
+    assert max(t.numel() for t in tensors) <= 10 * 6 * 5 * 2  # of both directions
+
+
+@pytest.mark.parametrize("nested", [nn.Sequential, lambda layer: layer], ids=["nested", "alone"])
+def test_a_checkpoint_of_a_layer_without_loads_into_one_with(nested: Any) -> None:
+    layer, other = pair({})
+    nested(other).load_state_dict(nested(layer).state_dict())
+    assert nested(other).state_dict().keys() == nested(layer).state_dict().keys()
+
+
+# ----- what changes the arguments and calls again -----------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast_casts_the_arguments(dtype: torch.dtype) -> None:
+    a = sequence_arguments((10, 4, 3, 5)).leaves()
+    with torch.autocast("cpu", dtype=dtype):
+        results = support.checkpointed_outputs(4, lltm.functional, a)
+    expected = support.checkpointed_outputs(4, lltm.functional, a.to(dtype))
+    torch.testing.assert_close(results, expected, rtol=0, atol=0)
+    results[0].float().sum().backward()
+    assert all(t.grad is not None and t.grad.dtype == torch.float32 for t in a.tensors())
+
+
+def run_with(a: Arguments, *names: str) -> Callable[..., tuple[Tensor, ...]]:
+    """The function of some of the arguments."""
+
+    def run(*values: Tensor) -> tuple[Tensor, ...]:
+        given = a
+        for name, value in zip(names, values, strict=True):
+            given = given.with_argument(name, value)
+        return support.checkpointed_outputs(4, lltm.functional, given)
+
+    return run
+
+
+@pytest.mark.parametrize("names", [("input",), ("h", "c"), ("weights", "bias")], ids=str)
+@pytest.mark.parametrize("kind", ["dense", "packed"])
+def test_vmap_agrees_with_a_loop(kind: str, names: tuple[str, ...]) -> None:
+    a = (
+        sequence_arguments((10, 4, 3, 5), torch.float64)
+        if kind == "dense"
+        else packed_arguments((10, 5, 3), 3, 5, torch.float64)
+    )
+    run = run_with(a, *names)
+    values = [torch.randn(3, *getattr(a, name).shape, dtype=torch.float64) for name in names]
+    leaves = [value.requires_grad_() for value in values]
+    with support.Operators() as operators:
+        mapped = torch.vmap(run)(*leaves)
+    assert set(operators.ours()) == {"sequence_checkpointed_forward"}
+    looped = tuple(
+        torch.stack(ys)
+        for ys in zip(*(run(*each) for each in zip(*leaves, strict=True)), strict=True)
+    )
+    torch.testing.assert_close(mapped, looped)
+    gradients = [
+        torch.autograd.grad(sum((y.square().sum() for y in ys), torch.zeros(())), leaves)
+        for ys in (mapped, looped)
+    ]
+    torch.testing.assert_close(*gradients)
+
+
+def test_a_dynamic_number_of_steps_compiles_once() -> None:
+    """Of more than one segment: a size of 1 is another graph to the compiler."""
+    layer, other = pair({})
+    frames = []
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(other, fullgraph=True, dynamic=True, backend=counter)
+    for steps in (10, 7, 23, 5):
+        x = torch.randn(steps, 6, 3, dtype=torch.float64)
+        gradients = []
+        for run, module in ((compiled, other), (layer, layer)):
+            total = run(x)[0].square().sum()
+            gradients.append(torch.autograd.grad(total, list(module.parameters())))
+        torch.testing.assert_close(*gradients)
+        frames.append(counter.frame_count)
+    assert frames == [frames[0]] * 4
+
+
+def test_flops_are_those_of_a_sequence_and_of_forward_once_more() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter:
+        layer = lltm.LLTM(3, 5, checkpoint_steps=4)
+        layer(torch.randn(10, 6, 3, requires_grad=True))[0].sum().backward()
+    assert counter.get_total_flops() == 4 * (2 * 10 * 6 * (3 + 5) * 3 * 5)
