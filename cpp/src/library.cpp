@@ -44,10 +44,12 @@ TORCH_LIBRARY(lltm, m) {
       " -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
 
   // The functions of the Python module lltm._C, for an interpreter that the package holds no
-  // such module for (version.cpp, pair.cpp).
+  // such module for (version.cpp, backends.cpp, pair.cpp).
   m.def("_version() -> str");
   m.def("_build_info() -> str");
   m.def("_cpu_kernels() -> str");
+  m.def("_cuda_persistent() -> bool");
+  m.def("_set_cuda_persistent(bool enabled) -> ()");
   m.def(
       "_pair_forward(Tensor input, Tensor weights, Tensor? bias, Tensor old_h, Tensor old_cell)"
       " -> Tensor[]");
