@@ -112,7 +112,7 @@ INSTANTIATE_TEST_SUITE_P(
       return name(std::get<0>(info.param)) + (std::get<1>(info.param) ? "_reverse" : "");
     });
 INSTANTIATE_TEST_SUITE_P(
-    Persistent,
+    SlowPersistent,
     CudaEngineSequence,
     testing::Combine(
         testing::Values(at::kBFloat16, at::kHalf), testing::Bool(), testing::Values(true)),
