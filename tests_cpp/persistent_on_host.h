@@ -86,19 +86,16 @@ class HostBlock {
 
   bool done() const { return running_ == 0; }
 
-  // Lets every lane that can go on do so, warp by warp; whether any did more than poll.
+  // Runs some of the warps, each as far as it can go: it may be a step ahead of the others.
+  // Returns whether any did more than poll.
   bool run() {
-    progress_ = false;
+    bool progress = false;
     std::shuffle(std::begin(warps_), std::end(warps_), random_);
     for (const int warp : warps_) {
-      const int first = static_cast<int>(random_() % lltm::cuda::kWarpLanes);
-      for (int n = 0; n < lltm::cuda::kWarpLanes; ++n) {
-        Lane& lane = lanes_[warp * lltm::cuda::kWarpLanes + (first + n) % lltm::cuda::kWarpLanes];
-        lane.resume();
-        if (error_ != nullptr) std::rethrow_exception(error_);
-      }
+      if (random_() % 2 == 0) continue;
+      while (run_warp(warp)) progress = true;
     }
-    return progress_;
+    return progress;
   }
 
  private:
@@ -107,6 +104,17 @@ class HostBlock {
     int arrived = 0;
     unsigned generation = 0;
   };
+
+  // Every lane once, until it waits.
+  bool run_warp(int warp) {
+    progress_ = false;
+    const int first = static_cast<int>(random_() % lltm::cuda::kWarpLanes);
+    for (int n = 0; n < lltm::cuda::kWarpLanes; ++n) {
+      lanes_[warp * lltm::cuda::kWarpLanes + (first + n) % lltm::cuda::kWarpLanes].resume();
+      if (error_ != nullptr) std::rethrow_exception(error_);
+    }
+    return progress_;
+  }
 
   const int slice_, group_;
   const Body& body_;
