@@ -71,7 +71,7 @@ test-slow: export LLTM_REQUIRE_EXTRAS := 1
 test-slow: .venv/.test .venv/.compare .venv/.examples .venv/.docs
 	@.ci/system-packages.sh $(PYTHON) doxygen
 	cmake --preset default
-	cmake --build --preset default --target all lltm_tsan_tests lltm_fuzz
+	cmake --build --preset default --target all lltm_tsan_tests lltm_persistent_tsan_tests lltm_fuzz
 	ctest --preset slow --parallel $(JOBS)
 	pytest --numprocesses $(JOBS) -m slow
 
@@ -198,8 +198,8 @@ build-gpu:
 # The sanitizer looks at our kernels only, and at one problem for each way in which
 # they reach memory (CudaAccess in tests_cpp/test_cuda.cpp): it makes everything slow.
 # Without PyTorch's cache every tensor is an allocation whose bounds memcheck knows.
-# racecheck knows shared memory alone, which no kernel of ours uses so far: it is
-# there for the first that does.
+# racecheck knows shared memory alone, which the persistent kernels use; that they
+# read global memory which other thread blocks are writing is their design.
 SANITIZE := --kernel-name kns=lltm_ --report-api-errors no --error-exitcode 1 \
   build/gpu/tests_cpp/lltm_cuda_tests --gtest_brief=1 --gtest_filter='*/CudaAccess.*'
 

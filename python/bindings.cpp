@@ -3,6 +3,7 @@
 // to the library.
 #include "pair.h"
 
+#include <lltm/backends.h>
 #include <lltm/version.h>
 
 #include <c10/util/Exception.h>
@@ -92,6 +93,16 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       "cpu_kernels",
       &lltm::cpu_kernels,
       "The CPU kernels in use: \"DEFAULT\", \"AVX2\", \"AVX512\" or \"AMX\".");
+
+  m.def(
+      "cuda_persistent",
+      &lltm::cuda_persistent,
+      "Whether sequences on a GPU may run by persistent kernels.");
+  m.def(
+      "set_cuda_persistent",
+      &lltm::set_cuda_persistent,
+      "Sets it, for the whole process.",
+      py::arg("enabled").noconvert());
 
   m.def(
       "forward",

@@ -1,6 +1,6 @@
 # What liblltm holds for GPUs: every kernel, for every architecture, without
-# registers spilled to memory, the wide ones with 16-byte accesses, and PTX for
-# GPUs to come. Run by ctest with
+# registers spilled to memory, the wide ones with 16-byte accesses, the persistent ones with
+# matrix instructions and strong accesses, and PTX for GPUs to come. Run by ctest with
 #   cmake -DCUOBJDUMP=... -DLIBRARY=... -DARCHITECTURES="80-real;..." -P check_cuda.cmake
 
 function(output_of result)
@@ -23,14 +23,39 @@ set(kernels
   "lltm_backwardILi1EN3c104HalfES4_E" "lltm_backwardILi8EN3c104HalfES4_E"
   "lltm_backwardILi1EN3c108BFloat16EfE" "lltm_backwardILi8EN3c108BFloat16EfE"
   "lltm_backwardILi1EN3c108BFloat16ES4_E" "lltm_backwardILi8EN3c108BFloat16ES4_E")
+# lltm_persistent_forward<units of K, tiles, T> and lltm_persistent_backward.
+set(persistent_kernels "")
+foreach(type "4Half" "8BFloat16")
+  foreach(tiles 1 2 4)
+    foreach(units 1 2 3 4 5 6)
+      list(APPEND persistent_kernels
+        "lltm_persistent_forwardILi${units}ELi${tiles}EN3c10${type}EE")
+    endforeach()
+    foreach(units 2 3 6 9 12)
+      list(APPEND persistent_kernels
+        "lltm_persistent_backwardILi${units}ELi${tiles}EN3c10${type}EE")
+    endforeach()
+  endforeach()
+endforeach()
 list(LENGTH kernels expected)
+list(LENGTH persistent_kernels expected_persistent)
+math(EXPR expected "${expected} + ${expected_persistent}")
+
+# The accesses and matrix instructions of one kernel.
+function(instructions_of result kernel)
+  string(FIND "${code}" "${kernel}" begin)
+  string(SUBSTRING "${code}" ${begin} -1 body)
+  string(FIND "${body}" "Function : " end)
+  string(SUBSTRING "${body}" 0 ${end} body)
+  set(${result} "${body}" PARENT_SCOPE)
+endfunction()
 
 foreach(architecture IN LISTS ARCHITECTURES)
   string(REGEX MATCH "^[0-9]+[a-z]?" sm "${architecture}")
   if(NOT architecture MATCHES "-virtual$")
     # One function after another: its name, and in the next line what it uses.
     output_of(usage ${CUOBJDUMP} --dump-resource-usage --gpu-architecture sm_${sm} "${LIBRARY}")
-    foreach(kernel IN LISTS kernels)
+    foreach(kernel IN LISTS kernels persistent_kernels)
       if(NOT usage MATCHES "Function [A-Za-z0-9_]*${kernel}[A-Za-z0-9_]*:[^\n]*\n([^\n]*)")
         message(SEND_ERROR "sm_${sm}: no kernel ${kernel}")
       elseif(NOT CMAKE_MATCH_1 MATCHES "STACK:0 .*LOCAL:0 ")
@@ -38,15 +63,24 @@ foreach(architecture IN LISTS ARCHITECTURES)
       endif()
     endforeach()
     output_of(code ${CUOBJDUMP} --dump-sass --gpu-architecture sm_${sm} "${LIBRARY}")
+    string(REGEX MATCHALL "Function : [A-Za-z0-9_]*|(LDG|STG|LDL|STL|HMMA)[.A-Z0-9]*" code "${code}")
+    string(JOIN "\n" code ${code} "Function : ")
     foreach(kernel IN LISTS kernels)
-      if(NOT kernel MATCHES "ILi1E")
-        string(FIND "${code}" "${kernel}E" begin)
-        string(SUBSTRING "${code}" ${begin} -1 body)
-        string(FIND "${body}" "Function : " end)
-        string(SUBSTRING "${body}" 0 ${end} body)
-        if(NOT body MATCHES "LDG[.A-Z]*[.]128" OR NOT body MATCHES "STG[.A-Z]*[.]128")
-          message(SEND_ERROR "sm_${sm}: ${kernel} makes no 16-byte accesses")
+      instructions_of(body "${kernel}E")
+      if(NOT kernel MATCHES "ILi1E"
+          AND (NOT body MATCHES "LDG[.A-Z]*[.]128" OR NOT body MATCHES "STG[.A-Z]*[.]128"))
+        message(SEND_ERROR "sm_${sm}: ${kernel} makes no 16-byte accesses")
+      endif()
+    endforeach()
+    foreach(kernel IN LISTS persistent_kernels)
+      instructions_of(body "${kernel}")
+      foreach(instruction "HMMA[.]16816[.]F32" "LDG[.]E[.]128[.]STRONG[.]GPU" "STG[.]E[.]STRONG[.]GPU")
+        if(NOT body MATCHES "${instruction}")
+          message(SEND_ERROR "sm_${sm}: ${kernel} has no ${instruction}")
         endif()
+      endforeach()
+      if(body MATCHES "LDL|STL")
+        message(SEND_ERROR "sm_${sm}: ${kernel} accesses local memory")
       endif()
     endforeach()
     string(REGEX MATCHALL "Function [^\n]*" functions "${usage}")

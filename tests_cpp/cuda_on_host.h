@@ -72,6 +72,13 @@ namespace lltm_test {
 inline bool allow_tf32 = false;
 // The mode of the last GEMM.
 inline cublasMath_t last_math_mode = CUBLAS_DEFAULT_MATH;
+
+// Of the GPU: how many thread blocks of a persistent kernel run at once.
+inline int64_t multiprocessors = 132;
+// What the next launch draws its schedule from; each draws another.
+inline uint64_t schedule_seed = 1;
+// Launches of persistent kernels so far.
+inline int64_t persistent_launches = 0;
 }  // namespace lltm_test
 
 #define C10_CUDA_CHECK(status) TORCH_CHECK((status) == cudaSuccess, #status)

@@ -122,7 +122,8 @@ TEST_P(CudaCell, ArgumentsMayBeStridedInAnyWay) {
   }
 }
 
-class CudaSequence : public testing::TestWithParam<std::tuple<at::ScalarType, bool>> {
+// With the persistent engine, sizes that it takes and sizes that it leaves to the other.
+class CudaSequence : public testing::TestWithParam<std::tuple<at::ScalarType, bool, bool>> {
  protected:
   at::ScalarType dtype() const { return std::get<0>(GetParam()); }
   Arguments reversed(Arguments arguments) const {
@@ -137,14 +138,18 @@ class CudaSequence : public testing::TestWithParam<std::tuple<at::ScalarType, bo
     return
         [=, this](uint64_t seed) { return reversed(packed_problem(lengths, I, H, dtype(), seed)); };
   }
+
+ private:
+  const PersistentSetting setting_{std::get<2>(GetParam())};
 };
 
 INSTANTIATE_TEST_SUITE_P(
     Dtypes,
     CudaSequence,
-    testing::Combine(testing::ValuesIn(kDtypes), testing::Bool()),
+    testing::Combine(testing::ValuesIn(kDtypes), testing::Bool(), testing::Bool()),
     [](const auto& info) {
-      return with_direction(name(std::get<0>(info.param)), std::get<1>(info.param));
+      return with_direction(name(std::get<0>(info.param)), std::get<1>(info.param)) +
+             (std::get<2>(info.param) ? "_persistent" : "");
     });
 
 TEST_P(CudaSequence, ValuesAndGradientsMatchOracle) {
@@ -163,6 +168,44 @@ TEST_P(CudaSequence, PackedValuesAndGradientsMatchOracle) {
   check_on_cuda(sequence, eager_sequence, packed({3, 3, 3}, 5, 7));
   check_on_cuda(sequence, eager_sequence, packed({7, 6, 5, 4, 3, 2, 1}, 3, 9));
   check_on_cuda(sequence, eager_sequence, packed({4, 4, 4, 4, 2, 2, 1}, 33, 64));
+}
+
+// Of the persistent kernels, each number of units of K, and rows for 1, 2 and 4 tiles and for
+// several launches; the largest only forward.
+TEST_P(CudaSequence, ValuesAndGradientsMatchOracleForEveryKernel) {
+  for (const int64_t hidden : {128, 256, 264, 512, 520, 776, 1024, 1032, 1536}) {
+    check_many_rows(sequence, eager_sequence, dense({3, 9, 64, hidden}));
+  }
+  for (const int64_t rows : {1, 8, 33, 65, 130}) {
+    check_many_rows(sequence, eager_sequence, dense({3, rows, 64, 768}));
+  }
+}
+
+// Every thread block waits for others at every one of these steps, in both directions.
+TEST_P(CudaSequence, LongSequencesEndAndRepeat) {
+  const Arguments arguments = dense({2000, 17, 8, 256})(1);
+  Arguments moved = with(arguments, [&] {
+    Tensors tensors;
+    for (const at::Tensor& tensor : differentiable(arguments)) tensors.push_back(tensor.cuda());
+    return tensors;
+  }());
+  const Tensors gradients = [&] {
+    Tensors tensors;
+    for (const at::Tensor& output : sequence(moved)) {
+      tensors.push_back(at::ones_like(output));
+    }
+    return tensors;
+  }();
+  const Evaluation first = evaluate(sequence, moved, gradients);
+  for (int again = 0; again < 10; ++again) {
+    const Evaluation next = evaluate(sequence, moved, gradients);
+    for (size_t k = 0; k < first.outputs.size(); ++k) {
+      EXPECT_TRUE(identical(next.outputs[k].cpu(), first.outputs[k].cpu())) << again;
+    }
+    for (size_t k = 0; k < first.gradients.size(); ++k) {
+      EXPECT_TRUE(identical(next.gradients[k].cpu(), first.gradients[k].cpu())) << again;
+    }
+  }
 }
 
 // Rows enough for several chunks of pre-activations and for the wide kernels.
@@ -218,6 +261,8 @@ TEST_P(CudaSequence, RunsTwiceToTheSameBits) {
 // - What may be absent: bias, gradients of results that nobody uses.
 // - Offsets: in reverse, in batches that become smaller, from wide kernels to
 //   narrow ones, and beyond the first chunk of pre-activations (of 32 MiB).
+// - The persistent kernels: one and several tiles and groups, dense and packed.
+// - Of the persistent kernels, one and several tiles and groups, dense and packed.
 //
 // Sizes are such that `check` needs one problem.
 struct Access {
@@ -228,6 +273,7 @@ struct Access {
   const char* layout = "";            // of arguments and gradients: one of layouts()
   bool all_present = true;            // else without bias, and only the first result used
   std::vector<int64_t> lengths = {};  // packed
+  bool persistent = false;
 };
 
 // Of 1821 rows half end after two steps of three.
@@ -237,7 +283,7 @@ std::vector<int64_t> falling() {
   return lengths;
 }
 
-constexpr bool kStep = false, kSequence = true, kReverse = true;
+constexpr bool kStep = false, kSequence = true, kReverse = true, kPersistent = true;
 
 const std::vector<Access>& accesses() {
   static const std::vector<Access> accesses = {
@@ -256,6 +302,32 @@ const std::vector<Access>& accesses() {
       {"packed", {1, 1, 9, 67}, kSequence, false, "", true, {7, 6, 5, 4, 3, 2, 1}},
       {"packed_reverse", {1, 1, 9, 67}, kSequence, kReverse, "", true, {7, 6, 5, 4, 3, 2, 1}},
       {"packed_wide_then_narrow", {1, 1, 2, 72}, kSequence, false, "", true, falling()},
+      {"persistent", {5, 11, 9, 72}, kSequence, false, "", true, {}, kPersistent},
+      {"persistent_reverse_gaps",
+       {5, 43, 9, 264},
+       kSequence,
+       kReverse,
+       "every other column",
+       true,
+       {},
+       kPersistent},
+      {"persistent_absent", {2, 150, 9, 520}, kSequence, false, "", false, {}, kPersistent},
+      {"persistent_packed",
+       {1, 1, 9, 72},
+       kSequence,
+       false,
+       "",
+       true,
+       {7, 6, 6, 6, 6, 6, 5, 4, 3, 2, 1},
+       kPersistent},
+      {"persistent_packed_reverse",
+       {1, 1, 9, 72},
+       kSequence,
+       kReverse,
+       "",
+       true,
+       {7, 6, 6, 6, 6, 6, 5, 4, 3, 2, 1},
+       kPersistent},
   };
   return accesses;
 }
@@ -282,6 +354,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST_P(CudaAccess, ValuesAndGradientsMatchOracle) {
   const auto& [access, dtype] = GetParam();
+  const PersistentSetting setting(access.persistent);
   const auto layout = std::find_if(layouts().begin(), layouts().end(), [&](const Layout& known) {
     return access.layout == std::string_view(known.name);
   });

@@ -1,5 +1,6 @@
-// The CUDA engine's loops on the CPU, with the cuBLAS and the kernels of cuda_on_host.cpp:
-// the same sources that run on a GPU, the same oracle.
+// The CUDA engines' loops on the CPU, with the cuBLAS and the kernels of cuda_on_host.cpp and
+// persistent_on_host.cpp: the same sources that run on a GPU, the same oracle. With the
+// persistent engine, where it takes a problem; test_cuda_persistent.cpp has what is its own.
 #include "cell.h"
 #include "cuda_engine_autograd.h"
 
@@ -77,7 +78,7 @@ TEST_P(CudaEngineCell, UnusedResultsHaveZeroGradients) {
 
 // ---- a sequence -----------------------------------------------------------
 
-class CudaEngineSequence : public testing::TestWithParam<std::tuple<at::ScalarType, bool>> {
+class CudaEngineSequence : public testing::TestWithParam<std::tuple<at::ScalarType, bool, bool>> {
  protected:
   at::ScalarType dtype() const { return std::get<0>(GetParam()); }
   Arguments reversed(Arguments arguments) const {
@@ -98,12 +99,23 @@ class CudaEngineSequence : public testing::TestWithParam<std::tuple<at::ScalarTy
     const at::NoGradGuard no_grad;
     EXPECT_TRUE(identical(engine_inference(arguments), engine_sequence(arguments)));
   }
+
+ private:
+  const PersistentSetting setting_{std::get<2>(GetParam())};
 };
 
 INSTANTIATE_TEST_SUITE_P(
     Dtypes,
     CudaEngineSequence,
-    testing::Combine(testing::ValuesIn(kDtypes), testing::Bool()),
+    testing::Combine(testing::ValuesIn(kDtypes), testing::Bool(), testing::Values(false)),
+    [](const auto& info) {
+      return name(std::get<0>(info.param)) + (std::get<1>(info.param) ? "_reverse" : "");
+    });
+INSTANTIATE_TEST_SUITE_P(
+    SlowPersistent,
+    CudaEngineSequence,
+    testing::Combine(
+        testing::Values(at::kBFloat16, at::kHalf), testing::Bool(), testing::Values(true)),
     [](const auto& info) {
       return name(std::get<0>(info.param)) + (std::get<1>(info.param) ? "_reverse" : "");
     });
@@ -161,11 +173,14 @@ TEST_P(CudaEngineSequence, StepsThatReachNoRowChangeNothing) {
 
 // Each step in a chunk of its own, some together, and all.
 TEST_P(CudaEngineSequence, ASmallerWorkspaceGivesTheSame) {
+  const bool persistent = std::get<2>(GetParam());
   const int64_t row = lltm::Cell::kGates * 8 * (dtype() == at::kDouble ? 8 : 4);
   for (const Arguments& a : {dense({9, 4, 3, 8})(1), packed({9, 7, 7, 3, 1}, 3, 8)(1)}) {
     const auto with_workspace = [&](int64_t bytes) {
+      const lltm::SequenceArgs args = sequence_args(a, /*save=*/true);
       const auto [output, h_n, c_n, activations] =
-          lltm::cuda::stepwise_forward(sequence_args(a, /*save=*/true), bytes);
+          persistent ? lltm::cuda::persistent_forward(args, bytes).value()
+                     : lltm::cuda::stepwise_forward(args, bytes);
       return Tensors{output, h_n, c_n, activations};
     };
     const Tensors all = with_workspace(lltm::cuda::kWorkspaceBytes);
@@ -200,7 +215,7 @@ TEST_P(CudaEngineSequence, StridesBeyond32BitsAreFollowed) {
   for (const std::vector<int64_t>& lengths : {std::vector<int64_t>{1, 1}, {2}}) {
     check_sequence(
         [&](uint64_t seed) {
-          Arguments arguments = packed(lengths, 3, 5)(seed);
+          Arguments arguments = packed(lengths, 3, 8)(seed);
           arguments.input = far_apart.copy(arguments.input, 0);
           arguments.h = far_apart.copy(arguments.h, 8);
           arguments.c = far_apart.copy(arguments.c, 16);

@@ -58,6 +58,27 @@ TEST(CudaOperands, RowsThatOverlapAreCopied) {
   }
 }
 
+TEST(CudaOperands, OperandsOfManyGemmsAreAlignedWhereACopyWouldBe) {
+  const auto is_copied = [](const at::Tensor& tensor) {
+    const at::Tensor operand = lltm::cuda::as_repeated_operand(tensor);
+    EXPECT_TRUE(identical(operand, tensor));
+    if (operand.is_same(tensor)) return false;
+    EXPECT_TRUE(operand.is_contiguous());
+    return true;
+  };
+  for (const at::ScalarType dtype : kDtypes) {
+    const int64_t access = 16 / static_cast<int64_t>(c10::elementSize(dtype));
+    const at::Tensor even = integers({3, 4 * access}, dtype, 1);
+    EXPECT_FALSE(is_copied(even));
+    EXPECT_FALSE(is_copied(even.slice(1, 0, access)));
+    EXPECT_TRUE(is_copied(even.slice(1, 1, 1 + access))) << "begins in between";
+    const at::Tensor odd = integers({3, 4 * access + 1}, dtype, 1);
+    EXPECT_TRUE(is_copied(odd.slice(1, 0, access))) << "rows begin in between";
+    EXPECT_FALSE(is_copied(odd)) << "a copy would be no better";
+    EXPECT_FALSE(is_copied(odd.slice(1, 0, access - 1))) << "a copy would be no better";
+  }
+}
+
 // The dtype of the operands and that of the result.
 class CudaGemm : public testing::TestWithParam<std::tuple<at::ScalarType, at::ScalarType>> {
  protected:

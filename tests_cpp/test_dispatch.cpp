@@ -34,8 +34,10 @@ const char* const kOperators[] = {
 const char* const kBindingOperators[] = {
     "lltm::_build_info",
     "lltm::_cpu_kernels",
+    "lltm::_cuda_persistent",
     "lltm::_pair_backward",
     "lltm::_pair_forward",
+    "lltm::_set_cuda_persistent",
     "lltm::_version",
 };
 

@@ -1,5 +1,6 @@
 #include "testing.h"
 
+#include <lltm/backends.h>
 #include <lltm/ops.h>
 
 #include <ATen/ATen.h>
@@ -132,6 +133,13 @@ Tensors sequence(const Arguments& a) {
   const auto [output, h, c] =
       lltm::sequence(a.input, a.h, a.c, a.weights, a.bias, a.batch_sizes, a.reverse);
   return {output, h, c};
+}
+
+PersistentSetting::PersistentSetting(bool enabled) : before_(lltm::cuda_persistent()) {
+  lltm::set_cuda_persistent(enabled);
+}
+PersistentSetting::~PersistentSetting() {
+  lltm::set_cuda_persistent(before_);
 }
 
 Tensors eager_cell(const Arguments& a) {

@@ -38,6 +38,19 @@ constexpr std::array<const char*, 5> kArgumentNames = {"input", "h", "c", "weigh
 Tensors cell(const Arguments& arguments);
 Tensors sequence(const Arguments& arguments);
 
+// Which engine sequences on a GPU may take while it lives: the persistent one, or only the
+// stepwise one.
+class PersistentSetting {
+ public:
+  explicit PersistentSetting(bool enabled);
+  ~PersistentSetting();
+  PersistentSetting(const PersistentSetting&) = delete;
+  PersistentSetting& operator=(const PersistentSetting&) = delete;
+
+ private:
+  bool before_;
+};
+
 // The errors that Python raises as ValueError, TypeError and RuntimeError.
 inline const std::type_info& kValueError = typeid(c10::ValueError);
 inline const std::type_info& kTypeError = typeid(c10::TypeError);

@@ -27,7 +27,15 @@ pytestmark = [
 
 ops = torch.ops.lltm
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+each_engine = pytest.mark.usefixtures("engine")
 each_direction = pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+
+
+@pytest.fixture(params=[False, True], ids=["stepwise", "persistent"])
+def engine(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Runs a test with both engines of a sequence; float32 and float64 are stepwise in any case."""
+    with lltm.backends.cuda.flags(persistent=request.param):
+        yield
 
 
 def on_gpu(arguments: Arguments, device: str = "cuda") -> Arguments:
@@ -59,6 +67,7 @@ def test_cell_agrees_with_the_reference(dtype: torch.dtype, shape: tuple[int, in
     )
 
 
+@each_engine
 @each_dtype
 @each_direction
 @pytest.mark.parametrize("shape", [(10, 16, 32, 128), (5, 3, 4, 7), (33, 2, 9, 17)], ids=str)
@@ -71,6 +80,7 @@ def test_sequence_agrees_with_the_reference(
     )
 
 
+@each_engine
 @each_dtype
 @each_direction
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
@@ -112,6 +122,7 @@ def test_rows_may_lie_more_than_32_bits_apart(name: str) -> None:
     torch.cuda.empty_cache()
 
 
+@each_engine
 @each_dtype
 @each_direction
 def test_runs_twice_to_the_same_bits(dtype: torch.dtype, reverse: bool) -> None:
@@ -120,6 +131,36 @@ def test_runs_twice_to_the_same_bits(dtype: torch.dtype, reverse: bool) -> None:
     first = run(a)
     for again in range(5):
         assert same(run(a), first), again
+
+
+def kernels_of(work: Callable[[], object]) -> set[str]:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        work()
+        torch.cuda.synchronize()
+    return {event.key for event in profile.key_averages()}
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "forward", "backward"),
+    [
+        ((5, 3, 4, 64), torch.bfloat16, True, True),
+        ((5, 3, 4, 64), torch.float16, True, True),
+        ((5, 3, 4, 64), torch.float32, False, False),
+        ((5, 3, 4, 60), torch.bfloat16, False, False),
+        ((5, 3, 4, 1032), torch.bfloat16, True, False),
+        ((5, 3, 4, 1544), torch.bfloat16, False, False),
+    ],
+    ids=str,
+)
+def test_the_setting_chooses_the_kernels(
+    shape: tuple[int, int, int, int], dtype: torch.dtype, forward: bool, backward: bool
+) -> None:
+    a = on_gpu(support.sequence_arguments(shape, dtype))
+    for enabled in (False, True):
+        with lltm.backends.cuda.flags(persistent=enabled):
+            names = kernels_of(lambda: run(a))
+        assert any("lltm_persistent_forward" in name for name in names) == (enabled and forward)
+        assert any("lltm_persistent_backward" in name for name in names) == (enabled and backward)
 
 
 def test_the_module_takes_packed_sequences() -> None:
@@ -139,6 +180,7 @@ def test_prepacked_layers_work() -> None:
         torch.testing.assert_close(layer.prepack()(input), layer(input))
 
 
+@each_engine
 def test_autocast_computes_in_its_dtype() -> None:
     a = on_gpu(support.sequence_arguments((6, 4, 3, 8)))
     with torch.autocast("cuda", dtype=torch.float16):
@@ -266,9 +308,11 @@ def test_errors_are_those_of_the_cpu() -> None:
 # ---- streams, graphs, devices -----------------------------------------------
 
 
+@each_engine
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
-def test_nothing_waits_for_the_gpu() -> None:
-    a = on_gpu(support.packed_arguments((9, 5, 5, 2)))
+def test_nothing_waits_for_the_gpu(dtype: torch.dtype) -> None:
+    a = on_gpu(support.packed_arguments((9, 5, 5, 2), 8, 16, dtype))
     run(a)  # the first call of a process sets up cuBLAS
     try:
         torch.cuda.set_sync_debug_mode("error")
@@ -277,8 +321,10 @@ def test_nothing_waits_for_the_gpu() -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_two_streams_do_not_disturb_each_other() -> None:
-    arguments = [on_gpu(support.sequence_arguments((50, 32, 64, 256))) for _ in range(2)]
+@each_engine
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_two_streams_do_not_disturb_each_other(dtype: torch.dtype) -> None:
+    arguments = [on_gpu(support.sequence_arguments((50, 32, 64, 256), dtype)) for _ in range(2)]
     expected = [run(a) for a in arguments]
     torch.cuda.synchronize()
     streams = [torch.cuda.Stream() for _ in arguments]
@@ -301,8 +347,10 @@ def busy_default_stream() -> Iterator[None]:
     yield
 
 
-def test_the_current_stream_is_used() -> None:
-    a = on_gpu(support.sequence_arguments((20, 16, 8, 64)))
+@each_engine
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_current_stream_is_used(dtype: torch.dtype) -> None:
+    a = on_gpu(support.sequence_arguments((20, 16, 8, 64), dtype))
     expected = run(a)
     stream = torch.cuda.Stream()
     torch.cuda.synchronize()
@@ -329,6 +377,7 @@ def captured(
     return graph, results
 
 
+@each_engine
 @each_dtype
 @each_direction
 @pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
@@ -366,9 +415,11 @@ def test_a_step_can_be_captured_in_a_graph() -> None:
     assert same(results, work())
 
 
+@each_engine
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU here")
-def test_a_device_that_is_not_the_current_one_works() -> None:
-    a = support.sequence_arguments((5, 3, 4, 7))
+def test_a_device_that_is_not_the_current_one_works(dtype: torch.dtype) -> None:
+    a = support.sequence_arguments((5, 3, 4, 8), dtype)
     expected = run(on_gpu(a, "cuda:0"))
     assert torch.cuda.current_device() == 0
     results = run(on_gpu(a, "cuda:1"))

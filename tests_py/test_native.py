@@ -107,7 +107,15 @@ def test_an_import_error_names_a_library_that_cannot_be_loaded(tmp_path: Path) -
     assert message.endswith("file too short")
 
 
-FUNCTIONS = ["version", "build_info", "cpu_kernels", "forward", "backward"]
+FUNCTIONS = [
+    "version",
+    "build_info",
+    "cpu_kernels",
+    "cuda_persistent",
+    "set_cuda_persistent",
+    "forward",
+    "backward",
+]
 
 
 def words(doc: str | None) -> list[str]:
@@ -140,6 +148,25 @@ def test_the_replaced_binding_names_the_argument_that_is_no_tensor() -> None:
 @pytest.mark.parametrize("name", ["version", "build_info", "cpu_kernels"])
 def test_both_bindings_describe_the_same_library(name: str) -> None:
     assert getattr(_binding, name)() == getattr(lltm._C, name)()
+
+
+def test_both_bindings_change_the_same_setting() -> None:
+    assert not lltm._C.cuda_persistent()
+    try:
+        _binding.set_cuda_persistent(True)
+        assert lltm._C.cuda_persistent()
+        assert _binding.cuda_persistent()
+    finally:
+        lltm._C.set_cuda_persistent(False)
+    assert not _binding.cuda_persistent()
+
+
+@pytest.mark.parametrize("value", [None, "yes", 1.0])
+def test_both_bindings_refuse_a_setting_of_another_type(value: object) -> None:
+    for binding in (_binding, lltm._C):
+        with pytest.raises(TypeError):
+            binding.set_cuda_persistent(value)
+    assert not lltm._C.cuda_persistent()
 
 
 @pytest.mark.parametrize("bias", [True, False])

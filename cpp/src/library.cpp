@@ -64,10 +64,12 @@ TORCH_LIBRARY(lltm, m) {
       " -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
 
   // Used by lltm/_binding.py, where the wheel has no compiled lltm._C for the running Python
-  // (version.cpp, pair.cpp).
+  // (version.cpp, backends.cpp, pair.cpp).
   m.def("_version() -> str");
   m.def("_build_info() -> str");
   m.def("_cpu_kernels() -> str");
+  m.def("_cuda_persistent() -> bool");
+  m.def("_set_cuda_persistent(bool enabled) -> ()");
   m.def(
       "_pair_forward(Tensor input, Tensor weights, Tensor? bias, Tensor old_h, Tensor old_cell)"
       " -> Tensor[]");

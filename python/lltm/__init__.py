@@ -4,6 +4,7 @@
     lltm.PrepackedLLTM         a layer for repeated inference, from LLTM.prepack()
     lltm.functional            the same as functions
     lltm.reference             the same in plain PyTorch operations, for reading and comparing
+    lltm.backends              settings, such as lltm.backends.cuda.persistent
     lltm.ArgumentError         a wrong shape or value: a ValueError and a RuntimeError
     lltm.decompositions()      for torch.export and compiler backends
     lltm.inductor_decomposed   a backend of torch.compile that applies them
@@ -23,6 +24,7 @@ from . import _native  # loads the library
 # isort: split
 from . import _C
 from . import _flops as _flops
+from . import backends as backends
 from . import functional as functional
 from . import reference as reference
 from ._C import ArgumentError
@@ -36,6 +38,7 @@ __all__ = [
     "LLTMCell",
     "PrepackedLLTM",
     "__version__",
+    "backends",
     "build_info",
     "cmake_prefix_path",
     "decompositions",

@@ -53,6 +53,18 @@ def cpu_kernels() -> str:
     return str(_ops._cpu_kernels())
 
 
+def cuda_persistent() -> bool:
+    """Whether sequences on a GPU may run by persistent kernels."""
+    return bool(_ops._cuda_persistent())
+
+
+def set_cuda_persistent(enabled: bool) -> None:
+    """Sets it, for the whole process."""
+    if not isinstance(enabled, bool):
+        raise TypeError(f"expected enabled to be a bool, got {type(enabled).__name__}")
+    _ops._set_cuda_persistent(enabled)
+
+
 def forward(
     input: Tensor, weights: Tensor, bias: Tensor | None, old_h: Tensor, old_cell: Tensor
 ) -> list[Tensor]:

@@ -70,6 +70,7 @@ function(test_contents)
   file(GLOB_RECURSE files RELATIVE "${PREFIX}" "${PREFIX}/*")
   list(SORT files)
   set(expected
+    include/lltm/backends.h
     include/lltm/export.h
     include/lltm/lltm.h
     include/lltm/nn.h

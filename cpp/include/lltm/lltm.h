@@ -4,8 +4,10 @@
 //     lltm/nn.h         lltm::LLTMCell, lltm::LLTM
 //     lltm/serialize.h  lltm::save_state_dict, lltm::load_state_dict
 //     lltm/version.h    lltm::version, lltm::build_info
+//     lltm/backends.h   lltm::set_cuda_persistent
 #pragma once
 
+#include <lltm/backends.h>
 #include <lltm/nn.h>
 #include <lltm/ops.h>
 #include <lltm/serialize.h>

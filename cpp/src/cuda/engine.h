@@ -1,11 +1,13 @@
 // The operators on a GPU. Everything is queued on the current stream of the arguments'
 // device, which must be the current device; nothing waits.
 //
-// The engine knows gemm.h and elementwise.h, and nothing of CUDA: the tests link it to
-// host versions of the two and run it on the CPU.
+// The engines know gemm.h, elementwise.h and persistent.h, and nothing of CUDA: the tests
+// link them to host versions of the three and run them on the CPU.
 #pragma once
 
 #include "operator_args.h"
+
+#include <optional>
 
 namespace lltm::cuda {
 
@@ -24,12 +26,14 @@ SequenceResult stepwise_forward(
     const SequenceArgs& args, int64_t workspace_bytes = kWorkspaceBytes);
 Gradients stepwise_backward(const SequenceBackwardArgs& args);
 
-// The choice of an engine for a sequence: there is one.
-inline SequenceResult sequence_forward(const SequenceArgs& args) {
-  return stepwise_forward(args);
-}
-inline Gradients sequence_backward(const SequenceBackwardArgs& args) {
-  return stepwise_backward(args);
-}
+// engine_persistent.cpp: one kernel for many steps. Nothing where it cannot run, which is
+// known before anything has been computed.
+std::optional<SequenceResult> persistent_forward(
+    const SequenceArgs& args, int64_t workspace_bytes = kWorkspaceBytes);
+std::optional<Gradients> persistent_backward(const SequenceBackwardArgs& args);
+
+// engine.cpp: the choice of one of them.
+SequenceResult sequence_forward(const SequenceArgs& args);
+Gradients sequence_backward(const SequenceBackwardArgs& args);
 
 }  // namespace lltm::cuda

@@ -9,12 +9,12 @@
 #include "cuda/elementwise.h"
 #include "cuda/engine.h"
 #include "cuda/gemm.h"
+#include "cuda/sequence_gradients.h"
+#include "cuda/sequence_tensors.h"
 #include "steps.h"
 #include "tensor_views.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/sum.h>
-#include <ATen/ops/zeros.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
@@ -24,23 +24,6 @@ namespace lltm::cuda {
 namespace {
 
 using at::Tensor;
-
-// A contiguous copy of a state; zero where undefined.
-Tensor state(const Tensor& tensor, at::IntArrayRef sizes, const at::TensorOptions& options) {
-  return tensor.defined() ? at::empty(sizes, options).copy_(tensor) : at::zeros(sizes, options);
-}
-
-at::TensorOptions compute_options(const Tensor& tensor) {
-  return tensor.options().dtype(compute_dtype(tensor.scalar_type()));
-}
-
-// The columns of the weights that multiply h, and those that multiply the input.
-Tensor h_columns(const Tensor& weights, int64_t hidden) {
-  return weights.slice(1, 0, hidden);
-}
-Tensor x_columns(const Tensor& weights, int64_t hidden) {
-  return weights.slice(1, hidden);
-}
 
 // What the steps of forward write. They update the state (B, H) in place.
 struct ForwardTensors {
@@ -72,7 +55,7 @@ void run_forward(
   // One GEMM for many steps needs one stride for all of its rows, so an input that is batch
   // first in memory is copied.
   const Tensor x = as_operand(flat_rows(args.input));
-  const Tensor weights_h = as_operand(h_columns(args.weights, hidden));
+  const Tensor weights_h = as_repeated_operand(h_columns(args.weights, hidden));
   const Tensor weights_x = as_operand(x_columns(args.weights, hidden));
   const Operand weights_h_t = transposed(operand(weights_h));
   const Operand weights_x_t = transposed(operand(weights_x));
@@ -105,12 +88,6 @@ void run_forward(
   }
 }
 
-// What the steps of backward write: the gradients of the state, updated in place and final
-// for a row after its first step, and those of the pre-activations, in the tensors' dtype.
-struct BackwardTensors {
-  Tensor dh, dc, dz;
-};
-
 template <typename T>
 void run_backward(
     const SequenceBackwardArgs& args,
@@ -120,7 +97,7 @@ void run_backward(
   using C = compute_t<T>;
   const int64_t hidden = args.h_0.size(1);
   const bool want_h_0 = args.output_mask[1];
-  const Tensor weights_h = as_operand(h_columns(args.weights, hidden));
+  const Tensor weights_h = as_repeated_operand(h_columns(args.weights, hidden));
   const Operand weights_h_operand = operand(weights_h);
   const auto activations = read<T>(args.activations);
   const StepRows<T> grad_output(args.grad_output);
@@ -146,40 +123,6 @@ void run_backward(
   }
 }
 
-Tensor input_gradient(const SequenceBackwardArgs& args, const Gemm& gemm, const Tensor& dz) {
-  const Tensor weights_x = as_operand(x_columns(args.weights, args.h_0.size(1)));
-  const Tensor d_input = at::empty(args.input.sizes(), args.input.options());
-  gemm(operand(dz), operand(weights_x), result(flat_rows(d_input)), /*accumulate=*/false);
-  return d_input;
-}
-
-// dz^T [h, x] in the compute dtype, where h are the states before each step: rows of the output,
-// and of h_0.
-Tensor weight_gradients(
-    const SequenceBackwardArgs& args,
-    const std::vector<Step>& steps,
-    const Gemm& gemm,
-    const Tensor& dz) {
-  const int64_t hidden = args.h_0.size(1);
-  const Tensor x = as_operand(flat_rows(args.input));
-  const Tensor output = as_operand(flat_rows(args.output));
-  const Tensor h_0 = as_operand(args.h_0);
-  const Tensor d_weights = at::empty(args.weights.sizes(), compute_options(args.input));
-  const Result d_weights_h = result(h_columns(d_weights, hidden));
-  const Result d_weights_x = result(x_columns(d_weights, hidden));
-
-  const std::vector<StateSpan> spans = states_before(steps, 0, steps.size());
-  if (spans.empty()) d_weights.zero_();
-  bool accumulate = false;
-  for (const auto [row, source, count, initial] : spans) {
-    const Operand h = operand_rows(initial ? h_0 : output, source, count);
-    gemm(transposed(operand_rows(dz, row, count)), h, d_weights_h, accumulate);
-    accumulate = true;
-  }
-  gemm(transposed(operand(dz)), operand(x), d_weights_x, /*accumulate=*/false);
-  return d_weights;
-}
-
 }  // namespace
 
 SequenceResult stepwise_forward(const SequenceArgs& args, int64_t workspace_bytes) {
@@ -197,8 +140,6 @@ SequenceResult stepwise_forward(const SequenceArgs& args, int64_t workspace_byte
 
 Gradients stepwise_backward(const SequenceBackwardArgs& args) {
   const at::ScalarType dtype = args.input.scalar_type();
-  const at::ScalarType carried_dtype = args.segment ? compute_dtype(dtype) : dtype;
-  const auto [want_input, want_h_0, want_c_0, want_weights, want_bias] = args.output_mask;
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
   const Gemm gemm(dtype);
   const BackwardTensors t = {
@@ -207,13 +148,7 @@ Gradients stepwise_backward(const SequenceBackwardArgs& args) {
       at::empty({flat_size(args.input), Cell::kGates * args.h_0.size(1)}, args.input.options())};
   visit_dtype<c10::Half, c10::BFloat16>(
       dtype, [&]<typename T>(T*) { run_backward<T>(args, steps, t, gemm); });
-  return {
-      want_input ? input_gradient(args, gemm, t.dz) : Tensor(),
-      want_h_0 ? t.dh.to(carried_dtype) : Tensor(),
-      want_c_0 ? t.dc.to(carried_dtype) : Tensor(),
-      want_weights ? weight_gradients(args, steps, gemm, t.dz).to(carried_dtype) : Tensor(),
-      // ATen's sum adds in a fixed order, in float32.
-      want_bias ? t.dz.sum(0, /*keepdim=*/false, carried_dtype) : Tensor()};
+  return sequence_gradients(args, steps, gemm, t);
 }
 
 }  // namespace lltm::cuda

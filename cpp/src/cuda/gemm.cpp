@@ -7,6 +7,7 @@
 #include <cublas_v2.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <limits>
 
 namespace lltm::cuda {
@@ -76,6 +77,19 @@ void zero(const Result& c) {
 at::Tensor as_operand(const at::Tensor& tensor) {
   return has_contiguous_rows(tensor) || has_contiguous_columns(tensor) ? tensor
                                                                        : tensor.contiguous();
+}
+
+at::Tensor as_repeated_operand(const at::Tensor& tensor) {
+  constexpr int64_t kAccessBytes = 16;
+  const auto size = static_cast<int64_t>(tensor.element_size());
+  const auto address = reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr());
+  const bool is_aligned =
+      address % kAccessBytes == 0 && tensor.stride(0) * size % kAccessBytes == 0;
+  const bool copy_is_aligned = tensor.size(1) * size % kAccessBytes == 0;
+  if (!is_aligned && copy_is_aligned && has_contiguous_rows(tensor)) {
+    return tensor.clone(at::MemoryFormat::Contiguous);
+  }
+  return as_operand(tensor);
 }
 
 Operand operand(const at::Tensor& tensor) {

@@ -31,6 +31,11 @@ struct Result {
 // The 2-d tensor itself where cuBLAS can read it in place, else a contiguous copy.
 at::Tensor as_operand(const at::Tensor& tensor);
 
+// The same for an operand of many GEMMs. cuBLAS's faster kernels read 16 bytes at a time: where
+// rows begin in between, as those of weights (G * H, H + I) with an odd H + I, and in a
+// contiguous copy they would not, a copy.
+at::Tensor as_repeated_operand(const at::Tensor& tensor);
+
 // All of a tensor that as_operand returned, or rows [begin, begin + count) of it.
 Operand operand(const at::Tensor& tensor);
 Operand operand_rows(const at::Tensor& tensor, std::int64_t begin, std::int64_t count);

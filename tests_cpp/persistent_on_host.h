@@ -1,0 +1,277 @@
+// A GPU for the persistent kernels, on the CPU: every lane is a fiber, a barrier waits for all
+// of them, and mma.m16n8k16 is a loop over the fragments of a warp. Which thread block, warp
+// and lane goes on next is drawn by chance, lane by lane where the code lets them diverge.
+//
+// Words that thread blocks exchange are relaxed atomics, as on a GPU: with a CPU thread for
+// each thread block the thread sanitizer sees what they rely on.
+#pragma once
+
+#include "cuda/persistent_kernels.h"
+#include "fiber.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <random>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+namespace lltm_test {
+namespace {
+
+// ---- mma.sync.aligned.m16n8k16.row.col.f32 ----------------------------------
+
+// What a lane holds of the operands, as PTX lays them out.
+struct Fragments {
+  float* d;  // 4
+  std::uint32_t a[4], b[2];
+};
+
+// D (16, 8) += A (16, 16) B (16, 8), over the 32 lanes of a warp.
+template <typename T>
+void emulate_mma(const Fragments (&lanes)[lltm::cuda::kWarpLanes]) {
+  struct Values {
+    T low, high;
+  };
+  float a[16][16], b[16][8];
+  for (int lane = 0; lane < 32; ++lane) {
+    const int group = lane / 4, within = lane % 4;
+    for (int n = 0; n < 4; ++n) {
+      const auto pair = lltm::math::bit_cast<Values>(lanes[lane].a[n]);
+      const int row = group + 8 * (n % 2), col = 2 * within + 8 * (n / 2);
+      a[row][col] = static_cast<float>(pair.low);
+      a[row][col + 1] = static_cast<float>(pair.high);
+    }
+    for (int n = 0; n < 2; ++n) {
+      const auto pair = lltm::math::bit_cast<Values>(lanes[lane].b[n]);
+      const int row = 2 * within + 8 * n;
+      b[row][group] = static_cast<float>(pair.low);
+      b[row + 1][group] = static_cast<float>(pair.high);
+    }
+  }
+  float d[16][8];
+  for (int i = 0; i < 16; ++i) {
+    for (int j = 0; j < 8; ++j) d[i][j] = lanes[4 * (i % 8) + j / 2].d[2 * (i / 8) + j % 2];
+    for (int k = 0; k < 16; ++k) {
+      for (int j = 0; j < 8; ++j) d[i][j] += a[i][k] * b[k][j];
+    }
+    for (int j = 0; j < 8; ++j) lanes[4 * (i % 8) + j / 2].d[2 * (i / 8) + j % 2] = d[i][j];
+  }
+}
+
+// ---- one thread block -------------------------------------------------------
+
+class HostBlock {
+ public:
+  static constexpr int kThreads = lltm::cuda::kWarps * lltm::cuda::kWarpLanes;
+  class Lane;
+  using Body = std::function<void(Lane&)>;
+
+  // Runs `body` on every thread.
+  HostBlock(int slice, int group, std::size_t sums, const Body& body, std::uint64_t seed)
+      : slice_(slice), group_(group), body_(body), random_(seed), stacks_(kThreads), shared_(sums) {
+    // What a thread reads before another has written it shows.
+    std::fill(shared_.begin(), shared_.end(), lltm::cuda::Sums{{1e30F, -1e30F}});
+    for (int thread = 0; thread < kThreads; ++thread) {
+      Lane& lane = lanes_[thread];
+      lane.block_ = this;
+      lane.thread_ = thread;
+      lane.fiber_.start(stacks_[static_cast<std::size_t>(thread)], Lane::run, &lane);
+    }
+  }
+
+  bool done() const { return running_ == 0; }
+
+  // Runs some of the warps, each as far as it can go: it may be a step ahead of the others.
+  // Returns whether any did more than poll.
+  bool run() {
+    bool progress = false;
+    std::shuffle(std::begin(warps_), std::end(warps_), random_);
+    for (const int warp : warps_) {
+      if (random_() % 2 == 0) continue;
+      while (run_warp(warp)) progress = true;
+    }
+    return progress;
+  }
+
+ private:
+  // Where lanes wait for each other.
+  struct Meeting {
+    int arrived = 0;
+    unsigned generation = 0;
+  };
+
+  // Every lane once, until it waits.
+  bool run_warp(int warp) {
+    progress_ = false;
+    const int first = static_cast<int>(random_() % lltm::cuda::kWarpLanes);
+    for (int n = 0; n < lltm::cuda::kWarpLanes; ++n) {
+      lanes_[warp * lltm::cuda::kWarpLanes + (first + n) % lltm::cuda::kWarpLanes].resume();
+      if (error_ != nullptr) std::rethrow_exception(error_);
+    }
+    return progress_;
+  }
+
+  const int slice_, group_;
+  const Body& body_;
+  std::mt19937_64 random_;
+  Stacks stacks_;
+  std::vector<lltm::cuda::Sums> shared_;
+  Meeting block_meeting_, warp_meetings_[lltm::cuda::kWarps];
+  Fragments fragments_[lltm::cuda::kWarps][lltm::cuda::kWarpLanes];
+  int warps_[lltm::cuda::kWarps] = {0, 1, 2, 3, 4, 5, 6, 7};
+  int running_ = kThreads;
+  bool progress_ = false;
+  std::exception_ptr error_;
+
+ public:
+  // The `Machine` of persistent_kernels.h.
+  class Lane {
+   public:
+    int slice() const { return block_->slice_; }
+    int group() const { return block_->group_; }
+    int thread() const { return thread_; }
+    lltm::cuda::Sums* shared() const { return block_->shared_.data(); }
+
+    void sync_warp() {
+      meet(warp_meeting(), lltm::cuda::kWarpLanes, [] {});
+    }
+    void sync_block() {
+      meet(block_->block_meeting_, kThreads, [] {});
+    }
+
+    // Word by word: 16 bytes need not become visible at once.
+    lltm::cuda::Words read(const void* data) const {
+      if (reinterpret_cast<std::uintptr_t>(data) % 16 != 0) {
+        throw std::logic_error("16 bytes are read that begin in between");
+      }
+      lltm::cuda::Words words;
+      auto* const from = static_cast<std::uint32_t*>(const_cast<void*>(data));
+      for (int n = 0; n < 4; ++n) {
+        words.w[n] = std::atomic_ref<std::uint32_t>(from[n]).load(std::memory_order_relaxed);
+      }
+      return words;
+    }
+
+    // Each word once, and never the one that means that it is absent.
+    void publish(void* data, std::uint32_t word) {
+      std::atomic_ref<std::uint32_t> to(*static_cast<std::uint32_t*>(data));
+      if (word == lltm::cuda::kAbsent) throw std::logic_error("an absent word is published");
+      if (to.exchange(word, std::memory_order_relaxed) != lltm::cuda::kAbsent) {
+        throw std::logic_error("a word is published twice");
+      }
+      block_->progress_ = true;
+    }
+
+    void wait(int polls) {
+      if (polls > kMostPolls) throw std::runtime_error("a word never comes");
+      fiber_.suspend();
+    }
+
+    template <typename T>
+    void mma(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
+      auto& lanes = block_->fragments_[thread_ / lltm::cuda::kWarpLanes];
+      lanes[thread_ % lltm::cuda::kWarpLanes] = {d, {a[0], a[1], a[2], a[3]}, {b0, b1}};
+      meet(warp_meeting(), lltm::cuda::kWarpLanes, [&] { emulate_mma<T>(lanes); });
+    }
+
+   private:
+    friend HostBlock;
+    static constexpr int kMostPolls = 100'000'000;
+
+    Meeting& warp_meeting() { return block_->warp_meetings_[thread_ / lltm::cuda::kWarpLanes]; }
+
+    template <typename Last>
+    void meet(Meeting& meeting, int lanes, const Last& last) {
+      waits_for_ = &meeting;
+      generation_ = meeting.generation;
+      block_->progress_ = true;
+      if (++meeting.arrived == lanes) {
+        last();
+        meeting.arrived = 0;
+        ++meeting.generation;
+      } else {
+        fiber_.suspend();
+      }
+      waits_for_ = nullptr;
+    }
+
+    void resume() {
+      if (fiber_.done()) return;
+      if (waits_for_ != nullptr && waits_for_->generation == generation_) return;
+      fiber_.resume();
+    }
+
+    static void run(void* self) {
+      Lane& lane = *static_cast<Lane*>(self);
+      try {
+        lane.block_->body_(lane);
+      } catch (...) {
+        lane.block_->error_ = std::current_exception();
+      }
+      --lane.block_->running_;
+      lane.block_->progress_ = true;
+    }
+
+    HostBlock* block_ = nullptr;
+    int thread_ = 0;
+    const Meeting* waits_for_ = nullptr;
+    unsigned generation_ = 0;
+    Fiber fiber_;
+  };
+
+ private:
+  Lane lanes_[kThreads];
+};
+
+// ---- a grid -----------------------------------------------------------------
+
+inline std::vector<std::unique_ptr<HostBlock>> make_grid(
+    int slices, int groups, std::size_t sums, const HostBlock::Body& body, std::uint64_t seed) {
+  std::vector<std::unique_ptr<HostBlock>> blocks;
+  for (int group = 0; group < groups; ++group) {
+    for (int slice = 0; slice < slices; ++slice) {
+      blocks.push_back(std::make_unique<HostBlock>(slice, group, sums, body, ++seed));
+    }
+  }
+  return blocks;
+}
+
+// On this thread, the blocks in an order that is drawn anew each time.
+inline void run_grid(
+    int slices, int groups, std::size_t sums, const HostBlock::Body& body, std::uint64_t seed) {
+  const auto blocks = make_grid(slices, groups, sums, body, seed);
+  std::mt19937_64 random(seed);
+  std::vector<HostBlock*> running;
+  for (const auto& block : blocks) running.push_back(block.get());
+  for (int idle = 0; !running.empty();) {
+    std::shuffle(running.begin(), running.end(), random);
+    bool progress = false;
+    for (HostBlock* const block : running) progress |= block->run();
+    std::erase_if(running, [](const HostBlock* block) { return block->done(); });
+    idle = progress ? 0 : idle + 1;
+    if (idle > 100) throw std::runtime_error("deadlock");
+  }
+}
+
+// A CPU thread for each block.
+inline void run_grid_on_threads(
+    int slices, int groups, std::size_t sums, const HostBlock::Body& body, std::uint64_t seed) {
+  const auto blocks = make_grid(slices, groups, sums, body, seed);
+  std::vector<std::thread> threads;
+  for (const auto& block : blocks) {
+    threads.emplace_back([&block] {
+      while (!block->done()) {
+        if (!block->run()) std::this_thread::yield();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace
+}  // namespace lltm_test

@@ -1,0 +1,414 @@
+// The persistent CUDA engine on the CPU (persistent_on_host.h): every class of sizes, under
+// schedules of thread blocks and warps that are drawn by chance. Each test sees to it that
+// the engine was in fact taken; more of what it has in common with the stepwise one is in
+// test_cuda_engine.cpp.
+#include "cuda/persistent.h"
+#include "cuda_engine_autograd.h"
+#include "cuda_on_host.h"
+#include "persistent_on_host.h"
+
+#include <lltm/backends.h>
+
+#include <ATen/ATen.h>
+
+#include <limits>
+#include <tuple>
+
+namespace lltm_test {
+namespace {
+
+// ---- mma.m16n8k16 ---------------------------------------------------------
+
+template <typename T>
+class PersistentMma : public testing::Test {};
+using Types = testing::Types<c10::BFloat16, c10::Half>;
+TYPED_TEST_SUITE(PersistentMma, Types);
+
+// The layouts as PTX's documentation has them, in element i of a lane's fragment; small
+// integers, so that every sum is exact.
+TYPED_TEST(PersistentMma, IsAMatrixProduct) {
+  using T = TypeParam;
+  std::mt19937 random(1);
+  const auto draw = [&] { return static_cast<float>(static_cast<int>(random() % 17) - 8); };
+  float a[16][16], b[16][8], c[16][8], d[32][4];
+  for (auto& row : a) std::generate(std::begin(row), std::end(row), draw);
+  for (auto& row : b) std::generate(std::begin(row), std::end(row), draw);
+  for (auto& row : c) std::generate(std::begin(row), std::end(row), draw);
+  Fragments lanes[32];
+  for (int lane = 0; lane < 32; ++lane) {
+    const int group_id = lane >> 2, thread_in_group = lane % 4;
+    T of_a[8], of_b[4];
+    for (int i = 0; i < 8; ++i) {
+      const int row = i < 2 || (4 <= i && i < 6) ? group_id : group_id + 8;
+      const int col = thread_in_group * 2 + (i & 1) + (i < 4 ? 0 : 8);
+      of_a[i] = static_cast<T>(a[row][col]);
+    }
+    for (int i = 0; i < 4; ++i) {
+      const int row = thread_in_group * 2 + (i & 1) + (i < 2 ? 0 : 8);
+      of_b[i] = static_cast<T>(b[row][group_id]);
+    }
+    for (int i = 0; i < 4; ++i) {
+      d[lane][i] = c[i < 2 ? group_id : group_id + 8][thread_in_group * 2 + (i & 1)];
+    }
+    lanes[lane].d = d[lane];
+    std::memcpy(lanes[lane].a, of_a, sizeof(of_a));
+    std::memcpy(lanes[lane].b, of_b, sizeof(of_b));
+  }
+  emulate_mma<T>(lanes);
+  for (int lane = 0; lane < 32; ++lane) {
+    for (int i = 0; i < 4; ++i) {
+      const int row = i < 2 ? lane >> 2 : (lane >> 2) + 8, col = lane % 4 * 2 + (i & 1);
+      float expected = c[row][col];
+      for (int k = 0; k < 16; ++k) expected += a[row][k] * b[k][col];
+      ASSERT_EQ(d[lane][i], expected) << "lane " << lane << ", element " << i;
+    }
+  }
+}
+
+// ---- the engine -----------------------------------------------------------
+
+// Sets a variable while it lives.
+template <typename T>
+class Temporarily {
+ public:
+  Temporarily(T& variable, T value) : variable_(variable), before_(variable) { variable = value; }
+  ~Temporarily() { variable_ = before_; }
+  Temporarily(const Temporarily&) = delete;
+  Temporarily& operator=(const Temporarily&) = delete;
+
+ private:
+  T& variable_;
+  T before_;
+};
+
+// How many persistent kernels `body` launches.
+template <typename Body>
+int64_t launches(const Body& body) {
+  const int64_t before = persistent_launches;
+  body();
+  return persistent_launches - before;
+}
+
+Tensors forward(const Arguments& a, bool save = true) {
+  const auto [output, h_n, c_n, activations] = lltm::cuda::sequence_forward(sequence_args(a, save));
+  return {output, h_n, c_n, activations};
+}
+
+class PersistentEngine : public testing::TestWithParam<std::tuple<at::ScalarType, bool>> {
+ protected:
+  at::ScalarType dtype() const { return std::get<0>(GetParam()); }
+  Arguments reversed(Arguments arguments) const {
+    arguments.reverse = std::get<1>(GetParam());
+    return arguments;
+  }
+  Problem dense(const Sizes& sizes, bool bias = true) const {
+    return
+        [=, this](uint64_t seed) { return reversed(sequence_problem(sizes, dtype(), seed, bias)); };
+  }
+  Problem packed(const std::vector<int64_t>& lengths, int64_t I, int64_t H) const {
+    return
+        [=, this](uint64_t seed) { return reversed(packed_problem(lengths, I, H, dtype(), seed)); };
+  }
+  // Values and gradients; forward and backward take `each` launches.
+  void check_persistent(const Problem& problem, int64_t each = 1, uint64_t problems = 1) const {
+    int64_t calls = 0;
+    const Function counted = [&](const Arguments& a) {
+      ++calls;
+      return engine_sequence(a);
+    };
+    const int64_t launched =
+        launches([&] { check(counted, eager_sequence, problem, kRandom, problems); });
+    EXPECT_EQ(launched, 2 * each * calls);
+  }
+
+ private:
+  const PersistentSetting setting_{true};
+};
+
+INSTANTIATE_TEST_SUITE_P(
+    Dtypes,
+    PersistentEngine,
+    testing::Combine(testing::Values(at::kBFloat16, at::kHalf), testing::Bool()),
+    [](const auto& info) {
+      return name(std::get<0>(info.param)) + (std::get<1>(info.param) ? "_reverse" : "");
+    });
+
+// Half a slice of units, more than one slice, and half of the last one; rows that fill no
+// tile, one, and more than one.
+TEST_P(PersistentEngine, ValuesAndGradientsMatchOracle) {
+  for (const Sizes& sizes :
+       {Sizes{2, 1, 16, 8}, Sizes{5, 3, 5, 24}, Sizes{7, 8, 3, 16}, Sizes{3, 17, 9, 40}}) {
+    check_persistent(dense(sizes), 1, 2);
+  }
+  check_persistent(dense({5, 3, 4, 24}, /*bias=*/false));
+}
+
+TEST_P(PersistentEngine, PackedValuesAndGradientsMatchOracle) {
+  check_persistent(packed({5}, 3, 8));
+  check_persistent(packed({7, 6, 5, 4, 3, 2, 1}, 3, 24));
+  check_persistent(packed({9, 1, 1, 1}, 2, 16));
+  // Rows of several groups end in the middle of a tile, and with it.
+  check_persistent(packed({6, 6, 6, 5, 5, 5, 5, 5, 5, 4, 4, 4, 4, 2, 2, 2, 2, 2, 1}, 3, 24));
+}
+
+TEST_P(PersistentEngine, StepsThatReachNoRowChangeNothing) {
+  check_persistent([&](uint64_t seed) {
+    Arguments arguments = reversed(packed_problem({3, 2}, 3, 8, dtype(), seed));
+    arguments.batch_sizes = at::cat({*arguments.batch_sizes, at::zeros({2}, at::kLong)});
+    return arguments;
+  });
+}
+
+// As many tiles in a group as it takes for all rows to run at once: 2 and 4, with 3 and 2
+// groups; then several launches, the last with fewer groups.
+TEST_P(PersistentEngine, MoreRowsTakeMoreTilesAndThenMoreLaunches) {
+  const Temporarily small(multiprocessors, int64_t{6});  // of 2 slices each
+  check_persistent(dense({3, 41, 3, 24}));
+  check_persistent(dense({3, 77, 3, 24}));
+  check_persistent(packed(
+      {4, 4, 3, 3, 3, 3, 3, 3, 3, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2,
+       2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1},
+      3,
+      24));
+  check_persistent(dense({2, 200, 3, 24}), /*each=*/3);
+}
+
+TEST_P(PersistentEngine, SeveralLaunchesOfRowsGiveTheSameAsOne) {
+  const Arguments arguments = packed(
+      {5, 5, 4, 4, 4, 4, 3, 3, 3, 3, 3, 3, 2, 2, 2, 2, 2, 2,
+       2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 1, 1, 1},
+      3,
+      24)(1);
+  const Tensors gradients = random_like(eager_sequence(arguments), 2);
+  const Evaluation all = evaluate(engine_sequence, arguments, gradients);
+  const Temporarily small(multiprocessors, int64_t{2});
+  Evaluation parts;
+  EXPECT_EQ(launches([&] { parts = evaluate(engine_sequence, arguments, gradients); }), 4);
+  EXPECT_TRUE(identical(parts.outputs, all.outputs));
+  EXPECT_TRUE(identical(parts.gradients, all.gradients));
+}
+
+TEST_P(PersistentEngine, ChunksGiveTheSameAsTheWhole) {
+  const int64_t row = lltm::Cell::kGates * 24 * static_cast<int64_t>(sizeof(float));
+  for (const Arguments& a : {dense({9, 11, 3, 24})(1), packed({9, 7, 7, 3, 1}, 3, 24)(1)}) {
+    const auto with_workspace = [&](int64_t bytes) {
+      const auto [output, h_n, c_n, activations] =
+          lltm::cuda::persistent_forward(sequence_args(a, /*save=*/true), bytes).value();
+      return Tensors{output, h_n, c_n, activations};
+    };
+    const Tensors all = with_workspace(lltm::cuda::kWorkspaceBytes);
+    for (const int64_t rows : {0, 4, 5, 22, 23}) {
+      Tensors chunks;
+      EXPECT_GT(launches([&] { chunks = with_workspace(rows * row); }), 1);
+      EXPECT_TRUE(identical(chunks, all)) << rows << " rows at a time";
+    }
+  }
+}
+
+TEST_P(PersistentEngine, InferenceGivesTheSame) {
+  for (const Arguments& a : {dense({5, 9, 3, 24})(1), packed({5, 4, 4, 1}, 3, 24)(1)}) {
+    Tensors trained = forward(a), inferred;
+    EXPECT_EQ(launches([&] { inferred = forward(a, /*save=*/false); }), 1);
+    EXPECT_FALSE(inferred.back().defined());
+    trained.back() = at::Tensor();
+    EXPECT_TRUE(
+        identical({trained.begin(), trained.end() - 1}, {inferred.begin(), inferred.end() - 1}));
+  }
+}
+
+TEST_P(PersistentEngine, ArgumentsMayBeginAnywhere) {
+  const Arguments aligned = dense({3, 5, 0, 24})(1);
+  const Tensors gradients = random_like(eager_sequence(aligned), 2);
+  Tensors shifted;
+  for (const at::Tensor& tensor : differentiable(aligned)) {
+    const at::Tensor memory = at::empty({tensor.numel() + 1}, tensor.options());
+    shifted.push_back(memory.slice(0, 1).view(tensor.sizes()).copy_(tensor));
+  }
+  const Evaluation ours = evaluate(engine_sequence, with(aligned, shifted), gradients);
+  const Evaluation expected = evaluate(engine_sequence, aligned, gradients);
+  EXPECT_TRUE(identical(ours.outputs, expected.outputs));
+  EXPECT_TRUE(identical(ours.gradients, expected.gradients));
+}
+
+// Also with hidden units enough for most warps to have a part of K, so that warps without an
+// element-wise part get a step ahead.
+TEST_P(PersistentEngine, EveryScheduleGivesTheSameBits) {
+  for (const Arguments& a :
+       {dense({6, 7, 5, 200})(1), packed({7, 6, 6, 6, 3, 2, 2, 2, 2, 1}, 3, 40)(1)}) {
+    const Tensors gradients = random_like(eager_sequence(a), 2);
+    const Temporarily seed(schedule_seed, uint64_t{1000});
+    const Evaluation first = evaluate(engine_sequence, a, gradients);
+    for (int again = 0; again < 5; ++again) {
+      const Evaluation next = evaluate(engine_sequence, a, gradients);
+      ASSERT_TRUE(identical(next.outputs, first.outputs)) << again;
+      ASSERT_TRUE(identical(next.gradients, first.gradients)) << again;
+    }
+  }
+}
+
+// A NaN of all bits set, which as a word would be one that is not there yet.
+at::Tensor with_nan(const at::Tensor& tensor, int64_t position) {
+  at::Tensor copy = tensor.clone();
+  copy.view(at::kShort).view(-1).slice(0, position, position + 2).fill_(-1);
+  return copy;
+}
+
+// The NaNs reach what they reach in the stepwise engine, and nothing waits for them.
+TEST_P(PersistentEngine, NaNsArePassedOn) {
+  const Arguments clean = dense({4, 9, 4, 24})(1);
+  const Tensors clean_gradients = random_like(eager_sequence(clean), 2);
+  const auto compare = [](const Arguments& a, const Tensors& gradients) {
+    const Evaluation ours = evaluate(engine_sequence, a, gradients);
+    const PersistentSetting stepwise(false);
+    const Evaluation theirs = evaluate(engine_sequence, a, gradients);
+    int64_t found = 0;
+    for (const auto& [x, y] :
+         {std::pair(ours.outputs, theirs.outputs), std::pair(ours.gradients, theirs.gradients)}) {
+      for (size_t k = 0; k < x.size(); ++k) {
+        found += x[k].isnan().sum().item<int64_t>();
+        EXPECT_TRUE(identical(x[k].isnan(), y[k].isnan())) << "result " << k;
+      }
+    }
+    EXPECT_GT(found, 0);
+  };
+  const Tensors tensors = differentiable(clean);
+  for (size_t k = 0; k < tensors.size(); ++k) {
+    SCOPED_TRACE(kArgumentNames[k]);
+    for (const int64_t position : {int64_t{0}, tensors[k].numel() / 2, tensors[k].numel() - 2}) {
+      Tensors replaced = tensors;
+      replaced[k] = with_nan(tensors[k], position);
+      compare(with(clean, replaced), clean_gradients);
+    }
+  }
+  for (size_t k = 0; k < clean_gradients.size(); ++k) {
+    SCOPED_TRACE(testing::Message() << "gradient " << k);
+    Tensors gradients = clean_gradients;
+    gradients[k] = with_nan(gradients[k], gradients[k].numel() / 2);
+    compare(clean, gradients);
+  }
+}
+
+TEST_P(PersistentEngine, InfinitiesAndLargeValuesArePassedOn) {
+  Arguments a = dense({3, 5, 4, 16})(1);
+  a.c = a.c.clone();
+  a.c.view(-1)[3] = std::numeric_limits<double>::infinity();
+  a.input = a.input * 500;
+  const Tensors ours = forward(a);
+  const PersistentSetting stepwise(false);
+  const Tensors theirs = forward(a);
+  for (size_t k = 0; k < ours.size(); ++k) {
+    EXPECT_TRUE(identical(ours[k].isinf(), theirs[k].isinf())) << k;
+    EXPECT_FALSE(ours[k].isnan().any().item<bool>()) << k;
+  }
+}
+
+// ---- which problems it takes ----------------------------------------------
+
+int64_t forward_launches(const Arguments& a) {
+  return launches([&] { forward(a); });
+}
+
+TEST(PersistentPlan, OthersRunStepByStep) {
+  const PersistentSetting persistent(true);
+  const auto taken = [](const Sizes& sizes) {
+    return forward_launches(sequence_problem(sizes, at::kBFloat16, 1));
+  };
+  EXPECT_EQ(taken({2, 3, 4, 16}), 1);
+  EXPECT_EQ(taken({2, 3, 4, 12}), 0) << "no multiple of 8";
+  EXPECT_EQ(taken({1, 1, 1, 1536}), 1);
+  EXPECT_EQ(taken({1, 1, 1, 1544}), 0) << "too many hidden units";
+  EXPECT_EQ(taken({0, 3, 4, 16}) + taken({2, 0, 4, 16}) + taken({2, 3, 4, 0}), 0) << "empty";
+  EXPECT_EQ(forward_launches(sequence_problem({2, 3, 4, 16}, at::kFloat, 1)), 0);
+  EXPECT_EQ(forward_launches(sequence_problem({2, 3, 4, 16}, at::kDouble, 1)), 0);
+  {
+    const Temporarily small(multiprocessors, int64_t{3});
+    EXPECT_EQ(taken({2, 3, 4, 48}), 1);
+    EXPECT_EQ(taken({2, 3, 4, 56}), 0) << "more slices than run at once";
+    EXPECT_EQ(taken({1, 128, 4, 48}), 4);
+    EXPECT_EQ(taken({1, 129, 4, 48}), 0) << "more launches than are worth it";
+  }
+  {
+    const Temporarily none(multiprocessors, int64_t{0});
+    EXPECT_EQ(taken({2, 3, 4, 16}), 0);
+  }
+  const PersistentSetting stepwise(false);
+  EXPECT_EQ(taken({2, 3, 4, 16}), 0);
+}
+
+TEST(PersistentSettings, TheDefaultIsTheStepwiseEngine) {
+  EXPECT_FALSE(lltm::cuda_persistent());
+  const PersistentSetting persistent(true);
+  EXPECT_TRUE(lltm::cuda_persistent());
+}
+
+// ---- every kernel ---------------------------------------------------------
+
+// One problem whose results all have many elements, judged by itself.
+void check_one(const Arguments& a, int64_t expected_launches) {
+  const Tensors gradients = random_like(eager_sequence(a), 2);
+  Evaluation ours;
+  EXPECT_EQ(launches([&] { ours = evaluate(engine_sequence, a, gradients); }), expected_launches);
+  const Evaluation eager = evaluate(eager_sequence, a, gradients);
+  const Expected expected = expect(a, gradients);
+  for (size_t k = 0; k < ours.outputs.size(); ++k) {
+    EXPECT_TRUE(is_accurate(ours.outputs[k], eager.outputs[k], expected.outputs[k])) << k;
+  }
+  for (size_t k = 0; k < ours.gradients.size(); ++k) {
+    EXPECT_TRUE(is_accurate(ours.gradients[k], eager.gradients[k], expected.gradients[k]))
+        << kArgumentNames[k];
+  }
+}
+
+// A kernel for each number of units of K that a warp has, and each number of tiles. The
+// largest size of each kernel, and one that is just too large for the one before.
+class PersistentKernels : public testing::TestWithParam<std::tuple<int64_t, int>> {};
+std::string kernel_name(const testing::TestParamInfo<PersistentKernels::ParamType>& info) {
+  return "H" + std::to_string(std::get<0>(info.param)) + "_tiles" +
+         std::to_string(std::get<1>(info.param));
+}
+INSTANTIATE_TEST_SUITE_P(
+    Sizes,
+    PersistentKernels,
+    testing::Combine(testing::Values(176, 264), testing::Values(1, 2, 4)),
+    kernel_name);
+INSTANTIATE_TEST_SUITE_P(
+    SlowSizes,
+    PersistentKernels,
+    testing::Combine(testing::Values(256, 512, 520, 768, 776, 1024), testing::Values(1, 2, 4)),
+    kernel_name);
+
+TEST_P(PersistentKernels, ValuesAndGradientsMatchOracle) {
+  const auto [hidden, tiles] = GetParam();
+  const PersistentSetting setting(true);
+  const Temporarily one_group(multiprocessors, (hidden + 15) / 16);
+  const at::ScalarType dtype = tiles == 2 ? at::kHalf : at::kBFloat16;
+  const int64_t rows = tiles == 1 ? 1 : 4 * tiles + 1;
+  check_one(sequence_problem({2, rows, 64, hidden}, dtype, 1), /*expected_launches=*/2);
+}
+
+// Forward goes further than backward, which is the stepwise engine's from there on.
+class PersistentForwardKernels : public testing::TestWithParam<int64_t> {};
+INSTANTIATE_TEST_SUITE_P(SlowSizes, PersistentForwardKernels, testing::Values(1032, 1288, 1536));
+
+TEST_P(PersistentForwardKernels, ValuesAndGradientsMatchOracle) {
+  const PersistentSetting setting(true);
+  check_one(sequence_problem({2, 2, 64, GetParam()}, at::kHalf, 1), /*expected_launches=*/1);
+}
+
+// More runs of equal steps than a launch has room for. Small weights, or rounding errors
+// would grow over this many steps.
+class PersistentRuns : public testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(SlowDirections, PersistentRuns, testing::Bool());
+
+TEST_P(PersistentRuns, BatchSizesMayChangeAtEveryStep) {
+  const PersistentSetting setting(true);
+  std::vector<int64_t> lengths;
+  for (int64_t length = lltm::cuda::kMostRuns + 9; length > 0; --length) lengths.push_back(length);
+  Arguments a = packed_problem(lengths, 16, 40, at::kHalf, 1);
+  a.weights = a.weights * 0.25;
+  a.reverse = GetParam();
+  check_one(a, /*expected_launches=*/4);
+}
+
+}  // namespace
+}  // namespace lltm_test

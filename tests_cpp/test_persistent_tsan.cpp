@@ -1,0 +1,146 @@
+// The persistent kernels with a CPU thread for each thread block, for the thread sanitizer,
+// which looks at everything that blocks share. Without ATen, so that all of the program is
+// compiled with the sanitizer; results are those of one thread, bit for bit.
+#include "persistent_on_host.h"
+
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+
+namespace lltm_test {
+namespace {
+
+namespace cuda = lltm::cuda;
+
+// Values at multiples of 16 bytes.
+template <typename V>
+class Values {
+ public:
+  Values(std::int64_t count, float scale, std::uint64_t seed)
+      : bytes_(static_cast<std::size_t>(count) * sizeof(V)),
+        data_(static_cast<V*>(::operator new(bytes_, std::align_val_t(16)))) {
+    std::mt19937_64 random(seed);
+    std::normal_distribution<float> normal;
+    for (std::int64_t n = 0; n < count; ++n) new (data_ + n) V(scale * normal(random));
+  }
+  ~Values() { ::operator delete(data_, std::align_val_t(16)); }
+  Values(const Values&) = delete;
+  Values& operator=(const Values&) = delete;
+
+  V* data() const { return data_; }
+  void mark_absent() { std::memset(static_cast<void*>(data_), 0xFF, bytes_); }
+  bool equals(const Values& other) const { return std::memcmp(data_, other.data_, bytes_) == 0; }
+
+ private:
+  std::size_t bytes_;
+  V* data_;
+};
+
+// Two slices, and two groups of one tile; the rows are fewer from step to step.
+constexpr std::int64_t kHidden = 24, kBatch = 11;
+constexpr cuda::StepRun kRuns[] = {{2, 11}, {1, 9}, {2, 3}};
+constexpr std::int64_t kRows = 2 * 11 + 9 + 2 * 3;
+constexpr int kSlices = 2, kGroups = 2, kTiles = 1;
+
+cuda::LaunchSteps steps(bool ascending) {
+  cuda::LaunchSteps steps = {};
+  steps.ascending = ascending;
+  steps.edge = ascending ? 0 : kRows;
+  steps.runs = 3;
+  for (int n = 0; n < 3; ++n) steps.run[n] = kRuns[ascending ? n : 2 - n];
+  return steps;
+}
+
+using Run = decltype(&run_grid);
+
+template <typename T>
+struct Forward {
+  Values<T> weights{cuda::kGates * kHidden * kHidden, 0.15F, 1};
+  Values<float> gates{kRows * cuda::kGates * kHidden, 1, 2};
+  Values<T> h_0{kBatch * kHidden, 1, 3}, h{kBatch * kHidden, 1, 3}, c{kBatch * kHidden, 1, 4};
+  Values<T> output{kRows * kHidden, 0, 5}, activations{kRows * cuda::kSaved * kHidden, 0, 6};
+
+  void run(Run run_on, bool ascending, std::uint64_t seed) {
+    output.mark_absent();
+    cuda::PersistentForwardArgs<T> args;
+    args.hidden = kHidden;
+    args.batch = kBatch;
+    args.weights = weights.data();
+    args.gates = gates.data();
+    args.h_0 = h_0.data();
+    args.h = h.data();
+    args.c = c.data();
+    args.output = output.data();
+    args.activations = activations.data();
+    args.steps = steps(ascending);
+    run_on(
+        kSlices,
+        kGroups,
+        cuda::shared_sums<kTiles, cuda::kGates>(),
+        [&](HostBlock::Lane& lane) { cuda::persistent_forward<1, kTiles>(args, lane); },
+        seed);
+  }
+};
+
+template <typename T>
+struct Backward {
+  Values<T> weights{cuda::kGates * kHidden * kHidden, 0.15F, 1};
+  Values<T> activations{kRows * cuda::kSaved * kHidden, 0.5F, 2};
+  Values<T> grad_output{kRows * kHidden, 1, 3}, dz{kRows * cuda::kGates * kHidden, 0, 4};
+  Values<float> dh{kBatch * kHidden, 1, 5}, dc{kBatch * kHidden, 1, 6};
+
+  void run(Run run_on, bool ascending, std::uint64_t seed) {
+    dz.mark_absent();
+    cuda::PersistentBackwardArgs<T> args;
+    args.hidden = kHidden;
+    args.batch = kBatch;
+    args.weights = weights.data();
+    args.activations = activations.data();
+    args.grad_output = {grad_output.data(), 0, kHidden, kHidden, 1};
+    args.dz = dz.data();
+    args.dh = dh.data();
+    args.dc = dc.data();
+    args.steps = steps(ascending);
+    args.steps.run[args.steps.runs++] = {1, 0};
+    run_on(
+        kSlices,
+        kGroups,
+        cuda::shared_sums<kTiles, 1>(),
+        [&](HostBlock::Lane& lane) { cuda::persistent_backward<2, kTiles>(args, lane); },
+        seed);
+  }
+};
+
+template <typename T>
+class PersistentThreads : public testing::Test {};
+using Types = testing::Types<c10::BFloat16, c10::Half>;
+TYPED_TEST_SUITE(PersistentThreads, Types);
+
+TYPED_TEST(PersistentThreads, ForwardGivesTheSameBits) {
+  for (const bool ascending : {true, false}) {
+    Forward<TypeParam> one, many;
+    one.run(run_grid, ascending, 1);
+    many.run(run_grid_on_threads, ascending, 2);
+    EXPECT_TRUE(many.output.equals(one.output));
+    EXPECT_TRUE(many.activations.equals(one.activations));
+    EXPECT_TRUE(many.h.equals(one.h));
+    EXPECT_TRUE(many.c.equals(one.c));
+  }
+}
+
+TYPED_TEST(PersistentThreads, BackwardGivesTheSameBits) {
+  for (const bool ascending : {true, false}) {
+    Backward<TypeParam> one, many;
+    one.run(run_grid, ascending, 1);
+    many.run(run_grid_on_threads, ascending, 2);
+    EXPECT_TRUE(many.dz.equals(one.dz));
+    EXPECT_TRUE(many.dh.equals(one.dh));
+    EXPECT_TRUE(many.dc.equals(one.dc));
+  }
+}
+
+}  // namespace
+}  // namespace lltm_test
