@@ -243,10 +243,12 @@ RUN_BY = {
     r"python examples/compare/compare\.py": "pytest tests_py/test_compare.py",
     r"cmake (-S \.|--build|--install) .*build/release.*": "make packages",
 }
-# They need a GPU, other interpreters, the sources of another cell, or the hours of a release; or
-# are there for work on one file at a time.
+# They need a GPU, other interpreters, the sources of another cell, a quiet machine, or the hours of a
+# release; or are there for work on one file at a time.
 BY_HAND = [
-    r"make (test|bench)-cuda .*",
+    r"make (test|bench)-cuda.*",
+    r"python -m lltm\.benchmark --checkpoint-steps .*",
+    r"OMP_NUM_THREADS=1 valgrind .*|callgrind_annotate .*",
     r"ncu .*",
     r"pip install .* cmake\.define\.LLTM_CUDA=ON .*",
     r"\.ci/versions .*",
