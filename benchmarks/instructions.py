@@ -32,8 +32,8 @@ FAILED, NOT_COMPARABLE = 1, 77
 # the caller's environment.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 # Of what the program prints, what counts depend on although no source of ours has changed.
-TOOLS = ("torch", "compiler", "build", "C library", "CPU kernels in use", "CPU micro-kernel")
-TOOLS += ("caches", "valgrind")
+TOOLS = ["torch", "compiler", "build", "C library", "CPU kernels in use", "CPU micro-kernel"]
+TOOLS += ["caches", "valgrind"]
 
 Counts = dict[str, int]  # "lltm" and "all"
 

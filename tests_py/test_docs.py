@@ -243,8 +243,8 @@ RUN_BY = {
     r"python examples/compare/compare\.py": "pytest tests_py/test_compare.py",
     r"cmake (-S \.|--build|--install) .*build/release.*": "make packages",
 }
-# They need a GPU, other interpreters, the sources of another cell, a quiet machine, or the hours of a
-# release; or are there for work on one file at a time.
+# They need a GPU, other interpreters, the sources of another cell, a quiet machine, or the hours of
+# a release; or are there for work on one file at a time.
 BY_HAND = [
     r"make (test|bench)-cuda.*",
     r"python -m lltm\.benchmark --checkpoint-steps .*",
