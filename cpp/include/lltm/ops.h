@@ -76,9 +76,8 @@ LLTM_API std::tuple<at::Tensor, at::Tensor, at::Tensor> sequence(
 /// of every step, 4H values a row, it keeps c at every checkpoint_steps-th step and
 /// computes the activations again in backward, those of checkpoint_steps steps at a time.
 /// Output, h_n and c_n are those of sequence, gradients up to rounding too. With about
-/// sqrt(T) steps memory is least. Without gradients it is sequence.
-///
-/// @param checkpoint_steps  at least 1
+/// sqrt(T) steps memory is least. Without gradients it is sequence, whose other
+/// arguments and results these are; checkpoint_steps is at least 1.
 LLTM_API std::tuple<at::Tensor, at::Tensor, at::Tensor> sequence_checkpointed(
     const at::Tensor& input,
     const at::Tensor& h_0,
