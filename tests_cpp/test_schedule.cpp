@@ -142,15 +142,34 @@ TEST(Schedule, OfOtherNumbersOfThreads) {
 TEST(Schedule, OfFewRows) {
   for (const Named& machine : {kZen4, kCascadeLake, kSapphireRapids}) {
     SCOPED_TRACE(machine.name);
-    EXPECT_EQ(
-        to_string(schedule_few_rows(machine.machine, shape(1, 32, 128))),
-        "forward: few rows, GEMM accumulated in float64 of 64-bit h and x, threads 1, blocks of 64 "
-        "units, chunks of 64 rows");
-    EXPECT_EQ(
-        to_string(schedule_few_rows(machine.machine, shape(4, 300, 300))),
-        "forward: few rows, GEMM accumulated in float64 of 32-bit h and x, threads 10, blocks of "
-        "32 units, chunks of 64 rows");
+    for (const bool prepacked : {false, true}) {
+      EXPECT_EQ(
+          to_string(schedule_few_rows(machine.machine, shape(1, 32, 128), prepacked)),
+          "forward: few rows, weights packed, GEMM accumulated in float64 of 64-bit h and x, "
+          "threads 1, blocks of 64 units, chunks of 64 rows");
+      EXPECT_EQ(
+          to_string(schedule_few_rows(machine.machine, shape(4, 300, 300), prepacked)),
+          "forward: few rows, weights packed, GEMM accumulated in float64 of 32-bit h and x, "
+          "threads 10, blocks of 32 units, chunks of 64 rows");
+    }
   }
+}
+
+TEST(Schedule, OfFewSteps) {
+  const auto in_place = [](int64_t steps, int64_t batch, bool prepacked) {
+    LayerShape few = shape(batch, 32, 128);
+    few.rows = steps * batch;
+    const FewRowsSchedule schedule = schedule_few_rows(kZen4.machine, few, prepacked);
+    EXPECT_TRUE(schedule.float_operand || !schedule.in_place);
+    return schedule.in_place;
+  };
+  EXPECT_TRUE(in_place(1, 1, false));
+  EXPECT_TRUE(in_place(8, 1, false));
+  EXPECT_FALSE(in_place(9, 1, false));
+  EXPECT_TRUE(in_place(4, 4, false));
+  EXPECT_FALSE(in_place(5, 4, false));
+  EXPECT_FALSE(in_place(1, 1, true)) << "prepacked";
+  EXPECT_FALSE(in_place(1, 5, false)) << "rows of one step";
 }
 
 TEST(Schedule, OfOneStep) {

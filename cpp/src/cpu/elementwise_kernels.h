@@ -6,6 +6,7 @@
 #pragma once
 
 #include "cell.h"
+#include "cpu/f32_kernels.h"
 #include "cpu/few_rows_kernels.h"
 #include "cpu/int8_kernels.h"
 #include "cpu/kernels.h"
@@ -413,11 +414,16 @@ constexpr Kernels make_kernels(const char* name) {
       {forward<Half, Int8>, nullptr},
       {forward<BFloat16, Int8>, nullptr},
       kInt8Kernels,
+      kGemmF32,
       transpose_matrix<float>,
       transpose_matrix<BFloat16>,
       pair_rows,
       sum_rows,
-      {gemm_few_rows<double>, gemm_few_rows<float>, forward_few_rows, gemm_in_place},
+      {gemm_few_rows<double>,
+       gemm_few_rows<float>,
+       forward_few_rows,
+       gemm_in_place<float>,
+       gemm_in_place<double>},
       kArrayMath<double>,
       kArrayMath<float>,
       {load_array<Half>, store_array<Half>},

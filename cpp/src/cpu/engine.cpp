@@ -89,7 +89,7 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
     return stepwise_forward(args);
   }
   if (args.input.scalar_type() == at::kFloat && has_few_elements(shape.batch, shape.hidden)) {
-    const FewRowsSchedule schedule = schedule_few_rows(machine, shape);
+    const FewRowsSchedule schedule = schedule_few_rows(machine, shape, is_prepacked(args.weights));
     if (logs_schedules()) log_schedule(shape, to_string(schedule));
     return few_rows_forward(args, schedule);
   }

@@ -76,12 +76,13 @@ void step_by_products(
       const int64_t width = blocks.size(block);
       const Matrix<float> gates = {z.mutable_data_ptr<float>() + block * z.size(1), columns};
       for (int64_t gate = 0; gate < Cell::kGates; ++gate) {
-        kernels().few_rows.gemm_in_place(
+        kernels().few_rows.in_place_f32(
             batch,
             {{{read<float>(h), hidden}, {read<float>(x), x.size(1)}},
              width,
              w.from(gate * hidden + unit),
-             gates.from(0, gate * width)});
+             gates.from(0, gate * width),
+             /*accumulate=*/false});
       }
       StepArgs<float> part = step;
       part.hidden = width;

@@ -10,7 +10,7 @@
 #include "checkpointed.h"
 #include "cpu/dispatch.h"
 #include "cpu/engine.h"
-#include "cpu/gemm_formats.h"
+#include "cpu/gemm.h"
 #include "cpu/memory.h"
 #include "cpu/packed_weights.h"
 #include "cpu/parallel.h"
@@ -34,18 +34,85 @@ GemmFewRows<float> few_rows_gemm(float) {
   return kernels().few_rows.gemm_f32;
 }
 
-// A is the type of the GEMMs' left operand.
-template <typename A>
+// The weights, and the GEMMs with those of a block of units; z is contiguous. A is the type of
+// the left operand.
+template <typename Operand>
+class PackedFewRowsWeights {
+ public:
+  using A = Operand;
+
+  explicit PackedFewRowsWeights(PackedWeights<F32Format> packed) : packed_(std::move(packed)) {}
+
+  const Blocks& blocks() const { return packed_.blocks; }
+  // z = x W_x^T and z += h W_h^T.
+  void project(int64_t rows, Matrix<const A> x, int64_t block, double* z) const {
+    few_rows_gemm(A{})(rows, x, packed_.x(block), z, /*accumulate=*/false);
+  }
+  void recur(int64_t rows, Matrix<const A> h, int64_t block, double* z) const {
+    few_rows_gemm(A{})(rows, h, packed_.h(block), z, /*accumulate=*/true);
+  }
+
+ private:
+  PackedWeights<F32Format> packed_;
+};
+
+// The weights as they lie: for few steps, where packing them would be most of the work.
+class FewRowsWeightsInPlace {
+ public:
+  using A = float;
+
+  FewRowsWeightsInPlace(const Tensor& weights, int64_t block_width)
+      : weights_(with_contiguous_rows(weights)),
+        hidden_(weights.size(0) / Cell::kGates),
+        blocks_(hidden_, block_width) {}
+
+  const Blocks& blocks() const { return blocks_; }
+  void project(int64_t rows, Matrix<const A> x, int64_t block, double* z) const {
+    multiply(rows, x, hidden_, weights_.size(1) - hidden_, block, z, /*accumulate=*/false);
+  }
+  void recur(int64_t rows, Matrix<const A> h, int64_t block, double* z) const {
+    multiply(rows, h, 0, hidden_, block, z, /*accumulate=*/true);
+  }
+
+ private:
+  // With columns [first, first + k) of the weights.
+  void multiply(
+      int64_t rows,
+      Matrix<const A> a,
+      int64_t first,
+      int64_t k,
+      int64_t block,
+      double* z,
+      bool accumulate) const {
+    const int64_t width = blocks_.size(block);
+    const Matrix<double> gates = {z, Cell::kGates * width};
+    for (int64_t r = 0; r < rows; r += kMostProductRows) {
+      for (int64_t gate = 0; gate < Cell::kGates; ++gate) {
+        const auto w = read<float>(weights_).from(gate * hidden_ + blocks_.begin(block), first);
+        kernels().few_rows.in_place_f64(
+            std::min(rows - r, kMostProductRows),
+            {{{a.from(r), k}}, width, w, gates.from(r, gate * width), accumulate});
+      }
+    }
+  }
+
+  Tensor weights_;
+  int64_t hidden_;
+  Blocks blocks_;
+};
+
+template <typename Weights>
 class FewRowsForward {
  public:
-  FewRowsForward(
-      const SequenceArgs& args, const FewRowsSchedule& schedule, PackedWeights<F32Format> weights)
+  using A = typename Weights::A;
+
+  FewRowsForward(const SequenceArgs& args, const FewRowsSchedule& schedule, Weights weights)
       : args_(args),
         batch_(args.h_0.size(0)),
         hidden_(args.h_0.size(1)),
         input_size_(args.input.size(-1)),
         weights_(std::move(weights)),
-        blocks_(weights_.blocks),
+        blocks_(weights_.blocks()),
         slots_(std::min(schedule.threads, blocks_.count)),
         steps_(plan_steps(args.input, args.batch_sizes, args.reverse)),
         chunks_(plan_chunks(steps_, schedule.chunk_rows)),
@@ -121,8 +188,7 @@ class FewRowsForward {
   }
 
   void project(const Chunk& chunk, int64_t block) {
-    few_rows_gemm(A{})(
-        chunk.rows, read<A>(x_), weights_.x(block), z_of(block), /*accumulate=*/false);
+    weights_.project(chunk.rows, read<A>(x_), block, z_of(block));
   }
 
   void step_block(const Chunk& chunk, size_t k, int64_t block) {
@@ -130,11 +196,10 @@ class FewRowsForward {
     const int64_t carried = carried_rows(steps_, k);
     const int64_t unit = blocks_.begin(block);
     if (args_.saves_checkpoint(k)) save_checkpoint(k, unit, blocks_.size(block));
-    const int64_t columns = weights_.columns(block);
+    const int64_t columns = Cell::kGates * blocks_.size(block);
     double* const z = z_of(block) + (offset - chunk.begin) * columns;
     const auto recur = [&](int64_t from, int64_t to, Matrix<const A> h) {
-      few_rows_gemm(A{})(
-          to - from, h.from(from), weights_.h(block), z + from * columns, /*accumulate=*/true);
+      weights_.recur(to - from, h.from(from), block, z + from * columns);
     };
     if (carried > 0) recur(0, carried, operand(k - 1));
     recur(carried, rows, h_0_rows_);
@@ -186,7 +251,7 @@ class FewRowsForward {
   static constexpr bool kFloat = std::is_same_v<A, float>;
   const SequenceArgs& args_;
   const int64_t batch_, hidden_, input_size_;
-  const PackedWeights<F32Format> weights_;
+  const Weights weights_;
   const Blocks& blocks_;
   const int64_t slots_;
   const std::vector<Step> steps_;
@@ -206,11 +271,15 @@ class FewRowsForward {
 }  // namespace
 
 SequenceResult few_rows_forward(const SequenceArgs& args, const FewRowsSchedule& schedule) {
-  PackedWeights<F32Format> weights =
+  const auto run = [&](auto weights) {
+    return FewRowsForward(args, schedule, std::move(weights)).run();
+  };
+  if (schedule.in_place) return run(FewRowsWeightsInPlace(args.weights, schedule.block_width));
+  PackedWeights<F32Format> packed =
       is_prepacked(args.weights) ? read_packed<F32Format>(args.weights)
                                  : *pack_weights<F32Format>(args.weights, schedule.block_width);
-  return schedule.float_operand ? FewRowsForward<float>(args, schedule, std::move(weights)).run()
-                                : FewRowsForward<double>(args, schedule, std::move(weights)).run();
+  return schedule.float_operand ? run(PackedFewRowsWeights<float>(std::move(packed)))
+                                : run(PackedFewRowsWeights<double>(std::move(packed)));
 }
 
 }  // namespace lltm::cpu

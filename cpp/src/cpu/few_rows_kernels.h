@@ -3,22 +3,17 @@
 #pragma once
 
 #include "cell.h"
+#include "cpu/floats.h"
 #include "cpu/kernels.h"
 #include "cpu/tile.h"
 
 #include <cstdint>
 
-#if defined(__AVX__)
-#include <immintrin.h>
-#endif
-
 namespace lltm::cpu {
 namespace {
 
-// A vector of floats, and its two halves as doubles.
+// The two halves of a vector, as doubles.
 #if defined(__AVX512F__)
-constexpr int kLanes = 16;
-using Floats = __m512;
 using Doubles = __m512d;
 LLTM_CELL_INLINE Doubles widen_low(Floats x) {
   return _mm512_cvtps_pd(_mm512_castps512_ps256(x));
@@ -27,8 +22,6 @@ LLTM_CELL_INLINE Doubles widen_high(Floats x) {
   return _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1));
 }
 #elif defined(__AVX__)
-constexpr int kLanes = 8;
-using Floats = __m256;
 using Doubles = __m256d;
 LLTM_CELL_INLINE Doubles widen_low(Floats x) {
   return _mm256_cvtps_pd(_mm256_castps256_ps128(x));
@@ -37,8 +30,6 @@ LLTM_CELL_INLINE Doubles widen_high(Floats x) {
   return _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));
 }
 #else
-constexpr int kLanes = 4;
-using Floats = float __attribute__((vector_size(16)));
 using Doubles = double __attribute__((vector_size(16)));
 LLTM_CELL_INLINE Doubles widen_low(Floats x) {
   return Doubles{x[0], x[1]};
@@ -48,12 +39,6 @@ LLTM_CELL_INLINE Doubles widen_high(Floats x) {
 }
 #endif
 constexpr int kHalf = kLanes / 2;
-
-LLTM_CELL_INLINE Floats load_floats_of(const float* x) {
-  Floats floats;
-  __builtin_memcpy(&floats, x, sizeof(floats));
-  return floats;
-}
 
 template <typename A>
 struct FewRowsGemm {
@@ -79,7 +64,7 @@ struct FewRowsAccumulators {
   LLTM_CELL_INLINE void add(const FewRowsGemm<double>& p, const float* b, std::int64_t k) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      const Floats weights = load_floats_of(b + v * kLanes);
+      const Floats weights = load_lanes(b + v * kLanes);
       const Doubles weights_low = widen_low(weights);
       const Doubles weights_high = widen_high(weights);
 #pragma GCC unroll 4
@@ -97,7 +82,7 @@ struct FewRowsAccumulators {
     for (std::int64_t j = 0; j < count; ++j, b += p.b.n) {
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) {
-        const Floats weights = load_floats_of(b + v * kLanes);
+        const Floats weights = load_lanes(b + v * kLanes);
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) chain[r][v] += p.a.row(r)[k + j] * weights;
       }
@@ -206,34 +191,57 @@ void gemm_few_rows(
 
 // ---- weights in place -------------------------------------------------------
 
-// The first `n` elements of x, fewer than a vector; the others zero.
-LLTM_CELL_INLINE Floats load_first(const float* x, std::int64_t n) {
-#if defined(__AVX512F__)
-  return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << n) - 1), x);
-#else
-  Floats floats = {};
-  for (std::int64_t j = 0; j < n; ++j) floats[j] = x[j];
-  return floats;
-#endif
-}
-
-LLTM_CELL_INLINE float sum_of(Floats x) {
-  // In halves, so that the error grows with the number of additions of a lane.
-  float values[kLanes];
+// The sum of the elements of a vector, in halves: the rounding error grows with the number of
+// additions that an element goes through.
+template <typename T, typename V>
+LLTM_CELL_INLINE T sum_of(V x) {
+  constexpr int kCount = sizeof(V) / sizeof(T);
+  T values[kCount];
   __builtin_memcpy(values, &x, sizeof(x));
 #pragma GCC unroll 8
-  for (int width = kLanes / 2; width > 0; width /= 2) {
+  for (int width = kCount / 2; width > 0; width /= 2) {
 #pragma GCC unroll 8
     for (int j = 0; j < width; ++j) values[j] += values[j + width];
   }
   return values[0];
 }
 
+// Products of a row of A and a row of B: in float32, or with every few of them, `kChain` to a
+// lane, added to float64.
+template <typename C>
+struct InPlaceSum {
+  static constexpr std::int64_t kChain = 16;
+  Floats chain = {};
+  Doubles low = {}, high = {};
+
+  LLTM_CELL_INLINE void end_chain() {
+    low += widen_low(chain);
+    high += widen_high(chain);
+    chain = Floats{};
+  }
+  LLTM_CELL_INLINE C total() const { return sum_of<C>(low + high); }
+};
+template <>
+struct InPlaceSum<float> {
+  static constexpr std::int64_t kChain = 1 << 30;
+  Floats chain = {};
+
+  LLTM_CELL_INLINE void end_chain() {}
+  LLTM_CELL_INLINE float total() const { return sum_of<float>(chain); }
+};
+
 // kRows rows of A with kColumns rows of B from number n on: scalar products, so that B is read
 // along its rows.
-template <int kRows, int kColumns>
-LLTM_CELL_INLINE void gemm_in_place_tile(const InPlaceGemm& p, std::int64_t n) {
-  Floats sums[kRows][kColumns] = {};
+template <int kRows, int kColumns, typename C>
+LLTM_CELL_INLINE void gemm_in_place_tile(const InPlaceGemm<C>& p, std::int64_t n) {
+  InPlaceSum<C> sums[kRows][kColumns];
+  const auto end_chain = [&] {
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+      for (int j = 0; j < kColumns; ++j) sums[r][j].end_chain();
+    }
+  };
   std::int64_t column = 0;
   for (const auto& part : p.a) {
     const auto add = [&](const auto& load, std::int64_t k) {
@@ -244,31 +252,43 @@ LLTM_CELL_INLINE void gemm_in_place_tile(const InPlaceGemm& p, std::int64_t n) {
       for (int j = 0; j < kColumns; ++j) {
         const Floats b = load(p.b.row(n + j) + column + k);
 #pragma GCC unroll 4
-        for (int r = 0; r < kRows; ++r) sums[r][j] += a[r] * b;
+        for (int r = 0; r < kRows; ++r) sums[r][j].chain += a[r] * b;
       }
     };
     const std::int64_t whole = part.k / kLanes * kLanes;
-    for (std::int64_t k = 0; k < whole; k += kLanes) add(load_floats_of, k);
+    for (std::int64_t k = 0; k < whole;) {
+      const std::int64_t end = k + at_most(whole - k, InPlaceSum<C>::kChain * kLanes);
+      for (; k < end; k += kLanes) add(load_lanes, k);
+      end_chain();
+    }
     const std::int64_t rest = part.k - whole;
     if (rest > 0) add([&](const float* x) { return load_first(x, rest); }, whole);
     column += part.k;
   }
+  end_chain();
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
+    C* const c = p.c.row(r) + n;
 #pragma GCC unroll 8
-    for (int j = 0; j < kColumns; ++j) p.c.row(r)[n + j] = sum_of(sums[r][j]);
+    for (int j = 0; j < kColumns; ++j) {
+      const C total = sums[r][j].total();
+      c[j] = p.accumulate ? c[j] + total : total;
+    }
   }
 }
 
-template <int kRows>
-LLTM_CELL_INLINE void gemm_in_place_rows(const InPlaceGemm& p) {
-  constexpr int kColumns = kRows == 1 ? 8 : 4;
+template <int kRows, typename C>
+LLTM_CELL_INLINE void gemm_in_place_rows(const InPlaceGemm<C>& p) {
+  // As many as the registers hold sums.
+  constexpr int kMost = kRows == 1 ? 8 : 4;
+  constexpr int kColumns = sizeof(C) == sizeof(double) && kRows > 2 ? 2 : kMost;
   std::int64_t n = 0;
   for (; n + kColumns <= p.n; n += kColumns) gemm_in_place_tile<kRows, kColumns>(p, n);
   for (; n < p.n; ++n) gemm_in_place_tile<kRows, 1>(p, n);
 }
 
-void gemm_in_place(std::int64_t m, const InPlaceGemm& p) {
+template <typename C>
+void gemm_in_place(std::int64_t m, const InPlaceGemm<C>& p) {
   switch (m) {
     case 1:
       return gemm_in_place_rows<1>(p);

@@ -18,7 +18,7 @@
 #include <string>
 #include <type_traits>
 
-#if defined(CPUBLAS_BRGEMM_F32F32F32) && defined(CPUBLAS_BRGEMM_BF16BF16F32)
+#if defined(CPUBLAS_BRGEMM_BF16BF16F32)
 #define LLTM_HAS_BRGEMM 1
 #endif
 
@@ -27,71 +27,53 @@ namespace {
 
 // ---- oneDNN's micro-kernel --------------------------------------------------
 
-template <typename Operand>
+// The largest M of one call. Each thread compiles a kernel for every set of sizes and leading
+// dimensions that it meets, and never frees it: so that set is kept small, and M is cut into
+// a few heights.
+constexpr int64_t kMaxBand = 64;
+
 void brgemm(
     [[maybe_unused]] int64_t m,
-    [[maybe_unused]] int64_t k,
-    [[maybe_unused]] Matrix<const Operand> a,
-    [[maybe_unused]] PackedB<const Operand> b,
+    [[maybe_unused]] Matrix<const BFloat16> a,
+    [[maybe_unused]] PackedB<const BFloat16> b,
     [[maybe_unused]] Matrix<float> c,
     [[maybe_unused]] bool accumulate) {
 #if defined(LLTM_HAS_BRGEMM)
-  constexpr bool kFloat = std::is_same_v<Operand, float>;
-  using Element = std::conditional_t<kFloat, float, at::BFloat16>;
   at::native::cpublas::brgemm(
       m,
       b.n,
-      k,
+      b.k,
       a.row_stride,
       b.ld,
       c.row_stride,
       accumulate,
-      reinterpret_cast<const Element*>(a.data),
-      reinterpret_cast<const Element*>(b.data),
+      reinterpret_cast<const at::BFloat16*>(a.data),
+      reinterpret_cast<const at::BFloat16*>(b.data),
       c.data,
-      /*is_vnni=*/!kFloat);
+      /*is_vnni=*/true);
 #endif
 }
 
-// The height of the next band of rows: at most kMaxRows, a multiple of 4 as long as there are
-// 4, and no short last band; few different heights occur.
+// The height of the next band of rows: a multiple of 4 as long as there are 4, and no short last
+// band; few different heights occur.
 int64_t next_band(int64_t rows) {
-  if (rows >= 2 * kMaxRows) return kMaxRows;
-  if (rows > kMaxRows) return (rows / 2 + 3) / 4 * 4;
+  if (rows >= 2 * kMaxBand) return kMaxBand;
+  if (rows > kMaxBand) return (rows / 2 + 3) / 4 * 4;
   return rows < 4 ? rows : rows / 4 * 4;
 }
 
-// The kernel accumulates the products of a row and a column one after another and then adds
-// the result to C: its rounding errors grow with K. So K is cut into pieces of at most this
-// length, shorter for few rows, where MKL, which plain PyTorch uses, is more accurate. The
-// rounding of bfloat16 itself is far larger than that of its accumulation.
-int64_t longest_chain(int64_t m, int64_t k, int64_t vnni_factor) {
-  if (vnni_factor > 1) return k;
-  return m < 16 ? 32 : 64;
-}
-
-template <typename Operand>
-Operand operand(float x) {
-  if constexpr (std::is_same_v<Operand, float>) {
-    return x;
-  } else {
-    return {c10::BFloat16(x).x};
-  }
-}
-
-template <typename Format>
 bool try_micro_kernel() {
   // Below AVX2 the same function is an ordinary loop over small blocks, slower and less
   // accurate than one GEMM of all rows.
   const std::string capability = at::get_cpu_capability();
   if (capability != "AVX2" && capability != "AVX512") return false;
-  // (2, 3) . (5, 7) + 1, in numbers that both formats hold exactly.
-  using Operand = typename Format::Operand;
-  const Operand a[2] = {operand<Operand>(2.0f), operand<Operand>(3.0f)};
-  const Operand b[2] = {operand<Operand>(5.0f), operand<Operand>(7.0f)};
+  // (2, 3) . (5, 7) + 1, in numbers that bfloat16 holds exactly.
+  const auto bfloat16 = [](float x) { return BFloat16{c10::BFloat16(x).x}; };
+  const BFloat16 a[2] = {bfloat16(2.0f), bfloat16(3.0f)};
+  const BFloat16 b[2] = {bfloat16(5.0f), bfloat16(7.0f)};
   float c = 1.0f;
   try {
-    brgemm<Operand>(1, 2, {a, 2, 1}, {b, 2, 1, 1}, {&c, 1, 1}, /*accumulate=*/true);
+    brgemm(1, {a, 2, 1}, {b, 2, 1, 1}, {&c, 1, 1}, /*accumulate=*/true);
   } catch (const std::exception&) {
     return false;
   }
@@ -137,10 +119,15 @@ void pad_k(PackedB<Operand> b, int64_t k0, int64_t n0, int64_t k, int64_t n) {
 
 }  // namespace
 
-template <typename Element, int64_t vnni>
-bool MicroKernelFormat<Element, vnni>::available() {
+template <>
+bool F32Format::available() {
+  return kernels().gemm_f32 != nullptr;
+}
+
+template <>
+bool Bf16Format::available() {
 #if defined(LLTM_HAS_BRGEMM)
-  static const bool works = try_micro_kernel<MicroKernelFormat>();
+  static const bool works = try_micro_kernel();
   // torch.backends.mkldnn.flags(enabled=False) turns it off, and may at any time.
   return works && at::globalContext().userEnabledMkldnn();
 #else
@@ -149,14 +136,14 @@ bool MicroKernelFormat<Element, vnni>::available() {
 }
 
 template <typename Element, int64_t vnni>
-bool MicroKernelFormat<Element, vnni>::pack_a(
+bool RowFormat<Element, vnni>::pack_a(
     int64_t m, int64_t k, Matrix<const Source> x, Matrix<Operand> a) {
   for (int64_t r = 0; r < m; ++r) std::copy_n(x.row(r), k, a.row(r));
   return true;
 }
 
 template <typename Element, int64_t vnni>
-bool MicroKernelFormat<Element, vnni>::pack_a_transposed(
+bool RowFormat<Element, vnni>::pack_a_transposed(
     int64_t m, int64_t k, int64_t padded_k, Matrix<const Source> x, Matrix<Operand> a) {
   transpose_of(Element{})(k, m, x, a);
   for (int64_t r = 0; r < m && k < padded_k; ++r) {
@@ -166,7 +153,7 @@ bool MicroKernelFormat<Element, vnni>::pack_a_transposed(
 }
 
 template <typename Element, int64_t vnni>
-bool MicroKernelFormat<Element, vnni>::pack_b(
+bool RowFormat<Element, vnni>::pack_b(
     PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n) {
   const PackedB<Operand> part = {b.data + k0 * b.ld, b.k - k0, b.n, b.ld};
   if constexpr (vnni == 1) {
@@ -184,7 +171,7 @@ bool MicroKernelFormat<Element, vnni>::pack_b(
 }
 
 template <typename Element, int64_t vnni>
-bool MicroKernelFormat<Element, vnni>::pack_b_transposed(
+bool RowFormat<Element, vnni>::pack_b_transposed(
     PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n) {
   const PackedB<Operand> part = {b.data + k0 * b.ld, b.k - k0, b.n, b.ld};
   const bool aligned = reinterpret_cast<std::uintptr_t>(x.data) % sizeof(float) == 0;
@@ -202,35 +189,38 @@ bool MicroKernelFormat<Element, vnni>::pack_b_transposed(
   return true;
 }
 
-template <typename Element, int64_t vnni>
-void MicroKernelFormat<Element, vnni>::gemm(
+template <>
+void F32Format::gemm(
     int64_t m,
     Matrix<const Operand> a,
     PackedB<const Operand> b,
     Matrix<float> c,
     bool accumulate) {
-  const int64_t longest = longest_chain(m, b.k, vnni);
-  const int64_t pieces = (b.k + longest - 1) / longest;
-  const int64_t piece = round_up((b.k + pieces - 1) / pieces, 16);
+  // Rounding errors grow with the number of products that are added one after another. With few
+  // rows MKL, which plain PyTorch uses, is more accurate.
+  const int64_t longest_chain = m < 16 ? 32 : 64;
+  kernels().gemm_f32(m, a, b, c, longest_chain, accumulate);
+}
+
+// In one chain: the rounding of bfloat16 itself is far larger than that of accumulation.
+template <>
+void Bf16Format::gemm(
+    int64_t m,
+    Matrix<const Operand> a,
+    PackedB<const Operand> b,
+    Matrix<float> c,
+    bool accumulate) {
   while (m > 0) {
     const int64_t band = next_band(m);
-    for (int64_t k = 0; k < b.k; k += piece) {
-      brgemm<Operand>(
-          band,
-          std::min(piece, b.k - k),
-          a.from(0, k),
-          {b.data + k * b.ld, b.k, b.n, b.ld},
-          c,
-          accumulate || k > 0);
-    }
+    brgemm(band, a, b, c, accumulate);
     a = a.from(band);
     c = c.from(band);
     m -= band;
   }
 }
 
-template struct MicroKernelFormat<float, 1>;
-template struct MicroKernelFormat<BFloat16, 2>;
+template struct RowFormat<float, 1>;
+template struct RowFormat<BFloat16, 2>;
 
 // ---- bf16x3 -----------------------------------------------------------------
 

@@ -1,10 +1,10 @@
 // The formats of GEMM operands: types with equal members, so that engines are templates over the
 // format.
 //
-//   F32Format     float32, by oneDNN's micro-kernel
+//   F32Format     float32 (f32_kernels.h)
 //   Bf16Format    bfloat16 in VNNI layout, by oneDNN's micro-kernel
-//   Bf16x3Format  float32 decomposed to bf16x3 (bf16x3.h), by our own kernel
-//   Int8Format    float32 quantised to 8 bits (int8.h), by our own kernel; forward only
+//   Bf16x3Format  float32 decomposed to bf16x3 (bf16x3.h)
+//   Int8Format    float32 quantised to 8 bits (int8.h); forward only
 //
 // No header of torch. gemm_formats.cpp is the only file that names oneDNN's micro-kernel, an
 // internal function of libtorch that may be missing.
@@ -18,11 +18,10 @@
 
 namespace lltm::cpu {
 
-// What the formats of oneDNN's micro-kernel share. A is row-major and not packed; K is padded with
-// zeros. B is in VNNI layout: kVnniFactor rows interleaved, element (k, n) at [k /
-// kVnniFactor][n][k % kVnniFactor].
+// What the formats share whose A is row-major and not packed. K is padded with zeros. B is in VNNI
+// layout: kVnniFactor rows interleaved, element (k, n) at [k / kVnniFactor][n][k % kVnniFactor].
 template <typename Element, int64_t vnni_factor>
-struct MicroKernelFormat {
+struct RowFormat {
   using Operand = Element;  // an element of an operand
   using Source = Element;   // what it is packed from
   static constexpr int64_t kVnniFactor = vnni_factor;
@@ -31,7 +30,7 @@ struct MicroKernelFormat {
   // Blocks of hidden units begin at multiples of this: a vector of floats.
   static constexpr int64_t kUnitAlign = 16;
 
-  // Whether this libtorch has the kernel on this CPU; found out by trying, once.
+  // Whether there is a kernel for this CPU, of bfloat16 in this libtorch.
   static bool available();
 
   // K is padded with zeros, N with arbitrary values. bfloat16 pads K to pairs, and K > 32 to whole
@@ -84,8 +83,22 @@ struct MicroKernelFormat {
       bool accumulate);
 };
 
-using F32Format = MicroKernelFormat<float, 1>;
-using Bf16Format = MicroKernelFormat<BFloat16, 2>;
+using F32Format = RowFormat<float, 1>;
+using Bf16Format = RowFormat<BFloat16, 2>;
+template <>
+bool F32Format::available();
+template <>
+bool Bf16Format::available();
+template <>
+void F32Format::gemm(
+    int64_t m, Matrix<const float> a, PackedB<const float> b, Matrix<float> c, bool accumulate);
+template <>
+void Bf16Format::gemm(
+    int64_t m,
+    Matrix<const BFloat16> a,
+    PackedB<const BFloat16> b,
+    Matrix<float> c,
+    bool accumulate);
 
 struct Bf16x3Format {
   using Operand = BFloat16x3;

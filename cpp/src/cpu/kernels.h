@@ -1,5 +1,5 @@
 // Everything that is compiled once per instruction set, from the same sources
-// (elementwise_kernels.h, few_rows_kernels.h, int8_kernels.h, amx_kernels.h).
+// (elementwise_kernels.h, f32_kernels.h, few_rows_kernels.h, int8_kernels.h, amx_kernels.h).
 //
 // Those files see raw pointers only: no header of ATen or of the standard library with
 // inline functions may reach them, or AVX-512 code could be linked into the baseline.
@@ -59,24 +59,37 @@ template <typename A>
 using GemmFewRows =
     void (*)(std::int64_t m, Matrix<const A> a, PackedB<const float> b, double* c, bool accumulate);
 
-// C (m, n) = [A0, A1] B^T for m up to 4, with B (n, k of A0 + k of A1) as it lies: its rows and
-// those of A are contiguous.
+// C (m, n) = [A0, A1] B^T, or +=, for m up to 4, with B (n, k of A0 + k of A1) as it lies: its rows
+// and those of A are contiguous. Into doubles, a few products at a time are accumulated in float.
+template <typename C>
 struct InPlaceGemm {
   struct Part {
     Matrix<const float> rows;
-    std::int64_t k;
+    std::int64_t k = 0;
   };
   Part a[2];
   std::int64_t n;
   Matrix<const float> b;
-  Matrix<float> c;
+  Matrix<C> c;
+  bool accumulate;
 };
+
+// C (m, b.n) = A (m, b.k) B, or += where `accumulate`; B row by row, the rows of A and C
+// contiguous. At most `longest_chain` products are added one after another.
+using GemmF32 = void (*)(
+    std::int64_t m,
+    Matrix<const float> a,
+    PackedB<const float> b,
+    Matrix<float> c,
+    std::int64_t longest_chain,
+    bool accumulate);
 
 struct FewRowsKernels {
   GemmFewRows<double> gemm_f64;
   GemmFewRows<float> gemm_f32;
   void (*forward)(const FewRowsArgs& args, std::int64_t rows);
-  void (*gemm_in_place)(std::int64_t m, const InPlaceGemm& gemm);
+  void (*in_place_f32)(std::int64_t m, const InPlaceGemm<float>& gemm);
+  void (*in_place_f64)(std::int64_t m, const InPlaceGemm<double>& gemm);
 };
 
 // Everything compiled for one instruction set.
@@ -94,6 +107,7 @@ struct Kernels {
   Elementwise<Half, Int8> f16_int8;
   Elementwise<BFloat16, Int8> bf16_int8;
   Int8Kernels int8;
+  GemmF32 gemm_f32;  // null for the baseline, where ATen's GEMMs of all rows are faster
   Transpose<float> transpose_f32;
   Transpose<BFloat16> transpose_bf16;
   PairRows pair_rows_bf16;

@@ -245,7 +245,10 @@ GradientGemmSchedule schedule_gradient_gemm(
   return schedule;
 }
 
-FewRowsSchedule schedule_few_rows(const Machine& machine, const LayerShape& shape) {
+FewRowsSchedule schedule_few_rows(const Machine& machine, const LayerShape& shape, bool prepacked) {
+  // With more, packing the weights pays: the kernels that read them in place take up to twice as
+  // long per step.
+  constexpr int64_t kRows = 16, kSteps = 8;
   // From here on reading the weights takes longer than widening them. On every machine the
   // same, because it decides how results are rounded.
   constexpr int64_t kLargeWeights = 512 << 10;
@@ -256,13 +259,13 @@ FewRowsSchedule schedule_few_rows(const Machine& machine, const LayerShape& shap
   schedule.block_width = forward_width<F32Format>(machine, shape, schedule.threads);
   schedule.threads = std::min(schedule.threads, Blocks(shape.hidden, schedule.block_width).count);
   schedule.chunk_rows = kMergedRows;
-  schedule.float_operand = bytes >= kLargeWeights;
+  schedule.in_place = !prepacked && shape.batch <= kMostProductRows &&
+                      shape.rows <= std::min(kRows, kSteps * shape.batch);
+  schedule.float_operand = schedule.in_place || bytes >= kLargeWeights;
   return schedule;
 }
 
 CellSchedule schedule_cell(int64_t threads, int64_t batch, int64_t hidden) {
-  // The most rows of gemm_in_place.
-  constexpr int64_t kProductRows = 4;
   // Fewer rows leave most of a vector unused.
   constexpr int64_t kBlockedRows = 4;
   // With more, ATen's GEMMs are as fast. Each number of rows is a K of its own to oneDNN,
@@ -274,7 +277,7 @@ CellSchedule schedule_cell(int64_t threads, int64_t batch, int64_t hidden) {
   constexpr int64_t kInPlaceRows = 16;
   constexpr int64_t kWidest = 64;
   CellSchedule schedule = {};
-  schedule.products = batch <= kProductRows;
+  schedule.products = batch <= kMostProductRows;
   schedule.blocked_forward = batch >= kBlockedRows;
   schedule.blocked_backward = schedule.blocked_forward && batch <= kBlockedBackwardRows;
   schedule.multiply_in_place = batch <= kInPlaceRows;
@@ -339,7 +342,8 @@ std::string to_string(const ForwardSchedule& s) {
 
 std::string to_string(const FewRowsSchedule& s) {
   std::ostringstream text;
-  text << "forward: few rows, GEMM accumulated in float64 of " << (s.float_operand ? 32 : 64)
+  text << "forward: few rows, weights " << (s.in_place ? "in place" : "packed")
+       << ", GEMM accumulated in float64 of " << (s.float_operand ? 32 : 64)
        << "-bit h and x, threads " << s.threads << ", blocks of " << s.block_width
        << " units, chunks of " << s.chunk_rows << " rows";
   return text.str();

@@ -95,13 +95,17 @@ inline bool has_few_elements(int64_t batch, int64_t hidden) {
   return batch <= 4 || hidden <= 16;
 }
 
+// The most rows that the kernels for weights in place (InPlaceGemm) multiply at once.
+constexpr int64_t kMostProductRows = 4;
+
 struct FewRowsSchedule {
   int64_t threads;
   int64_t block_width;
   int64_t chunk_rows;  // of x W_x^T in one GEMM
   bool float_operand;  // A is float32, for large weights
+  bool in_place;       // the weights are read as they lie, for few steps; A is float32
 };
-FewRowsSchedule schedule_few_rows(const Machine& machine, const LayerShape& shape);
+FewRowsSchedule schedule_few_rows(const Machine& machine, const LayerShape& shape, bool prepacked);
 
 // One step (engine_cell.cpp).
 struct CellSchedule {
@@ -120,11 +124,10 @@ constexpr int64_t kCellRows = 64;
 constexpr int64_t kCellWeightColumns = 256;
 constexpr int64_t kCellColumns = 64;
 
-// The largest M of one call of oneDNN's micro-kernel. Each thread compiles a kernel
-// for every set of sizes and leading dimensions that it meets, and never frees it: callers
-// keep that set small, and `gemm` cuts M into a few heights.
+// Rows of a task of a GEMM over many rows.
 constexpr int64_t kMaxRows = 64;
-// The largest stride between rows of A and C: its offsets within a block are of 32 bits.
+// The largest stride between rows of A and C: the offsets of oneDNN's micro-kernel within a block
+// are of 32 bits.
 constexpr int64_t kMaxStride = 1 << 20;
 
 // Rows that the stepwise engine's gradient of the weights accumulates in one GEMM.

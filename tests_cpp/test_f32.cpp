@@ -1,0 +1,199 @@
+// The GEMMs of float32, for each instruction set, beside float64. Links the kernels alone, without
+// PyTorch.
+#include "cpu/kernels.h"
+#include "cpu_features.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace lltm::cpu {
+namespace {
+
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+const Kernels* find_kernels(const std::string& isa) {
+  if (!lltm_test::cpu_has(isa)) return nullptr;
+  return isa == "avx512" ? kernels_avx512() : isa == "avx2" ? kernels_avx2() : kernels_default();
+}
+
+// (rows, columns) of normal numbers; between the rows, NaN that nobody may read.
+struct Values {
+  Values(int64_t r, int64_t c, unsigned seed, int64_t gap = 0)
+      : rows(r), columns(c), stride(c + gap), data(rows * stride, kNaN) {
+    std::mt19937 generator(seed);
+    std::normal_distribution<float> normal;
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t j = 0; j < columns; ++j) data[i * stride + j] = normal(generator);
+    }
+  }
+  float at(int64_t r, int64_t c) const { return data[r * stride + c]; }
+  Matrix<const float> matrix() const { return {data.data(), stride}; }
+
+  int64_t rows, columns, stride;
+  std::vector<float> data;
+};
+
+class F32Kernels : public testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    kernels_ = find_kernels(GetParam());
+    if (kernels_ == nullptr) GTEST_SKIP() << "this CPU or this compiler has none";
+  }
+
+  const Kernels* kernels_ = nullptr;
+};
+
+INSTANTIATE_TEST_SUITE_P(
+    Kernels, F32Kernels, testing::Values("default", "avx2", "avx512"), [](const auto& info) {
+      return info.param;
+    });
+
+// ---- packed -----------------------------------------------------------------
+
+class PackedF32 : public F32Kernels {
+ protected:
+  void SetUp() override {
+    F32Kernels::SetUp();
+    if (!IsSkipped() && kernels_->gemm_f32 == nullptr) GTEST_SKIP() << "the baseline has none";
+  }
+
+  // C = A B or C += A B, in chains of `chain` products, with every element beside float64.
+  void check(int64_t m, int64_t n, int64_t k, int64_t chain, bool accumulate) const {
+    SCOPED_TRACE(testing::Message() << "m " << m << ", n " << n << ", k " << k);
+    const Values a(m, k, 1, /*gap=*/3);
+    const Values b(k, n, 2, /*gap=*/m % 2);
+    const Values before(m, n, 3, /*gap=*/5);
+    Values c = before;
+    if (!accumulate) std::fill(c.data.begin(), c.data.end(), kNaN);
+    kernels_->gemm_f32(
+        m,
+        a.matrix(),
+        {b.data.data(), k, n, b.stride},
+        {c.data.data(), c.stride},
+        chain,
+        accumulate);
+    for (int64_t i = 0; i < m; ++i) {
+      for (int64_t j = 0; j < n; ++j) {
+        double sum = accumulate ? before.at(i, j) : 0, magnitude = std::abs(sum);
+        for (int64_t l = 0; l < k; ++l) {
+          sum += double{a.at(i, l)} * b.at(l, j);
+          magnitude += std::abs(double{a.at(i, l)} * b.at(l, j));
+        }
+        // Each term goes through at most a chain, and then the sum of the chains.
+        const auto additions = static_cast<double>(chain + k / chain + 2);
+        ASSERT_NEAR(c.at(i, j), sum, additions * 0x1p-24 * magnitude) << i << ", " << j;
+      }
+      for (int64_t j = n; j < c.stride; ++j) {
+        ASSERT_TRUE(std::isnan(c.data[i * c.stride + j])) << "written behind row " << i;
+      }
+    }
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(
+    Kernels, PackedF32, testing::Values("default", "avx2", "avx512"), [](const auto& info) {
+      return info.param;
+    });
+
+TEST_P(PackedF32, TilesOfAllSizes) {
+  for (int64_t m = 1; m <= 26; ++m) {
+    for (const int64_t n : {1, 7, 8, 9, 15, 16, 17, 24, 31, 32, 33, 48, 63, 64, 65, 80, 112, 130}) {
+      check(m, n, 5, 64, /*accumulate=*/m % 2 == 1);
+    }
+  }
+}
+
+TEST_P(PackedF32, PiecesOfKAreAddedOnce) {
+  for (const int64_t k : {1, 2, 31, 32, 33, 64, 65, 100, 129, 300}) {
+    for (const int64_t chain : {1, 32, 64}) {
+      check(8, 48, k, chain, /*accumulate=*/false);
+      check(13, 20, k, chain, /*accumulate=*/true);
+    }
+  }
+}
+
+TEST_P(PackedF32, RowsDoNotDependOnEachOther) {
+  const Values a(9, 40, 1), b(40, 50, 2);
+  const PackedB<const float> packed = {b.data.data(), 40, 50, 50};
+  std::vector<float> all(9 * 50), one(50);
+  kernels_->gemm_f32(9, a.matrix(), packed, {all.data(), 50}, 64, /*accumulate=*/false);
+  for (int64_t r = 0; r < 9; ++r) {
+    kernels_->gemm_f32(1, a.matrix().from(r), packed, {one.data(), 50}, 64, /*accumulate=*/false);
+    for (int64_t j = 0; j < 50; ++j) ASSERT_EQ(one[j], all[r * 50 + j]);
+  }
+}
+
+// ---- in place ---------------------------------------------------------------
+
+template <typename C>
+void check_in_place(
+    void (*gemm)(int64_t, const InPlaceGemm<C>&), int64_t m, int64_t n, int64_t k0, int64_t k1) {
+  SCOPED_TRACE(testing::Message() << "m " << m << ", n " << n << ", k " << k0 << " + " << k1);
+  const Values a0(m, k0, 1, 3), a1(m, k1, 2), b(n, k0 + k1, 3, 2);
+  const int64_t stride = n + 3;
+  for (const bool accumulate : {false, true}) {
+    const std::vector<C> before(
+        m * stride, accumulate ? C{2} : std::numeric_limits<C>::quiet_NaN());
+    std::vector<C> c = before;
+    gemm(
+        m, {{{a0.matrix(), k0}, {a1.matrix(), k1}}, n, b.matrix(), {c.data(), stride}, accumulate});
+    for (int64_t i = 0; i < m; ++i) {
+      for (int64_t j = 0; j < n; ++j) {
+        double sum = accumulate ? 2 : 0, magnitude = sum;
+        const auto add = [&](float x, float y) {
+          sum += double{x} * y;
+          magnitude += std::abs(double{x} * y);
+        };
+        for (int64_t k = 0; k < k0; ++k) add(a0.at(i, k), b.at(j, k));
+        for (int64_t k = 0; k < k1; ++k) add(a1.at(i, k), b.at(j, k0 + k));
+        // Of a lane, which has at least 4 neighbours; then of their sum. Into float64, 16 at a
+        // time.
+        const int64_t lane = (k0 + k1) / 4 + 2;
+        const double additions = sizeof(C) == 8 ? 17 : static_cast<double>(lane + 6);
+        ASSERT_NEAR(c[i * stride + j], sum, additions * 0x1p-24 * magnitude) << i << ", " << j;
+      }
+      for (int64_t j = n; j < stride; ++j) {
+        const C after = c[i * stride + j];
+        ASSERT_TRUE(accumulate ? after == C{2} : std::isnan(after)) << "written behind row " << i;
+      }
+    }
+  }
+}
+
+TEST_P(F32Kernels, ProductsWithWeightsInPlace) {
+  for (int64_t m = 1; m <= 4; ++m) {
+    for (const int64_t n : {1, 2, 3, 4, 7, 8, 9, 17}) {
+      for (const int64_t k : {0, 1, 15, 16, 17, 100, 300}) {
+        for (const int64_t k1 : {0, 1, 33}) {
+          check_in_place<float>(kernels_->few_rows.in_place_f32, m, n, k, k1);
+          check_in_place<double>(kernels_->few_rows.in_place_f64, m, n, k, k1);
+        }
+      }
+    }
+  }
+}
+
+// With terms that cancel, float32 alone would be wrong by more than float64 has.
+TEST_P(F32Kernels, ProductsInPlaceAreAccumulatedInFloat64) {
+  constexpr int64_t kK = 16 * 16 * 4;  // of several chains, for every width of vectors
+  std::vector<float> a(kK, 1.0f), b(kK, 0x1p-12f);
+  // The first chain's products leave no room for those of the others in a float32.
+  for (int64_t k = 0; k < 16; ++k) b[k] = 0x1p14f;
+  double c = 0;
+  kernels_->few_rows.in_place_f64(
+      1, {{{{a.data(), kK}, kK}}, 1, {b.data(), kK}, {&c, 1}, /*accumulate=*/false});
+  double sum = 0;
+  for (const float x : b) sum += x;
+  // Within a chain 15 products of 2^-12 may be lost beside one of 2^14, in each of 16 lanes.
+  EXPECT_NEAR(c, sum, 16 * 15 * 0x1p-12);
+  EXPECT_GT(c, 16 * 0x1p14 + (kK - 16 * 16) * 0x1p-12 - 1e-9);
+}
+
+}  // namespace
+}  // namespace lltm::cpu
