@@ -39,6 +39,10 @@ std::int64_t resident_backward_blocks(std::int64_t, int) {
   return resident_blocks();
 }
 
+GpuKind current_gpu() {
+  return {90, static_cast<int>(lltm_test::multiprocessors)};
+}
+
 void mark_absent(void* data, std::int64_t bytes, Stream) {
   std::memset(data, 0xFF, static_cast<std::size_t>(bytes));
 }
