@@ -50,6 +50,7 @@ void mark_absent(void* data, std::int64_t bytes, Stream) {
 template <typename T>
 void launch_persistent_forward(
     const PersistentForwardArgs<T>& args, std::int64_t groups, int tiles, Stream) {
+  lltm_test::last_poll_nanoseconds = args.poll_nanoseconds;
   visit_forward_kernel(args.hidden, tiles, [&](auto units_k, auto tile_count) {
     run_grid(
         args.hidden,
@@ -64,6 +65,7 @@ void launch_persistent_forward(
 template <typename T>
 void launch_persistent_backward(
     const PersistentBackwardArgs<T>& args, std::int64_t groups, int tiles, Stream) {
+  lltm_test::last_poll_nanoseconds = args.poll_nanoseconds;
   visit_backward_kernel(args.hidden, tiles, [&](auto units_k, auto tile_count) {
     run_grid(
         args.hidden, groups, shared_sums<tile_count, 1>(), [&](lltm_test::HostBlock::Lane& lane) {
