@@ -125,16 +125,23 @@ def persistent_figures(steps: int, bytes_of_state: int) -> Callable[[str], Figur
 # What a program says where there is no GPU; ctest, of tests that all were left out for that reason.
 NO_GPU = re.compile(r"no GPU here|\(Skipped\)")
 
+ERROR = re.compile(r"\berror\b ?(:|[A-Z]+\d+)|^CMake Error")
+
 
 def fault(status: int, text: str) -> str | None:
-    """Why a step that has ended did not do its work, in a line of its own; None if it did."""
+    """Why a step that has ended did not do its work, in a line of its own; None if it did.
+
+    That is the first error of a compiler, or else what was said last.
+    """
     said = [line.strip() for line in text.splitlines() if line.strip()]
     without_gpu = [line for line in said if NO_GPU.search(line)]
     if without_gpu:
         return without_gpu[-1]
     if status == 0:
         return None
-    return f"exit status {status}: {said[-1] if said else 'it said nothing'}"
+    errors = [line for line in said if ERROR.search(line)]
+    reason = next(iter([*errors, *said[-1:], "it said nothing"]))
+    return f"exit status {status}: {reason}"
 
 
 # ---- the stages --------------------------------------------------------------
@@ -200,7 +207,8 @@ def sanitize(tool: str, tests: str, limit: float) -> Step:
 def stages(results: Path) -> dict[int, Stage]:
     python = sys.executable
     bench = (python, "benchmarks/bench_cuda.py")
-    build = ("make", "build-gpu")  # with the variables of the make that runs this program
+    # With the variables of the make that runs this program.
+    build = ("make", "--no-print-directory", "build-gpu")
     pytest = (
         *(python, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--durations=5"),
         *("tests_py/test_cuda.py", "tests_py/test_cuda_build.py"),

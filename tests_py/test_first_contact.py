@@ -220,6 +220,22 @@ def test_figures_of_tests(text: str, figures: dict[str, int]) -> None:
     assert first_contact.test_figures(text) == figures
 
 
+@pytest.mark.parametrize(
+    ("status", "text", "reason"),
+    [
+        (0, "an error: not serious", None),
+        (0, "  skipped: no GPU here\n1 test", "skipped: no GPU here"),
+        (0, "\t 20 - cuda.0 (Skipped)", "20 - cuda.0 (Skipped)"),
+        (1, "one\ntwo\n\n", "exit status 1: two"),
+        (1, "", "exit status 1: it said nothing"),
+        (2, "a.cpp:3:1: error: what\nstopped", "exit status 2: a.cpp:3:1: error: what"),
+        (1, "CMake Error at a.cmake:7\nlater", "exit status 1: CMake Error at a.cmake:7"),
+    ],
+)
+def test_why_a_step_failed(status: int, text: str, reason: str | None) -> None:
+    assert first_contact.fault(status, text) == reason
+
+
 # ---- all stages on a made-up machine ---------------------------------------------
 
 # Each looks for the GPU as the real ones do, and is otherwise content.
