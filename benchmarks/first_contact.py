@@ -125,7 +125,7 @@ def persistent_figures(steps: int, bytes_of_state: int) -> Callable[[str], Figur
 # What a program says where there is no GPU; ctest, of tests that all were left out for that reason.
 NO_GPU = re.compile(r"no GPU here|\(Skipped\)")
 
-ERROR = re.compile(r"\berror\b ?(:|[A-Z]+\d+)|^CMake Error")
+ERROR = re.compile(r"\berror: |^CMake Error")
 
 
 def fault(status: int, text: str) -> str | None:
