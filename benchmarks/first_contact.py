@@ -30,7 +30,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -482,17 +482,18 @@ def run_stage(
 
 
 def gpu_name() -> str | None:
-    try:
-        run = subprocess.run(
-            ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader"),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return run.stdout.splitlines()[0].strip() if run.stdout.strip() else None
+    commands = (
+        ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader"),
+        (sys.executable, "-c", "import torch; print(torch.cuda.get_device_name())"),
+    )
+    for command in commands:
+        with suppress(OSError, subprocess.SubprocessError):
+            output = subprocess.check_output(
+                command, stderr=subprocess.DEVNULL, text=True, timeout=60
+            )
+            if output.strip():
+                return output.splitlines()[0].strip()
+    return None
 
 
 def default_results() -> Path:

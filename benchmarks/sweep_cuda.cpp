@@ -19,10 +19,13 @@
 
 #include <chrono>
 #include <cmath>
+#include <exception>
 #include <functional>
 #include <iostream>
 #include <optional>
+#include <stdexcept>
 #include <string>
+#include <tuple>
 #include <vector>
 
 namespace {
@@ -212,9 +215,11 @@ std::vector<Measurement> measurements() {
   return all;
 }
 
+// A problem that fails is left out, with the reason.
 int sweep(double seconds) {
   const auto begin = std::chrono::steady_clock::now();
   const std::vector<Measurement> all = measurements();
+  bool complete = true;
   for (size_t k = 0; k < all.size(); ++k) {
     const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
     if (taken.count() > seconds) {
@@ -222,9 +227,16 @@ int sweep(double seconds) {
                 << " problems are left out\n";
       return 1;
     }
-    measure(all[k].problem, all[k].candidates);
+    const Problem& p = all[k].problem;
+    try {
+      measure(p, all[k].candidates);
+    } catch (const std::exception& error) {
+      complete = false;
+      std::cerr << name(p.direction) << " of B=" << p.batch << " H=" << p.hidden
+                << " failed: " << error.what() << '\n';
+    }
   }
-  return 0;
+  return complete ? 0 : 1;
 }
 
 int list() {
@@ -270,17 +282,25 @@ int run_one(const std::vector<std::string>& words) {
   return 0;
 }
 
+int run(const std::vector<std::string>& words) {
+  if (words == std::vector<std::string>{"--list"}) return list();
+  const bool is_one = !words.empty() && words[0] == "--run";
+  if (!is_one && !words.empty() && (words.size() != 2 || words[0] != "--seconds")) return usage();
+  const double seconds = words.size() == 2 ? std::stod(words[1]) : 1e9;
+  if (!lltm_benchmark::has_gpu()) return 1;
+  return is_one ? run_one({words.begin() + 1, words.end()}) : sweep(seconds);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::vector<std::string> words(argv + 1, argv + argc);
   std::cout.precision(9);
-  if (words == std::vector<std::string>{"--list"}) return list();
-  if (!words.empty() && words[0] == "--run") {
-    if (!lltm_benchmark::has_gpu()) return 1;
-    return run_one({words.begin() + 1, words.end()});
+  try {
+    return run({argv + 1, argv + argc});
+  } catch (const std::invalid_argument&) {  // no number
+    return usage();
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << '\n';
+    return 1;
   }
-  if (!words.empty() && (words.size() != 2 || words[0] != "--seconds")) return usage();
-  const double seconds = words.empty() ? 1e9 : std::stod(words[1]);
-  return lltm_benchmark::has_gpu() ? sweep(seconds) : 1;
 }
