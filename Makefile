@@ -238,9 +238,9 @@ STAGE ?=
 STEP ?=
 FIRST_CONTACT_FLAGS ?=
 first-contact:
-	$(gpu_python) benchmarks/first_contact.py $(addprefix --stage=,$(STAGE)) \
+	$(gpu_python) benchmarks/first_contact.py $(strip $(addprefix --stage=,$(STAGE)) \
 	  $(addprefix --step=,$(STEP)) $(FIRST_CONTACT_FLAGS) \
-	  $(if $(filter-out file,$(origin RESULTS)),--results="$(RESULTS)")
+	  $(if $(filter-out file,$(origin RESULTS)),--results="$(RESULTS)"))
 
 gpu-kit:
 	$(PYTHON) benchmarks/gpu_kit.py $(GPU_KIT)
