@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import csv
 import datetime
+import json
 import os
 import re
 import signal
@@ -44,6 +45,7 @@ STAGE_SECONDS = 480.0
 KILL_SECONDS = 5.0  # between the request to end and the end
 
 Figures = dict[str, Any]
+Entry = dict[str, Any]  # of a step: how it went
 
 
 @dataclass(frozen=True)
@@ -340,7 +342,7 @@ class Report:
     def __init__(self, results: Path, number: int, stage: Stage, dry_run: bool) -> None:
         self.json = results / f"stage-{number}.json"
         self.log = results / f"stage-{number}.txt"
-        self.steps: list[dict[str, Any]] = []
+        self.steps: list[Entry] = []
         self.known = {
             "stage": number,
             "title": stage.title,
@@ -349,6 +351,12 @@ class Report:
             "ended": None,
             "steps": self.steps,
         }
+
+    def keep(self, other_than: Sequence[str]) -> None:
+        """Takes over what an earlier run says of other steps."""
+        if self.json.exists():
+            earlier: list[Entry] = json.loads(self.json.read_text())["steps"]
+            self.steps += [entry for entry in earlier if entry["name"] not in other_than]
 
     def save(self) -> None:
         write_json(self.json, self.known)
@@ -360,9 +368,6 @@ class Report:
 
 def now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-
-
-Entry = dict[str, Any]  # of a step: how it went
 
 
 def run_step(step: Step, command: Sequence[str], limit: float, report: Report) -> Entry:
@@ -451,6 +456,9 @@ def run_stage(
     """
     results.mkdir(parents=True, exist_ok=True)
     report = Report(results, number, stage, dry_run)
+    if chosen:
+        report.keep(other_than=chosen)
+    before = len(report.steps)
     report.say(f"==== stage {number}: {stage.title}, {report.known['began']}")
     report.save()
     last = time.monotonic() + patience * seconds
@@ -475,7 +483,7 @@ def run_stage(
         print("\n".join([f"  {describe(entry)}", *figure_lines(entry["figures"])]), flush=True)
     report.known["ended"] = now()
     report.save()
-    return all(entry["state"] in ("done", "needs a GPU") for entry in report.steps)
+    return all(entry["state"] in ("done", "needs a GPU") for entry in report.steps[before:])
 
 
 # ---- the program -------------------------------------------------------------

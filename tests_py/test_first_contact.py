@@ -91,8 +91,17 @@ def test_a_stage_that_does_all_of_its_work_says_so(tmp_path: Path) -> None:
     report = read(tmp_path)
     assert report["ended"] is not None
     assert [step["state"] for step in report["steps"]] == ["done", "done"]
-    assert first_contact.run_stage(1, stage, tmp_path, chosen=["second"])
-    assert states(tmp_path) == {"second": "done"}
+
+
+def test_a_step_that_is_run_again_replaces_what_was_said_of_it(tmp_path: Path) -> None:
+    steps = [
+        Step("first", ("false",), limit=20),
+        Step("second", (*SH, f"test -e {tmp_path}/there"), limit=20),
+    ]
+    assert not first_contact.run_stage(1, Stage("made up", steps), tmp_path)
+    (tmp_path / "there").touch()
+    assert first_contact.run_stage(1, Stage("made up", steps), tmp_path, chosen=["second"])
+    assert states(tmp_path) == {"first": "failed", "second": "done"}
 
 
 def test_patience_makes_all_times_longer(tmp_path: Path) -> None:
