@@ -15,6 +15,8 @@
 #   make test-cuda      the CUDA kernels on this machine's GPU
 #   make test-cuda-sanitize  the last part of it: under compute-sanitizer
 #   make bench-cuda     the same beside others, with ratios
+#   make first-contact  all of that on a machine lent for minutes, in stages; benchmarks/first_contact.py
+#   make gpu-kit        what that needs and such a machine may lack, in build/gpu-kit/
 #   make test-clang     the native tests, everything compiled by Clang
 #   make test-sanitize  the same under ASan and UBSan
 #   make test-accuracy  the rule of accuracy on other problems each time
@@ -48,7 +50,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 .DELETE_ON_ERROR:
 .PHONY: demo test test-native test-python test-slow test-accuracy test-clang test-sanitize
 .PHONY: packages wheel test-mutants fuzz bench bench-check bench-baseline docs lint format clean
-.PHONY: check-cuda-build test-cuda test-cuda-sanitize bench-cuda build-gpu
+.PHONY: check-cuda-build test-cuda test-cuda-sanitize bench-cuda build-gpu gpu-kit first-contact
 
 demo: .venv/.demo
 	python examples/char_lm/demo.py
@@ -150,7 +152,8 @@ CUDA_TORCH ?= torch==2.14.1
 
 # What is other code than with a torch without CUDA. The package is used as CMake
 # installs it, without pip.
-NATIVE_WITHOUT_GPU := ^(cuda|cuda_kernels|symbols|consumer.*)$$
+NATIVE_WITHOUT_GPU := ^(cuda\.[0-9]+|cuda_kernels|symbols|consumer.*)$$
+GPU_TARGETS := _C lltm_cuda_tests lltm_cuda_bench lltm_cuda_sweep
 PYTHON_WITHOUT_GPU := tests_py/test_cell.py tests_py/test_sequence.py tests_py/test_errors.py \
   tests_py/test_cuda.py tests_py/test_cuda_build.py
 
@@ -159,7 +162,7 @@ PYTHON_WITHOUT_GPU := tests_py/test_cell.py tests_py/test_sequence.py tests_py/t
 check-cuda-build build/cuda-venv/.tools: export PATH := $(CURDIR)/build/cuda-venv/bin:$(PATH)
 check-cuda-build: build/cuda-venv/.tools
 	cmake --preset cuda
-	cmake --build --preset cuda --target _C lltm_cuda_tests lltm_cuda_bench
+	cmake --build --preset cuda --target $(GPU_TARGETS)
 	ctest --preset cuda --tests-regex '$(NATIVE_WITHOUT_GPU)'
 	cmake --install build/cuda --component python --prefix build/cuda/site/lltm
 	PYTHONPATH=build/cuda/site python -m lltm
@@ -167,12 +170,14 @@ check-cuda-build: build/cuda-venv/.tools
 
 # On a machine with a GPU, in the environment of $(PYTHON): torch with CUDA, cmake,
 # ninja, pybind11, pytest, numpy, and expecttest for opcheck. Nothing is downloaded: where
-# GoogleTest and nlohmann/json are not installed, name folders of their sources.
-GOOGLETEST ?=
-NLOHMANN_JSON ?=
+# GoogleTest and nlohmann/json are not installed, name folders of their sources. By default
+# they are in the folder that `make gpu-kit` has filled, if it has.
+GPU_KIT ?= build/gpu-kit
+GOOGLETEST ?= $(wildcard $(GPU_KIT)/googletest)
+NLOHMANN_JSON ?= $(wildcard $(GPU_KIT)/site-packages/nlohmann_json)
 # A folder of Python packages that the environment lacks, as `pip install --target`
 # makes it.
-SITE_PACKAGES ?=
+SITE_PACKAGES ?= $(wildcard $(GPU_KIT)/site-packages)
 # Where the benchmark's figures go, and further options of bench_cuda.py.
 RESULTS ?= build/results
 BENCH_FLAGS ?=
@@ -183,7 +188,7 @@ GPU_BIN := $(shell $(PYTHON) -c 'import os, sys, sysconfig; \
   print(sysconfig.get_path("scripts"), os.path.dirname(sys.executable), sep=":")')
 CUDA_BIN := $(filter-out ./,$(dir $(CUDACXX))) \
   $(addsuffix /bin,$(CUDA_PATH) $(CUDA_HOME) /usr/local/cuda)
-build-gpu test-cuda test-cuda-sanitize bench-cuda: export PATH := \
+build-gpu test-cuda test-cuda-sanitize bench-cuda first-contact: export PATH := \
   $(GPU_BIN):$(PATH)$(subst $() ,,$(foreach folder,$(CUDA_BIN),:$(folder)))
 gpu_python = PYTHONPATH=build/gpu/site$(if $(SITE_PACKAGES),:$(abspath $(SITE_PACKAGES))) $(PYTHON)
 
@@ -192,7 +197,7 @@ build-gpu:
 	cmake --preset cuda -B build/gpu -DPython_EXECUTABLE="$$(command -v $(PYTHON))" \
 	  $(if $(GOOGLETEST),-DFETCHCONTENT_SOURCE_DIR_GOOGLETEST="$(abspath $(GOOGLETEST))") \
 	  $(if $(NLOHMANN_JSON),-DFETCHCONTENT_SOURCE_DIR_NLOHMANN_JSON="$(abspath $(NLOHMANN_JSON))")
-	cmake --build build/gpu --target _C lltm_cuda_tests lltm_cuda_bench
+	cmake --build build/gpu --target $(GPU_TARGETS)
 	cmake --install build/gpu --component python --prefix build/gpu/site/lltm
 
 # The sanitizer looks at our kernels only, and at one problem for each way in which
@@ -201,7 +206,7 @@ build-gpu:
 # racecheck knows shared memory alone, which the persistent kernels use; that they
 # read global memory which other thread blocks are writing is their design.
 SANITIZE := --kernel-name kns=lltm_ --report-api-errors no --error-exitcode 1 \
-  build/gpu/tests_cpp/lltm_cuda_tests --gtest_brief=1 --gtest_filter='*/CudaAccess.*'
+  build/gpu/tests_cpp/lltm_cuda_tests --gtest_brief=1 --gtest_filter
 
 require_gpu = $(PYTHON) -c \
   'import sys, torch; sys.exit(None if torch.cuda.is_available() else "no GPU here")'
@@ -210,21 +215,35 @@ require_gpu = $(PYTHON) -c \
 # and a warning of theirs would be an error.
 test-cuda: build-gpu
 	@$(require_gpu)
-	ctest --test-dir build/gpu --output-on-failure --tests-regex '^cuda(_kernels)?$$'
+	ctest --test-dir build/gpu --output-on-failure --parallel 8 --tests-regex '^cuda(_kernels|\.[0-9]+)$$'
 	PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(gpu_python) -m pytest \
 	  tests_py/test_cuda.py tests_py/test_cuda_build.py
 	$(MAKE) test-cuda-sanitize
 
 test-cuda-sanitize: build-gpu
 	@$(require_gpu)
-	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck $(SANITIZE)
-	compute-sanitizer --tool racecheck $(SANITIZE)
+	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck $(SANITIZE)='*/CudaAccess.*'
+	compute-sanitizer --tool racecheck $(SANITIZE)='*/CudaAccess.*/persistent*'
 
 bench-cuda: build-gpu
 	mkdir -p $(RESULTS)
 	$(gpu_python) benchmarks/bench_cuda.py --json $(RESULTS)/cuda.json \
 	  --kernels build/gpu/benchmarks/lltm_cuda_bench $(BENCH_FLAGS) \
 	  > $(RESULTS)/cuda.txt; status=$$?; cat $(RESULTS)/cuda.txt; exit $$status
+
+# The stages of benchmarks/first_contact.py: one with STAGE=3, one step of one with STEP=pytest;
+# FIRST_CONTACT_FLAGS=--dry-run for what needs no GPU. Results: RESULTS, by default a folder of
+# this day and GPU in benchmarks/results/.
+STAGE ?=
+STEP ?=
+FIRST_CONTACT_FLAGS ?=
+first-contact:
+	$(gpu_python) benchmarks/first_contact.py $(strip $(addprefix --stage=,$(STAGE)) \
+	  $(addprefix --step=,$(STEP)) $(FIRST_CONTACT_FLAGS) \
+	  $(if $(filter-out file,$(origin RESULTS)),--results="$(RESULTS)"))
+
+gpu-kit:
+	$(PYTHON) benchmarks/gpu_kit.py $(GPU_KIT)
 
 # Any warning is an error: of Sphinx, of Doxygen, or a name that nothing documents (-n).
 docs: .venv/.docs

@@ -11,7 +11,8 @@ a graph, whose arguments are fixed, nor what is measured waiting after each run.
 do, a copy and a product, is measured in the same run. Float32 is float32: TF32 is off.
 
 What fails is left out, with the reason, and the rest goes on; results are written after each row.
-The exit status says whether a part of the run is missing.
+With --seconds no part begins after that time. The exit status says whether a part of the run is
+missing.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ import math
 import os
 import statistics
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from results_file import write_json
 from torch import Tensor, nn
 
 from lltm import backends, benchmark, modules, reference
@@ -304,130 +306,174 @@ def parts(makes: Mapping[str, Make], settings: Settings) -> Row:
     return row
 
 
+class Results:
+    """What is known so far, written after each row, so that an end before time leaves it."""
+
+    def __init__(self, path: Path | None, seconds: float, settings: Settings) -> None:
+        self.path = path
+        self.settings = settings
+        self.end = time.monotonic() + seconds
+        self.environment = benchmark.environment() | {
+            "card": torch.cuda.get_device_name(),
+            "CUDA": str(torch.version.cuda),
+            "cuDNN": str(torch.backends.cudnn.version()),
+            "TF32 in cuDNN": str(torch.backends.cudnn.allow_tf32),
+            "TF32 in cuBLAS": str(torch.backends.cuda.matmul.allow_tf32),
+        }
+        self.rows: list[dict[str, Any]] = []
+        self.kernel_rows: list[dict[str, Any]] = []
+        self.failures: dict[str, str] = {}  # of parts of the run: why
+        self.checks: list[tuple[str, Check]] = []
+
+    def save(self) -> None:
+        if self.path is None:
+            return
+        results = {
+            "environment": self.environment,
+            "settings": asdict(self.settings),
+            "rows": self.rows,
+            "kernels": self.kernel_rows,
+            "failures": self.failures,
+            "goals": [
+                {"title": title, "met": check.met, **asdict(check)} for title, check in self.checks
+            ],
+        }
+        write_json(self.path, results)
+
+    def show(self, row: Row, copies: int = 1) -> None:
+        self.rows.append(asdict(row) | {"copies": copies})
+        self.checks.extend((row.title, check) for check in row.checks)
+        print("\n".join(row.lines()), flush=True)
+        self.save()
+
+    def part(self, what: str, measure_it: Callable[[], None]) -> None:
+        """A part of the run that may fail, of whatever it is, while the rest goes on."""
+        try:
+            if time.monotonic() > self.end:
+                raise TimeoutError("not begun, because the time was up")
+            measure_it()
+        except Exception as error:
+            self.failures[what] = str(error)
+            print(f"\n{what}: failed: {benchmark.reason(error)}", flush=True)
+            self.save()
+
+    def goals(self) -> Iterator[str]:
+        met = sum(check.met for _, check in self.checks)
+        yield f"\nGoals: {met} of {len(self.checks)} met"
+        for title, check in self.checks:
+            yield f"  {check}; {title}"
+
+
+def measure_kernels(program: Path, results: Results) -> None:
+    torch.cuda.empty_cache()
+    results.kernel_rows, checks, lines = kernels(program)
+    results.checks.extend(("element-wise kernels", check) for check in checks)
+    print("\n".join((*lines, *(f"  {check}" for check in checks))), flush=True)
+    results.save()
+
+
+def measure_layers(steps: dict[str, Make], loops: dict[str, Make], results: Results) -> None:
+    """A step and sequences beside other implementations; adds the tutorial's CUDA to them."""
+
+    def add_tutorial() -> None:
+        steps[TUTORIAL_CUDA], loops[TUTORIAL_CUDA] = benchmark.tutorial_modules(build_tutorial())
+
+    results.part(f"building {TUTORIAL_CUDA}", add_tutorial)
+    steps["tutorial's C++"] = benchmark.STEPS[benchmark.TUTORIAL]
+    steps["nn.LSTMCell"] = nn.LSTMCell
+    results.part("forward and backward apart", lambda: results.show(parts(steps, results.settings)))
+
+    def measure_step(case: Case) -> None:
+        row = compare(case, steps, results.settings, {TUTORIAL_CUDA: 0.6})
+        results.show(row, rotated_copies(case))
+
+    for training in (False, True):
+        case = Case(TUTORIAL_SHAPE, training=training, device="cuda")
+        results.part(str(case), partial(measure_step, case))
+
+    measured: dict[Case, Row] = {}
+
+    def measure_sequence(case: Case) -> None:
+        at_goal = case.shape == GOAL_SHAPE and case.dtype == torch.bfloat16
+        limits = {PLAIN: 0.1} if at_goal else {}
+        row = measured[case] = compare(case, loops, few_rounds(results.settings), limits)
+        if at_goal and not case.training:
+            per_step = statistics.median(row.seconds[OURS]) / case.shape[0] * 1e6
+            row.checks.append(Check("microseconds a step, forward", per_step, 10.0))
+        if case.shape == GOAL_SHAPE and {PERSISTENT, CUDNN} <= row.seconds.keys():
+            limit = 1.0 if case.dtype == CUDNN_GOAL_DTYPE else 0.5
+            value = seconds_ratio(row, PERSISTENT, CUDNN)
+            row.checks.append(Check(f"{PERSISTENT} / {CUDNN}", value, limit))
+        results.show(row, rotated_copies(case))
+
+    for shape, dtype in SEQUENCES:
+        for training in (False, True):
+            case = Case(shape, dtype, training, device="cuda")
+            results.part(str(case), partial(measure_sequence, case))
+    print("\n".join(beside_cudnn(measured)), flush=True)
+
+
+def measure_compiled(
+    steps: Mapping[str, Make], loops: Mapping[str, Make], results: Results
+) -> None:
+    """Beside torch.compile of plain PyTorch, which takes minutes to compile."""
+
+    def measure_case(case: Case, makes: Mapping[str, Make]) -> None:
+        torch.compiler.reset()
+        row = compare(case, makes, few_rounds(results.settings), {})
+        results.show(row, rotated_copies(case))
+
+    for shape, makes in ((TUTORIAL_SHAPE, steps), (COMPILED_SHAPE, loops)):
+        rivals = {name: makes[name] for name in (OURS, PLAIN)}
+        for mode in ("default", "reduce-overhead"):
+            rivals[f"torch.compile, plain, {mode}"] = compiled(makes[PLAIN], mode)
+        for training in (False, True):
+            case = Case(shape, training=training, device="cuda")
+            results.part(f"compiled, {case}", partial(measure_case, case, rivals))
+
+
+def few_rounds(settings: Settings) -> Settings:
+    """For runs that take long enough to be a sample each."""
+    return Settings(rounds=min(5, settings.rounds), seconds=0.02, compile=False)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     option = parser.add_argument
     option("--json", type=Path, metavar="FILE", help="write every sample")
     option("--kernels", type=Path, metavar="PROGRAM", help="lltm_cuda_bench, as CMake built it")
     option("--no-compile", action="store_true", help="without torch.compile, which takes minutes")
+    option("--only-compile", action="store_true", help="nothing but torch.compile beside ours")
+    option("--seconds", type=float, default=math.inf, help="begin no part after this time")
     option("--rounds", type=int, default=11)
     options = parser.parse_args()
+    if options.no_compile and options.only_compile:
+        parser.error("--no-compile and --only-compile leave nothing")
     if not torch.cuda.is_available():
         raise SystemExit("no GPU here")
-    settings = Settings(rounds=options.rounds, seconds=0.05, compile=not options.no_compile)
     # PyTorch's default is TF32 in cuDNN and float32 in cuBLAS: the same for all.
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_tf32 = False
-    environment = benchmark.environment() | {
-        "card": torch.cuda.get_device_name(),
-        "CUDA": str(torch.version.cuda),
-        "cuDNN": str(torch.backends.cudnn.version()),
-        "TF32 in cuDNN": str(torch.backends.cudnn.allow_tf32),
-        "TF32 in cuBLAS": str(torch.backends.cuda.matmul.allow_tf32),
-    }
-    print("\n".join(f"{name}: {value}" for name, value in environment.items()), flush=True)
-
-    rows: list[dict[str, Any]] = []
-    failures: dict[str, str] = {}  # of parts of the run: why
-    kernel_rows: list[dict[str, Any]] = []
-    checks: list[tuple[str, Check]] = []
-
-    def save() -> None:
-        """Writes what is known so far, so that an end before time leaves it."""
-        if options.json is None:
-            return
-        results = {
-            "environment": environment,
-            "settings": asdict(settings),
-            "rows": rows,
-            "kernels": kernel_rows,
-            "failures": failures,
-            "goals": [
-                {"title": title, "met": check.met, **asdict(check)} for title, check in checks
-            ],
-        }
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
-
-    def show(row: Row, copies: int = 1) -> None:
-        rows.append(asdict(row) | {"copies": copies})
-        checks.extend((row.title, check) for check in row.checks)
-        print("\n".join(row.lines()), flush=True)
-        save()
-
-    @contextmanager
-    def part(what: str) -> Iterator[None]:
-        """A part of the run that may fail, of whatever it is, while the rest goes on."""
-        try:
-            yield
-        except Exception as error:
-            failures[what] = str(error)
-            print(f"\n{what}: failed: {benchmark.reason(error)}", flush=True)
-            save()
-
-    with part("the card"):
-        show(machine(settings))
-    if options.kernels is not None:
-        torch.cuda.empty_cache()
-        with part("element-wise kernels"):
-            kernel_rows, kernel_checks, lines = kernels(options.kernels)
-            checks.extend(("element-wise kernels", check) for check in kernel_checks)
-            print("\n".join((*lines, *(f"  {check}" for check in kernel_checks))), flush=True)
-            save()
+    settings = Settings(rounds=options.rounds, seconds=0.05, compile=not options.no_compile)
+    results = Results(options.json, options.seconds, settings)
+    environment = results.environment.items()
+    print("\n".join(f"{name}: {value}" for name, value in environment), flush=True)
+    results.save()
 
     steps: dict[str, Make] = {OURS: modules.LLTMCell, PLAIN: reference.LLTMCell}
     loops: dict[str, Make] = {OURS: modules.LLTM, CUDNN: nn.LSTM, PLAIN: reference.LLTM}
-    with part(f"building {TUTORIAL_CUDA}"):
-        steps[TUTORIAL_CUDA], loops[TUTORIAL_CUDA] = benchmark.tutorial_modules(build_tutorial())
-    steps["tutorial's C++"] = benchmark.STEPS[benchmark.TUTORIAL]
-    steps["nn.LSTMCell"] = nn.LSTMCell
-    with part("forward and backward apart"):
-        show(parts(steps, settings))
-    for training in (False, True):
-        case = Case(TUTORIAL_SHAPE, training=training, device="cuda")
-        with part(str(case)):
-            show(compare(case, steps, settings, {TUTORIAL_CUDA: 0.6}), rotated_copies(case))
-
-    # Each run of a loop takes long enough to be a sample by itself.
-    few = Settings(rounds=min(5, settings.rounds), seconds=0.02, compile=False)
-    measured: dict[Case, Row] = {}
-    for shape, dtype in SEQUENCES:
-        for training in (False, True):
-            case = Case(shape, dtype, training, device="cuda")
-            at_goal = shape == GOAL_SHAPE and dtype == torch.bfloat16
-            limits = {PLAIN: 0.1} if at_goal else {}
-            with part(str(case)):
-                row = measured[case] = compare(case, loops, few, limits)
-                if at_goal and not training:
-                    per_step = statistics.median(row.seconds[OURS]) / shape[0] * 1e6
-                    row.checks.append(Check("microseconds a step, forward", per_step, 10.0))
-                if shape == GOAL_SHAPE and {PERSISTENT, CUDNN} <= row.seconds.keys():
-                    limit = 1.0 if dtype == CUDNN_GOAL_DTYPE else 0.5
-                    value = seconds_ratio(row, PERSISTENT, CUDNN)
-                    row.checks.append(Check(f"{PERSISTENT} / {CUDNN}", value, limit))
-                show(row, rotated_copies(case))
-    print("\n".join(beside_cudnn(measured)), flush=True)
-
-    # Last, because compiling takes minutes: a run that is cut short loses only these.
+    if not options.only_compile:
+        results.part("the card", lambda: results.show(machine(settings)))
+        if options.kernels is not None:
+            results.part("element-wise kernels", lambda: measure_kernels(options.kernels, results))
+        measure_layers(steps, loops, results)
+    # Last: a run that is cut short loses only these.
     if settings.compile:
-        modes = ("default", "reduce-overhead")
-        for shape, makes, plain in (
-            (TUTORIAL_SHAPE, steps, reference.LLTMCell),
-            (COMPILED_SHAPE, loops, reference.LLTM),
-        ):
-            rivals: dict[str, Make] = {name: makes[name] for name in (OURS, PLAIN)}
-            rivals |= {f"torch.compile, plain, {mode}": compiled(plain, mode) for mode in modes}
-            for training in (False, True):
-                case = Case(shape, training=training, device="cuda")
-                torch.compiler.reset()
-                with part(f"compiled, {case}"):
-                    show(compare(case, rivals, few, {}), rotated_copies(case))
+        measure_compiled(steps, loops, results)
 
-    met = sum(check.met for _, check in checks)
-    print(f"\nGoals: {met} of {len(checks)} met")
-    for title, check in checks:
-        print(f"  {check}; {title}")
-    if failures:
-        raise SystemExit(f"failed: {'; '.join(failures)}")
+    print("\n".join(results.goals()))
+    if results.failures:
+        raise SystemExit(f"failed: {'; '.join(results.failures)}")
 
 
 if __name__ == "__main__":

@@ -5,12 +5,10 @@
 // Arguments are larger than any cache: each is read or written once.
 #include "cell.h"
 #include "cuda/elementwise.h"
+#include "cuda_timing.h"
 #include "tensor_views.h"
 
 #include <ATen/ATen.h>
-#include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAStream.h>
-
 #include <functional>
 #include <iostream>
 #include <string>
@@ -31,31 +29,6 @@ struct Contender {
   std::function<void()> run;
   std::vector<double> seconds = {};
 };
-
-class Event {
- public:
-  Event() { C10_CUDA_CHECK(cudaEventCreate(&event_)); }
-  ~Event() { C10_CUDA_CHECK_WARN(cudaEventDestroy(event_)); }
-  Event(const Event&) = delete;
-  void record() { C10_CUDA_CHECK(cudaEventRecord(event_, c10::cuda::getCurrentCUDAStream())); }
-  double seconds_since(const Event& start) {
-    float milliseconds = 0;
-    C10_CUDA_CHECK(cudaEventSynchronize(event_));
-    C10_CUDA_CHECK(cudaEventElapsedTime(&milliseconds, start.event_, event_));
-    return milliseconds * 1e-3;
-  }
-
- private:
-  cudaEvent_t event_;
-};
-
-double time(const Contender& contender) {
-  Event start, end;
-  start.record();
-  for (int run = 0; run < kRuns; ++run) contender.run();
-  end.record();
-  return end.seconds_since(start) / kRuns;
-}
 
 double bytes(const std::vector<Tensor>& tensors) {
   double sum = 0;
@@ -120,9 +93,10 @@ void measure(const char* dtype_name, at::ScalarType dtype, int64_t rows, int64_t
        bytes({activations, grad_h, grad_h_state, grad_c, grad_gates, grad_c_prev}),
        [&] { launch_backward(backward, stream); }},
   };
-  for (const Contender& contender : contenders) time(contender);
+  for (const Contender& contender : contenders) lltm_benchmark::time(contender.run, kRuns);
   for (int round = 0; round < kRounds; ++round) {
-    for (Contender& contender : contenders) contender.seconds.push_back(time(contender));
+    for (Contender& contender : contenders)
+      contender.seconds.push_back(lltm_benchmark::time(contender.run, kRuns));
   }
   static bool first = true;
   for (const Contender& contender : contenders) {
@@ -139,6 +113,7 @@ void measure(const char* dtype_name, at::ScalarType dtype, int64_t rows, int64_t
 }  // namespace
 
 int main() {
+  if (!lltm_benchmark::has_gpu()) return 1;
   std::cout.precision(9);
   // 65 million elements, and fewer of a size that fills no 16-byte access.
   for (const auto& [rows, hidden] : {std::pair<int64_t, int64_t>{65536, 1024}, {32768, 1023}}) {

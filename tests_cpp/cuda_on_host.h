@@ -79,6 +79,8 @@ inline int64_t multiprocessors = 132;
 inline uint64_t schedule_seed = 1;
 // Launches of persistent kernels so far.
 inline int64_t persistent_launches = 0;
+// What the last of them would sleep between two polls.
+inline int last_poll_nanoseconds = 0;
 }  // namespace lltm_test
 
 #define C10_CUDA_CHECK(status) TORCH_CHECK((status) == cudaSuccess, #status)

@@ -39,6 +39,11 @@ std::int64_t resident_backward_blocks(std::int64_t, int) {
   return resident_blocks();
 }
 
+// One that the tuning table can't know.
+GpuKind current_gpu() {
+  return {0, static_cast<int>(lltm_test::multiprocessors)};
+}
+
 void mark_absent(void* data, std::int64_t bytes, Stream) {
   std::memset(data, 0xFF, static_cast<std::size_t>(bytes));
 }
@@ -46,6 +51,7 @@ void mark_absent(void* data, std::int64_t bytes, Stream) {
 template <typename T>
 void launch_persistent_forward(
     const PersistentForwardArgs<T>& args, std::int64_t groups, int tiles, Stream) {
+  lltm_test::last_poll_nanoseconds = args.poll_nanoseconds;
   visit_forward_kernel(args.hidden, tiles, [&](auto units_k, auto tile_count) {
     run_grid(
         args.hidden,
@@ -60,6 +66,7 @@ void launch_persistent_forward(
 template <typename T>
 void launch_persistent_backward(
     const PersistentBackwardArgs<T>& args, std::int64_t groups, int tiles, Stream) {
+  lltm_test::last_poll_nanoseconds = args.poll_nanoseconds;
   visit_backward_kernel(args.hidden, tiles, [&](auto units_k, auto tile_count) {
     run_grid(
         args.hidden, groups, shared_sums<tile_count, 1>(), [&](lltm_test::HostBlock::Lane& lane) {

@@ -261,8 +261,11 @@ TEST_P(CudaSequence, RunsTwiceToTheSameBits) {
 // - What may be absent: bias, gradients of results that nobody uses.
 // - Offsets: in reverse, in batches that become smaller, from wide kernels to
 //   narrow ones, and beyond the first chunk of pre-activations (of 32 MiB).
-// - The persistent kernels: one and several tiles and groups, dense and packed.
-// - Of the persistent kernels, one and several tiles and groups, dense and packed.
+// - The persistent kernels, in the dtypes that have them: one and several tiles and groups, dense
+//   and packed.
+//
+// A float16 kernel differs from that of bfloat16 in how a value is widened and narrowed, so for
+// float16 the kernels have one problem each (of_float16).
 //
 // Sizes are such that `check` needs one problem.
 struct Access {
@@ -274,6 +277,10 @@ struct Access {
   bool all_present = true;            // else without bias, and only the first result used
   std::vector<int64_t> lengths = {};  // packed
   bool persistent = false;
+
+  bool of_float16() const {
+    return persistent || (!reverse && *layout == '\0' && all_present && lengths.size() <= 7);
+  }
 };
 
 // Of 1821 rows half end after two steps of three.
@@ -342,13 +349,23 @@ Arguments problem_of(const Access& access, at::ScalarType dtype, uint64_t seed) 
   return arguments;
 }
 
+// Each with its dtypes.
+std::vector<std::tuple<Access, at::ScalarType>> problems_of_accesses() {
+  std::vector<std::tuple<Access, at::ScalarType>> problems;
+  for (const Access& access : accesses()) {
+    for (const at::ScalarType dtype : kDtypes) {
+      if (access.persistent && c10::elementSize(dtype) != 2) continue;
+      if (dtype == at::kHalf && !access.of_float16()) continue;
+      problems.emplace_back(access, dtype);
+    }
+  }
+  return problems;
+}
+
 class CudaAccess : public testing::TestWithParam<std::tuple<Access, at::ScalarType>> {};
 
 INSTANTIATE_TEST_SUITE_P(
-    Kinds,
-    CudaAccess,
-    testing::Combine(testing::ValuesIn(accesses()), testing::ValuesIn(kDtypes)),
-    [](const auto& info) {
+    Kinds, CudaAccess, testing::ValuesIn(problems_of_accesses()), [](const auto& info) {
       return std::string(std::get<0>(info.param).name) + "_" + name(std::get<1>(info.param));
     });
 

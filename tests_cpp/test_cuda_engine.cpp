@@ -5,6 +5,7 @@
 #include "cuda_engine_autograd.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <tuple>

@@ -3,6 +3,7 @@
 // the engine was in fact taken; more of what it has in common with the stepwise one is in
 // test_cuda_engine.cpp.
 #include "cuda/persistent.h"
+#include "cuda/tuning_table.h"
 #include "cuda_engine_autograd.h"
 #include "cuda_on_host.h"
 #include "persistent_on_host.h"
@@ -11,6 +12,8 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+#include <array>
 #include <limits>
 #include <tuple>
 
@@ -339,6 +342,120 @@ TEST(PersistentSettings, TheDefaultIsTheStepwiseEngine) {
   EXPECT_FALSE(lltm::cuda_persistent());
   const PersistentSetting persistent(true);
   EXPECT_TRUE(lltm::cuda_persistent());
+}
+
+// ---- how a problem is run, where it has been measured ----------------------
+
+using lltm::cuda::Direction;
+using lltm::cuda::find_tuning;
+using lltm::cuda::GpuKind;
+using lltm::cuda::Tuning;
+using lltm::cuda::TuningEntry;
+
+constexpr GpuKind kGpu = {90, 132};
+constexpr std::array<TuningEntry, 6> kTable = {{
+    {kGpu, Direction::forward, 2, 512, 16, {1, 20}},
+    {kGpu, Direction::forward, 2, 512, 64, {2, 0}},
+    {kGpu, Direction::forward, 2, 768, 16, {1, 0}},
+    {kGpu, Direction::forward, 2, 768, 128, {0, 0}},
+    {kGpu, Direction::backward, 2, 768, 32, {4, 40}},
+    {{80, 108}, Direction::forward, 2, 768, 128, {4, 0}},
+}};
+
+std::optional<Tuning> forward_tuning(int64_t hidden, int64_t batch) {
+  return find_tuning(kTable, kGpu, Direction::forward, 2, hidden, batch);
+}
+
+TEST(PersistentTuning, TheSmallestMeasuredSizesThatAreEnoughCount) {
+  EXPECT_EQ(forward_tuning(512, 16), (Tuning{1, 20}));
+  EXPECT_EQ(forward_tuning(264, 1), (Tuning{1, 20}));
+  EXPECT_EQ(forward_tuning(512, 17), (Tuning{2, 0}));
+  EXPECT_EQ(forward_tuning(520, 16), (Tuning{1, 0}));
+  EXPECT_EQ(forward_tuning(768, 128), (Tuning{0, 0})) << "step by step";
+  EXPECT_EQ(find_tuning(kTable, kGpu, Direction::backward, 2, 768, 8), (Tuning{4, 40}));
+  EXPECT_EQ(find_tuning(kTable, {80, 108}, Direction::forward, 2, 768, 8), (Tuning{4, 0}));
+}
+
+TEST(PersistentTuning, NothingIsSaidOfWhatWasNotMeasured) {
+  EXPECT_EQ(forward_tuning(776, 1), std::nullopt) << "more hidden units";
+  EXPECT_EQ(forward_tuning(512, 65), std::nullopt) << "more rows, although 768 units have them";
+  EXPECT_EQ(forward_tuning(248, 1), std::nullopt) << "far fewer hidden units";
+  EXPECT_EQ(find_tuning(kTable, {90, 114}, Direction::forward, 2, 768, 8), std::nullopt);
+  EXPECT_EQ(find_tuning(kTable, {80, 132}, Direction::forward, 2, 768, 8), std::nullopt);
+  EXPECT_EQ(find_tuning(kTable, kGpu, Direction::forward, 4, 768, 8), std::nullopt) << "dtype";
+  EXPECT_EQ(find_tuning(kTable, kGpu, Direction::backward, 2, 512, 33), std::nullopt);
+}
+
+// What the engine could not run would make it stepwise without a word.
+TEST(PersistentTuning, TheTableNamesWaysThatThereAre) {
+  for (const TuningEntry& entry : lltm::cuda::kTuningTable) {
+    const Tuning& tuning = entry.tuning;
+    const auto& counts = lltm::cuda::kTileCounts;
+    EXPECT_TRUE(tuning.tiles == 0 || std::ranges::find(counts, tuning.tiles) != std::end(counts));
+    EXPECT_GE(tuning.poll_nanoseconds, 0);
+    EXPECT_TRUE(find_tuning(
+        lltm::cuda::kTuningTable,
+        entry.gpu,
+        entry.direction,
+        entry.element_bytes,
+        entry.most_hidden,
+        entry.most_batch));
+  }
+}
+
+// All ways give the same bits, in as many launches as the tiles make.
+TEST(PersistentTuning, AWayThatIsAskedForIsTakenOrNone) {
+  const Temporarily small(multiprocessors, int64_t{6});  // 3 groups of 2 slices each
+  const Arguments a = sequence_problem({3, 41, 3, 24}, at::kBFloat16, 1);
+  const auto with_tuning = [&](const Tuning& tuning) {
+    const auto result = lltm::cuda::persistent_forward(
+        sequence_args(a, /*save=*/true), lltm::cuda::kWorkspaceBytes, tuning);
+    if (!result) return Tensors();
+    const auto [output, h_n, c_n, activations] = *result;
+    return Tensors{output, h_n, c_n, activations};
+  };
+  const Tensors expected = with_tuning({4, 0});
+  for (const auto& [tiles, count] : {std::pair(1, 2), {2, 1}, {4, 1}}) {
+    Tensors results;
+    EXPECT_EQ(launches([&] { results = with_tuning({tiles, 20}); }), count) << tiles;
+    EXPECT_TRUE(identical(results, expected)) << tiles;
+    EXPECT_EQ(last_poll_nanoseconds, 20);
+  }
+  EXPECT_EQ(launches([&] { EXPECT_TRUE(with_tuning({0, 0}).empty()); }), 0) << "step by step";
+  EXPECT_EQ(launches([&] { EXPECT_TRUE(with_tuning({3, 0}).empty()); }), 0) << "no such kernel";
+}
+
+TEST(PersistentTuning, BackwardTakesTheWayThatIsAskedForToo) {
+  const Temporarily small(multiprocessors, int64_t{6});
+  const Arguments a = sequence_problem({3, 41, 3, 24}, at::kHalf, 1);
+  const Tensors saved = forward(a);
+  const at::Tensor grad_output = at::ones_like(saved[0]), none;
+  const auto with_tuning = [&](const Tuning& tuning) {
+    const auto result = lltm::cuda::persistent_backward(
+        {grad_output,
+         none,
+         none,
+         a.input,
+         a.h,
+         a.weights,
+         saved[0],
+         saved[3],
+         none,
+         /*reverse=*/false,
+         /*output_mask=*/{true, true, true, true, false}},
+        tuning);
+    if (!result) return Tensors();
+    const auto [input, h, c, weights, bias] = *result;
+    return Tensors{input, h, c, weights};
+  };
+  const Tensors expected = with_tuning({4, 0});
+  for (const auto& [tiles, count] : {std::pair(1, 2), {2, 1}, {4, 1}}) {
+    Tensors results;
+    EXPECT_EQ(launches([&] { results = with_tuning({tiles, 40}); }), count) << tiles;
+    EXPECT_TRUE(identical(results, expected)) << tiles;
+    EXPECT_EQ(last_poll_nanoseconds, 40);
+  }
+  EXPECT_TRUE(with_tuning({0, 0}).empty());
 }
 
 // ---- every kernel ---------------------------------------------------------

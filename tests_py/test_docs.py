@@ -246,7 +246,8 @@ RUN_BY = {
 # They need a GPU, other interpreters, the sources of another cell, a quiet machine, or the hours of
 # a release; or are there for work on one file at a time.
 BY_HAND = [
-    r"make (test|bench)-cuda.*",
+    r"make (test|bench)-cuda.*|make (gpu-kit|first-contact .*)",
+    r"python benchmarks/tuning_table\.py .*",
     r"python -m lltm\.benchmark --checkpoint-steps .*",
     r"OMP_NUM_THREADS=1 valgrind .*|callgrind_annotate .*",
     r"ncu .*",

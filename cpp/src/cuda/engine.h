@@ -5,6 +5,7 @@
 // link them to host versions of the three and run them on the CPU.
 #pragma once
 
+#include "cuda/tuning.h"
 #include "operator_args.h"
 
 #include <optional>
@@ -27,10 +28,14 @@ SequenceResult stepwise_forward(
 Gradients stepwise_backward(const SequenceBackwardArgs& args);
 
 // engine_persistent.cpp: one kernel for many steps. Nothing where it cannot run, which is
-// known before anything has been computed.
+// known before anything has been computed. `tuning` is for those who measure: in this way or not
+// at all; else it is what tuning_table.h says.
 std::optional<SequenceResult> persistent_forward(
-    const SequenceArgs& args, int64_t workspace_bytes = kWorkspaceBytes);
-std::optional<Gradients> persistent_backward(const SequenceBackwardArgs& args);
+    const SequenceArgs& args,
+    int64_t workspace_bytes = kWorkspaceBytes,
+    std::optional<Tuning> tuning = std::nullopt);
+std::optional<Gradients> persistent_backward(
+    const SequenceBackwardArgs& args, std::optional<Tuning> tuning = std::nullopt);
 
 // engine.cpp: the choice of one of them.
 SequenceResult sequence_forward(const SequenceArgs& args);

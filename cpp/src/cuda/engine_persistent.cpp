@@ -10,6 +10,7 @@
 #include "cuda/persistent.h"
 #include "cuda/sequence_gradients.h"
 #include "cuda/sequence_tensors.h"
+#include "cuda/tuning_table.h"
 #include "steps.h"
 #include "tensor_views.h"
 
@@ -33,12 +34,13 @@ int64_t divide_up(int64_t a, int64_t b) {
 struct RowPlan {
   int tiles;  // of a group
   int64_t groups;
+  int poll_nanoseconds;
 
   int64_t rows() const { return groups * tiles * kTileRows; }
 };
 
 // A launch takes about as long with one row as with all that it can have, so from this many
-// on a GEMM per step is estimated to be faster.
+// on a GEMM per step is estimated to be faster, where it has not been measured.
 constexpr int64_t kMostRowLaunches = 4;
 
 // How this engine runs a sequence, or nothing where it can't: the one place that decides.
@@ -47,23 +49,31 @@ template <typename ResidentBlocks>
 std::optional<RowPlan> plan_rows(
     const Tensor& input,
     const Tensor& h_0,
-    int64_t most_hidden,
+    Direction direction,
+    std::optional<Tuning> tuning,
     const ResidentBlocks& resident_blocks) {
+  const int64_t most_hidden =
+      direction == Direction::forward ? kMostHiddenForward : kMostHiddenBackward;
   const at::ScalarType dtype = input.scalar_type();
   const int64_t batch = h_0.size(0), hidden = h_0.size(1);
   if (dtype != at::kHalf && dtype != at::kBFloat16) return std::nullopt;
   if (flat_size(input) == 0 || hidden == 0) return std::nullopt;
   if (hidden % kHiddenMultiple != 0 || hidden > most_hidden) return std::nullopt;
 
-  // The fewest rows to a thread block with which all run at once; else the most.
+  if (!tuning) {
+    const int64_t bytes = static_cast<int64_t>(input.element_size());
+    tuning = find_tuning(kTuningTable, current_gpu(), direction, bytes, hidden, batch);
+  }
+  // Unless measured: the fewest rows to a thread block with which all run at once; else the most.
   std::optional<RowPlan> plan;
   for (const int tiles : kTileCounts) {
+    if (tuning && tuning->tiles != tiles) continue;
     const int64_t groups = resident_blocks(tiles) / divide_up(hidden, kSliceUnits);
     if (groups == 0) continue;
-    plan = {tiles, groups};
+    plan = {tiles, groups, tuning ? tuning->poll_nanoseconds : 0};
     if (plan->rows() >= batch) break;
   }
-  if (plan && batch > kMostRowLaunches * plan->rows()) return std::nullopt;
+  if (plan && !tuning && batch > kMostRowLaunches * plan->rows()) return std::nullopt;
   return plan;
 }
 
@@ -149,6 +159,7 @@ void run_persistent_forward(
   launch.c = mutable_data<T>(t.c);
   launch.output = mutable_data<T>(t.output);
   launch.activations = mutable_data<T>(t.activations);
+  launch.poll_nanoseconds = plan.poll_nanoseconds;
   mark_absent(launch.output, static_cast<int64_t>(t.output.nbytes()), stream);
   for (const Chunk& chunk : chunks) {
     const Operand chunk_x = operand_rows(x, chunk.begin, chunk.rows);
@@ -196,6 +207,7 @@ void run_persistent_backward(
   launch.dz = mutable_data<T>(t.dz);
   launch.dh = mutable_data<float>(t.dh);
   launch.dc = mutable_data<float>(t.dc);
+  launch.poll_nanoseconds = plan.poll_nanoseconds;
   mark_absent(launch.dz, static_cast<int64_t>(t.dz.nbytes()), stream);
   for (size_t k = 0; k < order.size();) {
     k = take_steps(order, k, order.size(), /*ascending=*/args.reverse, launch.steps);
@@ -217,7 +229,7 @@ decltype(auto) visit_16_bits(at::ScalarType dtype, const Body& body) {
 }  // namespace
 
 std::optional<SequenceResult> persistent_forward(
-    const SequenceArgs& args, int64_t workspace_bytes) {
+    const SequenceArgs& args, int64_t workspace_bytes, std::optional<Tuning> tuning) {
   // c of the steps between two launches stays in registers.
   if (args.saves_checkpoints()) return std::nullopt;
   const int64_t hidden = args.h_0.size(1);
@@ -227,7 +239,7 @@ std::optional<SequenceResult> persistent_forward(
         dtype, [&]<typename T>(T*) { return resident_forward_blocks<T>(hidden, tiles); });
   };
   const std::optional<RowPlan> plan =
-      plan_rows(args.input, args.h_0, kMostHiddenForward, resident_blocks);
+      plan_rows(args.input, args.h_0, Direction::forward, tuning, resident_blocks);
   if (!plan) return std::nullopt;
 
   const auto options = args.input.options();
@@ -242,7 +254,8 @@ std::optional<SequenceResult> persistent_forward(
   return SequenceResult{t.output, t.h, t.c, t.activations};
 }
 
-std::optional<Gradients> persistent_backward(const SequenceBackwardArgs& args) {
+std::optional<Gradients> persistent_backward(
+    const SequenceBackwardArgs& args, std::optional<Tuning> tuning) {
   const int64_t hidden = args.h_0.size(1);
   const at::ScalarType dtype = args.input.scalar_type();
   const auto resident_blocks = [&](int tiles) {
@@ -250,7 +263,7 @@ std::optional<Gradients> persistent_backward(const SequenceBackwardArgs& args) {
         dtype, [&]<typename T>(T*) { return resident_backward_blocks<T>(hidden, tiles); });
   };
   const std::optional<RowPlan> plan =
-      plan_rows(args.input, args.h_0, kMostHiddenBackward, resident_blocks);
+      plan_rows(args.input, args.h_0, Direction::backward, tuning, resident_blocks);
   if (!plan) return std::nullopt;
 
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);

@@ -26,6 +26,8 @@ struct Gpu {
   // kernel is interrupted by a debugger or another process.
   static constexpr int kMostPolls = 1 << 26;
 
+  int poll_nanoseconds;
+
   __device__ int slice() const { return static_cast<int>(blockIdx.x); }
   __device__ int group() const { return static_cast<int>(blockIdx.y); }
   __device__ int thread() const { return static_cast<int>(threadIdx.x); }
@@ -48,6 +50,9 @@ struct Gpu {
 
   __device__ void wait(int polls) const {
     if (polls > kMostPolls) __trap();
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 700
+    if (poll_nanoseconds > 0) __nanosleep(static_cast<unsigned>(poll_nanoseconds));
+#endif
   }
 
   // Before compute capability 8.0 there is no such instruction, and kernels are not launched.
@@ -75,14 +80,14 @@ struct Gpu {
 template <int kUnitsK, int kTiles, typename T>
 __global__ void __launch_bounds__(kBlockThreads, 1)
     lltm_persistent_forward(const __grid_constant__ PersistentForwardArgs<T> args) {
-  Gpu gpu;
+  Gpu gpu{args.poll_nanoseconds};
   persistent_forward<kUnitsK, kTiles>(args, gpu);
 }
 
 template <int kUnitsK, int kTiles, typename T>
 __global__ void __launch_bounds__(kBlockThreads, 1)
     lltm_persistent_backward(const __grid_constant__ PersistentBackwardArgs<T> args) {
-  Gpu gpu;
+  Gpu gpu{args.poll_nanoseconds};
   persistent_backward<kUnitsK, kTiles>(args, gpu);
 }
 
@@ -148,6 +153,15 @@ std::int64_t resident_backward_blocks(std::int64_t hidden, int tiles) {
     blocks = resident_blocks(reinterpret_cast<const void*>(kernel), shared_bytes<tile_count, 1>());
   });
   return blocks;
+}
+
+GpuKind current_gpu() {
+  int device = 0, major = 0, minor = 0, multiprocessors = 0;
+  C10_CUDA_CHECK(cudaGetDevice(&device));
+  C10_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  C10_CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
+  C10_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+  return {10 * major + minor, multiprocessors};
 }
 
 void mark_absent(void* data, std::int64_t bytes, Stream stream) {

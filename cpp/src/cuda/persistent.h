@@ -11,6 +11,7 @@
 
 #include "cell.h"
 #include "cuda/elementwise.h"
+#include "cuda/tuning.h"
 #include "matrix.h"
 
 #include <cstdint>
@@ -79,6 +80,7 @@ struct PersistentForwardArgs {
   T* c = nullptr;                 // (B, H), the state, updated in place
   T* output = nullptr;            // (N, H); absent before the first launch (16)
   T* activations = nullptr;       // (N, S * H), or null
+  int poll_nanoseconds = 0;       // between two polls of a word
   LaunchSteps steps;
 };
 
@@ -95,6 +97,7 @@ struct PersistentBackwardArgs {
   T* dz = nullptr;      // (N, G * H); absent before the first launch (16)
   float* dh = nullptr;  // (B, H), updated in place
   float* dc = nullptr;  // (B, H), updated in place
+  int poll_nanoseconds = 0;
   LaunchSteps steps;
 };
 
@@ -104,6 +107,9 @@ template <typename T>
 std::int64_t resident_forward_blocks(std::int64_t hidden, int tiles);
 template <typename T>
 std::int64_t resident_backward_blocks(std::int64_t hidden, int tiles);
+
+// The current device.
+GpuKind current_gpu();
 
 // Makes memory absent.
 void mark_absent(void* data, std::int64_t bytes, Stream stream);

@@ -1,0 +1,555 @@
+"""The first minutes on a machine with a GPU, in four stages: `make first-contact`.
+
+    make first-contact                            all stages, one after another
+    make first-contact STAGE=3 RESULTS=results    one of them
+
+1. What the machine has (gpu_check.py), the build, ctest, pytest.
+2. The benchmark (bench_cuda.py) without torch.compile.
+3. compute-sanitizer, ncu on six kernels, the benchmark beside torch.compile.
+4. The sweep that the tuning table is made of (sweep_cuda.cpp, tuning_table.py).
+
+Such a machine is often lent for minutes, and a command that takes too long is killed. So a stage
+takes at most eight minutes: each step has a limit of its own, and the last ones what is left. What
+fails or is stopped keeps nothing else from running. Whatever happens, the folder of results holds
+`stage-N.txt`, the output of the steps so far, and `stage-N.json`, how far each step came, what it
+said and the figures in it; beside them what the steps write themselves.
+
+--dry-run does what needs no GPU: it builds, lists the tests, and sees that the programs start.
+The exit status says whether every step did all of its work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import datetime
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from results_file import write_json
+
+ROOT = Path(__file__).resolve().parents[1]
+BUILD = Path("build", "gpu")
+STAGE_SECONDS = 480.0
+KILL_SECONDS = 5.0  # between the request to end and the end
+
+Figures = dict[str, Any]
+Entry = dict[str, Any]  # of a step: how it went
+
+
+@dataclass(frozen=True)
+class Step:
+    name: str
+    command: Sequence[str]
+    limit: float  # seconds
+    # What --dry-run runs instead; None: nothing, the command is only shown.
+    rehearsal: Sequence[str] | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    # Where standard output goes, in the folder of results; else it goes to the log.
+    output: str | None = None
+    # What the output says in figures.
+    figures: Callable[[str], Figures] = lambda text: {}
+
+
+@dataclass(frozen=True)
+class Stage:
+    title: str
+    steps: Sequence[Step]
+
+
+# ---- what the output of a step says ------------------------------------------
+
+
+COUNTS = {
+    "tests": r"tests failed out of (\d+)",
+    "passed": r"\[  PASSED  \] (\d+) test|\b(\d+) passed\b",
+    "failed": r"(\d+) tests failed out of|\[  FAILED  \] (\d+) test|\b(\d+) failed\b",
+    "skipped": r"\[  SKIPPED \] (\d+) test|\b(\d+) skipped\b",
+    "sanitizer errors": r"ERROR SUMMARY: (\d+) error",
+}
+
+
+def test_figures(text: str) -> Figures:
+    """How many tests passed and did not, by the last word of ctest, GoogleTest or pytest."""
+    found: Figures = {}
+    for name, pattern in COUNTS.items():
+        for match in re.finditer(pattern, text):
+            found[name] = int(match[match.lastindex or 0])
+    return found
+
+
+def profile_figures(text: str) -> Figures:
+    """The row of `ncu --csv --page raw`: metrics by name, numbers as such."""
+    table = list(csv.reader(line for line in text.splitlines() if line.startswith('"')))
+    if len(table) < 3:  # names, units, and a row for each kernel
+        return {}
+    figures: Figures = {}
+    for name, value in zip(table[0], table[2], strict=False):
+        if name == "Kernel Name":
+            figures[name] = value
+        elif "__" in name:
+            number = value.replace(",", "")
+            figures[name] = (
+                float(number) if re.fullmatch(r"-?[\d.]+(e[+-]?\d+)?", number) else value
+            )
+    return figures
+
+
+def persistent_figures(steps: int, bytes_of_state: int) -> Callable[[str], Figures]:
+    """Those of a persistent kernel, and how often a thread block reads the state of a step.
+
+    Twice is the aim: once to see that it is there, and once more on average.
+    """
+
+    def figures(text: str) -> Figures:
+        found = profile_figures(text)
+        sectors = found.get("lts__t_sectors_srcunit_tex_op_read.sum")
+        blocks = found.get("launch__grid_size")
+        if isinstance(sectors, float) and isinstance(blocks, float):
+            found["L2 read sectors a step"] = sectors / steps
+            found["reads of a state"] = 32 * sectors / (steps * blocks * bytes_of_state)
+        return found
+
+    return figures
+
+
+# What a program says where there is no GPU; ctest, of tests that all were left out for that reason.
+NO_GPU = re.compile(r"no GPU here|\(Skipped\)")
+
+ERROR = re.compile(r"\berror: |^CMake Error")
+
+
+def fault(status: int, text: str) -> str | None:
+    """Why a step that has ended did not do its work, in a line of its own; None if it did.
+
+    That is the first error of a compiler, or else what was said last.
+    """
+    said = [line.strip() for line in text.splitlines() if line.strip()]
+    without_gpu = [line for line in said if NO_GPU.search(line)]
+    if without_gpu:
+        return without_gpu[-1]
+    if status == 0:
+        return None
+    errors = [line for line in said if ERROR.search(line)]
+    reason = next(iter([*errors, *said[-1:], "it said nothing"]))
+    return f"exit status {status}: {reason}"
+
+
+# ---- the stages --------------------------------------------------------------
+
+METRICS = (
+    "gpu__time_duration.sum",
+    "lts__t_sectors_op_read.sum",
+    "lts__t_sectors_srcunit_tex_op_read.sum",
+    "dram__bytes_read.sum",
+    "dram__bytes_write.sum",
+    "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+    "sm__warps_active.avg.pct_of_peak_sustained_active",
+    "launch__registers_per_thread",
+    "launch__shared_mem_per_block_dynamic",
+    "launch__grid_size",
+    "launch__block_size",
+)
+PROFILED_STEPS, PROFILED_ROWS, PROFILED_HIDDEN = 128, 16, 768
+
+
+def profile(engine: str, direction: str, dtype: str) -> Step:
+    """ncu on one kernel, of the second of two calls."""
+    program = str(BUILD / "benchmarks" / "lltm_cuda_sweep")
+    sizes = [str(size) for size in (PROFILED_STEPS, PROFILED_ROWS, PROFILED_HIDDEN)]
+    is_persistent = engine == "persistent"
+    # One launch takes all steps, or each step one.
+    skipped = 1 if is_persistent else PROFILED_STEPS + PROFILED_STEPS // 2
+    kernel = f"lltm_{'persistent_' if is_persistent else ''}{direction}"
+    # A thread block reads 8 rows of h or, backward, of dz.
+    state = 8 * PROFILED_HIDDEN * 2 * (1 if direction == "forward" else 3)
+    return Step(
+        f"ncu-{engine}-{direction}-{dtype}",
+        (
+            *("ncu", "--clock-control", "none", "--cache-control", "none"),
+            *("--kernel-name", kernel, "--launch-skip", str(skipped), "--launch-count", "1"),
+            *("--csv", "--page", "raw", "--print-units", "base", "--metrics", ",".join(METRICS)),
+            *(program, "--run", direction, engine, dtype, *sizes),
+        ),
+        limit=45,
+        figures=persistent_figures(PROFILED_STEPS, state) if is_persistent else profile_figures,
+    )
+
+
+def sanitize(tool: str, tests: str, limit: float) -> Step:
+    """compute-sanitizer on our kernels, as `make test-cuda-sanitize` runs it."""
+    program = str(BUILD / "tests_cpp" / "lltm_cuda_tests")
+    # Each tensor an allocation of its own, whose bounds are known.
+    environment = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"} if tool == "memcheck" else {}
+    return Step(
+        tool,
+        (
+            *("compute-sanitizer", "--tool", tool, "--kernel-name", "kns=lltm_"),
+            *("--report-api-errors", "no", "--error-exitcode", "1"),
+            *(program, f"--gtest_filter={tests}"),
+        ),
+        limit=limit,
+        rehearsal=(program, "--gtest_list_tests", f"--gtest_filter={tests}"),
+        environment=environment,
+        figures=test_figures,
+    )
+
+
+def stages(results: Path) -> dict[int, Stage]:
+    python = sys.executable
+    bench = (python, "benchmarks/bench_cuda.py")
+    # With the variables of the make that runs this program.
+    build = ("make", "--no-print-directory", "build-gpu")
+    pytest = (
+        *(python, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--durations=5"),
+        *("tests_py/test_cuda.py", "tests_py/test_cuda_build.py"),
+    )
+    sweep = str(BUILD / "benchmarks" / "lltm_cuda_sweep")
+    check = (python, "benchmarks/gpu_check.py", "--json", str(results / "machine.json"))
+    table = (python, "benchmarks/tuning_table.py", "--print", str(results / "sweep.jsonl"))
+    plain_pytest = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return {
+        1: Stage(
+            "what the machine has, build, tests",
+            [
+                Step("machine", check, limit=90, rehearsal=check),
+                Step("build", build, limit=360, rehearsal=build),
+                Step(
+                    "ctest",
+                    (
+                        *("ctest", "--test-dir", str(BUILD), "--output-on-failure"),
+                        *("--parallel", "8", "--tests-regex", r"^cuda(_kernels|\.[0-9]+)$"),
+                    ),
+                    limit=240,
+                    rehearsal=(
+                        str(BUILD / "tests_cpp" / "lltm_cuda_tests"),
+                        "--gtest_list_tests",
+                    ),
+                    # Much of their time is the oracle's, on the CPU.
+                    environment={"OMP_NUM_THREADS": "2"},
+                    figures=test_figures,
+                ),
+                Step(
+                    "pytest",
+                    pytest,
+                    limit=240,
+                    rehearsal=(*pytest, "--collect-only", "--quiet"),
+                    environment=plain_pytest,
+                    figures=test_figures,
+                ),
+            ],
+        ),
+        2: Stage(
+            "benchmark without torch.compile",
+            [
+                Step(
+                    "bench",
+                    (
+                        *(*bench, "--no-compile", "--seconds", "420"),
+                        *("--json", str(results / "cuda.json")),
+                        *("--kernels", str(BUILD / "benchmarks" / "lltm_cuda_bench")),
+                    ),
+                    limit=475,
+                    rehearsal=(*bench, "--help"),
+                )
+            ],
+        ),
+        3: Stage(
+            "compute-sanitizer, ncu, benchmark beside torch.compile",
+            [
+                sanitize("memcheck", "*/CudaAccess.*", limit=150),
+                # It knows shared memory alone, which no other kernel uses.
+                sanitize("racecheck", "*/CudaAccess.*/persistent*", limit=60),
+                *(profile("stepwise", way, "bfloat16") for way in ("forward", "backward")),
+                *(
+                    profile("persistent", way, dtype)
+                    for dtype in ("bfloat16", "float16")
+                    for way in ("forward", "backward")
+                ),
+                Step(
+                    "bench-compiled",
+                    (
+                        *(*bench, "--only-compile", "--seconds", "120"),
+                        *("--json", str(results / "cuda-compiled.json")),
+                    ),
+                    limit=300,
+                    rehearsal=(*bench, "--help"),
+                ),
+            ],
+        ),
+        4: Stage(
+            "tuning sweep",
+            [
+                Step(
+                    "sweep",
+                    (sweep, "--seconds", "400"),
+                    limit=450,
+                    rehearsal=(sweep, "--list"),
+                    output="sweep.jsonl",
+                ),
+                Step("table", table, limit=30, rehearsal=(*table[:2], "--help")),
+            ],
+        ),
+    }
+
+
+# ---- running them ------------------------------------------------------------
+
+
+class CutOff(Exception):
+    """Somebody ends this program."""
+
+
+@contextmanager
+def signals_raise() -> Iterator[None]:
+    def cut_off(number: int, frame: FrameType | None) -> None:
+        raise CutOff(signal.Signals(number).name)
+
+    caught = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = {number: signal.signal(number, cut_off) for number in caught}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Ends a process and what it has started, which is a process group of its own."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+            process.wait(KILL_SECONDS)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            continue
+    process.wait()
+
+
+class Report:
+    """stage-N.json and stage-N.txt: the latter goes on where an earlier run ended."""
+
+    def __init__(self, results: Path, number: int, stage: Stage, dry_run: bool) -> None:
+        self.json = results / f"stage-{number}.json"
+        self.log = results / f"stage-{number}.txt"
+        self.steps: list[Entry] = []
+        self.known = {
+            "stage": number,
+            "title": stage.title,
+            "dry run": dry_run,
+            "began": now(),
+            "ended": None,
+            "steps": self.steps,
+        }
+
+    def keep(self, other_than: Sequence[str]) -> None:
+        """Takes over what an earlier run says of other steps."""
+        if self.json.exists():
+            earlier: list[Entry] = json.loads(self.json.read_text())["steps"]
+            self.steps += [entry for entry in earlier if entry["name"] not in other_than]
+
+    def save(self) -> None:
+        write_json(self.json, self.known)
+
+    def say(self, text: str) -> None:
+        with self.log.open("a") as log:
+            log.write(f"{text}\n")
+
+
+def now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
+def run_step(step: Step, command: Sequence[str], limit: float, report: Report) -> Entry:
+    """Runs one step for at most `limit` seconds; what it returns is in the report too."""
+    shown = ["python" if word == sys.executable else word for word in command]
+    entry: Entry = {
+        "name": step.name,
+        "command": shown,
+        "limit": round(limit),
+        "state": "running",
+        "reason": None,
+        "seconds": None,
+        "figures": {},
+    }
+    report.steps.append(entry)
+    report.save()
+    set_here = "".join(f"{name}={value} " for name, value in step.environment.items())
+    report.say(f"\n$ {set_here}{' '.join(shown)}")
+    begin, offset = time.monotonic(), report.log.stat().st_size
+    entry["state"] = "cut off"  # unless something else comes of it
+    try:
+        with report.log.open("ab") as log:
+            out = (report.log.parent / step.output).open("wb") if step.output else log
+            try:
+                process = subprocess.Popen(
+                    command,
+                    cwd=ROOT,
+                    env={**os.environ, "PYTHONUNBUFFERED": "1", **step.environment},
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=log,
+                    preexec_fn=os.setpgrp,
+                )
+            finally:
+                if out is not log:
+                    out.close()
+        try:
+            status = process.wait(limit)
+            entry["reason"] = fault(status, text_from(report.log, offset))
+            entry["state"] = "failed" if entry["reason"] else "done"
+        except subprocess.TimeoutExpired:
+            entry["state"], entry["reason"] = "timed out", f"more than {limit:.0f} seconds"
+        finally:
+            end(process)
+    except OSError as error:
+        entry["state"], entry["reason"] = "failed", f"{error.strerror}: {command[0]}"
+    finally:
+        entry["seconds"] = round(time.monotonic() - begin, 1)
+        if report.log.stat().st_size > offset:
+            entry["figures"] = step.figures(text_from(report.log, offset))
+        report.say(f"# {describe(entry)}")
+        report.save()
+    return entry
+
+
+def text_from(path: Path, offset: int) -> str:
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.read().decode(errors="replace")
+
+
+def describe(entry: Mapping[str, Any]) -> str:
+    taken = "" if entry["seconds"] is None else f" in {entry['seconds']:.1f} s"
+    reason = f": {entry['reason']}" if entry["reason"] else ""
+    return f"{entry['name']}: {entry['state']}{taken}{reason}"
+
+
+def figure_lines(figures: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in figures.items():
+        yield f"    {name}: {f'{value:.6g}' if isinstance(value, float) else value}"
+
+
+def run_stage(
+    number: int,
+    stage: Stage,
+    results: Path,
+    *,
+    seconds: float = STAGE_SECONDS,
+    patience: float = 1.0,
+    dry_run: bool = False,
+    chosen: Sequence[str] = (),
+) -> bool:
+    """Runs a stage, or the steps of it that are chosen; returns whether all did their work.
+
+    All times are multiplied by `patience`.
+    """
+    results.mkdir(parents=True, exist_ok=True)
+    report = Report(results, number, stage, dry_run)
+    if chosen:
+        report.keep(other_than=chosen)
+    before = len(report.steps)
+    report.say(f"==== stage {number}: {stage.title}, {report.known['began']}")
+    report.save()
+    last = time.monotonic() + patience * seconds
+    print(f"stage {number}: {stage.title}", flush=True)
+    for step in stage.steps:
+        if chosen and step.name not in chosen:
+            continue
+        command = step.rehearsal if dry_run else step.command
+        if command is None:
+            print(f"  {step.name}: needs a GPU", flush=True)
+            continue
+        limit = min(patience * step.limit, last - time.monotonic() - KILL_SECONDS)
+        if limit <= 0:
+            entry: Entry = {"name": step.name, "state": "not begun", "reason": "the time was up"}
+            entry |= {"seconds": None, "figures": {}}
+            report.steps.append(entry)
+            report.save()
+        else:
+            entry = run_step(step, command, limit, report)
+            if dry_run and NO_GPU.search(entry["reason"] or ""):
+                entry["state"] = "needs a GPU"
+        print("\n".join([f"  {describe(entry)}", *figure_lines(entry["figures"])]), flush=True)
+    report.known["ended"] = now()
+    report.save()
+    return all(entry["state"] in ("done", "needs a GPU") for entry in report.steps[before:])
+
+
+# ---- the program -------------------------------------------------------------
+
+
+def gpu_name() -> str | None:
+    commands = (
+        ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader"),
+        (sys.executable, "-c", "import torch; print(torch.cuda.get_device_name())"),
+    )
+    for command in commands:
+        with suppress(OSError, subprocess.SubprocessError):
+            output = subprocess.check_output(
+                command, stderr=subprocess.DEVNULL, text=True, timeout=60
+            )
+            if output.strip():
+                return output.splitlines()[0].strip()
+    return None
+
+
+def default_results() -> Path:
+    """Of this day and GPU, among the results that the repository has; without a GPU, in build/."""
+    gpu = gpu_name()
+    if gpu is None:
+        return Path("build", "results", "first-contact")
+    words = "-".join(re.findall(r"[a-z0-9]+", gpu.lower()))
+    return Path("benchmarks", "results", f"{datetime.date.today().isoformat()}-{words}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    option = parser.add_argument
+    option("--stage", type=int, action="append", choices=(1, 2, 3, 4), help="not all of them")
+    option("--step", action="append", metavar="NAME", help="of the stages, this step alone")
+    option("--results", type=Path, metavar="FOLDER", help="default: of this day and GPU")
+    option(
+        "--patience", type=float, default=1.0, metavar="N", help="N times as long, for few cores"
+    )
+    option("--dry-run", action="store_true", help="what needs no GPU")
+    options = parser.parse_args(arguments)
+    results = (options.results or ROOT / default_results()).resolve()
+    # As it is named in the commands that are recorded.
+    plan = stages(Path(os.path.relpath(results, ROOT)))
+    names = {step.name for number in options.stage or plan for step in plan[number].steps}
+    for name in options.step or ():
+        if name not in names:
+            parser.error(f"expected --step to be one of {', '.join(sorted(names))}, got {name}")
+    try:
+        with signals_raise():
+            done = [
+                run_stage(
+                    number,
+                    plan[number],
+                    results,
+                    patience=options.patience,
+                    dry_run=options.dry_run,
+                    chosen=options.step or (),
+                )
+                for number in options.stage or plan
+            ]
+    except CutOff as by:
+        raise SystemExit(f"cut off by {by}; results so far: {results}") from None
+    print(f"results: {results}")
+    if not all(done):
+        raise SystemExit("not everything was done")
+
+
+if __name__ == "__main__":
+    main()

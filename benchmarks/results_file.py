@@ -1,0 +1,13 @@
+"""Files of results: whole at every moment, also where the program that writes them is killed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def write_json(path: Path, value: Any) -> None:
+    new = path.with_name(f".{path.name}.new")
+    new.write_text(json.dumps(value, indent=1) + "\n")
+    new.replace(path)
