@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/clone.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -154,6 +155,10 @@ inline at::Tensor flat_rows(const at::Tensor& tensor, int64_t begin, int64_t row
 // h_n (B, H): each row of the output (N, H) at its last step, or h_0.
 inline at::Tensor final_states(
     const std::vector<Step>& steps, const at::Tensor& h_0, const at::Tensor& output_rows) {
+  const int64_t batch = h_0.size(0);
+  if (!steps.empty() && steps.back().rows == batch) {
+    return output_rows.narrow(0, steps.back().offset, batch).clone();
+  }
   at::Tensor h_n = at::empty(h_0.sizes(), h_0.options());
   int64_t done = 0;
   for (size_t k = steps.size(); k-- > 0;) {

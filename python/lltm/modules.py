@@ -271,6 +271,10 @@ class _Layer:
         self, x: Tensor, h_0: Tensor, c_0: Tensor, batch_sizes: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Runs every layer and direction over x, (T, B, I) or (N, I)."""
+        if len(self._names) == 1:  # in a stream, step by step, all that is left out here is felt
+            state = h_0.squeeze(0), c_0.squeeze(0)
+            x, (h, c) = self._run_direction(0, x, state, batch_sizes, reverse=False)
+            return x, h.unsqueeze(0), c.unsqueeze(0)
         directions = 2 if self.bidirectional else 1
         hs: list[Tensor] = []
         cs: list[Tensor] = []
@@ -287,8 +291,6 @@ class _Layer:
                 hs.append(h)
                 cs.append(c)
             x = torch.cat(outputs, dim=-1) if directions == 2 else outputs[0]
-        if len(hs) == 1:  # a view instead of a copy
-            return x, hs[0].unsqueeze(0), cs[0].unsqueeze(0)
         return x, torch.stack(hs), torch.stack(cs)
 
     # What torch.nn.LSTM has beside forward, for code that calls it. `input` is batched here, or,

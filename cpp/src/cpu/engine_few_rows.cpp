@@ -20,6 +20,7 @@
 
 #include <algorithm>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace lltm::cpu {
@@ -118,15 +119,8 @@ class FewRowsForward {
         chunks_(plan_chunks(steps_, schedule.chunk_rows)),
         chunk_rows_(most_rows(chunks_)),
         input_(args.input) {
-    const auto options = args.input.options();
-    const auto wide = options.dtype(at::kDouble);
-    const at::ScalarType a_dtype = kFloat ? at::kFloat : at::kDouble;
     if (args.bias.defined()) bias_ = args.bias.contiguous();
-    h_0_ = args.h_0.to(a_dtype).contiguous();
-    c_ = args.c_0.to(at::kDouble).contiguous();
-    x_ = at::empty({chunk_rows_, input_size_}, options.dtype(a_dtype));
-    z_ = at::empty({chunk_rows_ * Cell::kGates * hidden_}, wide);
-    if (!kFloat) h_ = at::empty({2 * batch_, hidden_}, wide);
+    const auto options = args.input.options();
     output_ = empty_large(output_sizes(args.input, hidden_), options);
     output_rows_ = flat_rows(output_);
     if (args.saves_activations()) {
@@ -134,24 +128,52 @@ class FewRowsForward {
     }
     checkpoints_ = empty_checkpoints(args, steps_.size());
     if (bias_.defined()) bias_data_ = bias_.const_data_ptr<float>();
-    h_0_rows_ = read<A>(h_0_);
-    z_data_ = z_.mutable_data_ptr<double>();
-    c_rows_ = write<double>(c_);
-    h_rows_ = write<double>(h_);
     h_next_ = write<float>(output_rows_);
     saved_ = write<float>(activations_);
+    allocate_workspace();
+    convert(read<float>(args.h_0), h_0_);
+    convert(read<float>(args.c_0), c_);
   }
 
   SequenceResult run() {
     parallel_region(slots_, [&](Team& team) { run_thread(team); });
+    const Tensor c_n = at::empty({batch_, hidden_}, args_.input.options());
+    convert(as_const(c_), write<float>(c_n));
     return {
         output_,
         final_states(steps_, args_.h_0, output_rows_),
-        c_.to(at::kFloat),
+        c_n,
         args_.saves_checkpoints() ? checkpoints_ : activations_};
   }
 
  private:
+  // One allocation: a step of a stream is so short that each is felt.
+  void allocate_workspace() {
+    constexpr int64_t kLine = 64 / sizeof(double);
+    const int64_t state = round_up(batch_ * hidden_, kLine);
+    const int64_t x = round_up(chunk_rows_ * input_size_, kLine);
+    const int64_t z = round_up(chunk_rows_ * Cell::kGates * hidden_, kLine);
+    workspace_ =
+        at::empty({(kFloat ? 2 : 4) * state + x + z}, args_.input.options().dtype(at::kDouble));
+    double* next = workspace_.mutable_data_ptr<double>();
+    const auto take = [&](int64_t doubles) { return std::exchange(next, next + doubles); };
+    c_ = {take(state), hidden_};
+    h_0_ = {reinterpret_cast<A*>(take(state)), hidden_};
+    x_ = {reinterpret_cast<A*>(take(x)), input_size_};
+    z_data_ = take(z);
+    if (!kFloat) h_ = {take(2 * state), hidden_};
+  }
+
+  // A state (B, H) in another type.
+  template <typename From, typename To>
+  void convert(Matrix<const From> from, Matrix<To> to) const {
+    for (int64_t r = 0; r < batch_; ++r) {
+      const From* const x = from.row(r);
+      To* const y = to.row(r);
+      for (int64_t j = 0; j < hidden_; ++j) y[j] = static_cast<To>(x[j * from.col_stride]);
+    }
+  }
+
   void run_thread(Team& team) {
     const auto for_each_block = [&](const auto& work) {
       team.for_each_slot(slots_, [&](int64_t slot) {
@@ -177,18 +199,17 @@ class FewRowsForward {
   // This slot's columns of the input of a chunk.
   void widen_input(const Chunk& chunk, int64_t slot) {
     const Range columns = share(input_size_, slots_, slot);
-    const auto x = write<A>(x_);
     for (size_t k = chunk.first; k < chunk.last; ++k) {
       for (int64_t r = 0; r < steps_[k].rows; ++r) {
         const auto from = input_.of(steps_[k].offset).from(r, columns.begin);
-        A* const to = x.row(steps_[k].offset - chunk.begin + r) + columns.begin;
+        A* const to = x_.row(steps_[k].offset - chunk.begin + r) + columns.begin;
         for (int64_t j = 0; j < columns.size(); ++j) to[j] = from.data[j * from.col_stride];
       }
     }
   }
 
   void project(const Chunk& chunk, int64_t block) {
-    weights_.project(chunk.rows, read<A>(x_), block, z_of(block));
+    weights_.project(chunk.rows, as_const(x_), block, z_of(block));
   }
 
   void step_block(const Chunk& chunk, size_t k, int64_t block) {
@@ -202,7 +223,7 @@ class FewRowsForward {
       weights_.recur(to - from, h.from(from), block, z + from * columns);
     };
     if (carried > 0) recur(0, carried, operand(k - 1));
-    recur(carried, rows, h_0_rows_);
+    recur(carried, rows, as_const(h_0_));
 
     FewRowsArgs args;
     args.hidden = blocks_.size(block);
@@ -210,7 +231,7 @@ class FewRowsForward {
     args.gates_step = args.hidden;
     args.bias = bias_data_ == nullptr ? nullptr : bias_data_ + unit;
     args.bias_step = hidden_;
-    args.c = c_rows_.from(0, unit);
+    args.c = c_.from(0, unit);
     args.h = state(k).from(0, unit);
     args.h_next = h_next_.from(offset, unit);
     args.activations = saved_.from(offset, unit);
@@ -222,7 +243,7 @@ class FewRowsForward {
   void save_checkpoint(size_t k, int64_t unit, int64_t units) {
     const int64_t first = static_cast<int64_t>(k) / args_.checkpoint_steps * batch_;
     const auto to = write<float>(checkpoints_.flatten(0, 1)).from(first, unit);
-    const auto from = c_rows_.from(0, unit);
+    const auto from = c_.from(0, unit);
     for (int64_t r = 0; r < batch_; ++r) {
       std::transform(from.row(r), from.row(r) + units, to.row(r), [](double c) {
         return static_cast<float>(c);
@@ -237,9 +258,7 @@ class FewRowsForward {
   }
   // The state after step k in float64, of two steps in turn, or absent; and as the next GEMM
   // reads it.
-  Matrix<double> state(size_t k) const {
-    return h_rows_.from(static_cast<int64_t>(k % 2) * batch_);
-  }
+  Matrix<double> state(size_t k) const { return h_.from(static_cast<int64_t>(k % 2) * batch_); }
   Matrix<const A> operand(size_t k) const {
     if constexpr (kFloat) {
       return as_const(h_next_.from(steps_[k].offset));
@@ -258,14 +277,16 @@ class FewRowsForward {
   const std::vector<Chunk> chunks_;
   const int64_t chunk_rows_;
   const StepRows<float> input_;
-  Tensor bias_, h_0_, c_, x_, z_, h_;
+  Tensor bias_, workspace_;
   Tensor output_, output_rows_, activations_, checkpoints_;
   // The same in memory: steps are so short that asking a tensor shows.
   const float* bias_data_ = nullptr;
-  Matrix<const A> h_0_rows_;
-  double* z_data_;
-  Matrix<double> c_rows_, h_rows_;
   Matrix<float> h_next_, saved_;
+  // In the workspace: the initial h, the input of a chunk and the pre-activations of its rows; c;
+  // and h after each of two steps in turn, where the output is not what the next GEMM reads.
+  Matrix<A> h_0_, x_;
+  double* z_data_ = nullptr;
+  Matrix<double> c_, h_;
 };
 
 }  // namespace
