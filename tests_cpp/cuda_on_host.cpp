@@ -6,12 +6,12 @@
 
 #include "cuda/elementwise.h"
 #include "cuda/elementwise_kernels.h"
+#include "tf32.h"
 
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <limits>
 
@@ -57,12 +57,6 @@ void set_element(void* data, cudaDataType_t type, int64_t index, double value) {
   }
 }
 
-// To ten bits after the first, as tensor cores read a float32.
-double to_tf32(double value) {
-  const auto bits = std::bit_cast<uint32_t>(static_cast<float>(value));
-  return std::bit_cast<float>((bits + 0x1000u) & ~0x1FFFu);
-}
-
 bool is_valid(int64_t ld, int64_t rows) {
   return ld >= std::max<int64_t>(rows, 1) && ld <= std::numeric_limits<int32_t>::max();
 }
@@ -93,6 +87,11 @@ cublasHandle_t at::cuda::getCurrentCUDABlasHandle() {
 
 cublasStatus_t cublasSetMathMode(cublasHandle_t handle, cublasMath_t mode) {
   handle->math_mode = mode;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasGetMathMode(cublasHandle_t handle, cublasMath_t* mode) {
+  *mode = handle->math_mode;
   return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -128,7 +127,7 @@ cublasStatus_t cublasGemmEx_64(
   const bool tf32 = a_type == CUDA_R_32F && handle->math_mode == CUBLAS_TF32_TENSOR_OP_MATH;
   const auto read = [tf32](const Columns& matrix, int64_t row, int64_t col) {
     const double value = element(matrix, row, col);
-    return tf32 ? to_tf32(value) : value;
+    return tf32 ? lltm_test::to_tf32(static_cast<float>(value)) : value;
   };
   const Columns left{a, a_type, lda, op_a}, right{b, b_type, ldb, op_b};
   for (int64_t j = 0; j < n; ++j) {

@@ -33,6 +33,7 @@ struct HostCublas {
 using cublasHandle_t = HostCublas*;
 
 cublasStatus_t cublasSetMathMode(cublasHandle_t handle, cublasMath_t mode);
+cublasStatus_t cublasGetMathMode(cublasHandle_t handle, cublasMath_t* mode);
 // Refuses what cuBLAS would (leading dimensions that are too short for the matrix or do not
 // fit 32 bits, unsupported types) and GEMMs that need no call: with M, N or K zero.
 cublasStatus_t cublasGemmEx_64(

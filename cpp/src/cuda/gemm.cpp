@@ -133,6 +133,13 @@ Gemm::Gemm(at::ScalarType dtype) : dtype_(dtype), handle_(at::cuda::getCurrentCU
   }
 }
 
+bool Gemm::uses_tf32() const {
+  if (dtype_ != at::kFloat) return false;
+  cublasMath_t mode;
+  TORCH_CUDABLAS_CHECK(cublasGetMathMode(static_cast<cublasHandle_t>(handle_), &mode));
+  return mode == CUBLAS_TF32_TENSOR_OP_MATH;
+}
+
 void Gemm::operator()(const Operand& a, const Operand& b, const Result& c, bool accumulate) const {
   const int64_t M = c.rows, N = c.cols, K = a.cols;
   TORCH_INTERNAL_ASSERT_DEBUG_ONLY(a.rows == M && b.rows == K && b.cols == N);

@@ -52,6 +52,9 @@ class Gemm {
  public:
   explicit Gemm(at::ScalarType dtype);
 
+  // Whether it multiplies float32 in TF32, ten bits after the first of each factor.
+  bool uses_tf32() const;
+
   // C = A B, or C += A B. With K = 0, A B is zero. C is of the operands' dtype or, for the
   // 16-bit ones, of float32.
   void operator()(const Operand& a, const Operand& b, const Result& c, bool accumulate) const;
