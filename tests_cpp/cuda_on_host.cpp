@@ -12,6 +12,7 @@
 #include <c10/util/Half.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <limits>
 
@@ -59,6 +60,13 @@ void set_element(void* data, cudaDataType_t type, int64_t index, double value) {
 
 bool is_valid(int64_t ld, int64_t rows) {
   return ld >= std::max<int64_t>(rows, 1) && ld <= std::numeric_limits<int32_t>::max();
+}
+
+// `extent` is the length of a contiguous column.
+bool is_aligned(const void* data, cudaDataType_t type, int64_t ld, int64_t extent) {
+  const int64_t size = type == CUDA_R_64F ? 8 : type == CUDA_R_32F ? 4 : 2;
+  const auto address = static_cast<int64_t>(reinterpret_cast<std::uintptr_t>(data));
+  return address % 16 == 0 && ld * size % 16 == 0 && extent * size % 16 == 0;
 }
 
 bool is_supported(
@@ -121,6 +129,11 @@ cublasStatus_t cublasGemmEx_64(
     return CUBLAS_STATUS_INVALID_VALUE;
   }
   lltm_test::last_math_mode = handle->math_mode;
+  ++lltm_test::gemm_calls;
+  if (!is_aligned(a, a_type, lda, op_a == CUBLAS_OP_N ? m : k) ||
+      !is_aligned(b, b_type, ldb, op_b == CUBLAS_OP_N ? k : n) || !is_aligned(c, c_type, ldc, m)) {
+    ++lltm_test::unaligned_gemm_calls;
+  }
   const cudaDataType_t scale = compute_type == CUBLAS_COMPUTE_64F ? CUDA_R_64F : CUDA_R_32F;
   const double a_scale = element({alpha, scale, 1, CUBLAS_OP_N}, 0, 0);
   const double c_scale = element({beta, scale, 1, CUBLAS_OP_N}, 0, 0);
@@ -133,7 +146,10 @@ cublasStatus_t cublasGemmEx_64(
   for (int64_t j = 0; j < n; ++j) {
     for (int64_t i = 0; i < m; ++i) {
       double sum = 0;
-      for (int64_t p = 0; p < k; ++p) sum += read(left, i, p) * read(right, p, j);
+      for (int64_t p = 0; p < k; ++p) {
+        sum += read(left, i, p) * read(right, p, j);
+        if (lltm_test::sums_in_order && scale == CUDA_R_32F) sum = static_cast<float>(sum);
+      }
       sum *= a_scale;
       // Scaled by zero, what was there is not read: it may be NaN.
       if (c_scale != 0) sum += c_scale * element({c, c_type, ldc, CUBLAS_OP_N}, i, j);

@@ -137,7 +137,8 @@ void run_persistent_forward(
   const Tensor gates =
       at::empty({most_rows(chunks), Cell::kGates * hidden}, compute_options(args.input));
   const Tensor x = as_operand(flat_rows(args.input));
-  const Tensor weights_x = as_operand(x_columns(args.weights, hidden));
+  const Tensor weights_x = as_padded_operand(
+      x_columns(args.weights, hidden), Cell::kGates * hidden, args.input.size(-1));
   const Operand weights_x_t = transposed(operand(weights_x));
   const Tensor weights_h = aligned(h_columns(args.weights, hidden));
   const Tensor h_0 = aligned(args.h_0);
