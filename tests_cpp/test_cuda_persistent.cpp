@@ -338,7 +338,7 @@ int64_t forward_launches(const Arguments& a) {
   return launches([&] { forward(a); });
 }
 
-// As plan_rows's limits are in bytes, so is H here: of 16 bits half as many units.
+// As plan_rows's limits are in bytes, so is H here.
 Arguments problem_of_row_bytes(at::ScalarType dtype, int64_t bytes, int64_t batch = 3) {
   const auto element = static_cast<int64_t>(c10::elementSize(dtype));
   return sequence_problem({1, batch, 4, bytes / element}, dtype, 1);
@@ -414,6 +414,55 @@ TEST(PersistentSettings, TheDefaultIsTheStepwiseEngine) {
   EXPECT_FALSE(lltm::cuda_persistent());
   const PersistentSetting persistent(true);
   EXPECT_TRUE(lltm::cuda_persistent());
+}
+
+// ---- what ends a launch -----------------------------------------------------
+
+// A launch that goes on from a step which never ran: nobody publishes the words that it waits for.
+TEST(PersistentLaunch, AWordThatNeverComesEndsIt) {
+  const Temporarily few(most_polls, 50);
+  const at::TensorOptions options(at::kFloat);
+  const at::Tensor state = at::zeros({1, 16}, options), weights = at::zeros({48 * 16}, options);
+  const at::Tensor gates = at::zeros({2, 48}, options), dz = at::zeros({2, 48}, options);
+  const at::Tensor output = at::zeros({2, 16}, options), activations = at::zeros({2, 64}, options);
+  const auto data = [](const at::Tensor& tensor) { return tensor.mutable_data_ptr<float>(); };
+  const lltm::cuda::Stream stream = lltm::cuda::current_stream();
+  lltm::cuda::LaunchSteps steps = {};
+  steps.ascending = true;
+  steps.edge = 1;
+  steps.previous_rows = 1;
+  steps.runs = 1;
+  steps.run[0] = {1, 1};
+  const auto expect_the_end = [](const auto& launch) {
+    try {
+      launch();
+      ADD_FAILURE() << "the launch ended by itself";
+    } catch (const std::runtime_error& error) {
+      EXPECT_STREQ(error.what(), "a word never comes");
+    }
+  };
+
+  lltm::cuda::PersistentForwardArgs<float> forward;
+  forward.hidden = 16;
+  forward.batch = 1;
+  forward.weights = data(weights);
+  forward.gates = data(gates);
+  forward.h_0 = forward.h = forward.c = data(state);
+  forward.output = data(output);
+  forward.steps = steps;
+  lltm::cuda::mark_absent(forward.output, static_cast<int64_t>(output.nbytes()), stream);
+  expect_the_end([&] { lltm::cuda::launch_persistent_forward(forward, 1, 1, stream); });
+
+  lltm::cuda::PersistentBackwardArgs<float> backward;
+  backward.hidden = 16;
+  backward.batch = 1;
+  backward.weights = data(weights);
+  backward.activations = data(activations);
+  backward.dz = data(dz);
+  backward.dh = backward.dc = data(state);
+  backward.steps = steps;
+  lltm::cuda::mark_absent(backward.dz, static_cast<int64_t>(dz.nbytes()), stream);
+  expect_the_end([&] { lltm::cuda::launch_persistent_backward(backward, 1, 1, stream); });
 }
 
 // ---- every kernel ---------------------------------------------------------
