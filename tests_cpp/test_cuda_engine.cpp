@@ -303,40 +303,69 @@ TEST_P(CudaEngineSequence, StepsTakeAlignedGemmsAndNoCopies) {
   }
 }
 
-// The sum of one product over all rows would have some hundred times the error that is allowed.
-TEST(CudaEngineWeightGradients, AreAccurateOverManyRows) {
-  const PersistentSetting stepwise(false);
-  sums_in_order = true;
-  const Arguments a = sequence_problem({100, 1000, 8, 8}, at::kFloat, 1);
-  const Tensors gradients = random_like(eager_sequence(a), 2);
-  const Evaluation eager = evaluate(eager_sequence, a, gradients);
-  const Expected expected = expect(a, gradients);
-  for (const auto& [name, function] :
-       {std::pair<const char*, Function>{"whole", engine_sequence},
-        {"in segments", engine_checkpointed(50)},
-        {"in short segments", engine_checkpointed(2)}}) {
-    SCOPED_TRACE(name);
-    const Evaluation ours = evaluate(function, a, gradients);
+// One product over all rows would have about eight times the error that is allowed.
+class CudaEngineWeightGradients : public testing::TestWithParam<at::ScalarType> {
+ protected:
+  void SetUp() override { sums_in_order = true; }
+  void TearDown() override { sums_in_order = false; }
+
+  static void check_gradients(
+      const Function& ours_function, const Function& eager_function, const Arguments& a) {
+    const Tensors gradients = random_like(eager_function(a), 2);
+    const Evaluation ours = evaluate(ours_function, a, gradients);
+    const Evaluation eager = evaluate(eager_function, a, gradients);
+    const Expected expected = expect(a, gradients);
     for (size_t k = 0; k < ours.gradients.size(); ++k) {
       EXPECT_TRUE(is_accurate(ours.gradients[k], eager.gradients[k], expected.gradients[k]))
           << kArgumentNames[k];
     }
   }
-  sums_in_order = false;
+
+ private:
+  const PersistentSetting setting_{false};
+};
+
+INSTANTIATE_TEST_SUITE_P(
+    Dtypes, CudaEngineWeightGradients, testing::ValuesIn(kDtypes), [](const auto& info) {
+      return name(info.param);
+    });
+
+TEST_P(CudaEngineWeightGradients, AreAccurateOverManyRows) {
+  check_gradients(
+      engine_sequence, eager_sequence, sequence_problem({100, 1000, 4, 4}, GetParam(), 1));
 }
 
-TEST(CudaEngineWeightGradients, OfAStepAreAccurateOverManyRows) {
-  sums_in_order = true;
-  const Arguments a = cell_problem({1, 100'000, 8, 8}, at::kFloat, 1);
-  const Tensors gradients = random_like(eager_cell(a), 2);
-  const Evaluation ours = evaluate(engine_cell, a, gradients);
-  const Evaluation eager = evaluate(eager_cell, a, gradients);
-  const Expected expected = expect(a, gradients);
-  for (size_t k = 0; k < ours.gradients.size(); ++k) {
-    EXPECT_TRUE(is_accurate(ours.gradients[k], eager.gradients[k], expected.gradients[k]))
-        << kArgumentNames[k];
+TEST_P(CudaEngineWeightGradients, OfSegmentsAreAccurateOverManyRows) {
+  for (const int64_t steps : {2, 50}) {
+    check_gradients(
+        engine_checkpointed(steps),
+        eager_sequence,
+        sequence_problem({100, 1000, 4, 4}, GetParam(), 1));
   }
-  sums_in_order = false;
+}
+
+TEST_P(CudaEngineWeightGradients, OfAStepAreAccurateOverManyRows) {
+  check_gradients(engine_cell, eager_cell, cell_problem({1, 100'000, 4, 4}, GetParam(), 1));
+}
+
+// ---- TF32 ---------------------------------------------------------------------
+
+TEST(CudaEngineTf32, ValuesAndGradientsMatchOracle) {
+  const PersistentSetting stepwise(false);
+  allow_tf32 = true;
+  for (const bool reverse : {false, true}) {
+    check(engine_sequence, eager_tf32_sequence, [&](uint64_t seed) {
+      Arguments arguments = packed_problem({7, 6, 5, 5, 2, 1}, 3, 9, at::kFloat, seed);
+      arguments.reverse = reverse;
+      return arguments;
+    });
+    check(engine_sequence, eager_tf32_sequence, [&](uint64_t seed) {
+      Arguments arguments = sequence_problem({5, 3, 5, 16}, at::kFloat, seed);
+      arguments.reverse = reverse;
+      return arguments;
+    });
+  }
+  allow_tf32 = false;
 }
 
 // ---- more of a sequence -------------------------------------------------------

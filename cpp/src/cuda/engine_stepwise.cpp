@@ -163,7 +163,7 @@ SequenceResult stepwise_forward(const SequenceArgs& args, int64_t workspace_byte
       dtype, [&]<typename T>(T*) { run_forward<T>(args, padded, steps, chunks, t); });
   return {
       t.output,
-      t.h.slice(1, 0, hidden).contiguous(),
+      unpadded(t.h, hidden),
       t.c,
       args.saves_checkpoints() ? t.checkpoints : t.activations};
 }

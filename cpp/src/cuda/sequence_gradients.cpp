@@ -58,7 +58,7 @@ Gradients sequence_gradients(
   const Tensor dz = t.dz.slice(1, 0, args.weights.size(0));
   return {
       want_input ? input_gradient(args, gemm, t.dz) : Tensor(),
-      want_h_0 ? t.dh.slice(1, 0, hidden).to(carried_dtype).contiguous() : Tensor(),
+      want_h_0 ? unpadded(t.dh, hidden).to(carried_dtype) : Tensor(),
       want_c_0 ? t.dc.to(carried_dtype) : Tensor(),
       want_weights ? weight_gradients(args, steps, gemm, dz).to(carried_dtype) : Tensor(),
       // ATen's sum adds in a fixed order, in float32.

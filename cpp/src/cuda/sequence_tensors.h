@@ -27,6 +27,11 @@ inline at::Tensor padded_state(
   return padded;
 }
 
+// The first `cols` columns, contiguous.
+inline at::Tensor unpadded(const at::Tensor& tensor, int64_t cols) {
+  return tensor.size(1) == cols ? tensor : tensor.slice(1, 0, cols).contiguous();
+}
+
 inline at::TensorOptions compute_options(const at::Tensor& tensor) {
   return tensor.options().dtype(compute_dtype(tensor.scalar_type()));
 }

@@ -13,7 +13,7 @@ namespace {
 // hundred half epsilons. cuBLAS may well add so, one row after another. The rule of accuracy
 // (CONTRIBUTING.md) allows 8 epsilons, and with products of 512 rows the error is half of that.
 // Their sum is one of K / 512 terms: so that it adds little, it is a sum of sums of 32 products,
-// which reaches the error of a product only after ten million rows.
+// which reaches the error of a product only after eight million rows.
 constexpr int64_t kRowsPerProduct = 512, kProductsPerSum = 32;
 
 // In 16 bits, and in TF32, the rounding of the factors is far above that of the sums, which are
