@@ -303,7 +303,7 @@ TEST_P(CudaEngineSequence, StepsTakeAlignedGemmsAndNoCopies) {
   }
 }
 
-// One product over all rows would have about eight times the error that is allowed.
+// One product over all rows would have several times the error that is allowed.
 class CudaEngineWeightGradients : public testing::TestWithParam<at::ScalarType> {
  protected:
   void SetUp() override { sums_in_order = true; }
@@ -337,15 +337,15 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST_P(CudaEngineWeightGradients, AreAccurateOverManyRows) {
   check_gradients(
-      engine_sequence, eager_sequence, sequence_problem({100, 1000, 4, 4}, GetParam(), 1));
+      engine_sequence, eager_sequence, sequence_problem({4, 25'000, 4, 4}, GetParam(), 1));
 }
 
 TEST_P(CudaEngineWeightGradients, OfSegmentsAreAccurateOverManyRows) {
-  for (const int64_t steps : {2, 50}) {
+  for (const int64_t steps : {1, 3}) {
     check_gradients(
         engine_checkpointed(steps),
         eager_sequence,
-        sequence_problem({100, 1000, 4, 4}, GetParam(), 1));
+        sequence_problem({4, 25'000, 4, 4}, GetParam(), 1));
   }
 }
 
