@@ -23,17 +23,18 @@ set(kernels
   "lltm_backwardILi1EN3c104HalfES4_E" "lltm_backwardILi8EN3c104HalfES4_E"
   "lltm_backwardILi1EN3c108BFloat16EfE" "lltm_backwardILi8EN3c108BFloat16EfE"
   "lltm_backwardILi1EN3c108BFloat16ES4_E" "lltm_backwardILi8EN3c108BFloat16ES4_E")
-# lltm_persistent_forward<units of K, tiles, T> and lltm_persistent_backward.
+# lltm_persistent_forward<units of K, tiles, T> and lltm_persistent_backward. Float is multiplied
+# in TF32, and a pair of results published is 8 bytes.
 set(persistent_kernels "")
-foreach(type "4Half" "8BFloat16")
+foreach(type "f" "N3c104HalfE" "N3c108BFloat16E")
   foreach(tiles 1 2 4)
     foreach(units 1 2 3 4 5 6)
       list(APPEND persistent_kernels
-        "lltm_persistent_forwardILi${units}ELi${tiles}EN3c10${type}EE")
+        "lltm_persistent_forwardILi${units}ELi${tiles}E${type}E")
     endforeach()
     foreach(units 2 3 6 9 12)
       list(APPEND persistent_kernels
-        "lltm_persistent_backwardILi${units}ELi${tiles}EN3c10${type}EE")
+        "lltm_persistent_backwardILi${units}ELi${tiles}E${type}E")
     endforeach()
   endforeach()
 endforeach()
@@ -74,7 +75,12 @@ foreach(architecture IN LISTS ARCHITECTURES)
     endforeach()
     foreach(kernel IN LISTS persistent_kernels)
       instructions_of(body "${kernel}")
-      foreach(instruction "HMMA[.]16816[.]F32" "LDG[.]E[.]128[.]STRONG[.]GPU" "STG[.]E[.]STRONG[.]GPU")
+      if(kernel MATCHES "EfE$")
+        set(own "HMMA[.]1688[.]F32[.]TF32" "STG[.]E[.]64[.]STRONG[.]GPU")
+      else()
+        set(own "HMMA[.]16816[.]F32" "STG[.]E[.]STRONG[.]GPU")
+      endif()
+      foreach(instruction IN LISTS own ITEMS "LDG[.]E[.]128[.]STRONG[.]GPU")
         if(NOT body MATCHES "${instruction}")
           message(SEND_ERROR "sm_${sm}: ${kernel} has no ${instruction}")
         endif()

@@ -6,12 +6,13 @@
 
 #include "cuda/elementwise.h"
 #include "cuda/elementwise_kernels.h"
+#include "tf32.h"
 
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
 #include <algorithm>
-#include <bit>
+#include <cstdint>
 #include <cstring>
 #include <limits>
 
@@ -57,14 +58,15 @@ void set_element(void* data, cudaDataType_t type, int64_t index, double value) {
   }
 }
 
-// To ten bits after the first, as tensor cores read a float32.
-double to_tf32(double value) {
-  const auto bits = std::bit_cast<uint32_t>(static_cast<float>(value));
-  return std::bit_cast<float>((bits + 0x1000u) & ~0x1FFFu);
-}
-
 bool is_valid(int64_t ld, int64_t rows) {
   return ld >= std::max<int64_t>(rows, 1) && ld <= std::numeric_limits<int32_t>::max();
+}
+
+// `extent` is the length of a contiguous column.
+bool is_aligned(const void* data, cudaDataType_t type, int64_t ld, int64_t extent) {
+  const int64_t size = type == CUDA_R_64F ? 8 : type == CUDA_R_32F ? 4 : 2;
+  const auto address = static_cast<int64_t>(reinterpret_cast<std::uintptr_t>(data));
+  return address % 16 == 0 && ld * size % 16 == 0 && extent * size % 16 == 0;
 }
 
 bool is_supported(
@@ -96,6 +98,11 @@ cublasStatus_t cublasSetMathMode(cublasHandle_t handle, cublasMath_t mode) {
   return CUBLAS_STATUS_SUCCESS;
 }
 
+cublasStatus_t cublasGetMathMode(cublasHandle_t handle, cublasMath_t* mode) {
+  *mode = handle->math_mode;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
 cublasStatus_t cublasGemmEx_64(
     cublasHandle_t handle,
     cublasOperation_t op_a,
@@ -122,19 +129,27 @@ cublasStatus_t cublasGemmEx_64(
     return CUBLAS_STATUS_INVALID_VALUE;
   }
   lltm_test::last_math_mode = handle->math_mode;
+  ++lltm_test::gemm_calls;
+  if (!is_aligned(a, a_type, lda, op_a == CUBLAS_OP_N ? m : k) ||
+      !is_aligned(b, b_type, ldb, op_b == CUBLAS_OP_N ? k : n) || !is_aligned(c, c_type, ldc, m)) {
+    ++lltm_test::unaligned_gemm_calls;
+  }
   const cudaDataType_t scale = compute_type == CUBLAS_COMPUTE_64F ? CUDA_R_64F : CUDA_R_32F;
   const double a_scale = element({alpha, scale, 1, CUBLAS_OP_N}, 0, 0);
   const double c_scale = element({beta, scale, 1, CUBLAS_OP_N}, 0, 0);
   const bool tf32 = a_type == CUDA_R_32F && handle->math_mode == CUBLAS_TF32_TENSOR_OP_MATH;
   const auto read = [tf32](const Columns& matrix, int64_t row, int64_t col) {
     const double value = element(matrix, row, col);
-    return tf32 ? to_tf32(value) : value;
+    return tf32 ? lltm_test::to_tf32(static_cast<float>(value)) : value;
   };
   const Columns left{a, a_type, lda, op_a}, right{b, b_type, ldb, op_b};
   for (int64_t j = 0; j < n; ++j) {
     for (int64_t i = 0; i < m; ++i) {
       double sum = 0;
-      for (int64_t p = 0; p < k; ++p) sum += read(left, i, p) * read(right, p, j);
+      for (int64_t p = 0; p < k; ++p) {
+        sum += read(left, i, p) * read(right, p, j);
+        if (lltm_test::sums_in_order && scale == CUDA_R_32F) sum = static_cast<float>(sum);
+      }
       sum *= a_scale;
       // Scaled by zero, what was there is not read: it may be NaN.
       if (c_scale != 0) sum += c_scale * element({c, c_type, ldc, CUBLAS_OP_N}, i, j);

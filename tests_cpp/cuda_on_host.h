@@ -33,6 +33,7 @@ struct HostCublas {
 using cublasHandle_t = HostCublas*;
 
 cublasStatus_t cublasSetMathMode(cublasHandle_t handle, cublasMath_t mode);
+cublasStatus_t cublasGetMathMode(cublasHandle_t handle, cublasMath_t* mode);
 // Refuses what cuBLAS would (leading dimensions that are too short for the matrix or do not
 // fit 32 bits, unsupported types) and GEMMs that need no call: with M, N or K zero.
 cublasStatus_t cublasGemmEx_64(
@@ -72,6 +73,12 @@ namespace lltm_test {
 inline bool allow_tf32 = false;
 // The mode of the last GEMM.
 inline cublasMath_t last_math_mode = CUBLAS_DEFAULT_MATH;
+// GEMMs so far, and those of them that cuBLAS's kernels for 16-byte accesses cannot take: by its
+// documentation, where a matrix or its leading dimension, or its extent in memory, is no multiple.
+inline int64_t gemm_calls = 0, unaligned_gemm_calls = 0;
+// Whether a GEMM adds up its products one after another, rounding each sum, as cuBLAS may; else
+// sums are exact, or nearly.
+inline bool sums_in_order = false;
 
 // Of the GPU: how many thread blocks of a persistent kernel run at once.
 inline int64_t multiprocessors = 132;

@@ -52,7 +52,7 @@ template <typename T>
 void launch_persistent_forward(
     const PersistentForwardArgs<T>& args, std::int64_t groups, int tiles, Stream) {
   lltm_test::last_poll_nanoseconds = args.poll_nanoseconds;
-  visit_forward_kernel(args.hidden, tiles, [&](auto units_k, auto tile_count) {
+  visit_forward_kernel<T>(args.hidden, tiles, [&](auto units_k, auto tile_count) {
     run_grid(
         args.hidden,
         groups,
@@ -67,7 +67,7 @@ template <typename T>
 void launch_persistent_backward(
     const PersistentBackwardArgs<T>& args, std::int64_t groups, int tiles, Stream) {
   lltm_test::last_poll_nanoseconds = args.poll_nanoseconds;
-  visit_backward_kernel(args.hidden, tiles, [&](auto units_k, auto tile_count) {
+  visit_backward_kernel<T>(args.hidden, tiles, [&](auto units_k, auto tile_count) {
     run_grid(
         args.hidden, groups, shared_sums<tile_count, 1>(), [&](lltm_test::HostBlock::Lane& lane) {
           persistent_backward<units_k, tile_count>(args, lane);
@@ -75,14 +75,20 @@ void launch_persistent_backward(
   });
 }
 
+template std::int64_t resident_forward_blocks<float>(std::int64_t, int);
 template std::int64_t resident_forward_blocks<c10::Half>(std::int64_t, int);
 template std::int64_t resident_forward_blocks<c10::BFloat16>(std::int64_t, int);
+template std::int64_t resident_backward_blocks<float>(std::int64_t, int);
 template std::int64_t resident_backward_blocks<c10::Half>(std::int64_t, int);
 template std::int64_t resident_backward_blocks<c10::BFloat16>(std::int64_t, int);
+template void launch_persistent_forward(
+    const PersistentForwardArgs<float>&, std::int64_t, int, Stream);
 template void launch_persistent_forward(
     const PersistentForwardArgs<c10::Half>&, std::int64_t, int, Stream);
 template void launch_persistent_forward(
     const PersistentForwardArgs<c10::BFloat16>&, std::int64_t, int, Stream);
+template void launch_persistent_backward(
+    const PersistentBackwardArgs<float>&, std::int64_t, int, Stream);
 template void launch_persistent_backward(
     const PersistentBackwardArgs<c10::Half>&, std::int64_t, int, Stream);
 template void launch_persistent_backward(

@@ -1,5 +1,5 @@
 // A GPU for the persistent kernels, on the CPU: every lane is a fiber, a barrier waits for all
-// of them, and mma.m16n8k16 is a loop over the fragments of a warp. Which thread block, warp
+// of them, and mma is a loop over the fragments of a warp. Which thread block, warp
 // and lane goes on next is drawn by chance, lane by lane where the code lets them diverge.
 //
 // Words that thread blocks exchange are relaxed atomics, as on a GPU: with a CPU thread for
@@ -8,6 +8,7 @@
 
 #include "cuda/persistent_kernels.h"
 #include "fiber.h"
+#include "tf32.h"
 
 #include <algorithm>
 #include <atomic>
@@ -23,7 +24,7 @@
 namespace lltm_test {
 namespace {
 
-// ---- mma.sync.aligned.m16n8k16.row.col.f32 ----------------------------------
+// ---- mma.sync.aligned.m16n8k16.row.col.f32, and m16n8k8 of TF32 ---------------
 
 // What a lane holds of the operands, as PTX lays them out.
 struct Fragments {
@@ -31,32 +32,41 @@ struct Fragments {
   std::uint32_t a[4], b[2];
 };
 
-// D (16, 8) += A (16, 16) B (16, 8), over the 32 lanes of a warp.
+// What a word of a fragment holds: one element of 32 bits, or two of 16.
+template <typename T>
+constexpr int kWordElements = 4 / static_cast<int>(sizeof(T));
+
+template <typename T>
+float element(std::uint32_t word, int n) {
+  struct Values {
+    T values[kWordElements<T>];
+  };
+  const auto value = static_cast<float>(lltm::math::bit_cast<Values>(word).values[n]);
+  if (sizeof(T) == 4 && !is_tf32(value)) throw std::logic_error("mma reads what is not TF32");
+  return value;
+}
+
+// D (16, 8) += A (16, K) B (K, 8), over the 32 lanes of a warp. K is 8 words.
 template <typename T>
 void emulate_mma(const Fragments (&lanes)[lltm::cuda::kWarpLanes]) {
-  struct Values {
-    T low, high;
-  };
-  float a[16][16], b[16][8];
+  constexpr int kElements = kWordElements<T>, kDepth = 8 * kElements;
+  float a[16][kDepth], b[kDepth][8];
   for (int lane = 0; lane < 32; ++lane) {
     const int group = lane / 4, within = lane % 4;
-    for (int n = 0; n < 4; ++n) {
-      const auto pair = lltm::math::bit_cast<Values>(lanes[lane].a[n]);
-      const int row = group + 8 * (n % 2), col = 2 * within + 8 * (n / 2);
-      a[row][col] = static_cast<float>(pair.low);
-      a[row][col + 1] = static_cast<float>(pair.high);
-    }
-    for (int n = 0; n < 2; ++n) {
-      const auto pair = lltm::math::bit_cast<Values>(lanes[lane].b[n]);
-      const int row = 2 * within + 8 * n;
-      b[row][group] = static_cast<float>(pair.low);
-      b[row + 1][group] = static_cast<float>(pair.high);
+    for (int e = 0; e < kElements; ++e) {
+      for (int n = 0; n < 4; ++n) {
+        const int row = group + 8 * (n % 2), col = kElements * (within + 4 * (n / 2)) + e;
+        a[row][col] = element<T>(lanes[lane].a[n], e);
+      }
+      for (int n = 0; n < 2; ++n) {
+        b[kElements * (within + 4 * n) + e][group] = element<T>(lanes[lane].b[n], e);
+      }
     }
   }
   float d[16][8];
   for (int i = 0; i < 16; ++i) {
     for (int j = 0; j < 8; ++j) d[i][j] = lanes[4 * (i % 8) + j / 2].d[2 * (i / 8) + j % 2];
-    for (int k = 0; k < 16; ++k) {
+    for (int k = 0; k < kDepth; ++k) {
       for (int j = 0; j < 8; ++j) d[i][j] += a[i][k] * b[k][j];
     }
     for (int j = 0; j < 8; ++j) lanes[4 * (i % 8) + j / 2].d[2 * (i / 8) + j % 2] = d[i][j];
@@ -64,6 +74,9 @@ void emulate_mma(const Fragments (&lanes)[lltm::cuda::kWarpLanes]) {
 }
 
 // ---- one thread block -------------------------------------------------------
+
+// After how many polls a lane gives up.
+inline int most_polls = 100'000'000;
 
 class HostBlock {
  public:
@@ -158,18 +171,30 @@ class HostBlock {
     }
 
     // Each word once, and never the one that means that it is absent.
-    void publish(void* data, std::uint32_t word) {
-      std::atomic_ref<std::uint32_t> to(*static_cast<std::uint32_t*>(data));
-      if (word == lltm::cuda::kAbsent) throw std::logic_error("an absent word is published");
-      if (to.exchange(word, std::memory_order_relaxed) != lltm::cuda::kAbsent) {
-        throw std::logic_error("a word is published twice");
+    template <std::size_t kWords>
+    void publish(void* data, const std::uint32_t (&words)[kWords]) {
+      if (reinterpret_cast<std::uintptr_t>(data) % sizeof(words) != 0) {
+        throw std::logic_error("words are written that begin in between");
+      }
+      for (std::size_t n = 0; n < kWords; ++n) {
+        std::atomic_ref<std::uint32_t> to(static_cast<std::uint32_t*>(data)[n]);
+        if (words[n] == lltm::cuda::kAbsent) throw std::logic_error("an absent word is published");
+        if (to.exchange(words[n], std::memory_order_relaxed) != lltm::cuda::kAbsent) {
+          throw std::logic_error("a word is published twice");
+        }
       }
       block_->progress_ = true;
     }
 
     void wait(int polls) {
-      if (polls > kMostPolls) throw std::runtime_error("a word never comes");
+      if (polls > most_polls) throw std::runtime_error("a word never comes");
       fiber_.suspend();
+    }
+
+    template <typename T>
+    std::uint32_t operand(std::uint32_t word) const {
+      if constexpr (sizeof(T) == 2) return word;
+      return std::bit_cast<std::uint32_t>(to_tf32(std::bit_cast<float>(word)));
     }
 
     template <typename T>
@@ -181,7 +206,6 @@ class HostBlock {
 
    private:
     friend HostBlock;
-    static constexpr int kMostPolls = 100'000'000;
 
     Meeting& warp_meeting() { return block_->warp_meetings_[thread_ / lltm::cuda::kWarpLanes]; }
 

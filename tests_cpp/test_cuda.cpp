@@ -52,9 +52,8 @@ void check_on_cuda(
   check(on_cuda(ours), on_cuda(eager), problem, gradients);
 }
 
-// The same with weights and bias as constants, whose gradients are then zero on
-// both sides. For sums over tens of thousands of rows: in float32 and float64 the
-// order of summation decides how accurate they are, and that is cuBLAS's choice.
+// The same with weights and bias as constants, whose gradients are then zero on both sides: what
+// is left is quick.
 Function without_parameter_gradients(const Function& function) {
   return [=](Arguments arguments) {
     arguments.weights = arguments.weights.detach();
@@ -63,7 +62,13 @@ Function without_parameter_gradients(const Function& function) {
   };
 }
 
+// All gradients over tens of thousands of rows: in float32 and float64 the order of summation
+// decides how accurate those of weights are (cuda/weight_gradients.cpp).
 void check_many_rows(const Function& ours, const Function& eager, const Problem& problem) {
+  check(on_cuda(ours), on_cuda(eager), problem, kRandom, /*problems=*/1);
+}
+
+void check_states(const Function& ours, const Function& eager, const Problem& problem) {
   check(
       on_cuda(without_parameter_gradients(ours)),
       on_cuda(without_parameter_gradients(eager)),
@@ -174,10 +179,73 @@ TEST_P(CudaSequence, PackedValuesAndGradientsMatchOracle) {
 // several launches; the largest only forward.
 TEST_P(CudaSequence, ValuesAndGradientsMatchOracleForEveryKernel) {
   for (const int64_t hidden : {128, 256, 264, 512, 520, 776, 1024, 1032, 1536}) {
-    check_many_rows(sequence, eager_sequence, dense({3, 9, 64, hidden}));
+    check_states(sequence, eager_sequence, dense({3, 9, 64, hidden}));
   }
   for (const int64_t rows : {1, 8, 33, 65, 130}) {
-    check_many_rows(sequence, eager_sequence, dense({3, rows, 64, 768}));
+    check_states(sequence, eager_sequence, dense({3, rows, 64, 768}));
+  }
+}
+
+// Float32 by the persistent kernels, where TF32 is allowed. Without an input and gradients of
+// weights, so that everything is multiplied by these kernels, which round as the baseline does:
+// whether cuBLAS rounds or truncates is its own choice.
+class CudaPersistentTf32 : public testing::TestWithParam<bool> {
+ protected:
+  void SetUp() override {
+    if (at::cuda::getCurrentDeviceProperties()->major < 8) GTEST_SKIP() << "a GPU without TF32";
+    at::globalContext().setAllowTF32CuBLAS(true);
+  }
+  void TearDown() override { at::globalContext().setAllowTF32CuBLAS(before_); }
+  Problem dense(const Sizes& sizes) const {
+    return [=, reverse = GetParam()](uint64_t seed) {
+      Arguments arguments = sequence_problem(sizes, at::kFloat, seed);
+      arguments.reverse = reverse;
+      return arguments;
+    };
+  }
+  static void check_values(const Problem& problem) {
+    check(
+        on_cuda(without_parameter_gradients(sequence)),
+        without_parameter_gradients(eager_tf32_sequence),
+        problem,
+        kRandom,
+        /*problems=*/1);
+  }
+
+ private:
+  const PersistentSetting setting_{true};
+  const bool before_ = at::globalContext().allowTF32CuBLAS();
+};
+
+INSTANTIATE_TEST_SUITE_P(Directions, CudaPersistentTf32, testing::Bool(), [](const auto& info) {
+  return info.param ? "reverse" : "forward";
+});
+
+// Each number of units of K, and rows for 1, 2 and 4 tiles and for several launches.
+TEST_P(CudaPersistentTf32, ValuesAndGradientsMatchOracleForEveryKernel) {
+  for (const int64_t hidden : {4, 84, 88, 128, 132, 256, 260, 384, 388, 512}) {
+    check_values(dense({3, 9, 0, hidden}));
+  }
+  for (const int64_t rows : {1, 8, 33, 65, 130, 260}) check_values(dense({3, rows, 0, 512}));
+  check_values([&](uint64_t seed) {
+    Arguments arguments =
+        packed_problem({7, 6, 6, 6, 6, 6, 5, 4, 3, 2, 1}, 0, 64, at::kFloat, seed);
+    arguments.reverse = GetParam();
+    return arguments;
+  });
+}
+
+// Forward goes further.
+TEST_P(CudaPersistentTf32, ValuesMatchOracleForEveryKernel) {
+  for (const int64_t hidden : {516, 640, 644, 768}) {
+    const Arguments arguments = dense({3, 9, 0, hidden})(1);
+    const at::NoGradGuard no_grad;
+    const Tensors ours = on_cuda(sequence)(arguments), plain = eager_tf32_sequence(arguments);
+    const Expected expected = expect(arguments, {at::Tensor(), at::Tensor(), at::Tensor()});
+    for (size_t k = 0; k < ours.size(); ++k) {
+      EXPECT_TRUE(is_accurate(ours[k], plain[k], expected.outputs[k]))
+          << hidden << ", result " << k;
+    }
   }
 }
 
@@ -261,8 +329,7 @@ TEST_P(CudaSequence, RunsTwiceToTheSameBits) {
 // - What may be absent: bias, gradients of results that nobody uses.
 // - Offsets: in reverse, in batches that become smaller, from wide kernels to
 //   narrow ones, and beyond the first chunk of pre-activations (of 32 MiB).
-// - The persistent kernels, in the dtypes that have them: one and several tiles and groups, dense
-//   and packed.
+// - Of the persistent kernels, one and several tiles and groups, dense and packed.
 //
 // A float16 kernel differs from that of bfloat16 in how a value is widened and narrowed, so for
 // float16 the kernels have one problem each (of_float16).

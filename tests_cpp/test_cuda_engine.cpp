@@ -3,12 +3,16 @@
 // persistent engine, where it takes a problem; test_cuda_persistent.cpp has what is its own.
 #include "cell.h"
 #include "cuda_engine_autograd.h"
+#include "cuda_on_host.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <memory>
 #include <tuple>
+#include <utility>
 
 namespace lltm_test {
 namespace {
@@ -231,6 +235,146 @@ TEST_P(CudaEngineSequence, StridesBeyond32BitsAreFollowed) {
         });
   }
 }
+
+// ---- what it asks of cuBLAS, and of ATen -------------------------------------
+
+// What `body` calls: GEMMs, those of them that are not aligned, and ATen's operators.
+struct Calls {
+  int64_t gemms, unaligned, operators;
+
+  template <typename Body>
+  static Calls of(const Body& body) {
+    static thread_local int64_t operators;
+    operators = 0;
+    const at::CallbackHandle handle =
+        at::addThreadLocalCallback(at::RecordFunctionCallback([](const at::RecordFunction&) {
+                                     ++operators;
+                                     return std::unique_ptr<at::ObserverContext>();
+                                   }).scopes({at::RecordScope::FUNCTION}));
+    const int64_t gemms_before = gemm_calls, unaligned_before = unaligned_gemm_calls;
+    body();
+    at::removeCallback(handle);
+    return {gemm_calls - gemms_before, unaligned_gemm_calls - unaligned_before, operators};
+  }
+};
+
+// Whatever H and I are, the GEMM of a step is aligned and nothing is copied for it: with more
+// steps there are more aligned GEMMs, and no other calls.
+TEST_P(CudaEngineSequence, StepsTakeAlignedGemmsAndNoCopies) {
+  for (const auto& [I, H] :
+       {std::pair<int64_t, int64_t>{3, 8}, {4, 7}, {16, 7}, {3, 12}, {8, 16}}) {
+    SCOPED_TRACE(testing::Message() << "I=" << I << " H=" << H);
+    const auto calls = [&, I = I, H = H](int64_t steps) {
+      const Arguments a = dense({steps, 5, I, H})(1);
+      const auto [output, h_n, c_n, activations] =
+          lltm::cuda::stepwise_forward(sequence_args(a, /*save=*/true));
+      const Calls forward =
+          Calls::of([&] { lltm::cuda::stepwise_forward(sequence_args(a, /*save=*/true)); });
+      const Calls backward = Calls::of([&, output = output, h_n = h_n, activations = activations] {
+        lltm::cuda::stepwise_backward(
+            {output,
+             h_n,
+             h_n,
+             a.input,
+             a.h,
+             a.weights,
+             output,
+             activations,
+             {},
+             a.reverse,
+             {true, true, true, true, true}});
+      });
+      return std::pair(forward, backward);
+    };
+    const auto [forward_3, backward_3] = calls(3);
+    const auto [forward_30, backward_30] = calls(30);
+    EXPECT_EQ(forward_30.gemms, forward_3.gemms + 27);
+    EXPECT_EQ(forward_30.unaligned, forward_3.unaligned);
+    EXPECT_EQ(forward_30.operators, forward_3.operators);
+    EXPECT_EQ(backward_30.gemms, backward_3.gemms + 27);
+    EXPECT_EQ(backward_30.unaligned, backward_3.unaligned);
+    EXPECT_EQ(backward_30.operators, backward_3.operators);
+    EXPECT_GT(forward_3.operators, 0);
+    // Of all that forward multiplies, only an input of such rows is not ours to pad.
+    if (I == 16) {
+      EXPECT_EQ(forward_30.unaligned, 0);
+    } else if (I == 3) {
+      EXPECT_EQ(forward_30.unaligned, 1);
+    }
+  }
+}
+
+// One product over all rows would have several times the error that is allowed.
+class CudaEngineWeightGradients : public testing::TestWithParam<at::ScalarType> {
+ protected:
+  void SetUp() override { sums_in_order = true; }
+  void TearDown() override { sums_in_order = false; }
+
+  static void check_gradients(
+      const Function& ours_function, const Function& eager_function, const Arguments& a) {
+    const Tensors gradients = random_like(eager_function(a), 2);
+    const Evaluation ours = evaluate(ours_function, a, gradients);
+    const Evaluation eager = evaluate(eager_function, a, gradients);
+    const Expected expected = expect(a, gradients);
+    for (size_t k = 0; k < ours.gradients.size(); ++k) {
+      EXPECT_TRUE(is_accurate(ours.gradients[k], eager.gradients[k], expected.gradients[k]))
+          << kArgumentNames[k];
+    }
+  }
+
+ private:
+  const PersistentSetting setting_{false};
+};
+
+INSTANTIATE_TEST_SUITE_P(
+    Dtypes, CudaEngineWeightGradients, testing::Values(at::kFloat), [](const auto& info) {
+      return name(info.param);
+    });
+INSTANTIATE_TEST_SUITE_P(
+    SlowDtypes,
+    CudaEngineWeightGradients,
+    testing::Values(at::kDouble, at::kHalf, at::kBFloat16),
+    [](const auto& info) { return name(info.param); });
+
+TEST_P(CudaEngineWeightGradients, AreAccurateOverManyRows) {
+  check_gradients(
+      engine_sequence, eager_sequence, sequence_problem({4, 25'000, 4, 4}, GetParam(), 1));
+}
+
+TEST_P(CudaEngineWeightGradients, OfSegmentsAreAccurateOverManyRows) {
+  for (const int64_t steps : {1, 3}) {
+    check_gradients(
+        engine_checkpointed(steps),
+        eager_sequence,
+        sequence_problem({4, 25'000, 4, 4}, GetParam(), 1));
+  }
+}
+
+TEST_P(CudaEngineWeightGradients, OfAStepAreAccurateOverManyRows) {
+  check_gradients(engine_cell, eager_cell, cell_problem({1, 100'000, 4, 4}, GetParam(), 1));
+}
+
+// ---- TF32 ---------------------------------------------------------------------
+
+TEST(CudaEngineTf32, ValuesAndGradientsMatchOracle) {
+  const PersistentSetting stepwise(false);
+  allow_tf32 = true;
+  for (const bool reverse : {false, true}) {
+    check(engine_sequence, eager_tf32_sequence, [&](uint64_t seed) {
+      Arguments arguments = packed_problem({7, 6, 5, 5, 2, 1}, 3, 9, at::kFloat, seed);
+      arguments.reverse = reverse;
+      return arguments;
+    });
+    check(engine_sequence, eager_tf32_sequence, [&](uint64_t seed) {
+      Arguments arguments = sequence_problem({5, 3, 5, 16}, at::kFloat, seed);
+      arguments.reverse = reverse;
+      return arguments;
+    });
+  }
+  allow_tf32 = false;
+}
+
+// ---- more of a sequence -------------------------------------------------------
 
 // As a layer with batch_first has it.
 TEST_P(CudaEngineSequence, GradientsOfTheOutputMayLieBatchFirst) {

@@ -2,6 +2,7 @@
 // Values are small integers, which every dtype adds up exactly.
 #include "cuda/engine.h"
 #include "cuda/gemm.h"
+#include "cuda/weight_gradients.h"
 #include "cuda_on_host.h"
 #include "testing.h"
 
@@ -58,24 +59,32 @@ TEST(CudaOperands, RowsThatOverlapAreCopied) {
   }
 }
 
-TEST(CudaOperands, OperandsOfManyGemmsAreAlignedWhereACopyWouldBe) {
-  const auto is_copied = [](const at::Tensor& tensor) {
-    const at::Tensor operand = lltm::cuda::as_repeated_operand(tensor);
-    EXPECT_TRUE(identical(operand, tensor));
-    if (operand.is_same(tensor)) return false;
-    EXPECT_TRUE(operand.is_contiguous());
-    return true;
+TEST(CudaOperands, OperandsOfManyGemmsArePaddedOnceWhereTheyAreNotAligned) {
+  const auto is_copied = [](const at::Tensor& tensor, int64_t rows, int64_t cols) {
+    const at::Tensor operand = lltm::cuda::as_padded_operand(tensor, rows, cols);
+    EXPECT_EQ(operand.sizes(), (at::IntArrayRef{rows, cols}));
+    EXPECT_TRUE(
+        identical(operand, at::pad(tensor, {0, cols - tensor.size(1), 0, rows - tensor.size(0)})));
+    const auto size = static_cast<int64_t>(tensor.element_size());
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(operand.const_data_ptr()) % 16, 0);
+    EXPECT_EQ(operand.stride(0) * size % 16, 0);
+    EXPECT_EQ(operand.stride(1), 1);
+    return !operand.is_alias_of(tensor);
   };
   for (const at::ScalarType dtype : kDtypes) {
     const int64_t access = 16 / static_cast<int64_t>(c10::elementSize(dtype));
+    EXPECT_EQ(lltm::cuda::padded_cols(access, dtype), access);
+    EXPECT_EQ(lltm::cuda::padded_cols(access + 1, dtype), 2 * access);
     const at::Tensor even = integers({3, 4 * access}, dtype, 1);
-    EXPECT_FALSE(is_copied(even));
-    EXPECT_FALSE(is_copied(even.slice(1, 0, access)));
-    EXPECT_TRUE(is_copied(even.slice(1, 1, 1 + access))) << "begins in between";
+    EXPECT_FALSE(is_copied(even, 3, 4 * access));
+    EXPECT_FALSE(is_copied(even.slice(1, 0, access), 3, access));
+    EXPECT_TRUE(is_copied(even.slice(1, 1, 1 + access), 3, access)) << "begins in between";
+    EXPECT_TRUE(is_copied(even.t(), 4 * access, 3)) << "lies by columns";
+    EXPECT_TRUE(is_copied(even, 4, 4 * access)) << "more rows";
     const at::Tensor odd = integers({3, 4 * access + 1}, dtype, 1);
-    EXPECT_TRUE(is_copied(odd.slice(1, 0, access))) << "rows begin in between";
-    EXPECT_FALSE(is_copied(odd)) << "a copy would be no better";
-    EXPECT_FALSE(is_copied(odd.slice(1, 0, access - 1))) << "a copy would be no better";
+    EXPECT_TRUE(is_copied(odd.slice(1, 0, access), 3, access)) << "rows begin in between";
+    EXPECT_TRUE(is_copied(odd, 3, 5 * access)) << "more columns";
+    EXPECT_TRUE(is_copied(odd, 3, 4 * access + 1));
   }
 }
 
@@ -145,6 +154,30 @@ TEST_P(CudaGemm, KOfZeroGivesZero) {
     EXPECT_TRUE(identical(around, before));
   }
 }
+
+// ---- the gradients of weights -----------------------------------------------
+
+// As many rows as several sums of products have, and part of one.
+TEST_P(CudaGemm, WeightGradientsAreExactSums) {
+  if (result_dtype() != at::kFloat && result_dtype() != at::kDouble) return;
+  for (const int64_t rows : {0, 1, 512, 513, 512 * 32, 512 * 32 + 1, 512 * 97 + 5}) {
+    const at::Tensor a = integers({rows + 2, 3}, dtype(), 1);
+    const at::Tensor b = integers({rows + 1, 2}, dtype(), 2);
+    const at::Tensor around = at::full({3, 5}, 7, result_dtype());
+    const Gemm gemm(dtype());
+    lltm::cuda::WeightGradientGemm products(gemm, dtype(), around.slice(1, 1, 3));
+    products.add(a, 2, b, 0, rows / 2);
+    products.add(a, 2 + rows / 2, b, 1 + rows / 2, rows - rows / 2);
+    products.finish();
+    const at::Tensor x = a.slice(0, 2).to(at::kDouble), y = b.to(at::kDouble);
+    const at::Tensor y_rows = at::cat({y.slice(0, 0, rows / 2), y.slice(0, 1 + rows / 2)});
+    const at::Tensor expected = at::full({3, 5}, 7, at::kDouble);
+    expected.slice(1, 1, 3).copy_(at::mm(x.t(), y_rows));
+    EXPECT_TRUE(identical(around, expected.to(result_dtype()))) << rows;
+  }
+}
+
+// ---- TF32 -------------------------------------------------------------------
 
 // TF32 keeps ten bits after the first: 1 + 2^-12 becomes 1.
 class CudaTf32 : public testing::TestWithParam<bool> {

@@ -20,35 +20,50 @@
 namespace lltm_test {
 namespace {
 
-// ---- mma.m16n8k16 ---------------------------------------------------------
+// ---- mma.m16n8k16, and mma.m16n8k8 of TF32 ----------------------------------
 
 template <typename T>
 class PersistentMma : public testing::Test {};
-using Types = testing::Types<c10::BFloat16, c10::Half>;
+using Types = testing::Types<float, c10::BFloat16, c10::Half>;
 TYPED_TEST_SUITE(PersistentMma, Types);
 
-// The layouts as PTX's documentation has them, in element i of a lane's fragment; small
-// integers, so that every sum is exact.
+// The column of A, and the row of B, of element i of a lane's fragment, as PTX's documentation
+// has them.
+template <typename T>
+int column_of_a(int thread_in_group, int i) {
+  if (sizeof(T) == 4) return i < 2 ? thread_in_group : thread_in_group + 4;
+  return thread_in_group * 2 + (i & 1) + (i < 4 ? 0 : 8);
+}
+template <typename T>
+int row_of_a(int group_id, int i) {
+  if (sizeof(T) == 4) return i % 2 == 0 ? group_id : group_id + 8;
+  return i < 2 || (4 <= i && i < 6) ? group_id : group_id + 8;
+}
+template <typename T>
+int row_of_b(int thread_in_group, int i) {
+  if (sizeof(T) == 4) return i == 0 ? thread_in_group : thread_in_group + 4;
+  return thread_in_group * 2 + (i & 1) + (i < 2 ? 0 : 8);
+}
+
+// Small integers, so that every sum is exact.
 TYPED_TEST(PersistentMma, IsAMatrixProduct) {
   using T = TypeParam;
+  constexpr int kElements = 4 / sizeof(T), kDepth = 8 * kElements;
   std::mt19937 random(1);
   const auto draw = [&] { return static_cast<float>(static_cast<int>(random() % 17) - 8); };
-  float a[16][16], b[16][8], c[16][8], d[32][4];
+  float a[16][kDepth], b[kDepth][8], c[16][8], d[32][4];
   for (auto& row : a) std::generate(std::begin(row), std::end(row), draw);
   for (auto& row : b) std::generate(std::begin(row), std::end(row), draw);
   for (auto& row : c) std::generate(std::begin(row), std::end(row), draw);
   Fragments lanes[32];
   for (int lane = 0; lane < 32; ++lane) {
     const int group_id = lane >> 2, thread_in_group = lane % 4;
-    T of_a[8], of_b[4];
-    for (int i = 0; i < 8; ++i) {
-      const int row = i < 2 || (4 <= i && i < 6) ? group_id : group_id + 8;
-      const int col = thread_in_group * 2 + (i & 1) + (i < 4 ? 0 : 8);
-      of_a[i] = static_cast<T>(a[row][col]);
+    T of_a[4 * kElements], of_b[2 * kElements];
+    for (int i = 0; i < 4 * kElements; ++i) {
+      of_a[i] = static_cast<T>(a[row_of_a<T>(group_id, i)][column_of_a<T>(thread_in_group, i)]);
     }
-    for (int i = 0; i < 4; ++i) {
-      const int row = thread_in_group * 2 + (i & 1) + (i < 2 ? 0 : 8);
-      of_b[i] = static_cast<T>(b[row][group_id]);
+    for (int i = 0; i < 2 * kElements; ++i) {
+      of_b[i] = static_cast<T>(b[row_of_b<T>(thread_in_group, i)][group_id]);
     }
     for (int i = 0; i < 4; ++i) {
       d[lane][i] = c[i < 2 ? group_id : group_id + 8][thread_in_group * 2 + (i & 1)];
@@ -62,7 +77,7 @@ TYPED_TEST(PersistentMma, IsAMatrixProduct) {
     for (int i = 0; i < 4; ++i) {
       const int row = i < 2 ? lane >> 2 : (lane >> 2) + 8, col = lane % 4 * 2 + (i & 1);
       float expected = c[row][col];
-      for (int k = 0; k < 16; ++k) expected += a[row][k] * b[k][col];
+      for (int k = 0; k < kDepth; ++k) expected += a[row][k] * b[k][col];
       ASSERT_EQ(d[lane][i], expected) << "lane " << lane << ", element " << i;
     }
   }
@@ -97,6 +112,12 @@ Tensors forward(const Arguments& a, bool save = true) {
   return {output, h_n, c_n, activations};
 }
 
+// Float32 is this engine's where TF32 is allowed. What plain PyTorch computes there is the
+// baseline of accuracy.
+Function eager_for(at::ScalarType dtype) {
+  return dtype == at::kFloat ? eager_tf32_sequence : eager_sequence;
+}
+
 class PersistentEngine : public testing::TestWithParam<std::tuple<at::ScalarType, bool>> {
  protected:
   at::ScalarType dtype() const { return std::get<0>(GetParam()); }
@@ -120,18 +141,19 @@ class PersistentEngine : public testing::TestWithParam<std::tuple<at::ScalarType
       return engine_sequence(a);
     };
     const int64_t launched =
-        launches([&] { check(counted, eager_sequence, problem, kRandom, problems); });
+        launches([&] { check(counted, eager_for(dtype()), problem, kRandom, problems); });
     EXPECT_EQ(launched, 2 * each * calls);
   }
 
  private:
   const PersistentSetting setting_{true};
+  const Temporarily<bool> tf32_{allow_tf32, true};
 };
 
 INSTANTIATE_TEST_SUITE_P(
     Dtypes,
     PersistentEngine,
-    testing::Combine(testing::Values(at::kBFloat16, at::kHalf), testing::Bool()),
+    testing::Combine(testing::Values(at::kBFloat16, at::kHalf, at::kFloat), testing::Bool()),
     [](const auto& info) {
       return name(std::get<0>(info.param)) + (std::get<1>(info.param) ? "_reverse" : "");
     });
@@ -219,6 +241,13 @@ TEST_P(PersistentEngine, InferenceGivesTheSame) {
   }
 }
 
+// Rounded to TF32 are factors alone, not what is stored.
+TEST_P(PersistentEngine, TheLastOutputIsTheFinalState) {
+  const Arguments a = dense({4, 5, 3, 24})(1);
+  const Tensors results = forward(a);
+  EXPECT_TRUE(identical(results[0][a.reverse ? 0 : 3], results[1]));
+}
+
 TEST_P(PersistentEngine, ArgumentsMayBeginAnywhere) {
   const Arguments aligned = dense({3, 5, 0, 24})(1);
   const Tensors gradients = random_like(eager_sequence(aligned), 2);
@@ -249,10 +278,11 @@ TEST_P(PersistentEngine, EveryScheduleGivesTheSameBits) {
   }
 }
 
-// A NaN of all bits set, which as a word would be one that is not there yet.
+// NaNs of all bits set, which as a word would be one that is not there yet.
 at::Tensor with_nan(const at::Tensor& tensor, int64_t position) {
   at::Tensor copy = tensor.clone();
-  copy.view(at::kShort).view(-1).slice(0, position, position + 2).fill_(-1);
+  const at::ScalarType bits = tensor.element_size() == 4 ? at::kInt : at::kShort;
+  copy.view(bits).view(-1).slice(0, position, position + 2).fill_(-1);
   return copy;
 }
 
@@ -311,15 +341,60 @@ int64_t forward_launches(const Arguments& a) {
   return launches([&] { forward(a); });
 }
 
+// As plan_rows's limits are in bytes, so is H here.
+Arguments problem_of_row_bytes(at::ScalarType dtype, int64_t bytes, int64_t batch = 3) {
+  const auto element = static_cast<int64_t>(c10::elementSize(dtype));
+  return sequence_problem({1, batch, 4, bytes / element}, dtype, 1);
+}
+
+TEST(PersistentPlan, Float32IsTakenWhereTf32IsAllowed) {
+  const PersistentSetting persistent(true);
+  const Arguments a = sequence_problem({3, 5, 4, 20}, at::kFloat, 1);
+  const Tensors gradients = random_like(eager_sequence(a), 2);
+  const Expected expected = expect(a, gradients);
+  const auto error = [&](const Evaluation& evaluation) {
+    double largest = 0, scale = 0;
+    const at::Tensor output = evaluation.outputs[0].to(at::kDouble).contiguous();
+    for (size_t k = 0; k < expected.outputs[0].data.size(); ++k) {
+      const auto y = static_cast<double>(expected.outputs[0].data[k]);
+      largest = std::max(largest, std::abs(output.const_data_ptr<double>()[k] - y));
+      scale = std::max(scale, std::abs(y));
+    }
+    return largest / scale;
+  };
+  const auto evaluated = [&](int64_t expected_launches) {
+    Evaluation evaluation;
+    EXPECT_EQ(
+        launches([&] { evaluation = evaluate(engine_sequence, a, gradients); }), expected_launches);
+    return evaluation;
+  };
+  EXPECT_LT(error(evaluated(0)), std::ldexp(1, -20));
+  const Temporarily tf32(allow_tf32, true);
+  // The weights alone are off by up to 2^-11 of their size.
+  EXPECT_GT(error(evaluated(2)), std::ldexp(1, -16));
+  const PersistentSetting stepwise(false);
+  evaluated(0);
+}
+
+TEST(PersistentPlan, TheLimitsOfHAreInBytes) {
+  const PersistentSetting persistent(true);
+  const Temporarily tf32(allow_tf32, true);
+  for (const at::ScalarType dtype : {at::kFloat, at::kHalf, at::kBFloat16}) {
+    SCOPED_TRACE(name(dtype));
+    EXPECT_EQ(forward_launches(problem_of_row_bytes(dtype, 16)), 1);
+    EXPECT_EQ(forward_launches(problem_of_row_bytes(dtype, 48)), 1);
+    EXPECT_EQ(forward_launches(problem_of_row_bytes(dtype, 40)), 0) << "no multiple of 16";
+    EXPECT_EQ(forward_launches(problem_of_row_bytes(dtype, 3072, 1)), 1);
+    EXPECT_EQ(forward_launches(problem_of_row_bytes(dtype, 3088, 1)), 0);
+  }
+}
+
 TEST(PersistentPlan, OthersRunStepByStep) {
   const PersistentSetting persistent(true);
   const auto taken = [](const Sizes& sizes) {
     return forward_launches(sequence_problem(sizes, at::kBFloat16, 1));
   };
   EXPECT_EQ(taken({2, 3, 4, 16}), 1);
-  EXPECT_EQ(taken({2, 3, 4, 12}), 0) << "no multiple of 8";
-  EXPECT_EQ(taken({1, 1, 1, 1536}), 1);
-  EXPECT_EQ(taken({1, 1, 1, 1544}), 0) << "too many hidden units";
   EXPECT_EQ(taken({0, 3, 4, 16}) + taken({2, 0, 4, 16}) + taken({2, 3, 4, 0}), 0) << "empty";
   EXPECT_EQ(forward_launches(sequence_problem({2, 3, 4, 16}, at::kFloat, 1)), 0);
   EXPECT_EQ(forward_launches(sequence_problem({2, 3, 4, 16}, at::kDouble, 1)), 0);
@@ -458,14 +533,64 @@ TEST(PersistentTuning, BackwardTakesTheWayThatIsAskedForToo) {
   EXPECT_TRUE(with_tuning({0, 0}).empty());
 }
 
+// ---- what ends a launch -----------------------------------------------------
+
+// A launch that goes on from a step which never ran: nobody publishes the words that it waits for.
+TEST(PersistentLaunch, AWordThatNeverComesEndsIt) {
+  const Temporarily few(most_polls, 50);
+  const at::TensorOptions options(at::kFloat);
+  const at::Tensor state = at::zeros({1, 16}, options), weights = at::zeros({48 * 16}, options);
+  const at::Tensor gates = at::zeros({2, 48}, options), dz = at::zeros({2, 48}, options);
+  const at::Tensor output = at::zeros({2, 16}, options), activations = at::zeros({2, 64}, options);
+  const auto data = [](const at::Tensor& tensor) { return tensor.mutable_data_ptr<float>(); };
+  const lltm::cuda::Stream stream = lltm::cuda::current_stream();
+  lltm::cuda::LaunchSteps steps = {};
+  steps.ascending = true;
+  steps.edge = 1;
+  steps.previous_rows = 1;
+  steps.runs = 1;
+  steps.run[0] = {1, 1};
+  const auto expect_the_end = [](const auto& launch) {
+    try {
+      launch();
+      ADD_FAILURE() << "the launch ended by itself";
+    } catch (const std::runtime_error& error) {
+      EXPECT_STREQ(error.what(), "a word never comes");
+    }
+  };
+
+  lltm::cuda::PersistentForwardArgs<float> forward;
+  forward.hidden = 16;
+  forward.batch = 1;
+  forward.weights = data(weights);
+  forward.gates = data(gates);
+  forward.h_0 = forward.h = forward.c = data(state);
+  forward.output = data(output);
+  forward.steps = steps;
+  lltm::cuda::mark_absent(forward.output, static_cast<int64_t>(output.nbytes()), stream);
+  expect_the_end([&] { lltm::cuda::launch_persistent_forward(forward, 1, 1, stream); });
+
+  lltm::cuda::PersistentBackwardArgs<float> backward;
+  backward.hidden = 16;
+  backward.batch = 1;
+  backward.weights = data(weights);
+  backward.activations = data(activations);
+  backward.dz = data(dz);
+  backward.dh = backward.dc = data(state);
+  backward.steps = steps;
+  lltm::cuda::mark_absent(backward.dz, static_cast<int64_t>(dz.nbytes()), stream);
+  expect_the_end([&] { lltm::cuda::launch_persistent_backward(backward, 1, 1, stream); });
+}
+
 // ---- every kernel ---------------------------------------------------------
 
 // One problem whose results all have many elements, judged by itself.
 void check_one(const Arguments& a, int64_t expected_launches) {
+  const Temporarily tf32(allow_tf32, true);
   const Tensors gradients = random_like(eager_sequence(a), 2);
   Evaluation ours;
   EXPECT_EQ(launches([&] { ours = evaluate(engine_sequence, a, gradients); }), expected_launches);
-  const Evaluation eager = evaluate(eager_sequence, a, gradients);
+  const Evaluation eager = evaluate(eager_for(a.input.scalar_type()), a, gradients);
   const Expected expected = expect(a, gradients);
   for (size_t k = 0; k < ours.outputs.size(); ++k) {
     EXPECT_TRUE(is_accurate(ours.outputs[k], eager.outputs[k], expected.outputs[k])) << k;
@@ -477,39 +602,52 @@ void check_one(const Arguments& a, int64_t expected_launches) {
 }
 
 // A kernel for each number of units of K that a warp has, and each number of tiles. The
-// largest size of each kernel, and one that is just too large for the one before.
-class PersistentKernels : public testing::TestWithParam<std::tuple<int64_t, int>> {};
+// largest size of each kernel, and one that is just too large for the one before: sizes are H in
+// 16 bits, and half of them in float32, whose kernels are as many.
+class PersistentKernels : public testing::TestWithParam<std::tuple<bool, int64_t, int>> {};
 std::string kernel_name(const testing::TestParamInfo<PersistentKernels::ParamType>& info) {
-  return "H" + std::to_string(std::get<0>(info.param)) + "_tiles" +
-         std::to_string(std::get<1>(info.param));
+  const auto [tf32, size, tiles] = info.param;
+  return (tf32 ? "tf32_H" : "H") + std::to_string(tf32 ? size / 2 : size) + "_tiles" +
+         std::to_string(tiles);
 }
 INSTANTIATE_TEST_SUITE_P(
     Sizes,
     PersistentKernels,
-    testing::Combine(testing::Values(176, 264), testing::Values(1, 2, 4)),
+    testing::Combine(testing::Bool(), testing::Values(176, 264), testing::Values(1, 2, 4)),
     kernel_name);
 INSTANTIATE_TEST_SUITE_P(
     SlowSizes,
     PersistentKernels,
-    testing::Combine(testing::Values(256, 512, 520, 768, 776, 1024), testing::Values(1, 2, 4)),
+    testing::Combine(
+        testing::Bool(), testing::Values(256, 512, 520, 768, 776, 1024), testing::Values(1, 2, 4)),
     kernel_name);
 
 TEST_P(PersistentKernels, ValuesAndGradientsMatchOracle) {
-  const auto [hidden, tiles] = GetParam();
+  const auto [tf32, size, tiles] = GetParam();
+  const int64_t hidden = tf32 ? size / 2 : size;
   const PersistentSetting setting(true);
   const Temporarily one_group(multiprocessors, (hidden + 15) / 16);
-  const at::ScalarType dtype = tiles == 2 ? at::kHalf : at::kBFloat16;
+  const at::ScalarType dtype = tf32 ? at::kFloat : tiles == 2 ? at::kHalf : at::kBFloat16;
   const int64_t rows = tiles == 1 ? 1 : 4 * tiles + 1;
   check_one(sequence_problem({2, rows, 64, hidden}, dtype, 1), /*expected_launches=*/2);
 }
 
 // Forward goes further than backward, which is the stepwise engine's from there on.
-class PersistentForwardKernels : public testing::TestWithParam<int64_t> {};
-INSTANTIATE_TEST_SUITE_P(SlowSizes, PersistentForwardKernels, testing::Values(1032, 1288, 1536));
+class PersistentForwardKernels
+    : public testing::TestWithParam<std::tuple<at::ScalarType, int64_t>> {};
+INSTANTIATE_TEST_SUITE_P(
+    SlowSizes,
+    PersistentForwardKernels,
+    testing::Combine(testing::Values(at::kHalf), testing::Values(1032, 1288, 1536)));
+INSTANTIATE_TEST_SUITE_P(
+    SlowTf32Sizes,
+    PersistentForwardKernels,
+    testing::Combine(testing::Values(at::kFloat), testing::Values(516, 644, 768)));
 
 TEST_P(PersistentForwardKernels, ValuesAndGradientsMatchOracle) {
+  const auto [dtype, hidden] = GetParam();
   const PersistentSetting setting(true);
-  check_one(sequence_problem({2, 2, 64, GetParam()}, at::kHalf, 1), /*expected_launches=*/1);
+  check_one(sequence_problem({2, 2, 64, hidden}, dtype, 1), /*expected_launches=*/1);
 }
 
 // More runs of equal steps than a launch has room for. Small weights, or rounding errors

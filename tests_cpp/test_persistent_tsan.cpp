@@ -116,7 +116,7 @@ struct Backward {
 
 template <typename T>
 class PersistentThreads : public testing::Test {};
-using Types = testing::Types<c10::BFloat16, c10::Half>;
+using Types = testing::Types<float, c10::BFloat16, c10::Half>;
 TYPED_TEST_SUITE(PersistentThreads, Types);
 
 TYPED_TEST(PersistentThreads, ForwardGivesTheSameBits) {

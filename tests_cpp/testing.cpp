@@ -1,5 +1,7 @@
 #include "testing.h"
 
+#include "tf32.h"
+
 #include <lltm/backends.h>
 #include <lltm/ops.h>
 
@@ -9,6 +11,7 @@
 #include <ATen/core/grad_mode.h>
 #include <sys/mman.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <cmath>
@@ -143,14 +146,52 @@ PersistentSetting::~PersistentSetting() {
   lltm::set_cuda_persistent(before_);
 }
 
-Tensors eager_cell(const Arguments& a) {
-  const at::Tensor z = at::linear(at::cat({a.h, a.input}, 1), a.weights, a.bias);
+namespace {
+
+at::Tensor rounded_to_tf32(const at::Tensor& tensor) {
+  const at::Tensor rounded = tensor.detach().clone(at::MemoryFormat::Contiguous);
+  float* const data = rounded.mutable_data_ptr<float>();
+  std::transform(data, data + rounded.numel(), data, to_tf32);
+  return rounded;
+}
+
+struct Tf32Product : torch::autograd::Function<Tf32Product> {
+  // x (M, K) times the transpose of weights (N, K).
+  static at::Tensor forward(
+      torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& weights) {
+    const at::Tensor a = rounded_to_tf32(x), b = rounded_to_tf32(weights);
+    context->save_for_backward({a, b});
+    return at::mm(a, b.t());
+  }
+  static Tensors backward(torch::autograd::AutogradContext* context, const Tensors& grads) {
+    const Tensors saved = context->get_saved_variables();
+    const at::Tensor grad = rounded_to_tf32(grads[0]);
+    return {at::mm(grad, saved[1]), at::mm(grad.t(), saved[0])};
+  }
+};
+
+using Linear = at::Tensor (*)(
+    const at::Tensor& x, const at::Tensor& weights, const std::optional<at::Tensor>&);
+
+at::Tensor plain_linear(
+    const at::Tensor& x, const at::Tensor& weights, const std::optional<at::Tensor>& bias) {
+  return at::linear(x, weights, bias);
+}
+
+at::Tensor tf32_linear(
+    const at::Tensor& x, const at::Tensor& weights, const std::optional<at::Tensor>& bias) {
+  const at::Tensor product = Tf32Product::apply(x, weights);
+  return bias.has_value() ? product + *bias : product;
+}
+
+Tensors eager_cell_by(Linear linear, const Arguments& a) {
+  const at::Tensor z = linear(at::cat({a.h, a.input}, 1), a.weights, a.bias);
   const Tensors gates = z.chunk(3, 1);
   const at::Tensor c = a.c + at::sigmoid(gates[0]) * at::elu(gates[2]);
   return {at::sigmoid(gates[1]) * at::tanh(c), c};
 }
 
-Tensors eager_sequence(const Arguments& a) {
+Tensors eager_sequence_by(Linear linear, const Arguments& a) {
   const std::vector<int64_t> rows = rows_per_step(a);
   const auto steps = static_cast<int64_t>(rows.size());
   const bool packed = a.batch_sizes.has_value();
@@ -164,7 +205,7 @@ Tensors eager_sequence(const Arguments& a) {
     step.input = inputs[t];
     step.h = h.narrow(0, 0, rows[t]);
     step.c = c.narrow(0, 0, rows[t]);
-    const Tensors next = eager_cell(step);
+    const Tensors next = eager_cell_by(linear, step);
     outputs[t] = next[0];
     // Rows that this step does not reach keep their state.
     step.h = at::cat({next[0], h.narrow(0, rows[t], h.size(0) - rows[t])});
@@ -175,6 +216,20 @@ Tensors eager_sequence(const Arguments& a) {
     return {none.narrow(0, 0, 0), a.h.clone(), a.c.clone()};
   }
   return {packed ? at::cat(outputs) : at::stack(outputs), step.h, step.c};
+}
+
+}  // namespace
+
+Tensors eager_cell(const Arguments& a) {
+  return eager_cell_by(plain_linear, a);
+}
+
+Tensors eager_sequence(const Arguments& a) {
+  return eager_sequence_by(plain_linear, a);
+}
+
+Tensors eager_tf32_sequence(const Arguments& a) {
+  return eager_sequence_by(tf32_linear, a);
 }
 
 Tensors differentiable(const Arguments& arguments) {

@@ -15,6 +15,7 @@ import support
 import torch
 from support import DTYPES, LENGTHS, Arguments
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 
 import lltm
 
@@ -33,7 +34,10 @@ each_direction = pytest.mark.parametrize("reverse", [False, True], ids=["forward
 
 @pytest.fixture(params=[False, True], ids=["stepwise", "persistent"])
 def engine(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Runs a test with both engines of a sequence; float32 and float64 are stepwise in any case."""
+    """Runs a test with both engines of a sequence.
+
+    float64 is stepwise in any case, and float32 where TF32 is not allowed.
+    """
     with lltm.backends.cuda.flags(persistent=request.param):
         yield
 
@@ -140,24 +144,51 @@ def kernels_of(work: Callable[[], object]) -> set[str]:
     return {event.key for event in profile.key_averages()}
 
 
+@contextmanager
+def tf32(allowed: bool) -> Iterator[None]:
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+has_tf32 = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0),
+    reason="no TF32, and no persistent kernels, before compute capability 8.0",
+)
+
+
+@has_tf32
 @pytest.mark.parametrize(
-    ("shape", "dtype", "forward", "backward"),
+    ("shape", "dtype", "allow_tf32", "forward", "backward"),
     [
-        ((5, 3, 4, 64), torch.bfloat16, True, True),
-        ((5, 3, 4, 64), torch.float16, True, True),
-        ((5, 3, 4, 64), torch.float32, False, False),
-        ((5, 3, 4, 60), torch.bfloat16, False, False),
-        ((5, 3, 4, 1032), torch.bfloat16, True, False),
-        ((5, 3, 4, 1544), torch.bfloat16, False, False),
+        ((5, 3, 4, 64), torch.bfloat16, False, True, True),
+        ((5, 3, 4, 64), torch.float16, False, True, True),
+        ((5, 3, 4, 64), torch.float32, False, False, False),
+        ((5, 3, 4, 64), torch.float32, True, True, True),
+        ((5, 3, 4, 64), torch.float64, True, False, False),
+        ((5, 3, 4, 60), torch.bfloat16, False, False, False),
+        ((5, 3, 4, 60), torch.float32, True, True, True),
+        ((5, 3, 4, 62), torch.float32, True, False, False),
+        ((5, 3, 4, 516), torch.float32, True, True, False),
+        ((5, 3, 4, 772), torch.float32, True, False, False),
+        ((5, 3, 4, 1032), torch.bfloat16, False, True, False),
+        ((5, 3, 4, 1544), torch.bfloat16, False, False, False),
     ],
     ids=str,
 )
 def test_the_setting_chooses_the_kernels(
-    shape: tuple[int, int, int, int], dtype: torch.dtype, forward: bool, backward: bool
+    shape: tuple[int, int, int, int],
+    dtype: torch.dtype,
+    allow_tf32: bool,
+    forward: bool,
+    backward: bool,
 ) -> None:
     a = on_gpu(support.sequence_arguments(shape, dtype))
     for enabled in (False, True):
-        with lltm.backends.cuda.flags(persistent=enabled):
+        with lltm.backends.cuda.flags(persistent=enabled), tf32(allow_tf32):
             names = kernels_of(lambda: run(a))
         assert any("lltm_persistent_forward" in name for name in names) == (enabled and forward)
         assert any("lltm_persistent_backward" in name for name in names) == (enabled and backward)
@@ -181,27 +212,16 @@ def test_prepacked_layers_work() -> None:
 
 
 @each_engine
-def test_autocast_computes_in_its_dtype() -> None:
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_autocast_computes_in_its_dtype(dtype: torch.dtype) -> None:
     a = on_gpu(support.sequence_arguments((6, 4, 3, 8)))
-    with torch.autocast("cuda", dtype=torch.float16):
-        results = support.sequence_outputs(lltm.functional, a)
-    assert {y.dtype for y in results} == {torch.float16}
-
-
-@contextmanager
-def tf32(allowed: bool) -> Iterator[None]:
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = allowed
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
-
-
-has_tf32 = pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0),
-    reason="no TF32 before compute capability 8.0",
-)
+    with torch.autocast("cuda", dtype=dtype):
+        results = run(a)
+    outputs, gradients = results[:3], results[3:]
+    assert {y.dtype for y in outputs} == {dtype}
+    assert {g.dtype for g in gradients} == {torch.float32}
+    expected = run(a.to(dtype))
+    assert same(results, tuple(y.to(x.dtype) for x, y in zip(results, expected, strict=True)))
 
 
 @has_tf32
@@ -224,8 +244,18 @@ def test_float32_products_follow_allow_tf32(allowed: bool) -> None:
 
 
 @has_tf32
-def test_with_tf32_results_and_gradients_have_its_accuracy() -> None:
-    a = on_gpu(support.sequence_arguments((20, 64, 128, 256)))
+@each_engine
+@pytest.mark.parametrize(
+    "lengths", [None, (20,) * 30 + (11,) * 20 + (3,) * 14], ids=["dense", "packed"]
+)
+@each_direction
+def test_with_tf32_results_and_gradients_have_its_accuracy(
+    lengths: tuple[int, ...] | None, reverse: bool
+) -> None:
+    if lengths is None:
+        a = on_gpu(support.sequence_arguments((20, 64, 128, 256), reverse=reverse))
+    else:
+        a = on_gpu(support.packed_arguments(lengths, 128, 256, reverse=reverse))
     exact = run(a.to(torch.float64))
 
     def errors(results: tuple[Tensor, ...]) -> list[float]:
@@ -321,10 +351,15 @@ def test_nothing_waits_for_the_gpu(dtype: torch.dtype) -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
+# Of the second shape, a persistent kernel has thread blocks for most of a GPU: two of them cannot
+# run at once, and neither may wait for the other half-way.
 @each_engine
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_two_streams_do_not_disturb_each_other(dtype: torch.dtype) -> None:
-    arguments = [on_gpu(support.sequence_arguments((50, 32, 64, 256), dtype)) for _ in range(2)]
+@pytest.mark.parametrize("shape", [(50, 32, 64, 256), (50, 64, 64, 768)], ids=str)
+def test_two_streams_do_not_disturb_each_other(
+    dtype: torch.dtype, shape: tuple[int, int, int, int]
+) -> None:
+    arguments = [on_gpu(support.sequence_arguments(shape, dtype)) for _ in range(2)]
     expected = [run(a) for a in arguments]
     torch.cuda.synchronize()
     streams = [torch.cuda.Stream() for _ in arguments]
@@ -415,9 +450,113 @@ def test_a_step_can_be_captured_in_a_graph() -> None:
     assert same(results, work())
 
 
+@has_tf32
+@each_engine
+@each_direction
+def test_with_tf32_forward_and_backward_can_be_captured_in_a_graph(reverse: bool) -> None:
+    a = on_gpu(support.sequence_arguments((9, 16, 8, 64), reverse=reverse))
+    with tf32(True):
+        graph, results = captured(lambda: run(a))
+        a.input.copy_(torch.randn_like(a.input))
+        graph.replay()
+        assert same(results, run(a))
+
+
+# A stream of inputs of which each piece goes on from the state that the last one left, in place: as
+# a graph that is replayed, and without.
 @each_engine
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU here")
+@pytest.mark.parametrize("steps", [1, 5])
+def test_a_stream_may_be_processed_by_a_graph(dtype: torch.dtype, steps: int) -> None:
+    a = on_gpu(support.sequence_arguments((steps, 3, 8, 64), dtype))
+    pieces = torch.randn(7, *a.input.shape, device="cuda").to(dtype)
+    piece, h, c = a.input, a.h.clone(), a.c.clone()
+
+    def work() -> tuple[Tensor, ...]:
+        with torch.no_grad():
+            output, (h_n, c_n) = lltm.functional.sequence(piece, (h, c), a.weights, a.bias)
+            h.copy_(h_n)
+            c.copy_(c_n)
+        return (output,)
+
+    graph, (output,) = captured(work)
+    h.copy_(a.h)
+    c.copy_(a.c)
+    state = a.h, a.c
+    for new in pieces:
+        piece.copy_(new)
+        graph.replay()
+        expected, state = lltm.functional.sequence(new, state, a.weights, a.bias)
+        assert same((output, h, c), (expected, *state))
+
+
+@each_engine
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_stream_in_pieces_gives_what_the_whole_gives(dtype: torch.dtype) -> None:
+    a = on_gpu(support.sequence_arguments((40, 3, 8, 64), dtype))
+    whole, whole_state = lltm.functional.sequence(a.input, (a.h, a.c), a.weights, a.bias)
+    state, pieces = (a.h, a.c), []
+    for piece in a.input.split([1, 7, 12, 20]):
+        output, state = lltm.functional.sequence(piece, state, a.weights, a.bias)
+        pieces.append(output)
+    # Of another number of rows, cuBLAS may add up the products of the input in another order.
+    torch.testing.assert_close((torch.cat(pieces), *state), (whole, *whole_state))
+
+
+# torch.compile records a graph in the second call and replays it from the third one on.
+@each_engine
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_compiled_with_reduced_overhead(dtype: torch.dtype, training: bool) -> None:
+    pytest.importorskip("triton", reason="torch.compile needs it for a GPU")
+    torch.compiler.reset()
+    counters.clear()
+    layer = lltm.LLTM(8, 64, num_layers=2, bidirectional=True).to("cuda", dtype)
+    compiled = torch.compile(layer, mode="reduce-overhead", fullgraph=True)
+
+    def work(layer: Callable[..., Any], input: Tensor) -> list[Tensor]:
+        output, (h_n, c_n) = layer(input)
+        results = [output, h_n, c_n]
+        if training:
+            loss = sum(y.float().square().sum() for y in results)
+            assert isinstance(loss, Tensor)
+            results += torch.autograd.grad(loss, [input, *parameters])
+        # The next replay writes to the same memory.
+        return [y.detach().clone() for y in results]
+
+    parameters = list(layer.parameters())
+    with torch.set_grad_enabled(training):
+        for _ in range(5):
+            input = torch.randn(7, 3, 8, device="cuda").to(dtype).requires_grad_(training)
+            torch.compiler.cudagraph_mark_step_begin()
+            results = work(compiled, input)
+            torch.testing.assert_close(results, work(layer, input))
+    assert counters["inductor"]["cudagraph_skips"] == 0
+
+
+needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU here")
+
+
+# The second shape needs more shared memory than kernels have unless they ask, on each device.
+@needs_two_gpus
+@each_engine
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(5, 3, 4, 8), (5, 64, 4, 768)], ids=str)
+def test_devices_work_side_by_side(dtype: torch.dtype, shape: tuple[int, int, int, int]) -> None:
+    a = support.sequence_arguments(shape, dtype)
+    devices = [f"cuda:{k}" for k in range(torch.cuda.device_count())]
+    arguments = [on_gpu(a, device) for device in devices]
+    for _ in range(3):
+        results = [run(moved) for moved in arguments]
+    assert torch.cuda.current_device() == 0
+    for device, result in zip(devices, results, strict=True):
+        assert {str(y.device) for y in result} == {device}
+        torch.testing.assert_close([y.cpu() for y in result], [y.cpu() for y in results[0]])
+
+
+@needs_two_gpus
+@each_engine
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_device_that_is_not_the_current_one_works(dtype: torch.dtype) -> None:
     a = support.sequence_arguments((5, 3, 4, 8), dtype)
     expected = run(on_gpu(a, "cuda:0"))

@@ -3,6 +3,7 @@
 #include "cuda/elementwise.h"
 #include "cuda/engine.h"
 #include "cuda/gemm.h"
+#include "cuda/weight_gradients.h"
 #include "tensor_views.h"
 
 #include <ATen/ops/empty.h>
@@ -84,11 +85,13 @@ Gradients cell_backward(const CellBackwardArgs& args) {
     gemm(operand(dz), operand(weights_h), result(d_h), /*accumulate=*/false);
   }
   if (want_weights) {
-    const Operand dz_t = transposed(operand(dz));
-    const Tensor h = as_operand(args.h);
-    const Tensor x = as_operand(args.input);
-    gemm(dz_t, operand(h), result(d_weights.slice(1, 0, hidden)), /*accumulate=*/false);
-    gemm(dz_t, operand(x), result(d_weights.slice(1, hidden)), /*accumulate=*/false);
+    const auto multiply_by = [&](const Tensor& tensor, const Tensor& to) {
+      WeightGradientGemm products(gemm, dtype, to);
+      products.add(dz, 0, as_operand(tensor), 0, tensor.size(0));
+      products.finish();
+    };
+    multiply_by(args.h, d_weights.slice(1, 0, hidden));
+    multiply_by(args.input, d_weights.slice(1, hidden));
   }
   // ATen's sum adds in a fixed order, in float32.
   return {d_input, d_h, d_c, d_weights, want_bias ? dz.sum(0) : Tensor()};

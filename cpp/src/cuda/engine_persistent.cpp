@@ -2,8 +2,8 @@
 // a GEMM over many steps, then one launch for all of these steps. Backward: one launch, and
 // then the gradients as in the other engine.
 //
-// Dtypes are those of the stepwise engine: h, c and dz are rounded at every step, sums and
-// what is carried from step to step in backward are float32.
+// Dtypes are those of the stepwise engine: h, c and dz are rounded to the tensors' dtype at every
+// step, sums and what is carried from step to step in backward are float32.
 #include "cell.h"
 #include "cuda/engine.h"
 #include "cuda/gemm.h"
@@ -43,6 +43,12 @@ struct RowPlan {
 // on a GEMM per step is estimated to be faster, where it has not been measured.
 constexpr int64_t kMostRowLaunches = 4;
 
+// The 16-bit dtypes, and float32 where its products may be those of TF32.
+bool has_kernels(at::ScalarType dtype) {
+  return dtype == at::kHalf || dtype == at::kBFloat16 ||
+         (dtype == at::kFloat && Gemm(dtype).uses_tf32());
+}
+
 // How this engine runs a sequence, or nothing where it can't: the one place that decides.
 // resident_blocks(tiles) is what the device runs at once of the kernel.
 template <typename ResidentBlocks>
@@ -52,13 +58,13 @@ std::optional<RowPlan> plan_rows(
     Direction direction,
     std::optional<Tuning> tuning,
     const ResidentBlocks& resident_blocks) {
-  const int64_t most_hidden =
-      direction == Direction::forward ? kMostHiddenForward : kMostHiddenBackward;
-  const at::ScalarType dtype = input.scalar_type();
+  const int64_t most_row_bytes =
+      direction == Direction::forward ? kMostRowBytesForward : kMostRowBytesBackward;
   const int64_t batch = h_0.size(0), hidden = h_0.size(1);
-  if (dtype != at::kHalf && dtype != at::kBFloat16) return std::nullopt;
+  if (!has_kernels(input.scalar_type())) return std::nullopt;
   if (flat_size(input) == 0 || hidden == 0) return std::nullopt;
-  if (hidden % kHiddenMultiple != 0 || hidden > most_hidden) return std::nullopt;
+  const int64_t row_bytes = hidden * static_cast<int64_t>(h_0.element_size());
+  if (row_bytes % kRowBytesMultiple != 0 || row_bytes > most_row_bytes) return std::nullopt;
 
   if (!tuning) {
     const int64_t bytes = static_cast<int64_t>(input.element_size());
@@ -141,7 +147,8 @@ void run_persistent_forward(
   const Tensor gates =
       at::empty({most_rows(chunks), Cell::kGates * hidden}, compute_options(args.input));
   const Tensor x = as_operand(flat_rows(args.input));
-  const Tensor weights_x = as_operand(x_columns(args.weights, hidden));
+  const Tensor weights_x = as_padded_operand(
+      x_columns(args.weights, hidden), Cell::kGates * hidden, args.input.size(-1));
   const Operand weights_x_t = transposed(operand(weights_x));
   const Tensor weights_h = aligned(h_columns(args.weights, hidden));
   const Tensor h_0 = aligned(args.h_0);
@@ -219,9 +226,10 @@ void run_persistent_backward(
   }
 }
 
-// body of the 16-bit dtypes, for which there are kernels.
+// body of a dtype for which there are kernels.
 template <typename Body>
-decltype(auto) visit_16_bits(at::ScalarType dtype, const Body& body) {
+decltype(auto) visit_kernel_dtype(at::ScalarType dtype, const Body& body) {
+  if (dtype == at::kFloat) return body(static_cast<float*>(nullptr));
   return dtype == at::kHalf ? body(static_cast<c10::Half*>(nullptr))
                             : body(static_cast<c10::BFloat16*>(nullptr));
 }
@@ -235,7 +243,7 @@ std::optional<SequenceResult> persistent_forward(
   const int64_t hidden = args.h_0.size(1);
   const at::ScalarType dtype = args.input.scalar_type();
   const auto resident_blocks = [&](int tiles) {
-    return visit_16_bits(
+    return visit_kernel_dtype(
         dtype, [&]<typename T>(T*) { return resident_forward_blocks<T>(hidden, tiles); });
   };
   const std::optional<RowPlan> plan =
@@ -249,7 +257,7 @@ std::optional<SequenceResult> persistent_forward(
       state(args.c_0, args.h_0.sizes(), options),
       args.saves_activations() ? at::empty({flat_size(args.input), Cell::kSaved * hidden}, options)
                                : Tensor()};
-  visit_16_bits(
+  visit_kernel_dtype(
       dtype, [&]<typename T>(T*) { run_persistent_forward<T>(args, *plan, workspace_bytes, t); });
   return SequenceResult{t.output, t.h, t.c, t.activations};
 }
@@ -259,7 +267,7 @@ std::optional<Gradients> persistent_backward(
   const int64_t hidden = args.h_0.size(1);
   const at::ScalarType dtype = args.input.scalar_type();
   const auto resident_blocks = [&](int tiles) {
-    return visit_16_bits(
+    return visit_kernel_dtype(
         dtype, [&]<typename T>(T*) { return resident_backward_blocks<T>(hidden, tiles); });
   };
   const std::optional<RowPlan> plan =
@@ -271,7 +279,8 @@ std::optional<Gradients> persistent_backward(
       state(args.grad_h_n, args.h_0.sizes(), compute_options(args.input)),
       state(args.grad_c_n, args.h_0.sizes(), compute_options(args.input)),
       at::empty({flat_size(args.input), Cell::kGates * hidden}, args.input.options())};
-  visit_16_bits(dtype, [&]<typename T>(T*) { run_persistent_backward<T>(args, *plan, steps, t); });
+  visit_kernel_dtype(
+      dtype, [&]<typename T>(T*) { run_persistent_backward<T>(args, *plan, steps, t); });
   return sequence_gradients(args, steps, Gemm(dtype), t);
 }
 

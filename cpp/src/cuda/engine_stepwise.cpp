@@ -4,6 +4,12 @@
 //
 // Pre-activations and gradients of the state are of the compute dtype, as on the CPU:
 // 16-bit GEMMs accumulate in float32, and nothing is rounded before the cell has read it.
+//
+// What the GEMM of a step reads and writes is ours: the state, the recurrent weights, the
+// pre-activations, their gradients. So rows of all of these are padded with zeros to multiples of
+// 16 bytes (gemm.h), which with an odd H costs a copy of the weights per sequence, and per step
+// nothing: the element-wise kernel stores h in the state as it does in the output. GEMMs over many
+// steps take the caller's input and output as they are.
 #include "cell.h"
 #include "checkpointed.h"
 #include "cuda/elementwise.h"
@@ -15,39 +21,54 @@
 #include "tensor_views.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
 #include <algorithm>
+#include <array>
 
 namespace lltm::cuda {
 namespace {
 
 using at::Tensor;
 
+// H, and G * H, as rows of what the GEMM of a step takes.
+struct PaddedSizes {
+  int64_t hidden, gates;
+
+  PaddedSizes(int64_t hidden, at::ScalarType dtype)
+      : hidden(padded_cols(hidden, dtype)), gates(padded_cols(Cell::kGates * hidden, dtype)) {}
+};
+
 // What the steps of forward write. They update the state (B, H) in place.
 struct ForwardTensors {
-  Tensor output, h, c, activations, checkpoints;
-  Tensor gates;  // of one chunk
+  Tensor output, c, activations, checkpoints;
+  Tensor h;      // padded
+  Tensor gates;  // of one chunk, padded
 };
 
 ForwardTensors allocate(
-    const SequenceArgs& args, const std::vector<Step>& steps, const std::vector<Chunk>& chunks) {
+    const SequenceArgs& args,
+    const PaddedSizes& padded,
+    const std::vector<Step>& steps,
+    const std::vector<Chunk>& chunks) {
   const int64_t hidden = args.h_0.size(1);
   const auto options = args.input.options();
   return {
       at::empty(output_sizes(args.input, hidden), options),
-      state(args.h_0, args.h_0.sizes(), options),
       state(args.c_0, args.h_0.sizes(), options),
       args.saves_activations() ? at::empty({flat_size(args.input), Cell::kSaved * hidden}, options)
                                : Tensor(),
       empty_checkpoints(args, steps.size()),
-      at::empty({most_rows(chunks), Cell::kGates * hidden}, compute_options(args.input))};
+      padded_state(args.h_0, args.h_0.sizes(), padded.hidden, options),
+      at::empty({most_rows(chunks), padded.gates}, compute_options(args.input))};
 }
 
 template <typename T>
 void run_forward(
     const SequenceArgs& args,
+    const PaddedSizes& padded,
     const std::vector<Step>& steps,
     const std::vector<Chunk>& chunks,
     const ForwardTensors& t) {
@@ -55,8 +76,10 @@ void run_forward(
   // One GEMM for many steps needs one stride for all of its rows, so an input that is batch
   // first in memory is copied.
   const Tensor x = as_operand(flat_rows(args.input));
-  const Tensor weights_h = as_repeated_operand(h_columns(args.weights, hidden));
-  const Tensor weights_x = as_operand(x_columns(args.weights, hidden));
+  const Tensor weights_h =
+      as_padded_operand(h_columns(args.weights, hidden), padded.gates, padded.hidden);
+  const Tensor weights_x =
+      as_padded_operand(x_columns(args.weights, hidden), padded.gates, args.input.size(-1));
   const Operand weights_h_t = transposed(operand(weights_h));
   const Operand weights_x_t = transposed(operand(weights_x));
   const auto gates = read<compute_t<T>>(t.gates);
@@ -97,7 +120,8 @@ void run_backward(
   using C = compute_t<T>;
   const int64_t hidden = args.h_0.size(1);
   const bool want_h_0 = args.output_mask[1];
-  const Tensor weights_h = as_repeated_operand(h_columns(args.weights, hidden));
+  const Tensor weights_h =
+      as_padded_operand(h_columns(args.weights, hidden), t.dz.size(1), t.dh.size(1));
   const Operand weights_h_operand = operand(weights_h);
   const auto activations = read<T>(args.activations);
   const StepRows<T> grad_output(args.grad_output);
@@ -127,25 +151,35 @@ void run_backward(
 
 SequenceResult stepwise_forward(const SequenceArgs& args, int64_t workspace_bytes) {
   const at::ScalarType dtype = args.input.scalar_type();
-  const int64_t row_bytes = Cell::kGates * args.h_0.size(1) *
-                            static_cast<int64_t>(c10::elementSize(compute_dtype(dtype)));
+  const int64_t hidden = args.h_0.size(1);
+  const PaddedSizes padded(hidden, dtype);
+  const int64_t row_bytes =
+      padded.gates * static_cast<int64_t>(c10::elementSize(compute_dtype(dtype)));
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
   const std::vector<Chunk> chunks =
       plan_chunks(steps, workspace_bytes / std::max<int64_t>(row_bytes, 1));
-  const ForwardTensors t = allocate(args, steps, chunks);
+  const ForwardTensors t = allocate(args, padded, steps, chunks);
   visit_dtype<c10::Half, c10::BFloat16>(
-      dtype, [&]<typename T>(T*) { run_forward<T>(args, steps, chunks, t); });
-  return {t.output, t.h, t.c, args.saves_checkpoints() ? t.checkpoints : t.activations};
+      dtype, [&]<typename T>(T*) { run_forward<T>(args, padded, steps, chunks, t); });
+  return {
+      t.output,
+      unpadded(t.h, hidden),
+      t.c,
+      args.saves_checkpoints() ? t.checkpoints : t.activations};
 }
 
 Gradients stepwise_backward(const SequenceBackwardArgs& args) {
   const at::ScalarType dtype = args.input.scalar_type();
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
   const Gemm gemm(dtype);
+  const PaddedSizes padded(args.h_0.size(1), dtype);
+  const bool is_padded = padded.gates != Cell::kGates * args.h_0.size(1);
+  const std::array<int64_t, 2> dz_sizes = {flat_size(args.input), padded.gates};
+  const auto options = args.input.options();
   const BackwardTensors t = {
-      state(args.grad_h_n, args.h_0.sizes(), compute_options(args.input)),
+      padded_state(args.grad_h_n, args.h_0.sizes(), padded.hidden, compute_options(args.input)),
       state(args.grad_c_n, args.h_0.sizes(), compute_options(args.input)),
-      at::empty({flat_size(args.input), Cell::kGates * args.h_0.size(1)}, args.input.options())};
+      is_padded ? at::zeros(dz_sizes, options) : at::empty(dz_sizes, options)};
   visit_dtype<c10::Half, c10::BFloat16>(
       dtype, [&]<typename T>(T*) { run_backward<T>(args, steps, t, gemm); });
   return sequence_gradients(args, steps, gemm, t);

@@ -2,6 +2,7 @@
 
 #include <ATen/cuda/CUDAContextLight.h>
 #include <ATen/cuda/Exceptions.h>
+#include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include <cublas_v2.h>
@@ -12,6 +13,8 @@
 
 namespace lltm::cuda {
 namespace {
+
+constexpr int64_t kAccessBytes = 16;
 
 // Whether cuBLAS takes this stride between contiguous rows: they must not overlap, and its
 // kernels calculate with 32 bits. The stride of a single row does not matter.
@@ -79,17 +82,22 @@ at::Tensor as_operand(const at::Tensor& tensor) {
                                                                        : tensor.contiguous();
 }
 
-at::Tensor as_repeated_operand(const at::Tensor& tensor) {
-  constexpr int64_t kAccessBytes = 16;
-  const auto size = static_cast<int64_t>(tensor.element_size());
+int64_t padded_cols(int64_t cols, at::ScalarType dtype) {
+  const int64_t access = kAccessBytes / static_cast<int64_t>(c10::elementSize(dtype));
+  return (cols + access - 1) / access * access;
+}
+
+at::Tensor as_padded_operand(const at::Tensor& tensor, int64_t rows, int64_t cols) {
   const auto address = reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr());
-  const bool is_aligned =
-      address % kAccessBytes == 0 && tensor.stride(0) * size % kAccessBytes == 0;
-  const bool copy_is_aligned = tensor.size(1) * size % kAccessBytes == 0;
-  if (!is_aligned && copy_is_aligned && has_contiguous_rows(tensor)) {
-    return tensor.clone(at::MemoryFormat::Contiguous);
+  const int64_t row_bytes = tensor.stride(0) * static_cast<int64_t>(tensor.element_size());
+  if (tensor.size(0) == rows && tensor.size(1) == cols && has_contiguous_rows(tensor) &&
+      address % kAccessBytes == 0 && row_bytes % kAccessBytes == 0) {
+    return tensor;
   }
-  return as_operand(tensor);
+  const at::Tensor memory =
+      at::zeros({rows, padded_cols(cols, tensor.scalar_type())}, tensor.options());
+  memory.slice(0, 0, tensor.size(0)).slice(1, 0, tensor.size(1)).copy_(tensor);
+  return memory.slice(1, 0, cols);
 }
 
 Operand operand(const at::Tensor& tensor) {
@@ -131,6 +139,13 @@ Gemm::Gemm(at::ScalarType dtype) : dtype_(dtype), handle_(at::cuda::getCurrentCU
         static_cast<cublasMath_t>(
             CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)));
   }
+}
+
+bool Gemm::uses_tf32() const {
+  if (dtype_ != at::kFloat) return false;
+  cublasMath_t mode;
+  TORCH_CUDABLAS_CHECK(cublasGetMathMode(static_cast<cublasHandle_t>(handle_), &mode));
+  return mode == CUBLAS_TF32_TENSOR_OP_MATH;
 }
 
 void Gemm::operator()(const Operand& a, const Operand& b, const Result& c, bool accumulate) const {

@@ -31,10 +31,14 @@ struct Result {
 // The 2-d tensor itself where cuBLAS can read it in place, else a contiguous copy.
 at::Tensor as_operand(const at::Tensor& tensor);
 
-// The same for an operand of many GEMMs. cuBLAS's faster kernels read 16 bytes at a time: where
-// rows begin in between, as those of weights (G * H, H + I) with an odd H + I, and in a
-// contiguous copy they would not, a copy.
-at::Tensor as_repeated_operand(const at::Tensor& tensor);
+// cuBLAS's faster kernels read 16 bytes at a time. They need operands and results that begin at a
+// multiple of them, rows that do, and rows of that length. This is `cols` rounded up to it.
+std::int64_t padded_cols(std::int64_t cols, at::ScalarType dtype);
+
+// A 2-d tensor as an operand of many GEMMs, filled up with zeros to (rows, cols): the tensor itself
+// where that changes nothing and rows begin at multiples of 16 bytes, else a copy whose rows do.
+// Those of weights (G * H, H + I) do not where H + I is odd.
+at::Tensor as_padded_operand(const at::Tensor& tensor, std::int64_t rows, std::int64_t cols);
 
 // All of a tensor that as_operand returned, or rows [begin, begin + count) of it.
 Operand operand(const at::Tensor& tensor);
@@ -51,6 +55,9 @@ Result result_rows(const at::Tensor& tensor, std::int64_t begin, std::int64_t co
 class Gemm {
  public:
   explicit Gemm(at::ScalarType dtype);
+
+  // Whether it multiplies float32 in TF32, ten bits after the first of each factor.
+  bool uses_tf32() const;
 
   // C = A B, or C += A B. With K = 0, A B is zero. C is of the operands' dtype or, for the
   // 16-bit ones, of float32.

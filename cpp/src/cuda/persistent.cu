@@ -44,8 +44,13 @@ struct Gpu {
     return x;
   }
 
-  __device__ void publish(void* data, std::uint32_t word) const {
-    asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(data), "r"(word) : "memory");
+  __device__ void publish(void* data, const std::uint32_t (&words)[1]) const {
+    asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(data), "r"(words[0]) : "memory");
+  }
+  __device__ void publish(void* data, const std::uint32_t (&words)[2]) const {
+    asm volatile(
+        "st.relaxed.gpu.global.v2.b32 [%0], {%1, %2};" ::"l"(data), "r"(words[0]), "r"(words[1])
+        : "memory");
   }
 
   __device__ void wait(int polls) const {
@@ -55,7 +60,17 @@ struct Gpu {
 #endif
   }
 
-  // Before compute capability 8.0 there is no such instruction, and kernels are not launched.
+  // Before compute capability 8.0 there are no such instructions, and kernels are not launched.
+  template <typename T>
+  __device__ std::uint32_t operand(std::uint32_t word) const {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+    if constexpr (std::is_same_v<T, float>) {
+      asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(word) : "f"(__uint_as_float(word)));
+    }
+#endif
+    return word;
+  }
+
   template <typename T>
   __device__ void mma(
       float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) const {
@@ -63,6 +78,12 @@ struct Gpu {
     if constexpr (std::is_same_v<T, c10::BFloat16>) {
       asm volatile(
           "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+          "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    } else if constexpr (std::is_same_v<T, float>) {
+      asm volatile(
+          "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
           "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
           : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
           : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -137,7 +158,7 @@ void launch_cooperatively(
 template <typename T>
 std::int64_t resident_forward_blocks(std::int64_t hidden, int tiles) {
   std::int64_t blocks = 0;
-  visit_forward_kernel(hidden, tiles, [&](auto units_k, auto tile_count) {
+  visit_forward_kernel<T>(hidden, tiles, [&](auto units_k, auto tile_count) {
     const auto kernel = lltm_persistent_forward<units_k, tile_count, T>;
     blocks =
         resident_blocks(reinterpret_cast<const void*>(kernel), shared_bytes<tile_count, kGates>());
@@ -148,7 +169,7 @@ std::int64_t resident_forward_blocks(std::int64_t hidden, int tiles) {
 template <typename T>
 std::int64_t resident_backward_blocks(std::int64_t hidden, int tiles) {
   std::int64_t blocks = 0;
-  visit_backward_kernel(hidden, tiles, [&](auto units_k, auto tile_count) {
+  visit_backward_kernel<T>(hidden, tiles, [&](auto units_k, auto tile_count) {
     const auto kernel = lltm_persistent_backward<units_k, tile_count, T>;
     blocks = resident_blocks(reinterpret_cast<const void*>(kernel), shared_bytes<tile_count, 1>());
   });
@@ -172,7 +193,7 @@ void mark_absent(void* data, std::int64_t bytes, Stream stream) {
 template <typename T>
 void launch_persistent_forward(
     const PersistentForwardArgs<T>& args, std::int64_t groups, int tiles, Stream stream) {
-  visit_forward_kernel(args.hidden, tiles, [&](auto units_k, auto tile_count) {
+  visit_forward_kernel<T>(args.hidden, tiles, [&](auto units_k, auto tile_count) {
     launch_cooperatively(
         lltm_persistent_forward<units_k, tile_count, T>,
         args,
@@ -185,7 +206,7 @@ void launch_persistent_forward(
 template <typename T>
 void launch_persistent_backward(
     const PersistentBackwardArgs<T>& args, std::int64_t groups, int tiles, Stream stream) {
-  visit_backward_kernel(args.hidden, tiles, [&](auto units_k, auto tile_count) {
+  visit_backward_kernel<T>(args.hidden, tiles, [&](auto units_k, auto tile_count) {
     launch_cooperatively(
         lltm_persistent_backward<units_k, tile_count, T>,
         args,
@@ -195,14 +216,20 @@ void launch_persistent_backward(
   });
 }
 
+template std::int64_t resident_forward_blocks<float>(std::int64_t, int);
 template std::int64_t resident_forward_blocks<c10::Half>(std::int64_t, int);
 template std::int64_t resident_forward_blocks<c10::BFloat16>(std::int64_t, int);
+template std::int64_t resident_backward_blocks<float>(std::int64_t, int);
 template std::int64_t resident_backward_blocks<c10::Half>(std::int64_t, int);
 template std::int64_t resident_backward_blocks<c10::BFloat16>(std::int64_t, int);
+template void launch_persistent_forward(
+    const PersistentForwardArgs<float>&, std::int64_t, int, Stream);
 template void launch_persistent_forward(
     const PersistentForwardArgs<c10::Half>&, std::int64_t, int, Stream);
 template void launch_persistent_forward(
     const PersistentForwardArgs<c10::BFloat16>&, std::int64_t, int, Stream);
+template void launch_persistent_backward(
+    const PersistentBackwardArgs<float>&, std::int64_t, int, Stream);
 template void launch_persistent_backward(
     const PersistentBackwardArgs<c10::Half>&, std::int64_t, int, Stream);
 template void launch_persistent_backward(

@@ -6,6 +6,9 @@
 // consumer polls until it is there. Memory that is "absent", all bits set, says that it is
 // not: no value has that bit pattern, because every NaN is stored as the same one.
 //
+// T is a 16-bit type or float. Float is multiplied in TF32, each factor rounded to it when it is
+// read; what is stored or exchanged has all its bits.
+//
 // No header of ATen: persistent.cu, which nvcc compiles, includes this file too.
 #pragma once
 
@@ -26,14 +29,16 @@ constexpr int kWarpLanes = 32;
 // How many tiles of rows a group may have; kernels exist for these.
 constexpr int kTileCounts[] = {1, 2, 4};
 
-// H has to be a multiple of 8, so that 16 bytes of a state belong to one row and one gate. With
-// more hidden units than these, the weights of a thread would not fit in registers.
-constexpr std::int64_t kHiddenMultiple = 8;
-constexpr int kWarpK = 32;  // the K of a warp is a multiple of this
+// The bytes of a row of h have to be a multiple of 16, so that 16 bytes of a state belong to one
+// row and one gate. With more of them than these, the weights of a thread would not fit in
+// registers: H is at most 1536 forward and 1024 backward in 16 bits, and half of that in float.
+constexpr std::int64_t kRowBytesMultiple = 16;
+constexpr int kWarpBytes = 64;  // the K of a warp is a multiple of this, in each row
 constexpr int kMostUnitsForward = 18 / Cell::kGates;
 constexpr int kMostUnitsBackward = 12;
-constexpr std::int64_t kMostHiddenForward = kMostUnitsForward * kWarps * kWarpK;
-constexpr std::int64_t kMostHiddenBackward = kMostUnitsBackward * kWarps * kWarpK / Cell::kGates;
+constexpr std::int64_t kMostRowBytesForward = kMostUnitsForward * kWarps * kWarpBytes;
+constexpr std::int64_t kMostRowBytesBackward =
+    kMostUnitsBackward * kWarps * kWarpBytes / Cell::kGates;
 
 // `count` steps of `rows` rows each.
 struct StepRun {

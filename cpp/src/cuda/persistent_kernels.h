@@ -6,11 +6,19 @@
 //     Sums* shared() const                       shared_sums() of them
 //     void sync_warp(), sync_block()
 //     Words read(const void*)                    16 bytes that may be written meanwhile
-//     void publish(void*, std::uint32_t)         4 bytes that may be read meanwhile
+//     void publish(void*, const std::uint32_t (&)[n])
+//                                                4 bytes, or 8, that may be read meanwhile
 //     void wait(int polls)                       between two polls; ends the program after
 //                                                very many
+//     std::uint32_t operand<T>(std::uint32_t)    a word as mma<T> reads it: float32 rounded
+//                                                to TF32, anything else as it is
 //     void mma<T>(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t, std::uint32_t)
-//                                                mma.m16n8k16: d += a b, by a whole warp
+//                                                d += a b, by a whole warp: mma.m16n8k16 of
+//                                                16 bits, mma.m16n8k8 of TF32
+//
+// The layouts of the two instructions are the same, word by word: where one has two elements of
+// 16 bits, the other has one of 32. So in everything below K is counted in words, or in bytes,
+// and a dtype shows only where an element is read or written.
 //
 // Where all lanes of a warp have to take part (mma, sync_warp), and all threads of a block
 // (sync_block), conditions are the same for all of them.
@@ -30,7 +38,7 @@ namespace {
 
 // ---- words ------------------------------------------------------------------
 
-// Two neighbouring units of 16 bits.
+// Two neighbouring units of 16 bits, or one of 32.
 constexpr std::uint32_t kAbsent = 0xFFFFFFFF;
 
 struct alignas(16) Words {
@@ -42,49 +50,52 @@ struct Pair {
   T values[2];
 };
 
+template <typename T>
+struct PairWords {
+  std::uint32_t w[sizeof(Pair<T>) / sizeof(std::uint32_t)];
+};
+
 // Of any type, moved by one instruction: as a pair, it would be two.
 using Word [[gnu::may_alias]] = std::uint32_t;
+using LongWord [[gnu::may_alias]] = std::uint64_t;
 
 LLTM_CELL_INLINE bool is_there(const Words& x) {
   return x.w[0] != kAbsent && x.w[1] != kAbsent && x.w[2] != kAbsent && x.w[3] != kAbsent;
 }
 
-// Rounded; every NaN becomes the same, so that no two make an absent word.
+// Rounded; every NaN becomes the same, so that none, and no two, make an absent word.
 template <typename T>
 LLTM_CELL_INLINE T narrow(float x) {
-  constexpr std::uint16_t kNaN = 0x7FFF;  // in both formats
+  using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint16_t>;
+  constexpr Bits kNaN = static_cast<Bits>(0x7FFFFFFF >> (32 - 8 * sizeof(T)));  // in all formats
   return x == x ? static_cast<T>(x) : math::bit_cast<T>(kNaN);
 }
 
 template <typename T>
-LLTM_CELL_INLINE std::uint32_t word_of(const float (&values)[2]) {
-  return math::bit_cast<std::uint32_t>(Pair<T>{{narrow<T>(values[0]), narrow<T>(values[1])}});
+LLTM_CELL_INLINE PairWords<T> words_of(const float (&values)[2]) {
+  return math::bit_cast<PairWords<T>>(Pair<T>{{narrow<T>(values[0]), narrow<T>(values[1])}});
 }
 
 template <typename T>
 LLTM_CELL_INLINE void load_pair(const T* x, float (&values)[2]) {
-  const auto pair = math::bit_cast<Pair<T>>(*reinterpret_cast<const Word*>(x));
+  Pair<T> pair;
+  if constexpr (sizeof(pair) == sizeof(LongWord)) {
+    pair = math::bit_cast<Pair<T>>(*reinterpret_cast<const LongWord*>(x));
+  } else {
+    pair = math::bit_cast<Pair<T>>(*reinterpret_cast<const Word*>(x));
+  }
   values[0] = static_cast<float>(pair.values[0]);
   values[1] = static_cast<float>(pair.values[1]);
 }
 
 template <typename T>
 LLTM_CELL_INLINE void store_pair(T* x, const float (&values)[2]) {
-  *reinterpret_cast<Word*>(x) = word_of<T>(values);
-}
-
-struct alignas(8) FloatPair {
-  float values[2];
-};
-
-LLTM_CELL_INLINE void load_pair(const float* x, float (&values)[2]) {
-  const FloatPair pair = *reinterpret_cast<const FloatPair*>(x);
-  values[0] = pair.values[0];
-  values[1] = pair.values[1];
-}
-
-LLTM_CELL_INLINE void store_pair(float* x, const float (&values)[2]) {
-  *reinterpret_cast<FloatPair*>(x) = {{values[0], values[1]}};
+  const PairWords<T> words = words_of<T>(values);
+  if constexpr (sizeof(words) == sizeof(LongWord)) {
+    *reinterpret_cast<LongWord*>(x) = math::bit_cast<std::uint64_t>(words);
+  } else {
+    *reinterpret_cast<Word*>(x) = words.w[0];
+  }
 }
 
 // ---- steps ------------------------------------------------------------------
@@ -129,7 +140,9 @@ LLTM_CELL_INLINE void for_each_step(const LaunchSteps& steps, const Body& body) 
 // ---- which thread has what --------------------------------------------------
 
 // What two neighbouring units of one row got from the K of one warp.
-using Sums = FloatPair;
+struct alignas(8) Sums {
+  float values[2];
+};
 
 // Two buffers: the element-wise part of a step reads one while warps that are ahead write
 // the other.
@@ -166,11 +179,13 @@ LLTM_CELL_INLINE std::int64_t first_row_of(const Machine& m, std::int64_t first_
 
 // ---- the recurrent product --------------------------------------------------
 
-// K is divided into units of kWarpK, dealt to the warps in turn. Within one, K is permuted, for A
-// and B alike: lane % 4 = q has elements 8q to 8q+7, so that 16 bytes of a row of B are two
-// operands of mma.
+// K is divided into units of kWarpBytes, dealt to the warps in turn. Within one, K is permuted,
+// for A and B alike: lane % 4 = q has bytes 16q to 16q+15, so that 16 bytes of a row of B are the
+// operands of two mma.
+template <typename T>
 LLTM_CELL_INLINE std::int64_t k_of(int warp, int lane, int j) {
-  return std::int64_t{kWarpK} * (warp + kWarps * j) + 8 * (lane % 4);
+  const std::int64_t byte = std::int64_t{kWarpBytes} * (warp + kWarps * j) + 16 * (lane % 4);
+  return byte / static_cast<std::int64_t>(sizeof(T));
 }
 
 // A: a matrix (kSliceUnits, K) whose rows are units. Row r of A's tile is unit 2r, and row
@@ -180,12 +195,12 @@ struct Weights {
   std::uint32_t a[kUnitsK][2][4];
 
   // `units` rows are there, `k_size` elements apart; the others count as zero.
-  template <typename T>
+  template <typename T, typename Machine>
   LLTM_CELL_INLINE void load(
-      const T* rows, std::int64_t units, std::int64_t k_size, int warp, int lane) {
+      Machine& m, const T* rows, std::int64_t units, std::int64_t k_size, int warp, int lane) {
     LLTM_UNROLL
     for (int j = 0; j < kUnitsK; ++j) {
-      const std::int64_t k = k_of(warp, lane, j);
+      const std::int64_t k = k_of<T>(warp, lane, j);
       LLTM_UNROLL
       for (int odd = 0; odd < 2; ++odd) {
         const std::int64_t unit = 2 * (lane / 4) + odd;
@@ -195,8 +210,8 @@ struct Weights {
         }
         LLTM_UNROLL
         for (int part = 0; part < 2; ++part) {
-          a[j][part][odd] = x.w[2 * part];
-          a[j][part][2 + odd] = x.w[2 * part + 1];
+          a[j][part][odd] = m.template operand<T>(x.w[2 * part]);
+          a[j][part][2 + odd] = m.template operand<T>(x.w[2 * part + 1]);
         }
       }
     }
@@ -213,7 +228,7 @@ struct States {
   LLTM_CELL_INLINE void load(Machine& m, const T* row, std::int64_t k_size, int warp, int lane) {
     LLTM_UNROLL
     for (int j = 0; j < kUnitsK; ++j) {
-      const std::int64_t k = k_of(warp, lane, j);
+      const std::int64_t k = k_of<T>(warp, lane, j);
       x[j] = row != nullptr && k < k_size ? m.read(row + k) : Words{};
     }
   }
@@ -226,7 +241,7 @@ struct States {
     for (int j = 0; j < kUnitsK; ++j) {
       while (!is_there(x[j])) {
         m.wait(++polls);
-        x[j] = m.read(row + k_of(warp, lane, j));
+        x[j] = m.read(row + k_of<T>(warp, lane, j));
       }
     }
   }
@@ -239,9 +254,10 @@ struct Source {
   bool polled;
 };
 
-// Two tiles in flight hide the latency of reading, where registers are left.
-template <int kUnitsK, int kTiles, int kOutputs>
-constexpr bool kReadsAhead = kTiles > 1 && (kOutputs + 1) * kUnitsK <= 24;
+// Two tiles in flight hide the latency of reading, where registers are left: rounding float to
+// TF32 takes some.
+template <typename T, int kUnitsK, int kTiles, int kOutputs>
+constexpr bool kReadsAhead = kTiles > 1 && (kOutputs + 1) * kUnitsK <= (sizeof(T) == 4 ? 20 : 24);
 
 // The sums of products of `tiles` tiles (the same number for all threads), into `sums`.
 // source(tile) is this lane's row of the state.
@@ -253,7 +269,7 @@ LLTM_CELL_INLINE void multiply(
     std::int64_t k_size,
     const Rows& source,
     Sums* sums) {
-  constexpr bool kAhead = kReadsAhead<kUnitsK, kTiles, kOutputs>;
+  constexpr bool kAhead = kReadsAhead<T, kUnitsK, kTiles, kOutputs>;
   const int warp = m.thread() / kWarpLanes, lane = m.thread() % kWarpLanes;
   States<kUnitsK> states[kAhead ? 2 : 1];
   if (kAhead) states[0].load(m, source(0).row, k_size, warp, lane);
@@ -273,10 +289,11 @@ LLTM_CELL_INLINE void multiply(
       for (int j = 0; j < kUnitsK; ++j) {
         LLTM_UNROLL
         for (int part = 0; part < 2; ++part) {
+          const std::uint32_t b0 = m.template operand<T>(now.x[j].w[2 * part]);
+          const std::uint32_t b1 = m.template operand<T>(now.x[j].w[2 * part + 1]);
           LLTM_UNROLL
           for (int n = 0; n < kOutputs; ++n) {
-            m.template mma<T>(
-                d[n], weights[n].a[j][part], now.x[j].w[2 * part], now.x[j].w[2 * part + 1]);
+            m.template mma<T>(d[n], weights[n].a[j][part], b0, b1);
           }
         }
       }
@@ -318,7 +335,8 @@ LLTM_CELL_INLINE void persistent_forward(const PersistentForwardArgs<T>& a, Mach
   Weights<kUnitsK> weights[kGates];
   LLTM_UNROLL
   for (int k = 0; k < kGates; ++k) {
-    weights[k].load(a.weights + (k * hidden + slice) * hidden, hidden - slice, hidden, warp, lane);
+    const T* const rows = a.weights + (k * hidden + slice) * hidden;
+    weights[k].load(m, rows, hidden - slice, hidden, warp, lane);
   }
 
   const Place p = Place::of<kTiles>(m, first_row);
@@ -377,7 +395,7 @@ LLTM_CELL_INLINE void persistent_forward(const PersistentForwardArgs<T>& a, Mach
         c[j] = static_cast<float>(static_cast<T>(y.c));
       }
       const std::int64_t row = step.offset + p.row;
-      m.publish(a.output + row * hidden + p.unit, word_of<T>(h));
+      m.publish(a.output + row * hidden + p.unit, words_of<T>(h).w);
       if (a.activations != nullptr) {
         T* const activations = a.activations + row * kSaved * hidden + p.unit;
         LLTM_UNROLL
@@ -405,7 +423,7 @@ LLTM_CELL_INLINE void persistent_backward(const PersistentBackwardArgs<T>& a, Ma
   const std::int64_t k_size = kGates * hidden;
 
   Weights<kUnitsK> weights[1];
-  weights[0].load(a.weights + slice * k_size, hidden - slice, k_size, warp, lane);
+  weights[0].load(m, a.weights + slice * k_size, hidden - slice, k_size, warp, lane);
 
   const Place p = Place::of<kTiles>(m, first_row);
   const bool has_state = p.takes_part && p.row < a.batch && p.unit < hidden;
@@ -464,7 +482,8 @@ LLTM_CELL_INLINE void persistent_backward(const PersistentBackwardArgs<T>& a, Ma
       }
       LLTM_UNROLL
       for (int k = 0; k < kGates; ++k) {
-        m.publish(a.dz + (step.offset + p.row) * k_size + k * hidden + p.unit, word_of<T>(dz[k]));
+        T* const to = a.dz + (step.offset + p.row) * k_size + k * hidden + p.unit;
+        m.publish(to, words_of<T>(dz[k]).w);
       }
     }
   });
@@ -485,10 +504,10 @@ using ForwardUnitsK =
     decltype(counted_from_1(std::make_integer_sequence<int, kMostUnitsForward>()));
 using BackwardUnitsK = std::integer_sequence<int, 2, 3, 6, 9, kMostUnitsBackward>;
 
-// Calls body with the smallest of them that is enough, as a constant.
+// Calls body with the smallest of them that is enough for so many bytes of K, as a constant.
 template <int... kUnitsK, typename Body>
-void visit_units_k(std::integer_sequence<int, kUnitsK...>, std::int64_t k_size, const Body& body) {
-  const std::int64_t needed = (k_size + kWarps * kWarpK - 1) / (kWarps * kWarpK);
+void visit_units_k(std::integer_sequence<int, kUnitsK...>, std::int64_t bytes, const Body& body) {
+  const std::int64_t needed = (bytes + kWarps * kWarpBytes - 1) / (kWarps * kWarpBytes);
   bool found = false;
   ((!found && needed <= kUnitsK ? (found = true, body(std::integral_constant<int, kUnitsK>()))
                                 : void()),
@@ -504,15 +523,17 @@ void visit_tiles(int tiles, const Body& body) {
 }
 
 // Calls body(units of K, tiles), both as constants.
-template <typename Body>
+template <typename T, typename Body>
 void visit_forward_kernel(std::int64_t hidden, int tiles, const Body& body) {
-  visit_units_k(ForwardUnitsK(), hidden, [&](auto units_k) {
+  const std::int64_t bytes = hidden * static_cast<std::int64_t>(sizeof(T));
+  visit_units_k(ForwardUnitsK(), bytes, [&](auto units_k) {
     visit_tiles(tiles, [&](auto t) { body(units_k, t); });
   });
 }
-template <typename Body>
+template <typename T, typename Body>
 void visit_backward_kernel(std::int64_t hidden, int tiles, const Body& body) {
-  visit_units_k(BackwardUnitsK(), kGates * hidden, [&](auto units_k) {
+  const std::int64_t bytes = kGates * hidden * static_cast<std::int64_t>(sizeof(T));
+  visit_units_k(BackwardUnitsK(), bytes, [&](auto units_k) {
     visit_tiles(tiles, [&](auto t) { body(units_k, t); });
   });
 }

@@ -1,6 +1,7 @@
 #include "cuda/sequence_gradients.h"
 
 #include "cuda/sequence_tensors.h"
+#include "cuda/weight_gradients.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/sum.h>
@@ -11,7 +12,8 @@ namespace {
 using at::Tensor;
 
 Tensor input_gradient(const SequenceBackwardArgs& args, const Gemm& gemm, const Tensor& dz) {
-  const Tensor weights_x = as_operand(x_columns(args.weights, args.h_0.size(1)));
+  const Tensor weights_x =
+      as_padded_operand(x_columns(args.weights, args.h_0.size(1)), dz.size(1), args.input.size(-1));
   const Tensor d_input = at::empty(args.input.sizes(), args.input.options());
   gemm(operand(dz), operand(weights_x), result(flat_rows(d_input)), /*accumulate=*/false);
   return d_input;
@@ -25,22 +27,20 @@ Tensor weight_gradients(
     const Gemm& gemm,
     const Tensor& dz) {
   const int64_t hidden = args.h_0.size(1);
+  const at::ScalarType dtype = args.input.scalar_type();
   const Tensor x = as_operand(flat_rows(args.input));
   const Tensor output = as_operand(flat_rows(args.output));
   const Tensor h_0 = as_operand(args.h_0);
   const Tensor d_weights = at::empty(args.weights.sizes(), compute_options(args.input));
-  const Result d_weights_h = result(h_columns(d_weights, hidden));
-  const Result d_weights_x = result(x_columns(d_weights, hidden));
+  WeightGradientGemm d_weights_h(gemm, dtype, h_columns(d_weights, hidden));
+  WeightGradientGemm d_weights_x(gemm, dtype, x_columns(d_weights, hidden));
 
-  const std::vector<StateSpan> spans = states_before(steps, 0, steps.size());
-  if (spans.empty()) d_weights.zero_();
-  bool accumulate = false;
-  for (const auto [row, source, count, initial] : spans) {
-    const Operand h = operand_rows(initial ? h_0 : output, source, count);
-    gemm(transposed(operand_rows(dz, row, count)), h, d_weights_h, accumulate);
-    accumulate = true;
+  for (const auto [row, source, count, initial] : states_before(steps, 0, steps.size())) {
+    d_weights_h.add(dz, row, initial ? h_0 : output, source, count);
   }
-  gemm(transposed(operand(dz)), operand(x), d_weights_x, /*accumulate=*/false);
+  d_weights_x.add(dz, 0, x, 0, x.size(0));
+  d_weights_h.finish();
+  d_weights_x.finish();
   return d_weights;
 }
 
@@ -54,13 +54,15 @@ Gradients sequence_gradients(
   const at::ScalarType dtype = args.input.scalar_type();
   const at::ScalarType carried_dtype = args.segment ? compute_dtype(dtype) : dtype;
   const auto [want_input, want_h_0, want_c_0, want_weights, want_bias] = args.output_mask;
+  const int64_t hidden = args.h_0.size(1);
+  const Tensor dz = t.dz.slice(1, 0, args.weights.size(0));
   return {
       want_input ? input_gradient(args, gemm, t.dz) : Tensor(),
-      want_h_0 ? t.dh.to(carried_dtype) : Tensor(),
+      want_h_0 ? unpadded(t.dh, hidden).to(carried_dtype) : Tensor(),
       want_c_0 ? t.dc.to(carried_dtype) : Tensor(),
-      want_weights ? weight_gradients(args, steps, gemm, t.dz).to(carried_dtype) : Tensor(),
+      want_weights ? weight_gradients(args, steps, gemm, dz).to(carried_dtype) : Tensor(),
       // ATen's sum adds in a fixed order, in float32.
-      want_bias ? t.dz.sum(0, /*keepdim=*/false, carried_dtype) : Tensor()};
+      want_bias ? dz.sum(0, /*keepdim=*/false, carried_dtype) : Tensor()};
 }
 
 }  // namespace lltm::cuda

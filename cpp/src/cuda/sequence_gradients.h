@@ -10,7 +10,8 @@
 namespace lltm::cuda {
 
 // What the steps of backward write: the gradients of the state, updated in place and final
-// for a row after its first step, and those of the pre-activations, in the tensors' dtype.
+// for a row after its first step, and those of the pre-activations, in the tensors' dtype. Rows of
+// dh and dz may be filled up with columns of zeros.
 struct BackwardTensors {
   at::Tensor dh, dc, dz;
 };
