@@ -537,7 +537,7 @@ TEST(PersistentTuning, BackwardTakesTheWayThatIsAskedForToo) {
 
 // A launch that goes on from a step which never ran: nobody publishes the words that it waits for.
 TEST(PersistentLaunch, AWordThatNeverComesEndsIt) {
-  const Temporarily few(most_polls, 50);
+  const Temporarily few(most_polls, 5);
   const at::TensorOptions options(at::kFloat);
   const at::Tensor state = at::zeros({1, 16}, options), weights = at::zeros({48 * 16}, options);
   const at::Tensor gates = at::zeros({2, 48}, options), dz = at::zeros({2, 48}, options);
