@@ -235,7 +235,7 @@ PRODUCT_FLOPS = 2.0 * PRODUCT_SIZE**3
 
 
 def product(dtype: torch.dtype, onednn: bool) -> Callable[[], object]:
-    """Returns a large matrix product: by oneDNN, whose micro-kernel lltm uses, or by torch.mm."""
+    """Returns a large matrix product, by oneDNN or by torch.mm."""
     a, b = (torch.randn(PRODUCT_SIZE, PRODUCT_SIZE).to(dtype) for _ in range(2))
     if onednn:
         return partial(torch.ops.aten.mkldnn_linear, a.to_mkldnn(), b.to_mkldnn())
