@@ -492,7 +492,7 @@ TEST(PersistentTuning, AWayThatIsAskedForIsTakenOrNone) {
   const Tensors expected = with_tuning({4, 0});
   for (const auto& [tiles, count] : {std::pair(1, 2), {2, 1}, {4, 1}}) {
     Tensors results;
-    EXPECT_EQ(launches([&] { results = with_tuning({tiles, 20}); }), count) << tiles;
+    EXPECT_EQ(launches([&, tiles = tiles] { results = with_tuning({tiles, 20}); }), count) << tiles;
     EXPECT_TRUE(identical(results, expected)) << tiles;
     EXPECT_EQ(last_poll_nanoseconds, 20);
   }
@@ -526,7 +526,7 @@ TEST(PersistentTuning, BackwardTakesTheWayThatIsAskedForToo) {
   const Tensors expected = with_tuning({4, 0});
   for (const auto& [tiles, count] : {std::pair(1, 2), {2, 1}, {4, 1}}) {
     Tensors results;
-    EXPECT_EQ(launches([&] { results = with_tuning({tiles, 40}); }), count) << tiles;
+    EXPECT_EQ(launches([&, tiles = tiles] { results = with_tuning({tiles, 40}); }), count) << tiles;
     EXPECT_TRUE(identical(results, expected)) << tiles;
     EXPECT_EQ(last_poll_nanoseconds, 40);
   }
