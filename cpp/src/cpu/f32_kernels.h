@@ -105,20 +105,18 @@ constexpr GemmTiles kTiles[kTileVectors] = {
     make_tiles<1, 1, 2, 3, 4, 5, 6>(), make_tiles<2, 1, 2, 3, 4, 5, 6>()};
 #endif
 
-// `total` in nearly equal parts of at most `most`, the longer ones first. Divisions are slow: one
-// for all parts.
+// `total` in nearly equal parts of at most `most`, the longer ones first. Divisions are slow: two for
+// all parts.
 struct Parts {
   LLTM_CELL_INLINE Parts(std::int64_t total, std::int64_t most)
-      : Parts(total, (total + most - 1) / most, 0) {}
+      : count((total + most - 1) / most),
+        shortest(total / count),
+        longer(total - shortest * count) {}
   LLTM_CELL_INLINE std::int64_t size(std::int64_t part) const {
     return shortest + (part < longer ? 1 : 0);
   }
 
   std::int64_t count, shortest, longer;
-
- private:
-  LLTM_CELL_INLINE Parts(std::int64_t total, std::int64_t parts, int)
-      : count(parts), shortest(total / parts), longer(total - total / parts * parts) {}
 };
 
 // All rows of a panel of columns.
@@ -139,11 +137,11 @@ LLTM_CELL_INLINE void gemm_panel(const Parts& heights, const GemmTiles& tiles, G
 
 // The width of panels, in vectors, that makes the fewest tiles of C.
 LLTM_CELL_INLINE std::int64_t panel_vectors(std::int64_t m, std::int64_t vectors) {
-  std::int64_t best = 1, fewest = 0;
+  std::int64_t best = 0, fewest = 0;
   for (std::int64_t width = at_most(vectors, kTileVectors); width > 0; --width) {
     const auto high = static_cast<std::int64_t>(kTiles[width - 1].rows);
     const std::int64_t tiles = (vectors + width - 1) / width * ((m + high - 1) / high);
-    if (fewest == 0 || tiles < fewest) {
+    if (best == 0 || tiles < fewest) {
       best = width;
       fewest = tiles;
     }
