@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -39,6 +40,25 @@ struct Values {
   std::vector<float> data;
 };
 
+// The same in a storage type: rounded to it, and stored.
+std::vector<float> stored(const Kernels& /*kernels*/, Values& values, float /*type*/) {
+  return values.data;
+}
+template <typename T>
+std::vector<T> stored(const ArrayConvert<T>& convert, Values& values) {
+  const auto size = static_cast<int64_t>(values.data.size());
+  std::vector<T> result(size);
+  convert.store(values.data.data(), result.data(), size);
+  convert.load(result.data(), values.data.data(), size);
+  return result;
+}
+std::vector<Half> stored(const Kernels& kernels, Values& values, Half /*type*/) {
+  return stored(kernels.convert_f16, values);
+}
+std::vector<BFloat16> stored(const Kernels& kernels, Values& values, BFloat16 /*type*/) {
+  return stored(kernels.convert_bf16, values);
+}
+
 class F32Kernels : public testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
@@ -60,24 +80,37 @@ class PackedF32 : public F32Kernels {
  protected:
   void SetUp() override {
     F32Kernels::SetUp();
-    if (!IsSkipped() && kernels_->gemm_f32 == nullptr) GTEST_SKIP() << "the baseline has none";
+    if (!IsSkipped() && kernels_->gemm_f32.multiply == nullptr)
+      GTEST_SKIP() << "the baseline has none";
   }
 
-  // C = A B or C += A B, in chains of `chain` products, with every element beside float64.
+  // C = A B or C += A B, in chains of `chain` products, with every element beside float64; B of
+  // each storage type.
   void check(int64_t m, int64_t n, int64_t k, int64_t chain, bool accumulate) const {
-    SCOPED_TRACE(testing::Message() << "m " << m << ", n " << n << ", k " << k);
+    check_of<float>(m, n, k, chain, accumulate);
+    check_of<Half>(m, n, k, chain, accumulate);
+    check_of<BFloat16>(m, n, k, chain, accumulate);
+  }
+
+  template <typename B>
+  void check_of(int64_t m, int64_t n, int64_t k, int64_t chain, bool accumulate) const {
+    SCOPED_TRACE(
+        testing::Message() << "m " << m << ", n " << n << ", k " << k << ", " << sizeof(B)
+                           << " bytes");
     const Values a(m, k, 1, /*gap=*/3);
-    const Values b(k, n, 2, /*gap=*/m % 2);
+    Values b(k, n, 2, /*gap=*/m % 2);
+    const std::vector<B> b_stored = stored(*kernels_, b, B{});
     const Values before(m, n, 3, /*gap=*/5);
     Values c = before;
     if (!accumulate) std::fill(c.data.begin(), c.data.end(), kNaN);
-    kernels_->gemm_f32(
-        m,
-        a.matrix(),
-        {b.data.data(), k, n, b.stride},
-        {c.data.data(), c.stride},
-        chain,
-        accumulate);
+    (kernels_->*kGemmsF32<B>)
+        .multiply(
+            m,
+            a.matrix(),
+            {b_stored.data(), k, n, b.stride},
+            {c.data.data(), c.stride},
+            chain,
+            accumulate);
     for (int64_t i = 0; i < m; ++i) {
       for (int64_t j = 0; j < n; ++j) {
         double sum = accumulate ? before.at(i, j) : 0, magnitude = std::abs(sum);
@@ -122,27 +155,42 @@ TEST_P(PackedF32, RowsDoNotDependOnEachOther) {
   const Values a(9, 40, 1), b(40, 50, 2);
   const PackedB<const float> packed = {b.data.data(), 40, 50, 50};
   std::vector<float> all(9 * 50), one(50);
-  kernels_->gemm_f32(9, a.matrix(), packed, {all.data(), 50}, 64, /*accumulate=*/false);
+  kernels_->gemm_f32.multiply(9, a.matrix(), packed, {all.data(), 50}, 64, /*accumulate=*/false);
   for (int64_t r = 0; r < 9; ++r) {
-    kernels_->gemm_f32(1, a.matrix().from(r), packed, {one.data(), 50}, 64, /*accumulate=*/false);
+    kernels_->gemm_f32.multiply(
+        1, a.matrix().from(r), packed, {one.data(), 50}, 64, /*accumulate=*/false);
     for (int64_t j = 0; j < 50; ++j) ASSERT_EQ(one[j], all[r * 50 + j]);
   }
 }
 
 // ---- in place ---------------------------------------------------------------
 
-template <typename C>
+template <typename C, typename B>
 void check_in_place(
-    void (*gemm)(int64_t, const InPlaceGemm<C>&), int64_t m, int64_t n, int64_t k0, int64_t k1) {
-  SCOPED_TRACE(testing::Message() << "m " << m << ", n " << n << ", k " << k0 << " + " << k1);
-  const Values a0(m, k0, 1, 3), a1(m, k1, 2), b(n, k0 + k1, 3, 2);
+    const Kernels& kernels,
+    void (*gemm)(int64_t, const InPlaceGemm<C, B>&),
+    int64_t m,
+    int64_t n,
+    int64_t k0,
+    int64_t k1) {
+  SCOPED_TRACE(
+      testing::Message() << "m " << m << ", n " << n << ", k " << k0 << " + " << k1 << ", "
+                         << sizeof(B) << " bytes");
+  const Values a0(m, k0, 1, 3), a1(m, k1, 2);
+  Values b(n, k0 + k1, 3, 2);
+  const std::vector<B> b_stored = stored(kernels, b, B{});
   const int64_t stride = n + 3;
   for (const bool accumulate : {false, true}) {
     const std::vector<C> before(
         m * stride, accumulate ? C{2} : std::numeric_limits<C>::quiet_NaN());
     std::vector<C> c = before;
     gemm(
-        m, {{{a0.matrix(), k0}, {a1.matrix(), k1}}, n, b.matrix(), {c.data(), stride}, accumulate});
+        m,
+        {{{a0.matrix(), k0}, {a1.matrix(), k1}},
+         n,
+         {b_stored.data(), b.stride},
+         {c.data(), stride},
+         accumulate});
     for (int64_t i = 0; i < m; ++i) {
       for (int64_t j = 0; j < n; ++j) {
         double sum = accumulate ? 2 : 0, magnitude = sum;
@@ -171,8 +219,10 @@ TEST_P(F32Kernels, ProductsWithWeightsInPlace) {
     for (const int64_t n : {1, 2, 3, 4, 7, 8, 9, 17}) {
       for (const int64_t k : {0, 1, 15, 16, 17, 100, 300}) {
         for (const int64_t k1 : {0, 1, 33}) {
-          check_in_place<float>(kernels_->few_rows.in_place_f32, m, n, k, k1);
-          check_in_place<double>(kernels_->few_rows.in_place_f64, m, n, k, k1);
+          check_in_place(*kernels_, kernels_->gemm_f32.multiply_transposed, m, n, k, k1);
+          check_in_place(*kernels_, kernels_->gemm_f16.multiply_transposed, m, n, k, k1);
+          check_in_place(*kernels_, kernels_->gemm_bf16.multiply_transposed, m, n, k, k1);
+          check_in_place(*kernels_, kernels_->few_rows.in_place, m, n, k, k1);
         }
       }
     }
@@ -186,7 +236,7 @@ TEST_P(F32Kernels, ProductsInPlaceAreAccumulatedInFloat64) {
   // The first chain's products leave no room for those of the others in a float32.
   for (int64_t k = 0; k < 16; ++k) b[k] = 0x1p14f;
   double c = 0;
-  kernels_->few_rows.in_place_f64(
+  kernels_->few_rows.in_place(
       1, {{{{a.data(), kK}, kK}}, 1, {b.data(), kK}, {&c, 1}, /*accumulate=*/false});
   double sum = 0;
   for (const float x : b) sum += x;

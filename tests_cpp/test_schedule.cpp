@@ -172,20 +172,64 @@ TEST(Schedule, OfFewSteps) {
   EXPECT_FALSE(in_place(1, 5, false)) << "rows of one step";
 }
 
+std::string of_one_step(
+    int64_t batch,
+    Storage storage = Storage::kF32,
+    int64_t hidden = 256,
+    const Machine& machine = kZen4.machine) {
+  return to_string(schedule_cell(machine, {batch, 128, hidden, storage, 128 + hidden}));
+}
+
 TEST(Schedule, OfOneStep) {
   EXPECT_EQ(
-      to_string(schedule_cell(16, 1, 64)),
-      "cell: threads 1, blocks of 64 units, GEMMs forward by scalar products, backward by ATen");
+      of_one_step(1, Storage::kF32, 64),
+      "cell: threads 1, blocks of 64 units, forward by scalar products, backward by the float32 "
+      "kernel");
   EXPECT_EQ(
-      to_string(schedule_cell(16, 1, 256)),
-      "cell: threads 16, blocks of 16 units, GEMMs forward by scalar products, backward by ATen");
+      of_one_step(1),
+      "cell: threads 16, blocks of 16 units, forward by scalar products, backward by the float32 "
+      "kernel");
   EXPECT_EQ(
-      to_string(schedule_cell(16, 16, 256)),
-      "cell: threads 16, blocks of 16 units, GEMMs forward by the micro-kernel, backward by the "
-      "micro-kernel");
-  EXPECT_EQ(
-      to_string(schedule_cell(16, 64, 256)),
-      "cell: threads 16, blocks of 16 units, GEMMs forward by the micro-kernel, backward by ATen");
+      of_one_step(16),
+      "cell: threads 16, blocks of 16 units, forward by the GEMM kernel, backward by the float32 "
+      "kernel");
+}
+
+// Whether the text of a schedule has one of these words.
+bool has(const std::string& schedule, const std::string& words) {
+  return schedule.find(words) != std::string::npos;
+}
+
+TEST(Schedule, OfOneStepByDtype) {
+  const Machine plain = {32 << 10, 1 << 20, 32 << 20, 16, /*f32=*/false, false, false};
+  for (const Storage storage : {Storage::kF32, Storage::kF16, Storage::kBf16}) {
+    EXPECT_TRUE(has(of_one_step(4, storage), "forward by scalar products"));
+    EXPECT_TRUE(has(of_one_step(15, storage), "backward by the float32 kernel"));
+    EXPECT_TRUE(has(of_one_step(64, storage, 256, plain), "forward by ATen, backward by ATen"));
+  }
+  EXPECT_TRUE(has(of_one_step(1, Storage::kF64), "forward by ATen, backward by ATen"));
+  EXPECT_TRUE(has(of_one_step(16, Storage::kF16), "forward by ATen, backward by the float32"));
+  EXPECT_TRUE(
+      has(of_one_step(16, Storage::kBf16), "forward by the GEMM kernel, backward by the bf"));
+  EXPECT_TRUE(
+      has(of_one_step(16, Storage::kBf16, 256, kCascadeLake.machine), "backward by the fl"));
+  EXPECT_TRUE(has(of_one_step(16, Storage::kBf16, 255), "forward by ATen, backward by the bf"))
+      << "pairs of elements do not begin at even columns";
+}
+
+TEST(Schedule, OfOneStepByTheWeightsLayout) {
+  const auto by_stride = [](int64_t stride, Storage storage = Storage::kF32) {
+    return to_string(schedule_cell(kZen4.machine, {16, 128, 256, storage, stride}));
+  };
+  EXPECT_TRUE(has(by_stride(0), "forward by ATen, backward by ATen")) << "columns side by side";
+  EXPECT_TRUE(has(by_stride(400), "forward by the GEMM kernel, backward by the float32 kernel"));
+  EXPECT_TRUE(has(by_stride(400, Storage::kBf16), "forward by ATen, backward by the bfloat16"))
+      << "oneDNN keeps a kernel for every stride";
+  constexpr int64_t kWide = 1 << 21;
+  EXPECT_TRUE(
+      has(to_string(schedule_cell(kZen4.machine, {16, kWide - 256, 256, Storage::kBf16, kWide})),
+          "forward by ATen"))
+      << "its offsets are of 32 bits";
 }
 
 // C (65, 192) has 50 kB: of float32 a copy for every 128 rows of a chunk.

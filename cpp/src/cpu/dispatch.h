@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cpu/kernels.h"
+#include "cpu/schedule.h"
 #include "tensor_views.h"
 
 #include <utility>
@@ -19,10 +20,29 @@ const Elementwise<T, Operand>& elementwise() {
   return kernels().*kElementwise<T, Operand>;
 }
 
+template <typename B>
+const GemmsF32<B>& gemms_f32() {
+  return kernels().*kGemmsF32<B>;
+}
+
 // visit_dtype of tensor_views.h with the 16-bit types of the kernels.
 template <typename Body>
 decltype(auto) visit_dtype(at::ScalarType dtype, const Body& body) {
   return lltm::visit_dtype<Half, BFloat16>(dtype, body);
+}
+
+// As schedules know the dtypes.
+inline Storage storage_of(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kDouble:
+      return Storage::kF64;
+    case at::kHalf:
+      return Storage::kF16;
+    case at::kBFloat16:
+      return Storage::kBf16;
+    default:
+      return Storage::kF32;
+  }
 }
 
 // The dtype of a storage type that a GEMM takes.

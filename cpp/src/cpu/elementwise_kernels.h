@@ -8,6 +8,7 @@
 #include "cell.h"
 #include "cpu/f32_kernels.h"
 #include "cpu/few_rows_kernels.h"
+#include "cpu/floats.h"
 #include "cpu/int8_kernels.h"
 #include "cpu/kernels.h"
 #include "cpu/tile.h"
@@ -18,68 +19,6 @@ namespace {
 // Elements per block: enough to keep the vector units busy, few enough that
 // all the buffers of a block stay in the first-level cache.
 constexpr std::int64_t kBlock = 64;
-
-template <typename To, typename From>
-LLTM_CELL_INLINE To bits(From from) {
-  return math::bit_cast<To>(from);
-}
-
-// ---- storage formats ------------------------------------------------------
-
-LLTM_CELL_INLINE double widen(double x) {
-  return x;
-}
-LLTM_CELL_INLINE float widen(float x) {
-  return x;
-}
-LLTM_CELL_INLINE float widen(BFloat16 x) {
-  return bits<float>(std::uint32_t{x.bits} << 16);
-}
-
-LLTM_CELL_INLINE float widen(Half x) {
-  const std::uint32_t sign = std::uint32_t{x.bits} >> 15 << 31;
-  const std::uint32_t magnitude = (x.bits & std::uint32_t{0x7FFF}) << 13;
-  // Read as a float, the magnitude is 2^112 too small, subnormals included.
-  const std::uint32_t finite = bits<std::uint32_t>(bits<float>(magnitude) * 0x1p112f);
-  const std::uint32_t special = magnitude | 0x7F800000u;  // infinity and NaN
-  return bits<float>(sign | (magnitude >= 0x0F800000u ? special : finite));
-}
-
-template <typename T>
-LLTM_CELL_INLINE T narrow(compute_t<T> x);
-
-template <>
-LLTM_CELL_INLINE double narrow<double>(double x) {
-  return x;
-}
-template <>
-LLTM_CELL_INLINE float narrow<float>(float x) {
-  return x;
-}
-
-// Both round to nearest, ties to even; NaN becomes the quiet NaN.
-template <>
-LLTM_CELL_INLINE BFloat16 narrow<BFloat16>(float x) {
-  const std::uint32_t u = bits<std::uint32_t>(x);
-  const std::uint32_t rounded = (u + 0x7FFFu + ((u >> 16) & 1u)) >> 16;
-  return {static_cast<std::uint16_t>(x != x ? 0x7FC0u : rounded)};
-}
-
-template <>
-LLTM_CELL_INLINE Half narrow<Half>(float x) {
-  const std::uint32_t u = bits<std::uint32_t>(x);
-  const std::uint32_t sign = u >> 31 << 15;
-  const std::uint32_t magnitude = u & 0x7FFFFFFFu;
-  // The exponent's bias goes from 127 to 15; a carry out of the mantissa
-  // moves the exponent up, past the largest number to infinity.
-  const std::uint32_t rounded =
-      (magnitude + 0xFFFu + ((magnitude >> 13) & 1u) - (112u << 23)) >> 13;
-  const std::uint32_t normal = rounded < 0x7C00u ? rounded : 0x7C00u;
-  // Adding 0.5 makes the float's last place that of a half's subnormals.
-  const std::uint32_t subnormal = bits<std::uint32_t>(bits<float>(magnitude) + 0.5f) - 0x3F000000u;
-  const std::uint32_t finite = magnitude < 0x38800000u ? subnormal : normal;
-  return {static_cast<std::uint16_t>(sign | (x != x ? 0x7E00u : finite))};
-}
 
 // ---- blocks ---------------------------------------------------------------
 
@@ -414,16 +353,14 @@ constexpr Kernels make_kernels(const char* name) {
       {forward<Half, Int8>, nullptr},
       {forward<BFloat16, Int8>, nullptr},
       kInt8Kernels,
-      kGemmF32,
+      {kGemmF32<float>, gemm_in_place<float, float>},
+      {kGemmF32<Half>, gemm_in_place<float, Half>},
+      {kGemmF32<BFloat16>, gemm_in_place<float, BFloat16>},
       transpose_matrix<float>,
       transpose_matrix<BFloat16>,
       pair_rows,
       sum_rows,
-      {gemm_few_rows<double>,
-       gemm_few_rows<float>,
-       forward_few_rows,
-       gemm_in_place<float>,
-       gemm_in_place<double>},
+      {gemm_few_rows<double>, gemm_few_rows<float>, forward_few_rows, gemm_in_place<double, float>},
       kArrayMath<double>,
       kArrayMath<float>,
       {load_array<Half>, store_array<Half>},

@@ -21,23 +21,22 @@ using at::Tensor;
 template <typename T>
 using CellFormat = std::conditional_t<std::is_same_v<T, BFloat16>, Bf16Format, F32Format>;
 
-// Dtypes that the GEMM kernel multiplies without a copy of the weights.
+// The dtypes of storage but float64 have GEMM kernels here.
+template <typename T>
+constexpr bool kHasGemm = !std::is_same_v<T, double>;
+// Those that are operands of a packed GEMM too.
 template <typename T>
 constexpr bool kIsOperand = std::is_same_v<T, typename CellFormat<T>::Operand>;
 
-// Whether the GEMM kernel reads these weights in place, and input and state in packed form.
-template <typename T>
-bool can_block(const Tensor& input, const Tensor& h, const Tensor& weights) {
-  if constexpr (kIsOperand<T>) {
-    using Format = CellFormat<T>;
-    constexpr int64_t kVnni = Format::kVnniFactor;
-    // Not fits_in_place: K that is not a multiple of a tile costs less than a copy.
-    return h.size(1) > 0 && h.size(1) % kVnni == 0 && input.size(1) % kVnni == 0 &&
-           weights.stride(1) == 1 && weights.stride(0) == weights.size(1) &&
-           weights.stride(0) <= kMaxStride && Format::available();
-  } else {
-    return false;
-  }
+CellSchedule schedule_of(const Tensor& input, const Tensor& h, const Tensor& weights) {
+  const bool rows = weights.stride(1) == 1 && weights.stride(0) >= weights.size(1);
+  const CellShape shape = {
+      h.size(0),
+      input.size(1),
+      h.size(1),
+      storage_of(input.scalar_type()),
+      rows ? weights.stride(0) : 0};
+  return schedule_cell(current_machine(), shape);
 }
 
 // ---- forward ----------------------------------------------------------------
@@ -58,17 +57,18 @@ void step_by_aten(StepArgs<T> step, const CellArgs& args) {
   });
 }
 
-// z = [h, x] W^T for few rows of float32, where reading the weights is the work.
-void step_by_products(
-    const StepArgs<float>& step, const CellArgs& args, const CellSchedule& schedule) {
+// z = [h, x] W^T for few rows, where reading the weights is the work.
+template <typename T>
+void step_by_products(const StepArgs<T>& step, const CellArgs& args, const CellSchedule& schedule) {
   const int64_t batch = args.h.size(0);
   const int64_t hidden = args.h.size(1);
-  const Tensor h = with_contiguous_rows(args.h);
-  const Tensor x = with_contiguous_rows(args.input);
-  const auto w = read<float>(args.weights);
+  const Tensor h = with_contiguous_rows(args.h.to(at::kFloat));
+  const Tensor x = with_contiguous_rows(args.input.to(at::kFloat));
+  const Tensor bias = args.bias.defined() ? args.bias.to(at::kFloat) : Tensor();
+  const auto w = read<T>(args.weights);
   const Blocks blocks(hidden, schedule.block_width);
   const int64_t columns = Cell::kGates * blocks.width;
-  const Tensor z = at::empty({blocks.count, batch * columns}, args.input.options());
+  const Tensor z = at::empty({blocks.count, batch * columns}, h.options());
   const int64_t grain = (blocks.count + schedule.threads - 1) / schedule.threads;
   parallel_for(blocks.count, grain, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
@@ -76,7 +76,7 @@ void step_by_products(
       const int64_t width = blocks.size(block);
       const Matrix<float> gates = {z.mutable_data_ptr<float>() + block * z.size(1), columns};
       for (int64_t gate = 0; gate < Cell::kGates; ++gate) {
-        kernels().few_rows.in_place_f32(
+        gemms_f32<T>().multiply_transposed(
             batch,
             {{{read<float>(h), hidden}, {read<float>(x), x.size(1)}},
              width,
@@ -84,16 +84,16 @@ void step_by_products(
              gates.from(0, gate * width),
              /*accumulate=*/false});
       }
-      StepArgs<float> part = step;
+      StepArgs<T> part = step;
       part.hidden = width;
       part.gates = as_const(gates);
       part.gates_step = width;
-      part.bias = part.bias.from(0, unit);
+      part.bias = read_row<float>(bias).from(0, unit);
       part.c = part.c.from(0, unit);
       part.c_next = part.c_next.from(0, unit);
       part.h_next = part.h_next.from(0, unit);
       part.activations = part.activations.from(0, unit);
-      elementwise<float, float>().forward(part, 0, batch * width);
+      elementwise<T, float>().forward(part, 0, batch * width);
     }
   });
 }
@@ -183,43 +183,21 @@ class BlockedStep {
   float* floats_;  // X^T, and for each block z^T and z
 };
 
-// What a step computes, in memory; `activations` may be undefined.
-struct StepResults {
-  Tensor h_next, c_next, activations;
-};
-
 template <typename T>
-void run_step(const CellArgs& args, const StepResults& results) {
-  const int64_t batch = args.h.size(0);
-  const int64_t hidden = args.h.size(1);
+void run_step(const CellArgs& args, const CellResult& result, const CellSchedule& schedule) {
+  const auto& [h_next, c_next, activations] = result;
   StepArgs<T> step;
-  step.bias_step = hidden;
+  step.bias_step = args.h.size(1);
   step.c = read<T>(args.c);
-  step.h_next = write<T>(results.h_next);
-  step.c_next = write<T>(results.c_next);
-  step.activations = write<T>(results.activations);
-  step.activations_step = hidden;
-  CellSchedule schedule = schedule_cell(available_threads(), batch, hidden);
-  const bool in_place = args.weights.stride(1) == 1 && args.h.numel() > 0;
-  schedule.products &= std::is_same_v<T, float> && in_place;
-  schedule.blocked_forward &= can_block<T>(args.input, args.h, args.weights);
-  schedule.blocked_backward &=
-      std::is_same_v<T, float> && can_block<T>(args.input, args.h, args.weights);
-  if (logs_schedules()) {
-    log_schedule({batch, args.input.size(1), hidden, batch}, to_string(schedule));
-  }
-  if constexpr (std::is_same_v<T, float>) {
-    if (schedule.products) {
-      step.bias = read_row<float>(args.bias);
-      step_by_products(step, args, schedule);
-      return;
-    }
+  step.h_next = write<T>(h_next);
+  step.c_next = write<T>(c_next);
+  step.activations = write<T>(activations);
+  step.activations_step = step.bias_step;
+  if constexpr (kHasGemm<T>) {
+    if (schedule.forward == CellGemm::kProducts) return step_by_products(step, args, schedule);
   }
   if constexpr (kIsOperand<T>) {
-    if (schedule.blocked_forward) {
-      BlockedStep<T>(step, args, schedule).run();
-      return;
-    }
+    if (schedule.forward == CellGemm::kBlocked) return BlockedStep<T>(step, args, schedule).run();
   }
   step_by_aten<T>(step, args);
 }
@@ -230,20 +208,25 @@ CellResult cell_forward(const CellArgs& args) {
   const int64_t batch = args.h.size(0);
   const int64_t hidden = args.h.size(1);
   const auto options = args.input.options();
-  const StepResults results = {
+  CellResult result = {
       at::empty({batch, hidden}, options),
       at::empty({batch, hidden}, options),
       args.save ? at::empty({batch, Cell::kSaved * hidden}, options) : Tensor()};
-  visit_dtype(args.input.scalar_type(), [&]<typename T>(T*) { run_step<T>(args, results); });
-  return {results.h_next, results.c_next, results.activations};
+  const CellSchedule schedule = schedule_of(args.input, args.h, args.weights);
+  if (logs_schedules()) {
+    log_schedule({batch, args.input.size(1), hidden, batch}, to_string(schedule));
+  }
+  visit_dtype(
+      args.input.scalar_type(), [&]<typename T>(T*) { run_step<T>(args, result, schedule); });
+  return result;
 }
 
 // ---- backward ---------------------------------------------------------------
 
 namespace {
 
-// What is not wanted is undefined; dz (B, G * H) and dc (B, H) are of the compute dtype, the
-// others of the dtype of the GEMMs.
+// What is not wanted is undefined; all but d_weights are of the compute dtype, dz (B, G * H) and
+// dc (B, H) among them.
 struct StepGradients {
   Tensor dz, dc, d_input, d_h, d_weights, d_bias;
 };
@@ -253,98 +236,196 @@ using StepBackwardArgs = BackwardArgs<T, compute_t<T>>;
 
 template <typename T>
 void backward_by_aten(
-    const StepBackwardArgs<T>& step,
-    const CellBackwardArgs& args,
-    const StepGradients& results,
-    at::ScalarType gemm_dtype) {
+    const StepBackwardArgs<T>& step, const CellBackwardArgs& args, const StepGradients& results) {
   parallel_for(args.h.numel(), kElementwiseGrain, [&](int64_t begin, int64_t end) {
     elementwise<T, compute_t<T>>().backward(step, begin, end);
   });
-  const Tensor dz = results.dz.to(gemm_dtype);
-  const Linear linear(args.weights, Tensor(), gemm_dtype);
-  if (results.d_input.defined()) linear.input_gradient(results.d_input, dz);
-  if (results.d_h.defined()) linear.state_gradient(results.d_h, dz);
-  if (results.d_weights.defined()) weights_gradient(results.d_weights, dz, args.h, args.input);
+  const Linear linear(args.weights, Tensor());
+  if (results.d_input.defined()) linear.input_gradient(results.d_input, results.dz);
+  if (results.d_h.defined()) linear.state_gradient(results.d_h, results.dz);
+  if (results.d_weights.defined()) {
+    weights_gradient(results.d_weights, results.dz, args.h, args.input);
+  }
   if (results.d_bias.defined()) results.d_bias.copy_(results.dz.sum(0));
+}
+
+// The operands of a step's backward GEMMs in float32: weights, input and state are B as they lie,
+// widened as they are read.
+template <typename T>
+struct F32Operands {
+  using Format = F32Format;
+  using B = T;
+  static PackedB<const B> pack(Matrix<const T> x, int64_t k, int64_t n, Tensor& /*memory*/) {
+    return {x.data, k, n, x.row_stride};
+  }
+  static void gemm(
+      int64_t m, Matrix<const float> a, PackedB<const B> b, Matrix<float> c, bool accumulate) {
+    gemm_f32(m, a, b, c, accumulate);
+  }
+};
+
+// In bfloat16, rounded as plain PyTorch's.
+struct Bf16Operands {
+  using Format = Bf16Format;
+  using B = BFloat16;
+  static PackedB<const B> pack(Matrix<const B> x, int64_t k, int64_t n, Tensor& memory) {
+    const int64_t padded_k = Format::padded_k(k);
+    const int64_t size = padded_k * n;
+    if (!memory.defined() || memory.numel() < size) memory = at::empty({size}, at::kBFloat16);
+    const PackedB<B> b = {static_cast<B*>(memory.mutable_data_ptr()), padded_k, n, n};
+    Format::pack_b(b, 0, 0, x, k, n);
+    return as_const(b);
+  }
+  static void gemm(
+      int64_t m, Matrix<const B> a, PackedB<const B> b, Matrix<float> c, bool accumulate) {
+    Format::gemm(m, a, b, c, accumulate);
+  }
+};
+
+void narrow(const float* x, Half* y, int64_t n) {
+  kernels().convert_f16.store(x, y, n);
+}
+void narrow(const float* x, BFloat16* y, int64_t n) {
+  kernels().convert_bf16.store(x, y, n);
 }
 
 // Each block of hidden units: the element-wise part, then its rows of the weight gradient,
 // dz^T X, while dz is in the cache. The gradients of input and state need dz of all units, so
-// they come after that. float32.
+// they come after that.
+template <typename T, typename Operands>
 class BlockedStepBackward {
  public:
   BlockedStepBackward(
-      const BackwardArgs<float, float>& step,
+      const StepBackwardArgs<T>& step,
       const CellBackwardArgs& args,
       const StepGradients& results,
       const CellSchedule& schedule)
       : step_(step),
         results_(results),
         weights_(args.weights),
-        input_(args.input.contiguous()),
-        h_(args.h.contiguous()),
-        batch_(h_.size(0)),
-        hidden_(h_.size(1)),
-        dz_(write<float>(results.dz)),
+        batch_(args.h.size(0)),
+        hidden_(args.h.size(1)),
         blocks_(hidden_, schedule.block_width),
         grain_((blocks_.count + schedule.threads - 1) / schedule.threads),
-        in_place_(schedule.multiply_in_place) {}
+        chunks_(batch_, kCellChunkRows),
+        dz_(write<float>(results.dz)),
+        d_weights_(write<T>(results.d_weights)) {
+    if constexpr (std::is_same_v<Operand, float>) {
+      dz_operand_.rows = dz_;
+    } else {
+      dz_operand_ = allocate_a<Format>(batch_, Cell::kGates * hidden_, results.dz.options());
+    }
+    if (d_weights_.data == nullptr) return;
+    sources_[0] = {args.h.contiguous(), 0};
+    sources_[1] = {args.input.contiguous(), hidden_};
+    for (auto& [tensor, column, parts, memory] : sources_) {
+      memory.resize(chunks_.count);
+      for (int64_t chunk = 0; chunk < chunks_.count; ++chunk) {
+        const auto rows = read<T>(tensor).from(chunks_.begin(chunk));
+        parts.push_back(Operands::pack(rows, chunks_.size(chunk), tensor.size(1), memory[chunk]));
+      }
+    }
+  }
 
   void run() {
-    const Tensor buffer = at::empty({blocks_.count, blocks_.width * batch_}, results_.dz.options());
+    const Tensor buffers = at::empty({blocks_.count, buffer_size()}, results_.dz.options());
     parallel_for(blocks_.count, grain_, [&](int64_t begin, int64_t end) {
       for (int64_t block = begin; block < end; ++block) {
-        compute(block, buffer.mutable_data_ptr<float>() + block * buffer.size(1));
+        compute(block, buffers.mutable_data_ptr<float>() + block * buffer_size());
       }
       release_micro_kernel();
     });
-    if (in_place_) return multiply_in_place();
-    const Linear linear(weights_, Tensor());
-    if (results_.d_input.defined()) linear.input_gradient(results_.d_input, results_.dz);
-    if (results_.d_h.defined()) linear.state_gradient(results_.d_h, results_.dz);
+    multiply_by_weights();
   }
 
  private:
-  void compute(int64_t block, float* dz_transposed) const {
+  using Format = typename Operands::Format;
+  using Operand = typename Format::Operand;
+  using B = typename Operands::B;
+  // h or the input: X of some columns of the weights, in chunks of rows.
+  struct Source {
+    Tensor tensor;
+    int64_t column = 0;
+    std::vector<PackedB<const B>> parts = {};
+    std::vector<Tensor> memory = {};
+  };
+
+  static constexpr bool kNarrows = !std::is_same_v<T, float>;
+  // Where a tile of the gradient of the weights is accumulated.
+  static Matrix<float> sums_of(Matrix<T> out, Matrix<float> tile) {
+    if constexpr (kNarrows)
+      return tile;
+    else
+      return out;
+  }
+
+  // In floats: such a tile, and dz^T of a block.
+  int64_t tile_size() const { return blocks_.width * kCellWeightColumns; }
+  int64_t buffer_size() const {
+    return tile_size() + blocks_.width * Format::padded_k(kCellChunkRows) * chunks_.count;
+  }
+
+  void compute(int64_t block, float* buffer) const {
     const int64_t unit = blocks_.begin(block);
     const int64_t width = blocks_.size(block);
-    BackwardArgs<float, float> part = step_;
+    StepBackwardArgs<T> part = step_;
     part.hidden = width;
     part.activations = part.activations.from(0, unit);
     part.grad_h = part.grad_h.from(0, unit);
     part.grad_c = part.grad_c.from(0, unit);
     part.grad_gates = part.grad_gates.from(0, unit);
     part.grad_c_prev = part.grad_c_prev.from(0, unit);
-    elementwise<float, float>().backward(part, 0, batch_ * width);
+    elementwise<T, float>().backward(part, 0, batch_ * width);
     for (int64_t gate = 0; gate < Cell::kGates; ++gate) {
-      const int64_t row = gate * hidden_ + unit;
-      const auto dz = as_const(dz_.from(0, row));
+      const int64_t column = gate * hidden_ + unit;
+      const auto dz = as_const(dz_.from(0, column));
       if (results_.d_bias.defined()) {
-        float* const d_bias = results_.d_bias.mutable_data_ptr<float>() + row;
+        float* const d_bias = results_.d_bias.mutable_data_ptr<float>() + column;
         kernels().sum_rows_f32(batch_, width, dz, d_bias);
       }
-      if (!results_.d_weights.defined()) continue;
-      kernels().transpose_f32(batch_, width, dz, {dz_transposed, batch_});
-      const auto d_weights = write<float>(results_.d_weights).from(row);
-      multiply(width, dz_transposed, h_, d_weights);
-      multiply(width, dz_transposed, input_, d_weights.from(0, hidden_));
+      if constexpr (!std::is_same_v<Operand, float>) {
+        const auto rows = dz_operand_.rows.from(0, column);
+        for (int64_t r = 0; r < batch_; ++r) narrow(dz.row(r), rows.row(r), width);
+      }
+      if (d_weights_.data != nullptr) weight_gradient(column, width, buffer);
     }
   }
 
-  // out (width, columns of x) = dz^T x.
-  void multiply(
-      int64_t width, const float* dz_transposed, const Tensor& x, Matrix<float> out) const {
-    const float* const data = x.const_data_ptr<float>();
-    for (int64_t n = 0; n < x.size(1); n += kCellWeightColumns) {
-      const int64_t columns = std::min(kCellWeightColumns, x.size(1) - n);
-      const PackedB<const float> b = {data + n, batch_, columns, x.stride(0)};
-      F32Format::gemm(width, {dz_transposed, batch_}, b, out.from(0, n), /*accumulate=*/false);
+  // Rows [column, column + width) of the gradient of the weights, dz^T [h, x].
+  void weight_gradient(int64_t column, int64_t width, float* tile) const {
+    auto* const memory = reinterpret_cast<Operand*>(tile + tile_size());
+    const auto dz_transposed = [&](int64_t chunk) {
+      const int64_t stride = Format::padded_k(chunks_.size(chunk));
+      return Matrix<Operand>{memory + chunk * blocks_.width * kCellChunkRows, stride};
+    };
+    for (int64_t chunk = 0; chunk < chunks_.count; ++chunk) {
+      const auto dz = as_const(dz_operand_.rows.from(chunks_.begin(chunk), column));
+      const auto to = dz_transposed(chunk);
+      Format::pack_a_transposed(width, chunks_.size(chunk), to.row_stride, dz, to);
+    }
+    for (const Source& source : sources_) {
+      const int64_t columns = source.tensor.size(1);
+      for (int64_t n = 0; n < columns; n += kCellWeightColumns) {
+        const int64_t size = std::min(kCellWeightColumns, columns - n);
+        const auto out = d_weights_.from(column, source.column + n);
+        const Matrix<float> c = sums_of(out, {tile, size});
+        for (int64_t chunk = 0; chunk < chunks_.count; ++chunk) {
+          PackedB<const B> x = source.parts[chunk];
+          x.data += n * Format::kVnniFactor;
+          x.n = size;
+          Operands::gemm(width, as_const(dz_transposed(chunk)), x, c, chunk > 0);
+        }
+        if constexpr (kNarrows) {
+          for (int64_t r = 0; r < width; ++r) narrow(c.row(r), out.row(r), size);
+        }
+      }
     }
   }
 
   // dX = dz W, in tiles of columns of h or of the input.
-  void multiply_in_place() const {
-    const auto w = read<float>(weights_);
+  void multiply_by_weights() const {
+    const int64_t k = Cell::kGates * hidden_;
+    const auto w = read<T>(weights_);
     const auto d_h = write<float>(results_.d_h);
     const auto d_input = write<float>(results_.d_input);
     const int64_t begin = d_h.data != nullptr ? 0 : hidden_;
@@ -355,76 +436,77 @@ class BlockedStepBackward {
     }
     const auto count = static_cast<int64_t>(tiles.size());
     parallel_for(count, 1, [&](int64_t first, int64_t last) {
+      Tensor memory;
       for (int64_t t = first; t < last; ++t) {
         const int64_t n = tiles[t].begin;
         const auto out = n < hidden_ ? d_h.from(0, n) : d_input.from(0, n - hidden_);
-        const PackedB<const float> b = {
-            w.data + n, Cell::kGates * hidden_, tiles[t].size(), w.row_stride};
-        F32Format::gemm(batch_, as_const(dz_), b, out, /*accumulate=*/false);
+        const auto b = Operands::pack(w.from(0, n), k, tiles[t].size(), memory);
+        Operands::gemm(batch_, as_const(dz_operand_.rows), b, out, /*accumulate=*/false);
       }
       release_micro_kernel();
     });
   }
 
-  const BackwardArgs<float, float>& step_;
+  const StepBackwardArgs<T>& step_;
   const StepGradients& results_;
   const Tensor& weights_;
-  const Tensor input_, h_;
   const int64_t batch_, hidden_;
-  const Matrix<float> dz_;
   const Blocks blocks_;
   const int64_t grain_;
-  const bool in_place_;
+  const Blocks chunks_;  // of rows
+  const Matrix<float> dz_;
+  const Matrix<T> d_weights_;
+  OperandA<Format> dz_operand_;
+  Source sources_[2];
 };
 
-StepGradients allocate_gradients(const CellBackwardArgs& args, at::ScalarType gemm_dtype) {
-  const auto options = args.input.options();
-  const auto compute_options = options.dtype(compute_dtype(args.input.scalar_type()));
+StepGradients allocate_gradients(const CellBackwardArgs& args, at::ScalarType weights_dtype) {
+  const auto options = args.input.options().dtype(compute_dtype(args.input.scalar_type()));
   const auto [want_input, want_h, want_c, want_weights, want_bias] = args.output_mask;
   const auto if_wanted = [&](bool wanted, at::IntArrayRef sizes) {
-    return wanted ? at::empty(sizes, options.dtype(gemm_dtype)) : Tensor();
+    return wanted ? at::empty(sizes, options) : Tensor();
   };
   const int64_t batch = args.h.size(0);
   const int64_t columns = Cell::kGates * args.h.size(1);
   return {
-      at::empty({batch, columns}, compute_options),
-      at::empty(args.h.sizes(), compute_options),
+      at::empty({batch, columns}, options),
+      at::empty(args.h.sizes(), options),
       if_wanted(want_input, args.input.sizes()),
       if_wanted(want_h, args.h.sizes()),
-      if_wanted(want_weights, args.weights.sizes()),
+      want_weights ? at::empty(args.weights.sizes(), options.dtype(weights_dtype)) : Tensor(),
       if_wanted(want_bias, {columns})};
 }
 
 }  // namespace
 
 Gradients cell_backward(const CellBackwardArgs& args) {
-  const int64_t batch = args.h.size(0);
-  const int64_t hidden = args.h.size(1);
   const at::ScalarType dtype = args.input.scalar_type();
-  const CellSchedule schedule = schedule_cell(available_threads(), batch, hidden);
-  // Rounding the operands is what plain bfloat16 does too.
-  const bool bf16 = dtype == at::kBFloat16 && schedule.bf16_backward && Bf16Format::available();
-  const at::ScalarType gemm_dtype = bf16 ? dtype : compute_dtype(dtype);
-  const StepGradients results = allocate_gradients(args, gemm_dtype);
+  const CellSchedule schedule = schedule_of(args.input, args.h, args.weights);
+  const bool blocked = schedule.backward == CellGemm::kBlocked;
+  const StepGradients results = allocate_gradients(args, blocked ? dtype : compute_dtype(dtype));
   const Tensor grad_c = args.grad_c.defined() ? args.grad_c.to(compute_dtype(dtype)) : args.grad_c;
   visit_dtype(dtype, [&]<typename T>(T*) {
     using C = compute_t<T>;
     StepBackwardArgs<T> step;
-    step.hidden = hidden;
+    step.hidden = args.h.size(1);
     step.activations = read<T>(args.activations);
-    step.activations_step = hidden;
+    step.activations_step = step.hidden;
     step.grad_h = read<T>(args.grad_h);
     step.grad_c = read<C>(grad_c);
     step.grad_gates = write<C>(results.dz);
-    step.grad_gates_step = hidden;
+    step.grad_gates_step = step.hidden;
     step.grad_c_prev = write<C>(results.dc);
-    if constexpr (std::is_same_v<T, float>) {
-      if (schedule.blocked_backward && can_block<float>(args.input, args.h, args.weights)) {
-        BlockedStepBackward(step, args, results, schedule).run();
-        return;
+    if constexpr (std::is_same_v<T, BFloat16>) {
+      if (blocked && schedule.backward_format == GemmFormat::kBf16) {
+        return BlockedStepBackward<T, Bf16Operands>(step, args, results, schedule).run();
       }
     }
-    backward_by_aten<T>(step, args, results, gemm_dtype);
+    if constexpr (kHasGemm<T>) {
+      if (blocked) {
+        return BlockedStepBackward<T, F32Operands<T>>(step, args, results, schedule).run();
+      }
+    }
+    backward_by_aten<T>(step, args, results);
   });
   const auto result = [&](const Tensor& tensor) {
     return tensor.defined() ? tensor.to(dtype) : Tensor();

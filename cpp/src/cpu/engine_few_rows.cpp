@@ -90,7 +90,7 @@ class FewRowsWeightsInPlace {
     for (int64_t r = 0; r < rows; r += kMostProductRows) {
       for (int64_t gate = 0; gate < Cell::kGates; ++gate) {
         const auto w = read<float>(weights_).from(gate * hidden_ + blocks_.begin(block), first);
-        kernels().few_rows.in_place_f64(
+        kernels().few_rows.in_place(
             std::min(rows - r, kMostProductRows),
             {{{a.from(r), k}}, width, w, gates.from(r, gate * width), accumulate});
       }

@@ -1,4 +1,5 @@
-// The float32 GEMM, included by the files per instruction set.
+// The float32 GEMM, included by the files per instruction set. B is of any storage type, and is
+// widened as it is read.
 //
 // A tile of C stays in vector registers while a piece of K passes. A piece is short, and its
 // products are added to C before the next begins: the rounding errors of a sum grow with the
@@ -19,14 +20,15 @@ namespace {
 
 // C (rows of a tile, n) = A B, or +=; n is more than kVectors - 1 vectors, and at most
 // kVectors.
+template <typename B>
 struct GemmTile {
   Matrix<const float> a;
-  const float* b;
+  const B* b;
   std::int64_t b_stride, k, n;
   Matrix<float> c;
   bool accumulate;
   // Rows of B that a later tile will read, as wide as this one, to be fetched meanwhile.
-  const float* next_b;
+  const B* next_b;
   std::int64_t next_rows;
 };
 
@@ -40,12 +42,12 @@ LLTM_CELL_INLINE void finish_sums(Floats sums, float* c, std::int64_t n, bool ac
 }
 
 // Not inlined: among other tiles the compiler runs out of registers.
-template <int kRows, int kVectors>
-__attribute__((noinline)) void gemm_tile(const GemmTile& p) {
+template <int kRows, int kVectors, typename B>
+__attribute__((noinline)) void gemm_tile(const GemmTile<B>& p) {
   Floats sums[kRows][kVectors] = {};
   const std::int64_t last = p.n - (kVectors - 1) * kLanes;  // columns of the last vector
   const auto multiply = [&](const auto& load_last) {
-    const float* b = p.b;
+    const B* b = p.b;
     const auto add = [&](std::int64_t k) {
       Floats row[kVectors];
 #pragma GCC unroll 4
@@ -60,7 +62,7 @@ __attribute__((noinline)) void gemm_tile(const GemmTile& p) {
       b += p.b_stride;
     };
     std::int64_t k = 0;
-    for (const float* next = p.next_b; k < p.next_rows; ++k, next += p.b_stride) {
+    for (const B* next = p.next_b; k < p.next_rows; ++k, next += p.b_stride) {
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) __builtin_prefetch(next + v * kLanes);
       add(k);
@@ -68,9 +70,9 @@ __attribute__((noinline)) void gemm_tile(const GemmTile& p) {
     for (; k < p.k; ++k) add(k);
   };
   if (last == kLanes) {
-    multiply(load_lanes);
+    multiply([](const B* x) { return load_lanes(x); });
   } else {
-    multiply([&](const float* x) { return load_first(x, last); });
+    multiply([&](const B* x) { return load_first(x, last); });
   }
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
@@ -82,31 +84,34 @@ __attribute__((noinline)) void gemm_tile(const GemmTile& p) {
   }
 }
 
+template <typename B>
 struct GemmTiles {
   int rows;  // of the highest
-  void (*of[8])(const GemmTile&);
+  void (*of[8])(const GemmTile<B>&);
 };
-template <int kVectors, int... kRows>
-constexpr GemmTiles make_tiles() {
-  return {sizeof...(kRows), {gemm_tile<kRows, kVectors>...}};
+template <typename B, int kVectors, int... kRows>
+constexpr GemmTiles<B> make_tiles() {
+  return {sizeof...(kRows), {gemm_tile<kRows, kVectors, B>...}};
 }
 // By the number of vectors. The sums of the largest, a row of B and an element of A fill the
 // registers.
 #if defined(__AVX512F__)
 constexpr std::int64_t kTileVectors = 4;
-constexpr GemmTiles kTiles[kTileVectors] = {
-    make_tiles<1, 1, 2, 3, 4, 5, 6, 7, 8>(),
-    make_tiles<2, 1, 2, 3, 4, 5, 6, 7, 8>(),
-    make_tiles<3, 1, 2, 3, 4, 5, 6, 7, 8>(),
-    make_tiles<4, 1, 2, 3, 4, 5, 6>()};
+template <typename B>
+constexpr GemmTiles<B> kTiles[kTileVectors] = {
+    make_tiles<B, 1, 1, 2, 3, 4, 5, 6, 7, 8>(),
+    make_tiles<B, 2, 1, 2, 3, 4, 5, 6, 7, 8>(),
+    make_tiles<B, 3, 1, 2, 3, 4, 5, 6, 7, 8>(),
+    make_tiles<B, 4, 1, 2, 3, 4, 5, 6>()};
 #else
 constexpr std::int64_t kTileVectors = 2;
-constexpr GemmTiles kTiles[kTileVectors] = {
-    make_tiles<1, 1, 2, 3, 4, 5, 6>(), make_tiles<2, 1, 2, 3, 4, 5, 6>()};
+template <typename B>
+constexpr GemmTiles<B> kTiles[kTileVectors] = {
+    make_tiles<B, 1, 1, 2, 3, 4, 5, 6>(), make_tiles<B, 2, 1, 2, 3, 4, 5, 6>()};
 #endif
 
-// `total` in nearly equal parts of at most `most`, the longer ones first. Divisions are slow: two for
-// all parts.
+// `total` in nearly equal parts of at most `most`, the longer ones first. Divisions are slow: two
+// for all parts.
 struct Parts {
   LLTM_CELL_INLINE Parts(std::int64_t total, std::int64_t most)
       : count((total + most - 1) / most),
@@ -120,7 +125,8 @@ struct Parts {
 };
 
 // All rows of a panel of columns.
-LLTM_CELL_INLINE void gemm_panel(const Parts& heights, const GemmTiles& tiles, GemmTile p) {
+template <typename B>
+LLTM_CELL_INLINE void gemm_panel(const Parts& heights, const GemmTiles<B>& tiles, GemmTile<B> p) {
   // Each tile fetches its share of the next rows of B.
   const std::int64_t share = (p.k + heights.count - 1) / heights.count;
   std::int64_t left = p.k;
@@ -139,7 +145,7 @@ LLTM_CELL_INLINE void gemm_panel(const Parts& heights, const GemmTiles& tiles, G
 LLTM_CELL_INLINE std::int64_t panel_vectors(std::int64_t m, std::int64_t vectors) {
   std::int64_t best = 0, fewest = 0;
   for (std::int64_t width = at_most(vectors, kTileVectors); width > 0; --width) {
-    const auto high = static_cast<std::int64_t>(kTiles[width - 1].rows);
+    const auto high = static_cast<std::int64_t>(kTiles<float>[width - 1].rows);
     const std::int64_t tiles = (vectors + width - 1) / width * ((m + high - 1) / high);
     if (best == 0 || tiles < fewest) {
       best = width;
@@ -149,10 +155,11 @@ LLTM_CELL_INLINE std::int64_t panel_vectors(std::int64_t m, std::int64_t vectors
   return best;
 }
 
+template <typename B>
 void gemm_f32(
     std::int64_t m,
     Matrix<const float> a,
-    PackedB<const float> b,
+    PackedB<const B> b,
     Matrix<float> c,
     std::int64_t longest_chain,
     bool accumulate) {
@@ -162,9 +169,9 @@ void gemm_f32(
   std::int64_t column = 0;
   for (std::int64_t panel = 0; panel < panels.count; ++panel) {
     const std::int64_t width = panels.size(panel);
-    const GemmTiles& tiles = kTiles[width - 1];
+    const GemmTiles<B>& tiles = kTiles<B>[width - 1];
     const Parts heights(m, tiles.rows);
-    GemmTile p;
+    GemmTile<B> p;
     p.n = at_most(b.n - column, width * kLanes);
     p.a = a;
     p.b = b.data + column;
@@ -183,10 +190,12 @@ void gemm_f32(
   }
 }
 
-constexpr GemmF32 kGemmF32 = gemm_f32;
+template <typename B>
+constexpr GemmF32<B> kGemmF32 = gemm_f32<B>;
 
 #else
-constexpr GemmF32 kGemmF32 = nullptr;
+template <typename B>
+constexpr GemmF32<B> kGemmF32 = nullptr;
 #endif
 
 }  // namespace

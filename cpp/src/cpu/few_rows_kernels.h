@@ -232,8 +232,8 @@ struct InPlaceSum<float> {
 
 // kRows rows of A with kColumns rows of B from number n on: scalar products, so that B is read
 // along its rows.
-template <int kRows, int kColumns, typename C>
-LLTM_CELL_INLINE void gemm_in_place_tile(const InPlaceGemm<C>& p, std::int64_t n) {
+template <int kRows, int kColumns, typename C, typename B>
+LLTM_CELL_INLINE void gemm_in_place_tile(const InPlaceGemm<C, B>& p, std::int64_t n) {
   InPlaceSum<C> sums[kRows][kColumns];
   const auto end_chain = [&] {
 #pragma GCC unroll 4
@@ -258,11 +258,11 @@ LLTM_CELL_INLINE void gemm_in_place_tile(const InPlaceGemm<C>& p, std::int64_t n
     const std::int64_t whole = part.k / kLanes * kLanes;
     for (std::int64_t k = 0; k < whole;) {
       const std::int64_t end = k + at_most(whole - k, InPlaceSum<C>::kChain * kLanes);
-      for (; k < end; k += kLanes) add(load_lanes, k);
+      for (; k < end; k += kLanes) add([](const auto* x) { return load_lanes(x); }, k);
       end_chain();
     }
     const std::int64_t rest = part.k - whole;
-    if (rest > 0) add([&](const float* x) { return load_first(x, rest); }, whole);
+    if (rest > 0) add([&](const auto* x) { return load_first(x, rest); }, whole);
     column += part.k;
   }
   end_chain();
@@ -277,8 +277,8 @@ LLTM_CELL_INLINE void gemm_in_place_tile(const InPlaceGemm<C>& p, std::int64_t n
   }
 }
 
-template <int kRows, typename C>
-LLTM_CELL_INLINE void gemm_in_place_rows(const InPlaceGemm<C>& p) {
+template <int kRows, typename C, typename B>
+LLTM_CELL_INLINE void gemm_in_place_rows(const InPlaceGemm<C, B>& p) {
   // As many as the registers hold sums.
   constexpr int kMost = kRows == 1 ? 8 : 4;
   constexpr int kColumns = sizeof(C) == sizeof(double) && kRows > 2 ? 2 : kMost;
@@ -287,8 +287,8 @@ LLTM_CELL_INLINE void gemm_in_place_rows(const InPlaceGemm<C>& p) {
   for (; n < p.n; ++n) gemm_in_place_tile<kRows, 1>(p, n);
 }
 
-template <typename C>
-void gemm_in_place(std::int64_t m, const InPlaceGemm<C>& p) {
+template <typename C, typename B>
+void gemm_in_place(std::int64_t m, const InPlaceGemm<C, B>& p) {
   switch (m) {
     case 1:
       return gemm_in_place_rows<1>(p);

@@ -16,7 +16,6 @@
 #include <cstring>
 #include <exception>
 #include <string>
-#include <type_traits>
 
 #if defined(CPUBLAS_BRGEMM_BF16BF16F32)
 #define LLTM_HAS_BRGEMM 1
@@ -121,7 +120,7 @@ void pad_k(PackedB<Operand> b, int64_t k0, int64_t n0, int64_t k, int64_t n) {
 
 template <>
 bool F32Format::available() {
-  return kernels().gemm_f32 != nullptr;
+  return kernels().gemm_f32.multiply != nullptr;
 }
 
 template <>
@@ -189,6 +188,19 @@ bool RowFormat<Element, vnni>::pack_b_transposed(
   return true;
 }
 
+template <typename B>
+void gemm_f32(
+    int64_t m, Matrix<const float> a, PackedB<const B> b, Matrix<float> c, bool accumulate) {
+  // Rounding errors grow with the number of products that are added one after another. With few
+  // rows MKL, which plain PyTorch uses, is more accurate.
+  const int64_t longest_chain = m < 16 ? 32 : 64;
+  gemms_f32<B>().multiply(m, a, b, c, longest_chain, accumulate);
+}
+
+template void gemm_f32(int64_t, Matrix<const float>, PackedB<const float>, Matrix<float>, bool);
+template void gemm_f32(int64_t, Matrix<const float>, PackedB<const Half>, Matrix<float>, bool);
+template void gemm_f32(int64_t, Matrix<const float>, PackedB<const BFloat16>, Matrix<float>, bool);
+
 template <>
 void F32Format::gemm(
     int64_t m,
@@ -196,10 +208,7 @@ void F32Format::gemm(
     PackedB<const Operand> b,
     Matrix<float> c,
     bool accumulate) {
-  // Rounding errors grow with the number of products that are added one after another. With few
-  // rows MKL, which plain PyTorch uses, is more accurate.
-  const int64_t longest_chain = m < 16 ? 32 : 64;
-  kernels().gemm_f32(m, a, b, c, longest_chain, accumulate);
+  gemm_f32(m, a, b, c, accumulate);
 }
 
 // In one chain: the rounding of bfloat16 itself is far larger than that of accumulation.

@@ -166,6 +166,12 @@ struct Int8Format {
       bool accumulate);
 };
 
+// C (m, b.n) = A (m, b.k) B, or += where `accumulate`, in float32, where F32Format is available:
+// the rows of B as they lie in storage.
+template <typename B>
+void gemm_f32(
+    int64_t m, Matrix<const float> a, PackedB<const B> b, Matrix<float> c, bool accumulate);
+
 // Calls body with a value of the type that belongs to `format`, one that training uses.
 template <typename Body>
 decltype(auto) visit_format(GemmFormat format, const Body& body) {

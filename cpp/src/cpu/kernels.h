@@ -61,7 +61,7 @@ using GemmFewRows =
 
 // C (m, n) = [A0, A1] B^T, or +=, for m up to 4, with B (n, k of A0 + k of A1) as it lies: its rows
 // and those of A are contiguous. Into doubles, a few products at a time are accumulated in float.
-template <typename C>
+template <typename C, typename B>
 struct InPlaceGemm {
   struct Part {
     Matrix<const float> rows;
@@ -69,27 +69,34 @@ struct InPlaceGemm {
   };
   Part a[2];
   std::int64_t n;
-  Matrix<const float> b;
+  Matrix<const B> b;
   Matrix<C> c;
   bool accumulate;
 };
 
 // C (m, b.n) = A (m, b.k) B, or += where `accumulate`; B row by row, the rows of A and C
 // contiguous. At most `longest_chain` products are added one after another.
+template <typename B>
 using GemmF32 = void (*)(
     std::int64_t m,
     Matrix<const float> a,
-    PackedB<const float> b,
+    PackedB<const B> b,
     Matrix<float> c,
     std::int64_t longest_chain,
     bool accumulate);
+
+// float32 GEMMs whose B is of a storage type, and is widened as it is read.
+template <typename B>
+struct GemmsF32 {
+  GemmF32<B> multiply;  // null for the baseline, where ATen's GEMMs of all rows are faster
+  void (*multiply_transposed)(std::int64_t m, const InPlaceGemm<float, B>& gemm);
+};
 
 struct FewRowsKernels {
   GemmFewRows<double> gemm_f64;
   GemmFewRows<float> gemm_f32;
   void (*forward)(const FewRowsArgs& args, std::int64_t rows);
-  void (*in_place_f32)(std::int64_t m, const InPlaceGemm<float>& gemm);
-  void (*in_place_f64)(std::int64_t m, const InPlaceGemm<double>& gemm);
+  void (*in_place)(std::int64_t m, const InPlaceGemm<double, float>& gemm);
 };
 
 // Everything compiled for one instruction set.
@@ -107,7 +114,9 @@ struct Kernels {
   Elementwise<Half, Int8> f16_int8;
   Elementwise<BFloat16, Int8> bf16_int8;
   Int8Kernels int8;
-  GemmF32 gemm_f32;  // null for the baseline, where ATen's GEMMs of all rows are faster
+  GemmsF32<float> gemm_f32;
+  GemmsF32<Half> gemm_f16;
+  GemmsF32<BFloat16> gemm_bf16;
   Transpose<float> transpose_f32;
   Transpose<BFloat16> transpose_bf16;
   PairRows pair_rows_bf16;
@@ -147,5 +156,14 @@ template <>
 inline constexpr auto kElementwise<Half, Int8> = &Kernels::f16_int8;
 template <>
 inline constexpr auto kElementwise<BFloat16, Int8> = &Kernels::bf16_int8;
+
+template <typename B>
+inline constexpr GemmsF32<B> Kernels::* kGemmsF32 = nullptr;
+template <>
+inline constexpr auto kGemmsF32<float> = &Kernels::gemm_f32;
+template <>
+inline constexpr auto kGemmsF32<Half> = &Kernels::gemm_f16;
+template <>
+inline constexpr auto kGemmsF32<BFloat16> = &Kernels::gemm_bf16;
 
 }  // namespace lltm::cpu

@@ -265,26 +265,40 @@ FewRowsSchedule schedule_few_rows(const Machine& machine, const LayerShape& shap
   return schedule;
 }
 
-CellSchedule schedule_cell(int64_t threads, int64_t batch, int64_t hidden) {
-  // Fewer rows leave most of a vector unused.
-  constexpr int64_t kBlockedRows = 4;
-  // With more, ATen's GEMMs are as fast. Each number of rows is a K of its own to oneDNN,
-  // which compiles a kernel for it, so it stays bounded too.
-  constexpr int64_t kBlockedBackwardRows = 32;
-  // For fewer, widening the weights costs less than setting up a bfloat16 GEMM.
-  constexpr int64_t kBf16BackwardRows = 32;
-  // For more rows ATen, which packs the weights, is faster.
-  constexpr int64_t kInPlaceRows = 16;
+namespace {
+
+// Whether BlockedStep reads these weights in place, and input and state in packed form. K need not
+// be a multiple of a tile: that costs less than a copy.
+bool blocks_forward(const Machine& machine, const CellShape& shape) {
+  if (shape.storage == Storage::kF32) return machine.f32;
+  constexpr int64_t kVnni = Bf16Format::kVnniFactor;
+  return shape.storage == Storage::kBf16 && machine.bf16 && shape.hidden % kVnni == 0 &&
+         shape.input % kVnni == 0 && shape.weights_stride == shape.hidden + shape.input &&
+         shape.weights_stride <= kMaxStride;
+}
+
+}  // namespace
+
+CellSchedule schedule_cell(const Machine& machine, const CellShape& shape) {
+  const auto [batch, input, hidden, storage, weights_stride] = shape;
+  // For fewer, packing bfloat16 weights takes longer than widening them as they are read.
+  constexpr int64_t kBf16BackwardRows = 16;
   constexpr int64_t kWidest = 64;
+  const bool in_place = weights_stride > 0 && batch > 0 && hidden > 0;
   CellSchedule schedule = {};
-  schedule.products = batch <= kMostProductRows;
-  schedule.blocked_forward = batch >= kBlockedRows;
-  schedule.blocked_backward = schedule.blocked_forward && batch <= kBlockedBackwardRows;
-  schedule.multiply_in_place = batch <= kInPlaceRows;
-  schedule.bf16_backward = batch >= kBf16BackwardRows;
-  const bool one_thread = schedule.products ? batch * Cell::kGates * hidden * hidden < kSerialStep
-                                            : batch * hidden < kElementwiseGrain;
-  schedule.threads = one_thread ? 1 : threads;
+  if (in_place && batch <= kMostProductRows && storage != Storage::kF64) {
+    schedule.forward = CellGemm::kProducts;
+  } else if (in_place && blocks_forward(machine, shape)) {
+    schedule.forward = CellGemm::kBlocked;
+  }
+  const bool bf16 = storage == Storage::kBf16 && machine.bf16 && batch >= kBf16BackwardRows &&
+                    Bf16Format::padded_k(Cell::kGates * hidden) <= kMaxStride;
+  schedule.backward_format = bf16 ? GemmFormat::kBf16 : GemmFormat::kF32;
+  if (in_place && machine.f32 && storage != Storage::kF64) schedule.backward = CellGemm::kBlocked;
+  const bool one_thread = schedule.forward == CellGemm::kProducts
+                              ? batch * Cell::kGates * hidden * hidden < kSerialStep
+                              : batch * hidden < kElementwiseGrain;
+  schedule.threads = one_thread ? 1 : machine.threads;
   schedule.block_width = even_block_width(hidden, schedule.threads, kWidest, F32Format::kUnitAlign);
   return schedule;
 }
@@ -351,12 +365,16 @@ std::string to_string(const FewRowsSchedule& s) {
 
 std::string to_string(const CellSchedule& s) {
   std::ostringstream text;
-  text << "cell: threads " << s.threads << ", blocks of " << s.block_width
-       << " units, GEMMs forward by "
-       << (s.products          ? "scalar products"
-           : s.blocked_forward ? "the micro-kernel"
-                               : "ATen")
-       << ", backward by " << (s.blocked_backward ? "the micro-kernel" : "ATen");
+  text << "cell: threads " << s.threads << ", blocks of " << s.block_width << " units, forward by "
+       << (s.forward == CellGemm::kProducts  ? "scalar products"
+           : s.forward == CellGemm::kBlocked ? "the GEMM kernel"
+                                             : "ATen")
+       << ", backward by ";
+  if (s.backward == CellGemm::kAten) {
+    text << "ATen";
+  } else {
+    text << "the " << to_string(s.backward_format) << " kernel";
+  }
   return text.str();
 }
 

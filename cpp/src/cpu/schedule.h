@@ -108,21 +108,29 @@ struct FewRowsSchedule {
 FewRowsSchedule schedule_few_rows(const Machine& machine, const LayerShape& shape, bool prepacked);
 
 // One step (engine_cell.cpp).
+enum class Storage { kF64, kF32, kF16, kBf16 };  // the dtype
+struct CellShape {
+  int64_t batch, input, hidden;
+  Storage storage;
+  int64_t weights_stride;  // from one row to the next; 0 where rows are not contiguous
+};
+// How its GEMMs are computed: by ATen; by scalar products; block by block, by the GEMM kernels.
+enum class CellGemm { kAten, kProducts, kBlocked };
 struct CellSchedule {
-  bool products;         // forward by scalar products, for few rows of float32
-  bool blocked_forward;  // by the micro-kernel, block by block; else by ATen
-  bool blocked_backward;
-  bool multiply_in_place;  // dz W for few rows, by the micro-kernel; else by ATen
-  bool bf16_backward;      // GEMMs of bfloat16 gradients in bfloat16; else widened to float32
+  CellGemm forward, backward;
+  GemmFormat backward_format;  // of the blocked GEMMs: float32 or bfloat16
   int64_t threads;
   int64_t block_width;
 };
-CellSchedule schedule_cell(int64_t threads, int64_t batch, int64_t hidden);
+CellSchedule schedule_cell(const Machine& machine, const CellShape& shape);
 // Its GEMMs: rows of the batch that one pass over the weights multiplies, columns of a tile of
 // the gradient of the weights, and of those of h and input.
 constexpr int64_t kCellRows = 64;
 constexpr int64_t kCellWeightColumns = 256;
 constexpr int64_t kCellColumns = 64;
+// Rows of the batch that one GEMM of the gradient of the weights accumulates: K is bounded, because
+// oneDNN compiles and keeps a kernel for every K.
+constexpr int64_t kCellChunkRows = 512;
 
 // Rows of a task of a GEMM over many rows.
 constexpr int64_t kMaxRows = 64;
