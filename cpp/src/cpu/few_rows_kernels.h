@@ -206,6 +206,51 @@ LLTM_CELL_INLINE T sum_of(V x) {
   return values[0];
 }
 
+// The same of four vectors, which share the additions of the last steps.
+#if defined(__AVX__)
+LLTM_CELL_INLINE __m128 sum_to_quarter(Floats x) {
+#if defined(__AVX512F__)
+  const __m256 half = _mm512_castps512_ps256(x) + _mm512_extractf32x8_ps(x, 1);
+#else
+  const __m256 half = x;
+#endif
+  return _mm256_castps256_ps128(half) + _mm256_extractf128_ps(half, 1);
+}
+LLTM_CELL_INLINE void sums_of_four(const Floats (&x)[4], float* sums) {
+  __m128 q[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) q[i] = sum_to_quarter(x[i]);
+  const __m128 first = _mm_movelh_ps(q[0], q[1]) + _mm_movehl_ps(q[1], q[0]);
+  const __m128 second = _mm_movelh_ps(q[2], q[3]) + _mm_movehl_ps(q[3], q[2]);
+  const __m128 even = _mm_shuffle_ps(first, second, _MM_SHUFFLE(2, 0, 2, 0));
+  const __m128 odd = _mm_shuffle_ps(first, second, _MM_SHUFFLE(3, 1, 3, 1));
+  _mm_storeu_ps(sums, even + odd);
+}
+LLTM_CELL_INLINE __m256d sum_to_four(Doubles x) {
+#if defined(__AVX512F__)
+  return _mm512_castpd512_pd256(x) + _mm512_extractf64x4_pd(x, 1);
+#else
+  return x;
+#endif
+}
+// The sums of the halves of a, and of b.
+LLTM_CELL_INLINE __m256d sum_halves(__m256d a, __m256d b) {
+  return _mm256_permute2f128_pd(a, b, 0x20) + _mm256_permute2f128_pd(a, b, 0x31);
+}
+LLTM_CELL_INLINE void sums_of_four(const Doubles (&x)[4], double* sums) {
+  const __m256d first = sum_halves(sum_to_four(x[0]), sum_to_four(x[1]));
+  const __m256d second = sum_halves(sum_to_four(x[2]), sum_to_four(x[3]));
+  const __m256d even = _mm256_permute2f128_pd(first, second, 0x20);
+  const __m256d odd = _mm256_permute2f128_pd(first, second, 0x31);
+  _mm256_storeu_pd(sums, _mm256_hadd_pd(even, odd));
+}
+#else
+template <typename T, typename V>
+LLTM_CELL_INLINE void sums_of_four(const V (&x)[4], T* sums) {
+  for (int i = 0; i < 4; ++i) sums[i] = sum_of<T>(x[i]);
+}
+#endif
+
 // Products of a row of A and a row of B: in float32, or with every few of them, `kChain` to a
 // lane, added to float64.
 template <typename C>
@@ -219,7 +264,7 @@ struct InPlaceSum {
     high += widen_high(chain);
     chain = Floats{};
   }
-  LLTM_CELL_INLINE C total() const { return sum_of<C>(low + high); }
+  LLTM_CELL_INLINE Doubles lanes() const { return low + high; }
 };
 template <>
 struct InPlaceSum<float> {
@@ -227,7 +272,7 @@ struct InPlaceSum<float> {
   Floats chain = {};
 
   LLTM_CELL_INLINE void end_chain() {}
-  LLTM_CELL_INLINE float total() const { return sum_of<float>(chain); }
+  LLTM_CELL_INLINE Floats lanes() const { return chain; }
 };
 
 // kRows rows of A with kColumns rows of B from number n on: scalar products, so that B is read
@@ -266,14 +311,21 @@ LLTM_CELL_INLINE void gemm_in_place_tile(const InPlaceGemm<C, B>& p, std::int64_
     column += part.k;
   }
   end_chain();
+  constexpr int kSums = kRows * kColumns;
+  C totals[kSums];
+  const auto lanes = [&](int i) { return sums[i / kColumns][i % kColumns].lanes(); };
+#pragma GCC unroll 8
+  for (int i = 0; i + 4 <= kSums; i += 4) {
+    sums_of_four({lanes(i), lanes(i + 1), lanes(i + 2), lanes(i + 3)}, totals + i);
+  }
+#pragma GCC unroll 4
+  for (int i = kSums / 4 * 4; i < kSums; ++i) totals[i] = sum_of<C>(lanes(i));
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
     C* const c = p.c.row(r) + n;
+    const C* const total = totals + r * kColumns;
 #pragma GCC unroll 8
-    for (int j = 0; j < kColumns; ++j) {
-      const C total = sums[r][j].total();
-      c[j] = p.accumulate ? c[j] + total : total;
-    }
+    for (int j = 0; j < kColumns; ++j) c[j] = p.accumulate ? c[j] + total[j] : total[j];
   }
 }
 
