@@ -3,14 +3,15 @@
     make first-contact                            all stages, one after another
     make first-contact STAGE=3 RESULTS=results    one of them
 
-1. What the machine has (gpu_check.py), the build, ctest, pytest.
+1. What the machine has (gpu_check.py), ctest, pytest.
 2. The benchmark (bench_cuda.py) without torch.compile.
 3. compute-sanitizer, ncu on six kernels, the benchmark beside torch.compile.
 4. The sweep that the tuning table is made of (sweep_cuda.cpp, tuning_table.py).
 
 Such a machine is often lent for minutes, and a command that takes too long is killed. So a stage
-takes at most eight minutes: each step has a limit of its own, and the last ones what is left. What
-fails or is stopped keeps nothing else from running. Whatever happens, the folder of results holds
+takes at most eight minutes: each step has a limit of its own, and the last ones what is left. The
+next stage may be on another machine, so each builds what is not yet built. What fails or is stopped
+keeps nothing else from running. Whatever happens, the folder of results holds
 `stage-N.txt`, the output of the steps so far, and `stage-N.json`, how far each step came, what it
 said and the figures in it; beside them what the steps write themselves.
 
@@ -53,6 +54,9 @@ class Step:
     name: str
     command: Sequence[str]
     limit: float  # seconds
+    # Of a program that ends by itself, for which --seconds is added: how long before its limit it
+    # has to begin with nothing new.
+    spare: float | None = None
     # What --dry-run runs instead; None: nothing, the command is only shown.
     rehearsal: Sequence[str] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -210,7 +214,8 @@ def stages(results: Path) -> dict[int, Stage]:
     python = sys.executable
     bench = (python, "benchmarks/bench_cuda.py")
     # With the variables of the make that runs this program.
-    build = ("make", "--no-print-directory", "build-gpu")
+    make = ("make", "--no-print-directory", "build-gpu")
+    build = Step("build", make, limit=360, rehearsal=make)
     pytest = (
         *(python, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--durations=5"),
         *("tests_py/test_cuda.py", "tests_py/test_cuda_build.py"),
@@ -224,7 +229,7 @@ def stages(results: Path) -> dict[int, Stage]:
             "what the machine has, build, tests",
             [
                 Step("machine", check, limit=90, rehearsal=check),
-                Step("build", build, limit=360, rehearsal=build),
+                build,
                 Step(
                     "ctest",
                     (
@@ -253,21 +258,24 @@ def stages(results: Path) -> dict[int, Stage]:
         2: Stage(
             "benchmark without torch.compile",
             [
+                build,
                 Step(
                     "bench",
                     (
-                        *(*bench, "--no-compile", "--seconds", "420"),
+                        *(*bench, "--no-compile"),
                         *("--json", str(results / "cuda.json")),
                         *("--kernels", str(BUILD / "benchmarks" / "lltm_cuda_bench")),
                     ),
                     limit=475,
+                    spare=55,
                     rehearsal=(*bench, "--help"),
-                )
+                ),
             ],
         ),
         3: Stage(
             "compute-sanitizer, ncu, benchmark beside torch.compile",
             [
+                build,
                 sanitize("memcheck", "*/CudaAccess.*", limit=150),
                 # It knows shared memory alone, which no other kernel uses.
                 sanitize("racecheck", "*/CudaAccess.*/persistent*", limit=60),
@@ -280,10 +288,11 @@ def stages(results: Path) -> dict[int, Stage]:
                 Step(
                     "bench-compiled",
                     (
-                        *(*bench, "--only-compile", "--seconds", "120"),
+                        *(*bench, "--only-compile"),
                         *("--json", str(results / "cuda-compiled.json")),
                     ),
                     limit=300,
+                    spare=180,
                     rehearsal=(*bench, "--help"),
                 ),
             ],
@@ -291,10 +300,12 @@ def stages(results: Path) -> dict[int, Stage]:
         4: Stage(
             "tuning sweep",
             [
+                build,
                 Step(
                     "sweep",
-                    (sweep, "--seconds", "400"),
+                    (sweep,),
                     limit=450,
+                    spare=50,
                     rehearsal=(sweep, "--list"),
                     output="sweep.jsonl",
                 ),
@@ -477,6 +488,9 @@ def run_stage(
             report.steps.append(entry)
             report.save()
         else:
+            if step.spare is not None and not dry_run:
+                seconds_of_its_own = max(0.0, limit - step.spare)
+                command = (*command, "--seconds", f"{seconds_of_its_own:.0f}")
             entry = run_step(step, command, limit, report)
             if dry_run and NO_GPU.search(entry["reason"] or ""):
                 entry["state"] = "needs a GPU"

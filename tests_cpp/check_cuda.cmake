@@ -1,6 +1,7 @@
 # What liblltm holds for GPUs: every kernel, for every architecture, without
 # registers spilled to memory, the wide ones with 16-byte accesses, the persistent ones with
-# matrix instructions and strong accesses, and PTX for GPUs to come. Run by ctest with
+# matrix instructions, strong accesses and an end for a word that never comes, and PTX for GPUs
+# to come. Run by ctest with
 #   cmake -DCUOBJDUMP=... -DLIBRARY=... -DARCHITECTURES="80-real;..." -P check_cuda.cmake
 
 function(output_of result)
@@ -42,7 +43,7 @@ list(LENGTH kernels expected)
 list(LENGTH persistent_kernels expected_persistent)
 math(EXPR expected "${expected} + ${expected_persistent}")
 
-# The accesses and matrix instructions of one kernel.
+# The accesses, matrix instructions and traps of one kernel.
 function(instructions_of result kernel)
   string(FIND "${code}" "${kernel}" begin)
   string(SUBSTRING "${code}" ${begin} -1 body)
@@ -64,7 +65,7 @@ foreach(architecture IN LISTS ARCHITECTURES)
       endif()
     endforeach()
     output_of(code ${CUOBJDUMP} --dump-sass --gpu-architecture sm_${sm} "${LIBRARY}")
-    string(REGEX MATCHALL "Function : [A-Za-z0-9_]*|(LDG|STG|LDL|STL|HMMA)[.A-Z0-9]*" code "${code}")
+    string(REGEX MATCHALL "Function : [A-Za-z0-9_]*|(LDG|STG|LDL|STL|HMMA|BPT)[.A-Z0-9]*" code "${code}")
     string(JOIN "\n" code ${code} "Function : ")
     foreach(kernel IN LISTS kernels)
       instructions_of(body "${kernel}E")
@@ -80,7 +81,7 @@ foreach(architecture IN LISTS ARCHITECTURES)
       else()
         set(own "HMMA[.]16816[.]F32" "STG[.]E[.]STRONG[.]GPU")
       endif()
-      foreach(instruction IN LISTS own ITEMS "LDG[.]E[.]128[.]STRONG[.]GPU")
+      foreach(instruction IN LISTS own ITEMS "LDG[.]E[.]128[.]STRONG[.]GPU" "BPT[.]TRAP")
         if(NOT body MATCHES "${instruction}")
           message(SEND_ERROR "sm_${sm}: ${kernel} has no ${instruction}")
         endif()

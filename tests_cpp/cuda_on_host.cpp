@@ -13,8 +13,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <string_view>
 
 namespace {
 
@@ -67,6 +69,12 @@ bool is_aligned(const void* data, cudaDataType_t type, int64_t ld, int64_t exten
   const int64_t size = type == CUDA_R_64F ? 8 : type == CUDA_R_32F ? 4 : 2;
   const auto address = static_cast<int64_t>(reinterpret_cast<std::uintptr_t>(data));
   return address % 16 == 0 && ld * size % 16 == 0 && extent * size % 16 == 0;
+}
+
+// By the environment, which goes above the mode of the handle.
+bool is_tf32_forbidden() {
+  const char* const value = std::getenv("NVIDIA_TF32_OVERRIDE");
+  return value != nullptr && std::string_view(value) == "0";
 }
 
 bool is_supported(
@@ -137,7 +145,8 @@ cublasStatus_t cublasGemmEx_64(
   const cudaDataType_t scale = compute_type == CUBLAS_COMPUTE_64F ? CUDA_R_64F : CUDA_R_32F;
   const double a_scale = element({alpha, scale, 1, CUBLAS_OP_N}, 0, 0);
   const double c_scale = element({beta, scale, 1, CUBLAS_OP_N}, 0, 0);
-  const bool tf32 = a_type == CUDA_R_32F && handle->math_mode == CUBLAS_TF32_TENSOR_OP_MATH;
+  const bool tf32 = a_type == CUDA_R_32F && handle->math_mode == CUBLAS_TF32_TENSOR_OP_MATH &&
+                    !is_tf32_forbidden();
   const auto read = [tf32](const Columns& matrix, int64_t row, int64_t col) {
     const double value = element(matrix, row, col);
     return tf32 ? lltm_test::to_tf32(static_cast<float>(value)) : value;

@@ -22,6 +22,10 @@
 #include <vector>
 
 namespace lltm_test {
+
+// After how many polls a lane gives up: one for the whole program, whose tests change it.
+inline int most_polls = 100'000'000;
+
 namespace {
 
 // ---- mma.sync.aligned.m16n8k16.row.col.f32, and m16n8k8 of TF32 ---------------
@@ -74,9 +78,6 @@ void emulate_mma(const Fragments (&lanes)[lltm::cuda::kWarpLanes]) {
 }
 
 // ---- one thread block -------------------------------------------------------
-
-// After how many polls a lane gives up.
-inline int most_polls = 100'000'000;
 
 class HostBlock {
  public:

@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <limits>
 #include <tuple>
 
@@ -97,6 +98,20 @@ class Temporarily {
  private:
   T& variable_;
   T before_;
+};
+
+// Sets a variable of the environment, which has none of that name, while it lives.
+class EnvironmentVariable {
+ public:
+  EnvironmentVariable(const char* name, const char* value) : name_(name) {
+    setenv(name, value, /*replace=*/1);
+  }
+  ~EnvironmentVariable() { unsetenv(name_); }
+  EnvironmentVariable(const EnvironmentVariable&) = delete;
+  EnvironmentVariable& operator=(const EnvironmentVariable&) = delete;
+
+ private:
+  const char* name_;
 };
 
 // How many persistent kernels `body` launches.
@@ -372,6 +387,14 @@ TEST(PersistentPlan, Float32IsTakenWhereTf32IsAllowed) {
   const Temporarily tf32(allow_tf32, true);
   // The weights alone are off by up to 2^-11 of their size.
   EXPECT_GT(error(evaluated(2)), std::ldexp(1, -16));
+  {
+    const EnvironmentVariable forbidden("NVIDIA_TF32_OVERRIDE", "0");
+    EXPECT_LT(error(evaluated(0)), std::ldexp(1, -20));
+  }
+  {
+    const EnvironmentVariable any("NVIDIA_TF32_OVERRIDE", "1");
+    evaluated(2);
+  }
   const PersistentSetting stepwise(false);
   evaluated(0);
 }

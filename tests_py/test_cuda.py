@@ -5,6 +5,9 @@ Values and gradients for more sizes and layouts: tests_cpp/test_cuda.cpp.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -241,6 +244,34 @@ def test_float32_products_follow_allow_tf32(allowed: bool) -> None:
     assert product.unique().tolist() == [1 if allowed else x], "PyTorch's own"
     assert (2 * c).unique().tolist() == [1 if allowed else x]
     assert (2 * c_n).unique().tolist() == [1 if allowed else x]
+
+
+# In a process of its own, since cuBLAS need not read the variable more than once.
+WITHOUT_TF32 = """
+import torch
+import lltm
+
+torch.backends.cuda.matmul.allow_tf32 = lltm.backends.cuda.persistent = True
+x, size = 1 + 2**-12, 64
+h = torch.full((size, size), x, device="cuda")
+input, c = torch.zeros(1, size, size, device="cuda"), torch.zeros(size, size, device="cuda")
+weights = torch.zeros(3 * size, 2 * size, device="cuda")
+weights[2 * size :, :size] = torch.eye(size)
+_, (_, c_n) = lltm.functional.sequence(input, (h, c), weights)
+print((h @ torch.eye(size, device="cuda")).unique().tolist() == [x])
+print((2 * c_n).unique().tolist() == [x])
+"""
+
+
+@has_tf32
+@pytest.mark.parametrize("override", [None, "0"])
+def test_the_environment_can_forbid_tf32(override: str | None) -> None:
+    environment = {name: v for name, v in os.environ.items() if name != "NVIDIA_TF32_OVERRIDE"}
+    if override is not None:
+        environment["NVIDIA_TF32_OVERRIDE"] = override
+    output = subprocess.check_output([sys.executable, "-c", WITHOUT_TF32], env=environment)
+    expected = "False" if override is None else "True"
+    assert output.decode().split() == [expected] * 2, "cuBLAS, and the persistent engine"
 
 
 @has_tf32

@@ -120,6 +120,21 @@ def test_a_stage_ends_in_its_time(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("limit", "stage_seconds", "least", "most"),
+    [(900, 10_000, 400, 400), (9000, 1000, 1, 500), (900, 300, 0, 0)],
+    ids=["its own limit", "what the stage has left", "nothing left"],
+)
+def test_a_program_that_measures_is_told_how_long(
+    limit: float, stage_seconds: float, least: int, most: int, tmp_path: Path
+) -> None:
+    stage = Stage("made up", [Step("measures", (*SH, "echo $@", "sh"), limit=limit, spare=500)])
+    assert first_contact.run_stage(1, stage, tmp_path, seconds=stage_seconds)
+    (told,) = re.findall(r"^--seconds (\d+)$", (tmp_path / "stage-1.txt").read_text(), re.MULTILINE)
+    assert least <= int(told) <= most
+    assert read(tmp_path)["steps"][0]["command"][-2:] == ["--seconds", told]
+
+
 def is_alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -365,31 +380,47 @@ def test_a_dry_run_does_what_needs_no_gpu(machine: Path, tmp_path: Path) -> None
         "pytest": "needs a GPU",
     }
     assert states(tmp_path / "results", 3) == {
+        "build": "done",
         "memcheck": "done",
         "racecheck": "done",
         "bench-compiled": "done",
     }
-    assert states(tmp_path / "results", 4) == {"sweep": "done", "table": "done"}
+    assert states(tmp_path / "results", 4) == {
+        "build": "done",
+        "sweep": "done",
+        "table": "done",
+    }
 
 
 def test_one_step_of_one_stage(machine: Path, tmp_path: Path) -> None:
     first_contact.main(["--stage=1", "--step=build", "--results", str(tmp_path / "results")])
     assert states(tmp_path / "results") == {"build": "done"}
     with pytest.raises(SystemExit):
-        first_contact.main(["--stage=2", "--step=build"])
+        first_contact.main(["--stage=2", "--step=pytest"])
 
 
 # ---- the stages themselves --------------------------------------------------------
 
 
+MEASURING = {
+    "bench": "bench_cuda.py",
+    "bench-compiled": "bench_cuda.py",
+    "sweep": "sweep_cuda.cpp",
+}
+
+
 def test_the_stages_keep_to_eight_minutes() -> None:
     assert first_contact.STAGE_SECONDS <= 8 * 60
+    measuring = set()
     for stage in first_contact.stages(Path("results")).values():
         for step in stage.steps:
             assert step.limit <= first_contact.STAGE_SECONDS
-            if "--seconds" in step.command:  # it ends by itself, before it is ended
-                seconds = step.command[step.command.index("--seconds") + 1]
-                assert float(seconds) < step.limit
+            if step.spare is not None:  # it ends by itself, before it is ended
+                measuring.add(step.name)
+                assert 0 < step.spare < step.limit
+                source = (ROOT / "benchmarks" / MEASURING[step.name]).read_text()
+                assert '"--seconds"' in source
+    assert measuring == MEASURING.keys()
 
 
 def test_the_commands_of_the_stages_name_what_exists() -> None:
@@ -407,6 +438,8 @@ def test_the_commands_of_the_stages_name_what_exists() -> None:
                     source = (ROOT / "benchmarks" / "bench_cuda.py").read_text()
                     options = [word for word in words if word.startswith("--") and word != "--help"]
                     assert all(f'"{option}"' in source for option in options)
+        # Each may be the first on a machine.
+        assert "build" in [step.name for step in stage.steps[:2]]
     assert "lts__t_sectors" in metrics
     assert "launch__registers" in metrics
     kernels = (ROOT / "cpp/src/cuda/persistent.cu").read_text()

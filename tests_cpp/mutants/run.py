@@ -56,8 +56,8 @@ PROGRAM_OF = {
     "operators.emulated_amx": "lltm_emulated_tests",
     "lstm": "lltm_lstm_tests",
     "lstm.emulated_amx": "lltm_lstm_tests",
-    "cuda_on_host": "lltm_cuda_host_tests",
     "cuda_on_host_lstm": "lltm_cuda_host_lstm_tests",
+    "cuda_on_host.tsan": "lltm_persistent_tsan_tests",
 }
 
 Result = dict[str, Any]

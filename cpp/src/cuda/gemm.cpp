@@ -4,6 +4,7 @@
 #include <ATen/cuda/Exceptions.h>
 #include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDAStream.h>
+#include <c10/util/env.h>
 
 #include <cublas_v2.h>
 
@@ -141,8 +142,9 @@ Gemm::Gemm(at::ScalarType dtype) : dtype_(dtype), handle_(at::cuda::getCurrentCU
   }
 }
 
+// cuBLAS puts NVIDIA_TF32_OVERRIDE=0 above the mode of a handle.
 bool Gemm::uses_tf32() const {
-  if (dtype_ != at::kFloat) return false;
+  if (dtype_ != at::kFloat || c10::utils::get_env("NVIDIA_TF32_OVERRIDE") == "0") return false;
   cublasMath_t mode;
   TORCH_CUDABLAS_CHECK(cublasGetMathMode(static_cast<cublasHandle_t>(handle_), &mode));
   return mode == CUBLAS_TF32_TENSOR_OP_MATH;
