@@ -321,6 +321,19 @@ TEST_F(Tuned, FewRowsAreToo) {
   EXPECT_EQ(count(log_of([&] { sequence(a); }), ", tuned\n"), 1);
 }
 
+// Of 4 to 7 steps of three rows, up to 5 read the weights in place. That is not for measurements
+// to decide: results are rounded in another way.
+TEST_F(Tuned, FewRowsReadTheirWeightsAsTheyWouldUntuned) {
+  const auto log = [](int64_t steps) {
+    const Arguments a = sequence_problem({steps, 3, 24, 48}, at::kFloat, 1);
+    return log_of([&] { sequence(a); });
+  };
+  for (int call = 0; call < 2; ++call) {
+    EXPECT_EQ(count(log(5), "weights in place"), call == 0 ? 2 : 1);
+    EXPECT_EQ(count(log(6), "weights packed"), call == 0 ? 2 : 1);
+  }
+}
+
 TEST_F(Tuned, ResultsAreAsAccurateAsEver) {
   for (const at::ScalarType dtype : kDtypes) {
     check_sequence([&](uint64_t seed) { return sequence_problem({6, 17, 20, 60}, dtype, seed); });

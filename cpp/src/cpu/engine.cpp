@@ -104,6 +104,16 @@ TuningKey key_of(
   return key;
 }
 
+// What no alternative changes, because it decides how results are rounded, and what differs between
+// sequences of one kind.
+int64_t variant_of(const FewRowsSchedule& schedule) {
+  return schedule.in_place;
+}
+template <typename Schedule>
+int64_t variant_of(const Schedule& /*schedule*/) {
+  return 0;
+}
+
 // Whether the blocks are what the weights were packed in.
 bool has_fixed_blocks(const SequenceArgs& args) {
   return is_prepacked(args.weights);
@@ -131,7 +141,9 @@ std::optional<Schedule> tuned(
     if (!engine(candidate).has_value()) return {};
     return std::chrono::duration<double>(Clock::now() - begin).count();
   };
-  return cache.find_or(key_of(machine, shape, args), [&] {
+  TuningKey key = key_of(machine, shape, args);
+  key.back() = variant_of(schedule);
+  return cache.find_or(key, [&] {
     TuningCost cost;
     const auto best = tune(schedule, kAspects, others, measure, cost);
     if (logs_schedules()) log_schedule(shape, to_string(cost) + to_string(schedule));
