@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <sstream>
-#include <tuple>
 
 #if defined(__linux__)
 #include <unistd.h>
@@ -300,8 +299,8 @@ class Others {
   std::vector<Schedule> list_;
 };
 
-// Threads in all ways that give each a register tile of rows and a vector of units, and one thread
-// for a step so short that it may do better alone.
+// All divisions of the threads that leave each half of kGoodRows and a vector of units; and one
+// thread, for a step so short that it may do better alone.
 template <typename Format>
 std::vector<Grid> grids(const Machine& machine, const LayerShape& shape) {
   std::vector<Grid> found;
@@ -402,21 +401,22 @@ std::vector<FewRowsSchedule> alternatives(
     other.chunk_rows = chunk_rows;
     others.add(other);
   };
-  const auto [threads, width, chunk_rows] =
-      std::tuple(schedule.threads, schedule.block_width, schedule.chunk_rows);
   if (aspect == Aspect::kGrid) {
     for (const Grid& grid : grids<F32Format>(machine, shape)) {
-      add(grid.slots(), forward_width<F32Format>(machine, shape, grid.slots()), chunk_rows);
+      const int64_t width = forward_width<F32Format>(machine, shape, grid.slots());
+      add(grid.slots(), width, schedule.chunk_rows);
     }
   }
   if (aspect == Aspect::kBlocks) {
-    for (const int64_t other :
-         other_widths<F32Format>(shape.hidden, threads, width, kForwardUnits<F32Format>)) {
-      add(threads, other, chunk_rows);
+    for (const int64_t width : other_widths<F32Format>(
+             shape.hidden, schedule.threads, schedule.block_width, kForwardUnits<F32Format>)) {
+      add(schedule.threads, width, schedule.chunk_rows);
     }
   }
   if (aspect == Aspect::kChunks) {
-    for (const int64_t other : other_chunks(shape, chunk_rows)) add(threads, width, other);
+    for (const int64_t chunk_rows : other_chunks(shape, schedule.chunk_rows)) {
+      add(schedule.threads, schedule.block_width, chunk_rows);
+    }
   }
   return others.list();
 }
