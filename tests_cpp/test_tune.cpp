@@ -144,7 +144,7 @@ TEST(Tuning, HasToFindItTwice) {
     TuningCost cost;
     std::array<int, 2> calls = {};
     const auto measure = [&](int schedule) -> std::optional<double> {
-      const bool at_first = calls[schedule]++ < 7;
+      const bool at_first = calls[schedule]++ < 9;  // 7 rounds, and 2 of the second pass
       return kMillisecond * (schedule == 0 ? 1.0 : at_first ? 0.5 : then);
     };
     const auto other = [](int schedule, size_t) { return std::vector<int>{1 - schedule}; };

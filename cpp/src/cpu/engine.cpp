@@ -146,7 +146,9 @@ std::optional<Schedule> tuned(
   return cache.find_or(key, [&] {
     TuningCost cost;
     const auto best = tune(schedule, kAspects, others, measure, cost);
-    if (logs_schedules()) log_schedule(shape, to_string(cost) + to_string(schedule));
+    if (logs_schedules()) {
+      log_schedule(shape, to_string(cost) + ", untuned " + to_string(schedule));
+    }
     return best;
   });
 }

@@ -67,8 +67,7 @@ std::optional<size_t> fastest(size_t count, const MeasureCandidate& measure, Tun
 
 std::string to_string(const TuningCost& cost) {
   std::ostringstream text;
-  text << "measured " << cost.calls << " calls in " << std::lround(1000 * cost.seconds)
-       << " ms, untuned ";
+  text << "measured " << cost.calls << " calls in " << std::lround(1000 * cost.seconds) << " ms";
   return text.str();
 }
 

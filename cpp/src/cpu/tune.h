@@ -21,7 +21,7 @@ namespace lltm::cpu {
 struct TuningCost {
   int64_t calls = 0;
   double seconds = 0;
-  // No call is begun after so many: 0.1, or the time of 20 calls where that is longer.
+  // Seconds after which no call is begun: a tenth, or 20 calls where these take longer.
   double limit = 0.1;
 };
 
