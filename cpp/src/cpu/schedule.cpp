@@ -3,6 +3,8 @@
 #include "cell.h"
 #include "cpu/gemm_formats.h"
 
+#include <algorithm>
+#include <array>
 #include <sstream>
 
 #if defined(__linux__)
@@ -31,14 +33,16 @@ int64_t private_weight_bytes(const Machine& machine) {
   return std::max<int64_t>(machine.l2 / 4 * 3, 1536 << 10);
 }
 
+int64_t step_work(const LayerShape& shape) {
+  return shape.batch * Cell::kGates * shape.hidden * shape.hidden;
+}
+
 template <typename Format>
-Grid choose_grid(
-    const Machine& machine, const LayerShape& shape, int64_t batch, int64_t weight_bytes) {
+Grid choose_grid(const Machine& machine, const LayerShape& shape, int64_t weight_bytes) {
   Grid grid;
-  const int64_t step = batch * Cell::kGates * shape.hidden * shape.hidden;
-  if (step < kSerialStep) return grid;
+  if (step_work(shape) < kSerialStep) return grid;
   if (weight_bytes <= private_weight_bytes(machine)) {
-    grid.rows = std::clamp<int64_t>(batch / kGoodRows<Format>, 1, machine.threads);
+    grid.rows = std::clamp<int64_t>(shape.batch / kGoodRows<Format>, 1, machine.threads);
   }
   const int64_t most_columns = (shape.hidden + Format::kUnitAlign - 1) / Format::kUnitAlign;
   grid.columns = std::clamp<int64_t>(machine.threads / grid.rows, 1, most_columns);
@@ -96,10 +100,10 @@ int64_t forward_width(const Machine& machine, const LayerShape& shape, int64_t c
 }
 
 template <typename Format>
-Grid forward_grid(const Machine& machine, const LayerShape& shape, int64_t batch) {
+Grid forward_grid(const Machine& machine, const LayerShape& shape) {
   constexpr auto kBytes = static_cast<int64_t>(sizeof(typename Format::Operand));
   const int64_t k = Format::padded_k(shape.input) + Format::padded_k(shape.hidden);
-  return choose_grid<Format>(machine, shape, batch, Cell::kGates * shape.hidden * k * kBytes);
+  return choose_grid<Format>(machine, shape, Cell::kGates * shape.hidden * k * kBytes);
 }
 
 // K of the recurrent GEMM of backward.
@@ -111,8 +115,7 @@ int64_t backward_k(const LayerShape& shape) {
 template <typename Format>
 Grid backward_grid(const Machine& machine, const LayerShape& shape) {
   constexpr auto kBytes = static_cast<int64_t>(sizeof(typename Format::Operand));
-  return choose_grid<Format>(
-      machine, shape, shape.batch, shape.hidden * backward_k<Format>(shape) * kBytes);
+  return choose_grid<Format>(machine, shape, shape.hidden * backward_k<Format>(shape) * kBytes);
 }
 
 // ---- chunks -----------------------------------------------------------------
@@ -131,12 +134,13 @@ constexpr int64_t kBackwardChunkRowsBf16 = 4096;
 // Rows in all from which the GEMMs over them gain from bf16x3 what packing costs.
 constexpr int64_t kBf16x3GradientRows = 1024;
 
+// What follows from a grid.
 template <typename Format>
 ForwardSchedule forward_schedule(
-    const Machine& machine, GemmFormat format, const LayerShape& shape) {
+    const Machine& machine, const LayerShape& shape, const Grid& grid) {
   ForwardSchedule schedule = {};
-  schedule.format = format;
-  schedule.grid = forward_grid<Format>(machine, shape, shape.batch);
+  schedule.format = kFormat<Format>;
+  schedule.grid = grid;
   schedule.block_width = forward_width<Format>(machine, shape, schedule.grid.columns);
   limit_columns(schedule.grid, shape.hidden, schedule.block_width);
   schedule.merge_projection = schedule.grid.rows == 1 && 2 * shape.batch <= kMergedRows;
@@ -145,45 +149,55 @@ ForwardSchedule forward_schedule(
 }
 
 template <typename Format>
+ForwardSchedule forward_schedule(const Machine& machine, const LayerShape& shape) {
+  return forward_schedule<Format>(machine, shape, forward_grid<Format>(machine, shape));
+}
+
+template <typename Format>
 BackwardSchedule backward_schedule(
-    const Machine& machine, GemmFormat format, const LayerShape& shape) {
+    const Machine& machine, const LayerShape& shape, const Grid& grid) {
   constexpr auto kBytes = static_cast<int64_t>(sizeof(typename Format::Operand));
   // A block fills the vector registers of the GEMM kernel from 32 columns on.
   constexpr int64_t kColumns = 32;
+  constexpr bool kBf16 = kFormat<Format> == GemmFormat::kBf16;
   BackwardSchedule schedule = {};
-  schedule.format = format;
-  schedule.grid = backward_grid<Format>(machine, shape);
+  schedule.format = kFormat<Format>;
+  schedule.grid = grid;
   const int64_t widest = widest_block<Format>(
       machine, kBackwardUnits<Format>, backward_k<Format>(shape) * kBytes, kColumns);
-  schedule.block_width =
-      even_block_width(shape.hidden, schedule.grid.columns, widest, Format::kUnitAlign);
-  schedule.chunk_rows = format == GemmFormat::kBf16 ? kBackwardChunkRowsBf16 : kBackwardChunkRows;
-  schedule.gradient_format = format;
+  schedule.block_width = even_block_width(shape.hidden, grid.columns, widest, Format::kUnitAlign);
+  schedule.chunk_rows = kBf16 ? kBackwardChunkRowsBf16 : kBackwardChunkRows;
+  schedule.gradient_format = schedule.format;
   return schedule;
+}
+
+template <typename Format>
+BackwardSchedule backward_schedule(const Machine& machine, const LayerShape& shape) {
+  return backward_schedule<Format>(machine, shape, backward_grid<Format>(machine, shape));
 }
 
 }  // namespace
 
 ForwardSchedule schedule_forward(const Machine& machine, const LayerShape& shape) {
   if (shape.bf16 && machine.bf16) {
-    return forward_schedule<Bf16Format>(machine, GemmFormat::kBf16, shape);
+    return forward_schedule<Bf16Format>(machine, shape);
   }
   if (!shape.bf16 && machine.bf16x3 &&
-      prefer_bf16x3(forward_grid<Bf16x3Format>(machine, shape, shape.batch), shape.batch)) {
-    return forward_schedule<Bf16x3Format>(machine, GemmFormat::kBf16x3, shape);
+      prefer_bf16x3(forward_grid<Bf16x3Format>(machine, shape), shape.batch)) {
+    return forward_schedule<Bf16x3Format>(machine, shape);
   }
-  return forward_schedule<F32Format>(machine, GemmFormat::kF32, shape);
+  return forward_schedule<F32Format>(machine, shape);
 }
 
 BackwardSchedule schedule_backward(const Machine& machine, const LayerShape& shape) {
   if (shape.bf16 && machine.bf16) {
-    return backward_schedule<Bf16Format>(machine, GemmFormat::kBf16, shape);
+    return backward_schedule<Bf16Format>(machine, shape);
   }
   const bool bf16x3 = !shape.bf16 && machine.bf16x3;
   if (bf16x3 && prefer_bf16x3(backward_grid<Bf16x3Format>(machine, shape), shape.batch)) {
-    return backward_schedule<Bf16x3Format>(machine, GemmFormat::kBf16x3, shape);
+    return backward_schedule<Bf16x3Format>(machine, shape);
   }
-  BackwardSchedule schedule = backward_schedule<F32Format>(machine, GemmFormat::kF32, shape);
+  BackwardSchedule schedule = backward_schedule<F32Format>(machine, shape);
   if (bf16x3 && shape.rows >= kBf16x3GradientRows) {
     schedule.gradient_format = GemmFormat::kBf16x3;
   }
@@ -191,7 +205,7 @@ BackwardSchedule schedule_backward(const Machine& machine, const LayerShape& sha
 }
 
 ForwardSchedule schedule_forward_int8(const Machine& machine, const LayerShape& shape) {
-  return forward_schedule<Int8Format>(machine, GemmFormat::kInt8, shape);
+  return forward_schedule<Int8Format>(machine, shape);
 }
 
 namespace {
@@ -206,7 +220,7 @@ decltype(auto) visit_forward_format(GemmFormat format, const Body& body) {
 
 int64_t prepack_block_width(const Machine& machine, GemmFormat format, const LayerShape& shape) {
   return visit_forward_format(format, [&]<typename Format>(Format) {
-    return forward_schedule<Format>(machine, format, shape).block_width;
+    return forward_schedule<Format>(machine, shape).block_width;
   });
 }
 
@@ -255,7 +269,7 @@ FewRowsSchedule schedule_few_rows(const Machine& machine, const LayerShape& shap
   const int64_t bytes = Cell::kGates * shape.hidden * (shape.input + shape.hidden) *
                         static_cast<int64_t>(sizeof(float));
   FewRowsSchedule schedule = {};
-  schedule.threads = choose_grid<F32Format>(machine, shape, shape.batch, bytes).slots();
+  schedule.threads = choose_grid<F32Format>(machine, shape, bytes).slots();
   schedule.block_width = forward_width<F32Format>(machine, shape, schedule.threads);
   schedule.threads = std::min(schedule.threads, Blocks(shape.hidden, schedule.block_width).count);
   schedule.chunk_rows = kMergedRows;
@@ -264,6 +278,190 @@ FewRowsSchedule schedule_few_rows(const Machine& machine, const LayerShape& shap
   schedule.float_operand = schedule.in_place || bytes >= kLargeWeights;
   return schedule;
 }
+
+// ---- what LLTM_TUNE tries ---------------------------------------------------
+
+namespace {
+
+// A list without `present` and without anything twice.
+template <typename Schedule>
+class Others {
+ public:
+  explicit Others(const Schedule& present) : present_(present) {}
+  void add(const Schedule& schedule) {
+    const bool known = std::find(list_.begin(), list_.end(), schedule) != list_.end();
+    if (schedule != present_ && !known) list_.push_back(schedule);
+  }
+  std::vector<Schedule> list() const { return list_; }
+
+ private:
+  const Schedule present_;
+  std::vector<Schedule> list_;
+};
+
+// All divisions of the threads that leave each half of kGoodRows and a vector of units; and one
+// thread, for a step so short that it may do better alone.
+template <typename Format>
+std::vector<Grid> grids(const Machine& machine, const LayerShape& shape) {
+  std::vector<Grid> found;
+  if (step_work(shape) < 8 * kSerialStep) found.push_back({1, 1});
+  const int64_t most_columns = (shape.hidden + Format::kUnitAlign - 1) / Format::kUnitAlign;
+  const int64_t most_rows = std::max<int64_t>(1, 2 * shape.batch / kGoodRows<Format>);
+  for (int64_t rows = 1; rows <= std::min(machine.threads, most_rows); ++rows) {
+    const int64_t columns = machine.threads / rows;
+    if (machine.threads % rows == 0) found.push_back({rows, std::min(columns, most_columns)});
+  }
+  return found;
+}
+
+// Blocks half and twice as wide.
+template <typename Format>
+std::array<int64_t, 2> other_widths(int64_t hidden, int64_t columns, int64_t width, int64_t most) {
+  const auto even = [&](int64_t wanted) {
+    const int64_t widest = std::min(round_up(wanted, Format::kUnitAlign), most);
+    return even_block_width(hidden, columns, widest, Format::kUnitAlign);
+  };
+  return {even(width / 2), even(2 * width)};
+}
+
+// Chunks half and twice as long, of a step at least, and no longer than the sequence.
+std::vector<int64_t> other_chunks(const LayerShape& shape, int64_t chunk_rows) {
+  std::vector<int64_t> found;
+  const int64_t half = chunk_rows / 2;
+  if (half >= shape.batch && half < shape.rows) found.push_back(half);
+  if (chunk_rows < shape.rows) found.push_back(2 * chunk_rows);
+  return found;
+}
+
+// Of float32 and float16; not where the weights are in int8.
+bool may_change_format(const Machine& machine, const LayerShape& shape, GemmFormat format) {
+  return machine.bf16x3 && !shape.bf16 && format != GemmFormat::kInt8;
+}
+
+// With fewer rows most of a tile of bf16x3 is empty.
+bool fills_bf16x3_tile(const LayerShape& shape) {
+  return shape.batch >= kGoodRows<Bf16x3Format>;
+}
+
+void add_other_chunks(Others<ForwardSchedule>& others, const LayerShape& shape, ForwardSchedule s) {
+  for (const int64_t chunk_rows : other_chunks(shape, s.chunk_rows)) {
+    ForwardSchedule other = s;
+    other.chunk_rows = chunk_rows;
+    others.add(other);
+  }
+  s.merge_projection = !s.merge_projection;
+  s.chunk_rows = s.merge_projection ? std::max(kMergedRows, 2 * shape.batch) : kPackedInputRows;
+  // One GEMM is for all rows of a chunk.
+  if (s.grid.rows == 1 && shape.batch <= kMergedRows) others.add(s);
+}
+
+}  // namespace
+
+std::vector<ForwardSchedule> alternatives(
+    const Machine& machine,
+    const LayerShape& shape,
+    const ForwardSchedule& schedule,
+    Aspect aspect) {
+  Others<ForwardSchedule> others(schedule);
+  visit_forward_format(schedule.format, [&]<typename Format>(Format) {
+    if (aspect == Aspect::kFormat && may_change_format(machine, shape, schedule.format) &&
+        fills_bf16x3_tile(shape)) {
+      others.add(forward_schedule<F32Format>(machine, shape));
+      others.add(forward_schedule<Bf16x3Format>(machine, shape));
+    }
+    if (aspect == Aspect::kGrid) {
+      for (const Grid& grid : grids<Format>(machine, shape)) {
+        others.add(forward_schedule<Format>(machine, shape, grid));
+      }
+    }
+    if (aspect == Aspect::kBlocks) {
+      for (const int64_t width : other_widths<Format>(
+               shape.hidden, schedule.grid.columns, schedule.block_width, kForwardUnits<Format>)) {
+        ForwardSchedule other = schedule;
+        other.block_width = width;
+        limit_columns(other.grid, shape.hidden, width);
+        others.add(other);
+      }
+    }
+  });
+  if (aspect == Aspect::kChunks) add_other_chunks(others, shape, schedule);
+  return others.list();
+}
+
+std::vector<FewRowsSchedule> alternatives(
+    const Machine& machine,
+    const LayerShape& shape,
+    const FewRowsSchedule& schedule,
+    Aspect aspect) {
+  Others<FewRowsSchedule> others(schedule);
+  const auto add = [&](int64_t threads, int64_t width, int64_t chunk_rows) {
+    FewRowsSchedule other = schedule;
+    other.threads = std::min(threads, Blocks(shape.hidden, width).count);
+    other.block_width = width;
+    other.chunk_rows = chunk_rows;
+    others.add(other);
+  };
+  if (aspect == Aspect::kGrid) {
+    for (const Grid& grid : grids<F32Format>(machine, shape)) {
+      const int64_t width = forward_width<F32Format>(machine, shape, grid.slots());
+      add(grid.slots(), width, schedule.chunk_rows);
+    }
+  }
+  if (aspect == Aspect::kBlocks) {
+    for (const int64_t width : other_widths<F32Format>(
+             shape.hidden, schedule.threads, schedule.block_width, kForwardUnits<F32Format>)) {
+      add(schedule.threads, width, schedule.chunk_rows);
+    }
+  }
+  if (aspect == Aspect::kChunks) {
+    for (const int64_t chunk_rows : other_chunks(shape, schedule.chunk_rows)) {
+      add(schedule.threads, schedule.block_width, chunk_rows);
+    }
+  }
+  return others.list();
+}
+
+std::vector<BackwardSchedule> alternatives(
+    const Machine& machine,
+    const LayerShape& shape,
+    const BackwardSchedule& schedule,
+    Aspect aspect) {
+  Others<BackwardSchedule> others(schedule);
+  visit_format(schedule.format, [&]<typename Format>(Format) {
+    if (aspect == Aspect::kFormat && may_change_format(machine, shape, schedule.format)) {
+      BackwardSchedule f32 = backward_schedule<F32Format>(machine, shape);
+      others.add(f32);
+      f32.gradient_format = GemmFormat::kBf16x3;
+      others.add(f32);
+      if (fills_bf16x3_tile(shape)) others.add(backward_schedule<Bf16x3Format>(machine, shape));
+    }
+    if (aspect == Aspect::kGrid) {
+      for (const Grid& grid : grids<Format>(machine, shape)) {
+        BackwardSchedule other = backward_schedule<Format>(machine, shape, grid);
+        other.gradient_format = schedule.gradient_format;
+        others.add(other);
+      }
+    }
+    if (aspect == Aspect::kBlocks) {
+      for (const int64_t width : other_widths<Format>(
+               shape.hidden, schedule.grid.columns, schedule.block_width, kBackwardUnits<Format>)) {
+        BackwardSchedule other = schedule;
+        other.block_width = width;
+        others.add(other);
+      }
+    }
+  });
+  if (aspect == Aspect::kChunks) {
+    for (const int64_t chunk_rows : other_chunks(shape, schedule.chunk_rows)) {
+      BackwardSchedule other = schedule;
+      other.chunk_rows = chunk_rows;
+      others.add(other);
+    }
+  }
+  return others.list();
+}
+
+// ---- one step ---------------------------------------------------------------
 
 namespace {
 
@@ -302,6 +500,8 @@ CellSchedule schedule_cell(const Machine& machine, const CellShape& shape) {
   schedule.block_width = even_block_width(hidden, schedule.threads, kWidest, F32Format::kUnitAlign);
   return schedule;
 }
+
+// ---- the machine ------------------------------------------------------------
 
 const Machine& cache_sizes() {
   static const Machine machine = [] {

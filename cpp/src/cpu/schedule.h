@@ -5,8 +5,10 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace lltm::cpu {
 
@@ -41,6 +43,7 @@ struct Grid {
   int64_t slots() const { return rows * columns; }
   // Threads that share rows have to wait for each other after each step.
   bool needs_barrier() const { return columns > 1; }
+  bool operator==(const Grid&) const = default;
 };
 
 // One layer and direction: B, I, H, and the rows of all steps together.
@@ -58,6 +61,7 @@ struct ForwardSchedule {
   // Rows of a chunk of steps: those of that GEMM, or those of the input that are packed
   // together, where it cannot be read in place.
   int64_t chunk_rows;
+  bool operator==(const ForwardSchedule&) const = default;
 };
 
 struct BackwardSchedule {
@@ -66,6 +70,7 @@ struct BackwardSchedule {
   int64_t block_width;
   int64_t chunk_rows;  // after which the gradients of weights and input are brought up to date
   GemmFormat gradient_format;  // of the GEMMs over the rows of a chunk
+  bool operator==(const BackwardSchedule&) const = default;
 };
 
 ForwardSchedule schedule_forward(const Machine& machine, const LayerShape& shape);
@@ -104,8 +109,30 @@ struct FewRowsSchedule {
   int64_t chunk_rows;  // of x W_x^T in one GEMM
   bool float_operand;  // A is float32, for large weights
   bool in_place;       // the weights are read as they lie, for few steps; A is float32
+  bool operator==(const FewRowsSchedule&) const = default;
 };
 FewRowsSchedule schedule_few_rows(const Machine& machine, const LayerShape& shape, bool prepacked);
+
+// What LLTM_TUNE measures beside the schedules above (tune.h): those that differ from `schedule` in
+// one aspect, and in what follows from it. All are as accurate.
+enum class Aspect { kFormat, kGrid, kBlocks, kChunks };
+constexpr std::array<Aspect, 4> kAspects = {
+    Aspect::kFormat, Aspect::kGrid, Aspect::kBlocks, Aspect::kChunks};
+std::vector<ForwardSchedule> alternatives(
+    const Machine& machine,
+    const LayerShape& shape,
+    const ForwardSchedule& schedule,
+    Aspect aspect);
+std::vector<FewRowsSchedule> alternatives(
+    const Machine& machine,
+    const LayerShape& shape,
+    const FewRowsSchedule& schedule,
+    Aspect aspect);
+std::vector<BackwardSchedule> alternatives(
+    const Machine& machine,
+    const LayerShape& shape,
+    const BackwardSchedule& schedule,
+    Aspect aspect);
 
 // One step (engine_cell.cpp).
 enum class Storage { kF64, kF32, kF16, kBf16 };  // the dtype
