@@ -4,6 +4,7 @@
 #include "cpu/dispatch.h"
 #include "cpu/engine.h"
 #include "cpu/gemm.h"
+#include "cpu/memory.h"
 #include "cpu/parallel.h"
 
 #include <ATen/ops/empty.h>
@@ -68,13 +69,14 @@ void step_by_products(
   const auto w = read<float>(args.weights);
   const Blocks blocks(hidden, schedule.block_width);
   const int64_t columns = Cell::kGates * blocks.width;
-  const Tensor z = at::empty({blocks.count, batch * columns}, args.input.options());
+  const int64_t block_size = batch * columns;
+  const Workspace<float> z(blocks.count * block_size);
   const int64_t grain = (blocks.count + schedule.threads - 1) / schedule.threads;
   parallel_for(blocks.count, grain, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
       const int64_t unit = blocks.begin(block);
       const int64_t width = blocks.size(block);
-      const Matrix<float> gates = {z.mutable_data_ptr<float>() + block * z.size(1), columns};
+      const Matrix<float> gates = {z.data() + block * block_size, columns};
       for (int64_t gate = 0; gate < Cell::kGates; ++gate) {
         kernels().few_rows.in_place_f32(
             batch,

@@ -1,4 +1,4 @@
-// Memory for large results, and prefetching what other threads have written.
+// Memory for large results and for workspaces, and prefetching what other threads have written.
 #pragma once
 
 #include "cpu/parallel.h"
@@ -6,12 +6,15 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/impl/alloc_cpu.h>
 
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 
 namespace lltm::cpu {
 
@@ -33,6 +36,22 @@ inline at::Tensor empty_large(at::IntArrayRef sizes, const at::TensorOptions& op
 #endif
   return tensor;
 }
+
+// Memory for a call, aligned as that of tensors, which take three times as long to make.
+template <typename T>
+class Workspace {
+ public:
+  Workspace() = default;
+  explicit Workspace(int64_t count)
+      : data_(static_cast<T*>(c10::alloc_cpu(static_cast<size_t>(count) * sizeof(T)))) {}
+  T* data() const { return data_.get(); }
+
+ private:
+  struct Free {
+    void operator()(T* data) const { c10::free_cpu(data); }
+  };
+  std::unique_ptr<T, Free> data_;
+};
 
 // Fetches rows of an operand into the L2 cache, to be there when the GEMM comes to them.
 template <typename Operand>
