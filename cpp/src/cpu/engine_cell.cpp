@@ -233,9 +233,9 @@ CellResult cell_forward(const CellArgs& args) {
   const int64_t hidden = args.h.size(1);
   const auto options = args.input.options();
   const StepResults results = {
-      at::empty({batch, hidden}, options),
-      at::empty({batch, hidden}, options),
-      args.save ? at::empty({batch, Cell::kSaved * hidden}, options) : Tensor()};
+      new_tensor({batch, hidden}, options),
+      new_tensor({batch, hidden}, options),
+      args.save ? new_tensor({batch, Cell::kSaved * hidden}, options) : Tensor()};
   visit_dtype(args.input.scalar_type(), [&]<typename T>(T*) { run_step<T>(args, results); });
   return {results.h_next, results.c_next, results.activations};
 }

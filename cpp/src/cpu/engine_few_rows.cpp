@@ -16,8 +16,6 @@
 #include "cpu/parallel.h"
 #include "steps.h"
 
-#include <ATen/ops/empty.h>
-
 #include <algorithm>
 #include <type_traits>
 #include <utility>
@@ -195,7 +193,7 @@ class FewRowsForward {
   // A state as the operator returns it, in float32.
   template <typename From>
   Tensor state_of(Matrix<const From> from) const {
-    const Tensor state = at::empty({batch_, hidden_}, args_.input.options());
+    const Tensor state = new_tensor({batch_, hidden_}, args_.input.options());
     convert(from, write<float>(state));
     return state;
   }
