@@ -13,6 +13,7 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 #include <c10/util/SmallVector.h>
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <optional>
@@ -108,24 +109,45 @@ py::object wrap(const std::tuple<First, Second>& pair) {
   return py::make_tuple(wrap(first), wrap(second));
 }
 
-// What `call` returns, a call of a module of C++ without Python; None where that is not plain.
-template <typename Call>
-py::object plain_call(const Call& call) {
-  if (!lltm::is_plain_thread()) return py::none();
-  try {
-    return call();
-  } catch (const NotPlain&) {
-    return py::none();
-  } catch (const c10::Error&) {
-    return py::none();
+// The arguments of a function below.
+struct Call {
+  PyObject *module, *input, *hx;
+};
+
+// What `run` makes of a call; None where that is not plain. A function of Python's C API, because
+// pybind11 adds as much time to a call as the rest of it here takes.
+template <auto run>
+PyObject* plain_call(PyObject* /*self*/, PyObject* const* arguments, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  TORCH_CHECK_TYPE(count == 3, "expected 3 arguments, got ", count);
+  if (lltm::is_plain_thread()) {
+    try {
+      return run(Call{arguments[0], arguments[1], arguments[2]}).release().ptr();
+    } catch (const NotPlain&) {
+    } catch (const c10::Error&) {
+    }
   }
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
 }
+
+// py::gil_scoped_release, which looks for the thread first.
+class WithoutGil {
+ public:
+  WithoutGil() : thread_(PyEval_SaveThread()) {}
+  ~WithoutGil() { PyEval_RestoreThread(thread_); }
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+
+ private:
+  PyThreadState* thread_;
+};
 
 template <typename Module>
 py::object forward(
     const Module& module, const Tensor& input, const std::optional<State>& state, bool tracked) {
   const auto run = [&] {
-    const py::gil_scoped_release no_gil;
+    const WithoutGil without_gil;
     // With nothing to track, autograd would only cost time.
     std::optional<at::AutoDispatchBelowADInplaceOrView> below_autograd;
     if (!tracked) below_autograd.emplace();
@@ -134,27 +156,25 @@ py::object forward(
   return wrap(run());
 }
 
-py::object step(py::handle module, py::handle input_object, py::handle hx) {
+py::object step(const Call& call) {
   static PyObject* const input_size = name("input_size");
   static PyObject* const hidden_size = name("hidden_size");
-  static PyObject* const parameters_of = name("_parameters");
+  static PyObject* const tensors = name("_parameters");
   static PyObject* const weights = name("weights");
   static PyObject* const bias = name("bias");
-  return plain_call([&] {
-    const Attributes attributes(module.ptr());
-    const Tensor& input = plain_tensor(input_object.ptr());
-    const std::optional<State> state = plain_state(hx.ptr());
-    const Parameters parameters = Attributes(attributes[parameters_of]).parameters(weights, bias);
-    const lltm::StepModule cell = {
-        attributes.integer(input_size), attributes.integer(hidden_size), parameters};
-    return forward(
-        cell, input, state, is_tracked(input) || is_tracked(state) || is_tracked(parameters));
-  });
+  const Attributes attributes(call.module);
+  const Tensor& input = plain_tensor(call.input);
+  const std::optional<State> state = plain_state(call.hx);
+  const Parameters parameters = Attributes(attributes[tensors]).parameters(weights, bias);
+  const lltm::StepModule module = {
+      attributes.integer(input_size), attributes.integer(hidden_size), parameters};
+  const bool tracked = is_tracked(input) || is_tracked(state) || is_tracked(parameters);
+  return forward(module, input, state, tracked);
 }
 
 // With its tensors among the parameters or, prepacked, the buffers.
 template <bool prepacked>
-py::object layer(py::handle module, py::handle input_object, py::handle hx) {
+py::object layer(const Call& call) {
   static PyObject* const names = name("_names");
   static PyObject* const tensors = name(prepacked ? "_buffers" : "_parameters");
   static PyObject* const input_size = name("input_size");
@@ -165,42 +185,45 @@ py::object layer(py::handle module, py::handle input_object, py::handle hx) {
   static PyObject* const dropout = name("dropout");
   static PyObject* const training = name("training");
   static PyObject* const checkpoint_steps = name("checkpoint_steps");
-  return plain_call([&] {
-    const Attributes attributes(module.ptr());
-    const Tensor& input = plain_tensor(input_object.ptr());
-    const std::optional<State> state = plain_state(hx.ptr());
-    const Attributes by_name(attributes[tensors]);
-    c10::SmallVector<Parameters, 1> directions;
-    bool tracked = is_tracked(input) || is_tracked(state);
-    for (const py::handle pair : py::reinterpret_borrow<py::list>(attributes[names])) {
-      directions.push_back(
-          by_name.parameters(PyTuple_GET_ITEM(pair.ptr(), 0), PyTuple_GET_ITEM(pair.ptr(), 1)));
-      tracked = tracked || is_tracked(directions.back());
-    }
-    const lltm::LayerModule layer = {
-        attributes.integer(input_size),
-        attributes.integer(hidden_size),
-        attributes.integer(num_layers),
-        attributes.flag(batch_first),
-        attributes.flag(bidirectional),
-        attributes.number(dropout),
-        attributes.flag(training),
-        prepacked ? 0 : attributes.integer(checkpoint_steps),
-        prepacked,
-        directions};
-    return forward(layer, input, state, tracked);
-  });
+  const Attributes attributes(call.module);
+  const Tensor& input = plain_tensor(call.input);
+  const std::optional<State> state = plain_state(call.hx);
+  const Attributes by_name(attributes[tensors]);
+  c10::SmallVector<Parameters, 1> directions;
+  bool tracked = is_tracked(input) || is_tracked(state);
+  for (const py::handle pair : py::reinterpret_borrow<py::list>(attributes[names])) {
+    directions.push_back(
+        by_name.parameters(PyTuple_GET_ITEM(pair.ptr(), 0), PyTuple_GET_ITEM(pair.ptr(), 1)));
+    tracked = tracked || is_tracked(directions.back());
+  }
+  const lltm::LayerModule module = {
+      attributes.integer(input_size),
+      attributes.integer(hidden_size),
+      attributes.integer(num_layers),
+      attributes.flag(batch_first),
+      attributes.flag(bidirectional),
+      attributes.number(dropout),
+      attributes.flag(training),
+      prepacked ? 0 : attributes.integer(checkpoint_steps),
+      prepacked,
+      directions};
+  return forward(module, input, state, tracked);
 }
 
 }  // namespace
 
 void define_plain_calls(pybind11::module_& m) {
-  const char* const kText =
-      "What the module with this __dict__ computes, or None: then its own code does.";
-  const auto define = [&](const char* name, const auto& function) {
-    m.def(name, function, kText, py::arg("module"), py::arg("input"), py::arg("hx"));
+  constexpr const char* kText =
+      "(module, input, hx): what the module with this __dict__ computes; None where its own code"
+      " has to.";
+  const auto method = [&](const char* name, _PyCFunctionFast function) {
+    void (*const any)() = reinterpret_cast<void (*)()>(function);
+    return PyMethodDef{name, reinterpret_cast<PyCFunction>(any), METH_FASTCALL, kText};
   };
-  define("step", &step);
-  define("layer", &layer<false>);
-  define("prepacked_layer", &layer<true>);
+  static PyMethodDef methods[] = {
+      method("step", &plain_call<step>),
+      method("layer", &plain_call<layer<false>>),
+      method("prepacked_layer", &plain_call<layer<true>>),
+      {nullptr, nullptr, 0, nullptr}};
+  if (PyModule_AddFunctions(m.ptr(), methods) != 0) throw py::error_already_set();
 }

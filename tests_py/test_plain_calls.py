@@ -22,7 +22,6 @@ import lltm
 from lltm import modules
 
 B, H, INPUT = 4, 5, 3
-FUNCTIONS = ("step", "layer", "prepacked_layer")
 
 Make = Callable[[], nn.Module]
 
@@ -56,12 +55,17 @@ def in_one_call(module: nn.Module, input: Any, hx: Any = None) -> Any:
 
 
 @contextlib.contextmanager
-def by_python() -> Iterator[None]:
-    """Python code computes every call."""
-    none = SimpleNamespace(**dict.fromkeys(FUNCTIONS, lambda *_: None))
+def instead_of_one_call(function: Callable[..., Any]) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(modules, "_C", none)
+        patch.setattr(modules, "_C", SimpleNamespace(step=function))
+        for layer in (lltm.LLTM, lltm.PrepackedLLTM):
+            patch.setattr(layer, "_in_one_call", staticmethod(function))
         yield
+
+
+def by_python() -> contextlib.AbstractContextManager[None]:
+    """Python code computes every call."""
+    return instead_of_one_call(lambda *_: None)
 
 
 def arguments(name: str, batched: bool, steps: int = 6) -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -300,17 +304,26 @@ def test_carries_forward_derivatives(name: str, grad: bool) -> None:
         torch.testing.assert_close(ours, derivative())
 
 
-def test_other_implementations_are_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_implementations_are_not_replaced() -> None:
     def fail(*_: Any) -> None:
         raise AssertionError("not lltm's own")
 
-    monkeypatch.setattr(modules, "_C", SimpleNamespace(**dict.fromkeys(FUNCTIONS, fail)))
-    lltm.reference.LLTMCell(INPUT, H)(torch.randn(B, INPUT))
-    lltm.reference.LLTM(INPUT, H)(torch.randn(6, B, INPUT))
-    for module, x in (
-        (lltm.LLTMCell(INPUT, H), torch.randn(B, INPUT)),
-        (lltm.LLTM(INPUT, H), torch.randn(6, B, INPUT)),
-        (lltm.LLTM(INPUT, H).prepack(), torch.randn(6, B, INPUT)),
-    ):
-        with pytest.raises(AssertionError, match="not lltm's own"):
-            module(x)
+    class Cell(lltm.LLTMCell):
+        _cell = staticmethod(lltm.reference.cell)
+
+    class Layer(lltm.LLTM):
+        _sequence = staticmethod(lltm.reference.sequence)
+
+    x = torch.randn(6, B, INPUT)
+    with instead_of_one_call(fail):
+        for cell in (Cell, lltm.reference.LLTMCell):
+            cell(INPUT, H)(x[0])
+        for layer in (Layer, lltm.reference.LLTM):
+            layer(INPUT, H)(x)
+        for module, input in (
+            (lltm.LLTMCell(INPUT, H), x[0]),
+            (lltm.LLTM(INPUT, H), x),
+            (lltm.LLTM(INPUT, H).prepack(), x),
+        ):
+            with pytest.raises(AssertionError, match="not lltm's own"):
+                module(input)

@@ -67,16 +67,16 @@ void check_kind(const char* where, const Tensor& input, const Tensor& parameter)
       input.device());
 }
 
-// Whether views of a tensor can be made here as below, without the dispatcher: in a stream each of
-// its calls is felt.
-bool is_untracked(const Tensor& tensor) {
+// Whether nobody follows what becomes of a plain tensor: then its views are made here. The
+// dispatcher takes as long for a few of them as a step of a stream does.
+bool is_unobserved() {
   return c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradFunctionality) &&
-         is_plain_thread() && is_plain(tensor);
+         is_plain_thread();
 }
 
 // states.select(0, k), of (L*D, B, H).
-Tensor select_state(const Tensor& states, int64_t k) {
-  if (!is_untracked(states)) return states.select(0, k);
+Tensor select_state(const Tensor& states, int64_t k, bool unobserved) {
+  if (!unobserved || !is_plain(states)) return states.select(0, k);
   Tensor state = at::detail::make_tensor<c10::TensorImpl>(
       c10::TensorImpl::VIEW, c10::Storage(states.storage()), states.key_set(), states.dtype());
   state.unsafeGetTensorImpl()->set_sizes_and_strides(
@@ -87,8 +87,8 @@ Tensor select_state(const Tensor& states, int64_t k) {
 }
 
 // state.unsqueeze(0), of a new tensor (B, H) that nobody else holds.
-Tensor unsqueeze_state(Tensor state) {
-  if (!is_untracked(state)) return state.unsqueeze(0);
+Tensor unsqueeze_state(Tensor state, bool unobserved) {
+  if (!unobserved || !is_plain(state)) return state.unsqueeze(0);
   state.unsafeGetTensorImpl()->set_sizes_contiguous({1, state.size(0), state.size(1)});
   return state;
 }
@@ -192,15 +192,18 @@ std::tuple<Tensor, Tensor, Tensor> LayerModule::run_direction(
 
 std::tuple<Tensor, State> LayerModule::run(
     Tensor input, const State& initial, const std::optional<Tensor>& batch_sizes) const {
-  const auto& [h_0, c_0] = initial;
+  const bool unobserved = is_unobserved();
   const auto run = [&](int64_t k, bool reverse) {
-    const Tensor h = select_state(h_0, k);
-    return run_direction(k, input, h, select_state(c_0, k), batch_sizes, reverse);
+    const Tensor h = select_state(std::get<0>(initial), k, unobserved);
+    const Tensor c = select_state(std::get<1>(initial), k, unobserved);
+    return run_direction(k, input, h, c, batch_sizes, reverse);
   };
   if (directions.size() == 1) {  // the states without a copy
     auto [output, h, c] = run(0, /*reverse=*/false);
-    State last(unsqueeze_state(std::move(h)), unsqueeze_state(std::move(c)));
-    return {std::move(output), std::move(last)};
+    return {
+        std::move(output),
+        State(
+            unsqueeze_state(std::move(h), unobserved), unsqueeze_state(std::move(c), unobserved))};
   }
   const int64_t count = bidirectional ? 2 : 1;
   std::vector<Tensor> h_n;

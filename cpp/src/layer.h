@@ -37,7 +37,10 @@ struct LLTM_API LayerModule {
   void check_input(const at::Tensor& input) const;
   // (h_0, c_0), each (L*D, B, H), checked.
   State initial_state(
-      const at::Tensor& input, const std::optional<State>& state, int64_t batch, bool batched) const;
+      const at::Tensor& input,
+      const std::optional<State>& state,
+      int64_t batch,
+      bool batched) const;
   // Every layer and direction over (T, B, I), or (N, I) with batch_sizes.
   std::tuple<at::Tensor, State> run(
       at::Tensor input, const State& initial, const std::optional<at::Tensor>& batch_sizes) const;
