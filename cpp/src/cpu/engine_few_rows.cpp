@@ -231,7 +231,7 @@ class FewRowsForward {
       weights_.recur(to - from, h.from(from), block, z + from * columns);
     };
     if (carried > 0) recur(0, carried, operand(k - 1));
-    recur(carried, rows, as_const(h_0_));
+    if (carried < rows) recur(carried, rows, as_const(h_0_));
 
     FewRowsArgs args;
     args.hidden = blocks_.size(block);
