@@ -1,7 +1,8 @@
-// The Python module lltm._C. It holds no logic: loading it loads liblltm, which
+// The Python module lltm._C. It holds no arithmetic: loading it loads liblltm, which
 // registers the operators under torch.ops.lltm, and the functions below belong
 // to the library.
 #include "pair.h"
+#include "plain_calls.h"
 
 #include <lltm/backends.h>
 #include <lltm/version.h>
@@ -128,4 +129,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       py::arg("gate_weights"),
       py::arg("weights"),
       no_gil());
+
+  define_plain_calls(m);
 }

@@ -48,6 +48,7 @@ inline std::vector<Step> plan_steps(
     }
   } else {
     const int64_t batch = input.size(1);
+    steps.reserve(input.size(0));
     for (int64_t t = 0; t < input.size(0); ++t) steps.push_back({t * batch, batch});
   }
   if (reverse) std::reverse(steps.begin(), steps.end());

@@ -1,5 +1,7 @@
 # The native module (python/bindings.cpp).
 
+from typing import Any
+
 from torch import Tensor
 
 class ArgumentError(ValueError, RuntimeError): ...
@@ -27,3 +29,10 @@ def backward(
     gate_weights: Tensor,
     weights: Tensor,
 ) -> list[Tensor]: ...
+def step(module: dict[str, Any], input: Any, hx: Any) -> tuple[Tensor, Tensor] | None: ...
+def layer(
+    module: dict[str, Any], input: Any, hx: Any
+) -> tuple[Tensor, tuple[Tensor, Tensor]] | None: ...
+def prepacked_layer(
+    module: dict[str, Any], input: Any, hx: Any
+) -> tuple[Tensor, tuple[Tensor, Tensor]] | None: ...

@@ -128,7 +128,7 @@ def of_parameters(where: str, input: Tensor, parameter: Tensor) -> None:
             f"lltm::{where}: expected input on device {parameter.device}, that of the parameters,"
             f" got {input.device}"
         )
-    if not torch.is_autocast_enabled(input.device.type):
+    if input.dtype != parameter.dtype and not torch.is_autocast_enabled(input.device.type):
         raise TypeError(
             f"lltm::{where}: expected input of dtype {dtype(parameter.dtype)}, that of the"
             f" parameters, got {dtype(input.dtype)}"

@@ -14,23 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from . import _check, _fx, _script, _sharding, functional
+from . import _C, _check, _fx, _script, functional
 from ._C import ArgumentError
 from ._cell import GATES
 
 __all__ = ["LLTM", "LLTMCell", "PrepackedLLTM"]
 
 State = tuple[Tensor, Tensor]
-
-
-def _cell(input: Tensor, state: State, weights: Tensor, bias: Tensor | None) -> State:
-    if type(input) is not Tensor:
-        _sharding.prepare(input)
-    try:
-        h, c = torch.ops.lltm.cell(input, *state, weights, bias)
-    except ValueError as error:
-        raise _check.of_operator(error) from None
-    return h, c
 
 
 class LLTMCell(nn.Module):
@@ -66,7 +56,7 @@ class LLTMCell(nn.Module):
     bias: nn.Parameter | None
 
     # What computes the step, of arguments that are tensors; lltm.reference has another.
-    _cell = staticmethod(_cell)
+    _cell = staticmethod(functional.cell)
 
     def __init__(
         self,
@@ -102,10 +92,13 @@ class LLTMCell(nn.Module):
         Returns:
             (h', c'), shaped as the state.
         """
-        if not _is_plain(input, hx):
-            node: Any = _fx.node("LLTMCell", self, input, hx)
-            if node is not None:
-                return node  # type: ignore[no-any-return]
+        if not torch.compiler.is_dynamo_compiling() and self._cell is functional.cell:
+            result = _C.step(self.__dict__, input, hx)
+            if result is not None:
+                return result
+        node: Any = _fx.node("LLTMCell", self, input, hx)
+        if node is not None:
+            return node  # type: ignore[no-any-return]
         _check.tensor("LLTMCell", "input", input)
         _check.not_nested("LLTMCell", input)
         batched = input.dim() == 2
@@ -122,13 +115,11 @@ class LLTMCell(nn.Module):
             h, c = _check.state("LLTMCell", ("h", "c"), hx, "hx")
             _check.shape("LLTMCell", "h", h, shape)
             _check.shape("LLTMCell", "c", c, shape)
-        weights = self.weights
-        if input.dtype != weights.dtype or input.is_cpu != weights.is_cpu:
-            _check.of_parameters("LLTMCell", input, weights)
+        _check.of_parameters("LLTMCell", input, self.weights)
         if batched:
-            return self._cell(input, (h, c), weights, self.bias)
+            return self._cell(input, (h, c), self.weights, self.bias)
         row = (h.unsqueeze(0), c.unsqueeze(0))
-        h, c = self._cell(input.unsqueeze(0), row, weights, self.bias)
+        h, c = self._cell(input.unsqueeze(0), row, self.weights, self.bias)
         return h.squeeze(0), c.squeeze(0)
 
     def extra_repr(self) -> str:
@@ -167,6 +158,10 @@ class _Layer:
     proj_size = 0
     mode = "LLTM"
 
+    # What computes a call in which only plain tensors take part: (vars(self), input, hx) to what
+    # forward returns, or None.
+    _in_one_call: Callable[[dict[str, Any], Any, Any], tuple[Tensor, State] | None]
+
     def _run_direction(
         self, k: int, x: Tensor, state: State, batch_sizes: Tensor | None, reverse: bool
     ) -> tuple[Tensor, State]:
@@ -197,10 +192,13 @@ class _Layer:
             each row's last step, shaped as h_0 and c_0. T = 0 gives an empty output and the
             initial states.
         """
-        if not _is_plain(input, hx):
-            node: Any = _fx.node("LLTM", self, input, hx)
-            if node is not None:
-                return node  # type: ignore[no-any-return]
+        if not torch.compiler.is_dynamo_compiling():
+            results = self._in_one_call(self.__dict__, input, hx)
+            if results is not None:
+                return results
+        node: Any = _fx.node("LLTM", self, input, hx)
+        if node is not None:
+            return node  # type: ignore[no-any-return]
         if isinstance(input, PackedSequence):
             return self._forward_packed(input, hx)
         if not isinstance(input, Tensor):
@@ -271,7 +269,7 @@ class _Layer:
         self, x: Tensor, h_0: Tensor, c_0: Tensor, batch_sizes: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Runs every layer and direction over x, (T, B, I) or (N, I)."""
-        if len(self._names) == 1:  # in a stream, step by step, all that is left out here is felt
+        if len(self._names) == 1:  # views instead of copies
             state = h_0.squeeze(0), c_0.squeeze(0)
             x, (h, c) = self._run_direction(0, x, state, batch_sizes, reverse=False)
             return x, h.unsqueeze(0), c.unsqueeze(0)
@@ -384,6 +382,12 @@ class LLTM(_Layer, nn.Module):
     # What runs one layer in one direction; lltm.reference has others.
     _sequence = staticmethod(functional.sequence)
     _sequence_checkpointed = staticmethod(functional.sequence_checkpointed)
+    _in_one_call = staticmethod(_C.layer)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if cls._sequence is not functional.sequence:
+            cls._in_one_call = staticmethod(lambda *_: None)
 
     # Of a layer that was pickled before there was such an argument.
     checkpoint_steps: int = 0
@@ -463,8 +467,7 @@ class LLTM(_Layer, nn.Module):
     ) -> tuple[Tensor, State]:
         weights_name, bias_name = self._names[k]
         weights = getattr(self, weights_name)
-        if x.dtype != weights.dtype or x.is_cpu != weights.is_cpu:
-            _check.of_parameters("LLTM", x, weights)
+        _check.of_parameters("LLTM", x, weights)
         bias = getattr(self, bias_name)
         if self.checkpoint_steps == 0:
             return self._sequence(x, state, weights, bias, batch_sizes=batch_sizes, reverse=reverse)
@@ -567,6 +570,8 @@ class PrepackedLLTM(_Layer, nn.Module):
 
     dtype: torch.dtype
 
+    _in_one_call = staticmethod(_C.prepacked_layer)
+
     def __init__(self, layer: LLTM, weights: torch.dtype | None = None) -> None:
         super().__init__()
         names = _names(self.WEIGHTS, self.BIAS, layer.num_layers, layer.bidirectional)
@@ -590,26 +595,15 @@ class PrepackedLLTM(_Layer, nn.Module):
     def _run_direction(
         self, k: int, x: Tensor, state: State, batch_sizes: Tensor | None, reverse: bool
     ) -> tuple[Tensor, State]:
-        weights_name, bias_name = self._names[k]
-        # Not by getattr, which is slow for buffers; nothing can stand before them.
-        buffers = self._buffers
-        weights: Any = buffers[weights_name]
         if x.dtype != self.dtype:
             raise TypeError(
                 f"lltm::LLTM: expected input of dtype {_check.dtype(self.dtype)}, that of the"
                 f" prepacked layer, got {_check.dtype(x.dtype)}"
             )
-        # In a stream, step by step, reading two arguments by name is felt: a microsecond of 30.
-        options: dict[str, Any] = {}
-        if batch_sizes is not None or reverse:
-            options = {"batch_sizes": batch_sizes, "reverse": reverse}
-        try:
-            output, h, c = torch.ops.lltm.sequence_prepacked(
-                x, *state, weights, buffers[bias_name], **options
-            )
-        except ValueError as error:
-            raise _check.of_operator(error) from None
-        return output, (h, c)
+        weights, bias = (getattr(self, name) for name in self._names[k])
+        return functional.sequence_prepacked(
+            x, state, weights, bias, batch_sizes=batch_sizes, reverse=reverse
+        )
 
     def extra_repr(self) -> str:
         shown = ("input_size", "hidden_size", "num_layers", "batch_first", "bidirectional")
@@ -700,14 +694,6 @@ class PrepackedLLTM(_Layer, nn.Module):
         if type(self).forward is not _Layer.forward:
             return self
         return _script.layer(self, "sequence_prepacked", self._names)
-
-
-def _is_plain(input: Any, hx: Any) -> bool:
-    """Whether these are tensors and nothing else, at the price of a look at their types."""
-    return type(input) is Tensor and (
-        hx is None
-        or (type(hx) is tuple and len(hx) == 2 and type(hx[0]) is Tensor and type(hx[1]) is Tensor)
-    )
 
 
 def _names(weights: str, bias: str, num_layers: int, bidirectional: bool) -> list[tuple[str, str]]:

@@ -24,6 +24,7 @@
 #include <optional>
 #include <ostream>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 namespace lltm {
@@ -109,10 +110,8 @@ class LLTM_API PrepackedLLTM {
 
  private:
   friend class LLTMImpl;
-  // One direction of one layer; bias is undefined without bias.
-  struct Direction {
-    torch::Tensor weights, bias;
-  };
+  // Weights and bias of one direction of one layer; bias is undefined without bias.
+  using Direction = std::pair<torch::Tensor, torch::Tensor>;
   PrepackedLLTM(const LLTMOptions& options, std::vector<Direction> directions);
 
   LLTMOptions options_;
@@ -174,10 +173,8 @@ class LLTM_API LLTMImpl : public torch::nn::Cloneable<LLTMImpl> {
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<State>())})
 
  private:
-  // One direction of one layer; bias is undefined without bias.
-  struct Direction {
-    torch::Tensor weights, bias;
-  };
+  // Weights and bias of one direction of one layer; bias is undefined without bias.
+  using Direction = std::pair<torch::Tensor, torch::Tensor>;
   std::vector<Direction> directions_;  // L*D of them, in the order of h_0 and h_n
 };
 

@@ -4,6 +4,7 @@
 #include "cpu/dispatch.h"
 #include "cpu/engine.h"
 #include "cpu/gemm.h"
+#include "cpu/memory.h"
 #include "cpu/parallel.h"
 
 #include <ATen/ops/empty.h>
@@ -68,13 +69,14 @@ void step_by_products(const StepArgs<T>& step, const CellArgs& args, const CellS
   const auto w = read<T>(args.weights);
   const Blocks blocks(hidden, schedule.block_width);
   const int64_t columns = Cell::kGates * blocks.width;
-  const Tensor z = at::empty({blocks.count, batch * columns}, h.options());
+  const int64_t block_size = batch * columns;
+  const Workspace<float> z(blocks.count * block_size);
   const int64_t grain = (blocks.count + schedule.threads - 1) / schedule.threads;
   parallel_for(blocks.count, grain, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
       const int64_t unit = blocks.begin(block);
       const int64_t width = blocks.size(block);
-      const Matrix<float> gates = {z.mutable_data_ptr<float>() + block * z.size(1), columns};
+      const Matrix<float> gates = {z.data() + block * block_size, columns};
       for (int64_t gate = 0; gate < Cell::kGates; ++gate) {
         gemms_f32<T>().multiply_transposed(
             batch,
@@ -209,9 +211,9 @@ CellResult cell_forward(const CellArgs& args) {
   const int64_t hidden = args.h.size(1);
   const auto options = args.input.options();
   CellResult result = {
-      at::empty({batch, hidden}, options),
-      at::empty({batch, hidden}, options),
-      args.save ? at::empty({batch, Cell::kSaved * hidden}, options) : Tensor()};
+      new_tensor({batch, hidden}, options),
+      new_tensor({batch, hidden}, options),
+      args.save ? new_tensor({batch, Cell::kSaved * hidden}, options) : Tensor()};
   const CellSchedule schedule = schedule_of(args.input, args.h, args.weights);
   if (logs_schedules()) {
     log_schedule({batch, args.input.size(1), hidden, batch}, to_string(schedule));

@@ -16,8 +16,6 @@
 #include "cpu/parallel.h"
 #include "steps.h"
 
-#include <ATen/ops/empty.h>
-
 #include <algorithm>
 #include <type_traits>
 #include <utility>
@@ -122,13 +120,12 @@ class FewRowsForward {
     if (args.bias.defined()) bias_ = args.bias.contiguous();
     const auto options = args.input.options();
     output_ = empty_large(output_sizes(args.input, hidden_), options);
-    output_rows_ = flat_rows(output_);
     if (args.saves_activations()) {
       activations_ = empty_large({flat_size(args.input), Cell::kSaved * hidden_}, options);
     }
     checkpoints_ = empty_checkpoints(args, steps_.size());
     if (bias_.defined()) bias_data_ = bias_.const_data_ptr<float>();
-    h_next_ = write<float>(output_rows_);
+    h_next_ = {output_.mutable_data_ptr<float>(), hidden_};
     saved_ = write<float>(activations_);
     allocate_workspace();
     convert(read<float>(args.h_0), h_0_);
@@ -137,12 +134,10 @@ class FewRowsForward {
 
   SequenceResult run() {
     parallel_region(slots_, [&](Team& team) { run_thread(team); });
-    const Tensor c_n = at::empty({batch_, hidden_}, args_.input.options());
-    convert(as_const(c_), write<float>(c_n));
     return {
         output_,
-        final_states(steps_, args_.h_0, output_rows_),
-        c_n,
+        last_h(),
+        state_of(as_const(c_)),
         args_.saves_checkpoints() ? checkpoints_ : activations_};
   }
 
@@ -153,9 +148,8 @@ class FewRowsForward {
     const int64_t state = round_up(batch_ * hidden_, kLine);
     const int64_t x = round_up(chunk_rows_ * input_size_, kLine);
     const int64_t z = round_up(chunk_rows_ * Cell::kGates * hidden_, kLine);
-    workspace_ =
-        at::empty({(kFloat ? 2 : 4) * state + x + z}, args_.input.options().dtype(at::kDouble));
-    double* next = workspace_.mutable_data_ptr<double>();
+    workspace_ = Workspace<double>((kFloat ? 2 : 4) * state + x + z);
+    double* next = workspace_.data();
     const auto take = [&](int64_t doubles) { return std::exchange(next, next + doubles); };
     c_ = {take(state), hidden_};
     h_0_ = {reinterpret_cast<A*>(take(state)), hidden_};
@@ -196,6 +190,20 @@ class FewRowsForward {
     }
   }
 
+  // A state as the operator returns it, in float32.
+  template <typename From>
+  Tensor state_of(Matrix<const From> from) const {
+    const Tensor state = new_tensor({batch_, hidden_}, args_.input.options());
+    convert(from, write<float>(state));
+    return state;
+  }
+
+  Tensor last_h() const {
+    const bool all = !steps_.empty() && steps_.back().rows == batch_;
+    return all ? state_of(as_const(h_next_.from(steps_.back().offset)))
+               : final_states(steps_, args_.h_0, flat_rows(output_));
+  }
+
   // This slot's columns of the input of a chunk.
   void widen_input(const Chunk& chunk, int64_t slot) {
     const Range columns = share(input_size_, slots_, slot);
@@ -223,7 +231,7 @@ class FewRowsForward {
       weights_.recur(to - from, h.from(from), block, z + from * columns);
     };
     if (carried > 0) recur(0, carried, operand(k - 1));
-    recur(carried, rows, as_const(h_0_));
+    if (carried < rows) recur(carried, rows, as_const(h_0_));
 
     FewRowsArgs args;
     args.hidden = blocks_.size(block);
@@ -277,8 +285,9 @@ class FewRowsForward {
   const std::vector<Chunk> chunks_;
   const int64_t chunk_rows_;
   const StepRows<float> input_;
-  Tensor bias_, workspace_;
-  Tensor output_, output_rows_, activations_, checkpoints_;
+  Tensor bias_;
+  Workspace<double> workspace_;
+  Tensor output_, activations_, checkpoints_;
   // The same in memory: steps are so short that asking a tensor shows.
   const float* bias_data_ = nullptr;
   Matrix<float> h_next_, saved_;

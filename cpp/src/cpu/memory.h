@@ -1,25 +1,32 @@
-// Memory for large results, and prefetching what other threads have written.
+// Memory for large results and for workspaces, and prefetching what other threads have written.
 #pragma once
 
 #include "cpu/parallel.h"
 #include "matrix.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 
 namespace lltm::cpu {
 
-// at::empty, and for large tensors the operating system is asked for huge pages. Large
+// at::empty in a kernel: the dispatcher has nothing to do for it, and in a short call is felt.
+inline at::Tensor new_tensor(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  return at::Tensor(at::detail::empty_cpu(sizes, options));
+}
+
+// A new tensor, and for large ones the operating system is asked for huge pages. Large
 // blocks mostly go back to it when they are freed, so each page is zeroed anew at its first
 // touch, which with pages of 4 KiB can take longer than computing what is written there.
 inline at::Tensor empty_large(at::IntArrayRef sizes, const at::TensorOptions& options) {
-  at::Tensor tensor = at::empty(sizes, options);
+  at::Tensor tensor = new_tensor(sizes, options);
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
   constexpr std::uintptr_t kHugePage = 2 << 20;
   constexpr std::uintptr_t kLarge = 8 * kHugePage;
@@ -33,6 +40,23 @@ inline at::Tensor empty_large(at::IntArrayRef sizes, const at::TensorOptions& op
 #endif
   return tensor;
 }
+
+// Memory for the length of a call, aligned to cache lines. malloc alone keeps small blocks at hand,
+// and aligned allocation does not take them.
+template <typename T>
+class Workspace {
+ public:
+  Workspace() = default;
+  explicit Workspace(int64_t count) : bytes_(new std::byte[count * sizeof(T) + kLine]) {}
+  T* data() const {
+    const auto begin = reinterpret_cast<std::uintptr_t>(bytes_.get());
+    return reinterpret_cast<T*>((begin + kLine - 1) / kLine * kLine);
+  }
+
+ private:
+  static constexpr std::size_t kLine = 64;
+  std::unique_ptr<std::byte[]> bytes_;
+};
 
 // Fetches rows of an operand into the L2 cache, to be there when the GEMM comes to them.
 template <typename Operand>

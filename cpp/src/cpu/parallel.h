@@ -59,8 +59,8 @@ class Team {
   void for_each_slot(int64_t slots, const Work& work) {
     if (stopped_.load(std::memory_order_relaxed)) return;
     try {
-      const int64_t threads = omp_get_num_threads();
-      for (int64_t slot = omp_get_thread_num(); slot < slots; slot += threads) {
+      const int64_t threads = alone_ ? 1 : omp_get_num_threads();
+      for (int64_t slot = alone_ ? 0 : omp_get_thread_num(); slot < slots; slot += threads) {
         if (!work(slot)) stopped_.store(true, std::memory_order_relaxed);
       }
     } catch (...) {
@@ -70,12 +70,17 @@ class Team {
     }
   }
 
-  void barrier() { GOMP_barrier(); }
+  void barrier() {
+    if (!alone_) GOMP_barrier();
+  }
 
  private:
   template <typename Body>
   friend bool parallel_region(int64_t threads, const Body& body);
 
+  explicit Team(bool alone) : alone_(alone) {}
+
+  const bool alone_;  // one thread, without a region of OpenMP
   std::atomic<bool> stopped_{false};
   std::mutex mutex_;
   std::exception_ptr exception_;  // must not leave the region
@@ -88,12 +93,16 @@ bool parallel_region(int64_t threads, const Body& body) {
   struct Region {
     const Body& body;
     Team team;
-  } region = {body, {}};
+  } region = {body, Team(threads <= 1)};
   const auto run = [](void* data) {
     auto* const region = static_cast<Region*>(data);
     region->body(region->team);
   };
-  GOMP_parallel(run, &region, static_cast<unsigned>(threads), /*flags=*/0);
+  if (threads <= 1) {
+    run(&region);
+  } else {
+    GOMP_parallel(run, &region, static_cast<unsigned>(threads), /*flags=*/0);
+  }
   if (region.team.exception_) std::rethrow_exception(region.team.exception_);
   return !region.team.stopped_;
 }
