@@ -231,7 +231,7 @@ TEST(LLTMCellModule, NamesWrongArguments) {
   expect_error(
       [&] { cell->forward(input, std::make_tuple(state, at::zeros({4, 6}))); },
       kValueError,
-      "lltm::cell: expected c of shape (4, 5), got (4, 6)");
+      "lltm::LLTMCell: expected c of shape (4, 5), got (4, 6)");
   expect_error(
       [&] { cell->forward(input.to(at::kDouble)); },
       kTypeError,
