@@ -25,9 +25,9 @@ print(json.dumps(results))
 """
 
 
-def run(**environment: str) -> tuple[list[list[str]], list[list[torch.Tensor]]]:
+def run(tune: str) -> tuple[list[list[str]], list[list[torch.Tensor]]]:
     """The lines that each call of the layer prints, and its output and gradient."""
-    process = support.run_python("-c", PROGRAM, LLTM_SCHEDULE="1", **environment)
+    process = support.run_python("-c", PROGRAM, LLTM_SCHEDULE="1", LLTM_TUNE=tune)
     assert process.returncode == 0, process.stderr
     _, *calls = process.stderr.split("call ")
     lines = [
@@ -44,7 +44,7 @@ needs_blocked_engine = pytest.mark.skipif(
 
 @needs_blocked_engine
 def test_the_first_call_measures_and_the_next_ones_do_not() -> None:
-    (first, *others), results = run(LLTM_TUNE="1")
+    (first, *others), results = run("1")
     assert [line.split(", ", 1)[1].split(" ")[0] for line in first] == [
         *("measured", "forward:"),
         *("measured", "backward:"),
@@ -60,16 +60,12 @@ def test_the_first_call_measures_and_the_next_ones_do_not() -> None:
 
 
 @needs_blocked_engine
-@pytest.mark.parametrize("environment", [{}, {"LLTM_TUNE": "0"}])
-def test_without_it_nothing_is_measured(
-    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("LLTM_TUNE", raising=False)
-    calls, untuned = run(**environment)
+def test_without_it_nothing_is_measured() -> None:
+    calls, untuned = run("0")
     for lines in calls:
         assert len(lines) == 2
         assert not any("measured" in line or "tuned" in line for line in lines)
-    _, tuned = run(LLTM_TUNE="1")
+    _, tuned = run("1")
     for ours, expected in zip(tuned[0], untuned[0], strict=True):
         error = (ours - expected).abs().max() / expected.abs().max()
         assert error <= 16 * torch.finfo(torch.float32).eps
