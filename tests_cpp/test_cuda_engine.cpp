@@ -10,6 +10,7 @@
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <algorithm>
 #include <memory>
 #include <tuple>
 #include <utility>
@@ -304,7 +305,8 @@ TEST_P(CudaEngineSequence, StepsTakeAlignedGemmsAndNoCopies) {
   }
 }
 
-// One product over all rows would have several times the error that is allowed.
+// One product over all rows would have several times the error that is allowed. Beside the rounded
+// oracle: plain PyTorch has one product too, and on some CPUs MKL adds it up as badly.
 class CudaEngineWeightGradients : public testing::TestWithParam<at::ScalarType> {
  protected:
   void SetUp() override { sums_in_order = true; }
@@ -314,10 +316,15 @@ class CudaEngineWeightGradients : public testing::TestWithParam<at::ScalarType> 
       const Function& ours_function, const Function& eager_function, const Arguments& a) {
     const Tensors gradients = random_like(eager_function(a), 2);
     const Evaluation ours = evaluate(ours_function, a, gradients);
-    const Evaluation eager = evaluate(eager_function, a, gradients);
     const Expected expected = expect(a, gradients);
     for (size_t k = 0; k < ours.gradients.size(); ++k) {
-      EXPECT_TRUE(is_accurate(ours.gradients[k], eager.gradients[k], expected.gradients[k]))
+      const at::Tensor best = at::empty_like(ours.gradients[k], at::kDouble);
+      std::copy(
+          expected.gradients[k].data.begin(),
+          expected.gradients[k].data.end(),
+          best.mutable_data_ptr<double>());
+      EXPECT_TRUE(
+          is_accurate(ours.gradients[k], best.to(a.input.scalar_type()), expected.gradients[k]))
           << kArgumentNames[k];
     }
   }
