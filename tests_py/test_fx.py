@@ -86,6 +86,21 @@ def test_a_module_by_itself_is_refused(name: str) -> None:
 @pytest.mark.skipif(
     "x86" not in torch.backends.quantized.supported_engines, reason="an engine of x86"
 )
+@pytest.mark.parametrize("make", [lltm.LLTM, lltm.LLTMCell])
+def test_a_call_with_constants_alone_is_no_constant(make: Callable[..., nn.Module]) -> None:
+    class Constant(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = make(3, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = x + self.inner(torch.ones(4, 3))[0].sum()
+            return result
+
+    with pytest.raises(fx.proxy.TraceError):  # it would keep the weights of now
+        fx.symbolic_trace(Constant())
+
+
 def test_quantization_by_fx_keeps_the_layer_in_float_and_quantizes_the_rest() -> None:
     # PyTorch has announced that it will drop it.
     quantization = pytest.importorskip("torch.ao.quantization")

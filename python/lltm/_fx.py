@@ -10,6 +10,10 @@ from typing import Any
 
 from torch.fx import Proxy, Tracer
 
+# Whether a model is being traced. A call without proxies then has constants alone as arguments, but
+# parameters that are proxies.
+from torch.fx._symbolic_trace import is_fx_symbolic_tracing as is_tracing
+
 
 def node(where: str, module: Any, input: Any, hx: Any) -> Proxy | None:
     """Returns the call as a node of the graph that is being traced; None if there is none."""

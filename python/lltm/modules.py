@@ -92,7 +92,7 @@ class LLTMCell(nn.Module):
         Returns:
             (h', c'), shaped as the state.
         """
-        if not torch.compiler.is_dynamo_compiling() and self._cell is functional.cell:
+        if _calls_plainly() and self._cell is functional.cell:
             result = _C.step(self.__dict__, input, hx)
             if result is not None:
                 return result
@@ -192,7 +192,7 @@ class _Layer:
             each row's last step, shaped as h_0 and c_0. T = 0 gives an empty output and the
             initial states.
         """
-        if not torch.compiler.is_dynamo_compiling():
+        if _calls_plainly():
             results = self._in_one_call(self.__dict__, input, hx)
             if results is not None:
                 return results
@@ -694,6 +694,11 @@ class PrepackedLLTM(_Layer, nn.Module):
         if type(self).forward is not _Layer.forward:
             return self
         return _script.layer(self, "sequence_prepacked", self._names)
+
+
+def _calls_plainly() -> bool:
+    """Whether a call is neither compiled nor traced: then C++ may compute it as a whole."""
+    return not (torch.compiler.is_dynamo_compiling() or _fx.is_tracing())
 
 
 def _names(weights: str, bias: str, num_layers: int, bidirectional: bool) -> list[tuple[str, str]]:
