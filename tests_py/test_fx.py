@@ -82,10 +82,6 @@ def test_a_module_by_itself_is_refused(name: str) -> None:
         fx.symbolic_trace(getattr(lltm, name)(3, 5))
 
 
-@pytest.mark.filterwarnings("ignore")  # all of it is deprecated, part by part
-@pytest.mark.skipif(
-    "x86" not in torch.backends.quantized.supported_engines, reason="an engine of x86"
-)
 @pytest.mark.parametrize("make", [lltm.LLTM, lltm.LLTMCell])
 def test_a_call_with_constants_alone_is_no_constant(make: Callable[..., nn.Module]) -> None:
     class Constant(nn.Module):
@@ -101,6 +97,10 @@ def test_a_call_with_constants_alone_is_no_constant(make: Callable[..., nn.Modul
         fx.symbolic_trace(Constant())
 
 
+@pytest.mark.filterwarnings("ignore")  # all of it is deprecated, part by part
+@pytest.mark.skipif(
+    "x86" not in torch.backends.quantized.supported_engines, reason="an engine of x86"
+)
 def test_quantization_by_fx_keeps_the_layer_in_float_and_quantizes_the_rest() -> None:
     # PyTorch has announced that it will drop it.
     quantization = pytest.importorskip("torch.ao.quantization")

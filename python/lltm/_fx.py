@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from torch.fx import Proxy, Tracer
+from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
 # Whether a model is being traced. A call without proxies then has constants alone as arguments, but
 # parameters that are proxies.
-from torch.fx._symbolic_trace import is_fx_symbolic_tracing as is_tracing
+is_tracing = is_fx_symbolic_tracing
 
 
 def node(where: str, module: Any, input: Any, hx: Any) -> Proxy | None:
