@@ -3,7 +3,7 @@
 //
 // What is not plain belongs to the Python code: a function here returns None, and the caller goes
 // on as if it had not asked. That holds for whatever wants to see, change or trace each operation,
-// and for wrong arguments, whose errors the Python code words.
+// and for wrong arguments: the Python code raises their errors.
 #include "plain_calls.h"
 
 #include "layer.h"
@@ -100,6 +100,11 @@ bool is_tracked(const std::optional<State>& state) {
   return state.has_value() && (is_tracked(std::get<0>(*state)) || is_tracked(std::get<1>(*state)));
 }
 
+// Python words the error of another device.
+void check_device(const Tensor& input, const Parameters& parameters) {
+  if (input.device() != parameters.first.device()) throw NotPlain();
+}
+
 py::object wrap(const Tensor& tensor) {
   return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
 }
@@ -124,7 +129,8 @@ PyObject* plain_call(PyObject* /*self*/, PyObject* const* arguments, Py_ssize_t 
     try {
       return run(Call{arguments[0], arguments[1], arguments[2]}).release().ptr();
     } catch (const NotPlain&) {
-    } catch (const c10::Error&) {
+    } catch (const c10::TypeError&) {
+    } catch (const c10::ValueError&) {
     }
   }
   Py_RETURN_NONE;
@@ -168,6 +174,7 @@ py::object step(const Call& call) {
   const Parameters parameters = Attributes(attributes[tensors]).parameters(weights, bias);
   const lltm::StepModule module = {
       attributes.integer(input_size), attributes.integer(hidden_size), parameters};
+  check_device(input, parameters);
   const bool tracked = is_tracked(input) || is_tracked(state) || is_tracked(parameters);
   return forward(module, input, state, tracked);
 }
@@ -191,9 +198,12 @@ py::object layer(const Call& call) {
   const Attributes by_name(attributes[tensors]);
   c10::SmallVector<Parameters, 1> directions;
   bool tracked = is_tracked(input) || is_tracked(state);
-  for (const py::handle pair : py::reinterpret_borrow<py::list>(attributes[names])) {
-    directions.push_back(
-        by_name.parameters(PyTuple_GET_ITEM(pair.ptr(), 0), PyTuple_GET_ITEM(pair.ptr(), 1)));
+  PyObject* const pairs = attributes[names];
+  if (!PyList_CheckExact(pairs)) throw NotPlain();
+  for (const py::handle item : py::reinterpret_borrow<py::list>(pairs)) {
+    PyObject* const pair = item.ptr();
+    if (!PyTuple_CheckExact(pair) || PyTuple_GET_SIZE(pair) != 2) throw NotPlain();
+    directions.push_back(by_name.parameters(PyTuple_GET_ITEM(pair, 0), PyTuple_GET_ITEM(pair, 1)));
     tracked = tracked || is_tracked(directions.back());
   }
   const lltm::LayerModule module = {
@@ -207,6 +217,10 @@ py::object layer(const Call& call) {
       prepacked ? 0 : attributes.integer(checkpoint_steps),
       prepacked,
       directions};
+  // Someone may have changed the attributes.
+  const int64_t expected = module.num_layers * (module.bidirectional ? 2 : 1);
+  if (expected < 1 || static_cast<int64_t>(directions.size()) != expected) throw NotPlain();
+  check_device(input, directions.front());
   return forward(module, input, state, tracked);
 }
 
@@ -216,7 +230,8 @@ void define_plain_calls(pybind11::module_& m) {
   constexpr const char* kText =
       "(module, input, hx): what the module with this __dict__ computes; None where its own code"
       " has to.";
-  const auto method = [&](const char* name, _PyCFunctionFast function) {
+  using Function = PyObject* (*)(PyObject* self, PyObject* const* arguments, Py_ssize_t count);
+  const auto method = [&](const char* name, Function function) {
     void (*const any)() = reinterpret_cast<void (*)()>(function);
     return PyMethodDef{name, reinterpret_cast<PyCFunction>(any), METH_FASTCALL, kText};
   };

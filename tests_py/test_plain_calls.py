@@ -57,9 +57,8 @@ def in_one_call(module: nn.Module, input: Any, hx: Any = None) -> Any:
 @contextlib.contextmanager
 def instead_of_one_call(function: Callable[..., Any]) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(modules, "_C", SimpleNamespace(step=function))
-        for layer in (lltm.LLTM, lltm.PrepackedLLTM):
-            patch.setattr(layer, "_in_one_call", staticmethod(function))
+        binding = SimpleNamespace(step=function, layer=function, prepacked_layer=function)
+        patch.setattr(modules, "_C", binding)
         yield
 
 
@@ -237,7 +236,7 @@ def test_wrong_arguments_get_the_python_code(name: str) -> None:
     x, (h, c) = arguments(name, batched=True)
     for input, hx in (
         (x[..., 1:], (h, c)),
-        (x.double(), (h, c)),
+        (x.double(), (h.double(), c.double())),
         (x[None, None], (h, c)),
         (x, (h[..., 1:], c)),
         (x, (h, c[..., 1:, :])),
@@ -250,7 +249,7 @@ def test_wrong_arguments_get_the_python_code(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["cell", "layer"])
-def test_what_a_module_does_not_hold_itself_is_the_python_code_s(name: str) -> None:
+def test_what_a_module_does_not_hold_itself_gets_the_python_code(name: str) -> None:
     class Half(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x / 2
@@ -276,6 +275,17 @@ def test_sizes_that_were_changed_since_get_the_python_code(name: str) -> None:
     assert in_one_call(module, x, hx) is None
     del vars(module)["hidden_size"]
     assert in_one_call(module, x, hx) is None
+
+
+@pytest.mark.parametrize("change", [{"num_layers": 4}, {"num_layers": 0}, {"bidirectional": True}])
+@pytest.mark.parametrize("name", ["layer", "layers", "prepacked"])
+def test_more_or_fewer_layers_than_there_are_get_the_python_code(
+    name: str, change: dict[str, Any]
+) -> None:
+    module = LAYERS[name]()
+    x, _ = arguments(name, batched=True)
+    vars(module).update(change)
+    assert in_one_call(module, x) is None
 
 
 @pytest.mark.parametrize("grad", [True, False], ids=["grad", "no grad"])
@@ -305,12 +315,24 @@ def test_other_implementations_are_not_replaced() -> None:
     class Layer(lltm.LLTM):
         _sequence = staticmethod(lltm.reference.sequence)
 
+    class Checkpointed(lltm.LLTM):
+        _sequence_checkpointed = staticmethod(lltm.reference.sequence_checkpointed)
+
+    class Direction(lltm.LLTM):
+        def _run_direction(self, *arguments: Any, **options: Any) -> Any:
+            return super()._run_direction(*arguments, **options)
+
+    class Prepacked(lltm.PrepackedLLTM):
+        def _run_direction(self, *arguments: Any, **options: Any) -> Any:
+            return super()._run_direction(*arguments, **options)
+
     x = torch.randn(6, B, INPUT)
     with instead_of_one_call(fail):
         for cell in (Cell, lltm.reference.LLTMCell):
             cell(INPUT, H)(x[0])
-        for layer in (Layer, lltm.reference.LLTM):
+        for layer in (Layer, Checkpointed, Direction, lltm.reference.LLTM):
             layer(INPUT, H)(x)
+        Prepacked(lltm.LLTM(INPUT, H))(x)
         for module, input in (
             (lltm.LLTMCell(INPUT, H), x[0]),
             (lltm.LLTM(INPUT, H), x),

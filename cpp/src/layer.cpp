@@ -86,9 +86,10 @@ Tensor select_state(const Tensor& states, int64_t k, bool unobserved) {
   return state;
 }
 
-// state.unsqueeze(0), of a new tensor (B, H) that nobody else holds.
+// state.unsqueeze(0), of a new tensor (B, H) that nobody else holds. On a device without kernels
+// its strides are those of the initial state.
 Tensor unsqueeze_state(Tensor state, bool unobserved) {
-  if (!unobserved || !is_plain(state)) return state.unsqueeze(0);
+  if (!unobserved || !is_plain(state) || !state.is_contiguous()) return state.unsqueeze(0);
   state.unsafeGetTensorImpl()->set_sizes_contiguous({1, state.size(0), state.size(1)});
   return state;
 }
@@ -123,8 +124,14 @@ State StepModule::forward(const Tensor& input, const std::optional<State>& state
     return cell(input, zeros, zeros, weights, or_nullopt(bias));
   }
   const auto& [h, c] = *state;
-  check_shape("LLTMCell", "h", h, {input.size(0), hidden_size});
-  check_shape("LLTMCell", "c", c, {input.size(0), hidden_size});
+  // Which batch size is wrong only the operator can judge, which sees all three.
+  const auto check_units = [&](const char* name, const Tensor& tensor) {
+    check_defined("LLTMCell", name, tensor);
+    if (tensor.dim() == 2 && tensor.size(1) == hidden_size) return;
+    check_shape("LLTMCell", name, tensor, {input.size(0), hidden_size});
+  };
+  check_units("h", h);
+  check_units("c", c);
   return cell(input, h, c, weights, or_nullopt(bias));
 }
 

@@ -33,7 +33,8 @@ struct LLTM_API LayerModule {
   std::tuple<at::Tensor, State> forward(
       const at::Tensor& input, const std::optional<State>& state) const;
 
-  // The parts of it that packed input takes too.
+  // Checks that the input is defined, and of the parameters' dtype and device; for packed input
+  // too.
   void check_input(const at::Tensor& input) const;
   // (h_0, c_0), each (L*D, B, H), checked.
   State initial_state(

@@ -1,5 +1,5 @@
-// Plain tensors and threads: where nothing takes part in an operator but its kernel, what leads
-// to the kernel can be left out.
+// Plain tensors and threads: where nothing takes part in an operator but its kernel, the Python
+// code and the dispatcher can be skipped.
 #pragma once
 
 #include <ATen/PythonTorchFunctionTLS.h>

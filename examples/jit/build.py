@@ -30,7 +30,8 @@ def sources() -> list[str]:
     listed = re.findall(
         r"^ +(cpp/src/(?!cuda/)\S+\.cpp)\b", (ROOT / "CMakeLists.txt").read_text(), re.MULTILINE
     )
-    return [str(ROOT / source) for source in [*dict.fromkeys(listed), "python/bindings.cpp"]]
+    bindings = ["python/bindings.cpp", "python/plain_calls.cpp"]
+    return [str(ROOT / source) for source in [*dict.fromkeys(listed), *bindings]]
 
 
 def write_version_header(include_dir: Path) -> None:

@@ -158,9 +158,9 @@ class _Layer:
     proj_size = 0
     mode = "LLTM"
 
-    # What computes a call in which only plain tensors take part: (vars(self), input, hx) to what
-    # forward returns, or None.
-    _in_one_call: Callable[[dict[str, Any], Any, Any], tuple[Tensor, State] | None]
+    def _in_one_call(self, input: Any, hx: Any) -> tuple[Tensor, State] | None:
+        """What forward returns, where only plain tensors take part and nothing is overridden."""
+        raise NotImplementedError
 
     def _run_direction(
         self, k: int, x: Tensor, state: State, batch_sizes: Tensor | None, reverse: bool
@@ -193,7 +193,7 @@ class _Layer:
             initial states.
         """
         if _calls_plainly():
-            results = self._in_one_call(self.__dict__, input, hx)
+            results = self._in_one_call(input, hx)
             if results is not None:
                 return results
         node: Any = _fx.node("LLTM", self, input, hx)
@@ -382,12 +382,6 @@ class LLTM(_Layer, nn.Module):
     # What runs one layer in one direction; lltm.reference has others.
     _sequence = staticmethod(functional.sequence)
     _sequence_checkpointed = staticmethod(functional.sequence_checkpointed)
-    _in_one_call = staticmethod(_C.layer)
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        if cls._sequence is not functional.sequence:
-            cls._in_one_call = staticmethod(lambda *_: None)
 
     # Of a layer that was pickled before there was such an argument.
     checkpoint_steps: int = 0
@@ -461,6 +455,15 @@ class LLTM(_Layer, nn.Module):
     @property
     def _flat_weights(self) -> list[nn.Parameter]:
         return [getattr(self, name) for name in self._flat_weights_names]
+
+    def _in_one_call(self, input: Any, hx: Any) -> tuple[Tensor, State] | None:
+        if (
+            type(self)._run_direction is LLTM._run_direction
+            and self._sequence is functional.sequence
+            and self._sequence_checkpointed is functional.sequence_checkpointed
+        ):
+            return _C.layer(self.__dict__, input, hx)
+        return None
 
     def _run_direction(
         self, k: int, x: Tensor, state: State, batch_sizes: Tensor | None, reverse: bool
@@ -570,8 +573,6 @@ class PrepackedLLTM(_Layer, nn.Module):
 
     dtype: torch.dtype
 
-    _in_one_call = staticmethod(_C.prepacked_layer)
-
     def __init__(self, layer: LLTM, weights: torch.dtype | None = None) -> None:
         super().__init__()
         names = _names(self.WEIGHTS, self.BIAS, layer.num_layers, layer.bidirectional)
@@ -591,6 +592,11 @@ class PrepackedLLTM(_Layer, nn.Module):
             own_weights, bias = (getattr(layer, name) for name in of_layer)
             self.register_buffer(weights_name, functional.prepack(own_weights, weights))
             self.register_buffer(bias_name, None if bias is None else bias.detach().clone())
+
+    def _in_one_call(self, input: Any, hx: Any) -> tuple[Tensor, State] | None:
+        if type(self)._run_direction is PrepackedLLTM._run_direction:
+            return _C.prepacked_layer(self.__dict__, input, hx)
+        return None
 
     def _run_direction(
         self, k: int, x: Tensor, state: State, batch_sizes: Tensor | None, reverse: bool

@@ -31,7 +31,7 @@ decltype(auto) visit_dtype(at::ScalarType dtype, const Body& body) {
   return lltm::visit_dtype<Half, BFloat16>(dtype, body);
 }
 
-// As schedules know the dtypes.
+// The dtype as schedule_cell takes it.
 inline Storage storage_of(at::ScalarType dtype) {
   switch (dtype) {
     case at::kDouble:

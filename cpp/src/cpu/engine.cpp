@@ -13,6 +13,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <sstream>
 #include <string>
 
@@ -82,17 +83,15 @@ TuningKey key_of(
       machine.bf16,
       machine.bf16x3};
 }
-constexpr int64_t kOwnKey = 10;  // where the part begins that forward or backward adds
 
 TuningKey key_of(const Machine& machine, const LayerShape& shape, const SequenceArgs& args) {
   TuningKey key = key_of(machine, shape, args.input, args.batch_sizes);
-  auto own = key.begin() + kOwnKey;
-  *own++ = args.saves_activations();
-  *own++ = args.saves_checkpoints();
+  key.push_back(args.saves_activations());
+  key.push_back(args.saves_checkpoints());
   if (is_prepacked(args.weights)) {
     const PackedHeader header = read_header(args.weights);
-    *own++ = header.operand;
-    *own++ = header.width;
+    key.push_back(header.operand);
+    key.push_back(header.width);
   }
   return key;
 }
@@ -100,7 +99,7 @@ TuningKey key_of(const Machine& machine, const LayerShape& shape, const Sequence
 TuningKey key_of(
     const Machine& machine, const LayerShape& shape, const SequenceBackwardArgs& args) {
   TuningKey key = key_of(machine, shape, args.input, args.batch_sizes);
-  std::copy(args.output_mask.begin(), args.output_mask.end(), key.begin() + kOwnKey);
+  key.insert(key.end(), args.output_mask.begin(), args.output_mask.end());
   return key;
 }
 
@@ -138,11 +137,15 @@ std::optional<Schedule> tuned(
   };
   const auto measure = [&](const Schedule& candidate) -> std::optional<double> {
     const Clock::time_point begin = Clock::now();
-    if (!engine(candidate).has_value()) return {};
+    try {
+      if (!engine(candidate).has_value()) return {};
+    } catch (const std::exception&) {  // one may need more memory than there is
+      return {};
+    }
     return std::chrono::duration<double>(Clock::now() - begin).count();
   };
   TuningKey key = key_of(machine, shape, args);
-  key.back() = variant_of(schedule);
+  key.push_back(variant_of(schedule));
   return cache.find_or(key, [&] {
     TuningCost cost;
     const auto best = tune(schedule, kAspects, others, measure, cost);

@@ -355,17 +355,19 @@ class BlockedStepBackward {
   static constexpr bool kNarrows = !std::is_same_v<T, float>;
   // Where a tile of the gradient of the weights is accumulated.
   static Matrix<float> sums_of(Matrix<T> out, Matrix<float> tile) {
-    if constexpr (kNarrows)
+    if constexpr (kNarrows) {
       return tile;
-    else
+    } else {
       return out;
+    }
   }
 
-  // In floats: such a tile, and dz^T of a block.
-  int64_t tile_size() const { return blocks_.width * kCellWeightColumns; }
-  int64_t buffer_size() const {
-    return tile_size() + blocks_.width * Format::padded_k(kCellChunkRows) * chunks_.count;
+  // In floats: such a tile, and dz^T of a block and of a chunk of rows.
+  int64_t tile_size() const { return kNarrows ? blocks_.width * kCellWeightColumns : 0; }
+  int64_t chunk_size() const {
+    return blocks_.width * Format::padded_k(std::min(batch_, chunks_.width));
   }
+  int64_t buffer_size() const { return tile_size() + chunk_size() * chunks_.count; }
 
   void compute(int64_t block, float* buffer) const {
     const int64_t unit = blocks_.begin(block);
@@ -398,7 +400,7 @@ class BlockedStepBackward {
     auto* const memory = reinterpret_cast<Operand*>(tile + tile_size());
     const auto dz_transposed = [&](int64_t chunk) {
       const int64_t stride = Format::padded_k(chunks_.size(chunk));
-      return Matrix<Operand>{memory + chunk * blocks_.width * kCellChunkRows, stride};
+      return Matrix<Operand>{memory + chunk * chunk_size(), stride};
     };
     for (int64_t chunk = 0; chunk < chunks_.count; ++chunk) {
       const auto dz = as_const(dz_operand_.rows.from(chunks_.begin(chunk), column));

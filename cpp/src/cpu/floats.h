@@ -172,7 +172,7 @@ LLTM_CELL_INLINE Floats load_first(const T* x, std::int64_t n) {
 #endif
 }
 
-// The other way round.
+// Stores the first n lanes.
 LLTM_CELL_INLINE void store_first(Floats floats, float* x, std::int64_t n) {
 #if defined(__AVX512F__)
   _mm512_mask_storeu_ps(x, static_cast<__mmask16>((1u << n) - 1), floats);

@@ -17,14 +17,12 @@ using at::Tensor;
 
 // ---- through ATen -----------------------------------------------------------
 
-Linear::Linear(const Tensor& w, const Tensor& b) : Linear(w, b, compute_dtype(w.scalar_type())) {}
-
-Linear::Linear(const Tensor& w, const Tensor& b, at::ScalarType dtype)
-    : weights(with_contiguous_rows(w.to(dtype))) {
+Linear::Linear(const Tensor& w, const Tensor& b)
+    : weights(with_contiguous_rows(w.to(compute_dtype(w.scalar_type())))) {
   const int64_t hidden = weights.size(0) / Cell::kGates;
   weights_h = weights.slice(1, 0, hidden);
   weights_x = weights.slice(1, hidden);
-  if (b.defined()) bias = b.to(dtype);
+  if (b.defined()) bias = b.to(weights.scalar_type());
 }
 
 Tensor Linear::project_input(const Tensor& x) const {

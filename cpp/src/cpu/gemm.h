@@ -19,9 +19,7 @@ namespace lltm::cpu {
 // float32: pre-activations are then not rounded to 16 bits, and CPUs without float16 arithmetic are
 // faster so.
 struct Linear {
-  // In compute_dtype, or in the given dtype.
   Linear(const at::Tensor& weights, const at::Tensor& bias);
-  Linear(const at::Tensor& weights, const at::Tensor& bias, at::ScalarType dtype);
 
   // x (rows, I) to x W_x^T + b (rows, G * H).
   at::Tensor project_input(const at::Tensor& x) const;

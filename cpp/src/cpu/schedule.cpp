@@ -490,7 +490,8 @@ CellSchedule schedule_cell(const Machine& machine, const CellShape& shape) {
     schedule.forward = CellGemm::kBlocked;
   }
   const bool bf16 = storage == Storage::kBf16 && machine.bf16 && batch >= kBf16BackwardRows &&
-                    Bf16Format::padded_k(Cell::kGates * hidden) <= kMaxStride;
+                    Bf16Format::padded_k(Cell::kGates * hidden) <= kMaxStride &&
+                    hidden + input <= kMaxStride;
   schedule.backward_format = bf16 ? GemmFormat::kBf16 : GemmFormat::kF32;
   if (in_place && machine.f32 && storage != Storage::kF64) schedule.backward = CellGemm::kBlocked;
   const bool one_thread = schedule.forward == CellGemm::kProducts

@@ -5,7 +5,6 @@
 // No header of torch, so that the tests can search by timings of their own.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -77,7 +76,7 @@ std::optional<Schedule> tune(
 }
 
 // Whatever the time of a call depends on.
-using TuningKey = std::array<int64_t, 16>;
+using TuningKey = std::vector<int64_t>;
 
 // Held by the one thread of the process that measures.
 std::mutex& tuning_turn();
