@@ -165,10 +165,10 @@ TEST_P(PackedF32, RowsDoNotDependOnEachOther) {
 
 // ---- in place ---------------------------------------------------------------
 
-template <typename C, typename B>
+template <typename B>
 void check_in_place(
     const Kernels& kernels,
-    void (*gemm)(int64_t, const InPlaceGemm<C, B>&),
+    void (*gemm)(int64_t, const InPlaceGemm<B>&),
     int64_t m,
     int64_t n,
     int64_t k0,
@@ -181,9 +181,7 @@ void check_in_place(
   const std::vector<B> b_stored = stored(kernels, b, B{});
   const int64_t stride = n + 3;
   for (const bool accumulate : {false, true}) {
-    const std::vector<C> before(
-        m * stride, accumulate ? C{2} : std::numeric_limits<C>::quiet_NaN());
-    std::vector<C> c = before;
+    std::vector<float> c(m * stride, accumulate ? 2 : std::numeric_limits<float>::quiet_NaN());
     gemm(
         m,
         {{{a0.matrix(), k0}, {a1.matrix(), k1}},
@@ -200,15 +198,13 @@ void check_in_place(
         };
         for (int64_t k = 0; k < k0; ++k) add(a0.at(i, k), b.at(j, k));
         for (int64_t k = 0; k < k1; ++k) add(a1.at(i, k), b.at(j, k0 + k));
-        // Of a lane, which has at least 4 neighbours; then of their sum. Into float64, 16 at a
-        // time.
-        const int64_t lane = (k0 + k1) / 4 + 2;
-        const double additions = sizeof(C) == 8 ? 17 : static_cast<double>(lane + 6);
+        // Of a lane, which has at least 4 neighbours; then of their sum.
+        const auto additions = static_cast<double>((k0 + k1) / 4 + 2 + 6);
         ASSERT_NEAR(c[i * stride + j], sum, additions * 0x1p-24 * magnitude) << i << ", " << j;
       }
       for (int64_t j = n; j < stride; ++j) {
-        const C after = c[i * stride + j];
-        ASSERT_TRUE(accumulate ? after == C{2} : std::isnan(after)) << "written behind row " << i;
+        const float after = c[i * stride + j];
+        ASSERT_TRUE(accumulate ? after == 2 : std::isnan(after)) << "written behind row " << i;
       }
     }
   }
@@ -222,27 +218,63 @@ TEST_P(F32Kernels, ProductsWithWeightsInPlace) {
           check_in_place(*kernels_, kernels_->gemm_f32.multiply_transposed, m, n, k, k1);
           check_in_place(*kernels_, kernels_->gemm_f16.multiply_transposed, m, n, k, k1);
           check_in_place(*kernels_, kernels_->gemm_bf16.multiply_transposed, m, n, k, k1);
-          check_in_place(*kernels_, kernels_->few_rows.in_place, m, n, k, k1);
         }
       }
     }
   }
 }
 
-// With terms that cancel, float32 alone would be wrong by more than float64 has.
-TEST_P(F32Kernels, ProductsInPlaceAreAccumulatedInFloat64) {
-  constexpr int64_t kK = 16 * 16 * 4;  // of several chains, for every width of vectors
-  std::vector<float> a(kK, 1.0f), b(kK, 0x1p-12f);
-  // The first chain's products leave no room for those of the others in a float32.
-  for (int64_t k = 0; k < 16; ++k) b[k] = 0x1p14f;
-  double c = 0;
-  kernels_->few_rows.in_place(
-      1, {{{{a.data(), kK}, kK}}, 1, {b.data(), kK}, {&c, 1}, /*accumulate=*/false});
-  double sum = 0;
-  for (const float x : b) sum += x;
-  // Within a chain 15 products of 2^-12 may be lost beside one of 2^14, in each of 16 lanes.
-  EXPECT_NEAR(c, sum, 16 * 15 * 0x1p-12);
-  EXPECT_GT(c, 16 * 0x1p14 + (kK - 16 * 16) * 0x1p-12 - 1e-9);
+// ---- few rows ---------------------------------------------------------------
+
+template <typename A>
+void check_few_rows(const FewRowsKernels<A>& kernels, int64_t m, int64_t n, int64_t k) {
+  SCOPED_TRACE(testing::Message() << "m " << m << ", n " << n << ", k " << k);
+  const Values a(m, k, 1), b(k, n, 2);
+  const std::vector<A> operand(a.data.begin(), a.data.end());
+  for (const bool accumulate : {false, true}) {
+    std::vector<A> c(m * n, accumulate ? 2 : std::numeric_limits<A>::quiet_NaN());
+    kernels.multiply(m, {operand.data(), a.stride}, {b.data.data(), k, n, n}, c.data(), accumulate);
+    for (int64_t i = 0; i < m; ++i) {
+      for (int64_t j = 0; j < n; ++j) {
+        double sum = accumulate ? 2 : 0, magnitude = sum;
+        for (int64_t l = 0; l < k; ++l) {
+          const double term = double{a.at(i, l)} * b.at(l, j);
+          sum += term;
+          magnitude += std::abs(term);
+        }
+        // Of a chain, of the sums of chains, and of the result.
+        const double bound = sizeof(A) == 8 ? 0x1p-50 : 13 * 0x1p-24;
+        ASSERT_NEAR(c[i * n + j], sum, bound * magnitude) << i << ", " << j;
+      }
+    }
+  }
+}
+
+TEST_P(F32Kernels, ProductsOfFewRows) {
+  for (int64_t m = 1; m <= 9; ++m) {
+    for (const int64_t n : {1, 3, 7, 8, 15, 16, 17, 31, 33, 48, 64, 65, 100, 192}) {
+      for (const int64_t k : {1, 2, 7, 8, 9, 31, 32, 33, 40, 100, 300}) {
+        check_few_rows(kernels_->few_rows_f64, m, n, k);
+        check_few_rows(kernels_->few_rows_f32, m, n, k);
+      }
+    }
+  }
+}
+
+// A sum of which float32 alone would lose the smaller terms, each of them less than half an ulp.
+TEST_P(F32Kernels, ProductsOfFewRowsAreAccumulatedInFloat64) {
+  constexpr int64_t kK = 1024, kLargest = 32, kN = 64;
+  const std::vector<float> a(4 * kK, 1.0f);
+  std::vector<float> b(kK * kN, 0x1p-12f);
+  std::fill_n(b.begin(), kLargest * kN, 0x1p14f);
+  const double sum = kLargest * 0x1p14 + (kK - kLargest) * 0x1p-12;
+  for (int64_t m = 1; m <= 4; ++m) {
+    std::vector<float> c(m * kN);
+    kernels_->few_rows_f32.multiply(
+        m, {a.data(), kK}, {b.data(), kK, kN, kN}, c.data(), /*accumulate=*/false);
+    for (const float x : c) ASSERT_EQ(x, static_cast<float>(sum));
+  }
+  EXPECT_NE(static_cast<float>(sum), kLargest * 0x1p14f) << "the smaller terms would not show";
 }
 
 }  // namespace

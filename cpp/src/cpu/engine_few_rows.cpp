@@ -1,9 +1,10 @@
 // The forward engine for float32 sequences of few rows or few hidden units (has_few_elements).
 //
-// GEMMs accumulate in float64, and the element-wise part and the state are float64; what is
-// stored is the nearest float32. The weights stay float32. Where they are so large that
-// reading them is most of the work, A is float32 too, and a few products at a time are
-// accumulated in it, which costs nothing then.
+// The state and the element-wise part are float64; what is stored is the nearest float32. The
+// weights stay float32. GEMMs with packed weights accumulate in float64. Where the weights are so
+// small that reading them is the lesser part of the work, what a GEMM reads and writes beside
+// them is float64 too; else float32, so that a few products at a time can be summed in it. GEMMs
+// with weights as they lie are float32: so few steps carry few rounding errors on.
 //
 // Blocks of hidden units are shared out among the threads, with a barrier after each step, as
 // in engine_blocked_forward.cpp.
@@ -26,11 +27,13 @@ namespace {
 
 using at::Tensor;
 
-GemmFewRows<double> few_rows_gemm(double) {
-  return kernels().few_rows.gemm_f64;
-}
-GemmFewRows<float> few_rows_gemm(float) {
-  return kernels().few_rows.gemm_f32;
+template <typename A>
+const FewRowsKernels<A>& few_rows_kernels() {
+  if constexpr (std::is_same_v<A, float>) {
+    return kernels().few_rows_f32;
+  } else {
+    return kernels().few_rows_f64;
+  }
 }
 
 // The weights, and the GEMMs with those of a block of units; z is contiguous. A is the type of
@@ -44,11 +47,11 @@ class PackedFewRowsWeights {
 
   const Blocks& blocks() const { return packed_.blocks; }
   // z = x W_x^T and z += h W_h^T.
-  void project(int64_t rows, Matrix<const A> x, int64_t block, double* z) const {
-    few_rows_gemm(A{})(rows, x, packed_.x(block), z, /*accumulate=*/false);
+  void project(int64_t rows, Matrix<const A> x, int64_t block, A* z) const {
+    few_rows_kernels<A>().multiply(rows, x, packed_.x(block), z, /*accumulate=*/false);
   }
-  void recur(int64_t rows, Matrix<const A> h, int64_t block, double* z) const {
-    few_rows_gemm(A{})(rows, h, packed_.h(block), z, /*accumulate=*/true);
+  void recur(int64_t rows, Matrix<const A> h, int64_t block, A* z) const {
+    few_rows_kernels<A>().multiply(rows, h, packed_.h(block), z, /*accumulate=*/true);
   }
 
  private:
@@ -66,10 +69,10 @@ class FewRowsWeightsInPlace {
         blocks_(hidden_, block_width) {}
 
   const Blocks& blocks() const { return blocks_; }
-  void project(int64_t rows, Matrix<const A> x, int64_t block, double* z) const {
+  void project(int64_t rows, Matrix<const A> x, int64_t block, A* z) const {
     multiply(rows, x, hidden_, weights_.size(1) - hidden_, block, z, /*accumulate=*/false);
   }
-  void recur(int64_t rows, Matrix<const A> h, int64_t block, double* z) const {
+  void recur(int64_t rows, Matrix<const A> h, int64_t block, A* z) const {
     multiply(rows, h, 0, hidden_, block, z, /*accumulate=*/true);
   }
 
@@ -81,14 +84,14 @@ class FewRowsWeightsInPlace {
       int64_t first,
       int64_t k,
       int64_t block,
-      double* z,
+      A* z,
       bool accumulate) const {
     const int64_t width = blocks_.size(block);
-    const Matrix<double> gates = {z, Cell::kGates * width};
+    const Matrix<A> gates = {z, Cell::kGates * width};
     for (int64_t r = 0; r < rows; r += kMostProductRows) {
       for (int64_t gate = 0; gate < Cell::kGates; ++gate) {
         const auto w = read<float>(weights_).from(gate * hidden_ + blocks_.begin(block), first);
-        kernels().few_rows.in_place(
+        kernels().gemm_f32.multiply_transposed(
             std::min(rows - r, kMostProductRows),
             {{{a.from(r), k}}, width, w, gates.from(r, gate * width), accumulate});
       }
@@ -154,7 +157,7 @@ class FewRowsForward {
     c_ = {take(state), hidden_};
     h_0_ = {reinterpret_cast<A*>(take(state)), hidden_};
     x_ = {reinterpret_cast<A*>(take(x)), input_size_};
-    z_data_ = take(z);
+    z_data_ = reinterpret_cast<A*>(take(z));
     if (!kFloat) h_ = {take(2 * state), hidden_};
   }
 
@@ -226,14 +229,14 @@ class FewRowsForward {
     const int64_t unit = blocks_.begin(block);
     if (args_.saves_checkpoint(k)) save_checkpoint(k, unit, blocks_.size(block));
     const int64_t columns = Cell::kGates * blocks_.size(block);
-    double* const z = z_of(block) + (offset - chunk.begin) * columns;
+    A* const z = z_of(block) + (offset - chunk.begin) * columns;
     const auto recur = [&](int64_t from, int64_t to, Matrix<const A> h) {
       weights_.recur(to - from, h.from(from), block, z + from * columns);
     };
     if (carried > 0) recur(0, carried, operand(k - 1));
     if (carried < rows) recur(carried, rows, as_const(h_0_));
 
-    FewRowsArgs args;
+    FewRowsArgs<A> args;
     args.hidden = blocks_.size(block);
     args.gates = {z, columns, 1};
     args.gates_step = args.hidden;
@@ -244,7 +247,7 @@ class FewRowsForward {
     args.h_next = h_next_.from(offset, unit);
     args.activations = saved_.from(offset, unit);
     args.activations_step = hidden_;
-    kernels().few_rows.forward(args, rows);
+    few_rows_kernels<A>().forward(args, rows);
   }
 
   // c of a block, rounded.
@@ -261,7 +264,7 @@ class FewRowsForward {
 
   Range own_blocks(int64_t slot) const { return share(blocks_.count, slots_, slot); }
   // Pre-activations of a block: (rows of the chunk, columns of the block).
-  double* z_of(int64_t block) const {
+  A* z_of(int64_t block) const {
     return z_data_ + Cell::kGates * blocks_.begin(block) * chunk_rows_;
   }
   // The state after step k in float64, of two steps in turn, or absent; and as the next GEMM
@@ -294,7 +297,7 @@ class FewRowsForward {
   // In the workspace: the initial h, the input of a chunk and the pre-activations of its rows; c;
   // and h after each of two steps in turn, where the output is not what the next GEMM reads.
   Matrix<A> h_0_, x_;
-  double* z_data_ = nullptr;
+  A* z_data_ = nullptr;
   Matrix<double> c_, h_;
 };
 

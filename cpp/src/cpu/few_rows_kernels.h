@@ -1,5 +1,6 @@
-// The kernels of engine_few_rows.cpp, included by the files per instruction set:
-// float32 weights, float64 state and accumulators.
+// The kernels for few rows, included by the files per instruction set: GEMMs with packed weights,
+// accumulated in float64, and with weights as they lie; and the element-wise part of
+// engine_few_rows.cpp.
 #pragma once
 
 #include "cell.h"
@@ -21,6 +22,10 @@ LLTM_CELL_INLINE Doubles widen_low(Floats x) {
 LLTM_CELL_INLINE Doubles widen_high(Floats x) {
   return _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1));
 }
+LLTM_CELL_INLINE Floats narrow_halves(Doubles low, Doubles high) {
+  const Floats first = _mm512_castps256_ps512(_mm512_cvtpd_ps(low));
+  return _mm512_insertf32x8(first, _mm512_cvtpd_ps(high), 1);
+}
 #elif defined(__AVX__)
 using Doubles = __m256d;
 LLTM_CELL_INLINE Doubles widen_low(Floats x) {
@@ -28,6 +33,9 @@ LLTM_CELL_INLINE Doubles widen_low(Floats x) {
 }
 LLTM_CELL_INLINE Doubles widen_high(Floats x) {
   return _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));
+}
+LLTM_CELL_INLINE Floats narrow_halves(Doubles low, Doubles high) {
+  return _mm256_set_m128(_mm256_cvtpd_ps(high), _mm256_cvtpd_ps(low));
 }
 #else
 using Doubles = double __attribute__((vector_size(16)));
@@ -37,6 +45,9 @@ LLTM_CELL_INLINE Doubles widen_low(Floats x) {
 LLTM_CELL_INLINE Doubles widen_high(Floats x) {
   return Doubles{x[2], x[3]};
 }
+LLTM_CELL_INLINE Floats narrow_halves(Doubles low, Doubles high) {
+  return Floats{float(low[0]), float(low[1]), float(high[0]), float(high[1])};
+}
 #endif
 constexpr int kHalf = kLanes / 2;
 
@@ -44,16 +55,16 @@ template <typename A>
 struct FewRowsGemm {
   Matrix<const A> a;
   PackedB<const float> b;
-  double* c;
+  A* c;
   bool accumulate;
 };
 
-// Products of float operands accumulated in float32 before they are widened to the float64
-// accumulator: few enough for their rounding errors to stay far below those of a float32
-// GEMM, enough for widening to take less time than reading the weights. The more rows, the
-// larger the share of widening.
-template <int kRows>
-constexpr std::int64_t kChain = kRows <= 2 ? 4 : 8;
+// Products of float operands are summed in float32, in chains of kChain, and the sums of kChains
+// chains too, before they are widened and added to the float64 accumulators. In two levels the
+// rounding errors stay far below those of a float32 GEMM, and widening takes little time.
+constexpr std::int64_t kChain = 8, kChains = 4;
+// Rows of B from a load to the prefetch beside it.
+constexpr std::int64_t kFetchedAhead = 16;
 
 // The sums of kRows rows and kVectors vectors of columns, as pairs of halves.
 template <int kRows, int kVectors>
@@ -75,24 +86,36 @@ struct FewRowsAccumulators {
     }
   }
 
-  // Accumulates at most kChain rows of b in float32.
-  LLTM_CELL_INLINE void add_chain(
-      const FewRowsGemm<float>& p, const float* b, std::int64_t k, std::int64_t count) {
-    Floats chain[kRows][kVectors] = {};
-    for (std::int64_t j = 0; j < count; ++j, b += p.b.n) {
+  // Adds the products with rows [k, last) of B, at most kChain * kChains, of which the first is b.
+  LLTM_CELL_INLINE void add_chains(
+      const FewRowsGemm<float>& p, const float* b, std::int64_t k, std::int64_t last) {
+    Floats sums[kRows][kVectors] = {};
+    while (k < last) {
+      Floats chain[kRows][kVectors] = {};
+      const std::int64_t end = k + at_most(last - k, kChain);
+#pragma GCC unroll 8
+      for (; k < end; ++k, b += p.b.n) {
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) {
-        const Floats weights = load_lanes(b + v * kLanes);
+        for (int v = 0; v < kVectors; ++v) {
+          const Floats weights = load_lanes(b + v * kLanes);
+          // With one row the products take no longer than the loads, and nothing is gained.
+          if (kRows > 1) __builtin_prefetch(b + v * kLanes + kFetchedAhead * p.b.n);
 #pragma GCC unroll 4
-        for (int r = 0; r < kRows; ++r) chain[r][v] += p.a.row(r)[k + j] * weights;
+          for (int r = 0; r < kRows; ++r) chain[r][v] += p.a.row(r)[k] * weights;
+        }
+      }
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) sums[r][v] += chain[r][v];
       }
     }
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) {
-        low[r][v] += widen_low(chain[r][v]);
-        high[r][v] += widen_high(chain[r][v]);
+        low[r][v] += widen_low(sums[r][v]);
+        high[r][v] += widen_high(sums[r][v]);
       }
     }
   }
@@ -102,26 +125,47 @@ struct FewRowsAccumulators {
     for (std::int64_t k = 0; k < p.b.k; ++k, b += p.b.n) add(p, b, k);
   }
   LLTM_CELL_INLINE void add_all(const FewRowsGemm<float>& p, std::int64_t column) {
-    const float* b = p.b.data + column;
-    std::int64_t k = 0;
-    constexpr std::int64_t kCount = kChain<kRows>;
-    for (; k + kCount <= p.b.k; k += kCount, b += kCount * p.b.n) add_chain(p, b, k, kCount);
-    if (k < p.b.k) add_chain(p, b, k, p.b.k - k);
+    constexpr std::int64_t kRowsOfB = kChain * kChains;
+    for (std::int64_t k = 0; k < p.b.k; k += kRowsOfB) {
+      add_chains(p, p.b.data + k * p.b.n + column, k, k + at_most(p.b.k - k, kRowsOfB));
+    }
   }
 };
 
-// Half a vector of sums, to c or added to it; the first `skip` are left as they are.
-LLTM_CELL_INLINE void store_sums(Doubles sums, double* c, std::int64_t skip, bool accumulate) {
+LLTM_CELL_INLINE void load_halves(const double* c, Doubles& low, Doubles& high) {
+  __builtin_memcpy(&low, c, sizeof(low));
+  __builtin_memcpy(&high, c + kHalf, sizeof(high));
+}
+LLTM_CELL_INLINE void load_halves(const float* c, Doubles& low, Doubles& high) {
+  const Floats x = load_lanes(c);
+  low = widen_low(x);
+  high = widen_high(x);
+}
+LLTM_CELL_INLINE void store_halves(Doubles low, Doubles high, double* c) {
+  __builtin_memcpy(c, &low, sizeof(low));
+  __builtin_memcpy(c + kHalf, &high, sizeof(high));
+}
+LLTM_CELL_INLINE void store_halves(Doubles low, Doubles high, float* c) {
+  store_lanes(narrow_halves(low, high), c);
+}
+
+// A vector of sums, to c or added to it; the first `skip` are left as they are.
+template <typename A>
+LLTM_CELL_INLINE void store_sums(
+    Doubles low, Doubles high, A* c, std::int64_t skip, bool accumulate) {
   if (skip <= 0) {
-    Doubles before = {};
-    if (accumulate) __builtin_memcpy(&before, c, sizeof(before));
-    sums += before;
-    __builtin_memcpy(c, &sums, sizeof(sums));
+    if (accumulate) {
+      Doubles c_low, c_high;
+      load_halves(c, c_low, c_high);
+      low += c_low;
+      high += c_high;
+    }
+    store_halves(low, high, c);
     return;
   }
-  double values[kHalf];
-  __builtin_memcpy(values, &sums, sizeof(sums));
-  for (std::int64_t j = skip; j < kHalf; ++j) c[j] = accumulate ? c[j] + values[j] : values[j];
+  double sums[kLanes];
+  store_halves(low, high, sums);
+  for (std::int64_t j = skip; j < kLanes; ++j) c[j] = A(accumulate ? c[j] + sums[j] : sums[j]);
 }
 
 // Columns from number `column` on; the first `skip` of them are left as they are.
@@ -134,9 +178,8 @@ LLTM_CELL_INLINE void gemm_few_rows_tile(
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      double* const c = p.c + r * p.b.n + column + v * kLanes;
-      store_sums(sums.low[r][v], c, skip, p.accumulate);
-      store_sums(sums.high[r][v], c + kHalf, skip - kHalf, p.accumulate);
+      A* const c = p.c + r * p.b.n + column + v * kLanes;
+      store_sums(sums.low[r][v], sums.high[r][v], c, skip, p.accumulate);
     }
   }
 }
@@ -170,14 +213,16 @@ LLTM_CELL_INLINE void gemm_few_rows_band(const FewRowsGemm<A>& p) {
     }
   }
   for (int r = 0; r < kRows; ++r) {
-    double* const c = p.c + r * p.b.n;
-    for (std::int64_t j = 0; j < rest; ++j) c[j] = p.accumulate ? c[j] + sums[r][j] : sums[r][j];
+    A* const c = p.c + r * p.b.n;
+    for (std::int64_t j = 0; j < rest; ++j) {
+      c[j] = A(p.accumulate ? c[j] + sums[r][j] : sums[r][j]);
+    }
   }
 }
 
 template <typename A>
 void gemm_few_rows(
-    std::int64_t m, Matrix<const A> a, PackedB<const float> b, double* c, bool accumulate) {
+    std::int64_t m, Matrix<const A> a, PackedB<const float> b, A* c, bool accumulate) {
   FewRowsGemm<A> p = {a, b, c, accumulate};
   for (; m >= 4; m -= 4) {
     gemm_few_rows_band<4>(p);
@@ -193,13 +238,11 @@ void gemm_few_rows(
 
 // The sum of the elements of a vector, in halves: the rounding error grows with the number of
 // additions that an element goes through.
-template <typename T, typename V>
-LLTM_CELL_INLINE T sum_of(V x) {
-  constexpr int kCount = sizeof(V) / sizeof(T);
-  T values[kCount];
+LLTM_CELL_INLINE float sum_of(Floats x) {
+  float values[kLanes];
   __builtin_memcpy(values, &x, sizeof(x));
 #pragma GCC unroll 8
-  for (int width = kCount / 2; width > 0; width /= 2) {
+  for (int width = kLanes / 2; width > 0; width /= 2) {
 #pragma GCC unroll 8
     for (int j = 0; j < width; ++j) values[j] += values[j + width];
   }
@@ -226,67 +269,18 @@ LLTM_CELL_INLINE void sums_of_four(const Floats (&x)[4], float* sums) {
   const __m128 odd = _mm_shuffle_ps(first, second, _MM_SHUFFLE(3, 1, 3, 1));
   _mm_storeu_ps(sums, even + odd);
 }
-LLTM_CELL_INLINE __m256d sum_to_four(Doubles x) {
-#if defined(__AVX512F__)
-  return _mm512_castpd512_pd256(x) + _mm512_extractf64x4_pd(x, 1);
 #else
-  return x;
-#endif
-}
-// The sums of the halves of a, and of b.
-LLTM_CELL_INLINE __m256d sum_halves(__m256d a, __m256d b) {
-  return _mm256_permute2f128_pd(a, b, 0x20) + _mm256_permute2f128_pd(a, b, 0x31);
-}
-LLTM_CELL_INLINE void sums_of_four(const Doubles (&x)[4], double* sums) {
-  const __m256d first = sum_halves(sum_to_four(x[0]), sum_to_four(x[1]));
-  const __m256d second = sum_halves(sum_to_four(x[2]), sum_to_four(x[3]));
-  const __m256d even = _mm256_permute2f128_pd(first, second, 0x20);
-  const __m256d odd = _mm256_permute2f128_pd(first, second, 0x31);
-  _mm256_storeu_pd(sums, _mm256_hadd_pd(even, odd));
-}
-#else
-template <typename T, typename V>
-LLTM_CELL_INLINE void sums_of_four(const V (&x)[4], T* sums) {
-  for (int i = 0; i < 4; ++i) sums[i] = sum_of<T>(x[i]);
+LLTM_CELL_INLINE void sums_of_four(const Floats (&x)[4], float* sums) {
+  for (int i = 0; i < 4; ++i) sums[i] = sum_of(x[i]);
 }
 #endif
-
-// Products of a row of A and a row of B: in float32, or with every few of them, `kChain` to a
-// lane, added to float64.
-template <typename C>
-struct InPlaceSum {
-  static constexpr std::int64_t kChain = 16;
-  Floats chain = {};
-  Doubles low = {}, high = {};
-
-  LLTM_CELL_INLINE void end_chain() {
-    low += widen_low(chain);
-    high += widen_high(chain);
-    chain = Floats{};
-  }
-  LLTM_CELL_INLINE Doubles lanes() const { return low + high; }
-};
-template <>
-struct InPlaceSum<float> {
-  static constexpr std::int64_t kChain = 1 << 30;
-  Floats chain = {};
-
-  LLTM_CELL_INLINE void end_chain() {}
-  LLTM_CELL_INLINE Floats lanes() const { return chain; }
-};
 
 // kRows rows of A with kColumns rows of B from number n on: scalar products, so that B is read
 // along its rows.
-template <int kRows, int kColumns, typename C, typename B>
-LLTM_CELL_INLINE void gemm_in_place_tile(const InPlaceGemm<C, B>& p, std::int64_t n) {
-  InPlaceSum<C> sums[kRows][kColumns];
-  const auto end_chain = [&] {
-#pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 8
-      for (int j = 0; j < kColumns; ++j) sums[r][j].end_chain();
-    }
-  };
+template <int kRows, int kColumns, typename B>
+LLTM_CELL_INLINE void gemm_in_place_tile(const InPlaceGemm<B>& p, std::int64_t n) {
+  constexpr int kSums = kRows * kColumns;
+  Floats sums[kSums] = {};
   std::int64_t column = 0;
   for (const auto& part : p.a) {
     const auto add = [&](const auto& load, std::int64_t k) {
@@ -297,50 +291,44 @@ LLTM_CELL_INLINE void gemm_in_place_tile(const InPlaceGemm<C, B>& p, std::int64_
       for (int j = 0; j < kColumns; ++j) {
         const Floats b = load(p.b.row(n + j) + column + k);
 #pragma GCC unroll 4
-        for (int r = 0; r < kRows; ++r) sums[r][j].chain += a[r] * b;
+        for (int r = 0; r < kRows; ++r) sums[r * kColumns + j] += a[r] * b;
       }
     };
     const std::int64_t whole = part.k / kLanes * kLanes;
-    for (std::int64_t k = 0; k < whole;) {
-      const std::int64_t end = k + at_most(whole - k, InPlaceSum<C>::kChain * kLanes);
-      for (; k < end; k += kLanes) add([](const auto* x) { return load_lanes(x); }, k);
-      end_chain();
+    for (std::int64_t k = 0; k < whole; k += kLanes) {
+      add([](const auto* x) { return load_lanes(x); }, k);
     }
     const std::int64_t rest = part.k - whole;
     if (rest > 0) add([&](const auto* x) { return load_first(x, rest); }, whole);
     column += part.k;
   }
-  end_chain();
-  constexpr int kSums = kRows * kColumns;
-  C totals[kSums];
-  const auto lanes = [&](int i) { return sums[i / kColumns][i % kColumns].lanes(); };
+  float totals[kSums];
 #pragma GCC unroll 8
   for (int i = 0; i + 4 <= kSums; i += 4) {
-    sums_of_four({lanes(i), lanes(i + 1), lanes(i + 2), lanes(i + 3)}, totals + i);
+    sums_of_four({sums[i], sums[i + 1], sums[i + 2], sums[i + 3]}, totals + i);
   }
 #pragma GCC unroll 4
-  for (int i = kSums / 4 * 4; i < kSums; ++i) totals[i] = sum_of<C>(lanes(i));
+  for (int i = kSums / 4 * 4; i < kSums; ++i) totals[i] = sum_of(sums[i]);
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
-    C* const c = p.c.row(r) + n;
-    const C* const total = totals + r * kColumns;
+    float* const c = p.c.row(r) + n;
+    const float* const total = totals + r * kColumns;
 #pragma GCC unroll 8
     for (int j = 0; j < kColumns; ++j) c[j] = p.accumulate ? c[j] + total[j] : total[j];
   }
 }
 
-template <int kRows, typename C, typename B>
-LLTM_CELL_INLINE void gemm_in_place_rows(const InPlaceGemm<C, B>& p) {
+template <int kRows, typename B>
+LLTM_CELL_INLINE void gemm_in_place_rows(const InPlaceGemm<B>& p) {
   // As many as the registers hold sums.
-  constexpr int kMost = kRows == 1 ? 8 : 4;
-  constexpr int kColumns = sizeof(C) == sizeof(double) && kRows > 2 ? 2 : kMost;
+  constexpr int kColumns = kRows == 1 ? 8 : 4;
   std::int64_t n = 0;
   for (; n + kColumns <= p.n; n += kColumns) gemm_in_place_tile<kRows, kColumns>(p, n);
   for (; n < p.n; ++n) gemm_in_place_tile<kRows, 1>(p, n);
 }
 
-template <typename C, typename B>
-void gemm_in_place(std::int64_t m, const InPlaceGemm<C, B>& p) {
+template <typename B>
+void gemm_in_place(std::int64_t m, const InPlaceGemm<B>& p) {
   switch (m) {
     case 1:
       return gemm_in_place_rows<1>(p);
@@ -355,9 +343,10 @@ void gemm_in_place(std::int64_t m, const InPlaceGemm<C, B>& p) {
 
 // Units of one row, at most kSomeUnits.
 constexpr std::int64_t kSomeUnits = 64;
+template <typename A>
 LLTM_CELL_INLINE void forward_few_rows_units(
-    const FewRowsArgs& a, std::int64_t row, std::int64_t first, std::int64_t n) {
-  const double* const z = a.gates.row(row) + first;
+    const FewRowsArgs<A>& a, std::int64_t row, std::int64_t first, std::int64_t n) {
+  const A* const z = a.gates.row(row) + first;
   double* const c = a.c.row(row) + first;
   double ignored[kSomeUnits];
   double* const h = a.h.data == nullptr ? ignored : a.h.row(row) + first;
@@ -374,7 +363,7 @@ LLTM_CELL_INLINE void forward_few_rows_units(
     double z_j[Cell::kGates];
 #pragma GCC unroll 8
     for (int k = 0; k < Cell::kGates; ++k) {
-      z_j[k] = z[j + k * a.gates_step] + bias[j + k * bias_step];
+      z_j[k] = double{z[j + k * a.gates_step]} + bias[j + k * bias_step];
     }
     const auto y = Cell::forward(z_j, c[j]);
     c[j] = y.c;
@@ -385,7 +374,8 @@ LLTM_CELL_INLINE void forward_few_rows_units(
   }
 }
 
-void forward_few_rows(const FewRowsArgs& a, std::int64_t rows) {
+template <typename A>
+void forward_few_rows(const FewRowsArgs<A>& a, std::int64_t rows) {
   for (std::int64_t row = 0; row < rows; ++row) {
     for (std::int64_t first = 0; first < a.hidden; first += kSomeUnits) {
       forward_few_rows_units(a, row, first, at_most(a.hidden - first, kSomeUnits));

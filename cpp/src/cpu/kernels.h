@@ -38,11 +38,12 @@ using PairRows = void (*)(std::int64_t columns, const BFloat16* a, const BFloat1
 // y (columns) = the sum of the rows of x (rows, columns).
 using SumRows = void (*)(std::int64_t rows, std::int64_t columns, Matrix<const float> x, float* y);
 
-// The element-wise part of a step in engine_few_rows.cpp: pre-activations and state are
-// float64, what is stored for the caller float32. Columns are contiguous.
+// The element-wise part of a step in engine_few_rows.cpp, in float64; what is stored for the caller
+// is float32. Columns are contiguous.
+template <typename A>
 struct FewRowsArgs {
   std::int64_t hidden;  // units of a block
-  Matrix<const double> gates;
+  Matrix<const A> gates;
   std::int64_t gates_step;
   const float* bias;  // as gates, or null
   std::int64_t bias_step;
@@ -53,15 +54,20 @@ struct FewRowsArgs {
   std::int64_t activations_step;
 };
 
-// C (m, b.n) = A (m, b.k) B, or += where `accumulate`; B and C are contiguous. With a double
-// A every product is exact; with a float A a few are accumulated in float at a time.
+// For float32 weights. A is the type of what GEMMs read and write beside them.
 template <typename A>
-using GemmFewRows =
-    void (*)(std::int64_t m, Matrix<const A> a, PackedB<const float> b, double* c, bool accumulate);
+struct FewRowsKernels {
+  // C (m, b.n) = A (m, b.k) B, or += where `accumulate`, accumulated in float64; B and C are
+  // contiguous. With a double A every product is exact; with a float A a few are accumulated in
+  // float at a time.
+  void (*multiply)(
+      std::int64_t m, Matrix<const A> a, PackedB<const float> b, A* c, bool accumulate);
+  void (*forward)(const FewRowsArgs<A>& args, std::int64_t rows);
+};
 
 // C (m, n) = [A0, A1] B^T, or +=, for m up to 4, with B (n, k of A0 + k of A1) as it lies: its rows
-// and those of A are contiguous. Into doubles, a few products at a time are accumulated in float.
-template <typename C, typename B>
+// and those of A are contiguous.
+template <typename B>
 struct InPlaceGemm {
   struct Part {
     Matrix<const float> rows;
@@ -70,7 +76,7 @@ struct InPlaceGemm {
   Part a[2];
   std::int64_t n;
   Matrix<const B> b;
-  Matrix<C> c;
+  Matrix<float> c;
   bool accumulate;
 };
 
@@ -89,14 +95,7 @@ using GemmF32 = void (*)(
 template <typename B>
 struct GemmsF32 {
   GemmF32<B> multiply;  // null for the baseline, where ATen's GEMMs of all rows are faster
-  void (*multiply_transposed)(std::int64_t m, const InPlaceGemm<float, B>& gemm);
-};
-
-struct FewRowsKernels {
-  GemmFewRows<double> gemm_f64;
-  GemmFewRows<float> gemm_f32;
-  void (*forward)(const FewRowsArgs& args, std::int64_t rows);
-  void (*in_place)(std::int64_t m, const InPlaceGemm<double, float>& gemm);
+  void (*multiply_transposed)(std::int64_t m, const InPlaceGemm<B>& gemm);
 };
 
 // Everything compiled for one instruction set.
@@ -121,7 +120,8 @@ struct Kernels {
   Transpose<BFloat16> transpose_bf16;
   PairRows pair_rows_bf16;
   SumRows sum_rows_f32;
-  FewRowsKernels few_rows;
+  FewRowsKernels<double> few_rows_f64;
+  FewRowsKernels<float> few_rows_f32;
   ArrayMath<double> math_f64;
   ArrayMath<float> math_f32;
   ArrayConvert<Half> convert_f16;
