@@ -146,11 +146,11 @@ TEST(Schedule, OfFewRows) {
     SCOPED_TRACE(machine.name);
     for (const bool prepacked : {false, true}) {
       EXPECT_EQ(
-          to_string(schedule_few_rows(machine.machine, shape(1, 32, 128), prepacked)),
+          to_string(schedule_few_rows(machine.machine, shape(1, 32, 128), 100, prepacked)),
           "forward: few rows, weights packed, GEMM accumulated in float64 of 64-bit h and x, "
           "threads 1, blocks of 64 units, chunks of 64 rows");
       EXPECT_EQ(
-          to_string(schedule_few_rows(machine.machine, shape(4, 300, 300), prepacked)),
+          to_string(schedule_few_rows(machine.machine, shape(4, 300, 300), 100, prepacked)),
           "forward: few rows, weights packed, GEMM accumulated in float64 of 32-bit h and x, "
           "threads 10, blocks of 32 units, chunks of 64 rows");
     }
@@ -159,17 +159,15 @@ TEST(Schedule, OfFewRows) {
 
 TEST(Schedule, OfFewSteps) {
   const auto in_place = [](int64_t steps, int64_t batch, bool prepacked) {
-    LayerShape few = shape(batch, 32, 128);
-    few.rows = steps * batch;
-    const FewRowsSchedule schedule = schedule_few_rows(kZen4.machine, few, prepacked);
-    EXPECT_TRUE(schedule.float_operand || !schedule.in_place);
+    const FewRowsSchedule schedule =
+        schedule_few_rows(kZen4.machine, shape(batch, 32, 128), steps, prepacked);
+    EXPECT_EQ(schedule.float_operand, steps <= 32);
     return schedule.in_place;
   };
   EXPECT_TRUE(in_place(1, 1, false));
-  EXPECT_TRUE(in_place(8, 1, false));
-  EXPECT_FALSE(in_place(9, 1, false));
-  EXPECT_TRUE(in_place(4, 4, false));
-  EXPECT_FALSE(in_place(5, 4, false));
+  EXPECT_TRUE(in_place(32, 1, false));
+  EXPECT_TRUE(in_place(32, 4, false));
+  EXPECT_FALSE(in_place(33, 1, false));
   EXPECT_FALSE(in_place(1, 1, true)) << "prepacked";
   EXPECT_FALSE(in_place(1, 5, false)) << "rows of one step";
 }
@@ -337,7 +335,7 @@ TEST(Alternatives, KeepThePromisesOfSchedules) {
               EXPECT_TRUE(s.format != GemmFormat::kBf16x3 || (amx && layer.batch >= 16));
               EXPECT_EQ(s.gradient_format == GemmFormat::kBf16, s.format == GemmFormat::kBf16);
             });
-        const FewRowsSchedule few = schedule_few_rows(machine, layer, /*prepacked=*/false);
+        const FewRowsSchedule few = schedule_few_rows(machine, layer, 100, /*prepacked=*/false);
         check_alternatives<FewRowsSchedule>(machine, layer, few, [&](const FewRowsSchedule& s) {
           EXPECT_LE(s.threads, threads);
           EXPECT_LE(s.threads, Blocks(layer.hidden, s.block_width).count);

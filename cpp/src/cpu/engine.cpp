@@ -63,21 +63,24 @@ bool may_tune() {
   return set && !at::in_parallel_region() && !at::globalContext().deterministicAlgorithms();
 }
 
+int64_t steps_of(const at::Tensor& input, const at::Tensor& batch_sizes) {
+  return batch_sizes.defined() ? batch_sizes.size(0) : input.size(0);
+}
+
 // Steps count by powers of two, so that sequences of many lengths are few kinds of calls.
 TuningKey key_of(
     const Machine& machine,
     const LayerShape& shape,
     const at::Tensor& input,
     const at::Tensor& batch_sizes) {
-  const bool packed = batch_sizes.defined();
-  const int64_t steps = packed ? batch_sizes.size(0) : input.size(0);
+  const int64_t steps = steps_of(input, batch_sizes);
   return {
       static_cast<int64_t>(input.scalar_type()),
       shape.batch,
       shape.input,
       shape.hidden,
       static_cast<int64_t>(std::bit_width(static_cast<uint64_t>(steps))),
-      packed,
+      batch_sizes.defined(),
       input.is_contiguous(),
       machine.threads,
       machine.bf16,
@@ -106,7 +109,7 @@ TuningKey key_of(
 // What no alternative changes, because it decides how results are rounded, and what differs between
 // sequences of one kind.
 int64_t variant_of(const FewRowsSchedule& schedule) {
-  return schedule.in_place;
+  return 2 * schedule.in_place + schedule.float_operand;
 }
 template <typename Schedule>
 int64_t variant_of(const Schedule& /*schedule*/) {
@@ -230,7 +233,8 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
     return stepwise_forward(args);
   }
   if (args.input.scalar_type() == at::kFloat && has_few_elements(shape.batch, shape.hidden)) {
-    const FewRowsSchedule schedule = schedule_few_rows(machine, shape, is_prepacked(args.weights));
+    const FewRowsSchedule schedule = schedule_few_rows(
+        machine, shape, steps_of(args.input, args.batch_sizes), is_prepacked(args.weights));
     const auto engine = [&](const FewRowsSchedule& chosen) {
       return std::optional(few_rows_forward(args, chosen));
     };

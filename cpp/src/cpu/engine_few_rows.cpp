@@ -1,10 +1,10 @@
 // The forward engine for float32 sequences of few rows or few hidden units (has_few_elements).
 //
 // The state and the element-wise part are float64; what is stored is the nearest float32. The
-// weights stay float32. GEMMs with packed weights accumulate in float64. Where the weights are so
-// small that reading them is the lesser part of the work, what a GEMM reads and writes beside
-// them is float64 too; else float32, so that a few products at a time can be summed in it. GEMMs
-// with weights as they lie are float32: so few steps carry few rounding errors on.
+// weights stay float32. GEMMs with packed weights accumulate in float64. What they read and write
+// beside the weights is float64 too or, for few steps and for large weights, float32, so that a few
+// products at a time can be summed in it. GEMMs with weights as they lie, for few steps, are
+// float32.
 //
 // Blocks of hidden units are shared out among the threads, with a barrier after each step, as
 // in engine_blocked_forward.cpp.

@@ -320,8 +320,9 @@ LLTM_CELL_INLINE void gemm_in_place_tile(const InPlaceGemm<B>& p, std::int64_t n
 
 template <int kRows, typename B>
 LLTM_CELL_INLINE void gemm_in_place_rows(const InPlaceGemm<B>& p) {
-  // As many as the registers hold sums.
-  constexpr int kColumns = kRows == 1 ? 8 : 4;
+  // As many as the registers hold sums, beside a vector of each row of A and one of B.
+  constexpr int kRegisters = kLanes == 16 ? 32 : 16;
+  constexpr int kColumns = kRows == 1 ? 8 : 5 * kRows < kRegisters ? 4 : 2;
   std::int64_t n = 0;
   for (; n + kColumns <= p.n; n += kColumns) gemm_in_place_tile<kRows, kColumns>(p, n);
   for (; n < p.n; ++n) gemm_in_place_tile<kRows, 1>(p, n);

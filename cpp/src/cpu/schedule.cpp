@@ -259,13 +259,13 @@ GradientGemmSchedule schedule_gradient_gemm(
   return schedule;
 }
 
-FewRowsSchedule schedule_few_rows(const Machine& machine, const LayerShape& shape, bool prepacked) {
-  // With more, packing the weights pays: the kernels that read them in place take up to twice as
-  // long per step.
-  constexpr int64_t kRows = 16, kSteps = 8;
-  // From here on reading the weights takes longer than widening them. On every machine the
-  // same, because it decides how results are rounded.
-  constexpr int64_t kLargeWeights = 512 << 10;
+FewRowsSchedule schedule_few_rows(
+    const Machine& machine, const LayerShape& shape, int64_t steps, bool prepacked) {
+  // Up to here a sequence carries so few rounding errors on that h and x may be float32; and
+  // packing the weights takes longer than it saves. From so large weights on, widening them would
+  // take longer than reading them. On every machine the same, because both decide how results are
+  // rounded.
+  constexpr int64_t kFewSteps = 32, kLargeWeights = 512 << 10;
   const int64_t bytes = Cell::kGates * shape.hidden * (shape.input + shape.hidden) *
                         static_cast<int64_t>(sizeof(float));
   FewRowsSchedule schedule = {};
@@ -273,9 +273,8 @@ FewRowsSchedule schedule_few_rows(const Machine& machine, const LayerShape& shap
   schedule.block_width = forward_width<F32Format>(machine, shape, schedule.threads);
   schedule.threads = std::min(schedule.threads, Blocks(shape.hidden, schedule.block_width).count);
   schedule.chunk_rows = kMergedRows;
-  schedule.in_place = !prepacked && shape.batch <= kMostProductRows &&
-                      shape.rows <= std::min(kRows, kSteps * shape.batch);
-  schedule.float_operand = schedule.in_place || bytes >= kLargeWeights;
+  schedule.in_place = !prepacked && shape.batch <= kMostProductRows && steps <= kFewSteps;
+  schedule.float_operand = steps <= kFewSteps || bytes >= kLargeWeights;
   return schedule;
 }
 

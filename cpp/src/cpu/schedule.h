@@ -107,11 +107,12 @@ struct FewRowsSchedule {
   int64_t threads;
   int64_t block_width;
   int64_t chunk_rows;  // of x W_x^T in one GEMM
-  bool float_operand;  // A is float32, for large weights
+  bool float_operand;  // A is float32, for few steps or large weights
   bool in_place;       // the weights are read as they lie, for few steps; A is float32
   bool operator==(const FewRowsSchedule&) const = default;
 };
-FewRowsSchedule schedule_few_rows(const Machine& machine, const LayerShape& shape, bool prepacked);
+FewRowsSchedule schedule_few_rows(
+    const Machine& machine, const LayerShape& shape, int64_t steps, bool prepacked);
 
 // What LLTM_TUNE measures beside the schedules above (tune.h): those that differ from `schedule` in
 // one aspect, and in what follows from it. All are as accurate.
