@@ -261,11 +261,11 @@ GradientGemmSchedule schedule_gradient_gemm(
 
 FewRowsSchedule schedule_few_rows(
     const Machine& machine, const LayerShape& shape, int64_t steps, bool prepacked) {
-  // Up to here a sequence carries so few rounding errors on that h and x may be float32; and
-  // packing the weights takes longer than it saves. From so large weights on, widening them would
-  // take longer than reading them. On every machine the same, because both decide how results are
-  // rounded.
+  // So few steps carry few rounding errors on, and h and x may be float32; nor would packing the
+  // weights pay. From so large weights on, widening them would take longer than reading them. On
+  // every machine the same, because both decide how results are rounded.
   constexpr int64_t kFewSteps = 32, kLargeWeights = 512 << 10;
+  const bool few_steps = shape.batch <= kMostProductRows && steps <= kFewSteps;
   const int64_t bytes = Cell::kGates * shape.hidden * (shape.input + shape.hidden) *
                         static_cast<int64_t>(sizeof(float));
   FewRowsSchedule schedule = {};
@@ -273,8 +273,8 @@ FewRowsSchedule schedule_few_rows(
   schedule.block_width = forward_width<F32Format>(machine, shape, schedule.threads);
   schedule.threads = std::min(schedule.threads, Blocks(shape.hidden, schedule.block_width).count);
   schedule.chunk_rows = kMergedRows;
-  schedule.in_place = !prepacked && shape.batch <= kMostProductRows && steps <= kFewSteps;
-  schedule.float_operand = steps <= kFewSteps || bytes >= kLargeWeights;
+  schedule.in_place = few_steps && !prepacked;
+  schedule.float_operand = few_steps || bytes >= kLargeWeights;
   return schedule;
 }
 
