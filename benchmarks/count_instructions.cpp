@@ -134,8 +134,10 @@ Cases all_cases() {
   add_sequence(cases, {10, 16, 32, 128}, "f32", at::kFloat);
   add_sequence(cases, {2, 64, 64, 128}, "f32", at::kFloat);
   add_sequence(cases, {2, 33, 60, 100}, "f32", at::kFloat);
-  add_sequence(cases, {10, 1, 128, 256}, "f32", at::kFloat);  // the engine for few rows
-  add_sequence(cases, {10, 3, 50, 75}, "f32", at::kFloat);    // and with A in float64
+  // The engine for few rows: weights as they lie; packed with A in float32, and in float64.
+  add_sequence(cases, {10, 1, 128, 256}, "f32", at::kFloat);
+  add_sequence(cases, {33, 1, 128, 256}, "f32", at::kFloat);
+  add_sequence(cases, {33, 3, 50, 75}, "f32", at::kFloat);
   add_sequence(cases, {3, 16, 32, 128}, "bf16", at::kBFloat16);
   add_sequence(cases, {3, 16, 32, 128}, "f16", at::kHalf);
   add_sequence(cases, {3, 16, 32, 128}, "f64", at::kDouble);  // the stepwise engine

@@ -224,15 +224,31 @@ TEST_P(F32Kernels, ProductsWithWeightsInPlace) {
   }
 }
 
+// Beside the first chain's sum of a lane, 2^24 and more, a single 1 would be lost.
+TEST_P(F32Kernels, ProductsInPlaceAreSummedInChains) {
+  constexpr int64_t kK = 1024, kLargest = 16, kN = 9;  // of the first chain, for every width
+  const std::vector<float> a(4 * kK, 1.0f);
+  std::vector<float> b(kN * kK, 1.0f);
+  for (int64_t j = 0; j < kN; ++j) std::fill_n(b.begin() + j * kK, kLargest, 0x1p24f);
+  for (int64_t m = 1; m <= 4; ++m) {
+    std::vector<float> c(m * kN);
+    kernels_->gemm_f32.multiply_transposed(
+        m, {{{{a.data(), kK}, kK}}, kN, {b.data(), kK}, {c.data(), kN}, /*accumulate=*/false});
+    // All but those of the first chain, at most 16 in each of 16 lanes.
+    for (const float x : c) ASSERT_GE(x, kLargest * 0x1p24f + (kK - 16 * 16));
+  }
+}
+
 // ---- few rows ---------------------------------------------------------------
 
 template <typename A>
 void check_few_rows(const FewRowsKernels<A>& kernels, int64_t m, int64_t n, int64_t k) {
   SCOPED_TRACE(testing::Message() << "m " << m << ", n " << n << ", k " << k);
-  const Values a(m, k, 1), b(k, n, 2);
+  const Values a(m, k, 1, /*gap=*/3), b(k, n, 2);
   const std::vector<A> operand(a.data.begin(), a.data.end());
   for (const bool accumulate : {false, true}) {
-    std::vector<A> c(m * n, accumulate ? 2 : std::numeric_limits<A>::quiet_NaN());
+    constexpr int64_t kBehind = 16;
+    std::vector<A> c(m * n + kBehind, accumulate ? 2 : std::numeric_limits<A>::quiet_NaN());
     kernels.multiply(m, {operand.data(), a.stride}, {b.data.data(), k, n, n}, c.data(), accumulate);
     for (int64_t i = 0; i < m; ++i) {
       for (int64_t j = 0; j < n; ++j) {
@@ -246,6 +262,9 @@ void check_few_rows(const FewRowsKernels<A>& kernels, int64_t m, int64_t n, int6
         const double bound = sizeof(A) == 8 ? 0x1p-50 : 13 * 0x1p-24;
         ASSERT_NEAR(c[i * n + j], sum, bound * magnitude) << i << ", " << j;
       }
+    }
+    for (int64_t j = m * n; j < m * n + kBehind; ++j) {
+      ASSERT_TRUE(accumulate ? c[j] == 2 : std::isnan(c[j])) << "written behind C";
     }
   }
 }
@@ -267,14 +286,14 @@ TEST_P(F32Kernels, ProductsOfFewRowsAreAccumulatedInFloat64) {
   const std::vector<float> a(4 * kK, 1.0f);
   std::vector<float> b(kK * kN, 0x1p-12f);
   std::fill_n(b.begin(), kLargest * kN, 0x1p14f);
-  const double sum = kLargest * 0x1p14 + (kK - kLargest) * 0x1p-12;
+  constexpr double kSum = kLargest * 0x1p14 + (kK - kLargest) * 0x1p-12;
+  static_assert(static_cast<float>(kSum) != kLargest * 0x1p14f, "the smaller terms show");
   for (int64_t m = 1; m <= 4; ++m) {
     std::vector<float> c(m * kN);
     kernels_->few_rows_f32.multiply(
         m, {a.data(), kK}, {b.data(), kK, kN, kN}, c.data(), /*accumulate=*/false);
-    for (const float x : c) ASSERT_EQ(x, static_cast<float>(sum));
+    for (const float x : c) ASSERT_EQ(x, static_cast<float>(kSum));
   }
-  EXPECT_NE(static_cast<float>(sum), kLargest * 0x1p14f) << "the smaller terms would not show";
 }
 
 }  // namespace

@@ -170,6 +170,15 @@ TEST(Schedule, OfFewSteps) {
   EXPECT_FALSE(in_place(33, 1, false));
   EXPECT_FALSE(in_place(1, 1, true)) << "prepacked";
   EXPECT_FALSE(in_place(1, 5, false)) << "rows of one step";
+  EXPECT_EQ(
+      to_string(schedule_few_rows(kZen4.machine, shape(1, 32, 128), 32, /*prepacked=*/false)),
+      "forward: few rows, weights in place, GEMM float32, threads 1, blocks of 64 units, chunks of "
+      "64 rows");
+  EXPECT_EQ(
+      to_string(schedule_few_rows(kZen4.machine, shape(1, 32, 128), 32, /*prepacked=*/true)),
+      "forward: few rows, weights packed, GEMM accumulated in float64 of 32-bit h and x, threads "
+      "1, "
+      "blocks of 64 units, chunks of 64 rows");
 }
 
 std::string of_one_step(
@@ -335,16 +344,18 @@ TEST(Alternatives, KeepThePromisesOfSchedules) {
               EXPECT_TRUE(s.format != GemmFormat::kBf16x3 || (amx && layer.batch >= 16));
               EXPECT_EQ(s.gradient_format == GemmFormat::kBf16, s.format == GemmFormat::kBf16);
             });
-        const FewRowsSchedule few = schedule_few_rows(machine, layer, 100, /*prepacked=*/false);
-        check_alternatives<FewRowsSchedule>(machine, layer, few, [&](const FewRowsSchedule& s) {
-          EXPECT_LE(s.threads, threads);
-          EXPECT_LE(s.threads, Blocks(layer.hidden, s.block_width).count);
-          EXPECT_EQ(s.block_width % 16, 0);
-          EXPECT_LE(s.block_width, 64);
-          // These decide how results are rounded.
-          EXPECT_EQ(s.float_operand, few.float_operand);
-          EXPECT_EQ(s.in_place, few.in_place);
-        });
+        for (const int64_t steps : {8, 100}) {
+          const FewRowsSchedule few = schedule_few_rows(machine, layer, steps, /*prepacked=*/false);
+          check_alternatives<FewRowsSchedule>(machine, layer, few, [&](const FewRowsSchedule& s) {
+            EXPECT_LE(s.threads, threads);
+            EXPECT_LE(s.threads, Blocks(layer.hidden, s.block_width).count);
+            EXPECT_EQ(s.block_width % 16, 0);
+            EXPECT_LE(s.block_width, 64);
+            // These decide how results are rounded.
+            EXPECT_EQ(s.float_operand, few.float_operand);
+            EXPECT_EQ(s.in_place, few.in_place);
+          });
+        }
       }
     }
   }

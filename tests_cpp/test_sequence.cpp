@@ -180,12 +180,14 @@ TEST_P(SequenceDtype, ValuesAndGradientsMatchOracleOverManyRows) {
 // Of numbers of one sign, so that the partial sums grow and with them what each
 // addition rounds away; and of rows and units enough for the micro-kernel.
 TEST_P(SequenceDtype, ValuesAndGradientsMatchOracleOverLongSums) {
-  check_sequence([&](uint64_t seed) {
-    Arguments arguments = dense({1, 5, 40000, 17}, seed);
-    arguments.input = arguments.input.abs();
-    arguments.weights = arguments.weights.abs() / 10000;
-    return arguments;
-  });
+  for (const Sizes& sizes : {Sizes{1, 5, 40000, 17}, Sizes{2, 3, 40000, 17}}) {
+    check_sequence([&](uint64_t seed) {
+      Arguments arguments = dense(sizes, seed);
+      arguments.input = arguments.input.abs();
+      arguments.weights = arguments.weights.abs() / 10000;
+      return arguments;
+    });
+  }
 }
 
 // Each step as many rows as are worked on at a time, in several blocks of hidden
@@ -583,6 +585,7 @@ TEST_P(SequenceDtype, ResultsDoNotDependOnTheNumberOfThreadsNorOnTheRun) {
          {Sizes{2, 33, 17, 70},
           Sizes{2, 33, 150, 70},
           Sizes{2, 1, 17, 300},
+          Sizes{34, 3, 17, 130},
           Sizes{2, 500, 3, 10}}) {
       check_threads(sequence, count, dense(sizes, 1));
     }

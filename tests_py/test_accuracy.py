@@ -60,7 +60,7 @@ def test_few_elements_of_float32_have_a_fraction_of_the_errors(
 ) -> None:
     """Sums and states are float64. Errors as those of float32 would be 0.3 and more.
 
-    Only up to 32 steps of up to four rows take h and x in float32: they carry few errors on.
+    These have more steps or more rows than take float32 operands, and less than 512 KiB of weights.
     """
     for ratios in ratios_of_few(shape, torch.float32):
         assert max(ratio for name, ratio in ratios.items() if name.startswith("output")) < 0.2

@@ -67,6 +67,7 @@ def test_results_are_those_of_a_sequence_bit_for_bit(dtype: torch.dtype, reverse
     """Of few rows too, whose state is float64 from step to step."""
     for a in (
         sequence_arguments((10, 2, 5, 70), dtype, reverse=reverse),
+        sequence_arguments((40, 2, 5, 70), dtype, reverse=reverse),
         sequence_arguments((10, 33, 5, 70), dtype, reverse=reverse),
         packed_arguments(LENGTHS, dtype=dtype, reverse=reverse),
     ):

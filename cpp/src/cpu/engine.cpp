@@ -106,8 +106,8 @@ TuningKey key_of(
   return key;
 }
 
-// What no alternative changes, because it decides how results are rounded, and what differs between
-// sequences of one kind.
+// What decides how results are rounded. No alternative changes it, but calls of otherwise equal
+// keys may differ in it.
 int64_t variant_of(const FewRowsSchedule& schedule) {
   return 2 * schedule.in_place + schedule.float_operand;
 }

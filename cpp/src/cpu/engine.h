@@ -24,7 +24,7 @@ Gradients sequence_backward(const SequenceBackwardArgs& args);
 SequenceResult stepwise_forward(const SequenceArgs& args);
 Gradients stepwise_backward(const SequenceBackwardArgs& args);
 
-// engine_few_rows.cpp: float32 with float64 accumulation, for has_few_elements. Not for weights
+// engine_few_rows.cpp: float32 with a float64 state, for has_few_elements. Not for weights
 // prepacked in bfloat16.
 SequenceResult few_rows_forward(const SequenceArgs& args, const FewRowsSchedule& schedule);
 

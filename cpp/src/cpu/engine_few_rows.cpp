@@ -1,10 +1,10 @@
 // The forward engine for float32 sequences of few rows or few hidden units (has_few_elements).
 //
-// The state and the element-wise part are float64; what is stored is the nearest float32. The
-// weights stay float32. GEMMs with packed weights accumulate in float64. What they read and write
-// beside the weights is float64 too or, for few steps and for large weights, float32, so that a few
-// products at a time can be summed in it. GEMMs with weights as they lie, for few steps, are
-// float32.
+// c and the element-wise part are float64; what is stored is the nearest float32. The weights stay
+// float32. The other operand of GEMMs and z are of type A (schedule_few_rows chooses):
+//   double           packed weights; exact products, sums in float64
+//   float            packed weights; sums of few products in float32, and of those in float64
+//   float, in place  weights as they lie; sums in float32
 //
 // Blocks of hidden units are shared out among the threads, with a barrier after each step, as
 // in engine_blocked_forward.cpp.
@@ -37,7 +37,7 @@ const FewRowsKernels<A>& few_rows_kernels() {
 }
 
 // The weights, and the GEMMs with those of a block of units; z is contiguous. A is the type of
-// the left operand.
+// the left operand and of z.
 template <typename Operand>
 class PackedFewRowsWeights {
  public:

@@ -63,7 +63,7 @@ struct FewRowsGemm {
 // chains too, before they are widened and added to the float64 accumulators. In two levels the
 // rounding errors stay far below those of a float32 GEMM, and widening takes little time.
 constexpr std::int64_t kChain = 8, kChains = 4;
-// Rows of B from a load to the prefetch beside it.
+// Rows of B from one that is read to one that is fetched meanwhile.
 constexpr std::int64_t kFetchedAhead = 16;
 
 // The sums of kRows rows and kVectors vectors of columns, as pairs of halves.
@@ -86,9 +86,10 @@ struct FewRowsAccumulators {
     }
   }
 
-  // Adds the products with rows [k, last) of B, at most kChain * kChains, of which the first is b.
+  // Adds the products with rows [k, last) of B, at most kChain * kChains.
   LLTM_CELL_INLINE void add_chains(
-      const FewRowsGemm<float>& p, const float* b, std::int64_t k, std::int64_t last) {
+      const FewRowsGemm<float>& p, std::int64_t column, std::int64_t k, std::int64_t last) {
+    const float* b = p.b.data + k * p.b.n + column;
     Floats sums[kRows][kVectors] = {};
     while (k < last) {
       Floats chain[kRows][kVectors] = {};
@@ -98,7 +99,7 @@ struct FewRowsAccumulators {
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) {
           const Floats weights = load_lanes(b + v * kLanes);
-          // With one row the products take no longer than the loads, and nothing is gained.
+          // One row is bound by its loads, and gains nothing.
           if (kRows > 1) __builtin_prefetch(b + v * kLanes + kFetchedAhead * p.b.n);
 #pragma GCC unroll 4
           for (int r = 0; r < kRows; ++r) chain[r][v] += p.a.row(r)[k] * weights;
@@ -127,7 +128,7 @@ struct FewRowsAccumulators {
   LLTM_CELL_INLINE void add_all(const FewRowsGemm<float>& p, std::int64_t column) {
     constexpr std::int64_t kRowsOfB = kChain * kChains;
     for (std::int64_t k = 0; k < p.b.k; k += kRowsOfB) {
-      add_chains(p, p.b.data + k * p.b.n + column, k, k + at_most(p.b.k - k, kRowsOfB));
+      add_chains(p, column, k, k + at_most(p.b.k - k, kRowsOfB));
     }
   }
 };
@@ -275,12 +276,24 @@ LLTM_CELL_INLINE void sums_of_four(const Floats (&x)[4], float* sums) {
 }
 #endif
 
+// Products that a lane of a vector adds up before their sum is added to the others: the rounding
+// error grows with the length of such a chain.
+constexpr std::int64_t kLaneChain = 16;
+
 // kRows rows of A with kColumns rows of B from number n on: scalar products, so that B is read
 // along its rows.
 template <int kRows, int kColumns, typename B>
 LLTM_CELL_INLINE void gemm_in_place_tile(const InPlaceGemm<B>& p, std::int64_t n) {
   constexpr int kSums = kRows * kColumns;
   Floats sums[kSums] = {};
+  Floats chain[kSums] = {};
+  const auto end_chain = [&] {
+#pragma GCC unroll 16
+    for (int i = 0; i < kSums; ++i) {
+      sums[i] += chain[i];
+      chain[i] = Floats{};
+    }
+  };
   std::int64_t column = 0;
   for (const auto& part : p.a) {
     const auto add = [&](const auto& load, std::int64_t k) {
@@ -291,17 +304,20 @@ LLTM_CELL_INLINE void gemm_in_place_tile(const InPlaceGemm<B>& p, std::int64_t n
       for (int j = 0; j < kColumns; ++j) {
         const Floats b = load(p.b.row(n + j) + column + k);
 #pragma GCC unroll 4
-        for (int r = 0; r < kRows; ++r) sums[r * kColumns + j] += a[r] * b;
+        for (int r = 0; r < kRows; ++r) chain[r * kColumns + j] += a[r] * b;
       }
     };
     const std::int64_t whole = part.k / kLanes * kLanes;
-    for (std::int64_t k = 0; k < whole; k += kLanes) {
-      add([](const auto* x) { return load_lanes(x); }, k);
+    for (std::int64_t k = 0; k < whole;) {
+      const std::int64_t end = k + at_most(whole - k, kLaneChain * kLanes);
+      for (; k < end; k += kLanes) add([](const auto* x) { return load_lanes(x); }, k);
+      if (k < whole) end_chain();
     }
     const std::int64_t rest = part.k - whole;
     if (rest > 0) add([&](const auto* x) { return load_first(x, rest); }, whole);
     column += part.k;
   }
+  end_chain();
   float totals[kSums];
 #pragma GCC unroll 8
   for (int i = 0; i + 4 <= kSums; i += 4) {

@@ -38,8 +38,8 @@ using PairRows = void (*)(std::int64_t columns, const BFloat16* a, const BFloat1
 // y (columns) = the sum of the rows of x (rows, columns).
 using SumRows = void (*)(std::int64_t rows, std::int64_t columns, Matrix<const float> x, float* y);
 
-// The element-wise part of a step in engine_few_rows.cpp, in float64; what is stored for the caller
-// is float32. Columns are contiguous.
+// The element-wise part of a step in engine_few_rows.cpp, in float64; A is the type of the
+// pre-activations, and what is stored for the caller is float32. Columns are contiguous.
 template <typename A>
 struct FewRowsArgs {
   std::int64_t hidden;  // units of a block
@@ -54,12 +54,11 @@ struct FewRowsArgs {
   std::int64_t activations_step;
 };
 
-// For float32 weights. A is the type of what GEMMs read and write beside them.
+// For float32 weights. A is the type of the GEMM's left operand and of its result.
 template <typename A>
 struct FewRowsKernels {
-  // C (m, b.n) = A (m, b.k) B, or += where `accumulate`, accumulated in float64; B and C are
-  // contiguous. With a double A every product is exact; with a float A a few are accumulated in
-  // float at a time.
+  // C (m, b.n) = A (m, b.k) B, or += where `accumulate`; B and C are contiguous. Sums are float64:
+  // with a double A of exact products, with a float A of sums of 32 products in float32.
   void (*multiply)(
       std::int64_t m, Matrix<const A> a, PackedB<const float> b, A* c, bool accumulate);
   void (*forward)(const FewRowsArgs<A>& args, std::int64_t rows);

@@ -261,10 +261,12 @@ GradientGemmSchedule schedule_gradient_gemm(
 
 FewRowsSchedule schedule_few_rows(
     const Machine& machine, const LayerShape& shape, int64_t steps, bool prepacked) {
-  // So few steps carry few rounding errors on, and h and x may be float32; nor would packing the
-  // weights pay. From so large weights on, widening them would take longer than reading them. On
-  // every machine the same, because both decide how results are rounded.
-  constexpr int64_t kFewSteps = 32, kLargeWeights = 512 << 10;
+  // So few steps of so few rows carry few rounding errors on: float32 operands will do. And packing
+  // the weights would take longer than it saves.
+  constexpr int64_t kFewSteps = 32;
+  // From here on, widening every weight to float64 would take too much of a step.
+  constexpr int64_t kLargeWeights = 512 << 10;
+  // Both are the same on every machine, because they decide how results are rounded.
   const bool few_steps = shape.batch <= kMostProductRows && steps <= kFewSteps;
   const int64_t bytes = Cell::kGates * shape.hidden * (shape.input + shape.hidden) *
                         static_cast<int64_t>(sizeof(float));
@@ -556,10 +558,12 @@ std::string to_string(const ForwardSchedule& s) {
 
 std::string to_string(const FewRowsSchedule& s) {
   std::ostringstream text;
-  text << "forward: few rows, weights " << (s.in_place ? "in place" : "packed")
-       << ", GEMM accumulated in float64 of " << (s.float_operand ? 32 : 64)
-       << "-bit h and x, threads " << s.threads << ", blocks of " << s.block_width
-       << " units, chunks of " << s.chunk_rows << " rows";
+  const char* const weights = s.in_place ? "in place, GEMM float32"
+                              : s.float_operand
+                                  ? "packed, GEMM accumulated in float64 of 32-bit h and x"
+                                  : "packed, GEMM accumulated in float64 of 64-bit h and x";
+  text << "forward: few rows, weights " << weights << ", threads " << s.threads << ", blocks of "
+       << s.block_width << " units, chunks of " << s.chunk_rows << " rows";
   return text.str();
 }
 
