@@ -3,10 +3,10 @@
 // kernel: {"title", "bytes", "seconds": [one figure per round]}.
 //
 // Arguments are larger than any cache: each is read or written once.
-#include "cell.h"
-#include "cuda/elementwise.h"
+#include "cell/cell.h"
+#include "cuda/kernel/elementwise.h"
 #include "cuda_timing.h"
-#include "tensor_views.h"
+#include "common/tensor_views.h"
 
 #include <ATen/ATen.h>
 #include <functional>

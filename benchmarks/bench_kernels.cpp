@@ -7,8 +7,8 @@
 // Repetitions of all benchmarks are interleaved at random, so that a change in
 // the machine's speed touches all alike; any flag of Google Benchmark given
 // replaces the defaults set here. OMP_NUM_THREADS sets the threads.
-#include "cpu/gemm_formats.h"
-#include "cpu/kernels.h"
+#include "cpu/gemm/formats.h"
+#include "cpu/kernel/table.h"
 #include "problems.h"
 #include "report.h"
 

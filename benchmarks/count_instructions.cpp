@@ -5,7 +5,7 @@
 //
 // callgrind writes one file for each case, with the name of the case as its trigger. Standard
 // output says what else the counts depend on, one "name: value" pair per line.
-#include "cpu/kernels.h"
+#include "cpu/kernel/table.h"
 #include "cpu/schedule.h"
 #include "problems.h"
 

@@ -2,7 +2,7 @@
 // element-wise kernel.
 #pragma once
 
-#include "cpu/kernels.h"
+#include "cpu/kernel/table.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>

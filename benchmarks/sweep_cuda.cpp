@@ -11,8 +11,8 @@
 // "seconds": [one figure per round]}. "same" is whether the results are those of the first
 // candidate of the same engine, bit by bit. Problems that say most come first. I is H. Backward is
 // measured without the gradients of input and parameters, which are the same GEMMs in any case.
-#include "cuda/engine.h"
-#include "cuda/persistent.h"
+#include "cuda/engine/engine.h"
+#include "cuda/kernel/persistent.h"
 #include "cuda_timing.h"
 
 #include <ATen/ATen.h>

@@ -1,7 +1,7 @@
 // The Python module lltm._C. It holds no arithmetic: loading it loads liblltm, which
 // registers the operators under torch.ops.lltm, and the functions below belong
 // to the library.
-#include "pair.h"
+#include "api/pair.h"
 #include "plain_calls.h"
 
 #include <lltm/backends.h>

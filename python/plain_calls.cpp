@@ -6,8 +6,8 @@
 // and for wrong arguments: the Python code raises their errors.
 #include "plain_calls.h"
 
-#include "layer.h"
-#include "plain.h"
+#include "api/layer.h"
+#include "api/plain.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>

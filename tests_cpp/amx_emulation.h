@@ -1,8 +1,8 @@
-// The instructions of AMX and AVX512-BF16 that cpu/amx_kernels.h uses, emulated
+// The instructions of AMX and AVX512-BF16 that cpu/kernel/amx_kernels.h uses, emulated
 // with AVX-512, so that its code runs on a machine without AMX and under the
 // sanitizers, which do not see what those instructions read and write.
 //
-// Included ahead of kernels_amx.cpp (-include), which is compiled once more with
+// Included ahead of isa/amx.cpp (-include), which is compiled once more with
 // it, without the flags of AMX. Results are those of the instructions, bit for bit
 // (test_bf16x3.cpp compares them on a machine with AMX). Source: Intel's Software
 // Developer's Manual, TDPBF16PS and VCVTNE2PS2BF16.

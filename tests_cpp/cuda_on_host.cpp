@@ -4,8 +4,8 @@
 // together, what it asks of cuBLAS) is tested without a GPU.
 #include "cuda_on_host.h"
 
-#include "cuda/elementwise.h"
-#include "cuda/elementwise_kernels.h"
+#include "cuda/kernel/elementwise.h"
+#include "cuda/kernel/elementwise_kernels.h"
 #include "tf32.h"
 
 #include <c10/util/BFloat16.h>

@@ -6,7 +6,7 @@
 // each thread block the thread sanitizer sees what they rely on.
 #pragma once
 
-#include "cuda/persistent_kernels.h"
+#include "cuda/kernel/persistent_kernels.h"
 #include "fiber.h"
 #include "tf32.h"
 

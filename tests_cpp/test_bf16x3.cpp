@@ -1,7 +1,7 @@
-// GEMM of floats decomposed to bf16x3 (cpu/bf16x3.h), for the instruction set that
+// GEMM of floats decomposed to bf16x3 (cpu/kernel/bf16x3.h), for the instruction set that
 // has them: the parts, the layouts, the product and its rounding errors. Links the
 // kernels alone, without PyTorch.
-#include "cpu/kernels.h"
+#include "cpu/kernel/table.h"
 #include "cpu_features.h"
 
 #include <gtest/gtest.h>

@@ -1,7 +1,7 @@
 // The arithmetic of the CPU kernels, for every instruction set that this CPU
 // has: errors of the math functions, and the 16-bit storage formats. Links
 // the kernels alone, without PyTorch.
-#include "cpu/kernels.h"
+#include "cpu/kernel/table.h"
 #include "cpu_features.h"
 
 #include <gtest/gtest.h>
@@ -98,7 +98,7 @@ struct MathFunction {
   typename ArrayMath<T>::Function ArrayMath<T>::* kernel;
   typename Traits<T>::Wide (*reference)(typename Traits<T>::Wide);
   bool nonpositive_only;
-  std::int64_t largest_error;  // stated in cell_math.h, in ULP
+  std::int64_t largest_error;  // stated in cell/math.h, in ULP
 };
 
 template <typename T>

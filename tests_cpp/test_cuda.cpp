@@ -63,7 +63,7 @@ Function without_parameter_gradients(const Function& function) {
 }
 
 // All gradients over tens of thousands of rows: in float32 and float64 the order of summation
-// decides how accurate those of weights are (cuda/weight_gradients.cpp).
+// decides how accurate those of weights are (cuda/engine/weight_gradients.cpp).
 void check_many_rows(const Function& ours, const Function& eager, const Problem& problem) {
   check(on_cuda(ours), on_cuda(eager), problem, kRandom, /*problems=*/1);
 }

@@ -1,7 +1,7 @@
 // The code of a thread of the CUDA element-wise kernels, run on the CPU for every thread of
 // a grid: values, indices and memory, for sizes and strides that fill no access, no block
 // and no grid.
-#include "cuda/elementwise_kernels.h"
+#include "cuda/kernel/elementwise_kernels.h"
 #include "reference.h"
 
 #include <c10/util/BFloat16.h>

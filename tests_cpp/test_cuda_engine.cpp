@@ -1,7 +1,7 @@
 // The CUDA engines' loops on the CPU, with the cuBLAS and the kernels of cuda_on_host.cpp and
 // persistent_on_host.cpp: the same sources that run on a GPU, the same oracle. With the
 // persistent engine, where it takes a problem; test_cuda_persistent.cpp has what is its own.
-#include "cell.h"
+#include "cell/cell.h"
 #include "cuda_engine_autograd.h"
 #include "cuda_on_host.h"
 

@@ -2,7 +2,7 @@
 // schedules of thread blocks and warps that are drawn by chance. Each test sees to it that
 // the engine was in fact taken; more of what it has in common with the stepwise one is in
 // test_cuda_engine.cpp.
-#include "cuda/persistent.h"
+#include "cuda/kernel/persistent.h"
 #include "cuda/tuning_table.h"
 #include "cuda_engine_autograd.h"
 #include "cuda_on_host.h"

@@ -1,6 +1,6 @@
 // The GEMMs of float32, for each instruction set, beside float64. Links the kernels alone, without
 // PyTorch.
-#include "cpu/kernels.h"
+#include "cpu/kernel/table.h"
 #include "cpu_features.h"
 
 #include <gtest/gtest.h>

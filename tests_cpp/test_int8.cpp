@@ -1,7 +1,7 @@
-// GEMM of floats quantised to 8 bits (cpu/int8.h), for each instruction set: quantising, the
+// GEMM of floats quantised to 8 bits (cpu/kernel/int8.h), for each instruction set: quantising, the
 // exact product, and its scales. Links the kernels alone, without PyTorch.
-#include "cpu/int8.h"
-#include "cpu/kernels.h"
+#include "cpu/kernel/int8.h"
+#include "cpu/kernel/table.h"
 #include "cpu_features.h"
 
 #include <gtest/gtest.h>

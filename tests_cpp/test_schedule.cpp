@@ -1,7 +1,7 @@
 // Schedules for machines other than this one (cpu/schedule.h), by their cache sizes.
 #include "cpu/schedule.h"
 
-#include "cpu/gemm_formats.h"
+#include "cpu/gemm/formats.h"
 
 #include <gtest/gtest.h>
 

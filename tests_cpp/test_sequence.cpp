@@ -191,7 +191,7 @@ TEST_P(SequenceDtype, ValuesAndGradientsMatchOracleOverLongSums) {
 }
 
 // Each step as many rows as are worked on at a time, in several blocks of hidden
-// units. The gradients are too large for bf16x3 (cpu/bf16x3.h), so that on every CPU
+// units. The gradients are too large for bf16x3 (cpu/kernel/bf16x3.h), so that on every CPU
 // these are products of float; float16 can't hold such.
 TEST_P(SequenceDtype, GradientsMatchOracleOverLargeSteps) {
   const double scale = dtype() == at::kHalf ? 1 : 0x1p62;

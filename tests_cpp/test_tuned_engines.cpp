@@ -2,8 +2,8 @@
 // the engines are called with each of them. And the operators with LLTM_TUNE in the environment.
 #include "testing.h"
 
-#include "cpu/engine.h"
-#include "cpu/gemm_formats.h"
+#include "cpu/engine/engine.h"
+#include "cpu/gemm/formats.h"
 #include "cpu/packed_weights.h"
 #include "cpu/parallel.h"
 

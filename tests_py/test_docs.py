@@ -579,7 +579,7 @@ def test_the_messages_that_are_explained_are_raised(tmp_path: Path) -> None:
     assert [r for r in raised if not any(is_quoted(text, r) for text in explained)] == []
     # Those of a build stand in its files.
     build = "".join(
-        source(p) for p in ("CMakeLists.txt", "cmake/*", "python/*.py", "cpp/src/*.cpp")
+        source(p) for p in ("CMakeLists.txt", "cmake/*", "python/*.py", "cpp/src/*/*.cpp")
     )
     sources = [*raised, build]
     assert [text for text in explained if not any(is_quoted(text, s) for s in sources)] == []

@@ -1,6 +1,6 @@
 """The cell on one page: its gates, what forward saves for backward, and the arithmetic of both.
 
-The counterpart of cpp/src/cell.h in PyTorch's operations. H hidden units: the weights have
+The counterpart of cpp/src/cell/cell.h in PyTorch's operations. H hidden units: the weights have
 GATES * H rows, gate k of unit j is column k * H + j of the pre-activations
 z = [h, input] weights^T + bias, and what is saved is laid out the same way.
 """

@@ -5,7 +5,7 @@
 //     c' = f c + i g;  h' = o tanh(c')
 #pragma once
 
-#include "cell_math.h"
+#include "cell/math.h"
 
 namespace lltm {
 namespace {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cpu/parallel.h"
-#include "matrix.h"
+#include "common/matrix.h"
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>

@@ -1,6 +1,6 @@
 // The operators on CPU tensors.
-#include "backend.h"
-#include "cpu/engine.h"
+#include "op/backend.h"
+#include "cpu/engine/engine.h"
 #include "cpu/packed_weights.h"
 
 #include <cstdint>

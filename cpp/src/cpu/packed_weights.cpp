@@ -1,8 +1,8 @@
 #include "cpu/packed_weights.h"
 
-#include "cpu/gemm.h"
+#include "cpu/gemm/gemm.h"
 #include "cpu/parallel.h"
-#include "format.h"
+#include "common/format.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>

@@ -2,9 +2,9 @@
 // packed in every call, or ahead of time (prepack).
 #pragma once
 
-#include "cell.h"
+#include "cell/cell.h"
 #include "cpu/dispatch.h"
-#include "cpu/gemm_formats.h"
+#include "cpu/gemm/formats.h"
 
 #include <ATen/core/Tensor.h>
 

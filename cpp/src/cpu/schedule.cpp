@@ -1,7 +1,7 @@
 #include "cpu/schedule.h"
 
-#include "cell.h"
-#include "cpu/gemm_formats.h"
+#include "cell/cell.h"
+#include "cpu/gemm/formats.h"
 
 #include <algorithm>
 #include <array>

@@ -12,7 +12,7 @@
 
 namespace lltm::cpu {
 
-// The formats of GEMM operands (gemm_formats.h).
+// The formats of GEMM operands (formats.h).
 enum class GemmFormat { kF32, kBf16, kBf16x3, kInt8 };
 
 // What a schedule depends on besides the sizes. Caches in bytes, as one core sees them.
@@ -95,7 +95,7 @@ GradientGemmSchedule schedule_gradient_gemm(
 
 // A sequence that follows few trajectories carries the rounding errors of each step on, and
 // with so few elements nothing averages them out: whether ours or plain PyTorch's are larger
-// is then a matter of chance, unless ours are smaller by design (engine_few_rows.cpp).
+// is then a matter of chance, unless ours are smaller by design (few_rows.cpp).
 inline bool has_few_elements(int64_t batch, int64_t hidden) {
   return batch <= 4 || hidden <= 16;
 }
@@ -135,7 +135,7 @@ std::vector<BackwardSchedule> alternatives(
     const BackwardSchedule& schedule,
     Aspect aspect);
 
-// One step (engine_cell.cpp).
+// One step (cell.cpp).
 enum class Storage { kF64, kF32, kF16, kBf16 };  // the dtype
 struct CellShape {
   int64_t batch, input, hidden;

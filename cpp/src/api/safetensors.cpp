@@ -1,0 +1,570 @@
+#include "api/safetensors.h"
+
+#include "common/format.h"
+
+#include <lltm/serialize.h>
+
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+#include <c10/util/safe_numerics.h>
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <random>
+#include <set>
+#include <sstream>
+#include <utility>
+#include <vector>
+
+namespace lltm {
+namespace {
+
+namespace fs = std::filesystem;
+
+using at::Tensor;
+using c10::str;
+using nlohmann::json;
+
+static_assert(
+    std::endian::native == std::endian::little,
+    "the elements of a safetensors file are little-endian and are read in place");
+
+struct Dtype {
+  std::string_view name;
+  at::ScalarType type;
+};
+
+constexpr std::array<Dtype, 10> kDtypes = {{
+    {"F64", at::kDouble},
+    {"F32", at::kFloat},
+    {"F16", at::kHalf},
+    {"BF16", at::kBFloat16},
+    {"I64", at::kLong},
+    {"I32", at::kInt},
+    {"I16", at::kShort},
+    {"I8", at::kChar},
+    {"U8", at::kByte},
+    {"BOOL", at::kBool},
+}};
+
+constexpr const char* kMetadata = "__metadata__";
+constexpr uint64_t kLengthBytes = sizeof(uint64_t);
+constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // as the reference implementation has it
+constexpr uint64_t kMaxBytes = std::numeric_limits<int64_t>::max();
+constexpr size_t kMaxDims = 64;  // what PyTorch's operations can handle
+
+std::string system_error() {
+  return errno != 0 ? std::strerror(errno) : "unknown error";
+}
+
+// ---- reading: errors --------------------------------------------------------
+
+[[noreturn]] void malformed(
+    const std::string& path, const std::string& expected, const std::string& got) {
+  C10_THROW_ERROR(
+      ValueError, str("lltm::load_safetensors: ", path, ": expected ", expected, ", got ", got));
+}
+
+[[noreturn]] void unreadable(const std::string& path, const std::string& why) {
+  C10_THROW_ERROR(Error, str("lltm::load_safetensors: cannot read ", path, ": ", why));
+}
+
+// ---- reading: the header ----------------------------------------------------
+
+struct Entry {
+  std::string name;
+  std::string dtype_name;
+  std::vector<int64_t> shape;
+  std::vector<uint64_t> offsets;  // begin, end
+  at::ScalarType dtype = at::kFloat;
+
+  uint64_t bytes() const { return offsets[1] - offsets[0]; }
+  std::string text() const { return "tensor " + name_text(name); }
+};
+
+void find_dtype(Entry& entry, const std::string& path) {
+  std::vector<std::string_view> known;
+  for (const Dtype& dtype : kDtypes) {
+    known.push_back(dtype.name);
+    if (dtype.name == entry.dtype_name) {
+      entry.dtype = dtype.type;
+      return;
+    }
+  }
+  malformed(
+      path,
+      str("a dtype out of ", c10::Join(", ", known), " of ", entry.text()),
+      name_text(entry.dtype_name));
+}
+
+// Dtype, shape and data_offsets have to agree.
+void check_sizes(const Entry& entry, const std::string& path) {
+  const std::vector<uint64_t>& offsets = entry.offsets;
+  if (offsets.size() != 2 || offsets[0] > offsets[1]) {
+    malformed(
+        path,
+        "data_offsets [begin, end] of " + entry.text(),
+        str("[", c10::Join(", ", offsets), "]"));
+  }
+  // PyTorch counts strides as if no dimension were 0: they must fit too.
+  uint64_t extent = c10::elementSize(entry.dtype);
+  bool overflows = false;
+  for (const int64_t size : entry.shape) {
+    overflows |= c10::mul_overflows(extent, std::max<uint64_t>(size, 1), &extent);
+  }
+  if (overflows || extent > kMaxBytes) {
+    malformed(
+        path,
+        "a shape of less than 2^63 bytes of " + entry.text(),
+        shape_text<int64_t>(entry.shape));
+  }
+  const bool empty = std::count(entry.shape.begin(), entry.shape.end(), 0) > 0;
+  const uint64_t bytes = empty ? 0 : extent;
+  if (entry.bytes() != bytes) {
+    malformed(
+        path,
+        str(bytes,
+            " bytes of ",
+            entry.text(),
+            ", ",
+            entry.dtype_name,
+            " of shape ",
+            shape_text<int64_t>(entry.shape)),
+        str("data_offsets of ", entry.bytes()));
+  }
+}
+
+// Takes the events of a JSON parser and accepts what the format allows and
+// nothing else, so that no text, however deep or long, builds anything but
+// entries. Throws c10::ValueError.
+class HeaderReader final : public nlohmann::json_sax<json> {
+ public:
+  explicit HeaderReader(const std::string& path) : path_(path) {}
+
+  std::vector<Entry> entries() && { return std::move(entries_); }
+
+  bool null() override { unexpected("null"); }
+  bool boolean(bool) override { unexpected("a boolean"); }
+  bool number_integer(number_integer_t) override { unexpected("a negative number"); }
+  bool number_float(number_float_t, const string_t& text) override {
+    unexpected("the number " + name_text(text));
+  }
+  bool binary(binary_t&) override { unexpected("binary data"); }
+
+  bool number_unsigned(number_unsigned_t value) override {
+    if (place_ == Place::kShape) {
+      std::vector<int64_t>& shape = entries_.back().shape;
+      if (value > kMaxBytes) refuse("a shape below 2^63 of " + where(), str(value));
+      if (shape.size() == kMaxDims) {
+        refuse(str("at most ", kMaxDims, " dimensions of ", where()), "more");
+      }
+      shape.push_back(static_cast<int64_t>(value));
+    } else if (place_ == Place::kOffsets) {
+      std::vector<uint64_t>& offsets = entries_.back().offsets;
+      if (offsets.size() == 2) refuse("two data_offsets of " + where(), "more");
+      offsets.push_back(value);
+    } else {
+      unexpected(str("the number ", value));
+    }
+    return true;
+  }
+
+  bool string(string_t& text) override {
+    if (place_ == Place::kTensor && field_ == "dtype") {
+      entries_.back().dtype_name = std::move(text);
+    } else if (place_ != Place::kMetadata) {
+      unexpected("the text " + name_text(text));
+    }
+    return true;
+  }
+
+  bool start_object(size_t) override {
+    if (place_ == Place::kStart) {
+      place_ = Place::kHeader;
+    } else if (place_ == Place::kHeader && name_ == kMetadata) {
+      place_ = Place::kMetadata;
+    } else if (place_ == Place::kHeader) {
+      place_ = Place::kTensor;
+      entries_.emplace_back().name = name_;
+    } else {
+      unexpected("an object");
+    }
+    fields_.clear();
+    return true;
+  }
+
+  bool key(string_t& key) override {
+    const bool outermost = place_ == Place::kHeader;
+    if (!(outermost ? names_ : fields_).insert(key).second) {
+      refuse(
+          "every name once in " + (outermost ? "the header" : where()), name_text(key) + " twice");
+    }
+    (outermost ? name_ : field_) = key;
+    if (place_ == Place::kTensor && key != "dtype" && key != "shape" && key != "data_offsets") {
+      refuse("dtype, shape and data_offsets in " + where(), name_text(key));
+    }
+    return true;
+  }
+
+  bool end_object() override {
+    if (place_ == Place::kTensor) {
+      for (const char* field : {"dtype", "shape", "data_offsets"}) {
+        if (fields_.count(field) == 0) refuse(str(field, " in ", where()), "none");
+      }
+      find_dtype(entries_.back(), path_);
+      check_sizes(entries_.back(), path_);
+    }
+    place_ = place_ == Place::kHeader ? Place::kEnd : Place::kHeader;
+    return true;
+  }
+
+  bool start_array(size_t) override {
+    if (place_ == Place::kTensor && field_ == "shape") {
+      place_ = Place::kShape;
+    } else if (place_ == Place::kTensor && field_ == "data_offsets") {
+      place_ = Place::kOffsets;
+    } else {
+      unexpected("an array");
+    }
+    return true;
+  }
+
+  bool end_array() override {
+    place_ = Place::kTensor;
+    return true;
+  }
+
+  // The parser's own text may repeat a hundred megabytes of the file.
+  bool parse_error(
+      size_t position, const std::string&, const nlohmann::detail::exception&) override {
+    refuse("a JSON header", str("something else at byte ", position, " of it"));
+  }
+
+ private:
+  enum class Place { kStart, kHeader, kMetadata, kTensor, kShape, kOffsets, kEnd };
+
+  [[noreturn]] void refuse(const std::string& expected, const std::string& got) const {
+    malformed(path_, expected, got);
+  }
+
+  [[noreturn]] void unexpected(const std::string& got) const {
+    refuse(str(expected(), " in ", where()), got);
+  }
+
+  // The value that is being read.
+  std::string where() const {
+    if (place_ == Place::kStart || place_ == Place::kEnd) return "the header";
+    return name_ == kMetadata ? kMetadata : "tensor " + name_text(name_);
+  }
+
+  // What may stand there.
+  const char* expected() const {
+    switch (place_) {
+      case Place::kShape:
+      case Place::kOffsets:
+        return "whole numbers from 0 on";
+      case Place::kMetadata:
+        return "text";
+      case Place::kTensor:
+        if (field_ == "dtype") return "text as dtype";
+        return field_ == "shape" ? "an array as shape" : "an array as data_offsets";
+      default:
+        return "an object";
+    }
+  }
+
+  const std::string& path_;
+  Place place_ = Place::kStart;
+  std::string name_;              // of the value in the header that is being read
+  std::string field_;             // of the value inside that one
+  std::set<std::string> names_;   // in the header so far
+  std::set<std::string> fields_;  // in that value so far
+  std::vector<Entry> entries_;
+};
+
+// ---- reading: the file ------------------------------------------------------
+
+// Most often what is not safetensors is what torch.save wrote: a zip archive,
+// or a pickle of protocol 2 before PyTorch 1.6.
+void refuse_torch_save(const std::string& path, std::string_view start) {
+  const bool zip = start.starts_with("PK\x03\x04");
+  const bool pickle = start.starts_with("\x80\x02\x8a\nl\xfc\x9c");
+  if (zip || pickle) {
+    malformed(
+        path,
+        "a safetensors file",
+        str(zip ? "a zip archive" : "a pickle",
+            " as torch.save writes it; save it in Python with "
+            "safetensors.torch.save_file(module.state_dict(), path)"));
+  }
+}
+
+std::string read_header_text(std::ifstream& file, uint64_t file_bytes, const std::string& path) {
+  std::array<char, kLengthBytes> start = {};
+  file.read(start.data(), static_cast<std::streamsize>(std::min(file_bytes, kLengthBytes)));
+  const uint64_t header_bytes = std::bit_cast<uint64_t>(start);
+  const bool too_short = file_bytes < kLengthBytes;
+  const uint64_t most = too_short ? 0 : std::min(kMaxHeaderBytes, file_bytes - kLengthBytes);
+  if (too_short || header_bytes > most) {
+    refuse_torch_save(path, {start.data(), start.size()});
+    if (too_short) malformed(path, "a header of 8 bytes and more", str("a file of ", file_bytes));
+    malformed(path, str("a header of at most ", most, " bytes"), str("a length of ", header_bytes));
+  }
+  std::string header(header_bytes, ' ');
+  if (!file.read(header.data(), static_cast<std::streamsize>(header_bytes))) {
+    unreadable(path, "it ended early");
+  }
+  // The parser would skip other white space, and takes a zero for the end.
+  const size_t closing = header.find_last_not_of(' ');
+  if (closing == std::string::npos || header.front() != '{' || header[closing] != '}' ||
+      header.find('\0') != std::string::npos) {
+    malformed(path, "a header from { to } and spaces after it", "something else");
+  }
+  return header;
+}
+
+// In the order of their elements, each byte of which belongs to exactly one of them.
+std::vector<Entry> read_header(std::ifstream& file, uint64_t file_bytes, const std::string& path) {
+  const std::string header = read_header_text(file, file_bytes, path);
+  HeaderReader reader(path);
+  json::sax_parse(header, &reader);
+  std::vector<Entry> entries = std::move(reader).entries();
+  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
+    return a.offsets < b.offsets;
+  });
+  uint64_t position = 0;
+  for (const Entry& entry : entries) {
+    if (entry.offsets[0] != position) {
+      malformed(
+          path,
+          str("data_offsets of ",
+              entry.text(),
+              " from ",
+              position,
+              " on, where the one before ends"),
+          str(entry.offsets[0]));
+    }
+    position = entry.offsets[1];
+  }
+  const uint64_t data_bytes = file_bytes - kLengthBytes - header.size();
+  if (position != data_bytes) {
+    malformed(path, str(position, " bytes after the header"), str("a file with ", data_bytes));
+  }
+  return entries;
+}
+
+Tensor read_tensor(std::ifstream& file, const Entry& entry, const std::string& path) {
+  const bool boolean = entry.dtype == at::kBool;
+  const Tensor tensor =
+      at::empty(entry.shape, at::TensorOptions(at::kCPU).dtype(boolean ? at::kByte : entry.dtype));
+  char* const data = static_cast<char*>(tensor.mutable_data_ptr());
+  if (entry.bytes() > 0 && !file.read(data, static_cast<std::streamsize>(entry.bytes()))) {
+    unreadable(path, "it ended early");
+  }
+  if (!boolean) return tensor;
+  // A bool of another value is undefined behavior.
+  const int largest = tensor.numel() > 0 ? tensor.max().item<uint8_t>() : 0;
+  if (largest > 1) malformed(path, "bytes of 0 and 1 in BOOL " + entry.text(), str(largest));
+  return tensor.to(at::kBool);
+}
+
+// ---- writing ----------------------------------------------------------------
+
+// A file beside `path` that takes its place when it is complete.
+class Replacement {
+ public:
+  explicit Replacement(const std::string& path) : path_(path) {
+    std::random_device random;
+    std::ostringstream name;
+    name << path << '.' << std::hex << random() << random() << ".tmp";
+    temporary_ = name.str();
+    errno = 0;
+    stream_.open(temporary_, std::ios::binary | std::ios::trunc);
+    check(stream_.is_open());
+  }
+
+  ~Replacement() {
+    if (temporary_.empty()) return;
+    stream_.close();
+    std::error_code ignored;
+    fs::remove(temporary_, ignored);
+  }
+
+  Replacement(const Replacement&) = delete;
+  Replacement& operator=(const Replacement&) = delete;
+
+  void write(const void* data, uint64_t bytes) {
+    if (bytes == 0) return;
+    stream_.write(static_cast<const char*>(data), static_cast<std::streamsize>(bytes));
+    check(stream_.good());
+  }
+
+  void finish() {
+    stream_.close();
+    check(stream_.good());
+    std::error_code error;
+    fs::rename(temporary_, path_, error);
+    TORCH_CHECK(!error, "lltm::save_safetensors: cannot write ", path_, ": ", error.message());
+    temporary_.clear();
+  }
+
+ private:
+  void check(bool success) const {
+    TORCH_CHECK(success, "lltm::save_safetensors: cannot write ", path_, ": ", system_error());
+  }
+
+  const std::string& path_;
+  std::string temporary_;
+  std::ofstream stream_;
+};
+
+std::string_view dtype_name(const std::string& name, const Tensor& tensor) {
+  for (const Dtype& dtype : kDtypes) {
+    if (dtype.type == tensor.scalar_type()) return dtype.name;
+  }
+  TORCH_CHECK_TYPE(
+      false,
+      "lltm::save_safetensors: expected tensor ",
+      name_text(name),
+      " of a floating-point, integer or bool dtype, got ",
+      tensor.scalar_type());
+}
+
+void check_writable(const std::string& name, const Tensor& tensor) {
+  TORCH_CHECK_VALUE(
+      name != kMetadata,
+      "lltm::save_safetensors: expected names of tensors, got ",
+      name_text(name),
+      ", which the format keeps for itself");
+  TORCH_CHECK_TYPE(
+      tensor.defined(),
+      "lltm::save_safetensors: expected tensor ",
+      name_text(name),
+      " to be defined, got an undefined tensor");
+  TORCH_CHECK(
+      tensor.layout() == at::kStrided && !tensor.is_meta(),
+      "lltm::save_safetensors: expected tensor ",
+      name_text(name),
+      " to have strides and elements, got layout ",
+      tensor.layout(),
+      " on device ",
+      tensor.device());
+}
+
+using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
+
+// A multiple of eight bytes.
+std::string header_of(const NamedTensors& tensors, const std::string& path) {
+  // Without this entry some readers in Python refuse the file.
+  nlohmann::ordered_json header = {{kMetadata, {{"format", "pt"}}}};
+  uint64_t position = 0;
+  for (const auto& [name, tensor] : tensors) {
+    const uint64_t end = position + tensor.nbytes();
+    header[name] = {
+        {"dtype", dtype_name(name, tensor)},
+        {"shape", tensor.sizes().vec()},
+        {"data_offsets", nlohmann::ordered_json::array({position, end})}};
+    position = end;
+  }
+  std::string text;
+  try {
+    text = header.dump();
+  } catch (const json::exception&) {
+    TORCH_CHECK_VALUE(
+        false, "lltm::save_safetensors: ", path, ": expected names in UTF-8, got other bytes");
+  }
+  text.resize((text.size() + kLengthBytes - 1) / kLengthBytes * kLengthBytes, ' ');
+  TORCH_CHECK_VALUE(
+      text.size() <= kMaxHeaderBytes,
+      "lltm::save_safetensors: ",
+      path,
+      ": expected names and shapes of at most ",
+      kMaxHeaderBytes,
+      " bytes, got ",
+      text.size());
+  return text;
+}
+
+}  // namespace
+
+std::string name_text(std::string_view name) {
+  constexpr size_t kLongest = 80;
+  std::string text(name.substr(0, kLongest));
+  if (name.size() > kLongest) {
+    text += "...";
+  }
+  text = json(text).dump(-1, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace);
+  // JSON leaves U+007F to U+009F as they are, of which U+009B begins a command to a
+  // terminal. In UTF-8 they are 7F, and C2 80 to C2 9F.
+  std::string escaped;
+  for (size_t k = 0; k < text.size(); ++k) {
+    const bool two = text[k] == '\xc2' && static_cast<unsigned char>(text[k + 1]) < 0xa0;
+    if (two || text[k] == '\x7f') {
+      const char* const digits = "0123456789abcdef";
+      const auto code = static_cast<unsigned char>(text[two ? ++k : k]);
+      escaped += "\\u00";
+      escaped += {digits[code / 16], digits[code % 16]};
+    } else {
+      escaped += text[k];
+    }
+  }
+  return escaped;
+}
+
+std::map<std::string, Tensor> load_safetensors(const std::string& path) {
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  if (!fs::is_regular_file(status)) {
+    unreadable(path, fs::exists(status) ? "it is not a regular file" : error.message());
+  }
+  const uint64_t file_bytes = fs::file_size(path, error);
+  if (error) {
+    unreadable(path, error.message());
+  }
+  errno = 0;
+  std::ifstream file(path, std::ios::binary);
+  if (!file) {
+    unreadable(path, system_error());
+  }
+  std::map<std::string, Tensor> tensors;
+  for (const Entry& entry : read_header(file, file_bytes, path)) {
+    tensors.emplace(entry.name, read_tensor(file, entry, path));
+  }
+  return tensors;
+}
+
+void save_safetensors(const std::map<std::string, Tensor>& tensors, const std::string& path) {
+  // Larger elements first, after a header of a multiple of eight bytes: so each
+  // tensor starts at a multiple of its element's size.
+  NamedTensors ordered;
+  for (const auto& [name, tensor] : tensors) {
+    check_writable(name, tensor);
+    ordered.emplace_back(name, tensor);
+  }
+  std::stable_sort(ordered.begin(), ordered.end(), [](const auto& a, const auto& b) {
+    return a.second.element_size() > b.second.element_size();
+  });
+  const std::string header = header_of(ordered, path);
+  const uint64_t header_bytes = header.size();
+
+  Replacement file(path);
+  file.write(&header_bytes, kLengthBytes);
+  file.write(header.data(), header_bytes);
+  for (const auto& [name, tensor] : ordered) {
+    const Tensor elements = tensor.detach().to(at::kCPU).contiguous().resolve_neg();
+    file.write(elements.const_data_ptr(), elements.nbytes());
+  }
+  file.finish();
+}
+
+}  // namespace lltm

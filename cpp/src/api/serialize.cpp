@@ -1,0 +1,101 @@
+// Checkpoints of modules: their parameters and buffers, by name, in the safetensors format.
+#include "common/format.h"
+#include "api/safetensors.h"
+
+#include <lltm/serialize.h>
+
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+#include <torch/nn/module.h>
+
+namespace lltm {
+namespace {
+
+using at::Tensor;
+
+std::map<std::string, Tensor> state_dict(const torch::nn::Module& module) {
+  std::map<std::string, Tensor> tensors;
+  for (const auto& parameter : module.named_parameters()) {
+    tensors.emplace(parameter.key(), parameter.value());
+  }
+  for (const auto& buffer : module.named_buffers()) {
+    tensors.emplace(buffer.key(), buffer.value());
+  }
+  return tensors;
+}
+
+bool fits(const Tensor& saved, const Tensor& target) {
+  return saved.sizes() == target.sizes() || (target.dim() == 1 && saved.dim() == 2 &&
+                                             saved.size(0) == 1 && saved.size(1) == target.size(0));
+}
+
+// One line per name that does not fit; cut short, since a file of another
+// model may have thousands.
+class Differences {
+ public:
+  template <typename... Parts>
+  void add(const Parts&... parts) {
+    constexpr int kShown = 20;
+    if (++count_ <= kShown) {
+      text_ += c10::str("\n  ", parts...);
+    } else if (count_ == kShown + 1) {
+      text_ += "\n  and more";
+    }
+  }
+
+  bool any() const { return count_ > 0; }
+  const std::string& text() const { return text_; }
+
+ private:
+  int count_ = 0;
+  std::string text_;
+};
+
+}  // namespace
+
+void load_state_dict(torch::nn::Module& module, const std::string& path) {
+  const std::map<std::string, Tensor> saved = load_safetensors(path);
+  const std::map<std::string, Tensor> targets = state_dict(module);
+  Differences differences;
+  for (const auto& [name, target] : targets) {
+    const auto found = saved.find(name);
+    if (found == saved.end()) {
+      differences.add(
+          "expected ", name_text(name), " of shape ", shape_text(target.sizes()), ", got nothing");
+    } else if (target.is_meta()) {
+      differences.add("expected ", name_text(name), " on a device with memory, got meta");
+    } else if (!fits(found->second, target)) {
+      differences.add(
+          "expected ",
+          name_text(name),
+          " of shape ",
+          shape_text(target.sizes()),
+          ", got ",
+          shape_text(found->second.sizes()));
+    }
+  }
+  for (const auto& [name, tensor] : saved) {
+    if (targets.count(name) == 0) {
+      differences.add("expected no ", name_text(name), ", got shape ", shape_text(tensor.sizes()));
+    }
+  }
+  TORCH_CHECK_VALUE(
+      !differences.any(),
+      "lltm::load_state_dict: ",
+      path,
+      " does not fit module ",
+      module.name(),
+      ":",
+      differences.text());
+
+  const at::NoGradGuard no_grad;
+  for (const auto& [name, target] : targets) {
+    target.copy_(saved.at(name).view(target.sizes()));
+  }
+}
+
+void save_state_dict(const torch::nn::Module& module, const std::string& path) {
+  save_safetensors(state_dict(module), path);
+}
+
+}  // namespace lltm

@@ -1,0 +1,81 @@
+// Tensors as the kernels of every backend see them (matrix.h), and the choice of dtype.
+#pragma once
+
+#include "common/matrix.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <type_traits>
+
+namespace lltm {
+
+// Calls body with a null pointer to the storage type of `dtype`. A backend passes its own
+// types of the 16-bit formats.
+template <typename Half, typename BFloat16, typename Body>
+decltype(auto) visit_dtype(at::ScalarType dtype, const Body& body) {
+  switch (dtype) {
+    case at::kDouble:
+      return body(static_cast<double*>(nullptr));
+    case at::kFloat:
+      return body(static_cast<float*>(nullptr));
+    case at::kHalf:
+      return body(static_cast<Half*>(nullptr));
+    case at::kBFloat16:
+      return body(static_cast<BFloat16*>(nullptr));
+    default:
+      TORCH_INTERNAL_ASSERT(false, "unchecked dtype ", dtype);
+  }
+}
+
+// The dtype in which tensors of `dtype` are computed and accumulated.
+inline at::ScalarType compute_dtype(at::ScalarType dtype) {
+  return dtype == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+// A 2-d tensor; absent where undefined.
+template <typename T>
+Matrix<const T> read(const at::Tensor& tensor) {
+  if (!tensor.defined()) return {};
+  return {static_cast<const T*>(tensor.const_data_ptr()), tensor.stride(0), tensor.stride(1)};
+}
+template <typename T>
+Matrix<T> write(const at::Tensor& tensor) {
+  if (!tensor.defined()) return {};
+  return {static_cast<T*>(tensor.mutable_data_ptr()), tensor.stride(0), tensor.stride(1)};
+}
+
+// A 1-d tensor as a matrix whose rows are all the same; absent where undefined.
+template <typename T>
+Matrix<const T> read_row(const at::Tensor& tensor) {
+  if (!tensor.defined()) return {};
+  return {static_cast<const T*>(tensor.const_data_ptr()), 0, tensor.stride(0)};
+}
+// The rows of a step in a tensor (T, B, .) or packed (N, .) of any strides. Unlike flat_rows
+// (steps.h) it copies nothing, not even of a tensor that is batch first in memory. Absent
+// where undefined.
+template <typename T>
+class StepRows {
+ public:
+  explicit StepRows(const at::Tensor& tensor) {
+    if (!tensor.defined()) return;
+    batch_ = tensor.dim() == 2 ? 1 : std::max<int64_t>(tensor.size(1), 1);
+    step_stride_ = tensor.stride(0);
+    rows_ = {static_cast<const T*>(tensor.const_data_ptr()), tensor.stride(-2), tensor.stride(-1)};
+  }
+
+  // `offset` is the number of the step's first row (steps.h).
+  Matrix<const T> of(int64_t offset) const {
+    if (rows_.data == nullptr) return {};
+    return {rows_.data + offset / batch_ * step_stride_, rows_.row_stride, rows_.col_stride};
+  }
+
+ private:
+  Matrix<const T> rows_;
+  int64_t batch_ = 1;
+  int64_t step_stride_ = 0;
+};
+
+}  // namespace lltm

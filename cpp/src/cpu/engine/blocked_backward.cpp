@@ -1,0 +1,252 @@
+// The blocked engine, backward.
+//
+// The recurrent weights are packed by blocks of hidden units, and the steps are cut into
+// chunks. One parallel region runs the steps of a chunk, from the last to the first. For each
+// block of a step a thread computes
+//     dh = dz' W_h        GEMM, dz' of the step after
+//     dz, dc from dh      element-wise, while dh is in its cache
+// After each chunk, what does not depend on the order of the steps, the gradients of input,
+// weights and bias, is one GEMM each over its rows, whose dz is still in the cache.
+//
+// The grid of threads is that of blocked_forward.cpp.
+#include "cell/cell.h"
+#include "cpu/dispatch.h"
+#include "cpu/engine/engine.h"
+#include "cpu/gemm/gemm.h"
+#include "cpu/memory.h"
+#include "cpu/parallel.h"
+#include "cpu/engine/sequence_gradients.h"
+#include "common/steps.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+namespace lltm::cpu {
+namespace {
+
+using at::Tensor;
+
+// T is the storage type of the tensors.
+template <typename T, typename Format>
+class BlockedBackward {
+ public:
+  using Operand = typename Format::Operand;
+  using Source = typename Format::Source;
+
+  BlockedBackward(const SequenceBackwardArgs& args, const BackwardSchedule& schedule)
+      : args_(args),
+        batch_(args.h_0.size(0)),
+        hidden_(args.h_0.size(1)),
+        gate_pitch_(Format::gate_pitch(hidden_)),
+        k_(Format::padded_k(Cell::kGates * gate_pitch_)),
+        grid_(schedule.grid),
+        blocks_(hidden_, schedule.block_width),
+        steps_(plan_steps(args.input, args.batch_sizes, args.reverse)),
+        chunks_(plan_chunks(steps_, schedule.chunk_rows)),
+        weights_(args.weights.to(kDtype<Source>).contiguous()),
+        gradients_(args, steps_, weights_, schedule.gradient_format),
+        grad_output_(args.grad_output) {
+    allocate();
+  }
+
+  std::optional<Gradients> run() {
+    if (!pack_weights()) return {};
+    for (size_t c = chunks_.size(); c-- > 0;) {
+      if (!run_chunk(c)) return {};
+      const Chunk& chunk = chunks_[c];
+      const Tensor dz = dz_tensor(c).slice(0, 0, chunk.rows).slice(1, 0, Cell::kGates * hidden_);
+      if (!gradients_.add(chunk.first, chunk.last, dz)) return {};
+    }
+    return gradients_.finish(dc_);
+  }
+
+ private:
+  // Whether dz itself is the next GEMM's operand, or a packed copy of it.
+  static constexpr bool kDzIsOperand = Format::kInPlace;
+
+  struct Slot {
+    Range rows, blocks;
+    float* dh;  // of one block
+  };
+
+  void allocate() {
+    const auto options = args_.input.options().dtype(at::kFloat);
+    const int64_t chunk_rows = most_rows(chunks_);
+    const int64_t columns = Cell::kGates * hidden_;
+    const int64_t stride = kDzIsOperand ? Format::a_stride(columns) : columns;
+    const auto dz_options = options.dtype(kDtype<Source>);
+    for (size_t k = 0; k < dz_.size(); ++k) {
+      const bool used = k == 0 || (kDzIsOperand && chunks_.size() > 1);
+      const int64_t rows = used ? chunk_rows : 0;
+      dz_[k] = stride == columns ? at::empty({rows, stride}, dz_options)
+                                 : at::zeros({rows, stride}, dz_options);
+    }
+    if (!kDzIsOperand) packed_dz_ = allocate_a<Format>(2 * batch_, k_, options);
+    if (args_.grad_h_n.defined()) dh_n_ = args_.grad_h_n.to(at::kFloat);
+    dc_ = at::zeros({batch_, hidden_}, options);
+    if (args_.grad_c_n.defined()) dc_.copy_(args_.grad_c_n);
+    dh_ = at::empty({grid_.slots(), batch_ * blocks_.width}, options);
+
+    kernel_args_.activations = read<T>(args_.activations);
+    kernel_args_.activations_step = hidden_;
+    kernel_args_.grad_c = read<float>(dc_);
+    kernel_args_.grad_c_prev = write<float>(dc_);
+    kernel_args_.grad_gates_step = hidden_;
+    kernel_args_.operand_step = gate_pitch_;
+  }
+
+  // W_h as B (G * H, H), in blocks of columns.
+  bool pack_weights() {
+    const int64_t bytes = Format::padded_n(hidden_) * k_ * static_cast<int64_t>(sizeof(Operand));
+    packed_weights_ = at::empty({bytes}, args_.input.options().dtype(at::kByte));
+    const auto w = read<Source>(weights_);
+    // All gates in one call if they are adjacent in the operand too.
+    const int64_t rows = gate_pitch_ == hidden_ ? Cell::kGates * hidden_ : hidden_;
+    const int64_t threads = threads_for(hidden_ * k_, kPackGrain, blocks_.count);
+    return parallel_region(threads, [&](Team& team) {
+      team.for_each_slot(blocks_.count, [&](int64_t block) {
+        bool in_range = true;
+        for (int64_t row = 0; row < Cell::kGates * hidden_; row += rows) {
+          const auto x = w.from(row, blocks_.begin(block));
+          const int64_t k0 = row / hidden_ * gate_pitch_;
+          in_range &= Format::pack_b(weights_of(block), k0, 0, x, rows, blocks_.size(block));
+        }
+        return in_range;
+      });
+    });
+  }
+
+  bool run_chunk(size_t c) {
+    return parallel_region(grid_.slots(), [&](Team& team) {
+      for (size_t k = chunks_[c].last; k-- > chunks_[c].first;) {
+        team.for_each_slot(
+            grid_.slots(), [&](int64_t index) { return step(c, k, slot_of(index)); });
+        if (grid_.needs_barrier()) team.barrier();
+      }
+      release_micro_kernel();
+    });
+  }
+
+  Slot slot_of(int64_t index) const {
+    return {
+        share(batch_, grid_.rows, index / grid_.columns),
+        share(blocks_.count, grid_.columns, index % grid_.columns),
+        dh_.mutable_data_ptr<float>() + index * dh_.size(1)};
+  }
+
+  bool step(size_t c, size_t k, const Slot& slot) const {
+    const Range rows = intersect(slot.rows, {0, steps_[k].rows});
+    if (rows.size() == 0) return true;
+    const Range continued = intersect(rows, {0, carried_into_next(k)});
+    if (grid_.needs_barrier() && continued.size() > 0) {
+      prefetch_rows(dz_operand(c, k + 1), continued, k_);
+    }
+    bool in_range = true;
+    for (int64_t block = slot.blocks.begin; block < slot.blocks.end; ++block) {
+      in_range &= step_block(c, k, slot, block);
+    }
+    return in_range;
+  }
+
+  bool step_block(size_t c, size_t k, const Slot& slot, int64_t block) const {
+    const Range rows = intersect(slot.rows, {0, steps_[k].rows});
+    // Rows that the next step continues, and rows that end here.
+    const int64_t carried = carried_into_next(k);
+    const Range continued = intersect(rows, {0, carried});
+    const Range ended = intersect(rows, {carried, steps_[k].rows});
+    const auto w = as_const(weights_of(block));
+    bool in_range = true;
+    if (continued.size() > 0) {
+      const auto dz_next = dz_operand(c, k + 1).from(continued.begin);
+      Format::gemm(continued.size(), dz_next, w, {slot.dh, w.n}, /*accumulate=*/false);
+      in_range &= finish_rows(c, k, continued, block, {slot.dh, w.n});
+    }
+    if (ended.size() > 0) {
+      const auto dh_n = read<float>(dh_n_).from(ended.begin, blocks_.begin(block));
+      in_range &= finish_rows(c, k, ended, block, dh_n);
+    }
+    return in_range;
+  }
+
+  // The element-wise part of some rows of a step.
+  bool finish_rows(
+      size_t c, size_t k, Range rows, int64_t block, Matrix<const float> dh_state) const {
+    const int64_t unit = blocks_.begin(block);
+    BackwardArgs<T, Operand> part = kernel_args_;
+    part.hidden = blocks_.size(block);
+    part.activations = part.activations.from(steps_[k].offset + rows.begin, unit);
+    part.grad_h = grad_output_.of(steps_[k].offset).from(rows.begin, unit);
+    part.grad_h_state = dh_state;
+    part.grad_c = part.grad_c.from(rows.begin, unit);
+    part.grad_c_prev = part.grad_c_prev.from(rows.begin, unit);
+    part.grad_gates = dz_of(c, k).from(rows.begin, unit);
+    bool out_of_range = false;
+    if (!kDzIsOperand) {
+      part.operand = packed_dz(k).from(rows.begin, unit);
+      part.out_of_range = &out_of_range;
+    }
+    elementwise<T, Operand>().backward(part, 0, rows.size() * part.hidden);
+    return !out_of_range;
+  }
+
+  PackedB<typename Format::Operand> weights_of(int64_t block) const {
+    const int64_t n = Format::padded_n(blocks_.size(block));
+    auto* const data = static_cast<Operand*>(packed_weights_.data_ptr());
+    return {data + blocks_.begin(block) * k_, k_, n, n};
+  }
+
+  const Tensor& dz_tensor(size_t chunk) const { return dz_[kDzIsOperand ? chunk % 2 : 0]; }
+  // Of step k of chunk c, or of the step after the chunk.
+  Matrix<Source> dz_of(size_t c, size_t k) const {
+    const size_t owner = k < chunks_[c].last ? c : c + 1;
+    return write<Source>(dz_tensor(owner)).from(steps_[k].offset - chunks_[owner].begin);
+  }
+
+  Matrix<const Operand> dz_operand(size_t c, size_t k) const {
+    if (!kDzIsOperand) return as_const(packed_dz(k));
+    return Format::in_place(as_const(dz_of(c, k)));
+  }
+
+  Matrix<Operand> packed_dz(size_t k) const {
+    return packed_dz_.rows.from(static_cast<int64_t>(k % 2) * batch_);
+  }
+
+  int64_t carried_into_next(size_t k) const {
+    return k + 1 < steps_.size() ? carried_rows(steps_, k + 1) : 0;
+  }
+
+  const SequenceBackwardArgs& args_;
+  const int64_t batch_, hidden_;
+  // Columns from gate to gate of the operand dz, and K of the recurrent GEMM.
+  const int64_t gate_pitch_, k_;
+  const Grid grid_;
+  const Blocks blocks_;
+  const std::vector<Step> steps_;
+  const std::vector<Chunk> chunks_;
+  const Tensor weights_;
+  SequenceGradients gradients_;
+
+  Tensor packed_weights_, dh_n_, dc_, dh_;
+  // dz of the current chunk and of the chunk after it: the last step here multiplies the first dz
+  // there.
+  std::array<Tensor, 2> dz_;
+  OperandA<Format> packed_dz_;  // of two steps in turn, where dz cannot be the operand
+  StepRows<T> grad_output_;
+  BackwardArgs<T, Operand> kernel_args_;
+};
+
+}  // namespace
+
+std::optional<Gradients> blocked_backward(
+    const SequenceBackwardArgs& args, const BackwardSchedule& schedule) {
+  return visit_dtype_and_format(
+      args.input.scalar_type(), schedule.format, [&]<typename T, typename Format>(T, Format) {
+        return BlockedBackward<T, Format>(args, schedule).run();
+      });
+}
+
+}  // namespace lltm::cpu

@@ -1,0 +1,318 @@
+// The blocked engine, forward.
+//
+// The weights are packed, once per call or ahead of time, into blocks of hidden units with the
+// gates of a unit side by side. One parallel region runs all steps. For each block of a step a
+// thread computes
+//     z = x W_x^T + h W_h^T      two GEMMs
+//     h', c' from z              element-wise, while z is in its cache
+// The threads form a grid (schedule.h): each slot has some rows of the batch and some blocks.
+// Rows do not depend on each other, so there is a barrier after each step only where threads
+// share rows.
+#include "op/checkpointed.h"
+#include "cpu/dispatch.h"
+#include "cpu/engine/engine.h"
+#include "cpu/gemm/gemm.h"
+#include "cpu/memory.h"
+#include "cpu/packed_weights.h"
+#include "cpu/parallel.h"
+#include "common/steps.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <type_traits>
+#include <vector>
+
+namespace lltm::cpu {
+namespace {
+
+using at::Tensor;
+
+// In the format's Source type, with contiguous rows.
+template <typename Source>
+Tensor as_source(const Tensor& tensor) {
+  const Tensor source = tensor.to(kDtype<Source>);
+  return source.stride(-1) == 1 ? source : source.contiguous();
+}
+
+// T is the storage type of the tensors.
+template <typename T, typename Format>
+class BlockedForward {
+ public:
+  using Operand = typename Format::Operand;
+  using Source = typename Format::Source;
+
+  BlockedForward(
+      const SequenceArgs& args, const ForwardSchedule& schedule, PackedWeights<Format> weights)
+      : args_(args),
+        batch_(args.h_0.size(0)),
+        hidden_(args.h_0.size(1)),
+        input_size_(args.input.size(-1)),
+        weights_(std::move(weights)),
+        blocks_(weights_.blocks),
+        steps_(plan_steps(args.input, args.batch_sizes, args.reverse)),
+        grid_(schedule.grid),
+        merge_projection_(schedule.merge_projection),
+        output_is_operand_(std::is_same_v<T, Operand> && Format::fits_in_place(hidden_, hidden_)),
+        input_(as_source<Source>(args.input)),
+        input_rows_(input_) {
+    grid_.columns = std::min(grid_.columns, blocks_.count);
+    input_in_place_ = input_.is_contiguous() && Format::fits_in_place(input_size_, input_size_);
+    const bool by_step = input_in_place_ && !merge_projection_;
+    const int64_t most_steps = by_step ? 1 : std::max<int64_t>(1, schedule.chunk_rows / batch_);
+    chunk_rows_ = most_steps * batch_;
+    chunks_ = plan_chunks(steps_, chunk_rows_, most_steps);
+    allocate();
+  }
+
+  std::optional<SequenceResult> run() {
+    const Tensor h_0 = as_source<Source>(args_.h_0);
+    if (Format::fits_in_place(hidden_, h_0.stride(0))) {
+      h_0_ = Format::in_place(read<Source>(h_0));
+    } else {
+      packed_h_0_ = allocate_a<Format>(batch_, hidden_, h_0.options());
+      if (!Format::pack_a(batch_, hidden_, read<Source>(h_0), packed_h_0_.rows)) return {};
+      h_0_ = as_const(packed_h_0_.rows);
+    }
+    const bool in_range = parallel_region(grid_.slots(), [&](Team& team) { run_thread(team); });
+    if (!in_range) return {};
+    return SequenceResult(
+        output_,
+        final_states(steps_, args_.h_0, output_rows_),
+        c_,
+        args_.saves_checkpoints() ? checkpoints_ : activations_);
+  }
+
+ private:
+  struct Slot {
+    Range rows, blocks;
+    float* z;  // pre-activations of one block, or of all blocks of a chunk
+  };
+
+  void allocate() {
+    const auto options = args_.input.options();
+    const int64_t rows = flat_size(args_.input);
+    output_ = empty_large(output_sizes(args_.input, hidden_), options);
+    output_rows_ = flat_rows(output_);
+    if (args_.saves_activations()) {
+      activations_ = empty_large({rows, Cell::kSaved * hidden_}, options);
+    }
+    checkpoints_ = empty_checkpoints(args_, steps_.size());
+    c_ = at::empty(args_.c_0.sizes(), options).copy_(args_.c_0);
+    if (args_.bias.defined()) bias_ = args_.bias.to(at::kFloat);
+
+    if (!input_in_place_) packed_input_ = allocate_a<Format>(chunk_rows_, input_size_, options);
+    if (output_is_operand_) {
+      states_.rows = {reinterpret_cast<Operand*>(output_.mutable_data_ptr()), hidden_, 1};
+    } else {
+      states_ = allocate_a<Format>(2 * batch_, hidden_, options);
+      Format::init_states(2 * batch_, hidden_, states_.rows);
+    }
+    const int64_t z_columns =
+        Cell::kGates * blocks_.width * (merge_projection_ ? blocks_.count : 1);
+    const int64_t z_rows = merge_projection_ ? chunk_rows_ : batch_;
+    z_ = at::empty({grid_.slots(), z_rows * z_columns}, options.dtype(at::kFloat));
+
+    kernel_args_.bias = read_row<float>(bias_);
+    kernel_args_.bias_step = hidden_;
+    kernel_args_.c = read<T>(c_);
+    kernel_args_.c_next = write<T>(c_);
+    kernel_args_.h_next = write<T>(output_rows_);
+    kernel_args_.activations = write<T>(activations_);
+    kernel_args_.activations_step = hidden_;
+  }
+
+  void run_thread(Team& team) {
+    for (const Chunk& chunk : chunks_) run_chunk(team, chunk);
+    release_micro_kernel();
+  }
+
+  void run_chunk(Team& team, const Chunk& chunk) {
+    if (!input_in_place_) {
+      team.for_each_slot(grid_.slots(), [&](int64_t slot) { return pack_input(chunk, slot); });
+      if (grid_.needs_barrier()) team.barrier();
+    }
+    for (size_t k = chunk.first; k < chunk.last; ++k) {
+      team.for_each_slot(grid_.slots(), [&](int64_t index) {
+        const Slot slot = slot_of(index);
+        if (merge_projection_ && k == chunk.first) project_chunk(chunk, slot);
+        return step(chunk, k, slot);
+      });
+      if (grid_.needs_barrier()) team.barrier();
+    }
+  }
+
+  Slot slot_of(int64_t index) const {
+    return {
+        share(batch_, grid_.rows, index / grid_.columns),
+        share(blocks_.count, grid_.columns, index % grid_.columns),
+        z_.mutable_data_ptr<float>() + index * z_.size(1)};
+  }
+
+  // Packs this slot's share of the input of a chunk.
+  bool pack_input(const Chunk& chunk, int64_t index) const {
+    const Range slot_rows = share(batch_, grid_.rows, index / grid_.columns);
+    for (size_t k = chunk.first; k < chunk.last; ++k) {
+      const Range rows = intersect(slot_rows, {0, steps_[k].rows});
+      const Range part = share(rows.size(), grid_.columns, index % grid_.columns);
+      const int64_t first = rows.begin + part.begin;
+      const auto x = input_rows_.of(steps_[k].offset).from(first);
+      if (!Format::pack_a(part.size(), input_size_, x, packed_input(chunk, k).from(first))) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  // z = x W_x^T for all rows of a chunk.
+  void project_chunk(const Chunk& chunk, const Slot& slot) const {
+    if (chunk.rows == 0) return;
+    const bool reversed = steps_[chunk.first].offset > chunk.begin;
+    const auto x = input_of(chunk, reversed ? chunk.last - 1 : chunk.first);
+    for (int64_t block = slot.blocks.begin; block < slot.blocks.end; ++block) {
+      const auto z = z_of(chunk, slot, block, chunk.begin);
+      Format::gemm(chunk.rows, x, weights_.x(block), z, /*accumulate=*/false);
+    }
+  }
+
+  // This slot's part of c.
+  void save_checkpoint(size_t k, const Slot& slot) const {
+    const int64_t unit = blocks_.begin(slot.blocks.begin);
+    const int64_t units = std::min(blocks_.begin(slot.blocks.end), hidden_) - unit;
+    const int64_t first = static_cast<int64_t>(k) / args_.checkpoint_steps * batch_;
+    const auto to = write<T>(checkpoints_.flatten(0, 1)).from(first, unit);
+    const auto from = read<T>(c_).from(0, unit);
+    for (int64_t r = slot.rows.begin; r < slot.rows.end; ++r) {
+      std::copy_n(from.row(r), units, to.row(r));
+    }
+  }
+
+  bool step(const Chunk& chunk, size_t k, const Slot& slot) const {
+    if (args_.saves_checkpoint(k)) save_checkpoint(k, slot);
+    if (intersect(slot.rows, {0, steps_[k].rows}).size() == 0) return true;
+    if (grid_.needs_barrier() && k > 0) {
+      const Range carried = intersect(slot.rows, {0, carried_rows(steps_, k)});
+      prefetch_rows(as_const(state_of(k - 1)), carried, weights_.k_h);
+    }
+    bool in_range = true;
+    for (int64_t block = slot.blocks.begin; block < slot.blocks.end; ++block) {
+      in_range &= step_block(chunk, k, slot, block);
+    }
+    return in_range;
+  }
+
+  bool step_block(const Chunk& chunk, size_t k, const Slot& slot, int64_t block) const {
+    const Step& step = steps_[k];
+    const Range rows = intersect(slot.rows, {0, step.rows});
+    const Matrix<float> z = z_of(chunk, slot, block, step.offset);
+    const auto multiply = [&](Range part, Matrix<const Operand> a, const auto& b, bool accumulate) {
+      if (part.size() == 0) return;
+      Format::gemm(part.size(), a.from(part.begin), b, z.from(part.begin), accumulate);
+    };
+    if (!merge_projection_) {
+      multiply(rows, input_of(chunk, k), weights_.x(block), /*accumulate=*/false);
+    }
+    const int64_t carried = carried_rows(steps_, k);
+    const auto b = weights_.h(block);
+    if (k > 0)
+      multiply(intersect(rows, {0, carried}), as_const(state_of(k - 1)), b, /*accumulate=*/true);
+    multiply(intersect(rows, {carried, step.rows}), h_0_, b, /*accumulate=*/true);
+
+    const int64_t unit = blocks_.begin(block);
+    const int64_t row = step.offset + rows.begin;
+    ForwardArgs<T, Operand> part = kernel_args_;
+    part.hidden = blocks_.size(block);
+    part.gates = as_const(z.from(rows.begin));
+    part.gates_step = weights_.gate_columns(block);
+    part.bias = part.bias.from(0, unit);
+    part.c = part.c.from(rows.begin, unit);
+    part.c_next = part.c_next.from(rows.begin, unit);
+    part.h_next = part.h_next.from(row, unit);
+    if (!output_is_operand_) part.h_operand = state_of(k).from(rows.begin, unit);
+    part.activations = part.activations.from(row, unit);
+    bool out_of_range = false;
+    part.out_of_range = &out_of_range;
+    elementwise<T, Operand>().forward(part, 0, rows.size() * part.hidden);
+    return !out_of_range;
+  }
+
+  // Where the input of step k is packed. Steps are `batch` rows apart, so slots with different rows
+  // of the batch never write to the same place, even when one is a chunk ahead. A merged
+  // projection needs the rows without gaps; its threads wait for each other.
+  Matrix<Operand> packed_input(const Chunk& chunk, size_t k) const {
+    const auto step = static_cast<int64_t>(k - chunk.first);
+    return packed_input_.rows.from(
+        merge_projection_ ? steps_[k].offset - chunk.begin : step * batch_);
+  }
+
+  Matrix<const Operand> input_of(const Chunk& chunk, size_t k) const {
+    if (!input_in_place_) return as_const(packed_input(chunk, k));
+    const auto first = input_rows_.of(0);
+    return Format::in_place({first.data + steps_[k].offset * input_size_, input_size_, 1});
+  }
+
+  Matrix<Operand> state_of(size_t k) const {
+    return states_.rows.from(
+        output_is_operand_ ? steps_[k].offset : static_cast<int64_t>(k % 2) * batch_);
+  }
+
+  // The pre-activations of a block, from row number `offset` of the input on.
+  Matrix<float> z_of(const Chunk& chunk, const Slot& slot, int64_t block, int64_t offset) const {
+    Matrix<float> z = {slot.z, weights_.columns(block)};
+    if (!merge_projection_) return z;
+    z.data += Cell::kGates * blocks_.begin(block) * chunk_rows_;
+    return z.from(offset - chunk.begin);
+  }
+
+  const SequenceArgs& args_;
+  const int64_t batch_, hidden_, input_size_;
+  const PackedWeights<Format> weights_;
+  const Blocks& blocks_;
+  const std::vector<Step> steps_;
+  Grid grid_;
+  bool merge_projection_, input_in_place_, output_is_operand_;
+  // Steps whose input is packed together, or multiplied in one GEMM.
+  std::vector<Chunk> chunks_;
+  int64_t chunk_rows_;
+
+  Tensor input_;
+  StepRows<Source> input_rows_;
+  OperandA<Format> packed_input_;
+  Matrix<const Operand> h_0_;
+  OperandA<Format> packed_h_0_;
+  OperandA<Format> states_;  // of two steps in turn, where the output is not an operand
+  Tensor bias_, z_;
+  Tensor output_, output_rows_, c_, activations_, checkpoints_;
+  ForwardArgs<T, Operand> kernel_args_;
+};
+
+template <typename T, typename Format>
+std::optional<SequenceResult> forward(const SequenceArgs& args, const ForwardSchedule& schedule) {
+  if (is_prepacked(args.weights)) {
+    return BlockedForward<T, Format>(args, schedule, read_packed<Format>(args.weights)).run();
+  }
+  auto weights = pack_weights<Format>(args.weights, schedule.block_width);
+  if (!weights.has_value()) return {};
+  return BlockedForward<T, Format>(args, schedule, *std::move(weights)).run();
+}
+
+}  // namespace
+
+std::optional<SequenceResult> blocked_forward(
+    const SequenceArgs& args, const ForwardSchedule& schedule) {
+  const at::ScalarType dtype = args.input.scalar_type();
+  if (schedule.format == GemmFormat::kInt8) {
+    const PackedWeights<Int8Format> weights = read_packed<Int8Format>(args.weights);
+    if (dtype == at::kFloat) {
+      return BlockedForward<float, Int8Format>(args, schedule, weights).run();
+    }
+    if (dtype == at::kHalf) return BlockedForward<Half, Int8Format>(args, schedule, weights).run();
+    return BlockedForward<BFloat16, Int8Format>(args, schedule, weights).run();
+  }
+  return visit_dtype_and_format(
+      dtype, schedule.format, [&]<typename T, typename Format>(T, Format) {
+        return forward<T, Format>(args, schedule);
+      });
+}
+
+}  // namespace lltm::cpu

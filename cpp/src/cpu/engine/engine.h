@@ -1,0 +1,44 @@
+// One step, and one layer and direction of a sequence, on the CPU. cuda/engine/engine.h declares the
+// same.
+//
+// The engines behave alike; engine.cpp chooses between them.
+#pragma once
+
+#include "cpu/schedule.h"
+#include "op/operator_args.h"
+
+#include <optional>
+#include <string>
+
+namespace lltm::cpu {
+
+// cell.cpp: one step.
+CellResult cell_forward(const CellArgs& args);
+Gradients cell_backward(const CellBackwardArgs& args);
+
+// engine.cpp. The weights of SequenceArgs may be prepacked (packed_weights.h).
+SequenceResult sequence_forward(const SequenceArgs& args);
+Gradients sequence_backward(const SequenceBackwardArgs& args);
+
+// stepwise.cpp: ATen's GEMMs, step by step. Always works.
+SequenceResult stepwise_forward(const SequenceArgs& args);
+Gradients stepwise_backward(const SequenceBackwardArgs& args);
+
+// few_rows.cpp: float32 with a float64 state, for has_few_elements. Not for weights
+// prepacked in bfloat16.
+SequenceResult few_rows_forward(const SequenceArgs& args, const FewRowsSchedule& schedule);
+
+// blocked_forward.cpp, blocked_backward.cpp: packed weights, and GEMM and
+// element-wise part block by block in one parallel region. Not for float64 or empty sizes.
+// Nothing where values are out of range of the schedule's format. The format int8 is for weights
+// prepacked in it, and for forward alone.
+std::optional<SequenceResult> blocked_forward(
+    const SequenceArgs& args, const ForwardSchedule& schedule);
+std::optional<Gradients> blocked_backward(
+    const SequenceBackwardArgs& args, const BackwardSchedule& schedule);
+
+// With LLTM_SCHEDULE in the environment, every call prints what was chosen for it.
+bool logs_schedules();
+void log_schedule(const LayerShape& shape, const std::string& schedule);
+
+}  // namespace lltm::cpu

@@ -1,0 +1,319 @@
+// The forward engine for float32 sequences of few rows or few hidden units (has_few_elements).
+//
+// c and the element-wise part are float64; what is stored is the nearest float32. The weights stay
+// float32. The other operand of GEMMs and z are of type A (schedule_few_rows chooses):
+//   double           packed weights; exact products, sums in float64
+//   float            packed weights; sums of few products in float32, and of those in float64
+//   float, in place  weights as they lie; sums in float32
+//
+// Blocks of hidden units are shared out among the threads, with a barrier after each step, as
+// in blocked_forward.cpp.
+#include "op/checkpointed.h"
+#include "cpu/dispatch.h"
+#include "cpu/engine/engine.h"
+#include "cpu/gemm/gemm.h"
+#include "cpu/memory.h"
+#include "cpu/packed_weights.h"
+#include "cpu/parallel.h"
+#include "common/steps.h"
+
+#include <algorithm>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace lltm::cpu {
+namespace {
+
+using at::Tensor;
+
+template <typename A>
+const FewRowsKernels<A>& few_rows_kernels() {
+  if constexpr (std::is_same_v<A, float>) {
+    return kernels().few_rows_f32;
+  } else {
+    return kernels().few_rows_f64;
+  }
+}
+
+// The weights, and the GEMMs with those of a block of units; z is contiguous. A is the type of
+// the left operand and of z.
+template <typename Operand>
+class PackedFewRowsWeights {
+ public:
+  using A = Operand;
+
+  explicit PackedFewRowsWeights(PackedWeights<F32Format> packed) : packed_(std::move(packed)) {}
+
+  const Blocks& blocks() const { return packed_.blocks; }
+  // z = x W_x^T and z += h W_h^T.
+  void project(int64_t rows, Matrix<const A> x, int64_t block, A* z) const {
+    few_rows_kernels<A>().multiply(rows, x, packed_.x(block), z, /*accumulate=*/false);
+  }
+  void recur(int64_t rows, Matrix<const A> h, int64_t block, A* z) const {
+    few_rows_kernels<A>().multiply(rows, h, packed_.h(block), z, /*accumulate=*/true);
+  }
+
+ private:
+  PackedWeights<F32Format> packed_;
+};
+
+// The weights as they lie: for few steps, where packing them would be most of the work.
+class FewRowsWeightsInPlace {
+ public:
+  using A = float;
+
+  FewRowsWeightsInPlace(const Tensor& weights, int64_t block_width)
+      : weights_(with_contiguous_rows(weights)),
+        hidden_(weights.size(0) / Cell::kGates),
+        blocks_(hidden_, block_width) {}
+
+  const Blocks& blocks() const { return blocks_; }
+  void project(int64_t rows, Matrix<const A> x, int64_t block, A* z) const {
+    multiply(rows, x, hidden_, weights_.size(1) - hidden_, block, z, /*accumulate=*/false);
+  }
+  void recur(int64_t rows, Matrix<const A> h, int64_t block, A* z) const {
+    multiply(rows, h, 0, hidden_, block, z, /*accumulate=*/true);
+  }
+
+ private:
+  // With columns [first, first + k) of the weights.
+  void multiply(
+      int64_t rows,
+      Matrix<const A> a,
+      int64_t first,
+      int64_t k,
+      int64_t block,
+      A* z,
+      bool accumulate) const {
+    const int64_t width = blocks_.size(block);
+    const Matrix<A> gates = {z, Cell::kGates * width};
+    for (int64_t r = 0; r < rows; r += kMostProductRows) {
+      for (int64_t gate = 0; gate < Cell::kGates; ++gate) {
+        const auto w = read<float>(weights_).from(gate * hidden_ + blocks_.begin(block), first);
+        gemms_f32<float>().multiply_transposed(
+            std::min(rows - r, kMostProductRows),
+            {{{a.from(r), k}}, width, w, gates.from(r, gate * width), accumulate});
+      }
+    }
+  }
+
+  Tensor weights_;
+  int64_t hidden_;
+  Blocks blocks_;
+};
+
+template <typename Weights>
+class FewRowsForward {
+ public:
+  using A = typename Weights::A;
+
+  FewRowsForward(const SequenceArgs& args, const FewRowsSchedule& schedule, Weights weights)
+      : args_(args),
+        batch_(args.h_0.size(0)),
+        hidden_(args.h_0.size(1)),
+        input_size_(args.input.size(-1)),
+        weights_(std::move(weights)),
+        blocks_(weights_.blocks()),
+        slots_(std::min(schedule.threads, blocks_.count)),
+        steps_(plan_steps(args.input, args.batch_sizes, args.reverse)),
+        chunks_(plan_chunks(steps_, schedule.chunk_rows)),
+        chunk_rows_(most_rows(chunks_)),
+        input_(args.input) {
+    if (args.bias.defined()) bias_ = args.bias.contiguous();
+    const auto options = args.input.options();
+    output_ = empty_large(output_sizes(args.input, hidden_), options);
+    if (args.saves_activations()) {
+      activations_ = empty_large({flat_size(args.input), Cell::kSaved * hidden_}, options);
+    }
+    checkpoints_ = empty_checkpoints(args, steps_.size());
+    if (bias_.defined()) bias_data_ = bias_.const_data_ptr<float>();
+    h_next_ = {output_.mutable_data_ptr<float>(), hidden_};
+    saved_ = write<float>(activations_);
+    allocate_workspace();
+    convert(read<float>(args.h_0), h_0_);
+    convert(read<float>(args.c_0), c_);
+  }
+
+  SequenceResult run() {
+    parallel_region(slots_, [&](Team& team) { run_thread(team); });
+    return {
+        output_,
+        last_h(),
+        state_of(as_const(c_)),
+        args_.saves_checkpoints() ? checkpoints_ : activations_};
+  }
+
+ private:
+  // One allocation: a step of a stream is so short that each is felt. In doubles, though A may be
+  // smaller.
+  void allocate_workspace() {
+    constexpr int64_t kLine = 64 / sizeof(double);
+    const int64_t state = round_up(batch_ * hidden_, kLine);
+    const int64_t x = round_up(chunk_rows_ * input_size_, kLine);
+    const int64_t z = round_up(chunk_rows_ * Cell::kGates * hidden_, kLine);
+    workspace_ = Workspace<double>((kFloat ? 2 : 4) * state + x + z);
+    double* next = workspace_.data();
+    const auto take = [&](int64_t doubles) { return std::exchange(next, next + doubles); };
+    c_ = {take(state), hidden_};
+    h_0_ = {reinterpret_cast<A*>(take(state)), hidden_};
+    x_ = {reinterpret_cast<A*>(take(x)), input_size_};
+    z_data_ = reinterpret_cast<A*>(take(z));
+    if (!kFloat) h_ = {take(2 * state), hidden_};
+  }
+
+  // A state (B, H) in another type.
+  template <typename From, typename To>
+  void convert(Matrix<const From> from, Matrix<To> to) const {
+    for (int64_t r = 0; r < batch_; ++r) {
+      const From* const x = from.row(r);
+      To* const y = to.row(r);
+      for (int64_t j = 0; j < hidden_; ++j) y[j] = static_cast<To>(x[j * from.col_stride]);
+    }
+  }
+
+  void run_thread(Team& team) {
+    const auto for_each_block = [&](const auto& work) {
+      team.for_each_slot(slots_, [&](int64_t slot) {
+        const Range own = own_blocks(slot);
+        for (int64_t block = own.begin; block < own.end; ++block) work(block);
+        return true;
+      });
+    };
+    for (const Chunk& chunk : chunks_) {
+      team.for_each_slot(slots_, [&](int64_t slot) {
+        widen_input(chunk, slot);
+        return true;
+      });
+      if (slots_ > 1) team.barrier();
+      for_each_block([&](int64_t block) { project(chunk, block); });
+      for (size_t k = chunk.first; k < chunk.last; ++k) {
+        for_each_block([&](int64_t block) { step_block(chunk, k, block); });
+        if (slots_ > 1) team.barrier();
+      }
+    }
+  }
+
+  // A state as the operator returns it, in float32.
+  template <typename From>
+  Tensor state_of(Matrix<const From> from) const {
+    const Tensor state = new_tensor({batch_, hidden_}, args_.input.options());
+    convert(from, write<float>(state));
+    return state;
+  }
+
+  Tensor last_h() const {
+    const bool all = !steps_.empty() && steps_.back().rows == batch_;
+    return all ? state_of(as_const(h_next_.from(steps_.back().offset)))
+               : final_states(steps_, args_.h_0, flat_rows(output_));
+  }
+
+  // This slot's columns of the input of a chunk.
+  void widen_input(const Chunk& chunk, int64_t slot) {
+    const Range columns = share(input_size_, slots_, slot);
+    for (size_t k = chunk.first; k < chunk.last; ++k) {
+      for (int64_t r = 0; r < steps_[k].rows; ++r) {
+        const auto from = input_.of(steps_[k].offset).from(r, columns.begin);
+        A* const to = x_.row(steps_[k].offset - chunk.begin + r) + columns.begin;
+        for (int64_t j = 0; j < columns.size(); ++j) to[j] = from.data[j * from.col_stride];
+      }
+    }
+  }
+
+  void project(const Chunk& chunk, int64_t block) {
+    weights_.project(chunk.rows, as_const(x_), block, z_of(block));
+  }
+
+  void step_block(const Chunk& chunk, size_t k, int64_t block) {
+    const auto [offset, rows] = steps_[k];
+    const int64_t carried = carried_rows(steps_, k);
+    const int64_t unit = blocks_.begin(block);
+    if (args_.saves_checkpoint(k)) save_checkpoint(k, unit, blocks_.size(block));
+    const int64_t columns = Cell::kGates * blocks_.size(block);
+    A* const z = z_of(block) + (offset - chunk.begin) * columns;
+    const auto recur = [&](int64_t from, int64_t to, Matrix<const A> h) {
+      weights_.recur(to - from, h.from(from), block, z + from * columns);
+    };
+    if (carried > 0) recur(0, carried, operand(k - 1));
+    if (carried < rows) recur(carried, rows, as_const(h_0_));
+
+    FewRowsArgs<A> args;
+    args.hidden = blocks_.size(block);
+    args.gates = {z, columns, 1};
+    args.gates_step = args.hidden;
+    args.bias = bias_data_ == nullptr ? nullptr : bias_data_ + unit;
+    args.bias_step = hidden_;
+    args.c = c_.from(0, unit);
+    args.h = state(k).from(0, unit);
+    args.h_next = h_next_.from(offset, unit);
+    args.activations = saved_.from(offset, unit);
+    args.activations_step = hidden_;
+    few_rows_kernels<A>().forward(args, rows);
+  }
+
+  // c of a block, rounded.
+  void save_checkpoint(size_t k, int64_t unit, int64_t units) {
+    const int64_t first = static_cast<int64_t>(k) / args_.checkpoint_steps * batch_;
+    const auto to = write<float>(checkpoints_.flatten(0, 1)).from(first, unit);
+    const auto from = c_.from(0, unit);
+    for (int64_t r = 0; r < batch_; ++r) {
+      std::transform(from.row(r), from.row(r) + units, to.row(r), [](double c) {
+        return static_cast<float>(c);
+      });
+    }
+  }
+
+  Range own_blocks(int64_t slot) const { return share(blocks_.count, slots_, slot); }
+  // Pre-activations of a block: (rows of the chunk, columns of the block).
+  A* z_of(int64_t block) const {
+    return z_data_ + Cell::kGates * blocks_.begin(block) * chunk_rows_;
+  }
+  // The state after step k in float64, of two steps in turn, or absent; and as the next GEMM
+  // reads it.
+  Matrix<double> state(size_t k) const { return h_.from(static_cast<int64_t>(k % 2) * batch_); }
+  Matrix<const A> operand(size_t k) const {
+    if constexpr (kFloat) {
+      return as_const(h_next_.from(steps_[k].offset));
+    } else {
+      return as_const(state(k));
+    }
+  }
+
+  static constexpr bool kFloat = std::is_same_v<A, float>;
+  const SequenceArgs& args_;
+  const int64_t batch_, hidden_, input_size_;
+  const Weights weights_;
+  const Blocks& blocks_;
+  const int64_t slots_;
+  const std::vector<Step> steps_;
+  const std::vector<Chunk> chunks_;
+  const int64_t chunk_rows_;
+  const StepRows<float> input_;
+  Tensor bias_;
+  Workspace<double> workspace_;
+  Tensor output_, activations_, checkpoints_;
+  // The same in memory: steps are so short that asking a tensor shows.
+  const float* bias_data_ = nullptr;
+  Matrix<float> h_next_, saved_;
+  // In the workspace: the initial h, the input of a chunk and the pre-activations of its rows; c;
+  // and h after each of two steps in turn, where the output is not what the next GEMM reads.
+  Matrix<A> h_0_, x_;
+  A* z_data_ = nullptr;
+  Matrix<double> c_, h_;
+};
+
+}  // namespace
+
+SequenceResult few_rows_forward(const SequenceArgs& args, const FewRowsSchedule& schedule) {
+  const auto run = [&](auto weights) {
+    return FewRowsForward(args, schedule, std::move(weights)).run();
+  };
+  if (schedule.in_place) return run(FewRowsWeightsInPlace(args.weights, schedule.block_width));
+  PackedWeights<F32Format> packed =
+      is_prepacked(args.weights) ? read_packed<F32Format>(args.weights)
+                                 : *pack_weights<F32Format>(args.weights, schedule.block_width);
+  return schedule.float_operand ? run(PackedFewRowsWeights<float>(std::move(packed)))
+                                : run(PackedFewRowsWeights<double>(std::move(packed)));
+}
+
+}  // namespace lltm::cpu

@@ -1,0 +1,161 @@
+// The stepwise engine: ATen's GEMMs and the element-wise kernel, step by step. For float64, for
+// empty sizes, and where there is no GEMM kernel.
+#include "cell/cell.h"
+#include "op/checkpointed.h"
+#include "cpu/dispatch.h"
+#include "cpu/engine/engine.h"
+#include "cpu/gemm/gemm.h"
+#include "cpu/parallel.h"
+#include "common/steps.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/zeros.h>
+
+namespace lltm::cpu {
+
+using at::Tensor;
+
+SequenceResult stepwise_forward(const SequenceArgs& args) {
+  const int64_t hidden = args.h_0.size(1);
+  const at::ScalarType dtype = args.input.scalar_type();
+  const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
+  const Linear linear(args.weights, args.bias);
+  // The input's part of the pre-activations in one GEMM, which is faster; or, with few elements,
+  // all of it step by step as plain PyTorch does: a GEMM of many rows is rounded in another
+  // way, and nothing averages that out.
+  const bool few = has_few_elements(args.h_0.size(0), hidden);
+  const Tensor x = flat_rows(args.input).to(compute_dtype(dtype));
+  const Tensor gates =
+      few ? at::empty({x.size(0), Cell::kGates * hidden}, x.options()) : linear.project_input(x);
+
+  const Tensor output = at::empty(output_sizes(args.input, hidden), args.input.options());
+  const Tensor output_rows = flat_rows(output);
+  const Tensor activations =
+      args.saves_activations()
+          ? at::empty({gates.size(0), Cell::kSaved * hidden}, args.input.options())
+          : Tensor();
+  const Tensor checkpoints = empty_checkpoints(args, steps.size());
+  const Tensor c = at::empty(args.c_0.sizes(), args.input.options()).copy_(args.c_0);
+  // The state as the GEMMs read it; each step renews its own rows.
+  const Tensor h = at::empty(args.h_0.sizes(), gates.options()).copy_(args.h_0);
+
+  visit_dtype(dtype, [&]<typename T>(T*) {
+    using C = compute_t<T>;
+    const auto all_gates = read<C>(gates);
+    const auto all_output = write<T>(output_rows);
+    const auto all_activations = write<T>(activations);
+    ForwardArgs<T, C> step;
+    step.hidden = hidden;
+    step.gates_step = hidden;
+    step.c = read<T>(c);
+    step.c_next = write<T>(c);
+    step.h_operand = write<C>(h);
+    step.activations_step = hidden;
+    for (size_t k = 0; k < steps.size(); ++k) {
+      const auto [offset, rows] = steps[k];
+      save_checkpoint(args, checkpoints, k, c);
+      const Tensor step_gates = gates.narrow(0, offset, rows);
+      const Tensor step_h = h.narrow(0, 0, rows);
+      few ? linear.project(step_gates, step_h, x.narrow(0, offset, rows))
+          : linear.add_recurrent(step_gates, step_h);
+      step.gates = all_gates.from(offset);
+      step.h_next = all_output.from(offset);
+      step.activations = all_activations.from(offset);
+      parallel_for(rows * hidden, kElementwiseGrain, [&](int64_t begin, int64_t end) {
+        elementwise<T, C>().forward(step, begin, end);
+      });
+    }
+  });
+  return {output, h.to(dtype), c, args.saves_checkpoints() ? checkpoints : activations};
+}
+
+namespace {
+
+// Some BLAS libraries accumulate all K products in one chain, whose rounding errors grow with
+// its length: K, the rows, is cut into chains.
+void add_weights_gradient(Tensor out, const Tensor& dz, const Tensor& h, const Tensor& x) {
+  const Tensor chain = at::empty(out.sizes(), out.options());
+  for (int64_t first = 0; first < dz.size(0); first += kGradientChain) {
+    const auto rows = [&](const Tensor& t) { return t.slice(0, first, first + kGradientChain); };
+    weights_gradient(chain, rows(dz), rows(h), rows(x));
+    out.add_(chain);
+  }
+}
+
+// From dz of all rows.
+Gradients gradients_of(
+    const SequenceBackwardArgs& args,
+    const std::vector<Step>& steps,
+    const Linear& linear,
+    const Tensor& dz,
+    const Tensor& dh,
+    const Tensor& dc) {
+  const at::ScalarType dtype = args.input.scalar_type();
+  const at::ScalarType carried_dtype = args.segment ? dz.scalar_type() : dtype;
+  const auto [want_input, want_h_0, want_c_0, want_weights, want_bias] = args.output_mask;
+  Tensor d_input, d_weights;
+  if (want_input) {
+    d_input = at::empty({dz.size(0), args.input.size(-1)}, dz.options());
+    linear.input_gradient(d_input, dz);
+  }
+  if (want_weights) {
+    d_weights = at::zeros(args.weights.sizes(), dz.options());
+    if (dz.size(0) > 0) {
+      const Tensor h = initial_states(
+          steps, 0, steps.size(), args.h_0, flat_rows(args.output), dz.scalar_type());
+      add_weights_gradient(d_weights, dz, h, flat_rows(args.input));
+    }
+  }
+  return {
+      want_input ? d_input.to(dtype).view(args.input.sizes()) : Tensor(),
+      want_h_0 ? dh.to(carried_dtype) : Tensor(),
+      want_c_0 ? dc.to(carried_dtype) : Tensor(),
+      want_weights ? d_weights.to(carried_dtype) : Tensor(),
+      want_bias ? dz.sum(0).to(carried_dtype) : Tensor()};
+}
+
+}  // namespace
+
+Gradients stepwise_backward(const SequenceBackwardArgs& args) {
+  const int64_t hidden = args.h_0.size(1);
+  const at::ScalarType dtype = args.input.scalar_type();
+  const auto options = args.input.options().dtype(compute_dtype(dtype));
+  const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
+  const Linear linear(args.weights, Tensor());
+
+  // Gradients of the state; a row's are final once its first step is done.
+  const Tensor dh = at::zeros(args.h_0.sizes(), options);
+  const Tensor dc = at::zeros(args.h_0.sizes(), options);
+  if (args.grad_h_n.defined()) dh.copy_(args.grad_h_n);
+  if (args.grad_c_n.defined()) dc.copy_(args.grad_c_n);
+  const Tensor dz = at::empty({args.activations.size(0), Cell::kGates * hidden}, options);
+
+  visit_dtype(dtype, [&]<typename T>(T*) {
+    using C = compute_t<T>;
+    const auto all_activations = read<T>(args.activations);
+    const StepRows<T> grad_output(args.grad_output);
+    const auto all_grad_gates = write<C>(dz);
+    BackwardArgs<T, C> step;
+    step.hidden = hidden;
+    step.activations_step = hidden;
+    step.grad_h_state = read<C>(dh);
+    step.grad_c = read<C>(dc);
+    step.grad_gates_step = hidden;
+    step.grad_c_prev = write<C>(dc);
+    for (size_t k = steps.size(); k-- > 0;) {
+      const auto [offset, rows] = steps[k];
+      step.activations = all_activations.from(offset);
+      step.grad_h = grad_output.of(offset);
+      step.grad_gates = all_grad_gates.from(offset);
+      parallel_for(rows * hidden, kElementwiseGrain, [&](int64_t begin, int64_t end) {
+        elementwise<T, C>().backward(step, begin, end);
+      });
+      // Overwrites the gradients that were just used.
+      linear.state_gradient(dh.narrow(0, 0, rows), dz.narrow(0, offset, rows));
+    }
+  });
+  return gradients_of(args, steps, linear, dz, dh, dc);
+}
+
+}  // namespace lltm::cpu

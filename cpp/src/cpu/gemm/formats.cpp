@@ -1,0 +1,365 @@
+#include "cpu/gemm/formats.h"
+
+#include "cpu/dispatch.h"
+#include "cpu/parallel.h"
+
+#if __has_include(<ATen/native/CPUBlas.h>)
+#include <ATen/native/CPUBlas.h>
+#endif
+
+#include <ATen/Context.h>
+#include <ATen/Version.h>
+#include <c10/util/BFloat16.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <exception>
+#include <string>
+
+#if defined(CPUBLAS_BRGEMM_BF16BF16F32)
+#define LLTM_HAS_BRGEMM 1
+#endif
+
+namespace lltm::cpu {
+namespace {
+
+// ---- oneDNN's micro-kernel --------------------------------------------------
+
+// The largest M of one call. Each thread compiles a kernel for every set of sizes and leading
+// dimensions that it meets, and never frees it: so that set is kept small, and M is cut into
+// a few heights.
+constexpr int64_t kMaxBand = 64;
+
+void brgemm(
+    [[maybe_unused]] int64_t m,
+    [[maybe_unused]] Matrix<const BFloat16> a,
+    [[maybe_unused]] PackedB<const BFloat16> b,
+    [[maybe_unused]] Matrix<float> c,
+    [[maybe_unused]] bool accumulate) {
+#if defined(LLTM_HAS_BRGEMM)
+  at::native::cpublas::brgemm(
+      m,
+      b.n,
+      b.k,
+      a.row_stride,
+      b.ld,
+      c.row_stride,
+      accumulate,
+      reinterpret_cast<const at::BFloat16*>(a.data),
+      reinterpret_cast<const at::BFloat16*>(b.data),
+      c.data,
+      /*is_vnni=*/true);
+#endif
+}
+
+// The height of the next band of rows: a multiple of 4 as long as there are 4, and no short last
+// band; few different heights occur.
+int64_t next_band(int64_t rows) {
+  if (rows >= 2 * kMaxBand) return kMaxBand;
+  if (rows > kMaxBand) return (rows / 2 + 3) / 4 * 4;
+  return rows < 4 ? rows : rows / 4 * 4;
+}
+
+bool try_micro_kernel() {
+  // Below AVX2 the same function is an ordinary loop over small blocks, slower and less
+  // accurate than one GEMM of all rows.
+  const std::string capability = at::get_cpu_capability();
+  if (capability != "AVX2" && capability != "AVX512") return false;
+  // (2, 3) . (5, 7) + 1, in numbers that bfloat16 holds exactly.
+  const auto bfloat16 = [](float x) { return BFloat16{c10::BFloat16(x).x}; };
+  const BFloat16 a[2] = {bfloat16(2.0f), bfloat16(3.0f)};
+  const BFloat16 b[2] = {bfloat16(5.0f), bfloat16(7.0f)};
+  float c = 1.0f;
+  try {
+    brgemm(1, {a, 2, 1}, {b, 2, 1, 1}, {&c, 1, 1}, /*accumulate=*/true);
+  } catch (const std::exception&) {
+    return false;
+  }
+  release_micro_kernel();
+  return c == 32.0f;
+}
+
+// ---- packing ----------------------------------------------------------------
+
+Transpose<float> transpose_of(float) {
+  return kernels().transpose_f32;
+}
+Transpose<BFloat16> transpose_of(BFloat16) {
+  return kernels().transpose_bf16;
+}
+
+// Element (k, n) is x(n, k), and zero from row k_size on. A few rows of B at a time, so that
+// neither side strides far.
+template <int64_t vnni, typename Operand>
+void pack_elements(
+    PackedB<Operand> b, int64_t n0, Matrix<const Operand> x, int64_t k_size, int64_t n) {
+  constexpr int64_t kTile = 16;
+  for (int64_t first = 0; first < k_size; first += kTile) {
+    const int64_t last = std::min(first + kTile, round_up(k_size, vnni));
+    for (int64_t j = 0; j < n; ++j) {
+      for (int64_t k = first; k < last; ++k) {
+        b.data[(k / vnni * b.ld + n0 + j) * vnni + k % vnni] =
+            k < k_size ? x.row(j)[k * x.col_stride] : Operand{};
+      }
+    }
+  }
+}
+
+// Rows of B from k0 on, whose first k are packed: zeros up to the next multiple of 32, or to
+// the end. The packing functions have already completed the last pair of rows with zeros.
+template <int64_t vnni, typename Operand>
+void pad_k(PackedB<Operand> b, int64_t k0, int64_t n0, int64_t k, int64_t n) {
+  const int64_t end = std::min(b.k, round_up(k0 + k, 32));
+  for (int64_t row = round_up(k0 + k, vnni); row < end; row += vnni) {
+    std::fill_n(b.data + row * b.ld + n0 * vnni, n * vnni, Operand{});
+  }
+}
+
+}  // namespace
+
+template <>
+bool F32Format::available() {
+  return kernels().gemm_f32.multiply != nullptr;
+}
+
+template <>
+bool Bf16Format::available() {
+#if defined(LLTM_HAS_BRGEMM)
+  static const bool works = try_micro_kernel();
+  // torch.backends.mkldnn.flags(enabled=False) turns it off, and may at any time.
+  return works && at::globalContext().userEnabledMkldnn();
+#else
+  return false;
+#endif
+}
+
+template <typename Element, int64_t vnni>
+bool RowFormat<Element, vnni>::pack_a(
+    int64_t m, int64_t k, Matrix<const Source> x, Matrix<Operand> a) {
+  for (int64_t r = 0; r < m; ++r) std::copy_n(x.row(r), k, a.row(r));
+  return true;
+}
+
+template <typename Element, int64_t vnni>
+bool RowFormat<Element, vnni>::pack_a_transposed(
+    int64_t m, int64_t k, int64_t padded_k, Matrix<const Source> x, Matrix<Operand> a) {
+  transpose_of(Element{})(k, m, x, a);
+  for (int64_t r = 0; r < m && k < padded_k; ++r) {
+    std::fill(a.row(r) + k, a.row(r) + padded_k, Operand{});
+  }
+  return true;
+}
+
+template <typename Element, int64_t vnni>
+bool RowFormat<Element, vnni>::pack_b(
+    PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n) {
+  const PackedB<Operand> part = {b.data + k0 * b.ld, b.k - k0, b.n, b.ld};
+  if constexpr (vnni == 1) {
+    for (int64_t r = 0; r < k; ++r) {
+      std::memcpy(part.data + r * b.ld + n0, x.row(r), n * sizeof(Operand));
+    }
+  } else {
+    for (int64_t r = 0; r < k; r += 2) {
+      const Operand* const second = r + 1 < k ? x.row(r + 1) : nullptr;
+      kernels().pair_rows_bf16(n, x.row(r), second, part.data + r * b.ld + n0 * vnni);
+    }
+  }
+  pad_k<vnni>(b, k0, n0, k, n);
+  return true;
+}
+
+template <typename Element, int64_t vnni>
+bool RowFormat<Element, vnni>::pack_b_transposed(
+    PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n) {
+  const PackedB<Operand> part = {b.data + k0 * b.ld, b.k - k0, b.n, b.ld};
+  const bool aligned = reinterpret_cast<std::uintptr_t>(x.data) % sizeof(float) == 0;
+  if (x.col_stride == 1 && x.row_stride % vnni == 0 && k % vnni == 0 && aligned) {
+    // Interleaved elements, two of bfloat16, move as one float.
+    kernels().transpose_f32(
+        n,
+        k / vnni,
+        {reinterpret_cast<const float*>(x.data), x.row_stride / vnni},
+        {reinterpret_cast<float*>(part.data + n0 * vnni), b.ld});
+  } else {
+    pack_elements<vnni>(part, n0, x, k, n);
+  }
+  pad_k<vnni>(b, k0, n0, k, n);
+  return true;
+}
+
+template <typename B>
+void gemm_f32(
+    int64_t m, Matrix<const float> a, PackedB<const B> b, Matrix<float> c, bool accumulate) {
+  // Rounding errors grow with the number of products that are added one after another. With few
+  // rows MKL, which plain PyTorch uses, is more accurate.
+  const int64_t longest_chain = m < 16 ? 32 : 64;
+  gemms_f32<B>().multiply(m, a, b, c, longest_chain, accumulate);
+}
+
+template void gemm_f32(int64_t, Matrix<const float>, PackedB<const float>, Matrix<float>, bool);
+template void gemm_f32(int64_t, Matrix<const float>, PackedB<const Half>, Matrix<float>, bool);
+template void gemm_f32(int64_t, Matrix<const float>, PackedB<const BFloat16>, Matrix<float>, bool);
+
+template <>
+void F32Format::gemm(
+    int64_t m,
+    Matrix<const Operand> a,
+    PackedB<const Operand> b,
+    Matrix<float> c,
+    bool accumulate) {
+  gemm_f32(m, a, b, c, accumulate);
+}
+
+// In one chain: the rounding of bfloat16 itself is far larger than that of accumulation.
+template <>
+void Bf16Format::gemm(
+    int64_t m,
+    Matrix<const Operand> a,
+    PackedB<const Operand> b,
+    Matrix<float> c,
+    bool accumulate) {
+  while (m > 0) {
+    const int64_t band = next_band(m);
+    brgemm(band, a, b, c, accumulate);
+    a = a.from(band);
+    c = c.from(band);
+    m -= band;
+  }
+}
+
+template struct RowFormat<float, 1>;
+template struct RowFormat<BFloat16, 2>;
+
+// ---- bf16x3 -----------------------------------------------------------------
+
+bool Bf16x3Format::available() {
+  return kernels().bf16x3.gemm != nullptr;
+}
+
+bool Bf16x3Format::pack_a(int64_t m, int64_t k, Matrix<const Source> x, Matrix<Operand> a) {
+  return kernels().bf16x3.pack_a(m, k, x, a);
+}
+
+bool Bf16x3Format::pack_a_transposed(
+    int64_t m, int64_t k, int64_t /*padded_k*/, Matrix<const Source> x, Matrix<Operand> a) {
+  return kernels().bf16x3.pack_a_transposed(k, m, x, a);
+}
+
+// The panels of B, from row k0 and column n0 on.
+static Matrix<BFloat16x3> panels(PackedB<BFloat16x3> b, int64_t k0, int64_t n0) {
+  return Matrix<BFloat16x3>{b.data, b.k * kBf16x3Panel}.from(n0 / kBf16x3Panel, k0 * kBf16x3Panel);
+}
+
+bool Bf16x3Format::pack_b(
+    PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n) {
+  return kernels().bf16x3.pack_b(k, n, x, panels(b, k0, n0));
+}
+
+bool Bf16x3Format::pack_b_transposed(
+    PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n) {
+  return kernels().bf16x3.pack_b_transposed(n, k, x, panels(b, k0, n0));
+}
+
+void Bf16x3Format::gemm(
+    int64_t m,
+    Matrix<const Operand> a,
+    PackedB<const Operand> b,
+    Matrix<float> c,
+    bool accumulate) {
+  kernels().bf16x3.gemm(m, a, b, c, accumulate);
+}
+
+// ---- int8 -------------------------------------------------------------------
+
+void Int8Format::init_states(int64_t m, int64_t k, Matrix<Operand> a) {
+  const float scale = 1 / kInt8Largest;
+  for (int64_t r = 0; r < m; ++r) std::memcpy(a.row(r) + int8_depth(k), &scale, sizeof(scale));
+}
+
+bool Int8Format::pack_a(int64_t m, int64_t k, Matrix<const Source> x, Matrix<Operand> a) {
+  return int8_kernels().pack_a(m, k, x, a);
+}
+
+namespace {
+
+// Column n of B: its bytes, `kInt8Panel` groups apart, and behind them its scale and the sum.
+template <typename Byte>
+struct Int8Column {
+  Int8Column(const PackedB<Byte>& b, int64_t n) {
+    Byte* const panel = b.data + n / kInt8Panel * kInt8Panel * b.k;
+    const int64_t column = n % kInt8Panel;
+    bytes = panel + column * kInt8Group;
+    scale = panel + (b.k - kInt8ColumnBytes) * kInt8Panel + column * int64_t{sizeof(float)};
+    sum = scale + kInt8Panel * int64_t{sizeof(float)};
+  }
+  Byte& at(int64_t k) const {
+    return bytes[k / kInt8Group * kInt8Group * kInt8Panel + k % kInt8Group];
+  }
+
+  Byte *bytes, *scale, *sum;
+};
+
+}  // namespace
+
+bool Int8Format::pack_b_transposed(
+    PackedB<Operand> b, int64_t /*k0*/, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n) {
+  bool finite = true;
+  for (int64_t j = 0; j < round_up(n, kInt8Panel); ++j) {
+    const auto element = [&](int64_t at) {
+      return j < n && at < k ? x.row(j)[at * x.col_stride] : 0.0f;
+    };
+    float largest = 0;
+    for (int64_t at = 0; at < k; ++at) {
+      const float magnitude = std::abs(element(at));
+      finite &= std::isfinite(magnitude);
+      largest = std::max(largest, magnitude);
+    }
+    const Int8Column<Operand> column(b, n0 + j);
+    const float scale = largest / kInt8Largest;
+    int32_t sum = 0;
+    for (int64_t at = 0; at < int8_depth(k); ++at) {
+      // In float64, for a scale that is subnormal.
+      const double value = scale == 0 ? 0.0 : double{element(at)} / double{scale};
+      const auto byte = static_cast<int8_t>(std::clamp(std::nearbyint(value), -127.0, 127.0));
+      column.at(at).bits = static_cast<uint8_t>(byte);
+      sum += kInt8Offset * byte;
+    }
+    std::memcpy(column.scale, &scale, sizeof(scale));
+    std::memcpy(column.sum, &sum, sizeof(sum));
+  }
+  return finite;
+}
+
+float Int8Format::at(const PackedB<const Operand>& b, int64_t k, int64_t n) {
+  const Int8Column<const Operand> column(b, n);
+  float scale = 0;
+  std::memcpy(&scale, column.scale, sizeof(scale));
+  return scale * static_cast<float>(static_cast<int8_t>(column.at(k).bits));
+}
+
+void Int8Format::gemm(
+    int64_t m,
+    Matrix<const Operand> a,
+    PackedB<const Operand> b,
+    Matrix<float> c,
+    bool accumulate) {
+  int8_kernels().gemm(m, a, b, c, accumulate);
+}
+
+Machine current_machine() {
+  Machine machine = cache_sizes();
+  machine.threads = available_threads();
+  machine.f32 = F32Format::available();
+  machine.bf16 = Bf16Format::available();
+  machine.bf16x3 = Bf16x3Format::available();
+  return machine;
+}
+
+void release_micro_kernel() {
+#if defined(LLTM_HAS_BRGEMM)
+  at::native::cpublas::brgemm_release(/*is_vnni=*/true);
+#endif
+}
+
+}  // namespace lltm::cpu

@@ -1,0 +1,190 @@
+#include "cpu/gemm/gemm.h"
+
+#include "cell/cell.h"
+#include "cpu/dispatch.h"
+#include "cpu/parallel.h"
+
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/mm.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace lltm::cpu {
+
+using at::Tensor;
+
+// ---- through ATen -----------------------------------------------------------
+
+Linear::Linear(const Tensor& w, const Tensor& b)
+    : weights(with_contiguous_rows(w.to(compute_dtype(w.scalar_type())))) {
+  const int64_t hidden = weights.size(0) / Cell::kGates;
+  weights_h = weights.slice(1, 0, hidden);
+  weights_x = weights.slice(1, hidden);
+  if (b.defined()) bias = b.to(weights.scalar_type());
+}
+
+Tensor Linear::project_input(const Tensor& x) const {
+  const Tensor input = with_contiguous_rows(x.to(weights_x.scalar_type()));
+  return bias.defined() ? at::addmm(bias, input, weights_x.t()) : at::mm(input, weights_x.t());
+}
+
+void Linear::add_recurrent(Tensor gates, const Tensor& h) const {
+  gates.addmm_(h, weights_h.t());
+}
+
+void Linear::project(Tensor gates, const Tensor& h, const Tensor& x) const {
+  const Tensor h_and_x = at::cat({h, x}, 1);
+  bias.defined() ? at::addmm_out(gates, bias, h_and_x, weights.t())
+                 : at::mm_out(gates, h_and_x, weights.t());
+}
+
+void Linear::input_gradient(Tensor out, const Tensor& dz) const {
+  at::mm_out(out, dz, weights_x);
+}
+
+void Linear::state_gradient(Tensor out, const Tensor& dz) const {
+  at::mm_out(out, dz, weights_h);
+}
+
+void weights_gradient(const Tensor& out, const Tensor& dz, const Tensor& h, const Tensor& x) {
+  const at::ScalarType dtype = dz.scalar_type();
+  Tensor out_h = out.slice(1, 0, h.size(1));
+  Tensor out_x = out.slice(1, h.size(1));
+  at::mm_out(out_h, dz.t(), h.to(dtype));
+  at::mm_out(out_x, dz.t(), x.to(dtype));
+}
+
+Tensor with_contiguous_rows(const Tensor& tensor) {
+  const bool contiguous = tensor.stride(1) == 1 && tensor.stride(0) >= tensor.size(1);
+  return contiguous ? tensor : tensor.contiguous();
+}
+
+namespace {
+
+// A GEMM into a part of `out`: in place where N is not padded and the stride is small enough, else
+// through a buffer.
+template <typename Format>
+class OutputBlock {
+ public:
+  OutputBlock(int64_t rows, int64_t columns)
+      : copy_(static_cast<size_t>(rows * Format::padded_n(columns))) {}
+
+  void gemm(
+      Matrix<float> out,
+      int64_t rows,
+      int64_t columns,
+      Matrix<const typename Format::Operand> a,
+      PackedB<const typename Format::Operand> b) {
+    const bool direct = b.n == columns && out.row_stride <= kMaxStride;
+    Format::gemm(rows, a, b, direct ? out : Matrix<float>{copy_.data(), b.n}, /*accumulate=*/false);
+    for (int64_t r = 0; !direct && r < rows; ++r) {
+      std::copy_n(copy_.data() + r * b.n, columns, out.row(r));
+    }
+  }
+
+ private:
+  std::vector<float> copy_;
+};
+
+// bfloat16, whose result is rounded to bfloat16 anyway: ATen's GEMM of all rows is as fast.
+class AtenGemm final : public PackedGemm {
+ public:
+  explicit AtenGemm(Tensor b) : b_(std::move(b)) {}
+  bool run(const Tensor& out, const Tensor& a) const override {
+    Tensor result = out;
+    at::mm_out(result, a, b_);
+    return true;
+  }
+
+ private:
+  Tensor b_;
+};
+
+// B in bands of kGemmBand columns; tasks of kMaxRows rows by a band.
+template <typename Format>
+class PackedGemmOf final : public PackedGemm {
+ public:
+  using Source = typename Format::Source;
+  using Operand = typename Format::Operand;
+
+  explicit PackedGemmOf(const Tensor& matrix)
+      : k_(matrix.size(0)), bands_(matrix.size(1), kGemmBand), padded_k_(Format::padded_k(k_)) {
+    const Tensor rows = with_contiguous_rows(matrix);
+    const int64_t elements = padded_k_ * Format::padded_n(matrix.size(1));
+    memory_ = at::empty(
+        {elements * static_cast<int64_t>(sizeof(Operand))}, matrix.options().dtype(at::kByte));
+    const auto b = read<Source>(rows);
+    fits_ = parallel_region(std::min(available_threads(), bands_.count), [&](Team& team) {
+      team.for_each_slot(bands_.count, [&](int64_t band) {
+        return Format::pack_b(
+            band_of(band), 0, 0, b.from(0, bands_.begin(band)), k_, bands_.size(band));
+      });
+    });
+  }
+
+  bool run(const Tensor& out, const Tensor& a) const override {
+    const int64_t rows = a.size(0);
+    if (rows == 0) return true;
+    const int64_t tiers = (rows + kMaxRows - 1) / kMaxRows;
+    const int64_t threads = std::min(available_threads(), tiers * bands_.count);
+    return fits_ && parallel_region(threads, [&](Team& team) {
+             team.for_each_slot(threads, [&](int64_t slot) {
+               return run_tasks(out, a, share(tiers * bands_.count, threads, slot));
+             });
+             release_micro_kernel();
+           });
+  }
+
+ private:
+  PackedB<Operand> band_of(int64_t band) const {
+    const int64_t n = Format::padded_n(bands_.size(band));
+    auto* const data = static_cast<Operand*>(memory_.data_ptr()) + bands_.begin(band) * padded_k_;
+    return {data, padded_k_, n, n};
+  }
+
+  bool run_tasks(const Tensor& out, const Tensor& a, Range tasks) const {
+    const auto x = read<Source>(a);
+    const auto y = write<float>(out);
+    const bool in_place = Format::fits_in_place(k_, a.stride(0));
+    OutputBlock<Format> block(kMaxRows, kGemmBand);
+    const auto packed =
+        in_place ? OperandA<Format>{} : allocate_a<Format>(kMaxRows, k_, a.options());
+    for (int64_t task = tasks.begin; task < tasks.end; ++task) {
+      const int64_t first = task / bands_.count * kMaxRows;
+      const int64_t band = task % bands_.count;
+      const int64_t rows = std::min(kMaxRows, a.size(0) - first);
+      const bool next_rows = task == tasks.begin || band == 0;
+      if (!in_place && next_rows && !Format::pack_a(rows, k_, x.from(first), packed.rows)) {
+        return false;
+      }
+      const Matrix<const Operand> left =
+          in_place ? Format::in_place(x.from(first)) : as_const(packed.rows);
+      const auto b = as_const(band_of(band));
+      block.gemm(y.from(first, bands_.begin(band)), rows, bands_.size(band), left, b);
+    }
+    return true;
+  }
+
+  int64_t k_;
+  Blocks bands_;
+  int64_t padded_k_;
+  Tensor memory_;
+  bool fits_ = true;
+};
+
+}  // namespace
+
+std::unique_ptr<PackedGemm> make_packed_gemm(GemmFormat format, const Tensor& b) {
+  switch (format) {
+    case GemmFormat::kF32:
+      return std::make_unique<PackedGemmOf<F32Format>>(b);
+    case GemmFormat::kBf16x3:
+      return std::make_unique<PackedGemmOf<Bf16x3Format>>(b);
+    default:
+      return std::make_unique<AtenGemm>(b);
+  }
+}
+
+}  // namespace lltm::cpu

@@ -1,0 +1,97 @@
+// The element-wise part of a step on the CPU: what is left when the GEMMs have given the
+// pre-activations. Parameters of the kernels in elementwise_kernels.h.
+//
+// Part of the files per instruction set: no header of torch.
+#pragma once
+
+#include "cpu/kernel/bf16x3.h"
+#include "cpu/kernel/int8.h"
+#include "common/matrix.h"
+
+#include <cstdint>
+
+namespace lltm::cpu {
+
+// Storage of the 16-bit formats, as c10::Half and c10::BFloat16 lay them out.
+struct Half {
+  std::uint16_t bits;
+};
+struct BFloat16 {
+  std::uint16_t bits;
+};
+
+// The type that a storage type T is computed and accumulated in.
+template <typename T>
+struct Compute {
+  using type = float;
+};
+template <>
+struct Compute<double> {
+  using type = double;
+};
+template <typename T>
+using compute_t = typename Compute<T>::type;
+
+// The type that elements of a GEMM operand of type G are packed from.
+template <typename G>
+struct Source {
+  using type = G;
+};
+template <>
+struct Source<BFloat16x3> {
+  using type = float;
+};
+template <>
+struct Source<Int8> {
+  using type = float;
+};
+template <typename G>
+using source_t = typename Source<G>::type;
+
+// T is the storage type of the tensors, G that of the GEMM operands: T itself; float, where
+// there is no GEMM of T; or BFloat16x3 or Int8 in the place of float. A call covers `hidden` units:
+// all of them, or a block; of BFloat16x3, whole rows.
+//
+// Arguments that are written have contiguous columns. c_next may be c.
+template <typename T, typename G>
+struct ForwardArgs {
+  std::int64_t hidden = 0;
+  Matrix<const compute_t<T>> gates;  // pre-activations less the bias, from the first gate on
+  std::int64_t gates_step = 0;       // columns from one gate to the next
+  Matrix<const compute_t<T>> bias;   // as gates, row stride 0; or absent
+  std::int64_t bias_step = 0;
+  Matrix<const T> c;
+  Matrix<T> h_next;
+  Matrix<G> h_operand;           // h_next once more, packed for the next GEMM; or absent
+  bool* out_of_range = nullptr;  // set where a value cannot be packed (bf16x3.h, int8.h)
+  Matrix<T> c_next;
+  Matrix<T> activations;  // what backward needs (cell.h); or absent
+  std::int64_t activations_step = 0;
+};
+
+// grad_c_prev may be grad_c. An absent gradient is zero.
+template <typename T, typename G>
+struct BackwardArgs {
+  std::int64_t hidden = 0;
+  Matrix<const T> activations;
+  std::int64_t activations_step = 0;
+  Matrix<const T> grad_h;                   // or absent
+  Matrix<const compute_t<T>> grad_h_state;  // added to grad_h, or absent
+  Matrix<const compute_t<T>> grad_c;        // or absent
+  Matrix<source_t<G>> grad_gates;
+  std::int64_t grad_gates_step = 0;
+  Matrix<compute_t<T>> grad_c_prev;
+  Matrix<G> operand;  // grad_gates once more, packed for the next GEMM; or absent
+  std::int64_t operand_step = 0;
+  bool* out_of_range = nullptr;  // as in ForwardArgs
+};
+
+// Both work on elements [begin, end) of the (rows, hidden) elements in row order, so that
+// one long row can be divided among threads as well as many short ones.
+template <typename T, typename G>
+struct Elementwise {
+  void (*forward)(const ForwardArgs<T, G>& args, std::int64_t begin, std::int64_t end);
+  void (*backward)(const BackwardArgs<T, G>& args, std::int64_t begin, std::int64_t end);
+};
+
+}  // namespace lltm::cpu

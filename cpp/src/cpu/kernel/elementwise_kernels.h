@@ -1,0 +1,373 @@
+// The element-wise kernels, included by one file per instruction set.
+//
+// They work on blocks of kBlock elements of one row: load (widening and gathering where the
+// storage is not a contiguous array of the compute type), compute in a loop that the
+// compiler vectorises, store. The last block is padded, so odd sizes run at vector speed.
+#pragma once
+
+#include "cell/cell.h"
+#include "cpu/kernel/f32_kernels.h"
+#include "cpu/kernel/few_rows_kernels.h"
+#include "cpu/kernel/floats.h"
+#include "cpu/kernel/int8_kernels.h"
+#include "cpu/kernel/table.h"
+#include "cpu/kernel/tile.h"
+
+namespace lltm::cpu {
+namespace {
+
+// Elements per block: enough to keep the vector units busy, few enough that
+// all the buffers of a block stay in the first-level cache.
+constexpr std::int64_t kBlock = 64;
+
+// ---- blocks ---------------------------------------------------------------
+
+template <typename T>
+struct Block {
+  alignas(64) T values[kBlock];
+};
+
+constexpr std::int64_t padded(std::int64_t n) {
+  return (n + 15) / 16 * 16;
+}
+
+// n elements of row `row` from column `col` on, as a contiguous array of the
+// compute type that may be read up to padded(n): the memory itself where it is
+// that already, else a copy in `buffer`. Absent matrices read as zero.
+template <typename T>
+LLTM_CELL_INLINE const compute_t<T>* load(
+    const Matrix<const T>& matrix,
+    std::int64_t row,
+    std::int64_t col,
+    std::int64_t n,
+    Block<compute_t<T>>& buffer) {
+  using C = compute_t<T>;
+  C* const values = buffer.values;
+  if (matrix.data == nullptr) {
+    for (std::int64_t j = 0; j < padded(n); ++j) values[j] = C(0);
+    return values;
+  }
+  const T* const x = matrix.row(row) + col * matrix.col_stride;
+  if (matrix.col_stride == 1) {
+    if constexpr (sizeof(T) == sizeof(C)) {
+      if (n == padded(n)) return x;
+    }
+    for (std::int64_t j = 0; j < n; ++j) values[j] = widen(x[j]);
+  } else if (matrix.col_stride == 0) {  // the gradient of a sum
+    const C value = widen(x[0]);
+    for (std::int64_t j = 0; j < n; ++j) values[j] = value;
+  } else {
+    for (std::int64_t j = 0; j < n; ++j) values[j] = widen(x[j * matrix.col_stride]);
+  }
+  for (std::int64_t j = n; j < padded(n); ++j) values[j] = C(0);
+  return values;
+}
+
+// Where a kernel puts n results of the compute type, up to padded(n) of them:
+// the memory itself if it will do, else `buffer`, from where `store` fetches them.
+template <typename T>
+LLTM_CELL_INLINE compute_t<T>* target(
+    const Matrix<T>& matrix,
+    std::int64_t row,
+    std::int64_t col,
+    std::int64_t n,
+    Block<compute_t<T>>& buffer) {
+  if constexpr (sizeof(T) == sizeof(compute_t<T>)) {
+    if (matrix.data != nullptr && n == padded(n)) return matrix.row(row) + col;
+  }
+  return buffer.values;
+}
+
+template <typename T>
+LLTM_CELL_INLINE void store(
+    const Matrix<T>& matrix,
+    std::int64_t row,
+    std::int64_t col,
+    std::int64_t n,
+    const compute_t<T>* values) {
+  if (matrix.data == nullptr) return;
+  T* const y = matrix.row(row) + col;
+  if constexpr (sizeof(T) == sizeof(compute_t<T>)) {
+    if (y == values) return;
+  }
+  for (std::int64_t j = 0; j < n; ++j) y[j] = narrow<T>(values[j]);
+}
+
+// Packed for the next GEMM. False where values are out of range, as they can be of int8 and of
+// bf16x3, whose overload is in amx_kernels.h.
+template <typename G>
+LLTM_CELL_INLINE bool store_operand(
+    const Matrix<G>& matrix,
+    std::int64_t row,
+    std::int64_t col,
+    std::int64_t n,
+    const compute_t<G>* values) {
+  store(matrix, row, col, n, values);
+  return true;
+}
+LLTM_CELL_INLINE bool store_operand(
+    const Matrix<Int8>& matrix,
+    std::int64_t row,
+    std::int64_t col,
+    std::int64_t n,
+    const float* values) {
+  Int8* const y = matrix.row(row) + col;
+  bool fits = true;
+  for (std::int64_t j = 0; j < n; ++j) {
+    fits &= values[j] >= -1.0f && values[j] <= 1.0f;
+    y[j] = quantise(values[j] * kInt8Largest);
+  }
+  return fits;
+}
+
+// Cuts elements [begin, end) of a matrix with `hidden` columns into blocks.
+template <typename Body>
+LLTM_CELL_INLINE void for_each_block(
+    std::int64_t hidden, std::int64_t begin, std::int64_t end, Body body) {
+  std::int64_t row = begin / hidden;
+  std::int64_t col = begin % hidden;
+  while (begin < end) {
+    const std::int64_t in_row = hidden - col < end - begin ? hidden - col : end - begin;
+    const std::int64_t n = in_row < kBlock ? in_row : kBlock;
+    body(row, col, n);
+    begin += n;
+    col += n;
+    if (col == hidden) {
+      col = 0;
+      ++row;
+    }
+  }
+}
+
+// ---- kernels --------------------------------------------------------------
+
+constexpr int kGates = Cell::kGates;
+constexpr int kSaved = Cell::kSaved;
+
+// Every index into the arrays below is known to the compiler, so that none is in memory.
+#define LLTM_UNROLL _Pragma("GCC unroll 8")
+
+template <typename T, typename G>
+void forward(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
+  using C = compute_t<T>;
+  Block<C> in_z[kGates], in_bias[kGates], in_c, out_saved[kSaved], out_c, out_h;
+  for_each_block(a.hidden, begin, end, [&](std::int64_t row, std::int64_t col, std::int64_t n) {
+    const C* z[kGates];
+    const C* bias[kGates];
+    C* saved[kSaved];
+    LLTM_UNROLL
+    for (int k = 0; k < kGates; ++k) {
+      z[k] = load(a.gates, row, col + k * a.gates_step, n, in_z[k]);
+      bias[k] = load(a.bias, 0, col + k * a.bias_step, n, in_bias[k]);
+    }
+    LLTM_UNROLL
+    for (int k = 0; k < kSaved; ++k) {
+      saved[k] = target(a.activations, row, col + k * a.activations_step, n, out_saved[k]);
+    }
+    const C* const c_prev = load(a.c, row, col, n, in_c);
+    C* const c = target(a.c_next, row, col, n, out_c);
+    C* const h = target(a.h_next, row, col, n, out_h);
+    const std::int64_t size = padded(n);
+    LLTM_INDEPENDENT
+#pragma GCC unroll 1
+    for (std::int64_t j = 0; j < size; ++j) {
+      C z_j[kGates];
+      LLTM_UNROLL
+      for (int k = 0; k < kGates; ++k) z_j[k] = z[k][j] + bias[k][j];
+      const auto y = Cell::forward(z_j, c_prev[j]);
+      LLTM_UNROLL
+      for (int k = 0; k < kSaved; ++k) saved[k][j] = y.saved[k];
+      c[j] = y.c;
+      h[j] = y.h;
+    }
+    LLTM_UNROLL
+    for (int k = 0; k < kSaved; ++k) {
+      store(a.activations, row, col + k * a.activations_step, n, saved[k]);
+    }
+    store(a.c_next, row, col, n, c);
+    store(a.h_next, row, col, n, h);
+    if (a.h_operand.data != nullptr) {
+      // The rounded h', so that a sequence and single steps agree.
+      for (std::int64_t j = 0; j < n; ++j) out_h.values[j] = widen(narrow<T>(h[j]));
+      if (!store_operand(a.h_operand, row, col, n, out_h.values)) *a.out_of_range = true;
+    }
+  });
+}
+
+// Rows to fetch ahead.
+constexpr std::int64_t kRowsAhead = 4;
+
+template <typename T, typename G>
+void backward(const BackwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
+  using C = compute_t<T>;
+  Block<C> in_saved[kSaved], in_dh, in_dh_state, in_dc, out_dz[kGates], out_c;
+  for_each_block(a.hidden, begin, end, [&](std::int64_t row, std::int64_t col, std::int64_t n) {
+    const C* saved[kSaved];
+    C* dz[kGates];
+    LLTM_UNROLL
+    for (int k = 0; k < kSaved; ++k) {
+      fetch_ahead(a.activations.row(row + kRowsAhead) + col + k * a.activations_step, n);
+    }
+    LLTM_UNROLL
+    for (int k = 0; k < kSaved; ++k) {
+      saved[k] = load(a.activations, row, col + k * a.activations_step, n, in_saved[k]);
+    }
+    LLTM_UNROLL
+    for (int k = 0; k < kGates; ++k) {
+      dz[k] = target(a.grad_gates, row, col + k * a.grad_gates_step, n, out_dz[k]);
+    }
+    const C* const dh = load(a.grad_h, row, col, n, in_dh);
+    const C* const dh_state = load(a.grad_h_state, row, col, n, in_dh_state);
+    const C* const dc_next = load(a.grad_c, row, col, n, in_dc);
+    C* const dc = target(a.grad_c_prev, row, col, n, out_c);
+    const std::int64_t size = padded(n);
+    LLTM_INDEPENDENT
+#pragma GCC unroll 1
+    for (std::int64_t j = 0; j < size; ++j) {
+      C saved_j[kSaved];
+      LLTM_UNROLL
+      for (int k = 0; k < kSaved; ++k) saved_j[k] = saved[k][j];
+      const auto d = Cell::backward(saved_j, dh[j] + dh_state[j], dc_next[j]);
+      LLTM_UNROLL
+      for (int k = 0; k < kGates; ++k) dz[k][j] = d.dz[k];
+      dc[j] = d.dc;
+    }
+    bool fits = true;
+    LLTM_UNROLL
+    for (int k = 0; k < kGates; ++k) {
+      store(a.grad_gates, row, col + k * a.grad_gates_step, n, dz[k]);
+      if (a.operand.data == nullptr) continue;
+      fits &= store_operand(a.operand, row, col + k * a.operand_step, n, dz[k]);
+    }
+    store(a.grad_c_prev, row, col, n, dc);
+    if (!fits) *a.out_of_range = true;
+  });
+}
+
+// Element by element, for what is left over at the edges.
+template <typename T>
+LLTM_CELL_INLINE void transpose_rest(
+    std::int64_t rows, std::int64_t columns, Matrix<const T> x, Matrix<T> y) {
+  for (std::int64_t i = 0; i < rows; ++i) {
+    for (std::int64_t j = 0; j < columns; ++j) y.row(j)[i] = x.row(i)[j];
+  }
+}
+
+LLTM_CELL_INLINE std::uint32_t pair(BFloat16 first, BFloat16 second) {
+  return first.bits | std::uint32_t{second.bits} << 16;
+}
+
+// One vector of a tile: a row of floats, or two rows of bfloat16 as pairs, so that a tile
+// transposes twice as many of them.
+LLTM_CELL_INLINE void load_tile_row(Matrix<const float> x, std::int64_t i, Vector& to) {
+  __builtin_memcpy(&to, x.row(i), sizeof(to));
+}
+LLTM_CELL_INLINE void load_tile_row(Matrix<const BFloat16> x, std::int64_t i, Vector& to) {
+  std::uint32_t pairs[kTile];
+  for (std::int64_t j = 0; j < kTile; ++j) pairs[j] = pair(x.row(2 * i)[j], x.row(2 * i + 1)[j]);
+  __builtin_memcpy(&to, pairs, sizeof(to));
+}
+
+template <typename T>
+LLTM_CELL_INLINE void transpose_tile_of(Matrix<const T> x, Matrix<T> y) {
+  Vector tile[kTile];
+  for (std::int64_t i = 0; i < kTile; ++i) load_tile_row(x, i, tile[i]);
+  transpose_tile(tile);
+  for (std::int64_t i = 0; i < kTile; ++i) __builtin_memcpy(y.row(i), &tile[i], sizeof(Vector));
+}
+
+template <typename T>
+void transpose_matrix(std::int64_t rows, std::int64_t columns, Matrix<const T> x, Matrix<T> y) {
+  constexpr std::int64_t kHeight = kTile * static_cast<std::int64_t>(sizeof(float) / sizeof(T));
+  for (std::int64_t r = 0; r < rows; r += kHeight) {
+    for (std::int64_t c = 0; c < columns; c += kTile) {
+      const std::int64_t height = at_most(rows - r, kHeight);
+      const std::int64_t width = at_most(columns - c, kTile);
+      if (height == kHeight && width == kTile) {
+        transpose_tile_of(x.from(r, c), y.from(c, r));
+      } else {
+        transpose_rest(height, width, x.from(r, c), y.from(c, r));
+      }
+    }
+  }
+}
+
+void pair_rows(std::int64_t columns, const BFloat16* a, const BFloat16* b, BFloat16* y) {
+  for (std::int64_t j = 0; j < columns; ++j) {
+    const std::uint32_t both = pair(a[j], b == nullptr ? BFloat16{0} : b[j]);
+    __builtin_memcpy(y + 2 * j, &both, sizeof(both));
+  }
+}
+
+// Two sums, of the even and the odd rows, for the sake of rounding errors as
+// well as of speed.
+void sum_rows(std::int64_t rows, std::int64_t columns, Matrix<const float> x, float* y) {
+  for (std::int64_t c = 0; c < columns; c += kBlock) {
+    const std::int64_t n = columns - c < kBlock ? columns - c : kBlock;
+    Block<float> even = {}, odd = {};
+    for (std::int64_t r = 0; r < rows; r += 2) {
+      for (std::int64_t j = 0; j < n; ++j) even.values[j] += x.row(r)[c + j];
+      if (r + 1 == rows) break;
+      for (std::int64_t j = 0; j < n; ++j) odd.values[j] += x.row(r + 1)[c + j];
+    }
+    for (std::int64_t j = 0; j < n; ++j) y[c + j] = even.values[j] + odd.values[j];
+  }
+}
+
+template <typename T, T (*function)(T)>
+void map(const T* x, T* y, std::int64_t n) {
+  for (std::int64_t j = 0; j < n; ++j) y[j] = function(x[j]);
+}
+
+template <typename T>
+void load_array(const T* x, float* y, std::int64_t n) {
+  for (std::int64_t j = 0; j < n; ++j) y[j] = widen(x[j]);
+}
+
+template <typename T>
+void store_array(const float* x, T* y, std::int64_t n) {
+  for (std::int64_t j = 0; j < n; ++j) y[j] = narrow<T>(x[j]);
+}
+
+template <typename T>
+constexpr ArrayMath<T> kArrayMath = {
+    map<T, math::exp_nonpositive<T>>,
+    map<T, math::expm1_nonpositive<T>>,
+    map<T, math::sigmoid<T>>,
+    map<T, math::tanh<T>>,
+    map<T, math::elu<T>>,
+};
+
+constexpr Kernels make_kernels(const char* name) {
+  return {
+      name,
+      {forward<double, double>, backward<double, double>},
+      {forward<float, float>, backward<float, float>},
+      {forward<Half, float>, backward<Half, float>},
+      {forward<BFloat16, float>, backward<BFloat16, float>},
+      {forward<BFloat16, BFloat16>, backward<BFloat16, BFloat16>},
+      {},
+      {},
+      {},
+      {forward<float, Int8>, nullptr},
+      {forward<Half, Int8>, nullptr},
+      {forward<BFloat16, Int8>, nullptr},
+      kInt8Kernels,
+      {kGemmF32<float>, gemm_in_place<float>},
+      {kGemmF32<Half>, gemm_in_place<Half>},
+      {kGemmF32<BFloat16>, gemm_in_place<BFloat16>},
+      transpose_matrix<float>,
+      transpose_matrix<BFloat16>,
+      pair_rows,
+      sum_rows,
+      {gemm_few_rows<double>, forward_few_rows<double>},
+      {gemm_few_rows<float>, forward_few_rows<float>},
+      kArrayMath<double>,
+      kArrayMath<float>,
+      {load_array<Half>, store_array<Half>},
+      {load_array<BFloat16>, store_array<BFloat16>},
+  };
+}
+
+}  // namespace
+}  // namespace lltm::cpu

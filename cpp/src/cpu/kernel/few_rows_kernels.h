@@ -1,0 +1,404 @@
+// The kernels for few rows, included by the files per instruction set: GEMMs with packed weights,
+// accumulated in float64, and with weights as they lie; and the element-wise part of
+// few_rows.cpp.
+#pragma once
+
+#include "cell/cell.h"
+#include "cpu/kernel/floats.h"
+#include "cpu/kernel/table.h"
+#include "cpu/kernel/tile.h"
+
+#include <cstdint>
+
+namespace lltm::cpu {
+namespace {
+
+// The two halves of a vector, as doubles.
+#if defined(__AVX512F__)
+using Doubles = __m512d;
+LLTM_CELL_INLINE Doubles widen_low(Floats x) {
+  return _mm512_cvtps_pd(_mm512_castps512_ps256(x));
+}
+LLTM_CELL_INLINE Doubles widen_high(Floats x) {
+  return _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1));
+}
+LLTM_CELL_INLINE Floats narrow_halves(Doubles low, Doubles high) {
+  const Floats first = _mm512_castps256_ps512(_mm512_cvtpd_ps(low));
+  return _mm512_insertf32x8(first, _mm512_cvtpd_ps(high), 1);
+}
+#elif defined(__AVX__)
+using Doubles = __m256d;
+LLTM_CELL_INLINE Doubles widen_low(Floats x) {
+  return _mm256_cvtps_pd(_mm256_castps256_ps128(x));
+}
+LLTM_CELL_INLINE Doubles widen_high(Floats x) {
+  return _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));
+}
+LLTM_CELL_INLINE Floats narrow_halves(Doubles low, Doubles high) {
+  return _mm256_set_m128(_mm256_cvtpd_ps(high), _mm256_cvtpd_ps(low));
+}
+#else
+using Doubles = double __attribute__((vector_size(16)));
+LLTM_CELL_INLINE Doubles widen_low(Floats x) {
+  return Doubles{x[0], x[1]};
+}
+LLTM_CELL_INLINE Doubles widen_high(Floats x) {
+  return Doubles{x[2], x[3]};
+}
+LLTM_CELL_INLINE Floats narrow_halves(Doubles low, Doubles high) {
+  return Floats{float(low[0]), float(low[1]), float(high[0]), float(high[1])};
+}
+#endif
+constexpr int kHalf = kLanes / 2;
+
+template <typename A>
+struct FewRowsGemm {
+  Matrix<const A> a;
+  PackedB<const float> b;
+  A* c;
+  bool accumulate;
+};
+
+// Products of float operands are summed in float32, in chains of kChain, and the sums of kChains
+// chains too, before they are widened and added to the float64 accumulators. In two levels the
+// rounding errors stay far below those of a float32 GEMM, and widening takes little time.
+constexpr std::int64_t kChain = 8, kChains = 4;
+// Rows of B from one that is read to one that is fetched meanwhile.
+constexpr std::int64_t kFetchedAhead = 16;
+
+// The sums of kRows rows and kVectors vectors of columns, as pairs of halves.
+template <int kRows, int kVectors>
+struct FewRowsAccumulators {
+  Doubles low[kRows][kVectors] = {};
+  Doubles high[kRows][kVectors] = {};
+
+  LLTM_CELL_INLINE void add(const FewRowsGemm<double>& p, const float* b, std::int64_t k) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      const Floats weights = load_lanes(b + v * kLanes);
+      const Doubles weights_low = widen_low(weights);
+      const Doubles weights_high = widen_high(weights);
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        low[r][v] += p.a.row(r)[k] * weights_low;
+        high[r][v] += p.a.row(r)[k] * weights_high;
+      }
+    }
+  }
+
+  // Adds the products with rows [k, last) of B, at most kChain * kChains.
+  LLTM_CELL_INLINE void add_chains(
+      const FewRowsGemm<float>& p, std::int64_t column, std::int64_t k, std::int64_t last) {
+    const float* b = p.b.data + k * p.b.n + column;
+    Floats sums[kRows][kVectors] = {};
+    while (k < last) {
+      Floats chain[kRows][kVectors] = {};
+      const std::int64_t end = k + at_most(last - k, kChain);
+#pragma GCC unroll 8
+      for (; k < end; ++k, b += p.b.n) {
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) {
+          const Floats weights = load_lanes(b + v * kLanes);
+          // One row is bound by its loads, and gains nothing.
+          if (kRows > 1) __builtin_prefetch(b + v * kLanes + kFetchedAhead * p.b.n);
+#pragma GCC unroll 4
+          for (int r = 0; r < kRows; ++r) chain[r][v] += p.a.row(r)[k] * weights;
+        }
+      }
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) sums[r][v] += chain[r][v];
+      }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        low[r][v] += widen_low(sums[r][v]);
+        high[r][v] += widen_high(sums[r][v]);
+      }
+    }
+  }
+
+  LLTM_CELL_INLINE void add_all(const FewRowsGemm<double>& p, std::int64_t column) {
+    const float* b = p.b.data + column;
+    for (std::int64_t k = 0; k < p.b.k; ++k, b += p.b.n) add(p, b, k);
+  }
+  LLTM_CELL_INLINE void add_all(const FewRowsGemm<float>& p, std::int64_t column) {
+    constexpr std::int64_t kRowsOfB = kChain * kChains;
+    for (std::int64_t k = 0; k < p.b.k; k += kRowsOfB) {
+      add_chains(p, column, k, k + at_most(p.b.k - k, kRowsOfB));
+    }
+  }
+};
+
+LLTM_CELL_INLINE void load_halves(const double* c, Doubles& low, Doubles& high) {
+  __builtin_memcpy(&low, c, sizeof(low));
+  __builtin_memcpy(&high, c + kHalf, sizeof(high));
+}
+LLTM_CELL_INLINE void load_halves(const float* c, Doubles& low, Doubles& high) {
+  const Floats x = load_lanes(c);
+  low = widen_low(x);
+  high = widen_high(x);
+}
+LLTM_CELL_INLINE void store_halves(Doubles low, Doubles high, double* c) {
+  __builtin_memcpy(c, &low, sizeof(low));
+  __builtin_memcpy(c + kHalf, &high, sizeof(high));
+}
+LLTM_CELL_INLINE void store_halves(Doubles low, Doubles high, float* c) {
+  store_lanes(narrow_halves(low, high), c);
+}
+
+// A vector of sums, to c or added to it; the first `skip` are left as they are.
+template <typename A>
+LLTM_CELL_INLINE void store_sums(
+    Doubles low, Doubles high, A* c, std::int64_t skip, bool accumulate) {
+  if (skip <= 0) {
+    if (accumulate) {
+      Doubles c_low, c_high;
+      load_halves(c, c_low, c_high);
+      low += c_low;
+      high += c_high;
+    }
+    store_halves(low, high, c);
+    return;
+  }
+  double sums[kLanes];
+  store_halves(low, high, sums);
+  for (std::int64_t j = skip; j < kLanes; ++j) c[j] = A(accumulate ? c[j] + sums[j] : sums[j]);
+}
+
+// Columns from number `column` on; the first `skip` of them are left as they are.
+template <int kRows, int kVectors, typename A>
+LLTM_CELL_INLINE void gemm_few_rows_tile(
+    const FewRowsGemm<A>& p, std::int64_t column, std::int64_t skip = 0) {
+  FewRowsAccumulators<kRows, kVectors> sums;
+  sums.add_all(p, column);
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      A* const c = p.c + r * p.b.n + column + v * kLanes;
+      store_sums(sums.low[r][v], sums.high[r][v], c, skip, p.accumulate);
+    }
+  }
+}
+
+template <int kRows, typename A>
+LLTM_CELL_INLINE void gemm_few_rows_band(const FewRowsGemm<A>& p) {
+  constexpr int kVectors = kRows == 1 ? 4 : 2;
+  std::int64_t column = 0;
+  for (; column + kVectors * kLanes <= p.b.n; column += kVectors * kLanes) {
+    gemm_few_rows_tile<kRows, kVectors>(p, column);
+  }
+  if (kVectors > 2 && column + 2 * kLanes <= p.b.n) {
+    gemm_few_rows_tile<kRows, 2>(p, column);
+    column += 2 * kLanes;
+  }
+  if (column + kLanes <= p.b.n) {
+    gemm_few_rows_tile<kRows, 1>(p, column);
+    column += kLanes;
+  }
+  const std::int64_t rest = p.b.n - column;
+  if (rest == 0) return;
+  if (p.b.n >= kLanes) {  // a whole vector that ends where the columns do
+    gemm_few_rows_tile<kRows, 1>(p, p.b.n - kLanes, kLanes - rest);
+    return;
+  }
+  double sums[kRows][kLanes] = {};
+  for (std::int64_t k = 0; k < p.b.k; ++k) {
+    for (int r = 0; r < kRows; ++r) {
+      const double x = p.a.row(r)[k];
+      for (std::int64_t j = 0; j < rest; ++j) sums[r][j] += x * p.b.data[k * p.b.n + j];
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    A* const c = p.c + r * p.b.n;
+    for (std::int64_t j = 0; j < rest; ++j) {
+      c[j] = A(p.accumulate ? c[j] + sums[r][j] : sums[r][j]);
+    }
+  }
+}
+
+template <typename A>
+void gemm_few_rows(
+    std::int64_t m, Matrix<const A> a, PackedB<const float> b, A* c, bool accumulate) {
+  FewRowsGemm<A> p = {a, b, c, accumulate};
+  for (; m >= 4; m -= 4) {
+    gemm_few_rows_band<4>(p);
+    p.a = p.a.from(4);
+    p.c += 4 * b.n;
+  }
+  if (m == 3) gemm_few_rows_band<3>(p);
+  if (m == 2) gemm_few_rows_band<2>(p);
+  if (m == 1) gemm_few_rows_band<1>(p);
+}
+
+// ---- weights in place -------------------------------------------------------
+
+// The sum of the elements of a vector, in halves: the rounding error grows with the number of
+// additions that an element goes through.
+LLTM_CELL_INLINE float sum_of(Floats x) {
+  float values[kLanes];
+  __builtin_memcpy(values, &x, sizeof(x));
+#pragma GCC unroll 8
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+#pragma GCC unroll 8
+    for (int j = 0; j < width; ++j) values[j] += values[j + width];
+  }
+  return values[0];
+}
+
+// The same of four vectors, which share the additions of the last steps.
+#if defined(__AVX__)
+LLTM_CELL_INLINE __m128 sum_to_quarter(Floats x) {
+#if defined(__AVX512F__)
+  const __m256 half = _mm512_castps512_ps256(x) + _mm512_extractf32x8_ps(x, 1);
+#else
+  const __m256 half = x;
+#endif
+  return _mm256_castps256_ps128(half) + _mm256_extractf128_ps(half, 1);
+}
+LLTM_CELL_INLINE void sums_of_four(const Floats (&x)[4], float* sums) {
+  __m128 q[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) q[i] = sum_to_quarter(x[i]);
+  const __m128 first = _mm_movelh_ps(q[0], q[1]) + _mm_movehl_ps(q[1], q[0]);
+  const __m128 second = _mm_movelh_ps(q[2], q[3]) + _mm_movehl_ps(q[3], q[2]);
+  const __m128 even = _mm_shuffle_ps(first, second, _MM_SHUFFLE(2, 0, 2, 0));
+  const __m128 odd = _mm_shuffle_ps(first, second, _MM_SHUFFLE(3, 1, 3, 1));
+  _mm_storeu_ps(sums, even + odd);
+}
+#else
+LLTM_CELL_INLINE void sums_of_four(const Floats (&x)[4], float* sums) {
+  for (int i = 0; i < 4; ++i) sums[i] = sum_of(x[i]);
+}
+#endif
+
+// Products that a lane of a vector adds up before their sum is added to the others: the rounding
+// error grows with the length of such a chain.
+constexpr std::int64_t kLaneChain = 16;
+
+// kRows rows of A with kColumns rows of B from number n on: scalar products, so that B is read
+// along its rows.
+template <int kRows, int kColumns, typename B>
+LLTM_CELL_INLINE void gemm_in_place_tile(const InPlaceGemm<B>& p, std::int64_t n) {
+  constexpr int kSums = kRows * kColumns;
+  Floats sums[kSums] = {};
+  Floats chain[kSums] = {};
+  const auto end_chain = [&] {
+#pragma GCC unroll 16
+    for (int i = 0; i < kSums; ++i) {
+      sums[i] += chain[i];
+      chain[i] = Floats{};
+    }
+  };
+  std::int64_t column = 0;
+  for (const auto& part : p.a) {
+    const auto add = [&](const auto& load, std::int64_t k) {
+      Floats a[kRows];
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) a[r] = load(part.rows.row(r) + k);
+#pragma GCC unroll 8
+      for (int j = 0; j < kColumns; ++j) {
+        const Floats b = load(p.b.row(n + j) + column + k);
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; ++r) chain[r * kColumns + j] += a[r] * b;
+      }
+    };
+    const std::int64_t whole = part.k / kLanes * kLanes;
+    for (std::int64_t k = 0; k < whole;) {
+      const std::int64_t end = k + at_most(whole - k, kLaneChain * kLanes);
+      for (; k < end; k += kLanes) add([](const auto* x) { return load_lanes(x); }, k);
+      if (k < whole) end_chain();
+    }
+    const std::int64_t rest = part.k - whole;
+    if (rest > 0) add([&](const auto* x) { return load_first(x, rest); }, whole);
+    column += part.k;
+  }
+  end_chain();
+  float totals[kSums];
+#pragma GCC unroll 8
+  for (int i = 0; i + 4 <= kSums; i += 4) {
+    sums_of_four({sums[i], sums[i + 1], sums[i + 2], sums[i + 3]}, totals + i);
+  }
+#pragma GCC unroll 4
+  for (int i = kSums / 4 * 4; i < kSums; ++i) totals[i] = sum_of(sums[i]);
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) {
+    float* const c = p.c.row(r) + n;
+    const float* const total = totals + r * kColumns;
+#pragma GCC unroll 8
+    for (int j = 0; j < kColumns; ++j) c[j] = p.accumulate ? c[j] + total[j] : total[j];
+  }
+}
+
+template <int kRows, typename B>
+LLTM_CELL_INLINE void gemm_in_place_rows(const InPlaceGemm<B>& p) {
+  // As many as the registers hold sums, beside a vector of each row of A and one of B.
+  constexpr int kRegisters = kLanes == 16 ? 32 : 16;
+  constexpr int kColumns = kRows == 1 ? 8 : 5 * kRows < kRegisters ? 4 : 2;
+  std::int64_t n = 0;
+  for (; n + kColumns <= p.n; n += kColumns) gemm_in_place_tile<kRows, kColumns>(p, n);
+  for (; n < p.n; ++n) gemm_in_place_tile<kRows, 1>(p, n);
+}
+
+template <typename B>
+void gemm_in_place(std::int64_t m, const InPlaceGemm<B>& p) {
+  switch (m) {
+    case 1:
+      return gemm_in_place_rows<1>(p);
+    case 2:
+      return gemm_in_place_rows<2>(p);
+    case 3:
+      return gemm_in_place_rows<3>(p);
+    default:
+      return gemm_in_place_rows<4>(p);
+  }
+}
+
+// Units of one row, at most kSomeUnits.
+constexpr std::int64_t kSomeUnits = 64;
+template <typename A>
+LLTM_CELL_INLINE void forward_few_rows_units(
+    const FewRowsArgs<A>& a, std::int64_t row, std::int64_t first, std::int64_t n) {
+  const A* const z = a.gates.row(row) + first;
+  double* const c = a.c.row(row) + first;
+  double ignored[kSomeUnits];
+  double* const h = a.h.data == nullptr ? ignored : a.h.row(row) + first;
+  float* const h_next = a.h_next.row(row) + first;
+  float zeros[Cell::kGates * kSomeUnits] = {};
+  const float* const bias = a.bias == nullptr ? zeros : a.bias + first;
+  const std::int64_t bias_step = a.bias == nullptr ? kSomeUnits : a.bias_step;
+  float unused[Cell::kSaved * kSomeUnits];
+  const bool save = a.activations.data != nullptr;
+  float* const saved = save ? a.activations.row(row) + first : unused;
+  const std::int64_t step = save ? a.activations_step : kSomeUnits;
+  LLTM_INDEPENDENT
+  for (std::int64_t j = 0; j < n; ++j) {
+    double z_j[Cell::kGates];
+#pragma GCC unroll 8
+    for (int k = 0; k < Cell::kGates; ++k) {
+      z_j[k] = double{z[j + k * a.gates_step]} + bias[j + k * bias_step];
+    }
+    const auto y = Cell::forward(z_j, c[j]);
+    c[j] = y.c;
+    h[j] = y.h;
+    h_next[j] = static_cast<float>(y.h);
+#pragma GCC unroll 8
+    for (int k = 0; k < Cell::kSaved; ++k) saved[j + k * step] = static_cast<float>(y.saved[k]);
+  }
+}
+
+template <typename A>
+void forward_few_rows(const FewRowsArgs<A>& a, std::int64_t rows) {
+  for (std::int64_t row = 0; row < rows; ++row) {
+    for (std::int64_t first = 0; first < a.hidden; first += kSomeUnits) {
+      forward_few_rows_units(a, row, first, at_most(a.hidden - first, kSomeUnits));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lltm::cpu

@@ -1,0 +1,187 @@
+// Numbers of the storage formats as floats, one by one and by vectors of the instruction set that a
+// file is compiled for.
+#pragma once
+
+#include "cell/math.h"
+#include "cpu/kernel/elementwise.h"
+
+#include <cstdint>
+
+#if defined(__AVX__)
+#include <immintrin.h>
+#endif
+
+namespace lltm::cpu {
+namespace {
+
+// ---- one by one -------------------------------------------------------------
+
+template <typename To, typename From>
+LLTM_CELL_INLINE To bits(From from) {
+  return math::bit_cast<To>(from);
+}
+
+LLTM_CELL_INLINE double widen(double x) {
+  return x;
+}
+LLTM_CELL_INLINE float widen(float x) {
+  return x;
+}
+LLTM_CELL_INLINE float widen(BFloat16 x) {
+  return bits<float>(std::uint32_t{x.bits} << 16);
+}
+
+LLTM_CELL_INLINE float widen(Half x) {
+  const std::uint32_t sign = std::uint32_t{x.bits} >> 15 << 31;
+  const std::uint32_t magnitude = (x.bits & std::uint32_t{0x7FFF}) << 13;
+  // Read as a float, the magnitude is 2^112 too small, subnormals included.
+  const std::uint32_t finite = bits<std::uint32_t>(bits<float>(magnitude) * 0x1p112f);
+  const std::uint32_t special = magnitude | 0x7F800000u;  // infinity and NaN
+  return bits<float>(sign | (magnitude >= 0x0F800000u ? special : finite));
+}
+
+template <typename T>
+LLTM_CELL_INLINE T narrow(compute_t<T> x);
+
+template <>
+LLTM_CELL_INLINE double narrow<double>(double x) {
+  return x;
+}
+template <>
+LLTM_CELL_INLINE float narrow<float>(float x) {
+  return x;
+}
+
+// Both round to nearest, ties to even; NaN becomes the quiet NaN.
+template <>
+LLTM_CELL_INLINE BFloat16 narrow<BFloat16>(float x) {
+  const std::uint32_t u = bits<std::uint32_t>(x);
+  const std::uint32_t rounded = (u + 0x7FFFu + ((u >> 16) & 1u)) >> 16;
+  return {static_cast<std::uint16_t>(x != x ? 0x7FC0u : rounded)};
+}
+
+template <>
+LLTM_CELL_INLINE Half narrow<Half>(float x) {
+  const std::uint32_t u = bits<std::uint32_t>(x);
+  const std::uint32_t sign = u >> 31 << 15;
+  const std::uint32_t magnitude = u & 0x7FFFFFFFu;
+  // The exponent's bias goes from 127 to 15; a carry out of the mantissa
+  // moves the exponent up, past the largest number to infinity.
+  const std::uint32_t rounded =
+      (magnitude + 0xFFFu + ((magnitude >> 13) & 1u) - (112u << 23)) >> 13;
+  const std::uint32_t normal = rounded < 0x7C00u ? rounded : 0x7C00u;
+  // Adding 0.5 makes the float's last place that of a half's subnormals.
+  const std::uint32_t subnormal = bits<std::uint32_t>(bits<float>(magnitude) + 0.5f) - 0x3F000000u;
+  const std::uint32_t finite = magnitude < 0x38800000u ? subnormal : normal;
+  return {static_cast<std::uint16_t>(sign | (x != x ? 0x7E00u : finite))};
+}
+
+// ---- vectors ----------------------------------------------------------------
+
+#if defined(__AVX512F__)
+using Floats = __m512;
+#elif defined(__AVX__)
+using Floats = __m256;
+#else
+using Floats = float __attribute__((vector_size(16)));
+#endif
+constexpr int kLanes = sizeof(Floats) / sizeof(float);
+
+LLTM_CELL_INLINE Floats load_lanes(const float* x) {
+  Floats floats;
+  __builtin_memcpy(&floats, x, sizeof(floats));
+  return floats;
+}
+
+// A vector of 16-bit elements, widened: bits of half a vector of floats.
+#if defined(__AVX512F__)
+using HalfBits = __m256i;
+#elif defined(__AVX__)
+using HalfBits = __m128i;
+#endif
+#if defined(__AVX512F__)
+LLTM_CELL_INLINE Floats widen_lanes(HalfBits x, BFloat16) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
+}
+LLTM_CELL_INLINE Floats widen_lanes(HalfBits x, Half) {
+  return _mm512_cvtph_ps(x);
+}
+#elif defined(__AVX2__)
+LLTM_CELL_INLINE Floats widen_lanes(HalfBits x, BFloat16) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
+}
+LLTM_CELL_INLINE Floats widen_lanes(HalfBits x, Half) {
+  return _mm256_cvtph_ps(x);
+}
+#endif
+template <typename T>
+LLTM_CELL_INLINE Floats load_lanes(const T* x) {
+#if defined(__AVX2__)
+  HalfBits bits;
+  __builtin_memcpy(&bits, x, sizeof(bits));
+  return widen_lanes(bits, T{});
+#else
+  Floats floats;
+  for (int j = 0; j < kLanes; ++j) floats[j] = widen(x[j]);
+  return floats;
+#endif
+}
+
+LLTM_CELL_INLINE void store_lanes(Floats floats, float* x) {
+  __builtin_memcpy(x, &floats, sizeof(floats));
+}
+
+LLTM_CELL_INLINE Floats broadcast(float x) {
+#if defined(__AVX512F__)
+  return _mm512_set1_ps(x);
+#elif defined(__AVX__)
+  return _mm256_set1_ps(x);
+#else
+  return Floats{x, x, x, x};
+#endif
+}
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+LLTM_CELL_INLINE __m256i first_lanes(std::int64_t n) {
+  const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)), lanes);
+}
+#endif
+
+// The first `n` elements of x, fewer than a vector; the others zero.
+LLTM_CELL_INLINE Floats load_first(const float* x, std::int64_t n) {
+#if defined(__AVX512F__)
+  return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << n) - 1), x);
+#elif defined(__AVX2__)
+  return _mm256_maskload_ps(x, first_lanes(n));
+#else
+  Floats floats = {};
+  for (std::int64_t j = 0; j < n; ++j) floats[j] = x[j];
+  return floats;
+#endif
+}
+
+template <typename T>
+LLTM_CELL_INLINE Floats load_first(const T* x, std::int64_t n) {
+#if defined(__AVX512F__)
+  return widen_lanes(_mm256_maskz_loadu_epi16(static_cast<__mmask16>((1u << n) - 1), x), T{});
+#else
+  T first[kLanes] = {};
+  for (std::int64_t j = 0; j < n; ++j) first[j] = x[j];
+  return load_lanes(first);
+#endif
+}
+
+// Stores the first n lanes.
+LLTM_CELL_INLINE void store_first(Floats floats, float* x, std::int64_t n) {
+#if defined(__AVX512F__)
+  _mm512_mask_storeu_ps(x, static_cast<__mmask16>((1u << n) - 1), floats);
+#elif defined(__AVX2__)
+  _mm256_maskstore_ps(x, first_lanes(n), floats);
+#else
+  for (std::int64_t j = 0; j < n; ++j) x[j] = floats[j];
+#endif
+}
+
+}  // namespace
+}  // namespace lltm::cpu

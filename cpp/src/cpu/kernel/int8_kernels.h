@@ -1,0 +1,213 @@
+// The kernels of int8.h, included by the files per instruction set.
+#pragma once
+
+#include "cpu/kernel/int8.h"
+#include "cpu/kernel/tile.h"
+
+#include <cstdint>
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+namespace lltm::cpu {
+namespace {
+
+// ---- four products and their sum, in each lane --------------------------------
+
+#if defined(__AVX512BW__)
+constexpr int kInt8Lanes = 16;
+#elif defined(__AVX2__)
+constexpr int kInt8Lanes = 8;
+#else
+constexpr int kInt8Lanes = 4;
+#endif
+using Int8Sums = std::int32_t __attribute__((vector_size(4 * kInt8Lanes)));
+using Int8Scales = float __attribute__((vector_size(4 * kInt8Lanes)));
+constexpr int kInt8Vectors = kInt8Panel / kInt8Lanes;  // of a panel
+
+// sums + the products of the four unsigned bytes of a with the four signed ones of b.
+#if defined(__AVX512VNNI__)
+LLTM_CELL_INLINE Int8Sums dot(Int8Sums sums, Int8Sums a, Int8Sums b) {
+  return (Int8Sums)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)a, (__m512i)b);
+}
+#elif defined(__SSE2__)
+// The 8-bit instruction without VNNI saturates, so in 16 bits: bytes 0 and 2, then 1 and 3. What
+// is done to a or b alone, the compiler does once for all that they meet.
+#if defined(__AVX512BW__)
+#define LLTM_SIMD(name) _mm512_##name
+using Int8Register = __m512i;
+#elif defined(__AVX2__)
+#define LLTM_SIMD(name) _mm256_##name
+using Int8Register = __m256i;
+#else
+#define LLTM_SIMD(name) _mm_##name
+using Int8Register = __m128i;
+#endif
+LLTM_CELL_INLINE Int8Sums dot(Int8Sums sums, Int8Sums a, Int8Sums b) {
+  const auto a_bytes = (Int8Register)a;
+  const auto b_bytes = (Int8Register)b;
+  const auto a_even = LLTM_SIMD(srli_epi16)(LLTM_SIMD(slli_epi16)(a_bytes, 8), 8);
+  const auto a_odd = LLTM_SIMD(srli_epi16)(a_bytes, 8);
+  const auto b_even = LLTM_SIMD(srai_epi16)(LLTM_SIMD(slli_epi16)(b_bytes, 8), 8);
+  const auto b_odd = LLTM_SIMD(srai_epi16)(b_bytes, 8);
+  return sums + (Int8Sums)LLTM_SIMD(madd_epi16)(a_even, b_even) +
+         (Int8Sums)LLTM_SIMD(madd_epi16)(a_odd, b_odd);
+}
+#undef LLTM_SIMD
+#else
+LLTM_CELL_INLINE Int8Sums dot(Int8Sums sums, Int8Sums a, Int8Sums b) {
+  const Int8Sums low = {0xFF, 0xFF, 0xFF, 0xFF};
+  for (int byte = 0; byte < 4; ++byte) {
+    sums += ((a >> 8 * byte) & low) * ((b << (24 - 8 * byte)) >> 24);
+  }
+  return sums;
+}
+#endif
+
+// Rows and panels of a tile: its sums, a vector of weights and the elements fit the registers.
+#if defined(__AVX512VNNI__)
+constexpr int kInt8Rows = 6;
+constexpr int kInt8Panels = 4;
+constexpr int kInt8PanelsOfOneRow = 8;
+#elif defined(__AVX512BW__)
+constexpr int kInt8Rows = 4;
+constexpr int kInt8Panels = 4;
+constexpr int kInt8PanelsOfOneRow = 8;
+#else
+constexpr int kInt8Rows = 4;
+constexpr int kInt8Panels = 1;
+constexpr int kInt8PanelsOfOneRow = 2;
+#endif
+
+// ---- GEMM -------------------------------------------------------------------
+
+struct Int8Gemm {
+  Matrix<const Int8> a;
+  const Int8* panels;
+  std::int64_t panel_bytes, depth;
+  Matrix<float> c;
+  bool accumulate;
+};
+
+template <typename T>
+LLTM_CELL_INLINE T load_as(const void* from) {
+  T value;
+  __builtin_memcpy(&value, from, sizeof(value));
+  return value;
+}
+
+// kRows rows of A times kPanels panels from number `panel` on.
+template <int kRows, int kPanels>
+LLTM_CELL_INLINE void gemm_int8_tile(const Int8Gemm& p, std::int64_t panel) {
+  constexpr int kVectors = kPanels * kInt8Vectors;
+  constexpr std::int64_t kBytes = sizeof(Int8Sums);
+  Int8Sums sums[kRows][kVectors] = {};
+  const Int8* const b = p.panels + panel * p.panel_bytes;
+  const auto vector_of = [&](int v, std::int64_t byte) {
+    return b + v / kInt8Vectors * p.panel_bytes + byte + v % kInt8Vectors * kBytes;
+  };
+  for (std::int64_t k = 0; k < p.depth; k += kInt8Group) {
+    Int8Sums elements[kRows];
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      elements[r] = Int8Sums{} + load_as<std::int32_t>(p.a.row(r) + k);
+    }
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      const auto weights = load_as<Int8Sums>(vector_of(v, k * kInt8Panel));
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) sums[r][v] = dot(sums[r][v], elements[r], weights);
+    }
+  }
+  const std::int64_t scales = p.depth * kInt8Panel;
+  const std::int64_t offsets = scales + kInt8Panel * std::int64_t{sizeof(float)};
+#pragma GCC unroll 8
+  for (int v = 0; v < kVectors; ++v) {
+    const auto scale = load_as<Int8Scales>(vector_of(v, scales));
+    const auto offset = load_as<Int8Sums>(vector_of(v, offsets));
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const auto scale_of_row = load_as<float>(p.a.row(r) + p.depth);
+      float* const c = p.c.row(r) + panel * kInt8Panel + v * kInt8Lanes;
+      // One expression, which every tile rounds alike, so that a row's results do not depend on
+      // how many others there are.
+      const Int8Scales before = p.accumulate ? load_as<Int8Scales>(c) : Int8Scales{};
+      const Int8Scales y =
+          __builtin_convertvector(sums[r][v] - offset, Int8Scales) * (scale_of_row * scale) +
+          before;
+      __builtin_memcpy(c, &y, sizeof(y));
+    }
+  }
+}
+
+template <int kRows, int kPanels>
+LLTM_CELL_INLINE void gemm_int8_band(
+    const Int8Gemm& p, std::int64_t panels, std::int64_t first = 0) {
+  for (; first + kPanels <= panels; first += kPanels) gemm_int8_tile<kRows, kPanels>(p, first);
+  if constexpr (kPanels > 1) {
+    if (first < panels) gemm_int8_band<kRows, kPanels / 2>(p, panels, first);
+  }
+}
+
+// m rows, at most kRows.
+template <int kRows>
+LLTM_CELL_INLINE void gemm_int8_rest(const Int8Gemm& p, std::int64_t m, std::int64_t panels) {
+  if constexpr (kRows > 0) {
+    if (m == kRows) {
+      gemm_int8_band<kRows, kRows == 1 ? kInt8PanelsOfOneRow : kInt8Panels>(p, panels);
+    } else {
+      gemm_int8_rest<kRows - 1>(p, m, panels);
+    }
+  }
+}
+
+void gemm_int8(
+    std::int64_t m, Matrix<const Int8> a, PackedB<const Int8> b, Matrix<float> c, bool accumulate) {
+  Int8Gemm p = {a, b.data, b.k * kInt8Panel, b.k - kInt8ColumnBytes, c, accumulate};
+  while (m > 0) {
+    const std::int64_t rows = at_most(m, kInt8Rows);
+    gemm_int8_rest<kInt8Rows>(p, rows, b.n / kInt8Panel);
+    p.a = p.a.from(rows);
+    p.c = p.c.from(rows);
+    m -= rows;
+  }
+}
+
+// ---- quantising ---------------------------------------------------------------
+
+// The nearest integer, ties to even, plus kInt8Offset, for |x| <= kInt8Largest.
+LLTM_CELL_INLINE Int8 quantise(float x) {
+  // 1.5 * 2^23: the sum's last place is 1, and its low byte the integer.
+  const float sum = x + (0x1.8p23f + static_cast<float>(kInt8Offset));
+  return {static_cast<std::uint8_t>(math::bit_cast<std::uint32_t>(sum))};
+}
+
+bool pack_int8(std::int64_t m, std::int64_t k, Matrix<const float> x, Matrix<Int8> a) {
+  // Magnitudes of finite floats, compared as their bits.
+  constexpr std::uint32_t kInfinity = 0x7F800000u;
+  // Below, 1 / largest might overflow; such rows count as zero.
+  constexpr float kSmallest = 0x1p-100f;
+  for (std::int64_t r = 0; r < m; ++r) {
+    const float* const from = x.row(r);
+    std::uint32_t most = 0;
+    for (std::int64_t j = 0; j < k; ++j) {
+      const std::uint32_t magnitude = math::bit_cast<std::uint32_t>(from[j]) & 0x7FFFFFFFu;
+      most = magnitude > most ? magnitude : most;
+    }
+    if (most >= kInfinity) return false;
+    const float largest = math::bit_cast<float>(most);
+    const bool zero = largest < kSmallest;
+    const float factor = zero ? 0.0f : kInt8Largest / largest;
+    const float scale = zero ? 0.0f : largest / kInt8Largest;
+    Int8* const to = a.row(r);
+    for (std::int64_t j = 0; j < k; ++j) to[j] = quantise(from[j] * factor);
+    __builtin_memcpy(to + int8_depth(k), &scale, sizeof(scale));
+  }
+  return true;
+}
+
+constexpr Int8Kernels kInt8Kernels = {gemm_int8, pack_int8};
+
+}  // namespace
+}  // namespace lltm::cpu

@@ -1,0 +1,168 @@
+// Everything that is compiled once per instruction set, from the same sources
+// (elementwise_kernels.h, f32_kernels.h, few_rows_kernels.h, int8_kernels.h, amx_kernels.h).
+//
+// Those files see raw pointers only: no header of ATen or of the standard library with
+// inline functions may reach them, or AVX-512 code could be linked into the baseline.
+#pragma once
+
+#include "cpu/kernel/bf16x3.h"
+#include "cpu/kernel/elementwise.h"
+#include "cpu/kernel/int8.h"
+#include "common/matrix.h"
+
+#include <cstdint>
+
+namespace lltm::cpu {
+
+// cell/math.h over arrays, for the tests that measure its errors.
+template <typename T>
+struct ArrayMath {
+  using Function = void (*)(const T* x, T* y, std::int64_t n);
+  Function exp_nonpositive, expm1_nonpositive, sigmoid, tanh, elu;
+};
+
+// Conversions of storage types over arrays, likewise.
+template <typename T>
+struct ArrayConvert {
+  void (*load)(const T* x, float* y, std::int64_t n);
+  void (*store)(const float* x, T* y, std::int64_t n);
+};
+
+// y (columns, rows) = x^T for x (rows, columns); the rows of both are contiguous.
+template <typename T>
+using Transpose = void (*)(std::int64_t rows, std::int64_t columns, Matrix<const T> x, Matrix<T> y);
+
+// y (2 columns) = a and b (columns), element by element in turn; without b, zeros.
+using PairRows = void (*)(std::int64_t columns, const BFloat16* a, const BFloat16* b, BFloat16* y);
+
+// y (columns) = the sum of the rows of x (rows, columns).
+using SumRows = void (*)(std::int64_t rows, std::int64_t columns, Matrix<const float> x, float* y);
+
+// The element-wise part of a step in few_rows.cpp, in float64; A is the type of the
+// pre-activations, and what is stored for the caller is float32. Columns are contiguous.
+template <typename A>
+struct FewRowsArgs {
+  std::int64_t hidden;  // units of a block
+  Matrix<const A> gates;
+  std::int64_t gates_step;
+  const float* bias;  // as gates, or null
+  std::int64_t bias_step;
+  Matrix<double> c;  // in place
+  Matrix<double> h;  // for the next GEMM; or absent
+  Matrix<float> h_next;
+  Matrix<float> activations;  // or absent
+  std::int64_t activations_step;
+};
+
+// For float32 weights. A is the type of the GEMM's left operand and of its result.
+template <typename A>
+struct FewRowsKernels {
+  // C (m, b.n) = A (m, b.k) B, or += where `accumulate`; B and C are contiguous. Sums are float64:
+  // with a double A of exact products, with a float A of sums of 32 products in float32.
+  void (*multiply)(
+      std::int64_t m, Matrix<const A> a, PackedB<const float> b, A* c, bool accumulate);
+  void (*forward)(const FewRowsArgs<A>& args, std::int64_t rows);
+};
+
+// C (m, n) = [A0, A1] B^T, or +=, for m up to 4, with B (n, k of A0 + k of A1) as it lies: its rows
+// and those of A are contiguous.
+template <typename B>
+struct InPlaceGemm {
+  struct Part {
+    Matrix<const float> rows;
+    std::int64_t k = 0;
+  };
+  Part a[2];
+  std::int64_t n;
+  Matrix<const B> b;
+  Matrix<float> c;
+  bool accumulate;
+};
+
+// C (m, b.n) = A (m, b.k) B, or += where `accumulate`; B row by row, the rows of A and C
+// contiguous. At most `longest_chain` products are added one after another.
+template <typename B>
+using GemmF32 = void (*)(
+    std::int64_t m,
+    Matrix<const float> a,
+    PackedB<const B> b,
+    Matrix<float> c,
+    std::int64_t longest_chain,
+    bool accumulate);
+
+// float32 GEMMs whose B is of a storage type, and is widened as it is read.
+template <typename B>
+struct GemmsF32 {
+  GemmF32<B> multiply;  // null for the baseline, where ATen's GEMMs of all rows are faster
+  void (*multiply_transposed)(std::int64_t m, const InPlaceGemm<B>& gemm);
+};
+
+// Everything compiled for one instruction set.
+struct Kernels {
+  const char* name;
+  Elementwise<double, double> f64;
+  Elementwise<float, float> f32;
+  Elementwise<Half, float> f16;
+  Elementwise<BFloat16, float> bf16;
+  Elementwise<BFloat16, BFloat16> bf16_operands;
+  Elementwise<float, BFloat16x3> f32_bf16x3;  // null where there is no matrix unit
+  Elementwise<Half, BFloat16x3> f16_bf16x3;
+  Bf16x3Kernels bf16x3;               // likewise
+  Elementwise<float, Int8> f32_int8;  // inference: no backward
+  Elementwise<Half, Int8> f16_int8;
+  Elementwise<BFloat16, Int8> bf16_int8;
+  Int8Kernels int8;
+  GemmsF32<float> gemm_f32;
+  GemmsF32<Half> gemm_f16;
+  GemmsF32<BFloat16> gemm_bf16;
+  Transpose<float> transpose_f32;
+  Transpose<BFloat16> transpose_bf16;
+  PairRows pair_rows_bf16;
+  SumRows sum_rows_f32;
+  FewRowsKernels<double> few_rows_f64;
+  FewRowsKernels<float> few_rows_f32;
+  ArrayMath<double> math_f64;
+  ArrayMath<float> math_f32;
+  ArrayConvert<Half> convert_f16;
+  ArrayConvert<BFloat16> convert_bf16;
+};
+
+// Null where the compiler was not told to use that instruction set.
+const Kernels* kernels_default();
+const Kernels* kernels_avx2();
+const Kernels* kernels_avx512();
+const Kernels* kernels_amx();
+
+template <typename T, typename G>
+inline constexpr Elementwise<T, G> Kernels::* kElementwise = nullptr;
+template <>
+inline constexpr auto kElementwise<double, double> = &Kernels::f64;
+template <>
+inline constexpr auto kElementwise<float, float> = &Kernels::f32;
+template <>
+inline constexpr auto kElementwise<Half, float> = &Kernels::f16;
+template <>
+inline constexpr auto kElementwise<BFloat16, float> = &Kernels::bf16;
+template <>
+inline constexpr auto kElementwise<BFloat16, BFloat16> = &Kernels::bf16_operands;
+template <>
+inline constexpr auto kElementwise<float, BFloat16x3> = &Kernels::f32_bf16x3;
+template <>
+inline constexpr auto kElementwise<Half, BFloat16x3> = &Kernels::f16_bf16x3;
+template <>
+inline constexpr auto kElementwise<float, Int8> = &Kernels::f32_int8;
+template <>
+inline constexpr auto kElementwise<Half, Int8> = &Kernels::f16_int8;
+template <>
+inline constexpr auto kElementwise<BFloat16, Int8> = &Kernels::bf16_int8;
+
+template <typename B>
+inline constexpr GemmsF32<B> Kernels::* kGemmsF32 = nullptr;
+template <>
+inline constexpr auto kGemmsF32<float> = &Kernels::gemm_f32;
+template <>
+inline constexpr auto kGemmsF32<Half> = &Kernels::gemm_f16;
+template <>
+inline constexpr auto kGemmsF32<BFloat16> = &Kernels::gemm_bf16;
+
+}  // namespace lltm::cpu

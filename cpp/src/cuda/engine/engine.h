@@ -1,0 +1,44 @@
+// The operators on a GPU. Everything is queued on the current stream of the arguments'
+// device, which must be the current device; nothing waits.
+//
+// The engines know gemm.h, elementwise.h and persistent.h, and nothing of CUDA: the tests
+// link them to host versions of the three and run them on the CPU.
+#pragma once
+
+#include "cuda/tuning.h"
+#include "op/operator_args.h"
+
+#include <optional>
+
+namespace lltm::cuda {
+
+// cell.cpp: one step.
+CellResult cell_forward(const CellArgs& args);
+Gradients cell_backward(const CellBackwardArgs& args);
+
+// What the pre-activations of a chunk of steps take, unless one step needs more: a part of
+// the second-level cache of a data-centre GPU, so that they hardly reach memory, and rows
+// enough for a GEMM to fill the machine.
+constexpr int64_t kWorkspaceBytes = 32 << 20;
+
+// stepwise.cpp: a GEMM and an element-wise kernel per step. It takes every dtype
+// and size.
+SequenceResult stepwise_forward(
+    const SequenceArgs& args, int64_t workspace_bytes = kWorkspaceBytes);
+Gradients stepwise_backward(const SequenceBackwardArgs& args);
+
+// persistent.cpp: one kernel for many steps. Nothing where it cannot run, which is
+// known before anything has been computed. `tuning` is for those who measure: in this way or not
+// at all; else it is what tuning_table.h says.
+std::optional<SequenceResult> persistent_forward(
+    const SequenceArgs& args,
+    int64_t workspace_bytes = kWorkspaceBytes,
+    std::optional<Tuning> tuning = std::nullopt);
+std::optional<Gradients> persistent_backward(
+    const SequenceBackwardArgs& args, std::optional<Tuning> tuning = std::nullopt);
+
+// engine.cpp: the choice of one of them.
+SequenceResult sequence_forward(const SequenceArgs& args);
+Gradients sequence_backward(const SequenceBackwardArgs& args);
+
+}  // namespace lltm::cuda

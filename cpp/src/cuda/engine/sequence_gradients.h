@@ -1,0 +1,26 @@
+// What backward computes after its steps, by GEMMs over the rows of all of them.
+#pragma once
+
+#include "cuda/gemm/gemm.h"
+#include "op/operator_args.h"
+#include "common/steps.h"
+
+#include <vector>
+
+namespace lltm::cuda {
+
+// What the steps of backward write: the gradients of the state, updated in place and final
+// for a row after its first step, and those of the pre-activations, in the tensors' dtype. Rows of
+// dh and dz may be filled up with columns of zeros.
+struct BackwardTensors {
+  at::Tensor dh, dc, dz;
+};
+
+// Those of output_mask.
+Gradients sequence_gradients(
+    const SequenceBackwardArgs& args,
+    const std::vector<Step>& steps,
+    const Gemm& gemm,
+    const BackwardTensors& tensors);
+
+}  // namespace lltm::cuda

@@ -1,0 +1,188 @@
+// A sequence by a GEMM and an element-wise kernel per step. What does not depend on the
+// state, the input's part of the pre-activations and the gradients of weights and input, by
+// GEMMs over many steps.
+//
+// Pre-activations and gradients of the state are of the compute dtype, as on the CPU:
+// 16-bit GEMMs accumulate in float32, and nothing is rounded before the cell has read it.
+//
+// What the GEMM of a step reads and writes is ours: the state, the recurrent weights, the
+// pre-activations, their gradients. So rows of all of these are padded with zeros to multiples of
+// 16 bytes (gemm.h), which with an odd H costs a copy of the weights per sequence, and per step
+// nothing: the element-wise kernel stores h in the state as it does in the output. GEMMs over many
+// steps take the caller's input and output as they are.
+#include "cell/cell.h"
+#include "op/checkpointed.h"
+#include "cuda/kernel/elementwise.h"
+#include "cuda/engine/engine.h"
+#include "cuda/gemm/gemm.h"
+#include "cuda/engine/sequence_gradients.h"
+#include "cuda/engine/sequence_tensors.h"
+#include "common/steps.h"
+#include "common/tensor_views.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+
+#include <algorithm>
+#include <array>
+
+namespace lltm::cuda {
+namespace {
+
+using at::Tensor;
+
+// H, and G * H, as rows of what the GEMM of a step takes.
+struct PaddedSizes {
+  int64_t hidden, gates;
+
+  PaddedSizes(int64_t hidden, at::ScalarType dtype)
+      : hidden(padded_cols(hidden, dtype)), gates(padded_cols(Cell::kGates * hidden, dtype)) {}
+};
+
+// What the steps of forward write. They update the state (B, H) in place.
+struct ForwardTensors {
+  Tensor output, c, activations, checkpoints;
+  Tensor h;      // padded
+  Tensor gates;  // of one chunk, padded
+};
+
+ForwardTensors allocate(
+    const SequenceArgs& args,
+    const PaddedSizes& padded,
+    const std::vector<Step>& steps,
+    const std::vector<Chunk>& chunks) {
+  const int64_t hidden = args.h_0.size(1);
+  const auto options = args.input.options();
+  return {
+      at::empty(output_sizes(args.input, hidden), options),
+      state(args.c_0, args.h_0.sizes(), options),
+      args.saves_activations() ? at::empty({flat_size(args.input), Cell::kSaved * hidden}, options)
+                               : Tensor(),
+      empty_checkpoints(args, steps.size()),
+      padded_state(args.h_0, args.h_0.sizes(), padded.hidden, options),
+      at::empty({most_rows(chunks), padded.gates}, compute_options(args.input))};
+}
+
+template <typename T>
+void run_forward(
+    const SequenceArgs& args,
+    const PaddedSizes& padded,
+    const std::vector<Step>& steps,
+    const std::vector<Chunk>& chunks,
+    const ForwardTensors& t) {
+  const int64_t hidden = args.h_0.size(1);
+  // One GEMM for many steps needs one stride for all of its rows, so an input that is batch
+  // first in memory is copied.
+  const Tensor x = as_operand(flat_rows(args.input));
+  const Tensor weights_h =
+      as_padded_operand(h_columns(args.weights, hidden), padded.gates, padded.hidden);
+  const Tensor weights_x =
+      as_padded_operand(x_columns(args.weights, hidden), padded.gates, args.input.size(-1));
+  const Operand weights_h_t = transposed(operand(weights_h));
+  const Operand weights_x_t = transposed(operand(weights_x));
+  const auto gates = read<compute_t<T>>(t.gates);
+  const auto output = write<T>(flat_rows(t.output));
+  const auto activations = write<T>(t.activations);
+  const Gemm gemm(args.input.scalar_type());
+  const Stream stream = current_stream();
+
+  ForwardArgs<T> step;
+  step.hidden = hidden;
+  step.bias = read_row<T>(args.bias);
+  step.c = read<T>(t.c);
+  step.c_next = write<T>(t.c);
+  step.h_state = write<T>(t.h);
+  for (const Chunk& chunk : chunks) {
+    const Operand chunk_x = operand_rows(x, chunk.begin, chunk.rows);
+    gemm(chunk_x, weights_x_t, result_rows(t.gates, 0, chunk.rows), /*accumulate=*/false);
+    for (size_t k = chunk.first; k < chunk.last; ++k) {
+      const auto [offset, rows] = steps[k];
+      save_checkpoint(args, t.checkpoints, k, t.c);
+      const Result step_gates = result_rows(t.gates, offset - chunk.begin, rows);
+      gemm(operand_rows(t.h, 0, rows), weights_h_t, step_gates, /*accumulate=*/true);
+      step.rows = rows;
+      step.gates = gates.from(offset - chunk.begin);
+      step.h_next = output.from(offset);
+      step.activations = activations.from(offset);
+      launch_forward(step, stream);
+    }
+  }
+}
+
+template <typename T>
+void run_backward(
+    const SequenceBackwardArgs& args,
+    const std::vector<Step>& steps,
+    const BackwardTensors& t,
+    const Gemm& gemm) {
+  using C = compute_t<T>;
+  const int64_t hidden = args.h_0.size(1);
+  const bool want_h_0 = args.output_mask[1];
+  const Tensor weights_h =
+      as_padded_operand(h_columns(args.weights, hidden), t.dz.size(1), t.dh.size(1));
+  const Operand weights_h_operand = operand(weights_h);
+  const auto activations = read<T>(args.activations);
+  const StepRows<T> grad_output(args.grad_output);
+  const auto dz = write<T>(t.dz);
+  const Stream stream = current_stream();
+
+  BackwardArgs<T, C> step;
+  step.hidden = hidden;
+  step.grad_h_state = read<C>(t.dh);
+  step.grad_c = read<C>(t.dc);
+  step.grad_c_prev = write<C>(t.dc);
+  for (size_t k = steps.size(); k-- > 0;) {
+    const auto [offset, rows] = steps[k];
+    step.rows = rows;
+    step.activations = activations.from(offset);
+    step.grad_h = grad_output.of(offset);
+    step.grad_gates = dz.from(offset);
+    launch_backward(step, stream);
+    if (k > 0 || want_h_0) {
+      const Operand step_dz = operand_rows(t.dz, offset, rows);
+      gemm(step_dz, weights_h_operand, result_rows(t.dh, 0, rows), /*accumulate=*/false);
+    }
+  }
+}
+
+}  // namespace
+
+SequenceResult stepwise_forward(const SequenceArgs& args, int64_t workspace_bytes) {
+  const at::ScalarType dtype = args.input.scalar_type();
+  const int64_t hidden = args.h_0.size(1);
+  const PaddedSizes padded(hidden, dtype);
+  const int64_t row_bytes =
+      padded.gates * static_cast<int64_t>(c10::elementSize(compute_dtype(dtype)));
+  const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
+  const std::vector<Chunk> chunks =
+      plan_chunks(steps, workspace_bytes / std::max<int64_t>(row_bytes, 1));
+  const ForwardTensors t = allocate(args, padded, steps, chunks);
+  visit_dtype<c10::Half, c10::BFloat16>(
+      dtype, [&]<typename T>(T*) { run_forward<T>(args, padded, steps, chunks, t); });
+  return {
+      t.output,
+      unpadded(t.h, hidden),
+      t.c,
+      args.saves_checkpoints() ? t.checkpoints : t.activations};
+}
+
+Gradients stepwise_backward(const SequenceBackwardArgs& args) {
+  const at::ScalarType dtype = args.input.scalar_type();
+  const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
+  const Gemm gemm(dtype);
+  const PaddedSizes padded(args.h_0.size(1), dtype);
+  const bool is_padded = padded.gates != Cell::kGates * args.h_0.size(1);
+  const std::array<int64_t, 2> dz_sizes = {flat_size(args.input), padded.gates};
+  const auto options = args.input.options();
+  const BackwardTensors t = {
+      padded_state(args.grad_h_n, args.h_0.sizes(), padded.hidden, compute_options(args.input)),
+      state(args.grad_c_n, args.h_0.sizes(), compute_options(args.input)),
+      is_padded ? at::zeros(dz_sizes, options) : at::empty(dz_sizes, options)};
+  visit_dtype<c10::Half, c10::BFloat16>(
+      dtype, [&]<typename T>(T*) { run_backward<T>(args, steps, t, gemm); });
+  return sequence_gradients(args, steps, gemm, t);
+}
+
+}  // namespace lltm::cuda

@@ -1,0 +1,185 @@
+#include "cuda/gemm/gemm.h"
+
+#include <ATen/cuda/CUDAContextLight.h>
+#include <ATen/cuda/Exceptions.h>
+#include <ATen/ops/zeros.h>
+#include <c10/cuda/CUDAStream.h>
+#include <c10/util/env.h>
+
+#include <cublas_v2.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+namespace lltm::cuda {
+namespace {
+
+constexpr int64_t kAccessBytes = 16;
+
+// Whether cuBLAS takes this stride between contiguous rows: they must not overlap, and its
+// kernels calculate with 32 bits. The stride of a single row does not matter.
+bool is_leading_dimension(int64_t stride, int64_t rows, int64_t cols) {
+  return rows <= 1 ||
+         (stride >= std::max<int64_t>(cols, 1) && stride <= std::numeric_limits<int32_t>::max());
+}
+
+// cuBLAS checks the leading dimension of a single row too, where the tensor's stride may
+// be any number: there it is the row's length.
+int64_t leading_dimension(int64_t stride, int64_t rows, int64_t cols) {
+  return std::max<int64_t>(rows > 1 ? stride : cols, 1);
+}
+
+bool has_contiguous_rows(const at::Tensor& t) {
+  return (t.size(1) <= 1 || t.stride(1) == 1) &&
+         is_leading_dimension(t.stride(0), t.size(0), t.size(1));
+}
+
+bool has_contiguous_columns(const at::Tensor& t) {
+  return (t.size(0) <= 1 || t.stride(0) == 1) &&
+         is_leading_dimension(t.stride(1), t.size(1), t.size(0));
+}
+
+// An empty tensor may have no memory to count from.
+int64_t byte_offset(const at::Tensor& tensor, int64_t elements) {
+  return tensor.numel() == 0 ? 0 : elements * static_cast<int64_t>(tensor.element_size());
+}
+
+cudaDataType_t data_type(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kDouble:
+      return CUDA_R_64F;
+    case at::kFloat:
+      return CUDA_R_32F;
+    case at::kHalf:
+      return CUDA_R_16F;
+    case at::kBFloat16:
+      return CUDA_R_16BF;
+    default:
+      TORCH_INTERNAL_ASSERT(false, "unchecked dtype ", dtype);
+  }
+}
+
+// cuBLAS is column-major: our contiguous rows are its columns.
+cublasOperation_t operation(const Operand& operand) {
+  return operand.transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+}
+
+void zero(const Result& c) {
+  const size_t element = c10::elementSize(c.dtype);
+  C10_CUDA_CHECK(cudaMemset2DAsync(
+      c.data,
+      static_cast<size_t>(c.ld) * element,
+      0,
+      static_cast<size_t>(c.cols) * element,
+      static_cast<size_t>(c.rows),
+      c10::cuda::getCurrentCUDAStream()));
+}
+
+}  // namespace
+
+at::Tensor as_operand(const at::Tensor& tensor) {
+  return has_contiguous_rows(tensor) || has_contiguous_columns(tensor) ? tensor
+                                                                       : tensor.contiguous();
+}
+
+int64_t padded_cols(int64_t cols, at::ScalarType dtype) {
+  const int64_t access = kAccessBytes / static_cast<int64_t>(c10::elementSize(dtype));
+  return (cols + access - 1) / access * access;
+}
+
+at::Tensor as_padded_operand(const at::Tensor& tensor, int64_t rows, int64_t cols) {
+  const auto address = reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr());
+  const int64_t row_bytes = tensor.stride(0) * static_cast<int64_t>(tensor.element_size());
+  if (tensor.size(0) == rows && tensor.size(1) == cols && has_contiguous_rows(tensor) &&
+      address % kAccessBytes == 0 && row_bytes % kAccessBytes == 0) {
+    return tensor;
+  }
+  const at::Tensor memory =
+      at::zeros({rows, padded_cols(cols, tensor.scalar_type())}, tensor.options());
+  memory.slice(0, 0, tensor.size(0)).slice(1, 0, tensor.size(1)).copy_(tensor);
+  return memory.slice(1, 0, cols);
+}
+
+Operand operand(const at::Tensor& tensor) {
+  return operand_rows(tensor, 0, tensor.size(0));
+}
+
+Operand operand_rows(const at::Tensor& t, int64_t begin, int64_t count) {
+  const auto* const data = static_cast<const char*>(t.const_data_ptr());
+  if (has_contiguous_rows(t)) {
+    const int64_t ld = leading_dimension(t.stride(0), t.size(0), t.size(1));
+    return {data + byte_offset(t, begin * ld), count, t.size(1), ld, /*transposed=*/false};
+  }
+  const int64_t ld = leading_dimension(t.stride(1), t.size(1), t.size(0));
+  return {data + byte_offset(t, begin), count, t.size(1), ld, /*transposed=*/true};
+}
+
+Operand transposed(const Operand& a) {
+  return {a.data, a.cols, a.rows, a.ld, !a.transposed};
+}
+
+Result result(const at::Tensor& tensor) {
+  return result_rows(tensor, 0, tensor.size(0));
+}
+
+Result result_rows(const at::Tensor& t, int64_t begin, int64_t count) {
+  const int64_t ld = leading_dimension(t.stride(0), t.size(0), t.size(1));
+  auto* const data = static_cast<char*>(t.mutable_data_ptr());
+  return {data + byte_offset(t, begin * ld), count, t.size(1), ld, t.scalar_type()};
+}
+
+// ATen's handle: bound to the current stream and a workspace of that stream, so that it
+// works in a captured graph and gives the same bits from run to run. ATen sets its mode
+// wherever it uses the handle, so nothing has to be restored.
+Gemm::Gemm(at::ScalarType dtype) : dtype_(dtype), handle_(at::cuda::getCurrentCUDABlasHandle()) {
+  if (dtype_ == at::kHalf || dtype_ == at::kBFloat16) {
+    // Partial results of a split K are accumulated in float32 too.
+    TORCH_CUDABLAS_CHECK(cublasSetMathMode(
+        static_cast<cublasHandle_t>(handle_),
+        static_cast<cublasMath_t>(
+            CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)));
+  }
+}
+
+// cuBLAS puts NVIDIA_TF32_OVERRIDE=0 above the mode of a handle.
+bool Gemm::uses_tf32() const {
+  if (dtype_ != at::kFloat || c10::utils::get_env("NVIDIA_TF32_OVERRIDE") == "0") return false;
+  cublasMath_t mode;
+  TORCH_CUDABLAS_CHECK(cublasGetMathMode(static_cast<cublasHandle_t>(handle_), &mode));
+  return mode == CUBLAS_TF32_TENSOR_OP_MATH;
+}
+
+void Gemm::operator()(const Operand& a, const Operand& b, const Result& c, bool accumulate) const {
+  const int64_t M = c.rows, N = c.cols, K = a.cols;
+  TORCH_INTERNAL_ASSERT_DEBUG_ONLY(a.rows == M && b.rows == K && b.cols == N);
+  if (M == 0 || N == 0 || (K == 0 && accumulate)) return;
+  if (K == 0) return zero(c);
+  // Column-major: C^T (N, M) = B^T (N, K) A^T (K, M). alpha and beta are of the type that
+  // is accumulated in.
+  const bool is_double = dtype_ == at::kDouble;
+  const double alpha = 1, beta = accumulate ? 1 : 0;
+  const float alpha_f32 = 1, beta_f32 = accumulate ? 1 : 0;
+  TORCH_CUDABLAS_CHECK(cublasGemmEx_64(
+      static_cast<cublasHandle_t>(handle_),
+      operation(b),
+      operation(a),
+      N,
+      M,
+      K,
+      is_double ? static_cast<const void*>(&alpha) : &alpha_f32,
+      b.data,
+      data_type(dtype_),
+      b.ld,
+      a.data,
+      data_type(dtype_),
+      a.ld,
+      is_double ? static_cast<const void*>(&beta) : &beta_f32,
+      c.data,
+      data_type(c.dtype),
+      c.ld,
+      is_double ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F,
+      CUBLAS_GEMM_DEFAULT));
+}
+
+}  // namespace lltm::cuda

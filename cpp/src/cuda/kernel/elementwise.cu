@@ -1,0 +1,99 @@
+// The element-wise kernels and their launches; elementwise_kernels.h has the code of a
+// thread. c10 headers only, which keeps nvcc quick.
+#include "cuda/kernel/elementwise.h"
+
+#include "cuda/kernel/elementwise_kernels.h"
+
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAStream.h>
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+
+namespace lltm::cuda {
+namespace {
+
+// Blocks that a multiprocessor must be able to hold, which allows a thread 128 registers:
+// by default the compiler aims at more blocks, and spills.
+constexpr int kResidentBlocks = 4;
+
+// `count` is the number of pieces of work (elementwise_kernels.h).
+template <int kWidth, typename T>
+__global__ void __launch_bounds__(kThreads, kResidentBlocks)
+    lltm_forward(const ForwardArgs<T> args, const ForwardAccess wide, const std::int64_t count) {
+  grid_stride(blockIdx.x, gridDim.x, threadIdx.x, blockDim.x, count, [&](std::int64_t n) {
+    forward_at<kWidth>(args, wide, n);
+  });
+}
+
+template <int kWidth, typename T, typename D>
+__global__ void __launch_bounds__(kThreads, kResidentBlocks) lltm_backward(
+    const BackwardArgs<T, D> args, const BackwardAccess wide, const std::int64_t count) {
+  grid_stride(blockIdx.x, gridDim.x, threadIdx.x, blockDim.x, count, [&](std::int64_t n) {
+    backward_at<kWidth>(args, wide, n);
+  });
+}
+
+// The wide form is faster where every multiprocessor gets several warps of it. Fewer
+// elements than this take less time with more threads of one unit each.
+constexpr std::int64_t kWideElements = 1 << 17;
+
+template <typename T, typename Args>
+bool takes_wide(const Args& args) {
+  return fits_wide<T>(args.hidden) && args.rows * args.hidden >= kWideElements;
+}
+
+// Launches `kernel` for (rows, hidden) elements, `width` to a piece. Fails on a stream of
+// another device than the current one.
+template <typename Kernel, typename Args, typename Wide>
+void launch(Kernel kernel, const Args& args, const Wide& wide, int width, Stream stream) {
+  const std::int64_t count = args.rows * (args.hidden / width);
+  const Grid grid = grid_for(count);
+  kernel<<<
+      static_cast<unsigned>(grid.blocks),
+      grid.threads,
+      0,
+      static_cast<cudaStream_t>(stream.handle)>>>(args, wide, count);
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+}  // namespace
+
+Stream current_stream() {
+  return {c10::cuda::getCurrentCUDAStream().stream()};
+}
+
+template <typename T>
+void launch_forward(const ForwardArgs<T>& args, Stream stream) {
+  if (args.rows == 0 || args.hidden == 0) return;
+  const ForwardAccess wide = access_of(args);
+  if (takes_wide<T>(args)) {
+    launch(lltm_forward<kWide<T>, T>, args, wide, kWide<T>, stream);
+  } else {
+    launch(lltm_forward<1, T>, args, wide, 1, stream);
+  }
+}
+
+template <typename T, typename D>
+void launch_backward(const BackwardArgs<T, D>& args, Stream stream) {
+  if (args.rows == 0 || args.hidden == 0) return;
+  const BackwardAccess wide = access_of(args);
+  if (takes_wide<T>(args)) {
+    launch(lltm_backward<kWide<T>, T, D>, args, wide, kWide<T>, stream);
+  } else {
+    launch(lltm_backward<1, T, D>, args, wide, 1, stream);
+  }
+}
+
+template void launch_forward(const ForwardArgs<double>&, Stream);
+template void launch_forward(const ForwardArgs<float>&, Stream);
+template void launch_forward(const ForwardArgs<c10::Half>&, Stream);
+template void launch_forward(const ForwardArgs<c10::BFloat16>&, Stream);
+
+template void launch_backward(const BackwardArgs<double, double>&, Stream);
+template void launch_backward(const BackwardArgs<float, float>&, Stream);
+template void launch_backward(const BackwardArgs<c10::Half, c10::Half>&, Stream);
+template void launch_backward(const BackwardArgs<c10::Half, float>&, Stream);
+template void launch_backward(const BackwardArgs<c10::BFloat16, c10::BFloat16>&, Stream);
+template void launch_backward(const BackwardArgs<c10::BFloat16, float>&, Stream);
+
+}  // namespace lltm::cuda

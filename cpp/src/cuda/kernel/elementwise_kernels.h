@@ -1,0 +1,278 @@
+// The code of one thread of an element-wise kernel, for host and device: the tests run it
+// on the CPU, over the same indices as the grid.
+//
+// A thread computes a piece: `kWidth` neighbouring units of one row, as many as fill a
+// 16-byte access of the storage type (the wide form) or one. An argument that cannot be
+// read 16 bytes at a time, because its elements have gaps or a row is not aligned, is read
+// element by element; this does not affect the other arguments.
+#pragma once
+
+#include "cell/cell.h"
+#include "cuda/kernel/elementwise.h"
+
+#include <cstdint>
+#include <utility>
+
+// Arrays stay in registers only where every index is known.
+#if defined(__CUDACC__)
+#define LLTM_UNROLL _Pragma("unroll")
+#else
+#define LLTM_UNROLL
+#endif
+
+namespace lltm::cuda {
+namespace {
+
+constexpr int kAccessBytes = 16;
+constexpr int kGates = Cell::kGates;
+constexpr int kSaved = Cell::kSaved;
+
+// Units of a thread in the wide form.
+template <typename T>
+constexpr int kWide = kAccessBytes / static_cast<int>(sizeof(T));
+
+// ---- the index space --------------------------------------------------------
+
+struct Grid {
+  std::int64_t blocks;
+  int threads;  // per block
+};
+
+// One dimension: the others are limited to 65535 blocks, and there may be more rows. Small
+// blocks, so that a small step reaches many multiprocessors.
+constexpr int kThreads = 128;
+constexpr std::int64_t kMaxBlocks = 1 << 20;
+
+// For `count` pieces of work, at least one.
+inline Grid grid_for(std::int64_t count) {
+  const std::int64_t blocks = (count + kThreads - 1) / kThreads;
+  return {blocks < kMaxBlocks ? blocks : kMaxBlocks, kThreads};
+}
+
+// Runs body(n) for the pieces n < count of one thread: its number in the grid, and from
+// there in steps of the size of the grid.
+template <typename Body>
+LLTM_CELL_INLINE void grid_stride(
+    std::int64_t block,
+    std::int64_t blocks,
+    int thread,
+    int threads,
+    std::int64_t count,
+    const Body& body) {
+  for (std::int64_t n = block * threads + thread; n < count; n += blocks * threads) body(n);
+}
+
+struct Position {
+  std::int64_t row, col;
+};
+
+// Of piece n, with `per_row` pieces to a row. On a GPU a 64-bit division takes about a
+// hundred instructions, a 32-bit one about twenty.
+LLTM_CELL_INLINE Position position(std::int64_t n, std::int64_t per_row) {
+  constexpr std::int64_t kLargest = 0xFFFFFFFF;
+  if (n <= kLargest && per_row <= kLargest) {
+    const auto small = static_cast<std::uint32_t>(n);
+    const auto divisor = static_cast<std::uint32_t>(per_row);
+    const std::uint32_t row = small / divisor;
+    return {row, small - row * divisor};
+  }
+  const std::int64_t row = n / per_row;
+  return {row, n - row * per_row};
+}
+
+// ---- memory -----------------------------------------------------------------
+
+// 16 bytes, moved by one instruction.
+template <typename T>
+struct alignas(kAccessBytes) Access {
+  T values[kWide<T>];
+};
+
+// Whether every row can be read and written 16 bytes at a time, from columns that are
+// multiples of kWide<T>.
+template <typename T>
+inline bool is_wide(const Matrix<T>& matrix) {
+  const auto address = reinterpret_cast<std::uintptr_t>(matrix.data);
+  return matrix.col_stride == 1 && address % kAccessBytes == 0 &&
+         matrix.row_stride % kWide<std::remove_const_t<T>> == 0;
+}
+
+// kWidth elements of a row, widened to the compute type; zero where absent.
+template <int kWidth, typename T>
+LLTM_CELL_INLINE void load(
+    const Matrix<const T>& matrix,
+    bool wide,
+    std::int64_t row,
+    std::int64_t col,
+    compute_t<T> (&values)[kWidth]) {
+  if (matrix.data == nullptr) {
+    LLTM_UNROLL
+    for (int j = 0; j < kWidth; ++j) values[j] = compute_t<T>(0);
+    return;
+  }
+  const T* const x = matrix.row(row) + col * matrix.col_stride;
+  if constexpr (kWidth % kWide<T> == 0) {
+    if (wide) {
+      Access<T> access[kWidth / kWide<T>];
+      LLTM_UNROLL
+      for (int k = 0; k < kWidth / kWide<T>; ++k) {
+        access[k] = reinterpret_cast<const Access<T>*>(x)[k];
+      }
+      LLTM_UNROLL
+      for (int j = 0; j < kWidth; ++j) {
+        values[j] = static_cast<compute_t<T>>(access[j / kWide<T>].values[j % kWide<T>]);
+      }
+      return;
+    }
+  }
+  LLTM_UNROLL
+  for (int j = 0; j < kWidth; ++j) {
+    values[j] = static_cast<compute_t<T>>(x[j * matrix.col_stride]);
+  }
+}
+
+// The same for a result: narrowed; not stored where absent.
+template <int kWidth, typename T>
+LLTM_CELL_INLINE void store(
+    const Matrix<T>& matrix,
+    bool wide,
+    std::int64_t row,
+    std::int64_t col,
+    const compute_t<T> (&values)[kWidth]) {
+  if (matrix.data == nullptr) return;
+  T* const y = matrix.row(row) + col;
+  if constexpr (kWidth % kWide<T> == 0) {
+    if (wide) {
+      LLTM_UNROLL
+      for (int k = 0; k < kWidth / kWide<T>; ++k) {
+        Access<T> access;
+        LLTM_UNROLL
+        for (int j = 0; j < kWide<T>; ++j) {
+          access.values[j] = static_cast<T>(values[k * kWide<T> + j]);
+        }
+        reinterpret_cast<Access<T>*>(y)[k] = access;
+      }
+      return;
+    }
+  }
+  LLTM_UNROLL
+  for (int j = 0; j < kWidth; ++j) y[j] = static_cast<T>(values[j]);
+}
+
+// ---- kernels ----------------------------------------------------------------
+
+// Which arguments can be accessed 16 bytes at a time.
+struct ForwardAccess {
+  bool gates, bias, c, h_next, h_state, c_next, activations;
+};
+struct BackwardAccess {
+  bool activations, grad_h, grad_h_state, grad_c, grad_gates, grad_c_prev;
+};
+
+template <typename T>
+inline ForwardAccess access_of(const ForwardArgs<T>& a) {
+  return {
+      is_wide(a.gates),
+      is_wide(a.bias),
+      is_wide(a.c),
+      is_wide(a.h_next),
+      is_wide(a.h_state),
+      is_wide(a.c_next),
+      is_wide(a.activations)};
+}
+
+template <typename T, typename D>
+inline BackwardAccess access_of(const BackwardArgs<T, D>& a) {
+  return {
+      is_wide(a.activations),
+      is_wide(a.grad_h),
+      is_wide(a.grad_h_state),
+      is_wide(a.grad_c),
+      is_wide(a.grad_gates),
+      is_wide(a.grad_c_prev)};
+}
+
+// The wide form needs rows of whole accesses.
+template <typename T>
+inline bool fits_wide(std::int64_t hidden) {
+  return hidden % kWide<T> == 0;
+}
+
+// Piece n of (rows, hidden / kWidth). All loads come before all stores: c_next may be c.
+template <int kWidth, typename T>
+LLTM_CELL_INLINE void forward_at(
+    const ForwardArgs<T>& a, const ForwardAccess& wide, std::int64_t n) {
+  using C = compute_t<T>;
+  const auto [row, piece] = position(n, a.hidden / kWidth);
+  const std::int64_t col = piece * kWidth;
+  C z[kGates][kWidth], saved[kSaved][kWidth], c[kWidth], h[kWidth];
+  LLTM_UNROLL
+  for (int k = 0; k < kGates; ++k) {
+    C bias[kWidth];
+    load(a.gates, wide.gates, row, col + k * a.hidden, z[k]);
+    load(a.bias, wide.bias, 0, col + k * a.hidden, bias);
+    LLTM_UNROLL
+    for (int j = 0; j < kWidth; ++j) z[k][j] += bias[j];
+  }
+  load(a.c, wide.c, row, col, c);
+  LLTM_UNROLL
+  for (int j = 0; j < kWidth; ++j) {
+    C z_j[kGates];
+    LLTM_UNROLL
+    for (int k = 0; k < kGates; ++k) z_j[k] = z[k][j];
+    const auto y = Cell::forward(z_j, c[j]);
+    LLTM_UNROLL
+    for (int k = 0; k < kSaved; ++k) saved[k][j] = y.saved[k];
+    c[j] = y.c;
+    h[j] = y.h;
+  }
+  store(a.h_next, wide.h_next, row, col, h);
+  store(a.h_state, wide.h_state, row, col, h);
+  store(a.c_next, wide.c_next, row, col, c);
+  LLTM_UNROLL
+  for (int k = 0; k < kSaved; ++k) {
+    store(a.activations, wide.activations, row, col + k * a.hidden, saved[k]);
+  }
+}
+
+// body(0) to body(kCount - 1). For backward: with unrolled loops nvcc takes up to twelve
+// registers more, and then a multiprocessor holds fewer blocks.
+template <int kCount, typename Body>
+LLTM_CELL_INLINE void for_each_index(const Body& body) {
+  [&]<int... k>(std::integer_sequence<int, k...>) {
+    (body(k), ...);
+  }(std::make_integer_sequence<int, kCount>());
+}
+
+// As forward_at; grad_c_prev may be grad_c.
+template <int kWidth, typename T, typename D>
+LLTM_CELL_INLINE void backward_at(
+    const BackwardArgs<T, D>& a, const BackwardAccess& wide, std::int64_t n) {
+  using C = compute_t<T>;
+  const auto [row, piece] = position(n, a.hidden / kWidth);
+  const std::int64_t col = piece * kWidth;
+  C saved[kSaved][kWidth], dz[kGates][kWidth], dh[kWidth], dh_state[kWidth], dc[kWidth];
+  for_each_index<kSaved>([&, row = row](int k) {
+    load(a.activations, wide.activations, row, col + k * a.hidden, saved[k]);
+  });
+  load(a.grad_h, wide.grad_h, row, col, dh);
+  load(a.grad_h_state, wide.grad_h_state, row, col, dh_state);
+  load(a.grad_c, wide.grad_c, row, col, dc);
+  LLTM_UNROLL
+  for (int j = 0; j < kWidth; ++j) {
+    C saved_j[kSaved];
+    LLTM_UNROLL
+    for (int k = 0; k < kSaved; ++k) saved_j[k] = saved[k][j];
+    const auto d = Cell::backward(saved_j, dh[j] + dh_state[j], dc[j]);
+    LLTM_UNROLL
+    for (int k = 0; k < kGates; ++k) dz[k][j] = d.dz[k];
+    dc[j] = d.dc;
+  }
+  for_each_index<kGates>([&, row = row](int k) {
+    store(a.grad_gates, wide.grad_gates, row, col + k * a.hidden, dz[k]);
+  });
+  store(a.grad_c_prev, wide.grad_c_prev, row, col, dc);
+}
+
+}  // namespace
+}  // namespace lltm::cuda

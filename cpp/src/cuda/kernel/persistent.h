@@ -1,0 +1,130 @@
+// The persistent kernels: a sequence, or a chunk of its steps, by one kernel that keeps the
+// recurrent weights in registers. Here are the arguments, and the functions that launch them.
+//
+// A thread block owns kSliceUnits hidden units of a group of rows. What the thread blocks of
+// a group exchange are the results themselves: h of a step, or in backward dz, which a
+// consumer polls until it is there. Memory that is "absent", all bits set, says that it is
+// not: no value has that bit pattern, because every NaN is stored as the same one.
+//
+// T is a 16-bit type or float. Float is multiplied in TF32, each factor rounded to it when it is
+// read; what is stored or exchanged has all its bits.
+//
+// No header of ATen: persistent.cu, which nvcc compiles, includes this file too.
+#pragma once
+
+#include "cell/cell.h"
+#include "cuda/kernel/elementwise.h"
+#include "cuda/tuning.h"
+#include "common/matrix.h"
+
+#include <cstdint>
+
+namespace lltm::cuda {
+
+constexpr int kSliceUnits = 16;  // M of an mma instruction: hidden units of a thread block
+constexpr int kTileRows = 8;     // N of an mma instruction
+constexpr int kWarps = 8;        // of a thread block; they split K
+constexpr int kWarpLanes = 32;
+
+// How many tiles of rows a group may have; kernels exist for these.
+constexpr int kTileCounts[] = {1, 2, 4};
+
+// The bytes of a row of h have to be a multiple of 16, so that 16 bytes of a state belong to one
+// row and one gate. With more of them than these, the weights of a thread would not fit in
+// registers: H is at most 1536 forward and 1024 backward in 16 bits, and half of that in float.
+constexpr std::int64_t kRowBytesMultiple = 16;
+constexpr int kWarpBytes = 64;  // the K of a warp is a multiple of this, in each row
+constexpr int kMostUnitsForward = 18 / Cell::kGates;
+constexpr int kMostUnitsBackward = 12;
+constexpr std::int64_t kMostRowBytesForward = kMostUnitsForward * kWarps * kWarpBytes;
+constexpr std::int64_t kMostRowBytesBackward =
+    kMostUnitsBackward * kWarps * kWarpBytes / Cell::kGates;
+
+// `count` steps of `rows` rows each.
+struct StepRun {
+  std::int64_t count, rows;
+};
+
+// The steps of a launch in its order, as few runs of equal size: a kernel parameter, so that
+// nothing has to be copied to the device. A kernel's parameters may have 4 KiB.
+constexpr int kMostRuns = 128;
+struct LaunchSteps {
+  // Whether each step's rows (steps.h) follow those of the step before, or precede them.
+  bool ascending;
+  std::int64_t edge;  // where the first step begins or, descending, where it ends
+  std::int64_t time;  // the first step's number in the sequence
+  // The step before the first one, of an earlier launch; without one, no rows.
+  std::int64_t previous_offset, previous_rows;
+  int runs;
+  StepRun run[kMostRuns + 1];  // backward adds a step without rows
+};
+
+// Row `row` of a step of a tensor (T, B, H), or (N, H) packed, of any strides: one of
+// time_stride and offset_stride is zero. Null data: absent.
+template <typename T>
+struct StepMatrix {
+  T* data = nullptr;
+  std::int64_t time_stride = 0, offset_stride = 0, row_stride = 0, col_stride = 0;
+};
+
+// Both structs: N rows of all steps, B rows of the state, G gates and S saved activations
+// (cell.h). Where no strides are given, matrices are contiguous. What is read or exchanged 16
+// bytes at a time is marked (16) and begins at a multiple of 16 bytes, the rest at one of 8.
+// A launch computes rows [first_row, first_row + groups * tiles * kTileRows) of the state.
+template <typename T>
+struct PersistentForwardArgs {
+  std::int64_t hidden = 0;
+  std::int64_t batch = 0;
+  std::int64_t first_row = 0;
+  const T* weights = nullptr;     // (G * H, H), the columns that multiply h (16)
+  Matrix<const T> bias;           // (G * H) with row stride 0; or absent
+  const float* gates = nullptr;   // (rows of the launch's steps, G * H): x W_x^T
+  std::int64_t gates_offset = 0;  // the row of the sequence that is the first of `gates`
+  const T* h_0 = nullptr;         // (B, H) (16)
+  T* h = nullptr;                 // (B, H), the state, updated in place; not h_0
+  T* c = nullptr;                 // (B, H), the state, updated in place
+  T* output = nullptr;            // (N, H); absent before the first launch (16)
+  T* activations = nullptr;       // (N, S * H), or null
+  int poll_nanoseconds = 0;       // between two polls of a word
+  LaunchSteps steps;
+};
+
+// Steps are in the order of backward. A last step without rows has the gradient of h carried
+// back to the initial state.
+template <typename T>
+struct PersistentBackwardArgs {
+  std::int64_t hidden = 0;
+  std::int64_t batch = 0;
+  std::int64_t first_row = 0;
+  const T* weights = nullptr;      // (H, G * H), the transpose of forward's (16)
+  const T* activations = nullptr;  // (N, S * H)
+  StepMatrix<const T> grad_output;
+  T* dz = nullptr;      // (N, G * H); absent before the first launch (16)
+  float* dh = nullptr;  // (B, H), updated in place
+  float* dc = nullptr;  // (B, H), updated in place
+  int poll_nanoseconds = 0;
+  LaunchSteps steps;
+};
+
+// The thread blocks of a kernel that the current device runs at once; 0 where it cannot run
+// them at all. A launch of more than that would never end, and fails.
+template <typename T>
+std::int64_t resident_forward_blocks(std::int64_t hidden, int tiles);
+template <typename T>
+std::int64_t resident_backward_blocks(std::int64_t hidden, int tiles);
+
+// The current device.
+GpuKind current_gpu();
+
+// Makes memory absent.
+void mark_absent(void* data, std::int64_t bytes, Stream stream);
+
+// Queue one kernel of `groups` groups of `tiles` tiles on a stream of the current device.
+template <typename T>
+void launch_persistent_forward(
+    const PersistentForwardArgs<T>& args, std::int64_t groups, int tiles, Stream stream);
+template <typename T>
+void launch_persistent_backward(
+    const PersistentBackwardArgs<T>& args, std::int64_t groups, int tiles, Stream stream);
+
+}  // namespace lltm::cuda

@@ -1,0 +1,45 @@
+// The checks on operator arguments: one set for all backends (backend.h), so that Python, C++
+// and torch.ops see the same errors.
+//
+// Sizes are symbolic, so that the same checks serve compiled graphs with dynamic shapes.
+#pragma once
+
+#include "op/operator_args.h"
+
+namespace lltm {
+
+// For cell and its training form cell_forward. Error messages say `cell` for both.
+void check_cell(const CellArgs& args);
+void check_cell_backward(const CellBackwardArgs& args);
+
+// For sequence and its training form sequence_forward.
+void check_sequence(const SequenceArgs& args);
+void check_sequence_backward(const SequenceBackwardArgs& args);
+
+// For sequence_checkpointed and its training form.
+void check_sequence_checkpointed(const SequenceArgs& args);
+void check_sequence_checkpointed_backward(const CheckpointedBackwardArgs& args);
+
+// Weights of any H and I; the dtype to quantise them to is qint8, or none.
+void check_prepack(const at::Tensor& weights, std::optional<at::ScalarType> dtype);
+
+// As check_sequence. Prepacked weights must be on the device of the input; weights that are
+// not packed must have the shape that input and h_0 imply.
+void check_sequence_prepacked(const SequenceArgs& args);
+
+// The low-level pair of pair.h. `states` are grad_h, grad_cell, new_cell, input_gate,
+// output_gate, candidate_cell, each (B, H).
+void check_pair_forward(
+    const at::Tensor& input,
+    const at::Tensor& weights,
+    const std::optional<at::Tensor>& bias,
+    const at::Tensor& old_h,
+    const at::Tensor& old_cell);
+
+void check_pair_backward(
+    const std::array<at::Tensor, 6>& states,
+    const at::Tensor& X,
+    const at::Tensor& gate_weights,
+    const at::Tensor& weights);
+
+}  // namespace lltm

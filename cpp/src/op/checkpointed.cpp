@@ -1,0 +1,143 @@
+#include "op/checkpointed.h"
+
+#include "common/steps.h"
+#include "common/tensor_views.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+namespace lltm {
+namespace {
+
+using at::Tensor;
+
+// The part of the arguments that one segment reads, in the form of a sequence of its own.
+class Segments {
+ public:
+  explicit Segments(const CheckpointedBackwardArgs& args)
+      : args_(args),
+        steps_(plan_steps(args.input, args.batch_sizes, args.reverse)),
+        chunks_(plan_chunks(
+            steps_,
+            std::numeric_limits<int64_t>::max(),
+            static_cast<size_t>(args.checkpoint_steps))),
+        output_rows_(flat_rows(args.output)) {}
+
+  size_t count() const { return chunks_.size(); }
+
+  // The rows of the state that take a step in segment s: those of its largest step, which is the
+  // first one or, in reverse, where rows join, the last one.
+  int64_t batch(size_t s) const {
+    return std::max(steps_[chunks_[s].first].rows, steps_[chunks_[s].last - 1].rows);
+  }
+
+  // Of input, output or a gradient of it.
+  Tensor rows(const Tensor& tensor, size_t s) const {
+    if (!tensor.defined()) return tensor;
+    if (args_.batch_sizes.defined()) return tensor.narrow(0, chunks_[s].begin, chunks_[s].rows);
+    return tensor.narrow(0, first_time(s), length(s));
+  }
+
+  Tensor batch_sizes(size_t s) const {
+    const Tensor& sizes = args_.batch_sizes;
+    return sizes.defined() ? sizes.narrow(0, first_time(s), length(s)) : sizes;
+  }
+
+  // h before the segment: of the step before it, and of h_0 for rows that join.
+  Tensor h(size_t s) const {
+    const size_t first = chunks_[s].first;
+    const int64_t carried = std::min(carried_rows(steps_, first), batch(s));
+    const Tensor joining = args_.h_0.narrow(0, carried, batch(s) - carried);
+    if (carried == 0) return joining;
+    const Tensor last = output_rows_.narrow(0, steps_[first - 1].offset, carried);
+    return carried == batch(s) ? last : at::cat({last, joining});
+  }
+
+  Tensor c(size_t s) const {
+    return args_.checkpoints.select(0, static_cast<int64_t>(s)).narrow(0, 0, batch(s));
+  }
+
+ private:
+  int64_t length(size_t s) const {
+    return static_cast<int64_t>(chunks_[s].last - chunks_[s].first);
+  }
+  int64_t first_time(size_t s) const {
+    return static_cast<int64_t>(args_.reverse ? steps_.size() - chunks_[s].last : chunks_[s].first);
+  }
+
+  const CheckpointedBackwardArgs& args_;
+  const std::vector<Step> steps_;
+  const std::vector<Chunk> chunks_;
+  const Tensor output_rows_;
+};
+
+// A copy that can be written to; zeros where undefined.
+Tensor copy_or_zeros(
+    const Tensor& tensor, at::IntArrayRef sizes, const at::TensorOptions& options) {
+  return tensor.defined() ? at::empty(sizes, options).copy_(tensor) : at::zeros(sizes, options);
+}
+
+}  // namespace
+
+Gradients checkpointed_backward(
+    const CheckpointedBackwardArgs& args,
+    SequenceResult (*forward)(const SequenceArgs&),
+    Gradients (*backward)(const SequenceBackwardArgs&)) {
+  const at::ScalarType dtype = args.input.scalar_type();
+  const auto wide = args.input.options().dtype(compute_dtype(dtype));
+  const auto [want_input, want_h_0, want_c_0, want_weights, want_bias] = args.output_mask;
+  const Segments segments(args);
+
+  // The gradients of the state before the segments that are done. A row's are final once the
+  // segment of its first step is done.
+  const Tensor dh = copy_or_zeros(args.grad_h_n, args.h_0.sizes(), wide);
+  const Tensor dc = copy_or_zeros(args.grad_c_n, args.h_0.sizes(), wide);
+  const Tensor d_input =
+      want_input ? at::empty(args.input.sizes(), args.input.options()) : Tensor();
+  const Tensor d_weights = want_weights ? at::zeros(args.weights.sizes(), wide) : Tensor();
+  const Tensor d_bias = want_bias ? at::zeros({args.weights.size(0)}, wide) : Tensor();
+
+  for (size_t s = segments.count(); s-- > 0;) {
+    const Tensor input = segments.rows(args.input, s);
+    const Tensor output = segments.rows(args.output, s);
+    const Tensor grad_output = segments.rows(args.grad_output, s);
+    const Tensor batch_sizes = segments.batch_sizes(s);
+    const Tensor h = segments.h(s);
+    const Tensor c = segments.c(s);
+    const Tensor segment_dh = dh.narrow(0, 0, h.size(0));
+    const Tensor segment_dc = dc.narrow(0, 0, h.size(0));
+    const Tensor activations = std::get<3>(
+        forward({input, h, c, args.weights, args.bias, batch_sizes, args.reverse, /*save=*/true}));
+    const auto [dx, next_dh, next_dc, dw, db] = backward(
+        {grad_output,
+         segment_dh,
+         segment_dc,
+         input,
+         h,
+         args.weights,
+         output,
+         activations,
+         batch_sizes,
+         args.reverse,
+         {want_input, s > 0 || want_h_0, s > 0 || want_c_0, want_weights, want_bias},
+         /*segment=*/true});
+    if (next_dh.defined()) segment_dh.copy_(next_dh);
+    if (next_dc.defined()) segment_dc.copy_(next_dc);
+    if (want_input) segments.rows(d_input, s).copy_(dx);
+    if (want_weights) d_weights.add_(dw);
+    if (want_bias) d_bias.add_(db);
+  }
+  return {
+      d_input,
+      want_h_0 ? dh.to(dtype) : Tensor(),
+      want_c_0 ? dc.to(dtype) : Tensor(),
+      want_weights ? d_weights.to(dtype) : Tensor(),
+      want_bias ? d_bias.to(dtype) : Tensor()};
+}
+
+}  // namespace lltm

@@ -1,0 +1,102 @@
+// Shapes and dtypes without data: fake tensors, torch.compile, the meta device.
+#include "op/backend.h"
+#include "cell/cell.h"
+
+#include <ATen/Functions.h>
+#include <c10/util/Exception.h>
+
+#include <vector>
+
+namespace lltm {
+namespace {
+
+using at::Tensor;
+using c10::SymInt;
+
+Tensor empty(const Tensor& like, std::vector<SymInt> shape) {
+  return at::empty_symint(shape, like.options());
+}
+
+// Results are contiguous, whatever the strides of the argument that has their shape.
+Tensor contiguous_like(const Tensor& tensor) {
+  return empty(tensor, tensor.sym_sizes().vec());
+}
+
+Tensor activations(const Tensor& like, const SymInt& rows, const SymInt& hidden) {
+  return empty(like, {rows, hidden * Cell::kSaved});
+}
+
+Tensor checkpoints(const SequenceArgs& args) {
+  const SymInt steps =
+      args.batch_sizes.defined() ? args.batch_sizes.sym_numel() : args.input.sym_size(0);
+  const SymInt count = (steps + (args.checkpoint_steps - 1)) / args.checkpoint_steps;
+  return empty(args.input, {count, args.h_0.sym_size(0), args.h_0.sym_size(1)});
+}
+
+Gradients gradients(
+    const Tensor& input, const Tensor& h, const Tensor& weights, const OutputMask& mask) {
+  return {
+      mask[0] ? contiguous_like(input) : Tensor(),
+      mask[1] ? contiguous_like(h) : Tensor(),
+      mask[2] ? contiguous_like(h) : Tensor(),
+      mask[3] ? contiguous_like(weights) : Tensor(),
+      mask[4] ? empty(weights, {weights.sym_size(0)}) : Tensor()};
+}
+
+struct Meta {
+  using DeviceGuard = NoDeviceGuard;
+
+  static CellResult cell_forward(const CellArgs& args) {
+    const Tensor& h = args.h;
+    return {
+        contiguous_like(h),
+        contiguous_like(h),
+        args.save ? activations(h, h.sym_size(0), h.sym_size(1)) : Tensor()};
+  }
+
+  static Gradients cell_backward(const CellBackwardArgs& args) {
+    return gradients(args.input, args.h, args.weights, args.output_mask);
+  }
+
+  static SequenceResult sequence_forward(const SequenceArgs& args) {
+    const SymInt hidden = args.h_0.sym_size(1);
+    std::vector<SymInt> shape = args.input.sym_sizes().vec();
+    const SymInt rows = shape.size() == 2 ? shape[0] : shape[0] * shape[1];
+    shape.back() = hidden;
+    return {
+        empty(args.input, std::move(shape)),
+        contiguous_like(args.h_0),
+        contiguous_like(args.h_0),
+        args.saves_checkpoints()   ? checkpoints(args)
+        : args.saves_activations() ? activations(args.input, rows, hidden)
+                                   : Tensor()};
+  }
+
+  static Gradients sequence_backward(const SequenceBackwardArgs& args) {
+    return gradients(args.input, args.h_0, args.weights, args.output_mask);
+  }
+
+  static Gradients sequence_checkpointed_backward(const CheckpointedBackwardArgs& args) {
+    return gradients(args.input, args.h_0, args.weights, args.output_mask);
+  }
+
+  // The size of packed weights depends on the machine.
+  static Tensor prepack(const Tensor&, std::optional<at::ScalarType>) {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        false,
+        "lltm::prepack: expected weights with data, got a tensor without any: pack them before a"
+        " graph is traced, and outside the meta device");
+  }
+
+  static SequenceResult sequence_prepacked(const SequenceArgs& args) {
+    return sequence_forward(args);
+  }
+};
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(lltm, Meta, m) {
+  register_backend<Meta>(m);
+}
+
+}  // namespace lltm

@@ -1,0 +1,257 @@
+// torch.vmap. Where it maps over inputs and states, V samples of B rows become V * B
+// rows of one call of the fused kernels. Where it maps over weights or biases
+// (ensembles), each sample has GEMMs of its own:
+//   - A sequence runs once per sample, with the fused kernels: several times as fast as
+//     the composite path.
+//   - A single step, and a sequence that another transform differentiates, run the
+//     composite path once for all samples.
+//
+// vmap rules run before autocast and autograd, which then see the call that a rule makes.
+#include "op/autocast.h"
+#include "op/check.h"
+#include "op/composite.h"
+#include "op/operators.h"
+
+#include <ATen/Functions.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <vector>
+
+// Unwrapping a mapped tensor takes internal headers of torch. Without them torch runs a
+// loop over the samples.
+#if __has_include(<ATen/functorch/PlumbingHelper.h>)
+#include <ATen/functorch/DynamicLayer.h>
+#include <ATen/functorch/PlumbingHelper.h>
+
+namespace lltm {
+namespace {
+
+using at::Tensor;
+using c10::SymInt;
+
+// The samples of the innermost vmap, and their place among the rows of a call.
+class Samples {
+ public:
+  // kOuter is (..., V, B, .), one sample after another. A packed sequence needs kInner,
+  // (..., B, V, .), because the rows of a step are the first rows of the state.
+  enum class Order { kOuter, kInner };
+
+  explicit Samples(Order order = Order::kOuter) : dim_(order == Order::kOuter ? -3 : -2) {
+    const auto layer = at::functorch::maybeCurrentDynamicLayer();
+    TORCH_CHECK(layer.has_value(), "lltm: a tensor of torch.vmap was used outside of it");
+    level_ = layer->layerId();
+    count_ = layer->batchSize();
+  }
+
+  const SymInt& count() const { return count_; }
+
+  bool in(const Tensor& tensor) const { return std::get<1>(unwrap(tensor)).has_value(); }
+
+  // A tensor that is the same for every sample.
+  Tensor shared(const Tensor& tensor) const { return std::get<0>(unwrap(tensor)); }
+
+  // The (..., B, .) of all samples as one (..., V * B, .).
+  Tensor fold(const Tensor& tensor) const {
+    const auto [value, dim] = unwrap(tensor);
+    if (dim.has_value()) return value.movedim(*dim, dim_).flatten(-3, -2);
+    std::vector<SymInt> sizes(value.dim() + 1, -1);
+    sizes[sizes.size() + dim_] = count_;
+    return value.unsqueeze(dim_).expand_symint(sizes).flatten(-3, -2);
+  }
+
+  // The tensor of one sample.
+  Tensor select(const Tensor& tensor, int64_t sample) const {
+    const auto [value, dim] = unwrap(tensor);
+    return dim.has_value() ? value.select(*dim, sample) : value;
+  }
+
+  // One tensor per sample as a mapped tensor.
+  Tensor stack(const std::vector<Tensor>& tensors) const {
+    return at::functorch::makeBatched(at::stack(tensors), 0, level_);
+  }
+
+  // The inverse of fold, with `rows` rows per sample.
+  Tensor unfold(const Tensor& tensor, const SymInt& rows) const {
+    const bool outer = dim_ == -3;
+    const Tensor value =
+        tensor.unflatten_symint(-2, {outer ? count_ : rows, outer ? rows : count_});
+    return at::functorch::makeBatched(value, value.dim() + dim_, level_);
+  }
+
+ private:
+  // The tensor of all samples, and its dimension of samples if it is mapped.
+  std::tuple<Tensor, std::optional<int64_t>> unwrap(const Tensor& tensor) const {
+    if (!tensor.defined()) return {};
+    return at::functorch::unwrapTensorAtLevel(tensor, level_);
+  }
+
+  int64_t dim_;
+  int64_t level_;
+  SymInt count_;
+};
+
+// While it exists, operators are called below this vmap.
+struct BelowVmap {
+  c10::impl::ExcludeDispatchKeyGuard guard{c10::DispatchKey::FuncTorchBatched};
+};
+
+// Whether a transform around this vmap takes derivatives.
+bool is_differentiated() {
+  const auto& layers = at::functorch::getDynamicLayerStack();
+  return std::any_of(layers.begin(), layers.end(), [](const auto& layer) {
+    return layer.key() == at::functorch::TransformType::Grad ||
+           layer.key() == at::functorch::TransformType::Jvp;
+  });
+}
+
+// The device of the call, if autocast is on for it.
+std::optional<c10::DeviceType> autocast_device(const Tensor& input) {
+  const auto device = input.defined() ? input.device().type() : c10::DeviceType::Meta;
+  const bool has_kernel = device == c10::DeviceType::CPU || device == c10::DeviceType::CUDA;
+  return has_kernel && at::autocast::is_autocast_enabled(device) ? std::optional(device)
+                                                                 : std::nullopt;
+}
+
+std::tuple<Tensor, Tensor> cell_of_samples(const CellArgs& args) {
+  const auto& [input, h, c, weights, bias, save] = args;
+  if (const auto device = autocast_device(input)) return call(under_autocast(*device, cell), args);
+  // Checked here, so that an error names the sizes of one sample.
+  check_cell(args);
+  const Samples samples;
+  if (samples.in(weights) || samples.in(bias)) {
+    const auto [h_next, c_next, activations] = composite::cell_forward(args);
+    return {h_next, c_next};
+  }
+  const bool any = samples.in(input) || samples.in(h) || samples.in(c);
+  const SymInt rows = input.sym_size(0);
+  const BelowVmap below;
+  if (!any) return call(cell, args);
+  const auto [h_next, c_next] = cell(
+      samples.fold(input),
+      samples.fold(h),
+      samples.fold(c),
+      samples.shared(weights),
+      or_nullopt(samples.shared(bias)));
+  return {samples.unfold(h_next, rows), samples.unfold(c_next, rows)};
+}
+
+using Outputs = std::tuple<Tensor, Tensor, Tensor>;
+// An operator called with a struct.
+using SequenceOp = Outputs(const SequenceArgs&);
+
+Outputs call_sequence(const SequenceArgs& args) {
+  return call(sequence, args);
+}
+Outputs call_sequence_checkpointed(const SequenceArgs& args) {
+  return call_checkpointed(sequence_checkpointed, args);
+}
+Outputs call_sequence_prepacked(const SequenceArgs& args) {
+  return call(sequence_prepacked, args);
+}
+
+Outputs fold_sequence(SequenceOp& op, const SequenceArgs& args) {
+  const auto& [input, h_0, c_0, weights, bias, batch_sizes, reverse, save, checkpoint_steps] = args;
+  const bool packed = batch_sizes.defined();
+  const Samples samples(packed ? Samples::Order::kInner : Samples::Order::kOuter);
+  const bool any = samples.in(input) || samples.in(h_0) || samples.in(c_0);
+  const SymInt rows = input.sym_size(-2);
+  const SymInt batch = h_0.sym_size(0);
+  const BelowVmap below;
+  if (!any) return op(args);
+  const auto [output, h_n, c_n] =
+      op({samples.fold(input),
+          samples.fold(h_0),
+          samples.fold(c_0),
+          samples.shared(weights),
+          samples.shared(bias),
+          packed ? batch_sizes * samples.count().guard_int(__FILE__, __LINE__) : Tensor(),
+          reverse,
+          save,
+          checkpoint_steps});
+  return {samples.unfold(output, rows), samples.unfold(h_n, batch), samples.unfold(c_n, batch)};
+}
+
+Outputs sequence_for_each(SequenceOp& op, const Samples& samples, const SequenceArgs& args) {
+  const BelowVmap below;
+  std::vector<Tensor> outputs, h_ns, c_ns;
+  const int64_t count = samples.count().guard_int(__FILE__, __LINE__);
+  for (int64_t k = 0; k < count; ++k) {
+    auto [output, h_n, c_n] =
+        op({samples.select(args.input, k),
+            samples.select(args.h_0, k),
+            samples.select(args.c_0, k),
+            samples.select(args.weights, k),
+            samples.select(args.bias, k),
+            samples.shared(args.batch_sizes),
+            args.reverse,
+            args.save,
+            args.checkpoint_steps});
+    outputs.push_back(std::move(output));
+    h_ns.push_back(std::move(h_n));
+    c_ns.push_back(std::move(c_n));
+  }
+  return {samples.stack(outputs), samples.stack(h_ns), samples.stack(c_ns)};
+}
+
+// Of checked arguments, for sequence and sequence_checkpointed.
+Outputs map_sequence(SequenceOp& op, const SequenceArgs& args) {
+  const Samples samples;
+  if (samples.in(args.weights) || samples.in(args.bias)) {
+    // sequence_for_each cannot stack the results of no samples.
+    if (!is_differentiated() && samples.count() > 0) return sequence_for_each(op, samples, args);
+    const auto [output, h_n, c_n, activations] = composite::sequence_forward(args);
+    return {output, h_n, c_n};
+  }
+  return fold_sequence(op, args);
+}
+
+Outputs sequence_of_samples(const SequenceArgs& args) {
+  if (const auto device = autocast_device(args.input)) {
+    return call(under_autocast(*device, sequence), args);
+  }
+  check_sequence(args);
+  return map_sequence(call_sequence, args);
+}
+
+Outputs sequence_checkpointed_of_samples(const SequenceArgs& args) {
+  if (const auto device = autocast_device(args.input)) {
+    return call_checkpointed(under_autocast(*device, sequence_checkpointed), args);
+  }
+  check_sequence_checkpointed(args);
+  return map_sequence(call_sequence_checkpointed, args);
+}
+
+Outputs sequence_prepacked_of_samples(const SequenceArgs& args) {
+  const Samples samples;
+  TORCH_CHECK(
+      !samples.in(args.weights) && !samples.in(args.bias),
+      "lltm::sequence_prepacked: expected one set of weights for all samples of vmap, got one for"
+      " each: lltm::sequence takes such");
+  check_sequence_prepacked(args);
+  return fold_sequence(call_sequence_prepacked, args);
+}
+
+Tensor prepack_of_samples(const Tensor& weights, std::optional<at::ScalarType> dtype) {
+  TORCH_CHECK(
+      !Samples().in(weights),
+      "lltm::prepack: expected one set of weights for all samples of vmap, got one for each:"
+      " lltm::sequence takes such");
+  const BelowVmap below;
+  return prepack(weights, dtype);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(lltm, FuncTorchBatched, m) {
+  m.impl("cell", TORCH_FN(cell_op<cell_of_samples>));
+  m.impl("sequence", TORCH_FN(sequence_op<sequence_of_samples>));
+  m.impl(
+      "sequence_checkpointed",
+      TORCH_FN(sequence_checkpointed_op<sequence_checkpointed_of_samples>));
+  m.impl("prepack", TORCH_FN(prepack_of_samples));
+  m.impl("sequence_prepacked", TORCH_FN(sequence_op<sequence_prepacked_of_samples>));
+}
+
+}  // namespace lltm
+#endif
