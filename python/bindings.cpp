@@ -2,7 +2,7 @@
 // registers the operators under torch.ops.lltm, and the functions below belong
 // to the library.
 #include "api/pair.h"
-#include "plain_calls.h"
+#include "module_calls.h"
 
 #include <lltm/backends.h>
 #include <lltm/version.h>
@@ -130,5 +130,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       py::arg("weights"),
       no_gil());
 
-  define_plain_calls(m);
+  define_module_calls(m, argument_error);
 }

@@ -33,7 +33,7 @@ BUILD_TOOLS = ["scikit-build-core>=1.1", "pybind11>=3.0", "nlohmann_json>=3.11",
 EXCLUDED = ["libtorch*.so", "libc10*.so", "libgomp*.so*", "libcudart*.so*", "libcublas*.so*"]
 # With the Python tests that need neither a compiler nor the test extra's larger packages.
 TESTS = ["test_cell", "test_sequence", "test_layer", "test_errors", "test_low_level_pair"]
-TESTS += ["test_prepacked", "test_streaming", "test_plain_calls", "test_native"]
+TESTS += ["test_prepacked", "test_streaming", "test_layer_operators", "test_native"]
 
 
 def run(*command: str | Path, cwd: Path = ROOT) -> None:

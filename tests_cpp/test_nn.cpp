@@ -861,6 +861,18 @@ TEST(LLTMModule, NamesWrongArguments) {
       kValueError,
       "lltm::LLTM: expected num_layers to be positive, got 0");
   expect_error(
+      [] { lltm::LLTM(lltm::LLTMOptions(INT64_MAX, 3)); },
+      kValueError,
+      "lltm::LLTM: expected input_size of at most 134217728, got 9223372036854775807");
+  expect_error(
+      [] { lltm::LLTM(lltm::LLTMOptions(3, 5).num_layers(INT64_MAX)); },
+      kValueError,
+      "lltm::LLTM: expected num_layers of at most 65536, got 9223372036854775807");
+  expect_error(
+      [&] { layer->forward(input.to_sparse()); },
+      kRuntimeError,
+      "lltm::LLTM: expected input of layout Strided, got Sparse");
+  expect_error(
       [] { lltm::LLTM(lltm::LLTMOptions(3, 5).dropout(1.5)); },
       kValueError,
       "lltm::LLTM: expected dropout to lie in [0, 1], got 1.5");

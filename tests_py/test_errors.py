@@ -594,9 +594,13 @@ def test_an_input_of_another_kind_than_the_parameters_is_what_the_error_names(
 
 
 def test_a_prepacked_layer_names_an_input_of_another_dtype() -> None:
+    x = torch.randn(6, 4, 3).double()
     packed = lltm.LLTM(3, 5).prepack()
     text = "expected input of dtype float32, that of the prepacked layer, got float64"
-    refuses(lambda: packed(torch.randn(6, 4, 3).double()), TypeError, "lltm::LLTM", text)
+    refuses(lambda: packed(x), TypeError, "lltm::LLTM", text)
+    packed = lltm.LLTM(3, 5, bias=False).prepack()
+    text = "expected weights from prepack of dtype float64, that of the input, got some of float32"
+    refuses(lambda: packed(x), TypeError, "lltm::sequence_prepacked", text)
 
 
 # ----- the class of wrong shapes and values -----------------------------------
@@ -745,3 +749,59 @@ def test_the_low_level_pair_refuses() -> None:
     message = compiled if support.COMPILED_BINDING else "expected old_cell to be a tensor, got str"
     with pytest.raises(TypeError, match=message):
         lltm._C.forward(x, weights, bias, h, "c")  # type: ignore[arg-type]
+
+
+OTHER_LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "Sparse": lambda x: x.to_sparse(),
+    "Mkldnn": lambda x: x.to_mkldnn(),
+}
+
+
+@pytest.mark.parametrize("layout", OTHER_LAYOUTS)
+def test_modules_refuse_other_layouts_in_our_words(layout: str) -> None:
+    change = OTHER_LAYOUTS[layout]
+    x, h = torch.randn(6, 4, 3), torch.randn(1, 4, 5)
+    for module, where, good, names in (
+        (lltm.LLTM(3, 5), "lltm::LLTM", (x, h, h), ("input", "h_0", "c_0")),
+        (lltm.LLTM(3, 5).prepack(), "lltm::LLTM", (x, h, h), ("input", "h_0", "c_0")),
+        (lltm.LLTMCell(3, 5), "lltm::LLTMCell", (x[0], h[0], h[0]), ("input", "h", "c")),
+    ):
+        for k, name in enumerate(names):
+            input, h_0, c_0 = (change(y) if i == k else y for i, y in enumerate(good))
+            refuses(
+                lambda m=module, a=input, s=(h_0, c_0): m(a, s),  # type: ignore[misc]
+                RuntimeError,
+                where,
+                f"expected {name} of layout Strided, got {layout}",
+            )
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # creating such a tensor is deprecated
+def test_modules_refuse_quantised_tensors_in_our_words() -> None:
+    x, h = torch.randn(6, 4, 3), torch.randn(1, 4, 5)
+    quantised, states = (torch.quantize_per_tensor(y, 0.1, 0, torch.quint8) for y in (x, h))
+    layer = lltm.LLTM(3, 5)
+    text = "expected input of dtype float32, that of the parameters, got quint8"
+    refuses(lambda: layer(quantised), TypeError, "lltm::LLTM", text)
+    text = "expected h_0 of dtype float32, got quint8"
+    refuses(lambda: layer(x, (states, h)), TypeError, "lltm::sequence", text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"input_size": 2**62}, f"expected input_size of at most {2**27}, got {2**62}"),
+        ({"hidden_size": 2**63 - 1}, f"expected hidden_size of at most {2**27}, got {2**63 - 1}"),
+        ({"num_layers": 10**30}, f"expected num_layers of at most {2**16}, got {10**30}"),
+        (
+            {"checkpoint_steps": 2**63},
+            f"expected checkpoint_steps of at most {2**63 - 1}, got {2**63}",
+        ),
+    ],
+    ids=str,
+)
+def test_sizes_too_large_to_calculate_with_are_refused(
+    arguments: dict[str, int], text: str
+) -> None:
+    good = {"input_size": 3, "hidden_size": 5}
+    refuses(lambda: lltm.LLTM(**{**good, **arguments}), ValueError, "lltm::LLTM", text)  # type: ignore[arg-type]

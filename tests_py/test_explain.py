@@ -61,7 +61,7 @@ def test_a_dynamic_sequence_is_shown_as_a_scan_and_twice_the_same() -> None:
 def test_the_steps_of_a_fixed_sequence_are_unrolled() -> None:
     call = explain.Call("sequence", 3, 2, 3, 4, dynamic=False)
     assert explain.core_aten(call).count("aten.elu") == 3
-    assert "lltm.sequence" in explain.dynamo(call)
+    assert "lltm.layer" in explain.dynamo(call)
 
 
 @pytest.mark.parametrize("option", [["--op", "loop"], ["--only", "linker"], ["--batch", "0"]])

@@ -30,7 +30,7 @@ def sources() -> list[str]:
     listed = re.findall(
         r"^ +(cpp/src/(?!cuda/)\S+\.cpp)\b", (ROOT / "CMakeLists.txt").read_text(), re.MULTILINE
     )
-    bindings = ["python/bindings.cpp", "python/plain_calls.cpp"]
+    bindings = ["python/bindings.cpp", "python/module_calls.cpp"]
     return [str(ROOT / source) for source in [*dict.fromkeys(listed), *bindings]]
 
 

@@ -126,8 +126,8 @@ def backward(
     )
 
 
-def step(module: dict[str, Any], input: Any, hx: Any) -> None:
-    """None: the module's own code computes."""
+def layer(*arguments: Any) -> None:
+    """None: the caller calls torch.ops."""
 
 
-layer = prepacked_layer = step
+layer_step = layer

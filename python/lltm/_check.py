@@ -13,27 +13,27 @@ from torch import Tensor
 
 from ._C import ArgumentError
 
+# Sizes up to here can be multiplied with each other and with the size of an element.
+LARGEST_SIZE = 2**27
+MOST_LAYERS = 2**16
 
-def integer(where: str, name: str, value: Any) -> int:
+
+def integer(where: str, name: str, value: Any, largest: int = LARGEST_SIZE) -> int:
     """A size: an integer above 0, NumPy's included."""
     if not isinstance(value, numbers.Integral) or isinstance(value, bool):
         raise TypeError(f"lltm::{where}: expected {name} to be an int, got {_type(value)}")
     if value <= 0:
         raise ArgumentError(f"lltm::{where}: expected {name} to be positive, got {value}")
+    if int(value) > largest:
+        raise ArgumentError(f"lltm::{where}: expected {name} of at most {largest}, got {value}")
     return int(value)
 
 
 def checkpoint_steps(where: str, value: Any) -> int:
     """An integer above 0, or 0 for a layer that saves every step."""
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
-        raise TypeError(
-            f"lltm::{where}: expected checkpoint_steps to be an int, got {_type(value)}"
-        )
-    if value < 0:
-        raise ArgumentError(
-            f"lltm::{where}: expected checkpoint_steps to be positive or 0, got {value}"
-        )
-    return int(value)
+    if type(value) is not bool and isinstance(value, numbers.Integral) and int(value) == 0:
+        return 0
+    return integer(where, "checkpoint_steps", value, largest=2**63 - 1)
 
 
 def boolean(where: str, name: str, value: Any) -> bool:

@@ -1,8 +1,8 @@
 """Forms of the modules that torch.jit.script compiles.
 
 TorchScript has no values of several types, so no PackedSequence beside a tensor, and no attribute
-whose name is put together. So what it compiles here takes tensors, and the one method that names
-every parameter is written out for the layer at hand.
+whose name is put together. So what it compiles here takes tensors, and a method that names every
+parameter is written out for the layer at hand.
 
 The parent of a module keeps what torch.jit.script was given in its place. So that nothing changes
 for the parent, it is of a subclass of the module's class, shares its attributes, all of them, and
@@ -13,7 +13,7 @@ does in Python what the module did; pickled or copied it is the module again.
 
 import functools
 import linecache
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,37 +21,28 @@ from torch import Tensor, nn
 from torch._jit_internal import is_scripting
 from torch.nn.utils import parametrize
 
+State = tuple[Tensor, Tensor]
+
 
 class _Cell:
     input_size: int
     hidden_size: int
-    weights: Tensor
-    bias: Tensor | None
-    forward_in_python: Callable[..., tuple[Tensor, Tensor]]
+    forward_in_python: Callable[..., State]
+    scripted_parameters: Any
 
     def forward(
         self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
         if not is_scripting():
             return self.forward_in_python(input, hx)
-        if input.dim() < 1 or input.dim() > 2 or input.size(-1) != self.input_size:
-            raise ValueError(
-                f"lltm::LLTMCell: expected input of shape (B, {self.input_size}) or"
-                f" ({self.input_size},), got {input.shape}"
-            )
-        batched = input.dim() == 2
-        x = input if batched else input.unsqueeze(0)
-        if hx is None:
-            h = torch.zeros(x.size(0), self.hidden_size, dtype=x.dtype, device=x.device)
-            c = h
-        else:
+        h: Tensor | None = None
+        c: Tensor | None = None
+        if hx is not None:
             h, c = hx
-            if not batched:
-                h, c = h.unsqueeze(0), c.unsqueeze(0)
-        h, c = torch.ops.lltm.cell(x, h, c, self.weights, self.bias)
-        if not batched:
-            h, c = h.squeeze(0), c.squeeze(0)
-        return h, c
+        h_next, c_next = torch.ops.lltm.layer_step(
+            input, h, c, self.scripted_parameters(), self.input_size, self.hidden_size
+        )
+        return h_next, c_next
 
 
 class _Layer:
@@ -62,76 +53,60 @@ class _Layer:
     dropout: float
     bidirectional: bool
     training: bool
-    forward_in_python: Callable[..., tuple[Tensor, tuple[Tensor, Tensor]]]
-    scripted_direction: Any
+    checkpoint_steps: int
+    _prepacked: bool
+    forward_in_python: Callable[..., tuple[Tensor, State]]
+    bias: bool
+    scripted_parameters: Any
 
     def forward(
         self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         if not is_scripting():
             return self.forward_in_python(input, hx)
-        if input.dim() < 2 or input.dim() > 3 or input.size(-1) != self.input_size:
-            raise ValueError(
-                "lltm::LLTM: expected input of 3 dimensions, or 2 without a batch, the last of"
-                f" size {self.input_size}, got shape {input.shape}"
-            )
-        batched = input.dim() == 3
-        x = input
-        if not batched:
-            x = input.unsqueeze(1)
-        elif self.batch_first:
-            x = input.transpose(0, 1)
-        directions = 2 if self.bidirectional else 1
-        shape = [self.num_layers * directions, x.size(1), self.hidden_size]
-        if hx is None:
-            h_0 = torch.zeros(shape, dtype=x.dtype, device=x.device)
-            c_0 = h_0
-        else:
+        h_0: Tensor | None = None
+        c_0: Tensor | None = None
+        if hx is not None:
             h_0, c_0 = hx
-            if not batched:
-                h_0, c_0 = h_0.unsqueeze(1), c_0.unsqueeze(1)
-            if list(h_0.shape) != shape:
-                raise ValueError(f"lltm::LLTM: expected h_0 of shape {shape}, got {hx[0].shape}")
-            if list(c_0.shape) != shape:
-                raise ValueError(f"lltm::LLTM: expected c_0 of shape {shape}, got {hx[1].shape}")
-        hs: list[Tensor] = []
-        cs: list[Tensor] = []
-        for layer in range(self.num_layers):
-            if layer > 0 and self.dropout > 0.0:
-                x = nn.functional.dropout(x, self.dropout, self.training)
-            outputs: list[Tensor] = []
-            for _ in range(directions):
-                k = len(hs)
-                output, h, c = self.scripted_direction(k, x, h_0[k], c_0[k])
-                outputs.append(output)
-                hs.append(h)
-                cs.append(c)
-            x = torch.cat(outputs, dim=-1) if directions == 2 else outputs[0]
-        h_n, c_n = torch.stack(hs), torch.stack(cs)
-        if not batched:
-            return x.squeeze(1), (h_n.squeeze(1), c_n.squeeze(1))
-        if self.batch_first:
-            x = x.transpose(0, 1)
-        return x, (h_n, c_n)
+        output, h_n, c_n = torch.ops.lltm.layer(
+            input,
+            h_0,
+            c_0,
+            self.scripted_parameters(),
+            self.bias,
+            self.input_size,
+            self.hidden_size,
+            self.num_layers,
+            self.batch_first,
+            self.bidirectional,
+            self.dropout if self.training else 0.0,
+            self.checkpoint_steps,
+            self._prepacked,
+        )
+        return output, (h_n, c_n)
 
 
-def cell(module: nn.Module) -> nn.Module:
-    cls: Any = type(module)
-    return _sharing(module, _subclass(cls, _Cell, "", ()))
+def cell(module: nn.Module, names: Sequence[str]) -> nn.Module:
+    """`names` are those of the parameters."""
+    return _sharing(module, _Cell, names, [])
 
 
-def layer(module: nn.Module, op: str, names: list[tuple[str, str]]) -> nn.Module:
-    """`op` takes weights and bias of these `names`, which are in the order of h_0."""
-    cls: Any = type(module)
-    return _sharing(module, _subclass(cls, _Layer, op, tuple(names)))
+def layer(module: nn.Module, names: Sequence[str]) -> nn.Module:
+    """`names` are those of weights and biases, in the order of h_0."""
+    return _sharing(module, _Layer, names, ["checkpoint_steps", "_prepacked"])
 
 
-def _sharing(module: nn.Module, cls: type[nn.Module]) -> nn.Module:
+def _sharing(
+    module: nn.Module, forward: type, names: Sequence[str], constants: list[str]
+) -> nn.Module:
     if parametrize.is_parametrized(module):
         raise NotImplementedError(
             f"lltm::{module._get_name()}: torch.jit.script can't compile parametrizations;"
             " torch.nn.utils.parametrize.remove_parametrizations leaves plain parameters"
         )
+    given = tuple(name for name in names if getattr(module, name) is not None)
+    base: Any = type(module)
+    cls = _subclass(base, forward, given, tuple(constants))
     scriptable: nn.Module = cls.__new__(cls)
     object.__setattr__(scriptable, "__dict__", vars(module))
     return scriptable
@@ -143,7 +118,7 @@ def _new(cls: type[nn.Module], *args: Any) -> nn.Module:
 
 
 @functools.cache
-def _subclass(base: Any, forward: type, op: str, names: tuple[tuple[str, str], ...]) -> Any:
+def _subclass(base: Any, forward: type, names: tuple[str, ...], constants: tuple[str, ...]) -> Any:
     def reduce(self: nn.Module, protocol: Any) -> Any:
         original = base.__new__(base)
         object.__setattr__(original, "__dict__", vars(self))
@@ -156,6 +131,8 @@ def _subclass(base: Any, forward: type, op: str, names: tuple[tuple[str, str], .
         "__doc__": base.__doc__,
         "forward_in_python": base.forward,
         "__reduce_ex__": reduce,
+        "scripted_parameters": _parameters(names),
+        "__constants__": list(constants),  # attributes of the class
         # TorchScript would take the annotations of the base, which are text.
         "__annotations__": {},
         # It would compile properties too.
@@ -163,33 +140,16 @@ def _subclass(base: Any, forward: type, op: str, names: tuple[tuple[str, str], .
             name for name in dir(base) if isinstance(getattr(base, name), property)
         ],
     }
-    if names:
-        namespace["scripted_direction"] = _direction(op, names)
     return type(base.__name__, (forward, base), namespace)
 
 
-def _direction(op: str, names: tuple[tuple[str, str], ...]) -> Any:
-    """Compiles the method that runs the k-th direction."""
-    lines = [
-        "def scripted_direction(",
-        "    self, k: int, x: Tensor, h_0: Tensor, c_0: Tensor",
-        ") -> tuple[Tensor, Tensor, Tensor]:",
-    ]
-    options = "batch_sizes=None"
-    if op == "sequence_checkpointed":
-        options = f"checkpoint_steps=self.checkpoint_steps, {options}"
-    for k, (weights, bias) in enumerate(names):
-        reverse = weights.endswith("_reverse")
-        call = (
-            f"return torch.ops.lltm.{op}(x, h_0, c_0, self.{weights}, self.{bias},"
-            f" {options}, reverse={reverse})"
-        )
-        is_last = k == len(names) - 1
-        lines += [f"    {call}"] if is_last else [f"    if k == {k}:", f"        {call}"]
-    source = "\n".join([*lines, ""])
+def _parameters(names: tuple[str, ...]) -> Any:
+    """Compiles the method that returns the parameters."""
+    values = ", ".join(f"self.{name}" for name in names)
+    source = f"def scripted_parameters(self) -> list[Tensor]:\n    return [{values}]\n"
     # TorchScript reads the source again, from where tracebacks find it.
-    name = f"<lltm.{op} {' '.join(weights for weights, _ in names)}>"
+    name = f"<lltm parameters {' '.join(names)}>"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-    namespace: dict[str, Any] = {"Tensor": Tensor, "torch": torch}
+    namespace: dict[str, Any] = {"Tensor": Tensor}
     exec(compile(source, name, "exec", dont_inherit=True), namespace)
-    return namespace["scripted_direction"]
+    return namespace["scripted_parameters"]

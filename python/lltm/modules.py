@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from . import _C, _check, _fx, _script, functional
+from . import _C, _check, _fx, _script, _sharding, functional
 from ._C import ArgumentError
 from ._cell import GATES
 
@@ -55,8 +55,9 @@ class LLTMCell(nn.Module):
     weights: nn.Parameter
     bias: nn.Parameter | None
 
-    # What computes the step, of arguments that are tensors; lltm.reference has another.
-    _cell = staticmethod(functional.cell)
+    # The attributes that the operator `layer_step` takes.
+    _PARAMETERS = ("weights", "bias")
+    _OPTIONS = ("input_size", "hidden_size")
 
     def __init__(
         self,
@@ -92,35 +93,14 @@ class LLTMCell(nn.Module):
         Returns:
             (h', c'), shaped as the state.
         """
-        if _calls_plainly() and self._cell is functional.cell:
-            result = _C.step(self.__dict__, input, hx)
+        if _calls_kernels():
+            result = _C.layer_step(self, input, hx, self._PARAMETERS, self._OPTIONS)
             if result is not None:
                 return result
-        node: Any = _fx.node("LLTMCell", self, input, hx)
-        if node is not None:
-            return node  # type: ignore[no-any-return]
-        _check.tensor("LLTMCell", "input", input)
-        _check.not_nested("LLTMCell", input)
-        batched = input.dim() == 2
-        if not (batched or input.dim() == 1) or input.shape[-1] != self.input_size:
-            size = self.input_size
-            raise ArgumentError(
-                f"lltm::LLTMCell: expected input of shape (B, {size}) or ({size},),"
-                f" got {tuple(input.shape)}"
-            )
-        shape = (input.shape[0], self.hidden_size) if batched else (self.hidden_size,)
-        if hx is None:
-            h = c = input.new_zeros(shape)
-        else:
-            h, c = _check.state("LLTMCell", ("h", "c"), hx, "hx")
-            _check.shape("LLTMCell", "h", h, shape)
-            _check.shape("LLTMCell", "c", c, shape)
-        _check.of_parameters("LLTMCell", input, self.weights)
-        if batched:
-            return self._cell(input, (h, c), self.weights, self.bias)
-        row = (h.unsqueeze(0), c.unsqueeze(0))
-        h, c = self._cell(input.unsqueeze(0), row, self.weights, self.bias)
-        return h.squeeze(0), c.squeeze(0)
+        returned: State = step_of(
+            self, input, hx, _operator("layer_step", self._PARAMETERS, self._OPTIONS)
+        )
+        return returned
 
     def extra_repr(self) -> str:
         bias = "" if self.bias is not None else ", bias=False"
@@ -136,7 +116,7 @@ class LLTMCell(nn.Module):
         """Called by torch.jit.script, which compiles what this returns."""
         if type(self).forward is not LLTMCell.forward:
             return self  # compiled already, or a forward of the user's own
-        return _script.cell(self)
+        return _script.cell(self, self._PARAMETERS)
 
 
 class _Layer:
@@ -151,22 +131,31 @@ class _Layer:
     bidirectional: bool
     training: bool
 
-    # (weights, bias) by layer and direction, in the order of h_0 and h_n.
-    _names: list[tuple[str, str]]
+    # Of weights and bias by layer and direction, in the order of h_0 and h_n.
+    _names: tuple[str, ...]
+
+    # The attributes that the operator `layer` takes after them.
+    _OPTIONS = (
+        "bias",
+        "input_size",
+        "hidden_size",
+        "num_layers",
+        "batch_first",
+        "bidirectional",
+        "_dropout_now",
+        "checkpoint_steps",
+        "_prepacked",
+    )
+
+    # Of a layer that was pickled before there was such an argument, or is prepacked.
+    checkpoint_steps: int = 0
 
     # For code that was written for torch.nn.LSTM and asks.
     proj_size = 0
     mode = "LLTM"
 
-    def _in_one_call(self, input: Any, hx: Any) -> tuple[Tensor, State] | None:
-        """What forward returns, where only plain tensors take part and nothing is overridden."""
-        raise NotImplementedError
-
-    def _run_direction(
-        self, k: int, x: Tensor, state: State, batch_sizes: Tensor | None, reverse: bool
-    ) -> tuple[Tensor, State]:
-        """Runs the k-th direction, in the order of h_0 and h_n, over x, (T, B, .) or (N, .)."""
-        raise NotImplementedError
+    # Whether weights are those that functional.prepack returned.
+    _prepacked = False
 
     @overload
     def forward(self, input: Tensor, hx: State | None = None) -> tuple[Tensor, State]: ...
@@ -192,104 +181,28 @@ class _Layer:
             each row's last step, shaped as h_0 and c_0. T = 0 gives an empty output and the
             initial states.
         """
-        if _calls_plainly():
-            results = self._in_one_call(input, hx)
-            if results is not None:
-                return results
-        node: Any = _fx.node("LLTM", self, input, hx)
-        if node is not None:
-            return node  # type: ignore[no-any-return]
-        if isinstance(input, PackedSequence):
-            return self._forward_packed(input, hx)
-        if not isinstance(input, Tensor):
-            raise TypeError(
-                "lltm::LLTM: expected input to be a tensor or a PackedSequence,"
-                f" got {type(input).__name__}"
-            )
-        if input.is_nested:
-            raise TypeError(
-                "lltm::LLTM: expected input to be a tensor or a PackedSequence, got a nested"
-                " tensor; make one of it with torch.nn.utils.rnn.pack_sequence(input.unbind(),"
-                " enforce_sorted=False)"
-            )
-        if input.dim() not in (2, 3) or input.shape[-1] != self.input_size:
-            raise ArgumentError(
-                f"lltm::LLTM: expected input of shape {self._batched_shape()} or"
-                f" (T, {self.input_size}), got {tuple(input.shape)}"
-            )
-        batched = input.dim() == 3
-        if not batched:
-            input = input.unsqueeze(1)
-        elif self.batch_first:
-            input = input.transpose(0, 1)
-        h_0, c_0 = self._initial_state(input, hx, input.shape[1], batched)
-        output, h_n, c_n = self._run(input, h_0, c_0, None)
-        if not batched:
-            return output.squeeze(1), (h_n.squeeze(1), c_n.squeeze(1))
-        return (output.transpose(0, 1) if self.batch_first else output), (h_n, c_n)
+        if _calls_kernels():
+            result = _C.layer(self, input, hx, self._names, self._OPTIONS)
+            if result is not None:
+                return result
+        returned: tuple[Tensor | PackedSequence, State] = layer_of(
+            self, input, hx, _operator("layer", self._names, self._OPTIONS)
+        )
+        return returned
 
-    def _forward_packed(
-        self, packed: PackedSequence, hx: State | None
-    ) -> tuple[PackedSequence, State]:
-        data, batch_sizes, sorted_indices, unsorted_indices = packed
-        self.check_input(data, batch_sizes)
-        state = self._initial_state(data, hx, _packed_batch(packed, hx), batched=True)
-        # The states are in the caller's order, the packed rows from longest to shortest.
-        if hx is not None:
-            state = self.permute_hidden(state, sorted_indices)
-        output, h_n, c_n = self._run(data, *state, batch_sizes)
-        output_packed = PackedSequence(output, batch_sizes, sorted_indices, unsorted_indices)
-        return output_packed, self.permute_hidden((h_n, c_n), unsorted_indices)
-
-    def _initial_state(self, input: Tensor, hx: State | None, batch: int, batched: bool) -> State:
-        """Returns (h_0, c_0), each (L*D, B, H), checked."""
-        shape = self._state_shape(batch)
-        if hx is None:
-            zeros = input.new_zeros(shape)
-            return zeros, zeros
-        h_0, c_0 = _check.state("LLTM", ("h_0", "c_0"), hx, "hx")
-        expected = shape if batched else (shape[0], shape[2])
-        _check.shape("LLTM", "h_0", h_0, expected)
-        _check.shape("LLTM", "c_0", c_0, expected)
-        return (h_0, c_0) if batched else (h_0.unsqueeze(1), c_0.unsqueeze(1))
+    @property
+    def _dropout_now(self) -> float:
+        # Without dropout nobody asks whether it trains.
+        applies = self.num_layers > 1 and self.dropout > 0 and self.training
+        return self.dropout if applies else 0.0
 
     def _columns_of_input(self, k: int) -> int:
         """The features that the k-th direction, in the order of h_0 and h_n, reads."""
         directions = 2 if self.bidirectional else 1
         return self.input_size if k < directions else directions * self.hidden_size
 
-    def _batched_shape(self) -> str:
-        size = self.input_size
-        return f"(B, T, {size})" if self.batch_first else f"(T, B, {size})"
-
     def _state_shape(self, batch: int) -> tuple[int, int, int]:
         return self.num_layers * (2 if self.bidirectional else 1), batch, self.hidden_size
-
-    def _run(
-        self, x: Tensor, h_0: Tensor, c_0: Tensor, batch_sizes: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Runs every layer and direction over x, (T, B, I) or (N, I)."""
-        if len(self._names) == 1:  # views instead of copies
-            state = h_0.squeeze(0), c_0.squeeze(0)
-            x, (h, c) = self._run_direction(0, x, state, batch_sizes, reverse=False)
-            return x, h.unsqueeze(0), c.unsqueeze(0)
-        directions = 2 if self.bidirectional else 1
-        hs: list[Tensor] = []
-        cs: list[Tensor] = []
-        for layer in range(self.num_layers):
-            if layer > 0 and self.dropout > 0:
-                x = nn.functional.dropout(x, self.dropout, self.training)
-            outputs: list[Tensor] = []
-            for direction in range(directions):
-                k = len(hs)
-                output, (h, c) = self._run_direction(
-                    k, x, (h_0[k], c_0[k]), batch_sizes, reverse=direction == 1
-                )
-                outputs.append(output)
-                hs.append(h)
-                cs.append(c)
-            x = torch.cat(outputs, dim=-1) if directions == 2 else outputs[0]
-        return x, torch.stack(hs), torch.stack(cs)
 
     # What torch.nn.LSTM has beside forward, for code that calls it. `input` is batched here, or,
     # with batch_sizes, the rows of a PackedSequence.
@@ -298,8 +211,9 @@ class _Layer:
         """Raises an ArgumentError if the shape is wrong."""
         packed = batch_sizes is not None
         if input.dim() != (2 if packed else 3) or input.shape[-1] != self.input_size:
-            rows = f"packed rows (N, {self.input_size})"
-            expected = rows if packed else f"shape {self._batched_shape()}"
+            size = self.input_size
+            batched = f"(B, T, {size})" if self.batch_first else f"(T, B, {size})"
+            expected = f"packed rows (N, {size})" if packed else f"shape {batched} or (T, {size})"
             raise ArgumentError(
                 f"lltm::LLTM: expected input of {expected}, got {tuple(input.shape)}"
             )
@@ -379,13 +293,6 @@ class LLTM(_Layer, nn.Module):
         output, (h_n, c_n) = layer(torch.randn(100, 16, 32))
     """
 
-    # What runs one layer in one direction; lltm.reference has others.
-    _sequence = staticmethod(functional.sequence)
-    _sequence_checkpointed = staticmethod(functional.sequence_checkpointed)
-
-    # Of a layer that was pickled before there was such an argument.
-    checkpoint_steps: int = 0
-
     def __init__(
         self,
         input_size: int,
@@ -404,7 +311,7 @@ class LLTM(_Layer, nn.Module):
         super().__init__()
         self.input_size = _check.integer("LLTM", "input_size", input_size)
         self.hidden_size = _check.integer("LLTM", "hidden_size", hidden_size)
-        self.num_layers = _check.integer("LLTM", "num_layers", num_layers)
+        self.num_layers = _check.integer("LLTM", "num_layers", num_layers, _check.MOST_LAYERS)
         self.bias = _check.flag("LLTM", "bias", bias)
         self.batch_first = _check.flag("LLTM", "batch_first", batch_first)
         self.dropout = _check.probability("LLTM", "dropout", dropout)
@@ -420,7 +327,7 @@ class LLTM(_Layer, nn.Module):
 
         self._names = _names("weights", "bias", self.num_layers, self.bidirectional)
         rows = GATES * self.hidden_size
-        for k, (weights_name, bias_name) in enumerate(self._names):
+        for k, (weights_name, bias_name) in enumerate(_pairs(self._names)):
             columns = self.hidden_size + self._columns_of_input(k)
             weights = torch.empty(rows, columns, device=device, dtype=dtype)
             self.register_parameter(weights_name, nn.Parameter(weights))
@@ -446,7 +353,7 @@ class LLTM(_Layer, nn.Module):
 
     @property
     def _all_weights(self) -> list[list[str]]:
-        return [list(names) if self.bias else [names[0]] for names in self._names]
+        return [list(pair) if self.bias else [pair[0]] for pair in _pairs(self._names)]
 
     @property
     def _flat_weights_names(self) -> list[str]:
@@ -455,34 +362,6 @@ class LLTM(_Layer, nn.Module):
     @property
     def _flat_weights(self) -> list[nn.Parameter]:
         return [getattr(self, name) for name in self._flat_weights_names]
-
-    def _in_one_call(self, input: Any, hx: Any) -> tuple[Tensor, State] | None:
-        if (
-            type(self)._run_direction is LLTM._run_direction
-            and self._sequence is functional.sequence
-            and self._sequence_checkpointed is functional.sequence_checkpointed
-        ):
-            return _C.layer(self.__dict__, input, hx)
-        return None
-
-    def _run_direction(
-        self, k: int, x: Tensor, state: State, batch_sizes: Tensor | None, reverse: bool
-    ) -> tuple[Tensor, State]:
-        weights_name, bias_name = self._names[k]
-        weights = getattr(self, weights_name)
-        _check.of_parameters("LLTM", x, weights)
-        bias = getattr(self, bias_name)
-        if self.checkpoint_steps == 0:
-            return self._sequence(x, state, weights, bias, batch_sizes=batch_sizes, reverse=reverse)
-        return self._sequence_checkpointed(
-            x,
-            state,
-            weights,
-            bias,
-            checkpoint_steps=self.checkpoint_steps,
-            batch_sizes=batch_sizes,
-            reverse=reverse,
-        )
 
     def prepack(self, weights: torch.dtype | None = None) -> PrepackedLLTM:
         """Returns this layer as it is now in a form for inference, the weights packed once.
@@ -525,7 +404,7 @@ class LLTM(_Layer, nn.Module):
                 "lltm::LLTM: expected the state_dict of a layer, got that of a prepacked one: load"
                 " it into a PrepackedLLTM"
             )
-        biases = [prefix + bias for _, bias in self._names]
+        biases = [prefix + bias for bias in self._names[1::2]]
         _flatten_biases(state_dict, biases, GATES * self.hidden_size)
         super()._load_from_state_dict(
             state_dict,
@@ -541,8 +420,7 @@ class LLTM(_Layer, nn.Module):
         """Called by torch.jit.script, which compiles what this returns."""
         if type(self).forward is not _Layer.forward:
             return self  # compiled already, or a forward of the user's own
-        op = "sequence_checkpointed" if self.checkpoint_steps else "sequence"
-        return _script.layer(self, op, self._names)
+        return _script.layer(self, self._names)
 
 
 class PrepackedLLTM(_Layer, nn.Module):
@@ -570,6 +448,7 @@ class PrepackedLLTM(_Layer, nn.Module):
     # What the names of its buffers begin with: not those of a layer's parameters, which these
     # can't stand in for.
     WEIGHTS, BIAS = "packed_weights", "packed_bias"
+    _prepacked = True
 
     dtype: torch.dtype
 
@@ -585,31 +464,15 @@ class PrepackedLLTM(_Layer, nn.Module):
             dropout=0.0,
             bidirectional=layer.bidirectional,
             training=False,
-            dtype=getattr(layer, layer._names[0][0]).dtype,
+            dtype=getattr(layer, layer._names[0]).dtype,
             _names=names,
         )
-        for (weights_name, bias_name), of_layer in zip(names, layer._names, strict=True):
+        for (weights_name, bias_name), of_layer in zip(
+            _pairs(names), _pairs(layer._names), strict=True
+        ):
             own_weights, bias = (getattr(layer, name) for name in of_layer)
             self.register_buffer(weights_name, functional.prepack(own_weights, weights))
             self.register_buffer(bias_name, None if bias is None else bias.detach().clone())
-
-    def _in_one_call(self, input: Any, hx: Any) -> tuple[Tensor, State] | None:
-        if type(self)._run_direction is PrepackedLLTM._run_direction:
-            return _C.prepacked_layer(self.__dict__, input, hx)
-        return None
-
-    def _run_direction(
-        self, k: int, x: Tensor, state: State, batch_sizes: Tensor | None, reverse: bool
-    ) -> tuple[Tensor, State]:
-        if x.dtype != self.dtype:
-            raise TypeError(
-                f"lltm::LLTM: expected input of dtype {_check.dtype(self.dtype)}, that of the"
-                f" prepacked layer, got {_check.dtype(x.dtype)}"
-            )
-        weights, bias = (getattr(self, name) for name in self._names[k])
-        return functional.sequence_prepacked(
-            x, state, weights, bias, batch_sizes=batch_sizes, reverse=reverse
-        )
 
     def extra_repr(self) -> str:
         shown = ("input_size", "hidden_size", "num_layers", "batch_first", "bidirectional")
@@ -629,7 +492,7 @@ class PrepackedLLTM(_Layer, nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PrepackedLLTM:
         """Refuses what would convert the biases and leave the packed weights as they are."""
-        weights: Any = self._buffers[self._names[0][0]]
+        weights: Any = self._buffers[self._names[0]]
         result = fn(weights.new_empty(0, dtype=self.dtype))
         if result.dtype != self.dtype:
             raise TypeError(
@@ -660,7 +523,7 @@ class PrepackedLLTM(_Layer, nn.Module):
                 " layer: load it into an LLTM and prepack that"
             )
             return
-        for k, names in enumerate(self._names):
+        for k, names in enumerate(_pairs(self._names)):
             own: Any = self._buffers[names[0]]
             weights, bias = (state_dict.get(prefix + name) for name in names)
             if weights is None:
@@ -699,42 +562,110 @@ class PrepackedLLTM(_Layer, nn.Module):
         """Called by torch.jit.script, which compiles what this returns."""
         if type(self).forward is not _Layer.forward:
             return self
-        return _script.layer(self, "sequence_prepacked", self._names)
+        return _script.layer(self, self._names)
 
 
-def _calls_plainly() -> bool:
-    """Whether a call is neither compiled nor traced: then C++ may compute it as a whole."""
+def _calls_kernels() -> bool:
+    """Whether a call is neither compiled nor traced."""
     return not (torch.compiler.is_dynamo_compiling() or _fx.is_tracing())
 
 
-def _names(weights: str, bias: str, num_layers: int, bidirectional: bool) -> list[tuple[str, str]]:
+def _operator(name: str, parameters: Sequence[str], options: Sequence[str]) -> Callable[..., Any]:
+    """An operator of modules as a function of the module, the input, two states and the rest."""
+
+    def call(module: nn.Module, input: Tensor, h: Any, c: Any, *rest: Any) -> Any:
+        if type(input) is not Tensor:
+            _sharding.prepare(input)
+        tensors = [getattr(module, name) for name in parameters]
+        try:
+            return getattr(torch.ops.lltm, name)(
+                input,
+                h,
+                c,
+                [tensor for tensor in tensors if tensor is not None],
+                *[getattr(module, name) for name in options],
+                *rest,
+            )
+        except ValueError as error:
+            raise _check.of_operator(error) from None
+
+    return call
+
+
+def step_of(module: LLTMCell, input: Tensor, hx: State | None, run: Callable[..., Any]) -> Any:
+    """What forward of a cell returns; `run` takes the module, the input, h and c."""
+    if _fx.is_tracing():
+        node = _fx.node("LLTMCell", module, input, hx)
+        if node is not None:
+            return node
+    _check.tensor("LLTMCell", "input", input)
+    _check.not_nested("LLTMCell", input)
+    h, c = (None, None) if hx is None else _check.state("LLTMCell", ("h", "c"), hx, "hx")
+    return run(module, input, h, c)
+
+
+def layer_of(module: _Layer, input: Any, hx: State | None, run: Callable[..., Any]) -> Any:
+    """What forward of a layer returns; `run` takes the module, the input, h_0 and c_0.
+
+    Of a PackedSequence it takes batch_sizes, sorted_indices and unsorted_indices too, after
+    those. It returns output, h_n and c_n.
+    """
+    if _fx.is_tracing():
+        node = _fx.node("LLTM", module, input, hx)
+        if node is not None:
+            return node
+    rows: Any = input
+    parts: list[Any] = []
+    if isinstance(input, PackedSequence):
+        rows, *parts = input
+        _check.tensor("LLTM", "input", rows)
+        if hx is None and torch.compiler.is_compiling():
+            zeros = rows.new_zeros(module._state_shape(_packed_batch(input)))
+            hx = (zeros, zeros)
+    elif not isinstance(input, Tensor):
+        raise TypeError(
+            "lltm::LLTM: expected input to be a tensor or a PackedSequence,"
+            f" got {type(input).__name__}"
+        )
+    elif input.is_nested:
+        raise TypeError(
+            "lltm::LLTM: expected input to be a tensor or a PackedSequence, got a nested"
+            " tensor; make one of it with torch.nn.utils.rnn.pack_sequence(input.unbind(),"
+            " enforce_sorted=False)"
+        )
+    h_0, c_0 = (None, None) if hx is None else _check.state("LLTM", ("h_0", "c_0"), hx, "hx")
+    output, h_n, c_n = run(module, rows, h_0, c_0, *parts)
+    return PackedSequence(output, *parts) if parts else output, (h_n, c_n)
+
+
+def _names(weights: str, bias: str, num_layers: int, bidirectional: bool) -> tuple[str, ...]:
     """The names of weights and bias by layer and direction, in the order of h_0 and h_n."""
-    return [
-        (f"{weights}_l{layer}{suffix}", f"{bias}_l{layer}{suffix}")
+    return tuple(
+        f"{name}_l{layer}{suffix}"
         for layer in range(num_layers)
         for suffix in (("", "_reverse") if bidirectional else ("",))
-    ]
+        for name in (weights, bias)
+    )
 
 
-def _packed_batch(packed: PackedSequence, hx: State | None) -> int:
-    """The batch size; in a graph that is being traced, from a shape where one has it.
+def _pairs(names: Sequence[str]) -> list[tuple[str, str]]:
+    return list(zip(names[::2], names[1::2], strict=True))
 
-    There, a value out of batch_sizes is a size that nothing can be compared with. Without steps
-    there is no value.
+
+def _packed_batch(packed: PackedSequence) -> int:
+    """The batch size, in a graph that is being traced.
+
+    From a shape where one has it: a value out of batch_sizes is a size that nothing can be compared
+    with.
     """
-    compiling = torch.compiler.is_compiling()
-    if compiling or packed.batch_sizes.shape[0] == 0:
-        if packed.sorted_indices is not None:
-            return packed.sorted_indices.shape[0]
-        if hx is not None:  # the operator compares it with batch_sizes
-            h_0, _ = _check.state("LLTM", ("h_0", "c_0"), hx, "hx")
-            return h_0.shape[1] if h_0.dim() == 3 else 0
-        if compiling and packed.batch_sizes.dtype != torch.int64:
-            raise TypeError(
-                "lltm::LLTM: expected batch_sizes of dtype int64, got"
-                f" {_check.dtype(packed.batch_sizes.dtype)}; torch.export can't trace"
-                " pack_padded_sequence: pack outside and pass data and batch_sizes"
-            )
+    if packed.sorted_indices is not None:
+        return packed.sorted_indices.shape[0]
+    if packed.batch_sizes.dtype != torch.int64:
+        raise TypeError(
+            "lltm::LLTM: expected batch_sizes of dtype int64, got"
+            f" {_check.dtype(packed.batch_sizes.dtype)}; torch.export can't trace"
+            " pack_padded_sequence: pack outside and pass data and batch_sizes"
+        )
     if packed.batch_sizes.shape[0] == 0:
         return 0
     batch: int = packed.batch_sizes[0].item()  # type: ignore[assignment]

@@ -110,12 +110,10 @@ class LLTM_API PrepackedLLTM {
 
  private:
   friend class LLTMImpl;
-  // Weights and bias of one direction of one layer; bias is undefined without bias.
-  using Direction = std::pair<torch::Tensor, torch::Tensor>;
-  PrepackedLLTM(const LLTMOptions& options, std::vector<Direction> directions);
+  PrepackedLLTM(const LLTMOptions& options, std::vector<torch::Tensor> weights);
 
   LLTMOptions options_;
-  std::vector<Direction> directions_;
+  std::vector<torch::Tensor> weights_;  // in the order of LLTMImpl::all_weights
 };
 
 /// A recurrent layer over sequences. Parameters of layer k, with the suffix
@@ -162,7 +160,7 @@ class LLTM_API LLTMImpl : public torch::nn::Cloneable<LLTMImpl> {
   PrepackedLLTM prepack(std::optional<torch::Dtype> weights = std::nullopt) const;
 
   /// The parameters by layer, then direction: weights_l0, bias_l0, ...
-  std::vector<torch::Tensor> all_weights() const;
+  std::vector<torch::Tensor> all_weights() const { return all_weights_; }
 
   /// Does nothing; code written for torch::nn::LSTM calls it.
   void flatten_parameters() {}
@@ -173,9 +171,7 @@ class LLTM_API LLTMImpl : public torch::nn::Cloneable<LLTMImpl> {
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<State>())})
 
  private:
-  // Weights and bias of one direction of one layer; bias is undefined without bias.
-  using Direction = std::pair<torch::Tensor, torch::Tensor>;
-  std::vector<Direction> directions_;  // L*D of them, in the order of h_0 and h_n
+  std::vector<torch::Tensor> all_weights_;
 };
 
 TORCH_MODULE(LLTM);

@@ -1,17 +1,22 @@
-// The modules' arithmetic is the operators'; here is what they do around them.
+// The modules' arithmetic is the operators'; here is what they do around them. Sizes may be
+// symbolic: torch.compile and torch.export trace through this code.
 #include "api/layer.h"
 
 #include "common/format.h"
 #include "op/operator_args.h"
-#include "api/plain.h"
 
 #include <lltm/ops.h>
 
 #include <ATen/ATen.h>
+#include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/grad_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
+#include <torch/library.h>
 
+#include <initializer_list>
 #include <utility>
 #include <vector>
 
@@ -19,8 +24,11 @@ namespace lltm {
 namespace {
 
 using at::Tensor;
+using c10::SymInt;
 
-void check_defined(const char* where, const char* name, const Tensor& tensor) {
+// ---- checks -----------------------------------------------------------------
+
+void check_tensor(const char* where, const char* name, const Tensor& tensor) {
   TORCH_CHECK_TYPE(
       tensor.defined(),
       "lltm::",
@@ -28,55 +36,133 @@ void check_defined(const char* where, const char* name, const Tensor& tensor) {
       ": expected ",
       name,
       " to be a tensor, got an undefined tensor");
+  TORCH_CHECK(
+      tensor.layout() == at::kStrided,
+      "lltm::",
+      where,
+      ": expected ",
+      name,
+      " of layout Strided, got ",
+      tensor.layout());
 }
 
 void check_shape(
-    const char* where, const char* name, const Tensor& tensor, at::IntArrayRef expected) {
-  check_defined(where, name, tensor);
+    const char* where,
+    const char* name,
+    const Tensor& tensor,
+    std::initializer_list<SymInt> expected) {
+  check_tensor(where, name, tensor);
+  const c10::SymIntArrayRef sizes = tensor.sym_sizes();
+  bool same = sizes.size() == expected.size();
+  for (size_t d = 0; same && d < expected.size(); ++d) {
+    same = sizes[d].sym_eq(expected.begin()[d]).expect_true(__FILE__, __LINE__);
+  }
   TORCH_CHECK_VALUE(
-      tensor.sizes() == expected,
+      same,
       "lltm::",
       where,
       ": expected ",
       name,
       " of shape ",
-      shape_text(expected),
+      shape_text(c10::SymIntArrayRef(expected)),
       ", got ",
-      shape_text(tensor.sizes()));
+      shape_text(sizes));
 }
 
 // The operators could blame a parameter, but the caller has passed only the input.
-// Autocast casts both.
-void check_kind(const char* where, const Tensor& input, const Tensor& parameter) {
-  if (at::autocast::is_autocast_enabled(input.device().type())) return;
-  TORCH_CHECK_TYPE(
-      input.scalar_type() == parameter.scalar_type(),
-      "lltm::",
-      where,
-      ": expected input of dtype ",
-      dtype_text(parameter.scalar_type()),
-      ", that of the parameters, got ",
-      dtype_text(input.scalar_type()));
+void check_kind(
+    const char* where,
+    const Tensor& input,
+    const Tensor& parameter,
+    const char* whose,
+    bool casts) {
   TORCH_CHECK(
       input.device() == parameter.device(),
       "lltm::",
       where,
       ": expected input on device ",
       parameter.device(),
-      ", that of the parameters, got ",
+      ", that of the ",
+      whose,
+      ", got ",
       input.device());
+  TORCH_CHECK_TYPE(
+      casts || input.scalar_type() == parameter.scalar_type(),
+      "lltm::",
+      where,
+      ": expected input of dtype ",
+      dtype_text(parameter.scalar_type()),
+      ", that of the ",
+      whose,
+      ", got ",
+      dtype_text(input.scalar_type()));
 }
 
-// Whether nobody follows what becomes of a plain tensor: then its views are made here. The
-// dispatcher takes as long for a few of them as a step of a stream does.
-bool is_unobserved() {
-  return c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradFunctionality) &&
-         is_plain_thread();
+void check_kind(const char* where, const Tensor& input, const Tensor& parameter) {
+  const c10::DeviceType device = input.device().type();
+  const bool autocast =
+      at::autocast::is_autocast_available(device) && at::autocast::is_autocast_enabled(device);
+  check_kind(where, input, parameter, "parameters", autocast);
 }
+
+// ---- calls that nobody follows ----------------------------------------------
+
+// Whether this thread is in no mode, transform, trace or autocast.
+bool is_plain_thread() {
+  const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
+  return c10::default_included_set.has_all(keys.included_) &&
+         keys.excluded_.has_all(c10::default_excluded_set) &&
+         !at::impl::torch_function_mode_enabled();
+}
+
+// Whether the elements of a tensor are what lies in memory, and no transform has wrapped it.
+bool is_plain(const Tensor& tensor) {
+  using c10::DispatchKey;
+  static const c10::DispatchKeySet plain(
+      {DispatchKey::CPU,
+       DispatchKey::CUDA,
+       DispatchKey::ADInplaceOrView,
+       DispatchKey::AutogradCPU,
+       DispatchKey::AutogradCUDA,
+       DispatchKey::AutocastCPU,
+       DispatchKey::AutocastCUDA});
+  return plain.has_all(tensor.key_set());
+}
+
+// Whether only kernels have to do with a tensor in this call, and no derivative is taken by it.
+bool is_constant(const Tensor& tensor) {
+  return !tensor.defined() ||
+         (is_plain(tensor) && !(at::GradMode::is_enabled() && tensor.requires_grad()) &&
+          !tensor._fw_grad(/*level=*/0).defined());
+}
+bool is_constant(const std::optional<State>& state) {
+  return !state.has_value() ||
+         (is_constant(std::get<0>(*state)) && is_constant(std::get<1>(*state)));
+}
+
+// Below autograd, which would only cost time, where every tensor of a call is constant: in a
+// stream, step by step, the dispatcher takes as long for a few views as a step does.
+class WithoutAutograd {
+ public:
+  WithoutAutograd(
+      const Tensor& input, const std::optional<State>& state, at::TensorList parameters) {
+    if (!is_plain_thread() || !is_constant(input) || !is_constant(state)) return;
+    for (const Tensor& parameter : parameters) {
+      if (!is_constant(parameter)) return;
+    }
+    guard_.emplace();
+  }
+
+  // Whether views need not be seen by anybody: then they are made here.
+  bool holds() const { return guard_.has_value(); }
+
+ private:
+  std::optional<at::AutoDispatchBelowADInplaceOrView> guard_;
+};
 
 // states.select(0, k), of (L*D, B, H).
 Tensor select_state(const Tensor& states, int64_t k, bool unobserved) {
-  if (!unobserved || !is_plain(states)) return states.select(0, k);
+  if (!unobserved) return states.select(0, k);
   Tensor state = at::detail::make_tensor<c10::TensorImpl>(
       c10::TensorImpl::VIEW, c10::Storage(states.storage()), states.key_set(), states.dtype());
   state.unsafeGetTensorImpl()->set_sizes_and_strides(
@@ -89,86 +175,157 @@ Tensor select_state(const Tensor& states, int64_t k, bool unobserved) {
 // state.unsqueeze(0), of a new tensor (B, H) that nobody else holds. On a device without kernels
 // its strides are those of the initial state.
 Tensor unsqueeze_state(Tensor state, bool unobserved) {
-  if (!unobserved || !is_plain(state) || !state.is_contiguous()) return state.unsqueeze(0);
+  if (!unobserved || !state.is_contiguous()) return state.unsqueeze(0);
   state.unsafeGetTensorImpl()->set_sizes_contiguous({1, state.size(0), state.size(1)});
   return state;
 }
 
+// The batch size of packed rows: the first of batch_sizes. Where that has no value, in a graph that
+// is being traced or without steps, a tensor that has it among its sizes.
+SymInt packed_batch(const PackedRows& rows, const std::optional<State>& state) {
+  const Tensor& sizes = rows.batch_sizes;
+  const bool steps = sizes.dim() == 1 && sizes.sym_numel() > 0;
+  if (steps && is_plain(sizes)) return sizes[0].item<int64_t>();
+  if (rows.sorted_indices.defined()) return rows.sorted_indices.sym_size(0);
+  if (state.has_value()) {  // the operator compares it with batch_sizes
+    const Tensor& h_0 = std::get<0>(*state);
+    return h_0.defined() && h_0.dim() == 3 ? h_0.sym_size(1) : SymInt(0);
+  }
+  return steps ? sizes.select(0, 0).item().toSymInt() : SymInt(0);
+}
+
+// What of a pair of optional tensors the operators take: both or none.
+std::optional<State> state_of(
+    const char* where, const std::optional<Tensor>& h, const std::optional<Tensor>& c) {
+  TORCH_CHECK_TYPE(
+      h.has_value() == c.has_value(), "lltm::", where, ": expected both states or none, got one");
+  return h.has_value() ? std::optional(State(*h, *c)) : std::nullopt;
+}
+
 }  // namespace
 
+// ---- one step -----------------------------------------------------------------
+
 State StepModule::forward(const Tensor& input, const std::optional<State>& state) const {
-  const auto& [weights, bias] = parameters;
-  check_defined("LLTMCell", "input", input);
+  constexpr const char* kWhere = "LLTMCell";
+  check_tensor(kWhere, "input", input);
   TORCH_CHECK_VALUE(
-      (input.dim() == 1 || input.dim() == 2) && input.size(-1) == input_size,
+      (input.dim() == 1 || input.dim() == 2) && input.sym_size(-1) == input_size,
       "lltm::LLTMCell: expected input of shape (B, ",
       input_size,
       ") or (",
       input_size,
       ",), got ",
-      shape_text(input.sizes()));
-  check_kind("LLTMCell", input, weights);
+      shape_text(input.sym_sizes()));
+  TORCH_CHECK_VALUE(
+      parameters.size() == 1 || parameters.size() == 2,
+      "lltm::LLTMCell: expected weights and bias or weights alone, got ",
+      parameters.size(),
+      " parameters");
+  const Tensor& weights = parameters[0];
+  const auto bias = parameters.size() == 2 ? std::optional<Tensor>(parameters[1]) : std::nullopt;
+  check_kind(kWhere, input, weights);
+  const WithoutAutograd unobserved(input, state, parameters);
   if (input.dim() == 1) {
     std::optional<State> row;
     if (state.has_value()) {
       const auto& [h, c] = *state;
-      check_shape("LLTMCell", "h", h, {hidden_size});
-      check_shape("LLTMCell", "c", c, {hidden_size});
+      check_shape(kWhere, "h", h, {hidden_size});
+      check_shape(kWhere, "c", c, {hidden_size});
       row = State(h.unsqueeze(0), c.unsqueeze(0));
     }
     const auto [h, c] = forward(input.unsqueeze(0), row);
     return {h.squeeze(0), c.squeeze(0)};
   }
+  const SymInt batch = input.sym_size(0);
   if (!state.has_value()) {
-    const Tensor zeros = input.new_zeros({input.size(0), hidden_size});
-    return cell(input, zeros, zeros, weights, or_nullopt(bias));
+    const Tensor zeros = input.new_zeros_symint({batch, hidden_size});
+    return cell(input, zeros, zeros, weights, bias);
   }
   const auto& [h, c] = *state;
-  // Which batch size is wrong only the operator can judge, which sees all three.
-  const auto check_units = [&](const char* name, const Tensor& tensor) {
-    check_defined("LLTMCell", name, tensor);
-    if (tensor.dim() == 2 && tensor.size(1) == hidden_size) return;
-    check_shape("LLTMCell", name, tensor, {input.size(0), hidden_size});
-  };
-  check_units("h", h);
-  check_units("c", c);
-  return cell(input, h, c, weights, or_nullopt(bias));
+  check_shape(kWhere, "h", h, {batch, hidden_size});
+  check_shape(kWhere, "c", c, {batch, hidden_size});
+  return cell(input, h, c, weights, bias);
 }
 
-void LayerModule::check_input(const Tensor& input) const {
-  check_defined("LLTM", "input", input);
-  if (!prepacked) check_kind("LLTM", input, directions.front().first);
-}
+// ---- a layer ------------------------------------------------------------------
 
-std::tuple<Tensor, State> LayerModule::forward(
-    const Tensor& input, const std::optional<State>& state) const {
-  check_input(input);
+void LayerModule::check(const Tensor& input) const {
+  check_tensor("LLTM", "input", input);
+  const auto given = static_cast<int64_t>(parameters.size());
   TORCH_CHECK_VALUE(
-      (input.dim() == 2 || input.dim() == 3) && input.size(-1) == input_size,
+      num_layers > 0 && given == directions() * (has_bias ? 2 : 1),
+      "lltm::LLTM: expected ",
+      has_bias ? "weights and biases of " : "weights of ",
+      num_layers,
+      bidirectional ? " layers in two directions" : " layers",
+      ", got ",
+      given,
+      " parameters");
+  if (!prepacked) {
+    check_kind("LLTM", input, parameters.front());
+  } else if (has_bias) {  // packed weights are bytes
+    check_kind("LLTM", input, parameters[1], "prepacked layer", /*casts=*/false);
+  }
+}
+
+LayerModule::Result LayerModule::forward(
+    const Tensor& input, const std::optional<State>& state) const {
+  check(input);
+  TORCH_CHECK_VALUE(
+      (input.dim() == 2 || input.dim() == 3) && input.sym_size(-1) == input_size,
       "lltm::LLTM: expected input of shape ",
       batch_first ? "(B, T, " : "(T, B, ",
       input_size,
       ") or (T, ",
       input_size,
       "), got ",
-      shape_text(input.sizes()));
+      shape_text(input.sym_sizes()));
+  const WithoutAutograd unobserved(input, state, parameters);
   if (input.dim() == 2) {
-    const auto [output, last] =
-        run(input.unsqueeze(1), initial_state(input, state, 1, /*batched=*/false), std::nullopt);
+    const State initial = initial_state(input, state, 1, /*batched=*/false);
+    const auto [output, last] = run(input.unsqueeze(1), initial, std::nullopt, unobserved.holds());
     const auto& [h_n, c_n] = last;
     return {output.squeeze(1), State(h_n.squeeze(1), c_n.squeeze(1))};
   }
   const Tensor steps = batch_first ? input.transpose(0, 1) : input;
-  const auto [output, last] =
-      run(steps, initial_state(input, state, steps.size(1), /*batched=*/true), std::nullopt);
-  return {batch_first ? output.transpose(0, 1) : output, last};
+  const State initial = initial_state(input, state, steps.sym_size(1), /*batched=*/true);
+  Result result = run(steps, initial, std::nullopt, unobserved.holds());
+  if (batch_first) std::get<0>(result) = std::get<0>(result).transpose(0, 1);
+  return result;
+}
+
+LayerModule::Result LayerModule::forward(
+    const PackedRows& input, const std::optional<State>& state) const {
+  const auto& [rows, batch_sizes, sorted_indices, unsorted_indices] = input;
+  check(rows);
+  TORCH_CHECK_VALUE(
+      rows.dim() == 2 && rows.sym_size(1) == input_size,
+      "lltm::LLTM: expected input of packed rows (N, ",
+      input_size,
+      "), got ",
+      shape_text(rows.sym_sizes()));
+  const WithoutAutograd unobserved(rows, state, parameters);
+  // The states are in the caller's order, the packed rows from longest to shortest.
+  const auto reordered = [](const State& states, const Tensor& order) {
+    const auto& [h, c] = states;
+    return order.defined() ? State(h.index_select(1, order), c.index_select(1, order)) : states;
+  };
+  State initial = initial_state(rows, state, packed_batch(input, state), /*batched=*/true);
+  if (state.has_value()) initial = reordered(initial, sorted_indices);
+  Result result = run(rows, initial, batch_sizes, unobserved.holds());
+  std::get<1>(result) = reordered(std::get<1>(result), unsorted_indices);
+  return result;
 }
 
 State LayerModule::initial_state(
-    const Tensor& input, const std::optional<State>& state, int64_t batch, bool batched) const {
-  const int64_t count = num_layers * (bidirectional ? 2 : 1);
+    const Tensor& input,
+    const std::optional<State>& state,
+    const SymInt& batch,
+    bool batched) const {
+  const int64_t count = directions();
   if (!state.has_value()) {
-    const Tensor zeros = input.new_zeros({count, batch, hidden_size});
+    const Tensor zeros = input.new_zeros_symint({count, batch, hidden_size});
     return {zeros, zeros};
   }
   const auto& [h_0, c_0] = *state;
@@ -189,23 +346,25 @@ std::tuple<Tensor, Tensor, Tensor> LayerModule::run_direction(
     const Tensor& c_0,
     const std::optional<Tensor>& batch_sizes,
     bool reverse) const {
-  const auto& [weights, bias_or_undefined] = directions[k];
-  const std::optional<Tensor> bias = or_nullopt(bias_or_undefined);
+  const Tensor& weights = parameters[has_bias ? 2 * k : k];
+  const auto bias = has_bias ? std::optional<Tensor>(parameters[2 * k + 1]) : std::nullopt;
   if (prepacked) return sequence_prepacked(input, h_0, c_0, weights, bias, batch_sizes, reverse);
   if (checkpoint_steps == 0) return sequence(input, h_0, c_0, weights, bias, batch_sizes, reverse);
   return sequence_checkpointed(
       input, h_0, c_0, weights, bias, checkpoint_steps, batch_sizes, reverse);
 }
 
-std::tuple<Tensor, State> LayerModule::run(
-    Tensor input, const State& initial, const std::optional<Tensor>& batch_sizes) const {
-  const bool unobserved = is_unobserved();
+LayerModule::Result LayerModule::run(
+    Tensor input,
+    const State& initial,
+    const std::optional<Tensor>& batch_sizes,
+    bool unobserved) const {
   const auto run = [&](int64_t k, bool reverse) {
     const Tensor h = select_state(std::get<0>(initial), k, unobserved);
     const Tensor c = select_state(std::get<1>(initial), k, unobserved);
     return run_direction(k, input, h, c, batch_sizes, reverse);
   };
-  if (directions.size() == 1) {  // the states without a copy
+  if (directions() == 1) {  // the states without a copy
     auto [output, h, c] = run(0, /*reverse=*/false);
     return {
         std::move(output),
@@ -217,7 +376,7 @@ std::tuple<Tensor, State> LayerModule::run(
   std::vector<Tensor> c_n;
   for (int64_t layer = 0; layer < num_layers; ++layer) {
     if (layer > 0 && dropout > 0) {
-      input = at::dropout(input, dropout, training);
+      input = at::dropout(input, dropout, /*train=*/true);
     }
     std::vector<Tensor> outputs;
     for (int64_t direction = 0; direction < count; ++direction) {
@@ -229,6 +388,77 @@ std::tuple<Tensor, State> LayerModule::run(
     input = count == 1 ? outputs.front() : at::cat(outputs, -1);
   }
   return {input, State(at::stack(h_n), at::stack(c_n))};
+}
+
+// ---- the operators ------------------------------------------------------------
+
+std::tuple<Tensor, Tensor> layer_step(
+    const Tensor& input,
+    const std::optional<Tensor>& h,
+    const std::optional<Tensor>& c,
+    at::TensorList parameters,
+    int64_t input_size,
+    int64_t hidden_size) {
+  const StepModule module = {input_size, hidden_size, parameters};
+  return module.forward(input, state_of("LLTMCell", h, c));
+}
+
+std::tuple<Tensor, Tensor, Tensor> layer(
+    const Tensor& input,
+    const std::optional<Tensor>& h_0,
+    const std::optional<Tensor>& c_0,
+    at::TensorList parameters,
+    bool has_bias,
+    int64_t input_size,
+    int64_t hidden_size,
+    int64_t num_layers,
+    bool batch_first,
+    bool bidirectional,
+    double dropout,
+    int64_t checkpoint_steps,
+    bool prepacked,
+    const std::optional<Tensor>& batch_sizes,
+    const std::optional<Tensor>& sorted_indices,
+    const std::optional<Tensor>& unsorted_indices) {
+  const LayerModule module = {
+      input_size,
+      hidden_size,
+      num_layers,
+      batch_first,
+      bidirectional,
+      dropout,
+      checkpoint_steps,
+      prepacked,
+      parameters,
+      has_bias};
+  const std::optional<State> state = state_of("LLTM", h_0, c_0);
+  const PackedRows rows = {
+      input,
+      or_undefined(batch_sizes),
+      or_undefined(sorted_indices),
+      or_undefined(unsorted_indices)};
+  auto [output, last] =
+      batch_sizes.has_value() ? module.forward(rows, state) : module.forward(input, state);
+  auto& [h_n, c_n] = last;
+  return {std::move(output), std::move(h_n), std::move(c_n)};
+}
+
+namespace {
+
+void register_composition(torch::Library& m) {
+  m.impl("layer", TORCH_FN(layer));
+  m.impl("layer_step", TORCH_FN(layer_step));
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(lltm, CompositeImplicitAutograd, m) {
+  register_composition(m);
+}
+
+// torch.vmap maps over what they are composed of.
+TORCH_LIBRARY_IMPL(lltm, FuncTorchBatchedDecomposition, m) {
+  register_composition(m);
 }
 
 }  // namespace lltm

@@ -1,60 +1,66 @@
-// What the modules do around the operators: shapes, states, the order of layers and directions. The
-// modules of C++ (nn.cpp) and those of Python (python/plain_calls.cpp) share it.
+// What the modules compute around the operators of one layer: shapes, states, the order of layers
+// and directions. The operators `layer` and `layer_step`, which the Python modules call, and the
+// modules of C++ (nn.cpp) share it.
 #pragma once
 
-#include <lltm/export.h>
-
 #include <ATen/core/Tensor.h>
-#include <c10/util/ArrayRef.h>
+#include <c10/core/SymInt.h>
 
 #include <cstdint>
 #include <optional>
 #include <tuple>
-#include <utility>
 
 namespace lltm {
 
 // (h, c), as in lltm/nn.h.
 using State = std::tuple<at::Tensor, at::Tensor>;
 
-// Weights and bias of a cell, or of one direction of one layer; bias is undefined without bias.
-using Parameters = std::pair<at::Tensor, at::Tensor>;
-
 // LLTMCell::forward.
-struct LLTM_API StepModule {
+struct StepModule {
   State forward(const at::Tensor& input, const std::optional<State>& state) const;
 
   int64_t input_size, hidden_size;
-  const Parameters& parameters;
+  at::TensorList parameters;  // weights and, if there is one, bias
+};
+
+// The rows of a torch PackedSequence; the indices are undefined where the rows came sorted.
+struct PackedRows {
+  const at::Tensor &data, &batch_sizes, &sorted_indices, &unsorted_indices;
 };
 
 // LLTM::forward, and that of the prepacked form.
-struct LLTM_API LayerModule {
-  std::tuple<at::Tensor, State> forward(
-      const at::Tensor& input, const std::optional<State>& state) const;
+struct LayerModule {
+  using Result = std::tuple<at::Tensor, State>;
 
-  // Checks that the input is defined, and of the parameters' dtype and device; for packed input
-  // too.
-  void check_input(const at::Tensor& input) const;
+  Result forward(const at::Tensor& input, const std::optional<State>& state) const;
+  // The output is that of the rows; the states are in the order of the caller's batch.
+  Result forward(const PackedRows& input, const std::optional<State>& state) const;
+
+  int64_t input_size, hidden_size, num_layers;
+  bool batch_first, bidirectional;
+  double dropout;  // in this call: 0 outside of training
+  int64_t checkpoint_steps;
+  bool prepacked;
+  // Weights and, with has_bias, bias of each direction, in the order of h_0 and h_n.
+  at::TensorList parameters;
+  bool has_bias;
+
+ private:
+  int64_t directions() const { return num_layers * (bidirectional ? 2 : 1); }
+  void check(const at::Tensor& input) const;
   // (h_0, c_0), each (L*D, B, H), checked.
   State initial_state(
       const at::Tensor& input,
       const std::optional<State>& state,
-      int64_t batch,
+      const c10::SymInt& batch,
       bool batched) const;
-  // Every layer and direction over (T, B, I), or (N, I) with batch_sizes.
-  std::tuple<at::Tensor, State> run(
-      at::Tensor input, const State& initial, const std::optional<at::Tensor>& batch_sizes) const;
-
-  int64_t input_size, hidden_size, num_layers;
-  bool batch_first, bidirectional;
-  double dropout;
-  bool training;
-  int64_t checkpoint_steps;
-  bool prepacked;
-  c10::ArrayRef<Parameters> directions;  // in the order of h_0 and h_n
-
- private:
+  // Every layer and direction over (T, B, I), or (N, I) with batch_sizes. Views of unobserved
+  // tensors are made without the dispatcher.
+  Result run(
+      at::Tensor input,
+      const State& initial,
+      const std::optional<at::Tensor>& batch_sizes,
+      bool unobserved) const;
   // The k-th direction over (T, B, .), or (N, .) with batch_sizes; returns output, h_n, c_n.
   std::tuple<at::Tensor, at::Tensor, at::Tensor> run_direction(
       int64_t k,
@@ -64,5 +70,31 @@ struct LLTM_API LayerModule {
       const std::optional<at::Tensor>& batch_sizes,
       bool reverse) const;
 };
+
+// The operators, below the dispatcher; library.cpp has their schemas.
+std::tuple<at::Tensor, at::Tensor> layer_step(
+    const at::Tensor& input,
+    const std::optional<at::Tensor>& h,
+    const std::optional<at::Tensor>& c,
+    at::TensorList parameters,
+    int64_t input_size,
+    int64_t hidden_size);
+std::tuple<at::Tensor, at::Tensor, at::Tensor> layer(
+    const at::Tensor& input,
+    const std::optional<at::Tensor>& h_0,
+    const std::optional<at::Tensor>& c_0,
+    at::TensorList parameters,
+    bool has_bias,
+    int64_t input_size,
+    int64_t hidden_size,
+    int64_t num_layers,
+    bool batch_first,
+    bool bidirectional,
+    double dropout,
+    int64_t checkpoint_steps,
+    bool prepacked,
+    const std::optional<at::Tensor>& batch_sizes,
+    const std::optional<at::Tensor>& sorted_indices,
+    const std::optional<at::Tensor>& unsorted_indices);
 
 }  // namespace lltm

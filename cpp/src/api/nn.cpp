@@ -1,7 +1,7 @@
 // The modules: options, parameters, packed input. What they compute is in layer.cpp.
+#include "api/layer.h"
 #include "cell/cell.h"
 #include "common/format.h"
-#include "api/layer.h"
 
 #include <lltm/nn.h>
 #include <lltm/ops.h>
@@ -20,9 +20,23 @@ namespace {
 using at::Tensor;
 using torch::nn::utils::rnn::PackedSequence;
 
-void check_positive(const char* where, const char* name, int64_t value) {
+// Sizes up to here can be multiplied with each other and with the size of an element.
+constexpr int64_t kLargestSize = int64_t{1} << 27;
+constexpr int64_t kMostLayers = int64_t{1} << 16;
+
+void check_size(const char* where, const char* name, int64_t value, int64_t largest) {
   TORCH_CHECK_VALUE(
       value > 0, "lltm::", where, ": expected ", name, " to be positive, got ", value);
+  TORCH_CHECK_VALUE(
+      value <= largest,
+      "lltm::",
+      where,
+      ": expected ",
+      name,
+      " of at most ",
+      largest,
+      ", got ",
+      value);
 }
 
 void draw(const std::vector<Tensor>& parameters, int64_t hidden_size) {
@@ -49,8 +63,8 @@ LLTMCellImpl::LLTMCellImpl(const LLTMCellOptions& options) : options(options) {
 }
 
 void LLTMCellImpl::reset() {
-  check_positive("LLTMCell", "input_size", options.input_size());
-  check_positive("LLTMCell", "hidden_size", options.hidden_size());
+  check_size("LLTMCell", "input_size", options.input_size(), kLargestSize);
+  check_size("LLTMCell", "hidden_size", options.hidden_size(), kLargestSize);
   const int64_t rows = Cell::kGates * options.hidden_size();
   weights = register_parameter(
       "weights", torch::empty({rows, options.hidden_size() + options.input_size()}));
@@ -69,8 +83,9 @@ void LLTMCellImpl::pretty_print(std::ostream& stream) const {
 }
 
 State LLTMCellImpl::forward(const Tensor& input, const std::optional<State>& state) {
-  const Parameters parameters(weights, bias);
-  const StepModule module = {options.input_size(), options.hidden_size(), parameters};
+  const Tensor given[] = {weights, bias};
+  const StepModule module = {
+      options.input_size(), options.hidden_size(), at::TensorList(given, bias.defined() ? 2 : 1)};
   return module.forward(input, state);
 }
 
@@ -78,61 +93,31 @@ State LLTMCellImpl::forward(const Tensor& input, const std::optional<State>& sta
 
 namespace {
 
-// B of states (L*D, B, H); 0 for any other shape, which initial_state refuses.
-int64_t state_batch(const State& state) {
-  const Tensor& h_0 = std::get<0>(state);
-  return h_0.defined() && h_0.dim() == 3 ? h_0.size(1) : 0;
-}
-
 LayerModule layer_of(
     const LLTMOptions& options,
     bool training,
     bool prepacked,
-    const std::vector<Parameters>& directions) {
+    const std::vector<Tensor>& parameters) {
   return {
       options.input_size(),
       options.hidden_size(),
       options.num_layers(),
       options.batch_first(),
       options.bidirectional(),
-      options.dropout(),
-      training,
+      training ? options.dropout() : 0.0,
       options.checkpoint_steps(),
       prepacked,
-      directions};
+      parameters,
+      options.bias()};
 }
 
 std::tuple<PackedSequence, State> forward_packed(
     const LayerModule& layer, const PackedSequence& input, const std::optional<State>& state) {
-  const Tensor& rows = input.data();
-  const Tensor& batch_sizes = input.batch_sizes();
-  layer.check_input(rows);
-  TORCH_CHECK_VALUE(
-      rows.dim() == 2 && rows.size(1) == layer.input_size,
-      "lltm::LLTM: expected input of packed rows (N, ",
-      layer.input_size,
-      "), got ",
-      shape_text(rows.sizes()));
-  // With no steps, only the states have the batch size.
-  const bool steps = batch_sizes.dim() == 1 && batch_sizes.numel() > 0;
-  const int64_t batch = steps               ? batch_sizes[0].item<int64_t>()
-                        : state.has_value() ? state_batch(*state)
-                                            : 0;
-
-  // The states are in the caller's order, the packed rows from longest to
-  // shortest.
-  const auto reordered = [](const State& states, const Tensor& order) {
-    const auto& [h, c] = states;
-    return order.defined() ? State(h.index_select(1, order), c.index_select(1, order)) : states;
-  };
-  State initial = layer.initial_state(rows, state, batch, /*batched=*/true);
-  if (state.has_value()) {
-    initial = reordered(initial, input.sorted_indices());
-  }
-  const auto [output, last] = layer.run(rows, initial, batch_sizes);
+  const PackedRows rows = {
+      input.data(), input.batch_sizes(), input.sorted_indices(), input.unsorted_indices()};
+  auto [output, last] = layer.forward(rows, state);
   return {
-      PackedSequence(output, batch_sizes, input.sorted_indices(), input.unsorted_indices()),
-      reordered(last, input.unsorted_indices())};
+      PackedSequence(output, rows.batch_sizes, rows.sorted_indices, rows.unsorted_indices), last};
 }
 
 }  // namespace
@@ -149,9 +134,9 @@ LLTMImpl::LLTMImpl(const LLTMOptions& options) : options(options) {
 }
 
 void LLTMImpl::reset() {
-  check_positive("LLTM", "input_size", options.input_size());
-  check_positive("LLTM", "hidden_size", options.hidden_size());
-  check_positive("LLTM", "num_layers", options.num_layers());
+  check_size("LLTM", "input_size", options.input_size(), kLargestSize);
+  check_size("LLTM", "hidden_size", options.hidden_size(), kLargestSize);
+  check_size("LLTM", "num_layers", options.num_layers(), kMostLayers);
   TORCH_CHECK_VALUE(
       options.dropout() >= 0 && options.dropout() <= 1,
       "lltm::LLTM: expected dropout to lie in [0, 1], got ",
@@ -164,18 +149,19 @@ void LLTMImpl::reset() {
 
   const int64_t hidden_size = options.hidden_size();
   const int64_t count = options.bidirectional() ? 2 : 1;
-  directions_.clear();
+  all_weights_.clear();
   for (int64_t layer = 0; layer < options.num_layers(); ++layer) {
     const int64_t input_size = layer == 0 ? options.input_size() : hidden_size * count;
     for (int64_t direction = 0; direction < count; ++direction) {
       const std::string suffix = "_l" + std::to_string(layer) + (direction == 0 ? "" : "_reverse");
-      auto weights = register_parameter(
-          "weights" + suffix, torch::empty({Cell::kGates * hidden_size, hidden_size + input_size}));
-      auto bias = register_parameter(
+      all_weights_.push_back(register_parameter(
+          "weights" + suffix,
+          torch::empty({Cell::kGates * hidden_size, hidden_size + input_size})));
+      const Tensor bias = register_parameter(
           "bias" + suffix,
           options.bias() ? torch::empty({Cell::kGates * hidden_size}) : Tensor(),
           options.bias());
-      directions_.emplace_back(std::move(weights), std::move(bias));
+      if (bias.defined()) all_weights_.push_back(bias);
     }
   }
   reset_parameters();
@@ -198,49 +184,38 @@ void LLTMImpl::pretty_print(std::ostream& stream) const {
   stream << ')';
 }
 
-std::vector<Tensor> LLTMImpl::all_weights() const {
-  std::vector<Tensor> tensors;
-  for (const auto& [weights, bias] : directions_) {
-    tensors.push_back(weights);
-    if (bias.defined()) tensors.push_back(bias);
-  }
-  return tensors;
-}
-
 PrepackedLLTM LLTMImpl::prepack(std::optional<torch::Dtype> weights) const {
-  std::vector<Parameters> packed;
-  for (const auto& [own, bias] : directions_) {
-    packed.emplace_back(
-        lltm::prepack(own, weights), bias.defined() ? bias.detach().clone() : Tensor());
+  std::vector<Tensor> packed;
+  for (const Tensor& own : all_weights_) {
+    packed.push_back(own.dim() == 2 ? lltm::prepack(own, weights) : own.detach().clone());
   }
   return PrepackedLLTM(options, std::move(packed));
 }
 
 std::tuple<Tensor, State> LLTMImpl::forward(
     const Tensor& input, const std::optional<State>& state) {
-  return layer_of(options, is_training(), /*prepacked=*/false, directions_).forward(input, state);
+  return layer_of(options, is_training(), /*prepacked=*/false, all_weights_).forward(input, state);
 }
 
 std::tuple<PackedSequence, State> LLTMImpl::forward_with_packed_input(
     const PackedSequence& input, const std::optional<State>& state) {
-  const LayerModule layer = layer_of(options, is_training(), /*prepacked=*/false, directions_);
+  const LayerModule layer = layer_of(options, is_training(), /*prepacked=*/false, all_weights_);
   return forward_packed(layer, input, state);
 }
 
 // ---- a layer for inference ------------------------------------------------
 
-PrepackedLLTM::PrepackedLLTM(const LLTMOptions& options, std::vector<Parameters> directions)
-    : options_(options), directions_(std::move(directions)) {}
+PrepackedLLTM::PrepackedLLTM(const LLTMOptions& options, std::vector<Tensor> weights)
+    : options_(options), weights_(std::move(weights)) {}
 
 std::tuple<Tensor, State> PrepackedLLTM::forward(
     const Tensor& input, const std::optional<State>& state) const {
-  return layer_of(options_, /*training=*/false, /*prepacked=*/true, directions_)
-      .forward(input, state);
+  return layer_of(options_, /*training=*/false, /*prepacked=*/true, weights_).forward(input, state);
 }
 
 std::tuple<PackedSequence, State> PrepackedLLTM::forward_with_packed_input(
     const PackedSequence& input, const std::optional<State>& state) const {
-  const LayerModule layer = layer_of(options_, /*training=*/false, /*prepacked=*/true, directions_);
+  const LayerModule layer = layer_of(options_, /*training=*/false, /*prepacked=*/true, weights_);
   return forward_packed(layer, input, state);
 }
 

@@ -41,6 +41,10 @@ inline std::string dtype_text(at::ScalarType dtype) {
       return "int8";
     case at::kQInt8:
       return "qint8";
+    case at::kQUInt8:
+      return "quint8";
+    case at::kByte:
+      return "uint8";
     case at::kBool:
       return "bool";
     default:

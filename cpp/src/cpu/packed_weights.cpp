@@ -1,8 +1,8 @@
 #include "cpu/packed_weights.h"
 
+#include "common/format.h"
 #include "cpu/gemm/gemm.h"
 #include "cpu/parallel.h"
-#include "common/format.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -291,7 +291,8 @@ void check_prepacked(const Tensor& packed, const Tensor& input, const Tensor& h_
       kExpected,
       " of dtype ",
       dtype_text(dtype),
-      ", got some of another dtype");
+      ", that of the input, got some of ",
+      dtype_text(static_cast<at::ScalarType>(header.dtype)));
   // Sizes that are those of real tensors can be calculated with.
   TORCH_CHECK_VALUE(
       header.hidden == hidden && header.input_size == input_size,

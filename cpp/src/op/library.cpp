@@ -29,6 +29,21 @@ TORCH_LIBRARY(lltm, m) {
       " *, Tensor? batch_sizes=None, bool reverse=False)"
       " -> (Tensor, Tensor, Tensor)");
 
+  // What the modules compute with these, as plain compositions of them (api/layer.cpp): LLTMCell,
+  // and LLTM or, with prepacked, its form for inference. An input without a batch is one dimension
+  // short. parameters are weights and, with bias, bias of each direction, by layer.
+  // dropout is that of this call: 0 outside of training.
+  m.def(
+      "layer_step(Tensor input, Tensor? h, Tensor? c, Tensor[] parameters, int input_size,"
+      " int hidden_size) -> (Tensor, Tensor)");
+  m.def(
+      "layer(Tensor input, Tensor? h_0, Tensor? c_0, Tensor[] parameters, bool bias,"
+      " int input_size, int hidden_size, int num_layers, bool batch_first, bool bidirectional, "
+      "float dropout,"
+      " int checkpoint_steps=0, bool prepacked=False, Tensor? batch_sizes=None,"
+      " Tensor? sorted_indices=None, Tensor? unsorted_indices=None)"
+      " -> (Tensor, Tensor, Tensor)");
+
   // What training runs: forward also returns the saved activations (rows, S * H) of cell.h,
   // and backward takes them. A gradient that is None is zero. output_mask says which
   // gradients are wanted, in the order input, h, c, weights, bias; the others are returned

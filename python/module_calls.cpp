@@ -1,0 +1,244 @@
+// The operators of modules, called with what a module holds. In a stream, step by step, PyTorch's
+// parser of arguments and Python's code around it take as long as the step does.
+//
+// A call here is the operator's in every respect: attributes are what getattr finds, and it goes
+// through the dispatcher. What an operator would have to be told by PyTorch's parser is left to
+// that: for a subclass of Tensor, for a mode that overrides functions, and for a wrong type the
+// functions return None, and the caller calls torch.ops.
+#include "module_calls.h"
+
+#include "api/layer.h"
+
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/Exception.h>
+#include <c10/util/SmallVector.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/cpp_stacktraces.h>
+
+#include <optional>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+namespace {
+
+namespace py = pybind11;
+using at::Tensor;
+using Tensors = c10::SmallVector<Tensor, 4>;
+
+PyObject* shape_error = nullptr;  // lltm.ArgumentError
+
+// An argument that PyTorch's parser has to look at.
+struct NotPlain {};
+
+// ---- Python values as arguments of operators --------------------------------
+
+template <typename T>
+using As = std::type_identity<T>;
+
+const Tensor& to(As<const Tensor&>, PyObject* object) {
+  if (!THPVariable_CheckExact(object)) throw NotPlain();
+  const Tensor& tensor = THPVariable_Unpack(object);
+  if (tensor.is_nested()) throw NotPlain();  // of which the modules tell how to pack it
+  return tensor;
+}
+std::optional<Tensor> to(As<const std::optional<Tensor>&>, PyObject* object) {
+  if (object == Py_None) return std::nullopt;
+  return to(As<const Tensor&>(), object);
+}
+bool to(As<bool>, PyObject* object) {
+  if (!PyBool_Check(object)) throw NotPlain();
+  return object == Py_True;
+}
+double to(As<double>, PyObject* object) {
+  if (!PyFloat_CheckExact(object)) throw NotPlain();
+  return PyFloat_AS_DOUBLE(object);
+}
+int64_t to(As<int64_t>, PyObject* object) {
+  int overflow = 0;
+  if (!PyLong_CheckExact(object)) throw NotPlain();
+  const int64_t value = PyLong_AsLongLongAndOverflow(object, &overflow);
+  if (overflow != 0) throw NotPlain();
+  return value;
+}
+
+// ---- attributes -------------------------------------------------------------
+
+PyObject* lookup(PyObject* dict, PyObject* name) {
+  PyObject* const value = PyDict_GetItemWithError(dict, name);  // borrowed
+  if (value == nullptr && PyErr_Occurred() != nullptr) throw py::error_already_set();
+  return value;
+}
+
+// getattr(module, name). torch.nn.Module's __getattr__, which finds parameters and buffers, is
+// written in Python: where it would be asked, this looks where it does, in the same order.
+py::object attribute(PyObject* module, PyObject* name) {
+  static PyObject* const getattr = PyUnicode_InternFromString("__getattr__");
+  static PyObject* const getattribute = PyUnicode_InternFromString("__getattribute__");
+  static PyObject* const of_torch = _PyType_Lookup(
+      reinterpret_cast<PyTypeObject*>(
+          py::module_::import("torch.nn").attr("Module").cast<py::type>().ptr()),
+      getattr);
+  static PyObject* const of_object = _PyType_Lookup(&PyBaseObject_Type, getattribute);
+  PyTypeObject* const type = Py_TYPE(module);
+  PyObject** const dict = _PyObject_GetDictPtr(module);
+  const bool usual = _PyType_Lookup(type, getattr) == of_torch &&
+                     _PyType_Lookup(type, getattribute) == of_object &&
+                     _PyType_Lookup(type, name) == nullptr && dict != nullptr && *dict != nullptr;
+  if (usual) {
+    static PyObject* const places[] = {
+        PyUnicode_InternFromString("_parameters"), PyUnicode_InternFromString("_buffers")};
+    PyObject* value = lookup(*dict, name);
+    for (PyObject* const place : places) {
+      PyObject* const values = value == nullptr ? lookup(*dict, place) : nullptr;
+      if (values != nullptr && PyDict_Check(values)) value = lookup(values, name);
+    }
+    if (value != nullptr) return py::reinterpret_borrow<py::object>(value);
+  }
+  PyObject* const value = PyObject_GetAttr(module, name);
+  if (value == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(value);
+}
+
+// ---- calls ------------------------------------------------------------------
+
+// py::gil_scoped_release, which looks for the thread first.
+class WithoutGil {
+ public:
+  WithoutGil() : thread_(PyEval_SaveThread()) {}
+  ~WithoutGil() { PyEval_RestoreThread(thread_); }
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+
+ private:
+  PyThreadState* thread_;
+};
+
+py::object wrap(const Tensor& tensor) {
+  return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
+}
+py::object wrap(const std::tuple<Tensor, Tensor>& state) {
+  return py::make_tuple(wrap(std::get<0>(state)), wrap(std::get<1>(state)));
+}
+py::object wrap(const std::tuple<Tensor, Tensor, Tensor>& results) {
+  const auto& [output, h_n, c_n] = results;
+  return py::make_tuple(wrap(output), py::make_tuple(wrap(h_n), wrap(c_n)));
+}
+
+// What forward of a module is asked, and where the module says what the operator takes: the names
+// of its parameters, of which one may be None, and of its options, in the order of the schema.
+struct Call {
+  PyObject *module, *input, *hx, *parameters, *options;
+};
+
+// An operator that begins with input, states and parameters and goes on with options.
+template <const auto& name, typename Signature>
+struct Operator;
+template <const auto& name, typename Results, typename... Options>
+struct Operator<
+    name,
+    Results(
+        const Tensor&,
+        const std::optional<Tensor>&,
+        const std::optional<Tensor>&,
+        at::TensorList,
+        Options...)> {
+  using Signature = Results(
+      const Tensor&,
+      const std::optional<Tensor>&,
+      const std::optional<Tensor>&,
+      at::TensorList,
+      Options...);
+
+  static py::object run(const Call& call) {
+    return run(call, std::index_sequence_for<Options...>());
+  }
+
+ private:
+  template <size_t... k>
+  static py::object run(const Call& call, std::index_sequence<k...>) {
+    static const auto op =
+        c10::Dispatcher::singleton().findSchemaOrThrow(name, "").template typed<Signature>();
+    const Tensor& input = to(As<const Tensor&>(), call.input);
+    const auto [h, c] = states(call.hx);
+    Tensors parameters;
+    for (Py_ssize_t p = 0; p < PyTuple_GET_SIZE(call.parameters); ++p) {
+      const py::object value = attribute(call.module, PyTuple_GET_ITEM(call.parameters, p));
+      if (!value.is_none()) parameters.push_back(to(As<const Tensor&>(), value.ptr()));
+    }
+    const auto option = [&](size_t index) {
+      const auto at = static_cast<Py_ssize_t>(index);
+      return at < PyTuple_GET_SIZE(call.options)
+                 ? attribute(call.module, PyTuple_GET_ITEM(call.options, at))
+                 : py::object(py::none());
+    };
+    const auto options =
+        std::tuple<decltype(to(As<Options>(), nullptr))...>(to(As<Options>(), option(k).ptr())...);
+    const auto call_op = [&] {
+      const WithoutGil without_gil;
+      return op.call(input, h, c, parameters, std::get<k>(options)...);
+    };
+    return wrap(call_op());
+  }
+
+  static std::pair<std::optional<Tensor>, std::optional<Tensor>> states(PyObject* hx) {
+    if (hx == Py_None) return {};
+    if (!PyTuple_CheckExact(hx) || PyTuple_GET_SIZE(hx) != 2) throw NotPlain();
+    return {
+        to(As<const Tensor&>(), PyTuple_GET_ITEM(hx, 0)),
+        to(As<const Tensor&>(), PyTuple_GET_ITEM(hx, 1))};
+  }
+};
+
+// A function of Python's C API, because pybind11 adds as much time to a call as the rest of it here
+// takes.
+template <typename Operator>
+PyObject* call_operator(PyObject* /*self*/, PyObject* const* arguments, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  TORCH_CHECK_TYPE(
+      count == 5 && PyTuple_Check(arguments[3]) && PyTuple_Check(arguments[4]),
+      "expected a module, its input and state, and two tuples of names");
+  if (at::impl::torch_function_mode_enabled()) Py_RETURN_NONE;
+  try {
+    return Operator::run({arguments[0], arguments[1], arguments[2], arguments[3], arguments[4]})
+        .release()
+        .ptr();
+  } catch (const NotPlain&) {
+    Py_RETURN_NONE;
+  } catch (const c10::ValueError& error) {
+    const std::string text =
+        torch::get_cpp_stacktraces_enabled() ? error.what() : error.what_without_backtrace();
+    if (text.rfind("lltm::", 0) != 0) throw;
+    PyErr_SetString(shape_error, text.c_str());
+    return nullptr;
+  }
+  END_HANDLE_TH_ERRORS
+}
+
+constexpr char kLayer[] = "lltm::layer";
+constexpr char kStep[] = "lltm::layer_step";
+
+}  // namespace
+
+void define_module_calls(py::module_& m, PyObject* argument_error) {
+  shape_error = argument_error;
+  constexpr const char* kText =
+      "(module, input, hx, parameters, options): what the module's forward returns, where no "
+      "argument"
+      " overrides functions; else None. The last two are the names of the attributes that the "
+      "operator"
+      " takes.";
+  using Function = PyObject* (*)(PyObject* self, PyObject* const* arguments, Py_ssize_t count);
+  const auto method = [&](const char* name, Function function) {
+    void (*const any)() = reinterpret_cast<void (*)()>(function);
+    return PyMethodDef{name, reinterpret_cast<PyCFunction>(any), METH_FASTCALL, kText};
+  };
+  static PyMethodDef methods[] = {
+      method("layer", &call_operator<Operator<kLayer, decltype(lltm::layer)>>),
+      method("layer_step", &call_operator<Operator<kStep, decltype(lltm::layer_step)>>),
+      {nullptr, nullptr, 0, nullptr}};
+  if (PyModule_AddFunctions(m.ptr(), methods) != 0) throw py::error_already_set();
+}

@@ -1,0 +1,292 @@
+"""The operators `layer` and `layer_step` of the modules: what they compute, and who sees them."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import pytest
+import support
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.nn.utils import parametrize
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import lltm
+from lltm import functional
+
+B, H, INPUT = 4, 5, 3
+
+Make = Callable[[], nn.Module]
+
+CELLS: dict[str, Make] = {
+    "cell": lambda: lltm.LLTMCell(INPUT, H),
+    "cell without bias": lambda: lltm.LLTMCell(INPUT, H, bias=False),
+    "cell of float64": lambda: lltm.LLTMCell(INPUT, H, dtype=torch.float64),
+}
+LAYERS: dict[str, Make] = {
+    "layer": lambda: lltm.LLTM(INPUT, H),
+    "layer without bias": lambda: lltm.LLTM(INPUT, H, bias=False),
+    "layer, batch first": lambda: lltm.LLTM(INPUT, H, batch_first=True),
+    "layers": lambda: lltm.LLTM(INPUT, H, num_layers=3),
+    "two directions": lambda: lltm.LLTM(INPUT, H, num_layers=2, bidirectional=True),
+    "dropout": lambda: lltm.LLTM(INPUT, H, num_layers=2, dropout=0.5),
+    "dropout in evaluation": lambda: lltm.LLTM(INPUT, H, num_layers=2, dropout=0.5).eval(),
+    "checkpoints": lambda: lltm.LLTM(INPUT, H, checkpoint_steps=2),
+}
+PREPACKED: dict[str, Make] = {
+    "prepacked": lambda: lltm.LLTM(INPUT, H).prepack(),
+    "prepacked, batch first": lambda: lltm.LLTM(INPUT, H, batch_first=True).prepack(),
+    "prepacked layers": lambda: lltm.LLTM(INPUT, H, num_layers=2, bidirectional=True).prepack(),
+    "prepacked in int8": lambda: lltm.LLTM(INPUT, H).prepack(torch.qint8),
+}
+
+MODULES = {**CELLS, **LAYERS, **PREPACKED}
+
+
+def by_operators(module: nn.Module) -> contextlib.AbstractContextManager[nn.Module]:
+    """The module as lltm.reference composes it, of the operators of one direction and one step."""
+    patch = pytest.MonkeyPatch.context()
+
+    def sequence(*args: Any, **options: Any) -> Any:
+        steps = getattr(module, "checkpoint_steps", 0)
+        if steps:
+            return functional.sequence_checkpointed(*args, **options, checkpoint_steps=steps)
+        return functional.sequence(*args, **options)
+
+    @contextlib.contextmanager
+    def composed() -> Iterator[nn.Module]:
+        with patch as patched:
+            patched.setattr(lltm.reference, "sequence", sequence)
+            patched.setattr(lltm.reference, "cell", functional.cell)
+            other: Any = copy.copy(module)
+            is_cell = isinstance(module, lltm.LLTMCell)
+            other.__class__ = lltm.reference.LLTMCell if is_cell else lltm.reference.LLTM
+            yield other
+
+    return composed()
+
+
+def arguments(name: str, batched: bool, steps: int = 6) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """An input, and a state whose strides run the other way."""
+    module: Any = MODULES[name]()
+    batch = [B] if batched else []
+    if name in CELLS:
+        dtype = module.weights.dtype
+        x, shape = torch.randn(*batch, INPUT, dtype=dtype), [*batch, H]
+    else:
+        dtype = torch.float32
+        leading = [*batch, steps] if module.batch_first else [steps, *batch]
+        x = torch.randn(*leading, INPUT)
+        shape = [module.num_layers * (2 if module.bidirectional else 1), *batch, H]
+    h, c = (torch.randn(*reversed(shape), dtype=dtype) for _ in range(2))
+    order = list(reversed(range(len(shape))))
+    return x, (h.permute(order), c.permute(order))
+
+
+def results_and_gradients(module: nn.Module, x: Tensor, hx: Any) -> list[Tensor]:
+    torch.manual_seed(1)  # of dropout
+    results = support.flat(module(x, hx))
+    if not torch.is_grad_enabled() or not results[0].requires_grad:
+        return results
+    leaves = [x, *(hx or ()), *module.parameters()]
+    total = torch.stack([y.sin().sum() for y in results]).sum()
+    return [*results, *torch.autograd.grad(total, leaves)]
+
+
+@pytest.mark.parametrize("grad", [True, False], ids=["grad", "no grad"])
+@pytest.mark.parametrize("state", [True, False], ids=["state", "no state"])
+@pytest.mark.parametrize("batched", [True, False], ids=["batched", "unbatched"])
+@pytest.mark.parametrize("name", [*CELLS, *LAYERS])
+def test_is_composed_of_the_operators_to_the_bit(
+    name: str, batched: bool, state: bool, grad: bool
+) -> None:
+    torch.manual_seed(0)
+    module = MODULES[name]()
+    x, hx = arguments(name, batched)
+    for tensor in (x, *hx):
+        tensor.requires_grad_(grad)
+    with torch.set_grad_enabled(grad):
+        ours = results_and_gradients(module, x, hx if state else None)
+        with by_operators(module) as composed:
+            expected = results_and_gradients(composed, x, hx if state else None)
+    for one, other in zip(ours, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+        assert one.requires_grad == other.requires_grad
+
+
+@pytest.mark.parametrize("name", [*LAYERS, *PREPACKED])
+def test_results_share_no_memory(name: str) -> None:
+    module = MODULES[name]()
+    for steps in (0, 1, 6):
+        x, hx = arguments(name, batched=True, steps=steps)
+        with torch.no_grad():
+            results = support.flat(module(x, hx))
+        for tensor in results:
+            others = [other for other in results if other is not tensor]
+            before = [other.clone() for other in (x, *hx, *others)]
+            tensor.fill_(7)
+            torch.testing.assert_close([x, *hx, *others], before, rtol=0, atol=0)
+
+
+# ----- what takes part in a call is seen --------------------------------------
+
+
+class Functions(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class Operators(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class Subclass(Tensor):
+    seen: ClassVar[list[str]] = []
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.seen.append(str(func))
+        return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+
+
+OPERATOR_OF = {
+    "cell": "lltm.cell",
+    "layer": "lltm.sequence",
+    "prepacked": "lltm.sequence_prepacked",
+}
+
+
+@pytest.mark.parametrize("name", OPERATOR_OF)
+def test_modes_see_the_operators(name: str) -> None:
+    module = MODULES[name]()
+    x, hx = arguments(name, batched=True)
+    expected = module(x, hx)
+    for mode, seen in (
+        (Functions(), "lltm.layer_step" if name == "cell" else "lltm.layer"),
+        (Operators(), OPERATOR_OF[name]),
+    ):
+        with mode:
+            torch.testing.assert_close(module(x, hx), expected, rtol=0, atol=0)
+        assert any(op.startswith(seen) for op in mode.seen), mode.seen
+
+
+@pytest.mark.parametrize("of", ["input", "h", "c"])
+@pytest.mark.parametrize("name", OPERATOR_OF)
+def test_a_subclass_of_tensor_sees_the_operator(name: str, of: str) -> None:
+    module = MODULES[name]()
+    x, (h, c) = arguments(name, batched=True)
+    expected = support.flat(module(x, (h, c)))
+    tensors = {"input": x, "h": h, "c": c}
+    tensors[of] = tensors[of].as_subclass(Subclass)
+    Subclass.seen.clear()
+    results = support.flat(module(tensors["input"], (tensors["h"], tensors["c"])))
+    assert any(op.startswith("lltm.layer") for op in Subclass.seen)
+    assert all(isinstance(y, Subclass) for y in results)
+    for y, other in zip(results, expected, strict=True):
+        torch.testing.assert_close(y.as_subclass(Tensor), other, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", OPERATOR_OF)
+def test_a_lazily_negated_tensor_is_read_right(name: str) -> None:
+    module = MODULES[name]()
+    x, (h, c) = arguments(name, batched=True)
+    negated = [torch._neg_view(-y) for y in (x, h, c)]
+    torch.testing.assert_close(
+        module(negated[0], (negated[1], negated[2])), module(x, (h, c)), rtol=0, atol=0
+    )
+
+
+# ----- attributes are read as Python reads them --------------------------------
+
+
+def twice_the_weights(name: str) -> list[Any]:
+    """Modules whose weights are twice what is registered, each in another way."""
+    base, weights = CLASSES[name], WEIGHTS[name]
+
+    class Twice(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * x
+
+    def by_getattr(self: Any, attribute: str) -> Any:
+        value: Any = nn.Module.__getattr__(self, attribute)
+        return 2 * value if attribute == weights else value
+
+    subclassed = type("ByGetattr", (base,), {"__getattr__": by_getattr})(INPUT, H)
+    in_dict, parametrized = base(INPUT, H), base(INPUT, H)
+    in_dict.__dict__[weights] = 2 * getattr(in_dict, weights).detach()
+    parametrize.register_parametrization(parametrized, weights, Twice())
+    with_property = type("ByProperty", (base,), {})
+    by_property = with_property(INPUT, H)
+    parameter = by_property._parameters.pop(weights)
+    setattr(with_property, weights, property(lambda self: 2 * parameter))
+    return [subclassed, in_dict, by_property, parametrized]
+
+
+CLASSES: dict[str, Any] = {"cell": lltm.LLTMCell, "layer": lltm.LLTM}
+WEIGHTS = {"cell": "weights", "layer": "weights_l0"}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_the_weights_are_what_the_attribute_is(name: str) -> None:
+    x, hx = arguments(name, batched=True)
+    bias = WEIGHTS[name].replace("weights", "bias")
+    for module in twice_the_weights(name):
+        plain = CLASSES[name](INPUT, H)
+        with torch.no_grad():
+            getattr(plain, WEIGHTS[name]).copy_(getattr(module, WEIGHTS[name]))
+            getattr(plain, bias).copy_(getattr(module, bias))
+        torch.testing.assert_close(module(x, hx), plain(x, hx), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("change", [{"num_layers": 4}, {"num_layers": 0}, {"bidirectional": True}])
+@pytest.mark.parametrize("name", ["layer", "layers", "prepacked"])
+def test_more_or_fewer_layers_than_there_are_parameters_are_an_error(
+    name: str, change: dict[str, Any]
+) -> None:
+    module = MODULES[name]()
+    x, _ = arguments(name, batched=True)
+    vars(module).update(change)
+    with pytest.raises(ValueError, match=r"^lltm::LLTM: expected weights and biases of"):
+        module(x)
+
+
+@pytest.mark.parametrize("grad", [True, False], ids=["grad", "no grad"])
+@pytest.mark.parametrize("name", ["cell", "layer", "layers"])
+def test_carries_forward_derivatives(name: str, grad: bool) -> None:
+    module = MODULES[name]()
+    x, (h, c) = arguments(name, batched=True)
+    tangent = torch.randn_like(c)
+
+    def derivative(module: nn.Module) -> list[Tensor]:
+        with torch.set_grad_enabled(grad), forward_ad.dual_level():
+            results = module(x, (h, forward_ad.make_dual(c, tangent)))
+            return [forward_ad.unpack_dual(y).tangent for y in support.flat(results)]
+
+    ours = derivative(module)
+    with by_operators(module) as composed:
+        torch.testing.assert_close(ours, derivative(composed))
+
+
+@pytest.mark.parametrize("missing", ["h", "c"])
+def test_one_state_without_the_other_is_an_error(missing: str) -> None:
+    x, (h, c) = arguments("cell", batched=True)
+    states = (None, c) if missing == "h" else (h, None)
+    weights = lltm.LLTMCell(INPUT, H).weights
+    with pytest.raises(TypeError, match=r"^lltm::LLTMCell: expected both states or none, got one"):
+        torch.ops.lltm.layer_step(x, *states, [weights], INPUT, H)
