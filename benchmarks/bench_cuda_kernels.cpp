@@ -4,9 +4,9 @@
 //
 // Arguments are larger than any cache: each is read or written once.
 #include "cell/cell.h"
+#include "common/tensor_views.h"
 #include "cuda/kernel/elementwise.h"
 #include "cuda_timing.h"
-#include "common/tensor_views.h"
 
 #include <ATen/ATen.h>
 #include <functional>
@@ -49,7 +49,8 @@ void measure(const char* dtype_name, at::ScalarType dtype, int64_t rows, int64_t
   };
   const Tensor gates = random(G * hidden, compute_options), c = random(hidden, options);
   const Tensor bias = at::randn({G * hidden}, options);
-  const Tensor h_next = at::empty_like(c), h_state = at::empty_like(c), c_next = at::empty_like(c);
+  const Tensor h_next = at::empty_like(c), h_operand = at::empty_like(c),
+               c_next = at::empty_like(c);
   const Tensor activations = random(S * hidden, options), grad_h = random(hidden, options);
   const Tensor grad_h_state = random(hidden, compute_options);
   const Tensor grad_c = random(hidden, compute_options), grad_c_prev = at::empty_like(grad_c);
@@ -62,7 +63,7 @@ void measure(const char* dtype_name, at::ScalarType dtype, int64_t rows, int64_t
   forward.bias = read_row<T>(bias);
   forward.c = read<T>(c);
   forward.h_next = write<T>(h_next);
-  forward.h_state = write<T>(h_state);
+  forward.h_operand = write<T>(h_operand);
   forward.c_next = write<T>(c_next);
   ForwardArgs<T> saving = forward;
   saving.activations = write<T>(activations);
@@ -77,7 +78,7 @@ void measure(const char* dtype_name, at::ScalarType dtype, int64_t rows, int64_t
   backward.grad_c_prev = write<C>(grad_c_prev);
 
   const Stream stream = current_stream();
-  const double forward_bytes = bytes({gates, c, h_next, h_state, c_next});
+  const double forward_bytes = bytes({gates, c, h_next, h_operand, c_next});
   // Of random bytes: zeros are stored compressed.
   const Tensor source = at::zeros({int64_t{1} << 29}, options.dtype(at::kByte)).random_(0, 256);
   const Tensor target = at::zeros_like(source);

@@ -6,7 +6,6 @@
 // callgrind writes one file for each case, with the name of the case as its trigger. Standard
 // output says what else the counts depend on, one "name: value" pair per line.
 #include "cpu/kernel/table.h"
-#include "cpu/schedule.h"
 #include "problems.h"
 
 #include <lltm/ops.h>
@@ -19,6 +18,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <gnu/libc-version.h>
+#include <unistd.h>
 #include <valgrind/callgrind.h>
 
 #include <functional>
@@ -158,10 +158,11 @@ Cases all_cases() {
 
 // valgrind shows programs a CPU of its own, whose caches the schedules go by.
 void print_environment() {
-  const lltm::cpu::Machine& machine = lltm::cpu::cache_sizes();
   std::cout << lltm::build_info() << "build: " << LLTM_BUILD << '\n'
             << "C library: " << gnu_get_libc_version() << '\n'
-            << "caches: " << machine.l1 << ", " << machine.l2 << ", " << machine.l3 << " bytes\n";
+            << "caches: " << sysconf(_SC_LEVEL1_DCACHE_SIZE) << ", "
+            << sysconf(_SC_LEVEL2_CACHE_SIZE) << ", " << sysconf(_SC_LEVEL3_CACHE_SIZE)
+            << " bytes\n";
 }
 
 void count() {

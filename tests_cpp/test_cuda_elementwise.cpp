@@ -189,7 +189,7 @@ void check_forward(const Size& size, const Layout& layout, bool in_place, bool o
   auto gates = input<C>(layout, rows, kGates * hidden);
   auto bias = input<T>(layout, 1, kGates * hidden);
   auto c = input<T>(layout, rows, hidden);
-  Array<T> h_next(rows, hidden, hidden, 1, 0), h_state(rows, hidden, hidden, 1, 0);
+  Array<T> h_next(rows, hidden, hidden, 1, 0), h_operand(rows, hidden, hidden, 1, 0);
   Array<T> c_next(rows, hidden, hidden, 1, 0),
       activations(rows, kSaved * hidden, kSaved * hidden, 1, 0);
   gates.fill(random);
@@ -204,7 +204,7 @@ void check_forward(const Size& size, const Layout& layout, bool in_place, bool o
   if (optional) args.bias = {Matrix<const T>(bias).data, 0, bias.matrix().col_stride};
   args.c = in_place ? c_next : c;
   args.h_next = h_next.matrix();
-  if (optional) args.h_state = h_state.matrix();
+  if (optional) args.h_operand = h_operand.matrix();
   args.c_next = c_next.matrix();
   if (optional) args.activations = activations.matrix();
 
@@ -228,7 +228,7 @@ void check_forward(const Size& size, const Layout& layout, bool in_place, bool o
       e_c.add(c_next.at(r, j), c_exact);
       e_h.add(h_next.at(r, j), o * std::tanh(c_exact));
       if (!optional) continue;
-      EXPECT_EQ(h_state.at(r, j), h_next.at(r, j));
+      EXPECT_EQ(h_operand.at(r, j), h_next.at(r, j));
       const Real exact[] = {i, o, g, std::tanh(c_exact)};
       for (int64_t k = 0; k < kSaved; ++k)
         e_activations.add(activations.at(r, k * hidden + j), exact[k]);
@@ -239,7 +239,7 @@ void check_forward(const Size& size, const Layout& layout, bool in_place, bool o
   EXPECT_LE(e_activations.value(), 8 * epsilon<T>());
   EXPECT_EQ(h_next.changed(), rows * hidden);
   EXPECT_EQ(c_next.changed(), rows * hidden);
-  EXPECT_EQ(h_state.changed(), optional ? rows * hidden : 0);
+  EXPECT_EQ(h_operand.changed(), optional ? rows * hidden : 0);
   EXPECT_EQ(activations.changed(), optional ? kSaved * rows * hidden : 0);
 }
 

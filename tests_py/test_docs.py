@@ -221,7 +221,7 @@ RUN = [
     r"python -m lltm",
     r"python -m lltm\.benchmark --quick",
     r"python -m lltm\.benchmark --shapes 100,16,32,128 --dtype float32",
-    r"(LLTM_TUNE=1 )?python -m lltm\.explain.*",
+    r"python -m lltm\.explain.*",
 ]
 RUN_BY = {
     r"make (test|lint)": ".ci/run",

@@ -78,8 +78,8 @@ def dispatcher(call: Call) -> str:
 
 def schedule(call: Call) -> str:
     """What the CPU kernels chose for the sizes and this machine, in a training step: threads,
-    blocks of hidden units, chunks of steps, the format of the GEMMs; with LLTM_TUNE=1 in the
-    environment by measurement. In a program of your own: LLTM_SCHEDULE=1 in the environment."""
+    blocks of hidden units, chunks of steps, the format of the GEMMs. In a program of your own:
+    LLTM_SCHEDULE=1 in the environment."""
     # Read from the environment once in a process, so a new one runs the call.
     program = f"from lltm.explain import Call, run_eagerly; run_eagerly({call!r})"
     result = subprocess.run(

@@ -47,7 +47,7 @@ PROGRAMS = (
     "lltm_cuda_host_tests",
     "lltm_cuda_host_lstm_tests",
     "lltm_lstm_tests",
-    "lltm_tuned_tests",
+    "lltm_engine_tests",
 )
 # The programs of ctest's tests, where it is not lltm_tests.
 PROGRAM_OF = {
@@ -55,8 +55,8 @@ PROGRAM_OF = {
     "bf16x3": "lltm_kernel_tests",
     "schedule": "lltm_kernel_tests",
     "operators.emulated_amx": "lltm_emulated_tests",
-    "tuned": "lltm_tuned_tests",
-    "tuned.emulated_amx": "lltm_tuned_tests",
+    "engines": "lltm_engine_tests",
+    "engines.emulated_amx": "lltm_engine_tests",
     "lstm": "lltm_lstm_tests",
     "lstm.emulated_amx": "lltm_lstm_tests",
     "cuda_on_host_lstm": "lltm_cuda_host_lstm_tests",

@@ -1,9 +1,11 @@
-// Tensors as the kernels of every backend see them (matrix.h), and the choice of dtype.
+// Tensors as the engines and kernels (matrix.h) of every backend see them, and the choice of dtype.
 #pragma once
 
 #include "common/matrix.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 
@@ -34,6 +36,23 @@ decltype(auto) visit_dtype(at::ScalarType dtype, const Body& body) {
 inline at::ScalarType compute_dtype(at::ScalarType dtype) {
   return dtype == at::kDouble ? at::kDouble : at::kFloat;
 }
+inline at::TensorOptions compute_options(const at::Tensor& tensor) {
+  return tensor.options().dtype(compute_dtype(tensor.scalar_type()));
+}
+
+// The columns of the weights that multiply h, and those that multiply the input.
+inline at::Tensor h_columns(const at::Tensor& weights, int64_t hidden) {
+  return weights.slice(1, 0, hidden);
+}
+inline at::Tensor x_columns(const at::Tensor& weights, int64_t hidden) {
+  return weights.slice(1, hidden);
+}
+
+// A contiguous copy; zeros where undefined.
+inline at::Tensor copy_or_zeros(
+    const at::Tensor& tensor, at::IntArrayRef sizes, const at::TensorOptions& options) {
+  return tensor.defined() ? at::empty(sizes, options).copy_(tensor) : at::zeros(sizes, options);
+}
 
 // A 2-d tensor; absent where undefined.
 template <typename T>
@@ -53,6 +72,7 @@ Matrix<const T> read_row(const at::Tensor& tensor) {
   if (!tensor.defined()) return {};
   return {static_cast<const T*>(tensor.const_data_ptr()), 0, tensor.stride(0)};
 }
+
 // The rows of a step in a tensor (T, B, .) or packed (N, .) of any strides. Unlike flat_rows
 // (steps.h) it copies nothing, not even of a tensor that is batch first in memory. Absent
 // where undefined.

@@ -4,12 +4,7 @@
 #include "cpu/gemm/formats.h"
 
 #include <algorithm>
-#include <array>
 #include <sstream>
-
-#if defined(__linux__)
-#include <unistd.h>
-#endif
 
 namespace lltm::cpu {
 namespace {
@@ -33,14 +28,10 @@ int64_t private_weight_bytes(const Machine& machine) {
   return std::max<int64_t>(machine.l2 / 4 * 3, 1536 << 10);
 }
 
-int64_t step_work(const LayerShape& shape) {
-  return shape.batch * Cell::kGates * shape.hidden * shape.hidden;
-}
-
 template <typename Format>
 Grid choose_grid(const Machine& machine, const LayerShape& shape, int64_t weight_bytes) {
   Grid grid;
-  if (step_work(shape) < kSerialStep) return grid;
+  if (shape.batch * Cell::kGates * shape.hidden * shape.hidden < kSerialStep) return grid;
   if (weight_bytes <= private_weight_bytes(machine)) {
     grid.rows = std::clamp<int64_t>(shape.batch / kGoodRows<Format>, 1, machine.threads);
   }
@@ -70,10 +61,9 @@ constexpr int64_t kBackwardUnits = Format::kVnniFactor == 1 && Format::kInPlace 
 // less than 1 MiB: the GEMM runs through all of them for every few rows, and with 1 MiB of L2
 // (Zen 4) narrower blocks are 10 % slower. bf16x3 prefetches, and is not bound by it.
 template <typename Format>
-int64_t widest_block(
-    const Machine& machine, int64_t most, int64_t bytes_per_unit, int64_t multiple) {
+int64_t widest_block(const Machine& machine, int64_t most, int64_t unit_bytes, int64_t multiple) {
   if (!Format::kInPlace) return most;
-  const int64_t units = std::max<int64_t>(machine.l2 / 2, 1 << 20) / bytes_per_unit;
+  const int64_t units = std::max<int64_t>(machine.l2 / 2, 1 << 20) / unit_bytes;
   return std::clamp(units / multiple * multiple, multiple, most);
 }
 
@@ -85,37 +75,44 @@ int64_t even_block_width(int64_t hidden, int64_t parts, int64_t widest, int64_t 
   return round_up((hidden + count - 1) / count, align);
 }
 
-// No more columns of threads than there are blocks.
-void limit_columns(Grid& grid, int64_t hidden, int64_t block_width) {
-  grid.columns = std::min(grid.columns, Blocks(hidden, block_width).count);
+// Bytes of a hidden unit's weights, of the input and recurrent ones.
+template <typename Format>
+int64_t forward_unit_bytes(const LayerShape& shape) {
+  const int64_t k = Format::padded_k(shape.input) + Format::padded_k(shape.hidden);
+  return Cell::kGates * k * static_cast<int64_t>(sizeof(typename Format::Operand));
 }
 
+// Of backward's recurrent ones.
 template <typename Format>
-int64_t forward_width(const Machine& machine, const LayerShape& shape, int64_t columns) {
-  constexpr auto kBytes = static_cast<int64_t>(sizeof(typename Format::Operand));
-  const int64_t k = Format::padded_k(shape.input) + Format::padded_k(shape.hidden);
-  const int64_t widest = widest_block<Format>(
-      machine, kForwardUnits<Format>, Cell::kGates * k * kBytes, Format::kUnitAlign);
-  return even_block_width(shape.hidden, columns, widest, Format::kUnitAlign);
+int64_t backward_unit_bytes(const LayerShape& shape) {
+  const int64_t k = Format::padded_k(Cell::kGates * Format::gate_pitch(shape.hidden));
+  return k * static_cast<int64_t>(sizeof(typename Format::Operand));
 }
 
 template <typename Format>
 Grid forward_grid(const Machine& machine, const LayerShape& shape) {
-  constexpr auto kBytes = static_cast<int64_t>(sizeof(typename Format::Operand));
-  const int64_t k = Format::padded_k(shape.input) + Format::padded_k(shape.hidden);
-  return choose_grid<Format>(machine, shape, Cell::kGates * shape.hidden * k * kBytes);
-}
-
-// K of the recurrent GEMM of backward.
-template <typename Format>
-int64_t backward_k(const LayerShape& shape) {
-  return Format::padded_k(Cell::kGates * Format::gate_pitch(shape.hidden));
+  return choose_grid<Format>(machine, shape, shape.hidden * forward_unit_bytes<Format>(shape));
 }
 
 template <typename Format>
 Grid backward_grid(const Machine& machine, const LayerShape& shape) {
-  constexpr auto kBytes = static_cast<int64_t>(sizeof(typename Format::Operand));
-  return choose_grid<Format>(machine, shape, shape.hidden * backward_k<Format>(shape) * kBytes);
+  return choose_grid<Format>(machine, shape, shape.hidden * backward_unit_bytes<Format>(shape));
+}
+
+template <typename Format>
+int64_t forward_width(const Machine& machine, const LayerShape& shape, int64_t columns) {
+  const int64_t widest = widest_block<Format>(
+      machine, kForwardUnits<Format>, forward_unit_bytes<Format>(shape), Format::kUnitAlign);
+  return even_block_width(shape.hidden, columns, widest, Format::kUnitAlign);
+}
+
+template <typename Format>
+int64_t backward_width(const Machine& machine, const LayerShape& shape, int64_t columns) {
+  // A block fills the vector registers of the GEMM kernel from 32 columns on.
+  constexpr int64_t kColumns = 32;
+  const int64_t widest = widest_block<Format>(
+      machine, kBackwardUnits<Format>, backward_unit_bytes<Format>(shape), kColumns);
+  return even_block_width(shape.hidden, columns, widest, Format::kUnitAlign);
 }
 
 // ---- chunks -----------------------------------------------------------------
@@ -134,46 +131,35 @@ constexpr int64_t kBackwardChunkRowsBf16 = 4096;
 // Rows in all from which the GEMMs over them gain from bf16x3 what packing costs.
 constexpr int64_t kBf16x3GradientRows = 1024;
 
-// What follows from a grid.
 template <typename Format>
-ForwardSchedule forward_schedule(
-    const Machine& machine, const LayerShape& shape, const Grid& grid) {
+ForwardSchedule forward_schedule(const Machine& machine, const LayerShape& shape) {
   ForwardSchedule schedule = {};
   schedule.format = kFormat<Format>;
-  schedule.grid = grid;
+  schedule.grid = forward_grid<Format>(machine, shape);
   schedule.block_width = forward_width<Format>(machine, shape, schedule.grid.columns);
-  limit_columns(schedule.grid, shape.hidden, schedule.block_width);
+  schedule.grid.columns =
+      std::min(schedule.grid.columns, Blocks(shape.hidden, schedule.block_width).count);
   schedule.merge_projection = schedule.grid.rows == 1 && 2 * shape.batch <= kMergedRows;
   schedule.chunk_rows = schedule.merge_projection ? kMergedRows : kPackedInputRows;
   return schedule;
 }
 
 template <typename Format>
-ForwardSchedule forward_schedule(const Machine& machine, const LayerShape& shape) {
-  return forward_schedule<Format>(machine, shape, forward_grid<Format>(machine, shape));
-}
-
-template <typename Format>
-BackwardSchedule backward_schedule(
-    const Machine& machine, const LayerShape& shape, const Grid& grid) {
-  constexpr auto kBytes = static_cast<int64_t>(sizeof(typename Format::Operand));
-  // A block fills the vector registers of the GEMM kernel from 32 columns on.
-  constexpr int64_t kColumns = 32;
+BackwardSchedule backward_schedule(const Machine& machine, const LayerShape& shape) {
   constexpr bool kBf16 = kFormat<Format> == GemmFormat::kBf16;
   BackwardSchedule schedule = {};
   schedule.format = kFormat<Format>;
-  schedule.grid = grid;
-  const int64_t widest = widest_block<Format>(
-      machine, kBackwardUnits<Format>, backward_k<Format>(shape) * kBytes, kColumns);
-  schedule.block_width = even_block_width(shape.hidden, grid.columns, widest, Format::kUnitAlign);
+  schedule.grid = backward_grid<Format>(machine, shape);
+  schedule.block_width = backward_width<Format>(machine, shape, schedule.grid.columns);
   schedule.chunk_rows = kBf16 ? kBackwardChunkRowsBf16 : kBackwardChunkRows;
   schedule.gradient_format = schedule.format;
   return schedule;
 }
 
-template <typename Format>
-BackwardSchedule backward_schedule(const Machine& machine, const LayerShape& shape) {
-  return backward_schedule<Format>(machine, shape, backward_grid<Format>(machine, shape));
+// Calls body with a value of the type of a format that forward has.
+template <typename Body>
+decltype(auto) visit_forward_format(GemmFormat format, const Body& body) {
+  return format == GemmFormat::kInt8 ? body(Int8Format{}) : visit_format(format, body);
 }
 
 }  // namespace
@@ -207,16 +193,6 @@ BackwardSchedule schedule_backward(const Machine& machine, const LayerShape& sha
 ForwardSchedule schedule_forward_int8(const Machine& machine, const LayerShape& shape) {
   return forward_schedule<Int8Format>(machine, shape);
 }
-
-namespace {
-
-// Calls body with a value of the type of a format that forward has.
-template <typename Body>
-decltype(auto) visit_forward_format(GemmFormat format, const Body& body) {
-  return format == GemmFormat::kInt8 ? body(Int8Format{}) : visit_format(format, body);
-}
-
-}  // namespace
 
 int64_t prepack_block_width(const Machine& machine, GemmFormat format, const LayerShape& shape) {
   return visit_forward_format(format, [&]<typename Format>(Format) {
@@ -268,8 +244,7 @@ FewRowsSchedule schedule_few_rows(
   constexpr int64_t kLargeWeights = 512 << 10;
   // Both are the same on every machine, because they decide how results are rounded.
   const bool few_steps = shape.batch <= kMostProductRows && steps <= kFewSteps;
-  const int64_t bytes = Cell::kGates * shape.hidden * (shape.input + shape.hidden) *
-                        static_cast<int64_t>(sizeof(float));
+  const int64_t bytes = shape.hidden * forward_unit_bytes<F32Format>(shape);
   FewRowsSchedule schedule = {};
   schedule.threads = choose_grid<F32Format>(machine, shape, bytes).slots();
   schedule.block_width = forward_width<F32Format>(machine, shape, schedule.threads);
@@ -278,188 +253,6 @@ FewRowsSchedule schedule_few_rows(
   schedule.in_place = few_steps && !prepacked;
   schedule.float_operand = few_steps || bytes >= kLargeWeights;
   return schedule;
-}
-
-// ---- what LLTM_TUNE tries ---------------------------------------------------
-
-namespace {
-
-// A list without `present` and without anything twice.
-template <typename Schedule>
-class Others {
- public:
-  explicit Others(const Schedule& present) : present_(present) {}
-  void add(const Schedule& schedule) {
-    const bool known = std::find(list_.begin(), list_.end(), schedule) != list_.end();
-    if (schedule != present_ && !known) list_.push_back(schedule);
-  }
-  std::vector<Schedule> list() const { return list_; }
-
- private:
-  const Schedule present_;
-  std::vector<Schedule> list_;
-};
-
-// All divisions of the threads that leave each half of kGoodRows and a vector of units; and one
-// thread, for a step so short that it may do better alone.
-template <typename Format>
-std::vector<Grid> grids(const Machine& machine, const LayerShape& shape) {
-  std::vector<Grid> found;
-  if (step_work(shape) < 8 * kSerialStep) found.push_back({1, 1});
-  const int64_t most_columns = (shape.hidden + Format::kUnitAlign - 1) / Format::kUnitAlign;
-  const int64_t most_rows = std::max<int64_t>(1, 2 * shape.batch / kGoodRows<Format>);
-  for (int64_t rows = 1; rows <= std::min(machine.threads, most_rows); ++rows) {
-    const int64_t columns = machine.threads / rows;
-    if (machine.threads % rows == 0) found.push_back({rows, std::min(columns, most_columns)});
-  }
-  return found;
-}
-
-// Blocks half and twice as wide.
-template <typename Format>
-std::array<int64_t, 2> other_widths(int64_t hidden, int64_t columns, int64_t width, int64_t most) {
-  const auto even = [&](int64_t wanted) {
-    const int64_t widest = std::min(round_up(wanted, Format::kUnitAlign), most);
-    return even_block_width(hidden, columns, widest, Format::kUnitAlign);
-  };
-  return {even(width / 2), even(2 * width)};
-}
-
-// Chunks half and twice as long, of a step at least, and no longer than the sequence.
-std::vector<int64_t> other_chunks(const LayerShape& shape, int64_t chunk_rows) {
-  std::vector<int64_t> found;
-  const int64_t half = chunk_rows / 2;
-  if (half >= shape.batch && half < shape.rows) found.push_back(half);
-  if (chunk_rows < shape.rows) found.push_back(2 * chunk_rows);
-  return found;
-}
-
-// Of float32 and float16; not where the weights are in int8.
-bool may_change_format(const Machine& machine, const LayerShape& shape, GemmFormat format) {
-  return machine.bf16x3 && !shape.bf16 && format != GemmFormat::kInt8;
-}
-
-// With fewer rows most of a tile of bf16x3 is empty.
-bool fills_bf16x3_tile(const LayerShape& shape) {
-  return shape.batch >= kGoodRows<Bf16x3Format>;
-}
-
-void add_other_chunks(Others<ForwardSchedule>& others, const LayerShape& shape, ForwardSchedule s) {
-  for (const int64_t chunk_rows : other_chunks(shape, s.chunk_rows)) {
-    ForwardSchedule other = s;
-    other.chunk_rows = chunk_rows;
-    others.add(other);
-  }
-  s.merge_projection = !s.merge_projection;
-  s.chunk_rows = s.merge_projection ? std::max(kMergedRows, 2 * shape.batch) : kPackedInputRows;
-  // One GEMM is for all rows of a chunk.
-  if (s.grid.rows == 1 && shape.batch <= kMergedRows) others.add(s);
-}
-
-}  // namespace
-
-std::vector<ForwardSchedule> alternatives(
-    const Machine& machine,
-    const LayerShape& shape,
-    const ForwardSchedule& schedule,
-    Aspect aspect) {
-  Others<ForwardSchedule> others(schedule);
-  visit_forward_format(schedule.format, [&]<typename Format>(Format) {
-    if (aspect == Aspect::kFormat && may_change_format(machine, shape, schedule.format) &&
-        fills_bf16x3_tile(shape)) {
-      others.add(forward_schedule<F32Format>(machine, shape));
-      others.add(forward_schedule<Bf16x3Format>(machine, shape));
-    }
-    if (aspect == Aspect::kGrid) {
-      for (const Grid& grid : grids<Format>(machine, shape)) {
-        others.add(forward_schedule<Format>(machine, shape, grid));
-      }
-    }
-    if (aspect == Aspect::kBlocks) {
-      for (const int64_t width : other_widths<Format>(
-               shape.hidden, schedule.grid.columns, schedule.block_width, kForwardUnits<Format>)) {
-        ForwardSchedule other = schedule;
-        other.block_width = width;
-        limit_columns(other.grid, shape.hidden, width);
-        others.add(other);
-      }
-    }
-  });
-  if (aspect == Aspect::kChunks) add_other_chunks(others, shape, schedule);
-  return others.list();
-}
-
-std::vector<FewRowsSchedule> alternatives(
-    const Machine& machine,
-    const LayerShape& shape,
-    const FewRowsSchedule& schedule,
-    Aspect aspect) {
-  Others<FewRowsSchedule> others(schedule);
-  const auto add = [&](int64_t threads, int64_t width, int64_t chunk_rows) {
-    FewRowsSchedule other = schedule;
-    other.threads = std::min(threads, Blocks(shape.hidden, width).count);
-    other.block_width = width;
-    other.chunk_rows = chunk_rows;
-    others.add(other);
-  };
-  if (aspect == Aspect::kGrid) {
-    for (const Grid& grid : grids<F32Format>(machine, shape)) {
-      const int64_t width = forward_width<F32Format>(machine, shape, grid.slots());
-      add(grid.slots(), width, schedule.chunk_rows);
-    }
-  }
-  if (aspect == Aspect::kBlocks) {
-    for (const int64_t width : other_widths<F32Format>(
-             shape.hidden, schedule.threads, schedule.block_width, kForwardUnits<F32Format>)) {
-      add(schedule.threads, width, schedule.chunk_rows);
-    }
-  }
-  if (aspect == Aspect::kChunks) {
-    for (const int64_t chunk_rows : other_chunks(shape, schedule.chunk_rows)) {
-      add(schedule.threads, schedule.block_width, chunk_rows);
-    }
-  }
-  return others.list();
-}
-
-std::vector<BackwardSchedule> alternatives(
-    const Machine& machine,
-    const LayerShape& shape,
-    const BackwardSchedule& schedule,
-    Aspect aspect) {
-  Others<BackwardSchedule> others(schedule);
-  visit_format(schedule.format, [&]<typename Format>(Format) {
-    if (aspect == Aspect::kFormat && may_change_format(machine, shape, schedule.format)) {
-      BackwardSchedule f32 = backward_schedule<F32Format>(machine, shape);
-      others.add(f32);
-      f32.gradient_format = GemmFormat::kBf16x3;
-      others.add(f32);
-      if (fills_bf16x3_tile(shape)) others.add(backward_schedule<Bf16x3Format>(machine, shape));
-    }
-    if (aspect == Aspect::kGrid) {
-      for (const Grid& grid : grids<Format>(machine, shape)) {
-        BackwardSchedule other = backward_schedule<Format>(machine, shape, grid);
-        other.gradient_format = schedule.gradient_format;
-        others.add(other);
-      }
-    }
-    if (aspect == Aspect::kBlocks) {
-      for (const int64_t width : other_widths<Format>(
-               shape.hidden, schedule.grid.columns, schedule.block_width, kBackwardUnits<Format>)) {
-        BackwardSchedule other = schedule;
-        other.block_width = width;
-        others.add(other);
-      }
-    }
-  });
-  if (aspect == Aspect::kChunks) {
-    for (const int64_t chunk_rows : other_chunks(shape, schedule.chunk_rows)) {
-      BackwardSchedule other = schedule;
-      other.chunk_rows = chunk_rows;
-      others.add(other);
-    }
-  }
-  return others.list();
 }
 
 // ---- one step ---------------------------------------------------------------
@@ -503,27 +296,7 @@ CellSchedule schedule_cell(const Machine& machine, const CellShape& shape) {
   return schedule;
 }
 
-// ---- the machine ------------------------------------------------------------
-
-const Machine& cache_sizes() {
-  static const Machine machine = [] {
-    Machine found = {};
-    found.l1 = 32 << 10;
-    found.l2 = 1 << 20;
-    found.l3 = 16 << 20;
-#if defined(_SC_LEVEL1_DCACHE_SIZE)
-    const auto ask = [](int name, int64_t& bytes) {
-      const long answer = sysconf(name);
-      if (answer > 0) bytes = answer;
-    };
-    ask(_SC_LEVEL1_DCACHE_SIZE, found.l1);
-    ask(_SC_LEVEL2_CACHE_SIZE, found.l2);
-    ask(_SC_LEVEL3_CACHE_SIZE, found.l3);
-#endif
-    return found;
-  }();
-  return machine;
-}
+// ---- for people -------------------------------------------------------------
 
 std::string to_string(GemmFormat format) {
   switch (format) {

@@ -1,29 +1,19 @@
-// How a call is computed: from sizes, number of threads and the machine to a plain struct,
-// in one place. The tuning constants of sequences stand in schedule.cpp.
+// How a call is computed: from the sizes and the machine to a plain struct, in one place. The
+// tuning constants of sequences stand in schedule.cpp.
 //
 // No header of torch, so that the tests can check schedules for machines other than theirs.
 #pragma once
 
+#include "cpu/machine.h"
+
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <string>
-#include <vector>
 
 namespace lltm::cpu {
 
 // The formats of GEMM operands (formats.h).
 enum class GemmFormat { kF32, kBf16, kBf16x3, kInt8 };
-
-// What a schedule depends on besides the sizes. Caches in bytes, as one core sees them.
-struct Machine {
-  int64_t l1, l2, l3;
-  int64_t threads;
-  bool f32, bf16, bf16x3;  // the formats that have a GEMM kernel here
-};
-
-// The cache sizes of this machine, asked of the system once; defaults where it does not say.
-const Machine& cache_sizes();
 
 // Units, or columns, in blocks of equal width, the last one perhaps narrower.
 struct Blocks {
@@ -43,7 +33,6 @@ struct Grid {
   int64_t slots() const { return rows * columns; }
   // Threads that share rows have to wait for each other after each step.
   bool needs_barrier() const { return columns > 1; }
-  bool operator==(const Grid&) const = default;
 };
 
 // One layer and direction: B, I, H, and the rows of all steps together.
@@ -61,7 +50,6 @@ struct ForwardSchedule {
   // Rows of a chunk of steps: those of that GEMM, or those of the input that are packed
   // together, where it cannot be read in place.
   int64_t chunk_rows;
-  bool operator==(const ForwardSchedule&) const = default;
 };
 
 struct BackwardSchedule {
@@ -70,7 +58,6 @@ struct BackwardSchedule {
   int64_t block_width;
   int64_t chunk_rows;  // after which the gradients of weights and input are brought up to date
   GemmFormat gradient_format;  // of the GEMMs over the rows of a chunk
-  bool operator==(const BackwardSchedule&) const = default;
 };
 
 ForwardSchedule schedule_forward(const Machine& machine, const LayerShape& shape);
@@ -109,31 +96,9 @@ struct FewRowsSchedule {
   int64_t chunk_rows;  // of x W_x^T in one GEMM
   bool float_operand;  // A is float32, for few steps or large weights
   bool in_place;       // the weights are read as they lie, for few steps; A is float32
-  bool operator==(const FewRowsSchedule&) const = default;
 };
 FewRowsSchedule schedule_few_rows(
     const Machine& machine, const LayerShape& shape, int64_t steps, bool prepacked);
-
-// What LLTM_TUNE measures beside the schedules above (tune.h): those that differ from `schedule` in
-// one aspect, and in what follows from it. All are as accurate.
-enum class Aspect { kFormat, kGrid, kBlocks, kChunks };
-constexpr std::array<Aspect, 4> kAspects = {
-    Aspect::kFormat, Aspect::kGrid, Aspect::kBlocks, Aspect::kChunks};
-std::vector<ForwardSchedule> alternatives(
-    const Machine& machine,
-    const LayerShape& shape,
-    const ForwardSchedule& schedule,
-    Aspect aspect);
-std::vector<FewRowsSchedule> alternatives(
-    const Machine& machine,
-    const LayerShape& shape,
-    const FewRowsSchedule& schedule,
-    Aspect aspect);
-std::vector<BackwardSchedule> alternatives(
-    const Machine& machine,
-    const LayerShape& shape,
-    const BackwardSchedule& schedule,
-    Aspect aspect);
 
 // One step (cell.cpp).
 enum class Storage { kF64, kF32, kF16, kBf16 };  // the dtype

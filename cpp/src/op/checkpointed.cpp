@@ -76,12 +76,6 @@ class Segments {
   const Tensor output_rows_;
 };
 
-// A copy that can be written to; zeros where undefined.
-Tensor copy_or_zeros(
-    const Tensor& tensor, at::IntArrayRef sizes, const at::TensorOptions& options) {
-  return tensor.defined() ? at::empty(sizes, options).copy_(tensor) : at::zeros(sizes, options);
-}
-
 }  // namespace
 
 Gradients checkpointed_backward(
@@ -89,7 +83,7 @@ Gradients checkpointed_backward(
     SequenceResult (*forward)(const SequenceArgs&),
     Gradients (*backward)(const SequenceBackwardArgs&)) {
   const at::ScalarType dtype = args.input.scalar_type();
-  const auto wide = args.input.options().dtype(compute_dtype(dtype));
+  const auto wide = compute_options(args.input);
   const auto [want_input, want_h_0, want_c_0, want_weights, want_bias] = args.output_mask;
   const Segments segments(args);
 

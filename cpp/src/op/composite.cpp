@@ -1,9 +1,10 @@
 #include "op/composite.h"
 
-#include "op/backend.h"
 #include "cell/cell.h"
+#include "common/checkpoints.h"
 #include "common/steps.h"
 #include "common/tensor_views.h"
+#include "op/backend.h"
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
@@ -116,7 +117,7 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
   std::vector<Tensor> checkpoints;
   for (size_t k = 0; k < steps.size(); ++k) {
     const auto [offset, rows] = steps[k];
-    if (args.saves_checkpoint(k)) checkpoints.push_back(c);
+    if (has_checkpoint(k, args.saved_checkpoint_steps())) checkpoints.push_back(c);
     const Tensor gates = projected.narrow(0, offset, rows) +
                          at::matmul(widened(h.narrow(0, 0, rows)), weights_h.t());
     const auto [h_next, c_next, saved] =
@@ -156,7 +157,7 @@ Gradients sequence_backward(const SequenceBackwardArgs& args) {
   const Tensor& input = args.input;
   const Tensor& h_0 = args.h_0;
   const at::ScalarType dtype = input.scalar_type();
-  const at::ScalarType carried_dtype = args.segment ? compute_dtype(dtype) : dtype;
+  const at::ScalarType carried_dtype = args.carried_dtype();
   const Tensor weights = widened(args.weights);
   const auto [weights_h, weights_x] = split_weights(weights);
   const Tensor x = flat_rows(input);

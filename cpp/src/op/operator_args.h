@@ -3,10 +3,11 @@
 // results are new contiguous tensors.
 #pragma once
 
+#include "common/tensor_views.h"
+
 #include <ATen/core/Tensor.h>
 
 #include <array>
-#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <tuple>
@@ -44,12 +45,9 @@ struct SequenceArgs {
   int64_t checkpoint_steps = 0;
 
   bool saves_activations() const { return save && checkpoint_steps == 0; }
-  bool saves_checkpoints() const { return save && checkpoint_steps > 0; }
-  // Whether there is one before step k, in the order of execution; it is number
-  // k / checkpoint_steps.
-  bool saves_checkpoint(size_t k) const {
-    return saves_checkpoints() && k % static_cast<size_t>(checkpoint_steps) == 0;
-  }
+  // What Checkpoints (checkpoints.h) take.
+  int64_t saved_checkpoint_steps() const { return save ? checkpoint_steps : 0; }
+  bool saves_checkpoints() const { return saved_checkpoint_steps() > 0; }
 };
 
 struct SequenceBackwardArgs {
@@ -60,6 +58,10 @@ struct SequenceBackwardArgs {
   // One segment of a sequence: the gradients of the states and those of weights and bias, which
   // are carried on to the next segment, are of the compute dtype, both as arguments and results.
   bool segment = false;
+
+  at::ScalarType carried_dtype() const {
+    return segment ? compute_dtype(input.scalar_type()) : input.scalar_type();
+  }
 };
 
 struct CheckpointedBackwardArgs {

@@ -10,13 +10,13 @@
 //
 // The grid of threads is that of blocked_forward.cpp.
 #include "cell/cell.h"
+#include "common/steps.h"
 #include "cpu/dispatch.h"
 #include "cpu/engine/engine.h"
+#include "cpu/engine/sequence_gradients.h"
 #include "cpu/gemm/gemm.h"
 #include "cpu/memory.h"
 #include "cpu/parallel.h"
-#include "cpu/engine/sequence_gradients.h"
-#include "common/steps.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -87,8 +87,7 @@ class BlockedBackward {
     }
     if (!kDzIsOperand) packed_dz_ = allocate_a<Format>(2 * batch_, k_, options);
     if (args_.grad_h_n.defined()) dh_n_ = args_.grad_h_n.to(at::kFloat);
-    dc_ = at::zeros({batch_, hidden_}, options);
-    if (args_.grad_c_n.defined()) dc_.copy_(args_.grad_c_n);
+    dc_ = copy_or_zeros(args_.grad_c_n, args_.h_0.sizes(), options);
     dh_ = at::empty({grid_.slots(), batch_ * blocks_.width}, options);
 
     kernel_args_.activations = read<T>(args_.activations);

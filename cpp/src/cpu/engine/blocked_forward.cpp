@@ -8,14 +8,14 @@
 // The threads form a grid (schedule.h): each slot has some rows of the batch and some blocks.
 // Rows do not depend on each other, so there is a barrier after each step only where threads
 // share rows.
-#include "op/checkpointed.h"
+#include "common/checkpoints.h"
+#include "common/steps.h"
 #include "cpu/dispatch.h"
 #include "cpu/engine/engine.h"
 #include "cpu/gemm/gemm.h"
 #include "cpu/memory.h"
 #include "cpu/packed_weights.h"
 #include "cpu/parallel.h"
-#include "common/steps.h"
 
 #include <ATen/ops/empty.h>
 
@@ -51,6 +51,7 @@ class BlockedForward {
         weights_(std::move(weights)),
         blocks_(weights_.blocks),
         steps_(plan_steps(args.input, args.batch_sizes, args.reverse)),
+        checkpoints_(args.saved_checkpoint_steps(), steps_.size(), args.c_0),
         grid_(schedule.grid),
         merge_projection_(schedule.merge_projection),
         output_is_operand_(std::is_same_v<T, Operand> && Format::fits_in_place(hidden_, hidden_)),
@@ -80,7 +81,7 @@ class BlockedForward {
         output_,
         final_states(steps_, args_.h_0, output_rows_),
         c_,
-        args_.saves_checkpoints() ? checkpoints_ : activations_);
+        args_.saves_checkpoints() ? checkpoints_.tensor() : activations_);
   }
 
  private:
@@ -97,7 +98,6 @@ class BlockedForward {
     if (args_.saves_activations()) {
       activations_ = empty_large({rows, Cell::kSaved * hidden_}, options);
     }
-    checkpoints_ = empty_checkpoints(args_, steps_.size());
     c_ = at::empty(args_.c_0.sizes(), options).copy_(args_.c_0);
     if (args_.bias.defined()) bias_ = args_.bias.to(at::kFloat);
 
@@ -179,16 +179,11 @@ class BlockedForward {
   void save_checkpoint(size_t k, const Slot& slot) const {
     const int64_t unit = blocks_.begin(slot.blocks.begin);
     const int64_t units = std::min(blocks_.begin(slot.blocks.end), hidden_) - unit;
-    const int64_t first = static_cast<int64_t>(k) / args_.checkpoint_steps * batch_;
-    const auto to = write<T>(checkpoints_.flatten(0, 1)).from(first, unit);
-    const auto from = read<T>(c_).from(0, unit);
-    for (int64_t r = slot.rows.begin; r < slot.rows.end; ++r) {
-      std::copy_n(from.row(r), units, to.row(r));
-    }
+    checkpoints_.save<T>(k, read<T>(c_), slot.rows.begin, slot.rows.size(), unit, units);
   }
 
   bool step(const Chunk& chunk, size_t k, const Slot& slot) const {
-    if (args_.saves_checkpoint(k)) save_checkpoint(k, slot);
+    if (checkpoints_.has(k)) save_checkpoint(k, slot);
     if (intersect(slot.rows, {0, steps_[k].rows}).size() == 0) return true;
     if (grid_.needs_barrier() && k > 0) {
       const Range carried = intersect(slot.rows, {0, carried_rows(steps_, k)});
@@ -269,6 +264,7 @@ class BlockedForward {
   const PackedWeights<Format> weights_;
   const Blocks& blocks_;
   const std::vector<Step> steps_;
+  const Checkpoints checkpoints_;
   Grid grid_;
   bool merge_projection_, input_in_place_, output_is_operand_;
   // Steps whose input is packed together, or multiplied in one GEMM.
@@ -282,7 +278,7 @@ class BlockedForward {
   OperandA<Format> packed_h_0_;
   OperandA<Format> states_;  // of two steps in turn, where the output is not an operand
   Tensor bias_, z_;
-  Tensor output_, output_rows_, c_, activations_, checkpoints_;
+  Tensor output_, output_rows_, c_, activations_;
   ForwardArgs<T, Operand> kernel_args_;
 };
 

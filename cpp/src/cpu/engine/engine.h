@@ -1,7 +1,7 @@
-// One step, and one layer and direction of a sequence, on the CPU. cuda/engine/engine.h declares the
-// same.
+// One step, and one layer and direction of a sequence, on the CPU. cuda/engine/engine.h declares
+// the same.
 //
-// The engines behave alike; engine.cpp chooses between them.
+// The engines behave alike; choose.cpp chooses between them.
 #pragma once
 
 #include "cpu/schedule.h"
@@ -16,9 +16,14 @@ namespace lltm::cpu {
 CellResult cell_forward(const CellArgs& args);
 Gradients cell_backward(const CellBackwardArgs& args);
 
-// engine.cpp. The weights of SequenceArgs may be prepacked (packed_weights.h).
+// choose.cpp: a sequence by one of the engines below. The weights of SequenceArgs may be prepacked
+// (packed_weights.h).
 SequenceResult sequence_forward(const SequenceArgs& args);
 Gradients sequence_backward(const SequenceBackwardArgs& args);
+
+// With LLTM_SCHEDULE in the environment, every call prints what was chosen for it.
+bool logs_schedules();
+void log_schedule(const LayerShape& shape, const std::string& schedule);
 
 // stepwise.cpp: ATen's GEMMs, step by step. Always works.
 SequenceResult stepwise_forward(const SequenceArgs& args);
@@ -36,9 +41,5 @@ std::optional<SequenceResult> blocked_forward(
     const SequenceArgs& args, const ForwardSchedule& schedule);
 std::optional<Gradients> blocked_backward(
     const SequenceBackwardArgs& args, const BackwardSchedule& schedule);
-
-// With LLTM_SCHEDULE in the environment, every call prints what was chosen for it.
-bool logs_schedules();
-void log_schedule(const LayerShape& shape, const std::string& schedule);
 
 }  // namespace lltm::cpu

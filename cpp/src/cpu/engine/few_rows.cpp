@@ -8,14 +8,14 @@
 //
 // Blocks of hidden units are shared out among the threads, with a barrier after each step, as
 // in blocked_forward.cpp.
-#include "op/checkpointed.h"
+#include "common/checkpoints.h"
+#include "common/steps.h"
 #include "cpu/dispatch.h"
 #include "cpu/engine/engine.h"
 #include "cpu/gemm/gemm.h"
 #include "cpu/memory.h"
 #include "cpu/packed_weights.h"
 #include "cpu/parallel.h"
-#include "common/steps.h"
 
 #include <algorithm>
 #include <type_traits>
@@ -117,6 +117,7 @@ class FewRowsForward {
         blocks_(weights_.blocks()),
         slots_(std::min(schedule.threads, blocks_.count)),
         steps_(plan_steps(args.input, args.batch_sizes, args.reverse)),
+        checkpoints_(args.saved_checkpoint_steps(), steps_.size(), args.c_0),
         chunks_(plan_chunks(steps_, schedule.chunk_rows)),
         chunk_rows_(most_rows(chunks_)),
         input_(args.input) {
@@ -126,7 +127,6 @@ class FewRowsForward {
     if (args.saves_activations()) {
       activations_ = empty_large({flat_size(args.input), Cell::kSaved * hidden_}, options);
     }
-    checkpoints_ = empty_checkpoints(args, steps_.size());
     if (bias_.defined()) bias_data_ = bias_.const_data_ptr<float>();
     h_next_ = {output_.mutable_data_ptr<float>(), hidden_};
     saved_ = write<float>(activations_);
@@ -141,7 +141,7 @@ class FewRowsForward {
         output_,
         last_h(),
         state_of(as_const(c_)),
-        args_.saves_checkpoints() ? checkpoints_ : activations_};
+        args_.saves_checkpoints() ? checkpoints_.tensor() : activations_};
   }
 
  private:
@@ -228,7 +228,9 @@ class FewRowsForward {
     const auto [offset, rows] = steps_[k];
     const int64_t carried = carried_rows(steps_, k);
     const int64_t unit = blocks_.begin(block);
-    if (args_.saves_checkpoint(k)) save_checkpoint(k, unit, blocks_.size(block));
+    if (checkpoints_.has(k)) {
+      checkpoints_.save<float>(k, as_const(c_), 0, batch_, unit, blocks_.size(block));
+    }
     const int64_t columns = Cell::kGates * blocks_.size(block);
     A* const z = z_of(block) + (offset - chunk.begin) * columns;
     const auto recur = [&](int64_t from, int64_t to, Matrix<const A> h) {
@@ -249,18 +251,6 @@ class FewRowsForward {
     args.activations = saved_.from(offset, unit);
     args.activations_step = hidden_;
     few_rows_kernels<A>().forward(args, rows);
-  }
-
-  // c of a block, rounded.
-  void save_checkpoint(size_t k, int64_t unit, int64_t units) {
-    const int64_t first = static_cast<int64_t>(k) / args_.checkpoint_steps * batch_;
-    const auto to = write<float>(checkpoints_.flatten(0, 1)).from(first, unit);
-    const auto from = c_.from(0, unit);
-    for (int64_t r = 0; r < batch_; ++r) {
-      std::transform(from.row(r), from.row(r) + units, to.row(r), [](double c) {
-        return static_cast<float>(c);
-      });
-    }
   }
 
   Range own_blocks(int64_t slot) const { return share(blocks_.count, slots_, slot); }
@@ -286,12 +276,13 @@ class FewRowsForward {
   const Blocks& blocks_;
   const int64_t slots_;
   const std::vector<Step> steps_;
+  const Checkpoints checkpoints_;
   const std::vector<Chunk> chunks_;
   const int64_t chunk_rows_;
   const StepRows<float> input_;
   Tensor bias_;
   Workspace<double> workspace_;
-  Tensor output_, activations_, checkpoints_;
+  Tensor output_, activations_;
   // The same in memory: steps are so short that asking a tensor shows.
   const float* bias_data_ = nullptr;
   Matrix<float> h_next_, saved_;

@@ -19,7 +19,7 @@ SequenceGradients::SequenceGradients(
     GemmFormat format)
     : args_(args), steps_(steps) {
   const int64_t hidden = args.h_0.size(1);
-  weights_h_ = weights.slice(1, 0, hidden);
+  weights_h_ = h_columns(weights, hidden);
   int64_t begun = 0;
   for (const Step& step : steps_) {
     begun_.push_back(begun);
@@ -30,13 +30,15 @@ SequenceGradients::SequenceGradients(
   output_rows_ = flat_rows(args.output);
   if (want_input) {
     d_input_ = empty_large({flat_size(args.input), args.input.size(-1)}, weights.options());
-    input_gemm_ = make_packed_gemm(format, weights.slice(1, hidden));
+    input_gemm_ = make_packed_gemm(format, x_columns(weights, hidden));
   }
-  if (want_h_0) d_h_0_ = at::empty(args.h_0.sizes(), args.h_0.options().dtype(carried_dtype()));
+  if (want_h_0)
+    d_h_0_ = at::empty(args.h_0.sizes(), args.h_0.options().dtype(args.carried_dtype()));
   // The bias is one more row of weights, whose input is 1.
   const int64_t m = (want_weights ? weights.size(1) : 0) + (want_bias ? 1 : 0);
-  if (m > 0)
+  if (m > 0) {
     weights_gemm_ = make_weight_gradient_gemm(format, m, weights.size(0), weights.options());
+  }
 }
 
 bool SequenceGradients::add(size_t first, size_t last, const Tensor& dz) {
@@ -68,12 +70,8 @@ void SequenceGradients::add_initial_state(size_t first, size_t last, const Tenso
   }
 }
 
-at::ScalarType SequenceGradients::carried_dtype() const {
-  return args_.segment ? at::kFloat : args_.input.scalar_type();
-}
-
 Gradients SequenceGradients::finish(const Tensor& dc) {
-  const at::ScalarType dtype = carried_dtype();
+  const at::ScalarType dtype = args_.carried_dtype();
   const auto [want_input, want_h_0, want_c_0, want_weights, want_bias] = args_.output_mask;
   Tensor d_weights, d_bias;
   const int64_t columns = want_weights ? args_.h_0.size(1) + args_.input.size(-1) : 0;

@@ -1,10 +1,10 @@
 // The gradients that the steps of a sequence share: of weights, bias, input and initial state.
 #pragma once
 
-#include "cpu/gemm/gemm.h"
-#include "cpu/engine/weight_gradients.h"
-#include "op/operator_args.h"
 #include "common/steps.h"
+#include "cpu/engine/weight_gradients.h"
+#include "cpu/gemm/gemm.h"
+#include "op/operator_args.h"
 
 #include <memory>
 #include <vector>
@@ -30,8 +30,6 @@ class SequenceGradients {
   Gradients finish(const at::Tensor& dc);
 
  private:
-  // Of the gradients of states, weights and bias.
-  at::ScalarType carried_dtype() const;
   void add_initial_state(size_t first, size_t last, const at::Tensor& dz);
 
   const SequenceBackwardArgs& args_;

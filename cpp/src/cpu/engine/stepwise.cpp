@@ -1,12 +1,12 @@
 // The stepwise engine: ATen's GEMMs and the element-wise kernel, step by step. For float64, for
 // empty sizes, and where there is no GEMM kernel.
 #include "cell/cell.h"
-#include "op/checkpointed.h"
+#include "common/checkpoints.h"
+#include "common/steps.h"
 #include "cpu/dispatch.h"
 #include "cpu/engine/engine.h"
 #include "cpu/gemm/gemm.h"
 #include "cpu/parallel.h"
-#include "common/steps.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/sum.h>
@@ -35,7 +35,7 @@ SequenceResult stepwise_forward(const SequenceArgs& args) {
       args.saves_activations()
           ? at::empty({gates.size(0), Cell::kSaved * hidden}, args.input.options())
           : Tensor();
-  const Tensor checkpoints = empty_checkpoints(args, steps.size());
+  const Checkpoints checkpoints(args.saved_checkpoint_steps(), steps.size(), args.c_0);
   const Tensor c = at::empty(args.c_0.sizes(), args.input.options()).copy_(args.c_0);
   // The state as the GEMMs read it; each step renews its own rows.
   const Tensor h = at::empty(args.h_0.sizes(), gates.options()).copy_(args.h_0);
@@ -54,7 +54,7 @@ SequenceResult stepwise_forward(const SequenceArgs& args) {
     step.activations_step = hidden;
     for (size_t k = 0; k < steps.size(); ++k) {
       const auto [offset, rows] = steps[k];
-      save_checkpoint(args, checkpoints, k, c);
+      if (checkpoints.has(k)) checkpoints.save(k, c);
       const Tensor step_gates = gates.narrow(0, offset, rows);
       const Tensor step_h = h.narrow(0, 0, rows);
       few ? linear.project(step_gates, step_h, x.narrow(0, offset, rows))
@@ -67,7 +67,7 @@ SequenceResult stepwise_forward(const SequenceArgs& args) {
       });
     }
   });
-  return {output, h.to(dtype), c, args.saves_checkpoints() ? checkpoints : activations};
+  return {output, h.to(dtype), c, args.saves_checkpoints() ? checkpoints.tensor() : activations};
 }
 
 namespace {
@@ -92,7 +92,7 @@ Gradients gradients_of(
     const Tensor& dh,
     const Tensor& dc) {
   const at::ScalarType dtype = args.input.scalar_type();
-  const at::ScalarType carried_dtype = args.segment ? dz.scalar_type() : dtype;
+  const at::ScalarType carried_dtype = args.carried_dtype();
   const auto [want_input, want_h_0, want_c_0, want_weights, want_bias] = args.output_mask;
   Tensor d_input, d_weights;
   if (want_input) {
@@ -120,15 +120,13 @@ Gradients gradients_of(
 Gradients stepwise_backward(const SequenceBackwardArgs& args) {
   const int64_t hidden = args.h_0.size(1);
   const at::ScalarType dtype = args.input.scalar_type();
-  const auto options = args.input.options().dtype(compute_dtype(dtype));
+  const auto options = compute_options(args.input);
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
   const Linear linear(args.weights, Tensor());
 
   // Gradients of the state; a row's are final once its first step is done.
-  const Tensor dh = at::zeros(args.h_0.sizes(), options);
-  const Tensor dc = at::zeros(args.h_0.sizes(), options);
-  if (args.grad_h_n.defined()) dh.copy_(args.grad_h_n);
-  if (args.grad_c_n.defined()) dc.copy_(args.grad_c_n);
+  const Tensor dh = copy_or_zeros(args.grad_h_n, args.h_0.sizes(), options);
+  const Tensor dc = copy_or_zeros(args.grad_c_n, args.h_0.sizes(), options);
   const Tensor dz = at::empty({args.activations.size(0), Cell::kGates * hidden}, options);
 
   visit_dtype(dtype, [&]<typename T>(T*) {

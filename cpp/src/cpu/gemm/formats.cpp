@@ -347,15 +347,6 @@ void Int8Format::gemm(
   int8_kernels().gemm(m, a, b, c, accumulate);
 }
 
-Machine current_machine() {
-  Machine machine = cache_sizes();
-  machine.threads = available_threads();
-  machine.f32 = F32Format::available();
-  machine.bf16 = Bf16Format::available();
-  machine.bf16x3 = Bf16x3Format::available();
-  return machine;
-}
-
 void release_micro_kernel() {
 #if defined(LLTM_HAS_BRGEMM)
   at::native::cpublas::brgemm_release(/*is_vnni=*/true);

@@ -10,9 +10,9 @@
 // internal function of libtorch that may be missing.
 #pragma once
 
+#include "common/matrix.h"
 #include "cpu/kernel/elementwise.h"
 #include "cpu/schedule.h"
-#include "common/matrix.h"
 
 #include <cstdint>
 
@@ -193,9 +193,6 @@ template <>
 inline constexpr GemmFormat kFormat<Bf16x3Format> = GemmFormat::kBf16x3;
 template <>
 inline constexpr GemmFormat kFormat<Int8Format> = GemmFormat::kInt8;
-
-// The current machine: caches, threads and available formats.
-Machine current_machine();
 
 // To be called by each thread at the end of its work.
 void release_micro_kernel();

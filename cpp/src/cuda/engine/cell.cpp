@@ -1,10 +1,10 @@
 // One step: two GEMMs and a kernel; backward a kernel, and a GEMM or two per gradient.
 #include "cell/cell.h"
-#include "cuda/kernel/elementwise.h"
-#include "cuda/engine/engine.h"
-#include "cuda/gemm/gemm.h"
-#include "cuda/engine/weight_gradients.h"
 #include "common/tensor_views.h"
+#include "cuda/engine/engine.h"
+#include "cuda/engine/weight_gradients.h"
+#include "cuda/gemm/gemm.h"
+#include "cuda/kernel/elementwise.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/sum.h>
@@ -29,8 +29,8 @@ CellResult cell_forward(const CellArgs& args) {
 
   const Tensor x = as_operand(args.input);
   const Tensor h = as_operand(args.h);
-  const Tensor weights_h = as_operand(args.weights.slice(1, 0, hidden));
-  const Tensor weights_x = as_operand(args.weights.slice(1, hidden));
+  const Tensor weights_h = as_operand(h_columns(args.weights, hidden));
+  const Tensor weights_x = as_operand(x_columns(args.weights, hidden));
   const Gemm gemm(dtype);
   gemm(operand(x), transposed(operand(weights_x)), result(gates), /*accumulate=*/false);
   gemm(operand(h), transposed(operand(weights_h)), result(gates), /*accumulate=*/true);
@@ -77,11 +77,11 @@ Gradients cell_backward(const CellBackwardArgs& args) {
 
   const Gemm gemm(dtype);
   if (want_input) {
-    const Tensor weights_x = as_operand(args.weights.slice(1, hidden));
+    const Tensor weights_x = as_operand(x_columns(args.weights, hidden));
     gemm(operand(dz), operand(weights_x), result(d_input), /*accumulate=*/false);
   }
   if (want_h) {
-    const Tensor weights_h = as_operand(args.weights.slice(1, 0, hidden));
+    const Tensor weights_h = as_operand(h_columns(args.weights, hidden));
     gemm(operand(dz), operand(weights_h), result(d_h), /*accumulate=*/false);
   }
   if (want_weights) {
@@ -90,8 +90,8 @@ Gradients cell_backward(const CellBackwardArgs& args) {
       products.add(dz, 0, as_operand(tensor), 0, tensor.size(0));
       products.finish();
     };
-    multiply_by(args.h, d_weights.slice(1, 0, hidden));
-    multiply_by(args.input, d_weights.slice(1, hidden));
+    multiply_by(args.h, h_columns(d_weights, hidden));
+    multiply_by(args.input, x_columns(d_weights, hidden));
   }
   // ATen's sum adds in a fixed order, in float32.
   return {d_input, d_h, d_c, d_weights, want_bias ? dz.sum(0) : Tensor()};

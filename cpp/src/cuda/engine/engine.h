@@ -1,8 +1,9 @@
-// The operators on a GPU. Everything is queued on the current stream of the arguments'
-// device, which must be the current device; nothing waits.
+// One step, and one layer and direction of a sequence, on a GPU. cpu/engine/engine.h declares the
+// same.
 //
-// The engines know gemm.h, elementwise.h and persistent.h, and nothing of CUDA: the tests
-// link them to host versions of the three and run them on the CPU.
+// Everything is queued on the current stream of the arguments' device, which must be the current
+// device; nothing waits. The engines know gemm.h, elementwise.h and persistent.h, and nothing of
+// CUDA: the tests link them to host versions of the three and run them on the CPU.
 #pragma once
 
 #include "cuda/tuning.h"
@@ -16,13 +17,16 @@ namespace lltm::cuda {
 CellResult cell_forward(const CellArgs& args);
 Gradients cell_backward(const CellBackwardArgs& args);
 
+// choose.cpp: a sequence by one of the engines below.
+SequenceResult sequence_forward(const SequenceArgs& args);
+Gradients sequence_backward(const SequenceBackwardArgs& args);
+
 // What the pre-activations of a chunk of steps take, unless one step needs more: a part of
 // the second-level cache of a data-centre GPU, so that they hardly reach memory, and rows
 // enough for a GEMM to fill the machine.
 constexpr int64_t kWorkspaceBytes = 32 << 20;
 
-// stepwise.cpp: a GEMM and an element-wise kernel per step. It takes every dtype
-// and size.
+// stepwise.cpp: a GEMM and an element-wise kernel per step. Always works.
 SequenceResult stepwise_forward(
     const SequenceArgs& args, int64_t workspace_bytes = kWorkspaceBytes);
 Gradients stepwise_backward(const SequenceBackwardArgs& args);
@@ -36,9 +40,5 @@ std::optional<SequenceResult> persistent_forward(
     std::optional<Tuning> tuning = std::nullopt);
 std::optional<Gradients> persistent_backward(
     const SequenceBackwardArgs& args, std::optional<Tuning> tuning = std::nullopt);
-
-// engine.cpp: the choice of one of them.
-SequenceResult sequence_forward(const SequenceArgs& args);
-Gradients sequence_backward(const SequenceBackwardArgs& args);
 
 }  // namespace lltm::cuda

@@ -4,15 +4,14 @@
 //
 // Dtypes are those of the stepwise engine: h, c and dz are rounded to the tensors' dtype at every
 // step, sums and what is carried from step to step in backward are float32.
-#include "cell/cell.h"
-#include "cuda/engine/engine.h"
-#include "cuda/gemm/gemm.h"
 #include "cuda/kernel/persistent.h"
-#include "cuda/engine/sequence_gradients.h"
-#include "cuda/engine/sequence_tensors.h"
-#include "cuda/tuning_table.h"
+#include "cell/cell.h"
 #include "common/steps.h"
 #include "common/tensor_views.h"
+#include "cuda/engine/engine.h"
+#include "cuda/engine/sequence_gradients.h"
+#include "cuda/gemm/gemm.h"
+#include "cuda/tuning_table.h"
 
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
@@ -253,8 +252,8 @@ std::optional<SequenceResult> persistent_forward(
   const auto options = args.input.options();
   const PersistentTensors t = {
       at::empty(output_sizes(args.input, hidden), options),
-      state(args.h_0, args.h_0.sizes(), options),
-      state(args.c_0, args.h_0.sizes(), options),
+      copy_or_zeros(args.h_0, args.h_0.sizes(), options),
+      copy_or_zeros(args.c_0, args.h_0.sizes(), options),
       args.saves_activations() ? at::empty({flat_size(args.input), Cell::kSaved * hidden}, options)
                                : Tensor()};
   visit_kernel_dtype(
@@ -276,8 +275,8 @@ std::optional<Gradients> persistent_backward(
 
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
   const BackwardTensors t = {
-      state(args.grad_h_n, args.h_0.sizes(), compute_options(args.input)),
-      state(args.grad_c_n, args.h_0.sizes(), compute_options(args.input)),
+      copy_or_zeros(args.grad_h_n, args.h_0.sizes(), compute_options(args.input)),
+      copy_or_zeros(args.grad_c_n, args.h_0.sizes(), compute_options(args.input)),
       at::empty({flat_size(args.input), Cell::kGates * hidden}, args.input.options())};
   visit_kernel_dtype(
       dtype, [&]<typename T>(T*) { run_persistent_backward<T>(args, *plan, steps, t); });

@@ -1,6 +1,5 @@
 #include "cuda/engine/sequence_gradients.h"
 
-#include "cuda/engine/sequence_tensors.h"
 #include "cuda/engine/weight_gradients.h"
 
 #include <ATen/ops/empty.h>
@@ -51,8 +50,7 @@ Gradients sequence_gradients(
     const std::vector<Step>& steps,
     const Gemm& gemm,
     const BackwardTensors& t) {
-  const at::ScalarType dtype = args.input.scalar_type();
-  const at::ScalarType carried_dtype = args.segment ? compute_dtype(dtype) : dtype;
+  const at::ScalarType carried_dtype = args.carried_dtype();
   const auto [want_input, want_h_0, want_c_0, want_weights, want_bias] = args.output_mask;
   const int64_t hidden = args.h_0.size(1);
   const Tensor dz = t.dz.slice(1, 0, args.weights.size(0));

@@ -1,9 +1,9 @@
 // What backward computes after its steps, by GEMMs over the rows of all of them.
 #pragma once
 
+#include "common/steps.h"
 #include "cuda/gemm/gemm.h"
 #include "op/operator_args.h"
-#include "common/steps.h"
 
 #include <vector>
 
@@ -15,6 +15,11 @@ namespace lltm::cuda {
 struct BackwardTensors {
   at::Tensor dh, dc, dz;
 };
+
+// The first `cols` columns, contiguous.
+inline at::Tensor unpadded(const at::Tensor& tensor, int64_t cols) {
+  return tensor.size(1) == cols ? tensor : tensor.slice(1, 0, cols).contiguous();
+}
 
 // Those of output_mask.
 Gradients sequence_gradients(

@@ -11,14 +11,13 @@
 // nothing: the element-wise kernel stores h in the state as it does in the output. GEMMs over many
 // steps take the caller's input and output as they are.
 #include "cell/cell.h"
-#include "op/checkpointed.h"
-#include "cuda/kernel/elementwise.h"
-#include "cuda/engine/engine.h"
-#include "cuda/gemm/gemm.h"
-#include "cuda/engine/sequence_gradients.h"
-#include "cuda/engine/sequence_tensors.h"
+#include "common/checkpoints.h"
 #include "common/steps.h"
 #include "common/tensor_views.h"
+#include "cuda/engine/engine.h"
+#include "cuda/engine/sequence_gradients.h"
+#include "cuda/gemm/gemm.h"
+#include "cuda/kernel/elementwise.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -41,9 +40,19 @@ struct PaddedSizes {
       : hidden(padded_cols(hidden, dtype)), gates(padded_cols(Cell::kGates * hidden, dtype)) {}
 };
 
+// A copy of a state, zeros where undefined, with rows of `cols` columns, filled up with zeros.
+Tensor padded_state(
+    const Tensor& tensor, at::IntArrayRef sizes, int64_t cols, const at::TensorOptions& options) {
+  if (cols == sizes[1]) return copy_or_zeros(tensor, sizes, options);
+  const Tensor padded = at::zeros({sizes[0], cols}, options);
+  if (tensor.defined()) padded.slice(1, 0, sizes[1]).copy_(tensor);
+  return padded;
+}
+
 // What the steps of forward write. They update the state (B, H) in place.
 struct ForwardTensors {
-  Tensor output, c, activations, checkpoints;
+  Tensor output, c, activations;
+  Checkpoints checkpoints;
   Tensor h;      // padded
   Tensor gates;  // of one chunk, padded
 };
@@ -57,10 +66,10 @@ ForwardTensors allocate(
   const auto options = args.input.options();
   return {
       at::empty(output_sizes(args.input, hidden), options),
-      state(args.c_0, args.h_0.sizes(), options),
+      copy_or_zeros(args.c_0, args.h_0.sizes(), options),
       args.saves_activations() ? at::empty({flat_size(args.input), Cell::kSaved * hidden}, options)
                                : Tensor(),
-      empty_checkpoints(args, steps.size()),
+      Checkpoints(args.saved_checkpoint_steps(), steps.size(), args.c_0),
       padded_state(args.h_0, args.h_0.sizes(), padded.hidden, options),
       at::empty({most_rows(chunks), padded.gates}, compute_options(args.input))};
 }
@@ -93,13 +102,13 @@ void run_forward(
   step.bias = read_row<T>(args.bias);
   step.c = read<T>(t.c);
   step.c_next = write<T>(t.c);
-  step.h_state = write<T>(t.h);
+  step.h_operand = write<T>(t.h);
   for (const Chunk& chunk : chunks) {
     const Operand chunk_x = operand_rows(x, chunk.begin, chunk.rows);
     gemm(chunk_x, weights_x_t, result_rows(t.gates, 0, chunk.rows), /*accumulate=*/false);
     for (size_t k = chunk.first; k < chunk.last; ++k) {
       const auto [offset, rows] = steps[k];
-      save_checkpoint(args, t.checkpoints, k, t.c);
+      if (t.checkpoints.has(k)) t.checkpoints.save(k, t.c);
       const Result step_gates = result_rows(t.gates, offset - chunk.begin, rows);
       gemm(operand_rows(t.h, 0, rows), weights_h_t, step_gates, /*accumulate=*/true);
       step.rows = rows;
@@ -165,7 +174,7 @@ SequenceResult stepwise_forward(const SequenceArgs& args, int64_t workspace_byte
       t.output,
       unpadded(t.h, hidden),
       t.c,
-      args.saves_checkpoints() ? t.checkpoints : t.activations};
+      args.saves_checkpoints() ? t.checkpoints.tensor() : t.activations};
 }
 
 Gradients stepwise_backward(const SequenceBackwardArgs& args) {
@@ -178,7 +187,7 @@ Gradients stepwise_backward(const SequenceBackwardArgs& args) {
   const auto options = args.input.options();
   const BackwardTensors t = {
       padded_state(args.grad_h_n, args.h_0.sizes(), padded.hidden, compute_options(args.input)),
-      state(args.grad_c_n, args.h_0.sizes(), compute_options(args.input)),
+      copy_or_zeros(args.grad_c_n, args.h_0.sizes(), compute_options(args.input)),
       is_padded ? at::zeros(dz_sizes, options) : at::empty(dz_sizes, options)};
   visit_dtype<c10::Half, c10::BFloat16>(
       dtype, [&]<typename T>(T*) { run_backward<T>(args, steps, t, gemm); });

@@ -27,7 +27,7 @@ struct ForwardArgs {
   Matrix<const T> bias;              // (G * H) with row stride 0; or absent
   Matrix<const T> c;                 // (rows, H)
   Matrix<T> h_next;                  // (rows, H)
-  Matrix<T> h_state;                 // (rows, H), h_next once more; or absent
+  Matrix<T> h_operand;               // (rows, H), h_next once more, for the next GEMM; or absent
   Matrix<T> c_next;                  // (rows, H)
   Matrix<T> activations;             // (rows, S * H); or absent
 };

@@ -163,7 +163,7 @@ LLTM_CELL_INLINE void store(
 
 // Which arguments can be accessed 16 bytes at a time.
 struct ForwardAccess {
-  bool gates, bias, c, h_next, h_state, c_next, activations;
+  bool gates, bias, c, h_next, h_operand, c_next, activations;
 };
 struct BackwardAccess {
   bool activations, grad_h, grad_h_state, grad_c, grad_gates, grad_c_prev;
@@ -176,7 +176,7 @@ inline ForwardAccess access_of(const ForwardArgs<T>& a) {
       is_wide(a.bias),
       is_wide(a.c),
       is_wide(a.h_next),
-      is_wide(a.h_state),
+      is_wide(a.h_operand),
       is_wide(a.c_next),
       is_wide(a.activations)};
 }
@@ -227,7 +227,7 @@ LLTM_CELL_INLINE void forward_at(
     h[j] = y.h;
   }
   store(a.h_next, wide.h_next, row, col, h);
-  store(a.h_state, wide.h_state, row, col, h);
+  store(a.h_operand, wide.h_operand, row, col, h);
   store(a.c_next, wide.c_next, row, col, c);
   LLTM_UNROLL
   for (int k = 0; k < kSaved; ++k) {

@@ -325,6 +325,46 @@ LLTM_CELL_INLINE std::int64_t tiles_of(std::int64_t rows, std::int64_t first_row
 
 // ---- forward ----------------------------------------------------------------
 
+// The element-wise part: from the sums of a place's products, and z without them, to h' and c'.
+// `row` is one of the input.
+template <int kTiles, typename T, typename Machine>
+LLTM_CELL_INLINE void finish_forward(
+    const PersistentForwardArgs<T>& a,
+    Machine& m,
+    const Place& p,
+    std::int64_t row,
+    const Sums* sums,
+    const float (&bias)[kGates][2],
+    float (&z)[kGates][2],
+    float (&c)[2],
+    float (&h)[2]) {
+  float saved[kSaved][2];
+  LLTM_UNROLL
+  for (int k = 0; k < kGates; ++k) {
+    z[k][0] += bias[k][0];
+    z[k][1] += bias[k][1];
+    add_sums<kTiles, kGates>(sums, p, k, z[k]);
+  }
+  LLTM_UNROLL
+  for (int j = 0; j < 2; ++j) {
+    float z_j[kGates];
+    LLTM_UNROLL
+    for (int k = 0; k < kGates; ++k) z_j[k] = z[k][j];
+    const auto y = Cell::forward(z_j, c[j]);
+    LLTM_UNROLL
+    for (int k = 0; k < kSaved; ++k) saved[k][j] = y.saved[k];
+    h[j] = y.h;
+    // As it is stored at the end of a launch: chunks of steps give what all give.
+    c[j] = static_cast<float>(static_cast<T>(y.c));
+  }
+  m.publish(a.output + row * a.hidden + p.unit, words_of<T>(h).w);
+  if (a.activations != nullptr) {
+    T* const activations = a.activations + row * kSaved * a.hidden + p.unit;
+    LLTM_UNROLL
+    for (int k = 0; k < kSaved; ++k) store_pair(activations + k * a.hidden, saved[k]);
+  }
+}
+
 template <int kUnitsK, int kTiles, typename T, typename Machine>
 LLTM_CELL_INLINE void persistent_forward(const PersistentForwardArgs<T>& a, Machine& m) {
   const std::int64_t hidden = a.hidden;
@@ -374,34 +414,7 @@ LLTM_CELL_INLINE void persistent_forward(const PersistentForwardArgs<T>& a, Mach
         m, weights, tiles_of(step.rows, first_row), hidden, source, sums);
     m.sync_block();
 
-    if (is_mine) {
-      float saved[kSaved][2];
-      LLTM_UNROLL
-      for (int k = 0; k < kGates; ++k) {
-        z[k][0] += bias[k][0];
-        z[k][1] += bias[k][1];
-        add_sums<kTiles, kGates>(sums, p, k, z[k]);
-      }
-      LLTM_UNROLL
-      for (int j = 0; j < 2; ++j) {
-        float z_j[kGates];
-        LLTM_UNROLL
-        for (int k = 0; k < kGates; ++k) z_j[k] = z[k][j];
-        const auto y = Cell::forward(z_j, c[j]);
-        LLTM_UNROLL
-        for (int k = 0; k < kSaved; ++k) saved[k][j] = y.saved[k];
-        h[j] = y.h;
-        // As it is stored at the end of a launch: chunks of steps give what all give.
-        c[j] = static_cast<float>(static_cast<T>(y.c));
-      }
-      const std::int64_t row = step.offset + p.row;
-      m.publish(a.output + row * hidden + p.unit, words_of<T>(h).w);
-      if (a.activations != nullptr) {
-        T* const activations = a.activations + row * kSaved * hidden + p.unit;
-        LLTM_UNROLL
-        for (int k = 0; k < kSaved; ++k) store_pair(activations + k * hidden, saved[k]);
-      }
-    }
+    if (is_mine) finish_forward<kTiles>(a, m, p, step.offset + p.row, sums, bias, z, c, h);
     // One barrier a step: whoever writes this buffer again has passed the next one.
     buffer = 1 - buffer;
   });
@@ -413,6 +426,34 @@ LLTM_CELL_INLINE void persistent_forward(const PersistentForwardArgs<T>& a, Mach
 }
 
 // ---- backward ---------------------------------------------------------------
+
+// The element-wise part: from dh of a place to dz, and dc of the step before. `row` is one of the
+// input.
+template <typename T, typename Machine>
+LLTM_CELL_INLINE void finish_backward(
+    const PersistentBackwardArgs<T>& a,
+    Machine& m,
+    const Place& p,
+    std::int64_t row,
+    const float (&saved)[kSaved][2],
+    const float (&dh)[2],
+    float (&dc)[2]) {
+  float dz[kGates][2];
+  LLTM_UNROLL
+  for (int j = 0; j < 2; ++j) {
+    float saved_j[kSaved];
+    LLTM_UNROLL
+    for (int k = 0; k < kSaved; ++k) saved_j[k] = saved[k][j];
+    const auto d = Cell::backward(saved_j, dh[j], dc[j]);
+    LLTM_UNROLL
+    for (int k = 0; k < kGates; ++k) dz[k][j] = d.dz[k];
+    dc[j] = d.dc;
+  }
+  LLTM_UNROLL
+  for (int k = 0; k < kGates; ++k) {
+    m.publish(a.dz + (row * kGates + k) * a.hidden + p.unit, words_of<T>(dz[k]).w);
+  }
+}
 
 template <int kUnitsK, int kTiles, typename T, typename Machine>
 LLTM_CELL_INLINE void persistent_backward(const PersistentBackwardArgs<T>& a, Machine& m) {
@@ -469,22 +510,8 @@ LLTM_CELL_INLINE void persistent_backward(const PersistentBackwardArgs<T>& a, Ma
     }
 
     if (is_mine) {
-      float dz[kGates][2];
-      LLTM_UNROLL
-      for (int j = 0; j < 2; ++j) {
-        float saved_j[kSaved];
-        LLTM_UNROLL
-        for (int k = 0; k < kSaved; ++k) saved_j[k] = saved[k][j];
-        const auto d = Cell::backward(saved_j, grad_output[j] + dh[j], dc[j]);
-        LLTM_UNROLL
-        for (int k = 0; k < kGates; ++k) dz[k][j] = d.dz[k];
-        dc[j] = d.dc;
-      }
-      LLTM_UNROLL
-      for (int k = 0; k < kGates; ++k) {
-        T* const to = a.dz + (step.offset + p.row) * k_size + k * hidden + p.unit;
-        m.publish(to, words_of<T>(dz[k]).w);
-      }
+      const float sum[2] = {grad_output[0] + dh[0], grad_output[1] + dh[1]};
+      finish_backward(a, m, p, step.offset + p.row, saved, sum, dc);
     }
   });
 

@@ -1,0 +1,59 @@
+// Checkpoints of a sequence: c before every so many steps, in the order of execution.
+#pragma once
+
+#include "common/tensor_views.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+namespace lltm {
+
+// Whether there is one before step k, with one every `every` steps; 0: none.
+inline bool has_checkpoint(size_t k, int64_t every) {
+  return every > 0 && k % static_cast<size_t>(every) == 0;
+}
+
+// Those of one call, for an engine to fill.
+class Checkpoints {
+ public:
+  // Of `steps` steps of a state like c (B, H).
+  Checkpoints(int64_t every, size_t steps, const at::Tensor& c) : every_(every) {
+    if (every == 0) return;
+    const auto n = static_cast<size_t>(every);
+    const auto count = static_cast<int64_t>((steps + n - 1) / n);
+    tensor_ = at::empty({count, c.size(0), c.size(1)}, c.options());
+  }
+
+  // (ceil(steps / every), B, H); undefined without checkpoints.
+  const at::Tensor& tensor() const { return tensor_; }
+
+  // Whether there is one before step k.
+  bool has(size_t k) const { return has_checkpoint(k, every_); }
+
+  // Writes that one; c (B, H) is the state by then.
+  void save(size_t k, const at::Tensor& c) const { at(k).copy_(c); }
+
+  // The same for rows [row, row + rows) and units [unit, unit + units). T is the type of tensors.
+  template <typename T, typename C>
+  void save(
+      size_t k, Matrix<const C> c, int64_t row, int64_t rows, int64_t unit, int64_t units) const {
+    const auto from = c.from(row, unit);
+    const auto to = write<T>(at(k)).from(row, unit);
+    for (int64_t r = 0; r < rows; ++r) {
+      std::transform(
+          from.row(r), from.row(r) + units, to.row(r), [](C x) { return static_cast<T>(x); });
+    }
+  }
+
+ private:
+  at::Tensor at(size_t k) const { return tensor_.select(0, static_cast<int64_t>(k) / every_); }
+
+  int64_t every_;
+  at::Tensor tensor_;
+};
+
+}  // namespace lltm
