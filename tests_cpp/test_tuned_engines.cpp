@@ -86,6 +86,9 @@ class Case {
     const lltm::SequenceArgs args = {
         a_.input, a_.h, a_.c, weights, bias_, batch_sizes_, a_.reverse, /*save=*/true};
     if constexpr (std::is_same_v<Schedule, ForwardSchedule>) {
+      if (schedule.format == GemmFormat::kInt8) {
+        return lltm::cpu::blocked_int8_forward(args, schedule).result;
+      }
       return lltm::cpu::blocked_forward(args, schedule).value();
     } else {
       return lltm::cpu::few_rows_forward(args, schedule);

@@ -1,10 +1,11 @@
 #include "cpu/engine/engine.h"
 
+#include "common/steps.h"
+#include "cpu/engine/recompute_rows.h"
 #include "cpu/gemm/formats.h"
 #include "cpu/packed_weights.h"
 #include "cpu/parallel.h"
 #include "cpu/tune.h"
-#include "common/steps.h"
 
 #include <ATen/Context.h>
 
@@ -202,17 +203,20 @@ static SequenceResult forward_with_unpacked_weights(const SequenceArgs& args) {
       {input, h_0, c_0, unpack(weights), bias, batch_sizes, reverse, save, steps});
 }
 
-// By weights prepacked in int8, or what they stand for where a value is not finite.
+// By weights prepacked in int8. Rows with a value that cannot be quantised are computed once more,
+// all their steps, by what these weights stand for.
 static SequenceResult int8_forward(const SequenceArgs& args, const LayerShape& shape) {
-  if (args.input.numel() > 0 && args.h_0.numel() > 0) {
-    const auto engine = [&](const ForwardSchedule& schedule) {
-      return blocked_forward(args, schedule);
-    };
-    const Machine machine = current_machine();
-    const ForwardSchedule schedule = schedule_forward_int8(machine, shape);
-    if (auto result = run(engine, schedule, machine, shape, args)) return *std::move(result);
+  if (args.input.numel() == 0 || args.h_0.numel() == 0) return forward_with_unpacked_weights(args);
+  const auto engine = [&](const ForwardSchedule& schedule) {
+    return std::optional(blocked_int8_forward(args, schedule));
+  };
+  const Machine machine = current_machine();
+  const ForwardSchedule schedule = schedule_forward_int8(machine, shape);
+  auto [result, out_of_range] = *run(engine, schedule, machine, shape, args);
+  if (!out_of_range.empty()) {
+    recompute_rows(args, out_of_range, result, forward_with_unpacked_weights);
   }
-  return forward_with_unpacked_weights(args);
+  return std::move(result);
 }
 
 SequenceResult sequence_forward(const SequenceArgs& args) {
