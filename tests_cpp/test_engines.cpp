@@ -152,7 +152,7 @@ class Case {
     std::vector<SequenceResult> results;
     for (const ForwardSchedule& schedule : forward_schedules(GemmFormat::kInt8, {0})) {
       SCOPED_TRACE(to_string(schedule));
-      results.push_back(lltm::cpu::blocked_forward(args(packed), schedule).value());
+      results.push_back(lltm::cpu::blocked_int8_forward(args(packed), schedule).result);
       const auto [output, h_n, c_n, saved] = results.back();
       const auto& first = results.front();
       EXPECT_TRUE(at::allclose(output, std::get<0>(first), tolerance, tolerance));

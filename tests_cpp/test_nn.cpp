@@ -532,6 +532,25 @@ TEST_P(LLTMLayer, FormInInt8GivesNearlyTheSame) {
   EXPECT_THROW((void)layer->prepack(torch::kInt8), c10::TypeError);
 }
 
+TEST_P(LLTMLayer, FormInInt8KeepsNaNInItsRow) {
+  const torch::NoGradGuard no_grad;
+  const lltm::PrepackedLLTM packed = lltm::LLTM(options_of(GetParam()))->prepack(torch::kQInt8);
+  const int64_t batch = packed.options().batch_first() ? 0 : 1;
+  const Tensor input = torch::randn({6, 6, kInputSize});
+  const Tensor bad = input.clone();
+  bad.select(batch, 2).fill_(NAN);
+  const Tensor others = at::tensor({0, 1, 3, 4, 5});
+  const auto [output, state] = packed.forward(input);
+  const auto [bad_output, bad_state] = packed.forward(bad);
+  const auto expect_same = [&](const Tensor& x, const Tensor& y, int64_t dim) {
+    EXPECT_TRUE(at::equal(x.index_select(dim, others), y.index_select(dim, others)));
+    EXPECT_TRUE(x.select(dim, 2).isnan().all().item<bool>());
+  };
+  expect_same(bad_output, output, batch);
+  expect_same(std::get<0>(bad_state), std::get<0>(state), 1);
+  expect_same(std::get<1>(bad_state), std::get<1>(state), 1);
+}
+
 TEST_P(LLTMLayer, PrepackedFormStaysAsItWas) {
   const torch::NoGradGuard no_grad;
   lltm::LLTM layer(options_of(GetParam()));

@@ -7,9 +7,11 @@
 
 #include <ATen/ATen.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
@@ -303,8 +305,75 @@ TEST_F(Serialize, SavingReplacesTheFileAndLeavesNothingElse) {
   EXPECT_EQ(files(), std::vector<std::string>({"file.safetensors"}));
 }
 
-// As if the disk was full: files may not grow beyond a size. A large tensor finds
-// out when it is written, a small one when the file is closed.
+TEST_F(Serialize, SavingKeepsTheModeOfTheFileAndGivesANewOneTheUsual) {
+  const mode_t usual = umask(S_IWGRP | S_IRWXO);
+  for (const mode_t mode : {0600, 0640, 0644, 0664, 0400}) {
+    write("what was there before");
+    ASSERT_EQ(chmod(path().c_str(), mode), 0);
+    lltm::save_safetensors({{"x", at::ones({2})}}, path());
+    EXPECT_EQ(static_cast<mode_t>(fs::status(path()).permissions()), mode);
+  }
+  lltm::save_safetensors({{"x", at::ones({2})}}, path("new"));
+  EXPECT_EQ(static_cast<mode_t>(fs::status(path("new")).permissions()), 0640);
+  umask(usual);
+}
+
+TEST_F(Serialize, SavingKeepsTheOwnerOfTheFile) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root gives files away";
+  write("what was there before");
+  ASSERT_EQ(chown(path().c_str(), 1234, 5678), 0);
+  lltm::save_safetensors({{"x", at::ones({2})}}, path());
+  struct stat status = {};
+  ASSERT_EQ(stat(path().c_str(), &status), 0);
+  EXPECT_EQ(status.st_uid, 1234);
+  EXPECT_EQ(status.st_gid, 5678);
+}
+
+// A chain of a relative link, out of another folder, and an absolute one; its last file there or
+// not.
+TEST_F(Serialize, SavingFollowsSymbolicLinksAndKeepsThem) {
+  for (const bool exists : {true, false}) {
+    SCOPED_TRACE(exists);
+    fs::create_directory(path("runs"));
+    if (exists) std::ofstream(path("runs/42")) << "what was there before";
+    fs::create_symlink("42", path("runs/last"));
+    fs::create_symlink(path("runs/last"), path("latest"));
+    fs::create_symlink("latest", path());
+    lltm::save_safetensors({{"x", at::ones({2})}}, path());
+    for (const char* link : {"file.safetensors", "latest", "runs/last"}) {
+      EXPECT_TRUE(fs::is_symlink(path(link))) << link;
+    }
+    EXPECT_FALSE(fs::is_symlink(path("runs/42")));
+    EXPECT_TRUE(identical(lltm::load_safetensors(path("runs/42")).at("x"), at::ones({2})));
+    EXPECT_EQ(files().size(), 3);
+    EXPECT_EQ(std::distance(fs::directory_iterator(path("runs")), fs::directory_iterator()), 2);
+    for (const std::string& name : files()) fs::remove_all(path(name));
+  }
+}
+
+TEST_F(Serialize, SavingToALoopOfLinksNamesThePath) {
+  fs::create_symlink("b", path("a"));
+  fs::create_symlink("a", path("b"));
+  expect_error(
+      [&] { lltm::save_safetensors({{"x", at::ones({2})}}, path("a")); },
+      typeid(c10::Error),
+      "lltm::save_safetensors: cannot write " + path("a") + ": Too many levels of symbolic links");
+  EXPECT_EQ(files().size(), 2);
+}
+
+// Neither a pipe nor a device is replaced by a file.
+TEST_F(Serialize, SavingToWhatIsNoFileNamesThePath) {
+  ASSERT_EQ(mkfifo(path().c_str(), S_IRUSR | S_IWUSR), 0);
+  expect_error(
+      [&] { lltm::save_safetensors({{"x", at::ones({2})}}, path()); },
+      typeid(c10::Error),
+      "lltm::save_safetensors: cannot write " + path() + ": it is not a regular file");
+  EXPECT_TRUE(fs::is_fifo(path()));
+  EXPECT_EQ(files().size(), 1);
+}
+
+// As if the disk was full: files may not grow beyond a size. A large tensor is written in part, a
+// small one not at all.
 TEST_F(Serialize, FileStaysAsItIsWhenTheDiskIsFull) {
   const std::string before = "what was there before";
   write(before);

@@ -247,7 +247,7 @@ RUN_BY = {
 # a release; or are there for work on one file at a time.
 BY_HAND = [
     r"make (test|bench)-cuda.*|make (gpu-kit|first-contact .*)",
-    r"python benchmarks/tuning_table\.py .*",
+    r"python benchmarks/(int8_accuracy|tuning_table)\.py.*",
     r"python -m lltm\.benchmark --checkpoint-steps .*",
     r"OMP_NUM_THREADS=1 valgrind .*|callgrind_annotate .*",
     r"ncu .*",
@@ -545,6 +545,7 @@ def calls_that_raise() -> Iterator[Callable[[], object]]:
     yield lambda: layer.load_state_dict(lstm.state_dict())
     yield lambda: layer.load_state_dict(prepacked.state_dict())
     yield lambda: prepacked.load_state_dict(layer.state_dict())
+    yield lambda: prepacked.load_state_dict(layer.prepack(torch.qint8).state_dict())
     yield lambda: prepacked.double()
     yield lambda: setattr(prepacked, "hidden_size", 8)
     yield lambda: prepacked(x.clone().requires_grad_())[0].sum().backward()

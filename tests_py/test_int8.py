@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import pickle
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +169,100 @@ def test_what_is_not_finite_reaches_the_results_it_reaches_in_float32(
         assert torch.equal(ours.isinf(), expected.isinf())
 
 
+# Values whose rows are computed once more: not finite, or so large that a scale overflows.
+BAD = (math.nan, math.inf, -math.inf, torch.finfo(torch.float32).max)
+
+
+def spoilt(a: Arguments, rows: list[int], argument: str, value: float) -> Arguments:
+    """With such a value in these rows: of the input, in their last step."""
+    tensor = getattr(a, argument).clone()
+    for row in rows:
+        if argument != "input":
+            tensor[row, 3] = value
+        elif a.batch_sizes is None:
+            tensor[-1, row, 3] = value
+        else:
+            steps = [t for t, size in enumerate(a.batch_sizes.tolist()) if size > row]
+            tensor[int(a.batch_sizes[: steps[-1]].sum()) + row, 3] = value
+    return a.with_argument(argument, tensor)
+
+
+def only(a: Arguments, rows: list[int], sequence: Tensor) -> Tensor:
+    """What a sequence has in these rows of the batch, flat."""
+    if a.batch_sizes is None:
+        return sequence[:, rows].flatten(0, 1)
+    begins = (a.batch_sizes.cumsum(0) - a.batch_sizes).tolist()
+    steps = zip(begins, a.batch_sizes.tolist(), strict=True)
+    return sequence[[begin + row for begin, size in steps for row in rows if row < size]]
+
+
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+@pytest.mark.parametrize(
+    ("problem", "rows"),
+    [
+        (partial(support.sequence_arguments, (5, 1, 9, 35)), [0]),
+        (partial(support.sequence_arguments, (5, 3, 9, 35)), [0, 1, 2]),
+        (partial(support.sequence_arguments, (5, 40, 9, 100)), [1, 17, 39]),
+        (partial(support.sequence_arguments, (5, 40, 9, 100), torch.bfloat16), [0]),
+        (partial(support.sequence_arguments, (5, 6, 9, 35), torch.float16), [2]),
+        (partial(support.packed_arguments, (7, 5, 5, 2, 1), 9, 35), [0]),
+        (partial(support.packed_arguments, (7, 5, 5, 2, 1), 9, 35), [1, 3]),
+        (partial(support.packed_arguments, (7, 5, 5, 2, 1), 9, 35), [4]),
+    ],
+    ids=lambda value: str(value if isinstance(value, list) else value.args),
+)
+def test_values_that_cannot_be_quantised_stay_in_their_rows(
+    problem: Callable[..., Arguments], rows: list[int], reverse: bool
+) -> None:
+    a = problem(reverse=reverse)
+    others = [row for row in range(len(a.h)) if row not in rows]
+    good = quantised(a)
+    tolerance = max(1e-5, 2 * torch.finfo(a.input.dtype).eps)
+    for argument, value in itertools.product(("input", "h", "c"), BAD):
+        bad = spoilt(a, rows, argument, value)
+        output, h_n, c_n = quantised(bad)
+        assert torch.equal(only(a, others, output), only(a, others, good[0]))
+        assert torch.equal(h_n[others], good[1][others])
+        assert torch.equal(c_n[others], good[2][others])
+        if math.isfinite(value) or (argument == "c" and math.isinf(value)):
+            continue  # as large as that, it may be quantised; and no c ever is
+        # These rows are what the layer has with the weights that those in int8 stand for.
+        hidden = a.h.shape[1]
+        stood_for = torch.cat([by_rows(a.weights[:, :hidden]), by_rows(a.weights[:, hidden:])], 1)
+        expected = support.sequence_outputs(
+            lltm.functional, bad.with_argument("weights", stood_for.to(a.weights.dtype))
+        )
+        torch.testing.assert_close(
+            (only(a, rows, output), h_n[rows], c_n[rows]),
+            (only(a, rows, expected[0]), expected[1][rows], expected[2][rows]),
+            atol=tolerance,
+            rtol=tolerance,
+            equal_nan=True,
+        )
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_streams_go_on_beside_one_that_has_failed(threads: int) -> None:
+    before = torch.get_num_threads()
+    int8 = layer(num_layers=2, bidirectional=True).prepack(torch.qint8)
+    x = torch.randn(12, 9, 24)
+    bad = x.clone()
+    bad[5, 4, 7] = math.nan
+    others = [row for row in range(9) if row != 4]
+    torch.set_num_threads(threads)
+    try:
+        state = bad_state = None
+        for chunk, bad_chunk in zip(x.split(4), bad.split(4), strict=True):
+            output, state = int8(chunk, state)
+            bad_output, bad_state = int8(bad_chunk, bad_state)
+            assert torch.equal(bad_output[:, others], output[:, others])
+            for ours, theirs in zip(bad_state, state, strict=True):
+                assert torch.equal(ours[:, others], theirs[:, others])
+    finally:
+        torch.set_num_threads(before)
+    assert bad_output[:, 4].isnan().all()
+
+
 def test_states_beyond_one_are_taken() -> None:
     a = support.sequence_arguments((3, 4, 5, 20))
     is_emulated(a.with_argument("h", a.h * 50))
@@ -227,10 +324,35 @@ def test_copies_pickles_and_loads(tmp_path: Path) -> None:
     loaded.load_state_dict(torch.load(tmp_path / "int8.pt"))
     for module in (copy.deepcopy(int8), pickle.loads(pickle.dumps(int8)), loaded):
         assert torch.equal(module(x)[0], expected)
-    # Its state_dict says itself which form it has.
-    float32 = layer(num_layers=2).prepack()
-    float32.load_state_dict(int8.state_dict())
-    assert torch.equal(float32(x)[0], expected)
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_neither_form_loads_the_other(dtype: torch.dtype, assign: bool) -> None:
+    name = str(dtype).removeprefix("torch.")
+    int8, unquantised = layer(dtype=dtype).prepack(torch.qint8), layer(dtype=dtype).prepack()
+    x = torch.randn(3, 2, 24, dtype=dtype)
+    for own, other, forms in (
+        (int8, unquantised, f"in int8, got {name}"),
+        (unquantised, int8, f"in {name}, got int8"),
+        # As it is on a machine without a form of its own for them.
+        (int8, layer(dtype=dtype), f"in int8, got {name}"),
+    ):
+        expected, _ = own(x)
+        state_dict = dict(other.state_dict())
+        if isinstance(other, lltm.LLTM):
+            state_dict = {f"packed_{key}": value for key, value in state_dict.items()}
+        text = f"packed_weights_l0: lltm::PrepackedLLTM: expected weights prepacked {forms}"
+        with pytest.raises(RuntimeError, match=text):
+            own.load_state_dict(state_dict, assign=assign)
+        assert torch.equal(own(x)[0], expected)
+    # Weights as they are do for those that are not quantised.
+    plain = {f"packed_{key}": value for key, value in layer(dtype=dtype).state_dict().items()}
+    unquantised.load_state_dict(plain, assign=assign)
+    # Bytes may lie anywhere.
+    memory = torch.empty(int8.packed_weights_l0.numel() + 1, dtype=torch.uint8)[1:]
+    memory.copy_(int8.packed_weights_l0)
+    int8.load_state_dict({**int8.state_dict(), "packed_weights_l0": memory}, assign=assign)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -496,6 +496,49 @@ def test_headers_are_checked_where_the_checksum_is_right() -> None:
             lltm.functional.sequence_prepacked(a.input, (a.h, a.c), sealed(forged), a.bias)
 
 
+def change_by_numpy(packed: Tensor, place: int, value: int) -> None:
+    packed.numpy()[place] = value
+
+
+def change_by_data(packed: Tensor, place: int, value: int) -> None:
+    packed.data[place] = value
+
+
+def change_in_inference_mode(packed: Tensor, place: int, value: int) -> None:
+    with torch.inference_mode():
+        packed[place] = value
+
+
+@pytest.mark.parametrize(
+    "change", [change_by_numpy, change_by_data, change_in_inference_mode], ids=lambda f: f.__name__
+)
+@pytest.mark.parametrize("form", [None, torch.qint8], ids=str)
+def test_changes_that_no_version_counts(change: Any, form: torch.dtype | None) -> None:
+    a = support.sequence_arguments((3, 6, 5, 70))
+
+    def run(weights: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        return lltm.functional.sequence_prepacked(a.input, (a.h, a.c), weights, a.bias)
+
+    with torch.inference_mode(change is change_in_inference_mode):
+        packed = lltm.functional.prepack(a.weights, form)
+    run(packed)
+    # Of the header, all are refused: also another width that whole blocks could have.
+    for place in range(64):
+        before = int(packed[place])
+        for value in (before ^ 1, before ^ 16, before ^ 48, before ^ 255):
+            change(packed, place, value)
+            with pytest.raises((ValueError, TypeError), match="expected weights from prepack"):
+                run(packed)
+        change(packed, place, before)
+        run(packed)
+    # Of the rest, they are computed with; a copy, whose bytes nobody has read, is refused.
+    for place in (64, len(packed) // 2, len(packed) - 1):
+        change(packed, place, int(packed[place]) ^ 255)
+        assert run(packed)[0].shape == (3, 6, 70)
+        with pytest.raises(ValueError, match="got bytes that have changed since"):
+            run(packed.clone())
+
+
 # float32, and bfloat16 of a size that fills no four words at the end.
 @pytest.mark.parametrize(
     ("shape", "dtype"), [((2, 3, 5, 33), torch.float32), ((2, 3, 1, 1), torch.bfloat16)], ids=str

@@ -529,7 +529,7 @@ class PrepackedLLTM(_Layer, nn.Module):
             if weights is None:
                 continue  # the base class says so
             try:
-                self._check_packed(k, weights, bias)
+                self._check_packed(k, own, weights, bias)
             except (TypeError, RuntimeError) as error:
                 error_msgs.append(f"{prefix}{names[0]}: {error}")
                 return
@@ -550,19 +550,39 @@ class PrepackedLLTM(_Layer, nn.Module):
             error_msgs,
         )
 
-    def _check_packed(self, k: int, weights: Any, bias: Any) -> None:
-        """Raises what the operator does if these are not packed weights of the k-th direction."""
+    def _check_packed(self, k: int, own: Tensor, weights: Any, bias: Any) -> None:
+        """Raises what the operator does if these are not packed weights of the k-th direction.
+
+        And if they would change what the layer computes: int8 for the weights' own dtype, or that
+        for int8. How a machine lays out either is its own affair.
+        """
         _check.tensor("PrepackedLLTM", "weights", weights)
         options: Any = {"dtype": self.dtype, "device": weights.device}
         state = torch.zeros(1, self.hidden_size, **options)
         step = torch.zeros(1, 1, self._columns_of_input(k), **options)
         functional.sequence_prepacked(step, (state, state), weights, bias)
+        expected, got = (
+            "int8" if _is_quantised(packed) else _check.dtype(self.dtype)
+            for packed in (own, weights)
+        )
+        if got != expected:
+            raise ArgumentError(
+                f"lltm::PrepackedLLTM: expected weights prepacked in {expected}, got {got}"
+            )
 
     def __prepare_scriptable__(self) -> nn.Module:
         """Called by torch.jit.script, which compiles what this returns."""
         if type(self).forward is not _Layer.forward:
             return self
         return _script.layer(self, self._names)
+
+
+def _is_quantised(weights: Tensor) -> bool:
+    """Whether weights that the operator takes are prepacked in int8, as their header says."""
+    if weights.dtype != torch.uint8:
+        return False  # as they are, on a machine without a packed form
+    qint8 = 12  # an at::ScalarType, in the third word of the header (packed_weights.h)
+    return int.from_bytes(weights[16:24].tolist(), "little") == qint8
 
 
 def _calls_kernels() -> bool:

@@ -1,5 +1,6 @@
-// lltm::sequence_prepacked: bytes that are not as prepack made them are refused,
-// and those with a checksum made right again do no harm.
+// lltm::sequence_prepacked: bytes that are not as prepack made them are refused, and those with a
+// checksum made right again do no harm. Nor do those that were changed after a call with the same
+// tensor, behind its back: only of their header is it certain that they are refused.
 //
 // An input is a list of changes to prepacked weights, as few bytes as possible, of
 // which every sequence means something.
@@ -273,6 +274,15 @@ Tensor laid_out(const std::string& bytes, unsigned layout) {
   }
 }
 
+// The same of a tensor that held the weights as prepack made them, was taken, and whose version
+// says nothing of the change.
+Tensor changed_after_a_call(const Problem& problem, const std::string& bytes, unsigned layout) {
+  const Tensor weights = laid_out(problem.packed, layout);
+  (void)problem.run(weights);
+  bytes.copy(static_cast<char*>(weights.data_ptr()), bytes.size());
+  return weights;
+}
+
 bool same(const Outputs& a, const Outputs& b) {
   return at::equal(std::get<0>(a), std::get<0>(b)) && at::equal(std::get<1>(a), std::get<1>(b)) &&
          at::equal(std::get<2>(a), std::get<2>(b));
@@ -305,7 +315,11 @@ void run(std::string_view input) {
     set_word(bytes, kChecksum * kWord, checksum(bytes));
   }
 
-  const Tensor weights = laid_out(bytes, layout);
+  const bool behind_its_back =
+      layout / 8 % 2 == 1 && bytes.size() == problem.packed.size() && problem.outputs.has_value();
+  const Tensor weights =
+      behind_its_back ? changed_after_a_call(problem, bytes, layout) : laid_out(bytes, layout);
+  const bool same_header = bytes.compare(0, kHeader, problem.packed, 0, kHeader) == 0;
   std::optional<Outputs> outputs;
   const Allocations allocations;
   try {
@@ -324,7 +338,8 @@ void run(std::string_view input) {
     require(outputs.has_value() == problem.outputs.has_value(), "weights were not taken, or were");
     require(!outputs.has_value() || same(*outputs, *problem.outputs), "the outputs are others");
   } else if (outputs.has_value()) {
-    require(is_sealed(bytes), "bytes that have changed were taken");
+    require(
+        is_sealed(bytes) || (behind_its_back && same_header), "bytes that have changed were taken");
     require(problem.outputs.has_value(), "weights of another dtype were taken");
     const Tensor& output = std::get<0>(*outputs);
     const Tensor& expected = std::get<0>(*problem.outputs);

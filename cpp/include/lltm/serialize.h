@@ -28,9 +28,10 @@ LLTM_API std::map<std::string, at::Tensor> load_safetensors(const std::string& p
 
 /// Writes tensors (any device, any strides) as a safetensors file. An existing
 /// file is replaced when the new one is complete, and stays unchanged if that
-/// fails. Throws c10::Error, naming the file, if it cannot be written,
-/// c10::ValueError or c10::TypeError for a name or a tensor that the format
-/// cannot hold.
+/// fails. The new one has its mode and, where that is permitted, its owner; a
+/// symbolic link is followed and stays. Throws c10::Error, naming the file, if
+/// it cannot be written, c10::ValueError or c10::TypeError for a name or a
+/// tensor that the format cannot hold.
 LLTM_API void save_safetensors(
     const std::map<std::string, at::Tensor>& tensors, const std::string& path);
 

@@ -9,6 +9,9 @@
 #include <c10/util/StringUtil.h>
 #include <c10/util/safe_numerics.h>
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -380,52 +383,88 @@ Tensor read_tensor(std::ifstream& file, const Entry& entry, const std::string& p
 
 // ---- writing ----------------------------------------------------------------
 
-// A file beside `path` that takes its place when it is complete.
+// A file beside the one that `path` leads to, through symbolic links, which takes its place when it
+// is complete: with the same mode and owner, where that is permitted.
 class Replacement {
  public:
-  explicit Replacement(const std::string& path) : path_(path) {
+  explicit Replacement(const std::string& path) : path_(path), target_(path) {
+    follow_links();
+    struct stat replaced = {};
+    const bool exists = ::stat(target_.c_str(), &replaced) == 0;
+    if (exists && !S_ISREG(replaced.st_mode)) {
+      fail(S_ISDIR(replaced.st_mode) ? std::strerror(EISDIR) : "it is not a regular file");
+    }
     std::random_device random;
     std::ostringstream name;
-    name << path << '.' << std::hex << random() << random() << ".tmp";
+    name << target_.string() << '.' << std::hex << random() << random() << ".tmp";
     temporary_ = name.str();
-    errno = 0;
-    stream_.open(temporary_, std::ios::binary | std::ios::trunc);
-    check(stream_.is_open());
+    constexpr int kNew = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC;
+    // Nobody else may read it before it has the mode of the other.
+    file_ = ::open(temporary_.c_str(), kNew, exists ? S_IRUSR | S_IWUSR : 0666);
+    check(file_ >= 0);
+    if (exists) keep(replaced);
   }
 
   ~Replacement() {
-    if (temporary_.empty()) return;
-    stream_.close();
-    std::error_code ignored;
-    fs::remove(temporary_, ignored);
+    if (file_ < 0) return;
+    ::close(file_);
+    ::unlink(temporary_.c_str());
   }
 
   Replacement(const Replacement&) = delete;
   Replacement& operator=(const Replacement&) = delete;
 
   void write(const void* data, uint64_t bytes) {
-    if (bytes == 0) return;
-    stream_.write(static_cast<const char*>(data), static_cast<std::streamsize>(bytes));
-    check(stream_.good());
+    const char* from = static_cast<const char*>(data);
+    while (bytes > 0) {
+      const ssize_t written = ::write(file_, from, bytes);
+      if (written < 0 && errno == EINTR) continue;
+      check(written > 0);
+      from += written;
+      bytes -= static_cast<uint64_t>(written);
+    }
   }
 
   void finish() {
-    stream_.close();
-    check(stream_.good());
-    std::error_code error;
-    fs::rename(temporary_, path_, error);
-    TORCH_CHECK(!error, "lltm::save_safetensors: cannot write ", path_, ": ", error.message());
-    temporary_.clear();
+    const int file = std::exchange(file_, -1);
+    if (::close(file) != 0 || ::rename(temporary_.c_str(), target_.c_str()) != 0) {
+      const std::string why = system_error();
+      ::unlink(temporary_.c_str());
+      fail(why);
+    }
   }
 
  private:
+  // To what need not exist yet.
+  void follow_links() {
+    constexpr int kMost = 40;  // as Linux has it
+    std::error_code none;
+    for (int links = 0; fs::is_symlink(fs::symlink_status(target_, none)); ++links) {
+      if (links == kMost) fail(std::strerror(ELOOP));
+      target_ = target_.parent_path() / fs::read_symlink(target_, none);
+    }
+  }
+
+  // The owner first, since a change of it clears bits of the mode. Some file systems have neither.
+  void keep(const struct stat& replaced) const {
+    constexpr auto kAny = static_cast<uid_t>(-1);
+    if (::fchown(file_, replaced.st_uid, replaced.st_gid) != 0) {
+      [[maybe_unused]] const int ignored = ::fchown(file_, kAny, replaced.st_gid);
+    }
+    ::fchmod(file_, replaced.st_mode & 07777);
+  }
+
+  [[noreturn]] void fail(const std::string& why) const {
+    C10_THROW_ERROR(Error, str("lltm::save_safetensors: cannot write ", path_, ": ", why));
+  }
   void check(bool success) const {
-    TORCH_CHECK(success, "lltm::save_safetensors: cannot write ", path_, ": ", system_error());
+    if (!success) fail(system_error());
   }
 
   const std::string& path_;
+  fs::path target_;
   std::string temporary_;
-  std::ofstream stream_;
+  int file_ = -1;
 };
 
 std::string_view dtype_name(const std::string& name, const Tensor& tensor) {

@@ -116,8 +116,9 @@ Tensor sealed(const Tensor& packed) {
   return packed;
 }
 
-// The states of tensors whose checksum was right: it is calculated once for each,
-// not in every call.
+// The states of tensors whose checksum was right: it is calculated once for each, not in every
+// call. A change of the header makes another state; of the bytes behind it only one that the
+// tensor's version counts does.
 class IntactBytes {
  public:
   bool contains(const Tensor& packed) {
@@ -141,10 +142,11 @@ class IntactBytes {
         : storage(packed.storage().getWeakStorageImpl()),
           data(packed.const_data_ptr()),
           bytes(packed.numel()),
-          version(version_of(packed)) {}
+          version(version_of(packed)),
+          header(read_header(packed)) {}
     bool is_of(const Tensor& packed) const {
       return data == packed.const_data_ptr() && bytes == packed.numel() &&
-             version == version_of(packed);
+             version == version_of(packed) && std::memcmp(data, &header, sizeof(header)) == 0;
     }
     // Tensors made in inference mode have no counter.
     static int64_t version_of(const Tensor& packed) {
@@ -155,6 +157,7 @@ class IntactBytes {
     const void* data;
     int64_t bytes;
     int64_t version;
+    PackedHeader header;
   };
   std::mutex mutex_;
   std::unordered_map<const c10::StorageImpl*, State> states_;

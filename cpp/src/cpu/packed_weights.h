@@ -105,7 +105,8 @@ bool has_form(const at::Tensor& packed, GemmFormat format);
 
 // Whether prepacked weights, perhaps of another CPU, are those of a layer with the sizes and
 // the dtype of `input` and `h_0`, with the bytes that prepack gave them; throws if not. The
-// bytes are read once for each state of a tensor.
+// headers are checked in every call, so that no bytes lead out of bounds; the rest is read at the
+// first call with a tensor, and again after a change that its version counts.
 void check_prepacked(const at::Tensor& weights, const at::Tensor& input, const at::Tensor& h_0);
 
 // Prepacked weights in their form in a format.

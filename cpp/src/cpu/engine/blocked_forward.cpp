@@ -8,6 +8,9 @@
 // The threads form a grid (schedule.h): each slot has some rows of the batch and some blocks.
 // Rows do not depend on each other, so there is a barrier after each step only where threads
 // share rows.
+//
+// In int8 a row with a value that cannot be quantised is noted, and the steps go on, for the
+// other rows; in bf16x3 such a value ends the run.
 #include "common/checkpoints.h"
 #include "common/steps.h"
 #include "cpu/dispatch.h"
@@ -20,6 +23,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <memory>
 #include <type_traits>
 #include <vector>
 
@@ -41,6 +45,8 @@ class BlockedForward {
  public:
   using Operand = typename Format::Operand;
   using Source = typename Format::Source;
+  // Whether rows out of range of the format are noted, or end the run.
+  static constexpr bool kNotesRows = std::is_same_v<Format, Int8Format>;
 
   BlockedForward(
       const SequenceArgs& args, const ForwardSchedule& schedule, PackedWeights<Format> weights)
@@ -72,7 +78,8 @@ class BlockedForward {
       h_0_ = Format::in_place(read<Source>(h_0));
     } else {
       packed_h_0_ = allocate_a<Format>(batch_, hidden_, h_0.options());
-      if (!Format::pack_a(batch_, hidden_, read<Source>(h_0), packed_h_0_.rows)) return {};
+      const Range rows = {0, batch_};
+      if (!pack(0, rows, hidden_, read<Source>(h_0), packed_h_0_.rows)) return {};
       h_0_ = as_const(packed_h_0_.rows);
     }
     const bool in_range = parallel_region(grid_.slots(), [&](Team& team) { run_thread(team); });
@@ -84,10 +91,22 @@ class BlockedForward {
         args_.saves_checkpoints() ? checkpoints_.tensor() : activations_);
   }
 
+  // The rows of the batch that were noted, in ascending order.
+  std::vector<int64_t> rows_out_of_range() const {
+    std::vector<int64_t> rows;
+    for (int64_t r = 0; r < batch_; ++r) {
+      bool noted = false;
+      for (int64_t column = 0; column < grid_.columns; ++column) noted |= notes(column)[r];
+      if (noted) rows.push_back(r);
+    }
+    return rows;
+  }
+
  private:
   struct Slot {
     Range rows, blocks;
-    float* z;  // pre-activations of one block, or of all blocks of a chunk
+    float* z;     // pre-activations of one block, or of all blocks of a chunk
+    bool* notes;  // of each row of the batch: whether it is out of range
   };
 
   void allocate() {
@@ -112,6 +131,7 @@ class BlockedForward {
         Cell::kGates * blocks_.width * (merge_projection_ ? blocks_.count : 1);
     const int64_t z_rows = merge_projection_ ? chunk_rows_ : batch_;
     z_ = at::empty({grid_.slots(), z_rows * z_columns}, options.dtype(at::kFloat));
+    if (kNotesRows) notes_ = std::make_unique<bool[]>(grid_.columns * batch_);
 
     kernel_args_.bias = read_row<float>(bias_);
     kernel_args_.bias_step = hidden_;
@@ -146,7 +166,25 @@ class BlockedForward {
     return {
         share(batch_, grid_.rows, index / grid_.columns),
         share(blocks_.count, grid_.columns, index % grid_.columns),
-        z_.mutable_data_ptr<float>() + index * z_.size(1)};
+        z_.mutable_data_ptr<float>() + index * z_.size(1),
+        notes(index)};
+  }
+
+  // The notes that a slot takes, for each row of the batch: threads that share rows have their own.
+  bool* notes(int64_t index) const {
+    return kNotesRows ? notes_.get() + index % grid_.columns * batch_ : nullptr;
+  }
+
+  // Packs `rows` of the batch, x from the first of them on, for a slot. False ends the run.
+  bool pack(
+      int64_t index, Range rows, int64_t k, Matrix<const Source> x, Matrix<Operand> to) const {
+    if (Format::pack_a(rows.size(), k, x, to)) return true;
+    if constexpr (kNotesRows) {  // one by one: those before and after the bad ones are packed too
+      for (int64_t r = 0; r < rows.size(); ++r) {
+        if (!Format::pack_a(1, k, x.from(r), to.from(r))) notes(index)[rows.begin + r] = true;
+      }
+    }
+    return kNotesRows;
   }
 
   // Packs this slot's share of the input of a chunk.
@@ -155,11 +193,9 @@ class BlockedForward {
     for (size_t k = chunk.first; k < chunk.last; ++k) {
       const Range rows = intersect(slot_rows, {0, steps_[k].rows});
       const Range part = share(rows.size(), grid_.columns, index % grid_.columns);
-      const int64_t first = rows.begin + part.begin;
-      const auto x = input_rows_.of(steps_[k].offset).from(first);
-      if (!Format::pack_a(part.size(), input_size_, x, packed_input(chunk, k).from(first))) {
-        return false;
-      }
+      const Range own = {rows.begin + part.begin, rows.begin + part.end};
+      const auto x = input_rows_.of(steps_[k].offset).from(own.begin);
+      if (!pack(index, own, input_size_, x, packed_input(chunk, k).from(own.begin))) return false;
     }
     return true;
   }
@@ -226,7 +262,8 @@ class BlockedForward {
     if (!output_is_operand_) part.h_operand = state_of(k).from(rows.begin, unit);
     part.activations = part.activations.from(row, unit);
     bool out_of_range = false;
-    part.out_of_range = &out_of_range;
+    part.out_of_range =
+        kNotesRows ? Matrix<bool>{slot.notes + rows.begin, 1} : Matrix<bool>{&out_of_range, 0};
     elementwise<T, Operand>().forward(part, 0, rows.size() * part.hidden);
     return !out_of_range;
   }
@@ -278,6 +315,7 @@ class BlockedForward {
   OperandA<Format> packed_h_0_;
   OperandA<Format> states_;  // of two steps in turn, where the output is not an operand
   Tensor bias_, z_;
+  std::unique_ptr<bool[]> notes_;  // for each column of the grid and row of the batch
   Tensor output_, output_rows_, c_, activations_;
   ForwardArgs<T, Operand> kernel_args_;
 };
@@ -292,21 +330,30 @@ std::optional<SequenceResult> forward(const SequenceArgs& args, const ForwardSch
   return BlockedForward<T, Format>(args, schedule, *std::move(weights)).run();
 }
 
+template <typename T>
+Int8Result int8_forward(const SequenceArgs& args, const ForwardSchedule& schedule) {
+  BlockedForward<T, Int8Format> engine(args, schedule, read_packed<Int8Format>(args.weights));
+  SequenceResult result = *engine.run();
+  return {std::move(result), engine.rows_out_of_range()};
+}
+
 }  // namespace
+
+Int8Result blocked_int8_forward(const SequenceArgs& args, const ForwardSchedule& schedule) {
+  switch (args.input.scalar_type()) {
+    case at::kFloat:
+      return int8_forward<float>(args, schedule);
+    case at::kHalf:
+      return int8_forward<Half>(args, schedule);
+    default:
+      return int8_forward<BFloat16>(args, schedule);
+  }
+}
 
 std::optional<SequenceResult> blocked_forward(
     const SequenceArgs& args, const ForwardSchedule& schedule) {
-  const at::ScalarType dtype = args.input.scalar_type();
-  if (schedule.format == GemmFormat::kInt8) {
-    const PackedWeights<Int8Format> weights = read_packed<Int8Format>(args.weights);
-    if (dtype == at::kFloat) {
-      return BlockedForward<float, Int8Format>(args, schedule, weights).run();
-    }
-    if (dtype == at::kHalf) return BlockedForward<Half, Int8Format>(args, schedule, weights).run();
-    return BlockedForward<BFloat16, Int8Format>(args, schedule, weights).run();
-  }
   return visit_dtype_and_format(
-      dtype, schedule.format, [&]<typename T, typename Format>(T, Format) {
+      args.input.scalar_type(), schedule.format, [&]<typename T, typename Format>(T, Format) {
         return forward<T, Format>(args, schedule);
       });
 }

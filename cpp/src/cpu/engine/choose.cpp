@@ -1,6 +1,7 @@
 #include "cpu/engine/engine.h"
 
 #include "common/steps.h"
+#include "cpu/engine/recompute_rows.h"
 #include "cpu/gemm/formats.h"
 #include "cpu/packed_weights.h"
 
@@ -78,13 +79,16 @@ SequenceResult forward_with_unpacked_weights(const SequenceArgs& args) {
        args.checkpoint_steps});
 }
 
-// By weights prepacked in int8, or what they stand for where a value is not finite.
+// By weights prepacked in int8. Rows with a value that cannot be quantised are computed once more,
+// all their steps, by what these weights stand for.
 SequenceResult int8_forward(const SequenceArgs& args, const LayerShape& shape) {
-  if (args.input.numel() > 0 && args.h_0.numel() > 0) {
-    const ForwardSchedule schedule = schedule_forward_int8(current_machine(), shape);
-    if (auto result = run(blocked_forward, args, shape, schedule)) return *std::move(result);
+  if (args.input.numel() == 0 || args.h_0.numel() == 0) return forward_with_unpacked_weights(args);
+  const ForwardSchedule schedule = schedule_forward_int8(current_machine(), shape);
+  auto [result, out_of_range] = run(blocked_int8_forward, args, shape, schedule);
+  if (!out_of_range.empty()) {
+    recompute_rows(args, out_of_range, result, forward_with_unpacked_weights);
   }
-  return forward_with_unpacked_weights(args);
+  return std::move(result);
 }
 
 int64_t steps_of(const SequenceArgs& args) {

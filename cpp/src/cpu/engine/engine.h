@@ -9,6 +9,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace lltm::cpu {
 
@@ -35,11 +36,19 @@ SequenceResult few_rows_forward(const SequenceArgs& args, const FewRowsSchedule&
 
 // blocked_forward.cpp, blocked_backward.cpp: packed weights, and GEMM and
 // element-wise part block by block in one parallel region. Not for float64 or empty sizes.
-// Nothing where values are out of range of the schedule's format. The format int8 is for weights
-// prepacked in it, and for forward alone.
+// Nothing where values are out of range of the schedule's format.
 std::optional<SequenceResult> blocked_forward(
     const SequenceArgs& args, const ForwardSchedule& schedule);
 std::optional<Gradients> blocked_backward(
     const SequenceBackwardArgs& args, const BackwardSchedule& schedule);
+
+// The same engine with weights prepacked in int8.
+struct Int8Result {
+  SequenceResult result;
+  // Rows of the batch with a value that cannot be quantised, in ascending order. Their results mean
+  // nothing; those of the other rows do not depend on them.
+  std::vector<int64_t> out_of_range;
+};
+Int8Result blocked_int8_forward(const SequenceArgs& args, const ForwardSchedule& schedule);
 
 }  // namespace lltm::cpu

@@ -4,9 +4,9 @@
 // Part of the files per instruction set: no header of torch.
 #pragma once
 
+#include "common/matrix.h"
 #include "cpu/kernel/bf16x3.h"
 #include "cpu/kernel/int8.h"
-#include "common/matrix.h"
 
 #include <cstdint>
 
@@ -62,8 +62,8 @@ struct ForwardArgs {
   std::int64_t bias_step = 0;
   Matrix<const T> c;
   Matrix<T> h_next;
-  Matrix<G> h_operand;           // h_next once more, packed for the next GEMM; or absent
-  bool* out_of_range = nullptr;  // set where a value cannot be packed (bf16x3.h, int8.h)
+  Matrix<G> h_operand;        // h_next once more, packed for the next GEMM; or absent
+  Matrix<bool> out_of_range;  // set in rows with a value that cannot be packed (bf16x3.h, int8.h)
   Matrix<T> c_next;
   Matrix<T> activations;  // what backward needs (cell.h); or absent
   std::int64_t activations_step = 0;
@@ -83,7 +83,7 @@ struct BackwardArgs {
   Matrix<compute_t<T>> grad_c_prev;
   Matrix<G> operand;  // grad_gates once more, packed for the next GEMM; or absent
   std::int64_t operand_step = 0;
-  bool* out_of_range = nullptr;  // as in ForwardArgs
+  bool* out_of_range = nullptr;  // set where a value cannot be packed
 };
 
 // Both work on elements [begin, end) of the (rows, hidden) elements in row order, so that

@@ -189,7 +189,7 @@ void forward(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
     if (a.h_operand.data != nullptr) {
       // The rounded h', so that a sequence and single steps agree.
       for (std::int64_t j = 0; j < n; ++j) out_h.values[j] = widen(narrow<T>(h[j]));
-      if (!store_operand(a.h_operand, row, col, n, out_h.values)) *a.out_of_range = true;
+      if (!store_operand(a.h_operand, row, col, n, out_h.values)) *a.out_of_range.row(row) = true;
     }
   });
 }
