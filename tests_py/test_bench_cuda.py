@@ -12,8 +12,10 @@ import bench_cuda
 import pytest
 import torch
 
-from lltm import benchmark, modules
-from lltm.benchmark import OURS, PLAIN, Case, Row
+from lltm import modules
+from lltm.benchmark.cases import Case
+from lltm.benchmark.contenders import OURS, PLAIN
+from lltm.benchmark.report import Row
 
 
 def row(title: str) -> Row:
@@ -31,14 +33,14 @@ def card(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "made up")
-    monkeypatch.setattr(benchmark, "environment", lambda: {"torch": "made up"})
+    monkeypatch.setattr(bench_cuda, "environment", lambda: {"torch": "made up"})
     monkeypatch.setattr(bench_cuda, "machine", lambda settings: row("the card"))
     monkeypatch.setattr(bench_cuda, "compare", compare)
     monkeypatch.setattr(bench_cuda, "parts", lambda makes, settings: row("apart"))
     monkeypatch.setattr(bench_cuda, "rotated_copies", lambda case: 3)
     monkeypatch.setattr(bench_cuda, "build_tutorial", lambda: None)
     monkeypatch.setattr(
-        benchmark, "tutorial_modules", lambda built: (modules.LLTMCell, modules.LLTM)
+        bench_cuda, "tutorial_modules", lambda built: (modules.LLTMCell, modules.LLTM)
     )
 
 
