@@ -10,8 +10,7 @@ The contenders run in rounds. In each round they take turns of a few dozen
 milliseconds, so that a change in the machine's speed touches all alike. Each
 turn begins when the threads of the one before have gone to sleep, and with a
 call that does not count. A time is the median over the rounds, with its
-quartiles; a ratio is the median of the ratios within a round. Run nothing else
-meanwhile.
+quartiles; a ratio is the median of the ratios in a round. Run nothing else.
 """
 
 from __future__ import annotations
@@ -95,8 +94,7 @@ def parser(prog: str, description: str | None) -> argparse.ArgumentParser:
     option("--compile", action="store_true", help="torch.compile too; takes minutes to compile")
     option("--json", type=Path, metavar="FILE", help="write every sample")
     option("--compare", type=Path, metavar="FILE", help="a file of --json, of an earlier run")
-    plot = Path("lltm-benchmark.png")
-    option("--plot", type=Path, metavar="FILE", default=plot, help="default: %(default)s")
+    option("--plot", type=Path, metavar="FILE", default="lltm-benchmark.png", help="the picture")
     return made
 
 

@@ -75,7 +75,6 @@ def tutorial_modules(extension: Any) -> tuple[Make, Make]:
     return Cell, Loop
 
 
-# The low-level pair: ATen operations in C++.
 _TutorialCell, _TutorialLoop = tutorial_modules(_C)
 
 
@@ -105,7 +104,7 @@ def _compiled(make: Make, decomposed: bool = False, dynamic: bool = False) -> Ma
     return compiled
 
 
-# The tables of what is compared: a name, and what makes its module.
+# The tables of what is compared. The tutorial's runs ATen operations in C++.
 STEPS: dict[str, Make] = {
     OURS: modules.LLTMCell,
     PLAIN: reference.LLTMCell,
