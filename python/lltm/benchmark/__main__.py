@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
@@ -123,7 +123,7 @@ def cases(options: argparse.Namespace) -> list[Case]:
 
 def finish(
     options: argparse.Namespace,
-    results: dict[str, object],
+    results: Mapping[str, object],
     rows: Sequence[Row],
     pictured: Sequence[Row],
     omit: Sequence[str] = (),
@@ -133,7 +133,7 @@ def finish(
         print("\n".join(compare_with(options.compare, rows)))
     if options.json is not None:
         samples = {"environment": environment(), "rows": [asdict(row) for row in rows]}
-        options.json.write_text(json.dumps(samples | results, indent=1) + "\n")
+        options.json.write_text(json.dumps({**samples, **results}, indent=1) + "\n")
         print(f"\nEvery sample: {options.json}")
     if pictured and find_spec("matplotlib") is not None:
         draw(pictured, options.plot, omit)
