@@ -47,8 +47,8 @@ def test_it_trains_saves_loads_and_predicts(folder: Path, tmp_path: Path) -> Non
         assert abs(float(value) - (103 + 0.02 * t + 20 * math.sin(0.2617994 * t))) < 6
 
     support.run_python("-c", "\n".join(texts(FORECAST, "python")), cwd=folder).check_returncode()
-    assert (ldd := run(folder, "ldd", "build/forecast").stdout).count("liblltm.so") == 1
-    assert "python" not in ldd.replace("/python", "")
+    linked = run(folder, "ldd", "build/forecast").stdout
+    assert re.findall(r"^\t(liblltm|lib\w*python)", linked, re.MULTILINE) == ["liblltm"]
 
 
 ROWS = "".join(f"{k},{k % 7}\n" for k in range(100))
