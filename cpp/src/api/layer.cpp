@@ -67,8 +67,8 @@ void check_kind(const char* where, const Tensor& input, const Tensor& parameter)
       input.device());
 }
 
-// Whether nobody follows what becomes of a plain tensor: then its views are made here. The
-// dispatcher takes as long for a few of them as a step of a stream does.
+// Whether no autograd, mode or trace sees operations on a plain tensor: then its views are made
+// here. For a few of them the dispatcher takes as long as a step of a stream.
 bool is_unobserved() {
   return c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradFunctionality) &&
          is_plain_thread();
@@ -86,7 +86,7 @@ Tensor select_state(const Tensor& states, int64_t k, bool unobserved) {
   return state;
 }
 
-// state.unsqueeze(0), of a new tensor (B, H) that nobody else holds. On a device without kernels
+// state.unsqueeze(0), of a new tensor (B, H) without other references. On a device without kernels
 // its strides are those of the initial state.
 Tensor unsqueeze_state(Tensor state, bool unobserved) {
   if (!unobserved || !is_plain(state) || !state.is_contiguous()) return state.unsqueeze(0);

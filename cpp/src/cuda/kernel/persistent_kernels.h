@@ -402,7 +402,7 @@ LLTM_CELL_INLINE void persistent_forward(const PersistentForwardArgs<T>& a, Mach
         for (int k = 0; k < kSaved; ++k) store_pair(activations + k * hidden, saved[k]);
       }
     }
-    // One barrier a step: whoever writes this buffer again has passed the next one.
+    // One barrier a step is enough: a warp that writes this buffer again has passed the next one.
     buffer = 1 - buffer;
   });
 
