@@ -129,7 +129,7 @@ bench: .venv/.test .venv/.bench
 	mkdir -p build/results
 	build/bench/benchmarks/lltm_bench --benchmark_out=build/results/kernels.json
 	python -m lltm.benchmark --tutorial
-	python -m lltm.benchmark --compile --goals benchmarks/goals.py \
+	python benchmarks/layers.py --compile \
 	  --json build/results/layers.json --plot build/results/layers.png
 	python benchmarks/chart.py build/results/layers.json --out build/results/speed.svg
 	cmake --preset default
@@ -183,7 +183,7 @@ RESULTS ?= build/results
 BENCH_FLAGS ?=
 
 # The scripts of that environment and its interpreter, before .venv's. CUDA's tools last:
-# compute-sanitizer and ncu are seldom on the PATH.
+# compute-sanitizer and ncu are rarely on the PATH.
 GPU_BIN := $(shell $(PYTHON) -c 'import os, sys, sysconfig; \
   print(sysconfig.get_path("scripts"), os.path.dirname(sys.executable), sep=":")')
 CUDA_BIN := $(filter-out ./,$(dir $(CUDACXX))) \

@@ -32,23 +32,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from checks import Check, CheckedRow, check_lines, checked, checks_as_json
 from results_file import write_json
 from torch import Tensor, nn
 
-from lltm import backends, benchmark, modules, reference
-from lltm.benchmark import (
+from lltm import backends, modules, reference
+from lltm.benchmark.cases import TUTORIAL_SHAPE, Case
+from lltm.benchmark.contenders import (
     OURS,
     PLAIN,
-    TUTORIAL_SHAPE,
-    Case,
-    Check,
+    STEPS,
+    TUTORIAL,
     Layer,
     Make,
-    Row,
-    Sampler,
-    Settings,
-    measure,
+    tutorial_modules,
 )
+from lltm.benchmark.report import Row, environment, quartiles
+from lltm.benchmark.timing import Sampler, Settings, measure, parts_timer, reason
 
 TUTORIAL_CUDA = "tutorial's CUDA"
 GRAPH = "lltm, graph replay"
@@ -229,8 +229,8 @@ def kernels(program: Path) -> tuple[list[dict[str, Any]], list[Check], list[str]
             (row["bytes"] / ours) / (copy["bytes"] / theirs)
             for ours, theirs in zip(row["seconds"], copy["seconds"], strict=True)
         ]
-        low, share, high = benchmark.quartiles(shares)
-        rate = row["bytes"] / benchmark.quartiles(row["seconds"])[1]
+        low, share, high = quartiles(shares)
+        rate = row["bytes"] / quartiles(row["seconds"])[1]
         lines.append(
             f"  {row['title']:58}{rate / 1e9:9.0f} GB/s{share:8.3f} ({low:.3f} .. {high:.3f})"
         )
@@ -247,7 +247,7 @@ def compare(
     makes: Mapping[str, Make],
     settings: Settings,
     limits: Mapping[str, float],
-) -> Row:
+) -> CheckedRow:
     """Measures a case; `limits` are the largest ratios to the contenders named.
 
     Sequences of 16 bits run by both engines, the stepwise one being the default.
@@ -259,7 +259,7 @@ def compare(
     if not case.is_step and case.dtype.itemsize == 2:
         builds[PERSISTENT] = partial(persistent, partial(layer_timer, makes[OURS], case))
         builds[PERSISTENT_GRAPH] = partial(persistent, builds[GRAPH])
-    row = measure(str(case), builds, settings, {OURS: case.flops})
+    row = checked(measure(str(case), builds, settings, {OURS: case.flops}))
     for name, limit in limits.items():
         if name in row.seconds:
             row.checks.append(Check(f"{OURS} / {name}", row.ratio(name), limit))
@@ -289,13 +289,13 @@ def beside_cudnn(rows: Mapping[Case, Row]) -> Iterator[str]:
             yield line
 
 
-def parts(makes: Mapping[str, Make], settings: Settings) -> Row:
+def parts(makes: Mapping[str, Make], settings: Settings) -> CheckedRow:
     """Measures forward and backward of one step apart, waiting after each, as the tutorial does."""
     case = Case(TUTORIAL_SHAPE, training=True, device="cuda")
     builds: dict[str, Callable[[], Sampler]] = {
-        name: partial(benchmark.parts_timer, make, case) for name, make in makes.items()
+        name: partial(parts_timer, make, case) for name, make in makes.items()
     }
-    row = measure(f"forward and backward apart, {case}", builds, settings)
+    row = checked(measure(f"forward and backward apart, {case}", builds, settings))
     for part in ("forward", "backward"):
         ours, theirs = f"{OURS}, {part}", f"{TUTORIAL_CUDA}, {part}"
         if theirs in row.seconds:
@@ -313,7 +313,7 @@ class Results:
         self.path = path
         self.settings = settings
         self.end = time.monotonic() + seconds
-        self.environment = benchmark.environment() | {
+        self.environment = environment() | {
             "card": torch.cuda.get_device_name(),
             "CUDA": str(torch.version.cuda),
             "cuDNN": str(torch.backends.cudnn.version()),
@@ -334,15 +334,14 @@ class Results:
             "rows": self.rows,
             "kernels": self.kernel_rows,
             "failures": self.failures,
-            "goals": [
-                {"title": title, "met": check.met, **asdict(check)} for title, check in self.checks
-            ],
+            "goals": checks_as_json(self.checks),
         }
         write_json(self.path, results)
 
     def show(self, row: Row, copies: int = 1) -> None:
         self.rows.append(asdict(row) | {"copies": copies})
-        self.checks.extend((row.title, check) for check in row.checks)
+        if isinstance(row, CheckedRow):
+            self.checks.extend((row.title, check) for check in row.checks)
         print("\n".join(row.lines()), flush=True)
         self.save()
 
@@ -354,14 +353,8 @@ class Results:
             measure_it()
         except Exception as error:
             self.failures[what] = str(error)
-            print(f"\n{what}: failed: {benchmark.reason(error)}", flush=True)
+            print(f"\n{what}: failed: {reason(error)}", flush=True)
             self.save()
-
-    def goals(self) -> Iterator[str]:
-        met = sum(check.met for _, check in self.checks)
-        yield f"\nGoals: {met} of {len(self.checks)} met"
-        for title, check in self.checks:
-            yield f"  {check}; {title}"
 
 
 def measure_kernels(program: Path, results: Results) -> None:
@@ -376,10 +369,10 @@ def measure_layers(steps: dict[str, Make], loops: dict[str, Make], results: Resu
     """A step and sequences beside other implementations; adds the tutorial's CUDA to them."""
 
     def add_tutorial() -> None:
-        steps[TUTORIAL_CUDA], loops[TUTORIAL_CUDA] = benchmark.tutorial_modules(build_tutorial())
+        steps[TUTORIAL_CUDA], loops[TUTORIAL_CUDA] = tutorial_modules(build_tutorial())
 
     results.part(f"building {TUTORIAL_CUDA}", add_tutorial)
-    steps["tutorial's C++"] = benchmark.STEPS[benchmark.TUTORIAL]
+    steps["tutorial's C++"] = STEPS[TUTORIAL]
     steps["nn.LSTMCell"] = nn.LSTMCell
     results.part("forward and backward apart", lambda: results.show(parts(steps, results.settings)))
 
@@ -471,7 +464,7 @@ def main() -> None:
     if settings.compile:
         measure_compiled(steps, loops, results)
 
-    print("\n".join(results.goals()))
+    print("\n".join(check_lines(results.checks)))
     if results.failures:
         raise SystemExit(f"failed: {'; '.join(results.failures)}")
 

@@ -1,4 +1,4 @@
-"""Draws the chart and prints the tables of docs/speed.md, from runs of `python -m lltm.benchmark`.
+"""Draws the chart and prints the tables of docs/speed.md, from files of `benchmarks/layers.py`.
 
     python benchmarks/chart.py benchmarks/results/*/layers.json
     python benchmarks/chart.py benchmarks/results/RUN/layers.json --out docs/speed.svg

@@ -11,34 +11,36 @@ from typing import Any
 import bench_cuda
 import pytest
 import torch
+from checks import CheckedRow
 
-from lltm import benchmark, modules
-from lltm.benchmark import OURS, PLAIN, Case, Row
+from lltm import modules
+from lltm.benchmark.cases import Case
+from lltm.benchmark.contenders import OURS, PLAIN
 
 
-def row(title: str) -> Row:
-    return Row(title, seconds={OURS: [1.0]}, iterations={OURS: 1}, skipped={})
+def row(title: str) -> CheckedRow:
+    return CheckedRow(title, seconds={OURS: [1.0]}, iterations={OURS: 1}, skipped={})
 
 
 @pytest.fixture(autouse=True)
 def card(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU on which everything takes a second."""
 
-    def compare(case: Case, makes: dict[str, Any], *_: object) -> Row:
+    def compare(case: Case, makes: dict[str, Any], *_: object) -> CheckedRow:
         assert set(makes) >= {OURS, PLAIN}
         compiled = any("torch.compile" in name for name in makes)
         return row(f"compiled {case}" if compiled else str(case))
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "made up")
-    monkeypatch.setattr(benchmark, "environment", lambda: {"torch": "made up"})
+    monkeypatch.setattr(bench_cuda, "environment", lambda: {"torch": "made up"})
     monkeypatch.setattr(bench_cuda, "machine", lambda settings: row("the card"))
     monkeypatch.setattr(bench_cuda, "compare", compare)
     monkeypatch.setattr(bench_cuda, "parts", lambda makes, settings: row("apart"))
     monkeypatch.setattr(bench_cuda, "rotated_copies", lambda case: 3)
     monkeypatch.setattr(bench_cuda, "build_tutorial", lambda: None)
     monkeypatch.setattr(
-        benchmark, "tutorial_modules", lambda built: (modules.LLTMCell, modules.LLTM)
+        bench_cuda, "tutorial_modules", lambda built: (modules.LLTMCell, modules.LLTM)
     )
 
 
@@ -81,7 +83,7 @@ def test_both_at_once_are_refused(path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_a_part_that_fails_is_left_out(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> Row:
+    def fail(*_: object) -> CheckedRow:
         raise RuntimeError("made up")
 
     monkeypatch.setattr(bench_cuda, "parts", fail)
@@ -94,7 +96,7 @@ def test_a_part_that_fails_is_left_out(path: Path, monkeypatch: pytest.MonkeyPat
 def test_no_part_begins_after_the_time(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = 0.0
 
-    def takes_a_minute(*_: object) -> Row:
+    def takes_a_minute(*_: object) -> CheckedRow:
         nonlocal clock
         clock += 60
         return row("slow")
@@ -113,7 +115,7 @@ def test_no_part_begins_after_the_time(path: Path, monkeypatch: pytest.MonkeyPat
 def test_an_end_in_the_middle_leaves_the_rows_so_far(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def end(*_: object) -> Row:
+    def end(*_: object) -> CheckedRow:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(bench_cuda, "parts", end)

@@ -1,4 +1,4 @@
-"""What the benchmark compares, and what it does with contenders that fail and with goals; what the
+"""What the benchmarks compare, and what they do with contenders that fail and with goals; what the
 pages show of stored runs.
 """
 
@@ -14,14 +14,19 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import layers
 import pytest
 import support
 import torch
+from machine import PEAK, READ, bounds, read_weights, weight_passes
+from runtimes import RUNTIMES
 from torch import nn
 
-from lltm.benchmark import Case, Layer, Row, Sampler, Settings, measure, timing
-from lltm.benchmark.__main__ import bounds, measure_case
-from lltm.benchmark.contenders import OURS, PEAK, READ, RUNTIMES, SEQUENCES, read_weights
+from lltm.benchmark import timing
+from lltm.benchmark.cases import Case
+from lltm.benchmark.contenders import OURS, SEQUENCES, Layer
+from lltm.benchmark.report import Row
+from lltm.benchmark.timing import Sampler, Settings, measure
 
 RESULTS = support.ROOT / "benchmarks" / "results"
 EPYC = RESULTS / "2026-11-23-epyc-zen4-2-cores" / "layers.json"
@@ -141,9 +146,9 @@ def test_a_runtime_that_is_not_installed_is_left_out_with_a_line_that_says_so(
     monkeypatch.setitem(sys.modules, MODULES[name], None)  # importing it fails
     case = Case((2, 3, 4, 5))
     makes = {OURS: SEQUENCES[OURS], name: RUNTIMES[name]}
-    row = measure_case("title", case, makes, SETTINGS, lambda case, against: None)
+    row = layers.measure_case("title", case, makes, SETTINGS, lambda case, against: None)
     assert name not in row.seconds
-    line = f"{name} not measured: needs {MODULES[name]}: pip install 'lltm[bench]'"
+    line = f"{name} not measured: needs {MODULES[name]}: pip install {MODULES[name]}"
     assert line in [" ".join(text.split()) for text in row.lines()]
 
 
@@ -166,19 +171,17 @@ def test_flops_and_passes_over_the_weights_of_a_case() -> None:
     assert Case(step, training=True).flops == 2 * Case(step).flops
     assert Case(sequence).flops == 7 * Case(step).flops
     assert Case(sequence, training=True).flops == 3 * Case(sequence).flops
-    assert Case(step).weight_bytes == 4 * products
-    assert Case(step, torch.bfloat16).weight_bytes == 2 * products
-    assert Case(step).weight_passes == 1
-    assert Case(step, training=True).weight_passes == 2
-    assert Case(sequence).weight_passes == pytest.approx((4 + 7 * 5) / 9)
-    assert Case(sequence, training=True).weight_passes == pytest.approx(2 * (4 + 7 * 5) / 9 + 1)
+    assert weight_passes(Case(step)) == 1
+    assert weight_passes(Case(step, training=True)) == 2
+    assert weight_passes(Case(sequence)) == pytest.approx((4 + 7 * 5) / 9)
+    assert weight_passes(Case(sequence, training=True)) == pytest.approx(2 * (4 + 7 * 5) / 9 + 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_as_many_bytes_are_read_as_the_weights_have(dtype: torch.dtype) -> None:
     case = Case((1, 6, 10), dtype)
     read: Any = read_weights(case)
-    assert read.args[0].nbytes == case.weight_bytes
+    assert read.args[0].nbytes == dtype.itemsize * 3 * 10 * (6 + 10)
     assert read() == read.args[0].sum()
 
 
@@ -195,33 +198,74 @@ def test_the_bound_is_the_longer_of_both_times() -> None:
     assert found[READ].share == pytest.approx(passes / 60)
 
 
-GOALS = """
-def goal(case, against):
-    return 100.0 if against == "nn.LSTMCell" and case.training else None
-"""
+def test_ratios_and_shares_are_compared_with_goals() -> None:
+    goals = {"nn.GRU": 1e9, "nn.LSTM": 1e-9, PEAK: 1e9, READ: 0.0}
+    case = Case((3, 2, 3, 4))
+    row = layers.measure_case(
+        "title", case, SEQUENCES, SETTINGS, lambda case, against: goals.get(against)
+    )
+    found = {check.what: check.met for check in row.checks}
+    assert found == {
+        f"{OURS} / nn.LSTM": False,
+        f"{OURS} / nn.GRU": True,
+        f"share of the rate of {PEAK}": False,
+        f"share of the rate of {READ}": True,
+    }
+    assert {str(check) for check in row.checks} < {line.strip() for line in row.lines()}
 
 
-@pytest.mark.parametrize("with_goals", [True, False])
-def test_ratios_are_compared_with_goals_that_are_given(tmp_path: Path, with_goals: bool) -> None:
-    (tmp_path / "goals.py").write_text(GOALS)
-    options = ["--quick", "--rounds", "1", "--shapes", "2,3,4", "--dtype", "float32"]
-    options += ["--goals", "goals.py"] if with_goals else []
-    run = support.run_python("-m", "lltm.benchmark", *options, cwd=tmp_path)
+# ----- The programs ------------------------------------------------------------
+
+SHAPES = ["--quick", "--shapes", "2,3,4", "3,2,3,4", "--dtype", "float32", "--json", "out.json"]
+
+
+def run_benchmark(*arguments: str, cwd: Path) -> str:
+    run = support.run_python(*arguments, cwd=cwd)
     assert run.returncode == 0, run.stderr
-    assert "one step, training, B=2 I=3 H=4, float32" in run.stdout
-    assert ("Goals: 1 of 1 met" in run.stdout) == with_goals
+    return run.stdout
 
 
-def test_each_row_states_its_bound(tmp_path: Path) -> None:
-    options = ["--quick", "--shapes", "2,3,4", "3,2,3,4", "--json", "out.json"]
-    run = support.run_python("-m", "lltm.benchmark", *options, "--dtype", "float32", cwd=tmp_path)
-    assert run.returncode == 0, run.stderr
+def test_the_benchmark_of_a_user_measures_and_compares_with_an_earlier_run(tmp_path: Path) -> None:
+    run_benchmark("-m", "lltm.benchmark", *SHAPES, cwd=tmp_path)
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]
     assert len(rows) == 4
-    for row in rows:
+    assert all(len(row["seconds"][OURS]) == 3 for row in rows)
+    again = ["--quick", "--shapes", "2,3,4", "--dtype", "float32", "--compare", "out.json"]
+    shown = run_benchmark("-m", "lltm.benchmark", *again, cwd=tmp_path)
+    assert len(re.findall(r"^  one step, \w+, B=2 I=3 H=4, float32 ", shown, re.MULTILINE)) == 2
+
+
+def test_the_help_of_the_benchmark_fits_a_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for program in (("-m", "lltm.benchmark"), (str(support.ROOT / "benchmarks/layers.py"),)):
+        shown = run_benchmark(*program, "--help", cwd=tmp_path)
+        assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_a_missing_matplotlib_is_said_before_anything_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "run.py").write_text(
+        "import runpy, sys\n"
+        "sys.modules['matplotlib'] = None\n"
+        "runpy.run_module('lltm.benchmark', run_name='__main__')\n"
+    )
+    shown = run_benchmark("run.py", *SHAPES, cwd=tmp_path)
+    assert 0 < shown.index("no picture: it needs matplotlib") < shown.index("one step, ")
+    assert "Picture: " not in shown
+    assert not (tmp_path / "lltm-benchmark.png").exists()
+
+
+def test_the_benchmark_of_this_project_states_bounds_and_goals(tmp_path: Path) -> None:
+    shown = run_benchmark(str(support.ROOT / "benchmarks/layers.py"), *SHAPES, cwd=tmp_path)
+    results = json.loads((tmp_path / "out.json").read_text())
+    assert len(results["rows"]) == 4
+    for row in results["rows"]:
         assert row["bound"]["by"] in (PEAK, READ)
         assert row["bound"]["seconds"] > 0
-        assert f"share of it in {OURS}: {row['bound']['share']:.2f}" in run.stdout
+        assert f"share of it in {OURS}: {row['bound']['share']:.2f}" in shown
+    assert f"Goals: {sum(goal['met'] for goal in results['goals'])} of " in shown
+    assert len(results["goals"]) > 0
 
 
 # ----- benchmarks/chart.py -----------------------------------------------------

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import support
 import torch
+from memory import peak_memory, saved_for_backward
 from support import DTYPES, Arguments, packed_arguments, sequence_arguments
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -18,7 +19,6 @@ from torch.nn.utils.rnn import pack_sequence
 
 import lltm
 from lltm.benchmark.cases import Case
-from lltm.benchmark.memory import peak_memory, saved_for_backward
 
 # Of 10 steps: one step each, a last segment that is shorter than the others, segments that come
 # out even, and one that is longer than the sequence.

@@ -184,17 +184,6 @@ def test_the_library_of_one_s_own_builds_and_passes_its_tests(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_the_forecast_example_works_as_its_page_says(tmp_path: Path) -> None:
-    folder = tmp_path / "forecast"
-    shutil.copytree(FORECAST.parent, folder)
-    run_commands("\n".join(texts(FORECAST, "sh")), folder)
-    run = support.run_python("-c", "\n".join(texts(FORECAST, "python")), cwd=folder)
-    assert run.returncode == 0, run.stdout + run.stderr
-    # Twenty epochs, as the page shows.
-    assert len((folder / "losses.csv").read_text().splitlines()) == 21
-
-
-@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("pkg-config") is None, reason="compiles with pkg-config")
 @pytest.mark.skipif(
     Path(torch.__file__).parents[1] != Path(lltm.cmake_prefix_path).parent,
@@ -233,8 +222,9 @@ RUN_BY = {
     r"pip install --no-build-isolation '\.\[(compare|examples)\]'": "make test-slow",
     r"pytest --numprocesses 2": "make test",
     r"python tests_py/accuracy\.py .*": "make test-accuracy",
-    r"python -m lltm\.benchmark( --(compile|tutorial|shapes .* --json).*)?": "make bench",
-    r"python benchmarks/chart\.py .*": "make bench",
+    r"python -m lltm\.benchmark --tutorial": "make bench",
+    r"python -m lltm\.benchmark( --shapes .* --json .*)?": "pytest tests_py/test_benchmark.py",
+    r"python benchmarks/(chart|layers)\.py .*": "make bench",
     # Tests of this page and of others.
     r"cmake -S app .*": "pytest tests_py/test_docs.py -k a_cpp_block_is_a_program_that_runs",
     r"export PKG_CONFIG_PATH=.*|g\+\+ app\.cpp .*": "pytest tests_py/test_docs.py -k pkg_config",
@@ -248,7 +238,9 @@ RUN_BY = {
 BY_HAND = [
     r"make (test|bench)-cuda.*|make (gpu-kit|first-contact .*)",
     r"python benchmarks/(int8_accuracy|tuning_table)\.py.*",
-    r"python -m lltm\.benchmark --checkpoint-steps .*",
+    r"python -m lltm\.benchmark --compile .*",
+    r"cmake (-S \.|--build) .*build/own.*",
+    r"python benchmarks/memory\.py .*",
     r"OMP_NUM_THREADS=1 valgrind .*|callgrind_annotate .*",
     r"ncu .*",
     r"pip install .* cmake\.define\.LLTM_CUDA=ON .*",

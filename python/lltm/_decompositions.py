@@ -4,7 +4,7 @@ Applied to an exported program they leave Core ATen operators only: for a sequen
 length T, the operators of T steps. Core ATen has no loop, so a dynamic length becomes the `scan`
 higher-order operator, whose body is one step in Core ATen. What they can't express they leave
 alone: a packed sequence, whose batch_sizes are data, and prepacked weights, which only our kernels
-can read. Nor is training with checkpoints decomposed: what would save every step again.
+can read. Training with checkpoints is not decomposed either: it would save every step again.
 
 As in the kernels, only arguments and results are float16 or bfloat16: what is computed in between,
 the matrix products included, is float32.

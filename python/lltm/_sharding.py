@@ -1,7 +1,7 @@
 """How DTensor shards the operators: over the batch, without communication.
 
 Everything else is replicated, so only gradients of weights and biases have to be added up, and
-only when somebody needs their sum. A packed sequence, whose rows lie in the order of its steps,
+only when their sum is needed. A packed sequence, whose rows lie in the order of its steps,
 runs replicated.
 
 torch.distributed.tensor takes most of a second to import, so nothing here does before there is

@@ -134,7 +134,7 @@ def prepack(weights: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
     Returns:
         The weights as they are now, in a form for :func:`sequence_prepacked` only (of another
-        dtype and shape). It works on other machines too, if not at its best there.
+        dtype and shape). It works on other machines too, but may be slower there.
     """
     _check.tensor("prepack", "weights", weights)
     _check.optional_dtype("prepack", "dtype", dtype)

@@ -75,7 +75,7 @@ def sequence_checkpointed(
     batch_sizes: Tensor | None = None,
     reverse: bool = False,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """:func:`sequence`, for checkpoints change what is saved and not what is computed."""
+    """The same as :func:`sequence`: checkpoints change what is saved, not what is computed."""
     return sequence(input, state, weights, bias, batch_sizes=batch_sizes, reverse=reverse)
 
 

@@ -75,9 +75,9 @@ LLTM_API std::tuple<at::Tensor, at::Tensor, at::Tensor> sequence(
 /// The same as sequence, for training on long sequences: instead of the activations
 /// of every step, 4H values a row, it keeps c at every checkpoint_steps-th step and
 /// computes the activations again in backward, those of checkpoint_steps steps at a time.
-/// Output, h_n and c_n are those of sequence, gradients up to rounding too. With about
-/// sqrt(T) steps memory is least. Without gradients it is sequence, whose other
-/// arguments and results these are; checkpoint_steps is at least 1.
+/// Output, h_n and c_n are those of sequence; gradients agree up to rounding. With about
+/// sqrt(T) steps memory is least. Without gradients it is the same as sequence. The other
+/// arguments and the results are those of sequence; checkpoint_steps is at least 1.
 LLTM_API std::tuple<at::Tensor, at::Tensor, at::Tensor> sequence_checkpointed(
     const at::Tensor& input,
     const at::Tensor& h_0,
@@ -104,7 +104,7 @@ LLTM_API std::tuple<at::Tensor, at::Tensor, at::Tensor> sequence_checkpointed(
 LLTM_API at::Tensor prepack(
     const at::Tensor& weights, std::optional<at::ScalarType> dtype = std::nullopt);
 
-/// The same as sequence, with prepacked weights, which were of the input's dtype.
+/// The same as sequence, with prepacked weights of the input's dtype.
 /// Has no derivatives, and autocast does not affect it.
 LLTM_API std::tuple<at::Tensor, at::Tensor, at::Tensor> sequence_prepacked(
     const at::Tensor& input,

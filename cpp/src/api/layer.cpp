@@ -172,7 +172,7 @@ Tensor select_state(const Tensor& states, int64_t k, bool unobserved) {
   return state;
 }
 
-// state.unsqueeze(0), of a new tensor (B, H) that nobody else holds. On a device without kernels
+// state.unsqueeze(0), of a new tensor (B, H) without other references. On a device without kernels
 // its strides are those of the initial state.
 Tensor unsqueeze_state(Tensor state, bool unobserved) {
   if (!unobserved || !state.is_contiguous()) return state.unsqueeze(0);

@@ -15,9 +15,9 @@ namespace {
 
 // The C++ ABI of libtorch holds for one minor release. With another one the process would
 // end wherever it calls a function that is not there, or go on with objects of the wrong
-// size. Nobody has called anything yet, so there is nobody to throw to; and to return would
-// let the static objects of this library register its operators, which is why this runs
-// before them (101 is the first priority that is not the compiler's own).
+// size. This runs while the library is loaded, where no caller could catch an exception, and
+// before the static objects of the library register its operators (101 is the first priority
+// that is not the compiler's own).
 __attribute__((constructor(101))) void check_loaded_torch() {
   unsigned major = 0;
   unsigned minor = 0;

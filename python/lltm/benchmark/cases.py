@@ -24,10 +24,6 @@ SHAPES: tuple[Shape, ...] = (
     (40, 256, 96, 200),
     (200, 1, 16, 65),
 )
-# Chunks of a stream.
-CHUNKS: tuple[Shape, ...] = ((1, 1, 128, 256), (1, 1, 512, 512), (10, 4, 128, 256))
-# Long sequences, with and without checkpoints.
-LONG_SHAPES: tuple[Shape, ...] = ((4000, 16, 32, 128), (2000, 64, 128, 256))
 QUICK_SHAPES: tuple[Shape, ...] = (TUTORIAL_SHAPE, (20, 16, 32, 65))
 
 
@@ -39,21 +35,10 @@ class Case:
     dtype: torch.dtype = torch.float32
     training: bool = False
     device: str = "cpu"
-    prepacked: bool = False  # the weights are packed once, before
 
     @property
     def is_step(self) -> bool:
         return len(self.shape) == 3
-
-    @property
-    def flops(self) -> float:
-        """Of the matrix products of an LLTM.
-
-        The backward pass has as many for the gradient of the weights as the forward pass, and in a
-        sequence as many again for those of h and input.
-        """
-        passes = 1 if not self.training else 2 if self.is_step else 3
-        return passes * 2 * self.steps * self.shape[-3] * self.weights
 
     @property
     def steps(self) -> int:
@@ -61,24 +46,19 @@ class Case:
 
     @property
     def weights(self) -> int:
-        """How many elements they have."""
+        """The number of elements of an LLTM's weights."""
         input_size, hidden = self.shape[-2:]
         return GATES * hidden * (input_size + hidden)
 
     @property
-    def weight_bytes(self) -> int:
-        return self.weights * self.dtype.itemsize
+    def flops(self) -> float:
+        """FLOP of the matrix products of an LLTM.
 
-    @property
-    def weight_passes(self) -> float:
-        """How often all weights are read, at least.
-
-        Those of h once for each step, those of the input once for all steps; in a sequence once
-        more backward, for the gradients of h and input. To write the gradient is a pass too.
+        The backward pass has as many for the gradient of the weights as the forward pass, and in a
+        sequence as many again for those of h and input.
         """
-        input_size, hidden = self.shape[-2:]
-        reads = (input_size + self.steps * hidden) / (input_size + hidden)
-        return reads if not self.training else reads + 1 if self.is_step else 2 * reads + 1
+        passes = 1 if not self.training else 2 if self.is_step else 3
+        return passes * 2 * self.steps * self.shape[-3] * self.weights
 
     def __str__(self) -> str:
         work = "one step" if self.is_step else "sequence"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial, reduce
+from functools import reduce
 from operator import add
 from typing import Any
 
@@ -11,24 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from .. import _C, modules, reference
-from .._cell import GATES
 from .._inductor import inductor_decomposed
-from .cases import Case
-from .runtimes import OnnxRuntime, OpenVino
+from .cases import LOOP_SHAPE, Case
 
 OURS = "lltm"
-PREPACKED = "lltm, prepacked"
-CHECKPOINTED = "lltm, checkpointed"
 PLAIN = "plain PyTorch"
 TUTORIAL = "tutorial's C++"
 COMPILED = "torch.compile, plain"
 COMPILED_OURS = "torch.compile, lltm"
 COMPILED_DECOMPOSED = "torch.compile, decomposed"
-ADDMM = "addmm"
-PEAK = "oneDNN product"
-READ = "reading the weights"
-ONNX_RUNTIME = "ONNX Runtime LSTM"
-OPENVINO = "OpenVINO LSTM"
 
 # The tutorial's figures, microseconds of forward and backward.
 PUBLISHED = {
@@ -42,9 +33,10 @@ Make = Callable[..., nn.Module]
 
 
 def tutorial_modules(extension: Any) -> tuple[Make, Make]:
-    """The tutorial's: one function of `extension` forward, another backward.
+    """Returns the tutorial's cell and a loop over it; neither packed input nor reverse.
 
-    Returns a cell and a loop over it, not for packed input, nor in reverse.
+    Args:
+        extension: the tutorial's functions `forward` and `backward`.
     """
 
     class Function(torch.autograd.Function):
@@ -66,13 +58,7 @@ def tutorial_modules(extension: Any) -> tuple[Make, Make]:
         return h, c
 
     def sequence(
-        input: Tensor,
-        state: State,
-        weights: Tensor,
-        bias: Tensor | None = None,
-        *,
-        batch_sizes: Tensor | None = None,
-        reverse: bool = False,
+        input: Tensor, state: State, weights: Tensor, bias: Tensor | None = None, **_: object
     ) -> tuple[Tensor, State]:
         outputs = []
         for x in input.unbind(0):
@@ -89,7 +75,6 @@ def tutorial_modules(extension: Any) -> tuple[Make, Make]:
     return Cell, Loop
 
 
-# Of ATen operations in C++.
 _TutorialCell, _TutorialLoop = tutorial_modules(_C)
 
 
@@ -102,22 +87,6 @@ class _OneState(nn.Module):
 
     def forward(self, input: Tensor, state: State) -> Any:
         return self.rnn(input, state[0])
-
-
-class Prepacked(nn.Module):
-    """The prepacked form of a layer."""
-
-    def __init__(self, input_size: int, hidden_size: int, *, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.packed = modules.LLTM(input_size, hidden_size, dtype=dtype).prepack()
-
-    def forward(self, input: Tensor, state: State) -> Any:
-        return self.packed(input, state)
-
-
-def checkpointed(checkpoint_steps: int) -> Make:
-    """Makes layers that save checkpoints so many steps apart."""
-    return partial(modules.LLTM, checkpoint_steps=checkpoint_steps)
 
 
 def _gru(make: Make) -> Make:
@@ -135,6 +104,7 @@ def _compiled(make: Make, decomposed: bool = False, dynamic: bool = False) -> Ma
     return compiled
 
 
+# The tables of what is compared. The tutorial's runs ATen operations in C++.
 STEPS: dict[str, Make] = {
     OURS: modules.LLTMCell,
     PLAIN: reference.LLTMCell,
@@ -154,15 +124,25 @@ SEQUENCES: dict[str, Make] = {
     "nn.LSTM": nn.LSTM,
     "nn.GRU": _gru(nn.GRU),
 }
-# For inference in float32.
-RUNTIMES: dict[str, Make] = {ONNX_RUNTIME: OnnxRuntime, OPENVINO: OpenVino}
 COMPILED_SEQUENCES: dict[str, Make] = {
     COMPILED: _compiled(reference.LLTM),
     COMPILED_OURS: _compiled(modules.LLTM),
-    # With dynamic sizes the decomposition is a loop; of a fixed length it would be the plain loop
-    # over again.
+    # With dynamic sizes the decomposition is a loop; with a fixed length it is unrolled, which is
+    # the plain loop again.
     COMPILED_DECOMPOSED: _compiled(modules.LLTM, decomposed=True, dynamic=True),
 }
+
+
+def contenders(case: Case, compile: bool) -> dict[str, Make]:
+    """Returns what is compared in a case; ours first."""
+    makes = dict(STEPS if case.is_step else SEQUENCES)
+    if compile:
+        torch.compiler.reset()  # at its limit of recompilations it falls back to eager mode
+        if case.is_step:
+            makes |= COMPILED_STEPS
+        elif case.shape == LOOP_SHAPE and case.dtype == torch.float32:
+            makes |= COMPILED_SEQUENCES  # the plain loop takes minutes
+    return makes
 
 
 class Layer:
@@ -214,29 +194,3 @@ class Layer:
             self.backward(self.forward())
         else:
             self.forward()
-
-
-def addmm(case: Case) -> Callable[[], object]:
-    """Returns the matrix product of one step, bare."""
-    batch, input_size, hidden = case.shape
-    X = torch.randn(batch, hidden + input_size, dtype=case.dtype)
-    weights = torch.randn(GATES * hidden, hidden + input_size, dtype=case.dtype).t()
-    bias = torch.randn(GATES * hidden, dtype=case.dtype)
-    return lambda: torch.addmm(bias, X, weights)
-
-
-def read_weights(case: Case) -> Callable[[], object]:
-    """Returns a sum over as many bytes as the weights of a case have."""
-    return partial(torch.sum, torch.randn(case.weight_bytes // torch.float32.itemsize))
-
-
-PRODUCT_SIZE = 1024
-PRODUCT_FLOPS = 2.0 * PRODUCT_SIZE**3
-
-
-def product(dtype: torch.dtype, onednn: bool) -> Callable[[], object]:
-    """Returns a large matrix product, by oneDNN or by torch.mm."""
-    a, b = (torch.randn(PRODUCT_SIZE, PRODUCT_SIZE).to(dtype) for _ in range(2))
-    if onednn:
-        return partial(torch.ops.aten.mkldnn_linear, a.to_mkldnn(), b.to_mkldnn())
-    return partial(torch.mm, a, b, out=torch.empty_like(a))

@@ -1,60 +1,16 @@
-"""What came out: rows of figures, their goals, a picture, a comparison with an earlier run."""
+"""What came out: rows of figures, a picture, a comparison with an earlier run."""
 
 from __future__ import annotations
 
 import json
-import runpy
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from ..__main__ import report
-from .cases import Case
-from .contenders import OURS, PEAK, READ
-
-# Of a case and a contender, the largest ratio of times, lltm to that contender, that somebody
-# wants to see: PEAK and READ, the smallest share of their rate; SAVED and PEAK_MEMORY of memory.py.
-# None without a goal.
-Goal = Callable[[Case, str], float | None]
-
-
-def read_goals(path: Path | None) -> Goal:
-    """Returns the function `goal` of a Python file; without one there are no goals."""
-    if path is None:
-        return lambda case, against: None
-    goal: Goal = runpy.run_path(str(path))["goal"]
-    return goal
-
-
-@dataclass
-class Check:
-    """A figure beside its goal."""
-
-    what: str
-    value: float
-    limit: float
-    at_least: bool = False
-
-    @property
-    def met(self) -> bool:
-        return self.value >= self.limit if self.at_least else self.value <= self.limit
-
-    def __str__(self) -> str:
-        sign = ">=" if self.at_least else "<="
-        verdict = "met   " if self.met else "missed"
-        return f"{verdict} {self.value:.3g} (goal {sign} {self.limit:g})  {self.what}"
-
-
-@dataclass
-class Bound:
-    """The least time that a case can take, by what of it the machine does slowest."""
-
-    by: str  # PEAK or READ
-    seconds: float
-    share: float  # of this bound in the first contender's time
 
 
 @dataclass
@@ -67,8 +23,6 @@ class Row:
     skipped: dict[str, str]  # why
     amounts: dict[str, float] = field(default_factory=dict)  # FLOP or bytes of a run
     unit: str = "FLOP"
-    checks: list[Check] = field(default_factory=list)
-    bound: Bound | None = None
 
     def ratio(self, name: str) -> float:
         """The first contender's time in units of this one's."""
@@ -83,22 +37,15 @@ class Row:
         yield f"\n{self.title}"
         yield f"  {'':{width}}{'median':>11}{'quartiles':>22}   {first} / this"
         for name, seconds in self.seconds.items():
-            low, median, high = quartiles(seconds)
-            line = (
-                f"  {name:{width}}{time_text(median):>11}{time_text(low):>11}{time_text(high):>11}"
-            )
+            low, median, high = map(time_text, quartiles(seconds))
+            line = f"  {name:{width}}{median:>11}{low:>11}{high:>11}"
             line += f"{'' if name == first else format(self.ratio(name), '.3f'):>10}"
             if name in self.amounts:
-                unit = "B" if name == READ else self.unit
-                line += f"{self.amounts[name] / median / 1e9:>12.1f} G{unit}/s"
+                rate = self.amounts[name] / statistics.median(seconds)
+                line += f"{rate / 1e9:>12.1f} G{self.unit}/s"
             yield line
         for name, reason in self.skipped.items():
             yield f"  {name:{width}}   not measured: {reason}"
-        if self.bound is not None:
-            least = f"{time_text(self.bound.seconds)} by {self.bound.by}"
-            yield f"  bound: {least}; share of it in {first}: {self.bound.share:.2f}"
-        for check in self.checks:
-            yield f"  {check}"
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
@@ -115,16 +62,15 @@ def time_text(seconds: float) -> str:
     return f"{seconds * 1e6:.4g} us"
 
 
-def draw(rows: Sequence[Row], path: Path) -> None:
-    """Draws the times of all cases in units of lltm's, with goals as vertical lines."""
+def draw(rows: Sequence[Row], path: Path, omit: Sequence[str] = ()) -> None:
+    """Draws the times of all contenders but some in units of lltm's, a line for each row."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import NullFormatter, ScalarFormatter
 
+    names = dict.fromkeys(name for row in rows for name in row.seconds if name not in omit)
     works: dict[str, list[Row]] = {}
     for row in rows:
         works.setdefault(", ".join(row.title.split(", ")[:2]), []).append(row)
-    names = list(dict.fromkeys(name for row in rows for name in row.seconds))
-    names = [name for name in names if name not in (PEAK, READ)]
     sizes = [len(group) for group in works.values()]
     figure = Figure(figsize=(9, 1.5 + 0.6 * len(works) + 0.22 * sum(sizes)), layout="constrained")
     grid = figure.subplots(len(works), 1, sharex=True, squeeze=False, height_ratios=sizes)
@@ -133,10 +79,6 @@ def draw(rows: Sequence[Row], path: Path) -> None:
             shown = [(y, row) for y, row in enumerate(group) if name in row.seconds]
             times = [1 / row.ratio(name) for _, row in shown]
             axes.scatter(times, [y for y, _ in shown], s=22, color=f"C{k}", label=name)
-            for y, row in shown:
-                for check in row.checks:
-                    if check.what == f"{OURS} / {name}":
-                        axes.scatter(1 / check.limit, y, s=110, marker="|", color=f"C{k}")
         axes.set_yticks(
             range(len(group)), [row.title.removeprefix(f"{work}, ") for row in group], fontsize=7
         )
@@ -148,8 +90,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         axes.grid(axis="x", which="both", linewidth=0.3)
         axes.set_title(work, fontsize=9, loc="left")
         axes.spines[["top", "right"]].set_visible(False)
-    goals = "; | marks a goal" if any(row.checks for row in rows) else ""
-    grid[-1, 0].set_xlabel(f"time in units of lltm's{goals}", fontsize=8)
+    grid[-1, 0].set_xlabel("time in units of lltm's", fontsize=8)
     handles, labels = grid[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=5, fontsize=7, frameon=False)
     figure.savefig(path, dpi=150)

@@ -12,44 +12,32 @@ from pathlib import Path
 import torch
 
 from .cases import Case
-from .contenders import Layer, Make, product
+from .contenders import Layer, Make
 from .report import Row
 
 # Runs something a number of times; returns seconds a run, by part of the work.
 Sampler = Callable[[int], dict[str, float]]
 
 
-def timed(
-    run: Callable[[], object], threads: int | None = None, units: int = 1, training: bool = False
-) -> Sampler:
-    """Times the whole of `run`, per each of its `units`, with the given number of threads."""
+def timed(run: Callable[[], object], training: bool = False) -> Sampler:
+    """Times the whole of `run`."""
 
     def sample(iterations: int) -> dict[str, float]:
-        threads_before = torch.get_num_threads()
-        if threads is not None:
-            torch.set_num_threads(threads)
         with torch.set_grad_enabled(training):
             start = time.perf_counter()
             for _ in range(iterations):
                 run()
-            taken = time.perf_counter() - start
-        if threads is not None:
-            torch.set_num_threads(threads_before)
-        return {"": taken / iterations / units}
+            return {"": (time.perf_counter() - start) / iterations}
 
     return sample
 
 
-def layer_timer(make: Make, case: Case, threads: int | None = None, units: int = 1) -> Sampler:
-    return timed(Layer(make, case).run, threads, units, case.training)
-
-
-def product_timer(dtype: torch.dtype, onednn: bool, threads: int | None = None) -> Sampler:
-    return timed(product(dtype, onednn), threads)
+def layer_timer(make: Make, case: Case) -> Sampler:
+    return timed(Layer(make, case).run, case.training)
 
 
 def parts_timer(make: Make, case: Case) -> Sampler:
-    """Times forward and backward apart, each with what a GPU still has to do."""
+    """Times forward and backward separately; on a GPU, each until its work is done."""
     layer = Layer(make, case)
 
     def synchronize() -> None:
@@ -75,7 +63,7 @@ def parts_timer(make: Make, case: Case) -> Sampler:
 
 
 def others_run() -> bool:
-    """Whether another thread of this process runs, or would with a core; on Linux only."""
+    """Whether another thread of this process runs or waits for a core; on Linux only."""
     own = threading.get_native_id()
     for task in Path("/proc/self/task").glob("*"):
         with suppress(OSError):  # a thread that has just ended
@@ -86,10 +74,9 @@ def others_run() -> bool:
 
 
 def wake(sampler: Sampler) -> None:
-    """Runs something once, after the threads of what ran before it have gone to sleep.
+    """Waits for the threads of the turn before to stop spinning, then makes one call.
 
-    Idle threads of OpenMP, ONNX Runtime and OpenVINO spin for a while, each on a core that somebody
-    else needs. Where they never stop, as OMP_WAIT_POLICY=active has it, this waits for a second.
+    OMP_WAIT_POLICY=active never lets them stop: it waits for a second at most.
     """
     deadline = time.monotonic() + 1.0
     while others_run() and time.monotonic() < deadline:
@@ -113,8 +100,7 @@ def measure(
 ) -> Row:
     """Measures what `builds` make, in interleaved rounds; each is warmed up before its turn.
 
-    What can't be built or run here (no compiler, no such dtype, no memory), or ends in a later
-    round, is left out, with the reason; the first must run.
+    What cannot be built or run here is left out, with the reason; the first must run.
     """
     row = Row(title, {}, {}, {}, dict(amounts or {}), unit)
     samplers: dict[str, Sampler] = {}

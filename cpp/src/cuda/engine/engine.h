@@ -31,9 +31,9 @@ SequenceResult stepwise_forward(
     const SequenceArgs& args, int64_t workspace_bytes = kWorkspaceBytes);
 Gradients stepwise_backward(const SequenceBackwardArgs& args);
 
-// persistent.cpp: one kernel for many steps. Nothing where it cannot run, which is
-// known before anything has been computed. `tuning` is for those who measure: in this way or not
-// at all; else it is what tuning_table.h says.
+// persistent.cpp: one kernel for many steps. Returns nothing where it cannot run, which it
+// knows before it computes. Benchmarks pass a `tuning`, which is then used or nothing is
+// returned; by default tuning_table.h decides.
 std::optional<SequenceResult> persistent_forward(
     const SequenceArgs& args,
     int64_t workspace_bytes = kWorkspaceBytes,

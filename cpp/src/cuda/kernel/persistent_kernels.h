@@ -415,7 +415,7 @@ LLTM_CELL_INLINE void persistent_forward(const PersistentForwardArgs<T>& a, Mach
     m.sync_block();
 
     if (is_mine) finish_forward<kTiles>(a, m, p, step.offset + p.row, sums, bias, z, c, h);
-    // One barrier a step: whoever writes this buffer again has passed the next one.
+    // One barrier a step is enough: a warp that writes this buffer again has passed the next one.
     buffer = 1 - buffer;
   });
 

@@ -1,24 +1,36 @@
-"""What training takes of memory."""
+"""What training takes of memory; as a program, with checkpoints and without.
+
+python benchmarks/memory.py --checkpoint-steps 64
+"""
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
+from checks import Check
 from torch import Tensor
 
-from .cases import Case, Shape
-from .contenders import CHECKPOINTED, OURS, PLAIN, SEQUENCES, Layer, Make, checkpointed
-from .report import Check, Goal
+from lltm import modules
+from lltm.benchmark.cases import Case, Shape
+from lltm.benchmark.contenders import OURS, PLAIN, SEQUENCES, Layer, Make
+from lltm.benchmark.timing import Settings, layer_timer, measure
 
-# What goals may be about, beside contenders.
-SAVED = "memory saved for backward, elements per step and row, in H"
-PEAK_MEMORY = "peak memory, in that of plain PyTorch"
+CHECKPOINTED = "lltm, checkpointed"
+PEAK = "--peak"  # runs print_peak_memory, in a process of its own
+LONG_SHAPES: tuple[Shape, ...] = ((4000, 16, 32, 128), (2000, 64, 128, 256))
+
+
+def checkpointed(checkpoint_steps: int) -> Make:
+    """Makes layers that save checkpoints so many steps apart."""
+    return partial(modules.LLTM, checkpoint_steps=checkpoint_steps)
 
 
 def saved_for_backward(make: Make, case: Case) -> float:
@@ -49,9 +61,8 @@ def peak_memory(name: str, case: Case, checkpoint_steps: int = 0) -> int:
     `checkpoint_steps` is that of lltm's layer.
     """
     dtype = str(case.dtype).removeprefix("torch.")
-    code = "import sys; from lltm.benchmark import memory as m; m.print_peak_memory(*sys.argv[1:])"
     result = subprocess.run(
-        [sys.executable, "-c", code, name, str(checkpoint_steps), dtype, *map(str, case.shape)],
+        [sys.executable, __file__, PEAK, name, str(checkpoint_steps), dtype, *map(str, case.shape)],
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())},
@@ -74,21 +85,6 @@ def print_peak_memory(name: str, checkpoint_steps: str, dtype: str, *shape: str)
     print(_memory("VmHWM") - before)
 
 
-def checkpoint_memory(case: Case, checkpoint_steps: int) -> tuple[str, str]:
-    """Returns a title, and what a layer takes with and without checkpoints."""
-    figures = []
-    for name, make, steps in (
-        (CHECKPOINTED, checkpointed(checkpoint_steps), checkpoint_steps),
-        (OURS, SEQUENCES[OURS], 0),
-    ):
-        text = f"{name} {saved_for_backward(make, case):.2f} H"
-        if _knows_peaks():
-            text += f", {peak_memory(OURS, case, steps) / 2**20:.0f} MiB"
-        figures.append(text)
-    title = f"memory saved for backward, elements per step and row, and peak memory, {case}"
-    return title, "; ".join(figures)
-
-
 def _knows_peaks() -> bool:
     """Whether the system can say how much memory a process has had at most: Linux can."""
     return Path("/proc/self/clear_refs").exists()
@@ -102,25 +98,53 @@ def _memory(key: str) -> int:
     raise RuntimeError(f"no {key} in /proc/self/status")
 
 
-def measure_memory(
-    shape: Shape, dtypes: Sequence[torch.dtype], goal: Goal
-) -> Iterator[tuple[str, str, Check | None]]:
-    """Yields title, figures and, where there is a goal, the figure beside it."""
-
-    def check(case: Case, about: str, what: str, value: float) -> Check | None:
-        limit = goal(case, about)
-        return None if limit is None else Check(what, value, limit)
-
+def measure_memory(shape: Shape, dtypes: Sequence[torch.dtype]) -> Iterator[tuple[str, str, Check]]:
+    """Yields title, figures, and ours beside its goal."""
     for dtype in dtypes:
         case = Case(shape, dtype, training=True)
         saved = {name: saved_for_backward(make, case) for name, make in SEQUENCES.items()}
         text = ", ".join(f"{name} {units:.2f} H" for name, units in saved.items())
         title = f"memory saved for backward, elements per step and row, {case}"
-        yield title, text, check(case, SAVED, f"{OURS}, in H", saved[OURS])
+        yield title, text, Check(f"{OURS}, in H", saved[OURS], 5.0)
     if not _knows_peaks():
         return
     case = Case(shape, training=True)
     peaks = {name: peak_memory(name, case) for name in SEQUENCES}
     text = ", ".join(f"{name} {peak / 2**20:.0f} MiB" for name, peak in peaks.items())
     ratio = peaks[OURS] / peaks[PLAIN]
-    yield f"peak memory, {case}", text, check(case, PEAK_MEMORY, f"{OURS} / {PLAIN}", ratio)
+    yield f"peak memory, {case}", text, Check(f"{OURS} / {PLAIN}", ratio, 0.5)
+
+
+# ---- with checkpoints -------------------------------------------------------
+
+
+def checkpointing(case: Case, checkpoint_steps: int, settings: Settings) -> Iterator[str]:
+    """Yields what training takes with checkpoints and without: time, memory."""
+    makes = {CHECKPOINTED: checkpointed(checkpoint_steps), OURS: modules.LLTM}
+    builds = {name: partial(layer_timer, make, case) for name, make in makes.items()}
+    yield from measure(f"checkpoint_steps={checkpoint_steps}: {case}", builds, settings).lines()
+    yield "  memory saved for backward, elements per step and row, and peak memory"
+    for (name, make), steps in zip(makes.items(), (checkpoint_steps, 0), strict=True):
+        line = f"  {name:20}{saved_for_backward(make, case):8.2f} H"
+        if _knows_peaks():
+            line += f"{peak_memory(OURS, case, steps) / 2**20:9.0f} MiB"
+        yield line
+
+
+def main() -> None:
+    made = argparse.ArgumentParser(description="Training with checkpoints beside without.")
+    made.add_argument("--checkpoint-steps", type=int, required=True, metavar="N")
+    made.add_argument("--rounds", type=int, default=15)
+    options = made.parse_args()
+    settings = Settings(rounds=options.rounds, seconds=0.05, compile=False)
+    for shape in LONG_SHAPES:
+        for dtype in (torch.float32, torch.bfloat16):
+            case = Case(shape, dtype, training=True)
+            print("\n".join(checkpointing(case, options.checkpoint_steps, settings)), flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == [PEAK]:
+        print_peak_memory(*sys.argv[2:])
+    else:
+        main()

@@ -1,6 +1,6 @@
 """nn.LSTM in other runtimes, from the same ONNX model: inference in float32.
 
-They are installed by the extra `bench`. Both take as many threads as torch, and read their
+Both take as many threads as torch, and read their
 arguments in place.
 """
 
@@ -15,7 +15,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-State = tuple[Tensor, Tensor]
+from lltm.benchmark.contenders import Make, State
+
+ONNX_RUNTIME = "ONNX Runtime LSTM"
+OPENVINO = "OpenVINO LSTM"
+
 Arrays = dict[str, Any]  # NumPy arrays, by name
 INPUTS = ("input", "h_0", "c_0")
 OUTPUTS = ("output", "h_n", "c_n")
@@ -25,7 +29,7 @@ def _import(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"needs {name}: pip install 'lltm[bench]'") from error
+        raise ModuleNotFoundError(f"needs {name}: pip install {name}") from error
 
 
 def lstm_model(lstm: nn.LSTM) -> bytes:
@@ -150,3 +154,6 @@ class OpenVino(_Runtime):
         for name, array in (arguments | results).items():
             request.set_tensor(name, self.openvino.Tensor(array, shared_memory=True))
         return cast("Callable[[], object]", request.infer)
+
+
+RUNTIMES: dict[str, Make] = {ONNX_RUNTIME: OnnxRuntime, OPENVINO: OpenVino}
