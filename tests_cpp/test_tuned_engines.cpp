@@ -62,8 +62,6 @@ class Case {
  public:
   explicit Case(const Arguments& arguments)
       : a_(arguments),
-        bias_(*a_.bias),
-        batch_sizes_(a_.batch_sizes.value_or(at::Tensor())),
         grads_(random_like(eager_sequence(a_), 7)),
         eager_(evaluate(eager_sequence, a_, grads_)),
         expected_(expect(a_, grads_)) {}
@@ -73,7 +71,7 @@ class Case {
     const bool bf16 = a_.input.scalar_type() == at::kBFloat16;
     return {a_.h.size(0), input, a_.h.size(1), a_.input.numel() / input, bf16};
   }
-  int64_t steps() const { return batch_sizes_.defined() ? batch_sizes_.size(0) : a_.input.size(0); }
+  int64_t steps() const { return a_.batch_sizes ? a_.batch_sizes->size(0) : a_.input.size(0); }
   // Of the engine for few elements.
   bool few() const {
     return a_.input.scalar_type() == at::kFloat &&
@@ -83,8 +81,7 @@ class Case {
   // The blocked engine, or the one for few rows.
   template <typename Schedule>
   lltm::SequenceResult forward(const Schedule& schedule, const at::Tensor& weights) const {
-    const lltm::SequenceArgs args = {
-        a_.input, a_.h, a_.c, weights, bias_, batch_sizes_, a_.reverse, /*save=*/true};
+    const lltm::SequenceArgs args = {inputs(weights), /*checkpoint_steps=*/0, /*save=*/true};
     if constexpr (std::is_same_v<Schedule, ForwardSchedule>) {
       return lltm::cpu::blocked_forward(args, schedule).value();
     } else {
@@ -120,16 +117,13 @@ class Case {
         few() ? forward(schedule_few_rows(machine, shape(), steps(), false), a_.weights)
               : forward(schedule_forward(machine, shape()), a_.weights);
     const lltm::SequenceBackwardArgs args = {
+        inputs(a_.weights),
+        /*checkpoint_steps=*/0,
+        std::get<0>(saved),
+        std::get<3>(saved),
         grads_[0],
         grads_[1],
         grads_[2],
-        a_.input,
-        a_.h,
-        a_.weights,
-        std::get<0>(saved),
-        std::get<3>(saved),
-        batch_sizes_,
-        a_.reverse,
         {true, true, true, true, true}};
     const BackwardSchedule first = schedule_backward(machine, shape());
     for (const BackwardSchedule& schedule : reachable(machine, shape(), first, false)) {
@@ -144,8 +138,11 @@ class Case {
   }
 
  private:
+  lltm::SequenceInputs inputs(const at::Tensor& weights) const {
+    return {a_.input, a_.h, a_.c, weights, a_.bias, a_.batch_sizes, a_.reverse};
+  }
+
   const Arguments a_;
-  const at::Tensor bias_, batch_sizes_;
   const Tensors grads_;
   const Evaluation eager_;
   const Expected expected_;

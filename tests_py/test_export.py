@@ -49,9 +49,7 @@ def parameters_and_gradients(module: nn.Module, run: Any, x: Tensor) -> list[Ten
 def test_an_exported_module_calls_our_operators(name: str) -> None:
     module, arguments = MODULES[name]()
     program = torch.export.export(module, arguments)
-    op = {"cell": "cell", "checkpoints": "sequence_checkpointed"}.get(
-        name.split(",")[0], "sequence"
-    )
+    op = "cell" if name.split(",")[0] == "cell" else "sequence"
     assert getattr(torch.ops.lltm, op).default in targets(program.graph_module)
     torch.testing.assert_close(flat(program.module()(*arguments)), flat(module(*arguments)))
 

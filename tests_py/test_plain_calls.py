@@ -315,9 +315,6 @@ def test_other_implementations_are_not_replaced() -> None:
     class Layer(lltm.LLTM):
         _sequence = staticmethod(lltm.reference.sequence)
 
-    class Checkpointed(lltm.LLTM):
-        _sequence_checkpointed = staticmethod(lltm.reference.sequence_checkpointed)
-
     class Direction(lltm.LLTM):
         def _run_direction(self, *arguments: Any, **options: Any) -> Any:
             return super()._run_direction(*arguments, **options)
@@ -330,7 +327,7 @@ def test_other_implementations_are_not_replaced() -> None:
     with instead_of_one_call(fail):
         for cell in (Cell, lltm.reference.LLTMCell):
             cell(INPUT, H)(x[0])
-        for layer in (Layer, Checkpointed, Direction, lltm.reference.LLTM):
+        for layer in (Layer, Direction, lltm.reference.LLTM):
             layer(INPUT, H)(x)
         Prepacked(lltm.LLTM(INPUT, H))(x)
         for module, input in (

@@ -120,10 +120,11 @@ def cell(module: nn.Module) -> nn.Module:
     return _sharing(module, _subclass(cls, _Cell, "", ()))
 
 
-def layer(module: nn.Module, op: str, names: list[tuple[str, str]]) -> nn.Module:
-    """`op` takes weights and bias of these `names`, which are in the order of h_0."""
+def layer(module: nn.Module, op: str, names: list[tuple[str, str]], options: str = "") -> nn.Module:
+    """`op` takes weights and bias of these `names`, which are in the order of h_0, and `options`,
+    the text of keyword arguments."""
     cls: Any = type(module)
-    return _sharing(module, _subclass(cls, _Layer, op, tuple(names)))
+    return _sharing(module, _subclass(cls, _Layer, op, tuple(names), options))
 
 
 def _sharing(module: nn.Module, cls: type[nn.Module]) -> nn.Module:
@@ -143,7 +144,9 @@ def _new(cls: type[nn.Module], *args: Any) -> nn.Module:
 
 
 @functools.cache
-def _subclass(base: Any, forward: type, op: str, names: tuple[tuple[str, str], ...]) -> Any:
+def _subclass(
+    base: Any, forward: type, op: str, names: tuple[tuple[str, str], ...], options: str = ""
+) -> Any:
     def reduce(self: nn.Module, protocol: Any) -> Any:
         original = base.__new__(base)
         object.__setattr__(original, "__dict__", vars(self))
@@ -164,31 +167,28 @@ def _subclass(base: Any, forward: type, op: str, names: tuple[tuple[str, str], .
         ],
     }
     if names:
-        namespace["scripted_direction"] = _direction(op, names)
+        namespace["scripted_direction"] = _direction(op, names, options)
     return type(base.__name__, (forward, base), namespace)
 
 
-def _direction(op: str, names: tuple[tuple[str, str], ...]) -> Any:
+def _direction(op: str, names: tuple[tuple[str, str], ...], options: str) -> Any:
     """Compiles the method that runs the k-th direction."""
     lines = [
         "def scripted_direction(",
         "    self, k: int, x: Tensor, h_0: Tensor, c_0: Tensor",
         ") -> tuple[Tensor, Tensor, Tensor]:",
     ]
-    options = "batch_sizes=None"
-    if op == "sequence_checkpointed":
-        options = f"checkpoint_steps=self.checkpoint_steps, {options}"
     for k, (weights, bias) in enumerate(names):
         reverse = weights.endswith("_reverse")
         call = (
             f"return torch.ops.lltm.{op}(x, h_0, c_0, self.{weights}, self.{bias},"
-            f" {options}, reverse={reverse})"
+            f" {options}batch_sizes=None, reverse={reverse})"
         )
         is_last = k == len(names) - 1
         lines += [f"    {call}"] if is_last else [f"    if k == {k}:", f"        {call}"]
     source = "\n".join([*lines, ""])
     # TorchScript reads the source again, from where tracebacks find it.
-    name = f"<lltm.{op} {' '.join(weights for weights, _ in names)}>"
+    name = f"<lltm.{op} {options}{' '.join(weights for weights, _ in names)}>"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     namespace: dict[str, Any] = {"Tensor": Tensor, "torch": torch}
     exec(compile(source, name, "exec", dont_inherit=True), namespace)

@@ -361,7 +361,7 @@ class LLTM(_Layer, nn.Module):
         device, dtype: of the parameters
         checkpoint_steps: for training on long sequences: 0, or how many steps apart each layer
             saves its state, to compute the activations of the steps in between again in backward
-            (:func:`lltm.functional.sequence_checkpointed`)
+            (:func:`lltm.functional.sequence`)
 
     Parameters, for each layer k, with the suffix ``_reverse`` for the second direction::
 
@@ -381,7 +381,6 @@ class LLTM(_Layer, nn.Module):
 
     # What runs one layer in one direction; lltm.reference has others.
     _sequence = staticmethod(functional.sequence)
-    _sequence_checkpointed = staticmethod(functional.sequence_checkpointed)
 
     # Of a layer that was pickled before there was such an argument.
     checkpoint_steps: int = 0
@@ -460,7 +459,6 @@ class LLTM(_Layer, nn.Module):
         if (
             type(self)._run_direction is LLTM._run_direction
             and self._sequence is functional.sequence
-            and self._sequence_checkpointed is functional.sequence_checkpointed
         ):
             return _C.layer(self.__dict__, input, hx)
         return None
@@ -472,16 +470,14 @@ class LLTM(_Layer, nn.Module):
         weights = getattr(self, weights_name)
         _check.of_parameters("LLTM", x, weights)
         bias = getattr(self, bias_name)
-        if self.checkpoint_steps == 0:
-            return self._sequence(x, state, weights, bias, batch_sizes=batch_sizes, reverse=reverse)
-        return self._sequence_checkpointed(
+        return self._sequence(
             x,
             state,
             weights,
             bias,
-            checkpoint_steps=self.checkpoint_steps,
             batch_sizes=batch_sizes,
             reverse=reverse,
+            checkpoint_steps=self.checkpoint_steps,
         )
 
     def prepack(self, weights: torch.dtype | None = None) -> PrepackedLLTM:
@@ -541,8 +537,8 @@ class LLTM(_Layer, nn.Module):
         """Called by torch.jit.script, which compiles what this returns."""
         if type(self).forward is not _Layer.forward:
             return self  # compiled already, or a forward of the user's own
-        op = "sequence_checkpointed" if self.checkpoint_steps else "sequence"
-        return _script.layer(self, op, self._names)
+        options = "checkpoint_steps=self.checkpoint_steps, " if self.checkpoint_steps else ""
+        return _script.layer(self, "sequence", self._names, options)
 
 
 class PrepackedLLTM(_Layer, nn.Module):

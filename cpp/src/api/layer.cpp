@@ -1,9 +1,9 @@
 // The modules' arithmetic is the operators'; here is what they do around them.
 #include "api/layer.h"
 
+#include "api/plain.h"
 #include "common/format.h"
 #include "op/operator_args.h"
-#include "api/plain.h"
 
 #include <lltm/ops.h>
 
@@ -192,9 +192,7 @@ std::tuple<Tensor, Tensor, Tensor> LayerModule::run_direction(
   const auto& [weights, bias_or_undefined] = directions[k];
   const std::optional<Tensor> bias = or_nullopt(bias_or_undefined);
   if (prepacked) return sequence_prepacked(input, h_0, c_0, weights, bias, batch_sizes, reverse);
-  if (checkpoint_steps == 0) return sequence(input, h_0, c_0, weights, bias, batch_sizes, reverse);
-  return sequence_checkpointed(
-      input, h_0, c_0, weights, bias, checkpoint_steps, batch_sizes, reverse);
+  return sequence(input, h_0, c_0, weights, bias, batch_sizes, reverse, checkpoint_steps);
 }
 
 std::tuple<Tensor, State> LayerModule::run(

@@ -1,10 +1,15 @@
-// The arguments of the operators in library.cpp as one struct each. An absent tensor is
-// undefined; an undefined gradient is zero. A backend gets them checked (backend.h); its
-// results are new contiguous tensors.
+// The arguments of the operators in library.cpp, each operator's as one struct. Besides the schema
+// this is the only list of them: flat() names what an operator takes, in the order of its schema,
+// and operators.h makes the dispatcher's signatures of that. To add an argument: a member, its
+// place in flat(), and the schema.
+//
+// An absent tensor is undefined; an undefined gradient is zero. A backend gets arguments checked
+// (backend.h); its results are new contiguous tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -13,35 +18,84 @@
 
 namespace lltm {
 
-// h', c', activations; the last is undefined unless asked for.
+// h', c'; output, h_n, c_n.
+using CellOutputs = std::tuple<at::Tensor, at::Tensor>;
+using SequenceOutputs = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+// Last what backward needs, undefined unless asked for: the activations, of a sequence also
+// checkpoints in their place.
 using CellResult = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
-// output, h_n, c_n, and what backward needs: activations or checkpoints; the last is undefined
-// unless asked for.
 using SequenceResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 // Of input, h, c, weights, bias; undefined unless asked for.
 using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 // Which of them are asked for.
 using OutputMask = std::array<bool, 5>;
 
+// For the two forms in which an absent tensor reaches us.
+inline const at::Tensor& or_undefined(const std::optional<at::Tensor>& tensor) {
+  static const at::Tensor undefined;
+  return tensor.has_value() ? *tensor : undefined;
+}
+inline std::optional<at::Tensor> or_nullopt(const at::Tensor& tensor) {
+  return tensor.defined() ? std::optional<at::Tensor>(tensor) : std::nullopt;
+}
+
+// An argument that may be absent, to be read as a tensor. An optional is referred to, as tensors
+// are below.
+class OptionalTensor {
+ public:
+  OptionalTensor(const std::optional<at::Tensor>& tensor) : given_(&tensor) {}
+  OptionalTensor(const at::Tensor& tensor) : own_(or_nullopt(tensor)) {}
+
+  const std::optional<at::Tensor>& optional() const { return given_ != nullptr ? *given_ : own_; }
+  operator const at::Tensor&() const { return or_undefined(optional()); }
+  const at::Tensor* operator->() const { return &or_undefined(optional()); }
+  bool defined() const { return or_undefined(optional()).defined(); }
+
+ private:
+  const std::optional<at::Tensor>* given_ = nullptr;
+  std::optional<at::Tensor> own_;
+};
+
 // References, because a copy of every tensor would show in the time of a small step: the
 // tensors belong to the caller, and a struct does not outlive the call that it is made for.
-struct CellArgs {
-  const at::Tensor &input, &h, &c, &weights, &bias;
-  bool save;  // the activations, for backward
+struct CellInputs {
+  const at::Tensor &input, &h, &c, &weights;
+  OptionalTensor bias;
+
+  auto flat() const { return std::tie(input, h, c, weights, bias); }
 };
 
-struct CellBackwardArgs {
-  const at::Tensor &grad_h, &grad_c, &input, &h, &weights, &activations;
+struct CellArgs : CellInputs {
+  // No argument of the operators: whether to return the activations, for backward.
+  bool save = false;
+};
+
+struct CellBackwardArgs : CellInputs {
+  const at::Tensor& activations;
+  OptionalTensor grad_h, grad_c;
   OutputMask output_mask;
+
+  auto flat() const {
+    return std::tuple_cat(CellInputs::flat(), std::tie(activations, grad_h, grad_c, output_mask));
+  }
 };
 
-// One layer and direction of a sequence.
-struct SequenceArgs {
-  const at::Tensor &input, &h_0, &c_0, &weights, &bias, &batch_sizes;
+// One layer and direction of a sequence. These alone are the arguments of sequence_prepacked.
+struct SequenceInputs {
+  const at::Tensor &input, &h_0, &c_0, &weights;
+  OptionalTensor bias, batch_sizes;
   bool reverse;
-  bool save;
+
+  auto flat() const { return std::tie(input, h_0, c_0, weights, bias, batch_sizes, reverse); }
+};
+
+struct SequenceArgs : SequenceInputs {
   // 0, or how many steps apart the checkpoints are that are saved in place of the activations.
   int64_t checkpoint_steps = 0;
+  // No argument of the operators: whether to return either of them, for backward.
+  bool save = false;
+
+  auto flat() const { return std::tuple_cat(SequenceInputs::flat(), std::tie(checkpoint_steps)); }
 
   bool saves_activations() const { return save && checkpoint_steps == 0; }
   bool saves_checkpoints() const { return save && checkpoint_steps > 0; }
@@ -52,32 +106,37 @@ struct SequenceArgs {
   }
 };
 
-struct SequenceBackwardArgs {
-  const at::Tensor &grad_output, &grad_h_n, &grad_c_n;
-  const at::Tensor &input, &h_0, &weights, &output, &activations, &batch_sizes;
-  bool reverse;
-  OutputMask output_mask;
-  // One segment of a sequence: the gradients of the states and those of weights and bias, which
-  // are carried on to the next segment, are of the compute dtype, both as arguments and results.
-  bool segment = false;
-};
-
-struct CheckpointedBackwardArgs {
-  const at::Tensor &grad_output, &grad_h_n, &grad_c_n;
-  const at::Tensor &input, &h_0, &c_0, &weights, &bias, &output, &checkpoints;
+struct SequenceBackwardArgs : SequenceInputs {
   int64_t checkpoint_steps;
-  const at::Tensor& batch_sizes;
-  bool reverse;
+  const at::Tensor &output, &saved;
+  OptionalTensor grad_output, grad_h_n, grad_c_n;
   OutputMask output_mask;
+  // No argument of the operator. One segment of a sequence: the gradients of the states and those
+  // of weights and bias, which are carried on to the next segment, are of the compute dtype, both
+  // as arguments and results.
+  bool segment = false;
+
+  auto flat() const {
+    return std::tuple_cat(
+        SequenceInputs::flat(),
+        std::tie(checkpoint_steps, output, saved, grad_output, grad_h_n, grad_c_n, output_mask));
+  }
 };
 
-// For the two forms in which an absent tensor reaches us.
-inline const at::Tensor& or_undefined(const std::optional<at::Tensor>& tensor) {
-  static const at::Tensor undefined;
-  return tensor.has_value() ? *tensor : undefined;
+// The same call with other weights.
+inline SequenceArgs with_weights(const SequenceArgs& args, const at::Tensor& weights) {
+  return {
+      {args.input, args.h_0, args.c_0, weights, args.bias, args.batch_sizes, args.reverse},
+      args.checkpoint_steps,
+      args.save};
 }
-inline std::optional<at::Tensor> or_nullopt(const at::Tensor& tensor) {
-  return tensor.defined() ? std::optional<at::Tensor>(tensor) : std::nullopt;
+
+// How many checkpoints `steps` steps have. checkpoint_steps may be any positive number: no sequence
+// has as many steps as the bound, which keeps the sum from overflowing.
+template <typename Size>  // a number or symbolic
+Size checkpoint_count(const Size& steps, int64_t checkpoint_steps) {
+  const int64_t apart = std::min(checkpoint_steps, int64_t{1} << 62);
+  return (steps + (apart - 1)) / apart;
 }
 
 }  // namespace lltm

@@ -8,14 +8,14 @@
 // The threads form a grid (schedule.h): each slot has some rows of the batch and some blocks.
 // Rows do not depend on each other, so there is a barrier after each step only where threads
 // share rows.
-#include "op/checkpointed.h"
+#include "common/steps.h"
 #include "cpu/dispatch.h"
 #include "cpu/engine/engine.h"
 #include "cpu/gemm/gemm.h"
 #include "cpu/memory.h"
 #include "cpu/packed_weights.h"
 #include "cpu/parallel.h"
-#include "common/steps.h"
+#include "op/checkpointed.h"
 
 #include <ATen/ops/empty.h>
 
@@ -99,7 +99,7 @@ class BlockedForward {
     }
     checkpoints_ = empty_checkpoints(args_, steps_.size());
     c_ = at::empty(args_.c_0.sizes(), options).copy_(args_.c_0);
-    if (args_.bias.defined()) bias_ = args_.bias.to(at::kFloat);
+    if (args_.bias.defined()) bias_ = args_.bias->to(at::kFloat);
 
     if (!input_in_place_) packed_input_ = allocate_a<Format>(chunk_rows_, input_size_, options);
     if (output_is_operand_) {

@@ -1,10 +1,10 @@
 #include "cpu/engine/engine.h"
 
+#include "common/steps.h"
 #include "cpu/gemm/formats.h"
 #include "cpu/packed_weights.h"
 #include "cpu/parallel.h"
 #include "cpu/tune.h"
-#include "common/steps.h"
 
 #include <ATen/Context.h>
 
@@ -197,9 +197,7 @@ auto run_or_fall_back(
 }  // namespace
 
 static SequenceResult forward_with_unpacked_weights(const SequenceArgs& args) {
-  const auto& [input, h_0, c_0, weights, bias, batch_sizes, reverse, save, steps] = args;
-  return sequence_forward(
-      {input, h_0, c_0, unpack(weights), bias, batch_sizes, reverse, save, steps});
+  return sequence_forward(with_weights(args, unpack(args.weights)));
 }
 
 // By weights prepacked in int8, or what they stand for where a value is not finite.

@@ -8,14 +8,14 @@
 //
 // Blocks of hidden units are shared out among the threads, with a barrier after each step, as
 // in blocked_forward.cpp.
-#include "op/checkpointed.h"
+#include "common/steps.h"
 #include "cpu/dispatch.h"
 #include "cpu/engine/engine.h"
 #include "cpu/gemm/gemm.h"
 #include "cpu/memory.h"
 #include "cpu/packed_weights.h"
 #include "cpu/parallel.h"
-#include "common/steps.h"
+#include "op/checkpointed.h"
 
 #include <algorithm>
 #include <type_traits>
@@ -120,7 +120,7 @@ class FewRowsForward {
         chunks_(plan_chunks(steps_, schedule.chunk_rows)),
         chunk_rows_(most_rows(chunks_)),
         input_(args.input) {
-    if (args.bias.defined()) bias_ = args.bias.contiguous();
+    if (args.bias.defined()) bias_ = args.bias->contiguous();
     const auto options = args.input.options();
     output_ = empty_large(output_sizes(args.input, hidden_), options);
     if (args.saves_activations()) {

@@ -1,12 +1,12 @@
 // The stepwise engine: ATen's GEMMs and the element-wise kernel, step by step. For float64, for
 // empty sizes, and where there is no GEMM kernel.
 #include "cell/cell.h"
-#include "op/checkpointed.h"
+#include "common/steps.h"
 #include "cpu/dispatch.h"
 #include "cpu/engine/engine.h"
 #include "cpu/gemm/gemm.h"
 #include "cpu/parallel.h"
-#include "common/steps.h"
+#include "op/checkpointed.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/sum.h>
@@ -129,11 +129,11 @@ Gradients stepwise_backward(const SequenceBackwardArgs& args) {
   const Tensor dc = at::zeros(args.h_0.sizes(), options);
   if (args.grad_h_n.defined()) dh.copy_(args.grad_h_n);
   if (args.grad_c_n.defined()) dc.copy_(args.grad_c_n);
-  const Tensor dz = at::empty({args.activations.size(0), Cell::kGates * hidden}, options);
+  const Tensor dz = at::empty({args.saved.size(0), Cell::kGates * hidden}, options);
 
   visit_dtype(dtype, [&]<typename T>(T*) {
     using C = compute_t<T>;
-    const auto all_activations = read<T>(args.activations);
+    const auto all_activations = read<T>(args.saved);
     const StepRows<T> grad_output(args.grad_output);
     const auto all_grad_gates = write<C>(dz);
     BackwardArgs<T, C> step;

@@ -4,15 +4,15 @@
 //
 // Dtypes are those of the stepwise engine: h, c and dz are rounded to the tensors' dtype at every
 // step, sums and what is carried from step to step in backward are float32.
-#include "cell/cell.h"
-#include "cuda/engine/engine.h"
-#include "cuda/gemm/gemm.h"
 #include "cuda/kernel/persistent.h"
-#include "cuda/engine/sequence_gradients.h"
-#include "cuda/engine/sequence_tensors.h"
-#include "cuda/tuning_table.h"
+#include "cell/cell.h"
 #include "common/steps.h"
 #include "common/tensor_views.h"
+#include "cuda/engine/engine.h"
+#include "cuda/engine/sequence_gradients.h"
+#include "cuda/engine/sequence_tensors.h"
+#include "cuda/gemm/gemm.h"
+#include "cuda/tuning_table.h"
 
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
@@ -201,7 +201,7 @@ void run_persistent_backward(
     const BackwardTensors& t) {
   const int64_t batch = args.h_0.size(0), hidden = args.h_0.size(1);
   const Tensor weights = aligned(h_columns(args.weights, hidden).t());
-  const Tensor activations = aligned(args.activations);
+  const Tensor activations = aligned(args.saved);
   const Stream stream = current_stream();
   const std::vector<Step> order(steps.rbegin(), steps.rend());
 

@@ -11,14 +11,14 @@
 // nothing: the element-wise kernel stores h in the state as it does in the output. GEMMs over many
 // steps take the caller's input and output as they are.
 #include "cell/cell.h"
-#include "op/checkpointed.h"
-#include "cuda/kernel/elementwise.h"
-#include "cuda/engine/engine.h"
-#include "cuda/gemm/gemm.h"
-#include "cuda/engine/sequence_gradients.h"
-#include "cuda/engine/sequence_tensors.h"
 #include "common/steps.h"
 #include "common/tensor_views.h"
+#include "cuda/engine/engine.h"
+#include "cuda/engine/sequence_gradients.h"
+#include "cuda/engine/sequence_tensors.h"
+#include "cuda/gemm/gemm.h"
+#include "cuda/kernel/elementwise.h"
+#include "op/checkpointed.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -123,7 +123,7 @@ void run_backward(
   const Tensor weights_h =
       as_padded_operand(h_columns(args.weights, hidden), t.dz.size(1), t.dh.size(1));
   const Operand weights_h_operand = operand(weights_h);
-  const auto activations = read<T>(args.activations);
+  const auto activations = read<T>(args.saved);
   const StepRows<T> grad_output(args.grad_output);
   const auto dz = write<T>(t.dz);
   const Stream stream = current_stream();
