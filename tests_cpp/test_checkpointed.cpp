@@ -280,7 +280,7 @@ TEST(SequenceWithoutSteps, HasZeroGradientsOfTheWeights) {
       for (const at::Tensor& output : checkpointed(steps)(a)) {
         ASSERT_TRUE(output.requires_grad());
         a.weights.mutable_grad() = at::Tensor();
-        output.sum().backward();
+        output.sum().backward(/*gradient=*/{}, /*retain_graph=*/true);
         ASSERT_TRUE(a.weights.grad().defined());
         EXPECT_TRUE(identical({a.weights.grad()}, {at::zeros_like(a.weights)}));
       }

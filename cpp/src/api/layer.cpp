@@ -1,9 +1,9 @@
 // The modules' arithmetic is the operators'; here is what they do around them.
 #include "api/layer.h"
 
-#include "api/plain.h"
 #include "common/format.h"
 #include "op/operator_args.h"
+#include "api/plain.h"
 
 #include <lltm/ops.h>
 

@@ -10,13 +10,13 @@
 //
 // The grid of threads is that of blocked_forward.cpp.
 #include "cell/cell.h"
-#include "common/steps.h"
 #include "cpu/dispatch.h"
 #include "cpu/engine/engine.h"
-#include "cpu/engine/sequence_gradients.h"
 #include "cpu/gemm/gemm.h"
 #include "cpu/memory.h"
 #include "cpu/parallel.h"
+#include "cpu/engine/sequence_gradients.h"
+#include "common/steps.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -91,8 +91,8 @@ class BlockedBackward {
     if (args_.grad_c_n.defined()) dc_.copy_(args_.grad_c_n);
     dh_ = at::empty({grid_.slots(), batch_ * blocks_.width}, options);
 
-    kernel_args_.saved = read<T>(args_.saved);
-    kernel_args_.saved_step = hidden_;
+    kernel_args_.activations = read<T>(args_.saved);
+    kernel_args_.activations_step = hidden_;
     kernel_args_.grad_c = read<float>(dc_);
     kernel_args_.grad_c_prev = write<float>(dc_);
     kernel_args_.grad_gates_step = hidden_;

@@ -8,14 +8,14 @@
 // The threads form a grid (schedule.h): each slot has some rows of the batch and some blocks.
 // Rows do not depend on each other, so there is a barrier after each step only where threads
 // share rows.
-#include "common/steps.h"
+#include "op/checkpointed.h"
 #include "cpu/dispatch.h"
 #include "cpu/engine/engine.h"
 #include "cpu/gemm/gemm.h"
 #include "cpu/memory.h"
 #include "cpu/packed_weights.h"
 #include "cpu/parallel.h"
-#include "op/checkpointed.h"
+#include "common/steps.h"
 
 #include <ATen/ops/empty.h>
 

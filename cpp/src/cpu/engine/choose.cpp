@@ -1,10 +1,10 @@
 #include "cpu/engine/engine.h"
 
-#include "common/steps.h"
 #include "cpu/gemm/formats.h"
 #include "cpu/packed_weights.h"
 #include "cpu/parallel.h"
 #include "cpu/tune.h"
+#include "common/steps.h"
 
 #include <ATen/Context.h>
 

@@ -8,14 +8,14 @@
 //
 // Blocks of hidden units are shared out among the threads, with a barrier after each step, as
 // in blocked_forward.cpp.
-#include "common/steps.h"
+#include "op/checkpointed.h"
 #include "cpu/dispatch.h"
 #include "cpu/engine/engine.h"
 #include "cpu/gemm/gemm.h"
 #include "cpu/memory.h"
 #include "cpu/packed_weights.h"
 #include "cpu/parallel.h"
-#include "op/checkpointed.h"
+#include "common/steps.h"
 
 #include <algorithm>
 #include <type_traits>

@@ -1,12 +1,12 @@
 // The stepwise engine: ATen's GEMMs and the element-wise kernel, step by step. For float64, for
 // empty sizes, and where there is no GEMM kernel.
 #include "cell/cell.h"
-#include "common/steps.h"
+#include "op/checkpointed.h"
 #include "cpu/dispatch.h"
 #include "cpu/engine/engine.h"
 #include "cpu/gemm/gemm.h"
 #include "cpu/parallel.h"
-#include "op/checkpointed.h"
+#include "common/steps.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/sum.h>

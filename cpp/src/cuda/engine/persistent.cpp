@@ -4,15 +4,15 @@
 //
 // Dtypes are those of the stepwise engine: h, c and dz are rounded to the tensors' dtype at every
 // step, sums and what is carried from step to step in backward are float32.
-#include "cuda/kernel/persistent.h"
 #include "cell/cell.h"
-#include "common/steps.h"
-#include "common/tensor_views.h"
 #include "cuda/engine/engine.h"
+#include "cuda/gemm/gemm.h"
+#include "cuda/kernel/persistent.h"
 #include "cuda/engine/sequence_gradients.h"
 #include "cuda/engine/sequence_tensors.h"
-#include "cuda/gemm/gemm.h"
 #include "cuda/tuning_table.h"
+#include "common/steps.h"
+#include "common/tensor_views.h"
 
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>

@@ -11,14 +11,14 @@
 // nothing: the element-wise kernel stores h in the state as it does in the output. GEMMs over many
 // steps take the caller's input and output as they are.
 #include "cell/cell.h"
-#include "common/steps.h"
-#include "common/tensor_views.h"
+#include "op/checkpointed.h"
+#include "cuda/kernel/elementwise.h"
 #include "cuda/engine/engine.h"
+#include "cuda/gemm/gemm.h"
 #include "cuda/engine/sequence_gradients.h"
 #include "cuda/engine/sequence_tensors.h"
-#include "cuda/gemm/gemm.h"
-#include "cuda/kernel/elementwise.h"
-#include "op/checkpointed.h"
+#include "common/steps.h"
+#include "common/tensor_views.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
