@@ -100,22 +100,20 @@ class Arguments {
   static Tensor random(at::IntArrayRef sizes, at::ScalarType dtype) {
     return at::randn(sizes, at::TensorOptions(at::kCUDA)).to(dtype);
   }
-  // Saves in both directions, as in training.
-  SequenceArgs forward() const {
-    return {input_, h_, c_, weights_, bias_, none_, /*reverse=*/false, /*save=*/true};
+  SequenceInputs inputs() const {
+    return {input_, h_, c_, weights_, bias_, none_, /*reverse=*/false};
   }
+  // Saves in both directions, as in training.
+  SequenceArgs forward() const { return {inputs(), /*checkpoint_steps=*/0, /*save=*/true}; }
   SequenceBackwardArgs backward() const {
     return {
+        inputs(),
+        /*checkpoint_steps=*/0,
+        output_,
+        activations_,
         grad_output_,
         none_,
         none_,
-        input_,
-        h_,
-        weights_,
-        output_,
-        activations_,
-        none_,
-        /*reverse=*/false,
         /*output_mask=*/{false, true, true, false, false}};
   }
 

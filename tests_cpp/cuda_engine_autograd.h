@@ -2,8 +2,8 @@
 // through: what autograd.cpp does for the operators, for the engine alone.
 #pragma once
 
-#include "op/checkpointed.h"
 #include "cuda/engine/engine.h"
+#include "op/checkpointed.h"
 #include "testing.h"
 
 #include <torch/csrc/autograd/custom_function.h>
@@ -12,16 +12,9 @@
 
 namespace lltm_test {
 
-inline lltm::SequenceArgs sequence_args(const Arguments& a, bool save) {
-  return {
-      a.input,
-      a.h,
-      a.c,
-      a.weights,
-      lltm::or_undefined(a.bias),
-      lltm::or_undefined(a.batch_sizes),
-      a.reverse,
-      save};
+inline lltm::SequenceArgs sequence_args(
+    const Arguments& a, bool save, int64_t checkpoint_steps = 0) {
+  return {{a.input, a.h, a.c, a.weights, a.bias, a.batch_sizes, a.reverse}, checkpoint_steps, save};
 }
 
 // The five differentiable arguments come first. As in autograd.cpp, an undefined gradient is
@@ -47,23 +40,20 @@ struct EngineCell : torch::autograd::Function<EngineCell> {
       const at::Tensor& weights,
       const std::optional<at::Tensor>& bias) {
     const auto [h_next, c_next, activations] =
-        lltm::cuda::cell_forward({input, h, c, weights, lltm::or_undefined(bias), /*save=*/true});
+        lltm::cuda::cell_forward({{input, h, c, weights, bias}, /*save=*/true});
     context->set_materialize_grads(false);
-    context->save_for_backward({input, h, weights, activations});
-    context->saved_data["bias"] = bias.has_value();
+    context->save_for_backward({input, h, c, weights, lltm::or_undefined(bias), activations});
     return {h_next, c_next};
   }
   static Tensors backward(torch::autograd::AutogradContext* context, const Tensors& grads) {
     const Tensors saved = context->get_saved_variables();
     return as_list(
         lltm::cuda::cell_backward(
-            {grads[0],
+            {{saved[0], saved[1], saved[2], saved[3], saved[4]},
+             saved[5],
+             grads[0],
              grads[1],
-             saved[0],
-             saved[1],
-             saved[2],
-             saved[3],
-             output_mask(*context, context->saved_data["bias"].toBool())}));
+             output_mask(*context, saved[4].defined())}));
   }
 };
 
@@ -76,51 +66,10 @@ struct EngineSequence : torch::autograd::Function<EngineSequence> {
       const at::Tensor& weights,
       const std::optional<at::Tensor>& bias,
       const std::optional<at::Tensor>& batch_sizes,
-      bool reverse) {
-    const auto [output, h_n, c_n, activations] = lltm::cuda::sequence_forward(
-        sequence_args({input, h_0, c_0, weights, bias, batch_sizes, reverse}, /*save=*/true));
-    context->set_materialize_grads(false);
-    context->save_for_backward(
-        {input, h_0, weights, output, activations, lltm::or_undefined(batch_sizes)});
-    context->saved_data["bias"] = bias.has_value();
-    context->saved_data["reverse"] = reverse;
-    return {output, h_n, c_n};
-  }
-  static Tensors backward(torch::autograd::AutogradContext* context, const Tensors& grads) {
-    const Tensors saved = context->get_saved_variables();
-    Tensors gradients = as_list(
-        lltm::cuda::sequence_backward(
-            {grads[0],
-             grads[1],
-             grads[2],
-             saved[0],
-             saved[1],
-             saved[2],
-             saved[3],
-             saved[4],
-             saved[5],
-             context->saved_data["reverse"].toBool(),
-             output_mask(*context, context->saved_data["bias"].toBool())}));
-    gradients.resize(7);
-    return gradients;
-  }
-};
-
-struct EngineCheckpointed : torch::autograd::Function<EngineCheckpointed> {
-  static Tensors forward(
-      torch::autograd::AutogradContext* context,
-      const at::Tensor& input,
-      const at::Tensor& h_0,
-      const at::Tensor& c_0,
-      const at::Tensor& weights,
-      const std::optional<at::Tensor>& bias,
-      const std::optional<at::Tensor>& batch_sizes,
       bool reverse,
       int64_t checkpoint_steps) {
-    const Arguments arguments = {input, h_0, c_0, weights, bias, batch_sizes, reverse};
-    lltm::SequenceArgs args = sequence_args(arguments, /*save=*/true);
-    args.checkpoint_steps = checkpoint_steps;
-    const auto [output, h_n, c_n, checkpoints] = lltm::cuda::sequence_forward(args);
+    const auto [output, h_n, c_n, for_backward] = lltm::cuda::sequence_forward(
+        {{input, h_0, c_0, weights, bias, batch_sizes, reverse}, checkpoint_steps, /*save=*/true});
     context->set_materialize_grads(false);
     context->save_for_backward(
         {input,
@@ -128,33 +77,35 @@ struct EngineCheckpointed : torch::autograd::Function<EngineCheckpointed> {
          c_0,
          weights,
          lltm::or_undefined(bias),
+         lltm::or_undefined(batch_sizes),
          output,
-         checkpoints,
-         lltm::or_undefined(batch_sizes)});
+         for_backward});
     context->saved_data["reverse"] = reverse;
     context->saved_data["checkpoint_steps"] = checkpoint_steps;
     return {output, h_n, c_n};
   }
   static Tensors backward(torch::autograd::AutogradContext* context, const Tensors& grads) {
     const Tensors saved = context->get_saved_variables();
+    const lltm::SequenceBackwardArgs args = {
+        {saved[0],
+         saved[1],
+         saved[2],
+         saved[3],
+         saved[4],
+         saved[5],
+         context->saved_data["reverse"].toBool()},
+        context->saved_data["checkpoint_steps"].toInt(),
+        saved[6],
+        saved[7],
+        grads[0],
+        grads[1],
+        grads[2],
+        output_mask(*context, saved[4].defined())};
     Tensors gradients = as_list(
-        lltm::checkpointed_backward(
-            {grads[0],
-             grads[1],
-             grads[2],
-             saved[0],
-             saved[1],
-             saved[2],
-             saved[3],
-             saved[4],
-             saved[5],
-             saved[6],
-             context->saved_data["checkpoint_steps"].toInt(),
-             saved[7],
-             context->saved_data["reverse"].toBool(),
-             output_mask(*context, saved[4].defined())},
-            lltm::cuda::sequence_forward,
-            lltm::cuda::sequence_backward));
+        args.checkpoint_steps == 0
+            ? lltm::cuda::sequence_backward(args)
+            : lltm::checkpointed_backward(
+                  args, lltm::cuda::sequence_forward, lltm::cuda::sequence_backward));
     gradients.resize(8);
     return gradients;
   }
@@ -164,15 +115,15 @@ inline Tensors engine_cell(const Arguments& a) {
   return EngineCell::apply(a.input, a.h, a.c, a.weights, a.bias);
 }
 
-inline Tensors engine_sequence(const Arguments& a) {
-  return EngineSequence::apply(a.input, a.h, a.c, a.weights, a.bias, a.batch_sizes, a.reverse);
-}
-
 inline Function engine_checkpointed(int64_t checkpoint_steps) {
   return [checkpoint_steps](const Arguments& a) {
-    return EngineCheckpointed::apply(
+    return EngineSequence::apply(
         a.input, a.h, a.c, a.weights, a.bias, a.batch_sizes, a.reverse, checkpoint_steps);
   };
+}
+
+inline Tensors engine_sequence(const Arguments& a) {
+  return engine_checkpointed(0)(a);
 }
 
 }  // namespace lltm_test

@@ -10,6 +10,7 @@
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <limits>
 #include <sstream>
 #include <tuple>
 
@@ -18,15 +19,15 @@ namespace {
 
 Function checkpointed(int64_t checkpoint_steps) {
   return [checkpoint_steps](const Arguments& a) {
-    const auto [output, h_n, c_n] = lltm::sequence_checkpointed(
-        a.input, a.h, a.c, a.weights, a.bias, checkpoint_steps, a.batch_sizes, a.reverse);
+    const auto [output, h_n, c_n] = lltm::sequence(
+        a.input, a.h, a.c, a.weights, a.bias, a.batch_sizes, a.reverse, checkpoint_steps);
     return Tensors{output, h_n, c_n};
   };
 }
 
 // One step each, a last segment that is shorter than the others, segments that come out even, and
-// one segment that is longer than the sequence.
-constexpr int64_t kCheckpointSteps[] = {1, 4, 5, 100};
+// one segment that is longer than the sequence, as long as can be.
+constexpr int64_t kCheckpointSteps[] = {1, 4, 5, 100, std::numeric_limits<int64_t>::max()};
 
 class SequenceCheckpointed : public testing::TestWithParam<std::tuple<at::ScalarType, bool>> {
  protected:
@@ -260,6 +261,31 @@ TEST_P(SequenceCheckpointedDerivatives, MatchFiniteDifferences) {
   EXPECT_LT(derivative_error(function(), point(), 1), kDerivativeTolerance);
   EXPECT_LT(derivative_error(derivative(function(), 100), point(), 1), kDerivativeTolerance);
   EXPECT_LT(forward_mode_error(checkpointed(3), arguments_, 3), kDerivativeTolerance);
+}
+
+// ---- no steps -------------------------------------------------------------
+
+// As those of at::linear without rows: every result depends on every argument.
+TEST(SequenceWithoutSteps, HasZeroGradientsOfTheWeights) {
+  const at::Tensor batch_sizes = at::zeros({0}, at::kLong);
+  for (const bool packed : {false, true}) {
+    for (const int64_t steps : {0, 2}) {
+      SCOPED_TRACE(testing::Message() << "packed " << packed << ", checkpoint_steps " << steps);
+      Arguments a = sequence_problem({0, 4, 3, 5}, at::kFloat, 1);
+      if (packed) {
+        a.input = at::zeros({0, 3});
+        a.batch_sizes = batch_sizes;
+      }
+      a.weights.requires_grad_();
+      for (const at::Tensor& output : checkpointed(steps)(a)) {
+        ASSERT_TRUE(output.requires_grad());
+        a.weights.mutable_grad() = at::Tensor();
+        output.sum().backward(/*gradient=*/{}, /*retain_graph=*/true);
+        ASSERT_TRUE(a.weights.grad().defined());
+        EXPECT_TRUE(identical({a.weights.grad()}, {at::zeros_like(a.weights)}));
+      }
+    }
+  }
 }
 
 // ---- the layer ------------------------------------------------------------

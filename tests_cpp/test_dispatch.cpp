@@ -23,9 +23,6 @@ const char* const kOperators[] = {
     "lltm::prepack",
     "lltm::sequence",
     "lltm::sequence_backward",
-    "lltm::sequence_checkpointed",
-    "lltm::sequence_checkpointed_backward",
-    "lltm::sequence_checkpointed_forward",
     "lltm::sequence_forward",
     "lltm::sequence_prepacked",
 };
@@ -66,7 +63,7 @@ TEST(Dispatch, EveryOperatorHasItsKernels) {
       EXPECT_TRUE(op.hasKernelForDispatchKey(key)) << name << ' ' << c10::toString(key);
     }
   }
-  for (const char* const name : {"lltm::cell", "lltm::sequence", "lltm::sequence_checkpointed"}) {
+  for (const char* const name : {"lltm::cell", "lltm::sequence"}) {
     const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
     for (const DispatchKey key : {DispatchKey::AutocastCPU, DispatchKey::AutocastCUDA}) {
       EXPECT_TRUE(op.hasKernelForDispatchKey(key)) << name << ' ' << c10::toString(key);
@@ -124,60 +121,29 @@ std::vector<Call> calls(at::ScalarType dtype) {
   const at::Tensor activations = call("lltm::cell_forward", step)[2].toTensor();
   for (const auto& mask : {all, some}) {
     calls.push_back(
-        {"lltm::cell_backward", {a.h, a.c, a.input, a.h, a.weights, activations, mask}});
+        {"lltm::cell_backward",
+         {a.input, a.h, a.c, a.weights, a.bias, activations, a.h, a.c, mask}});
     calls.push_back(
-        {"lltm::cell_backward", {a.h, c10::IValue(), a.input, a.h, a.weights, activations, mask}});
+        {"lltm::cell_backward",
+         {a.input, a.h, a.c, a.weights, a.bias, activations, a.h, c10::IValue(), mask}});
   }
 
   for (const Arguments& s :
        {sequence_problem({2, 4, 3, 5}, dtype, 1),
         packed_problem({3, 2, 2}, 3, 5, dtype, 1),
         sequence_problem({0, 4, 3, 5}, dtype, 1)}) {
-    const torch::jit::Stack stack = {
-        s.input, s.h, s.c, s.weights, s.bias, s.batch_sizes, s.reverse};
-    calls.push_back({"lltm::sequence", stack});
-    calls.push_back({"lltm::sequence_forward", stack});
-    const torch::jit::Stack results = call("lltm::sequence_forward", stack);
-    for (const auto& mask : {all, some}) {
-      calls.push_back(
-          {"lltm::sequence_backward",
-           {results[0],
-            results[1],
-            c10::IValue(),
-            s.input,
-            s.h,
-            s.weights,
-            results[0],
-            results[3],
-            s.batch_sizes,
-            s.reverse,
-            mask}});
-    }
-
-    for (const int64_t steps : {1, 2, 5}) {
-      const torch::jit::Stack checkpointed = {
-          s.input, s.h, s.c, s.weights, s.bias, steps, s.batch_sizes, s.reverse};
-      calls.push_back({"lltm::sequence_checkpointed", checkpointed});
-      calls.push_back({"lltm::sequence_checkpointed_forward", checkpointed});
-      const at::Tensor checkpoints =
-          call("lltm::sequence_checkpointed_forward", checkpointed)[3].toTensor();
+    for (const int64_t checkpoint_steps : {0, 1, 2, 5}) {
+      const torch::jit::Stack stack = {
+          s.input, s.h, s.c, s.weights, s.bias, s.batch_sizes, s.reverse, checkpoint_steps};
+      calls.push_back({"lltm::sequence", stack});
+      calls.push_back({"lltm::sequence_forward", stack});
+      const torch::jit::Stack results = call("lltm::sequence_forward", stack);
       for (const auto& mask : {all, some}) {
-        calls.push_back(
-            {"lltm::sequence_checkpointed_backward",
-             {results[0],
-              results[1],
-              c10::IValue(),
-              s.input,
-              s.h,
-              s.c,
-              s.weights,
-              s.bias,
-              results[0],
-              checkpoints,
-              steps,
-              s.batch_sizes,
-              s.reverse,
-              mask}});
+        torch::jit::Stack backward = stack;
+        const torch::jit::Stack others = {
+            results[0], results[3], results[0], results[1], c10::IValue(), mask};
+        backward.insert(backward.end(), others.begin(), others.end());
+        calls.push_back({"lltm::sequence_backward", backward});
       }
     }
   }
@@ -220,24 +186,17 @@ TEST_P(DispatchDtype, GradientsHaveTheShapesOfTheArguments) {
   const Arguments a = cell_problem({1, 4, 3, 5}, GetParam(), 1);
   const torch::jit::Stack step = call("lltm::cell_forward", {a.input, a.h, a.c, a.weights, a.bias});
   const torch::jit::Stack cell =
-      call("lltm::cell_backward", {a.h, a.c, a.input, a.h, a.weights, step[2], all});
+      call("lltm::cell_backward", {a.input, a.h, a.c, a.weights, a.bias, step[2], a.h, a.c, all});
 
   const Arguments s = sequence_problem({2, 4, 3, 5}, GetParam(), 1);
-  const torch::jit::Stack steps = call(
-      "lltm::sequence_forward", {s.input, s.h, s.c, s.weights, s.bias, s.batch_sizes, s.reverse});
-  const torch::jit::Stack sequence = call(
-      "lltm::sequence_backward",
-      {steps[0],
-       steps[1],
-       steps[2],
-       s.input,
-       s.h,
-       s.weights,
-       steps[0],
-       steps[3],
-       s.batch_sizes,
-       s.reverse,
-       all});
+  torch::jit::Stack stack = {
+      s.input, s.h, s.c, s.weights, s.bias, s.batch_sizes, s.reverse, /*checkpoint_steps=*/0};
+  const torch::jit::Stack steps = call("lltm::sequence_forward", stack);
+  for (const c10::IValue& value :
+       torch::jit::Stack{steps[0], steps[3], steps[0], steps[1], steps[2], all}) {
+    stack.push_back(value);
+  }
+  const torch::jit::Stack sequence = call("lltm::sequence_backward", stack);
   for (size_t k = 0; k < kArgumentNames.size(); ++k) {
     EXPECT_EQ(cell[k].toTensor().sizes(), differentiable(a)[k].sizes()) << kArgumentNames[k];
     EXPECT_EQ(sequence[k].toTensor().sizes(), differentiable(s)[k].sizes()) << kArgumentNames[k];
@@ -280,8 +239,15 @@ std::vector<AutocastCase> autocast_cases(at::ScalarType dtype) {
       {"packed sequence", sequence, packed_problem({3, 2, 2}, 3, 5, dtype, 1)},
       {"checkpointed sequence",
        [](const Arguments& a) {
-         const auto [output, h_n, c_n] =
-             lltm::sequence_checkpointed(a.input, a.h, a.c, a.weights, a.bias, 2);
+         const auto [output, h_n, c_n] = lltm::sequence(
+             a.input,
+             a.h,
+             a.c,
+             a.weights,
+             a.bias,
+             a.batch_sizes,
+             a.reverse,
+             /*checkpoint_steps=*/2);
          return Tensors{output, h_n, c_n};
        },
        sequence_problem({3, 4, 3, 5}, dtype, 1)},

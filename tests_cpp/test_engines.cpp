@@ -122,16 +122,13 @@ class Case {
   void check_backward() const {
     const SequenceResult saved = lltm::cpu::sequence_forward(args(a_.weights));
     const lltm::SequenceBackwardArgs backward = {
+        args(a_.weights),
+        /*checkpoint_steps=*/0,
+        std::get<0>(saved),
+        std::get<3>(saved),
         grads_[0],
         grads_[1],
         grads_[2],
-        a_.input,
-        a_.h,
-        a_.weights,
-        std::get<0>(saved),
-        std::get<3>(saved),
-        batch_sizes_,
-        a_.reverse,
         {true, true, true, true, true}};
     for (const BackwardSchedule& schedule : backward_schedules(machine_, dtype_)) {
       SCOPED_TRACE(to_string(schedule));
@@ -165,15 +162,9 @@ class Case {
 
   lltm::SequenceArgs args(const at::Tensor& weights, int64_t checkpoint_steps = 0) const {
     return {
-        a_.input,
-        a_.h,
-        a_.c,
-        weights,
-        bias_,
-        batch_sizes_,
-        a_.reverse,
-        /*save=*/true,
-        checkpoint_steps};
+        {a_.input, a_.h, a_.c, weights, bias_, batch_sizes_, a_.reverse},
+        checkpoint_steps,
+        /*save=*/true};
   }
   LayerShape shape() const {
     const int64_t input = a_.input.size(-1);

@@ -7,6 +7,7 @@
 #include <ATen/core/ivalue.h>
 #include <lltm/ops.h>
 
+#include <string>
 #include <typeinfo>
 #include <utility>
 
@@ -215,6 +216,7 @@ void call_boxed(Op op, const Arguments& a) {
   if (op != Op::kCell) {
     stack.emplace_back(a.batch_sizes);
     stack.emplace_back(a.reverse);
+    stack.emplace_back(/*checkpoint_steps=*/0);
   }
   c10::Dispatcher::singleton()
       .findSchemaOrThrow(op == Op::kCell ? "lltm::cell" : "lltm::sequence", "")
@@ -276,25 +278,43 @@ TEST(Errors, TheCallsAreRightButForTheirChange) {
   }
 }
 
-TEST(Errors, ACheckpointedSequenceThrows) {
+TEST(Errors, ASequenceWithCheckpointsThrows) {
   const auto refuse = [](Arguments a, int64_t steps, const char* text) {
     for (const bool training : {false, true}) {
       a.weights.requires_grad_(training);
       expect_error(
-          [&] { lltm::sequence_checkpointed(a.input, a.h, a.c, a.weights, a.bias, steps); },
+          [&] {
+            lltm::sequence(a.input, a.h, a.c, a.weights, a.bias, a.batch_sizes, a.reverse, steps);
+          },
           kValueError,
           text);
     }
   };
   Arguments arguments = right_arguments(Op::kSequence);
-  refuse(
-      arguments, 0, "lltm::sequence_checkpointed: expected checkpoint_steps to be positive, got 0");
-  refuse(
-      arguments,
-      -3,
-      "lltm::sequence_checkpointed: expected checkpoint_steps to be positive, got -3");
+  refuse(arguments, -1, "lltm::sequence: expected checkpoint_steps to be at least 0, got -1");
   arguments.h = at::zeros({3, 5});
-  refuse(arguments, 2, "lltm::sequence_checkpointed: expected h_0 of shape (4, 5), got (3, 5)");
+  refuse(arguments, 2, "lltm::sequence: expected h_0 of shape (4, 5), got (3, 5)");
+}
+
+// The one that is alone is named, whichever it is: h, c and bias say what H is, as weights do.
+TEST(Errors, TheExpectedShapeIsWhatMostArgumentsSay) {
+  Arguments arguments = cell_problem({1, 4, 8, 16}, at::kFloat, 1);
+  const auto refuse = [](const Arguments& a, const char* text) {
+    expect_error([&] { cell(a); }, kValueError, text);
+  };
+  for (const auto& [rows, columns] : {std::pair{45, 24}, {60, 28}}) {
+    Arguments wrong = arguments;
+    wrong.weights = at::zeros({rows, columns});
+    const std::string text = "lltm::cell: expected weights of shape (48, 24), got (" +
+                             std::to_string(rows) + ", " + std::to_string(columns) + ")";
+    refuse(wrong, text.c_str());
+  }
+  Arguments wrong = arguments;
+  wrong.input = at::zeros({3, 8});
+  refuse(wrong, "lltm::cell: expected input of shape (4, 8), got (3, 8)");
+  // Two against two: the states are named.
+  arguments.h = arguments.c = at::zeros({4, 17});
+  refuse(arguments, "lltm::cell: expected h of shape (4, 16), got (4, 17)");
 }
 
 // ---- the operators of training --------------------------------------------
@@ -306,54 +326,50 @@ struct WrongBackward {
   size_t position;  // of the argument that is replaced
   std::vector<int64_t> shape;
   const char* text;
+  int64_t checkpoint_steps = 0;
 };
 
 // clang-format off
 const WrongBackward kWrongBackwards[] = {
-    {"grad_h", "lltm::cell_backward", 0, {4, 6},
-     "lltm::cell_backward: expected grad_h of shape (4, 5), got (4, 6)"},
-    {"grad_c", "lltm::cell_backward", 1, {5},
-     "lltm::cell_backward: expected grad_c of shape (4, 5), got (5,)"},
-    {"input", "lltm::cell_backward", 2, {4},
+    {"input", "lltm::cell_backward", 0, {4},
      "lltm::cell_backward: expected input of shape (B, I), got (4,)"},
-    {"h", "lltm::cell_backward", 3, {3, 5},
+    {"h", "lltm::cell_backward", 1, {3, 5},
      "lltm::cell_backward: expected h of shape (4, 5), got (3, 5)"},
-    {"weights", "lltm::cell_backward", 4, {15, 7},
+    {"c", "lltm::cell_backward", 2, {4},
+     "lltm::cell_backward: expected c of shape (4, 5), got (4,)"},
+    {"weights", "lltm::cell_backward", 3, {15, 7},
      "lltm::cell_backward: expected weights of shape (15, 8), got (15, 7)"},
+    {"bias", "lltm::cell_backward", 4, {12},
+     "lltm::cell_backward: expected bias of shape (15,), got (12,)"},
     {"activations", "lltm::cell_backward", 5, {4, 15},
      "lltm::cell_backward: expected activations of shape (4, 20), got (4, 15)"},
-    {"sequence_grad_output", "lltm::sequence_backward", 0, {8, 5},
-     "lltm::sequence_backward: expected grad_output of shape (2, 4, 5), got (8, 5)"},
-    {"sequence_grad_h_n", "lltm::sequence_backward", 1, {1, 4, 5},
-     "lltm::sequence_backward: expected grad_h_n of shape (4, 5), got (1, 4, 5)"},
-    {"sequence_grad_c_n", "lltm::sequence_backward", 2, {4, 6},
-     "lltm::sequence_backward: expected grad_c_n of shape (4, 5), got (4, 6)"},
-    {"sequence_h_0", "lltm::sequence_backward", 4, {4, 6},
+    {"grad_h", "lltm::cell_backward", 6, {4, 6},
+     "lltm::cell_backward: expected grad_h of shape (4, 5), got (4, 6)"},
+    {"grad_c", "lltm::cell_backward", 7, {5},
+     "lltm::cell_backward: expected grad_c of shape (4, 5), got (5,)"},
+    {"sequence_input", "lltm::sequence_backward", 0, {3, 4, 3},
+     "lltm::sequence_backward: expected input of shape (2, 4, 3), got (3, 4, 3)"},
+    {"sequence_h_0", "lltm::sequence_backward", 1, {4, 6},
      "lltm::sequence_backward: expected h_0 of shape (4, 5), got (4, 6)"},
-    {"sequence_weights", "lltm::sequence_backward", 5, {15, 9},
+    {"sequence_c_0", "lltm::sequence_backward", 2, {3, 5},
+     "lltm::sequence_backward: expected c_0 of shape (4, 5), got (3, 5)"},
+    {"sequence_weights", "lltm::sequence_backward", 3, {15, 9},
      "lltm::sequence_backward: expected weights of shape (15, 8), got (15, 9)"},
-    {"sequence_output", "lltm::sequence_backward", 6, {2, 4, 4},
+    {"sequence_bias", "lltm::sequence_backward", 4, {5},
+     "lltm::sequence_backward: expected bias of shape (15,), got (5,)"},
+    {"sequence_output", "lltm::sequence_backward", 8, {2, 4, 4},
      "lltm::sequence_backward: expected output of shape (2, 4, 5), got (2, 4, 4)"},
-    {"sequence_activations", "lltm::sequence_backward", 7, {4, 20},
-     "lltm::sequence_backward: expected activations of shape (8, 20), got (4, 20)"},
-    {"checkpointed_grad_output", "lltm::sequence_checkpointed_backward", 0, {8, 5},
-     "lltm::sequence_checkpointed_backward: expected grad_output of shape (2, 4, 5), got (8, 5)"},
-    {"checkpointed_grad_h_n", "lltm::sequence_checkpointed_backward", 1, {1, 4, 5},
-     "lltm::sequence_checkpointed_backward: expected grad_h_n of shape (4, 5), got (1, 4, 5)"},
-    {"checkpointed_grad_c_n", "lltm::sequence_checkpointed_backward", 2, {4, 6},
-     "lltm::sequence_checkpointed_backward: expected grad_c_n of shape (4, 5), got (4, 6)"},
-    {"checkpointed_h_0", "lltm::sequence_checkpointed_backward", 4, {4, 6},
-     "lltm::sequence_checkpointed_backward: expected h_0 of shape (4, 5), got (4, 6)"},
-    {"checkpointed_c_0", "lltm::sequence_checkpointed_backward", 5, {3, 5},
-     "lltm::sequence_checkpointed_backward: expected c_0 of shape (4, 5), got (3, 5)"},
-    {"checkpointed_weights", "lltm::sequence_checkpointed_backward", 6, {15, 9},
-     "lltm::sequence_checkpointed_backward: expected weights of shape (15, 8), got (15, 9)"},
-    {"checkpointed_bias", "lltm::sequence_checkpointed_backward", 7, {5},
-     "lltm::sequence_checkpointed_backward: expected bias of shape (15,), got (5,)"},
-    {"checkpointed_output", "lltm::sequence_checkpointed_backward", 8, {2, 4, 4},
-     "lltm::sequence_checkpointed_backward: expected output of shape (2, 4, 5), got (2, 4, 4)"},
-    {"checkpoints", "lltm::sequence_checkpointed_backward", 9, {2, 4, 5},
-     "lltm::sequence_checkpointed_backward: expected checkpoints of shape (1, 4, 5), got (2, 4, 5)"},
+    {"sequence_activations", "lltm::sequence_backward", 9, {4, 20},
+     "lltm::sequence_backward: expected saved of shape (8, 20), got (4, 20)"},
+    {"sequence_grad_output", "lltm::sequence_backward", 10, {8, 5},
+     "lltm::sequence_backward: expected grad_output of shape (2, 4, 5), got (8, 5)"},
+    {"sequence_grad_h_n", "lltm::sequence_backward", 11, {1, 4, 5},
+     "lltm::sequence_backward: expected grad_h_n of shape (4, 5), got (1, 4, 5)"},
+    {"sequence_grad_c_n", "lltm::sequence_backward", 12, {4, 6},
+     "lltm::sequence_backward: expected grad_c_n of shape (4, 5), got (4, 6)"},
+    {"checkpoints", "lltm::sequence_backward", 9, {2, 4, 5},
+     "lltm::sequence_backward: expected saved of shape (1, 4, 5), got (2, 4, 5)",
+     /*checkpoint_steps=*/2},
 };
 // clang-format on
 
@@ -374,31 +390,30 @@ TEST_P(BackwardErrors, OperatorThrows) {
   const at::Tensor state = at::zeros({4, 5});
   const at::Tensor weights = at::zeros({15, 8});
   const std::string name = GetParam().op;
+  const at::Tensor bias = at::zeros({15});
   const at::Tensor input = at::zeros({2, 4, 3});
   const at::Tensor output = at::zeros({2, 4, 5});
-  const at::Tensor activations = at::zeros({8, 20});
+  const int64_t steps = GetParam().checkpoint_steps;
+  const at::Tensor saved = steps > 0 ? at::zeros({1, 4, 5}) : at::zeros({8, 20});
   const c10::IValue none;
-  torch::jit::Stack stack;
+  torch::jit::Stack stack = {
+      input,
+      state,
+      state,
+      weights,
+      bias,
+      none,
+      false,
+      steps,
+      output,
+      saved,
+      output,
+      state,
+      state,
+      mask};
   if (name == "lltm::cell_backward") {
-    stack = {state, state, at::zeros({4, 3}), state, weights, at::zeros({4, 20}), mask};
-  } else if (name == "lltm::sequence_backward") {
-    stack = {output, state, state, input, state, weights, output, activations, none, false, mask};
-  } else {
     stack = {
-        output,
-        state,
-        state,
-        input,
-        state,
-        state,
-        weights,
-        at::zeros({15}),
-        output,
-        at::zeros({1, 4, 5}),
-        /*checkpoint_steps=*/2,
-        none,
-        false,
-        mask};
+        at::zeros({4, 3}), state, state, weights, bias, at::zeros({4, 20}), state, state, mask};
   }
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(GetParam().op, "");
   torch::jit::Stack right = stack;

@@ -97,21 +97,15 @@ class Failures : public testing::TestWithParam<int> {
     // Hidden units enough for several threads, rows too few for products that are
     // not the micro-kernel's.
     const Arguments a = sequence_problem({3, 8, 20, 144}, at::kBFloat16, 1);
-    forward_ = {a.input, a.h, a.c, a.weights, a.bias, a.batch_sizes, a.reverse};
+    forward_ = {
+        a.input, a.h, a.c, a.weights, a.bias, a.batch_sizes, a.reverse, /*checkpoint_steps=*/0};
     const torch::jit::Stack results = call_operator("lltm::sequence_forward", forward_);
     const std::vector<bool> all(5, true);
-    backward_ = {
-        results[0],
-        results[1],
-        results[2],
-        a.input,
-        a.h,
-        a.weights,
-        results[0],
-        results[3],
-        a.batch_sizes,
-        a.reverse,
-        all};
+    backward_ = forward_;
+    for (const c10::IValue& value :
+         torch::jit::Stack{results[0], results[3], results[0], results[1], results[2], all}) {
+      backward_.push_back(value);
+    }
   }
   ~Failures() override {
     failing_call = -1;

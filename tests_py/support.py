@@ -172,7 +172,7 @@ def sequence_outputs(implementation: Any, a: Arguments) -> tuple[Tensor, ...]:
 
 def checkpointed_outputs(steps: int, implementation: Any, a: Arguments) -> tuple[Tensor, ...]:
     """As :func:`sequence_outputs`, with checkpoints every `steps` steps."""
-    output, (h_n, c_n) = implementation.sequence_checkpointed(
+    output, (h_n, c_n) = implementation.sequence(
         a.input,
         (a.h, a.c),
         a.weights,

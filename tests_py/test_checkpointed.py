@@ -21,8 +21,8 @@ import lltm
 from lltm.benchmark.cases import Case
 
 # Of 10 steps: one step each, a last segment that is shorter than the others, segments that come
-# out even, and one that is longer than the sequence.
-CHECKPOINT_STEPS = (1, 4, 5, 100)
+# out even, and one that is longer than the sequence, as long as can be.
+CHECKPOINT_STEPS = (1, 4, 5, 100, 2**63 - 1)
 # Rows that end, and in reverse join, at the borders of segments and inside.
 LENGTHS = (10, 9, 8, 6, 5, 5, 4, 3, 1)
 
@@ -166,10 +166,10 @@ def test_a_layer_calls_the_operators() -> None:
     x = torch.randn(10, 6, 3)
     with support.Operators() as operators:
         layer(x)[0].sum().backward()
-    assert operators.ours() == ["sequence_checkpointed_forward", "sequence_checkpointed_backward"]
+    assert operators.ours() == ["sequence_forward", "sequence_backward"]
     with support.Operators() as operators, torch.no_grad():
         layer(x)
-    assert operators.ours() == ["sequence_checkpointed"]
+    assert operators.ours() == ["sequence"]
 
 
 def test_the_option_survives_copies_and_is_shown() -> None:
@@ -192,10 +192,10 @@ def test_a_layer_that_was_pickled_without_the_option_runs() -> None:
 
 def test_the_option_can_be_changed() -> None:
     layer = lltm.LLTM(3, 5)
-    layer.checkpoint_steps = 4
-    with support.Operators() as operators, torch.no_grad():
-        layer(torch.randn(10, 6, 3))
-    assert operators.ours() == ["sequence_checkpointed"]
+    x = torch.randn(12, 6, 3)
+    for steps, size in ((0, 12 * 6 * 4 * 5), (4, 3 * 6 * 5)):
+        layer.checkpoint_steps = steps
+        assert size in [t.numel() for t in saved(lambda: layer(x))]
 
 
 def test_a_prepacked_layer_and_the_reference_give_the_same() -> None:
@@ -264,7 +264,7 @@ def test_vmap_agrees_with_a_loop(kind: str, names: tuple[str, ...]) -> None:
     leaves = [value.requires_grad_() for value in values]
     with support.Operators() as operators:
         mapped = torch.vmap(run)(*leaves)
-    assert set(operators.ours()) == {"sequence_checkpointed_forward"}
+    assert set(operators.ours()) == {"sequence_forward"}
     looped = tuple(
         torch.stack(ys)
         for ys in zip(*(run(*each) for each in zip(*leaves, strict=True)), strict=True)

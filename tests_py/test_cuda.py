@@ -335,7 +335,7 @@ def test_opcheck(dtype: torch.dtype) -> None:
     opcheck(ops.cell_forward.default, *a.tensors())
     *_, activations = ops.cell_forward(*a.tensors())
     grads = torch.randn_like(a.h), torch.randn_like(a.c)
-    opcheck(ops.cell_backward.default, *grads, a.input, a.h, a.weights, activations, [True] * 5)
+    opcheck(ops.cell_backward.default, *a.tensors(), activations, *grads, [True] * 5)
 
 
 @each_direction
@@ -345,14 +345,15 @@ def test_opcheck_of_a_sequence(reverse: bool) -> None:
         support.packed_arguments((4, 2, 1), 2, 4, reverse=reverse),
     ):
         a = on_gpu(b)
-        rest = (a.batch_sizes, a.reverse)
-        opcheck(ops.sequence_forward.default, *a.tensors(), *rest)
-        output, h_n, c_n, activations = ops.sequence_forward(*a.tensors(), *rest)
-        grads = [torch.randn_like(y) for y in (output, h_n, c_n)]
-        saved = (a.input, a.h, a.weights, output, activations, *rest)
-        opcheck(ops.sequence_backward.default, *grads, *saved, [True] * 5)
-        mask = [True, False, True, False, True]
-        opcheck(ops.sequence_backward.default, None, grads[1], None, *saved, mask)
+        for checkpoint_steps in (0, 2):
+            arguments = (*a.tensors(), a.batch_sizes, a.reverse, checkpoint_steps)
+            opcheck(ops.sequence_forward.default, *arguments)
+            output, h_n, c_n, saved = ops.sequence_forward(*arguments)
+            grads = [torch.randn_like(y) for y in (output, h_n, c_n)]
+            arguments = (*arguments, output, saved)
+            opcheck(ops.sequence_backward.default, *arguments, *grads, [True] * 5)
+            mask = [True, False, True, False, True]
+            opcheck(ops.sequence_backward.default, *arguments, None, grads[1], None, mask)
 
 
 def test_errors_are_those_of_the_cpu() -> None:

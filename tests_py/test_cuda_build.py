@@ -19,9 +19,6 @@ OPERATORS = (
     "sequence",
     "sequence_forward",
     "sequence_backward",
-    "sequence_checkpointed",
-    "sequence_checkpointed_forward",
-    "sequence_checkpointed_backward",
 )
 
 

@@ -14,13 +14,11 @@ def test_the_table_is_the_default_one_with_every_operator_of_ours() -> None:
     default = torch.export.default_decompositions()
     assert set(default) <= set(table)
     # Every operator of the namespace, as the dispatcher knows it, but those of prepacked weights,
-    # which only our kernels can read, and those that train with checkpoints.
+    # which only our kernels can read.
     names = {
         name.removeprefix("lltm::")
         for name in torch._C._dispatch_get_all_op_names()
-        if name.startswith("lltm::")
-        and "prepack" not in name
-        and not name.startswith("lltm::sequence_checkpointed_")
+        if name.startswith("lltm::") and "prepack" not in name
     }
     assert {op for op in table if getattr(op, "namespace", "") == "lltm"} == {
         getattr(torch.ops.lltm, name).default for name in names
@@ -42,7 +40,7 @@ def test_decomposed_cells_agree_with_the_operators(batch: int, bias: bool) -> No
             [True, False, True, False, True],
             [False, True, False, True, False],
         ):
-            backward = (*grads, a.input, a.h, a.weights, saved[2], mask)
+            backward = (*arguments, saved[2], *grads, mask)
             ours, expected = (
                 table[ops.cell_backward.default](*backward),
                 ops.cell_backward(*backward),
@@ -63,13 +61,12 @@ def test_decomposed_sequences_agree_with_the_operators(steps: int, reverse: bool
         table[ops.sequence.default](*arguments, reverse=reverse),
         ops.sequence(*arguments, reverse=reverse),
     )
-    saved = ops.sequence_forward(*arguments, None, reverse)
-    torch.testing.assert_close(
-        table[ops.sequence_forward.default](*arguments, None, reverse), saved
-    )
-    output, h_n, c_n, activations = saved
+    arguments = (*arguments, None, reverse, 0)
+    results = ops.sequence_forward(*arguments)
+    torch.testing.assert_close(table[ops.sequence_forward.default](*arguments), results)
+    output, h_n, c_n, activations = results
     for grads in ((output, h_n, c_n), (None, h_n, None), (output, None, c_n)):
-        backward = (*grads, a.input, a.h, a.weights, output, activations, None, reverse, [True] * 5)
+        backward = (*arguments, output, activations, *grads, [True] * 5)
         torch.testing.assert_close(
             table[ops.sequence_backward.default](*backward), ops.sequence_backward(*backward)
         )
@@ -93,6 +90,17 @@ def test_a_packed_sequence_is_not_decomposed() -> None:
     assert result is NotImplemented
 
 
+def test_training_with_checkpoints_is_not_decomposed() -> None:
+    table, ops = lltm.decompositions(), torch.ops.lltm
+    a = support.sequence_arguments((4, 2, 3, 5))
+    arguments = (a.input, a.h, a.c, a.weights, a.bias, None, False, 2)
+    assert table[ops.sequence_forward.default](*arguments) is NotImplemented
+    output, h_n, c_n, saved = ops.sequence_forward(*arguments)
+    grads = (output, h_n, c_n)
+    backward = (*arguments, output, saved, *grads, [True] * 5)
+    assert table[ops.sequence_backward.default](*backward) is NotImplemented
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_decompositions_meet_the_rule_of_accuracy(dtype: torch.dtype) -> None:
     """The outputs and gradients that training with the decompositions has."""
@@ -102,10 +110,10 @@ def test_decompositions_meet_the_rule_of_accuracy(dtype: torch.dtype) -> None:
         a = support.sequence_arguments((10, 16, 32, 64), dtype)
         grads = [torch.randn_like(y) for y in support.sequence_outputs(lltm.functional, a)]
         exact = support.exact_results_and_gradients(a, grads)
-        arguments = (a.input, a.h, a.c, a.weights, a.bias)
-        *results, activations = table[ops.sequence_forward.default](*arguments, None, False)
+        arguments = (a.input, a.h, a.c, a.weights, a.bias, None, False, 0)
+        *results, activations = table[ops.sequence_forward.default](*arguments)
         gradients = table[ops.sequence_backward.default](
-            *grads, a.input, a.h, a.weights, results[0], activations, None, False, [True] * 5
+            *arguments, results[0], activations, *grads, [True] * 5
         )
         for k, y in enumerate(results):
             ours.add(f"output {k}", y, exact[f"output {k}"])

@@ -44,7 +44,7 @@ PACKED: dict[str, Any] = {
 BAD_CELL: list[tuple[str, Any, type[Exception], str]] = [
     ("input", torch.randn(3), ValueError, "expected input of shape (B, I), got (3,)"),
     ("input", torch.randn(1, 4, 3), ValueError, "expected input of shape (B, I), got (1, 4, 3)"),
-    ("input", torch.randn(2, 3), ValueError, "expected h of shape (2, 5), got (4, 5)"),
+    ("input", torch.randn(2, 3), ValueError, "expected input of shape (4, 3), got (2, 3)"),
     ("input", torch.randn(4, 2), ValueError, "expected weights of shape (15, 7), got (15, 8)"),
     ("h", torch.randn(4, 6), ValueError, "expected h of shape (4, 5), got (4, 6)"),
     ("h", torch.randn(5), ValueError, "expected h of shape (4, 5), got (5,)"),
@@ -101,7 +101,7 @@ BAD_CELL: list[tuple[str, Any, type[Exception], str]] = [
 
 BAD_SEQUENCE: list[tuple[str, Any, type[Exception], str]] = [
     ("input", torch.randn(4, 3), ValueError, "expected input of shape (T, B, I), got (4, 3)"),
-    ("input", torch.randn(6, 2, 3), ValueError, "expected h_0 of shape (2, 5), got (4, 5)"),
+    ("input", torch.randn(6, 2, 3), ValueError, "expected input of shape (6, 4, 3), got (6, 2, 3)"),
     ("input", torch.randn(6, 4, 2), ValueError, "expected weights of shape (15, 7), got (15, 8)"),
     ("h_0", torch.randn(1, 4, 5), ValueError, "expected h_0 of shape (B, H), got (1, 4, 5)"),
     ("h_0", torch.randn(4, 6), ValueError, "expected h_0 of shape (4, 5), got (4, 6)"),
@@ -259,15 +259,105 @@ def test_packed_sequence_refuses(
     ("argument", "value", "error", "text"),
     [
         *BAD_SEQUENCE,
-        ("checkpoint_steps", 0, ValueError, "expected checkpoint_steps to be positive, got 0"),
-        ("checkpoint_steps", -3, ValueError, "expected checkpoint_steps to be positive, got -3"),
+        ("checkpoint_steps", -1, ValueError, "expected checkpoint_steps to be at least 0, got -1"),
     ],
 )
 def test_checkpointed_sequence_refuses(
     way: Any, argument: str, value: Any, error: type[Exception], text: str
 ) -> None:
     arguments = {**SEQUENCE, "checkpoint_steps": 2, argument: value}
-    way_refuses(way, "sequence_checkpointed", arguments, error, text)
+    way_refuses(way, "sequence", arguments, error, text)
+
+
+# ----- one wrong shape --------------------------------------------------------
+
+# T = 6, B = 4, I = 3, H = 5; N = 9. By operator, the shapes in letters; what several of these
+# arguments have in common is what most of them say.
+STATES = {"h_0": "BH", "c_0": "BH"}
+PARAMETERS = {"weights": "GX", "bias": "G"}
+LETTERS = {"T": 6, "B": 4, "I": 3, "H": 5, "N": 9, "G": 15, "X": 8, "S": 20, "R": 24, "K": 2}
+SHAPES: dict[str, tuple[str, dict[str, str], tuple[Any, ...]]] = {
+    "cell": ("cell", {"input": "BI", "h": "BH", "c": "BH", **PARAMETERS}, ()),
+    "cell_backward": (
+        "cell_backward",
+        {"input": "BI", "h": "BH", "c": "BH", **PARAMETERS, "activations": "BS", "grad_h": "BH"},
+        (None, [True] * 5),
+    ),
+    "sequence": ("sequence", {"input": "TBI", **STATES, **PARAMETERS}, ()),
+    "packed": ("sequence", {"input": "NI", **STATES, **PARAMETERS}, ()),
+    "backward": ("sequence_backward", {"input": "TBI", **STATES, **PARAMETERS}, ("RS", "TBH", 0)),
+    "packed backward": (
+        "sequence_backward",
+        {"input": "NI", **STATES, **PARAMETERS},
+        ("NS", "NH", 0),
+    ),
+    "checkpointed backward": (
+        "sequence_backward",
+        {"input": "TBI", **STATES, **PARAMETERS},
+        ("KBH", "TBH", 3),
+    ),
+}
+
+
+def call_of_shapes(name: str) -> tuple[Any, dict[str, Any]]:
+    """An operator, and good arguments by name."""
+    op, letters, rest = SHAPES[name]
+    arguments: dict[str, Any] = {
+        argument: torch.zeros([LETTERS[letter] for letter in letters_of])
+        for argument, letters_of in letters.items()
+    }
+    if "packed" in name.split():
+        arguments["batch_sizes"] = torch.tensor([4, 3, 2])
+    if op == "cell_backward":
+        arguments["grad_c"], arguments["output_mask"] = rest
+    if op == "sequence_backward":
+        saved, output, checkpoint_steps = rest
+        arguments.setdefault("batch_sizes", None)
+        arguments.update(reverse=False, checkpoint_steps=checkpoint_steps, output_mask=[True] * 5)
+        shapes = {"saved": saved, "output": output, "grad_output": output}
+        for argument, letters_of in {**shapes, "grad_h_n": "BH", "grad_c_n": "BH"}.items():
+            arguments[argument] = torch.zeros([LETTERS[letter] for letter in letters_of])
+    return getattr(torch.ops.lltm, op), arguments
+
+
+def wrong_shapes_of(argument: str, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Another rank, and each size changed, weights and bias by whole gates too."""
+    wrong = [(1, *shape), shape[1:]]
+    for d, size in enumerate(shape):
+        steps = (1, -1, 3, -3) if argument in ("weights", "bias") and d == 0 else (1, -1)
+        wrong += [(*shape[:d], size + step, *shape[d + 1 :]) for step in steps]
+    return wrong
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_of_arguments_that_disagree_the_error_names_the_one_that_is_alone(name: str) -> None:
+    op, arguments = call_of_shapes(name)
+    op(**arguments)
+    tensors = [key for key, value in arguments.items() if isinstance(value, Tensor)]
+    for argument in (key for key in tensors if key != "batch_sizes"):
+        right = tuple(arguments[argument].shape)
+        for shape in wrong_shapes_of(argument, right):
+            named = argument
+            if argument == "input" and shape[:-1] == right[:-1]:
+                # What I is, input and weights say, so neither is alone.
+                named = "weights"
+            elif argument == "input" and name == "sequence" and shape[1:] == right[1:]:
+                continue  # any T will do
+            with pytest.raises(ValueError, match=rf"^lltm::\w+: expected {named} of shape \("):
+                op(**{**arguments, argument: torch.zeros(shape)})
+
+
+@pytest.mark.parametrize("weights", [(45, 24), (60, 28), (48, 25)])
+def test_the_expected_shape_is_what_the_other_arguments_say(weights: tuple[int, int]) -> None:
+    given = (torch.zeros(4, 8), torch.zeros(4, 16), torch.zeros(4, 16), torch.zeros(weights))
+    text = f"expected weights of shape (48, 24), got {weights}"
+    with pytest.raises(ValueError, match=f"^lltm::cell: {re.escape(text)}"):
+        torch.ops.lltm.cell(*given, torch.zeros(48))
+
+
+def test_states_that_agree_with_each_other_alone_are_named() -> None:
+    with pytest.raises(ValueError, match=r"^lltm::cell: expected h of shape \(4, 5\), got"):
+        in_torch_ops("cell", {**CELL, "h": torch.zeros(4, 6), "c": torch.zeros(4, 6)})
 
 
 @pytest.mark.parametrize(
@@ -317,9 +407,9 @@ def test_functions_refuse_what_is_no_tensor(name: str, argument: str) -> None:
             "expected batch_sizes to be a tensor or None, got list",
         ),
         (
-            lambda: in_functional("sequence_checkpointed", {**SEQUENCE, "checkpoint_steps": 2.0}),
+            lambda: in_functional("sequence", {**SEQUENCE, "checkpoint_steps": 2.0}),
             TypeError,
-            "lltm::sequence_checkpointed",
+            "lltm::sequence",
             "expected checkpoint_steps to be an int, got float",
         ),
         (

@@ -269,10 +269,10 @@ def test_the_profiler_names_the_operators_with_their_shapes() -> None:
     state, weights = [B, H], [GATES * H, H + I]
     assert shapes["lltm::cell"][:5] == [[B, I], state, state, weights, [GATES * H]]
     assert shapes["lltm::cell_forward"][:4] == [[B, I], state, state, weights]
-    assert shapes["lltm::cell_backward"][:2] == [state, state]
+    assert shapes["lltm::cell_backward"][:4] == [[B, I], state, state, weights]
     assert shapes["lltm::sequence"][:5] == [[T, B, I], state, state, weights, [GATES * H]]
     assert shapes["lltm::sequence_forward"][:4] == [[T, B, I], state, state, weights]
-    assert shapes["lltm::sequence_backward"][0] == [T, B, H]
+    assert shapes["lltm::sequence_backward"][:4] == [[T, B, I], state, state, weights]
 
 
 def count(run: Any) -> int:

@@ -54,9 +54,7 @@ def by_operators(module: nn.Module) -> contextlib.AbstractContextManager[nn.Modu
 
     def sequence(*args: Any, **options: Any) -> Any:
         steps = getattr(module, "checkpoint_steps", 0)
-        if steps:
-            return functional.sequence_checkpointed(*args, **options, checkpoint_steps=steps)
-        return functional.sequence(*args, **options)
+        return functional.sequence(*args, **options, checkpoint_steps=steps)
 
     @contextlib.contextmanager
     def composed() -> Iterator[nn.Module]:

@@ -104,26 +104,21 @@ def test_cell(case: str, dtype: torch.dtype, layout: str) -> None:
     opcheck(ops.cell.default, (a.input, a.h, a.c, a.weights, a.bias))
 
 
+each_saving = pytest.mark.parametrize(
+    "checkpoint_steps", [0, 2], ids=["activations", "checkpoints"]
+)
+
+
+@each_saving
 @each(SEQUENCES | PACKED)
-def test_sequence(case: str, dtype: torch.dtype, layout: str) -> None:
+def test_sequence(case: str, dtype: torch.dtype, layout: str, checkpoint_steps: int) -> None:
     a = with_grad((SEQUENCES | PACKED)[case](dtype), layout)
     opcheck(
         ops.sequence.default,
         (a.input, a.h, a.c, a.weights, a.bias),
         batch_sizes=a.batch_sizes,
         reverse=a.reverse,
-    )
-
-
-@each(SEQUENCES | PACKED)
-def test_sequence_checkpointed(case: str, dtype: torch.dtype, layout: str) -> None:
-    a = with_grad((SEQUENCES | PACKED)[case](dtype), layout)
-    opcheck(
-        ops.sequence_checkpointed.default,
-        (a.input, a.h, a.c, a.weights, a.bias),
-        checkpoint_steps=2,
-        batch_sizes=a.batch_sizes,
-        reverse=a.reverse,
+        checkpoint_steps=checkpoint_steps,
     )
 
 
@@ -140,59 +135,44 @@ def test_cell_forward(case: str, dtype: torch.dtype, layout: str) -> None:
 def test_cell_backward(case: str, dtype: torch.dtype, layout: str) -> None:
     change = LAYOUTS[layout]
     a = CELLS[case](dtype).map(change)
-    *_, activations = ops.cell_forward(a.input, a.h, a.c, a.weights, a.bias)
-    grad_h, grad_c = change(torch.randn_like(a.h)), change(torch.randn_like(a.c))
-    saved = (a.input, a.h, a.weights, activations)
-    opcheck(ops.cell_backward.default, (grad_h, grad_c, *saved, [True] * 5))
-    opcheck(ops.cell_backward.default, (None, grad_c, *saved, [True, False, True, False, True]))
-    opcheck(ops.cell_backward.default, (grad_h, None, *saved, [False, True, False, True, False]))
-
-
-@each(SEQUENCES | PACKED)
-def test_sequence_forward(case: str, dtype: torch.dtype, layout: str) -> None:
-    a = (SEQUENCES | PACKED)[case](dtype).map(LAYOUTS[layout])
-    opcheck(
-        ops.sequence_forward.default,
-        (a.input, a.h, a.c, a.weights, a.bias, a.batch_sizes, a.reverse),
-    )
-
-
-@each(SEQUENCES | PACKED)
-def test_sequence_backward(case: str, dtype: torch.dtype, layout: str) -> None:
-    change = LAYOUTS[layout]
-    a = (SEQUENCES | PACKED)[case](dtype).map(change)
-    output, h_n, c_n, activations = ops.sequence_forward(
-        a.input, a.h, a.c, a.weights, a.bias, a.batch_sizes, a.reverse
-    )
-    grads = [change(torch.randn_like(y)) for y in (output, h_n, c_n)]
-    saved = (a.input, a.h, a.weights, output, activations, a.batch_sizes, a.reverse)
-    opcheck(ops.sequence_backward.default, (*grads, *saved, [True] * 5))
-    mask = [True, False, True, False, True]
-    opcheck(ops.sequence_backward.default, (None, grads[1], None, *saved, mask))
-
-
-@each(SEQUENCES | PACKED)
-def test_sequence_checkpointed_forward(case: str, dtype: torch.dtype, layout: str) -> None:
-    a = (SEQUENCES | PACKED)[case](dtype).map(LAYOUTS[layout])
-    opcheck(
-        ops.sequence_checkpointed_forward.default,
-        (a.input, a.h, a.c, a.weights, a.bias, 2, a.batch_sizes, a.reverse),
-    )
-
-
-@each(SEQUENCES | PACKED)
-def test_sequence_checkpointed_backward(case: str, dtype: torch.dtype, layout: str) -> None:
-    change = LAYOUTS[layout]
-    a = (SEQUENCES | PACKED)[case](dtype).map(change)
     arguments = (a.input, a.h, a.c, a.weights, a.bias)
-    output, h_n, c_n, checkpoints = ops.sequence_checkpointed_forward(
-        *arguments, 2, a.batch_sizes, a.reverse
-    )
+    *_, activations = ops.cell_forward(*arguments)
+    grad_h, grad_c = change(torch.randn_like(a.h)), change(torch.randn_like(a.c))
+    for grads, mask in (
+        ((grad_h, grad_c), [True] * 5),
+        ((None, grad_c), [True, False, True, False, True]),
+        ((grad_h, None), [False, True, False, True, False]),
+    ):
+        opcheck(ops.cell_backward.default, (*arguments, activations, *grads, mask))
+
+
+def arguments_of_forward(a: Arguments, checkpoint_steps: int) -> tuple[Any, ...]:
+    return (a.input, a.h, a.c, a.weights, a.bias, a.batch_sizes, a.reverse, checkpoint_steps)
+
+
+@each_saving
+@each(SEQUENCES | PACKED)
+def test_sequence_forward(
+    case: str, dtype: torch.dtype, layout: str, checkpoint_steps: int
+) -> None:
+    a = (SEQUENCES | PACKED)[case](dtype).map(LAYOUTS[layout])
+    opcheck(ops.sequence_forward.default, arguments_of_forward(a, checkpoint_steps))
+
+
+@each_saving
+@each(SEQUENCES | PACKED)
+def test_sequence_backward(
+    case: str, dtype: torch.dtype, layout: str, checkpoint_steps: int
+) -> None:
+    change = LAYOUTS[layout]
+    a = (SEQUENCES | PACKED)[case](dtype).map(change)
+    arguments = arguments_of_forward(a, checkpoint_steps)
+    output, h_n, c_n, saved = ops.sequence_forward(*arguments)
     grads = [change(torch.randn_like(y)) for y in (output, h_n, c_n)]
-    saved = (*arguments, output, checkpoints, 2, a.batch_sizes, a.reverse)
-    opcheck(ops.sequence_checkpointed_backward.default, (*grads, *saved, [True] * 5))
+    arguments = (*arguments, output, saved)
+    opcheck(ops.sequence_backward.default, (*arguments, *grads, [True] * 5))
     mask = [True, False, True, False, True]
-    opcheck(ops.sequence_checkpointed_backward.default, (None, grads[1], None, *saved, mask))
+    opcheck(ops.sequence_backward.default, (*arguments, None, grads[1], None, mask))
 
 
 @each(SEQUENCES | PACKED)

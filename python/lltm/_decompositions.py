@@ -53,7 +53,6 @@ def ours() -> Table:
         ops.sequence.default: _sequence,
         ops.sequence_forward.default: _sequence_forward,
         ops.sequence_backward.default: _sequence_backward,
-        ops.sequence_checkpointed.default: _sequence_checkpointed,
     }
 
 
@@ -115,12 +114,14 @@ def _cell_forward(
 
 
 def _cell_backward(
-    grad_h: Tensor | None,
-    grad_c: Tensor | None,
     input: Tensor,
     h: Tensor,
+    c: Tensor,
     weights: Tensor,
+    bias: Tensor | None,
     activations: Tensor,
+    grad_h: Tensor | None,
+    grad_c: Tensor | None,
     output_mask: Sequence[bool],
 ) -> Gradients:
     dtype, hidden = h.dtype, h.shape[1]
@@ -148,24 +149,11 @@ def _sequence(
     *,
     batch_sizes: Tensor | None = None,
     reverse: bool = False,
+    checkpoint_steps: int = 0,
 ) -> Any:
     if batch_sizes is not None:
         return NotImplemented
     return _steps(input, h_0, c_0, weights, bias, reverse, training=False)
-
-
-def _sequence_checkpointed(
-    input: Tensor,
-    h_0: Tensor,
-    c_0: Tensor,
-    weights: Tensor,
-    bias: Tensor | None = None,
-    *,
-    checkpoint_steps: int,
-    batch_sizes: Tensor | None = None,
-    reverse: bool = False,
-) -> Any:
-    return _sequence(input, h_0, c_0, weights, bias, batch_sizes=batch_sizes, reverse=reverse)
 
 
 def _sequence_forward(
@@ -176,8 +164,9 @@ def _sequence_forward(
     bias: Tensor | None,
     batch_sizes: Tensor | None,
     reverse: bool,
+    checkpoint_steps: int,
 ) -> Any:
-    if batch_sizes is not None:
+    if batch_sizes is not None or checkpoint_steps != 0:
         return NotImplemented
     output, h_n, c_n, activations = _steps(input, h_0, c_0, weights, bias, reverse, training=True)
     return output, h_n, c_n, activations.flatten(0, 1)
@@ -211,19 +200,22 @@ def _steps(
 
 
 def _sequence_backward(
+    input: Tensor,
+    h_0: Tensor,
+    c_0: Tensor,
+    weights: Tensor,
+    bias: Tensor | None,
+    batch_sizes: Tensor | None,
+    reverse: bool,
+    checkpoint_steps: int,
+    output: Tensor,
+    saved: Tensor,
     grad_output: Tensor | None,
     grad_h_n: Tensor | None,
     grad_c_n: Tensor | None,
-    input: Tensor,
-    h_0: Tensor,
-    weights: Tensor,
-    output: Tensor,
-    activations: Tensor,
-    batch_sizes: Tensor | None,
-    reverse: bool,
     output_mask: Sequence[bool],
 ) -> Any:
-    if batch_sizes is not None:
+    if batch_sizes is not None or checkpoint_steps != 0:
         return NotImplemented
     steps, batch, inputs = input.shape
     dtype, hidden = h_0.dtype, h_0.shape[1]
@@ -237,7 +229,7 @@ def _sequence_backward(
         dz, dc = _step_backward(activations, dh, dc)
         return [dz @ weights_h, dc], [dz]
 
-    xs = [activations.view(steps, batch, SAVED * hidden)]
+    xs = [saved.view(steps, batch, SAVED * hidden)]
     xs += [] if grad_output is None else [grad_output]
     weights_h, weights_x = weights[:, :hidden], weights[:, hidden:]
     shapes = [(GATES * hidden,)]

@@ -24,16 +24,7 @@ def _product(input: Shape, weights: Shape) -> int:
     return 2 * prod(input[:-1]) * prod(weights)
 
 
-@register_flop_formula(
-    [
-        _ops.cell,
-        _ops.cell_forward,
-        _ops.sequence,
-        _ops.sequence_forward,
-        _ops.sequence_checkpointed,
-        _ops.sequence_checkpointed_forward,
-    ]
-)
+@register_flop_formula([_ops.cell, _ops.cell_forward, _ops.sequence, _ops.sequence_forward])
 def _forward(input: Shape, h: Shape, c: Shape, weights: Shape, *args: Any, **kwargs: Any) -> int:
     return _product(input, weights)
 
@@ -46,55 +37,26 @@ def _prepacked(input: Shape, h_0: Shape, *args: Any, **kwargs: Any) -> int:
 
 @register_flop_formula(_ops.cell_backward)
 def _cell_backward(
-    grad_h: Shape | None,
-    grad_c: Shape | None,
-    input: Shape,
-    h: Shape,
-    weights: Shape,
-    activations: Shape,
-    output_mask: Sequence[bool],
-    **kwargs: Any,
+    input: Shape, h: Shape, c: Shape, weights: Shape, *args: Any, **kwargs: Any
 ) -> int:
-    of_input, of_h, _, of_weights, _ = output_mask
+    of_input, of_h, _, of_weights, _ = args[-1]  # output_mask
     return _product(input, weights) * ((of_input or of_h) + of_weights)
 
 
 @register_flop_formula(_ops.sequence_backward)
 def _sequence_backward(
-    grad_output: Shape | None,
-    grad_h_n: Shape | None,
-    grad_c_n: Shape | None,
-    input: Shape,
-    h_0: Shape,
-    weights: Shape,
-    output: Shape,
-    activations: Shape,
-    batch_sizes: Shape | None,
-    reverse: bool,
-    output_mask: Sequence[bool],
-    **kwargs: Any,
-) -> int:
-    # Whatever is wanted, gradients go back through the states.
-    return _product(input, weights) * (1 + output_mask[3])
-
-
-@register_flop_formula(_ops.sequence_checkpointed_backward)
-def _sequence_checkpointed_backward(
-    grad_output: Shape | None,
-    grad_h_n: Shape | None,
-    grad_c_n: Shape | None,
     input: Shape,
     h_0: Shape,
     c_0: Shape,
     weights: Shape,
     bias: Shape | None,
-    output: Shape,
-    checkpoints: Shape,
-    checkpoint_steps: int,
     batch_sizes: Shape | None,
     reverse: bool,
-    output_mask: Sequence[bool],
+    checkpoint_steps: int,
+    *args: Any,
     **kwargs: Any,
 ) -> int:
-    # Forward once more, then backward.
-    return _product(input, weights) * (2 + output_mask[3])
+    _, _, _, of_weights, _ = args[-1]  # output_mask
+    # Whatever is wanted, gradients go back through the states; from checkpoints, after forward
+    # once more.
+    return _product(input, weights) * (1 + of_weights + (checkpoint_steps > 0))

@@ -17,31 +17,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# By operator: the dimension that is the batch, of every tensor among the arguments and of every
-# result. None where the batch has no part in it; SUM where it was summed over.
-SUM = "sum"
-Dims = tuple[int | str | None, ...]
-BATCH_DIMS: dict[str, tuple[Dims, Dims]] = {
-    # input, h, c, weights, bias -> h', c'
-    "cell": ((0, 0, 0, None, None), (0, 0)),
-    "cell_forward": ((0, 0, 0, None, None), (0, 0, 0)),
-    # grad_h, grad_c, input, h, weights, activations -> gradients
-    "cell_backward": ((0, 0, 0, 0, None, 0), (0, 0, 0, SUM, SUM)),
-    # input, h_0, c_0, weights, bias -> output, h_n, c_n
-    "sequence": ((1, 0, 0, None, None), (1, 0, 0)),
-    # The activations hold the rows of every step, (T * B, 4H): of each process, those of its own
-    # batch. Put together they would be in another order than on one process, but nobody does that.
-    "sequence_forward": ((1, 0, 0, None, None), (1, 0, 0, 0)),
-    # grad_output, grad_h_n, grad_c_n, input, h_0, weights, output, activations -> gradients
-    "sequence_backward": ((1, 0, 0, 1, 0, None, 1, 0), (1, 0, 0, SUM, SUM)),
-    "sequence_checkpointed": ((1, 0, 0, None, None), (1, 0, 0)),
-    "sequence_checkpointed_forward": ((1, 0, 0, None, None), (1, 0, 0, 1)),
-    # grad_output, grad_h_n, grad_c_n, input, h_0, c_0, weights, bias, output, checkpoints
-    # -> gradients
-    "sequence_checkpointed_backward": (
-        (1, 0, 0, 1, 0, 0, None, None, 1, 1),
-        (1, 0, 0, SUM, SUM),
-    ),
+# The dimension that is the batch, of tensors that an operator takes or returns, by the names of its
+# schema; that of the others is None. What is saved for backward is either activations, the rows of
+# every step, (T * B, 4H): of each process those of its own batch, which put together would be in
+# another order than on one process, but nobody does that. Or it is checkpoints, (T / n, B, H).
+BATCH_DIMS_OF_CELL: dict[str, int] = dict.fromkeys(
+    ("input", "h", "c", "activations", "h_next", "c_next", "grad_h", "grad_c"), 0
+)
+BATCH_DIMS_OF_SEQUENCE: dict[str, int] = {
+    **dict.fromkeys(("input", "output", "grad_output"), 1),
+    **dict.fromkeys(("h_0", "c_0", "h_n", "c_n", "grad_h_n", "grad_c_n", "saved"), 0),
+}
+# By operator: the batch dimensions, and the names of the results. A gradient is named after its
+# argument.
+GRADIENTS = ("weights", "bias")
+OPERATORS: dict[str, tuple[dict[str, int], tuple[str, ...]]] = {
+    "cell": (BATCH_DIMS_OF_CELL, ("h_next", "c_next")),
+    "cell_forward": (BATCH_DIMS_OF_CELL, ("h_next", "c_next", "activations")),
+    "cell_backward": (BATCH_DIMS_OF_CELL, ("input", "h", "c", *GRADIENTS)),
+    "sequence": (BATCH_DIMS_OF_SEQUENCE, ("output", "h_n", "c_n")),
+    "sequence_forward": (BATCH_DIMS_OF_SEQUENCE, ("output", "h_n", "c_n", "saved")),
+    "sequence_backward": (BATCH_DIMS_OF_SEQUENCE, ("input", "h_0", "c_0", *GRADIENTS)),
 }
 
 _registered = False
@@ -60,48 +56,51 @@ def _register() -> None:
     from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
     from torch.distributed.tensor.experimental import register_sharding
 
-    def placements(dims: Dims) -> list[Any]:
-        return [
-            Replicate() if dim is None else Shard(dim) if isinstance(dim, int) else Partial()
-            for dim in dims
-        ]
-
-    for name, (argument_dims, result_dims) in BATCH_DIMS.items():
+    for name, (batch_dims, results) in OPERATORS.items():
         op = getattr(torch.ops.lltm, name).default
-        masks = [k for k, a in enumerate(op._schema.arguments) if a.name == "output_mask"]
+        names = [argument.name for argument in op._schema.arguments]
+        mask = names.index("output_mask") if "output_mask" in names else None
 
         def shardings(
             *args: Any,
-            masks: list[int] = masks,
-            argument_dims: Dims = argument_dims,
-            result_dims: Dims = result_dims,
+            batch_dims: dict[str, int] = batch_dims,
+            results: tuple[str, ...] = results,
+            names: list[str] = names,
+            mask: int | None = mask,
             **kwargs: Any,
         ) -> Sequence[tuple[list[Any], list[Any]]]:
-            tensors = args[: len(argument_dims)]
-            given = [tensor is not None for tensor in tensors]
-            rest = [*args[len(argument_dims) :], *kwargs.values()]
-            # An argument has a placement if it is a DTensor: of the rest only batch_sizes can be.
-            packed = sum(hasattr(value, "placements") for value in rest)
-            choices: list[tuple[Dims, Dims]] = [
-                ((None,) * len(argument_dims), (None,) * len(result_dims))
-            ]
-            if not packed:
-                choices.append((argument_dims, result_dims))
+            given = {**dict(zip(names, args, strict=False)), **kwargs}
+            # An argument has a placement if it is a DTensor.
+            tensors = [name for name, value in given.items() if hasattr(value, "placements")]
             # A result that is not wanted is none, and PyTorch 2.11 wants to be told.
-            wanted = args[masks[0]] if masks else [True] * len(result_dims)
-            return [
-                (
-                    [p if w else None for p, w in zip(placements(results), wanted, strict=True)],
-                    placements(tuple(d for d, g in zip(arguments, given, strict=False) if g))
-                    + [Replicate()] * packed,
+            wanted = [True] * len(results) if mask is None else args[mask]
+            dims = batch_dims
+            if given.get("checkpoint_steps"):
+                dims = {**dims, "saved": 1}
+
+            def placed(as_sharded: bool) -> tuple[list[Any], list[Any]]:
+                def of_argument(name: str) -> Any:
+                    return Shard(dims[name]) if as_sharded and name in dims else Replicate()
+
+                def of_result(name: str) -> Any:
+                    # The gradients of what every process has are summed over its own batch.
+                    summed = as_sharded and name not in dims
+                    return Partial() if summed else of_argument(name)
+
+                return (
+                    [of_result(n) if w else None for n, w in zip(results, wanted, strict=True)],
+                    [of_argument(name) for name in tensors],
                 )
-                for arguments, results in choices
-            ]
+
+            # The rows of a packed sequence lie in the order of its steps.
+            packed = given.get("batch_sizes") is not None
+            return [placed(False)] if packed else [placed(False), placed(True)]
 
         register_sharding(op)(shardings)
-        if masks:
-            # Which results there are depends on the mask, so what was worked out for one mask is
-            # not to be taken for another.
-            info = RuntimeSchemaInfo(static_argnum=masks[0], needs_pytree=True)
+        if mask is not None:
+            # Which results there are depends on the mask, and what was saved on checkpoint_steps:
+            # what was worked out for one of these is not to be taken for another.
+            decides = [k for k, n in enumerate(names) if n in ("checkpoint_steps", "output_mask")]
+            info = RuntimeSchemaInfo(static_argnum=decides[0], needs_pytree=True)
             DTensor._op_dispatcher.sharding_propagator.op_to_schema_info[op] = info
     _registered = True

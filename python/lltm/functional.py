@@ -15,7 +15,7 @@ from torch import Tensor
 
 from . import _check, _sharding
 
-__all__ = ["cell", "prepack", "sequence", "sequence_checkpointed", "sequence_prepacked"]
+__all__ = ["cell", "prepack", "sequence", "sequence_prepacked"]
 
 
 def cell(
@@ -64,6 +64,7 @@ def sequence(
     *,
     batch_sizes: Tensor | None = None,
     reverse: bool = False,
+    checkpoint_steps: int = 0,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """A whole sequence: one layer, one direction.
 
@@ -76,39 +77,19 @@ def sequence(
             :class:`~torch.nn.utils.rnn.PackedSequence`; none larger than the one before, the
             first equal to B, the sum equal to N
         reverse: run from each row's own last step to its first
+        checkpoint_steps: 0, or n for training on long sequences: instead of the activations of
+            every step, 4H values a row, it saves c at every n-th step, and backward computes the
+            activations again, those of n steps at a time. Results are the same, gradients up to
+            rounding too. With about sqrt(T) memory is least. Without gradients it does nothing.
 
     Returns:
         (output, (h_n, c_n)): output (T, B, H) or (N, H) holds h' of every step; h_n and c_n
         (B, H) are the states after each row's last step taken. T = 0 gives an empty output and
-        the initial states.
+        the initial states, whose gradients of weights and bias are zero.
     """
-    return _run("sequence", input, state, weights, bias, batch_sizes, reverse)
-
-
-def sequence_checkpointed(
-    input: Tensor,
-    state: tuple[Tensor, Tensor],
-    weights: Tensor,
-    bias: Tensor | None = None,
-    *,
-    checkpoint_steps: int,
-    batch_sizes: Tensor | None = None,
-    reverse: bool = False,
-) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """The same as :func:`sequence`, with less memory in training on long sequences.
-
-    Instead of the activations of every step, 4H values a row, it saves c at every
-    checkpoint_steps-th step, and backward computes the activations again, those of
-    checkpoint_steps steps at a time. Output, h_n and c_n are those of :func:`sequence`; so are the
-    gradients, up to rounding. With about sqrt(T) steps memory is least. Without gradients it is
-    :func:`sequence`.
-
-    Args:
-        checkpoint_steps: at least 1
-    """
-    steps = _check.integer("sequence_checkpointed", "checkpoint_steps", checkpoint_steps)
+    steps = _check.any_integer("sequence", "checkpoint_steps", checkpoint_steps)
     return _run(
-        "sequence_checkpointed",
+        "sequence",
         input,
         state,
         weights,

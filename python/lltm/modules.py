@@ -275,7 +275,7 @@ class LLTM(_Layer, nn.Module):
         device, dtype: of the parameters
         checkpoint_steps: for training on long sequences: 0, or how many steps apart each layer
             saves its state, to compute the activations of the steps in between again in backward
-            (:func:`lltm.functional.sequence_checkpointed`)
+            (:func:`lltm.functional.sequence`)
 
     Parameters, for each layer k, with the suffix ``_reverse`` for the second direction::
 

@@ -1,8 +1,7 @@
 """The LLTM in plain PyTorch operations: its definition, for reading.
 
-`cell`, `sequence` and `sequence_checkpointed` have the arguments of lltm.functional's, `LLTMCell`
-and `LLTM` those of lltm's, and their state_dict. The tests compare with them and the benchmarks
-measure against them.
+`cell` and `sequence` have the arguments of lltm.functional's, `LLTMCell` and `LLTM` those of
+lltm's, and their state_dict. The tests compare with them and the benchmarks measure against them.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from . import _cell, _check, modules
 
-__all__ = ["LLTM", "LLTMCell", "cell", "sequence", "sequence_checkpointed"]
+__all__ = ["LLTM", "LLTMCell", "cell", "sequence"]
 
 
 def cell(
@@ -39,10 +38,17 @@ def sequence(
     *,
     batch_sizes: Tensor | None = None,
     reverse: bool = False,
+    checkpoint_steps: int = 0,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """A loop over steps; see :func:`lltm.functional.sequence`."""
+    """A loop over steps; see :func:`lltm.functional.sequence`.
+
+    checkpoint_steps changes what is saved and not what is computed: here nothing.
+    """
     h, c = state
     steps = input.unbind(0) if batch_sizes is None else input.split(batch_sizes.tolist())
+    # Without steps, one of no rows: so the results depend on every argument, as those of
+    # torch.nn.functional.linear do without rows.
+    steps = steps or (input.reshape(0, input.shape[-1]),)
     outputs: list[Tensor] = []
     for x in reversed(steps) if reverse else steps:
         # The first rows of the batch take this step. The others have ended or, in reverse, not
@@ -56,27 +62,8 @@ def sequence(
         h, c = h_next, c_next
     if reverse:
         outputs.reverse()
-    if not outputs:
-        output = input.new_empty(*input.shape[:-1], h.shape[1])
-    elif batch_sizes is None:
-        output = torch.stack(outputs)
-    else:
-        output = torch.cat(outputs)
+    output = torch.cat(outputs).view(*input.shape[:-1], h.shape[1])
     return output, (h, c)
-
-
-def sequence_checkpointed(
-    input: Tensor,
-    state: tuple[Tensor, Tensor],
-    weights: Tensor,
-    bias: Tensor | None = None,
-    *,
-    checkpoint_steps: int,
-    batch_sizes: Tensor | None = None,
-    reverse: bool = False,
-) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """The same as :func:`sequence`: checkpoints change what is saved, not what is computed."""
-    return sequence(input, state, weights, bias, batch_sizes=batch_sizes, reverse=reverse)
 
 
 class LLTMCell(modules.LLTMCell):

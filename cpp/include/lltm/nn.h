@@ -85,7 +85,7 @@ struct LLTM_API LLTMOptions {
   /// concatenated to the first one's.
   TORCH_ARG(bool, bidirectional) = false;
   /// For training on long sequences, in steps: at least 1, or 0 for not at all. Each
-  /// layer and direction then runs as sequence_checkpointed does, with less memory.
+  /// layer and direction then runs as sequence does with it, with less memory.
   TORCH_ARG(int64_t, checkpoint_steps) = 0;
 };
 

@@ -60,9 +60,16 @@ LLTM_API std::tuple<at::Tensor, at::Tensor> cell(
 ///                     each step, none larger than the one before, the first
 ///                     equal to B, the sum equal to N, as in a PackedSequence
 /// @param reverse      run from each row's own last step to its first
+/// @param checkpoint_steps  0, or n for training on long sequences: instead of the
+///                     activations of every step, 4H values a row, it keeps c at
+///                     every n-th step and computes the activations again in
+///                     backward, those of n steps at a time. Results are the
+///                     same, gradients up to rounding too. With about sqrt(T)
+///                     memory is least. Without gradients it does nothing.
 /// @returns (output, h_n, c_n): output (T, B, H) or (N, H) holds h' of every
 ///          step; h_n and c_n (B, H) the states after each row's last step
-///          taken. T = 0 gives an empty output and the initial states.
+///          taken. T = 0 gives an empty output and the initial states, whose
+///          gradients of weights and bias are zero.
 LLTM_API std::tuple<at::Tensor, at::Tensor, at::Tensor> sequence(
     const at::Tensor& input,
     const at::Tensor& h_0,
@@ -70,23 +77,8 @@ LLTM_API std::tuple<at::Tensor, at::Tensor, at::Tensor> sequence(
     const at::Tensor& weights,
     const std::optional<at::Tensor>& bias = std::nullopt,
     const std::optional<at::Tensor>& batch_sizes = std::nullopt,
-    bool reverse = false);
-
-/// The same as sequence, for training on long sequences: instead of the activations
-/// of every step, 4H values a row, it keeps c at every checkpoint_steps-th step and
-/// computes the activations again in backward, those of checkpoint_steps steps at a time.
-/// Output, h_n and c_n are those of sequence; gradients agree up to rounding. With about
-/// sqrt(T) steps memory is least. Without gradients it is the same as sequence. The other
-/// arguments and the results are those of sequence; checkpoint_steps is at least 1.
-LLTM_API std::tuple<at::Tensor, at::Tensor, at::Tensor> sequence_checkpointed(
-    const at::Tensor& input,
-    const at::Tensor& h_0,
-    const at::Tensor& c_0,
-    const at::Tensor& weights,
-    const std::optional<at::Tensor>& bias,
-    int64_t checkpoint_steps,
-    const std::optional<at::Tensor>& batch_sizes = std::nullopt,
-    bool reverse = false);
+    bool reverse = false,
+    int64_t checkpoint_steps = 0);
 
 /// Packs weights once for the kernels of this machine, for repeated inference
 /// with the same weights. `sequence` packs them in every call.

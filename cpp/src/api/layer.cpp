@@ -349,9 +349,7 @@ std::tuple<Tensor, Tensor, Tensor> LayerModule::run_direction(
   const Tensor& weights = parameters[has_bias ? 2 * k : k];
   const auto bias = has_bias ? std::optional<Tensor>(parameters[2 * k + 1]) : std::nullopt;
   if (prepacked) return sequence_prepacked(input, h_0, c_0, weights, bias, batch_sizes, reverse);
-  if (checkpoint_steps == 0) return sequence(input, h_0, c_0, weights, bias, batch_sizes, reverse);
-  return sequence_checkpointed(
-      input, h_0, c_0, weights, bias, checkpoint_steps, batch_sizes, reverse);
+  return sequence(input, h_0, c_0, weights, bias, batch_sizes, reverse, checkpoint_steps);
 }
 
 LayerModule::Result LayerModule::run(

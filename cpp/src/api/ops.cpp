@@ -1,5 +1,7 @@
 // The operators as C++ functions, each of them one typed call into the dispatcher. A function
 // looks up the handle of its operator once.
+#include <lltm/ops.h>
+
 #include "op/operators.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -14,7 +16,61 @@ c10::TypedOperatorHandle<Signature> find_op(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
 
+// An operator whose arguments are a struct.
+template <typename Result, typename Args>
+class Operator {
+ public:
+  explicit Operator(const char* name) : op_(find_op<Signature<Result, Args>>(name)) {}
+
+  Result operator()(const Args& args) const {
+    return std::apply(
+        [&](const auto&... members) { return op_.call(to_flat(members)...); }, args.flat());
+  }
+
+ private:
+  c10::TypedOperatorHandle<Signature<Result, Args>> op_;
+};
+
 }  // namespace
+
+namespace op {
+
+CellOutputs cell(const CellArgs& args) {
+  static const Operator<CellOutputs, CellArgs> op("lltm::cell");
+  return op(args);
+}
+
+CellResult cell_forward(const CellArgs& args) {
+  static const Operator<CellResult, CellArgs> op("lltm::cell_forward");
+  return op(args);
+}
+
+Gradients cell_backward(const CellBackwardArgs& args) {
+  static const Operator<Gradients, CellBackwardArgs> op("lltm::cell_backward");
+  return op(args);
+}
+
+SequenceOutputs sequence(const SequenceArgs& args) {
+  static const Operator<SequenceOutputs, SequenceArgs> op("lltm::sequence");
+  return op(args);
+}
+
+SequenceResult sequence_forward(const SequenceArgs& args) {
+  static const Operator<SequenceResult, SequenceArgs> op("lltm::sequence_forward");
+  return op(args);
+}
+
+Gradients sequence_backward(const SequenceBackwardArgs& args) {
+  static const Operator<Gradients, SequenceBackwardArgs> op("lltm::sequence_backward");
+  return op(args);
+}
+
+SequenceOutputs sequence_prepacked(const SequenceInputs& args) {
+  static const Operator<SequenceOutputs, SequenceInputs> op("lltm::sequence_prepacked");
+  return op(args);
+}
+
+}  // namespace op
 
 // ---- what users call: lltm/ops.h ----------------------------------------------
 
@@ -24,8 +80,7 @@ std::tuple<Tensor, Tensor> cell(
     const Tensor& c,
     const Tensor& weights,
     const std::optional<Tensor>& bias) {
-  static const auto op = find_op<decltype(cell)>("lltm::cell");
-  return op.call(input, h, c, weights, bias);
+  return op::cell({{input, h, c, weights, bias}});
 }
 
 std::tuple<Tensor, Tensor, Tensor> sequence(
@@ -35,22 +90,9 @@ std::tuple<Tensor, Tensor, Tensor> sequence(
     const Tensor& weights,
     const std::optional<Tensor>& bias,
     const std::optional<Tensor>& batch_sizes,
-    bool reverse) {
-  static const auto op = find_op<decltype(sequence)>("lltm::sequence");
-  return op.call(input, h_0, c_0, weights, bias, batch_sizes, reverse);
-}
-
-std::tuple<Tensor, Tensor, Tensor> sequence_checkpointed(
-    const Tensor& input,
-    const Tensor& h_0,
-    const Tensor& c_0,
-    const Tensor& weights,
-    const std::optional<Tensor>& bias,
-    int64_t checkpoint_steps,
-    const std::optional<Tensor>& batch_sizes,
-    bool reverse) {
-  static const auto op = find_op<decltype(sequence_checkpointed)>("lltm::sequence_checkpointed");
-  return op.call(input, h_0, c_0, weights, bias, checkpoint_steps, batch_sizes, reverse);
+    bool reverse,
+    int64_t checkpoint_steps) {
+  return op::sequence({{input, h_0, c_0, weights, bias, batch_sizes, reverse}, checkpoint_steps});
 }
 
 Tensor prepack(const Tensor& weights, std::optional<at::ScalarType> dtype) {
@@ -66,83 +108,7 @@ std::tuple<Tensor, Tensor, Tensor> sequence_prepacked(
     const std::optional<Tensor>& bias,
     const std::optional<Tensor>& batch_sizes,
     bool reverse) {
-  static const auto op = find_op<decltype(sequence_prepacked)>("lltm::sequence_prepacked");
-  return op.call(input, h_0, c_0, weights, bias, batch_sizes, reverse);
-}
-
-// ---- what training runs: operators.h ------------------------------------------
-
-CellResult cell_forward(const CellArgs& args) {
-  static const auto op = find_op<decltype(cell_op<cell_forward>)>("lltm::cell_forward");
-  return op.call(args.input, args.h, args.c, args.weights, or_nullopt(args.bias));
-}
-
-Gradients cell_backward(const CellBackwardArgs& args) {
-  static const auto op = find_op<decltype(cell_backward_op<cell_backward>)>("lltm::cell_backward");
-  return op.call(
-      or_nullopt(args.grad_h),
-      or_nullopt(args.grad_c),
-      args.input,
-      args.h,
-      args.weights,
-      args.activations,
-      args.output_mask);
-}
-
-SequenceResult sequence_forward(const SequenceArgs& args) {
-  static const auto op = find_op<decltype(sequence_op<sequence_forward>)>("lltm::sequence_forward");
-  return op.call(
-      args.input,
-      args.h_0,
-      args.c_0,
-      args.weights,
-      or_nullopt(args.bias),
-      or_nullopt(args.batch_sizes),
-      args.reverse);
-}
-
-Gradients sequence_backward(const SequenceBackwardArgs& args) {
-  static const auto op =
-      find_op<decltype(sequence_backward_op<sequence_backward>)>("lltm::sequence_backward");
-  return op.call(
-      or_nullopt(args.grad_output),
-      or_nullopt(args.grad_h_n),
-      or_nullopt(args.grad_c_n),
-      args.input,
-      args.h_0,
-      args.weights,
-      args.output,
-      args.activations,
-      or_nullopt(args.batch_sizes),
-      args.reverse,
-      args.output_mask);
-}
-
-SequenceResult sequence_checkpointed_forward(const SequenceArgs& args) {
-  static const auto op = find_op<decltype(sequence_checkpointed_op<sequence_checkpointed_forward>)>(
-      "lltm::sequence_checkpointed_forward");
-  return call_checkpointed([&](const auto&... flat) { return op.call(flat...); }, args);
-}
-
-Gradients sequence_checkpointed_backward(const CheckpointedBackwardArgs& args) {
-  static const auto op =
-      find_op<decltype(sequence_checkpointed_backward_op<sequence_checkpointed_backward>)>(
-          "lltm::sequence_checkpointed_backward");
-  return op.call(
-      or_nullopt(args.grad_output),
-      or_nullopt(args.grad_h_n),
-      or_nullopt(args.grad_c_n),
-      args.input,
-      args.h_0,
-      args.c_0,
-      args.weights,
-      or_nullopt(args.bias),
-      args.output,
-      args.checkpoints,
-      args.checkpoint_steps,
-      or_nullopt(args.batch_sizes),
-      args.reverse,
-      args.output_mask);
+  return op::sequence_prepacked({input, h_0, c_0, weights, bias, batch_sizes, reverse});
 }
 
 }  // namespace lltm

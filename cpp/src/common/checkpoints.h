@@ -12,6 +12,14 @@
 
 namespace lltm {
 
+// How many checkpoints `steps` steps have. checkpoint_steps may be any positive number: no sequence
+// has as many steps as the bound, which keeps the sum from overflowing.
+template <typename Size>  // a number or symbolic
+Size checkpoint_count(const Size& steps, int64_t checkpoint_steps) {
+  const int64_t apart = std::min(checkpoint_steps, int64_t{1} << 62);
+  return (steps + (apart - 1)) / apart;
+}
+
 // Whether there is one before step k, with one every `every` steps; 0: none.
 inline bool has_checkpoint(size_t k, int64_t every) {
   return every > 0 && k % static_cast<size_t>(every) == 0;
@@ -23,8 +31,7 @@ class Checkpoints {
   // Of `steps` steps of a state like c (B, H).
   Checkpoints(int64_t every, size_t steps, const at::Tensor& c) : every_(every) {
     if (every == 0) return;
-    const auto n = static_cast<size_t>(every);
-    const auto count = static_cast<int64_t>((steps + n - 1) / n);
+    const int64_t count = checkpoint_count(static_cast<int64_t>(steps), every);
     tensor_ = at::empty({count, c.size(0), c.size(1)}, c.options());
   }
 

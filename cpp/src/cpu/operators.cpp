@@ -17,12 +17,11 @@ struct Cpu {
   static constexpr auto prepack = cpu::prepack;
 
   static SequenceResult sequence_prepacked(const SequenceArgs& args) {
-    const auto& [input, h_0, c_0, weights, bias, batch_sizes, reverse, save, steps] = args;
-    check_prepacked(weights, input, h_0);
+    check_prepacked(args.weights, args.input, args.h_0);
     // Bytes that were read from a file may lie anywhere.
-    const bool aligned = reinterpret_cast<std::uintptr_t>(weights.const_data_ptr()) % 64 == 0;
-    const at::Tensor packed = aligned ? weights : weights.clone();
-    return sequence_forward({input, h_0, c_0, packed, bias, batch_sizes, reverse, save, steps});
+    const auto address = reinterpret_cast<std::uintptr_t>(args.weights.const_data_ptr());
+    if (address % 64 == 0) return sequence_forward(args);
+    return sequence_forward(with_weights(args, args.weights.clone()));
   }
 };
 

@@ -2,35 +2,23 @@
 // have that dtype (c as well as h). float64 arguments are not cast.
 #include "op/autocast.h"
 
-#include "op/operators.h"
-
-#include <torch/library.h>
-
 namespace lltm {
 namespace {
 
 template <c10::DeviceType device>
-auto cell_autocast(const CellArgs& args) {
-  return call(under_autocast(device, cell), args);
+CellOutputs cell_autocast(const CellArgs& args) {
+  return under_autocast(device, args, op::cell);
 }
 
 template <c10::DeviceType device>
-auto sequence_autocast(const SequenceArgs& args) {
-  return call(under_autocast(device, sequence), args);
-}
-
-template <c10::DeviceType device>
-auto sequence_checkpointed_autocast(const SequenceArgs& args) {
-  return call_checkpointed(under_autocast(device, sequence_checkpointed), args);
+SequenceOutputs sequence_autocast(const SequenceArgs& args) {
+  return under_autocast(device, args, op::sequence);
 }
 
 template <c10::DeviceType device>
 void register_autocast(torch::Library& m) {
-  m.impl("cell", TORCH_FN(cell_op<cell_autocast<device>>));
-  m.impl("sequence", TORCH_FN(sequence_op<sequence_autocast<device>>));
-  m.impl(
-      "sequence_checkpointed",
-      TORCH_FN(sequence_checkpointed_op<sequence_checkpointed_autocast<device>>));
+  implement<cell_autocast<device>>(m, "cell");
+  implement<sequence_autocast<device>>(m, "sequence");
 }
 
 }  // namespace

@@ -1,9 +1,10 @@
 // The arguments of an operator under autocast.
 #pragma once
 
+#include "op/operators.h"
+
 #include <ATen/autocast_mode.h>
 
-#include <cstdint>
 #include <optional>
 
 namespace lltm {
@@ -21,11 +22,13 @@ class Autocast {
   at::Tensor operator()(const at::Tensor& tensor) const {
     return tensor.defined() ? at::autocast::cached_cast(dtype_, tensor, device_) : tensor;
   }
-  std::optional<at::Tensor> operator()(const std::optional<at::Tensor>& tensor) const {
-    return tensor.has_value() ? std::optional<at::Tensor>((*this)(*tensor)) : std::nullopt;
+  std::optional<at::Tensor> operator()(const OptionalTensor& tensor) const {
+    return or_nullopt((*this)(static_cast<const at::Tensor&>(tensor)));
   }
-  bool operator()(bool flag) const { return flag; }
-  int64_t operator()(int64_t number) const { return number; }
+  template <typename Option>
+  Option operator()(const Option& option) const {
+    return option;
+  }
 
  private:
   c10::DeviceType device_;
@@ -33,13 +36,10 @@ class Autocast {
   at::ScalarType dtype_;
 };
 
-// A function that calls `op` with its arguments cast.
-template <typename Op>
-auto under_autocast(c10::DeviceType device, const Op& op) {
-  return [device, &op](const auto&... args) {
-    const Autocast cast(device);
-    return op(cast(args)...);
-  };
+// run(args) with the arguments cast.
+template <typename Args, typename Run>
+auto under_autocast(c10::DeviceType device, const Args& args, const Run& run) {
+  return run_changed(args, Autocast(device), run);
 }
 
 }  // namespace lltm

@@ -5,15 +5,16 @@
 #include "op/composite.h"
 #include "op/operators.h"
 
+#include <lltm/ops.h>
+
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/autograd/custom_function.h>
-#include <torch/library.h>
 
 #include <algorithm>
-#include <array>
-#include <functional>
+#include <string>
+#include <type_traits>
 
 namespace lltm {
 namespace {
@@ -22,18 +23,80 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-using Required = std::array<std::reference_wrapper<const Tensor>, 4>;
+// What is differentiated: each operator with its training form, and both again in operations that
+// ATen can differentiate.
+struct CellOperator {
+  using Args = CellArgs;
+  static constexpr auto check = check_cell;
+  static constexpr auto call = op::cell;
+  static constexpr auto forward = op::cell_forward;
+  static constexpr auto backward = op::cell_backward;
+  static constexpr auto composite_forward = composite::cell_forward;
+  static constexpr auto composite_backward = composite::cell_backward_anew;
+
+  // The results that backward takes, and its arguments with them.
+  static variable_list kept(const CellResult& results) { return {std::get<2>(results)}; }
+  static CellBackwardArgs backward_args(
+      const CellArgs& args,
+      const Tensor* kept,
+      const variable_list& grads,
+      const OutputMask& output_mask) {
+    return {args, kept[0], grads[0], grads[1], output_mask};
+  }
+};
+
+struct SequenceOperator {
+  using Args = SequenceArgs;
+  static constexpr auto check = check_sequence;
+  static constexpr auto call = op::sequence;
+  static constexpr auto forward = op::sequence_forward;
+  static constexpr auto backward = op::sequence_backward;
+  static constexpr auto composite_forward = composite::sequence_forward;
+  static constexpr auto composite_backward = composite::sequence_backward_anew;
+
+  static variable_list kept(const SequenceResult& results) {
+    return {std::get<0>(results), std::get<3>(results)};
+  }
+  static SequenceBackwardArgs backward_args(
+      const SequenceArgs& args,
+      const Tensor* kept,
+      const variable_list& grads,
+      const OutputMask& output_mask) {
+    return {
+        args, args.checkpoint_steps, kept[0], kept[1], grads[0], grads[1], grads[2], output_mask};
+  }
+};
+
+// ---- the arguments of a call, and what a node keeps of them ---------------------
+
+template <typename Args, typename Visit>
+void for_each_member(const Args& args, const Visit& visit) {
+  std::apply([&](const auto&... members) { (visit(members), ...); }, args.flat());
+}
+
+// The gradients of an operator are those of the first of its tensors.
+template <typename Args, typename Visit>
+void for_each_tensor(const Args& args, const Visit& visit) {
+  for_each_member(args, [&](const auto& member) {
+    if constexpr (TensorMember<decltype(member)>) visit(member);
+  });
+}
 
 // False if a required argument is missing: that is an error, which the checks of the
 // backend report.
-bool requires_grad(const Required& required, const Tensor& bias) {
+template <typename Args>
+bool requires_grad(const Args& args) {
   if (!at::GradMode::is_enabled()) return false;
-  bool any = bias.defined() && bias.requires_grad();
-  for (const Tensor& tensor : required) {
-    if (!tensor.defined()) return false;
-    any = any || tensor.requires_grad();
-  }
-  return any;
+  bool any = false;
+  bool complete = true;
+  for_each_tensor(args, [&](const auto& member) {
+    const Tensor& tensor = member;
+    any = any || (tensor.defined() && tensor.requires_grad());
+    if constexpr (std::is_same_v<decltype(member), const Tensor&>) {
+      complete = complete && tensor.defined();
+    }
+  });
+  return any && complete;
 }
 
 bool is_dual(const Tensor& tensor) {
@@ -48,9 +111,11 @@ bool is_transformed() {
 
 // Whether a transform is active or an argument is a dual number of forward mode. A
 // torch::autograd::Function supports neither.
-bool needs_composite(const Required& required, const Tensor& bias) {
-  return is_transformed() || std::any_of(required.begin(), required.end(), is_dual) ||
-         is_dual(bias);
+template <typename Args>
+bool needs_composite(const Args& args) {
+  bool any = is_transformed();
+  for_each_tensor(args, [&](const Tensor& tensor) { any = any || is_dual(tensor); });
+  return any;
 }
 
 // Whether the gradients themselves will be differentiated: backward records a graph,
@@ -60,224 +125,117 @@ bool is_differentiated(const variable_list& grads) {
          std::any_of(grads.begin(), grads.end(), is_dual);
 }
 
-// Of input, h, c, weights, bias. needs_input_grad numbers only the tensors that were
-// given, so an absent bias has no number.
-OutputMask wanted_gradients(const AutogradContext& context, bool has_bias) {
-  OutputMask wanted;
-  for (size_t k = 0; k < 4; ++k) wanted[k] = context.needs_input_grad(k);
-  wanted[4] = has_bias && context.needs_input_grad(4);
+// Of the first tensors. needs_input_grad numbers only the tensors that were given, so an absent
+// bias has no number.
+template <typename Args>
+OutputMask wanted_gradients(const AutogradContext& context, const Args& args) {
+  OutputMask wanted = {};
+  size_t k = 0;
+  size_t given = 0;
+  for_each_tensor(args, [&](const Tensor& tensor) {
+    if (k < wanted.size()) wanted[k++] = tensor.defined() && context.needs_input_grad(given++);
+  });
   return wanted;
 }
 
-struct CellFunction : torch::autograd::Function<CellFunction> {
+// Every member has its place: a tensor among the saved variables, another in saved_data.
+template <typename Args>
+void save(AutogradContext& context, const Args& args, const variable_list& kept) {
+  variable_list tensors;
+  for_each_member(args, [&](const auto& member) {
+    if constexpr (TensorMember<decltype(member)>) {
+      tensors.push_back(member);
+    } else {
+      context.saved_data[std::to_string(tensors.size())] = member;
+      tensors.emplace_back();
+    }
+  });
+  tensors.insert(tensors.end(), kept.begin(), kept.end());
+  context.save_for_backward(std::move(tensors));
+}
+
+// Refers to the saved variables, `tensors`, which end with the kept ones.
+template <typename Args>
+Args saved_args(AutogradContext& context, const variable_list& tensors) {
+  using Members = decltype(std::declval<Args>().flat());
+  const auto member = [&]<size_t k>() -> decltype(auto) {
+    using Member = std::tuple_element_t<k, Members>;
+    if constexpr (TensorMember<Member>) {
+      return (tensors[k]);
+    } else {
+      return context.saved_data.at(std::to_string(k)).template to<std::decay_t<Member>>();
+    }
+  };
+  return [&]<size_t... k>(std::index_sequence<k...>) {
+    return from_flat<Args>(member.template operator()<k>()...);
+  }(std::make_index_sequence<std::tuple_size_v<Members>>());
+}
+
+// A gradient for every member, where there is none an undefined one.
+template <typename Args>
+variable_list at_their_places(const Args& args, const variable_list& gradients) {
+  variable_list result;
+  size_t k = 0;
+  for_each_member(args, [&](const auto& member) {
+    const bool has_one = TensorMember<decltype(member)> && k < gradients.size();
+    result.push_back(has_one ? gradients[k++] : Tensor());
+  });
+  return result;
+}
+
+template <typename... Results>
+variable_list as_list(std::tuple<Results...> results) {
+  return std::apply([](auto&... tensors) { return variable_list{std::move(tensors)...}; }, results);
+}
+
+template <typename Op>
+struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator<Op>> {
   // Compiled autograd may trace backward, because backward reads the context only.
   static constexpr bool is_traceable = true;
 
-  static variable_list forward(
-      AutogradContext* context,
-      const Tensor& input,
-      const Tensor& h,
-      const Tensor& c,
-      const Tensor& weights,
-      const std::optional<Tensor>& bias_or_none) {
+  template <typename... Flat>
+  static variable_list forward(AutogradContext* context, const Flat&... flat) {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const Tensor& bias = or_undefined(bias_or_none);
-    auto [h_next, c_next, activations] = cell_forward({input, h, c, weights, bias, /*save=*/true});
+    const auto args = from_flat<typename Op::Args>(flat...);
+    auto results = Op::forward(args);
     context->set_materialize_grads(false);
-    // c and bias are saved for double backward only.
-    context->save_for_backward({input, h, c, weights, bias, activations});
-    return {h_next, c_next};
+    save(*context, args, Op::kept(results));
+    return as_list(without_saved(std::move(results)));
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    const variable_list saved = context->get_saved_variables();
-    const Tensor &input = saved[0], &h = saved[1], &c = saved[2], &weights = saved[3];
-    const Tensor &bias = saved[4], &activations = saved[5];
-    const OutputMask mask = wanted_gradients(*context, bias.defined());
-    Gradients result;
-    if (is_differentiated(grads)) {
-      // To autograd the saved activations are constants. Recomputed from the
-      // arguments, they are differentiable.
-      const auto [h_next, c_next, anew] =
-          composite::cell_forward({input, h, c, weights, bias, /*save=*/true});
-      result = composite::cell_backward({grads[0], grads[1], input, h, weights, anew, mask});
-    } else {
-      result = cell_backward({grads[0], grads[1], input, h, weights, activations, mask});
-    }
-    auto& [d_input, d_h, d_c, d_weights, d_bias] = result;
-    return {d_input, d_h, d_c, d_weights, d_bias};
+    const variable_list tensors = context->get_saved_variables();
+    const auto args = saved_args<typename Op::Args>(*context, tensors);
+    constexpr size_t count = std::tuple_size_v<decltype(args.flat())>;
+    const auto backward_args =
+        Op::backward_args(args, tensors.data() + count, grads, wanted_gradients(*context, args));
+    return at_their_places(
+        args,
+        as_list(
+            is_differentiated(grads) ? Op::composite_backward(backward_args)
+                                     : Op::backward(backward_args)));
   }
 };
 
-struct SequenceFunction : torch::autograd::Function<SequenceFunction> {
-  static constexpr bool is_traceable = true;
+// ---- the kernels under the Autograd key ------------------------------------------
 
-  static variable_list forward(
-      AutogradContext* context,
-      const Tensor& input,
-      const Tensor& h_0,
-      const Tensor& c_0,
-      const Tensor& weights,
-      const std::optional<Tensor>& bias_or_none,
-      const std::optional<Tensor>& batch_sizes_or_none,
-      bool reverse) {
+template <typename Op>
+auto autograd(const typename Op::Args& args) {
+  if (needs_composite(args)) {
+    Op::check(args);
+    return without_saved(Op::composite_forward(args));
+  }
+  if (!requires_grad(args)) {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const Tensor& bias = or_undefined(bias_or_none);
-    const Tensor& batch_sizes = or_undefined(batch_sizes_or_none);
-    auto [output, h_n, c_n, activations] =
-        sequence_forward({input, h_0, c_0, weights, bias, batch_sizes, reverse, /*save=*/true});
-    context->set_materialize_grads(false);
-    context->saved_data["reverse"] = reverse;
-    context->save_for_backward({input, h_0, c_0, weights, bias, batch_sizes, output, activations});
-    return {output, h_n, c_n};
+    return Op::call(args);
   }
-
-  static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    const variable_list saved = context->get_saved_variables();
-    const Tensor &input = saved[0], &h_0 = saved[1], &c_0 = saved[2], &weights = saved[3];
-    const Tensor &bias = saved[4], &batch_sizes = saved[5];
-    const bool reverse = context->saved_data["reverse"].toBool();
-    const OutputMask mask = wanted_gradients(*context, bias.defined());
-    const auto gradients_by = [&](const auto& compute, const Tensor& output, const Tensor& a) {
-      return compute(
-          SequenceBackwardArgs{
-              grads[0],
-              grads[1],
-              grads[2],
-              input,
-              h_0,
-              weights,
-              output,
-              a,
-              batch_sizes,
-              reverse,
-              mask});
-    };
-    Gradients result;
-    if (is_differentiated(grads)) {
-      // As for the cell.
-      const auto [output, h_n, c_n, activations] = composite::sequence_forward(
-          {input, h_0, c_0, weights, bias, batch_sizes, reverse, /*save=*/true});
-      result = gradients_by(composite::sequence_backward, output, activations);
-    } else {
-      result = gradients_by(sequence_backward, saved[6], saved[7]);
-    }
-    auto& [d_input, d_h_0, d_c_0, d_weights, d_bias] = result;
-    return {d_input, d_h_0, d_c_0, d_weights, d_bias, Tensor(), Tensor()};
-  }
-};
-
-struct CheckpointedSequenceFunction : torch::autograd::Function<CheckpointedSequenceFunction> {
-  static constexpr bool is_traceable = true;
-
-  static variable_list forward(
-      AutogradContext* context,
-      const Tensor& input,
-      const Tensor& h_0,
-      const Tensor& c_0,
-      const Tensor& weights,
-      const std::optional<Tensor>& bias_or_none,
-      int64_t checkpoint_steps,
-      const std::optional<Tensor>& batch_sizes_or_none,
-      bool reverse) {
-    at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const Tensor& bias = or_undefined(bias_or_none);
-    const Tensor& batch_sizes = or_undefined(batch_sizes_or_none);
-    auto [output, h_n, c_n, checkpoints] = sequence_checkpointed_forward(
-        {input, h_0, c_0, weights, bias, batch_sizes, reverse, /*save=*/true, checkpoint_steps});
-    context->set_materialize_grads(false);
-    context->saved_data["checkpoint_steps"] = checkpoint_steps;
-    context->saved_data["reverse"] = reverse;
-    context->save_for_backward({input, h_0, c_0, weights, bias, batch_sizes, output, checkpoints});
-    return {output, h_n, c_n};
-  }
-
-  static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    const variable_list saved = context->get_saved_variables();
-    const Tensor& bias = saved[4];
-    const CheckpointedBackwardArgs args = {
-        grads[0],
-        grads[1],
-        grads[2],
-        saved[0],
-        saved[1],
-        saved[2],
-        saved[3],
-        bias,
-        saved[6],
-        saved[7],
-        context->saved_data["checkpoint_steps"].toInt(),
-        saved[5],
-        context->saved_data["reverse"].toBool(),
-        wanted_gradients(*context, bias.defined())};
-    // As for the cell.
-    const auto [d_input, d_h_0, d_c_0, d_weights, d_bias] =
-        is_differentiated(grads) ? composite::sequence_checkpointed_backward(args)
-                                 : sequence_checkpointed_backward(args);
-    return {d_input, d_h_0, d_c_0, d_weights, d_bias, Tensor(), Tensor(), Tensor()};
-  }
-};
-
-// Takes flat arguments and not CellArgs, so that bias reaches the kernel as the optional
-// that it is, without a copy.
-std::tuple<Tensor, Tensor> cell_autograd(
-    const Tensor& input,
-    const Tensor& h,
-    const Tensor& c,
-    const Tensor& weights,
-    const std::optional<Tensor>& bias_or_none) {
-  const Tensor& bias = or_undefined(bias_or_none);
-  if (needs_composite({input, h, c, weights}, bias)) {
-    const CellArgs args{input, h, c, weights, bias, /*save=*/false};
-    check_cell(args);
-    const auto [h_next, c_next, activations] = composite::cell_forward(args);
-    return {h_next, c_next};
-  }
-  if (!requires_grad({input, h, c, weights}, bias)) {
-    at::AutoDispatchBelowADInplaceOrView below_autograd;
-    return cell(input, h, c, weights, bias_or_none);
-  }
-  const variable_list result = CellFunction::apply(input, h, c, weights, or_nullopt(bias));
-  return {result[0], result[1]};
-}
-
-std::tuple<Tensor, Tensor, Tensor> sequence_autograd(const SequenceArgs& args) {
-  const auto& [input, h_0, c_0, weights, bias, batch_sizes, reverse, save, checkpoint_steps] = args;
-  if (needs_composite({input, h_0, c_0, weights}, bias)) {
-    check_sequence(args);
-    const auto [output, h_n, c_n, activations] = composite::sequence_forward(args);
-    return {output, h_n, c_n};
-  }
-  if (!requires_grad({input, h_0, c_0, weights}, bias)) {
-    at::AutoDispatchBelowADInplaceOrView below_autograd;
-    return call(sequence, args);
-  }
-  const variable_list result = SequenceFunction::apply(
-      input, h_0, c_0, weights, or_nullopt(bias), or_nullopt(batch_sizes), reverse);
-  return {result[0], result[1], result[2]};
-}
-
-std::tuple<Tensor, Tensor, Tensor> sequence_checkpointed_autograd(const SequenceArgs& args) {
-  const auto& [input, h_0, c_0, weights, bias, batch_sizes, reverse, save, checkpoint_steps] = args;
-  if (needs_composite({input, h_0, c_0, weights}, bias)) {
-    check_sequence_checkpointed(args);
-    const auto [output, h_n, c_n, activations] = composite::sequence_forward(args);
-    return {output, h_n, c_n};
-  }
-  if (!requires_grad({input, h_0, c_0, weights}, bias)) {
-    at::AutoDispatchBelowADInplaceOrView below_autograd;
-    return call_checkpointed(sequence_checkpointed, args);
-  }
-  const variable_list result = CheckpointedSequenceFunction::apply(
-      input,
-      h_0,
-      c_0,
-      weights,
-      or_nullopt(bias),
-      checkpoint_steps,
-      or_nullopt(batch_sizes),
-      reverse);
-  return {result[0], result[1], result[2]};
+  const variable_list results = std::apply(
+      [](const auto&... members) { return DifferentiableOperator<Op>::apply(to_flat(members)...); },
+      args.flat());
+  using Outputs = decltype(Op::call(args));
+  return [&]<size_t... k>(std::index_sequence<k...>) {
+    return Outputs(results[k]...);
+  }(std::make_index_sequence<std::tuple_size_v<Outputs>>());
 }
 
 // Packed weights have no derivative.
@@ -289,19 +247,15 @@ Tensor prepack_autograd(const Tensor& weights, std::optional<at::ScalarType> dty
 }  // namespace
 
 TORCH_LIBRARY_IMPL(lltm, Autograd, m) {
+  implement<autograd<CellOperator>>(m, "cell");
+  implement<autograd<SequenceOperator>>(m, "sequence");
   m.impl("prepack", TORCH_FN(prepack_autograd));
-  m.impl("cell", TORCH_FN(cell_autograd));
-  m.impl("sequence", TORCH_FN(sequence_op<sequence_autograd>));
-  m.impl(
-      "sequence_checkpointed", TORCH_FN(sequence_checkpointed_op<sequence_checkpointed_autograd>));
   for (const char* op :
        {"cell_forward",
         "cell_backward",
-        "sequence_prepacked",
         "sequence_forward",
         "sequence_backward",
-        "sequence_checkpointed_forward",
-        "sequence_checkpointed_backward"}) {
+        "sequence_prepacked"}) {
     m.impl(op, torch::autograd::autogradNotImplementedFallback());
   }
 }

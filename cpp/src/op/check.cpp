@@ -1,12 +1,18 @@
 #include "op/check.h"
 
 #include "cell/cell.h"
+#include "common/checkpoints.h"
 #include "common/format.h"
 #include "common/steps.h"
 
 #include <c10/core/Layout.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <span>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -25,48 +31,110 @@ bool equal(const SymInt& a, const SymInt& b) {
   return a.sym_eq(b).expect_true(__FILE__, __LINE__);
 }
 
-// The shape of weights in error messages: "(3H, H+I)" for three gates.
-static_assert(Cell::kGates < 10);
-constexpr char kWeightsShape[] = {'(', '0' + Cell::kGates, 'H', ',', ' ', 'H', '+', 'I', ')', '\0'};
+// ---- shapes in letters -------------------------------------------------------
+
+// The letters of lltm/ops.h, and the number of checkpoints.
+enum Letter : uint8_t { kSteps, kBatch, kRows, kInput, kHidden, kCheckpoints, kLetters };
+constexpr char kLetterTexts[] = "TBNIHK";
+
+// A letter, or some times it, or H + I.
+struct Size {
+  Letter letter;
+  int64_t times = 1;
+  bool plus_input = false;
+};
+using Shape = std::span<const Size>;
+
+constexpr Size kStepInput[] = {{kBatch}, {kInput}};
+constexpr Size kPaddedInput[] = {{kSteps}, {kBatch}, {kInput}};
+constexpr Size kPackedInput[] = {{kRows}, {kInput}};
+constexpr Size kState[] = {{kBatch}, {kHidden}};
+constexpr Size kPaddedOutput[] = {{kSteps}, {kBatch}, {kHidden}};
+constexpr Size kPackedOutput[] = {{kRows}, {kHidden}};
+constexpr Size kJoined[] = {{kBatch}, {kHidden, 1, /*plus_input=*/true}};
+constexpr Size kWeights[] = {{kHidden, Cell::kGates}, {kHidden, 1, /*plus_input=*/true}};
+constexpr Size kBias[] = {{kHidden, Cell::kGates}};
+constexpr Size kGatesOfStep[] = {{kBatch}, {kHidden, Cell::kGates}};
+constexpr Size kActivationsOfStep[] = {{kBatch}, {kHidden, Cell::kSaved}};
+constexpr Size kActivations[] = {{kRows}, {kHidden, Cell::kSaved}};
+constexpr Size kSavedCheckpoints[] = {{kCheckpoints}, {kBatch}, {kHidden}};
+
+// The shape in letters, such as "(3H, H+I)".
+std::string text_of(Shape shape) {
+  std::ostringstream text;
+  text << '(';
+  for (size_t d = 0; d < shape.size(); ++d) {
+    const auto& [letter, times, plus_input] = shape[d];
+    if (d > 0) text << ", ";
+    if (times > 1) text << times;
+    text << kLetterTexts[letter] << (plus_input ? "+I" : "");
+  }
+  text << (shape.size() == 1 ? ",)" : ")");
+  return text.str();
+}
+
+// What the letters are in one call.
+class Sizes {
+ public:
+  const SymInt& operator[](Letter letter) const { return values_[letter]; }
+  SymInt& operator[](Letter letter) { return values_[letter]; }
+
+  SymInt of(const Size& size) const {
+    const SymInt& value = values_[size.letter];
+    if (size.plus_input) return value + values_[kInput];
+    return size.times == 1 ? value : value * size.times;
+  }
+
+ private:
+  std::array<SymInt, kLetters> values_;
+};
+
+// ---- one set of arguments ----------------------------------------------------
+
+enum Kind {
+  kRequired,
+  kOptional,
+  // The sizes of the call are read from these, and compared with all.
+  kDecides,
+};
 
 struct Argument {
   const Tensor& tensor;
   const char* name;
-  bool optional = false;
-};
-using Arguments = std::initializer_list<Argument>;
+  Shape shape;
+  Kind kind = kRequired;
 
-// The most frequent value of `property` among the arguments; the first of several equally
-// frequent ones.
-template <typename Property>
-auto most_frequent(Arguments arguments, Property property) {
-  using Value = decltype(property(std::declval<const Tensor&>()));
-  std::optional<Value> result;
+  bool has_rank() const { return tensor.dim() == static_cast<int64_t>(shape.size()); }
+};
+
+// The most frequent one; of several, the first.
+template <typename Value, typename Equal>
+Value most_frequent(const std::vector<Value>& values, const Equal& equal) {
+  const Value* result = nullptr;
   int64_t most = 0;
-  for (const Argument& candidate : arguments) {
-    if (!candidate.tensor.defined()) continue;
-    const Value value = property(candidate.tensor);
-    int64_t count = 0;
-    for (const Argument& a : arguments) count += a.tensor.defined() && property(a.tensor) == value;
+  for (const Value& value : values) {
+    const int64_t count = std::count_if(
+        values.begin(), values.end(), [&](const Value& other) { return equal(other, value); });
     if (count > most) {
       most = count;
-      result = value;
+      result = &value;
     }
   }
   return *result;
 }
 
-// Checks the arguments of one call: each must be a strided tensor, and all must
-// be of one device and one dtype. Where they disagree, the error names an argument that
+// Checks the arguments of one call: each must be a strided tensor, all must be of one device and
+// one dtype, and their shapes must agree. Where they do not, the error names an argument that
 // differs from the majority.
 class Checker {
  public:
-  Checker(const char* op, Arguments arguments) : op_(op) {
+  // `arguments` must outlive the checker.
+  Checker(const char* op, std::span<const Argument> arguments) : op_(op), arguments_(arguments) {
     bool agree = true;
     const Tensor* first = nullptr;
-    for (const auto& [tensor, name, optional] : arguments) {
+    for (const auto& [tensor, name, shape, kind] : arguments) {
       TORCH_CHECK_TYPE(
-          tensor.defined() || optional,
+          tensor.defined() || kind == kOptional,
           op_,
           ": expected ",
           name,
@@ -81,59 +149,36 @@ class Checker {
               tensor.device() == first->device();
     }
     device_ = first->device();
-    if (!agree) report_mismatch(arguments);
+    if (!agree) report_mismatch();
   }
 
-  // `pattern` is the shape in the error message, such as "(B, I)".
-  void rank(const Tensor& tensor, const char* name, int64_t dims, const char* pattern) const {
-    TORCH_CHECK_VALUE(
-        tensor.dim() == dims,
-        op_,
-        ": expected ",
-        name,
-        " of shape ",
-        pattern,
-        ", got ",
-        shape_text(tensor.sym_sizes()));
-  }
-
-  // An absent optional argument passes.
-  void shape(const Tensor& tensor, const char* name, std::initializer_list<SymInt> expected) const {
-    if (!tensor.defined()) return;
-    const c10::SymIntArrayRef sizes = tensor.sym_sizes();
-    bool same = sizes.size() == expected.size();
-    for (size_t d = 0; same && d < expected.size(); ++d) {
-      same = equal(sizes[d], expected.begin()[d]);
+  // What the letters are, where the shapes agree. `derive` sets letters that follow from others.
+  template <typename Derive>
+  Sizes sizes(const Derive& derive, const Tensor& batch_sizes = {}) const {
+    Sizes sizes;
+    read(sizes);
+    derive(sizes);
+    if (misfit(sizes) != nullptr) {
+      settle(sizes, batch_sizes);
+      derive(sizes);
+      report_shape(*misfit(sizes), sizes);
     }
+    return sizes;
+  }
+  Sizes sizes() const {
+    return sizes([](const Sizes&) {});
+  }
+
+  void report_shape(const Argument& a, const std::string& expected) const {
     TORCH_CHECK_VALUE(
-        same,
+        false,
         op_,
         ": expected ",
-        name,
+        a.name,
         " of shape ",
-        shape_text(c10::SymIntArrayRef(expected)),
+        expected,
         ", got ",
-        shape_text(sizes));
-  }
-
-  // H, from the shape of the weights.
-  SymInt hidden(const Tensor& weights) const {
-    rank(weights, "weights", 2, kWeightsShape);
-    const SymInt rows = weights.sym_size(0);
-    TORCH_CHECK_VALUE(
-        equal(rows % Cell::kGates, 0),
-        op_,
-        ": expected weights of shape ",
-        kWeightsShape,
-        ", got ",
-        shape_text(weights.sym_sizes()));
-    return rows / Cell::kGates;
-  }
-
-  void weights_and_bias(
-      const Tensor& weights, const Tensor& bias, const SymInt& input, const SymInt& hidden) const {
-    shape(weights, "weights", {hidden * Cell::kGates, hidden + input});
-    shape(bias, "bias", {hidden * Cell::kGates});
+        shape_text(a.tensor.sym_sizes()));
   }
 
   // batch_sizes of a packed sequence. On the meta device it has no values to check.
@@ -149,7 +194,11 @@ class Checker {
         ": expected batch_sizes on device cpu, got ",
         sizes.device());
     strided(sizes, "batch_sizes");
-    rank(sizes, "batch_sizes", 1, "(T,)");
+    TORCH_CHECK_VALUE(
+        sizes.dim() == 1,
+        op_,
+        ": expected batch_sizes of shape (T,), got ",
+        shape_text(sizes.sym_sizes()));
     if (device_.is_meta()) return;
 
     const int64_t first = batch.guard_int(__FILE__, __LINE__);
@@ -186,15 +235,7 @@ class Checker {
   }
 
  private:
-  // Reading fails where torch.vmap maps over batch_sizes, at any level.
-  std::vector<int64_t> values_of_batch_sizes(const Tensor& sizes) const {
-    try {
-      return read_batch_sizes(sizes);
-    } catch (const c10::Error&) {
-      TORCH_CHECK(
-          false, op_, ": expected one batch_sizes for all samples of vmap, got one for each");
-    }
-  }
+  // ---- dtypes, devices, layouts
 
   void supported(const Tensor& tensor, const char* name) const {
     TORCH_CHECK_TYPE(
@@ -206,10 +247,27 @@ class Checker {
         dtype_text(tensor.scalar_type()));
   }
 
-  void report_mismatch(Arguments arguments) const {
-    const auto dtype = most_frequent(arguments, [](const Tensor& t) { return t.scalar_type(); });
-    const auto device = most_frequent(arguments, [](const Tensor& t) { return t.device(); });
-    for (const auto& [tensor, name, optional] : arguments) {
+  void strided(const Tensor& tensor, const char* name) const {
+    TORCH_CHECK(
+        tensor.layout() == at::kStrided,
+        op_,
+        ": expected ",
+        name,
+        " of layout Strided, got ",
+        tensor.layout());
+  }
+
+  void report_mismatch() const {
+    std::vector<at::ScalarType> dtypes;
+    std::vector<at::Device> devices;
+    for (const Argument& a : arguments_) {
+      if (!a.tensor.defined()) continue;
+      dtypes.push_back(a.tensor.scalar_type());
+      devices.push_back(a.tensor.device());
+    }
+    const at::ScalarType dtype = most_frequent(dtypes, std::equal_to());
+    const at::Device device = most_frequent(devices, std::equal_to());
+    for (const auto& [tensor, name, shape, kind] : arguments_) {
       if (!tensor.defined()) continue;
       TORCH_CHECK_TYPE(
           tensor.scalar_type() == dtype,
@@ -232,257 +290,220 @@ class Checker {
     }
   }
 
-  void strided(const Tensor& tensor, const char* name) const {
-    TORCH_CHECK(
-        tensor.layout() == at::kStrided,
-        op_,
-        ": expected ",
-        name,
-        " of layout Strided, got ",
-        tensor.layout());
+  // ---- shapes
+
+  // The letters, from the arguments that decide.
+  void read(Sizes& sizes) const {
+    for (const Argument& a : arguments_) {
+      if (a.kind != kDecides) continue;
+      if (!a.has_rank()) report_shape(a, text_of(a.shape));
+      const c10::SymIntArrayRef actual = a.tensor.sym_sizes();
+      for (size_t d = 0; d < a.shape.size(); ++d) {
+        const auto& [letter, times, plus_input] = a.shape[d];
+        if (plus_input) continue;
+        if (times > 1 && !equal(actual[d] % times, 0)) report_shape(a, text_of(a.shape));
+        sizes[letter] = times > 1 ? actual[d] / times : actual[d];
+      }
+    }
+  }
+
+  // The first argument that has another shape than these sizes say, or null.
+  const Argument* misfit(const Sizes& sizes) const {
+    for (const Argument& a : arguments_) {
+      if (!a.tensor.defined()) continue;
+      if (!a.has_rank()) return &a;
+      const c10::SymIntArrayRef actual = a.tensor.sym_sizes();
+      for (size_t d = 0; d < actual.size(); ++d) {
+        if (!equal(actual[d], sizes.of(a.shape[d]))) return &a;
+      }
+    }
+    return nullptr;
+  }
+
+  // Each letter as most arguments have it. Where as many differ the weights decide, which a caller
+  // seldom gets wrong: they come after the states.
+  void settle(Sizes& sizes, const Tensor& batch_sizes) const {
+    for (const Letter letter : {kSteps, kBatch, kRows, kHidden}) {
+      std::vector<SymInt> stated;
+      for (size_t k = arguments_.size(); k-- > 0;) {
+        const Argument& a = arguments_[k];
+        if (!a.tensor.defined() || !a.has_rank()) continue;
+        for (size_t d = 0; d < a.shape.size(); ++d) {
+          const SymInt size = a.tensor.sym_size(static_cast<int64_t>(d));
+          const auto& [of, times, plus_input] = a.shape[d];
+          if (of == letter && !plus_input && equal(size % times, 0)) stated.push_back(size / times);
+        }
+      }
+      if (letter == kBatch && has_values(batch_sizes)) {
+        const std::vector<int64_t> values = values_of_batch_sizes(batch_sizes);
+        if (!values.empty()) stated.emplace_back(values[0]);
+      }
+      if (!stated.empty()) sizes[letter] = most_frequent(stated, equal);
+    }
+  }
+
+  void report_shape(const Argument& a, const Sizes& sizes) const {
+    std::vector<SymInt> expected;
+    for (const Size& size : a.shape) expected.push_back(sizes.of(size));
+    report_shape(a, shape_text(c10::SymIntArrayRef(expected)));
+  }
+
+  // ---- batch_sizes
+
+  bool has_values(const Tensor& batch_sizes) const {
+    return batch_sizes.defined() && !device_.is_meta() && batch_sizes.device().is_cpu() &&
+           batch_sizes.scalar_type() == at::kLong && batch_sizes.dim() == 1;
+  }
+
+  // Reading fails where torch.vmap maps over batch_sizes, at any level.
+  std::vector<int64_t> values_of_batch_sizes(const Tensor& sizes) const {
+    try {
+      return read_batch_sizes(sizes);
+    } catch (const c10::Error&) {
+      TORCH_CHECK(
+          false, op_, ": expected one batch_sizes for all samples of vmap, got one for each");
+    }
   }
 
   const char* op_;
+  std::span<const Argument> arguments_;
   at::Device device_ = at::kCPU;
 };
 
-struct CellSizes {
-  SymInt batch, input, hidden;
-};
-
-CellSizes cell_sizes(const Checker& check, const Tensor& input, const Tensor& weights) {
-  check.rank(input, "input", 2, "(B, I)");
-  return {input.sym_size(0), input.sym_size(1), check.hidden(weights)};
+Shape input_shape(const SequenceInputs& args) {
+  return args.batch_sizes.defined() ? Shape(kPackedInput) : Shape(kPaddedInput);
+}
+Shape output_shape(const SequenceInputs& args) {
+  return args.batch_sizes.defined() ? Shape(kPackedOutput) : Shape(kPaddedOutput);
 }
 
-// Rows is T * B, or N when packed.
-struct SequenceSizes {
-  SymInt steps, batch, rows, input, hidden;
-};
-
-SequenceSizes sequence_sizes(
-    const Checker& check,
-    const Tensor& input,
-    const Tensor& h_0,
-    const SymInt& hidden,
-    const Tensor& batch_sizes) {
-  const bool packed = batch_sizes.defined();
-  check.rank(input, "input", packed ? 2 : 3, packed ? "(N, I)" : "(T, B, I)");
-  SequenceSizes sizes;
-  sizes.hidden = hidden;
-  sizes.input = input.sym_size(-1);
-  check.rank(h_0, "h_0", 2, "(B, H)");
-  if (packed) {
-    sizes.steps = batch_sizes.sym_numel();
-    sizes.batch = h_0.sym_size(0);
-    sizes.rows = input.sym_size(0);
-    check.batch_sizes(batch_sizes, sizes.batch, sizes.rows);
-  } else {
-    sizes.steps = input.sym_size(0);
-    sizes.batch = input.sym_size(1);
-    sizes.rows = sizes.steps * sizes.batch;
-  }
-  check.shape(h_0, "h_0", {sizes.batch, sizes.hidden});
-  return sizes;
-}
-
-}  // namespace
-
-void check_cell(const CellArgs& args) {
-  const auto& [input, h, c, weights, bias, save] = args;
-  const Checker check(
-      "lltm::cell",
-      {{input, "input"},
-       {h, "h"},
-       {c, "c"},
-       {weights, "weights"},
-       {bias, "bias", /*optional=*/true}});
-  const CellSizes sizes = cell_sizes(check, input, weights);
-  check.shape(h, "h", {sizes.batch, sizes.hidden});
-  check.shape(c, "c", {sizes.batch, sizes.hidden});
-  check.weights_and_bias(weights, bias, sizes.input, sizes.hidden);
-}
-
-void check_cell_backward(const CellBackwardArgs& args) {
-  const auto& [grad_h, grad_c, input, h, weights, activations, output_mask] = args;
-  const Checker check(
-      "lltm::cell_backward",
-      {{input, "input"},
-       {grad_h, "grad_h", /*optional=*/true},
-       {grad_c, "grad_c", /*optional=*/true},
-       {h, "h"},
-       {weights, "weights"},
-       {activations, "activations"}});
-  const CellSizes sizes = cell_sizes(check, input, weights);
-  check.shape(grad_h, "grad_h", {sizes.batch, sizes.hidden});
-  check.shape(grad_c, "grad_c", {sizes.batch, sizes.hidden});
-  check.shape(h, "h", {sizes.batch, sizes.hidden});
-  check.weights_and_bias(weights, /*bias=*/{}, sizes.input, sizes.hidden);
-  check.shape(activations, "activations", {sizes.batch, sizes.hidden * Cell::kSaved});
-}
-
-namespace {
-
-void check_sequence_of(const char* op, const SequenceArgs& args) {
-  const auto& [input, h_0, c_0, weights, bias, batch_sizes, reverse, save, checkpoint_steps] = args;
-  const Checker check(
-      op,
-      {{input, "input"},
-       {h_0, "h_0"},
-       {c_0, "c_0"},
-       {weights, "weights"},
-       {bias, "bias", /*optional=*/true}});
-  const SequenceSizes sizes = sequence_sizes(check, input, h_0, check.hidden(weights), batch_sizes);
-  check.shape(c_0, "c_0", {sizes.batch, sizes.hidden});
-  check.weights_and_bias(weights, bias, sizes.input, sizes.hidden);
+// checkpoint_steps are those of checkpoints among the arguments.
+void check_sizes(const Checker& check, const SequenceInputs& args, int64_t checkpoint_steps = 0) {
+  const Tensor& batch_sizes = args.batch_sizes;
+  const auto derive = [&](Sizes& sizes) {
+    if (batch_sizes.defined()) {
+      sizes[kSteps] = batch_sizes.sym_numel();
+    } else {
+      sizes[kRows] = sizes[kSteps] * sizes[kBatch];
+    }
+    if (checkpoint_steps > 0) {
+      sizes[kCheckpoints] = checkpoint_count(sizes[kSteps], checkpoint_steps);
+    }
+  };
+  const Sizes sizes = check.sizes(derive, batch_sizes);
+  if (batch_sizes.defined()) check.batch_sizes(batch_sizes, sizes[kBatch], sizes[kRows]);
 }
 
 void check_checkpoint_steps(const char* op, int64_t checkpoint_steps) {
   TORCH_CHECK_VALUE(
-      checkpoint_steps > 0,
+      checkpoint_steps >= 0,
       op,
-      ": expected checkpoint_steps to be positive, got ",
+      ": expected checkpoint_steps to be at least 0, got ",
       checkpoint_steps);
 }
 
 }  // namespace
 
-void check_sequence(const SequenceArgs& args) {
-  check_sequence_of("lltm::sequence", args);
+void check_cell(const CellInputs& args) {
+  const Argument arguments[] = {
+      {args.input, "input", kStepInput, kDecides},
+      {args.h, "h", kState},
+      {args.c, "c", kState},
+      {args.weights, "weights", kWeights, kDecides},
+      {args.bias, "bias", kBias, kOptional}};
+  Checker("lltm::cell", arguments).sizes();
 }
 
-void check_sequence_checkpointed(const SequenceArgs& args) {
-  constexpr const char* kOp = "lltm::sequence_checkpointed";
-  check_sequence_of(kOp, args);
+void check_cell_backward(const CellBackwardArgs& args) {
+  const Argument arguments[] = {
+      {args.input, "input", kStepInput, kDecides},
+      {args.h, "h", kState},
+      {args.c, "c", kState},
+      {args.weights, "weights", kWeights, kDecides},
+      {args.bias, "bias", kBias, kOptional},
+      {args.activations, "activations", kActivationsOfStep},
+      {args.grad_h, "grad_h", kState, kOptional},
+      {args.grad_c, "grad_c", kState, kOptional}};
+  Checker("lltm::cell_backward", arguments).sizes();
+}
+
+void check_sequence(const SequenceArgs& args) {
+  constexpr const char* kOp = "lltm::sequence";
+  const Argument arguments[] = {
+      {args.input, "input", input_shape(args), kDecides},
+      {args.h_0, "h_0", kState, kDecides},
+      {args.c_0, "c_0", kState},
+      {args.weights, "weights", kWeights, kDecides},
+      {args.bias, "bias", kBias, kOptional}};
+  check_sizes(Checker(kOp, arguments), args);
   check_checkpoint_steps(kOp, args.checkpoint_steps);
 }
 
+void check_sequence_backward(const SequenceBackwardArgs& args) {
+  constexpr const char* kOp = "lltm::sequence_backward";
+  check_checkpoint_steps(kOp, args.checkpoint_steps);
+  const Shape saved = args.checkpoint_steps > 0 ? Shape(kSavedCheckpoints) : Shape(kActivations);
+  const Argument arguments[] = {
+      {args.input, "input", input_shape(args), kDecides},
+      {args.h_0, "h_0", kState, kDecides},
+      {args.c_0, "c_0", kState},
+      {args.weights, "weights", kWeights, kDecides},
+      {args.bias, "bias", kBias, kOptional},
+      {args.output, "output", output_shape(args)},
+      {args.saved, "saved", saved},
+      {args.grad_output, "grad_output", output_shape(args), kOptional},
+      {args.grad_h_n, "grad_h_n", kState, kOptional},
+      {args.grad_c_n, "grad_c_n", kState, kOptional}};
+  check_sizes(Checker(kOp, arguments), args, args.checkpoint_steps);
+}
+
 void check_prepack(const Tensor& weights, std::optional<at::ScalarType> dtype) {
-  const Checker check("lltm::prepack", {{weights, "weights"}});
-  const SymInt hidden = check.hidden(weights);
-  TORCH_CHECK_VALUE(
-      weights.sym_size(1) >= hidden,
-      "lltm::prepack: expected weights of shape ",
-      kWeightsShape,
-      ", got ",
-      shape_text(weights.sym_sizes()));
+  const Argument arguments[] = {{weights, "weights", kWeights, kDecides}};
+  const Checker check("lltm::prepack", arguments);
+  const Sizes sizes = check.sizes([&](Sizes& s) { s[kInput] = weights.sym_size(1) - s[kHidden]; });
+  if (sizes[kInput] < 0) check.report_shape(arguments[0], text_of(kWeights));
   TORCH_CHECK_TYPE(
       !dtype.has_value() || dtype == at::kQInt8,
       "lltm::prepack: expected dtype to be qint8 or None, got ",
       dtype_text(*dtype));
 }
 
-void check_sequence_prepacked(const SequenceArgs& args) {
+void check_sequence_prepacked(const SequenceInputs& args) {
   constexpr const char* kOp = "lltm::sequence_prepacked";
-  const auto& [input, h_0, c_0, weights, bias, batch_sizes, reverse, save, checkpoint_steps] = args;
-  const bool packed = weights.defined() && weights.scalar_type() == at::kByte;
-  // Packed weights are bytes, whatever the dtype of the others.
+  // Packed weights are bytes, whatever the dtype and the sizes of the others.
+  const Tensor& weights = args.weights;
+  const bool are_packed = weights.defined() && weights.scalar_type() == at::kByte;
   const Tensor none;
-  const Checker check(
+  const Argument arguments[] = {
+      {args.input, "input", input_shape(args), kDecides},
+      {args.h_0, "h_0", kState, kDecides},
+      {args.c_0, "c_0", kState},
+      {args.bias, "bias", kBias, kOptional},
+      {are_packed ? none : weights, "weights", kWeights, are_packed ? kOptional : kDecides}};
+  const Checker check(kOp, arguments);
+  TORCH_CHECK(
+      !are_packed || weights.device() == args.input.device(),
       kOp,
-      {{input, "input"},
-       {h_0, "h_0"},
-       {c_0, "c_0"},
-       {bias, "bias", /*optional=*/true},
-       {packed ? none : weights, "weights", /*optional=*/packed}});
-  SequenceSizes sizes;
-  if (packed) {
-    check.rank(h_0, "h_0", 2, "(B, H)");
-    TORCH_CHECK(
-        weights.device() == input.device(),
-        kOp,
-        ": expected weights on device ",
-        input.device(),
-        ", got ",
-        weights.device());
-    sizes = sequence_sizes(check, input, h_0, h_0.sym_size(1), batch_sizes);
-    check.shape(bias, "bias", {sizes.hidden * Cell::kGates});
-  } else {
-    sizes = sequence_sizes(check, input, h_0, check.hidden(weights), batch_sizes);
-    check.weights_and_bias(weights, bias, sizes.input, sizes.hidden);
-  }
-  check.shape(c_0, "c_0", {sizes.batch, sizes.hidden});
-}
-
-namespace {
-
-// The shapes of what both forms of backward take.
-template <typename Args>
-SequenceSizes backward_sizes(const Checker& check, const Args& args) {
-  const SequenceSizes sizes =
-      sequence_sizes(check, args.input, args.h_0, check.hidden(args.weights), args.batch_sizes);
-  const auto rows_of_output = [&](const Tensor& tensor, const char* name) {
-    if (args.batch_sizes.defined()) {
-      check.shape(tensor, name, {sizes.rows, sizes.hidden});
-    } else {
-      check.shape(tensor, name, {sizes.steps, sizes.batch, sizes.hidden});
-    }
-  };
-  rows_of_output(args.grad_output, "grad_output");
-  check.shape(args.grad_h_n, "grad_h_n", {sizes.batch, sizes.hidden});
-  check.shape(args.grad_c_n, "grad_c_n", {sizes.batch, sizes.hidden});
-  check.weights_and_bias(args.weights, /*bias=*/{}, sizes.input, sizes.hidden);
-  rows_of_output(args.output, "output");
-  return sizes;
-}
-
-}  // namespace
-
-void check_sequence_backward(const SequenceBackwardArgs& args) {
-  const Checker check(
-      "lltm::sequence_backward",
-      {{args.input, "input"},
-       {args.grad_output, "grad_output", /*optional=*/true},
-       {args.grad_h_n, "grad_h_n", /*optional=*/true},
-       {args.grad_c_n, "grad_c_n", /*optional=*/true},
-       {args.h_0, "h_0"},
-       {args.weights, "weights"},
-       {args.output, "output"},
-       {args.activations, "activations"}});
-  const SequenceSizes sizes = backward_sizes(check, args);
-  check.shape(args.activations, "activations", {sizes.rows, sizes.hidden * Cell::kSaved});
-}
-
-void check_sequence_checkpointed_backward(const CheckpointedBackwardArgs& args) {
-  constexpr const char* kOp = "lltm::sequence_checkpointed_backward";
-  const Checker check(
-      kOp,
-      {{args.input, "input"},
-       {args.grad_output, "grad_output", /*optional=*/true},
-       {args.grad_h_n, "grad_h_n", /*optional=*/true},
-       {args.grad_c_n, "grad_c_n", /*optional=*/true},
-       {args.h_0, "h_0"},
-       {args.c_0, "c_0"},
-       {args.weights, "weights"},
-       {args.bias, "bias", /*optional=*/true},
-       {args.output, "output"},
-       {args.checkpoints, "checkpoints"}});
-  check_checkpoint_steps(kOp, args.checkpoint_steps);
-  const SequenceSizes sizes = backward_sizes(check, args);
-  check.shape(args.c_0, "c_0", {sizes.batch, sizes.hidden});
-  check.shape(args.bias, "bias", {sizes.hidden * Cell::kGates});
-  const SymInt count = (sizes.steps + (args.checkpoint_steps - 1)) / args.checkpoint_steps;
-  check.shape(args.checkpoints, "checkpoints", {count, sizes.batch, sizes.hidden});
+      ": expected weights on device ",
+      args.input.device(),
+      ", got ",
+      weights.device());
+  check_sizes(check, args);
 }
 
 void check_pair_forward(
     const Tensor& input,
     const Tensor& weights,
-    const std::optional<Tensor>& bias_or_none,
+    const std::optional<Tensor>& bias,
     const Tensor& old_h,
     const Tensor& old_cell) {
-  const Tensor& bias = or_undefined(bias_or_none);
-  const Checker check(
-      "lltm::forward",
-      {{input, "input"},
-       {weights, "weights"},
-       {bias, "bias", /*optional=*/true},
-       {old_h, "old_h"},
-       {old_cell, "old_cell"}});
-  const CellSizes sizes = cell_sizes(check, input, weights);
-  check.shape(old_h, "old_h", {sizes.batch, sizes.hidden});
-  check.shape(old_cell, "old_cell", {sizes.batch, sizes.hidden});
-  check.weights_and_bias(weights, bias, sizes.input, sizes.hidden);
+  const Argument arguments[] = {
+      {input, "input", kStepInput, kDecides},
+      {weights, "weights", kWeights, kDecides},
+      {or_undefined(bias), "bias", kBias, kOptional},
+      {old_h, "old_h", kState},
+      {old_cell, "old_cell", kState}};
+  Checker("lltm::forward", arguments).sizes();
 }
 
 void check_pair_backward(
@@ -490,27 +511,19 @@ void check_pair_backward(
     const Tensor& X,
     const Tensor& gate_weights,
     const Tensor& weights) {
-  static constexpr std::array<const char*, 6> kNames = {
-      "grad_h", "grad_cell", "new_cell", "input_gate", "output_gate", "candidate_cell"};
-  const Checker check(
-      "lltm::backward",
-      {{X, "X"},
-       {states[0], kNames[0]},
-       {states[1], kNames[1]},
-       {states[2], kNames[2]},
-       {states[3], kNames[3]},
-       {states[4], kNames[4]},
-       {states[5], kNames[5]},
-       {gate_weights, "gate_weights"},
-       {weights, "weights"}});
-  check.rank(X, "X", 2, "(B, H+I)");
-  const SymInt hidden = check.hidden(weights);
-  const SymInt batch = X.sym_size(0);
-  check.shape(weights, "weights", {hidden * Cell::kGates, X.sym_size(1)});
-  for (size_t k = 0; k < states.size(); ++k) {
-    check.shape(states[k], kNames[k], {batch, hidden});
-  }
-  check.shape(gate_weights, "gate_weights", {batch, hidden * Cell::kGates});
+  const Argument arguments[] = {
+      {weights, "weights", kWeights, kDecides},
+      {X, "X", kJoined, kDecides},
+      {states[0], "grad_h", kState},
+      {states[1], "grad_cell", kState},
+      {states[2], "new_cell", kState},
+      {states[3], "input_gate", kState},
+      {states[4], "output_gate", kState},
+      {states[5], "candidate_cell", kState},
+      {gate_weights, "gate_weights", kGatesOfStep}};
+  Checker("lltm::backward", arguments).sizes([&](Sizes& sizes) {
+    sizes[kInput] = X.sym_size(1) - sizes[kHidden];
+  });
 }
 
 }  // namespace lltm

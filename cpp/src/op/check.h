@@ -8,24 +8,20 @@
 
 namespace lltm {
 
-// For cell and its training form cell_forward. Error messages say `cell` for both.
-void check_cell(const CellArgs& args);
-void check_cell_backward(const CellBackwardArgs& args);
-
-// For sequence and its training form sequence_forward.
+// For cell and sequence, and for their training forms cell_forward and sequence_forward: error
+// messages do not tell them apart.
+void check_cell(const CellInputs& args);
 void check_sequence(const SequenceArgs& args);
-void check_sequence_backward(const SequenceBackwardArgs& args);
 
-// For sequence_checkpointed and its training form.
-void check_sequence_checkpointed(const SequenceArgs& args);
-void check_sequence_checkpointed_backward(const CheckpointedBackwardArgs& args);
+void check_cell_backward(const CellBackwardArgs& args);
+void check_sequence_backward(const SequenceBackwardArgs& args);
 
 // Weights of any H and I; the dtype to quantise them to is qint8, or none.
 void check_prepack(const at::Tensor& weights, std::optional<at::ScalarType> dtype);
 
 // As check_sequence. Prepacked weights must be on the device of the input; weights that are
 // not packed must have the shape that input and h_0 imply.
-void check_sequence_prepacked(const SequenceArgs& args);
+void check_sequence_prepacked(const SequenceInputs& args);
 
 // The low-level pair of pair.h. `states` are grad_h, grad_cell, new_cell, input_gate,
 // output_gate, candidate_cell, each (B, H).

@@ -19,7 +19,7 @@ using at::Tensor;
 // The part of the arguments that one segment reads, in the form of a sequence of its own.
 class Segments {
  public:
-  explicit Segments(const CheckpointedBackwardArgs& args)
+  explicit Segments(const SequenceBackwardArgs& args)
       : args_(args),
         steps_(plan_steps(args.input, args.batch_sizes, args.reverse)),
         chunks_(plan_chunks(
@@ -59,7 +59,7 @@ class Segments {
   }
 
   Tensor c(size_t s) const {
-    return args_.checkpoints.select(0, static_cast<int64_t>(s)).narrow(0, 0, batch(s));
+    return args_.saved.select(0, static_cast<int64_t>(s)).narrow(0, 0, batch(s));
   }
 
  private:
@@ -70,7 +70,7 @@ class Segments {
     return static_cast<int64_t>(args_.reverse ? steps_.size() - chunks_[s].last : chunks_[s].first);
   }
 
-  const CheckpointedBackwardArgs& args_;
+  const SequenceBackwardArgs& args_;
   const std::vector<Step> steps_;
   const std::vector<Chunk> chunks_;
   const Tensor output_rows_;
@@ -79,7 +79,7 @@ class Segments {
 }  // namespace
 
 Gradients checkpointed_backward(
-    const CheckpointedBackwardArgs& args,
+    const SequenceBackwardArgs& args,
     SequenceResult (*forward)(const SequenceArgs&),
     Gradients (*backward)(const SequenceBackwardArgs&)) {
   const at::ScalarType dtype = args.input.scalar_type();
@@ -105,19 +105,17 @@ Gradients checkpointed_backward(
     const Tensor c = segments.c(s);
     const Tensor segment_dh = dh.narrow(0, 0, h.size(0));
     const Tensor segment_dc = dc.narrow(0, 0, h.size(0));
-    const Tensor activations = std::get<3>(
-        forward({input, h, c, args.weights, args.bias, batch_sizes, args.reverse, /*save=*/true}));
+    const SequenceInputs inputs = {input, h, c, args.weights, args.bias, batch_sizes, args.reverse};
+    const Tensor activations =
+        std::get<3>(forward({inputs, /*checkpoint_steps=*/0, /*save=*/true}));
     const auto [dx, next_dh, next_dc, dw, db] = backward(
-        {grad_output,
-         segment_dh,
-         segment_dc,
-         input,
-         h,
-         args.weights,
+        {inputs,
+         /*checkpoint_steps=*/0,
          output,
          activations,
-         batch_sizes,
-         args.reverse,
+         grad_output,
+         segment_dh,
+         segment_dc,
          {want_input, s > 0 || want_h_0, s > 0 || want_c_0, want_weights, want_bias},
          /*segment=*/true});
     if (next_dh.defined()) segment_dh.copy_(next_dh);

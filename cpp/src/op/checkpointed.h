@@ -12,7 +12,7 @@ namespace lltm {
 // Backward by a backend's sequence_forward and sequence_backward. As in sequence_backward,
 // gradients are carried from step to step and accumulated in the compute dtype, and rounded once.
 Gradients checkpointed_backward(
-    const CheckpointedBackwardArgs& args,
+    const SequenceBackwardArgs& args,
     SequenceResult (*forward)(const SequenceArgs&),
     Gradients (*backward)(const SequenceBackwardArgs&));
 

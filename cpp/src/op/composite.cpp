@@ -89,12 +89,13 @@ CellResult cell_forward(const CellArgs& args) {
 }
 
 Gradients cell_backward(const CellBackwardArgs& args) {
-  const auto& [grad_h, grad_c, input, h, weights, activations, output_mask] = args;
+  const Tensor& input = args.input;
+  const Tensor& h = args.h;
   const at::ScalarType dtype = input.scalar_type();
-  const auto [dz, dc] =
-      step_backward(activations, widened_or_zeros(grad_h, h), widened_or_zeros(grad_c, h));
-  const auto [weights_h, weights_x] = split_weights(widened(weights));
-  const auto [d_input, d_h, d_c, d_weights, d_bias] = output_mask;
+  const auto [dz, dc] = step_backward(
+      args.activations, widened_or_zeros(args.grad_h, h), widened_or_zeros(args.grad_c, h));
+  const auto [weights_h, weights_x] = split_weights(widened(args.weights));
+  const auto [d_input, d_h, d_c, d_weights, d_bias] = args.output_mask;
   return {
       d_input ? at::matmul(dz, weights_x).to(dtype) : Tensor(),
       d_h ? at::matmul(dz, weights_h).to(dtype) : Tensor(),
@@ -104,20 +105,24 @@ Gradients cell_backward(const CellBackwardArgs& args) {
 }
 
 SequenceResult sequence_forward(const SequenceArgs& args) {
-  const auto& [input, h_0, c_0, weights, bias, batch_sizes, reverse, save, checkpoint_steps] = args;
-  const int64_t hidden = h_0.size(1);
-  const auto [weights_h, weights_x] = split_weights(widened(weights));
-  const Tensor projected = project(widened(flat_rows(input)), weights_x, widened(bias));
-  const std::vector<Step> steps = plan_steps(input, batch_sizes, reverse);
+  const Tensor& input = args.input;
+  const int64_t hidden = args.h_0.size(1);
+  const auto [weights_h, weights_x] = split_weights(widened(args.weights));
+  const Tensor projected = project(widened(flat_rows(input)), weights_x, widened(args.bias));
+  std::vector<Step> steps = plan_steps(input, args.batch_sizes, args.reverse);
+  // Without steps, one of no rows: so every result depends on every argument, as those of the
+  // kernels do for autograd.
+  const bool none = steps.empty();
+  if (none) steps.push_back({0, 0});
 
-  Tensor h = h_0;
-  Tensor c = c_0;
+  Tensor h = args.h_0;
+  Tensor c = args.c_0;
   std::vector<Tensor> outputs;
   std::vector<Tensor> activations;
   std::vector<Tensor> checkpoints;
   for (size_t k = 0; k < steps.size(); ++k) {
     const auto [offset, rows] = steps[k];
-    if (has_checkpoint(k, args.saved_checkpoint_steps())) checkpoints.push_back(c);
+    if (!none && has_checkpoint(k, args.saved_checkpoint_steps())) checkpoints.push_back(c);
     const Tensor gates = projected.narrow(0, offset, rows) +
                          at::matmul(widened(h.narrow(0, 0, rows)), weights_h.t());
     const auto [h_next, c_next, saved] =
@@ -127,30 +132,18 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
     h = with_rows(h_next, h);
     c = with_rows(c_next, c);
   }
-  if (steps.empty()) {
-    // No rows, but computed from the arguments, so that autograd connects them.
-    const Tensor none = projected.narrow(1, 0, hidden).to(input.scalar_type());
-    outputs.push_back(none);
-    activations.push_back(none.repeat({1, Cell::kSaved}));
-  }
-  if (reverse) {
+  if (args.reverse) {
     std::reverse(outputs.begin(), outputs.end());
     std::reverse(activations.begin(), activations.end());
   }
   const auto saved = [&] {
     if (args.saves_activations()) return at::cat(activations, 0);
     if (!args.saves_checkpoints()) return Tensor();
-    return steps.empty() ? at::empty({0, c.size(0), hidden}, c.options()) : at::stack(checkpoints);
+    return none ? at::empty({0, c.size(0), hidden}, c.options()) : at::stack(checkpoints);
   };
   std::vector<int64_t> output_shape = input.sizes().vec();
   output_shape.back() = hidden;
-  // clone: without steps, the final states are the initial ones, and an
-  // operator must not return its arguments.
-  return {
-      at::cat(outputs, 0).view(output_shape),
-      steps.empty() ? h.clone() : h,
-      steps.empty() ? c.clone() : c,
-      saved()};
+  return {at::cat(outputs, 0).view(output_shape), h, c, saved()};
 }
 
 Gradients sequence_backward(const SequenceBackwardArgs& args) {
@@ -174,7 +167,7 @@ Gradients sequence_backward(const SequenceBackwardArgs& args) {
   for (size_t k = steps.size(); k-- > 0;) {
     const auto [offset, rows] = steps[k];
     const auto [dz, dc_prev] = step_backward(
-        args.activations.narrow(0, offset, rows),
+        args.saved.narrow(0, offset, rows),
         dh.narrow(0, 0, rows) + grad_rows.narrow(0, offset, rows),
         dc.narrow(0, 0, rows));
     dh = with_rows(at::matmul(dz, weights_h), dh);
@@ -201,27 +194,22 @@ Gradients sequence_backward(const SequenceBackwardArgs& args) {
       d_bias ? db.to(carried_dtype) : Tensor()};
 }
 
-Gradients sequence_checkpointed_backward(const CheckpointedBackwardArgs& args) {
-  const auto [output, h_n, c_n, activations] = sequence_forward(
-      {args.input,
-       args.h_0,
-       args.c_0,
-       args.weights,
-       args.bias,
-       args.batch_sizes,
-       args.reverse,
-       /*save=*/true});
+Gradients cell_backward_anew(const CellBackwardArgs& args) {
+  const auto [h_next, c_next, activations] = cell_forward({args, /*save=*/true});
+  return cell_backward({args, activations, args.grad_h, args.grad_c, args.output_mask});
+}
+
+Gradients sequence_backward_anew(const SequenceBackwardArgs& args) {
+  const auto [output, h_n, c_n, activations] =
+      sequence_forward({args, /*checkpoint_steps=*/0, /*save=*/true});
   return sequence_backward(
-      {args.grad_output,
-       args.grad_h_n,
-       args.grad_c_n,
-       args.input,
-       args.h_0,
-       args.weights,
+      {args,
+       /*checkpoint_steps=*/0,
        output,
        activations,
-       args.batch_sizes,
-       args.reverse,
+       args.grad_output,
+       args.grad_h_n,
+       args.grad_c_n,
        args.output_mask});
 }
 
@@ -249,14 +237,14 @@ struct Composite {
         args.input.device(),
         ", got some that were prepacked on the CPU");
     // Through the dispatcher: a device with fused kernels runs those.
-    auto [output, h_n, c_n] = call(sequence, args);
+    auto [output, h_n, c_n] = op::sequence(args);
     return {output, h_n, c_n, Tensor()};
   }
 };
 
 // Without anything that is written in place.
 struct Mapped : Composite {
-  static constexpr auto sequence_checkpointed_backward = composite::sequence_checkpointed_backward;
+  static constexpr auto checkpointed_backward = composite::sequence_backward_anew;
 };
 
 }  // namespace

@@ -14,7 +14,11 @@ CellResult cell_forward(const CellArgs& args);
 Gradients cell_backward(const CellBackwardArgs& args);
 SequenceResult sequence_forward(const SequenceArgs& args);
 Gradients sequence_backward(const SequenceBackwardArgs& args);
-// For derivatives and vmap only: unlike checkpointed.h, it keeps the activations of all steps.
-Gradients sequence_checkpointed_backward(const CheckpointedBackwardArgs& args);
+
+// The same from the arguments of forward alone. To autograd the saved activations are constants;
+// computed anew, they can be differentiated. Unlike checkpointed.h, this keeps the activations of
+// all steps, and writes nothing in place.
+Gradients cell_backward_anew(const CellBackwardArgs& args);
+Gradients sequence_backward_anew(const SequenceBackwardArgs& args);
 
 }  // namespace lltm::composite

@@ -4,20 +4,15 @@
 #include <torch/library.h>
 
 TORCH_LIBRARY(lltm, m) {
-  // What users call.
+  // What users call. With checkpoint_steps = n > 0 training takes less memory: it saves c before
+  // every n-th step instead of the activations of every step, and backward runs the steps in
+  // between once more.
   m.def(
       "cell(Tensor input, Tensor h, Tensor c, Tensor weights, Tensor? bias=None)"
       " -> (Tensor, Tensor)");
   m.def(
       "sequence(Tensor input, Tensor h_0, Tensor c_0, Tensor weights, Tensor? bias=None, *,"
-      " Tensor? batch_sizes=None, bool reverse=False)"
-      " -> (Tensor, Tensor, Tensor)");
-
-  // The same with less memory in training: instead of the activations of every step it saves c
-  // before every checkpoint_steps-th, and backward runs the steps in between once more.
-  m.def(
-      "sequence_checkpointed(Tensor input, Tensor h_0, Tensor c_0, Tensor weights,"
-      " Tensor? bias=None, *, int checkpoint_steps, Tensor? batch_sizes=None, bool reverse=False)"
+      " Tensor? batch_sizes=None, bool reverse=False, int checkpoint_steps=0)"
       " -> (Tensor, Tensor, Tensor)");
 
   // For repeated inference with the same weights: prepack packs them once, for the kernels
@@ -38,44 +33,32 @@ TORCH_LIBRARY(lltm, m) {
       " int hidden_size) -> (Tensor, Tensor)");
   m.def(
       "layer(Tensor input, Tensor? h_0, Tensor? c_0, Tensor[] parameters, bool bias,"
-      " int input_size, int hidden_size, int num_layers, bool batch_first, bool bidirectional, "
-      "float dropout,"
-      " int checkpoint_steps=0, bool prepacked=False, Tensor? batch_sizes=None,"
+      " int input_size, int hidden_size, int num_layers, bool batch_first, bool bidirectional,"
+      " float dropout, int checkpoint_steps=0, bool prepacked=False, Tensor? batch_sizes=None,"
       " Tensor? sorted_indices=None, Tensor? unsorted_indices=None)"
       " -> (Tensor, Tensor, Tensor)");
 
-  // What training runs: forward also returns the saved activations (rows, S * H) of cell.h,
-  // and backward takes them. A gradient that is None is zero. output_mask says which
-  // gradients are wanted, in the order input, h, c, weights, bias; the others are returned
-  // as None.
+  // What training runs. Forward also returns the activations (rows, S * H) of cell.h; of a
+  // sequence with checkpoint_steps = n > 0 checkpoints instead, c before steps 0, n, 2 n, ... in
+  // the order of execution, (ceil(T / n), B, H). Backward takes the arguments of forward, results
+  // of forward, and the gradients of what users see of them; one that is None is zero. output_mask
+  // says which gradients are wanted, in the order input, h, c, weights, bias; the others are
+  // returned as None.
   m.def(
       "cell_forward(Tensor input, Tensor h, Tensor c, Tensor weights, Tensor? bias)"
       " -> (Tensor h_next, Tensor c_next, Tensor activations)");
   m.def(
-      "cell_backward(Tensor? grad_h, Tensor? grad_c, Tensor input, Tensor h, Tensor weights,"
-      " Tensor activations, bool[5] output_mask)"
+      "cell_backward(Tensor input, Tensor h, Tensor c, Tensor weights, Tensor? bias,"
+      " Tensor activations, Tensor? grad_h, Tensor? grad_c, bool[5] output_mask)"
       " -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
       "sequence_forward(Tensor input, Tensor h_0, Tensor c_0, Tensor weights, Tensor? bias,"
-      " Tensor? batch_sizes, bool reverse)"
-      " -> (Tensor output, Tensor h_n, Tensor c_n, Tensor activations)");
+      " Tensor? batch_sizes, bool reverse, int checkpoint_steps)"
+      " -> (Tensor output, Tensor h_n, Tensor c_n, Tensor saved)");
   m.def(
-      "sequence_backward(Tensor? grad_output, Tensor? grad_h_n, Tensor? grad_c_n, Tensor input,"
-      " Tensor h_0, Tensor weights, Tensor output, Tensor activations, Tensor? batch_sizes,"
-      " bool reverse, bool[5] output_mask)"
-      " -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
-
-  // checkpoints are c before steps 0, n, 2 n, ... in the order of execution, where n is
-  // checkpoint_steps: (ceil(T / n), B, H).
-  m.def(
-      "sequence_checkpointed_forward(Tensor input, Tensor h_0, Tensor c_0, Tensor weights,"
-      " Tensor? bias, int checkpoint_steps, Tensor? batch_sizes, bool reverse)"
-      " -> (Tensor output, Tensor h_n, Tensor c_n, Tensor checkpoints)");
-  m.def(
-      "sequence_checkpointed_backward(Tensor? grad_output, Tensor? grad_h_n, Tensor? grad_c_n,"
-      " Tensor input, Tensor h_0, Tensor c_0, Tensor weights, Tensor? bias, Tensor output,"
-      " Tensor checkpoints, int checkpoint_steps, Tensor? batch_sizes, bool reverse,"
-      " bool[5] output_mask)"
+      "sequence_backward(Tensor input, Tensor h_0, Tensor c_0, Tensor weights, Tensor? bias,"
+      " Tensor? batch_sizes, bool reverse, int checkpoint_steps, Tensor output, Tensor saved,"
+      " Tensor? grad_output, Tensor? grad_h_n, Tensor? grad_c_n, bool[5] output_mask)"
       " -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
 
   // Used by lltm/_binding.py, where the wheel has no compiled lltm._C for the running Python

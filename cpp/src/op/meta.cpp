@@ -1,6 +1,7 @@
 // Shapes and dtypes without data: fake tensors, torch.compile, the meta device.
-#include "op/backend.h"
 #include "cell/cell.h"
+#include "common/checkpoints.h"
+#include "op/backend.h"
 
 #include <ATen/Functions.h>
 #include <c10/util/Exception.h>
@@ -28,8 +29,8 @@ Tensor activations(const Tensor& like, const SymInt& rows, const SymInt& hidden)
 
 Tensor checkpoints(const SequenceArgs& args) {
   const SymInt steps =
-      args.batch_sizes.defined() ? args.batch_sizes.sym_numel() : args.input.sym_size(0);
-  const SymInt count = (steps + (args.checkpoint_steps - 1)) / args.checkpoint_steps;
+      args.batch_sizes.defined() ? args.batch_sizes->sym_numel() : args.input.sym_size(0);
+  const SymInt count = checkpoint_count(steps, args.checkpoint_steps);
   return empty(args.input, {count, args.h_0.sym_size(0), args.h_0.sym_size(1)});
 }
 
@@ -76,8 +77,8 @@ struct Meta {
     return gradients(args.input, args.h_0, args.weights, args.output_mask);
   }
 
-  static Gradients sequence_checkpointed_backward(const CheckpointedBackwardArgs& args) {
-    return gradients(args.input, args.h_0, args.weights, args.output_mask);
+  static Gradients checkpointed_backward(const SequenceBackwardArgs& args) {
+    return sequence_backward(args);
   }
 
   // The size of packed weights depends on the machine.

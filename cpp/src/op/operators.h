@@ -1,179 +1,106 @@
-// The operators of library.cpp between the flat arguments that the dispatcher passes and the
-// structs of operator_args.h.
+// The operators of library.cpp as functions of the structs of operator_args.h: those that the
+// dispatcher is given, and those that call it.
 #pragma once
 
 #include "op/operator_args.h"
 
-#include <lltm/ops.h>
+#include <torch/library.h>
+
+#include <concepts>
+#include <utility>
 
 namespace lltm {
 
-// ---- An operator from `run`, a function of a struct ----------------------------
+// ---- members of a struct and arguments of the dispatcher -----------------------
 
-template <auto run, bool save = false>
-auto cell_op(
-    const at::Tensor& input,
-    const at::Tensor& h,
-    const at::Tensor& c,
-    const at::Tensor& weights,
-    const std::optional<at::Tensor>& bias) {
-  return run(CellArgs{input, h, c, weights, or_undefined(bias), save});
+// How the dispatcher passes a member: a tensor, a tensor that may be absent, a flag or number.
+inline const at::Tensor& to_flat(const at::Tensor& tensor) {
+  return tensor;
+}
+inline const std::optional<at::Tensor>& to_flat(const OptionalTensor& tensor) {
+  return tensor.optional();
+}
+template <typename Value>
+Value to_flat(const Value& value) {
+  return value;
 }
 
+// A tensor among the members, one that may be absent included.
+template <typename Member>
+concept TensorMember = std::convertible_to<const Member&, const at::Tensor&>;
+
+// The struct of these members, in the order of flat(). Members that are temporaries live until the
+// end of the caller's expression.
+template <typename Args, typename... Members>
+Args from_flat(Members&&... members) {
+// Without braces around the members of a base.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmissing-braces"
+  return Args{std::forward<Members>(members)...};
+#pragma GCC diagnostic pop
+}
+
+// run(args), with change(member) in place of each member.
+template <typename Args, typename Change, typename Run>
+auto run_changed(const Args& args, const Change& change, const Run& run) {
+  return std::apply(
+      [&](const auto&... members) { return run(from_flat<Args>(change(members)...)); },
+      args.flat());
+}
+
+// The type of an operator for the dispatcher.
+template <typename Result, typename Members>
+struct SignatureOf;
+template <typename Result, typename... Members>
+struct SignatureOf<Result, std::tuple<Members...>> {
+  using type = Result(decltype(to_flat(std::declval<Members>()))...);
+};
+template <typename Result, typename Args>
+using Signature = typename SignatureOf<Result, decltype(std::declval<Args>().flat())>::type;
+
+// ---- what the dispatcher is given -----------------------------------------------
+
+template <auto run, typename Signature>
+struct Kernel;
+template <auto run, typename Result, typename... Flat>
+struct Kernel<run, Result(Flat...)> {
+  template <typename Args>
+  static Result call(Flat... flat) {
+    return run(from_flat<Args>(flat...));
+  }
+};
+
+// Makes `run`, a function of a struct, the kernel of an operator.
+template <auto run, typename Result, typename Args>
+void implement(torch::Library& m, const char* op, Result (*)(const Args&)) {
+  m.impl(op, TORCH_FN((Kernel<run, Signature<Result, Args>>::template call<Args>)));
+}
 template <auto run>
-Gradients cell_backward_op(
-    const std::optional<at::Tensor>& grad_h,
-    const std::optional<at::Tensor>& grad_c,
-    const at::Tensor& input,
-    const at::Tensor& h,
-    const at::Tensor& weights,
-    const at::Tensor& activations,
-    OutputMask output_mask) {
-  return run(
-      CellBackwardArgs{
-          or_undefined(grad_h), or_undefined(grad_c), input, h, weights, activations, output_mask});
+void implement(torch::Library& m, const char* op) {
+  implement<run>(m, op, run);
 }
 
-template <auto run, bool save = false>
-auto sequence_op(
-    const at::Tensor& input,
-    const at::Tensor& h_0,
-    const at::Tensor& c_0,
-    const at::Tensor& weights,
-    const std::optional<at::Tensor>& bias,
-    const std::optional<at::Tensor>& batch_sizes,
-    bool reverse) {
-  return run(
-      SequenceArgs{
-          input, h_0, c_0, weights, or_undefined(bias), or_undefined(batch_sizes), reverse, save});
+// Results without the last, which only backward needs.
+template <typename Results>
+auto without_saved(Results&& results) {
+  return [&]<size_t... k>(std::index_sequence<k...>) {
+    return std::tuple(std::get<k>(std::forward<Results>(results))...);
+  }(std::make_index_sequence<std::tuple_size_v<std::decay_t<Results>> - 1>());
 }
 
-template <auto run>
-Gradients sequence_backward_op(
-    const std::optional<at::Tensor>& grad_output,
-    const std::optional<at::Tensor>& grad_h_n,
-    const std::optional<at::Tensor>& grad_c_n,
-    const at::Tensor& input,
-    const at::Tensor& h_0,
-    const at::Tensor& weights,
-    const at::Tensor& output,
-    const at::Tensor& activations,
-    const std::optional<at::Tensor>& batch_sizes,
-    bool reverse,
-    OutputMask output_mask) {
-  return run(
-      SequenceBackwardArgs{
-          or_undefined(grad_output),
-          or_undefined(grad_h_n),
-          or_undefined(grad_c_n),
-          input,
-          h_0,
-          weights,
-          output,
-          activations,
-          or_undefined(batch_sizes),
-          reverse,
-          output_mask});
-}
+// ---- what calls the dispatcher: ops.cpp -----------------------------------------
 
-template <auto run, bool save = false>
-auto sequence_checkpointed_op(
-    const at::Tensor& input,
-    const at::Tensor& h_0,
-    const at::Tensor& c_0,
-    const at::Tensor& weights,
-    const std::optional<at::Tensor>& bias,
-    int64_t checkpoint_steps,
-    const std::optional<at::Tensor>& batch_sizes,
-    bool reverse) {
-  return run(
-      SequenceArgs{
-          input,
-          h_0,
-          c_0,
-          weights,
-          or_undefined(bias),
-          or_undefined(batch_sizes),
-          reverse,
-          save,
-          checkpoint_steps});
-}
+namespace op {
 
-template <auto run>
-Gradients sequence_checkpointed_backward_op(
-    const std::optional<at::Tensor>& grad_output,
-    const std::optional<at::Tensor>& grad_h_n,
-    const std::optional<at::Tensor>& grad_c_n,
-    const at::Tensor& input,
-    const at::Tensor& h_0,
-    const at::Tensor& c_0,
-    const at::Tensor& weights,
-    const std::optional<at::Tensor>& bias,
-    const at::Tensor& output,
-    const at::Tensor& checkpoints,
-    int64_t checkpoint_steps,
-    const std::optional<at::Tensor>& batch_sizes,
-    bool reverse,
-    OutputMask output_mask) {
-  return run(
-      CheckpointedBackwardArgs{
-          or_undefined(grad_output),
-          or_undefined(grad_h_n),
-          or_undefined(grad_c_n),
-          input,
-          h_0,
-          c_0,
-          weights,
-          or_undefined(bias),
-          output,
-          checkpoints,
-          checkpoint_steps,
-          or_undefined(batch_sizes),
-          reverse,
-          output_mask});
-}
-
-// ---- An operator called with a struct -----------------------------------------
-
-// `op` takes what lltm::cell takes.
-template <typename Op>
-auto call(const Op& op, const CellArgs& args) {
-  return op(args.input, args.h, args.c, args.weights, or_nullopt(args.bias));
-}
-
-// `op` takes what lltm::sequence takes.
-template <typename Op>
-auto call(const Op& op, const SequenceArgs& args) {
-  return op(
-      args.input,
-      args.h_0,
-      args.c_0,
-      args.weights,
-      or_nullopt(args.bias),
-      or_nullopt(args.batch_sizes),
-      args.reverse);
-}
-
-// `op` takes what lltm::sequence_checkpointed takes.
-template <typename Op>
-auto call_checkpointed(const Op& op, const SequenceArgs& args) {
-  return op(
-      args.input,
-      args.h_0,
-      args.c_0,
-      args.weights,
-      or_nullopt(args.bias),
-      args.checkpoint_steps,
-      or_nullopt(args.batch_sizes),
-      args.reverse);
-}
-
-// The operators that training runs, through the dispatcher as those of lltm/ops.h.
+CellOutputs cell(const CellArgs& args);
 CellResult cell_forward(const CellArgs& args);
 Gradients cell_backward(const CellBackwardArgs& args);
+
+SequenceOutputs sequence(const SequenceArgs& args);
 SequenceResult sequence_forward(const SequenceArgs& args);
 Gradients sequence_backward(const SequenceBackwardArgs& args);
-SequenceResult sequence_checkpointed_forward(const SequenceArgs& args);
-Gradients sequence_checkpointed_backward(const CheckpointedBackwardArgs& args);
 
+SequenceOutputs sequence_prepacked(const SequenceInputs& args);
+
+}  // namespace op
 }  // namespace lltm

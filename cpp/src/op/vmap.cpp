@@ -12,8 +12,9 @@
 #include "op/composite.h"
 #include "op/operators.h"
 
+#include <lltm/ops.h>
+
 #include <ATen/Functions.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <vector>
@@ -113,80 +114,69 @@ std::optional<c10::DeviceType> autocast_device(const Tensor& input) {
                                                                  : std::nullopt;
 }
 
-std::tuple<Tensor, Tensor> cell_of_samples(const CellArgs& args) {
-  const auto& [input, h, c, weights, bias, save] = args;
-  if (const auto device = autocast_device(input)) return call(under_autocast(*device, cell), args);
+CellOutputs cell_of_samples(const CellArgs& args) {
+  if (const auto device = autocast_device(args.input)) {
+    return under_autocast(*device, args, op::cell);
+  }
   // Checked here, so that an error names the sizes of one sample.
   check_cell(args);
   const Samples samples;
-  if (samples.in(weights) || samples.in(bias)) {
-    const auto [h_next, c_next, activations] = composite::cell_forward(args);
-    return {h_next, c_next};
+  if (samples.in(args.weights) || samples.in(args.bias)) {
+    return without_saved(composite::cell_forward(args));
   }
-  const bool any = samples.in(input) || samples.in(h) || samples.in(c);
-  const SymInt rows = input.sym_size(0);
+  const bool any = samples.in(args.input) || samples.in(args.h) || samples.in(args.c);
+  const SymInt rows = args.input.sym_size(0);
   const BelowVmap below;
-  if (!any) return call(cell, args);
-  const auto [h_next, c_next] = cell(
-      samples.fold(input),
-      samples.fold(h),
-      samples.fold(c),
-      samples.shared(weights),
-      or_nullopt(samples.shared(bias)));
+  if (!any) return op::cell(args);
+  const auto [h_next, c_next] = op::cell(
+      {{samples.fold(args.input),
+        samples.fold(args.h),
+        samples.fold(args.c),
+        samples.shared(args.weights),
+        samples.shared(args.bias)}});
   return {samples.unfold(h_next, rows), samples.unfold(c_next, rows)};
 }
 
-using Outputs = std::tuple<Tensor, Tensor, Tensor>;
-// An operator called with a struct.
-using SequenceOp = Outputs(const SequenceArgs&);
+// sequence or sequence_prepacked.
+using SequenceOp = SequenceOutputs(const SequenceArgs&);
 
-Outputs call_sequence(const SequenceArgs& args) {
-  return call(sequence, args);
-}
-Outputs call_sequence_checkpointed(const SequenceArgs& args) {
-  return call_checkpointed(sequence_checkpointed, args);
-}
-Outputs call_sequence_prepacked(const SequenceArgs& args) {
-  return call(sequence_prepacked, args);
+SequenceOutputs prepacked(const SequenceArgs& args) {
+  return op::sequence_prepacked(args);
 }
 
-Outputs fold_sequence(SequenceOp& op, const SequenceArgs& args) {
-  const auto& [input, h_0, c_0, weights, bias, batch_sizes, reverse, save, checkpoint_steps] = args;
+SequenceOutputs fold_sequence(SequenceOp& op, const SequenceArgs& args) {
+  const Tensor& batch_sizes = args.batch_sizes;
   const bool packed = batch_sizes.defined();
   const Samples samples(packed ? Samples::Order::kInner : Samples::Order::kOuter);
-  const bool any = samples.in(input) || samples.in(h_0) || samples.in(c_0);
-  const SymInt rows = input.sym_size(-2);
-  const SymInt batch = h_0.sym_size(0);
+  const bool any = samples.in(args.input) || samples.in(args.h_0) || samples.in(args.c_0);
+  const SymInt rows = args.input.sym_size(-2);
+  const SymInt batch = args.h_0.sym_size(0);
   const BelowVmap below;
   if (!any) return op(args);
   const auto [output, h_n, c_n] =
-      op({samples.fold(input),
-          samples.fold(h_0),
-          samples.fold(c_0),
-          samples.shared(weights),
-          samples.shared(bias),
-          packed ? batch_sizes * samples.count().guard_int(__FILE__, __LINE__) : Tensor(),
-          reverse,
-          save,
-          checkpoint_steps});
+      op({{samples.fold(args.input),
+           samples.fold(args.h_0),
+           samples.fold(args.c_0),
+           samples.shared(args.weights),
+           samples.shared(args.bias),
+           packed ? batch_sizes * samples.count().guard_int(__FILE__, __LINE__) : Tensor(),
+           args.reverse},
+          args.checkpoint_steps});
   return {samples.unfold(output, rows), samples.unfold(h_n, batch), samples.unfold(c_n, batch)};
 }
 
-Outputs sequence_for_each(SequenceOp& op, const Samples& samples, const SequenceArgs& args) {
+SequenceOutputs sequence_for_each(const Samples& samples, const SequenceArgs& args) {
   const BelowVmap below;
   std::vector<Tensor> outputs, h_ns, c_ns;
   const int64_t count = samples.count().guard_int(__FILE__, __LINE__);
   for (int64_t k = 0; k < count; ++k) {
-    auto [output, h_n, c_n] =
-        op({samples.select(args.input, k),
-            samples.select(args.h_0, k),
-            samples.select(args.c_0, k),
-            samples.select(args.weights, k),
-            samples.select(args.bias, k),
-            samples.shared(args.batch_sizes),
-            args.reverse,
-            args.save,
-            args.checkpoint_steps});
+    const auto of_sample = [&](const auto& member) {
+      if constexpr (TensorMember<decltype(member)>)
+        return samples.select(member, k);
+      else
+        return member;
+    };
+    auto [output, h_n, c_n] = run_changed(args, of_sample, op::sequence);
     outputs.push_back(std::move(output));
     h_ns.push_back(std::move(h_n));
     c_ns.push_back(std::move(c_n));
@@ -194,42 +184,28 @@ Outputs sequence_for_each(SequenceOp& op, const Samples& samples, const Sequence
   return {samples.stack(outputs), samples.stack(h_ns), samples.stack(c_ns)};
 }
 
-// Of checked arguments, for sequence and sequence_checkpointed.
-Outputs map_sequence(SequenceOp& op, const SequenceArgs& args) {
+SequenceOutputs sequence_of_samples(const SequenceArgs& args) {
+  if (const auto device = autocast_device(args.input)) {
+    return under_autocast(*device, args, op::sequence);
+  }
+  check_sequence(args);
   const Samples samples;
   if (samples.in(args.weights) || samples.in(args.bias)) {
     // sequence_for_each cannot stack the results of no samples.
-    if (!is_differentiated() && samples.count() > 0) return sequence_for_each(op, samples, args);
-    const auto [output, h_n, c_n, activations] = composite::sequence_forward(args);
-    return {output, h_n, c_n};
+    if (!is_differentiated() && samples.count() > 0) return sequence_for_each(samples, args);
+    return without_saved(composite::sequence_forward(args));
   }
-  return fold_sequence(op, args);
+  return fold_sequence(op::sequence, args);
 }
 
-Outputs sequence_of_samples(const SequenceArgs& args) {
-  if (const auto device = autocast_device(args.input)) {
-    return call(under_autocast(*device, sequence), args);
-  }
-  check_sequence(args);
-  return map_sequence(call_sequence, args);
-}
-
-Outputs sequence_checkpointed_of_samples(const SequenceArgs& args) {
-  if (const auto device = autocast_device(args.input)) {
-    return call_checkpointed(under_autocast(*device, sequence_checkpointed), args);
-  }
-  check_sequence_checkpointed(args);
-  return map_sequence(call_sequence_checkpointed, args);
-}
-
-Outputs sequence_prepacked_of_samples(const SequenceArgs& args) {
+SequenceOutputs sequence_prepacked_of_samples(const SequenceInputs& args) {
   const Samples samples;
   TORCH_CHECK(
       !samples.in(args.weights) && !samples.in(args.bias),
       "lltm::sequence_prepacked: expected one set of weights for all samples of vmap, got one for"
       " each: lltm::sequence takes such");
   check_sequence_prepacked(args);
-  return fold_sequence(call_sequence_prepacked, args);
+  return fold_sequence(prepacked, {args});
 }
 
 Tensor prepack_of_samples(const Tensor& weights, std::optional<at::ScalarType> dtype) {
@@ -244,13 +220,10 @@ Tensor prepack_of_samples(const Tensor& weights, std::optional<at::ScalarType> d
 }  // namespace
 
 TORCH_LIBRARY_IMPL(lltm, FuncTorchBatched, m) {
-  m.impl("cell", TORCH_FN(cell_op<cell_of_samples>));
-  m.impl("sequence", TORCH_FN(sequence_op<sequence_of_samples>));
-  m.impl(
-      "sequence_checkpointed",
-      TORCH_FN(sequence_checkpointed_op<sequence_checkpointed_of_samples>));
+  implement<cell_of_samples>(m, "cell");
+  implement<sequence_of_samples>(m, "sequence");
+  implement<sequence_prepacked_of_samples>(m, "sequence_prepacked");
   m.impl("prepack", TORCH_FN(prepack_of_samples));
-  m.impl("sequence_prepacked", TORCH_FN(sequence_op<sequence_prepacked_of_samples>));
 }
 
 }  // namespace lltm

@@ -86,11 +86,11 @@ class BlockedBackward {
                                  : at::zeros({rows, stride}, dz_options);
     }
     if (!kDzIsOperand) packed_dz_ = allocate_a<Format>(2 * batch_, k_, options);
-    if (args_.grad_h_n.defined()) dh_n_ = args_.grad_h_n.to(at::kFloat);
+    if (args_.grad_h_n.defined()) dh_n_ = args_.grad_h_n->to(at::kFloat);
     dc_ = copy_or_zeros(args_.grad_c_n, args_.h_0.sizes(), options);
     dh_ = at::empty({grid_.slots(), batch_ * blocks_.width}, options);
 
-    kernel_args_.activations = read<T>(args_.activations);
+    kernel_args_.activations = read<T>(args_.saved);
     kernel_args_.activations_step = hidden_;
     kernel_args_.grad_c = read<float>(dc_);
     kernel_args_.grad_c_prev = write<float>(dc_);

@@ -118,7 +118,7 @@ class BlockedForward {
       activations_ = empty_large({rows, Cell::kSaved * hidden_}, options);
     }
     c_ = at::empty(args_.c_0.sizes(), options).copy_(args_.c_0);
-    if (args_.bias.defined()) bias_ = args_.bias.to(at::kFloat);
+    if (args_.bias.defined()) bias_ = args_.bias->to(at::kFloat);
 
     if (!input_in_place_) packed_input_ = allocate_a<Format>(chunk_rows_, input_size_, options);
     if (output_is_operand_) {

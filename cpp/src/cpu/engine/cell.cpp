@@ -65,7 +65,7 @@ void step_by_products(const StepArgs<T>& step, const CellArgs& args, const CellS
   const int64_t hidden = args.h.size(1);
   const Tensor h = with_contiguous_rows(args.h.to(at::kFloat));
   const Tensor x = with_contiguous_rows(args.input.to(at::kFloat));
-  const Tensor bias = args.bias.defined() ? args.bias.to(at::kFloat) : Tensor();
+  const Tensor bias = args.bias.defined() ? args.bias->to(at::kFloat) : Tensor();
   const auto w = read<T>(args.weights);
   const Blocks blocks(hidden, schedule.block_width);
   const int64_t columns = Cell::kGates * blocks.width;
@@ -113,7 +113,7 @@ class BlockedStep {
         columns_(std::min(round_up(args.h.size(0), kVector), kCellRows)),
         blocks_(hidden_, schedule.block_width),
         grain_((blocks_.count + schedule.threads - 1) / schedule.threads) {
-    if (args.bias.defined()) bias_ = args.bias.to(at::kFloat);
+    if (args.bias.defined()) bias_ = args.bias->to(at::kFloat);
     x_size_ = k_ * columns_ * static_cast<int64_t>(sizeof(T)) / 4;
     buffer_ =
         at::empty({x_size_ + 2 * blocks_.count * z_size()}, args.input.options().dtype(at::kFloat));
@@ -488,7 +488,7 @@ Gradients cell_backward(const CellBackwardArgs& args) {
   const CellSchedule schedule = schedule_of(args.input, args.h, args.weights);
   const bool blocked = schedule.backward == CellGemm::kBlocked;
   const StepGradients results = allocate_gradients(args, blocked ? dtype : compute_dtype(dtype));
-  const Tensor grad_c = args.grad_c.defined() ? args.grad_c.to(compute_dtype(dtype)) : args.grad_c;
+  const Tensor grad_c = args.grad_c.defined() ? args.grad_c->to(compute_dtype(dtype)) : Tensor();
   visit_dtype(dtype, [&]<typename T>(T*) {
     using C = compute_t<T>;
     StepBackwardArgs<T> step;

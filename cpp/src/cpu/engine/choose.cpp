@@ -67,16 +67,7 @@ Result run_or_fall_back(
 }
 
 SequenceResult forward_with_unpacked_weights(const SequenceArgs& args) {
-  return sequence_forward(
-      {args.input,
-       args.h_0,
-       args.c_0,
-       unpack(args.weights),
-       args.bias,
-       args.batch_sizes,
-       args.reverse,
-       args.save,
-       args.checkpoint_steps});
+  return sequence_forward(with_weights(args, unpack(args.weights)));
 }
 
 // By weights prepacked in int8. Rows with a value that cannot be quantised are computed once more,
@@ -92,7 +83,7 @@ SequenceResult int8_forward(const SequenceArgs& args, const LayerShape& shape) {
 }
 
 int64_t steps_of(const SequenceArgs& args) {
-  return args.batch_sizes.defined() ? args.batch_sizes.size(0) : args.input.size(0);
+  return args.batch_sizes.defined() ? args.batch_sizes->size(0) : args.input.size(0);
 }
 
 }  // namespace

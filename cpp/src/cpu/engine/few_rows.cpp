@@ -121,7 +121,7 @@ class FewRowsForward {
         chunks_(plan_chunks(steps_, schedule.chunk_rows)),
         chunk_rows_(most_rows(chunks_)),
         input_(args.input) {
-    if (args.bias.defined()) bias_ = args.bias.contiguous();
+    if (args.bias.defined()) bias_ = args.bias->contiguous();
     const auto options = args.input.options();
     output_ = empty_large(output_sizes(args.input, hidden_), options);
     if (args.saves_activations()) {

@@ -45,14 +45,13 @@ void recompute_rows(
   const Tensor batch_rows = at::tensor(rows);
   const auto [dim, indices, batch_sizes] = places_of(args, rows);
   const auto again = forward(
-      {args.input.index_select(dim, indices),
-       args.h_0.index_select(0, batch_rows),
-       args.c_0.index_select(0, batch_rows),
-       args.weights,
-       args.bias,
-       batch_sizes,
-       args.reverse,
-       /*save=*/false});
+      {{args.input.index_select(dim, indices),
+        args.h_0.index_select(0, batch_rows),
+        args.c_0.index_select(0, batch_rows),
+        args.weights,
+        args.bias,
+        batch_sizes,
+        args.reverse}});
   std::get<0>(result).index_copy_(dim, indices, std::get<0>(again));
   std::get<1>(result).index_copy_(0, batch_rows, std::get<1>(again));
   std::get<2>(result).index_copy_(0, batch_rows, std::get<2>(again));

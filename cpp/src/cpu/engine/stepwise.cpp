@@ -127,11 +127,11 @@ Gradients stepwise_backward(const SequenceBackwardArgs& args) {
   // Gradients of the state; a row's are final once its first step is done.
   const Tensor dh = copy_or_zeros(args.grad_h_n, args.h_0.sizes(), options);
   const Tensor dc = copy_or_zeros(args.grad_c_n, args.h_0.sizes(), options);
-  const Tensor dz = at::empty({args.activations.size(0), Cell::kGates * hidden}, options);
+  const Tensor dz = at::empty({args.saved.size(0), Cell::kGates * hidden}, options);
 
   visit_dtype(dtype, [&]<typename T>(T*) {
     using C = compute_t<T>;
-    const auto all_activations = read<T>(args.activations);
+    const auto all_activations = read<T>(args.saved);
     const StepRows<T> grad_output(args.grad_output);
     const auto all_grad_gates = write<C>(dz);
     BackwardArgs<T, C> step;

@@ -200,7 +200,7 @@ void run_persistent_backward(
     const BackwardTensors& t) {
   const int64_t batch = args.h_0.size(0), hidden = args.h_0.size(1);
   const Tensor weights = aligned(h_columns(args.weights, hidden).t());
-  const Tensor activations = aligned(args.activations);
+  const Tensor activations = aligned(args.saved);
   const Stream stream = current_stream();
   const std::vector<Step> order(steps.rbegin(), steps.rend());
 

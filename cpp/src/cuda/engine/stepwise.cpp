@@ -132,7 +132,7 @@ void run_backward(
   const Tensor weights_h =
       as_padded_operand(h_columns(args.weights, hidden), t.dz.size(1), t.dh.size(1));
   const Operand weights_h_operand = operand(weights_h);
-  const auto activations = read<T>(args.activations);
+  const auto activations = read<T>(args.saved);
   const StepRows<T> grad_output(args.grad_output);
   const auto dz = write<T>(t.dz);
   const Stream stream = current_stream();
