@@ -129,7 +129,8 @@ def packed_arguments(
     dtype: torch.dtype = torch.float32,
     reverse: bool = False,
 ) -> Arguments:
-    batch_sizes = torch.tensor([sum(n > t for n in lengths) for t in range(max(lengths))])
+    sizes = [sum(n > t for n in lengths) for t in range(max(lengths))]
+    batch_sizes = torch.tensor(sizes, dtype=torch.int64)
     arguments = _steady(cell_arguments((len(lengths), inputs, hidden), dtype))
     return replace(
         arguments,

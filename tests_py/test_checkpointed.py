@@ -228,17 +228,6 @@ def test_a_checkpoint_of_a_layer_without_loads_into_one_with(nested: Any) -> Non
 # ----- what changes the arguments and calls again -----------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_autocast_casts_the_arguments(dtype: torch.dtype) -> None:
-    a = sequence_arguments((10, 4, 3, 5)).leaves()
-    with torch.autocast("cpu", dtype=dtype):
-        results = support.checkpointed_outputs(4, lltm.functional, a)
-    expected = support.checkpointed_outputs(4, lltm.functional, a.to(dtype))
-    torch.testing.assert_close(results, expected, rtol=0, atol=0)
-    results[0].float().sum().backward()
-    assert all(t.grad is not None and t.grad.dtype == torch.float32 for t in a.tensors())
-
-
 def run_with(a: Arguments, *names: str) -> Callable[..., tuple[Tensor, ...]]:
     """The function of some of the arguments."""
 
