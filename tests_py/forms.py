@@ -48,7 +48,7 @@ CELLS = {
 class Sizes:
     """Of the arguments of a sample: T, B, I, H."""
 
-    steps: int = 5
+    steps: int = 3
     batch: int = 3
     inputs: int = 3
     hidden: int = 4
@@ -413,17 +413,21 @@ def forms() -> Iterator[Form]:
 FORMS = tuple(forms())
 
 
+def cases(
+    dtypes: tuple[torch.dtype, ...] = DTYPES, where: Callable[[Form], bool] = lambda form: True
+) -> list[tuple[Form, torch.dtype]]:
+    return [
+        (form, dtype) for form in FORMS if where(form) for dtype in dtypes if dtype in form.dtypes
+    ]
+
+
 def each_form(
     dtypes: tuple[torch.dtype, ...] = DTYPES, where: Callable[[Form], bool] = lambda form: True
 ) -> pytest.MarkDecorator:
     """Gives a test `form` and `dtype`."""
-    return pytest.mark.parametrize(
-        ("form", "dtype"),
-        [
-            pytest.param(form, dtype, id=f"{form}-{str(dtype).removeprefix('torch.')}")
-            for form in FORMS
-            if where(form)
-            for dtype in dtypes
-            if dtype in form.dtypes
-        ],
-    )
+    return pytest.mark.parametrize(("form", "dtype"), cases(dtypes, where), ids=id_of)
+
+
+def id_of(value: Any) -> str:
+    """Of a parameter of a test: the same in every process."""
+    return getattr(value, "__name__", str(value).removeprefix("torch."))

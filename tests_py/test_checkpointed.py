@@ -13,7 +13,6 @@ import support
 import torch
 from support import DTYPES, Arguments, packed_arguments, sequence_arguments
 from torch import Tensor, nn
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.utils.rnn import pack_sequence
 
 import lltm
@@ -266,8 +265,11 @@ def test_vmap_agrees_with_a_loop(kind: str, names: tuple[str, ...]) -> None:
     torch.testing.assert_close(*gradients)
 
 
+@pytest.mark.xdist_group("compilers")
 def test_a_dynamic_number_of_steps_compiles_once() -> None:
     """Of more than one segment: a size of 1 is another graph to the compiler."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
     layer, other = pair({})
     frames = []
     counter = CompileCounterWithBackend("aot_eager")

@@ -10,6 +10,8 @@ import torch
 
 from lltm import explain
 
+pytestmark = pytest.mark.xdist_group("compilers")
+
 SMALL = ("--batch", "2", "--input-size", "3", "--hidden-size", "4")
 
 

@@ -159,6 +159,7 @@ def test_hooks_see_its_calls() -> None:
     assert seen == ["before", "after"]
 
 
+@pytest.mark.xdist_group("compilers")
 @pytest.mark.parametrize("compile", ["function", "method"])
 def test_is_compiled_as_a_module(compile: str) -> None:
     torch.compiler.reset()
@@ -324,6 +325,7 @@ def test_works_on_a_machine_with_other_kernels_and_loads_what_was_packed_there(
             torch.testing.assert_close(packed(x), layer(x))
 
 
+@pytest.mark.xdist_group("compilers")
 def test_is_compiled_and_exported_whole() -> None:
     packed = lltm.LLTM(**SIZES).prepack()
 
