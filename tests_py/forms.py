@@ -140,22 +140,6 @@ def tensors(tree: Any) -> list[Tensor]:
 # ----- functions -------------------------------------------------------------
 
 
-def prepacked_outputs(
-    quantised: torch.dtype | None, implementation: Any, a: Arguments
-) -> tuple[Tensor, ...]:
-    if implementation is lltm.reference:
-        return support.sequence_outputs(implementation, a)
-    output, state = implementation.sequence_prepacked(
-        a.input,
-        (a.h, a.c),
-        implementation.prepack(a.weights, quantised),
-        a.bias,
-        batch_sizes=a.batch_sizes,
-        reverse=a.reverse,
-    )
-    return output, *state
-
-
 def of_function(outputs: support.Outputs, name: str, a: Arguments) -> Sample:
     def run(implementation: Any, values: Values) -> list[Tensor]:
         return list(outputs(implementation, replace(a, **values)))
@@ -362,9 +346,9 @@ def forms() -> Iterator[Form]:
     yield Form("functional.cell", of_cell, steps=False, torch_module=nn.LSTMCell)
     yield Form("functional.sequence", partial(of_sequence, support.sequence_outputs))
     yield Form("functional.sequence, checkpoints", partial(of_sequence, checkpoints))
-    function = partial(of_sequence, partial(prepacked_outputs, None))
+    function = partial(of_sequence, partial(support.prepacked_outputs, None))
     yield Form("functional.sequence_prepacked", function, trainable=False, prepacked=True)
-    function = partial(of_sequence, partial(prepacked_outputs, torch.qint8))
+    function = partial(of_sequence, partial(support.prepacked_outputs, torch.qint8))
     yield Form(
         "functional.sequence_prepacked, int8",
         function,

@@ -185,6 +185,23 @@ def checkpointed_outputs(steps: int, implementation: Any, a: Arguments) -> tuple
     return output, h_n, c_n
 
 
+def prepacked_outputs(
+    quantised: torch.dtype | None, implementation: Any, a: Arguments
+) -> tuple[Tensor, ...]:
+    """As :func:`sequence_outputs`, with weights packed ahead; lltm.reference packs none."""
+    if implementation is lltm.reference:
+        return sequence_outputs(implementation, a)
+    output, (h_n, c_n) = implementation.sequence_prepacked(
+        a.input,
+        (a.h, a.c),
+        implementation.prepack(a.weights, quantised),
+        a.bias,
+        batch_sizes=a.batch_sizes,
+        reverse=a.reverse,
+    )
+    return output, h_n, c_n
+
+
 NAMES = ("input", "h", "c", "weights", "bias")
 Outputs = Callable[[Any, Arguments], tuple[Tensor, ...]]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHAPES = [*SEQUENCE_SHAPES, (20, 1, 128, 256), (12, 6, 33, 100), (3, 130, 30, 200)]
 
 
-def quantised(a: Arguments) -> tuple[Tensor, ...]:
-    output, state = lltm.functional.sequence_prepacked(
-        a.input,
-        (a.h, a.c),
-        lltm.functional.prepack(a.weights, torch.qint8),
-        a.bias,
-        batch_sizes=a.batch_sizes,
-        reverse=a.reverse,
-    )
-    return output, *state
+quantised = partial(support.prepacked_outputs, torch.qint8, lltm.functional)
 
 
 # ---- what it computes -------------------------------------------------------

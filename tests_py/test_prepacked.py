@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +26,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-def prepacked(a: Arguments) -> tuple[Tensor, ...]:
-    output, state = lltm.functional.sequence_prepacked(
-        a.input,
-        (a.h, a.c),
-        lltm.functional.prepack(a.weights),
-        a.bias,
-        batch_sizes=a.batch_sizes,
-        reverse=a.reverse,
-    )
-    return output, *state
+prepacked = partial(support.prepacked_outputs, None, lltm.functional)
 
 
 def is_the_sequence(a: Arguments) -> None:

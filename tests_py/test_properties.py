@@ -10,7 +10,7 @@ import copy
 import io
 import math
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -119,39 +119,39 @@ def test_a_missing_state_is_zeros(form: Form, dtype: torch.dtype) -> None:
             assert_close(tensors(s.module(input, state_of(given, s.states))), results)
 
 
+def rows_of(batch: Tensor | PackedSequence, dim: int) -> Sequence[Tensor]:
+    return unpack_sequence(batch) if isinstance(batch, PackedSequence) else batch.unbind(dim)
+
+
 @each_form(SINGLE_AND_DOUBLE, is_module)
 def test_each_row_is_computed_as_if_alone(form: Form, dtype: torch.dtype) -> None:
-    """A batched one, or of a packed sequence, as without a batch; one alone as a batch of one."""
+    """Rows of a batch or of a packed sequence as without a batch; one alone as a batch of one."""
+    of_states = 1 if form.steps else 0  # which dimension is the batch's
     for s in form.each(dtype):
         input, *hx = s.arguments(s.values)
         states = [s.values[name] for name in s.states] if hx else []
-        first = (s.kind == "batched" and s.options.get("batch_first")) or not form.steps
+        of_input = 0 if s.options.get("batch_first") or not form.steps else 1
 
-        def run(input: Any, states: list[Tensor], s: Sample = s) -> list[Tensor]:
-            given = state_of(dict(zip(s.states, states, strict=True)), s.states) if states else None
-            output, final = s.module(input, given) if form.steps else (None, s.module(input, given))
-            rows = [output] if form.steps else []
-            return [*rows, *(final if isinstance(final, tuple) else (final,))]
+        def run(input: Any, states: list[Tensor], s: Sample = s) -> list[Any]:
+            given = dict(zip(s.states, states, strict=False))
+            results = s.module(input, *([state_of(given, s.states)] if states else []))
+            output, final = results if form.steps else (None, results)
+            return [output] * form.steps + list(final if isinstance(final, tuple) else (final,))
 
-        results = run(input, states)
+        def by_row(
+            results: list[Any], of_input: int = of_input, s: Sample = s
+        ) -> list[list[Tensor]]:
+            dims = [of_input] * form.steps + [of_states] * len(s.states)
+            columns = [rows_of(y, dim) for y, dim in zip(results, dims, strict=True)]
+            return [list(row) for row in zip(*columns, strict=True)]
+
         if s.kind == "unbatched":
-            axis = 1 if form.steps else 0
-            of_one = 0 if s.options.get("batch_first") else axis
-            batch = run(input.unsqueeze(of_one), [state.unsqueeze(axis) for state in states])
-            axes = [of_one] * form.steps + [axis] * (len(batch) - form.steps)
-            assert_close([y.squeeze(k) for y, k in zip(batch, axes, strict=True)], results)
+            batch = run(input.unsqueeze(of_input), [h.unsqueeze(of_states) for h in states])
+            assert_close(by_row(batch), [run(input, states)])
             continue
-        output, *final = results if form.steps else [None, *results]
-        packed = isinstance(input, PackedSequence)
-        rows = unpack_sequence(input) if packed else input.unbind(0 if first else 1)
-        outputs = [None] * len(rows)
-        if form.steps:
-            outputs = unpack_sequence(output) if packed else output.unbind(0 if first else 1)
-        axis = 1 if form.steps else 0
-        for k, (row, expected) in enumerate(zip(rows, outputs, strict=True)):
-            alone = run(row, [state.select(axis, k) for state in states])
-            wanted = [expected] * form.steps + [y.select(axis, k) for y in final]
-            assert_close(alone, wanted)
+        alone = zip(rows_of(input, of_input), by_row(run(input, states)), strict=True)
+        for k, (row, expected) in enumerate(alone):
+            assert_close(run(row, [state.select(of_states, k) for state in states]), expected)
 
 
 # ----- nothing to do ---------------------------------------------------------
