@@ -141,7 +141,7 @@ def tensors(tree: Any) -> list[Tensor]:
 
 
 def of_function(outputs: support.Outputs, name: str, a: Arguments) -> Sample:
-    def run(implementation: Any, values: Values) -> list[Tensor]:
+    def run(implementation: Any, values: dict[str, Any]) -> list[Tensor]:
         return list(outputs(implementation, replace(a, **values)))
 
     values = dict(zip(support.NAMES, a.tensors(), strict=False))

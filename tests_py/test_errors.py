@@ -7,6 +7,7 @@ import pickle
 import re
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -288,30 +289,36 @@ BAD_OPTIONS: list[Row] = [
 # fmt: on
 
 
+GOOD: dict[str, Any] = {"input_size": 3, "hidden_size": 5}
+
+
+def made_and_called(make: Callable[..., Any], options: dict[str, Any], given: Any) -> Any:
+    return make(**GOOD, **options)(*given)
+
+
+def prepacked(**options: Any) -> lltm.PrepackedLLTM:
+    return lltm.LLTM(**options).prepack()
+
+
 def module_rows() -> Iterator[Any]:
     """Calls and constructions, ours and the reference's; calls of a prepacked layer."""
-
-    def prepacked(input_size: int, hidden_size: int, **options: Any) -> Any:
-        return lltm.LLTM(input_size, hidden_size, **options).prepack()
-
-    good = {"input_size": 3, "hidden_size": 5}
     for name, calls, constructions in (
         ("LLTM", BAD_LAYER, BAD_SIZES + BAD_OPTIONS),
         ("LLTMCell", BAD_STEP, BAD_SIZES),
     ):
         for place in (lltm, lltm.reference):
-            make: Any = getattr(place, name)
+            make, where = getattr(place, name), f"{place.__name__}.{name}"
             for options, given, error, text in calls:
-                call = lambda m=make, o=options, g=given: m(**good, **o)(*g)  # noqa: E731
-                yield pytest.param(call, error, name, text, id=f"{place.__name__}.{name}-{text}")
+                call = partial(made_and_called, make, options, given)
+                yield pytest.param(call, error, name, text, id=f"{where}-{text}")
             for argument, value, error, text in constructions:
-                call = lambda m=make, o={**good, argument: value}: m(**o)  # noqa: E731
-                yield pytest.param(call, error, name, text, id=f"{place.__name__}.{name}()-{text}")
+                call = partial(make, **{**GOOD, argument: value})
+                yield pytest.param(call, error, name, text, id=f"{where}()-{text}")
     for options, given, error, text in BAD_LAYER:
         if "on device" in text:
             continue  # of a prepacked layer, the operator names the bias
         text = text.replace(OF_PARAMETERS, "that of the prepacked layer")
-        call = lambda o=options, g=given: prepacked(**good, **o)(*g)  # noqa: E731
+        call = partial(made_and_called, prepacked, options, given)
         yield pytest.param(call, error, "LLTM", text, id=f"prepacked-{text}")
 
 
@@ -329,7 +336,7 @@ X1, H1, C1 = CELL["input"], CELL["h"], CELL["c"]
 NO_OPERATOR_S: list[tuple[Callable[[], Any], str, str]] = [
     (lambda: lltm.functional.cell(X1, H1, CELL["weights"]), "cell",
      "state to be a pair (h, c), got Tensor"),
-    (lambda: lltm.functional.sequence(X, (H1, H1, H1), CELL["weights"]), "sequence",
+    (lambda: lltm.functional.sequence(X, (H1,) * 3, CELL["weights"]), "sequence",  # type: ignore[arg-type]
      "state to be a pair (h_0, c_0), got 3 values"),
     *((lambda f=f, a=a, x=x: in_functional(f, {**a, "input": x}), f,
        "input to be a tensor, got a nested tensor")

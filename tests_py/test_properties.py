@@ -238,17 +238,29 @@ LAYOUTS = (by_columns, with_gaps, transposed, padded_rows, expanded, of_one_valu
 @pytest.mark.parametrize(
     ("form", "dtype", "layout"),
     [
-        (form, dtype, layout)
-        for layout in LAYOUTS
-        for form, dtype in cases((torch.float32, torch.bfloat16, torch.float64))
-        if not form.plain or (layout in LAYOUTS[:2] and dtype != torch.bfloat16)
+        *(
+            (form, dtype, layout)
+            for form, dtype in cases(SINGLE_AND_DOUBLE)
+            for layout in LAYOUTS[:2]
+        ),
+        *(
+            (form, torch.float32, layout)
+            for form, _ in cases((torch.float32,), lambda form: not form.plain)
+            for layout in LAYOUTS[2:]
+        ),
+        # Modules pass views on to the operators, which read them.
+        *(
+            (form, torch.bfloat16, layout)
+            for form, _ in cases((torch.bfloat16,), lambda form: not is_module(form))
+            for layout in LAYOUTS
+        ),
     ],
     ids=id_of,
 )
 def test_strides_of_arguments_and_of_gradients_are_followed(
     form: Form, dtype: torch.dtype, layout: Callable[[Tensor], Tensor]
 ) -> None:
-    """Of all tensors at once, and of what has one layer, of each alone too."""
+    """Of all tensors at once; of a function, of each alone too."""
 
     def results(s: Sample, values: Values, strided: set[str]) -> tuple[list[Tensor], Values]:
         """With those arguments strided; and with "gradients" of the results."""
@@ -269,7 +281,7 @@ def test_strides_of_arguments_and_of_gradients_are_followed(
 
     for s in form.each(dtype, every=layout in LAYOUTS[:2]):
         everything = {*s.values, *(["gradients"] if form.trainable else [])}
-        alone = [{name} for name in everything] if len(s.values) <= 5 and not form.plain else []
+        alone = [] if is_module(form) else [{name} for name in everything]
         for strided in (everything, *alone):
             # The layouts of one value change the values too.
             plain = {k: layout(v).contiguous() if k in strided else v for k, v in s.values.items()}
@@ -302,7 +314,14 @@ def test_results_and_gradients_lie_in_memory_as_those_of_torch_nn(
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf], ids=str)
-@each_form(where=lambda form: not form.plain)
+@pytest.mark.parametrize(
+    ("form", "dtype"),
+    [
+        *cases(where=lambda form: not is_module(form)),
+        *cases((torch.float32,), lambda form: is_module(form) and not form.plain),
+    ],
+    ids=id_of,
+)
 def test_nan_and_infinity_spread_as_in_plain_pytorch(
     form: Form, dtype: torch.dtype, value: float
 ) -> None:
@@ -374,8 +393,18 @@ def test_no_graph_is_recorded_without_need(form: Form, dtype: torch.dtype) -> No
         assert_close(results, expected)
 
 
-def check_derivatives(form: Form, check: Callable[..., bool]) -> None:
-    for s in form.each(torch.float64):
+# Functions, and checkpoints: test_gradients.py, entry by entry. A second derivative comes from the
+# composite path whatever the options of a module: those that PyTorch tries add nothing to it.
+@each_form(
+    (torch.float64,),
+    lambda form: is_trainable_module(form) and not form.plain and "checkpoints" not in form.name,
+)
+@pytest.mark.parametrize("order", [1, 2], ids=["first", "second"])
+def test_derivatives_are_those_of_finite_differences(
+    form: Form, dtype: torch.dtype, order: int
+) -> None:
+    check = torch.autograd.gradcheck if order == 1 else torch.autograd.gradgradcheck
+    for s in form.each(dtype, every=order == 1):
         names, values = list(s.values), list(leaves(s.values).values())
 
         def function(*values: Tensor, s: Sample = s, names: list[str] = names) -> Any:
@@ -389,17 +418,6 @@ def check_derivatives(form: Form, check: Callable[..., bool]) -> None:
                 v if name == alone else v.detach() for name, v in zip(names, values, strict=True)
             ]
             assert check(function, given, fast_mode=True, check_batched_grad=True)
-
-
-# Functions: test_gradients.py, entry by entry.
-@each_form((torch.float64,), lambda form: is_trainable_module(form) and not form.plain)
-@pytest.mark.parametrize(
-    "check", [torch.autograd.gradcheck, torch.autograd.gradgradcheck], ids=["first", "second"]
-)
-def test_derivatives_are_those_of_finite_differences(
-    form: Form, dtype: torch.dtype, check: Callable[..., bool]
-) -> None:
-    check_derivatives(form, check)
 
 
 @pytest.mark.parametrize("lower", [torch.bfloat16, torch.float16], ids=str)
