@@ -18,6 +18,13 @@ import lltm
 SEED = int(os.environ.get("LLTM_TEST_SEED", "0"))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Workers share the tests out by group: what a group imports, one worker imports."""
+    if getattr(config.option, "numprocesses", None) and config.option.dist == "no":
+        config.option.dist = "loadgroup"
+
+
 def pytest_report_header() -> list[str]:
     return [
         f"lltm {lltm.__version__} in {lltm.cmake_prefix_path}, CPU kernels {lltm._C.cpu_kernels()}",

@@ -129,7 +129,8 @@ def packed_arguments(
     dtype: torch.dtype = torch.float32,
     reverse: bool = False,
 ) -> Arguments:
-    batch_sizes = torch.tensor([sum(n > t for n in lengths) for t in range(max(lengths))])
+    sizes = [sum(n > t for n in lengths) for t in range(max(lengths))]
+    batch_sizes = torch.tensor(sizes, dtype=torch.int64)
     arguments = _steady(cell_arguments((len(lengths), inputs, hidden), dtype))
     return replace(
         arguments,
@@ -178,6 +179,23 @@ def checkpointed_outputs(steps: int, implementation: Any, a: Arguments) -> tuple
         a.weights,
         a.bias,
         checkpoint_steps=steps,
+        batch_sizes=a.batch_sizes,
+        reverse=a.reverse,
+    )
+    return output, h_n, c_n
+
+
+def prepacked_outputs(
+    quantised: torch.dtype | None, implementation: Any, a: Arguments
+) -> tuple[Tensor, ...]:
+    """As :func:`sequence_outputs`, with weights packed ahead; lltm.reference packs none."""
+    if implementation is lltm.reference:
+        return sequence_outputs(implementation, a)
+    output, (h_n, c_n) = implementation.sequence_prepacked(
+        a.input,
+        (a.h, a.c),
+        implementation.prepack(a.weights, quantised),
+        a.bias,
         batch_sizes=a.batch_sizes,
         reverse=a.reverse,
     )

@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import support
 import torch
-from support import Arguments
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import lltm
 
 LOWER = (torch.bfloat16, torch.float16)
-KINDS: dict[str, tuple[support.Outputs, Callable[[torch.dtype], Arguments]]] = {
-    "cell": (support.cell_outputs, lambda dtype: support.cell_arguments((4, 3, 5), dtype)),
-    "sequence": (
-        support.sequence_outputs,
-        lambda dtype: support.sequence_arguments((6, 4, 3, 5), dtype, reverse=True),
-    ),
-    "packed": (
-        support.sequence_outputs,
-        lambda dtype: support.packed_arguments((4, 2, 1), 3, 5, dtype),
-    ),
-}
-
-each_kind = pytest.mark.parametrize("kind", KINDS)
 each_dtype = pytest.mark.parametrize("dtype", LOWER, ids=str)
 
 
@@ -41,47 +25,6 @@ def autocast(dtype: torch.dtype) -> torch.autocast:
 
 
 @each_dtype
-@each_kind
-def test_values_are_those_of_cast_arguments(kind: str, dtype: torch.dtype) -> None:
-    outputs, draw = KINDS[kind]
-    a = draw(torch.float32)
-    with autocast(dtype):
-        results = outputs(lltm.functional, a)
-    expected = outputs(lltm.functional, a.to(dtype))
-    assert {y.dtype for y in results} == {dtype}
-    torch.testing.assert_close(results, expected, rtol=0, atol=0)
-
-
-@each_dtype
-@each_kind
-def test_gradients_have_the_dtype_of_the_arguments(kind: str, dtype: torch.dtype) -> None:
-    outputs, draw = KINDS[kind]
-    leaves = draw(torch.float32).leaves()
-    with autocast(dtype):
-        results = outputs(lltm.functional, leaves)
-    grads = torch.autograd.grad(
-        sum((y.float().square().sum() for y in results), torch.zeros(())), leaves.tensors()
-    )
-    cast = leaves.to(dtype).leaves()
-    results = outputs(lltm.functional, cast)
-    expected = torch.autograd.grad(
-        sum((y.float().square().sum() for y in results), torch.zeros(())), cast.tensors()
-    )
-    for y, z in zip(grads, expected, strict=True):
-        assert y.dtype == torch.float32
-        torch.testing.assert_close(y, z.float(), rtol=0, atol=0)
-
-
-@each_kind
-def test_float64_stays(kind: str) -> None:
-    outputs, draw = KINDS[kind]
-    a = draw(torch.float64)
-    with autocast(torch.bfloat16):
-        results = outputs(lltm.functional, a)
-    torch.testing.assert_close(results, outputs(lltm.functional, a), rtol=0, atol=0)
-
-
-@each_dtype
 @pytest.mark.parametrize("given", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_a_state_of_another_dtype_is_brought_along(given: torch.dtype, dtype: torch.dtype) -> None:
     layer = lltm.LLTM(3, 5, num_layers=2)
@@ -91,29 +34,6 @@ def test_a_state_of_another_dtype_is_brought_along(given: torch.dtype, dtype: to
         output, (h_n, c_n) = layer(x, state)
         h, c = lltm.LLTMCell(3, 5)(x[0], (state[0][0], state[1][0]))
     assert {y.dtype for y in (output, h_n, c_n, h, c)} == {dtype}
-
-
-@each_dtype
-@pytest.mark.parametrize("kind", ["batched", "unbatched", "packed"])
-def test_a_layer_trains_with_parameters_in_float32(kind: str, dtype: torch.dtype) -> None:
-    layer = lltm.LLTM(3, 5, num_layers=2, bidirectional=True, batch_first=True)
-    x: Tensor | PackedSequence
-    if kind == "packed":
-        x = pack_sequence([torch.randn(n, 3) for n in (2, 5, 3)], enforce_sorted=False)
-    else:
-        x = torch.randn(6, 3) if kind == "unbatched" else torch.randn(4, 6, 3)
-    with autocast(dtype):
-        results = layer(x)
-    plain = layer(x)
-    leaves = leaves_of(results)
-    assert {y.dtype for y in leaves} == {dtype}
-    for y, z in zip(leaves, leaves_of(plain), strict=True):
-        torch.testing.assert_close(y.float(), z, rtol=0.05, atol=0.05)
-    sum((y.float().square().sum() for y in leaves), torch.zeros(())).backward()
-    for parameter in layer.parameters():
-        assert parameter.grad is not None
-        assert parameter.grad.dtype == torch.float32
-        assert parameter.grad.any()
 
 
 def test_a_layer_follows_the_layers_before_it() -> None:

@@ -14,7 +14,6 @@ import torch
 from memory import peak_memory, saved_for_backward
 from support import DTYPES, Arguments, packed_arguments, sequence_arguments
 from torch import Tensor, nn
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.utils.rnn import pack_sequence
 
 import lltm
@@ -228,17 +227,6 @@ def test_a_checkpoint_of_a_layer_without_loads_into_one_with(nested: Any) -> Non
 # ----- what changes the arguments and calls again -----------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_autocast_casts_the_arguments(dtype: torch.dtype) -> None:
-    a = sequence_arguments((10, 4, 3, 5)).leaves()
-    with torch.autocast("cpu", dtype=dtype):
-        results = support.checkpointed_outputs(4, lltm.functional, a)
-    expected = support.checkpointed_outputs(4, lltm.functional, a.to(dtype))
-    torch.testing.assert_close(results, expected, rtol=0, atol=0)
-    results[0].float().sum().backward()
-    assert all(t.grad is not None and t.grad.dtype == torch.float32 for t in a.tensors())
-
-
 def run_with(a: Arguments, *names: str) -> Callable[..., tuple[Tensor, ...]]:
     """The function of some of the arguments."""
 
@@ -277,8 +265,11 @@ def test_vmap_agrees_with_a_loop(kind: str, names: tuple[str, ...]) -> None:
     torch.testing.assert_close(*gradients)
 
 
+@pytest.mark.xdist_group("compilers")
 def test_a_dynamic_number_of_steps_compiles_once() -> None:
     """Of more than one segment: a size of 1 is another graph to the compiler."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
     layer, other = pair({})
     frames = []
     counter = CompileCounterWithBackend("aot_eager")

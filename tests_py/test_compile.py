@@ -10,12 +10,11 @@ import pytest
 import torch
 from support import MODULES, flat
 from torch import Tensor, nn
-from torch._dynamo import compiled_autograd
-from torch._dynamo.testing import CompileCounterWithBackend
-from torch._inductor.utils import run_and_get_code
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 import lltm
+
+pytestmark = pytest.mark.xdist_group("compilers")
 
 
 def packed(lengths: list[int], enforce_sorted: bool = False) -> PackedSequence:
@@ -37,6 +36,24 @@ COMPILED: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
         (packed([6, 3, 5]), (torch.randn(1, 3, 5), torch.randn(1, 3, 5))),
     ),
 }
+
+
+# What imports the compiler does so inside functions: every worker imports this file.
+
+
+def counting() -> Any:
+    """A backend that counts the graphs it is given."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    return CompileCounterWithBackend("aot_eager")
+
+
+def with_code(run: Callable[..., Any], *arguments: Any) -> tuple[Any, list[str]]:
+    """What a compiled function returns, and the code that Inductor generated for it."""
+    from torch._inductor.utils import run_and_get_code
+
+    results, sources = run_and_get_code(run, *arguments)
+    return results, list(sources)
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +99,7 @@ def test_a_training_step_compiles_without_a_graph_break(name: str) -> None:
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 def test_one_graph_serves_every_length_and_batch_size(training: bool) -> None:
     layer = lltm.LLTM(3, 5, num_layers=2)
-    counter = CompileCounterWithBackend("aot_eager")
+    counter = counting()
     compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend=counter)
     frames = []
     for steps, batch in ((6, 4), (7, 4), (9, 3), (2, 8)):
@@ -101,7 +118,7 @@ def test_one_graph_serves_every_length_and_batch_size(training: bool) -> None:
 
 def test_sizes_that_change_are_compiled_for_once_more_and_never_again() -> None:
     layer = lltm.LLTM(3, 5)
-    counter = CompileCounterWithBackend("aot_eager")
+    counter = counting()
     compiled = torch.compile(layer, fullgraph=True, backend=counter)
     for steps, batch in ((6, 4), (7, 3), (9, 5), (2, 8)):
         x = torch.randn(steps, batch, 3)
@@ -111,7 +128,7 @@ def test_sizes_that_change_are_compiled_for_once_more_and_never_again() -> None:
 
 def test_a_loop_over_steps_compiles_the_cell_for_the_first_steps_only() -> None:
     cell = lltm.LLTMCell(3, 5)
-    counter = CompileCounterWithBackend("aot_eager")
+    counter = counting()
     compiled = torch.compile(cell, fullgraph=True, backend=counter)
     frames: list[int] = []
     state: Any = None
@@ -130,7 +147,7 @@ def test_a_loop_over_steps_compiles_the_cell_for_the_first_steps_only() -> None:
 
 def test_packed_sequences_of_other_lengths_compile_once_more_at_most() -> None:
     layer = lltm.LLTM(3, 5)
-    counter = CompileCounterWithBackend("aot_eager")
+    counter = counting()
     compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend=counter)
     frames = []
     for lengths in ([6, 3, 5], [2, 7, 7, 4], [3, 2], [8, 9]):
@@ -143,6 +160,8 @@ def test_packed_sequences_of_other_lengths_compile_once_more_at_most() -> None:
 
 @pytest.mark.parametrize("name", ["cell", "layer", "packed"])
 def test_compiled_autograd_traces_backward_without_a_graph_break(name: str) -> None:
+    from torch._dynamo import compiled_autograd
+
     module: nn.Module = lltm.LLTMCell(3, 5) if name == "cell" else lltm.LLTM(3, 5, num_layers=2)
     x: Any = packed([6, 3, 5]) if name == "packed" else torch.randn(4, 3)
     gradients = []
@@ -192,10 +211,10 @@ def generated(
     torch.compiler.reset()
     x = x.detach().clone().requires_grad_()
     compiled = torch.compile(module, backend=backend, fullgraph=fullgraph, dynamic=dynamic)
-    results, sources = run_and_get_code(train, compiled, module, (x,))
+    results, sources = with_code(train, compiled, module, (x,))
     torch.testing.assert_close(results, train(module, module, (x,)))
     assert len(sources) == 2
-    return list(sources)
+    return sources
 
 
 def test_the_default_backend_works_where_ci_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,6 +284,6 @@ def test_a_packed_sequence_keeps_our_kernels_in_inductor() -> None:
     layer, x = lltm.LLTM(3, 5), packed([6, 3, 5])
     compiled = torch.compile(layer, backend=lltm.inductor_decomposed, fullgraph=True)
     with torch.no_grad():
-        results, (source, *_) = run_and_get_code(compiled, x)
+        results, (source, *_) = with_code(compiled, x)
     assert "torch.ops.lltm.sequence" in source
     torch.testing.assert_close(flat(results), flat(layer(x)))

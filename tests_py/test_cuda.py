@@ -18,7 +18,6 @@ import support
 import torch
 from support import DTYPES, LENGTHS, Arguments
 from torch import Tensor, nn
-from torch._dynamo.utils import counters
 
 import lltm
 
@@ -540,6 +539,8 @@ def test_a_stream_in_pieces_gives_what_the_whole_gives(dtype: torch.dtype) -> No
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 def test_compiled_with_reduced_overhead(dtype: torch.dtype, training: bool) -> None:
+    from torch._dynamo.utils import counters
+
     pytest.importorskip("triton", reason="torch.compile needs it for a GPU")
     torch.compiler.reset()
     counters.clear()

@@ -8,6 +8,8 @@ import torch
 
 import lltm
 
+pytestmark = pytest.mark.xdist_group("compilers")
+
 
 def test_the_table_is_the_default_one_with_every_operator_of_ours() -> None:
     table = lltm.decompositions()

@@ -77,71 +77,12 @@ def test_a_parametrization_of_ones_own_is_applied(module: nn.Module) -> None:
     torch.testing.assert_close(loss_of(module, x), loss_of(module, 2 * x))
 
 
-def test_functional_call_takes_the_given_parameters(module: nn.Module) -> None:
-    other = type(module)(I, H)
-    x = input_of(module)
-    given = {name: p.detach().requires_grad_() for name, p in other.named_parameters()}
-    result = torch.func.functional_call(module, given, (x,))
-    torch.testing.assert_close(result, other(x))
-    torch.utils._pytree.tree_leaves(result)[0].sum().backward()
-    assert all(p.grad is None for p in module.parameters())
-    assert all(p.grad is not None for p in given.values())
-
-
 def test_clipped_gradients_have_the_norm_asked_for(module: nn.Module) -> None:
     (100 * loss_of(module, input_of(module))).backward()
     before = nn.utils.clip_grad_norm_(module.parameters(), 0.5)
     assert float(before) > 0.5
     after = nn.utils.get_total_norm([p.grad for p in module.parameters() if p.grad is not None])
     torch.testing.assert_close(after, torch.tensor(0.5))
-
-
-def test_frozen_parameters_get_no_gradient_and_others_the_same(module: nn.Module) -> None:
-    plain = copy.deepcopy(module)
-    x = input_of(module)
-    weights, bias = module.parameters()
-    for frozen, trained, expected in (
-        (weights, bias, list(plain.parameters())[1]),
-        (bias, weights, next(iter(plain.parameters()))),
-    ):
-        module.zero_grad()
-        plain.zero_grad()
-        frozen.requires_grad_(False)
-        loss_of(module, x).backward()
-        loss_of(plain, x).backward()
-        assert frozen.grad is None
-        torch.testing.assert_close(trained.grad, expected.grad)
-        frozen.requires_grad_(True)
-
-
-def test_the_meta_device_gives_a_module_to_be_filled_later() -> None:
-    for make in MODULES.values():
-        with torch.device("meta"):
-            module = make(I, H)
-        assert all(p.is_meta for p in module.parameters())
-        module.to_empty(device="cpu")
-        module.reset_parameters()
-        assert all(float(p.detach().abs().max()) <= H**-0.5 for p in module.parameters())
-        assert torch.isfinite(loss_of(module, input_of(module)))
-
-
-def test_a_checkpoint_is_assigned_to_a_module_on_the_meta_device(module: nn.Module) -> None:
-    with torch.device("meta"):
-        empty = type(module)(I, H)
-    empty.load_state_dict(module.state_dict(), assign=True)
-    x = input_of(module)
-    torch.testing.assert_close(empty(x), module(x))
-
-
-@pytest.mark.parametrize("dtype", support.DTYPES, ids=str)
-def test_to_moves_parameters_to_a_device_and_a_dtype(module: nn.Module, dtype: torch.dtype) -> None:
-    assert module.to("cpu", dtype) is module
-    assert {p.dtype for p in module.parameters()} == {dtype}
-    results = torch.utils._pytree.tree_leaves(module(input_of(module).to(dtype)))
-    assert {y.dtype for y in results} == {dtype}
-    module.to("meta")
-    results = torch.utils._pytree.tree_leaves(module(input_of(module).to("meta", dtype)))
-    assert all(y.is_meta and y.dtype == dtype for y in results)
 
 
 def test_shared_memory_holds_the_parameters(module: nn.Module) -> None:
@@ -217,36 +158,6 @@ def test_activation_checkpointing_gives_the_same_gradients(
     torch.testing.assert_close(leaf.grad, expected.grad)
     for p, q in zip(module.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad)
-
-
-def test_inference_mode_gives_the_same_values(module: nn.Module) -> None:
-    x = input_of(module)
-    expected = module(x)
-    with torch.inference_mode():
-        results = module(x)
-        made_inside = type(module)(I, H)
-        assert torch.isfinite(loss_of(made_inside, input_of(module)))
-    leaves = torch.utils._pytree.tree_leaves(results)
-    assert all(y.is_inference() for y in leaves)
-    torch.testing.assert_close(results, expected)
-
-
-def test_deterministic_algorithms_are_all_there_is(module: nn.Module) -> None:
-    x = input_of(module)
-    torch.use_deterministic_algorithms(True)
-    try:
-        runs = []
-        for _ in range(2):
-            module.zero_grad()
-            loss = loss_of(module, x)
-            loss.backward()
-            runs.append([loss.detach(), *(p.grad for p in module.parameters())])
-    finally:
-        torch.use_deterministic_algorithms(False)
-    for first, second in zip(*runs, strict=True):
-        assert first is not None
-        assert second is not None
-        assert torch.equal(first, second)
 
 
 # ----- looking at it ---------------------------------------------------------

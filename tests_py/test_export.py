@@ -19,6 +19,8 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 import lltm
 
+pytestmark = pytest.mark.xdist_group("compilers")
+
 # Lengths and batch sizes to try a program with dynamic ones on.
 SIZES = ((6, 4), (9, 2), (2, 8), (1, 1))
 

@@ -93,27 +93,6 @@ def test_batched_gradients_are_those_of_a_loop(case: tuple[Function, list[Tensor
     assert gradcheck(function, tensors, check_batched_grad=True)
 
 
-@pytest.mark.parametrize("outputs", [support.cell_outputs, support.sequence_outputs])
-@pytest.mark.parametrize("wanted", range(5), ids=support.NAMES)
-def test_one_gradient_alone_is_the_same_as_among_all(outputs: support.Outputs, wanted: int) -> None:
-    a = (
-        cell_arguments((3, 2, 4), torch.float64)
-        if outputs is support.cell_outputs
-        else sequence_arguments((5, 3, 2, 4), torch.float64)
-    )
-    all_leaves = a.leaves()
-    total = sum(y.sum() for y in outputs(lltm.functional, all_leaves))
-    assert isinstance(total, Tensor)
-    expected = torch.autograd.grad(total, all_leaves.tensors())[wanted]
-
-    tensors = a.map(lambda tensor: tensor.detach().clone()).tensors()
-    tensors[wanted].requires_grad_()
-    given = iter(tensors)
-    alone = sum(y.sum() for y in outputs(lltm.functional, a.map(lambda _: next(given))))
-    assert isinstance(alone, Tensor)
-    torch.testing.assert_close(torch.autograd.grad(alone, tensors[wanted])[0], expected)
-
-
 @pytest.mark.parametrize("used", range(3), ids=["output", "h_n", "c_n"])
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 def test_a_gradient_of_one_output_alone_is_right(used: int, reverse: bool) -> None:
@@ -143,15 +122,6 @@ def test_an_argument_changed_in_place_before_backward_is_refused() -> None:
     x.zero_()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         h.sum().backward()
-
-
-def test_no_graph_is_recorded_without_need() -> None:
-    a = cell_arguments((3, 2, 4))
-    assert not any(y.requires_grad for y in support.cell_outputs(lltm.functional, a))
-    with torch.no_grad():
-        assert not any(y.requires_grad for y in support.cell_outputs(lltm.functional, a.leaves()))
-    with torch.inference_mode():
-        assert all(y.is_inference() for y in support.cell_outputs(lltm.functional, a))
 
 
 # ----- torch.func ------------------------------------------------------------

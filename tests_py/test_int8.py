@@ -24,16 +24,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHAPES = [*SEQUENCE_SHAPES, (20, 1, 128, 256), (12, 6, 33, 100), (3, 130, 30, 200)]
 
 
-def quantised(a: Arguments) -> tuple[Tensor, ...]:
-    output, state = lltm.functional.sequence_prepacked(
-        a.input,
-        (a.h, a.c),
-        lltm.functional.prepack(a.weights, torch.qint8),
-        a.bias,
-        batch_sizes=a.batch_sizes,
-        reverse=a.reverse,
-    )
-    return output, *state
+quantised = partial(support.prepacked_outputs, torch.qint8, lltm.functional)
 
 
 # ---- what it computes -------------------------------------------------------
@@ -134,39 +125,6 @@ def test_the_number_of_threads_changes_no_bit(shape: tuple[int, int, int, int]) 
         torch.set_num_threads(before)
     for other in results[1:]:
         assert all(torch.equal(x, y) for x, y in zip(other, results[0], strict=True))
-
-
-def test_any_strides_of_weights_and_input_give_the_same_bits() -> None:
-    a = support.sequence_arguments((4, 5, 9, 33))
-    expected = quantised(a)
-    strided = a.with_argument("weights", a.weights.t().contiguous().t())
-    strided = strided.with_argument("input", a.input.transpose(0, 2).contiguous().transpose(0, 2))
-    assert all(torch.equal(x, y) for x, y in zip(quantised(strided), expected, strict=True))
-
-
-@pytest.mark.parametrize("shape", [(0, 3, 2, 4), (3, 0, 2, 4)], ids=["T = 0", "B = 0"])
-def test_no_steps_and_no_rows_give_empty_results(shape: tuple[int, int, int, int]) -> None:
-    a = support.sequence_arguments(shape)
-    for ours, expected in zip(
-        quantised(a), support.sequence_outputs(lltm.functional, a), strict=True
-    ):
-        assert torch.equal(ours, expected)
-
-
-@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan], ids=str)
-@pytest.mark.parametrize("argument", ["input", "h", "c", "bias"])
-def test_what_is_not_finite_reaches_the_results_it_reaches_in_float32(
-    argument: str, value: float
-) -> None:
-    a = support.sequence_arguments((4, 3, 5, 20))
-    tensor = getattr(a, argument).clone()
-    tensor.view(-1)[7] = value
-    a = a.with_argument(argument, tensor)
-    for ours, expected in zip(
-        quantised(a), support.sequence_outputs(lltm.functional, a), strict=True
-    ):
-        assert torch.equal(ours.isnan(), expected.isnan())
-        assert torch.equal(ours.isinf(), expected.isinf())
 
 
 # Values whose rows are computed once more: not finite, or so large that a scale overflows.
@@ -353,28 +311,6 @@ def test_neither_form_loads_the_other(dtype: torch.dtype, assign: bool) -> None:
     memory = torch.empty(int8.packed_weights_l0.numel() + 1, dtype=torch.uint8)[1:]
     memory.copy_(int8.packed_weights_l0)
     int8.load_state_dict({**int8.state_dict(), "packed_weights_l0": memory}, assign=assign)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_gives_the_same_with_other_kernels(dtype: torch.dtype, tmp_path: Path) -> None:
-    int8 = layer().to(dtype).prepack(torch.qint8)
-    x = torch.randn(6, 5, 24, dtype=dtype)
-    (tmp_path / "packed").write_bytes(pickle.dumps((int8, x, int8(x)[0])))
-    code = (
-        "import pickle, sys, torch, lltm\n"
-        "packed, x, expected = pickle.load(open(sys.argv[1], 'rb'))\n"
-        "assert torch.backends.cpu.get_cpu_capability() == sys.argv[2].upper()\n"
-        # A step of the quantiser and of the dtype, where a rounding falls the other way.
-        "atol = 1e-3 + torch.finfo(x.dtype).eps\n"
-        "torch.testing.assert_close(packed(x)[0], expected, atol=atol, rtol=0)\n"
-    )
-    for capability, isa in (("default", "SSE41"), ("avx2", "AVX2")):
-        run = support.run_python(
-            *("-c", code, str(tmp_path / "packed"), capability),
-            ATEN_CPU_CAPABILITY=capability,
-            ONEDNN_MAX_CPU_ISA=isa,
-        )
-        assert run.returncode == 0, run.stderr
 
 
 # ---- errors -----------------------------------------------------------------

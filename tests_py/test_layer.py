@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from typing import Any
 
 import oracle
@@ -132,22 +130,6 @@ def test_shapes_and_types_are_those_of_nn_lstm(
     assert (h_n.shape, c_n.shape) == (h.shape, c.shape)
 
 
-@pytest.mark.parametrize("kind", ["batched", "unbatched", "packed unsorted"])
-def test_a_missing_state_is_zeros(kind: str) -> None:
-    layer = make({"num_layers": 2, "bidirectional": True})
-    batch = () if kind == "unbatched" else (4,)
-    x: Tensor | PackedSequence = torch.randn(6, *batch, 3, dtype=torch.float64)
-    if kind == "packed unsorted":
-        assert isinstance(x, Tensor)
-        x = pack_padded_sequence(x, torch.tensor([3, 1, 6, 3]), enforce_sorted=False)
-    zeros = torch.zeros(4, *batch, 5, dtype=torch.float64)
-    output, state = layer(x)
-    expected, expected_state = layer(x, (zeros, zeros))
-    if isinstance(output, PackedSequence):
-        output, expected = output.data, expected.data
-    torch.testing.assert_close((output, state), (expected, expected_state))
-
-
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_gradients_are_those_of_the_reference(options: dict[str, Any]) -> None:
     ours = make(options)
@@ -162,21 +144,6 @@ def test_gradients_are_those_of_the_reference(options: dict[str, Any]) -> None:
             loss = data.square().sum() + h_n.sum() - c_n.square().sum()
             gradients.append(torch.autograd.grad(loss, list(layer.parameters())))
         torch.testing.assert_close(*gradients)
-
-
-def test_an_empty_sequence_gives_the_initial_states() -> None:
-    layer = make({"num_layers": 2, "bidirectional": True})
-    state = states(layer, 4)
-    output, final = layer(torch.randn(0, 4, 3, dtype=torch.float64), state)
-    assert output.shape == (0, 4, 10)
-    torch.testing.assert_close(final, state, rtol=0, atol=0)
-
-
-def test_an_empty_batch_gives_empty_results() -> None:
-    layer = make({"num_layers": 2, "batch_first": True})
-    output, (h_n, c_n) = layer(torch.randn(0, 6, 3, dtype=torch.float64))
-    assert output.shape == (0, 6, 5)
-    assert h_n.shape == c_n.shape == (2, 0, 5)
 
 
 # ----- dropout ---------------------------------------------------------------
@@ -270,43 +237,6 @@ def test_repr_names_what_is_not_the_default() -> None:
     assert repr(
         lltm.LLTM(3, 5, 2, bias=False, batch_first=True, dropout=0.5, bidirectional=True)
     ) == ("LLTM(3, 5, num_layers=2, bias=False, batch_first=True, dropout=0.5, bidirectional=True)")
-
-
-@pytest.mark.parametrize("module", [lltm.LLTM, lltm.reference.LLTM])
-def test_copies_and_pickles(module: type[lltm.LLTM]) -> None:
-    layer = module(3, 5, num_layers=2, bidirectional=True)
-    x = torch.randn(6, 4, 3)
-    for copied in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
-        assert type(copied) is module
-        torch.testing.assert_close(copied(x), layer(x))
-        copied.reset_parameters()
-        for mine, theirs in zip(copied.parameters(), layer.parameters(), strict=True):
-            assert not torch.equal(mine, theirs)
-
-
-def test_converts_dtype_like_any_module() -> None:
-    layer = lltm.LLTM(3, 5, num_layers=2).to(torch.bfloat16)
-    output, (h_n, c_n) = layer(torch.randn(6, 4, 3, dtype=torch.bfloat16))
-    assert {output.dtype, h_n.dtype, c_n.dtype} == {torch.bfloat16}
-
-
-def test_the_meta_device_gives_shapes() -> None:
-    layer = lltm.LLTM(3, 5, num_layers=2, bidirectional=True, device="meta")
-    output, (h_n, c_n) = layer(torch.empty(6, 4, 3, device="meta"))
-    assert output.is_meta
-    assert output.shape == (6, 4, 10)
-    assert h_n.shape == c_n.shape == (4, 4, 5)
-
-
-def test_works_under_autocast() -> None:
-    layer = lltm.LLTM(3, 5, num_layers=2, bidirectional=True)
-    x = torch.randn(6, 4, 3)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        output, _ = layer(x)
-    assert output.dtype == torch.bfloat16
-    torch.testing.assert_close(output.float(), layer(x)[0], atol=0.05, rtol=0.05)
-    output.float().sum().backward()
-    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in layer.parameters())
 
 
 def test_takes_the_arguments_of_nn_lstm_by_position() -> None:

@@ -18,6 +18,8 @@ onnx = pytest.importorskip("onnx", reason="part of the test extra")
 pytest.importorskip("onnxscript", reason="part of the test extra")
 onnxruntime = pytest.importorskip("onnxruntime", reason="part of the test extra")
 
+pytestmark = pytest.mark.xdist_group("compilers")
+
 
 class Tagger(nn.Module):
     """A model that holds a layer."""

@@ -13,6 +13,8 @@ from torch import Tensor
 
 import lltm  # noqa: F401  (registers the operators)
 
+pytestmark = pytest.mark.xdist_group("compilers")
+
 ops = torch.ops.lltm
 
 

@@ -48,13 +48,6 @@ def test_the_packed_sequence_is_the_oracle_s(lengths: tuple[int, ...], reverse: 
     assert_equal_to_the_oracle(support.sequence_outputs, arguments)
 
 
-def test_an_empty_sequence_gives_the_initial_states() -> None:
-    h, c = torch.randn(2, 4, 5)
-    output, state = lltm.reference.sequence(torch.randn(0, 4, 3), (h, c), torch.randn(15, 8))
-    assert output.shape == (0, 4, 5)
-    torch.testing.assert_close(state, (h, c))
-
-
 class Record(TorchDispatchMode):
     """Collects the operators that run."""
 

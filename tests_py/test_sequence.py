@@ -100,17 +100,6 @@ def test_batch_sizes_may_be_strided() -> None:
     torch.testing.assert_close((output, h_n, c_n), expected, rtol=0, atol=0)
 
 
-def test_leaves_its_arguments_alone_and_returns_new_contiguous_tensors() -> None:
-    a = sequence_arguments((6, 4, 3, 5))
-    before = a.map(torch.clone)
-    results = support.sequence_outputs(lltm.functional, a)
-    for ours, theirs in zip(a.tensors(), before.tensors(), strict=True):
-        assert torch.equal(ours, theirs)
-    storages = {t.untyped_storage().data_ptr() for t in (*results, *a.tensors())}
-    assert len(storages) == len(results) + len(a.tensors())
-    assert all(y.is_contiguous() for y in results)
-
-
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_number_of_threads_does_not_change_the_values(threads: int) -> None:
     a = sequence_arguments((4, 70, 65, 64), torch.float64)
@@ -122,16 +111,6 @@ def test_the_number_of_threads_does_not_change_the_values(threads: int) -> None:
     finally:
         torch.set_num_threads(before)
     torch.testing.assert_close(ours, expected)
-
-
-def test_autocast_computes_in_its_dtype() -> None:
-    a = sequence_arguments((6, 4, 3, 5))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        results = support.sequence_outputs(lltm.functional, a)
-    assert {y.dtype for y in results} == {torch.bfloat16}
-    exact = support.sequence_outputs(lltm.functional, a)
-    for ours, theirs in zip(results, exact, strict=True):
-        torch.testing.assert_close(ours.float(), theirs, atol=0.05, rtol=0.05)
 
 
 @pytest.mark.parametrize("batch", [1, 4, 40])

@@ -210,6 +210,7 @@ def test_vmap_over_nothing_gives_nothing(shape: tuple[int, ...]) -> None:
     assert h_n.shape == (shape[0], 1, shape[2], H)
 
 
+@pytest.mark.xdist_group("compilers")
 def test_vmap_compiles_without_a_graph_break() -> None:
     torch.compiler.reset()
     case = layer_case("batched", {})
@@ -558,6 +559,7 @@ def test_dropout_under_vmap_needs_to_know_which_randomness() -> None:
     assert not torch.equal(output[0], output[1])
 
 
+@pytest.mark.xdist_group("compilers")
 def test_a_compiled_function_is_differentiated_once() -> None:
     torch.compiler.reset()
     layer = lltm.LLTM(I, H)

@@ -17,6 +17,7 @@ from ._C import ArgumentError
 LARGEST_SIZE = 2**27
 MOST_LAYERS = 2**16
 
+
 def any_integer(where: str, name: str, value: Any) -> int:
     if type(value) is int:  # what it nearly always is, found in less time
         return value

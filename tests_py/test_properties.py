@@ -1,0 +1,636 @@
+"""What holds for every form of every cell (forms.py): each property is one test here.
+
+Among the properties is what PyTorch's own tests (test/test_modules.py) check of every module of
+torch.nn, with the combinations of options that they try with nn.LSTM.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from forms import Form, Sample, Sizes, Values, cases, each_form, id_of, state_of, tensors
+from support import DTYPES
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, unpack_sequence
+from torch.testing import assert_close
+
+SINGLE_AND_DOUBLE = (torch.float32, torch.float64)
+
+
+def is_module(form: Form) -> bool:
+    return form.make is not None
+
+
+def is_trainable(form: Form) -> bool:
+    return form.trainable
+
+
+def is_trainable_module(form: Form) -> bool:
+    return form.trainable and is_module(form)
+
+
+def same(actual: Any, expected: Any) -> None:
+    assert_close(actual, expected, rtol=0, atol=0)
+
+
+def mapped(values: Values, change: Callable[[Tensor], Tensor]) -> Values:
+    return {name: change(value) for name, value in values.items()}
+
+
+def leaves(values: Values) -> Values:
+    return mapped(values, lambda value: value.detach().clone().requires_grad_())
+
+
+def gradients(
+    results: list[Tensor], values: Values, cotangents: list[Tensor] | None = None
+) -> Values:
+    """Of every value, for ones as the gradients of the results."""
+    pairs = [
+        (y, torch.ones_like(y) if cotangents is None else cotangents[k])
+        for k, y in enumerate(results)
+        if y.requires_grad
+    ]
+    if not pairs:
+        return mapped(values, torch.zeros_like)
+    ys, grads = zip(*pairs, strict=True)
+    found = torch.autograd.grad(ys, list(values.values()), grads, materialize_grads=True)
+    return dict(zip(values, found, strict=True))
+
+
+# ----- values ----------------------------------------------------------------
+
+
+@each_form(SINGLE_AND_DOUBLE)
+def test_agrees_with_plain_pytorch_and_leaves_its_arguments_alone(
+    form: Form, dtype: torch.dtype
+) -> None:
+    for s in form.each(dtype):
+        before = copy.deepcopy(s.values)
+        versions = [value._version for value in s.values.values()]
+        results = s.run(s.values)
+        if not form.quantised:  # test_int8.py says what that computes
+            assert_close(results, s.plain(s.values))
+        assert [value._version for value in s.values.values()] == versions
+        same(s.values, before)
+        if not form.plain:
+            places = {t.untyped_storage().data_ptr() for t in (*results, *s.values.values())}
+            assert len(places) == len(results) + len(s.values), "memory is shared"
+        if not is_module(form):
+            assert all(y.is_contiguous() for y in results)
+
+
+@each_form()
+def test_results_have_the_dtype_of_the_arguments(form: Form, dtype: torch.dtype) -> None:
+    for s in form.each(dtype):
+        assert {y.dtype for y in s.run(s.values)} == {dtype}
+
+
+@each_form((torch.float32,))
+def test_runs_twice_to_the_same_bits(form: Form, dtype: torch.dtype) -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        for s in form.each(dtype, Sizes(4, 65, 17, 64), every=False):
+            runs = []
+            for _ in range(2):
+                values = leaves(s.values)
+                results = s.run(values)
+                runs.append((results, gradients(results, values) if form.trainable else {}))
+            same(*runs)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@each_form(SINGLE_AND_DOUBLE, is_module)
+def test_a_missing_state_is_zeros(form: Form, dtype: torch.dtype) -> None:
+    for s in form.each(dtype):
+        if s.states[0] not in s.values:
+            _, *zeros = results = s.call()
+            zeros = zeros if form.steps else results
+            given = {name: torch.zeros_like(y) for name, y in zip(s.states, zeros, strict=True)}
+            (input,) = s.arguments(s.values)
+            assert_close(tensors(s.module(input, state_of(given, s.states))), results)
+
+
+def rows_of(batch: Tensor | PackedSequence, dim: int) -> Sequence[Tensor]:
+    return unpack_sequence(batch) if isinstance(batch, PackedSequence) else batch.unbind(dim)
+
+
+@each_form(SINGLE_AND_DOUBLE, is_module)
+def test_each_row_is_computed_as_if_alone(form: Form, dtype: torch.dtype) -> None:
+    """Rows of a batch or of a packed sequence as without a batch; one alone as a batch of one."""
+    of_states = 1 if form.steps else 0  # which dimension is the batch's
+    for s in form.each(dtype):
+        input, *hx = s.arguments(s.values)
+        states = [s.values[name] for name in s.states] if hx else []
+        of_input = 0 if s.options.get("batch_first") or not form.steps else 1
+
+        def run(input: Any, states: list[Tensor], s: Sample = s) -> list[Any]:
+            given = dict(zip(s.states, states, strict=False))
+            results = s.module(input, *([state_of(given, s.states)] if states else []))
+            output, final = results if form.steps else (None, results)
+            return [output] * form.steps + list(final if isinstance(final, tuple) else (final,))
+
+        def by_row(
+            results: list[Any], of_input: int = of_input, s: Sample = s
+        ) -> list[list[Tensor]]:
+            dims = [of_input] * form.steps + [of_states] * len(s.states)
+            columns = [rows_of(y, dim) for y, dim in zip(results, dims, strict=True)]
+            return [list(row) for row in zip(*columns, strict=True)]
+
+        if s.kind == "unbatched":
+            batch = run(input.unsqueeze(of_input), [h.unsqueeze(of_states) for h in states])
+            assert_close(by_row(batch), [run(input, states)])
+            continue
+        alone = zip(rows_of(input, of_input), by_row(run(input, states)), strict=True)
+        for k, (row, expected) in enumerate(alone):
+            assert_close(run(row, [state.select(of_states, k) for state in states]), expected)
+
+
+# ----- nothing to do ---------------------------------------------------------
+
+
+def check_shapes(form: Form, s: Sample, sizes: Sizes, results: list[Tensor]) -> None:
+    *rows, _ = s.values["input"].shape
+    directions = 2 if s.options.get("bidirectional") else 1
+    batch = rows
+    if form.steps:
+        output, *results = results
+        assert output.shape == (*rows, directions * sizes.hidden)
+        batch = [] if s.kind == "unbatched" else [sizes.batch]
+        if is_module(form):
+            batch = [directions * s.options.get("num_layers", 1), *batch]
+    assert {y.shape for y in results} == {(*batch, sizes.hidden)}
+
+
+@each_form()
+def test_an_empty_batch_gives_empty_results_and_zero_gradients(
+    form: Form, dtype: torch.dtype
+) -> None:
+    sizes = Sizes(batch=0)
+    for s in form.each(dtype, sizes):
+        check_shapes(form, s, sizes, s.run(s.values))
+        if form.trainable:
+            values = leaves(s.values)
+            results = s.run(values)
+            check_shapes(form, s, sizes, results)
+            same(gradients(results, values), mapped(s.values, torch.zeros_like))
+
+
+@each_form(where=lambda form: form.steps)
+def test_an_empty_sequence_gives_the_initial_states(form: Form, dtype: torch.dtype) -> None:
+    sizes = Sizes(steps=0)
+    for s in form.each(dtype, sizes):
+        values = leaves(s.values) if form.trainable else s.values
+        _, *final = results = s.run(values)
+        # Without steps, a packed sequence shows how many rows it has by its order or a state.
+        knows_rows = s.name != "packed" or not is_module(form)
+        check_shapes(form, s, sizes if knows_rows else Sizes(steps=0, batch=0), results)
+        for name, y in zip(s.states, final, strict=True):
+            same(y, s.values.get(name, torch.zeros_like(y)))
+            assert name not in values or form.plain or y.data_ptr() != values[name].data_ptr()
+        if form.trainable:
+            for name, gradient in gradients(results, values).items():
+                same(gradient, torch.full_like(values[name], float(name in s.states)))
+
+
+# ----- strides ---------------------------------------------------------------
+
+
+def transposed(t: Tensor) -> Tensor:
+    return t.transpose(0, -1).contiguous().transpose(0, -1)
+
+
+def by_columns(t: Tensor) -> Tensor:
+    return t.movedim(-1, 0).contiguous().movedim(0, -1)
+
+
+def with_gaps(t: Tensor) -> Tensor:
+    return torch.stack([t, torch.full_like(t, math.nan)], dim=-1)[..., 0]
+
+
+def padded_rows(t: Tensor) -> Tensor:
+    wide = torch.full((*t.shape[:-1], t.shape[-1] + 3), math.nan, dtype=t.dtype)
+    wide[..., 1:-2] = t
+    return wide[..., 1:-2]
+
+
+def expanded(t: Tensor) -> Tensor:
+    return t[:1].expand_as(t)
+
+
+def of_one_value(t: Tensor) -> Tensor:
+    """With strides of 0, as sum().backward() makes gradients."""
+    return t.flatten()[0].expand_as(t)
+
+
+# Those that PyTorch tries with its modules, and others.
+LAYOUTS = (by_columns, with_gaps, transposed, padded_rows, expanded, of_one_value)
+
+
+@pytest.mark.parametrize(
+    ("form", "dtype", "layout"),
+    [
+        *(
+            (form, dtype, layout)
+            for form, dtype in cases(SINGLE_AND_DOUBLE)
+            for layout in LAYOUTS[:2]
+        ),
+        *(
+            (form, torch.float32, layout)
+            for form, _ in cases((torch.float32,), lambda form: not form.plain)
+            for layout in LAYOUTS[2:]
+        ),
+        # Modules pass views on to the operators, which read them.
+        *(
+            (form, torch.bfloat16, layout)
+            for form, _ in cases((torch.bfloat16,), lambda form: not is_module(form))
+            for layout in LAYOUTS
+        ),
+    ],
+    ids=id_of,
+)
+def test_strides_of_arguments_and_of_gradients_are_followed(
+    form: Form, dtype: torch.dtype, layout: Callable[[Tensor], Tensor]
+) -> None:
+    """Of all tensors at once; of a function, of each alone too."""
+
+    def results(s: Sample, values: Values, strided: set[str]) -> tuple[list[Tensor], Values]:
+        """With those arguments strided; and with "gradients" of the results."""
+        given = {
+            name: (layout(value) if name in strided else value)
+            .detach()
+            .requires_grad_(form.trainable)
+            for name, value in values.items()
+        }
+        ys = s.run(given)
+        if not form.trainable:
+            return ys, {}
+        generator = torch.Generator().manual_seed(1)
+        grads = [layout(torch.randn(y.shape, generator=generator).to(dtype)) for y in ys]
+        if "gradients" not in strided:
+            grads = [grad.contiguous() for grad in grads]
+        return [y.detach() for y in ys], gradients(ys, given, grads)
+
+    for s in form.each(dtype, every=layout in LAYOUTS[:2]):
+        everything = {*s.values, *(["gradients"] if form.trainable else [])}
+        alone = [] if is_module(form) else [{name} for name in everything]
+        for strided in (everything, *alone):
+            # The layouts of one value change the values too.
+            plain = {k: layout(v).contiguous() if k in strided else v for k, v in s.values.items()}
+            found, expected = results(s, plain, strided), results(s, plain, set())
+            if form.quantised:
+                same(found, expected)
+            else:
+                assert_close(found, expected)
+
+
+@each_form(SINGLE_AND_DOUBLE, lambda form: is_trainable_module(form) and not form.plain)
+def test_results_and_gradients_lie_in_memory_as_those_of_torch_nn(
+    form: Form, dtype: torch.dtype
+) -> None:
+    for s in form.each(dtype):
+        strides = []
+        for module in (s.module, form.torch_module(**s.options).to(dtype)):
+            values = {name: s.values[name].clone().requires_grad_() for name in s.given()}
+            results = s.call(module, values)
+            grads = torch.autograd.grad(
+                [y.sum() for y in results], [*values.values(), *module.parameters()]
+            )
+            of_arguments, of_parameters = grads[: len(values)], grads[len(values) :]
+            assert all(gradient.is_contiguous() for gradient in of_parameters)
+            strides.append([tensor.stride() for tensor in (*results, *of_arguments)])
+        assert strides[0] == strides[1]
+
+
+# ----- NaN and infinity ------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf], ids=str)
+@pytest.mark.parametrize(
+    ("form", "dtype"),
+    [
+        *cases(where=lambda form: not is_module(form)),
+        *cases((torch.float32,), lambda form: is_module(form) and not form.plain),
+    ],
+    ids=id_of,
+)
+def test_nan_and_infinity_spread_as_in_plain_pytorch(
+    form: Form, dtype: torch.dtype, value: float
+) -> None:
+    """From one element: the rows that it does not reach stay finite."""
+    for s in form.each(dtype, every=False):
+        for name in s.values:
+            values = dict(s.values)
+            if form.quantised:
+                if "weights" in name:
+                    continue  # refused
+                # Those that are quantised to 0 would make NaN of infinity.
+                for key in (key for key in values if "weights" in key):
+                    values[key] = values[key] + values[key].sign() * values[key].abs().max() / 64
+            values[name] = values[name].clone()
+            values[name].view(-1)[values[name].numel() // 2] = value
+            for y, expected in zip(s.run(values), s.plain(values), strict=True):
+                for found, wanted in (
+                    (y.isnan(), expected.isnan()),
+                    (y == math.inf, expected == math.inf),
+                    (y == -math.inf, expected == -math.inf),
+                ):
+                    assert torch.equal(found, wanted), name
+
+
+# ----- gradients -------------------------------------------------------------
+
+
+@each_form(SINGLE_AND_DOUBLE, is_trainable)
+def test_each_gradient_is_the_same_alone_and_without_each_other(
+    form: Form, dtype: torch.dtype
+) -> None:
+    for s in form.each(dtype):
+
+        def found(wanted: set[str], s: Sample = s) -> Values:
+            values = {
+                name: value.clone().requires_grad_(name in wanted)
+                for name, value in s.values.items()
+            }
+            # Of arguments that are no leaves.
+            results = s.run(mapped(values, lambda value: 1 * value))
+            torch.stack([y.square().sum() for y in results]).sum().backward()
+            return {name: v.grad for name, v in values.items() if v.grad is not None}
+
+        everything = found(set(s.values))
+        assert everything.keys() == s.values.keys()
+        for name in s.values:
+            # Of several layers, all but one: that asks for each gradient often enough.
+            alone = [{name}] if len(s.values) <= 5 else []
+            for wanted in (*alone, s.values.keys() - {name}):
+                expected = {key: everything[key] for key in s.values if key in wanted}
+                assert_close(found(set(wanted)), expected)
+
+
+@each_form(SINGLE_AND_DOUBLE)
+def test_no_graph_is_recorded_without_need(form: Form, dtype: torch.dtype) -> None:
+    for s in form.each(dtype):
+        expected = s.run(s.values)
+        assert not any(y.requires_grad for y in expected)
+        values = leaves(s.values)
+        with torch.no_grad():
+            results = s.run(values)
+        assert not any(y.requires_grad for y in results)
+        assert_close(results, expected)
+        with torch.inference_mode():
+            results = s.run(values)
+            assert all(y.is_inference() for y in results)
+            if is_module(form):
+                assert all(torch.isfinite(y).all() for y in s.call(s.fresh()))
+        assert_close(results, expected)
+
+
+# Functions, and checkpoints: test_gradients.py, entry by entry. A second derivative comes from the
+# composite path whatever the options of a module: those that PyTorch tries add nothing to it.
+@each_form(
+    (torch.float64,),
+    lambda form: is_trainable_module(form) and not form.plain and "checkpoints" not in form.name,
+)
+@pytest.mark.parametrize("order", [1, 2], ids=["first", "second"])
+def test_derivatives_are_those_of_finite_differences(
+    form: Form, dtype: torch.dtype, order: int
+) -> None:
+    check = torch.autograd.gradcheck if order == 1 else torch.autograd.gradgradcheck
+    for s in form.each(dtype, every=order == 1):
+        names, values = list(s.values), list(leaves(s.values).values())
+
+        def function(*values: Tensor, s: Sample = s, names: list[str] = names) -> Any:
+            return tuple(s.run(dict(zip(names, values, strict=True))))
+
+        assert check(function, values, fast_mode=True, check_batched_grad=True)
+        # One parameter alone, the others and the arguments constant: the first, and the last.
+        parameters = s.parameters()
+        for alone in (parameters[0], parameters[-1]):
+            given = [
+                v if name == alone else v.detach() for name, v in zip(names, values, strict=True)
+            ]
+            assert check(function, given, fast_mode=True, check_batched_grad=True)
+
+
+@pytest.mark.parametrize("lower", [torch.bfloat16, torch.float16], ids=str)
+@each_form(SINGLE_AND_DOUBLE, lambda form: form.trainable and not form.plain)
+def test_autocast_computes_in_its_dtype_and_gives_gradients_in_the_parameters(
+    form: Form, dtype: torch.dtype, lower: torch.dtype
+) -> None:
+    """But float64 stays."""
+    computed = lower if dtype == torch.float32 else dtype
+    for s in form.each(dtype, every=False):
+        values = leaves(s.values)
+        with torch.autocast("cpu", dtype=lower):
+            results = s.run(values)
+        cast = leaves(mapped(s.values, lambda value: value.to(computed)))
+        expected = s.run(cast)
+        assert {y.dtype for y in results} == {computed}
+        same(results, expected)
+        found = gradients(results, values)
+        assert {gradient.dtype for gradient in found.values()} == {dtype}
+        wanted = mapped(gradients(expected, cast), lambda gradient: gradient.to(dtype))
+        if s.options.get("bidirectional"):  # what each direction gives is added in float32
+            eps = torch.finfo(lower).eps
+            assert_close(found.pop("input"), wanted.pop("input"), rtol=eps, atol=eps)
+        same(found, wanted)
+
+
+# ----- devices and dtypes ----------------------------------------------------
+
+
+@each_form()
+def test_on_meta_the_results_have_the_shapes_of_real_ones(form: Form, dtype: torch.dtype) -> None:
+    for s in form.each(dtype):
+        values = mapped(s.values, lambda value: value.to("meta"))
+        if form.prepacked:
+            with pytest.raises(NotImplementedError, match="prepack: expected weights with data"):
+                s.run(values)
+            continue
+        for found, real in zip(s.run(values), s.run(s.values), strict=True):
+            assert found.is_meta
+            assert (found.shape, found.stride(), found.dtype) == (
+                real.shape,
+                real.stride(),
+                real.dtype,
+            )
+
+
+def check_parameters(module: nn.Module, device: str, dtype: torch.dtype) -> None:
+    named = list(module.named_parameters())
+    assert named
+    for name, parameter in named:
+        found = (parameter.device, parameter.dtype, parameter.requires_grad)
+        assert found == (torch.device(device), dtype, True), name
+
+
+@each_form((torch.float32,), is_trainable_module)
+def test_the_constructor_s_device_and_dtype_hold_for_every_parameter(
+    form: Form, dtype: torch.dtype
+) -> None:
+    assert form.make is not None
+    for s in form.each(dtype):
+        for device in ("cpu", "meta"):
+            for other in DTYPES:
+                options = {**s.options, "device": device, "dtype": other}
+                check_parameters(form.make(**options), device, other)
+
+
+@each_form((torch.float32,), is_trainable_module)
+def test_made_under_a_default_device_or_dtype_it_takes_that(form: Form, dtype: torch.dtype) -> None:
+    assert form.make is not None
+    for s in form.each(dtype):
+        on_cpu = form.make(**s.options)
+        with torch.device("meta"):
+            on_meta = form.make(**s.options)
+        check_parameters(on_meta, "meta", torch.float32)
+        for here, there in zip(on_cpu.parameters(), on_meta.parameters(), strict=True):
+            assert (here.shape, here.stride()) == (there.shape, there.stride())
+        on_meta.to_empty(device="cpu")
+        on_meta.reset_parameters()
+        bound = on_meta.hidden_size**-0.5
+        assert all(float(p.detach().abs().max()) <= bound for p in on_meta.parameters())
+        assert all(torch.isfinite(y).all() for y in s.call(on_meta))
+        previous = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
+            check_parameters(form.make(**s.options), "cpu", torch.float64)
+        finally:
+            torch.set_default_dtype(previous)
+
+
+@pytest.fixture(params=["set", "swap"])
+def conversion(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Conversions of a module set its parameters' data, or swap the parameters for new ones."""
+    torch.__future__.set_swap_module_params_on_conversion(request.param == "swap")
+    yield
+    torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+@pytest.mark.usefixtures("conversion")
+@torch.no_grad()  # parameters that a graph holds can't be swapped
+@each_form(SINGLE_AND_DOUBLE, is_trainable_module)
+def test_it_computes_in_the_dtype_that_it_is_converted_to(form: Form, dtype: torch.dtype) -> None:
+    for s in form.each(dtype):
+        weights, expected = copy.deepcopy(s.module.state_dict()), s.call()
+        for other in (*DTYPES, dtype):
+            assert s.module.to(other) is s.module
+            check_parameters(s.module, "cpu", other)
+            results = s.call(values=mapped(s.values, partial(torch.Tensor.to, dtype=other)))
+            assert {y.dtype for y in results} == {other}
+            another = torch.float32 if other == torch.float64 else torch.float64
+            with pytest.raises(TypeError, match=r"^lltm::\w+: expected input of dtype"):
+                s.call(values=mapped(s.values, partial(torch.Tensor.to, dtype=another)))
+        s.module.load_state_dict(weights)
+        same(s.call(), expected)
+
+
+@pytest.mark.usefixtures("conversion")
+@torch.no_grad()
+@each_form(SINGLE_AND_DOUBLE, is_module)
+def test_it_moves_to_another_device_and_back(form: Form, dtype: torch.dtype) -> None:
+    for s in form.each(dtype):
+        weights, expected = copy.deepcopy(s.module.state_dict()), s.call()
+        if form.prepacked:  # stays where it was packed
+            with pytest.raises(RuntimeError, match="expected to stay on device cpu, got meta"):
+                s.module.to("meta")
+        else:
+            s.module.to("meta")
+            check_parameters(s.module, "meta", dtype)
+            with pytest.raises(RuntimeError, match="expected input on device meta, that of the"):
+                s.call()
+        s.module.to_empty(device="cpu")
+        s.module.load_state_dict(weights)
+        same(s.call(), expected)
+
+
+# ----- modules: copies, parameters, text -------------------------------------
+
+
+def _saved_and_loaded(module: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    loaded: nn.Module = torch.load(file, weights_only=False)
+    return loaded
+
+
+@each_form(SINGLE_AND_DOUBLE, is_module)
+@pytest.mark.parametrize(
+    "copied",
+    [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module)), _saved_and_loaded],
+    ids=["deepcopy", "pickle", "torch.save"],
+)
+def test_a_copy_gives_the_same_and_shares_nothing(
+    form: Form, dtype: torch.dtype, copied: Callable[[nn.Module], nn.Module]
+) -> None:
+    for s in form.each(dtype):
+        module, expected = copied(s.module), s.call()
+        assert type(module) is type(s.module)
+        assert (repr(module), module.training) == (repr(s.module), s.module.training)
+        for tensor in s.module.state_dict().values():
+            tensor.zero_()
+        same(s.call(module), expected)
+
+
+@each_form(SINGLE_AND_DOUBLE, is_module)
+@pytest.mark.parametrize("loads", ["copy", "assign", "assign to meta"])
+def test_a_state_dict_makes_another_module_the_same(
+    form: Form, dtype: torch.dtype, loads: str
+) -> None:
+    for s in form.each(dtype):
+        other, expected = s.fresh(), s.call()
+        assert not torch.equal(s.call(other)[0], expected[0])
+        if loads == "assign to meta" and not form.prepacked:
+            other.to("meta")
+        state_dict = copy.deepcopy(s.module.state_dict())
+        assert not any(other.load_state_dict(state_dict, assign=loads != "copy"))
+        same(s.call(other), expected)
+
+
+@each_form(SINGLE_AND_DOUBLE, is_module)
+def test_functional_call_takes_other_parameters_and_leaves_its_own(
+    form: Form, dtype: torch.dtype
+) -> None:
+    for s in form.each(dtype):
+        other, before = s.fresh(), s.call()
+        given = {name: t.detach().clone() for name, t in other.state_dict().items()}
+        if form.trainable:
+            given = leaves(given)
+        results = s.call(
+            lambda *a, s=s, given=given: torch.func.functional_call(s.module, given, a)
+        )
+        same(results, s.call(other))
+        if form.trainable:
+            torch.stack([y.sum() for y in results]).sum().backward()
+            assert all(p.grad is None for p in s.module.parameters())
+            assert all(p.grad is not None for p in given.values())
+        same(s.call(), before)
+
+
+@each_form(SINGLE_AND_DOUBLE, is_module)
+def test_its_text_says_how_to_make_it(form: Form, dtype: torch.dtype) -> None:
+    for s in form.each(dtype):
+        text, cls = repr(s.module), type(s.module)
+        assert text == str(s.module)
+        if not form.prepacked:
+            again = eval(text, {cls.__name__: cls})
+            assert repr(again) == text
+            shapes = {name: p.shape for name, p in s.module.named_parameters()}
+            assert {name: p.shape for name, p in again.named_parameters()} == shapes
+
+
+@each_form(SINGLE_AND_DOUBLE, is_trainable_module)
+def test_without_dropout_it_does_not_ask_whether_it_trains(form: Form, dtype: torch.dtype) -> None:
+    for s in form.each(dtype):
+        expected = s.call()
+        del s.module.training
+        same(s.call(), expected)
