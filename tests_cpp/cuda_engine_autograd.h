@@ -2,8 +2,8 @@
 // through: what autograd.cpp does for the operators, for the engine alone.
 #pragma once
 
-#include "op/checkpointed.h"
 #include "cuda/engine/engine.h"
+#include "op/checkpointed.h"
 #include "testing.h"
 
 #include <torch/csrc/autograd/custom_function.h>
