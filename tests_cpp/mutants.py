@@ -1,19 +1,16 @@
 """Mutation testing: do the tests notice a fault in the library?
 
-    make test-mutants                                40 mutants by chance
-    python tests_cpp/mutants.py --seed 7 --count 5   others; the same ones again by the same seed
-    python tests_cpp/mutants.py --list --count 20    what would be tried
+    make test-mutants                                40 faults by chance
+    python tests_cpp/mutants.py --seed 7 --count 5   those of a seed, as far as the tree is the same
+    python tests_cpp/mutants.py cpp/src/cell         of a folder
 
-A mutant is the tree with one small fault: an operator, a constant, a type or an argument
-exchanged, a condition negated or decided, a statement left out. The fault stands in any place of
-the C++ that the build compiles and of the Python package, each as likely as the other; where no
-test goes, it survives, and rightly so. It is made in a copy of the tree in build/mutants/ with a
-build of its own, and given to `ctest` and then to `pytest`. A test that fails, crashes or takes
-too long has killed it. What does not compile is no mutant, nor what compiles to the same objects;
-others are drawn in their place. The diff of each survivor is printed: a test is missing, or the
-fault changes nothing that anyone may rely on, such as a schedule.
-
-Fails where more than SURVIVORS survive. Needs what `make test` leaves in .venv/.
+A mutant is the tree with one fault: an operator, a constant, a type or two arguments exchanged, a
+condition negated or decided, a statement left out; in any place of the C++ that the build compiles
+and of the Python package, each place as likely as the other. It is made in a copy of the tree in
+build/mutants/ with a build of its own. A test that fails, crashes or takes too long has killed it.
+What does not compile, or to the same objects, is no mutant; another is drawn. The diff of each
+survivor is printed: a test is missing, or the fault changes nothing that anyone may rely on, such
+as a schedule. Fails where more than SURVIVORS survive. Needs what `make test` leaves in .venv/.
 """
 
 from __future__ import annotations
@@ -35,20 +32,14 @@ import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("cpp/src", "python/lltm")
 # The largest share of mutants that may survive: some change speed alone.
 SURVIVORS = 0.3
 
-# Of ctest and pytest, what sees neither arithmetic nor arguments: packages, documents, benchmarks.
+# What `make test` runs, but for tests of packages and binaries, of which the copy has none.
 CTEST = ["--label-exclude", "slow", "--exclude-regex", "^(consumer|symbols)"]
-NO_PYTEST = ("package", "cuda_build", "docs", "native", "mutants", "bench_cuda", "first_contact")
-
-
-def stop(*text: object) -> NoReturn:
-    sys.exit(" ".join(["mutants:", *map(str, text)]))
+PYTEST = ["--ignore=tests_py/test_package.py", "--ignore=tests_py/test_cuda_build.py"]
 
 
 # ---- faults -----------------------------------------------------------------
@@ -90,18 +81,16 @@ STATEMENT = re.compile(
 )
 
 
+# Comments, strings, directives and assertions of the compiler.
+SKIPPED = re.compile(
+    r"//[^\n]*|/\*.*?\*/|R\"(\w*)\(.*?\)\1\"|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])'"
+    r"|^[ ]*#(?:[^\n]*\\\n)*[^\n]*|\bstatic_assert\([^;]*;",
+    re.DOTALL | re.MULTILINE,
+)
+
+
 def blank(text: str) -> str:
     return re.sub(r"[^\n]", " ", text)
-
-
-def mask_cpp(text: str) -> str:
-    """The text without comments, strings, directives and what ends in them; of equal length."""
-    skipped = re.compile(
-        r"//[^\n]*|/\*.*?\*/|R\"(\w*)\(.*?\)\1\"|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])'"
-        r"|^[ ]*#(?:[^\n]*\\\n)*[^\n]*|\bstatic_assert\([^;]*;",
-        re.DOTALL | re.MULTILINE,
-    )
-    return skipped.sub(lambda match: blank(match[0]), text)
 
 
 class Source:
@@ -109,39 +98,32 @@ class Source:
 
     def __init__(self, text: str) -> None:
         self.lines = text.splitlines(keepends=True)
-        self.starts = [0]
-        for line in self.lines:
-            self.starts.append(self.starts[-1] + len(line))
         self.nodes = list(ast.walk(ast.parse(text)))
 
     def span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
-        assert node.end_lineno is not None and node.end_col_offset is not None
-        ends = ((node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset))
-        begin, end = (
-            self.starts[line - 1] + len(self.lines[line - 1].encode()[:column].decode())
-            for line, column in ends
-        )
-        return begin, end
+        end = node.end_lineno or 0, node.end_col_offset or 0
+        return self.place(node.lineno, node.col_offset), self.place(*end)
+
+    def place(self, line: int, column: int) -> int:
+        text = self.lines[line - 1]
+        return sum(map(len, self.lines[: line - 1])) + len(text.encode()[:column].decode())
 
 
 def mask_python(text: str, source: Source) -> str:
-    """The text without comments, strings and types; of equal length."""
-    spans: list[tuple[int, int]] = []
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type in (tokenize.COMMENT, tokenize.STRING):
-            begin, end = (source.starts[line - 1] + at for line, at in (token.start, token.end))
-            spans.append((begin, end))
+    """The text without comments, strings, types and decorators; of equal length."""
+    starts = [source.place(line, 0) for line in range(1, len(source.lines) + 1)]
+    spans = [
+        (starts[token.start[0] - 1] + token.start[1], starts[token.end[0] - 1] + token.end[1])
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type in (tokenize.COMMENT, tokenize.STRING)
+    ]
     for node in source.nodes:
-        types: list[ast.expr | None] = []
-        if isinstance(node, ast.FunctionDef):
-            types = [node.returns]
-        elif isinstance(node, (ast.arg, ast.AnnAssign)):
-            types = [node.annotation]
-        spans += [source.span(part) for part in types if part is not None]
-    masked = list(text)
+        masked: list[ast.expr | None] = list(getattr(node, "decorator_list", []))
+        masked += [getattr(node, "returns", None), getattr(node, "annotation", None)]
+        spans += [source.span(part) for part in masked if part is not None]
     for begin, end in spans:
-        masked[begin:end] = blank(text[begin:end])
-    return "".join(masked)
+        text = text[:begin] + blank(text[begin:end]) + text[end:]
+    return text
 
 
 def closing(text: str, begin: int) -> int:
@@ -173,7 +155,7 @@ def common_faults(masked: str) -> Iterator[Fault]:
 
 
 def cpp_faults(text: str) -> Iterator[Fault]:
-    masked = mask_cpp(text)
+    masked = SKIPPED.sub(lambda match: blank(match[0]), text)
     yield from common_faults(masked)
     for match in CONDITION.finditer(masked):
         end = closing(masked, match.end() - 1)
@@ -207,21 +189,6 @@ def faults_of(path: Path, text: str) -> list[Fault]:
     return list(python_faults(text) if path.suffix == ".py" else cpp_faults(text))
 
 
-def parses(text: str) -> bool:
-    try:
-        ast.parse(text)
-    except SyntaxError:
-        return False
-    return True
-
-
-def diff(name: str, before: str, after: str) -> str:
-    lines = difflib.unified_diff(
-        before.splitlines(), after.splitlines(), f"a/{name}", f"b/{name}", n=2, lineterm=""
-    )
-    return "\n".join(lines)
-
-
 # ---- the copy ---------------------------------------------------------------
 
 
@@ -230,9 +197,8 @@ class Workplace:
 
     def __init__(self, folder: Path, jobs: int, limit: int) -> None:
         self.source, self.build, self.site = (folder / name for name in ("src", "build", "site"))
-        self.jobs = str(jobs)
-        self.limit = limit
-        self.objects: dict[Path, str] = {}
+        self.jobs, self.limit = str(jobs), limit
+        self.objects: dict[Path, bytes] = {}
         self.environment = {
             **os.environ,
             "OMP_WAIT_POLICY": "PASSIVE",
@@ -264,23 +230,18 @@ class Workplace:
     def need(self, *command: str | Path) -> str:
         status, output = self.run(*command)
         if status != 0:
-            print(output[-8000:])
-            stop("failed:", *command)
+            sys.exit(f"{output[-8000:]}\nmutants: failed: {' '.join(map(str, command))}")
         return output
 
     def prepare(self) -> None:
-        """Brings the copy up to date, and builds it; what has not changed keeps its time."""
+        """Copies the tree as it is and builds it; again by ccache, whatever was left of a fault."""
         listed = ["git", "-C", str(ROOT), "ls-files", "-z", "-co", "--exclude-standard"]
         names = subprocess.run(listed, check=True, capture_output=True, text=True).stdout
-        wanted = [Path(name) for name in names.split("\0") if (ROOT / name).is_file()]
-        for path in self.source.rglob("*") if self.source.exists() else ():
-            if path.is_file() and path.relative_to(self.source) not in wanted:
-                path.unlink()
-        for name in wanted:
-            original, path = ROOT / name, self.source / name
-            if not path.exists() or path.read_bytes() != original.read_bytes():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(original, path)
+        shutil.rmtree(self.source, ignore_errors=True)
+        for name in names.split("\0"):
+            if (ROOT / name).is_file():
+                (self.source / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(ROOT / name, self.source / name)
         self.need(
             *("cmake", "-S", self.source, "-B", self.build, "-G", "Ninja"),
             # The kernels and the tests have levels of their own.
@@ -289,14 +250,15 @@ class Workplace:
             f"-DPython_EXECUTABLE={sys.executable}",
         )
         self.need(*self.compile())
-        self.objects = {path: self.digest(path) for path in self.build.rglob("*.o")}
+        self.objects = self.digests()
 
     def compile(self) -> list[str]:
         return ["cmake", "--build", str(self.build), "--parallel", self.jobs]
 
-    @staticmethod
-    def digest(path: Path) -> str:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+    def digests(self) -> dict[Path, bytes]:
+        """Of what was compiled."""
+        objects = self.build.rglob("*.o")
+        return {path: hashlib.sha256(path.read_bytes()).digest() for path in objects}
 
     def files(self, folders: list[str]) -> list[Path]:
         """Of these folders, what is Python or read by the compiler."""
@@ -305,16 +267,15 @@ class Workplace:
         files = [path for name in folders for path in sorted((self.source / name).rglob("*"))]
         return [path for path in files if path.suffix == ".py" or path.resolve() in read]
 
-    def first_failure(self) -> str | None:
-        """Of all tests that `make test` runs, what fails first."""
-        package = ["--component", "python", "--prefix", self.site / "lltm"]
+    def first_failure(self, python_only: bool = False) -> str | None:
+        """Of all tests that may see a fault, what fails first."""
+        package = ["--component", "python", "--prefix", str(self.site / "lltm")]
         self.need("cmake", "--install", self.build, *package)
         ctest = ["ctest", "--test-dir", str(self.build), "--output-on-failure", "--no-tests=error"]
-        pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-        pytest += ["--numprocesses", self.jobs] if int(self.jobs) > 1 else []
-        pytest += [f"--ignore=tests_py/test_{name}.py" for name in NO_PYTEST]
         ctest += ["--stop-on-failure", "--parallel", self.jobs, *CTEST]
-        for command in (ctest, pytest):
+        pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *PYTEST]
+        pytest += ["--numprocesses", self.jobs] if int(self.jobs) > 1 else []
+        for command in (pytest,) if python_only else (ctest, pytest):
             status, output = self.run(*command, limit=self.limit)
             if status is None:
                 return "the time limit"
@@ -323,19 +284,25 @@ class Workplace:
                 return found[1].rstrip(",") if found else output[-300:]
         return None
 
-    def is_mutant(self, path: Path) -> bool:
+    def is_mutant(self, path: Path, text: str) -> bool:
         """Whether the tree with the fault compiles, to anything else."""
-        if path.suffix == ".py":
-            return parses(path.read_text())
+        # For a fault in Python too, or the library would be that of the fault before.
         status, _ = self.run(*self.compile(), limit=self.limit)
-        return status == 0 and any(self.digest(of) != was for of, was in self.objects.items())
+        if path.suffix != ".py":
+            return status == 0 and self.objects != self.digests()
+        try:
+            ast.parse(text)
+        except SyntaxError:
+            return False
+        return status == 0
 
     def try_fault(self, path: Path, fault: Fault) -> str | None:
         """What killed it, None if nothing did; "" for what is no mutant."""
         original = path.read_text()
         try:
-            path.write_text(fault.apply(original))
-            return self.first_failure() if self.is_mutant(path) else ""
+            changed = fault.apply(original)
+            path.write_text(changed)
+            return self.first_failure(path.suffix == ".py") if self.is_mutant(path, changed) else ""
         finally:
             # With the time of now, so that it is compiled anew; ccache has it.
             path.write_text(original)
@@ -358,39 +325,38 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--jobs", type=int, default=1, help="for compiling and testing")
     parser.add_argument("--limit", type=int, default=1800, help="seconds for each of the tests")
-    parser.add_argument("--list", action="store_true", help="show mutants and stop")
-    parser.add_argument("folders", nargs="*", default=list(FOLDERS), help="where faults are made")
+    parser.add_argument("folders", nargs="*", default=["cpp/src", "python/lltm"])
     options = parser.parse_args()
     print(f"mutants: seed {options.seed}", flush=True)
 
     place = Workplace(ROOT / "build/mutants", options.jobs, options.limit)
     place.prepare()
     texts = {path: path.read_text() for path in place.files(options.folders)}
-    if not options.list and (found := place.first_failure()) is not None:
-        stop("without a mutant, this fails:", found)
+    if (found := place.first_failure()) is not None:
+        sys.exit(f"mutants: without a fault, this fails: {found}")
 
     survivors: list[str] = []
     tried = 0
     for path, fault in draw(texts, options.seed):
         began = time.monotonic()
-        killer = "nothing yet" if options.list else place.try_fault(path, fault)
+        killer = place.try_fault(path, fault)
         if killer == "":
             continue
         tried += 1
         name = str(path.relative_to(place.source))
         where = f"{name}:{texts[path].count(chr(10), 0, fault.begin) + 1}"
         result = f"killed by {killer}" if killer else "survived"
-        seconds = time.monotonic() - began
-        print(f"[{tried}/{options.count}] {where}, {fault.kind}: {result} ({seconds:.0f} s)")
-        if killer is None or options.list:
-            print(diff(name, texts[path], fault.apply(texts[path])))
+        result += f" ({time.monotonic() - began:.0f} s)"
+        print(f"[{tried}/{options.count}] {where}, {fault.kind}: {result}")
+        if killer is None:
+            survivors.append(where)
+            lines = texts[path].splitlines(), fault.apply(texts[path]).splitlines()
+            print(*difflib.unified_diff(*lines, name, name, n=2, lineterm=""), sep="\n")
         sys.stdout.flush()
-        survivors += [where] if killer is None else []
         if tried == options.count:
             break
-    if not options.list:
-        print(f"mutants: {len(survivors)} of {tried} survived:", *survivors)
-        sys.exit(len(survivors) > SURVIVORS * tried)
+    print(f"mutants: {len(survivors)} of {tried} survived:", *survivors)
+    sys.exit(len(survivors) > SURVIVORS * tried)
 
 
 if __name__ == "__main__":

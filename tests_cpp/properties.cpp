@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -149,10 +150,10 @@ TEST_P(Properties, NonFiniteArgumentsPropagateAsInPlainPyTorch) {
   for (const Sizes& sizes : {Sizes{4, 5, 3, 8}, Sizes{4, 40, 3, 40}}) {
     const Arguments finite = dense(sizes)(1);
     const Tensors tensors = differentiable(finite);
-    for (const auto& positions : form_.positions) {
-      if (positions.size() > 1) continue;
+    for (const size_t k : form_.positions.back()) {
       for (const double value : {std::nan(""), infinity, -infinity}) {
-        const size_t k = positions[0];
+        // A weight that is rounded to 0 makes a NaN of an infinity.
+        if (form_.tolerance > 0 && std::isinf(value)) continue;
         SCOPED_TRACE(testing::Message() << value << " in " << kArgumentNames[k] << ", " << sizes.B);
         Tensors changed = tensors;
         changed[k] = tensors[k].clone();

@@ -28,7 +28,8 @@ struct Form {
   bool differentiable = true;
   double tolerance = 0;
   double roundings = 0;
-  // Of a problem that is cut up in some way, and which arguments are changed at a time.
+  // Of a problem that is cut up in some way, and which arguments are changed at a time: the last
+  // are all that may be.
   Sizes sizes = {3, 9, 17, 19};
   std::vector<std::vector<size_t>> positions = kPositions;
   // Holds while a test runs, for what is switched on.
