@@ -93,9 +93,9 @@ INSTANTIATE_TEST_SUITE_P(
     CudaInference, SequenceProperties, each_case(kStepwiseInference, kDtypes), case_name);
 
 INSTANTIATE_TEST_SUITE_P(
-    CudaCheckpointed, Properties, each_case(kCheckpointed, kDtypes), case_name);
+    SlowCheckpointed, Properties, each_case(kCheckpointed, kDtypes), case_name);
 INSTANTIATE_TEST_SUITE_P(
-    CudaCheckpointed, SequenceProperties, each_case(kCheckpointed, kDtypes), case_name);
+    SlowCheckpointed, SequenceProperties, each_case(kCheckpointed, kDtypes), case_name);
 
 INSTANTIATE_TEST_SUITE_P(
     SlowPersistent, Properties, each_case(kPersistent, kSixteenBits), case_name);
