@@ -20,7 +20,7 @@
 #   make test-clang     the native tests, everything compiled by Clang
 #   make test-sanitize  the same under ASan and UBSan
 #   make test-accuracy  the rule of accuracy on other problems each time
-#   make test-mutants   whether the tests find the faults of tests_cpp/mutants/; hours
+#   make test-mutants   whether the tests find MUTANTS faults, made by chance; hours
 #   make packages       .tar.gz and .deb of the C++ library, in build/package/
 #   make wheel          the wheel to publish, in build/wheels/dist/
 #   make fuzz           what reads bytes, fed with damaged ones, for FUZZ_SECONDS
@@ -73,7 +73,8 @@ test-slow: export LLTM_REQUIRE_EXTRAS := 1
 test-slow: .venv/.test .venv/.compare .venv/.examples .venv/.docs
 	@.ci/system-packages.sh $(PYTHON) doxygen
 	cmake --preset default
-	cmake --build --preset default --target all lltm_tsan_tests lltm_persistent_tsan_tests lltm_fuzz
+	cmake --build --preset default \
+	  --target all lltm_lstm_tests lltm_tsan_tests lltm_persistent_tsan_tests lltm_fuzz
 	ctest --preset slow --parallel $(JOBS)
 	pytest --numprocesses $(JOBS) -m slow
 
@@ -118,8 +119,11 @@ WHEEL_TESTS ?= $(foreach torch,$(WHEEL_TORCHES),$(BASE_PYTHON),$(torch))
 wheel: .venv/.test .venv/.dev
 	python python/wheels.py $(WHEEL_TORCHES) $(addprefix --test=,$(WHEEL_TESTS))
 
+# A new seed each time, which is printed; the same mutants again: MUTANT_FLAGS=--seed=7.
+MUTANTS ?= 40
+MUTANT_FLAGS ?=
 test-mutants: .venv/.test
-	python tests_cpp/mutants/run.py --jobs $(JOBS)
+	python tests_cpp/mutants.py --jobs $(JOBS) --count $(MUTANTS) $(MUTANT_FLAGS)
 
 # Needs Google Benchmark (Debian's libbenchmark-dev, or CMake fetches it) and a
 # machine with nothing else to do.

@@ -1,6 +1,6 @@
 // A sequence that saves checkpoints instead of activations: what it returns is what a sequence
 // returns, and so are the gradients.
-#include "testing.h"
+#include "properties.h"
 
 #include <lltm/nn.h>
 #include <lltm/ops.h>
@@ -8,7 +8,6 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
-#include <torch/csrc/autograd/autograd.h>
 
 #include <limits>
 #include <sstream>
@@ -24,6 +23,51 @@ Function checkpointed(int64_t checkpoint_steps) {
     return Tensors{output, h_n, c_n};
   };
 }
+
+// ---- what holds of every form -----------------------------------------------
+
+Form checkpointed_form(int64_t checkpoint_steps) {
+  return {
+      .name = "checkpointed",
+      .run = checkpointed(checkpoint_steps),
+      .baseline = eager_sequence,
+      .positions = {kPositions.back()}};
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    SequenceCheckpointedEach, Properties, each_case(checkpointed_form(1), kDtypes), case_name);
+INSTANTIATE_TEST_SUITE_P(
+    SequenceCheckpointed, Properties, each_case(checkpointed_form(2), kDtypes), case_name);
+INSTANTIATE_TEST_SUITE_P(
+    SequenceCheckpointedOnce, Properties, each_case(checkpointed_form(100), kDtypes), case_name);
+INSTANTIATE_TEST_SUITE_P(
+    SequenceCheckpointedEach,
+    SequenceProperties,
+    each_case(checkpointed_form(1), kDtypes),
+    case_name);
+INSTANTIATE_TEST_SUITE_P(
+    SequenceCheckpointed, SequenceProperties, each_case(checkpointed_form(2), kDtypes), case_name);
+INSTANTIATE_TEST_SUITE_P(
+    SequenceCheckpointedOnce,
+    SequenceProperties,
+    each_case(checkpointed_form(100), kDtypes),
+    case_name);
+INSTANTIATE_TEST_SUITE_P(
+    SequenceCheckpointed, GradientProperties, each_case(checkpointed_form(2), kDtypes), case_name);
+INSTANTIATE_TEST_SUITE_P(
+    SequenceCheckpointed, HostProperties, each_case(checkpointed_form(2), kDtypes), case_name);
+INSTANTIATE_TEST_SUITE_P(
+    SequenceCheckpointed,
+    DerivativeProperties,
+    testing::Combine(
+        testing::Values(checkpointed_form(3)),
+        testing::Values(Kind::kDense, Kind::kPacked),
+        testing::Bool()),
+    derivative_name);
+INSTANTIATE_TEST_SUITE_P(
+    SequenceCheckpointed, AutogradProperties, testing::Values(checkpointed_form(2)));
+
+// ---- sizes and segments of its own ------------------------------------------
 
 // One step each, a last segment that is shorter than the others, segments that come out even, and
 // one segment that is longer than the sequence, as long as can be.
@@ -83,73 +127,6 @@ TEST_P(SequenceCheckpointed, ValuesAndGradientsMatchOracleWhenPacked) {
   check_all([&](uint64_t seed) { return packed(lengths, 5, 66, seed); });
 }
 
-TEST_P(SequenceCheckpointed, UnusedResultsHaveZeroGradients) {
-  for (unsigned used = 1; used < 7; ++used) {
-    SCOPED_TRACE(testing::Message() << "used " << used);
-    const OutputGradients gradients = [&](const Tensors& outputs, uint64_t seed) {
-      Tensors gradients = random_like(outputs, seed);
-      for (size_t k = 0; k < gradients.size(); ++k) {
-        if ((used >> k & 1) == 0) gradients[k] = at::Tensor();
-      }
-      return gradients;
-    };
-    check(
-        checkpointed(2),
-        eager_sequence,
-        [&](uint64_t seed) { return dense({5, 5, 3, 17}, seed); },
-        gradients);
-    check(
-        checkpointed(2),
-        eager_sequence,
-        [&](uint64_t seed) { return packed({5, 4, 2, 1, 1}, 3, 17, seed); },
-        gradients);
-  }
-}
-
-TEST_P(SequenceCheckpointed, EmptySizesGiveEmptyResults) {
-  for (const Sizes& sizes :
-       {Sizes{0, 3, 2, 5},
-        Sizes{4, 0, 2, 5},
-        Sizes{0, 0, 2, 5},
-        Sizes{4, 3, 0, 5},
-        Sizes{4, 3, 2, 0}}) {
-    SCOPED_TRACE(testing::PrintToString(sizes));
-    check_all([&](uint64_t seed) { return dense(sizes, seed); });
-  }
-  check_all([&](uint64_t seed) { return packed({}, 2, 5, seed); });
-}
-
-TEST_P(SequenceCheckpointed, StepsThatReachNoRowChangeNothing) {
-  check_all([&](uint64_t seed) {
-    Arguments arguments = packed({5, 3, 2, 2, 2}, 3, 5, seed);
-    arguments.batch_sizes = at::cat({*arguments.batch_sizes, at::zeros({6}, at::kLong)});
-    return arguments;
-  });
-}
-
-TEST_P(SequenceCheckpointed, ArgumentsAndGradientsMayBeStridedInAnyWay) {
-  for (const Layout& layout : layouts()) {
-    SCOPED_TRACE(layout.name);
-    const OutputGradients gradients = [&](const Tensors& outputs, uint64_t seed) {
-      return laid_out(random_like(outputs, seed), layout);
-    };
-    check(
-        checkpointed(2),
-        contiguous(checkpointed(2)),
-        [&](uint64_t seed) {
-          return laid_out(dense({5, 9, 17, 19}, seed), layout, kPositions.back());
-        },
-        gradients);
-    check(
-        checkpointed(2),
-        contiguous(checkpointed(2)),
-        [&](uint64_t seed) {
-          return laid_out(packed({5, 4, 3, 1}, 17, 19, seed), layout, kPositions.back());
-        },
-        gradients);
-  }
-}
-
 // Whichever engine runs, forward is one call over all steps, in training too.
 TEST_P(SequenceCheckpointed, ResultsAreThoseOfASequenceBitForBit) {
   for (const Arguments& a :
@@ -165,29 +142,6 @@ TEST_P(SequenceCheckpointed, ResultsAreThoseOfASequenceBitForBit) {
           << "training, " << steps;
       const c10::InferenceMode guard;
       EXPECT_TRUE(identical(checkpointed(steps)(a), expected)) << "inference mode, " << steps;
-    }
-  }
-}
-
-TEST_P(SequenceCheckpointed, EachSubsetOfArgumentsThatRequireGradGetsItsGradients) {
-  const Arguments arguments = dense({5, 5, 3, 7}, 1);
-  const Tensors grad_outputs = random_like(eager_sequence(arguments), 2);
-  const Evaluation all = evaluate(checkpointed(2), arguments, grad_outputs);
-  const Tensors tensors = differentiable(arguments);
-  for (size_t subset = 1; subset < size_t{1} << tensors.size(); ++subset) {
-    SCOPED_TRACE(testing::Message() << "subset " << subset);
-    Tensors leaves;
-    for (size_t k = 0; k < tensors.size(); ++k) {
-      leaves.push_back(tensors[k].detach().requires_grad_((subset >> k & 1) != 0));
-    }
-    torch::autograd::backward(checkpointed(2)(with(arguments, leaves)), grad_outputs);
-    for (size_t k = 0; k < leaves.size(); ++k) {
-      ASSERT_EQ(leaves[k].grad().defined(), (subset >> k & 1) != 0) << kArgumentNames[k];
-      if (leaves[k].grad().defined()) {
-        const double tolerance = 8 * epsilon(dtype());
-        EXPECT_TRUE(at::allclose(leaves[k].grad(), all.gradients[k], tolerance, tolerance))
-            << kArgumentNames[k];
-      }
     }
   }
 }
@@ -229,38 +183,6 @@ TEST_P(SequenceCheckpointed, ResultsDoNotDependOnUninitialisedMemory) {
     check_uninitialised_memory(checkpointed(2), dense(sizes, 1));
   }
   check_uninitialised_memory(checkpointed(2), packed({5, 4, 2, 1, 1}, 3, 17, 1));
-}
-
-// ---- higher derivatives, float64 ------------------------------------------
-
-class SequenceCheckpointedDerivatives : public testing::TestWithParam<std::tuple<bool, bool>> {
- protected:
-  SequenceCheckpointedDerivatives()
-      : arguments_(
-            std::get<0>(GetParam()) ? packed_problem({4, 2, 1}, 2, 3, at::kDouble, 1)
-                                    : sequence_problem({4, 3, 2, 3}, at::kDouble, 1)) {
-    arguments_.reverse = std::get<1>(GetParam());
-  }
-
-  Scalar function() const { return weighted_sum(checkpointed(3), arguments_); }
-  Tensors point() const { return weighted_sum_point(checkpointed(3), arguments_, 2); }
-
-  Arguments arguments_;
-};
-
-INSTANTIATE_TEST_SUITE_P(
-    Kinds,
-    SequenceCheckpointedDerivatives,
-    testing::Combine(testing::Bool(), testing::Bool()),
-    [](const testing::TestParamInfo<SequenceCheckpointedDerivatives::ParamType>& info) {
-      return std::string(std::get<0>(info.param) ? "packed" : "dense") +
-             (std::get<1>(info.param) ? "_reverse" : "");
-    });
-
-TEST_P(SequenceCheckpointedDerivatives, MatchFiniteDifferences) {
-  EXPECT_LT(derivative_error(function(), point(), 1), kDerivativeTolerance);
-  EXPECT_LT(derivative_error(derivative(function(), 100), point(), 1), kDerivativeTolerance);
-  EXPECT_LT(forward_mode_error(checkpointed(3), arguments_, 3), kDerivativeTolerance);
 }
 
 // ---- no steps -------------------------------------------------------------

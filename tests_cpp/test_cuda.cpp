@@ -1,7 +1,7 @@
 // The operators on a GPU: values and gradients against the oracle, judged beside
 // plain PyTorch on the same GPU. A program of its own, skipped as a whole where
 // there is no GPU.
-#include "testing.h"
+#include "properties.h"
 
 #include <ATen/ATen.h>
 #include <ATen/cuda/CUDAContext.h>
@@ -44,14 +44,6 @@ Function on_cuda(const Function& function) {
   };
 }
 
-void check_on_cuda(
-    const Function& ours,
-    const Function& eager,
-    const Problem& problem,
-    const OutputGradients& gradients = kRandom) {
-  check(on_cuda(ours), on_cuda(eager), problem, gradients);
-}
-
 // The same with weights and bias as constants, whose gradients are then zero on both sides: what
 // is left is quick.
 Function without_parameter_gradients(const Function& function) {
@@ -77,102 +69,76 @@ void check_states(const Function& ours, const Function& eager, const Problem& pr
       /*problems=*/1);
 }
 
-std::string with_direction(const std::string& name, bool reverse) {
-  return name + (reverse ? "_reverse" : "");
+// ---- what holds of every form -----------------------------------------------
+
+template <bool kPersistent>
+std::shared_ptr<void> persistent() {
+  return std::make_shared<PersistentSetting>(kPersistent);
 }
 
-class CudaCell : public testing::TestWithParam<at::ScalarType> {
- protected:
-  Problem problems(const Sizes& sizes, bool bias = true) const {
-    return [=, this](uint64_t seed) { return cell_problem(sizes, GetParam(), seed, bias); };
-  }
-};
+Form on_cuda(const char* name, const Function& ours, const Function& eager) {
+  return {
+      .name = name,
+      .run = on_cuda(ours),
+      .baseline = on_cuda(eager),
+      .sizes = {3, 5, 9, 16},
+      .positions = {kPositions.back()}};
+}
+Form cell_form() {
+  Form form = on_cuda("cell", cell, eager_cell);
+  form.step = true;
+  return form;
+}
+// With the persistent engine, sizes that it takes and sizes that it leaves to the other.
+template <bool kPersistent>
+Form sequence_form() {
+  Form form = on_cuda(kPersistent ? "persistent" : "stepwise", sequence, eager_sequence);
+  form.setting = persistent<kPersistent>;
+  return form;
+}
 
-INSTANTIATE_TEST_SUITE_P(Dtypes, CudaCell, testing::ValuesIn(kDtypes), [](const auto& info) {
-  return name(info.param);
-});
+class CudaCell : public FormTest {};
+class CudaSequence : public FormTest {};
+
+INSTANTIATE_TEST_SUITE_P(Cell, Properties, each_case(cell_form(), kDtypes), case_name);
+INSTANTIATE_TEST_SUITE_P(Cell, GradientProperties, each_case(cell_form(), kDtypes), case_name);
+INSTANTIATE_TEST_SUITE_P(Cell, CudaCell, each_case(cell_form(), kDtypes), case_name);
+
+#define INSTANTIATE_FOR_SEQUENCES(suite)                                       \
+  INSTANTIATE_TEST_SUITE_P(                                                    \
+      Stepwise, suite, each_case(sequence_form<false>(), kDtypes), case_name); \
+  INSTANTIATE_TEST_SUITE_P(Persistent, suite, each_case(sequence_form<true>(), kDtypes), case_name)
+INSTANTIATE_FOR_SEQUENCES(Properties);
+INSTANTIATE_FOR_SEQUENCES(SequenceProperties);
+INSTANTIATE_FOR_SEQUENCES(GradientProperties);
+INSTANTIATE_FOR_SEQUENCES(CudaSequence);
+#undef INSTANTIATE_FOR_SEQUENCES
+
+// ---- sizes of their own -----------------------------------------------------
 
 TEST_P(CudaCell, ValuesAndGradientsMatchOracle) {
-  for (const Sizes& sizes :
-       {Sizes{1, 1, 1, 1},
-        Sizes{1, 3, 5, 7},
-        Sizes{1, 16, 32, 128},
-        Sizes{1, 17, 9, 33},
-        Sizes{1, 1, 130, 130}}) {
-    check_on_cuda(cell, eager_cell, problems(sizes));
+  for (const Sizes& sizes : {Sizes{1, 16, 32, 128}, Sizes{1, 17, 9, 33}, Sizes{1, 1, 130, 130}}) {
+    check(dense(sizes));
   }
-  check_on_cuda(cell, eager_cell, problems({1, 5, 3, 24}, /*bias=*/false));
+  check(dense({1, 5, 3, 24}, /*bias=*/false));
 }
 
 // More rows than a grid has in its second dimension; the wide kernels and, with
 // 17 units, the narrow ones.
 TEST_P(CudaCell, ValuesAndGradientsMatchOracleForManyRows) {
-  check_many_rows(cell, eager_cell, problems({1, 70000, 2, 16}));
-  check_many_rows(cell, eager_cell, problems({1, 70000, 2, 17}));
+  check_many_rows(cell, eager_cell, dense({1, 70000, 2, 16}));
+  check_many_rows(cell, eager_cell, dense({1, 70000, 2, 17}));
 }
-
-TEST_P(CudaCell, EmptySizes) {
-  for (const Sizes& sizes : {Sizes{1, 0, 3, 5}, Sizes{1, 3, 0, 5}, Sizes{1, 3, 2, 0}}) {
-    check_on_cuda(cell, eager_cell, problems(sizes));
-  }
-}
-
-TEST_P(CudaCell, ArgumentsMayBeStridedInAnyWay) {
-  for (const Layout& layout : layouts()) {
-    SCOPED_TRACE(layout.name);
-    const Problem problem = [&](uint64_t seed) {
-      return laid_out(cell_problem({1, 5, 3, 16}, GetParam(), seed), layout, kPositions.back());
-    };
-    check_on_cuda(cell, eager_cell, problem);
-  }
-}
-
-// With the persistent engine, sizes that it takes and sizes that it leaves to the other.
-class CudaSequence : public testing::TestWithParam<std::tuple<at::ScalarType, bool, bool>> {
- protected:
-  at::ScalarType dtype() const { return std::get<0>(GetParam()); }
-  Arguments reversed(Arguments arguments) const {
-    arguments.reverse = std::get<1>(GetParam());
-    return arguments;
-  }
-  Problem dense(const Sizes& sizes, bool bias = true) const {
-    return
-        [=, this](uint64_t seed) { return reversed(sequence_problem(sizes, dtype(), seed, bias)); };
-  }
-  Problem packed(const std::vector<int64_t>& lengths, int64_t I, int64_t H) const {
-    return
-        [=, this](uint64_t seed) { return reversed(packed_problem(lengths, I, H, dtype(), seed)); };
-  }
-
- private:
-  const PersistentSetting setting_{std::get<2>(GetParam())};
-};
-
-INSTANTIATE_TEST_SUITE_P(
-    Dtypes,
-    CudaSequence,
-    testing::Combine(testing::ValuesIn(kDtypes), testing::Bool(), testing::Bool()),
-    [](const auto& info) {
-      return with_direction(name(std::get<0>(info.param)), std::get<1>(info.param)) +
-             (std::get<2>(info.param) ? "_persistent" : "");
-    });
 
 TEST_P(CudaSequence, ValuesAndGradientsMatchOracle) {
-  for (const Sizes& sizes :
-       {Sizes{1, 1, 1, 1},
-        Sizes{5, 3, 5, 7},
-        Sizes{4, 16, 32, 128},
-        Sizes{3, 17, 9, 33},
-        Sizes{4, 70, 65, 64}}) {
-    check_on_cuda(sequence, eager_sequence, dense(sizes));
+  for (const Sizes& sizes : {Sizes{4, 16, 32, 128}, Sizes{4, 70, 65, 64}}) {
+    check(dense(sizes));
   }
-  check_on_cuda(sequence, eager_sequence, dense({5, 3, 5, 7}, /*bias=*/false));
 }
 
 TEST_P(CudaSequence, PackedValuesAndGradientsMatchOracle) {
-  check_on_cuda(sequence, eager_sequence, packed({3, 3, 3}, 5, 7));
-  check_on_cuda(sequence, eager_sequence, packed({7, 6, 5, 4, 3, 2, 1}, 3, 9));
-  check_on_cuda(sequence, eager_sequence, packed({4, 4, 4, 4, 2, 2, 1}, 33, 64));
+  check(packed({7, 6, 5, 4, 3, 2, 1}, 3, 9));
+  check(packed({4, 4, 4, 4, 2, 2, 1}, 33, 64));
 }
 
 // Of the persistent kernels, each number of units of K, and rows for 1, 2 and 4 tiles and for
@@ -279,29 +245,6 @@ TEST_P(CudaSequence, LongSequencesEndAndRepeat) {
 // Rows enough for several chunks of pre-activations and for the wide kernels.
 TEST_P(CudaSequence, ValuesAndGradientsMatchOracleOverManyRows) {
   check_many_rows(sequence, eager_sequence, dense({9, 20000, 2, 16}));
-}
-
-TEST_P(CudaSequence, EmptySizes) {
-  for (const Sizes& sizes :
-       {Sizes{0, 3, 2, 5},
-        Sizes{4, 0, 2, 5},
-        Sizes{0, 0, 2, 5},
-        Sizes{4, 3, 0, 5},
-        Sizes{4, 3, 2, 0}}) {
-    check_on_cuda(sequence, eager_sequence, dense(sizes));
-  }
-  check_on_cuda(sequence, eager_sequence, packed({}, 2, 5));
-}
-
-TEST_P(CudaSequence, ArgumentsMayBeStridedInAnyWay) {
-  for (const Layout& layout : layouts()) {
-    SCOPED_TRACE(layout.name);
-    const Problem problem = [&](uint64_t seed) {
-      return laid_out(
-          reversed(sequence_problem({3, 5, 9, 16}, dtype(), seed)), layout, kPositions.back());
-    };
-    check_on_cuda(sequence, eager_sequence, problem);
-  }
 }
 
 TEST_P(CudaSequence, RunsTwiceToTheSameBits) {

@@ -4,11 +4,13 @@
 #include "cell/cell.h"
 #include "cuda_engine_autograd.h"
 #include "cuda_on_host.h"
+#include "properties.h"
+
+#include <lltm/backends.h>
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
-#include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
 #include <memory>
@@ -26,113 +28,98 @@ Tensors engine_inference(const Arguments& a) {
   return {output, h_n, c_n};
 }
 
-// ---- one step -------------------------------------------------------------
+// ---- what holds of every form -----------------------------------------------
 
-class CudaEngineCell : public testing::TestWithParam<at::ScalarType> {
- protected:
-  void check_cell(const Problem& problem, const OutputGradients& gradients = kRandom) {
-    check(engine_cell, eager_cell, problem, gradients);
-  }
-  Problem problems(const Sizes& sizes, bool bias = true) const {
-    return
-        [=, dtype = GetParam()](uint64_t seed) { return cell_problem(sizes, dtype, seed, bias); };
-  }
-};
-
-INSTANTIATE_TEST_SUITE_P(Dtypes, CudaEngineCell, testing::ValuesIn(kDtypes), [](const auto& info) {
-  return name(info.param);
-});
-
-TEST_P(CudaEngineCell, ValuesAndGradientsMatchOracle) {
-  for (const Sizes& sizes :
-       {Sizes{1, 1, 1, 1}, Sizes{1, 3, 5, 7}, Sizes{1, 2, 3, 16}, Sizes{1, 17, 9, 33}}) {
-    check_cell(problems(sizes));
-  }
-  check_cell(problems({1, 5, 3, 24}, /*bias=*/false));
+template <bool kPersistent>
+std::shared_ptr<void> persistent() {
+  return std::make_shared<PersistentSetting>(kPersistent);
 }
 
-TEST_P(CudaEngineCell, EmptySizes) {
-  for (const Sizes& sizes : {Sizes{1, 0, 3, 5}, Sizes{1, 3, 0, 5}, Sizes{1, 3, 2, 0}}) {
-    check_cell(problems(sizes));
-  }
-}
+// H is such that the persistent engine takes it in 16 bits.
+const Form kCell = {
+    .name = "cell",
+    .run = engine_cell,
+    .baseline = eager_cell,
+    .step = true,
+    .sizes = {1, 5, 3, 16}};
+const Form kStepwise = {
+    .name = "stepwise",
+    .run = engine_sequence,
+    .baseline = eager_sequence,
+    .sizes = {3, 5, 9, 16},
+    .setting = persistent<false>};
+const Form kPersistent = {
+    .name = "persistent",
+    .run = engine_sequence,
+    .baseline = eager_sequence,
+    .sizes = {3, 5, 9, 16},
+    .setting = persistent<true>};
+const Form kCheckpointed = {
+    .name = "checkpointed",
+    .run = engine_checkpointed(2),
+    .baseline = eager_sequence,
+    .sizes = {3, 5, 9, 16},
+    .positions = {kPositions.back()},
+    .setting = persistent<false>};
+// As users call it without gradients, which gives the same bits: nothing saved.
+const Form kStepwiseInference = {
+    .name = "stepwise inference",
+    .run = engine_inference,
+    .baseline = engine_sequence,
+    .differentiable = false,
+    .sizes = {3, 5, 9, 16},
+    .setting = persistent<false>};
+const Form kPersistentInference = {
+    .name = "persistent inference",
+    .run = engine_inference,
+    .baseline = engine_sequence,
+    .differentiable = false,
+    .sizes = {3, 5, 9, 16},
+    .setting = persistent<true>};
+constexpr std::array<at::ScalarType, 2> kSixteenBits = {at::kBFloat16, at::kHalf};
 
-TEST_P(CudaEngineCell, ArgumentsAndGradientsMayBeStridedInAnyWay) {
-  for (const Layout& layout : layouts()) {
-    SCOPED_TRACE(layout.name);
-    for (const auto& positions : kPositions) {
-      const Problem problem = [&](uint64_t seed) {
-        return laid_out(cell_problem({1, 5, 3, 16}, GetParam(), seed), layout, positions);
-      };
-      check(engine_cell, contiguous(engine_cell), problem);
-    }
-    check_cell(problems({1, 5, 3, 16}), [&](const Tensors& outputs, uint64_t seed) {
-      return laid_out(random_like(outputs, seed), layout);
-    });
-  }
-}
+INSTANTIATE_TEST_SUITE_P(CudaCell, Properties, each_case(kCell, kDtypes), case_name);
+INSTANTIATE_TEST_SUITE_P(CudaCell, GradientProperties, each_case(kCell, kDtypes), case_name);
+INSTANTIATE_TEST_SUITE_P(CudaCell, HostProperties, each_case(kCell, kDtypes), case_name);
 
-TEST_P(CudaEngineCell, UnusedResultsHaveZeroGradients) {
-  for (const size_t unused : {0, 1}) {
-    check_cell(problems({1, 5, 3, 8}), [&](const Tensors& outputs, uint64_t seed) {
-      Tensors gradients = random_like(outputs, seed);
-      gradients[unused] = at::Tensor();
-      return gradients;
-    });
-  }
-}
+INSTANTIATE_TEST_SUITE_P(Cuda, Properties, each_case(kStepwise, kDtypes), case_name);
+INSTANTIATE_TEST_SUITE_P(Cuda, SequenceProperties, each_case(kStepwise, kDtypes), case_name);
+INSTANTIATE_TEST_SUITE_P(Cuda, GradientProperties, each_case(kStepwise, kDtypes), case_name);
+INSTANTIATE_TEST_SUITE_P(Cuda, HostProperties, each_case(kStepwise, kDtypes), case_name);
+
+INSTANTIATE_TEST_SUITE_P(
+    CudaInference, Properties, each_case(kStepwiseInference, kDtypes), case_name);
+INSTANTIATE_TEST_SUITE_P(
+    CudaInference, SequenceProperties, each_case(kStepwiseInference, kDtypes), case_name);
+
+INSTANTIATE_TEST_SUITE_P(
+    SlowCheckpointed, Properties, each_case(kCheckpointed, kDtypes), case_name);
+INSTANTIATE_TEST_SUITE_P(
+    SlowCheckpointed, SequenceProperties, each_case(kCheckpointed, kDtypes), case_name);
+
+INSTANTIATE_TEST_SUITE_P(
+    SlowPersistent, Properties, each_case(kPersistent, kSixteenBits), case_name);
+INSTANTIATE_TEST_SUITE_P(
+    SlowPersistent, SequenceProperties, each_case(kPersistent, kSixteenBits), case_name);
+INSTANTIATE_TEST_SUITE_P(
+    SlowPersistent, GradientProperties, each_case(kPersistent, kSixteenBits), case_name);
+INSTANTIATE_TEST_SUITE_P(
+    SlowPersistent, HostProperties, each_case(kPersistent, kSixteenBits), case_name);
+INSTANTIATE_TEST_SUITE_P(
+    SlowPersistentInference, Properties, each_case(kPersistentInference, kSixteenBits), case_name);
+INSTANTIATE_TEST_SUITE_P(
+    SlowPersistentInference,
+    SequenceProperties,
+    each_case(kPersistentInference, kSixteenBits),
+    case_name);
 
 // ---- a sequence -----------------------------------------------------------
 
-class CudaEngineSequence : public testing::TestWithParam<std::tuple<at::ScalarType, bool, bool>> {
- protected:
-  at::ScalarType dtype() const { return std::get<0>(GetParam()); }
-  Arguments reversed(Arguments arguments) const {
-    arguments.reverse = std::get<1>(GetParam());
-    return arguments;
-  }
-  Problem dense(const Sizes& sizes, bool bias = true) const {
-    return
-        [=, this](uint64_t seed) { return reversed(sequence_problem(sizes, dtype(), seed, bias)); };
-  }
-  Problem packed(const std::vector<int64_t>& lengths, int64_t I, int64_t H) const {
-    return
-        [=, this](uint64_t seed) { return reversed(packed_problem(lengths, I, H, dtype(), seed)); };
-  }
-  static void check_sequence(const Problem& problem, const OutputGradients& gradients = kRandom) {
-    check(engine_sequence, eager_sequence, problem, gradients);
-    const Arguments arguments = problem(1);
-    const at::NoGradGuard no_grad;
-    EXPECT_TRUE(identical(engine_inference(arguments), engine_sequence(arguments)));
-  }
+class CudaEngineSequence : public FormTest {};
 
- private:
-  const PersistentSetting setting_{std::get<2>(GetParam())};
-};
-
+INSTANTIATE_TEST_SUITE_P(Cuda, CudaEngineSequence, each_case(kStepwise, kDtypes), case_name);
 INSTANTIATE_TEST_SUITE_P(
-    Dtypes,
-    CudaEngineSequence,
-    testing::Combine(testing::ValuesIn(kDtypes), testing::Bool(), testing::Values(false)),
-    [](const auto& info) {
-      return name(std::get<0>(info.param)) + (std::get<1>(info.param) ? "_reverse" : "");
-    });
-INSTANTIATE_TEST_SUITE_P(
-    SlowPersistent,
-    CudaEngineSequence,
-    testing::Combine(
-        testing::Values(at::kBFloat16, at::kHalf), testing::Bool(), testing::Values(true)),
-    [](const auto& info) {
-      return name(std::get<0>(info.param)) + (std::get<1>(info.param) ? "_reverse" : "");
-    });
-
-TEST_P(CudaEngineSequence, ValuesAndGradientsMatchOracle) {
-  for (const Sizes& sizes :
-       {Sizes{1, 1, 1, 1}, Sizes{5, 3, 5, 7}, Sizes{7, 2, 3, 16}, Sizes{3, 17, 9, 33}}) {
-    check_sequence(dense(sizes));
-  }
-  check_sequence(dense({5, 3, 5, 7}, /*bias=*/false));
-}
+    SlowPersistent, CudaEngineSequence, each_case(kPersistent, kSixteenBits), case_name);
 
 TEST_P(CudaEngineSequence, CheckpointedValuesAndGradientsMatchOracle) {
   for (const int64_t steps : {1, 3, 5, 100}) {
@@ -141,7 +128,7 @@ TEST_P(CudaEngineSequence, CheckpointedValuesAndGradientsMatchOracle) {
          {dense({10, 3, 5, 7}),
           dense({10, 3, 5, 7}, /*bias=*/false),
           packed({10, 9, 8, 6, 5, 5, 4, 3, 1}, 3, 16)}) {
-      check(engine_checkpointed(steps), eager_sequence, problem);
+      lltm_test::check(engine_checkpointed(steps), eager_sequence, problem);
       const Arguments arguments = problem(1);
       const at::NoGradGuard no_grad;
       EXPECT_TRUE(identical(engine_checkpointed(steps)(arguments), engine_inference(arguments)));
@@ -149,37 +136,9 @@ TEST_P(CudaEngineSequence, CheckpointedValuesAndGradientsMatchOracle) {
   }
 }
 
-TEST_P(CudaEngineSequence, PackedValuesAndGradientsMatchOracle) {
-  check_sequence(packed({5}, 3, 4));
-  check_sequence(packed({3, 3, 3}, 5, 7));
-  check_sequence(packed({7, 6, 5, 4, 3, 2, 1}, 3, 9));
-  check_sequence(packed({9, 1, 1, 1}, 2, 16));
-  check_sequence(packed({4, 4, 4, 4, 2, 2, 1}, 3, 8));
-}
-
-TEST_P(CudaEngineSequence, EmptySizes) {
-  for (const Sizes& sizes :
-       {Sizes{0, 3, 2, 5},
-        Sizes{4, 0, 2, 5},
-        Sizes{0, 0, 2, 5},
-        Sizes{4, 3, 0, 5},
-        Sizes{4, 3, 2, 0}}) {
-    check_sequence(dense(sizes));
-  }
-  check_sequence(packed({}, 2, 5));
-}
-
-TEST_P(CudaEngineSequence, StepsThatReachNoRowChangeNothing) {
-  check_sequence([&](uint64_t seed) {
-    Arguments arguments = reversed(packed_problem({3, 2}, 3, 5, dtype(), seed));
-    arguments.batch_sizes = at::cat({*arguments.batch_sizes, at::zeros({2}, at::kLong)});
-    return arguments;
-  });
-}
-
 // Each step in a chunk of its own, some together, and all.
 TEST_P(CudaEngineSequence, ASmallerWorkspaceGivesTheSame) {
-  const bool persistent = std::get<2>(GetParam());
+  const bool persistent = lltm::cuda_persistent();
   const int64_t row = lltm::Cell::kGates * 8 * (dtype() == at::kDouble ? 8 : 4);
   for (const Arguments& a : {dense({9, 4, 3, 8})(1), packed({9, 7, 7, 3, 1}, 3, 8)(1)}) {
     const auto with_workspace = [&](int64_t bytes) {
@@ -193,47 +152,6 @@ TEST_P(CudaEngineSequence, ASmallerWorkspaceGivesTheSame) {
     for (const int64_t rows : {0, 4, 5, 8, 9, 20}) {
       EXPECT_TRUE(identical(with_workspace(rows * row), all)) << rows << " rows at a time";
     }
-  }
-}
-
-TEST_P(CudaEngineSequence, ArgumentsAndGradientsMayBeStridedInAnyWay) {
-  for (const Layout& layout : layouts()) {
-    SCOPED_TRACE(layout.name);
-    for (const auto& positions : kPositions) {
-      const Problem problem = [&](uint64_t seed) {
-        return laid_out(
-            reversed(sequence_problem({3, 5, 9, 16}, dtype(), seed)), layout, positions);
-      };
-      check(engine_sequence, contiguous(engine_sequence), problem);
-    }
-    check_sequence(packed({4, 4, 2, 1}, 5, 8), [&](const Tensors& outputs, uint64_t seed) {
-      return laid_out(random_like(outputs, seed), layout);
-    });
-    check_sequence(dense({4, 5, 3, 7}), [&](const Tensors& outputs, uint64_t seed) {
-      return laid_out(random_like(outputs, seed), layout);
-    });
-  }
-}
-
-// Rows of a step, and steps, further apart than 32-bit indices reach.
-TEST_P(CudaEngineSequence, StridesBeyond32BitsAreFollowed) {
-  const FarApart far_apart(dtype());
-  for (const std::vector<int64_t>& lengths : {std::vector<int64_t>{1, 1}, {2}}) {
-    check_sequence(
-        [&](uint64_t seed) {
-          Arguments arguments = packed(lengths, 3, 8)(seed);
-          arguments.input = far_apart.copy(arguments.input, 0);
-          arguments.h = far_apart.copy(arguments.h, 8);
-          arguments.c = far_apart.copy(arguments.c, 16);
-          return arguments;
-        },
-        [&](const Tensors& outputs, uint64_t seed) {
-          const Tensors gradients = random_like(outputs, seed);
-          return Tensors{
-              far_apart.copy(gradients[0], 24),
-              far_apart.copy(gradients[1], 32),
-              far_apart.copy(gradients[2], 40)};
-        });
   }
 }
 
@@ -394,42 +312,6 @@ TEST_P(CudaEngineSequence, GradientsOfTheOutputMayLieBatchFirst) {
     EXPECT_TRUE(identical(
         evaluate(engine_sequence, arguments, batch_first).gradients,
         evaluate(engine_sequence, arguments, gradients).gradients));
-  }
-}
-
-TEST_P(CudaEngineSequence, UnusedResultsHaveZeroGradients) {
-  for (unsigned used = 1; used < 7; ++used) {
-    SCOPED_TRACE(testing::Message() << "used " << used);
-    const OutputGradients gradients = [&](const Tensors& outputs, uint64_t seed) {
-      Tensors gradients = random_like(outputs, seed);
-      for (size_t k = 0; k < gradients.size(); ++k) {
-        if ((used >> k & 1) == 0) gradients[k] = at::Tensor();
-      }
-      return gradients;
-    };
-    check_sequence(dense({4, 5, 3, 8}), gradients);
-    check_sequence(packed({4, 4, 2, 1}, 3, 8), gradients);
-  }
-}
-
-TEST_P(CudaEngineSequence, EachSubsetOfArgumentsThatRequireGradGetsItsGradients) {
-  const Arguments arguments = dense({4, 5, 3, 7})(1);
-  const Tensors grad_outputs = random_like(eager_sequence(arguments), 2);
-  const Evaluation all = evaluate(engine_sequence, arguments, grad_outputs);
-  const Tensors tensors = differentiable(arguments);
-  for (size_t subset = 1; subset < size_t{1} << tensors.size(); ++subset) {
-    SCOPED_TRACE(testing::Message() << "subset " << subset);
-    Tensors leaves;
-    for (size_t k = 0; k < tensors.size(); ++k) {
-      leaves.push_back(tensors[k].detach().requires_grad_((subset >> k & 1) != 0));
-    }
-    torch::autograd::backward(engine_sequence(with(arguments, leaves)), grad_outputs);
-    for (size_t k = 0; k < leaves.size(); ++k) {
-      ASSERT_EQ(leaves[k].grad().defined(), (subset >> k & 1) != 0) << kArgumentNames[k];
-      if ((subset >> k & 1) != 0) {
-        EXPECT_TRUE(identical(leaves[k].grad(), all.gradients[k])) << kArgumentNames[k];
-      }
-    }
   }
 }
 

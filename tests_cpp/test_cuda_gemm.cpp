@@ -1,8 +1,8 @@
 // What the CUDA engine asks of cuBLAS: gemm.cpp itself, compiled against cuda_on_host.h.
 // Values are small integers, which every dtype adds up exactly.
 #include "cuda/engine/engine.h"
-#include "cuda/gemm/gemm.h"
 #include "cuda/engine/weight_gradients.h"
+#include "cuda/gemm/gemm.h"
 #include "cuda_on_host.h"
 #include "testing.h"
 

@@ -7,6 +7,7 @@
 #include "cuda_engine_autograd.h"
 #include "cuda_on_host.h"
 #include "persistent_on_host.h"
+#include "properties.h"
 
 #include <lltm/backends.h>
 
@@ -16,6 +17,7 @@
 #include <array>
 #include <cstdlib>
 #include <limits>
+#include <memory>
 #include <tuple>
 
 namespace lltm_test {
@@ -133,21 +135,18 @@ Function eager_for(at::ScalarType dtype) {
   return dtype == at::kFloat ? eager_tf32_sequence : eager_sequence;
 }
 
-class PersistentEngine : public testing::TestWithParam<std::tuple<at::ScalarType, bool>> {
+struct PersistentAndTf32 {
+  PersistentSetting persistent{true};
+  Temporarily<bool> tf32{allow_tf32, true};
+};
+const Form kPersistentTf32 = {
+    .name = "persistent",
+    .run = engine_sequence,
+    .baseline = nullptr,  // of the dtype: eager_for
+    .setting = []() -> std::shared_ptr<void> { return std::make_shared<PersistentAndTf32>(); }};
+
+class PersistentEngine : public FormTest {
  protected:
-  at::ScalarType dtype() const { return std::get<0>(GetParam()); }
-  Arguments reversed(Arguments arguments) const {
-    arguments.reverse = std::get<1>(GetParam());
-    return arguments;
-  }
-  Problem dense(const Sizes& sizes, bool bias = true) const {
-    return
-        [=, this](uint64_t seed) { return reversed(sequence_problem(sizes, dtype(), seed, bias)); };
-  }
-  Problem packed(const std::vector<int64_t>& lengths, int64_t I, int64_t H) const {
-    return
-        [=, this](uint64_t seed) { return reversed(packed_problem(lengths, I, H, dtype(), seed)); };
-  }
   // Values and gradients; forward and backward take `each` launches.
   void check_persistent(const Problem& problem, int64_t each = 1, uint64_t problems = 1) const {
     int64_t calls = 0;
@@ -155,23 +154,17 @@ class PersistentEngine : public testing::TestWithParam<std::tuple<at::ScalarType
       ++calls;
       return engine_sequence(a);
     };
-    const int64_t launched =
-        launches([&] { check(counted, eager_for(dtype()), problem, kRandom, problems); });
+    const int64_t launched = launches(
+        [&] { lltm_test::check(counted, eager_for(dtype()), problem, kRandom, problems); });
     EXPECT_EQ(launched, 2 * each * calls);
   }
-
- private:
-  const PersistentSetting setting_{true};
-  const Temporarily<bool> tf32_{allow_tf32, true};
 };
 
 INSTANTIATE_TEST_SUITE_P(
     Dtypes,
     PersistentEngine,
-    testing::Combine(testing::Values(at::kBFloat16, at::kHalf, at::kFloat), testing::Bool()),
-    [](const auto& info) {
-      return name(std::get<0>(info.param)) + (std::get<1>(info.param) ? "_reverse" : "");
-    });
+    each_case(kPersistentTf32, std::array{at::kBFloat16, at::kHalf, at::kFloat}),
+    case_name);
 
 // Half a slice of units, more than one slice, and half of the last one; rows that fill no
 // tile, one, and more than one.
@@ -193,7 +186,7 @@ TEST_P(PersistentEngine, PackedValuesAndGradientsMatchOracle) {
 
 TEST_P(PersistentEngine, StepsThatReachNoRowChangeNothing) {
   check_persistent([&](uint64_t seed) {
-    Arguments arguments = reversed(packed_problem({3, 2}, 3, 8, dtype(), seed));
+    Arguments arguments = packed({3, 2}, 3, 8)(seed);
     arguments.batch_sizes = at::cat({*arguments.batch_sizes, at::zeros({2}, at::kLong)});
     return arguments;
   });

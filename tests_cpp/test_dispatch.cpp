@@ -20,6 +20,8 @@ const char* const kOperators[] = {
     "lltm::cell",
     "lltm::cell_backward",
     "lltm::cell_forward",
+      "lltm::layer",
+      "lltm::layer_step",
     "lltm::prepack",
     "lltm::sequence",
     "lltm::sequence_backward",

@@ -223,17 +223,6 @@ void call_boxed(Op op, const Arguments& a) {
       .callBoxed(stack);
 }
 
-template <typename Call>
-void expect_error(Call call, const std::type_info& error, const char* text) {
-  try {
-    call();
-    FAIL() << "no error, but expected: " << text;
-  } catch (const c10::Error& caught) {
-    EXPECT_STREQ(caught.what_without_backtrace(), text);
-    EXPECT_STREQ(typeid(caught).name(), error.name());
-  }
-}
-
 class Errors : public testing::TestWithParam<WrongCall> {
  protected:
   static Arguments wrong_arguments() {

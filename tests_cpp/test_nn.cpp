@@ -1,6 +1,6 @@
 // The torch::nn modules: what they compute, against single steps of lltm::cell;
 // what they look like, against torch::nn::LSTM and the Python modules.
-#include "testing.h"
+#include "properties.h"
 
 #include <lltm/nn.h>
 #include <lltm/ops.h>
@@ -50,18 +50,6 @@ testing::AssertionResult close(const Tensor& ours, const Tensor& expected) {
   return testing::AssertionSuccess();
 }
 
-template <typename Call>
-void expect_error(Call call, const std::type_info& error, const std::string& text) {
-  try {
-    call();
-  } catch (const c10::Error& caught) {
-    EXPECT_EQ(std::string(caught.what_without_backtrace()), text);
-    EXPECT_TRUE(typeid(caught) == error) << typeid(caught).name();
-    return;
-  }
-  ADD_FAILURE() << "nothing was thrown; expected: " << text;
-}
-
 std::vector<std::pair<std::string, std::vector<int64_t>>> named_shapes(
     const torch::nn::Module& module) {
   std::vector<std::pair<std::string, std::vector<int64_t>>> result;
@@ -87,6 +75,80 @@ class Warnings : public c10::WarningHandler {
  private:
   c10::WarningUtils::WarningHandlerGuard guard_{this};
 };
+
+// ---- what holds of every form -----------------------------------------------
+
+// A module with these weights.
+template <typename Module, typename Options>
+Module with_parameters(const Arguments& a) {
+  Module module(Options(a.input.size(-1), a.h.size(1)).bias(a.bias.has_value()));
+  module->to(a.input.scalar_type());
+  const at::NoGradGuard no_grad;
+  for (auto& parameter : module->named_parameters()) {
+    parameter.value().copy_(parameter.key().starts_with("bias") ? *a.bias : a.weights);
+  }
+  return module;
+}
+
+Tensors by_cell(const Arguments& a) {
+  const auto [h, c] =
+      with_parameters<lltm::LLTMCell, lltm::LLTMCellOptions>(a)->forward(a.input, State(a.h, a.c));
+  return {h, c};
+}
+
+template <typename Layer>
+Tensors by(Layer&& layer, const Arguments& a) {
+  const State state(a.h.unsqueeze(0), a.c.unsqueeze(0));
+  if (!a.batch_sizes) {
+    const auto [output, last] = layer.forward(a.input, state);
+    return {output, std::get<0>(last)[0], std::get<1>(last)[0]};
+  }
+  const auto [rows, last] =
+      layer.forward_with_packed_input(rnn::PackedSequence(a.input, *a.batch_sizes), state);
+  return {rows.data(), std::get<0>(last)[0], std::get<1>(last)[0]};
+}
+
+Tensors by_layer(const Arguments& a) {
+  return by(*with_parameters<lltm::LLTM, lltm::LLTMOptions>(a), a);
+}
+
+Tensors by_prepacked_layer(const Arguments& a) {
+  return by(with_parameters<lltm::LLTM, lltm::LLTMOptions>(a)->prepack(), a);
+}
+
+// Of a module the gradients are those of its own parameters: below.
+const Form kCellModule = {
+    .name = "LLTMCell",
+    .run = by_cell,
+    .baseline = cell,
+    .step = true,
+    .any_size = false,
+    .differentiable = false,
+    .roundings = 8};
+const Form kLayerModule = {
+    .name = "LLTM",
+    .run = by_layer,
+    .baseline = sequence,
+    .has_reverse = false,
+    .any_size = false,
+    .differentiable = false,
+    .roundings = 8};
+const Form kPrepackedModule = {
+    .name = "PrepackedLLTM",
+    .run = by_prepacked_layer,
+    .baseline = sequence,
+    .has_reverse = false,
+    .any_size = false,
+    .differentiable = false,
+    .roundings = 8};
+
+INSTANTIATE_TEST_SUITE_P(LLTMCell, Properties, each_case(kCellModule, kDtypes), case_name);
+INSTANTIATE_TEST_SUITE_P(LLTM, Properties, each_case(kLayerModule, kDtypes), case_name);
+INSTANTIATE_TEST_SUITE_P(LLTM, SequenceProperties, each_case(kLayerModule, kDtypes), case_name);
+INSTANTIATE_TEST_SUITE_P(
+    PrepackedLLTM, Properties, each_case(kPrepackedModule, kDtypes), case_name);
+INSTANTIATE_TEST_SUITE_P(
+    PrepackedLLTM, SequenceProperties, each_case(kPrepackedModule, kDtypes), case_name);
 
 // ---- the cell -------------------------------------------------------------
 

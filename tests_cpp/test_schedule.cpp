@@ -251,6 +251,16 @@ TEST(Schedule, OfTheGradientGemm) {
   }
 }
 
+// Of bf16x3 all together take 32 MiB at most; there is always one.
+TEST(Schedule, OfTheGradientGemmsAccumulators) {
+  for (const auto& [n, copies] : {std::pair{2048, 2}, {1024, 4}, {4096, 1}, {8192, 1}}) {
+    EXPECT_EQ(
+        schedule_gradient_gemm(kSapphireRapids.machine, GemmFormat::kBf16x3, 2048, n).accumulators,
+        copies)
+        << n;
+  }
+}
+
 const std::vector<LayerShape> kShapes = {
     shape(1, 32, 128),
     shape(16, 32, 128),

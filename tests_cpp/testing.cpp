@@ -113,6 +113,18 @@ Tensors leaves_of(const Tensors& tensors) {
 
 }  // namespace
 
+void expect_error(
+    const std::function<void()>& call, const std::type_info& error, const std::string& text) {
+  try {
+    call();
+  } catch (const c10::Error& caught) {
+    EXPECT_EQ(std::string(caught.what_without_backtrace()), text);
+    EXPECT_TRUE(typeid(caught) == error) << typeid(caught).name();
+    return;
+  }
+  ADD_FAILURE() << "nothing was thrown; expected: " << text;
+}
+
 double epsilon(at::ScalarType dtype) {
   switch (dtype) {
     case at::kDouble:

@@ -56,6 +56,10 @@ inline const std::type_info& kValueError = typeid(c10::ValueError);
 inline const std::type_info& kTypeError = typeid(c10::TypeError);
 inline const std::type_info& kRuntimeError = typeid(c10::Error);
 
+// `call` throws an error of exactly that class with exactly that text.
+void expect_error(
+    const std::function<void()>& call, const std::type_info& error, const std::string& text);
+
 // The distance from 1 to the next larger number.
 double epsilon(at::ScalarType dtype);
 

@@ -1,0 +1,484 @@
+#include "properties.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+namespace lltm_test {
+
+void PrintTo(const Form& form, std::ostream* stream) {
+  *stream << form.name;
+}
+
+std::string case_name(const testing::TestParamInfo<Case>& info) {
+  return name(std::get<1>(info.param)) + (std::get<2>(info.param) ? "_reverse" : "");
+}
+
+std::string derivative_name(const testing::TestParamInfo<DerivativeCase>& info) {
+  const char* const kinds[] = {"dense", "without_bias", "packed"};
+  return std::string(kinds[static_cast<int>(std::get<1>(info.param))]) +
+         (std::get<2>(info.param) ? "_reverse" : "");
+}
+
+FormTest::FormTest() : form_(std::get<0>(GetParam())) {
+  if (form_.setting != nullptr) setting_ = form_.setting();
+}
+
+Problem FormTest::dense(const Sizes& sizes, bool bias) const {
+  return [=, this](uint64_t seed) {
+    if (form_.step) return cell_problem(sizes, dtype(), seed, bias);
+    Arguments arguments = sequence_problem(sizes, dtype(), seed, bias);
+    arguments.reverse = std::get<2>(GetParam());
+    return arguments;
+  };
+}
+
+Problem FormTest::packed(const std::vector<int64_t>& lengths, int64_t I, int64_t H) const {
+  return [=, this](uint64_t seed) {
+    Arguments arguments = packed_problem(lengths, I, H, dtype(), seed);
+    arguments.reverse = std::get<2>(GetParam());
+    return arguments;
+  };
+}
+
+std::vector<Problem> FormTest::problems() const {
+  std::vector<Problem> problems = {dense(form_.sizes)};
+  if (!form_.step) problems.push_back(packed({4, 4, 3, 1}, form_.sizes.I, form_.sizes.H));
+  return problems;
+}
+
+void FormTest::check(const Problem& problem, const OutputGradients& gradients) const {
+  check(form_.baseline, problem, gradients);
+}
+
+void FormTest::check(
+    const Function& baseline, const Problem& problem, const OutputGradients& gradients) const {
+  if (form_.differentiable) {
+    lltm_test::check(form_.run, baseline, problem, gradients);
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  const double tolerance = form_.tolerance + form_.roundings * epsilon(dtype());
+  for (uint64_t seed = 1; seed <= 3; ++seed) {
+    const Arguments arguments = problem(seed);
+    const Tensors ours = form_.run(arguments), expected = baseline(arguments);
+    ASSERT_EQ(ours.size(), expected.size());
+    for (size_t k = 0; k < ours.size(); ++k) {
+      ASSERT_EQ(ours[k].sizes(), expected[k].sizes()) << "output " << k;
+      ASSERT_EQ(ours[k].scalar_type(), expected[k].scalar_type()) << "output " << k;
+      EXPECT_TRUE(ours[k].is_contiguous()) << "output " << k;
+      EXPECT_TRUE(at::allclose(ours[k], expected[k], tolerance, tolerance))
+          << "output " << k << ", seed " << seed;
+    }
+  }
+}
+
+// ---- every form -------------------------------------------------------------
+
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Properties);
+
+TEST_P(Properties, MatchesItsBaseline) {
+  for (const Sizes& sizes : kSomeSizes) check(dense(sizes));
+}
+
+TEST_P(Properties, MatchesItsBaselineWithoutBias) {
+  check(dense({5, 3, 5, 7}, /*bias=*/false));
+}
+
+TEST_P(Properties, EmptySizesGiveEmptyResults) {
+  for (const Sizes& sizes :
+       {Sizes{4, 0, 2, 5},
+        Sizes{4, 3, 0, 5},
+        Sizes{4, 3, 2, 0},
+        Sizes{0, 3, 2, 5},
+        Sizes{0, 0, 2, 5}}) {
+    if (form_.step && sizes.T == 0) continue;
+    if (!form_.any_size && (sizes.I == 0 || sizes.H == 0)) continue;
+    SCOPED_TRACE(testing::PrintToString(sizes));
+    check(dense(sizes));
+    if (sizes.B > 0 || !form_.differentiable) continue;
+    const Arguments arguments = dense(sizes)(1);
+    const Tensors grad_outputs = random_like(form_.baseline(arguments), 2);
+    const Evaluation ours = evaluate(form_.run, arguments, grad_outputs);
+    EXPECT_TRUE(identical(ours.gradients[3], at::zeros_like(arguments.weights)));
+    EXPECT_TRUE(identical(ours.gradients[4], at::zeros_like(*arguments.bias)));
+  }
+}
+
+// Each argument in turn, and all of them, laid out in a way that a contiguous copy is not.
+TEST_P(Properties, ArgumentsMayBeStridedInAnyWay) {
+  for (const Layout& layout : layouts()) {
+    for (const auto& positions : form_.positions) {
+      SCOPED_TRACE(testing::Message() << layout.name << ": " << testing::PrintToString(positions));
+      const Problem problem = dense(form_.sizes);
+      check(contiguous(form_.run), [&](uint64_t seed) {
+        return laid_out(problem(seed), layout, positions);
+      });
+    }
+  }
+}
+
+namespace {
+
+Tensors in_double(Tensors tensors) {
+  for (at::Tensor& tensor : tensors) tensor = tensor.to(at::kDouble);
+  return tensors;
+}
+
+// Not a number where the other is, and infinite where it is.
+void expect_equally_finite(const Tensors& ours, const Tensors& expected, const char* what) {
+  for (size_t k = 0; k < ours.size(); ++k) {
+    EXPECT_TRUE(identical(ours[k].isnan(), expected[k].isnan())) << what << ' ' << k;
+    EXPECT_TRUE(identical(ours[k].isinf(), expected[k].isinf())) << what << ' ' << k;
+  }
+}
+
+}  // namespace
+
+// A NaN or an infinity in one element reaches what it reaches in plain PyTorch, and nothing else:
+// in one row of one step, that row from that step on. Of few rows and of many, where an infinity
+// can make every product another one. In double, since PyTorch's 16-bit products of many rows may
+// carry a NaN to the row above.
+TEST_P(Properties, NonFiniteArgumentsPropagateAsInPlainPyTorch) {
+  const double infinity = std::numeric_limits<double>::infinity();
+  const Function plain = form_.step ? eager_cell : eager_sequence;
+  for (const Sizes& sizes : {Sizes{4, 5, 3, 8}, Sizes{4, 40, 3, 40}}) {
+    const Arguments finite = dense(sizes)(1);
+    const Tensors tensors = differentiable(finite);
+    for (const size_t k : form_.positions.back()) {
+      for (const double value : {std::nan(""), infinity, -infinity}) {
+        // A weight that is rounded to 0 makes a NaN of an infinity.
+        if (form_.tolerance > 0 && std::isinf(value)) continue;
+        SCOPED_TRACE(testing::Message() << value << " in " << kArgumentNames[k] << ", " << sizes.B);
+        Tensors changed = tensors;
+        changed[k] = tensors[k].clone();
+        changed[k].view(-1)[changed[k].numel() / 2].fill_(value);
+        const at::NoGradGuard no_grad;
+        expect_equally_finite(
+            form_.run(with(finite, changed)), plain(with(finite, in_double(changed))), "output");
+      }
+    }
+  }
+}
+
+// ---- sequences --------------------------------------------------------------
+
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(SequenceProperties);
+
+TEST_P(SequenceProperties, PackedRowsMatchTheBaseline) {
+  for (const std::vector<int64_t>& lengths : kSomeLengths) {
+    for (const int64_t hidden : kSomeHiddenSizes) check(packed(lengths, 3, hidden));
+  }
+}
+
+TEST_P(SequenceProperties, NoRowsGiveEmptyResults) {
+  check(packed({}, 2, 5));
+}
+
+TEST_P(SequenceProperties, NoStepsGiveTheInitialStates) {
+  const Arguments arguments = dense({0, 3, 2, 5})(1);
+  const Tensors outputs = form_.run(arguments);
+  EXPECT_EQ(outputs[0].sizes(), at::IntArrayRef({0, 3, 5}));
+  EXPECT_TRUE(identical(outputs[1], arguments.h));
+  EXPECT_TRUE(identical(outputs[2], arguments.c));
+  EXPECT_FALSE(outputs[1].is_alias_of(arguments.h));
+  EXPECT_FALSE(outputs[2].is_alias_of(arguments.c));
+}
+
+TEST_P(SequenceProperties, StepsThatReachNoRowChangeNothing) {
+  const Problem problem = packed({5, 3, 2, 2}, 3, 8);
+  const Problem longer = [&](uint64_t seed) {
+    Arguments arguments = problem(seed);
+    arguments.batch_sizes = at::cat({*arguments.batch_sizes, at::zeros({6}, at::kLong)});
+    return arguments;
+  };
+  check(longer);
+  const at::NoGradGuard no_grad;
+  EXPECT_TRUE(identical(form_.run(problem(1)), form_.run(longer(1))));
+}
+
+TEST_P(SequenceProperties, PackedArgumentsMayBeStridedInAnyWay) {
+  for (const Layout& layout : layouts()) {
+    SCOPED_TRACE(layout.name);
+    const Problem one_row = dense({3, 1, 18, 22}), rows = packed({4, 4, 3, 1}, 17, 24);
+    check(contiguous(form_.run), [&](uint64_t seed) {
+      return laid_out(one_row(seed), layout, {1, 2});
+    });
+    check(contiguous(form_.run), [&](uint64_t seed) {
+      return laid_out(rows(seed), layout, form_.positions.back());
+    });
+  }
+}
+
+// ---- gradients --------------------------------------------------------------
+
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(GradientProperties);
+
+// What output.sum().backward() sends is one element with strides of 0.
+TEST_P(GradientProperties, OfTheOutputsMayBeStridedInAnyWay) {
+  for (const Layout& layout : layouts()) {
+    SCOPED_TRACE(layout.name);
+    const OutputGradients gradients = [&](const Tensors& outputs, uint64_t seed) {
+      return laid_out(random_like(outputs, seed), layout);
+    };
+    for (const Problem& problem : problems()) check(problem, gradients);
+  }
+}
+
+TEST_P(GradientProperties, OfUnusedResultsAreZero) {
+  const unsigned all = form_.step ? 3 : 7;
+  for (unsigned used = 1; used < all; ++used) {
+    SCOPED_TRACE(testing::Message() << "used " << used);
+    const OutputGradients gradients = [&](const Tensors& outputs, uint64_t seed) {
+      Tensors gradients = random_like(outputs, seed);
+      for (size_t k = 0; k < gradients.size(); ++k) {
+        if ((used >> k & 1) == 0) gradients[k] = at::Tensor();
+      }
+      return gradients;
+    };
+    for (const Problem& problem : problems()) check(problem, gradients);
+  }
+}
+
+TEST_P(GradientProperties, EachSubsetOfArgumentsThatRequireGradGetsItsOwn) {
+  const Arguments arguments = dense({4, 5, 3, 7})(1);
+  const Tensors grad_outputs = random_like(form_.baseline(arguments), 2);
+  const Evaluation all = evaluate(form_.run, arguments, grad_outputs);
+  const Expected expected = expect(arguments, grad_outputs);
+  const Tensors tensors = differentiable(arguments);
+  for (size_t subset = 1; subset < size_t{1} << tensors.size(); ++subset) {
+    SCOPED_TRACE(testing::Message() << "subset " << subset);
+    Tensors leaves;
+    for (size_t k = 0; k < tensors.size(); ++k) {
+      leaves.push_back(tensors[k].detach().requires_grad_((subset >> k & 1) != 0));
+    }
+    torch::autograd::backward(form_.run(with(arguments, leaves)), grad_outputs);
+    for (size_t k = 0; k < leaves.size(); ++k) {
+      ASSERT_EQ(leaves[k].grad().defined(), (subset >> k & 1) != 0) << kArgumentNames[k];
+      if (leaves[k].grad().defined()) {
+        EXPECT_TRUE(is_accurate(leaves[k].grad(), all.gradients[k], expected.gradients[k]))
+            << kArgumentNames[k];
+      }
+    }
+  }
+}
+
+// Pre-activations beyond ±88, where exp overflows float32, up to ±1e4; ±200 for float16, whose
+// products would overflow before.
+TEST_P(GradientProperties, OfLargePreActivationsSaturate) {
+  for (const double scale : {100.0, dtype() == at::kHalf ? 200.0 : 1e4}) {
+    SCOPED_TRACE(testing::Message() << "scale " << scale);
+    const Problem problem = dense({3, 11, 3, 17});
+    check([&](uint64_t seed) {
+      Arguments arguments = problem(seed);
+      arguments.weights = at::zeros_like(arguments.weights);
+      arguments.weights.slice(1, 17).fill_(1);  // z is the sum of a row of the input
+      const at::Tensor& input = arguments.input;
+      arguments.input = at::linspace(-scale, scale, input.numel(), at::kDouble)
+                            .view(input.sizes())
+                            .div(3)
+                            .to(dtype());
+      return arguments;
+    });
+  }
+}
+
+// As for values, where a NaN or an infinity stands in an argument, or in the gradient of an output.
+TEST_P(GradientProperties, ThatAreNotNumbersAreThoseOfPlainPyTorch) {
+  const double infinity = std::numeric_limits<double>::infinity();
+  const Function plain = form_.step ? eager_cell : eager_sequence;
+  const auto expect_equal = [&](const Arguments& arguments, const Tensors& grad_outputs) {
+    const Evaluation ours = evaluate(form_.run, arguments, grad_outputs);
+    const Evaluation expected = evaluate(
+        plain, with(arguments, in_double(differentiable(arguments))), in_double(grad_outputs));
+    for (size_t k = 0; k < ours.gradients.size(); ++k) {
+      EXPECT_TRUE(identical(ours.gradients[k].isnan(), expected.gradients[k].isnan()))
+          << "gradient of " << kArgumentNames[k];
+    }
+  };
+  for (const Sizes& sizes : {Sizes{4, 5, 3, 8}, Sizes{4, 40, 3, 40}}) {
+    const Arguments finite = dense(sizes)(1);
+    const Tensors tensors = differentiable(finite), grads = random_like(plain(finite), 2);
+    for (const double value : {std::nan(""), infinity, -infinity}) {
+      SCOPED_TRACE(testing::Message() << value << ", " << sizes.B << " rows");
+      for (size_t k = 0; k < tensors.size(); ++k) {
+        SCOPED_TRACE(kArgumentNames[k]);
+        Tensors changed = tensors;
+        changed[k] = tensors[k].clone();
+        changed[k].view(-1)[changed[k].numel() / 2].fill_(value);
+        expect_equal(with(finite, changed), grads);
+      }
+      Tensors changed = grads;
+      changed[0] = grads[0].clone();
+      changed[0].view(-1)[changed[0].numel() / 2].fill_(value);
+      expect_equal(finite, changed);
+    }
+  }
+}
+
+// ---- where arguments lie ----------------------------------------------------
+
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(HostProperties);
+
+TEST_P(HostProperties, ResultsAreNewTensorsAndArgumentsStayAsTheyAre) {
+  const auto copies = [](const Tensors& tensors) {
+    Tensors result;
+    for (const at::Tensor& tensor : tensors) result.push_back(tensor.clone());
+    return result;
+  };
+  for (const Problem& problem : problems()) {
+    const Arguments arguments = problem(1);
+    const Tensors grad_outputs = random_like(form_.baseline(arguments), 2);
+    const Tensors before = copies(differentiable(arguments)), kept = copies(grad_outputs);
+    const Evaluation ours = evaluate(form_.run, arguments, grad_outputs);
+    EXPECT_TRUE(identical(differentiable(arguments), before));
+    EXPECT_TRUE(identical(grad_outputs, kept));
+    for (size_t k = 0; k < ours.outputs.size(); ++k) {
+      for (const at::Tensor& argument : differentiable(arguments)) {
+        EXPECT_FALSE(ours.outputs[k].is_alias_of(argument));
+      }
+      for (size_t other = k + 1; other < ours.outputs.size(); ++other) {
+        EXPECT_FALSE(ours.outputs[k].is_alias_of(ours.outputs[other]));
+      }
+    }
+  }
+}
+
+// Rows, and the steps of a sequence, further apart than 32-bit indices reach.
+TEST_P(HostProperties, StridesBeyond32BitsAreFollowed) {
+  const FarApart far_apart(dtype());
+  std::vector<Problem> problems = {dense({1, 2, 3, 8})};
+  if (!form_.step) problems = {packed({1, 1}, 3, 8), packed({2}, 3, 8)};
+  for (const Problem& problem : problems) {
+    check(
+        [&](uint64_t seed) {
+          Arguments arguments = problem(seed);
+          arguments.input = far_apart.copy(arguments.input, 0);
+          arguments.h = far_apart.copy(arguments.h, 8);
+          arguments.c = far_apart.copy(arguments.c, 16);
+          return arguments;
+        },
+        [&](const Tensors& outputs, uint64_t seed) {
+          Tensors gradients = random_like(outputs, seed);
+          int64_t offset = 24;
+          for (at::Tensor& gradient : gradients) {
+            gradient = far_apart.copy(gradient, std::exchange(offset, offset + 8));
+          }
+          return gradients;
+        });
+  }
+}
+
+// Of the weights, which have three rows.
+TEST_P(HostProperties, StridesOfWeightsBeyond32BitsAreFollowed) {
+  const FarApart far_apart(dtype());
+  const Problem problem = dense({2, 5, 3, 1});
+  check([&](uint64_t seed) {
+    Arguments arguments = problem(seed);
+    arguments.weights = far_apart.copy(arguments.weights, 0);
+    return arguments;
+  });
+}
+
+// ---- derivatives of any order, float64 --------------------------------------
+
+DerivativeProperties::DerivativeProperties() : form_(std::get<0>(GetParam())) {
+  const auto [form, kind, reverse] = GetParam();
+  const Sizes sizes = {4, 3, 2, 4};
+  const bool bias = kind != Kind::kWithoutBias;
+  arguments_ = form.step               ? cell_problem(sizes, at::kDouble, 1, bias)
+               : kind == Kind::kPacked ? packed_problem({4, 2, 1}, 2, 3, at::kDouble, 1)
+                                       : sequence_problem(sizes, at::kDouble, 1, bias);
+  arguments_.reverse = reverse;
+}
+
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(DerivativeProperties);
+
+TEST_P(DerivativeProperties, FirstMatchesFiniteDifferences) {
+  for (uint64_t seed = 0; seed < 5; ++seed) {
+    EXPECT_LT(derivative_error(function(), point(), seed), kDerivativeTolerance) << seed;
+  }
+}
+
+TEST_P(DerivativeProperties, SecondMatchesFiniteDifferences) {
+  const Scalar first = derivative(function(), 100);
+  for (uint64_t seed = 0; seed < 5; ++seed) {
+    EXPECT_LT(derivative_error(first, point(), seed), kDerivativeTolerance) << seed;
+  }
+}
+
+TEST_P(DerivativeProperties, ThirdMatchesFiniteDifferences) {
+  const Scalar second = derivative(derivative(function(), 100), 200);
+  for (uint64_t seed = 0; seed < 3; ++seed) {
+    EXPECT_LT(derivative_error(second, point(), seed), kDerivativeTolerance) << seed;
+  }
+}
+
+// Of one result only, so that the gradients of the others are undefined.
+TEST_P(DerivativeProperties, SecondMatchesFiniteDifferencesForOneResult) {
+  for (size_t used = 0; used < (form_.step ? 2 : 3); ++used) {
+    const Function one = [&](const Arguments& a) { return Tensors{form_.run(a)[used]}; };
+    const Scalar first = derivative(weighted_sum(one, arguments_), 100);
+    EXPECT_LT(
+        derivative_error(first, weighted_sum_point(one, arguments_, 2), 3), kDerivativeTolerance)
+        << "result " << used;
+  }
+}
+
+TEST_P(DerivativeProperties, GradientsAreTheSameWhenAGraphIsKept) {
+  const Tensors grad_outputs = random_like(form_.baseline(arguments_), 2);
+  const Evaluation once = evaluate(form_.run, arguments_, grad_outputs);
+  const Arguments leaves = requiring_grad(arguments_);
+  const Tensors gradients = torch::autograd::grad(
+      form_.run(leaves), differentiable(leaves), grad_outputs, std::nullopt, /*create_graph=*/true);
+  const Expected expected = expect(arguments_, grad_outputs);
+  for (size_t k = 0; k < gradients.size(); ++k) {
+    EXPECT_TRUE(is_accurate(gradients[k], once.gradients[k], expected.gradients[k]))
+        << kArgumentNames[k];
+    EXPECT_TRUE(gradients[k].requires_grad()) << kArgumentNames[k];
+  }
+}
+
+TEST_P(DerivativeProperties, ForwardModeMatchesFiniteDifferences) {
+  EXPECT_LT(forward_mode_error(form_.run, arguments_, 3), kDerivativeTolerance);
+}
+
+// ---- what autograd keeps ----------------------------------------------------
+
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(AutogradProperties);
+
+namespace {
+
+// Of the form, float32.
+Arguments problem_of(const Form& form) {
+  const Sizes sizes = {3, 2, 3, 4};
+  return form.step ? cell_problem(sizes, at::kFloat, 1) : sequence_problem(sizes, at::kFloat, 1);
+}
+
+}  // namespace
+
+// c is not among them: where it is not saved, its change is no fault.
+TEST_P(AutogradProperties, ArgumentsChangedInPlaceAreRefused) {
+  for (const size_t changed : {0, 1, 3}) {
+    const Arguments leaves = requiring_grad(problem_of(GetParam()));
+    Tensors copies;
+    for (const at::Tensor& leaf : differentiable(leaves)) copies.push_back(leaf.clone());
+    const Tensors outputs = GetParam().run(with(leaves, copies));
+    copies[changed].add_(1);
+    EXPECT_THROW((outputs[0].sum() + outputs[1].sum()).backward(), c10::Error)
+        << kArgumentNames[changed];
+  }
+}
+
+TEST_P(AutogradProperties, ASecondBackwardThroughAFreedGraphIsRefused) {
+  const at::Tensor loss = GetParam().run(requiring_grad(problem_of(GetParam())))[0].sum();
+  loss.backward();
+  EXPECT_THROW(loss.backward(), c10::Error);
+}
+
+}  // namespace lltm_test
