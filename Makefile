@@ -158,8 +158,8 @@ CUDA_TORCH ?= torch==2.14.1
 # that they start. The package is used as CMake installs it, without pip.
 NATIVE_WITHOUT_GPU := ^(cuda\.0|cuda_kernels|symbols|consumer.*)$$
 GPU_TARGETS := _C lltm_cuda_tests lltm_cuda_bench lltm_cuda_sweep
-PYTHON_WITHOUT_GPU := tests_py/test_cell.py tests_py/test_sequence.py tests_py/test_errors.py \
-  tests_py/test_cuda.py tests_py/test_cuda_build.py
+PYTHON_WITHOUT_GPU := tests_py/test_properties.py tests_py/test_cell.py tests_py/test_sequence.py \
+  tests_py/test_errors.py tests_py/test_cuda.py tests_py/test_cuda_build.py
 
 # Needs CUDA's compiler, of the major version that torch was built with; README.md
 # says where it is looked for. In an environment of its own.
