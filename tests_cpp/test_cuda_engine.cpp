@@ -191,16 +191,13 @@ TEST_P(CudaEngineSequence, StepsTakeAlignedGemmsAndNoCopies) {
           Calls::of([&] { lltm::cuda::stepwise_forward(sequence_args(a, /*save=*/true)); });
       const Calls backward = Calls::of([&, output = output, h_n = h_n, activations = activations] {
         lltm::cuda::stepwise_backward(
-            {output,
-             h_n,
-             h_n,
-             a.input,
-             a.h,
-             a.weights,
+            {sequence_args(a, /*save=*/true),
+             /*checkpoint_steps=*/0,
              output,
              activations,
-             {},
-             a.reverse,
+             output,
+             h_n,
+             h_n,
              {true, true, true, true, true}});
       });
       return std::pair(forward, backward);

@@ -523,16 +523,13 @@ TEST(PersistentTuning, BackwardTakesTheWayThatIsAskedForToo) {
   const at::Tensor grad_output = at::ones_like(saved[0]), none;
   const auto with_tuning = [&](const Tuning& tuning) {
     const auto result = lltm::cuda::persistent_backward(
-        {grad_output,
-         none,
-         none,
-         a.input,
-         a.h,
-         a.weights,
+        {sequence_args(a, /*save=*/true),
+         /*checkpoint_steps=*/0,
          saved[0],
          saved[3],
+         grad_output,
          none,
-         /*reverse=*/false,
+         none,
          /*output_mask=*/{true, true, true, true, false}},
         tuning);
     if (!result) return Tensors();
