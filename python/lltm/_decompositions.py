@@ -146,7 +146,6 @@ def _sequence(
     c_0: Tensor,
     weights: Tensor,
     bias: Tensor | None = None,
-    *,
     batch_sizes: Tensor | None = None,
     reverse: bool = False,
     checkpoint_steps: int = 0,

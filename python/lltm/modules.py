@@ -449,6 +449,7 @@ class PrepackedLLTM(_Layer, nn.Module):
     # can't stand in for.
     WEIGHTS, BIAS = "packed_weights", "packed_bias"
     _prepacked = True
+    _quantised: bool  # to 8 bits
 
     dtype: torch.dtype
 
@@ -465,6 +466,7 @@ class PrepackedLLTM(_Layer, nn.Module):
             bidirectional=layer.bidirectional,
             training=False,
             dtype=getattr(layer, layer._names[0]).dtype,
+            _quantised=weights == torch.qint8,
             _names=names,
         )
         for (weights_name, bias_name), of_layer in zip(
@@ -529,7 +531,7 @@ class PrepackedLLTM(_Layer, nn.Module):
             if weights is None:
                 continue  # the base class says so
             try:
-                self._check_packed(k, own, weights, bias)
+                self._check_packed(k, weights, bias)
             except (TypeError, RuntimeError) as error:
                 error_msgs.append(f"{prefix}{names[0]}: {error}")
                 return
@@ -550,7 +552,7 @@ class PrepackedLLTM(_Layer, nn.Module):
             error_msgs,
         )
 
-    def _check_packed(self, k: int, own: Tensor, weights: Any, bias: Any) -> None:
+    def _check_packed(self, k: int, weights: Any, bias: Any) -> None:
         """Raises what the operator does if these are not packed weights of the k-th direction.
 
         And if they would change what the layer computes: int8 for the weights' own dtype, or that
@@ -562,8 +564,8 @@ class PrepackedLLTM(_Layer, nn.Module):
         step = torch.zeros(1, 1, self._columns_of_input(k), **options)
         functional.sequence_prepacked(step, (state, state), weights, bias)
         expected, got = (
-            "int8" if _is_quantised(packed) else _check.dtype(self.dtype)
-            for packed in (own, weights)
+            "int8" if quantised else _check.dtype(self.dtype)
+            for quantised in (self._quantised, _is_quantised(weights))
         )
         if got != expected:
             raise ArgumentError(

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import _cell, _check, modules
+from ._C import ArgumentError
 
 __all__ = ["LLTM", "LLTMCell", "cell", "sequence"]
 
@@ -98,7 +99,11 @@ def _step(
     """LLTMCell.forward of tensors."""
     _check.of_parameters("LLTMCell", input, module.weights)
     if input.dim() not in (1, 2) or input.shape[-1] != module.input_size:
-        _check.shape("LLTMCell", "input", input, (*input.shape[:-1][:1], module.input_size))
+        size = module.input_size
+        raise ArgumentError(
+            f"lltm::LLTMCell: expected input of shape (B, {size}) or ({size},),"
+            f" got {tuple(input.shape)}"
+        )
     shape = (*input.shape[:-1], module.hidden_size)
     if h is None or c is None:
         h = c = input.new_zeros(shape)
@@ -130,6 +135,8 @@ def _layer(
         x = x.transpose(0, 1)
     if batch_sizes is None:
         batch = x.shape[1]
+    elif sorted_indices is not None:
+        batch = len(sorted_indices)
     elif len(batch_sizes) > 0:
         batch = int(batch_sizes[0])
     else:

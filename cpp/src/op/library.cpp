@@ -10,8 +10,10 @@ TORCH_LIBRARY(lltm, m) {
   m.def(
       "cell(Tensor input, Tensor h, Tensor c, Tensor weights, Tensor? bias=None)"
       " -> (Tensor, Tensor)");
+  // Nothing here is keyword-only: to such an int AOTInductor passes its default, and its runtime
+  // does not expect that.
   m.def(
-      "sequence(Tensor input, Tensor h_0, Tensor c_0, Tensor weights, Tensor? bias=None, *,"
+      "sequence(Tensor input, Tensor h_0, Tensor c_0, Tensor weights, Tensor? bias=None,"
       " Tensor? batch_sizes=None, bool reverse=False, int checkpoint_steps=0)"
       " -> (Tensor, Tensor, Tensor)");
 
