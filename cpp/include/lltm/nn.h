@@ -160,7 +160,7 @@ class LLTM_API LLTMImpl : public torch::nn::Cloneable<LLTMImpl> {
   PrepackedLLTM prepack(std::optional<torch::Dtype> weights = std::nullopt) const;
 
   /// The parameters by layer, then direction: weights_l0, bias_l0, ...
-  std::vector<torch::Tensor> all_weights() const { return all_weights_; }
+  std::vector<torch::Tensor> all_weights() const;
 
   /// Does nothing; code written for torch::nn::LSTM calls it.
   void flatten_parameters() {}

@@ -184,6 +184,10 @@ void LLTMImpl::pretty_print(std::ostream& stream) const {
   stream << ')';
 }
 
+std::vector<Tensor> LLTMImpl::all_weights() const {
+  return all_weights_;
+}
+
 PrepackedLLTM LLTMImpl::prepack(std::optional<torch::Dtype> weights) const {
   std::vector<Tensor> packed;
   for (const Tensor& own : all_weights_) {

@@ -1,6 +1,6 @@
 // Checkpoints of modules: their parameters and buffers, by name, in the safetensors format.
-#include "common/format.h"
 #include "api/safetensors.h"
+#include "common/format.h"
 
 #include <lltm/serialize.h>
 

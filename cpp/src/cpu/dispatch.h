@@ -1,9 +1,9 @@
 // The choice of instruction set and of dtype for the CPU kernels.
 #pragma once
 
+#include "common/tensor_views.h"
 #include "cpu/kernel/table.h"
 #include "cpu/schedule.h"
-#include "common/tensor_views.h"
 
 #include <utility>
 

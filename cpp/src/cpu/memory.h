@@ -1,8 +1,8 @@
 // Memory for large results and for workspaces, and prefetching what other threads have written.
 #pragma once
 
-#include "cpu/parallel.h"
 #include "common/matrix.h"
+#include "cpu/parallel.h"
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>

@@ -1,7 +1,7 @@
 // The operators on CPU tensors.
-#include "op/backend.h"
 #include "cpu/engine/engine.h"
 #include "cpu/packed_weights.h"
+#include "op/backend.h"
 
 #include <cstdint>
 

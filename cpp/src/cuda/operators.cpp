@@ -1,7 +1,7 @@
 // The operators on CUDA tensors. prepack and sequence_prepacked: the composite ones serve,
 // which call these.
-#include "op/backend.h"
 #include "cuda/engine/engine.h"
+#include "op/backend.h"
 
 #include <c10/cuda/CUDAGuard.h>
 

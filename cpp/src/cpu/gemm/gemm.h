@@ -2,8 +2,8 @@
 // are faster.
 #pragma once
 
-#include "cpu/gemm/formats.h"
 #include "common/tensor_views.h"
+#include "cpu/gemm/formats.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>

@@ -6,10 +6,10 @@
 // number of its terms.
 #pragma once
 
+#include "common/matrix.h"
 #include "cpu/kernel/floats.h"
 #include "cpu/kernel/table.h"
 #include "cpu/kernel/tile.h"
-#include "common/matrix.h"
 
 #include <cstdint>
 

@@ -5,10 +5,10 @@
 // inline functions may reach them, or AVX-512 code could be linked into the baseline.
 #pragma once
 
+#include "common/matrix.h"
 #include "cpu/kernel/bf16x3.h"
 #include "cpu/kernel/elementwise.h"
 #include "cpu/kernel/int8.h"
-#include "common/matrix.h"
 
 #include <cstdint>
 

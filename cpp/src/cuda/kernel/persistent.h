@@ -13,9 +13,9 @@
 #pragma once
 
 #include "cell/cell.h"
+#include "common/matrix.h"
 #include "cuda/kernel/elementwise.h"
 #include "cuda/tuning.h"
-#include "common/matrix.h"
 
 #include <cstdint>
 
