@@ -138,15 +138,18 @@ OutputMask wanted_gradients(const AutogradContext& context, const Args& args) {
   return wanted;
 }
 
-// Every member has its place: a tensor among the saved variables, another in saved_data.
+// Every member has its place: a tensor among the saved variables, another in saved_data, unless it
+// is 0.
 template <typename Args>
 void save(AutogradContext& context, const Args& args, const variable_list& kept) {
   variable_list tensors;
+  tensors.reserve(std::tuple_size_v<decltype(args.flat())> + kept.size());
   for_each_member(args, [&](const auto& member) {
     if constexpr (TensorMember<decltype(member)>) {
       tensors.push_back(member);
     } else {
-      context.saved_data[std::to_string(tensors.size())] = member;
+      const std::decay_t<decltype(member)> zero{};
+      if (member != zero) context.saved_data[std::to_string(tensors.size())] = member;
       tensors.emplace_back();
     }
   });
@@ -163,7 +166,9 @@ Args saved_args(AutogradContext& context, const variable_list& tensors) {
     if constexpr (TensorMember<Member>) {
       return (tensors[k]);
     } else {
-      return context.saved_data.at(std::to_string(k)).template to<std::decay_t<Member>>();
+      using Value = std::decay_t<Member>;
+      const auto found = context.saved_data.find(std::to_string(k));
+      return found == context.saved_data.end() ? Value{} : found->second.template to<Value>();
     }
   };
   return [&]<size_t... k>(std::index_sequence<k...>) {
@@ -173,12 +178,13 @@ Args saved_args(AutogradContext& context, const variable_list& tensors) {
 
 // A gradient for every member, where there is none an undefined one.
 template <typename Args>
-variable_list at_their_places(const Args& args, const variable_list& gradients) {
+variable_list at_their_places(const Args& args, variable_list gradients) {
   variable_list result;
+  result.reserve(std::tuple_size_v<decltype(args.flat())>);
   size_t k = 0;
   for_each_member(args, [&](const auto& member) {
     const bool has_one = TensorMember<decltype(member)> && k < gradients.size();
-    result.push_back(has_one ? gradients[k++] : Tensor());
+    result.push_back(has_one ? std::move(gradients[k++]) : Tensor());
   });
   return result;
 }
