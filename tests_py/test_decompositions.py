@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import support
 import torch
@@ -58,7 +60,7 @@ def test_decomposed_cells_agree_with_the_operators(batch: int, bias: bool) -> No
 def test_decomposed_sequences_agree_with_the_operators(steps: int, reverse: bool) -> None:
     table, ops = lltm.decompositions(), torch.ops.lltm
     a = support.sequence_arguments((steps, 4, 3, 5), torch.float64, reverse=reverse)
-    arguments = (a.input, a.h, a.c, a.weights, a.bias)
+    arguments: tuple[Any, ...] = (a.input, a.h, a.c, a.weights, a.bias)
     torch.testing.assert_close(
         table[ops.sequence.default](*arguments, reverse=reverse),
         ops.sequence(*arguments, reverse=reverse),

@@ -308,8 +308,9 @@ def test_neither_form_loads_the_other(dtype: torch.dtype, assign: bool) -> None:
     plain = {f"packed_{key}": value for key, value in layer(dtype=dtype).state_dict().items()}
     unquantised.load_state_dict(plain, assign=assign)
     # Bytes may lie anywhere.
-    memory = torch.empty(int8.packed_weights_l0.numel() + 1, dtype=torch.uint8)[1:]
-    memory.copy_(int8.packed_weights_l0)
+    packed = int8.get_buffer("packed_weights_l0")
+    memory = torch.empty(packed.numel() + 1, dtype=torch.uint8)[1:]
+    memory.copy_(packed)
     int8.load_state_dict({**int8.state_dict(), "packed_weights_l0": memory}, assign=assign)
 
 

@@ -39,7 +39,8 @@ def _prepacked(input: Shape, h_0: Shape, *args: Any, **kwargs: Any) -> int:
 def _cell_backward(
     input: Shape, h: Shape, c: Shape, weights: Shape, *args: Any, **kwargs: Any
 ) -> int:
-    of_input, of_h, _, of_weights, _ = args[-1]  # output_mask
+    mask: Sequence[bool] = args[-1]  # output_mask
+    of_input, of_h, _, of_weights, _ = mask
     return _product(input, weights) * ((of_input or of_h) + of_weights)
 
 
@@ -56,7 +57,8 @@ def _sequence_backward(
     *args: Any,
     **kwargs: Any,
 ) -> int:
-    _, _, _, of_weights, _ = args[-1]  # output_mask
+    mask: Sequence[bool] = args[-1]  # output_mask
+    of_weights = mask[3]
     # Whatever is wanted, gradients go back through the states; from checkpoints, after forward
     # once more.
     return _product(input, weights) * (1 + of_weights + (checkpoint_steps > 0))
