@@ -128,7 +128,6 @@ void add_micro_kernel(const std::string& dtype) {
                     {product, columns},
                     /*accumulate=*/false);
               }
-              lltm::cpu::release_micro_kernel();
             });
           };
         });

@@ -10,8 +10,4 @@ const Kernels& kernels() {
   return *kernels_emulated_amx();
 }
 
-const Int8Kernels& int8_kernels() {
-  return kernels().int8;
-}
-
 }  // namespace lltm::cpu

@@ -11,7 +11,7 @@
 
 namespace lltm_test {
 
-// `capability` as ATEN_CPU_CAPABILITY names it: default, avx2 or avx512; or vnni or amx. What
+// `capability` as ATEN_CPU_CAPABILITY names it: default, avx2 or avx512; or vnni, bf16 or amx. What
 // Clang's __builtin_cpu_supports has no name for is asked of the CPU.
 inline bool cpu_has(std::string_view capability) {
 #if defined(__x86_64__)
@@ -29,14 +29,16 @@ inline bool cpu_has(std::string_view capability) {
     return cpu_has("avx512") && __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 &&
            (ecx >> 11 & 1) != 0;
   }
+  if (capability == "bf16") {
+    return cpu_has("avx512") && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 &&
+           (eax >> 5 & 1) != 0;
+  }
   if (capability == "amx") {
     constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
     constexpr long kTileData = 18;
-    const bool avx512_bf16 =
-        __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax >> 5 & 1) != 0;
     const bool amx_bf16 =
         __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (edx >> 22 & 1) != 0;
-    return cpu_has("avx512") && avx512_bf16 && amx_bf16 &&
+    return cpu_has("bf16") && amx_bf16 &&
            syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
   }
 #endif

@@ -23,8 +23,4 @@ const Kernels& kernels() {
   return chosen;
 }
 
-const Int8Kernels& int8_kernels() {
-  return kernels().int8;
-}
-
 }  // namespace lltm::cpu

@@ -14,54 +14,53 @@
 #include <string>
 
 namespace lltm::cpu {
-
 namespace {
 
-// Whether this CPU has AMX and the operating system lets the process use it,
-// which the process has to request. If ATEN_CPU_CAPABILITY names an instruction set, exactly that
-// one is used.
-bool has_amx() {
-#if defined(LLTM_HAS_INIT_AMX) && defined(__x86_64__)
-  // Not by __builtin_cpu_supports: Clang has no name for AMX.
+// What a CPU with AVX-512 may have besides.
+struct Extensions {
+  bool vnni = false, bf16 = false, amx = false;
+};
+
+Extensions extensions() {
+  Extensions found;
+#if defined(__x86_64__)
+  // Not by __builtin_cpu_supports: Clang does not know all these names.
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-  const bool avx512_bf16 =
-      __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax >> 5 & 1) != 0;
-  const bool amx_bf16 =
-      __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (edx >> 22 & 1) != 0;
-  return std::getenv("ATEN_CPU_CAPABILITY") == nullptr && avx512_bf16 && amx_bf16 &&
-         at::cpu::init_amx();
-#else
-  return false;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return found;
+  found.vnni = (ecx >> 11 & 1) != 0;
+  found.amx = (edx >> 22 & 1) != 0;
+  found.bf16 = __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax >> 5 & 1) != 0;
 #endif
+  // If ATEN_CPU_CAPABILITY names an instruction set, exactly that one is used; but VNNI gives the
+  // same results.
+  if (std::getenv("ATEN_CPU_CAPABILITY") != nullptr) found.bf16 = false;
+#if defined(LLTM_HAS_INIT_AMX)
+  // The operating system has to allow it, which the process has to request.
+  found.amx = found.amx && found.bf16 && at::cpu::init_amx();
+#else
+  found.amx = false;
+#endif
+  return found;
 }
 
-bool has_vnni() {
-#if defined(__x86_64__)
-  return __builtin_cpu_supports("avx512vnni");
-#else
-  return false;
-#endif
+Kernels choose_kernels() {
+  const std::string capability = at::get_cpu_capability();
+  if (capability == "AVX512" && kernels_avx512() != nullptr) {
+    const Extensions has = extensions();
+    const bool amx = has.amx && kernels_amx() != nullptr;
+    Kernels kernels = amx ? *kernels_amx() : *kernels_avx512();
+    if (has.vnni && kernels_vnni() != nullptr) kernels.int8 = *kernels_vnni();
+    if (has.bf16 && !amx && kernels_bf16() != nullptr) kernels.gemm_bf16_operands = kernels_bf16();
+    return kernels;
+  }
+  const bool avx2 = capability == "AVX512" || capability == "AVX2";
+  return avx2 && kernels_avx2() != nullptr ? *kernels_avx2() : *kernels_default();
 }
 
 }  // namespace
 
 const Kernels& kernels() {
-  static const Kernels& chosen = []() -> const Kernels& {
-    const std::string capability = at::get_cpu_capability();
-    if (capability == "AVX512" && has_amx() && kernels_amx() != nullptr) return *kernels_amx();
-    if (capability == "AVX512" && kernels_avx512() != nullptr) return *kernels_avx512();
-    const bool avx2 = capability == "AVX512" || capability == "AVX2";
-    if (avx2 && kernels_avx2() != nullptr) return *kernels_avx2();
-    return *kernels_default();
-  }();
-  return chosen;
-}
-
-const Int8Kernels& int8_kernels() {
-  static const Int8Kernels& chosen = []() -> const Int8Kernels& {
-    const bool avx512 = at::get_cpu_capability() == "AVX512";
-    return avx512 && has_vnni() && kernels_vnni() != nullptr ? *kernels_vnni() : kernels().int8;
-  }();
+  static const Kernels chosen = choose_kernels();
   return chosen;
 }
 

@@ -10,10 +10,8 @@
 namespace lltm::cpu {
 
 // The kernels for the instruction set that libtorch reports, so that
-// ATEN_CPU_CAPABILITY selects them; chosen once.
+// ATEN_CPU_CAPABILITY selects them, and for what this CPU has besides; chosen once.
 const Kernels& kernels();
-// The int8 kernels that go with them, by VNNI where this CPU has it.
-const Int8Kernels& int8_kernels();
 
 template <typename T, typename Operand>
 const Elementwise<T, Operand>& elementwise() {

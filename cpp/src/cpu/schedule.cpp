@@ -15,8 +15,8 @@ namespace {
 // one core, about twice a barrier.
 constexpr int64_t kSerialStep = 150000;
 
-// Rows per thread from which the GEMM kernel is near its peak: half a register tile of oneDNN's
-// kernel, a whole tile of bf16x3.
+// Rows per thread from which the GEMM kernel is near its peak: a tile of registers, a whole
+// tile of bf16x3.
 template <typename Format>
 constexpr int64_t kGoodRows = Format::kInPlace ? 8 : 16;
 
@@ -265,8 +265,7 @@ bool blocks_forward(const Machine& machine, const CellShape& shape) {
   if (shape.storage == Storage::kF32) return machine.f32;
   constexpr int64_t kVnni = Bf16Format::kVnniFactor;
   return shape.storage == Storage::kBf16 && machine.bf16 && shape.hidden % kVnni == 0 &&
-         shape.input % kVnni == 0 && shape.weights_stride == shape.hidden + shape.input &&
-         shape.weights_stride <= kMaxStride;
+         shape.input % kVnni == 0 && shape.weights_stride % kVnni == 0;
 }
 
 }  // namespace
@@ -283,9 +282,7 @@ CellSchedule schedule_cell(const Machine& machine, const CellShape& shape) {
   } else if (in_place && blocks_forward(machine, shape)) {
     schedule.forward = CellGemm::kBlocked;
   }
-  const bool bf16 = storage == Storage::kBf16 && machine.bf16 && batch >= kBf16BackwardRows &&
-                    Bf16Format::padded_k(Cell::kGates * hidden) <= kMaxStride &&
-                    hidden + input <= kMaxStride;
+  const bool bf16 = storage == Storage::kBf16 && machine.bf16 && batch >= kBf16BackwardRows;
   schedule.backward_format = bf16 ? GemmFormat::kBf16 : GemmFormat::kF32;
   if (in_place && machine.f32 && storage != Storage::kF64) schedule.backward = CellGemm::kBlocked;
   const bool one_thread = schedule.forward == CellGemm::kProducts

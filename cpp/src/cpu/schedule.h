@@ -100,7 +100,7 @@ struct FewRowsSchedule {
 FewRowsSchedule schedule_few_rows(
     const Machine& machine, const LayerShape& shape, int64_t steps, bool prepacked);
 
-// One step (cell.cpp).
+// One step (cell_forward.cpp, cell_backward.cpp).
 enum class Storage { kF64, kF32, kF16, kBf16 };  // the dtype
 struct CellShape {
   int64_t batch, input, hidden;
@@ -121,15 +121,12 @@ CellSchedule schedule_cell(const Machine& machine, const CellShape& shape);
 constexpr int64_t kCellRows = 64;
 constexpr int64_t kCellWeightColumns = 256;
 constexpr int64_t kCellColumns = 64;
-// Rows of the batch that one GEMM of the gradient of the weights accumulates: K is bounded, because
-// oneDNN compiles and keeps a kernel for every K.
+// Rows of the batch that one GEMM of the gradient of the weights accumulates: its operands stay in
+// the cache.
 constexpr int64_t kCellChunkRows = 512;
 
 // Rows of a task of a GEMM over many rows.
 constexpr int64_t kMaxRows = 64;
-// The largest stride between rows of A and C: the offsets of oneDNN's micro-kernel within a block
-// are of 32 bits.
-constexpr int64_t kMaxStride = 1 << 20;
 
 // Rows that the stepwise engine's gradient of the weights accumulates in one GEMM.
 constexpr int64_t kGradientChain = 256;

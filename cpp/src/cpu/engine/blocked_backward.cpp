@@ -126,7 +126,6 @@ class BlockedBackward {
             grid_.slots(), [&](int64_t index) { return step(c, k, slot_of(index)); });
         if (grid_.needs_barrier()) team.barrier();
       }
-      release_micro_kernel();
     });
   }
 

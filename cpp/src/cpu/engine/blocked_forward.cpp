@@ -144,7 +144,6 @@ class BlockedForward {
 
   void run_thread(Team& team) {
     for (const Chunk& chunk : chunks_) run_chunk(team, chunk);
-    release_micro_kernel();
   }
 
   void run_chunk(Team& team, const Chunk& chunk) {

@@ -13,7 +13,7 @@
 
 namespace lltm::cpu {
 
-// cell.cpp: one step.
+// cell_forward.cpp, cell_backward.cpp: one step.
 CellResult cell_forward(const CellArgs& args);
 Gradients cell_backward(const CellBackwardArgs& args);
 

@@ -70,32 +70,25 @@ class FewRowsWeightsInPlace {
 
   const Blocks& blocks() const { return blocks_; }
   void project(int64_t rows, Matrix<const A> x, int64_t block, A* z) const {
-    multiply(rows, x, hidden_, weights_.size(1) - hidden_, block, z, /*accumulate=*/false);
+    multiply(rows, {x, weights_.size(1) - hidden_}, hidden_, block, z, /*accumulate=*/false);
   }
   void recur(int64_t rows, Matrix<const A> h, int64_t block, A* z) const {
-    multiply(rows, h, 0, hidden_, block, z, /*accumulate=*/true);
+    multiply(rows, {h, hidden_}, 0, block, z, /*accumulate=*/true);
   }
 
  private:
-  // With columns [first, first + k) of the weights.
+  // With the weights' columns from `first` on.
   void multiply(
       int64_t rows,
-      Matrix<const A> a,
+      const InPlaceGemm<float>::Part& a,
       int64_t first,
-      int64_t k,
       int64_t block,
       A* z,
       bool accumulate) const {
+    const auto w = read<float>(weights_).from(blocks_.begin(block), first);
     const int64_t width = blocks_.size(block);
     const Matrix<A> gates = {z, Cell::kGates * width};
-    for (int64_t r = 0; r < rows; r += kMostProductRows) {
-      for (int64_t gate = 0; gate < Cell::kGates; ++gate) {
-        const auto w = read<float>(weights_).from(gate * hidden_ + blocks_.begin(block), first);
-        gemms_f32<float>().multiply_transposed(
-            std::min(rows - r, kMostProductRows),
-            {{{a.from(r), k}}, width, w, gates.from(r, gate * width), accumulate});
-      }
-    }
+    multiply_in_place<float>(rows, {a, {}}, w, hidden_, width, gates, accumulate);
   }
 
   Tensor weights_;

@@ -19,7 +19,6 @@ SequenceGradients::SequenceGradients(
     GemmFormat format)
     : args_(args), steps_(steps) {
   const int64_t hidden = args.h_0.size(1);
-  weights_h_ = h_columns(weights, hidden);
   int64_t begun = 0;
   for (const Step& step : steps_) {
     begun_.push_back(begun);
@@ -32,8 +31,10 @@ SequenceGradients::SequenceGradients(
     d_input_ = empty_large({flat_size(args.input), args.input.size(-1)}, weights.options());
     input_gemm_ = make_packed_gemm(format, x_columns(weights, hidden));
   }
-  if (want_h_0)
+  if (want_h_0) {
+    weights_h_ = h_columns(weights, hidden).to(at::kFloat);
     d_h_0_ = at::empty(args.h_0.sizes(), args.h_0.options().dtype(args.carried_dtype()));
+  }
   // The bias is one more row of weights, whose input is 1.
   const int64_t m = (want_weights ? weights.size(1) : 0) + (want_bias ? 1 : 0);
   if (m > 0) {
@@ -66,7 +67,7 @@ void SequenceGradients::add_initial_state(size_t first, size_t last, const Tenso
     const int64_t count = steps_[k].rows - begun_[k];
     if (count <= 0) continue;
     const Tensor dz_first = dz.narrow(0, steps_[k].offset - begin + begun_[k], count);
-    d_h_0_.narrow(0, begun_[k], count).copy_(at::mm(dz_first, weights_h_));
+    d_h_0_.narrow(0, begun_[k], count).copy_(at::mm(dz_first.to(at::kFloat), weights_h_));
   }
 }
 

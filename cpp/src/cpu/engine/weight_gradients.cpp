@@ -55,7 +55,6 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
              share(bands_.count, columns, part % columns),
              c_.mutable_data_ptr<float>() + accumulator * c_.stride(0)});
       });
-      release_micro_kernel();
     });
   }
 

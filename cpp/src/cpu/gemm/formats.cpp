@@ -1,84 +1,15 @@
 #include "cpu/gemm/formats.h"
 
 #include "cpu/dispatch.h"
+#include "cpu/memory.h"
 #include "cpu/parallel.h"
-
-#if __has_include(<ATen/native/CPUBlas.h>)
-#include <ATen/native/CPUBlas.h>
-#endif
-
-#include <ATen/Context.h>
-#include <ATen/Version.h>
-#include <c10/util/BFloat16.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <exception>
-#include <string>
-
-#if defined(CPUBLAS_BRGEMM_BF16BF16F32)
-#define LLTM_HAS_BRGEMM 1
-#endif
 
 namespace lltm::cpu {
 namespace {
-
-// ---- oneDNN's micro-kernel --------------------------------------------------
-
-// The largest M of one call. Each thread compiles a kernel for every set of sizes and leading
-// dimensions that it meets, and never frees it: so that set is kept small, and M is cut into
-// a few heights.
-constexpr int64_t kMaxBand = 64;
-
-void brgemm(
-    [[maybe_unused]] int64_t m,
-    [[maybe_unused]] Matrix<const BFloat16> a,
-    [[maybe_unused]] PackedB<const BFloat16> b,
-    [[maybe_unused]] Matrix<float> c,
-    [[maybe_unused]] bool accumulate) {
-#if defined(LLTM_HAS_BRGEMM)
-  at::native::cpublas::brgemm(
-      m,
-      b.n,
-      b.k,
-      a.row_stride,
-      b.ld,
-      c.row_stride,
-      accumulate,
-      reinterpret_cast<const at::BFloat16*>(a.data),
-      reinterpret_cast<const at::BFloat16*>(b.data),
-      c.data,
-      /*is_vnni=*/true);
-#endif
-}
-
-// The height of the next band of rows: a multiple of 4 as long as there are 4, and no short last
-// band; few different heights occur.
-int64_t next_band(int64_t rows) {
-  if (rows >= 2 * kMaxBand) return kMaxBand;
-  if (rows > kMaxBand) return (rows / 2 + 3) / 4 * 4;
-  return rows < 4 ? rows : rows / 4 * 4;
-}
-
-bool try_micro_kernel() {
-  // Below AVX2 the same function is an ordinary loop over small blocks, slower and less
-  // accurate than one GEMM of all rows.
-  const std::string capability = at::get_cpu_capability();
-  if (capability != "AVX2" && capability != "AVX512") return false;
-  // (2, 3) . (5, 7) + 1, in numbers that bfloat16 holds exactly.
-  const auto bfloat16 = [](float x) { return BFloat16{c10::BFloat16(x).x}; };
-  const BFloat16 a[2] = {bfloat16(2.0f), bfloat16(3.0f)};
-  const BFloat16 b[2] = {bfloat16(5.0f), bfloat16(7.0f)};
-  float c = 1.0f;
-  try {
-    brgemm(1, {a, 2, 1}, {b, 2, 1, 1}, {&c, 1, 1}, /*accumulate=*/true);
-  } catch (const std::exception&) {
-    return false;
-  }
-  release_micro_kernel();
-  return c == 32.0f;
-}
 
 // ---- packing ----------------------------------------------------------------
 
@@ -125,13 +56,7 @@ bool F32Format::available() {
 
 template <>
 bool Bf16Format::available() {
-#if defined(LLTM_HAS_BRGEMM)
-  static const bool works = try_micro_kernel();
-  // torch.backends.mkldnn.flags(enabled=False) turns it off, and may at any time.
-  return works && at::globalContext().userEnabledMkldnn();
-#else
-  return false;
-#endif
+  return kernels().gemm_bf16_operands != nullptr;
 }
 
 template <typename Element, int64_t vnni>
@@ -160,7 +85,10 @@ bool RowFormat<Element, vnni>::pack_b(
       std::memcpy(part.data + r * b.ld + n0, x.row(r), n * sizeof(Operand));
     }
   } else {
+    // The hardware does not see that rows far apart follow each other.
+    constexpr int64_t kAhead = 16;
     for (int64_t r = 0; r < k; r += 2) {
+      prefetch_rows(x, {std::min(r + kAhead, k), std::min(r + kAhead + 2, k)}, n);
       const Operand* const second = r + 1 < k ? x.row(r + 1) : nullptr;
       kernels().pair_rows_bf16(n, x.row(r), second, part.data + r * b.ld + n0 * vnni);
     }
@@ -188,18 +116,18 @@ bool RowFormat<Element, vnni>::pack_b_transposed(
   return true;
 }
 
-template <typename B>
-void gemm_f32(
+template <typename T>
+void F32InPlaceFormat<T>::gemm(
     int64_t m, Matrix<const float> a, PackedB<const B> b, Matrix<float> c, bool accumulate) {
   // Rounding errors grow with the number of products that are added one after another. With few
   // rows MKL, which plain PyTorch uses, is more accurate.
   const int64_t longest_chain = m < 16 ? 32 : 64;
-  gemms_f32<B>().multiply(m, a, b, c, longest_chain, accumulate);
+  gemms_f32<T>().multiply(m, a, b, c, longest_chain, accumulate);
 }
 
-template void gemm_f32(int64_t, Matrix<const float>, PackedB<const float>, Matrix<float>, bool);
-template void gemm_f32(int64_t, Matrix<const float>, PackedB<const Half>, Matrix<float>, bool);
-template void gemm_f32(int64_t, Matrix<const float>, PackedB<const BFloat16>, Matrix<float>, bool);
+template struct F32InPlaceFormat<float>;
+template struct F32InPlaceFormat<Half>;
+template struct F32InPlaceFormat<BFloat16>;
 
 template <>
 void F32Format::gemm(
@@ -208,10 +136,9 @@ void F32Format::gemm(
     PackedB<const Operand> b,
     Matrix<float> c,
     bool accumulate) {
-  gemm_f32(m, a, b, c, accumulate);
+  F32InPlaceFormat<float>::gemm(m, a, b, c, accumulate);
 }
 
-// In one chain: the rounding of bfloat16 itself is far larger than that of accumulation.
 template <>
 void Bf16Format::gemm(
     int64_t m,
@@ -219,13 +146,7 @@ void Bf16Format::gemm(
     PackedB<const Operand> b,
     Matrix<float> c,
     bool accumulate) {
-  while (m > 0) {
-    const int64_t band = next_band(m);
-    brgemm(band, a, b, c, accumulate);
-    a = a.from(band);
-    c = c.from(band);
-    m -= band;
-  }
+  kernels().gemm_bf16_operands(m, a, b, c, accumulate);
 }
 
 template struct RowFormat<float, 1>;
@@ -278,7 +199,7 @@ void Int8Format::init_states(int64_t m, int64_t k, Matrix<Operand> a) {
 }
 
 bool Int8Format::pack_a(int64_t m, int64_t k, Matrix<const Source> x, Matrix<Operand> a) {
-  return int8_kernels().pack_a(m, k, x, a);
+  return kernels().int8.pack_a(m, k, x, a);
 }
 
 namespace {
@@ -344,13 +265,7 @@ void Int8Format::gemm(
     PackedB<const Operand> b,
     Matrix<float> c,
     bool accumulate) {
-  int8_kernels().gemm(m, a, b, c, accumulate);
-}
-
-void release_micro_kernel() {
-#if defined(LLTM_HAS_BRGEMM)
-  at::native::cpublas::brgemm_release(/*is_vnni=*/true);
-#endif
+  kernels().int8.gemm(m, a, b, c, accumulate);
 }
 
 }  // namespace lltm::cpu

@@ -1,13 +1,12 @@
 // The formats of GEMM operands: types with equal members, so that engines are templates over the
 // format.
 //
-//   F32Format     float32 (f32_kernels.h)
-//   Bf16Format    bfloat16 in VNNI layout, by oneDNN's micro-kernel
+//   F32Format     float32 (gemm_kernels.h)
+//   Bf16Format    bfloat16 in VNNI layout (gemm_kernels.h, amx_kernels.h)
 //   Bf16x3Format  float32 decomposed to bf16x3 (bf16x3.h)
 //   Int8Format    float32 quantised to 8 bits (int8.h); forward only
 //
-// No header of torch. formats.cpp is the only file that names oneDNN's micro-kernel, an
-// internal function of libtorch that may be missing.
+// No header of torch.
 #pragma once
 
 #include "common/matrix.h"
@@ -24,13 +23,15 @@ template <typename Element, int64_t vnni_factor>
 struct RowFormat {
   using Operand = Element;  // an element of an operand
   using Source = Element;   // what it is packed from
+  using B = Element;        // an element of B, and whether its rows need no packing
+  static constexpr bool kBInPlace = false;
   static constexpr int64_t kVnniFactor = vnni_factor;
   // Whether the rows of a matrix of Source can be A without being packed.
   static constexpr bool kInPlace = true;
   // Blocks of hidden units begin at multiples of this: a vector of floats.
   static constexpr int64_t kUnitAlign = 16;
 
-  // Whether there is a kernel for this CPU, of bfloat16 in this libtorch.
+  // Whether there is a kernel for this CPU.
   static bool available();
 
   // K is padded with zeros, N with arbitrary values. bfloat16 pads K to pairs, and K > 32 to whole
@@ -46,10 +47,9 @@ struct RowFormat {
   // Columns from one gate to the next where A is the gradients of all gates.
   static constexpr int64_t gate_pitch(int64_t hidden) { return hidden; }
 
-  // Whether rows (., k), `stride` elements apart, can be A without packing. Only contiguous
-  // matrices: oneDNN compiles and keeps a kernel for every stride.
+  // Whether rows (., k), `stride` elements apart, can be A without packing.
   static constexpr bool fits_in_place(int64_t k, int64_t stride) {
-    return padded_k(k) == k && stride == k && stride <= kMaxStride;
+    return padded_k(k) == k && stride == k;
   }
   static Matrix<const Operand> in_place(Matrix<const Source> x) { return x; }
   // What the element-wise kernel leaves out of states (m, k) that it packs as A.
@@ -166,11 +166,15 @@ struct Int8Format {
       bool accumulate);
 };
 
-// C (m, b.n) = A (m, b.k) B, or += where `accumulate`, in float32, where F32Format is available:
-// the rows of B as they lie in storage.
-template <typename B>
-void gemm_f32(
-    int64_t m, Matrix<const float> a, PackedB<const B> b, Matrix<float> c, bool accumulate);
+// float32 with a B of storage type T that is not packed: rows as they lie, widened as they are
+// read. Available where F32Format is.
+template <typename T>
+struct F32InPlaceFormat : F32Format {
+  using B = T;
+  static constexpr bool kBInPlace = true;
+  static void gemm(
+      int64_t m, Matrix<const float> a, PackedB<const B> b, Matrix<float> c, bool accumulate);
+};
 
 // Calls body with a value of the type that belongs to `format`, one that training uses.
 template <typename Body>
@@ -193,8 +197,5 @@ template <>
 inline constexpr GemmFormat kFormat<Bf16x3Format> = GemmFormat::kBf16x3;
 template <>
 inline constexpr GemmFormat kFormat<Int8Format> = GemmFormat::kInt8;
-
-// To be called by each thread at the end of its work.
-void release_micro_kernel();
 
 }  // namespace lltm::cpu

@@ -1,7 +1,5 @@
 #include "cpu/gemm/gemm.h"
 
-#include "cell/cell.h"
-#include "cpu/dispatch.h"
 #include "cpu/parallel.h"
 
 #include <ATen/ops/addmm.h>
@@ -9,7 +7,8 @@
 #include <ATen/ops/mm.h>
 
 #include <algorithm>
-#include <utility>
+#include <type_traits>
+#include <vector>
 
 namespace lltm::cpu {
 
@@ -63,43 +62,31 @@ Tensor with_contiguous_rows(const Tensor& tensor) {
 
 namespace {
 
-// A GEMM into a part of `out`: in place where N is not padded and the stride is small enough, else
-// through a buffer.
+// A GEMM into a part of `out`: in place where that is float32 and N is not padded, else through a
+// buffer.
 template <typename Format>
 class OutputBlock {
  public:
+  using T = typename Format::Source;
+
   OutputBlock(int64_t rows, int64_t columns)
       : copy_(static_cast<size_t>(rows * Format::padded_n(columns))) {}
 
   void gemm(
-      Matrix<float> out,
+      Matrix<T> out,
       int64_t rows,
       int64_t columns,
       Matrix<const typename Format::Operand> a,
       PackedB<const typename Format::Operand> b) {
-    const bool direct = b.n == columns && out.row_stride <= kMaxStride;
-    Format::gemm(rows, a, b, direct ? out : Matrix<float>{copy_.data(), b.n}, /*accumulate=*/false);
-    for (int64_t r = 0; !direct && r < rows; ++r) {
-      std::copy_n(copy_.data() + r * b.n, columns, out.row(r));
+    if constexpr (std::is_same_v<T, float>) {
+      if (b.n == columns) return Format::gemm(rows, a, b, out, /*accumulate=*/false);
     }
+    Format::gemm(rows, a, b, {copy_.data(), b.n}, /*accumulate=*/false);
+    for (int64_t r = 0; r < rows; ++r) narrow(copy_.data() + r * b.n, out.row(r), columns);
   }
 
  private:
   std::vector<float> copy_;
-};
-
-// bfloat16, whose result is rounded to bfloat16 anyway: ATen's GEMM of all rows is as fast.
-class AtenGemm final : public PackedGemm {
- public:
-  explicit AtenGemm(Tensor b) : b_(std::move(b)) {}
-  bool run(const Tensor& out, const Tensor& a) const override {
-    Tensor result = out;
-    at::mm_out(result, a, b_);
-    return true;
-  }
-
- private:
-  Tensor b_;
 };
 
 // B in bands of kGemmBand columns; tasks of kMaxRows rows by a band.
@@ -133,7 +120,6 @@ class PackedGemmOf final : public PackedGemm {
              team.for_each_slot(threads, [&](int64_t slot) {
                return run_tasks(out, a, share(tiers * bands_.count, threads, slot));
              });
-             release_micro_kernel();
            });
   }
 
@@ -146,7 +132,7 @@ class PackedGemmOf final : public PackedGemm {
 
   bool run_tasks(const Tensor& out, const Tensor& a, Range tasks) const {
     const auto x = read<Source>(a);
-    const auto y = write<float>(out);
+    const auto y = write<Source>(out);
     const bool in_place = Format::fits_in_place(k_, a.stride(0));
     OutputBlock<Format> block(kMaxRows, kGemmBand);
     const auto packed =
@@ -177,14 +163,9 @@ class PackedGemmOf final : public PackedGemm {
 }  // namespace
 
 std::unique_ptr<PackedGemm> make_packed_gemm(GemmFormat format, const Tensor& b) {
-  switch (format) {
-    case GemmFormat::kF32:
-      return std::make_unique<PackedGemmOf<F32Format>>(b);
-    case GemmFormat::kBf16x3:
-      return std::make_unique<PackedGemmOf<Bf16x3Format>>(b);
-    default:
-      return std::make_unique<AtenGemm>(b);
-  }
+  return visit_format(format, [&]<typename Format>(Format) -> std::unique_ptr<PackedGemm> {
+    return std::make_unique<PackedGemmOf<Format>>(b);
+  });
 }
 
 }  // namespace lltm::cpu

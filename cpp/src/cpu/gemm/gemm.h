@@ -2,13 +2,16 @@
 // are faster.
 #pragma once
 
+#include "cell/cell.h"
 #include "common/tensor_views.h"
+#include "cpu/dispatch.h"
 #include "cpu/gemm/formats.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <memory>
 
 namespace lltm::cpu {
@@ -38,6 +41,31 @@ struct Linear {
 // `out` (G * H, H + I) = dz^T [h, x].
 void weights_gradient(
     const at::Tensor& out, const at::Tensor& dz, const at::Tensor& h, const at::Tensor& x);
+
+// z (rows, G * width) = [a0, a1] W^T, or +=: the GEMM of few rows with weights as they lie. `w` is
+// the first gate's rows of `width` of H units, the next gate's are H rows below.
+template <typename T>
+void multiply_in_place(
+    int64_t rows,
+    const typename InPlaceGemm<T>::Part (&a)[2],
+    Matrix<const T> w,
+    int64_t hidden,
+    int64_t width,
+    Matrix<float> z,
+    bool accumulate) {
+  for (int64_t r = 0; r < rows; r += kMostProductRows) {
+    const int64_t count = std::min(rows - r, kMostProductRows);
+    for (int64_t gate = 0; gate < Cell::kGates; ++gate) {
+      gemms_f32<T>().multiply_transposed(
+          count,
+          {{{a[0].rows.from(r), a[0].k}, {a[1].rows.from(r), a[1].k}},
+           width,
+           w.from(gate * hidden),
+           z.from(r, gate * width),
+           accumulate});
+    }
+  }
+}
 
 // ---- operands ---------------------------------------------------------------
 
@@ -73,6 +101,17 @@ auto visit_dtype_and_format(at::ScalarType dtype, GemmFormat format, const Body&
   }
   if (dtype == at::kHalf) return body(Half{}, F32Format{});
   return dtype == at::kBFloat16 ? body(BFloat16{}, F32Format{}) : body(float{}, F32Format{});
+}
+
+// A row of sums to a storage type.
+inline void narrow(const float* x, float* y, int64_t n) {
+  std::copy_n(x, n, y);
+}
+inline void narrow(const float* x, Half* y, int64_t n) {
+  kernels().convert_f16.store(x, y, n);
+}
+inline void narrow(const float* x, BFloat16* y, int64_t n) {
+  kernels().convert_bf16.store(x, y, n);
 }
 
 // ---- by our own kernels -----------------------------------------------------

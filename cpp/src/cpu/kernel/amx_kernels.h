@@ -1,8 +1,10 @@
-// The kernels of bf16x3.h for AMX, included by the file for that instruction set.
+// The kernels for AMX, included by the file for that instruction set: those of bf16x3.h, and the
+// GEMM of bfloat16.
 #pragma once
 
 #include "cell/math.h"
 #include "cpu/kernel/bf16x3.h"
+#include "cpu/kernel/table.h"
 #include "cpu/kernel/tile.h"
 
 #include <immintrin.h>
@@ -191,13 +193,8 @@ bool pack_b_transposed_bf16x3(
   return out_of_range == 0;
 }
 
-// ---- GEMM -------------------------------------------------------------------
+// ---- tiles ------------------------------------------------------------------
 
-// A tile of A is 16 rows of one part of a group, one of B a part of a group of a panel:
-// 1 KiB. Both are addressed by their first part. In 16-bit words:
-constexpr std::int64_t kPartB = 512;                // from one part of B to the next
-constexpr std::int64_t kGroupB = 3 * kPartB;        // from one group of B to the next
-constexpr std::int64_t kGroupA = 3 * kBf16x3Group;  // from one group of A to the next
 constexpr std::int64_t kTileRows = 16;
 
 // The intrinsics take tile numbers as literals only; these take them as constants.
@@ -246,10 +243,12 @@ LLTM_CELL_INLINE void multiply_tiles() {
 }
 #undef LLTM_FOR_EACH_TILE
 
-// Tiles of gemm_two_tiles: of C the upper ones 0 and 1 and the lower ones 2 and 3, of A the
-// upper one 4 and the lower one 5, of B 6 and 7. Of gemm_one_tile: of C 0 to 3, of A the
-// parts 4 to 6, of B 7; there `lower` is 0.
-void configure_tiles(std::int64_t upper, std::int64_t lower) {
+// What is in use of a tile, at most 16 rows of 64 bytes.
+struct TileShape {
+  std::int64_t rows = kTileRows, row_bytes = 64;
+};
+
+void configure_tiles(const TileShape (&shapes)[8]) {
   struct alignas(64) {
     std::uint8_t palette = 1;
     std::uint8_t start_row = 0;
@@ -258,14 +257,57 @@ void configure_tiles(std::int64_t upper, std::int64_t lower) {
     std::uint8_t rows[16] = {};
   } config;
   for (int tile = 0; tile < 8; ++tile) {
-    const bool of_b = tile == 7 || (tile == 6 && lower > 0);
-    const bool below = lower > 0 && (tile == 2 || tile == 3 || tile == 5);
-    config.row_bytes[tile] = 64;
-    config.rows[tile] = static_cast<std::uint8_t>(of_b ? kTileRows : below ? lower : upper);
+    config.row_bytes[tile] = static_cast<std::uint16_t>(shapes[tile].row_bytes);
+    config.rows[tile] = static_cast<std::uint8_t>(shapes[tile].rows);
   }
   // The compiler is told that the instruction reads 8 bytes; it reads all 64.
   __asm__ volatile("" : : "r"(&config) : "memory");
   _tile_loadconfig(&config);
+}
+
+// Calls body.template operator()<n>() for each of kPanels panels.
+template <int kPanels, typename Body>
+LLTM_CELL_INLINE void for_each_panel(const Body& body) {
+  body.template operator()<0>();
+  if constexpr (kPanels > 1) body.template operator()<1>();
+  if constexpr (kPanels > 2) body.template operator()<2>();
+  if constexpr (kPanels > 3) body.template operator()<3>();
+}
+
+// Rows of C in pairs of tiles, of which the lower one may have fewer rows, or in a single tile.
+struct TileRows {
+  std::int64_t count, upper, lower;  // lower is 0 in a single tile
+};
+// Calls body(rows) for the whole pairs among m rows, and for the rest; body moves on.
+template <typename Body>
+LLTM_CELL_INLINE void for_each_tile_rows(std::int64_t m, const Body& body) {
+  const std::int64_t pairs = m / (2 * kTileRows), rest = m % (2 * kTileRows);
+  if (pairs > 0) body(TileRows{pairs, kTileRows, kTileRows});
+  if (rest > kTileRows) {
+    body(TileRows{1, kTileRows, rest - kTileRows});
+  } else if (rest > 0) {
+    body(TileRows{1, rest, 0});
+  }
+}
+
+// ---- GEMM of bf16x3 -----------------------------------------------------------
+
+// A tile of A is 16 rows of one part of a group, one of B a part of a group of a panel:
+// 1 KiB. Both are addressed by their first part. In 16-bit words:
+constexpr std::int64_t kPartB = 512;                // from one part of B to the next
+constexpr std::int64_t kGroupB = 3 * kPartB;        // from one group of B to the next
+constexpr std::int64_t kGroupA = 3 * kBf16x3Group;  // from one group of A to the next
+
+// Tiles of gemm_two_tiles: of C the upper ones 0 and 1 and the lower ones 2 and 3, of A the
+// upper one 4 and the lower one 5, of B 6 and 7. Of gemm_one_tile: of C 0 to 3, of A the
+// parts 4 to 6, of B 7.
+void configure_bf16x3(const TileRows& rows) {
+  const TileShape upper = {rows.upper}, lower = {rows.lower}, b = {};
+  if (rows.lower > 0) {
+    configure_tiles({upper, upper, lower, lower, upper, lower, b, b});
+  } else {
+    configure_tiles({upper, upper, upper, upper, upper, upper, upper, b});
+  }
 }
 
 // A block of C and its operands; strides in bytes.
@@ -347,15 +389,6 @@ void gemm_two_tiles(const Bf16x3Block& p) {
     store_tile<1>(p.c + kTileRows, p.c_stride);
     store_tile<3>(p.lower_c() + kTileRows, p.c_stride);
   }
-}
-
-// Calls body.template operator()<n>() for each of kPanels panels.
-template <int kPanels, typename Body>
-LLTM_CELL_INLINE void for_each_panel(const Body& body) {
-  body.template operator()<0>();
-  if constexpr (kPanels > 1) body.template operator()<1>();
-  if constexpr (kPanels > 2) body.template operator()<2>();
-  if constexpr (kPanels > 3) body.template operator()<3>();
 }
 
 // One tile of rows by up to four panels: all three parts of A stay loaded, and each part of
@@ -463,27 +496,130 @@ void gemm_bf16x3(
       c.row_stride * static_cast<std::int64_t>(sizeof(float)),
       b.k / kBf16x3Group,
       accumulate};
-  constexpr std::int64_t kPairRows = 2 * kTileRows;
-  const std::int64_t full_pairs = m / kPairRows;
-  const std::int64_t rest = m % kPairRows;
-  if (full_pairs > 0) {
-    configure_tiles(kTileRows, kTileRows);
-    gemm_pairs(block, full_pairs, b.n);
-    block.a += full_pairs * kPairRows * block.a_stride / 2;
-    block.c += full_pairs * kPairRows * block.c_stride / 4;
-  }
-  if (rest > kTileRows) {
-    configure_tiles(kTileRows, rest - kTileRows);
-    gemm_pairs(block, 1, b.n);
-  } else if (rest > 0) {
-    configure_tiles(rest, 0);
-    gemm_single(block, b.n);
-  }
+  for_each_tile_rows(m, [&](const TileRows& rows) {
+    configure_bf16x3(rows);
+    rows.lower > 0 ? gemm_pairs(block, rows.count, b.n) : gemm_single(block, b.n);
+    block.a += rows.count * 2 * kTileRows * block.a_stride / 2;
+    block.c += rows.count * 2 * kTileRows * block.c_stride / 4;
+  });
   _tile_release();
 }
 
 constexpr Bf16x3Kernels kBf16x3Kernels = {
     gemm_bf16x3, pack_a_bf16x3, pack_a_transposed_bf16x3, pack_b_bf16x3, pack_b_transposed_bf16x3};
+
+// ---- GEMM of bfloat16 ---------------------------------------------------------
+
+// A block of C and its operands, in groups of a tile's depth; strides in bytes.
+struct Bf16Block {
+  const BFloat16* a;
+  std::int64_t a_stride;
+  const BFloat16* b;
+  std::int64_t b_stride;  // from one pair of rows to the next
+  float* c;
+  std::int64_t c_stride;
+  std::int64_t groups;
+  bool accumulate;
+};
+constexpr std::int64_t kTileDepth = 32, kTileColumns = 16;
+
+// Two tiles of rows by one or two panels of columns, or one tile by up to four. Tiles: of C as for
+// bf16x3, of A 4 and, below it, 5, of B 6 and 7 in turn.
+template <int kHeight, int kPanels>
+void gemm_bf16_tiles(const Bf16Block& p) {
+  const std::int64_t below_a = kTileRows * p.a_stride / 2, below_c = kTileRows * p.c_stride / 4;
+  const BFloat16* a = p.a;
+  const BFloat16* b = p.b;
+  for_each_panel<kPanels>([&]<int n>() __attribute__((always_inline)) {
+    float* const c = p.c + n * kTileColumns;
+    load_or_zero_tile<n>(p.accumulate, c, p.c_stride);
+    if constexpr (kHeight > 1) load_or_zero_tile<2 + n>(p.accumulate, c + below_c, p.c_stride);
+  });
+  for (std::int64_t group = 0; group < p.groups; ++group) {
+    load_tile<4>(a, p.a_stride);
+    if constexpr (kHeight > 1) load_tile<5>(a + below_a, p.a_stride);
+    for_each_panel<kPanels>([&]<int n>() __attribute__((always_inline)) {
+      load_tile<6 + n % 2>(b + n * 2 * kTileColumns, p.b_stride);
+      multiply_tiles<n, 4, 6 + n % 2>();
+      if constexpr (kHeight > 1) multiply_tiles<2 + n, 5, 6 + n % 2>();
+    });
+    a += kTileDepth;
+    b += kTileDepth / 2 * p.b_stride / 2;
+  }
+  for_each_panel<kPanels>([&]<int n>() __attribute__((always_inline)) {
+    float* const c = p.c + n * kTileColumns;
+    store_tile<n>(c, p.c_stride);
+    if constexpr (kHeight > 1) store_tile<2 + n>(c + below_c, p.c_stride);
+  });
+}
+
+// All rows by panels of equal shape.
+void gemm_bf16_panels(
+    std::int64_t m, Bf16Block block, std::int64_t panels, const TileShape& b, std::int64_t depth) {
+  for_each_tile_rows(m, [&](const TileRows& rows) {
+    const bool two = rows.lower > 0;
+    const TileShape upper = {rows.upper, b.row_bytes}, upper_a = {rows.upper, 2 * depth};
+    const TileShape lower = {two ? rows.lower : rows.upper, b.row_bytes};
+    const TileShape lower_a = {lower.rows, 2 * depth};
+    configure_tiles({upper, upper, lower, lower, upper_a, lower_a, b, b});
+    constexpr void (*kTwo[])(const Bf16Block&) = {gemm_bf16_tiles<2, 1>, gemm_bf16_tiles<2, 2>};
+    constexpr void (*kOne[])(const Bf16Block&) = {
+        gemm_bf16_tiles<1, 1>, gemm_bf16_tiles<1, 2>, gemm_bf16_tiles<1, 3>, gemm_bf16_tiles<1, 4>};
+    const std::int64_t most = two ? 2 : 4;
+    for (std::int64_t panel = 0; panel < panels; panel += most) {
+      const std::int64_t width = at_most(panels - panel, most);
+      Bf16Block part = block;
+      part.b += panel * 2 * kTileColumns;
+      part.c += panel * kTileColumns;
+      for (std::int64_t pair = 0; pair < rows.count; ++pair) {
+        (two ? kTwo : kOne)[width - 1](part);
+        part.a += 2 * kTileRows * part.a_stride / 2;
+        part.c += 2 * kTileRows * part.c_stride / 4;
+      }
+    }
+    block.a += rows.count * 2 * kTileRows * block.a_stride / 2;
+    block.c += rows.count * 2 * kTileRows * block.c_stride / 4;
+  });
+}
+
+void gemm_bf16_amx(
+    std::int64_t m,
+    Matrix<const BFloat16> a,
+    PackedB<const BFloat16> b,
+    Matrix<float> c,
+    bool accumulate) {
+  Bf16Block block = {
+      a.data,
+      a.row_stride * 2,
+      b.data,
+      b.ld * 4,
+      c.data,
+      c.row_stride * 4,
+      b.k / kTileDepth,
+      accumulate};
+  // K in whole tiles, then the rest of it; N likewise.
+  const auto multiply = [&](std::int64_t depth) {
+    const std::int64_t panels = b.n / kTileColumns, rest = b.n % kTileColumns;
+    if (panels > 0) gemm_bf16_panels(m, block, panels, {depth / 2, 64}, depth);
+    if (rest == 0) return;
+    Bf16Block last = block;
+    last.b += panels * 2 * kTileColumns;
+    last.c += panels * kTileColumns;
+    gemm_bf16_panels(m, last, 1, {depth / 2, 4 * rest}, depth);
+  };
+  if (block.groups > 0) {
+    multiply(kTileDepth);
+    block.a += block.groups * kTileDepth;
+    block.b += block.groups * kTileDepth / 2 * block.b_stride / 2;
+    block.groups = 0;
+    block.accumulate = true;
+  }
+  if (const std::int64_t depth = b.k % kTileDepth; depth > 0) {
+    block.groups = 1;
+    multiply(depth);
+  }
+  _tile_release();
+}
 
 }  // namespace
 }  // namespace lltm::cpu

@@ -6,9 +6,9 @@
 #pragma once
 
 #include "cell/cell.h"
-#include "cpu/kernel/f32_kernels.h"
 #include "cpu/kernel/few_rows_kernels.h"
 #include "cpu/kernel/floats.h"
+#include "cpu/kernel/gemm_kernels.h"
 #include "cpu/kernel/int8_kernels.h"
 #include "cpu/kernel/table.h"
 #include "cpu/kernel/tile.h"
@@ -356,6 +356,7 @@ constexpr Kernels make_kernels(const char* name) {
       {kGemmF32<float>, gemm_in_place<float>},
       {kGemmF32<Half>, gemm_in_place<Half>},
       {kGemmF32<BFloat16>, gemm_in_place<BFloat16>},
+      kGemmBf16,
       transpose_matrix<float>,
       transpose_matrix<BFloat16>,
       pair_rows,

@@ -1,5 +1,5 @@
 // Everything that is compiled once per instruction set, from the same sources
-// (elementwise_kernels.h, f32_kernels.h, few_rows_kernels.h, int8_kernels.h, amx_kernels.h).
+// (elementwise_kernels.h, gemm_kernels.h, few_rows_kernels.h, int8_kernels.h, amx_kernels.h).
 //
 // Those files see raw pointers only: no header of ATen or of the standard library with
 // inline functions may reach them, or AVX-512 code could be linked into the baseline.
@@ -97,6 +97,16 @@ struct GemmsF32 {
   void (*multiply_transposed)(std::int64_t m, const InPlaceGemm<B>& gemm);
 };
 
+// C (m, b.n) = A (m, b.k) B, or += where `accumulate`, in bfloat16 with sums in float32. B in VNNI
+// layout, pairs of rows interleaved; b.k and the stride of A are even, the rows of A and C
+// contiguous.
+using GemmBf16 = void (*)(
+    std::int64_t m,
+    Matrix<const BFloat16> a,
+    PackedB<const BFloat16> b,
+    Matrix<float> c,
+    bool accumulate);
+
 // Everything compiled for one instruction set.
 struct Kernels {
   const char* name;
@@ -115,6 +125,7 @@ struct Kernels {
   GemmsF32<float> gemm_f32;
   GemmsF32<Half> gemm_f16;
   GemmsF32<BFloat16> gemm_bf16;
+  GemmBf16 gemm_bf16_operands;  // null below AVX512
   Transpose<float> transpose_f32;
   Transpose<BFloat16> transpose_bf16;
   PairRows pair_rows_bf16;
@@ -132,6 +143,8 @@ const Kernels* kernels_default();
 const Kernels* kernels_avx2();
 const Kernels* kernels_avx512();
 const Kernels* kernels_amx();
+// The GEMM of bfloat16 for a CPU that has AVX-512 and BF16; null likewise.
+GemmBf16 kernels_bf16();
 
 template <typename T, typename G>
 inline constexpr Elementwise<T, G> Kernels::* kElementwise = nullptr;

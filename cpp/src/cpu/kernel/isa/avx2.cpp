@@ -1,24 +1,5 @@
-// The kernels for AVX2. Empty where the compiler was not told to
-// use it: on another architecture, or in a build with one set of flags.
-#if defined(__AVX2__)
-#include "cpu/kernel/elementwise_kernels.h"
+#include "cpu/kernel/isa/table_for.h"
 
-namespace lltm::cpu {
-
-const Kernels* kernels_avx2() {
-  static constexpr Kernels kernels = make_kernels("AVX2");
-  return &kernels;
+const lltm::cpu::Kernels* lltm::cpu::kernels_avx2() {
+  return table_for<Isa::kAvx2>();
 }
-
-}  // namespace lltm::cpu
-#else
-#include "cpu/kernel/table.h"
-
-namespace lltm::cpu {
-
-const Kernels* kernels_avx2() {
-  return nullptr;
-}
-
-}  // namespace lltm::cpu
-#endif

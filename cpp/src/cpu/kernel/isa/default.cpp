@@ -1,11 +1,5 @@
-// The kernels for the baseline instruction set.
-#include "cpu/kernel/elementwise_kernels.h"
+#include "cpu/kernel/isa/table_for.h"
 
-namespace lltm::cpu {
-
-const Kernels* kernels_default() {
-  static constexpr Kernels kernels = make_kernels("DEFAULT");
-  return &kernels;
+const lltm::cpu::Kernels* lltm::cpu::kernels_default() {
+  return table_for<Isa::kDefault>();
 }
-
-}  // namespace lltm::cpu

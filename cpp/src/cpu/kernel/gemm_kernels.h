@@ -1,0 +1,348 @@
+// The GEMMs of float32 and of bfloat16, included by the files per instruction set.
+//
+// A tile of C stays in vector registers while a piece of K passes. A piece is short, and its
+// products are added to C before the next begins: the part of B that belongs to it stays in the
+// cache for all rows, and the rounding errors of a sum grow with the number of its terms.
+#pragma once
+
+#include "common/matrix.h"
+#include "cpu/kernel/floats.h"
+#include "cpu/kernel/table.h"
+#include "cpu/kernel/tile.h"
+
+#include <cstdint>
+
+namespace lltm::cpu {
+namespace {
+
+#if defined(__AVX2__)
+
+// What is multiplied: types of A and B, rows of B that lie interleaved, and how the sums of a
+// vector of columns go on by these rows: in kParts steps, each with its own part of A and B. By
+// columns or by rows: of a tile with 6 or 12 sums, BF16's instruction does the one at twice the
+// speed of the other (Zen 4); AVX2 has too few registers for a whole column of A.
+
+// B of any storage type, widened as it is read.
+template <typename Storage>
+struct F32Product {
+  using A = float;
+  using B = Storage;
+  static constexpr int kVnniFactor = 1, kParts = 1;
+  static constexpr bool kByColumns = false;
+
+  template <int>
+  LLTM_CELL_INLINE static Floats load(const B* b) {
+    return load_lanes(b);
+  }
+  template <int>
+  LLTM_CELL_INLINE static Floats load_some(const B* b, std::int64_t n) {
+    return load_first(b, n);
+  }
+  template <int>
+  LLTM_CELL_INLINE static Floats broadcast_of(const A* a) {
+    return broadcast(*a);
+  }
+  LLTM_CELL_INLINE static Floats add(Floats sums, Floats a, Floats b) { return sums + a * b; }
+};
+
+#if defined(__AVX512F__)
+// Pairs of bfloat16, as the bits of floats: in one step by AVX512_BF16, else first the even rows
+// and then the odd ones, widened.
+struct Bf16Product {
+  using A = BFloat16;
+  using B = BFloat16;
+  static constexpr int kVnniFactor = 2;
+#if defined(__AVX512BF16__)
+  static constexpr int kParts = 1;
+  static constexpr bool kByColumns = true;
+  template <int>
+  LLTM_CELL_INLINE static Floats part_of(__m512i pairs) {
+    return _mm512_castsi512_ps(pairs);
+  }
+  LLTM_CELL_INLINE static Floats add(Floats sums, Floats a, Floats b) {
+    return _mm512_dpbf16_ps(sums, (__m512bh)a, (__m512bh)b);
+  }
+#else
+  static constexpr int kParts = 2;
+  static constexpr bool kByColumns = false;
+  template <int kPart>
+  LLTM_CELL_INLINE static Floats part_of(__m512i pairs) {
+    return _mm512_castsi512_ps(
+        kPart == 0 ? _mm512_slli_epi32(pairs, 16)
+                   : _mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xFFFF0000))));
+  }
+  LLTM_CELL_INLINE static Floats add(Floats sums, Floats a, Floats b) { return sums + a * b; }
+#endif
+
+  template <int kPart>
+  LLTM_CELL_INLINE static Floats load(const B* b) {
+    return part_of<kPart>(_mm512_loadu_si512(b));
+  }
+  template <int kPart>
+  LLTM_CELL_INLINE static Floats load_some(const B* b, std::int64_t n) {
+    return part_of<kPart>(_mm512_maskz_loadu_epi32(static_cast<__mmask16>((1u << n) - 1), b));
+  }
+  template <int kPart>
+  LLTM_CELL_INLINE static Floats broadcast_of(const A* a) {
+    int pair;
+    __builtin_memcpy(&pair, a, sizeof(pair));
+    return part_of<kPart>(_mm512_set1_epi32(pair));
+  }
+};
+#endif
+
+// C (rows of a tile, n) = A B, or +=; n is more than kVectors - 1 vectors, and at most
+// kVectors. k and the stride of B count rows as they lie, interleaved ones as one.
+template <typename Product>
+struct GemmTile {
+  using A = typename Product::A;
+  using B = typename Product::B;
+  static constexpr int kVnniFactor = Product::kVnniFactor;
+
+  Matrix<const A> a;
+  const B* b;
+  std::int64_t b_stride, k, n;
+  Matrix<float> c;
+  bool accumulate;
+  // Rows of B that a later tile will read, as wide as this one, to be fetched meanwhile.
+  const B* next_b;
+  std::int64_t next_rows;
+};
+
+// One vector of C.
+LLTM_CELL_INLINE void finish_sums(Floats sums, float* c, std::int64_t n, bool accumulate) {
+  if (n == kLanes) {
+    store_lanes(accumulate ? load_lanes(c) + sums : sums, c);
+  } else {
+    store_first(accumulate ? load_first(c, n) + sums : sums, c, n);
+  }
+}
+
+// Calls body.template operator()<part>() for each part.
+template <int kParts, typename Body>
+LLTM_CELL_INLINE void for_each_part(const Body& body) {
+  body.template operator()<0>();
+  if constexpr (kParts > 1) body.template operator()<1>();
+}
+
+// Not inlined: among other tiles the compiler runs out of registers.
+template <int kRows, int kVectors, typename Product>
+__attribute__((noinline)) void gemm_tile(const GemmTile<Product>& p) {
+  using B = typename Product::B;
+  constexpr std::int64_t kVnniFactor = Product::kVnniFactor;
+  constexpr std::int64_t kVector = kLanes * kVnniFactor;  // elements of B
+  Floats sums[kRows][kVectors] = {};
+  const std::int64_t last = p.n - (kVectors - 1) * kLanes;  // columns of the last vector
+  const auto multiply = [&]<bool kWhole>() __attribute__((always_inline)) {
+    const B* b = p.b;
+    const auto add_part = [&]<int kPart>(std::int64_t k) __attribute__((always_inline)) {
+      const auto load = [&](int v) __attribute__((always_inline)) {
+        const B* const from = b + v * kVector;
+        return kWhole || v + 1 < kVectors ? Product::template load<kPart>(from)
+                                          : Product::template load_some<kPart>(from, last);
+      };
+      const auto broadcast = [&](int r) __attribute__((always_inline)) {
+        return Product::template broadcast_of<kPart>(p.a.row(r) + k * kVnniFactor);
+      };
+      if constexpr (Product::kByColumns) {
+        Floats x[kRows];
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) x[r] = broadcast(r);
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) {
+          const Floats row = load(v);
+#pragma GCC unroll 8
+          for (int r = 0; r < kRows; ++r) sums[r][v] = Product::add(sums[r][v], x[r], row);
+        }
+      } else {
+        Floats row[kVectors];
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) row[v] = load(v);
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+          const Floats x = broadcast(r);
+#pragma GCC unroll 4
+          for (int v = 0; v < kVectors; ++v) sums[r][v] = Product::add(sums[r][v], x, row[v]);
+        }
+      }
+    };
+    const auto add = [&](std::int64_t k) __attribute__((always_inline)) {
+      for_each_part<Product::kParts>([&]<int kPart>() __attribute__((always_inline)) {
+        add_part.template operator()<kPart>(k);
+      });
+      b += p.b_stride;
+    };
+    std::int64_t k = 0;
+    for (const B* next = p.next_b; k < p.next_rows; ++k, next += p.b_stride) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) __builtin_prefetch(next + v * kVector);
+      add(k);
+    }
+    for (; k < p.k; ++k) add(k);
+  };
+  if (last == kLanes) {
+    multiply.template operator()<true>();
+  } else {
+    multiply.template operator()<false>();
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      const std::int64_t columns = v + 1 < kVectors ? kLanes : last;
+      finish_sums(sums[r][v], p.c.row(r) + v * kLanes, columns, p.accumulate);
+    }
+  }
+}
+
+template <typename Product>
+struct GemmTiles {
+  int rows;  // of the highest
+  void (*of[8])(const GemmTile<Product>&);
+};
+template <typename Product, int kVectors, int... kRows>
+constexpr GemmTiles<Product> make_tiles() {
+  return {sizeof...(kRows), {gemm_tile<kRows, kVectors, Product>...}};
+}
+// By the number of vectors. The sums of the largest, a row of B and an element of A fill the
+// registers.
+#if defined(__AVX512F__)
+constexpr std::int64_t kTileVectors = 4;
+template <typename Product>
+constexpr GemmTiles<Product> kTiles[kTileVectors] = {
+    make_tiles<Product, 1, 1, 2, 3, 4, 5, 6, 7, 8>(),
+    make_tiles<Product, 2, 1, 2, 3, 4, 5, 6, 7, 8>(),
+    make_tiles<Product, 3, 1, 2, 3, 4, 5, 6, 7, 8>(),
+    make_tiles<Product, 4, 1, 2, 3, 4, 5, 6>()};
+#else
+constexpr std::int64_t kTileVectors = 2;
+template <typename Product>
+constexpr GemmTiles<Product> kTiles[kTileVectors] = {
+    make_tiles<Product, 1, 1, 2, 3, 4, 5, 6>(), make_tiles<Product, 2, 1, 2, 3, 4, 5, 6>()};
+#endif
+
+// `total` in nearly equal parts of at most `most`, the longer ones first. Divisions are slow: two
+// for all parts.
+struct Parts {
+  LLTM_CELL_INLINE Parts(std::int64_t total, std::int64_t most)
+      : count((total + most - 1) / most),
+        shortest(total / count),
+        longer(total - shortest * count) {}
+  LLTM_CELL_INLINE std::int64_t size(std::int64_t part) const {
+    return shortest + (part < longer ? 1 : 0);
+  }
+
+  std::int64_t count, shortest, longer;
+};
+
+// All rows of a panel of columns.
+template <typename Product>
+LLTM_CELL_INLINE void gemm_panel(
+    const Parts& heights, const GemmTiles<Product>& tiles, GemmTile<Product> p) {
+  // Each tile fetches its share of the next rows of B. A tile of bfloat16 that is alone takes
+  // longer for it: it has no time left.
+  const bool fetch = heights.count > 1 || Product::kVnniFactor == 1;
+  const std::int64_t share = (p.k + heights.count - 1) / heights.count;
+  std::int64_t left = fetch ? p.k : 0;
+  for (std::int64_t tile = 0; tile < heights.count; ++tile) {
+    const std::int64_t rows = heights.size(tile);
+    p.next_rows = at_most(left, share);
+    tiles.of[rows - 1](p);
+    left -= p.next_rows;
+    p.next_b += p.next_rows * p.b_stride;
+    p.a = p.a.from(rows);
+    p.c = p.c.from(rows);
+  }
+}
+
+// The width of panels, in vectors, that makes the fewest tiles of C.
+LLTM_CELL_INLINE std::int64_t panel_vectors(std::int64_t m, std::int64_t vectors) {
+  std::int64_t best = 0, fewest = 0;
+  for (std::int64_t width = at_most(vectors, kTileVectors); width > 0; --width) {
+    const auto high = static_cast<std::int64_t>(kTiles<F32Product<float>>[width - 1].rows);
+    const std::int64_t tiles = (vectors + width - 1) / width * ((m + high - 1) / high);
+    if (best == 0 || tiles < fewest) {
+      best = width;
+      fewest = tiles;
+    }
+  }
+  return best;
+}
+
+// Pieces of K have at most `longest` rows of B as they lie.
+template <typename Product>
+LLTM_CELL_INLINE void gemm_rows(
+    std::int64_t m,
+    Matrix<const typename Product::A> a,
+    PackedB<const typename Product::B> b,
+    Matrix<float> c,
+    std::int64_t longest,
+    bool accumulate) {
+  constexpr std::int64_t kVnniFactor = Product::kVnniFactor;
+  const std::int64_t stride = b.ld * kVnniFactor;
+  const Parts pieces(b.k / kVnniFactor, longest);
+  const std::int64_t vectors = (b.n + kLanes - 1) / kLanes;
+  const Parts panels(vectors, panel_vectors(m, vectors));
+  std::int64_t column = 0;
+  for (std::int64_t panel = 0; panel < panels.count; ++panel) {
+    const std::int64_t width = panels.size(panel);
+    const GemmTiles<Product>& tiles = kTiles<Product>[width - 1];
+    const Parts heights(m, tiles.rows);
+    GemmTile<Product> p;
+    p.n = at_most(b.n - column, width * kLanes);
+    p.a = a;
+    p.b = b.data + column * kVnniFactor;
+    p.b_stride = stride;
+    p.c = c.from(0, column);
+    p.accumulate = accumulate;
+    column += p.n;
+    for (std::int64_t piece = 0; piece < pieces.count; ++piece) {
+      p.k = pieces.size(piece);
+      p.next_b = piece + 1 < pieces.count ? p.b + p.k * stride : b.data + column * kVnniFactor;
+      gemm_panel(heights, tiles, p);
+      p.a = p.a.from(0, p.k * kVnniFactor);
+      p.b += p.k * stride;
+      p.accumulate = true;
+    }
+  }
+}
+
+template <typename B>
+void gemm_f32(
+    std::int64_t m,
+    Matrix<const float> a,
+    PackedB<const B> b,
+    Matrix<float> c,
+    std::int64_t longest_chain,
+    bool accumulate) {
+  gemm_rows<F32Product<B>>(m, a, b, c, longest_chain, accumulate);
+}
+
+template <typename B>
+constexpr GemmF32<B> kGemmF32 = gemm_f32<B>;
+
+#else
+template <typename B>
+constexpr GemmF32<B> kGemmF32 = nullptr;
+#endif
+
+#if defined(__AVX512F__)
+void gemm_bf16_rows(
+    std::int64_t m,
+    Matrix<const BFloat16> a,
+    PackedB<const BFloat16> b,
+    Matrix<float> c,
+    bool accumulate) {
+  // So many pairs of rows of a panel stay in the L2 cache. The rounding of bfloat16 itself is far
+  // larger than that of a chain.
+  constexpr std::int64_t kLongest = 256;
+  gemm_rows<Bf16Product>(m, a, b, c, kLongest, accumulate);
+}
+
+constexpr GemmBf16 kGemmBf16 = gemm_bf16_rows;
+#else
+constexpr GemmBf16 kGemmBf16 = nullptr;
+#endif
+
+}  // namespace
+}  // namespace lltm::cpu

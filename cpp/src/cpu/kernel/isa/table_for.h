@@ -1,0 +1,54 @@
+// The table of kernels that a file of this folder holds. CMakeLists.txt compiles each with the
+// flags of its instruction set; without them, on another architecture or in a build with one set of
+// flags, it holds none.
+#pragma once
+
+#if defined(__AMX_BF16__)
+#include "cpu/kernel/amx_kernels.h"  // its overload of store_operand comes first
+#endif
+#include "cpu/kernel/elementwise_kernels.h"
+#include "cpu/kernel/table.h"
+
+namespace lltm::cpu {
+namespace {
+
+enum class Isa { kDefault, kAvx2, kAvx512, kAmx };
+
+// What the compiler was told to use.
+#if defined(__AMX_BF16__)
+constexpr Isa kIsa = Isa::kAmx;
+#elif defined(__AVX512F__)
+constexpr Isa kIsa = Isa::kAvx512;
+#elif defined(__AVX2__)
+constexpr Isa kIsa = Isa::kAvx2;
+#else
+constexpr Isa kIsa = Isa::kDefault;
+#endif
+
+template <Isa isa>
+constexpr Kernels make_table() {
+  constexpr const char* kNames[] = {"DEFAULT", "AVX2", "AVX512", "AMX"};
+  Kernels kernels = make_kernels(kNames[static_cast<int>(isa)]);
+#if defined(__AMX_BF16__)
+  if constexpr (isa == Isa::kAmx) {
+    kernels.f32_bf16x3 = {forward<float, BFloat16x3>, backward<float, BFloat16x3>};
+    kernels.f16_bf16x3 = {forward<Half, BFloat16x3>, backward<Half, BFloat16x3>};
+    kernels.bf16x3 = kBf16x3Kernels;
+    kernels.gemm_bf16_operands = gemm_bf16_amx;
+  }
+#endif
+  return kernels;
+}
+
+template <Isa isa>
+const Kernels* table_for() {
+  if constexpr (kIsa >= isa) {
+    static constexpr Kernels kernels = make_table<isa>();
+    return &kernels;
+  } else {
+    return nullptr;
+  }
+}
+
+}  // namespace
+}  // namespace lltm::cpu
