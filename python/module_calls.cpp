@@ -19,6 +19,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -52,6 +53,13 @@ std::optional<Tensor> to(As<const std::optional<Tensor>&>, PyObject* object) {
 bool to(As<bool>, PyObject* object) {
   if (!PyBool_Check(object)) throw NotPlain();
   return object == Py_True;
+}
+std::string_view to(As<std::string_view>, PyObject* object) {  // as long as the object lives
+  if (!PyUnicode_CheckExact(object)) throw NotPlain();
+  Py_ssize_t size = 0;
+  const char* const text = PyUnicode_AsUTF8AndSize(object, &size);
+  if (text == nullptr) throw py::error_already_set();
+  return {text, static_cast<size_t>(size)};
 }
 double to(As<double>, PyObject* object) {
   if (!PyFloat_CheckExact(object)) throw NotPlain();
@@ -120,33 +128,38 @@ class WithoutGil {
 py::object wrap(const Tensor& tensor) {
   return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
 }
+// The state of a cell without c, as that of torch.nn.GRU, is h itself; its c is empty.
 py::object wrap(const std::tuple<Tensor, Tensor>& state) {
-  return py::make_tuple(wrap(std::get<0>(state)), wrap(std::get<1>(state)));
+  const auto& [h, c] = state;
+  if (c.dim() == 1 && c.numel() == 0) return wrap(h);
+  return py::make_tuple(wrap(h), wrap(c));
 }
 py::object wrap(const std::tuple<Tensor, Tensor, Tensor>& results) {
   const auto& [output, h_n, c_n] = results;
-  return py::make_tuple(wrap(output), py::make_tuple(wrap(h_n), wrap(c_n)));
+  return py::make_tuple(wrap(output), wrap(std::tuple(h_n, c_n)));
 }
 
-// What forward of a module is asked, and where the module says what the operator takes: the names
+// What forward of a module is asked, hx being None or a tuple of the states, and where the module says what the operator takes: the names
 // of its parameters, of which one may be None, and of its options, in the order of the schema.
 struct Call {
   PyObject *module, *input, *hx, *parameters, *options;
 };
 
-// An operator that begins with input, states and parameters and goes on with options.
+// An operator that begins with a cell, input, states and parameters and goes on with options.
 template <const auto& name, typename Signature>
 struct Operator;
 template <const auto& name, typename Results, typename... Options>
 struct Operator<
     name,
     Results(
+        std::string_view,
         const Tensor&,
         const std::optional<Tensor>&,
         const std::optional<Tensor>&,
         at::TensorList,
         Options...)> {
   using Signature = Results(
+      std::string_view,
       const Tensor&,
       const std::optional<Tensor>&,
       const std::optional<Tensor>&,
@@ -164,6 +177,8 @@ struct Operator<
         c10::Dispatcher::singleton().findSchemaOrThrow(name, "").template typed<Signature>();
     const Tensor& input = to(As<const Tensor&>(), call.input);
     const auto [h, c] = states(call.hx);
+    static PyObject* const cell_name = PyUnicode_InternFromString("_cell");
+    const py::object cell = attribute(call.module, cell_name);
     Tensors parameters;
     for (Py_ssize_t p = 0; p < PyTuple_GET_SIZE(call.parameters); ++p) {
       const py::object value = attribute(call.module, PyTuple_GET_ITEM(call.parameters, p));
@@ -177,19 +192,21 @@ struct Operator<
     };
     const auto options =
         std::tuple<decltype(to(As<Options>(), nullptr))...>(to(As<Options>(), option(k).ptr())...);
+    const std::string_view name_of_cell = to(As<std::string_view>(), cell.ptr());
     const auto call_op = [&] {
       const WithoutGil without_gil;
-      return op.call(input, h, c, parameters, std::get<k>(options)...);
+      return op.call(name_of_cell, input, h, c, parameters, std::get<k>(options)...);
     };
     return wrap(call_op());
   }
 
   static std::pair<std::optional<Tensor>, std::optional<Tensor>> states(PyObject* hx) {
     if (hx == Py_None) return {};
-    if (!PyTuple_CheckExact(hx) || PyTuple_GET_SIZE(hx) != 2) throw NotPlain();
-    return {
-        to(As<const Tensor&>(), PyTuple_GET_ITEM(hx, 0)),
-        to(As<const Tensor&>(), PyTuple_GET_ITEM(hx, 1))};
+    const Py_ssize_t count = PyTuple_CheckExact(hx) ? PyTuple_GET_SIZE(hx) : 0;
+    if (count != 1 && count != 2) throw NotPlain();
+    const Tensor& h = to(As<const Tensor&>(), PyTuple_GET_ITEM(hx, 0));
+    if (count == 1) return {h, std::nullopt};
+    return {h, to(As<const Tensor&>(), PyTuple_GET_ITEM(hx, 1))};
   }
 };
 

@@ -40,7 +40,7 @@ struct EngineCell : torch::autograd::Function<EngineCell> {
       const at::Tensor& weights,
       const std::optional<at::Tensor>& bias) {
     const auto [h_next, c_next, activations] =
-        lltm::cuda::cell_forward({{input, h, c, weights, bias}, /*save=*/true});
+        lltm::cuda::step_forward({{input, h, c, weights, bias}, /*save=*/true});
     context->set_materialize_grads(false);
     context->save_for_backward({input, h, c, weights, lltm::or_undefined(bias), activations});
     return {h_next, c_next};
@@ -48,7 +48,7 @@ struct EngineCell : torch::autograd::Function<EngineCell> {
   static Tensors backward(torch::autograd::AutogradContext* context, const Tensors& grads) {
     const Tensors saved = context->get_saved_variables();
     return as_list(
-        lltm::cuda::cell_backward(
+        lltm::cuda::step_backward(
             {{saved[0], saved[1], saved[2], saved[3], saved[4]},
              saved[5],
              grads[0],

@@ -46,13 +46,13 @@ std::string accuracy_name(const testing::TestParamInfo<CellAccuracy::ParamType>&
 
 TEST_P(CellAccuracy, ValuesAndGradientsMatchOracle) {
   const auto& [dtype, sizes] = GetParam();
-  check_cell(
+  check_step(
       [dtype = dtype, sizes = sizes](uint64_t seed) { return cell_problem(sizes, dtype, seed); });
 }
 
 TEST_P(CellAccuracy, ValuesAndGradientsMatchOracleWithoutBias) {
   const auto& [dtype, sizes] = GetParam();
-  check_cell([dtype = dtype, sizes = sizes](uint64_t seed) {
+  check_step([dtype = dtype, sizes = sizes](uint64_t seed) {
     return cell_problem(sizes, dtype, seed, /*bias=*/false);
   });
 }
@@ -99,7 +99,7 @@ TEST_P(CellDtype, LargePreActivationsOfOneGateLeaveTheOthersAlone) {
   for (int64_t gate = 0; gate < 3; ++gate) {
     for (const double sign : {1.0, -1.0}) {
       SCOPED_TRACE(testing::Message() << "gate " << gate << ", bias " << sign * scale);
-      check_cell([&](uint64_t seed) {
+      check_step([&](uint64_t seed) {
         const Arguments arguments = problem({1, 7, 3, 17}, seed);
         arguments.bias->slice(0, gate * 17, (gate + 1) * 17).fill_(sign * scale);
         return arguments;

@@ -221,7 +221,7 @@ TEST_P(CudaTf32, ACellFollowsPyTorch) {
   const double fine = 1 + std::ldexp(1, -12);
   const at::Tensor zero = at::zeros({1, 1});
   const at::Tensor weights = at::tensor({0.f, 0.f, 0.f, 0.f, 0.f, 1.f}).view({3, 2});
-  const auto [h, c, activations] = lltm::cuda::cell_forward(
+  const auto [h, c, activations] = lltm::cuda::step_forward(
       {{at::full({1, 1}, fine), zero, zero, weights, /*bias=*/at::Tensor()}, /*save=*/false});
   EXPECT_EQ(c.item<double>(), (GetParam() ? 1 : fine) / 2);
 }

@@ -18,8 +18,8 @@ using c10::DispatchKey;
 
 const char* const kOperators[] = {
     "lltm::cell",
-    "lltm::cell_backward",
-    "lltm::cell_forward",
+    "lltm::step_backward",
+    "lltm::step_forward",
     "lltm::prepack",
     "lltm::sequence",
     "lltm::sequence_backward",
@@ -122,14 +122,14 @@ std::vector<Call> calls(at::ScalarType dtype) {
   const Arguments a = cell_problem({1, 4, 3, 5}, dtype, 1);
   const torch::jit::Stack step = {a.input, a.h, a.c, a.weights, a.bias};
   calls.push_back({"lltm::cell", step});
-  calls.push_back({"lltm::cell_forward", step});
-  const at::Tensor activations = call("lltm::cell_forward", step)[2].toTensor();
+  calls.push_back({"lltm::step_forward", step});
+  const at::Tensor activations = call("lltm::step_forward", step)[2].toTensor();
   for (const auto& mask : {all, some}) {
     calls.push_back(
-        {"lltm::cell_backward",
+        {"lltm::step_backward",
          {a.input, a.h, a.c, a.weights, a.bias, activations, a.h, a.c, mask}});
     calls.push_back(
-        {"lltm::cell_backward",
+        {"lltm::step_backward",
          {a.input, a.h, a.c, a.weights, a.bias, activations, a.h, c10::IValue(), mask}});
   }
 
@@ -189,9 +189,9 @@ TEST_P(DispatchDtype, MetaResultsLookLikeThoseOfTheCPU) {
 TEST_P(DispatchDtype, GradientsHaveTheShapesOfTheArguments) {
   const std::vector<bool> all(5, true);
   const Arguments a = cell_problem({1, 4, 3, 5}, GetParam(), 1);
-  const torch::jit::Stack step = call("lltm::cell_forward", {a.input, a.h, a.c, a.weights, a.bias});
+  const torch::jit::Stack step = call("lltm::step_forward", {a.input, a.h, a.c, a.weights, a.bias});
   const torch::jit::Stack cell =
-      call("lltm::cell_backward", {a.input, a.h, a.c, a.weights, a.bias, step[2], a.h, a.c, all});
+      call("lltm::step_backward", {a.input, a.h, a.c, a.weights, a.bias, step[2], a.h, a.c, all});
 
   const Arguments s = sequence_problem({2, 4, 3, 5}, GetParam(), 1);
   torch::jit::Stack stack = {

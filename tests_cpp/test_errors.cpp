@@ -320,22 +320,22 @@ struct WrongBackward {
 
 // clang-format off
 const WrongBackward kWrongBackwards[] = {
-    {"input", "lltm::cell_backward", 0, {4},
-     "lltm::cell_backward: expected input of shape (B, I), got (4,)"},
-    {"h", "lltm::cell_backward", 1, {3, 5},
-     "lltm::cell_backward: expected h of shape (4, 5), got (3, 5)"},
-    {"c", "lltm::cell_backward", 2, {4},
-     "lltm::cell_backward: expected c of shape (4, 5), got (4,)"},
-    {"weights", "lltm::cell_backward", 3, {15, 7},
-     "lltm::cell_backward: expected weights of shape (15, 8), got (15, 7)"},
-    {"bias", "lltm::cell_backward", 4, {12},
-     "lltm::cell_backward: expected bias of shape (15,), got (12,)"},
-    {"activations", "lltm::cell_backward", 5, {4, 15},
-     "lltm::cell_backward: expected activations of shape (4, 20), got (4, 15)"},
-    {"grad_h", "lltm::cell_backward", 6, {4, 6},
-     "lltm::cell_backward: expected grad_h of shape (4, 5), got (4, 6)"},
-    {"grad_c", "lltm::cell_backward", 7, {5},
-     "lltm::cell_backward: expected grad_c of shape (4, 5), got (5,)"},
+    {"input", "lltm::step_backward", 0, {4},
+     "lltm::step_backward: expected input of shape (B, I), got (4,)"},
+    {"h", "lltm::step_backward", 1, {3, 5},
+     "lltm::step_backward: expected h of shape (4, 5), got (3, 5)"},
+    {"c", "lltm::step_backward", 2, {4},
+     "lltm::step_backward: expected c of shape (4, 5), got (4,)"},
+    {"weights", "lltm::step_backward", 3, {15, 7},
+     "lltm::step_backward: expected weights of shape (15, 8), got (15, 7)"},
+    {"bias", "lltm::step_backward", 4, {12},
+     "lltm::step_backward: expected bias of shape (15,), got (12,)"},
+    {"activations", "lltm::step_backward", 5, {4, 15},
+     "lltm::step_backward: expected activations of shape (4, 20), got (4, 15)"},
+    {"grad_h", "lltm::step_backward", 6, {4, 6},
+     "lltm::step_backward: expected grad_h of shape (4, 5), got (4, 6)"},
+    {"grad_c", "lltm::step_backward", 7, {5},
+     "lltm::step_backward: expected grad_c of shape (4, 5), got (5,)"},
     {"sequence_input", "lltm::sequence_backward", 0, {3, 4, 3},
      "lltm::sequence_backward: expected input of shape (2, 4, 3), got (3, 4, 3)"},
     {"sequence_h_0", "lltm::sequence_backward", 1, {4, 6},
@@ -400,7 +400,7 @@ TEST_P(BackwardErrors, OperatorThrows) {
       state,
       state,
       mask};
-  if (name == "lltm::cell_backward") {
+  if (name == "lltm::step_backward") {
     stack = {
         at::zeros({4, 3}), state, state, weights, bias, at::zeros({4, 20}), state, state, mask};
   }

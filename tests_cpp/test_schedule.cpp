@@ -181,7 +181,7 @@ std::string of_one_step(
     Storage storage = Storage::kF32,
     int64_t hidden = 256,
     const Machine& machine = kZen4.machine) {
-  return to_string(schedule_cell(machine, {batch, 128, hidden, storage, 128 + hidden}));
+  return to_string(schedule_step(machine, {batch, 128, hidden, storage, 128 + hidden}));
 }
 
 TEST(Schedule, OfOneStep) {
@@ -223,7 +223,7 @@ TEST(Schedule, OfOneStepByDtype) {
 
 TEST(Schedule, OfOneStepByTheWeightsLayout) {
   const auto by_stride = [](int64_t stride, Storage storage = Storage::kF32) {
-    return to_string(schedule_cell(kZen4.machine, {16, 128, 256, storage, stride}));
+    return to_string(schedule_step(kZen4.machine, {16, 128, 256, storage, stride}));
   };
   EXPECT_TRUE(has(by_stride(0), "forward by ATen, backward by ATen")) << "columns side by side";
   EXPECT_TRUE(has(by_stride(400), "forward by the GEMM kernel, backward by the float32 kernel"));
@@ -233,7 +233,7 @@ TEST(Schedule, OfOneStepByTheWeightsLayout) {
       << "pairs of elements do not begin at even columns";
   constexpr int64_t kWide = 1 << 21;
   EXPECT_TRUE(
-      has(to_string(schedule_cell(kZen4.machine, {16, kWide - 256, 256, Storage::kBf16, kWide})),
+      has(to_string(schedule_step(kZen4.machine, {16, kWide - 256, 256, Storage::kBf16, kWide})),
           "forward by the GEMM kernel"))
       << "offsets are of 64 bits";
 }

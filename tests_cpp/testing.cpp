@@ -541,7 +541,7 @@ void check(
   comparisons.expect_accurate();
 }
 
-void check_cell(const Problem& problem, const OutputGradients& output_gradients) {
+void check_step(const Problem& problem, const OutputGradients& output_gradients) {
   check(cell, eager_cell, problem, output_gradients);
 }
 

@@ -162,7 +162,7 @@ void check(
     uint64_t problems = 3);
 
 // The library against eager, by default with random output gradients.
-void check_cell(const Problem& problem, const OutputGradients& output_gradients = kRandom);
+void check_step(const Problem& problem, const OutputGradients& output_gradients = kRandom);
 void check_sequence(const Problem& problem, const OutputGradients& output_gradients = kRandom);
 
 // `count` threads against one in the place of eager, and against themselves:

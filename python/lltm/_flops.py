@@ -1,7 +1,7 @@
 """What torch.utils.flop_counter counts for the operators: their matrix products.
 
-N rows of [h, x] through weights (G H, H+I) of G gates are 2 N (H+I) G H operations forward;
-backward, each of the gradients, of the weights and of [h, x], is a product of that size.
+N rows through weights of G H rows, (G H, I) and (G H, H), are 2 N (H+I) G H operations forward;
+backward, each of the gradients, of the weights and of input and h, is as much.
 """
 
 from __future__ import annotations
@@ -13,44 +13,64 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from ._cell import GATES
-
 Shape = Sequence[int]
 
 _ops = torch.ops.lltm
 
 
-def _product(input: Shape, weights: Shape) -> int:
-    return 2 * prod(input[:-1]) * prod(weights)
+def _product(input: Shape, weight_ih: Shape, weight_hh: Shape | None) -> int:
+    weights = prod(weight_ih) + (0 if weight_hh is None else prod(weight_hh))
+    return 2 * prod(input[:-1]) * weights
 
 
-@register_flop_formula([_ops.cell, _ops.cell_forward, _ops.sequence, _ops.sequence_forward])
-def _forward(input: Shape, h: Shape, c: Shape, weights: Shape, *args: Any, **kwargs: Any) -> int:
-    return _product(input, weights)
+@register_flop_formula([_ops.step, _ops.step_forward, _ops.sequence, _ops.sequence_forward])
+def _forward(
+    cell: str,
+    input: Shape,
+    h: Shape,
+    c: Shape | None,
+    weight_ih: Shape,
+    weight_hh: Shape | None = None,
+    *args: Any,
+    **kwargs: Any,
+) -> int:
+    return _product(input, weight_ih, weight_hh)
 
 
 @register_flop_formula(_ops.sequence_prepacked)
-def _prepacked(input: Shape, h_0: Shape, *args: Any, **kwargs: Any) -> int:
+def _prepacked(cell: str, input: Shape, h_0: Shape, *args: Any, **kwargs: Any) -> int:
+    gates, *_ = _ops._cell(cell)
     hidden = h_0[-1]
-    return _product(input, (GATES * hidden, hidden + input[-1]))
+    return _product(input, (gates * hidden, hidden + input[-1]), None)
 
 
-@register_flop_formula(_ops.cell_backward)
-def _cell_backward(
-    input: Shape, h: Shape, c: Shape, weights: Shape, *args: Any, **kwargs: Any
+@register_flop_formula(_ops.step_backward)
+def _step_backward(
+    cell: str,
+    input: Shape,
+    h: Shape,
+    c: Shape | None,
+    weight_ih: Shape,
+    weight_hh: Shape | None,
+    *args: Any,
+    **kwargs: Any,
 ) -> int:
     mask: Sequence[bool] = args[-1]  # output_mask
-    of_input, of_h, _, of_weights, _ = mask
-    return _product(input, weights) * ((of_input or of_h) + of_weights)
+    of_input, of_h, _, of_weight_ih, of_weight_hh, *_ = mask
+    products = (of_input or of_h) + (of_weight_ih or of_weight_hh)
+    return _product(input, weight_ih, weight_hh) * products
 
 
 @register_flop_formula(_ops.sequence_backward)
 def _sequence_backward(
+    cell: str,
     input: Shape,
     h_0: Shape,
-    c_0: Shape,
-    weights: Shape,
-    bias: Shape | None,
+    c_0: Shape | None,
+    weight_ih: Shape,
+    weight_hh: Shape | None,
+    bias_ih: Shape | None,
+    bias_hh: Shape | None,
     batch_sizes: Shape | None,
     reverse: bool,
     checkpoint_steps: int,
@@ -58,7 +78,7 @@ def _sequence_backward(
     **kwargs: Any,
 ) -> int:
     mask: Sequence[bool] = args[-1]  # output_mask
-    of_weights = mask[3]
     # Whatever is wanted, gradients go back through the states; from checkpoints, after forward
     # once more.
-    return _product(input, weights) * (1 + of_weights + (checkpoint_steps > 0))
+    products = 1 + (mask[3] or mask[4]) + (checkpoint_steps > 0)
+    return _product(input, weight_ih, weight_hh) * products

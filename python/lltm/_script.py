@@ -25,6 +25,7 @@ State = tuple[Tensor, Tensor]
 
 
 class _Cell:
+    _cell: str
     input_size: int
     hidden_size: int
     forward_in_python: Callable[..., State]
@@ -40,12 +41,13 @@ class _Cell:
         if hx is not None:
             h, c = hx
         h_next, c_next = torch.ops.lltm.layer_step(
-            input, h, c, self.scripted_parameters(), self.input_size, self.hidden_size
+            self._cell, input, h, c, self.scripted_parameters(), self.input_size, self.hidden_size
         )
         return h_next, c_next
 
 
 class _Layer:
+    _cell: str
     input_size: int
     hidden_size: int
     num_layers: int
@@ -69,6 +71,7 @@ class _Layer:
         if hx is not None:
             h_0, c_0 = hx
         output, h_n, c_n = torch.ops.lltm.layer(
+            self._cell,
             input,
             h_0,
             c_0,
@@ -88,12 +91,12 @@ class _Layer:
 
 def cell(module: nn.Module, names: Sequence[str]) -> nn.Module:
     """`names` are those of the parameters."""
-    return _sharing(module, _Cell, names, [])
+    return _sharing(module, _Cell, names, ["_cell"])
 
 
 def layer(module: nn.Module, names: Sequence[str]) -> nn.Module:
     """`names` are those of weights and biases, in the order of h_0."""
-    return _sharing(module, _Layer, names, ["checkpoint_steps", "_prepacked"])
+    return _sharing(module, _Layer, names, ["_cell", "checkpoint_steps", "_prepacked"])
 
 
 def _sharing(

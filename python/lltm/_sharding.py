@@ -21,7 +21,7 @@ from torch import Tensor
 # schema; that of the others is None. What is saved for backward is either activations, the rows of
 # every step, (T * B, 4H): of each process those of its own batch, which put together would be in
 # another order than on one process, but nobody does that. Or it is checkpoints, (T / n, B, H).
-BATCH_DIMS_OF_CELL: dict[str, int] = dict.fromkeys(
+BATCH_DIMS_OF_STEP: dict[str, int] = dict.fromkeys(
     ("input", "h", "c", "activations", "h_next", "c_next", "grad_h", "grad_c"), 0
 )
 BATCH_DIMS_OF_SEQUENCE: dict[str, int] = {
@@ -30,11 +30,11 @@ BATCH_DIMS_OF_SEQUENCE: dict[str, int] = {
 }
 # By operator: the batch dimensions, and the names of the results. A gradient is named after its
 # argument.
-GRADIENTS = ("weights", "bias")
+GRADIENTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 OPERATORS: dict[str, tuple[dict[str, int], tuple[str, ...]]] = {
-    "cell": (BATCH_DIMS_OF_CELL, ("h_next", "c_next")),
-    "cell_forward": (BATCH_DIMS_OF_CELL, ("h_next", "c_next", "activations")),
-    "cell_backward": (BATCH_DIMS_OF_CELL, ("input", "h", "c", *GRADIENTS)),
+    "step": (BATCH_DIMS_OF_STEP, ("h_next", "c_next")),
+    "step_forward": (BATCH_DIMS_OF_STEP, ("h_next", "c_next", "activations")),
+    "step_backward": (BATCH_DIMS_OF_STEP, ("input", "h", "c", *GRADIENTS)),
     "sequence": (BATCH_DIMS_OF_SEQUENCE, ("output", "h_n", "c_n")),
     "sequence_forward": (BATCH_DIMS_OF_SEQUENCE, ("output", "h_n", "c_n", "saved")),
     "sequence_backward": (BATCH_DIMS_OF_SEQUENCE, ("input", "h_0", "c_0", *GRADIENTS)),

@@ -50,7 +50,7 @@ def cell(
     if type(input) is not Tensor:
         _sharding.prepare(input)
     try:
-        h, c = torch.ops.lltm.cell(input, h, c, weights, bias)
+        h, c = torch.ops.lltm.step("lltm", input, h, c, weights, None, bias)
     except ValueError as error:
         raise _check.of_operator(error) from None
     return h, c
@@ -120,7 +120,7 @@ def prepack(weights: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     _check.tensor("prepack", "weights", weights)
     _check.optional_dtype("prepack", "dtype", dtype)
     try:
-        packed: Tensor = torch.ops.lltm.prepack(weights, dtype=dtype)
+        packed: Tensor = torch.ops.lltm.prepack("lltm", weights, dtype=dtype)
     except ValueError as error:
         raise _check.of_operator(error) from None
     return packed
@@ -163,7 +163,15 @@ def _run(
         _sharding.prepare(input)
     try:
         output, h_n, c_n = getattr(torch.ops.lltm, op)(
-            input, h_0, c_0, weights, bias, batch_sizes=batch_sizes, reverse=reverse, **options
+            "lltm",
+            input,
+            h_0,
+            c_0,
+            weights,
+            bias_ih=bias,
+            batch_sizes=batch_sizes,
+            reverse=reverse,
+            **options,
         )
     except ValueError as error:
         raise _check.of_operator(error) from None

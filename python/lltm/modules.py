@@ -55,6 +55,7 @@ class LLTMCell(nn.Module):
     weights: nn.Parameter
     bias: nn.Parameter | None
 
+    _cell = "lltm"
     # The attributes that the operator `layer_step` takes.
     _PARAMETERS = ("weights", "bias")
     _OPTIONS = ("input_size", "hidden_size")
@@ -134,6 +135,7 @@ class _Layer:
     # Of weights and bias by layer and direction, in the order of h_0 and h_n.
     _names: tuple[str, ...]
 
+    _cell = "lltm"
     # The attributes that the operator `layer` takes after them.
     _OPTIONS = (
         "bias",
@@ -583,8 +585,8 @@ def _is_quantised(weights: Tensor) -> bool:
     """Whether weights that the operator takes are prepacked in int8, as their header says."""
     if weights.dtype != torch.uint8:
         return False  # as they are, on a machine without a packed form
-    qint8 = 12  # an at::ScalarType, in the third word of the header (packed_weights.h)
-    return int.from_bytes(weights[16:24].tolist(), "little") == qint8
+    qint8 = 12  # an at::ScalarType, after magic, cell and dtype in the header (packed_weights.h)
+    return int.from_bytes(weights[20:24].tolist(), "little") == qint8
 
 
 def _calls_kernels() -> bool:
@@ -601,6 +603,7 @@ def _operator(name: str, parameters: Sequence[str], options: Sequence[str]) -> C
         tensors = [getattr(module, name) for name in parameters]
         try:
             return getattr(torch.ops.lltm, name)(
+                module._cell,
                 input,
                 h,
                 c,

@@ -3,9 +3,7 @@
 #include "api/layer.h"
 
 #include "common/format.h"
-#include "op/operator_args.h"
-
-#include <lltm/ops.h>
+#include "op/operators.h"
 
 #include <ATen/ATen.h>
 #include <ATen/PythonTorchFunctionTLS.h>
@@ -67,6 +65,18 @@ void check_shape(
       shape_text(c10::SymIntArrayRef(expected)),
       ", got ",
       shape_text(sizes));
+}
+
+// c is undefined where the cell has none.
+void check_state(
+    const char* where,
+    std::initializer_list<SymInt> expected,
+    const State& state,
+    const char* name_of_h,
+    const char* name_of_c) {
+  const auto& [h, c] = state;
+  check_shape(where, name_of_h, h, expected);
+  if (c.defined()) check_shape(where, name_of_c, c, expected);
 }
 
 // The operators could blame a parameter, but the caller has passed only the input.
@@ -194,68 +204,121 @@ SymInt packed_batch(const PackedRows& rows, const std::optional<State>& state) {
   return steps ? sizes.select(0, 0).item().toSymInt() : SymInt(0);
 }
 
-// What of a pair of optional tensors the operators take: both or none.
+// The cell of a module.
+const Cell& cell_of(const char* op, std::string_view name) {
+  const Cell* const cell = find_cell(name);
+  TORCH_CHECK_VALUE(
+      cell != nullptr, "lltm::", op, ": expected the name of a cell, got '", name, "'");
+  return *cell;
+}
+
+// What of the optional states the operators take: all that the cell has, or none.
 std::optional<State> state_of(
-    const char* where, const std::optional<Tensor>& h, const std::optional<Tensor>& c) {
+    const char* where,
+    const Cell& cell,
+    const std::optional<Tensor>& h,
+    const std::optional<Tensor>& c) {
+  if (!cell.has_c) {
+    TORCH_CHECK_TYPE(
+        !c.has_value(), "lltm::", where, ": expected one state, h, got a second one");
+    return h.has_value() ? std::optional(State(*h, Tensor())) : std::nullopt;
+  }
   TORCH_CHECK_TYPE(
       h.has_value() == c.has_value(), "lltm::", where, ": expected both states or none, got one");
   return h.has_value() ? std::optional(State(*h, *c)) : std::nullopt;
 }
+
+// change(state) of each state that the cell has.
+template <typename Change>
+State each(const State& state, const Change& change) {
+  const auto& [h, c] = state;
+  return {change(h), c.defined() ? change(c) : c};
+}
+
+// Zeros for each state that the cell has.
+State zero_state(const Cell& cell, const Tensor& input, c10::SymIntArrayRef shape) {
+  const Tensor zeros = input.new_zeros_symint(shape);
+  return {zeros, cell.has_c ? zeros : Tensor()};
+}
+
+// The parameters of one direction, as the operators take them. weights may be prepacked.
+struct Parameters {
+  Parameters(const Cell& cell, bool has_bias, bool prepacked, at::TensorList given)
+      : weight_ih(given[0]) {
+    size_t next = 1;
+    if (!cell.joined && !prepacked) weight_hh = given[next++];
+    if (has_bias) bias_ih = given[next++];
+    if (has_bias && !cell.joined) bias_hh = given[next++];
+  }
+  static int64_t count(const Cell& cell, bool has_bias, bool prepacked) {
+    const int64_t matrices = cell.joined || prepacked ? 1 : 2;
+    return matrices + (!has_bias ? 0 : cell.joined ? 1 : 2);
+  }
+
+  const Tensor& weight_ih;
+  Tensor weight_hh, bias_ih, bias_hh;
+};
 
 }  // namespace
 
 // ---- one step -----------------------------------------------------------------
 
 State StepModule::forward(const Tensor& input, const std::optional<State>& state) const {
-  constexpr const char* kWhere = "LLTMCell";
-  check_tensor(kWhere, "input", input);
+  const char* const where = cell.step_class;
+  check_tensor(where, "input", input);
   TORCH_CHECK_VALUE(
       (input.dim() == 1 || input.dim() == 2) && input.sym_size(-1) == input_size,
-      "lltm::LLTMCell: expected input of shape (B, ",
+      "lltm::",
+      where,
+      ": expected input of shape (B, ",
       input_size,
       ") or (",
       input_size,
       ",), got ",
       shape_text(input.sym_sizes()));
+  const auto given = static_cast<int64_t>(parameters.size());
+  const bool has_bias = given == Parameters::count(cell, /*has_bias=*/true, /*prepacked=*/false);
   TORCH_CHECK_VALUE(
-      parameters.size() == 1 || parameters.size() == 2,
-      "lltm::LLTMCell: expected weights and bias or weights alone, got ",
-      parameters.size(),
+      has_bias || given == Parameters::count(cell, /*has_bias=*/false, /*prepacked=*/false),
+      "lltm::",
+      where,
+      ": expected weights and bias or weights alone, got ",
+      given,
       " parameters");
-  const Tensor& weights = parameters[0];
-  const auto bias = parameters.size() == 2 ? std::optional<Tensor>(parameters[1]) : std::nullopt;
-  check_kind(kWhere, input, weights);
+  check_kind(where, input, parameters[0]);
   const WithoutAutograd unobserved(input, state, parameters);
   if (input.dim() == 1) {
     std::optional<State> row;
     if (state.has_value()) {
-      const auto& [h, c] = *state;
-      check_shape(kWhere, "h", h, {hidden_size});
-      check_shape(kWhere, "c", c, {hidden_size});
-      row = State(h.unsqueeze(0), c.unsqueeze(0));
+      check_state(where, {hidden_size}, *state, "h", "c");
+      row = each(*state, [](const Tensor& s) { return s.unsqueeze(0); });
     }
     const auto [h, c] = forward(input.unsqueeze(0), row);
-    return {h.squeeze(0), c.squeeze(0)};
+    return {h.squeeze(0), cell.has_c ? c.squeeze(0) : c};
   }
   const SymInt batch = input.sym_size(0);
-  if (!state.has_value()) {
-    const Tensor zeros = input.new_zeros_symint({batch, hidden_size});
-    return cell(input, zeros, zeros, weights, bias);
-  }
-  const auto& [h, c] = *state;
-  check_shape(kWhere, "h", h, {batch, hidden_size});
-  check_shape(kWhere, "c", c, {batch, hidden_size});
-  return cell(input, h, c, weights, bias);
+  if (state.has_value()) check_state(where, {batch, hidden_size}, *state, "h", "c");
+  const State initial =
+      state.has_value() ? *state : zero_state(cell, input, {batch, SymInt(hidden_size)});
+  const auto& [h, c] = initial;
+  const Parameters p(cell, has_bias, /*prepacked=*/false, parameters);
+  return op::step({{cell, input, h, c, p.weight_ih, p.weight_hh, p.bias_ih, p.bias_hh}});
 }
 
 // ---- a layer ------------------------------------------------------------------
 
+int64_t LayerModule::parameters_each() const {
+  return Parameters::count(cell, has_bias, prepacked);
+}
+
 void LayerModule::check(const Tensor& input) const {
-  check_tensor("LLTM", "input", input);
+  check_tensor(cell.layer_class, "input", input);
   const auto given = static_cast<int64_t>(parameters.size());
   TORCH_CHECK_VALUE(
-      num_layers > 0 && given == directions() * (has_bias ? 2 : 1),
-      "lltm::LLTM: expected ",
+      num_layers > 0 && given == directions() * parameters_each(),
+      "lltm::",
+      cell.layer_class,
+      ": expected ",
       has_bias ? "weights and biases of " : "weights of ",
       num_layers,
       bidirectional ? " layers in two directions" : " layers",
@@ -263,9 +326,9 @@ void LayerModule::check(const Tensor& input) const {
       given,
       " parameters");
   if (!prepacked) {
-    check_kind("LLTM", input, parameters.front());
+    check_kind(cell.layer_class, input, parameters.front());
   } else if (has_bias) {  // packed weights are bytes
-    check_kind("LLTM", input, parameters[1], "prepacked layer", /*casts=*/false);
+    check_kind(cell.layer_class, input, parameters[1], "prepacked layer", /*casts=*/false);
   }
 }
 
@@ -274,7 +337,9 @@ LayerModule::Result LayerModule::forward(
   check(input);
   TORCH_CHECK_VALUE(
       (input.dim() == 2 || input.dim() == 3) && input.sym_size(-1) == input_size,
-      "lltm::LLTM: expected input of shape ",
+      "lltm::",
+      cell.layer_class,
+      ": expected input of shape ",
       batch_first ? "(B, T, " : "(T, B, ",
       input_size,
       ") or (T, ",
@@ -286,7 +351,7 @@ LayerModule::Result LayerModule::forward(
     const State initial = initial_state(input, state, 1, /*batched=*/false);
     const auto [output, last] = run(input.unsqueeze(1), initial, std::nullopt, unobserved.holds());
     const auto& [h_n, c_n] = last;
-    return {output.squeeze(1), State(h_n.squeeze(1), c_n.squeeze(1))};
+    return {output.squeeze(1), State(h_n.squeeze(1), cell.has_c ? c_n.squeeze(1) : c_n)};
   }
   const Tensor steps = batch_first ? input.transpose(0, 1) : input;
   const State initial = initial_state(input, state, steps.sym_size(1), /*batched=*/true);
@@ -301,15 +366,18 @@ LayerModule::Result LayerModule::forward(
   check(rows);
   TORCH_CHECK_VALUE(
       rows.dim() == 2 && rows.sym_size(1) == input_size,
-      "lltm::LLTM: expected input of packed rows (N, ",
+      "lltm::",
+      cell.layer_class,
+      ": expected input of packed rows (N, ",
       input_size,
       "), got ",
       shape_text(rows.sym_sizes()));
   const WithoutAutograd unobserved(rows, state, parameters);
   // The states are in the caller's order, the packed rows from longest to shortest.
-  const auto reordered = [](const State& states, const Tensor& order) {
+  const auto reordered = [&](const State& states, const Tensor& order) {
+    if (!order.defined()) return states;
     const auto& [h, c] = states;
-    return order.defined() ? State(h.index_select(1, order), c.index_select(1, order)) : states;
+    return State(h.index_select(1, order), cell.has_c ? c.index_select(1, order) : c);
   };
   State initial = initial_state(rows, state, packed_batch(input, state), /*batched=*/true);
   if (state.has_value()) initial = reordered(initial, sorted_indices);
@@ -324,18 +392,12 @@ State LayerModule::initial_state(
     const SymInt& batch,
     bool batched) const {
   const int64_t count = directions();
-  if (!state.has_value()) {
-    const Tensor zeros = input.new_zeros_symint({count, batch, hidden_size});
-    return {zeros, zeros};
-  }
-  const auto& [h_0, c_0] = *state;
+  if (!state.has_value()) return zero_state(cell, input, {SymInt(count), batch, SymInt(hidden_size)});
   if (!batched) {
-    check_shape("LLTM", "h_0", h_0, {count, hidden_size});
-    check_shape("LLTM", "c_0", c_0, {count, hidden_size});
-    return {h_0.unsqueeze(1), c_0.unsqueeze(1)};
+    check_state(cell.layer_class, {count, hidden_size}, *state, "h_0", "c_0");
+    return each(*state, [](const Tensor& s) { return s.unsqueeze(1); });
   }
-  check_shape("LLTM", "h_0", h_0, {count, batch, hidden_size});
-  check_shape("LLTM", "c_0", c_0, {count, batch, hidden_size});
+  check_state(cell.layer_class, {count, batch, hidden_size}, *state, "h_0", "c_0");
   return *state;
 }
 
@@ -346,10 +408,24 @@ std::tuple<Tensor, Tensor, Tensor> LayerModule::run_direction(
     const Tensor& c_0,
     const std::optional<Tensor>& batch_sizes,
     bool reverse) const {
-  const Tensor& weights = parameters[has_bias ? 2 * k : k];
-  const auto bias = has_bias ? std::optional<Tensor>(parameters[2 * k + 1]) : std::nullopt;
-  if (prepacked) return sequence_prepacked(input, h_0, c_0, weights, bias, batch_sizes, reverse);
-  return sequence(input, h_0, c_0, weights, bias, batch_sizes, reverse, checkpoint_steps);
+  const int64_t each = parameters_each();
+  const Parameters p(cell, has_bias, prepacked, parameters.slice(k * each, each));
+  if (prepacked) {
+    return op::sequence_prepacked(
+        {cell, input, h_0, c_0, p.weight_ih, p.bias_ih, p.bias_hh, batch_sizes, reverse});
+  }
+  return op::sequence(
+      {{cell,
+        input,
+        h_0,
+        c_0,
+        p.weight_ih,
+        p.weight_hh,
+        p.bias_ih,
+        p.bias_hh,
+        batch_sizes,
+        reverse},
+       checkpoint_steps});
 }
 
 LayerModule::Result LayerModule::run(
@@ -359,7 +435,7 @@ LayerModule::Result LayerModule::run(
     bool unobserved) const {
   const auto run = [&](int64_t k, bool reverse) {
     const Tensor h = select_state(std::get<0>(initial), k, unobserved);
-    const Tensor c = select_state(std::get<1>(initial), k, unobserved);
+    const Tensor c = cell.has_c ? select_state(std::get<1>(initial), k, unobserved) : Tensor();
     return run_direction(k, input, h, c, batch_sizes, reverse);
   };
   if (directions() == 1) {  // the states without a copy
@@ -367,7 +443,8 @@ LayerModule::Result LayerModule::run(
     return {
         std::move(output),
         State(
-            unsqueeze_state(std::move(h), unobserved), unsqueeze_state(std::move(c), unobserved))};
+            unsqueeze_state(std::move(h), unobserved),
+            cell.has_c ? unsqueeze_state(std::move(c), unobserved) : std::move(c))};
   }
   const int64_t count = bidirectional ? 2 : 1;
   std::vector<Tensor> h_n;
@@ -385,23 +462,26 @@ LayerModule::Result LayerModule::run(
     }
     input = count == 1 ? outputs.front() : at::cat(outputs, -1);
   }
-  return {input, State(at::stack(h_n), at::stack(c_n))};
+  return {input, State(at::stack(h_n), cell.has_c ? at::stack(c_n) : c_n.front())};
 }
 
 // ---- the operators ------------------------------------------------------------
 
 std::tuple<Tensor, Tensor> layer_step(
+    std::string_view name,
     const Tensor& input,
     const std::optional<Tensor>& h,
     const std::optional<Tensor>& c,
     at::TensorList parameters,
     int64_t input_size,
     int64_t hidden_size) {
-  const StepModule module = {input_size, hidden_size, parameters};
-  return module.forward(input, state_of("LLTMCell", h, c));
+  const Cell& cell = cell_of("layer_step", name);
+  const StepModule module = {cell, input_size, hidden_size, parameters};
+  return module.forward(input, state_of(cell.step_class, cell, h, c));
 }
 
 std::tuple<Tensor, Tensor, Tensor> layer(
+    std::string_view name,
     const Tensor& input,
     const std::optional<Tensor>& h_0,
     const std::optional<Tensor>& c_0,
@@ -418,7 +498,9 @@ std::tuple<Tensor, Tensor, Tensor> layer(
     const std::optional<Tensor>& batch_sizes,
     const std::optional<Tensor>& sorted_indices,
     const std::optional<Tensor>& unsorted_indices) {
+  const Cell& cell = cell_of("layer", name);
   const LayerModule module = {
+      cell,
       input_size,
       hidden_size,
       num_layers,
@@ -429,7 +511,7 @@ std::tuple<Tensor, Tensor, Tensor> layer(
       prepacked,
       parameters,
       has_bias};
-  const std::optional<State> state = state_of("LLTM", h_0, c_0);
+  const std::optional<State> state = state_of(cell.layer_class, cell, h_0, c_0);
   const PackedRows rows = {
       input,
       or_undefined(batch_sizes),

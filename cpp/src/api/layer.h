@@ -3,24 +3,28 @@
 // modules of C++ (nn.cpp) share it.
 #pragma once
 
+#include "cell/cell.h"
+
 #include <ATen/core/Tensor.h>
 #include <c10/core/SymInt.h>
 
 #include <cstdint>
 #include <optional>
+#include <string_view>
 #include <tuple>
 
 namespace lltm {
 
-// (h, c), as in lltm/nn.h.
+// (h, c), as in lltm/nn.h; of a cell without c, c is undefined, and as a result empty.
 using State = std::tuple<at::Tensor, at::Tensor>;
 
-// LLTMCell::forward.
+// LLTMCell::forward, and that of the other cells.
 struct StepModule {
   State forward(const at::Tensor& input, const std::optional<State>& state) const;
 
+  const Cell& cell;
   int64_t input_size, hidden_size;
-  at::TensorList parameters;  // weights and, if there is one, bias
+  at::TensorList parameters;  // as the operator's
 };
 
 // The rows of a torch PackedSequence; the indices are undefined where the rows came sorted.
@@ -28,7 +32,7 @@ struct PackedRows {
   const at::Tensor &data, &batch_sizes, &sorted_indices, &unsorted_indices;
 };
 
-// LLTM::forward, and that of the prepacked form.
+// LLTM::forward, that of the other layers, and of their prepacked forms.
 struct LayerModule {
   using Result = std::tuple<at::Tensor, State>;
 
@@ -36,17 +40,19 @@ struct LayerModule {
   // The output is that of the rows; the states are in the order of the caller's batch.
   Result forward(const PackedRows& input, const std::optional<State>& state) const;
 
+  const Cell& cell;
   int64_t input_size, hidden_size, num_layers;
   bool batch_first, bidirectional;
   double dropout;  // in this call: 0 outside of training
   int64_t checkpoint_steps;
   bool prepacked;
-  // Weights and, with has_bias, bias of each direction, in the order of h_0 and h_n.
+  // Those of each direction, in the order of h_0 and h_n, as the operator's.
   at::TensorList parameters;
   bool has_bias;
 
  private:
   int64_t directions() const { return num_layers * (bidirectional ? 2 : 1); }
+  int64_t parameters_each() const;
   void check(const at::Tensor& input) const;
   // (h_0, c_0), each (L*D, B, H), checked.
   State initial_state(
@@ -73,6 +79,7 @@ struct LayerModule {
 
 // The operators, below the dispatcher; library.cpp has their schemas.
 std::tuple<at::Tensor, at::Tensor> layer_step(
+    std::string_view cell,
     const at::Tensor& input,
     const std::optional<at::Tensor>& h,
     const std::optional<at::Tensor>& c,
@@ -80,6 +87,7 @@ std::tuple<at::Tensor, at::Tensor> layer_step(
     int64_t input_size,
     int64_t hidden_size);
 std::tuple<at::Tensor, at::Tensor, at::Tensor> layer(
+    std::string_view cell,
     const at::Tensor& input,
     const std::optional<at::Tensor>& h_0,
     const std::optional<at::Tensor>& c_0,

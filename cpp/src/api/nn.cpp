@@ -1,6 +1,6 @@
 // The modules: options, parameters, packed input. What they compute is in layer.cpp.
 #include "api/layer.h"
-#include "cell/cell.h"
+#include "cell/lltm.h"
 #include "common/format.h"
 
 #include <lltm/nn.h>
@@ -65,7 +65,7 @@ LLTMCellImpl::LLTMCellImpl(const LLTMCellOptions& options) : options(options) {
 void LLTMCellImpl::reset() {
   check_size("LLTMCell", "input_size", options.input_size(), kLargestSize);
   check_size("LLTMCell", "hidden_size", options.hidden_size(), kLargestSize);
-  const int64_t rows = Cell::kGates * options.hidden_size();
+  const int64_t rows = Lltm::kCell.gates * options.hidden_size();
   weights = register_parameter(
       "weights", torch::empty({rows, options.hidden_size() + options.input_size()}));
   bias =
@@ -85,6 +85,7 @@ void LLTMCellImpl::pretty_print(std::ostream& stream) const {
 State LLTMCellImpl::forward(const Tensor& input, const std::optional<State>& state) {
   const Tensor given[] = {weights, bias};
   const StepModule module = {
+      Lltm::kCell,
       options.input_size(), options.hidden_size(), at::TensorList(given, bias.defined() ? 2 : 1)};
   return module.forward(input, state);
 }
@@ -99,6 +100,7 @@ LayerModule layer_of(
     bool prepacked,
     const std::vector<Tensor>& parameters) {
   return {
+      Lltm::kCell,
       options.input_size(),
       options.hidden_size(),
       options.num_layers(),
@@ -156,10 +158,10 @@ void LLTMImpl::reset() {
       const std::string suffix = "_l" + std::to_string(layer) + (direction == 0 ? "" : "_reverse");
       all_weights_.push_back(register_parameter(
           "weights" + suffix,
-          torch::empty({Cell::kGates * hidden_size, hidden_size + input_size})));
+          torch::empty({Lltm::kCell.gates * hidden_size, hidden_size + input_size})));
       const Tensor bias = register_parameter(
           "bias" + suffix,
-          options.bias() ? torch::empty({Cell::kGates * hidden_size}) : Tensor(),
+          options.bias() ? torch::empty({Lltm::kCell.gates * hidden_size}) : Tensor(),
           options.bias());
       if (bias.defined()) all_weights_.push_back(bias);
     }

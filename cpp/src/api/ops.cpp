@@ -35,18 +35,18 @@ class Operator {
 
 namespace op {
 
-CellOutputs cell(const CellArgs& args) {
-  static const Operator<CellOutputs, CellArgs> op("lltm::cell");
+StepOutputs step(const StepArgs& args) {
+  static const Operator<StepOutputs, StepArgs> op("lltm::step");
   return op(args);
 }
 
-CellResult cell_forward(const CellArgs& args) {
-  static const Operator<CellResult, CellArgs> op("lltm::cell_forward");
+StepResult step_forward(const StepArgs& args) {
+  static const Operator<StepResult, StepArgs> op("lltm::step_forward");
   return op(args);
 }
 
-Gradients cell_backward(const CellBackwardArgs& args) {
-  static const Operator<Gradients, CellBackwardArgs> op("lltm::cell_backward");
+Gradients step_backward(const StepBackwardArgs& args) {
+  static const Operator<Gradients, StepBackwardArgs> op("lltm::step_backward");
   return op(args);
 }
 
@@ -65,14 +65,29 @@ Gradients sequence_backward(const SequenceBackwardArgs& args) {
   return op(args);
 }
 
-SequenceOutputs sequence_prepacked(const SequenceInputs& args) {
-  static const Operator<SequenceOutputs, SequenceInputs> op("lltm::sequence_prepacked");
+SequenceOutputs sequence_prepacked(const PrepackedArgs& args) {
+  static const Operator<SequenceOutputs, PrepackedArgs> op("lltm::sequence_prepacked");
   return op(args);
+}
+
+Tensor prepack(
+    std::string_view cell,
+    const Tensor& weight_ih,
+    const std::optional<Tensor>& weight_hh,
+    std::optional<at::ScalarType> dtype) {
+  static const auto op = find_op<decltype(prepack)>("lltm::prepack");
+  return op.call(cell, weight_ih, weight_hh, dtype);
 }
 
 }  // namespace op
 
-// ---- what users call: lltm/ops.h ----------------------------------------------
+// ---- what users call: lltm/ops.h, the LLTM --------------------------------------
+
+namespace {
+
+constexpr std::string_view kLltm = "lltm";
+
+}  // namespace
 
 std::tuple<Tensor, Tensor> cell(
     const Tensor& input,
@@ -80,7 +95,7 @@ std::tuple<Tensor, Tensor> cell(
     const Tensor& c,
     const Tensor& weights,
     const std::optional<Tensor>& bias) {
-  return op::cell({{input, h, c, weights, bias}});
+  return op::step({{kLltm, input, h, c, weights, Tensor(), bias, Tensor()}});
 }
 
 std::tuple<Tensor, Tensor, Tensor> sequence(
@@ -92,12 +107,13 @@ std::tuple<Tensor, Tensor, Tensor> sequence(
     const std::optional<Tensor>& batch_sizes,
     bool reverse,
     int64_t checkpoint_steps) {
-  return op::sequence({{input, h_0, c_0, weights, bias, batch_sizes, reverse}, checkpoint_steps});
+  return op::sequence(
+      {{kLltm, input, h_0, c_0, weights, Tensor(), bias, Tensor(), batch_sizes, reverse},
+       checkpoint_steps});
 }
 
 Tensor prepack(const Tensor& weights, std::optional<at::ScalarType> dtype) {
-  static const auto op = find_op<decltype(prepack)>("lltm::prepack");
-  return op.call(weights, dtype);
+  return op::prepack(kLltm, weights, std::nullopt, dtype);
 }
 
 std::tuple<Tensor, Tensor, Tensor> sequence_prepacked(
@@ -108,7 +124,8 @@ std::tuple<Tensor, Tensor, Tensor> sequence_prepacked(
     const std::optional<Tensor>& bias,
     const std::optional<Tensor>& batch_sizes,
     bool reverse) {
-  return op::sequence_prepacked({input, h_0, c_0, weights, bias, batch_sizes, reverse});
+  return op::sequence_prepacked(
+      {kLltm, input, h_0, c_0, weights, bias, Tensor(), batch_sizes, reverse});
 }
 
 }  // namespace lltm

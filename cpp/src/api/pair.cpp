@@ -1,6 +1,6 @@
 #include "api/pair.h"
 
-#include "cell/cell.h"
+#include "cell/lltm.h"
 #include "op/check.h"
 
 #include <ATen/Functions.h>
@@ -20,7 +20,7 @@ std::vector<Tensor> forward(
   check_pair_forward(input, weights, bias, old_h, old_cell);
   const Tensor X = at::cat({old_h, input}, 1);
   const Tensor gate_weights = at::linear(X, weights, bias);
-  const std::vector<Tensor> z = gate_weights.chunk(Lltm::kGates, 1);
+  const std::vector<Tensor> z = gate_weights.chunk(Lltm::kSlots, 1);
   const auto [new_h, new_cell, saved] = Lltm::forward<Tensor>({z[0], z[1], z[2]}, old_cell);
   return {new_h, new_cell, saved[0], saved[1], saved[2], X, gate_weights};
 }

@@ -1,75 +1,69 @@
-// The cell on one page: its gates, what forward saves for backward, and the
-// element-wise arithmetic of both. Everything else that depends on the cell, from the
-// shape checks to the kernels, takes it from here.
+// What the library outside of a cell's page knows of the cell: the checks, GEMMs, packing and
+// schedules exist once, and ask this.
 //
-// V is float or double in the kernels, and at::Tensor on the composite path, where ATen's
-// sigmoid, tanh, elu and where are meant. So the functions are straight-line code: `where`
-// selects between two values that are both already computed.
+// H hidden units. weight_ih (G * H, I) and weight_hh (G * H, H) have a block of H rows for each of
+// G gates. Of these a unit has S pre-activations, its slots:
+//     z[s] = x (block x_blocks[s] of weight_ih)^T + h (block h_blocks[s] of weight_hh)^T + bias
+// Most slots have both terms; a gate that needs them apart has a slot for each. The slots are in
+// the order [x alone | both | h alone], so each GEMM writes one range of columns, and nothing is
+// multiplied that no gate reads. Slot s of unit j is column s * H + j of z (rows, S * H), and
+// values that forward saves for backward are laid out the same way.
 //
-// H hidden units, G gates, S saved activations. W is (G * H, H + I), and
-//     z = [h, x] W^T + b      (rows, G * H)
-// is what forward starts from: gate k of unit j is column k * H + j. `activations` is
-// (rows, S * H), laid out the same way. Of the two states, h is what the next GEMM reads;
-// c is only ever combined element by element.
+// Of the two states, h is what the next GEMM reads; c is only combined element by element. A cell
+// that has no c for its user, as the GRU, is one whose c is h: c_0 = h_0, and the gradient of h_0
+// is the sum of both.
 //
-// Another cell is another such page: CONTRIBUTING.md, "Your own cell".
+// No header of torch or of the standard library: kernels of every device include it.
 #pragma once
 
-#include "cell/math.h"
-
-#if defined(LLTM_CELL)
-#include LLTM_CELL
-#else
-
 namespace lltm {
-namespace {
 
-struct Lltm {
-  static constexpr int kGates = 3;  // input gate, output gate, candidate
-  static constexpr int kSaved = 4;  // i, o, g, tanh(c')
+// Slots [begin, end).
+struct SlotRange {
+  int begin = 0, end = 0;
 
-  template <typename V>
-  struct Forward {
-    V h, c;  // h', c'
-    V saved[kSaved];
-  };
-
-  template <typename V>
-  struct Backward {
-    V dz[kGates];
-    V dc;  // gradient of c
-  };
-
-  template <typename V>
-  static LLTM_CELL_INLINE Forward<V> forward(const V (&z)[kGates], const V& c) {
-    using namespace math;
-    const V i = sigmoid(z[0]);
-    const V o = sigmoid(z[1]);
-    const V g = elu(z[2]);
-    const V c_next = c + i * g;
-    const V tanh_c = tanh(c_next);
-    return {o * tanh_c, c_next, {i, o, g, tanh_c}};
-  }
-
-  // dh and dc_next are the gradients of h' and c'.
-  template <typename V>
-  static LLTM_CELL_INLINE Backward<V> backward(
-      const V (&saved)[kSaved], const V& dh, const V& dc_next) {
-    using namespace math;
-    const V& i = saved[0];
-    const V& o = saved[1];
-    const V& g = saved[2];
-    const V& tanh_c = saved[3];
-    const V dc = dc_next + dh * o * (1 - tanh_c * tanh_c);
-    const V dz_i = dc * g * (i * (1 - i));
-    const V dz_o = dh * tanh_c * (o * (1 - o));
-    const V dz_g = dc * i * where(g > 0, 1, g + 1);
-    return {{dz_i, dz_o, dz_g}, dc};
-  }
+  constexpr int count() const { return end - begin; }
+  constexpr bool contains(int slot) const { return begin <= slot && slot < end; }
+  friend constexpr bool operator==(const SlotRange&, const SlotRange&) = default;
 };
 
-using Cell = Lltm;
+struct Cell {
+  static constexpr int kMostSlots = 8;
 
-}  // namespace
+  const char* name;  // the operators' first argument
+  const char *layer_class, *step_class;  // the modules'
+  int id;            // the place of its kernels in tables (cells.h)
+  int gates;         // blocks of rows of the weights and biases
+  int slots;
+  int saved;  // values of a unit that forward saves for backward
+  // The slots that x and h have a part in, and the block of rows of each.
+  SlotRange x, h;
+  int x_blocks[kMostSlots], h_blocks[kMostSlots];
+  bool has_c;
+  // Whether the modules' parameters are one matrix [weight_hh, weight_ih] and one bias.
+  bool joined;
+};
+
+// ---- pages ----------------------------------------------------------------------
+//
+// A page (lltm.h, lstm.h, gru.h) is a type with kCell, kSlots, kSaved and the element-wise
+// arithmetic of a step:
+//     StepForward<Page, V> forward(z, c)
+//     StepBackward<Page, V> backward(saved, dh, dc_next)    dh, dc_next: gradients of h', c'
+// V is float or double in the kernels, and at::Tensor on the composite path, where ATen's sigmoid,
+// tanh, elu and where are meant. So the functions are straight-line code: `where` selects between
+// two values that are both already computed.
+
+template <typename Page, typename V>
+struct StepForward {
+  V h, c;  // h', c'
+  V saved[Page::kSaved];
+};
+
+template <typename Page, typename V>
+struct StepBackward {
+  V dz[Page::kSlots];
+  V dc;  // gradient of c
+};
+
 }  // namespace lltm
-#endif

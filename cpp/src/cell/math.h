@@ -1,4 +1,4 @@
-// The activation functions of the cell (cell.h), for kernels on every device.
+// The activation functions of the cells (cell.h), for kernels on every device.
 //
 // Each function is straight-line code without branches: `?:` only selects
 // between two values that are both already computed. That is what lets the

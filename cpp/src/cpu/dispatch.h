@@ -1,6 +1,7 @@
 // The choice of instruction set and of dtype for the CPU kernels.
 #pragma once
 
+#include "cell/cell.h"
 #include "common/tensor_views.h"
 #include "cpu/kernel/table.h"
 #include "cpu/schedule.h"
@@ -14,8 +15,8 @@ namespace lltm::cpu {
 const Kernels& kernels();
 
 template <typename T, typename Operand>
-const Elementwise<T, Operand>& elementwise() {
-  return kernels().*kElementwise<T, Operand>;
+const Elementwise<T, Operand>& elementwise(const Cell& cell) {
+  return kernels().cells[cell.id].*kElementwise<T, Operand>;
 }
 
 template <typename B>
@@ -29,7 +30,7 @@ decltype(auto) visit_dtype(at::ScalarType dtype, const Body& body) {
   return lltm::visit_dtype<Half, BFloat16>(dtype, body);
 }
 
-// The dtype as schedule_cell takes it.
+// The dtype as schedule_step takes it.
 inline Storage storage_of(at::ScalarType dtype) {
   switch (dtype) {
     case at::kDouble:

@@ -10,18 +10,18 @@ namespace {
 
 struct Cpu {
   using DeviceGuard = NoDeviceGuard;
-  static constexpr auto cell_forward = cpu::cell_forward;
-  static constexpr auto cell_backward = cpu::cell_backward;
+  static constexpr auto step_forward = cpu::step_forward;
+  static constexpr auto step_backward = cpu::step_backward;
   static constexpr auto sequence_forward = cpu::sequence_forward;
   static constexpr auto sequence_backward = cpu::sequence_backward;
   static constexpr auto prepack = cpu::prepack;
 
   static SequenceResult sequence_prepacked(const SequenceArgs& args) {
-    check_prepacked(args.weights, args.input, args.h_0);
+    check_prepacked(args);
     // Bytes that were read from a file may lie anywhere.
-    const auto address = reinterpret_cast<std::uintptr_t>(args.weights.const_data_ptr());
+    const auto address = reinterpret_cast<std::uintptr_t>(args.weight_ih.const_data_ptr());
     if (address % 64 == 0) return sequence_forward(args);
-    return sequence_forward(with_weights(args, args.weights.clone()));
+    return sequence_forward(with_weights(args, args.weight_ih.clone()));
   }
 };
 

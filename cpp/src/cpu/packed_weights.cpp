@@ -4,6 +4,7 @@
 #include "cpu/gemm/gemm.h"
 #include "cpu/parallel.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
@@ -20,22 +21,23 @@ using at::Tensor;
 
 namespace {
 
-// Packs the columns [first, first + k) of the weights' rows of a block.
+// Packs a block of units of the weights w (G * H, K) of some slots.
 template <typename Format>
 bool pack_block(
     PackedB<const typename Format::Operand> b,
     Matrix<const typename Format::Source> w,
     const PackedWeights<Format>& packed,
     int64_t block,
-    int64_t first,
+    SlotRange slots,
+    const int* row_blocks,
     int64_t k) {
   const PackedB<typename Format::Operand> to = {
       const_cast<typename Format::Operand*>(b.data), b.k, b.n, b.ld};
   const Blocks& blocks = packed.blocks;
   bool fits = true;
-  for (int64_t gate = 0; gate < Cell::kGates; ++gate) {
-    const auto rows = w.from(gate * blocks.total + blocks.begin(block), first);
-    const int64_t n0 = gate * packed.gate_columns(block);
+  for (int slot = slots.begin; slot < slots.end; ++slot) {
+    const auto rows = w.from(row_blocks[slot] * blocks.total + blocks.begin(block));
+    const int64_t n0 = (slot - slots.begin) * packed.slot_columns(block);
     fits &= Format::pack_b_transposed(to, 0, n0, rows, k, blocks.size(block));
   }
   return fits;
@@ -44,39 +46,49 @@ bool pack_block(
 }  // namespace
 
 template <typename Format>
-std::optional<PackedWeights<Format>> pack_weights(const Tensor& weights, int64_t width) {
+std::optional<PackedWeights<Format>> pack_weights(
+    const Cell& cell, const Weights& weights, int64_t width) {
   using Source = typename Format::Source;
-  const int64_t hidden = weights.size(0) / Cell::kGates;
-  const int64_t input_size = weights.size(1) - hidden;
-  const Tensor rows = with_contiguous_rows(weights.to(kDtype<Source>));
-  const auto w = read<Source>(rows);
-  const PackedHeader header = {
+  const int64_t hidden = weights.hh.size(1);
+  const int64_t input_size = weights.ih.size(1);
+  const Tensor ih = with_contiguous_rows(weights.ih.to(kDtype<Source>));
+  const Tensor hh = with_contiguous_rows(weights.hh.to(kDtype<Source>));
+  PackedHeader header = {
       PackedHeader::kMagic,
-      static_cast<int64_t>(weights.scalar_type()),
+      {},
+      static_cast<int32_t>(weights.hh.scalar_type()),
       kOperandTag<Format>,
       hidden,
       input_size,
       width,
       /*bf16x3_offset=*/0,
       /*checksum=*/0};
+  std::memcpy(header.cell, cell.name, std::min(std::strlen(cell.name), sizeof(header.cell)));
   const Tensor bytes =
-      at::empty({PackedWeights<Format>::bytes(header)}, rows.options().dtype(at::kByte));
+      at::empty({PackedWeights<Format>::bytes(header)}, hh.options().dtype(at::kByte));
   std::memcpy(bytes.mutable_data_ptr(), &header, sizeof(header));
   const PackedWeights<Format> packed(bytes);
-  const int64_t threads = threads_for(weights.numel(), kPackGrain, packed.blocks.count);
+  const auto w_x = read<Source>(ih);
+  const auto w_h = read<Source>(hh);
+  const int64_t elements = ih.numel() + hh.numel();
+  const int64_t threads = threads_for(elements, kPackGrain, packed.blocks.count);
   const bool fits = parallel_region(threads, [&](Team& team) {
     team.for_each_slot(packed.blocks.count, [&](int64_t block) {
-      return pack_block(packed.x(block), w, packed, block, hidden, input_size) &&
-             pack_block(packed.h(block), w, packed, block, 0, hidden);
+      return pack_block(packed.x(block), w_x, packed, block, cell.x, cell.x_blocks, input_size) &&
+             pack_block(packed.h(block), w_h, packed, block, cell.h, cell.h_blocks, hidden);
     });
   });
   return fits ? std::optional(packed) : std::nullopt;
 }
 
-template std::optional<PackedWeights<F32Format>> pack_weights(const Tensor&, int64_t);
-template std::optional<PackedWeights<Bf16Format>> pack_weights(const Tensor&, int64_t);
-template std::optional<PackedWeights<Bf16x3Format>> pack_weights(const Tensor&, int64_t);
-template std::optional<PackedWeights<Int8Format>> pack_weights(const Tensor&, int64_t);
+template std::optional<PackedWeights<F32Format>> pack_weights(
+    const Cell&, const Weights&, int64_t);
+template std::optional<PackedWeights<Bf16Format>> pack_weights(
+    const Cell&, const Weights&, int64_t);
+template std::optional<PackedWeights<Bf16x3Format>> pack_weights(
+    const Cell&, const Weights&, int64_t);
+template std::optional<PackedWeights<Int8Format>> pack_weights(
+    const Cell&, const Weights&, int64_t);
 
 namespace {
 
@@ -174,13 +186,12 @@ bool is_intact(const Tensor& packed) {
 
 // Weights in a format, scheduled for prepack_batch rows; undefined where values are out of range.
 template <typename Format>
-Tensor prepack_as(const Tensor& weights) {
-  const Machine machine = current_machine();
-  const int64_t hidden = weights.size(0) / Cell::kGates;
+Tensor prepack_as(const Cell& cell, const Weights& weights) {
   const int64_t batch = prepack_batch(kFormat<Format>);
-  const int64_t width = prepack_block_width(
-      machine, kFormat<Format>, {batch, weights.size(1) - hidden, hidden, batch});
-  const auto packed = pack_weights<Format>(weights, width);
+  const LayerShape shape = {
+      batch, weights.ih.size(1), weights.hh.size(1), batch, /*bf16=*/false, slots_of(cell)};
+  const int64_t width = prepack_block_width(current_machine(), kFormat<Format>, shape);
+  const auto packed = pack_weights<Format>(cell, weights, width);
   return packed.has_value() ? packed->tensor : Tensor();
 }
 
@@ -193,45 +204,50 @@ bool is_whole(const PackedHeader& header, int64_t bytes) {
 }
 
 template <typename Format>
-Tensor unpack_as(const PackedHeader& header, const Tensor& bytes) {
+Weights unpack_as(const PackedHeader& header, const Tensor& bytes) {
   using Source = typename Format::Source;
   const PackedWeights<Format> packed(header, bytes);
+  const Cell& cell = packed.cell;
   const Blocks& blocks = packed.blocks;
-  const Tensor weights = at::empty(
-      {Cell::kGates * header.hidden, header.hidden + header.input_size},
-      bytes.options().dtype(kDtype<Source>));
-  const auto w = write<Source>(weights);
-  const auto copy = [&](const auto& b, int64_t block, int64_t k_size, int64_t first) {
-    for (int64_t gate = 0; gate < Cell::kGates; ++gate) {
+  const int64_t rows = cell.gates * header.hidden;
+  const auto options = bytes.options().dtype(kDtype<Source>);
+  const Weights weights = {
+      at::empty({rows, header.input_size}, options), at::empty({rows, header.hidden}, options)};
+  const auto copy = [&](const auto& b,
+                        int64_t block,
+                        SlotRange slots,
+                        const int* row_blocks,
+                        const Tensor& to) {
+    const auto w = write<Source>(to);
+    for (int slot = slots.begin; slot < slots.end; ++slot) {
       for (int64_t unit = 0; unit < blocks.size(block); ++unit) {
-        Source* const row = w.row(gate * blocks.total + blocks.begin(block) + unit) + first;
-        const int64_t n = gate * packed.gate_columns(block) + unit;
-        for (int64_t k = 0; k < k_size; ++k) row[k] = Format::at(b, k, n);
+        Source* const row = w.row(row_blocks[slot] * blocks.total + blocks.begin(block) + unit);
+        const int64_t n = (slot - slots.begin) * packed.slot_columns(block) + unit;
+        for (int64_t k = 0; k < to.size(1); ++k) row[k] = Format::at(b, k, n);
       }
     }
   };
   for (int64_t block = 0; block < blocks.count; ++block) {
-    copy(packed.x(block), block, header.input_size, header.hidden);
-    copy(packed.h(block), block, header.hidden, 0);
+    copy(packed.x(block), block, cell.x, cell.x_blocks, weights.ih);
+    copy(packed.h(block), block, cell.h, cell.h_blocks, weights.hh);
   }
   return weights;
 }
 
-Tensor prepack_int8(const Tensor& weights) {
-  const int64_t hidden = weights.size(0) / Cell::kGates;
+Tensor prepack_int8(const Cell& cell, const Weights& weights) {
   TORCH_CHECK_TYPE(
-      weights.scalar_type() != at::kDouble,
+      weights.hh.scalar_type() != at::kDouble,
       "lltm::prepack: expected weights of dtype float32, bfloat16 or float16 to quantise, got"
       " float64");
   TORCH_CHECK_VALUE(
-      hidden <= kInt8MostK && weights.size(1) - hidden <= kInt8MostK,
+      weights.hh.size(1) <= kInt8MostK && weights.ih.size(1) <= kInt8MostK,
       "lltm::prepack: expected weights of hidden and input size at most ",
       kInt8MostK,
       " to quantise, got ",
-      hidden,
+      weights.hh.size(1),
       " and ",
-      weights.size(1) - hidden);
-  const Tensor packed = prepack_as<Int8Format>(weights);
+      weights.ih.size(1));
+  const Tensor packed = prepack_as<Int8Format>(cell, weights);
   TORCH_CHECK_VALUE(
       packed.defined(), "lltm::prepack: expected finite weights to quantise, got inf or nan");
   return sealed(packed);
@@ -239,16 +255,23 @@ Tensor prepack_int8(const Tensor& weights) {
 
 }  // namespace
 
-Tensor prepack(const Tensor& weights, std::optional<at::ScalarType> dtype) {
-  if (dtype == at::kQInt8 && weights.numel() > 0) return prepack_int8(weights);
-  const bool bf16 = weights.scalar_type() == at::kBFloat16;
-  if (weights.scalar_type() == at::kDouble || weights.numel() == 0 || !F32Format::available()) {
-    return weights.clone(at::MemoryFormat::Contiguous);
+Tensor prepack(
+    const Cell& cell,
+    const Tensor& weight_ih,
+    const Tensor& weight_hh,
+    std::optional<at::ScalarType> dtype) {
+  const Weights weights = weights_of(cell, weight_ih, weight_hh);
+  const bool empty = weight_ih.numel() == 0;
+  if (dtype == at::kQInt8 && !empty) return prepack_int8(cell, weights);
+  const bool bf16 = weight_ih.scalar_type() == at::kBFloat16;
+  if (weight_ih.scalar_type() == at::kDouble || empty || !F32Format::available()) {
+    return weight_hh.defined() ? at::cat({weight_hh, weight_ih}, 1)
+                               : weight_ih.clone(at::MemoryFormat::Contiguous);
   }
-  if (bf16 && Bf16Format::available()) return sealed(prepack_as<Bf16Format>(weights));
-  const Tensor few = prepack_as<F32Format>(weights);
+  if (bf16 && Bf16Format::available()) return sealed(prepack_as<Bf16Format>(cell, weights));
+  const Tensor few = prepack_as<F32Format>(cell, weights);
   const Tensor many =
-      Bf16x3Format::available() && !bf16 ? prepack_as<Bf16x3Format>(weights) : Tensor();
+      Bf16x3Format::available() && !bf16 ? prepack_as<Bf16x3Format>(cell, weights) : Tensor();
   if (!many.defined()) return sealed(few);
   PackedHeader header = read_header(few);
   header.bf16x3_offset = round_up(few.numel(), kPackedAlignment);
@@ -273,11 +296,12 @@ bool has_form(const Tensor& packed, GemmFormat format) {
   }
 }
 
-void check_prepacked(const Tensor& packed, const Tensor& input, const Tensor& h_0) {
+void check_prepacked(const SequenceArgs& args) {
+  const Tensor& packed = args.weight_ih;
   if (!is_prepacked(packed)) return;
-  const at::ScalarType dtype = input.scalar_type();
-  const int64_t input_size = input.size(-1);
-  const int64_t hidden = h_0.size(1);
+  const at::ScalarType dtype = args.input.scalar_type();
+  const int64_t input_size = args.input.size(-1);
+  const int64_t hidden = args.h_0.size(1);
   constexpr const char* kExpected = "lltm::sequence_prepacked: expected weights from prepack";
   constexpr auto kHeader = static_cast<int64_t>(sizeof(PackedHeader));
   PackedHeader header = {};
@@ -289,8 +313,16 @@ void check_prepacked(const Tensor& packed, const Tensor& input, const Tensor& h_
       kExpected,
       ", got other bytes of shape ",
       shape_text(packed.sizes()));
+  const Cell* const cell = cell_of(header);
+  TORCH_CHECK_VALUE(
+      cell != nullptr && cell->id == args.cell->id,
+      kExpected,
+      " for the cell ",
+      args.cell->name,
+      ", got some for ",
+      cell == nullptr ? "another" : cell->name);
   TORCH_CHECK_TYPE(
-      header.dtype == static_cast<int64_t>(dtype),
+      header.dtype == static_cast<int32_t>(dtype),
       kExpected,
       " of dtype ",
       dtype_text(dtype),
@@ -301,7 +333,7 @@ void check_prepacked(const Tensor& packed, const Tensor& input, const Tensor& h_
       header.hidden == hidden && header.input_size == input_size,
       kExpected,
       " of shape (",
-      Cell::kGates * hidden,
+      cell->gates * hidden,
       ", ",
       hidden + input_size,
       "), got some for hidden size ",
@@ -318,7 +350,7 @@ void check_prepacked(const Tensor& packed, const Tensor& input, const Tensor& h_
       header.bf16x3_offset + kHeader <= end) {
     const PackedHeader second = read_header(packed.slice(0, header.bf16x3_offset));
     whole = is_whole<F32Format>(header, PackedWeights<F32Format>::bytes(header)) &&
-            second.hidden == hidden && second.input_size == input_size &&
+            second.hidden == hidden && second.input_size == input_size && cell_of(second) == cell &&
             is_whole<Bf16x3Format>(second, end - header.bf16x3_offset);
   }
   TORCH_CHECK_VALUE(
@@ -329,13 +361,14 @@ void check_prepacked(const Tensor& packed, const Tensor& input, const Tensor& h_
   TORCH_CHECK_VALUE(is_intact(packed), kExpected, ", got bytes that have changed since");
 }
 
-Tensor unpack(const Tensor& packed) {
+Weights unpack(const Tensor& packed) {
   const PackedHeader header = read_header(packed);
-  const Tensor weights = has_form(packed, GemmFormat::kBf16) ? unpack_as<Bf16Format>(header, packed)
-                         : has_form(packed, GemmFormat::kInt8)
-                             ? unpack_as<Int8Format>(header, packed)
-                             : unpack_as<F32Format>(header, packed);
-  return weights.to(static_cast<at::ScalarType>(header.dtype));
+  const auto [ih, hh] = has_form(packed, GemmFormat::kBf16) ? unpack_as<Bf16Format>(header, packed)
+                        : has_form(packed, GemmFormat::kInt8)
+                            ? unpack_as<Int8Format>(header, packed)
+                            : unpack_as<F32Format>(header, packed);
+  const auto dtype = static_cast<at::ScalarType>(header.dtype);
+  return {ih.to(dtype), hh.to(dtype)};
 }
 
 }  // namespace lltm::cpu

@@ -2,9 +2,10 @@
 // packed in every call, or ahead of time (prepack).
 #pragma once
 
-#include "cell/cell.h"
+#include "common/weights.h"
 #include "cpu/dispatch.h"
 #include "cpu/gemm/formats.h"
+#include "op/operator_args.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -16,14 +17,15 @@
 namespace lltm::cpu {
 
 // Packed weights are a tensor of bytes: this header, then for each block of hidden units B of
-// the input's GEMM and B of the recurrent one, whose columns are the units of the block gate
-// by gate. Prepacked weights may hold two forms, one after another: for few rows in float32
+// the input's GEMM and B of the recurrent one, whose columns are the units of the block slot
+// by slot (cell.h), of the slots that it has a part in. Prepacked weights may hold two forms, one after another: for few rows in float32
 // and for many in bf16x3.
 struct PackedHeader {
-  static constexpr int64_t kMagic = 0x324B4341504D544C;  // LTMPACK2
+  static constexpr int64_t kMagic = 0x334B4341504D544C;  // LTMPACK3
   int64_t magic;
-  int64_t dtype;    // of the weights, an at::ScalarType
-  int64_t operand;  // kOperandTag of the format
+  char cell[8];     // its name, filled up with zeros
+  int32_t dtype;    // of the weights, an at::ScalarType
+  int32_t operand;  // kOperandTag of the format
   int64_t hidden, input_size, width;
   int64_t bf16x3_offset;  // where the form in bf16x3 begins, in bytes, or 0
   int64_t checksum;       // of all other bytes, in prepacked weights; else 0
@@ -32,11 +34,16 @@ struct PackedHeader {
 static_assert(sizeof(PackedHeader) == 64);
 
 template <typename Format>
-constexpr auto kOperandTag = static_cast<int64_t>(kDtype<typename Format::Operand>);
+constexpr auto kOperandTag = static_cast<int32_t>(kDtype<typename Format::Operand>);
 template <>
-inline constexpr int64_t kOperandTag<Bf16x3Format> = 3000;  // no dtype
+inline constexpr int32_t kOperandTag<Bf16x3Format> = 3000;  // no dtype
 template <>
-inline constexpr auto kOperandTag<Int8Format> = static_cast<int64_t>(at::kQInt8);
+inline constexpr auto kOperandTag<Int8Format> = static_cast<int32_t>(at::kQInt8);
+
+// The cell of a header that came from a caller, or null.
+inline const Cell* cell_of(const PackedHeader& header) {
+  return find_cell({header.cell, ::strnlen(header.cell, sizeof(header.cell))});
+}
 
 inline PackedHeader read_header(const at::Tensor& packed) {
   PackedHeader header;
@@ -51,7 +58,8 @@ struct PackedWeights {
   explicit PackedWeights(at::Tensor bytes) : PackedWeights(read_header(bytes), bytes) {}
 
   PackedWeights(const PackedHeader& header, at::Tensor bytes)
-      : tensor(std::move(bytes)),
+      : cell(*cell_of(header)),
+        tensor(std::move(bytes)),
         blocks(header.hidden, header.width),
         k_x(Format::padded_k(header.input_size)),
         k_h(Format::padded_k(header.hidden)),
@@ -60,23 +68,27 @@ struct PackedWeights {
                 tensor.const_data_ptr<uint8_t>() + sizeof(PackedHeader))) {}
 
   static int64_t bytes(const PackedHeader& header) {
-    const int64_t k = Format::padded_k(header.input_size) + Format::padded_k(header.hidden);
-    const int64_t n = Cell::kGates * Format::padded_n(header.hidden);
+    const Cell& cell = *cell_of(header);
+    const int64_t k = cell.x.count() * Format::padded_k(header.input_size) +
+                      cell.h.count() * Format::padded_k(header.hidden);
     return static_cast<int64_t>(sizeof(PackedHeader)) +
-           n * k * static_cast<int64_t>(sizeof(Operand));
+           Format::padded_n(header.hidden) * k * static_cast<int64_t>(sizeof(Operand));
   }
 
-  // B (I, N) and B (H, N) of a block, N = columns(block).
+  // B (I, N) and B (H, N) of a block, N being the columns of the slots of each.
   PackedB<const Operand> x(int64_t block) const {
-    return {data_of(block), k_x, columns(block), columns(block)};
+    const int64_t n = cell.x.count() * slot_columns(block);
+    return {data_of(block), k_x, n, n};
   }
   PackedB<const Operand> h(int64_t block) const {
-    return {data_of(block) + columns(block) * k_x, k_h, columns(block), columns(block)};
+    const int64_t n = cell.h.count() * slot_columns(block);
+    return {data_of(block) + cell.x.count() * slot_columns(block) * k_x, k_h, n, n};
   }
-  // The gates one after another, each of gate_columns.
-  int64_t columns(int64_t block) const { return Cell::kGates * gate_columns(block); }
-  int64_t gate_columns(int64_t block) const { return Format::padded_n(blocks.size(block)); }
+  // All slots one after another, each of slot_columns.
+  int64_t columns(int64_t block) const { return cell.slots * slot_columns(block); }
+  int64_t slot_columns(int64_t block) const { return Format::padded_n(blocks.size(block)); }
 
+  const Cell& cell;
   at::Tensor tensor;
   Blocks blocks;
   int64_t k_x, k_h;
@@ -84,18 +96,22 @@ struct PackedWeights {
 
  private:
   const Operand* data_of(int64_t block) const {
-    return data + Cell::kGates * blocks.begin(block) * (k_x + k_h);
+    return data + blocks.begin(block) * (cell.x.count() * k_x + cell.h.count() * k_h);
   }
 };
 
-// Weights (G * H, H + I) in blocks of a given width; nothing where values are out of range of
-// the format.
+// Weights in blocks of a given width; nothing where values are out of range of the format.
 template <typename Format>
-std::optional<PackedWeights<Format>> pack_weights(const at::Tensor& weights, int64_t width);
+std::optional<PackedWeights<Format>> pack_weights(
+    const Cell& cell, const Weights& weights, int64_t width);
 
-// Packed weights as a tensor, or a copy of the weights where their dtype or this CPU has no packed
+// Packed weights as a tensor, or a copy of the joined matrix where their dtype or this CPU has no packed
 // form. With dtype qint8 they are quantised (int8.h).
-at::Tensor prepack(const at::Tensor& weights, std::optional<at::ScalarType> dtype);
+at::Tensor prepack(
+    const Cell& cell,
+    const at::Tensor& weight_ih,
+    const at::Tensor& weight_hh,
+    std::optional<at::ScalarType> dtype);
 
 inline bool is_prepacked(const at::Tensor& weights) {
   return weights.scalar_type() == at::kByte;
@@ -103,11 +119,11 @@ inline bool is_prepacked(const at::Tensor& weights) {
 // Whether prepacked weights have a form in this format.
 bool has_form(const at::Tensor& packed, GemmFormat format);
 
-// Whether prepacked weights, perhaps of another CPU, are those of a layer with the sizes and
-// the dtype of `input` and `h_0`, with the bytes that prepack gave them; throws if not. The
+// Whether prepacked weights, perhaps of another CPU, are those of a layer with the cell, the sizes
+// and the dtype of a call, with the bytes that prepack gave them; throws if not. The
 // headers are checked in every call, so that no bytes lead out of bounds; the rest is read at the
 // first call with a tensor, and again after a change that its version counts.
-void check_prepacked(const at::Tensor& weights, const at::Tensor& input, const at::Tensor& h_0);
+void check_prepacked(const SequenceArgs& args);
 
 // Prepacked weights in their form in a format.
 template <typename Format>
@@ -117,7 +133,7 @@ PackedWeights<Format> read_packed(const at::Tensor& packed) {
       second ? packed.slice(0, read_header(packed).bf16x3_offset) : packed);
 }
 
-// The weights (G * H, H + I) again.
-at::Tensor unpack(const at::Tensor& packed);
+// The weights again.
+Weights unpack(const at::Tensor& packed);
 
 }  // namespace lltm::cpu

@@ -1,6 +1,5 @@
 #include "cpu/schedule.h"
 
-#include "cell/cell.h"
 #include "cpu/gemm/formats.h"
 
 #include <algorithm>
@@ -31,7 +30,7 @@ int64_t private_weight_bytes(const Machine& machine) {
 template <typename Format>
 Grid choose_grid(const Machine& machine, const LayerShape& shape, int64_t weight_bytes) {
   Grid grid;
-  if (shape.batch * Cell::kGates * shape.hidden * shape.hidden < kSerialStep) return grid;
+  if (shape.batch * shape.slots.h * shape.hidden * shape.hidden < kSerialStep) return grid;
   if (weight_bytes <= private_weight_bytes(machine)) {
     grid.rows = std::clamp<int64_t>(shape.batch / kGoodRows<Format>, 1, machine.threads);
   }
@@ -78,14 +77,15 @@ int64_t even_block_width(int64_t hidden, int64_t parts, int64_t widest, int64_t 
 // Bytes of a hidden unit's weights, of the input and recurrent ones.
 template <typename Format>
 int64_t forward_unit_bytes(const LayerShape& shape) {
-  const int64_t k = Format::padded_k(shape.input) + Format::padded_k(shape.hidden);
-  return Cell::kGates * k * static_cast<int64_t>(sizeof(typename Format::Operand));
+  const int64_t k = shape.slots.x * Format::padded_k(shape.input) +
+                    shape.slots.h * Format::padded_k(shape.hidden);
+  return k * static_cast<int64_t>(sizeof(typename Format::Operand));
 }
 
 // Of backward's recurrent ones.
 template <typename Format>
 int64_t backward_unit_bytes(const LayerShape& shape) {
-  const int64_t k = Format::padded_k(Cell::kGates * Format::gate_pitch(shape.hidden));
+  const int64_t k = Format::padded_k(shape.slots.h * Format::slot_pitch(shape.hidden));
   return k * static_cast<int64_t>(sizeof(typename Format::Operand));
 }
 
@@ -261,7 +261,7 @@ namespace {
 
 // Whether BlockedStep reads these weights in place, and input and state in packed form. K need not
 // be a multiple of a tile: that costs less than a copy.
-bool blocks_forward(const Machine& machine, const CellShape& shape) {
+bool blocks_forward(const Machine& machine, const StepShape& shape) {
   if (shape.storage == Storage::kF32) return machine.f32;
   constexpr int64_t kVnni = Bf16Format::kVnniFactor;
   return shape.storage == Storage::kBf16 && machine.bf16 && shape.hidden % kVnni == 0 &&
@@ -270,23 +270,23 @@ bool blocks_forward(const Machine& machine, const CellShape& shape) {
 
 }  // namespace
 
-CellSchedule schedule_cell(const Machine& machine, const CellShape& shape) {
-  const auto [batch, input, hidden, storage, weights_stride] = shape;
+StepSchedule schedule_step(const Machine& machine, const StepShape& shape) {
+  const auto [batch, input, hidden, storage, weights_stride, slots] = shape;
   // For fewer, packing bfloat16 weights takes longer than widening them as they are read.
   constexpr int64_t kBf16BackwardRows = 16;
   constexpr int64_t kWidest = 64;
-  const bool in_place = weights_stride > 0 && batch > 0 && hidden > 0;
-  CellSchedule schedule = {};
+  const bool in_place = weights_stride > 0 && batch > 0 && input > 0 && hidden > 0;
+  StepSchedule schedule = {};
   if (in_place && batch <= kMostProductRows && storage != Storage::kF64) {
-    schedule.forward = CellGemm::kProducts;
+    schedule.forward = StepGemm::kProducts;
   } else if (in_place && blocks_forward(machine, shape)) {
-    schedule.forward = CellGemm::kBlocked;
+    schedule.forward = StepGemm::kBlocked;
   }
   const bool bf16 = storage == Storage::kBf16 && machine.bf16 && batch >= kBf16BackwardRows;
   schedule.backward_format = bf16 ? GemmFormat::kBf16 : GemmFormat::kF32;
-  if (in_place && machine.f32 && storage != Storage::kF64) schedule.backward = CellGemm::kBlocked;
-  const bool one_thread = schedule.forward == CellGemm::kProducts
-                              ? batch * Cell::kGates * hidden * hidden < kSerialStep
+  if (in_place && machine.f32 && storage != Storage::kF64) schedule.backward = StepGemm::kBlocked;
+  const bool one_thread = schedule.forward == StepGemm::kProducts
+                              ? batch * slots.h * hidden * hidden < kSerialStep
                               : batch * hidden < kElementwiseGrain;
   schedule.threads = one_thread ? 1 : machine.threads;
   schedule.block_width = even_block_width(hidden, schedule.threads, kWidest, F32Format::kUnitAlign);
@@ -337,14 +337,14 @@ std::string to_string(const FewRowsSchedule& s) {
   return text.str();
 }
 
-std::string to_string(const CellSchedule& s) {
+std::string to_string(const StepSchedule& s) {
   std::ostringstream text;
   text << "cell: threads " << s.threads << ", blocks of " << s.block_width << " units, forward by "
-       << (s.forward == CellGemm::kProducts  ? "scalar products"
-           : s.forward == CellGemm::kBlocked ? "the GEMM kernel"
+       << (s.forward == StepGemm::kProducts  ? "scalar products"
+           : s.forward == StepGemm::kBlocked ? "the GEMM kernel"
                                              : "ATen")
        << ", backward by ";
-  if (s.backward == CellGemm::kAten) {
+  if (s.backward == StepGemm::kAten) {
     text << "ATen";
   } else {
     text << "the " << to_string(s.backward_format) << " kernel";

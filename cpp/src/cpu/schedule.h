@@ -4,6 +4,7 @@
 // No header of torch, so that the tests can check schedules for machines other than theirs.
 #pragma once
 
+#include "cell/cell.h"
 #include "cpu/machine.h"
 
 #include <algorithm>
@@ -35,10 +36,20 @@ struct Grid {
   bool needs_barrier() const { return columns > 1; }
 };
 
+// How many slots a cell has, and in how many of them input and state have a part (cell.h); by
+// default those of a cell with three gates.
+struct SlotCounts {
+  int64_t all = 3, x = 3, h = 3;
+};
+constexpr SlotCounts slots_of(const Cell& cell) {
+  return {cell.slots, cell.x.count(), cell.h.count()};
+}
+
 // One layer and direction: B, I, H, and the rows of all steps together.
 struct LayerShape {
   int64_t batch, input, hidden, rows;
   bool bf16 = false;  // the dtype
+  SlotCounts slots = {};
 };
 
 struct ForwardSchedule {
@@ -100,30 +111,31 @@ struct FewRowsSchedule {
 FewRowsSchedule schedule_few_rows(
     const Machine& machine, const LayerShape& shape, int64_t steps, bool prepacked);
 
-// One step (cell_forward.cpp, cell_backward.cpp).
+// One step (step_forward.cpp, step_backward.cpp).
 enum class Storage { kF64, kF32, kF16, kBf16 };  // the dtype
-struct CellShape {
+struct StepShape {
   int64_t batch, input, hidden;
   Storage storage;
   int64_t weights_stride;  // from one row to the next; 0 where rows are not contiguous
+  SlotCounts slots = {};
 };
 // How its GEMMs are computed: by ATen; by scalar products; block by block, by the GEMM kernels.
-enum class CellGemm { kAten, kProducts, kBlocked };
-struct CellSchedule {
-  CellGemm forward, backward;
+enum class StepGemm { kAten, kProducts, kBlocked };
+struct StepSchedule {
+  StepGemm forward, backward;
   GemmFormat backward_format;  // of the blocked GEMMs: float32 or bfloat16
   int64_t threads;
   int64_t block_width;
 };
-CellSchedule schedule_cell(const Machine& machine, const CellShape& shape);
+StepSchedule schedule_step(const Machine& machine, const StepShape& shape);
 // Its GEMMs: rows of the batch that one pass over the weights multiplies, columns of a tile of
 // the gradient of the weights, and of those of h and input.
-constexpr int64_t kCellRows = 64;
-constexpr int64_t kCellWeightColumns = 256;
-constexpr int64_t kCellColumns = 64;
+constexpr int64_t kStepRows = 64;
+constexpr int64_t kStepWeightColumns = 256;
+constexpr int64_t kStepColumns = 64;
 // Rows of the batch that one GEMM of the gradient of the weights accumulates: its operands stay in
 // the cache.
-constexpr int64_t kCellChunkRows = 512;
+constexpr int64_t kStepChunkRows = 512;
 
 // Rows of a task of a GEMM over many rows.
 constexpr int64_t kMaxRows = 64;
@@ -144,7 +156,7 @@ constexpr int64_t kPackGrain = 16384;
 std::string to_string(GemmFormat format);
 std::string to_string(const ForwardSchedule& schedule);
 std::string to_string(const FewRowsSchedule& schedule);
-std::string to_string(const CellSchedule& schedule);
+std::string to_string(const StepSchedule& schedule);
 std::string to_string(const BackwardSchedule& schedule);
 
 constexpr int64_t round_up(int64_t n, int64_t multiple) {

@@ -10,8 +10,8 @@ namespace {
 
 struct Cuda {
   using DeviceGuard = c10::cuda::CUDAGuard;
-  static constexpr auto cell_forward = cuda::cell_forward;
-  static constexpr auto cell_backward = cuda::cell_backward;
+  static constexpr auto step_forward = cuda::step_forward;
+  static constexpr auto step_backward = cuda::step_backward;
   static constexpr auto sequence_forward = cuda::sequence_forward;
   static constexpr auto sequence_backward = cuda::sequence_backward;
 };

@@ -6,8 +6,8 @@ namespace lltm {
 namespace {
 
 template <c10::DeviceType device>
-CellOutputs cell_autocast(const CellArgs& args) {
-  return under_autocast(device, args, op::cell);
+StepOutputs step_autocast(const StepArgs& args) {
+  return under_autocast(device, args, op::step);
 }
 
 template <c10::DeviceType device>
@@ -17,7 +17,7 @@ SequenceOutputs sequence_autocast(const SequenceArgs& args) {
 
 template <c10::DeviceType device>
 void register_autocast(torch::Library& m) {
-  implement<cell_autocast<device>>(m, "cell");
+  implement<step_autocast<device>>(m, "step");
   implement<sequence_autocast<device>>(m, "sequence");
 }
 

@@ -1,11 +1,10 @@
 // Derivatives. First derivatives, the common case, run the fused kernels forward
 // and backward. Double backward, forward mode and function transforms run the
 // composite path, which ATen can differentiate.
+#include "op/cells_without_c.h"
 #include "op/check.h"
 #include "op/composite.h"
 #include "op/operators.h"
-
-#include <lltm/ops.h>
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -25,19 +24,19 @@ using torch::autograd::variable_list;
 
 // What is differentiated: each operator with its training form, and both again in operations that
 // ATen can differentiate.
-struct CellOperator {
-  using Args = CellArgs;
-  static constexpr auto check = check_cell;
-  static constexpr auto call = op::cell;
-  static constexpr auto forward = op::cell_forward;
-  static constexpr auto backward = op::cell_backward;
-  static constexpr auto composite_forward = composite::cell_forward;
-  static constexpr auto composite_backward = composite::cell_backward_anew;
+struct StepOperator {
+  using Args = StepArgs;
+  static constexpr auto check = check_step;
+  static constexpr auto call = op::step;
+  static constexpr auto forward = op::step_forward;
+  static constexpr auto backward = op::step_backward;
+  static constexpr auto composite_forward = composite::step_forward;
+  static constexpr auto composite_backward = composite::step_backward_anew;
 
   // The results that backward takes, and its arguments with them.
-  static variable_list kept(const CellResult& results) { return {std::get<2>(results)}; }
-  static CellBackwardArgs backward_args(
-      const CellArgs& args,
+  static variable_list kept(const StepResult& results) { return {std::get<2>(results)}; }
+  static StepBackwardArgs backward_args(
+      const StepArgs& args,
       const Tensor* kept,
       const variable_list& grads,
       const OutputMask& output_mask) {
@@ -145,11 +144,14 @@ void save(AutogradContext& context, const Args& args, const variable_list& kept)
   variable_list tensors;
   tensors.reserve(std::tuple_size_v<decltype(args.flat())> + kept.size());
   for_each_member(args, [&](const auto& member) {
-    if constexpr (TensorMember<decltype(member)>) {
+    using Member = std::decay_t<decltype(member)>;
+    if constexpr (TensorMember<Member>) {
       tensors.push_back(member);
+    } else if constexpr (std::is_same_v<Member, CellName>) {
+      context.saved_data["cell"] = std::string(member.name());
+      tensors.emplace_back();
     } else {
-      const std::decay_t<decltype(member)> zero{};
-      if (member != zero) context.saved_data[std::to_string(tensors.size())] = member;
+      if (member != Member{}) context.saved_data[std::to_string(tensors.size())] = member;
       tensors.emplace_back();
     }
   });
@@ -165,6 +167,8 @@ Args saved_args(AutogradContext& context, const variable_list& tensors) {
     using Member = std::tuple_element_t<k, Members>;
     if constexpr (TensorMember<Member>) {
       return (tensors[k]);
+    } else if constexpr (std::is_same_v<std::decay_t<Member>, CellName>) {
+      return CellName(context.saved_data.at("cell").toStringRef());
     } else {
       using Value = std::decay_t<Member>;
       const auto found = context.saved_data.find(std::to_string(k));
@@ -218,7 +222,7 @@ struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator
     return at_their_places(
         args,
         as_list(
-            is_differentiated(grads) ? Op::composite_backward(backward_args)
+            is_differentiated(grads) ? with_c_in_h(backward_args, Op::composite_backward)
                                      : Op::backward(backward_args)));
   }
 };
@@ -229,7 +233,7 @@ template <typename Op>
 auto autograd(const typename Op::Args& args) {
   if (needs_composite(args)) {
     Op::check(args);
-    return without_saved(Op::composite_forward(args));
+    return without_saved(without_c(args, Op::composite_forward(args)));
   }
   if (!requires_grad(args)) {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -245,20 +249,24 @@ auto autograd(const typename Op::Args& args) {
 }
 
 // Packed weights have no derivative.
-Tensor prepack_autograd(const Tensor& weights, std::optional<at::ScalarType> dtype) {
+Tensor prepack_autograd(
+    std::string_view cell,
+    const Tensor& weight_ih,
+    const std::optional<Tensor>& weight_hh,
+    std::optional<at::ScalarType> dtype) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
-  return prepack(weights, dtype);
+  return op::prepack(cell, weight_ih, weight_hh, dtype);
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(lltm, Autograd, m) {
-  implement<autograd<CellOperator>>(m, "cell");
+  implement<autograd<StepOperator>>(m, "step");
   implement<autograd<SequenceOperator>>(m, "sequence");
   m.impl("prepack", TORCH_FN(prepack_autograd));
   for (const char* op :
-       {"cell_forward",
-        "cell_backward",
+       {"step_forward",
+        "step_backward",
         "sequence_forward",
         "sequence_backward",
         "sequence_prepacked"}) {

@@ -1,18 +1,22 @@
 // How a backend becomes the operators of library.cpp: arguments are checked, their device is
 // made the current one, and the backend computes. A backend is a type with
 //     DeviceGuard                     constructed from a device
-//     CellResult cell_forward(const CellArgs&)
-//     Gradients cell_backward(const CellBackwardArgs&)
+//     StepResult step_forward(const StepArgs&)
+//     Gradients step_backward(const StepBackwardArgs&)
 //     SequenceResult sequence_forward(const SequenceArgs&)
 //     Gradients sequence_backward(const SequenceBackwardArgs&)
 // and, unless the composite ones are good enough,
-//     Tensor prepack(const Tensor& weights, std::optional<ScalarType> dtype)
+//     Tensor prepack(const Cell&, const Tensor& weight_ih, const Tensor& weight_hh, dtype)
 //     SequenceResult sequence_prepacked(const SequenceArgs&)
 // and, unless checkpointed.h is,
 //     Gradients checkpointed_backward(const SequenceBackwardArgs&)
 // which takes checkpoints: sequence_backward takes activations only.
+//
+// To a backend every cell has a c: state_c() of the arguments, and results and gradients of it
+// (cells_without_c.h).
 #pragma once
 
+#include "op/cells_without_c.h"
 #include "op/check.h"
 #include "op/checkpointed.h"
 #include "op/operators.h"
@@ -28,28 +32,28 @@ template <typename Backend>
 struct CheckedBackend {
   using DeviceGuard = typename Backend::DeviceGuard;
 
-  static CellResult cell_saving(bool save, CellArgs args) {
-    check_cell(args);
+  static StepResult step_saving(bool save, StepArgs args) {
+    check_step(args);
     args.save = save;
     const DeviceGuard guard(args.input.device());
-    return Backend::cell_forward(args);
+    return without_c(args, Backend::step_forward(args));
   }
 
-  static CellOutputs cell(const CellArgs& args) { return without_saved(cell_saving(false, args)); }
+  static StepOutputs step(const StepArgs& args) { return without_saved(step_saving(false, args)); }
 
-  static CellResult cell_forward(const CellArgs& args) { return cell_saving(true, args); }
+  static StepResult step_forward(const StepArgs& args) { return step_saving(true, args); }
 
-  static Gradients cell_backward(const CellBackwardArgs& args) {
-    check_cell_backward(args);
+  static Gradients step_backward(const StepBackwardArgs& args) {
+    check_step_backward(args);
     const DeviceGuard guard(args.input.device());
-    return Backend::cell_backward(args);
+    return with_c_in_h(args, Backend::step_backward);
   }
 
   static SequenceResult sequence_saving(bool save, SequenceArgs args) {
     check_sequence(args);
     args.save = save;
     const DeviceGuard guard(args.input.device());
-    return Backend::sequence_forward(args);
+    return without_c(args, Backend::sequence_forward(args));
   }
 
   static SequenceOutputs sequence(const SequenceArgs& args) {
@@ -63,24 +67,32 @@ struct CheckedBackend {
   static Gradients sequence_backward(const SequenceBackwardArgs& args) {
     check_sequence_backward(args);
     const DeviceGuard guard(args.input.device());
-    if (args.checkpoint_steps == 0) return Backend::sequence_backward(args);
-    if constexpr (requires { Backend::checkpointed_backward; }) {
-      return Backend::checkpointed_backward(args);
-    } else {
-      return checkpointed_backward(args, Backend::sequence_forward, Backend::sequence_backward);
-    }
+    return with_c_in_h(args, [](const SequenceBackwardArgs& a) {
+      if (a.checkpoint_steps == 0) return Backend::sequence_backward(a);
+      if constexpr (requires { Backend::checkpointed_backward; }) {
+        return Backend::checkpointed_backward(a);
+      } else {
+        return checkpointed_backward(a, Backend::sequence_forward, Backend::sequence_backward);
+      }
+    });
   }
 
-  static at::Tensor prepack(const at::Tensor& weights, std::optional<at::ScalarType> dtype) {
-    check_prepack(weights, dtype);
-    const DeviceGuard guard(weights.device());
-    return Backend::prepack(weights, dtype);
+  static at::Tensor prepack(
+      std::string_view cell,
+      const at::Tensor& weight_ih,
+      const std::optional<at::Tensor>& weight_hh,
+      std::optional<at::ScalarType> dtype) {
+    const CellName name(cell);
+    check_prepack(name, weight_ih, or_undefined(weight_hh), dtype);
+    const DeviceGuard guard(weight_ih.device());
+    return Backend::prepack(*name, weight_ih, or_undefined(weight_hh), dtype);
   }
 
-  static SequenceOutputs sequence_prepacked(const SequenceInputs& args) {
+  static SequenceOutputs sequence_prepacked(const PrepackedArgs& packed) {
+    const SequenceArgs args = packed.as_sequence();
     check_sequence_prepacked(args);
     const DeviceGuard guard(args.input.device());
-    return without_saved(Backend::sequence_prepacked({args}));
+    return without_saved(without_c(args, Backend::sequence_prepacked(args)));
   }
 };
 
@@ -88,8 +100,8 @@ struct CheckedBackend {
 template <typename Backend>
 void register_training(torch::Library& m) {
   using Checked = CheckedBackend<Backend>;
-  implement<Checked::cell_forward>(m, "cell_forward");
-  implement<Checked::cell_backward>(m, "cell_backward");
+  implement<Checked::step_forward>(m, "step_forward");
+  implement<Checked::step_backward>(m, "step_backward");
   implement<Checked::sequence_forward>(m, "sequence_forward");
   implement<Checked::sequence_backward>(m, "sequence_backward");
 }
@@ -99,7 +111,7 @@ template <typename Backend>
 void register_backend(torch::Library& m) {
   using Checked = CheckedBackend<Backend>;
   register_training<Backend>(m);
-  implement<Checked::cell>(m, "cell");
+  implement<Checked::step>(m, "step");
   implement<Checked::sequence>(m, "sequence");
   if constexpr (requires { Backend::prepack; }) {
     m.impl("prepack", TORCH_FN(Checked::prepack));

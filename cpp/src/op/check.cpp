@@ -1,12 +1,13 @@
 #include "op/check.h"
 
-#include "cell/cell.h"
+#include "cell/cells.h"
 #include "common/checkpoints.h"
 #include "common/format.h"
 #include "common/steps.h"
 
 #include <c10/core/Layout.h>
 #include <c10/util/Exception.h>
+#include <c10/util/SmallVector.h>
 
 #include <algorithm>
 #include <array>
@@ -52,12 +53,23 @@ constexpr Size kState[] = {{kBatch}, {kHidden}};
 constexpr Size kPaddedOutput[] = {{kSteps}, {kBatch}, {kHidden}};
 constexpr Size kPackedOutput[] = {{kRows}, {kHidden}};
 constexpr Size kJoined[] = {{kBatch}, {kHidden, 1, /*plus_input=*/true}};
-constexpr Size kWeights[] = {{kHidden, Cell::kGates}, {kHidden, 1, /*plus_input=*/true}};
-constexpr Size kBias[] = {{kHidden, Cell::kGates}};
-constexpr Size kGatesOfStep[] = {{kBatch}, {kHidden, Cell::kGates}};
-constexpr Size kActivationsOfStep[] = {{kBatch}, {kHidden, Cell::kSaved}};
-constexpr Size kActivations[] = {{kRows}, {kHidden, Cell::kSaved}};
 constexpr Size kSavedCheckpoints[] = {{kCheckpoints}, {kBatch}, {kHidden}};
+
+// Those that a cell decides: of joined weights, of its two matrices and biases, and of what it
+// saves.
+struct CellShapes {
+  explicit CellShapes(const Cell& cell)
+      : weights{{kHidden, cell.gates}, {kHidden, 1, /*plus_input=*/true}},
+        weight_ih{{kHidden, cell.gates}, {kInput}},
+        weight_hh{{kHidden, cell.gates}, {kHidden}},
+        bias{{kHidden, cell.gates}},
+        gates_of_step{{kBatch}, {kHidden, cell.gates}},
+        activations_of_step{{kBatch}, {kHidden, cell.saved}},
+        activations{{kRows}, {kHidden, cell.saved}} {}
+
+  Size weights[2], weight_ih[2], weight_hh[2], bias[1];
+  Size gates_of_step[2], activations_of_step[2], activations[2];
+};
 
 // The shape in letters, such as "(3H, H+I)".
 std::string text_of(Shape shape) {
@@ -402,39 +414,108 @@ void check_checkpoint_steps(const char* op, int64_t checkpoint_steps) {
       checkpoint_steps);
 }
 
-}  // namespace
-
-void check_cell(const CellInputs& args) {
-  const Argument arguments[] = {
-      {args.input, "input", kStepInput, kDecides},
-      {args.h, "h", kState},
-      {args.c, "c", kState},
-      {args.weights, "weights", kWeights, kDecides},
-      {args.bias, "bias", kBias, kOptional}};
-  Checker("lltm::cell", arguments).sizes();
+const Cell& check_name(const char* op, const CellName& cell) {
+  if (cell.find() == nullptr) {
+    std::ostringstream names;
+    for (const Cell* known : kCells) names << (known == kCells[0] ? "" : ", ") << known->name;
+    TORCH_CHECK_VALUE(
+        false, op, ": expected cell to be one of ", names.str(), ", got '", cell.name(), "'");
+  }
+  return *cell;
 }
 
-void check_cell_backward(const CellBackwardArgs& args) {
-  const Argument arguments[] = {
-      {args.input, "input", kStepInput, kDecides},
-      {args.h, "h", kState},
-      {args.c, "c", kState},
-      {args.weights, "weights", kWeights, kDecides},
-      {args.bias, "bias", kBias, kOptional},
-      {args.activations, "activations", kActivationsOfStep},
-      {args.grad_h, "grad_h", kState, kOptional},
-      {args.grad_c, "grad_c", kState, kOptional}};
-  Checker("lltm::cell_backward", arguments).sizes();
+// What a cell without c must not be given.
+void check_no_c(const char* op, const Cell& cell, const char* name, const Tensor& c) {
+  TORCH_CHECK_VALUE(
+      cell.has_c || !c.defined(),
+      op,
+      ": expected no ",
+      name,
+      ", since the cell ",
+      cell.name,
+      " has none, got a tensor");
+}
+
+// The arguments of a call: those that its inputs have in common, and those that follow.
+class Arguments {
+ public:
+  Arguments(const char* op, const CellName& name) : cell_(check_name(op, name)), shapes_(cell_) {}
+  Arguments(const Arguments&) = delete;  // its arguments refer to its shapes
+  Arguments& operator=(const Arguments&) = delete;
+
+  const CellShapes& shapes() const { return shapes_; }
+
+  void add(const Tensor& tensor, const char* name, Shape shape, Kind kind = kRequired) {
+    all_.push_back({tensor, name, shape, kind});
+  }
+  void add_c(const char* op, const Tensor& c, const char* name) {
+    check_no_c(op, cell_, name, c);
+    add(c, name, kState, cell_.has_c ? kRequired : kOptional);
+  }
+  // Of c, which a cell may not have: then it may be empty, as c' is.
+  void add_grad_c(const Tensor& grad, const char* name) {
+    if (cell_.has_c) add(grad, name, kState, kOptional);
+  }
+  // The joined matrix is what functions of the LLTM call weights and bias.
+  template <typename Inputs>
+  void add_parameters(const Inputs& args) {
+    const bool joined = !args.weight_hh.defined();
+    add(args.weight_ih,
+        joined ? "weights" : "weight_ih",
+        joined ? Shape(shapes_.weights) : Shape(shapes_.weight_ih),
+        kDecides);
+    add(args.weight_hh, "weight_hh", shapes_.weight_hh, kOptional);
+    add(args.bias_ih, joined ? "bias" : "bias_ih", shapes_.bias, kOptional);
+    add(args.bias_hh, "bias_hh", shapes_.bias, kOptional);
+  }
+
+  operator std::span<const Argument>() const { return {all_.data(), all_.size()}; }
+
+ private:
+  const Cell& cell_;
+  const CellShapes shapes_;
+  c10::SmallVector<Argument, 14> all_;
+};
+
+void add_step(Arguments& arguments, const char* op, const StepInputs& args) {
+  arguments.add(args.input, "input", kStepInput, kDecides);
+  arguments.add(args.h, "h", kState);
+  arguments.add_c(op, args.c, "c");
+  arguments.add_parameters(args);
+}
+
+// Of a sequence without its parameters.
+void add_sequence(Arguments& arguments, const char* op, const SequenceInputs& args) {
+  arguments.add(args.input, "input", input_shape(args), kDecides);
+  arguments.add(args.h_0, "h_0", kState, kDecides);
+  arguments.add_c(op, args.c_0, "c_0");
+}
+
+}  // namespace
+
+void check_step(const StepInputs& args) {
+  // Joined weights are the LLTM's, whose function is lltm::cell.
+  const char* const op = args.weight_hh.defined() ? "lltm::step" : "lltm::cell";
+  Arguments arguments(op, args.cell);
+  add_step(arguments, op, args);
+  Checker(op, arguments).sizes();
+}
+
+void check_step_backward(const StepBackwardArgs& args) {
+  constexpr const char* kOp = "lltm::step_backward";
+  Arguments arguments(kOp, args.cell);
+  add_step(arguments, kOp, args);
+  arguments.add(args.activations, "activations", arguments.shapes().activations_of_step);
+  arguments.add(args.grad_h, "grad_h", kState, kOptional);
+  arguments.add_grad_c(args.grad_c, "grad_c");
+  Checker(kOp, arguments).sizes();
 }
 
 void check_sequence(const SequenceArgs& args) {
   constexpr const char* kOp = "lltm::sequence";
-  const Argument arguments[] = {
-      {args.input, "input", input_shape(args), kDecides},
-      {args.h_0, "h_0", kState, kDecides},
-      {args.c_0, "c_0", kState},
-      {args.weights, "weights", kWeights, kDecides},
-      {args.bias, "bias", kBias, kOptional}};
+  Arguments arguments(kOp, args.cell);
+  add_sequence(arguments, kOp, args);
+  arguments.add_parameters(args);
   check_sizes(Checker(kOp, arguments), args);
   check_checkpoint_steps(kOp, args.checkpoint_steps);
 }
@@ -442,26 +523,38 @@ void check_sequence(const SequenceArgs& args) {
 void check_sequence_backward(const SequenceBackwardArgs& args) {
   constexpr const char* kOp = "lltm::sequence_backward";
   check_checkpoint_steps(kOp, args.checkpoint_steps);
-  const Shape saved = args.checkpoint_steps > 0 ? Shape(kSavedCheckpoints) : Shape(kActivations);
-  const Argument arguments[] = {
-      {args.input, "input", input_shape(args), kDecides},
-      {args.h_0, "h_0", kState, kDecides},
-      {args.c_0, "c_0", kState},
-      {args.weights, "weights", kWeights, kDecides},
-      {args.bias, "bias", kBias, kOptional},
-      {args.output, "output", output_shape(args)},
-      {args.saved, "saved", saved},
-      {args.grad_output, "grad_output", output_shape(args), kOptional},
-      {args.grad_h_n, "grad_h_n", kState, kOptional},
-      {args.grad_c_n, "grad_c_n", kState, kOptional}};
+  Arguments arguments(kOp, args.cell);
+  add_sequence(arguments, kOp, args);
+  arguments.add_parameters(args);
+  arguments.add(args.output, "output", output_shape(args));
+  arguments.add(
+      args.saved,
+      "saved",
+      args.checkpoint_steps > 0 ? Shape(kSavedCheckpoints)
+                                : Shape(arguments.shapes().activations));
+  arguments.add(args.grad_output, "grad_output", output_shape(args), kOptional);
+  arguments.add(args.grad_h_n, "grad_h_n", kState, kOptional);
+  arguments.add_grad_c(args.grad_c_n, "grad_c_n");
   check_sizes(Checker(kOp, arguments), args, args.checkpoint_steps);
 }
 
-void check_prepack(const Tensor& weights, std::optional<at::ScalarType> dtype) {
-  const Argument arguments[] = {{weights, "weights", kWeights, kDecides}};
-  const Checker check("lltm::prepack", arguments);
-  const Sizes sizes = check.sizes([&](Sizes& s) { s[kInput] = weights.sym_size(1) - s[kHidden]; });
-  if (sizes[kInput] < 0) check.report_shape(arguments[0], text_of(kWeights));
+void check_prepack(
+    const CellName& name,
+    const Tensor& weight_ih,
+    const Tensor& weight_hh,
+    std::optional<at::ScalarType> dtype) {
+  constexpr const char* kOp = "lltm::prepack";
+  const CellShapes shapes(check_name(kOp, name));
+  const bool joined = !weight_hh.defined();
+  const Shape shape = joined ? Shape(shapes.weights) : Shape(shapes.weight_ih);
+  const Argument arguments[] = {
+      {weight_ih, joined ? "weights" : "weight_ih", shape, kDecides},
+      {weight_hh, "weight_hh", shapes.weight_hh, kOptional}};
+  const Checker check(kOp, arguments);
+  const Sizes sizes = check.sizes([&](Sizes& s) {
+    if (joined) s[kInput] = weight_ih.sym_size(1) - s[kHidden];
+  });
+  if (sizes[kInput] < 0) check.report_shape(arguments[0], text_of(shape));
   TORCH_CHECK_TYPE(
       !dtype.has_value() || dtype == at::kQInt8,
       "lltm::prepack: expected dtype to be qint8 or None, got ",
@@ -471,15 +564,16 @@ void check_prepack(const Tensor& weights, std::optional<at::ScalarType> dtype) {
 void check_sequence_prepacked(const SequenceInputs& args) {
   constexpr const char* kOp = "lltm::sequence_prepacked";
   // Packed weights are bytes, whatever the dtype and the sizes of the others.
-  const Tensor& weights = args.weights;
+  const Tensor& weights = args.weight_ih;
   const bool are_packed = weights.defined() && weights.scalar_type() == at::kByte;
   const Tensor none;
-  const Argument arguments[] = {
-      {args.input, "input", input_shape(args), kDecides},
-      {args.h_0, "h_0", kState, kDecides},
-      {args.c_0, "c_0", kState},
-      {args.bias, "bias", kBias, kOptional},
-      {are_packed ? none : weights, "weights", kWeights, are_packed ? kOptional : kDecides}};
+  Arguments arguments(kOp, args.cell);
+  add_sequence(arguments, kOp, args);
+  const CellShapes& shapes = arguments.shapes();
+  arguments.add(args.bias_ih, args.cell->joined ? "bias" : "bias_ih", shapes.bias, kOptional);
+  arguments.add(args.bias_hh, "bias_hh", shapes.bias, kOptional);
+  arguments.add(
+      are_packed ? none : weights, "weights", shapes.weights, are_packed ? kOptional : kDecides);
   const Checker check(kOp, arguments);
   TORCH_CHECK(
       !are_packed || weights.device() == args.input.device(),
@@ -497,10 +591,11 @@ void check_pair_forward(
     const std::optional<Tensor>& bias,
     const Tensor& old_h,
     const Tensor& old_cell) {
+  const CellShapes shapes(Lltm::kCell);
   const Argument arguments[] = {
       {input, "input", kStepInput, kDecides},
-      {weights, "weights", kWeights, kDecides},
-      {or_undefined(bias), "bias", kBias, kOptional},
+      {weights, "weights", shapes.weights, kDecides},
+      {or_undefined(bias), "bias", shapes.bias, kOptional},
       {old_h, "old_h", kState},
       {old_cell, "old_cell", kState}};
   Checker("lltm::forward", arguments).sizes();
@@ -511,8 +606,9 @@ void check_pair_backward(
     const Tensor& X,
     const Tensor& gate_weights,
     const Tensor& weights) {
+  const CellShapes shapes(Lltm::kCell);
   const Argument arguments[] = {
-      {weights, "weights", kWeights, kDecides},
+      {weights, "weights", shapes.weights, kDecides},
       {X, "X", kJoined, kDecides},
       {states[0], "grad_h", kState},
       {states[1], "grad_cell", kState},
@@ -520,7 +616,7 @@ void check_pair_backward(
       {states[3], "input_gate", kState},
       {states[4], "output_gate", kState},
       {states[5], "candidate_cell", kState},
-      {gate_weights, "gate_weights", kGatesOfStep}};
+      {gate_weights, "gate_weights", shapes.gates_of_step}};
   Checker("lltm::backward", arguments).sizes([&](Sizes& sizes) {
     sizes[kInput] = X.sym_size(1) - sizes[kHidden];
   });

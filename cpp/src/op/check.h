@@ -8,16 +8,20 @@
 
 namespace lltm {
 
-// For cell and sequence, and for their training forms cell_forward and sequence_forward: error
+// For step and sequence, and for their training forms step_forward and sequence_forward: error
 // messages do not tell them apart.
-void check_cell(const CellInputs& args);
+void check_step(const StepInputs& args);
 void check_sequence(const SequenceArgs& args);
 
-void check_cell_backward(const CellBackwardArgs& args);
+void check_step_backward(const StepBackwardArgs& args);
 void check_sequence_backward(const SequenceBackwardArgs& args);
 
 // Weights of any H and I; the dtype to quantise them to is qint8, or none.
-void check_prepack(const at::Tensor& weights, std::optional<at::ScalarType> dtype);
+void check_prepack(
+    const CellName& cell,
+    const at::Tensor& weight_ih,
+    const at::Tensor& weight_hh,
+    std::optional<at::ScalarType> dtype);
 
 // As check_sequence. Prepacked weights must be on the device of the input; weights that are
 // not packed must have the shape that input and h_0 imply.

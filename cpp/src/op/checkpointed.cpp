@@ -8,6 +8,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <vector>
 
@@ -84,17 +85,22 @@ Gradients checkpointed_backward(
     Gradients (*backward)(const SequenceBackwardArgs&)) {
   const at::ScalarType dtype = args.input.scalar_type();
   const auto wide = compute_options(args.input);
-  const auto [want_input, want_h_0, want_c_0, want_weights, want_bias] = args.output_mask;
+  const OutputMask& mask = args.output_mask;
   const Segments segments(args);
 
   // The gradients of the state before the segments that are done. A row's are final once the
   // segment of its first step is done.
   const Tensor dh = copy_or_zeros(args.grad_h_n, args.h_0.sizes(), wide);
   const Tensor dc = copy_or_zeros(args.grad_c_n, args.h_0.sizes(), wide);
-  const Tensor d_input =
-      want_input ? at::empty(args.input.sizes(), args.input.options()) : Tensor();
-  const Tensor d_weights = want_weights ? at::zeros(args.weights.sizes(), wide) : Tensor();
-  const Tensor d_bias = want_bias ? at::zeros({args.weights.size(0)}, wide) : Tensor();
+  const Tensor d_input = mask[0] ? at::empty(args.input.sizes(), args.input.options()) : Tensor();
+  // Of weights and biases.
+  std::array<Tensor, 4> sums;
+  const Tensor* const parameters[] = {
+      &args.weight_ih, &or_undefined(args.weight_hh.optional()),
+      &or_undefined(args.bias_ih.optional()), &or_undefined(args.bias_hh.optional())};
+  for (size_t k = 0; k < sums.size(); ++k) {
+    if (mask[3 + k]) sums[k] = at::zeros(parameters[k]->sizes(), wide);
+  }
 
   for (size_t s = segments.count(); s-- > 0;) {
     const Tensor input = segments.rows(args.input, s);
@@ -105,10 +111,23 @@ Gradients checkpointed_backward(
     const Tensor c = segments.c(s);
     const Tensor segment_dh = dh.narrow(0, 0, h.size(0));
     const Tensor segment_dc = dc.narrow(0, 0, h.size(0));
-    const SequenceInputs inputs = {input, h, c, args.weights, args.bias, batch_sizes, args.reverse};
+    const SequenceInputs inputs = {
+        args.cell,
+        input,
+        h,
+        c,
+        args.weight_ih,
+        args.weight_hh,
+        args.bias_ih,
+        args.bias_hh,
+        batch_sizes,
+        args.reverse};
+    OutputMask segment_mask = mask;
+    segment_mask[1] |= s > 0;
+    segment_mask[2] |= s > 0;
     const Tensor activations =
         std::get<3>(forward({inputs, /*checkpoint_steps=*/0, /*save=*/true}));
-    const auto [dx, next_dh, next_dc, dw, db] = backward(
+    const auto [dx, next_dh, next_dc, d_ih, d_hh, d_bias_ih, d_bias_hh] = backward(
         {inputs,
          /*checkpoint_steps=*/0,
          output,
@@ -116,20 +135,25 @@ Gradients checkpointed_backward(
          grad_output,
          segment_dh,
          segment_dc,
-         {want_input, s > 0 || want_h_0, s > 0 || want_c_0, want_weights, want_bias},
+         segment_mask,
          /*segment=*/true});
     if (next_dh.defined()) segment_dh.copy_(next_dh);
     if (next_dc.defined()) segment_dc.copy_(next_dc);
-    if (want_input) segments.rows(d_input, s).copy_(dx);
-    if (want_weights) d_weights.add_(dw);
-    if (want_bias) d_bias.add_(db);
+    if (mask[0]) segments.rows(d_input, s).copy_(dx);
+    const Tensor* const parts[] = {&d_ih, &d_hh, &d_bias_ih, &d_bias_hh};
+    for (size_t k = 0; k < sums.size(); ++k) {
+      if (sums[k].defined()) sums[k].add_(*parts[k]);
+    }
   }
+  const auto result = [&](const Tensor& sum) { return sum.defined() ? sum.to(dtype) : Tensor(); };
   return {
       d_input,
-      want_h_0 ? dh.to(dtype) : Tensor(),
-      want_c_0 ? dc.to(dtype) : Tensor(),
-      want_weights ? d_weights.to(dtype) : Tensor(),
-      want_bias ? d_bias.to(dtype) : Tensor()};
+      mask[1] ? dh.to(dtype) : Tensor(),
+      mask[2] ? dc.to(dtype) : Tensor(),
+      result(sums[0]),
+      result(sums[1]),
+      result(sums[2]),
+      result(sums[3])};
 }
 
 }  // namespace lltm

@@ -1,15 +1,17 @@
 #include "op/composite.h"
 
-#include "cell/cell.h"
+#include "cell/cells.h"
 #include "common/checkpoints.h"
 #include "common/steps.h"
 #include "common/tensor_views.h"
+#include "common/weights.h"
 #include "op/backend.h"
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 
 #include <algorithm>
+#include <array>
 #include <vector>
 
 namespace lltm::composite {
@@ -26,17 +28,93 @@ Tensor widened_or_zeros(const Tensor& grad, const Tensor& like) {
   return widened(grad.defined() ? grad : at::zeros_like(like));
 }
 
-// X W^T + b.
-Tensor project(const Tensor& X, const Tensor& weights, const Tensor& bias) {
-  return at::linear(X, weights, or_nullopt(bias));
-}
+// The weights in the compute dtype, in the order of slots.
+struct Projections {
+  template <typename Args>
+  explicit Projections(const Args& args) : cell(*args.cell) {
+    const auto [ih, hh] = weights_of(args);
+    weight_x = widened(x_slots(ih, cell));
+    weight_h = widened(h_slots(hh, cell));
+    if (args.bias_ih.defined()) bias_x = widened(x_slots(args.bias_ih, cell));
+    if (args.bias_hh.defined()) bias_h = widened(h_slots(args.bias_hh, cell));
+  }
 
-// weights (G * H, H+I) as its parts for h, (G * H, H), and for the input, (G * H, I).
-std::tuple<Tensor, Tensor> split_weights(const Tensor& weights) {
-  const c10::SymInt hidden = weights.sym_size(0) / Cell::kGates;
-  const auto parts = weights.split_with_sizes_symint({hidden, weights.sym_size(1) - hidden}, 1);
-  return {parts[0], parts[1]};
-}
+  Tensor of_x(const Tensor& x) const { return at::linear(x, weight_x, or_nullopt(bias_x)); }
+  // The pre-activations (rows, S * H) from of_x and h.
+  Tensor with_h(const Tensor& projected, const Tensor& h) const {
+    const Tensor recurrent = at::linear(h, weight_h, or_nullopt(bias_h));
+    if (cell.x == cell.h) return projected + recurrent;
+    const c10::SymInt hidden = h.sym_size(-1);
+    const int both = cell.x.end - cell.h.begin;
+    const auto part = [&](const Tensor& z, int begin, int end) {
+      return z.slice_symint(1, begin * hidden, end * hidden);
+    };
+    return at::cat(
+        {part(projected, 0, cell.h.begin),
+         part(projected, cell.h.begin, cell.x.end) + part(recurrent, 0, both),
+         part(recurrent, both, cell.h.count())},
+        1);
+  }
+
+  // The columns of dz (rows, S * H) that x and h have a part in.
+  Tensor dz_x(const Tensor& dz) const { return columns(dz, cell.x); }
+  Tensor dz_h(const Tensor& dz) const { return columns(dz, cell.h); }
+
+  const Cell& cell;
+  Tensor weight_x, weight_h, bias_x, bias_h;
+
+ private:
+  Tensor columns(const Tensor& dz, SlotRange slots) const {
+    if (slots.count() == cell.slots) return dz;
+    const c10::SymInt hidden = dz.sym_size(1) / cell.slots;
+    return dz.slice_symint(1, slots.begin * hidden, slots.end * hidden);
+  }
+};
+
+// The gradients of weights and biases, added up over steps, in the order of slots.
+class ParameterGradients {
+ public:
+  ParameterGradients(const Projections& projections, const OutputMask& mask, bool joined)
+      : projections_(projections), mask_(mask), joined_(joined) {}
+
+  // From dz (rows, S * H) and the x and h of these rows.
+  void add(const Tensor& dz, const Tensor& x, const Tensor& h) {
+    const auto [input, h_0, c_0, weight_ih, weight_hh, bias_ih, bias_hh] = mask_;
+    const Tensor dz_x = projections_.dz_x(dz);
+    const Tensor dz_h = projections_.dz_h(dz);
+    if (weight_ih) sum(weight_x_, at::matmul(dz_x.t(), widened(x)));
+    if (joined_ ? weight_ih : weight_hh) sum(weight_h_, at::matmul(dz_h.t(), widened(h)));
+    if (bias_ih) sum(bias_x_, dz_x.sum(0));
+    if (bias_hh) sum(bias_h_, dz_h.sum(0));
+  }
+
+  // weight_ih, weight_hh, bias_ih, bias_hh; undefined unless wanted.
+  std::array<Tensor, 4> finish(at::ScalarType dtype) const {
+    const Cell& cell = projections_.cell;
+    const auto x = [&](const Tensor& t) { return t.defined() ? x_blocks(t, cell) : t; };
+    const auto h = [&](const Tensor& t) { return t.defined() ? h_blocks(t, cell) : t; };
+    const auto result = [&](const Tensor& t) { return t.defined() ? t.to(dtype) : t; };
+    if (joined_ && weight_x_.defined()) {
+      return {
+          result(at::cat({h(weight_h_), x(weight_x_)}, 1)),
+          Tensor(),
+          result(x(bias_x_)),
+          result(h(bias_h_))};
+    }
+    return {
+        result(x(weight_x_)), result(h(weight_h_)), result(x(bias_x_)), result(h(bias_h_))};
+  }
+
+ private:
+  static void sum(Tensor& total, const Tensor& part) {
+    total = total.defined() ? total + part : part;
+  }
+
+  const Projections& projections_;
+  const OutputMask mask_;
+  const bool joined_;
+  Tensor weight_x_, weight_h_, bias_x_, bias_h_;
+};
 
 // The parts of (rows, count * H), each widened.
 template <size_t count>
@@ -45,25 +123,29 @@ void unpack(const Tensor& packed, Tensor (&parts)[count]) {
   std::transform(chunks.begin(), chunks.end(), parts, widened);
 }
 
-// One step, from the pre-activations (rows, G * H) and c (rows, H).
-CellResult step(const Tensor& gates, const Tensor& c, bool save) {
-  Tensor z[Cell::kGates];
-  unpack(gates, z);
-  const at::ScalarType dtype = c.scalar_type();
-  const auto [h_next, c_next, saved] = Cell::forward(z, widened(c));
-  return {
-      h_next.to(dtype),
-      c_next.to(dtype),
-      save ? at::cat(at::TensorList(saved), 1).to(dtype) : Tensor()};
+// One step, from the pre-activations (rows, S * H) and c (rows, H).
+StepResult step(const Cell& cell, const Tensor& gates, const Tensor& c, bool save) {
+  return visit_cell(cell, [&]<typename Page>(Page) -> StepResult {
+    Tensor z[Page::kSlots];
+    unpack(gates, z);
+    const at::ScalarType dtype = c.scalar_type();
+    const auto [h_next, c_next, saved] = Page::forward(z, widened(c));
+    return {
+        h_next.to(dtype),
+        c_next.to(dtype),
+        save ? at::cat(at::TensorList(saved), 1).to(dtype) : Tensor()};
+  });
 }
 
-// Gradients of the pre-activations (rows, G * H) and of c (rows, H), not rounded.
+// Gradients of the pre-activations (rows, S * H) and of c (rows, H), not rounded.
 std::tuple<Tensor, Tensor> step_backward(
-    const Tensor& activations, const Tensor& grad_h, const Tensor& grad_c) {
-  Tensor saved[Cell::kSaved];
-  unpack(activations, saved);
-  const auto [dz, dc] = Cell::backward(saved, grad_h, grad_c);
-  return {at::cat(at::TensorList(dz), 1), dc};
+    const Cell& cell, const Tensor& activations, const Tensor& grad_h, const Tensor& grad_c) {
+  return visit_cell(cell, [&]<typename Page>(Page) -> std::tuple<Tensor, Tensor> {
+    Tensor saved[Page::kSaved];
+    unpack(activations, saved);
+    const auto [dz, dc] = Page::backward(saved, grad_h, grad_c);
+    return {at::cat(at::TensorList(dz), 1), dc};
+  });
 }
 
 // `state` with its first rows replaced by `rows`.
@@ -83,32 +165,40 @@ Tensor state_before(
 
 }  // namespace
 
-CellResult cell_forward(const CellArgs& args) {
-  const Tensor X = widened(at::cat({args.h, args.input}, 1));
-  return step(project(X, widened(args.weights), widened(args.bias)), args.c, args.save);
+StepResult step_forward(const StepArgs& args) {
+  const Projections project(args);
+  const Tensor gates = project.with_h(project.of_x(widened(args.input)), widened(args.h));
+  return step(*args.cell, gates, args.state_c(), args.save);
 }
 
-Gradients cell_backward(const CellBackwardArgs& args) {
-  const Tensor& input = args.input;
+Gradients step_backward(const StepBackwardArgs& args) {
   const Tensor& h = args.h;
-  const at::ScalarType dtype = input.scalar_type();
+  const at::ScalarType dtype = args.input.scalar_type();
   const auto [dz, dc] = step_backward(
-      args.activations, widened_or_zeros(args.grad_h, h), widened_or_zeros(args.grad_c, h));
-  const auto [weights_h, weights_x] = split_weights(widened(args.weights));
-  const auto [d_input, d_h, d_c, d_weights, d_bias] = args.output_mask;
+      *args.cell,
+      args.activations,
+      widened_or_zeros(args.grad_h, h),
+      widened_or_zeros(args.grad_c, h));
+  const Projections project(args);
+  ParameterGradients parameters(project, args.output_mask, !args.weight_hh.defined());
+  parameters.add(dz, args.input, h);
+  const auto [weight_ih, weight_hh, bias_ih, bias_hh] = parameters.finish(dtype);
+  const auto& mask = args.output_mask;
   return {
-      d_input ? at::matmul(dz, weights_x).to(dtype) : Tensor(),
-      d_h ? at::matmul(dz, weights_h).to(dtype) : Tensor(),
-      d_c ? dc.to(dtype) : Tensor(),
-      d_weights ? at::matmul(dz.t(), widened(at::cat({h, input}, 1))).to(dtype) : Tensor(),
-      d_bias ? dz.sum(0).to(dtype) : Tensor()};
+      mask[0] ? at::matmul(project.dz_x(dz), project.weight_x).to(dtype) : Tensor(),
+      mask[1] ? at::matmul(project.dz_h(dz), project.weight_h).to(dtype) : Tensor(),
+      mask[2] ? dc.to(dtype) : Tensor(),
+      weight_ih,
+      weight_hh,
+      bias_ih,
+      bias_hh};
 }
 
 SequenceResult sequence_forward(const SequenceArgs& args) {
   const Tensor& input = args.input;
   const int64_t hidden = args.h_0.size(1);
-  const auto [weights_h, weights_x] = split_weights(widened(args.weights));
-  const Tensor projected = project(widened(flat_rows(input)), weights_x, widened(args.bias));
+  const Projections project(args);
+  const Tensor projected = project.of_x(widened(flat_rows(input)));
   std::vector<Step> steps = plan_steps(input, args.batch_sizes, args.reverse);
   // Without steps, one of no rows: so every result depends on every argument, as those of the
   // kernels do for autograd.
@@ -116,17 +206,17 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
   if (none) steps.push_back({0, 0});
 
   Tensor h = args.h_0;
-  Tensor c = args.c_0;
+  Tensor c = args.state_c();
   std::vector<Tensor> outputs;
   std::vector<Tensor> activations;
   std::vector<Tensor> checkpoints;
   for (size_t k = 0; k < steps.size(); ++k) {
     const auto [offset, rows] = steps[k];
     if (!none && has_checkpoint(k, args.saved_checkpoint_steps())) checkpoints.push_back(c);
-    const Tensor gates = projected.narrow(0, offset, rows) +
-                         at::matmul(widened(h.narrow(0, 0, rows)), weights_h.t());
+    const Tensor gates =
+        project.with_h(projected.narrow(0, offset, rows), widened(h.narrow(0, 0, rows)));
     const auto [h_next, c_next, saved] =
-        step(gates, c.narrow(0, 0, rows), args.saves_activations());
+        step(*args.cell, gates, c.narrow(0, 0, rows), args.saves_activations());
     outputs.push_back(h_next);
     activations.push_back(saved);
     h = with_rows(h_next, h);
@@ -151,33 +241,34 @@ Gradients sequence_backward(const SequenceBackwardArgs& args) {
   const Tensor& h_0 = args.h_0;
   const at::ScalarType dtype = input.scalar_type();
   const at::ScalarType carried_dtype = args.carried_dtype();
-  const Tensor weights = widened(args.weights);
-  const auto [weights_h, weights_x] = split_weights(weights);
+  const Projections project(args);
   const Tensor x = flat_rows(input);
   const Tensor output_rows = flat_rows(args.output);
   const Tensor grad_rows = flat_rows(widened_or_zeros(args.grad_output, args.output));
   const std::vector<Step> steps = plan_steps(input, args.batch_sizes, args.reverse);
-  const auto [d_input, d_h_0, d_c_0, d_weights, d_bias] = args.output_mask;
+  const auto& mask = args.output_mask;
 
   Tensor dh = widened_or_zeros(args.grad_h_n, h_0);
   Tensor dc = widened_or_zeros(args.grad_c_n, h_0);
-  Tensor dw = at::zeros_like(weights);
-  Tensor db = weights.new_zeros({weights.size(0)});
+  ParameterGradients parameters(project, mask, !args.weight_hh.defined());
   std::vector<Tensor> dx(steps.size());
   for (size_t k = steps.size(); k-- > 0;) {
     const auto [offset, rows] = steps[k];
     const auto [dz, dc_prev] = step_backward(
+        *args.cell,
         args.saved.narrow(0, offset, rows),
         dh.narrow(0, 0, rows) + grad_rows.narrow(0, offset, rows),
         dc.narrow(0, 0, rows));
-    dh = with_rows(at::matmul(dz, weights_h), dh);
+    dh = with_rows(at::matmul(project.dz_h(dz), project.weight_h), dh);
     dc = with_rows(dc_prev, dc);
-    if (d_input) dx[k] = at::matmul(dz, weights_x).to(dtype);
-    if (d_weights) {
-      const Tensor h = state_before(steps, k, h_0, output_rows);
-      dw = dw + at::matmul(dz.t(), widened(at::cat({h, x.narrow(0, offset, rows)}, 1)));
-    }
-    if (d_bias) db = db + dz.sum(0);
+    if (mask[0]) dx[k] = at::matmul(project.dz_x(dz), project.weight_x).to(dtype);
+    parameters.add(dz, x.narrow(0, offset, rows), state_before(steps, k, h_0, output_rows));
+  }
+  if (steps.empty()) {  // zeros
+    parameters.add(
+        x.new_zeros({0, args.cell->slots * h_0.size(1)}, project.weight_x.scalar_type()),
+        x,
+        h_0.narrow(0, 0, 0));
   }
   if (args.reverse) std::reverse(dx.begin(), dx.end());
   const auto input_gradient = [&] {
@@ -186,17 +277,20 @@ Gradients sequence_backward(const SequenceBackwardArgs& args) {
   const auto state_gradient = [&](const Tensor& gradient) {
     return gradient.to(carried_dtype, /*non_blocking=*/false, /*copy=*/steps.empty());
   };
+  const auto [weight_ih, weight_hh, bias_ih, bias_hh] = parameters.finish(carried_dtype);
   return {
-      d_input ? input_gradient() : Tensor(),
-      d_h_0 ? state_gradient(dh) : Tensor(),
-      d_c_0 ? state_gradient(dc) : Tensor(),
-      d_weights ? dw.to(carried_dtype) : Tensor(),
-      d_bias ? db.to(carried_dtype) : Tensor()};
+      mask[0] ? input_gradient() : Tensor(),
+      mask[1] ? state_gradient(dh) : Tensor(),
+      mask[2] ? state_gradient(dc) : Tensor(),
+      weight_ih,
+      weight_hh,
+      bias_ih,
+      bias_hh};
 }
 
-Gradients cell_backward_anew(const CellBackwardArgs& args) {
-  const auto [h_next, c_next, activations] = cell_forward({args, /*save=*/true});
-  return cell_backward({args, activations, args.grad_h, args.grad_c, args.output_mask});
+Gradients step_backward_anew(const StepBackwardArgs& args) {
+  const auto [h_next, c_next, activations] = step_forward({args, /*save=*/true});
+  return step_backward({args, activations, args.grad_h, args.grad_c, args.output_mask});
 }
 
 Gradients sequence_backward_anew(const SequenceBackwardArgs& args) {
@@ -217,22 +311,28 @@ namespace {
 
 struct Composite {
   using DeviceGuard = NoDeviceGuard;
-  static constexpr auto cell_forward = composite::cell_forward;
-  static constexpr auto cell_backward = composite::cell_backward;
+  static constexpr auto step_forward = composite::step_forward;
+  static constexpr auto step_backward = composite::step_backward;
   static constexpr auto sequence_forward = composite::sequence_forward;
   static constexpr auto sequence_backward = composite::sequence_backward;
 
-  static Tensor prepack(const Tensor& weights, std::optional<at::ScalarType> dtype) {
+  // The joined matrix.
+  static Tensor prepack(
+      const Cell&,
+      const Tensor& weight_ih,
+      const Tensor& weight_hh,
+      std::optional<at::ScalarType> dtype) {
     TORCH_CHECK(
         !dtype.has_value(),
         "lltm::prepack: expected weights on the CPU to quantise, got some on device ",
-        weights.device());
-    return weights.clone(at::MemoryFormat::Contiguous);
+        weight_ih.device());
+    return weight_hh.defined() ? at::cat({weight_hh, weight_ih}, 1)
+                               : weight_ih.clone(at::MemoryFormat::Contiguous);
   }
 
   static SequenceResult sequence_prepacked(const SequenceArgs& args) {
     TORCH_CHECK(
-        args.weights.scalar_type() == args.input.scalar_type(),
+        args.weight_ih.scalar_type() == args.input.scalar_type(),
         "lltm::sequence_prepacked: expected weights prepacked on device ",
         args.input.device(),
         ", got some that were prepacked on the CPU");
@@ -251,6 +351,34 @@ struct Mapped : Composite {
 
 TORCH_LIBRARY_IMPL(lltm, CompositeExplicitAutograd, m) {
   register_backend<Composite>(m);
+}
+
+// For what decomposes the operators.
+std::tuple<int64_t, int64_t, std::vector<int64_t>, std::vector<int64_t>, bool> describe(
+    std::string_view name) {
+  const Cell* const cell = find_cell(name);
+  TORCH_CHECK_VALUE(cell != nullptr, "lltm::_cell: expected the name of a cell, got ", name);
+  std::vector<int64_t> x, h;
+  for (int k = 0; k < cell->slots; ++k) {
+    x.push_back(cell->x.contains(k) ? cell->x_blocks[k] : -1);
+    h.push_back(cell->h.contains(k) ? cell->h_blocks[k] : -1);
+  }
+  return {cell->gates, cell->saved, x, h, cell->has_c};
+}
+
+StepResult elementwise(std::string_view cell, const Tensor& z, const Tensor& c) {
+  return step(*CellName(cell), z, c, /*save=*/true);
+}
+
+std::tuple<Tensor, Tensor> elementwise_backward(
+    std::string_view cell, const Tensor& activations, const Tensor& dh, const Tensor& dc) {
+  return step_backward(*CellName(cell), activations, dh, dc);
+}
+
+TORCH_LIBRARY_IMPL(lltm, CompositeImplicitAutograd, m) {
+  m.impl("_elementwise", TORCH_FN(elementwise));
+  m.impl("_elementwise_backward", TORCH_FN(elementwise_backward));
+  m.impl("_cell", TORCH_FN(describe));
 }
 
 // Under torch.vmap the operators of training run as ATen operations, which have vmap rules.

@@ -10,15 +10,15 @@
 
 namespace lltm::composite {
 
-CellResult cell_forward(const CellArgs& args);
-Gradients cell_backward(const CellBackwardArgs& args);
+StepResult step_forward(const StepArgs& args);
+Gradients step_backward(const StepBackwardArgs& args);
 SequenceResult sequence_forward(const SequenceArgs& args);
 Gradients sequence_backward(const SequenceBackwardArgs& args);
 
 // The same from the arguments of forward alone. To autograd the saved activations are constants;
 // computed anew, they can be differentiated. Unlike checkpointed.h, this keeps the activations of
 // all steps, and writes nothing in place.
-Gradients cell_backward_anew(const CellBackwardArgs& args);
+Gradients step_backward_anew(const StepBackwardArgs& args);
 Gradients sequence_backward_anew(const SequenceBackwardArgs& args);
 
 }  // namespace lltm::composite

@@ -4,37 +4,42 @@
 #include <torch/library.h>
 
 TORCH_LIBRARY(lltm, m) {
-  // What users call. With checkpoint_steps = n > 0 training takes less memory: it saves c before
-  // every n-th step instead of the activations of every step, and backward runs the steps in
-  // between once more.
+  // What users call. `cell` is the name of a cell: lltm, lstm, gru. A cell without c takes none and
+  // returns an empty one. Without weight_hh, weight_ih is the joined matrix [weight_hh, weight_ih].
+  // With checkpoint_steps = n > 0 training takes less memory: it saves c before every n-th step
+  // instead of the activations of every step, and backward runs the steps in between once more.
   m.def(
-      "cell(Tensor input, Tensor h, Tensor c, Tensor weights, Tensor? bias=None)"
-      " -> (Tensor, Tensor)");
+      "step(str cell, Tensor input, Tensor h, Tensor? c, Tensor weight_ih, Tensor? weight_hh=None,"
+      " Tensor? bias_ih=None, Tensor? bias_hh=None) -> (Tensor, Tensor)");
   // Nothing here is keyword-only: to such an int AOTInductor passes its default, and its runtime
   // does not expect that.
   m.def(
-      "sequence(Tensor input, Tensor h_0, Tensor c_0, Tensor weights, Tensor? bias=None,"
+      "sequence(str cell, Tensor input, Tensor h_0, Tensor? c_0, Tensor weight_ih,"
+      " Tensor? weight_hh=None, Tensor? bias_ih=None, Tensor? bias_hh=None,"
       " Tensor? batch_sizes=None, bool reverse=False, int checkpoint_steps=0)"
       " -> (Tensor, Tensor, Tensor)");
 
   // For repeated inference with the same weights: prepack packs them once, for the kernels
   // of this machine, with dtype qint8 quantised, and sequence_prepacked is sequence with the
   // packed weights. Neither has derivatives.
-  m.def("prepack(Tensor weights, *, ScalarType? dtype=None) -> Tensor");
   m.def(
-      "sequence_prepacked(Tensor input, Tensor h_0, Tensor c_0, Tensor weights, Tensor? bias=None,"
-      " *, Tensor? batch_sizes=None, bool reverse=False)"
+      "prepack(str cell, Tensor weight_ih, Tensor? weight_hh=None, *, ScalarType? dtype=None)"
+      " -> Tensor");
+  m.def(
+      "sequence_prepacked(str cell, Tensor input, Tensor h_0, Tensor? c_0, Tensor weights,"
+      " Tensor? bias_ih=None, Tensor? bias_hh=None, Tensor? batch_sizes=None, bool reverse=False)"
       " -> (Tensor, Tensor, Tensor)");
 
-  // What the modules compute with these, as plain compositions of them (api/layer.cpp): LLTMCell,
-  // and LLTM or, with prepacked, its form for inference. An input without a batch is one dimension
-  // short. parameters are weights and, with bias, bias of each direction, by layer.
-  // dropout is that of this call: 0 outside of training.
+  // What the modules compute with these, as plain compositions of them (api/layer.cpp): those of
+  // one step, and those of layers or, with prepacked, their form for inference. An input without a
+  // batch is one dimension short. parameters are those of each direction, by layer: weight_ih,
+  // weight_hh and, with bias, bias_ih, bias_hh; of the LLTM weights and bias; of a prepacked layer
+  // the packed weights and the biases. dropout is that of this call: 0 outside of training.
   m.def(
-      "layer_step(Tensor input, Tensor? h, Tensor? c, Tensor[] parameters, int input_size,"
-      " int hidden_size) -> (Tensor, Tensor)");
+      "layer_step(str cell, Tensor input, Tensor? h, Tensor? c, Tensor[] parameters,"
+      " int input_size, int hidden_size) -> (Tensor, Tensor)");
   m.def(
-      "layer(Tensor input, Tensor? h_0, Tensor? c_0, Tensor[] parameters, bool bias,"
+      "layer(str cell, Tensor input, Tensor? h_0, Tensor? c_0, Tensor[] parameters, bool bias,"
       " int input_size, int hidden_size, int num_layers, bool batch_first, bool bidirectional,"
       " float dropout, int checkpoint_steps=0, bool prepacked=False, Tensor? batch_sizes=None,"
       " Tensor? sorted_indices=None, Tensor? unsorted_indices=None)"
@@ -44,24 +49,39 @@ TORCH_LIBRARY(lltm, m) {
   // sequence with checkpoint_steps = n > 0 checkpoints instead, c before steps 0, n, 2 n, ... in
   // the order of execution, (ceil(T / n), B, H). Backward takes the arguments of forward, results
   // of forward, and the gradients of what users see of them; one that is None is zero. output_mask
-  // says which gradients are wanted, in the order input, h, c, weights, bias; the others are
-  // returned as None.
+  // says which gradients are wanted, in the order input, h, c, weight_ih, weight_hh, bias_ih,
+  // bias_hh; the others are returned as None.
   m.def(
-      "cell_forward(Tensor input, Tensor h, Tensor c, Tensor weights, Tensor? bias)"
+      "step_forward(str cell, Tensor input, Tensor h, Tensor? c, Tensor weight_ih,"
+      " Tensor? weight_hh, Tensor? bias_ih, Tensor? bias_hh)"
       " -> (Tensor h_next, Tensor c_next, Tensor activations)");
   m.def(
-      "cell_backward(Tensor input, Tensor h, Tensor c, Tensor weights, Tensor? bias,"
-      " Tensor activations, Tensor? grad_h, Tensor? grad_c, bool[5] output_mask)"
-      " -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+      "step_backward(str cell, Tensor input, Tensor h, Tensor? c, Tensor weight_ih,"
+      " Tensor? weight_hh, Tensor? bias_ih, Tensor? bias_hh, Tensor activations, Tensor? grad_h,"
+      " Tensor? grad_c, bool[7] output_mask)"
+      " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
-      "sequence_forward(Tensor input, Tensor h_0, Tensor c_0, Tensor weights, Tensor? bias,"
-      " Tensor? batch_sizes, bool reverse, int checkpoint_steps)"
-      " -> (Tensor output, Tensor h_n, Tensor c_n, Tensor saved)");
+      "sequence_forward(str cell, Tensor input, Tensor h_0, Tensor? c_0, Tensor weight_ih,"
+      " Tensor? weight_hh, Tensor? bias_ih, Tensor? bias_hh, Tensor? batch_sizes, bool reverse,"
+      " int checkpoint_steps) -> (Tensor output, Tensor h_n, Tensor c_n, Tensor saved)");
   m.def(
-      "sequence_backward(Tensor input, Tensor h_0, Tensor c_0, Tensor weights, Tensor? bias,"
-      " Tensor? batch_sizes, bool reverse, int checkpoint_steps, Tensor output, Tensor saved,"
-      " Tensor? grad_output, Tensor? grad_h_n, Tensor? grad_c_n, bool[5] output_mask)"
-      " -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+      "sequence_backward(str cell, Tensor input, Tensor h_0, Tensor? c_0, Tensor weight_ih,"
+      " Tensor? weight_hh, Tensor? bias_ih, Tensor? bias_hh, Tensor? batch_sizes, bool reverse,"
+      " int checkpoint_steps, Tensor output, Tensor saved, Tensor? grad_output, Tensor? grad_h_n,"
+      " Tensor? grad_c_n, bool[7] output_mask)"
+      " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+
+  // For what decomposes the operators, in the words of cell.h: a cell's number of gates and of
+  // saved values, for each slot the block of rows of weight_ih and of weight_hh, -1 for none, and
+  // whether it has a c; and the element-wise part of a step as ATen operations, from the
+  // pre-activations z and c, and from the activations and the gradients of h' and c'.
+  m.def(
+      "_cell(str cell)"
+      " -> (int gates, int saved, int[] x_blocks, int[] h_blocks, bool has_c)");
+  m.def("_elementwise(str cell, Tensor z, Tensor c) -> (Tensor h, Tensor c, Tensor activations)");
+  m.def(
+      "_elementwise_backward(str cell, Tensor activations, Tensor grad_h, Tensor grad_c)"
+      " -> (Tensor dz, Tensor dc)");
 
   // Used by lltm/_binding.py, where the wheel has no compiled lltm._C for the running Python
   // (version.cpp, backends.cpp, pair.cpp).

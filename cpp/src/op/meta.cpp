@@ -1,5 +1,4 @@
 // Shapes and dtypes without data: fake tensors, torch.compile, the meta device.
-#include "cell/cell.h"
 #include "common/checkpoints.h"
 #include "op/backend.h"
 
@@ -23,8 +22,8 @@ Tensor contiguous_like(const Tensor& tensor) {
   return empty(tensor, tensor.sym_sizes().vec());
 }
 
-Tensor activations(const Tensor& like, const SymInt& rows, const SymInt& hidden) {
-  return empty(like, {rows, hidden * Cell::kSaved});
+Tensor activations(const Cell& cell, const SymInt& rows, const Tensor& h) {
+  return empty(h, {rows, h.sym_size(1) * cell.saved});
 }
 
 Tensor checkpoints(const SequenceArgs& args) {
@@ -34,29 +33,34 @@ Tensor checkpoints(const SequenceArgs& args) {
   return empty(args.input, {count, args.h_0.sym_size(0), args.h_0.sym_size(1)});
 }
 
-Gradients gradients(
-    const Tensor& input, const Tensor& h, const Tensor& weights, const OutputMask& mask) {
+template <typename Args>
+Gradients gradients(const Args& args, const Tensor& h) {
+  const auto wanted = [&](size_t k, const Tensor& like) {
+    return args.output_mask[k] ? contiguous_like(like) : Tensor();
+  };
   return {
-      mask[0] ? contiguous_like(input) : Tensor(),
-      mask[1] ? contiguous_like(h) : Tensor(),
-      mask[2] ? contiguous_like(h) : Tensor(),
-      mask[3] ? contiguous_like(weights) : Tensor(),
-      mask[4] ? empty(weights, {weights.sym_size(0)}) : Tensor()};
+      wanted(0, args.input),
+      wanted(1, h),
+      wanted(2, h),
+      wanted(3, args.weight_ih),
+      wanted(4, args.weight_hh),
+      wanted(5, args.bias_ih),
+      wanted(6, args.bias_hh)};
 }
 
 struct Meta {
   using DeviceGuard = NoDeviceGuard;
 
-  static CellResult cell_forward(const CellArgs& args) {
+  static StepResult step_forward(const StepArgs& args) {
     const Tensor& h = args.h;
     return {
         contiguous_like(h),
         contiguous_like(h),
-        args.save ? activations(h, h.sym_size(0), h.sym_size(1)) : Tensor()};
+        args.save ? activations(*args.cell, h.sym_size(0), h) : Tensor()};
   }
 
-  static Gradients cell_backward(const CellBackwardArgs& args) {
-    return gradients(args.input, args.h, args.weights, args.output_mask);
+  static Gradients step_backward(const StepBackwardArgs& args) {
+    return gradients(args, args.h);
   }
 
   static SequenceResult sequence_forward(const SequenceArgs& args) {
@@ -69,12 +73,12 @@ struct Meta {
         contiguous_like(args.h_0),
         contiguous_like(args.h_0),
         args.saves_checkpoints()   ? checkpoints(args)
-        : args.saves_activations() ? activations(args.input, rows, hidden)
+        : args.saves_activations() ? activations(*args.cell, rows, args.h_0)
                                    : Tensor()};
   }
 
   static Gradients sequence_backward(const SequenceBackwardArgs& args) {
-    return gradients(args.input, args.h_0, args.weights, args.output_mask);
+    return gradients(args, args.h_0);
   }
 
   static Gradients checkpointed_backward(const SequenceBackwardArgs& args) {
@@ -82,7 +86,8 @@ struct Meta {
   }
 
   // The size of packed weights depends on the machine.
-  static Tensor prepack(const Tensor&, std::optional<at::ScalarType>) {
+  static Tensor prepack(
+      const Cell&, const Tensor&, const Tensor&, std::optional<at::ScalarType>) {
     TORCH_CHECK_NOT_IMPLEMENTED(
         false,
         "lltm::prepack: expected weights with data, got a tensor without any: pack them before a"

@@ -7,6 +7,7 @@
 // (backend.h); its results are new contiguous tensors.
 #pragma once
 
+#include "cell/cell.h"
 #include "common/tensor_views.h"
 
 #include <ATen/core/Tensor.h>
@@ -14,21 +15,26 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <string_view>
 #include <tuple>
 
 namespace lltm {
 
-// h', c'; output, h_n, c_n.
-using CellOutputs = std::tuple<at::Tensor, at::Tensor>;
+// The cell of this name, or null.
+const Cell* find_cell(std::string_view name);
+
+// h', c'; output, h_n, c_n. c' and c_n are empty, (0,), where the cell has no c.
+using StepOutputs = std::tuple<at::Tensor, at::Tensor>;
 using SequenceOutputs = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 // Last what backward needs, undefined unless asked for: the activations, of a sequence also
 // checkpoints in their place.
-using CellResult = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+using StepResult = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 using SequenceResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
-// Of input, h, c, weights, bias; undefined unless asked for.
-using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+// Of input, h, c, weight_ih, weight_hh, bias_ih, bias_hh; undefined unless asked for.
+using Gradients = std::
+    tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 // Which of them are asked for.
-using OutputMask = std::array<bool, 5>;
+using OutputMask = std::array<bool, 7>;
 
 // For the two forms in which an absent tensor reaches us.
 inline const at::Tensor& or_undefined(const std::optional<at::Tensor>& tensor) {
@@ -56,37 +62,78 @@ class OptionalTensor {
   std::optional<at::Tensor> own_;
 };
 
-// References, because a copy of every tensor would show in the time of a small step: the
-// tensors belong to the caller, and a struct does not outlive the call that it is made for.
-struct CellInputs {
-  const at::Tensor &input, &h, &c, &weights;
-  OptionalTensor bias;
+// The cell of a call, by its name.
+class CellName {
+ public:
+  CellName(std::string_view name) : name_(name), cell_(find_cell(name)) {}
+  CellName(const Cell& cell) : name_(cell.name), cell_(&cell) {}
 
-  auto flat() const { return std::tie(input, h, c, weights, bias); }
+  std::string_view name() const { return name_; }
+  // Null where there is none of this name, which the checks report.
+  const Cell* find() const { return cell_; }
+  const Cell* operator->() const { return cell_; }
+  const Cell& operator*() const { return *cell_; }
+
+ private:
+  std::string_view name_;
+  const Cell* cell_;
 };
 
-struct CellArgs : CellInputs {
+// References, because a copy of every tensor would show in the time of a small step: the
+// tensors belong to the caller, and a struct does not outlive the call that it is made for.
+//
+// Without weight_hh, weight_ih is the joined matrix [weight_hh, weight_ih], and without bias_hh
+// there is one bias.
+struct StepInputs {
+  CellName cell;
+  const at::Tensor &input, &h;
+  OptionalTensor c;
+  const at::Tensor& weight_ih;
+  OptionalTensor weight_hh, bias_ih, bias_hh;
+
+  auto flat() const {
+    return std::tie(cell, input, h, c, weight_ih, weight_hh, bias_ih, bias_hh);
+  }
+
+  // The state that the element-wise part calls c.
+  const at::Tensor& state_c() const { return cell->has_c ? static_cast<const at::Tensor&>(c) : h; }
+};
+
+struct StepArgs : StepInputs {
   // No argument of the operators: whether to return the activations, for backward.
   bool save = false;
 };
 
-struct CellBackwardArgs : CellInputs {
+struct StepBackwardArgs : StepInputs {
   const at::Tensor& activations;
   OptionalTensor grad_h, grad_c;
   OutputMask output_mask;
 
   auto flat() const {
-    return std::tuple_cat(CellInputs::flat(), std::tie(activations, grad_h, grad_c, output_mask));
+    return std::tuple_cat(StepInputs::flat(), std::tie(activations, grad_h, grad_c, output_mask));
   }
+
+  OptionalTensor& grad_of_c() { return grad_c; }
 };
 
-// One layer and direction of a sequence. These alone are the arguments of sequence_prepacked.
+// One layer and direction of a sequence. The bytes of prepacked weights stand in the place of
+// weight_ih, without weight_hh.
 struct SequenceInputs {
-  const at::Tensor &input, &h_0, &c_0, &weights;
-  OptionalTensor bias, batch_sizes;
+  CellName cell;
+  const at::Tensor &input, &h_0;
+  OptionalTensor c_0;
+  const at::Tensor& weight_ih;
+  OptionalTensor weight_hh, bias_ih, bias_hh, batch_sizes;
   bool reverse;
 
-  auto flat() const { return std::tie(input, h_0, c_0, weights, bias, batch_sizes, reverse); }
+  auto flat() const {
+    return std::tie(
+        cell, input, h_0, c_0, weight_ih, weight_hh, bias_ih, bias_hh, batch_sizes, reverse);
+  }
+
+  const at::Tensor& state_c() const {
+    return cell->has_c ? static_cast<const at::Tensor&>(c_0) : h_0;
+  }
 };
 
 struct SequenceArgs : SequenceInputs {
@@ -119,15 +166,45 @@ struct SequenceBackwardArgs : SequenceInputs {
         std::tie(checkpoint_steps, output, saved, grad_output, grad_h_n, grad_c_n, output_mask));
   }
 
+  OptionalTensor& grad_of_c() { return grad_c_n; }
+
   at::ScalarType carried_dtype() const {
     return segment ? compute_dtype(input.scalar_type()) : input.scalar_type();
   }
 };
 
+// The arguments of sequence_prepacked.
+struct PrepackedArgs {
+  CellName cell;
+  const at::Tensor &input, &h_0;
+  OptionalTensor c_0;
+  const at::Tensor& weights;
+  OptionalTensor bias_ih, bias_hh, batch_sizes;
+  bool reverse;
+
+  auto flat() const {
+    return std::tie(cell, input, h_0, c_0, weights, bias_ih, bias_hh, batch_sizes, reverse);
+  }
+
+  SequenceArgs as_sequence() const {
+    return {{cell, input, h_0, c_0, weights, at::Tensor(), bias_ih, bias_hh, batch_sizes, reverse}};
+  }
+};
+
 // The same call with other weights.
-inline SequenceArgs with_weights(const SequenceArgs& args, const at::Tensor& weights) {
+inline SequenceArgs with_weights(
+    const SequenceArgs& args, const at::Tensor& weight_ih, const at::Tensor& weight_hh = {}) {
   return {
-      {args.input, args.h_0, args.c_0, weights, args.bias, args.batch_sizes, args.reverse},
+      {args.cell,
+       args.input,
+       args.h_0,
+       args.c_0,
+       weight_ih,
+       weight_hh,
+       args.bias_ih,
+       args.bias_hh,
+       args.batch_sizes,
+       args.reverse},
       args.checkpoint_steps,
       args.save};
 }

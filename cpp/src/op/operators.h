@@ -13,12 +13,16 @@ namespace lltm {
 
 // ---- members of a struct and arguments of the dispatcher -----------------------
 
-// How the dispatcher passes a member: a tensor, a tensor that may be absent, a flag or number.
+// How the dispatcher passes a member: a tensor, a tensor that may be absent, a name, a flag or a
+// number.
 inline const at::Tensor& to_flat(const at::Tensor& tensor) {
   return tensor;
 }
 inline const std::optional<at::Tensor>& to_flat(const OptionalTensor& tensor) {
   return tensor.optional();
+}
+inline std::string_view to_flat(const CellName& cell) {
+  return cell.name();
 }
 template <typename Value>
 Value to_flat(const Value& value) {
@@ -92,15 +96,20 @@ auto without_saved(Results&& results) {
 
 namespace op {
 
-CellOutputs cell(const CellArgs& args);
-CellResult cell_forward(const CellArgs& args);
-Gradients cell_backward(const CellBackwardArgs& args);
+StepOutputs step(const StepArgs& args);
+StepResult step_forward(const StepArgs& args);
+Gradients step_backward(const StepBackwardArgs& args);
 
 SequenceOutputs sequence(const SequenceArgs& args);
 SequenceResult sequence_forward(const SequenceArgs& args);
 Gradients sequence_backward(const SequenceBackwardArgs& args);
 
-SequenceOutputs sequence_prepacked(const SequenceInputs& args);
+SequenceOutputs sequence_prepacked(const PrepackedArgs& args);
+at::Tensor prepack(
+    std::string_view cell,
+    const at::Tensor& weight_ih,
+    const std::optional<at::Tensor>& weight_hh,
+    std::optional<at::ScalarType> dtype);
 
 }  // namespace op
 }  // namespace lltm

@@ -8,11 +8,10 @@
 //
 // vmap rules run before autocast and autograd, which then see the call that a rule makes.
 #include "op/autocast.h"
+#include "op/cells_without_c.h"
 #include "op/check.h"
 #include "op/composite.h"
 #include "op/operators.h"
-
-#include <lltm/ops.h>
 
 #include <ATen/Functions.h>
 
@@ -114,34 +113,54 @@ std::optional<c10::DeviceType> autocast_device(const Tensor& input) {
                                                                  : std::nullopt;
 }
 
-CellOutputs cell_of_samples(const CellArgs& args) {
+// Whether each sample has weights or biases of its own.
+template <typename Args>
+bool maps_parameters(const Samples& samples, const Args& args) {
+  return samples.in(args.weight_ih) || samples.in(args.weight_hh) || samples.in(args.bias_ih) ||
+         samples.in(args.bias_hh);
+}
+
+StepOutputs step_of_samples(const StepArgs& args) {
   if (const auto device = autocast_device(args.input)) {
-    return under_autocast(*device, args, op::cell);
+    return under_autocast(*device, args, op::step);
   }
   // Checked here, so that an error names the sizes of one sample.
-  check_cell(args);
+  check_step(args);
   const Samples samples;
-  if (samples.in(args.weights) || samples.in(args.bias)) {
-    return without_saved(composite::cell_forward(args));
+  if (maps_parameters(samples, args)) {
+    return without_saved(without_c(args, composite::step_forward(args)));
   }
   const bool any = samples.in(args.input) || samples.in(args.h) || samples.in(args.c);
   const SymInt rows = args.input.sym_size(0);
   const BelowVmap below;
-  if (!any) return op::cell(args);
-  const auto [h_next, c_next] = op::cell(
-      {{samples.fold(args.input),
+  if (!any) return op::step(args);
+  const auto [h_next, c_next] = op::step(
+      {{args.cell,
+        samples.fold(args.input),
         samples.fold(args.h),
         samples.fold(args.c),
-        samples.shared(args.weights),
-        samples.shared(args.bias)}});
-  return {samples.unfold(h_next, rows), samples.unfold(c_next, rows)};
+        samples.shared(args.weight_ih),
+        samples.shared(args.weight_hh),
+        samples.shared(args.bias_ih),
+        samples.shared(args.bias_hh)}});
+  return {
+      samples.unfold(h_next, rows), args.cell->has_c ? samples.unfold(c_next, rows) : c_next};
 }
 
 // sequence or sequence_prepacked.
 using SequenceOp = SequenceOutputs(const SequenceArgs&);
 
 SequenceOutputs prepacked(const SequenceArgs& args) {
-  return op::sequence_prepacked(args);
+  return op::sequence_prepacked(
+      {args.cell,
+       args.input,
+       args.h_0,
+       args.c_0,
+       args.weight_ih,
+       args.bias_ih,
+       args.bias_hh,
+       args.batch_sizes,
+       args.reverse});
 }
 
 SequenceOutputs fold_sequence(SequenceOp& op, const SequenceArgs& args) {
@@ -154,15 +173,21 @@ SequenceOutputs fold_sequence(SequenceOp& op, const SequenceArgs& args) {
   const BelowVmap below;
   if (!any) return op(args);
   const auto [output, h_n, c_n] =
-      op({{samples.fold(args.input),
+      op({{args.cell,
+           samples.fold(args.input),
            samples.fold(args.h_0),
            samples.fold(args.c_0),
-           samples.shared(args.weights),
-           samples.shared(args.bias),
+           samples.shared(args.weight_ih),
+           samples.shared(args.weight_hh),
+           samples.shared(args.bias_ih),
+           samples.shared(args.bias_hh),
            packed ? batch_sizes * samples.count().guard_int(__FILE__, __LINE__) : Tensor(),
            args.reverse},
           args.checkpoint_steps});
-  return {samples.unfold(output, rows), samples.unfold(h_n, batch), samples.unfold(c_n, batch)};
+  return {
+      samples.unfold(output, rows),
+      samples.unfold(h_n, batch),
+      args.cell->has_c ? samples.unfold(c_n, batch) : c_n};
 }
 
 SequenceOutputs sequence_for_each(const Samples& samples, const SequenceArgs& args) {
@@ -181,7 +206,10 @@ SequenceOutputs sequence_for_each(const Samples& samples, const SequenceArgs& ar
     h_ns.push_back(std::move(h_n));
     c_ns.push_back(std::move(c_n));
   }
-  return {samples.stack(outputs), samples.stack(h_ns), samples.stack(c_ns)};
+  return {
+      samples.stack(outputs),
+      samples.stack(h_ns),
+      args.cell->has_c ? samples.stack(c_ns) : c_ns.front()};
 }
 
 SequenceOutputs sequence_of_samples(const SequenceArgs& args) {
@@ -190,37 +218,43 @@ SequenceOutputs sequence_of_samples(const SequenceArgs& args) {
   }
   check_sequence(args);
   const Samples samples;
-  if (samples.in(args.weights) || samples.in(args.bias)) {
+  if (maps_parameters(samples, args)) {
     // sequence_for_each cannot stack the results of no samples.
     if (!is_differentiated() && samples.count() > 0) return sequence_for_each(samples, args);
-    return without_saved(composite::sequence_forward(args));
+    return without_saved(without_c(args, composite::sequence_forward(args)));
   }
   return fold_sequence(op::sequence, args);
 }
 
-SequenceOutputs sequence_prepacked_of_samples(const SequenceInputs& args) {
+SequenceOutputs sequence_prepacked_of_samples(const PrepackedArgs& packed) {
   const Samples samples;
+  const SequenceArgs args = packed.as_sequence();
   TORCH_CHECK(
-      !samples.in(args.weights) && !samples.in(args.bias),
+      !maps_parameters(samples, args),
       "lltm::sequence_prepacked: expected one set of weights for all samples of vmap, got one for"
       " each: lltm::sequence takes such");
   check_sequence_prepacked(args);
-  return fold_sequence(prepacked, {args});
+  return fold_sequence(prepacked, args);
 }
 
-Tensor prepack_of_samples(const Tensor& weights, std::optional<at::ScalarType> dtype) {
+Tensor prepack_of_samples(
+    std::string_view cell,
+    const Tensor& weight_ih,
+    const std::optional<Tensor>& weight_hh,
+    std::optional<at::ScalarType> dtype) {
+  const Samples samples;
   TORCH_CHECK(
-      !Samples().in(weights),
+      !samples.in(weight_ih) && !samples.in(or_undefined(weight_hh)),
       "lltm::prepack: expected one set of weights for all samples of vmap, got one for each:"
       " lltm::sequence takes such");
   const BelowVmap below;
-  return prepack(weights, dtype);
+  return op::prepack(cell, weight_ih, weight_hh, dtype);
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(lltm, FuncTorchBatched, m) {
-  implement<cell_of_samples>(m, "cell");
+  implement<step_of_samples>(m, "step");
   implement<sequence_of_samples>(m, "sequence");
   implement<sequence_prepacked_of_samples>(m, "sequence_prepacked");
   m.impl("prepack", TORCH_FN(prepack_of_samples));

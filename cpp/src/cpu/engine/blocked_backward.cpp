@@ -9,8 +9,8 @@
 // weights and bias, is one GEMM each over its rows, whose dz is still in the cache.
 //
 // The grid of threads is that of blocked_forward.cpp.
-#include "cell/cell.h"
 #include "common/steps.h"
+#include "common/weights.h"
 #include "cpu/dispatch.h"
 #include "cpu/engine/engine.h"
 #include "cpu/engine/sequence_gradients.h"
@@ -39,15 +39,16 @@ class BlockedBackward {
 
   BlockedBackward(const SequenceBackwardArgs& args, const BackwardSchedule& schedule)
       : args_(args),
+        cell_(*args.cell),
         batch_(args.h_0.size(0)),
         hidden_(args.h_0.size(1)),
-        gate_pitch_(Format::gate_pitch(hidden_)),
-        k_(Format::padded_k(Cell::kGates * gate_pitch_)),
+        slot_pitch_(Format::slot_pitch(hidden_)),
+        k_(Format::padded_k(cell_.h.count() * slot_pitch_)),
         grid_(schedule.grid),
         blocks_(hidden_, schedule.block_width),
         steps_(plan_steps(args.input, args.batch_sizes, args.reverse)),
         chunks_(plan_chunks(steps_, schedule.chunk_rows)),
-        weights_(args.weights.to(kDtype<Source>).contiguous()),
+        weights_(slot_weights(args)),
         gradients_(args, steps_, weights_, schedule.gradient_format),
         grad_output_(args.grad_output) {
     allocate();
@@ -58,7 +59,7 @@ class BlockedBackward {
     for (size_t c = chunks_.size(); c-- > 0;) {
       if (!run_chunk(c)) return {};
       const Chunk& chunk = chunks_[c];
-      const Tensor dz = dz_tensor(c).slice(0, 0, chunk.rows).slice(1, 0, Cell::kGates * hidden_);
+      const Tensor dz = dz_tensor(c).slice(0, 0, chunk.rows).slice(1, 0, cell_.slots * hidden_);
       if (!gradients_.add(chunk.first, chunk.last, dz)) return {};
     }
     return gradients_.finish(dc_);
@@ -73,11 +74,24 @@ class BlockedBackward {
     float* dh;  // of one block
   };
 
+  // In the order of slots, of the dtype of dz.
+  static Weights slot_weights(const SequenceBackwardArgs& args) {
+    const auto [ih, hh] = weights_of(args);
+    return {
+        x_slots(ih, *args.cell).to(kDtype<Source>),
+        with_contiguous_rows(h_slots(hh, *args.cell).to(kDtype<Source>))};
+  }
+
   void allocate() {
     const auto options = args_.input.options().dtype(at::kFloat);
     const int64_t chunk_rows = most_rows(chunks_);
-    const int64_t columns = Cell::kGates * hidden_;
-    const int64_t stride = kDzIsOperand ? Format::a_stride(columns) : columns;
+    const int64_t columns = cell_.slots * hidden_;
+    // The operand is the part of it from the first slot of h on, with K padded.
+    const int64_t before = cell_.h.begin * hidden_;
+    const int64_t stride = kDzIsOperand ? round_up(
+                                              before + Format::a_stride(columns - before),
+                                              Format::kVnniFactor)
+                                        : columns;
     const auto dz_options = options.dtype(kDtype<Source>);
     for (size_t k = 0; k < dz_.size(); ++k) {
       const bool used = k == 0 || (kDzIsOperand && chunks_.size() > 1);
@@ -85,7 +99,9 @@ class BlockedBackward {
       dz_[k] = stride == columns ? at::empty({rows, stride}, dz_options)
                                  : at::zeros({rows, stride}, dz_options);
     }
-    if (!kDzIsOperand) packed_dz_ = allocate_a<Format>(2 * batch_, k_, options);
+    if (!kDzIsOperand) {
+      packed_dz_ = allocate_a<Format>(2 * batch_, cell_.slots * slot_pitch_, options);
+    }
     if (args_.grad_h_n.defined()) dh_n_ = args_.grad_h_n->to(at::kFloat);
     dc_ = copy_or_zeros(args_.grad_c_n, args_.h_0.sizes(), options);
     dh_ = at::empty({grid_.slots(), batch_ * blocks_.width}, options);
@@ -95,24 +111,25 @@ class BlockedBackward {
     kernel_args_.grad_c = read<float>(dc_);
     kernel_args_.grad_c_prev = write<float>(dc_);
     kernel_args_.grad_gates_step = hidden_;
-    kernel_args_.operand_step = gate_pitch_;
+    kernel_args_.operand_step = slot_pitch_;
   }
 
-  // W_h as B (G * H, H), in blocks of columns.
+  // W_h as B (slots of h * H, H), in blocks of columns.
   bool pack_weights() {
     const int64_t bytes = Format::padded_n(hidden_) * k_ * static_cast<int64_t>(sizeof(Operand));
     packed_weights_ = at::empty({bytes}, args_.input.options().dtype(at::kByte));
-    const auto w = read<Source>(weights_);
-    // All gates in one call if they are adjacent in the operand too.
-    const int64_t rows = gate_pitch_ == hidden_ ? Cell::kGates * hidden_ : hidden_;
+    const auto w = read<Source>(weights_.hh);
+    const int64_t all = weights_.hh.size(0);
+    // All slots in one call if they are adjacent in the operand too.
+    const int64_t rows = slot_pitch_ == hidden_ ? all : hidden_;
     const int64_t threads = threads_for(hidden_ * k_, kPackGrain, blocks_.count);
     return parallel_region(threads, [&](Team& team) {
       team.for_each_slot(blocks_.count, [&](int64_t block) {
         bool in_range = true;
-        for (int64_t row = 0; row < Cell::kGates * hidden_; row += rows) {
+        for (int64_t row = 0; row < all; row += rows) {
           const auto x = w.from(row, blocks_.begin(block));
-          const int64_t k0 = row / hidden_ * gate_pitch_;
-          in_range &= Format::pack_b(weights_of(block), k0, 0, x, rows, blocks_.size(block));
+          const int64_t k0 = row / hidden_ * slot_pitch_;
+          in_range &= Format::pack_b(block_of_weights(block), k0, 0, x, rows, blocks_.size(block));
         }
         return in_range;
       });
@@ -156,7 +173,7 @@ class BlockedBackward {
     const int64_t carried = carried_into_next(k);
     const Range continued = intersect(rows, {0, carried});
     const Range ended = intersect(rows, {carried, steps_[k].rows});
-    const auto w = as_const(weights_of(block));
+    const auto w = as_const(block_of_weights(block));
     bool in_range = true;
     if (continued.size() > 0) {
       const auto dz_next = dz_operand(c, k + 1).from(continued.begin);
@@ -187,11 +204,11 @@ class BlockedBackward {
       part.operand = packed_dz(k).from(rows.begin, unit);
       part.out_of_range = &out_of_range;
     }
-    elementwise<T, Operand>().backward(part, 0, rows.size() * part.hidden);
+    elementwise<T, Operand>(cell_).backward(part, 0, rows.size() * part.hidden);
     return !out_of_range;
   }
 
-  PackedB<typename Format::Operand> weights_of(int64_t block) const {
+  PackedB<typename Format::Operand> block_of_weights(int64_t block) const {
     const int64_t n = Format::padded_n(blocks_.size(block));
     auto* const data = static_cast<Operand*>(packed_weights_.data_ptr());
     return {data + blocks_.begin(block) * k_, k_, n, n};
@@ -205,8 +222,8 @@ class BlockedBackward {
   }
 
   Matrix<const Operand> dz_operand(size_t c, size_t k) const {
-    if (!kDzIsOperand) return as_const(packed_dz(k));
-    return Format::in_place(as_const(dz_of(c, k)));
+    if (!kDzIsOperand) return as_const(packed_dz(k).from(0, cell_.h.begin * slot_pitch_));
+    return Format::in_place(as_const(dz_of(c, k).from(0, cell_.h.begin * hidden_)));
   }
 
   Matrix<Operand> packed_dz(size_t k) const {
@@ -218,14 +235,15 @@ class BlockedBackward {
   }
 
   const SequenceBackwardArgs& args_;
+  const Cell& cell_;
   const int64_t batch_, hidden_;
-  // Columns from gate to gate of the operand dz, and K of the recurrent GEMM.
-  const int64_t gate_pitch_, k_;
+  // Columns from slot to slot of the operand dz, and K of the recurrent GEMM.
+  const int64_t slot_pitch_, k_;
   const Grid grid_;
   const Blocks blocks_;
   const std::vector<Step> steps_;
   const std::vector<Chunk> chunks_;
-  const Tensor weights_;
+  const Weights weights_;
   SequenceGradients gradients_;
 
   Tensor packed_weights_, dh_n_, dc_, dh_;

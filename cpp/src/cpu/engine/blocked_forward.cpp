@@ -51,13 +51,14 @@ class BlockedForward {
   BlockedForward(
       const SequenceArgs& args, const ForwardSchedule& schedule, PackedWeights<Format> weights)
       : args_(args),
+        cell_(*args.cell),
         batch_(args.h_0.size(0)),
         hidden_(args.h_0.size(1)),
         input_size_(args.input.size(-1)),
         weights_(std::move(weights)),
         blocks_(weights_.blocks),
         steps_(plan_steps(args.input, args.batch_sizes, args.reverse)),
-        checkpoints_(args.saved_checkpoint_steps(), steps_.size(), args.c_0),
+        checkpoints_(args.saved_checkpoint_steps(), steps_.size(), args.state_c()),
         grid_(schedule.grid),
         merge_projection_(schedule.merge_projection),
         output_is_operand_(std::is_same_v<T, Operand> && Format::fits_in_place(hidden_, hidden_)),
@@ -115,10 +116,10 @@ class BlockedForward {
     output_ = empty_large(output_sizes(args_.input, hidden_), options);
     output_rows_ = flat_rows(output_);
     if (args_.saves_activations()) {
-      activations_ = empty_large({rows, Cell::kSaved * hidden_}, options);
+      activations_ = empty_large({rows, cell_.saved * hidden_}, options);
     }
-    c_ = at::empty(args_.c_0.sizes(), options).copy_(args_.c_0);
-    if (args_.bias.defined()) bias_ = args_.bias->to(at::kFloat);
+    c_ = at::empty(args_.h_0.sizes(), options).copy_(args_.state_c());
+    bias_ = slot_bias(args_);
 
     if (!input_in_place_) packed_input_ = allocate_a<Format>(chunk_rows_, input_size_, options);
     if (output_is_operand_) {
@@ -128,7 +129,7 @@ class BlockedForward {
       Format::init_states(2 * batch_, hidden_, states_.rows);
     }
     const int64_t z_columns =
-        Cell::kGates * blocks_.width * (merge_projection_ ? blocks_.count : 1);
+        cell_.slots * blocks_.width * (merge_projection_ ? blocks_.count : 1);
     const int64_t z_rows = merge_projection_ ? chunk_rows_ : batch_;
     z_ = at::empty({grid_.slots(), z_rows * z_columns}, options.dtype(at::kFloat));
     if (kNotesRows) notes_ = std::make_unique<bool[]>(grid_.columns * batch_);
@@ -207,6 +208,16 @@ class BlockedForward {
     for (int64_t block = slot.blocks.begin; block < slot.blocks.end; ++block) {
       const auto z = z_of(chunk, slot, block, chunk.begin);
       Format::gemm(chunk.rows, x, weights_.x(block), z, /*accumulate=*/false);
+      clear_slots_of_h(block, {0, chunk.rows}, z);
+    }
+  }
+
+  // The slots of h alone, to which its GEMM adds as to the others.
+  void clear_slots_of_h(int64_t block, Range rows, Matrix<float> z) const {
+    if (cell_.x.end == cell_.slots) return;
+    const int64_t first = cell_.x.end * weights_.slot_columns(block);
+    for (int64_t r = rows.begin; r < rows.end; ++r) {
+      std::fill(z.row(r) + first, z.row(r) + weights_.columns(block), 0.0f);
     }
   }
 
@@ -235,25 +246,26 @@ class BlockedForward {
     const Step& step = steps_[k];
     const Range rows = intersect(slot.rows, {0, step.rows});
     const Matrix<float> z = z_of(chunk, slot, block, step.offset);
-    const auto multiply = [&](Range part, Matrix<const Operand> a, const auto& b, bool accumulate) {
-      if (part.size() == 0) return;
-      Format::gemm(part.size(), a.from(part.begin), b, z.from(part.begin), accumulate);
-    };
     if (!merge_projection_) {
-      multiply(rows, input_of(chunk, k), weights_.x(block), /*accumulate=*/false);
+      const auto x = input_of(chunk, k).from(rows.begin);
+      Format::gemm(rows.size(), x, weights_.x(block), z.from(rows.begin), /*accumulate=*/false);
+      clear_slots_of_h(block, rows, z);
     }
+    const auto add_recurrent = [&](Range part, Matrix<const Operand> h) {
+      if (part.size() == 0) return;
+      const auto z_h = z.from(part.begin, cell_.h.begin * weights_.slot_columns(block));
+      Format::gemm(part.size(), h.from(part.begin), weights_.h(block), z_h, /*accumulate=*/true);
+    };
     const int64_t carried = carried_rows(steps_, k);
-    const auto b = weights_.h(block);
-    if (k > 0)
-      multiply(intersect(rows, {0, carried}), as_const(state_of(k - 1)), b, /*accumulate=*/true);
-    multiply(intersect(rows, {carried, step.rows}), h_0_, b, /*accumulate=*/true);
+    if (k > 0) add_recurrent(intersect(rows, {0, carried}), as_const(state_of(k - 1)));
+    add_recurrent(intersect(rows, {carried, step.rows}), h_0_);
 
     const int64_t unit = blocks_.begin(block);
     const int64_t row = step.offset + rows.begin;
     ForwardArgs<T, Operand> part = kernel_args_;
     part.hidden = blocks_.size(block);
     part.gates = as_const(z.from(rows.begin));
-    part.gates_step = weights_.gate_columns(block);
+    part.gates_step = weights_.slot_columns(block);
     part.bias = part.bias.from(0, unit);
     part.c = part.c.from(rows.begin, unit);
     part.c_next = part.c_next.from(rows.begin, unit);
@@ -263,7 +275,7 @@ class BlockedForward {
     bool out_of_range = false;
     part.out_of_range =
         kNotesRows ? Matrix<bool>{slot.notes + rows.begin, 1} : Matrix<bool>{&out_of_range, 0};
-    elementwise<T, Operand>().forward(part, 0, rows.size() * part.hidden);
+    elementwise<T, Operand>(cell_).forward(part, 0, rows.size() * part.hidden);
     return !out_of_range;
   }
 
@@ -291,11 +303,12 @@ class BlockedForward {
   Matrix<float> z_of(const Chunk& chunk, const Slot& slot, int64_t block, int64_t offset) const {
     Matrix<float> z = {slot.z, weights_.columns(block)};
     if (!merge_projection_) return z;
-    z.data += Cell::kGates * blocks_.begin(block) * chunk_rows_;
+    z.data += cell_.slots * blocks_.begin(block) * chunk_rows_;
     return z.from(offset - chunk.begin);
   }
 
   const SequenceArgs& args_;
+  const Cell& cell_;
   const int64_t batch_, hidden_, input_size_;
   const PackedWeights<Format> weights_;
   const Blocks& blocks_;
@@ -321,17 +334,17 @@ class BlockedForward {
 
 template <typename T, typename Format>
 std::optional<SequenceResult> forward(const SequenceArgs& args, const ForwardSchedule& schedule) {
-  if (is_prepacked(args.weights)) {
-    return BlockedForward<T, Format>(args, schedule, read_packed<Format>(args.weights)).run();
+  if (is_prepacked(args.weight_ih)) {
+    return BlockedForward<T, Format>(args, schedule, read_packed<Format>(args.weight_ih)).run();
   }
-  auto weights = pack_weights<Format>(args.weights, schedule.block_width);
+  auto weights = pack_weights<Format>(*args.cell, weights_of(args), schedule.block_width);
   if (!weights.has_value()) return {};
   return BlockedForward<T, Format>(args, schedule, *std::move(weights)).run();
 }
 
 template <typename T>
 Int8Result int8_forward(const SequenceArgs& args, const ForwardSchedule& schedule) {
-  BlockedForward<T, Int8Format> engine(args, schedule, read_packed<Int8Format>(args.weights));
+  BlockedForward<T, Int8Format> engine(args, schedule, read_packed<Int8Format>(args.weight_ih));
   SequenceResult result = *engine.run();
   return {std::move(result), engine.rows_out_of_range()};
 }

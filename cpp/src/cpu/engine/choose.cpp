@@ -33,9 +33,15 @@ void log_schedule(const LayerShape& shape, const std::string& schedule) {
 
 namespace {
 
-LayerShape shape_of(const at::Tensor& input, const at::Tensor& h_0) {
-  const bool bf16 = input.scalar_type() == at::kBFloat16;
-  return {h_0.size(0), input.size(-1), h_0.size(1), flat_size(input), bf16};
+LayerShape shape_of(const SequenceInputs& args) {
+  const bool bf16 = args.input.scalar_type() == at::kBFloat16;
+  return {
+      args.h_0.size(0),
+      args.input.size(-1),
+      args.h_0.size(1),
+      flat_size(args.input),
+      bf16,
+      slots_of(*args.cell)};
 }
 
 // The GEMM kernels take float and bfloat16, and no size may be 0.
@@ -67,7 +73,8 @@ Result run_or_fall_back(
 }
 
 SequenceResult forward_with_unpacked_weights(const SequenceArgs& args) {
-  return sequence_forward(with_weights(args, unpack(args.weights)));
+  const Weights weights = unpack(args.weight_ih);
+  return sequence_forward(with_weights(args, weights.ih, weights.hh));
 }
 
 // By weights prepacked in int8. Rows with a value that cannot be quantised are computed once more,
@@ -89,17 +96,17 @@ int64_t steps_of(const SequenceArgs& args) {
 }  // namespace
 
 SequenceResult sequence_forward(const SequenceArgs& args) {
-  const LayerShape shape = shape_of(args.input, args.h_0);
-  const bool prepacked = is_prepacked(args.weights);
-  if (prepacked && has_form(args.weights, GemmFormat::kInt8)) return int8_forward(args, shape);
+  const LayerShape shape = shape_of(args);
+  const bool prepacked = is_prepacked(args.weight_ih);
+  if (prepacked && has_form(args.weight_ih, GemmFormat::kInt8)) return int8_forward(args, shape);
 
   Machine machine = current_machine();
   const bool blocked = can_block(machine, args.input, args.h_0);
   if (prepacked) {  // in a format that there may be no kernel for here
-    const bool bf16 = has_form(args.weights, GemmFormat::kBf16);
+    const bool bf16 = has_form(args.weight_ih, GemmFormat::kBf16);
     if (!blocked || (bf16 && !machine.bf16)) return forward_with_unpacked_weights(args);
     machine.bf16 = bf16;
-    machine.bf16x3 = machine.bf16x3 && has_form(args.weights, GemmFormat::kBf16x3);
+    machine.bf16x3 = machine.bf16x3 && has_form(args.weight_ih, GemmFormat::kBf16x3);
   }
   if (!blocked) {
     if (logs_schedules()) log_schedule(shape, "forward: stepwise");
@@ -113,7 +120,7 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
 }
 
 Gradients sequence_backward(const SequenceBackwardArgs& args) {
-  const LayerShape shape = shape_of(args.input, args.h_0);
+  const LayerShape shape = shape_of(args);
   const Machine machine = current_machine();
   if (!can_block(machine, args.input, args.h_0)) {
     if (logs_schedules()) log_schedule(shape, "backward: stepwise");

@@ -13,9 +13,9 @@
 
 namespace lltm::cpu {
 
-// cell_forward.cpp, cell_backward.cpp: one step.
-CellResult cell_forward(const CellArgs& args);
-Gradients cell_backward(const CellBackwardArgs& args);
+// step_forward.cpp, step_backward.cpp: one step.
+StepResult step_forward(const StepArgs& args);
+Gradients step_backward(const StepBackwardArgs& args);
 
 // choose.cpp: a sequence by one of the engines below. The weights of SequenceArgs may be prepacked
 // (packed_weights.h).

@@ -28,16 +28,24 @@ namespace {
 using at::Tensor;
 
 template <typename A>
-const FewRowsKernels<A>& few_rows_kernels() {
+GemmFewRows<A> gemm_few_rows() {
   if constexpr (std::is_same_v<A, float>) {
-    return kernels().few_rows_f32;
+    return kernels().gemm_few_rows_f32;
   } else {
-    return kernels().few_rows_f64;
+    return kernels().gemm_few_rows_f64;
+  }
+}
+template <typename A>
+ForwardFewRows<A> forward_few_rows(const Cell& cell) {
+  if constexpr (std::is_same_v<A, float>) {
+    return kernels().cells[cell.id].few_rows_f32;
+  } else {
+    return kernels().cells[cell.id].few_rows_f64;
   }
 }
 
-// The weights, and the GEMMs with those of a block of units; z is contiguous. A is the type of
-// the left operand and of z.
+// The weights, and the GEMMs with those of a block of units: z = x W_x^T, then z += h W_h^T, which
+// defines the slots of h alone. A is the type of the left operand and of z.
 template <typename Operand>
 class PackedFewRowsWeights {
  public:
@@ -46,12 +54,16 @@ class PackedFewRowsWeights {
   explicit PackedFewRowsWeights(PackedWeights<F32Format> packed) : packed_(std::move(packed)) {}
 
   const Blocks& blocks() const { return packed_.blocks; }
-  // z = x W_x^T and z += h W_h^T.
-  void project(int64_t rows, Matrix<const A> x, int64_t block, A* z) const {
-    few_rows_kernels<A>().multiply(rows, x, packed_.x(block), z, /*accumulate=*/false);
+  void project(int64_t rows, Matrix<const A> x, int64_t block, Matrix<A> z) const {
+    gemm_few_rows<A>()(rows, x, packed_.x(block), z, /*accumulate=*/false);
+    const int64_t first = packed_.cell.x.end * packed_.slot_columns(block);
+    const int64_t columns = packed_.columns(block);
+    if (first == columns) return;
+    for (int64_t r = 0; r < rows; ++r) std::fill(z.row(r) + first, z.row(r) + columns, A(0));
   }
-  void recur(int64_t rows, Matrix<const A> h, int64_t block, A* z) const {
-    few_rows_kernels<A>().multiply(rows, h, packed_.h(block), z, /*accumulate=*/true);
+  void recur(int64_t rows, Matrix<const A> h, int64_t block, Matrix<A> z) const {
+    const int64_t first = packed_.cell.h.begin * packed_.slot_columns(block);
+    gemm_few_rows<A>()(rows, h, packed_.h(block), z.from(0, first), /*accumulate=*/true);
   }
 
  private:
@@ -63,46 +75,40 @@ class FewRowsWeightsInPlace {
  public:
   using A = float;
 
-  FewRowsWeightsInPlace(const Tensor& weights, int64_t block_width)
-      : weights_(with_contiguous_rows(weights)),
-        hidden_(weights.size(0) / Cell::kGates),
-        blocks_(hidden_, block_width) {}
+  FewRowsWeightsInPlace(const SequenceArgs& args, int64_t block_width)
+      : FewRowsWeightsInPlace(*args.cell, weights_of(args), block_width) {}
 
   const Blocks& blocks() const { return blocks_; }
-  void project(int64_t rows, Matrix<const A> x, int64_t block, A* z) const {
-    multiply(rows, {x, weights_.size(1) - hidden_}, hidden_, block, z, /*accumulate=*/false);
+  void project(int64_t rows, Matrix<const A> x, int64_t block, Matrix<A> z) const {
+    weights_.multiply(rows, x, {}, blocks_.begin(block), blocks_.size(block), z);
   }
-  void recur(int64_t rows, Matrix<const A> h, int64_t block, A* z) const {
-    multiply(rows, {h, hidden_}, 0, block, z, /*accumulate=*/true);
+  void recur(int64_t rows, Matrix<const A> h, int64_t block, Matrix<A> z) const {
+    weights_.multiply(rows, {}, h, blocks_.begin(block), blocks_.size(block), z);
   }
 
  private:
-  // With the weights' columns from `first` on.
-  void multiply(
-      int64_t rows,
-      const InPlaceGemm<float>::Part& a,
-      int64_t first,
-      int64_t block,
-      A* z,
-      bool accumulate) const {
-    const auto w = read<float>(weights_).from(blocks_.begin(block), first);
-    const int64_t width = blocks_.size(block);
-    const Matrix<A> gates = {z, Cell::kGates * width};
-    multiply_in_place<float>(rows, {a, {}}, w, hidden_, width, gates, accumulate);
-  }
+  FewRowsWeightsInPlace(const Cell& cell, const Weights& weights, int64_t block_width)
+      : rows_{with_contiguous_rows(weights.ih), with_contiguous_rows(weights.hh)},
+        weights_{
+            cell,
+            read_weights<float>(rows_.ih, rows_.hh, weights.hh.size(1)),
+            weights.hh.size(1),
+            weights.ih.size(1)},
+        blocks_(weights.hh.size(1), block_width) {}
 
-  Tensor weights_;
-  int64_t hidden_;
+  Weights rows_;
+  WeightsInPlace<float> weights_;
   Blocks blocks_;
 };
 
-template <typename Weights>
+template <typename FewRowsWeights>
 class FewRowsForward {
  public:
-  using A = typename Weights::A;
+  using A = typename FewRowsWeights::A;
 
-  FewRowsForward(const SequenceArgs& args, const FewRowsSchedule& schedule, Weights weights)
+  FewRowsForward(const SequenceArgs& args, const FewRowsSchedule& schedule, FewRowsWeights weights)
       : args_(args),
+        cell_(*args.cell),
         batch_(args.h_0.size(0)),
         hidden_(args.h_0.size(1)),
         input_size_(args.input.size(-1)),
@@ -110,22 +116,22 @@ class FewRowsForward {
         blocks_(weights_.blocks()),
         slots_(std::min(schedule.threads, blocks_.count)),
         steps_(plan_steps(args.input, args.batch_sizes, args.reverse)),
-        checkpoints_(args.saved_checkpoint_steps(), steps_.size(), args.c_0),
+        checkpoints_(args.saved_checkpoint_steps(), steps_.size(), args.state_c()),
         chunks_(plan_chunks(steps_, schedule.chunk_rows)),
         chunk_rows_(most_rows(chunks_)),
         input_(args.input) {
-    if (args.bias.defined()) bias_ = args.bias->contiguous();
+    bias_ = slot_bias(args);
     const auto options = args.input.options();
     output_ = empty_large(output_sizes(args.input, hidden_), options);
     if (args.saves_activations()) {
-      activations_ = empty_large({flat_size(args.input), Cell::kSaved * hidden_}, options);
+      activations_ = empty_large({flat_size(args.input), cell_.saved * hidden_}, options);
     }
     if (bias_.defined()) bias_data_ = bias_.const_data_ptr<float>();
     h_next_ = {output_.mutable_data_ptr<float>(), hidden_};
     saved_ = write<float>(activations_);
     allocate_workspace();
     convert(read<float>(args.h_0), h_0_);
-    convert(read<float>(args.c_0), c_);
+    convert(read<float>(args.state_c()), c_);
   }
 
   SequenceResult run() {
@@ -144,7 +150,7 @@ class FewRowsForward {
     constexpr int64_t kLine = 64 / sizeof(double);
     const int64_t state = round_up(batch_ * hidden_, kLine);
     const int64_t x = round_up(chunk_rows_ * input_size_, kLine);
-    const int64_t z = round_up(chunk_rows_ * Cell::kGates * hidden_, kLine);
+    const int64_t z = round_up(chunk_rows_ * cell_.slots * hidden_, kLine);
     workspace_ = Workspace<double>((kFloat ? 2 : 4) * state + x + z);
     double* next = workspace_.data();
     const auto take = [&](int64_t doubles) { return std::exchange(next, next + doubles); };
@@ -224,17 +230,16 @@ class FewRowsForward {
     if (checkpoints_.has(k)) {
       checkpoints_.save<float>(k, as_const(c_), 0, batch_, unit, blocks_.size(block));
     }
-    const int64_t columns = Cell::kGates * blocks_.size(block);
-    A* const z = z_of(block) + (offset - chunk.begin) * columns;
+    const Matrix<A> z = z_of(block).from(offset - chunk.begin);
     const auto recur = [&](int64_t from, int64_t to, Matrix<const A> h) {
-      weights_.recur(to - from, h.from(from), block, z + from * columns);
+      weights_.recur(to - from, h.from(from), block, z.from(from));
     };
     if (carried > 0) recur(0, carried, operand(k - 1));
     if (carried < rows) recur(carried, rows, as_const(h_0_));
 
     FewRowsArgs<A> args;
     args.hidden = blocks_.size(block);
-    args.gates = {z, columns, 1};
+    args.gates = as_const(z);
     args.gates_step = args.hidden;
     args.bias = bias_data_ == nullptr ? nullptr : bias_data_ + unit;
     args.bias_step = hidden_;
@@ -243,13 +248,14 @@ class FewRowsForward {
     args.h_next = h_next_.from(offset, unit);
     args.activations = saved_.from(offset, unit);
     args.activations_step = hidden_;
-    few_rows_kernels<A>().forward(args, rows);
+    forward_few_rows<A>(cell_)(args, rows);
   }
 
   Range own_blocks(int64_t slot) const { return share(blocks_.count, slots_, slot); }
   // Pre-activations of a block: (rows of the chunk, columns of the block).
-  A* z_of(int64_t block) const {
-    return z_data_ + Cell::kGates * blocks_.begin(block) * chunk_rows_;
+  Matrix<A> z_of(int64_t block) const {
+    const int64_t columns = cell_.slots * blocks_.size(block);
+    return {z_data_ + cell_.slots * blocks_.begin(block) * chunk_rows_, columns};
   }
   // The state after step k in float64, of two steps in turn, or absent; and as the next GEMM
   // reads it.
@@ -264,8 +270,9 @@ class FewRowsForward {
 
   static constexpr bool kFloat = std::is_same_v<A, float>;
   const SequenceArgs& args_;
+  const Cell& cell_;
   const int64_t batch_, hidden_, input_size_;
-  const Weights weights_;
+  const FewRowsWeights weights_;
   const Blocks& blocks_;
   const int64_t slots_;
   const std::vector<Step> steps_;
@@ -292,10 +299,11 @@ SequenceResult few_rows_forward(const SequenceArgs& args, const FewRowsSchedule&
   const auto run = [&](auto weights) {
     return FewRowsForward(args, schedule, std::move(weights)).run();
   };
-  if (schedule.in_place) return run(FewRowsWeightsInPlace(args.weights, schedule.block_width));
+  if (schedule.in_place) return run(FewRowsWeightsInPlace(args, schedule.block_width));
   PackedWeights<F32Format> packed =
-      is_prepacked(args.weights) ? read_packed<F32Format>(args.weights)
-                                 : *pack_weights<F32Format>(args.weights, schedule.block_width);
+      is_prepacked(args.weight_ih)
+          ? read_packed<F32Format>(args.weight_ih)
+          : *pack_weights<F32Format>(*args.cell, weights_of(args), schedule.block_width);
   return schedule.float_operand ? run(PackedFewRowsWeights<float>(std::move(packed)))
                                 : run(PackedFewRowsWeights<double>(std::move(packed)));
 }

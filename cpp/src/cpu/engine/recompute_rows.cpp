@@ -45,11 +45,14 @@ void recompute_rows(
   const Tensor batch_rows = at::tensor(rows);
   const auto [dim, indices, batch_sizes] = places_of(args, rows);
   const auto again = forward(
-      {{args.input.index_select(dim, indices),
+      {{args.cell,
+        args.input.index_select(dim, indices),
         args.h_0.index_select(0, batch_rows),
-        args.c_0.index_select(0, batch_rows),
-        args.weights,
-        args.bias,
+        args.state_c().index_select(0, batch_rows),
+        args.weight_ih,
+        args.weight_hh,
+        args.bias_ih,
+        args.bias_hh,
         batch_sizes,
         args.reverse}});
   std::get<0>(result).index_copy_(dim, indices, std::get<0>(again));

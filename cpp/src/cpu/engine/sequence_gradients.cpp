@@ -7,6 +7,7 @@
 #include <ATen/ops/ones.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace lltm::cpu {
 
@@ -15,75 +16,124 @@ using at::Tensor;
 SequenceGradients::SequenceGradients(
     const SequenceBackwardArgs& args,
     const std::vector<Step>& steps,
-    const Tensor& weights,
+    const Weights& weights,
     GemmFormat format)
-    : args_(args), steps_(steps) {
-  const int64_t hidden = args.h_0.size(1);
+    : args_(args),
+      cell_(*args.cell),
+      hidden_(args.h_0.size(1)),
+      input_size_(args.input.size(-1)),
+      format_(format),
+      steps_(steps) {
   int64_t begun = 0;
   for (const Step& step : steps_) {
     begun_.push_back(begun);
     begun = std::max(begun, step.rows);
   }
 
-  const auto [want_input, want_h_0, want_c_0, want_weights, want_bias] = args.output_mask;
+  const auto [want_input, want_h, want_c, want_ih, want_hh, want_bias_ih, want_bias_hh] =
+      args.output_mask;
+  const auto options = weights.hh.options();
   output_rows_ = flat_rows(args.output);
   if (want_input) {
-    d_input_ = empty_large({flat_size(args.input), args.input.size(-1)}, weights.options());
-    input_gemm_ = make_packed_gemm(format, x_columns(weights, hidden));
+    d_input_ = empty_large({flat_size(args.input), input_size_}, options);
+    input_gemm_ = make_packed_gemm(format, weights.ih);
   }
-  if (want_h_0) {
-    weights_h_ = h_columns(weights, hidden).to(at::kFloat);
+  if (want_h) {
+    weights_h_ = weights.hh.to(at::kFloat);
     d_h_0_ = at::empty(args.h_0.sizes(), args.h_0.options().dtype(args.carried_dtype()));
   }
-  // The bias is one more row of weights, whose input is 1.
-  const int64_t m = (want_weights ? weights.size(1) : 0) + (want_bias ? 1 : 0);
-  if (m > 0) {
-    weights_gemm_ = make_weight_gradient_gemm(format, m, weights.size(0), weights.options());
+  const bool joined = !args.weight_hh.defined();
+  const bool of_h = joined ? want_ih : want_hh;
+  if (cell_.x == cell_.h) {
+    add_product(cell_.x, of_h, want_ih, want_bias_ih || want_bias_hh, options);
+  } else {
+    add_product(cell_.x, /*h=*/false, want_ih, want_bias_ih, options);
+    add_product(cell_.h, of_h, /*x=*/false, want_bias_hh, options);
   }
+}
+
+void SequenceGradients::add_product(
+    SlotRange slots, bool h, bool x, bool one, const at::TensorOptions& options) {
+  const int64_t m = (h ? hidden_ : 0) + (x ? input_size_ : 0) + (one ? 1 : 0);
+  if (m == 0) return;
+  products_.push_back(
+      {slots,
+       h,
+       x,
+       one,
+       make_weight_gradient_gemm(format_, m, slots.count() * hidden_, options)});
+}
+
+Tensor SequenceGradients::columns(const Tensor& dz, SlotRange slots) const {
+  if (slots.count() == cell_.slots) return dz;
+  return dz.slice(1, slots.begin * hidden_, slots.end * hidden_);
 }
 
 bool SequenceGradients::add(size_t first, size_t last, const Tensor& dz) {
   const int64_t rows = dz.size(0);
   if (rows == 0) return true;  // steps that reach no row
   const int64_t begin = std::min(steps_[first].offset, steps_[last - 1].offset);
-  const auto [want_input, want_h_0, want_c_0, want_weights, want_bias] = args_.output_mask;
-  if (want_h_0) add_initial_state(first, last, dz);
-  if (input_gemm_ && !input_gemm_->run(d_input_.narrow(0, begin, rows), dz)) return false;
-  if (!weights_gemm_) return true;
-  const at::ScalarType dtype = dz.scalar_type();
-  std::vector<Tensor> a;
-  if (want_weights) {
-    a.push_back(initial_states(steps_, first, last, args_.h_0, output_rows_, dtype));
-    a.push_back(flat_rows(args_.input, begin, rows).to(dtype));
+  if (d_h_0_.defined()) add_initial_state(first, last, dz);
+  if (input_gemm_ &&
+      !input_gemm_->run(d_input_.narrow(0, begin, rows), columns(dz, cell_.x))) {
+    return false;
   }
-  if (want_bias) a.push_back(at::ones({rows, 1}, dz.options()));
-  return weights_gemm_->add(a, dz);
+  const at::ScalarType dtype = dz.scalar_type();
+  for (const Product& product : products_) {
+    std::vector<Tensor> a;
+    if (product.h) {
+      a.push_back(initial_states(steps_, first, last, args_.h_0, output_rows_, dtype));
+    }
+    if (product.x) a.push_back(flat_rows(args_.input, begin, rows).to(dtype));
+    if (product.one) a.push_back(at::ones({rows, 1}, dz.options()));
+    if (!product.gemm->add(a, columns(dz, product.slots))) return false;
+  }
+  return true;
 }
 
 // The gradient of h_0: dz W_h of each row's own first step.
 void SequenceGradients::add_initial_state(size_t first, size_t last, const Tensor& dz) {
   const int64_t begin = std::min(steps_[first].offset, steps_[last - 1].offset);
+  const Tensor dz_h = columns(dz, cell_.h);
   for (size_t k = first; k < last; ++k) {
     const int64_t count = steps_[k].rows - begun_[k];
     if (count <= 0) continue;
-    const Tensor dz_first = dz.narrow(0, steps_[k].offset - begin + begun_[k], count);
+    const Tensor dz_first = dz_h.narrow(0, steps_[k].offset - begin + begun_[k], count);
     d_h_0_.narrow(0, begun_[k], count).copy_(at::mm(dz_first.to(at::kFloat), weights_h_));
   }
 }
 
 Gradients SequenceGradients::finish(const Tensor& dc) {
   const at::ScalarType dtype = args_.carried_dtype();
-  const auto [want_input, want_h_0, want_c_0, want_weights, want_bias] = args_.output_mask;
-  Tensor d_weights, d_bias;
-  const int64_t columns = want_weights ? args_.h_0.size(1) + args_.input.size(-1) : 0;
-  if (want_weights) d_weights = weights_gemm_->transposed_rows(0, columns).to(dtype);
-  if (want_bias) d_bias = weights_gemm_->transposed_rows(columns, columns + 1).flatten().to(dtype);
+  const auto& mask = args_.output_mask;
+  const WeightGradients weights(args_, dc.options().dtype(at::kFloat));
+  Tensor bias_ih, bias_hh;
+  for (Product& product : products_) {
+    int64_t m = 0;
+    const auto next = [&](const Tensor& out, const int* blocks) {
+      product.gemm->write_transposed(m, out, hidden_, blocks + product.slots.begin);
+      m += out.size(-1);
+    };
+    const auto bias = [&](const int* blocks) {
+      const Tensor out = at::empty({cell_.gates * hidden_, 1}, dc.options().dtype(at::kFloat));
+      product.gemm->write_transposed(m, out, hidden_, blocks + product.slots.begin);
+      return out.flatten().to(dtype);
+    };
+    if (product.h) next(weights.parts.hh, cell_.h_blocks);
+    if (product.x) next(weights.parts.ih, cell_.x_blocks);
+    const bool only_x = product.slots == cell_.x, only_h = product.slots == cell_.h;
+    if (mask[5] && only_x) bias_ih = bias(cell_.x_blocks);
+    if (mask[6] && only_h) bias_hh = bias(cell_.h_blocks);
+  }
+  const auto result = [&](const Tensor& sum) { return sum.defined() ? sum.to(dtype) : Tensor(); };
   return {
-      want_input ? d_input_.to(args_.input.scalar_type()).view(args_.input.sizes()) : Tensor(),
+      mask[0] ? d_input_.to(args_.input.scalar_type()).view(args_.input.sizes()) : Tensor(),
       d_h_0_,
-      want_c_0 ? dc.to(dtype) : Tensor(),
-      d_weights,
-      d_bias};
+      mask[2] ? dc.to(dtype) : Tensor(),
+      result(weights.weight_ih),
+      result(weights.weight_hh),
+      bias_ih,
+      bias_hh};
 }
 
 }  // namespace lltm::cpu

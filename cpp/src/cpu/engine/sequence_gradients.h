@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/steps.h"
+#include "common/weights.h"
 #include "cpu/engine/weight_gradients.h"
 #include "cpu/gemm/gemm.h"
 #include "op/operator_args.h"
@@ -15,14 +16,14 @@ namespace lltm::cpu {
 // chunk, so that the latter are never held for all steps. Computes only what was asked for.
 class SequenceGradients {
  public:
-  // `weights` (G * H, H + I) are of the dtype of dz.
+  // `weights` are in the order of slots, of the dtype of dz.
   SequenceGradients(
       const SequenceBackwardArgs& args,
       const std::vector<Step>& steps,
-      const at::Tensor& weights,
+      const Weights& weights,
       GemmFormat format);
 
-  // Adds what steps [first, last) contribute: dz (rows, G * H), in the order of the input's
+  // Adds what steps [first, last) contribute: dz (rows, S * H), in the order of the input's
   // rows. False where values are out of range of the format.
   bool add(size_t first, size_t last, const at::Tensor& dz);
 
@@ -30,17 +31,30 @@ class SequenceGradients {
   Gradients finish(const at::Tensor& dc);
 
  private:
+  // [h, x, 1]^T dz, of the slots that its left operand has a part in. One for h and one for x where
+  // these are others.
+  struct Product {
+    SlotRange slots;
+    bool h, x, one;
+    std::unique_ptr<WeightGradientGemm> gemm;
+  };
+
+  void add_product(SlotRange slots, bool h, bool x, bool one, const at::TensorOptions& options);
   void add_initial_state(size_t first, size_t last, const at::Tensor& dz);
+  at::Tensor columns(const at::Tensor& dz, SlotRange slots) const;
 
   const SequenceBackwardArgs& args_;
+  const Cell& cell_;
+  const int64_t hidden_, input_size_;
+  const GemmFormat format_;
   const std::vector<Step>& steps_;
   std::vector<int64_t> begun_;  // [k]: rows of the state that started before step k
   at::Tensor weights_h_;
   at::Tensor output_rows_;
-  at::Tensor d_input_;                                // (N, I)
-  at::Tensor d_h_0_;                                  // (B, H)
-  std::unique_ptr<PackedGemm> input_gemm_;            // dz W_x
-  std::unique_ptr<WeightGradientGemm> weights_gemm_;  // [h, x, 1]^T dz
+  at::Tensor d_input_;                      // (N, I)
+  at::Tensor d_h_0_;                        // (B, H)
+  std::unique_ptr<PackedGemm> input_gemm_;  // dz W_x
+  std::vector<Product> products_;
 };
 
 }  // namespace lltm::cpu

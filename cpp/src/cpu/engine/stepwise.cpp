@@ -1,6 +1,5 @@
 // The stepwise engine: ATen's GEMMs and the element-wise kernel, step by step. For float64, for
 // empty sizes, and where there is no GEMM kernel.
-#include "cell/cell.h"
 #include "common/checkpoints.h"
 #include "common/steps.h"
 #include "cpu/dispatch.h"
@@ -20,23 +19,24 @@ SequenceResult stepwise_forward(const SequenceArgs& args) {
   const int64_t hidden = args.h_0.size(1);
   const at::ScalarType dtype = args.input.scalar_type();
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
-  const Linear linear(args.weights, args.bias);
+  const Cell& cell = *args.cell;
+  const Linear linear = Linear::with_bias(args);
   // The input's part of the pre-activations in one GEMM, which is faster; or, with few elements,
   // all of it step by step as plain PyTorch does: a GEMM of many rows is rounded in another
   // way, and nothing averages that out.
   const bool few = has_few_elements(args.h_0.size(0), hidden);
   const Tensor x = flat_rows(args.input).to(compute_dtype(dtype));
   const Tensor gates =
-      few ? at::empty({x.size(0), Cell::kGates * hidden}, x.options()) : linear.project_input(x);
+      few ? at::empty({x.size(0), cell.slots * hidden}, x.options()) : linear.project_x(x);
 
   const Tensor output = at::empty(output_sizes(args.input, hidden), args.input.options());
   const Tensor output_rows = flat_rows(output);
   const Tensor activations =
       args.saves_activations()
-          ? at::empty({gates.size(0), Cell::kSaved * hidden}, args.input.options())
+          ? at::empty({gates.size(0), cell.saved * hidden}, args.input.options())
           : Tensor();
-  const Checkpoints checkpoints(args.saved_checkpoint_steps(), steps.size(), args.c_0);
-  const Tensor c = at::empty(args.c_0.sizes(), args.input.options()).copy_(args.c_0);
+  const Checkpoints checkpoints(args.saved_checkpoint_steps(), steps.size(), args.state_c());
+  const Tensor c = at::empty(args.h_0.sizes(), args.input.options()).copy_(args.state_c());
   // The state as the GEMMs read it; each step renews its own rows.
   const Tensor h = at::empty(args.h_0.sizes(), gates.options()).copy_(args.h_0);
 
@@ -63,7 +63,7 @@ SequenceResult stepwise_forward(const SequenceArgs& args) {
       step.h_next = all_output.from(offset);
       step.activations = all_activations.from(offset);
       parallel_for(rows * hidden, kElementwiseGrain, [&](int64_t begin, int64_t end) {
-        elementwise<T, C>().forward(step, begin, end);
+        elementwise<T, C>(cell).forward(step, begin, end);
       });
     }
   });
@@ -74,12 +74,11 @@ namespace {
 
 // Some BLAS libraries accumulate all K products in one chain, whose rounding errors grow with
 // its length: K, the rows, is cut into chains.
-void add_weights_gradient(Tensor out, const Tensor& dz, const Tensor& h, const Tensor& x) {
-  const Tensor chain = at::empty(out.sizes(), out.options());
+void add_weight_gradients(
+    const Linear& linear, const Weights& out, const Tensor& dz, const Tensor& h, const Tensor& x) {
   for (int64_t first = 0; first < dz.size(0); first += kGradientChain) {
     const auto rows = [&](const Tensor& t) { return t.slice(0, first, first + kGradientChain); };
-    weights_gradient(chain, rows(dz), rows(h), rows(x));
-    out.add_(chain);
+    linear.add_weight_gradients(out, rows(dz), rows(h), rows(x));
   }
 }
 
@@ -91,28 +90,36 @@ Gradients gradients_of(
     const Tensor& dz,
     const Tensor& dh,
     const Tensor& dc) {
-  const at::ScalarType dtype = args.input.scalar_type();
   const at::ScalarType carried_dtype = args.carried_dtype();
-  const auto [want_input, want_h_0, want_c_0, want_weights, want_bias] = args.output_mask;
-  Tensor d_input, d_weights;
+  const auto [want_input, want_h, want_c, want_ih, want_hh, want_bias_ih, want_bias_hh] =
+      args.output_mask;
+  Tensor d_input;
   if (want_input) {
     d_input = at::empty({dz.size(0), args.input.size(-1)}, dz.options());
     linear.input_gradient(d_input, dz);
   }
-  if (want_weights) {
-    d_weights = at::zeros(args.weights.sizes(), dz.options());
+  const WeightGradients weights(args, dz.options());
+  if (want_ih || want_hh) {
+    if (want_ih) weights.weight_ih.zero_();
+    if (weights.weight_hh.defined()) weights.weight_hh.zero_();
     if (dz.size(0) > 0) {
       const Tensor h = initial_states(
           steps, 0, steps.size(), args.h_0, flat_rows(args.output), dz.scalar_type());
-      add_weights_gradient(d_weights, dz, h, flat_rows(args.input));
+      add_weight_gradients(linear, weights.parts, dz, h, flat_rows(args.input));
     }
   }
+  const Tensor bias = want_bias_ih || want_bias_hh ? dz.sum(0) : Tensor();
+  const auto carried = [&](bool wanted, const Tensor& gradient) {
+    return wanted ? gradient.to(carried_dtype) : Tensor();
+  };
   return {
-      want_input ? d_input.to(dtype).view(args.input.sizes()) : Tensor(),
-      want_h_0 ? dh.to(carried_dtype) : Tensor(),
-      want_c_0 ? dc.to(carried_dtype) : Tensor(),
-      want_weights ? d_weights.to(carried_dtype) : Tensor(),
-      want_bias ? dz.sum(0).to(carried_dtype) : Tensor()};
+      want_input ? d_input.to(args.input.scalar_type()).view(args.input.sizes()) : Tensor(),
+      carried(want_h, dh),
+      carried(want_c, dc),
+      carried(want_ih, weights.weight_ih),
+      carried(weights.weight_hh.defined(), weights.weight_hh),
+      want_bias_ih ? bias_ih_gradient(bias, *args.cell).to(carried_dtype, false, true) : Tensor(),
+      want_bias_hh ? bias_hh_gradient(bias, *args.cell).to(carried_dtype, false, true) : Tensor()};
 }
 
 }  // namespace
@@ -122,12 +129,13 @@ Gradients stepwise_backward(const SequenceBackwardArgs& args) {
   const at::ScalarType dtype = args.input.scalar_type();
   const auto options = compute_options(args.input);
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
-  const Linear linear(args.weights, Tensor());
+  const Cell& cell = *args.cell;
+  const Linear linear(args);
 
   // Gradients of the state; a row's are final once its first step is done.
   const Tensor dh = copy_or_zeros(args.grad_h_n, args.h_0.sizes(), options);
   const Tensor dc = copy_or_zeros(args.grad_c_n, args.h_0.sizes(), options);
-  const Tensor dz = at::empty({args.saved.size(0), Cell::kGates * hidden}, options);
+  const Tensor dz = at::empty({args.saved.size(0), cell.slots * hidden}, options);
 
   visit_dtype(dtype, [&]<typename T>(T*) {
     using C = compute_t<T>;
@@ -147,7 +155,7 @@ Gradients stepwise_backward(const SequenceBackwardArgs& args) {
       step.grad_h = grad_output.of(offset);
       step.grad_gates = all_grad_gates.from(offset);
       parallel_for(rows * hidden, kElementwiseGrain, [&](int64_t begin, int64_t end) {
-        elementwise<T, C>().backward(step, begin, end);
+        elementwise<T, C>(cell).backward(step, begin, end);
       });
       // Overwrites the gradients that were just used.
       linear.state_gradient(dh.narrow(0, 0, rows), dz.narrow(0, offset, rows));

@@ -58,19 +58,26 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
     });
   }
 
-  Tensor transposed_rows(int64_t m_begin, int64_t m_end) override {
+  void write_transposed(
+      int64_t first, const Tensor& out, int64_t height, const int* blocks) override {
     if (c_.size(0) > 1) c_ = c_.sum(0, /*keepdim=*/true);
-    const int64_t rows = m_end - m_begin;
-    const Tensor result = at::empty({bands_.total, rows}, c_.options());
+    const auto to = write<float>(out);
     parallel_for(bands_.count, 1, [&](int64_t begin, int64_t end) {
       for (int64_t band = begin; band < end; ++band) {
-        const int64_t n = bands_.begin(band);
-        const float* const from = c_.const_data_ptr<float>() + n * m_ + m_begin * kGemmBand;
-        float* const to = result.mutable_data_ptr<float>() + n * rows;
-        kernels().transpose_f32(rows, bands_.size(band), {from, kGemmBand}, {to, rows});
+        const float* const c = c_.const_data_ptr<float>() + bands_.begin(band) * m_;
+        // A band may lie in several blocks.
+        for (int64_t n = 0, count; n < bands_.size(band); n += count) {
+          const int64_t column = bands_.begin(band) + n;
+          const int64_t row = column % height;
+          count = std::min(bands_.size(band) - n, height - row);
+          kernels().transpose_f32(
+              out.size(1),
+              count,
+              {c + first * kGemmBand + n, kGemmBand},
+              to.from(blocks[column / height] * height + row));
+        }
       }
     });
-    return result;
   }
 
  private:

@@ -44,12 +44,12 @@ struct RowFormat {
   static constexpr int64_t padded_n(int64_t n) { return n; }
   // Elements from one row of A to the next.
   static constexpr int64_t a_stride(int64_t k) { return padded_k(k); }
-  // Columns from one gate to the next where A is the gradients of all gates.
-  static constexpr int64_t gate_pitch(int64_t hidden) { return hidden; }
+  // Columns from one slot to the next where A is the gradients of all slots.
+  static constexpr int64_t slot_pitch(int64_t hidden) { return hidden; }
 
   // Whether rows (., k), `stride` elements apart, can be A without packing.
   static constexpr bool fits_in_place(int64_t k, int64_t stride) {
-    return padded_k(k) == k && stride == k;
+    return padded_k(k) == k && stride % kVnniFactor == 0;
   }
   static Matrix<const Operand> in_place(Matrix<const Source> x) { return x; }
   // What the element-wise kernel leaves out of states (m, k) that it packs as A.
@@ -113,7 +113,7 @@ struct Bf16x3Format {
   static constexpr int64_t padded_k(int64_t k) { return round_up(k, kBf16x3Group); }
   static constexpr int64_t padded_n(int64_t n) { return round_up(n, kBf16x3Panel); }
   static constexpr int64_t a_stride(int64_t k) { return bf16x3_row_stride(k); }
-  static constexpr int64_t gate_pitch(int64_t hidden) { return padded_k(hidden); }
+  static constexpr int64_t slot_pitch(int64_t hidden) { return padded_k(hidden); }
 
   static constexpr bool fits_in_place(int64_t /*k*/, int64_t /*stride*/) { return false; }
   static Matrix<const Operand> in_place(Matrix<const Source> /*x*/) { return {}; }

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace lltm::cpu {
@@ -16,43 +17,97 @@ using at::Tensor;
 
 // ---- through ATen -----------------------------------------------------------
 
-Linear::Linear(const Tensor& w, const Tensor& b)
-    : weights(with_contiguous_rows(w.to(compute_dtype(w.scalar_type())))) {
-  const int64_t hidden = weights.size(0) / Cell::kGates;
-  weights_h = weights.slice(1, 0, hidden);
-  weights_x = weights.slice(1, hidden);
-  if (b.defined()) bias = b.to(weights.scalar_type());
+Linear::Linear(const Cell& cell, const Weights& weights, Tensor bias)
+    : cell_(cell), bias_(std::move(bias)) {
+  const at::ScalarType dtype = compute_dtype(weights.hh.scalar_type());
+  weight_x_ = with_contiguous_rows(x_slots(weights.ih, cell).to(dtype));
+  weight_h_ = with_contiguous_rows(h_slots(weights.hh, cell).to(dtype));
 }
 
-Tensor Linear::project_input(const Tensor& x) const {
-  const Tensor input = with_contiguous_rows(x.to(weights_x.scalar_type()));
-  return bias.defined() ? at::addmm(bias, input, weights_x.t()) : at::mm(input, weights_x.t());
+Tensor Linear::x_columns(const Tensor& z) const {
+  const int64_t hidden = weight_h_.size(1);
+  return z.slice(1, 0, cell_.x.end * hidden);
+}
+Tensor Linear::h_columns(const Tensor& z) const {
+  const int64_t hidden = weight_h_.size(1);
+  return z.slice(1, cell_.h.begin * hidden);
+}
+
+Tensor Linear::project_x(const Tensor& x) const {
+  const int64_t hidden = weight_h_.size(1);
+  const Tensor input = with_contiguous_rows(x.to(weight_x_.scalar_type()));
+  if (cell_.x.count() == cell_.slots) {
+    return bias_.defined() ? at::addmm(bias_, input, weight_x_.t()) : at::mm(input, weight_x_.t());
+  }
+  const int64_t columns = cell_.slots * hidden;
+  const Tensor gates = bias_.defined()
+                           ? bias_.repeat({input.size(0), 1})
+                           : at::zeros({input.size(0), columns}, input.options());
+  x_columns(gates).addmm_(input, weight_x_.t());
+  return gates;
 }
 
 void Linear::add_recurrent(Tensor gates, const Tensor& h) const {
-  gates.addmm_(h, weights_h.t());
+  h_columns(gates).addmm_(h, weight_h_.t());
 }
 
 void Linear::project(Tensor gates, const Tensor& h, const Tensor& x) const {
-  const Tensor h_and_x = at::cat({h, x}, 1);
-  bias.defined() ? at::addmm_out(gates, bias, h_and_x, weights.t())
-                 : at::mm_out(gates, h_and_x, weights.t());
+  if (cell_.x == cell_.h) {
+    const Tensor both = at::cat({h, x}, 1);
+    if (!both_.defined()) both_ = at::cat({weight_h_, weight_x_}, 1);
+    bias_.defined() ? at::addmm_out(gates, bias_, both, both_.t())
+                    : at::mm_out(gates, both, both_.t());
+  } else {
+    gates.copy_(project_x(x));
+    add_recurrent(gates, h);
+  }
 }
 
 void Linear::input_gradient(Tensor out, const Tensor& dz) const {
-  at::mm_out(out, dz, weights_x);
+  at::mm_out(out, x_columns(dz), weight_x_);
 }
 
 void Linear::state_gradient(Tensor out, const Tensor& dz) const {
-  at::mm_out(out, dz, weights_h);
+  at::mm_out(out, h_columns(dz), weight_h_);
 }
 
-void weights_gradient(const Tensor& out, const Tensor& dz, const Tensor& h, const Tensor& x) {
+void Linear::add_weight_gradients(
+    const Weights& out, const Tensor& dz, const Tensor& h, const Tensor& x) const {
   const at::ScalarType dtype = dz.scalar_type();
-  Tensor out_h = out.slice(1, 0, h.size(1));
-  Tensor out_x = out.slice(1, h.size(1));
-  at::mm_out(out_h, dz.t(), h.to(dtype));
-  at::mm_out(out_x, dz.t(), x.to(dtype));
+  if (out.ih.defined()) {
+    out.ih.add_(x_blocks(at::mm(x_columns(dz).t(), x.to(dtype)), cell_));
+  }
+  if (out.hh.defined()) {
+    out.hh.add_(h_blocks(at::mm(h_columns(dz).t(), h.to(dtype)), cell_));
+  }
+}
+
+Tensor slot_bias(
+    const Cell& cell, const Tensor& bias_ih, const Tensor& bias_hh, int64_t hidden) {
+  if (!bias_ih.defined() && !bias_hh.defined()) return {};
+  const Tensor& any = bias_ih.defined() ? bias_ih : bias_hh;
+  const at::ScalarType dtype = compute_dtype(any.scalar_type());
+  if (!bias_hh.defined() && cell.x.count() == cell.slots) {
+    return x_slots(bias_ih, cell).to(dtype).contiguous();
+  }
+  const Tensor sum = at::empty({cell.slots * hidden}, any.options().dtype(dtype));
+  visit_dtype(any.scalar_type(), [&]<typename T>(T*) {
+    using C = compute_t<T>;
+    const Tensor ih = bias_ih.defined() ? bias_ih.to(dtype).contiguous() : Tensor();
+    const Tensor hh = bias_hh.defined() ? bias_hh.to(dtype).contiguous() : Tensor();
+    const C* const b_x = ih.defined() ? ih.const_data_ptr<C>() : nullptr;
+    const C* const b_h = hh.defined() ? hh.const_data_ptr<C>() : nullptr;
+    C* const to = sum.mutable_data_ptr<C>();
+    for (int slot = 0; slot < cell.slots; ++slot) {
+      const bool x = b_x != nullptr && cell.x.contains(slot);
+      const bool h = b_h != nullptr && cell.h.contains(slot);
+      const C* const from_x = x ? b_x + cell.x_blocks[slot] * hidden : nullptr;
+      const C* const from_h = h ? b_h + cell.h_blocks[slot] * hidden : nullptr;
+      C* const out = to + slot * hidden;
+      for (int64_t j = 0; j < hidden; ++j) out[j] = (x ? from_x[j] : 0) + (h ? from_h[j] : 0);
+    }
+  });
+  return sum;
 }
 
 Tensor with_contiguous_rows(const Tensor& tensor) {

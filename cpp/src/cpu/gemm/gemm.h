@@ -2,8 +2,8 @@
 // are faster.
 #pragma once
 
-#include "cell/cell.h"
 #include "common/tensor_views.h"
+#include "common/weights.h"
 #include "cpu/dispatch.h"
 #include "cpu/gemm/formats.h"
 
@@ -18,54 +18,104 @@ namespace lltm::cpu {
 
 // ---- through ATen -----------------------------------------------------------
 
-// The GEMMs of the cell with weights (G * H, H + I) and bias (G * H). 16-bit weights are widened to
-// float32: pre-activations are then not rounded to 16 bits, and CPUs without float16 arithmetic are
-// faster so.
-struct Linear {
-  Linear(const at::Tensor& weights, const at::Tensor& bias);
+// What is added to the pre-activations, (S * H) in the compute dtype: undefined without biases.
+at::Tensor slot_bias(
+    const Cell& cell, const at::Tensor& bias_ih, const at::Tensor& bias_hh, int64_t hidden);
+template <typename Args>
+at::Tensor slot_bias(const Args& args) {
+  const int64_t rows = args.bias_ih.defined()   ? args.bias_ih->size(0)
+                       : args.bias_hh.defined() ? args.bias_hh->size(0)
+                                                : 0;
+  return slot_bias(*args.cell, args.bias_ih, args.bias_hh, rows / args.cell->gates);
+}
 
-  // x (rows, I) to x W_x^T + b (rows, G * H).
-  at::Tensor project_input(const at::Tensor& x) const;
-  // gates (rows, G * H) += h (rows, H) W_h^T.
+// The GEMMs of a cell, to and from its slots. 16-bit weights are widened to float32:
+// pre-activations are then not rounded to 16 bits, and CPUs without float16 arithmetic are faster
+// so.
+class Linear {
+ public:
+  // With biases, where project_x and project add them.
+  template <typename Args>
+  static Linear with_bias(const Args& args) {
+    return Linear(*args.cell, weights_of(args), slot_bias(args));
+  }
+  template <typename Args>
+  explicit Linear(const Args& args) : Linear(*args.cell, weights_of(args), at::Tensor()) {}
+
+  // gates (rows, S * H) = x (rows, I) W_x^T + b, without what h gives.
+  at::Tensor project_x(const at::Tensor& x) const;
+  // gates += h (rows, H) W_h^T.
   void add_recurrent(at::Tensor gates, const at::Tensor& h) const;
-  // gates = [h, x] W^T + b, in one GEMM: rounded as plain PyTorch rounds it.
+  // Both, rounded as plain PyTorch rounds it: in one GEMM where every slot reads both.
   void project(at::Tensor gates, const at::Tensor& h, const at::Tensor& x) const;
 
-  // From the gradients of the pre-activations, dz (rows, G * H), written to `out`:
+  // From the gradients of the pre-activations, dz (rows, S * H), written to `out`:
   void input_gradient(at::Tensor out, const at::Tensor& dz) const;  // (rows, I)
   void state_gradient(at::Tensor out, const at::Tensor& dz) const;  // (rows, H)
+  // d_ih (G * H, I) += dz^T x and d_hh (G * H, H) += dz^T h; one that is undefined is left out.
+  void add_weight_gradients(
+      const Weights& out, const at::Tensor& dz, const at::Tensor& h, const at::Tensor& x) const;
 
-  at::Tensor weights, weights_h, weights_x, bias;
+ private:
+  Linear(const Cell& cell, const Weights& weights, at::Tensor bias);
+  at::Tensor x_columns(const at::Tensor& z) const;
+  at::Tensor h_columns(const at::Tensor& z) const;
+
+  const Cell& cell_;
+  at::Tensor weight_x_, weight_h_, bias_;  // in the order of slots
+  mutable at::Tensor both_;                // [weight_h_, weight_x_], once it was asked for
 };
 
-// `out` (G * H, H + I) = dz^T [h, x].
-void weights_gradient(
-    const at::Tensor& out, const at::Tensor& dz, const at::Tensor& h, const at::Tensor& x);
+// The gradients of the biases from the sums of dz over rows in the order of slots,
+// (S * H).
+inline at::Tensor bias_ih_gradient(const at::Tensor& sums, const Cell& cell) {
+  const int64_t hidden = sums.size(0) / cell.slots;
+  return x_blocks(sums.slice(0, 0, cell.x.end * hidden), cell);
+}
+inline at::Tensor bias_hh_gradient(const at::Tensor& sums, const Cell& cell) {
+  const int64_t hidden = sums.size(0) / cell.slots;
+  return h_blocks(sums.slice(0, cell.h.begin * hidden), cell);
+}
 
-// z (rows, G * width) = [a0, a1] W^T, or +=: the GEMM of few rows with weights as they lie. `w` is
-// the first gate's rows of `width` of H units, the next gate's are H rows below.
+// The GEMM of few rows with weights as they lie, their rows contiguous: for `width` units from
+// `unit` on, z (rows, S * width) = x W_x^T + h W_h^T. Without x, what h gives is added to the slots
+// of z that x has a part in; without h, the slots of h alone are left as they are.
 template <typename T>
-void multiply_in_place(
-    int64_t rows,
-    const typename InPlaceGemm<T>::Part (&a)[2],
-    Matrix<const T> w,
-    int64_t hidden,
-    int64_t width,
-    Matrix<float> z,
-    bool accumulate) {
-  for (int64_t r = 0; r < rows; r += kMostProductRows) {
-    const int64_t count = std::min(rows - r, kMostProductRows);
-    for (int64_t gate = 0; gate < Cell::kGates; ++gate) {
-      gemms_f32<T>().multiply_transposed(
-          count,
-          {{{a[0].rows.from(r), a[0].k}, {a[1].rows.from(r), a[1].k}},
-           width,
-           w.from(gate * hidden),
-           z.from(r, gate * width),
-           accumulate});
+struct WeightsInPlace {
+  // One of x and h may be absent.
+  void multiply(
+      int64_t rows,
+      Matrix<const float> x,
+      Matrix<const float> h,
+      int64_t unit,
+      int64_t width,
+      Matrix<float> z) const {
+    using Part = typename InPlaceGemm<T>::Part;
+    for (int64_t r = 0; r < rows; r += kMostProductRows) {
+      const int64_t count = std::min(rows - r, kMostProductRows);
+      for (int slot = 0; slot < cell.slots; ++slot) {
+        const bool of_x = x.data != nullptr && cell.x.contains(slot);
+        const bool of_h = h.data != nullptr && cell.h.contains(slot);
+        if (!of_x && !of_h) continue;
+        const auto part = [&](bool has_part, Matrix<const float> a, Matrix<const T> w,
+                              const int* blocks, int64_t k) {
+          return has_part ? Part{a.from(r), w.from(blocks[slot] * hidden + unit), k} : Part{};
+        };
+        gemms_f32<T>().multiply_transposed(
+            count,
+            {{part(of_x, x, weights.ih, cell.x_blocks, input_size),
+              part(of_h, h, weights.hh, cell.h_blocks, hidden)},
+             width,
+             z.from(r, slot * width),
+             /*accumulate=*/!of_x && cell.x.contains(slot)});
+      }
     }
   }
-}
+
+  const Cell& cell;
+  WeightMatrices<T> weights;
+  int64_t hidden, input_size;
+};
 
 // ---- operands ---------------------------------------------------------------
 

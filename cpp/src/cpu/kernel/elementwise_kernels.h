@@ -5,7 +5,7 @@
 // compiler vectorises, store. The last block is padded, so odd sizes run at vector speed.
 #pragma once
 
-#include "cell/cell.h"
+#include "cell/cells.h"
 #include "cpu/kernel/few_rows_kernels.h"
 #include "cpu/kernel/floats.h"
 #include "cpu/kernel/gemm_kernels.h"
@@ -141,22 +141,20 @@ LLTM_CELL_INLINE void for_each_block(
 
 // ---- kernels --------------------------------------------------------------
 
-constexpr int kGates = Cell::kGates;
-constexpr int kSaved = Cell::kSaved;
-
 // Every index into the arrays below is known to the compiler, so that none is in memory.
 #define LLTM_UNROLL _Pragma("GCC unroll 8")
 
-template <typename T, typename G>
+template <typename Page, typename T, typename G>
 void forward(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
   using C = compute_t<T>;
-  Block<C> in_z[kGates], in_bias[kGates], in_c, out_saved[kSaved], out_c, out_h;
+  constexpr int kSlots = Page::kSlots, kSaved = Page::kSaved;
+  Block<C> in_z[kSlots], in_bias[kSlots], in_c, out_saved[kSaved], out_c, out_h;
   for_each_block(a.hidden, begin, end, [&](std::int64_t row, std::int64_t col, std::int64_t n) {
-    const C* z[kGates];
-    const C* bias[kGates];
+    const C* z[kSlots];
+    const C* bias[kSlots];
     C* saved[kSaved];
     LLTM_UNROLL
-    for (int k = 0; k < kGates; ++k) {
+    for (int k = 0; k < kSlots; ++k) {
       z[k] = load(a.gates, row, col + k * a.gates_step, n, in_z[k]);
       bias[k] = load(a.bias, 0, col + k * a.bias_step, n, in_bias[k]);
     }
@@ -171,10 +169,10 @@ void forward(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
     LLTM_INDEPENDENT
 #pragma GCC unroll 1
     for (std::int64_t j = 0; j < size; ++j) {
-      C z_j[kGates];
+      C z_j[kSlots];
       LLTM_UNROLL
-      for (int k = 0; k < kGates; ++k) z_j[k] = z[k][j] + bias[k][j];
-      const auto y = Cell::forward(z_j, c_prev[j]);
+      for (int k = 0; k < kSlots; ++k) z_j[k] = z[k][j] + bias[k][j];
+      const auto y = Page::forward(z_j, c_prev[j]);
       LLTM_UNROLL
       for (int k = 0; k < kSaved; ++k) saved[k][j] = y.saved[k];
       c[j] = y.c;
@@ -197,13 +195,14 @@ void forward(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
 // Rows to fetch ahead.
 constexpr std::int64_t kRowsAhead = 4;
 
-template <typename T, typename G>
+template <typename Page, typename T, typename G>
 void backward(const BackwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
   using C = compute_t<T>;
-  Block<C> in_saved[kSaved], in_dh, in_dh_state, in_dc, out_dz[kGates], out_c;
+  constexpr int kSlots = Page::kSlots, kSaved = Page::kSaved;
+  Block<C> in_saved[kSaved], in_dh, in_dh_state, in_dc, out_dz[kSlots], out_c;
   for_each_block(a.hidden, begin, end, [&](std::int64_t row, std::int64_t col, std::int64_t n) {
     const C* saved[kSaved];
-    C* dz[kGates];
+    C* dz[kSlots];
     LLTM_UNROLL
     for (int k = 0; k < kSaved; ++k) {
       fetch_ahead(a.activations.row(row + kRowsAhead) + col + k * a.activations_step, n);
@@ -213,7 +212,7 @@ void backward(const BackwardArgs<T, G>& a, std::int64_t begin, std::int64_t end)
       saved[k] = load(a.activations, row, col + k * a.activations_step, n, in_saved[k]);
     }
     LLTM_UNROLL
-    for (int k = 0; k < kGates; ++k) {
+    for (int k = 0; k < kSlots; ++k) {
       dz[k] = target(a.grad_gates, row, col + k * a.grad_gates_step, n, out_dz[k]);
     }
     const C* const dh = load(a.grad_h, row, col, n, in_dh);
@@ -227,14 +226,14 @@ void backward(const BackwardArgs<T, G>& a, std::int64_t begin, std::int64_t end)
       C saved_j[kSaved];
       LLTM_UNROLL
       for (int k = 0; k < kSaved; ++k) saved_j[k] = saved[k][j];
-      const auto d = Cell::backward(saved_j, dh[j] + dh_state[j], dc_next[j]);
+      const auto d = Page::backward(saved_j, dh[j] + dh_state[j], dc_next[j]);
       LLTM_UNROLL
-      for (int k = 0; k < kGates; ++k) dz[k][j] = d.dz[k];
+      for (int k = 0; k < kSlots; ++k) dz[k][j] = d.dz[k];
       dc[j] = d.dc;
     }
     bool fits = true;
     LLTM_UNROLL
-    for (int k = 0; k < kGates; ++k) {
+    for (int k = 0; k < kSlots; ++k) {
       store(a.grad_gates, row, col + k * a.grad_gates_step, n, dz[k]);
       if (a.operand.data == nullptr) continue;
       fits &= store_operand(a.operand, row, col + k * a.operand_step, n, dz[k]);
@@ -338,20 +337,27 @@ constexpr ArrayMath<T> kArrayMath = {
     map<T, math::elu<T>>,
 };
 
+template <typename Page>
+constexpr CellKernels kCellKernels = {
+    {forward<Page, double, double>, backward<Page, double, double>},
+    {forward<Page, float, float>, backward<Page, float, float>},
+    {forward<Page, Half, float>, backward<Page, Half, float>},
+    {forward<Page, BFloat16, float>, backward<Page, BFloat16, float>},
+    {forward<Page, BFloat16, BFloat16>, backward<Page, BFloat16, BFloat16>},
+    {},
+    {},
+    {forward<Page, float, Int8>, nullptr},
+    {forward<Page, Half, Int8>, nullptr},
+    {forward<Page, BFloat16, Int8>, nullptr},
+    forward_few_rows<Page, double>,
+    forward_few_rows<Page, float>,
+};
+
 constexpr Kernels make_kernels(const char* name) {
   return {
       name,
-      {forward<double, double>, backward<double, double>},
-      {forward<float, float>, backward<float, float>},
-      {forward<Half, float>, backward<Half, float>},
-      {forward<BFloat16, float>, backward<BFloat16, float>},
-      {forward<BFloat16, BFloat16>, backward<BFloat16, BFloat16>},
+      {kCellKernels<Lltm>, kCellKernels<Lstm>, kCellKernels<Gru>},  // as kCells
       {},
-      {},
-      {},
-      {forward<float, Int8>, nullptr},
-      {forward<Half, Int8>, nullptr},
-      {forward<BFloat16, Int8>, nullptr},
       kInt8Kernels,
       {kGemmF32<float>, gemm_in_place<float>},
       {kGemmF32<Half>, gemm_in_place<Half>},
@@ -361,8 +367,8 @@ constexpr Kernels make_kernels(const char* name) {
       transpose_matrix<BFloat16>,
       pair_rows,
       sum_rows,
-      {gemm_few_rows<double>, forward_few_rows<double>},
-      {gemm_few_rows<float>, forward_few_rows<float>},
+      gemm_few_rows<double>,
+      gemm_few_rows<float>,
       kArrayMath<double>,
       kArrayMath<float>,
       {load_array<Half>, store_array<Half>},

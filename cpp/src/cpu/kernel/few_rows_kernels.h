@@ -55,7 +55,7 @@ template <typename A>
 struct FewRowsGemm {
   Matrix<const A> a;
   PackedB<const float> b;
-  A* c;
+  Matrix<A> c;
   bool accumulate;
 };
 
@@ -179,7 +179,7 @@ LLTM_CELL_INLINE void gemm_few_rows_tile(
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      A* const c = p.c + r * p.b.n + column + v * kLanes;
+      A* const c = p.c.row(r) + column + v * kLanes;
       store_sums(sums.low[r][v], sums.high[r][v], c, skip, p.accumulate);
     }
   }
@@ -214,7 +214,7 @@ LLTM_CELL_INLINE void gemm_few_rows_band(const FewRowsGemm<A>& p) {
     }
   }
   for (int r = 0; r < kRows; ++r) {
-    A* const c = p.c + r * p.b.n;
+    A* const c = p.c.row(r);
     for (std::int64_t j = 0; j < rest; ++j) {
       c[j] = A(p.accumulate ? c[j] + sums[r][j] : sums[r][j]);
     }
@@ -223,12 +223,12 @@ LLTM_CELL_INLINE void gemm_few_rows_band(const FewRowsGemm<A>& p) {
 
 template <typename A>
 void gemm_few_rows(
-    std::int64_t m, Matrix<const A> a, PackedB<const float> b, A* c, bool accumulate) {
+    std::int64_t m, Matrix<const A> a, PackedB<const float> b, Matrix<A> c, bool accumulate) {
   FewRowsGemm<A> p = {a, b, c, accumulate};
   for (; m >= 4; m -= 4) {
     gemm_few_rows_band<4>(p);
     p.a = p.a.from(4);
-    p.c += 4 * b.n;
+    p.c = p.c.from(4);
   }
   if (m == 3) gemm_few_rows_band<3>(p);
   if (m == 2) gemm_few_rows_band<2>(p);
@@ -294,15 +294,14 @@ LLTM_CELL_INLINE void gemm_in_place_tile(const InPlaceGemm<B>& p, std::int64_t n
       chain[i] = Floats{};
     }
   };
-  std::int64_t column = 0;
-  for (const auto& part : p.a) {
+  for (const auto& part : p.parts) {
     const auto add = [&](const auto& load, std::int64_t k) {
       Floats a[kRows];
 #pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r) a[r] = load(part.rows.row(r) + k);
+      for (int r = 0; r < kRows; ++r) a[r] = load(part.a.row(r) + k);
 #pragma GCC unroll 8
       for (int j = 0; j < kColumns; ++j) {
-        const Floats b = load(p.b.row(n + j) + column + k);
+        const Floats b = load(part.b.row(n + j) + k);
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) chain[r * kColumns + j] += a[r] * b;
       }
@@ -315,7 +314,6 @@ LLTM_CELL_INLINE void gemm_in_place_tile(const InPlaceGemm<B>& p, std::int64_t n
     }
     const std::int64_t rest = part.k - whole;
     if (rest > 0) add([&](const auto* x) { return load_first(x, rest); }, whole);
-    column += part.k;
   }
   end_chain();
   float totals[kSums];
@@ -360,7 +358,7 @@ void gemm_in_place(std::int64_t m, const InPlaceGemm<B>& p) {
 
 // Units of one row, at most kSomeUnits.
 constexpr std::int64_t kSomeUnits = 64;
-template <typename A>
+template <typename Page, typename A>
 LLTM_CELL_INLINE void forward_few_rows_units(
     const FewRowsArgs<A>& a, std::int64_t row, std::int64_t first, std::int64_t n) {
   const A* const z = a.gates.row(row) + first;
@@ -368,34 +366,34 @@ LLTM_CELL_INLINE void forward_few_rows_units(
   double ignored[kSomeUnits];
   double* const h = a.h.data == nullptr ? ignored : a.h.row(row) + first;
   float* const h_next = a.h_next.row(row) + first;
-  float zeros[Cell::kGates * kSomeUnits] = {};
+  float zeros[Page::kSlots * kSomeUnits] = {};
   const float* const bias = a.bias == nullptr ? zeros : a.bias + first;
   const std::int64_t bias_step = a.bias == nullptr ? kSomeUnits : a.bias_step;
-  float unused[Cell::kSaved * kSomeUnits];
+  float unused[Page::kSaved * kSomeUnits];
   const bool save = a.activations.data != nullptr;
   float* const saved = save ? a.activations.row(row) + first : unused;
   const std::int64_t step = save ? a.activations_step : kSomeUnits;
   LLTM_INDEPENDENT
   for (std::int64_t j = 0; j < n; ++j) {
-    double z_j[Cell::kGates];
+    double z_j[Page::kSlots];
 #pragma GCC unroll 8
-    for (int k = 0; k < Cell::kGates; ++k) {
+    for (int k = 0; k < Page::kSlots; ++k) {
       z_j[k] = double{z[j + k * a.gates_step]} + bias[j + k * bias_step];
     }
-    const auto y = Cell::forward(z_j, c[j]);
+    const auto y = Page::forward(z_j, c[j]);
     c[j] = y.c;
     h[j] = y.h;
     h_next[j] = static_cast<float>(y.h);
 #pragma GCC unroll 8
-    for (int k = 0; k < Cell::kSaved; ++k) saved[j + k * step] = static_cast<float>(y.saved[k]);
+    for (int k = 0; k < Page::kSaved; ++k) saved[j + k * step] = static_cast<float>(y.saved[k]);
   }
 }
 
-template <typename A>
+template <typename Page, typename A>
 void forward_few_rows(const FewRowsArgs<A>& a, std::int64_t rows) {
   for (std::int64_t row = 0; row < rows; ++row) {
     for (std::int64_t first = 0; first < a.hidden; first += kSomeUnits) {
-      forward_few_rows_units(a, row, first, at_most(a.hidden - first, kSomeUnits));
+      forward_few_rows_units<Page>(a, row, first, at_most(a.hidden - first, kSomeUnits));
     }
   }
 }

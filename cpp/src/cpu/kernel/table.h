@@ -54,27 +54,27 @@ struct FewRowsArgs {
   std::int64_t activations_step;
 };
 
-// For float32 weights. A is the type of the GEMM's left operand and of its result.
 template <typename A>
-struct FewRowsKernels {
-  // C (m, b.n) = A (m, b.k) B, or += where `accumulate`; B and C are contiguous. Sums are float64:
-  // with a double A of exact products, with a float A of sums of 32 products in float32.
-  void (*multiply)(
-      std::int64_t m, Matrix<const A> a, PackedB<const float> b, A* c, bool accumulate);
-  void (*forward)(const FewRowsArgs<A>& args, std::int64_t rows);
-};
+using ForwardFewRows = void (*)(const FewRowsArgs<A>& args, std::int64_t rows);
 
-// C (m, n) = [A0, A1] B^T, or +=, for m up to 4, with B (n, k of A0 + k of A1) as it lies: its rows
-// and those of A are contiguous.
+// C (m, b.n) = A (m, b.k) B, or += where `accumulate`, with float32 weights B, contiguous; A is the
+// type of the left operand and of C. Sums are float64: with a double A of exact products, with a
+// float A of sums of 32 products in float32.
+template <typename A>
+using GemmFewRows = void (*)(
+    std::int64_t m, Matrix<const A> a, PackedB<const float> b, Matrix<A> c, bool accumulate);
+
+// C (m, n) = A0 B0^T + A1 B1^T, or +=, for m up to 4, with B (n, k) as they lie: their rows and
+// those of A are contiguous. A part may be absent, with k = 0.
 template <typename B>
 struct InPlaceGemm {
   struct Part {
-    Matrix<const float> rows;
+    Matrix<const float> a;
+    Matrix<const B> b;
     std::int64_t k = 0;
   };
-  Part a[2];
+  Part parts[2];
   std::int64_t n;
-  Matrix<const B> b;
   Matrix<float> c;
   bool accumulate;
 };
@@ -107,9 +107,8 @@ using GemmBf16 = void (*)(
     Matrix<float> c,
     bool accumulate);
 
-// Everything compiled for one instruction set.
-struct Kernels {
-  const char* name;
+// The element-wise part of a cell.
+struct CellKernels {
   Elementwise<double, double> f64;
   Elementwise<float, float> f32;
   Elementwise<Half, float> f16;
@@ -117,10 +116,18 @@ struct Kernels {
   Elementwise<BFloat16, BFloat16> bf16_operands;
   Elementwise<float, BFloat16x3> f32_bf16x3;  // null where there is no matrix unit
   Elementwise<Half, BFloat16x3> f16_bf16x3;
-  Bf16x3Kernels bf16x3;               // likewise
   Elementwise<float, Int8> f32_int8;  // inference: no backward
   Elementwise<Half, Int8> f16_int8;
   Elementwise<BFloat16, Int8> bf16_int8;
+  ForwardFewRows<double> few_rows_f64;
+  ForwardFewRows<float> few_rows_f32;
+};
+
+// Everything compiled for one instruction set.
+struct Kernels {
+  const char* name;
+  CellKernels cells[3];  // by id
+  Bf16x3Kernels bf16x3;  // null where there is no matrix unit
   Int8Kernels int8;
   GemmsF32<float> gemm_f32;
   GemmsF32<Half> gemm_f16;
@@ -130,8 +137,8 @@ struct Kernels {
   Transpose<BFloat16> transpose_bf16;
   PairRows pair_rows_bf16;
   SumRows sum_rows_f32;
-  FewRowsKernels<double> few_rows_f64;
-  FewRowsKernels<float> few_rows_f32;
+  GemmFewRows<double> gemm_few_rows_f64;
+  GemmFewRows<float> gemm_few_rows_f32;
   ArrayMath<double> math_f64;
   ArrayMath<float> math_f32;
   ArrayConvert<Half> convert_f16;
@@ -147,27 +154,27 @@ const Kernels* kernels_amx();
 GemmBf16 kernels_bf16();
 
 template <typename T, typename G>
-inline constexpr Elementwise<T, G> Kernels::* kElementwise = nullptr;
+inline constexpr Elementwise<T, G> CellKernels::* kElementwise = nullptr;
 template <>
-inline constexpr auto kElementwise<double, double> = &Kernels::f64;
+inline constexpr auto kElementwise<double, double> = &CellKernels::f64;
 template <>
-inline constexpr auto kElementwise<float, float> = &Kernels::f32;
+inline constexpr auto kElementwise<float, float> = &CellKernels::f32;
 template <>
-inline constexpr auto kElementwise<Half, float> = &Kernels::f16;
+inline constexpr auto kElementwise<Half, float> = &CellKernels::f16;
 template <>
-inline constexpr auto kElementwise<BFloat16, float> = &Kernels::bf16;
+inline constexpr auto kElementwise<BFloat16, float> = &CellKernels::bf16;
 template <>
-inline constexpr auto kElementwise<BFloat16, BFloat16> = &Kernels::bf16_operands;
+inline constexpr auto kElementwise<BFloat16, BFloat16> = &CellKernels::bf16_operands;
 template <>
-inline constexpr auto kElementwise<float, BFloat16x3> = &Kernels::f32_bf16x3;
+inline constexpr auto kElementwise<float, BFloat16x3> = &CellKernels::f32_bf16x3;
 template <>
-inline constexpr auto kElementwise<Half, BFloat16x3> = &Kernels::f16_bf16x3;
+inline constexpr auto kElementwise<Half, BFloat16x3> = &CellKernels::f16_bf16x3;
 template <>
-inline constexpr auto kElementwise<float, Int8> = &Kernels::f32_int8;
+inline constexpr auto kElementwise<float, Int8> = &CellKernels::f32_int8;
 template <>
-inline constexpr auto kElementwise<Half, Int8> = &Kernels::f16_int8;
+inline constexpr auto kElementwise<Half, Int8> = &CellKernels::f16_int8;
 template <>
-inline constexpr auto kElementwise<BFloat16, Int8> = &Kernels::bf16_int8;
+inline constexpr auto kElementwise<BFloat16, Int8> = &CellKernels::bf16_int8;
 
 template <typename B>
 inline constexpr GemmsF32<B> Kernels::* kGemmsF32 = nullptr;

@@ -14,8 +14,8 @@
 namespace lltm::cuda {
 
 // cell.cpp: one step.
-CellResult cell_forward(const CellArgs& args);
-Gradients cell_backward(const CellBackwardArgs& args);
+StepResult step_forward(const StepArgs& args);
+Gradients step_backward(const StepBackwardArgs& args);
 
 // choose.cpp: a sequence by one of the engines below.
 SequenceResult sequence_forward(const SequenceArgs& args);

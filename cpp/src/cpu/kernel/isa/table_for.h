@@ -25,14 +25,24 @@ constexpr Isa kIsa = Isa::kAvx2;
 constexpr Isa kIsa = Isa::kDefault;
 #endif
 
+#if defined(__AMX_BF16__)
+template <typename Page>
+constexpr void add_bf16x3(Kernels& kernels) {
+  CellKernels& cell = kernels.cells[Page::kCell.id];
+  cell.f32_bf16x3 = {forward<Page, float, BFloat16x3>, backward<Page, float, BFloat16x3>};
+  cell.f16_bf16x3 = {forward<Page, Half, BFloat16x3>, backward<Page, Half, BFloat16x3>};
+}
+#endif
+
 template <Isa isa>
 constexpr Kernels make_table() {
   constexpr const char* kNames[] = {"DEFAULT", "AVX2", "AVX512", "AMX"};
   Kernels kernels = make_kernels(kNames[static_cast<int>(isa)]);
 #if defined(__AMX_BF16__)
   if constexpr (isa == Isa::kAmx) {
-    kernels.f32_bf16x3 = {forward<float, BFloat16x3>, backward<float, BFloat16x3>};
-    kernels.f16_bf16x3 = {forward<Half, BFloat16x3>, backward<Half, BFloat16x3>};
+    add_bf16x3<Lltm>(kernels);
+    add_bf16x3<Lstm>(kernels);
+    add_bf16x3<Gru>(kernels);
     kernels.bf16x3 = kBf16x3Kernels;
     kernels.gemm_bf16_operands = gemm_bf16_amx;
   }

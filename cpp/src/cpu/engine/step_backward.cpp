@@ -1,7 +1,6 @@
 // One step on the CPU, backward, with weights, input and state read as they lie or, in bfloat16,
 // packed: block by block by the GEMM kernels, or by ATen's GEMMs.
-#include "cell/cell.h"
-#include "cpu/engine/cell.h"
+#include "cpu/engine/step.h"
 #include "cpu/engine/engine.h"
 #include "cpu/gemm/gemm.h"
 
@@ -17,27 +16,30 @@ namespace {
 
 using at::Tensor;
 
-// What is not wanted is undefined; all but d_weights are of the compute dtype, dz (B, G * H) and
-// dc (B, H) among them.
+// What is not wanted is undefined; all but those of the weights are of the compute dtype, dz
+// (B, S * H), dc (B, H) and the sum of dz over the batch (S * H) among them.
 struct StepGradients {
-  Tensor dz, dc, d_input, d_h, d_weights, d_bias;
+  Tensor dz, dc, d_input, d_h;
+  WeightGradients weights;
+  Tensor d_bias;
 };
 
 template <typename T>
-using StepBackwardArgs = BackwardArgs<T, compute_t<T>>;
+using ElementwiseBackward = BackwardArgs<T, compute_t<T>>;
 
 template <typename T>
 void backward_by_aten(
-    const StepBackwardArgs<T>& step, const CellBackwardArgs& args, const StepGradients& results) {
+    const ElementwiseBackward<T>& step, const StepBackwardArgs& args, const StepGradients& results) {
   parallel_for(args.h.numel(), kElementwiseGrain, [&](int64_t begin, int64_t end) {
-    elementwise<T, compute_t<T>>().backward(step, begin, end);
+    elementwise<T, compute_t<T>>(*args.cell).backward(step, begin, end);
   });
-  const Linear linear(args.weights, Tensor());
+  const Linear linear(args);
   if (results.d_input.defined()) linear.input_gradient(results.d_input, results.dz);
   if (results.d_h.defined()) linear.state_gradient(results.d_h, results.dz);
-  if (results.d_weights.defined()) {
-    weights_gradient(results.d_weights, results.dz, args.h, args.input);
-  }
+  const auto& [ih, hh] = results.weights.parts;
+  if (ih.defined()) ih.zero_();
+  if (hh.defined()) hh.zero_();
+  linear.add_weight_gradients(results.weights.parts, results.dz, args.h, args.input);
   if (results.d_bias.defined()) results.d_bias.copy_(results.dz.sum(0));
 }
 
@@ -48,35 +50,31 @@ template <typename T, typename Format>
 class BlockedStepBackward {
  public:
   BlockedStepBackward(
-      const StepBackwardArgs<T>& step,
-      const CellBackwardArgs& args,
+      const ElementwiseBackward<T>& step,
+      const StepBackwardArgs& args,
       const StepGradients& results,
-      const CellSchedule& schedule)
+      const StepSchedule& schedule)
       : step_(step),
         results_(results),
-        weights_(args.weights),
+        cell_(*args.cell),
+        weights_(read_weights<T>(args.weight_ih, args.weight_hh, args.h.size(1))),
         batch_(args.h.size(0)),
         hidden_(args.h.size(1)),
         blocks_(hidden_, schedule.block_width),
         threads_(schedule.threads),
-        chunks_(batch_, kCellChunkRows),
-        dz_(write<float>(results.dz)),
-        d_weights_(write<T>(results.d_weights)) {
+        chunks_(batch_, kStepChunkRows),
+        dz_(write<float>(results.dz)) {
     if constexpr (std::is_same_v<Operand, float>) {
       dz_operand_.rows = dz_;
     } else {
-      dz_operand_ = allocate_a<Format>(batch_, Cell::kGates * hidden_, results.dz.options());
+      // The GEMM of dh begins at the first slot of h, and pads its K.
+      const int64_t before = cell_.h.begin * hidden_;
+      const int64_t k = before + Format::padded_k(cell_.h.count() * hidden_);
+      dz_operand_ = allocate_a<Format>(batch_, k, results.dz.options());
+      if (k > cell_.slots * hidden_) dz_operand_.memory.zero_();
     }
-    if (d_weights_.data == nullptr) return;
-    sources_[0] = {args.h.contiguous(), 0};
-    sources_[1] = {args.input.contiguous(), hidden_};
-    for (auto& [tensor, column, parts, memory] : sources_) {
-      memory.resize(chunks_.count);
-      for (int64_t chunk = 0; chunk < chunks_.count; ++chunk) {
-        const auto rows = read<T>(tensor).from(chunks_.begin(chunk));
-        parts.push_back(as_b(rows, chunks_.size(chunk), tensor.size(1), memory[chunk]));
-      }
-    }
+    add_source(args.h, results.weights.parts.hh, cell_.h, cell_.h_blocks);
+    add_source(args.input, results.weights.parts.ih, cell_.x, cell_.x_blocks);
   }
 
   void run() {
@@ -90,13 +88,27 @@ class BlockedStepBackward {
  private:
   using Operand = typename Format::Operand;
   using B = typename Format::B;
-  // h or the input: X of some columns of the weights, in chunks of rows.
+  // h or the input, in chunks of rows, with the gradient of the weights that multiply it.
   struct Source {
     Tensor tensor;
-    int64_t column = 0;
+    Matrix<T> out;
+    SlotRange slots;
+    const int* blocks;
     std::vector<PackedB<const B>> parts = {};
     std::vector<Tensor> memory = {};
   };
+
+  void add_source(
+      const Tensor& x, const Tensor& gradient, SlotRange slots, const int* blocks) {
+    if (!gradient.defined()) return;
+    Source source = {x.contiguous(), write<T>(gradient), slots, blocks};
+    source.memory.resize(chunks_.count);
+    for (int64_t chunk = 0; chunk < chunks_.count; ++chunk) {
+      const auto rows = read<T>(source.tensor).from(chunks_.begin(chunk));
+      source.parts.push_back(as_b(rows, chunks_.size(chunk), x.size(1), source.memory[chunk]));
+    }
+    sources_.push_back(std::move(source));
+  }
 
   // x (k, n) as B: as it lies, or packed into `memory`.
   static PackedB<const B> as_b(Matrix<const T> x, int64_t k, int64_t n, Tensor& memory) {
@@ -123,7 +135,7 @@ class BlockedStepBackward {
   }
 
   // In floats: such a tile, and dz^T of a block and of a chunk of rows.
-  int64_t tile_size() const { return kNarrows ? blocks_.width * kCellWeightColumns : 0; }
+  int64_t tile_size() const { return kNarrows ? blocks_.width * kStepWeightColumns : 0; }
   int64_t chunk_size() const {
     return blocks_.width * Format::padded_k(std::min(batch_, chunks_.width));
   }
@@ -132,16 +144,16 @@ class BlockedStepBackward {
   void compute(int64_t block, float* buffer) const {
     const int64_t unit = blocks_.begin(block);
     const int64_t width = blocks_.size(block);
-    StepBackwardArgs<T> part = step_;
+    ElementwiseBackward<T> part = step_;
     part.hidden = width;
     part.activations = part.activations.from(0, unit);
     part.grad_h = part.grad_h.from(0, unit);
     part.grad_c = part.grad_c.from(0, unit);
     part.grad_gates = part.grad_gates.from(0, unit);
     part.grad_c_prev = part.grad_c_prev.from(0, unit);
-    elementwise<T, float>().backward(part, 0, batch_ * width);
-    for (int64_t gate = 0; gate < Cell::kGates; ++gate) {
-      const int64_t column = gate * hidden_ + unit;
+    elementwise<T, float>(cell_).backward(part, 0, batch_ * width);
+    for (int slot = 0; slot < cell_.slots; ++slot) {
+      const int64_t column = slot * hidden_ + unit;
       const auto dz = as_const(dz_.from(0, column));
       if (results_.d_bias.defined()) {
         float* const d_bias = results_.d_bias.mutable_data_ptr<float>() + column;
@@ -151,12 +163,13 @@ class BlockedStepBackward {
         const auto rows = dz_operand_.rows.from(0, column);
         for (int64_t r = 0; r < batch_; ++r) narrow(dz.row(r), rows.row(r), width);
       }
-      if (d_weights_.data != nullptr) weight_gradient(column, width, buffer);
+      if (!sources_.empty()) weight_gradient(slot, unit, width, buffer);
     }
   }
 
-  // Rows [column, column + width) of the gradient of the weights, dz^T [h, x].
-  void weight_gradient(int64_t column, int64_t width, float* tile) const {
+  // The rows of the gradients of the weights that belong to a slot and some units, dz^T h and dz^T x.
+  void weight_gradient(int slot, int64_t unit, int64_t width, float* tile) const {
+    const int64_t column = slot * hidden_ + unit;
     auto* const memory = reinterpret_cast<Operand*>(tile + tile_size());
     const auto dz_transposed = [&](int64_t chunk) {
       const int64_t stride = Format::padded_k(chunks_.size(chunk));
@@ -168,10 +181,11 @@ class BlockedStepBackward {
       Format::pack_a_transposed(width, chunks_.size(chunk), to.row_stride, dz, to);
     }
     for (const Source& source : sources_) {
+      if (!source.slots.contains(slot)) continue;
       const int64_t columns = source.tensor.size(1);
-      for (int64_t n = 0; n < columns; n += kCellWeightColumns) {
-        const int64_t size = std::min(kCellWeightColumns, columns - n);
-        const auto out = d_weights_.from(column, source.column + n);
+      for (int64_t n = 0; n < columns; n += kStepWeightColumns) {
+        const int64_t size = std::min(kStepWeightColumns, columns - n);
+        const auto out = source.out.from(source.blocks[slot] * hidden_ + unit, n);
         const Matrix<float> c = sums_of(out, {tile, size});
         for (int64_t chunk = 0; chunk < chunks_.count; ++chunk) {
           PackedB<const B> x = source.parts[chunk];
@@ -186,71 +200,91 @@ class BlockedStepBackward {
     }
   }
 
-  // dX = dz W, in tiles of columns of h or of the input.
+  // The GEMM of dz with the weights of h or of the input: dh or dx, columns [begin, end).
+  struct Tile {
+    Matrix<const T> weights;
+    Matrix<float> out;
+    SlotRange slots;
+    const int* blocks;
+    Range columns;
+  };
+
+  // dx = dz W_x and dh = dz W_h, in tiles of columns.
   void multiply_by_weights() const {
-    const int64_t k = Cell::kGates * hidden_;
-    const auto w = read<T>(weights_);
-    const auto d_h = write<float>(results_.d_h);
-    const auto d_input = write<float>(results_.d_input);
-    const int64_t begin = d_h.data != nullptr ? 0 : hidden_;
-    const int64_t end = d_input.data != nullptr ? weights_.size(1) : hidden_;
-    std::vector<Range> tiles;
-    for (int64_t n = begin; n < end; n = tiles.back().end) {
-      tiles.push_back({n, std::min(n + kCellColumns, n < hidden_ ? hidden_ : end)});
-    }
-    const auto count = static_cast<int64_t>(tiles.size());
-    parallel_for(count, 1, [&](int64_t first, int64_t last) {
-      Tensor memory;
-      for (int64_t t = first; t < last; ++t) {
-        const int64_t n = tiles[t].begin;
-        const auto out = n < hidden_ ? d_h.from(0, n) : d_input.from(0, n - hidden_);
-        const auto b = as_b(w.from(0, n), k, tiles[t].size(), memory);
-        Format::gemm(batch_, as_const(dz_operand_.rows), b, out, /*accumulate=*/false);
+    std::vector<Tile> tiles;
+    const auto add = [&](const Tensor& out,
+                         Matrix<const T> weights,
+                         SlotRange slots,
+                         const int* blocks) {
+      if (!out.defined()) return;
+      for (int64_t n = 0; n < out.size(1); n += kStepColumns) {
+        const Range columns = {n, std::min(n + kStepColumns, out.size(1))};
+        tiles.push_back({weights, write<float>(out), slots, blocks, columns});
       }
+    };
+    add(results_.d_h, weights_.hh, cell_.h, cell_.h_blocks);
+    add(results_.d_input, weights_.ih, cell_.x, cell_.x_blocks);
+    parallel_for(static_cast<int64_t>(tiles.size()), 1, [&](int64_t first, int64_t last) {
+      Tensor memory;
+      for (int64_t t = first; t < last; ++t) multiply_tile(tiles[t], memory);
     });
   }
 
-  const StepBackwardArgs<T>& step_;
+  // One GEMM for all slots whose blocks of rows lie one after another.
+  void multiply_tile(const Tile& tile, Tensor& memory) const {
+    const auto [begin, end] = tile.columns;
+    for (int slot = tile.slots.begin, next; slot < tile.slots.end; slot = next) {
+      next = slot + 1;
+      while (next < tile.slots.end && tile.blocks[next] == tile.blocks[next - 1] + 1) ++next;
+      const auto rows = tile.weights.from(tile.blocks[slot] * hidden_, begin);
+      const auto b = as_b(rows, (next - slot) * hidden_, end - begin, memory);
+      const auto a = as_const(dz_operand_.rows.from(0, slot * hidden_));
+      Format::gemm(batch_, a, b, tile.out.from(0, begin), /*accumulate=*/slot > tile.slots.begin);
+    }
+  }
+
+  const ElementwiseBackward<T>& step_;
   const StepGradients& results_;
-  const Tensor& weights_;
+  const Cell& cell_;
+  const WeightMatrices<T> weights_;
   const int64_t batch_, hidden_;
   const Blocks blocks_;
   const int64_t threads_;
   const Blocks chunks_;  // of rows
   const Matrix<float> dz_;
-  const Matrix<T> d_weights_;
   OperandA<Format> dz_operand_;
-  Source sources_[2];
+  std::vector<Source> sources_;
 };
 
-StepGradients allocate_gradients(const CellBackwardArgs& args, at::ScalarType weights_dtype) {
+StepGradients allocate_gradients(const StepBackwardArgs& args, at::ScalarType weights_dtype) {
   const auto options = args.input.options().dtype(compute_dtype(args.input.scalar_type()));
-  const auto [want_input, want_h, want_c, want_weights, want_bias] = args.output_mask;
+  const auto [want_input, want_h, want_c, want_ih, want_hh, want_bias_ih, want_bias_hh] =
+      args.output_mask;
   const auto if_wanted = [&](bool wanted, at::IntArrayRef sizes) {
     return wanted ? at::empty(sizes, options) : Tensor();
   };
   const int64_t batch = args.h.size(0);
-  const int64_t columns = Cell::kGates * args.h.size(1);
+  const int64_t columns = args.cell->slots * args.h.size(1);
   return {
       at::empty({batch, columns}, options),
       at::empty(args.h.sizes(), options),
       if_wanted(want_input, args.input.sizes()),
       if_wanted(want_h, args.h.sizes()),
-      want_weights ? at::empty(args.weights.sizes(), options.dtype(weights_dtype)) : Tensor(),
-      if_wanted(want_bias, {columns})};
+      WeightGradients(args, options.dtype(weights_dtype)),
+      if_wanted(want_bias_ih || want_bias_hh, {columns})};
 }
 
 }  // namespace
 
-Gradients cell_backward(const CellBackwardArgs& args) {
+Gradients step_backward(const StepBackwardArgs& args) {
   const at::ScalarType dtype = args.input.scalar_type();
-  const CellSchedule schedule = schedule_of(args.input, args.h, args.weights);
-  const bool blocked = schedule.backward == CellGemm::kBlocked;
+  const StepSchedule schedule = schedule_of(args);
+  const bool blocked = schedule.backward == StepGemm::kBlocked;
   const StepGradients results = allocate_gradients(args, blocked ? dtype : compute_dtype(dtype));
   const Tensor grad_c = args.grad_c.defined() ? args.grad_c->to(compute_dtype(dtype)) : Tensor();
   visit_dtype(dtype, [&]<typename T>(T*) {
     using C = compute_t<T>;
-    StepBackwardArgs<T> step;
+    ElementwiseBackward<T> step;
     step.hidden = args.h.size(1);
     step.activations = read<T>(args.activations);
     step.activations_step = step.hidden;
@@ -274,12 +308,19 @@ Gradients cell_backward(const CellBackwardArgs& args) {
   const auto result = [&](const Tensor& tensor) {
     return tensor.defined() ? tensor.to(dtype) : Tensor();
   };
+  const auto bias = [&](bool wanted, const auto& gradient) {
+    // A copy: both may be the same sums.
+    return wanted ? gradient(results.d_bias, *args.cell).to(dtype, /*non_blocking=*/false, true)
+                  : Tensor();
+  };
   return {
       result(results.d_input),
       result(results.d_h),
       args.output_mask[2] ? results.dc.to(dtype) : Tensor(),
-      result(results.d_weights),
-      result(results.d_bias)};
+      result(results.weights.weight_ih),
+      result(results.weights.weight_hh),
+      bias(args.output_mask[5], bias_ih_gradient),
+      bias(args.output_mask[6], bias_hh_gradient)};
 }
 
 }  // namespace lltm::cpu

@@ -1,7 +1,6 @@
 // One step on the CPU, forward, with the weights read as they lie: by ATen's GEMMs, or block by
 // block by the GEMM kernel or, for few rows, by scalar products.
-#include "cell/cell.h"
-#include "cpu/engine/cell.h"
+#include "cpu/engine/step.h"
 #include "cpu/engine/engine.h"
 #include "cpu/gemm/gemm.h"
 #include "cpu/memory.h"
@@ -17,25 +16,26 @@ namespace {
 using at::Tensor;
 
 template <typename T>
-using StepArgs = ForwardArgs<T, compute_t<T>>;
+using ElementwiseForward = ForwardArgs<T, compute_t<T>>;
 
 template <typename T>
-void step_by_aten(StepArgs<T> step, const CellArgs& args) {
-  const Linear linear(args.weights, args.bias);
-  const Tensor gates = linear.project_input(args.input);
+void step_by_aten(ElementwiseForward<T> step, const StepArgs& args) {
+  const Linear linear = Linear::with_bias(args);
+  const Tensor gates = linear.project_x(args.input);
   linear.add_recurrent(gates, args.h.to(gates.scalar_type()));
   step.hidden = args.h.size(1);
   step.gates = read<compute_t<T>>(gates);
   step.gates_step = step.hidden;
   parallel_for(args.h.numel(), kElementwiseGrain, [&](int64_t begin, int64_t end) {
-    elementwise<T, compute_t<T>>().forward(step, begin, end);
+    elementwise<T, compute_t<T>>(*args.cell).forward(step, begin, end);
   });
 }
 
 // The element-wise part of a block: `width` units from `unit` on, of `rows` rows from `first` on,
-// with the pre-activations z (rows, G * width).
+// with the pre-activations z (rows, S * width).
 template <typename T>
 void finish_block(
+    const Cell& cell,
     ForwardArgs<T, float> part,
     const Tensor& bias,
     Matrix<const float> z,
@@ -51,60 +51,56 @@ void finish_block(
   part.c_next = part.c_next.from(first, unit);
   part.h_next = part.h_next.from(first, unit);
   part.activations = part.activations.from(first, unit);
-  elementwise<T, float>().forward(part, 0, rows * width);
+  elementwise<T, float>(cell).forward(part, 0, rows * width);
 }
 
-Tensor float_bias(const CellArgs& args) {
-  return args.bias.defined() ? args.bias->to(at::kFloat) : Tensor();
-}
-
-// z = [h, x] W^T for few rows, where reading the weights is the work.
+// z = x W_x^T + h W_h^T for few rows, where reading the weights is the work.
 template <typename T>
-void step_by_products(const StepArgs<T>& step, const CellArgs& args, const CellSchedule& schedule) {
+void step_by_products(const ElementwiseForward<T>& step, const StepArgs& args, const StepSchedule& schedule) {
   const int64_t batch = args.h.size(0);
   const int64_t hidden = args.h.size(1);
   const Tensor h = with_contiguous_rows(args.h.to(at::kFloat));
   const Tensor x = with_contiguous_rows(args.input.to(at::kFloat));
-  const Tensor bias = float_bias(args);
+  const Tensor bias = slot_bias(args);
   const Blocks blocks(hidden, schedule.block_width);
-  const int64_t columns = Cell::kGates * blocks.width;
+  const int64_t columns = args.cell->slots * blocks.width;
   const Workspace<float> z(blocks.count * batch * columns);
+  const WeightsInPlace<T> weights = {
+      *args.cell,
+      read_weights<T>(args.weight_ih, args.weight_hh, hidden),
+      hidden,
+      args.input.size(1)};
   for_each_block(blocks, schedule.threads, [&](int64_t block) {
     const int64_t unit = blocks.begin(block);
     const int64_t width = blocks.size(block);
     const Matrix<float> gates = {z.data() + block * batch * columns, columns};
-    multiply_in_place<T>(
-        batch,
-        {{read<float>(h), hidden}, {read<float>(x), x.size(1)}},
-        read<T>(args.weights).from(unit),
-        hidden,
-        width,
-        gates,
-        /*accumulate=*/false);
-    finish_block<T>(step, bias, as_const(gates), 0, batch, unit, width);
+    weights.multiply(batch, read<float>(x), read<float>(h), unit, width, gates);
+    finish_block<T>(*args.cell, step, bias, as_const(gates), 0, batch, unit, width);
   });
 }
 
 template <typename T>
-using CellFormat = std::conditional_t<std::is_same_v<T, BFloat16>, Bf16Format, F32Format>;
+using StepFormat = std::conditional_t<std::is_same_v<T, BFloat16>, Bf16Format, F32Format>;
 // The dtypes that are operands of it.
 template <typename T>
-constexpr bool kIsOperand = std::is_same_v<T, typename CellFormat<T>::Operand>;
+constexpr bool kIsOperand = std::is_same_v<T, typename StepFormat<T>::Operand>;
 
-// z^T = W X^T: the weights are A in place, and only the small X is packed. Up to kCellRows
+// z^T = W X^T: the weights are A in place, and only the small X is packed. Up to kStepRows
 // rows of the batch at a time.
 template <typename T>
 class BlockedStep {
  public:
-  BlockedStep(const StepArgs<T>& step, const CellArgs& args, const CellSchedule& schedule)
+  BlockedStep(const ElementwiseForward<T>& step, const StepArgs& args, const StepSchedule& schedule)
       : step_(step),
         args_(args),
+        cell_(*args.cell),
         hidden_(args.h.size(1)),
-        k_(args.weights.size(1)),
-        columns_(std::min(round_up(args.h.size(0), kVector), kCellRows)),
+        k_(hidden_ + args.input.size(1)),
+        weights_(read_weights<T>(args.weight_ih, args.weight_hh, hidden_)),
+        columns_(std::min(round_up(args.h.size(0), kVector), kStepRows)),
         blocks_(hidden_, schedule.block_width),
         threads_(schedule.threads),
-        bias_(float_bias(args)),
+        bias_(slot_bias(args)),
         x_size_(k_ * columns_ * static_cast<int64_t>(sizeof(T)) / 4) {
     buffer_ =
         at::empty({x_size_ + 2 * blocks_.count * z_size()}, args.input.options().dtype(at::kFloat));
@@ -121,12 +117,14 @@ class BlockedStep {
   }
 
  private:
-  using Format = CellFormat<T>;
+  using Format = StepFormat<T>;
   static constexpr int64_t kVector = 16;  // widths of z^T are multiples of it
 
-  int64_t z_size() const { return Cell::kGates * blocks_.width * columns_; }
-  PackedB<T> x_transposed() const {
-    return {reinterpret_cast<T*>(floats_), k_, columns_, columns_};
+  int64_t z_size() const { return cell_.slots * blocks_.width * columns_; }
+  // X^T, of h and below it of the input; and rows [k, k + count) of it.
+  PackedB<T> x_transposed() const { return rows_of_x(0, k_); }
+  PackedB<T> rows_of_x(int64_t k, int64_t count) const {
+    return {reinterpret_cast<T*>(floats_) + k * columns_, count, columns_, columns_};
   }
 
   // X^T of some rows of the batch.
@@ -142,20 +140,41 @@ class BlockedStep {
     const int64_t width = blocks_.size(block);
     float* const z_transposed = floats_ + x_size_ + 2 * block * z_size();
     float* const z = z_transposed + z_size();
-    const auto w = read<T>(args_.weights);
-    const auto b = as_const(x_transposed());
-    for (int64_t gate = 0; gate < Cell::kGates; ++gate) {
-      const Matrix<float> out = {z_transposed + gate * width * columns_, columns_};
-      Format::gemm(width, w.from(gate * hidden_ + unit), b, out, /*accumulate=*/false);
+    for (int slot = 0; slot < cell_.slots; ++slot) {
+      multiply(slot, unit, width, {z_transposed + slot * width * columns_, columns_});
     }
-    const int64_t z_columns = Cell::kGates * width;
+    const int64_t z_columns = cell_.slots * width;
     kernels().transpose_f32(z_columns, columns_, {z_transposed, columns_}, {z, z_columns});
-    finish_block<T>(step_, bias_, {z, z_columns}, first, rows, unit, width);
+    finish_block<T>(cell_, step_, bias_, {z, z_columns}, first, rows, unit, width);
   }
 
-  const StepArgs<T>& step_;
-  const CellArgs& args_;
-  const int64_t hidden_, k_, columns_;
+  // z^T of a slot and some units.
+  void multiply(int slot, int64_t unit, int64_t width, Matrix<float> out) const {
+    const bool x = cell_.x.contains(slot), h = cell_.h.contains(slot);
+    const auto rows = [&](Matrix<const T> w, const int* blocks) {
+      return w.from(blocks[slot] * hidden_ + unit);
+    };
+    if (x && h && !args_.weight_hh.defined()) {  // side by side
+      const auto w = rows(weights_.hh, cell_.h_blocks);
+      Format::gemm(width, w, as_const(x_transposed()), out, /*accumulate=*/false);
+      return;
+    }
+    if (x) {
+      const auto b = as_const(rows_of_x(hidden_, k_ - hidden_));
+      Format::gemm(width, rows(weights_.ih, cell_.x_blocks), b, out, /*accumulate=*/false);
+    }
+    if (h) {
+      const auto b = as_const(rows_of_x(0, hidden_));
+      Format::gemm(width, rows(weights_.hh, cell_.h_blocks), b, out, /*accumulate=*/x);
+    }
+  }
+
+  const ElementwiseForward<T>& step_;
+  const StepArgs& args_;
+  const Cell& cell_;
+  const int64_t hidden_, k_;
+  const WeightMatrices<T> weights_;
+  const int64_t columns_;
   const Blocks blocks_;
   const int64_t threads_;
   const Tensor bias_;
@@ -165,35 +184,35 @@ class BlockedStep {
 };
 
 template <typename T>
-void run_step(const CellArgs& args, const CellResult& result, const CellSchedule& schedule) {
+void run_step(const StepArgs& args, const StepResult& result, const StepSchedule& schedule) {
   const auto& [h_next, c_next, activations] = result;
-  StepArgs<T> step;
+  ElementwiseForward<T> step;
   step.bias_step = args.h.size(1);
-  step.c = read<T>(args.c);
+  step.c = read<T>(args.state_c());
   step.h_next = write<T>(h_next);
   step.c_next = write<T>(c_next);
   step.activations = write<T>(activations);
   step.activations_step = step.bias_step;
   if constexpr (kHasGemm<T>) {
-    if (schedule.forward == CellGemm::kProducts) return step_by_products(step, args, schedule);
+    if (schedule.forward == StepGemm::kProducts) return step_by_products(step, args, schedule);
   }
   if constexpr (kIsOperand<T>) {
-    if (schedule.forward == CellGemm::kBlocked) return BlockedStep<T>(step, args, schedule).run();
+    if (schedule.forward == StepGemm::kBlocked) return BlockedStep<T>(step, args, schedule).run();
   }
   step_by_aten<T>(step, args);
 }
 
 }  // namespace
 
-CellResult cell_forward(const CellArgs& args) {
+StepResult step_forward(const StepArgs& args) {
   const int64_t batch = args.h.size(0);
   const int64_t hidden = args.h.size(1);
   const auto options = args.input.options();
-  CellResult result = {
+  StepResult result = {
       new_tensor({batch, hidden}, options),
       new_tensor({batch, hidden}, options),
-      args.save ? new_tensor({batch, Cell::kSaved * hidden}, options) : Tensor()};
-  const CellSchedule schedule = schedule_of(args.input, args.h, args.weights);
+      args.save ? new_tensor({batch, args.cell->saved * hidden}, options) : Tensor()};
+  const StepSchedule schedule = schedule_of(args);
   if (logs_schedules()) {
     log_schedule({batch, args.input.size(1), hidden, batch}, to_string(schedule));
   }

@@ -15,7 +15,7 @@ namespace lltm::cuda {
 
 using at::Tensor;
 
-CellResult cell_forward(const CellArgs& args) {
+StepResult step_forward(const StepArgs& args) {
   const int64_t batch = args.h.size(0);
   const int64_t hidden = args.h.size(1);
   const at::ScalarType dtype = args.input.scalar_type();
@@ -50,7 +50,7 @@ CellResult cell_forward(const CellArgs& args) {
   return {h_next, c_next, activations};
 }
 
-Gradients cell_backward(const CellBackwardArgs& args) {
+Gradients step_backward(const StepBackwardArgs& args) {
   const int64_t hidden = args.h.size(1);
   const at::ScalarType dtype = args.input.scalar_type();
   const auto [want_input, want_h, want_c, want_weights, want_bias] = args.output_mask;

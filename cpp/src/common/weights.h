@@ -1,0 +1,107 @@
+// The weights of a call as the two matrices of cell.h, whichever way they were given, and what is
+// computed from them in the order of a cell's slots.
+#pragma once
+
+#include "cell/cell.h"
+#include "common/tensor_views.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+
+#include <vector>
+
+namespace lltm {
+
+// Views: of a joined matrix [weight_hh, weight_ih] its columns.
+struct Weights {
+  at::Tensor ih;  // (G * H, I)
+  at::Tensor hh;  // (G * H, H)
+};
+
+inline Weights weights_of(
+    const Cell& cell, const at::Tensor& weight_ih, const at::Tensor& weight_hh) {
+  if (weight_hh.defined()) return {weight_ih, weight_hh};
+  const c10::SymInt hidden = weight_ih.sym_size(0) / cell.gates;
+  return {weight_ih.slice_symint(1, hidden), weight_ih.slice_symint(1, 0, hidden)};
+}
+template <typename Args>
+Weights weights_of(const Args& args) {
+  return weights_of(*args.cell, args.weight_ih, args.weight_hh);
+}
+
+// The same in memory, for a call so short that views would show in its time.
+template <typename T>
+struct WeightMatrices {
+  Matrix<const T> ih, hh;
+};
+template <typename T>
+WeightMatrices<T> read_weights(
+    const at::Tensor& weight_ih, const at::Tensor& weight_hh, int64_t hidden) {
+  const auto w = read<T>(weight_ih);
+  if (weight_hh.defined()) return {w, read<T>(weight_hh)};
+  return {w.from(0, hidden), w};
+}
+
+// The blocks of rows that slots [range.begin, range.end) read, one after another: the tensor
+// itself where they lie so. Of a bias too.
+inline at::Tensor in_slots(
+    const at::Tensor& tensor, const Cell& cell, SlotRange range, const int* blocks) {
+  bool in_order = range.count() == cell.gates;
+  for (int k = 0; k < range.count(); ++k) in_order = in_order && blocks[range.begin + k] == k;
+  if (in_order) return tensor;
+  const c10::SymInt hidden = tensor.sym_size(0) / cell.gates;
+  std::vector<at::Tensor> parts;
+  for (int k = range.begin; k < range.end; ++k) {
+    parts.push_back(tensor.narrow_symint(0, blocks[k] * hidden, hidden));
+  }
+  return at::cat(parts);
+}
+inline at::Tensor x_slots(const at::Tensor& tensor, const Cell& cell) {
+  return in_slots(tensor, cell, cell.x, cell.x_blocks);
+}
+inline at::Tensor h_slots(const at::Tensor& tensor, const Cell& cell) {
+  return in_slots(tensor, cell, cell.h, cell.h_blocks);
+}
+
+// The inverse: slots in the order of the blocks.
+inline at::Tensor in_blocks(
+    const at::Tensor& tensor, const Cell& cell, SlotRange range, const int* blocks) {
+  int slots[Cell::kMostSlots];
+  bool in_order = true;
+  for (int k = 0; k < range.count(); ++k) {
+    slots[blocks[range.begin + k]] = k;
+    in_order = in_order && blocks[range.begin + k] == k;
+  }
+  if (in_order) return tensor;
+  const c10::SymInt hidden = tensor.sym_size(0) / range.count();
+  std::vector<at::Tensor> parts;
+  for (int k = 0; k < cell.gates; ++k) {
+    parts.push_back(tensor.narrow_symint(0, slots[k] * hidden, hidden));
+  }
+  return at::cat(parts);
+}
+inline at::Tensor x_blocks(const at::Tensor& tensor, const Cell& cell) {
+  return in_blocks(tensor, cell, cell.x, cell.x_blocks);
+}
+inline at::Tensor h_blocks(const at::Tensor& tensor, const Cell& cell) {
+  return in_blocks(tensor, cell, cell.h, cell.h_blocks);
+}
+
+// The gradients of the weights: tensors shaped as the arguments, undefined unless wanted, and the
+// two matrices as views of them.
+struct WeightGradients {
+  template <typename Args>
+  WeightGradients(const Args& args, const at::TensorOptions& options) {
+    const bool want_ih = args.output_mask[3];
+    const bool joined = !args.weight_hh.defined();
+    if (want_ih) weight_ih = at::empty(args.weight_ih.sizes(), options);
+    if (args.output_mask[4] && !joined) weight_hh = at::empty(args.weight_hh->sizes(), options);
+    parts = want_ih && joined ? weights_of(*args.cell, weight_ih, at::Tensor())
+                              : Weights{weight_ih, weight_hh};
+  }
+
+  at::Tensor weight_ih, weight_hh;
+  Weights parts;
+};
+
+}  // namespace lltm

@@ -1,0 +1,47 @@
+// What the two halves of a step, step_forward.cpp and step_backward.cpp, share.
+#pragma once
+
+#include "cpu/dispatch.h"
+#include "cpu/machine.h"
+#include "cpu/parallel.h"
+#include "op/operator_args.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <type_traits>
+
+namespace lltm::cpu {
+
+// The dtypes of storage but float64 have GEMM kernels that read weights as they lie.
+template <typename T>
+constexpr bool kHasGemm = !std::is_same_v<T, double>;
+
+inline StepSchedule schedule_of(const StepInputs& args) {
+  const auto has_rows = [](const at::Tensor& w) {
+    return w.stride(1) == 1 && w.stride(0) >= w.size(1);
+  };
+  const at::Tensor& ih = args.weight_ih;
+  const at::Tensor& hh =
+      args.weight_hh.defined() ? static_cast<const at::Tensor&>(args.weight_hh) : ih;
+  // Of two strides one that is odd, if any: kernels want to know that.
+  const int64_t stride = ih.stride(0) % 2 != 0 ? ih.stride(0) : hh.stride(0);
+  const StepShape shape = {
+      args.h.size(0),
+      args.input.size(1),
+      args.h.size(1),
+      storage_of(args.input.scalar_type()),
+      has_rows(ih) && has_rows(hh) ? stride : 0,
+      slots_of(*args.cell)};
+  return schedule_step(current_machine(), shape);
+}
+
+// Calls body(block), with the blocks shared out among `threads`.
+template <typename Body>
+void for_each_block(const Blocks& blocks, int64_t threads, const Body& body) {
+  const int64_t grain = (blocks.count + threads - 1) / threads;
+  parallel_for(blocks.count, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t block = begin; block < end; ++block) body(block);
+  });
+}
+
+}  // namespace lltm::cpu
