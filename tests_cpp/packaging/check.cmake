@@ -234,6 +234,21 @@ function(test_fetch_content)
   configure_subproject(-DUSE_FETCH_CONTENT=ON)
 endfunction()
 
+# What is not installed is downloaded, and its headers are system headers.
+function(test_download)
+  file(WRITE "${work}/archive/CMakeLists.txt"
+    "cmake_minimum_required(VERSION 3.25)\nproject(thing LANGUAGES NONE)\nadd_library(thing INTERFACE)\n")
+  run(${CMAKE_COMMAND} -E tar czf thing.tar.gz archive)
+  file(SHA256 "${work}/thing.tar.gz" sha256)
+  file(WRITE "${work}/project/CMakeLists.txt"
+    "cmake_minimum_required(VERSION 3.25)\nproject(downloads LANGUAGES NONE)\n"
+    "include(\"${LLTM_SOURCE}/cmake/dependencies.cmake\")\n"
+    "_lltm_require(thing \"file://${work}/thing.tar.gz\" ${sha256} nowhere FIND_PACKAGE_ARGS QUIET)\n"
+    "get_target_property(system thing SYSTEM)\nmessage(\"system: \${system}\")\n")
+  configure(-S project -B build)
+  expect_text(output "system: ON")
+endfunction()
+
 # Its install step installs the parent's program alone.
 function(test_build_subproject)
   configure_subproject(-DCMAKE_UNITY_BUILD=ON)
