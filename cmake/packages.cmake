@@ -30,6 +30,7 @@ set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_DEPENDS "lltm (= ${CPACK_DEBIAN_PACKAGE_VER
 # Read by cpack, once for each generator.
 set(CPACK_PROJECT_CONFIG_FILE "${PROJECT_BINARY_DIR}/cpack-generator.cmake")
 file(CONFIGURE OUTPUT "${CPACK_PROJECT_CONFIG_FILE}" @ONLY CONTENT [[
+cmake_minimum_required(VERSION 3.25)  # cpack sets no policies: to it, constants are variables
 if(NOT "@LLTM_RELOCATABLE@")
   message(FATAL_ERROR "lltm: configure with -DLLTM_RELOCATABLE=ON: as it is, liblltm looks for "
     "libtorch in @LLTM_TORCH_ROOT@")
