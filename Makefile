@@ -103,8 +103,10 @@ fuzz: .venv/.test
 	    -max_total_time=$$((($(FUZZ_SECONDS) + 2) / 3)) || exit 1; \
 	done
 
-# The archive and the Debian packages, in build/package/, and programs that use them.
-packages: .venv/.test
+# The archive and the Debian packages, in build/package/, and programs that use them: all by the
+# oldest CMake that will do. It is alone in its folder, whose tools come before those of .venv.
+packages: private export PATH := $(CURDIR)/build/cmake-minimum/cmake/data/bin:$(PATH)
+packages: .venv/.test build/cmake-minimum
 	cmake --preset package
 	cmake --build --preset package
 	ctest --preset package
@@ -284,6 +286,9 @@ SOURCES := CMakeLists.txt pyproject.toml $(shell find cpp cmake python -type f !
 	  pip install --verbose --no-build-isolation --config-settings build-dir=build \
 	    --config-settings cmake.define.CMAKE_COMPILE_WARNING_AS_ERROR=ON '.[$*]'
 	@touch $@
+
+build/cmake-minimum:
+	pip install --quiet --target $@ cmake==3.25.0
 
 CUDA_PACKAGES := $(CUDA_TORCH) $(BUILD_TOOLS) pytest pytest-xdist hypothesis numpy expecttest
 CUDA_WANTED := $(BASE_PYTHON) $(CUDA_PACKAGES)
