@@ -112,7 +112,7 @@ def test_the_metadata_has_what_a_package_index_shows() -> None:
     metadata = importlib.metadata.metadata("lltm")
     urls = dict(url.split(", ") for url in metadata.get_all("Project-URL") or [])
     assert set(urls) == {"Documentation", "Repository", "Issues", "Changelog"}
-    assert metadata["License-Expression"] == "BSD-3-Clause"
+    assert metadata["License-Expression"] == "BSD-3-Clause AND MIT"
     assert metadata["Description-Content-Type"] == "text/markdown"
     text = importlib.metadata.distribution("lltm").read_text("METADATA") or ""
     description = text.partition("\n\n")[2]
@@ -152,6 +152,14 @@ def test_holds_the_library_its_headers_and_its_cmake_package() -> None:
     assert headers == {f"include/lltm/{name}.h" for name in names}
     for name in ("lltm-config.cmake", "lltm-config-version.cmake", "lltm-targets.cmake"):
         assert f"lib/cmake/lltm/{name}" in installed
+
+
+def test_the_licenses_of_what_is_compiled_in_are_installed() -> None:
+    distribution = importlib.metadata.distribution("lltm")
+    assert distribution.metadata.get_all("License-File") == ["LICENSE", "LICENSE-THIRD-PARTY"]
+    text = distribution.read_text("licenses/LICENSE-THIRD-PARTY") or ""
+    for name in ("nlohmann/json", "pybind11", "PyTorch"):
+        assert f"\n{name}, https://" in text
 
 
 def test_every_python_file_of_the_source_is_installed() -> None:

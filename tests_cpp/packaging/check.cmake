@@ -86,7 +86,8 @@ function(test_contents)
     ${LIBDIR}/liblltm.so.${minor}
     ${LIBDIR}/liblltm.so.${VERSION}
     ${LIBDIR}/pkgconfig/lltm.pc
-    share/licenses/lltm/LICENSE)
+    share/licenses/lltm/LICENSE
+    share/licenses/lltm/LICENSE-THIRD-PARTY)
   if(NOT files STREQUAL expected)
     message(FATAL_ERROR "expected ${expected}\ngot ${files}")
   endif()
