@@ -107,6 +107,7 @@ fuzz: .venv/.test
 # oldest CMake that will do. It is alone in its folder, whose tools come before those of .venv.
 packages: private export PATH := $(CURDIR)/build/cmake-minimum/cmake/data/bin:$(PATH)
 packages: .venv/.test build/cmake-minimum
+	@.ci/system-packages.sh $(PYTHON) lintian
 	cmake --preset package
 	cmake --build --preset package
 	ctest --preset package

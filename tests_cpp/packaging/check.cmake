@@ -84,7 +84,6 @@ function(test_contents)
     ${LIBDIR}/cmake/lltm/lltm-torch.cmake
     ${LIBDIR}/liblltm.so
     ${LIBDIR}/liblltm.so.${minor}
-    ${LIBDIR}/liblltm.so.${VERSION}
     ${LIBDIR}/pkgconfig/lltm.pc
     share/licenses/lltm/LICENSE
     share/licenses/lltm/LICENSE-THIRD-PARTY)
@@ -272,7 +271,7 @@ function(test_debian)
       "Needs libtorch ${TORCH_MINOR}")
     run(dpkg-deb --extract "${deb}" "${work}/root")
   endforeach()
-  file(GLOB_RECURSE files RELATIVE "${work}/root/opt/lltm" "${work}/root/*")
+  file(GLOB_RECURSE files RELATIVE "${work}/root/opt/lltm" "${work}/root/opt/*")
   file(GLOB_RECURSE expected RELATIVE "${PREFIX}" "${PREFIX}/*")
   if(NOT files STREQUAL expected)
     message(FATAL_ERROR "expected ${expected}\ngot ${files}")
@@ -286,6 +285,13 @@ function(test_debian)
   file(GLOB deb "${work}/lltm_*.deb")
   run(dpkg-deb --extract "${deb}" "${work}/root")
   run_program("${work}/small")
+endfunction()
+
+# Debian's rules for packages.
+function(test_lintian)
+  run(${CMAKE_CPACK_COMMAND} --config "${LLTM_BUILD}/CPackConfig.cmake" -G DEB -B "${work}")
+  file(GLOB packages "${work}/*.deb")
+  run("${LINTIAN}" --fail-on=error,warning ${packages})
 endfunction()
 
 cmake_language(CALL "test_${test}")
