@@ -7,6 +7,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,18 @@ def test_a_merged_wheel_requires_one_of_the_releases_that_it_holds(
 def test_a_wheel_is_built_for_releases_of_torch_alone(torch: str) -> None:
     with pytest.raises(SystemExit, match=f"expected a release .*, got {re.escape(torch)}$"):
         build_step("wheels").minor(torch)
+
+
+def test_a_wheel_is_built_with_the_tools_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    wheels = build_step("wheels")
+    monkeypatch.setenv("PATH", "/usr/bin")
+    wheels.run(sys.executable, "-c", "import os; print(os.environ['PATH'])")
+    assert capfd.readouterr().out.endswith(f"\n{sysconfig.get_path('scripts')}:/usr/bin\n")
+    wheels.check_tools("pytest")
+    with pytest.raises(SystemExit, match="expected pytest, no-such-tool in .*: pip install no-such"):
+        wheels.check_tools("pytest", "no-such-tool")
 
 
 def test_holds_the_library_its_headers_and_its_cmake_package() -> None:
