@@ -150,7 +150,9 @@ def test_a_wheel_is_built_with_the_tools_of_the_environment(
     wheels.run(sys.executable, "-c", "import os; print(os.environ['PATH'])")
     assert capfd.readouterr().out.endswith(f"\n{sysconfig.get_path('scripts')}:/usr/bin\n")
     wheels.check_tools("pytest")
-    with pytest.raises(SystemExit, match="expected pytest, no-such-tool in .*: pip install no-such"):
+    with pytest.raises(
+        SystemExit, match=r"expected pytest, no-such-tool in .*: pip install no-such"
+    ):
         wheels.check_tools("pytest", "no-such-tool")
 
 
