@@ -32,8 +32,9 @@ from . import backends as backends
 from . import functional as functional
 from . import reference as reference
 from ._C import ArgumentError
-from ._decompositions import decompositions, register
+from ._decompositions import decompositions
 from ._inductor import inductor_decomposed
+from ._onnx import register
 from ._replace import Replaced, replace_
 from .modules import (
     GRU,

@@ -13,14 +13,12 @@ the matrix products included, is float32.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._ops import OperatorBase, OpOverload
-from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+from torch._ops import OperatorBase
 
 
 # A gradient that is not wanted is None.
@@ -52,48 +50,6 @@ def ours() -> Table:
         ops.sequence_forward.default: _sequence_forward,
         ops.sequence_backward.default: _sequence_backward,
     }
-
-
-def register() -> None:
-    """Has torch.onnx.export apply the decompositions, whose table it does not ask for.
-
-    Not by torch's own table of decompositions, where it would look: Inductor refuses to call an
-    operator with an entry there (in an environment that sets CI), and fake tensors take the entry
-    for the operator's Meta kernel, so nothing would check the arguments.
-    """
-    table: dict[Any, Any] = {**ours(), torch.ops.lltm.sequence_prepacked.default: _prepacked}
-    for op, decomposition in table.items():
-        torch.library.register_torch_dispatch(
-            op, ProxyTorchDispatchMode, partial(_trace, decomposition)
-        )
-
-
-def _trace(
-    decomposition: Callable[..., Any],
-    mode: ProxyTorchDispatchMode,
-    op: OpOverload[..., Any],
-    types: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
-    """Enters a call of an operator into the graph that is being traced, for ONNX decomposed."""
-    if not torch.onnx.is_in_onnx_export():
-        return mode.__torch_dispatch__(op, types, args, kwargs)
-    with mode:
-        result = decomposition(*args, **kwargs)
-    if result is NotImplemented:
-        raise NotImplementedError(
-            f"{op.name()}: a packed sequence can't be written in ONNX operators, since its"
-            " batch_sizes are data; export the model with padded input, (T, B, I)"
-        )
-    return result
-
-
-def _prepacked(*args: Any, **kwargs: Any) -> NoReturn:
-    raise NotImplementedError(
-        "lltm::sequence_prepacked: only lltm's kernels can read prepacked weights, so they can't be"
-        " written in ONNX operators; export the layer itself"
-    )
 
 
 class _Cell:
