@@ -35,10 +35,6 @@ class Recurrent:
         h, c = self._STATES
         return _check.state(self._where, (h, c), hx, "hx")
 
-    def _as_tuple(self, hx: Any) -> Any:
-        """hx as lltm._C takes it."""
-        return hx if hx is None or len(self._STATES) == 2 else (hx,)
-
     def _returned(self, h: Tensor, c: Tensor) -> Any:
         return h if len(self._STATES) == 1 else (h, c)
 
@@ -53,11 +49,10 @@ class Step(Recurrent):
     _parameter_names: tuple[str, ...]
     _OPTIONS = ("input_size", "hidden_size")
 
-    def _run(self, input: Tensor, hx: Any) -> Any:
+    def _run(self, input: Tensor, hx: Any, states: Any) -> Any:
+        """What forward returns; `states` are hx as a tuple, or None."""
         if _calls_kernels():
-            result = _C.layer_step(
-                self, input, self._as_tuple(hx), self._parameter_names, self._OPTIONS
-            )
+            result = _C.layer_step(self, input, states, self._parameter_names, self._OPTIONS)
             if result is not None:
                 return result
         run = _operator("layer_step", self._parameter_names, self._OPTIONS)
@@ -109,9 +104,10 @@ class Layer(Recurrent):
     # Whether weights are packed.
     _prepacked = False
 
-    def _run(self, input: Any, hx: Any) -> Any:
+    def _run(self, input: Any, hx: Any, states: Any) -> Any:
+        """What forward returns; `states` are hx as a tuple, or None."""
         if _calls_kernels():
-            result = _C.layer(self, input, self._as_tuple(hx), self._names, self._OPTIONS)
+            result = _C.layer(self, input, states, self._names, self._OPTIONS)
             if result is not None:
                 return result
         return layer_of(self, input, hx, _operator("layer", self._names, self._OPTIONS))

@@ -105,7 +105,7 @@ class LLTMCell(Step, nn.Module):
         Returns:
             (h', c'), shaped as the state.
         """
-        returned: State = self._run(input, hx)
+        returned: State = self._run(input, hx, hx)
         return returned
 
     def extra_repr(self) -> str:
@@ -231,7 +231,7 @@ class LLTM(Layer, nn.Module):
             each row's last step, shaped as h_0 and c_0. T = 0 gives an empty output and the
             initial states.
         """
-        returned: tuple[Tensor | PackedSequence, State] = self._run(input, hx)
+        returned: tuple[Tensor | PackedSequence, State] = self._run(input, hx, hx)
         return returned
 
     @property
@@ -355,7 +355,7 @@ class PrepackedLLTM(Prepacked):
             each row's last step, shaped as h_0 and c_0. T = 0 gives an empty output and the
             initial states.
         """
-        returned: tuple[Tensor | PackedSequence, State] = self._run(input, hx)
+        returned: tuple[Tensor | PackedSequence, State] = self._run(input, hx, hx)
         return returned
 
 
@@ -535,7 +535,7 @@ class LSTM(_OfTorch):
             run: Any = nn.LSTM.forward
             projected: tuple[Tensor | PackedSequence, State] = run(self, input, hx)
             return projected
-        returned: tuple[Tensor | PackedSequence, State] = self._run(input, hx)
+        returned: tuple[Tensor | PackedSequence, State] = self._run(input, hx, hx)
         return returned
 
     def prepack(self, weights: torch.dtype | None = None) -> PrepackedLSTM:
@@ -635,7 +635,9 @@ class GRU(_OfTorch):
             (output, h_n): output like the input, with D*H features; the state after each row's
             last step, shaped as h_0. T = 0 gives an empty output and the initial state.
         """
-        returned: tuple[Tensor | PackedSequence, Tensor] = self._run(input, hx)
+        returned: tuple[Tensor | PackedSequence, Tensor] = self._run(
+            input, hx, None if hx is None else (hx,)
+        )
         return returned
 
     def prepack(self, weights: torch.dtype | None = None) -> PrepackedGRU:
@@ -676,7 +678,7 @@ class PrepackedLSTM(Prepacked):
             each row's last step, shaped as h_0 and c_0. T = 0 gives an empty output and the
             initial states.
         """
-        returned: tuple[Tensor | PackedSequence, State] = self._run(input, hx)
+        returned: tuple[Tensor | PackedSequence, State] = self._run(input, hx, hx)
         return returned
 
 
@@ -711,7 +713,9 @@ class PrepackedGRU(Prepacked):
             (output, h_n): output like the input, with D*H features; the state after each row's
             last step, shaped as h_0. T = 0 gives an empty output and the initial state.
         """
-        returned: tuple[Tensor | PackedSequence, Tensor] = self._run(input, hx)
+        returned: tuple[Tensor | PackedSequence, Tensor] = self._run(
+            input, hx, None if hx is None else (hx,)
+        )
         return returned
 
 
@@ -760,7 +764,7 @@ class LSTMCell(Step, nn.RNNCellBase):
         Returns:
             (h', c'), shaped as the state.
         """
-        returned: State = self._run(input, hx)
+        returned: State = self._run(input, hx, hx)
         return returned
 
 
@@ -809,7 +813,9 @@ class GRUCell(Step, nn.RNNCellBase):
         Returns:
             h', shaped as the state.
         """
-        returned: Tensor = self._run(input, hx)
+        returned: Tensor = self._run(
+            input, hx, None if hx is None else (hx,)
+        )
         return returned
 
 

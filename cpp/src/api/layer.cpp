@@ -241,22 +241,24 @@ State zero_state(const Cell& cell, const Tensor& input, c10::SymIntArrayRef shap
   return {zeros, cell.has_c ? zeros : Tensor()};
 }
 
-// The parameters of one direction, as the operators take them. weights may be prepacked.
+// The parameters of one direction, as the operators take them; weight_ih may be joined weights, or
+// prepacked ones. One that is absent is undefined.
 struct Parameters {
   Parameters(const Cell& cell, bool has_bias, bool prepacked, at::TensorList given)
-      : weight_ih(given[0]) {
-    size_t next = 1;
-    if (!cell.joined && !prepacked) weight_hh = given[next++];
-    if (has_bias) bias_ih = given[next++];
-    if (has_bias && !cell.joined) bias_hh = given[next++];
-  }
+      : weight_ih(given[0]),
+        weight_hh(cell.joined || prepacked ? none() : given[1]),
+        bias_ih(has_bias ? given[cell.joined || prepacked ? 1 : 2] : none()),
+        bias_hh(has_bias && !cell.joined ? given[prepacked ? 2 : 3] : none()) {}
+
   static int64_t count(const Cell& cell, bool has_bias, bool prepacked) {
     const int64_t matrices = cell.joined || prepacked ? 1 : 2;
     return matrices + (!has_bias ? 0 : cell.joined ? 1 : 2);
   }
 
-  const Tensor& weight_ih;
-  Tensor weight_hh, bias_ih, bias_hh;
+  const Tensor &weight_ih, &weight_hh, &bias_ih, &bias_hh;
+
+ private:
+  static const Tensor& none() { return or_undefined(std::nullopt); }
 };
 
 }  // namespace

@@ -87,21 +87,35 @@ inline at::Tensor h_blocks(const at::Tensor& tensor, const Cell& cell) {
   return in_blocks(tensor, cell, cell.h, cell.h_blocks);
 }
 
-// The gradients of the weights: tensors shaped as the arguments, undefined unless wanted, and the
-// two matrices as views of them.
+// The gradients of the weights: tensors shaped as the arguments, undefined unless wanted; and where
+// the two matrices are written.
 struct WeightGradients {
   template <typename Args>
-  WeightGradients(const Args& args, const at::TensorOptions& options) {
-    const bool want_ih = args.output_mask[3];
-    const bool joined = !args.weight_hh.defined();
-    if (want_ih) weight_ih = at::empty(args.weight_ih.sizes(), options);
+  WeightGradients(const Args& args, const at::TensorOptions& options)
+      : joined(!args.weight_hh.defined()) {
+    if (args.output_mask[3]) weight_ih = at::empty(args.weight_ih.sizes(), options);
     if (args.output_mask[4] && !joined) weight_hh = at::empty(args.weight_hh->sizes(), options);
-    parts = want_ih && joined ? weights_of(*args.cell, weight_ih, at::Tensor())
-                              : Weights{weight_ih, weight_hh};
+  }
+
+  bool wants_ih() const { return weight_ih.defined(); }
+  bool wants_hh() const { return joined ? weight_ih.defined() : weight_hh.defined(); }
+
+  // Views, and the same in memory; absent unless wanted.
+  Weights parts(const Cell& cell) const {
+    return joined && weight_ih.defined() ? weights_of(cell, weight_ih, weight_hh)
+                                         : Weights{weight_ih, weight_hh};
+  }
+  template <typename T>
+  Matrix<T> write_ih(int64_t hidden) const {
+    return write<T>(weight_ih).from(0, joined ? hidden : 0);
+  }
+  template <typename T>
+  Matrix<T> write_hh() const {
+    return write<T>(joined ? weight_ih : weight_hh);
   }
 
   at::Tensor weight_ih, weight_hh;
-  Weights parts;
+  bool joined;
 };
 
 }  // namespace lltm

@@ -110,20 +110,22 @@ Gradients SequenceGradients::finish(const Tensor& dc) {
   Tensor bias_ih, bias_hh;
   for (Product& product : products_) {
     int64_t m = 0;
-    const auto next = [&](const Tensor& out, const int* blocks) {
-      product.gemm->write_transposed(m, out, hidden_, blocks + product.slots.begin);
-      m += out.size(-1);
+    const auto next = [&](Matrix<float> out, int64_t columns, const int* blocks) {
+      const int* const own = blocks + product.slots.begin;
+      product.gemm->write_transposed(m, m + columns, out, hidden_, own);
+      m += columns;
     };
+    if (product.h) next(weights.write_hh<float>(), hidden_, cell_.h_blocks);
+    if (product.x) next(weights.write_ih<float>(hidden_), input_size_, cell_.x_blocks);
     const auto bias = [&](const int* blocks) {
-      const Tensor out = at::empty({cell_.gates * hidden_, 1}, dc.options().dtype(at::kFloat));
-      product.gemm->write_transposed(m, out, hidden_, blocks + product.slots.begin);
-      return out.flatten().to(dtype);
+      const Tensor out = at::empty({cell_.gates * hidden_}, dc.options().dtype(at::kFloat));
+      const Matrix<float> column = {out.mutable_data_ptr<float>(), 1};
+      const int* const own = blocks + product.slots.begin;
+      product.gemm->write_transposed(m, m + 1, column, hidden_, own);
+      return out.to(dtype);
     };
-    if (product.h) next(weights.parts.hh, cell_.h_blocks);
-    if (product.x) next(weights.parts.ih, cell_.x_blocks);
-    const bool only_x = product.slots == cell_.x, only_h = product.slots == cell_.h;
-    if (mask[5] && only_x) bias_ih = bias(cell_.x_blocks);
-    if (mask[6] && only_h) bias_hh = bias(cell_.h_blocks);
+    if (mask[5] && product.slots == cell_.x) bias_ih = bias(cell_.x_blocks);
+    if (mask[6] && product.slots == cell_.h) bias_hh = bias(cell_.h_blocks);
   }
   const auto result = [&](const Tensor& sum) { return sum.defined() ? sum.to(dtype) : Tensor(); };
   return {

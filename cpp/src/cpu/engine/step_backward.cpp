@@ -36,10 +36,10 @@ void backward_by_aten(
   const Linear linear(args);
   if (results.d_input.defined()) linear.input_gradient(results.d_input, results.dz);
   if (results.d_h.defined()) linear.state_gradient(results.d_h, results.dz);
-  const auto& [ih, hh] = results.weights.parts;
-  if (ih.defined()) ih.zero_();
-  if (hh.defined()) hh.zero_();
-  linear.add_weight_gradients(results.weights.parts, results.dz, args.h, args.input);
+  const Weights parts = results.weights.parts(*args.cell);
+  if (parts.ih.defined()) parts.ih.zero_();
+  if (parts.hh.defined()) parts.hh.zero_();
+  linear.add_weight_gradients(parts, results.dz, args.h, args.input);
   if (results.d_bias.defined()) results.d_bias.copy_(results.dz.sum(0));
 }
 
@@ -73,8 +73,9 @@ class BlockedStepBackward {
       dz_operand_ = allocate_a<Format>(batch_, k, results.dz.options());
       if (k > cell_.slots * hidden_) dz_operand_.memory.zero_();
     }
-    add_source(args.h, results.weights.parts.hh, cell_.h, cell_.h_blocks);
-    add_source(args.input, results.weights.parts.ih, cell_.x, cell_.x_blocks);
+    const WeightGradients& weights = results.weights;
+    add_source(args.h, weights.write_hh<T>(), cell_.h, cell_.h_blocks);
+    add_source(args.input, weights.write_ih<T>(hidden_), cell_.x, cell_.x_blocks);
   }
 
   void run() {
@@ -98,10 +99,9 @@ class BlockedStepBackward {
     std::vector<Tensor> memory = {};
   };
 
-  void add_source(
-      const Tensor& x, const Tensor& gradient, SlotRange slots, const int* blocks) {
-    if (!gradient.defined()) return;
-    Source source = {x.contiguous(), write<T>(gradient), slots, blocks};
+  void add_source(const Tensor& x, Matrix<T> gradient, SlotRange slots, const int* blocks) {
+    if (gradient.data == nullptr) return;
+    Source source = {x.contiguous(), gradient, slots, blocks};
     source.memory.resize(chunks_.count);
     for (int64_t chunk = 0; chunk < chunks_.count; ++chunk) {
       const auto rows = read<T>(source.tensor).from(chunks_.begin(chunk));
@@ -308,19 +308,16 @@ Gradients step_backward(const StepBackwardArgs& args) {
   const auto result = [&](const Tensor& tensor) {
     return tensor.defined() ? tensor.to(dtype) : Tensor();
   };
-  const auto bias = [&](bool wanted, const auto& gradient) {
-    // A copy: both may be the same sums.
-    return wanted ? gradient(results.d_bias, *args.cell).to(dtype, /*non_blocking=*/false, true)
-                  : Tensor();
-  };
+  const OutputMask& mask = args.output_mask;
+  const BiasGradients bias(results.d_bias, *args.cell, mask[5], mask[6], dtype);
   return {
       result(results.d_input),
       result(results.d_h),
-      args.output_mask[2] ? results.dc.to(dtype) : Tensor(),
+      mask[2] ? results.dc.to(dtype) : Tensor(),
       result(results.weights.weight_ih),
       result(results.weights.weight_hh),
-      bias(args.output_mask[5], bias_ih_gradient),
-      bias(args.output_mask[6], bias_hh_gradient)};
+      bias.ih,
+      bias.hh};
 }
 
 }  // namespace lltm::cpu

@@ -88,7 +88,8 @@ Tensor slot_bias(
   const Tensor& any = bias_ih.defined() ? bias_ih : bias_hh;
   const at::ScalarType dtype = compute_dtype(any.scalar_type());
   if (!bias_hh.defined() && cell.x.count() == cell.slots) {
-    return x_slots(bias_ih, cell).to(dtype).contiguous();
+    const Tensor bias = x_slots(bias_ih, cell);
+    return bias.scalar_type() == dtype && bias.is_contiguous() ? bias : bias.to(dtype).contiguous();
   }
   const Tensor sum = at::empty({cell.slots * hidden}, any.options().dtype(dtype));
   visit_dtype(any.scalar_type(), [&]<typename T>(T*) {
@@ -108,6 +109,18 @@ Tensor slot_bias(
     }
   });
   return sum;
+}
+
+BiasGradients::BiasGradients(
+    const Tensor& sums, const Cell& cell, bool want_ih, bool want_hh, at::ScalarType dtype) {
+  const auto of = [&](SlotRange slots) {
+    if (slots.count() == cell.slots) return sums;
+    const int64_t hidden = sums.size(0) / cell.slots;
+    return sums.slice(0, slots.begin * hidden, slots.end * hidden);
+  };
+  const bool copy = want_ih && want_hh;
+  if (want_ih) ih = x_blocks(of(cell.x), cell).to(dtype);
+  if (want_hh) hh = h_blocks(of(cell.h), cell).to(dtype, /*non_blocking=*/false, copy);
 }
 
 Tensor with_contiguous_rows(const Tensor& tensor) {
