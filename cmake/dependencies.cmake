@@ -16,7 +16,8 @@ function(_lltm_require name url sha256 install)
   string(TOUPPER ${name} upper)
   message(STATUS "lltm: ${name}: from FETCHCONTENT_SOURCE_DIR_${upper}, "
     "else as installed (${install}), else downloaded from ${url}")
-  FetchContent_Declare(${name} URL "${url}" URL_HASH SHA256=${sha256} SYSTEM
+  # SYSTEM first: CMake 3.25 adds it to the value of the option before it.
+  FetchContent_Declare(${name} SYSTEM URL "${url}" URL_HASH SHA256=${sha256}
     DOWNLOAD_EXTRACT_TIMESTAMP ON LOG_DOWNLOAD ON ${ARGN})
   set(CMAKE_COMPILE_WARNING_AS_ERROR OFF)  # its warnings are not ours
   set(CMAKE_UNITY_BUILD OFF)

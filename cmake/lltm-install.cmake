@@ -26,7 +26,7 @@ function(lltm_install_prefix target)
     INSTALL_RPATH "${search_path}" BUILD_WITH_INSTALL_RPATH "${LLTM_RELOCATABLE}")
   _lltm_install(${target} "${CMAKE_INSTALL_LIBDIR}" "${CMAKE_INSTALL_INCLUDEDIR}" "${torch}"
     runtime development)
-  install(FILES "${PROJECT_SOURCE_DIR}/LICENSE"
+  install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" "${PROJECT_SOURCE_DIR}/LICENSE-THIRD-PARTY"
     DESTINATION "${CMAKE_INSTALL_DATADIR}/licenses/lltm" COMPONENT runtime)
 endfunction()
 

@@ -2,14 +2,14 @@
 # they make looks for libtorch in a folder `libtorch` beside its own.
 set(CPACK_PACKAGE_NAME lltm)
 set(CPACK_PACKAGE_VENDOR "the LLTM authors")
-set(CPACK_PACKAGE_CONTACT "the LLTM authors <${PROJECT_HOMEPAGE_URL}>")
+set(CPACK_PACKAGE_CONTACT "The LLTM authors <lltm@users.noreply.github.com>")
+set(CPACK_PACKAGE_HOMEPAGE_URL "${PROJECT_HOMEPAGE_URL}")
 set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "${PROJECT_DESCRIPTION}")
-set(needs_torch "Needs libtorch ${LLTM_TORCH_MINOR}, unpacked to a folder named libtorch beside \
-the one of this package.")
-set(CPACK_PACKAGE_DESCRIPTION "Fused kernels for the LLTM recurrent cell. ${needs_torch}")
-set(CPACK_COMPONENT_RUNTIME_DESCRIPTION "The shared library. ${needs_torch}")
+set(needs_torch "Needs libtorch ${LLTM_TORCH_MINOR}, unpacked to a folder named libtorch
+beside the one of this package.")
+set(CPACK_COMPONENT_RUNTIME_DESCRIPTION "The shared library.\n${needs_torch}")
 set(CPACK_COMPONENT_DEVELOPMENT_DESCRIPTION
-  "Headers, CMake package and lltm.pc of the library. ${needs_torch}")
+  "Headers, CMake package and lltm.pc of the library.\n${needs_torch}")
 set(CPACK_PACKAGE_FILE_NAME
   "lltm-${PROJECT_VERSION}-torch${LLTM_TORCH_MINOR}-linux-${CMAKE_SYSTEM_PROCESSOR}")
 set(CPACK_RESOURCE_FILE_LICENSE "${PROJECT_SOURCE_DIR}/LICENSE")
@@ -19,17 +19,22 @@ set(CPACK_COMPONENTS_ALL runtime development)
 set(CPACK_DEB_COMPONENT_INSTALL ON)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_RUNTIME_PACKAGE_NAME lltm)
+set(CPACK_DEBIAN_RUNTIME_PACKAGE_SECTION libs)
 set(CPACK_DEBIAN_PACKAGE_VERSION "${PROJECT_VERSION}+torch${LLTM_TORCH_MINOR}")
 # dpkg-shlibdeps, which finds the oldest versions that will do, needs libtorch as a package. Those
 # of Debian 12 have the symbols of the compilers that this is built with.
 set(CPACK_DEBIAN_RUNTIME_PACKAGE_DEPENDS
   "libc6 (>= 2.34), libstdc++6 (>= 12), libgcc-s1, libgomp1")
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_NAME lltm-dev)
+set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_SECTION libdevel)
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_DEPENDS "lltm (= ${CPACK_DEBIAN_PACKAGE_VERSION})")
+
+set(CPACK_PRE_BUILD_SCRIPTS "${PROJECT_SOURCE_DIR}/cmake/debian.cmake")
 
 # Read by cpack, once for each generator.
 set(CPACK_PROJECT_CONFIG_FILE "${PROJECT_BINARY_DIR}/cpack-generator.cmake")
 file(CONFIGURE OUTPUT "${CPACK_PROJECT_CONFIG_FILE}" @ONLY CONTENT [[
+cmake_minimum_required(VERSION 3.25)  # cpack sets no policies: to it, constants are variables
 if(NOT "@LLTM_RELOCATABLE@")
   message(FATAL_ERROR "lltm: configure with -DLLTM_RELOCATABLE=ON: as it is, liblltm looks for "
     "libtorch in @LLTM_TORCH_ROOT@")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.resources
 import os
 import re
 import subprocess
@@ -32,8 +33,17 @@ extensions = [
     "sphinx_copybutton",
 ]
 
+highlight_language = "text"  # of literal blocks, which show shapes and formulas
+
+# Formulas by one file that draws with what it holds: nothing is loaded from elsewhere.
+MATHJAX = importlib.resources.files("sphinx-mathjax-offline") / "static/mathjax/tex-svg.js"
+mathjax_path = MATHJAX.name
+
 html_theme = "furo"
 html_title = f"lltm {release}"
+html_logo = html_favicon = "static/logo.svg"
+html_static_path = ["static", str(MATHJAX)]
+html_css_files = ["site.css"]
 html_theme_options = {
     "source_repository": REPOSITORY,
     "source_branch": "main",
@@ -92,6 +102,13 @@ def find_inventories(app: Sphinx, config: Config) -> None:
     }
 
 
+def colour_examples(app: Sphinx, *what: object) -> None:
+    """Makes blocks of Python of the literal blocks of docstrings that are code."""
+    lines = what[-1]
+    assert isinstance(lines, list)
+    lines[:] = [re.sub(r"^( *)Example::$", r"\1.. code-block:: python", line) for line in lines]
+
+
 # ----- Links -------------------------------------------------------------------
 
 # The pages are read in the repository too, and link to its files. On the site a link to a file
@@ -138,5 +155,6 @@ def on_include_read(app: Sphinx, path: Path, docname: str, content: list[str]) -
 def setup(app: Sphinx) -> None:
     app.connect("config-inited", run_doxygen)
     app.connect("config-inited", find_inventories)
+    app.connect("autodoc-process-docstring", colour_examples)
     app.connect("source-read", on_source_read)
     app.connect("include-read", on_include_read)

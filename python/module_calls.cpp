@@ -180,8 +180,8 @@ struct Operator<
     static PyObject* const cell_name = PyUnicode_InternFromString("_cell");
     const py::object cell = attribute(call.module, cell_name);
     Tensors parameters;
-    for (Py_ssize_t p = 0; p < PyTuple_GET_SIZE(call.parameters); ++p) {
-      const py::object value = attribute(call.module, PyTuple_GET_ITEM(call.parameters, p));
+    for (Py_ssize_t p = 0; p < PySequence_Fast_GET_SIZE(call.parameters); ++p) {
+      const py::object value = attribute(call.module, PySequence_Fast_GET_ITEM(call.parameters, p));
       if (!value.is_none()) parameters.push_back(to(As<const Tensor&>(), value.ptr()));
     }
     const auto option = [&](size_t index) {
@@ -216,7 +216,8 @@ template <typename Operator>
 PyObject* call_operator(PyObject* /*self*/, PyObject* const* arguments, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   TORCH_CHECK_TYPE(
-      count == 5 && PyTuple_Check(arguments[3]) && PyTuple_Check(arguments[4]),
+      count == 5 && (PyTuple_Check(arguments[3]) || PyList_Check(arguments[3])) &&
+          PyTuple_Check(arguments[4]),
       "expected a module, its input and state, and two tuples of names");
   if (at::impl::torch_function_mode_enabled()) Py_RETURN_NONE;
   try {

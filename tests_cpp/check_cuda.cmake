@@ -3,6 +3,7 @@
 # matrix instructions, strong accesses and an end for a word that never comes, and PTX for GPUs
 # to come. Run by ctest with
 #   cmake -DCUOBJDUMP=... -DLIBRARY=... -DARCHITECTURES="80-real;..." -P check_cuda.cmake
+cmake_minimum_required(VERSION 3.25)
 
 function(output_of result)
   execute_process(COMMAND ${ARGN} OUTPUT_VARIABLE output COMMAND_ERROR_IS_FATAL ANY)

@@ -2,6 +2,7 @@
 # of the files compiled for it. Run by ctest with
 #   cmake -DNM=... -DREADELF=... -DLIBRARY=... -DEXPECTED=... -DOBJECTS=a.o;b.o
 #     -P check_symbols.cmake
+cmake_minimum_required(VERSION 3.25)
 
 function(lines_of result)
   execute_process(COMMAND ${ARGN} OUTPUT_VARIABLE output COMMAND_ERROR_IS_FATAL ANY)

@@ -7,6 +7,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,7 @@ def test_the_metadata_has_what_a_package_index_shows() -> None:
     metadata = importlib.metadata.metadata("lltm")
     urls = dict(url.split(", ") for url in metadata.get_all("Project-URL") or [])
     assert set(urls) == {"Documentation", "Repository", "Issues", "Changelog"}
-    assert metadata["License-Expression"] == "BSD-3-Clause"
+    assert metadata["License-Expression"] == "BSD-3-Clause AND MIT"
     assert metadata["Description-Content-Type"] == "text/markdown"
     text = importlib.metadata.distribution("lltm").read_text("METADATA") or ""
     description = text.partition("\n\n")[2]
@@ -141,6 +142,20 @@ def test_a_wheel_is_built_for_releases_of_torch_alone(torch: str) -> None:
         build_step("wheels").minor(torch)
 
 
+def test_a_wheel_is_built_with_the_tools_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    wheels = build_step("wheels")
+    monkeypatch.setenv("PATH", "/usr/bin")
+    wheels.run(sys.executable, "-c", "import os; print(os.environ['PATH'])")
+    assert capfd.readouterr().out.endswith(f"\n{sysconfig.get_path('scripts')}:/usr/bin\n")
+    wheels.check_tools("pytest")
+    with pytest.raises(
+        SystemExit, match=r"expected pytest, no-such-tool in .*: pip install no-such"
+    ):
+        wheels.check_tools("pytest", "no-such-tool")
+
+
 def test_holds_the_library_its_headers_and_its_cmake_package() -> None:
     installed = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*") if path.is_file()}
     assert {path for path in installed if ".so" in path and path.startswith("lib/")} == {
@@ -152,6 +167,14 @@ def test_holds_the_library_its_headers_and_its_cmake_package() -> None:
     assert headers == {f"include/lltm/{name}.h" for name in names}
     for name in ("lltm-config.cmake", "lltm-config-version.cmake", "lltm-targets.cmake"):
         assert f"lib/cmake/lltm/{name}" in installed
+
+
+def test_the_licenses_of_what_is_compiled_in_are_installed() -> None:
+    distribution = importlib.metadata.distribution("lltm")
+    assert distribution.metadata.get_all("License-File") == ["LICENSE", "LICENSE-THIRD-PARTY"]
+    text = distribution.read_text("licenses/LICENSE-THIRD-PARTY") or ""
+    for name in ("nlohmann/json", "pybind11", "PyTorch"):
+        assert f"\n{name}, https://" in text
 
 
 def test_every_python_file_of_the_source_is_installed() -> None:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 import shlex
 import shutil
 import statistics
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,8 +56,16 @@ def check(holds: bool, claim: str) -> None:
         sys.exit(f"demo: this should hold and does not: {claim}")
 
 
+def wrap(text: str, indent: str = "  ", end: str = "") -> str:
+    """Lines of at most 100 columns, all but the last with `end`."""
+    lines = textwrap.wrap(text, 98 - len(indent), break_long_words=False, break_on_hyphens=False)
+    return indent + f"{end}\n{indent}".join(lines)
+
+
 def quote(text: str) -> str:
-    return "\n".join(f"    | {line}" for line in text.split("\n"))
+    """Sample text; a line that goes on is indented."""
+    lines = (textwrap.wrap(line, 94, subsequent_indent="    ") for line in text.split("\n"))
+    return "\n".join(f"    | {line}" for wrapped in lines for line in wrapped or [""])
 
 
 def seconds_per_update(trainer: Trainer) -> float:
@@ -65,11 +75,23 @@ def seconds_per_update(trainer: Trainer) -> float:
 def compare(models: Sequence[CharLM], corpus: Corpus) -> list[Trainer]:
     """Makes the same first updates of every model, in turn."""
     trainers = [Trainer("", model, corpus, UPDATES) for model in models]
-    for _ in tqdm(range(ROUNDS), unit="round", dynamic_ncols=True):
+    for _ in tqdm(range(ROUNDS), unit="round", dynamic_ncols=True, disable=None):
         for trainer in trainers:
             trainer.update()
             trainer.update()
     return trainers
+
+
+def verdict(model: Trainer, other: Trainer) -> str:
+    """What the table of both says, in a sentence."""
+    time = sum(model.history.seconds) / sum(other.history.seconds)
+    bits = model.history.held_out[-1][1] - other.history.held_out[-1][1]
+    text = (
+        f"{model.name} needs {time:.2f} of the time of {other.name} for as many updates, and ends "
+    )
+    if bits < 0:
+        return f"{text}{-bits:.2f} bits a character better."
+    return f"{text}{bits:.2f} bits a character worse: to predict text, take {other.name}."
 
 
 def table(rows: Sequence[tuple[str, ...]]) -> str:
@@ -87,13 +109,12 @@ def table(rows: Sequence[tuple[str, ...]]) -> str:
 
 def build_program(folder: Path) -> Path:
     """Builds generate.cpp with CMake against the installed package."""
-    prefixes = f"{lltm.cmake_prefix_path};{torch.utils.cmake_prefix_path}"
-    configure = ["cmake", "-S", str(Path(__file__).parent), "-B", str(folder)]
-    configure.append(f"-DCMAKE_PREFIX_PATH={prefixes}")
+    configure = ["cmake", "-S", os.path.relpath(Path(__file__).parent), "-B", str(folder)]
+    configure.append(f"-DCMAKE_PREFIX_PATH={lltm.cmake_prefix_path}")
     if shutil.which("ninja") and not (folder / "CMakeCache.txt").exists():
         configure += ["-G", "Ninja"]
     for command in (configure, ["cmake", "--build", str(folder)]):
-        print(f"  $ {shlex.join(command)}", flush=True)
+        print(wrap(f"$ {shlex.join(command)}", end=" \\"), flush=True)
         result = subprocess.run(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -186,7 +207,8 @@ def main() -> None:
             f"training improves how {trainer.name} predicts the held-out text",
         )
     results = table(rows)
-    print(results)
+    conclusion = verdict(*trainers)
+    print(f"{results}\n{wrap(conclusion)}")
     plot(trainers, f"Character models of {name}, {updates} updates", curves)
     save_checkpoint(model, checkpoint)
     quantised = copy.deepcopy(model)
@@ -211,7 +233,7 @@ def main() -> None:
         check(in_cpp == in_python, f"C++ writes what Python writes:\n{quote(prompt + in_python)}")
         check("Python: none" in report, f"no Python in the C++ process: {report}")
     print(f"  lltm.LLTM, by the C++ program:\n{quote(prompt + in_cpp)}")
-    print(f"  The same {LENGTH} characters from Python. {report}")
+    print(wrap(f"The same {LENGTH} characters from Python. {report}"))
     print(f"  nn.LSTM:\n{quote(prompt + lstm.generate(prompt, LENGTH, SEED, TEMPERATURE))}")
 
     print(
@@ -220,6 +242,7 @@ def main() -> None:
         " update,\n"
         f"              and losses that differ by {difference:.0e} of their value\n"
         f"  nn.LSTM     beside it, with as many parameters:\n{results}\n"
+        f"{wrap(conclusion, ' ' * 14)}\n"
         "  C++         the same text as Python, greedily and at random, with no Python loaded\n"
         f"  look at     {curves}"
     )

@@ -105,7 +105,7 @@ class Trainer:
 
 def train(trainers: Sequence[Trainer], updates: int) -> None:
     """Makes the same updates of every model, in turn, so that they share the machine alike."""
-    with tqdm(total=updates, unit="update", dynamic_ncols=True) as bar:
+    with tqdm(total=updates, unit="update", dynamic_ncols=True, disable=None) as bar:
         for update in range(1, updates + 1):
             for trainer in trainers:
                 trainer.update()

@@ -1,8 +1,12 @@
-"""The Long-Long-Term-Memory unit for PyTorch: an LSTM without a forget gate.
+"""Faster torch.nn.LSTM and torch.nn.GRU on CPUs, and the Long-Long-Term-Memory unit.
 
-    lltm.LLTMCell, lltm.LLTM   modules, used like torch.nn.LSTMCell and torch.nn.LSTM
-    lltm.PrepackedLLTM         a layer for repeated inference, from LLTM.prepack()
-    lltm.functional            the same as functions
+    lltm.LSTM, lltm.GRU        torch.nn's, with their parameters and results
+    lltm.LSTMCell, lltm.GRUCell
+    lltm.replace_(model)       makes them of torch.nn's in a model
+    lltm.LLTM, lltm.LLTMCell   an LSTM without a forget gate, used like torch.nn.LSTM
+    lltm.PrepackedLSTM, lltm.PrepackedGRU, lltm.PrepackedLLTM
+                               layers for repeated inference, from prepack()
+    lltm.functional            the LLTM as functions
     lltm.reference             the same in plain PyTorch operations, for reading and comparing
     lltm.backends              settings, such as lltm.backends.cuda.persistent
     lltm.ArgumentError         a wrong shape or value: a ValueError and a RuntimeError
@@ -28,15 +32,34 @@ from . import backends as backends
 from . import functional as functional
 from . import reference as reference
 from ._C import ArgumentError
-from ._decompositions import decompositions, register
+from ._decompositions import decompositions
 from ._inductor import inductor_decomposed
-from .modules import LLTM, LLTMCell, PrepackedLLTM
+from ._onnx import register
+from ._replace import Replaced, replace_
+from .modules import (
+    GRU,
+    LLTM,
+    LSTM,
+    GRUCell,
+    LLTMCell,
+    LSTMCell,
+    PrepackedGRU,
+    PrepackedLLTM,
+    PrepackedLSTM,
+)
 
 __all__ = [
+    "GRU",
     "LLTM",
+    "LSTM",
     "ArgumentError",
+    "GRUCell",
     "LLTMCell",
+    "LSTMCell",
+    "PrepackedGRU",
     "PrepackedLLTM",
+    "PrepackedLSTM",
+    "Replaced",
     "__version__",
     "backends",
     "build_info",
@@ -46,6 +69,7 @@ __all__ = [
     "include_dir",
     "inductor_decomposed",
     "reference",
+    "replace_",
 ]
 
 register()

@@ -13,17 +13,13 @@ the matrix products included, is float32.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._ops import OperatorBase, OpOverload
-from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+from torch._ops import OperatorBase
 
-from . import _cell
-from ._cell import GATES, SAVED
 
 # A gradient that is not wanted is None.
 Gradients = tuple[Tensor | None, ...]
@@ -47,163 +43,275 @@ def ours() -> Table:
     """Returns the decompositions of lltm's operators alone."""
     ops = torch.ops.lltm
     return {
-        ops.cell.default: _cell_inference,
-        ops.cell_forward.default: _cell_forward,
-        ops.cell_backward.default: _cell_backward,
+        ops.step.default: _step_inference,
+        ops.step_forward.default: _step_forward,
+        ops.step_backward.default: _step_backward,
         ops.sequence.default: _sequence,
         ops.sequence_forward.default: _sequence_forward,
         ops.sequence_backward.default: _sequence_backward,
     }
 
 
-def register() -> None:
-    """Has torch.onnx.export apply the decompositions, whose table it does not ask for.
+class _Cell:
+    """What the library knows of a cell (cpp/src/cell/cell.h), with the parameters of a call.
 
-    Not by torch's own table of decompositions, where it would look: Inductor refuses to call an
-    operator with an entry there (in an environment that sets CI), and fake tensors take the entry
-    for the operator's Meta kernel, so nothing would check the arguments.
+    Weights are in the order of the cell's slots, the pre-activations of a unit.
     """
-    table: dict[Any, Any] = {**ours(), torch.ops.lltm.sequence_prepacked.default: _prepacked}
-    for op, decomposition in table.items():
-        torch.library.register_torch_dispatch(
-            op, ProxyTorchDispatchMode, partial(_trace, decomposition)
+
+    def __init__(
+        self,
+        name: str,
+        weight_ih: Tensor,
+        weight_hh: Tensor | None,
+        bias_ih: Tensor | None = None,
+        bias_hh: Tensor | None = None,
+    ) -> None:
+        self.name = name
+        self.gates, self.saved, x_blocks, h_blocks, self.has_c = torch.ops.lltm._cell(name)
+        self.slots = len(x_blocks)
+        self.joined = weight_hh is None
+        self.hidden = weight_ih.shape[0] // self.gates
+        if weight_hh is None:
+            weight_ih, weight_hh = weight_ih[:, self.hidden :], weight_ih[:, : self.hidden]
+        # The slots that x has a part in come first, those of h last.
+        self.x = [block for block in x_blocks if block >= 0]
+        self.h = [block for block in h_blocks if block >= 0]
+        self.weight_x, self.weight_h, bias_x, bias_h = _wide(
+            self._pick(weight_ih, self.x),
+            self._pick(weight_hh, self.h),
+            None if bias_ih is None else self._pick(bias_ih, self.x),
+            None if bias_hh is None else self._pick(bias_hh, self.h),
+        )
+        self.bias_x: Tensor | None = bias_x
+        self.bias_h: Tensor | None = bias_h
+
+    def from_x(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight_x, self.bias_x)
+
+    def add_h(self, from_x: Tensor, h: Tensor, weight_h: Tensor, bias_h: Tensor | None) -> Tensor:
+        """The pre-activations (B, slots * H)."""
+        from_h = F.linear(h, weight_h, bias_h)
+        alone = self.slots - len(self.h)  # slots of x alone, and as many of h alone
+        if alone == 0:
+            return from_x + from_h
+        first, last = alone * self.hidden, len(self.x) * self.hidden
+        both = from_x[:, first:] + from_h[:, : last - first]
+        return torch.cat([from_x[:, :first], both, from_h[:, last - first :]], dim=1)
+
+    def step(self, z: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """From pre-activations and c (B, H) to h', c' and activations (B, saved * H)."""
+        h, c, saved = torch.ops.lltm._elementwise(self.name, z, c)
+        return h, c, saved
+
+    def step_backward(self, saved: Tensor, dh: Tensor, dc: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients of the pre-activations and of c."""
+        dz, dc = torch.ops.lltm._elementwise_backward(self.name, saved, dh, dc)
+        return dz, dc
+
+    def dz_x(self, dz: Tensor) -> Tensor:
+        return dz[..., : len(self.x) * self.hidden] if len(self.x) < self.slots else dz
+
+    def dz_h(self, dz: Tensor) -> Tensor:
+        before = (self.slots - len(self.h)) * self.hidden
+        return dz[..., before:] if before > 0 else dz
+
+    def gradients(
+        self,
+        dtype: torch.dtype,
+        output_mask: Sequence[bool],
+        dx: Callable[[], Tensor],
+        dh: Callable[[], Tensor],
+        dc: Tensor,
+        dz: Tensor,
+        x: Tensor,
+        h: Tensor,
+    ) -> Gradients:
+        """Of input, h, c, weights and biases, from dz, x and h of all rows."""
+
+        def of_h() -> Tensor:
+            return dh() if self.has_c else dh() + dc
+
+        def of_weight_x() -> Tensor:
+            return self._unpick(self.dz_x(dz).t() @ x, self.x)
+
+        def of_weight_h() -> Tensor:
+            return self._unpick(self.dz_h(dz).t() @ h, self.h)
+
+        def joined() -> Tensor:
+            return torch.cat([of_weight_h(), of_weight_x()], dim=1)
+
+        return _wanted(
+            dtype,
+            output_mask,
+            dx,
+            of_h,
+            lambda: dc,
+            joined if self.joined else of_weight_x,
+            of_weight_h,
+            lambda: self._unpick(self.dz_x(dz).sum(0), self.x),
+            # Of its own memory: it may be the same sums.
+            lambda: self._unpick(self.dz_h(dz).sum(0), self.h).clone(),
         )
 
+    def c_of(self, h: Tensor, c: Tensor | None) -> Tensor:
+        return h if c is None else c
 
-def _trace(
-    decomposition: Callable[..., Any],
-    mode: ProxyTorchDispatchMode,
-    op: OpOverload[..., Any],
-    types: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
-    """Enters a call of an operator into the graph that is being traced, for ONNX decomposed."""
-    if not torch.onnx.is_in_onnx_export():
-        return mode.__torch_dispatch__(op, types, args, kwargs)
-    with mode:
-        result = decomposition(*args, **kwargs)
-    if result is NotImplemented:
-        raise NotImplementedError(
-            f"{op.name()}: a packed sequence can't be written in ONNX operators, since its"
-            " batch_sizes are data; export the model with padded input, (T, B, I)"
-        )
-    return result
+    def shown_c(self, c: Tensor) -> Tensor:
+        """c' as the operator returns it."""
+        return c if self.has_c else c.new_empty(0)
+
+    def _pick(self, rows: Tensor, blocks: list[int]) -> Tensor:
+        if blocks == list(range(self.gates)):
+            return rows
+        parts = rows.chunk(self.gates)
+        return torch.cat([parts[block] for block in blocks])
+
+    def _unpick(self, rows: Tensor, blocks: list[int]) -> Tensor:
+        if blocks == list(range(self.gates)):
+            return rows
+        parts = rows.chunk(self.gates)
+        return torch.cat([parts[blocks.index(gate)] for gate in range(self.gates)])
 
 
-def _prepacked(*args: Any, **kwargs: Any) -> NoReturn:
-    raise NotImplementedError(
-        "lltm::sequence_prepacked: only lltm's kernels can read prepacked weights, so they can't be"
-        " written in ONNX operators; export the layer itself"
-    )
-
-
-def _cell_inference(
-    input: Tensor, h: Tensor, c: Tensor, weights: Tensor, bias: Tensor | None = None
-) -> tuple[Tensor, ...]:
-    return _cell_forward(input, h, c, weights, bias)[:2]
-
-
-def _cell_forward(
-    input: Tensor, h: Tensor, c: Tensor, weights: Tensor, bias: Tensor | None
-) -> tuple[Tensor, ...]:
-    dtype = c.dtype
-    input, h, c, weights, bias = _wide(input, h, c, weights, bias)
-    z = F.linear(torch.cat([h, input], dim=1), weights, bias)
-    return tuple(y.to(dtype) for y in _step(z, c))
-
-
-def _cell_backward(
+def _step_inference(
+    cell: str,
     input: Tensor,
     h: Tensor,
-    c: Tensor,
-    weights: Tensor,
-    bias: Tensor | None,
+    c: Tensor | None,
+    weight_ih: Tensor,
+    weight_hh: Tensor | None = None,
+    bias_ih: Tensor | None = None,
+    bias_hh: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    return _step_forward(cell, input, h, c, weight_ih, weight_hh, bias_ih, bias_hh)[:2]
+
+
+def _step_forward(
+    cell: str,
+    input: Tensor,
+    h: Tensor,
+    c: Tensor | None,
+    weight_ih: Tensor,
+    weight_hh: Tensor | None,
+    bias_ih: Tensor | None,
+    bias_hh: Tensor | None,
+) -> tuple[Tensor, ...]:
+    dtype = h.dtype
+    of = _Cell(cell, weight_ih, weight_hh, bias_ih, bias_hh)
+    input, h, c = _wide(input, h, of.c_of(h, c))
+    z = of.add_h(of.from_x(input), h, of.weight_h, of.bias_h)
+    h, c, saved = (y.to(dtype) for y in of.step(z, c))
+    return h, of.shown_c(c), saved
+
+
+def _step_backward(
+    cell: str,
+    input: Tensor,
+    h: Tensor,
+    c: Tensor | None,
+    weight_ih: Tensor,
+    weight_hh: Tensor | None,
+    bias_ih: Tensor | None,
+    bias_hh: Tensor | None,
     activations: Tensor,
     grad_h: Tensor | None,
     grad_c: Tensor | None,
     output_mask: Sequence[bool],
 ) -> Gradients:
-    dtype, hidden = h.dtype, h.shape[1]
-    dh, dc = _or_zeros(grad_h, h), _or_zeros(grad_c, h)
-    dh, dc, input, h, weights, activations = _wide(dh, dc, input, h, weights, activations)
-    dz, dc = _step_backward(activations, dh, dc)
-    dX = dz @ weights
-    return _wanted(
+    dtype = h.dtype
+    of = _Cell(cell, weight_ih, weight_hh)
+    dh, dc = _or_zeros(grad_h, h), _or_zeros(grad_c if of.has_c else None, h)
+    dh, dc, input, h, activations = _wide(dh, dc, input, h, activations)
+    dz, dc = of.step_backward(activations, dh, dc)
+    return of.gradients(
         dtype,
         output_mask,
-        lambda: dX[:, hidden:],
-        lambda: dX[:, :hidden],
-        lambda: dc,
-        lambda: dz.t() @ torch.cat([h, input], dim=1),
-        lambda: dz.sum(0),
+        lambda: of.dz_x(dz) @ of.weight_x,
+        lambda: of.dz_h(dz) @ of.weight_h,
+        dc,
+        dz,
+        input,
+        h,
     )
 
 
 def _sequence(
+    cell: str,
     input: Tensor,
     h_0: Tensor,
-    c_0: Tensor,
-    weights: Tensor,
-    bias: Tensor | None = None,
+    c_0: Tensor | None,
+    weight_ih: Tensor,
+    weight_hh: Tensor | None = None,
+    bias_ih: Tensor | None = None,
+    bias_hh: Tensor | None = None,
     batch_sizes: Tensor | None = None,
     reverse: bool = False,
     checkpoint_steps: int = 0,
 ) -> Any:
     if batch_sizes is not None:
         return NotImplemented
-    return _steps(input, h_0, c_0, weights, bias, reverse, training=False)
+    of = _Cell(cell, weight_ih, weight_hh, bias_ih, bias_hh)
+    return _steps(of, input, h_0, c_0, reverse, training=False)
 
 
 def _sequence_forward(
+    cell: str,
     input: Tensor,
     h_0: Tensor,
-    c_0: Tensor,
-    weights: Tensor,
-    bias: Tensor | None,
+    c_0: Tensor | None,
+    weight_ih: Tensor,
+    weight_hh: Tensor | None,
+    bias_ih: Tensor | None,
+    bias_hh: Tensor | None,
     batch_sizes: Tensor | None,
     reverse: bool,
     checkpoint_steps: int,
 ) -> Any:
     if batch_sizes is not None or checkpoint_steps != 0:
         return NotImplemented
-    output, h_n, c_n, activations = _steps(input, h_0, c_0, weights, bias, reverse, training=True)
+    of = _Cell(cell, weight_ih, weight_hh, bias_ih, bias_hh)
+    output, h_n, c_n, activations = _steps(of, input, h_0, c_0, reverse, training=True)
     return output, h_n, c_n, activations.flatten(0, 1)
 
 
 def _steps(
+    of: _Cell,
     input: Tensor,
     h_0: Tensor,
-    c_0: Tensor,
-    weights: Tensor,
-    bias: Tensor | None,
+    c_0: Tensor | None,
     reverse: bool,
     training: bool,
 ) -> tuple[Tensor, ...]:
-    """Returns output (T, B, H), h_n, c_n and, for training, the activations (T, B, SAVED * H)."""
+    """Returns output (T, B, H), h_n, c_n and, for training, the activations (T, B, saved * H)."""
     dtype, hidden = h_0.dtype, h_0.shape[1]
-    input, h_0, c_0, weights, bias = _wide(input, h_0, c_0, weights, bias)
+    input, h_0, c_0 = _wide(input, h_0, of.c_of(h_0, c_0))
+    assert c_0 is not None
 
-    def step(state: list[Tensor], xs: list[Tensor], weights_h: Tensor) -> Any:
+    def step(state: list[Tensor], xs: list[Tensor], weights: list[Tensor]) -> Any:
         h, c = state
-        h, c, activations = _step(xs[0] + h @ weights_h.t(), c)
+        weight_h, *bias_h = weights
+        z = of.add_h(xs[0], h, weight_h, *(bias_h or [None]))
+        h, c, activations = of.step(z, c)
         out = [h, activations] if training else [h]
-        return [h, c], [y.to(dtype) for y in out]
+        return [h, c if of.has_c else h.clone()], [y.to(dtype) for y in out]
 
-    from_input = F.linear(input, weights[:, hidden:], bias)
-    shapes = [(hidden,), (SAVED * hidden,)] if training else [(hidden,)]
+    shapes = [(hidden,), (of.saved * hidden,)] if training else [(hidden,)]
+    weights = [of.weight_h] if of.bias_h is None else [of.weight_h, of.bias_h]
     (h_n, c_n), (output, *activations) = _scan(
-        step, [h_0, c_0], [from_input], weights[:, :hidden], shapes, dtype, reverse
+        step, [h_0, c_0], [of.from_x(input)], weights, shapes, dtype, reverse
     )
-    return output, h_n.to(dtype), c_n.to(dtype), *activations
+    return output, h_n.to(dtype), of.shown_c(c_n.to(dtype)), *activations
 
 
 def _sequence_backward(
+    cell: str,
     input: Tensor,
     h_0: Tensor,
-    c_0: Tensor,
-    weights: Tensor,
-    bias: Tensor | None,
+    c_0: Tensor | None,
+    weight_ih: Tensor,
+    weight_hh: Tensor | None,
+    bias_ih: Tensor | None,
+    bias_hh: Tensor | None,
     batch_sizes: Tensor | None,
     reverse: bool,
     checkpoint_steps: int,
@@ -218,46 +326,47 @@ def _sequence_backward(
         return NotImplemented
     steps, batch, inputs = input.shape
     dtype, hidden = h_0.dtype, h_0.shape[1]
-    dh, dc = _wide(_or_zeros(grad_h_n, h_0), _or_zeros(grad_c_n, h_0))
-    input, h_0, weights, output = _wide(input, h_0, weights, output)
+    of = _Cell(cell, weight_ih, weight_hh)
+    dh, dc = _wide(_or_zeros(grad_h_n, h_0), _or_zeros(grad_c_n if of.has_c else None, h_0))
+    input, h_0, output = _wide(input, h_0, output)
 
-    def step(grads: list[Tensor], xs: list[Tensor], weights_h: Tensor) -> Any:
+    def step(grads: list[Tensor], xs: list[Tensor], weights: list[Tensor]) -> Any:
         (dh, dc), (activations, *grad_output) = grads, _wide(*xs)
         if grad_output:
             dh = dh + grad_output[0]
-        dz, dc = _step_backward(activations, dh, dc)
-        return [dz @ weights_h, dc], [dz]
+        dz, dc = of.step_backward(activations, dh, dc)
+        return [of.dz_h(dz) @ weights[0], dc], [dz]
 
-    xs = [saved.view(steps, batch, SAVED * hidden)]
+    xs = [saved.view(steps, batch, of.saved * hidden)]
     xs += [] if grad_output is None else [grad_output]
-    weights_h, weights_x = weights[:, :hidden], weights[:, hidden:]
-    shapes = [(GATES * hidden,)]
-    (dh, dc), (dz,) = _scan(step, [dh, dc], xs, weights_h, shapes, dh.dtype, not reverse)
+    shapes = [(of.slots * hidden,)]
+    (dh, dc), (dz,) = _scan(step, [dh, dc], xs, [of.weight_h], shapes, dh.dtype, not reverse)
     dz = dz.flatten(0, 1)
     # The state that each step began with. Without steps h_0 would be one too many.
     before = [output[1:], h_0.unsqueeze(0)] if reverse else [h_0.unsqueeze(0), output[:-1]]
     h = torch.cat(before)[:steps].reshape(steps * batch, hidden)
     x = input.reshape(steps * batch, inputs)
-    return _wanted(
+    return of.gradients(
         dtype,
         output_mask,
-        lambda: (dz @ weights_x).view(steps, batch, inputs),
+        lambda: (of.dz_x(dz) @ of.weight_x).view(steps, batch, inputs),
         lambda: dh,
-        lambda: dc,
-        lambda: dz.t() @ torch.cat([h, x], dim=1),
-        lambda: dz.sum(0),
+        dc,
+        dz,
+        x,
+        h,
     )
 
 
 # From a state, what a step reads and the weights to the next state and what the step puts out.
-Step = Callable[[list[Tensor], list[Tensor], Tensor], tuple[list[Tensor], list[Tensor]]]
+Step = Callable[[list[Tensor], list[Tensor], list[Tensor]], tuple[list[Tensor], list[Tensor]]]
 
 
 def _scan(
     step: Step,
     state: list[Tensor],
     xs: list[Tensor],
-    weights: Tensor,
+    weights: list[Tensor],
     shapes: Sequence[tuple[int, ...]],
     dtype: torch.dtype,
     reverse: bool,
@@ -273,21 +382,22 @@ def _scan(
             xs = [x.flip(0) for x in xs]
         # Inductor allocates in terms of sizes that it finds among the arguments, and a part of
         # the weights, where it lies, has strides that nothing else has.
-        weights = weights.contiguous()
-        shapes_of_a_step = [*(s.shape for s in state), *(x.shape[1:] for x in xs), weights.shape]
+        weights = [w.contiguous() for w in weights]
+        shapes_of_a_step = [t.shape for t in (*state, *weights)] + [x.shape[1:] for x in xs]
         symbols = {str(n): n for shape in shapes_of_a_step for n in shape}
         sizes = [size for size in symbols.values() if isinstance(size, torch.SymInt)]
 
         def body(*arguments: Tensor) -> list[Tensor]:
-            tensors, weights = arguments[: 2 + len(xs)], arguments[2 + len(xs)]
-            state, out = step(list(tensors[:2]), list(tensors[2:]), weights)
+            end = 2 + len(xs)
+            given = list(arguments)
+            state, out = step(given[:2], given[2:end], given[end : end + len(weights)])
             # What a step puts out must not share memory with its state.
             return [*state, *(y.clone() if y is state[0] else y for y in out)]
 
         # torch.onnx.export names the inputs of the body after these: if both states are one
         # tensor, such as zeros, there would be one input for both.
         h, c = state[0], state[1].clone()
-        a, b, *out = torch.ops.higher_order.scan(body, [h, c], xs, (weights, *sizes))
+        a, b, *out = torch.ops.higher_order.scan(body, [h, c], xs, (*weights, *sizes))
         return [a, b], [y.flip(0) for y in out] if reverse else out
     if steps == 0:  # the results are the initial state; an operator returns copies
         return [s.clone() for s in state], [
@@ -300,18 +410,6 @@ def _scan(
     if reverse:
         put_out.reverse()
     return state, [torch.stack(outs) for outs in zip(*put_out, strict=True)]
-
-
-def _step(z: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """From pre-activations (B, GATES * H) and c (B, H) to h', c' and activations (B, SAVED * H)."""
-    h, c, saved = _cell.forward(z.chunk(GATES, dim=1), c)
-    return h, c, torch.cat(saved, dim=1)
-
-
-def _step_backward(activations: Tensor, dh: Tensor, dc: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of the pre-activations (B, GATES * H) and of c (B, H)."""
-    dz, dc = _cell.backward(activations.chunk(SAVED, dim=1), dh, dc)
-    return torch.cat(dz, dim=1), dc
 
 
 def _wide(*tensors: Tensor | None) -> tuple[Any, ...]:

@@ -21,14 +21,12 @@ from torch import Tensor, nn
 from torch._jit_internal import is_scripting
 from torch.nn.utils import parametrize
 
-State = tuple[Tensor, Tensor]
-
 
 class _Cell:
     _cell: str
     input_size: int
     hidden_size: int
-    forward_in_python: Callable[..., State]
+    forward_in_python: Callable[..., Any]
     scripted_parameters: Any
 
     def forward(
@@ -41,9 +39,33 @@ class _Cell:
         if hx is not None:
             h, c = hx
         h_next, c_next = torch.ops.lltm.layer_step(
-            self._cell, input, h, c, self.scripted_parameters(), self.input_size, self.hidden_size
+            self._cell,
+            input,
+            h,
+            c,
+            self.scripted_parameters(),
+            self.input_size,
+            self.hidden_size,
         )
         return h_next, c_next
+
+
+class _CellWithoutC(_Cell):
+    def forward(
+        self, input: Tensor, hx: Tensor | None = None
+    ) -> Tensor:
+        if not is_scripting():
+            return self.forward_in_python(input, hx)
+        h_next, _ = torch.ops.lltm.layer_step(
+            self._cell,
+            input,
+            hx,
+            None,
+            self.scripted_parameters(),
+            self.input_size,
+            self.hidden_size,
+        )
+        return h_next
 
 
 class _Layer:
@@ -57,7 +79,7 @@ class _Layer:
     training: bool
     checkpoint_steps: int
     _prepacked: bool
-    forward_in_python: Callable[..., tuple[Tensor, State]]
+    forward_in_python: Callable[..., Any]
     bias: bool
     scripted_parameters: Any
 
@@ -89,14 +111,40 @@ class _Layer:
         return output, (h_n, c_n)
 
 
-def cell(module: nn.Module, names: Sequence[str]) -> nn.Module:
-    """`names` are those of the parameters."""
-    return _sharing(module, _Cell, names, ["_cell"])
+class _LayerWithoutC(_Layer):
+    def forward(
+        self, input: Tensor, hx: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        if not is_scripting():
+            return self.forward_in_python(input, hx)
+        output, h_n, _ = torch.ops.lltm.layer(
+            self._cell,
+            input,
+            hx,
+            None,
+            self.scripted_parameters(),
+            self.bias,
+            self.input_size,
+            self.hidden_size,
+            self.num_layers,
+            self.batch_first,
+            self.bidirectional,
+            self.dropout if self.training else 0.0,
+            self.checkpoint_steps,
+            self._prepacked,
+        )
+        return output, h_n
 
 
-def layer(module: nn.Module, names: Sequence[str]) -> nn.Module:
-    """`names` are those of weights and biases, in the order of h_0."""
-    return _sharing(module, _Layer, names, ["_cell", "checkpoint_steps", "_prepacked"])
+def cell(module: nn.Module, names: Sequence[str], states: int) -> nn.Module:
+    """`names` are those of the parameters; `states` is 2, or 1 of a cell without c."""
+    return _sharing(module, _Cell if states == 2 else _CellWithoutC, names, ["_cell"])
+
+
+def layer(module: nn.Module, names: Sequence[str], states: int) -> nn.Module:
+    """`names` are those of weights and biases, in the order of h_0; `states` as of cell."""
+    forward = _Layer if states == 2 else _LayerWithoutC
+    return _sharing(module, forward, names, ["_cell", "checkpoint_steps", "_prepacked"])
 
 
 def _sharing(

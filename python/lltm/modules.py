@@ -1,4 +1,4 @@
-"""Modules in the manner of torch.nn.LSTMCell and torch.nn.LSTM.
+"""Modules in the manner of torch.nn.LSTMCell and torch.nn.LSTM: the LLTM, and torch's LSTM and GRU.
 
 Letters: T steps, B batch size, I input size, H hidden size, L layers, D directions (1 or 2).
 """
@@ -7,23 +7,34 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from . import _C, _check, _fx, _script, _sharding, functional
-from ._C import ArgumentError
-from ._cell import GATES
+from . import _check
+from ._recurrent import Layer, Prepacked, State, Step, names_of, refuse_prepacked
 
-__all__ = ["LLTM", "LLTMCell", "PrepackedLLTM"]
+__all__ = [
+    "GRU",
+    "LLTM",
+    "LSTM",
+    "GRUCell",
+    "LLTMCell",
+    "LSTMCell",
+    "PrepackedGRU",
+    "PrepackedLLTM",
+    "PrepackedLSTM",
+]
 
-State = tuple[Tensor, Tensor]
+GATES = 3  # of the LLTM
+
+# ---- the LLTM -------------------------------------------------------------------
 
 
-class LLTMCell(nn.Module):
+class LLTMCell(Step, nn.Module):
     """One step of the Long-Long-Term-Memory unit, an LSTM without a forget gate.
 
     See :func:`lltm.functional.cell` for the equations.
@@ -56,9 +67,9 @@ class LLTMCell(nn.Module):
     bias: nn.Parameter | None
 
     _cell = "lltm"
-    # The attributes that the operator `layer_step` takes.
-    _PARAMETERS = ("weights", "bias")
-    _OPTIONS = ("input_size", "hidden_size")
+    _where = "LLTMCell"
+    _STATES = ("h", "c")
+    _parameter_names = ("weights", "bias")
 
     def __init__(
         self,
@@ -94,13 +105,7 @@ class LLTMCell(nn.Module):
         Returns:
             (h', c'), shaped as the state.
         """
-        if _calls_kernels():
-            result = _C.layer_step(self, input, hx, self._PARAMETERS, self._OPTIONS)
-            if result is not None:
-                return result
-        returned: State = step_of(
-            self, input, hx, _operator("layer_step", self._PARAMETERS, self._OPTIONS)
-        )
+        returned: State = self._run(input, hx)
         return returned
 
     def extra_repr(self) -> str:
@@ -113,153 +118,8 @@ class LLTMCell(nn.Module):
         _flatten_biases(state_dict, [prefix + "bias"], GATES * self.hidden_size)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
-    def __prepare_scriptable__(self) -> nn.Module:
-        """Called by torch.jit.script, which compiles what this returns."""
-        if type(self).forward is not LLTMCell.forward:
-            return self  # compiled already, or a forward of the user's own
-        return _script.cell(self, self._PARAMETERS)
 
-
-class _Layer:
-    """What the forms of a layer share: shapes, states, the order of layers and directions."""
-
-    input_size: int
-    hidden_size: int
-    num_layers: int
-    bias: bool
-    batch_first: bool
-    dropout: float
-    bidirectional: bool
-    training: bool
-
-    # Of weights and bias by layer and direction, in the order of h_0 and h_n.
-    _names: tuple[str, ...]
-
-    _cell = "lltm"
-    # The attributes that the operator `layer` takes after them.
-    _OPTIONS = (
-        "bias",
-        "input_size",
-        "hidden_size",
-        "num_layers",
-        "batch_first",
-        "bidirectional",
-        "_dropout_now",
-        "checkpoint_steps",
-        "_prepacked",
-    )
-
-    # Of a layer that was pickled before there was such an argument, or is prepacked.
-    checkpoint_steps: int = 0
-
-    # For code that was written for torch.nn.LSTM and asks.
-    proj_size = 0
-    mode = "LLTM"
-
-    # Whether weights are those that functional.prepack returned.
-    _prepacked = False
-
-    @overload
-    def forward(self, input: Tensor, hx: State | None = None) -> tuple[Tensor, State]: ...
-
-    @overload
-    def forward(
-        self, input: PackedSequence, hx: State | None = None
-    ) -> tuple[PackedSequence, State]: ...
-
-    def forward(
-        self, input: Tensor | PackedSequence, hx: State | None = None
-    ) -> tuple[Tensor | PackedSequence, State]:
-        """Runs over a sequence.
-
-        Args:
-            input: (T, B, I); (B, T, I) with batch_first; (T, I) for one sequence without a
-                batch; or a PackedSequence, sorted or not
-            hx: the state (h_0, c_0), each (L*D, B, H), or (L*D, H) for unbatched input; zeros if
-                absent
-
-        Returns:
-            (output, (h_n, c_n)): output like the input, with D*H features; the states after
-            each row's last step, shaped as h_0 and c_0. T = 0 gives an empty output and the
-            initial states.
-        """
-        if _calls_kernels():
-            result = _C.layer(self, input, hx, self._names, self._OPTIONS)
-            if result is not None:
-                return result
-        returned: tuple[Tensor | PackedSequence, State] = layer_of(
-            self, input, hx, _operator("layer", self._names, self._OPTIONS)
-        )
-        return returned
-
-    @property
-    def _dropout_now(self) -> float:
-        # Without dropout nobody asks whether it trains.
-        applies = self.num_layers > 1 and self.dropout > 0 and self.training
-        return self.dropout if applies else 0.0
-
-    def _columns_of_input(self, k: int) -> int:
-        """The features that the k-th direction, in the order of h_0 and h_n, reads."""
-        directions = 2 if self.bidirectional else 1
-        return self.input_size if k < directions else directions * self.hidden_size
-
-    def _state_shape(self, batch: int) -> tuple[int, int, int]:
-        return self.num_layers * (2 if self.bidirectional else 1), batch, self.hidden_size
-
-    # What torch.nn.LSTM has beside forward, for code that calls it. `input` is batched here, or,
-    # with batch_sizes, the rows of a PackedSequence.
-
-    def check_input(self, input: Tensor, batch_sizes: Tensor | None) -> None:
-        """Raises an ArgumentError if the shape is wrong."""
-        packed = batch_sizes is not None
-        if input.dim() != (2 if packed else 3) or input.shape[-1] != self.input_size:
-            size = self.input_size
-            batched = f"(B, T, {size})" if self.batch_first else f"(T, B, {size})"
-            expected = f"packed rows (N, {size})" if packed else f"shape {batched} or (T, {size})"
-            raise ArgumentError(
-                f"lltm::LLTM: expected input of {expected}, got {tuple(input.shape)}"
-            )
-
-    def get_expected_hidden_size(
-        self, input: Tensor, batch_sizes: Tensor | None
-    ) -> tuple[int, int, int]:
-        """The shape of h_0 and h_n for this input."""
-        if batch_sizes is not None:
-            return self._state_shape(int(batch_sizes[0]) if len(batch_sizes) > 0 else 0)
-        return self._state_shape(input.shape[0 if self.batch_first else 1])
-
-    def get_expected_cell_size(
-        self, input: Tensor, batch_sizes: Tensor | None
-    ) -> tuple[int, int, int]:
-        """The shape of c_0 and c_n for this input: that of h_0."""
-        return self.get_expected_hidden_size(input, batch_sizes)
-
-    def check_hidden_size(
-        self,
-        hx: Tensor,
-        expected_hidden_size: tuple[int, int, int],
-        msg: str = "expected a state of shape {}, got {}",
-    ) -> None:
-        """Raises an ArgumentError if the shape of h_0 or c_0 is another."""
-        if hx.shape != expected_hidden_size:
-            raise ArgumentError(f"lltm::LLTM: {msg.format(expected_hidden_size, tuple(hx.shape))}")
-
-    def check_forward_args(self, input: Tensor, hidden: State, batch_sizes: Tensor | None) -> None:
-        """Raises an ArgumentError if a shape is wrong."""
-        self.check_input(input, batch_sizes)
-        h_0, c_0 = _check.state("LLTM", ("h_0", "c_0"), hidden, "hidden")
-        _check.shape("LLTM", "h_0", h_0, self.get_expected_hidden_size(input, batch_sizes))
-        _check.shape("LLTM", "c_0", c_0, self.get_expected_cell_size(input, batch_sizes))
-
-    def permute_hidden(self, hx: State, permutation: Tensor | None) -> State:
-        """Puts the rows of both states in another order; without one returns them as they are."""
-        if permutation is None:
-            return hx
-        h, c = hx
-        return h.index_select(1, permutation), c.index_select(1, permutation)
-
-
-class LLTM(_Layer, nn.Module):
+class LLTM(Layer, nn.Module):
     """A recurrent layer of LLTM cells over sequences, used like torch.nn.LSTM.
 
     Args:
@@ -295,6 +155,10 @@ class LLTM(_Layer, nn.Module):
         output, (h_n, c_n) = layer(torch.randn(100, 16, 32))
     """
 
+    _cell = "lltm"
+    _where = mode = "LLTM"
+    _STATES = ("h_0", "c_0")
+
     def __init__(
         self,
         input_size: int,
@@ -327,7 +191,7 @@ class LLTM(_Layer, nn.Module):
                 stacklevel=2,
             )
 
-        self._names = _names("weights", "bias", self.num_layers, self.bidirectional)
+        self._names = names_of(("weights", "bias"), self.num_layers, self.bidirectional)
         rows = GATES * self.hidden_size
         for k, (weights_name, bias_name) in enumerate(_pairs(self._names)):
             columns = self.hidden_size + self._columns_of_input(k)
@@ -343,8 +207,32 @@ class LLTM(_Layer, nn.Module):
         """Draws every parameter anew."""
         _reset(self.parameters(), self.hidden_size)
 
-    def flatten_parameters(self) -> None:
-        """Does nothing; there because code written for torch.nn.LSTM calls it."""
+    @overload
+    def forward(self, input: Tensor, hx: State | None = None) -> tuple[Tensor, State]: ...
+
+    @overload
+    def forward(
+        self, input: PackedSequence, hx: State | None = None
+    ) -> tuple[PackedSequence, State]: ...
+
+    def forward(
+        self, input: Tensor | PackedSequence, hx: State | None = None
+    ) -> tuple[Tensor | PackedSequence, State]:
+        """Runs over a sequence.
+
+        Args:
+            input: (T, B, I); (B, T, I) with batch_first; (T, I) for one sequence without a
+                batch; or a PackedSequence, sorted or not
+            hx: the state (h_0, c_0), each (L*D, B, H), or (L*D, H) for unbatched input; zeros if
+                absent
+
+        Returns:
+            (output, (h_n, c_n)): output like the input, with D*H features; the states after
+            each row's last step, shaped as h_0 and c_0. T = 0 gives an empty output and the
+            initial states.
+        """
+        returned: tuple[Tensor | PackedSequence, State] = self._run(input, hx)
+        return returned
 
     @property
     def all_weights(self) -> list[list[nn.Parameter]]:
@@ -401,11 +289,7 @@ class LLTM(_Layer, nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        if f"{prefix}{PrepackedLLTM.WEIGHTS}_l0" in state_dict:
-            error_msgs.append(
-                "lltm::LLTM: expected the state_dict of a layer, got that of a prepacked one: load"
-                " it into a PrepackedLLTM"
-            )
+        error_msgs += refuse_prepacked(self, state_dict, prefix)
         biases = [prefix + bias for bias in self._names[1::2]]
         _flatten_biases(state_dict, biases, GATES * self.hidden_size)
         super()._load_from_state_dict(
@@ -418,14 +302,8 @@ class LLTM(_Layer, nn.Module):
             error_msgs,
         )
 
-    def __prepare_scriptable__(self) -> nn.Module:
-        """Called by torch.jit.script, which compiles what this returns."""
-        if type(self).forward is not _Layer.forward:
-            return self  # compiled already, or a forward of the user's own
-        return _script.layer(self, self._names)
 
-
-class PrepackedLLTM(_Layer, nn.Module):
+class PrepackedLLTM(Prepacked):
     """An LLTM layer for inference whose weights were laid out once; see :meth:`LLTM.prepack`.
 
     It is called like the layer, gives what the layer gives in evaluation mode, and saves what the
@@ -447,69 +325,86 @@ class PrepackedLLTM(_Layer, nn.Module):
             output, state = packed(chunk, state)
     """
 
-    # What the names of its buffers begin with: not those of a layer's parameters, which these
-    # can't stand in for.
-    WEIGHTS, BIAS = "packed_weights", "packed_bias"
-    _prepacked = True
-    _quantised: bool  # to 8 bits
+    _cell = "lltm"
+    _where = mode = "LLTM"
+    _STATES = ("h_0", "c_0")
+    _BIASES = ("packed_bias",)
+    _FIRST_OF_LAYER = "weights_l0"
 
-    dtype: torch.dtype
+    @overload
+    def forward(self, input: Tensor, hx: State | None = None) -> tuple[Tensor, State]: ...
 
-    def __init__(self, layer: LLTM, weights: torch.dtype | None = None) -> None:
-        super().__init__()
-        names = _names(self.WEIGHTS, self.BIAS, layer.num_layers, layer.bidirectional)
-        vars(self).update(
-            input_size=layer.input_size,
-            hidden_size=layer.hidden_size,
-            num_layers=layer.num_layers,
-            bias=layer.bias,
-            batch_first=layer.batch_first,
-            dropout=0.0,
-            bidirectional=layer.bidirectional,
-            training=False,
-            dtype=getattr(layer, layer._names[0]).dtype,
-            _quantised=weights == torch.qint8,
-            _names=names,
+    @overload
+    def forward(
+        self, input: PackedSequence, hx: State | None = None
+    ) -> tuple[PackedSequence, State]: ...
+
+    def forward(
+        self, input: Tensor | PackedSequence, hx: State | None = None
+    ) -> tuple[Tensor | PackedSequence, State]:
+        """Runs over a sequence.
+
+        Args:
+            input: (T, B, I); (B, T, I) with batch_first; (T, I) for one sequence without a
+                batch; or a PackedSequence, sorted or not
+            hx: the state (h_0, c_0), each (L*D, B, H), or (L*D, H) for unbatched input; zeros if
+                absent
+
+        Returns:
+            (output, (h_n, c_n)): output like the input, with D*H features; the states after
+            each row's last step, shaped as h_0 and c_0. T = 0 gives an empty output and the
+            initial states.
+        """
+        returned: tuple[Tensor | PackedSequence, State] = self._run(input, hx)
+        return returned
+
+
+# ---- the LSTM and the GRU of torch.nn ---------------------------------------------
+
+
+class _OfTorch(Layer, nn.RNNBase):
+    """What lltm.LSTM and lltm.GRU share.
+
+    A subclass of torch.nn.RNNBase, which code for torch.nn's layers asks for: of torch.nn.LSTM or
+    GRU one would not compile with fullgraph=True (:func:`lltm.replace_` makes one where it is
+    asked to).
+    """
+
+    @property
+    def _names(self) -> Sequence[str]:  # type: ignore[override]
+        names: list[str] = self._flat_weights_names
+        return names
+
+    def __init__(
+        self,
+        mode: str,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int,
+        bias: bool,
+        batch_first: bool,
+        dropout: float,
+        bidirectional: bool,
+        proj_size: int,
+        device: torch.types.Device,
+        dtype: torch.dtype | None,
+        checkpoint_steps: int,
+    ) -> None:
+        steps = _check.checkpoint_steps(mode, checkpoint_steps)
+        super().__init__(
+            mode,
+            _check.integer(mode, "input_size", input_size),
+            _check.integer(mode, "hidden_size", hidden_size),
+            _check.integer(mode, "num_layers", num_layers, _check.MOST_LAYERS),
+            _check.flag(mode, "bias", bias),
+            _check.flag(mode, "batch_first", batch_first),
+            _check.probability(mode, "dropout", dropout),
+            _check.flag(mode, "bidirectional", bidirectional),
+            proj_size,
+            device,
+            dtype,
         )
-        for (weights_name, bias_name), of_layer in zip(
-            _pairs(names), _pairs(layer._names), strict=True
-        ):
-            own_weights, bias = (getattr(layer, name) for name in of_layer)
-            self.register_buffer(weights_name, functional.prepack(own_weights, weights))
-            self.register_buffer(bias_name, None if bias is None else bias.detach().clone())
-
-    def extra_repr(self) -> str:
-        shown = ("input_size", "hidden_size", "num_layers", "batch_first", "bidirectional")
-        return ", ".join(f"{name}={getattr(self, name)}" for name in shown)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        # PyTorch notes things on any module, under names that nobody else uses.
-        if name == "_names" or (not name.startswith("_") and name != "training"):
-            raise AttributeError(
-                f"lltm::PrepackedLLTM: cannot set {name}: a prepacked layer does not change; change"
-                " the layer and prepack it again"
-            )
-        super().__setattr__(name, value)
-
-    def __delattr__(self, name: str) -> None:
-        raise AttributeError(f"lltm::PrepackedLLTM: cannot delete {name}")
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PrepackedLLTM:
-        """Refuses what would convert the biases and leave the packed weights as they are."""
-        weights: Any = self._buffers[self._names[0]]
-        result = fn(weights.new_empty(0, dtype=self.dtype))
-        if result.dtype != self.dtype:
-            raise TypeError(
-                f"lltm::PrepackedLLTM: expected to stay of dtype {_check.dtype(self.dtype)}, got"
-                f" {_check.dtype(result.dtype)}: convert the layer and prepack it again"
-            )
-        if result.device != weights.device:
-            raise RuntimeError(
-                f"lltm::PrepackedLLTM: expected to stay on device {weights.device}, got"
-                f" {result.device}: move the layer and prepack it there"
-            )
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        return self
+        self.checkpoint_steps = steps
 
     def _load_from_state_dict(
         self,
@@ -521,29 +416,7 @@ class PrepackedLLTM(_Layer, nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        if f"{prefix}weights_l0" in state_dict:
-            error_msgs.append(
-                "lltm::PrepackedLLTM: expected the state_dict of a prepacked layer, got that of a"
-                " layer: load it into an LLTM and prepack that"
-            )
-            return
-        for k, names in enumerate(_pairs(self._names)):
-            own: Any = self._buffers[names[0]]
-            weights, bias = (state_dict.get(prefix + name) for name in names)
-            if weights is None:
-                continue  # the base class says so
-            try:
-                self._check_packed(k, weights, bias)
-            except (TypeError, RuntimeError) as error:
-                error_msgs.append(f"{prefix}{names[0]}: {error}")
-                return
-            if local_metadata.get("assign_to_params_buffers", False):
-                self._buffers.update(zip(names, (weights, bias), strict=True))
-            elif weights.shape != own.shape or weights.dtype != own.dtype:
-                # Packed on another machine.
-                self._buffers[names[0]] = torch.empty_like(weights, device=own.device)
-        # What was assigned is there already, and copied onto itself.
-        local_metadata = {**local_metadata, "assign_to_params_buffers": False}
+        error_msgs += refuse_prepacked(self, state_dict, prefix)
         super()._load_from_state_dict(
             state_dict,
             prefix,
@@ -554,147 +427,397 @@ class PrepackedLLTM(_Layer, nn.Module):
             error_msgs,
         )
 
-    def _check_packed(self, k: int, weights: Any, bias: Any) -> None:
-        """Raises what the operator does if these are not packed weights of the k-th direction.
-
-        And if they would change what the layer computes: int8 for the weights' own dtype, or that
-        for int8. How a machine lays out either is its own affair.
-        """
-        _check.tensor("PrepackedLLTM", "weights", weights)
-        options: Any = {"dtype": self.dtype, "device": weights.device}
-        state = torch.zeros(1, self.hidden_size, **options)
-        step = torch.zeros(1, 1, self._columns_of_input(k), **options)
-        functional.sequence_prepacked(step, (state, state), weights, bias)
-        expected, got = (
-            "int8" if quantised else _check.dtype(self.dtype)
-            for quantised in (self._quantised, _is_quantised(weights))
-        )
-        if got != expected:
-            raise ArgumentError(
-                f"lltm::PrepackedLLTM: expected weights prepacked in {expected}, got {got}"
-            )
-
-    def __prepare_scriptable__(self) -> nn.Module:
-        """Called by torch.jit.script, which compiles what this returns."""
-        if type(self).forward is not _Layer.forward:
-            return self
-        return _script.layer(self, self._names)
+    def extra_repr(self) -> str:
+        text: str = super().extra_repr()
+        if self.checkpoint_steps != 0:
+            text += f", checkpoint_steps={self.checkpoint_steps}"
+        return text
 
 
-def _is_quantised(weights: Tensor) -> bool:
-    """Whether weights that the operator takes are prepacked in int8, as their header says."""
-    if weights.dtype != torch.uint8:
-        return False  # as they are, on a machine without a packed form
-    qint8 = 12  # an at::ScalarType, after magic, cell and dtype in the header (packed_weights.h)
-    return int.from_bytes(weights[20:24].tolist(), "little") == qint8
+class LSTM(_OfTorch):
+    """torch.nn.LSTM: its arguments, results, parameters and state_dict.
 
+    Args:
+        input_size: I
+        hidden_size: H
+        num_layers, bias, batch_first, dropout, bidirectional: as for :class:`LLTM`
+        proj_size: 0, or P: h is projected to P features. PyTorch's own kernels compute such a
+            layer, which has no prepacked form and takes no checkpoint_steps
+        device, dtype: of the parameters
+        checkpoint_steps: as for :class:`LLTM`
 
-def _calls_kernels() -> bool:
-    """Whether a call is neither compiled nor traced."""
-    return not (torch.compiler.is_dynamo_compiling() or _fx.is_tracing())
+    Parameters, for each layer k, with the suffix ``_reverse`` for the second direction::
 
+        weight_ih_l{k}  (4H, I); for k > 0, I is D * H
+        weight_hh_l{k}  (4H, H)
+        bias_ih_l{k}    (4H)
+        bias_hh_l{k}    (4H)
 
-def _operator(name: str, parameters: Sequence[str], options: Sequence[str]) -> Callable[..., Any]:
-    """An operator of modules as a function of the module, the input, two states and the rest."""
+    drawn as torch.nn.LSTM draws them; of the rows the first H are the input gate, the next the
+    forget gate, the candidate and the output gate.
 
-    def call(module: nn.Module, input: Tensor, h: Any, c: Any, *rest: Any) -> Any:
-        if type(input) is not Tensor:
-            _sharding.prepare(input)
-        tensors = [getattr(module, name) for name in parameters]
-        try:
-            return getattr(torch.ops.lltm, name)(
-                module._cell,
-                input,
-                h,
-                c,
-                [tensor for tensor in tensors if tensor is not None],
-                *[getattr(module, name) for name in options],
-                *rest,
-            )
-        except ValueError as error:
-            raise _check.of_operator(error) from None
+    Example::
 
-    return call
-
-
-def step_of(module: LLTMCell, input: Tensor, hx: State | None, run: Callable[..., Any]) -> Any:
-    """What forward of a cell returns; `run` takes the module, the input, h and c."""
-    if _fx.is_tracing():
-        node = _fx.node("LLTMCell", module, input, hx)
-        if node is not None:
-            return node
-    _check.tensor("LLTMCell", "input", input)
-    _check.not_nested("LLTMCell", input)
-    h, c = (None, None) if hx is None else _check.state("LLTMCell", ("h", "c"), hx, "hx")
-    return run(module, input, h, c)
-
-
-def layer_of(module: _Layer, input: Any, hx: State | None, run: Callable[..., Any]) -> Any:
-    """What forward of a layer returns; `run` takes the module, the input, h_0 and c_0.
-
-    Of a PackedSequence it takes batch_sizes, sorted_indices and unsorted_indices too, after
-    those. It returns output, h_n and c_n.
+        layer = lltm.LSTM(32, 128, num_layers=2)
+        layer.load_state_dict(torch_lstm.state_dict())
+        output, (h_n, c_n) = layer(torch.randn(100, 16, 32))
     """
-    if _fx.is_tracing():
-        node = _fx.node("LLTM", module, input, hx)
-        if node is not None:
-            return node
-    rows: Any = input
-    parts: list[Any] = []
-    if isinstance(input, PackedSequence):
-        rows, *parts = input
-        _check.tensor("LLTM", "input", rows)
-        if hx is None and torch.compiler.is_compiling():
-            zeros = rows.new_zeros(module._state_shape(_packed_batch(input)))
-            hx = (zeros, zeros)
-    elif not isinstance(input, Tensor):
-        raise TypeError(
-            "lltm::LLTM: expected input to be a tensor or a PackedSequence,"
-            f" got {type(input).__name__}"
+
+    _cell = "lstm"
+    _where = mode = "LSTM"
+    _STATES = ("h_0", "c_0")
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        device: torch.types.Device = None,
+        dtype: torch.dtype | None = None,
+        *,
+        checkpoint_steps: int = 0,
+    ) -> None:
+        projection = _check.any_integer("LSTM", "proj_size", proj_size)
+        if not 0 <= projection < _check.integer("LSTM", "hidden_size", hidden_size):
+            raise _check.ArgumentError(
+                f"lltm::LSTM: expected proj_size to lie in [0, hidden_size), got {proj_size}"
+            )
+        if projection > 0 and checkpoint_steps != 0:
+            raise _check.ArgumentError(
+                "lltm::LSTM: expected checkpoint_steps to be 0 with proj_size, got"
+                f" {checkpoint_steps}"
+            )
+        super().__init__(
+            "LSTM",
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            projection,
+            device,
+            dtype,
+            checkpoint_steps,
         )
-    elif input.is_nested:
-        raise TypeError(
-            "lltm::LLTM: expected input to be a tensor or a PackedSequence, got a nested"
-            " tensor; make one of it with torch.nn.utils.rnn.pack_sequence(input.unbind(),"
-            " enforce_sorted=False)"
-        )
-    h_0, c_0 = (None, None) if hx is None else _check.state("LLTM", ("h_0", "c_0"), hx, "hx")
-    output, h_n, c_n = run(module, rows, h_0, c_0, *parts)
-    return PackedSequence(output, *parts) if parts else output, (h_n, c_n)
+
+    @overload
+    def forward(self, input: Tensor, hx: State | None = None) -> tuple[Tensor, State]: ...
+
+    @overload
+    def forward(
+        self, input: PackedSequence, hx: State | None = None
+    ) -> tuple[PackedSequence, State]: ...
+
+    def forward(
+        self, input: Tensor | PackedSequence, hx: State | None = None
+    ) -> tuple[Tensor | PackedSequence, State]:
+        """Runs over a sequence.
+
+        Args:
+            input: (T, B, I); (B, T, I) with batch_first; (T, I) for one sequence without a
+                batch; or a PackedSequence, sorted or not
+            hx: the state (h_0, c_0), each (L*D, B, H), or (L*D, H) for unbatched input; zeros if
+                absent
+
+        Returns:
+            (output, (h_n, c_n)): output like the input, with D*H features; the states after
+            each row's last step, shaped as h_0 and c_0. T = 0 gives an empty output and the
+            initial states.
+        """
+        if self.proj_size > 0:
+            run: Any = nn.LSTM.forward
+            projected: tuple[Tensor | PackedSequence, State] = run(self, input, hx)
+            return projected
+        returned: tuple[Tensor | PackedSequence, State] = self._run(input, hx)
+        return returned
+
+    def prepack(self, weights: torch.dtype | None = None) -> PrepackedLSTM:
+        """Returns this layer as it is now in a form for inference; see :meth:`LLTM.prepack`."""
+        if self.proj_size > 0:
+            raise NotImplementedError("lltm::LSTM: a layer with proj_size has no prepacked form")
+        return PrepackedLSTM(self, weights)
+
+    def __prepare_scriptable__(self) -> Any:
+        if self.proj_size > 0:
+            raise NotImplementedError(
+                "lltm::LSTM: torch.jit.script can't compile a layer with proj_size; torch.nn.LSTM,"
+                " which loads its state_dict, it can"
+            )
+        return super().__prepare_scriptable__()
 
 
-def _names(weights: str, bias: str, num_layers: int, bidirectional: bool) -> tuple[str, ...]:
-    """The names of weights and bias by layer and direction, in the order of h_0 and h_n."""
-    return tuple(
-        f"{name}_l{layer}{suffix}"
-        for layer in range(num_layers)
-        for suffix in (("", "_reverse") if bidirectional else ("",))
-        for name in (weights, bias)
-    )
+class GRU(_OfTorch):
+    """torch.nn.GRU: its arguments, results, parameters and state_dict.
+
+    Args:
+        input_size: I
+        hidden_size: H
+        num_layers, bias, batch_first, dropout, bidirectional: as for :class:`LLTM`
+        device, dtype: of the parameters
+        checkpoint_steps: as for :class:`LLTM`
+
+    Parameters, for each layer k, with the suffix ``_reverse`` for the second direction::
+
+        weight_ih_l{k}  (3H, I); for k > 0, I is D * H
+        weight_hh_l{k}  (3H, H)
+        bias_ih_l{k}    (3H)
+        bias_hh_l{k}    (3H)
+
+    drawn as torch.nn.GRU draws them; of the rows the first H are the reset gate, the next the
+    update gate, the last the candidate.
+
+    Example::
+
+        layer = lltm.GRU(32, 128, num_layers=2)
+        layer.load_state_dict(torch_gru.state_dict())
+        output, h_n = layer(torch.randn(100, 16, 32))
+    """
+
+    _cell = "gru"
+    _where = mode = "GRU"
+    _STATES = ("h_0",)
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.types.Device = None,
+        dtype: torch.dtype | None = None,
+        *,
+        checkpoint_steps: int = 0,
+    ) -> None:
+        super().__init__(
+            "GRU",
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            0,
+            device,
+            dtype,
+            checkpoint_steps,
+        )
+
+    @overload
+    def forward(self, input: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]: ...
+
+    @overload
+    def forward(
+        self, input: PackedSequence, hx: Tensor | None = None
+    ) -> tuple[PackedSequence, Tensor]: ...
+
+    def forward(
+        self, input: Tensor | PackedSequence, hx: Tensor | None = None
+    ) -> tuple[Tensor | PackedSequence, Tensor]:
+        """Runs over a sequence.
+
+        Args:
+            input: (T, B, I); (B, T, I) with batch_first; (T, I) for one sequence without a
+                batch; or a PackedSequence, sorted or not
+            hx: the state h_0, (L*D, B, H), or (L*D, H) for unbatched input; zeros if absent
+
+        Returns:
+            (output, h_n): output like the input, with D*H features; the state after each row's
+            last step, shaped as h_0. T = 0 gives an empty output and the initial state.
+        """
+        returned: tuple[Tensor | PackedSequence, Tensor] = self._run(input, hx)
+        return returned
+
+    def prepack(self, weights: torch.dtype | None = None) -> PrepackedGRU:
+        """Returns this layer as it is now in a form for inference; see :meth:`LLTM.prepack`."""
+        return PrepackedGRU(self, weights)
+
+
+class PrepackedLSTM(Prepacked):
+    """An LSTM for inference whose weights were laid out once; as :class:`PrepackedLLTM`."""
+
+    _cell = "lstm"
+    _where = mode = "LSTM"
+    _STATES = ("h_0", "c_0")
+    _BIASES = ("packed_bias_ih", "packed_bias_hh")
+    _FIRST_OF_LAYER = "weight_ih_l0"
+
+    @overload
+    def forward(self, input: Tensor, hx: State | None = None) -> tuple[Tensor, State]: ...
+
+    @overload
+    def forward(
+        self, input: PackedSequence, hx: State | None = None
+    ) -> tuple[PackedSequence, State]: ...
+
+    def forward(
+        self, input: Tensor | PackedSequence, hx: State | None = None
+    ) -> tuple[Tensor | PackedSequence, State]:
+        """Runs over a sequence.
+
+        Args:
+            input: (T, B, I); (B, T, I) with batch_first; (T, I) for one sequence without a
+                batch; or a PackedSequence, sorted or not
+            hx: the state (h_0, c_0), each (L*D, B, H), or (L*D, H) for unbatched input; zeros if
+                absent
+
+        Returns:
+            (output, (h_n, c_n)): output like the input, with D*H features; the states after
+            each row's last step, shaped as h_0 and c_0. T = 0 gives an empty output and the
+            initial states.
+        """
+        returned: tuple[Tensor | PackedSequence, State] = self._run(input, hx)
+        return returned
+
+
+class PrepackedGRU(Prepacked):
+    """A GRU for inference whose weights were laid out once; as :class:`PrepackedLLTM`."""
+
+    _cell = "gru"
+    _where = mode = "GRU"
+    _STATES = ("h_0",)
+    _BIASES = ("packed_bias_ih", "packed_bias_hh")
+    _FIRST_OF_LAYER = "weight_ih_l0"
+
+    @overload
+    def forward(self, input: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]: ...
+
+    @overload
+    def forward(
+        self, input: PackedSequence, hx: Tensor | None = None
+    ) -> tuple[PackedSequence, Tensor]: ...
+
+    def forward(
+        self, input: Tensor | PackedSequence, hx: Tensor | None = None
+    ) -> tuple[Tensor | PackedSequence, Tensor]:
+        """Runs over a sequence.
+
+        Args:
+            input: (T, B, I); (B, T, I) with batch_first; (T, I) for one sequence without a
+                batch; or a PackedSequence, sorted or not
+            hx: the state h_0, (L*D, B, H), or (L*D, H) for unbatched input; zeros if absent
+
+        Returns:
+            (output, h_n): output like the input, with D*H features; the state after each row's
+            last step, shaped as h_0. T = 0 gives an empty output and the initial state.
+        """
+        returned: tuple[Tensor | PackedSequence, Tensor] = self._run(input, hx)
+        return returned
+
+
+class LSTMCell(Step, nn.RNNCellBase):
+    """torch.nn.LSTMCell: its arguments, results, parameters and state_dict.
+
+    Args:
+        input_size: I
+        hidden_size: H
+        bias (bool): whether there are biases
+        device, dtype: of the parameters
+
+    Parameters: ``weight_ih`` (4H, I), ``weight_hh`` (4H, H), ``bias_ih`` and ``bias_hh`` (4H) or
+    None; the rows as those of :class:`LSTM`.
+    """
+
+    _cell = "lstm"
+    _where = "LSTMCell"
+    _STATES = ("h", "c")
+    _parameter_names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        device: torch.types.Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            _check.integer("LSTMCell", "input_size", input_size),
+            _check.integer("LSTMCell", "hidden_size", hidden_size),
+            _check.flag("LSTMCell", "bias", bias),
+            num_chunks=4,
+            device=device,
+            dtype=dtype,
+        )
+
+    def forward(self, input: Tensor, hx: State | None = None) -> State:
+        """Takes one step.
+
+        Args:
+            input: (B, I), or (I) for one row without a batch
+            hx: the state (h, c), each (B, H) or (H); zeros if absent
+
+        Returns:
+            (h', c'), shaped as the state.
+        """
+        returned: State = self._run(input, hx)
+        return returned
+
+
+class GRUCell(Step, nn.RNNCellBase):
+    """torch.nn.GRUCell: its arguments, results, parameters and state_dict.
+
+    Args:
+        input_size: I
+        hidden_size: H
+        bias (bool): whether there are biases
+        device, dtype: of the parameters
+
+    Parameters: ``weight_ih`` (3H, I), ``weight_hh`` (3H, H), ``bias_ih`` and ``bias_hh`` (3H) or
+    None; the rows as those of :class:`GRU`.
+    """
+
+    _cell = "gru"
+    _where = "GRUCell"
+    _STATES = ("h",)
+    _parameter_names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        device: torch.types.Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            _check.integer("GRUCell", "input_size", input_size),
+            _check.integer("GRUCell", "hidden_size", hidden_size),
+            _check.flag("GRUCell", "bias", bias),
+            num_chunks=3,
+            device=device,
+            dtype=dtype,
+        )
+
+    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
+        """Takes one step.
+
+        Args:
+            input: (B, I), or (I) for one row without a batch
+            hx: the state h, (B, H) or (H); zeros if absent
+
+        Returns:
+            h', shaped as the state.
+        """
+        returned: Tensor = self._run(input, hx)
+        return returned
+
+
+# ---- parameters of the LLTM -------------------------------------------------------
 
 
 def _pairs(names: Sequence[str]) -> list[tuple[str, str]]:
     return list(zip(names[::2], names[1::2], strict=True))
-
-
-def _packed_batch(packed: PackedSequence) -> int:
-    """The batch size, in a graph that is being traced.
-
-    From a shape where one has it: a value out of batch_sizes is a size that nothing can be compared
-    with.
-    """
-    if packed.sorted_indices is not None:
-        return packed.sorted_indices.shape[0]
-    if packed.batch_sizes.dtype != torch.int64:
-        raise TypeError(
-            "lltm::LLTM: expected batch_sizes of dtype int64, got"
-            f" {_check.dtype(packed.batch_sizes.dtype)}; torch.export can't trace"
-            " pack_padded_sequence: pack outside and pass data and batch_sizes"
-        )
-    if packed.batch_sizes.shape[0] == 0:
-        return 0
-    batch: int = packed.batch_sizes[0].item()  # type: ignore[assignment]
-    return batch
 
 
 def _reset(parameters: Iterable[nn.Parameter], hidden_size: int) -> None:

@@ -1,21 +1,102 @@
-"""The LLTM in plain PyTorch operations: its definition, for reading.
+"""The cells in plain PyTorch operations: their definition, for reading.
 
-`cell` and `sequence` have the arguments of lltm.functional's, `LLTMCell` and `LLTM` those of
-lltm's, and their state_dict. The tests compare with them and the benchmarks measure against them.
+`cell` and `sequence` have the arguments of lltm.functional's, the classes those of lltm's, and
+their state_dict. The tests compare with them and the benchmarks measure against them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import _cell, _check, modules
+from . import _check, _recurrent, modules
 from ._C import ArgumentError
 
-__all__ = ["LLTM", "LLTMCell", "cell", "sequence"]
+__all__ = ["GRU", "LLTM", "LSTM", "GRUCell", "LLTMCell", "LSTMCell", "cell", "sequence"]
+
+# From x, h, c and the parameters to h' and c'. The GRU has no c; its steps pass on what they get.
+Equations = Callable[..., tuple[Tensor, Any]]
+
+# ---- the equations ----------------------------------------------------------------
+
+
+def _lltm(
+    x: Tensor, h: Tensor, c: Tensor, weights: Tensor, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    z_i, z_o, z_g = F.linear(torch.cat([h, x], dim=1), weights, bias).chunk(3, dim=1)
+    c = c + torch.sigmoid(z_i) * F.elu(z_g)
+    return torch.sigmoid(z_o) * torch.tanh(c), c
+
+
+def _lstm(
+    x: Tensor,
+    h: Tensor,
+    c: Tensor,
+    weight_ih: Tensor,
+    weight_hh: Tensor,
+    bias_ih: Tensor | None = None,
+    bias_hh: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    z = F.linear(x, weight_ih, bias_ih) + F.linear(h, weight_hh, bias_hh)
+    z_i, z_f, z_g, z_o = z.chunk(4, dim=1)
+    c = torch.sigmoid(z_f) * c + torch.sigmoid(z_i) * torch.tanh(z_g)
+    return torch.sigmoid(z_o) * torch.tanh(c), c
+
+
+def _gru(
+    x: Tensor,
+    h: Tensor,
+    c: None,
+    weight_ih: Tensor,
+    weight_hh: Tensor,
+    bias_ih: Tensor | None = None,
+    bias_hh: Tensor | None = None,
+) -> tuple[Tensor, None]:
+    x_r, x_u, x_n = F.linear(x, weight_ih, bias_ih).chunk(3, dim=1)
+    h_r, h_u, h_n = F.linear(h, weight_hh, bias_hh).chunk(3, dim=1)
+    r, u = torch.sigmoid(x_r + h_r), torch.sigmoid(x_u + h_u)
+    n = torch.tanh(x_n + r * h_n)
+    return (1 - u) * n + u * h, None
+
+
+_EQUATIONS: dict[str, Equations] = {"lltm": _lltm, "lstm": _lstm, "gru": _gru}
+
+
+def _steps(
+    equations: Equations,
+    input: Tensor,
+    h: Tensor,
+    c: Tensor | None,
+    parameters: Sequence[Tensor | None],
+    batch_sizes: Tensor | None,
+    reverse: bool,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """A loop over the steps of one layer and direction; returns output, h_n and c_n."""
+    steps = input.unbind(0) if batch_sizes is None else input.split(batch_sizes.tolist())
+    # Without steps, one of no rows: so the results depend on every argument, as those of
+    # torch.nn.functional.linear do without rows.
+    steps = steps or (input.reshape(0, input.shape[-1]),)
+    outputs: list[Tensor] = []
+    for x in reversed(steps) if reverse else steps:
+        # The first rows of the batch take this step. The others have ended or, in reverse, not
+        # begun, and keep their state.
+        rows = x.shape[0]
+        h_next, c_next = equations(x, h[:rows], None if c is None else c[:rows], *parameters)
+        outputs.append(h_next)
+        if rows < h.shape[0]:
+            h_next = torch.cat([h_next, h[rows:]])
+            c_next = None if c is None else torch.cat([c_next, c[rows:]])
+        h, c = h_next, c_next
+    if reverse:
+        outputs.reverse()
+    return torch.cat(outputs).view(*input.shape[:-1], h.shape[1]), h, c
+
+
+# ---- the functions of the LLTM ------------------------------------------------------
 
 
 def cell(
@@ -25,10 +106,7 @@ def cell(
     bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """One step; see :func:`lltm.functional.cell`."""
-    h, c = state
-    z = F.linear(torch.cat([h, input], dim=1), weights, bias)
-    h, c, _ = _cell.forward(z.chunk(_cell.GATES, dim=1), c)
-    return h, c
+    return _lltm(input, *state, weights, bias)
 
 
 def sequence(
@@ -45,88 +123,98 @@ def sequence(
 
     checkpoint_steps changes what is saved and not what is computed: here nothing.
     """
-    h, c = state
-    steps = input.unbind(0) if batch_sizes is None else input.split(batch_sizes.tolist())
-    # Without steps, one of no rows: so the results depend on every argument, as those of
-    # torch.nn.functional.linear do without rows.
-    steps = steps or (input.reshape(0, input.shape[-1]),)
-    outputs: list[Tensor] = []
-    for x in reversed(steps) if reverse else steps:
-        # The first rows of the batch take this step. The others have ended or, in reverse, not
-        # begun, and keep their state.
-        rows = x.shape[0]
-        h_next, c_next = cell(x, (h[:rows], c[:rows]), weights, bias)
-        outputs.append(h_next)
-        if rows < h.shape[0]:
-            h_next = torch.cat([h_next, h[rows:]])
-            c_next = torch.cat([c_next, c[rows:]])
-        h, c = h_next, c_next
-    if reverse:
-        outputs.reverse()
-    output = torch.cat(outputs).view(*input.shape[:-1], h.shape[1])
+    output, h, c = _steps(_lltm, input, *state, (weights, bias), batch_sizes, reverse)
+    assert c is not None
     return output, (h, c)
 
 
-class LLTMCell(modules.LLTMCell):
-    """lltm.LLTMCell by :func:`cell`."""
+# ---- the modules --------------------------------------------------------------------
 
-    def forward(
-        self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None
-    ) -> tuple[Tensor, Tensor]:
-        result: tuple[Tensor, Tensor] = modules.step_of(self, input, hx, _step)
-        return result
+
+class _Cell:
+    def forward(self: Any, input: Tensor, hx: Any = None) -> Any:
+        return _recurrent.step_of(self, input, hx, _step)
 
     def __prepare_scriptable__(self) -> NoReturn:
-        _refuse_script("LLTMCell")
+        _refuse_script(type(self).__name__)
 
 
-class LLTM(modules.LLTM):
-    """lltm.LLTM by :func:`sequence`."""
-
-    def forward(self, input: Any, hx: tuple[Tensor, Tensor] | None = None) -> Any:
-        return modules.layer_of(self, input, hx, _layer)
+class _Layer:
+    def forward(self: Any, input: Any, hx: Any = None) -> Any:
+        return _recurrent.layer_of(self, input, hx, _layer)
 
     def prepack(self, weights: torch.dtype | None = None) -> NoReturn:
-        raise NotImplementedError("lltm::reference.LLTM: plain operations have no prepacked form")
+        name = type(self).__name__
+        raise NotImplementedError(f"lltm::reference.{name}: plain operations have no prepacked form")
 
     def __prepare_scriptable__(self) -> NoReturn:
-        _refuse_script("LLTM")
+        _refuse_script(type(self).__name__)
+
+
+class LLTMCell(_Cell, modules.LLTMCell):  # type: ignore[misc]
+    """lltm.LLTMCell by :func:`cell`."""
+
+
+class LSTMCell(_Cell, modules.LSTMCell):  # type: ignore[misc]
+    """lltm.LSTMCell in plain operations."""
+
+
+class GRUCell(_Cell, modules.GRUCell):  # type: ignore[misc]
+    """lltm.GRUCell in plain operations."""
+
+
+class LLTM(_Layer, modules.LLTM):  # type: ignore[misc]
+    """lltm.LLTM by :func:`sequence`."""
+
+
+class LSTM(_Layer, modules.LSTM):  # type: ignore[misc]
+    """lltm.LSTM as a loop over steps."""
+
+
+class GRU(_Layer, modules.GRU):  # type: ignore[misc]
+    """lltm.GRU as a loop over steps."""
 
 
 def _step(
-    module: LLTMCell, input: Tensor, h: Tensor | None, c: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """LLTMCell.forward of tensors."""
-    _check.of_parameters("LLTMCell", input, module.weights)
+    module: Any, input: Tensor, h: Tensor | None, c: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """forward of a cell, of tensors."""
+    where = module._where
+    parameters = [getattr(module, name) for name in module._parameter_names]
+    _check.of_parameters(where, input, parameters[0])
     if input.dim() not in (1, 2) or input.shape[-1] != module.input_size:
         size = module.input_size
         raise ArgumentError(
-            f"lltm::LLTMCell: expected input of shape (B, {size}) or ({size},),"
+            f"lltm::{where}: expected input of shape (B, {size}) or ({size},),"
             f" got {tuple(input.shape)}"
         )
     shape = (*input.shape[:-1], module.hidden_size)
-    if h is None or c is None:
-        h = c = input.new_zeros(shape)
-    _check.shape("LLTMCell", "h", h, shape)
-    _check.shape("LLTMCell", "c", c, shape)
+    if h is None:
+        h = input.new_zeros(shape)
+        c = h if len(module._STATES) == 2 else None
+    _check.shape(where, "h", h, shape)
+    if c is not None:
+        _check.shape(where, "c", c, shape)
+    equations = _EQUATIONS[module._cell]
     if input.dim() == 2:
-        return cell(input, (h, c), module.weights, module.bias)
-    row = (h.unsqueeze(0), c.unsqueeze(0))
-    h, c = cell(input.unsqueeze(0), row, module.weights, module.bias)
-    return h.squeeze(0), c.squeeze(0)
+        return equations(input, h, c, *parameters)
+    c = None if c is None else c.unsqueeze(0)
+    h, c = equations(input.unsqueeze(0), h.unsqueeze(0), c, *parameters)
+    return h.squeeze(0), None if c is None else c.squeeze(0)
 
 
 def _layer(
-    module: LLTM,
+    module: Any,
     input: Tensor,
     h_0: Tensor | None,
     c_0: Tensor | None,
     batch_sizes: Tensor | None = None,
     sorted_indices: Tensor | None = None,
     unsorted_indices: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """LLTM.forward of tensors, or of the parts of a PackedSequence."""
-    _check.of_parameters("LLTM", input, getattr(module, module._names[0]))
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """forward of a layer, of tensors or of the parts of a PackedSequence."""
+    where = module._where
+    _check.of_parameters(where, input, getattr(module, module._names[0]))
     batched = batch_sizes is not None or input.dim() != 2
     if batched or input.shape[1] != module.input_size:
         module.check_input(input, batch_sizes)
@@ -142,41 +230,52 @@ def _layer(
     else:
         batch = 0 if h_0 is None else h_0.shape[1]
     shape = module._state_shape(batch)
-    if h_0 is None or c_0 is None:
-        h_0 = c_0 = x.new_zeros(shape)
+    with_c = len(module._STATES) == 2
+
+    def initial(name: str, state: Tensor) -> Tensor:
+        _check.shape(where, name, state, shape if batched else (shape[0], shape[2]))
+        return module.permute_hidden(state if batched else state.unsqueeze(1), sorted_indices)
+
+    if h_0 is None:
+        h_0 = x.new_zeros(shape)
+        c_0 = h_0 if with_c else None
     else:
-        expected = shape if batched else (shape[0], shape[2])
-        _check.shape("LLTM", "h_0", h_0, expected)
-        _check.shape("LLTM", "c_0", c_0, expected)
-        h_0, c_0 = (h_0, c_0) if batched else (h_0.unsqueeze(1), c_0.unsqueeze(1))
-        h_0, c_0 = module.permute_hidden((h_0, c_0), sorted_indices)
+        h_0 = initial("h_0", h_0)
+        c_0 = None if c_0 is None else initial("c_0", c_0)
     directions = 2 if module.bidirectional else 1
-    last: list[tuple[Tensor, Tensor]] = []
+    each = len(module._names) // shape[0]
+    h_n: list[Tensor] = []
+    c_n: list[Any] = []
     for layer in range(module.num_layers):
         if layer > 0 and module.dropout > 0:
             x = F.dropout(x, module.dropout, module.training)
         outputs: list[Tensor] = []
         for direction in range(directions):
-            k = len(last)
-            weights, bias = (getattr(module, name) for name in module._names[2 * k : 2 * k + 2])
-            output, state = sequence(
+            k = len(h_n)
+            parameters = [getattr(module, name) for name in module._names[each * k :][:each]]
+            output, h, c = _steps(
+                _EQUATIONS[module._cell],
                 x,
-                (h_0[k], c_0[k]),
-                weights,
-                bias,
-                batch_sizes=batch_sizes,
+                h_0[k],
+                None if c_0 is None else c_0[k],
+                parameters,
+                batch_sizes,
                 reverse=direction == 1,
             )
             outputs.append(output)
-            last.append(state)
+            h_n.append(h)
+            c_n.append(c)
         x = torch.cat(outputs, dim=-1)
-    h_n, c_n = (torch.stack(states) for states in zip(*last, strict=True))
+    states = [torch.stack(h_n), torch.stack(c_n) if with_c else None]
     if not batched:
-        return x.squeeze(1), h_n.squeeze(1), c_n.squeeze(1)
-    if module.batch_first and batch_sizes is None:
-        x = x.transpose(0, 1)
-    h_n, c_n = module.permute_hidden((h_n, c_n), unsorted_indices)
-    return x, h_n, c_n
+        x, *states = [t if t is None else t.squeeze(1) for t in (x, *states)]
+    else:
+        if module.batch_first and batch_sizes is None:
+            x = x.transpose(0, 1)
+        states = [
+            t if t is None else module.permute_hidden(t, unsorted_indices) for t in states
+        ]
+    return x, *states  # type: ignore[return-value]
 
 
 def _refuse_script(name: str) -> NoReturn:

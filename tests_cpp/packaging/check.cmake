@@ -84,9 +84,9 @@ function(test_contents)
     ${LIBDIR}/cmake/lltm/lltm-torch.cmake
     ${LIBDIR}/liblltm.so
     ${LIBDIR}/liblltm.so.${minor}
-    ${LIBDIR}/liblltm.so.${VERSION}
     ${LIBDIR}/pkgconfig/lltm.pc
-    share/licenses/lltm/LICENSE)
+    share/licenses/lltm/LICENSE
+    share/licenses/lltm/LICENSE-THIRD-PARTY)
   if(NOT files STREQUAL expected)
     message(FATAL_ERROR "expected ${expected}\ngot ${files}")
   endif()
@@ -234,6 +234,21 @@ function(test_fetch_content)
   configure_subproject(-DUSE_FETCH_CONTENT=ON)
 endfunction()
 
+# What is not installed is downloaded, and its headers are system headers.
+function(test_download)
+  file(WRITE "${work}/archive/CMakeLists.txt"
+    "cmake_minimum_required(VERSION 3.25)\nproject(thing LANGUAGES NONE)\nadd_library(thing INTERFACE)\n")
+  run(${CMAKE_COMMAND} -E tar czf thing.tar.gz archive)
+  file(SHA256 "${work}/thing.tar.gz" sha256)
+  file(WRITE "${work}/project/CMakeLists.txt"
+    "cmake_minimum_required(VERSION 3.25)\nproject(downloads LANGUAGES NONE)\n"
+    "include(\"${LLTM_SOURCE}/cmake/dependencies.cmake\")\n"
+    "_lltm_require(thing \"file://${work}/thing.tar.gz\" ${sha256} nowhere FIND_PACKAGE_ARGS QUIET)\n"
+    "get_target_property(system thing SYSTEM)\nmessage(\"system: \${system}\")\n")
+  configure(-S project -B build)
+  expect_text(output "system: ON")
+endfunction()
+
 # Its install step installs the parent's program alone.
 function(test_build_subproject)
   configure_subproject(-DCMAKE_UNITY_BUILD=ON)
@@ -256,7 +271,7 @@ function(test_debian)
       "Needs libtorch ${TORCH_MINOR}")
     run(dpkg-deb --extract "${deb}" "${work}/root")
   endforeach()
-  file(GLOB_RECURSE files RELATIVE "${work}/root/opt/lltm" "${work}/root/*")
+  file(GLOB_RECURSE files RELATIVE "${work}/root/opt/lltm" "${work}/root/opt/*")
   file(GLOB_RECURSE expected RELATIVE "${PREFIX}" "${PREFIX}/*")
   if(NOT files STREQUAL expected)
     message(FATAL_ERROR "expected ${expected}\ngot ${files}")
@@ -270,6 +285,13 @@ function(test_debian)
   file(GLOB deb "${work}/lltm_*.deb")
   run(dpkg-deb --extract "${deb}" "${work}/root")
   run_program("${work}/small")
+endfunction()
+
+# Debian's rules for packages.
+function(test_lintian)
+  run(${CMAKE_CPACK_COMMAND} --config "${LLTM_BUILD}/CPackConfig.cmake" -G DEB -B "${work}")
+  file(GLOB packages "${work}/*.deb")
+  run("${LINTIAN}" --fail-on=error,warning ${packages})
 endfunction()
 
 cmake_language(CALL "test_${test}")

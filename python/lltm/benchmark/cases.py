@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .._cell import GATES
+from ..modules import GATES
 
 Shape = tuple[int, ...]  # (B, I, H) or (T, B, I, H)
 

@@ -5,6 +5,8 @@
 #include "cpu/gemm/formats.h"
 #include "cpu/packed_weights.h"
 
+#include <ATen/ops/add.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <sstream>
@@ -89,8 +91,49 @@ SequenceResult int8_forward(const SequenceArgs& args, const LayerShape& shape) {
   return std::move(result);
 }
 
-int64_t steps_of(const SequenceArgs& args) {
+int64_t steps_of(const SequenceInputs& args) {
   return args.batch_sizes.defined() ? args.batch_sizes->size(0) : args.input.size(0);
+}
+
+// A sequence of one step, whose weights are better read as they lie than packed.
+SequenceResult one_step_forward(const SequenceArgs& args) {
+  const at::Tensor input = flat_rows(args.input);
+  auto [h_next, c_next, activations] = step_forward(
+      {{args.cell,
+        input,
+        args.h_0,
+        args.c_0,
+        args.weight_ih,
+        args.weight_hh,
+        args.bias_ih,
+        args.bias_hh},
+       args.saves_activations()});
+  const at::Tensor output = h_next.view(output_sizes(args.input, args.h_0.size(1)));
+  return {output, h_next.clone(), c_next, activations};
+}
+
+Gradients one_step_backward(const SequenceBackwardArgs& args) {
+  const auto rows = [](const at::Tensor& t) { return t.defined() ? flat_rows(t) : t; };
+  at::Tensor grad_h = rows(args.grad_output);
+  const at::Tensor& grad_h_n = args.grad_h_n;
+  if (grad_h_n.defined()) grad_h = grad_h.defined() ? at::add(grad_h, grad_h_n) : grad_h_n;
+  const at::Tensor input = rows(args.input);
+  Gradients gradients = step_backward(
+      {{args.cell,
+        input,
+        args.h_0,
+        args.c_0,
+        args.weight_ih,
+        args.weight_hh,
+        args.bias_ih,
+        args.bias_hh},
+       args.saved,
+       grad_h,
+       args.grad_c_n,
+       args.output_mask});
+  at::Tensor& d_input = std::get<0>(gradients);
+  if (d_input.defined()) d_input = d_input.view(args.input.sizes());
+  return gradients;
 }
 
 }  // namespace
@@ -116,6 +159,7 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
     const auto schedule = schedule_few_rows(machine, shape, steps_of(args), prepacked);
     return run(few_rows_forward, args, shape, schedule);
   }
+  if (steps_of(args) == 1 && !prepacked && !args.saves_checkpoints()) return one_step_forward(args);
   return run_or_fall_back(blocked_forward, args, shape, schedule_forward, machine);
 }
 
@@ -126,6 +170,7 @@ Gradients sequence_backward(const SequenceBackwardArgs& args) {
     if (logs_schedules()) log_schedule(shape, "backward: stepwise");
     return stepwise_backward(args);
   }
+  if (steps_of(args) == 1 && !args.segment) return one_step_backward(args);
   return run_or_fall_back(blocked_backward, args, shape, schedule_backward, machine);
 }
 

@@ -1,0 +1,130 @@
+"""What torch.onnx.export makes of the operators.
+
+A sequence of the LSTM or the GRU in float32 becomes the operator of that name that ONNX has, which
+is what runtimes are fast at; everything else the operations of _decompositions.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+
+from ._decompositions import ours
+
+# By cell: ONNX's operator, the order of its gates in numbers of ours, and what it has to be told.
+_OPERATORS: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
+    "lstm": ("LSTM", (0, 3, 1, 2), {}),  # input, output, forget, candidate
+    # update, reset, candidate, whose reset gate stands after the GEMM
+    "gru": ("GRU", (1, 0, 2), {"linear_before_reset": 1}),
+}
+_OPSET = 14  # the first with these operators as they are used here
+
+
+def register() -> None:
+    """Has torch.onnx.export, which asks no table of ours, apply what this file says.
+
+    Not by torch's own table of decompositions, where it would look: Inductor refuses to call an
+    operator with an entry there (in an environment that sets CI), and fake tensors take the entry
+    for the operator's Meta kernel, so nothing would check the arguments.
+    """
+    ops = torch.ops.lltm
+    table: dict[Any, Any] = {**ours(), ops.sequence_prepacked.default: _prepacked}
+    table[ops.sequence.default] = partial(_sequence, table[ops.sequence.default])
+    for op, decomposition in table.items():
+        torch.library.register_torch_dispatch(
+            op, ProxyTorchDispatchMode, partial(_trace, decomposition)
+        )
+
+
+def _trace(
+    decomposition: Callable[..., Any],
+    mode: ProxyTorchDispatchMode,
+    op: OpOverload[..., Any],
+    types: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Enters a call of an operator into the graph that is being traced, for ONNX decomposed."""
+    if not torch.onnx.is_in_onnx_export():
+        return mode.__torch_dispatch__(op, types, args, kwargs)
+    with mode:
+        result = decomposition(*args, **kwargs)
+    if result is NotImplemented:
+        raise NotImplementedError(
+            f"{op.name()}: a packed sequence can't be written in ONNX operators, since its"
+            " batch_sizes are data; export the model with padded input, (T, B, I)"
+        )
+    return result
+
+
+def _prepacked(*args: Any, **kwargs: Any) -> NoReturn:
+    raise NotImplementedError(
+        "lltm::sequence_prepacked: only lltm's kernels can read prepacked weights, so they can't be"
+        " written in ONNX operators; export the layer itself"
+    )
+
+
+def _sequence(
+    decomposition: Callable[..., Any],
+    cell: str,
+    input: Tensor,
+    h_0: Tensor,
+    c_0: Tensor | None,
+    weight_ih: Tensor,
+    weight_hh: Tensor | None = None,
+    bias_ih: Tensor | None = None,
+    bias_hh: Tensor | None = None,
+    batch_sizes: Tensor | None = None,
+    reverse: bool = False,
+    checkpoint_steps: int = 0,
+) -> Any:
+    if (
+        cell not in _OPERATORS
+        or weight_hh is None
+        or batch_sizes is not None
+        or input.dtype != torch.float32
+    ):
+        arguments = (input, h_0, c_0, weight_ih, weight_hh, bias_ih, bias_hh, batch_sizes)
+        return decomposition(cell, *arguments, reverse, checkpoint_steps)
+    name, gates, attributes = _OPERATORS[cell]
+    steps, batch = input.shape[:2]
+    hidden = h_0.shape[1]
+
+    def reordered(rows: Tensor) -> Tensor:
+        # Slices, which exporters calculate once; not so chunks.
+        return torch.cat([rows[g * hidden : (g + 1) * hidden] for g in gates]).unsqueeze(0)
+
+    bias = None
+    if bias_ih is not None or bias_hh is not None:
+        zeros = weight_hh.new_zeros(weight_hh.shape[0])
+        both = (reordered(zeros if b is None else b) for b in (bias_ih, bias_hh))
+        bias = torch.cat(list(both), dim=1)
+    states = [h_0] if c_0 is None else [h_0, c_0]
+    # One direction is a dimension there; None is a sequence of full length for each row.
+    output, *last = torch.onnx.ops.symbolic_multi_out(
+        name,
+        [
+            input,
+            reordered(weight_ih),
+            reordered(weight_hh),
+            bias,
+            None,
+            *(state.unsqueeze(0) for state in states),
+        ],
+        {
+            "hidden_size": hidden,
+            "direction": "reverse" if reverse else "forward",
+            **attributes,
+        },
+        dtypes=[torch.float32] * (1 + len(states)),
+        shapes=[(steps, 1, batch, hidden), *[(1, batch, hidden)] * len(states)],
+        version=_OPSET,
+    )
+    h_n, *c_n = [state.squeeze(0) for state in last]
+    return output.squeeze(1), h_n, c_n[0] if c_n else h_n.new_empty(0)

@@ -1,0 +1,478 @@
+"""What the modules of every cell share: how they are called, their prepacked form.
+
+Letters: T steps, B batch size, I input size, H hidden size, L layers, D directions (1 or 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from . import _C, _check, _fx, _script, _sharding
+from ._C import ArgumentError
+
+State = tuple[Tensor, Tensor]
+
+
+class Recurrent:
+    """A module of a cell, of one step or of a layer."""
+
+    _cell: str  # the operators' name of the cell
+    _where: str  # how its errors begin
+    # The states that the user passes and gets: a pair, or of a cell without c one tensor.
+    _STATES: tuple[str, ...]
+
+    def _states_of(self, hx: Any) -> tuple[Tensor | None, Tensor | None]:
+        """The states as the operators take them, checked."""
+        if hx is None:
+            return None, None
+        if len(self._STATES) == 1:
+            return _check.tensor(self._where, self._STATES[0], hx), None
+        h, c = self._STATES
+        return _check.state(self._where, (h, c), hx, "hx")
+
+    def _as_tuple(self, hx: Any) -> Any:
+        """hx as lltm._C takes it."""
+        return hx if hx is None or len(self._STATES) == 2 else (hx,)
+
+    def _returned(self, h: Tensor, c: Tensor) -> Any:
+        return h if len(self._STATES) == 1 else (h, c)
+
+
+class Step(Recurrent):
+    """One step: LLTMCell, LSTMCell, GRUCell."""
+
+    input_size: int
+    hidden_size: int
+
+    # The attributes that the operator `layer_step` takes.
+    _parameter_names: tuple[str, ...]
+    _OPTIONS = ("input_size", "hidden_size")
+
+    def _run(self, input: Tensor, hx: Any) -> Any:
+        if _calls_kernels():
+            result = _C.layer_step(
+                self, input, self._as_tuple(hx), self._parameter_names, self._OPTIONS
+            )
+            if result is not None:
+                return result
+        run = _operator("layer_step", self._parameter_names, self._OPTIONS)
+        return step_of(self, input, hx, run)
+
+    def __prepare_scriptable__(self) -> Any:
+        """Called by torch.jit.script, which compiles what this returns."""
+        if getattr(type(self).forward, "__module__", "") != "lltm.modules":  # type: ignore[attr-defined]
+            return self  # compiled already, or a forward of the user's own
+        return _script.cell(self, self._parameter_names, len(self._STATES))
+
+
+class Layer(Recurrent):
+    """Layers over sequences, and their prepacked form: shapes, states, the order of layers."""
+
+    input_size: int
+    hidden_size: int
+    num_layers: int
+    bias: bool
+    batch_first: bool
+    dropout: float
+    bidirectional: bool
+    training: bool
+
+    # Of the parameters by layer and direction, in the order of h_0 and h_n; of those that one may
+    # be None.
+    _names: Sequence[str]
+
+    # The attributes that the operator `layer` takes after them.
+    _OPTIONS = (
+        "bias",
+        "input_size",
+        "hidden_size",
+        "num_layers",
+        "batch_first",
+        "bidirectional",
+        "_dropout_now",
+        "checkpoint_steps",
+        "_prepacked",
+    )
+
+    # Of a layer that was pickled before there was such an argument, or is prepacked.
+    checkpoint_steps: int = 0
+
+    # For code that was written for torch.nn.LSTM and asks.
+    proj_size = 0
+    mode: str
+
+    # Whether weights are packed.
+    _prepacked = False
+
+    def _run(self, input: Any, hx: Any) -> Any:
+        if _calls_kernels():
+            result = _C.layer(self, input, self._as_tuple(hx), self._names, self._OPTIONS)
+            if result is not None:
+                return result
+        return layer_of(self, input, hx, _operator("layer", self._names, self._OPTIONS))
+
+    @property
+    def _dropout_now(self) -> float:
+        # Without dropout nobody asks whether it trains.
+        applies = self.num_layers > 1 and self.dropout > 0 and self.training
+        return self.dropout if applies else 0.0
+
+    def _columns_of_input(self, k: int) -> int:
+        """The features that the k-th direction, in the order of h_0 and h_n, reads."""
+        directions = 2 if self.bidirectional else 1
+        return self.input_size if k < directions else directions * self.hidden_size
+
+    def _state_shape(self, batch: int) -> tuple[int, int, int]:
+        return self.num_layers * (2 if self.bidirectional else 1), batch, self.hidden_size
+
+    # What torch.nn.LSTM has beside forward, for code that calls it. `input` is batched here, or,
+    # with batch_sizes, the rows of a PackedSequence.
+
+    def check_input(self, input: Tensor, batch_sizes: Tensor | None) -> None:
+        """Raises an ArgumentError if the shape is wrong."""
+        packed = batch_sizes is not None
+        if input.dim() != (2 if packed else 3) or input.shape[-1] != self.input_size:
+            size = self.input_size
+            batched = f"(B, T, {size})" if self.batch_first else f"(T, B, {size})"
+            expected = f"packed rows (N, {size})" if packed else f"shape {batched} or (T, {size})"
+            raise ArgumentError(
+                f"lltm::{self._where}: expected input of {expected}, got {tuple(input.shape)}"
+            )
+
+    def get_expected_hidden_size(
+        self, input: Tensor, batch_sizes: Tensor | None
+    ) -> tuple[int, int, int]:
+        """The shape of h_0 and h_n for this input."""
+        layers, batch, hidden = self.get_expected_cell_size(input, batch_sizes)
+        return layers, batch, self.proj_size or hidden
+
+    def get_expected_cell_size(
+        self, input: Tensor, batch_sizes: Tensor | None
+    ) -> tuple[int, int, int]:
+        """The shape of c_0 and c_n for this input: that of h_0, unless h is projected."""
+        if batch_sizes is not None:
+            return self._state_shape(int(batch_sizes[0]) if len(batch_sizes) > 0 else 0)
+        return self._state_shape(input.shape[0 if self.batch_first else 1])
+
+    def check_hidden_size(
+        self,
+        hx: Tensor,
+        expected_hidden_size: tuple[int, int, int],
+        msg: str = "expected a state of shape {}, got {}",
+    ) -> None:
+        """Raises an ArgumentError if the shape of h_0 or c_0 is another."""
+        if hx.shape != expected_hidden_size:
+            raise ArgumentError(f"lltm::{self._where}: {msg.format(expected_hidden_size, tuple(hx.shape))}")
+
+    def check_forward_args(self, input: Tensor, hidden: Any, batch_sizes: Tensor | None) -> None:
+        """Raises an ArgumentError if a shape is wrong."""
+        self.check_input(input, batch_sizes)
+        h_0, c_0 = self._states_of(hidden)
+        sizes = self.get_expected_hidden_size, self.get_expected_cell_size
+        for name, state, size in zip(("h_0", "c_0"), (h_0, c_0), sizes, strict=True):
+            if state is not None:
+                _check.shape(self._where, name, state, size(input, batch_sizes))
+
+    def permute_hidden(self, hx: Any, permutation: Tensor | None) -> Any:
+        """Puts the rows of the states in another order; without one returns them as they are."""
+        if permutation is None:
+            return hx
+        if isinstance(hx, Tensor):
+            return hx.index_select(1, permutation)
+        h, c = hx
+        return h.index_select(1, permutation), c.index_select(1, permutation)
+
+    def flatten_parameters(self) -> None:
+        """Does nothing; there because code written for torch.nn.LSTM calls it."""
+
+    def __prepare_scriptable__(self) -> Any:
+        """Called by torch.jit.script, which compiles what this returns."""
+        if getattr(type(self).forward, "__module__", "") != "lltm.modules":  # type: ignore[attr-defined]
+            return self  # compiled already, or a forward of the user's own
+        return _script.layer(self, self._names, len(self._STATES))
+
+
+class Prepacked(Layer, nn.Module):
+    """A layer whose weights were laid out once; PrepackedLLTM and so on."""
+
+    # What the names of its buffers begin with: not those of a layer's parameters, which these
+    # can't stand in for.
+    WEIGHTS = "packed_weights"
+    _BIASES: tuple[str, ...]
+    _prepacked = True
+    _quantised: bool  # to 8 bits
+
+    dtype: torch.dtype
+    _FIRST_OF_LAYER: str  # the first key of the state_dict of the layer that it comes from
+
+    def __init__(self, layer: Any, weights: torch.dtype | None = None) -> None:
+        super().__init__()
+        stems = (self.WEIGHTS, *self._BIASES)
+        vars(self).update(
+            input_size=layer.input_size,
+            hidden_size=layer.hidden_size,
+            num_layers=layer.num_layers,
+            bias=layer.bias,
+            batch_first=layer.batch_first,
+            dropout=0.0,
+            bidirectional=layer.bidirectional,
+            training=False,
+            dtype=getattr(layer, layer._names[0]).dtype,
+            _quantised=weights == torch.qint8,
+            _names=names_of(stems, layer.num_layers, layer.bidirectional),
+        )
+        own, of_layer = self._by_direction, list(layer._names)
+        each = len(of_layer) // len(own)
+        for k, (packed, *biases) in enumerate(own):
+            matrices: list[Tensor] = []
+            given: list[Tensor] = []
+            for name in of_layer[k * each : (k + 1) * each]:
+                parameter = getattr(layer, name)
+                if parameter is not None:
+                    (matrices if parameter.dim() == 2 else given).append(parameter)
+            self.register_buffer(packed, _prepack(self._cell, matrices, weights))
+            for name, bias in zip(biases, given or [None] * len(biases), strict=True):
+                self.register_buffer(name, None if bias is None else bias.detach().clone())
+
+    @property
+    def _by_direction(self) -> list[Sequence[str]]:
+        """The names of packed weights and biases of each direction."""
+        each = 1 + len(self._BIASES)
+        return [self._names[k : k + each] for k in range(0, len(self._names), each)]
+
+    def extra_repr(self) -> str:
+        shown = ("input_size", "hidden_size", "num_layers", "batch_first", "bidirectional")
+        return ", ".join(f"{name}={getattr(self, name)}" for name in shown)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # PyTorch notes things on any module, under names that nobody else uses.
+        if name == "_names" or (not name.startswith("_") and name != "training"):
+            raise AttributeError(
+                f"lltm::{type(self).__name__}: cannot set {name}: a prepacked layer does not change; change"
+                " the layer and prepack it again"
+            )
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"lltm::{type(self).__name__}: cannot delete {name}")
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Prepacked:
+        """Refuses what would convert the biases and leave the packed weights as they are."""
+        weights: Any = self._buffers[self._names[0]]
+        result = fn(weights.new_empty(0, dtype=self.dtype))
+        if result.dtype != self.dtype:
+            raise TypeError(
+                f"lltm::{type(self).__name__}: expected to stay of dtype {_check.dtype(self.dtype)}, got"
+                f" {_check.dtype(result.dtype)}: convert the layer and prepack it again"
+            )
+        if result.device != weights.device:
+            raise RuntimeError(
+                f"lltm::{type(self).__name__}: expected to stay on device {weights.device}, got"
+                f" {result.device}: move the layer and prepack it there"
+            )
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        if f"{prefix}{self._FIRST_OF_LAYER}" in state_dict:
+            error_msgs.append(
+                f"lltm::{type(self).__name__}: expected the state_dict of a prepacked layer, got"
+                f" that of a layer: load it into an {self._where} and prepack that"
+            )
+            return
+        for k, names in enumerate(self._by_direction):
+            own: Any = self._buffers[names[0]]
+            weights, *biases = (state_dict.get(prefix + name) for name in names)
+            if weights is None:
+                continue  # the base class says so
+            try:
+                self._check_packed(k, weights, biases)
+            except (TypeError, RuntimeError) as error:
+                error_msgs.append(f"{prefix}{names[0]}: {error}")
+                return
+            if local_metadata.get("assign_to_params_buffers", False):
+                self._buffers.update(zip(names, (weights, *biases), strict=True))
+            elif weights.shape != own.shape or weights.dtype != own.dtype:
+                # Packed on another machine.
+                self._buffers[names[0]] = torch.empty_like(weights, device=own.device)
+        # What was assigned is there already, and copied onto itself.
+        local_metadata = {**local_metadata, "assign_to_params_buffers": False}
+        super()._load_from_state_dict(
+            state_dict,
+            prefix,
+            local_metadata,
+            strict,
+            missing_keys,
+            unexpected_keys,
+            error_msgs,
+        )
+
+    def _check_packed(self, k: int, weights: Any, biases: Sequence[Any]) -> None:
+        """Raises what the operator does if these are not packed weights of the k-th direction.
+
+        And if they would change what the layer computes: int8 for the weights' own dtype, or that
+        for int8. How a machine lays out either is its own affair.
+        """
+        where = type(self).__name__
+        _check.tensor(where, "weights", weights)
+        options: Any = {"dtype": self.dtype, "device": weights.device}
+        h = torch.zeros(1, self.hidden_size, **options)
+        step = torch.zeros(1, 1, self._columns_of_input(k), **options)
+        c = h if len(self._STATES) == 2 else None
+        torch.ops.lltm.sequence_prepacked(self._cell, step, h, c, weights, *biases)
+        expected, got = (
+            "int8" if quantised else _check.dtype(self.dtype)
+            for quantised in (self._quantised, _is_quantised(weights))
+        )
+        if got != expected:
+            raise ArgumentError(
+                f"lltm::{where}: expected weights prepacked in {expected}, got {got}"
+            )
+
+
+def _is_quantised(weights: Tensor) -> bool:
+    """Whether weights that the operator takes are prepacked in int8, as their header says."""
+    if weights.dtype != torch.uint8:
+        return False  # as they are, on a machine without a packed form
+    qint8 = 12  # an at::ScalarType, after magic, cell and dtype in the header (packed_weights.h)
+    return int.from_bytes(weights[20:24].tolist(), "little") == qint8
+
+
+def _calls_kernels() -> bool:
+    """Whether a call is neither compiled nor traced."""
+    return not (torch.compiler.is_dynamo_compiling() or _fx.is_tracing())
+
+
+def _operator(name: str, parameters: Sequence[str], options: Sequence[str]) -> Callable[..., Any]:
+    """An operator of modules as a function of the module, the input, two states and the rest."""
+
+    def call(module: Any, input: Tensor, h: Any, c: Any, *rest: Any) -> Any:
+        if type(input) is not Tensor:
+            _sharding.prepare(input)
+        tensors = [getattr(module, name) for name in parameters]
+        try:
+            return getattr(torch.ops.lltm, name)(
+                module._cell,
+                input,
+                h,
+                c,
+                [tensor for tensor in tensors if tensor is not None],
+                *[getattr(module, name) for name in options],
+                *rest,
+            )
+        except ValueError as error:
+            raise _check.of_operator(error) from None
+
+    return call
+
+
+def step_of(module: Step, input: Tensor, hx: Any, run: Callable[..., Any]) -> Any:
+    """What forward of a cell returns; `run` takes the module, the input, h and c."""
+    where = module._where
+    if _fx.is_tracing():
+        node = _fx.node(where, module, input, hx)
+        if node is not None:
+            return node
+    _check.tensor(where, "input", input)
+    _check.not_nested(where, input)
+    return module._returned(*run(module, input, *module._states_of(hx)))
+
+
+def layer_of(module: Layer, input: Any, hx: Any, run: Callable[..., Any]) -> Any:
+    """What forward of a layer returns; `run` takes the module, the input, h_0 and c_0.
+
+    Of a PackedSequence it takes batch_sizes, sorted_indices and unsorted_indices too, after
+    those. It returns output, h_n and c_n.
+    """
+    where = module._where
+    if _fx.is_tracing():
+        node = _fx.node(where, module, input, hx)
+        if node is not None:
+            return node
+    rows: Any = input
+    parts: list[Any] = []
+    if isinstance(input, PackedSequence):
+        rows, *parts = input
+        _check.tensor(where, "input", rows)
+        if hx is None and torch.compiler.is_compiling():
+            zeros = rows.new_zeros(module._state_shape(_packed_batch(where, input)))
+            hx = module._returned(zeros, zeros)
+    elif not isinstance(input, Tensor):
+        raise TypeError(
+            f"lltm::{where}: expected input to be a tensor or a PackedSequence,"
+            f" got {type(input).__name__}"
+        )
+    elif input.is_nested:
+        raise TypeError(
+            f"lltm::{where}: expected input to be a tensor or a PackedSequence, got a nested"
+            " tensor; make one of it with torch.nn.utils.rnn.pack_sequence(input.unbind(),"
+            " enforce_sorted=False)"
+        )
+    output, h_n, c_n = run(module, rows, *module._states_of(hx), *parts)
+    state = module._returned(h_n, c_n)
+    return PackedSequence(output, *parts) if parts else output, state
+
+
+def names_of(stems: Sequence[str], num_layers: int, bidirectional: bool) -> tuple[str, ...]:
+    """The names of parameters by layer and direction, in the order of h_0 and h_n."""
+    return tuple(
+        f"{stem}_l{layer}{suffix}"
+        for layer in range(num_layers)
+        for suffix in (("", "_reverse") if bidirectional else ("",))
+        for stem in stems
+    )
+
+
+def _prepack(cell: str, matrices: Sequence[Tensor], dtype: torch.dtype | None) -> Tensor:
+    """Of joined weights or of weight_ih and weight_hh."""
+    _check.optional_dtype("prepack", "dtype", dtype)
+    try:
+        packed: Tensor = torch.ops.lltm.prepack(cell, *matrices, dtype=dtype)
+    except ValueError as error:
+        raise _check.of_operator(error) from None
+    return packed
+
+
+def refuse_prepacked(module: Layer, state_dict: dict[str, Any], prefix: str) -> list[str]:
+    """The errors of loading the state_dict of a prepacked layer into a layer."""
+    if f"{prefix}{Prepacked.WEIGHTS}_l0" not in state_dict:
+        return []
+    name = module._where
+    return [
+        f"lltm::{name}: expected the state_dict of a layer, got that of a prepacked one: load it"
+        f" into a Prepacked{name}"
+    ]
+
+
+def _packed_batch(where: str, packed: PackedSequence) -> int:
+    """The batch size, in a graph that is being traced.
+
+    From a shape where one has it: a value out of batch_sizes is a size that nothing can be compared
+    with.
+    """
+    if packed.sorted_indices is not None:
+        return packed.sorted_indices.shape[0]
+    if packed.batch_sizes.dtype != torch.int64:
+        raise TypeError(
+            f"lltm::{where}: expected batch_sizes of dtype int64, got"
+            f" {_check.dtype(packed.batch_sizes.dtype)}; torch.export can't trace"
+            " pack_padded_sequence: pack outside and pass data and batch_sizes"
+        )
+    if packed.batch_sizes.shape[0] == 0:
+        return 0
+    batch: int = packed.batch_sizes[0].item()  # type: ignore[assignment]
+    return batch

@@ -1,0 +1,134 @@
+"""Faster layers in the place of torch.nn's, in a model that exists."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import modules
+
+# ---- modules that pass for torch.nn's own classes -----------------------------------
+
+
+class _LSTM(modules.LSTM, nn.LSTM):  # type: ignore[misc]
+    """lltm.LSTM that is an instance of torch.nn.LSTM."""
+
+    def _get_name(self) -> str:
+        return "LSTM"
+
+
+class _GRU(modules.GRU, nn.GRU):  # type: ignore[misc]
+    """lltm.GRU that is an instance of torch.nn.GRU."""
+
+    def _get_name(self) -> str:
+        return "GRU"
+
+
+class _LSTMCell(modules.LSTMCell, nn.LSTMCell):
+    """lltm.LSTMCell that is an instance of torch.nn.LSTMCell."""
+
+    def _get_name(self) -> str:
+        return "LSTMCell"
+
+
+class _GRUCell(modules.GRUCell, nn.GRUCell):
+    """lltm.GRUCell that is an instance of torch.nn.GRUCell."""
+
+    def _get_name(self) -> str:
+        return "GRUCell"
+
+
+# Of a class of torch.nn: ours, and ours that passes for it.
+_CLASSES: dict[type, tuple[type, type]] = {
+    nn.LSTM: (modules.LSTM, _LSTM),
+    nn.GRU: (modules.GRU, _GRU),
+    nn.LSTMCell: (modules.LSTMCell, _LSTMCell),
+    nn.GRUCell: (modules.GRUCell, _GRUCell),
+}
+_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass
+class Replaced:
+    """What :func:`replace_` did, by the modules' names; "" is the model itself."""
+
+    replaced: list[str] = field(default_factory=list)
+    left: dict[str, str] = field(default_factory=dict)  # with the reason
+
+    def __str__(self) -> str:
+        lines = [f"replaced: {', '.join(map(_shown, self.replaced)) or 'nothing'}"]
+        lines += [f"left: {_shown(name)}: {reason}" for name, reason in self.left.items()]
+        return "\n".join(lines)
+
+
+def replace_(model: nn.Module, *, keep_class: bool = False) -> Replaced:
+    """Makes lltm's modules of every torch.nn.LSTM, GRU, LSTMCell and GRUCell of a model, in place.
+
+    A module stays the same object, with its parameters, buffers, hooks and mode: only its class
+    changes. So optimizers, names and the state_dict stay as they are, and the results up to
+    rounding.
+
+    Args:
+        model: any module; it may be such a module itself
+        keep_class: the modules pass for those of torch.nn in ``isinstance(module,
+            torch.nn.LSTM)``. torch.compile does not trace through them then (it refuses them with
+            fullgraph=True)
+
+    Returns:
+        What was replaced, and what was left and why: subclasses, whose forward may be their own,
+        torch.nn.RNN, projections, and modules that are not on the CPU, where cuDNN is the faster
+        one.
+
+    Example::
+
+        model = torch.nn.Sequential(torch.nn.GRU(32, 128), ...)
+        print(lltm.replace_(model))
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"lltm::replace_: expected model to be a torch.nn.Module, got {type(model).__name__}"
+        )
+    result = Replaced()
+    for name, module in model.named_modules():
+        cls: Any = type(module)
+        if cls not in _CLASSES:
+            if isinstance(module, (nn.RNNBase, nn.RNNCellBase)) and not _is_ours(module):
+                result.left[name] = _why_not(cls)
+            continue
+        reason = _reason_to_leave(module)
+        if reason is not None:
+            result.left[name] = reason
+            continue
+        module.__class__ = _CLASSES[cls][keep_class]
+        result.replaced.append(name)
+    return result
+
+
+def _reason_to_leave(module: nn.Module) -> str | None:
+    if getattr(module, "proj_size", 0):
+        return "it has a projection, which torch's kernels compute"
+    if "forward" in vars(module):
+        return "it has a forward of its own"
+    for parameter in module.parameters():
+        if parameter.device.type not in ("cpu", "meta"):
+            return f"it is on device {parameter.device}, and lltm is faster on CPUs"
+        if parameter.dtype not in _DTYPES:
+            return f"its dtype is {str(parameter.dtype).removeprefix('torch.')}"
+    return None
+
+
+def _why_not(cls: type) -> str:
+    if cls in (nn.RNN, nn.RNNCell):
+        return f"lltm has no {cls.__name__}"
+    return f"it is a {cls.__name__}, a class of its own"
+
+
+def _is_ours(module: nn.Module) -> bool:
+    return isinstance(module, tuple(ours for ours, _ in _CLASSES.values()))
+
+
+def _shown(name: str) -> str:
+    return name or "the model"
