@@ -9,7 +9,6 @@ from functools import partial
 import torch
 from checks import Bound
 
-from lltm._cell import GATES
 from lltm.benchmark.cases import Case
 from lltm.benchmark.report import Row
 from lltm.benchmark.timing import Sampler, Settings, measure, timed
@@ -20,6 +19,9 @@ READ = "reading the weights"
 
 PRODUCT_SIZE = 1024
 PRODUCT_FLOPS = 2.0 * PRODUCT_SIZE**3
+
+# Blocks of rows of the weights.
+GATES: int = torch.ops.lltm._cell("lltm")[0]
 
 Build = Callable[[], Sampler]
 

@@ -28,9 +28,9 @@ from dataclasses import dataclass, replace
 
 import support
 import torch
+from support import GATES
 
 import lltm
-from lltm._cell import GATES
 
 LIMIT = 2.0
 REDRAWS = 15  # of a problem above the limit, whose median may be

@@ -21,7 +21,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import Dataset
 
 import lltm
-from lltm._cell import GATES
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -30,6 +29,9 @@ TORCH = tuple(int(part) for part in str(torch.__version__).split(".")[:2])
 
 # Whether lltm._C is the compiled module, rather than lltm._binding.
 COMPILED_BINDING = lltm._C.__name__ == "lltm._C"
+
+# Blocks of rows of the LLTM's weights.
+GATES: int = torch.ops.lltm._cell("lltm")[0]
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -62,29 +64,46 @@ LENGTHS = ((5, 3, 3, 1), (4, 4, 4), (1,), (9, 2, 1, 1, 1, 1, 1), (4,) * 20 + (3,
 
 @dataclass(frozen=True)
 class Arguments:
-    """Arguments of functional.cell or functional.sequence."""
+    """Arguments of the operators of a cell; of the LLTM, of functional.cell or functional.sequence.
+
+    `weights` and `bias` are weight_ih and bias_ih where there is weight_hh.
+    """
 
     input: Tensor
     h: Tensor
-    c: Tensor
+    c: Tensor  # passed to none whose cell has none
     weights: Tensor
     bias: Tensor | None
     batch_sizes: Tensor | None = None
     reverse: bool = False
+    cell: str = "lltm"
+    weight_hh: Tensor | None = None
+    bias_hh: Tensor | None = None
+
+    def operands(self) -> tuple[Any, ...]:
+        """The first arguments of the operators, but sequence_prepacked."""
+        _, _, _, _, has_c = torch.ops.lltm._cell(self.cell)
+        c = self.c if has_c else None
+        parameters = (self.weights, self.weight_hh, self.bias, self.bias_hh)
+        return (self.cell, self.input, self.h, c, *parameters)
 
     def tensors(self) -> list[Tensor]:
         """The differentiable ones, in the order of the operators' gradients."""
-        found = (self.input, self.h, self.c, self.weights, self.bias)
-        return [tensor for tensor in found if tensor is not None]
+        return [operand for operand in self.operands() if isinstance(operand, Tensor)]
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Arguments:
+        def changed(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else change(tensor)
+
         return replace(
             self,
             input=change(self.input),
             h=change(self.h),
             c=change(self.c),
             weights=change(self.weights),
-            bias=None if self.bias is None else change(self.bias),
+            bias=changed(self.bias),
+            weight_hh=changed(self.weight_hh),
+            bias_hh=changed(self.bias_hh),
         )
 
     def with_argument(self, name: str, value: Tensor) -> Arguments:
@@ -108,6 +127,22 @@ def cell_arguments(
         c=torch.randn(batch, hidden, dtype=dtype),
         weights=_weights(inputs, hidden, dtype),
         bias=torch.randn(GATES * hidden, dtype=dtype) if bias else None,
+    )
+
+
+def of_cell(cell: str, a: Arguments) -> Arguments:
+    """The same call of another cell, with two matrices and biases."""
+    hidden, inputs, dtype = a.h.shape[1], a.input.shape[-1], a.h.dtype
+    rows = torch.ops.lltm._cell(cell)[0] * hidden
+    weights = torch.randn(rows, hidden + inputs, dtype=dtype) / (2 * math.sqrt(hidden + inputs))
+    biases = [None if a.bias is None else torch.randn(rows, dtype=dtype) / 2 for _ in range(2)]
+    return replace(
+        a,
+        cell=cell,
+        weights=weights[:, hidden:].contiguous(),
+        weight_hh=weights[:, :hidden].contiguous(),
+        bias=biases[0],
+        bias_hh=biases[1],
     )
 
 

@@ -225,14 +225,14 @@ def test_the_default_backend_works_where_ci_is_set(monkeypatch: pytest.MonkeyPat
     for op in [op for op in lowerings if getattr(op, "namespace", "") == "lltm"]:
         monkeypatch.delitem(lowerings, op)
     sources = generated("inductor", lltm.LLTMCell(3, 5), torch.randn(2, 3))
-    assert all("torch.ops.lltm.cell" in source for source in sources)
+    assert all("torch.ops.lltm.step" in source for source in sources)
 
 
 def test_inductor_calls_our_kernels_or_fuses_the_decomposition_of_a_cell() -> None:
     cell, x = lltm.LLTMCell(3, 5), torch.randn(4, 3)
     forward, backward = generated("inductor", cell, x)
-    assert "torch.ops.lltm.cell_forward" in forward
-    assert "torch.ops.lltm.cell_backward" in backward
+    assert "torch.ops.lltm.step_forward" in forward
+    assert "torch.ops.lltm.step_backward" in backward
     # The same model again: what a cache has of it must not be taken for this.
     sources = generated(lltm.inductor_decomposed, cell, x)
     assert not any("torch.ops.lltm." in source for source in sources)

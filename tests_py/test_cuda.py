@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -330,11 +331,11 @@ def opcheck(op: Any, *arguments: Any) -> None:
 def test_opcheck(dtype: torch.dtype) -> None:
     a = on_gpu(support.cell_arguments((3, 2, 4), dtype))
     leaves = a.leaves()
-    opcheck(ops.cell.default, *leaves.tensors())
-    opcheck(ops.cell_forward.default, *a.tensors())
-    *_, activations = ops.cell_forward(*a.tensors())
+    opcheck(ops.step.default, *leaves.operands())
+    opcheck(ops.step_forward.default, *a.operands())
+    *_, activations = ops.step_forward(*a.operands())
     grads = torch.randn_like(a.h), torch.randn_like(a.c)
-    opcheck(ops.cell_backward.default, *a.tensors(), activations, *grads, [True] * 5)
+    opcheck(ops.step_backward.default, *a.operands(), activations, *grads, [True] * 7)
 
 
 @each_direction
@@ -345,25 +346,25 @@ def test_opcheck_of_a_sequence(reverse: bool) -> None:
     ):
         a = on_gpu(b)
         for checkpoint_steps in (0, 2):
-            arguments = (*a.tensors(), a.batch_sizes, a.reverse, checkpoint_steps)
+            arguments = (*a.operands(), a.batch_sizes, a.reverse, checkpoint_steps)
             opcheck(ops.sequence_forward.default, *arguments)
             output, h_n, c_n, saved = ops.sequence_forward(*arguments)
             grads = [torch.randn_like(y) for y in (output, h_n, c_n)]
             arguments = (*arguments, output, saved)
-            opcheck(ops.sequence_backward.default, *arguments, *grads, [True] * 5)
-            mask = [True, False, True, False, True]
+            opcheck(ops.sequence_backward.default, *arguments, *grads, [True] * 7)
+            mask = [True, False, True, False, False, True, False]
             opcheck(ops.sequence_backward.default, *arguments, None, grads[1], None, mask)
 
 
 def test_errors_are_those_of_the_cpu() -> None:
     a = on_gpu(support.sequence_arguments((5, 3, 2, 4)))
     with pytest.raises(ValueError, match="expected h_0 of shape"):
-        ops.sequence(a.input, a.h[:2], a.c, a.weights, a.bias)
+        ops.sequence(*replace(a, h=a.h[:2]).operands())
     with pytest.raises(RuntimeError, match="expected weights on device cuda:0, got cpu"):
-        ops.sequence(a.input, a.h, a.c, a.weights.cpu(), a.bias)
+        ops.sequence(*replace(a, weights=a.weights.cpu()).operands())
     sizes = torch.full((5,), 3, device="cuda")
     with pytest.raises(RuntimeError, match="expected batch_sizes on device cpu"):
-        ops.sequence(a.input.flatten(0, 1), a.h, a.c, a.weights, a.bias, batch_sizes=sizes)
+        ops.sequence(*replace(a, input=a.input.flatten(0, 1)).operands(), batch_sizes=sizes)
 
 
 # ---- streams, graphs, devices -----------------------------------------------

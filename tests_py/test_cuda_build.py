@@ -13,9 +13,9 @@ import lltm.__main__
 KERNELS = dict(line.split(": ", 1) for line in lltm.build_info().splitlines())["CUDA kernels"]
 BUILT = not KERNELS.startswith("none")
 OPERATORS = (
-    "cell",
-    "cell_forward",
-    "cell_backward",
+    "step",
+    "step_forward",
+    "step_backward",
     "sequence",
     "sequence_forward",
     "sequence_backward",

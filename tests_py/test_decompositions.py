@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import support
 import torch
+from support import Arguments
 
 import lltm
 
@@ -29,38 +31,54 @@ def test_the_table_is_the_default_one_with_every_operator_of_ours() -> None:
     }
 
 
+each_cell = pytest.mark.parametrize("cell", ["lltm", "lstm", "gru"])
+# Which gradients are wanted, of input, h, c, weight_ih, weight_hh, bias_ih and bias_hh.
+ALL = [True] * 7
+SOME = [True, False, True, False, True, True, False]
+MASKS = (ALL, SOME, [not wanted for wanted in SOME])
+
+
+def called(cell: str, a: Arguments) -> Arguments:
+    return a if cell == "lltm" else support.of_cell(cell, a)
+
+
+def check_gradients(op: Any, arguments: tuple[Any, ...], mask: list[bool]) -> None:
+    """Of what is wanted and has a gradient; the others are None."""
+    ours = lltm.decompositions()[op.default](*arguments, mask)
+    given = [isinstance(operand, torch.Tensor) for operand in arguments[1:8]]
+    assert [y is not None for y in ours] == [a and b for a, b in zip(given, mask, strict=True)]
+    torch.testing.assert_close(
+        [y for y in ours if y is not None],
+        [y for y in op(*arguments, mask) if y is not None],
+    )
+
+
+@each_cell
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("batch", [4, 0])
-def test_decomposed_cells_agree_with_the_operators(batch: int, bias: bool) -> None:
+def test_a_decomposed_step_agrees_with_the_operators(batch: int, bias: bool, cell: str) -> None:
     table, ops = lltm.decompositions(), torch.ops.lltm
-    a = support.cell_arguments((batch, 3, 5), torch.float64, bias)
-    arguments = (a.input, a.h, a.c, a.weights, a.bias)
-    torch.testing.assert_close(table[ops.cell.default](*arguments), ops.cell(*arguments))
-    saved = ops.cell_forward(*arguments)
-    torch.testing.assert_close(table[ops.cell_forward.default](*arguments), saved)
+    a = called(cell, support.cell_arguments((batch, 3, 5), torch.float64, bias))
+    arguments = a.operands()
+    torch.testing.assert_close(table[ops.step.default](*arguments), ops.step(*arguments))
+    saved = ops.step_forward(*arguments)
+    torch.testing.assert_close(table[ops.step_forward.default](*arguments), saved)
     for grads in ((a.h, a.c), (None, a.c), (a.h, None)):
-        for mask in (
-            [True] * 5,
-            [True, False, True, False, True],
-            [False, True, False, True, False],
-        ):
-            backward = (*arguments, saved[2], *grads, mask)
-            ours, expected = (
-                table[ops.cell_backward.default](*backward),
-                ops.cell_backward(*backward),
-            )
-            assert [y is None for y in ours] == [not wanted for wanted in mask]
-            torch.testing.assert_close(
-                [y for y in ours if y is not None], [y for y in expected if y is not None]
-            )
+        if cell == "gru" and grads[0] is None:
+            continue  # no gradient at all
+        for mask in MASKS:
+            check_gradients(ops.step_backward, (*arguments, saved[2], *grads), mask)
 
 
+@each_cell
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 @pytest.mark.parametrize("steps", [6, 1, 0])
-def test_decomposed_sequences_agree_with_the_operators(steps: int, reverse: bool) -> None:
+def test_decomposed_sequences_agree_with_the_operators(
+    steps: int, reverse: bool, cell: str
+) -> None:
     table, ops = lltm.decompositions(), torch.ops.lltm
-    a = support.sequence_arguments((steps, 4, 3, 5), torch.float64, reverse=reverse)
-    arguments: tuple[Any, ...] = (a.input, a.h, a.c, a.weights, a.bias)
+    a = called(cell, support.sequence_arguments((steps, 4, 3, 5), torch.float64, reverse=reverse))
+    arguments = a.operands()
     torch.testing.assert_close(
         table[ops.sequence.default](*arguments, reverse=reverse),
         ops.sequence(*arguments, reverse=reverse),
@@ -70,17 +88,15 @@ def test_decomposed_sequences_agree_with_the_operators(steps: int, reverse: bool
     torch.testing.assert_close(table[ops.sequence_forward.default](*arguments), results)
     output, h_n, c_n, activations = results
     for grads in ((output, h_n, c_n), (None, h_n, None), (output, None, c_n)):
-        backward = (*arguments, output, activations, *grads, [True] * 5)
-        torch.testing.assert_close(
-            table[ops.sequence_backward.default](*backward), ops.sequence_backward(*backward)
-        )
+        backward = (*arguments, output, activations, *grads)
+        check_gradients(ops.sequence_backward, backward, ALL)
 
 
 @pytest.mark.parametrize("steps", [1, 0])
 def test_decomposed_operators_return_no_argument(steps: int) -> None:
     table, ops = lltm.decompositions(), torch.ops.lltm
     a = support.sequence_arguments((steps, 4, 3, 5))
-    results = table[ops.sequence.default](a.input, a.h, a.c, a.weights, a.bias)
+    results = table[ops.sequence.default](*a.operands())
     places = [tensor.untyped_storage().data_ptr() for tensor in (a.h, a.c, *results[1:])]
     assert len(set(places)) == len(places)
 
@@ -88,20 +104,18 @@ def test_decomposed_operators_return_no_argument(steps: int) -> None:
 def test_a_packed_sequence_is_not_decomposed() -> None:
     table, ops = lltm.decompositions(), torch.ops.lltm
     a = support.packed_arguments((3, 2, 1))
-    result = table[ops.sequence.default](
-        a.input, a.h, a.c, a.weights, a.bias, batch_sizes=a.batch_sizes
-    )
+    result = table[ops.sequence.default](*a.operands(), batch_sizes=a.batch_sizes)
     assert result is NotImplemented
 
 
 def test_training_with_checkpoints_is_not_decomposed() -> None:
     table, ops = lltm.decompositions(), torch.ops.lltm
     a = support.sequence_arguments((4, 2, 3, 5))
-    arguments = (a.input, a.h, a.c, a.weights, a.bias, None, False, 2)
+    arguments = (*a.operands(), None, False, 2)
     assert table[ops.sequence_forward.default](*arguments) is NotImplemented
     output, h_n, c_n, saved = ops.sequence_forward(*arguments)
     grads = (output, h_n, c_n)
-    backward = (*arguments, output, saved, *grads, [True] * 5)
+    backward = (*arguments, output, saved, *grads, ALL)
     assert table[ops.sequence_backward.default](*backward) is NotImplemented
 
 
@@ -114,11 +128,12 @@ def test_decompositions_meet_the_rule_of_accuracy(dtype: torch.dtype) -> None:
         a = support.sequence_arguments((10, 16, 32, 64), dtype)
         grads = [torch.randn_like(y) for y in support.sequence_outputs(lltm.functional, a)]
         exact = support.exact_results_and_gradients(a, grads)
-        arguments = (a.input, a.h, a.c, a.weights, a.bias, None, False, 0)
+        arguments = (*a.operands(), None, False, 0)
         *results, activations = table[ops.sequence_forward.default](*arguments)
         gradients = table[ops.sequence_backward.default](
-            *arguments, results[0], activations, *grads, [True] * 5
+            *arguments, results[0], activations, *grads, ALL
         )
+        gradients = [y for y in gradients if y is not None]
         for k, y in enumerate(results):
             ours.add(f"output {k}", y, exact[f"output {k}"])
         for name, y in zip(support.NAMES, gradients, strict=True):
@@ -136,7 +151,7 @@ def test_a_decomposed_step_accumulates_its_pre_activations_in_float32(dtype: tor
     table, ops = lltm.decompositions(), torch.ops.lltm
     a = support.cell_arguments((64, 128, 256), dtype)
     exact = support.cell_outputs(lltm.reference, a.to(torch.float64))
-    cell = table[ops.cell.default](a.input, a.h, a.c, a.weights, a.bias)
+    cell = table[ops.step.default](*a.operands())
     for ours, y in zip(cell, exact, strict=True):
         # One rounding, of the result.
         eps = torch.finfo(dtype).eps
@@ -150,7 +165,7 @@ def test_a_decomposed_step_rounds_its_results_only(dtype: torch.dtype) -> None:
     # Without weights the pre-activations are the bias, in whatever dtype.
     a = a.with_argument("weights", torch.zeros_like(a.weights))
     expected = [y.to(dtype) for y in support.cell_outputs(lltm.reference, a.to(torch.float32))]
-    cell = table[ops.cell.default](a.input, a.h, a.c, a.weights, a.bias)
+    cell = table[ops.step.default](*a.operands())
     torch.testing.assert_close(list(cell), expected, rtol=0, atol=0)
-    _, *states = table[ops.sequence.default](a.input[None], a.h, a.c, a.weights, a.bias)
+    _, *states = table[ops.sequence.default](*replace(a, input=a.input[None]).operands())
     torch.testing.assert_close(states, expected, rtol=0, atol=0)

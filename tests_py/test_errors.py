@@ -114,8 +114,13 @@ def in_functional(name: str, arguments: dict[str, Any]) -> Any:
     return getattr(lltm.functional, name)(arguments.pop("input"), state, **arguments)
 
 
+# How the operators call the LLTM's matrix and bias.
+OPERANDS = {"weights": "weight_ih", "bias": "bias_ih"}
+
+
 def in_torch_ops(name: str, arguments: dict[str, Any]) -> Any:
-    return getattr(torch.ops.lltm, name)(**arguments)
+    operands = {OPERANDS.get(key, key): value for key, value in arguments.items()}
+    return getattr(torch.ops.lltm, {"cell": "step"}.get(name, name))(cell="lltm", **operands)
 
 
 Way = Callable[[str, dict[str, Any]], Any]
@@ -198,8 +203,8 @@ LETTERS_OF_PARAMETERS = {"weights": "GX", "bias": "G"}
 LETTERS = {"T": 6, "B": 4, "I": 3, "H": 5, "N": 9, "G": 15, "X": 8, "S": 20, "R": 24, "K": 2}
 SHAPES: dict[str, tuple[str, dict[str, str], tuple[Any, ...]]] = {
     "cell": ("cell", {"input": "BI", "h": "BH", "c": "BH", **LETTERS_OF_PARAMETERS}, ()),
-    "cell_backward": (
-        "cell_backward",
+    "step_backward": (
+        "step_backward",
         {
             "input": "BI",
             "h": "BH",
@@ -208,7 +213,7 @@ SHAPES: dict[str, tuple[str, dict[str, str], tuple[Any, ...]]] = {
             "activations": "BS",
             "grad_h": "BH",
         },
-        (None, [True] * 5),
+        (None, [True] * 7),
     ),
     "sequence": ("sequence", {"input": "TBI", **LETTERS_OF_STATES, **LETTERS_OF_PARAMETERS}, ()),
     "packed": ("sequence", {"input": "NI", **LETTERS_OF_STATES, **LETTERS_OF_PARAMETERS}, ()),
@@ -230,8 +235,8 @@ SHAPES: dict[str, tuple[str, dict[str, str], tuple[Any, ...]]] = {
 }
 
 
-def call_of_shapes(name: str) -> tuple[Any, dict[str, Any]]:
-    """An operator, and good arguments by name."""
+def call_of_shapes(name: str) -> tuple[str, dict[str, Any]]:
+    """What in_torch_ops takes: an operator, and good arguments by name."""
     op, letters, rest = SHAPES[name]
     arguments: dict[str, Any] = {
         argument: torch.zeros([LETTERS[letter] for letter in letters_of])
@@ -239,16 +244,18 @@ def call_of_shapes(name: str) -> tuple[Any, dict[str, Any]]:
     }
     if "packed" in name.split():
         arguments["batch_sizes"] = torch.tensor([4, 3, 2])
-    if op == "cell_backward":
+    if op.endswith("_backward"):
+        arguments.update(weight_hh=None, bias_hh=None)
+    if op == "step_backward":
         arguments["grad_c"], arguments["output_mask"] = rest
     if op == "sequence_backward":
         saved, output, checkpoint_steps = rest
         arguments.setdefault("batch_sizes", None)
-        arguments.update(reverse=False, checkpoint_steps=checkpoint_steps, output_mask=[True] * 5)
+        arguments.update(reverse=False, checkpoint_steps=checkpoint_steps, output_mask=[True] * 7)
         shapes = {"saved": saved, "output": output, "grad_output": output}
         for argument, letters_of in {**shapes, "grad_h_n": "BH", "grad_c_n": "BH"}.items():
             arguments[argument] = torch.zeros([LETTERS[letter] for letter in letters_of])
-    return getattr(torch.ops.lltm, op), arguments
+    return op, arguments
 
 
 def wrong_shapes_of(argument: str, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -263,7 +270,7 @@ def wrong_shapes_of(argument: str, shape: tuple[int, ...]) -> list[tuple[int, ..
 @pytest.mark.parametrize("name", SHAPES)
 def test_of_arguments_that_disagree_the_error_names_the_one_that_is_alone(name: str) -> None:
     op, arguments = call_of_shapes(name)
-    op(**arguments)
+    in_torch_ops(op, arguments)
     tensors = [key for key, value in arguments.items() if isinstance(value, Tensor)]
     for argument in (key for key in tensors if key != "batch_sizes"):
         right = tuple(arguments[argument].shape)
@@ -275,15 +282,15 @@ def test_of_arguments_that_disagree_the_error_names_the_one_that_is_alone(name: 
             elif argument == "input" and name == "sequence" and shape[1:] == right[1:]:
                 continue  # any T will do
             with pytest.raises(ValueError, match=rf"^lltm::\w+: expected {named} of shape \("):
-                op(**{**arguments, argument: torch.zeros(shape)})
+                in_torch_ops(op, {**arguments, argument: torch.zeros(shape)})
 
 
 @pytest.mark.parametrize("weights", [(45, 24), (60, 28), (48, 25)])
 def test_the_expected_shape_is_what_the_other_arguments_say(weights: tuple[int, int]) -> None:
-    given = (torch.zeros(4, 8), torch.zeros(4, 16), torch.zeros(4, 16), torch.zeros(weights))
+    sizes = {"input": (4, 8), "h": (4, 16), "c": (4, 16), "weights": weights, "bias": (48,)}
     text = f"expected weights of shape (48, 24), got {weights}"
     with pytest.raises(ValueError, match=f"^lltm::cell: {re.escape(text)}"):
-        torch.ops.lltm.cell(*given, torch.zeros(48))
+        in_torch_ops("cell", {name: torch.zeros(size) for name, size in sizes.items()})
 
 
 def test_states_that_agree_with_each_other_alone_are_named() -> None:
@@ -571,7 +578,7 @@ def test_an_operator_s_value_error_that_is_not_ours_stays_what_it_is(
     def other(*arguments: Any) -> Any:
         raise ValueError("another's")
 
-    monkeypatch.setattr(torch.ops.lltm, "cell", other)
+    monkeypatch.setattr(torch.ops.lltm, "step", other)
     with pytest.raises(ValueError, match=r"^another's$") as caught:
         in_functional("cell", CELL)
     assert type(caught.value) is ValueError

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import support
 import torch
+from support import GATES
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 from torch.profiler import ProfilerActivity, profile
@@ -16,7 +17,6 @@ from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
 
 import lltm
-from lltm._cell import GATES
 
 T, B, I, H = 6, 4, 3, 5  # noqa: E741
 
@@ -178,12 +178,11 @@ def test_the_profiler_names_the_operators_with_their_shapes() -> None:
         if event.key.startswith("lltm::")
     }
     state, weights = [B, H], [GATES * H, H + I]
-    assert shapes["lltm::cell"][:5] == [[B, I], state, state, weights, [GATES * H]]
-    assert shapes["lltm::cell_forward"][:4] == [[B, I], state, state, weights]
-    assert shapes["lltm::cell_backward"][:4] == [[B, I], state, state, weights]
-    assert shapes["lltm::sequence"][:5] == [[T, B, I], state, state, weights, [GATES * H]]
-    assert shapes["lltm::sequence_forward"][:4] == [[T, B, I], state, state, weights]
-    assert shapes["lltm::sequence_backward"][:4] == [[T, B, I], state, state, weights]
+    name, absent, bias = [], [], [GATES * H]  # what has no shape
+    for operators, input in (("step", [B, I]), ("sequence", [T, B, I])):
+        operands = [name, input, state, state, weights, absent, bias, absent]
+        for operator in (operators, f"{operators}_forward", f"{operators}_backward"):
+            assert shapes[f"lltm::{operator}"][:8] == operands
 
 
 def count(run: Any) -> int:

@@ -28,7 +28,7 @@ def test_the_stages_before_generated_code_are_shown_by_name() -> None:
     found = sections("--only", *stages)
     assert tuple(found) == stages
     assert "B=2 I=3 H=4, cell: threads 1" in found["schedule"]
-    assert "lltm.cell_backward" in found["joint"]
+    assert "lltm.step_backward" in found["joint"]
     assert "aten.addmm" in found["core-aten"]
 
 
@@ -38,13 +38,13 @@ def test_every_stage_of_one_step_is_shown_and_said_what_it_is() -> None:
     assert list(found) == list(explain.STAGES)
     assert "cpu/operators.cpp" in found["dispatcher"]
     assert "AutogradCPU: registered at" in found["dispatcher"]
-    assert "torch.ops.lltm.cell(" in found["dynamo"]
-    assert "lltm.cell_forward" in found["joint"]
-    assert "lltm.cell_backward" in found["joint"]
+    assert "torch.ops.lltm.step(" in found["dynamo"]
+    assert "lltm.step_forward" in found["joint"]
+    assert "lltm.step_backward" in found["joint"]
     assert "aten.addmm" in found["core-aten"]
     assert "lltm." not in found["core-aten"].replace("lltm.decompositions()", "")
-    assert "lltm.cell_forward" in found["inductor"]
-    assert "lltm.cell_backward" in found["inductor"]
+    assert "lltm.step_forward" in found["inductor"]
+    assert "lltm.step_backward" in found["inductor"]
     assert "tanh()" in found["inductor-decomposed"]
     for text in found.values():
         assert re.match(r"[A-Z].*\.\n\n", text)

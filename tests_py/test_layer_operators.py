@@ -164,7 +164,7 @@ class Subclass(Tensor):
 
 
 OPERATOR_OF = {
-    "cell": "lltm.cell",
+    "cell": "lltm.step",
     "layer": "lltm.sequence",
     "prepacked": "lltm.sequence_prepacked",
 }
@@ -287,4 +287,4 @@ def test_one_state_without_the_other_is_an_error(missing: str) -> None:
     states = (None, c) if missing == "h" else (h, None)
     weights = lltm.LLTMCell(INPUT, H).weights
     with pytest.raises(TypeError, match=r"^lltm::LLTMCell: expected both states or none, got one"):
-        torch.ops.lltm.layer_step(x, *states, [weights], INPUT, H)
+        torch.ops.lltm.layer_step("lltm", x, *states, [weights], INPUT, H)

@@ -44,8 +44,10 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "expanded": expanded,
 }
 
-CELLS: dict[str, Callable[[torch.dtype], Arguments]] = {
+STEPS: dict[str, Callable[[torch.dtype], Arguments]] = {
     "bias": lambda dtype: support.cell_arguments((3, 2, 4), dtype),
+    "lstm": lambda dtype: support.of_cell("lstm", support.cell_arguments((3, 2, 4), dtype)),
+    "gru": lambda dtype: support.of_cell("gru", support.cell_arguments((3, 2, 4), dtype)),
     "no bias": lambda dtype: support.cell_arguments((3, 2, 4), dtype, bias=False),
     "no rows": lambda dtype: support.cell_arguments((0, 2, 4), dtype),
 }
@@ -53,12 +55,20 @@ CELLS: dict[str, Callable[[torch.dtype], Arguments]] = {
 SEQUENCES: dict[str, Callable[[torch.dtype], Arguments]] = {
     "forward": lambda dtype: support.sequence_arguments((5, 3, 2, 4), dtype),
     "reverse": lambda dtype: support.sequence_arguments((5, 3, 2, 4), dtype, reverse=True),
+    "lstm": lambda dtype: support.of_cell("lstm", support.sequence_arguments((5, 3, 2, 4), dtype)),
+    "gru": lambda dtype: support.of_cell("gru", support.sequence_arguments((5, 3, 2, 4), dtype)),
     "no bias": lambda dtype: support.sequence_arguments((5, 3, 2, 4), dtype, bias=False),
     "no steps": lambda dtype: support.sequence_arguments((0, 3, 2, 4), dtype),
 }
 
 PACKED: dict[str, Callable[[torch.dtype], Arguments]] = {
     "packed": lambda dtype: support.packed_arguments((4, 2, 1), 2, 4, dtype),
+    "packed lstm": lambda dtype: support.of_cell(
+        "lstm", support.packed_arguments((4, 2, 1), 2, 4, dtype)
+    ),
+    "packed gru": lambda dtype: support.of_cell(
+        "gru", support.packed_arguments((4, 2, 1), 2, 4, dtype)
+    ),
     "packed reverse": lambda dtype: support.packed_arguments((4, 2, 1), 2, 4, dtype, reverse=True),
 }
 
@@ -100,10 +110,10 @@ def opcheck(op: Any, arguments: tuple[Any, ...], **keywords: Any) -> None:
     assert set(torch.library.opcheck(op, arguments, keywords).values()) == {"SUCCESS"}
 
 
-@each(CELLS)
-def test_cell(case: str, dtype: torch.dtype, layout: str) -> None:
-    a = with_grad(CELLS[case](dtype), layout)
-    opcheck(ops.cell.default, (a.input, a.h, a.c, a.weights, a.bias))
+@each(STEPS)
+def test_step(case: str, dtype: torch.dtype, layout: str) -> None:
+    a = with_grad(STEPS[case](dtype), layout)
+    opcheck(ops.step.default, a.operands())
 
 
 each_saving = pytest.mark.parametrize(
@@ -117,7 +127,7 @@ def test_sequence(case: str, dtype: torch.dtype, layout: str, checkpoint_steps: 
     a = with_grad((SEQUENCES | PACKED)[case](dtype), layout)
     opcheck(
         ops.sequence.default,
-        (a.input, a.h, a.c, a.weights, a.bias),
+        a.operands(),
         batch_sizes=a.batch_sizes,
         reverse=a.reverse,
         checkpoint_steps=checkpoint_steps,
@@ -126,30 +136,35 @@ def test_sequence(case: str, dtype: torch.dtype, layout: str, checkpoint_steps: 
 
 # The kernels behind them have no derivative of their own, so arguments need none.
 
+# Which gradients are wanted, of input, h, c, weight_ih, weight_hh, bias_ih and bias_hh.
+ALL = [True] * 7
+SOME = [True, False, True, False, True, True, False]
+OTHERS = [not wanted for wanted in SOME]
 
-@each(CELLS)
-def test_cell_forward(case: str, dtype: torch.dtype, layout: str) -> None:
-    a = CELLS[case](dtype).map(LAYOUTS[layout])
-    opcheck(ops.cell_forward.default, (a.input, a.h, a.c, a.weights, a.bias))
+
+@each(STEPS)
+def test_step_forward(case: str, dtype: torch.dtype, layout: str) -> None:
+    a = STEPS[case](dtype).map(LAYOUTS[layout])
+    opcheck(ops.step_forward.default, a.operands())
 
 
-@each(CELLS)
-def test_cell_backward(case: str, dtype: torch.dtype, layout: str) -> None:
+@each(STEPS)
+def test_step_backward(case: str, dtype: torch.dtype, layout: str) -> None:
     change = LAYOUTS[layout]
-    a = CELLS[case](dtype).map(change)
-    arguments = (a.input, a.h, a.c, a.weights, a.bias)
-    *_, activations = ops.cell_forward(*arguments)
+    a = STEPS[case](dtype).map(change)
+    arguments = a.operands()
+    *_, activations = ops.step_forward(*arguments)
     grad_h, grad_c = change(torch.randn_like(a.h)), change(torch.randn_like(a.c))
     for grads, mask in (
-        ((grad_h, grad_c), [True] * 5),
-        ((None, grad_c), [True, False, True, False, True]),
-        ((grad_h, None), [False, True, False, True, False]),
+        ((grad_h, grad_c), ALL),
+        ((None, grad_c), SOME),
+        ((grad_h, None), OTHERS),
     ):
-        opcheck(ops.cell_backward.default, (*arguments, activations, *grads, mask))
+        opcheck(ops.step_backward.default, (*arguments, activations, *grads, mask))
 
 
 def arguments_of_forward(a: Arguments, checkpoint_steps: int) -> tuple[Any, ...]:
-    return (a.input, a.h, a.c, a.weights, a.bias, a.batch_sizes, a.reverse, checkpoint_steps)
+    return (*a.operands(), a.batch_sizes, a.reverse, checkpoint_steps)
 
 
 @each_saving
@@ -172,17 +187,18 @@ def test_sequence_backward(
     output, h_n, c_n, saved = ops.sequence_forward(*arguments)
     grads = [change(torch.randn_like(y)) for y in (output, h_n, c_n)]
     arguments = (*arguments, output, saved)
-    opcheck(ops.sequence_backward.default, (*arguments, *grads, [True] * 5))
-    mask = [True, False, True, False, True]
-    opcheck(ops.sequence_backward.default, (*arguments, None, grads[1], None, mask))
+    opcheck(ops.sequence_backward.default, (*arguments, *grads, ALL))
+    opcheck(ops.sequence_backward.default, (*arguments, None, grads[1], None, SOME))
 
 
 @each(SEQUENCES | PACKED)
 def test_sequence_prepacked(case: str, dtype: torch.dtype, layout: str) -> None:
     a = (SEQUENCES | PACKED)[case](dtype).map(LAYOUTS[layout])
+    _, _, _, c, *_ = a.operands()
+    packed = ops.prepack(a.cell, a.weights, a.weight_hh)
     opcheck(
         ops.sequence_prepacked,
-        (a.input, a.h, a.c, ops.prepack(a.weights), a.bias),
+        (a.cell, a.input, a.h, c, packed, a.bias, a.bias_hh),
         batch_sizes=a.batch_sizes,
         reverse=a.reverse,
     )
@@ -194,7 +210,7 @@ def test_prepack(dtype: torch.dtype, layout: str) -> None:
     """But for fake tensors: what prepack gives depends on the machine."""
     weights = LAYOUTS[layout](support.cell_arguments((3, 2, 4), dtype).weights)
     utilities = ("test_schema", "test_autograd_registration")
-    found = torch.library.opcheck(ops.prepack.default, (weights,), test_utils=utilities)
+    found = torch.library.opcheck(ops.prepack.default, ("lltm", weights), test_utils=utilities)
     assert found == dict.fromkeys(utilities, "SUCCESS")
     with pytest.raises(NotImplementedError, match="lltm::prepack: expected weights with data"):
-        ops.prepack(weights.to("meta"))
+        ops.prepack("lltm", weights.to("meta"))

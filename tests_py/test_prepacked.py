@@ -365,6 +365,21 @@ def test_refuses_weights_of_another_dtype(other: torch.dtype) -> None:
         )
 
 
+@pytest.mark.parametrize("form", [None, torch.qint8], ids=str)
+def test_refuses_weights_of_another_cell(form: torch.dtype | None) -> None:
+    ops = torch.ops.lltm
+    lltm_s, lstm_s, gru_s = (
+        support.of_cell(cell, support.sequence_arguments((3, 4, 5, 17)))
+        for cell in ("lltm", "lstm", "gru")
+    )
+    for a, other in ((lltm_s, gru_s), (lstm_s, lltm_s), (gru_s, lstm_s)):
+        packed = ops.prepack(other.cell, other.weights, other.weight_hh, dtype=form)
+        _, input, h, c, *_ = a.operands()
+        expected = f"weights from prepack for the cell {a.cell}, got some for {other.cell}"
+        with pytest.raises(ValueError, match=f"^lltm::sequence_prepacked: expected {expected}"):
+            ops.sequence_prepacked(a.cell, input, h, c, packed)
+
+
 @pytest.mark.parametrize("offset", [1, 8, 16])
 @pytest.mark.parametrize("steps", [0, 3])
 def test_bytes_may_lie_anywhere(offset: int, steps: int) -> None:
@@ -418,7 +433,10 @@ def test_refuses_weights_packed_for_something_else() -> None:
             run(other)
     # Headers with numbers that no packed weights have.
     words = packed[:64].view(torch.int64)
-    for place, value in ((2, 0), (2, 15), (2, 271), (5, 0), (5, 8), (5, 2**62), (5, 2**63 - 1)):
+    for place, value in (
+        *((2, operand(value)) for value in (0, 15, 271)),
+        *((5, value) for value in (0, 8, 2**62, 2**63 - 1)),
+    ):
         forged = torch.cat([words, packed[64:].view(torch.int64)])
         forged[place] = value
         with pytest.raises(ValueError, match="lltm::sequence_prepacked: expected weights from"):
@@ -434,6 +452,12 @@ def test_refuses_weights_packed_for_something_else() -> None:
         lltm.functional.sequence_prepacked(a.input, (a.h[:2], a.c), packed, a.bias)
     with pytest.raises(ValueError, match="lltm::sequence_prepacked: expected bias of shape"):
         lltm.functional.sequence_prepacked(a.input, (a.h, a.c), packed, a.c[0])
+
+
+def operand(value: int) -> int:
+    """The third word of a header of float32 weights with another kind of operands."""
+    float32 = 6  # an at::ScalarType
+    return float32 | value << 32
 
 
 def sealed(packed: Tensor) -> Tensor:
@@ -458,18 +482,13 @@ def test_headers_are_checked_where_the_checksum_is_right() -> None:
     packed = lltm.functional.prepack(a.weights)
     assert torch.equal(sealed(packed), packed)
     # Of another kind, width or second part.
-    forgeries = [
-        (0, 2, 0),
-        (0, 2, 15),
-        (0, 2, 271),
-        (0, 5, 0),
-        (0, 5, 8),
-        (0, 5, 24),
-        (0, 5, 2**62),
-    ]
+    forgeries = [(0, 2, operand(value)) for value in (0, 15, 271)]
+    forgeries += [(0, 5, value) for value in (0, 8, 24, 2**62)]
     forgeries += [(0, 6, 64), (0, 6, len(packed)), (0, 6, -64)]
     if split_at := int(packed[:64].view(torch.int64)[6]):
-        forgeries += [(split_at, 3, 18), (split_at, 4, 6), (split_at, 5, 16), (split_at, 2, 6)]
+        lstm = int.from_bytes(b"lstm", "little")
+        forgeries += [(split_at, 1, lstm), (split_at, 2, operand(6))]
+        forgeries += [(split_at, 3, 18), (split_at, 4, 6), (split_at, 5, 16)]
     for begin, place, value in forgeries:
         forged = packed.clone()
         forged[begin : begin + 64].view(torch.int64)[place] = value

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import support
 import torch
+from support import Arguments
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, stack_module_state, vjp
@@ -125,7 +126,7 @@ def test_vmap_over_inputs_is_one_call_of_the_kernels(case: Case) -> None:
             mapped = torch.vmap(case.run, in_dims=(None, dim))(parameters, inputs)
         torch.testing.assert_close(mapped, expected)
         assert len(operators.ours()) == case.calls
-        assert set(operators.ours()) <= {"cell", "sequence"}
+        assert set(operators.ours()) <= {"step", "sequence"}
 
 
 def test_backward_through_vmap_is_one_call_of_the_kernels(case: Case) -> None:
@@ -426,11 +427,16 @@ def test_in_16_bits_a_transform_is_as_accurate_as_the_kernels(
 ) -> None:
     torch.manual_seed(0)
     batch, inputs, hidden = 16, 32, 64
-    op = getattr(torch.ops.lltm, kind)
+    outputs = getattr(support, f"{kind}_outputs")
     x = torch.randn(batch, inputs) if kind == "cell" else torch.randn(5, batch, inputs)
     h, c = torch.randn(2, batch, hidden)
     weights = torch.randn(3 * hidden, hidden + inputs) / (hidden + inputs) ** 0.5
     arguments = [y.to(dtype) for y in (x, h, c, weights, torch.randn(3 * hidden))]
+
+    def op(*tensors: Tensor) -> tuple[Tensor, ...]:
+        results: tuple[Tensor, ...] = outputs(lltm.functional, Arguments(*tensors))
+        return results
+
     exact = op(*(y.double() for y in arguments))
     of_kernels = op(*arguments)
     of_transform = jvp(op, tuple(arguments), tuple(torch.zeros_like(y) for y in arguments))[0]
@@ -536,8 +542,8 @@ def test_prepacked_layers_have_no_derivatives() -> None:
 
 def test_the_operators_that_autograd_calls_have_no_derivatives() -> None:
     a = support.cell_arguments((4, 3, 5)).leaves()
-    h, _, _ = torch.ops.lltm.cell_forward(a.input, a.h, a.c, a.weights, a.bias)
-    with pytest.raises(RuntimeError, match="derivative for lltm::cell_forward is not implemented"):
+    h, _, _ = torch.ops.lltm.step_forward(*a.operands())
+    with pytest.raises(RuntimeError, match="derivative for lltm::step_forward is not implemented"):
         h.sum().backward()
 
 

@@ -91,7 +91,7 @@ def main() -> None:
     weights = (torch.randn(3 * hidden, hidden + inputs) / hidden**0.5).requires_grad_()
     bias = torch.randn(3 * hidden).requires_grad_()
 
-    ours = torch.ops.lltm.cell(x[0], h, c, weights, bias)
+    ours = torch.ops.lltm.step("lltm", x[0], h, c, weights, bias_ih=bias)
     plain = plain_step(x[0], h, c, weights, bias)
     torch.testing.assert_close(ours, plain)
     torch.testing.assert_close(
@@ -102,7 +102,7 @@ def main() -> None:
     new_h, new_c, *_ = module.forward(x[0], weights, bias, h, c)
     torch.testing.assert_close((new_h, new_c), plain)
 
-    output, h_n, c_n = torch.ops.lltm.sequence(x, h, c, weights, bias)
+    output, h_n, c_n = torch.ops.lltm.sequence("lltm", x, h, c, weights, bias_ih=bias)
     for t in range(steps):
         h, c = plain_step(x[t], h, c, weights, bias)
         torch.testing.assert_close(output[t], h)
