@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._ops import OperatorBase
 
-
 # A gradient that is not wanted is None.
 Gradients = tuple[Tensor | None, ...]
 
@@ -289,8 +288,7 @@ def _steps(
 
     def step(state: list[Tensor], xs: list[Tensor], weights: list[Tensor]) -> Any:
         h, c = state
-        weight_h, *bias_h = weights
-        z = of.add_h(xs[0], h, weight_h, *(bias_h or [None]))
+        z = of.add_h(xs[0], h, weights[0], weights[1] if len(weights) > 1 else None)
         h, c, activations = of.step(z, c)
         out = [h, activations] if training else [h]
         return [h, c if of.has_c else h.clone()], [y.to(dtype) for y in out]

@@ -5,7 +5,7 @@ Letters: T steps, B batch size, I input size, H hidden size, L layers, D directi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ State = tuple[Tensor, Tensor]
 class Recurrent:
     """A module of a cell, of one step or of a layer."""
 
-    _cell: str  # the operators' name of the cell
+    _CELL: str  # the operators' name of the cell
     _where: str  # how its errors begin
     # The states that the user passes and gets: a pair, or of a cell without c one tensor.
     _STATES: tuple[str, ...]
@@ -40,7 +40,7 @@ class Recurrent:
 
 
 class Step(Recurrent):
-    """One step: LLTMCell, LSTMCell, GRUCell."""
+    """One step: LLTMCell, LSTMCell, GRUCell; beside torch.nn.Module among the bases."""
 
     input_size: int
     hidden_size: int
@@ -62,7 +62,7 @@ class Step(Recurrent):
         """Called by torch.jit.script, which compiles what this returns."""
         if getattr(type(self).forward, "__module__", "") != "lltm.modules":  # type: ignore[attr-defined]
             return self  # compiled already, or a forward of the user's own
-        return _script.cell(self, self._parameter_names, len(self._STATES))
+        return _script.cell(self, self._parameter_names, len(self._STATES))  # type: ignore[arg-type]
 
 
 class Layer(Recurrent):
@@ -163,7 +163,9 @@ class Layer(Recurrent):
     ) -> None:
         """Raises an ArgumentError if the shape of h_0 or c_0 is another."""
         if hx.shape != expected_hidden_size:
-            raise ArgumentError(f"lltm::{self._where}: {msg.format(expected_hidden_size, tuple(hx.shape))}")
+            raise ArgumentError(
+                f"lltm::{self._where}: {msg.format(expected_hidden_size, tuple(hx.shape))}"
+            )
 
     def check_forward_args(self, input: Tensor, hidden: Any, batch_sizes: Tensor | None) -> None:
         """Raises an ArgumentError if a shape is wrong."""
@@ -190,7 +192,7 @@ class Layer(Recurrent):
         """Called by torch.jit.script, which compiles what this returns."""
         if getattr(type(self).forward, "__module__", "") != "lltm.modules":  # type: ignore[attr-defined]
             return self  # compiled already, or a forward of the user's own
-        return _script.layer(self, self._names, len(self._STATES))
+        return _script.layer(self, self._names, len(self._STATES))  # type: ignore[arg-type]
 
 
 class Prepacked(Layer, nn.Module):
@@ -231,9 +233,9 @@ class Prepacked(Layer, nn.Module):
                 parameter = getattr(layer, name)
                 if parameter is not None:
                     (matrices if parameter.dim() == 2 else given).append(parameter)
-            self.register_buffer(packed, _prepack(self._cell, matrices, weights))
-            for name, bias in zip(biases, given or [None] * len(biases), strict=True):
-                self.register_buffer(name, None if bias is None else bias.detach().clone())
+            self.register_buffer(packed, _prepack(self._CELL, matrices, weights))
+            for b, name in enumerate(biases):
+                self.register_buffer(name, given[b].detach().clone() if given else None)
 
     @property
     def _by_direction(self) -> list[Sequence[str]]:
@@ -249,8 +251,8 @@ class Prepacked(Layer, nn.Module):
         # PyTorch notes things on any module, under names that nobody else uses.
         if name == "_names" or (not name.startswith("_") and name != "training"):
             raise AttributeError(
-                f"lltm::{type(self).__name__}: cannot set {name}: a prepacked layer does not change; change"
-                " the layer and prepack it again"
+                f"lltm::{type(self).__name__}: cannot set {name}: a prepacked layer does not change;"
+                " change the layer and prepack it again"
             )
         super().__setattr__(name, value)
 
@@ -263,8 +265,8 @@ class Prepacked(Layer, nn.Module):
         result = fn(weights.new_empty(0, dtype=self.dtype))
         if result.dtype != self.dtype:
             raise TypeError(
-                f"lltm::{type(self).__name__}: expected to stay of dtype {_check.dtype(self.dtype)}, got"
-                f" {_check.dtype(result.dtype)}: convert the layer and prepack it again"
+                f"lltm::{type(self).__name__}: expected to stay of dtype {_check.dtype(self.dtype)},"
+                f" got {_check.dtype(result.dtype)}: convert the layer and prepack it again"
             )
         if result.device != weights.device:
             raise RuntimeError(
@@ -329,7 +331,7 @@ class Prepacked(Layer, nn.Module):
         h = torch.zeros(1, self.hidden_size, **options)
         step = torch.zeros(1, 1, self._columns_of_input(k), **options)
         c = h if len(self._STATES) == 2 else None
-        torch.ops.lltm.sequence_prepacked(self._cell, step, h, c, weights, *biases)
+        torch.ops.lltm.sequence_prepacked(self._CELL, step, h, c, weights, *biases)
         expected, got = (
             "int8" if quantised else _check.dtype(self.dtype)
             for quantised in (self._quantised, _is_quantised(weights))
@@ -362,7 +364,7 @@ def _operator(name: str, parameters: Sequence[str], options: Sequence[str]) -> C
         tensors = [getattr(module, name) for name in parameters]
         try:
             return getattr(torch.ops.lltm, name)(
-                module._cell,
+                module._CELL,
                 input,
                 h,
                 c,
@@ -448,10 +450,8 @@ def refuse_prepacked(module: Layer, state_dict: dict[str, Any], prefix: str) -> 
     if f"{prefix}{Prepacked.WEIGHTS}_l0" not in state_dict:
         return []
     name = module._where
-    return [
-        f"lltm::{name}: expected the state_dict of a layer, got that of a prepacked one: load it"
-        f" into a Prepacked{name}"
-    ]
+    text = "expected the state_dict of a layer, got that of a prepacked one: load it into a"
+    return [f"lltm::{name}: {text} Prepacked{name}"]
 
 
 def _packed_batch(where: str, packed: PackedSequence) -> int:

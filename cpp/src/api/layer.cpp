@@ -219,8 +219,7 @@ std::optional<State> state_of(
     const std::optional<Tensor>& h,
     const std::optional<Tensor>& c) {
   if (!cell.has_c) {
-    TORCH_CHECK_TYPE(
-        !c.has_value(), "lltm::", where, ": expected one state, h, got a second one");
+    TORCH_CHECK_TYPE(!c.has_value(), "lltm::", where, ": expected one state, h, got a second one");
     return h.has_value() ? std::optional(State(*h, Tensor())) : std::nullopt;
   }
   TORCH_CHECK_TYPE(
@@ -394,7 +393,8 @@ State LayerModule::initial_state(
     const SymInt& batch,
     bool batched) const {
   const int64_t count = directions();
-  if (!state.has_value()) return zero_state(cell, input, {SymInt(count), batch, SymInt(hidden_size)});
+  if (!state.has_value())
+    return zero_state(cell, input, {SymInt(count), batch, SymInt(hidden_size)});
   if (!batched) {
     check_state(cell.layer_class, {count, hidden_size}, *state, "h_0", "c_0");
     return each(*state, [](const Tensor& s) { return s.unsqueeze(1); });

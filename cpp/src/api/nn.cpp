@@ -86,7 +86,9 @@ State LLTMCellImpl::forward(const Tensor& input, const std::optional<State>& sta
   const Tensor given[] = {weights, bias};
   const StepModule module = {
       Lltm::kCell,
-      options.input_size(), options.hidden_size(), at::TensorList(given, bias.defined() ? 2 : 1)};
+      options.input_size(),
+      options.hidden_size(),
+      at::TensorList(given, bias.defined() ? 2 : 1)};
   return module.forward(input, state);
 }
 

@@ -30,10 +30,10 @@ struct SlotRange {
 struct Cell {
   static constexpr int kMostSlots = 8;
 
-  const char* name;  // the operators' first argument
+  const char* name;                      // the operators' first argument
   const char *layer_class, *step_class;  // the modules'
-  int id;            // the place of its kernels in tables (cells.h)
-  int gates;         // blocks of rows of the weights and biases
+  int id;                                // the place of its kernels in tables (cells.h)
+  int gates;                             // blocks of rows of the weights and biases
   int slots;
   int saved;  // values of a unit that forward saves for backward
   // The slots that x and h have a part in, and the block of rows of each.

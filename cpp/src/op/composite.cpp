@@ -101,8 +101,7 @@ class ParameterGradients {
           result(x(bias_x_)),
           result(h(bias_h_))};
     }
-    return {
-        result(x(weight_x_)), result(h(weight_h_)), result(x(bias_x_)), result(h(bias_h_))};
+    return {result(x(weight_x_)), result(h(weight_h_)), result(x(bias_x_)), result(h(bias_h_))};
   }
 
  private:

@@ -57,11 +57,7 @@ void SequenceGradients::add_product(
   const int64_t m = (h ? hidden_ : 0) + (x ? input_size_ : 0) + (one ? 1 : 0);
   if (m == 0) return;
   products_.push_back(
-      {slots,
-       h,
-       x,
-       one,
-       make_weight_gradient_gemm(format_, m, slots.count() * hidden_, options)});
+      {slots, h, x, one, make_weight_gradient_gemm(format_, m, slots.count() * hidden_, options)});
 }
 
 Tensor SequenceGradients::columns(const Tensor& dz, SlotRange slots) const {
@@ -74,8 +70,7 @@ bool SequenceGradients::add(size_t first, size_t last, const Tensor& dz) {
   if (rows == 0) return true;  // steps that reach no row
   const int64_t begin = std::min(steps_[first].offset, steps_[last - 1].offset);
   if (d_h_0_.defined()) add_initial_state(first, last, dz);
-  if (input_gemm_ &&
-      !input_gemm_->run(d_input_.narrow(0, begin, rows), columns(dz, cell_.x))) {
+  if (input_gemm_ && !input_gemm_->run(d_input_.narrow(0, begin, rows), columns(dz, cell_.x))) {
     return false;
   }
   const at::ScalarType dtype = dz.scalar_type();

@@ -1,7 +1,7 @@
 // One step on the CPU, backward, with weights, input and state read as they lie or, in bfloat16,
 // packed: block by block by the GEMM kernels, or by ATen's GEMMs.
-#include "cpu/engine/step.h"
 #include "cpu/engine/engine.h"
+#include "cpu/engine/step.h"
 #include "cpu/gemm/gemm.h"
 
 #include <ATen/ops/empty.h>
@@ -29,7 +29,9 @@ using ElementwiseBackward = BackwardArgs<T, compute_t<T>>;
 
 template <typename T>
 void backward_by_aten(
-    const ElementwiseBackward<T>& step, const StepBackwardArgs& args, const StepGradients& results) {
+    const ElementwiseBackward<T>& step,
+    const StepBackwardArgs& args,
+    const StepGradients& results) {
   parallel_for(args.h.numel(), kElementwiseGrain, [&](int64_t begin, int64_t end) {
     elementwise<T, compute_t<T>>(*args.cell).backward(step, begin, end);
   });
@@ -167,7 +169,8 @@ class BlockedStepBackward {
     }
   }
 
-  // The rows of the gradients of the weights that belong to a slot and some units, dz^T h and dz^T x.
+  // The rows of the gradients of the weights that belong to a slot and some units, dz^T h and dz^T
+  // x.
   void weight_gradient(int slot, int64_t unit, int64_t width, float* tile) const {
     const int64_t column = slot * hidden_ + unit;
     auto* const memory = reinterpret_cast<Operand*>(tile + tile_size());
@@ -212,16 +215,14 @@ class BlockedStepBackward {
   // dx = dz W_x and dh = dz W_h, in tiles of columns.
   void multiply_by_weights() const {
     std::vector<Tile> tiles;
-    const auto add = [&](const Tensor& out,
-                         Matrix<const T> weights,
-                         SlotRange slots,
-                         const int* blocks) {
-      if (!out.defined()) return;
-      for (int64_t n = 0; n < out.size(1); n += kStepColumns) {
-        const Range columns = {n, std::min(n + kStepColumns, out.size(1))};
-        tiles.push_back({weights, write<float>(out), slots, blocks, columns});
-      }
-    };
+    const auto add =
+        [&](const Tensor& out, Matrix<const T> weights, SlotRange slots, const int* blocks) {
+          if (!out.defined()) return;
+          for (int64_t n = 0; n < out.size(1); n += kStepColumns) {
+            const Range columns = {n, std::min(n + kStepColumns, out.size(1))};
+            tiles.push_back({weights, write<float>(out), slots, blocks, columns});
+          }
+        };
     add(results_.d_h, weights_.hh, cell_.h, cell_.h_blocks);
     add(results_.d_input, weights_.ih, cell_.x, cell_.x_blocks);
     parallel_for(static_cast<int64_t>(tiles.size()), 1, [&](int64_t first, int64_t last) {

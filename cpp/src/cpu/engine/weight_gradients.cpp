@@ -59,8 +59,11 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
   }
 
   void write_transposed(
-      int64_t begin_row, int64_t end_row, Matrix<float> out, int64_t height, const int* blocks)
-      override {
+      int64_t begin_row,
+      int64_t end_row,
+      Matrix<float> out,
+      int64_t height,
+      const int* blocks) override {
     if (c_.size(0) > 1) c_ = c_.sum(0, /*keepdim=*/true);
     parallel_for(bands_.count, 1, [&](int64_t begin, int64_t end) {
       for (int64_t band = begin; band < end; ++band) {

@@ -40,9 +40,8 @@ Tensor Linear::project_x(const Tensor& x) const {
     return bias_.defined() ? at::addmm(bias_, input, weight_x_.t()) : at::mm(input, weight_x_.t());
   }
   const int64_t columns = cell_.slots * hidden;
-  const Tensor gates = bias_.defined()
-                           ? bias_.repeat({input.size(0), 1})
-                           : at::zeros({input.size(0), columns}, input.options());
+  const Tensor gates = bias_.defined() ? bias_.repeat({input.size(0), 1})
+                                       : at::zeros({input.size(0), columns}, input.options());
   x_columns(gates).addmm_(input, weight_x_.t());
   return gates;
 }
@@ -82,8 +81,7 @@ void Linear::add_weight_gradients(
   }
 }
 
-Tensor slot_bias(
-    const Cell& cell, const Tensor& bias_ih, const Tensor& bias_hh, int64_t hidden) {
+Tensor slot_bias(const Cell& cell, const Tensor& bias_ih, const Tensor& bias_hh, int64_t hidden) {
   if (!bias_ih.defined() && !bias_hh.defined()) return {};
   const Tensor& any = bias_ih.defined() ? bias_ih : bias_hh;
   const at::ScalarType dtype = compute_dtype(any.scalar_type());

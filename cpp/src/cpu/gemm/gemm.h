@@ -66,8 +66,8 @@ class Linear {
   mutable at::Tensor both_;                // [weight_h_, weight_x_], once it was asked for
 };
 
-// The gradients of the biases, of `dtype`, from sums of dz over rows, (S * H): those that are wanted.
-// Each has memory of its own.
+// The gradients of the biases, of `dtype`, from sums of dz over rows, (S * H): those that are
+// wanted. Each has memory of its own.
 struct BiasGradients {
   BiasGradients(
       const at::Tensor& sums, const Cell& cell, bool want_ih, bool want_hh, at::ScalarType dtype);
@@ -94,8 +94,11 @@ struct WeightsInPlace {
         const bool of_x = x.data != nullptr && cell.x.contains(slot);
         const bool of_h = h.data != nullptr && cell.h.contains(slot);
         if (!of_x && !of_h) continue;
-        const auto part = [&](bool has_part, Matrix<const float> a, Matrix<const T> w,
-                              const int* blocks, int64_t k) {
+        const auto part = [&](bool has_part,
+                              Matrix<const float> a,
+                              Matrix<const T> w,
+                              const int* blocks,
+                              int64_t k) {
           return has_part ? Part{a.from(r), w.from(blocks[slot] * hidden + unit), k} : Part{};
         };
         gemms_f32<T>().multiply_transposed(
