@@ -251,8 +251,8 @@ class Prepacked(Layer, nn.Module):
         # PyTorch notes things on any module, under names that nobody else uses.
         if name == "_names" or (not name.startswith("_") and name != "training"):
             raise AttributeError(
-                f"lltm::{type(self).__name__}: cannot set {name}: a prepacked layer does not change;"
-                " change the layer and prepack it again"
+                f"lltm::{type(self).__name__}: cannot set {name}: a prepacked layer does not"
+                " change; change the layer and prepack it again"
             )
         super().__setattr__(name, value)
 
@@ -265,8 +265,8 @@ class Prepacked(Layer, nn.Module):
         result = fn(weights.new_empty(0, dtype=self.dtype))
         if result.dtype != self.dtype:
             raise TypeError(
-                f"lltm::{type(self).__name__}: expected to stay of dtype {_check.dtype(self.dtype)},"
-                f" got {_check.dtype(result.dtype)}: convert the layer and prepack it again"
+                f"lltm::{type(self).__name__}: expected to stay of dtype"
+                f" {_check.dtype(self.dtype)}, got {_check.dtype(result.dtype)}: convert the layer and prepack it again"
             )
         if result.device != weights.device:
             raise RuntimeError(
@@ -387,7 +387,9 @@ def step_of(module: Step, input: Tensor, hx: Any, run: Callable[..., Any]) -> An
             return node
     _check.tensor(where, "input", input)
     _check.not_nested(where, input)
-    return module._returned(*run(module, input, *module._states_of(hx)))
+    states = run(module, input, *module._states_of(hx))
+    # A pair as it came: it may stand for a call in a graph.
+    return states if len(module._STATES) == 2 else states[0]
 
 
 def layer_of(module: Layer, input: Any, hx: Any, run: Callable[..., Any]) -> Any:
