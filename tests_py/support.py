@@ -91,6 +91,13 @@ class Arguments:
         """The differentiable ones, in the order of the operators' gradients."""
         return [operand for operand in self.operands() if isinstance(operand, Tensor)]
 
+    def wanted(self, mask: Sequence[bool] = (True,) * 7) -> list[bool]:
+        """An output_mask for the gradients of what is not absent."""
+        operands = self.operands()[1:]
+        return [
+            want and operand is not None for want, operand in zip(mask, operands, strict=True)
+        ]
+
     def map(self, change: Callable[[Tensor], Tensor]) -> Arguments:
         def changed(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else change(tensor)

@@ -335,7 +335,7 @@ def test_opcheck(dtype: torch.dtype) -> None:
     opcheck(ops.step_forward.default, *a.operands())
     *_, activations = ops.step_forward(*a.operands())
     grads = torch.randn_like(a.h), torch.randn_like(a.c)
-    opcheck(ops.step_backward.default, *a.operands(), activations, *grads, [True] * 7)
+    opcheck(ops.step_backward.default, *a.operands(), activations, *grads, a.wanted())
 
 
 @each_direction
@@ -351,9 +351,9 @@ def test_opcheck_of_a_sequence(reverse: bool) -> None:
             output, h_n, c_n, saved = ops.sequence_forward(*arguments)
             grads = [torch.randn_like(y) for y in (output, h_n, c_n)]
             arguments = (*arguments, output, saved)
-            opcheck(ops.sequence_backward.default, *arguments, *grads, [True] * 7)
-            mask = [True, False, True, False, False, True, False]
-            opcheck(ops.sequence_backward.default, *arguments, None, grads[1], None, mask)
+            opcheck(ops.sequence_backward.default, *arguments, *grads, a.wanted())
+            some = a.wanted((True, False, True, False, True, True, False))
+            opcheck(ops.sequence_backward.default, *arguments, None, grads[1], None, some)
 
 
 def test_errors_are_those_of_the_cpu() -> None:

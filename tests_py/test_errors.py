@@ -213,7 +213,7 @@ SHAPES: dict[str, tuple[str, dict[str, str], tuple[Any, ...]]] = {
             "activations": "BS",
             "grad_h": "BH",
         },
-        (None, [True] * 7),
+        (None,),
     ),
     "sequence": ("sequence", {"input": "TBI", **LETTERS_OF_STATES, **LETTERS_OF_PARAMETERS}, ()),
     "packed": ("sequence", {"input": "NI", **LETTERS_OF_STATES, **LETTERS_OF_PARAMETERS}, ()),
@@ -245,13 +245,14 @@ def call_of_shapes(name: str) -> tuple[str, dict[str, Any]]:
     if "packed" in name.split():
         arguments["batch_sizes"] = torch.tensor([4, 3, 2])
     if op.endswith("_backward"):
-        arguments.update(weight_hh=None, bias_hh=None)
+        absent = {"weight_hh": None, "bias_hh": None}
+        arguments.update(absent, output_mask=[True] * 4 + [False, True, False])
     if op == "step_backward":
-        arguments["grad_c"], arguments["output_mask"] = rest
+        (arguments["grad_c"],) = rest
     if op == "sequence_backward":
         saved, output, checkpoint_steps = rest
         arguments.setdefault("batch_sizes", None)
-        arguments.update(reverse=False, checkpoint_steps=checkpoint_steps, output_mask=[True] * 7)
+        arguments.update(reverse=False, checkpoint_steps=checkpoint_steps)
         shapes = {"saved": saved, "output": output, "grad_output": output}
         for argument, letters_of in {**shapes, "grad_h_n": "BH", "grad_c_n": "BH"}.items():
             arguments[argument] = torch.zeros([LETTERS[letter] for letter in letters_of])

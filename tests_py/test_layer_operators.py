@@ -17,9 +17,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lltm
-from lltm import functional
-
 B, H, INPUT = 4, 5, 3
+
+ops = torch.ops.lltm
 
 Make = Callable[[], nn.Module]
 
@@ -27,6 +27,9 @@ CELLS: dict[str, Make] = {
     "cell": lambda: lltm.LLTMCell(INPUT, H),
     "cell without bias": lambda: lltm.LLTMCell(INPUT, H, bias=False),
     "cell of float64": lambda: lltm.LLTMCell(INPUT, H, dtype=torch.float64),
+    "LSTM cell": lambda: lltm.LSTMCell(INPUT, H),
+    "GRU cell": lambda: lltm.GRUCell(INPUT, H),
+    "GRU cell without bias": lambda: lltm.GRUCell(INPUT, H, bias=False),
 }
 LAYERS: dict[str, Make] = {
     "layer": lambda: lltm.LLTM(INPUT, H),
@@ -37,44 +40,63 @@ LAYERS: dict[str, Make] = {
     "dropout": lambda: lltm.LLTM(INPUT, H, num_layers=2, dropout=0.5),
     "dropout in evaluation": lambda: lltm.LLTM(INPUT, H, num_layers=2, dropout=0.5).eval(),
     "checkpoints": lambda: lltm.LLTM(INPUT, H, checkpoint_steps=2),
+    "LSTM": lambda: lltm.LSTM(INPUT, H, num_layers=2, dropout=0.5),
+    "LSTM without bias": lambda: lltm.LSTM(INPUT, H, bias=False, batch_first=True),
+    "GRU": lambda: lltm.GRU(INPUT, H, num_layers=2, bidirectional=True),
+    "GRU, checkpoints": lambda: lltm.GRU(INPUT, H, checkpoint_steps=2),
 }
 PREPACKED: dict[str, Make] = {
     "prepacked": lambda: lltm.LLTM(INPUT, H).prepack(),
     "prepacked, batch first": lambda: lltm.LLTM(INPUT, H, batch_first=True).prepack(),
     "prepacked layers": lambda: lltm.LLTM(INPUT, H, num_layers=2, bidirectional=True).prepack(),
     "prepacked in int8": lambda: lltm.LLTM(INPUT, H).prepack(torch.qint8),
+    "prepacked LSTM": lambda: lltm.LSTM(INPUT, H, num_layers=2).prepack(),
+    "prepacked GRU": lambda: lltm.GRU(INPUT, H, bidirectional=True).prepack(),
 }
 
 MODULES = {**CELLS, **LAYERS, **PREPACKED}
 
 
-def by_operators(module: nn.Module) -> contextlib.AbstractContextManager[nn.Module]:
+@contextlib.contextmanager
+def by_operators(module: Any) -> Iterator[nn.Module]:
     """The module as lltm.reference composes it, of the operators of one direction and one step."""
-    patch = pytest.MonkeyPatch.context()
+    cell = module._cell
 
-    def sequence(*args: Any, **options: Any) -> Any:
-        steps = getattr(module, "checkpoint_steps", 0)
-        return functional.sequence(*args, **options, checkpoint_steps=steps)
+    def of_parameters(weights: Tensor, *rest: Any) -> dict[str, Any]:
+        names = ("bias_ih",) if cell == "lltm" else ("weight_hh", "bias_ih", "bias_hh")
+        return {"weight_ih": weights, **dict(zip(names, rest, strict=False))}
 
-    @contextlib.contextmanager
-    def composed() -> Iterator[nn.Module]:
-        with patch as patched:
-            patched.setattr(lltm.reference, "sequence", sequence)
-            patched.setattr(lltm.reference, "cell", functional.cell)
-            other: Any = copy.copy(module)
-            is_cell = isinstance(module, lltm.LLTMCell)
-            other.__class__ = lltm.reference.LLTMCell if is_cell else lltm.reference.LLTM
-            yield other
+    def step(x: Tensor, h: Tensor, c: Any, *parameters: Any) -> Any:
+        h, c = ops.step(cell, x, h, c, **of_parameters(*parameters))
+        return h, c if has_c(cell) else None
 
-    return composed()
+    def sequence(
+        equations: Any, x: Tensor, h: Tensor, c: Any, parameters: Any, sizes: Any, reverse: bool
+    ) -> Any:
+        options = {"batch_sizes": sizes, "reverse": reverse}
+        options["checkpoint_steps"] = getattr(module, "checkpoint_steps", 0)
+        output, h, c = ops.sequence(cell, x, h, c, **of_parameters(*parameters), **options)
+        return output, h, c if has_c(cell) else None
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(lltm.reference, "_steps", sequence)
+        patched.setitem(lltm.reference._EQUATIONS, cell, step)
+        other = copy.copy(module)
+        other.__class__ = getattr(lltm.reference, type(module).__name__)
+        yield other
 
 
-def arguments(name: str, batched: bool, steps: int = 6) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """An input, and a state whose strides run the other way."""
+def has_c(cell: str) -> bool:
+    *_, found = ops._cell(cell)
+    return bool(found)
+
+
+def arguments(name: str, batched: bool, steps: int = 6) -> tuple[Tensor, Any]:
+    """An input, and states whose strides run the other way."""
     module: Any = MODULES[name]()
     batch = [B] if batched else []
     if name in CELLS:
-        dtype = module.weights.dtype
+        dtype = next(module.parameters()).dtype
         x, shape = torch.randn(*batch, INPUT, dtype=dtype), [*batch, H]
     else:
         dtype = torch.float32
@@ -83,7 +105,8 @@ def arguments(name: str, batched: bool, steps: int = 6) -> tuple[Tensor, tuple[T
         shape = [module.num_layers * (2 if module.bidirectional else 1), *batch, H]
     h, c = (torch.randn(*reversed(shape), dtype=dtype) for _ in range(2))
     order = list(reversed(range(len(shape))))
-    return x, (h.permute(order), c.permute(order))
+    h, c = h.permute(order), c.permute(order)
+    return x, (h, c) if has_c(module._cell) else h
 
 
 def results_and_gradients(module: nn.Module, x: Tensor, hx: Any) -> list[Tensor]:
@@ -91,7 +114,7 @@ def results_and_gradients(module: nn.Module, x: Tensor, hx: Any) -> list[Tensor]
     results = support.flat(module(x, hx))
     if not torch.is_grad_enabled() or not results[0].requires_grad:
         return results
-    leaves = [x, *(hx or ()), *module.parameters()]
+    leaves = [x, *([] if hx is None else support.flat(hx)), *module.parameters()]
     total = torch.stack([y.sin().sum() for y in results]).sum()
     return [*results, *torch.autograd.grad(total, leaves)]
 
@@ -106,7 +129,7 @@ def test_is_composed_of_the_operators_to_the_bit(
     torch.manual_seed(0)
     module = MODULES[name]()
     x, hx = arguments(name, batched)
-    for tensor in (x, *hx):
+    for tensor in (x, *support.flat(hx)):
         tensor.requires_grad_(grad)
     with torch.set_grad_enabled(grad):
         ours = results_and_gradients(module, x, hx if state else None)
@@ -122,13 +145,14 @@ def test_results_share_no_memory(name: str) -> None:
     module = MODULES[name]()
     for steps in (0, 1, 6):
         x, hx = arguments(name, batched=True, steps=steps)
+        states = support.flat(hx)
         with torch.no_grad():
             results = support.flat(module(x, hx))
         for tensor in results:
             others = [other for other in results if other is not tensor]
-            before = [other.clone() for other in (x, *hx, *others)]
+            before = [other.clone() for other in (x, *states, *others)]
             tensor.fill_(7)
-            torch.testing.assert_close([x, *hx, *others], before, rtol=0, atol=0)
+            torch.testing.assert_close([x, *states, *others], before, rtol=0, atol=0)
 
 
 # ----- what takes part in a call is seen --------------------------------------
@@ -287,4 +311,4 @@ def test_one_state_without_the_other_is_an_error(missing: str) -> None:
     states = (None, c) if missing == "h" else (h, None)
     weights = lltm.LLTMCell(INPUT, H).weights
     with pytest.raises(TypeError, match=r"^lltm::LLTMCell: expected both states or none, got one"):
-        torch.ops.lltm.layer_step("lltm", x, *states, [weights], INPUT, H)
+        ops.layer_step("lltm", x, *states, [weights], INPUT, H)

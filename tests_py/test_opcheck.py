@@ -137,9 +137,8 @@ def test_sequence(case: str, dtype: torch.dtype, layout: str, checkpoint_steps: 
 # The kernels behind them have no derivative of their own, so arguments need none.
 
 # Which gradients are wanted, of input, h, c, weight_ih, weight_hh, bias_ih and bias_hh.
-ALL = [True] * 7
-SOME = [True, False, True, False, True, True, False]
-OTHERS = [not wanted for wanted in SOME]
+SOME = (True, False, True, False, True, True, False)
+OTHERS = tuple(not wanted for wanted in SOME)
 
 
 @each(STEPS)
@@ -156,9 +155,9 @@ def test_step_backward(case: str, dtype: torch.dtype, layout: str) -> None:
     *_, activations = ops.step_forward(*arguments)
     grad_h, grad_c = change(torch.randn_like(a.h)), change(torch.randn_like(a.c))
     for grads, mask in (
-        ((grad_h, grad_c), ALL),
-        ((None, grad_c), SOME),
-        ((grad_h, None), OTHERS),
+        ((grad_h, grad_c), a.wanted()),
+        ((None, grad_c), a.wanted(SOME)),
+        ((grad_h, None), a.wanted(OTHERS)),
     ):
         opcheck(ops.step_backward.default, (*arguments, activations, *grads, mask))
 
@@ -187,8 +186,9 @@ def test_sequence_backward(
     output, h_n, c_n, saved = ops.sequence_forward(*arguments)
     grads = [change(torch.randn_like(y)) for y in (output, h_n, c_n)]
     arguments = (*arguments, output, saved)
-    opcheck(ops.sequence_backward.default, (*arguments, *grads, ALL))
-    opcheck(ops.sequence_backward.default, (*arguments, None, grads[1], None, SOME))
+    opcheck(ops.sequence_backward.default, (*arguments, *grads, a.wanted()))
+    some = (*arguments, None, grads[1], None, a.wanted(SOME))
+    opcheck(ops.sequence_backward.default, some)
 
 
 @each(SEQUENCES | PACKED)
