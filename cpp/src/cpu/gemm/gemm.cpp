@@ -25,12 +25,10 @@ Linear::Linear(const Cell& cell, const Weights& weights, Tensor bias)
 }
 
 Tensor Linear::x_columns(const Tensor& z) const {
-  const int64_t hidden = weight_h_.size(1);
-  return z.slice(1, 0, cell_.x.end * hidden);
+  return slot_columns(z, cell_, cell_.x, weight_h_.size(1));
 }
 Tensor Linear::h_columns(const Tensor& z) const {
-  const int64_t hidden = weight_h_.size(1);
-  return z.slice(1, cell_.h.begin * hidden);
+  return slot_columns(z, cell_, cell_.h, weight_h_.size(1));
 }
 
 Tensor Linear::project_x(const Tensor& x) const {
