@@ -61,8 +61,7 @@ void SequenceGradients::add_product(
 }
 
 Tensor SequenceGradients::columns(const Tensor& dz, SlotRange slots) const {
-  if (slots.count() == cell_.slots) return dz;
-  return dz.slice(1, slots.begin * hidden_, slots.end * hidden_);
+  return slot_columns(dz, cell_, slots, hidden_);
 }
 
 bool SequenceGradients::add(size_t first, size_t last, const Tensor& dz) {

@@ -234,14 +234,12 @@ class BlockedStepBackward {
   // One GEMM for all slots whose blocks of rows lie one after another.
   void multiply_tile(const Tile& tile, Tensor& memory) const {
     const auto [begin, end] = tile.columns;
-    for (int slot = tile.slots.begin, next; slot < tile.slots.end; slot = next) {
-      next = slot + 1;
-      while (next < tile.slots.end && tile.blocks[next] == tile.blocks[next - 1] + 1) ++next;
+    for_each_run(tile.slots, tile.blocks, [&, begin = begin, end = end](int slot, int count) {
       const auto rows = tile.weights.from(tile.blocks[slot] * hidden_, begin);
-      const auto b = as_b(rows, (next - slot) * hidden_, end - begin, memory);
+      const auto b = as_b(rows, count * hidden_, end - begin, memory);
       const auto a = as_const(dz_operand_.rows.from(0, slot * hidden_));
       Format::gemm(batch_, a, b, tile.out.from(0, begin), /*accumulate=*/slot > tile.slots.begin);
-    }
+    });
   }
 
   const ElementwiseBackward<T>& step_;
@@ -309,16 +307,16 @@ Gradients step_backward(const StepBackwardArgs& args) {
   const auto result = [&](const Tensor& tensor) {
     return tensor.defined() ? tensor.to(dtype) : Tensor();
   };
-  const OutputMask& mask = args.output_mask;
-  const BiasGradients bias(results.d_bias, *args.cell, mask[5], mask[6], dtype);
+  const auto [bias_ih, bias_hh] =
+      bias_gradients(results.d_bias, *args.cell, args.output_mask[5], args.output_mask[6]);
   return {
       result(results.d_input),
       result(results.d_h),
-      mask[2] ? results.dc.to(dtype) : Tensor(),
+      args.output_mask[2] ? results.dc.to(dtype) : Tensor(),
       result(results.weights.weight_ih),
       result(results.weights.weight_hh),
-      bias.ih,
-      bias.hh};
+      result(bias_ih),
+      result(bias_hh)};
 }
 
 }  // namespace lltm::cpu

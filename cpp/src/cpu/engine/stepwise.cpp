@@ -110,7 +110,7 @@ Gradients gradients_of(
     }
   }
   const Tensor sums = want_bias_ih || want_bias_hh ? dz.sum(0) : Tensor();
-  const BiasGradients bias(sums, *args.cell, want_bias_ih, want_bias_hh, carried_dtype);
+  const auto [bias_ih, bias_hh] = bias_gradients(sums, *args.cell, want_bias_ih, want_bias_hh);
   const auto carried = [&](bool wanted, const Tensor& gradient) {
     return wanted ? gradient.to(carried_dtype) : Tensor();
   };
@@ -120,8 +120,8 @@ Gradients gradients_of(
       carried(want_c, dc),
       carried(want_ih, weights.weight_ih),
       carried(weights.weight_hh.defined(), weights.weight_hh),
-      bias.ih,
-      bias.hh};
+      carried(want_bias_ih, bias_ih),
+      carried(want_bias_hh, bias_hh)};
 }
 
 }  // namespace

@@ -25,12 +25,10 @@ Linear::Linear(const Cell& cell, const Weights& weights, Tensor bias)
 }
 
 Tensor Linear::x_columns(const Tensor& z) const {
-  const int64_t hidden = weight_h_.size(1);
-  return z.slice(1, 0, cell_.x.end * hidden);
+  return slot_columns(z, cell_, cell_.x, weight_h_.size(1));
 }
 Tensor Linear::h_columns(const Tensor& z) const {
-  const int64_t hidden = weight_h_.size(1);
-  return z.slice(1, cell_.h.begin * hidden);
+  return slot_columns(z, cell_, cell_.h, weight_h_.size(1));
 }
 
 Tensor Linear::project_x(const Tensor& x) const {
@@ -107,18 +105,6 @@ Tensor slot_bias(const Cell& cell, const Tensor& bias_ih, const Tensor& bias_hh,
     }
   });
   return sum;
-}
-
-BiasGradients::BiasGradients(
-    const Tensor& sums, const Cell& cell, bool want_ih, bool want_hh, at::ScalarType dtype) {
-  const auto of = [&](SlotRange slots) {
-    if (slots.count() == cell.slots) return sums;
-    const int64_t hidden = sums.size(0) / cell.slots;
-    return sums.slice(0, slots.begin * hidden, slots.end * hidden);
-  };
-  const bool copy = want_ih && want_hh;
-  if (want_ih) ih = x_blocks(of(cell.x), cell).to(dtype);
-  if (want_hh) hh = h_blocks(of(cell.h), cell).to(dtype, /*non_blocking=*/false, copy);
 }
 
 Tensor with_contiguous_rows(const Tensor& tensor) {

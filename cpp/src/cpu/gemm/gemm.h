@@ -66,14 +66,6 @@ class Linear {
   mutable at::Tensor both_;                // [weight_h_, weight_x_], once it was asked for
 };
 
-// The gradients of the biases, of `dtype`, from sums of dz over rows, (S * H): those that are
-// wanted. Each has memory of its own.
-struct BiasGradients {
-  BiasGradients(
-      const at::Tensor& sums, const Cell& cell, bool want_ih, bool want_hh, at::ScalarType dtype);
-  at::Tensor ih, hh;
-};
-
 // The GEMM of few rows with weights as they lie, their rows contiguous: for `width` units from
 // `unit` on, z (rows, S * width) = x W_x^T + h W_h^T. Without x, what h gives is added to the slots
 // of z that x has a part in; without h, the slots of h alone are left as they are.
