@@ -67,8 +67,8 @@ void check_shape(
       shape_text(sizes));
 }
 
-// c is undefined where the cell has none.
 void check_state(
+    const Cell& cell,
     const char* where,
     std::initializer_list<SymInt> expected,
     const State& state,
@@ -76,7 +76,7 @@ void check_state(
     const char* name_of_c) {
   const auto& [h, c] = state;
   check_shape(where, name_of_h, h, expected);
-  if (c.defined()) check_shape(where, name_of_c, c, expected);
+  if (cell.has_c) check_shape(where, name_of_c, c, expected);
 }
 
 // The operators could blame a parameter, but the caller has passed only the input.
@@ -291,14 +291,14 @@ State StepModule::forward(const Tensor& input, const std::optional<State>& state
   if (input.dim() == 1) {
     std::optional<State> row;
     if (state.has_value()) {
-      check_state(where, {hidden_size}, *state, "h", "c");
+      check_state(cell, where, {hidden_size}, *state, "h", "c");
       row = each(*state, [](const Tensor& s) { return s.unsqueeze(0); });
     }
     const auto [h, c] = forward(input.unsqueeze(0), row);
     return {h.squeeze(0), cell.has_c ? c.squeeze(0) : c};
   }
   const SymInt batch = input.sym_size(0);
-  if (state.has_value()) check_state(where, {batch, hidden_size}, *state, "h", "c");
+  if (state.has_value()) check_state(cell, where, {batch, hidden_size}, *state, "h", "c");
   const State initial =
       state.has_value() ? *state : zero_state(cell, input, {batch, SymInt(hidden_size)});
   const auto& [h, c] = initial;
@@ -396,10 +396,10 @@ State LayerModule::initial_state(
   if (!state.has_value())
     return zero_state(cell, input, {SymInt(count), batch, SymInt(hidden_size)});
   if (!batched) {
-    check_state(cell.layer_class, {count, hidden_size}, *state, "h_0", "c_0");
+    check_state(cell, cell.layer_class, {count, hidden_size}, *state, "h_0", "c_0");
     return each(*state, [](const Tensor& s) { return s.unsqueeze(1); });
   }
-  check_state(cell.layer_class, {count, batch, hidden_size}, *state, "h_0", "c_0");
+  check_state(cell, cell.layer_class, {count, batch, hidden_size}, *state, "h_0", "c_0");
   return *state;
 }
 
