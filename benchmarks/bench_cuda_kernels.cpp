@@ -1,9 +1,9 @@
-// The CUDA element-wise kernels alone: bytes moved per second beside a copy within
+// The CUDA element-wise kernels of the LLTM alone: bytes moved per second beside a copy within
 // the card's memory, in the same rounds. Prints a JSON array, one object per
 // kernel: {"title", "bytes", "seconds": [one figure per round]}.
 //
 // Arguments are larger than any cache: each is read or written once.
-#include "cell/cell.h"
+#include "cell/lltm.h"
 #include "common/tensor_views.h"
 #include "cuda/kernel/elementwise.h"
 #include "cuda_timing.h"
@@ -41,26 +41,26 @@ double bytes(const std::vector<Tensor>& tensors) {
 template <typename T>
 void measure(const char* dtype_name, at::ScalarType dtype, int64_t rows, int64_t hidden) {
   using C = compute_t<T>;
-  constexpr int64_t G = Cell::kGates, S = Cell::kSaved;
+  constexpr const Cell& cell = Lltm::kCell;
   const auto options = at::TensorOptions(at::kCUDA).dtype(dtype);
   const auto compute_options = options.dtype(compute_dtype(dtype));
   const auto random = [&](int64_t columns, const at::TensorOptions& o) {
     return at::randn({rows, columns}, o);
   };
-  const Tensor gates = random(G * hidden, compute_options), c = random(hidden, options);
-  const Tensor bias = at::randn({G * hidden}, options);
+  const Tensor gates = random(cell.slots * hidden, compute_options), c = random(hidden, options);
+  const Tensor bias = at::randn({cell.gates * hidden}, options);
   const Tensor h_next = at::empty_like(c), h_operand = at::empty_like(c),
                c_next = at::empty_like(c);
-  const Tensor activations = random(S * hidden, options), grad_h = random(hidden, options);
+  const Tensor activations = random(cell.saved * hidden, options), grad_h = random(hidden, options);
   const Tensor grad_h_state = random(hidden, compute_options);
   const Tensor grad_c = random(hidden, compute_options), grad_c_prev = at::empty_like(grad_c);
-  const Tensor grad_gates = at::empty({rows, G * hidden}, options);
+  const Tensor grad_gates = at::empty({rows, cell.slots * hidden}, options);
 
   ForwardArgs<T> forward;
   forward.rows = rows;
   forward.hidden = hidden;
   forward.gates = read<C>(gates);
-  forward.bias = read_row<T>(bias);
+  forward.bias_ih = read_row<T>(bias);
   forward.c = read<T>(c);
   forward.h_next = write<T>(h_next);
   forward.h_operand = write<T>(h_operand);
@@ -86,13 +86,13 @@ void measure(const char* dtype_name, at::ScalarType dtype, int64_t rows, int64_t
       std::string(", ") + dtype_name + ", " + std::to_string(rows) + " x " + std::to_string(hidden);
   std::vector<Contender> contenders = {
       {"copy" + size, bytes({source, target}), [&] { Tensor(target).copy_(source); }},
-      {"forward" + size, forward_bytes, [&] { launch_forward(forward, stream); }},
+      {"forward" + size, forward_bytes, [&] { launch_forward(cell, forward, stream); }},
       {"forward, saving activations" + size,
        forward_bytes + bytes({activations}),
-       [&] { launch_forward(saving, stream); }},
+       [&] { launch_forward(cell, saving, stream); }},
       {"backward" + size,
        bytes({activations, grad_h, grad_h_state, grad_c, grad_gates, grad_c_prev}),
-       [&] { launch_backward(backward, stream); }},
+       [&] { launch_backward(cell, backward, stream); }},
   };
   for (const Contender& contender : contenders) lltm_benchmark::time(contender.run, kRuns);
   for (int round = 0; round < kRounds; ++round) {

@@ -11,6 +11,7 @@
 // "seconds": [one figure per round]}. "same" is whether the results are those of the first
 // candidate of the same engine, bit by bit. Problems that say most come first. I is H. Backward is
 // measured without the gradients of input and parameters, which are the same GEMMs in any case.
+#include "cell/lltm.h"
 #include "cuda/engine/engine.h"
 #include "cuda/kernel/persistent.h"
 #include "cuda_timing.h"
@@ -101,7 +102,8 @@ class Arguments {
     return at::randn(sizes, at::TensorOptions(at::kCUDA)).to(dtype);
   }
   SequenceInputs inputs() const {
-    return {input_, h_, c_, weights_, bias_, none_, /*reverse=*/false};
+    return {
+        Lltm::kCell, input_, h_, c_, weights_, none_, bias_, none_, none_, /*reverse=*/false};
   }
   // Saves in both directions, as in training.
   SequenceArgs forward() const { return {inputs(), /*checkpoint_steps=*/0, /*save=*/true}; }
@@ -114,7 +116,7 @@ class Arguments {
         grad_output_,
         none_,
         none_,
-        /*output_mask=*/{false, true, true, false, false}};
+        /*output_mask=*/{false, true, true}};
   }
 
   Direction direction_;

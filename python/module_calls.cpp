@@ -139,8 +139,9 @@ py::object wrap(const std::tuple<Tensor, Tensor, Tensor>& results) {
   return py::make_tuple(wrap(output), wrap(std::tuple(h_n, c_n)));
 }
 
-// What forward of a module is asked, hx being None or a tuple of the states, and where the module says what the operator takes: the names
-// of its parameters, of which one may be None, and of its options, in the order of the schema.
+// What forward of a module is asked, hx being None or a tuple of the states, and where the module
+// says what the operator takes: the names of its parameters, of which one may be None, and of its
+// options, in the order of the schema.
 struct Call {
   PyObject *module, *input, *hx, *parameters, *options;
 };
@@ -177,7 +178,7 @@ struct Operator<
         c10::Dispatcher::singleton().findSchemaOrThrow(name, "").template typed<Signature>();
     const Tensor& input = to(As<const Tensor&>(), call.input);
     const auto [h, c] = states(call.hx);
-    static PyObject* const cell_name = PyUnicode_InternFromString("_cell");
+    static PyObject* const cell_name = PyUnicode_InternFromString("_CELL");
     const py::object cell = attribute(call.module, cell_name);
     Tensors parameters;
     for (Py_ssize_t p = 0; p < PySequence_Fast_GET_SIZE(call.parameters); ++p) {

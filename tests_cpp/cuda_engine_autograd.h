@@ -2,58 +2,165 @@
 // through: what autograd.cpp does for the operators, for the engine alone.
 #pragma once
 
+#include "cell/lltm.h"
 #include "cuda/engine/engine.h"
+#include "op/cells_without_c.h"
 #include "op/checkpointed.h"
 #include "testing.h"
 
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <array>
 #include <optional>
+#include <string>
 
 namespace lltm_test {
 
-inline lltm::SequenceArgs sequence_args(
-    const Arguments& a, bool save, int64_t checkpoint_steps = 0) {
-  return {{a.input, a.h, a.c, a.weights, a.bias, a.batch_sizes, a.reverse}, checkpoint_steps, save};
+using OptionalTensor = std::optional<at::Tensor>;
+
+// What the operators take, of any cell.
+struct CellArguments {
+  std::string cell;
+  at::Tensor input, h;
+  OptionalTensor c;
+  at::Tensor weight_ih;
+  OptionalTensor weight_hh, bias_ih, bias_hh, batch_sizes = {};
+  bool reverse = false;
+  int64_t checkpoint_steps = 0;
+
+  // Those that are differentiable, in the order of their gradients.
+  std::array<OptionalTensor, 7> differentiable() const {
+    return {input, h, c, weight_ih, weight_hh, bias_ih, bias_hh};
+  }
+};
+
+// References to the arguments.
+inline lltm::StepInputs step_inputs(const CellArguments& a) {
+  return {
+      std::string_view(a.cell), a.input, a.h, a.c, a.weight_ih, a.weight_hh, a.bias_ih, a.bias_hh};
+}
+inline lltm::SequenceInputs sequence_inputs(const CellArguments& a) {
+  return {
+      std::string_view(a.cell),
+      a.input,
+      a.h,
+      a.c,
+      a.weight_ih,
+      a.weight_hh,
+      a.bias_ih,
+      a.bias_hh,
+      a.batch_sizes,
+      a.reverse};
 }
 
-// The five differentiable arguments come first. As in autograd.cpp, an undefined gradient is
-// one that nobody asked for or gave.
-inline lltm::OutputMask output_mask(const torch::autograd::AutogradContext& context, bool bias) {
-  lltm::OutputMask mask;
-  for (size_t k = 0; k < 4; ++k) mask[k] = context.needs_input_grad(k);
-  mask[4] = bias && context.needs_input_grad(4);
+// Of the LLTM.
+inline lltm::SequenceArgs sequence_args(
+    const Arguments& a, bool save, int64_t checkpoint_steps = 0) {
+  const at::Tensor none;
+  return {
+      {lltm::Lltm::kCell, a.input, a.h, a.c, a.weights, none, a.bias, none, a.batch_sizes, a.reverse},
+      checkpoint_steps,
+      save};
+}
+inline CellArguments lltm_arguments(const Arguments& a, int64_t checkpoint_steps = 0) {
+  return {
+      lltm::Lltm::kCell.name,
+      a.input,
+      a.h,
+      a.c,
+      a.weights,
+      std::nullopt,
+      a.bias,
+      std::nullopt,
+      a.batch_sizes,
+      a.reverse,
+      checkpoint_steps};
+}
+
+// Saves what backward needs: the arguments and some results of forward.
+inline void save(
+    torch::autograd::AutogradContext* context, const CellArguments& a, const Tensors& results) {
+  Tensors tensors = results;
+  for (const OptionalTensor& x : a.differentiable()) tensors.push_back(lltm::or_undefined(x));
+  tensors.push_back(lltm::or_undefined(a.batch_sizes));
+  context->set_materialize_grads(false);
+  context->save_for_backward(tensors);
+  context->saved_data["cell"] = a.cell;
+  context->saved_data["reverse"] = a.reverse;
+  context->saved_data["checkpoint_steps"] = a.checkpoint_steps;
+}
+
+// From what was saved, less the `results` tensors before it.
+inline CellArguments saved_arguments(
+    torch::autograd::AutogradContext* context, const Tensors& saved, size_t results) {
+  const auto optional = [&](size_t k) { return lltm::or_nullopt(saved[results + k]); };
+  return {
+      context->saved_data["cell"].toStringRef(),
+      saved[results],
+      saved[results + 1],
+      optional(2),
+      saved[results + 3],
+      optional(4),
+      optional(5),
+      optional(6),
+      optional(7),
+      context->saved_data["reverse"].toBool(),
+      context->saved_data["checkpoint_steps"].toInt()};
+}
+
+// As in autograd.cpp, an undefined gradient is one that nobody asked for or gave. Autograd counts
+// the tensors that are there.
+inline lltm::OutputMask output_mask(
+    const torch::autograd::AutogradContext& context, const CellArguments& a) {
+  lltm::OutputMask mask = {};
+  const auto tensors = a.differentiable();
+  for (size_t k = 0, edge = 0; k < mask.size(); ++k) {
+    if (tensors[k].has_value()) mask[k] = context.needs_input_grad(edge++);
+  }
   return mask;
 }
 
 inline Tensors as_list(const lltm::Gradients& gradients) {
-  const auto& [d_input, d_h, d_c, d_weights, d_bias] = gradients;
-  return {d_input, d_h, d_c, d_weights, d_bias};
+  const auto& [input, h, c, weight_ih, weight_hh, bias_ih, bias_hh] = gradients;
+  return {input, h, c, weight_ih, weight_hh, bias_ih, bias_hh};
 }
 
-struct EngineCell : torch::autograd::Function<EngineCell> {
+// A c' or c_n that is empty is no result.
+inline Tensors without_empty_c(Tensors results) {
+  if (results.back().dim() == 1) results.pop_back();
+  return results;
+}
+
+inline at::Tensor gradient(const Tensors& gradients, size_t k) {
+  return k < gradients.size() ? gradients[k] : at::Tensor();
+}
+
+struct EngineStep : torch::autograd::Function<EngineStep> {
   static Tensors forward(
       torch::autograd::AutogradContext* context,
       const at::Tensor& input,
       const at::Tensor& h,
-      const at::Tensor& c,
-      const at::Tensor& weights,
-      const std::optional<at::Tensor>& bias) {
+      const OptionalTensor& c,
+      const at::Tensor& weight_ih,
+      const OptionalTensor& weight_hh,
+      const OptionalTensor& bias_ih,
+      const OptionalTensor& bias_hh,
+      const std::string& cell) {
+    const CellArguments a = {cell, input, h, c, weight_ih, weight_hh, bias_ih, bias_hh};
+    const lltm::StepArgs args = {step_inputs(a), /*save=*/true};
     const auto [h_next, c_next, activations] =
-        lltm::cuda::step_forward({{input, h, c, weights, bias}, /*save=*/true});
-    context->set_materialize_grads(false);
-    context->save_for_backward({input, h, c, weights, lltm::or_undefined(bias), activations});
-    return {h_next, c_next};
+        lltm::without_c(args, lltm::cuda::step_forward(args));
+    save(context, a, {activations});
+    return without_empty_c({h_next, c_next});
   }
   static Tensors backward(torch::autograd::AutogradContext* context, const Tensors& grads) {
     const Tensors saved = context->get_saved_variables();
-    return as_list(
-        lltm::cuda::step_backward(
-            {{saved[0], saved[1], saved[2], saved[3], saved[4]},
-             saved[5],
-             grads[0],
-             grads[1],
-             output_mask(*context, saved[4].defined())}));
+    const CellArguments a = saved_arguments(context, saved, 1);
+    const lltm::StepBackwardArgs args = {
+        step_inputs(a), saved[0], grads[0], gradient(grads, 1), output_mask(*context, a)};
+    Tensors gradients = as_list(lltm::with_c_in_h(args, lltm::cuda::step_backward));
+    gradients.resize(8);
+    return gradients;
   }
 };
 
@@ -62,63 +169,85 @@ struct EngineSequence : torch::autograd::Function<EngineSequence> {
       torch::autograd::AutogradContext* context,
       const at::Tensor& input,
       const at::Tensor& h_0,
-      const at::Tensor& c_0,
-      const at::Tensor& weights,
-      const std::optional<at::Tensor>& bias,
-      const std::optional<at::Tensor>& batch_sizes,
+      const OptionalTensor& c_0,
+      const at::Tensor& weight_ih,
+      const OptionalTensor& weight_hh,
+      const OptionalTensor& bias_ih,
+      const OptionalTensor& bias_hh,
+      const OptionalTensor& batch_sizes,
+      const std::string& cell,
       bool reverse,
       int64_t checkpoint_steps) {
-    const auto [output, h_n, c_n, for_backward] = lltm::cuda::sequence_forward(
-        {{input, h_0, c_0, weights, bias, batch_sizes, reverse}, checkpoint_steps, /*save=*/true});
-    context->set_materialize_grads(false);
-    context->save_for_backward(
-        {input,
-         h_0,
-         c_0,
-         weights,
-         lltm::or_undefined(bias),
-         lltm::or_undefined(batch_sizes),
-         output,
-         for_backward});
-    context->saved_data["reverse"] = reverse;
-    context->saved_data["checkpoint_steps"] = checkpoint_steps;
-    return {output, h_n, c_n};
+    const CellArguments a = {
+        cell,
+        input,
+        h_0,
+        c_0,
+        weight_ih,
+        weight_hh,
+        bias_ih,
+        bias_hh,
+        batch_sizes,
+        reverse,
+        checkpoint_steps};
+    const lltm::SequenceArgs args = {sequence_inputs(a), checkpoint_steps, /*save=*/true};
+    const auto [output, h_n, c_n, for_backward] =
+        lltm::without_c(args, lltm::cuda::sequence_forward(args));
+    save(context, a, {output, for_backward});
+    return without_empty_c({output, h_n, c_n});
   }
   static Tensors backward(torch::autograd::AutogradContext* context, const Tensors& grads) {
     const Tensors saved = context->get_saved_variables();
+    const CellArguments a = saved_arguments(context, saved, 2);
     const lltm::SequenceBackwardArgs args = {
-        {saved[0],
-         saved[1],
-         saved[2],
-         saved[3],
-         saved[4],
-         saved[5],
-         context->saved_data["reverse"].toBool()},
-        context->saved_data["checkpoint_steps"].toInt(),
-        saved[6],
-        saved[7],
+        sequence_inputs(a),
+        a.checkpoint_steps,
+        saved[0],
+        saved[1],
         grads[0],
         grads[1],
-        grads[2],
-        output_mask(*context, saved[4].defined())};
-    Tensors gradients = as_list(
-        args.checkpoint_steps == 0
-            ? lltm::cuda::sequence_backward(args)
-            : lltm::checkpointed_backward(
-                  args, lltm::cuda::sequence_forward, lltm::cuda::sequence_backward));
-    gradients.resize(8);
+        gradient(grads, 2),
+        output_mask(*context, a)};
+    const auto run = [](const lltm::SequenceBackwardArgs& args) {
+      return args.checkpoint_steps == 0
+                 ? lltm::cuda::sequence_backward(args)
+                 : lltm::checkpointed_backward(
+                       args, lltm::cuda::sequence_forward, lltm::cuda::sequence_backward);
+    };
+    Tensors gradients = as_list(lltm::with_c_in_h(args, run));
+    gradients.resize(11);
     return gradients;
   }
 };
 
+inline Tensors run_step(const CellArguments& a) {
+  return EngineStep::apply(
+      a.input, a.h, a.c, a.weight_ih, a.weight_hh, a.bias_ih, a.bias_hh, a.cell);
+}
+
+inline Tensors run_sequence(const CellArguments& a) {
+  return EngineSequence::apply(
+      a.input,
+      a.h,
+      a.c,
+      a.weight_ih,
+      a.weight_hh,
+      a.bias_ih,
+      a.bias_hh,
+      a.batch_sizes,
+      a.cell,
+      a.reverse,
+      a.checkpoint_steps);
+}
+
+// The LLTM.
 inline Tensors engine_cell(const Arguments& a) {
-  return EngineCell::apply(a.input, a.h, a.c, a.weights, a.bias);
+  return run_step(lltm_arguments(a));
 }
 
 inline Function engine_checkpointed(int64_t checkpoint_steps) {
   return [checkpoint_steps](const Arguments& a) {
-    return EngineSequence::apply(
-        a.input, a.h, a.c, a.weights, a.bias, a.batch_sizes, a.reverse, checkpoint_steps);
+    return run_sequence(lltm_arguments(a, checkpoint_steps));
   };
 }
 

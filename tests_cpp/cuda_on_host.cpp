@@ -191,40 +191,46 @@ Stream current_stream() {
 // Wide wherever it fits: the tests' sizes are far below those for which a GPU
 // takes it.
 template <typename T>
-void launch_forward(const ForwardArgs<T>& args, Stream) {
+void launch_forward(const Cell& cell, const ForwardArgs<T>& args, Stream) {
   if (args.rows == 0 || args.hidden == 0) return;
   const ForwardAccess wide = access_of(args);
-  if (fits_wide<T>(args.hidden)) {
-    for_each_thread(args.rows * args.hidden / kWide<T>, [&](int64_t n) {
-      forward_at<kWide<T>>(args, wide, n);
-    });
-  } else {
-    for_each_thread(args.rows * args.hidden, [&](int64_t n) { forward_at<1>(args, wide, n); });
-  }
+  visit_cell(cell, [&]<typename Page>(Page) {
+    if (fits_wide<T>(args.hidden)) {
+      for_each_thread(args.rows * args.hidden / kWide<T>, [&](int64_t n) {
+        forward_at<Page, kWide<T>>(args, wide, n);
+      });
+    } else {
+      for_each_thread(
+          args.rows * args.hidden, [&](int64_t n) { forward_at<Page, 1>(args, wide, n); });
+    }
+  });
 }
 
 template <typename T, typename D>
-void launch_backward(const BackwardArgs<T, D>& args, Stream) {
+void launch_backward(const Cell& cell, const BackwardArgs<T, D>& args, Stream) {
   if (args.rows == 0 || args.hidden == 0) return;
   const BackwardAccess wide = access_of(args);
-  if (fits_wide<T>(args.hidden)) {
-    for_each_thread(args.rows * args.hidden / kWide<T>, [&](int64_t n) {
-      backward_at<kWide<T>>(args, wide, n);
-    });
-  } else {
-    for_each_thread(args.rows * args.hidden, [&](int64_t n) { backward_at<1>(args, wide, n); });
-  }
+  visit_cell(cell, [&]<typename Page>(Page) {
+    if (fits_wide<T>(args.hidden)) {
+      for_each_thread(args.rows * args.hidden / kWide<T>, [&](int64_t n) {
+        backward_at<Page, kWide<T>>(args, wide, n);
+      });
+    } else {
+      for_each_thread(
+          args.rows * args.hidden, [&](int64_t n) { backward_at<Page, 1>(args, wide, n); });
+    }
+  });
 }
 
-template void launch_forward(const ForwardArgs<double>&, Stream);
-template void launch_forward(const ForwardArgs<float>&, Stream);
-template void launch_forward(const ForwardArgs<c10::Half>&, Stream);
-template void launch_forward(const ForwardArgs<c10::BFloat16>&, Stream);
-template void launch_backward(const BackwardArgs<double, double>&, Stream);
-template void launch_backward(const BackwardArgs<float, float>&, Stream);
-template void launch_backward(const BackwardArgs<c10::Half, c10::Half>&, Stream);
-template void launch_backward(const BackwardArgs<c10::Half, float>&, Stream);
-template void launch_backward(const BackwardArgs<c10::BFloat16, c10::BFloat16>&, Stream);
-template void launch_backward(const BackwardArgs<c10::BFloat16, float>&, Stream);
+template void launch_forward(const Cell&, const ForwardArgs<double>&, Stream);
+template void launch_forward(const Cell&, const ForwardArgs<float>&, Stream);
+template void launch_forward(const Cell&, const ForwardArgs<c10::Half>&, Stream);
+template void launch_forward(const Cell&, const ForwardArgs<c10::BFloat16>&, Stream);
+template void launch_backward(const Cell&, const BackwardArgs<double, double>&, Stream);
+template void launch_backward(const Cell&, const BackwardArgs<float, float>&, Stream);
+template void launch_backward(const Cell&, const BackwardArgs<c10::Half, c10::Half>&, Stream);
+template void launch_backward(const Cell&, const BackwardArgs<c10::Half, float>&, Stream);
+template void launch_backward(const Cell&, const BackwardArgs<c10::BFloat16, c10::BFloat16>&, Stream);
+template void launch_backward(const Cell&, const BackwardArgs<c10::BFloat16, float>&, Stream);
 
 }  // namespace lltm::cuda

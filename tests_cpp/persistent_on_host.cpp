@@ -56,7 +56,7 @@ void launch_persistent_forward(
     run_grid(
         args.hidden,
         groups,
-        shared_sums<tile_count, kGates>(),
+        shared_sums<tile_count, kSlots>(),
         [&](lltm_test::HostBlock::Lane& lane) {
           persistent_forward<units_k, tile_count>(args, lane);
         });

@@ -164,44 +164,127 @@ void for_each_thread(int64_t count, int64_t blocks, const Body& body) {
   }
 }
 
+// ---- the cells, from their formulas -------------------------------------------
+
+// Of one unit: h', c' and what is saved; backward from the latter, dz and the gradient of c. dc is
+// the gradient of c', and of the GRU a part of that of h'.
+struct Outputs {
+  Real h, c;
+  std::vector<Real> saved;
+};
+struct UnitGradients {
+  std::vector<Real> dz;
+  Real dc;
+};
+
+template <typename Page>
+struct Formulas;
+
+template <>
+struct Formulas<Lltm> {
+  static constexpr int kGates = 3;
+  static constexpr int kOfX[] = {0, 1, 2}, kOfH[] = {0, 1, 2};
+
+  static Outputs forward(const std::vector<Real>& z, Real c) {
+    const Real i = reference::sigmoid(z[0]), o = reference::sigmoid(z[1]);
+    const Real g = reference::elu(z[2]), c_next = c + i * g, t = std::tanh(c_next);
+    return {o * t, c_next, {i, o, g, t}};
+  }
+  static UnitGradients backward(const std::vector<Real>& saved, Real dh, Real dc_next) {
+    const Real i = saved[0], o = saved[1], g = saved[2], t = saved[3];
+    const Real dc = dc_next + dh * o * (1 - t * t);
+    return {{dc * g * i * (1 - i), dh * t * o * (1 - o), dc * i * (g > 0 ? 1 : g + 1)}, dc};
+  }
+};
+
+template <>
+struct Formulas<Lstm> {
+  static constexpr int kGates = 4;
+  static constexpr int kOfX[] = {0, 1, 2, 3}, kOfH[] = {0, 1, 2, 3};
+
+  static Outputs forward(const std::vector<Real>& z, Real c) {
+    const Real i = reference::sigmoid(z[0]), f = reference::sigmoid(z[1]);
+    const Real g = std::tanh(z[2]), o = reference::sigmoid(z[3]);
+    const Real c_next = f * c + i * g, t = std::tanh(c_next);
+    return {o * t, c_next, {i, f, g, o, t, c}};
+  }
+  static UnitGradients backward(const std::vector<Real>& saved, Real dh, Real dc_next) {
+    const Real i = saved[0], f = saved[1], g = saved[2], o = saved[3], t = saved[4], c = saved[5];
+    const Real dc = dc_next + dh * o * (1 - t * t);
+    return {
+        {dc * g * i * (1 - i), dc * c * f * (1 - f), dc * i * (1 - g * g), dh * t * o * (1 - o)},
+        dc * f};
+  }
+};
+
+// Gates are r, u, n; slots n of x, r, u, n of h.
+template <>
+struct Formulas<Gru> {
+  static constexpr int kGates = 3;
+  static constexpr int kOfX[] = {2, 0, 1, -1}, kOfH[] = {-1, 0, 1, 2};
+
+  static Outputs forward(const std::vector<Real>& z, Real h) {
+    const Real r = reference::sigmoid(z[1]), u = reference::sigmoid(z[2]);
+    const Real n = std::tanh(z[0] + r * z[3]), h_next = (1 - u) * n + u * h;
+    return {h_next, h_next, {r, u, n, z[3], h}};
+  }
+  static UnitGradients backward(const std::vector<Real>& saved, Real dh, Real dh_direct) {
+    const Real r = saved[0], u = saved[1], n = saved[2], z_nh = saved[3], h = saved[4];
+    const Real d = dh + dh_direct, dz_n = d * (1 - u) * (1 - n * n);
+    return {{dz_n, dz_n * z_nh * r * (1 - r), d * (h - n) * u * (1 - u), dz_n * r}, d * u};
+  }
+};
+
+// ---- the kernels ------------------------------------------------------------
+
 template <typename Types>
 class CudaElementwise : public testing::Test {};
 
-template <typename T_, typename D_>
+template <typename Page_, typename T_, typename D_>
 struct Kinds {
+  using Page = Page_;
   using T = T_;
   using D = D_;
 };
-using AllKinds = testing::Types<
-    Kinds<double, double>,
-    Kinds<float, float>,
-    Kinds<c10::Half, c10::Half>,
-    Kinds<c10::Half, float>,
-    Kinds<c10::BFloat16, c10::BFloat16>,
-    Kinds<c10::BFloat16, float>>;
+template <typename... Pages>
+using EachKindOf = testing::Types<
+    Kinds<Pages, double, double>...,
+    Kinds<Pages, float, float>...,
+    Kinds<Pages, c10::Half, c10::Half>...,
+    Kinds<Pages, c10::Half, float>...,
+    Kinds<Pages, c10::BFloat16, c10::BFloat16>...,
+    Kinds<Pages, c10::BFloat16, float>...>;
+using AllKinds = EachKindOf<Lltm, Lstm, Gru>;
 TYPED_TEST_SUITE(CudaElementwise, AllKinds);
 
-template <int kWidth, typename T>
+template <typename Page, int kWidth, typename T>
 void check_forward(const Size& size, const Layout& layout, bool in_place, bool optional) {
+  using Cell = Formulas<Page>;
   using C = compute_t<T>;
+  constexpr int kSlots = Page::kSlots, kSaved = Page::kSaved;
   const int64_t rows = size.rows, hidden = size.hidden;
   std::mt19937 random(1);
-  auto gates = input<C>(layout, rows, kGates * hidden);
-  auto bias = input<T>(layout, 1, kGates * hidden);
+  auto gates = input<C>(layout, rows, kSlots * hidden);
+  auto bias_ih = input<T>(layout, 1, Cell::kGates * hidden);
+  auto bias_hh = input<T>(layout, 1, Cell::kGates * hidden);
   auto c = input<T>(layout, rows, hidden);
   Array<T> h_next(rows, hidden, hidden, 1, 0), h_operand(rows, hidden, hidden, 1, 0);
   Array<T> c_next(rows, hidden, hidden, 1, 0),
       activations(rows, kSaved * hidden, kSaved * hidden, 1, 0);
   gates.fill(random);
-  bias.fill(random);
+  bias_ih.fill(random);
+  bias_hh.fill(random);
   c.fill(random);
   if (in_place) c_next.fill(random);
 
+  // The bias of h may be absent alone.
+  const bool has_bias_hh = optional && !in_place;
   ForwardArgs<T> args;
   args.rows = rows;
   args.hidden = hidden;
   args.gates = gates;
-  if (optional) args.bias = {Matrix<const T>(bias).data, 0, bias.matrix().col_stride};
+  if (optional) args.bias_ih = {bias_ih.matrix().data, 0, bias_ih.matrix().col_stride};
+  if (has_bias_hh) args.bias_hh = {bias_hh.matrix().data, 0, bias_hh.matrix().col_stride};
   args.c = in_place ? c_next : c;
   args.h_next = h_next.matrix();
   if (optional) args.h_operand = h_operand.matrix();
@@ -213,25 +296,28 @@ void check_forward(const Size& size, const Layout& layout, bool in_place, bool o
     for (int64_t j = 0; j < hidden; ++j) c_before.push_back((in_place ? c_next : c).at(r, j));
   }
   const ForwardAccess wide = access_of(args);
-  for_each_thread(rows * hidden / kWidth, 2, [&](int64_t n) { forward_at<kWidth>(args, wide, n); });
+  for_each_thread(rows * hidden / kWidth, 2, [&](int64_t n) {
+    forward_at<Page, kWidth>(args, wide, n);
+  });
 
   Error e_h, e_c, e_activations;
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t j = 0; j < hidden; ++j) {
-      const auto z = [&](int64_t gate) {
-        const int64_t col = gate * hidden + j;
-        return gates.at(r, col) + (optional ? bias.at(0, col) : 0);
-      };
-      const Real i = reference::sigmoid(z(0)), o = reference::sigmoid(z(1));
-      const Real g = reference::elu(z(2));
-      const Real c_exact = c_before[static_cast<size_t>(r * hidden + j)] + i * g;
-      e_c.add(c_next.at(r, j), c_exact);
-      e_h.add(h_next.at(r, j), o * std::tanh(c_exact));
+      std::vector<Real> z;
+      for (int64_t slot = 0; slot < kSlots; ++slot) {
+        z.push_back(gates.at(r, slot * hidden + j));
+        const int64_t of_x = Cell::kOfX[slot], of_h = Cell::kOfH[slot];
+        if (optional && of_x >= 0) z.back() += bias_ih.at(0, of_x * hidden + j);
+        if (has_bias_hh && of_h >= 0) z.back() += bias_hh.at(0, of_h * hidden + j);
+      }
+      const Outputs exact = Cell::forward(z, c_before[static_cast<size_t>(r * hidden + j)]);
+      e_c.add(c_next.at(r, j), exact.c);
+      e_h.add(h_next.at(r, j), exact.h);
       if (!optional) continue;
       EXPECT_EQ(h_operand.at(r, j), h_next.at(r, j));
-      const Real exact[] = {i, o, g, std::tanh(c_exact)};
-      for (int64_t k = 0; k < kSaved; ++k)
-        e_activations.add(activations.at(r, k * hidden + j), exact[k]);
+      for (int64_t k = 0; k < kSaved; ++k) {
+        e_activations.add(activations.at(r, k * hidden + j), exact.saved.at(k));
+      }
     }
   }
   EXPECT_LE(e_h.value(), 8 * epsilon<T>());
@@ -243,15 +329,16 @@ void check_forward(const Size& size, const Layout& layout, bool in_place, bool o
   EXPECT_EQ(activations.changed(), optional ? kSaved * rows * hidden : 0);
 }
 
-template <int kWidth, typename T, typename D>
+template <typename Page, int kWidth, typename T, typename D>
 void check_backward(const Size& size, const Layout& layout, bool in_place, bool optional) {
+  constexpr int kSlots = Page::kSlots, kSaved = Page::kSaved;
   const int64_t rows = size.rows, hidden = size.hidden;
   std::mt19937 random(1);
   auto activations = input<T>(layout, rows, kSaved * hidden);
   auto grad_h = input<T>(layout, rows, hidden);
   auto grad_h_state = input<D>(layout, rows, hidden);
   auto grad_c = input<D>(layout, rows, hidden);
-  Array<T> grad_gates(rows, kGates * hidden, kGates * hidden, 1, 0);
+  Array<T> grad_gates(rows, kSlots * hidden, kSlots * hidden, 1, 0);
   Array<D> grad_c_prev(rows, hidden, hidden, 1, 0);
   activations.fill(random);
   grad_h.fill(random);
@@ -276,25 +363,27 @@ void check_backward(const Size& size, const Layout& layout, bool in_place, bool 
     }
   }
   const BackwardAccess wide = access_of(args);
-  for_each_thread(
-      rows * hidden / kWidth, 2, [&](int64_t n) { backward_at<kWidth>(args, wide, n); });
+  for_each_thread(rows * hidden / kWidth, 2, [&](int64_t n) {
+    backward_at<Page, kWidth>(args, wide, n);
+  });
 
   Error e_dz, e_dc;
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t j = 0; j < hidden; ++j) {
-      const Real i = activations.at(r, j), o = activations.at(r, hidden + j);
-      const Real g = activations.at(r, 2 * hidden + j), t = activations.at(r, 3 * hidden + j);
+      std::vector<Real> saved;
+      for (int64_t k = 0; k < kSaved; ++k) saved.push_back(activations.at(r, k * hidden + j));
       const Real dh = grad_h.at(r, j) + (optional ? grad_h_state.at(r, j) : 0);
-      const Real dc = dc_before[static_cast<size_t>(r * hidden + j)] + dh * o * (1 - t * t);
-      e_dz.add(grad_gates.at(r, j), dc * g * i * (1 - i));
-      e_dz.add(grad_gates.at(r, hidden + j), dh * t * o * (1 - o));
-      e_dz.add(grad_gates.at(r, 2 * hidden + j), dc * i * (g > 0 ? 1 : g + 1));
-      if (optional || in_place) e_dc.add(grad_c_prev.at(r, j), dc);
+      const UnitGradients exact =
+          Formulas<Page>::backward(saved, dh, dc_before[static_cast<size_t>(r * hidden + j)]);
+      for (int64_t slot = 0; slot < kSlots; ++slot) {
+        e_dz.add(grad_gates.at(r, slot * hidden + j), exact.dz.at(slot));
+      }
+      if (optional || in_place) e_dc.add(grad_c_prev.at(r, j), exact.dc);
     }
   }
   EXPECT_LE(e_dz.value(), 8 * epsilon<T>());
   EXPECT_LE(e_dc.value(), 8 * epsilon<D>());
-  EXPECT_EQ(grad_gates.changed(), kGates * rows * hidden);
+  EXPECT_EQ(grad_gates.changed(), kSlots * rows * hidden);
   EXPECT_EQ(grad_c_prev.changed(), optional || in_place ? rows * hidden : 0);
 }
 
@@ -322,21 +411,23 @@ void for_each_case(const Check& check) {
 }
 
 TYPED_TEST(CudaElementwise, ForwardMatchesTheFormulasAndWritesNothingElse) {
+  using Page = typename TypeParam::Page;
   using T = typename TypeParam::T;
   for_each_case<T>(
       [](const Size& size, const Layout& layout, bool in_place, bool optional, bool wide) {
-        wide ? check_forward<kWide<T>, T>(size, layout, in_place, optional)
-             : check_forward<1, T>(size, layout, in_place, optional);
+        wide ? check_forward<Page, kWide<T>, T>(size, layout, in_place, optional)
+             : check_forward<Page, 1, T>(size, layout, in_place, optional);
       });
 }
 
 TYPED_TEST(CudaElementwise, BackwardMatchesTheFormulasAndWritesNothingElse) {
+  using Page = typename TypeParam::Page;
   using T = typename TypeParam::T;
   using D = typename TypeParam::D;
   for_each_case<T>(
       [](const Size& size, const Layout& layout, bool in_place, bool optional, bool wide) {
-        wide ? check_backward<kWide<T>, T, D>(size, layout, in_place, optional)
-             : check_backward<1, T, D>(size, layout, in_place, optional);
+        wide ? check_backward<Page, kWide<T>, T, D>(size, layout, in_place, optional)
+             : check_backward<Page, 1, T, D>(size, layout, in_place, optional);
       });
 }
 

@@ -1,7 +1,6 @@
 // The CUDA engines' loops on the CPU, with the cuBLAS and the kernels of cuda_on_host.cpp and
 // persistent_on_host.cpp: the same sources that run on a GPU, the same oracle. With the
 // persistent engine, where it takes a problem; test_cuda_persistent.cpp has what is its own.
-#include "cell/cell.h"
 #include "cuda_engine_autograd.h"
 #include "cuda_on_host.h"
 #include "properties.h"
@@ -139,7 +138,7 @@ TEST_P(CudaEngineSequence, CheckpointedValuesAndGradientsMatchOracle) {
 // Each step in a chunk of its own, some together, and all.
 TEST_P(CudaEngineSequence, ASmallerWorkspaceGivesTheSame) {
   const bool persistent = lltm::cuda_persistent();
-  const int64_t row = lltm::Cell::kGates * 8 * (dtype() == at::kDouble ? 8 : 4);
+  const int64_t row = lltm::Lltm::kSlots * 8 * (dtype() == at::kDouble ? 8 : 4);
   for (const Arguments& a : {dense({9, 4, 3, 8})(1), packed({9, 7, 7, 3, 1}, 3, 8)(1)}) {
     const auto with_workspace = [&](int64_t bytes) {
       const lltm::SequenceArgs args = sequence_args(a, /*save=*/true);
@@ -198,7 +197,7 @@ TEST_P(CudaEngineSequence, StepsTakeAlignedGemmsAndNoCopies) {
              output,
              h_n,
              h_n,
-             {true, true, true, true, true}});
+             {true, true, true, true, false, true, false}});
       });
       return std::pair(forward, backward);
     };

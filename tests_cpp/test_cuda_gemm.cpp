@@ -1,5 +1,6 @@
 // What the CUDA engine asks of cuBLAS: gemm.cpp itself, compiled against cuda_on_host.h.
 // Values are small integers, which every dtype adds up exactly.
+#include "cell/lltm.h"
 #include "cuda/engine/engine.h"
 #include "cuda/engine/weight_gradients.h"
 #include "cuda/gemm/gemm.h"
@@ -221,8 +222,9 @@ TEST_P(CudaTf32, ACellFollowsPyTorch) {
   const double fine = 1 + std::ldexp(1, -12);
   const at::Tensor zero = at::zeros({1, 1});
   const at::Tensor weights = at::tensor({0.f, 0.f, 0.f, 0.f, 0.f, 1.f}).view({3, 2});
+  const at::Tensor input = at::full({1, 1}, fine), none;
   const auto [h, c, activations] = lltm::cuda::step_forward(
-      {{at::full({1, 1}, fine), zero, zero, weights, /*bias=*/at::Tensor()}, /*save=*/false});
+      {{lltm::Lltm::kCell, input, zero, zero, weights, none, none, none}, /*save=*/false});
   EXPECT_EQ(c.item<double>(), (GetParam() ? 1 : fine) / 2);
 }
 

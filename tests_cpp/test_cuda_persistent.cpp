@@ -19,6 +19,7 @@
 #include <limits>
 #include <memory>
 #include <tuple>
+#include <utility>
 
 namespace lltm_test {
 namespace {
@@ -222,7 +223,7 @@ TEST_P(PersistentEngine, SeveralLaunchesOfRowsGiveTheSameAsOne) {
 }
 
 TEST_P(PersistentEngine, ChunksGiveTheSameAsTheWhole) {
-  const int64_t row = lltm::Cell::kGates * 24 * static_cast<int64_t>(sizeof(float));
+  const int64_t row = lltm::Lltm::kSlots * 24 * static_cast<int64_t>(sizeof(float));
   for (const Arguments& a : {dense({9, 11, 3, 24})(1), packed({9, 7, 7, 3, 1}, 3, 24)(1)}) {
     const auto with_workspace = [&](int64_t bytes) {
       const auto [output, h_n, c_n, activations] =
@@ -246,6 +247,25 @@ TEST_P(PersistentEngine, InferenceGivesTheSame) {
     trained.back() = at::Tensor();
     EXPECT_TRUE(
         identical({trained.begin(), trained.end() - 1}, {inferred.begin(), inferred.end() - 1}));
+  }
+}
+
+TEST_P(PersistentEngine, TwoMatricesGiveTheSameAsTheJoinedOne) {
+  const Arguments joined = packed({5, 4, 4, 1}, 3, 24)(1);
+  const Tensors gradients = random_like(eager_sequence(joined), 2);
+  const Evaluation expected = evaluate(engine_sequence, joined, gradients);
+  for (const bool bias_of_h : {false, true}) {
+    const Function two = [&](const Arguments& a) {
+      CellArguments of_cell = lltm_arguments(a);
+      of_cell.weight_hh = a.weights.slice(1, 0, a.h.size(1)).contiguous();
+      of_cell.weight_ih = a.weights.slice(1, a.h.size(1)).contiguous();
+      if (bias_of_h) std::swap(of_cell.bias_ih, of_cell.bias_hh);
+      return run_sequence(of_cell);
+    };
+    Evaluation ours;
+    EXPECT_EQ(launches([&] { ours = evaluate(two, joined, gradients); }), 2);
+    EXPECT_TRUE(identical(ours.outputs, expected.outputs));
+    EXPECT_TRUE(identical(ours.gradients, expected.gradients));
   }
 }
 
@@ -530,11 +550,10 @@ TEST(PersistentTuning, BackwardTakesTheWayThatIsAskedForToo) {
          grad_output,
          none,
          none,
-         /*output_mask=*/{true, true, true, true, false}},
+         /*output_mask=*/{true, true, true, true}},
         tuning);
     if (!result) return Tensors();
-    const auto [input, h, c, weights, bias] = *result;
-    return Tensors{input, h, c, weights};
+    return as_list(*result);
   };
   const Tensors expected = with_tuning({4, 0});
   for (const auto& [tiles, count] : {std::pair(1, 2), {2, 1}, {4, 1}}) {

@@ -58,8 +58,8 @@ using Run = decltype(&run_grid);
 
 template <typename T>
 struct Forward {
-  Values<T> weights{cuda::kGates * kHidden * kHidden, 0.15F, 1};
-  Values<float> gates{kRows * cuda::kGates * kHidden, 1, 2};
+  Values<T> weights{cuda::kSlots * kHidden * kHidden, 0.15F, 1};
+  Values<float> gates{kRows * cuda::kSlots * kHidden, 1, 2};
   Values<T> h_0{kBatch * kHidden, 1, 3}, h{kBatch * kHidden, 1, 3}, c{kBatch * kHidden, 1, 4};
   Values<T> output{kRows * kHidden, 0, 5}, activations{kRows * cuda::kSaved * kHidden, 0, 6};
 
@@ -79,7 +79,7 @@ struct Forward {
     run_on(
         kSlices,
         kGroups,
-        cuda::shared_sums<kTiles, cuda::kGates>(),
+        cuda::shared_sums<kTiles, cuda::kSlots>(),
         [&](HostBlock::Lane& lane) { cuda::persistent_forward<1, kTiles>(args, lane); },
         seed);
   }
@@ -87,9 +87,9 @@ struct Forward {
 
 template <typename T>
 struct Backward {
-  Values<T> weights{cuda::kGates * kHidden * kHidden, 0.15F, 1};
+  Values<T> weights{cuda::kSlots * kHidden * kHidden, 0.15F, 1};
   Values<T> activations{kRows * cuda::kSaved * kHidden, 0.5F, 2};
-  Values<T> grad_output{kRows * kHidden, 1, 3}, dz{kRows * cuda::kGates * kHidden, 0, 4};
+  Values<T> grad_output{kRows * kHidden, 1, 3}, dz{kRows * cuda::kSlots * kHidden, 0, 4};
   Values<float> dh{kBatch * kHidden, 1, 5}, dc{kBatch * kHidden, 1, 6};
 
   void run(Run run_on, bool ascending, std::uint64_t seed) {

@@ -178,7 +178,8 @@ def test_the_profiler_names_the_operators_with_their_shapes() -> None:
         if event.key.startswith("lltm::")
     }
     state, weights = [B, H], [GATES * H, H + I]
-    name, absent, bias = [], [], [GATES * H]  # what has no shape
+    none: list[int] = []  # of what has no shape
+    name, absent, bias = none, none, [GATES * H]
     for operators, input in (("step", [B, I]), ("sequence", [T, B, I])):
         operands = [name, input, state, state, weights, absent, bias, absent]
         for operator in (operators, f"{operators}_forward", f"{operators}_backward"):

@@ -60,7 +60,7 @@ MODULES = {**CELLS, **LAYERS, **PREPACKED}
 @contextlib.contextmanager
 def by_operators(module: Any) -> Iterator[nn.Module]:
     """The module as lltm.reference composes it, of the operators of one direction and one step."""
-    cell = module._cell
+    cell = module._CELL
 
     def of_parameters(weights: Tensor, *rest: Any) -> dict[str, Any]:
         names = ("bias_ih",) if cell == "lltm" else ("weight_hh", "bias_ih", "bias_hh")
@@ -106,7 +106,7 @@ def arguments(name: str, batched: bool, steps: int = 6) -> tuple[Tensor, Any]:
     h, c = (torch.randn(*reversed(shape), dtype=dtype) for _ in range(2))
     order = list(reversed(range(len(shape))))
     h, c = h.permute(order), c.permute(order)
-    return x, (h, c) if has_c(module._cell) else h
+    return x, (h, c) if has_c(module._CELL) else h
 
 
 def results_and_gradients(module: nn.Module, x: Tensor, hx: Any) -> list[Tensor]:

@@ -1,5 +1,6 @@
 # The native module (python/bindings.cpp).
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -33,5 +34,5 @@ def layer_step(
     module: Any, input: Any, hx: Any, parameters: tuple[str, ...], options: tuple[str, ...], /
 ) -> tuple[Tensor, Tensor] | None: ...
 def layer(
-    module: Any, input: Any, hx: Any, parameters: tuple[str, ...], options: tuple[str, ...], /
+    module: Any, input: Any, hx: Any, parameters: Sequence[str], options: tuple[str, ...], /
 ) -> tuple[Tensor, tuple[Tensor, Tensor]] | None: ...

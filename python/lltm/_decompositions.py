@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._ops import OperatorBase
 
-
 # A gradient that is not wanted is None.
 Gradients = tuple[Tensor | None, ...]
 
@@ -82,6 +81,7 @@ class _Cell:
             None if bias_ih is None else self._pick(bias_ih, self.x),
             None if bias_hh is None else self._pick(bias_hh, self.h),
         )
+        self.bias_ih, self.bias_hh = bias_ih is not None, bias_hh is not None
         self.bias_x: Tensor | None = bias_x
         self.bias_h: Tensor | None = bias_h
 
@@ -140,9 +140,11 @@ class _Cell:
         def joined() -> Tensor:
             return torch.cat([of_weight_h(), of_weight_x()], dim=1)
 
+        # What is absent has no gradient.
+        given = (True, True, self.has_c, True, not self.joined, self.bias_ih, self.bias_hh)
         return _wanted(
             dtype,
-            output_mask,
+            [wanted and there for wanted, there in zip(output_mask, given, strict=True)],
             dx,
             of_h,
             lambda: dc,
@@ -219,7 +221,7 @@ def _step_backward(
     output_mask: Sequence[bool],
 ) -> Gradients:
     dtype = h.dtype
-    of = _Cell(cell, weight_ih, weight_hh)
+    of = _Cell(cell, weight_ih, weight_hh, bias_ih, bias_hh)
     dh, dc = _or_zeros(grad_h, h), _or_zeros(grad_c if of.has_c else None, h)
     dh, dc, input, h, activations = _wide(dh, dc, input, h, activations)
     dz, dc = of.step_backward(activations, dh, dc)
@@ -289,8 +291,7 @@ def _steps(
 
     def step(state: list[Tensor], xs: list[Tensor], weights: list[Tensor]) -> Any:
         h, c = state
-        weight_h, *bias_h = weights
-        z = of.add_h(xs[0], h, weight_h, *(bias_h or [None]))
+        z = of.add_h(xs[0], h, weights[0], weights[1] if len(weights) > 1 else None)
         h, c, activations = of.step(z, c)
         out = [h, activations] if training else [h]
         return [h, c if of.has_c else h.clone()], [y.to(dtype) for y in out]
@@ -326,7 +327,7 @@ def _sequence_backward(
         return NotImplemented
     steps, batch, inputs = input.shape
     dtype, hidden = h_0.dtype, h_0.shape[1]
-    of = _Cell(cell, weight_ih, weight_hh)
+    of = _Cell(cell, weight_ih, weight_hh, bias_ih, bias_hh)
     dh, dc = _wide(_or_zeros(grad_h_n, h_0), _or_zeros(grad_c_n if of.has_c else None, h_0))
     input, h_0, output = _wide(input, h_0, output)
 

@@ -5,7 +5,7 @@ Letters: T steps, B batch size, I input size, H hidden size, L layers, D directi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ State = tuple[Tensor, Tensor]
 class Recurrent:
     """A module of a cell, of one step or of a layer."""
 
-    _cell: str  # the operators' name of the cell
+    _CELL: str  # the operators' name of the cell
     _where: str  # how its errors begin
     # The states that the user passes and gets: a pair, or of a cell without c one tensor.
     _STATES: tuple[str, ...]
@@ -35,16 +35,12 @@ class Recurrent:
         h, c = self._STATES
         return _check.state(self._where, (h, c), hx, "hx")
 
-    def _as_tuple(self, hx: Any) -> Any:
-        """hx as lltm._C takes it."""
-        return hx if hx is None or len(self._STATES) == 2 else (hx,)
-
     def _returned(self, h: Tensor, c: Tensor) -> Any:
         return h if len(self._STATES) == 1 else (h, c)
 
 
 class Step(Recurrent):
-    """One step: LLTMCell, LSTMCell, GRUCell."""
+    """One step: LLTMCell, LSTMCell, GRUCell; beside torch.nn.Module among the bases."""
 
     input_size: int
     hidden_size: int
@@ -53,11 +49,10 @@ class Step(Recurrent):
     _parameter_names: tuple[str, ...]
     _OPTIONS = ("input_size", "hidden_size")
 
-    def _run(self, input: Tensor, hx: Any) -> Any:
+    def _run(self, input: Tensor, hx: Any, states: Any) -> Any:
+        """What forward returns; `states` are hx as a tuple, or None."""
         if _calls_kernels():
-            result = _C.layer_step(
-                self, input, self._as_tuple(hx), self._parameter_names, self._OPTIONS
-            )
+            result = _C.layer_step(self, input, states, self._parameter_names, self._OPTIONS)
             if result is not None:
                 return result
         run = _operator("layer_step", self._parameter_names, self._OPTIONS)
@@ -67,7 +62,7 @@ class Step(Recurrent):
         """Called by torch.jit.script, which compiles what this returns."""
         if getattr(type(self).forward, "__module__", "") != "lltm.modules":  # type: ignore[attr-defined]
             return self  # compiled already, or a forward of the user's own
-        return _script.cell(self, self._parameter_names, len(self._STATES))
+        return _script.cell(self, self._parameter_names, len(self._STATES))  # type: ignore[arg-type]
 
 
 class Layer(Recurrent):
@@ -109,9 +104,10 @@ class Layer(Recurrent):
     # Whether weights are packed.
     _prepacked = False
 
-    def _run(self, input: Any, hx: Any) -> Any:
+    def _run(self, input: Any, hx: Any, states: Any) -> Any:
+        """What forward returns; `states` are hx as a tuple, or None."""
         if _calls_kernels():
-            result = _C.layer(self, input, self._as_tuple(hx), self._names, self._OPTIONS)
+            result = _C.layer(self, input, states, self._names, self._OPTIONS)
             if result is not None:
                 return result
         return layer_of(self, input, hx, _operator("layer", self._names, self._OPTIONS))
@@ -167,7 +163,9 @@ class Layer(Recurrent):
     ) -> None:
         """Raises an ArgumentError if the shape of h_0 or c_0 is another."""
         if hx.shape != expected_hidden_size:
-            raise ArgumentError(f"lltm::{self._where}: {msg.format(expected_hidden_size, tuple(hx.shape))}")
+            raise ArgumentError(
+                f"lltm::{self._where}: {msg.format(expected_hidden_size, tuple(hx.shape))}"
+            )
 
     def check_forward_args(self, input: Tensor, hidden: Any, batch_sizes: Tensor | None) -> None:
         """Raises an ArgumentError if a shape is wrong."""
@@ -194,7 +192,7 @@ class Layer(Recurrent):
         """Called by torch.jit.script, which compiles what this returns."""
         if getattr(type(self).forward, "__module__", "") != "lltm.modules":  # type: ignore[attr-defined]
             return self  # compiled already, or a forward of the user's own
-        return _script.layer(self, self._names, len(self._STATES))
+        return _script.layer(self, self._names, len(self._STATES))  # type: ignore[arg-type]
 
 
 class Prepacked(Layer, nn.Module):
@@ -235,9 +233,9 @@ class Prepacked(Layer, nn.Module):
                 parameter = getattr(layer, name)
                 if parameter is not None:
                     (matrices if parameter.dim() == 2 else given).append(parameter)
-            self.register_buffer(packed, _prepack(self._cell, matrices, weights))
-            for name, bias in zip(biases, given or [None] * len(biases), strict=True):
-                self.register_buffer(name, None if bias is None else bias.detach().clone())
+            self.register_buffer(packed, _prepack(self._CELL, matrices, weights))
+            for b, name in enumerate(biases):
+                self.register_buffer(name, given[b].detach().clone() if given else None)
 
     @property
     def _by_direction(self) -> list[Sequence[str]]:
@@ -253,8 +251,8 @@ class Prepacked(Layer, nn.Module):
         # PyTorch notes things on any module, under names that nobody else uses.
         if name == "_names" or (not name.startswith("_") and name != "training"):
             raise AttributeError(
-                f"lltm::{type(self).__name__}: cannot set {name}: a prepacked layer does not change; change"
-                " the layer and prepack it again"
+                f"lltm::{type(self).__name__}: cannot set {name}: a prepacked layer does not"
+                " change; change the layer and prepack it again"
             )
         super().__setattr__(name, value)
 
@@ -267,8 +265,8 @@ class Prepacked(Layer, nn.Module):
         result = fn(weights.new_empty(0, dtype=self.dtype))
         if result.dtype != self.dtype:
             raise TypeError(
-                f"lltm::{type(self).__name__}: expected to stay of dtype {_check.dtype(self.dtype)}, got"
-                f" {_check.dtype(result.dtype)}: convert the layer and prepack it again"
+                f"lltm::{type(self).__name__}: expected to stay of dtype"
+                f" {_check.dtype(self.dtype)}, got {_check.dtype(result.dtype)}: convert the layer and prepack it again"
             )
         if result.device != weights.device:
             raise RuntimeError(
@@ -333,7 +331,7 @@ class Prepacked(Layer, nn.Module):
         h = torch.zeros(1, self.hidden_size, **options)
         step = torch.zeros(1, 1, self._columns_of_input(k), **options)
         c = h if len(self._STATES) == 2 else None
-        torch.ops.lltm.sequence_prepacked(self._cell, step, h, c, weights, *biases)
+        torch.ops.lltm.sequence_prepacked(self._CELL, step, h, c, weights, *biases)
         expected, got = (
             "int8" if quantised else _check.dtype(self.dtype)
             for quantised in (self._quantised, _is_quantised(weights))
@@ -366,7 +364,7 @@ def _operator(name: str, parameters: Sequence[str], options: Sequence[str]) -> C
         tensors = [getattr(module, name) for name in parameters]
         try:
             return getattr(torch.ops.lltm, name)(
-                module._cell,
+                module._CELL,
                 input,
                 h,
                 c,
@@ -389,7 +387,9 @@ def step_of(module: Step, input: Tensor, hx: Any, run: Callable[..., Any]) -> An
             return node
     _check.tensor(where, "input", input)
     _check.not_nested(where, input)
-    return module._returned(*run(module, input, *module._states_of(hx)))
+    states = run(module, input, *module._states_of(hx))
+    # A pair as it came: it may stand for a call in a graph.
+    return states if len(module._STATES) == 2 else states[0]
 
 
 def layer_of(module: Layer, input: Any, hx: Any, run: Callable[..., Any]) -> Any:
@@ -452,10 +452,8 @@ def refuse_prepacked(module: Layer, state_dict: dict[str, Any], prefix: str) -> 
     if f"{prefix}{Prepacked.WEIGHTS}_l0" not in state_dict:
         return []
     name = module._where
-    return [
-        f"lltm::{name}: expected the state_dict of a layer, got that of a prepacked one: load it"
-        f" into a Prepacked{name}"
-    ]
+    text = "expected the state_dict of a layer, got that of a prepacked one: load it into a"
+    return [f"lltm::{name}: {text} Prepacked{name}"]
 
 
 def _packed_batch(where: str, packed: PackedSequence) -> int:

@@ -13,14 +13,14 @@ from . import modules
 # ---- modules that pass for torch.nn's own classes -----------------------------------
 
 
-class _LSTM(modules.LSTM, nn.LSTM):  # type: ignore[misc]
+class _LSTM(modules.LSTM, nn.LSTM):
     """lltm.LSTM that is an instance of torch.nn.LSTM."""
 
     def _get_name(self) -> str:
         return "LSTM"
 
 
-class _GRU(modules.GRU, nn.GRU):  # type: ignore[misc]
+class _GRU(modules.GRU, nn.GRU):
     """lltm.GRU that is an instance of torch.nn.GRU."""
 
     def _get_name(self) -> str:

@@ -10,6 +10,8 @@ does in Python what the module did; pickled or copied it is the module again.
 """
 
 # Not `from __future__ import annotations`: TorchScript reads types, not their names.
+# What it reads of a cell without c differs from that of one with c.
+# mypy: disable-error-code="no-any-return,override"
 
 import functools
 import linecache
@@ -23,7 +25,7 @@ from torch.nn.utils import parametrize
 
 
 class _Cell:
-    _cell: str
+    _CELL: str
     input_size: int
     hidden_size: int
     forward_in_python: Callable[..., Any]
@@ -39,7 +41,7 @@ class _Cell:
         if hx is not None:
             h, c = hx
         h_next, c_next = torch.ops.lltm.layer_step(
-            self._cell,
+            self._CELL,
             input,
             h,
             c,
@@ -51,13 +53,11 @@ class _Cell:
 
 
 class _CellWithoutC(_Cell):
-    def forward(
-        self, input: Tensor, hx: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
         if not is_scripting():
             return self.forward_in_python(input, hx)
         h_next, _ = torch.ops.lltm.layer_step(
-            self._cell,
+            self._CELL,
             input,
             hx,
             None,
@@ -69,7 +69,7 @@ class _CellWithoutC(_Cell):
 
 
 class _Layer:
-    _cell: str
+    _CELL: str
     input_size: int
     hidden_size: int
     num_layers: int
@@ -93,7 +93,7 @@ class _Layer:
         if hx is not None:
             h_0, c_0 = hx
         output, h_n, c_n = torch.ops.lltm.layer(
-            self._cell,
+            self._CELL,
             input,
             h_0,
             c_0,
@@ -112,13 +112,11 @@ class _Layer:
 
 
 class _LayerWithoutC(_Layer):
-    def forward(
-        self, input: Tensor, hx: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, input: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]:
         if not is_scripting():
             return self.forward_in_python(input, hx)
         output, h_n, _ = torch.ops.lltm.layer(
-            self._cell,
+            self._CELL,
             input,
             hx,
             None,
@@ -138,13 +136,13 @@ class _LayerWithoutC(_Layer):
 
 def cell(module: nn.Module, names: Sequence[str], states: int) -> nn.Module:
     """`names` are those of the parameters; `states` is 2, or 1 of a cell without c."""
-    return _sharing(module, _Cell if states == 2 else _CellWithoutC, names, ["_cell"])
+    return _sharing(module, _Cell if states == 2 else _CellWithoutC, names, ["_CELL"])
 
 
 def layer(module: nn.Module, names: Sequence[str], states: int) -> nn.Module:
     """`names` are those of weights and biases, in the order of h_0; `states` as of cell."""
     forward = _Layer if states == 2 else _LayerWithoutC
-    return _sharing(module, forward, names, ["_cell", "checkpoint_steps", "_prepacked"])
+    return _sharing(module, forward, names, ["_CELL", "checkpoint_steps", "_prepacked"])
 
 
 def _sharing(

@@ -69,7 +69,8 @@ def dispatcher(call: Call) -> str:
     the keys of its arguments and of the thread one after another: Autocast where torch.autocast is
     on, Autograd, then the device."""
     # "CPU: registered at FILE:LINE :: (SCHEMA) -> RESULT [ boxed unboxed ]", a key a line.
-    lines = torch._C._dispatch_dump_table(f"lltm::{'step' if call.op == 'cell' else call.op}").splitlines()
+    operator = "lltm::step" if call.op == "cell" else "lltm::sequence"
+    lines = torch._C._dispatch_dump_table(operator).splitlines()
     keys = ("CPU", "CUDA", "Meta", "AutogradCPU", "AutogradCUDA", "AutocastCPU", "AutocastCUDA")
     return "\n".join(
         line.split(" :: ")[0].strip() for line in lines if line.split(":")[0].strip() in keys

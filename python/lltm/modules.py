@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from . import _check
+from ._C import ArgumentError
 from ._recurrent import Layer, Prepacked, State, Step, names_of, refuse_prepacked
 
 __all__ = [
@@ -66,7 +67,7 @@ class LLTMCell(Step, nn.Module):
     weights: nn.Parameter
     bias: nn.Parameter | None
 
-    _cell = "lltm"
+    _CELL = "lltm"
     _where = "LLTMCell"
     _STATES = ("h", "c")
     _parameter_names = ("weights", "bias")
@@ -105,7 +106,7 @@ class LLTMCell(Step, nn.Module):
         Returns:
             (h', c'), shaped as the state.
         """
-        returned: State = self._run(input, hx)
+        returned: State = self._run(input, hx, hx)
         return returned
 
     def extra_repr(self) -> str:
@@ -155,7 +156,7 @@ class LLTM(Layer, nn.Module):
         output, (h_n, c_n) = layer(torch.randn(100, 16, 32))
     """
 
-    _cell = "lltm"
+    _CELL = "lltm"
     _where = mode = "LLTM"
     _STATES = ("h_0", "c_0")
 
@@ -231,7 +232,7 @@ class LLTM(Layer, nn.Module):
             each row's last step, shaped as h_0 and c_0. T = 0 gives an empty output and the
             initial states.
         """
-        returned: tuple[Tensor | PackedSequence, State] = self._run(input, hx)
+        returned: tuple[Tensor | PackedSequence, State] = self._run(input, hx, hx)
         return returned
 
     @property
@@ -325,7 +326,7 @@ class PrepackedLLTM(Prepacked):
             output, state = packed(chunk, state)
     """
 
-    _cell = "lltm"
+    _CELL = "lltm"
     _where = mode = "LLTM"
     _STATES = ("h_0", "c_0")
     _BIASES = ("packed_bias",)
@@ -355,7 +356,7 @@ class PrepackedLLTM(Prepacked):
             each row's last step, shaped as h_0 and c_0. T = 0 gives an empty output and the
             initial states.
         """
-        returned: tuple[Tensor | PackedSequence, State] = self._run(input, hx)
+        returned: tuple[Tensor | PackedSequence, State] = self._run(input, hx, hx)
         return returned
 
 
@@ -463,7 +464,7 @@ class LSTM(_OfTorch):
         output, (h_n, c_n) = layer(torch.randn(100, 16, 32))
     """
 
-    _cell = "lstm"
+    _CELL = "lstm"
     _where = mode = "LSTM"
     _STATES = ("h_0", "c_0")
 
@@ -484,11 +485,11 @@ class LSTM(_OfTorch):
     ) -> None:
         projection = _check.any_integer("LSTM", "proj_size", proj_size)
         if not 0 <= projection < _check.integer("LSTM", "hidden_size", hidden_size):
-            raise _check.ArgumentError(
+            raise ArgumentError(
                 f"lltm::LSTM: expected proj_size to lie in [0, hidden_size), got {proj_size}"
             )
         if projection > 0 and checkpoint_steps != 0:
-            raise _check.ArgumentError(
+            raise ArgumentError(
                 "lltm::LSTM: expected checkpoint_steps to be 0 with proj_size, got"
                 f" {checkpoint_steps}"
             )
@@ -535,7 +536,7 @@ class LSTM(_OfTorch):
             run: Any = nn.LSTM.forward
             projected: tuple[Tensor | PackedSequence, State] = run(self, input, hx)
             return projected
-        returned: tuple[Tensor | PackedSequence, State] = self._run(input, hx)
+        returned: tuple[Tensor | PackedSequence, State] = self._run(input, hx, hx)
         return returned
 
     def prepack(self, weights: torch.dtype | None = None) -> PrepackedLSTM:
@@ -580,7 +581,7 @@ class GRU(_OfTorch):
         output, h_n = layer(torch.randn(100, 16, 32))
     """
 
-    _cell = "gru"
+    _CELL = "gru"
     _where = mode = "GRU"
     _STATES = ("h_0",)
 
@@ -635,7 +636,9 @@ class GRU(_OfTorch):
             (output, h_n): output like the input, with D*H features; the state after each row's
             last step, shaped as h_0. T = 0 gives an empty output and the initial state.
         """
-        returned: tuple[Tensor | PackedSequence, Tensor] = self._run(input, hx)
+        returned: tuple[Tensor | PackedSequence, Tensor] = self._run(
+            input, hx, None if hx is None else (hx,)
+        )
         return returned
 
     def prepack(self, weights: torch.dtype | None = None) -> PrepackedGRU:
@@ -646,7 +649,7 @@ class GRU(_OfTorch):
 class PrepackedLSTM(Prepacked):
     """An LSTM for inference whose weights were laid out once; as :class:`PrepackedLLTM`."""
 
-    _cell = "lstm"
+    _CELL = "lstm"
     _where = mode = "LSTM"
     _STATES = ("h_0", "c_0")
     _BIASES = ("packed_bias_ih", "packed_bias_hh")
@@ -676,14 +679,14 @@ class PrepackedLSTM(Prepacked):
             each row's last step, shaped as h_0 and c_0. T = 0 gives an empty output and the
             initial states.
         """
-        returned: tuple[Tensor | PackedSequence, State] = self._run(input, hx)
+        returned: tuple[Tensor | PackedSequence, State] = self._run(input, hx, hx)
         return returned
 
 
 class PrepackedGRU(Prepacked):
     """A GRU for inference whose weights were laid out once; as :class:`PrepackedLLTM`."""
 
-    _cell = "gru"
+    _CELL = "gru"
     _where = mode = "GRU"
     _STATES = ("h_0",)
     _BIASES = ("packed_bias_ih", "packed_bias_hh")
@@ -711,7 +714,9 @@ class PrepackedGRU(Prepacked):
             (output, h_n): output like the input, with D*H features; the state after each row's
             last step, shaped as h_0. T = 0 gives an empty output and the initial state.
         """
-        returned: tuple[Tensor | PackedSequence, Tensor] = self._run(input, hx)
+        returned: tuple[Tensor | PackedSequence, Tensor] = self._run(
+            input, hx, None if hx is None else (hx,)
+        )
         return returned
 
 
@@ -728,7 +733,7 @@ class LSTMCell(Step, nn.RNNCellBase):
     None; the rows as those of :class:`LSTM`.
     """
 
-    _cell = "lstm"
+    _CELL = "lstm"
     _where = "LSTMCell"
     _STATES = ("h", "c")
     _parameter_names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
@@ -760,7 +765,7 @@ class LSTMCell(Step, nn.RNNCellBase):
         Returns:
             (h', c'), shaped as the state.
         """
-        returned: State = self._run(input, hx)
+        returned: State = self._run(input, hx, hx)
         return returned
 
 
@@ -777,7 +782,7 @@ class GRUCell(Step, nn.RNNCellBase):
     None; the rows as those of :class:`GRU`.
     """
 
-    _cell = "gru"
+    _CELL = "gru"
     _where = "GRUCell"
     _STATES = ("h",)
     _parameter_names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
@@ -809,7 +814,7 @@ class GRUCell(Step, nn.RNNCellBase):
         Returns:
             h', shaped as the state.
         """
-        returned: Tensor = self._run(input, hx)
+        returned: Tensor = self._run(input, hx, None if hx is None else (hx,))
         return returned
 
 

@@ -145,33 +145,35 @@ class _Layer:
 
     def prepack(self, weights: torch.dtype | None = None) -> NoReturn:
         name = type(self).__name__
-        raise NotImplementedError(f"lltm::reference.{name}: plain operations have no prepacked form")
+        raise NotImplementedError(
+            f"lltm::reference.{name}: plain operations have no prepacked form"
+        )
 
     def __prepare_scriptable__(self) -> NoReturn:
         _refuse_script(type(self).__name__)
 
 
-class LLTMCell(_Cell, modules.LLTMCell):  # type: ignore[misc]
+class LLTMCell(_Cell, modules.LLTMCell):
     """lltm.LLTMCell by :func:`cell`."""
 
 
-class LSTMCell(_Cell, modules.LSTMCell):  # type: ignore[misc]
+class LSTMCell(_Cell, modules.LSTMCell):
     """lltm.LSTMCell in plain operations."""
 
 
-class GRUCell(_Cell, modules.GRUCell):  # type: ignore[misc]
+class GRUCell(_Cell, modules.GRUCell):
     """lltm.GRUCell in plain operations."""
 
 
-class LLTM(_Layer, modules.LLTM):  # type: ignore[misc]
+class LLTM(_Layer, modules.LLTM):
     """lltm.LLTM by :func:`sequence`."""
 
 
-class LSTM(_Layer, modules.LSTM):  # type: ignore[misc]
+class LSTM(_Layer, modules.LSTM):
     """lltm.LSTM as a loop over steps."""
 
 
-class GRU(_Layer, modules.GRU):  # type: ignore[misc]
+class GRU(_Layer, modules.GRU):
     """lltm.GRU as a loop over steps."""
 
 
@@ -195,7 +197,7 @@ def _step(
     _check.shape(where, "h", h, shape)
     if c is not None:
         _check.shape(where, "c", c, shape)
-    equations = _EQUATIONS[module._cell]
+    equations = _EQUATIONS[module._CELL]
     if input.dim() == 2:
         return equations(input, h, c, *parameters)
     c = None if c is None else c.unsqueeze(0)
@@ -234,7 +236,9 @@ def _layer(
 
     def initial(name: str, state: Tensor) -> Tensor:
         _check.shape(where, name, state, shape if batched else (shape[0], shape[2]))
-        return module.permute_hidden(state if batched else state.unsqueeze(1), sorted_indices)
+        of_batch = state if batched else state.unsqueeze(1)
+        permuted: Tensor = module.permute_hidden(of_batch, sorted_indices)
+        return permuted
 
     if h_0 is None:
         h_0 = x.new_zeros(shape)
@@ -254,7 +258,7 @@ def _layer(
             k = len(h_n)
             parameters = [getattr(module, name) for name in module._names[each * k :][:each]]
             output, h, c = _steps(
-                _EQUATIONS[module._cell],
+                _EQUATIONS[module._CELL],
                 x,
                 h_0[k],
                 None if c_0 is None else c_0[k],
@@ -268,13 +272,12 @@ def _layer(
         x = torch.cat(outputs, dim=-1)
     states = [torch.stack(h_n), torch.stack(c_n) if with_c else None]
     if not batched:
-        x, *states = [t if t is None else t.squeeze(1) for t in (x, *states)]
+        x = x.squeeze(1)
+        states = [t if t is None else t.squeeze(1) for t in states]
     else:
         if module.batch_first and batch_sizes is None:
             x = x.transpose(0, 1)
-        states = [
-            t if t is None else module.permute_hidden(t, unsorted_indices) for t in states
-        ]
+        states = [t if t is None else module.permute_hidden(t, unsorted_indices) for t in states]
     return x, *states  # type: ignore[return-value]
 
 

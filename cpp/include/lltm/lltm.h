@@ -1,7 +1,7 @@
-// liblltm: the Long-Long-Term-Memory recurrent cell for libtorch.
+// liblltm: recurrent cells for libtorch: the Long-Long-Term-Memory cell, LSTM and GRU.
 //
 //     lltm/ops.h        lltm::cell, lltm::sequence
-//     lltm/nn.h         lltm::LLTMCell, lltm::LLTM
+//     lltm/nn.h         lltm::LLTM, lltm::LSTM, lltm::GRU; lltm::LLTMCell, ...
 //     lltm/serialize.h  lltm::save_state_dict, lltm::load_state_dict
 //     lltm/version.h    lltm::version, lltm::build_info
 //     lltm/backends.h   lltm::set_cuda_persistent

@@ -1,13 +1,19 @@
-// torch::nn modules around the operators, with the shapes, defaults and meanings of
-// torch::nn::LSTMCell and torch::nn::LSTM. Parameters have the names and shapes of the
-// Python modules, so a checkpoint of one loads into the other (lltm/serialize.h).
+// torch::nn modules around the operators: LLTM, LSTM and GRU, and their cells of one step. Options,
+// shapes, defaults and meanings are those of torch::nn::LSTM and torch::nn::LSTMCell, without
+// proj_size. Parameters have the names and shapes of the Python modules, and those of LSTM and GRU
+// also the ones of torch.nn: a checkpoint of one loads into the other (lltm/serialize.h).
 //
 //     lltm::LLTM layer(lltm::LLTMOptions(64, 128).num_layers(2));
 //     auto [output, state] = layer->forward(input);
 //     auto [next_output, next_state] = layer->forward(next_input, state);
 //
+//     lltm::GRU gru(lltm::GRUOptions(64, 128).bidirectional(true));
+//     auto [gru_output, h_n] = gru->forward(input, h_0);
+//
+// The state of LLTM and LSTM is (h, c), that of the GRU is h alone.
+//
 // Letters: T steps, B batch size, I input size, H hidden size, L layers,
-// D directions (1 or 2), N rows of a packed sequence.
+// D directions (1 or 2), N rows of a packed sequence, G gates: 3, of the LSTM 4.
 //
 // Wrong shapes and values throw c10::ValueError, wrong dtypes c10::TypeError;
 // the message names the argument, the expected value and the actual one.
@@ -24,7 +30,6 @@
 #include <optional>
 #include <ostream>
 #include <tuple>
-#include <utility>
 #include <vector>
 
 namespace lltm {
@@ -32,21 +37,41 @@ namespace lltm {
 /// (h, c): hidden state and cell state.
 using State = std::tuple<torch::Tensor, torch::Tensor>;
 
-struct LLTM_API LLTMCellOptions {
-  LLTMCellOptions(int64_t input_size, int64_t hidden_size);
+// ---- one step -------------------------------------------------------------------
+
+struct LLTM_API CellOptions {
+  CellOptions(int64_t input_size, int64_t hidden_size);
   TORCH_ARG(int64_t, input_size);
   TORCH_ARG(int64_t, hidden_size);
   TORCH_ARG(bool, bias) = true;
 };
+using LLTMCellOptions = CellOptions;
+using LSTMCellOptions = CellOptions;
+using GRUCellOptions = CellOptions;
 
-/// One step with parameters `weights` (3H, H+I) and, with bias, `bias` (3H);
-/// see lltm::cell for the formulas.
-class LLTM_API LLTMCellImpl : public torch::nn::Cloneable<LLTMCellImpl> {
+/// The parameters of LLTMCell.
+struct LLTM_API JoinedParameters {
+  torch::Tensor weights;  ///< (3H, H+I): the first H columns multiply h, the others the input
+  torch::Tensor bias;     ///< (3H), or undefined without bias
+};
+
+/// The parameters of LSTMCell and GRUCell, as in torch.nn.
+struct LLTM_API GateParameters {
+  torch::Tensor weight_ih;  ///< (GH, I)
+  torch::Tensor weight_hh;  ///< (GH, H)
+  torch::Tensor bias_ih;    ///< (GH), or undefined without bias
+  torch::Tensor bias_hh;    ///< (GH), or undefined without bias
+};
+
+/// What LLTMCell, LSTMCell and GRUCell have in common: one step. StateT is State, of the GRU
+/// torch::Tensor.
+template <typename Module, typename StateT, typename Parameters>
+class LLTM_API RecurrentCell : public torch::nn::Cloneable<Module>, public Parameters {
  public:
-  LLTMCellImpl(int64_t input_size, int64_t hidden_size)
-      : LLTMCellImpl(LLTMCellOptions(input_size, hidden_size)) {}
+  RecurrentCell(int64_t input_size, int64_t hidden_size)
+      : RecurrentCell(CellOptions(input_size, hidden_size)) {}
   /// Throws if a size is not positive.
-  explicit LLTMCellImpl(const LLTMCellOptions& options);
+  explicit RecurrentCell(const CellOptions& options);
 
   void reset() override;
   /// Draws every parameter from the uniform distribution on ±1/sqrt(H).
@@ -54,22 +79,41 @@ class LLTM_API LLTMCellImpl : public torch::nn::Cloneable<LLTMCellImpl> {
   void pretty_print(std::ostream& stream) const override;
 
   /// @param input (B, I), or (I) for one row without a batch
-  /// @param state (h, c), each (B, H) or (H); zeros if absent
-  /// @returns (h', c'), shaped as the state
-  State forward(const torch::Tensor& input, const std::optional<State>& state = std::nullopt);
+  /// @param state (h, c), each (B, H) or (H), of the GRU h; zeros if absent
+  /// @returns (h', c'), of the GRU h', shaped as the state
+  StateT forward(const torch::Tensor& input, const std::optional<StateT>& state = std::nullopt);
 
-  LLTMCellOptions options;
-  torch::Tensor weights;
-  torch::Tensor bias;  // undefined without bias
+  CellOptions options;
 
  protected:
-  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<State>())})
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<StateT>())})
 };
 
+/// One step of the LLTM; see lltm::cell for the formulas.
+class LLTM_API LLTMCellImpl : public RecurrentCell<LLTMCellImpl, State, JoinedParameters> {
+ public:
+  using RecurrentCell::RecurrentCell;
+};
 TORCH_MODULE(LLTMCell);
 
-struct LLTM_API LLTMOptions {
-  LLTMOptions(int64_t input_size, int64_t hidden_size);
+/// One step of the LSTM, as torch::nn::LSTMCell.
+class LLTM_API LSTMCellImpl : public RecurrentCell<LSTMCellImpl, State, GateParameters> {
+ public:
+  using RecurrentCell::RecurrentCell;
+};
+TORCH_MODULE(LSTMCell);
+
+/// One step of the GRU, as torch::nn::GRUCell.
+class LLTM_API GRUCellImpl : public RecurrentCell<GRUCellImpl, torch::Tensor, GateParameters> {
+ public:
+  using RecurrentCell::RecurrentCell;
+};
+TORCH_MODULE(GRUCell);
+
+// ---- layers ---------------------------------------------------------------------
+
+struct LLTM_API LayerOptions {
+  LayerOptions(int64_t input_size, int64_t hidden_size);
   TORCH_ARG(int64_t, input_size);
   TORCH_ARG(int64_t, hidden_size);
   /// Each layer runs over the output of the one before.
@@ -88,46 +132,57 @@ struct LLTM_API LLTMOptions {
   /// layer and direction then runs as sequence does with it, with less memory.
   TORCH_ARG(int64_t, checkpoint_steps) = 0;
 };
+using LLTMOptions = LayerOptions;
+using LSTMOptions = LayerOptions;
+using GRUOptions = LayerOptions;
 
-/// A layer for inference whose weights were packed once (LLTMImpl::prepack).
+template <typename Module, typename StateT>
+class RecurrentLayer;
+
+/// A layer for inference whose weights were packed once (RecurrentLayer::prepack).
 ///
 /// Computes what the layer computes in evaluation mode, without packing the
 /// weights in every call. For short sequences and small batches, such as a
 /// stream in chunks, packing can take most of the time. It cannot be changed,
 /// does not follow changes of the layer, and several threads may use it
 /// concurrently. It has no derivatives, and autocast does not affect it.
-class LLTM_API PrepackedLLTM {
+template <typename Module, typename StateT>
+class LLTM_API PrepackedLayer {
  public:
-  /// As LLTMImpl::forward.
-  std::tuple<torch::Tensor, State> forward(
-      const torch::Tensor& input, const std::optional<State>& state = std::nullopt) const;
-  /// As LLTMImpl::forward_with_packed_input.
-  std::tuple<torch::nn::utils::rnn::PackedSequence, State> forward_with_packed_input(
+  /// As RecurrentLayer::forward.
+  std::tuple<torch::Tensor, StateT> forward(
+      const torch::Tensor& input, const std::optional<StateT>& state = std::nullopt) const;
+  /// As RecurrentLayer::forward_with_packed_input.
+  std::tuple<torch::nn::utils::rnn::PackedSequence, StateT> forward_with_packed_input(
       const torch::nn::utils::rnn::PackedSequence& input,
-      const std::optional<State>& state = std::nullopt) const;
+      const std::optional<StateT>& state = std::nullopt) const;
 
-  const LLTMOptions& options() const { return options_; }
+  const LayerOptions& options() const { return options_; }
 
  private:
-  friend class LLTMImpl;
-  PrepackedLLTM(const LLTMOptions& options, std::vector<torch::Tensor> weights);
+  friend class RecurrentLayer<Module, StateT>;
+  PrepackedLayer(const LayerOptions& options, std::vector<torch::Tensor> parameters);
 
-  LLTMOptions options_;
-  std::vector<torch::Tensor> weights_;  // in the order of LLTMImpl::all_weights
+  LayerOptions options_;
+  // By layer, then direction: packed weights, and the biases of all_weights.
+  std::vector<torch::Tensor> parameters_;
 };
 
-/// A recurrent layer over sequences. Parameters of layer k, with the suffix
-/// `_reverse` for the second direction:
+/// What LLTM, LSTM and GRU have in common: a recurrent layer over sequences. StateT is State, of
+/// the GRU torch::Tensor. Parameters of layer k, with the suffix `_reverse` for the second
+/// direction; for k > 0, I is D * H:
 ///
-///     weights_l{k}  (3H, H+I); for k > 0, I is D * H
-///     bias_l{k}     (3H), with bias
-class LLTM_API LLTMImpl : public torch::nn::Cloneable<LLTMImpl> {
+///     LLTM       weights_l{k} (3H, H+I) and, with bias, bias_l{k} (3H)
+///     LSTM, GRU  weight_ih_l{k} (GH, I), weight_hh_l{k} (GH, H) and, with bias,
+///                bias_ih_l{k}, bias_hh_l{k} (GH)
+template <typename Module, typename StateT>
+class LLTM_API RecurrentLayer : public torch::nn::Cloneable<Module> {
  public:
-  LLTMImpl(int64_t input_size, int64_t hidden_size)
-      : LLTMImpl(LLTMOptions(input_size, hidden_size)) {}
+  RecurrentLayer(int64_t input_size, int64_t hidden_size)
+      : RecurrentLayer(LayerOptions(input_size, hidden_size)) {}
   /// Throws if a size is not positive, checkpoint_steps negative or dropout not in [0, 1]. Warns if
   /// dropout has no effect because there is only one layer.
-  explicit LLTMImpl(const LLTMOptions& options);
+  explicit RecurrentLayer(const LayerOptions& options);
 
   void reset() override;
   /// Draws every parameter from the uniform distribution on ±1/sqrt(H).
@@ -136,44 +191,78 @@ class LLTM_API LLTMImpl : public torch::nn::Cloneable<LLTMImpl> {
 
   /// @param input (T, B, I), (B, T, I) with batch_first, or (T, I) for one
   ///              sequence without a batch
-  /// @param state (h_0, c_0), each (L*D, B, H), or (L*D, H) unbatched; zeros if
-  ///              absent
-  /// @returns (output, (h_n, c_n)): output like the input, with D*H features;
-  ///          the states after each row's last step, shaped as h_0 and c_0.
-  ///          T = 0 gives an empty output and the initial states.
-  std::tuple<torch::Tensor, State> forward(
-      const torch::Tensor& input, const std::optional<State>& state = std::nullopt);
+  /// @param state (h_0, c_0), of the GRU h_0, each (L*D, B, H), or (L*D, H)
+  ///              unbatched; zeros if absent
+  /// @returns (output, (h_n, c_n)), of the GRU (output, h_n): output like the
+  ///          input, with D*H features; the states after each row's last step,
+  ///          shaped as the initial ones. T = 0 gives an empty output and the
+  ///          initial states.
+  std::tuple<torch::Tensor, StateT> forward(
+      const torch::Tensor& input, const std::optional<StateT>& state = std::nullopt);
 
   /// The same for rows of different lengths.
   ///
   /// @param input rows (N, I), sorted by length or not
-  /// @param state (h_0, c_0), each (L*D, B, H), in the order of the batch
-  ///              before it was sorted; zeros if absent
-  /// @returns (output, (h_n, c_n)): output packed as the input, with D*H
-  ///          features; the states in the order of the initial ones
-  std::tuple<torch::nn::utils::rnn::PackedSequence, State> forward_with_packed_input(
+  /// @param state as for forward, in the order of the batch before it was sorted
+  /// @returns as forward: output packed as the input, the states in the order
+  ///          of the initial ones
+  std::tuple<torch::nn::utils::rnn::PackedSequence, StateT> forward_with_packed_input(
       const torch::nn::utils::rnn::PackedSequence& input,
-      const std::optional<State>& state = std::nullopt);
+      const std::optional<StateT>& state = std::nullopt);
 
   /// A copy of this layer for inference, its weights packed once; with torch::kQInt8
   /// quantised to 8 bits (lltm::prepack).
-  PrepackedLLTM prepack(std::optional<torch::Dtype> weights = std::nullopt) const;
+  PrepackedLayer<Module, StateT> prepack(std::optional<torch::Dtype> weights = std::nullopt) const;
 
-  /// The parameters by layer, then direction: weights_l0, bias_l0, ...
+  /// The parameters by layer, then direction: weights_l0, bias_l0, ... or
+  /// weight_ih_l0, weight_hh_l0, bias_ih_l0, bias_hh_l0, ...
   std::vector<torch::Tensor> all_weights() const;
 
   /// Does nothing; code written for torch::nn::LSTM calls it.
   void flatten_parameters() {}
 
-  LLTMOptions options;
+  LayerOptions options;
 
  protected:
-  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<State>())})
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<StateT>())})
 
  private:
   std::vector<torch::Tensor> all_weights_;
 };
 
+/// Layers of the LLTM.
+class LLTM_API LLTMImpl : public RecurrentLayer<LLTMImpl, State> {
+ public:
+  using RecurrentLayer::RecurrentLayer;
+};
 TORCH_MODULE(LLTM);
+using PrepackedLLTM = PrepackedLayer<LLTMImpl, State>;
+
+/// Layers of the LSTM, as torch::nn::LSTM.
+class LLTM_API LSTMImpl : public RecurrentLayer<LSTMImpl, State> {
+ public:
+  using RecurrentLayer::RecurrentLayer;
+};
+TORCH_MODULE(LSTM);
+using PrepackedLSTM = PrepackedLayer<LSTMImpl, State>;
+
+/// Layers of the GRU, as torch::nn::GRU.
+class LLTM_API GRUImpl : public RecurrentLayer<GRUImpl, torch::Tensor> {
+ public:
+  using RecurrentLayer::RecurrentLayer;
+};
+TORCH_MODULE(GRU);
+using PrepackedGRU = PrepackedLayer<GRUImpl, torch::Tensor>;
+
+// All of it is compiled in liblltm.
+extern template class RecurrentCell<LLTMCellImpl, State, JoinedParameters>;
+extern template class RecurrentCell<LSTMCellImpl, State, GateParameters>;
+extern template class RecurrentCell<GRUCellImpl, torch::Tensor, GateParameters>;
+extern template class RecurrentLayer<LLTMImpl, State>;
+extern template class RecurrentLayer<LSTMImpl, State>;
+extern template class RecurrentLayer<GRUImpl, torch::Tensor>;
+extern template class PrepackedLayer<LLTMImpl, State>;
+extern template class PrepackedLayer<LSTMImpl, State>;
+extern template class PrepackedLayer<GRUImpl, torch::Tensor>;
 
 }  // namespace lltm

@@ -67,8 +67,8 @@ void check_shape(
       shape_text(sizes));
 }
 
-// c is undefined where the cell has none.
 void check_state(
+    const Cell& cell,
     const char* where,
     std::initializer_list<SymInt> expected,
     const State& state,
@@ -76,7 +76,7 @@ void check_state(
     const char* name_of_c) {
   const auto& [h, c] = state;
   check_shape(where, name_of_h, h, expected);
-  if (c.defined()) check_shape(where, name_of_c, c, expected);
+  if (cell.has_c) check_shape(where, name_of_c, c, expected);
 }
 
 // The operators could blame a parameter, but the caller has passed only the input.
@@ -219,8 +219,7 @@ std::optional<State> state_of(
     const std::optional<Tensor>& h,
     const std::optional<Tensor>& c) {
   if (!cell.has_c) {
-    TORCH_CHECK_TYPE(
-        !c.has_value(), "lltm::", where, ": expected one state, h, got a second one");
+    TORCH_CHECK_TYPE(!c.has_value(), "lltm::", where, ": expected one state, h, got a second one");
     return h.has_value() ? std::optional(State(*h, Tensor())) : std::nullopt;
   }
   TORCH_CHECK_TYPE(
@@ -241,22 +240,24 @@ State zero_state(const Cell& cell, const Tensor& input, c10::SymIntArrayRef shap
   return {zeros, cell.has_c ? zeros : Tensor()};
 }
 
-// The parameters of one direction, as the operators take them. weights may be prepacked.
+// The parameters of one direction, as the operators take them; weight_ih may be joined weights, or
+// prepacked ones. One that is absent is undefined.
 struct Parameters {
   Parameters(const Cell& cell, bool has_bias, bool prepacked, at::TensorList given)
-      : weight_ih(given[0]) {
-    size_t next = 1;
-    if (!cell.joined && !prepacked) weight_hh = given[next++];
-    if (has_bias) bias_ih = given[next++];
-    if (has_bias && !cell.joined) bias_hh = given[next++];
-  }
+      : weight_ih(given[0]),
+        weight_hh(cell.joined || prepacked ? none() : given[1]),
+        bias_ih(has_bias ? given[cell.joined || prepacked ? 1 : 2] : none()),
+        bias_hh(has_bias && !cell.joined ? given[prepacked ? 2 : 3] : none()) {}
+
   static int64_t count(const Cell& cell, bool has_bias, bool prepacked) {
     const int64_t matrices = cell.joined || prepacked ? 1 : 2;
     return matrices + (!has_bias ? 0 : cell.joined ? 1 : 2);
   }
 
-  const Tensor& weight_ih;
-  Tensor weight_hh, bias_ih, bias_hh;
+  const Tensor &weight_ih, &weight_hh, &bias_ih, &bias_hh;
+
+ private:
+  static const Tensor& none() { return or_undefined(std::nullopt); }
 };
 
 }  // namespace
@@ -290,14 +291,14 @@ State StepModule::forward(const Tensor& input, const std::optional<State>& state
   if (input.dim() == 1) {
     std::optional<State> row;
     if (state.has_value()) {
-      check_state(where, {hidden_size}, *state, "h", "c");
+      check_state(cell, where, {hidden_size}, *state, "h", "c");
       row = each(*state, [](const Tensor& s) { return s.unsqueeze(0); });
     }
     const auto [h, c] = forward(input.unsqueeze(0), row);
     return {h.squeeze(0), cell.has_c ? c.squeeze(0) : c};
   }
   const SymInt batch = input.sym_size(0);
-  if (state.has_value()) check_state(where, {batch, hidden_size}, *state, "h", "c");
+  if (state.has_value()) check_state(cell, where, {batch, hidden_size}, *state, "h", "c");
   const State initial =
       state.has_value() ? *state : zero_state(cell, input, {batch, SymInt(hidden_size)});
   const auto& [h, c] = initial;
@@ -392,12 +393,13 @@ State LayerModule::initial_state(
     const SymInt& batch,
     bool batched) const {
   const int64_t count = directions();
-  if (!state.has_value()) return zero_state(cell, input, {SymInt(count), batch, SymInt(hidden_size)});
+  if (!state.has_value())
+    return zero_state(cell, input, {SymInt(count), batch, SymInt(hidden_size)});
   if (!batched) {
-    check_state(cell.layer_class, {count, hidden_size}, *state, "h_0", "c_0");
+    check_state(cell, cell.layer_class, {count, hidden_size}, *state, "h_0", "c_0");
     return each(*state, [](const Tensor& s) { return s.unsqueeze(1); });
   }
-  check_state(cell.layer_class, {count, batch, hidden_size}, *state, "h_0", "c_0");
+  check_state(cell, cell.layer_class, {count, batch, hidden_size}, *state, "h_0", "c_0");
   return *state;
 }
 

@@ -2,6 +2,7 @@
 
 #include "cell/lltm.h"
 #include "op/check.h"
+#include "op/tensor_value.h"
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
@@ -21,8 +22,17 @@ std::vector<Tensor> forward(
   const Tensor X = at::cat({old_h, input}, 1);
   const Tensor gate_weights = at::linear(X, weights, bias);
   const std::vector<Tensor> z = gate_weights.chunk(Lltm::kSlots, 1);
-  const auto [new_h, new_cell, saved] = Lltm::forward<Tensor>({z[0], z[1], z[2]}, old_cell);
-  return {new_h, new_cell, saved[0], saved[1], saved[2], X, gate_weights};
+  const auto [new_h, new_cell, saved] =
+      Lltm::forward<Value>({{z[0]}, {z[1]}, {z[2]}}, {old_cell});
+  const auto& [input_gate, output_gate, candidate_cell, tanh_c] = saved;
+  return {
+      new_h.tensor,
+      new_cell.tensor,
+      input_gate.tensor,
+      output_gate.tensor,
+      candidate_cell.tensor,
+      X,
+      gate_weights};
 }
 
 std::vector<Tensor> backward(
@@ -40,13 +50,14 @@ std::vector<Tensor> backward(
       X,
       gate_weights,
       weights);
-  const auto [dz_gates, d_old_cell] = Lltm::backward<Tensor>(
-      {input_gate, output_gate, candidate_cell, at::tanh(new_cell)}, grad_h, grad_cell);
-  const Tensor dz = at::cat(at::TensorList(dz_gates), 1);
+  const auto [dz_gates, d_old_cell] = Lltm::backward<Value>(
+      {{input_gate}, {output_gate}, {candidate_cell}, {at::tanh(new_cell)}}, {grad_h}, {grad_cell});
+  const auto& [dz_i, dz_o, dz_g] = dz_gates;
+  const Tensor dz = at::cat({dz_i.tensor, dz_o.tensor, dz_g.tensor}, 1);
   const Tensor dX = at::matmul(dz, weights);
   const int64_t hidden = new_cell.size(1);
   return {
-      dX.narrow(1, 0, hidden), dX.slice(1, hidden), at::matmul(dz.t(), X), dz.sum(0), d_old_cell};
+      dX.narrow(1, 0, hidden), dX.slice(1, hidden), at::matmul(dz.t(), X), dz.sum(0), d_old_cell.tensor};
 }
 
 }  // namespace lltm::composite

@@ -30,10 +30,10 @@ struct SlotRange {
 struct Cell {
   static constexpr int kMostSlots = 8;
 
-  const char* name;  // the operators' first argument
+  const char* name;                      // the operators' first argument
   const char *layer_class, *step_class;  // the modules'
-  int id;            // the place of its kernels in tables (cells.h)
-  int gates;         // blocks of rows of the weights and biases
+  int id;                                // the place of its kernels in tables (cells.h)
+  int gates;                             // blocks of rows of the weights and biases
   int slots;
   int saved;  // values of a unit that forward saves for backward
   // The slots that x and h have a part in, and the block of rows of each.
@@ -50,8 +50,7 @@ struct Cell {
 // arithmetic of a step:
 //     StepForward<Page, V> forward(z, c)
 //     StepBackward<Page, V> backward(saved, dh, dc_next)    dh, dc_next: gradients of h', c'
-// V is float or double in the kernels, and at::Tensor on the composite path, where ATen's sigmoid,
-// tanh, elu and where are meant. So the functions are straight-line code: `where` selects between
+// V is float or double in the kernels, and a tensor on the composite path (op/tensor_value.h). So the functions are straight-line code: `where` selects between
 // two values that are both already computed.
 
 template <typename Page, typename V>

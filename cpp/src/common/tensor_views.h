@@ -40,14 +40,6 @@ inline at::TensorOptions compute_options(const at::Tensor& tensor) {
   return tensor.options().dtype(compute_dtype(tensor.scalar_type()));
 }
 
-// The columns of the weights that multiply h, and those that multiply the input.
-inline at::Tensor h_columns(const at::Tensor& weights, int64_t hidden) {
-  return weights.slice(1, 0, hidden);
-}
-inline at::Tensor x_columns(const at::Tensor& weights, int64_t hidden) {
-  return weights.slice(1, hidden);
-}
-
 // A contiguous copy; zeros where undefined.
 inline at::Tensor copy_or_zeros(
     const at::Tensor& tensor, at::IntArrayRef sizes, const at::TensorOptions& options) {

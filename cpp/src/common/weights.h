@@ -6,8 +6,10 @@
 #include "common/tensor_views.h"
 
 #include <ATen/ops/cat.h>
+#include <ATen/ops/clone.h>
 #include <ATen/ops/empty.h>
 
+#include <utility>
 #include <vector>
 
 namespace lltm {
@@ -87,21 +89,65 @@ inline at::Tensor h_blocks(const at::Tensor& tensor, const Cell& cell) {
   return in_blocks(tensor, cell, cell.h, cell.h_blocks);
 }
 
-// The gradients of the weights: tensors shaped as the arguments, undefined unless wanted, and the
-// two matrices as views of them.
+// Calls body(first slot, how many) for the slots of `range` whose blocks of rows lie one after
+// another.
+template <typename Body>
+void for_each_run(SlotRange range, const int* blocks, const Body& body) {
+  for (int slot = range.begin, next; slot < range.end; slot = next) {
+    next = slot + 1;
+    while (next < range.end && blocks[next] == blocks[next - 1] + 1) ++next;
+    body(slot, next - slot);
+  }
+}
+
+// The columns of some slots in z or its gradient (rows, S * H). What rows are filled up with
+// belongs to the last slot.
+inline at::Tensor slot_columns(
+    const at::Tensor& z, const Cell& cell, SlotRange slots, int64_t hidden) {
+  if (slots.count() == cell.slots) return z;
+  return z.slice(1, slots.begin * hidden, slots.end == cell.slots ? z.size(1) : slots.end * hidden);
+}
+
+// The gradients of bias_ih and bias_hh, (G * H) each, from the sums of dz over rows (S * H), which
+// they may take over; undefined unless wanted. They share no memory.
+inline std::pair<at::Tensor, at::Tensor> bias_gradients(
+    const at::Tensor& sums, const Cell& cell, bool want_ih, bool want_hh) {
+  const auto of_slots = [&](SlotRange slots) {
+    if (slots.count() == cell.slots) return sums;
+    const int64_t hidden = sums.size(0) / cell.slots;
+    return sums.slice(0, slots.begin * hidden, slots.end * hidden).clone();
+  };
+  const at::Tensor ih = want_ih ? x_blocks(of_slots(cell.x), cell) : at::Tensor();
+  const at::Tensor hh = want_hh ? h_blocks(of_slots(cell.h), cell) : at::Tensor();
+  return {ih, want_ih && want_hh && hh.is_same(ih) ? hh.clone() : hh};
+}
+
+// The gradients of the weights: tensors shaped as the arguments, undefined unless wanted; and where
+// the two matrices are written.
 struct WeightGradients {
   template <typename Args>
-  WeightGradients(const Args& args, const at::TensorOptions& options) {
-    const bool want_ih = args.output_mask[3];
-    const bool joined = !args.weight_hh.defined();
-    if (want_ih) weight_ih = at::empty(args.weight_ih.sizes(), options);
+  WeightGradients(const Args& args, const at::TensorOptions& options)
+      : joined(!args.weight_hh.defined()) {
+    if (args.output_mask[3]) weight_ih = at::empty(args.weight_ih.sizes(), options);
     if (args.output_mask[4] && !joined) weight_hh = at::empty(args.weight_hh->sizes(), options);
-    parts = want_ih && joined ? weights_of(*args.cell, weight_ih, at::Tensor())
-                              : Weights{weight_ih, weight_hh};
+  }
+
+  // Views, and the same in memory; absent unless wanted.
+  Weights parts(const Cell& cell) const {
+    return joined && weight_ih.defined() ? weights_of(cell, weight_ih, weight_hh)
+                                         : Weights{weight_ih, weight_hh};
+  }
+  template <typename T>
+  Matrix<T> write_ih(int64_t hidden) const {
+    return write<T>(weight_ih).from(0, joined ? hidden : 0);
+  }
+  template <typename T>
+  Matrix<T> write_hh() const {
+    return write<T>(joined ? weight_ih : weight_hh);
   }
 
   at::Tensor weight_ih, weight_hh;
-  Weights parts;
+  bool joined;
 };
 
 }  // namespace lltm

@@ -81,8 +81,7 @@ std::optional<PackedWeights<Format>> pack_weights(
   return fits ? std::optional(packed) : std::nullopt;
 }
 
-template std::optional<PackedWeights<F32Format>> pack_weights(
-    const Cell&, const Weights&, int64_t);
+template std::optional<PackedWeights<F32Format>> pack_weights(const Cell&, const Weights&, int64_t);
 template std::optional<PackedWeights<Bf16Format>> pack_weights(
     const Cell&, const Weights&, int64_t);
 template std::optional<PackedWeights<Bf16x3Format>> pack_weights(
@@ -213,20 +212,17 @@ Weights unpack_as(const PackedHeader& header, const Tensor& bytes) {
   const auto options = bytes.options().dtype(kDtype<Source>);
   const Weights weights = {
       at::empty({rows, header.input_size}, options), at::empty({rows, header.hidden}, options)};
-  const auto copy = [&](const auto& b,
-                        int64_t block,
-                        SlotRange slots,
-                        const int* row_blocks,
-                        const Tensor& to) {
-    const auto w = write<Source>(to);
-    for (int slot = slots.begin; slot < slots.end; ++slot) {
-      for (int64_t unit = 0; unit < blocks.size(block); ++unit) {
-        Source* const row = w.row(row_blocks[slot] * blocks.total + blocks.begin(block) + unit);
-        const int64_t n = (slot - slots.begin) * packed.slot_columns(block) + unit;
-        for (int64_t k = 0; k < to.size(1); ++k) row[k] = Format::at(b, k, n);
-      }
-    }
-  };
+  const auto copy =
+      [&](const auto& b, int64_t block, SlotRange slots, const int* row_blocks, const Tensor& to) {
+        const auto w = write<Source>(to);
+        for (int slot = slots.begin; slot < slots.end; ++slot) {
+          for (int64_t unit = 0; unit < blocks.size(block); ++unit) {
+            Source* const row = w.row(row_blocks[slot] * blocks.total + blocks.begin(block) + unit);
+            const int64_t n = (slot - slots.begin) * packed.slot_columns(block) + unit;
+            for (int64_t k = 0; k < to.size(1); ++k) row[k] = Format::at(b, k, n);
+          }
+        }
+      };
   for (int64_t block = 0; block < blocks.count; ++block) {
     copy(packed.x(block), block, cell.x, cell.x_blocks, weights.ih);
     copy(packed.h(block), block, cell.h, cell.h_blocks, weights.hh);

@@ -18,8 +18,8 @@ namespace lltm::cpu {
 
 // Packed weights are a tensor of bytes: this header, then for each block of hidden units B of
 // the input's GEMM and B of the recurrent one, whose columns are the units of the block slot
-// by slot (cell.h), of the slots that it has a part in. Prepacked weights may hold two forms, one after another: for few rows in float32
-// and for many in bf16x3.
+// by slot (cell.h), of the slots that it has a part in. Prepacked weights may hold two forms, one
+// after another: for few rows in float32 and for many in bf16x3.
 struct PackedHeader {
   static constexpr int64_t kMagic = 0x334B4341504D544C;  // LTMPACK3
   int64_t magic;
@@ -105,8 +105,8 @@ template <typename Format>
 std::optional<PackedWeights<Format>> pack_weights(
     const Cell& cell, const Weights& weights, int64_t width);
 
-// Packed weights as a tensor, or a copy of the joined matrix where their dtype or this CPU has no packed
-// form. With dtype qint8 they are quantised (int8.h).
+// Packed weights as a tensor, or a copy of the joined matrix where their dtype or this CPU has no
+// packed form. With dtype qint8 they are quantised (int8.h).
 at::Tensor prepack(
     const Cell& cell,
     const at::Tensor& weight_ih,

@@ -28,6 +28,17 @@ struct NoDeviceGuard {
   explicit NoDeviceGuard(at::Device) {}
 };
 
+// What is absent has no gradient.
+template <typename Args>
+Args with_gradients_of_given(Args args) {
+  auto& [input, h, c, weight_ih, weight_hh, bias_ih, bias_hh] = args.output_mask;
+  c = c && args.cell->has_c;
+  weight_hh = weight_hh && args.weight_hh.defined();
+  bias_ih = bias_ih && args.bias_ih.defined();
+  bias_hh = bias_hh && args.bias_hh.defined();
+  return args;
+}
+
 template <typename Backend>
 struct CheckedBackend {
   using DeviceGuard = typename Backend::DeviceGuard;
@@ -43,8 +54,9 @@ struct CheckedBackend {
 
   static StepResult step_forward(const StepArgs& args) { return step_saving(true, args); }
 
-  static Gradients step_backward(const StepBackwardArgs& args) {
-    check_step_backward(args);
+  static Gradients step_backward(const StepBackwardArgs& given) {
+    check_step_backward(given);
+    const StepBackwardArgs args = with_gradients_of_given(given);
     const DeviceGuard guard(args.input.device());
     return with_c_in_h(args, Backend::step_backward);
   }
@@ -64,8 +76,9 @@ struct CheckedBackend {
     return sequence_saving(true, args);
   }
 
-  static Gradients sequence_backward(const SequenceBackwardArgs& args) {
-    check_sequence_backward(args);
+  static Gradients sequence_backward(const SequenceBackwardArgs& given) {
+    check_sequence_backward(given);
+    const SequenceBackwardArgs args = with_gradients_of_given(given);
     const DeviceGuard guard(args.input.device());
     return with_c_in_h(args, [](const SequenceBackwardArgs& a) {
       if (a.checkpoint_steps == 0) return Backend::sequence_backward(a);

@@ -530,8 +530,7 @@ void check_sequence_backward(const SequenceBackwardArgs& args) {
   arguments.add(
       args.saved,
       "saved",
-      args.checkpoint_steps > 0 ? Shape(kSavedCheckpoints)
-                                : Shape(arguments.shapes().activations));
+      args.checkpoint_steps > 0 ? Shape(kSavedCheckpoints) : Shape(arguments.shapes().activations));
   arguments.add(args.grad_output, "grad_output", output_shape(args), kOptional);
   arguments.add(args.grad_h_n, "grad_h_n", kState, kOptional);
   arguments.add_grad_c(args.grad_c_n, "grad_c_n");

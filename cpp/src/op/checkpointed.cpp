@@ -96,8 +96,10 @@ Gradients checkpointed_backward(
   // Of weights and biases.
   std::array<Tensor, 4> sums;
   const Tensor* const parameters[] = {
-      &args.weight_ih, &or_undefined(args.weight_hh.optional()),
-      &or_undefined(args.bias_ih.optional()), &or_undefined(args.bias_hh.optional())};
+      &args.weight_ih,
+      &or_undefined(args.weight_hh.optional()),
+      &or_undefined(args.bias_ih.optional()),
+      &or_undefined(args.bias_hh.optional())};
   for (size_t k = 0; k < sums.size(); ++k) {
     if (mask[3 + k]) sums[k] = at::zeros(parameters[k]->sizes(), wide);
   }

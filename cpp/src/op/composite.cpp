@@ -6,6 +6,7 @@
 #include "common/tensor_views.h"
 #include "common/weights.h"
 #include "op/backend.h"
+#include "op/tensor_value.h"
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
@@ -101,8 +102,7 @@ class ParameterGradients {
           result(x(bias_x_)),
           result(h(bias_h_))};
     }
-    return {
-        result(x(weight_x_)), result(h(weight_h_)), result(x(bias_x_)), result(h(bias_h_))};
+    return {result(x(weight_x_)), result(h(weight_h_)), result(x(bias_x_)), result(h(bias_h_))};
   }
 
  private:
@@ -118,22 +118,32 @@ class ParameterGradients {
 
 // The parts of (rows, count * H), each widened.
 template <size_t count>
-void unpack(const Tensor& packed, Tensor (&parts)[count]) {
+void unpack(const Tensor& packed, Value (&parts)[count]) {
   const std::vector<Tensor> chunks = packed.chunk(count, 1);
-  std::transform(chunks.begin(), chunks.end(), parts, widened);
+  std::transform(chunks.begin(), chunks.end(), parts, [](const Tensor& part) {
+    return Value{widened(part)};
+  });
+}
+
+// The inverse.
+template <size_t count>
+Tensor pack(const Value (&parts)[count]) {
+  std::vector<Tensor> tensors;
+  for (const Value& part : parts) tensors.push_back(part.tensor);
+  return at::cat(tensors, 1);
 }
 
 // One step, from the pre-activations (rows, S * H) and c (rows, H).
 StepResult step(const Cell& cell, const Tensor& gates, const Tensor& c, bool save) {
   return visit_cell(cell, [&]<typename Page>(Page) -> StepResult {
-    Tensor z[Page::kSlots];
+    Value z[Page::kSlots];
     unpack(gates, z);
     const at::ScalarType dtype = c.scalar_type();
-    const auto [h_next, c_next, saved] = Page::forward(z, widened(c));
+    const auto [h_next, c_next, saved] = Page::forward(z, Value{widened(c)});
     return {
-        h_next.to(dtype),
-        c_next.to(dtype),
-        save ? at::cat(at::TensorList(saved), 1).to(dtype) : Tensor()};
+        h_next.tensor.to(dtype),
+        c_next.tensor.to(dtype),
+        save ? pack(saved).to(dtype) : Tensor()};
   });
 }
 
@@ -141,10 +151,10 @@ StepResult step(const Cell& cell, const Tensor& gates, const Tensor& c, bool sav
 std::tuple<Tensor, Tensor> step_backward(
     const Cell& cell, const Tensor& activations, const Tensor& grad_h, const Tensor& grad_c) {
   return visit_cell(cell, [&]<typename Page>(Page) -> std::tuple<Tensor, Tensor> {
-    Tensor saved[Page::kSaved];
+    Value saved[Page::kSaved];
     unpack(activations, saved);
-    const auto [dz, dc] = Page::backward(saved, grad_h, grad_c);
-    return {at::cat(at::TensorList(dz), 1), dc};
+    const auto [dz, dc] = Page::backward(saved, Value{grad_h}, Value{grad_c});
+    return {pack(dz), dc.tensor};
   });
 }
 

@@ -59,9 +59,7 @@ struct Meta {
         args.save ? activations(*args.cell, h.sym_size(0), h) : Tensor()};
   }
 
-  static Gradients step_backward(const StepBackwardArgs& args) {
-    return gradients(args, args.h);
-  }
+  static Gradients step_backward(const StepBackwardArgs& args) { return gradients(args, args.h); }
 
   static SequenceResult sequence_forward(const SequenceArgs& args) {
     const SymInt hidden = args.h_0.sym_size(1);
@@ -86,8 +84,7 @@ struct Meta {
   }
 
   // The size of packed weights depends on the machine.
-  static Tensor prepack(
-      const Cell&, const Tensor&, const Tensor&, std::optional<at::ScalarType>) {
+  static Tensor prepack(const Cell&, const Tensor&, const Tensor&, std::optional<at::ScalarType>) {
     TORCH_CHECK_NOT_IMPLEMENTED(
         false,
         "lltm::prepack: expected weights with data, got a tensor without any: pack them before a"

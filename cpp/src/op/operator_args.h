@@ -31,8 +31,8 @@ using SequenceOutputs = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 using StepResult = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 using SequenceResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 // Of input, h, c, weight_ih, weight_hh, bias_ih, bias_hh; undefined unless asked for.
-using Gradients = std::
-    tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+using Gradients =
+    std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 // Which of them are asked for.
 using OutputMask = std::array<bool, 7>;
 
@@ -91,9 +91,7 @@ struct StepInputs {
   const at::Tensor& weight_ih;
   OptionalTensor weight_hh, bias_ih, bias_hh;
 
-  auto flat() const {
-    return std::tie(cell, input, h, c, weight_ih, weight_hh, bias_ih, bias_hh);
-  }
+  auto flat() const { return std::tie(cell, input, h, c, weight_ih, weight_hh, bias_ih, bias_hh); }
 
   // The state that the element-wise part calls c.
   const at::Tensor& state_c() const { return cell->has_c ? static_cast<const at::Tensor&>(c) : h; }

@@ -143,8 +143,7 @@ StepOutputs step_of_samples(const StepArgs& args) {
         samples.shared(args.weight_hh),
         samples.shared(args.bias_ih),
         samples.shared(args.bias_hh)}});
-  return {
-      samples.unfold(h_next, rows), args.cell->has_c ? samples.unfold(c_next, rows) : c_next};
+  return {samples.unfold(h_next, rows), args.cell->has_c ? samples.unfold(c_next, rows) : c_next};
 }
 
 // sequence or sequence_prepacked.

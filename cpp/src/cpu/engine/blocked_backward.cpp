@@ -88,10 +88,9 @@ class BlockedBackward {
     const int64_t columns = cell_.slots * hidden_;
     // The operand is the part of it from the first slot of h on, with K padded.
     const int64_t before = cell_.h.begin * hidden_;
-    const int64_t stride = kDzIsOperand ? round_up(
-                                              before + Format::a_stride(columns - before),
-                                              Format::kVnniFactor)
-                                        : columns;
+    const int64_t stride =
+        kDzIsOperand ? round_up(before + Format::a_stride(columns - before), Format::kVnniFactor)
+                     : columns;
     const auto dz_options = options.dtype(kDtype<Source>);
     for (size_t k = 0; k < dz_.size(); ++k) {
       const bool used = k == 0 || (kDzIsOperand && chunks_.size() > 1);

@@ -128,8 +128,7 @@ class BlockedForward {
       states_ = allocate_a<Format>(2 * batch_, hidden_, options);
       Format::init_states(2 * batch_, hidden_, states_.rows);
     }
-    const int64_t z_columns =
-        cell_.slots * blocks_.width * (merge_projection_ ? blocks_.count : 1);
+    const int64_t z_columns = cell_.slots * blocks_.width * (merge_projection_ ? blocks_.count : 1);
     const int64_t z_rows = merge_projection_ ? chunk_rows_ : batch_;
     z_ = at::empty({grid_.slots(), z_rows * z_columns}, options.dtype(at::kFloat));
     if (kNotesRows) notes_ = std::make_unique<bool[]>(grid_.columns * batch_);

@@ -76,7 +76,14 @@ class FewRowsWeightsInPlace {
   using A = float;
 
   FewRowsWeightsInPlace(const SequenceArgs& args, int64_t block_width)
-      : FewRowsWeightsInPlace(*args.cell, weights_of(args), block_width) {}
+      : ih_(with_contiguous_rows(args.weight_ih)),
+        hh_(args.weight_hh.defined() ? with_contiguous_rows(args.weight_hh) : Tensor()),
+        weights_{
+            *args.cell,
+            read_weights<float>(ih_, hh_, args.h_0.size(1)),
+            args.h_0.size(1),
+            args.input.size(-1)},
+        blocks_(args.h_0.size(1), block_width) {}
 
   const Blocks& blocks() const { return blocks_; }
   void project(int64_t rows, Matrix<const A> x, int64_t block, Matrix<A> z) const {
@@ -87,16 +94,7 @@ class FewRowsWeightsInPlace {
   }
 
  private:
-  FewRowsWeightsInPlace(const Cell& cell, const Weights& weights, int64_t block_width)
-      : rows_{with_contiguous_rows(weights.ih), with_contiguous_rows(weights.hh)},
-        weights_{
-            cell,
-            read_weights<float>(rows_.ih, rows_.hh, weights.hh.size(1)),
-            weights.hh.size(1),
-            weights.ih.size(1)},
-        blocks_(weights.hh.size(1), block_width) {}
-
-  Weights rows_;
+  Tensor ih_, hh_;
   WeightsInPlace<float> weights_;
   Blocks blocks_;
 };

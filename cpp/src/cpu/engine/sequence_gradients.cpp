@@ -57,16 +57,11 @@ void SequenceGradients::add_product(
   const int64_t m = (h ? hidden_ : 0) + (x ? input_size_ : 0) + (one ? 1 : 0);
   if (m == 0) return;
   products_.push_back(
-      {slots,
-       h,
-       x,
-       one,
-       make_weight_gradient_gemm(format_, m, slots.count() * hidden_, options)});
+      {slots, h, x, one, make_weight_gradient_gemm(format_, m, slots.count() * hidden_, options)});
 }
 
 Tensor SequenceGradients::columns(const Tensor& dz, SlotRange slots) const {
-  if (slots.count() == cell_.slots) return dz;
-  return dz.slice(1, slots.begin * hidden_, slots.end * hidden_);
+  return slot_columns(dz, cell_, slots, hidden_);
 }
 
 bool SequenceGradients::add(size_t first, size_t last, const Tensor& dz) {
@@ -74,8 +69,7 @@ bool SequenceGradients::add(size_t first, size_t last, const Tensor& dz) {
   if (rows == 0) return true;  // steps that reach no row
   const int64_t begin = std::min(steps_[first].offset, steps_[last - 1].offset);
   if (d_h_0_.defined()) add_initial_state(first, last, dz);
-  if (input_gemm_ &&
-      !input_gemm_->run(d_input_.narrow(0, begin, rows), columns(dz, cell_.x))) {
+  if (input_gemm_ && !input_gemm_->run(d_input_.narrow(0, begin, rows), columns(dz, cell_.x))) {
     return false;
   }
   const at::ScalarType dtype = dz.scalar_type();
@@ -110,20 +104,22 @@ Gradients SequenceGradients::finish(const Tensor& dc) {
   Tensor bias_ih, bias_hh;
   for (Product& product : products_) {
     int64_t m = 0;
-    const auto next = [&](const Tensor& out, const int* blocks) {
-      product.gemm->write_transposed(m, out, hidden_, blocks + product.slots.begin);
-      m += out.size(-1);
+    const auto next = [&](Matrix<float> out, int64_t columns, const int* blocks) {
+      const int* const own = blocks + product.slots.begin;
+      product.gemm->write_transposed(m, m + columns, out, hidden_, own);
+      m += columns;
     };
+    if (product.h) next(weights.write_hh<float>(), hidden_, cell_.h_blocks);
+    if (product.x) next(weights.write_ih<float>(hidden_), input_size_, cell_.x_blocks);
     const auto bias = [&](const int* blocks) {
-      const Tensor out = at::empty({cell_.gates * hidden_, 1}, dc.options().dtype(at::kFloat));
-      product.gemm->write_transposed(m, out, hidden_, blocks + product.slots.begin);
-      return out.flatten().to(dtype);
+      const Tensor out = at::empty({cell_.gates * hidden_}, dc.options().dtype(at::kFloat));
+      const Matrix<float> column = {out.mutable_data_ptr<float>(), 1};
+      const int* const own = blocks + product.slots.begin;
+      product.gemm->write_transposed(m, m + 1, column, hidden_, own);
+      return out.to(dtype);
     };
-    if (product.h) next(weights.parts.hh, cell_.h_blocks);
-    if (product.x) next(weights.parts.ih, cell_.x_blocks);
-    const bool only_x = product.slots == cell_.x, only_h = product.slots == cell_.h;
-    if (mask[5] && only_x) bias_ih = bias(cell_.x_blocks);
-    if (mask[6] && only_h) bias_hh = bias(cell_.h_blocks);
+    if (mask[5] && product.slots == cell_.x) bias_ih = bias(cell_.x_blocks);
+    if (mask[6] && product.slots == cell_.h) bias_hh = bias(cell_.h_blocks);
   }
   const auto result = [&](const Tensor& sum) { return sum.defined() ? sum.to(dtype) : Tensor(); };
   return {

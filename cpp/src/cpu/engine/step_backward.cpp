@@ -1,7 +1,7 @@
 // One step on the CPU, backward, with weights, input and state read as they lie or, in bfloat16,
 // packed: block by block by the GEMM kernels, or by ATen's GEMMs.
-#include "cpu/engine/step.h"
 #include "cpu/engine/engine.h"
+#include "cpu/engine/step.h"
 #include "cpu/gemm/gemm.h"
 
 #include <ATen/ops/empty.h>
@@ -29,17 +29,19 @@ using ElementwiseBackward = BackwardArgs<T, compute_t<T>>;
 
 template <typename T>
 void backward_by_aten(
-    const ElementwiseBackward<T>& step, const StepBackwardArgs& args, const StepGradients& results) {
+    const ElementwiseBackward<T>& step,
+    const StepBackwardArgs& args,
+    const StepGradients& results) {
   parallel_for(args.h.numel(), kElementwiseGrain, [&](int64_t begin, int64_t end) {
     elementwise<T, compute_t<T>>(*args.cell).backward(step, begin, end);
   });
   const Linear linear(args);
   if (results.d_input.defined()) linear.input_gradient(results.d_input, results.dz);
   if (results.d_h.defined()) linear.state_gradient(results.d_h, results.dz);
-  const auto& [ih, hh] = results.weights.parts;
-  if (ih.defined()) ih.zero_();
-  if (hh.defined()) hh.zero_();
-  linear.add_weight_gradients(results.weights.parts, results.dz, args.h, args.input);
+  const Weights parts = results.weights.parts(*args.cell);
+  if (parts.ih.defined()) parts.ih.zero_();
+  if (parts.hh.defined()) parts.hh.zero_();
+  linear.add_weight_gradients(parts, results.dz, args.h, args.input);
   if (results.d_bias.defined()) results.d_bias.copy_(results.dz.sum(0));
 }
 
@@ -73,8 +75,9 @@ class BlockedStepBackward {
       dz_operand_ = allocate_a<Format>(batch_, k, results.dz.options());
       if (k > cell_.slots * hidden_) dz_operand_.memory.zero_();
     }
-    add_source(args.h, results.weights.parts.hh, cell_.h, cell_.h_blocks);
-    add_source(args.input, results.weights.parts.ih, cell_.x, cell_.x_blocks);
+    const WeightGradients& weights = results.weights;
+    add_source(args.h, weights.write_hh<T>(), cell_.h, cell_.h_blocks);
+    add_source(args.input, weights.write_ih<T>(hidden_), cell_.x, cell_.x_blocks);
   }
 
   void run() {
@@ -98,10 +101,9 @@ class BlockedStepBackward {
     std::vector<Tensor> memory = {};
   };
 
-  void add_source(
-      const Tensor& x, const Tensor& gradient, SlotRange slots, const int* blocks) {
-    if (!gradient.defined()) return;
-    Source source = {x.contiguous(), write<T>(gradient), slots, blocks};
+  void add_source(const Tensor& x, Matrix<T> gradient, SlotRange slots, const int* blocks) {
+    if (gradient.data == nullptr) return;
+    Source source = {x.contiguous(), gradient, slots, blocks};
     source.memory.resize(chunks_.count);
     for (int64_t chunk = 0; chunk < chunks_.count; ++chunk) {
       const auto rows = read<T>(source.tensor).from(chunks_.begin(chunk));
@@ -167,7 +169,8 @@ class BlockedStepBackward {
     }
   }
 
-  // The rows of the gradients of the weights that belong to a slot and some units, dz^T h and dz^T x.
+  // The rows of the gradients of the weights that belong to a slot and some units, dz^T h and dz^T
+  // x.
   void weight_gradient(int slot, int64_t unit, int64_t width, float* tile) const {
     const int64_t column = slot * hidden_ + unit;
     auto* const memory = reinterpret_cast<Operand*>(tile + tile_size());
@@ -212,16 +215,14 @@ class BlockedStepBackward {
   // dx = dz W_x and dh = dz W_h, in tiles of columns.
   void multiply_by_weights() const {
     std::vector<Tile> tiles;
-    const auto add = [&](const Tensor& out,
-                         Matrix<const T> weights,
-                         SlotRange slots,
-                         const int* blocks) {
-      if (!out.defined()) return;
-      for (int64_t n = 0; n < out.size(1); n += kStepColumns) {
-        const Range columns = {n, std::min(n + kStepColumns, out.size(1))};
-        tiles.push_back({weights, write<float>(out), slots, blocks, columns});
-      }
-    };
+    const auto add =
+        [&](const Tensor& out, Matrix<const T> weights, SlotRange slots, const int* blocks) {
+          if (!out.defined()) return;
+          for (int64_t n = 0; n < out.size(1); n += kStepColumns) {
+            const Range columns = {n, std::min(n + kStepColumns, out.size(1))};
+            tiles.push_back({weights, write<float>(out), slots, blocks, columns});
+          }
+        };
     add(results_.d_h, weights_.hh, cell_.h, cell_.h_blocks);
     add(results_.d_input, weights_.ih, cell_.x, cell_.x_blocks);
     parallel_for(static_cast<int64_t>(tiles.size()), 1, [&](int64_t first, int64_t last) {
@@ -233,14 +234,12 @@ class BlockedStepBackward {
   // One GEMM for all slots whose blocks of rows lie one after another.
   void multiply_tile(const Tile& tile, Tensor& memory) const {
     const auto [begin, end] = tile.columns;
-    for (int slot = tile.slots.begin, next; slot < tile.slots.end; slot = next) {
-      next = slot + 1;
-      while (next < tile.slots.end && tile.blocks[next] == tile.blocks[next - 1] + 1) ++next;
+    for_each_run(tile.slots, tile.blocks, [&, begin = begin, end = end](int slot, int count) {
       const auto rows = tile.weights.from(tile.blocks[slot] * hidden_, begin);
-      const auto b = as_b(rows, (next - slot) * hidden_, end - begin, memory);
+      const auto b = as_b(rows, count * hidden_, end - begin, memory);
       const auto a = as_const(dz_operand_.rows.from(0, slot * hidden_));
       Format::gemm(batch_, a, b, tile.out.from(0, begin), /*accumulate=*/slot > tile.slots.begin);
-    }
+    });
   }
 
   const ElementwiseBackward<T>& step_;
@@ -308,19 +307,16 @@ Gradients step_backward(const StepBackwardArgs& args) {
   const auto result = [&](const Tensor& tensor) {
     return tensor.defined() ? tensor.to(dtype) : Tensor();
   };
-  const auto bias = [&](bool wanted, const auto& gradient) {
-    // A copy: both may be the same sums.
-    return wanted ? gradient(results.d_bias, *args.cell).to(dtype, /*non_blocking=*/false, true)
-                  : Tensor();
-  };
+  const auto [bias_ih, bias_hh] =
+      bias_gradients(results.d_bias, *args.cell, args.output_mask[5], args.output_mask[6]);
   return {
       result(results.d_input),
       result(results.d_h),
       args.output_mask[2] ? results.dc.to(dtype) : Tensor(),
       result(results.weights.weight_ih),
       result(results.weights.weight_hh),
-      bias(args.output_mask[5], bias_ih_gradient),
-      bias(args.output_mask[6], bias_hh_gradient)};
+      result(bias_ih),
+      result(bias_hh)};
 }
 
 }  // namespace lltm::cpu

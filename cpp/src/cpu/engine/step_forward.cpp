@@ -1,7 +1,7 @@
 // One step on the CPU, forward, with the weights read as they lie: by ATen's GEMMs, or block by
 // block by the GEMM kernel or, for few rows, by scalar products.
-#include "cpu/engine/step.h"
 #include "cpu/engine/engine.h"
+#include "cpu/engine/step.h"
 #include "cpu/gemm/gemm.h"
 #include "cpu/memory.h"
 
@@ -56,7 +56,8 @@ void finish_block(
 
 // z = x W_x^T + h W_h^T for few rows, where reading the weights is the work.
 template <typename T>
-void step_by_products(const ElementwiseForward<T>& step, const StepArgs& args, const StepSchedule& schedule) {
+void step_by_products(
+    const ElementwiseForward<T>& step, const StepArgs& args, const StepSchedule& schedule) {
   const int64_t batch = args.h.size(0);
   const int64_t hidden = args.h.size(1);
   const Tensor h = with_contiguous_rows(args.h.to(at::kFloat));

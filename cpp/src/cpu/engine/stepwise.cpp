@@ -105,10 +105,12 @@ Gradients gradients_of(
     if (dz.size(0) > 0) {
       const Tensor h = initial_states(
           steps, 0, steps.size(), args.h_0, flat_rows(args.output), dz.scalar_type());
-      add_weight_gradients(linear, weights.parts, dz, h, flat_rows(args.input));
+      const Weights parts = weights.parts(*args.cell);
+      add_weight_gradients(linear, parts, dz, h, flat_rows(args.input));
     }
   }
-  const Tensor bias = want_bias_ih || want_bias_hh ? dz.sum(0) : Tensor();
+  const Tensor sums = want_bias_ih || want_bias_hh ? dz.sum(0) : Tensor();
+  const auto [bias_ih, bias_hh] = bias_gradients(sums, *args.cell, want_bias_ih, want_bias_hh);
   const auto carried = [&](bool wanted, const Tensor& gradient) {
     return wanted ? gradient.to(carried_dtype) : Tensor();
   };
@@ -118,8 +120,8 @@ Gradients gradients_of(
       carried(want_c, dc),
       carried(want_ih, weights.weight_ih),
       carried(weights.weight_hh.defined(), weights.weight_hh),
-      want_bias_ih ? bias_ih_gradient(bias, *args.cell).to(carried_dtype, false, true) : Tensor(),
-      want_bias_hh ? bias_hh_gradient(bias, *args.cell).to(carried_dtype, false, true) : Tensor()};
+      carried(want_bias_ih, bias_ih),
+      carried(want_bias_hh, bias_hh)};
 }
 
 }  // namespace

@@ -59,9 +59,12 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
   }
 
   void write_transposed(
-      int64_t first, const Tensor& out, int64_t height, const int* blocks) override {
+      int64_t begin_row,
+      int64_t end_row,
+      Matrix<float> out,
+      int64_t height,
+      const int* blocks) override {
     if (c_.size(0) > 1) c_ = c_.sum(0, /*keepdim=*/true);
-    const auto to = write<float>(out);
     parallel_for(bands_.count, 1, [&](int64_t begin, int64_t end) {
       for (int64_t band = begin; band < end; ++band) {
         const float* const c = c_.const_data_ptr<float>() + bands_.begin(band) * m_;
@@ -71,10 +74,10 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
           const int64_t row = column % height;
           count = std::min(bands_.size(band) - n, height - row);
           kernels().transpose_f32(
-              out.size(1),
+              end_row - begin_row,
               count,
-              {c + first * kGemmBand + n, kGemmBand},
-              to.from(blocks[column / height] * height + row));
+              {c + begin_row * kGemmBand + n, kGemmBand},
+              out.from(blocks[column / height] * height + row));
         }
       }
     });

@@ -17,11 +17,11 @@ class WeightGradientGemm {
   // A (rows, M) is given in parts side by side; B is (rows, N). All are of the format's
   // Source. False where values are out of range of the format.
   virtual bool add(const std::vector<at::Tensor>& a, const at::Tensor& b) = 0;
-  // Writes the transpose of rows of C, from row `first` on as many as `out` has columns: every `height`
-  // columns of C, the k-th of them, to rows [blocks[k] * height, ...) of `out`, float32 with
-  // contiguous rows. Nothing may be added after it.
+  // Writes the transpose of rows [begin, end) of C to `out`, its rows contiguous: of every `height`
+  // columns of C, the k-th of them, to its rows [blocks[k] * height, ...). Nothing may be added
+  // after it.
   virtual void write_transposed(
-      int64_t first, const at::Tensor& out, int64_t height, const int* blocks) = 0;
+      int64_t begin, int64_t end, Matrix<float> out, int64_t height, const int* blocks) = 0;
 };
 std::unique_ptr<WeightGradientGemm> make_weight_gradient_gemm(
     GemmFormat format, int64_t m, int64_t n, const at::TensorOptions& options);

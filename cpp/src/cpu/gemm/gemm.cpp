@@ -25,12 +25,10 @@ Linear::Linear(const Cell& cell, const Weights& weights, Tensor bias)
 }
 
 Tensor Linear::x_columns(const Tensor& z) const {
-  const int64_t hidden = weight_h_.size(1);
-  return z.slice(1, 0, cell_.x.end * hidden);
+  return slot_columns(z, cell_, cell_.x, weight_h_.size(1));
 }
 Tensor Linear::h_columns(const Tensor& z) const {
-  const int64_t hidden = weight_h_.size(1);
-  return z.slice(1, cell_.h.begin * hidden);
+  return slot_columns(z, cell_, cell_.h, weight_h_.size(1));
 }
 
 Tensor Linear::project_x(const Tensor& x) const {
@@ -40,9 +38,8 @@ Tensor Linear::project_x(const Tensor& x) const {
     return bias_.defined() ? at::addmm(bias_, input, weight_x_.t()) : at::mm(input, weight_x_.t());
   }
   const int64_t columns = cell_.slots * hidden;
-  const Tensor gates = bias_.defined()
-                           ? bias_.repeat({input.size(0), 1})
-                           : at::zeros({input.size(0), columns}, input.options());
+  const Tensor gates = bias_.defined() ? bias_.repeat({input.size(0), 1})
+                                       : at::zeros({input.size(0), columns}, input.options());
   x_columns(gates).addmm_(input, weight_x_.t());
   return gates;
 }
@@ -82,13 +79,13 @@ void Linear::add_weight_gradients(
   }
 }
 
-Tensor slot_bias(
-    const Cell& cell, const Tensor& bias_ih, const Tensor& bias_hh, int64_t hidden) {
+Tensor slot_bias(const Cell& cell, const Tensor& bias_ih, const Tensor& bias_hh, int64_t hidden) {
   if (!bias_ih.defined() && !bias_hh.defined()) return {};
   const Tensor& any = bias_ih.defined() ? bias_ih : bias_hh;
   const at::ScalarType dtype = compute_dtype(any.scalar_type());
   if (!bias_hh.defined() && cell.x.count() == cell.slots) {
-    return x_slots(bias_ih, cell).to(dtype).contiguous();
+    const Tensor bias = x_slots(bias_ih, cell);
+    return bias.scalar_type() == dtype && bias.is_contiguous() ? bias : bias.to(dtype).contiguous();
   }
   const Tensor sum = at::empty({cell.slots * hidden}, any.options().dtype(dtype));
   visit_dtype(any.scalar_type(), [&]<typename T>(T*) {

@@ -66,17 +66,6 @@ class Linear {
   mutable at::Tensor both_;                // [weight_h_, weight_x_], once it was asked for
 };
 
-// The gradients of the biases from the sums of dz over rows in the order of slots,
-// (S * H).
-inline at::Tensor bias_ih_gradient(const at::Tensor& sums, const Cell& cell) {
-  const int64_t hidden = sums.size(0) / cell.slots;
-  return x_blocks(sums.slice(0, 0, cell.x.end * hidden), cell);
-}
-inline at::Tensor bias_hh_gradient(const at::Tensor& sums, const Cell& cell) {
-  const int64_t hidden = sums.size(0) / cell.slots;
-  return h_blocks(sums.slice(0, cell.h.begin * hidden), cell);
-}
-
 // The GEMM of few rows with weights as they lie, their rows contiguous: for `width` units from
 // `unit` on, z (rows, S * width) = x W_x^T + h W_h^T. Without x, what h gives is added to the slots
 // of z that x has a part in; without h, the slots of h alone are left as they are.
@@ -97,8 +86,11 @@ struct WeightsInPlace {
         const bool of_x = x.data != nullptr && cell.x.contains(slot);
         const bool of_h = h.data != nullptr && cell.h.contains(slot);
         if (!of_x && !of_h) continue;
-        const auto part = [&](bool has_part, Matrix<const float> a, Matrix<const T> w,
-                              const int* blocks, int64_t k) {
+        const auto part = [&](bool has_part,
+                              Matrix<const float> a,
+                              Matrix<const T> w,
+                              const int* blocks,
+                              int64_t k) {
           return has_part ? Part{a.from(r), w.from(blocks[slot] * hidden + unit), k} : Part{};
         };
         gemms_f32<T>().multiply_transposed(

@@ -13,7 +13,7 @@
 
 namespace lltm::cuda {
 
-// cell.cpp: one step.
+// step.cpp: one step.
 StepResult step_forward(const StepArgs& args);
 Gradients step_backward(const StepBackwardArgs& args);
 
@@ -31,8 +31,8 @@ SequenceResult stepwise_forward(
     const SequenceArgs& args, int64_t workspace_bytes = kWorkspaceBytes);
 Gradients stepwise_backward(const SequenceBackwardArgs& args);
 
-// persistent.cpp: one kernel for many steps. Returns nothing where it cannot run, which it
-// knows before it computes. Benchmarks pass a `tuning`, which is then used or nothing is
+// persistent.cpp: one kernel for many steps of the LLTM. Returns nothing where it cannot run, which
+// it knows before it computes. Benchmarks pass a `tuning`, which is then used or nothing is
 // returned; by default tuning_table.h decides.
 std::optional<SequenceResult> persistent_forward(
     const SequenceArgs& args,

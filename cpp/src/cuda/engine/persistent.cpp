@@ -1,13 +1,13 @@
-// A sequence by persistent kernels (persistent.h): the input's part of the pre-activations by
-// a GEMM over many steps, then one launch for all of these steps. Backward: one launch, and
-// then the gradients as in the other engine.
+// A sequence of the LLTM by persistent kernels (persistent.h): the input's part of the
+// pre-activations by a GEMM over many steps, then one launch for all of these steps. Backward: one
+// launch, and then the gradients as in the other engine.
 //
 // Dtypes are those of the stepwise engine: h, c and dz are rounded to the tensors' dtype at every
 // step, sums and what is carried from step to step in backward are float32.
 #include "cuda/kernel/persistent.h"
-#include "cell/cell.h"
 #include "common/steps.h"
 #include "common/tensor_views.h"
+#include "common/weights.h"
 #include "cuda/engine/engine.h"
 #include "cuda/engine/sequence_gradients.h"
 #include "cuda/gemm/gemm.h"
@@ -42,31 +42,30 @@ struct RowPlan {
 // on a GEMM per step is estimated to be faster, where it has not been measured.
 constexpr int64_t kMostRowLaunches = 4;
 
-// The 16-bit dtypes, and float32 where its products may be those of TF32.
-bool has_kernels(at::ScalarType dtype) {
-  return dtype == at::kHalf || dtype == at::kBFloat16 ||
-         (dtype == at::kFloat && Gemm(dtype).uses_tf32());
+// Of the LLTM in the 16-bit dtypes, and in float32 where its products may be those of TF32.
+bool has_kernels(const Cell& cell, at::ScalarType dtype) {
+  return cell.id == Lltm::kCell.id && (dtype == at::kHalf || dtype == at::kBFloat16 ||
+                                       (dtype == at::kFloat && Gemm(dtype).uses_tf32()));
 }
 
 // How this engine runs a sequence, or nothing where it can't: the one place that decides.
 // resident_blocks(tiles) is what the device runs at once of the kernel.
 template <typename ResidentBlocks>
 std::optional<RowPlan> plan_rows(
-    const Tensor& input,
-    const Tensor& h_0,
+    const SequenceInputs& args,
     Direction direction,
     std::optional<Tuning> tuning,
     const ResidentBlocks& resident_blocks) {
   const int64_t most_row_bytes =
       direction == Direction::forward ? kMostRowBytesForward : kMostRowBytesBackward;
-  const int64_t batch = h_0.size(0), hidden = h_0.size(1);
-  if (!has_kernels(input.scalar_type())) return std::nullopt;
-  if (flat_size(input) == 0 || hidden == 0) return std::nullopt;
-  const int64_t row_bytes = hidden * static_cast<int64_t>(h_0.element_size());
+  const int64_t batch = args.h_0.size(0), hidden = args.h_0.size(1);
+  if (!has_kernels(*args.cell, args.input.scalar_type())) return std::nullopt;
+  if (flat_size(args.input) == 0 || hidden == 0) return std::nullopt;
+  const auto bytes = static_cast<int64_t>(args.input.element_size());
+  const int64_t row_bytes = hidden * bytes;
   if (row_bytes % kRowBytesMultiple != 0 || row_bytes > most_row_bytes) return std::nullopt;
 
   if (!tuning) {
-    const int64_t bytes = static_cast<int64_t>(input.element_size());
     tuning = find_tuning(kTuningTable, current_gpu(), direction, bytes, hidden, batch);
   }
   // Unless measured: the fewest rows to a thread block with which all run at once; else the most.
@@ -140,16 +139,16 @@ void run_persistent_forward(
     int64_t workspace_bytes,
     const PersistentTensors& t) {
   const int64_t batch = args.h_0.size(0), hidden = args.h_0.size(1);
-  const int64_t row_bytes = Cell::kGates * hidden * static_cast<int64_t>(sizeof(float));
+  const int64_t columns = Lltm::kSlots * hidden;
+  const int64_t row_bytes = columns * static_cast<int64_t>(sizeof(float));
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
   const std::vector<Chunk> chunks = plan_chunks(steps, workspace_bytes / row_bytes);
-  const Tensor gates =
-      at::empty({most_rows(chunks), Cell::kGates * hidden}, compute_options(args.input));
+  const Tensor gates = at::empty({most_rows(chunks), columns}, compute_options(args.input));
   const Tensor x = as_operand(flat_rows(args.input));
-  const Tensor weights_x = as_padded_operand(
-      x_columns(args.weights, hidden), Cell::kGates * hidden, args.input.size(-1));
+  const Weights weights = weights_of(args);
+  const Tensor weights_x = as_padded_operand(weights.ih, columns, args.input.size(-1));
   const Operand weights_x_t = transposed(operand(weights_x));
-  const Tensor weights_h = aligned(h_columns(args.weights, hidden));
+  const Tensor weights_h = aligned(weights.hh);
   const Tensor h_0 = aligned(args.h_0);
   const Gemm gemm(args.input.scalar_type());
   const Stream stream = current_stream();
@@ -158,7 +157,8 @@ void run_persistent_forward(
   launch.hidden = hidden;
   launch.batch = batch;
   launch.weights = data<T>(weights_h);
-  launch.bias = read_row<T>(args.bias);
+  launch.bias_ih = read_row<T>(args.bias_ih);
+  launch.bias_hh = read_row<T>(args.bias_hh);
   launch.gates = data<float>(gates);
   launch.h_0 = data<T>(h_0);
   launch.h = mutable_data<T>(t.h);
@@ -199,7 +199,7 @@ void run_persistent_backward(
     const std::vector<Step>& steps,
     const BackwardTensors& t) {
   const int64_t batch = args.h_0.size(0), hidden = args.h_0.size(1);
-  const Tensor weights = aligned(h_columns(args.weights, hidden).t());
+  const Tensor weights = aligned(weights_of(args).hh.t());
   const Tensor activations = aligned(args.saved);
   const Stream stream = current_stream();
   const std::vector<Step> order(steps.rbegin(), steps.rend());
@@ -246,7 +246,7 @@ std::optional<SequenceResult> persistent_forward(
         dtype, [&]<typename T>(T*) { return resident_forward_blocks<T>(hidden, tiles); });
   };
   const std::optional<RowPlan> plan =
-      plan_rows(args.input, args.h_0, Direction::forward, tuning, resident_blocks);
+      plan_rows(args, Direction::forward, tuning, resident_blocks);
   if (!plan) return std::nullopt;
 
   const auto options = args.input.options();
@@ -254,7 +254,7 @@ std::optional<SequenceResult> persistent_forward(
       at::empty(output_sizes(args.input, hidden), options),
       copy_or_zeros(args.h_0, args.h_0.sizes(), options),
       copy_or_zeros(args.c_0, args.h_0.sizes(), options),
-      args.saves_activations() ? at::empty({flat_size(args.input), Cell::kSaved * hidden}, options)
+      args.saves_activations() ? at::empty({flat_size(args.input), Lltm::kSaved * hidden}, options)
                                : Tensor()};
   visit_kernel_dtype(
       dtype, [&]<typename T>(T*) { run_persistent_forward<T>(args, *plan, workspace_bytes, t); });
@@ -270,14 +270,14 @@ std::optional<Gradients> persistent_backward(
         dtype, [&]<typename T>(T*) { return resident_backward_blocks<T>(hidden, tiles); });
   };
   const std::optional<RowPlan> plan =
-      plan_rows(args.input, args.h_0, Direction::backward, tuning, resident_blocks);
+      plan_rows(args, Direction::backward, tuning, resident_blocks);
   if (!plan) return std::nullopt;
 
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
   const BackwardTensors t = {
       copy_or_zeros(args.grad_h_n, args.h_0.sizes(), compute_options(args.input)),
       copy_or_zeros(args.grad_c_n, args.h_0.sizes(), compute_options(args.input)),
-      at::empty({flat_size(args.input), Cell::kGates * hidden}, args.input.options())};
+      at::empty({flat_size(args.input), Lltm::kSlots * hidden}, args.input.options())};
   visit_kernel_dtype(
       dtype, [&]<typename T>(T*) { run_persistent_backward<T>(args, *plan, steps, t); });
   return sequence_gradients(args, steps, Gemm(dtype), t);

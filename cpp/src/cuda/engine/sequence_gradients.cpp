@@ -1,5 +1,6 @@
 #include "cuda/engine/sequence_gradients.h"
 
+#include "common/weights.h"
 #include "cuda/engine/weight_gradients.h"
 
 #include <ATen/ops/empty.h>
@@ -11,35 +12,54 @@ namespace {
 using at::Tensor;
 
 Tensor input_gradient(const SequenceBackwardArgs& args, const Gemm& gemm, const Tensor& dz) {
-  const Tensor weights_x =
-      as_padded_operand(x_columns(args.weights, args.h_0.size(1)), dz.size(1), args.input.size(-1));
+  const Cell& cell = *args.cell;
+  const Tensor dz_x = slot_columns(dz, cell, cell.x, args.h_0.size(1));
+  const Tensor weights_x = as_padded_operand(
+      x_slots(weights_of(args).ih, cell), dz_x.size(1), args.input.size(-1));
   const Tensor d_input = at::empty(args.input.sizes(), args.input.options());
-  gemm(operand(dz), operand(weights_x), result(flat_rows(d_input)), /*accumulate=*/false);
+  gemm(operand(dz_x), operand(weights_x), result(flat_rows(d_input)), /*accumulate=*/false);
   return d_input;
 }
 
-// dz^T [h, x] in the compute dtype, where h are the states before each step: rows of the output,
-// and of h_0.
-Tensor weight_gradients(
+// dz^T x and dz^T h in the compute dtype, where h are the states before each step: rows of the
+// output, and of h_0.
+WeightGradients weight_gradients(
     const SequenceBackwardArgs& args,
     const std::vector<Step>& steps,
     const Gemm& gemm,
     const Tensor& dz) {
-  const int64_t hidden = args.h_0.size(1);
+  const Cell& cell = *args.cell;
   const at::ScalarType dtype = args.input.scalar_type();
-  const Tensor x = as_operand(flat_rows(args.input));
-  const Tensor output = as_operand(flat_rows(args.output));
-  const Tensor h_0 = as_operand(args.h_0);
-  const Tensor d_weights = at::empty(args.weights.sizes(), compute_options(args.input));
-  WeightGradientGemm d_weights_h(gemm, dtype, h_columns(d_weights, hidden));
-  WeightGradientGemm d_weights_x(gemm, dtype, x_columns(d_weights, hidden));
-
-  for (const auto [row, source, count, initial] : states_before(steps, 0, steps.size())) {
-    d_weights_h.add(dz, row, initial ? h_0 : output, source, count);
+  WeightGradients d_weights(args, compute_options(args.input));
+  // add(products, dz) of the slots that belong to some rows of `to`.
+  const auto compute = [&](const Tensor& to, SlotRange slots, const int* blocks, const auto& add) {
+    const int64_t hidden = args.h_0.size(1);
+    for_each_run(slots, blocks, [&](int slot, int count) {
+      const Tensor c = to.narrow(0, blocks[slot] * hidden, count * hidden);
+      WeightGradientGemm products(gemm, dtype, c);
+      add(products, dz.narrow(1, slot * hidden, count * hidden));
+      products.finish();
+    });
+  };
+  const Weights parts = d_weights.parts(cell);
+  if (parts.hh.defined()) {
+    const Tensor output = as_operand(flat_rows(args.output));
+    const Tensor h_0 = as_operand(args.h_0);
+    const std::vector<StateSpan> spans = states_before(steps, 0, steps.size());
+    const auto add = [&](WeightGradientGemm& products, const Tensor& dz_h) {
+      for (const auto [row, source, count, initial] : spans) {
+        products.add(dz_h, row, initial ? h_0 : output, source, count);
+      }
+    };
+    compute(parts.hh, cell.h, cell.h_blocks, add);
   }
-  d_weights_x.add(dz, 0, x, 0, x.size(0));
-  d_weights_h.finish();
-  d_weights_x.finish();
+  if (parts.ih.defined()) {
+    const Tensor x = as_operand(flat_rows(args.input));
+    const auto add = [&](WeightGradientGemm& products, const Tensor& dz_x) {
+      products.add(dz_x, 0, x, 0, x.size(0));
+    };
+    compute(parts.ih, cell.x, cell.x_blocks, add);
+  }
   return d_weights;
 }
 
@@ -50,17 +70,29 @@ Gradients sequence_gradients(
     const std::vector<Step>& steps,
     const Gemm& gemm,
     const BackwardTensors& t) {
+  const Cell& cell = *args.cell;
   const at::ScalarType carried_dtype = args.carried_dtype();
-  const auto [want_input, want_h_0, want_c_0, want_weights, want_bias] = args.output_mask;
+  const auto [want_input, want_h_0, want_c_0, want_ih, want_hh, want_bias_ih, want_bias_hh] =
+      args.output_mask;
   const int64_t hidden = args.h_0.size(1);
-  const Tensor dz = t.dz.slice(1, 0, args.weights.size(0));
+  const WeightGradients d_weights = weight_gradients(args, steps, gemm, t.dz);
+  // ATen's sum adds in a fixed order, in float32.
+  const Tensor sums =
+      want_bias_ih || want_bias_hh
+          ? t.dz.slice(1, 0, cell.slots * hidden).sum(0, /*keepdim=*/false, carried_dtype)
+          : Tensor();
+  const auto [bias_ih, bias_hh] = bias_gradients(sums, cell, want_bias_ih, want_bias_hh);
+  const auto carried = [&](const Tensor& sum) {
+    return sum.defined() ? sum.to(carried_dtype) : Tensor();
+  };
   return {
       want_input ? input_gradient(args, gemm, t.dz) : Tensor(),
       want_h_0 ? unpadded(t.dh, hidden).to(carried_dtype) : Tensor(),
       want_c_0 ? t.dc.to(carried_dtype) : Tensor(),
-      want_weights ? weight_gradients(args, steps, gemm, dz).to(carried_dtype) : Tensor(),
-      // ATen's sum adds in a fixed order, in float32.
-      want_bias ? dz.sum(0, /*keepdim=*/false, carried_dtype) : Tensor()};
+      carried(d_weights.weight_ih),
+      carried(d_weights.weight_hh),
+      bias_ih,
+      bias_hh};
 }
 
 }  // namespace lltm::cuda

@@ -1,6 +1,7 @@
-// One step: two GEMMs and a kernel; backward a kernel, and a GEMM or two per gradient.
-#include "cell/cell.h"
+// One step: a GEMM or two of the input, one or two of h, and a kernel; backward a kernel, and a GEMM
+// or two per gradient.
 #include "common/tensor_views.h"
+#include "common/weights.h"
 #include "cuda/engine/engine.h"
 #include "cuda/engine/weight_gradients.h"
 #include "cuda/gemm/gemm.h"
@@ -16,6 +17,7 @@ namespace lltm::cuda {
 using at::Tensor;
 
 StepResult step_forward(const StepArgs& args) {
+  const Cell& cell = *args.cell;
   const int64_t batch = args.h.size(0);
   const int64_t hidden = args.h.size(1);
   const at::ScalarType dtype = args.input.scalar_type();
@@ -23,45 +25,57 @@ StepResult step_forward(const StepArgs& args) {
   const Tensor h_next = at::empty({batch, hidden}, options);
   const Tensor c_next = at::empty({batch, hidden}, options);
   const Tensor activations =
-      args.save ? at::empty({batch, Cell::kSaved * hidden}, options) : Tensor();
-  const Tensor gates =
-      at::empty({batch, Cell::kGates * hidden}, options.dtype(compute_dtype(dtype)));
+      args.save ? at::empty({batch, cell.saved * hidden}, options) : Tensor();
+  const Tensor gates = at::empty({batch, cell.slots * hidden}, compute_options(args.input));
 
-  const Tensor x = as_operand(args.input);
-  const Tensor h = as_operand(args.h);
-  const Tensor weights_h = as_operand(h_columns(args.weights, hidden));
-  const Tensor weights_x = as_operand(x_columns(args.weights, hidden));
+  // Weights are used once: a GEMM for each of their parts costs less than to bring them in order.
   const Gemm gemm(dtype);
-  gemm(operand(x), transposed(operand(weights_x)), result(gates), /*accumulate=*/false);
-  gemm(operand(h), transposed(operand(weights_h)), result(gates), /*accumulate=*/true);
+  const auto multiply = [&](const Tensor& tensor,
+                            const Tensor& weights,
+                            SlotRange slots,
+                            const int* blocks,
+                            bool accumulate) {
+    const Tensor a = as_operand(tensor);
+    for_each_run(slots, blocks, [&](int slot, int count) {
+      const Tensor w = as_operand(weights.narrow(0, blocks[slot] * hidden, count * hidden));
+      const Tensor z = gates.narrow(1, slot * hidden, count * hidden);
+      gemm(operand(a), transposed(operand(w)), result(z), accumulate);
+    });
+  };
+  const Weights weights = weights_of(args);
+  multiply(args.input, weights.ih, cell.x, cell.x_blocks, /*accumulate=*/false);
+  if (cell.x.end < cell.slots) zero(result(gates.slice(1, cell.x.end * hidden)));
+  multiply(args.h, weights.hh, cell.h, cell.h_blocks, /*accumulate=*/true);
 
   visit_dtype<c10::Half, c10::BFloat16>(dtype, [&]<typename T>(T*) {
     ForwardArgs<T> step;
     step.rows = batch;
     step.hidden = hidden;
     step.gates = read<compute_t<T>>(gates);
-    step.bias = read_row<T>(args.bias);
-    step.c = read<T>(args.c);
+    step.bias_ih = read_row<T>(args.bias_ih);
+    step.bias_hh = read_row<T>(args.bias_hh);
+    step.c = read<T>(args.state_c());
     step.h_next = write<T>(h_next);
     step.c_next = write<T>(c_next);
     step.activations = write<T>(activations);
-    launch_forward(step, current_stream());
+    launch_forward(cell, step, current_stream());
   });
   return {h_next, c_next, activations};
 }
 
 Gradients step_backward(const StepBackwardArgs& args) {
+  const Cell& cell = *args.cell;
   const int64_t hidden = args.h.size(1);
   const at::ScalarType dtype = args.input.scalar_type();
-  const auto [want_input, want_h, want_c, want_weights, want_bias] = args.output_mask;
+  const auto [want_input, want_h, want_c, want_ih, want_hh, want_bias_ih, want_bias_hh] =
+      args.output_mask;
   const auto empty_if = [](bool want, const Tensor& like) {
     return want ? at::empty(like.sizes(), like.options()) : Tensor();
   };
   const Tensor d_input = empty_if(want_input, args.input);
   const Tensor d_h = empty_if(want_h, args.h);
   const Tensor d_c = empty_if(want_c, args.h);
-  const Tensor d_weights = empty_if(want_weights, args.weights);
-  const Tensor dz = at::empty({args.h.size(0), Cell::kGates * hidden}, args.input.options());
+  const Tensor dz = at::empty({args.h.size(0), cell.slots * hidden}, args.input.options());
 
   visit_dtype<c10::Half, c10::BFloat16>(dtype, [&]<typename T>(T*) {
     BackwardArgs<T, T> step;
@@ -72,29 +86,37 @@ Gradients step_backward(const StepBackwardArgs& args) {
     step.grad_c = read<T>(args.grad_c);
     step.grad_gates = write<T>(dz);
     step.grad_c_prev = write<T>(d_c);
-    launch_backward(step, current_stream());
+    launch_backward(cell, step, current_stream());
   });
 
   const Gemm gemm(dtype);
-  if (want_input) {
-    const Tensor weights_x = as_operand(x_columns(args.weights, hidden));
-    gemm(operand(dz), operand(weights_x), result(d_input), /*accumulate=*/false);
-  }
-  if (want_h) {
-    const Tensor weights_h = as_operand(h_columns(args.weights, hidden));
-    gemm(operand(dz), operand(weights_h), result(d_h), /*accumulate=*/false);
-  }
-  if (want_weights) {
-    const auto multiply_by = [&](const Tensor& tensor, const Tensor& to) {
-      WeightGradientGemm products(gemm, dtype, to);
-      products.add(dz, 0, as_operand(tensor), 0, tensor.size(0));
-      products.finish();
-    };
-    multiply_by(args.h, h_columns(d_weights, hidden));
-    multiply_by(args.input, x_columns(d_weights, hidden));
-  }
+  const Weights weights = weights_of(args);
+  const auto multiply = [&](const Tensor& to, SlotRange slots, const Tensor& slots_weights) {
+    const Tensor a = slot_columns(dz, cell, slots, hidden), b = as_operand(slots_weights);
+    gemm(operand(a), operand(b), result(to), /*accumulate=*/false);
+  };
+  if (want_input) multiply(d_input, cell.x, x_slots(weights.ih, cell));
+  if (want_h) multiply(d_h, cell.h, h_slots(weights.hh, cell));
+
+  const WeightGradients d_weights(args, args.input.options());
+  const auto multiply_by =
+      [&](const Tensor& tensor, const Tensor& to, SlotRange slots, const int* blocks) {
+        if (!to.defined()) return;
+        const Tensor b = as_operand(tensor);
+        for_each_run(slots, blocks, [&](int slot, int count) {
+          const Tensor c = to.narrow(0, blocks[slot] * hidden, count * hidden);
+          WeightGradientGemm products(gemm, dtype, c);
+          products.add(dz.narrow(1, slot * hidden, count * hidden), 0, b, 0, b.size(0));
+          products.finish();
+        });
+      };
+  const Weights parts = d_weights.parts(cell);
+  multiply_by(args.h, parts.hh, cell.h, cell.h_blocks);
+  multiply_by(args.input, parts.ih, cell.x, cell.x_blocks);
   // ATen's sum adds in a fixed order, in float32.
-  return {d_input, d_h, d_c, d_weights, want_bias ? dz.sum(0) : Tensor()};
+  const Tensor sums = want_bias_ih || want_bias_hh ? dz.sum(0) : Tensor();
+  const auto [bias_ih, bias_hh] = bias_gradients(sums, cell, want_bias_ih, want_bias_hh);
+  return {d_input, d_h, d_c, d_weights.weight_ih, d_weights.weight_hh, bias_ih, bias_hh};
 }
 
 }  // namespace lltm::cuda

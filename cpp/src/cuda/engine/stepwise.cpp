@@ -9,11 +9,12 @@
 // pre-activations, their gradients. So rows of all of these are padded with zeros to multiples of
 // 16 bytes (gemm.h), which with an odd H costs a copy of the weights per sequence, and per step
 // nothing: the element-wise kernel stores h in the state as it does in the output. GEMMs over many
-// steps take the caller's input and output as they are.
-#include "cell/cell.h"
+// steps take the caller's input and output as they are. Where h has no part in the first slots
+// (cell.h), its columns of the pre-activations begin at multiples of 16 bytes only if H does.
 #include "common/checkpoints.h"
 #include "common/steps.h"
 #include "common/tensor_views.h"
+#include "common/weights.h"
 #include "cuda/engine/engine.h"
 #include "cuda/engine/sequence_gradients.h"
 #include "cuda/gemm/gemm.h"
@@ -32,12 +33,12 @@ namespace {
 
 using at::Tensor;
 
-// H, and G * H, as rows of what the GEMM of a step takes.
+// H, and S * H, as rows of what the GEMM of a step takes.
 struct PaddedSizes {
   int64_t hidden, gates;
 
-  PaddedSizes(int64_t hidden, at::ScalarType dtype)
-      : hidden(padded_cols(hidden, dtype)), gates(padded_cols(Cell::kGates * hidden, dtype)) {}
+  PaddedSizes(const Cell& cell, int64_t hidden, at::ScalarType dtype)
+      : hidden(padded_cols(hidden, dtype)), gates(padded_cols(cell.slots * hidden, dtype)) {}
 };
 
 // A copy of a state, zeros where undefined, with rows of `cols` columns, filled up with zeros.
@@ -66,10 +67,11 @@ ForwardTensors allocate(
   const auto options = args.input.options();
   return {
       at::empty(output_sizes(args.input, hidden), options),
-      copy_or_zeros(args.c_0, args.h_0.sizes(), options),
-      args.saves_activations() ? at::empty({flat_size(args.input), Cell::kSaved * hidden}, options)
-                               : Tensor(),
-      Checkpoints(args.saved_checkpoint_steps(), steps.size(), args.c_0),
+      copy_or_zeros(args.state_c(), args.h_0.sizes(), options),
+      args.saves_activations()
+          ? at::empty({flat_size(args.input), args.cell->saved * hidden}, options)
+          : Tensor(),
+      Checkpoints(args.saved_checkpoint_steps(), steps.size(), args.state_c()),
       padded_state(args.h_0, args.h_0.sizes(), padded.hidden, options),
       at::empty({most_rows(chunks), padded.gates}, compute_options(args.input))};
 }
@@ -81,14 +83,19 @@ void run_forward(
     const std::vector<Step>& steps,
     const std::vector<Chunk>& chunks,
     const ForwardTensors& t) {
+  const Cell& cell = *args.cell;
   const int64_t hidden = args.h_0.size(1);
   // One GEMM for many steps needs one stride for all of its rows, so an input that is batch
   // first in memory is copied.
   const Tensor x = as_operand(flat_rows(args.input));
+  const Tensor gates_x = slot_columns(t.gates, cell, cell.x, hidden);
+  const Tensor gates_h = slot_columns(t.gates, cell, cell.h, hidden);
+  const Tensor gates_h_alone = t.gates.slice(1, gates_x.size(1));
+  const Weights weights = weights_of(args);
   const Tensor weights_h =
-      as_padded_operand(h_columns(args.weights, hidden), padded.gates, padded.hidden);
+      as_padded_operand(h_slots(weights.hh, cell), gates_h.size(1), padded.hidden);
   const Tensor weights_x =
-      as_padded_operand(x_columns(args.weights, hidden), padded.gates, args.input.size(-1));
+      as_padded_operand(x_slots(weights.ih, cell), gates_x.size(1), args.input.size(-1));
   const Operand weights_h_t = transposed(operand(weights_h));
   const Operand weights_x_t = transposed(operand(weights_x));
   const auto gates = read<compute_t<T>>(t.gates);
@@ -99,23 +106,25 @@ void run_forward(
 
   ForwardArgs<T> step;
   step.hidden = hidden;
-  step.bias = read_row<T>(args.bias);
+  step.bias_ih = read_row<T>(args.bias_ih);
+  step.bias_hh = read_row<T>(args.bias_hh);
   step.c = read<T>(t.c);
   step.c_next = write<T>(t.c);
   step.h_operand = write<T>(t.h);
   for (const Chunk& chunk : chunks) {
     const Operand chunk_x = operand_rows(x, chunk.begin, chunk.rows);
-    gemm(chunk_x, weights_x_t, result_rows(t.gates, 0, chunk.rows), /*accumulate=*/false);
+    gemm(chunk_x, weights_x_t, result_rows(gates_x, 0, chunk.rows), /*accumulate=*/false);
+    zero(result_rows(gates_h_alone, 0, chunk.rows));
     for (size_t k = chunk.first; k < chunk.last; ++k) {
       const auto [offset, rows] = steps[k];
       if (t.checkpoints.has(k)) t.checkpoints.save(k, t.c);
-      const Result step_gates = result_rows(t.gates, offset - chunk.begin, rows);
+      const Result step_gates = result_rows(gates_h, offset - chunk.begin, rows);
       gemm(operand_rows(t.h, 0, rows), weights_h_t, step_gates, /*accumulate=*/true);
       step.rows = rows;
       step.gates = gates.from(offset - chunk.begin);
       step.h_next = output.from(offset);
       step.activations = activations.from(offset);
-      launch_forward(step, stream);
+      launch_forward(cell, step, stream);
     }
   }
 }
@@ -127,10 +136,12 @@ void run_backward(
     const BackwardTensors& t,
     const Gemm& gemm) {
   using C = compute_t<T>;
+  const Cell& cell = *args.cell;
   const int64_t hidden = args.h_0.size(1);
   const bool want_h_0 = args.output_mask[1];
+  const Tensor dz_h = slot_columns(t.dz, cell, cell.h, hidden);
   const Tensor weights_h =
-      as_padded_operand(h_columns(args.weights, hidden), t.dz.size(1), t.dh.size(1));
+      as_padded_operand(h_slots(weights_of(args).hh, cell), dz_h.size(1), t.dh.size(1));
   const Operand weights_h_operand = operand(weights_h);
   const auto activations = read<T>(args.saved);
   const StepRows<T> grad_output(args.grad_output);
@@ -148,9 +159,9 @@ void run_backward(
     step.activations = activations.from(offset);
     step.grad_h = grad_output.of(offset);
     step.grad_gates = dz.from(offset);
-    launch_backward(step, stream);
+    launch_backward(cell, step, stream);
     if (k > 0 || want_h_0) {
-      const Operand step_dz = operand_rows(t.dz, offset, rows);
+      const Operand step_dz = operand_rows(dz_h, offset, rows);
       gemm(step_dz, weights_h_operand, result_rows(t.dh, 0, rows), /*accumulate=*/false);
     }
   }
@@ -161,7 +172,7 @@ void run_backward(
 SequenceResult stepwise_forward(const SequenceArgs& args, int64_t workspace_bytes) {
   const at::ScalarType dtype = args.input.scalar_type();
   const int64_t hidden = args.h_0.size(1);
-  const PaddedSizes padded(hidden, dtype);
+  const PaddedSizes padded(*args.cell, hidden, dtype);
   const int64_t row_bytes =
       padded.gates * static_cast<int64_t>(c10::elementSize(compute_dtype(dtype)));
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
@@ -181,8 +192,8 @@ Gradients stepwise_backward(const SequenceBackwardArgs& args) {
   const at::ScalarType dtype = args.input.scalar_type();
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
   const Gemm gemm(dtype);
-  const PaddedSizes padded(args.h_0.size(1), dtype);
-  const bool is_padded = padded.gates != Cell::kGates * args.h_0.size(1);
+  const PaddedSizes padded(*args.cell, args.h_0.size(1), dtype);
+  const bool is_padded = padded.gates != args.cell->slots * args.h_0.size(1);
   const std::array<int64_t, 2> dz_sizes = {flat_size(args.input), padded.gates};
   const auto options = args.input.options();
   const BackwardTensors t = {

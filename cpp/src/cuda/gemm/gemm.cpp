@@ -65,17 +65,6 @@ cublasOperation_t operation(const Operand& operand) {
   return operand.transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
 }
 
-void zero(const Result& c) {
-  const size_t element = c10::elementSize(c.dtype);
-  C10_CUDA_CHECK(cudaMemset2DAsync(
-      c.data,
-      static_cast<size_t>(c.ld) * element,
-      0,
-      static_cast<size_t>(c.cols) * element,
-      static_cast<size_t>(c.rows),
-      c10::cuda::getCurrentCUDAStream()));
-}
-
 }  // namespace
 
 at::Tensor as_operand(const at::Tensor& tensor) {
@@ -127,6 +116,18 @@ Result result_rows(const at::Tensor& t, int64_t begin, int64_t count) {
   const int64_t ld = leading_dimension(t.stride(0), t.size(0), t.size(1));
   auto* const data = static_cast<char*>(t.mutable_data_ptr());
   return {data + byte_offset(t, begin * ld), count, t.size(1), ld, t.scalar_type()};
+}
+
+void zero(const Result& c) {
+  if (c.rows == 0 || c.cols == 0) return;
+  const size_t element = c10::elementSize(c.dtype);
+  C10_CUDA_CHECK(cudaMemset2DAsync(
+      c.data,
+      static_cast<size_t>(c.ld) * element,
+      0,
+      static_cast<size_t>(c.cols) * element,
+      static_cast<size_t>(c.rows),
+      c10::cuda::getCurrentCUDAStream()));
 }
 
 // ATen's handle: bound to the current stream and a workspace of that stream, so that it

@@ -49,6 +49,9 @@ Operand transposed(const Operand& operand);
 Result result(const at::Tensor& tensor);
 Result result_rows(const at::Tensor& tensor, std::int64_t begin, std::int64_t count);
 
+// C = 0, on the current stream.
+void zero(const Result& c);
+
 // For operands of one dtype, on the device and stream that are current when it is made;
 // both must stay current. Accumulates in float64 for float64, else in float32; float32
 // follows PyTorch's allow_tf32.

@@ -17,19 +17,19 @@ namespace {
 constexpr int kResidentBlocks = 4;
 
 // `count` is the number of pieces of work (elementwise_kernels.h).
-template <int kWidth, typename T>
+template <typename Page, int kWidth, typename T>
 __global__ void __launch_bounds__(kThreads, kResidentBlocks)
     lltm_forward(const ForwardArgs<T> args, const ForwardAccess wide, const std::int64_t count) {
   grid_stride(blockIdx.x, gridDim.x, threadIdx.x, blockDim.x, count, [&](std::int64_t n) {
-    forward_at<kWidth>(args, wide, n);
+    forward_at<Page, kWidth>(args, wide, n);
   });
 }
 
-template <int kWidth, typename T, typename D>
+template <typename Page, int kWidth, typename T, typename D>
 __global__ void __launch_bounds__(kThreads, kResidentBlocks) lltm_backward(
     const BackwardArgs<T, D> args, const BackwardAccess wide, const std::int64_t count) {
   grid_stride(blockIdx.x, gridDim.x, threadIdx.x, blockDim.x, count, [&](std::int64_t n) {
-    backward_at<kWidth>(args, wide, n);
+    backward_at<Page, kWidth>(args, wide, n);
   });
 }
 
@@ -63,37 +63,41 @@ Stream current_stream() {
 }
 
 template <typename T>
-void launch_forward(const ForwardArgs<T>& args, Stream stream) {
+void launch_forward(const Cell& cell, const ForwardArgs<T>& args, Stream stream) {
   if (args.rows == 0 || args.hidden == 0) return;
   const ForwardAccess wide = access_of(args);
-  if (takes_wide<T>(args)) {
-    launch(lltm_forward<kWide<T>, T>, args, wide, kWide<T>, stream);
-  } else {
-    launch(lltm_forward<1, T>, args, wide, 1, stream);
-  }
+  visit_cell(cell, [&]<typename Page>(Page) {
+    if (takes_wide<T>(args)) {
+      launch(lltm_forward<Page, kWide<T>, T>, args, wide, kWide<T>, stream);
+    } else {
+      launch(lltm_forward<Page, 1, T>, args, wide, 1, stream);
+    }
+  });
 }
 
 template <typename T, typename D>
-void launch_backward(const BackwardArgs<T, D>& args, Stream stream) {
+void launch_backward(const Cell& cell, const BackwardArgs<T, D>& args, Stream stream) {
   if (args.rows == 0 || args.hidden == 0) return;
   const BackwardAccess wide = access_of(args);
-  if (takes_wide<T>(args)) {
-    launch(lltm_backward<kWide<T>, T, D>, args, wide, kWide<T>, stream);
-  } else {
-    launch(lltm_backward<1, T, D>, args, wide, 1, stream);
-  }
+  visit_cell(cell, [&]<typename Page>(Page) {
+    if (takes_wide<T>(args)) {
+      launch(lltm_backward<Page, kWide<T>, T, D>, args, wide, kWide<T>, stream);
+    } else {
+      launch(lltm_backward<Page, 1, T, D>, args, wide, 1, stream);
+    }
+  });
 }
 
-template void launch_forward(const ForwardArgs<double>&, Stream);
-template void launch_forward(const ForwardArgs<float>&, Stream);
-template void launch_forward(const ForwardArgs<c10::Half>&, Stream);
-template void launch_forward(const ForwardArgs<c10::BFloat16>&, Stream);
+template void launch_forward(const Cell&, const ForwardArgs<double>&, Stream);
+template void launch_forward(const Cell&, const ForwardArgs<float>&, Stream);
+template void launch_forward(const Cell&, const ForwardArgs<c10::Half>&, Stream);
+template void launch_forward(const Cell&, const ForwardArgs<c10::BFloat16>&, Stream);
 
-template void launch_backward(const BackwardArgs<double, double>&, Stream);
-template void launch_backward(const BackwardArgs<float, float>&, Stream);
-template void launch_backward(const BackwardArgs<c10::Half, c10::Half>&, Stream);
-template void launch_backward(const BackwardArgs<c10::Half, float>&, Stream);
-template void launch_backward(const BackwardArgs<c10::BFloat16, c10::BFloat16>&, Stream);
-template void launch_backward(const BackwardArgs<c10::BFloat16, float>&, Stream);
+template void launch_backward(const Cell&, const BackwardArgs<double, double>&, Stream);
+template void launch_backward(const Cell&, const BackwardArgs<float, float>&, Stream);
+template void launch_backward(const Cell&, const BackwardArgs<c10::Half, c10::Half>&, Stream);
+template void launch_backward(const Cell&, const BackwardArgs<c10::Half, float>&, Stream);
+template void launch_backward(const Cell&, const BackwardArgs<c10::BFloat16, c10::BFloat16>&, Stream);
+template void launch_backward(const Cell&, const BackwardArgs<c10::BFloat16, float>&, Stream);
 
 }  // namespace lltm::cuda

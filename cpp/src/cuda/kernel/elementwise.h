@@ -1,9 +1,10 @@
-// The element-wise part of a step on a GPU, which follows the GEMM: arguments of the
+// The element-wise part of a step on a GPU, which follows the GEMMs: arguments of the
 // kernels, and the functions that launch them.
 //
 // No header of ATen: elementwise.cu, which nvcc compiles, includes this file too.
 #pragma once
 
+#include "cell/cell.h"
 #include "common/matrix.h"
 
 #include <cstdint>
@@ -15,7 +16,7 @@ namespace lltm::cuda {
 template <typename T>
 using compute_t = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-// `rows` rows of H = `hidden` units, with G gates and S saved activations (cell.h).
+// `rows` rows of H = `hidden` units, with G gates, S slots and A saved values (cell.h).
 //
 // Arguments that are written have contiguous columns. c_next may be c; otherwise they do not
 // overlap those that are read.
@@ -23,13 +24,14 @@ template <typename T>
 struct ForwardArgs {
   std::int64_t rows = 0;
   std::int64_t hidden = 0;
-  Matrix<const compute_t<T>> gates;  // (rows, G * H), pre-activations less the bias
-  Matrix<const T> bias;              // (G * H) with row stride 0; or absent
+  Matrix<const compute_t<T>> gates;  // (rows, S * H), pre-activations less the biases
+  Matrix<const T> bias_ih;           // (G * H) with row stride 0; or absent
+  Matrix<const T> bias_hh;           // the same
   Matrix<const T> c;                 // (rows, H)
   Matrix<T> h_next;                  // (rows, H)
   Matrix<T> h_operand;               // (rows, H), h_next once more, for the next GEMM; or absent
   Matrix<T> c_next;                  // (rows, H)
-  Matrix<T> activations;             // (rows, S * H); or absent
+  Matrix<T> activations;             // (rows, A * H); or absent
 };
 
 // D is the type of the gradients of the state: T in a single step, and the compute type
@@ -39,11 +41,11 @@ template <typename T, typename D>
 struct BackwardArgs {
   std::int64_t rows = 0;
   std::int64_t hidden = 0;
-  Matrix<const T> activations;   // (rows, S * H)
+  Matrix<const T> activations;   // (rows, A * H)
   Matrix<const T> grad_h;        // (rows, H), or absent
   Matrix<const D> grad_h_state;  // (rows, H), added to grad_h; or absent
   Matrix<const D> grad_c;        // (rows, H), or absent
-  Matrix<T> grad_gates;          // (rows, G * H)
+  Matrix<T> grad_gates;          // (rows, S * H)
   Matrix<D> grad_c_prev;         // (rows, H), or absent
 };
 
@@ -56,11 +58,11 @@ struct Stream {
 // operator call, because fetching it costs more than a launch.
 Stream current_stream();
 
-// Both queue one kernel on a stream of the current device and return immediately. With no
-// rows or no units they do nothing.
+// Both queue one kernel of the cell on a stream of the current device and return immediately.
+// With no rows or no units they do nothing.
 template <typename T>
-void launch_forward(const ForwardArgs<T>& args, Stream stream);
+void launch_forward(const Cell& cell, const ForwardArgs<T>& args, Stream stream);
 template <typename T, typename D>
-void launch_backward(const BackwardArgs<T, D>& args, Stream stream);
+void launch_backward(const Cell& cell, const BackwardArgs<T, D>& args, Stream stream);
 
 }  // namespace lltm::cuda

@@ -1,5 +1,5 @@
 // The code of one thread of an element-wise kernel, for host and device: the tests run it
-// on the CPU, over the same indices as the grid.
+// on the CPU, over the same indices as the grid. Templates over the page of a cell (cell.h).
 //
 // A thread computes a piece: `kWidth` neighbouring units of one row, as many as fill a
 // 16-byte access of the storage type (the wide form) or one. An argument that cannot be
@@ -7,10 +7,11 @@
 // element by element; this does not affect the other arguments.
 #pragma once
 
-#include "cell/cell.h"
+#include "cell/cells.h"
 #include "cuda/kernel/elementwise.h"
 
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 
 // Arrays stay in registers only where every index is known.
@@ -24,8 +25,6 @@ namespace lltm::cuda {
 namespace {
 
 constexpr int kAccessBytes = 16;
-constexpr int kGates = Cell::kGates;
-constexpr int kSaved = Cell::kSaved;
 
 // Units of a thread in the wide form.
 template <typename T>
@@ -163,7 +162,7 @@ LLTM_CELL_INLINE void store(
 
 // Which arguments can be accessed 16 bytes at a time.
 struct ForwardAccess {
-  bool gates, bias, c, h_next, h_operand, c_next, activations;
+  bool gates, bias_ih, bias_hh, c, h_next, h_operand, c_next, activations;
 };
 struct BackwardAccess {
   bool activations, grad_h, grad_h_state, grad_c, grad_gates, grad_c_prev;
@@ -173,7 +172,8 @@ template <typename T>
 inline ForwardAccess access_of(const ForwardArgs<T>& a) {
   return {
       is_wide(a.gates),
-      is_wide(a.bias),
+      is_wide(a.bias_ih),
+      is_wide(a.bias_hh),
       is_wide(a.c),
       is_wide(a.h_next),
       is_wide(a.h_operand),
@@ -198,29 +198,43 @@ inline bool fits_wide(std::int64_t hidden) {
   return hidden % kWide<T> == 0;
 }
 
+// body(k) for each k < kCount, a std::integral_constant. In backward: with unrolled loops nvcc
+// takes up to twelve registers more, and then a multiprocessor holds fewer blocks.
+template <int kCount, typename Body>
+LLTM_CELL_INLINE void for_each_index(const Body& body) {
+  [&]<int... k>(std::integer_sequence<int, k...>) {
+    (body(std::integral_constant<int, k>()), ...);
+  }(std::make_integer_sequence<int, kCount>());
+}
+
 // Piece n of (rows, hidden / kWidth). All loads come before all stores: c_next may be c.
-template <int kWidth, typename T>
+template <typename Page, int kWidth, typename T>
 LLTM_CELL_INLINE void forward_at(
     const ForwardArgs<T>& a, const ForwardAccess& wide, std::int64_t n) {
+  constexpr int kSlots = Page::kSlots, kSaved = Page::kSaved;
   using C = compute_t<T>;
   const auto [row, piece] = position(n, a.hidden / kWidth);
   const std::int64_t col = piece * kWidth;
-  C z[kGates][kWidth], saved[kSaved][kWidth], c[kWidth], h[kWidth];
-  LLTM_UNROLL
-  for (int k = 0; k < kGates; ++k) {
-    C bias[kWidth];
+  C z[kSlots][kWidth], saved[kSaved][kWidth], c[kWidth], h[kWidth];
+  for_each_index<kSlots>([&, row = row](auto slot) {
+    constexpr int k = slot, of_x = Page::kCell.x_blocks[k], of_h = Page::kCell.h_blocks[k];
     load(a.gates, wide.gates, row, col + k * a.hidden, z[k]);
-    load(a.bias, wide.bias, 0, col + k * a.hidden, bias);
-    LLTM_UNROLL
-    for (int j = 0; j < kWidth; ++j) z[k][j] += bias[j];
-  }
+    const auto add = [&](const Matrix<const T>& bias, bool is_wide, int block) {
+      C b[kWidth];
+      load(bias, is_wide, 0, col + block * a.hidden, b);
+      LLTM_UNROLL
+      for (int j = 0; j < kWidth; ++j) z[k][j] += b[j];
+    };
+    if constexpr (Page::kCell.x.contains(k)) add(a.bias_ih, wide.bias_ih, of_x);
+    if constexpr (Page::kCell.h.contains(k)) add(a.bias_hh, wide.bias_hh, of_h);
+  });
   load(a.c, wide.c, row, col, c);
   LLTM_UNROLL
   for (int j = 0; j < kWidth; ++j) {
-    C z_j[kGates];
+    C z_j[kSlots];
     LLTM_UNROLL
-    for (int k = 0; k < kGates; ++k) z_j[k] = z[k][j];
-    const auto y = Cell::forward(z_j, c[j]);
+    for (int k = 0; k < kSlots; ++k) z_j[k] = z[k][j];
+    const auto y = Page::forward(z_j, c[j]);
     LLTM_UNROLL
     for (int k = 0; k < kSaved; ++k) saved[k][j] = y.saved[k];
     c[j] = y.c;
@@ -235,23 +249,15 @@ LLTM_CELL_INLINE void forward_at(
   }
 }
 
-// body(0) to body(kCount - 1). For backward: with unrolled loops nvcc takes up to twelve
-// registers more, and then a multiprocessor holds fewer blocks.
-template <int kCount, typename Body>
-LLTM_CELL_INLINE void for_each_index(const Body& body) {
-  [&]<int... k>(std::integer_sequence<int, k...>) {
-    (body(k), ...);
-  }(std::make_integer_sequence<int, kCount>());
-}
-
 // As forward_at; grad_c_prev may be grad_c.
-template <int kWidth, typename T, typename D>
+template <typename Page, int kWidth, typename T, typename D>
 LLTM_CELL_INLINE void backward_at(
     const BackwardArgs<T, D>& a, const BackwardAccess& wide, std::int64_t n) {
+  constexpr int kSlots = Page::kSlots, kSaved = Page::kSaved;
   using C = compute_t<T>;
   const auto [row, piece] = position(n, a.hidden / kWidth);
   const std::int64_t col = piece * kWidth;
-  C saved[kSaved][kWidth], dz[kGates][kWidth], dh[kWidth], dh_state[kWidth], dc[kWidth];
+  C saved[kSaved][kWidth], dz[kSlots][kWidth], dh[kWidth], dh_state[kWidth], dc[kWidth];
   for_each_index<kSaved>([&, row = row](int k) {
     load(a.activations, wide.activations, row, col + k * a.hidden, saved[k]);
   });
@@ -263,12 +269,12 @@ LLTM_CELL_INLINE void backward_at(
     C saved_j[kSaved];
     LLTM_UNROLL
     for (int k = 0; k < kSaved; ++k) saved_j[k] = saved[k][j];
-    const auto d = Cell::backward(saved_j, dh[j] + dh_state[j], dc[j]);
+    const auto d = Page::backward(saved_j, dh[j] + dh_state[j], dc[j]);
     LLTM_UNROLL
-    for (int k = 0; k < kGates; ++k) dz[k][j] = d.dz[k];
+    for (int k = 0; k < kSlots; ++k) dz[k][j] = d.dz[k];
     dc[j] = d.dc;
   }
-  for_each_index<kGates>([&, row = row](int k) {
+  for_each_index<kSlots>([&, row = row](int k) {
     store(a.grad_gates, wide.grad_gates, row, col + k * a.hidden, dz[k]);
   });
   store(a.grad_c_prev, wide.grad_c_prev, row, col, dc);

@@ -161,7 +161,7 @@ std::int64_t resident_forward_blocks(std::int64_t hidden, int tiles) {
   visit_forward_kernel<T>(hidden, tiles, [&](auto units_k, auto tile_count) {
     const auto kernel = lltm_persistent_forward<units_k, tile_count, T>;
     blocks =
-        resident_blocks(reinterpret_cast<const void*>(kernel), shared_bytes<tile_count, kGates>());
+        resident_blocks(reinterpret_cast<const void*>(kernel), shared_bytes<tile_count, kSlots>());
   });
   return blocks;
 }
@@ -198,7 +198,7 @@ void launch_persistent_forward(
         lltm_persistent_forward<units_k, tile_count, T>,
         args,
         groups,
-        shared_bytes<tile_count, kGates>(),
+        shared_bytes<tile_count, kSlots>(),
         stream);
   });
 }

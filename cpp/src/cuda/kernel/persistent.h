@@ -1,5 +1,6 @@
 // The persistent kernels: a sequence, or a chunk of its steps, by one kernel that keeps the
 // recurrent weights in registers. Here are the arguments, and the functions that launch them.
+// They are kernels of the LLTM: how much of the weights fits depends on a cell's gates.
 //
 // A thread block owns kSliceUnits hidden units of a group of rows. What the thread blocks of
 // a group exchange are the results themselves: h of a step, or in backward dz, which a
@@ -12,7 +13,7 @@
 // No header of ATen: persistent.cu, which nvcc compiles, includes this file too.
 #pragma once
 
-#include "cell/cell.h"
+#include "cell/lltm.h"
 #include "common/matrix.h"
 #include "cuda/kernel/elementwise.h"
 #include "cuda/tuning.h"
@@ -34,11 +35,11 @@ constexpr int kTileCounts[] = {1, 2, 4};
 // registers: H is at most 1536 forward and 1024 backward in 16 bits, and half of that in float.
 constexpr std::int64_t kRowBytesMultiple = 16;
 constexpr int kWarpBytes = 64;  // the K of a warp is a multiple of this, in each row
-constexpr int kMostUnitsForward = 18 / Cell::kGates;
+constexpr int kMostUnitsForward = 18 / Lltm::kSlots;
 constexpr int kMostUnitsBackward = 12;
 constexpr std::int64_t kMostRowBytesForward = kMostUnitsForward * kWarps * kWarpBytes;
 constexpr std::int64_t kMostRowBytesBackward =
-    kMostUnitsBackward * kWarps * kWarpBytes / Cell::kGates;
+    kMostUnitsBackward * kWarps * kWarpBytes / Lltm::kSlots;
 
 // `count` steps of `rows` rows each.
 struct StepRun {
@@ -67,8 +68,8 @@ struct StepMatrix {
   std::int64_t time_stride = 0, offset_stride = 0, row_stride = 0, col_stride = 0;
 };
 
-// Both structs: N rows of all steps, B rows of the state, G gates and S saved activations
-// (cell.h). Where no strides are given, matrices are contiguous. What is read or exchanged 16
+// Both structs: N rows of all steps, B rows of the state, S slots, which are the gates, and A
+// saved values (cell.h). Where no strides are given, matrices are contiguous. What is read or exchanged 16
 // bytes at a time is marked (16) and begins at a multiple of 16 bytes, the rest at one of 8.
 // A launch computes rows [first_row, first_row + groups * tiles * kTileRows) of the state.
 template <typename T>
@@ -76,15 +77,16 @@ struct PersistentForwardArgs {
   std::int64_t hidden = 0;
   std::int64_t batch = 0;
   std::int64_t first_row = 0;
-  const T* weights = nullptr;     // (G * H, H), the columns that multiply h (16)
-  Matrix<const T> bias;           // (G * H) with row stride 0; or absent
-  const float* gates = nullptr;   // (rows of the launch's steps, G * H): x W_x^T
+  const T* weights = nullptr;     // (S * H, H), those that multiply h (16)
+  Matrix<const T> bias_ih;        // (S * H) with row stride 0; or absent
+  Matrix<const T> bias_hh;        // the same
+  const float* gates = nullptr;   // (rows of the launch's steps, S * H): x W_x^T
   std::int64_t gates_offset = 0;  // the row of the sequence that is the first of `gates`
   const T* h_0 = nullptr;         // (B, H) (16)
   T* h = nullptr;                 // (B, H), the state, updated in place; not h_0
   T* c = nullptr;                 // (B, H), the state, updated in place
   T* output = nullptr;            // (N, H); absent before the first launch (16)
-  T* activations = nullptr;       // (N, S * H), or null
+  T* activations = nullptr;       // (N, A * H), or null
   int poll_nanoseconds = 0;       // between two polls of a word
   LaunchSteps steps;
 };
@@ -96,10 +98,10 @@ struct PersistentBackwardArgs {
   std::int64_t hidden = 0;
   std::int64_t batch = 0;
   std::int64_t first_row = 0;
-  const T* weights = nullptr;      // (H, G * H), the transpose of forward's (16)
-  const T* activations = nullptr;  // (N, S * H)
+  const T* weights = nullptr;      // (H, S * H), the transpose of forward's (16)
+  const T* activations = nullptr;  // (N, A * H)
   StepMatrix<const T> grad_output;
-  T* dz = nullptr;      // (N, G * H); absent before the first launch (16)
+  T* dz = nullptr;      // (N, S * H); absent before the first launch (16)
   float* dh = nullptr;  // (B, H), updated in place
   float* dc = nullptr;  // (B, H), updated in place
   int poll_nanoseconds = 0;

@@ -36,6 +36,8 @@
 namespace lltm::cuda {
 namespace {
 
+constexpr int kSlots = Lltm::kSlots, kSaved = Lltm::kSaved;
+
 // ---- words ------------------------------------------------------------------
 
 // Two neighbouring units of 16 bits, or one of 32.
@@ -334,23 +336,23 @@ LLTM_CELL_INLINE void finish_forward(
     const Place& p,
     std::int64_t row,
     const Sums* sums,
-    const float (&bias)[kGates][2],
-    float (&z)[kGates][2],
+    const float (&bias)[kSlots][2],
+    float (&z)[kSlots][2],
     float (&c)[2],
     float (&h)[2]) {
   float saved[kSaved][2];
   LLTM_UNROLL
-  for (int k = 0; k < kGates; ++k) {
+  for (int k = 0; k < kSlots; ++k) {
     z[k][0] += bias[k][0];
     z[k][1] += bias[k][1];
-    add_sums<kTiles, kGates>(sums, p, k, z[k]);
+    add_sums<kTiles, kSlots>(sums, p, k, z[k]);
   }
   LLTM_UNROLL
   for (int j = 0; j < 2; ++j) {
-    float z_j[kGates];
+    float z_j[kSlots];
     LLTM_UNROLL
-    for (int k = 0; k < kGates; ++k) z_j[k] = z[k][j];
-    const auto y = Cell::forward(z_j, c[j]);
+    for (int k = 0; k < kSlots; ++k) z_j[k] = z[k][j];
+    const auto y = Lltm::forward(z_j, c[j]);
     LLTM_UNROLL
     for (int k = 0; k < kSaved; ++k) saved[k][j] = y.saved[k];
     h[j] = y.h;
@@ -372,33 +374,39 @@ LLTM_CELL_INLINE void persistent_forward(const PersistentForwardArgs<T>& a, Mach
   const int warp = m.thread() / kWarpLanes, lane = m.thread() % kWarpLanes;
   const std::int64_t slice = std::int64_t{m.slice()} * kSliceUnits;
 
-  Weights<kUnitsK> weights[kGates];
+  Weights<kUnitsK> weights[kSlots];
   LLTM_UNROLL
-  for (int k = 0; k < kGates; ++k) {
+  for (int k = 0; k < kSlots; ++k) {
     const T* const rows = a.weights + (k * hidden + slice) * hidden;
     weights[k].load(m, rows, hidden - slice, hidden, warp, lane);
   }
 
   const Place p = Place::of<kTiles>(m, first_row);
   const bool has_state = p.takes_part && p.row < a.batch && p.unit < hidden;
-  float bias[kGates][2] = {}, c[2] = {}, h[2] = {};
+  float bias[kSlots][2] = {}, c[2] = {}, h[2] = {};
   if (has_state) {
     load_pair(a.c + p.row * hidden + p.unit, c);
     load_pair(a.h + p.row * hidden + p.unit, h);
     LLTM_UNROLL
-    for (int k = 0; k < kGates; ++k) load<2>(a.bias, false, 0, k * hidden + p.unit, bias[k]);
+    for (int k = 0; k < kSlots; ++k) {
+      float bias_hh[2];
+      load(a.bias_ih, false, 0, k * hidden + p.unit, bias[k]);
+      load(a.bias_hh, false, 0, k * hidden + p.unit, bias_hh);
+      bias[k][0] += bias_hh[0];
+      bias[k][1] += bias_hh[1];
+    }
   }
 
   int buffer = 0;
   for_each_step(a.steps, [&](const StepCursor& step) {
     if (step.rows <= first_row) return;
     const bool is_mine = has_state && p.row < step.rows;
-    float z[kGates][2] = {};
+    float z[kSlots][2] = {};
     if (is_mine) {
       const float* const gates =
-          a.gates + (step.offset + p.row - a.gates_offset) * kGates * hidden + p.unit;
+          a.gates + (step.offset + p.row - a.gates_offset) * kSlots * hidden + p.unit;
       LLTM_UNROLL
-      for (int k = 0; k < kGates; ++k) load_pair(gates + k * hidden, z[k]);
+      for (int k = 0; k < kSlots; ++k) load_pair(gates + k * hidden, z[k]);
     }
 
     // A row that the step before had goes on from there, another from h_0.
@@ -409,8 +417,8 @@ LLTM_CELL_INLINE void persistent_forward(const PersistentForwardArgs<T>& a, Mach
       }
       return {row < step.rows ? a.h_0 + row * hidden : nullptr, /*polled=*/false};
     };
-    Sums* const sums = m.shared() + buffer * (shared_sums<kTiles, kGates>() / 2);
-    multiply<kTiles, kUnitsK, kGates, T>(
+    Sums* const sums = m.shared() + buffer * (shared_sums<kTiles, kSlots>() / 2);
+    multiply<kTiles, kUnitsK, kSlots, T>(
         m, weights, tiles_of(step.rows, first_row), hidden, source, sums);
     m.sync_block();
 
@@ -438,20 +446,20 @@ LLTM_CELL_INLINE void finish_backward(
     const float (&saved)[kSaved][2],
     const float (&dh)[2],
     float (&dc)[2]) {
-  float dz[kGates][2];
+  float dz[kSlots][2];
   LLTM_UNROLL
   for (int j = 0; j < 2; ++j) {
     float saved_j[kSaved];
     LLTM_UNROLL
     for (int k = 0; k < kSaved; ++k) saved_j[k] = saved[k][j];
-    const auto d = Cell::backward(saved_j, dh[j], dc[j]);
+    const auto d = Lltm::backward(saved_j, dh[j], dc[j]);
     LLTM_UNROLL
-    for (int k = 0; k < kGates; ++k) dz[k][j] = d.dz[k];
+    for (int k = 0; k < kSlots; ++k) dz[k][j] = d.dz[k];
     dc[j] = d.dc;
   }
   LLTM_UNROLL
-  for (int k = 0; k < kGates; ++k) {
-    m.publish(a.dz + (row * kGates + k) * a.hidden + p.unit, words_of<T>(dz[k]).w);
+  for (int k = 0; k < kSlots; ++k) {
+    m.publish(a.dz + (row * kSlots + k) * a.hidden + p.unit, words_of<T>(dz[k]).w);
   }
 }
 
@@ -461,7 +469,7 @@ LLTM_CELL_INLINE void persistent_backward(const PersistentBackwardArgs<T>& a, Ma
   const std::int64_t first_row = first_row_of<kTiles>(m, a.first_row);
   const int warp = m.thread() / kWarpLanes, lane = m.thread() % kWarpLanes;
   const std::int64_t slice = std::int64_t{m.slice()} * kSliceUnits;
-  const std::int64_t k_size = kGates * hidden;
+  const std::int64_t k_size = kSlots * hidden;
 
   Weights<kUnitsK> weights[1];
   weights[0].load(m, a.weights + slice * k_size, hidden - slice, k_size, warp, lane);
@@ -524,7 +532,7 @@ LLTM_CELL_INLINE void persistent_backward(const PersistentBackwardArgs<T>& a, Ma
 // ---- which kernels there are ------------------------------------------------
 
 // How many units of K a warp has, at most. In forward K is H and each number has its kernel;
-// in backward it is G * H, and there are some.
+// in backward it is S * H, and there are some.
 template <int... n>
 std::integer_sequence<int, 1 + n...> counted_from_1(std::integer_sequence<int, n...>);
 using ForwardUnitsK =
@@ -559,7 +567,7 @@ void visit_forward_kernel(std::int64_t hidden, int tiles, const Body& body) {
 }
 template <typename T, typename Body>
 void visit_backward_kernel(std::int64_t hidden, int tiles, const Body& body) {
-  const std::int64_t bytes = kGates * hidden * static_cast<std::int64_t>(sizeof(T));
+  const std::int64_t bytes = kSlots * hidden * static_cast<std::int64_t>(sizeof(T));
   visit_units_k(BackwardUnitsK(), bytes, [&](auto units_k) {
     visit_tiles(tiles, [&](auto t) { body(units_k, t); });
   });
