@@ -94,9 +94,7 @@ class Arguments:
     def wanted(self, mask: Sequence[bool] = (True,) * 7) -> list[bool]:
         """An output_mask for the gradients of what is not absent."""
         operands = self.operands()[1:]
-        return [
-            want and operand is not None for want, operand in zip(mask, operands, strict=True)
-        ]
+        return [want and operand is not None for want, operand in zip(mask, operands, strict=True)]
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Arguments:
         def changed(tensor: Tensor | None) -> Tensor | None:

@@ -455,6 +455,7 @@ def test_autocast_computes_in_its_dtype_and_gives_gradients_in_the_parameters(
 
 # ----- devices and dtypes ----------------------------------------------------
 
+
 @each_form((torch.float32, torch.bfloat16))
 def test_on_meta_the_results_have_the_shapes_of_real_ones(form: Form, dtype: torch.dtype) -> None:
     for s in form.each(dtype):

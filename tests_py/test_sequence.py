@@ -15,9 +15,7 @@ import lltm
 
 @pytest.mark.parametrize("shape", SEQUENCE_SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_agrees_with_the_reference(
-    dtype: torch.dtype, shape: tuple[int, int, int, int]
-) -> None:
+def test_agrees_with_the_reference(dtype: torch.dtype, shape: tuple[int, int, int, int]) -> None:
     """Every shape and every dtype in both directions, though not with each other."""
     reverse = (SEQUENCE_SHAPES.index(shape) + DTYPES.index(dtype)) % 2 == 1
     support.check_accuracy(
