@@ -6,6 +6,7 @@ of these is in test_compile.py and test_export.py, by support.MODULES.
 
 from __future__ import annotations
 
+import io
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -210,6 +211,7 @@ def test_dropout_draws_the_mask_that_torch_nn_s_draws(name: str, kind: str) -> N
     assert not torch.equal(values(ours(*given))[0], found[0][0])
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_lstm_with_a_projection_is_torch_nn_s(kind: str) -> None:
     options = {"num_layers": 2, "bidirectional": True, "batch_first": True}
@@ -287,14 +289,19 @@ def test_autocast_computes_what_it_does_in_the_lower_dtype(name: str) -> None:
 # ----- graphs -------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")
 @each_module
 def test_torch_jit_script_compiles_them(name: str) -> None:
     options = {"num_layers": 2, "bidirectional": True} if name in LAYERS else {}
     ours, theirs = pair(name, **options)
     x = input_of(name)
-    scripted = torch.jit.script(ours)
-    for given in ((x,), (x, states(name, *([4, B] if name in LAYERS else [B])))):
-        assert_close(scripted(*given), theirs(*given))
+    scripted: Any = torch.jit.script(ours)
+    file = io.BytesIO()
+    torch.jit.save(scripted, file)
+    file.seek(0)
+    for run in (scripted, torch.jit.load(file)):
+        for given in ((x,), (x, states(name, *([4, B] if name in LAYERS else [B])))):
+            assert_close(run(*given), theirs(*given))
 
 
 class Model(nn.Module):
