@@ -37,10 +37,32 @@ class Cell:
     torch_step: Callable[..., Any] = nn.LSTMCell
     torch_layer: Callable[..., Any] = nn.LSTM
     states: tuple[str, ...] = ("h", "c")
+    # Of its modules, and of those without derivatives or whose values others have already. What is
+    # a matter of the dtype alone, the forms of the LLTM show for all cells.
+    dtypes: tuple[torch.dtype, ...] = (torch.float64, torch.float32)
+    dtypes_of_others: tuple[torch.dtype, ...] = (torch.float32,)
 
 
+REFERENCE = lltm.reference
 CELLS = {
-    "LLTM": Cell(lltm.LLTMCell, lltm.LLTM, lltm.reference.LLTMCell, lltm.reference.LLTM),
+    "LLTM": Cell(
+        lltm.LLTMCell,
+        lltm.LLTM,
+        REFERENCE.LLTMCell,
+        REFERENCE.LLTM,
+        dtypes=DTYPES,
+        dtypes_of_others=DTYPES,
+    ),
+    "LSTM": Cell(lltm.LSTMCell, lltm.LSTM, REFERENCE.LSTMCell, REFERENCE.LSTM),
+    "GRU": Cell(
+        lltm.GRUCell,
+        lltm.GRU,
+        REFERENCE.GRUCell,
+        REFERENCE.GRU,
+        nn.GRUCell,
+        nn.GRU,
+        states=("h",),
+    ),
 }
 
 
@@ -191,7 +213,7 @@ STEPS: tuple[Use, ...] = (
     ("no batch, state", {}, "unbatched", True),
 )
 DEEP = {"num_layers": 2, "bidirectional": True}
-LAYERS: tuple[Use, ...] = (
+SOME_LAYERS: tuple[Use, ...] = (
     ("batch", {}, "batched", False),
     ("batch, state", {}, "batched", True),
     ("batch first", {"batch_first": True}, "batched", False),
@@ -207,6 +229,9 @@ LAYERS: tuple[Use, ...] = (
     ("packed, state", {"num_layers": 2, "batch_first": True}, "packed", True),
     ("packed out of order, layers and directions, state", DEEP, "packed out of order", True),
     ("packed out of order, layers and directions", DEEP, "packed out of order", False),
+)
+LAYERS: tuple[Use, ...] = (
+    *SOME_LAYERS,
     *(
         (
             "as PyTorch tests nn.LSTM",
@@ -286,7 +311,7 @@ class Modules:
         options = {"input_size": sizes.inputs, "hidden_size": sizes.hidden, **options}
         module, plain = (make(**options).to(dtype) for make in (self.make, self.plain))
         names = [name for name, _ in module.named_parameters()]
-        is_layer = self.uses is LAYERS
+        is_layer = self.uses is not STEPS
 
         batch = (sizes.batch,) if kind != "unbatched" else ()
         leading = (sizes.steps, *batch) if is_layer else batch
@@ -359,13 +384,16 @@ def forms() -> Iterator[Form]:
     )
     for name, cell in CELLS.items():
         step = partial(Modules, STEPS, states=cell.states)
-        layer = partial(Modules, LAYERS, states=cell.states)
+        uses = LAYERS if name == "LLTM" else SOME_LAYERS
+        layer = partial(Modules, uses, states=cell.states)
         of_step: dict[str, Any] = {"steps": False, "torch_module": cell.torch_step}
-        of_layer: dict[str, Any] = {"torch_module": cell.torch_layer}
+        of_step.update(dtypes=cell.dtypes)
+        of_layer: dict[str, Any] = {"torch_module": cell.torch_layer, "dtypes": cell.dtypes}
         ours, plain = cell.layer, cell.plain_layer
         with_checkpoints = partial(ours, checkpoint_steps=2)
         yield Form(f"{name}Cell", step(cell.step, cell.plain_step), make=cell.step, **of_step)
         yield Form(name, layer(ours, plain), make=ours, **of_layer)
+        of_layer.update(dtypes=cell.dtypes_of_others)
         yield Form(
             f"{name}, checkpoints",
             layer(with_checkpoints, plain),
@@ -379,19 +407,19 @@ def forms() -> Iterator[Form]:
         yield Form(
             f"Prepacked{name}, int8",
             layer(ours, plain, finish=int8),
-            WITH_FLOAT32,
             quantised=True,
-            **of_layer,
+            **{**of_layer, "dtypes": tuple(d for d in cell.dtypes_of_others if d in WITH_FLOAT32)},
         )
         # What the others are compared with: in the opposite direction.
+        of_plain: dict[str, Any] = {"plain": True, "dtypes": cell.dtypes_of_others}
         yield Form(
             f"reference.{name}Cell",
             step(cell.plain_step, cell.step),
             make=cell.plain_step,
-            plain=True,
-            **of_step,
+            steps=False,
+            **of_plain,
         )
-        yield Form(f"reference.{name}", layer(plain, ours), make=plain, plain=True)
+        yield Form(f"reference.{name}", layer(plain, ours), make=plain, **of_plain)
 
 
 FORMS = tuple(forms())

@@ -94,9 +94,7 @@ class Arguments:
     def wanted(self, mask: Sequence[bool] = (True,) * 7) -> list[bool]:
         """An output_mask for the gradients of what is not absent."""
         operands = self.operands()[1:]
-        return [
-            want and operand is not None for want, operand in zip(mask, operands, strict=True)
-        ]
+        return [want and operand is not None for want, operand in zip(mask, operands, strict=True)]
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Arguments:
         def changed(tensor: Tensor | None) -> Tensor | None:
@@ -427,6 +425,13 @@ MODULES: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
         lltm.LLTM(3, 5, num_layers=2, bidirectional=True, batch_first=True),
         (torch.randn(4, 6, 3), _states(4, 4)),
     ),
+    "cell, LSTM": lambda: (lltm.LSTMCell(3, 5), (torch.randn(4, 3),)),
+    "cell, GRU, state": lambda: (lltm.GRUCell(3, 5), (torch.randn(4, 3), torch.randn(4, 5))),
+    "LSTM, layers and directions": lambda: (
+        lltm.LSTM(3, 5, num_layers=2, bidirectional=True, batch_first=True),
+        (torch.randn(4, 6, 3), _states(4, 4)),
+    ),
+    "GRU": lambda: (lltm.GRU(3, 5), (torch.randn(6, 4, 3),)),
     "checkpoints": lambda: (
         lltm.LLTM(3, 5, num_layers=2, bidirectional=True, checkpoint_steps=4),
         (torch.randn(6, 4, 3),),

@@ -397,10 +397,28 @@ BAD_OPTIONS: list[Row] = [
     ("dropout", float("nan"), ValueError, "dropout to lie in [0, 1], got nan"),
     ("dropout", "0.5", TypeError, "dropout to be a number, got str"),
     ("dropout", True, TypeError, "dropout to be a number, got bool"),
-    ("proj_size", 2, ValueError, "proj_size to be 0, got 2: an LLTM has no projection"),
     ("proj_size", None, TypeError, "proj_size to be an int, got NoneType"),
 ]
+BAD_PROJECTION: list[Row] = [
+    ("proj_size", 2, ValueError, "proj_size to be 0, got 2: an LLTM has no projection"),
+]
+# What is said of the states where there is one, h.
+BAD_LAYER_WITHOUT_C: list[tuple[dict[str, Any], tuple[Any, ...], type[Exception], str]] = [
+    ({}, (X, STATE), TypeError, "h_0 to be a tensor, got tuple"),
+    ({}, (X, STEP[0]), ValueError, "h_0 of shape (1, 4, 5), got (4, 5)"),
+    ({"num_layers": 2}, (X, STATE[0]), ValueError, "h_0 of shape (2, 4, 5), got (1, 4, 5)"),
+    ({}, (X[:, 0], STATE[0]), ValueError, "h_0 of shape (1, 5), got (1, 4, 5)"),
+]
+BAD_STEP_WITHOUT_C: list[tuple[dict[str, Any], tuple[Any, ...], type[Exception], str]] = [
+    ({}, (ROW, STEP), TypeError, "h to be a tensor, got tuple"),
+    ({}, (ROW, randn(4, 6)), ValueError, "h of shape (4, 5), got (4, 6)"),
+    ({}, (randn(3), randn(1, 5)), ValueError, "h of shape (5,), got (1, 5)"),
+]
 # fmt: on
+# Those that give a pair have the texts of a pair.
+OF_INPUT = [row for row in BAD_LAYER if len(row[1]) == 1]
+OF_STEP_INPUT = [row for row in BAD_STEP if len(row[1]) == 1]
+OF_GRU = [row for row in BAD_OPTIONS if row[0] != "proj_size"]
 
 
 GOOD: dict[str, Any] = {"input_size": 3, "hidden_size": 5}
@@ -410,15 +428,19 @@ def made_and_called(make: Callable[..., Any], options: dict[str, Any], given: An
     return make(**GOOD, **options)(*given)
 
 
-def prepacked(**options: Any) -> lltm.PrepackedLLTM:
-    return lltm.LLTM(**options).prepack()
+def prepacked(make: Callable[..., Any], **options: Any) -> Any:
+    return make(**options).prepack()
 
 
 def module_rows() -> Iterator[Any]:
     """Calls and constructions, ours and the reference's; calls of a prepacked layer."""
     for name, calls, constructions in (
-        ("LLTM", BAD_LAYER, BAD_SIZES + BAD_OPTIONS),
+        ("LLTM", BAD_LAYER, BAD_SIZES + BAD_OPTIONS + BAD_PROJECTION),
         ("LLTMCell", BAD_STEP, BAD_SIZES),
+        ("LSTM", BAD_LAYER, BAD_SIZES + BAD_OPTIONS),
+        ("LSTMCell", BAD_STEP, BAD_SIZES),
+        ("GRU", OF_INPUT + BAD_LAYER_WITHOUT_C, BAD_SIZES + OF_GRU),
+        ("GRUCell", OF_STEP_INPUT + BAD_STEP_WITHOUT_C, BAD_SIZES),
     ):
         for place in (lltm, lltm.reference):
             make, where = getattr(place, name), f"{place.__name__}.{name}"
@@ -428,12 +450,13 @@ def module_rows() -> Iterator[Any]:
             for argument, value, error, text in constructions:
                 call = partial(make, **{**GOOD, argument: value})
                 yield pytest.param(call, error, name, text, id=f"{where}()-{text}")
-    for options, given, error, text in BAD_LAYER:
-        if "on device" in text:
-            continue  # of a prepacked layer, the operator names the bias
-        text = text.replace(OF_PARAMETERS, "that of the prepacked layer")
-        call = partial(made_and_called, prepacked, options, given)
-        yield pytest.param(call, error, "LLTM", text, id=f"prepacked-{text}")
+    for name, calls in (("LLTM", BAD_LAYER), ("GRU", OF_INPUT + BAD_LAYER_WITHOUT_C)):
+        for options, given, error, text in calls:
+            if "on device" in text:
+                continue  # of a prepacked layer, the operator names the bias
+            text = text.replace(OF_PARAMETERS, "that of the prepacked layer")
+            call = partial(made_and_called, partial(prepacked, getattr(lltm, name)), options, given)
+            yield pytest.param(call, error, name, text, id=f"prepacked {name}-{text}")
 
 
 @pytest.mark.parametrize(("call", "error", "op", "text"), list(module_rows()))

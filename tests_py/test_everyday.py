@@ -217,6 +217,16 @@ def test_the_flop_counter_counts_the_products_of_a_cell() -> None:
     assert count(lambda: loss_of(cell, x.requires_grad_()).backward()) == 3 * one
 
 
+@pytest.mark.parametrize(("cls", "gates"), [(lltm.LSTM, 4), (lltm.GRU, 3)])
+def test_the_flop_counter_counts_the_gates_of_a_cell(cls: Any, gates: int) -> None:
+    layer, x = cls(I, H), torch.randn(T, B, I)
+    forward = FORWARD_FLOPS // GATES * gates
+    with torch.no_grad():
+        assert count(lambda: layer(x)) == forward
+        assert count(lambda: layer.prepack()(x)) == forward
+    assert count(lambda: layer(x)[0].sum().backward()) == 3 * forward
+
+
 def test_the_flop_counter_counts_packed_rows_and_every_layer_and_direction() -> None:
     rows = [torch.randn(n, I) for n in (5, 3, 1)]
     layer = lltm.LLTM(I, H, num_layers=2, bidirectional=True)

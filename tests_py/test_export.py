@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import shutil
@@ -47,10 +48,16 @@ def parameters_and_gradients(module: nn.Module, run: Any, x: Tensor) -> list[Ten
     return [*results, *torch.autograd.grad(loss, list(module.parameters()))]
 
 
+@functools.cache
+def exported(name: str) -> tuple[nn.Module, tuple[Any, ...], ExportedProgram]:
+    """A module and its arguments with the program of it: decomposing it makes another one."""
+    module, arguments = MODULES[name]()
+    return module, arguments, torch.export.export(module, arguments)
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_an_exported_module_calls_our_operators(name: str) -> None:
-    module, arguments = MODULES[name]()
-    program = torch.export.export(module, arguments)
+    module, arguments, program = exported(name)
     op = {"cell": "layer_step", "reverse": "sequence"}.get(name.split(",")[0], "layer")
     assert getattr(torch.ops.lltm, op).default in targets(program.graph_module)
     torch.testing.assert_close(flat(program.module()(*arguments)), flat(module(*arguments)))
@@ -58,8 +65,8 @@ def test_an_exported_module_calls_our_operators(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_an_exported_module_decomposes_into_core_aten(name: str) -> None:
-    module, arguments = MODULES[name]()
-    program = torch.export.export(module, arguments).run_decompositions(lltm.decompositions())
+    module, arguments, program = exported(name)
+    program = program.run_decompositions(lltm.decompositions())
     assert_core_aten(program)
     assert torch.ops.higher_order.scan not in targets(program.graph_module)
     results, expected = flat(program.module()(*arguments)), flat(module(*arguments))

@@ -74,12 +74,13 @@ def is_emulated(a: Arguments) -> None:
             assert difference.mean().item() <= 2 * eps
 
 
-@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_computes_the_quantised_sequence(
-    shape: tuple[int, int, int, int], dtype: torch.dtype, reverse: bool
+    shape: tuple[int, int, int, int], dtype: torch.dtype
 ) -> None:
+    """Every shape and every dtype in both directions, though not with each other."""
+    reverse = (SHAPES.index(shape) + DTYPES.index(dtype)) % 2 == 1
     is_emulated(support.sequence_arguments(shape, dtype, reverse=reverse))
 
 

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lltm
+
 B, H, INPUT = 4, 5, 3
 
 ops = torch.ops.lltm

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -46,7 +47,6 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 STEPS: dict[str, Callable[[torch.dtype], Arguments]] = {
     "bias": lambda dtype: support.cell_arguments((3, 2, 4), dtype),
-    "lstm": lambda dtype: support.of_cell("lstm", support.cell_arguments((3, 2, 4), dtype)),
     "gru": lambda dtype: support.of_cell("gru", support.cell_arguments((3, 2, 4), dtype)),
     "no bias": lambda dtype: support.cell_arguments((3, 2, 4), dtype, bias=False),
     "no rows": lambda dtype: support.cell_arguments((0, 2, 4), dtype),
@@ -56,16 +56,12 @@ SEQUENCES: dict[str, Callable[[torch.dtype], Arguments]] = {
     "forward": lambda dtype: support.sequence_arguments((5, 3, 2, 4), dtype),
     "reverse": lambda dtype: support.sequence_arguments((5, 3, 2, 4), dtype, reverse=True),
     "lstm": lambda dtype: support.of_cell("lstm", support.sequence_arguments((5, 3, 2, 4), dtype)),
-    "gru": lambda dtype: support.of_cell("gru", support.sequence_arguments((5, 3, 2, 4), dtype)),
     "no bias": lambda dtype: support.sequence_arguments((5, 3, 2, 4), dtype, bias=False),
     "no steps": lambda dtype: support.sequence_arguments((0, 3, 2, 4), dtype),
 }
 
 PACKED: dict[str, Callable[[torch.dtype], Arguments]] = {
     "packed": lambda dtype: support.packed_arguments((4, 2, 1), 2, 4, dtype),
-    "packed lstm": lambda dtype: support.of_cell(
-        "lstm", support.packed_arguments((4, 2, 1), 2, 4, dtype)
-    ),
     "packed gru": lambda dtype: support.of_cell(
         "gru", support.packed_arguments((4, 2, 1), 2, 4, dtype)
     ),
@@ -79,26 +75,20 @@ KINDS = [
 ]
 
 
-def each(cases: Iterable[str]) -> pytest.MarkDecorator:
-    """Each case in each kind. Slow, but for the first case in every kind, and every case in one:
-    what goes wrong in a graph is a matter of the case or of the kind."""
+def each(cases: Iterable[str], saving: bool = False) -> pytest.MarkDecorator:
+    """Each case in each kind, and with `saving`, with checkpoints too. Slow, but for the first case
+    in every kind, every case in one, and checkpoints in two of those: what goes wrong in a graph is
+    a matter of the case, of the kind or of what is saved."""
     first, *_ = cases
-    return pytest.mark.parametrize(
-        ("case", "dtype", "layout"),
-        [
-            pytest.param(
-                case,
-                dtype,
-                layout,
-                marks=()
-                if case == first or (dtype, layout) == (torch.float32, "contiguous")
-                else pytest.mark.slow,
-            )
-            for case in cases
-            for dtype, layout in KINDS
-        ],
-        ids=str,
-    )
+    some = (first, "packed gru")
+    params = []
+    for case, (dtype, layout), steps in itertools.product(cases, KINDS, (0, 2)[: 1 + saving]):
+        plain = (dtype, layout) == (torch.float32, "contiguous")
+        quick = (plain or case == first) if steps == 0 else (plain and case in some)
+        values = (case, dtype, layout, steps)[: 3 + saving]
+        params.append(pytest.param(*values, marks=() if quick else pytest.mark.slow))
+    names = ("case", "dtype", "layout", "checkpoint_steps")[: 3 + saving]
+    return pytest.mark.parametrize(names, params, ids=str)
 
 
 def with_grad(a: Arguments, layout: str) -> Arguments:
@@ -116,13 +106,7 @@ def test_step(case: str, dtype: torch.dtype, layout: str) -> None:
     opcheck(ops.step.default, a.operands())
 
 
-each_saving = pytest.mark.parametrize(
-    "checkpoint_steps", [0, 2], ids=["activations", "checkpoints"]
-)
-
-
-@each_saving
-@each(SEQUENCES | PACKED)
+@each(SEQUENCES | PACKED, saving=True)
 def test_sequence(case: str, dtype: torch.dtype, layout: str, checkpoint_steps: int) -> None:
     a = with_grad((SEQUENCES | PACKED)[case](dtype), layout)
     opcheck(
@@ -166,8 +150,7 @@ def arguments_of_forward(a: Arguments, checkpoint_steps: int) -> tuple[Any, ...]
     return (*a.operands(), a.batch_sizes, a.reverse, checkpoint_steps)
 
 
-@each_saving
-@each(SEQUENCES | PACKED)
+@each(SEQUENCES | PACKED, saving=True)
 def test_sequence_forward(
     case: str, dtype: torch.dtype, layout: str, checkpoint_steps: int
 ) -> None:
@@ -175,8 +158,7 @@ def test_sequence_forward(
     opcheck(ops.sequence_forward.default, arguments_of_forward(a, checkpoint_steps))
 
 
-@each_saving
-@each(SEQUENCES | PACKED)
+@each(SEQUENCES | PACKED, saving=True)
 def test_sequence_backward(
     case: str, dtype: torch.dtype, layout: str, checkpoint_steps: int
 ) -> None:

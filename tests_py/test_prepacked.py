@@ -286,7 +286,7 @@ torch.save(packed_there, there)
 """
 
 
-@pytest.mark.parametrize("capability", ["default", "avx2"])
+@pytest.mark.parametrize("capability", [pytest.param("default", marks=pytest.mark.slow), "avx2"])
 def test_works_on_a_machine_with_other_kernels_and_loads_what_was_packed_there(
     capability: str, tmp_path: Path
 ) -> None:

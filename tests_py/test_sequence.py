@@ -13,12 +13,11 @@ from support import DTYPES, LENGTHS, SEQUENCE_SHAPES, packed_arguments, sequence
 import lltm
 
 
-@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 @pytest.mark.parametrize("shape", SEQUENCE_SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_agrees_with_the_reference(
-    dtype: torch.dtype, shape: tuple[int, int, int, int], reverse: bool
-) -> None:
+def test_agrees_with_the_reference(dtype: torch.dtype, shape: tuple[int, int, int, int]) -> None:
+    """Every shape and every dtype in both directions, though not with each other."""
+    reverse = (SEQUENCE_SHAPES.index(shape) + DTYPES.index(dtype)) % 2 == 1
     support.check_accuracy(
         support.sequence_outputs, lambda: sequence_arguments(shape, dtype, reverse=reverse)
     )

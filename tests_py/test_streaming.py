@@ -38,7 +38,16 @@ def test_chunks_with_the_state_carried_over_give_what_the_whole_gives(
     torch.testing.assert_close(state, last, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+# The oracle of float64 takes long, and so do plain products of float16.
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float32,
+        torch.bfloat16,
+        *(pytest.param(d, marks=pytest.mark.slow) for d in (torch.float64, torch.float16)),
+    ],
+    ids=str,
+)
 def test_is_accurate_over_a_thousand_steps(dtype: torch.dtype) -> None:
     def draw() -> Arguments:
         # With weights of the usual size the state is chaotic: over so many steps it amplifies any
@@ -94,9 +103,9 @@ print(part() * -1 + part())
 """
 
 
-@pytest.mark.parametrize(("work", "times"), [("stream", 2000), ("lengths", 250), ("slices", 250)])
+@pytest.mark.parametrize(("work", "times"), [("stream", 700), ("lengths", 90), ("slices", 90)])
 def test_memory_stays_constant(work: str, times: int) -> None:
     run = support.run_python("-c", GROWTH, work, str(times))
     assert run.returncode == 0, run.stderr
-    # A kernel compiled for each number of rows would take 80 MiB and more.
+    # A kernel compiled for each number of rows would take 30 MiB and more.
     assert float(run.stdout) < 10

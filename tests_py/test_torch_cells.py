@@ -1,0 +1,410 @@
+"""lltm.LSTM, GRU, LSTMCell and GRUCell beside those of torch.nn, and lltm.replace_.
+
+What holds for the modules of every cell is in test_properties.py; what compilers and exporters make
+of these is in test_compile.py and test_export.py, by support.MODULES.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import support
+import torch
+from support import DTYPES
+from torch import Tensor, nn
+from torch.func import functional_call, grad, jvp
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+from torch.testing import assert_close
+
+import lltm
+
+T, B, I, H = 5, 3, 3, 4  # noqa: E741
+
+LAYERS: dict[str, tuple[Any, Any]] = {"LSTM": (lltm.LSTM, nn.LSTM), "GRU": (lltm.GRU, nn.GRU)}
+CELLS: dict[str, tuple[Any, Any]] = {
+    "LSTMCell": (lltm.LSTMCell, nn.LSTMCell),
+    "GRUCell": (lltm.GRUCell, nn.GRUCell),
+}
+BOTH = {**LAYERS, **CELLS}
+
+each_layer = pytest.mark.parametrize("name", LAYERS)
+each_module = pytest.mark.parametrize("name", BOTH)
+
+
+def pair(name: str, dtype: torch.dtype = torch.float64, **options: Any) -> tuple[Any, Any]:
+    """Ours and torch's, with the same parameters."""
+    ours, theirs = (make(I, H, **options, dtype=dtype) for make in BOTH[name])
+    ours.load_state_dict(theirs.state_dict())
+    return ours, theirs
+
+
+def states(name: str, *shape: int, dtype: torch.dtype = torch.float64) -> Any:
+    h, c = torch.randn(2, *shape, H, dtype=dtype)
+    return (h, c) if name.startswith("LSTM") else h
+
+
+def input_of(name: str, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*([B] if name in CELLS else [T, B]), I, dtype=dtype)
+
+
+def values(tree: Any) -> list[Tensor]:
+    """The tensors that carry values; of a PackedSequence the rows."""
+    if isinstance(tree, PackedSequence):
+        return [tree.data]
+    if isinstance(tree, Tensor):
+        return [tree]
+    return [tensor for branch in tree or () for tensor in values(branch)]
+
+
+def results_and_gradients(module: nn.Module, *arguments: Any, second: bool = False) -> list[Tensor]:
+    """With every gradient of all that is differentiable; or, in their place, the second ones."""
+    leaves = [*values(arguments), *module.parameters()]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    results = values(module(*arguments))
+    total = sum(((k + 1) * y.sin().sum() for k, y in enumerate(results)), torch.zeros(()))
+    found = torch.autograd.grad(total, leaves, create_graph=second)
+    if second:
+        penalty = sum((g.square().sum() for g in found), torch.zeros(()))
+        found = torch.autograd.grad(penalty, leaves)
+    return [*(y.detach() for y in results), *found]
+
+
+# ----- what they are ----------------------------------------------------------
+
+OPTIONS: list[dict[str, Any]] = [
+    {"num_layers": layers, "bidirectional": both, "batch_first": first, "bias": bias}
+    for layers, both, first, bias in itertools.product(
+        (1, 2), (False, True), (False, True), (True, False)
+    )
+]
+
+
+@each_module
+def test_they_have_the_parameters_of_torch_nn_s_drawn_alike(name: str) -> None:
+    for options in OPTIONS if name in LAYERS else [{}, {"bias": False}]:
+        made = []
+        for make in BOTH[name]:
+            torch.manual_seed(1)
+            made.append(make(I, H, **options))
+        ours, theirs = made
+        named = [(key, p.shape) for key, p in theirs.named_parameters()]
+        assert [(key, p.shape) for key, p in ours.named_parameters()] == named
+        assert list(ours.state_dict()) == list(theirs.state_dict())
+        assert_close(ours.state_dict(), theirs.state_dict(), rtol=0, atol=0)
+        assert isinstance(ours, nn.RNNBase if name in LAYERS else nn.RNNCellBase)
+        assert repr(ours) == repr(theirs)
+        if name in LAYERS:
+            assert ours.mode == theirs.mode
+            assert ours._flat_weights_names == theirs._flat_weights_names
+            assert [len(weights) for weights in ours.all_weights] == [
+                len(weights) for weights in theirs.all_weights
+            ]
+
+
+@each_module
+def test_state_dicts_load_either_way(name: str) -> None:
+    ours, theirs = pair(name)
+    x = input_of(name)
+    assert_close(ours(x), theirs(x))
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.mul_(0.5)
+    assert not any(theirs.load_state_dict(ours.state_dict()))
+    assert_close(ours(x), theirs(x))
+
+
+# ----- values and derivatives --------------------------------------------------
+
+
+def arguments(name: str, kind: str, options: dict[str, Any]) -> tuple[Any, ...]:
+    if "packed" in kind:
+        lengths = (T, 3, 1) if kind == "packed, sorted" else (3, 1, T)
+        rows = [torch.randn(n, I, dtype=torch.float64) for n in lengths]
+        x: Any = pack_sequence(rows, enforce_sorted=kind == "packed, sorted")
+    else:
+        leading = (B, T) if options["batch_first"] else (T, B)
+        x = torch.randn(*([T] if kind == "unbatched" else leading), I, dtype=torch.float64)
+    if kind == "no state":
+        return (x,)
+    count = options["num_layers"] * (2 if options["bidirectional"] else 1)
+    return x, states(name, *([count] if kind == "unbatched" else [count, B]))
+
+
+KINDS = ("no state", "state", "unbatched", "packed", "packed, sorted")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@each_layer
+def test_a_layer_is_torch_nn_s_in_every_combination_of_options(name: str, kind: str) -> None:
+    for options in OPTIONS:
+        ours, theirs = pair(name, **options)
+        given = arguments(name, kind, options)
+        expected = results_and_gradients(theirs, *given)
+        assert_close(results_and_gradients(ours, *given), expected)
+        ours.checkpoint_steps = 2
+        assert_close(results_and_gradients(ours, *given), expected)
+        with torch.no_grad():
+            assert_close(ours(*given), theirs(*given))
+            assert_close(ours.prepack()(*given), theirs(*given))
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("name", CELLS)
+def test_a_cell_is_torch_nn_s(name: str, bias: bool) -> None:
+    ours, theirs = pair(name, bias=bias)
+    for rows in ([], [B]):
+        x = torch.randn(*rows, I, dtype=torch.float64)
+        for given in ((x,), (x, states(name, *rows))):
+            expected = results_and_gradients(theirs, *given)
+            assert_close(results_and_gradients(ours, *given), expected)
+
+
+@each_module
+def test_second_derivatives_are_torch_nn_s(name: str) -> None:
+    options = {"num_layers": 2, "bidirectional": True} if name in LAYERS else {}
+    ours, theirs = pair(name, **options)
+    given = input_of(name), states(name, *([4, B] if name in LAYERS else [B]))
+    expected = results_and_gradients(theirs, *given, second=True)
+    assert_close(results_and_gradients(ours, *given, second=True), expected)
+
+
+@pytest.mark.parametrize("dtype", [d for d in DTYPES if d != torch.float64], ids=str)
+@each_module
+def test_in_other_dtypes_they_are_as_accurate_as_torch_nn_s(name: str, dtype: torch.dtype) -> None:
+    """The rule of accuracy, with torch's modules as plain PyTorch and float64 as exact."""
+    errors = support.Errors(), support.Errors()
+    for _ in range(8):
+        modules = [make(8, 32, dtype=dtype) for make in BOTH[name]]
+        modules[0].load_state_dict(modules[1].state_dict())
+        exact = BOTH[name][1](8, 32, dtype=torch.float64)
+        exact.load_state_dict(modules[1].state_dict())
+        x = torch.randn(*([8] if name in CELLS else [8, 8]), 8, dtype=dtype)
+        expected = results_and_gradients(exact, x.double())
+        for module, of_module in zip(modules, errors, strict=True):
+            found = results_and_gradients(module, x.clone())
+            for k, (y, z) in enumerate(zip(found, expected, strict=True)):
+                assert y.dtype == dtype
+                of_module.add(str(k), y, support.oracle.array(z))
+    eps = torch.finfo(dtype).eps
+    ours, theirs = errors
+    for key in ours.names():
+        assert ours.relative(key) <= 2 * max(theirs.relative(key), 4 * eps), key
+
+
+@pytest.mark.parametrize("kind", ["state", "packed"])
+@each_layer
+def test_dropout_draws_the_mask_that_torch_nn_s_draws(name: str, kind: str) -> None:
+    options = {"num_layers": 3, "bidirectional": True, "batch_first": False}
+    ours, theirs = pair(name, **options, dropout=0.5)
+    given = arguments(name, kind, options)
+    found = []
+    for module in (ours, theirs):
+        torch.manual_seed(2)
+        found.append(results_and_gradients(module, *given))
+    assert_close(*found)
+    assert_close(ours.eval()(*given), theirs.eval()(*given))
+    assert not torch.equal(values(ours(*given))[0], found[0][0])
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_lstm_with_a_projection_is_torch_nn_s(kind: str) -> None:
+    options = {"num_layers": 2, "bidirectional": True, "batch_first": True}
+    ours, theirs = pair("LSTM", **options, proj_size=2)
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    x, *_ = given = arguments("LSTM", kind, options)
+    if len(given) == 2:
+        h, c = given[1]
+        given = x, (h[..., :2].contiguous(), c)
+    assert_close(results_and_gradients(ours, *given), results_and_gradients(theirs, *given))
+    with pytest.raises(NotImplementedError, match=r"^lltm::LSTM: a layer with proj_s"):
+        ours.prepack()
+    with pytest.raises(NotImplementedError, match=r"^lltm::LSTM: torch\.jit\.script can't compile"):
+        torch.jit.script(ours)
+    for steps, size, text in (
+        (2, 2, "checkpoint_steps to be 0 with proj_size, got 2"),
+        (0, H, rf"proj_size to lie in \[0, hidden_size\), got {H}"),
+    ):
+        with pytest.raises(lltm.ArgumentError, match=f"^lltm::LSTM: expected {text}"):
+            lltm.LSTM(I, H, proj_size=size, checkpoint_steps=steps)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@each_layer
+def test_prepacked_in_int8_it_is_close(name: str, dtype: torch.dtype) -> None:
+    for options in ({}, {"num_layers": 2, "bidirectional": True}, {"bias": False}):
+        ours, theirs = (make(24, 64, **options, dtype=dtype) for make in LAYERS[name])
+        ours.load_state_dict(theirs.state_dict())
+        x = torch.randn(12, 5, 24, dtype=dtype)
+        with torch.no_grad():
+            found, expected = values(ours.prepack(torch.qint8)(x)), values(theirs(x))
+        for y, z in zip(found, expected, strict=True):
+            assert y.dtype == dtype
+            assert not torch.equal(y, z)
+            assert float((y - z).float().abs().max()) <= 0.03
+
+
+# ----- transforms ---------------------------------------------------------------
+
+
+def loss_of(module: nn.Module, parameters: Any, x: Tensor) -> Tensor:
+    results = values(functional_call(module, parameters, (x,)))
+    return torch.stack([y.sin().sum() for y in results]).sum()
+
+
+@each_module
+def test_gradients_of_each_sample_and_tangents_are_torch_nn_s(name: str) -> None:
+    ours, theirs = pair(name)
+    samples = torch.stack([input_of(name) for _ in range(3)])
+    parameters = {key: p.detach() for key, p in theirs.named_parameters()}
+    found = torch.vmap(lambda x: grad(lambda p: loss_of(ours, p, x))(parameters))(samples)
+    for k, x in enumerate(samples):
+        one = torch.autograd.grad(
+            loss_of(theirs, dict(theirs.named_parameters()), x), list(theirs.parameters())
+        )
+        assert_close([gradient[k] for gradient in found.values()], list(one))
+    tangents = {key: torch.randn_like(p) for key, p in parameters.items()}, torch.randn_like(x)
+    primals = parameters, samples[0]
+    carried = [jvp(lambda p, x, m=m: loss_of(m, p, x), primals, tangents) for m in (ours, theirs)]
+    assert_close(*carried)
+
+
+@each_module
+def test_autocast_computes_what_it_does_in_the_lower_dtype(name: str) -> None:
+    ours, theirs = pair(name, torch.float32)
+    x = input_of(name, torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = values(ours(x))
+    lower = values(ours.bfloat16()(x.bfloat16()))
+    assert_close(found, lower, rtol=0, atol=0)
+    for y, z in zip(found, values(theirs(x)), strict=True):
+        assert_close(y.float(), z, rtol=0.05, atol=0.02)
+
+
+# ----- graphs -------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")
+@each_module
+def test_torch_jit_script_compiles_them(name: str) -> None:
+    options = {"num_layers": 2, "bidirectional": True} if name in LAYERS else {}
+    ours, theirs = pair(name, **options)
+    x = input_of(name)
+    scripted: Any = torch.jit.script(ours)
+    file = io.BytesIO()
+    torch.jit.save(scripted, file)
+    file.seek(0)
+    for run in (scripted, torch.jit.load(file)):
+        for given in ((x,), (x, states(name, *([4, B] if name in LAYERS else [B])))):
+            assert_close(run(*given), theirs(*given))
+
+
+class Model(nn.Module):
+    """Both kinds of modules, as a model of torch.nn has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.ModuleDict({"gru": nn.GRU(I, H, num_layers=2, bidirectional=True)})
+        self.lstm = nn.LSTM(2 * H, H)
+        self.cells = nn.ModuleList([nn.LSTMCell(H, H), nn.GRUCell(H, H)])
+        self.head = nn.Linear(H, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output, _ = self.lstm(self.encoder["gru"](x)[0])
+        h, _ = self.cells[0](output[-1])
+        logits: Tensor = self.head(self.cells[1](h))
+        return logits
+
+
+@pytest.mark.parametrize("keep_class", [False, True], ids=["ours", "keep_class"])
+def test_replace_makes_a_model_ours_and_leaves_all_else(keep_class: bool) -> None:
+    model = Model().double()
+    x = torch.randn(T, B, I, dtype=torch.float64)
+    expected = results_and_gradients(model, x)
+    modules, parameters = dict(model.named_modules()), dict(model.named_parameters())
+    texts, seen = str(model), []
+    model.lstm.register_forward_hook(lambda *_: seen.append("lstm"))
+    model.cells[0].eval()
+    result = lltm.replace_(model, keep_class=keep_class)
+    assert result.replaced == ["encoder.gru", "lstm", "cells.0", "cells.1"]
+    assert result.left == {}
+    assert str(result) == "replaced: encoder.gru, lstm, cells.0, cells.1"
+    assert {name: id(m) for name, m in model.named_modules()} == {
+        name: id(m) for name, m in modules.items()
+    }
+    for name, parameter in model.named_parameters():
+        assert parameter is parameters[name]
+    with support.Operators() as operators:
+        assert_close(results_and_gradients(model, x), expected)
+    names = ["sequence_forward"] * 5 + ["step_forward"] * 2
+    assert operators.ours()[:7] == names
+    assert seen == ["lstm"]
+    assert not model.cells[0].training
+    for module in (model.lstm, *model.cells, model.encoder["gru"]):
+        theirs = getattr(nn, type(module).__name__.strip("_"))
+        assert isinstance(module, theirs) == keep_class
+        assert isinstance(module, getattr(lltm, theirs.__name__))
+    if keep_class:
+        assert str(model) == texts
+    assert lltm.replace_(model).replaced == []
+
+
+class Own(nn.GRU):
+    pass
+
+
+def with_forward_of_its_own() -> nn.Module:
+    module = nn.LSTM(I, H)
+    vars(module)["forward"] = module.forward
+    return module
+
+
+LEFT: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "RNN": (lambda: nn.RNN(I, H), "lltm has no RNN"),
+    "RNNCell": (lambda: nn.RNNCell(I, H), "lltm has no RNNCell"),
+    "projection": (lambda: nn.LSTM(I, H, proj_size=2), "it has a projection, which torch's kernel"),
+    "subclass": (lambda: Own(I, H), "it is a Own, a class of its own"),
+    "forward": (with_forward_of_its_own, "it has a forward of its own"),
+    "dtype": (lambda: nn.GRU(I, H, dtype=torch.complex64), "its dtype is complex64"),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_replace_says_what_it_left_and_why(name: str) -> None:
+    make, reason = LEFT[name]
+    module = make()
+    cls = type(module)
+    model = nn.Sequential(module, nn.GRU(I, H))
+    result = lltm.replace_(model)
+    assert type(module) is cls
+    assert result.replaced == ["1"]
+    assert [*result.left] == ["0"]
+    assert result.left["0"].startswith(reason)
+    assert str(result).splitlines()[1].startswith(f"left: 0: {reason}")
+
+
+def test_replace_takes_a_layer_itself_and_nothing_but_modules() -> None:
+    layer = nn.GRU(I, H)
+    assert lltm.replace_(layer).replaced == [""]
+    assert type(layer) is lltm.GRU
+    assert lltm.replace_(nn.Linear(I, H)).replaced == []
+    text = "^lltm::replace_: expected model to be a torch.nn.Module, got list$"
+    with pytest.raises(TypeError, match=text):
+        lltm.replace_([layer])  # type: ignore[arg-type]
+
+
+@pytest.mark.xdist_group("compilers")
+def test_a_replaced_model_is_compiled_whole_and_traced_by_fx() -> None:
+    model = Model()
+    x = torch.randn(T, B, I)
+    lltm.replace_(model)
+    expected = model(x)
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert_close(compiled(x), expected)
+    assert_close(torch.fx.symbolic_trace(model)(x), expected)
