@@ -3,9 +3,9 @@
     python benchmarks/chart.py benchmarks/results/*/layers.json
     python benchmarks/chart.py benchmarks/results/RUN/layers.json --out docs/speed.svg
 
-A ratio is a layer's time divided by torch.nn's in the same round; below 1 is faster. torch.nn's layer
-is the GRU for the GRU, else the LSTM. The last lines give the smallest and the largest ratio of lltm
-in all of the tables of a cell.
+A ratio is a layer's time divided by torch.nn's in the same round; below 1 is faster. torch.nn's
+layer is the GRU for the GRU, else the LSTM. The last lines give the smallest and the largest ratio
+of lltm in all of the tables of a cell.
 """
 
 from __future__ import annotations

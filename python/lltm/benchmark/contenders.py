@@ -30,7 +30,7 @@ PUBLISHED = {
 }
 
 State = tuple[Tensor, Tensor]
-# Makes a module of (input_size, hidden_size, dtype=); it takes (input, (h, c)), of a GRU (input, h).
+# Makes a module of (input_size, hidden_size, dtype=); it takes input and (h, c), a GRU h.
 Make = Callable[..., nn.Module]
 
 
