@@ -174,8 +174,8 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     checkpoint, curves = options.out / "char_lm.safetensors", options.out / "curves.png"
 
-    name, text = read_text(options.text)
-    heading(1, f"The text: {name}")
+    source, text = read_text(options.text)
+    heading(1, f"The text: {source}")
     corpus = Corpus.from_text(text)
     guessing = math.log2(len(corpus.vocabulary))
     print(
@@ -252,7 +252,7 @@ def main() -> None:
     conclusion = verdict(by_name)
     model = models["lltm.LLTM"]
     print(f"{results}\n{wrap(conclusion)}")
-    plot(trainers, f"Character models of {name}, {updates} updates", curves)
+    plot(trainers, f"Character models of {source}, {updates} updates", curves)
     save_checkpoint(model, checkpoint)
     quantised = copy.deepcopy(model)
     quantised.rnn = model.rnn.prepack(torch.qint8)
@@ -277,8 +277,8 @@ def main() -> None:
         check("Python: none" in report, f"no Python in the C++ process: {report}")
     print(f"  lltm.LLTM, by the C++ program:\n{quote(prompt + in_cpp)}")
     print(wrap(f"The same {LENGTH} characters from Python. {report}"))
-    text = models["lltm.GRU"].generate(prompt, LENGTH, SEED, TEMPERATURE)
-    print(f"  lltm.GRU:\n{quote(prompt + text)}")
+    by_gru = models["lltm.GRU"].generate(prompt, LENGTH, SEED, TEMPERATURE)
+    print(f"  lltm.GRU:\n{quote(prompt + by_gru)}")
 
     print(
         "\nSummary, as measured in this run:\n"
