@@ -96,10 +96,12 @@ class _Runtime(nn.Module):
     """
 
     def __init__(
-        self, make: type[nn.RNNBase], input_size: int, hidden_size: int, *, dtype: torch.dtype
+        self, make: Make, input_size: int, hidden_size: int, *, dtype: torch.dtype
     ) -> None:
         super().__init__()
-        self.layer = make(input_size, hidden_size, dtype=dtype)
+        layer = make(input_size, hidden_size, dtype=dtype)
+        assert isinstance(layer, nn.RNNBase)
+        self.layer = layer
         self.threads = torch.get_num_threads()
         self.arguments: tuple[Tensor, ...] = ()
         self.results: tuple[Tensor, ...] = ()
@@ -130,7 +132,7 @@ def _arrays(names: Sequence[str], tensors: Sequence[Tensor]) -> Arrays:
 class OnnxRuntime(_Runtime):
     """By ONNX Runtime."""
 
-    def __init__(self, *arguments: Any, **dtype: torch.dtype) -> None:
+    def __init__(self, *arguments: Any, **dtype: Any) -> None:
         onnxruntime = _import("onnxruntime")
         super().__init__(*arguments, **dtype)
         options = onnxruntime.SessionOptions()
@@ -150,7 +152,7 @@ class OnnxRuntime(_Runtime):
 class OpenVino(_Runtime):
     """By OpenVINO, compiled for the sizes of its arguments, which is what it does best."""
 
-    def __init__(self, *arguments: Any, **dtype: torch.dtype) -> None:
+    def __init__(self, *arguments: Any, **dtype: Any) -> None:
         self.openvino = _import("openvino")
         super().__init__(*arguments, **dtype)
         self.model = onnx_model(self.layer)

@@ -121,7 +121,7 @@ def test_a_thread_that_runs_is_seen() -> None:
 # ----- Other runtimes ------------------------------------------------------------
 
 MODULES = {"ONNX Runtime": "onnxruntime", "OpenVINO": "openvino"}
-LAYERS = {"lstm": nn.LSTM, "gru": nn.GRU}
+LAYERS: dict[str, Any] = {"lstm": nn.LSTM, "gru": nn.GRU}
 
 
 @pytest.mark.parametrize("cell", LAYERS)
@@ -134,7 +134,7 @@ def test_a_layer_of_another_runtime_equals_torchs(
         pytest.importorskip(module, reason="part of the bench extra")
     case = Case(shape, cell=cell)
     layer = Layer(runtimes(case)[f"{name} {cell.upper()}"], case)
-    theirs = layer.module.layer
+    theirs: Any = layer.module.layer
     assert type(theirs) is LAYERS[cell]
     with torch.no_grad():
         for input in (layer.input, layer.input, torch.empty_like(layer.input)):

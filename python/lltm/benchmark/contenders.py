@@ -61,14 +61,16 @@ def tutorial_modules(extension: Any) -> tuple[Make, Make]:
 
     class Cell(modules.LLTMCell):
         def forward(self, input: Tensor, hx: Any = None) -> State:
-            return cell(input, hx, self.weights, self.bias)
+            parameters: Any = self
+            return cell(input, hx, parameters.weights, parameters.bias)
 
     class Loop(modules.LLTM):
         def forward(self, input: Any, hx: Any = None) -> Any:
             outputs = []
+            parameters: Any = self
             state = (hx[0][0], hx[1][0])
             for x in input.unbind(0):
-                state = cell(x, state, self.weights_l0, self.bias_l0)
+                state = cell(x, state, parameters.weights_l0, parameters.bias_l0)
                 outputs.append(state[0])
             return torch.stack(outputs), (state[0].unsqueeze(0), state[1].unsqueeze(0))
 
