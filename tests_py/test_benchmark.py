@@ -23,8 +23,16 @@ from runtimes import RUNTIMES
 from torch import nn
 
 from lltm.benchmark import timing
+from lltm.benchmark.__main__ import parser
 from lltm.benchmark.cases import Case
-from lltm.benchmark.contenders import OURS, SEQUENCES, Layer
+from lltm.benchmark.contenders import (
+    COMPILED_DECOMPOSED,
+    COMPILED_STEPS,
+    OURS,
+    SEQUENCES,
+    STEPS,
+    Layer,
+)
 from lltm.benchmark.report import Row
 from lltm.benchmark.timing import Sampler, Settings, measure
 
@@ -67,6 +75,31 @@ def test_a_contender_that_fails_is_left_out_with_the_reason(call: int) -> None:
 def test_the_first_contender_has_to_run(call: int) -> None:
     with pytest.raises(IndexError):
         measure("title", {"ours": lambda: failing_at(call), "theirs": sampler}, SETTINGS)
+
+
+@pytest.mark.parametrize("program", ["lltm.benchmark", "lltm.explain"])
+def test_help_fits_80_columns(program: str) -> None:
+    run = support.run_python("-m", program, "--help", COLUMNS="80")
+    assert run.returncode == 0
+    assert max(map(len, run.stdout.splitlines())) < 80
+
+
+def test_rows_fit_80_columns() -> None:
+    names = (OURS, *STEPS, *SEQUENCES, *COMPILED_STEPS)
+    seconds = {name: [1.234e-1, 1.234e-5] for name in names}
+    row = Row("title", seconds, {}, {COMPILED_DECOMPOSED: "a reason " * 20}, {OURS: 1e11})
+    assert max(map(len, row.lines())) < 80
+
+
+def test_a_picture_without_matplotlib_is_refused_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("lltm.benchmark.__main__.find_spec", lambda name: None)
+    made = parser("benchmark", None)
+    assert made.parse_args([]).plot.name == "lltm-benchmark.png"  # which is then left out
+    with pytest.raises(SystemExit):
+        made.parse_args(["--plot", "picture.png"])
+    assert "argument --plot: it needs matplotlib (pip install" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("spins", [0.0, 0.035, 1e9])

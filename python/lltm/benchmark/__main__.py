@@ -48,26 +48,20 @@ def tutorial(settings: Settings) -> list[Row]:
         row = measure(f"{case}, {device}", builds, settings)
         rows.append(row)
 
-        def figures(seconds: Sequence[float]) -> str:
-            low, median, high = (1e6 * value for value in quartiles(seconds))
-            return f"{median:9.1f}{f'({low:.1f} .. {high:.1f})':>20}"
-
         published = PUBLISHED[device]
-        print(f"\nB=16, I=32, H=128 on {device}: microseconds, median (quartiles)\n")
-        print(f"  {'':26}{'forward':>29}{'backward':>29}     published")
+        print(f"\nB=16, I=32, H=128 on {device}: microseconds\n")
+        print(f"  {'':34}{'median':>9}{'quartiles':>18}{'published':>12}")
         for name in [*makes, *(published.keys() - makes.keys())]:
-            line = f"  {name:26}"
             if name in row.skipped:
-                line += f" not measured: {row.skipped[name]}"
-            elif name in makes:
-                parts = (row.seconds[f"{name}, {part}"] for part in ("forward", "backward"))
-                line += "".join(map(figures, parts))
-            else:
-                line += " " * 58
-            if name in published:
-                forward, backward = published[name]
-                line += f"{forward:>8} {backward:>5}"
-            print(line)
+                print(f"  {name}: not measured: {row.skipped[name]}")
+            for k, part in enumerate(("forward", "backward")):
+                line = f"  {name if k == 0 else '':26}{part:8}"
+                figures = row.seconds.get(f"{name}, {part}")
+                low, median, high = quartiles([1e6 * value for value in figures or [0.0]])
+                line += f"{median:9.1f}{low:9.1f}{high:9.1f}" if figures else " " * 27
+                line += f"{published[name][k]:>12}" if name in published else ""
+                if figures or name in published:
+                    print(line)
     return rows
 
 
@@ -76,6 +70,12 @@ def shape(text: str) -> Shape:
     if len(sizes) not in (3, 4) or min(sizes) < 1:
         raise argparse.ArgumentTypeError(f"{text} is neither B,I,H nor T,B,I,H")
     return sizes
+
+
+def picture(text: str) -> Path:
+    if find_spec("matplotlib") is None:
+        raise argparse.ArgumentTypeError("it needs matplotlib (pip install matplotlib)")
+    return Path(text)
 
 
 def parser(prog: str, description: str | None) -> argparse.ArgumentParser:
@@ -94,7 +94,8 @@ def parser(prog: str, description: str | None) -> argparse.ArgumentParser:
     option("--compile", action="store_true", help="torch.compile too; takes minutes to compile")
     option("--json", type=Path, metavar="FILE", help="write every sample")
     option("--compare", type=Path, metavar="FILE", help="a file of --json, of an earlier run")
-    option("--plot", type=Path, metavar="FILE", default="lltm-benchmark.png", help="the picture")
+    default = Path("lltm-benchmark.png")
+    option("--plot", type=picture, metavar="FILE", default=default, help="the picture")
     return made
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,17 +36,19 @@ class Row:
         first, *_ = self.seconds
         width = max(map(len, (*self.seconds, *self.skipped)))
         yield f"\n{self.title}"
-        yield f"  {'':{width}}{'median':>11}{'quartiles':>22}   {first} / this"
+        yield f"  {'':{width}}{'median':>9}{'quartiles':>18}   {first} / this"
         for name, seconds in self.seconds.items():
             low, median, high = map(time_text, quartiles(seconds))
-            line = f"  {name:{width}}{median:>11}{low:>11}{high:>11}"
-            line += f"{'' if name == first else format(self.ratio(name), '.3f'):>10}"
+            line = f"  {name:{width}}{median:>9}{low:>9}{high:>9}"
+            line += f"{'' if name == first else format(self.ratio(name), '.3f'):>9}"
             if name in self.amounts:
                 rate = self.amounts[name] / statistics.median(seconds)
-                line += f"{rate / 1e9:>12.1f} G{self.unit}/s"
+                line += f"{rate / 1e9:>8.1f} G{self.unit}/s"
             yield line
         for name, reason in self.skipped.items():
-            yield f"  {name:{width}}   not measured: {reason}"
+            yield from textwrap.wrap(
+                f"  {name:{width}}  not measured: {reason}", 79, subsequent_indent=" " * 6
+            )
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
@@ -100,12 +103,13 @@ def compare_with(path: Path, rows: Sequence[Row]) -> Iterator[str]:
     """Yields how the first contender of each row did in an earlier run, from its file."""
     earlier = {row["title"]: row["seconds"] for row in json.loads(path.read_text())["rows"]}
     yield f"\nbeside {path}: earlier, now, now / earlier"
+    width = max((len(row.title) for row in rows), default=0)
     for row in rows:
         name, seconds = next(iter(row.seconds.items()))
         before = earlier.get(row.title, {}).get(name)
         if before:
             old, new = statistics.median(before), statistics.median(seconds)
-            yield f"  {row.title:64}{time_text(old):>10}{time_text(new):>10}{new / old:>8.2f}"
+            yield f"  {row.title:{width}}{time_text(old):>9}{time_text(new):>9}{new / old:>6.2f}"
 
 
 def environment() -> dict[str, str]:
