@@ -21,7 +21,6 @@ PRODUCT_SIZE = 1024
 PRODUCT_FLOPS = 2.0 * PRODUCT_SIZE**3
 
 # Blocks of rows of the weights.
-GATES: int = torch.ops.lltm._cell("lltm")[0]
 
 Build = Callable[[], Sampler]
 
