@@ -65,6 +65,9 @@ double epsilon() {
   return static_cast<double>(std::numeric_limits<T>::epsilon());
 }
 
+// What memory holds at first: exact in every type, and a value that results hardly have.
+constexpr float kUntouched = -1.0f / 16384;
+
 // A matrix somewhere in a larger array, the rest of which must not change.
 template <typename T>
 class Array {
@@ -74,7 +77,7 @@ class Array {
         cols_(cols),
         // A negative value that no test computes.
         values_(
-            static_cast<size_t>(offset + rows * row_stride + cols * col_stride + 32), T(-77.0f)) {
+            static_cast<size_t>(offset + rows * row_stride + cols * col_stride + 32), T(kUntouched)) {
     // As at::empty on a GPU, and more than 16 bytes need.
     const auto address = reinterpret_cast<std::uintptr_t>(values_.data());
     const auto ahead = static_cast<int64_t>((64 - address % 64) % 64 / sizeof(T));
@@ -101,7 +104,7 @@ class Array {
   // How many elements of the array hold something else than at first.
   int64_t changed() const {
     int64_t count = 0;
-    for (const T& value : values_) count += static_cast<double>(value) != -77.0;
+    for (const T& value : values_) count += static_cast<double>(value) != kUntouched;
     return count;
   }
 

@@ -302,7 +302,7 @@ TEST(Errors, OfTheCellAndItsTwoMatricesAreNamed) {
       "gru",
       [](Arguments& a) { a.weights = at::zeros({20, 3}); },
       kValueError,
-      "weight_ih of shape (15, 3), got (20, 3)");
+      "weight_ih of shape (3H, I), got (20, 3)");
   refuse(
       "gru",
       [](Arguments& a) { a.bias_hh = at::zeros({20}); },

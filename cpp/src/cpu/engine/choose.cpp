@@ -159,7 +159,9 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
     const auto schedule = schedule_few_rows(machine, shape, steps_of(args), prepacked);
     return run(few_rows_forward, args, shape, schedule);
   }
-  if (steps_of(args) == 1 && !prepacked && !args.saves_checkpoints()) return one_step_forward(args);
+  // In 16 bits a sequence is its steps one by one to the bit, so by the same GEMMs.
+  const bool one_step = steps_of(args) == 1 && args.input.scalar_type() == at::kFloat;
+  if (one_step && !prepacked && !args.saves_checkpoints()) return one_step_forward(args);
   return run_or_fall_back(blocked_forward, args, shape, schedule_forward, machine);
 }
 
