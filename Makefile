@@ -74,7 +74,7 @@ test-slow: .venv/.test .venv/.compare .venv/.examples .venv/.docs
 	@.ci/system-packages.sh $(PYTHON) doxygen
 	cmake --preset default
 	cmake --build --preset default \
-	  --target all lltm_lstm_tests lltm_tsan_tests lltm_persistent_tsan_tests lltm_fuzz
+	  --target all lltm_tsan_tests lltm_persistent_tsan_tests lltm_fuzz
 	ctest --preset slow --parallel $(JOBS)
 	pytest --numprocesses $(JOBS) -m slow
 
@@ -140,9 +140,6 @@ bench: .venv/.test .venv/.bench
 	python benchmarks/layers.py --compile \
 	  --json build/results/layers.json --plot build/results/layers.png
 	python benchmarks/chart.py build/results/layers.json --out build/results/speed.svg
-	cmake --preset default
-	cmake --build --preset default --target lltm_lstm
-	python benchmarks/bench_lstm.py build/tests_cpp/liblltm_lstm.so
 
 # In the build tree of `make test`, which has compiled the library. Counts of other tools (exit
 # status 77) say nothing of a change: that is no failure.

@@ -3,19 +3,23 @@
     python benchmarks/chart.py benchmarks/results/*/layers.json
     python benchmarks/chart.py benchmarks/results/RUN/layers.json --out docs/speed.svg
 
-A ratio is a layer's time divided by torch.nn.LSTM's in the same round; below 1 is faster. The last
-lines give the smallest and the largest ratio of lltm in all of the tables.
+A ratio is a layer's time divided by torch.nn's in the same round; below 1 is faster. torch.nn's
+layer is the GRU for the GRU, else the LSTM. The last lines give the smallest and the largest ratio
+of lltm in all of the tables of a cell.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
+from lltm.benchmark.report import samples
+
+# What torch.nn has beside a cell.
+YARDSTICKS = {"LLTM": "nn.LSTM", "LSTM": "nn.LSTM", "GRU": "nn.GRU"}
 # Name in the run, name in the chart, colour (safe for the colour-blind).
 LAYERS = [
     ("lltm", "lltm", "#0072b2"),
@@ -33,29 +37,28 @@ DTYPES = ("float32", "bfloat16")
 Run = dict[str, dict[str, list[float]]]
 
 
-def read(path: Path) -> Run:
-    return {row["title"]: row["seconds"] for row in json.loads(path.read_text())["rows"]}
-
-
-def shapes(run: Run) -> list[str]:
+def shapes(run: Run, cell: str = "LLTM") -> list[str]:
     """The shapes of which a run has what a row of the table shows, in the order of the run."""
-    found = re.findall(r"^sequence, training, ([^,]+), float32$", "\n".join(run), re.MULTILINE)
+    pattern = rf"^{cell} sequence, training, ([^,]+), float32$"
+    found = re.findall(pattern, "\n".join(run), re.MULTILINE)
     cells = [(kind, dtype) for kind in KINDS for dtype in DTYPES]
-    return [s for s in found if all(title(kind, s, dtype) in run for kind, dtype in cells)]
+    return [s for s in found if all(title(kind, s, dtype, cell) in run for kind, dtype in cells)]
 
 
-def title(kind: str, shape: str, dtype: str) -> str:
-    return f"sequence, {kind}, {shape}, {dtype}"
+def title(kind: str, shape: str, dtype: str, cell: str = "LLTM") -> str:
+    return f"{cell} sequence, {kind}, {shape}, {dtype}"
 
 
-def ratio(run: Run, kind: str, shape: str, dtype: str, layer: str = "lltm") -> float:
-    """The median of the rounds' ratios to nn.LSTM."""
-    seconds = run[title(kind, shape, dtype)]
-    pairs = zip(seconds[layer], seconds["nn.LSTM"], strict=True)
+def ratio(
+    run: Run, kind: str, shape: str, dtype: str, layer: str = "lltm", cell: str = "LLTM"
+) -> float:
+    """The median of the rounds' ratios to torch.nn's layer."""
+    seconds = run[title(kind, shape, dtype, cell)]
+    pairs = zip(seconds[layer], seconds[YARDSTICKS[cell]], strict=True)
     return statistics.median(ours / theirs for ours, theirs in pairs)
 
 
-def table(run: Run) -> str:
+def table(run: Run, cell: str = "LLTM") -> str:
     """Times and ratios of float32; of bfloat16 ratios alone."""
     lines = [
         (
@@ -64,19 +67,27 @@ def table(run: Run) -> str:
         ),
         "|---|---|---|---|---|---|---|",
     ]
-    for shape in shapes(run):
+    for shape in shapes(run, cell):
         cells = ["×".join(re.findall(r"\d+", shape))]
         for kind in KINDS:
-            seconds = statistics.median(run[title(kind, shape, "float32")]["lltm"])
-            cells += [f"{1e3 * seconds:.3g}", f"{ratio(run, kind, shape, 'float32'):.2f}"]
-        cells += [f"{ratio(run, kind, shape, 'bfloat16'):.2f}" for kind in KINDS]
+            seconds = statistics.median(run[title(kind, shape, "float32", cell)]["lltm"])
+            cells += [
+                f"{1e3 * seconds:.3g}",
+                f"{ratio(run, kind, shape, 'float32', cell=cell):.2f}",
+            ]
+        cells += [f"{ratio(run, kind, shape, 'bfloat16', cell=cell):.2f}" for kind in KINDS]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def ratios(runs: Iterable[Run], dtype: str) -> str:
+def ratios(runs: Iterable[Run], dtype: str, cell: str = "LLTM") -> str:
     """The smallest and the largest ratio in the tables of these runs."""
-    values = [ratio(run, kind, s, dtype) for run in runs for s in shapes(run) for kind in KINDS]
+    values = [
+        ratio(run, kind, s, dtype, cell=cell)
+        for run in runs
+        for s in shapes(run, cell)
+        for kind in KINDS
+    ]
     return f"{min(values):.2f} to {max(values):.2f}"
 
 
@@ -89,7 +100,8 @@ def draw(run: Run, path: Path) -> None:
     )
     for axis, kind in zip(axes, KINDS, strict=True):
         for place, shape in enumerate(reversed(SHAPES)):
-            for layer, (name, label, colour) in enumerate(LAYERS):
+            drawn = run[title(kind, SHAPES[0], "float32")]
+            for layer, (name, label, colour) in enumerate(x for x in LAYERS if x[0] in drawn):
                 value = ratio(run, kind, shape, "float32", name)
                 y = place + 0.3 - 0.2 * layer
                 axis.barh(y, value, 0.18, color=colour, label=label if place == 0 else None)
@@ -114,11 +126,14 @@ def main() -> None:
     parser.add_argument("runs", type=Path, nargs="+", metavar="layers.json")
     parser.add_argument("--out", type=Path, help="draw the first run, as .svg or .png")
     arguments = parser.parse_args()
-    runs = [read(path) for path in arguments.runs]
+    runs = [samples(path) for path in arguments.runs]
+    cells = [cell for cell in YARDSTICKS if any(shapes(run, cell) for run in runs)]
     for path, run in zip(arguments.runs, runs, strict=True):
-        print(f"{path}\n\n{table(run)}\n")
-    for dtype in DTYPES:
-        print(f"{dtype}: {ratios(runs, dtype)}")
+        for cell in cells:
+            print(f"{path}, {cell}\n\n{table(run, cell)}\n")
+    for cell in cells:
+        for dtype in DTYPES:
+            print(f"{cell}, {dtype}: {ratios(runs, dtype, cell)}")
     if arguments.out:
         draw(runs[0], arguments.out)
 

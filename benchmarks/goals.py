@@ -15,14 +15,26 @@ from lltm.benchmark.contenders import COMPILED, PLAIN
 
 
 def step_goal(case: Case, against: str) -> float | None:
+    if case.cell != "lltm":
+        return 0.50 if against == f"nn.{case.yardstick}" else None
     if case.shape != TUTORIAL_SHAPE or case.dtype != torch.float32:
         return None
     return {(ADDMM, False): 1.0, (PLAIN, True): 0.40}.get((against, case.training))
 
 
 def sequence_goal(case: Case, against: str) -> float | None:
-    batch, hidden = case.shape[1], case.shape[3]
-    if against == ONNX_RUNTIME:
+    steps, batch, _, hidden = case.shape
+    if case.cell != "lltm":
+        if against != f"nn.{case.yardstick}":
+            return None
+        if case.cell == "lstm":
+            return 0.75 if case.training else 1.0
+        if not case.training:
+            return None
+        if batch == 1:
+            return 0.80 if steps == 1 else 0.15
+        return 0.15 if case.shape == LOOP_SHAPE else 0.45
+    if against.startswith(ONNX_RUNTIME):
         return 0.72 if hidden >= 512 else 0.60
     if against == "nn.LSTM" and case.dtype in (torch.float32, torch.bfloat16):
         if case.training:
@@ -40,6 +52,6 @@ def chunk_goal(case: Case, against: str) -> float | None:
     steps, batch = case.shape[:2]
     if against == READ and steps == batch == 1:
         return 0.80
-    if against == ONNX_RUNTIME and steps <= 10 and batch <= 4:
+    if against.startswith(ONNX_RUNTIME) and steps <= 10 and batch <= 4:
         return 0.75
     return None

@@ -2,6 +2,7 @@
 and the goals of this project: what `make bench` measures.
 
     python benchmarks/layers.py --json layers.json
+    python benchmarks/layers.py --users     shapes of programs that people use
 
 The method is that of `python -m lltm.benchmark`. This adds bounds, other
 runtimes, streams, sequences of other lengths, one thread beside all, memory.
@@ -9,8 +10,8 @@ runtimes, streams, sequences of other lengths, one thread beside all, memory.
 The same rounds measure what the CPU can do at most: a large matrix product, and
 reading as many bytes as the weights have. The bound of a case is the time of
 its FLOP at the rate of the one, or of its passes over the weights at the rate
-of the other, whichever is longer. nn.LSTM in ONNX Runtime and in OpenVINO is
-compared where they are installed.
+of the other, whichever is longer. torch.nn's layers in ONNX Runtime and in
+OpenVINO are compared where they are installed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Any
 
 import torch
 from checks import Check, CheckedRow, check_lines, checked, checks_as_json
@@ -35,13 +35,14 @@ from machine import (
     yardsticks,
 )
 from memory import measure_memory
-from runtimes import RUNTIMES
+from runtimes import runtimes
 from torch import nn
+from users import user_cases
 
 from lltm import modules
 from lltm.benchmark.__main__ import begin, cases, finish, parser
 from lltm.benchmark.cases import Case, Shape
-from lltm.benchmark.contenders import OURS, SEQUENCES, Make, State, contenders
+from lltm.benchmark.contenders import OURS, Make, contenders
 from lltm.benchmark.report import Row
 from lltm.benchmark.timing import Sampler, Settings, layer_timer, measure
 
@@ -52,24 +53,21 @@ CHUNKS: tuple[Shape, ...] = ((1, 1, 128, 256), (1, 1, 512, 512), (10, 4, 128, 25
 Goal = Callable[[Case, str], float | None]
 
 
-class Prepacked(nn.Module):
-    """The prepacked form of a layer."""
+def prepacked(case: Case) -> Make:
+    """Makes the prepacked form of a layer."""
 
-    def __init__(self, input_size: int, hidden_size: int, *, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.packed = modules.LLTM(input_size, hidden_size, dtype=dtype).prepack()
+    def make(input_size: int, hidden_size: int, *, dtype: torch.dtype) -> nn.Module:
+        layer: nn.Module = getattr(modules, case.module)(input_size, hidden_size, dtype=dtype)
+        packed: nn.Module = layer.prepack()  # type: ignore[operator]
+        return packed
 
-    def forward(self, input: torch.Tensor, state: State) -> Any:
-        return self.packed(input, state)
+    return make
 
 
-def compare(case: Case, settings: Settings) -> CheckedRow:
+def compare(title: str, case: Case, settings: Settings) -> CheckedRow:
     """Measures every implementation of a case."""
-    makes = contenders(case, settings.compile)
-    if not (case.is_step or case.training) and case.dtype == torch.float32:
-        makes |= RUNTIMES
-    goal = step_goal if case.is_step else sequence_goal
-    return measure_case(str(case), case, makes, settings, goal)
+    makes = contenders(case, settings.compile) | runtimes(case)
+    return measure_case(title, case, makes, settings, step_goal if case.is_step else sequence_goal)
 
 
 def measure_case(
@@ -97,53 +95,61 @@ def measure_case(
     return row
 
 
-def scaling(shape: Shape, settings: Settings) -> Iterator[Row]:
+def scaling(cell: str, shape: Shape, settings: Settings) -> Iterator[Row]:
     """Measures one thread beside all."""
     for training in (False, True):
-        case = Case(shape, training=training)
+        case = Case(shape, training=training, cell=cell)
+        makes = contenders(case)
         builds: dict[str, Build] = {
             f"{name}, {threads}": partial(
-                on_threads, count, partial(layer_timer, SEQUENCES[name], case)
+                on_threads, count, partial(layer_timer, makes[name], case)
             )
-            for name in (OURS, "nn.LSTM")
+            for name in (OURS, f"nn.{case.yardstick}")
             for threads, count in thread_counts().items()
         }
         yield measure(f"threads: {case}", builds, settings)
 
 
 def time_per_step(case: Case) -> Sampler:
-    sampler = layer_timer(SEQUENCES[OURS], case)
+    sampler = layer_timer(contenders(case)[OURS], case)
     return lambda iterations: {
         part: seconds / case.steps for part, seconds in sampler(iterations).items()
     }
 
 
-def lengths(steps: Sequence[int], sizes: Shape, settings: Settings) -> Iterator[Row]:
+def lengths(cell: str, steps: Sequence[int], sizes: Shape, settings: Settings) -> Iterator[Row]:
     """Measures the time of a step in sequences of different lengths."""
     for training in (False, True):
-        cases = {f"T={n}": Case((n, *sizes), training=training) for n in steps}
+        cases = {f"T={n}": Case((n, *sizes), training=training, cell=cell) for n in steps}
         builds = {name: partial(time_per_step, case) for name, case in cases.items()}
         *_, longest = cases.values()
         yield measure(f"time of a step by length; the longest: {longest}", builds, settings)
 
 
-def streaming(shapes: Sequence[Shape], settings: Settings) -> Iterator[Row]:
+def streaming(cell: str, shapes: Sequence[Shape], settings: Settings) -> Iterator[Row]:
     """Measures chunks of a stream, with weights packed once and packed in every call."""
-    makes: dict[str, Make] = {PREPACKED: Prepacked, OURS: modules.LLTM, "nn.LSTM": nn.LSTM}
     for shape in shapes:
-        case = Case(shape)
+        case = Case(shape, cell=cell)
+        makes = contenders(case)
+        theirs = f"nn.{case.yardstick}"
+        chosen = {PREPACKED: prepacked(case), OURS: makes[OURS], theirs: makes[theirs]}
         title = f"chunk of a stream: {case}"
-        yield measure_case(title, case, makes | RUNTIMES, settings, chunk_goal)
+        yield measure_case(title, case, chosen | runtimes(case), settings, chunk_goal)
 
 
-def beyond_cases(quick: bool, dtypes: Sequence[torch.dtype], settings: Settings) -> Iterator[Row]:
+def beyond_cases(
+    cells: Sequence[str], quick: bool, dtypes: Sequence[torch.dtype], settings: Settings
+) -> Iterator[Row]:
     """Measures what has no case of its own."""
-    steps = (10, 100) if quick else (100, 10, 1000, 10000)
-    yield from lengths(steps, (16, 32, 64), settings)
-    yield from streaming(CHUNKS[:1] if quick else CHUNKS, settings)
+    for cell in cells:
+        yield from lengths(
+            cell, (10, 100) if quick else (100, 10, 1000, 10000), (16, 32, 64), settings
+        )
+        yield from streaming(cell, CHUNKS[:1] if quick else CHUNKS, settings)
     # After the others: to set a number of threads changes what MKL does, for good.
     yield from machine(dtypes, settings)
-    yield from scaling((100, *sizes(quick)), settings)
+    for cell in cells:
+        yield from scaling(cell, (100, *sizes(quick)), settings)
 
 
 def sizes(quick: bool) -> Shape:
@@ -151,8 +157,11 @@ def sizes(quick: bool) -> Shape:
 
 
 def main() -> None:
-    options = parser("python benchmarks/layers.py", __doc__).parse_args()
+    made = parser("python benchmarks/layers.py", __doc__)
+    made.add_argument("--users", action="store_true", help="their shapes, and nothing else")
+    options = made.parse_args()
     settings = begin(options)
+    dtypes = [getattr(torch, name) for name in options.dtype]
     rows: list[Row] = []
     notes: list[str] = []  # about memory
     checks: list[tuple[str, Check]] = []
@@ -163,12 +172,12 @@ def main() -> None:
             checks.extend((row.title, check) for check in row.checks)
         print("\n".join(row.lines()), flush=True)
 
-    for case in cases(options):
-        show(compare(case, settings))
+    plain = ((str(case), case) for case in cases(options))
+    for title, case in user_cases(options.cell, dtypes) if options.users else plain:
+        show(compare(title, case, settings))
     pictured = list(rows)
-    if options.shapes is None:
-        dtypes = [getattr(torch, name) for name in options.dtype]
-        for row in beyond_cases(options.quick, dtypes, settings):
+    if options.shapes is None and not options.users:
+        for row in beyond_cases(options.cell, options.quick, dtypes, settings):
             show(row)
         for title, text, check in measure_memory((512, *sizes(options.quick)), dtypes):
             notes.append(f"{title}: {text}")

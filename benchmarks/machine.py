@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from checks import Bound
 
-from lltm.benchmark.cases import Case
+from lltm.benchmark.cases import GATES, Case
 from lltm.benchmark.report import Row
 from lltm.benchmark.timing import Sampler, Settings, measure, timed
 
@@ -21,7 +21,6 @@ PRODUCT_SIZE = 1024
 PRODUCT_FLOPS = 2.0 * PRODUCT_SIZE**3
 
 # Blocks of rows of the weights.
-GATES: int = torch.ops.lltm._cell("lltm")[0]
 
 Build = Callable[[], Sampler]
 
@@ -37,9 +36,10 @@ def product(dtype: torch.dtype, onednn: bool) -> Sampler:
 def addmm(case: Case) -> Sampler:
     """Times the matrix product of one step, bare."""
     batch, input_size, hidden = case.shape
+    gates = GATES[case.cell]
     X = torch.randn(batch, hidden + input_size, dtype=case.dtype)
-    weights = torch.randn(GATES * hidden, hidden + input_size, dtype=case.dtype).t()
-    bias = torch.randn(GATES * hidden, dtype=case.dtype)
+    weights = torch.randn(gates * hidden, hidden + input_size, dtype=case.dtype).t()
+    bias = torch.randn(gates * hidden, dtype=case.dtype)
     return timed(partial(torch.addmm, bias, X, weights))
 
 
@@ -65,8 +65,8 @@ def weight_passes(case: Case) -> float:
     Those of h once for each step, those of the input once for all steps; in a sequence once more
     backward, for the gradients of h and input. To write the gradient is a pass too.
     """
-    input_size, hidden = case.shape[-2:]
-    reads = (input_size + case.steps * hidden) / (input_size + hidden)
+    of_h = case.num_layers * case.directions * GATES[case.cell] * case.shape[-1] ** 2
+    reads = 1 + (case.steps - 1) * of_h / case.weights
     return reads if not case.training else reads + 1 if case.is_step else 2 * reads + 1
 
 

@@ -2,6 +2,7 @@
 // element-wise kernel.
 #pragma once
 
+#include "cell/lltm.h"
 #include "cpu/kernel/table.h"
 
 #include <ATen/TensorOperators.h>
@@ -53,8 +54,8 @@ struct Problem {
   Tensor grad_h;  // of h' or of the output
 };
 
-// The element-wise part of one step of `rows` rows, on one thread, operands of the products in
-// the compute type. T is the storage type.
+// The element-wise part of one step of the LLTM, of `rows` rows, on one thread, operands of the
+// products in the compute type. T is the storage type.
 template <typename T>
 struct Step {
   using C = lltm::cpu::compute_t<T>;
@@ -72,7 +73,7 @@ struct Step {
     args.c = {part(storage, 4), hidden};
     args.h_next = {part(storage, 5), hidden};
     args.c_next = {part(storage, 6), hidden};
-    (kernels.*lltm::cpu::kElementwise<T, C>).forward(args, 0, rows * hidden);
+    (cell(kernels).*lltm::cpu::kElementwise<T, C>).forward(args, 0, rows * hidden);
   }
 
   void backward(const lltm::cpu::Kernels& kernels) {
@@ -86,7 +87,7 @@ struct Step {
     args.grad_h_state = {part(compute, 3), hidden};
     args.grad_c = {part(compute, 4), hidden};
     args.grad_c_prev = {part(compute, 5), hidden};
-    (kernels.*lltm::cpu::kElementwise<T, C>).backward(args, 0, rows * hidden);
+    (cell(kernels).*lltm::cpu::kElementwise<T, C>).backward(args, 0, rows * hidden);
   }
 
   // Read and written.
@@ -98,6 +99,9 @@ struct Step {
   std::vector<C> compute;  // gates (3H), carried gradients of h and c, of the c before
 
  private:
+  static const lltm::cpu::CellKernels& cell(const lltm::cpu::Kernels& kernels) {
+    return kernels.cells[lltm::Lltm::kCell.id];
+  }
   template <typename E>
   E* part(std::vector<E>& memory, int64_t index) const {
     return memory.data() + index * rows * hidden;

@@ -1,7 +1,6 @@
-"""nn.LSTM in other runtimes, from the same ONNX model: inference in float32.
+"""nn.LSTM and nn.GRU in other runtimes, from the same ONNX model: inference in float32.
 
-Both take as many threads as torch, and read their
-arguments in place.
+Both take as many threads as torch, and read their arguments in place.
 """
 
 from __future__ import annotations
@@ -15,14 +14,15 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from lltm.benchmark.contenders import Make, State
+from lltm.benchmark.cases import Case
+from lltm.benchmark.contenders import Make
 
-ONNX_RUNTIME = "ONNX Runtime LSTM"
-OPENVINO = "OpenVINO LSTM"
+ONNX_RUNTIME = "ONNX Runtime"
+OPENVINO = "OpenVINO"
 
 Arrays = dict[str, Any]  # NumPy arrays, by name
-INPUTS = ("input", "h_0", "c_0")
-OUTPUTS = ("output", "h_n", "c_n")
+# Blocks of rows of the weights, in torch.nn's order: which of them is each of ONNX's.
+GATES = {"LSTM": [0, 3, 1, 2], "GRU": [1, 0, 2]}
 
 
 def _import(name: str) -> Any:
@@ -32,42 +32,52 @@ def _import(name: str) -> Any:
         raise ModuleNotFoundError(f"needs {name}: pip install {name}") from error
 
 
-def lstm_model(lstm: nn.LSTM) -> bytes:
+def names(layer: nn.RNNBase) -> tuple[list[str], list[str]]:
+    """The arguments and the results of a model."""
+    states = "hc" if layer.mode == "LSTM" else "h"
+    return ["input", *(f"{s}_0" for s in states)], ["output", *(f"{s}_n" for s in states)]
+
+
+def onnx_model(layer: nn.RNNBase) -> bytes:
     """Returns an ONNX model of a layer: (input, h_0, c_0) to (output, h_n, c_n), as nn.LSTM.
 
     Args:
-        lstm: one layer and direction, float32, with biases. T and B of the model are free.
+        layer: nn.LSTM, or nn.GRU whose model has no c; one layer and direction, float32, with
+            biases. T and B of the model are free.
     """
     onnx = _import("onnx")
-    sizes = {"input": lstm.input_size} | dict.fromkeys(("h_0", "c_0"), lstm.hidden_size)
-    sizes |= dict.fromkeys(OUTPUTS, lstm.hidden_size)
+    inputs, outputs = names(layer)
 
     def value(name: str) -> Any:
         steps = "T" if name in ("input", "output") else 1
-        shape = [steps, "B", sizes[name]]
-        return onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+        size = layer.input_size if name == "input" else layer.hidden_size
+        return onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [steps, "B", size])
 
     def constant(name: str, tensor: Tensor) -> Any:
         return onnx.numpy_helper.from_array(tensor.detach().unsqueeze(0).numpy(), name)
 
     def gates(tensor: Tensor) -> Tensor:
-        """Puts nn.LSTM's input, forget, cell, output into ONNX's order."""
-        i, f, g, o = tensor.chunk(4)
-        return torch.cat([i, o, f, g])
+        order = GATES[layer.mode]
+        blocks = tensor.chunk(len(order))
+        return torch.cat([blocks[k] for k in order])
 
-    w_ih, w_hh, b_ih, b_hh = map(gates, lstm.all_weights[0])
+    w_ih, w_hh, b_ih, b_hh = map(gates, layer.all_weights[0])
     constants = {"W": w_ih, "R": w_hh, "bias": torch.cat([b_ih, b_hh])}
-    arguments = ["input", "W", "R", "bias", "", "h_0", "c_0"]  # "": no lengths, all rows are full
+    # "": no lengths, all rows are full.
+    arguments = ["input", "W", "R", "bias", "", *inputs[1:]]
+    options: Any = {"hidden_size": layer.hidden_size}
+    if layer.mode == "GRU":
+        options["linear_before_reset"] = 1
     axis = onnx.numpy_helper.from_array(torch.tensor([1]).numpy(), "direction")
     nodes = [
-        onnx.helper.make_node("LSTM", arguments, ["Y", "h_n", "c_n"], hidden_size=lstm.hidden_size),
+        onnx.helper.make_node(layer.mode, arguments, ["Y", *outputs[1:]], **options),
         onnx.helper.make_node("Squeeze", ["Y", "direction"], ["output"]),
     ]
     graph = onnx.helper.make_graph(
         nodes,
-        "lstm",
-        [value(name) for name in INPUTS],
-        [value(name) for name in OUTPUTS],
+        layer.mode,
+        list(map(value, inputs)),
+        list(map(value, outputs)),
         [axis, *(constant(name, tensor) for name, tensor in constants.items())],
     )
     model = onnx.helper.make_model(
@@ -79,15 +89,19 @@ def lstm_model(lstm: nn.LSTM) -> bytes:
 
 
 class _Runtime(nn.Module):
-    """nn.LSTM, computed elsewhere.
+    """A layer of torch.nn, computed elsewhere.
 
     Arguments and results are bound when other tensors come than in the call before; to pass them
     in every call would take longer than a step. A call overwrites the results of the one before.
     """
 
-    def __init__(self, input_size: int, hidden_size: int, *, dtype: torch.dtype) -> None:
+    def __init__(
+        self, make: Make, input_size: int, hidden_size: int, *, dtype: torch.dtype
+    ) -> None:
         super().__init__()
-        self.lstm = nn.LSTM(input_size, hidden_size, dtype=dtype)
+        layer = make(input_size, hidden_size, dtype=dtype)
+        assert isinstance(layer, nn.RNNBase)
+        self.layer = layer
         self.threads = torch.get_num_threads()
         self.arguments: tuple[Tensor, ...] = ()
         self.results: tuple[Tensor, ...] = ()
@@ -97,16 +111,18 @@ class _Runtime(nn.Module):
         """Returns what computes `results` from `arguments`, in place."""
         raise NotImplementedError
 
-    def forward(self, input: Tensor, state: State) -> tuple[Tensor, State]:
-        arguments = (input, *state)
+    def forward(self, input: Tensor, state: Any) -> tuple[Tensor, Any]:
+        states = (state,) if isinstance(state, Tensor) else state
+        arguments = (input, *states)
         if list(map(id, arguments)) != list(map(id, self.arguments)):
             self.arguments = arguments
-            output = input.new_empty(*input.shape[:2], self.lstm.hidden_size)
-            self.results = (output, *map(torch.empty_like, state))
-            self.call = self.bind(_arrays(INPUTS, arguments), _arrays(OUTPUTS, self.results))
+            output = input.new_empty(*input.shape[:2], self.layer.hidden_size)
+            self.results = (output, *map(torch.empty_like, states))
+            both = zip(names(self.layer), (arguments, self.results), strict=True)
+            self.call = self.bind(*(_arrays(*each) for each in both))
         self.call()
-        output, h_n, c_n = self.results
-        return output, (h_n, c_n)
+        output, *states = self.results
+        return output, states[0] if isinstance(state, Tensor) else tuple(states)
 
 
 def _arrays(names: Sequence[str], tensors: Sequence[Tensor]) -> Arrays:
@@ -116,13 +132,13 @@ def _arrays(names: Sequence[str], tensors: Sequence[Tensor]) -> Arrays:
 class OnnxRuntime(_Runtime):
     """By ONNX Runtime."""
 
-    def __init__(self, input_size: int, hidden_size: int, *, dtype: torch.dtype) -> None:
+    def __init__(self, *arguments: Any, **dtype: Any) -> None:
         onnxruntime = _import("onnxruntime")
-        super().__init__(input_size, hidden_size, dtype=dtype)
+        super().__init__(*arguments, **dtype)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = self.threads
         self.session = onnxruntime.InferenceSession(
-            lstm_model(self.lstm), options, providers=["CPUExecutionProvider"]
+            onnx_model(self.layer), options, providers=["CPUExecutionProvider"]
         )
 
     def bind(self, arguments: Arrays, results: Arrays) -> Callable[[], object]:
@@ -136,10 +152,10 @@ class OnnxRuntime(_Runtime):
 class OpenVino(_Runtime):
     """By OpenVINO, compiled for the sizes of its arguments, which is what it does best."""
 
-    def __init__(self, input_size: int, hidden_size: int, *, dtype: torch.dtype) -> None:
+    def __init__(self, *arguments: Any, **dtype: Any) -> None:
         self.openvino = _import("openvino")
-        super().__init__(input_size, hidden_size, dtype=dtype)
-        self.model = lstm_model(self.lstm)
+        super().__init__(*arguments, **dtype)
+        self.model = onnx_model(self.layer)
 
     def bind(self, arguments: Arrays, results: Arrays) -> Callable[[], object]:
         core = self.openvino.Core()
@@ -156,4 +172,12 @@ class OpenVino(_Runtime):
         return cast("Callable[[], object]", request.infer)
 
 
-RUNTIMES: dict[str, Make] = {ONNX_RUNTIME: OnnxRuntime, OPENVINO: OpenVino}
+RUNTIMES: dict[str, type[_Runtime]] = {ONNX_RUNTIME: OnnxRuntime, OPENVINO: OpenVino}
+
+
+def runtimes(case: Case) -> dict[str, Make]:
+    """Returns the layer that a case is compared with, in other runtimes, where they have it."""
+    if case.is_step or case.training or case.dtype != torch.float32 or not case.is_plain:
+        return {}
+    layer = getattr(nn, case.yardstick)
+    return {f"{name} {case.yardstick}": partial(made, layer) for name, made in RUNTIMES.items()}

@@ -9,22 +9,27 @@ function(output_of result)
   execute_process(COMMAND ${ARGN} OUTPUT_VARIABLE output COMMAND_ERROR_IS_FATAL ANY)
   # Brackets and semicolons mean something in lists.
   string(REGEX REPLACE "[][;]" "" output "${output}")
+  string(REGEX REPLACE "(lltm_forward|lltm_backward)IN[A-Za-z0-9_]*(Lltm|Lstm|Gru)ELi"
+    "\\1I\\2ELi" output "${output}")
   set(${result} "${output}" PARENT_SCOPE)
 endfunction()
 
-# As the compiler mangles them: lltm_forward<width, T>, lltm_backward<width, T, S>.
-# A second mention of a type of c10 is abbreviated to S4_.
-set(kernels
-  "lltm_forwardILi1EdE" "lltm_forwardILi2EdE"
-  "lltm_forwardILi1EfE" "lltm_forwardILi4EfE"
-  "lltm_forwardILi1EN3c104HalfEE" "lltm_forwardILi8EN3c104HalfEE"
-  "lltm_forwardILi1EN3c108BFloat16EE" "lltm_forwardILi8EN3c108BFloat16EE"
-  "lltm_backwardILi1EddE" "lltm_backwardILi2EddE"
-  "lltm_backwardILi1EffE" "lltm_backwardILi4EffE"
-  "lltm_backwardILi1EN3c104HalfEfE" "lltm_backwardILi8EN3c104HalfEfE"
-  "lltm_backwardILi1EN3c104HalfES4_E" "lltm_backwardILi8EN3c104HalfES4_E"
-  "lltm_backwardILi1EN3c108BFloat16EfE" "lltm_backwardILi8EN3c108BFloat16EfE"
-  "lltm_backwardILi1EN3c108BFloat16ES4_E" "lltm_backwardILi8EN3c108BFloat16ES4_E")
+# As the compiler mangles them, but for the namespaces of a page: lltm_forward<page, width, T>,
+# lltm_backward<page, width, T, D>. A second mention of a type of c10 is abbreviated to S6_.
+set(kernels "")
+foreach(page Lltm Lstm Gru)
+  foreach(width_and_type
+      "1EdE" "2EdE" "1EfE" "4EfE" "1EN3c104HalfEE" "8EN3c104HalfEE"
+      "1EN3c108BFloat16EE" "8EN3c108BFloat16EE")
+    list(APPEND kernels "lltm_forwardI${page}ELi${width_and_type}")
+  endforeach()
+  foreach(width_and_types
+      "1EddE" "2EddE" "1EffE" "4EffE" "1EN3c104HalfEfE" "8EN3c104HalfEfE"
+      "1EN3c104HalfES6_E" "8EN3c104HalfES6_E" "1EN3c108BFloat16EfE" "8EN3c108BFloat16EfE"
+      "1EN3c108BFloat16ES6_E" "8EN3c108BFloat16ES6_E")
+    list(APPEND kernels "lltm_backwardI${page}ELi${width_and_types}")
+  endforeach()
+endforeach()
 # lltm_persistent_forward<units of K, tiles, T> and lltm_persistent_backward. Float is multiplied
 # in TF32, and a pair of results published is 8 bytes.
 set(persistent_kernels "")
@@ -70,7 +75,7 @@ foreach(architecture IN LISTS ARCHITECTURES)
     string(JOIN "\n" code ${code} "Function : ")
     foreach(kernel IN LISTS kernels)
       instructions_of(body "${kernel}E")
-      if(NOT kernel MATCHES "ILi1E"
+      if(NOT kernel MATCHES "ELi1E"
           AND (NOT body MATCHES "LDG[.A-Z]*[.]128" OR NOT body MATCHES "STG[.A-Z]*[.]128"))
         message(SEND_ERROR "sm_${sm}: ${kernel} makes no 16-byte accesses")
       endif()

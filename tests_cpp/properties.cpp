@@ -19,10 +19,15 @@ std::string case_name(const testing::TestParamInfo<Case>& info) {
   return name(std::get<1>(info.param)) + (std::get<2>(info.param) ? "_reverse" : "");
 }
 
+std::string form_case_name(const testing::TestParamInfo<Case>& info) {
+  return std::get<0>(info.param).name + ('_' + case_name(info));
+}
+
 std::string derivative_name(const testing::TestParamInfo<DerivativeCase>& info) {
   const char* const kinds[] = {"dense", "without_bias", "packed"};
-  return std::string(kinds[static_cast<int>(std::get<1>(info.param))]) +
-         (std::get<2>(info.param) ? "_reverse" : "");
+  const auto& [form, kind, reverse] = info.param;
+  return (form.cell == "lltm" ? "" : std::string(form.cell) + '_') + kinds[static_cast<int>(kind)] +
+         (reverse ? "_reverse" : "");
 }
 
 FormTest::FormTest() : form_(std::get<0>(GetParam())) {
@@ -31,8 +36,8 @@ FormTest::FormTest() : form_(std::get<0>(GetParam())) {
 
 Problem FormTest::dense(const Sizes& sizes, bool bias) const {
   return [=, this](uint64_t seed) {
-    if (form_.step) return cell_problem(sizes, dtype(), seed, bias);
-    Arguments arguments = sequence_problem(sizes, dtype(), seed, bias);
+    if (form_.step) return cell_problem(sizes, dtype(), seed, bias, form_.cell);
+    Arguments arguments = sequence_problem(sizes, dtype(), seed, bias, form_.cell);
     arguments.reverse = std::get<2>(GetParam());
     return arguments;
   };
@@ -40,7 +45,7 @@ Problem FormTest::dense(const Sizes& sizes, bool bias) const {
 
 Problem FormTest::packed(const std::vector<int64_t>& lengths, int64_t I, int64_t H) const {
   return [=, this](uint64_t seed) {
-    Arguments arguments = packed_problem(lengths, I, H, dtype(), seed);
+    Arguments arguments = packed_problem(lengths, I, H, dtype(), seed, form_.cell);
     arguments.reverse = std::get<2>(GetParam());
     return arguments;
   };
@@ -105,8 +110,10 @@ TEST_P(Properties, EmptySizesGiveEmptyResults) {
     const Arguments arguments = dense(sizes)(1);
     const Tensors grad_outputs = random_like(form_.baseline(arguments), 2);
     const Evaluation ours = evaluate(form_.run, arguments, grad_outputs);
-    EXPECT_TRUE(identical(ours.gradients[3], at::zeros_like(arguments.weights)));
-    EXPECT_TRUE(identical(ours.gradients[4], at::zeros_like(*arguments.bias)));
+    for (size_t k = arguments.c.defined() ? 3 : 2; k < ours.gradients.size(); ++k) {
+      EXPECT_TRUE(identical(ours.gradients[k], at::zeros_like(differentiable(arguments)[k])))
+          << argument_names(arguments)[k];
+    }
   }
 }
 
@@ -154,7 +161,8 @@ TEST_P(Properties, NonFiniteArgumentsPropagateAsInPlainPyTorch) {
       for (const double value : {std::nan(""), infinity, -infinity}) {
         // A weight that is rounded to 0 makes a NaN of an infinity.
         if (form_.tolerance > 0 && std::isinf(value)) continue;
-        SCOPED_TRACE(testing::Message() << value << " in " << kArgumentNames[k] << ", " << sizes.B);
+        SCOPED_TRACE(
+            testing::Message() << value << " in " << argument_names(finite)[k] << ", " << sizes.B);
         Tensors changed = tensors;
         changed[k] = tensors[k].clone();
         changed[k].view(-1)[changed[k].numel() / 2].fill_(value);
@@ -185,8 +193,9 @@ TEST_P(SequenceProperties, NoStepsGiveTheInitialStates) {
   const Tensors outputs = form_.run(arguments);
   EXPECT_EQ(outputs[0].sizes(), at::IntArrayRef({0, 3, 5}));
   EXPECT_TRUE(identical(outputs[1], arguments.h));
-  EXPECT_TRUE(identical(outputs[2], arguments.c));
   EXPECT_FALSE(outputs[1].is_alias_of(arguments.h));
+  if (!arguments.c.defined()) return;
+  EXPECT_TRUE(identical(outputs[2], arguments.c));
   EXPECT_FALSE(outputs[2].is_alias_of(arguments.c));
 }
 
@@ -231,7 +240,7 @@ TEST_P(GradientProperties, OfTheOutputsMayBeStridedInAnyWay) {
 }
 
 TEST_P(GradientProperties, OfUnusedResultsAreZero) {
-  const unsigned all = form_.step ? 3 : 7;
+  const unsigned all = (1U << form_.baseline(dense({1, 1, 1, 1})(1)).size()) - 1;
   for (unsigned used = 1; used < all; ++used) {
     SCOPED_TRACE(testing::Message() << "used " << used);
     const OutputGradients gradients = [&](const Tensors& outputs, uint64_t seed) {
@@ -251,6 +260,7 @@ TEST_P(GradientProperties, EachSubsetOfArgumentsThatRequireGradGetsItsOwn) {
   const Evaluation all = evaluate(form_.run, arguments, grad_outputs);
   const Expected expected = expect(arguments, grad_outputs);
   const Tensors tensors = differentiable(arguments);
+  const std::vector<const char*> names = argument_names(arguments);
   for (size_t subset = 1; subset < size_t{1} << tensors.size(); ++subset) {
     SCOPED_TRACE(testing::Message() << "subset " << subset);
     Tensors leaves;
@@ -259,10 +269,10 @@ TEST_P(GradientProperties, EachSubsetOfArgumentsThatRequireGradGetsItsOwn) {
     }
     torch::autograd::backward(form_.run(with(arguments, leaves)), grad_outputs);
     for (size_t k = 0; k < leaves.size(); ++k) {
-      ASSERT_EQ(leaves[k].grad().defined(), (subset >> k & 1) != 0) << kArgumentNames[k];
+      ASSERT_EQ(leaves[k].grad().defined(), (subset >> k & 1) != 0) << names[k];
       if (leaves[k].grad().defined()) {
         EXPECT_TRUE(is_accurate(leaves[k].grad(), all.gradients[k], expected.gradients[k]))
-            << kArgumentNames[k];
+            << names[k];
       }
     }
   }
@@ -276,8 +286,12 @@ TEST_P(GradientProperties, OfLargePreActivationsSaturate) {
     const Problem problem = dense({3, 11, 3, 17});
     check([&](uint64_t seed) {
       Arguments arguments = problem(seed);
-      arguments.weights = at::zeros_like(arguments.weights);
-      arguments.weights.slice(1, 17).fill_(1);  // z is the sum of a row of the input
+      // z is the sum of a row of the input.
+      arguments.weights = at::ones_like(arguments.weights);
+      if (arguments.weight_hh)
+        arguments.weight_hh = at::zeros_like(*arguments.weight_hh);
+      else
+        arguments.weights.slice(1, 0, 17).zero_();
       const at::Tensor& input = arguments.input;
       arguments.input = at::linspace(-scale, scale, input.numel(), at::kDouble)
                             .view(input.sizes())
@@ -298,7 +312,7 @@ TEST_P(GradientProperties, ThatAreNotNumbersAreThoseOfPlainPyTorch) {
         plain, with(arguments, in_double(differentiable(arguments))), in_double(grad_outputs));
     for (size_t k = 0; k < ours.gradients.size(); ++k) {
       EXPECT_TRUE(identical(ours.gradients[k].isnan(), expected.gradients[k].isnan()))
-          << "gradient of " << kArgumentNames[k];
+          << "gradient of " << argument_names(arguments)[k];
     }
   };
   for (const Sizes& sizes : {Sizes{4, 5, 3, 8}, Sizes{4, 40, 3, 40}}) {
@@ -307,7 +321,7 @@ TEST_P(GradientProperties, ThatAreNotNumbersAreThoseOfPlainPyTorch) {
     for (const double value : {std::nan(""), infinity, -infinity}) {
       SCOPED_TRACE(testing::Message() << value << ", " << sizes.B << " rows");
       for (size_t k = 0; k < tensors.size(); ++k) {
-        SCOPED_TRACE(kArgumentNames[k]);
+        SCOPED_TRACE(argument_names(finite)[k]);
         Tensors changed = tensors;
         changed[k] = tensors[k].clone();
         changed[k].view(-1)[changed[k].numel() / 2].fill_(value);
@@ -360,7 +374,7 @@ TEST_P(HostProperties, StridesBeyond32BitsAreFollowed) {
           Arguments arguments = problem(seed);
           arguments.input = far_apart.copy(arguments.input, 0);
           arguments.h = far_apart.copy(arguments.h, 8);
-          arguments.c = far_apart.copy(arguments.c, 16);
+          if (arguments.c.defined()) arguments.c = far_apart.copy(arguments.c, 16);
           return arguments;
         },
         [&](const Tensors& outputs, uint64_t seed) {
@@ -391,9 +405,9 @@ DerivativeProperties::DerivativeProperties() : form_(std::get<0>(GetParam())) {
   const auto [form, kind, reverse] = GetParam();
   const Sizes sizes = {4, 3, 2, 4};
   const bool bias = kind != Kind::kWithoutBias;
-  arguments_ = form.step               ? cell_problem(sizes, at::kDouble, 1, bias)
-               : kind == Kind::kPacked ? packed_problem({4, 2, 1}, 2, 3, at::kDouble, 1)
-                                       : sequence_problem(sizes, at::kDouble, 1, bias);
+  arguments_ = form.step               ? cell_problem(sizes, at::kDouble, 1, bias, form.cell)
+               : kind == Kind::kPacked ? packed_problem({4, 2, 1}, 2, 3, at::kDouble, 1, form.cell)
+                                       : sequence_problem(sizes, at::kDouble, 1, bias, form.cell);
   arguments_.reverse = reverse;
 }
 
@@ -421,7 +435,7 @@ TEST_P(DerivativeProperties, ThirdMatchesFiniteDifferences) {
 
 // Of one result only, so that the gradients of the others are undefined.
 TEST_P(DerivativeProperties, SecondMatchesFiniteDifferencesForOneResult) {
-  for (size_t used = 0; used < (form_.step ? 2 : 3); ++used) {
+  for (size_t used = 0; used < form_.baseline(arguments_).size(); ++used) {
     const Function one = [&](const Arguments& a) { return Tensors{form_.run(a)[used]}; };
     const Scalar first = derivative(weighted_sum(one, arguments_), 100);
     EXPECT_LT(
@@ -439,8 +453,8 @@ TEST_P(DerivativeProperties, GradientsAreTheSameWhenAGraphIsKept) {
   const Expected expected = expect(arguments_, grad_outputs);
   for (size_t k = 0; k < gradients.size(); ++k) {
     EXPECT_TRUE(is_accurate(gradients[k], once.gradients[k], expected.gradients[k]))
-        << kArgumentNames[k];
-    EXPECT_TRUE(gradients[k].requires_grad()) << kArgumentNames[k];
+        << argument_names(leaves)[k];
+    EXPECT_TRUE(gradients[k].requires_grad()) << argument_names(leaves)[k];
   }
 }
 
@@ -457,21 +471,26 @@ namespace {
 // Of the form, float32.
 Arguments problem_of(const Form& form) {
   const Sizes sizes = {3, 2, 3, 4};
-  return form.step ? cell_problem(sizes, at::kFloat, 1) : sequence_problem(sizes, at::kFloat, 1);
+  return form.step ? cell_problem(sizes, at::kFloat, 1, /*bias=*/true, form.cell)
+                   : sequence_problem(sizes, at::kFloat, 1, /*bias=*/true, form.cell);
 }
 
 }  // namespace
 
 // c is not among them: where it is not saved, its change is no fault.
 TEST_P(AutogradProperties, ArgumentsChangedInPlaceAreRefused) {
-  for (const size_t changed : {0, 1, 3}) {
+  const std::vector<const char*> names = argument_names(problem_of(GetParam()));
+  for (size_t changed = 0; changed < names.size(); ++changed) {
+    const std::string_view name = names[changed];
+    if (name == "c" || name.starts_with("bias")) continue;
     const Arguments leaves = requiring_grad(problem_of(GetParam()));
     Tensors copies;
     for (const at::Tensor& leaf : differentiable(leaves)) copies.push_back(leaf.clone());
     const Tensors outputs = GetParam().run(with(leaves, copies));
     copies[changed].add_(1);
-    EXPECT_THROW((outputs[0].sum() + outputs[1].sum()).backward(), c10::Error)
-        << kArgumentNames[changed];
+    at::Tensor sum = at::zeros({});
+    for (const at::Tensor& output : outputs) sum = sum + output.sum();
+    EXPECT_THROW(sum.backward(), c10::Error) << name;
   }
 }
 

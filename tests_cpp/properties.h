@@ -19,7 +19,8 @@ namespace lltm_test {
 struct Form {
   const char* name;
   Function run;
-  Function baseline;        // what it is judged by
+  Function baseline;  // what it is judged by
+  std::string_view cell = "lltm";
   bool step = false;        // one step: no T, no packed rows, no direction
   bool has_reverse = true;  // of a sequence
   bool any_size = true;     // else I and H have to be positive
@@ -45,17 +46,27 @@ inline const std::vector<std::vector<int64_t>> kSomeLengths = {
     {5}, {3, 3, 3}, {7, 6, 5, 4, 3, 2, 1}, {9, 1, 1, 1}, {4, 4, 4, 4, 2, 2, 1}};
 constexpr std::array<int64_t, 2> kSomeHiddenSizes = {7, 16};
 
+// Of weights in int8.
+constexpr std::array<at::ScalarType, 3> kDtypesOfInt8 = {at::kFloat, at::kBFloat16, at::kHalf};
+
 // A form, a dtype, and whether in reverse.
 using Case = std::tuple<Form, at::ScalarType, bool>;
 
 template <typename Dtypes>
-auto each_case(const Form& form, const Dtypes& dtypes) {
+auto each_case(const std::vector<Form>& forms, const Dtypes& dtypes) {
+  const Form& form = forms.front();
   const std::vector<bool> directions =
       form.step || !form.has_reverse ? std::vector{false} : std::vector{false, true};
   return testing::Combine(
-      testing::Values(form), testing::ValuesIn(dtypes), testing::ValuesIn(directions));
+      testing::ValuesIn(forms), testing::ValuesIn(dtypes), testing::ValuesIn(directions));
+}
+template <typename Dtypes>
+auto each_case(const Form& form, const Dtypes& dtypes) {
+  return each_case(std::vector{form}, dtypes);
 }
 std::string case_name(const testing::TestParamInfo<Case>& info);
+// With the form's name, where there are several.
+std::string form_case_name(const testing::TestParamInfo<Case>& info);
 
 class FormTest : public testing::TestWithParam<Case> {
  protected:

@@ -3,7 +3,6 @@
 #include "properties.h"
 
 #include <lltm/nn.h>
-#include <lltm/ops.h>
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -16,14 +15,6 @@
 namespace lltm_test {
 namespace {
 
-Function checkpointed(int64_t checkpoint_steps) {
-  return [checkpoint_steps](const Arguments& a) {
-    const auto [output, h_n, c_n] = lltm::sequence(
-        a.input, a.h, a.c, a.weights, a.bias, a.batch_sizes, a.reverse, checkpoint_steps);
-    return Tensors{output, h_n, c_n};
-  };
-}
-
 // ---- what holds of every form -----------------------------------------------
 
 Form checkpointed_form(int64_t checkpoint_steps) {
@@ -35,23 +26,9 @@ Form checkpointed_form(int64_t checkpoint_steps) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    SequenceCheckpointedEach, Properties, each_case(checkpointed_form(1), kDtypes), case_name);
-INSTANTIATE_TEST_SUITE_P(
     SequenceCheckpointed, Properties, each_case(checkpointed_form(2), kDtypes), case_name);
 INSTANTIATE_TEST_SUITE_P(
-    SequenceCheckpointedOnce, Properties, each_case(checkpointed_form(100), kDtypes), case_name);
-INSTANTIATE_TEST_SUITE_P(
-    SequenceCheckpointedEach,
-    SequenceProperties,
-    each_case(checkpointed_form(1), kDtypes),
-    case_name);
-INSTANTIATE_TEST_SUITE_P(
     SequenceCheckpointed, SequenceProperties, each_case(checkpointed_form(2), kDtypes), case_name);
-INSTANTIATE_TEST_SUITE_P(
-    SequenceCheckpointedOnce,
-    SequenceProperties,
-    each_case(checkpointed_form(100), kDtypes),
-    case_name);
 INSTANTIATE_TEST_SUITE_P(
     SequenceCheckpointed, GradientProperties, each_case(checkpointed_form(2), kDtypes), case_name);
 INSTANTIATE_TEST_SUITE_P(
@@ -73,37 +50,40 @@ INSTANTIATE_TEST_SUITE_P(
 // one segment that is longer than the sequence, as long as can be.
 constexpr int64_t kCheckpointSteps[] = {1, 4, 5, 100, std::numeric_limits<int64_t>::max()};
 
-class SequenceCheckpointed : public testing::TestWithParam<std::tuple<at::ScalarType, bool>> {
+class SequenceCheckpointed : public testing::TestWithParam<at::ScalarType> {
  protected:
-  at::ScalarType dtype() const { return std::get<0>(GetParam()); }
+  at::ScalarType dtype() const { return GetParam(); }
 
   Arguments dense(const Sizes& sizes, uint64_t seed, bool bias = true) const {
-    return directed(sequence_problem(sizes, dtype(), seed, bias));
+    return sequence_problem(sizes, dtype(), seed, bias);
   }
-  Arguments packed(const std::vector<int64_t>& lengths, int64_t I, int64_t H, uint64_t seed) const {
-    return directed(packed_problem(lengths, I, H, dtype(), seed));
-  }
-  static void check_all(const Problem& problem, const OutputGradients& gradients = kRandom) {
-    for (const int64_t steps : kCheckpointSteps) {
-      SCOPED_TRACE(testing::Message() << "checkpoint_steps " << steps);
-      check(checkpointed(steps), eager_sequence, problem, gradients);
-    }
-  }
-
- private:
-  Arguments directed(Arguments arguments) const {
-    arguments.reverse = std::get<1>(GetParam());
+  Arguments packed(
+      const std::vector<int64_t>& lengths,
+      int64_t I,
+      int64_t H,
+      uint64_t seed,
+      bool reverse) const {
+    Arguments arguments = packed_problem(lengths, I, H, dtype(), seed);
+    arguments.reverse = reverse;
     return arguments;
+  }
+  // With checkpoints of every distance; of a dense problem in both directions.
+  static void check_each(const Problem& problem) {
+    const bool is_packed = problem(1).batch_sizes.has_value();
+    std::vector<Function> functions;
+    for (const int64_t steps : kCheckpointSteps) {
+      functions.push_back(checkpointed(steps));
+      if (!is_packed) functions.push_back(against_the_steps(checkpointed(steps)));
+    }
+    check_all(functions, eager_sequence, problem);
   }
 };
 
 INSTANTIATE_TEST_SUITE_P(
     Dtypes,
     SequenceCheckpointed,
-    testing::Combine(testing::ValuesIn(kDtypes), testing::Bool()),
-    [](const testing::TestParamInfo<SequenceCheckpointed::ParamType>& info) {
-      return name(std::get<0>(info.param)) + (std::get<1>(info.param) ? "_reverse" : "");
-    });
+    testing::ValuesIn(kDtypes),
+    [](const testing::TestParamInfo<at::ScalarType>& info) { return name(info.param); });
 
 // Of every engine: few rows, few hidden units, and blocks shared out among threads by rows and by
 // hidden units.
@@ -111,20 +91,23 @@ TEST_P(SequenceCheckpointed, ValuesAndGradientsMatchOracle) {
   for (const Sizes& sizes :
        {Sizes{10, 2, 3, 7}, Sizes{10, 17, 3, 33}, Sizes{10, 9, 2, 130}, Sizes{10, 70, 6, 20}}) {
     SCOPED_TRACE(testing::PrintToString(sizes));
-    check_all([&](uint64_t seed) { return dense(sizes, seed); });
+    check_each([&](uint64_t seed) { return dense(sizes, seed); });
   }
-  check_all([&](uint64_t seed) { return dense({10, 17, 3, 33}, seed, /*bias=*/false); });
+  check_each([&](uint64_t seed) { return dense({10, 17, 3, 33}, seed, /*bias=*/false); });
 }
 
 // Rows that end, and in reverse rows that join, at the first step of a segment, at its last one
 // and in between; segments that only some rows reach, and one that a single row does.
 TEST_P(SequenceCheckpointed, ValuesAndGradientsMatchOracleWhenPacked) {
-  check_all([&](uint64_t seed) { return packed({10, 9, 8, 6, 5, 5, 4, 3, 1}, 3, 17, seed); });
   // Enough rows for two threads: in reverse, those of the second begin inside of a segment.
-  std::vector<int64_t> lengths(20, 10);
-  lengths.resize(32, 7);
-  lengths.resize(40, 1);
-  check_all([&](uint64_t seed) { return packed(lengths, 5, 66, seed); });
+  std::vector<int64_t> many(20, 10);
+  many.resize(32, 7);
+  many.resize(40, 1);
+  for (const bool reverse : {false, true}) {
+    check_each(
+        [&](uint64_t seed) { return packed({10, 9, 8, 6, 5, 5, 4, 3, 1}, 3, 17, seed, reverse); });
+    check_each([&](uint64_t seed) { return packed(many, 5, 66, seed, reverse); });
+  }
 }
 
 // Whichever engine runs, forward is one call over all steps, in training too.
@@ -134,7 +117,8 @@ TEST_P(SequenceCheckpointed, ResultsAreThoseOfASequenceBitForBit) {
         dense({10, 17, 33, 65}, 1),
         dense({10, 1, 17, 300}, 1),
         dense({10, 70, 6, 20}, 1),
-        packed({10, 9, 8, 6, 5, 5, 4, 3, 1}, 3, 17, 1)}) {
+        packed({10, 9, 8, 6, 5, 5, 4, 3, 1}, 3, 17, 1, /*reverse=*/false),
+        packed({10, 9, 8, 6, 5, 5, 4, 3, 1}, 3, 17, 1, /*reverse=*/true)}) {
     const Tensors expected = sequence(a);
     for (const int64_t steps : kCheckpointSteps) {
       EXPECT_TRUE(identical(checkpointed(steps)(a), expected)) << "inference, " << steps;
@@ -155,8 +139,8 @@ TEST_P(SequenceCheckpointed, GradientsMatchThoseOfASequenceOverManySegments) {
     for (const at::Tensor& output : outputs) gradients.push_back(at::full_like(output, 0x1p-6));
     return gradients;
   };
-  check(
-      checkpointed(1),
+  check_all(
+      {checkpointed(1), against_the_steps(checkpointed(1))},
       sequence,
       [&](uint64_t seed) {
         // Small pre-activations and a small c, so that no activation saturates.
@@ -174,7 +158,7 @@ TEST_P(SequenceCheckpointed, ResultsDoNotDependOnTheNumberOfThreadsNorOnTheRun) 
   for (const int count : {2, 3}) {
     check_threads(checkpointed(2), count, dense({5, 33, 17, 70}, 1));
     check_threads(checkpointed(2), count, dense({5, 1, 17, 300}, 1));
-    check_threads(checkpointed(2), count, packed({5, 4, 3, 1}, 17, 130, 1));
+    check_threads(checkpointed(2), count, packed({5, 4, 3, 1}, 17, 130, 1, /*reverse=*/true));
   }
 }
 
@@ -182,7 +166,7 @@ TEST_P(SequenceCheckpointed, ResultsDoNotDependOnUninitialisedMemory) {
   for (const Sizes& sizes : {Sizes{5, 2, 3, 7}, Sizes{5, 33, 17, 65}, Sizes{5, 3, 2, 300}}) {
     check_uninitialised_memory(checkpointed(2), dense(sizes, 1));
   }
-  check_uninitialised_memory(checkpointed(2), packed({5, 4, 2, 1, 1}, 3, 17, 1));
+  check_uninitialised_memory(checkpointed(2), packed({5, 4, 2, 1, 1}, 3, 17, 1, /*reverse=*/true));
 }
 
 // ---- no steps -------------------------------------------------------------

@@ -5,11 +5,11 @@
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/ivalue.h>
 #include <lltm/nn.h>
-#include <lltm/ops.h>
 
 #include <algorithm>
+#include <array>
+#include <tuple>
 
 namespace lltm_test {
 namespace {
@@ -17,14 +17,14 @@ namespace {
 using c10::DispatchKey;
 
 const char* const kOperators[] = {
-    "lltm::cell",
-    "lltm::step_backward",
-    "lltm::step_forward",
     "lltm::prepack",
     "lltm::sequence",
     "lltm::sequence_backward",
     "lltm::sequence_forward",
     "lltm::sequence_prepacked",
+    "lltm::step",
+    "lltm::step_backward",
+    "lltm::step_forward",
 };
 
 // The functions of the Python module, which have no kernels of their own.
@@ -39,7 +39,12 @@ const char* const kBindingOperators[] = {
 };
 
 // Those that are composed of other operators, and have no kernels of their own.
-const char* const kCompositions[] = {"lltm::layer", "lltm::layer_step"};
+const char* const kCompositions[] = {
+    "lltm::_cell",
+    "lltm::_elementwise",
+    "lltm::_elementwise_backward",
+    "lltm::layer",
+    "lltm::layer_step"};
 
 TEST(Dispatch, TheNamespaceHoldsTheseOperators) {
   std::vector<std::string> names;
@@ -68,7 +73,7 @@ TEST(Dispatch, EveryOperatorHasItsKernels) {
       EXPECT_TRUE(op.hasKernelForDispatchKey(key)) << name << ' ' << c10::toString(key);
     }
   }
-  for (const char* const name : {"lltm::cell", "lltm::sequence"}) {
+  for (const char* const name : {"lltm::step", "lltm::sequence"}) {
     const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
     for (const DispatchKey key : {DispatchKey::AutocastCPU, DispatchKey::AutocastCUDA}) {
       EXPECT_TRUE(op.hasKernelForDispatchKey(key)) << name << ' ' << c10::toString(key);
@@ -92,13 +97,13 @@ TEST(Dispatch, SchemasDeclareNoAliasing) {
 
 // ---- operators called by name, with every argument in a stack --------------
 
-torch::jit::Stack call(const char* name, torch::jit::Stack stack) {
+Stack call(const char* name, Stack stack) {
   c10::Dispatcher::singleton().findSchemaOrThrow(name, "").callBoxed(stack);
   return stack;
 }
 
 // The same on the meta device, batch_sizes excepted.
-torch::jit::Stack on_meta(torch::jit::Stack stack) {
+Stack on_meta(Stack stack) {
   for (c10::IValue& value : stack) {
     if (value.isTensor() && value.toTensor().scalar_type() != at::kLong) {
       value = value.toTensor().to(at::kMeta);
@@ -109,65 +114,73 @@ torch::jit::Stack on_meta(torch::jit::Stack stack) {
 
 struct Call {
   const char* name;
-  torch::jit::Stack stack;
+  Stack stack;
 };
+
+// The arguments of backward: those of forward, and others.
+Stack backward_stack(Stack forward, const Stack& others) {
+  forward.insert(forward.end(), others.begin(), others.end());
+  return forward;
+}
 
 // One call of each operator, packed ones beside dense ones, every gradient
 // wanted and only some.
-std::vector<Call> calls(at::ScalarType dtype) {
-  const std::vector<bool> all(5, true);
-  const std::vector<bool> some = {true, false, true, false, true};
+std::vector<Call> calls(at::ScalarType dtype, const char* cell) {
+  const std::vector<bool> all(7, true);
+  const std::vector<bool> some = {true, false, true, false, true, true, false};
+  const c10::IValue none;
   std::vector<Call> calls;
 
-  const Arguments a = cell_problem({1, 4, 3, 5}, dtype, 1);
-  const torch::jit::Stack step = {a.input, a.h, a.c, a.weights, a.bias};
-  calls.push_back({"lltm::cell", step});
+  const Arguments a = cell_problem({1, 4, 3, 5}, dtype, 1, /*bias=*/true, cell);
+  const Stack step = step_stack(a);
+  calls.push_back({"lltm::step", step});
   calls.push_back({"lltm::step_forward", step});
   const at::Tensor activations = call("lltm::step_forward", step)[2].toTensor();
   for (const auto& mask : {all, some}) {
-    calls.push_back(
-        {"lltm::step_backward",
-         {a.input, a.h, a.c, a.weights, a.bias, activations, a.h, a.c, mask}});
-    calls.push_back(
-        {"lltm::step_backward",
-         {a.input, a.h, a.c, a.weights, a.bias, activations, a.h, c10::IValue(), mask}});
+    for (const c10::IValue& grad_c : {a.c.defined() ? c10::IValue(a.c) : none, none}) {
+      calls.push_back(
+          {"lltm::step_backward", backward_stack(step, {activations, a.h, grad_c, mask})});
+    }
   }
 
   for (const Arguments& s :
-       {sequence_problem({2, 4, 3, 5}, dtype, 1),
-        packed_problem({3, 2, 2}, 3, 5, dtype, 1),
-        sequence_problem({0, 4, 3, 5}, dtype, 1)}) {
+       {sequence_problem({2, 4, 3, 5}, dtype, 1, /*bias=*/true, cell),
+        packed_problem({3, 2, 2}, 3, 5, dtype, 1, cell),
+        sequence_problem({0, 4, 3, 5}, dtype, 1, /*bias=*/true, cell)}) {
     for (const int64_t checkpoint_steps : {0, 1, 2, 5}) {
-      const torch::jit::Stack stack = {
-          s.input, s.h, s.c, s.weights, s.bias, s.batch_sizes, s.reverse, checkpoint_steps};
+      const Stack stack = sequence_stack(s, checkpoint_steps);
       calls.push_back({"lltm::sequence", stack});
       calls.push_back({"lltm::sequence_forward", stack});
-      const torch::jit::Stack results = call("lltm::sequence_forward", stack);
+      const Stack results = call("lltm::sequence_forward", stack);
       for (const auto& mask : {all, some}) {
-        torch::jit::Stack backward = stack;
-        const torch::jit::Stack others = {
-            results[0], results[3], results[0], results[1], c10::IValue(), mask};
-        backward.insert(backward.end(), others.begin(), others.end());
-        calls.push_back({"lltm::sequence_backward", backward});
+        calls.push_back(
+            {"lltm::sequence_backward",
+             backward_stack(stack, {results[0], results[3], results[0], results[1], none, mask})});
       }
     }
   }
   return calls;
 }
 
-class DispatchDtype : public testing::TestWithParam<at::ScalarType> {};
+class DispatchDtype : public testing::TestWithParam<std::tuple<at::ScalarType, const char*>> {
+ protected:
+  at::ScalarType dtype() const { return std::get<0>(GetParam()); }
+  const char* cell() const { return std::get<1>(GetParam()); }
+};
 
 INSTANTIATE_TEST_SUITE_P(
     Dtypes,
     DispatchDtype,
-    testing::ValuesIn(kDtypes),
-    [](const testing::TestParamInfo<at::ScalarType>& info) { return name(info.param); });
+    testing::Combine(testing::ValuesIn(kDtypes), testing::ValuesIn(kCells)),
+    [](const testing::TestParamInfo<DispatchDtype::ParamType>& info) {
+      return name(std::get<0>(info.param)) + '_' + std::get<1>(info.param);
+    });
 
 TEST_P(DispatchDtype, MetaResultsLookLikeThoseOfTheCPU) {
-  for (const Call& c : calls(GetParam())) {
+  for (const Call& c : calls(dtype(), cell())) {
     SCOPED_TRACE(c.name);
-    const torch::jit::Stack cpu = call(c.name, c.stack);
-    const torch::jit::Stack meta = call(c.name, on_meta(c.stack));
+    const Stack cpu = call(c.name, c.stack);
+    const Stack meta = call(c.name, on_meta(c.stack));
     ASSERT_EQ(cpu.size(), meta.size());
     for (size_t k = 0; k < cpu.size(); ++k) {
       SCOPED_TRACE(testing::Message() << "result " << k);
@@ -187,25 +200,46 @@ TEST_P(DispatchDtype, MetaResultsLookLikeThoseOfTheCPU) {
 // Of the backward operators themselves: autograd would sum a bias gradient of
 // (1, 3H) into one of (3H) without a word.
 TEST_P(DispatchDtype, GradientsHaveTheShapesOfTheArguments) {
-  const std::vector<bool> all(5, true);
-  const Arguments a = cell_problem({1, 4, 3, 5}, GetParam(), 1);
-  const torch::jit::Stack step = call("lltm::step_forward", {a.input, a.h, a.c, a.weights, a.bias});
-  const torch::jit::Stack cell =
-      call("lltm::step_backward", {a.input, a.h, a.c, a.weights, a.bias, step[2], a.h, a.c, all});
+  const c10::IValue none;
+  const std::vector<bool> all(7, true);
+  const auto expect_shapes = [&](const Stack& arguments, const Stack& gradients) {
+    // input, h, c, weight_ih, weight_hh, bias_ih, bias_hh follow the cell's name.
+    for (size_t k = 0; k < all.size(); ++k) {
+      const c10::IValue& argument = arguments[k + 1];
+      const bool given = argument.isTensor() && argument.toTensor().defined();
+      ASSERT_EQ(gradients[k].toTensor().defined(), given) << k;
+      if (given) {
+        EXPECT_EQ(gradients[k].toTensor().sizes(), argument.toTensor().sizes()) << k;
+      }
+    }
+  };
+  const Arguments a = cell_problem({1, 4, 3, 5}, dtype(), 1, /*bias=*/true, cell());
+  const Stack step = step_stack(a);
+  const at::Tensor activations = call("lltm::step_forward", step)[2].toTensor();
+  expect_shapes(
+      step,
+      call(
+          "lltm::step_backward",
+          backward_stack(step, {activations, a.h, a.c.defined() ? c10::IValue(a.c) : none, all})));
 
-  const Arguments s = sequence_problem({2, 4, 3, 5}, GetParam(), 1);
-  torch::jit::Stack stack = {
-      s.input, s.h, s.c, s.weights, s.bias, s.batch_sizes, s.reverse, /*checkpoint_steps=*/0};
-  const torch::jit::Stack steps = call("lltm::sequence_forward", stack);
-  for (const c10::IValue& value :
-       torch::jit::Stack{steps[0], steps[3], steps[0], steps[1], steps[2], all}) {
-    stack.push_back(value);
-  }
-  const torch::jit::Stack sequence = call("lltm::sequence_backward", stack);
-  for (size_t k = 0; k < kArgumentNames.size(); ++k) {
-    EXPECT_EQ(cell[k].toTensor().sizes(), differentiable(a)[k].sizes()) << kArgumentNames[k];
-    EXPECT_EQ(sequence[k].toTensor().sizes(), differentiable(s)[k].sizes()) << kArgumentNames[k];
-  }
+  const Arguments s = sequence_problem({2, 4, 3, 5}, dtype(), 1, /*bias=*/true, cell());
+  const Stack stack = sequence_stack(s);
+  const Stack steps = call("lltm::sequence_forward", stack);
+  expect_shapes(
+      stack,
+      call(
+          "lltm::sequence_backward",
+          backward_stack(
+              stack,
+              {steps[0], steps[3], steps[0], steps[1], a.c.defined() ? steps[2] : none, all})));
+}
+
+// What a user sees of a cell without c.
+TEST(Dispatch, ACellWithoutCReturnsAnEmptyOne) {
+  const Arguments a = cell_problem({1, 4, 3, 5}, at::kFloat, 1, /*bias=*/true, "gru");
+  EXPECT_EQ(call("lltm::step", step_stack(a))[1].toTensor().sizes(), at::IntArrayRef({0}));
+  const Arguments s = sequence_problem({2, 4, 3, 5}, at::kFloat, 1, /*bias=*/true, "gru");
+  EXPECT_EQ(call("lltm::sequence", sequence_stack(s))[2].toTensor().sizes(), at::IntArrayRef({0}));
 }
 
 // ---- autocast -------------------------------------------------------------
@@ -239,23 +273,12 @@ struct AutocastCase {
 
 std::vector<AutocastCase> autocast_cases(at::ScalarType dtype) {
   return {
+      {"LSTM cell", cell, cell_problem({1, 4, 3, 5}, dtype, 1, /*bias=*/true, "lstm")},
+      {"GRU sequence", sequence, sequence_problem({3, 4, 3, 5}, dtype, 1, /*bias=*/true, "gru")},
       {"cell", cell, cell_problem({1, 4, 3, 5}, dtype, 1)},
       {"sequence", sequence, sequence_problem({3, 4, 3, 5}, dtype, 1)},
       {"packed sequence", sequence, packed_problem({3, 2, 2}, 3, 5, dtype, 1)},
-      {"checkpointed sequence",
-       [](const Arguments& a) {
-         const auto [output, h_n, c_n] = lltm::sequence(
-             a.input,
-             a.h,
-             a.c,
-             a.weights,
-             a.bias,
-             a.batch_sizes,
-             a.reverse,
-             /*checkpoint_steps=*/2);
-         return Tensors{output, h_n, c_n};
-       },
-       sequence_problem({3, 4, 3, 5}, dtype, 1)},
+      {"checkpointed sequence", checkpointed(2), sequence_problem({3, 4, 3, 5}, dtype, 1)},
   };
 }
 

@@ -1,17 +1,18 @@
 // The engines of the CPU by schedules of the tests' choice: right by every division of the work
 // that a schedule can name, also where schedule.cpp would choose another. With the emulated kernels
-// for AMX too (lstm/dispatch.cpp).
+// for AMX too (choosable_amx_dispatch.cpp).
 #include "testing.h"
 
 #include "cpu/engine/engine.h"
 #include "cpu/gemm/formats.h"
 #include "cpu/packed_weights.h"
-
-#include <lltm/ops.h>
+#include "op/cells_without_c.h"
 
 #include <ATen/ATen.h>
 
+#include <cstdlib>
 #include <initializer_list>
+#include <string_view>
 #include <tuple>
 #include <vector>
 
@@ -55,8 +56,12 @@ std::vector<ForwardSchedule> forward_schedules(
   return schedules;
 }
 
+// Whether only what the matrix unit computes is tested: the rest is the same without it.
+const bool kMatrixUnitOnly = std::getenv("LLTM_EMULATED_AMX") != nullptr;
+
 // The formats that a dtype may be multiplied in.
 std::vector<GemmFormat> formats(const Machine& machine, at::ScalarType dtype) {
+  if (dtype != at::kBFloat16 && machine.bf16x3 && kMatrixUnitOnly) return {GemmFormat::kBf16x3};
   if (dtype == at::kBFloat16 && machine.bf16) return {GemmFormat::kBf16};
   if (dtype != at::kBFloat16 && machine.bf16x3) return {GemmFormat::kF32, GemmFormat::kBf16x3};
   return {GemmFormat::kF32};
@@ -86,17 +91,16 @@ class Case {
   explicit Case(const Arguments& arguments)
       : a_(arguments),
         dtype_(a_.input.scalar_type()),
-        bias_(*a_.bias),
-        batch_sizes_(a_.batch_sizes.value_or(at::Tensor())),
         grads_(random_like(eager_sequence(a_), 7)),
         eager_(evaluate(eager_sequence, a_, grads_)),
         expected_(expect(a_, grads_)),
-        checkpoints_(std::get<3>(lltm::cpu::stepwise_forward(args(a_.weights, kCheckpointSteps)))) {
-  }
+        checkpoints_(std::get<3>(lltm::cpu::stepwise_forward(args(kCheckpointSteps)))) {}
 
-  void check_forward(const at::Tensor& weights) const {
-    const bool prepacked = lltm::cpu::is_prepacked(weights);
+  // With the weights as they are or, where there are such, prepacked.
+  void check_forward(const at::Tensor& packed = {}) const {
+    const bool prepacked = packed.defined();
     if (few()) {
+      if (kMatrixUnitOnly) return;
       // Whether operands are float32 decides how results are rounded: that is as it would be.
       FewRowsSchedule schedule = schedule_few_rows(machine_, shape(), steps(), prepacked);
       for (const int64_t threads : {1, 3}) {
@@ -105,39 +109,47 @@ class Case {
             schedule.threads = threads;
             schedule.block_width = width;
             schedule.chunk_rows = rows;
-            check(lltm::cpu::few_rows_forward, weights, schedule);
+            check(lltm::cpu::few_rows_forward, packed, schedule);
           }
         }
       }
       return;
     }
     for (const GemmFormat format : formats(machine_, dtype_)) {
-      if (prepacked && !lltm::cpu::has_form(weights, format)) continue;
+      if (prepacked && !lltm::cpu::has_form(packed, format)) continue;
       for (const ForwardSchedule& schedule : forward_schedules(format, block_widths(format))) {
-        check(lltm::cpu::blocked_forward, weights, schedule);
+        check(lltm::cpu::blocked_forward, packed, schedule);
       }
     }
   }
 
   void check_backward() const {
-    const SequenceResult saved = lltm::cpu::sequence_forward(args(a_.weights));
+    const SequenceResult saved = lltm::cpu::sequence_forward(args());
+    const bool has_c = a_.c.defined();
     const lltm::SequenceBackwardArgs backward = {
-        args(a_.weights),
+        args(),
         /*checkpoint_steps=*/0,
         std::get<0>(saved),
         std::get<3>(saved),
         grads_[0],
         grads_[1],
-        grads_[2],
-        {true, true, true, true, true}};
+        has_c ? grads_[2] : at::Tensor(),
+        {true, true, has_c, true, a_.weight_hh.has_value(), true, a_.bias_hh.has_value()}};
     for (const BackwardSchedule& schedule : backward_schedules(machine_, dtype_)) {
       SCOPED_TRACE(to_string(schedule));
-      const auto [input, h, c, weights, bias] =
-          lltm::cpu::blocked_backward(backward, schedule).value();
-      const Tensors gradients = {input, h, c, weights, bias};
+      const auto [input, h, c, weight_ih, weight_hh, bias_ih, bias_hh] =
+          lltm::with_c_in_h(backward, [&](const lltm::SequenceBackwardArgs& args) {
+            return lltm::cpu::blocked_backward(args, schedule).value();
+          });
+      // In the order of `differentiable`.
+      Tensors gradients;
+      for (const at::Tensor& gradient : {input, h, c, weight_ih, bias_ih, weight_hh, bias_hh}) {
+        if (gradient.defined()) gradients.push_back(gradient);
+      }
+      ASSERT_EQ(gradients.size(), eager_.gradients.size());
       for (size_t k = 0; k < gradients.size(); ++k) {
         EXPECT_TRUE(is_accurate(gradients[k], eager_.gradients[k], expected_.gradients[k]))
-            << kArgumentNames[k];
+            << argument_names(a_)[k];
       }
     }
   }
@@ -145,11 +157,11 @@ class Case {
   // Their error is that of the quantisation: the same by every schedule, up to rounding.
   void check_int8() const {
     const double tolerance = dtype_ == at::kFloat ? 1e-3 : 2e-2;
-    const at::Tensor packed = lltm::prepack(a_.weights, at::kQInt8);
+    const at::Tensor packed = pack(a_, at::kQInt8);
     std::vector<SequenceResult> results;
     for (const ForwardSchedule& schedule : forward_schedules(GemmFormat::kInt8, {0})) {
       SCOPED_TRACE(to_string(schedule));
-      results.push_back(lltm::cpu::blocked_int8_forward(args(packed), schedule).result);
+      results.push_back(lltm::cpu::blocked_int8_forward(args(0, packed), schedule).result);
       const auto [output, h_n, c_n, saved] = results.back();
       const auto& first = results.front();
       EXPECT_TRUE(at::allclose(output, std::get<0>(first), tolerance, tolerance));
@@ -160,32 +172,50 @@ class Case {
  private:
   static constexpr int64_t kCheckpointSteps = 2;
 
-  lltm::SequenceArgs args(const at::Tensor& weights, int64_t checkpoint_steps = 0) const {
+  // `packed` in the place of the weights, where it is defined.
+  lltm::SequenceArgs args(int64_t checkpoint_steps = 0, const at::Tensor& packed = {}) const {
+    static const std::optional<at::Tensor> absent;
+    const bool is_packed = packed.defined();
     return {
-        {a_.input, a_.h, a_.c, weights, bias_, batch_sizes_, a_.reverse},
+        {a_.cell,
+         a_.input,
+         a_.h,
+         a_.c,
+         is_packed ? packed : a_.weights,
+         is_packed ? absent : a_.weight_hh,
+         a_.bias,
+         a_.bias_hh,
+         a_.batch_sizes,
+         a_.reverse},
         checkpoint_steps,
         /*save=*/true};
   }
   LayerShape shape() const {
     const int64_t input = a_.input.size(-1);
-    return {a_.h.size(0), input, a_.h.size(1), a_.input.numel() / input};
+    return {
+        a_.h.size(0),
+        input,
+        a_.h.size(1),
+        a_.input.numel() / input,
+        /*bf16=*/false,
+        lltm::cpu::slots_of(*lltm::find_cell(a_.cell))};
   }
-  int64_t steps() const { return batch_sizes_.defined() ? batch_sizes_.size(0) : a_.input.size(0); }
+  int64_t steps() const { return (a_.batch_sizes ? *a_.batch_sizes : a_.input).size(0); }
   // Of the engine for few elements.
   bool few() const {
     return dtype_ == at::kFloat && lltm::cpu::has_few_elements(a_.h.size(0), a_.h.size(1));
   }
 
   template <typename Engine, typename Schedule>
-  void check(const Engine& engine, const at::Tensor& weights, const Schedule& schedule) const {
+  void check(const Engine& engine, const at::Tensor& packed, const Schedule& schedule) const {
     SCOPED_TRACE(to_string(schedule));
-    const std::optional<SequenceResult> result = engine(args(weights), schedule);
+    const std::optional<SequenceResult> result = engine(args(0, packed), schedule);
     ASSERT_TRUE(result.has_value());
     const Tensors outputs = {std::get<0>(*result), std::get<1>(*result), std::get<2>(*result)};
-    for (size_t k = 0; k < outputs.size(); ++k) {
+    for (size_t k = 0; k < eager_.outputs.size(); ++k) {  // a cell without c has no c_n
       EXPECT_TRUE(is_accurate(outputs[k], eager_.outputs[k], expected_.outputs[k])) << k;
     }
-    const std::optional<SequenceResult> other = engine(args(weights, kCheckpointSteps), schedule);
+    const std::optional<SequenceResult> other = engine(args(kCheckpointSteps, packed), schedule);
     ASSERT_TRUE(other.has_value());
     const double tolerance = 16 * epsilon(dtype_);
     EXPECT_TRUE(at::allclose(std::get<3>(*other), checkpoints_, tolerance, tolerance));
@@ -193,7 +223,6 @@ class Case {
 
   const Arguments a_;
   const at::ScalarType dtype_;
-  const at::Tensor bias_, batch_sizes_;
   const Tensors grads_;
   const Evaluation eager_;
   const Expected expected_;
@@ -201,16 +230,17 @@ class Case {
   const Machine machine_ = lltm::cpu::current_machine();
 };
 
-class Engines : public testing::TestWithParam<at::ScalarType> {
+class Engines : public testing::TestWithParam<std::tuple<at::ScalarType, const char*>> {
  protected:
   void SetUp() override {
     if (!lltm::cpu::current_machine().f32) GTEST_SKIP() << "the blocked engine needs AVX2";
   }
 
-  // Calls test(case) for problems of few rows, of few units, of sizes that fill no vector, of rows
-  // that end and begin.
+  // Calls test(case, arguments) for problems of few rows, of few units, of sizes that fill no
+  // vector, of rows that end and begin.
   template <typename Test>
   void for_each_case(const Test& test) const {
+    const auto& [dtype, cell] = GetParam();
     std::vector<Arguments> problems;
     for (const Sizes& sizes :
          {Sizes{9, 3, 19, 130},
@@ -219,43 +249,48 @@ class Engines : public testing::TestWithParam<at::ScalarType> {
           {6, 5, 33, 70},
           {5, 33, 20, 100},
           {4, 130, 9, 65}}) {
-      problems.push_back(sequence_problem(sizes, GetParam(), problems.size() + 1));
+      problems.push_back(sequence_problem(sizes, dtype, problems.size() + 1, true, cell));
     }
     // Batch first in memory, which cannot be read in place.
-    problems.push_back(sequence_problem({9, 40, 12, 48}, GetParam(), 8));
+    problems.push_back(sequence_problem({9, 40, 12, 48}, dtype, 8, /*bias=*/true, cell));
     problems.back().input = problems.back().input.transpose(0, 1).contiguous().transpose(0, 1);
     std::vector<int64_t> lengths;
     for (int64_t row = 0; row < 70; ++row) lengths.push_back(12 - row / 6);
-    problems.push_back(packed_problem(lengths, 33, 65, GetParam(), 9));
+    problems.push_back(packed_problem(lengths, 33, 65, dtype, 9, cell));
     problems.push_back(problems.back());
     for (size_t k = 0; k < problems.size(); k += 2) problems[k].reverse = true;
-    for (const Arguments& arguments : problems) {
+    const bool all = std::string_view(cell) == "lltm";
+    for (size_t k = 0; k < problems.size();
+         k += all ? 1 : 4) {  // of the others few, blocked, packed
+      const Arguments& arguments = problems[k];
       SCOPED_TRACE(testing::Message() << arguments.input.sizes() << ' ' << arguments.h.sizes());
-      test(Case(arguments), arguments.weights);
+      test(Case(arguments), arguments);
     }
   }
 };
 
 INSTANTIATE_TEST_SUITE_P(
-    Dtypes, Engines, testing::Values(at::kFloat, at::kBFloat16, at::kHalf), [](const auto& info) {
-      return name(info.param);
-    });
+    Dtypes,
+    Engines,
+    testing::Combine(
+        testing::Values(at::kFloat, at::kBFloat16, at::kHalf), testing::ValuesIn(kCells)),
+    [](const auto& info) { return name(std::get<0>(info.param)) + '_' + std::get<1>(info.param); });
 
 TEST_P(Engines, AreAsAccurateAsPlainPyTorchByEverySchedule) {
-  for_each_case([](const Case& problem, const at::Tensor& weights) {
-    problem.check_forward(weights);
+  for_each_case([](const Case& problem, const Arguments&) {
+    problem.check_forward();
     problem.check_backward();
   });
 }
 
 TEST_P(Engines, OfPrepackedWeightsAreAsAccurateAsPlainPyTorchByEverySchedule) {
-  for_each_case([](const Case& problem, const at::Tensor& weights) {
-    problem.check_forward(lltm::prepack(weights));
+  for_each_case([](const Case& problem, const Arguments& arguments) {
+    problem.check_forward(pack(arguments));
   });
 }
 
 TEST_P(Engines, OfWeightsInInt8GiveTheSameByEverySchedule) {
-  for_each_case([](const Case& problem, const at::Tensor&) { problem.check_int8(); });
+  for_each_case([](const Case& problem, const Arguments&) { problem.check_int8(); });
 }
 
 TEST(Machine, SaysHowLargeTheCacheOfACoreIs) {

@@ -4,8 +4,6 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/ivalue.h>
-#include <lltm/ops.h>
 
 #include <string>
 #include <typeinfo>
@@ -212,14 +210,9 @@ void call_function(Op op, const Arguments& a) {
 }
 
 void call_boxed(Op op, const Arguments& a) {
-  torch::jit::Stack stack = {a.input, a.h, a.c, a.weights, a.bias};
-  if (op != Op::kCell) {
-    stack.emplace_back(a.batch_sizes);
-    stack.emplace_back(a.reverse);
-    stack.emplace_back(/*checkpoint_steps=*/0);
-  }
+  Stack stack = op == Op::kCell ? step_stack(a) : sequence_stack(a);
   c10::Dispatcher::singleton()
-      .findSchemaOrThrow(op == Op::kCell ? "lltm::cell" : "lltm::sequence", "")
+      .findSchemaOrThrow(op == Op::kCell ? "lltm::step" : "lltm::sequence", "")
       .callBoxed(stack);
 }
 
@@ -267,16 +260,61 @@ TEST(Errors, TheCallsAreRightButForTheirChange) {
   }
 }
 
+// Of the other cells.
+TEST(Errors, OfTheCellAndItsTwoMatricesAreNamed) {
+  const auto refuse = [](const char* cell_name,
+                         void (*change)(Arguments&),
+                         const std::type_info& error,
+                         const std::string& text) {
+    Arguments step = cell_problem({1, 4, 3, 5}, at::kFloat, 1, /*bias=*/true, cell_name);
+    Arguments steps = sequence_problem({2, 4, 3, 5}, at::kFloat, 1, /*bias=*/true, cell_name);
+    change(step);
+    change(steps);
+    const auto with_c = [&](const char* c) {  // @ is c, which a sequence calls c_0
+      std::string named = text;
+      if (const size_t at = named.find('@'); at != std::string::npos) named.replace(at, 1, c);
+      return named;
+    };
+    expect_error([&] { cell(step); }, error, "lltm::step: expected " + with_c("c"));
+    expect_error([&] { sequence(steps); }, error, "lltm::sequence: expected " + with_c("c_0"));
+  };
+  refuse(
+      "lstm",
+      [](Arguments& a) { a.cell = "rnn"; },
+      kValueError,
+      "cell to be one of lltm, lstm, gru, got 'rnn'");
+  refuse(
+      "gru",
+      [](Arguments& a) { a.c = a.h; },
+      kValueError,
+      "no @, since the cell gru has none, got a tensor");
+  refuse(
+      "lstm",
+      [](Arguments& a) { a.c = at::Tensor(); },
+      kTypeError,
+      "@ to be a tensor, got an undefined tensor");
+  refuse(
+      "lstm",
+      [](Arguments& a) { a.weight_hh = at::zeros({20, 6}); },
+      kValueError,
+      "weight_hh of shape (20, 5), got (20, 6)");
+  refuse(
+      "gru",
+      [](Arguments& a) { a.weights = at::zeros({20, 3}); },
+      kValueError,
+      "weight_ih of shape (15, 3), got (20, 3)");
+  refuse(
+      "gru",
+      [](Arguments& a) { a.bias_hh = at::zeros({20}); },
+      kValueError,
+      "bias_hh of shape (15,), got (20,)");
+}
+
 TEST(Errors, ASequenceWithCheckpointsThrows) {
   const auto refuse = [](Arguments a, int64_t steps, const char* text) {
     for (const bool training : {false, true}) {
       a.weights.requires_grad_(training);
-      expect_error(
-          [&] {
-            lltm::sequence(a.input, a.h, a.c, a.weights, a.bias, a.batch_sizes, a.reverse, steps);
-          },
-          kValueError,
-          text);
+      expect_error([&] { checkpointed(steps)(a); }, kValueError, text);
     }
   };
   Arguments arguments = right_arguments(Op::kSequence);
@@ -320,43 +358,43 @@ struct WrongBackward {
 
 // clang-format off
 const WrongBackward kWrongBackwards[] = {
-    {"input", "lltm::step_backward", 0, {4},
+    {"input", "lltm::step_backward", 1, {4},
      "lltm::step_backward: expected input of shape (B, I), got (4,)"},
-    {"h", "lltm::step_backward", 1, {3, 5},
+    {"h", "lltm::step_backward", 2, {3, 5},
      "lltm::step_backward: expected h of shape (4, 5), got (3, 5)"},
-    {"c", "lltm::step_backward", 2, {4},
+    {"c", "lltm::step_backward", 3, {4},
      "lltm::step_backward: expected c of shape (4, 5), got (4,)"},
-    {"weights", "lltm::step_backward", 3, {15, 7},
+    {"weights", "lltm::step_backward", 4, {15, 7},
      "lltm::step_backward: expected weights of shape (15, 8), got (15, 7)"},
-    {"bias", "lltm::step_backward", 4, {12},
+    {"bias", "lltm::step_backward", 6, {12},
      "lltm::step_backward: expected bias of shape (15,), got (12,)"},
-    {"activations", "lltm::step_backward", 5, {4, 15},
+    {"activations", "lltm::step_backward", 8, {4, 15},
      "lltm::step_backward: expected activations of shape (4, 20), got (4, 15)"},
-    {"grad_h", "lltm::step_backward", 6, {4, 6},
+    {"grad_h", "lltm::step_backward", 9, {4, 6},
      "lltm::step_backward: expected grad_h of shape (4, 5), got (4, 6)"},
-    {"grad_c", "lltm::step_backward", 7, {5},
+    {"grad_c", "lltm::step_backward", 10, {5},
      "lltm::step_backward: expected grad_c of shape (4, 5), got (5,)"},
-    {"sequence_input", "lltm::sequence_backward", 0, {3, 4, 3},
+    {"sequence_input", "lltm::sequence_backward", 1, {3, 4, 3},
      "lltm::sequence_backward: expected input of shape (2, 4, 3), got (3, 4, 3)"},
-    {"sequence_h_0", "lltm::sequence_backward", 1, {4, 6},
+    {"sequence_h_0", "lltm::sequence_backward", 2, {4, 6},
      "lltm::sequence_backward: expected h_0 of shape (4, 5), got (4, 6)"},
-    {"sequence_c_0", "lltm::sequence_backward", 2, {3, 5},
+    {"sequence_c_0", "lltm::sequence_backward", 3, {3, 5},
      "lltm::sequence_backward: expected c_0 of shape (4, 5), got (3, 5)"},
-    {"sequence_weights", "lltm::sequence_backward", 3, {15, 9},
+    {"sequence_weights", "lltm::sequence_backward", 4, {15, 9},
      "lltm::sequence_backward: expected weights of shape (15, 8), got (15, 9)"},
-    {"sequence_bias", "lltm::sequence_backward", 4, {5},
+    {"sequence_bias", "lltm::sequence_backward", 6, {5},
      "lltm::sequence_backward: expected bias of shape (15,), got (5,)"},
-    {"sequence_output", "lltm::sequence_backward", 8, {2, 4, 4},
+    {"sequence_output", "lltm::sequence_backward", 11, {2, 4, 4},
      "lltm::sequence_backward: expected output of shape (2, 4, 5), got (2, 4, 4)"},
-    {"sequence_activations", "lltm::sequence_backward", 9, {4, 20},
+    {"sequence_activations", "lltm::sequence_backward", 12, {4, 20},
      "lltm::sequence_backward: expected saved of shape (8, 20), got (4, 20)"},
-    {"sequence_grad_output", "lltm::sequence_backward", 10, {8, 5},
+    {"sequence_grad_output", "lltm::sequence_backward", 13, {8, 5},
      "lltm::sequence_backward: expected grad_output of shape (2, 4, 5), got (8, 5)"},
-    {"sequence_grad_h_n", "lltm::sequence_backward", 11, {1, 4, 5},
+    {"sequence_grad_h_n", "lltm::sequence_backward", 14, {1, 4, 5},
      "lltm::sequence_backward: expected grad_h_n of shape (4, 5), got (1, 4, 5)"},
-    {"sequence_grad_c_n", "lltm::sequence_backward", 12, {4, 6},
+    {"sequence_grad_c_n", "lltm::sequence_backward", 15, {4, 6},
      "lltm::sequence_backward: expected grad_c_n of shape (4, 5), got (4, 6)"},
-    {"checkpoints", "lltm::sequence_backward", 9, {2, 4, 5},
+    {"checkpoints", "lltm::sequence_backward", 12, {2, 4, 5},
      "lltm::sequence_backward: expected saved of shape (1, 4, 5), got (2, 4, 5)",
      /*checkpoint_steps=*/2},
 };
@@ -375,37 +413,23 @@ INSTANTIATE_TEST_SUITE_P(
     [](const testing::TestParamInfo<WrongBackward>& info) { return std::string(info.param.name); });
 
 TEST_P(BackwardErrors, OperatorThrows) {
-  const std::vector<bool> mask(5, true);
-  const at::Tensor state = at::zeros({4, 5});
-  const at::Tensor weights = at::zeros({15, 8});
+  const std::vector<bool> mask(7, true);
   const std::string name = GetParam().op;
-  const at::Tensor bias = at::zeros({15});
-  const at::Tensor input = at::zeros({2, 4, 3});
-  const at::Tensor output = at::zeros({2, 4, 5});
   const int64_t steps = GetParam().checkpoint_steps;
+  const at::Tensor state = at::zeros({4, 5});
+  const at::Tensor output = at::zeros({2, 4, 5});
   const at::Tensor saved = steps > 0 ? at::zeros({1, 4, 5}) : at::zeros({8, 20});
-  const c10::IValue none;
-  torch::jit::Stack stack = {
-      input,
-      state,
-      state,
-      weights,
-      bias,
-      none,
-      false,
-      steps,
-      output,
-      saved,
-      output,
-      state,
-      state,
-      mask};
+  Stack stack, others;
   if (name == "lltm::step_backward") {
-    stack = {
-        at::zeros({4, 3}), state, state, weights, bias, at::zeros({4, 20}), state, state, mask};
+    stack = step_stack(right_arguments(Op::kCell));
+    others = {at::zeros({4, 20}), state, state, mask};
+  } else {
+    stack = sequence_stack(right_arguments(Op::kSequence), steps);
+    others = {output, saved, output, state, state, mask};
   }
+  stack.insert(stack.end(), others.begin(), others.end());
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(GetParam().op, "");
-  torch::jit::Stack right = stack;
+  Stack right = stack;
   EXPECT_NO_THROW(op.callBoxed(right));
   stack[GetParam().position] = at::zeros(GetParam().shape);
   expect_error([&] { op.callBoxed(stack); }, kValueError, GetParam().text);

@@ -177,16 +177,16 @@ void check_in_place(
       testing::Message() << "m " << m << ", n " << n << ", k " << k0 << " + " << k1 << ", "
                          << sizeof(B) << " bytes");
   const Values a0(m, k0, 1, 3), a1(m, k1, 2);
-  Values b(n, k0 + k1, 3, 2);
-  const std::vector<B> b_stored = stored(kernels, b, B{});
+  Values b0(n, k0, 3, 2), b1(n, k1, 4, 1);
+  const std::vector<B> b0_stored = stored(kernels, b0, B{}), b1_stored = stored(kernels, b1, B{});
   const int64_t stride = n + 3;
   for (const bool accumulate : {false, true}) {
     std::vector<float> c(m * stride, accumulate ? 2 : std::numeric_limits<float>::quiet_NaN());
     gemm(
         m,
-        {{{a0.matrix(), k0}, {a1.matrix(), k1}},
+        {{{a0.matrix(), {b0_stored.data(), b0.stride}, k0},
+          {a1.matrix(), {b1_stored.data(), b1.stride}, k1}},
          n,
-         {b_stored.data(), b.stride},
          {c.data(), stride},
          accumulate});
     for (int64_t i = 0; i < m; ++i) {
@@ -196,8 +196,8 @@ void check_in_place(
           sum += double{x} * y;
           magnitude += std::abs(double{x} * y);
         };
-        for (int64_t k = 0; k < k0; ++k) add(a0.at(i, k), b.at(j, k));
-        for (int64_t k = 0; k < k1; ++k) add(a1.at(i, k), b.at(j, k0 + k));
+        for (int64_t k = 0; k < k0; ++k) add(a0.at(i, k), b0.at(j, k));
+        for (int64_t k = 0; k < k1; ++k) add(a1.at(i, k), b1.at(j, k));
         // Of a lane, which has at least 4 neighbours; then of their sum.
         const auto additions = static_cast<double>((k0 + k1) / 4 + 2 + 6);
         ASSERT_NEAR(c[i * stride + j], sum, additions * 0x1p-24 * magnitude) << i << ", " << j;
@@ -233,7 +233,7 @@ TEST_P(F32Kernels, ProductsInPlaceAreSummedInChains) {
   for (int64_t m = 1; m <= 4; ++m) {
     std::vector<float> c(m * kN);
     kernels_->gemm_f32.multiply_transposed(
-        m, {{{{a.data(), kK}, kK}}, kN, {b.data(), kK}, {c.data(), kN}, /*accumulate=*/false});
+        m, {{{{a.data(), kK}, {b.data(), kK}, kK}}, kN, {c.data(), kN}, /*accumulate=*/false});
     // All but those of the first chain, at most 16 in each of 16 lanes.
     for (const float x : c) ASSERT_GE(x, kLargest * 0x1p24f + (kK - 16 * 16));
   }
@@ -242,14 +242,20 @@ TEST_P(F32Kernels, ProductsInPlaceAreSummedInChains) {
 // ---- few rows ---------------------------------------------------------------
 
 template <typename A>
-void check_few_rows(const FewRowsKernels<A>& kernels, int64_t m, int64_t n, int64_t k) {
+void check_few_rows(GemmFewRows<A> gemm, int64_t m, int64_t n, int64_t k) {
   SCOPED_TRACE(testing::Message() << "m " << m << ", n " << n << ", k " << k);
   const Values a(m, k, 1, /*gap=*/3), b(k, n, 2);
   const std::vector<A> operand(a.data.begin(), a.data.end());
+  const int64_t stride = n + 3;
   for (const bool accumulate : {false, true}) {
     constexpr int64_t kBehind = 16;
-    std::vector<A> c(m * n + kBehind, accumulate ? 2 : std::numeric_limits<A>::quiet_NaN());
-    kernels.multiply(m, {operand.data(), a.stride}, {b.data.data(), k, n, n}, c.data(), accumulate);
+    std::vector<A> c(m * stride + kBehind, accumulate ? 2 : std::numeric_limits<A>::quiet_NaN());
+    gemm(m, {operand.data(), a.stride}, {b.data.data(), k, n, n}, {c.data(), stride}, accumulate);
+    const auto expect_untouched = [&](int64_t begin, int64_t end) {
+      for (int64_t j = begin; j < end; ++j) {
+        ASSERT_TRUE(accumulate ? c[j] == 2 : std::isnan(c[j])) << "written behind a row of C";
+      }
+    };
     for (int64_t i = 0; i < m; ++i) {
       for (int64_t j = 0; j < n; ++j) {
         double sum = accumulate ? 2 : 0, magnitude = sum;
@@ -260,12 +266,11 @@ void check_few_rows(const FewRowsKernels<A>& kernels, int64_t m, int64_t n, int6
         }
         // Of a chain, of the sums of chains, and of the result.
         const double bound = sizeof(A) == 8 ? 0x1p-50 : 13 * 0x1p-24;
-        ASSERT_NEAR(c[i * n + j], sum, bound * magnitude) << i << ", " << j;
+        ASSERT_NEAR(c[i * stride + j], sum, bound * magnitude) << i << ", " << j;
       }
+      expect_untouched(i * stride + n, (i + 1) * stride);
     }
-    for (int64_t j = m * n; j < m * n + kBehind; ++j) {
-      ASSERT_TRUE(accumulate ? c[j] == 2 : std::isnan(c[j])) << "written behind C";
-    }
+    expect_untouched(m * stride, m * stride + kBehind);
   }
 }
 
@@ -273,8 +278,8 @@ TEST_P(F32Kernels, ProductsOfFewRows) {
   for (int64_t m = 1; m <= 9; ++m) {
     for (const int64_t n : {1, 3, 7, 8, 15, 16, 17, 31, 33, 48, 64, 65, 100, 192}) {
       for (const int64_t k : {1, 2, 7, 8, 9, 31, 32, 33, 40, 100, 300}) {
-        check_few_rows(kernels_->few_rows_f64, m, n, k);
-        check_few_rows(kernels_->few_rows_f32, m, n, k);
+        check_few_rows(kernels_->gemm_few_rows_f64, m, n, k);
+        check_few_rows(kernels_->gemm_few_rows_f32, m, n, k);
       }
     }
   }
@@ -290,8 +295,8 @@ TEST_P(F32Kernels, ProductsOfFewRowsAreAccumulatedInFloat64) {
   static_assert(static_cast<float>(kSum) != kLargest * 0x1p14f, "the smaller terms show");
   for (int64_t m = 1; m <= 4; ++m) {
     std::vector<float> c(m * kN);
-    kernels_->few_rows_f32.multiply(
-        m, {a.data(), kK}, {b.data(), kK, kN, kN}, c.data(), /*accumulate=*/false);
+    kernels_->gemm_few_rows_f32(
+        m, {a.data(), kK}, {b.data(), kK, kN, kN}, {c.data(), kN}, /*accumulate=*/false);
     for (const float x : c) ASSERT_EQ(x, static_cast<float>(kSum));
   }
 }

@@ -7,7 +7,6 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/ivalue.h>
 #include <c10/core/CPUAllocator.h>
 
 #include <atomic>
@@ -46,7 +45,7 @@ class FailingAllocator final : public c10::Allocator {
   c10::Allocator* const before_;
 };
 
-torch::jit::Stack call_operator(const char* name, torch::jit::Stack stack) {
+Stack call_operator(const char* name, Stack stack) {
   c10::Dispatcher::singleton().findSchemaOrThrow(name, "").callBoxed(stack);
   return stack;
 }
@@ -57,20 +56,19 @@ class Failures : public testing::TestWithParam<int> {
     at::set_num_threads(GetParam());
     // Hidden units enough for several threads.
     const Arguments a = sequence_problem({3, 8, 20, 144}, at::kBFloat16, 1);
-    forward_ = {
-        a.input, a.h, a.c, a.weights, a.bias, a.batch_sizes, a.reverse, /*checkpoint_steps=*/0};
-    const torch::jit::Stack results = call_operator("lltm::sequence_forward", forward_);
-    const std::vector<bool> all(5, true);
+    forward_ = sequence_stack(a);
+    const Stack results = call_operator("lltm::sequence_forward", forward_);
+    const std::vector<bool> all(7, true);
     backward_ = forward_;
     for (const c10::IValue& value :
-         torch::jit::Stack{results[0], results[3], results[0], results[1], results[2], all}) {
+         Stack{results[0], results[3], results[0], results[1], results[2], all}) {
       backward_.push_back(value);
     }
   }
   ~Failures() override { at::set_num_threads(threads_before_); }
 
   // Lets one allocation after the other fail.
-  static void check(const char* name, const torch::jit::Stack& arguments) {
+  static void check(const char* name, const Stack& arguments) {
     FailingAllocator allocator;
     const auto run = [&] {
       allocator.calls = 0;
@@ -95,7 +93,7 @@ class Failures : public testing::TestWithParam<int> {
     EXPECT_TRUE(identical(run(), expected));
   }
 
-  torch::jit::Stack forward_, backward_;
+  Stack forward_, backward_;
 
  private:
   int threads_before_;

@@ -1,9 +1,10 @@
 // The torch::nn modules: what they compute, against single steps of lltm::cell;
-// what they look like, against torch::nn::LSTM and the Python modules.
+// what they look like, against torch::nn and the Python modules.
 #include "properties.h"
 
 #include <lltm/nn.h>
 #include <lltm/ops.h>
+#include <lltm/serialize.h>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -16,10 +17,12 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdio>
 #include <functional>
 #include <sstream>
 #include <thread>
 #include <tuple>
+#include <type_traits>
 #include <typeinfo>
 #include <utility>
 
@@ -85,70 +88,148 @@ Module with_parameters(const Arguments& a) {
   module->to(a.input.scalar_type());
   const at::NoGradGuard no_grad;
   for (auto& parameter : module->named_parameters()) {
-    parameter.value().copy_(parameter.key().starts_with("bias") ? *a.bias : a.weights);
+    const std::string& key = parameter.key();
+    parameter.value().copy_(
+        key.starts_with("bias_hh")     ? *a.bias_hh
+        : key.starts_with("bias")      ? *a.bias
+        : key.starts_with("weight_hh") ? *a.weight_hh
+                                       : a.weights);
   }
   return module;
 }
 
-Tensors by_cell(const Arguments& a) {
-  const auto [h, c] =
-      with_parameters<lltm::LLTMCell, lltm::LLTMCellOptions>(a)->forward(a.input, State(a.h, a.c));
-  return {h, c};
+// The parts of a state: h and c, of the GRU h.
+Tensors parts(const State& state) {
+  return {std::get<0>(state), std::get<1>(state)};
 }
-
-template <typename Layer>
-Tensors by(Layer&& layer, const Arguments& a) {
-  const State state(a.h.unsqueeze(0), a.c.unsqueeze(0));
-  if (!a.batch_sizes) {
-    const auto [output, last] = layer.forward(a.input, state);
-    return {output, std::get<0>(last)[0], std::get<1>(last)[0]};
+Tensors parts(const Tensor& h) {
+  return {h};
+}
+template <typename StateT>
+StateT state_from(const Tensors& parts) {
+  if constexpr (std::is_same_v<StateT, State>) {
+    return {parts[0], parts[1]};
+  } else {
+    return parts[0];
   }
-  const auto [rows, last] =
-      layer.forward_with_packed_input(rnn::PackedSequence(a.input, *a.batch_sizes), state);
-  return {rows.data(), std::get<0>(last)[0], std::get<1>(last)[0]};
 }
 
+// The output, h_n and, where the cell has one, c_n.
+Tensors flat(const std::tuple<Tensor, State>& result) {
+  const auto& [output, state] = result;
+  return {output, std::get<0>(state), std::get<1>(state)};
+}
+Tensors flat(const std::tuple<Tensor, Tensor>& result) {
+  const auto& [output, h_n] = result;
+  return {output, h_n};
+}
+
+// The modules of a cell, and those of torch::nn, if it has such.
+struct LltmModules {
+  using StateT = State;
+  using Layer = lltm::LLTM;
+  using Prepacked = lltm::PrepackedLLTM;
+  using Cell = lltm::LLTMCell;
+};
+struct LstmModules {
+  using StateT = State;
+  using Layer = lltm::LSTM;
+  using Prepacked = lltm::PrepackedLSTM;
+  using Cell = lltm::LSTMCell;
+  using TorchLayer = torch::nn::LSTM;
+  using TorchOptions = torch::nn::LSTMOptions;
+  using TorchCell = torch::nn::LSTMCell;
+  using TorchCellOptions = torch::nn::LSTMCellOptions;
+  static constexpr const char* kName = "LSTM";
+};
+struct GruModules {
+  using StateT = Tensor;
+  using Layer = lltm::GRU;
+  using Prepacked = lltm::PrepackedGRU;
+  using Cell = lltm::GRUCell;
+  using TorchLayer = torch::nn::GRU;
+  using TorchOptions = torch::nn::GRUOptions;
+  using TorchCell = torch::nn::GRUCell;
+  using TorchCellOptions = torch::nn::GRUCellOptions;
+  static constexpr const char* kName = "GRU";
+};
+
+template <typename Modules>
+Tensors by_cell(const Arguments& a) {
+  auto module = with_parameters<typename Modules::Cell, lltm::CellOptions>(a);
+  const Tensors state = a.c.defined() ? Tensors{a.h, a.c} : Tensors{a.h};
+  return parts(module->forward(a.input, state_from<typename Modules::StateT>(state)));
+}
+
+template <typename StateT, typename Layer>
+Tensors by(Layer&& layer, const Arguments& a) {
+  Tensors initial = {a.h.unsqueeze(0)};
+  if (a.c.defined()) initial.push_back(a.c.unsqueeze(0));
+  const auto state = state_from<StateT>(initial);
+  Tensors results;
+  if (a.batch_sizes) {
+    const auto [rows, last] =
+        layer.forward_with_packed_input(rnn::PackedSequence(a.input, *a.batch_sizes), state);
+    results = flat(std::tuple(rows.data(), last));
+  } else {
+    results = flat(layer.forward(a.input, state));
+  }
+  for (size_t k = 1; k < results.size(); ++k) results[k] = results[k][0];
+  return results;
+}
+
+template <typename Modules>
 Tensors by_layer(const Arguments& a) {
-  return by(*with_parameters<lltm::LLTM, lltm::LLTMOptions>(a), a);
+  auto layer = with_parameters<typename Modules::Layer, lltm::LayerOptions>(a);
+  return by<typename Modules::StateT>(*layer, a);
 }
 
+template <typename Modules>
 Tensors by_prepacked_layer(const Arguments& a) {
-  return by(with_parameters<lltm::LLTM, lltm::LLTMOptions>(a)->prepack(), a);
+  auto layer = with_parameters<typename Modules::Layer, lltm::LayerOptions>(a);
+  return by<typename Modules::StateT>(layer->prepack(), a);
 }
 
-// Of a module the gradients are those of its own parameters: below.
-const Form kCellModule = {
-    .name = "LLTMCell",
-    .run = by_cell,
-    .baseline = cell,
-    .step = true,
-    .any_size = false,
-    .differentiable = false,
-    .roundings = 8};
-const Form kLayerModule = {
-    .name = "LLTM",
-    .run = by_layer,
-    .baseline = sequence,
-    .has_reverse = false,
-    .any_size = false,
-    .differentiable = false,
-    .roundings = 8};
-const Form kPrepackedModule = {
-    .name = "PrepackedLLTM",
-    .run = by_prepacked_layer,
-    .baseline = sequence,
-    .has_reverse = false,
-    .any_size = false,
-    .differentiable = false,
-    .roundings = 8};
+// Of a module the gradients are those of its own parameters: below. One argument after another is
+// strided in the operators' tests.
+Form module_form(const char* name, const char* cell_name, Function run) {
+  return {
+      .name = name,
+      .run = std::move(run),
+      .baseline = sequence,
+      .cell = cell_name,
+      .has_reverse = false,
+      .any_size = false,
+      .differentiable = false,
+      .roundings = 8,
+      .positions = {positions_of(cell_name).back()}};
+}
+std::vector<Form> cell_modules() {
+  std::vector<Form> forms = {
+      module_form("LLTMCell", "lltm", by_cell<LltmModules>),
+      module_form("LSTMCell", "lstm", by_cell<LstmModules>),
+      module_form("GRUCell", "gru", by_cell<GruModules>)};
+  for (Form& form : forms) {
+    form.baseline = cell;
+    form.step = true;
+  }
+  return forms;
+}
+std::vector<Form> layer_modules() {
+  return {
+      module_form("LLTM", "lltm", by_layer<LltmModules>),
+      module_form("PrepackedLLTM", "lltm", by_prepacked_layer<LltmModules>),
+      module_form("LSTM", "lstm", by_layer<LstmModules>),
+      module_form("PrepackedLSTM", "lstm", by_prepacked_layer<LstmModules>),
+      module_form("GRU", "gru", by_layer<GruModules>),
+      module_form("PrepackedGRU", "gru", by_prepacked_layer<GruModules>)};
+}
 
-INSTANTIATE_TEST_SUITE_P(LLTMCell, Properties, each_case(kCellModule, kDtypes), case_name);
-INSTANTIATE_TEST_SUITE_P(LLTM, Properties, each_case(kLayerModule, kDtypes), case_name);
-INSTANTIATE_TEST_SUITE_P(LLTM, SequenceProperties, each_case(kLayerModule, kDtypes), case_name);
 INSTANTIATE_TEST_SUITE_P(
-    PrepackedLLTM, Properties, each_case(kPrepackedModule, kDtypes), case_name);
+    ModulesOfOneStep, Properties, each_case(cell_modules(), kDtypes), form_case_name);
+INSTANTIATE_TEST_SUITE_P(Modules, Properties, each_case(layer_modules(), kDtypes), form_case_name);
 INSTANTIATE_TEST_SUITE_P(
-    PrepackedLLTM, SequenceProperties, each_case(kPrepackedModule, kDtypes), case_name);
+    Modules, SequenceProperties, each_case(layer_modules(), kDtypes), form_case_name);
 
 // ---- the cell -------------------------------------------------------------
 
@@ -397,11 +478,6 @@ State zero_state(const Shape& shape, int64_t batch) {
   const Tensor zeros =
       at::zeros({shape.layers * shape.directions(), batch, kHiddenSize}, at::kDouble);
   return {zeros, zeros};
-}
-
-Tensors flat(const std::tuple<Tensor, State>& result) {
-  const auto& [output, state] = result;
-  return {output, std::get<0>(state), std::get<1>(state)};
 }
 
 void expect_close(
@@ -1001,6 +1077,233 @@ TEST(LLTMModule, NamesWrongPackedInput) {
       },
       kValueError,
       "lltm::LLTM: expected h_0 of shape (1, 2, 5), got (1, 3, 5)");
+}
+
+// ---- LSTM and GRU: those of torch::nn -----------------------------------------
+
+template <typename Modules>
+class TorchModules : public testing::Test {
+ protected:
+  using StateT = typename Modules::StateT;
+  using Layer = typename Modules::Layer;
+
+  static std::string called(const std::string& text) { return "lltm::" + (Modules::kName + text); }
+
+  // A layer, and torch's with the same parameters.
+  static std::pair<Layer, typename Modules::TorchLayer> both(
+      const Shape& shape, bool batch_first = false) {
+    typename Modules::TorchLayer theirs(
+        typename Modules::TorchOptions(kInputSize, kHiddenSize)
+            .num_layers(shape.layers)
+            .bidirectional(shape.bidirectional)
+            .bias(shape.bias)
+            .batch_first(batch_first));
+    Layer ours(
+        lltm::LayerOptions(kInputSize, kHiddenSize)
+            .num_layers(shape.layers)
+            .bidirectional(shape.bidirectional)
+            .bias(shape.bias)
+            .batch_first(batch_first));
+    theirs->to(at::kDouble);
+    ours->to(at::kDouble);
+    take_parameters(*ours, *theirs);
+    return {ours, theirs};
+  }
+
+  // Names, shapes and order are the same.
+  static void take_parameters(torch::nn::Module& ours, const torch::nn::Module& theirs) {
+    ASSERT_EQ(named_shapes(ours), named_shapes(theirs));
+    const at::NoGradGuard no_grad;
+    const Tensors from = theirs.parameters();
+    for (size_t k = 0; k < from.size(); ++k) ours.parameters()[k].copy_(from[k]);
+  }
+
+  static StateT random_state(at::IntArrayRef sizes) {
+    const Tensors both = {random(sizes, 2), random(sizes, 3)};
+    return state_from<StateT>(both);
+  }
+
+  static void expect_same(const Tensors& ours, const Tensors& expected) {
+    ASSERT_EQ(ours.size(), expected.size());
+    for (size_t k = 0; k < ours.size(); ++k) {
+      EXPECT_TRUE(close(ours[k], expected[k])) << "result " << k;
+    }
+  }
+
+  static constexpr Shape kShapes[] = {
+      {1, false, true}, {1, true, false}, {3, false, true}, {2, true, true}};
+};
+
+class NameOfModules {
+ public:
+  template <typename Modules>
+  static std::string GetName(int) {
+    return Modules::kName;
+  }
+};
+using BothModules = testing::Types<LstmModules, GruModules>;
+TYPED_TEST_SUITE(TorchModules, BothModules, NameOfModules);
+
+TYPED_TEST(TorchModules, LayersComputeWhatTorchComputes) {
+  for (const Shape& shape : TestFixture::kShapes) {
+    for (const bool batch_first : {false, true}) {
+      SCOPED_TRACE(testing::Message() << shape.layers << " layers, batch first " << batch_first);
+      auto [ours, theirs] = TestFixture::both(shape, batch_first);
+      const Tensor input = random({6, 4, kInputSize}, 1);
+      const auto state = TestFixture::random_state(
+          {shape.layers * shape.directions(), batch_first ? 6 : 4, kHiddenSize});
+      const Tensors results = flat(ours->forward(input, state));
+      const Tensors expected = flat(theirs->forward(input, state));
+      TestFixture::expect_same(results, expected);
+      const Tensors grads = random_like(expected, 4);
+      TestFixture::expect_same(
+          torch::autograd::grad(results, ours->parameters(), grads),
+          torch::autograd::grad(expected, theirs->parameters(), grads));
+      TestFixture::expect_same(flat(ours->forward(input)), flat(theirs->forward(input)));
+      // Without a batch, which torch's do not take.
+      const Tensors single = flat(ours->forward(input[0]));
+      Tensors of_one = flat(theirs->forward(input[0].unsqueeze(batch_first ? 0 : 1)));
+      of_one[0] = of_one[0].squeeze(batch_first ? 0 : 1);
+      for (size_t k = 1; k < of_one.size(); ++k) of_one[k] = of_one[k].squeeze(1);
+      TestFixture::expect_same(single, of_one);
+    }
+  }
+}
+
+TYPED_TEST(TorchModules, PackedRowsAreThoseOfTorch) {
+  for (const Shape& shape : TestFixture::kShapes) {
+    auto [ours, theirs] = TestFixture::both(shape);
+    const auto state =
+        TestFixture::random_state({shape.layers * shape.directions(), 4, kHiddenSize});
+    const rnn::PackedSequence rows = rnn::pack_padded_sequence(
+        random({7, 4, kInputSize}, 1),
+        at::tensor({2, 7, 1, 4}, at::kLong),
+        /*batch_first=*/false,
+        /*enforce_sorted=*/false);
+    const auto [output, last] = ours->forward_with_packed_input(rows, state);
+    const auto [expected, expected_last] = theirs->forward_with_packed_input(rows, state);
+    TestFixture::expect_same(
+        flat(std::tuple(output.data(), last)), flat(std::tuple(expected.data(), expected_last)));
+    EXPECT_TRUE(identical(output.unsorted_indices(), expected.unsorted_indices()));
+  }
+}
+
+TYPED_TEST(TorchModules, CellsComputeWhatTorchComputes) {
+  for (const bool bias : {true, false}) {
+    typename TypeParam::TorchCell theirs(
+        typename TypeParam::TorchCellOptions(kInputSize, kHiddenSize).bias(bias));
+    typename TypeParam::Cell ours(lltm::CellOptions(kInputSize, kHiddenSize).bias(bias));
+    theirs->to(at::kDouble);
+    ours->to(at::kDouble);
+    TestFixture::take_parameters(*ours, *theirs);
+    EXPECT_EQ(ours->bias_hh.defined(), bias);
+    EXPECT_TRUE(identical(ours->weight_hh, theirs->weight_hh));
+    const Tensor input = random({4, kInputSize}, 1);
+    const auto state = TestFixture::random_state({4, kHiddenSize});
+    TestFixture::expect_same(
+        parts(ours->forward(input, state)), parts(theirs->forward(input, state)));
+    TestFixture::expect_same(parts(ours->forward(input)), parts(theirs->forward(input)));
+    const auto row = TestFixture::random_state({kHiddenSize});
+    EXPECT_EQ(parts(ours->forward(input[0], row))[0].sizes(), at::IntArrayRef({kHiddenSize}));
+  }
+}
+
+TYPED_TEST(TorchModules, PrepackedFormsGiveWhatTheLayerGives) {
+  const torch::NoGradGuard no_grad;
+  for (const Shape& shape : TestFixture::kShapes) {
+    auto [layer, theirs] = TestFixture::both(shape);
+    layer->to(at::kFloat);
+    const Tensor input = torch::randn({7, 4, kInputSize});
+    const Tensors expected = flat(layer->forward(input));
+    const typename TypeParam::Prepacked packed = layer->prepack();
+    const Tensors ours = flat(packed.forward(input));
+    const Tensors in_int8 = flat(layer->prepack(torch::kQInt8).forward(input));
+    for (size_t k = 0; k < expected.size(); ++k) {
+      EXPECT_TRUE(at::allclose(ours[k], expected[k], 1e-6, 1e-6)) << "result " << k;
+      // Some steps of 1/127 of the largest weight and of the largest input.
+      EXPECT_TRUE(at::allclose(in_int8[k], expected[k], 0.02, 0.02)) << "result " << k;
+      EXPECT_FALSE(identical(in_int8[k], expected[k])) << "result " << k;
+    }
+  }
+}
+
+TYPED_TEST(TorchModules, CheckpointsOfTorchAreRead) {
+  const std::string path = testing::TempDir() + "lltm_" + TypeParam::kName + ".safetensors";
+  auto [ours, theirs] = TestFixture::both({2, true, true});
+  typename TypeParam::Layer loaded(
+      lltm::LayerOptions(kInputSize, kHiddenSize).num_layers(2).bidirectional(true));
+  loaded->to(at::kDouble);
+  lltm::save_state_dict(theirs, path);
+  lltm::load_state_dict(loaded, path);
+  std::remove(path.c_str());
+  EXPECT_TRUE(identical(loaded->all_weights(), ours->all_weights()));
+}
+
+TYPED_TEST(TorchModules, ACloneAndCheckpointStepsChangeNoResult) {
+  auto [layer, theirs] = TestFixture::both({2, true, true});
+  const auto copy =
+      std::dynamic_pointer_cast<typename TypeParam::Layer::ContainedType>(layer->clone());
+  ASSERT_NE(copy, nullptr);
+  copy->options.checkpoint_steps(3);
+  const Tensor input = random({7, 4, kInputSize}, 1);
+  const Tensors expected = flat(layer->forward(input)), results = flat(copy->forward(input));
+  EXPECT_TRUE(identical(results, expected));
+  const Tensors grads = random_like(expected, 4);
+  TestFixture::expect_same(
+      torch::autograd::grad(results, copy->parameters(), grads),
+      torch::autograd::grad(expected, layer->parameters(), grads));
+  for (const Tensor& parameter : copy->parameters()) parameter.detach().zero_();
+  EXPECT_TRUE(identical(flat(layer->forward(input)), expected));
+}
+
+TYPED_TEST(TorchModules, PrintTheirOptions) {
+  EXPECT_EQ(
+      printed(*typename TypeParam::Layer(lltm::LayerOptions(3, 5).num_layers(2))),
+      TestFixture::called(
+          "(input_size=3, hidden_size=5, num_layers=2, bias=true, "
+          "batch_first=false, dropout=0, bidirectional=false)"));
+  EXPECT_EQ(printed(*typename TypeParam::Cell(3, 5)), TestFixture::called("Cell(3, 5)"));
+}
+
+TYPED_TEST(TorchModules, StandInASequential) {
+  typename TypeParam::Layer layer(3, 5);
+  const Tensor input = random({8, 4, 3}, 1, at::kFloat);
+  torch::nn::Sequential layers(layer);
+  using Result = std::tuple<Tensor, typename TypeParam::StateT>;
+  EXPECT_TRUE(
+      identical(flat(layers->template forward<Result>(input)), flat(layer->forward(input))));
+  EXPECT_EQ(layers->named_parameters().keys().front(), "0.weight_ih_l0");
+}
+
+TYPED_TEST(TorchModules, NameWrongArguments) {
+  typename TypeParam::Layer layer(3, 5);
+  typename TypeParam::Cell cell(3, 5);
+  const auto state =
+      state_from<typename TypeParam::StateT>({at::zeros({1, 2, 5}), at::zeros({1, 2, 5})});
+  expect_error(
+      [&] { layer->forward(at::zeros({7, 4, 2})); },
+      kValueError,
+      TestFixture::called(": expected input of shape (T, B, 3) or (T, 3), got (7, 4, 2)"));
+  expect_error(
+      [&] { layer->forward(at::zeros({7, 4, 3}), state); },
+      kValueError,
+      TestFixture::called(": expected h_0 of shape (1, 4, 5), got (1, 2, 5)"));
+  expect_error(
+      [&] { cell->forward(at::zeros({4, 3}), state); },
+      kValueError,
+      TestFixture::called("Cell: expected h of shape (4, 5), got (1, 2, 5)"));
+  expect_error(
+      [] { typename TypeParam::Layer(lltm::LayerOptions(3, 5).num_layers(0)); },
+      kValueError,
+      TestFixture::called(": expected num_layers to be positive, got 0"));
+}
+
+TEST(LSTMModule, NamesAStateWithoutC) {
+  lltm::LSTM layer(3, 5);
+  expect_error(
+      [&] { layer->forward(at::zeros({7, 4, 3}), State(at::zeros({1, 4, 5}), Tensor())); },
+      kTypeError,
+      "lltm::LSTM: expected c_0 to be a tensor, got an undefined tensor");
 }
 
 }  // namespace

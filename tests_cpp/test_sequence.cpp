@@ -33,28 +33,20 @@ INSTANTIATE_TEST_SUITE_P(Sequence, AutogradProperties, testing::Values(kSequence
 
 // Weights that are packed ahead, as they are and in 8 bits; test_nn.cpp and test_int8.py have
 // more of the latter. Without derivatives.
-template <auto kDtype>
-Tensors sequence_prepacked(const Arguments& a) {
-  const auto [output, h_n, c_n] = lltm::sequence_prepacked(
-      a.input, a.h, a.c, lltm::prepack(a.weights, kDtype), a.bias, a.batch_sizes, a.reverse);
-  return {output, h_n, c_n};
-}
-
 const Form kPrepacked = {
     .name = "prepacked",
-    .run = sequence_prepacked<std::nullopt>,
+    .run = prepacked(),
     .baseline = sequence,
     .differentiable = false,
     .roundings = 8};
 const Form kInt8 = {
     .name = "int8",
-    .run = sequence_prepacked<at::kQInt8>,
+    .run = prepacked(at::kQInt8),
     .baseline = sequence,
     .differentiable = false,
     .tolerance = 0.05,
     .roundings = 8,
     .positions = {{0}, {1}, {2}, {4}, {0, 1, 2, 4}}};  // weights have to be finite
-constexpr std::array<at::ScalarType, 3> kDtypesOfInt8 = {at::kFloat, at::kBFloat16, at::kHalf};
 
 INSTANTIATE_TEST_SUITE_P(SequencePrepacked, Properties, each_case(kPrepacked, kDtypes), case_name);
 INSTANTIATE_TEST_SUITE_P(
@@ -87,29 +79,111 @@ constexpr Sizes kSequenceSizes[] = {
     {3, 40, 20, 300}, {3, 2, 17, 301},  {3, 4, 21, 250},
 };
 
-class SequenceAccuracy : public testing::TestWithParam<std::tuple<at::ScalarType, Sizes, bool>> {};
+const std::vector<Function> kBothWays = {sequence, against_the_steps(sequence)};
+
+class SequenceAccuracy : public testing::TestWithParam<std::tuple<at::ScalarType, Sizes>> {};
 
 TEST_P(SequenceAccuracy, ValuesAndGradientsMatchOracle) {
-  const auto& [dtype, sizes, reverse] = GetParam();
-  check_sequence([dtype = dtype, sizes = sizes, reverse = reverse](uint64_t seed) {
-    return reversed(sequence_problem(sizes, dtype, seed), reverse);
+  const auto& [dtype, sizes] = GetParam();
+  check_all(kBothWays, eager_sequence, [dtype = dtype, sizes = sizes](uint64_t seed) {
+    return sequence_problem(sizes, dtype, seed);
   });
 }
 
 std::string accuracy_name(const testing::TestParamInfo<SequenceAccuracy::ParamType>& info) {
-  const auto [dtype, s, reverse] = info.param;
-  return with_direction(
-      name(dtype) + "_T" + std::to_string(s.T) + "_B" + std::to_string(s.B) + "_I" +
-          std::to_string(s.I) + "_H" + std::to_string(s.H),
-      reverse);
+  const auto [dtype, s] = info.param;
+  return name(dtype) + "_T" + std::to_string(s.T) + "_B" + std::to_string(s.B) + "_I" +
+         std::to_string(s.I) + "_H" + std::to_string(s.H);
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Sizes,
     SequenceAccuracy,
-    testing::Combine(
-        testing::ValuesIn(kDtypes), testing::ValuesIn(kSequenceSizes), testing::Bool()),
+    testing::Combine(testing::ValuesIn(kDtypes), testing::ValuesIn(kSequenceSizes)),
     accuracy_name);
+
+// Of each dtype.
+class SequenceAccuracyDtype : public testing::TestWithParam<at::ScalarType> {
+ protected:
+  at::ScalarType dtype() const { return GetParam(); }
+  Problem dense(const Sizes& sizes, bool bias = true) const {
+    return [=, this](uint64_t seed) { return sequence_problem(sizes, dtype(), seed, bias); };
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(
+    Dtypes,
+    SequenceAccuracyDtype,
+    testing::ValuesIn(kDtypes),
+    [](const testing::TestParamInfo<at::ScalarType>& info) { return name(info.param); });
+
+TEST_P(SequenceAccuracyDtype, ValuesAndGradientsMatchOracleWithoutBias) {
+  check_all(kBothWays, eager_sequence, dense({5, 17, 3, 33}, /*bias=*/false));
+}
+
+// With weights of a fifth of the usual size: with those, a rounding error would
+// grow from step to step, and which of two results ends up closer to the truth
+// would be a matter of luck.
+TEST_P(SequenceAccuracyDtype, ValuesAndGradientsMatchOracleOverManySteps) {
+  for (const Sizes& sizes :
+       {Sizes{40, 4, 3, 9}, Sizes{70, 1, 3, 9}, Sizes{30, 33, 2, 5}, Sizes{300, 4, 3, 9}}) {
+    const Problem problem = [&](uint64_t seed) {
+      Arguments arguments = dense(sizes)(seed);
+      arguments.weights = arguments.weights * 0.2;
+      return arguments;
+    };
+    check_all(kBothWays, eager_sequence, problem, kRandom, /*problems=*/6);
+  }
+}
+
+// More rows than are worked on at a time (512; 4096 in bfloat16), several times
+// over: in steps of one size, and in steps that fewer and fewer rows reach.
+TEST_P(SequenceAccuracyDtype, ValuesAndGradientsMatchOracleOverManyRows) {
+  check_all(kBothWays, eager_sequence, dense({5, 450, 2, 16}));
+  std::vector<int64_t> lengths(700, 5);
+  lengths.resize(1000, 3);
+  lengths.resize(1400, 1);
+  for (const bool reverse : {false, true}) {
+    check_sequence([&](uint64_t seed) {
+      return reversed(packed_problem(lengths, 2, 17, dtype(), seed), reverse);
+    });
+  }
+  if (dtype() == at::kBFloat16) check_all(kBothWays, eager_sequence, dense({5, 3000, 2, 18}));
+}
+
+// Of numbers of one sign, so that the partial sums grow and with them what each
+// addition rounds away; of few rows, and of rows and units enough for the micro-kernel.
+TEST_P(SequenceAccuracyDtype, ValuesAndGradientsMatchOracleOverLongSums) {
+  for (const Sizes& sizes : {Sizes{1, 5, 20000, 17}, Sizes{2, 3, 20000, 17}}) {
+    check_sequence([&](uint64_t seed) {
+      Arguments arguments = dense(sizes)(seed);
+      arguments.input = arguments.input.abs();
+      arguments.weights = arguments.weights.abs() / 5000;
+      return arguments;
+    });
+  }
+}
+
+// Each step as many rows as are worked on at a time, in several blocks of hidden
+// units. The gradients are too large for bf16x3 (cpu/kernel/bf16x3.h), so that on every CPU
+// these are products of float; float16 can't hold such.
+TEST_P(SequenceAccuracyDtype, GradientsMatchOracleOverLargeSteps) {
+  const double scale = dtype() == at::kHalf ? 1 : 0x1p62;
+  const OutputGradients gradients = [&](const Tensors& outputs, uint64_t seed) {
+    Tensors result = random_like(outputs, seed);
+    for (at::Tensor& gradient : result) gradient = gradient * scale;
+    return result;
+  };
+  check_all(kBothWays, eager_sequence, dense({2, 260, 5, 144}), gradients, /*problems=*/1);
+}
+
+TEST_P(SequenceAccuracyDtype, InputMayBeBatchFirst) {
+  check_all({sequence}, eager_sequence, [&](uint64_t seed) {
+    Arguments arguments = dense({3, 9, 17, 19})(seed);
+    arguments.input = arguments.input.transpose(0, 1).contiguous().transpose(0, 1);
+    return arguments;
+  });
+}
 
 // ---- packed ---------------------------------------------------------------
 
@@ -179,9 +253,6 @@ class SequenceDtype : public testing::TestWithParam<std::tuple<at::ScalarType, b
   Problem dense_problems(const Sizes& sizes) const {
     return [=, this](uint64_t seed) { return dense(sizes, seed); };
   }
-  Problem packed_problems(const std::vector<int64_t>& lengths, int64_t I, int64_t H) const {
-    return [=, this](uint64_t seed) { return packed(lengths, I, H, seed); };
-  }
 };
 
 INSTANTIATE_TEST_SUITE_P(
@@ -191,66 +262,6 @@ INSTANTIATE_TEST_SUITE_P(
     [](const testing::TestParamInfo<SequenceDtype::ParamType>& info) {
       return with_direction(name(std::get<0>(info.param)), std::get<1>(info.param));
     });
-
-TEST_P(SequenceDtype, ValuesAndGradientsMatchOracleWithoutBias) {
-  check_sequence([&](uint64_t seed) {
-    return reversed(sequence_problem({5, 17, 3, 33}, dtype(), seed, /*bias=*/false), reverse());
-  });
-}
-
-// With weights of a fifth of the usual size: with those, a rounding error would
-// grow from step to step, and which of two results ends up closer to the truth
-// would be a matter of luck.
-TEST_P(SequenceDtype, ValuesAndGradientsMatchOracleOverManySteps) {
-  for (const Sizes& sizes :
-       {Sizes{40, 4, 3, 9}, Sizes{70, 1, 3, 9}, Sizes{30, 33, 2, 5}, Sizes{300, 4, 3, 9}}) {
-    const Problem problem = [&](uint64_t seed) {
-      Arguments arguments = dense(sizes, seed);
-      arguments.weights = arguments.weights * 0.2;
-      return arguments;
-    };
-    check(sequence, eager_sequence, problem, kRandom, /*problems=*/10);
-  }
-}
-
-// More rows than are worked on at a time (512; 4096 in bfloat16), several times
-// over: in steps of one size, and in steps that fewer and fewer rows reach.
-TEST_P(SequenceDtype, ValuesAndGradientsMatchOracleOverManyRows) {
-  check_sequence(dense_problems({5, 450, 2, 5}));
-  std::vector<int64_t> lengths(700, 5);
-  lengths.resize(1000, 3);
-  lengths.resize(1400, 1);
-  check_sequence(packed_problems(lengths, 2, 5));
-  if (dtype() == at::kBFloat16) {
-    check_sequence(dense_problems({5, 3000, 2, 6}));
-  }
-}
-
-// Of numbers of one sign, so that the partial sums grow and with them what each
-// addition rounds away; and of rows and units enough for the micro-kernel.
-TEST_P(SequenceDtype, ValuesAndGradientsMatchOracleOverLongSums) {
-  for (const Sizes& sizes : {Sizes{1, 5, 40000, 17}, Sizes{2, 3, 40000, 17}}) {
-    check_sequence([&](uint64_t seed) {
-      Arguments arguments = dense(sizes, seed);
-      arguments.input = arguments.input.abs();
-      arguments.weights = arguments.weights.abs() / 10000;
-      return arguments;
-    });
-  }
-}
-
-// Each step as many rows as are worked on at a time, in several blocks of hidden
-// units. The gradients are too large for bf16x3 (cpu/kernel/bf16x3.h), so that on every CPU
-// these are products of float; float16 can't hold such.
-TEST_P(SequenceDtype, GradientsMatchOracleOverLargeSteps) {
-  const double scale = dtype() == at::kHalf ? 1 : 0x1p62;
-  const OutputGradients gradients = [&](const Tensors& outputs, uint64_t seed) {
-    Tensors result = random_like(outputs, seed);
-    for (at::Tensor& gradient : result) gradient = gradient * scale;
-    return result;
-  };
-  check(sequence, eager_sequence, dense_problems({2, 260, 5, 144}), gradients, /*problems=*/1);
-}
 
 TEST_P(SequenceDtype, EqualsTheCellRepeated) {
   const Function repeated = [](const Arguments& a) {
@@ -305,7 +316,7 @@ TEST_P(SequenceDtype, PrepackedWeightsGiveTheSame) {
     const Tensors expected = sequence(a);
     for (const int threads : {1, 2, 5}) {
       at::set_num_threads(threads);
-      const at::Tensor weights = lltm::prepack(a.weights);
+      const at::Tensor weights = pack(a);
       at::set_num_threads(before);
       const auto [output, h_n, c_n] =
           lltm::sequence_prepacked(a.input, a.h, a.c, weights, a.bias, a.batch_sizes, a.reverse);
@@ -360,14 +371,6 @@ TEST_P(SequenceDtype, BatchSizesMayBeStrided) {
   strided.batch_sizes =
       at::stack({sizes, at::full_like(sizes, 1000)}, 1).flatten().slice(0, 0, std::nullopt, 2);
   EXPECT_TRUE(identical(sequence(arguments), sequence(strided)));
-}
-
-TEST_P(SequenceDtype, InputMayBeBatchFirst) {
-  check_sequence([&](uint64_t seed) {
-    Arguments arguments = dense({3, 9, 17, 19}, seed);
-    arguments.input = arguments.input.transpose(0, 1).contiguous().transpose(0, 1);
-    return arguments;
-  });
 }
 
 // Where only the gradient of the state is wanted, the steps alone see that a gradient cannot

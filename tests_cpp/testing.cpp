@@ -8,6 +8,7 @@
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <sys/mman.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -28,7 +29,11 @@ at::Tensor normal(at::IntArrayRef shape, at::ScalarType dtype, at::Generator& ge
 
 // Everything but the input and batch_sizes.
 Arguments states_and_weights(
-    const Sizes& s, at::ScalarType dtype, at::Generator& generator, bool bias) {
+    const Sizes& s,
+    at::ScalarType dtype,
+    at::Generator& generator,
+    bool bias,
+    std::string_view cell) {
   const double bound = s.H == 0 ? 1.0 : 1.0 / std::sqrt(static_cast<double>(s.H));
   const auto uniform = [&](at::IntArrayRef shape) {
     const at::Tensor unit = at::rand(shape, generator, at::TensorOptions(at::kDouble));
@@ -36,11 +41,14 @@ Arguments states_and_weights(
   };
   Arguments arguments;
   arguments.h = normal({s.B, s.H}, dtype, generator);
-  arguments.c = normal({s.B, s.H}, dtype, generator);
-  arguments.weights = uniform({3 * s.H, s.H + s.I});
-  if (bias) {
-    arguments.bias = uniform({3 * s.H});
-  }
+  if (cell != "gru") arguments.c = normal({s.B, s.H}, dtype, generator);
+  const int64_t rows = (cell == "lstm" ? 4 : 3) * s.H;
+  const bool joined = cell == "lltm";
+  arguments.cell = cell;
+  arguments.weights = uniform({rows, joined ? s.H + s.I : s.I});
+  if (!joined) arguments.weight_hh = uniform({rows, s.H});
+  if (bias) arguments.bias = uniform({rows});
+  if (bias && !joined) arguments.bias_hh = uniform({rows});
   return arguments;
 }
 
@@ -140,15 +148,139 @@ double epsilon(at::ScalarType dtype) {
   }
 }
 
+namespace {
+
+// An operator, for the cells that lltm/ops.h has no function for.
+template <typename Signature>
+auto find_operator(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+using at::Tensor;
+using Optional = std::optional<Tensor>;
+Optional if_defined(const Tensor& tensor) {
+  return tensor.defined() ? Optional(tensor) : std::nullopt;
+}
+
+// Of results those that the cell has.
+Tensors results(const Arguments& a, std::tuple<Tensor, Tensor, Tensor> all) {
+  const auto& [output, h, c] = all;
+  return a.c.defined() ? Tensors{output, h, c} : Tensors{output, h};
+}
+
+Tensors sequence_saving(const Arguments& a, int64_t checkpoint_steps) {
+  if (a.cell == "lltm") {
+    return results(
+        a,
+        lltm::sequence(
+            a.input, a.h, a.c, a.weights, a.bias, a.batch_sizes, a.reverse, checkpoint_steps));
+  }
+  static const auto op = find_operator<std::tuple<Tensor, Tensor, Tensor>(
+      std::string_view,
+      const Tensor&,
+      const Tensor&,
+      const Optional&,
+      const Tensor&,
+      const Optional&,
+      const Optional&,
+      const Optional&,
+      const Optional&,
+      bool,
+      int64_t)>("lltm::sequence");
+  return results(
+      a,
+      op.call(
+          a.cell,
+          a.input,
+          a.h,
+          if_defined(a.c),
+          a.weights,
+          a.weight_hh,
+          a.bias,
+          a.bias_hh,
+          a.batch_sizes,
+          a.reverse,
+          checkpoint_steps));
+}
+
+}  // namespace
+
 Tensors cell(const Arguments& a) {
-  const auto [h, c] = lltm::cell(a.input, a.h, a.c, a.weights, a.bias);
-  return {h, c};
+  if (a.cell == "lltm") {
+    const auto [h, c] = lltm::cell(a.input, a.h, a.c, a.weights, a.bias);
+    return {h, c};
+  }
+  static const auto op = find_operator<std::tuple<Tensor, Tensor>(
+      std::string_view,
+      const Tensor&,
+      const Tensor&,
+      const Optional&,
+      const Tensor&,
+      const Optional&,
+      const Optional&,
+      const Optional&)>("lltm::step");
+  const auto [h, c] =
+      op.call(a.cell, a.input, a.h, if_defined(a.c), a.weights, a.weight_hh, a.bias, a.bias_hh);
+  return a.c.defined() ? Tensors{h, c} : Tensors{h};
 }
 
 Tensors sequence(const Arguments& a) {
-  const auto [output, h, c] =
-      lltm::sequence(a.input, a.h, a.c, a.weights, a.bias, a.batch_sizes, a.reverse);
-  return {output, h, c};
+  return sequence_saving(a, /*checkpoint_steps=*/0);
+}
+
+Function checkpointed(int64_t checkpoint_steps) {
+  return [=](const Arguments& a) { return sequence_saving(a, checkpoint_steps); };
+}
+
+Stack step_stack(const Arguments& a) {
+  return {std::string(a.cell), a.input, a.h, if_defined(a.c), a.weights, a.weight_hh, a.bias, a.bias_hh};
+}
+
+Stack sequence_stack(const Arguments& a, int64_t checkpoint_steps) {
+  Stack stack = step_stack(a);
+  stack.insert(stack.end(), {a.batch_sizes, a.reverse, checkpoint_steps});
+  return stack;
+}
+
+Tensor pack(const Arguments& a, std::optional<at::ScalarType> dtype) {
+  if (a.cell == "lltm") return lltm::prepack(a.weights, dtype);
+  static const auto op = find_operator<Tensor(
+      std::string_view, const Tensor&, const Optional&, std::optional<at::ScalarType>)>(
+      "lltm::prepack");
+  return op.call(a.cell, a.weights, a.weight_hh, dtype);
+}
+
+Function prepacked(std::optional<at::ScalarType> dtype) {
+  return [=](const Arguments& a) {
+    const Tensor weights = pack(a, dtype);
+    if (a.cell == "lltm") {
+      return results(
+          a,
+          lltm::sequence_prepacked(a.input, a.h, a.c, weights, a.bias, a.batch_sizes, a.reverse));
+    }
+    static const auto op = find_operator<std::tuple<Tensor, Tensor, Tensor>(
+        std::string_view,
+        const Tensor&,
+        const Tensor&,
+        const Optional&,
+        const Tensor&,
+        const Optional&,
+        const Optional&,
+        const Optional&,
+        bool)>("lltm::sequence_prepacked");
+    return results(
+        a,
+        op.call(
+            a.cell,
+            a.input,
+            a.h,
+            if_defined(a.c),
+            weights,
+            a.bias,
+            a.bias_hh,
+            a.batch_sizes,
+            a.reverse));
+  };
 }
 
 PersistentSetting::PersistentSetting(bool enabled) : before_(lltm::cuda_persistent()) {
@@ -197,6 +329,14 @@ at::Tensor tf32_linear(
 }
 
 Tensors eager_cell_by(Linear linear, const Arguments& a) {
+  if (a.cell == "lstm") {
+    const auto [h, c] =
+        at::lstm_cell(a.input, {a.h, a.c}, a.weights, *a.weight_hh, a.bias, a.bias_hh);
+    return {h, c};
+  }
+  if (a.cell == "gru") {
+    return {at::gru_cell(a.input, a.h, a.weights, *a.weight_hh, a.bias, a.bias_hh)};
+  }
   const at::Tensor z = linear(at::cat({a.h, a.input}, 1), a.weights, a.bias);
   const Tensors gates = z.chunk(3, 1);
   const at::Tensor c = a.c + at::sigmoid(gates[0]) * at::elu(gates[2]);
@@ -209,25 +349,29 @@ Tensors eager_sequence_by(Linear linear, const Arguments& a) {
   const bool packed = a.batch_sizes.has_value();
   const Tensors inputs = packed ? a.input.split_with_sizes(rows, 0) : a.input.unbind(0);
   Tensors outputs(rows.size());
+  Tensors states = {a.h};
+  if (a.c.defined()) states.push_back(a.c);
   Arguments step = a;
   for (int64_t s = 0; s < steps; ++s) {
     const auto t = static_cast<size_t>(a.reverse ? steps - 1 - s : s);
-    const at::Tensor h = step.h;
-    const at::Tensor c = step.c;
     step.input = inputs[t];
-    step.h = h.narrow(0, 0, rows[t]);
-    step.c = c.narrow(0, 0, rows[t]);
+    step.h = states[0].narrow(0, 0, rows[t]);
+    if (a.c.defined()) step.c = states[1].narrow(0, 0, rows[t]);
     const Tensors next = eager_cell_by(linear, step);
     outputs[t] = next[0];
-    // Rows that this step does not reach keep their state.
-    step.h = at::cat({next[0], h.narrow(0, rows[t], h.size(0) - rows[t])});
-    step.c = at::cat({next[1], c.narrow(0, rows[t], c.size(0) - rows[t])});
+    for (size_t k = 0; k < states.size(); ++k) {  // rows that no step reaches keep their state
+      const int64_t others = states[k].size(0) - rows[t];
+      states[k] = at::cat({next[k], states[k].narrow(0, rows[t], others)});
+    }
   }
   if (steps == 0) {
     const at::Tensor none = packed ? a.h : a.h.unsqueeze(0);
-    return {none.narrow(0, 0, 0), a.h.clone(), a.c.clone()};
+    for (at::Tensor& state : states) state = state.clone();
+    states.insert(states.begin(), none.narrow(0, 0, 0));
+    return states;
   }
-  return {packed ? at::cat(outputs) : at::stack(outputs), step.h, step.c};
+  states.insert(states.begin(), packed ? at::cat(outputs) : at::stack(outputs));
+  return states;
 }
 
 }  // namespace
@@ -244,23 +388,40 @@ Tensors eager_tf32_sequence(const Arguments& a) {
   return eager_sequence_by(tf32_linear, a);
 }
 
+namespace {
+
+// Calls visit(name, tensor) of each differentiable argument that there is.
+template <typename Arguments, typename Visit>
+void for_each_argument(Arguments& a, const Visit& visit) {
+  const bool joined = a.cell == "lltm";
+  visit("input", a.input);
+  visit("h", a.h);
+  if (a.c.defined()) visit("c", a.c);
+  visit(joined ? "weights" : "weight_ih", a.weights);
+  if (a.bias) visit(joined ? "bias" : "bias_ih", *a.bias);
+  if (a.weight_hh) visit("weight_hh", *a.weight_hh);
+  if (a.bias_hh) visit("bias_hh", *a.bias_hh);
+}
+
+}  // namespace
+
+std::vector<const char*> argument_names(const Arguments& arguments) {
+  std::vector<const char*> names;
+  for_each_argument(arguments, [&](const char* name, const at::Tensor&) { names.push_back(name); });
+  return names;
+}
+
 Tensors differentiable(const Arguments& arguments) {
-  Tensors tensors = {arguments.input, arguments.h, arguments.c, arguments.weights};
-  if (arguments.bias) {
-    tensors.push_back(*arguments.bias);
-  }
+  Tensors tensors;
+  for_each_argument(
+      arguments, [&](const char*, const at::Tensor& tensor) { tensors.push_back(tensor); });
   return tensors;
 }
 
 Arguments with(const Arguments& arguments, const Tensors& replaced) {
   Arguments result = arguments;
-  result.input = replaced.at(0);
-  result.h = replaced.at(1);
-  result.c = replaced.at(2);
-  result.weights = replaced.at(3);
-  if (arguments.bias) {
-    result.bias = replaced.at(4);
-  }
+  size_t k = 0;
+  for_each_argument(result, [&](const char*, at::Tensor& tensor) { tensor = replaced.at(k++); });
   return result;
 }
 
@@ -272,16 +433,18 @@ void PrintTo(const Sizes& sizes, std::ostream* stream) {
   *stream << "T=" << sizes.T << " B=" << sizes.B << " I=" << sizes.I << " H=" << sizes.H;
 }
 
-Arguments cell_problem(const Sizes& sizes, at::ScalarType dtype, uint64_t seed, bool bias) {
+Arguments cell_problem(
+    const Sizes& sizes, at::ScalarType dtype, uint64_t seed, bool bias, std::string_view cell) {
   at::Generator generator = at::detail::createCPUGenerator(seed);
-  Arguments arguments = states_and_weights(sizes, dtype, generator, bias);
+  Arguments arguments = states_and_weights(sizes, dtype, generator, bias, cell);
   arguments.input = normal({sizes.B, sizes.I}, dtype, generator);
   return arguments;
 }
 
-Arguments sequence_problem(const Sizes& sizes, at::ScalarType dtype, uint64_t seed, bool bias) {
+Arguments sequence_problem(
+    const Sizes& sizes, at::ScalarType dtype, uint64_t seed, bool bias, std::string_view cell) {
   at::Generator generator = at::detail::createCPUGenerator(seed);
-  Arguments arguments = states_and_weights(sizes, dtype, generator, bias);
+  Arguments arguments = states_and_weights(sizes, dtype, generator, bias, cell);
   arguments.input = normal({sizes.T, sizes.B, sizes.I}, dtype, generator);
   return arguments;
 }
@@ -291,14 +454,15 @@ Arguments packed_problem(
     int64_t input_size,
     int64_t hidden_size,
     at::ScalarType dtype,
-    uint64_t seed) {
+    uint64_t seed,
+    std::string_view cell) {
   at::Generator generator = at::detail::createCPUGenerator(seed);
   std::vector<int64_t> batch_sizes(lengths.empty() ? 0 : static_cast<size_t>(lengths.front()));
   for (const int64_t length : lengths) {
     std::for_each_n(batch_sizes.begin(), length, [](int64_t& rows) { ++rows; });
   }
   const Sizes sizes = {0, static_cast<int64_t>(lengths.size()), input_size, hidden_size};
-  Arguments arguments = states_and_weights(sizes, dtype, generator, true);
+  Arguments arguments = states_and_weights(sizes, dtype, generator, true, cell);
   const int64_t rows = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
   arguments.input = normal({rows, input_size}, dtype, generator);
   arguments.batch_sizes = at::tensor(batch_sizes, at::kLong);
@@ -318,10 +482,15 @@ Tensors random_like(const Tensors& like, uint64_t seed) {
   return result;
 }
 
-Evaluation evaluate(
-    const Function& function, const Arguments& arguments, const Tensors& grad_outputs) {
+namespace {
+
+// With the gradients of the outputs that grads_of(outputs) says.
+template <typename GradientsOf>
+Evaluation evaluate_with(
+    const Function& function, const Arguments& arguments, const GradientsOf& grads_of) {
   const Arguments leaves = requiring_grad(arguments);
   const Tensors outputs = function(leaves);
+  const Tensors grad_outputs = grads_of(outputs);
   Tensors used;
   Tensors gradients;
   for (size_t k = 0; k < outputs.size(); ++k) {
@@ -330,20 +499,27 @@ Evaluation evaluate(
       gradients.push_back(grad_outputs[k]);
     }
   }
+  const Tensors x = differentiable(leaves);
   gradients = torch::autograd::grad(
       used,
-      differentiable(leaves),
+      x,
       gradients,
       /*retain_graph=*/std::nullopt,
       /*create_graph=*/false,
       /*allow_unused=*/true);
-  const Tensors x = differentiable(leaves);
   for (size_t k = 0; k < gradients.size(); ++k) {
     if (!gradients[k].defined()) {
       gradients[k] = at::zeros_like(x[k]);
     }
   }
   return {outputs, gradients};
+}
+
+}  // namespace
+
+Evaluation evaluate(
+    const Function& function, const Arguments& arguments, const Tensors& grad_outputs) {
+  return evaluate_with(function, arguments, [&](const Tensors&) { return grad_outputs; });
 }
 
 namespace {
@@ -394,9 +570,32 @@ Expected expect_in(const Arguments& arguments, const Tensors& grad_outputs) {
   return expected;
 }
 
+// The LSTM and the GRU: plain PyTorch in float64.
+Expected expect_in_torch(const Arguments& arguments, const Tensors& grad_outputs) {
+  const auto in_double = [](Tensors tensors) {
+    for (at::Tensor& tensor : tensors) {
+      if (tensor.defined()) tensor = tensor.to(at::kDouble);
+    }
+    return tensors;
+  };
+  const auto matrices = [](const Tensors& tensors) {
+    std::vector<reference::Matrix<>> result;
+    for (const at::Tensor& tensor : tensors) {
+      result.push_back(to_matrix<reference::Widest>(tensor, tensor.size(-1)));
+    }
+    return result;
+  };
+  const Evaluation exact = evaluate(
+      arguments.input.dim() == 2 && !arguments.batch_sizes ? eager_cell : eager_sequence,
+      with(arguments, in_double(differentiable(arguments))),
+      in_double(grad_outputs));
+  return {matrices(exact.outputs), matrices(exact.gradients)};
+}
+
 }  // namespace
 
 Expected expect(const Arguments& arguments, const Tensors& grad_outputs) {
+  if (arguments.cell != "lltm") return expect_in_torch(arguments, grad_outputs);
   return arguments.input.scalar_type() == at::kDouble
              ? expect_in<reference::Widest>(arguments, grad_outputs)
              : expect_in<double>(arguments, grad_outputs);
@@ -468,12 +667,13 @@ struct Comparisons {
     }
   }
 
-  void expect_accurate() const {
+  void expect_accurate(const Arguments& arguments) const {
+    const std::vector<const char*> names = argument_names(arguments);
     for (size_t k = 0; k < outputs.size(); ++k) {
       EXPECT_TRUE(outputs[k].result()) << "output " << k;
     }
     for (size_t k = 0; k < gradients.size(); ++k) {
-      EXPECT_TRUE(gradients[k].result()) << "gradient of " << kArgumentNames[k];
+      EXPECT_TRUE(gradients[k].result()) << "gradient of " << names[k];
     }
   }
 };
@@ -492,8 +692,8 @@ class ThreadCount {
 
 std::string describe(const Arguments& a, uint64_t seed) {
   std::ostringstream text;
-  text << "seeds 1 to " << seed << "; " << a.input.scalar_type() << ", input " << a.input.sizes()
-       << " strides " << a.input.strides() << ", h " << a.h.sizes() << ", bias "
+  text << a.cell << ", seeds 1 to " << seed << "; " << a.input.scalar_type() << ", input "
+       << a.input.sizes() << " strides " << a.input.strides() << ", h " << a.h.sizes() << ", bias "
        << a.bias.has_value() << ", reverse " << a.reverse;
   if (a.batch_sizes) {
     text << ", batch_sizes " << rows_per_step(a);
@@ -518,27 +718,42 @@ int64_t fewest_elements(const Expected& expected) {
 
 }  // namespace
 
+void check_all(
+    const std::vector<Function>& ours,
+    const Function& baseline,
+    const Problem& problem,
+    const OutputGradients& output_gradients,
+    uint64_t problems) {
+  std::vector<Comparisons> comparisons(ours.size());
+  int64_t elements = 0;
+  uint64_t seed = 0;
+  while (seed < problems || elements < kFewestElements) {
+    const Arguments arguments = problem(++seed);
+    Tensors grad_outputs;
+    const Evaluation eager = evaluate_with(baseline, arguments, [&](const Tensors& outputs) {
+      return grad_outputs = output_gradients(outputs, seed + 1000);
+    });
+    const Expected expected = expect(arguments, grad_outputs);
+    for (size_t k = 0; k < ours.size(); ++k) {
+      comparisons[k].add(evaluate(ours[k], arguments, grad_outputs), eager, expected);
+    }
+    elements += std::min(fewest_elements(expected), kFewestElements);
+  }
+  const Arguments first = problem(1);
+  SCOPED_TRACE(describe(first, seed));
+  for (size_t k = 0; k < ours.size(); ++k) {
+    SCOPED_TRACE(testing::Message() << "function " << k << " of " << ours.size());
+    comparisons[k].expect_accurate(first);
+  }
+}
+
 void check(
     const Function& ours,
     const Function& baseline,
     const Problem& problem,
     const OutputGradients& output_gradients,
     uint64_t problems) {
-  Comparisons comparisons;
-  int64_t elements = 0;
-  uint64_t seed = 0;
-  while (seed < problems || elements < kFewestElements) {
-    const Arguments arguments = problem(++seed);
-    const Tensors grad_outputs = output_gradients(baseline(arguments), seed + 1000);
-    const Expected expected = expect(arguments, grad_outputs);
-    comparisons.add(
-        evaluate(ours, arguments, grad_outputs),
-        evaluate(baseline, arguments, grad_outputs),
-        expected);
-    elements += std::min(fewest_elements(expected), kFewestElements);
-  }
-  SCOPED_TRACE(describe(problem(1), seed));
-  comparisons.expect_accurate();
+  check_all({ours}, baseline, problem, output_gradients, problems);
 }
 
 void check_step(const Problem& problem, const OutputGradients& output_gradients) {
@@ -560,7 +775,7 @@ void check_threads(const Function& function, int count, const Arguments& argumen
   const Evaluation several = run(count);
   Comparisons comparisons;
   comparisons.add(several, one, expect(arguments, grad_outputs));
-  comparisons.expect_accurate();
+  comparisons.expect_accurate(arguments);
   for (int repetition = 0; repetition < 3; ++repetition) {
     const Evaluation again = run(count);
     EXPECT_TRUE(identical(several.outputs, again.outputs));
@@ -635,6 +850,18 @@ const std::vector<Layout>& layouts() {
   return layouts;
 }
 
+std::vector<std::vector<size_t>> positions_of(std::string_view cell) {
+  const size_t count = cell == "lltm" ? 5 : cell == "lstm" ? 7 : 6;
+  std::vector<std::vector<size_t>> positions;
+  std::vector<size_t> all;
+  for (size_t k = 0; k < count; ++k) {
+    positions.push_back({k});
+    all.push_back(k);
+  }
+  positions.push_back(all);
+  return positions;
+}
+
 Function contiguous(const Function& function) {
   return [function](const Arguments& arguments) {
     Tensors tensors;
@@ -642,6 +869,17 @@ Function contiguous(const Function& function) {
       tensors.push_back(tensor.contiguous());
     }
     return function(with(arguments, tensors));
+  };
+}
+
+Function against_the_steps(const Function& sequence) {
+  return [sequence](const Arguments& arguments) {
+    Arguments flipped = arguments;
+    flipped.input = arguments.input.flip(0);
+    flipped.reverse = !arguments.reverse;
+    Tensors results = sequence(flipped);
+    results[0] = results[0].flip(0);
+    return results;
   };
 }
 

@@ -5,6 +5,7 @@
 #include "reference.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
@@ -13,10 +14,13 @@
 #include <optional>
 #include <ostream>
 #include <string>
+#include <string_view>
 #include <typeinfo>
 #include <vector>
 
 namespace lltm_test {
+
+constexpr std::array<const char*, 3> kCells = {"lltm", "lstm", "gru"};
 
 // What a step or a sequence takes. One step: input is (B, I).
 struct Arguments {
@@ -24,19 +28,36 @@ struct Arguments {
   std::optional<at::Tensor> bias;
   std::optional<at::Tensor> batch_sizes;
   bool reverse = false;
+  // One of kCells. The others' weights are in two matrices, as torch.nn's: `weights` and `bias`
+  // are those of the input, these are those of h. The GRU has no c.
+  std::string_view cell = "lltm";
+  std::optional<at::Tensor> weight_hh, bias_hh;
 };
 
 using Tensors = std::vector<at::Tensor>;
 
-// From arguments to (h', c') of a step or (output, h_n, c_n) of a sequence.
+// From arguments to (h', c') of a step or (output, h_n, c_n) of a sequence, without the c that a
+// cell does not have.
 using Function = std::function<Tensors(const Arguments&)>;
 
-// Names of the differentiable arguments, in the order of the gradients.
+// Names of the differentiable arguments, in the order of the gradients: of the LLTM, of any cell.
 constexpr std::array<const char*, 5> kArgumentNames = {"input", "h", "c", "weights", "bias"};
+std::vector<const char*> argument_names(const Arguments& arguments);
 
-// The library, one step and a sequence.
+// The library: one step, a sequence, one that saves checkpoints, and one with weights that are
+// packed, as they are or quantised.
 Tensors cell(const Arguments& arguments);
 Tensors sequence(const Arguments& arguments);
+Function checkpointed(int64_t checkpoint_steps);
+Function prepacked(std::optional<at::ScalarType> dtype = std::nullopt);
+
+// The arguments of the operators `step` and `sequence`, in the order of their schemas.
+using Stack = std::vector<c10::IValue>;
+Stack step_stack(const Arguments& arguments);
+Stack sequence_stack(const Arguments& arguments, int64_t checkpoint_steps = 0);
+
+// lltm::prepack of the weights of any cell.
+at::Tensor pack(const Arguments& arguments, std::optional<at::ScalarType> dtype = std::nullopt);
 
 // Which engine sequences on a GPU may take while it lives: the persistent one, or only the
 // stepwise one.
@@ -63,7 +84,8 @@ void expect_error(
 // The distance from 1 to the next larger number.
 double epsilon(at::ScalarType dtype);
 
-// The same in plain PyTorch operations on the same arguments.
+// The same in plain PyTorch operations on the same arguments; a step of the LSTM and the GRU is
+// at::lstm_cell and at::gru_cell.
 Tensors eager_cell(const Arguments& arguments);
 Tensors eager_sequence(const Arguments& arguments);
 
@@ -71,7 +93,7 @@ Tensors eager_sequence(const Arguments& arguments);
 // product is rounded to TF32, in forward and in backward.
 Tensors eager_tf32_sequence(const Arguments& arguments);
 
-// input, h, c, weights and, where there is one, bias.
+// input, h, c, weights, bias, weight_hh, bias_hh: those that there are.
 Tensors differentiable(const Arguments& arguments);
 
 // A copy whose differentiable arguments are replaced, in that order.
@@ -88,9 +110,18 @@ struct Sizes {
 void PrintTo(const Sizes& sizes, std::ostream* stream);
 
 // Random arguments with weights of the usual initialisation, ±1/sqrt(H).
-Arguments cell_problem(const Sizes& sizes, at::ScalarType dtype, uint64_t seed, bool bias = true);
+Arguments cell_problem(
+    const Sizes& sizes,
+    at::ScalarType dtype,
+    uint64_t seed,
+    bool bias = true,
+    std::string_view cell = "lltm");
 Arguments sequence_problem(
-    const Sizes& sizes, at::ScalarType dtype, uint64_t seed, bool bias = true);
+    const Sizes& sizes,
+    at::ScalarType dtype,
+    uint64_t seed,
+    bool bias = true,
+    std::string_view cell = "lltm");
 
 // A packed one: row b of the batch has lengths[b] steps, in falling order.
 Arguments packed_problem(
@@ -98,7 +129,8 @@ Arguments packed_problem(
     int64_t input_size,
     int64_t hidden_size,
     at::ScalarType dtype,
-    uint64_t seed);
+    uint64_t seed,
+    std::string_view cell = "lltm");
 
 // Normally distributed values shaped as `like`, of its dtype.
 at::Tensor random_like(const at::Tensor& like, uint64_t seed);
@@ -115,7 +147,8 @@ struct Evaluation {
 Evaluation evaluate(
     const Function& function, const Arguments& arguments, const Tensors& grad_outputs);
 
-// The same by the oracle; undefined grad_outputs are zero.
+// The same by the oracle; undefined grad_outputs are zero. That of the LLTM is reference.h, that of
+// the others plain PyTorch in float64.
 struct Expected {
   std::vector<reference::Matrix<>> outputs;
   std::vector<reference::Matrix<>> gradients;
@@ -151,9 +184,15 @@ inline const OutputGradients kRandom = [](const Tensors& outputs, uint64_t seed)
   return random_like(outputs, seed);
 };
 
-// Every output and gradient of `ours` meets the statement, with `baseline` in
+// Every output and gradient of each of `ours` meets the statement, with `baseline` in
 // the place of eager; outputs are contiguous. Seeds 1, 2, ... until the
 // smallest result has had some hundred elements, and at least `problems`.
+void check_all(
+    const std::vector<Function>& ours,
+    const Function& baseline,
+    const Problem& problem,
+    const OutputGradients& output_gradients = kRandom,
+    uint64_t problems = 3);
 void check(
     const Function& ours,
     const Function& baseline,
@@ -186,12 +225,15 @@ Arguments laid_out(
     const Arguments& arguments, const Layout& layout, const std::vector<size_t>& positions);
 Tensors laid_out(const Tensors& tensors, const Layout& layout);
 
-// The positions to try: one after another, then all.
-inline const std::vector<std::vector<size_t>> kPositions = {
-    {0}, {1}, {2}, {3}, {4}, {0, 1, 2, 3, 4}};
+// The positions to try of a cell's arguments: one after another, then all.
+std::vector<std::vector<size_t>> positions_of(std::string_view cell);
+inline const std::vector<std::vector<size_t>> kPositions = positions_of("lltm");
 
 // The function of contiguous copies of the arguments.
 Function contiguous(const Function& function);
+
+// A sequence of the flipped input in reverse, its output flipped again: the same results.
+Function against_the_steps(const Function& sequence);
 
 // A scalar of float64 tensors.
 using Scalar = std::function<at::Tensor(const Tensors&)>;

@@ -19,13 +19,14 @@ import pytest
 import support
 import torch
 from machine import PEAK, READ, bounds, read_weights, weight_passes
-from runtimes import RUNTIMES
+from runtimes import RUNTIMES, runtimes
 from torch import nn
+from users import USERS, user_cases
 
 from lltm.benchmark import timing
-from lltm.benchmark.cases import Case
-from lltm.benchmark.contenders import OURS, SEQUENCES, Layer
-from lltm.benchmark.report import Row
+from lltm.benchmark.cases import GATES, Case
+from lltm.benchmark.contenders import OURS, TUTORIAL, Layer, contenders
+from lltm.benchmark.report import Row, samples
 from lltm.benchmark.timing import Sampler, Settings, measure
 
 RESULTS = support.ROOT / "benchmarks" / "results"
@@ -119,21 +120,26 @@ def test_a_thread_that_runs_is_seen() -> None:
 
 # ----- Other runtimes ------------------------------------------------------------
 
-MODULES = {"ONNX Runtime LSTM": "onnxruntime", "OpenVINO LSTM": "openvino"}
+MODULES = {"ONNX Runtime": "onnxruntime", "OpenVINO": "openvino"}
+LAYERS: dict[str, Any] = {"lstm": nn.LSTM, "gru": nn.GRU}
 
 
+@pytest.mark.parametrize("cell", LAYERS)
 @pytest.mark.parametrize("name", RUNTIMES)
 @pytest.mark.parametrize("shape", [(7, 3, 5, 9), (1, 1, 16, 32), (20, 16, 32, 65)])
-def test_an_lstm_of_another_runtime_equals_torchs(name: str, shape: tuple[int, ...]) -> None:
+def test_a_layer_of_another_runtime_equals_torchs(
+    name: str, cell: str, shape: tuple[int, ...]
+) -> None:
     for module in ("onnx", MODULES[name]):
         pytest.importorskip(module, reason="part of the bench extra")
-    layer = Layer(RUNTIMES[name], Case(shape))
-    lstm = layer.module.lstm
-    assert isinstance(lstm, nn.LSTM)
+    case = Case(shape, cell=cell)
+    layer = Layer(runtimes(case)[f"{name} {cell.upper()}"], case)
+    theirs: Any = layer.module.layer
+    assert type(theirs) is LAYERS[cell]
     with torch.no_grad():
         for input in (layer.input, layer.input, torch.empty_like(layer.input)):
             input.normal_()
-            expected, expected_states = lstm(input, layer.state)
+            expected, expected_states = theirs(input, layer.state)
             output, states = layer.module(input, layer.state)
             torch.testing.assert_close(output, expected)
             torch.testing.assert_close(states, expected_states)
@@ -145,20 +151,100 @@ def test_a_runtime_that_is_not_installed_is_left_out_with_a_line_that_says_so(
 ) -> None:
     monkeypatch.setitem(sys.modules, MODULES[name], None)  # importing it fails
     case = Case((2, 3, 4, 5))
-    makes = {OURS: SEQUENCES[OURS], name: RUNTIMES[name]}
+    made = f"{name} LSTM"
+    makes = {OURS: contenders(case)[OURS], made: runtimes(case)[made]}
     row = layers.measure_case("title", case, makes, SETTINGS, lambda case, against: None)
-    assert name not in row.seconds
-    line = f"{name} not measured: needs {MODULES[name]}: pip install {MODULES[name]}"
+    assert made not in row.seconds
+    line = f"{made} not measured: needs {MODULES[name]}: pip install {MODULES[name]}"
     assert line in [" ".join(text.split()) for text in row.lines()]
 
 
-@pytest.mark.parametrize("name", SEQUENCES)
-def test_a_contender_returns_the_output_of_a_sequence(name: str) -> None:
-    layer = Layer(SEQUENCES[name], Case((4, 3, 5, 6), training=True))
-    (output,) = layer.forward()
-    assert output.shape == (4, 3, 6)
-    layer.backward([output])
-    assert layer.input.grad is not None
+# ----- The contenders -------------------------------------------------------------
+
+CONTENDERS = [
+    pytest.param(case, name, id=f"{case.module}-{name}")
+    for cell in GATES
+    for case in (
+        Case((3, 5, 6), training=True, cell=cell),
+        Case((4, 3, 5, 6), training=True, cell=cell),
+    )
+    for name in contenders(case)
+]
+
+
+@pytest.mark.parametrize(("case", "name"), CONTENDERS)
+def test_a_contender_computes_a_case_and_its_gradients(case: Case, name: str) -> None:
+    layer = Layer(contenders(case)[name], case)
+    results = layer.forward()
+    states = 1 if case.cell == "gru" or not case.is_step else 2
+    assert [result.shape for result in results] == [(*case.shape[:-2], 6)] * states
+    layer.backward(results)
+    assert all(parameter.grad is not None for parameter in layer.module.parameters())
+    assert (layer.input.grad is None) == case.is_step
+
+
+@pytest.mark.parametrize("cell", GATES)
+@pytest.mark.parametrize("shape", [(3, 5, 6), (4, 3, 5, 6)])
+def test_contenders_with_the_same_parameters_compute_the_same(
+    cell: str, shape: tuple[int, ...]
+) -> None:
+    """Else the ratio says nothing; of the LLTM those of its arithmetic."""
+    case = Case(shape, cell=cell)
+    ours, *others = (
+        Layer(make, case)
+        for name, make in contenders(case).items()
+        if cell != "lltm" or not name.startswith("nn.")
+    )
+    assert len(others) == (2 if cell == "lltm" else 1)
+    with torch.no_grad():
+        for other in others:
+            other.module.load_state_dict(ours.module.state_dict())
+            torch.testing.assert_close(other.forward(), ours.forward())
+
+
+def test_the_tutorials_contender_runs_the_tutorials_code() -> None:
+    """And not the kernels that its classes inherit."""
+    for case in (Case((3, 5, 6)), Case((4, 3, 5, 6))):
+        layer = Layer(contenders(case)[TUTORIAL], case)
+        with torch.no_grad(), torch.profiler.profile() as profile:
+            layer.forward()
+        keys = [event.key for event in profile.key_averages()]
+        assert "aten::addmm" in keys
+        assert not [key for key in keys if key.startswith("lltm::")]
+
+
+# ----- The shapes of users ----------------------------------------------------------
+
+
+def test_users_have_the_lstm_and_the_gru() -> None:
+    found = dict(user_cases(["lltm", "lstm", "gru"], [torch.float32]))
+    assert len(found) == 2 * (2 * len(USERS) - 1)  # both cells in both directions, one GRU alone
+    assert {case.cell for case in found.values()} == {"lstm", "gru"}
+    assert all(title.startswith(f"{case}, ") for title, case in found.items())
+    assert not dict(user_cases(["lltm"], [torch.float32]))
+    (taggers,) = (t for t in found if t.endswith("taggers") and "GRU" in t and "training" in t)
+    sizes = "T=40 B=32 I=400 H=256, bidirectional, packed"
+    assert taggers == f"GRU sequence, training, {sizes}, float32, taggers"
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_a_case_may_have_layers_directions_and_packed_rows(cell: str) -> None:
+    case = Case(
+        (9, 3, 5, 6), training=True, cell=cell, num_layers=2, bidirectional=True, packed=True
+    )
+    assert case.lengths.tolist() == [9, 6, 3]
+    ours, theirs = (Layer(make, case) for make in contenders(case).values())
+    ours.module.load_state_dict(theirs.module.state_dict())
+    rows = int(case.lengths.sum())
+    weights = [p for p in theirs.module.parameters() if p.dim() == 2]
+    assert case.weights == sum(weight.numel() for weight in weights)
+    assert case.flops == 3 * 2 * rows * case.weights
+    for layer in (ours, theirs):
+        (output,) = layer.forward()
+        assert output.shape == (rows, 2 * 6)
+        layer.backward((output,))
+    torch.testing.assert_close(ours.input.grad, theirs.input.grad)
+    assert not runtimes(case)
 
 
 # ----- What the machine can do at most --------------------------------------------
@@ -175,6 +261,8 @@ def test_flops_and_passes_over_the_weights_of_a_case() -> None:
     assert weight_passes(Case(step, training=True)) == 2
     assert weight_passes(Case(sequence)) == pytest.approx((4 + 7 * 5) / 9)
     assert weight_passes(Case(sequence, training=True)) == pytest.approx(2 * (4 + 7 * 5) / 9 + 1)
+    assert Case(sequence, cell="gru").flops == Case(sequence).flops
+    assert 3 * Case(sequence, cell="lstm").flops == 4 * Case(sequence).flops
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
@@ -199,15 +287,15 @@ def test_the_bound_is_the_longer_of_both_times() -> None:
 
 
 def test_ratios_and_shares_are_compared_with_goals() -> None:
-    goals = {"nn.GRU": 1e9, "nn.LSTM": 1e-9, PEAK: 1e9, READ: 0.0}
+    goals = {TUTORIAL: 1e9, "nn.LSTM": 1e-9, PEAK: 1e9, READ: 0.0}
     case = Case((3, 2, 3, 4))
     row = layers.measure_case(
-        "title", case, SEQUENCES, SETTINGS, lambda case, against: goals.get(against)
+        "title", case, contenders(case), SETTINGS, lambda case, against: goals.get(against)
     )
     found = {check.what: check.met for check in row.checks}
     assert found == {
         f"{OURS} / nn.LSTM": False,
-        f"{OURS} / nn.GRU": True,
+        f"{OURS} / {TUTORIAL}": True,
         f"share of the rate of {PEAK}": False,
         f"share of the rate of {READ}": True,
     }
@@ -226,13 +314,37 @@ def run_benchmark(*arguments: str, cwd: Path) -> str:
 
 
 def test_the_benchmark_of_a_user_measures_and_compares_with_an_earlier_run(tmp_path: Path) -> None:
-    run_benchmark("-m", "lltm.benchmark", *SHAPES, cwd=tmp_path)
+    shown = run_benchmark("-m", "lltm.benchmark", *SHAPES, cwd=tmp_path)
+    assert max(map(len, shown.splitlines())) <= 80
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]
-    assert len(rows) == 4
+    beside = {row["title"].split(", ")[0]: [*row["seconds"]][-1] for row in rows}
+    assert beside == {
+        "LLTM one step": "nn.LSTMCell",
+        "LLTM sequence": "nn.LSTM",
+        "LSTM one step": "nn.LSTMCell",
+        "LSTM sequence": "nn.LSTM",
+        "GRU one step": "nn.GRUCell",
+        "GRU sequence": "nn.GRU",
+    }
+    assert len(rows) == 2 * len(beside)
     assert all(len(row["seconds"][OURS]) == 3 for row in rows)
     again = ["--quick", "--shapes", "2,3,4", "--dtype", "float32", "--compare", "out.json"]
-    shown = run_benchmark("-m", "lltm.benchmark", *again, cwd=tmp_path)
-    assert len(re.findall(r"^  one step, \w+, B=2 I=3 H=4, float32 ", shown, re.MULTILINE)) == 2
+    shown = run_benchmark("-m", "lltm.benchmark", *again, "--cell", "gru", cwd=tmp_path)
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "LSTM" not in shown
+    pattern = r"^  GRU one step, \w+, B=2 I=3 H=4, float32\n    earlier .* now / earlier +\d"
+    assert len(re.findall(pattern, shown, re.MULTILINE)) == 2
+
+
+def test_a_file_from_before_there_were_other_cells_is_about_the_lltm(tmp_path: Path) -> None:
+    titles = ("one step, training, B=1", "sequence, inference, T=1", "threads: sequence, T=1")
+    rows = [{"title": title, "seconds": {OURS: [1.0]}} for title in titles]
+    (tmp_path / "old.json").write_text(json.dumps({"rows": rows}))
+    assert list(samples(tmp_path / "old.json")) == [
+        "LLTM one step, training, B=1",
+        "LLTM sequence, inference, T=1",
+        "threads: sequence, T=1",
+    ]
 
 
 def test_the_help_of_the_benchmark_fits_a_terminal(
@@ -259,7 +371,7 @@ def test_a_missing_matplotlib_is_said_before_anything_is_measured(tmp_path: Path
 def test_the_benchmark_of_this_project_states_bounds_and_goals(tmp_path: Path) -> None:
     shown = run_benchmark(str(support.ROOT / "benchmarks/layers.py"), *SHAPES, cwd=tmp_path)
     results = json.loads((tmp_path / "out.json").read_text())
-    assert len(results["rows"]) == 4
+    assert len(results["rows"]) == 4 * len(GATES)
     for row in results["rows"]:
         assert row["bound"]["by"] in (PEAK, READ)
         assert row["bound"]["seconds"] > 0
@@ -284,7 +396,7 @@ def chart() -> ModuleType:
 
 def test_the_pages_show_the_stored_runs(chart: ModuleType) -> None:
     page = (support.ROOT / "docs" / "speed.md").read_text()
-    runs = [chart.read(EPYC), chart.read(XEON)]
+    runs = [samples(EPYC), samples(XEON)]
     shown = [chart.table(run) for run in runs]
     assert re.findall(r"^\| T×B.*?(?=\n\n)", page, re.MULTILINE | re.DOTALL) == shown
     assert shown[0] in (support.ROOT / "README.md").read_text()
@@ -294,7 +406,7 @@ def test_the_pages_show_the_stored_runs(chart: ModuleType) -> None:
 
 def test_the_chart_is_that_of_the_stored_run(chart: ModuleType) -> None:
     """Matplotlib names what it writes in comments, whatever its version."""
-    run = chart.read(EPYC)
+    run = samples(EPYC)
     picture = (support.ROOT / "docs" / "speed.svg").read_text()
     shown = re.findall(r"<!-- (\d+\.\d+) -->", picture)
     for kind in ("training", "inference"):
@@ -313,5 +425,7 @@ def test_a_table_has_the_shapes_that_were_measured_in_full(chart: ModuleType) ->
     }
     run[chart.title("training", "T=3 B=3 I=4 H=5", "float32")] = seconds
     assert chart.table(run).splitlines()[2:] == ["| 2×3×4×5 | 4 | 1.00 | 4 | 1.00 | 1.00 | 1.00 |"]
+    gru = {name.replace("LLTM", "GRU"): {"lltm": [1.0], "nn.GRU": [4.0]} for name in run}
+    assert chart.table(run | gru, "GRU").splitlines()[2].startswith("| 2×3×4×5 | 1e+03 | 0.25 |")
     slower = {name: {"lltm": [3.0], "nn.LSTM": [2.0]} for name in run}
     assert chart.ratios([run, slower], "bfloat16") == "1.00 to 1.50"

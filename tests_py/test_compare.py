@@ -17,6 +17,8 @@ import support
 import torch
 from torch import Tensor
 
+import lltm
+
 FOLDER = support.ROOT / "examples" / "compare"
 
 needs_extra = support.needs_extra("compare", "sklearn", "statsmodels", "matplotlib")
@@ -216,6 +218,19 @@ def test_a_run_ends_where_the_loss_is_no_number(monkeypatch: pytest.MonkeyPatch)
     assert [evaluation.update for evaluation in run.evaluations] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("cell", ["LSTM", "GRU"])
+def test_a_replaced_layer_shares_the_runs_of_torchs(cell: str) -> None:
+    """Because it computes the same: whole updates, with the state that they carry on."""
+    training, results = module("training"), module("results")
+    theirs, ours = (
+        training.Trainer(results.Spec("characters", results.REPLACED[f"lltm.{cell}"], 0, 3e-3, 4))
+        for _ in range(2)
+    )
+    assert lltm.replace_(ours.model).replaced == ["rnn"]
+    for _ in range(4):
+        assert ours.update() == pytest.approx(theirs.update(), rel=1e-5)
+
+
 # ---- the sweep, and what is stored --------------------------------------------
 
 
@@ -378,12 +393,13 @@ def test_the_command_ends_in_pictures_and_a_table(names: list[str], tmp_path: Pa
     results = module("results").Results.load(tmp_path / "quick" / "results.json")
     table = (tmp_path / "quick" / "summary.md").read_text()
     for name in names:
-        assert results.models(name) == list(module("training").MODELS)
+        assert results.models(name) == [*module("training").MODELS, *module("results").REPLACED]
         assert all(seconds > 0 for seconds in results.seconds_per_update[name].values())
         assert results.tasks[name].title in table
         assert (tmp_path / "quick" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert (tmp_path / "quick" / f"{name}.svg").read_text().rstrip().endswith("</svg>")
-    assert table.count("| nn.GRU |") == len(names)
+    for model in ("nn.GRU", "lltm.GRU"):
+        assert table.count(f"| {model} |") == len(names)
 
 
 # ---- the page -----------------------------------------------------------------

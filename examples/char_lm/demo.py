@@ -1,4 +1,4 @@
-"""The whole way of a model: compared, trained beside nn.LSTM, saved, and run from C++.
+"""The whole way of a model: compared, trained beside torch.nn's, saved, and run from C++.
 
     python examples/char_lm/demo.py
 
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -39,8 +39,11 @@ from train import (
 import lltm
 
 ROUNDS = 6  # of the comparison, two updates of each implementation in each
-TRAINING_SECONDS = 60  # of both models together
+MOST_UPDATES = UPDATES // 2  # there are many models
+TRAINING_SECONDS = 60  # of all models together
 LENGTH, SEED, TEMPERATURE = 300, 20, 0.8  # of the text drawn at random
+# What each layer is compared with.
+PAIRS = {"lltm.LLTM": "lltm.reference.LLTM", "lltm.LSTM": "nn.LSTM", "lltm.GRU": "nn.GRU"}
 # Training amplifies rounding: two runs in float32 part slowly, from 1e-7 in the first loss to some
 # 1e-5 after the updates of the comparison (each as far from a run in float64 as from the other).
 LOSS_TOLERANCE = 1e-3
@@ -72,26 +75,54 @@ def seconds_per_update(trainer: Trainer) -> float:
     return statistics.median(trainer.history.seconds[2:])  # the first two warm up
 
 
-def compare(models: Sequence[CharLM], corpus: Corpus) -> list[Trainer]:
+def compare(models: Mapping[str, CharLM], corpus: Corpus) -> dict[str, Trainer]:
     """Makes the same first updates of every model, in turn."""
-    trainers = [Trainer("", model, corpus, UPDATES) for model in models]
+    trainers = {name: Trainer(name, model, corpus, UPDATES) for name, model in models.items()}
     for _ in tqdm(range(ROUNDS), unit="round", dynamic_ncols=True, disable=None):
-        for trainer in trainers:
+        for trainer in trainers.values():
             trainer.update()
             trainer.update()
     return trainers
 
 
-def verdict(model: Trainer, other: Trainer) -> str:
-    """What the table of both says, in a sentence."""
-    time = sum(model.history.seconds) / sum(other.history.seconds)
-    bits = model.history.held_out[-1][1] - other.history.held_out[-1][1]
+def difference(ours: Trainer, theirs: Trainer) -> float:
+    """The largest of the losses of the same updates, in units of their value."""
+    both = zip(ours.history.training, theirs.history.training, strict=True)
+    return max(abs(a - b) / b for a, b in both)
+
+
+def bits(trainer: Trainer) -> float:
+    return trainer.history.held_out[-1][1]
+
+
+def replaced(model: CharLM) -> CharLM:
+    """A copy with lltm's layer in the place of torch.nn's."""
+    ours = copy.deepcopy(model)
+    check(lltm.replace_(ours).replaced == ["rnn"], "lltm.replace_ replaces the layer")
+    return ours
+
+
+def verdict(trainers: Mapping[str, Trainer]) -> str:
+    """What the table says, in sentences."""
+    best = min(trainers.values(), key=bits)
+    fastest = min(trainers.values(), key=seconds_per_update)
+    cell = best.model.rnn.mode
     text = (
-        f"{model.name} needs {time:.2f} of the time of {other.name} for as many updates, and ends "
+        f"Best: the {cell}, {bits(best):.2f} bits a character. Fastest: {fastest.name},"
+        f" {seconds_per_update(fastest) * 1e3:.0f} ms an update."
     )
-    if bits < 0:
-        return f"{text}{-bits:.2f} bits a character better."
-    return f"{text}{bits:.2f} bits a character worse: to predict text, take {other.name}."
+    for name, beside in PAIRS.items():
+        if beside in trainers:
+            ours, theirs = trainers[name], trainers[beside]
+            share = sum(ours.history.seconds) / sum(theirs.history.seconds)
+            text += (
+                f" {name} needs {share:.2f} of the time of {beside}, and ends"
+                f" {bits(ours) - bits(theirs):+.3f} bits from it."
+            )
+    if cell != "LLTM":
+        worse = bits(trainers["lltm.LLTM"]) - bits(best)
+        text += f" lltm.LLTM ends {worse:.2f} bits worse: to predict text, take lltm.{cell}."
+    return text
 
 
 def table(rows: Sequence[tuple[str, ...]]) -> str:
@@ -143,8 +174,8 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     checkpoint, curves = options.out / "char_lm.safetensors", options.out / "curves.png"
 
-    name, text = read_text(options.text)
-    heading(1, f"The text: {name}")
+    source, text = read_text(options.text)
+    heading(1, f"The text: {source}")
     corpus = Corpus.from_text(text)
     guessing = math.log2(len(corpus.vocabulary))
     print(
@@ -152,41 +183,52 @@ def main() -> None:
         f" the last {len(corpus.held_out):,} are held out."
     )
 
-    heading(2, "The same first updates with lltm.LLTM and with plain PyTorch operations, in turn")
-    models = []
-    for layer in (lltm.LLTM, lltm.reference.LLTM):
-        torch.manual_seed(options.seed)
-        models.append(CharLM(corpus.vocabulary, hidden_size=options.hidden_size, layer=layer))
-    lstm = CharLM.with_parameters_of(models[0], nn.LSTM)
-    fused, plain, other = compare([*models, lstm], corpus)
-    difference = max(
-        abs(a - b) / b for a, b in zip(fused.history.training, plain.history.training, strict=True)
-    )
-    ours, theirs = seconds_per_update(fused), seconds_per_update(plain)
-    print(
-        f"  One update (T={STEPS}, B={BATCH}, H={options.hidden_size}), median,"
-        f" {torch.get_num_threads()} threads:"
-    )
-    print(f"    lltm.LLTM            {ours * 1e3:7.1f} ms")
-    print(f"    lltm.reference.LLTM  {theirs * 1e3:7.1f} ms   {theirs / ours:.1f} times as long")
-    print(f"  Their losses differ by at most {difference:.1e} of their value.")
-    check(difference < LOSS_TOLERANCE, f"the losses agree within {LOSS_TOLERANCE}")
+    heading(2, "The same first updates with lltm's layers and with those beside them, in turn")
 
-    heading(3, "Two language models, lltm.LLTM and nn.LSTM, that predict the next character")
-    torch.manual_seed(options.seed)
-    model = CharLM(corpus.vocabulary, hidden_size=options.hidden_size)
-    lstm = CharLM.with_parameters_of(model, nn.LSTM)
+    def built(*names: str) -> dict[str, CharLM]:
+        """The models, of equal size or nearly; lltm's of the LSTM and the GRU by lltm.replace_."""
+        torch.manual_seed(options.seed)
+        model = CharLM(corpus.vocabulary, hidden_size=options.hidden_size)
+        made = {"lltm.LLTM": model}
+        for cell in ("LSTM", "GRU"):
+            torch.manual_seed(options.seed)
+            made[f"nn.{cell}"] = CharLM.with_parameters_of(model, getattr(nn, cell))
+            made[f"lltm.{cell}"] = replaced(made[f"nn.{cell}"])
+        torch.manual_seed(options.seed)
+        made["lltm.reference.LLTM"] = CharLM(
+            corpus.vocabulary, hidden_size=options.hidden_size, layer=lltm.reference.LLTM
+        )
+        return {name: made[name] for name in names}
+
+    first = compare(built(*PAIRS, *PAIRS.values()), corpus)
+    per_update = {name: seconds_per_update(trainer) for name, trainer in first.items()}
+    rows = [("", "ms an update", "", "ms an update", "times as long", "losses differ by")]
+    for name, beside in PAIRS.items():
+        apart = difference(first[name], first[beside])
+        ours, theirs = per_update[name], per_update[beside]
+        longer = f"{theirs / ours:.1f}"
+        rows.append(
+            (name, f"{ours * 1e3:.1f}", beside, f"{theirs * 1e3:.1f}", longer, f"{apart:.0e}")
+        )
+        check(apart < LOSS_TOLERANCE, f"the losses of {name} agree within {LOSS_TOLERANCE}")
+    updates_compared = table(rows)
+    print(
+        f"  {2 * ROUNDS} updates (T={STEPS}, B={BATCH}), medians,"
+        f" {torch.get_num_threads()} threads; the losses in units of their value:\n"
+        f"{updates_compared}"
+    )
+
+    heading(3, "Language models that predict the next character")
+    models = built("lltm.LLTM", "lltm.LSTM", "nn.LSTM", "lltm.GRU", "nn.GRU")
     # Fewer updates on a machine so slow, or so busy, that all of them would take much longer.
-    affordable = int(TRAINING_SECONDS / (ours + seconds_per_update(other)))
-    updates = options.updates or max(50, min(UPDATES, affordable))
+    affordable = int(TRAINING_SECONDS / sum(per_update[name] for name in models))
+    updates = options.updates or max(50, min(MOST_UPDATES, affordable))
     print(
         f"  The same text, {updates} updates each, in turn; Adam at the rate that suits each.\n"
         f"  Fewer bits per character are better; guessing costs {guessing:.2f}."
     )
-    trainers = [
-        Trainer("lltm.LLTM", model, corpus, updates),
-        Trainer("nn.LSTM", lstm, corpus, updates),
-    ]
+    by_name = {name: Trainer(name, model, corpus, updates) for name, model in models.items()}
+    trainers = list(by_name.values())
     train(trainers, updates)
     rows = [("", "hidden size", "parameters", "rate", "ms an update", "seconds", "bits held out")]
     for trainer in trainers:
@@ -196,26 +238,27 @@ def main() -> None:
                 trainer.name,
                 f"{trainer.model.rnn.hidden_size}",
                 f"{trainer.model.parameter_count():,}",
-                f"{RATES[type(trainer.model.rnn)]}",
+                f"{RATES[trainer.model.rnn.mode]}",
                 f"{seconds_per_update(trainer) * 1e3:.1f}",
                 f"{sum(history.seconds):.1f}",
-                f"{history.held_out[-1][1]:.3f}",
+                f"{bits(trainer):.3f}",
             )
         )
         check(
-            history.held_out[-1][1] < history.training[0],
+            bits(trainer) < history.training[0],
             f"training improves how {trainer.name} predicts the held-out text",
         )
     results = table(rows)
-    conclusion = verdict(*trainers)
+    conclusion = verdict(by_name)
+    model = models["lltm.LLTM"]
     print(f"{results}\n{wrap(conclusion)}")
-    plot(trainers, f"Character models of {name}, {updates} updates", curves)
+    plot(trainers, f"Character models of {source}, {updates} updates", curves)
     save_checkpoint(model, checkpoint)
     quantised = copy.deepcopy(model)
     quantised.rnn = model.rnn.prepack(torch.qint8)
-    bits = bits_per_character(quantised, corpus.held_out)
-    lost = bits - bits_per_character(model, corpus.held_out)
-    print(f"  With its weights in int8, lltm.LLTM costs {bits:.3f} bits: {lost:+.4f}.")
+    in_int8 = bits_per_character(quantised, corpus.held_out)
+    lost = in_int8 - bits_per_character(model, corpus.held_out)
+    print(f"  With its weights in int8, lltm.LLTM costs {in_int8:.3f} bits: {lost:+.4f}.")
     check(abs(lost) <= 0.01, "int8 weights cost at most 0.01 bits a character")
     print(f"  Curves: {curves}   Checkpoint: {checkpoint}")
 
@@ -224,7 +267,7 @@ def main() -> None:
     program = build_program(options.out / "cpp")
     print(f"  Built in {time.perf_counter() - start:.0f} s: {program}")
 
-    heading(5, f"Text drawn at random, temperature {TEMPERATURE}: in C++, in Python, by nn.LSTM")
+    heading(5, f"Text drawn at random, temperature {TEMPERATURE}: in C++, in Python, by the GRU")
     prompt = prompt_of(corpus)
     for seed in (None, SEED):  # the likeliest characters, and drawn at random
         in_python = model.generate(prompt, LENGTH, seed, TEMPERATURE)
@@ -234,17 +277,16 @@ def main() -> None:
         check("Python: none" in report, f"no Python in the C++ process: {report}")
     print(f"  lltm.LLTM, by the C++ program:\n{quote(prompt + in_cpp)}")
     print(wrap(f"The same {LENGTH} characters from Python. {report}"))
-    print(f"  nn.LSTM:\n{quote(prompt + lstm.generate(prompt, LENGTH, SEED, TEMPERATURE))}")
+    by_gru = models["lltm.GRU"].generate(prompt, LENGTH, SEED, TEMPERATURE)
+    print(f"  lltm.GRU:\n{quote(prompt + by_gru)}")
 
     print(
         "\nSummary, as measured in this run:\n"
-        f"  lltm.LLTM   {ours / theirs:.2f} of the time of plain PyTorch operations for a training"
-        " update,\n"
-        f"              and losses that differ by {difference:.0e} of their value\n"
-        f"  nn.LSTM     beside it, with as many parameters:\n{results}\n"
-        f"{wrap(conclusion, ' ' * 14)}\n"
-        "  C++         the same text as Python, greedily and at random, with no Python loaded\n"
-        f"  look at     {curves}"
+        f"  A training update, beside torch.nn and plain PyTorch operations:\n{updates_compared}\n"
+        f"  {updates} updates of models with as many parameters:\n{results}\n"
+        f"{wrap(conclusion)}\n"
+        "  In C++ the same text as in Python, greedily and at random, with no Python loaded.\n"
+        f"  Look at {curves}"
     )
 
 

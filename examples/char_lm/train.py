@@ -78,16 +78,18 @@ class Trainer:
         self._state: State | None = None
         self._optimizer = torch.optim.Adam(model.parameters())
         self._schedule = torch.optim.lr_scheduler.OneCycleLR(
-            self._optimizer, max_lr=RATES[type(model.rnn)], total_steps=updates, pct_start=0.1
+            self._optimizer, max_lr=RATES[model.rnn.mode], total_steps=updates, pct_start=0.1
         )
 
     def update(self) -> None:
         """Makes one update; records its time and the loss before it."""
         start = time.perf_counter()
         characters, successors, first = next(self._batches)
-        logits, (h, c) = self.model(characters, None if first else self._state)
+        logits, state = self.model(characters, None if first else self._state)
         # Gradients stop here, the values go on.
-        self._state = h.detach(), c.detach()
+        self._state = (
+            state.detach() if isinstance(state, Tensor) else tuple(t.detach() for t in state)
+        )
         loss = F.cross_entropy(logits.flatten(0, 1), successors.flatten())
         self._optimizer.zero_grad()
         loss.backward()
@@ -125,13 +127,16 @@ def plot(trainers: Sequence[Trainer], title: str, path: Path) -> None:
     from matplotlib import pyplot
 
     figure, panels = pyplot.subplots(1, 2, figsize=(10, 4.5), sharey=True, layout="constrained")
-    for trainer, color in zip(trainers, ("tab:orange", "tab:blue"), strict=False):
+    colors = {"LLTM": "tab:orange", "LSTM": "tab:blue", "GRU": "tab:green"}
+    for trainer in trainers:
         history = trainer.history
+        color = colors[trainer.model.rnn.mode]
+        style = "o-" if trainer.name.startswith("lltm.") else "s:"
         updates, values = zip(*history.held_out, strict=True)
         seconds = [history.seconds_until(update) for update in updates]
         label = f"{trainer.name}: {values[-1]:.2f} after {seconds[-1]:.0f} s"
         for axes, x in zip(panels, (updates, seconds), strict=True):
-            axes.plot(x, values, "o-", color=color, markersize=4, label=label)
+            axes.plot(x, values, style, color=color, markersize=4, label=label)
     panels[0].set(xlabel="updates", ylabel="bits per held-out character")
     panels[1].set(xlabel="seconds of training")
     panels[0].legend()

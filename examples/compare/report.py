@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from results import Description, Results
+from results import REPLACED, Description, Results
 
 # Colours that colour-blind readers can tell apart (Okabe and Ito).
-COLORS = {"lltm.LLTM": "#0072b2", "nn.LSTM": "#d55e00", "nn.GRU": "#009e73"}
+COLORS = {"LLTM": "#0072b2", "LSTM": "#d55e00", "GRU": "#009e73"}
 
 
 def write(results: Results, folder: Path) -> None:
@@ -32,18 +32,20 @@ def plot(results: Results, name: str, path: Path) -> None:
     figure, panels = pyplot.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
     for model in results.models(name):
         layer, _, variant = model.partition(",")
+        color = COLORS[layer.partition(".")[2]]
         runs = results.reported(name, model)
         longest = max((run.evaluations for run in runs), key=len)
         updates = [evaluation.update for evaluation in longest]
         values = [results.test_values(name, model, update) for update in updates]
         seconds = [update * results.seconds_per_update[name][model] for update in updates]
         late += [v for at, v in zip(updates, values, strict=True) if at >= updates[-1] / 10]
-        style = {"color": COLORS[layer], "linestyle": "--" if variant else "-"}
+        line = "--" if variant else "-." if layer in REPLACED else "-"
+        style = {"color": color, "linestyle": line}
         for axes, x in zip(panels, (updates, seconds), strict=True):
             axes.plot(x, list(map(statistics.median, values)), label=model, **style)
             axes.fill_between(
                 x, list(map(min, values)), list(map(max, values)),
-                color=COLORS[layer], alpha=0.15, linewidth=0,
+                color=color, alpha=0.15, linewidth=0,
             )  # fmt: skip
     equal = results.equal_seconds(name)
     panels[0].set(xlabel="updates", ylabel=f"{task.metric} (test)")

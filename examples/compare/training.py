@@ -8,7 +8,7 @@ import statistics
 import time
 
 import torch
-from results import Evaluation, Run, Spec
+from results import REPLACED, Evaluation, Run, Spec
 from tasks import Task, task
 from torch import Tensor, nn
 
@@ -147,7 +147,10 @@ def seconds_per_update(task_name: str, rounds: int) -> dict[str, float]:
     The two initialisations of a layer take the same time.
     """
     trainers = {layer: Trainer(Spec(task_name, layer, 0, 1e-3, 0)) for layer in LAYERS}
-    seconds: dict[str, list[float]] = {layer: [] for layer in LAYERS}
+    for layer, theirs in REPLACED.items():
+        trainers[layer] = Trainer(Spec(task_name, theirs, 0, 1e-3, 0))
+        lltm.replace_(trainers[layer].model)
+    seconds: dict[str, list[float]] = {layer: [] for layer in trainers}
     warm_up = 3
     for number in range(warm_up + rounds):
         for layer, trainer in trainers.items():
@@ -155,4 +158,7 @@ def seconds_per_update(task_name: str, rounds: int) -> dict[str, float]:
             trainer.update()
             if number >= warm_up:
                 seconds[layer].append(time.perf_counter() - start)
-    return {model: statistics.median(seconds[model.removesuffix(LONG_MEMORY)]) for model in MODELS}
+    return {
+        model: statistics.median(seconds[model.removesuffix(LONG_MEMORY)])
+        for model in (*MODELS, *REPLACED)
+    }

@@ -264,9 +264,10 @@ class Prepacked(Layer, nn.Module):
         weights: Any = self._buffers[self._names[0]]
         result = fn(weights.new_empty(0, dtype=self.dtype))
         if result.dtype != self.dtype:
+            own, other = _check.dtype(self.dtype), _check.dtype(result.dtype)
             raise TypeError(
-                f"lltm::{type(self).__name__}: expected to stay of dtype"
-                f" {_check.dtype(self.dtype)}, got {_check.dtype(result.dtype)}: convert the layer and prepack it again"
+                f"lltm::{type(self).__name__}: expected to stay of dtype {own}, got {other}:"
+                " convert the layer and prepack it again"
             )
         if result.device != weights.device:
             raise RuntimeError(

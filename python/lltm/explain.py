@@ -1,8 +1,8 @@
-"""`python -m lltm.explain`: what PyTorch makes of a call, from the dispatcher to generated code.
+"""What PyTorch makes of a call, from the dispatcher to generated code.
 
 python -m lltm.explain                          one step, every stage
-python -m lltm.explain --op sequence --steps 2  a sequence; every step is unrolled
-python -m lltm.explain --op sequence --dynamic  the same with dynamic batch size and length
+python -m lltm.explain --op sequence --steps 2  a sequence, step by step
+python -m lltm.explain --op sequence --dynamic  with dynamic batch and length
 python -m lltm.explain --only joint core-aten   only these stages
 """
 
@@ -13,6 +13,7 @@ import logging
 import os
 import subprocess
 import sys
+import textwrap
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -219,7 +220,7 @@ def explain(call: Call, only: list[str] | None = None) -> Iterator[str]:
     """Yields a title, a sentence and a text for each stage."""
     for name in only or STAGES:
         stage = STAGES[name]
-        sentence = " ".join((stage.__doc__ or "").split())
+        sentence = textwrap.fill(" ".join((stage.__doc__ or "").split()), 79)
         yield f"==== {name}: {call}\n{sentence}\n\n{stage(call)}\n"
 
 

@@ -6,11 +6,12 @@
 // which every sequence means something.
 #include "fuzz.h"
 
-#include <lltm/ops.h>
-
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/neg.h>
 #include <ATen/ops/randn.h>
 #include <c10/util/Exception.h>
 #include <sys/mman.h>
@@ -75,6 +76,7 @@ struct Sizes {
   at::ScalarType packed, dtype;
   int64_t steps, batch, input, hidden;
   bool int8 = false;
+  const char* cell = "lltm";
 };
 const std::vector<Sizes> kSizes = {
     {at::kFloat, at::kFloat, 2, 1, 3, 5},
@@ -90,17 +92,49 @@ const std::vector<Sizes> kSizes = {
     {at::kFloat, at::kFloat, 2, 3, 5, 33, /*int8=*/true},
     {at::kHalf, at::kHalf, 1, 20, 6, 17, /*int8=*/true},
     {at::kFloat, at::kFloat, 0, 2, 3, 17, /*int8=*/true},
+    {at::kFloat, at::kFloat, 2, 2, 3, 33, /*int8=*/false, "lstm"},
+    {at::kFloat, at::kFloat, 1, 20, 5, 17, /*int8=*/false, "gru"},
+    {at::kFloat, at::kFloat, 0, 2, 3, 5, /*int8=*/false, "gru"},
 };
 
 using Outputs = std::tuple<Tensor, Tensor, Tensor>;
 
+using Optional = std::optional<Tensor>;
+
+// The operators, which take a cell.
+auto find_prepack() {
+  return c10::Dispatcher::singleton()
+      .findSchemaOrThrow("lltm::prepack", "")
+      .typed<Tensor(
+          std::string_view, const Tensor&, const Optional&, std::optional<at::ScalarType>)>();
+}
+auto find_sequence_prepacked() {
+  return c10::Dispatcher::singleton()
+      .findSchemaOrThrow("lltm::sequence_prepacked", "")
+      .typed<Outputs(
+          std::string_view,
+          const Tensor&,
+          const Tensor&,
+          const Optional&,
+          const Tensor&,
+          const Optional&,
+          const Optional&,
+          const Optional&,
+          bool)>();
+}
+
 struct Problem {
-  Tensor input, h_0, c_0, bias;
+  std::string cell;
+  Tensor input, h_0;
+  Optional c_0;
+  Tensor bias;
   std::string packed;
   std::optional<Outputs> outputs;  // nothing where weights of this dtype are refused
 
   Outputs run(const Tensor& weights) const {
-    return lltm::sequence_prepacked(input, h_0, c_0, weights, bias);
+    static const auto op = find_sequence_prepacked();
+    return op.call(
+        cell, input, h_0, c_0, weights, bias, std::nullopt, std::nullopt, /*reverse=*/false);
   }
 };
 
@@ -112,16 +146,25 @@ Tensor tensor_of(const std::string& bytes) {
 
 Problem problem_of(const Sizes& sizes) {
   const at::TensorOptions options(sizes.dtype);
+  const std::string cell = sizes.cell;
+  const int64_t rows = (cell == "lstm" ? 4 : 3) * sizes.hidden;
+  const Tensor state = at::randn({sizes.batch, sizes.hidden}, options);
   Problem problem = {
+      cell,
       at::randn({sizes.steps, sizes.batch, sizes.input}, options),
-      at::randn({sizes.batch, sizes.hidden}, options),
-      at::randn({sizes.batch, sizes.hidden}, options),
-      at::randn({3 * sizes.hidden}, options),
+      state,
+      cell == "gru" ? Optional() : state.neg(),
+      at::randn({rows}, options),
       "",
       std::nullopt};
-  const Tensor weights = at::randn({3 * sizes.hidden, sizes.hidden + sizes.input}, sizes.packed);
-  const Tensor packed =
-      lltm::prepack(weights, sizes.int8 ? std::optional(at::kQInt8) : std::nullopt);
+  const Tensor weight_ih = at::randn({rows, sizes.input}, sizes.packed);
+  const Tensor weight_hh = at::randn({rows, sizes.hidden}, sizes.packed);
+  const bool joined = cell == "lltm";
+  const Tensor packed = find_prepack().call(
+      cell,
+      joined ? at::cat({weight_hh, weight_ih}, 1) : weight_ih,
+      joined ? Optional() : weight_hh,
+      sizes.int8 ? std::optional(at::kQInt8) : std::nullopt);
   // As on machines whose weights stay as they are, which this is not about.
   if (packed.scalar_type() != at::kByte) {
     std::cerr << "skipped: on this CPU prepack leaves weights as they are\n";
@@ -167,7 +210,7 @@ class Script {
 
 // What a word of a header may be, near what it was or not.
 uint64_t forged(uint64_t value, Script& script) {
-  constexpr std::array<uint64_t, 16> kValues = {
+  constexpr std::array<uint64_t, 19> kValues = {
       0,
       1,
       5,
@@ -183,7 +226,10 @@ uint64_t forged(uint64_t value, Script& script) {
       uint64_t{1} << 32,
       uint64_t{1} << 62,
       uint64_t{1} << 63,
-      UINT64_MAX};
+      UINT64_MAX,
+      0x6d746c6c,  // lltm, lstm and gru, the names of cells
+      0x6d74736c,
+      0x757267};
   const auto choice = script.take<uint8_t>();
   switch (choice % 4) {
     case 0:

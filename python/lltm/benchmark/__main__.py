@@ -1,9 +1,10 @@
 """Measures lltm beside other implementations on this machine, and draws a
 picture. A shape is B,I,H for one step and T,B,I,H for a sequence; training is
-forward and backward.
+forward and backward. The LSTM and the GRU stand beside torch.nn's, the LLTM
+beside torch.nn's LSTM, plain PyTorch and the tutorial's C++.
 
     python -m lltm.benchmark --quick
-    python -m lltm.benchmark --shapes 16,32,128 200,8,64,256 --dtype float32
+    python -m lltm.benchmark --cell gru --shapes 200,8,64,256 --dtype float32
     python -m lltm.benchmark --tutorial   the table of PyTorch's tutorial
 
 The contenders run in rounds. In each round they take turns of a few dozen
@@ -25,7 +26,7 @@ from pathlib import Path
 
 import torch
 
-from .cases import QUICK_SHAPES, SHAPES, TUTORIAL_SHAPE, Case, Shape
+from .cases import GATES, QUICK_SHAPES, SHAPES, TUTORIAL_SHAPE, Case, Shape
 from .contenders import COMPILED_STEPS, OURS, PUBLISHED, STEPS, contenders
 from .report import Row, compare_with, draw, environment, quartiles
 from .timing import Settings, layer_timer, measure, parts_timer
@@ -50,23 +51,23 @@ def tutorial(settings: Settings) -> list[Row]:
 
         def figures(seconds: Sequence[float]) -> str:
             low, median, high = (1e6 * value for value in quartiles(seconds))
-            return f"{median:9.1f}{f'({low:.1f} .. {high:.1f})':>20}"
+            return f"{median:8.1f}{f'{low:.1f}-{high:.1f}':>13}"
 
         published = PUBLISHED[device]
-        print(f"\nB=16, I=32, H=128 on {device}: microseconds, median (quartiles)\n")
-        print(f"  {'':26}{'forward':>29}{'backward':>29}     published")
+        print(f"\nB=16, I=32, H=128 on {device}: microseconds, median and quartiles\n")
+        print(f"  {'':25}{'forward':>8}{'':13}{'backward':>8}{'':13}  published")
         for name in [*makes, *(published.keys() - makes.keys())]:
-            line = f"  {name:26}"
+            line = f"  {name:25}"
             if name in row.skipped:
                 line += f" not measured: {row.skipped[name]}"
             elif name in makes:
                 parts = (row.seconds[f"{name}, {part}"] for part in ("forward", "backward"))
                 line += "".join(map(figures, parts))
             else:
-                line += " " * 58
+                line += " " * 42
             if name in published:
                 forward, backward = published[name]
-                line += f"{forward:>8} {backward:>5}"
+                line += f"{forward:>5}{backward:>5}"
             print(line)
     return rows
 
@@ -84,7 +85,9 @@ def parser(prog: str, description: str | None) -> argparse.ArgumentParser:
         prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     option = made.add_argument
+    cells = f"of {', '.join(GATES)}; default: all"
     names = ("float32", "bfloat16", "float16", "float64")
+    option("--cell", nargs="+", choices=GATES, default=[*GATES], metavar="CELL", help=cells)
     option("--shapes", nargs="+", type=shape, metavar="SHAPE", help="only these, and nothing else")
     dtypes = "of " + ", ".join(names) + "; default: the first two"
     option("--dtype", nargs="+", choices=names, metavar="DTYPE", default=names[:2], help=dtypes)
@@ -114,7 +117,8 @@ def begin(options: argparse.Namespace) -> Settings:
 
 def cases(options: argparse.Namespace) -> list[Case]:
     return [
-        Case(shape, getattr(torch, dtype), training)
+        Case(shape, getattr(torch, dtype), training, cell=cell)
+        for cell in options.cell
         for shape in options.shapes or (QUICK_SHAPES if options.quick else SHAPES)
         for dtype in options.dtype
         for training in (False, True)

@@ -1,4 +1,4 @@
-"""What is measured: shapes, and a case of a shape, a dtype and a direction."""
+"""What is measured: shapes, and a case of a cell, a shape, a dtype and a direction."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from ..modules import GATES
-
 Shape = tuple[int, ...]  # (B, I, H) or (T, B, I, H)
+
+GATES = {"lltm": 3, "lstm": 4, "gru": 3}  # by cell: blocks of rows of its weights
 
 TUTORIAL_SHAPE: Shape = (16, 32, 128)
 LOOP_SHAPE: Shape = (100, 16, 32, 128)  # the one whose plain loop is compiled
@@ -29,12 +29,20 @@ QUICK_SHAPES: tuple[Shape, ...] = (TUTORIAL_SHAPE, (20, 16, 32, 65))
 
 @dataclass(frozen=True)
 class Case:
-    """A shape, a dtype and a direction; what one row of results is about."""
+    """A cell, a shape, a dtype and a direction; what one row of results is about.
+
+    The layer of a sequence may be several, in both directions, and its input packed: B rows whose
+    lengths fall from T to T / 4.
+    """
 
     shape: Shape
     dtype: torch.dtype = torch.float32
     training: bool = False
     device: str = "cpu"
+    cell: str = "lltm"
+    num_layers: int = 1
+    bidirectional: bool = False
+    packed: bool = False
 
     @property
     def is_step(self) -> bool:
@@ -45,24 +53,55 @@ class Case:
         return 1 if self.is_step else self.shape[0]
 
     @property
+    def is_plain(self) -> bool:
+        """Whether it is one layer in one direction, over rows of one length."""
+        return self.num_layers == 1 and not self.bidirectional and not self.packed
+
+    @property
+    def module(self) -> str:
+        """The name of lltm's module."""
+        return self.cell.upper() + ("Cell" if self.is_step else "")
+
+    @property
+    def yardstick(self) -> str:
+        """The name of the module of torch.nn beside it; the LLTM's is the LSTM."""
+        return self.module.replace("LLTM", "LSTM")
+
+    @property
+    def directions(self) -> int:
+        return 2 if self.bidirectional else 1
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        """Of the rows of the batch, longest first."""
+        steps, batch = self.shape[:2]
+        return torch.linspace(steps, -(-steps // 4) if self.packed else steps, batch).long()
+
+    @property
     def weights(self) -> int:
-        """The number of elements of an LLTM's weights."""
+        """The number of elements of the weights of all layers and directions."""
         input_size, hidden = self.shape[-2:]
-        return GATES * hidden * (input_size + hidden)
+        above = (self.num_layers - 1) * self.directions * hidden
+        columns = input_size + above + self.num_layers * hidden
+        return self.directions * GATES[self.cell] * hidden * columns
 
     @property
     def flops(self) -> float:
-        """FLOP of the matrix products of an LLTM.
+        """FLOP of the matrix products.
 
         The backward pass has as many for the gradient of the weights as the forward pass, and in a
         sequence as many again for those of h and input.
         """
         passes = 1 if not self.training else 2 if self.is_step else 3
-        return passes * 2 * self.steps * self.shape[-3] * self.weights
+        rows = self.shape[0] if self.is_step else int(self.lengths.sum())
+        return passes * 2 * rows * self.weights
 
     def __str__(self) -> str:
-        work = "one step" if self.is_step else "sequence"
+        work = f"{self.cell.upper()} {'one step' if self.is_step else 'sequence'}"
         direction = "training" if self.training else "inference"
         sizes = zip("BIH" if self.is_step else "TBIH", self.shape, strict=True)
         shape = " ".join(f"{letter}={size}" for letter, size in sizes)
-        return f"{work}, {direction}, {shape}, {str(self.dtype).removeprefix('torch.')}"
+        layers = f", {self.num_layers} layers" if self.num_layers > 1 else ""
+        layers += ", bidirectional" if self.bidirectional else ""
+        layers += ", packed" if self.packed else ""
+        return f"{work}, {direction}, {shape}{layers}, {str(self.dtype).removeprefix('torch.')}"

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from .. import _C, modules, reference
 from .._inductor import inductor_decomposed
@@ -20,6 +21,7 @@ TUTORIAL = "tutorial's C++"
 COMPILED = "torch.compile, plain"
 COMPILED_OURS = "torch.compile, lltm"
 COMPILED_DECOMPOSED = "torch.compile, decomposed"
+COMPILED_THEIRS = "torch.compile, nn"
 
 # The tutorial's figures, microseconds of forward and backward.
 PUBLISHED = {
@@ -28,7 +30,7 @@ PUBLISHED = {
 }
 
 State = tuple[Tensor, Tensor]
-# Makes a module of (input_size, hidden_size, dtype=); it takes (input, (h, c)).
+# Makes a module of (input_size, hidden_size, dtype=); it takes input and (h, c), a GRU h.
 Make = Callable[..., nn.Module]
 
 
@@ -57,40 +59,25 @@ def tutorial_modules(extension: Any) -> tuple[Make, Make]:
         h, c = Function.apply(input, weights, bias, *state)  # type: ignore[no-untyped-call]
         return h, c
 
-    def sequence(
-        input: Tensor, state: State, weights: Tensor, bias: Tensor | None = None, **_: object
-    ) -> tuple[Tensor, State]:
-        outputs = []
-        for x in input.unbind(0):
-            state = cell(x, state, weights, bias)
-            outputs.append(state[0])
-        return torch.stack(outputs), state
-
     class Cell(modules.LLTMCell):
-        _cell = staticmethod(cell)
+        def forward(self, input: Tensor, hx: Any = None) -> State:
+            parameters: Any = self
+            return cell(input, hx, parameters.weights, parameters.bias)
 
     class Loop(modules.LLTM):
-        _sequence = staticmethod(sequence)
+        def forward(self, input: Any, hx: Any = None) -> Any:
+            outputs = []
+            parameters: Any = self
+            state = (hx[0][0], hx[1][0])
+            for x in input.unbind(0):
+                state = cell(x, state, parameters.weights_l0, parameters.bias_l0)
+                outputs.append(state[0])
+            return torch.stack(outputs), (state[0].unsqueeze(0), state[1].unsqueeze(0))
 
     return Cell, Loop
 
 
 _TutorialCell, _TutorialLoop = tutorial_modules(_C)
-
-
-class _OneState(nn.Module):
-    """A GRU, given (h, c)."""
-
-    def __init__(self, rnn: nn.Module) -> None:
-        super().__init__()
-        self.rnn = rnn
-
-    def forward(self, input: Tensor, state: State) -> Any:
-        return self.rnn(input, state[0])
-
-
-def _gru(make: Make) -> Make:
-    return lambda *sizes, **dtype: _OneState(make(*sizes, **dtype))
 
 
 def _compiled(make: Make, decomposed: bool = False, dynamic: bool = False) -> Make:
@@ -104,13 +91,12 @@ def _compiled(make: Make, decomposed: bool = False, dynamic: bool = False) -> Ma
     return compiled
 
 
-# The tables of what is compared. The tutorial's runs ATen operations in C++.
+# The tables of what is compared for the LLTM. The tutorial's runs ATen operations in C++.
 STEPS: dict[str, Make] = {
     OURS: modules.LLTMCell,
     PLAIN: reference.LLTMCell,
     TUTORIAL: _TutorialCell,
     "nn.LSTMCell": nn.LSTMCell,
-    "nn.GRUCell": _gru(nn.GRUCell),
 }
 COMPILED_STEPS: dict[str, Make] = {
     COMPILED: _compiled(reference.LLTMCell),
@@ -122,7 +108,6 @@ SEQUENCES: dict[str, Make] = {
     PLAIN: reference.LLTM,
     TUTORIAL: _TutorialLoop,
     "nn.LSTM": nn.LSTM,
-    "nn.GRU": _gru(nn.GRU),
 }
 COMPILED_SEQUENCES: dict[str, Make] = {
     COMPILED: _compiled(reference.LLTM),
@@ -133,15 +118,25 @@ COMPILED_SEQUENCES: dict[str, Make] = {
 }
 
 
-def contenders(case: Case, compile: bool) -> dict[str, Make]:
-    """Returns what is compared in a case; ours first."""
-    makes = dict(STEPS if case.is_step else SEQUENCES)
-    if compile:
+def contenders(case: Case, compile: bool = False) -> dict[str, Make]:
+    """Returns what is compared in a case; ours first.
+
+    The LSTM and the GRU are compared with torch.nn's, which are what a user has.
+    """
+    compiles = compile and (  # a plain loop takes minutes
+        case.is_step or (case.shape == LOOP_SHAPE and case.dtype == torch.float32)
+    )
+    if compiles:
         torch.compiler.reset()  # at its limit of recompilations it falls back to eager mode
-        if case.is_step:
-            makes |= COMPILED_STEPS
-        elif case.shape == LOOP_SHAPE and case.dtype == torch.float32:
-            makes |= COMPILED_SEQUENCES  # the plain loop takes minutes
+    if case.cell == "lltm":
+        makes = dict(STEPS if case.is_step else SEQUENCES)
+        if compiles:
+            makes |= COMPILED_STEPS if case.is_step else COMPILED_SEQUENCES
+        return makes
+    ours, theirs = getattr(modules, case.module), getattr(nn, case.yardstick)
+    makes = {OURS: ours, f"nn.{case.yardstick}": theirs}
+    if compiles:
+        makes |= {COMPILED_OURS: _compiled(ours), COMPILED_THEIRS: _compiled(theirs)}
     return makes
 
 
@@ -157,23 +152,35 @@ class Layer:
         self.case = case
         *leading, input_size, hidden = case.shape
         options: Any = {"dtype": case.dtype, "device": case.device}
-        self.module = make(input_size, hidden, dtype=case.dtype).to(case.device)
+        layers = {"num_layers": case.num_layers, "bidirectional": case.bidirectional}
+        module = make(input_size, hidden, dtype=case.dtype, **({} if case.is_plain else layers))
+        self.module = module.to(case.device)
         self.input = torch.randn(*leading, input_size, **options)
+        self.batch_sizes: Tensor | None = None
+        if case.packed:
+            self.input, self.batch_sizes, *_ = pack_padded_sequence(self.input, case.lengths)
         self.input.requires_grad_(case.training and not case.is_step)
-        batch = (leading[0],) if case.is_step else (1, leading[1])
-        self.state = (
-            torch.randn(*batch, hidden, **options),
-            torch.randn(*batch, hidden, **options),
-        )
+        rows = leading if case.is_step else (case.num_layers * case.directions, leading[1])
+        h, c = (torch.randn(*rows, hidden, **options) for _ in "hc")
+        self.state: Any = h if case.cell == "gru" else (h, c)
         # Of the output of a sequence.
-        self.gradient = None if case.is_step else torch.randn(*leading, hidden, **options)
+        self.gradient: Tensor | None = None
+        if not case.is_step:
+            columns = case.directions * hidden
+            self.gradient = torch.randn(*self.input.shape[:-1], columns, **options)
 
     def forward(self) -> tuple[Tensor, ...]:
         """Returns what is differentiated: h and c of a step, the output of a sequence."""
-        results = self.module(self.input, self.state)
+        input: Any = self.input
+        if self.batch_sizes is not None:
+            input = PackedSequence(input, self.batch_sizes)
+        results = self.module(input, self.state)
         if isinstance(results, Tensor):
             return (results,)
-        return tuple(results) if self.case.is_step else (results[0],)
+        if self.case.is_step:
+            return tuple(results)
+        output = results[0]
+        return (output.data if isinstance(output, PackedSequence) else output,)
 
     def backward(self, results: Sequence[Tensor]) -> None:
         """Differentiates; of a step the sum of h and c, as the tutorial does."""

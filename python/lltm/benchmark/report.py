@@ -35,14 +35,14 @@ class Row:
         first, *_ = self.seconds
         width = max(map(len, (*self.seconds, *self.skipped)))
         yield f"\n{self.title}"
-        yield f"  {'':{width}}{'median':>11}{'quartiles':>22}   {first} / this"
+        yield f"  {'':{width}}{'median':>10}{'quartiles':>20}  {first} / this"
         for name, seconds in self.seconds.items():
             low, median, high = map(time_text, quartiles(seconds))
-            line = f"  {name:{width}}{median:>11}{low:>11}{high:>11}"
-            line += f"{'' if name == first else format(self.ratio(name), '.3f'):>10}"
+            line = f"  {name:{width}}{median:>10}{low:>10}{high:>10}"
+            line += f"{'' if name == first else format(self.ratio(name), '.3f'):>8}"
             if name in self.amounts:
                 rate = self.amounts[name] / statistics.median(seconds)
-                line += f"{rate / 1e9:>12.1f} G{self.unit}/s"
+                line += f"{rate / 1e9:>7.1f} G{self.unit}/s"
             yield line
         for name, reason in self.skipped.items():
             yield f"  {name:{width}}   not measured: {reason}"
@@ -96,16 +96,28 @@ def draw(rows: Sequence[Row], path: Path, omit: Sequence[str] = ()) -> None:
     figure.savefig(path, dpi=150)
 
 
+def samples(path: Path) -> dict[str, dict[str, list[float]]]:
+    """Returns the seconds of each contender by round, by title, from a file of --json."""
+    found = {row["title"]: row["seconds"] for row in json.loads(path.read_text())["rows"]}
+    # Files from before there were other cells name none.
+    named = ("one step, ", "sequence, ")
+    return {f"LLTM {t}" if t.startswith(named) else t: seconds for t, seconds in found.items()}
+
+
 def compare_with(path: Path, rows: Sequence[Row]) -> Iterator[str]:
     """Yields how the first contender of each row did in an earlier run, from its file."""
-    earlier = {row["title"]: row["seconds"] for row in json.loads(path.read_text())["rows"]}
-    yield f"\nbeside {path}: earlier, now, now / earlier"
+    earlier = samples(path)
+    yield f"\nbeside {path}"
     for row in rows:
         name, seconds = next(iter(row.seconds.items()))
         before = earlier.get(row.title, {}).get(name)
         if before:
             old, new = statistics.median(before), statistics.median(seconds)
-            yield f"  {row.title:64}{time_text(old):>10}{time_text(new):>10}{new / old:>8.2f}"
+            yield f"  {row.title}"
+            yield (
+                f"    earlier{time_text(old):>10}   now{time_text(new):>10}"
+                f"   now / earlier{new / old:>6.2f}"
+            )
 
 
 def environment() -> dict[str, str]:

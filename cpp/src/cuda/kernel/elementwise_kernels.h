@@ -198,8 +198,9 @@ inline bool fits_wide(std::int64_t hidden) {
   return hidden % kWide<T> == 0;
 }
 
-// body(k) for each k < kCount, a std::integral_constant. In backward: with unrolled loops nvcc
-// takes up to twelve registers more, and then a multiprocessor holds fewer blocks.
+// body(k) for each k < kCount, a std::integral_constant, for indices that have to be constants. In
+// backward also because with unrolled loops nvcc takes up to twelve registers more, and then a
+// multiprocessor holds fewer blocks.
 template <int kCount, typename Body>
 LLTM_CELL_INLINE void for_each_index(const Body& body) {
   [&]<int... k>(std::integer_sequence<int, k...>) {
@@ -258,7 +259,8 @@ LLTM_CELL_INLINE void backward_at(
   const auto [row, piece] = position(n, a.hidden / kWidth);
   const std::int64_t col = piece * kWidth;
   C saved[kSaved][kWidth], dz[kSlots][kWidth], dh[kWidth], dh_state[kWidth], dc[kWidth];
-  for_each_index<kSaved>([&, row = row](int k) {
+  for_each_index<kSaved>([&, row = row](auto index) {
+    constexpr int k = index;
     load(a.activations, wide.activations, row, col + k * a.hidden, saved[k]);
   });
   load(a.grad_h, wide.grad_h, row, col, dh);
@@ -274,7 +276,8 @@ LLTM_CELL_INLINE void backward_at(
     for (int k = 0; k < kSlots; ++k) dz[k][j] = d.dz[k];
     dc[j] = d.dc;
   }
-  for_each_index<kSlots>([&, row = row](int k) {
+  for_each_index<kSlots>([&, row = row](auto index) {
+    constexpr int k = index;
     store(a.grad_gates, wide.grad_gates, row, col + k * a.hidden, dz[k]);
   });
   store(a.grad_c_prev, wide.grad_c_prev, row, col, dc);
