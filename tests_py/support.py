@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
+import runpy
 import subprocess
 import sys
+import traceback
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -382,6 +385,48 @@ def run_python(
         check=False,
         timeout=timeout_s,
     )
+
+
+def run_script(script: Path) -> subprocess.CompletedProcess[str]:
+    """Runs a file as :func:`run_python` does in the file's folder, in a fork of this process.
+
+    PyTorch is there already: to import it takes seconds. Not for what starts compilers.
+    """
+    output, errors = script.with_suffix(".out"), script.with_suffix(".err")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # that other threads are not forked
+        child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            status = _run_as_main(script, output, errors)
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    return subprocess.CompletedProcess([str(script)], code, output.read_text(), errors.read_text())
+
+
+def _run_as_main(script: Path, output: Path, errors: Path) -> int:
+    for descriptor, file in ((1, output), (2, errors)):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
+    sys.stdout = os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", closefd=False)
+    os.chdir(script.parent)
+    sys.argv = [str(script)]
+    warnings.resetwarnings()
+    torch.set_num_threads(1)  # the threads of a pool are not forked
+    status = 0
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return status
 
 
 def flat(results: Any) -> list[Tensor]:
