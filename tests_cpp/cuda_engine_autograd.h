@@ -58,7 +58,16 @@ inline lltm::SequenceArgs sequence_args(
     const Arguments& a, bool save, int64_t checkpoint_steps = 0) {
   const at::Tensor none;
   return {
-      {lltm::Lltm::kCell, a.input, a.h, a.c, a.weights, none, a.bias, none, a.batch_sizes, a.reverse},
+      {lltm::Lltm::kCell,
+       a.input,
+       a.h,
+       a.c,
+       a.weights,
+       none,
+       a.bias,
+       none,
+       a.batch_sizes,
+       a.reverse},
       checkpoint_steps,
       save};
 }

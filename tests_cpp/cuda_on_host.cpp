@@ -230,7 +230,8 @@ template void launch_backward(const Cell&, const BackwardArgs<double, double>&, 
 template void launch_backward(const Cell&, const BackwardArgs<float, float>&, Stream);
 template void launch_backward(const Cell&, const BackwardArgs<c10::Half, c10::Half>&, Stream);
 template void launch_backward(const Cell&, const BackwardArgs<c10::Half, float>&, Stream);
-template void launch_backward(const Cell&, const BackwardArgs<c10::BFloat16, c10::BFloat16>&, Stream);
+template void launch_backward(
+    const Cell&, const BackwardArgs<c10::BFloat16, c10::BFloat16>&, Stream);
 template void launch_backward(const Cell&, const BackwardArgs<c10::BFloat16, float>&, Stream);
 
 }  // namespace lltm::cuda

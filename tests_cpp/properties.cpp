@@ -327,8 +327,8 @@ TEST_P(GradientProperties, ThatAreNotNumbersAreThoseOfPlainPyTorch) {
         changed[k].view(-1)[changed[k].numel() / 2].fill_(value);
         expect_equal(with(finite, changed), grads);
       }
-      // In plain PyTorch's GRU the gradient d reaches the candidate as d - d u: inf - inf, where ours
-      // is d (1 - u).
+      // In plain PyTorch's GRU the gradient d reaches the candidate as d - d u: inf - inf, where
+      // ours is d (1 - u).
       if (form_.cell == "gru" && std::isinf(value)) continue;
       Tensors changed = grads;
       changed[0] = grads[0].clone();

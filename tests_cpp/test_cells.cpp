@@ -81,7 +81,10 @@ INSTANTIATE_TEST_SUITE_P(
 INSTANTIATE_TEST_SUITE_P(
     SequenceCells, SequenceProperties, each_case(sequence_forms(), kDtypes), form_case_name);
 INSTANTIATE_TEST_SUITE_P(
-    SequenceCells, GradientProperties, each_case(sequence_forms(), kDtypesBelowOracle), form_case_name);
+    SequenceCells,
+    GradientProperties,
+    each_case(sequence_forms(), kDtypesBelowOracle),
+    form_case_name);
 INSTANTIATE_TEST_SUITE_P(SequenceCells, AutogradProperties, testing::ValuesIn(sequence_forms()));
 INSTANTIATE_TEST_SUITE_P(
     SequenceCells,

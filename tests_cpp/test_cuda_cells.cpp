@@ -142,8 +142,7 @@ void check_against_torch(const Function& ours, const Function& torch, const Prob
 }
 
 // Of a cell, a dtype, and reversed or not.
-class CudaCells
-    : public testing::TestWithParam<std::tuple<const char*, at::ScalarType, bool>> {
+class CudaCells : public testing::TestWithParam<std::tuple<const char*, at::ScalarType, bool>> {
  protected:
   std::string cell() const { return std::get<0>(GetParam()); }
   at::ScalarType dtype() const { return std::get<1>(GetParam()); }
@@ -317,15 +316,16 @@ TEST_P(CudaCells, OnlyWantedGradientsAreComputed) {
     check_masks(
         {true, true, true, true, !joined, true, !joined},
         [&, &output = output, &activations = activations](const lltm::OutputMask& mask) {
-          return as_list(lltm::cuda::stepwise_backward(
-              {sequence_inputs(of_cell),
-               0,
-               output,
-               activations,
-               grads[0],
-               grads[1],
-               grads[2],
-               mask}));
+          return as_list(
+              lltm::cuda::stepwise_backward(
+                  {sequence_inputs(of_cell),
+                   0,
+                   output,
+                   activations,
+                   grads[0],
+                   grads[1],
+                   grads[2],
+                   mask}));
         });
   }
 }
@@ -340,8 +340,9 @@ TEST_P(CudaCellSteps, OnlyWantedGradientsAreComputed) {
     check_masks(
         {true, true, true, true, !joined, true, !joined},
         [&, &activations = activations](const lltm::OutputMask& mask) {
-          return as_list(lltm::cuda::step_backward(
-              {step_inputs(of_cell), activations, grads[0], grads[1], mask}));
+          return as_list(
+              lltm::cuda::step_backward(
+                  {step_inputs(of_cell), activations, grads[0], grads[1], mask}));
         });
   }
 }

@@ -65,8 +65,11 @@ double epsilon() {
   return static_cast<double>(std::numeric_limits<T>::epsilon());
 }
 
-// What memory holds at first: exact in every type, and a value that results hardly have.
-constexpr float kUntouched = -1.0f / 16384;
+// What memory holds at first: a value that results hardly have.
+template <typename T>
+const T kUntouched = static_cast<T>(-static_cast<float>(std::numeric_limits<T>::denorm_min()));
+template <>
+const double kUntouched<double> = -std::numeric_limits<double>::denorm_min();
 
 // A matrix somewhere in a larger array, the rest of which must not change.
 template <typename T>
@@ -75,9 +78,9 @@ class Array {
   Array(int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride, int64_t offset)
       : rows_(rows),
         cols_(cols),
-        // A negative value that no test computes.
         values_(
-            static_cast<size_t>(offset + rows * row_stride + cols * col_stride + 32), T(kUntouched)) {
+            static_cast<size_t>(offset + rows * row_stride + cols * col_stride + 32),
+            kUntouched<T>) {
     // As at::empty on a GPU, and more than 16 bytes need.
     const auto address = reinterpret_cast<std::uintptr_t>(values_.data());
     const auto ahead = static_cast<int64_t>((64 - address % 64) % 64 / sizeof(T));
@@ -104,7 +107,8 @@ class Array {
   // How many elements of the array hold something else than at first.
   int64_t changed() const {
     int64_t count = 0;
-    for (const T& value : values_) count += static_cast<double>(value) != kUntouched;
+    for (const T& value : values_)
+      count += static_cast<double>(value) != static_cast<double>(kUntouched<T>);
     return count;
   }
 
@@ -299,9 +303,8 @@ void check_forward(const Size& size, const Layout& layout, bool in_place, bool o
     for (int64_t j = 0; j < hidden; ++j) c_before.push_back((in_place ? c_next : c).at(r, j));
   }
   const ForwardAccess wide = access_of(args);
-  for_each_thread(rows * hidden / kWidth, 2, [&](int64_t n) {
-    forward_at<Page, kWidth>(args, wide, n);
-  });
+  for_each_thread(
+      rows * hidden / kWidth, 2, [&](int64_t n) { forward_at<Page, kWidth>(args, wide, n); });
 
   Error e_h, e_c, e_activations;
   for (int64_t r = 0; r < rows; ++r) {
@@ -366,9 +369,8 @@ void check_backward(const Size& size, const Layout& layout, bool in_place, bool 
     }
   }
   const BackwardAccess wide = access_of(args);
-  for_each_thread(rows * hidden / kWidth, 2, [&](int64_t n) {
-    backward_at<Page, kWidth>(args, wide, n);
-  });
+  for_each_thread(
+      rows * hidden / kWidth, 2, [&](int64_t n) { backward_at<Page, kWidth>(args, wide, n); });
 
   Error e_dz, e_dc;
   for (int64_t r = 0; r < rows; ++r) {
@@ -384,8 +386,10 @@ void check_backward(const Size& size, const Layout& layout, bool in_place, bool 
       if (optional || in_place) e_dc.add(grad_c_prev.at(r, j), exact.dc);
     }
   }
-  EXPECT_LE(e_dz.value(), 8 * epsilon<T>());
-  EXPECT_LE(e_dc.value(), 8 * epsilon<D>());
+  // In the GRU's d (h - n) digits cancel.
+  const double roundings = std::is_same_v<Page, Gru> ? 16 : 8;
+  EXPECT_LE(e_dz.value(), roundings * epsilon<T>());
+  EXPECT_LE(e_dc.value(), roundings * epsilon<D>());
   EXPECT_EQ(grad_gates.changed(), kSlots * rows * hidden);
   EXPECT_EQ(grad_c_prev.changed(), optional || in_place ? rows * hidden : 0);
 }

@@ -233,7 +233,15 @@ Function checkpointed(int64_t checkpoint_steps) {
 }
 
 Stack step_stack(const Arguments& a) {
-  return {std::string(a.cell), a.input, a.h, if_defined(a.c), a.weights, a.weight_hh, a.bias, a.bias_hh};
+  return {
+      std::string(a.cell),
+      a.input,
+      a.h,
+      if_defined(a.c),
+      a.weights,
+      a.weight_hh,
+      a.bias,
+      a.bias_hh};
 }
 
 Stack sequence_stack(const Arguments& a, int64_t checkpoint_steps) {

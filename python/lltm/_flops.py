@@ -57,8 +57,10 @@ def _step_backward(
 ) -> int:
     mask: Sequence[bool] = args[-1]  # output_mask
     of_input, of_h, _, of_weight_ih, of_weight_hh, *_ = mask
-    products = (of_input or of_h) + (of_weight_ih or of_weight_hh)
-    return _product(input, weight_ih, weight_hh) * products
+    if weight_hh is None:
+        return _product(input, weight_ih, None) * ((of_input or of_h) + of_weight_ih)
+    of_x = _product(input, weight_ih, None) * (of_input + of_weight_ih)
+    return of_x + _product(input, weight_hh, None) * (of_h + of_weight_hh)
 
 
 @register_flop_formula(_ops.sequence_backward)

@@ -48,6 +48,7 @@ _CLASSES: dict[type, tuple[type, type]] = {
     nn.LSTMCell: (modules.LSTMCell, _LSTMCell),
     nn.GRUCell: (modules.GRUCell, _GRUCell),
 }
+_NAMES = {cls.__name__ for cls in _CLASSES}
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -92,9 +93,15 @@ def replace_(model: nn.Module, *, keep_class: bool = False) -> Replaced:
             f"lltm::replace_: expected model to be a torch.nn.Module, got {type(model).__name__}"
         )
     result = Replaced()
+    of_ours = {ours: classes for classes in _CLASSES.values() for ours in classes}
     for name, module in model.named_modules():
         cls: Any = type(module)
+        if cls in of_ours:  # replaced before, perhaps by the other class
+            module.__class__ = of_ours[cls][keep_class]
+            continue
         if cls not in _CLASSES:
+            if isinstance(module, torch.jit.ScriptModule) and module.original_name in _NAMES:
+                result.left[name] = "it is compiled by TorchScript"
             if isinstance(module, (nn.RNNBase, nn.RNNCellBase)) and not _is_ours(module):
                 result.left[name] = _why_not(cls)
             continue

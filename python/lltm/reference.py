@@ -170,7 +170,15 @@ class LLTM(_Layer, modules.LLTM):
 
 
 class LSTM(_Layer, modules.LSTM):
-    """lltm.LSTM as a loop over steps."""
+    """lltm.LSTM as a loop over steps, without proj_size."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.proj_size > 0:
+            raise NotImplementedError(
+                "lltm::reference.LSTM: expected proj_size to be 0, got"
+                f" {self.proj_size}; torch.nn.LSTM is that reference"
+            )
 
 
 class GRU(_Layer, modules.GRU):

@@ -1,6 +1,10 @@
 // LLTM_API marks what liblltm exports; everything else stays hidden.
 #pragma once
 
+#if !defined(_MSC_VER) && __cplusplus < 201709L
+#error "lltm needs C++20: compile with -std=c++20"
+#endif
+
 #if defined(_WIN32)
 #if defined(LLTM_BUILDING)
 #define LLTM_API __declspec(dllexport)

@@ -22,8 +22,7 @@ std::vector<Tensor> forward(
   const Tensor X = at::cat({old_h, input}, 1);
   const Tensor gate_weights = at::linear(X, weights, bias);
   const std::vector<Tensor> z = gate_weights.chunk(Lltm::kSlots, 1);
-  const auto [new_h, new_cell, saved] =
-      Lltm::forward<Value>({{z[0]}, {z[1]}, {z[2]}}, {old_cell});
+  const auto [new_h, new_cell, saved] = Lltm::forward<Value>({{z[0]}, {z[1]}, {z[2]}}, {old_cell});
   const auto& [input_gate, output_gate, candidate_cell, tanh_c] = saved;
   return {
       new_h.tensor,
@@ -57,7 +56,11 @@ std::vector<Tensor> backward(
   const Tensor dX = at::matmul(dz, weights);
   const int64_t hidden = new_cell.size(1);
   return {
-      dX.narrow(1, 0, hidden), dX.slice(1, hidden), at::matmul(dz.t(), X), dz.sum(0), d_old_cell.tensor};
+      dX.narrow(1, 0, hidden),
+      dX.slice(1, hidden),
+      at::matmul(dz.t(), X),
+      dz.sum(0),
+      d_old_cell.tensor};
 }
 
 }  // namespace lltm::composite

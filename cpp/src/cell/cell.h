@@ -50,8 +50,9 @@ struct Cell {
 // arithmetic of a step:
 //     StepForward<Page, V> forward(z, c)
 //     StepBackward<Page, V> backward(saved, dh, dc_next)    dh, dc_next: gradients of h', c'
-// V is float or double in the kernels, and a tensor on the composite path (op/tensor_value.h). So the functions are straight-line code: `where` selects between
-// two values that are both already computed.
+// V is float or double in the kernels, and a tensor on the composite path (op/tensor_value.h). So
+// the functions are straight-line code: `where` selects between two values that are both already
+// computed.
 
 template <typename Page, typename V>
 struct StepForward {

@@ -456,22 +456,37 @@ class Arguments {
   void add_grad_c(const Tensor& grad, const char* name) {
     if (cell_.has_c) add(grad, name, kState, kOptional);
   }
-  // The joined matrix is what functions of the LLTM call weights and bias.
+  // Of the LLTM the joined matrix is what its functions call weights and bias.
   template <typename Inputs>
-  void add_parameters(const Inputs& args) {
+  void add_parameters(const char* op, const Inputs& args) {
     const bool joined = !args.weight_hh.defined();
+    if (joined && !cell_.joined) check_joined(op, args.weight_ih);
     add(args.weight_ih,
-        joined ? "weights" : "weight_ih",
+        joined && cell_.joined ? "weights" : "weight_ih",
         joined ? Shape(shapes_.weights) : Shape(shapes_.weight_ih),
         kDecides);
     add(args.weight_hh, "weight_hh", shapes_.weight_hh, kOptional);
-    add(args.bias_ih, joined ? "bias" : "bias_ih", shapes_.bias, kOptional);
+    add(args.bias_ih, joined && cell_.joined ? "bias" : "bias_ih", shapes_.bias, kOptional);
     add(args.bias_hh, "bias_hh", shapes_.bias, kOptional);
   }
 
   operator std::span<const Argument>() const { return {all_.data(), all_.size()}; }
 
  private:
+  // A cell with two matrices may be given joined ones; that weight_hh was forgotten is likelier.
+  void check_joined(const char* op, const Tensor& weight_ih) const {
+    if (!weight_ih.defined() || weight_ih.dim() != 2) return;
+    const SymInt rows = weight_ih.sym_size(0);
+    TORCH_CHECK_VALUE(
+        weight_ih.sym_size(1) * cell_.gates >= rows,
+        op,
+        ": expected weight_hh, or weight_ih of shape ",
+        text_of(shapes_.weights),
+        ", the joined matrix, got weight_ih of shape ",
+        shape_text(weight_ih.sym_sizes()),
+        " alone");
+  }
+
   const Cell& cell_;
   const CellShapes shapes_;
   c10::SmallVector<Argument, 14> all_;
@@ -481,7 +496,7 @@ void add_step(Arguments& arguments, const char* op, const StepInputs& args) {
   arguments.add(args.input, "input", kStepInput, kDecides);
   arguments.add(args.h, "h", kState);
   arguments.add_c(op, args.c, "c");
-  arguments.add_parameters(args);
+  arguments.add_parameters(op, args);
 }
 
 // Of a sequence without its parameters.
@@ -494,8 +509,9 @@ void add_sequence(Arguments& arguments, const char* op, const SequenceInputs& ar
 }  // namespace
 
 void check_step(const StepInputs& args) {
-  // Joined weights are the LLTM's, whose function is lltm::cell.
-  const char* const op = args.weight_hh.defined() ? "lltm::step" : "lltm::cell";
+  // One step of the LLTM is the function lltm::cell.
+  const bool is_lltm = args.cell.find() != nullptr && args.cell->joined;
+  const char* const op = is_lltm && !args.weight_hh.defined() ? "lltm::cell" : "lltm::step";
   Arguments arguments(op, args.cell);
   add_step(arguments, op, args);
   Checker(op, arguments).sizes();
@@ -515,7 +531,7 @@ void check_sequence(const SequenceArgs& args) {
   constexpr const char* kOp = "lltm::sequence";
   Arguments arguments(kOp, args.cell);
   add_sequence(arguments, kOp, args);
-  arguments.add_parameters(args);
+  arguments.add_parameters(kOp, args);
   check_sizes(Checker(kOp, arguments), args);
   check_checkpoint_steps(kOp, args.checkpoint_steps);
 }
@@ -525,7 +541,7 @@ void check_sequence_backward(const SequenceBackwardArgs& args) {
   check_checkpoint_steps(kOp, args.checkpoint_steps);
   Arguments arguments(kOp, args.cell);
   add_sequence(arguments, kOp, args);
-  arguments.add_parameters(args);
+  arguments.add_parameters(kOp, args);
   arguments.add(args.output, "output", output_shape(args));
   arguments.add(
       args.saved,

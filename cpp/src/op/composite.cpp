@@ -120,9 +120,8 @@ class ParameterGradients {
 template <size_t count>
 void unpack(const Tensor& packed, Value (&parts)[count]) {
   const std::vector<Tensor> chunks = packed.chunk(count, 1);
-  std::transform(chunks.begin(), chunks.end(), parts, [](const Tensor& part) {
-    return Value{widened(part)};
-  });
+  std::transform(
+      chunks.begin(), chunks.end(), parts, [](const Tensor& part) { return Value{widened(part)}; });
 }
 
 // The inverse.
@@ -141,9 +140,7 @@ StepResult step(const Cell& cell, const Tensor& gates, const Tensor& c, bool sav
     const at::ScalarType dtype = c.scalar_type();
     const auto [h_next, c_next, saved] = Page::forward(z, Value{widened(c)});
     return {
-        h_next.tensor.to(dtype),
-        c_next.tensor.to(dtype),
-        save ? pack(saved).to(dtype) : Tensor()};
+        h_next.tensor.to(dtype), c_next.tensor.to(dtype), save ? pack(saved).to(dtype) : Tensor()};
   });
 }
 
@@ -364,25 +361,46 @@ TORCH_LIBRARY_IMPL(lltm, CompositeExplicitAutograd, m) {
 }
 
 // For what decomposes the operators.
-std::tuple<int64_t, int64_t, std::vector<int64_t>, std::vector<int64_t>, bool> describe(
-    std::string_view name) {
+const Cell& cell_of(std::string_view name) {
   const Cell* const cell = find_cell(name);
-  TORCH_CHECK_VALUE(cell != nullptr, "lltm::_cell: expected the name of a cell, got ", name);
-  std::vector<int64_t> x, h;
-  for (int k = 0; k < cell->slots; ++k) {
-    x.push_back(cell->x.contains(k) ? cell->x_blocks[k] : -1);
-    h.push_back(cell->h.contains(k) ? cell->h_blocks[k] : -1);
-  }
-  return {cell->gates, cell->saved, x, h, cell->has_c};
+  TORCH_CHECK_VALUE(cell != nullptr, "lltm: expected the name of a cell, got '", name, "'");
+  return *cell;
 }
 
-StepResult elementwise(std::string_view cell, const Tensor& z, const Tensor& c) {
-  return step(*CellName(cell), z, c, /*save=*/true);
+// That it can be cut into `parts` pieces of equal width.
+void check_parts(const char* name, const Tensor& tensor, int parts) {
+  TORCH_CHECK_VALUE(
+      tensor.dim() == 2 && tensor.sym_size(1) % parts == 0,
+      "lltm: expected ",
+      name,
+      " of shape (rows, ",
+      parts,
+      "H), got ",
+      tensor.sym_sizes());
+}
+
+std::tuple<int64_t, int64_t, std::vector<int64_t>, std::vector<int64_t>, bool> describe(
+    std::string_view name) {
+  const Cell& cell = cell_of(name);
+  std::vector<int64_t> x, h;
+  for (int k = 0; k < cell.slots; ++k) {
+    x.push_back(cell.x.contains(k) ? cell.x_blocks[k] : -1);
+    h.push_back(cell.h.contains(k) ? cell.h_blocks[k] : -1);
+  }
+  return {cell.gates, cell.saved, x, h, cell.has_c};
+}
+
+StepResult elementwise(std::string_view name, const Tensor& z, const Tensor& c) {
+  const Cell& cell = cell_of(name);
+  check_parts("z", z, cell.slots);
+  return step(cell, z, c, /*save=*/true);
 }
 
 std::tuple<Tensor, Tensor> elementwise_backward(
-    std::string_view cell, const Tensor& activations, const Tensor& dh, const Tensor& dc) {
-  return step_backward(*CellName(cell), activations, dh, dc);
+    std::string_view name, const Tensor& activations, const Tensor& dh, const Tensor& dc) {
+  const Cell& cell = cell_of(name);
+  check_parts("activations", activations, cell.saved);
+  return step_backward(cell, activations, dh, dc);
 }
 
 TORCH_LIBRARY_IMPL(lltm, CompositeImplicitAutograd, m) {

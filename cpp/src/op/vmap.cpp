@@ -53,6 +53,7 @@ class Samples {
 
   // The (..., B, .) of all samples as one (..., V * B, .).
   Tensor fold(const Tensor& tensor) const {
+    if (!tensor.defined()) return tensor;  // c of a cell without one
     const auto [value, dim] = unwrap(tensor);
     if (dim.has_value()) return value.movedim(*dim, dim_).flatten(-3, -2);
     std::vector<SymInt> sizes(value.dim() + 1, -1);
@@ -62,6 +63,7 @@ class Samples {
 
   // The tensor of one sample.
   Tensor select(const Tensor& tensor, int64_t sample) const {
+    if (!tensor.defined()) return tensor;
     const auto [value, dim] = unwrap(tensor);
     return dim.has_value() ? value.select(*dim, sample) : value;
   }

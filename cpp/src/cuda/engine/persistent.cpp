@@ -245,8 +245,7 @@ std::optional<SequenceResult> persistent_forward(
     return visit_kernel_dtype(
         dtype, [&]<typename T>(T*) { return resident_forward_blocks<T>(hidden, tiles); });
   };
-  const std::optional<RowPlan> plan =
-      plan_rows(args, Direction::forward, tuning, resident_blocks);
+  const std::optional<RowPlan> plan = plan_rows(args, Direction::forward, tuning, resident_blocks);
   if (!plan) return std::nullopt;
 
   const auto options = args.input.options();
@@ -269,8 +268,7 @@ std::optional<Gradients> persistent_backward(
     return visit_kernel_dtype(
         dtype, [&]<typename T>(T*) { return resident_backward_blocks<T>(hidden, tiles); });
   };
-  const std::optional<RowPlan> plan =
-      plan_rows(args, Direction::backward, tuning, resident_blocks);
+  const std::optional<RowPlan> plan = plan_rows(args, Direction::backward, tuning, resident_blocks);
   if (!plan) return std::nullopt;
 
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);

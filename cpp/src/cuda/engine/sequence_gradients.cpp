@@ -14,8 +14,8 @@ using at::Tensor;
 Tensor input_gradient(const SequenceBackwardArgs& args, const Gemm& gemm, const Tensor& dz) {
   const Cell& cell = *args.cell;
   const Tensor dz_x = slot_columns(dz, cell, cell.x, args.h_0.size(1));
-  const Tensor weights_x = as_padded_operand(
-      x_slots(weights_of(args).ih, cell), dz_x.size(1), args.input.size(-1));
+  const Tensor weights_x =
+      as_padded_operand(x_slots(weights_of(args).ih, cell), dz_x.size(1), args.input.size(-1));
   const Tensor d_input = at::empty(args.input.sizes(), args.input.options());
   gemm(operand(dz_x), operand(weights_x), result(flat_rows(d_input)), /*accumulate=*/false);
   return d_input;

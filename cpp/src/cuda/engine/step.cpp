@@ -1,5 +1,5 @@
-// One step: a GEMM or two of the input, one or two of h, and a kernel; backward a kernel, and a GEMM
-// or two per gradient.
+// One step: a GEMM or two of the input, one or two of h, and a kernel; backward a kernel, and a
+// GEMM or two per gradient.
 #include "common/tensor_views.h"
 #include "common/weights.h"
 #include "cuda/engine/engine.h"

@@ -69,9 +69,9 @@ struct StepMatrix {
 };
 
 // Both structs: N rows of all steps, B rows of the state, S slots, which are the gates, and A
-// saved values (cell.h). Where no strides are given, matrices are contiguous. What is read or exchanged 16
-// bytes at a time is marked (16) and begins at a multiple of 16 bytes, the rest at one of 8.
-// A launch computes rows [first_row, first_row + groups * tiles * kTileRows) of the state.
+// saved values (cell.h). Where no strides are given, matrices are contiguous. What is read or
+// exchanged 16 bytes at a time is marked (16) and begins at a multiple of 16 bytes, the rest at one
+// of 8. A launch computes rows [first_row, first_row + groups * tiles * kTileRows) of the state.
 template <typename T>
 struct PersistentForwardArgs {
   std::int64_t hidden = 0;
