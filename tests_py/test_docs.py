@@ -242,7 +242,6 @@ BY_HAND = [
     r"make (test|bench)-cuda.*|make (gpu-kit|first-contact .*)",
     r"python benchmarks/(int8_accuracy|tuning_table)\.py.*",
     r"python -m lltm\.benchmark --compile .*",
-    r"cmake (-S \.|--build) .*build/own.*",
     r"python benchmarks/memory\.py .*",
     r"OMP_NUM_THREADS=1 valgrind .*|callgrind_annotate .*",
     r"ncu .*",

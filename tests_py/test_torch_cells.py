@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+import oracle
 import pytest
 import support
 import torch
@@ -101,9 +102,9 @@ def test_they_have_the_parameters_of_torch_nn_s_drawn_alike(name: str) -> None:
         if name in LAYERS:
             assert ours.mode == theirs.mode
             assert ours._flat_weights_names == theirs._flat_weights_names
-            assert [len(weights) for weights in ours.all_weights] == [
-                len(weights) for weights in theirs.all_weights
-            ]
+            of_ours: Any = ours.all_weights
+            of_theirs: Any = theirs.all_weights
+            assert [len(weights) for weights in of_ours] == [len(weights) for weights in of_theirs]
 
 
 @each_module
@@ -166,7 +167,7 @@ def test_a_cell_is_torch_nn_s(name: str, bias: bool) -> None:
 
 @each_module
 def test_second_derivatives_are_torch_nn_s(name: str) -> None:
-    options = {"num_layers": 2, "bidirectional": True} if name in LAYERS else {}
+    options: dict[str, Any] = {"num_layers": 2, "bidirectional": True} if name in LAYERS else {}
     ours, theirs = pair(name, **options)
     given = input_of(name), states(name, *([4, B] if name in LAYERS else [B]))
     expected = results_and_gradients(theirs, *given, second=True)
@@ -189,7 +190,7 @@ def test_in_other_dtypes_they_are_as_accurate_as_torch_nn_s(name: str, dtype: to
             found = results_and_gradients(module, x.clone())
             for k, (y, z) in enumerate(zip(found, expected, strict=True)):
                 assert y.dtype == dtype
-                of_module.add(str(k), y, support.oracle.array(z))
+                of_module.add(str(k), y, oracle.array(z))
     eps = torch.finfo(dtype).eps
     ours, theirs = errors
     for key in ours.names():
@@ -199,7 +200,7 @@ def test_in_other_dtypes_they_are_as_accurate_as_torch_nn_s(name: str, dtype: to
 @pytest.mark.parametrize("kind", ["state", "packed"])
 @each_layer
 def test_dropout_draws_the_mask_that_torch_nn_s_draws(name: str, kind: str) -> None:
-    options = {"num_layers": 3, "bidirectional": True, "batch_first": False}
+    options: dict[str, Any] = {"num_layers": 3, "bidirectional": True, "batch_first": False}
     ours, theirs = pair(name, **options, dropout=0.5)
     given = arguments(name, kind, options)
     found = []
@@ -214,7 +215,7 @@ def test_dropout_draws_the_mask_that_torch_nn_s_draws(name: str, kind: str) -> N
 @pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_lstm_with_a_projection_is_torch_nn_s(kind: str) -> None:
-    options = {"num_layers": 2, "bidirectional": True, "batch_first": True}
+    options: dict[str, Any] = {"num_layers": 2, "bidirectional": True, "batch_first": True}
     ours, theirs = pair("LSTM", **options, proj_size=2)
     assert list(ours.state_dict()) == list(theirs.state_dict())
     x, *_ = given = arguments("LSTM", kind, options)
@@ -292,7 +293,7 @@ def test_autocast_computes_what_it_does_in_the_lower_dtype(name: str) -> None:
 @pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")
 @each_module
 def test_torch_jit_script_compiles_them(name: str) -> None:
-    options = {"num_layers": 2, "bidirectional": True} if name in LAYERS else {}
+    options: dict[str, Any] = {"num_layers": 2, "bidirectional": True} if name in LAYERS else {}
     ours, theirs = pair(name, **options)
     x = input_of(name)
     scripted: Any = torch.jit.script(ours)
@@ -391,7 +392,8 @@ def test_replace_says_what_it_left_and_why(name: str) -> None:
 def test_replace_takes_a_layer_itself_and_nothing_but_modules() -> None:
     layer = nn.GRU(I, H)
     assert lltm.replace_(layer).replaced == [""]
-    assert type(layer) is lltm.GRU
+    cls: type = type(layer)
+    assert cls is lltm.GRU
     assert lltm.replace_(nn.Linear(I, H)).replaced == []
     text = "^lltm::replace_: expected model to be a torch.nn.Module, got list$"
     with pytest.raises(TypeError, match=text):

@@ -436,7 +436,7 @@ def test_in_16_bits_a_transform_is_as_accurate_as_the_kernels(
     arguments = [y.to(dtype) for y in (x, h, c, weights, torch.randn(3 * hidden))]
 
     def op(*tensors: Tensor) -> tuple[Tensor, ...]:
-        results: tuple[Tensor, ...] = outputs(lltm.functional, Arguments(*tensors))
+        results: tuple[Tensor, ...] = outputs(lltm.functional, Arguments(*tensors))  # type: ignore[arg-type]
         return results
 
     exact = op(*(y.double() for y in arguments))
