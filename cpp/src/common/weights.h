@@ -30,6 +30,12 @@ template <typename Args>
 Weights weights_of(const Args& args) {
   return weights_of(*args.cell, args.weight_ih, args.weight_hh);
 }
+// In another dtype: a joined matrix as a whole, which is faster than its columns.
+template <typename Args>
+Weights weights_of(const Args& args, at::ScalarType dtype) {
+  const at::Tensor& hh = args.weight_hh;
+  return weights_of(*args.cell, args.weight_ih.to(dtype), hh.defined() ? hh.to(dtype) : hh);
+}
 
 // The same in memory, for a call so short that views would show in its time.
 template <typename T>

@@ -76,10 +76,10 @@ class BlockedBackward {
 
   // In the order of slots, of the dtype of dz.
   static Weights slot_weights(const SequenceBackwardArgs& args) {
-    const auto [ih, hh] = weights_of(args);
+    const auto [ih, hh] = weights_of(args, kDtype<Source>);
     return {
-        x_slots(ih, *args.cell).to(kDtype<Source>),
-        with_contiguous_rows(h_slots(hh, *args.cell).to(kDtype<Source>))};
+        x_slots(ih, *args.cell),
+        with_contiguous_rows(h_slots(hh, *args.cell))};
   }
 
   void allocate() {

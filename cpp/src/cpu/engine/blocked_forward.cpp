@@ -336,7 +336,8 @@ std::optional<SequenceResult> forward(const SequenceArgs& args, const ForwardSch
   if (is_prepacked(args.weight_ih)) {
     return BlockedForward<T, Format>(args, schedule, read_packed<Format>(args.weight_ih)).run();
   }
-  auto weights = pack_weights<Format>(*args.cell, weights_of(args), schedule.block_width);
+  constexpr at::ScalarType dtype = kDtype<typename Format::Source>;
+  auto weights = pack_weights<Format>(*args.cell, weights_of(args, dtype), schedule.block_width);
   if (!weights.has_value()) return {};
   return BlockedForward<T, Format>(args, schedule, *std::move(weights)).run();
 }
