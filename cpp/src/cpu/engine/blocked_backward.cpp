@@ -77,9 +77,7 @@ class BlockedBackward {
   // In the order of slots, of the dtype of dz.
   static Weights slot_weights(const SequenceBackwardArgs& args) {
     const auto [ih, hh] = weights_of(args, kDtype<Source>);
-    return {
-        x_slots(ih, *args.cell),
-        with_contiguous_rows(h_slots(hh, *args.cell))};
+    return {x_slots(ih, *args.cell), with_contiguous_rows(h_slots(hh, *args.cell))};
   }
 
   void allocate() {
