@@ -218,8 +218,8 @@ Weights unpack_as(const PackedHeader& header, const Tensor& bytes) {
         for (int slot = slots.begin; slot < slots.end; ++slot) {
           for (int64_t unit = 0; unit < blocks.size(block); ++unit) {
             const int64_t r = row_blocks[slot] * blocks.total + blocks.begin(block) + unit;
-        Source* const row = w.from(r).data;  // null without columns
-        const int64_t n = (slot - slots.begin) * packed.slot_columns(block) + unit;
+            Source* const row = w.from(r).data;  // null without columns
+            const int64_t n = (slot - slots.begin) * packed.slot_columns(block) + unit;
             for (int64_t k = 0; k < to.size(1); ++k) row[k] = Format::at(b, k, n);
           }
         }
