@@ -6,7 +6,7 @@ Letters: T steps, B batch size, I input size, H hidden size, L layers, D directi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -60,9 +60,47 @@ class Step(Recurrent):
 
     def __prepare_scriptable__(self) -> Any:
         """Called by torch.jit.script, which compiles what this returns."""
-        if getattr(type(self).forward, "__module__", "") != "lltm.modules":  # type: ignore[attr-defined]
-            return self  # compiled already, or a forward of the user's own
+        if not _has_our_forward(self):
+            return self
         return _script.cell(self, self._parameter_names, len(self._STATES))  # type: ignore[arg-type]
+
+
+class PairStep(Step):
+    """Of a cell with h and c."""
+
+    _STATES = ("h", "c")
+
+    def forward(self, input: Tensor, hx: State | None = None) -> State:
+        """Takes one step.
+
+        Args:
+            input: (B, I), or (I) for one row without a batch
+            hx: the state (h, c), each (B, H) or (H); zeros if absent
+
+        Returns:
+            (h', c'), shaped as the state.
+        """
+        returned: State = self._run(input, hx, hx)
+        return returned
+
+
+class SingleStep(Step):
+    """Of a cell with h alone."""
+
+    _STATES = ("h",)
+
+    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
+        """Takes one step.
+
+        Args:
+            input: (B, I), or (I) for one row without a batch
+            hx: the state h, (B, H) or (H); zeros if absent
+
+        Returns:
+            h', shaped as the state.
+        """
+        returned: Tensor = self._run(input, hx, None if hx is None else (hx,))
+        return returned
 
 
 class Layer(Recurrent):
@@ -185,14 +223,89 @@ class Layer(Recurrent):
         h, c = hx
         return h.index_select(1, permutation), c.index_select(1, permutation)
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        if not self._prepacked and f"{prefix}{Prepacked.WEIGHTS}_l0" in state_dict:
+            *_, error_msgs = args
+            error_msgs.append(
+                f"lltm::{self._where}: expected the state_dict of a layer, got that of a prepacked"
+                f" one: load it into a Prepacked{self._where}"
+            )
+        super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[misc]
+
     def flatten_parameters(self) -> None:
         """Does nothing; there because code written for torch.nn.LSTM calls it."""
 
     def __prepare_scriptable__(self) -> Any:
         """Called by torch.jit.script, which compiles what this returns."""
-        if getattr(type(self).forward, "__module__", "") != "lltm.modules":  # type: ignore[attr-defined]
-            return self  # compiled already, or a forward of the user's own
+        if not _has_our_forward(self):
+            return self
         return _script.layer(self, self._names, len(self._STATES))  # type: ignore[arg-type]
+
+
+class PairLayer(Layer):
+    """Of a cell with h and c."""
+
+    _STATES = ("h_0", "c_0")
+
+    @overload
+    def forward(self, input: Tensor, hx: State | None = None) -> tuple[Tensor, State]: ...
+
+    @overload
+    def forward(
+        self, input: PackedSequence, hx: State | None = None
+    ) -> tuple[PackedSequence, State]: ...
+
+    def forward(
+        self, input: Tensor | PackedSequence, hx: State | None = None
+    ) -> tuple[Tensor | PackedSequence, State]:
+        """Runs over a sequence.
+
+        Args:
+            input: (T, B, I); (B, T, I) with batch_first; (T, I) for one sequence without a
+                batch; or a PackedSequence, sorted or not
+            hx: the state (h_0, c_0), each (L*D, B, H), or (L*D, H) for unbatched input; zeros if
+                absent
+
+        Returns:
+            (output, (h_n, c_n)): output like the input, with D*H features; the states after
+            each row's last step, shaped as h_0 and c_0. T = 0 gives an empty output and the
+            initial states.
+        """
+        returned: tuple[Tensor | PackedSequence, State] = self._run(input, hx, hx)
+        return returned
+
+
+class SingleLayer(Layer):
+    """Of a cell with h alone."""
+
+    _STATES = ("h_0",)
+
+    @overload
+    def forward(self, input: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]: ...
+
+    @overload
+    def forward(
+        self, input: PackedSequence, hx: Tensor | None = None
+    ) -> tuple[PackedSequence, Tensor]: ...
+
+    def forward(
+        self, input: Tensor | PackedSequence, hx: Tensor | None = None
+    ) -> tuple[Tensor | PackedSequence, Tensor]:
+        """Runs over a sequence.
+
+        Args:
+            input: (T, B, I); (B, T, I) with batch_first; (T, I) for one sequence without a
+                batch; or a PackedSequence, sorted or not
+            hx: the state h_0, (L*D, B, H), or (L*D, H) for unbatched input; zeros if absent
+
+        Returns:
+            (output, h_n): output like the input, with D*H features; the state after each row's
+            last step, shaped as h_0. T = 0 gives an empty output and the initial state.
+        """
+        returned: tuple[Tensor | PackedSequence, Tensor] = self._run(
+            input, hx, None if hx is None else (hx,)
+        )
+        return returned
 
 
 class Prepacked(Layer, nn.Module):
@@ -278,15 +391,9 @@ class Prepacked(Layer, nn.Module):
         return self
 
     def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any
     ) -> None:
+        *_, error_msgs = args
         if f"{prefix}{self._FIRST_OF_LAYER}" in state_dict:
             error_msgs.append(
                 f"lltm::{type(self).__name__}: expected the state_dict of a prepacked layer, got"
@@ -310,15 +417,7 @@ class Prepacked(Layer, nn.Module):
                 self._buffers[names[0]] = torch.empty_like(weights, device=own.device)
         # What was assigned is there already, and copied onto itself.
         local_metadata = {**local_metadata, "assign_to_params_buffers": False}
-        super()._load_from_state_dict(
-            state_dict,
-            prefix,
-            local_metadata,
-            strict,
-            missing_keys,
-            unexpected_keys,
-            error_msgs,
-        )
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
 
     def _check_packed(self, k: int, weights: Any, biases: Sequence[Any]) -> None:
         """Raises what the operator does if these are not packed weights of the k-th direction.
@@ -349,6 +448,11 @@ def _is_quantised(weights: Tensor) -> bool:
         return False  # as they are, on a machine without a packed form
     qint8 = 12  # an at::ScalarType, after magic, cell and dtype in the header (packed_weights.h)
     return int.from_bytes(weights[20:24].tolist(), "little") == qint8
+
+
+def _has_our_forward(module: Any) -> bool:
+    """False if torch.jit.script compiles it already, or it has a forward of the user's own."""
+    return type(module).forward.__module__ in (__name__, "lltm.modules")
 
 
 def _calls_kernels() -> bool:
@@ -446,15 +550,6 @@ def _prepack(cell: str, matrices: Sequence[Tensor], dtype: torch.dtype | None) -
     except ValueError as error:
         raise _check.of_operator(error) from None
     return packed
-
-
-def refuse_prepacked(module: Layer, state_dict: dict[str, Any], prefix: str) -> list[str]:
-    """The errors of loading the state_dict of a prepacked layer into a layer."""
-    if f"{prefix}{Prepacked.WEIGHTS}_l0" not in state_dict:
-        return []
-    name = module._where
-    text = "expected the state_dict of a layer, got that of a prepacked one: load it into a"
-    return [f"lltm::{name}: {text} Prepacked{name}"]
 
 
 def _packed_batch(where: str, packed: PackedSequence) -> int:

@@ -8,15 +8,23 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
 
 from . import _check
 from ._C import ArgumentError
-from ._recurrent import Layer, Prepacked, State, Step, names_of, refuse_prepacked
+from ._recurrent import (
+    Layer,
+    PairLayer,
+    PairStep,
+    Prepacked,
+    SingleLayer,
+    SingleStep,
+    State,
+    names_of,
+)
 
 __all__ = [
     "GRU",
@@ -35,7 +43,7 @@ GATES = 3  # of the LLTM
 # ---- the LLTM -------------------------------------------------------------------
 
 
-class LLTMCell(Step, nn.Module):
+class LLTMCell(PairStep, nn.Module):
     """One step of the Long-Long-Term-Memory unit, an LSTM without a forget gate.
 
     See :func:`lltm.functional.cell` for the equations.
@@ -69,7 +77,6 @@ class LLTMCell(Step, nn.Module):
 
     _CELL = "lltm"
     _where = "LLTMCell"
-    _STATES = ("h", "c")
     _parameter_names = ("weights", "bias")
 
     def __init__(
@@ -96,19 +103,6 @@ class LLTMCell(Step, nn.Module):
         """Draws every parameter anew."""
         _reset(self.parameters(), self.hidden_size)
 
-    def forward(self, input: Tensor, hx: State | None = None) -> State:
-        """Takes one step.
-
-        Args:
-            input: (B, I), or (I) for one row without a batch
-            hx: the state (h, c), each (B, H) or (H); zeros if absent
-
-        Returns:
-            (h', c'), shaped as the state.
-        """
-        returned: State = self._run(input, hx, hx)
-        return returned
-
     def extra_repr(self) -> str:
         bias = "" if self.bias is not None else ", bias=False"
         return f"{self.input_size}, {self.hidden_size}{bias}"
@@ -120,7 +114,7 @@ class LLTMCell(Step, nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
-class LLTM(Layer, nn.Module):
+class LLTM(PairLayer, nn.Module):
     """A recurrent layer of LLTM cells over sequences, used like torch.nn.LSTM.
 
     Args:
@@ -158,7 +152,6 @@ class LLTM(Layer, nn.Module):
 
     _CELL = "lltm"
     _where = mode = "LLTM"
-    _STATES = ("h_0", "c_0")
 
     def __init__(
         self,
@@ -208,33 +201,6 @@ class LLTM(Layer, nn.Module):
         """Draws every parameter anew."""
         _reset(self.parameters(), self.hidden_size)
 
-    @overload
-    def forward(self, input: Tensor, hx: State | None = None) -> tuple[Tensor, State]: ...
-
-    @overload
-    def forward(
-        self, input: PackedSequence, hx: State | None = None
-    ) -> tuple[PackedSequence, State]: ...
-
-    def forward(
-        self, input: Tensor | PackedSequence, hx: State | None = None
-    ) -> tuple[Tensor | PackedSequence, State]:
-        """Runs over a sequence.
-
-        Args:
-            input: (T, B, I); (B, T, I) with batch_first; (T, I) for one sequence without a
-                batch; or a PackedSequence, sorted or not
-            hx: the state (h_0, c_0), each (L*D, B, H), or (L*D, H) for unbatched input; zeros if
-                absent
-
-        Returns:
-            (output, (h_n, c_n)): output like the input, with D*H features; the states after
-            each row's last step, shaped as h_0 and c_0. T = 0 gives an empty output and the
-            initial states.
-        """
-        returned: tuple[Tensor | PackedSequence, State] = self._run(input, hx, hx)
-        return returned
-
     @property
     def all_weights(self) -> list[list[nn.Parameter]]:
         """The parameters of each layer and direction: [[weights_l0, bias_l0], ...]."""
@@ -280,31 +246,13 @@ class LLTM(Layer, nn.Module):
             text += f", checkpoint_steps={self.checkpoint_steps}"
         return text
 
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        error_msgs += refuse_prepacked(self, state_dict, prefix)
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         biases = [prefix + bias for bias in self._names[1::2]]
         _flatten_biases(state_dict, biases, GATES * self.hidden_size)
-        super()._load_from_state_dict(
-            state_dict,
-            prefix,
-            local_metadata,
-            strict,
-            missing_keys,
-            unexpected_keys,
-            error_msgs,
-        )
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-class PrepackedLLTM(Prepacked):
+class PrepackedLLTM(PairLayer, Prepacked):
     """An LLTM layer for inference whose weights were laid out once; see :meth:`LLTM.prepack`.
 
     It is called like the layer, gives what the layer gives in evaluation mode, and saves what the
@@ -328,36 +276,8 @@ class PrepackedLLTM(Prepacked):
 
     _CELL = "lltm"
     _where = mode = "LLTM"
-    _STATES = ("h_0", "c_0")
     _BIASES = ("packed_bias",)
     _FIRST_OF_LAYER = "weights_l0"
-
-    @overload
-    def forward(self, input: Tensor, hx: State | None = None) -> tuple[Tensor, State]: ...
-
-    @overload
-    def forward(
-        self, input: PackedSequence, hx: State | None = None
-    ) -> tuple[PackedSequence, State]: ...
-
-    def forward(
-        self, input: Tensor | PackedSequence, hx: State | None = None
-    ) -> tuple[Tensor | PackedSequence, State]:
-        """Runs over a sequence.
-
-        Args:
-            input: (T, B, I); (B, T, I) with batch_first; (T, I) for one sequence without a
-                batch; or a PackedSequence, sorted or not
-            hx: the state (h_0, c_0), each (L*D, B, H), or (L*D, H) for unbatched input; zeros if
-                absent
-
-        Returns:
-            (output, (h_n, c_n)): output like the input, with D*H features; the states after
-            each row's last step, shaped as h_0 and c_0. T = 0 gives an empty output and the
-            initial states.
-        """
-        returned: tuple[Tensor | PackedSequence, State] = self._run(input, hx, hx)
-        return returned
 
 
 # ---- the LSTM and the GRU of torch.nn ---------------------------------------------
@@ -407,27 +327,6 @@ class _OfTorch(Layer, nn.RNNBase):
         )
         self.checkpoint_steps = steps
 
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        error_msgs += refuse_prepacked(self, state_dict, prefix)
-        super()._load_from_state_dict(
-            state_dict,
-            prefix,
-            local_metadata,
-            strict,
-            missing_keys,
-            unexpected_keys,
-            error_msgs,
-        )
-
     def extra_repr(self) -> str:
         text: str = super().extra_repr()
         if self.checkpoint_steps != 0:
@@ -435,7 +334,7 @@ class _OfTorch(Layer, nn.RNNBase):
         return text
 
 
-class LSTM(_OfTorch):
+class LSTM(PairLayer, _OfTorch):
     """torch.nn.LSTM: its arguments, results, parameters and state_dict.
 
     Args:
@@ -466,7 +365,6 @@ class LSTM(_OfTorch):
 
     _CELL = "lstm"
     _where = mode = "LSTM"
-    _STATES = ("h_0", "c_0")
 
     def __init__(
         self,
@@ -508,36 +406,12 @@ class LSTM(_OfTorch):
             checkpoint_steps,
         )
 
-    @overload
-    def forward(self, input: Tensor, hx: State | None = None) -> tuple[Tensor, State]: ...
-
-    @overload
-    def forward(
-        self, input: PackedSequence, hx: State | None = None
-    ) -> tuple[PackedSequence, State]: ...
-
-    def forward(
-        self, input: Tensor | PackedSequence, hx: State | None = None
-    ) -> tuple[Tensor | PackedSequence, State]:
-        """Runs over a sequence.
-
-        Args:
-            input: (T, B, I); (B, T, I) with batch_first; (T, I) for one sequence without a
-                batch; or a PackedSequence, sorted or not
-            hx: the state (h_0, c_0), each (L*D, B, H), or (L*D, H) for unbatched input; zeros if
-                absent
-
-        Returns:
-            (output, (h_n, c_n)): output like the input, with D*H features; the states after
-            each row's last step, shaped as h_0 and c_0. T = 0 gives an empty output and the
-            initial states.
-        """
-        if self.proj_size > 0:
-            run: Any = nn.LSTM.forward
-            projected: tuple[Tensor | PackedSequence, State] = run(self, input, hx)
-            return projected
-        returned: tuple[Tensor | PackedSequence, State] = self._run(input, hx, hx)
-        return returned
+    def forward(self, input: Any, hx: State | None = None) -> Any:
+        """Runs over a sequence; see :meth:`LLTM.forward`."""
+        if self.proj_size == 0:
+            return super().forward(input, hx)
+        run: Any = nn.LSTM.forward
+        return run(self, input, hx)
 
     def prepack(self, weights: torch.dtype | None = None) -> PrepackedLSTM:
         """Returns this layer as it is now in a form for inference; see :meth:`LLTM.prepack`."""
@@ -554,7 +428,7 @@ class LSTM(_OfTorch):
         return super().__prepare_scriptable__()
 
 
-class GRU(_OfTorch):
+class GRU(SingleLayer, _OfTorch):
     """torch.nn.GRU: its arguments, results, parameters and state_dict.
 
     Args:
@@ -583,7 +457,6 @@ class GRU(_OfTorch):
 
     _CELL = "gru"
     _where = mode = "GRU"
-    _STATES = ("h_0",)
 
     def __init__(
         self,
@@ -614,113 +487,30 @@ class GRU(_OfTorch):
             checkpoint_steps,
         )
 
-    @overload
-    def forward(self, input: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]: ...
-
-    @overload
-    def forward(
-        self, input: PackedSequence, hx: Tensor | None = None
-    ) -> tuple[PackedSequence, Tensor]: ...
-
-    def forward(
-        self, input: Tensor | PackedSequence, hx: Tensor | None = None
-    ) -> tuple[Tensor | PackedSequence, Tensor]:
-        """Runs over a sequence.
-
-        Args:
-            input: (T, B, I); (B, T, I) with batch_first; (T, I) for one sequence without a
-                batch; or a PackedSequence, sorted or not
-            hx: the state h_0, (L*D, B, H), or (L*D, H) for unbatched input; zeros if absent
-
-        Returns:
-            (output, h_n): output like the input, with D*H features; the state after each row's
-            last step, shaped as h_0. T = 0 gives an empty output and the initial state.
-        """
-        returned: tuple[Tensor | PackedSequence, Tensor] = self._run(
-            input, hx, None if hx is None else (hx,)
-        )
-        return returned
-
     def prepack(self, weights: torch.dtype | None = None) -> PrepackedGRU:
         """Returns this layer as it is now in a form for inference; see :meth:`LLTM.prepack`."""
         return PrepackedGRU(self, weights)
 
 
-class PrepackedLSTM(Prepacked):
+class PrepackedLSTM(PairLayer, Prepacked):
     """An LSTM for inference whose weights were laid out once; as :class:`PrepackedLLTM`."""
 
     _CELL = "lstm"
     _where = mode = "LSTM"
-    _STATES = ("h_0", "c_0")
     _BIASES = ("packed_bias_ih", "packed_bias_hh")
     _FIRST_OF_LAYER = "weight_ih_l0"
 
-    @overload
-    def forward(self, input: Tensor, hx: State | None = None) -> tuple[Tensor, State]: ...
 
-    @overload
-    def forward(
-        self, input: PackedSequence, hx: State | None = None
-    ) -> tuple[PackedSequence, State]: ...
-
-    def forward(
-        self, input: Tensor | PackedSequence, hx: State | None = None
-    ) -> tuple[Tensor | PackedSequence, State]:
-        """Runs over a sequence.
-
-        Args:
-            input: (T, B, I); (B, T, I) with batch_first; (T, I) for one sequence without a
-                batch; or a PackedSequence, sorted or not
-            hx: the state (h_0, c_0), each (L*D, B, H), or (L*D, H) for unbatched input; zeros if
-                absent
-
-        Returns:
-            (output, (h_n, c_n)): output like the input, with D*H features; the states after
-            each row's last step, shaped as h_0 and c_0. T = 0 gives an empty output and the
-            initial states.
-        """
-        returned: tuple[Tensor | PackedSequence, State] = self._run(input, hx, hx)
-        return returned
-
-
-class PrepackedGRU(Prepacked):
+class PrepackedGRU(SingleLayer, Prepacked):
     """A GRU for inference whose weights were laid out once; as :class:`PrepackedLLTM`."""
 
     _CELL = "gru"
     _where = mode = "GRU"
-    _STATES = ("h_0",)
     _BIASES = ("packed_bias_ih", "packed_bias_hh")
     _FIRST_OF_LAYER = "weight_ih_l0"
 
-    @overload
-    def forward(self, input: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]: ...
 
-    @overload
-    def forward(
-        self, input: PackedSequence, hx: Tensor | None = None
-    ) -> tuple[PackedSequence, Tensor]: ...
-
-    def forward(
-        self, input: Tensor | PackedSequence, hx: Tensor | None = None
-    ) -> tuple[Tensor | PackedSequence, Tensor]:
-        """Runs over a sequence.
-
-        Args:
-            input: (T, B, I); (B, T, I) with batch_first; (T, I) for one sequence without a
-                batch; or a PackedSequence, sorted or not
-            hx: the state h_0, (L*D, B, H), or (L*D, H) for unbatched input; zeros if absent
-
-        Returns:
-            (output, h_n): output like the input, with D*H features; the state after each row's
-            last step, shaped as h_0. T = 0 gives an empty output and the initial state.
-        """
-        returned: tuple[Tensor | PackedSequence, Tensor] = self._run(
-            input, hx, None if hx is None else (hx,)
-        )
-        return returned
-
-
-class LSTMCell(Step, nn.RNNCellBase):
+class LSTMCell(PairStep, nn.RNNCellBase):
     """torch.nn.LSTMCell: its arguments, results, parameters and state_dict.
 
     Args:
@@ -735,7 +525,6 @@ class LSTMCell(Step, nn.RNNCellBase):
 
     _CELL = "lstm"
     _where = "LSTMCell"
-    _STATES = ("h", "c")
     _parameter_names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
     def __init__(
@@ -755,21 +544,8 @@ class LSTMCell(Step, nn.RNNCellBase):
             dtype=dtype,
         )
 
-    def forward(self, input: Tensor, hx: State | None = None) -> State:
-        """Takes one step.
 
-        Args:
-            input: (B, I), or (I) for one row without a batch
-            hx: the state (h, c), each (B, H) or (H); zeros if absent
-
-        Returns:
-            (h', c'), shaped as the state.
-        """
-        returned: State = self._run(input, hx, hx)
-        return returned
-
-
-class GRUCell(Step, nn.RNNCellBase):
+class GRUCell(SingleStep, nn.RNNCellBase):
     """torch.nn.GRUCell: its arguments, results, parameters and state_dict.
 
     Args:
@@ -784,7 +560,6 @@ class GRUCell(Step, nn.RNNCellBase):
 
     _CELL = "gru"
     _where = "GRUCell"
-    _STATES = ("h",)
     _parameter_names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
     def __init__(
@@ -803,19 +578,6 @@ class GRUCell(Step, nn.RNNCellBase):
             device=device,
             dtype=dtype,
         )
-
-    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
-        """Takes one step.
-
-        Args:
-            input: (B, I), or (I) for one row without a batch
-            hx: the state h, (B, H) or (H); zeros if absent
-
-        Returns:
-            h', shaped as the state.
-        """
-        returned: Tensor = self._run(input, hx, None if hx is None else (hx,))
-        return returned
 
 
 # ---- parameters of the LLTM -------------------------------------------------------

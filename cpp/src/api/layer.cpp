@@ -204,14 +204,6 @@ SymInt packed_batch(const PackedRows& rows, const std::optional<State>& state) {
   return steps ? sizes.select(0, 0).item().toSymInt() : SymInt(0);
 }
 
-// The cell of a module.
-const Cell& cell_of(const char* op, std::string_view name) {
-  const Cell* const cell = find_cell(name);
-  TORCH_CHECK_VALUE(
-      cell != nullptr, "lltm::", op, ": expected the name of a cell, got '", name, "'");
-  return *cell;
-}
-
 // What of the optional states the operators take: all that the cell has, or none.
 std::optional<State> state_of(
     const char* where,
@@ -477,7 +469,7 @@ std::tuple<Tensor, Tensor> layer_step(
     at::TensorList parameters,
     int64_t input_size,
     int64_t hidden_size) {
-  const Cell& cell = cell_of("layer_step", name);
+  const Cell& cell = get_cell("lltm::layer_step", name);
   const StepModule module = {cell, input_size, hidden_size, parameters};
   return module.forward(input, state_of(cell.step_class, cell, h, c));
 }
@@ -500,7 +492,7 @@ std::tuple<Tensor, Tensor, Tensor> layer(
     const std::optional<Tensor>& batch_sizes,
     const std::optional<Tensor>& sorted_indices,
     const std::optional<Tensor>& unsorted_indices) {
-  const Cell& cell = cell_of("layer", name);
+  const Cell& cell = get_cell("lltm::layer", name);
   const LayerModule module = {
       cell,
       input_size,

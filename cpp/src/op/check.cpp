@@ -414,16 +414,6 @@ void check_checkpoint_steps(const char* op, int64_t checkpoint_steps) {
       checkpoint_steps);
 }
 
-const Cell& check_name(const char* op, const CellName& cell) {
-  if (cell.find() == nullptr) {
-    std::ostringstream names;
-    for (const Cell* known : kCells) names << (known == kCells[0] ? "" : ", ") << known->name;
-    TORCH_CHECK_VALUE(
-        false, op, ": expected cell to be one of ", names.str(), ", got '", cell.name(), "'");
-  }
-  return *cell;
-}
-
 // What a cell without c must not be given.
 void check_no_c(const char* op, const Cell& cell, const char* name, const Tensor& c) {
   TORCH_CHECK_VALUE(
@@ -439,7 +429,8 @@ void check_no_c(const char* op, const Cell& cell, const char* name, const Tensor
 // The arguments of a call: those that its inputs have in common, and those that follow.
 class Arguments {
  public:
-  Arguments(const char* op, const CellName& name) : cell_(check_name(op, name)), shapes_(cell_) {}
+  Arguments(const char* op, const CellName& name)
+      : cell_(get_cell(op, name.name())), shapes_(cell_) {}
   Arguments(const Arguments&) = delete;  // its arguments refer to its shapes
   Arguments& operator=(const Arguments&) = delete;
 
@@ -559,7 +550,7 @@ void check_prepack(
     const Tensor& weight_hh,
     std::optional<at::ScalarType> dtype) {
   constexpr const char* kOp = "lltm::prepack";
-  const CellShapes shapes(check_name(kOp, name));
+  const CellShapes shapes(get_cell(kOp, name.name()));
   const bool joined = !weight_hh.defined();
   const Shape shape = joined ? Shape(shapes.weights) : Shape(shapes.weight_ih);
   const Argument arguments[] = {

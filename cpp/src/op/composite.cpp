@@ -360,14 +360,7 @@ TORCH_LIBRARY_IMPL(lltm, CompositeExplicitAutograd, m) {
   register_backend<Composite>(m);
 }
 
-// For what decomposes the operators.
-const Cell& cell_of(std::string_view name) {
-  const Cell* const cell = find_cell(name);
-  TORCH_CHECK_VALUE(cell != nullptr, "lltm: expected the name of a cell, got '", name, "'");
-  return *cell;
-}
-
-// That it can be cut into `parts` pieces of equal width.
+// That a tensor can be cut into `parts` pieces of equal width.
 void check_parts(const char* name, const Tensor& tensor, int parts) {
   TORCH_CHECK_VALUE(
       tensor.dim() == 2 && tensor.sym_size(1) % parts == 0,
@@ -379,9 +372,10 @@ void check_parts(const char* name, const Tensor& tensor, int parts) {
       tensor.sym_sizes());
 }
 
+// For what decomposes the operators.
 std::tuple<int64_t, int64_t, std::vector<int64_t>, std::vector<int64_t>, bool> describe(
     std::string_view name) {
-  const Cell& cell = cell_of(name);
+  const Cell& cell = get_cell("lltm::_cell", name);
   std::vector<int64_t> x, h;
   for (int k = 0; k < cell.slots; ++k) {
     x.push_back(cell.x.contains(k) ? cell.x_blocks[k] : -1);
@@ -391,14 +385,14 @@ std::tuple<int64_t, int64_t, std::vector<int64_t>, std::vector<int64_t>, bool> d
 }
 
 StepResult elementwise(std::string_view name, const Tensor& z, const Tensor& c) {
-  const Cell& cell = cell_of(name);
+  const Cell& cell = get_cell("lltm::_elementwise", name);
   check_parts("z", z, cell.slots);
   return step(cell, z, c, /*save=*/true);
 }
 
 std::tuple<Tensor, Tensor> elementwise_backward(
     std::string_view name, const Tensor& activations, const Tensor& dh, const Tensor& dc) {
-  const Cell& cell = cell_of(name);
+  const Cell& cell = get_cell("lltm::_elementwise_backward", name);
   check_parts("activations", activations, cell.saved);
   return step_backward(cell, activations, dh, dc);
 }

@@ -22,6 +22,8 @@ namespace lltm {
 
 // The cell of this name, or null.
 const Cell* find_cell(std::string_view name);
+// The same; `op` names who complains where there is none.
+const Cell& get_cell(const char* op, std::string_view name);
 
 // h', c'; output, h_n, c_n. c' and c_n are empty, (0,), where the cell has no c.
 using StepOutputs = std::tuple<at::Tensor, at::Tensor>;

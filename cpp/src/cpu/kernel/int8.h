@@ -2,7 +2,7 @@
 //
 // Weights are quantised once, each row of the weights (a column of B) by a scale of its own:
 // its largest magnitude becomes 127. A is quantised as the call runs: each row of the input by
-// its own largest magnitude, states by 1, which no h' = o tanh(c') exceeds. Rounding to nearest
+// its own largest magnitude, states by 1, which no h' of these cells exceeds. Rounding to nearest
 // leaves an error of at most half a scale in each element.
 //
 // The instructions (VNNI) multiply an unsigned byte by a signed one. So A is stored plus 128,
