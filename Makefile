@@ -88,7 +88,7 @@ test-clang test-sanitize: test-%: .venv/.test
 	cmake --build --preset $*
 	ctest --preset $* --parallel $(JOBS)
 
-# In all, a third for each target. A new seed each time, which is printed; an input that
+# In all, a fourth for each target. A new seed each time, which is printed; an input that
 # fails is saved in build/. FUZZ_PRESET=clang goes by coverage, with libFuzzer;
 # FUZZ_PRESET=sanitize too, with the whole library under the sanitizers.
 FUZZ_SECONDS ?= 60
@@ -98,9 +98,9 @@ fuzz: fuzz_build = $(patsubst %/default,%,build/$(FUZZ_PRESET))
 fuzz: .venv/.test
 	cmake --preset $(FUZZ_PRESET)
 	cmake --build --preset $(FUZZ_PRESET) --target lltm_fuzz
-	for target in safetensors state_dict prepacked; do \
+	for target in safetensors state_dict prepacked cell; do \
 	  $(fuzz_build)/tests_cpp/fuzz/lltm_fuzz_$$target -seed=$(FUZZ_SEED) -artifact_prefix=build/ \
-	    -max_total_time=$$((($(FUZZ_SECONDS) + 2) / 3)) || exit 1; \
+	    -max_total_time=$$((($(FUZZ_SECONDS) + 3) / 4)) || exit 1; \
 	done
 
 # The archive and the Debian packages, in build/package/, and programs that use them: all by the

@@ -41,14 +41,14 @@ double bytes(const std::vector<Tensor>& tensors) {
 template <typename T>
 void measure(const char* dtype_name, at::ScalarType dtype, int64_t rows, int64_t hidden) {
   using C = compute_t<T>;
-  constexpr const Cell& cell = Lltm::kCell;
+  constexpr const CellInfo& cell = Lltm::kCell;
   const auto options = at::TensorOptions(at::kCUDA).dtype(dtype);
   const auto compute_options = options.dtype(compute_dtype(dtype));
   const auto random = [&](int64_t columns, const at::TensorOptions& o) {
     return at::randn({rows, columns}, o);
   };
   const Tensor gates = random(cell.slots * hidden, compute_options), c = random(hidden, options);
-  const Tensor bias = at::randn({cell.gates * hidden}, options);
+  const Tensor bias = at::randn({cell.slots * hidden}, options);
   const Tensor h_next = at::empty_like(c), h_operand = at::empty_like(c),
                c_next = at::empty_like(c);
   const Tensor activations = random(cell.saved * hidden, options), grad_h = random(hidden, options);

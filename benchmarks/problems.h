@@ -69,7 +69,7 @@ struct Step {
     args.gates = {compute.data(), 3 * hidden};
     args.gates_step = hidden;
     args.activations = {storage.data(), 4 * hidden};
-    args.activations_step = hidden;
+    args.layer_hidden = hidden;
     args.c = {part(storage, 4), hidden};
     args.h_next = {part(storage, 5), hidden};
     args.c_next = {part(storage, 6), hidden};
@@ -80,10 +80,9 @@ struct Step {
     lltm::cpu::BackwardArgs<T, C> args;
     args.hidden = hidden;
     args.activations = {storage.data(), 4 * hidden};
-    args.activations_step = hidden;
+    args.layer_hidden = hidden;
     args.grad_h = {part(storage, 7), hidden};
     args.grad_gates = {compute.data(), 3 * hidden};
-    args.grad_gates_step = hidden;
     args.grad_h_state = {part(compute, 3), hidden};
     args.grad_c = {part(compute, 4), hidden};
     args.grad_c_prev = {part(compute, 5), hidden};

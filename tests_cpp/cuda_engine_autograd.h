@@ -4,8 +4,8 @@
 
 #include "cell/lltm.h"
 #include "cuda/engine/engine.h"
-#include "op/cells_without_c.h"
 #include "op/checkpointed.h"
+#include "op/states.h"
 #include "testing.h"
 
 #include <torch/csrc/autograd/custom_function.h>
@@ -158,7 +158,7 @@ struct EngineStep : torch::autograd::Function<EngineStep> {
     const CellArguments a = {cell, input, h, c, weight_ih, weight_hh, bias_ih, bias_hh};
     const lltm::StepArgs args = {step_inputs(a), /*save=*/true};
     const auto [h_next, c_next, activations] =
-        lltm::without_c(args, lltm::cuda::step_forward(args));
+        lltm::with_own_c(args, lltm::cuda::step_forward(args));
     save(context, a, {activations});
     return without_empty_c({h_next, c_next});
   }
@@ -167,7 +167,7 @@ struct EngineStep : torch::autograd::Function<EngineStep> {
     const CellArguments a = saved_arguments(context, saved, 1);
     const lltm::StepBackwardArgs args = {
         step_inputs(a), saved[0], grads[0], gradient(grads, 1), output_mask(*context, a)};
-    Tensors gradients = as_list(lltm::with_c_in_h(args, lltm::cuda::step_backward));
+    Tensors gradients = as_list(lltm::with_grad_of_h(args, lltm::cuda::step_backward));
     gradients.resize(8);
     return gradients;
   }
@@ -201,7 +201,7 @@ struct EngineSequence : torch::autograd::Function<EngineSequence> {
         checkpoint_steps};
     const lltm::SequenceArgs args = {sequence_inputs(a), checkpoint_steps, /*save=*/true};
     const auto [output, h_n, c_n, for_backward] =
-        lltm::without_c(args, lltm::cuda::sequence_forward(args));
+        lltm::with_own_c(args, lltm::cuda::sequence_forward(args));
     save(context, a, {output, for_backward});
     return without_empty_c({output, h_n, c_n});
   }
@@ -223,7 +223,7 @@ struct EngineSequence : torch::autograd::Function<EngineSequence> {
                  : lltm::checkpointed_backward(
                        args, lltm::cuda::sequence_forward, lltm::cuda::sequence_backward);
     };
-    Tensors gradients = as_list(lltm::with_c_in_h(args, run));
+    Tensors gradients = as_list(lltm::with_grad_of_h(args, run));
     gradients.resize(11);
     return gradients;
   }

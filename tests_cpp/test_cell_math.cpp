@@ -1,5 +1,5 @@
 // The arithmetic of the CPU kernels, for every instruction set that this CPU
-// has: errors of the math functions, and the 16-bit storage formats. Links
+// has: the operations of programs, and the 16-bit storage formats. Links
 // the kernels alone, without PyTorch.
 #include "cpu/kernel/table.h"
 #include "cpu_features.h"
@@ -63,7 +63,7 @@ INSTANTIATE_TEST_SUITE_P(
       return std::string(info.param.name);
     });
 
-// ---- math functions -------------------------------------------------------
+// ---- operations of programs ------------------------------------------------
 
 template <typename T>
 struct Traits;
@@ -72,15 +72,47 @@ template <>
 struct Traits<float> {
   using Bits = std::uint32_t;
   using Wide = double;
-  static const ArrayMath<float>& math(const Kernels& kernels) { return kernels.math_f32; }
+  static constexpr auto run = &Kernels::run_f32;
 };
 
 template <>
 struct Traits<double> {
   using Bits = std::uint64_t;
   using Wide = long double;
-  static const ArrayMath<double>& math(const Kernels& kernels) { return kernels.math_f64; }
+  static constexpr auto run = &Kernels::run_f64;
 };
+
+// What is known of each operation without its function.
+struct Operation {
+  const char* name;
+  Op op;
+  int operands;
+};
+constexpr Operation kOperations[] = {
+#define LLTM_OPERATION(op, function, operands) {#function, Op::op, operands},
+    LLTM_OPERATIONS(LLTM_OPERATION)
+#undef LLTM_OPERATION
+};
+
+// An operation of arrays of one size.
+template <typename T>
+std::vector<T> apply(const Kernels& kernels, Op op, std::vector<std::vector<T>> operands) {
+  const std::size_t size = operands[0].size();
+  const std::size_t padded = (size + 15) / 16 * 16;
+  std::vector<const T*> inputs;
+  for (std::vector<T>& operand : operands) {
+    operand.resize(padded);
+    inputs.push_back(operand.data());
+  }
+  std::vector<T> y(padded);
+  T* const output = y.data();
+  const int count = static_cast<int>(inputs.size());
+  const Instruction instruction = {op, static_cast<unsigned char>(count), 0, 1, 2};
+  const Program program = {&instruction, 1, nullptr, 0, count, 1, count + 1};
+  (kernels.*Traits<T>::run)(program, inputs.data(), &output, static_cast<std::int64_t>(padded));
+  y.resize(size);
+  return y;
+}
 
 // Numbers the floating-point numbers in their order; both zeros are 0.
 template <typename T>
@@ -95,26 +127,26 @@ std::int64_t ordinal(T x) {
 template <typename T>
 struct MathFunction {
   const char* name;
-  typename ArrayMath<T>::Function ArrayMath<T>::* kernel;
+  Op op;
   typename Traits<T>::Wide (*reference)(typename Traits<T>::Wide);
-  bool nonpositive_only;
   std::int64_t largest_error;  // stated in cell/math.h, in ULP
 };
 
 template <typename T>
 std::vector<MathFunction<T>> math_functions() {
   using Wide = typename Traits<T>::Wide;
-  using Math = ArrayMath<T>;
   return {
-      {"exp_nonpositive", &Math::exp_nonpositive, [](Wide x) { return std::exp(x); }, true, 2},
-      {"expm1_nonpositive",
-       &Math::expm1_nonpositive,
-       [](Wide x) { return std::expm1(x); },
-       true,
+      {"exp", Op::kExp, [](Wide x) { return std::exp(x); }, 2},
+      {"expm1", Op::kExpm1, [](Wide x) { return std::expm1(x); }, 2},
+      {"log", Op::kLog, [](Wide x) { return std::log(x); }, 1},
+      {"log1p", Op::kLog1p, [](Wide x) { return std::log1p(x); }, 2},
+      {"sigmoid", Op::kSigmoid, [](Wide x) { return 1 / (1 + std::exp(-x)); }, 3},
+      {"tanh", Op::kTanh, [](Wide x) { return std::tanh(x); }, 3},
+      {"elu", Op::kElu, [](Wide x) { return x > 0 ? x : std::expm1(x); }, 2},
+      {"softplus",
+       Op::kSoftplus,
+       [](Wide x) { return std::max(x, Wide(0)) + std::log1p(std::exp(-std::abs(x))); },
        2},
-      {"sigmoid", &Math::sigmoid, [](Wide x) { return 1 / (1 + std::exp(-x)); }, false, 3},
-      {"tanh", &Math::tanh, [](Wide x) { return std::tanh(x); }, false, 3},
-      {"elu", &Math::elu, [](Wide x) { return x > 0 ? x : std::expm1(x); }, false, 2},
   };
 }
 
@@ -135,22 +167,22 @@ std::int64_t steps_between(T a, T b) {
   return __builtin_sub_overflow(ordinal(a), ordinal(b), &steps) ? kFar : std::abs(steps);
 }
 
+// The same number, zeros with their signs; or both NaN.
+template <typename T>
+bool same(T a, T b) {
+  if (std::isnan(a) || std::isnan(b)) return std::isnan(a) && std::isnan(b);
+  return a == b && std::signbit(a) == std::signbit(b);
+}
+
 // Compares one array of arguments. A subnormal result may be one step off.
 template <typename T>
 void compare(
     const MathFunction<T>& function,
     const Kernels& kernels,
-    std::vector<T> x,
+    const std::vector<T>& x,
     Worst<T>& worst,
     Worst<T>& worst_subnormal) {
-  if (function.nonpositive_only) {
-    for (T& value : x) {
-      value = std::copysign(value, T(-1));
-    }
-  }
-  std::vector<T> y(x.size());
-  (Traits<T>::math(kernels).*function.kernel)(
-      x.data(), y.data(), static_cast<std::int64_t>(x.size()));
+  const std::vector<T> y = apply<T>(kernels, function.op, {x});
   for (std::size_t k = 0; k < x.size(); ++k) {
     const T expected = static_cast<T>(function.reference(x[k]));
     const std::int64_t error = steps_between(y[k], expected);
@@ -271,6 +303,7 @@ TEST_P(CellMath, Float32ErrorsAreAtMostThoseStated) {
   errors.add(special_values<float>());
   errors.add_range(0.0f, 0x1p-26f, 1'000'000);  // results there are 1/2, or x itself
   errors.add_range(0x1p-26f, 128.0f, 10'000'000);
+  errors.add_range(0.5f, 2.0f, 1'000'000);
   errors.add_range(128.0f, std::bit_cast<float>(0x7FFFFFFFu), 1'000'000);  // NaNs too
   errors.expect_as_stated();
 }
@@ -284,54 +317,210 @@ TEST_P(CellMath, Float64ErrorsAreAtMostThoseStated) {
   errors.add_range(0.0, 0x1p-55, 100'000);
   errors.add_range(0x1p-55, 1024.0, 500'000);
   errors.add_range(0x1p-6, 64.0, 1'000'000);
+  errors.add_range(0.5, 2.0, 500'000);
   errors.add_range(700.0, 750.0, 500'000);
   errors.add_range(1024.0, std::bit_cast<double>(0x7FFFFFFFFFFFFFFFu), 100'000);
   errors.expect_as_stated();
 }
 
-TEST_P(CellMath, InfinitiesGiveTheLimits) {
-  const float infinity = std::numeric_limits<float>::infinity();
-  const float x[] = {infinity, -infinity};
-  float y[2];
-  const ArrayMath<float>& math = kernels_->math_f32;
-  math.sigmoid(x, y, 2);
-  EXPECT_EQ(y[0], 1.0f);
-  EXPECT_EQ(y[1], 0.0f);
-  math.tanh(x, y, 2);
-  EXPECT_EQ(y[0], 1.0f);
-  EXPECT_EQ(y[1], -1.0f);
-  math.elu(x, y, 2);
-  EXPECT_EQ(y[0], infinity);
-  EXPECT_EQ(y[1], -1.0f);
-  math.exp_nonpositive(x + 1, y, 1);
-  EXPECT_EQ(y[0], 0.0f);
-  math.expm1_nonpositive(x + 1, y, 1);
-  EXPECT_EQ(y[0], -1.0f);
+template <typename T>
+void check_limits(const Kernels& kernels) {
+  constexpr T infinity = std::numeric_limits<T>::infinity();
+  constexpr T nan = std::numeric_limits<T>::quiet_NaN();
+  struct Limit {
+    Op op;
+    T x, y;
+  };
+  const Limit limits[] = {
+      {Op::kExp, infinity, infinity},
+      {Op::kExp, -infinity, 0},
+      {Op::kExpm1, infinity, infinity},
+      {Op::kExpm1, -infinity, -1},
+      {Op::kExpm1, -T(0), -T(0)},
+      {Op::kExpm1, 0, 0},
+      {Op::kLog, infinity, infinity},
+      {Op::kLog, -infinity, nan},
+      {Op::kLog, -std::numeric_limits<T>::denorm_min(), nan},
+      {Op::kLog, 0, -infinity},
+      {Op::kLog, -T(0), -infinity},
+      {Op::kLog, 1, 0},
+      {Op::kLog1p, infinity, infinity},
+      {Op::kLog1p, -infinity, nan},
+      {Op::kLog1p, std::nextafter(T(-1), T(-2)), nan},
+      {Op::kLog1p, -1, -infinity},
+      {Op::kLog1p, -T(0), -T(0)},
+      {Op::kLog1p, 0, 0},
+      {Op::kSigmoid, infinity, 1},
+      {Op::kSigmoid, -infinity, 0},
+      {Op::kTanh, infinity, 1},
+      {Op::kTanh, -infinity, -1},
+      {Op::kTanh, -T(0), -T(0)},
+      {Op::kElu, infinity, infinity},
+      {Op::kElu, -infinity, -1},
+      {Op::kSoftplus, infinity, infinity},
+      {Op::kSoftplus, -infinity, 0},
+  };
+  for (const Limit& limit : limits) {
+    SCOPED_TRACE(kOperations[static_cast<int>(limit.op)].name);
+    const T y = apply<T>(kernels, limit.op, {{limit.x}})[0];
+    EXPECT_TRUE(same(y, limit.y)) << y << " at " << limit.x << ", not " << limit.y;
+  }
 }
 
-// A result may not depend on where in an array its argument stands: vector
-// body and scalar tail agree.
-TEST_P(CellMath, ResultsDoNotDependOnThePositionInTheArray) {
-  std::vector<float> x;
-  for (int k = 0; k < 137; ++k) {
-    x.push_back(std::sin(static_cast<float>(k)) * 20);
+TEST_P(CellMath, InfinitiesAndZerosGiveTheLimits) {
+  check_limits<float>(*kernels_);
+  check_limits<double>(*kernels_);
+}
+
+// The operations that are exact or rounded once. Of multiplying and adding the product may be
+// rounded first.
+template <typename T>
+bool is_exact(Op op, T y, T a, T b, T c) {
+  const auto condition = [](bool x) { return x ? T(1) : T(0); };
+  const bool unordered = std::isnan(a) || std::isnan(b);
+  const T nan = std::numeric_limits<T>::quiet_NaN();
+  switch (op) {
+    case Op::kCopy:
+      return same(y, a);
+    case Op::kNegate:
+      return same(y, -a);
+    case Op::kAbs:
+      return same(y, std::abs(a));
+    case Op::kSign:
+      return same(y, std::isnan(a) ? nan : a == 0 ? T(0) : std::copysign(T(1), a));
+    case Op::kSqrt:
+      return same(y, std::sqrt(a));
+    case Op::kNot:
+      return same(y, condition(a == 0));
+    case Op::kAdd:
+      return same(y, a + b);
+    case Op::kSubtract:
+      return same(y, a - b);
+    case Op::kMultiply:
+      return same(y, a * b);
+    case Op::kDivide:
+      return same(y, a / b);
+    // Of two zeros either.
+    case Op::kMaximum:
+      return unordered ? std::isnan(y) : y == std::max(a, b);
+    case Op::kMinimum:
+      return unordered ? std::isnan(y) : y == std::min(a, b);
+    case Op::kGreater:
+      return same(y, condition(a > b));
+    case Op::kGreaterEqual:
+      return same(y, condition(a >= b));
+    case Op::kEqual:
+      return same(y, condition(a == b));
+    case Op::kNotEqual:
+      return same(y, condition(a != b));
+    case Op::kAnd:
+      return same(y, condition(a != 0 && b != 0));
+    case Op::kOr:
+      return same(y, condition(a != 0 || b != 0));
+    case Op::kWhere:
+      return same(y, a != 0 ? b : c);
+    case Op::kMultiplyAdd:
+      return same(y, std::fma(a, b, c)) || same(y, a * b + c);
+    case Op::kMultiplySubtract:
+      return same(y, std::fma(a, b, -c)) || same(y, a * b - c);
+    case Op::kSubtractProduct:
+      return same(y, std::fma(-a, b, c)) || same(y, c - a * b);
+    default:
+      return false;
   }
-  for (const auto& function : math_functions<float>()) {
-    std::vector<float> arguments = x;
-    if (function.nonpositive_only) {
-      for (float& value : arguments) {
-        value = -std::abs(value);
+}
+
+template <typename T>
+void check_exact_operations(const Kernels& kernels) {
+  // Of as many values, every pair and every third triple.
+  std::vector<T> values = special_values<T>();
+  for (const T value : {T(1) / 3, T(3), T(1e-3), T(12345.678)}) {
+    values.push_back(value);
+    values.push_back(-value);
+  }
+  std::vector<T> a, b, c;
+  for (const T x : values) {
+    for (const T y : values) {
+      for (std::size_t k = a.size() % 3; k < values.size(); k += 3) {
+        a.push_back(x);
+        b.push_back(y);
+        c.push_back(values[k]);
       }
     }
-    const auto kernel = kernels_->math_f32.*function.kernel;
-    std::vector<float> together(x.size());
-    kernel(arguments.data(), together.data(), static_cast<std::int64_t>(x.size()));
-    for (std::size_t k = 0; k < x.size(); ++k) {
-      float alone = 0;
-      kernel(&arguments[k], &alone, 1);
-      EXPECT_EQ(alone, together[k]) << function.name << " at " << arguments[k];
+  }
+  const auto approximated = math_functions<T>();
+  for (const Operation& operation : kOperations) {
+    const auto is_this = [&](const MathFunction<T>& f) { return f.op == operation.op; };
+    if (std::any_of(approximated.begin(), approximated.end(), is_this)) continue;
+    std::vector<std::vector<T>> operands = {a, b, c};
+    operands.resize(static_cast<std::size_t>(operation.operands));
+    const std::vector<T> y = apply<T>(kernels, operation.op, operands);
+    for (std::size_t k = 0; k < y.size(); ++k) {
+      ASSERT_TRUE(is_exact(operation.op, y[k], a[k], b[k], c[k]))
+          << operation.name << " of " << a[k] << ", " << b[k] << ", " << c[k] << " is " << y[k];
     }
   }
+}
+
+TEST_P(CellMath, OtherOperationsAreExact) {
+  check_exact_operations<float>(*kernels_);
+  check_exact_operations<double>(*kernels_);
+}
+
+// A result may not depend on where in an array its argument stands, nor on the size of the blocks.
+TEST_P(CellMath, ResultsDoNotDependOnThePositionInTheArray) {
+  std::vector<float> x;
+  for (int k = 0; k < 144; ++k) x.push_back(std::sin(static_cast<float>(k)) * 20);
+  for (const Operation& operation : kOperations) {
+    const auto count = static_cast<std::size_t>(operation.operands);
+    const std::vector<float> together =
+        apply<float>(*kernels_, operation.op, std::vector<std::vector<float>>(count, x));
+    for (std::size_t k = 0; k < x.size(); ++k) {
+      const std::vector<std::vector<float>> operands(count, {x[k]});
+      const float alone = apply<float>(*kernels_, operation.op, operands)[0];
+      EXPECT_TRUE(same(alone, together[k])) << operation.name << " at " << x[k];
+    }
+  }
+}
+
+// Inputs, outputs, constants and temporaries stand where program.h says, in whole blocks and
+// others; an output may be read, and a temporary written again.
+template <typename T>
+void check_registers(const Kernels& kernels) {
+  // inputs 0, 1; outputs 2, 3; constants 4, 5; temporaries 6, 7
+  const Instruction code[] = {
+      {Op::kAdd, 6, 0, 4, 0},          // x + 0.5
+      {Op::kMultiply, 7, 6, 1, 0},     // (x + 0.5) y
+      {Op::kSubtract, 6, 7, 5, 0},     // (x + 0.5) y - 3
+      {Op::kCopy, 3, 6, 0, 0},         // the second output
+      {Op::kMultiplyAdd, 2, 3, 3, 7},  // its square + (x + 0.5) y
+  };
+  const double constants[] = {0.5, 3};
+  const Program program = {code, 5, constants, 2, 2, 2, 8};
+  for (const std::size_t n : {0, 16, 48, 64, 80, 128, 176}) {
+    SCOPED_TRACE(n);
+    std::vector<T> x, y;
+    for (std::size_t k = 0; k < n; ++k) {
+      x.push_back(static_cast<T>(k));
+      y.push_back(static_cast<T>(k % 7) - 3);
+    }
+    std::vector<T> first(n + 1, T(-7)), second(n + 1, T(-7));
+    const T* const inputs[] = {x.data(), y.data()};
+    T* const outputs[] = {first.data(), second.data()};
+    (kernels.*Traits<T>::run)(program, inputs, outputs, static_cast<std::int64_t>(n));
+    for (std::size_t k = 0; k < n; ++k) {  // small numbers: nothing is rounded
+      const T product = (x[k] + T(0.5)) * y[k];
+      EXPECT_EQ(second[k], product - 3) << k;
+      EXPECT_EQ(first[k], (product - 3) * (product - 3) + product) << k;
+    }
+    EXPECT_EQ(first[n], T(-7));
+    EXPECT_EQ(second[n], T(-7));
+  }
+}
+
+TEST_P(CellMath, RegistersStandInTheirOrder) {
+  check_registers<float>(*kernels_);
+  check_registers<double>(*kernels_);
 }
 
 // ---- transposes -----------------------------------------------------------
@@ -340,7 +529,7 @@ TEST_P(CellMath, ResultsDoNotDependOnThePositionInTheArray) {
 template <typename T>
 void check_transpose(Transpose<T> transpose, T (*number)(int)) {
   constexpr int kGap = 20;
-  const auto same = [](T a, T b) { return std::memcmp(&a, &b, sizeof(T)) == 0; };
+  const auto same_bits = [](T a, T b) { return std::memcmp(&a, &b, sizeof(T)) == 0; };
   for (const int rows : {1, 15, 16, 17, 32, 33, 50}) {
     for (const int columns : {1, 15, 16, 17, 33}) {
       SCOPED_TRACE(testing::Message() << rows << " rows, " << columns << " columns");
@@ -355,7 +544,7 @@ void check_transpose(Transpose<T> transpose, T (*number)(int)) {
       for (int c = 0; c < columns + kGap; ++c) {
         for (int r = 0; r < y_stride; ++r) {
           const bool inside = c < columns && r < rows;
-          wrong += !same(y[c * y_stride + r], inside ? x[r * x_stride + c] : untouched);
+          wrong += !same_bits(y[c * y_stride + r], inside ? x[r * x_stride + c] : untouched);
         }
       }
       EXPECT_EQ(wrong, 0);

@@ -151,7 +151,7 @@ class CudaCells : public testing::TestWithParam<std::tuple<const char*, at::Scal
   // The problem with parameters of the cell in the place of the LLTM's.
   Arguments for_cell(Arguments a, uint64_t seed, bool joined) const {
     const int64_t hidden = a.h.size(1);
-    const int64_t rows = lltm::find_cell(cell())->gates * hidden;
+    const int64_t rows = lltm::find_cell(cell())->x.count() * hidden;
     const auto random = [&](at::IntArrayRef shape, uint64_t seed) {
       return random_like(at::empty(shape, a.input.options()), seed).div(std::sqrt(hidden));
     };

@@ -6,7 +6,7 @@
 #include "cpu/engine/engine.h"
 #include "cpu/gemm/formats.h"
 #include "cpu/packed_weights.h"
-#include "op/cells_without_c.h"
+#include "op/states.h"
 
 #include <ATen/ATen.h>
 
@@ -138,7 +138,7 @@ class Case {
     for (const BackwardSchedule& schedule : backward_schedules(machine_, dtype_)) {
       SCOPED_TRACE(to_string(schedule));
       const auto [input, h, c, weight_ih, weight_hh, bias_ih, bias_hh] =
-          lltm::with_c_in_h(backward, [&](const lltm::SequenceBackwardArgs& args) {
+          lltm::with_grad_of_h(backward, [&](const lltm::SequenceBackwardArgs& args) {
             return lltm::cpu::blocked_backward(args, schedule).value();
           });
       // In the order of `differentiable`.

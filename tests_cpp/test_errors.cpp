@@ -282,7 +282,7 @@ TEST(Errors, OfTheCellAndItsTwoMatricesAreNamed) {
       "lstm",
       [](Arguments& a) { a.cell = "rnn"; },
       kValueError,
-      "cell to be one of lltm, lstm, gru, got 'rnn'");
+      "cell to be one of lltm, lstm, gru or the text of a cell's program, got 'rnn'");
   refuse(
       "gru",
       [](Arguments& a) { a.c = a.h; },

@@ -34,7 +34,7 @@ TORCH = tuple(int(part) for part in str(torch.__version__).split(".")[:2])
 COMPILED_BINDING = lltm._C.__name__ == "lltm._C"
 
 # Blocks of rows of the LLTM's weights.
-GATES: int = torch.ops.lltm._cell("lltm")[0]
+GATES: int = len(torch.ops.lltm._cell("lltm")[0])
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -85,7 +85,8 @@ class Arguments:
 
     def operands(self) -> tuple[Any, ...]:
         """The first arguments of the operators, but sequence_prepacked."""
-        _, _, _, _, has_c = torch.ops.lltm._cell(self.cell)
+        _, _, states, *_ = torch.ops.lltm._cell(self.cell)
+        has_c = states > 0
         c = self.c if has_c else None
         parameters = (self.weights, self.weight_hh, self.bias, self.bias_hh)
         return (self.cell, self.input, self.h, c, *parameters)
@@ -141,7 +142,8 @@ def cell_arguments(
 def of_cell(cell: str, a: Arguments) -> Arguments:
     """The same call of another cell, with two matrices and biases."""
     hidden, inputs, dtype = a.h.shape[1], a.input.shape[-1], a.h.dtype
-    rows = torch.ops.lltm._cell(cell)[0] * hidden
+    x_blocks, *_ = torch.ops.lltm._cell(cell)
+    rows = sum(block >= 0 for block in x_blocks) * hidden
     weights = torch.randn(rows, hidden + inputs, dtype=dtype) / (2 * math.sqrt(hidden + inputs))
     biases = [None if a.bias is None else torch.randn(rows, dtype=dtype) / 2 for _ in range(2)]
     return replace(

@@ -29,10 +29,11 @@ ROOT = support.ROOT
 DOCS = ROOT / "docs"
 FORECAST = ROOT / "examples" / "forecast" / "README.md"
 COMPARE = ROOT / "examples" / "compare" / "README.md"
+CELLS = ROOT / "examples" / "cells" / "README.md"
 PAGES = [
     *(ROOT / "README.md", ROOT / "CONTRIBUTING.md"),
     *sorted(DOCS.glob("*.md")),
-    *(FORECAST, COMPARE),
+    *(FORECAST, COMPARE, CELLS),
 ]
 # Their commands and code are run as a whole, by a test of their own.
 PROJECTS = (FORECAST, DOCS / "your-own-library.md")
@@ -234,6 +235,7 @@ RUN_BY = {
     r"(cmake .*|cmake --build )build/aoti.*|build/aoti/run .*": "pytest tests_py/test_export.py",
     r"python examples/lightning/digits\.py": "pytest tests_py/test_lightning.py",
     r"python examples/compare/compare\.py": "pytest tests_py/test_compare.py",
+    r"python examples/cells/train\.py": "pytest tests_py/test_gallery.py",
     r"cmake (-S \.|--build|--install) .*build/release.*": "make packages",
 }
 # They need a GPU, other interpreters, the sources of another cell, a quiet machine, or the hours of

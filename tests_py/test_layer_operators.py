@@ -88,7 +88,8 @@ def by_operators(module: Any) -> Iterator[nn.Module]:
 
 
 def has_c(cell: str) -> bool:
-    *_, found = ops._cell(cell)
+    _, _, states, *_ = ops._cell(cell)
+    found = states > 0
     return bool(found)
 
 

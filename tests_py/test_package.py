@@ -163,7 +163,7 @@ def test_holds_the_library_its_headers_and_its_cmake_package() -> None:
     }
     assert [path for path in installed if re.fullmatch(r"_C\.[^/]*\.so", path)]
     headers = {path for path in installed if path.startswith("include/")}
-    names = ("backends", "export", "lltm", "nn", "ops", "serialize", "version")
+    names = ("backends", "cell", "export", "lltm", "nn", "ops", "serialize", "version")
     assert headers == {f"include/lltm/{name}.h" for name in names}
     for name in ("lltm-config.cmake", "lltm-config-version.cmake", "lltm-targets.cmake"):
         assert f"lib/cmake/lltm/{name}" in installed

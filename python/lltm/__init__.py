@@ -3,6 +3,7 @@
     lltm.LSTM, lltm.GRU        torch.nn's, with their parameters and results
     lltm.LSTMCell, lltm.GRUCell
     lltm.replace_(model)       makes them of torch.nn's in a model
+    @lltm.cell                 makes a cell of your own of a function
     lltm.LLTM, lltm.LLTMCell   an LSTM without a forget gate, used like torch.nn.LSTM
     lltm.PrepackedLSTM, lltm.PrepackedGRU, lltm.PrepackedLLTM
                                layers for repeated inference, from prepack()
@@ -35,6 +36,7 @@ from ._C import ArgumentError
 from ._decompositions import decompositions
 from ._inductor import inductor_decomposed
 from ._onnx import register
+from ._own import Cell, cell
 from ._replace import Replaced, replace_
 from .modules import (
     GRU,
@@ -53,6 +55,7 @@ __all__ = [
     "LLTM",
     "LSTM",
     "ArgumentError",
+    "Cell",
     "GRUCell",
     "LLTMCell",
     "LSTMCell",
@@ -63,6 +66,7 @@ __all__ = [
     "__version__",
     "backends",
     "build_info",
+    "cell",
     "cmake_prefix_path",
     "decompositions",
     "functional",

@@ -66,15 +66,24 @@ class _Cell:
         bias_hh: Tensor | None = None,
     ) -> None:
         self.name = name
-        self.gates, self.saved, x_blocks, h_blocks, self.has_c = torch.ops.lltm._cell(name)
+        x_blocks, h_blocks, states, self.reads_h, parameters, self.saved = torch.ops.lltm._cell(
+            name
+        )
         self.slots = len(x_blocks)
-        self.joined = weight_hh is None
-        self.hidden = weight_ih.shape[0] // self.gates
-        if weight_hh is None:
-            weight_ih, weight_hh = weight_ih[:, self.hidden :], weight_ih[:, : self.hidden]
+        self.has_c, self.state_columns = states > 0, states + self.reads_h
         # The slots that x has a part in come first, those of h last.
         self.x = [block for block in x_blocks if block >= 0]
         self.h = [block for block in h_blocks if block >= 0]
+        self.joined = weight_hh is None
+        self.hidden = weight_ih.shape[0] // max(len(self.x), len(self.h) if self.joined else 0)
+        self.parameters: Tensor | None = None
+        if weight_hh is None:
+            weight_hh = weight_ih[: len(self.h) * self.hidden, : self.hidden]
+            weight_ih = weight_ih[: len(self.x) * self.hidden, self.hidden :]
+        if parameters:  # behind the biases
+            assert bias_ih is not None
+            bias_ih, own = bias_ih.split([len(self.x) * self.hidden, parameters * self.hidden])
+            self.parameters = _wide(own)[0]
         self.weight_x, self.weight_h, bias_x, bias_h = _wide(
             self._pick(weight_ih, self.x),
             self._pick(weight_hh, self.h),
@@ -100,20 +109,28 @@ class _Cell:
 
     def step(self, z: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """From pre-activations and c (B, H) to h', c' and activations (B, saved * H)."""
-        h, c, saved = torch.ops.lltm._elementwise(self.name, z, c)
+        h, c, saved = torch.ops.lltm._elementwise(self.name, z, c, self.parameters)
         return h, c, saved
 
     def step_backward(self, saved: Tensor, dh: Tensor, dc: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients of the pre-activations and of c."""
-        dz, dc = torch.ops.lltm._elementwise_backward(self.name, saved, dh, dc)
+        dz, dc = torch.ops.lltm._elementwise_backward(self.name, saved, dh, dc, self.parameters)
         return dz, dc
 
     def dz_x(self, dz: Tensor) -> Tensor:
-        return dz[..., : len(self.x) * self.hidden] if len(self.x) < self.slots else dz
+        end = len(self.x) * self.hidden
+        return dz[..., :end] if end < self.grad_size else dz
 
     def dz_h(self, dz: Tensor) -> Tensor:
-        before = (self.slots - len(self.h)) * self.hidden
-        return dz[..., before:] if before > 0 else dz
+        end = self.slots * self.hidden
+        begin = end - len(self.h) * self.hidden
+        return dz[..., begin:end] if end - begin < self.grad_size else dz
+
+    @property
+    def grad_size(self) -> int:
+        """Of the gradients of pre-activations and, behind them, of the cell's parameters."""
+        own = 0 if self.parameters is None else self.parameters.shape[0]
+        return self.slots * self.hidden + own
 
     def gradients(
         self,
@@ -129,7 +146,13 @@ class _Cell:
         """Of input, h, c, weights and biases, from dz, x and h of all rows."""
 
         def of_h() -> Tensor:
-            return dh() if self.has_c else dh() + dc
+            return dh() + dc[:, : self.hidden] if self.reads_h else dh()
+
+        def of_bias_x() -> Tensor:
+            sums = self._unpick(self.dz_x(dz).sum(0), self.x)
+            if self.parameters is None:
+                return sums
+            return torch.cat([sums, dz[:, self.slots * self.hidden :].sum(0)])
 
         def of_weight_x() -> Tensor:
             return self._unpick(self.dz_x(dz).t() @ x, self.x)
@@ -138,7 +161,9 @@ class _Cell:
             return self._unpick(self.dz_h(dz).t() @ h, self.h)
 
         def joined() -> Tensor:
-            return torch.cat([of_weight_h(), of_weight_x()], dim=1)
+            rows = max(len(self.x), len(self.h)) * self.hidden
+            parts = (of_weight_h(), of_weight_x())
+            return torch.cat([F.pad(w, (0, 0, 0, rows - w.shape[0])) for w in parts], dim=1)
 
         # What is absent has no gradient.
         given = (True, True, self.has_c, True, not self.joined, self.bias_ih, self.bias_hh)
@@ -147,32 +172,42 @@ class _Cell:
             [wanted and there for wanted, there in zip(output_mask, given, strict=True)],
             dx,
             of_h,
-            lambda: dc,
+            lambda: dc[:, self.hidden :] if self.reads_h else dc,
             joined if self.joined else of_weight_x,
             of_weight_h,
-            lambda: self._unpick(self.dz_x(dz).sum(0), self.x),
+            of_bias_x,
             # Of its own memory: it may be the same sums.
             lambda: self._unpick(self.dz_h(dz).sum(0), self.h).clone(),
         )
 
     def c_of(self, h: Tensor, c: Tensor | None) -> Tensor:
-        return h if c is None else c
+        """c as the element-wise part takes it: with h before it where that reads h."""
+        if c is None:
+            return h
+        return torch.cat([h, c], dim=1) if self.reads_h else c
+
+    def grad_of_c(self, grad: Tensor | None, h: Tensor) -> Tensor:
+        if grad is None or not self.has_c:
+            return h.new_zeros(h.shape[0], self.state_columns * self.hidden)
+        return torch.cat([torch.zeros_like(h), grad], dim=1) if self.reads_h else grad
 
     def shown_c(self, c: Tensor) -> Tensor:
         """c' as the operator returns it."""
-        return c if self.has_c else c.new_empty(0)
+        if not self.has_c:
+            return c.new_empty(0)
+        return c[:, self.hidden :].contiguous() if self.reads_h else c
 
     def _pick(self, rows: Tensor, blocks: list[int]) -> Tensor:
-        if blocks == list(range(self.gates)):
+        if blocks == sorted(blocks):
             return rows
-        parts = rows.chunk(self.gates)
+        parts = rows.chunk(len(blocks))
         return torch.cat([parts[block] for block in blocks])
 
     def _unpick(self, rows: Tensor, blocks: list[int]) -> Tensor:
-        if blocks == list(range(self.gates)):
+        if blocks == sorted(blocks):
             return rows
-        parts = rows.chunk(self.gates)
-        return torch.cat([parts[blocks.index(gate)] for gate in range(self.gates)])
+        parts = rows.chunk(len(blocks))
+        return torch.cat([parts[blocks.index(gate)] for gate in range(len(blocks))])
 
 
 def _step_inference(
@@ -222,7 +257,7 @@ def _step_backward(
 ) -> Gradients:
     dtype = h.dtype
     of = _Cell(cell, weight_ih, weight_hh, bias_ih, bias_hh)
-    dh, dc = _or_zeros(grad_h, h), _or_zeros(grad_c if of.has_c else None, h)
+    dh, dc = _or_zeros(grad_h, h), of.grad_of_c(grad_c, h)
     dh, dc, input, h, activations = _wide(dh, dc, input, h, activations)
     dz, dc = of.step_backward(activations, dh, dc)
     return of.gradients(
@@ -328,7 +363,7 @@ def _sequence_backward(
     steps, batch, inputs = input.shape
     dtype, hidden = h_0.dtype, h_0.shape[1]
     of = _Cell(cell, weight_ih, weight_hh, bias_ih, bias_hh)
-    dh, dc = _wide(_or_zeros(grad_h_n, h_0), _or_zeros(grad_c_n if of.has_c else None, h_0))
+    dh, dc = _wide(_or_zeros(grad_h_n, h_0), of.grad_of_c(grad_c_n, h_0))
     input, h_0, output = _wide(input, h_0, output)
 
     def step(grads: list[Tensor], xs: list[Tensor], weights: list[Tensor]) -> Any:
@@ -340,7 +375,7 @@ def _sequence_backward(
 
     xs = [saved.view(steps, batch, of.saved * hidden)]
     xs += [] if grad_output is None else [grad_output]
-    shapes = [(of.slots * hidden,)]
+    shapes = [(of.grad_size,)]
     (dh, dc), (dz,) = _scan(step, [dh, dc], xs, [of.weight_h], shapes, dh.dtype, not reverse)
     dz = dz.flatten(0, 1)
     # The state that each step began with. Without steps h_0 would be one too many.

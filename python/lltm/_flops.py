@@ -39,9 +39,10 @@ def _forward(
 
 @register_flop_formula(_ops.sequence_prepacked)
 def _prepacked(cell: str, input: Shape, h_0: Shape, *args: Any, **kwargs: Any) -> int:
-    gates, *_ = _ops._cell(cell)
+    x_blocks, h_blocks, *_ = _ops._cell(cell)
     hidden = h_0[-1]
-    return _product(input, (gates * hidden, hidden + input[-1]), None)
+    rows_ih, rows_hh = (sum(b >= 0 for b in blocks) * hidden for blocks in (x_blocks, h_blocks))
+    return _product(input, (rows_ih, input[-1]), (rows_hh, hidden))
 
 
 @register_flop_formula(_ops.step_backward)

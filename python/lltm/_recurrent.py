@@ -26,6 +26,11 @@ class Recurrent:
     # The states that the user passes and gets: a pair, or of a cell without c one tensor.
     _STATES: tuple[str, ...]
 
+    @property
+    def _states(self) -> int:
+        """How many there are besides h."""
+        return len(self._STATES) - 1
+
     def _states_of(self, hx: Any) -> tuple[Tensor | None, Tensor | None]:
         """The states as the operators take them, checked."""
         if hx is None:
@@ -55,7 +60,7 @@ class Step(Recurrent):
             result = _C.layer_step(self, input, states, self._parameter_names, self._OPTIONS)
             if result is not None:
                 return result
-        run = _operator("layer_step", self._parameter_names, self._OPTIONS)
+        run = operator("layer_step", self._parameter_names, self._OPTIONS)
         return step_of(self, input, hx, run)
 
     def __prepare_scriptable__(self) -> Any:
@@ -148,7 +153,7 @@ class Layer(Recurrent):
             result = _C.layer(self, input, states, self._names, self._OPTIONS)
             if result is not None:
                 return result
-        return layer_of(self, input, hx, _operator("layer", self._names, self._OPTIONS))
+        return layer_of(self, input, hx, operator("layer", self._names, self._OPTIONS))
 
     @property
     def _dropout_now(self) -> float:
@@ -161,8 +166,22 @@ class Layer(Recurrent):
         directions = 2 if self.bidirectional else 1
         return self.input_size if k < directions else directions * self.hidden_size
 
+    @property
+    def has_biases(self) -> bool:
+        return self.bias
+
+    def _operands_of(self, k: int) -> list[Tensor]:
+        """The parameters of the k-th direction as the operators take them."""
+        each = len(self._names) // self._state_shape(0)[0]
+        parameters = (getattr(self, name) for name in self._names[k * each : (k + 1) * each])
+        return [parameter for parameter in parameters if parameter is not None]
+
     def _state_shape(self, batch: int) -> tuple[int, int, int]:
         return self.num_layers * (2 if self.bidirectional else 1), batch, self.hidden_size
+
+    def _first_states(self, like: Tensor, batch: int) -> Any:
+        zeros = like.new_zeros(self._state_shape(batch))
+        return self._returned(zeros, zeros)
 
     # What torch.nn.LSTM has beside forward, for code that calls it. `input` is batched here, or,
     # with batch_sizes, the rows of a PackedSequence.
@@ -328,7 +347,7 @@ class Prepacked(Layer, nn.Module):
             input_size=layer.input_size,
             hidden_size=layer.hidden_size,
             num_layers=layer.num_layers,
-            bias=layer.bias,
+            bias=layer.has_biases,
             batch_first=layer.batch_first,
             dropout=0.0,
             bidirectional=layer.bidirectional,
@@ -337,15 +356,10 @@ class Prepacked(Layer, nn.Module):
             _quantised=weights == torch.qint8,
             _names=names_of(stems, layer.num_layers, layer.bidirectional),
         )
-        own, of_layer = self._by_direction, list(layer._names)
-        each = len(of_layer) // len(own)
-        for k, (packed, *biases) in enumerate(own):
-            matrices: list[Tensor] = []
-            given: list[Tensor] = []
-            for name in of_layer[k * each : (k + 1) * each]:
-                parameter = getattr(layer, name)
-                if parameter is not None:
-                    (matrices if parameter.dim() == 2 else given).append(parameter)
+        for k, (packed, *biases) in enumerate(self._by_direction):
+            tensors = layer._operands_of(k)
+            matrices = [tensor for tensor in tensors if tensor.dim() == 2]
+            given = tensors[len(matrices) :]
             self.register_buffer(packed, _prepack(self._CELL, matrices, weights))
             for b, name in enumerate(biases):
                 self.register_buffer(name, given[b].detach().clone() if given else None)
@@ -430,7 +444,7 @@ class Prepacked(Layer, nn.Module):
         options: Any = {"dtype": self.dtype, "device": weights.device}
         h = torch.zeros(1, self.hidden_size, **options)
         step = torch.zeros(1, 1, self._columns_of_input(k), **options)
-        c = h if len(self._STATES) == 2 else None
+        c = h.repeat(1, self._states) if self._states > 0 else None
         torch.ops.lltm.sequence_prepacked(self._CELL, step, h, c, weights, *biases)
         expected, got = (
             "int8" if quantised else _check.dtype(self.dtype)
@@ -460,20 +474,29 @@ def _calls_kernels() -> bool:
     return not (torch.compiler.is_dynamo_compiling() or _fx.is_tracing())
 
 
-def _operator(name: str, parameters: Sequence[str], options: Sequence[str]) -> Callable[..., Any]:
-    """An operator of modules as a function of the module, the input, two states and the rest."""
+def operator(
+    name: str, parameters: Sequence[str] | Callable[[Any], list[Tensor]], options: Sequence[str]
+) -> Callable[..., Any]:
+    """An operator of modules as a function of the module, the input, two states and the rest.
+
+    `parameters` are the names of the module's, or make a list of tensors of the module.
+    """
 
     def call(module: Any, input: Tensor, h: Any, c: Any, *rest: Any) -> Any:
         if type(input) is not Tensor:
             _sharding.prepare(input)
-        tensors = [getattr(module, name) for name in parameters]
+        if callable(parameters):
+            tensors = parameters(module)
+        else:
+            named = (getattr(module, name) for name in parameters)
+            tensors = [tensor for tensor in named if tensor is not None]
         try:
             return getattr(torch.ops.lltm, name)(
                 module._CELL,
                 input,
                 h,
                 c,
-                [tensor for tensor in tensors if tensor is not None],
+                tensors,
                 *[getattr(module, name) for name in options],
                 *rest,
             )
@@ -494,7 +517,7 @@ def step_of(module: Step, input: Tensor, hx: Any, run: Callable[..., Any]) -> An
     _check.not_nested(where, input)
     states = run(module, input, *module._states_of(hx))
     # A pair as it came: it may stand for a call in a graph.
-    return states if len(module._STATES) == 2 else states[0]
+    return states if module._STATES == ("h", "c") else module._returned(*states)
 
 
 def layer_of(module: Layer, input: Any, hx: Any, run: Callable[..., Any]) -> Any:
@@ -514,8 +537,7 @@ def layer_of(module: Layer, input: Any, hx: Any, run: Callable[..., Any]) -> Any
         rows, *parts = input
         _check.tensor(where, "input", rows)
         if hx is None and torch.compiler.is_compiling():
-            zeros = rows.new_zeros(module._state_shape(_packed_batch(where, input)))
-            hx = module._returned(zeros, zeros)
+            hx = module._first_states(rows, _packed_batch(where, input))
     elif not isinstance(input, Tensor):
         raise TypeError(
             f"lltm::{where}: expected input to be a tensor or a PackedSequence,"

@@ -71,6 +71,7 @@ function(test_contents)
   list(SORT files)
   set(expected
     include/lltm/backends.h
+    include/lltm/cell.h
     include/lltm/export.h
     include/lltm/lltm.h
     include/lltm/nn.h

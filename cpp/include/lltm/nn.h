@@ -1,7 +1,8 @@
-// torch::nn modules around the operators: LLTM, LSTM and GRU, and their cells of one step. Options,
-// shapes, defaults and meanings are those of torch::nn::LSTM and torch::nn::LSTMCell, without
-// proj_size. Parameters have the names and shapes of the Python modules, and those of LSTM and GRU
-// also the ones of torch.nn: a checkpoint of one loads into the other (lltm/serialize.h).
+// torch::nn modules around the operators: LLTM, LSTM and GRU, and their cells of one step; and of
+// cells that users have written (lltm/cell.h), Recurrent and RecurrentStep. Options, shapes,
+// defaults and meanings are those of torch::nn::LSTM and torch::nn::LSTMCell, without proj_size.
+// Parameters have the names and shapes of the Python modules, and those of LSTM and GRU also the
+// ones of torch.nn: a checkpoint of one loads into the other (lltm/serialize.h).
 //
 //     lltm::LLTM layer(lltm::LLTMOptions(64, 128).num_layers(2));
 //     auto [output, state] = layer->forward(input);
@@ -10,15 +11,21 @@
 //     lltm::GRU gru(lltm::GRUOptions(64, 128).bidirectional(true));
 //     auto [gru_output, h_n] = gru->forward(input, h_0);
 //
-// The state of LLTM and LSTM is (h, c), that of the GRU is h alone.
+//     lltm::Recurrent own(lltm::RecurrentOptions(lltm::Cell::load("cifg.cell"), 64, 128));
+//     auto [own_output, states] = own->forward(input);
+//
+// The state of LLTM and LSTM is (h, c), that of the GRU is h alone, that of a user's cell a
+// std::vector of h and the states that the cell names.
 //
 // Letters: T steps, B batch size, I input size, H hidden size, L layers,
-// D directions (1 or 2), N rows of a packed sequence, G gates: 3, of the LSTM 4.
+// D directions (1 or 2), N rows of a packed sequence, G gates: 3, of the LSTM 4; of a user's cell,
+// G_x that read x and G_h that read h.
 //
 // Wrong shapes and values throw c10::ValueError, wrong dtypes c10::TypeError;
 // the message names the argument, the expected value and the actual one.
 #pragma once
 
+#include <lltm/cell.h>
 #include <lltm/export.h>
 
 #include <torch/nn/cloneable.h>
@@ -37,17 +44,49 @@ namespace lltm {
 /// (h, c): hidden state and cell state.
 using State = std::tuple<torch::Tensor, torch::Tensor>;
 
+class LLTM_API GRUCellImpl;
+class LLTM_API GRUImpl;
+class LLTM_API RecurrentStepImpl;
+class LLTM_API RecurrentImpl;
+
+// The state that a module takes and gives.
+template <typename Module>
+struct ModuleState {
+  using Type = State;
+};
+template <>
+struct ModuleState<GRUCellImpl> {
+  using Type = torch::Tensor;
+};
+template <>
+struct ModuleState<GRUImpl> {
+  using Type = torch::Tensor;
+};
+template <>
+struct ModuleState<RecurrentStepImpl> {
+  using Type = std::vector<torch::Tensor>;
+};
+template <>
+struct ModuleState<RecurrentImpl> {
+  using Type = std::vector<torch::Tensor>;
+};
+
 // ---- one step -------------------------------------------------------------------
 
 struct LLTM_API CellOptions {
   CellOptions(int64_t input_size, int64_t hidden_size);
+  /// Of a RecurrentStep.
+  CellOptions(Cell cell, int64_t input_size, int64_t hidden_size);
   TORCH_ARG(int64_t, input_size);
   TORCH_ARG(int64_t, hidden_size);
   TORCH_ARG(bool, bias) = true;
+  /// What a RecurrentStep computes; the other modules have none.
+  TORCH_ARG(std::optional<Cell>, cell);
 };
 using LLTMCellOptions = CellOptions;
 using LSTMCellOptions = CellOptions;
 using GRUCellOptions = CellOptions;
+using RecurrentStepOptions = CellOptions;
 
 /// The parameters of LLTMCell.
 struct LLTM_API JoinedParameters {
@@ -63,24 +102,33 @@ struct LLTM_API GateParameters {
   torch::Tensor bias_hh;    ///< (GH), or undefined without bias
 };
 
-/// What LLTMCell, LSTMCell and GRUCell have in common: one step. StateT is State, of the GRU
-/// torch::Tensor.
-template <typename Module, typename StateT, typename Parameters>
+/// The parameters of RecurrentStep; weight_ih is (G_x H, I), weight_hh (G_h H, H).
+struct LLTM_API OwnParameters : GateParameters {
+  std::vector<torch::Tensor> own;  ///< (H) each, in the order of Cell::parameters
+};
+
+/// What LLTMCell, LSTMCell, GRUCell and RecurrentStep have in common: one step. StateT is State, of
+/// the GRU torch::Tensor, of a user's cell std::vector<torch::Tensor>.
+template <typename Module, typename Parameters>
 class LLTM_API RecurrentCell : public torch::nn::Cloneable<Module>, public Parameters {
  public:
+  using StateT = typename ModuleState<Module>::Type;
+
   RecurrentCell(int64_t input_size, int64_t hidden_size)
       : RecurrentCell(CellOptions(input_size, hidden_size)) {}
-  /// Throws if a size is not positive.
+  /// Throws if a size is not positive, or if a RecurrentStep has no cell or another module has one.
   explicit RecurrentCell(const CellOptions& options);
 
   void reset() override;
-  /// Draws every parameter from the uniform distribution on ±1/sqrt(H).
+  /// Draws every parameter from the uniform distribution on ±1/sqrt(H); a user's cell's own
+  /// parameters get their initial values.
   void reset_parameters();
   void pretty_print(std::ostream& stream) const override;
 
   /// @param input (B, I), or (I) for one row without a batch
-  /// @param state (h, c), each (B, H) or (H), of the GRU h; zeros if absent
-  /// @returns (h', c'), of the GRU h', shaped as the state
+  /// @param state (h, c), of the GRU h, of a user's cell h and its states, each (B, H) or (H);
+  ///              zeros, and the states' initial values, if absent
+  /// @returns (h', c'), of the GRU h', of a user's cell h' and states', shaped as the state
   StateT forward(const torch::Tensor& input, const std::optional<StateT>& state = std::nullopt);
 
   CellOptions options;
@@ -90,30 +138,41 @@ class LLTM_API RecurrentCell : public torch::nn::Cloneable<Module>, public Param
 };
 
 /// One step of the LLTM; see lltm::cell for the formulas.
-class LLTM_API LLTMCellImpl : public RecurrentCell<LLTMCellImpl, State, JoinedParameters> {
+class LLTM_API LLTMCellImpl : public RecurrentCell<LLTMCellImpl, JoinedParameters> {
  public:
   using RecurrentCell::RecurrentCell;
 };
 TORCH_MODULE(LLTMCell);
 
 /// One step of the LSTM, as torch::nn::LSTMCell.
-class LLTM_API LSTMCellImpl : public RecurrentCell<LSTMCellImpl, State, GateParameters> {
+class LLTM_API LSTMCellImpl : public RecurrentCell<LSTMCellImpl, GateParameters> {
  public:
   using RecurrentCell::RecurrentCell;
 };
 TORCH_MODULE(LSTMCell);
 
 /// One step of the GRU, as torch::nn::GRUCell.
-class LLTM_API GRUCellImpl : public RecurrentCell<GRUCellImpl, torch::Tensor, GateParameters> {
+class LLTM_API GRUCellImpl : public RecurrentCell<GRUCellImpl, GateParameters> {
  public:
   using RecurrentCell::RecurrentCell;
 };
 TORCH_MODULE(GRUCell);
 
+/// One step of a cell that a user has written.
+class LLTM_API RecurrentStepImpl : public RecurrentCell<RecurrentStepImpl, OwnParameters> {
+ public:
+  RecurrentStepImpl(const Cell& cell, int64_t input_size, int64_t hidden_size)
+      : RecurrentStepImpl(RecurrentStepOptions(cell, input_size, hidden_size)) {}
+  explicit RecurrentStepImpl(const RecurrentStepOptions& options) : RecurrentCell(options) {}
+};
+TORCH_MODULE(RecurrentStep);
+
 // ---- layers ---------------------------------------------------------------------
 
 struct LLTM_API LayerOptions {
   LayerOptions(int64_t input_size, int64_t hidden_size);
+  /// Of a Recurrent.
+  LayerOptions(Cell cell, int64_t input_size, int64_t hidden_size);
   TORCH_ARG(int64_t, input_size);
   TORCH_ARG(int64_t, hidden_size);
   /// Each layer runs over the output of the one before.
@@ -131,12 +190,15 @@ struct LLTM_API LayerOptions {
   /// For training on long sequences, in steps: at least 1, or 0 for not at all. Each
   /// layer and direction then runs as sequence does with it, with less memory.
   TORCH_ARG(int64_t, checkpoint_steps) = 0;
+  /// What a Recurrent computes; the other modules have none.
+  TORCH_ARG(std::optional<Cell>, cell);
 };
 using LLTMOptions = LayerOptions;
 using LSTMOptions = LayerOptions;
 using GRUOptions = LayerOptions;
+using RecurrentOptions = LayerOptions;
 
-template <typename Module, typename StateT>
+template <typename Module>
 class RecurrentLayer;
 
 /// A layer for inference whose weights were packed once (RecurrentLayer::prepack).
@@ -146,9 +208,11 @@ class RecurrentLayer;
 /// stream in chunks, packing can take most of the time. It cannot be changed,
 /// does not follow changes of the layer, and several threads may use it
 /// concurrently. It has no derivatives, and autocast does not affect it.
-template <typename Module, typename StateT>
+template <typename Module>
 class LLTM_API PrepackedLayer {
  public:
+  using StateT = typename ModuleState<Module>::Type;
+
   /// As RecurrentLayer::forward.
   std::tuple<torch::Tensor, StateT> forward(
       const torch::Tensor& input, const std::optional<StateT>& state = std::nullopt) const;
@@ -160,7 +224,7 @@ class LLTM_API PrepackedLayer {
   const LayerOptions& options() const { return options_; }
 
  private:
-  friend class RecurrentLayer<Module, StateT>;
+  friend class RecurrentLayer<Module>;
   PrepackedLayer(const LayerOptions& options, std::vector<torch::Tensor> parameters);
 
   LayerOptions options_;
@@ -168,31 +232,39 @@ class LLTM_API PrepackedLayer {
   std::vector<torch::Tensor> parameters_;
 };
 
-/// What LLTM, LSTM and GRU have in common: a recurrent layer over sequences. StateT is State, of
-/// the GRU torch::Tensor. Parameters of layer k, with the suffix `_reverse` for the second
-/// direction; for k > 0, I is D * H:
+/// What LLTM, LSTM, GRU and Recurrent have in common: a recurrent layer over sequences. StateT is
+/// State, of the GRU torch::Tensor, of a user's cell std::vector<torch::Tensor>. Parameters of
+/// layer k, with the suffix `_reverse` for the second direction; for k > 0, I is D * H:
 ///
 ///     LLTM       weights_l{k} (3H, H+I) and, with bias, bias_l{k} (3H)
 ///     LSTM, GRU  weight_ih_l{k} (GH, I), weight_hh_l{k} (GH, H) and, with bias,
 ///                bias_ih_l{k}, bias_hh_l{k} (GH)
-template <typename Module, typename StateT>
+///     Recurrent  weight_ih_l{k} (G_x H, I), weight_hh_l{k} (G_h H, H), with bias
+///                bias_ih_l{k} (G_x H), bias_hh_l{k} (G_h H), and the cell's own by their names,
+///                such as p_l{k} (H)
+template <typename Module>
 class LLTM_API RecurrentLayer : public torch::nn::Cloneable<Module> {
  public:
+  using StateT = typename ModuleState<Module>::Type;
+
   RecurrentLayer(int64_t input_size, int64_t hidden_size)
       : RecurrentLayer(LayerOptions(input_size, hidden_size)) {}
-  /// Throws if a size is not positive, checkpoint_steps negative or dropout not in [0, 1]. Warns if
-  /// dropout has no effect because there is only one layer.
+  /// Throws if a size is not positive, checkpoint_steps negative or dropout not in [0, 1], or if a
+  /// Recurrent has no cell or another module has one. Warns if dropout has no effect because there
+  /// is only one layer.
   explicit RecurrentLayer(const LayerOptions& options);
 
   void reset() override;
-  /// Draws every parameter from the uniform distribution on ±1/sqrt(H).
+  /// Draws every parameter from the uniform distribution on ±1/sqrt(H); a user's cell's own
+  /// parameters get their initial values.
   void reset_parameters();
   void pretty_print(std::ostream& stream) const override;
 
   /// @param input (T, B, I), (B, T, I) with batch_first, or (T, I) for one
   ///              sequence without a batch
-  /// @param state (h_0, c_0), of the GRU h_0, each (L*D, B, H), or (L*D, H)
-  ///              unbatched; zeros if absent
+  /// @param state (h_0, c_0), of the GRU h_0, of a user's cell h_0 and its states, each
+  ///              (L*D, B, H), or (L*D, H) unbatched; zeros, and the states' initial
+  ///              values, if absent
   /// @returns (output, (h_n, c_n)), of the GRU (output, h_n): output like the
   ///          input, with D*H features; the states after each row's last step,
   ///          shaped as the initial ones. T = 0 gives an empty output and the
@@ -211,11 +283,11 @@ class LLTM_API RecurrentLayer : public torch::nn::Cloneable<Module> {
       const std::optional<StateT>& state = std::nullopt);
 
   /// A copy of this layer for inference, its weights packed once; with torch::kQInt8
-  /// quantised to 8 bits (lltm::prepack).
-  PrepackedLayer<Module, StateT> prepack(std::optional<torch::Dtype> weights = std::nullopt) const;
+  /// quantised to 8 bits (lltm::prepack), which a user's cell has to be bounded for.
+  PrepackedLayer<Module> prepack(std::optional<torch::Dtype> weights = std::nullopt) const;
 
   /// The parameters by layer, then direction: weights_l0, bias_l0, ... or
-  /// weight_ih_l0, weight_hh_l0, bias_ih_l0, bias_hh_l0, ...
+  /// weight_ih_l0, weight_hh_l0, bias_ih_l0, bias_hh_l0, and the cell's own, ...
   std::vector<torch::Tensor> all_weights() const;
 
   /// Does nothing; code written for torch::nn::LSTM calls it.
@@ -231,38 +303,51 @@ class LLTM_API RecurrentLayer : public torch::nn::Cloneable<Module> {
 };
 
 /// Layers of the LLTM.
-class LLTM_API LLTMImpl : public RecurrentLayer<LLTMImpl, State> {
+class LLTM_API LLTMImpl : public RecurrentLayer<LLTMImpl> {
  public:
   using RecurrentLayer::RecurrentLayer;
 };
 TORCH_MODULE(LLTM);
-using PrepackedLLTM = PrepackedLayer<LLTMImpl, State>;
+using PrepackedLLTM = PrepackedLayer<LLTMImpl>;
 
 /// Layers of the LSTM, as torch::nn::LSTM.
-class LLTM_API LSTMImpl : public RecurrentLayer<LSTMImpl, State> {
+class LLTM_API LSTMImpl : public RecurrentLayer<LSTMImpl> {
  public:
   using RecurrentLayer::RecurrentLayer;
 };
 TORCH_MODULE(LSTM);
-using PrepackedLSTM = PrepackedLayer<LSTMImpl, State>;
+using PrepackedLSTM = PrepackedLayer<LSTMImpl>;
 
 /// Layers of the GRU, as torch::nn::GRU.
-class LLTM_API GRUImpl : public RecurrentLayer<GRUImpl, torch::Tensor> {
+class LLTM_API GRUImpl : public RecurrentLayer<GRUImpl> {
  public:
   using RecurrentLayer::RecurrentLayer;
 };
 TORCH_MODULE(GRU);
-using PrepackedGRU = PrepackedLayer<GRUImpl, torch::Tensor>;
+using PrepackedGRU = PrepackedLayer<GRUImpl>;
+
+/// Layers of a cell that a user has written.
+class LLTM_API RecurrentImpl : public RecurrentLayer<RecurrentImpl> {
+ public:
+  RecurrentImpl(const Cell& cell, int64_t input_size, int64_t hidden_size)
+      : RecurrentImpl(RecurrentOptions(cell, input_size, hidden_size)) {}
+  explicit RecurrentImpl(const RecurrentOptions& options) : RecurrentLayer(options) {}
+};
+TORCH_MODULE(Recurrent);
+using PrepackedRecurrent = PrepackedLayer<RecurrentImpl>;
 
 // All of it is compiled in liblltm.
-extern template class RecurrentCell<LLTMCellImpl, State, JoinedParameters>;
-extern template class RecurrentCell<LSTMCellImpl, State, GateParameters>;
-extern template class RecurrentCell<GRUCellImpl, torch::Tensor, GateParameters>;
-extern template class RecurrentLayer<LLTMImpl, State>;
-extern template class RecurrentLayer<LSTMImpl, State>;
-extern template class RecurrentLayer<GRUImpl, torch::Tensor>;
-extern template class PrepackedLayer<LLTMImpl, State>;
-extern template class PrepackedLayer<LSTMImpl, State>;
-extern template class PrepackedLayer<GRUImpl, torch::Tensor>;
+extern template class RecurrentCell<LLTMCellImpl, JoinedParameters>;
+extern template class RecurrentCell<LSTMCellImpl, GateParameters>;
+extern template class RecurrentCell<GRUCellImpl, GateParameters>;
+extern template class RecurrentCell<RecurrentStepImpl, OwnParameters>;
+extern template class RecurrentLayer<LLTMImpl>;
+extern template class RecurrentLayer<LSTMImpl>;
+extern template class RecurrentLayer<GRUImpl>;
+extern template class RecurrentLayer<RecurrentImpl>;
+extern template class PrepackedLayer<LLTMImpl>;
+extern template class PrepackedLayer<LSTMImpl>;
+extern template class PrepackedLayer<GRUImpl>;
+extern template class PrepackedLayer<RecurrentImpl>;
 
 }  // namespace lltm

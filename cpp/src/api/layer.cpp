@@ -48,12 +48,12 @@ void check_shape(
     const char* where,
     const char* name,
     const Tensor& tensor,
-    std::initializer_list<SymInt> expected) {
+    const std::vector<SymInt>& expected) {
   check_tensor(where, name, tensor);
   const c10::SymIntArrayRef sizes = tensor.sym_sizes();
   bool same = sizes.size() == expected.size();
   for (size_t d = 0; same && d < expected.size(); ++d) {
-    same = sizes[d].sym_eq(expected.begin()[d]).expect_true(__FILE__, __LINE__);
+    same = sizes[d].sym_eq(expected[d]).expect_true(__FILE__, __LINE__);
   }
   TORCH_CHECK_VALUE(
       same,
@@ -68,15 +68,19 @@ void check_shape(
 }
 
 void check_state(
-    const Cell& cell,
+    const CellInfo& cell,
     const char* where,
-    std::initializer_list<SymInt> expected,
+    std::initializer_list<SymInt> rows,
+    int64_t hidden,
     const State& state,
     const char* name_of_h,
     const char* name_of_c) {
   const auto& [h, c] = state;
+  std::vector<SymInt> expected = rows;
+  expected.emplace_back(hidden);
   check_shape(where, name_of_h, h, expected);
-  if (cell.has_c) check_shape(where, name_of_c, c, expected);
+  expected.back() = hidden * cell.states;
+  if (cell.has_c()) check_shape(where, name_of_c, c, expected);
 }
 
 // The operators could blame a parameter, but the caller has passed only the input.
@@ -207,10 +211,10 @@ SymInt packed_batch(const PackedRows& rows, const std::optional<State>& state) {
 // What of the optional states the operators take: all that the cell has, or none.
 std::optional<State> state_of(
     const char* where,
-    const Cell& cell,
+    const CellInfo& cell,
     const std::optional<Tensor>& h,
     const std::optional<Tensor>& c) {
-  if (!cell.has_c) {
+  if (!cell.has_c()) {
     TORCH_CHECK_TYPE(!c.has_value(), "lltm::", where, ": expected one state, h, got a second one");
     return h.has_value() ? std::optional(State(*h, Tensor())) : std::nullopt;
   }
@@ -226,22 +230,31 @@ State each(const State& state, const Change& change) {
   return {change(h), c.defined() ? change(c) : c};
 }
 
-// Zeros for each state that the cell has.
-State zero_state(const Cell& cell, const Tensor& input, c10::SymIntArrayRef shape) {
-  const Tensor zeros = input.new_zeros_symint(shape);
-  return {zeros, cell.has_c ? zeros : Tensor()};
+// The state of a sequence that begins, of so many rows: zeros, but what the cell says of its own.
+State first_state(
+    const CellInfo& cell, const Tensor& input, std::vector<SymInt> rows, int64_t hidden) {
+  rows.emplace_back(hidden);
+  const Tensor zeros = input.new_zeros_symint(rows);
+  if (!cell.has_c()) return {zeros, Tensor()};
+  if (cell.programs == nullptr) return {zeros, zeros};
+  std::vector<Tensor> states;
+  for (int k = 0; k < cell.states; ++k) {
+    const double value = cell.programs->initial_states[k];
+    states.push_back(value == 0 ? zeros : at::full_like(zeros, value));
+  }
+  return {zeros, at::cat(states, -1)};
 }
 
 // The parameters of one direction, as the operators take them; weight_ih may be joined weights, or
 // prepacked ones. One that is absent is undefined.
 struct Parameters {
-  Parameters(const Cell& cell, bool has_bias, bool prepacked, at::TensorList given)
+  Parameters(const CellInfo& cell, bool has_bias, bool prepacked, at::TensorList given)
       : weight_ih(given[0]),
         weight_hh(cell.joined || prepacked ? none() : given[1]),
         bias_ih(has_bias ? given[cell.joined || prepacked ? 1 : 2] : none()),
         bias_hh(has_bias && !cell.joined ? given[prepacked ? 2 : 3] : none()) {}
 
-  static int64_t count(const Cell& cell, bool has_bias, bool prepacked) {
+  static int64_t count(const CellInfo& cell, bool has_bias, bool prepacked) {
     const int64_t matrices = cell.joined || prepacked ? 1 : 2;
     return matrices + (!has_bias ? 0 : cell.joined ? 1 : 2);
   }
@@ -283,16 +296,15 @@ State StepModule::forward(const Tensor& input, const std::optional<State>& state
   if (input.dim() == 1) {
     std::optional<State> row;
     if (state.has_value()) {
-      check_state(cell, where, {hidden_size}, *state, "h", "c");
+      check_state(cell, where, {}, hidden_size, *state, "h", "c");
       row = each(*state, [](const Tensor& s) { return s.unsqueeze(0); });
     }
     const auto [h, c] = forward(input.unsqueeze(0), row);
-    return {h.squeeze(0), cell.has_c ? c.squeeze(0) : c};
+    return {h.squeeze(0), cell.has_c() ? c.squeeze(0) : c};
   }
   const SymInt batch = input.sym_size(0);
-  if (state.has_value()) check_state(cell, where, {batch, hidden_size}, *state, "h", "c");
-  const State initial =
-      state.has_value() ? *state : zero_state(cell, input, {batch, SymInt(hidden_size)});
+  if (state.has_value()) check_state(cell, where, {batch}, hidden_size, *state, "h", "c");
+  const State initial = state.has_value() ? *state : first_state(cell, input, {batch}, hidden_size);
   const auto& [h, c] = initial;
   const Parameters p(cell, has_bias, /*prepacked=*/false, parameters);
   return op::step({{cell, input, h, c, p.weight_ih, p.weight_hh, p.bias_ih, p.bias_hh}});
@@ -344,7 +356,7 @@ LayerModule::Result LayerModule::forward(
     const State initial = initial_state(input, state, 1, /*batched=*/false);
     const auto [output, last] = run(input.unsqueeze(1), initial, std::nullopt, unobserved.holds());
     const auto& [h_n, c_n] = last;
-    return {output.squeeze(1), State(h_n.squeeze(1), cell.has_c ? c_n.squeeze(1) : c_n)};
+    return {output.squeeze(1), State(h_n.squeeze(1), cell.has_c() ? c_n.squeeze(1) : c_n)};
   }
   const Tensor steps = batch_first ? input.transpose(0, 1) : input;
   const State initial = initial_state(input, state, steps.sym_size(1), /*batched=*/true);
@@ -370,7 +382,7 @@ LayerModule::Result LayerModule::forward(
   const auto reordered = [&](const State& states, const Tensor& order) {
     if (!order.defined()) return states;
     const auto& [h, c] = states;
-    return State(h.index_select(1, order), cell.has_c ? c.index_select(1, order) : c);
+    return State(h.index_select(1, order), cell.has_c() ? c.index_select(1, order) : c);
   };
   State initial = initial_state(rows, state, packed_batch(input, state), /*batched=*/true);
   if (state.has_value()) initial = reordered(initial, sorted_indices);
@@ -385,13 +397,12 @@ State LayerModule::initial_state(
     const SymInt& batch,
     bool batched) const {
   const int64_t count = directions();
-  if (!state.has_value())
-    return zero_state(cell, input, {SymInt(count), batch, SymInt(hidden_size)});
+  if (!state.has_value()) return first_state(cell, input, {SymInt(count), batch}, hidden_size);
   if (!batched) {
-    check_state(cell, cell.layer_class, {count, hidden_size}, *state, "h_0", "c_0");
+    check_state(cell, cell.layer_class, {count}, hidden_size, *state, "h_0", "c_0");
     return each(*state, [](const Tensor& s) { return s.unsqueeze(1); });
   }
-  check_state(cell, cell.layer_class, {count, batch, hidden_size}, *state, "h_0", "c_0");
+  check_state(cell, cell.layer_class, {count, batch}, hidden_size, *state, "h_0", "c_0");
   return *state;
 }
 
@@ -429,7 +440,7 @@ LayerModule::Result LayerModule::run(
     bool unobserved) const {
   const auto run = [&](int64_t k, bool reverse) {
     const Tensor h = select_state(std::get<0>(initial), k, unobserved);
-    const Tensor c = cell.has_c ? select_state(std::get<1>(initial), k, unobserved) : Tensor();
+    const Tensor c = cell.has_c() ? select_state(std::get<1>(initial), k, unobserved) : Tensor();
     return run_direction(k, input, h, c, batch_sizes, reverse);
   };
   if (directions() == 1) {  // the states without a copy
@@ -438,7 +449,7 @@ LayerModule::Result LayerModule::run(
         std::move(output),
         State(
             unsqueeze_state(std::move(h), unobserved),
-            cell.has_c ? unsqueeze_state(std::move(c), unobserved) : std::move(c))};
+            cell.has_c() ? unsqueeze_state(std::move(c), unobserved) : std::move(c))};
   }
   const int64_t count = bidirectional ? 2 : 1;
   std::vector<Tensor> h_n;
@@ -456,7 +467,7 @@ LayerModule::Result LayerModule::run(
     }
     input = count == 1 ? outputs.front() : at::cat(outputs, -1);
   }
-  return {input, State(at::stack(h_n), cell.has_c ? at::stack(c_n) : c_n.front())};
+  return {input, State(at::stack(h_n), cell.has_c() ? at::stack(c_n) : c_n.front())};
 }
 
 // ---- the operators ------------------------------------------------------------
@@ -469,7 +480,7 @@ std::tuple<Tensor, Tensor> layer_step(
     at::TensorList parameters,
     int64_t input_size,
     int64_t hidden_size) {
-  const Cell& cell = get_cell("lltm::layer_step", name);
+  const CellInfo& cell = get_cell("lltm::layer_step", name);
   const StepModule module = {cell, input_size, hidden_size, parameters};
   return module.forward(input, state_of(cell.step_class, cell, h, c));
 }
@@ -492,7 +503,7 @@ std::tuple<Tensor, Tensor, Tensor> layer(
     const std::optional<Tensor>& batch_sizes,
     const std::optional<Tensor>& sorted_indices,
     const std::optional<Tensor>& unsorted_indices) {
-  const Cell& cell = get_cell("lltm::layer", name);
+  const CellInfo& cell = get_cell("lltm::layer", name);
   const LayerModule module = {
       cell,
       input_size,

@@ -22,7 +22,7 @@ using State = std::tuple<at::Tensor, at::Tensor>;
 struct StepModule {
   State forward(const at::Tensor& input, const std::optional<State>& state) const;
 
-  const Cell& cell;
+  const CellInfo& cell;
   int64_t input_size, hidden_size;
   at::TensorList parameters;  // as the operator's
 };
@@ -40,7 +40,7 @@ struct LayerModule {
   // The output is that of the rows; the states are in the order of the caller's batch.
   Result forward(const PackedRows& input, const std::optional<State>& state) const;
 
-  const Cell& cell;
+  const CellInfo& cell;
   int64_t input_size, hidden_size, num_layers;
   bool batch_first, bidirectional;
   double dropout;  // in this call: 0 outside of training

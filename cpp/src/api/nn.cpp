@@ -1,6 +1,8 @@
 // The modules: options, parameters, packed input. What they compute is in layer.cpp.
+#include "api/cell.h"
 #include "api/layer.h"
 #include "cell/cells.h"
+#include "common/format.h"
 #include "op/operators.h"
 
 #include <lltm/nn.h>
@@ -8,8 +10,8 @@
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
 #include <c10/util/SmallVector.h>
+#include <c10/util/StringUtil.h>
 
-#include <array>
 #include <cmath>
 #include <ios>
 #include <string>
@@ -42,11 +44,19 @@ void check_size(const char* where, const char* name, int64_t value, int64_t larg
       value);
 }
 
-void draw(const std::vector<Tensor>& parameters, int64_t hidden_size) {
+// The parameters of a direction; the last ones get the initial values that a user's cell gives.
+void draw(at::TensorList parameters, const std::optional<Cell>& own, int64_t hidden_size) {
   const at::NoGradGuard no_grad;
   const double bound = 1.0 / std::sqrt(static_cast<double>(hidden_size));
-  for (const Tensor& parameter : parameters) {
-    parameter.uniform_(-bound, bound);
+  const std::vector<double> initial =
+      own.has_value() ? data_of(*own).initial_parameters : std::vector<double>();
+  const size_t drawn = parameters.size() - initial.size();
+  for (size_t k = 0; k < parameters.size(); ++k) {
+    if (k < drawn) {
+      parameters[k].uniform_(-bound, bound);
+    } else {
+      parameters[k].fill_(initial[k - drawn]);
+    }
   }
 }
 
@@ -54,31 +64,115 @@ const char* bool_text(bool value) {
   return value ? "true" : "false";
 }
 
-// The cell of a module.
+// The cell of a module; null where its options name it.
 template <typename Module>
-constexpr const Cell& kCellOf = Lltm::kCell;
+constexpr const CellInfo* kCellOf = &Lltm::kCell;
 template <>
-constexpr const Cell& kCellOf<LSTMCellImpl> = Lstm::kCell;
+constexpr const CellInfo* kCellOf<LSTMCellImpl> = &Lstm::kCell;
 template <>
-constexpr const Cell& kCellOf<LSTMImpl> = Lstm::kCell;
+constexpr const CellInfo* kCellOf<LSTMImpl> = &Lstm::kCell;
 template <>
-constexpr const Cell& kCellOf<GRUCellImpl> = Gru::kCell;
+constexpr const CellInfo* kCellOf<GRUCellImpl> = &Gru::kCell;
 template <>
-constexpr const Cell& kCellOf<GRUImpl> = Gru::kCell;
+constexpr const CellInfo* kCellOf<GRUImpl> = &Gru::kCell;
+template <>
+constexpr const CellInfo* kCellOf<RecurrentStepImpl> = nullptr;
+template <>
+constexpr const CellInfo* kCellOf<RecurrentImpl> = nullptr;
 
-// A state as StepModule and LayerModule take it, and back: that of a cell without c is h.
-std::optional<State> in_pair(const std::optional<State>& state) {
+template <typename Module, typename Options>
+const CellInfo& cell_of(const Options& options) {
+  if constexpr (kCellOf<Module> != nullptr) {
+    return *kCellOf<Module>;
+  } else {
+    return data_of(*options.cell()).info;
+  }
+}
+
+// Whether the options name a cell where they have to and only there; `name` is that of the modules
+// of users' cells, `class_name` that of the library's.
+template <typename Module>
+void check_cell(
+    const std::optional<Cell>& cell, const char* name, const char* CellInfo::* class_name) {
+  if constexpr (kCellOf<Module> != nullptr) {
+    TORCH_CHECK_VALUE(
+        !cell.has_value(),
+        "lltm::",
+        kCellOf<Module>->*class_name,
+        ": expected options without a cell, got ",
+        cell->name());
+  } else {
+    TORCH_CHECK_VALUE(cell.has_value(), "lltm::", name, ": expected options with a cell, got none");
+  }
+}
+
+// A state as StepModule and LayerModule take it, and back. That of a cell without c is h; of a
+// user's cell c is its states side by side.
+std::optional<State> in_pair(
+    const char* /*where*/, const std::optional<Cell>& /*own*/, const std::optional<State>& state) {
   return state;
 }
-std::optional<State> in_pair(const std::optional<Tensor>& h) {
+std::optional<State> in_pair(
+    const char* /*where*/, const std::optional<Cell>& /*own*/, const std::optional<Tensor>& h) {
   return h.has_value() ? std::optional(State(*h, Tensor())) : std::nullopt;
 }
+std::optional<State> in_pair(
+    const char* where,
+    const std::optional<Cell>& own,
+    const std::optional<std::vector<Tensor>>& state) {
+  if (!state.has_value()) return std::nullopt;
+  std::vector<std::string> names = own->states();
+  names.insert(names.begin(), "h");
+  TORCH_CHECK_VALUE(
+      state->size() == names.size(),
+      "lltm::",
+      where,
+      ": expected state to be ",
+      names.size(),
+      " tensors (",
+      c10::Join(", ", names),
+      "), got ",
+      state->size());
+  for (size_t k = 0; k < names.size(); ++k) {
+    const Tensor& tensor = (*state)[k];
+    TORCH_CHECK_TYPE(
+        tensor.defined(),
+        "lltm::",
+        where,
+        ": expected ",
+        names[k],
+        " to be a tensor, got an undefined tensor");
+    TORCH_CHECK_VALUE(
+        tensor.sizes() == state->front().sizes(),
+        "lltm::",
+        where,
+        ": expected ",
+        names[k],
+        " of shape ",
+        shape_text(state->front().sizes()),
+        ", that of h, got ",
+        shape_text(tensor.sizes()));
+  }
+  const at::TensorList others = at::TensorList(*state).slice(1);
+  const Tensor c = others.empty()       ? Tensor()
+                   : others.size() == 1 ? others.front()
+                                        : at::cat(others, -1);
+  return State(state->front(), c);
+}
 template <typename StateT>
-StateT out_of_pair(const State& state) {
+StateT out_of_pair(const CellInfo& cell, const State& state) {
+  const auto& [h, c] = state;
   if constexpr (std::is_same_v<StateT, State>) {
     return state;
+  } else if constexpr (std::is_same_v<StateT, Tensor>) {
+    return h;
   } else {
-    return std::get<0>(state);
+    std::vector<Tensor> states = {h};
+    if (cell.states == 1) states.push_back(c);
+    if (cell.states > 1) {
+      for (Tensor& part : c.chunk(cell.states, -1)) states.push_back(std::move(part));
+    }
+    return states;
   }
 }
 
@@ -87,24 +181,67 @@ StateT out_of_pair(const State& state) {
 struct Parameter {
   std::string name;
   std::vector<int64_t> shape;
-  bool is_bias() const { return shape.size() == 1; }
+  bool is_bias = false;
 };
-std::vector<Parameter> parameters_of(const Cell& cell, int64_t input_size, int64_t hidden_size) {
-  const int64_t rows = cell.gates * hidden_size;
-  if (cell.joined) return {{"weights", {rows, hidden_size + input_size}}, {"bias", {rows}}};
-  return {
-      {"weight_ih", {rows, input_size}},
-      {"weight_hh", {rows, hidden_size}},
-      {"bias_ih", {rows}},
-      {"bias_hh", {rows}}};
+std::vector<Parameter> parameters_of(
+    const CellInfo& cell, const std::optional<Cell>& own, int64_t input_size, int64_t hidden_size) {
+  const int64_t rows_x = cell.x.count() * hidden_size;
+  if (cell.joined)
+    return {{"weights", {rows_x, hidden_size + input_size}}, {"bias", {rows_x}, true}};
+  const int64_t rows_h = cell.h.count() * hidden_size;
+  std::vector<Parameter> parameters = {
+      {"weight_ih", {rows_x, input_size}},
+      {"weight_hh", {rows_h, hidden_size}},
+      {"bias_ih", {rows_x}, true},
+      {"bias_hh", {rows_h}, true}};
+  if (own.has_value()) {
+    for (const std::string& name : own->parameters()) parameters.push_back({name, {hidden_size}});
+  }
+  return parameters;
 }
 
-// The members of a module of one step, in the same order.
-std::array<Tensor*, 2> members_of(JoinedParameters& p) {
+// The parameters of directions as the operators take them: where the cell has its own, they stand
+// behind the biases of weight_ih, and zeros stand for biases that there are not.
+class Operands {
+ public:
+  Operands(const CellInfo& cell, int64_t directions, bool has_bias, at::TensorList parameters)
+      : parameters_(parameters) {
+    if (cell.parameters == 0) return;
+    const size_t each = parameters.size() / directions;
+    for (size_t k = 0; k < parameters.size(); k += each) {
+      const at::TensorList own = parameters.slice(k + each - cell.parameters, cell.parameters);
+      const auto bias = [&](int64_t place, const SlotRange& gates) {
+        if (has_bias) return parameters[k + place];
+        return own.front().new_zeros(gates.count() * own.front().size(0));
+      };
+      std::vector<Tensor> of_x = {bias(2, cell.x)};
+      of_x.insert(of_x.end(), own.begin(), own.end());
+      for (const size_t matrix : {k, k + 1}) arranged_.push_back(parameters[matrix]);
+      arranged_.push_back(at::cat(of_x));
+      arranged_.push_back(bias(3, cell.h));
+    }
+  }
+
+  operator at::TensorList() const { return arranged_.empty() ? parameters_ : arranged_; }
+
+ private:
+  at::TensorList parameters_;
+  std::vector<Tensor> arranged_;
+};
+
+// The members of a module of one step, in the same order; `own` are so many.
+using Members = c10::SmallVector<Tensor*, 4>;
+Members members_of(JoinedParameters& p, int64_t /*own*/) {
   return {&p.weights, &p.bias};
 }
-std::array<Tensor*, 4> members_of(GateParameters& p) {
+Members members_of(GateParameters& p, int64_t /*own*/) {
   return {&p.weight_ih, &p.weight_hh, &p.bias_ih, &p.bias_hh};
+}
+Members members_of(OwnParameters& p, int64_t own) {
+  Members members = members_of(static_cast<GateParameters&>(p), 0);
+  p.own.resize(own);
+  for (Tensor& parameter : p.own) members.push_back(&parameter);
+  return members;
 }
 
 }  // namespace
@@ -114,59 +251,76 @@ std::array<Tensor*, 4> members_of(GateParameters& p) {
 CellOptions::CellOptions(int64_t input_size, int64_t hidden_size)
     : input_size_(input_size), hidden_size_(hidden_size) {}
 
-template <typename Module, typename StateT, typename Parameters>
-RecurrentCell<Module, StateT, Parameters>::RecurrentCell(const CellOptions& options)
-    : options(options) {
+CellOptions::CellOptions(Cell cell, int64_t input_size, int64_t hidden_size)
+    : input_size_(input_size), hidden_size_(hidden_size), cell_(std::move(cell)) {}
+
+template <typename Module, typename Parameters>
+RecurrentCell<Module, Parameters>::RecurrentCell(const CellOptions& options) : options(options) {
   reset();
 }
 
-template <typename Module, typename StateT, typename Parameters>
-void RecurrentCell<Module, StateT, Parameters>::reset() {
-  constexpr const Cell& cell = kCellOf<Module>;
+template <typename Module, typename Parameters>
+void RecurrentCell<Module, Parameters>::reset() {
+  check_cell<Module>(options.cell(), "RecurrentStep", &CellInfo::step_class);
+  const CellInfo& cell = cell_of<Module>(options);
   check_size(cell.step_class, "input_size", options.input_size(), kLargestSize);
   check_size(cell.step_class, "hidden_size", options.hidden_size(), kLargestSize);
-  const auto members = members_of(*this);
+  const auto members = members_of(*this, cell.parameters);
   size_t next = 0;
-  for (const Parameter& p : parameters_of(cell, options.input_size(), options.hidden_size())) {
-    const bool given = options.bias() || !p.is_bias();
+  for (const Parameter& p :
+       parameters_of(cell, options.cell(), options.input_size(), options.hidden_size())) {
+    const bool given = options.bias() || !p.is_bias;
     *members[next++] =
         this->register_parameter(p.name, given ? torch::empty(p.shape) : Tensor(), given);
   }
   reset_parameters();
 }
 
-template <typename Module, typename StateT, typename Parameters>
-void RecurrentCell<Module, StateT, Parameters>::reset_parameters() {
-  draw(this->parameters(), options.hidden_size());
+template <typename Module, typename Parameters>
+void RecurrentCell<Module, Parameters>::reset_parameters() {
+  draw(this->parameters(), options.cell(), options.hidden_size());
 }
 
-template <typename Module, typename StateT, typename Parameters>
-void RecurrentCell<Module, StateT, Parameters>::pretty_print(std::ostream& stream) const {
-  stream << "lltm::" << kCellOf<Module>.step_class << '(' << options.input_size() << ", "
+template <typename Module, typename Parameters>
+void RecurrentCell<Module, Parameters>::pretty_print(std::ostream& stream) const {
+  stream << "lltm::" << cell_of<Module>(options).step_class << '(' << options.input_size() << ", "
          << options.hidden_size() << (options.bias() ? ")" : ", bias=false)");
 }
 
-template <typename Module, typename StateT, typename Parameters>
-StateT RecurrentCell<Module, StateT, Parameters>::forward(
-    const Tensor& input, const std::optional<StateT>& state) {
+template <typename Module, typename Parameters>
+auto RecurrentCell<Module, Parameters>::forward(
+    const Tensor& input, const std::optional<StateT>& state) -> StateT {
+  const CellInfo& cell = cell_of<Module>(options);
   c10::SmallVector<Tensor, 4> given;
-  for (const Tensor* const member : members_of(*this)) {
+  for (const Tensor* const member : members_of(*this, cell.parameters)) {
     if (member->defined()) given.push_back(*member);
   }
-  const StepModule module = {kCellOf<Module>, options.input_size(), options.hidden_size(), given};
-  return out_of_pair<StateT>(module.forward(input, in_pair(state)));
+  const Operands operands(cell, /*directions=*/1, options.bias(), given);
+  const StepModule module = {cell, options.input_size(), options.hidden_size(), operands};
+  const auto initial = in_pair(cell.step_class, options.cell(), state);
+  return out_of_pair<StateT>(cell, module.forward(input, initial));
 }
 
 // ---- a layer --------------------------------------------------------------
 
 namespace {
 
+int64_t directions_of(const LayerOptions& options) {
+  return options.num_layers() * (options.bidirectional() ? 2 : 1);
+}
+
+Operands operands_of(
+    const CellInfo& cell, const LayerOptions& options, const std::vector<Tensor>& all_weights) {
+  return {cell, directions_of(options), options.bias(), all_weights};
+}
+
+// The parameters are the operators'.
 LayerModule layer_of(
-    const Cell& cell,
+    const CellInfo& cell,
     const LayerOptions& options,
     bool training,
     bool prepacked,
-    const std::vector<Tensor>& parameters) {
+    at::TensorList parameters) {
   return {
       cell,
       options.input_size(),
@@ -178,25 +332,33 @@ LayerModule layer_of(
       options.checkpoint_steps(),
       prepacked,
       parameters,
-      options.bias()};
+      options.bias() || cell.parameters > 0};
 }
 
 template <typename StateT>
 std::tuple<Tensor, StateT> forward_dense(
-    const LayerModule& layer, const Tensor& input, const std::optional<StateT>& state) {
-  const auto [output, last] = layer.forward(input, in_pair(state));
-  return {output, out_of_pair<StateT>(last)};
+    const LayerModule& layer,
+    const std::optional<Cell>& own,
+    const Tensor& input,
+    const std::optional<StateT>& state) {
+  const auto initial = in_pair(layer.cell.layer_class, own, state);
+  const auto [output, last] = layer.forward(input, initial);
+  return {output, out_of_pair<StateT>(layer.cell, last)};
 }
 
 template <typename StateT>
 std::tuple<PackedSequence, StateT> forward_packed(
-    const LayerModule& layer, const PackedSequence& input, const std::optional<StateT>& state) {
+    const LayerModule& layer,
+    const std::optional<Cell>& own,
+    const PackedSequence& input,
+    const std::optional<StateT>& state) {
   const PackedRows rows = {
       input.data(), input.batch_sizes(), input.sorted_indices(), input.unsorted_indices()};
-  const auto [output, last] = layer.forward(rows, in_pair(state));
+  const auto initial = in_pair(layer.cell.layer_class, own, state);
+  const auto [output, last] = layer.forward(rows, initial);
   return {
       PackedSequence(output, rows.batch_sizes, rows.sorted_indices, rows.unsorted_indices),
-      out_of_pair<StateT>(last)};
+      out_of_pair<StateT>(layer.cell, last)};
 }
 
 }  // namespace
@@ -204,20 +366,24 @@ std::tuple<PackedSequence, StateT> forward_packed(
 LayerOptions::LayerOptions(int64_t input_size, int64_t hidden_size)
     : input_size_(input_size), hidden_size_(hidden_size) {}
 
-template <typename Module, typename StateT>
-RecurrentLayer<Module, StateT>::RecurrentLayer(const LayerOptions& options) : options(options) {
+LayerOptions::LayerOptions(Cell cell, int64_t input_size, int64_t hidden_size)
+    : input_size_(input_size), hidden_size_(hidden_size), cell_(std::move(cell)) {}
+
+template <typename Module>
+RecurrentLayer<Module>::RecurrentLayer(const LayerOptions& options) : options(options) {
   reset();
   if (options.dropout() > 0 && options.num_layers() == 1) {
     TORCH_WARN(
         "lltm::",
-        kCellOf<Module>.layer_class,
+        cell_of<Module>(options).layer_class,
         ": dropout is applied between layers, so it does nothing with num_layers=1");
   }
 }
 
-template <typename Module, typename StateT>
-void RecurrentLayer<Module, StateT>::reset() {
-  constexpr const Cell& cell = kCellOf<Module>;
+template <typename Module>
+void RecurrentLayer<Module>::reset() {
+  check_cell<Module>(options.cell(), "Recurrent", &CellInfo::layer_class);
+  const CellInfo& cell = cell_of<Module>(options);
   const char* const where = cell.layer_class;
   check_size(where, "input_size", options.input_size(), kLargestSize);
   check_size(where, "hidden_size", options.hidden_size(), kLargestSize);
@@ -242,8 +408,8 @@ void RecurrentLayer<Module, StateT>::reset() {
     const int64_t input_size = layer == 0 ? options.input_size() : hidden_size * count;
     for (int64_t direction = 0; direction < count; ++direction) {
       const std::string suffix = "_l" + std::to_string(layer) + (direction == 0 ? "" : "_reverse");
-      for (const Parameter& p : parameters_of(cell, input_size, hidden_size)) {
-        const bool given = options.bias() || !p.is_bias();
+      for (const Parameter& p : parameters_of(cell, options.cell(), input_size, hidden_size)) {
+        const bool given = options.bias() || !p.is_bias;
         const Tensor parameter = this->register_parameter(
             p.name + suffix, given ? torch::empty(p.shape) : Tensor(), given);
         if (given) all_weights_.push_back(parameter);
@@ -253,16 +419,19 @@ void RecurrentLayer<Module, StateT>::reset() {
   reset_parameters();
 }
 
-template <typename Module, typename StateT>
-void RecurrentLayer<Module, StateT>::reset_parameters() {
-  draw(this->parameters(), options.hidden_size());
+template <typename Module>
+void RecurrentLayer<Module>::reset_parameters() {
+  const size_t each = all_weights_.size() / directions_of(options);
+  for (size_t k = 0; k < all_weights_.size(); k += each) {
+    draw(at::TensorList(all_weights_).slice(k, each), options.cell(), options.hidden_size());
+  }
 }
 
-template <typename Module, typename StateT>
-void RecurrentLayer<Module, StateT>::pretty_print(std::ostream& stream) const {
-  stream << "lltm::" << kCellOf<Module>.layer_class << "(input_size=" << options.input_size()
-         << ", hidden_size=" << options.hidden_size() << ", num_layers=" << options.num_layers()
-         << ", bias=" << bool_text(options.bias())
+template <typename Module>
+void RecurrentLayer<Module>::pretty_print(std::ostream& stream) const {
+  stream << "lltm::" << cell_of<Module>(options).layer_class
+         << "(input_size=" << options.input_size() << ", hidden_size=" << options.hidden_size()
+         << ", num_layers=" << options.num_layers() << ", bias=" << bool_text(options.bias())
          << ", batch_first=" << bool_text(options.batch_first())
          << ", dropout=" << options.dropout()
          << ", bidirectional=" << bool_text(options.bidirectional());
@@ -272,83 +441,96 @@ void RecurrentLayer<Module, StateT>::pretty_print(std::ostream& stream) const {
   stream << ')';
 }
 
-template <typename Module, typename StateT>
-std::vector<Tensor> RecurrentLayer<Module, StateT>::all_weights() const {
+template <typename Module>
+std::vector<Tensor> RecurrentLayer<Module>::all_weights() const {
   return all_weights_;
 }
 
-template <typename Module, typename StateT>
-PrepackedLayer<Module, StateT> RecurrentLayer<Module, StateT>::prepack(
-    std::optional<torch::Dtype> weights) const {
-  constexpr const Cell& cell = kCellOf<Module>;
+template <typename Module>
+PrepackedLayer<Module> RecurrentLayer<Module>::prepack(std::optional<torch::Dtype> weights) const {
+  const CellInfo& cell = cell_of<Module>(options);
+  const Operands arranged = operands_of(cell, options, all_weights_);
+  const at::TensorList operands = arranged;
   std::vector<Tensor> parameters;
-  for (size_t k = 0; k < all_weights_.size(); ++k) {
-    const Tensor& own = all_weights_[k];
-    if (own.dim() == 1) {
-      parameters.push_back(own.detach().clone());
+  for (size_t k = 0; k < operands.size(); ++k) {
+    const Tensor& operand = operands[k];
+    if (operand.dim() == 1) {
+      parameters.push_back(operand.detach().clone());
     } else {  // the matrix of the input, and where there is one that of h
-      const Tensor weight_hh = cell.joined ? Tensor() : all_weights_[++k];
-      parameters.push_back(op::prepack(cell.name, own, or_nullopt(weight_hh), weights));
+      const Tensor weight_hh = cell.joined ? Tensor() : operands[++k];
+      parameters.push_back(op::prepack(cell.name, operand, or_nullopt(weight_hh), weights));
     }
   }
-  return PrepackedLayer<Module, StateT>(options, std::move(parameters));
+  return PrepackedLayer<Module>(options, std::move(parameters));
 }
 
-template <typename Module, typename StateT>
-std::tuple<Tensor, StateT> RecurrentLayer<Module, StateT>::forward(
-    const Tensor& input, const std::optional<StateT>& state) {
-  const bool training = this->is_training();
+template <typename Module>
+auto RecurrentLayer<Module>::forward(const Tensor& input, const std::optional<StateT>& state)
+    -> std::tuple<Tensor, StateT> {
+  const CellInfo& cell = cell_of<Module>(options);
+  const Operands operands = operands_of(cell, options, all_weights_);
   return forward_dense(
-      layer_of(kCellOf<Module>, options, training, /*prepacked=*/false, all_weights_),
+      layer_of(cell, options, this->is_training(), /*prepacked=*/false, operands),
+      options.cell(),
       input,
       state);
 }
 
-template <typename Module, typename StateT>
-std::tuple<PackedSequence, StateT> RecurrentLayer<Module, StateT>::forward_with_packed_input(
-    const PackedSequence& input, const std::optional<StateT>& state) {
-  const bool training = this->is_training();
+template <typename Module>
+auto RecurrentLayer<Module>::forward_with_packed_input(
+    const PackedSequence& input, const std::optional<StateT>& state)
+    -> std::tuple<PackedSequence, StateT> {
+  const CellInfo& cell = cell_of<Module>(options);
+  const Operands operands = operands_of(cell, options, all_weights_);
   return forward_packed(
-      layer_of(kCellOf<Module>, options, training, /*prepacked=*/false, all_weights_),
+      layer_of(cell, options, this->is_training(), /*prepacked=*/false, operands),
+      options.cell(),
       input,
       state);
 }
 
 // ---- a layer for inference ------------------------------------------------
 
-template <typename Module, typename StateT>
-PrepackedLayer<Module, StateT>::PrepackedLayer(
-    const LayerOptions& options, std::vector<Tensor> parameters)
+template <typename Module>
+PrepackedLayer<Module>::PrepackedLayer(const LayerOptions& options, std::vector<Tensor> parameters)
     : options_(options), parameters_(std::move(parameters)) {}
 
-template <typename Module, typename StateT>
-std::tuple<Tensor, StateT> PrepackedLayer<Module, StateT>::forward(
-    const Tensor& input, const std::optional<StateT>& state) const {
+template <typename Module>
+auto PrepackedLayer<Module>::forward(const Tensor& input, const std::optional<StateT>& state) const
+    -> std::tuple<Tensor, StateT> {
+  const CellInfo& cell = cell_of<Module>(options_);
   return forward_dense(
-      layer_of(kCellOf<Module>, options_, /*training=*/false, /*prepacked=*/true, parameters_),
+      layer_of(cell, options_, /*training=*/false, /*prepacked=*/true, parameters_),
+      options_.cell(),
       input,
       state);
 }
 
-template <typename Module, typename StateT>
-std::tuple<PackedSequence, StateT> PrepackedLayer<Module, StateT>::forward_with_packed_input(
-    const PackedSequence& input, const std::optional<StateT>& state) const {
+template <typename Module>
+auto PrepackedLayer<Module>::forward_with_packed_input(
+    const PackedSequence& input, const std::optional<StateT>& state) const
+    -> std::tuple<PackedSequence, StateT> {
+  const CellInfo& cell = cell_of<Module>(options_);
   return forward_packed(
-      layer_of(kCellOf<Module>, options_, /*training=*/false, /*prepacked=*/true, parameters_),
+      layer_of(cell, options_, /*training=*/false, /*prepacked=*/true, parameters_),
+      options_.cell(),
       input,
       state);
 }
 
 // ---- what nn.h declares -----------------------------------------------------
 
-template class RecurrentCell<LLTMCellImpl, State, JoinedParameters>;
-template class RecurrentCell<LSTMCellImpl, State, GateParameters>;
-template class RecurrentCell<GRUCellImpl, Tensor, GateParameters>;
-template class RecurrentLayer<LLTMImpl, State>;
-template class RecurrentLayer<LSTMImpl, State>;
-template class RecurrentLayer<GRUImpl, Tensor>;
-template class PrepackedLayer<LLTMImpl, State>;
-template class PrepackedLayer<LSTMImpl, State>;
-template class PrepackedLayer<GRUImpl, Tensor>;
+template class RecurrentCell<LLTMCellImpl, JoinedParameters>;
+template class RecurrentCell<LSTMCellImpl, GateParameters>;
+template class RecurrentCell<GRUCellImpl, GateParameters>;
+template class RecurrentCell<RecurrentStepImpl, OwnParameters>;
+template class RecurrentLayer<LLTMImpl>;
+template class RecurrentLayer<LSTMImpl>;
+template class RecurrentLayer<GRUImpl>;
+template class RecurrentLayer<RecurrentImpl>;
+template class PrepackedLayer<LLTMImpl>;
+template class PrepackedLayer<LSTMImpl>;
+template class PrepackedLayer<GRUImpl>;
+template class PrepackedLayer<RecurrentImpl>;
 
 }  // namespace lltm

@@ -9,11 +9,13 @@ namespace lltm {
 namespace {
 
 // By their ids.
-constexpr const Cell* kCells[] = {&Lltm::kCell, &Lstm::kCell, &Gru::kCell};
+constexpr const CellInfo* kCells[] = {&Lltm::kCell, &Lstm::kCell, &Gru::kCell};
+// The id of those that users have written.
+constexpr int kProgramId = 3;
 
 // Calls body with a value of the type of the cell's page.
 template <typename Body>
-decltype(auto) visit_cell(const Cell& cell, const Body& body) {
+decltype(auto) visit_cell(const CellInfo& cell, const Body& body) {
   switch (cell.id) {
     case Lstm::kCell.id:
       return body(Lstm{});

@@ -13,20 +13,19 @@ namespace {
 struct Gru {
   static constexpr int kSlots = 4;  // candidate of x, reset gate, update gate, candidate of h
   static constexpr int kSaved = 5;  // r, u, n, z_nh, h
-  static constexpr Cell kCell = {
+  static constexpr CellInfo kCell = {
       .name = "gru",
       .layer_class = "GRU",
       .step_class = "GRUCell",
       .id = 2,
-      .gates = 3,  // reset gate, update gate, candidate
       .slots = kSlots,
       .saved = kSaved,
       .x = {0, 3},
       .h = {1, 4},
       .x_blocks = {2, 0, 1},
       .h_blocks = {-1, 0, 1, 2},
-      .has_c = false,
-      .joined = false};
+      .states = 0,
+      .reads_h = true};
 
   template <typename V>
   static LLTM_CELL_INLINE StepForward<Gru, V> forward(const V (&z)[kSlots], const V& h) {

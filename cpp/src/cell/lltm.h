@@ -12,19 +12,19 @@ namespace {
 struct Lltm {
   static constexpr int kSlots = 3;  // input gate, output gate, candidate
   static constexpr int kSaved = 4;  // i, o, g, tanh(c')
-  static constexpr Cell kCell = {
+  static constexpr CellInfo kCell = {
       .name = "lltm",
       .layer_class = "LLTM",
       .step_class = "LLTMCell",
       .id = 0,
-      .gates = 3,
       .slots = kSlots,
       .saved = kSaved,
       .x = {0, 3},
       .h = {0, 3},
       .x_blocks = {0, 1, 2},
       .h_blocks = {0, 1, 2},
-      .has_c = true,
+      .states = 1,
+      .reads_h = false,
       .joined = true};
 
   template <typename V>

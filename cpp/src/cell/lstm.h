@@ -12,20 +12,19 @@ namespace {
 struct Lstm {
   static constexpr int kSlots = 4;  // input gate, forget gate, candidate, output gate
   static constexpr int kSaved = 6;  // i, f, g, o, tanh(c'), c
-  static constexpr Cell kCell = {
+  static constexpr CellInfo kCell = {
       .name = "lstm",
       .layer_class = "LSTM",
       .step_class = "LSTMCell",
       .id = 1,
-      .gates = 4,
       .slots = kSlots,
       .saved = kSaved,
       .x = {0, 4},
       .h = {0, 4},
       .x_blocks = {0, 1, 2, 3},
       .h_blocks = {0, 1, 2, 3},
-      .has_c = true,
-      .joined = false};
+      .states = 1,
+      .reads_h = false};
 
   template <typename V>
   static LLTM_CELL_INLINE StepForward<Lstm, V> forward(const V (&z)[kSlots], const V& c) {

@@ -1,4 +1,5 @@
-// The activation functions of the cells (cell.h), for kernels on every device.
+// The functions of the cells (cell.h), and of the operations that cells are written in (program.h),
+// for kernels on every device.
 //
 // Each function is straight-line code without branches: `?:` only selects
 // between two values that are both already computed. That is what lets the
@@ -7,8 +8,8 @@
 //
 // Largest errors against a correctly rounded result, over every finite input
 // (checked by tests_cpp/test_cell_math.cpp for each instruction set):
-//     exp_nonpositive 2 ULP, expm1_nonpositive 2 ULP, sigmoid 3 ULP,
-//     tanh 3 ULP, elu 2 ULP.
+//     exp 2 ULP, expm1 2 ULP, log 1 ULP, log1p 2 ULP, sigmoid 3 ULP, tanh 3 ULP, elu 2 ULP,
+//     softplus 2 ULP; the others are exact or correctly rounded.
 // Where the true result is subnormal, the error is at most one subnormal step.
 // NaN gives NaN; infinities give the limits.
 #pragma once
@@ -41,13 +42,14 @@ LLTM_CELL_INLINE To bit_cast(From from) {
   return __builtin_bit_cast(To, from);
 }
 
-// What exp needs to know of a floating-point format.
+// What exp and log need to know of a floating-point format.
 template <typename T>
 struct Format;
 
 template <>
 struct Format<float> {
   using Bits = std::int32_t;
+  using UnsignedBits = std::uint32_t;
   static constexpr int kMantissaBits = 23;
   static constexpr Bits kExponentBias = 127;
   // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits.
@@ -55,6 +57,8 @@ struct Format<float> {
   static constexpr Bits kRoundBits = 0x4B400000;
   // exp(kLowest) is below half the smallest subnormal.
   static constexpr float kLowest = -105.0f;
+  // exp(kHighest) overflows.
+  static constexpr float kHighest = 89.0f;
   // 2^(n + kShift) is normal for every n that occurs.
   static constexpr Bits kShift = 64;
   static constexpr float kLog2E = 1.44269504088896341f;
@@ -71,16 +75,25 @@ struct Format<float> {
     p = p * r + 1.66666667e-1f;
     return p * r + 5.00000001e-1f;
   }
+
+  // (2 atanh(s) / s - 2) / s^2 where z = s^2 and 1 + s is at most sqrt(2) (1 - s), likewise.
+  static LLTM_CELL_INLINE float atanh_remainder(float z) {
+    float p = 2.95803983e-1f;
+    p = p * z + 3.99887707e-1f;
+    return p * z + 6.66666851e-1f;
+  }
 };
 
 template <>
 struct Format<double> {
   using Bits = std::int64_t;
+  using UnsignedBits = std::uint64_t;
   static constexpr int kMantissaBits = 52;
   static constexpr Bits kExponentBias = 1023;
   static constexpr double kRound = 6755399441055744.0;
   static constexpr Bits kRoundBits = 0x4338000000000000;
   static constexpr double kLowest = -746.0;
+  static constexpr double kHighest = 710.0;
   static constexpr Bits kShift = 512;
   static constexpr double kLog2E = 1.4426950408889634074;
   static constexpr double kLn2High = 6.93147180369123816490e-01;
@@ -99,6 +112,16 @@ struct Format<double> {
     p = p * r + 1.66666666666666710e-1;
     return p * r + 0.5;
   }
+
+  static LLTM_CELL_INLINE double atanh_remainder(double z) {
+    double p = 1.46170375487916501e-1;
+    p = p * z + 1.53316740301678619e-1;
+    p = p * z + 1.81828905566956035e-1;
+    p = p * z + 2.22222111151441615e-1;
+    p = p * z + 2.85714286260958915e-1;
+    p = p * z + 3.99999999998992390e-1;
+    return p * z + 6.66666666666666970e-1;
+  }
 };
 
 // x = n ln2 + r with |r| <= ln2/2; carries expm1(r) and n.
@@ -108,7 +131,7 @@ struct Reduced {
   typename Format<T>::Bits n;
 };
 
-// For x in [kLowest, 0] or NaN.
+// For x in [kLowest, kHighest] or NaN.
 template <typename T>
 LLTM_CELL_INLINE Reduced<T> reduce(T x) {
   using F = Format<T>;
@@ -194,6 +217,212 @@ template <typename T>
 LLTM_CELL_INLINE T elu(T x) {
   const T e = expm1_nonpositive(x);
   return x > T(0) ? x : e;
+}
+
+// exp(x), with half of the power of two and then the other half, for the sake of both ends.
+template <typename T>
+LLTM_CELL_INLINE T exp(T x) {
+  using F = Format<T>;
+  using Bits = typename F::Bits;
+  using Unsigned = typename F::UnsignedBits;
+  const T y = clamp_low(x);
+  const Reduced<T> reduced = reduce(y > F::kHighest ? F::kHighest : y);
+  // Not every instruction set can shift negative numbers of 64 bits.
+  const auto twice_biased = static_cast<Unsigned>(reduced.n + 2 * F::kExponentBias);
+  const Bits half = static_cast<Bits>(twice_biased >> 1) - F::kExponentBias;
+  return (T(1) + reduced.expm1_r) * power_of_two<T>(half) * power_of_two<T>(reduced.n - half);
+}
+
+// exp(x) - 1, with full relative accuracy near 0.
+template <typename T>
+LLTM_CELL_INLINE T expm1(T x) {
+  using F = Format<T>;
+  const T y = x < T(-40) ? T(-40) : x;
+  const Reduced<T> reduced = reduce(y > F::kHighest ? F::kHighest : y);
+  const T half = power_of_two<T>(reduced.n - 1);  // 2^n may overflow where the result does not
+  const T result = T(2) * (half * reduced.expm1_r + (half - T(0.5)));
+  return minus_abs(x) > T(-1e-30) ? x : result;  // subnormal numbers have no half
+}
+
+// y = 2^n m with m in [sqrt(1/2), sqrt(2)), for a normal number y > 0.
+template <typename T>
+struct Parts {
+  T n, m;
+};
+
+template <typename T>
+LLTM_CELL_INLINE Parts<T> split(T y) {
+  using F = Format<T>;
+  using Unsigned = typename F::UnsignedBits;
+  constexpr Unsigned kOne = static_cast<Unsigned>(F::kExponentBias) << F::kMantissaBits;
+  constexpr Unsigned kMantissa = (Unsigned{1} << F::kMantissaBits) - 1;
+  constexpr Unsigned kRoot = __builtin_bit_cast(Unsigned, T(0.70710678118654752440));
+  const Unsigned bits = bit_cast<Unsigned>(y) + (kOne - kRoot);
+  const Unsigned n_bits = (bits >> F::kMantissaBits) + static_cast<Unsigned>(F::kRoundBits);
+  return {
+      bit_cast<T>(n_bits) - (F::kRound + T(F::kExponentBias)),
+      bit_cast<T>((bits & kMantissa) + kRoot)};
+}
+
+// n ln2 + log(1 + f) for 1 + f in [sqrt(1/2), sqrt(2)): with s = f / (2 + f), log(1 + f) is
+// 2 atanh(s), and 2 s is f - s f.
+template <typename T>
+LLTM_CELL_INLINE T log_of_parts(T n, T f) {
+  using F = Format<T>;
+  const T s = f / (T(2) + f);
+  const T z = s * s;
+  return n * F::kLn2High + (f + (n * F::kLn2Low - s * (f - z * F::atanh_remainder(z))));
+}
+
+// The logarithm of x where `result` is not: 0, negative numbers, infinity, NaN.
+template <typename T>
+LLTM_CELL_INLINE T log_at_edges(T x, T result) {
+  constexpr T kInfinity = T(__builtin_inf());
+  result = x < kInfinity ? result : x;
+  result = x == T(0) ? -kInfinity : result;
+  return x < T(0) ? T(__builtin_nan("")) : result;
+}
+
+template <typename T>
+LLTM_CELL_INLINE T log(T x) {
+  using F = Format<T>;
+  constexpr int kUp = F::kMantissaBits + 2;
+  const bool subnormal = x < power_of_two<T>(1 - F::kExponentBias);
+  const Parts<T> parts = split(subnormal ? x * power_of_two<T>(kUp) : x);
+  const T n = parts.n - (subnormal ? T(kUp) : T(0));
+  return log_at_edges(x, log_of_parts(n, parts.m - T(1)));
+}
+
+// log(1 + x), with full relative accuracy near 0: what 1 + x loses in rounding is added to m.
+template <typename T>
+LLTM_CELL_INLINE T log1p(T x) {
+  using F = Format<T>;
+  const T y = T(1) + x;
+  const Parts<T> parts = split(y);
+  // 2^-n, which is none where n is largest; there nothing is lost that matters.
+  const T scale = power_of_two<T>(F::kRoundBits - bit_cast<typename F::Bits>(parts.n + F::kRound));
+  const T lost = x < power_of_two<T>(F::kMantissaBits + 2) ? (x - (y - T(1))) * scale : T(0);
+  return with_sign_of(log_at_edges(y, log_of_parts(parts.n, (parts.m - T(1)) + lost)), x);
+}
+
+// log(1 + exp(x)) as max(x, 0) + log1p(exp(-|x|)).
+template <typename T>
+LLTM_CELL_INLINE T softplus(T x) {
+  const T e = exp_nonpositive(minus_abs(x));
+  const bool half = e > T(0.41421356237309504880);  // 1 + e = 2 (1 + (e - 1) / 2)
+  const T log1p_e = log_of_parts(half ? T(1) : T(0), half ? T(0.5) * (e - T(1)) : e);
+  return (x > T(0) ? x : T(0)) + log1p_e;
+}
+
+#if defined(__CUDACC__)
+LLTM_CELL_INLINE float sqrt(float x) {
+  return ::sqrtf(x);
+}
+LLTM_CELL_INLINE double sqrt(double x) {
+  return ::sqrt(x);
+}
+#else  // instructions, as LLTM_KERNEL_FLAGS leave errno alone
+LLTM_CELL_INLINE float sqrt(float x) {
+  return __builtin_sqrtf(x);
+}
+LLTM_CELL_INLINE double sqrt(double x) {
+  return __builtin_sqrt(x);
+}
+#endif
+
+template <typename T>
+LLTM_CELL_INLINE T abs(T x) {
+  return with_sign_of(x, T(0));
+}
+
+// 0 of either zero; NaN of NaN, as the derivative of |x| has to be.
+template <typename T>
+LLTM_CELL_INLINE T sign(T x) {
+  const T one = with_sign_of(T(1), x);
+  return x == T(0) ? T(0) : x != x ? x : one;
+}
+
+// NaN if either is.
+template <typename T>
+LLTM_CELL_INLINE T maximum(T a, T b) {
+  const T larger = a > b ? a : b;  // b where either is NaN
+  return a != a ? a : larger;
+}
+template <typename T>
+LLTM_CELL_INLINE T minimum(T a, T b) {
+  const T smaller = a < b ? a : b;
+  return a != a ? a : smaller;
+}
+
+// The other operations of program.h.
+template <typename T>
+LLTM_CELL_INLINE T copy(T a) {
+  return a;
+}
+template <typename T>
+LLTM_CELL_INLINE T negate(T a) {
+  return -a;
+}
+template <typename T>
+LLTM_CELL_INLINE T add(T a, T b) {
+  return a + b;
+}
+template <typename T>
+LLTM_CELL_INLINE T subtract(T a, T b) {
+  return a - b;
+}
+template <typename T>
+LLTM_CELL_INLINE T multiply(T a, T b) {
+  return a * b;
+}
+template <typename T>
+LLTM_CELL_INLINE T divide(T a, T b) {
+  return a / b;
+}
+template <typename T>
+LLTM_CELL_INLINE T multiply_add(T a, T b, T c) {
+  return a * b + c;
+}
+template <typename T>
+LLTM_CELL_INLINE T multiply_subtract(T a, T b, T c) {
+  return a * b - c;
+}
+template <typename T>
+LLTM_CELL_INLINE T subtract_product(T a, T b, T c) {
+  return c - a * b;
+}
+// Conditions are 1 or, where they do not hold, 0; any number but 0 is taken for one that holds.
+template <typename T>
+LLTM_CELL_INLINE T greater(T a, T b) {
+  return a > b ? T(1) : T(0);
+}
+template <typename T>
+LLTM_CELL_INLINE T greater_equal(T a, T b) {
+  return a >= b ? T(1) : T(0);
+}
+template <typename T>
+LLTM_CELL_INLINE T equal(T a, T b) {
+  return a == b ? T(1) : T(0);
+}
+template <typename T>
+LLTM_CELL_INLINE T not_equal(T a, T b) {
+  return a != b ? T(1) : T(0);
+}
+template <typename T>
+LLTM_CELL_INLINE T logical_not(T a) {
+  return a == T(0) ? T(1) : T(0);
+}
+template <typename T>
+LLTM_CELL_INLINE T logical_and(T a, T b) {
+  return a != T(0) ? not_equal(b, T(0)) : T(0);
+}
+template <typename T>
+LLTM_CELL_INLINE T logical_or(T a, T b) {
+  return a != T(0) ? T(1) : not_equal(b, T(0));
+}
+template <typename T>
+LLTM_CELL_INLINE T where(T condition, T a, T b) {
+  return condition != T(0) ? a : b;
 }
 
 // As at::where, for numbers.

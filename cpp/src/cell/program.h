@@ -18,41 +18,44 @@
 
 namespace lltm {
 
+// X(op, function, operands): the operations, each a function of that many numbers in math.h.
 // Conditions are 0 or 1. NaN goes through everything but conditions, as in PyTorch.
+#define LLTM_OPERATIONS(X)                   \
+  X(kCopy, copy, 1)                          \
+  X(kNegate, negate, 1)                      \
+  X(kAbs, abs, 1)                            \
+  X(kSign, sign, 1)                          \
+  X(kSqrt, sqrt, 1)                          \
+  X(kExp, exp, 1)                            \
+  X(kExpm1, expm1, 1)                        \
+  X(kLog, log, 1)                            \
+  X(kLog1p, log1p, 1)                        \
+  X(kSigmoid, sigmoid, 1)                    \
+  X(kTanh, tanh, 1)                          \
+  X(kElu, elu, 1)                            \
+  X(kSoftplus, softplus, 1)                  \
+  X(kNot, logical_not, 1)                    \
+  X(kAdd, add, 2)                            \
+  X(kSubtract, subtract, 2)                  \
+  X(kMultiply, multiply, 2)                  \
+  X(kDivide, divide, 2)                      \
+  X(kMaximum, maximum, 2)                    \
+  X(kMinimum, minimum, 2)                    \
+  X(kGreater, greater, 2)                    \
+  X(kGreaterEqual, greater_equal, 2)         \
+  X(kEqual, equal, 2)                        \
+  X(kNotEqual, not_equal, 2)                 \
+  X(kAnd, logical_and, 2)                    \
+  X(kOr, logical_or, 2)                      \
+  X(kWhere, where, 3)                        \
+  X(kMultiplyAdd, multiply_add, 3)           \
+  X(kMultiplySubtract, multiply_subtract, 3) \
+  X(kSubtractProduct, subtract_product, 3)
+
 enum class Op : unsigned char {
-  // of a
-  kCopy,
-  kNegate,
-  kAbs,
-  kSign,
-  kSqrt,
-  kExp,
-  kExpm1,
-  kLog,
-  kLog1p,
-  kSigmoid,
-  kTanh,
-  kElu,
-  kSoftplus,  // log(1 + exp(a))
-  kNot,
-  // of a and b
-  kAdd,
-  kSubtract,
-  kMultiply,
-  kDivide,
-  kMaximum,
-  kMinimum,
-  kGreater,
-  kGreaterEqual,
-  kEqual,
-  kNotEqual,
-  kAnd,
-  kOr,
-  // of a, b and c
-  kWhere,             // a ? b : c
-  kMultiplyAdd,       // a * b + c
-  kMultiplySubtract,  // a * b - c
-  kSubtractProduct,   // c - a * b
+#define LLTM_OP(op, function, operands) op,
+  LLTM_OPERATIONS(LLTM_OP)
+#undef LLTM_OP
 };
 
 struct Instruction {
@@ -76,6 +79,9 @@ struct Program {
 
 struct CellPrograms {
   Program forward, backward;
+  const char* name;
+  unsigned long long hash;       // of the text
+  const double* initial_states;  // K
 };
 
 }  // namespace lltm

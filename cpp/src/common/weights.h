@@ -16,15 +16,31 @@ namespace lltm {
 
 // Views: of a joined matrix [weight_hh, weight_ih] its columns.
 struct Weights {
-  at::Tensor ih;  // (G * H, I)
-  at::Tensor hh;  // (G * H, H)
+  at::Tensor ih;  // (Gx * H, I)
+  at::Tensor hh;  // (Gh * H, H)
 };
 
 inline Weights weights_of(
-    const Cell& cell, const at::Tensor& weight_ih, const at::Tensor& weight_hh) {
+    const CellInfo& cell, const at::Tensor& weight_ih, const at::Tensor& weight_hh) {
   if (weight_hh.defined()) return {weight_ih, weight_hh};
-  const c10::SymInt hidden = weight_ih.sym_size(0) / cell.gates;
-  return {weight_ih.slice_symint(1, hidden), weight_ih.slice_symint(1, 0, hidden)};
+  const c10::SymInt hidden = weight_ih.sym_size(0) / cell.joined_blocks();
+  const auto part = [&](SlotRange slots, c10::SymInt begin, c10::SymInt end) {
+    const at::Tensor columns = weight_ih.slice_symint(1, begin, end);
+    return slots.count() == cell.joined_blocks()
+               ? columns
+               : columns.slice_symint(0, 0, slots.count() * hidden);
+  };
+  return {part(cell.x, hidden, weight_ih.sym_size(1)), part(cell.h, 0, hidden)};
+}
+// The inverse, in new memory.
+inline at::Tensor join(const CellInfo& cell, const Weights& weights) {
+  const int rows = cell.joined_blocks();
+  const auto part = [&](const at::Tensor& matrix, SlotRange slots) {
+    if (slots.count() == rows) return matrix;
+    const c10::SymInt missing = (rows - slots.count()) * weights.hh.sym_size(1);
+    return at::cat({matrix, matrix.new_zeros_symint({missing, matrix.sym_size(1)})});
+  };
+  return at::cat({part(weights.hh, cell.h), part(weights.ih, cell.x)}, 1);
 }
 template <typename Args>
 Weights weights_of(const Args& args) {
@@ -50,31 +66,29 @@ WeightMatrices<T> read_weights(
   return {w.from(0, hidden), w};
 }
 
-// The blocks of rows that slots [range.begin, range.end) read, one after another: the tensor
-// itself where they lie so. Of a bias too.
-inline at::Tensor in_slots(
-    const at::Tensor& tensor, const Cell& cell, SlotRange range, const int* blocks) {
-  bool in_order = range.count() == cell.gates;
+// The blocks of rows of slots [range.begin, range.end), one after another: the tensor itself where
+// they lie so. Of a bias too.
+inline at::Tensor in_slots(const at::Tensor& tensor, SlotRange range, const int* blocks) {
+  bool in_order = true;
   for (int k = 0; k < range.count(); ++k) in_order = in_order && blocks[range.begin + k] == k;
   if (in_order) return tensor;
-  const c10::SymInt hidden = tensor.sym_size(0) / cell.gates;
+  const c10::SymInt hidden = tensor.sym_size(0) / range.count();
   std::vector<at::Tensor> parts;
   for (int k = range.begin; k < range.end; ++k) {
     parts.push_back(tensor.narrow_symint(0, blocks[k] * hidden, hidden));
   }
   return at::cat(parts);
 }
-inline at::Tensor x_slots(const at::Tensor& tensor, const Cell& cell) {
-  return in_slots(tensor, cell, cell.x, cell.x_blocks);
+inline at::Tensor x_slots(const at::Tensor& tensor, const CellInfo& cell) {
+  return in_slots(tensor, cell.x, cell.x_blocks);
 }
-inline at::Tensor h_slots(const at::Tensor& tensor, const Cell& cell) {
-  return in_slots(tensor, cell, cell.h, cell.h_blocks);
+inline at::Tensor h_slots(const at::Tensor& tensor, const CellInfo& cell) {
+  return in_slots(tensor, cell.h, cell.h_blocks);
 }
 
 // The inverse: slots in the order of the blocks.
-inline at::Tensor in_blocks(
-    const at::Tensor& tensor, const Cell& cell, SlotRange range, const int* blocks) {
-  int slots[Cell::kMostSlots];
+inline at::Tensor in_blocks(const at::Tensor& tensor, SlotRange range, const int* blocks) {
+  int slots[CellInfo::kMostSlots];
   bool in_order = true;
   for (int k = 0; k < range.count(); ++k) {
     slots[blocks[range.begin + k]] = k;
@@ -83,16 +97,16 @@ inline at::Tensor in_blocks(
   if (in_order) return tensor;
   const c10::SymInt hidden = tensor.sym_size(0) / range.count();
   std::vector<at::Tensor> parts;
-  for (int k = 0; k < cell.gates; ++k) {
+  for (int k = 0; k < range.count(); ++k) {
     parts.push_back(tensor.narrow_symint(0, slots[k] * hidden, hidden));
   }
   return at::cat(parts);
 }
-inline at::Tensor x_blocks(const at::Tensor& tensor, const Cell& cell) {
-  return in_blocks(tensor, cell, cell.x, cell.x_blocks);
+inline at::Tensor x_blocks(const at::Tensor& tensor, const CellInfo& cell) {
+  return in_blocks(tensor, cell.x, cell.x_blocks);
 }
-inline at::Tensor h_blocks(const at::Tensor& tensor, const Cell& cell) {
-  return in_blocks(tensor, cell, cell.h, cell.h_blocks);
+inline at::Tensor h_blocks(const at::Tensor& tensor, const CellInfo& cell) {
+  return in_blocks(tensor, cell.h, cell.h_blocks);
 }
 
 // Calls body(first slot, how many) for the slots of `range` whose blocks of rows lie one after
@@ -106,24 +120,39 @@ void for_each_run(SlotRange range, const int* blocks, const Body& body) {
   }
 }
 
-// The columns of some slots in z or its gradient (rows, S * H). What rows are filled up with
-// belongs to the last slot.
+// The columns of some slots in z or its gradient. What rows are filled up with belongs to the last.
 inline at::Tensor slot_columns(
-    const at::Tensor& z, const Cell& cell, SlotRange slots, int64_t hidden) {
-  if (slots.count() == cell.slots) return z;
-  return z.slice(1, slots.begin * hidden, slots.end == cell.slots ? z.size(1) : slots.end * hidden);
+    const at::Tensor& z, const CellInfo& cell, SlotRange slots, int64_t hidden) {
+  if (slots.count() == cell.grad_columns()) return z;
+  const bool last = slots.end == cell.grad_columns();
+  return z.slice(1, slots.begin * hidden, last ? z.size(1) : slots.end * hidden);
 }
 
-// The gradients of bias_ih and bias_hh, (G * H) each, from the sums of dz over rows (S * H), which
-// they may take over; undefined unless wanted. They share no memory.
+// The parameters of a cell, (P * H), which stand behind the biases of weight_ih.
+inline at::Tensor parameters_of(const at::Tensor& bias_ih, const CellInfo& cell) {
+  const c10::SymInt hidden = bias_ih.sym_size(0) / (cell.x.count() + cell.parameters);
+  return bias_ih.slice_symint(0, cell.x.count() * hidden);
+}
+// The biases before them.
+inline at::Tensor biases_of(const at::Tensor& bias_ih, const CellInfo& cell) {
+  if (cell.parameters == 0) return bias_ih;
+  const c10::SymInt hidden = bias_ih.sym_size(0) / (cell.x.count() + cell.parameters);
+  return bias_ih.slice_symint(0, 0, cell.x.count() * hidden);
+}
+
+// The gradients of bias_ih ((Gx + P) * H) and bias_hh (Gh * H) from the sums of dz over rows
+// ((S + P) * H), which they may take over; undefined unless wanted. They share no memory.
 inline std::pair<at::Tensor, at::Tensor> bias_gradients(
-    const at::Tensor& sums, const Cell& cell, bool want_ih, bool want_hh) {
+    const at::Tensor& sums, const CellInfo& cell, bool want_ih, bool want_hh) {
   const auto of_slots = [&](SlotRange slots) {
-    if (slots.count() == cell.slots) return sums;
-    const int64_t hidden = sums.size(0) / cell.slots;
+    if (slots.count() == cell.grad_columns()) return sums;
+    const int64_t hidden = sums.size(0) / cell.grad_columns();
     return sums.slice(0, slots.begin * hidden, slots.end * hidden).clone();
   };
-  const at::Tensor ih = want_ih ? x_blocks(of_slots(cell.x), cell) : at::Tensor();
+  at::Tensor ih = want_ih ? x_blocks(of_slots(cell.x), cell) : at::Tensor();
+  if (want_ih && cell.parameters > 0) {
+    ih = at::cat({ih, of_slots({cell.slots, cell.grad_columns()})});
+  }
   const at::Tensor hh = want_hh ? h_blocks(of_slots(cell.h), cell) : at::Tensor();
   return {ih, want_ih && want_hh && hh.is_same(ih) ? hh.clone() : hh};
 }
@@ -139,7 +168,7 @@ struct WeightGradients {
   }
 
   // Views, and the same in memory; absent unless wanted.
-  Weights parts(const Cell& cell) const {
+  Weights parts(const CellInfo& cell) const {
     return joined && weight_ih.defined() ? weights_of(cell, weight_ih, weight_hh)
                                          : Weights{weight_ih, weight_hh};
   }

@@ -15,7 +15,7 @@ namespace lltm::cpu {
 const Kernels& kernels();
 
 template <typename T, typename Operand>
-const Elementwise<T, Operand>& elementwise(const Cell& cell) {
+const Elementwise<T, Operand>& elementwise(const CellInfo& cell) {
   return kernels().cells[cell.id].*kElementwise<T, Operand>;
 }
 

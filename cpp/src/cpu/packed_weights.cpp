@@ -1,5 +1,6 @@
 #include "cpu/packed_weights.h"
 
+#include "cell/cells.h"
 #include "common/format.h"
 #include "cpu/gemm/gemm.h"
 #include "cpu/parallel.h"
@@ -12,6 +13,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <iterator>
 #include <mutex>
 #include <unordered_map>
 
@@ -47,7 +49,7 @@ bool pack_block(
 
 template <typename Format>
 std::optional<PackedWeights<Format>> pack_weights(
-    const Cell& cell, const Weights& weights, int64_t width) {
+    const CellInfo& cell, const Weights& weights, int64_t width) {
   using Source = typename Format::Source;
   const int64_t hidden = weights.hh.size(1);
   const int64_t input_size = weights.ih.size(1);
@@ -55,7 +57,7 @@ std::optional<PackedWeights<Format>> pack_weights(
   const Tensor hh = with_contiguous_rows(weights.hh.to(kDtype<Source>));
   PackedHeader header = {
       PackedHeader::kMagic,
-      {},
+      cell_tag(cell),
       static_cast<int32_t>(weights.hh.scalar_type()),
       kOperandTag<Format>,
       hidden,
@@ -63,11 +65,10 @@ std::optional<PackedWeights<Format>> pack_weights(
       width,
       /*bf16x3_offset=*/0,
       /*checksum=*/0};
-  std::memcpy(header.cell, cell.name, std::min(std::strlen(cell.name), sizeof(header.cell)));
   const Tensor bytes =
-      at::empty({PackedWeights<Format>::bytes(header)}, hh.options().dtype(at::kByte));
+      at::empty({PackedWeights<Format>::bytes(cell, header)}, hh.options().dtype(at::kByte));
   std::memcpy(bytes.mutable_data_ptr(), &header, sizeof(header));
-  const PackedWeights<Format> packed(bytes);
+  const PackedWeights<Format> packed(cell, bytes);
   const auto w_x = read<Source>(ih);
   const auto w_h = read<Source>(hh);
   const int64_t elements = ih.numel() + hh.numel();
@@ -81,13 +82,20 @@ std::optional<PackedWeights<Format>> pack_weights(
   return fits ? std::optional(packed) : std::nullopt;
 }
 
-template std::optional<PackedWeights<F32Format>> pack_weights(const Cell&, const Weights&, int64_t);
+template std::optional<PackedWeights<F32Format>> pack_weights(
+    const CellInfo&, const Weights&, int64_t);
 template std::optional<PackedWeights<Bf16Format>> pack_weights(
-    const Cell&, const Weights&, int64_t);
+    const CellInfo&, const Weights&, int64_t);
 template std::optional<PackedWeights<Bf16x3Format>> pack_weights(
-    const Cell&, const Weights&, int64_t);
+    const CellInfo&, const Weights&, int64_t);
 template std::optional<PackedWeights<Int8Format>> pack_weights(
-    const Cell&, const Weights&, int64_t);
+    const CellInfo&, const Weights&, int64_t);
+
+uint64_t cell_tag(const CellInfo& cell) {
+  uint64_t tag = 0;
+  std::memcpy(&tag, cell.name, std::min(std::strlen(cell.name), sizeof(tag)));
+  return cell.programs == nullptr ? tag : cell.programs->hash;
+}
 
 namespace {
 
@@ -185,7 +193,7 @@ bool is_intact(const Tensor& packed) {
 
 // Weights in a format, scheduled for prepack_batch rows; undefined where values are out of range.
 template <typename Format>
-Tensor prepack_as(const Cell& cell, const Weights& weights) {
+Tensor prepack_as(const CellInfo& cell, const Weights& weights) {
   const int64_t batch = prepack_batch(kFormat<Format>);
   const LayerShape shape = {
       batch, weights.ih.size(1), weights.hh.size(1), batch, /*bf16=*/false, slots_of(cell)};
@@ -196,22 +204,23 @@ Tensor prepack_as(const Cell& cell, const Weights& weights) {
 
 // Whether this is a header of weights in a format that take so many bytes.
 template <typename Format>
-bool is_whole(const PackedHeader& header, int64_t bytes) {
+bool is_whole(const CellInfo& cell, const PackedHeader& header, int64_t bytes) {
   return header.operand == kOperandTag<Format> && header.width > 0 &&
          header.width <= max_forward_block_width(kFormat<Format>) &&
-         header.width % Format::kUnitAlign == 0 && bytes == PackedWeights<Format>::bytes(header);
+         header.width % Format::kUnitAlign == 0 &&
+         bytes == PackedWeights<Format>::bytes(cell, header);
 }
 
 template <typename Format>
-Weights unpack_as(const PackedHeader& header, const Tensor& bytes) {
+Weights unpack_as(const CellInfo& cell, const Tensor& bytes) {
   using Source = typename Format::Source;
-  const PackedWeights<Format> packed(header, bytes);
-  const Cell& cell = packed.cell;
+  const PackedHeader header = read_header(bytes);
+  const PackedWeights<Format> packed(cell, header, bytes);
   const Blocks& blocks = packed.blocks;
-  const int64_t rows = cell.gates * header.hidden;
   const auto options = bytes.options().dtype(kDtype<Source>);
   const Weights weights = {
-      at::empty({rows, header.input_size}, options), at::empty({rows, header.hidden}, options)};
+      at::empty({cell.x.count() * header.hidden, header.input_size}, options),
+      at::empty({cell.h.count() * header.hidden, header.hidden}, options)};
   const auto copy =
       [&](const auto& b, int64_t block, SlotRange slots, const int* row_blocks, const Tensor& to) {
         const auto w = write<Source>(to);
@@ -231,11 +240,15 @@ Weights unpack_as(const PackedHeader& header, const Tensor& bytes) {
   return weights;
 }
 
-Tensor prepack_int8(const Cell& cell, const Weights& weights) {
+Tensor prepack_int8(const CellInfo& cell, const Weights& weights) {
   TORCH_CHECK_TYPE(
       weights.hh.scalar_type() != at::kDouble,
       "lltm::prepack: expected weights of dtype float32, bfloat16 or float16 to quantise, got"
       " float64");
+  TORCH_CHECK_VALUE(
+      cell.bounded,
+      "lltm::prepack: expected a cell that is bounded (|h'| <= 1) to quantise, got ",
+      cell.title());
   TORCH_CHECK_VALUE(
       weights.hh.size(1) <= kInt8MostK && weights.ih.size(1) <= kInt8MostK,
       "lltm::prepack: expected weights of hidden and input size at most ",
@@ -253,7 +266,7 @@ Tensor prepack_int8(const Cell& cell, const Weights& weights) {
 }  // namespace
 
 Tensor prepack(
-    const Cell& cell,
+    const CellInfo& cell,
     const Tensor& weight_ih,
     const Tensor& weight_hh,
     std::optional<at::ScalarType> dtype) {
@@ -262,7 +275,7 @@ Tensor prepack(
   if (dtype == at::kQInt8 && !empty) return prepack_int8(cell, weights);
   const bool bf16 = weight_ih.scalar_type() == at::kBFloat16;
   if (weight_ih.scalar_type() == at::kDouble || empty || !F32Format::available()) {
-    return weight_hh.defined() ? at::cat({weight_hh, weight_ih}, 1)
+    return weight_hh.defined() ? join(cell, weights)
                                : weight_ih.clone(at::MemoryFormat::Contiguous);
   }
   if (bf16 && Bf16Format::available()) return sealed(prepack_as<Bf16Format>(cell, weights));
@@ -310,14 +323,20 @@ void check_prepacked(const SequenceArgs& args) {
       kExpected,
       ", got other bytes of shape ",
       shape_text(packed.sizes()));
-  const Cell* const cell = cell_of(header);
-  TORCH_CHECK_VALUE(
-      cell != nullptr && cell->id == args.cell->id,
-      kExpected,
-      " for the cell ",
-      args.cell->name,
-      ", got some for ",
-      cell == nullptr ? "another" : cell->name);
+  const CellInfo& cell = *args.cell;
+  if (header.cell != cell_tag(cell)) {
+    const auto* const other =
+        std::find_if(std::begin(kCells), std::end(kCells), [&](const CellInfo* known) {
+          return cell_tag(*known) == header.cell;
+        });
+    TORCH_CHECK_VALUE(
+        false,
+        kExpected,
+        " for the cell ",
+        cell.title(),
+        ", got some for ",
+        other == std::end(kCells) ? "another" : (*other)->name);
+  }
   TORCH_CHECK_TYPE(
       header.dtype == static_cast<int32_t>(dtype),
       kExpected,
@@ -330,7 +349,7 @@ void check_prepacked(const SequenceArgs& args) {
       header.hidden == hidden && header.input_size == input_size,
       kExpected,
       " of shape (",
-      cell->gates * hidden,
+      cell.joined_blocks() * hidden,
       ", ",
       hidden + input_size,
       "), got some for hidden size ",
@@ -340,15 +359,17 @@ void check_prepacked(const SequenceArgs& args) {
   const int64_t end = packed.numel();
   bool whole = false;
   if (header.bf16x3_offset == 0) {
-    whole = is_whole<F32Format>(header, end) || is_whole<Int8Format>(header, end) ||
-            (dtype == at::kBFloat16 && is_whole<Bf16Format>(header, end));
+    whole = is_whole<F32Format>(cell, header, end) || is_whole<Int8Format>(cell, header, end) ||
+            (dtype == at::kBFloat16 && is_whole<Bf16Format>(cell, header, end));
   } else if (
-      header.bf16x3_offset == round_up(PackedWeights<F32Format>::bytes(header), kPackedAlignment) &&
+      header.bf16x3_offset ==
+          round_up(PackedWeights<F32Format>::bytes(cell, header), kPackedAlignment) &&
       header.bf16x3_offset + kHeader <= end) {
     const PackedHeader second = read_header(packed.slice(0, header.bf16x3_offset));
-    whole = is_whole<F32Format>(header, PackedWeights<F32Format>::bytes(header)) &&
-            second.hidden == hidden && second.input_size == input_size && cell_of(second) == cell &&
-            is_whole<Bf16x3Format>(second, end - header.bf16x3_offset);
+    whole = is_whole<F32Format>(cell, header, PackedWeights<F32Format>::bytes(cell, header)) &&
+            second.hidden == hidden && second.input_size == input_size &&
+            second.cell == header.cell &&
+            is_whole<Bf16x3Format>(cell, second, end - header.bf16x3_offset);
   }
   TORCH_CHECK_VALUE(
       whole && dtype != at::kDouble,
@@ -358,13 +379,11 @@ void check_prepacked(const SequenceArgs& args) {
   TORCH_CHECK_VALUE(is_intact(packed), kExpected, ", got bytes that have changed since");
 }
 
-Weights unpack(const Tensor& packed) {
-  const PackedHeader header = read_header(packed);
-  const auto [ih, hh] = has_form(packed, GemmFormat::kBf16) ? unpack_as<Bf16Format>(header, packed)
-                        : has_form(packed, GemmFormat::kInt8)
-                            ? unpack_as<Int8Format>(header, packed)
-                            : unpack_as<F32Format>(header, packed);
-  const auto dtype = static_cast<at::ScalarType>(header.dtype);
+Weights unpack(const CellInfo& cell, const Tensor& packed) {
+  const auto [ih, hh] = has_form(packed, GemmFormat::kBf16)   ? unpack_as<Bf16Format>(cell, packed)
+                        : has_form(packed, GemmFormat::kInt8) ? unpack_as<Int8Format>(cell, packed)
+                                                              : unpack_as<F32Format>(cell, packed);
+  const auto dtype = static_cast<at::ScalarType>(read_header(packed).dtype);
   return {ih.to(dtype), hh.to(dtype)};
 }
 

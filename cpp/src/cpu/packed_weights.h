@@ -23,7 +23,7 @@ namespace lltm::cpu {
 struct PackedHeader {
   static constexpr int64_t kMagic = 0x334B4341504D544C;  // LTMPACK3
   int64_t magic;
-  char cell[8];     // its name, filled up with zeros
+  uint64_t cell;    // cell_tag
   int32_t dtype;    // of the weights, an at::ScalarType
   int32_t operand;  // kOperandTag of the format
   int64_t hidden, input_size, width;
@@ -40,10 +40,8 @@ inline constexpr int32_t kOperandTag<Bf16x3Format> = 3000;  // no dtype
 template <>
 inline constexpr auto kOperandTag<Int8Format> = static_cast<int32_t>(at::kQInt8);
 
-// The cell of a header that came from a caller, or null.
-inline const Cell* cell_of(const PackedHeader& header) {
-  return find_cell({header.cell, ::strnlen(header.cell, sizeof(header.cell))});
-}
+// What packed weights know a cell by: the letters of its name or, of a program, a hash of it.
+uint64_t cell_tag(const CellInfo& cell);
 
 inline PackedHeader read_header(const at::Tensor& packed) {
   PackedHeader header;
@@ -55,10 +53,11 @@ template <typename Format>
 struct PackedWeights {
   using Operand = typename Format::Operand;
 
-  explicit PackedWeights(at::Tensor bytes) : PackedWeights(read_header(bytes), bytes) {}
+  PackedWeights(const CellInfo& c, at::Tensor bytes)
+      : PackedWeights(c, read_header(bytes), bytes) {}
 
-  PackedWeights(const PackedHeader& header, at::Tensor bytes)
-      : cell(*cell_of(header)),
+  PackedWeights(const CellInfo& c, const PackedHeader& header, at::Tensor bytes)
+      : cell(c),
         tensor(std::move(bytes)),
         blocks(header.hidden, header.width),
         k_x(Format::padded_k(header.input_size)),
@@ -67,8 +66,7 @@ struct PackedWeights {
             reinterpret_cast<const Operand*>(
                 tensor.const_data_ptr<uint8_t>() + sizeof(PackedHeader))) {}
 
-  static int64_t bytes(const PackedHeader& header) {
-    const Cell& cell = *cell_of(header);
+  static int64_t bytes(const CellInfo& cell, const PackedHeader& header) {
     const int64_t k = cell.x.count() * Format::padded_k(header.input_size) +
                       cell.h.count() * Format::padded_k(header.hidden);
     return static_cast<int64_t>(sizeof(PackedHeader)) +
@@ -88,7 +86,7 @@ struct PackedWeights {
   int64_t columns(int64_t block) const { return cell.slots * slot_columns(block); }
   int64_t slot_columns(int64_t block) const { return Format::padded_n(blocks.size(block)); }
 
-  const Cell& cell;
+  const CellInfo& cell;
   at::Tensor tensor;
   Blocks blocks;
   int64_t k_x, k_h;
@@ -103,12 +101,12 @@ struct PackedWeights {
 // Weights in blocks of a given width; nothing where values are out of range of the format.
 template <typename Format>
 std::optional<PackedWeights<Format>> pack_weights(
-    const Cell& cell, const Weights& weights, int64_t width);
+    const CellInfo& cell, const Weights& weights, int64_t width);
 
 // Packed weights as a tensor, or a copy of the joined matrix where their dtype or this CPU has no
 // packed form. With dtype qint8 they are quantised (int8.h).
 at::Tensor prepack(
-    const Cell& cell,
+    const CellInfo& cell,
     const at::Tensor& weight_ih,
     const at::Tensor& weight_hh,
     std::optional<at::ScalarType> dtype);
@@ -127,13 +125,13 @@ void check_prepacked(const SequenceArgs& args);
 
 // Prepacked weights in their form in a format.
 template <typename Format>
-PackedWeights<Format> read_packed(const at::Tensor& packed) {
+PackedWeights<Format> read_packed(const CellInfo& cell, const at::Tensor& packed) {
   const bool second = kFormat<Format> == GemmFormat::kBf16x3;
   return PackedWeights<Format>(
-      second ? packed.slice(0, read_header(packed).bf16x3_offset) : packed);
+      cell, second ? packed.slice(0, read_header(packed).bf16x3_offset) : packed);
 }
 
 // The weights again.
-Weights unpack(const at::Tensor& packed);
+Weights unpack(const CellInfo& cell, const at::Tensor& packed);
 
 }  // namespace lltm::cpu

@@ -41,8 +41,8 @@ struct Grid {
 struct SlotCounts {
   int64_t all = 3, x = 3, h = 3;
 };
-constexpr SlotCounts slots_of(const Cell& cell) {
-  return {cell.slots, cell.x.count(), cell.h.count()};
+constexpr SlotCounts slots_of(const CellInfo& cell) {
+  return {cell.slots, cell.x.count(), cell.h.count() > 0 ? cell.h.count() : 1};  // schedules divide
 }
 
 // One layer and direction: B, I, H, and the rows of all steps together.

@@ -1,10 +1,10 @@
 // Derivatives. First derivatives, the common case, run the fused kernels forward
 // and backward. Double backward, forward mode and function transforms run the
 // composite path, which ATen can differentiate.
-#include "op/cells_without_c.h"
 #include "op/check.h"
 #include "op/composite.h"
 #include "op/operators.h"
+#include "op/states.h"
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -180,6 +180,16 @@ Args saved_args(AutogradContext& context, const variable_list& tensors) {
   }(std::make_index_sequence<std::tuple_size_v<Members>>());
 }
 
+// The composite path differentiates forward as it stands.
+void check_is_differentiable(const CellInfo& cell) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !cell.own_gradient,
+      "lltm: expected first derivatives by autograd alone of the cell ",
+      cell.title(),
+      ", whose function has a gradient of its own, got a second derivative, forward mode or a"
+      " transform of torch.func");
+}
+
 // A gradient for every member, where there is none an undefined one.
 template <typename Args>
 variable_list at_their_places(const Args& args, variable_list gradients) {
@@ -217,12 +227,13 @@ struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator
     const variable_list tensors = context->get_saved_variables();
     const auto args = saved_args<typename Op::Args>(*context, tensors);
     constexpr size_t count = std::tuple_size_v<decltype(args.flat())>;
+    if (is_differentiated(grads)) check_is_differentiable(*args.cell);
     const auto backward_args =
         Op::backward_args(args, tensors.data() + count, grads, wanted_gradients(*context, args));
     return at_their_places(
         args,
         as_list(
-            is_differentiated(grads) ? with_c_in_h(backward_args, Op::composite_backward)
+            is_differentiated(grads) ? with_grad_of_h(backward_args, Op::composite_backward)
                                      : Op::backward(backward_args)));
   }
 };
@@ -233,7 +244,8 @@ template <typename Op>
 auto autograd(const typename Op::Args& args) {
   if (needs_composite(args)) {
     Op::check(args);
-    return without_saved(without_c(args, Op::composite_forward(args)));
+    check_is_differentiable(*args.cell);
+    return without_saved(with_own_c(args, Op::composite_forward(args)));
   }
   if (!requires_grad(args)) {
     at::AutoDispatchBelowADInplaceOrView below_autograd;

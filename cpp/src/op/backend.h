@@ -6,20 +6,20 @@
 //     SequenceResult sequence_forward(const SequenceArgs&)
 //     Gradients sequence_backward(const SequenceBackwardArgs&)
 // and, unless the composite ones are good enough,
-//     Tensor prepack(const Cell&, const Tensor& weight_ih, const Tensor& weight_hh, dtype)
+//     Tensor prepack(const CellInfo&, const Tensor& weight_ih, const Tensor& weight_hh, dtype)
 //     SequenceResult sequence_prepacked(const SequenceArgs&)
 // and, unless checkpointed.h is,
 //     Gradients checkpointed_backward(const SequenceBackwardArgs&)
 // which takes checkpoints: sequence_backward takes activations only.
 //
 // To a backend every cell has a c: state_c() of the arguments, and results and gradients of it
-// (cells_without_c.h).
+// (states.h).
 #pragma once
 
-#include "op/cells_without_c.h"
 #include "op/check.h"
 #include "op/checkpointed.h"
 #include "op/operators.h"
+#include "op/states.h"
 
 namespace lltm {
 
@@ -32,7 +32,7 @@ struct NoDeviceGuard {
 template <typename Args>
 Args with_gradients_of_given(Args args) {
   auto& [input, h, c, weight_ih, weight_hh, bias_ih, bias_hh] = args.output_mask;
-  c = c && args.cell->has_c;
+  c = c && args.cell->has_c();
   weight_hh = weight_hh && args.weight_hh.defined();
   bias_ih = bias_ih && args.bias_ih.defined();
   bias_hh = bias_hh && args.bias_hh.defined();
@@ -47,7 +47,7 @@ struct CheckedBackend {
     check_step(args);
     args.save = save;
     const DeviceGuard guard(args.input.device());
-    return without_c(args, Backend::step_forward(args));
+    return with_own_c(args, Backend::step_forward(args));
   }
 
   static StepOutputs step(const StepArgs& args) { return without_saved(step_saving(false, args)); }
@@ -58,14 +58,14 @@ struct CheckedBackend {
     check_step_backward(given);
     const StepBackwardArgs args = with_gradients_of_given(given);
     const DeviceGuard guard(args.input.device());
-    return with_c_in_h(args, Backend::step_backward);
+    return with_grad_of_h(args, Backend::step_backward);
   }
 
   static SequenceResult sequence_saving(bool save, SequenceArgs args) {
     check_sequence(args);
     args.save = save;
     const DeviceGuard guard(args.input.device());
-    return without_c(args, Backend::sequence_forward(args));
+    return with_own_c(args, Backend::sequence_forward(args));
   }
 
   static SequenceOutputs sequence(const SequenceArgs& args) {
@@ -80,7 +80,7 @@ struct CheckedBackend {
     check_sequence_backward(given);
     const SequenceBackwardArgs args = with_gradients_of_given(given);
     const DeviceGuard guard(args.input.device());
-    return with_c_in_h(args, [](const SequenceBackwardArgs& a) {
+    return with_grad_of_h(args, [](const SequenceBackwardArgs& a) {
       if (a.checkpoint_steps == 0) return Backend::sequence_backward(a);
       if constexpr (requires { Backend::checkpointed_backward; }) {
         return Backend::checkpointed_backward(a);
@@ -105,7 +105,7 @@ struct CheckedBackend {
     const SequenceArgs args = packed.as_sequence();
     check_sequence_prepacked(args);
     const DeviceGuard guard(args.input.device());
-    return without_saved(without_c(args, Backend::sequence_prepacked(args)));
+    return without_saved(with_own_c(args, Backend::sequence_prepacked(args)));
   }
 };
 

@@ -53,22 +53,24 @@ constexpr Size kState[] = {{kBatch}, {kHidden}};
 constexpr Size kPaddedOutput[] = {{kSteps}, {kBatch}, {kHidden}};
 constexpr Size kPackedOutput[] = {{kRows}, {kHidden}};
 constexpr Size kJoined[] = {{kBatch}, {kHidden, 1, /*plus_input=*/true}};
-constexpr Size kSavedCheckpoints[] = {{kCheckpoints}, {kBatch}, {kHidden}};
 
 // Those that a cell decides: of joined weights, of its two matrices and biases, and of what it
 // saves.
 struct CellShapes {
-  explicit CellShapes(const Cell& cell)
-      : weights{{kHidden, cell.gates}, {kHidden, 1, /*plus_input=*/true}},
-        weight_ih{{kHidden, cell.gates}, {kInput}},
-        weight_hh{{kHidden, cell.gates}, {kHidden}},
-        bias{{kHidden, cell.gates}},
-        gates_of_step{{kBatch}, {kHidden, cell.gates}},
+  explicit CellShapes(const CellInfo& cell)
+      : weights{{kHidden, cell.joined_blocks()}, {kHidden, 1, /*plus_input=*/true}},
+        weight_ih{{kHidden, cell.x.count()}, {kInput}},
+        weight_hh{{kHidden, cell.h.count()}, {kHidden}},
+        bias_ih{{kHidden, cell.x.count() + cell.parameters}},
+        bias_hh{{kHidden, cell.h.count()}},
+        c{{kBatch}, {kHidden, cell.states}},
+        gates_of_step{{kBatch}, {kHidden, cell.slots}},
         activations_of_step{{kBatch}, {kHidden, cell.saved}},
-        activations{{kRows}, {kHidden, cell.saved}} {}
+        activations{{kRows}, {kHidden, cell.saved}},
+        checkpoints{{kCheckpoints}, {kBatch}, {kHidden, cell.state_columns()}} {}
 
-  Size weights[2], weight_ih[2], weight_hh[2], bias[1];
-  Size gates_of_step[2], activations_of_step[2], activations[2];
+  Size weights[2], weight_ih[2], weight_hh[2], bias_ih[1], bias_hh[1], c[2];
+  Size gates_of_step[2], activations_of_step[2], activations[2], checkpoints[3];
 };
 
 // The shape in letters, such as "(3H, H+I)".
@@ -78,7 +80,7 @@ std::string text_of(Shape shape) {
   for (size_t d = 0; d < shape.size(); ++d) {
     const auto& [letter, times, plus_input] = shape[d];
     if (d > 0) text << ", ";
-    if (times > 1) text << times;
+    if (times != 1) text << times;
     text << kLetterTexts[letter] << (plus_input ? "+I" : "");
   }
   text << (shape.size() == 1 ? ",)" : ")");
@@ -343,7 +345,8 @@ class Checker {
         for (size_t d = 0; d < a.shape.size(); ++d) {
           const SymInt size = a.tensor.sym_size(static_cast<int64_t>(d));
           const auto& [of, times, plus_input] = a.shape[d];
-          if (of == letter && !plus_input && equal(size % times, 0)) stated.push_back(size / times);
+          if (of != letter || plus_input || times == 0) continue;
+          if (equal(size % times, 0)) stated.push_back(size / times);
         }
       }
       if (letter == kBatch && has_values(batch_sizes)) {
@@ -415,14 +418,14 @@ void check_checkpoint_steps(const char* op, int64_t checkpoint_steps) {
 }
 
 // What a cell without c must not be given.
-void check_no_c(const char* op, const Cell& cell, const char* name, const Tensor& c) {
+void check_no_c(const char* op, const CellInfo& cell, const char* name, const Tensor& c) {
   TORCH_CHECK_VALUE(
-      cell.has_c || !c.defined(),
+      cell.has_c() || !c.defined(),
       op,
       ": expected no ",
       name,
       ", since the cell ",
-      cell.name,
+      cell.title(),
       " has none, got a tensor");
 }
 
@@ -441,11 +444,11 @@ class Arguments {
   }
   void add_c(const char* op, const Tensor& c, const char* name) {
     check_no_c(op, cell_, name, c);
-    add(c, name, kState, cell_.has_c ? kRequired : kOptional);
+    add(c, name, shapes_.c, cell_.has_c() ? kRequired : kOptional);
   }
   // Of c, which a cell may not have: then it may be empty, as c' is.
   void add_grad_c(const Tensor& grad, const char* name) {
-    if (cell_.has_c) add(grad, name, kState, kOptional);
+    if (cell_.has_c()) add(grad, name, shapes_.c, kOptional);
   }
   // Of the LLTM the joined matrix is what its functions call weights and bias.
   template <typename Inputs>
@@ -457,8 +460,17 @@ class Arguments {
         joined ? Shape(shapes_.weights) : Shape(shapes_.weight_ih),
         kDecides);
     add(args.weight_hh, "weight_hh", shapes_.weight_hh, kOptional);
-    add(args.bias_ih, joined && cell_.joined ? "bias" : "bias_ih", shapes_.bias, kOptional);
-    add(args.bias_hh, "bias_hh", shapes_.bias, kOptional);
+    add_biases(args);
+  }
+  // Behind bias_ih stand the cell's parameters.
+  template <typename Inputs>
+  void add_biases(const Inputs& args) {
+    const bool joined = !args.weight_hh.defined() && cell_.joined;
+    add(args.bias_ih,
+        joined ? "bias" : "bias_ih",
+        shapes_.bias_ih,
+        cell_.parameters > 0 ? kRequired : kOptional);
+    add(args.bias_hh, "bias_hh", shapes_.bias_hh, kOptional);
   }
 
   operator std::span<const Argument>() const { return {all_.data(), all_.size()}; }
@@ -469,7 +481,7 @@ class Arguments {
     if (!weight_ih.defined() || weight_ih.dim() != 2) return;
     const SymInt rows = weight_ih.sym_size(0);
     TORCH_CHECK_VALUE(
-        weight_ih.sym_size(1) * cell_.gates >= rows,
+        weight_ih.sym_size(1) * cell_.joined_blocks() >= rows,
         op,
         ": expected weight_hh, or weight_ih of shape ",
         text_of(shapes_.weights),
@@ -478,7 +490,7 @@ class Arguments {
         " alone");
   }
 
-  const Cell& cell_;
+  const CellInfo& cell_;
   const CellShapes shapes_;
   c10::SmallVector<Argument, 14> all_;
 };
@@ -537,7 +549,8 @@ void check_sequence_backward(const SequenceBackwardArgs& args) {
   arguments.add(
       args.saved,
       "saved",
-      args.checkpoint_steps > 0 ? Shape(kSavedCheckpoints) : Shape(arguments.shapes().activations));
+      args.checkpoint_steps > 0 ? Shape(arguments.shapes().checkpoints)
+                                : Shape(arguments.shapes().activations));
   arguments.add(args.grad_output, "grad_output", output_shape(args), kOptional);
   arguments.add(args.grad_h_n, "grad_h_n", kState, kOptional);
   arguments.add_grad_c(args.grad_c_n, "grad_c_n");
@@ -576,8 +589,7 @@ void check_sequence_prepacked(const SequenceInputs& args) {
   Arguments arguments(kOp, args.cell);
   add_sequence(arguments, kOp, args);
   const CellShapes& shapes = arguments.shapes();
-  arguments.add(args.bias_ih, args.cell->joined ? "bias" : "bias_ih", shapes.bias, kOptional);
-  arguments.add(args.bias_hh, "bias_hh", shapes.bias, kOptional);
+  arguments.add_biases(args);
   arguments.add(
       are_packed ? none : weights, "weights", shapes.weights, are_packed ? kOptional : kDecides);
   const Checker check(kOp, arguments);
@@ -601,7 +613,7 @@ void check_pair_forward(
   const Argument arguments[] = {
       {input, "input", kStepInput, kDecides},
       {weights, "weights", shapes.weights, kDecides},
-      {or_undefined(bias), "bias", shapes.bias, kOptional},
+      {or_undefined(bias), "bias", shapes.bias_ih, kOptional},
       {old_h, "old_h", kState},
       {old_cell, "old_cell", kState}};
   Checker("lltm::forward", arguments).sizes();

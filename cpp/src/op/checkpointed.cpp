@@ -91,7 +91,7 @@ Gradients checkpointed_backward(
   // The gradients of the state before the segments that are done. A row's are final once the
   // segment of its first step is done.
   const Tensor dh = copy_or_zeros(args.grad_h_n, args.h_0.sizes(), wide);
-  const Tensor dc = copy_or_zeros(args.grad_c_n, args.h_0.sizes(), wide);
+  const Tensor dc = copy_or_zeros(args.grad_c_n, args.saved.sizes().slice(1), wide);
   const Tensor d_input = mask[0] ? at::empty(args.input.sizes(), args.input.options()) : Tensor();
   // Of weights and biases.
   std::array<Tensor, 4> sums;

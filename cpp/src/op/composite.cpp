@@ -6,6 +6,7 @@
 #include "common/tensor_views.h"
 #include "common/weights.h"
 #include "op/backend.h"
+#include "op/run_program.h"
 #include "op/tensor_value.h"
 
 #include <ATen/Functions.h>
@@ -36,7 +37,10 @@ struct Projections {
     const auto [ih, hh] = weights_of(args);
     weight_x = widened(x_slots(ih, cell));
     weight_h = widened(h_slots(hh, cell));
-    if (args.bias_ih.defined()) bias_x = widened(x_slots(args.bias_ih, cell));
+    if (args.bias_ih.defined()) {
+      bias_x = widened(x_slots(biases_of(args.bias_ih, cell), cell));
+      if (cell.parameters > 0) parameters = widened(parameters_of(args.bias_ih, cell));
+    }
     if (args.bias_hh.defined()) bias_h = widened(h_slots(args.bias_hh, cell));
   }
 
@@ -57,17 +61,22 @@ struct Projections {
         1);
   }
 
-  // The columns of dz (rows, S * H) that x and h have a part in.
+  // The columns of dz that x and h have a part in.
   Tensor dz_x(const Tensor& dz) const { return columns(dz, cell.x); }
   Tensor dz_h(const Tensor& dz) const { return columns(dz, cell.h); }
+  // Those of the cell's parameters.
+  Tensor of_parameters(const Tensor& dz) const {
+    return columns(dz, {cell.slots, cell.grad_columns()});
+  }
 
-  const Cell& cell;
+  const CellInfo& cell;
   Tensor weight_x, weight_h, bias_x, bias_h;
+  Tensor parameters;  // of the cell, (P * H)
 
  private:
   Tensor columns(const Tensor& dz, SlotRange slots) const {
-    if (slots.count() == cell.slots) return dz;
-    const c10::SymInt hidden = dz.sym_size(1) / cell.slots;
+    if (slots.count() == cell.grad_columns()) return dz;
+    const c10::SymInt hidden = dz.sym_size(1) / cell.grad_columns();
     return dz.slice_symint(1, slots.begin * hidden, slots.end * hidden);
   }
 };
@@ -78,31 +87,34 @@ class ParameterGradients {
   ParameterGradients(const Projections& projections, const OutputMask& mask, bool joined)
       : projections_(projections), mask_(mask), joined_(joined) {}
 
-  // From dz (rows, S * H) and the x and h of these rows.
+  // From dz (rows, (S + P) * H) and the x and h of these rows.
   void add(const Tensor& dz, const Tensor& x, const Tensor& h) {
     const auto [input, h_0, c_0, weight_ih, weight_hh, bias_ih, bias_hh] = mask_;
     const Tensor dz_x = projections_.dz_x(dz);
     const Tensor dz_h = projections_.dz_h(dz);
     if (weight_ih) sum(weight_x_, at::matmul(dz_x.t(), widened(x)));
     if (joined_ ? weight_ih : weight_hh) sum(weight_h_, at::matmul(dz_h.t(), widened(h)));
-    if (bias_ih) sum(bias_x_, dz_x.sum(0));
+    if (bias_ih) {
+      sum(bias_x_, dz_x.sum(0));
+      if (projections_.cell.parameters > 0) sum(parameters_, projections_.of_parameters(dz).sum(0));
+    }
     if (bias_hh) sum(bias_h_, dz_h.sum(0));
   }
 
   // weight_ih, weight_hh, bias_ih, bias_hh; undefined unless wanted.
   std::array<Tensor, 4> finish(at::ScalarType dtype) const {
-    const Cell& cell = projections_.cell;
+    const CellInfo& cell = projections_.cell;
     const auto x = [&](const Tensor& t) { return t.defined() ? x_blocks(t, cell) : t; };
     const auto h = [&](const Tensor& t) { return t.defined() ? h_blocks(t, cell) : t; };
     const auto result = [&](const Tensor& t) { return t.defined() ? t.to(dtype) : t; };
-    if (joined_ && weight_x_.defined()) {
-      return {
-          result(at::cat({h(weight_h_), x(weight_x_)}, 1)),
-          Tensor(),
-          result(x(bias_x_)),
-          result(h(bias_h_))};
-    }
-    return {result(x(weight_x_)), result(h(weight_h_)), result(x(bias_x_)), result(h(bias_h_))};
+    const Tensor bias_ih = parameters_.defined() ? at::cat({x(bias_x_), parameters_}) : x(bias_x_);
+    const Weights weights = {x(weight_x_), h(weight_h_)};
+    const bool join_them = joined_ && weight_x_.defined();
+    return {
+        result(join_them ? join(cell, weights) : weights.ih),
+        join_them ? Tensor() : result(weights.hh),
+        result(bias_ih),
+        result(h(bias_h_))};
   }
 
  private:
@@ -113,7 +125,7 @@ class ParameterGradients {
   const Projections& projections_;
   const OutputMask mask_;
   const bool joined_;
-  Tensor weight_x_, weight_h_, bias_x_, bias_h_;
+  Tensor weight_x_, weight_h_, bias_x_, bias_h_, parameters_;
 };
 
 // The parts of (rows, count * H), each widened.
@@ -132,8 +144,21 @@ Tensor pack(const Value (&parts)[count]) {
   return at::cat(tensors, 1);
 }
 
-// One step, from the pre-activations (rows, S * H) and c (rows, H).
-StepResult step(const Cell& cell, const Tensor& gates, const Tensor& c, bool save) {
+// The gradient of what engines call c.
+template <typename Args>
+Tensor grad_of_c(const Args& args) {
+  const Tensor& given = args.grad_of_c();
+  return given.defined() ? widened(given) : widened(at::zeros_like(args.state_c()));
+}
+
+// One step, from the pre-activations (rows, S * H), c and the cell's parameters.
+StepResult step(
+    const CellInfo& cell,
+    const Tensor& gates,
+    const Tensor& c,
+    const Tensor& parameters,
+    bool save) {
+  if (cell.programs != nullptr) return run_forward(cell, gates, c, parameters, save);
   return visit_cell(cell, [&]<typename Page>(Page) -> StepResult {
     Value z[Page::kSlots];
     unpack(gates, z);
@@ -144,9 +169,14 @@ StepResult step(const Cell& cell, const Tensor& gates, const Tensor& c, bool sav
   });
 }
 
-// Gradients of the pre-activations (rows, S * H) and of c (rows, H), not rounded.
+// Gradients of the pre-activations and parameters (rows, (S + P) * H) and of c, not rounded.
 std::tuple<Tensor, Tensor> step_backward(
-    const Cell& cell, const Tensor& activations, const Tensor& grad_h, const Tensor& grad_c) {
+    const CellInfo& cell,
+    const Tensor& activations,
+    const Tensor& grad_h,
+    const Tensor& grad_c,
+    const Tensor& parameters) {
+  if (cell.programs != nullptr) return run_backward(cell, activations, grad_h, grad_c, parameters);
   return visit_cell(cell, [&]<typename Page>(Page) -> std::tuple<Tensor, Tensor> {
     Value saved[Page::kSaved];
     unpack(activations, saved);
@@ -175,18 +205,19 @@ Tensor state_before(
 StepResult step_forward(const StepArgs& args) {
   const Projections project(args);
   const Tensor gates = project.with_h(project.of_x(widened(args.input)), widened(args.h));
-  return step(*args.cell, gates, args.state_c(), args.save);
+  return step(*args.cell, gates, args.state_c(), project.parameters, args.save);
 }
 
 Gradients step_backward(const StepBackwardArgs& args) {
   const Tensor& h = args.h;
   const at::ScalarType dtype = args.input.scalar_type();
+  const Projections project(args);
   const auto [dz, dc] = step_backward(
       *args.cell,
       args.activations,
       widened_or_zeros(args.grad_h, h),
-      widened_or_zeros(args.grad_c, h));
-  const Projections project(args);
+      grad_of_c(args),
+      project.parameters);
   ParameterGradients parameters(project, args.output_mask, !args.weight_hh.defined());
   parameters.add(dz, args.input, h);
   const auto [weight_ih, weight_hh, bias_ih, bias_hh] = parameters.finish(dtype);
@@ -223,7 +254,7 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
     const Tensor gates =
         project.with_h(projected.narrow(0, offset, rows), widened(h.narrow(0, 0, rows)));
     const auto [h_next, c_next, saved] =
-        step(*args.cell, gates, c.narrow(0, 0, rows), args.saves_activations());
+        step(*args.cell, gates, c.narrow(0, 0, rows), project.parameters, args.saves_activations());
     outputs.push_back(h_next);
     activations.push_back(saved);
     h = with_rows(h_next, h);
@@ -236,7 +267,7 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
   const auto saved = [&] {
     if (args.saves_activations()) return at::cat(activations, 0);
     if (!args.saves_checkpoints()) return Tensor();
-    return none ? at::empty({0, c.size(0), hidden}, c.options()) : at::stack(checkpoints);
+    return none ? at::empty({0, c.size(0), c.size(1)}, c.options()) : at::stack(checkpoints);
   };
   std::vector<int64_t> output_shape = input.sizes().vec();
   output_shape.back() = hidden;
@@ -256,7 +287,7 @@ Gradients sequence_backward(const SequenceBackwardArgs& args) {
   const auto& mask = args.output_mask;
 
   Tensor dh = widened_or_zeros(args.grad_h_n, h_0);
-  Tensor dc = widened_or_zeros(args.grad_c_n, h_0);
+  Tensor dc = grad_of_c(args);
   ParameterGradients parameters(project, mask, !args.weight_hh.defined());
   std::vector<Tensor> dx(steps.size());
   for (size_t k = steps.size(); k-- > 0;) {
@@ -265,7 +296,8 @@ Gradients sequence_backward(const SequenceBackwardArgs& args) {
         *args.cell,
         args.saved.narrow(0, offset, rows),
         dh.narrow(0, 0, rows) + grad_rows.narrow(0, offset, rows),
-        dc.narrow(0, 0, rows));
+        dc.narrow(0, 0, rows),
+        project.parameters);
     dh = with_rows(at::matmul(project.dz_h(dz), project.weight_h), dh);
     dc = with_rows(dc_prev, dc);
     if (mask[0]) dx[k] = at::matmul(project.dz_x(dz), project.weight_x).to(dtype);
@@ -273,7 +305,7 @@ Gradients sequence_backward(const SequenceBackwardArgs& args) {
   }
   if (steps.empty()) {  // zeros
     parameters.add(
-        x.new_zeros({0, args.cell->slots * h_0.size(1)}, project.weight_x.scalar_type()),
+        x.new_zeros({0, args.cell->grad_columns() * h_0.size(1)}, project.weight_x.scalar_type()),
         x,
         h_0.narrow(0, 0, 0));
   }
@@ -325,7 +357,7 @@ struct Composite {
 
   // The joined matrix.
   static Tensor prepack(
-      const Cell&,
+      const CellInfo& cell,
       const Tensor& weight_ih,
       const Tensor& weight_hh,
       std::optional<at::ScalarType> dtype) {
@@ -333,7 +365,7 @@ struct Composite {
         !dtype.has_value(),
         "lltm::prepack: expected weights on the CPU to quantise, got some on device ",
         weight_ih.device());
-    return weight_hh.defined() ? at::cat({weight_hh, weight_ih}, 1)
+    return weight_hh.defined() ? join(cell, {weight_ih, weight_hh})
                                : weight_ih.clone(at::MemoryFormat::Contiguous);
   }
 
@@ -373,28 +405,38 @@ void check_parts(const char* name, const Tensor& tensor, int parts) {
 }
 
 // For what decomposes the operators.
-std::tuple<int64_t, int64_t, std::vector<int64_t>, std::vector<int64_t>, bool> describe(
+std::tuple<std::vector<int64_t>, std::vector<int64_t>, int64_t, bool, int64_t, int64_t> describe(
     std::string_view name) {
-  const Cell& cell = get_cell("lltm::_cell", name);
+  const CellInfo& cell = get_cell("lltm::_cell", name);
   std::vector<int64_t> x, h;
   for (int k = 0; k < cell.slots; ++k) {
     x.push_back(cell.x.contains(k) ? cell.x_blocks[k] : -1);
     h.push_back(cell.h.contains(k) ? cell.h_blocks[k] : -1);
   }
-  return {cell.gates, cell.saved, x, h, cell.has_c};
+  return {x, h, cell.states, cell.reads_h, cell.parameters, cell.saved};
 }
 
-StepResult elementwise(std::string_view name, const Tensor& z, const Tensor& c) {
-  const Cell& cell = get_cell("lltm::_elementwise", name);
+StepResult elementwise(
+    std::string_view name,
+    const Tensor& z,
+    const Tensor& c,
+    const std::optional<Tensor>& parameters) {
+  const CellInfo& cell = get_cell("lltm::_elementwise", name);
   check_parts("z", z, cell.slots);
-  return step(cell, z, c, /*save=*/true);
+  check_parts("c", c, cell.state_columns());
+  return step(cell, z, c, or_undefined(parameters), /*save=*/true);
 }
 
 std::tuple<Tensor, Tensor> elementwise_backward(
-    std::string_view name, const Tensor& activations, const Tensor& dh, const Tensor& dc) {
-  const Cell& cell = get_cell("lltm::_elementwise_backward", name);
+    std::string_view name,
+    const Tensor& activations,
+    const Tensor& dh,
+    const Tensor& dc,
+    const std::optional<Tensor>& parameters) {
+  const CellInfo& cell = get_cell("lltm::_elementwise_backward", name);
   check_parts("activations", activations, cell.saved);
-  return step_backward(cell, activations, dh, dc);
+  check_parts("dc", dc, cell.state_columns());
+  return step_backward(cell, activations, dh, dc, or_undefined(parameters));
 }
 
 TORCH_LIBRARY_IMPL(lltm, CompositeImplicitAutograd, m) {

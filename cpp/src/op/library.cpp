@@ -71,17 +71,20 @@ TORCH_LIBRARY(lltm, m) {
       " Tensor? grad_c_n, bool[7] output_mask)"
       " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 
-  // For what decomposes the operators, in the words of cell.h: a cell's number of gates and of
-  // saved values, for each slot the block of rows of weight_ih and of weight_hh, -1 for none, and
-  // whether it has a c; and the element-wise part of a step as ATen operations, from the
-  // pre-activations z and c, and from the activations and the gradients of h' and c'.
+  // For what decomposes the operators, in the words of cell.h: for each slot of a cell the block of
+  // rows of weight_ih and of weight_hh, -1 for none, and how many states, parameters and saved
+  // values it has; and the element-wise part of a step as ATen operations, from the pre-activations
+  // z and c, and from the activations and the gradients of h' and c'. c begins with h where the
+  // cell reads it.
   m.def(
-      "_cell(str cell)"
-      " -> (int gates, int saved, int[] x_blocks, int[] h_blocks, bool has_c)");
-  m.def("_elementwise(str cell, Tensor z, Tensor c) -> (Tensor h, Tensor c, Tensor activations)");
+      "_cell(str cell) -> (int[] x_blocks, int[] h_blocks, int states, bool reads_h,"
+      " int parameters, int saved)");
   m.def(
-      "_elementwise_backward(str cell, Tensor activations, Tensor grad_h, Tensor grad_c)"
-      " -> (Tensor dz, Tensor dc)");
+      "_elementwise(str cell, Tensor z, Tensor c, Tensor? parameters=None)"
+      " -> (Tensor h, Tensor c, Tensor activations)");
+  m.def(
+      "_elementwise_backward(str cell, Tensor activations, Tensor grad_h, Tensor grad_c,"
+      " Tensor? parameters=None) -> (Tensor dz, Tensor dc)");
 
   // Used by lltm/_binding.py, where the wheel has no compiled lltm._C for the running Python
   // (version.cpp, backends.cpp, pair.cpp).

@@ -22,7 +22,15 @@ Tensor contiguous_like(const Tensor& tensor) {
   return empty(tensor, tensor.sym_sizes().vec());
 }
 
-Tensor activations(const Cell& cell, const SymInt& rows, const Tensor& h) {
+// What engines call c.
+SymInt c_columns(const CellInfo& cell, const Tensor& h) {
+  return h.sym_size(1) * cell.state_columns();
+}
+Tensor c_like(const CellInfo& cell, const Tensor& h) {
+  return empty(h, {h.sym_size(0), c_columns(cell, h)});
+}
+
+Tensor activations(const CellInfo& cell, const SymInt& rows, const Tensor& h) {
   return empty(h, {rows, h.sym_size(1) * cell.saved});
 }
 
@@ -30,7 +38,7 @@ Tensor checkpoints(const SequenceArgs& args) {
   const SymInt steps =
       args.batch_sizes.defined() ? args.batch_sizes->sym_numel() : args.input.sym_size(0);
   const SymInt count = checkpoint_count(steps, args.checkpoint_steps);
-  return empty(args.input, {count, args.h_0.sym_size(0), args.h_0.sym_size(1)});
+  return empty(args.input, {count, args.h_0.sym_size(0), c_columns(*args.cell, args.h_0)});
 }
 
 template <typename Args>
@@ -41,7 +49,7 @@ Gradients gradients(const Args& args, const Tensor& h) {
   return {
       wanted(0, args.input),
       wanted(1, h),
-      wanted(2, h),
+      args.output_mask[2] ? c_like(*args.cell, h) : Tensor(),
       wanted(3, args.weight_ih),
       wanted(4, args.weight_hh),
       wanted(5, args.bias_ih),
@@ -55,7 +63,7 @@ struct Meta {
     const Tensor& h = args.h;
     return {
         contiguous_like(h),
-        contiguous_like(h),
+        c_like(*args.cell, h),
         args.save ? activations(*args.cell, h.sym_size(0), h) : Tensor()};
   }
 
@@ -69,7 +77,7 @@ struct Meta {
     return {
         empty(args.input, std::move(shape)),
         contiguous_like(args.h_0),
-        contiguous_like(args.h_0),
+        c_like(*args.cell, args.h_0),
         args.saves_checkpoints()   ? checkpoints(args)
         : args.saves_activations() ? activations(*args.cell, rows, args.h_0)
                                    : Tensor()};
@@ -84,7 +92,8 @@ struct Meta {
   }
 
   // The size of packed weights depends on the machine.
-  static Tensor prepack(const Cell&, const Tensor&, const Tensor&, std::optional<at::ScalarType>) {
+  static Tensor prepack(
+      const CellInfo&, const Tensor&, const Tensor&, std::optional<at::ScalarType>) {
     TORCH_CHECK_NOT_IMPLEMENTED(
         false,
         "lltm::prepack: expected weights with data, got a tensor without any: pack them before a"

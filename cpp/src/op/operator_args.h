@@ -11,6 +11,7 @@
 #include "common/tensor_views.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/cat.h>
 
 #include <array>
 #include <cstdint>
@@ -20,10 +21,11 @@
 
 namespace lltm {
 
-// The cell of this name, or null.
-const Cell* find_cell(std::string_view name);
+// The cell of this name, or null. Instead of a name: the text of a cell's program, which throws if
+// it is none.
+const CellInfo* find_cell(std::string_view name);
 // The same; `op` names who complains where there is none.
-const Cell& get_cell(const char* op, std::string_view name);
+const CellInfo& get_cell(const char* op, std::string_view name);
 
 // h', c'; output, h_n, c_n. c' and c_n are empty, (0,), where the cell has no c.
 using StepOutputs = std::tuple<at::Tensor, at::Tensor>;
@@ -68,18 +70,26 @@ class OptionalTensor {
 class CellName {
  public:
   CellName(std::string_view name) : name_(name), cell_(find_cell(name)) {}
-  CellName(const Cell& cell) : name_(cell.name), cell_(&cell) {}
+  CellName(const CellInfo& cell) : name_(cell.name), cell_(&cell) {}
 
   std::string_view name() const { return name_; }
   // Null where there is none of this name, which the checks report.
-  const Cell* find() const { return cell_; }
-  const Cell* operator->() const { return cell_; }
-  const Cell& operator*() const { return *cell_; }
+  const CellInfo* find() const { return cell_; }
+  const CellInfo* operator->() const { return cell_; }
+  const CellInfo& operator*() const { return *cell_; }
 
  private:
   std::string_view name_;
-  const Cell* cell_;
+  const CellInfo* cell_;
 };
+
+// What engines call c (cell.h): the user's, with h before it where the cell reads that; or c, of an
+// engine that calls another.
+inline at::Tensor state_c(const CellInfo& cell, const at::Tensor& h, const at::Tensor& c) {
+  if (!cell.reads_h) return c;
+  if (!cell.has_c()) return h;
+  return c.sym_size(1) == h.sym_size(1) * cell.states ? at::cat({h, c}, 1) : c;
+}
 
 // References, because a copy of every tensor would show in the time of a small step: the
 // tensors belong to the caller, and a struct does not outlive the call that it is made for.
@@ -95,8 +105,7 @@ struct StepInputs {
 
   auto flat() const { return std::tie(cell, input, h, c, weight_ih, weight_hh, bias_ih, bias_hh); }
 
-  // The state that the element-wise part calls c.
-  const at::Tensor& state_c() const { return cell->has_c ? static_cast<const at::Tensor&>(c) : h; }
+  at::Tensor state_c() const { return lltm::state_c(*cell, h, c); }
 };
 
 struct StepArgs : StepInputs {
@@ -113,7 +122,9 @@ struct StepBackwardArgs : StepInputs {
     return std::tuple_cat(StepInputs::flat(), std::tie(activations, grad_h, grad_c, output_mask));
   }
 
+  const at::Tensor& state_h() const { return h; }
   OptionalTensor& grad_of_c() { return grad_c; }
+  const at::Tensor& grad_of_c() const { return grad_c; }
 };
 
 // One layer and direction of a sequence. The bytes of prepacked weights stand in the place of
@@ -131,9 +142,7 @@ struct SequenceInputs {
         cell, input, h_0, c_0, weight_ih, weight_hh, bias_ih, bias_hh, batch_sizes, reverse);
   }
 
-  const at::Tensor& state_c() const {
-    return cell->has_c ? static_cast<const at::Tensor&>(c_0) : h_0;
-  }
+  at::Tensor state_c() const { return lltm::state_c(*cell, h_0, c_0); }
 };
 
 struct SequenceArgs : SequenceInputs {
@@ -166,7 +175,9 @@ struct SequenceBackwardArgs : SequenceInputs {
         std::tie(checkpoint_steps, output, saved, grad_output, grad_h_n, grad_c_n, output_mask));
   }
 
+  const at::Tensor& state_h() const { return h_0; }
   OptionalTensor& grad_of_c() { return grad_c_n; }
+  const at::Tensor& grad_of_c() const { return grad_c_n; }
 
   at::ScalarType carried_dtype() const {
     return segment ? compute_dtype(input.scalar_type()) : input.scalar_type();

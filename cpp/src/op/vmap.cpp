@@ -8,10 +8,10 @@
 //
 // vmap rules run before autocast and autograd, which then see the call that a rule makes.
 #include "op/autocast.h"
-#include "op/cells_without_c.h"
 #include "op/check.h"
 #include "op/composite.h"
 #include "op/operators.h"
+#include "op/states.h"
 
 #include <ATen/Functions.h>
 
@@ -130,7 +130,7 @@ StepOutputs step_of_samples(const StepArgs& args) {
   check_step(args);
   const Samples samples;
   if (maps_parameters(samples, args)) {
-    return without_saved(without_c(args, composite::step_forward(args)));
+    return without_saved(with_own_c(args, composite::step_forward(args)));
   }
   const bool any = samples.in(args.input) || samples.in(args.h) || samples.in(args.c);
   const SymInt rows = args.input.sym_size(0);
@@ -145,7 +145,7 @@ StepOutputs step_of_samples(const StepArgs& args) {
         samples.shared(args.weight_hh),
         samples.shared(args.bias_ih),
         samples.shared(args.bias_hh)}});
-  return {samples.unfold(h_next, rows), args.cell->has_c ? samples.unfold(c_next, rows) : c_next};
+  return {samples.unfold(h_next, rows), args.cell->has_c() ? samples.unfold(c_next, rows) : c_next};
 }
 
 // sequence or sequence_prepacked.
@@ -188,7 +188,7 @@ SequenceOutputs fold_sequence(SequenceOp& op, const SequenceArgs& args) {
   return {
       samples.unfold(output, rows),
       samples.unfold(h_n, batch),
-      args.cell->has_c ? samples.unfold(c_n, batch) : c_n};
+      args.cell->has_c() ? samples.unfold(c_n, batch) : c_n};
 }
 
 SequenceOutputs sequence_for_each(const Samples& samples, const SequenceArgs& args) {
@@ -210,7 +210,7 @@ SequenceOutputs sequence_for_each(const Samples& samples, const SequenceArgs& ar
   return {
       samples.stack(outputs),
       samples.stack(h_ns),
-      args.cell->has_c ? samples.stack(c_ns) : c_ns.front()};
+      args.cell->has_c() ? samples.stack(c_ns) : c_ns.front()};
 }
 
 SequenceOutputs sequence_of_samples(const SequenceArgs& args) {
@@ -222,7 +222,7 @@ SequenceOutputs sequence_of_samples(const SequenceArgs& args) {
   if (maps_parameters(samples, args)) {
     // sequence_for_each cannot stack the results of no samples.
     if (!is_differentiated() && samples.count() > 0) return sequence_for_each(samples, args);
-    return without_saved(without_c(args, composite::sequence_forward(args)));
+    return without_saved(with_own_c(args, composite::sequence_forward(args)));
   }
   return fold_sequence(op::sequence, args);
 }

@@ -59,7 +59,8 @@ class BlockedBackward {
     for (size_t c = chunks_.size(); c-- > 0;) {
       if (!run_chunk(c)) return {};
       const Chunk& chunk = chunks_[c];
-      const Tensor dz = dz_tensor(c).slice(0, 0, chunk.rows).slice(1, 0, cell_.slots * hidden_);
+      const Tensor dz =
+          dz_tensor(c).slice(0, 0, chunk.rows).slice(1, 0, cell_.grad_columns() * hidden_);
       if (!gradients_.add(chunk.first, chunk.last, dz)) return {};
     }
     return gradients_.finish(dc_);
@@ -83,7 +84,7 @@ class BlockedBackward {
   void allocate() {
     const auto options = args_.input.options().dtype(at::kFloat);
     const int64_t chunk_rows = most_rows(chunks_);
-    const int64_t columns = cell_.slots * hidden_;
+    const int64_t columns = cell_.grad_columns() * hidden_;
     // The operand is the part of it from the first slot of h on, with K padded.
     const int64_t before = cell_.h.begin * hidden_;
     const int64_t stride =
@@ -97,17 +98,19 @@ class BlockedBackward {
                                  : at::zeros({rows, stride}, dz_options);
     }
     if (!kDzIsOperand) {
-      packed_dz_ = allocate_a<Format>(2 * batch_, cell_.slots * slot_pitch_, options);
+      packed_dz_ = allocate_a<Format>(2 * batch_, cell_.grad_columns() * slot_pitch_, options);
     }
     if (args_.grad_h_n.defined()) dh_n_ = args_.grad_h_n->to(at::kFloat);
-    dc_ = copy_or_zeros(args_.grad_c_n, args_.h_0.sizes(), options);
+    dc_ = copy_or_zeros(args_.grad_c_n, {batch_, cell_.state_columns() * hidden_}, options);
+    parameters_ = cell_parameters(cell_, args_.bias_ih);
     dh_ = at::empty({grid_.slots(), batch_ * blocks_.width}, options);
 
+    kernel_args_.cell = &cell_;
+    kernel_args_.layer_hidden = hidden_;
     kernel_args_.activations = read<T>(args_.saved);
-    kernel_args_.activations_step = hidden_;
+    kernel_args_.parameters = read_row<float>(parameters_);
     kernel_args_.grad_c = read<float>(dc_);
     kernel_args_.grad_c_prev = write<float>(dc_);
-    kernel_args_.grad_gates_step = hidden_;
     kernel_args_.operand_step = slot_pitch_;
   }
 
@@ -174,7 +177,11 @@ class BlockedBackward {
     bool in_range = true;
     if (continued.size() > 0) {
       const auto dz_next = dz_operand(c, k + 1).from(continued.begin);
-      Format::gemm(continued.size(), dz_next, w, {slot.dh, w.n}, /*accumulate=*/false);
+      if (cell_.h.count() > 0) {
+        Format::gemm(continued.size(), dz_next, w, {slot.dh, w.n}, /*accumulate=*/false);
+      } else {
+        std::fill_n(slot.dh, continued.size() * w.n, 0.0f);
+      }
       in_range &= finish_rows(c, k, continued, block, {slot.dh, w.n});
     }
     if (ended.size() > 0) {
@@ -191,6 +198,7 @@ class BlockedBackward {
     BackwardArgs<T, Operand> part = kernel_args_;
     part.hidden = blocks_.size(block);
     part.activations = part.activations.from(steps_[k].offset + rows.begin, unit);
+    part.parameters = part.parameters.from(0, unit);
     part.grad_h = grad_output_.of(steps_[k].offset).from(rows.begin, unit);
     part.grad_h_state = dh_state;
     part.grad_c = part.grad_c.from(rows.begin, unit);
@@ -232,7 +240,7 @@ class BlockedBackward {
   }
 
   const SequenceBackwardArgs& args_;
-  const Cell& cell_;
+  const CellInfo& cell_;
   const int64_t batch_, hidden_;
   // Columns from slot to slot of the operand dz, and K of the recurrent GEMM.
   const int64_t slot_pitch_, k_;
@@ -243,7 +251,7 @@ class BlockedBackward {
   const Weights weights_;
   SequenceGradients gradients_;
 
-  Tensor packed_weights_, dh_n_, dc_, dh_;
+  Tensor packed_weights_, parameters_, dh_n_, dc_, dh_;
   // dz of the current chunk and of the chunk after it: the last step here multiplies the first dz
   // there.
   std::array<Tensor, 2> dz_;

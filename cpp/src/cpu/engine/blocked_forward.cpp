@@ -118,8 +118,10 @@ class BlockedForward {
     if (args_.saves_activations()) {
       activations_ = empty_large({rows, cell_.saved * hidden_}, options);
     }
-    c_ = at::empty(args_.h_0.sizes(), options).copy_(args_.state_c());
-    bias_ = slot_bias(args_);
+    const Tensor c = args_.state_c();
+    c_ = at::empty(c.sizes(), options).copy_(c);
+    bias_ = slot_bias(args_, hidden_);
+    parameters_ = cell_parameters(cell_, args_.bias_ih);
 
     if (!input_in_place_) packed_input_ = allocate_a<Format>(chunk_rows_, input_size_, options);
     if (output_is_operand_) {
@@ -133,13 +135,14 @@ class BlockedForward {
     z_ = at::empty({grid_.slots(), z_rows * z_columns}, options.dtype(at::kFloat));
     if (kNotesRows) notes_ = std::make_unique<bool[]>(grid_.columns * batch_);
 
+    kernel_args_.cell = &cell_;
+    kernel_args_.layer_hidden = hidden_;
     kernel_args_.bias = read_row<float>(bias_);
-    kernel_args_.bias_step = hidden_;
+    kernel_args_.parameters = read_row<float>(parameters_);
     kernel_args_.c = read<T>(c_);
     kernel_args_.c_next = write<T>(c_);
     kernel_args_.h_next = write<T>(output_rows_);
     kernel_args_.activations = write<T>(activations_);
-    kernel_args_.activations_step = hidden_;
   }
 
   void run_thread(Team& team) {
@@ -224,7 +227,10 @@ class BlockedForward {
   void save_checkpoint(size_t k, const Slot& slot) const {
     const int64_t unit = blocks_.begin(slot.blocks.begin);
     const int64_t units = std::min(blocks_.begin(slot.blocks.end), hidden_) - unit;
-    checkpoints_.save<T>(k, read<T>(c_), slot.rows.begin, slot.rows.size(), unit, units);
+    for (int state = 0; state < cell_.state_columns(); ++state) {
+      const int64_t column = state * hidden_ + unit;
+      checkpoints_.save<T>(k, read<T>(c_), slot.rows.begin, slot.rows.size(), column, units);
+    }
   }
 
   bool step(const Chunk& chunk, size_t k, const Slot& slot) const {
@@ -251,7 +257,7 @@ class BlockedForward {
       clear_slots_of_h(block, rows, z);
     }
     const auto add_recurrent = [&](Range part, Matrix<const Operand> h) {
-      if (part.size() == 0) return;
+      if (part.size() == 0 || cell_.h.count() == 0) return;
       const auto z_h = z.from(part.begin, cell_.h.begin * weights_.slot_columns(block));
       Format::gemm(part.size(), h.from(part.begin), weights_.h(block), z_h, /*accumulate=*/true);
     };
@@ -266,6 +272,7 @@ class BlockedForward {
     part.gates = as_const(z.from(rows.begin));
     part.gates_step = weights_.slot_columns(block);
     part.bias = part.bias.from(0, unit);
+    part.parameters = part.parameters.from(0, unit);
     part.c = part.c.from(rows.begin, unit);
     part.c_next = part.c_next.from(rows.begin, unit);
     part.h_next = part.h_next.from(row, unit);
@@ -307,7 +314,7 @@ class BlockedForward {
   }
 
   const SequenceArgs& args_;
-  const Cell& cell_;
+  const CellInfo& cell_;
   const int64_t batch_, hidden_, input_size_;
   const PackedWeights<Format> weights_;
   const Blocks& blocks_;
@@ -325,7 +332,7 @@ class BlockedForward {
   Matrix<const Operand> h_0_;
   OperandA<Format> packed_h_0_;
   OperandA<Format> states_;  // of two steps in turn, where the output is not an operand
-  Tensor bias_, z_;
+  Tensor bias_, parameters_, z_;
   std::unique_ptr<bool[]> notes_;  // for each column of the grid and row of the batch
   Tensor output_, output_rows_, c_, activations_;
   ForwardArgs<T, Operand> kernel_args_;
@@ -334,7 +341,9 @@ class BlockedForward {
 template <typename T, typename Format>
 std::optional<SequenceResult> forward(const SequenceArgs& args, const ForwardSchedule& schedule) {
   if (is_prepacked(args.weight_ih)) {
-    return BlockedForward<T, Format>(args, schedule, read_packed<Format>(args.weight_ih)).run();
+    return BlockedForward<T, Format>(
+               args, schedule, read_packed<Format>(*args.cell, args.weight_ih))
+        .run();
   }
   constexpr at::ScalarType dtype = kDtype<typename Format::Source>;
   auto weights = pack_weights<Format>(*args.cell, weights_of(args, dtype), schedule.block_width);
@@ -344,7 +353,8 @@ std::optional<SequenceResult> forward(const SequenceArgs& args, const ForwardSch
 
 template <typename T>
 Int8Result int8_forward(const SequenceArgs& args, const ForwardSchedule& schedule) {
-  BlockedForward<T, Int8Format> engine(args, schedule, read_packed<Int8Format>(args.weight_ih));
+  BlockedForward<T, Int8Format> engine(
+      args, schedule, read_packed<Int8Format>(*args.cell, args.weight_ih));
   SequenceResult result = *engine.run();
   return {std::move(result), engine.rows_out_of_range()};
 }

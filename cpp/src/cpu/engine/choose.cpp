@@ -75,7 +75,7 @@ Result run_or_fall_back(
 }
 
 SequenceResult forward_with_unpacked_weights(const SequenceArgs& args) {
-  const Weights weights = unpack(args.weight_ih);
+  const Weights weights = unpack(*args.cell, args.weight_ih);
   return sequence_forward(with_weights(args, weights.ih, weights.hh));
 }
 

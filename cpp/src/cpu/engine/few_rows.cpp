@@ -36,7 +36,7 @@ GemmFewRows<A> gemm_few_rows() {
   }
 }
 template <typename A>
-ForwardFewRows<A> forward_few_rows(const Cell& cell) {
+ForwardFewRows<A> forward_few_rows(const CellInfo& cell) {
   if constexpr (std::is_same_v<A, float>) {
     return kernels().cells[cell.id].few_rows_f32;
   } else {
@@ -62,6 +62,7 @@ class PackedFewRowsWeights {
     for (int64_t r = 0; r < rows; ++r) std::fill(z.row(r) + first, z.row(r) + columns, A(0));
   }
   void recur(int64_t rows, Matrix<const A> h, int64_t block, Matrix<A> z) const {
+    if (packed_.cell.h.count() == 0) return;
     const int64_t first = packed_.cell.h.begin * packed_.slot_columns(block);
     gemm_few_rows<A>()(rows, h, packed_.h(block), z.from(0, first), /*accumulate=*/true);
   }
@@ -110,6 +111,7 @@ class FewRowsForward {
         batch_(args.h_0.size(0)),
         hidden_(args.h_0.size(1)),
         input_size_(args.input.size(-1)),
+        state_columns_(cell_.state_columns() * hidden_),
         weights_(std::move(weights)),
         blocks_(weights_.blocks()),
         slots_(std::min(schedule.threads, blocks_.count)),
@@ -118,18 +120,21 @@ class FewRowsForward {
         chunks_(plan_chunks(steps_, schedule.chunk_rows)),
         chunk_rows_(most_rows(chunks_)),
         input_(args.input) {
-    bias_ = slot_bias(args);
+    bias_ = slot_bias(args, hidden_);
+    parameters_ = cell_parameters(cell_, args.bias_ih);
     const auto options = args.input.options();
     output_ = empty_large(output_sizes(args.input, hidden_), options);
     if (args.saves_activations()) {
       activations_ = empty_large({flat_size(args.input), cell_.saved * hidden_}, options);
     }
     if (bias_.defined()) bias_data_ = bias_.const_data_ptr<float>();
+    if (parameters_.defined()) parameters_data_ = parameters_.const_data_ptr<float>();
     h_next_ = {output_.mutable_data_ptr<float>(), hidden_};
     saved_ = write<float>(activations_);
     allocate_workspace();
-    convert(read<float>(args.h_0), h_0_);
-    convert(read<float>(args.state_c()), c_);
+    convert(read<float>(args.h_0), h_0_, hidden_);
+    const Tensor c = args.state_c();
+    convert(read<float>(c), c_, state_columns_);
   }
 
   SequenceResult run() {
@@ -137,7 +142,7 @@ class FewRowsForward {
     return {
         output_,
         last_h(),
-        state_of(as_const(c_)),
+        state_of(as_const(c_), state_columns_),
         args_.saves_checkpoints() ? checkpoints_.tensor() : activations_};
   }
 
@@ -147,25 +152,26 @@ class FewRowsForward {
   void allocate_workspace() {
     constexpr int64_t kLine = 64 / sizeof(double);
     const int64_t state = round_up(batch_ * hidden_, kLine);
+    const int64_t c = round_up(batch_ * state_columns_, kLine);
     const int64_t x = round_up(chunk_rows_ * input_size_, kLine);
     const int64_t z = round_up(chunk_rows_ * cell_.slots * hidden_, kLine);
-    workspace_ = Workspace<double>((kFloat ? 2 : 4) * state + x + z);
+    workspace_ = Workspace<double>(c + (kFloat ? 1 : 3) * state + x + z);
     double* next = workspace_.data();
     const auto take = [&](int64_t doubles) { return std::exchange(next, next + doubles); };
-    c_ = {take(state), hidden_};
+    c_ = {take(c), state_columns_};
     h_0_ = {reinterpret_cast<A*>(take(state)), hidden_};
     x_ = {reinterpret_cast<A*>(take(x)), input_size_};
     z_data_ = reinterpret_cast<A*>(take(z));
     if (!kFloat) h_ = {take(2 * state), hidden_};
   }
 
-  // A state (B, H) in another type.
+  // A state (B, columns) in another type.
   template <typename From, typename To>
-  void convert(Matrix<const From> from, Matrix<To> to) const {
+  void convert(Matrix<const From> from, Matrix<To> to, int64_t columns) const {
     for (int64_t r = 0; r < batch_; ++r) {
       const From* const x = from.row(r);
       To* const y = to.row(r);
-      for (int64_t j = 0; j < hidden_; ++j) y[j] = static_cast<To>(x[j * from.col_stride]);
+      for (int64_t j = 0; j < columns; ++j) y[j] = static_cast<To>(x[j * from.col_stride]);
     }
   }
 
@@ -193,15 +199,15 @@ class FewRowsForward {
 
   // A state as the operator returns it, in float32.
   template <typename From>
-  Tensor state_of(Matrix<const From> from) const {
-    const Tensor state = new_tensor({batch_, hidden_}, args_.input.options());
-    convert(from, write<float>(state));
+  Tensor state_of(Matrix<const From> from, int64_t columns) const {
+    const Tensor state = new_tensor({batch_, columns}, args_.input.options());
+    convert(from, write<float>(state), columns);
     return state;
   }
 
   Tensor last_h() const {
     const bool all = !steps_.empty() && steps_.back().rows == batch_;
-    return all ? state_of(as_const(h_next_.from(steps_.back().offset)))
+    return all ? state_of(as_const(h_next_.from(steps_.back().offset)), hidden_)
                : final_states(steps_, args_.h_0, flat_rows(output_));
   }
 
@@ -226,7 +232,9 @@ class FewRowsForward {
     const int64_t carried = carried_rows(steps_, k);
     const int64_t unit = blocks_.begin(block);
     if (checkpoints_.has(k)) {
-      checkpoints_.save<float>(k, as_const(c_), 0, batch_, unit, blocks_.size(block));
+      for (int64_t column = unit; column < state_columns_; column += hidden_) {
+        checkpoints_.save<float>(k, as_const(c_), 0, batch_, column, blocks_.size(block));
+      }
     }
     const Matrix<A> z = z_of(block).from(offset - chunk.begin);
     const auto recur = [&](int64_t from, int64_t to, Matrix<const A> h) {
@@ -236,16 +244,17 @@ class FewRowsForward {
     if (carried < rows) recur(carried, rows, as_const(h_0_));
 
     FewRowsArgs<A> args;
+    args.cell = &cell_;
     args.hidden = blocks_.size(block);
+    args.layer_hidden = hidden_;
     args.gates = as_const(z);
     args.gates_step = args.hidden;
     args.bias = bias_data_ == nullptr ? nullptr : bias_data_ + unit;
-    args.bias_step = hidden_;
+    args.parameters = parameters_data_ == nullptr ? nullptr : parameters_data_ + unit;
     args.c = c_.from(0, unit);
     args.h = state(k).from(0, unit);
     args.h_next = h_next_.from(offset, unit);
     args.activations = saved_.from(offset, unit);
-    args.activations_step = hidden_;
     forward_few_rows<A>(cell_)(args, rows);
   }
 
@@ -268,8 +277,8 @@ class FewRowsForward {
 
   static constexpr bool kFloat = std::is_same_v<A, float>;
   const SequenceArgs& args_;
-  const Cell& cell_;
-  const int64_t batch_, hidden_, input_size_;
+  const CellInfo& cell_;
+  const int64_t batch_, hidden_, input_size_, state_columns_;
   const FewRowsWeights weights_;
   const Blocks& blocks_;
   const int64_t slots_;
@@ -278,11 +287,11 @@ class FewRowsForward {
   const std::vector<Chunk> chunks_;
   const int64_t chunk_rows_;
   const StepRows<float> input_;
-  Tensor bias_;
+  Tensor bias_, parameters_;
   Workspace<double> workspace_;
   Tensor output_, activations_;
   // The same in memory: steps are so short that asking a tensor shows.
-  const float* bias_data_ = nullptr;
+  const float *bias_data_ = nullptr, *parameters_data_ = nullptr;
   Matrix<float> h_next_, saved_;
   // In the workspace: the initial h, the input of a chunk and the pre-activations of its rows; c;
   // and h after each of two steps in turn, where the output is not what the next GEMM reads.
@@ -300,7 +309,7 @@ SequenceResult few_rows_forward(const SequenceArgs& args, const FewRowsSchedule&
   if (schedule.in_place) return run(FewRowsWeightsInPlace(args, schedule.block_width));
   PackedWeights<F32Format> packed =
       is_prepacked(args.weight_ih)
-          ? read_packed<F32Format>(args.weight_ih)
+          ? read_packed<F32Format>(*args.cell, args.weight_ih)
           : *pack_weights<F32Format>(*args.cell, weights_of(args), schedule.block_width);
   return schedule.float_operand ? run(PackedFewRowsWeights<float>(std::move(packed)))
                                 : run(PackedFewRowsWeights<double>(std::move(packed)));

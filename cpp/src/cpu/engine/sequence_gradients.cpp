@@ -7,6 +7,8 @@
 #include <ATen/ops/ones.h>
 
 #include <algorithm>
+#include <iterator>
+#include <numeric>
 #include <utility>
 
 namespace lltm::cpu {
@@ -50,12 +52,15 @@ SequenceGradients::SequenceGradients(
     add_product(cell_.x, /*h=*/false, want_ih, want_bias_ih, options);
     add_product(cell_.h, of_h, /*x=*/false, want_bias_hh, options);
   }
+  const SlotRange parameters = {cell_.slots, cell_.grad_columns()};
+  if (parameters.count() > 0)
+    add_product(parameters, /*h=*/false, /*x=*/false, want_bias_ih, options);
 }
 
 void SequenceGradients::add_product(
     SlotRange slots, bool h, bool x, bool one, const at::TensorOptions& options) {
   const int64_t m = (h ? hidden_ : 0) + (x ? input_size_ : 0) + (one ? 1 : 0);
-  if (m == 0) return;
+  if (m == 0 || slots.count() == 0) return;
   products_.push_back(
       {slots, h, x, one, make_weight_gradient_gemm(format_, m, slots.count() * hidden_, options)});
 }
@@ -101,7 +106,14 @@ Gradients SequenceGradients::finish(const Tensor& dc) {
   const at::ScalarType dtype = args_.carried_dtype();
   const auto& mask = args_.output_mask;
   const WeightGradients weights(args_, dc.options().dtype(at::kFloat));
-  Tensor bias_ih, bias_hh;
+  // Of bias_ih with the parameters behind it.
+  const auto bias = [&](bool wanted, int64_t blocks) {
+    return wanted ? at::empty({blocks * hidden_}, dc.options().dtype(at::kFloat)) : Tensor();
+  };
+  const Tensor bias_ih = bias(mask[5], cell_.x.count() + cell_.parameters);
+  const Tensor bias_hh = bias(mask[6], cell_.h.count());
+  int parameter_blocks[CellInfo::kMostParameters];
+  std::iota(std::begin(parameter_blocks), std::end(parameter_blocks), cell_.x.count());
   for (Product& product : products_) {
     int64_t m = 0;
     const auto next = [&](Matrix<float> out, int64_t columns, const int* blocks) {
@@ -111,15 +123,13 @@ Gradients SequenceGradients::finish(const Tensor& dc) {
     };
     if (product.h) next(weights.write_hh<float>(), hidden_, cell_.h_blocks);
     if (product.x) next(weights.write_ih<float>(hidden_), input_size_, cell_.x_blocks);
-    const auto bias = [&](const int* blocks) {
-      const Tensor out = at::empty({cell_.gates * hidden_}, dc.options().dtype(at::kFloat));
+    const auto write_sums = [&](const Tensor& out, const int* own) {
       const Matrix<float> column = {out.mutable_data_ptr<float>(), 1};
-      const int* const own = blocks + product.slots.begin;
       product.gemm->write_transposed(m, m + 1, column, hidden_, own);
-      return out.to(dtype);
     };
-    if (mask[5] && product.slots == cell_.x) bias_ih = bias(cell_.x_blocks);
-    if (mask[6] && product.slots == cell_.h) bias_hh = bias(cell_.h_blocks);
+    if (mask[5] && product.slots == cell_.x) write_sums(bias_ih, cell_.x_blocks + cell_.x.begin);
+    if (mask[6] && product.slots == cell_.h) write_sums(bias_hh, cell_.h_blocks + cell_.h.begin);
+    if (product.slots.begin == cell_.slots) write_sums(bias_ih, parameter_blocks);
   }
   const auto result = [&](const Tensor& sum) { return sum.defined() ? sum.to(dtype) : Tensor(); };
   return {
@@ -128,8 +138,8 @@ Gradients SequenceGradients::finish(const Tensor& dc) {
       mask[2] ? dc.to(dtype) : Tensor(),
       result(weights.weight_ih),
       result(weights.weight_hh),
-      bias_ih,
-      bias_hh};
+      result(bias_ih),
+      result(bias_hh)};
 }
 
 }  // namespace lltm::cpu

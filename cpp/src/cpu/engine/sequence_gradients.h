@@ -23,16 +23,16 @@ class SequenceGradients {
       const Weights& weights,
       GemmFormat format);
 
-  // Adds what steps [first, last) contribute: dz (rows, S * H), in the order of the input's
+  // Adds what steps [first, last) contribute: dz (rows, (S + P) * H), in the order of the input's
   // rows. False where values are out of range of the format.
   bool add(size_t first, size_t last, const at::Tensor& dz);
 
-  // dc (B, H) is the gradient of c_0.
+  // dc is the gradient of c_0.
   Gradients finish(const at::Tensor& dc);
 
  private:
   // [h, x, 1]^T dz, of the slots that its left operand has a part in. One for h and one for x where
-  // these are others.
+  // these are others, and one for the cell's parameters.
   struct Product {
     SlotRange slots;
     bool h, x, one;
@@ -44,7 +44,7 @@ class SequenceGradients {
   at::Tensor columns(const at::Tensor& dz, SlotRange slots) const;
 
   const SequenceBackwardArgs& args_;
-  const Cell& cell_;
+  const CellInfo& cell_;
   const int64_t hidden_, input_size_;
   const GemmFormat format_;
   const std::vector<Step>& steps_;

@@ -17,7 +17,7 @@ namespace {
 using at::Tensor;
 
 // What is not wanted is undefined; all but those of the weights are of the compute dtype, dz
-// (B, S * H), dc (B, H) and the sum of dz over the batch (S * H) among them.
+// (B, (S + P) * H), dc and the sum of dz over the batch among them.
 struct StepGradients {
   Tensor dz, dc, d_input, d_h;
   WeightGradients weights;
@@ -71,9 +71,9 @@ class BlockedStepBackward {
     } else {
       // The GEMM of dh begins at the first slot of h, and pads its K.
       const int64_t before = cell_.h.begin * hidden_;
-      const int64_t k = before + Format::padded_k(cell_.h.count() * hidden_);
+      const int64_t k = before + Format::padded_k((cell_.grad_columns() - cell_.h.begin) * hidden_);
       dz_operand_ = allocate_a<Format>(batch_, k, results.dz.options());
-      if (k > cell_.slots * hidden_) dz_operand_.memory.zero_();
+      if (k > cell_.grad_columns() * hidden_) dz_operand_.memory.zero_();
     }
     const WeightGradients& weights = results.weights;
     add_source(args.h, weights.write_hh<T>(), cell_.h, cell_.h_blocks);
@@ -149,12 +149,13 @@ class BlockedStepBackward {
     ElementwiseBackward<T> part = step_;
     part.hidden = width;
     part.activations = part.activations.from(0, unit);
+    part.parameters = part.parameters.from(0, unit);
     part.grad_h = part.grad_h.from(0, unit);
     part.grad_c = part.grad_c.from(0, unit);
     part.grad_gates = part.grad_gates.from(0, unit);
     part.grad_c_prev = part.grad_c_prev.from(0, unit);
     elementwise<T, float>(cell_).backward(part, 0, batch_ * width);
-    for (int slot = 0; slot < cell_.slots; ++slot) {
+    for (int slot = 0; slot < cell_.grad_columns(); ++slot) {
       const int64_t column = slot * hidden_ + unit;
       const auto dz = as_const(dz_.from(0, column));
       if (results_.d_bias.defined()) {
@@ -218,6 +219,7 @@ class BlockedStepBackward {
     const auto add =
         [&](const Tensor& out, Matrix<const T> weights, SlotRange slots, const int* blocks) {
           if (!out.defined()) return;
+          if (slots.count() == 0) out.zero_();
           for (int64_t n = 0; n < out.size(1); n += kStepColumns) {
             const Range columns = {n, std::min(n + kStepColumns, out.size(1))};
             tiles.push_back({weights, write<float>(out), slots, blocks, columns});
@@ -244,7 +246,7 @@ class BlockedStepBackward {
 
   const ElementwiseBackward<T>& step_;
   const StepGradients& results_;
-  const Cell& cell_;
+  const CellInfo& cell_;
   const WeightMatrices<T> weights_;
   const int64_t batch_, hidden_;
   const Blocks blocks_;
@@ -263,10 +265,11 @@ StepGradients allocate_gradients(const StepBackwardArgs& args, at::ScalarType we
     return wanted ? at::empty(sizes, options) : Tensor();
   };
   const int64_t batch = args.h.size(0);
-  const int64_t columns = args.cell->slots * args.h.size(1);
+  const int64_t hidden = args.h.size(1);
+  const int64_t columns = args.cell->grad_columns() * hidden;
   return {
       at::empty({batch, columns}, options),
-      at::empty(args.h.sizes(), options),
+      at::empty({batch, args.cell->state_columns() * hidden}, options),
       if_wanted(want_input, args.input.sizes()),
       if_wanted(want_h, args.h.sizes()),
       WeightGradients(args, options.dtype(weights_dtype)),
@@ -281,16 +284,17 @@ Gradients step_backward(const StepBackwardArgs& args) {
   const bool blocked = schedule.backward == StepGemm::kBlocked;
   const StepGradients results = allocate_gradients(args, blocked ? dtype : compute_dtype(dtype));
   const Tensor grad_c = args.grad_c.defined() ? args.grad_c->to(compute_dtype(dtype)) : Tensor();
+  const Tensor parameters = cell_parameters(*args.cell, args.bias_ih);
   visit_dtype(dtype, [&]<typename T>(T*) {
     using C = compute_t<T>;
     ElementwiseBackward<T> step;
-    step.hidden = args.h.size(1);
+    step.cell = &*args.cell;
+    step.hidden = step.layer_hidden = args.h.size(1);
     step.activations = read<T>(args.activations);
-    step.activations_step = step.hidden;
+    step.parameters = read_row<C>(parameters);
     step.grad_h = read<T>(args.grad_h);
     step.grad_c = read<C>(grad_c);
     step.grad_gates = write<C>(results.dz);
-    step.grad_gates_step = step.hidden;
     step.grad_c_prev = write<C>(results.dc);
     if constexpr (std::is_same_v<T, BFloat16>) {
       if (blocked && schedule.backward_format == GemmFormat::kBf16) {

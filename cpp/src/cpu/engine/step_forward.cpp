@@ -35,7 +35,7 @@ void step_by_aten(ElementwiseForward<T> step, const StepArgs& args) {
 // with the pre-activations z (rows, S * width).
 template <typename T>
 void finish_block(
-    const Cell& cell,
+    const CellInfo& cell,
     ForwardArgs<T, float> part,
     const Tensor& bias,
     Matrix<const float> z,
@@ -47,6 +47,7 @@ void finish_block(
   part.gates = z;
   part.gates_step = width;
   part.bias = read_row<float>(bias).from(0, unit);
+  part.parameters = part.parameters.from(0, unit);
   part.c = part.c.from(first, unit);
   part.c_next = part.c_next.from(first, unit);
   part.h_next = part.h_next.from(first, unit);
@@ -62,7 +63,7 @@ void step_by_products(
   const int64_t hidden = args.h.size(1);
   const Tensor h = with_contiguous_rows(args.h.to(at::kFloat));
   const Tensor x = with_contiguous_rows(args.input.to(at::kFloat));
-  const Tensor bias = slot_bias(args);
+  const Tensor bias = slot_bias(args, hidden);
   const Blocks blocks(hidden, schedule.block_width);
   const int64_t columns = args.cell->slots * blocks.width;
   const Workspace<float> z(blocks.count * batch * columns);
@@ -101,7 +102,7 @@ class BlockedStep {
         columns_(std::min(round_up(args.h.size(0), kVector), kStepRows)),
         blocks_(hidden_, schedule.block_width),
         threads_(schedule.threads),
-        bias_(slot_bias(args)),
+        bias_(slot_bias(args, hidden_)),
         x_size_(k_ * columns_ * static_cast<int64_t>(sizeof(T)) / 4) {
     buffer_ =
         at::empty({x_size_ + 2 * blocks_.count * z_size()}, args.input.options().dtype(at::kFloat));
@@ -172,7 +173,7 @@ class BlockedStep {
 
   const ElementwiseForward<T>& step_;
   const StepArgs& args_;
-  const Cell& cell_;
+  const CellInfo& cell_;
   const int64_t hidden_, k_;
   const WeightMatrices<T> weights_;
   const int64_t columns_;
@@ -187,13 +188,16 @@ class BlockedStep {
 template <typename T>
 void run_step(const StepArgs& args, const StepResult& result, const StepSchedule& schedule) {
   const auto& [h_next, c_next, activations] = result;
+  const Tensor c = args.state_c();
+  const Tensor parameters = cell_parameters(*args.cell, args.bias_ih);
   ElementwiseForward<T> step;
-  step.bias_step = args.h.size(1);
-  step.c = read<T>(args.state_c());
+  step.cell = &*args.cell;
+  step.layer_hidden = args.h.size(1);
+  step.parameters = read_row<compute_t<T>>(parameters);
+  step.c = read<T>(c);
   step.h_next = write<T>(h_next);
   step.c_next = write<T>(c_next);
   step.activations = write<T>(activations);
-  step.activations_step = step.bias_step;
   if constexpr (kHasGemm<T>) {
     if (schedule.forward == StepGemm::kProducts) return step_by_products(step, args, schedule);
   }
@@ -211,7 +215,7 @@ StepResult step_forward(const StepArgs& args) {
   const auto options = args.input.options();
   StepResult result = {
       new_tensor({batch, hidden}, options),
-      new_tensor({batch, hidden}, options),
+      new_tensor({batch, args.cell->state_columns() * hidden}, options),
       args.save ? new_tensor({batch, args.cell->saved * hidden}, options) : Tensor()};
   const StepSchedule schedule = schedule_of(args);
   if (logs_schedules()) {

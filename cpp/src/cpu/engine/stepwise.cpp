@@ -19,7 +19,7 @@ SequenceResult stepwise_forward(const SequenceArgs& args) {
   const int64_t hidden = args.h_0.size(1);
   const at::ScalarType dtype = args.input.scalar_type();
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
-  const Cell& cell = *args.cell;
+  const CellInfo& cell = *args.cell;
   const Linear linear = Linear::with_bias(args);
   // The input's part of the pre-activations in one GEMM, which is faster; or, with few elements,
   // all of it step by step as plain PyTorch does: a GEMM of many rows is rounded in another
@@ -36,7 +36,9 @@ SequenceResult stepwise_forward(const SequenceArgs& args) {
           ? at::empty({gates.size(0), cell.saved * hidden}, args.input.options())
           : Tensor();
   const Checkpoints checkpoints(args.saved_checkpoint_steps(), steps.size(), args.state_c());
-  const Tensor c = at::empty(args.h_0.sizes(), args.input.options()).copy_(args.state_c());
+  const Tensor c_0 = args.state_c();
+  const Tensor c = at::empty(c_0.sizes(), args.input.options()).copy_(c_0);
+  const Tensor parameters = cell_parameters(cell, args.bias_ih);
   // The state as the GEMMs read it; each step renews its own rows.
   const Tensor h = at::empty(args.h_0.sizes(), gates.options()).copy_(args.h_0);
 
@@ -46,12 +48,12 @@ SequenceResult stepwise_forward(const SequenceArgs& args) {
     const auto all_output = write<T>(output_rows);
     const auto all_activations = write<T>(activations);
     ForwardArgs<T, C> step;
-    step.hidden = hidden;
-    step.gates_step = hidden;
+    step.cell = &cell;
+    step.hidden = step.layer_hidden = step.gates_step = hidden;
+    step.parameters = read_row<C>(parameters);
     step.c = read<T>(c);
     step.c_next = write<T>(c);
     step.h_operand = write<C>(h);
-    step.activations_step = hidden;
     for (size_t k = 0; k < steps.size(); ++k) {
       const auto [offset, rows] = steps[k];
       if (checkpoints.has(k)) checkpoints.save(k, c);
@@ -131,13 +133,15 @@ Gradients stepwise_backward(const SequenceBackwardArgs& args) {
   const at::ScalarType dtype = args.input.scalar_type();
   const auto options = compute_options(args.input);
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
-  const Cell& cell = *args.cell;
+  const CellInfo& cell = *args.cell;
   const Linear linear(args);
 
   // Gradients of the state; a row's are final once its first step is done.
   const Tensor dh = copy_or_zeros(args.grad_h_n, args.h_0.sizes(), options);
-  const Tensor dc = copy_or_zeros(args.grad_c_n, args.h_0.sizes(), options);
-  const Tensor dz = at::empty({args.saved.size(0), cell.slots * hidden}, options);
+  const Tensor dc =
+      copy_or_zeros(args.grad_c_n, {args.h_0.size(0), cell.state_columns() * hidden}, options);
+  const Tensor dz = at::empty({args.saved.size(0), cell.grad_columns() * hidden}, options);
+  const Tensor parameters = cell_parameters(cell, args.bias_ih);
 
   visit_dtype(dtype, [&]<typename T>(T*) {
     using C = compute_t<T>;
@@ -145,11 +149,11 @@ Gradients stepwise_backward(const SequenceBackwardArgs& args) {
     const StepRows<T> grad_output(args.grad_output);
     const auto all_grad_gates = write<C>(dz);
     BackwardArgs<T, C> step;
-    step.hidden = hidden;
-    step.activations_step = hidden;
+    step.cell = &cell;
+    step.hidden = step.layer_hidden = hidden;
+    step.parameters = read_row<C>(parameters);
     step.grad_h_state = read<C>(dh);
     step.grad_c = read<C>(dc);
-    step.grad_gates_step = hidden;
     step.grad_c_prev = write<C>(dc);
     for (size_t k = steps.size(); k-- > 0;) {
       const auto [offset, rows] = steps[k];

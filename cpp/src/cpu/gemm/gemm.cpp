@@ -17,7 +17,7 @@ using at::Tensor;
 
 // ---- through ATen -----------------------------------------------------------
 
-Linear::Linear(const Cell& cell, const Weights& weights, Tensor bias)
+Linear::Linear(const CellInfo& cell, const Weights& weights, Tensor bias)
     : cell_(cell), bias_(std::move(bias)) {
   const at::ScalarType dtype = compute_dtype(weights.hh.scalar_type());
   weight_x_ = with_contiguous_rows(x_slots(weights.ih, cell).to(dtype));
@@ -79,12 +79,13 @@ void Linear::add_weight_gradients(
   }
 }
 
-Tensor slot_bias(const Cell& cell, const Tensor& bias_ih, const Tensor& bias_hh, int64_t hidden) {
+Tensor slot_bias(
+    const CellInfo& cell, const Tensor& bias_ih, const Tensor& bias_hh, int64_t hidden) {
   if (!bias_ih.defined() && !bias_hh.defined()) return {};
   const Tensor& any = bias_ih.defined() ? bias_ih : bias_hh;
   const at::ScalarType dtype = compute_dtype(any.scalar_type());
   if (!bias_hh.defined() && cell.x.count() == cell.slots) {
-    const Tensor bias = x_slots(bias_ih, cell);
+    const Tensor bias = x_slots(biases_of(bias_ih, cell), cell);
     return bias.scalar_type() == dtype && bias.is_contiguous() ? bias : bias.to(dtype).contiguous();
   }
   const Tensor sum = at::empty({cell.slots * hidden}, any.options().dtype(dtype));
@@ -105,6 +106,11 @@ Tensor slot_bias(const Cell& cell, const Tensor& bias_ih, const Tensor& bias_hh,
     }
   });
   return sum;
+}
+
+Tensor cell_parameters(const CellInfo& cell, const Tensor& bias_ih) {
+  if (cell.parameters == 0) return {};
+  return parameters_of(bias_ih, cell).to(compute_dtype(bias_ih.scalar_type())).contiguous();
 }
 
 Tensor with_contiguous_rows(const Tensor& tensor) {

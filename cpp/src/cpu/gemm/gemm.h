@@ -20,14 +20,13 @@ namespace lltm::cpu {
 
 // What is added to the pre-activations, (S * H) in the compute dtype: undefined without biases.
 at::Tensor slot_bias(
-    const Cell& cell, const at::Tensor& bias_ih, const at::Tensor& bias_hh, int64_t hidden);
+    const CellInfo& cell, const at::Tensor& bias_ih, const at::Tensor& bias_hh, int64_t hidden);
 template <typename Args>
-at::Tensor slot_bias(const Args& args) {
-  const int64_t rows = args.bias_ih.defined()   ? args.bias_ih->size(0)
-                       : args.bias_hh.defined() ? args.bias_hh->size(0)
-                                                : 0;
-  return slot_bias(*args.cell, args.bias_ih, args.bias_hh, rows / args.cell->gates);
+at::Tensor slot_bias(const Args& args, int64_t hidden) {
+  return slot_bias(*args.cell, args.bias_ih, args.bias_hh, hidden);
 }
+// The cell's parameters, (P * H) in the compute dtype; undefined where it has none.
+at::Tensor cell_parameters(const CellInfo& cell, const at::Tensor& bias_ih);
 
 // The GEMMs of a cell, to and from its slots. 16-bit weights are widened to float32:
 // pre-activations are then not rounded to 16 bits, and CPUs without float16 arithmetic are faster
@@ -37,7 +36,8 @@ class Linear {
   // With biases, where project_x and project add them.
   template <typename Args>
   static Linear with_bias(const Args& args) {
-    return Linear(*args.cell, weights_of(args), slot_bias(args));
+    const Weights weights = weights_of(args);
+    return Linear(*args.cell, weights, slot_bias(args, weights.hh.size(1)));
   }
   template <typename Args>
   explicit Linear(const Args& args) : Linear(*args.cell, weights_of(args), at::Tensor()) {}
@@ -49,19 +49,19 @@ class Linear {
   // Both, rounded as plain PyTorch rounds it: in one GEMM where every slot reads both.
   void project(at::Tensor gates, const at::Tensor& h, const at::Tensor& x) const;
 
-  // From the gradients of the pre-activations, dz (rows, S * H), written to `out`:
+  // From the gradients of the pre-activations, dz (rows, (S + P) * H), written to `out`:
   void input_gradient(at::Tensor out, const at::Tensor& dz) const;  // (rows, I)
   void state_gradient(at::Tensor out, const at::Tensor& dz) const;  // (rows, H)
-  // d_ih (G * H, I) += dz^T x and d_hh (G * H, H) += dz^T h; one that is undefined is left out.
+  // d_ih (Gx * H, I) += dz^T x and d_hh (Gh * H, H) += dz^T h; one that is undefined is left out.
   void add_weight_gradients(
       const Weights& out, const at::Tensor& dz, const at::Tensor& h, const at::Tensor& x) const;
 
  private:
-  Linear(const Cell& cell, const Weights& weights, at::Tensor bias);
+  Linear(const CellInfo& cell, const Weights& weights, at::Tensor bias);
   at::Tensor x_columns(const at::Tensor& z) const;
   at::Tensor h_columns(const at::Tensor& z) const;
 
-  const Cell& cell_;
+  const CellInfo& cell_;
   at::Tensor weight_x_, weight_h_, bias_;  // in the order of slots
   mutable at::Tensor both_;                // [weight_h_, weight_x_], once it was asked for
 };
@@ -104,7 +104,7 @@ struct WeightsInPlace {
     }
   }
 
-  const Cell& cell;
+  const CellInfo& cell;
   WeightMatrices<T> weights;
   int64_t hidden, input_size;
 };

@@ -4,6 +4,7 @@
 // Part of the files per instruction set: no header of torch.
 #pragma once
 
+#include "cell/cell.h"
 #include "common/matrix.h"
 #include "cpu/kernel/bf16x3.h"
 #include "cpu/kernel/int8.h"
@@ -50,38 +51,41 @@ using source_t = typename Source<G>::type;
 
 // T is the storage type of the tensors, G that of the GEMM operands: T itself; float, where
 // there is no GEMM of T; or BFloat16x3 or Int8 in the place of float. A call covers `hidden` units:
-// all of them, or a block; of BFloat16x3, whole rows.
+// all of them, or a block; of BFloat16x3, whole rows. What has several blocks of H columns has the
+// first unit of each `layer_hidden` columns after that of the one before, unless said.
 //
 // Arguments that are written have contiguous columns. c_next may be c.
 template <typename T, typename G>
 struct ForwardArgs {
+  const CellInfo* cell = nullptr;
   std::int64_t hidden = 0;
-  Matrix<const compute_t<T>> gates;  // pre-activations less the bias, from the first gate on
-  std::int64_t gates_step = 0;       // columns from one gate to the next
-  Matrix<const compute_t<T>> bias;   // as gates, row stride 0; or absent
-  std::int64_t bias_step = 0;
+  std::int64_t layer_hidden = 0;
+  Matrix<const compute_t<T>> gates;       // pre-activations less the bias, from the first slot on
+  std::int64_t gates_step = 0;            // columns from one slot to the next
+  Matrix<const compute_t<T>> bias;        // of each slot, row stride 0; or absent
+  Matrix<const compute_t<T>> parameters;  // of the cell, row stride 0; or absent
   Matrix<const T> c;
   Matrix<T> h_next;
   Matrix<G> h_operand;        // h_next once more, packed for the next GEMM; or absent
   Matrix<bool> out_of_range;  // set in rows with a value that cannot be packed (bf16x3.h, int8.h)
   Matrix<T> c_next;
   Matrix<T> activations;  // what backward needs (cell.h); or absent
-  std::int64_t activations_step = 0;
 };
 
 // grad_c_prev may be grad_c. An absent gradient is zero.
 template <typename T, typename G>
 struct BackwardArgs {
+  const CellInfo* cell = nullptr;
   std::int64_t hidden = 0;
+  std::int64_t layer_hidden = 0;
   Matrix<const T> activations;
-  std::int64_t activations_step = 0;
+  Matrix<const compute_t<T>> parameters;    // of the cell, row stride 0; or absent
   Matrix<const T> grad_h;                   // or absent
   Matrix<const compute_t<T>> grad_h_state;  // added to grad_h, or absent
   Matrix<const compute_t<T>> grad_c;        // or absent
-  Matrix<source_t<G>> grad_gates;
-  std::int64_t grad_gates_step = 0;
+  Matrix<source_t<G>> grad_gates;           // of each slot, then of each parameter
   Matrix<compute_t<T>> grad_c_prev;
-  Matrix<G> operand;  // grad_gates once more, packed for the next GEMM; or absent
+  Matrix<G> operand;  // that of slots once more, packed for the next GEMM; or absent
   std::int64_t operand_step = 0;
   bool* out_of_range = nullptr;  // set where a value cannot be packed
 };

@@ -10,22 +10,14 @@
 #include "cpu/kernel/floats.h"
 #include "cpu/kernel/gemm_kernels.h"
 #include "cpu/kernel/int8_kernels.h"
+#include "cpu/kernel/program_kernels.h"
 #include "cpu/kernel/table.h"
 #include "cpu/kernel/tile.h"
 
 namespace lltm::cpu {
 namespace {
 
-// Elements per block: enough to keep the vector units busy, few enough that
-// all the buffers of a block stay in the first-level cache.
-constexpr std::int64_t kBlock = 64;
-
 // ---- blocks ---------------------------------------------------------------
-
-template <typename T>
-struct Block {
-  alignas(64) T values[kBlock];
-};
 
 constexpr std::int64_t padded(std::int64_t n) {
   return (n + 15) / 16 * 16;
@@ -144,6 +136,22 @@ LLTM_CELL_INLINE void for_each_block(
 // Every index into the arrays below is known to the compiler, so that none is in memory.
 #define LLTM_UNROLL _Pragma("GCC unroll 8")
 
+// h' as it is returned, and as the operand of the next GEMM: rounded alike, so that a sequence and
+// single steps agree.
+template <typename T, typename G>
+LLTM_CELL_INLINE void store_h(
+    const ForwardArgs<T, G>& a,
+    std::int64_t row,
+    std::int64_t col,
+    std::int64_t n,
+    const compute_t<T>* h,
+    Block<compute_t<T>>& rounded) {
+  store(a.h_next, row, col, n, h);
+  if (a.h_operand.data == nullptr) return;
+  for (std::int64_t j = 0; j < n; ++j) rounded.values[j] = widen(narrow<T>(h[j]));
+  if (!store_operand(a.h_operand, row, col, n, rounded.values)) *a.out_of_range.row(row) = true;
+}
+
 template <typename Page, typename T, typename G>
 void forward(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
   using C = compute_t<T>;
@@ -156,11 +164,11 @@ void forward(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
     LLTM_UNROLL
     for (int k = 0; k < kSlots; ++k) {
       z[k] = load(a.gates, row, col + k * a.gates_step, n, in_z[k]);
-      bias[k] = load(a.bias, 0, col + k * a.bias_step, n, in_bias[k]);
+      bias[k] = load(a.bias, 0, col + k * a.layer_hidden, n, in_bias[k]);
     }
     LLTM_UNROLL
     for (int k = 0; k < kSaved; ++k) {
-      saved[k] = target(a.activations, row, col + k * a.activations_step, n, out_saved[k]);
+      saved[k] = target(a.activations, row, col + k * a.layer_hidden, n, out_saved[k]);
     }
     const C* const c_prev = load(a.c, row, col, n, in_c);
     C* const c = target(a.c_next, row, col, n, out_c);
@@ -180,15 +188,10 @@ void forward(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
     }
     LLTM_UNROLL
     for (int k = 0; k < kSaved; ++k) {
-      store(a.activations, row, col + k * a.activations_step, n, saved[k]);
+      store(a.activations, row, col + k * a.layer_hidden, n, saved[k]);
     }
     store(a.c_next, row, col, n, c);
-    store(a.h_next, row, col, n, h);
-    if (a.h_operand.data != nullptr) {
-      // The rounded h', so that a sequence and single steps agree.
-      for (std::int64_t j = 0; j < n; ++j) out_h.values[j] = widen(narrow<T>(h[j]));
-      if (!store_operand(a.h_operand, row, col, n, out_h.values)) *a.out_of_range.row(row) = true;
-    }
+    store_h(a, row, col, n, h, out_h);
   });
 }
 
@@ -205,15 +208,15 @@ void backward(const BackwardArgs<T, G>& a, std::int64_t begin, std::int64_t end)
     C* dz[kSlots];
     LLTM_UNROLL
     for (int k = 0; k < kSaved; ++k) {
-      fetch_ahead(a.activations.row(row + kRowsAhead) + col + k * a.activations_step, n);
+      fetch_ahead(a.activations.row(row + kRowsAhead) + col + k * a.layer_hidden, n);
     }
     LLTM_UNROLL
     for (int k = 0; k < kSaved; ++k) {
-      saved[k] = load(a.activations, row, col + k * a.activations_step, n, in_saved[k]);
+      saved[k] = load(a.activations, row, col + k * a.layer_hidden, n, in_saved[k]);
     }
     LLTM_UNROLL
     for (int k = 0; k < kSlots; ++k) {
-      dz[k] = target(a.grad_gates, row, col + k * a.grad_gates_step, n, out_dz[k]);
+      dz[k] = target(a.grad_gates, row, col + k * a.layer_hidden, n, out_dz[k]);
     }
     const C* const dh = load(a.grad_h, row, col, n, in_dh);
     const C* const dh_state = load(a.grad_h_state, row, col, n, in_dh_state);
@@ -234,7 +237,7 @@ void backward(const BackwardArgs<T, G>& a, std::int64_t begin, std::int64_t end)
     bool fits = true;
     LLTM_UNROLL
     for (int k = 0; k < kSlots; ++k) {
-      store(a.grad_gates, row, col + k * a.grad_gates_step, n, dz[k]);
+      store(a.grad_gates, row, col + k * a.layer_hidden, n, dz[k]);
       if (a.operand.data == nullptr) continue;
       fits &= store_operand(a.operand, row, col + k * a.operand_step, n, dz[k]);
     }
@@ -313,11 +316,6 @@ void sum_rows(std::int64_t rows, std::int64_t columns, Matrix<const float> x, fl
   }
 }
 
-template <typename T, T (*function)(T)>
-void map(const T* x, T* y, std::int64_t n) {
-  for (std::int64_t j = 0; j < n; ++j) y[j] = function(x[j]);
-}
-
 template <typename T>
 void load_array(const T* x, float* y, std::int64_t n) {
   for (std::int64_t j = 0; j < n; ++j) y[j] = widen(x[j]);
@@ -327,15 +325,6 @@ template <typename T>
 void store_array(const float* x, T* y, std::int64_t n) {
   for (std::int64_t j = 0; j < n; ++j) y[j] = narrow<T>(x[j]);
 }
-
-template <typename T>
-constexpr ArrayMath<T> kArrayMath = {
-    map<T, math::exp_nonpositive<T>>,
-    map<T, math::expm1_nonpositive<T>>,
-    map<T, math::sigmoid<T>>,
-    map<T, math::tanh<T>>,
-    map<T, math::elu<T>>,
-};
 
 template <typename Page>
 constexpr CellKernels kCellKernels = {
@@ -369,8 +358,8 @@ constexpr Kernels make_kernels(const char* name) {
       sum_rows,
       gemm_few_rows<double>,
       gemm_few_rows<float>,
-      kArrayMath<double>,
-      kArrayMath<float>,
+      run_program<double>,
+      run_program<float>,
       {load_array<Half>, store_array<Half>},
       {load_array<BFloat16>, store_array<BFloat16>},
   };

@@ -368,11 +368,11 @@ LLTM_CELL_INLINE void forward_few_rows_units(
   float* const h_next = a.h_next.row(row) + first;
   float zeros[Page::kSlots * kSomeUnits] = {};
   const float* const bias = a.bias == nullptr ? zeros : a.bias + first;
-  const std::int64_t bias_step = a.bias == nullptr ? kSomeUnits : a.bias_step;
+  const std::int64_t bias_step = a.bias == nullptr ? kSomeUnits : a.layer_hidden;
   float unused[Page::kSaved * kSomeUnits];
   const bool save = a.activations.data != nullptr;
   float* const saved = save ? a.activations.row(row) + first : unused;
-  const std::int64_t step = save ? a.activations_step : kSomeUnits;
+  const std::int64_t step = save ? a.layer_hidden : kSomeUnits;
   LLTM_INDEPENDENT
   for (std::int64_t j = 0; j < n; ++j) {
     double z_j[Page::kSlots];

@@ -1,10 +1,12 @@
 // Everything that is compiled once per instruction set, from the same sources
-// (elementwise_kernels.h, gemm_kernels.h, few_rows_kernels.h, int8_kernels.h, amx_kernels.h).
+// (elementwise_kernels.h, program_kernels.h, gemm_kernels.h, few_rows_kernels.h, int8_kernels.h,
+// amx_kernels.h).
 //
 // Those files see raw pointers only: no header of ATen or of the standard library with
 // inline functions may reach them, or AVX-512 code could be linked into the baseline.
 #pragma once
 
+#include "cell/program.h"
 #include "common/matrix.h"
 #include "cpu/kernel/bf16x3.h"
 #include "cpu/kernel/elementwise.h"
@@ -14,14 +16,13 @@
 
 namespace lltm::cpu {
 
-// cell/math.h over arrays, for the tests that measure its errors.
+// Runs a program (cell/program.h) over arrays of n units, n a multiple of 16. The arrays may not
+// overlap. For the tests of its instructions.
 template <typename T>
-struct ArrayMath {
-  using Function = void (*)(const T* x, T* y, std::int64_t n);
-  Function exp_nonpositive, expm1_nonpositive, sigmoid, tanh, elu;
-};
+using RunProgram =
+    void (*)(const Program& program, const T* const* inputs, T* const* outputs, std::int64_t n);
 
-// Conversions of storage types over arrays, likewise.
+// Conversions of storage types over arrays, for tests too.
 template <typename T>
 struct ArrayConvert {
   void (*load)(const T* x, float* y, std::int64_t n);
@@ -42,16 +43,16 @@ using SumRows = void (*)(std::int64_t rows, std::int64_t columns, Matrix<const f
 // pre-activations, and what is stored for the caller is float32. Columns are contiguous.
 template <typename A>
 struct FewRowsArgs {
+  const CellInfo* cell;
   std::int64_t hidden;  // units of a block
+  std::int64_t layer_hidden;
   Matrix<const A> gates;
   std::int64_t gates_step;
-  const float* bias;  // as gates, or null
-  std::int64_t bias_step;
-  Matrix<double> c;  // in place
-  Matrix<double> h;  // for the next GEMM; or absent
+  const float *bias, *parameters;  // or null
+  Matrix<double> c;                // in place
+  Matrix<double> h;                // for the next GEMM; or absent
   Matrix<float> h_next;
   Matrix<float> activations;  // or absent
-  std::int64_t activations_step;
 };
 
 template <typename A>
@@ -126,7 +127,7 @@ struct CellKernels {
 // Everything compiled for one instruction set.
 struct Kernels {
   const char* name;
-  CellKernels cells[3];  // by id
+  CellKernels cells[4];  // by id; last those of cells that users have written
   Bf16x3Kernels bf16x3;  // null where there is no matrix unit
   Int8Kernels int8;
   GemmsF32<float> gemm_f32;
@@ -139,8 +140,8 @@ struct Kernels {
   SumRows sum_rows_f32;
   GemmFewRows<double> gemm_few_rows_f64;
   GemmFewRows<float> gemm_few_rows_f32;
-  ArrayMath<double> math_f64;
-  ArrayMath<float> math_f32;
+  RunProgram<double> run_f64;
+  RunProgram<float> run_f32;
   ArrayConvert<Half> convert_f16;
   ArrayConvert<BFloat16> convert_bf16;
 };

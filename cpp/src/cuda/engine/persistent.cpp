@@ -43,7 +43,7 @@ struct RowPlan {
 constexpr int64_t kMostRowLaunches = 4;
 
 // Of the LLTM in the 16-bit dtypes, and in float32 where its products may be those of TF32.
-bool has_kernels(const Cell& cell, at::ScalarType dtype) {
+bool has_kernels(const CellInfo& cell, at::ScalarType dtype) {
   return cell.id == Lltm::kCell.id && (dtype == at::kHalf || dtype == at::kBFloat16 ||
                                        (dtype == at::kFloat && Gemm(dtype).uses_tf32()));
 }

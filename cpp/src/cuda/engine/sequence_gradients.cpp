@@ -12,7 +12,7 @@ namespace {
 using at::Tensor;
 
 Tensor input_gradient(const SequenceBackwardArgs& args, const Gemm& gemm, const Tensor& dz) {
-  const Cell& cell = *args.cell;
+  const CellInfo& cell = *args.cell;
   const Tensor dz_x = slot_columns(dz, cell, cell.x, args.h_0.size(1));
   const Tensor weights_x =
       as_padded_operand(x_slots(weights_of(args).ih, cell), dz_x.size(1), args.input.size(-1));
@@ -28,7 +28,7 @@ WeightGradients weight_gradients(
     const std::vector<Step>& steps,
     const Gemm& gemm,
     const Tensor& dz) {
-  const Cell& cell = *args.cell;
+  const CellInfo& cell = *args.cell;
   const at::ScalarType dtype = args.input.scalar_type();
   WeightGradients d_weights(args, compute_options(args.input));
   // add(products, dz) of the slots that belong to some rows of `to`.
@@ -70,7 +70,7 @@ Gradients sequence_gradients(
     const std::vector<Step>& steps,
     const Gemm& gemm,
     const BackwardTensors& t) {
-  const Cell& cell = *args.cell;
+  const CellInfo& cell = *args.cell;
   const at::ScalarType carried_dtype = args.carried_dtype();
   const auto [want_input, want_h_0, want_c_0, want_ih, want_hh, want_bias_ih, want_bias_hh] =
       args.output_mask;

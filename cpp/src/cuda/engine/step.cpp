@@ -17,7 +17,7 @@ namespace lltm::cuda {
 using at::Tensor;
 
 StepResult step_forward(const StepArgs& args) {
-  const Cell& cell = *args.cell;
+  const CellInfo& cell = *args.cell;
   const int64_t batch = args.h.size(0);
   const int64_t hidden = args.h.size(1);
   const at::ScalarType dtype = args.input.scalar_type();
@@ -64,7 +64,7 @@ StepResult step_forward(const StepArgs& args) {
 }
 
 Gradients step_backward(const StepBackwardArgs& args) {
-  const Cell& cell = *args.cell;
+  const CellInfo& cell = *args.cell;
   const int64_t hidden = args.h.size(1);
   const at::ScalarType dtype = args.input.scalar_type();
   const auto [want_input, want_h, want_c, want_ih, want_hh, want_bias_ih, want_bias_hh] =

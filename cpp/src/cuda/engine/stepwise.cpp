@@ -37,7 +37,7 @@ using at::Tensor;
 struct PaddedSizes {
   int64_t hidden, gates;
 
-  PaddedSizes(const Cell& cell, int64_t hidden, at::ScalarType dtype)
+  PaddedSizes(const CellInfo& cell, int64_t hidden, at::ScalarType dtype)
       : hidden(padded_cols(hidden, dtype)), gates(padded_cols(cell.slots * hidden, dtype)) {}
 };
 
@@ -83,7 +83,7 @@ void run_forward(
     const std::vector<Step>& steps,
     const std::vector<Chunk>& chunks,
     const ForwardTensors& t) {
-  const Cell& cell = *args.cell;
+  const CellInfo& cell = *args.cell;
   const int64_t hidden = args.h_0.size(1);
   // One GEMM for many steps needs one stride for all of its rows, so an input that is batch
   // first in memory is copied.
@@ -136,7 +136,7 @@ void run_backward(
     const BackwardTensors& t,
     const Gemm& gemm) {
   using C = compute_t<T>;
-  const Cell& cell = *args.cell;
+  const CellInfo& cell = *args.cell;
   const int64_t hidden = args.h_0.size(1);
   const bool want_h_0 = args.output_mask[1];
   const Tensor dz_h = slot_columns(t.dz, cell, cell.h, hidden);

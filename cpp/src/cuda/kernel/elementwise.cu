@@ -63,7 +63,7 @@ Stream current_stream() {
 }
 
 template <typename T>
-void launch_forward(const Cell& cell, const ForwardArgs<T>& args, Stream stream) {
+void launch_forward(const CellInfo& cell, const ForwardArgs<T>& args, Stream stream) {
   if (args.rows == 0 || args.hidden == 0) return;
   const ForwardAccess wide = access_of(args);
   visit_cell(cell, [&]<typename Page>(Page) {
@@ -76,7 +76,7 @@ void launch_forward(const Cell& cell, const ForwardArgs<T>& args, Stream stream)
 }
 
 template <typename T, typename D>
-void launch_backward(const Cell& cell, const BackwardArgs<T, D>& args, Stream stream) {
+void launch_backward(const CellInfo& cell, const BackwardArgs<T, D>& args, Stream stream) {
   if (args.rows == 0 || args.hidden == 0) return;
   const BackwardAccess wide = access_of(args);
   visit_cell(cell, [&]<typename Page>(Page) {
@@ -88,17 +88,17 @@ void launch_backward(const Cell& cell, const BackwardArgs<T, D>& args, Stream st
   });
 }
 
-template void launch_forward(const Cell&, const ForwardArgs<double>&, Stream);
-template void launch_forward(const Cell&, const ForwardArgs<float>&, Stream);
-template void launch_forward(const Cell&, const ForwardArgs<c10::Half>&, Stream);
-template void launch_forward(const Cell&, const ForwardArgs<c10::BFloat16>&, Stream);
+template void launch_forward(const CellInfo&, const ForwardArgs<double>&, Stream);
+template void launch_forward(const CellInfo&, const ForwardArgs<float>&, Stream);
+template void launch_forward(const CellInfo&, const ForwardArgs<c10::Half>&, Stream);
+template void launch_forward(const CellInfo&, const ForwardArgs<c10::BFloat16>&, Stream);
 
-template void launch_backward(const Cell&, const BackwardArgs<double, double>&, Stream);
-template void launch_backward(const Cell&, const BackwardArgs<float, float>&, Stream);
-template void launch_backward(const Cell&, const BackwardArgs<c10::Half, c10::Half>&, Stream);
-template void launch_backward(const Cell&, const BackwardArgs<c10::Half, float>&, Stream);
+template void launch_backward(const CellInfo&, const BackwardArgs<double, double>&, Stream);
+template void launch_backward(const CellInfo&, const BackwardArgs<float, float>&, Stream);
+template void launch_backward(const CellInfo&, const BackwardArgs<c10::Half, c10::Half>&, Stream);
+template void launch_backward(const CellInfo&, const BackwardArgs<c10::Half, float>&, Stream);
 template void launch_backward(
-    const Cell&, const BackwardArgs<c10::BFloat16, c10::BFloat16>&, Stream);
-template void launch_backward(const Cell&, const BackwardArgs<c10::BFloat16, float>&, Stream);
+    const CellInfo&, const BackwardArgs<c10::BFloat16, c10::BFloat16>&, Stream);
+template void launch_backward(const CellInfo&, const BackwardArgs<c10::BFloat16, float>&, Stream);
 
 }  // namespace lltm::cuda

@@ -61,8 +61,8 @@ Stream current_stream();
 // Both queue one kernel of the cell on a stream of the current device and return immediately.
 // With no rows or no units they do nothing.
 template <typename T>
-void launch_forward(const Cell& cell, const ForwardArgs<T>& args, Stream stream);
+void launch_forward(const CellInfo& cell, const ForwardArgs<T>& args, Stream stream);
 template <typename T, typename D>
-void launch_backward(const Cell& cell, const BackwardArgs<T, D>& args, Stream stream);
+void launch_backward(const CellInfo& cell, const BackwardArgs<T, D>& args, Stream stream);
 
 }  // namespace lltm::cuda

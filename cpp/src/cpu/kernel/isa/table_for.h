@@ -7,6 +7,7 @@
 #include "cpu/kernel/amx_kernels.h"  // its overload of store_operand comes first
 #endif
 #include "cpu/kernel/elementwise_kernels.h"
+#include "cpu/kernel/program_cell.h"
 #include "cpu/kernel/table.h"
 
 namespace lltm::cpu {
@@ -38,6 +39,7 @@ template <Isa isa>
 constexpr Kernels make_table() {
   constexpr const char* kNames[] = {"DEFAULT", "AVX2", "AVX512", "AMX"};
   Kernels kernels = make_kernels(kNames[static_cast<int>(isa)]);
+  kernels.cells[kProgramId] = kProgramKernels;
 #if defined(__AMX_BF16__)
   if constexpr (isa == Isa::kAmx) {
     add_bf16x3<Lltm>(kernels);

@@ -1,0 +1,98 @@
+// lltm::Cell: the text of a cell, from memory and from files.
+#include "api/cell.h"
+
+#include "cell/program_text.h"
+#include "op/operator_args.h"
+
+#include <c10/util/Exception.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <ios>
+#include <stdexcept>
+#include <utility>
+
+namespace lltm {
+namespace {
+
+// In the order of Cell::gates. By slot, those of weight_ih come first, too, but in another order.
+std::vector<std::string> gates_of(const CellText& cell) {
+  std::vector<std::string> gates = cell.gates;
+  for (int slot = cell.x.begin; slot < cell.x.end; ++slot) {
+    gates[cell.x_blocks[slot]] = cell.gates[slot];
+  }
+  return gates;
+}
+
+std::vector<std::string> names_of(const std::vector<CellText::Named>& values) {
+  std::vector<std::string> names;
+  for (const auto& value : values) names.push_back(value.name);
+  return names;
+}
+
+// `where` begins the message of an error.
+std::shared_ptr<const CellData> read(const std::string& where, std::string_view text) {
+  try {
+    const auto cell = parse_cell(text);
+    std::vector<double> initial;
+    for (const auto& parameter : cell->parameters) initial.push_back(parameter.initial);
+    return std::make_shared<const CellData>(CellData{
+        cell->name,
+        std::string(text),
+        gates_of(*cell),
+        names_of(cell->states),
+        names_of(cell->parameters),
+        std::move(initial),
+        *find_cell(text)});
+  } catch (const std::invalid_argument& error) {
+    TORCH_CHECK_VALUE(false, where, ": ", error.what());
+  }
+}
+
+}  // namespace
+
+Cell::Cell(std::shared_ptr<const CellData> data) : data_(std::move(data)) {}
+
+Cell Cell::parse(std::string_view text) {
+  return Cell(read("lltm::Cell::parse", text));
+}
+
+Cell Cell::load(const std::string& path) {
+  const std::string where = "lltm::Cell::load: ";
+  errno = 0;
+  std::ifstream file(path, std::ios::binary);
+  std::string text(CellText::kMostBytes + 1, '\0');  // one more than the parser takes
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  TORCH_CHECK_VALUE(
+      file.is_open() && !file.bad(), where, "cannot read ", path, ": ", std::strerror(errno));
+  text.resize(file.gcount());
+  return Cell(read(where + path, text));
+}
+
+void Cell::save(const std::string& path) const {
+  errno = 0;
+  std::ofstream file(path, std::ios::binary);
+  file << text();
+  file.close();
+  TORCH_CHECK_VALUE(
+      file.good(), "lltm::Cell::save: cannot write ", path, ": ", std::strerror(errno));
+}
+
+const std::string& Cell::name() const {
+  return data_->name;
+}
+const std::string& Cell::text() const {
+  return data_->text;
+}
+const std::vector<std::string>& Cell::gates() const {
+  return data_->gates;
+}
+const std::vector<std::string>& Cell::states() const {
+  return data_->states;
+}
+const std::vector<std::string>& Cell::parameters() const {
+  return data_->parameters;
+}
+
+}  // namespace lltm

@@ -1,0 +1,541 @@
+#include "cell/program_text.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <limits>
+#include <locale>
+#include <map>
+#include <optional>
+#include <set>
+#include <sstream>
+#include <stdexcept>
+#include <utility>
+
+namespace lltm {
+namespace {
+
+using std::string;
+using std::string_view;
+
+// ---- lines and words --------------------------------------------------------
+
+[[noreturn]] void wrong_text(int line, const string& expected, const string& got) {
+  throw std::invalid_argument(
+      "cell program, line " + std::to_string(line) + ": expected " + expected + ", got " + got);
+}
+
+string quoted_text(string_view text) {
+  constexpr size_t kLongest = 60;
+  constexpr string_view kDigits = "0123456789abcdef";
+  string quoted = "'";
+  for (const char c : text.substr(0, kLongest)) {
+    if (c >= ' ' && c <= '~') {
+      quoted += c;
+    } else {
+      const auto byte = static_cast<unsigned char>(c);
+      quoted += {'\\', 'x', kDigits[byte / 16], kDigits[byte % 16]};
+    }
+  }
+  return quoted + (text.size() > kLongest ? "...'" : "'");
+}
+
+// One more than there are spaces.
+std::vector<string_view> words_of(string_view line) {
+  std::vector<string_view> words;
+  for (size_t space = line.find(' '); space != string_view::npos; space = line.find(' ')) {
+    words.push_back(line.substr(0, space));
+    line.remove_prefix(space + 1);
+  }
+  words.push_back(line);
+  return words;
+}
+
+// "at most 3 states"
+string at_most(size_t count, const string& what) {
+  return "at most " + std::to_string(count) + " " + what;
+}
+
+class TextLines {
+ public:
+  explicit TextLines(string_view text) : rest_(text) {
+    if (text.size() > CellText::kMostBytes) {
+      wrong_text(1, at_most(CellText::kMostBytes, "bytes"), std::to_string(text.size()));
+    }
+    next();
+  }
+
+  // The current line; at the end of the text one without words.
+  int number() const { return number_; }
+  const std::vector<string_view>& words() const { return words_; }
+  bool begins_with(string_view word) const { return !words_.empty() && words_[0] == word; }
+
+  void next() {
+    ++number_;
+    words_.clear();
+    if (rest_.empty()) return;
+    const size_t end = rest_.find('\n');
+    line_ = rest_.substr(0, end);
+    if (end == string_view::npos) fail("a line that ends with \\n", line_);
+    rest_.remove_prefix(end + 1);
+    words_ = words_of(line_);
+    for (const string_view word : words_) {
+      if (word.empty()) fail("words with one space between them", line_);
+    }
+  }
+
+  // Goes on to the next line if this one is so.
+  bool take(string_view line) {
+    const bool taken = !words_.empty() && line_ == line;
+    if (taken) next();
+    return taken;
+  }
+  void expect(string_view line) {
+    if (!take(line)) fail(quoted_text(line));
+  }
+
+  [[noreturn]] void fail(const string& expected) const {
+    wrong_text(number_, expected, words_.empty() ? "the end of the text" : quoted_text(line_));
+  }
+  [[noreturn]] void fail(const string& expected, string_view got) const {
+    wrong_text(number_, expected, quoted_text(got));
+  }
+
+ private:
+  string_view rest_, line_;
+  std::vector<string_view> words_;
+  int number_ = 0;
+};
+
+bool is_name(string_view word) {
+  constexpr string_view kCharacters =
+      "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz";
+  return word.find_first_not_of(kCharacters) == string_view::npos && word[0] > '9' &&
+         word != "inf" && word != "nan";
+}
+
+void check_name(const TextLines& lines, string_view word) {
+  if (!is_name(word)) lines.fail("a name of letters, digits and _", word);
+  if (word.size() > CellText::kMostNameLength) {
+    lines.fail("a name of " + at_most(CellText::kMostNameLength, "characters"), word);
+  }
+}
+
+// Not by std::from_chars, which older C++ libraries have for integers only.
+double number_of(const TextLines& lines, string_view word, const string& expected) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  if (word == "inf") return kInfinity;
+  if (word == "-inf") return -kInfinity;
+  std::istringstream stream{string(word)};
+  stream.imbue(std::locale::classic());
+  double value = 0;
+  const bool valid = word.find_first_not_of("+-.0123456789e") == string_view::npos &&
+                     (stream >> value) && stream.eof();
+  if (!valid) lines.fail(expected, word);
+  return value;
+}
+
+// ---- compiling --------------------------------------------------------------
+
+std::optional<Op> op_of(string_view word) {
+  static const std::vector<string_view> names = words_of(  // as Op counts them
+      "copy negate abs sign sqrt exp expm1 log log1p sigmoid tanh elu softplus not "
+      "add subtract multiply divide maximum minimum greater greater_equal equal not_equal and or "
+      "where");
+  const auto found = std::find(names.begin(), names.end(), word);
+  if (found == names.end()) return std::nullopt;
+  return static_cast<Op>(found - names.begin());
+}
+
+int operands_of(Op op) {
+  return op < Op::kAdd ? 1 : op < Op::kWhere ? 2 : 3;
+}
+
+// The values of a section in the order in which they are computed: an operand stands before.
+class Compiler {
+ public:
+  using Operands = std::array<int, 3>;
+  static constexpr int kNone = -1;
+
+  // Before any other value.
+  int input() { return add({.kind = kInput}); }
+
+  int constant(double number) {
+    const auto [place, is_new] = constants_.try_emplace(std::bit_cast<uint64_t>(number), kNone);
+    if (is_new) place->second = add({.kind = kConstant, .number = number});
+    return place->second;
+  }
+
+  // Takes negations away where that changes no result.
+  int result(Op op, Operands of) {
+    const auto [a, b, c] = of;
+    switch (op) {
+      case Op::kCopy:
+        return a;
+      case Op::kNegate:
+        if (values_[a].kind == kConstant) return constant(-values_[a].number);
+        if (is_negated(a)) return negated(a);
+        break;
+      case Op::kAdd:
+        if (is_negated(b)) return result(Op::kSubtract, {a, negated(b), kNone});
+        if (is_negated(a)) return result(Op::kSubtract, {b, negated(a), kNone});
+        break;
+      case Op::kSubtract:
+        if (is_negated(b)) return result(Op::kAdd, {a, negated(b), kNone});
+        break;
+      case Op::kMultiply:
+      case Op::kDivide:
+        if (is_negated(a) && is_negated(b)) return result(op, {negated(a), negated(b), kNone});
+        break;
+      default:
+        break;
+    }
+    return add({.kind = kResult, .op = op, .of = of});
+  }
+
+  // Registers: program.h.
+  Program compile(const std::vector<int>& outputs, CellText::Code& code) {
+    count_uses(outputs);
+    fuse();
+    count_uses(outputs);
+
+    int registers = 0;
+    for (Value& value : values_) {
+      if (value.kind == kInput) value.place = registers++;
+    }
+    Program program = {};
+    program.inputs = registers;
+    program.outputs = static_cast<int>(outputs.size());
+    std::vector<std::pair<int, int>> copies;  // output, value
+    for (const int output : outputs) {
+      Value& value = values_[output];
+      if (value.kind == kResult && value.place == kNone) {
+        value.place = registers++;
+      } else {
+        copies.emplace_back(registers++, output);
+      }
+    }
+    for (Value& value : values_) {
+      if (value.kind != kConstant || value.uses == 0) continue;
+      value.place = registers++;
+      code.constants.push_back(value.number);
+    }
+
+    const int first_temporary = registers;
+    std::vector<bool> taken;  // of the temporaries
+    for (Value& value : values_) {
+      if (value.kind != kResult || value.uses == 0) continue;
+      Instruction instruction = {.op = value.op, .y = 0, .a = 0, .b = 0, .c = 0};
+      unsigned char* const operands[] = {&instruction.a, &instruction.b, &instruction.c};
+      for (size_t k = 0; k < value.of.size() && value.of[k] != kNone; ++k) {
+        Value& operand = values_[value.of[k]];
+        *operands[k] = static_cast<unsigned char>(operand.place);
+        if (--operand.uses == 0 && operand.place >= first_temporary) {
+          taken[operand.place - first_temporary] = false;
+        }
+      }
+      if (value.place == kNone) {
+        const auto free = std::find(taken.begin(), taken.end(), false);
+        value.place = first_temporary + static_cast<int>(free - taken.begin());
+        if (free == taken.end()) taken.push_back(true);
+        taken[value.place - first_temporary] = true;
+      }
+      instruction.y = static_cast<unsigned char>(value.place);
+      code.instructions.push_back(instruction);
+    }
+    for (const auto& [output, value] : copies) {
+      const auto y = static_cast<unsigned char>(output);
+      const auto a = static_cast<unsigned char>(values_[value].place);
+      code.instructions.push_back({.op = Op::kCopy, .y = y, .a = a, .b = 0, .c = 0});
+    }
+
+    program.code = code.instructions.data();
+    program.size = static_cast<int>(code.instructions.size());
+    program.constants = code.constants.data();
+    program.constant_count = static_cast<int>(code.constants.size());
+    program.registers = first_temporary + static_cast<int>(taken.size());
+    return program;
+  }
+
+ private:
+  enum Kind { kInput, kConstant, kResult };
+  struct Value {
+    Kind kind;
+    double number = 0;
+    Op op = Op::kCopy;
+    Operands of = {kNone, kNone, kNone};
+    int uses = 0;       // none: it is left out
+    int place = kNone;  // its register
+  };
+
+  int add(const Value& value) {
+    values_.push_back(value);
+    return static_cast<int>(values_.size()) - 1;
+  }
+  bool is_negated(int value) const { return values_[value].op == Op::kNegate; }
+  int negated(int value) const { return values_[value].of[0]; }
+
+  void count_uses(const std::vector<int>& outputs) {
+    for (Value& value : values_) value.uses = 0;
+    for (const int output : outputs) ++values_[output].uses;
+    for (auto value = values_.rbegin(); value != values_.rend(); ++value) {
+      for (const int operand : value->of) {
+        if (value->uses > 0 && operand != kNone) ++values_[operand].uses;
+      }
+    }
+  }
+
+  // Products into the sums and differences that alone use them.
+  void fuse() {
+    for (Value& value : values_) {
+      if (value.uses == 0 || (value.op != Op::kAdd && value.op != Op::kSubtract)) continue;
+      const bool difference = value.op == Op::kSubtract;
+      const Operands of = value.of;
+      for (const size_t side : {1, 0}) {
+        const Value& product = values_[of[side]];
+        if (product.op != Op::kMultiply || product.uses != 1) continue;
+        value.of = {product.of[0], product.of[1], of[1 - side]};
+        if (difference && side == 0) {
+          value.op = Op::kMultiplySubtract;
+          break;
+        }
+        bool minus = difference;
+        for (size_t k : {0, 1}) {
+          if (!is_negated(value.of[k])) continue;
+          value.of[k] = negated(value.of[k]);
+          minus = !minus;
+        }
+        value.op = minus ? Op::kSubtractProduct : Op::kMultiplyAdd;
+        break;
+      }
+    }
+  }
+
+  std::vector<Value> values_;
+  std::map<uint64_t, int> constants_;  // by their bits
+};
+
+// ---- forward and backward ---------------------------------------------------
+
+using Names = std::set<string, std::less<>>;
+
+class Section {
+ public:
+  // Lines of the current section's name on; `taken` are no names of local values.
+  Section(TextLines& lines, const string& name, const Names& taken)
+      : lines_(lines), name_(name), taken_(taken), begin_(lines.number()) {
+    lines.expect(name);
+  }
+
+  // In the order of their registers. One without a name is not known to the text.
+  void input(const string& name = "") { known_[name] = compiler_.input(); }
+  void output(const string& name) { outputs_.push_back(name); }
+
+  // Up to a line that begins with `last`.
+  void assignments(const string& last) {
+    const auto is_assignment = [&] {
+      return lines_.words().size() > 1 && lines_.words()[1] == "=";
+    };
+    for (int count = 0; is_assignment(); lines_.next()) {
+      if (count++ == CellText::kMostAssignments) {
+        lines_.fail(at_most(CellText::kMostAssignments, "assignments in " + name_));
+      }
+      assign();
+    }
+    if (!lines_.begins_with(last)) lines_.fail("'NAME = OPERATION OPERANDS' or '" + last + "'");
+    for (const string& output : outputs_) {
+      if (!knows(output)) lines_.fail("an assignment of " + output + " in " + name_);
+    }
+  }
+
+  bool knows(string_view name) const { return known_.contains(name); }
+
+  // An output that the text does not assign.
+  void assign_zero(const string& name) {
+    output(name);
+    known_[name] = compiler_.constant(0);
+  }
+
+  Program compile(CellText::Code& code) {
+    std::vector<int> outputs;
+    for (const string& name : outputs_) outputs.push_back(known_.at(name));
+    const Program program = compiler_.compile(outputs, code);
+    if (program.registers > Program::kMostRegisters) {
+      const string expected = name_ + " to need " + at_most(Program::kMostRegisters, "registers");
+      wrong_text(begin_, expected, std::to_string(program.registers));
+    }
+    return program;
+  }
+
+ private:
+  void assign() {
+    const std::vector<string_view>& words = lines_.words();
+    const string_view name = words[0];
+    if (knows(name) || taken_.contains(name)) lines_.fail("a name that is not taken", name);
+    if (std::find(outputs_.begin(), outputs_.end(), name) == outputs_.end()) {
+      check_name(lines_, name);
+    }
+    if (words.size() < 3) lines_.fail("'NAME = OPERATION OPERANDS'");
+    const std::optional<Op> op = op_of(words[2]);
+    if (!op) lines_.fail("an operation", words[2]);
+    const size_t count = operands_of(*op);
+    if (words.size() != 3 + count) {
+      lines_.fail(
+          string(words[2]) + " of " + std::to_string(count) +
+          (count == 1 ? " operand" : " operands"));
+    }
+    Compiler::Operands operands = {Compiler::kNone, Compiler::kNone, Compiler::kNone};
+    std::transform(words.begin() + 3, words.end(), operands.begin(), [&](string_view word) {
+      const auto known = known_.find(word);
+      if (known != known_.end()) return known->second;
+      return compiler_.constant(number_of(lines_, word, "a name that is known or a number"));
+    });
+    known_.emplace(name, compiler_.result(*op, operands));
+  }
+
+  TextLines& lines_;
+  const string name_;
+  const Names& taken_;
+  const int begin_;  // its first line
+  Compiler compiler_;
+  std::map<string, int, std::less<>> known_;
+  std::vector<string> outputs_;
+};
+
+// ---- the text ---------------------------------------------------------------
+
+// The gates of a weight.
+std::vector<string> gates_of(TextLines& lines, const string& weight) {
+  if (!lines.begins_with(weight)) lines.fail("'" + weight + " GATES'");
+  std::vector<string> gates;
+  for (size_t k = 1; k < lines.words().size(); ++k) {
+    const string_view word = lines.words()[k];
+    if (gates.size() == CellInfo::kMostSlots)
+      lines.fail(at_most(CellInfo::kMostSlots, "gates"), word);
+    check_name(lines, word);
+    if (std::find(gates.begin(), gates.end(), word) != gates.end()) {
+      lines.fail("each gate once in " + weight, word);
+    }
+    gates.emplace_back(word);
+  }
+  return gates;
+}
+
+void read_gates(TextLines& lines, CellText& cell) {
+  const std::vector<string> of_x = gates_of(lines, "weight_ih");
+  if (of_x.empty()) lines.fail("a gate in weight_ih");
+  lines.next();
+  const std::vector<string> of_h = gates_of(lines, "weight_hh");
+  const auto block_of = [](const std::vector<string>& gates, const string& gate) {
+    const auto found = std::find(gates.begin(), gates.end(), gate);
+    return found == gates.end() ? -1 : static_cast<int>(found - gates.begin());
+  };
+  for (const bool both : {false, true}) {
+    for (const string& gate : of_x) {
+      if ((block_of(of_h, gate) >= 0) == both) cell.gates.push_back(gate);
+    }
+    if (!both) cell.h.begin = static_cast<int>(cell.gates.size());
+  }
+  for (const string& gate : of_h) {
+    if (block_of(of_x, gate) < 0) cell.gates.push_back(gate);
+  }
+  if (cell.gates.size() > CellInfo::kMostSlots) {
+    lines.fail(at_most(CellInfo::kMostSlots, "gates in both weights"));
+  }
+  cell.x.end = static_cast<int>(of_x.size());
+  cell.h.end = static_cast<int>(cell.gates.size());
+  for (size_t slot = 0; slot < cell.gates.size(); ++slot) {
+    cell.x_blocks[slot] = block_of(of_x, cell.gates[slot]);
+    cell.h_blocks[slot] = block_of(of_h, cell.gates[slot]);
+  }
+  lines.next();
+}
+
+// The lines that begin with a word, as `state c 0`.
+std::vector<CellText::Named> read_named(
+    TextLines& lines, const string& word, int most, Names& taken) {
+  std::vector<CellText::Named> all;
+  for (; lines.begins_with(word); lines.next()) {
+    const std::vector<string_view>& words = lines.words();
+    if (words.size() != 3) lines.fail("'" + word + " NAME NUMBER'");
+    if (std::ssize(all) == most) lines.fail(at_most(most, word + "s"));
+    check_name(lines, words[1]);
+    if (!taken.emplace(words[1]).second) lines.fail("a name that is not taken", words[1]);
+    all.push_back({string(words[1]), number_of(lines, words[2], "a number")});
+  }
+  return all;
+}
+
+void read_saved(TextLines& lines, Section& forward, CellText& cell) {
+  for (size_t k = 1; k < lines.words().size(); ++k) {
+    const string_view word = lines.words()[k];
+    const auto is_word = [&](const CellText::Named& named) { return named.name == word; };
+    if (cell.saved.size() == CellInfo::kMostSaved) {
+      lines.fail(at_most(CellInfo::kMostSaved, "saved values"), word);
+    }
+    if (!forward.knows(word) ||
+        std::any_of(cell.parameters.begin(), cell.parameters.end(), is_word)) {
+      lines.fail("a value of forward that is no parameter", word);
+    }
+    if (std::find(cell.saved.begin(), cell.saved.end(), word) != cell.saved.end()) {
+      lines.fail("each value once", word);
+    }
+    cell.saved.emplace_back(word);
+    forward.output(cell.saved.back());
+  }
+  lines.next();
+}
+
+}  // namespace
+
+std::unique_ptr<const CellText> parse_cell(string_view text) {
+  auto cell = std::make_unique<CellText>();
+  TextLines lines(text);
+  lines.expect("lltm-cell 1");
+  if (!lines.begins_with("name") || lines.words().size() != 2) lines.fail("'name NAME'");
+  check_name(lines, lines.words()[1]);
+  cell->name = lines.words()[1];
+  lines.next();
+  read_gates(lines, *cell);
+  cell->bounded = lines.take("bounded");
+  const bool reads_h = lines.take("reads_h");
+  cell->own_gradient = lines.take("own_gradient");
+  Names taken = {"h", "z"};
+  cell->states = read_named(lines, "state", CellInfo::kMostStates, taken);
+  cell->parameters = read_named(lines, "parameter", CellInfo::kMostParameters, taken);
+  cell->reads_h = reads_h || cell->states.empty();
+  if (!lines.begins_with("forward")) {
+    lines.fail(
+        "'bounded', 'reads_h', 'own_gradient', 'state', 'parameter' or 'forward', in this order");
+  }
+
+  Section forward(lines, "forward", taken);
+  for (const string& gate : cell->gates) forward.input("z." + gate);
+  if (cell->reads_h) forward.input(reads_h ? "h" : "");
+  for (const auto& state : cell->states) forward.input(state.name);
+  for (const auto& parameter : cell->parameters) forward.input(parameter.name);
+  forward.output("h'");
+  for (const auto& state : cell->states) forward.output(state.name + "'");
+  forward.assignments("save");
+  read_saved(lines, forward, *cell);
+  cell->programs.forward = forward.compile(cell->forward);
+
+  Section backward(lines, "backward", taken);
+  for (const string& saved : cell->saved) backward.input(saved);
+  for (const auto& parameter : cell->parameters) backward.input(parameter.name);
+  backward.input("d.h'");
+  for (const auto& state : cell->states) backward.input("d." + state.name + "'");
+  for (const string& gate : cell->gates) backward.output("d.z." + gate);
+  for (const auto& parameter : cell->parameters) backward.output("d." + parameter.name);
+  if (reads_h) backward.output("d.h");
+  for (const auto& state : cell->states) backward.output("d." + state.name);
+  backward.assignments("end");
+  if (cell->reads_h && !reads_h) backward.assign_zero("d.h");  // the last: there are no states
+  cell->programs.backward = backward.compile(cell->backward);
+  lines.expect("end");
+  if (!lines.words().empty()) lines.fail("the end of the text");
+  return cell;
+}
+
+}  // namespace lltm

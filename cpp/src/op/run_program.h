@@ -1,0 +1,30 @@
+// The programs of a cell (cell/program.h) on tensors, as ATen operations: for derivatives of
+// derivatives, devices without kernels, and graphs that are being traced.
+#pragma once
+
+#include "op/operator_args.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <tuple>
+
+namespace lltm::composite {
+
+// One step, from the pre-activations (rows, S * H), c and the cell's parameters (P * H), all of the
+// compute dtype or narrower. Results are of the dtype of c.
+StepResult run_forward(
+    const CellInfo& cell,
+    const at::Tensor& gates,
+    const at::Tensor& c,
+    const at::Tensor& parameters,
+    bool save);
+
+// The gradients of pre-activations and parameters (rows, (S + P) * H) and of c, not rounded.
+std::tuple<at::Tensor, at::Tensor> run_backward(
+    const CellInfo& cell,
+    const at::Tensor& activations,
+    const at::Tensor& grad_h,
+    const at::Tensor& grad_c,
+    const at::Tensor& parameters);
+
+}  // namespace lltm::composite

@@ -1,0 +1,33 @@
+"""Recurrent leaky integrate-and-fire neurons, learned by a surrogate gradient.
+
+    v' = 0.9 v + z_v - h   h' = 1 if v' > 1, else 0; backward, dh'/dv' = 1 / (1 + 10 |v' - 1|)^2
+
+E. O. Neftci, H. Mostafa, F. Zenke: Surrogate gradient learning in spiking neural networks. IEEE
+Signal Processing Magazine, 2019; the surrogate is SuperSpike's: F. Zenke, S. Ganguli: SuperSpike:
+Supervised learning in multilayer spiking neural networks. Neural Computation, 2018.
+
+Notable: a torch.autograd.Function in a cell: its backward is traced. What h does to v' element by
+element, the reset, takes no gradient.
+"""
+
+import torch
+
+import lltm
+
+
+class SuperSpike(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, v):
+        ctx.save_for_backward(v)
+        return (v > 0).to(v.dtype)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (v,) = ctx.saved_tensors
+        return grad / (1 + 10 * v.abs()) ** 2
+
+
+@lltm.cell(gates=("v",), bounded=True)
+def lif(z, h, v):
+    v_next = 0.9 * v + z.v - h.detach()
+    return SuperSpike.apply(v_next - 1), v_next

@@ -1,0 +1,35 @@
+"""Recurrent spiking neurons of second order: a synaptic current and a membrane potential.
+
+    s' = alpha s + z_s   v' = beta v + s' - (1 if v > 1, else 0)   h' = 1 if v' > 1, else 0
+
+snnTorch's RSynaptic, reset by subtraction: J. K. Eshraghian, M. Ward, E. Neftci, X. Wang, G. Lenz,
+G. Dwivedi, M. Bennamoun, D. S. Jeong, W. D. Lu: Training spiking neural networks using lessons from
+deep learning. Proceedings of the IEEE, 2023. Backward, a spike is an arctangent, as there.
+
+Notable: learned decays, one alpha and one beta a unit, kept between 0 and 1.
+"""
+
+import math
+
+import torch
+
+import lltm
+
+
+class Spike(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, v):
+        ctx.save_for_backward(v)
+        return (v > 0).to(v.dtype)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (v,) = ctx.saved_tensors
+        return grad / (1 + (math.pi * v) ** 2)
+
+
+@lltm.cell(gates=("s",), parameters={"alpha": 0.9, "beta": 0.8}, bounded=True)
+def rsynaptic(z, s, v, alpha, beta):
+    s_next = alpha.clamp(0, 1) * s + z.s
+    v_next = beta.clamp(0, 1) * v + s_next - Spike.apply(v - 1).detach()
+    return Spike.apply(v_next - 1), s_next, v_next

@@ -1,0 +1,506 @@
+"""Cells that a user has written, and the modules of them.
+
+Letters as in _recurrent.py; of a cell: K states besides h, P parameters, one number a unit each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import _check, _trace
+from ._C import ArgumentError
+from ._recurrent import Layer, Prepacked, Step, layer_of, names_of, operator, step_of
+
+Initial = float | Callable[[Tensor], object]
+Path = str | os.PathLike[str]
+
+
+def cell(
+    gates: int | Sequence[str],
+    *,
+    reads: Mapping[str, str] | None = None,
+    states: Mapping[str, float] | None = None,
+    parameters: Mapping[str, Initial] | None = None,
+    bounded: bool = False,
+    name: str | None = None,
+) -> Callable[[Callable[..., Any]], Cell]:
+    """Makes a cell of a function of tensors; a decorator.
+
+    The function is called as ``function(z, *others)``: z has the pre-activations of the gates,
+    ``W_ih x + W_hh h + b``, and returns h', or (h', *states'). It computes element by element,
+    with the operations that the page "Your own cell" lists. It is called here alone, to be traced:
+    what runs is a program of its operations and of their derivative, between the matrix products.
+
+    Args:
+        gates: how many gates, z[0], z[1], ...; or their names, z["i"] or z.i
+        reads: gates that have only a part from x or from h, such as ``{"n_x": "x", "n_h": "h"}``;
+            they have rows in weight_ih or in weight_hh alone
+        states: initial values of states; 0 for those that are not named here
+        parameters: of those of the function's arguments that are parameters, learned, one number a
+            unit: the initial value, or a function that fills a tensor (H) in place
+        bounded: promises abs(h') <= 1, which ``prepack(torch.qint8)`` needs
+        name: of the cell; by default the function's
+
+    The function's arguments after z are, by their names, ``h`` (h itself, element by element),
+    parameters, or else states, in the order in which the function returns and modules take them.
+
+    Example::
+
+        @lltm.cell(gates=("i", "o", "g"))
+        def cifg(z, c):
+            i, o, g = torch.sigmoid(z.i), torch.sigmoid(z.o), torch.tanh(z.g)
+            c_next = (1 - i) * c + i * g
+            return o * torch.tanh(c_next), c_next
+
+        layer = cifg.Layer(32, 128, num_layers=2)
+        output, (h_n, c_n) = layer(torch.randn(100, 16, 32))
+    """
+    initial = dict(parameters or {})
+
+    def make(function: Callable[..., Any]) -> Cell:
+        program = _trace.trace(
+            function,
+            gates=gates,
+            reads=reads,
+            states=states,
+            parameters={k: v if isinstance(v, (int, float)) else 0.0 for k, v in initial.items()},
+            bounded=bounded,
+            name=name,
+        )
+        return Cell(program.text, initial, function)
+
+    return make
+
+
+class Cell:
+    """A recurrent cell that a user has written; made by :func:`lltm.cell` or from a text.
+
+    Attributes:
+        text: the cell's program; what the operators take as the name of the cell, and what
+            saved models carry, so that they run where the function is not
+        name, gates, states, parameters: the names that the text gives
+        Layer: layers of this cell over sequences, used like torch.nn.LSTM or, without states,
+            torch.nn.GRU
+        Cell: one step of it, likewise
+    """
+
+    def __init__(
+        self,
+        text: str,
+        initial: Mapping[str, Initial] | None = None,
+        function: Callable[..., Any] | None = None,
+    ) -> None:
+        try:
+            torch.ops.lltm._cell(text)  # checks it
+        except ValueError as error:
+            raise _check.of_operator(error) from None
+        self.text = text
+        self.function = function
+        header = _Header.read(text)
+        self.name = header.name
+        self.gates = header.gates
+        self.states = tuple(header.states)
+        self.parameters = tuple(header.parameters)
+        for parameter in self.parameters:
+            if parameter in _MEMBERS or hasattr(OwnCell, parameter):
+                raise ArgumentError(
+                    f"lltm::cell: {self.name}: expected names of parameters that modules do not"
+                    f" have already, got {parameter!r}"
+                )
+        members = {
+            "_CELL": text,
+            "_HEADER": header,
+            "_STATES": ("h", *header.states),
+            "_INITIAL": {**header.parameters, **(initial or {})},
+            "__module__": __name__,
+        }
+        prepacked = type(
+            f"{self.name}.PrepackedLayer",
+            (_Prepacked,),
+            {**members, "_where": f"{self.name}.Layer"},
+        )
+        self.Layer: type[OwnLayer] = type(
+            f"{self.name}.Layer",
+            (OwnLayer,),
+            {**members, "_where": f"{self.name}.Layer", "mode": self.name, "_PACKED": prepacked},
+        )
+        self.Cell: type[OwnCell] = type(
+            f"{self.name}.Cell", (OwnCell,), {**members, "_where": f"{self.name}.Cell"}
+        )
+
+    def save(self, path: Path) -> None:
+        """Writes the text, for :meth:`load` and for ``lltm::Cell::load`` in C++."""
+        with open(path, "w", encoding="ascii", newline="\n") as file:
+            file.write(self.text)
+
+    @staticmethod
+    def load(path: Path) -> Cell:
+        """Reads what :meth:`save` wrote."""
+        with open(path, encoding="ascii", newline="") as file:
+            return Cell(file.read())
+
+    def __repr__(self) -> str:
+        return f"lltm.Cell({self.name!r}, gates={self.gates}, states={self.states})"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Header:
+    """What stands above the programs in the text of a cell."""
+
+    name: str
+    gates_x: tuple[str, ...]  # the blocks of rows of weight_ih
+    gates_h: tuple[str, ...]
+    states: dict[str, float]
+    parameters: dict[str, float]
+
+    @staticmethod
+    def read(text: str) -> _Header:
+        words: dict[str, list[list[str]]] = {}
+        for line in text.split("\nforward\n")[0].split("\n"):
+            first, *rest = line.split(" ")
+            words.setdefault(first, []).append(rest)
+
+        def numbers(key: str) -> dict[str, float]:
+            return {name: float(value) for name, value in words.get(key, [])}
+
+        (name,) = words["name"][0]
+        x, h = tuple(words["weight_ih"][0]), tuple(words["weight_hh"][0])
+        return _Header(name, x, h, numbers("state"), numbers("parameter"))
+
+    @property
+    def gates(self) -> tuple[str, ...]:
+        return (*self.gates_x, *(gate for gate in self.gates_h if gate not in self.gates_x))
+
+
+# What modules call members of their own.
+_MEMBERS = {"bias", "hidden_size", "input_size", "training"}
+_MEMBERS |= {"weight_ih", "weight_hh", "bias_ih", "bias_hh"}
+
+# ---- modules ------------------------------------------------------------------------
+
+
+class _Own:
+    """What the modules of such a cell share."""
+
+    _CELL: str
+    _HEADER: _Header
+    _INITIAL: Mapping[str, Initial]
+    _where: str
+    _STATES: tuple[str, ...]
+    hidden_size: int
+    _states: int
+
+    def _shapes(self, columns: int) -> dict[str, tuple[int, ...]]:
+        """Of the parameters of a direction that reads so many features."""
+        x, h = (
+            len(gates) * self.hidden_size for gates in (self._HEADER.gates_x, self._HEADER.gates_h)
+        )
+        return {
+            "weight_ih": (x, columns),
+            "weight_hh": (h, self.hidden_size),
+            "bias_ih": (x,),
+            "bias_hh": (h,),
+            **dict.fromkeys(self._HEADER.parameters, (self.hidden_size,)),
+        }
+
+    def _draw(self, stem: str, parameter: Tensor) -> None:
+        with torch.no_grad():
+            if stem not in self._INITIAL:
+                bound = 1 / math.sqrt(self.hidden_size) if self.hidden_size > 0 else 0.0
+                nn.init.uniform_(parameter, -bound, bound)
+                return
+            initial = self._INITIAL[stem]
+            initial(parameter) if callable(initial) else parameter.fill_(initial)
+
+    def _operands(self, tensors: Mapping[str, Tensor | None]) -> list[Tensor]:
+        """The parameters of a direction, by stem, as the operators take them: behind the biases of
+        weight_ih those of the cell."""
+        own: list[Any] = [tensors[name] for name in self._HEADER.parameters]
+        weights = [tensors["weight_ih"], tensors["weight_hh"]]
+        biases = [tensors["bias_ih"], tensors["bias_hh"]]
+        if own:
+            x, h = (len(g) * self.hidden_size for g in (self._HEADER.gates_x, self._HEADER.gates_h))
+            b_x, b_h = (
+                own[0].new_zeros(rows) if bias is None else bias
+                for bias, rows in zip(biases, (x, h), strict=True)
+            )
+            biases = [torch.cat([b_x, *own]), b_h]
+        return [t for t in (*weights, *biases) if t is not None]
+
+    def _reduced(self, kind: str) -> Any:
+        """Pickled by the text; of what parameters start from, numbers alone."""
+        numbers = {k: v for k, v in self._INITIAL.items() if not callable(v)}
+        return _restore, (self._CELL, numbers, kind), self.__dict__
+
+    # States: the operators take those besides h side by side.
+
+    @property
+    def _takes_pair(self) -> bool:
+        return self._states <= 1
+
+    def _states_of(self, hx: Any) -> tuple[Tensor | None, Tensor | None]:
+        if hx is None:
+            return None, None
+        names = self._STATES
+        if len(names) == 1:
+            return _check.tensor(self._where, "hx", hx), None
+        if not isinstance(hx, (tuple, list)) or len(hx) != len(names):
+            got = f"{len(hx)} values" if isinstance(hx, (tuple, list)) else type(hx).__name__
+            raise TypeError(
+                f"lltm::{self._where}: expected hx to be a tuple ({', '.join(names)}), got {got}"
+            )
+        h, *others = (_check.tensor(self._where, n, t) for n, t in zip(names, hx, strict=True))
+        for name, state in zip(names[1:], others, strict=True):
+            _check.shape(self._where, name, state, tuple(h.shape))
+        return h, others[0] if len(others) == 1 else torch.cat(others, dim=-1)
+
+    def _returned(self, h: Tensor, c: Tensor) -> Any:
+        count = self._states
+        return h if count == 0 else (h, *(c.chunk(count, dim=-1) if count > 1 else (c,)))
+
+
+def _restore(text: str, initial: Mapping[str, Initial], kind: str) -> Any:
+    made = Cell(text, initial)
+    module = {"Layer": made.Layer, "Cell": made.Cell, "Prepacked": made.Layer._PACKED}[kind]
+    return module.__new__(module)
+
+
+class OwnCell(_Own, Step, nn.Module):
+    """One step of a cell; ``cell.Cell``.
+
+    Args:
+        input_size: I
+        hidden_size: H
+        bias: whether there are biases
+        device, dtype: of the parameters
+
+    Parameters, for G_x gates that read x and G_h that read h::
+
+        weight_ih  (G_x * H, I)
+        weight_hh  (G_h * H, H)
+        bias_ih    (G_x * H)
+        bias_hh    (G_h * H)
+
+    drawn from the uniform distribution on ±1/sqrt(H); and those of the cell, (H) each.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        device: torch.types.Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.input_size = _check.integer(self._where, "input_size", input_size)
+        self.hidden_size = _check.integer(self._where, "hidden_size", hidden_size)
+        self.bias = _check.flag(self._where, "bias", bias)
+        for name, shape in self._shapes(self.input_size).items():
+            absent = name.startswith("bias_") and not self.bias
+            value = None if absent else nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+            self.register_parameter(name, value)
+        self.reset_parameters()
+
+    _parameter_names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+
+    def reset_parameters(self) -> None:
+        """Draws every parameter anew."""
+        for name, parameter in self.named_parameters():
+            self._draw(name, parameter)
+
+    def forward(self, input: Tensor, hx: Any = None) -> Any:
+        """Takes one step.
+
+        Args:
+            input: (B, I), or (I) for one row without a batch
+            hx: the state: h, (B, H) or (H), of a cell without other states; else the tuple (h,
+                *states), shaped alike; by default zeros and the states' initial values
+
+        Returns:
+            The state after the step, in the form of hx.
+        """
+        if self._takes_pair and not self._HEADER.parameters:
+            return self._run(input, hx, (hx,) if isinstance(hx, Tensor) else hx)
+
+        def tensors(module: OwnCell) -> list[Tensor]:
+            return module._operands({name: getattr(module, name) for name in module._shapes(0)})
+
+        return step_of(self, input, hx, operator("layer_step", tensors, self._OPTIONS))
+
+    def extra_repr(self) -> str:
+        return f"{self.input_size}, {self.hidden_size}" + ("" if self.bias else ", bias=False")
+
+    def __reduce__(self) -> Any:
+        return self._reduced("Cell")
+
+
+class OwnLayer(_Own, Layer, nn.Module):
+    """Layers of a cell over sequences; ``cell.Layer``.
+
+    Args:
+        input_size: I
+        hidden_size: H
+        num_layers, bias, batch_first, dropout, bidirectional: as for :class:`lltm.LLTM`
+        device, dtype: of the parameters
+        checkpoint_steps: as for :class:`lltm.LLTM`
+
+    Parameters, for each layer k, with the suffix ``_reverse`` for the second direction, where G_x
+    gates read x and G_h read h::
+
+        weight_ih_l{k}  (G_x * H, I); for k > 0, I is D * H
+        weight_hh_l{k}  (G_h * H, H)
+        bias_ih_l{k}    (G_x * H)
+        bias_hh_l{k}    (G_h * H)
+
+    drawn from the uniform distribution on ±1/sqrt(H); and those of the cell, (H) each.
+    """
+
+    _PACKED: type[_Prepacked]
+    _OPTIONS = ("has_biases", *Layer._OPTIONS[1:])
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.types.Device = None,
+        dtype: torch.dtype | None = None,
+        *,
+        checkpoint_steps: int = 0,
+    ) -> None:
+        super().__init__()
+        where = self._where
+        self.input_size = _check.integer(where, "input_size", input_size)
+        self.hidden_size = _check.integer(where, "hidden_size", hidden_size)
+        self.num_layers = _check.integer(where, "num_layers", num_layers, _check.MOST_LAYERS)
+        self.bias = _check.flag(where, "bias", bias)
+        self.batch_first = _check.flag(where, "batch_first", batch_first)
+        self.dropout = _check.probability(where, "dropout", dropout)
+        self.bidirectional = _check.flag(where, "bidirectional", bidirectional)
+        self.checkpoint_steps = _check.checkpoint_steps(where, checkpoint_steps)
+        if self.dropout > 0 and self.num_layers == 1:
+            warnings.warn(
+                f"lltm::{where}: dropout is applied between layers, so it does nothing with"
+                " num_layers=1",
+                stacklevel=2,
+            )
+        stems = tuple(self._shapes(0))
+        self._names = names_of(stems, self.num_layers, self.bidirectional)
+        for k, names in enumerate(self._by_direction):
+            shapes = self._shapes(self._columns_of_input(k))
+            for name, (stem, shape) in zip(names, shapes.items(), strict=True):
+                absent = stem.startswith("bias_") and not self.bias
+                value = torch.empty(shape, device=device, dtype=dtype)
+                self.register_parameter(name, None if absent else nn.Parameter(value))
+        self.reset_parameters()
+
+    @property
+    def _by_direction(self) -> list[Sequence[str]]:
+        each = len(self._shapes(0))
+        return [self._names[k : k + each] for k in range(0, len(self._names), each)]
+
+    @property
+    def has_biases(self) -> bool:
+        return self.bias or bool(self._HEADER.parameters)
+
+    def reset_parameters(self) -> None:
+        """Draws every parameter anew."""
+        for names in self._by_direction:
+            for name, stem in zip(names, self._shapes(0), strict=True):
+                parameter = getattr(self, name)
+                if parameter is not None:
+                    self._draw(stem, parameter)
+
+    @property
+    def all_weights(self) -> list[list[nn.Parameter]]:
+        """The parameters of each layer and direction, in the order above."""
+        return [
+            [p for name in names if (p := getattr(self, name)) is not None]
+            for names in self._by_direction
+        ]
+
+    def _operands_of(self, k: int) -> list[Tensor]:
+        """The parameters of the k-th direction as the operators take them."""
+        stems, names = self._shapes(0), self._by_direction[k]
+        return self._operands({s: getattr(self, n) for s, n in zip(stems, names, strict=True)})
+
+    def _first_states(self, like: Tensor, batch: int) -> Any:
+        shape = self._state_shape(batch)
+        others = (like.new_full(shape, initial) for initial in self._HEADER.states.values())
+        return (like.new_zeros(shape), *others) if self._states else like.new_zeros(shape)
+
+    def forward(self, input: Any, hx: Any = None) -> Any:
+        """Runs over a sequence.
+
+        Args:
+            input: (T, B, I); (B, T, I) with batch_first; (T, I) for one sequence without a
+                batch; or a PackedSequence, sorted or not
+            hx: the state: h_0, (L*D, B, H), or (L*D, H) for unbatched input, of a cell without
+                other states; else the tuple (h_0, *states), shaped alike; by default zeros and the
+                states' initial values
+
+        Returns:
+            (output, state): output like the input, with D*H features; the states after each row's
+            last step, in the form of hx.
+        """
+        if self._takes_pair and not self._HEADER.parameters:
+            return self._run(input, hx, (hx,) if isinstance(hx, Tensor) else hx)
+
+        def tensors(module: OwnLayer) -> list[Tensor]:
+            directions = range(len(module._by_direction))
+            return [tensor for k in directions for tensor in module._operands_of(k)]
+
+        return layer_of(self, input, hx, operator("layer", tensors, self._OPTIONS))
+
+    def prepack(self, weights: torch.dtype | None = None) -> _Prepacked:
+        """Returns this layer as it is now in a form for inference; see :meth:`lltm.LLTM.prepack`.
+
+        With torch.qint8 the cell has to be bounded.
+        """
+        return self._PACKED(self, weights)
+
+    def extra_repr(self) -> str:
+        text = f"{self.input_size}, {self.hidden_size}"
+        for name, default in (
+            ("num_layers", 1),
+            ("bias", True),
+            ("batch_first", False),
+            ("dropout", 0.0),
+            ("bidirectional", False),
+            ("checkpoint_steps", 0),
+        ):
+            if getattr(self, name) != default:
+                text += f", {name}={getattr(self, name)}"
+        return text
+
+    def __reduce__(self) -> Any:
+        return self._reduced("Layer")
+
+
+class _Prepacked(_Own, Prepacked):
+    """A layer of a cell for inference whose weights were laid out once."""
+
+    _BIASES = ("packed_bias_ih", "packed_bias_hh")
+    _FIRST_OF_LAYER = "weight_ih_l0"
+
+    def forward(self, input: Any, hx: Any = None) -> Any:
+        """Runs over a sequence; see :meth:`OwnLayer.forward`."""
+        if self._takes_pair:
+            return self._run(input, hx, (hx,) if isinstance(hx, Tensor) else hx)
+        return layer_of(self, input, hx, operator("layer", self._names, self._OPTIONS))
+
+    def __reduce__(self) -> Any:
+        return self._reduced("Prepacked")

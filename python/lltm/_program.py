@@ -1,0 +1,488 @@
+"""A cell program: values and the operations between them, what forward saves, the text.
+
+program_text.h, in cpp/src/cell/, has the text's grammar.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, count
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ._C import ArgumentError
+
+MOST_STATES, MOST_PARAMETERS, MOST_GATES, MOST_SAVED, MOST_INSTRUCTIONS = 3, 8, 8, 32, 512
+MOST_BYTES, LONGEST_NAME = 65_536, 64
+
+Parameters = Mapping[str, float | Callable[[Tensor], Any]]
+
+
+def expect(right: bool, where: str, expected: str, got: object) -> None:
+    if not right:
+        raise ArgumentError(f"lltm::cell: {where}: expected {expected}, got {got}")
+
+
+def expect_type(value: object, kind: type | tuple[type, ...], where: str, expected: str) -> None:
+    """bool is no number."""
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise TypeError(f"lltm::cell: {where}: expected {expected}, got {value!r}")
+
+
+# ---- operations -------------------------------------------------------------
+
+# What each means; conditions are the numbers 0 and 1.
+OPERATIONS: dict[str, Callable[..., Tensor]] = {
+    "copy": torch.clone,
+    "negate": torch.neg,
+    **{f.__name__: f for f in (torch.abs, torch.sign, torch.sqrt, torch.exp, torch.expm1)},
+    **{f.__name__: f for f in (torch.log, torch.log1p, torch.sigmoid, torch.tanh)},
+    "elu": F.elu,
+    "softplus": lambda x: torch.logaddexp(x, torch.zeros_like(x)),
+    "not": torch.logical_not,
+    **{f.__name__: f for f in (torch.add, torch.subtract, torch.multiply, torch.divide)},
+    **{f.__name__: f for f in (torch.maximum, torch.minimum)},
+    "greater": torch.gt,
+    "greater_equal": torch.ge,
+    "equal": torch.eq,
+    "not_equal": torch.ne,
+    "and": torch.logical_and,
+    "or": torch.logical_or,
+    "where": lambda condition, a, b: torch.where(condition != 0, a, b),
+}
+EXPENSIVE = {"sqrt", "exp", "expm1", "log", "log1p", "sigmoid", "tanh", "elu", "softplus"}
+COMMUTATIVE = {"add", "multiply", "maximum", "minimum", "equal", "not_equal", "and", "or"}
+COMPARISONS = {"greater", "greater_equal", "equal", "not_equal"}
+CONDITIONS = COMPARISONS | {"and", "or", "not"}
+
+
+@dataclass(eq=False, repr=False)
+class Value:
+    """A number of each unit: of an operation's result, or an input."""
+
+    trace: dict[Any, Value]  # every value of the same trace, by what it is computed from
+    op: str
+    args: tuple[Operand, ...]
+    rank: int  # in the order of the trace
+    name: str = ""  # the local variable of the user's function
+
+    def __add__(self, other: Operand) -> Operand:
+        return apply("add", self, other)
+
+    def __radd__(self, other: Operand) -> Operand:
+        return apply("add", other, self)
+
+    def __sub__(self, other: Operand) -> Operand:
+        return apply("subtract", self, other)
+
+    def __rsub__(self, other: Operand) -> Operand:
+        return apply("subtract", other, self)
+
+    def __mul__(self, other: Operand) -> Operand:
+        return apply("multiply", self, other)
+
+    def __rmul__(self, other: Operand) -> Operand:
+        return apply("multiply", other, self)
+
+    def __truediv__(self, other: Operand) -> Operand:
+        return apply("divide", self, other)
+
+    def __rtruediv__(self, other: Operand) -> Operand:
+        return apply("divide", other, self)
+
+    def __neg__(self) -> Operand:
+        return apply("negate", self)
+
+
+Operand: TypeAlias = Value | float
+
+
+def apply(op: str, *args: Operand) -> Operand:
+    """The operation's result: a number of numbers, what is there already, or a new value."""
+    values = [a for a in args if isinstance(a, Value)]
+    if not values:
+        return float(OPERATIONS[op](*(torch.tensor(a, dtype=torch.float64) for a in args)))
+    if (simpler := _simplified(op, args)) is not None:
+        return simpler
+    trace = values[0].trace
+    key = (op, frozenset(args) if op in COMMUTATIVE else args)
+    return trace.setdefault(key, Value(trace, op, args, len(trace)))
+
+
+def _simplified(op: str, args: tuple[Operand, ...]) -> Operand | None:
+    """The same with fewer operations, equal in every bit but for the sign of zero."""
+    match op, args:
+        case ("add" | "subtract", (a, 0.0)) | ("multiply" | "divide", (a, 1.0)):
+            return a
+        case ("add", (0.0, a)) | ("multiply", (1.0, a)):
+            return a
+        case ("multiply" | "divide", (a, -1.0)) | ("multiply", (-1.0, a)) | ("subtract", (0.0, a)):
+            return -a
+        case ("negate", (Value(op="negate", args=(a,)),)) | ("not", (Value(op="not", args=(a,)),)):
+            return a
+        case ("negate", (Value(op="multiply", args=(float(k), a) | (a, float(k))),)):
+            return -k * a
+        case ("add", (a, Value(op="negate", args=(b,))) | (Value(op="negate", args=(b,)), a)):
+            return a - b
+        case ("subtract", (a, Value(op="negate", args=(b,)))):
+            return a + b
+        case ("multiply" | "divide", (Value(op="negate", args=(a,)), b)):
+            return apply(op, a, -b) if isinstance(b, float) else -apply(op, a, b)
+        case ("multiply" | "divide", (a, Value(op="negate", args=(b,)))):
+            return apply(op, -a, b) if isinstance(a, float) else -apply(op, a, b)
+        case ("where", (float(k), a, b)):
+            return a if k else b
+        case ("where", (Value(op="not", args=(condition,)), a, b)):
+            return apply("where", condition, b, a)
+        case ("where", (condition, 1.0, 0.0)):
+            return condition
+        case ("where", (_, a, b)) if a is b:
+            return a
+    return None
+
+
+def needed(results: Sequence[Operand], given: Mapping[Value, Any] | None = None) -> list[Value]:
+    """The values that results are computed from, in the order of the trace; given ones are not."""
+    found, todo = set(given or ()), [r for r in results if isinstance(r, Value)]
+    while todo:
+        if (v := todo.pop()) not in found:
+            found.add(v)
+            todo += [a for a in v.args if isinstance(a, Value)]
+    return sorted(found.difference(given or ()), key=lambda v: v.rank)
+
+
+# ---- what is declared -------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Program:
+    """A cell program: its text, and what the text says, for those who explain it."""
+
+    text: str
+    name: str
+    weight_ih: tuple[str, ...]  # the gates that x has a part in, in the order of blocks of rows
+    weight_hh: tuple[str, ...]
+    bounded: bool
+    reads_h: bool  # whether the element-wise functions do
+    states: Mapping[str, float]  # initial values
+    parameters: Parameters  # or what fills a tensor in place
+    gates: tuple[str, ...]
+    saved: tuple[str, ...] = ()
+    forward_instructions: int = 0
+    backward_instructions: int = 0
+    own_gradient: bool = False  # backward is not the derivative of forward
+
+
+def is_name(name: Any) -> bool:
+    return (
+        isinstance(name, str)
+        and name.isascii()
+        and name.isidentifier()
+        and len(name) <= LONGEST_NAME
+        and name not in ("inf", "nan")
+    )
+
+
+def declared(
+    function: Callable[..., Any],
+    where: str,
+    gates: int | Sequence[str],
+    reads: Mapping[str, str],
+    states: Mapping[str, float],
+    parameters: Parameters,
+    bounded: bool,
+) -> tuple[Program, list[str], list[str]]:
+    """The program without its text; the arguments after z: those by position, those by name."""
+    if not callable(function):
+        raise TypeError(f"lltm::cell: expected a function, got {function!r}")
+    expect_type(reads, Mapping, where, "reads to be a dict")
+    expect_type(states, Mapping, where, "states to be a dict")
+    expect_type(parameters, Mapping, where, "parameters to be a dict")
+    expect_type(bounded, bool, where, "bounded to be a bool")
+    kinds = () if isinstance(gates, str) else (int, Sequence)
+    expect_type(gates, kinds, where, "gates to be an int or a sequence of names")
+    count = gates if isinstance(gates, int) else len(gates)
+    expect(1 <= count <= MOST_GATES, where, f"1 to {MOST_GATES} gates", count)
+    gates = tuple(f"g{k}" for k in range(count)) if isinstance(gates, int) else tuple(gates)
+    try:
+        z, *arguments = inspect.signature(function).parameters.values()
+    except ValueError:
+        expect(False, where, "a function of z, h, states and parameters", "one without arguments")
+    for argument in (z, *arguments):
+        several = argument.kind in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD)
+        expect(not several, where, "arguments that have names", argument)
+        no_default = argument.default is argument.empty
+        expect(no_default, where, "no default (initial values: states=, parameters=)", argument)
+    names = [argument.name for argument in arguments]
+    state_names = [name for name in names if name != "h" and name not in parameters]
+
+    rule = f"a name of at most {LONGEST_NAME} ASCII letters, digits and _, not inf or nan"
+    for known in ([where], gates, names):
+        for k, known_name in enumerate(known):
+            expect(is_name(known_name), where, rule, repr(known_name))
+            expect(known_name not in known[:k], where, "different names", repr(known_name))
+    expect("z" not in names, where, "arguments after the first of other names than z", "z")
+    for gate, source in reads.items():
+        expect(gate in gates, where, f"reads of gates ({', '.join(gates)})", repr(gate))
+        expect(source in ("x", "h"), where, f'"x" or "h" in reads of {gate}', repr(source))
+    for name in (*states, *parameters):
+        there = name in names and name != "h"
+        got = f"{name!r}: its arguments are ({', '.join(names)})"
+        expect(there, where, "states and parameters that are arguments of the function", got)
+        both = name in states and name in parameters
+        expect(not both, where, "a state or a parameter", f"{name!r} as both")
+    states_count, parameter_count = len(state_names), len(parameters)
+    expect(states_count <= MOST_STATES, where, f"at most {MOST_STATES} states", states_count)
+    most = f"at most {MOST_PARAMETERS} parameters"
+    expect(parameter_count <= MOST_PARAMETERS, where, most, parameter_count)
+    for name, initial in (*states.items(), *parameters.items()):
+        if name in states or not callable(initial):
+            expect_type(initial, (int, float), where, f"a number as the initial value of {name}")
+            expect(initial == initial, where, f"an initial value of {name}", initial)
+    program = Program(
+        text="",
+        name=where,
+        gates=gates,
+        weight_ih=tuple(gate for gate in gates if reads.get(gate) != "h"),
+        weight_hh=tuple(gate for gate in gates if reads.get(gate) != "x"),
+        bounded=bounded,
+        reads_h="h" in names,
+        states={name: float(states.get(name, 0.0)) for name in state_names},
+        parameters={
+            name: x if callable(x) else float(x)
+            for name, x in sorted(parameters.items(), key=lambda item: names.index(item[0]))
+        },
+    )
+    by_name = [a.name for a in arguments if a.kind is a.KEYWORD_ONLY]
+    return program, [name for name in names if name not in by_name], by_name
+
+
+# ---- what is saved ----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Expressions:
+    """What the function and its derivative compute, by the names of the text."""
+
+    inputs: dict[str, Value]  # of forward: z, states, h, parameters
+    tangents: dict[str, Value]  # gradients of h' and states'
+    results: dict[str, Operand]  # h' and states'
+    gradients: dict[str, Operand]  # of the inputs
+
+    def written_out(self) -> list[Any]:
+        """To compare two traces."""
+        results = [*self.results.values(), *self.gradients.values()]
+        rows: list[tuple[Any, ...]] = [("results", *results)]
+        rows += [(v.op, *v.args) for v in needed(results)]
+        return [[f"value {a.rank}" if isinstance(a, Value) else a for a in row] for row in rows]
+
+
+def choose_saved(made: Expressions, parameters: set[Value]) -> list[Value]:
+    """As few values as possible, such that backward computes the gradients without an expensive
+    function. A saved value may be rounded to 16 bits. That moves no other value far, but turns a
+    decision: so those whose operands are not exact are saved themselves. Whether a saved value is
+    above zero survives rounding."""
+    order = needed(list(made.gradients.values()))
+    derived = set(made.tangents.values())  # what depends on the gradients of results
+    exact, as_is = set(parameters), set(made.inputs.values()) - parameters
+    for v in order:
+        operands = [a for a in v.args if isinstance(a, Value)]
+        if not derived.isdisjoint(operands):
+            derived.add(v)
+        decides = v.op in COMPARISONS or v.op == "sign"
+        if decides and not exact.issuperset(operands):
+            as_is.add(_same_sign(operands[0]) if v.op == "sign" or 0.0 in v.args else v)
+        is_whole = v.op in CONDITIONS or v.op == "sign"
+        if is_whole or (v.args and v.op not in EXPENSIVE and exact.issuperset(operands)):
+            exact.add(v)
+    # Each value is an edge, which is cut where the value is saved; a path from the source to the
+    # sink is a way to compute from what backward does not have. Parameters it has.
+    edges: dict[Any, dict[Any, float]] = defaultdict(dict)
+    kept = [v for v in order if v not in derived]
+    for v in kept:
+        # Of two that would both do, the earlier: a function's result, not what is made of it.
+        edges[v, "in"][v, "out"] = 10**6 + v.rank
+        if v in as_is or v.op in EXPENSIVE:
+            edges["source"][v, "in"] = math.inf
+        for a in v.args:
+            edges[a, "out"][v, "in"] = math.inf
+    for a in (*(a for v in order if v in derived for a in v.args), *made.gradients.values()):
+        if a in kept:
+            edges[a, "out"]["sink"] = math.inf
+    near = _near_source(edges)
+    return [v for v in kept if (v, "in") in near and (v, "out") not in near]
+
+
+def _same_sign(v: Value) -> Value:
+    """What v is above zero with, or below."""
+    match v:
+        case (
+            Value(op="negate", args=(Value() as a,)) | Value(op="maximum", args=(Value() as a, 0.0))
+        ):
+            return _same_sign(a)
+    return v
+
+
+def _near_source(edges: dict[Any, dict[Any, float]]) -> set[Any]:
+    """The nodes on the source's side of a minimum cut, by shortest augmenting paths."""
+    for node, following in list(edges.items()):
+        for other in following:
+            edges[other].setdefault(node, 0.0)
+    while True:
+        before, queue = {"source": "source"}, ["source"]
+        for node in queue:
+            for other, capacity in edges[node].items():
+                if capacity > 0 and other not in before:
+                    before[other] = node
+                    queue.append(other)
+        if "sink" not in before:
+            return set(before)
+        path, node = [], "sink"
+        while node != "source":
+            path.append((before[node], node))
+            node = before[node]
+        flow = min(edges[a][b] for a, b in path)
+        for a, b in path:
+            edges[a][b] -= flow
+            edges[b][a] += flow
+
+
+# ---- the text ---------------------------------------------------------------
+
+RESERVED = {*OPERATIONS, "z", "h", "inf", "nan", "forward", "save", "backward", "end"}
+
+
+def _assignments(
+    results: Mapping[str, Operand],
+    known: Mapping[Value, str],
+    others: Sequence[Value],
+    taken: set[str],
+) -> tuple[list[str], dict[Value, str]]:
+    """Lines that compute the results, and others, from what is known; the names of all values."""
+    names = dict(known)
+    for name, result in results.items():
+        if isinstance(result, Value):
+            names.setdefault(result, name)
+    order = needed([*results.values(), *others], known)
+    used, hints, lines = taken | set(names.values()), {v.name for v in order}, []
+
+    def text(operand: Operand) -> str:
+        return names[operand] if isinstance(operand, Value) else repr(operand)
+
+    for v in order:
+        if v not in names:
+            # A local variable of the user's has its name, where that is free.
+            stems = [n for n in (v.name, f"{v.name}_", f"{v.name}__") if v.name and is_name(n)]
+            numbered = (f"t{k}" for k in count(1) if f"t{k}" not in hints)
+            names[v] = next(n for n in chain(stems, numbered) if n not in used)
+            used.add(names[v])
+        lines.append(" ".join([names[v], "=", v.op, *map(text, v.args)]))
+    for name, result in results.items():
+        if not isinstance(result, Value) or names[result] != name:
+            lines.append(f"{name} = copy {text(result)}")
+    return lines, names
+
+
+def written(program: Program, made: Expressions) -> Program:
+    """The program with its text."""
+    parameters = {made.inputs[name] for name in program.parameters}
+    taken, inputs = RESERVED | set(made.inputs), {v: name for name, v in made.inputs.items()}
+    saved = choose_saved(made, parameters)
+    forward, names = _assignments(made.results, inputs, saved, taken)
+    known = {v: names[v] for v in (*saved, *parameters)}
+    known |= {v: name for name, v in made.tangents.items()}
+    backward, _ = _assignments(made.gradients, known, (), taken)
+    lines = [
+        "lltm-cell 1",
+        f"name {program.name}",
+        " ".join(["weight_ih", *program.weight_ih]),
+        " ".join(["weight_hh", *program.weight_hh]),
+        *["bounded"] * program.bounded,
+        *["reads_h"] * program.reads_h,
+        *(f"state {name} {initial!r}" for name, initial in program.states.items()),
+        *(f"parameter {k} {0.0 if callable(x) else x!r}" for k, x in program.parameters.items()),
+        "forward",
+        *forward,
+        " ".join(["save", *(names[v] for v in saved)]),
+        "backward",
+        *backward,
+        "end\n",
+    ]
+    text = "\n".join(lines)
+    for what, number, most in (
+        ("values to save", len(saved), MOST_SAVED),
+        ("instructions of forward", len(forward), MOST_INSTRUCTIONS),
+        ("instructions of backward", len(backward), MOST_INSTRUCTIONS),
+        ("bytes of text", len(text), MOST_BYTES),
+    ):
+        expect(number <= most, program.name, f"at most {most} {what}", number)
+    program = replace(
+        program,
+        text=text,
+        saved=tuple(names[v] for v in saved),
+        forward_instructions=len(forward),
+        backward_instructions=len(backward),
+    )
+    if not _has_own_gradient(program, list(made.inputs), list(made.gradients)):
+        return program
+    lines.insert(
+        lines.index("forward") - len(program.states) - len(program.parameters), "own_gradient"
+    )
+    return replace(program, text="\n".join(lines), own_gradient=True)
+
+
+def _has_own_gradient(program: Program, inputs: list[str], gradients: list[str]) -> bool:
+    """Whether backward is another function than forward's derivative, at some random numbers."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw() -> Tensor:
+        return torch.randn(64, generator=generator, dtype=torch.float64)
+
+    given = {name: draw().requires_grad_() for name in inputs}
+    with torch.enable_grad():
+        made = {**given, **evaluate(program.text, "forward", given)}
+        results = [made[f"{name}'"] for name in ("h", *program.states)]
+        tangents = [draw() for _ in results]
+        total = torch.stack([(y * t).sum() for y, t in zip(results, tangents, strict=True)]).sum()
+        derived: Sequence[Tensor | None] = [None] * len(given)
+        if total.requires_grad:
+            derived = torch.autograd.grad(total, list(given.values()), allow_unused=True)
+    known = {name: made[name].detach() for name in (*program.saved, *program.parameters)}
+    names = (f"d.{name}'" for name in ("h", *program.states))
+    own = evaluate(program.text, "backward", {**known, **dict(zip(names, tangents, strict=True))})
+    return any(
+        not torch.allclose(
+            own[f"d.{name}"],
+            torch.zeros(64, dtype=torch.float64) if derivative is None else derivative,
+            rtol=1e-6,
+            atol=1e-9,
+            equal_nan=True,
+        )
+        for name, derivative in zip(given, derived, strict=True)
+        if f"d.{name}" in gradients
+    )
+
+
+def evaluate(text: str, section: str, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What a section of a program, forward or backward, assigns, of tensors by their names."""
+    lines = text.splitlines()
+    values, assigned = dict(inputs), dict[str, Tensor]()
+    shape = torch.broadcast_shapes(*(x.shape for x in inputs.values()))
+    dtype = next(iter(inputs.values())).dtype
+    for line in lines[lines.index(section) + 1 :]:
+        name, *words = line.split(" ")
+        if words[:1] != ["="]:
+            break
+        operands = [
+            values[w] if w in values else torch.tensor(float(w), dtype=dtype) for w in words[2:]
+        ]
+        result = OPERATIONS[words[1]](*operands).to(dtype).expand(shape)
+        values[name] = assigned[name] = result
+    return assigned

@@ -1,0 +1,449 @@
+"""From a cell written as a Python function of tensors to its program.
+
+The function runs once on tensors of one element, then its derivative, and each operation of ATen
+that either dispatches becomes operations of the program: RULES. What is computed twice is one
+Value.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import linecache
+import math
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from types import FrameType
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ._C import ArgumentError
+from ._program import (
+    EXPENSIVE,
+    Expressions,
+    Operand,
+    Parameters,
+    Program,
+    Value,
+    apply,
+    declared,
+    expect,
+    written,
+)
+
+# ---- ATen's operations ------------------------------------------------------
+
+where, maximum, minimum = (partial(apply, op) for op in ("where", "maximum", "minimum"))
+sigmoid, tanh, sqrt = (partial(apply, op) for op in ("sigmoid", "tanh", "sqrt"))
+greater, both = partial(apply, "greater"), partial(apply, "and")
+
+
+def _power(x: Operand, n: Operand) -> Any:
+    if not isinstance(n, float) or not isinstance(x, Value) or abs(n) > 9 or n * 2 % 1:
+        return NotImplemented
+    if n <= 0:
+        return 1.0 / _power(x, -n) if n else 1.0
+    if n % 1:
+        return sqrt(x) if n == 0.5 else _power(x, n - 0.5) * sqrt(x)
+    half = _power(x, n // 2)
+    return half * half * x if n % 2 else half * half
+
+
+def _clamp(x: Operand, min: Operand | None = None, max: Operand | None = None) -> Operand:
+    x = x if min is None else maximum(x, min)
+    return x if max is None else minimum(x, max)
+
+
+def _elu(x: Operand, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Any:
+    if input_scale != 1 or alpha < 0:
+        return NotImplemented
+    y = apply("elu", x)
+    return scale * (y if alpha == 1 else where(greater(x, 0.0), x, alpha * y))
+
+
+def _elu_backward(
+    grad: Operand, alpha: float, scale: float, input_scale: float, of_result: float, x: Operand
+) -> Operand:
+    y = x if of_result else _elu(x, alpha, scale, input_scale)
+    return grad * where(greater(y, 0.0), scale, y + alpha * scale)
+
+
+def _softplus(x: Operand, beta: float = 1.0, threshold: float = 20.0) -> Any:
+    return apply("softplus", beta * x) / beta if threshold == 20 else NotImplemented
+
+
+def _mish_backward(grad: Operand, x: Operand) -> Operand:
+    y = tanh(apply("softplus", x))
+    return grad * (y + x * sigmoid(x) * (1.0 - y * y))
+
+
+# By the name in aten::, without the underscore of those in place. Tensors come as operands, numbers
+# as floats. Derivatives are written such that they need what the function itself has computed.
+RULES: dict[str, Callable[..., Operand]] = {
+    **{op: partial(apply, op) for op in EXPENSIVE - {"elu", "softplus"}},
+    **{op: partial(apply, op) for op in ("abs", "sign", "maximum", "minimum", "where")},
+    **dict.fromkeys(("alias", "clone", "detach", "expand", "view", "_to_copy"), lambda x, *_: x),
+    **{name: partial(apply, "and") for name in ("logical_and", "bitwise_and")},
+    **{name: partial(apply, "or") for name in ("logical_or", "bitwise_or")},
+    **{name: partial(apply, "not") for name in ("logical_not", "bitwise_not")},
+    **{name: partial(apply, "not_equal") for name in ("logical_xor", "bitwise_xor", "ne")},
+    "eq": partial(apply, "equal"),
+    "gt": greater,
+    "ge": partial(apply, "greater_equal"),
+    "lt": lambda a, b: greater(b, a),
+    "le": lambda a, b: apply("greater_equal", b, a),
+    "add": lambda a, b, alpha=1.0: a + alpha * b,
+    "sub": lambda a, b, alpha=1.0: a - alpha * b,
+    "rsub": lambda a, b, alpha=1.0: b - alpha * a,
+    "mul": lambda a, b: a * b,
+    "div": partial(apply, "divide"),
+    "neg": partial(apply, "negate"),
+    "sgn": partial(apply, "sign"),
+    "isnan": lambda x: apply("not_equal", x, x),
+    "reciprocal": lambda x: 1.0 / x,
+    "rsqrt": lambda x: 1.0 / sqrt(x),
+    "pow": _power,
+    "addcmul": lambda x, a, b, value=1.0: x + value * a * b,
+    "addcdiv": lambda x, a, b, value=1.0: x + value * a / b,
+    "lerp": lambda a, b, weight: a + weight * (b - a),
+    "fill": lambda _, number: number,
+    "zero": lambda _: 0.0,
+    "masked_fill": lambda x, mask, number: where(mask, number, x),
+    "clamp": _clamp,
+    "clamp_min": maximum,
+    "clamp_max": minimum,
+    "relu": lambda x: maximum(x, 0.0),
+    "threshold": lambda x, threshold, number: where(greater(x, threshold), x, number),
+    "threshold_backward": lambda grad, y, threshold: where(greater(y, threshold), grad, 0.0),
+    "leaky_relu": lambda x, slope=0.01: where(greater(x, 0.0), x, slope * x),
+    "leaky_relu_backward": lambda grad, x, slope, _: where(greater(x, 0.0), grad, slope * grad),
+    "hardtanh": lambda x, low=-1.0, high=1.0: _clamp(x, low, high),
+    "hardtanh_backward": lambda grad, x, low, high: where(
+        both(greater(x, low), greater(high, x)), grad, 0.0
+    ),
+    "hardsigmoid": lambda x: _clamp(x + 3.0, 0.0, 6.0) / 6.0,
+    "hardsigmoid_backward": lambda grad, x: where(
+        both(greater(x, -3.0), greater(3.0, x)), grad / 6.0, 0.0
+    ),
+    "sigmoid_backward": lambda grad, y: grad * (y * (1.0 - y)),
+    "tanh_backward": lambda grad, y: grad * (1.0 - y * y),
+    "elu": _elu,
+    "elu_backward": _elu_backward,
+    "softplus": _softplus,
+    "softplus_backward": lambda grad, x, beta, _: grad * sigmoid(beta * x),
+    "log_sigmoid_forward": lambda x: -apply("softplus", -x),
+    "log_sigmoid_backward": lambda grad, x, _: grad * sigmoid(-x),
+    "silu": lambda x: x * sigmoid(x),
+    "silu_backward": lambda grad, x: grad * (sigmoid(x) * (1.0 + x * (1.0 - sigmoid(x)))),
+    "mish": lambda x: x * tanh(apply("softplus", x)),
+    "mish_backward": _mish_backward,
+}
+# Their results are constants, though an argument is a value.
+FACTORIES = {"zeros_like", "ones_like", "full_like", "empty_like"}
+FACTORIES |= {"new_zeros", "new_ones", "new_full", "new_empty"}
+# What a call may say besides without meaning another operation.
+OPTIONS = {"dtype", "layout", "device", "pin_memory", "memory_format", "non_blocking"}
+
+WHY_NOT = {
+    "_local_scalar_dense": "expected torch.where in place of Python's `if`, bool(), item()",
+    "pow": "expected an exponent that is a multiple of 1/2 up to 8",
+    "softplus": "expected the default threshold",
+    "elu": "expected alpha >= 0",
+    "_to_copy": "expected a dtype only of conditions: programs run in the dtype of their arguments",
+}
+
+
+def _tie(a: Operand, b: Operand) -> list[Operand]:
+    """What compares with 0 as a with b: one value to save, where maximum's derivative asks both
+    whether a is greater and whether it is equal."""
+    return [a, b] if 0.0 in (a, b) else [greater(a, b) - greater(b, a), 0.0]
+
+
+# ---- the trace --------------------------------------------------------------
+
+
+class NoSuchGate(ArgumentError, AttributeError):
+    """As z.i and z["i"] raise it."""
+
+
+class Gates:
+    """z as the function sees it: z[0], z["i"] and z.i, and `i, o, g = z`."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, str):
+            return self.__getattr__(key)
+        try:
+            return tuple(self._tensors.values())[key]
+        except IndexError:
+            raise self._no(f"z[{key}]") from None
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name not in self.__dict__["_tensors"]:
+            raise self._no(f"z.{name}")
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self._tensors.values())
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def _no(self, got: str) -> NoSuchGate:
+        return NoSuchGate(f"lltm::cell: expected one of z's {', '.join(self._tensors)}, got {got}")
+
+
+class NoProgram(Exception):
+    """To the user a TypeError, which the operators of tensors would take for NotImplemented."""
+
+
+class Tracer(TorchDispatchMode):
+    def __init__(self, function: Callable[..., Any], where: str, number: float) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.function, self.where, self.number = function, where, number
+        self.code = getattr(inspect.unwrap(function), "__code__", None)
+        self.trace: dict[Any, Value] = {}
+        # By the address of a tensor's one element: an alias is the same value.
+        self.known: dict[int, Operand] = {}
+        self.made: dict[int, Tensor] = {}  # all of the trace's, so that no address is used again
+        self.inputs: set[int] = set()
+        self.deriving = False
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # or the first call imports torch._dynamo, which takes seconds
+
+    def run(self, program: Program, positional: list[str], by_name: list[str]) -> Expressions:
+        """Calls the function with z and the arguments, some of them by name, and derives it."""
+        gates = {f"z.{gate}": self.input(f"z.{gate}") for gate in program.gates}
+        arguments = {name: self.input(name) for name in (*positional, *by_name)}
+        states = [f"{state}'" for state in ("h", *program.states)]
+        tangents = {f"d.{state}": self.input(f"d.{state}") for state in states}
+        z = Gates(dict(zip(program.gates, gates.values(), strict=True)))
+        inputs = gates | arguments
+        with self:
+            try:
+                results = self.checked(
+                    self.call(
+                        z, *map(arguments.get, positional), **{k: arguments[k] for k in by_name}
+                    ),
+                    states,
+                )
+                values = [self.operand(x) for x in results]
+                self.deriving = True
+                gradients = self.derived(results, inputs.values(), tangents.values())
+            except NoProgram as error:
+                raise TypeError(str(error)) from None
+            except RuntimeError as error:  # PyTorch's
+                if isinstance(error, ArgumentError):
+                    raise
+                frames = reversed([*traceback.walk_tb(error.__traceback__)])
+                message = f"lltm::cell: {self.where}: {error}{self.line(frames)}"
+                raise ArgumentError(message) from error
+        return Expressions(
+            inputs={name: self.trace[name] for name in inputs},
+            tangents={name: self.trace[name] for name in tangents},
+            results=dict(zip(states, values, strict=True)),
+            gradients={f"d.{name}": x for name, x in zip(inputs, gradients, strict=True)},
+        )
+
+    def input(self, name: str) -> Tensor:
+        leaf = torch.full((1, 1), self.number, dtype=torch.float64, requires_grad=True)
+        tensor = leaf.clone()  # PyTorch lets no leaf be changed in place, in words of its own
+        value = self.trace[name] = Value(self.trace, "input", (), len(self.trace))
+        self.inputs.add(tensor.data_ptr())
+        self.keep(tensor, value)
+        return tensor
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """What the function returns; its local variables name values."""
+
+        def on_event(frame: FrameType, event: str, _: Any) -> None:
+            if event == "return" and frame.f_code is self.code:
+                for name, x in frame.f_locals.items():
+                    value = self.known.get(x.data_ptr()) if isinstance(x, Tensor) else None
+                    if isinstance(value, Value):
+                        value.name = value.name or name
+
+        before = sys.getprofile()
+        sys.setprofile(on_event)
+        try:
+            return self.function(*args, **kwargs)
+        finally:
+            sys.setprofile(before)
+
+    def checked(self, found: Any, names: list[str]) -> Sequence[Tensor]:
+        """What the function returned, as one result for each name."""
+        expected = f"({', '.join(names)})" if names[1:] else "h' alone"
+        results = found if names[1:] else (found,)
+        if not isinstance(results, (tuple, list)):
+            self.fail(f"expected {expected} of the function, got {type(found).__name__}")
+        if not all(isinstance(x, Tensor) for x in results) or len(results) != len(names):
+            kinds = ", ".join(type(x).__name__ for x in results)
+            self.fail(f"expected {expected} of the function, got {kinds or 'nothing'}")
+        for name, x in zip(names, results, strict=True):
+            if x.shape != (1, 1) or not x.is_floating_point():
+                self.fail(
+                    f"expected {name} of a gate's shape (here [1, 1]) and a floating-point dtype,"
+                    f" got {[*x.shape]}, {x.dtype}"
+                )
+        return results
+
+    def derived(
+        self, results: Sequence[Tensor], inputs: Iterable[Tensor], tangents: Iterable[Tensor]
+    ) -> list[Operand]:
+        # A sum of products: autograd.grad of several results imports sympy.
+        products = [x * d for x, d in zip(results, tangents, strict=True) if x.requires_grad]
+        if not products:
+            return [0.0 for _ in inputs]
+        total = functools.reduce(torch.add, products)
+        gradients: Sequence[Any] = torch.autograd.grad(total, (*inputs,), allow_unused=True)
+        return [0.0 if x is None else self.operand(x) for x in gradients]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = func._schema.name.removeprefix("aten::").removesuffix("_")
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.fail(f"expected no random numbers, got {func._schema.name}")
+        constant = not any(x.data_ptr() in self.known for x in tensors)
+        if not constant and name not in RULES and name not in FACTORIES:
+            self.unsupported(func)
+        if func._schema.is_mutable and not constant:
+            self.check_in_place(func, args[0])
+        if constant or name in FACTORIES:  # its number is read where it is used
+            return self.keep(func(*args, **kwargs), None)
+        operands = [self.operand(x) for x in args]
+        named = {k: self.operand(x) for k, x in kwargs.items() if k not in OPTIONS}
+        result = func(*args, **kwargs)
+        first = result if isinstance(result, Tensor) else result[0]
+        if first.is_complex() or (name == "_to_copy" and self.rounds(args[0].dtype, first.dtype)):
+            self.unsupported(func)
+        if name.startswith("logical"):
+            operands = [
+                v if x.dtype == torch.bool else apply("not_equal", v, 0.0)
+                for v, x in zip(operands, args, strict=True)
+            ]
+        elif first.dtype == torch.bool:
+            name = {"add": "logical_or", "mul": "logical_and"}.get(name, name)
+        elif name.startswith("bitwise") or (name == "view" and first.shape != args[0].shape):
+            self.unsupported(func)
+        if self.deriving and name in ("eq", "gt", "lt") and func._overloadname == "Tensor":
+            operands = _tie(*operands)
+        value = NotImplemented if "rounding_mode" in named else RULES[name](*operands, **named)
+        if value is NotImplemented:
+            self.unsupported(func)
+        return self.keep(result, value)
+
+    def keep(self, result: Any, value: Operand | None) -> Any:
+        for k, x in enumerate(tree_leaves(result)):
+            if isinstance(x, Tensor):
+                self.made[x.data_ptr()] = x
+                self.known.pop(x.data_ptr(), None)
+                if k == 0 and value is not None:
+                    self.known[x.data_ptr()] = value
+        return result
+
+    def operand(self, x: Any) -> Any:
+        """A tensor's value or number; a number as a float."""
+        if not isinstance(x, Tensor):
+            return float(x) if isinstance(x, (bool, int, float)) else x
+        if (value := self.known.get(x.data_ptr())) is not None:
+            return value
+        if x.numel() != 1 or x.is_complex():
+            self.fail(f"expected outside tensors of one real number, got {[*x.shape]}, {x.dtype}")
+        if x.requires_grad:
+            self.fail("expected what is learned in parameters=, got a tensor that requires grad")
+        number = float(x.item())
+        if math.isnan(number):
+            self.fail("expected no NaN as a constant, got one")
+        if x.dtype != torch.float64 and math.frexp(number)[0] * 2**11 % 1:  # so not exact anyway
+            message = f"the constant is {number!r} in {x.dtype}; of dtype=torch.float64, or as a"
+            message += f" number of Python's, it is not rounded{self.line()}"
+            warnings.warn(f"lltm::cell: {self.where}: {message}", stacklevel=2)
+        return number
+
+    def rounds(self, before: torch.dtype, after: torch.dtype) -> bool:
+        """Gradients may be: one of a float32 condition is that of the condition."""
+        rounds = torch.promote_types(before, after) != after
+        return rounds and not (self.deriving and after.is_floating_point)
+
+    def check_in_place(self, func: Any, x: Tensor) -> None:
+        if x.data_ptr() in self.inputs or x.data_ptr() not in self.made:
+            what = "an argument" if x.data_ptr() in self.inputs else "an outside tensor"
+            self.fail(f"expected {what} to stay as it is, got {func._schema.name}")
+
+    def unsupported(self, func: Any) -> NoReturn:
+        name = func._schema.name.removeprefix("aten::").removesuffix("_")
+        why = WHY_NOT.get(name, "expected operations element by element that programs have")
+        of = " in the derivative" if self.deriving else ""
+        self.fail(f"{why}, got {func._schema.name}{of}")
+
+    def fail(self, message: str) -> NoReturn:
+        raise NoProgram(f"lltm::cell: {self.where}: {message}{self.line()}")
+
+    def line(self, frames: Iterable[tuple[FrameType, int]] | None = None) -> str:
+        """Where the user's function is, of frames, the innermost first: by default, the stack."""
+        ours = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
+        for frame, number in frames or traceback.walk_stack(sys._getframe()):
+            file = frame.f_code.co_filename
+            if frame.f_code is Tracer.run.__code__:
+                break
+            if not file.startswith(ours):
+                return f"\n  {file}:{number}: {linecache.getline(file, number).strip()}"
+        return f"\n  {self.code.co_filename}:{self.code.co_firstlineno}" if self.code else ""
+
+
+@contextlib.contextmanager
+def _plain_torch() -> Iterator[None]:
+    """Whatever modes the caller is in."""
+    cpu, no_autocast = torch.device("cpu"), torch.autocast("cpu", enabled=False)
+    with torch.inference_mode(False), torch.enable_grad(), cpu, no_autocast:
+        yield
+
+
+def trace(
+    function: Callable[..., Any],
+    *,
+    gates: int | Sequence[str],
+    reads: Mapping[str, str] | None = None,
+    states: Mapping[str, float] | None = None,
+    parameters: Parameters | None = None,
+    bounded: bool = False,
+    name: str | None = None,
+) -> Program:
+    """The cell program of function(z, ...), which returns h', or (h', a state', ...).
+
+    gates: z's, their number (they are g0, g1, ...) or names. reads: "x" or "h" for a gate that
+    reads one of them alone. The function's other arguments are states in their order, but for `h`
+    and the names in parameters. states, parameters: initial values.
+
+    Raises TypeError where the function computes what no program can, with the line, or an argument
+    is of a wrong type; ArgumentError for wrong values and names.
+    """
+    where = str(getattr(function, "__name__", type(function).__name__)) if name is None else name
+    program, positional, by_name = declared(
+        function, where, gates, reads or {}, states or {}, parameters or {}, bounded
+    )
+    with _plain_torch():
+        made, again = (
+            Tracer(function, where, value).run(program, positional, by_name)
+            for value in (0.5, -0.25)
+        )
+        same = made.written_out() == again.written_out()
+        expected = "a function that does the same in each call, whatever the values"
+        expect(same, where, expected, "different operations or numbers")
+        return written(program, made)

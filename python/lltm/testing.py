@@ -1,0 +1,293 @@
+"""For the tests of cells that somebody has written (:func:`lltm.cell`)."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from ._own import Cell, OwnLayer
+from ._trace import Gates
+
+__all__ = ["check_cell", "loop"]
+
+
+def loop(cell: Cell, layer: OwnLayer, input: Tensor | PackedSequence, hx: Any = None) -> Any:
+    """What the layer returns, by its cell's function in a loop over plain PyTorch operations.
+
+    Takes the arguments of the layer's forward, input batched or packed; any dtype and derivative
+    that PyTorch has. The layer's dropout is left out.
+    """
+    function = _function(cell)
+    packed = isinstance(input, PackedSequence)
+    rows: Tensor
+    if isinstance(input, PackedSequence):
+        rows, lengths = pad_packed_sequence(input)
+    else:
+        rows = input.transpose(0, 1) if layer.batch_first else input
+        lengths = torch.full((rows.shape[1],), rows.shape[0])
+    count, batch, _ = layer._state_shape(rows.shape[1])
+    initial = layer._first_states(rows, batch) if hx is None else hx
+    states = (initial,) if isinstance(initial, Tensor) else tuple(initial)
+    directions = 2 if layer.bidirectional else 1
+    last: list[list[Tensor]] = []
+    for k in range(0, count, directions):
+        outputs = []
+        for d in range(directions):
+            names, stems = layer._by_direction[k + d], layer._shapes(0)
+            parameters = {s: getattr(layer, n) for s, n in zip(stems, names, strict=True)}
+            own = [state[k + d] for state in states]
+            output, own = _run(cell, function, parameters, rows, lengths, own, reverse=d == 1)
+            outputs.append(output)
+            last.append(own)
+        rows = torch.cat(outputs, dim=-1)
+    state = tuple(torch.stack(of_all) for of_all in zip(*last, strict=True))
+    result: Any = rows.transpose(0, 1) if layer.batch_first else rows
+    if packed:
+        result = pack_padded_sequence(rows, lengths, enforce_sorted=False)
+    return result, state[0] if len(state) == 1 else state
+
+
+def _function(cell: Cell) -> Callable[..., Any]:
+    if cell.function is None:
+        raise ValueError(f"lltm::testing: expected a cell with its function, got {cell!r}, a text")
+    return cell.function
+
+
+def _run(
+    cell: Cell,
+    function: Callable[..., Any],
+    parameters: Mapping[str, Tensor | None],
+    rows: Tensor,
+    lengths: Tensor,
+    states: list[Tensor],
+    reverse: bool,
+) -> tuple[Tensor, list[Tensor]]:
+    header = cell.Layer._HEADER
+    weights: Any = parameters
+    from_x = nn.functional.linear(rows, weights["weight_ih"], weights["bias_ih"])
+    outputs = [torch.zeros_like(states[0])] * rows.shape[0]
+    _, *arguments = inspect.signature(function).parameters
+    steps = range(rows.shape[0] - 1, -1, -1) if reverse else range(rows.shape[0])
+    for t in steps:
+        h, *others = states
+        from_h = nn.functional.linear(h, weights["weight_hh"], weights["bias_hh"])
+        z_x = dict(zip(header.gates_x, from_x[t].chunk(len(header.gates_x), 1), strict=True))
+        gates_h = from_h.chunk(len(header.gates_h), 1) if header.gates_h else ()
+        z_h = dict(zip(header.gates_h, gates_h, strict=True))
+        both = {**z_x, **z_h, **{gate: z_x[gate] + z_h[gate] for gate in z_x.keys() & z_h.keys()}}
+        z = Gates({gate: both[gate] for gate in cell.gates})
+        known = {"h": h, **dict(zip(cell.states, others, strict=True)), **parameters}
+        result = function(z, *(known[name] for name in arguments))
+        after = [result] if isinstance(result, Tensor) else list(result)
+        runs = (t < lengths).unsqueeze(1).to(rows.device)
+        states = [torch.where(runs, new, old) for new, old in zip(after, states, strict=True)]
+        outputs[t] = torch.where(runs, after[0], torch.zeros_like(h))
+    return torch.stack(outputs), states
+
+
+# ---- the check ------------------------------------------------------------------------
+
+# T, B, I, H: the engines for few rows and for many, odd sizes, one step.
+_SHAPES = ((6, 3, 4, 5), (5, 40, 24, 72), (12, 2, 16, 32), (1, 4, 8, 16))
+_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def check_cell(
+    cell: Cell,
+    *,
+    shapes: Sequence[tuple[int, int, int, int]] = _SHAPES,
+    dtypes: Sequence[torch.dtype] = _DTYPES,
+    scale: float = 1.0,
+    verbose: bool = True,
+) -> None:
+    """Compares the layers of a cell with its function, run step by step by PyTorch.
+
+    In every dtype, shape (T, B, I, H) and form (plain, packed, two layers in two directions,
+    checkpointed, prepacked), results and all gradients are compared with the function's in
+    float64. An error, relative to the largest element, may be four times that of the function run
+    in the same dtype by plain PyTorch, or 32 eps of the dtype; in float64, 1e-11. Second
+    derivatives are compared in float64, unless the function has a gradient of its own.
+
+    Where a function jumps, or its derivative does, a rounding error may decide which side it is
+    on: so an error over its limit counts where three draws of weights and inputs all have one.
+
+    Args:
+        scale: of the random inputs and initial states
+        verbose: prints a table of the largest errors
+
+    Raises:
+        AssertionError: naming the form, the result and the error
+    """
+    lines = []
+    for dtype in dtypes:
+        worst: dict[str, tuple[float, str]] = {}
+        for shape in shapes:
+            for form in _FORMS:
+                error, name, limit = _largest(cell, form, shape, dtype, scale)
+                assert error <= limit, (
+                    f"{cell.name}, {form}, {dtype}, T, B, I, H = {shape}: error {error:.1e} of"
+                    f" {name}, expected at most {limit:.1e}"
+                )
+                worst[form] = max(worst.get(form, (0.0, "")), (error, name))
+        for form, (error, name) in worst.items():
+            lines.append(f"{form:14} {str(dtype).removeprefix('torch.'):9} {error:8.1e}  {name}")
+    if "\nown_gradient\n" not in cell.text:
+        _check_second(cell, scale)
+    if verbose:
+        print(f"{cell.name}: largest errors\n" + "\n".join(lines))
+
+
+_FORMS = ("plain", "no state", "packed", "two directions", "checkpointed", "prepacked")
+
+
+def _problem(
+    cell: Cell,
+    form: str,
+    shape: tuple[int, int, int, int],
+    dtype: torch.dtype,
+    scale: float,
+    seed: int,
+) -> tuple[OwnLayer, Any, Any]:
+    """A layer, its input and the initial state."""
+    steps, batch, inputs, hidden = shape
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*sizes: int) -> Tensor:
+        return (scale * torch.randn(sizes, generator=generator, dtype=torch.float64)).to(dtype)
+
+    options: dict[str, Any] = {
+        "two directions": {"num_layers": 2, "bidirectional": True},
+        "checkpointed": {"checkpoint_steps": 2},
+    }.get(form, {})
+    with torch.random.fork_rng([]):
+        torch.manual_seed(seed)
+        layer = cell.Layer(inputs, hidden, dtype=dtype, **options)
+    x: Any = draw(steps, batch, inputs)
+    with torch.no_grad():  # a state such as a sequence ends with
+        _, state = loop(cell, layer, draw(3, batch, inputs))
+    if form == "packed":
+        lengths = torch.tensor([1 + (7 * k + 3) % steps for k in range(batch)])
+        x = pack_padded_sequence(x, lengths, enforce_sorted=False)
+    return layer, x, None if form == "no state" else state
+
+
+def _largest(
+    cell: Cell,
+    form: str,
+    shape: tuple[int, int, int, int],
+    dtype: torch.dtype,
+    scale: float,
+) -> tuple[float, str, float]:
+    """The error that exceeds its limit most, its name and limit; of the best of three draws."""
+    found = []
+    for seed in range(3):
+        error, name, limit = _largest_of(
+            cell, form, *_problem(cell, form, shape, dtype, scale, seed)
+        )
+        if error <= limit:
+            return error, name, limit
+        found.append((error, name, limit))
+    return min(found, key=lambda entry: entry[0] / entry[2])
+
+
+def _largest_of(
+    cell: Cell, form: str, layer: OwnLayer, input: Any, hx: Any
+) -> tuple[float, str, float]:
+    module: Callable[..., Any] = layer.prepack() if form == "prepacked" else layer
+    derive = form != "prepacked"
+    ours = _results(layer, module, input, hx, derive)
+    plain = _results(layer, lambda *a: loop(cell, layer, *a), input, hx, derive)
+    wide = copy.deepcopy(layer).double()
+    exact = _results(wide, lambda *a: loop(cell, wide, *a), _double(input), _double(hx), derive)
+    dtype = next(layer.parameters()).dtype
+    floor = 1e-11 if dtype == torch.float64 else 32 * torch.finfo(dtype).eps
+    found = []
+    for name, reference in exact.items():
+        size = reference.abs().max().item() if reference.numel() else 0.0
+
+        def error(other: Tensor, reference: Tensor = reference, size: float = size) -> float:
+            if not reference.numel():
+                return 0.0
+            return (other.double() - reference).abs().max().item() / (size or 1.0)
+
+        found.append((error(ours[name]), name, max(4 * error(plain[name]), floor)))
+    return max(found, key=lambda entry: entry[0] / entry[2])
+
+
+def _results(
+    layer: OwnLayer, run: Callable[..., Any], input: Any, hx: Any, derive: bool
+) -> dict[str, Tensor]:
+    """Outputs, last states and the gradients of a fixed combination of them, by name."""
+    x = (input.data if isinstance(input, PackedSequence) else input).detach()
+    states = [] if hx is None else [hx] if isinstance(hx, Tensor) else list(hx)
+    given = [t.detach().clone().requires_grad_(derive) for t in (x, *states)]
+    leaf = input._replace(data=given[0]) if isinstance(input, PackedSequence) else given[0]
+    state = None if hx is None else given[1] if isinstance(hx, Tensor) else tuple(given[1:])
+    with torch.set_grad_enabled(derive):
+        output, last = run(leaf, state)
+    rows = output.data if isinstance(output, PackedSequence) else output
+    finals = [last] if isinstance(last, Tensor) else list(last)
+    results = {"output": rows, **{f"state {k}": s for k, s in enumerate(finals)}}
+    if not derive:
+        return results
+    generator = torch.Generator().manual_seed(2)
+    total = torch.zeros((), dtype=torch.float64)
+    for y in results.values():
+        weight = torch.randn(y.shape, generator=generator, dtype=torch.float64)
+        total = total + (y.double() * weight).sum()
+    named = [
+        *zip(("input", "h_0", *layer._STATES[1:])[: len(given)], given, strict=True),
+        *layer.named_parameters(),
+    ]
+    names, leaves = zip(*named, strict=True)
+    for name, gradient in zip(names, _gradients(total, leaves), strict=True):
+        results[f"gradient of {name}"] = gradient
+    return {name: y.detach() for name, y in results.items()}
+
+
+def _gradients(y: Tensor, leaves: Sequence[Tensor], create_graph: bool = False) -> list[Tensor]:
+    found: Sequence[Tensor | None] = torch.autograd.grad(
+        y, leaves, create_graph=create_graph, allow_unused=True
+    )
+    return [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, found, strict=True)]
+
+
+def _double(value: Any) -> Any:
+    if isinstance(value, PackedSequence):
+        return value._replace(data=value.data.double())
+    if isinstance(value, tuple):
+        return tuple(map(_double, value))
+    return None if value is None else value.double()
+
+
+def _check_second(cell: Cell, scale: float) -> None:
+    """Second derivatives in float64, of the layer and of the function."""
+    layer, x, hx = _problem(cell, "plain", (3, 2, 3, 4), torch.float64, scale, seed=0)
+
+    def second(run: Callable[..., Any]) -> list[Tensor]:
+        leaves = [x.clone().requires_grad_(), *layer.parameters()]
+        output, last = run(leaves[0], hx)
+        finals = [last] if isinstance(last, Tensor) else list(last)
+        total = sum(((y.cos() * y).sum() for y in (output, *finals)), torch.zeros(()).double())
+        first = _gradients(total, leaves, create_graph=True)
+        squares = torch.stack([(g * g).sum() for g in first]).sum()
+        if not squares.requires_grad:
+            return []
+        return _gradients(squares, leaves)
+
+    for k, (ours, own) in enumerate(
+        zip(second(layer), second(lambda *a: loop(cell, layer, *a)), strict=True)
+    ):
+        if not own.numel():
+            continue
+        error = (ours - own).abs().max().item() / (own.abs().max().item() or 1.0)
+        assert error <= 1e-9, (
+            f"{cell.name}: error {error:.1e} of the second derivative by argument {k}, expected at"
+            " most 1e-09"
+        )

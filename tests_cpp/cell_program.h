@@ -1,0 +1,359 @@
+// Cell programs for tests: those of the library's cells as texts, and two ways to compute with one,
+// by its instructions and by the text itself.
+#pragma once
+
+#include "cell/program_text.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <functional>
+#include <iterator>
+#include <limits>
+#include <map>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace lltm_test {
+
+// ---- the cells --------------------------------------------------------------
+
+inline const std::string kLltmText =
+    "lltm-cell 1\n"
+    "name lltm\n"
+    "weight_ih i o g\n"
+    "weight_hh i o g\n"
+    "state c 0\n"
+    "forward\n"
+    "i = sigmoid z.i\n"
+    "o = sigmoid z.o\n"
+    "g = elu z.g\n"
+    "ig = multiply i g\n"
+    "c' = add c ig\n"
+    "tanh_c = tanh c'\n"
+    "h' = multiply o tanh_c\n"
+    "save i o g tanh_c\n"
+    "backward\n"
+    "tt = multiply tanh_c tanh_c\n"
+    "slope = subtract 1.0 tt\n"
+    "do = multiply d.h' o\n"
+    "dh_c = multiply do slope\n"
+    "dc = add d.c' dh_c\n"
+    "not_i = subtract 1.0 i\n"
+    "slope_i = multiply i not_i\n"
+    "dcg = multiply dc g\n"
+    "d.z.i = multiply dcg slope_i\n"
+    "not_o = subtract 1.0 o\n"
+    "slope_o = multiply o not_o\n"
+    "dht = multiply d.h' tanh_c\n"
+    "d.z.o = multiply dht slope_o\n"
+    "positive = greater g 0.0\n"
+    "g1 = add g 1.0\n"
+    "slope_g = where positive 1.0 g1\n"
+    "dci = multiply dc i\n"
+    "d.z.g = multiply dci slope_g\n"
+    "d.c = copy dc\n"
+    "end\n";
+
+inline const std::string kLstmText =
+    "lltm-cell 1\n"
+    "name lstm\n"
+    "weight_ih i f g o\n"
+    "weight_hh i f g o\n"
+    "bounded\n"
+    "state c 0\n"
+    "forward\n"
+    "i = sigmoid z.i\n"
+    "f = sigmoid z.f\n"
+    "g = tanh z.g\n"
+    "o = sigmoid z.o\n"
+    "fc = multiply f c\n"
+    "ig = multiply i g\n"
+    "c' = add fc ig\n"
+    "t = tanh c'\n"
+    "h' = multiply o t\n"
+    "save i f g o t c\n"
+    "backward\n"
+    "tt = multiply t t\n"
+    "slope = subtract 1.0 tt\n"
+    "do = multiply d.h' o\n"
+    "dh_c = multiply do slope\n"
+    "dc = add d.c' dh_c\n"
+    "not_i = subtract 1.0 i\n"
+    "slope_i = multiply i not_i\n"
+    "dcg = multiply dc g\n"
+    "d.z.i = multiply dcg slope_i\n"
+    "not_f = subtract 1.0 f\n"
+    "slope_f = multiply f not_f\n"
+    "dcc = multiply dc c\n"
+    "d.z.f = multiply dcc slope_f\n"
+    "gg = multiply g g\n"
+    "slope_g = subtract 1.0 gg\n"
+    "dci = multiply dc i\n"
+    "d.z.g = multiply dci slope_g\n"
+    "not_o = subtract 1.0 o\n"
+    "slope_o = multiply o not_o\n"
+    "dht = multiply d.h' t\n"
+    "d.z.o = multiply dht slope_o\n"
+    "d.c = multiply dc f\n"
+    "end\n";
+
+inline const std::string kGruText =
+    "lltm-cell 1\n"
+    "name gru\n"
+    "weight_ih r u n_x\n"
+    "weight_hh r u n_h\n"
+    "bounded\n"
+    "reads_h\n"
+    "forward\n"
+    "r = sigmoid z.r\n"
+    "u = sigmoid z.u\n"
+    "rn = multiply r z.n_h\n"
+    "z_n = add z.n_x rn\n"
+    "n = tanh z_n\n"
+    "minus_n = negate n\n"
+    "hn = add minus_n h\n"
+    "uhn = multiply u hn\n"
+    "h' = add n uhn\n"
+    "save r u n z.n_h h\n"
+    "backward\n"
+    "not_u = subtract 1.0 u\n"
+    "du = multiply d.h' not_u\n"
+    "nn = multiply n n\n"
+    "slope_n = subtract 1.0 nn\n"
+    "d.z.n_x = multiply du slope_n\n"
+    "not_r = subtract 1.0 r\n"
+    "slope_r = multiply r not_r\n"
+    "dr = multiply d.z.n_x z.n_h\n"
+    "d.z.r = multiply dr slope_r\n"
+    "hn = subtract h n\n"
+    "dhn = multiply d.h' hn\n"
+    "slope_u = multiply u not_u\n"
+    "d.z.u = multiply dhn slope_u\n"
+    "d.z.n_h = multiply d.z.n_x r\n"
+    "d.h = multiply d.h' u\n"
+    "end\n";
+
+// ---- by the instructions ----------------------------------------------------
+
+inline constexpr const char* kOperations[] = {
+    "copy",          "negate",   "abs",       "sign",   "sqrt",    "exp",      "expm1",
+    "log",           "log1p",    "sigmoid",   "tanh",   "elu",     "softplus", "not",
+    "add",           "subtract", "multiply",  "divide", "maximum", "minimum",  "greater",
+    "greater_equal", "equal",    "not_equal", "and",    "or",      "where"};
+
+inline int operands_of(lltm::Op op) {
+  return op < lltm::Op::kAdd ? 1 : op < lltm::Op::kWhere ? 2 : 3;
+}
+
+// Of the fused operations the product is rounded first: compile without contraction.
+inline double scalar(lltm::Op op, double a, double b, double c) {
+  using lltm::Op;
+  const double nan = std::isnan(a) ? a : b;
+  switch (op) {
+    case Op::kCopy:
+      return a;
+    case Op::kNegate:
+      return -a;
+    case Op::kAbs:
+      return std::abs(a);
+    case Op::kSign:
+      return std::isnan(a) ? a : (a > 0) - (a < 0);
+    case Op::kSqrt:
+      return std::sqrt(a);
+    case Op::kExp:
+      return std::exp(a);
+    case Op::kExpm1:
+      return std::expm1(a);
+    case Op::kLog:
+      return std::log(a);
+    case Op::kLog1p:
+      return std::log1p(a);
+    case Op::kSigmoid:
+      return 1 / (1 + std::exp(-a));
+    case Op::kTanh:
+      return std::tanh(a);
+    case Op::kElu:
+      return a > 0 ? a : std::expm1(a);
+    case Op::kSoftplus:
+      return a > 0 ? a + std::log1p(std::exp(-a)) : std::log1p(std::exp(a));
+    case Op::kNot:
+      return a == 0;
+    case Op::kAdd:
+      return a + b;
+    case Op::kSubtract:
+      return a - b;
+    case Op::kMultiply:
+      return a * b;
+    case Op::kDivide:
+      return a / b;
+    case Op::kMaximum:
+      return std::isunordered(a, b) ? nan : std::max(a, b);
+    case Op::kMinimum:
+      return std::isunordered(a, b) ? nan : std::min(a, b);
+    case Op::kGreater:
+      return a > b;
+    case Op::kGreaterEqual:
+      return a >= b;
+    case Op::kEqual:
+      return a == b;
+    case Op::kNotEqual:
+      return a != b;
+    case Op::kAnd:
+      return a != 0 && b != 0;
+    case Op::kOr:
+      return a != 0 || b != 0;
+    case Op::kWhere:
+      return a != 0 ? b : c;
+    case Op::kMultiplyAdd:
+      return a * b + c;
+    case Op::kMultiplySubtract:
+      return a * b - c;
+    case Op::kSubtractProduct:
+      return c - a * b;
+  }
+  throw std::logic_error("an operation that Op lacks");
+}
+
+// The outputs. Throws std::logic_error where the program does not keep to program.h.
+inline std::vector<double> run_program(
+    const lltm::Program& program, const std::vector<double>& inputs) {
+  const auto check = [](bool condition, const char* what) {
+    if (!condition) throw std::logic_error(what);
+  };
+  check(program.registers <= lltm::Program::kMostRegisters, "too many registers");
+  check(program.first_temporary() <= program.registers, "registers are missing");
+  check(program.inputs == std::ssize(inputs), "another number of inputs");
+  std::vector<double> values(program.registers);
+  std::vector<bool> written(program.registers);
+  const auto write = [&](int at, double value) {
+    values[at] = value;
+    written[at] = true;
+  };
+  for (int k = 0; k < program.inputs; ++k) write(k, inputs[k]);
+  for (int k = 0; k < program.constant_count; ++k) {
+    write(program.first_constant() + k, program.constants[k]);
+  }
+  for (int k = 0; k < program.size; ++k) {
+    const lltm::Instruction& instruction = program.code[k];
+    const int count = instruction.op > lltm::Op::kWhere ? 3 : operands_of(instruction.op);
+    const int of[] = {instruction.a, instruction.b, instruction.c};
+    double operands[3] = {};
+    for (int j = 0; j < 3; ++j) {
+      if (j < count) {
+        check(of[j] < program.registers && written[of[j]], "an operand without a value");
+        operands[j] = values[of[j]];
+      } else {
+        check(of[j] == 0, "one operand too many");
+      }
+    }
+    const int y = instruction.y;
+    check(y < program.registers, "a result out of bounds");
+    const bool output = program.inputs <= y && y < program.first_constant();
+    check(output ? !written[y] : y >= program.first_temporary(), "a register is written again");
+    write(y, scalar(instruction.op, operands[0], operands[1], operands[2]));
+  }
+  const auto begin = written.begin() + program.inputs;
+  check(std::find(begin, begin + program.outputs, false) == begin + program.outputs, "no output");
+  return {values.begin() + program.inputs, values.begin() + program.first_constant()};
+}
+
+// ---- by the text ------------------------------------------------------------
+
+using Values = std::map<std::string, double>;
+
+// Adds what a section assigns.
+inline void run_text(const std::string& text, const std::string& section, Values& values) {
+  std::istringstream lines(text.substr(text.find("\n" + section + "\n") + section.size() + 2));
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    std::string name, equals, operation;
+    words >> name >> equals >> operation;
+    if (equals != "=") return;
+    double operands[3] = {};
+    std::string word;
+    for (int k = 0; k < 3 && words >> word; ++k) {
+      const auto found = values.find(word);
+      operands[k] = found != values.end() ? found->second : std::strtod(word.c_str(), nullptr);
+    }
+    const auto op = std::find(std::begin(kOperations), std::end(kOperations), operation);
+    values[name] = scalar(
+        static_cast<lltm::Op>(op - std::begin(kOperations)), operands[0], operands[1], operands[2]);
+  }
+}
+
+// A cell's forward and backward, by its programs and by its text: where they differ by one bit, or
+// "". `next` gives inputs.
+inline std::string difference_from_text(
+    const lltm::CellText& cell, const std::string& text, const std::function<double()>& next) {
+  std::string report;
+  Values known;  // saved values and parameters
+  const auto run = [&](const char* section,
+                       const lltm::Program& program,
+                       const std::vector<std::string>& inputs,
+                       const std::vector<std::string>& outputs) {
+    Values values;
+    std::vector<double> arguments;
+    for (const std::string& name : inputs) {
+      const auto found = known.find(name);
+      arguments.push_back(found != known.end() ? found->second : next());
+      values[name] = arguments.back();
+    }
+    const std::vector<double> results = run_program(program, arguments);
+    run_text(text, section, values);
+    if (results.size() != outputs.size()) report += "another number of outputs; ";
+    for (size_t k = 0; k < std::min(results.size(), outputs.size()); ++k) {
+      const auto found = values.find(outputs[k]);
+      const double expected = found == values.end() ? 0 : found->second;  // d.h without reads_h
+      const bool same = std::isnan(expected) ? std::isnan(results[k])
+                                             : results[k] == expected && std::signbit(results[k]) ==
+                                                                             std::signbit(expected);
+      std::ostringstream line;
+      line.precision(17);
+      line << section << ": " << outputs[k] << ": expected " << expected << ", got " << results[k];
+      if (!same) report += line.str() + "; ";
+    }
+    known = values;
+  };
+
+  std::vector<std::string> z, dz, states, d_states, d_next, next_states, parameters, d_parameters;
+  for (const std::string& gate : cell.gates) {
+    z.push_back("z." + gate);
+    dz.push_back("d.z." + gate);
+  }
+  if (cell.reads_h) {
+    states.push_back("h");
+    d_states.push_back("d.h");
+  }
+  next_states.push_back("h'");
+  for (const auto& state : cell.states) {
+    states.push_back(state.name);
+    d_states.push_back("d." + state.name);
+    next_states.push_back(state.name + "'");
+  }
+  for (const std::string& name : next_states) d_next.push_back("d." + name);
+  for (const auto& parameter : cell.parameters) {
+    parameters.push_back(parameter.name);
+    d_parameters.push_back("d." + parameter.name);
+  }
+  const auto join = [](std::vector<std::string> all,
+                       const std::vector<std::string>& b,
+                       const std::vector<std::string>& c) {
+    all.insert(all.end(), b.begin(), b.end());
+    all.insert(all.end(), c.begin(), c.end());
+    return all;
+  };
+  run("forward",
+      cell.programs.forward,
+      join(z, states, parameters),
+      join(next_states, cell.saved, {}));
+  run("backward",
+      cell.programs.backward,
+      join(cell.saved, parameters, d_next),
+      join(dz, d_parameters, d_states));
+  return report;
+}
+
+}  // namespace lltm_test

@@ -1,0 +1,612 @@
+// Cell programs (cell/program_text.h): what texts compile to, and which are refused. Without
+// PyTorch.
+#include "cell/program_text.h"
+
+#include "cell/cells.h"
+#include "cell_program.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <iterator>
+#include <limits>
+#include <memory>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lltm {
+namespace {
+
+using lltm_test::kGruText;
+using lltm_test::kLltmText;
+using lltm_test::kLstmText;
+using lltm_test::run_program;
+
+// ---- the library's cells ----------------------------------------------------
+
+void expect_near(const std::vector<double>& values, const std::vector<double>& expected) {
+  ASSERT_EQ(values.size(), expected.size());
+  for (size_t k = 0; k < values.size(); ++k) {
+    EXPECT_NEAR(values[k], expected[k], 1e-14 * std::max(1.0, std::abs(expected[k])))
+        << "output " << k;
+  }
+}
+
+template <typename Page>
+void expect_page(const std::string& text) {
+  const auto cell = parse_cell(text);
+  constexpr const CellInfo& page = Page::kCell;
+  EXPECT_EQ(cell->name, page.name);
+  ASSERT_EQ(cell->gates.size(), static_cast<size_t>(page.slots));
+  EXPECT_EQ(cell->x, page.x);
+  EXPECT_EQ(cell->h, page.h);
+  for (int slot = 0; slot < page.slots; ++slot) {
+    EXPECT_EQ(cell->x_blocks[slot], page.x.contains(slot) ? page.x_blocks[slot] : -1);
+    EXPECT_EQ(cell->h_blocks[slot], page.h.contains(slot) ? page.h_blocks[slot] : -1);
+  }
+  EXPECT_EQ(cell->states.size(), static_cast<size_t>(page.states));
+  EXPECT_EQ(cell->reads_h, page.reads_h);
+
+  std::mt19937 random(7);
+  std::normal_distribution<double> normal;
+  for (int round = 0; round < 100; ++round) {
+    double z[Page::kSlots];
+    for (double& value : z) value = 2 * normal(random);
+    const double c = normal(random), dh = normal(random);
+    const double dc_next = page.has_c() ? normal(random) : 0;
+    const auto forward = Page::template forward<double>(z, c);
+    std::vector<double> inputs(z, z + Page::kSlots);
+    inputs.push_back(c);
+    std::vector<double> outputs = {forward.h};
+    if (page.has_c()) outputs.push_back(forward.c);
+    outputs.insert(outputs.end(), forward.saved, forward.saved + Page::kSaved);
+    expect_near(run_program(cell->programs.forward, inputs), outputs);
+
+    const auto backward = Page::template backward<double>(forward.saved, dh, dc_next);
+    inputs.assign(forward.saved, forward.saved + Page::kSaved);
+    inputs.push_back(dh);
+    if (page.has_c()) inputs.push_back(dc_next);
+    outputs.assign(backward.dz, backward.dz + Page::kSlots);
+    outputs.push_back(backward.dc);
+    expect_near(run_program(cell->programs.backward, inputs), outputs);
+  }
+}
+
+TEST(CellText, OfTheLltmComputesAsItsPage) {
+  expect_page<Lltm>(kLltmText);
+}
+
+TEST(CellText, OfTheLstmComputesAsItsPage) {
+  expect_page<Lstm>(kLstmText);
+}
+
+TEST(CellText, OfTheGruComputesAsItsPage) {
+  expect_page<Gru>(kGruText);
+}
+
+// ---- what a text says -------------------------------------------------------
+
+const std::string kBase =
+    "lltm-cell 1\n"
+    "name base\n"
+    "weight_ih i n_x\n"
+    "weight_hh n_h i\n"
+    "bounded\n"
+    "reads_h\n"
+    "state c -1e30\n"
+    "parameter p 0.5\n"
+    "parameter q -inf\n"
+    "forward\n"
+    "a = sigmoid z.i\n"
+    "b = multiply z.n_x z.n_h\n"
+    "c' = multiply a c\n"
+    "h' = add b p\n"
+    "save a c h' z.n_h\n"
+    "backward\n"
+    "d.z.i = multiply a d.h'\n"
+    "d.z.n_x = multiply c d.c'\n"
+    "d.z.n_h = negate d.z.n_x\n"
+    "d.p = copy d.h'\n"
+    "d.q = copy d.h'\n"
+    "d.h = copy 0.0\n"
+    "d.c = copy d.c'\n"
+    "end\n";
+
+std::string replaced(const std::string& from, const std::string& to) {
+  const size_t at = kBase.find(from);
+  if (at == std::string::npos) throw std::logic_error("the text has no " + from);
+  return std::string(kBase).replace(at, from.size(), to);
+}
+
+TEST(CellText, SaysWhatItsLinesSay) {
+  const auto cell = parse_cell(kBase);
+  EXPECT_EQ(cell->name, "base");
+  EXPECT_EQ(cell->gates, (std::vector<std::string>{"n_x", "i", "n_h"}));
+  EXPECT_EQ(cell->x.count(), 2);
+  EXPECT_EQ(cell->h.count(), 2);
+  EXPECT_EQ(cell->x, (SlotRange{0, 2}));
+  EXPECT_EQ(cell->h, (SlotRange{1, 3}));
+  const auto blocks = [](const int* of) { return std::vector<int>(of, of + 3); };
+  EXPECT_EQ(blocks(cell->x_blocks), (std::vector<int>{1, 0, -1}));
+  EXPECT_EQ(blocks(cell->h_blocks), (std::vector<int>{-1, 1, 0}));
+  EXPECT_TRUE(cell->bounded);
+  EXPECT_TRUE(cell->reads_h);
+  ASSERT_EQ(cell->states.size(), 1U);
+  EXPECT_EQ(cell->states[0].name, "c");
+  EXPECT_EQ(cell->states[0].initial, -1e30);
+  ASSERT_EQ(cell->parameters.size(), 2U);
+  EXPECT_EQ(cell->parameters[0].name, "p");
+  EXPECT_EQ(cell->parameters[0].initial, 0.5);
+  EXPECT_EQ(cell->parameters[1].initial, -std::numeric_limits<double>::infinity());
+  EXPECT_EQ(cell->saved, (std::vector<std::string>{"a", "c", "h'", "z.n_h"}));
+  // z of n_x, i, n_h; h, c; p, q -> h', c'; a, c, h', z.n_h
+  const double a = 1 / (1 + std::exp(-3.0));
+  expect_near(
+      run_program(cell->programs.forward, {2, 3, 5, 7, 11, 13, 17}),
+      {2 * 5 + 13, a * 11, a, 11, 2 * 5 + 13, 5});
+  // a, c, h', z.n_h; p, q; d.h', d.c' -> d.z of n_x, i, n_h; d.p, d.q; d.h, d.c
+  expect_near(
+      run_program(cell->programs.backward, {2, 3, 5, 7, 11, 13, 17, 19}),
+      {3 * 19, 2 * 17, -3 * 19, 17, 17, 0, 19});
+}
+
+TEST(CellText, MayLeaveOutWhatItCan) {
+  const auto of_x = parse_cell(
+      "lltm-cell 1\nname x\nweight_ih a b\nweight_hh\nstate s 0\nforward\nh' = copy z.a\n"
+      "s' = copy z.b\nsave\nbackward\nd.z.a = copy d.h'\nd.z.b = copy d.s'\nd.s = copy 0\nend\n");
+  EXPECT_EQ(of_x->x, (SlotRange{0, 2}));
+  EXPECT_EQ(of_x->h.count(), 0);
+  EXPECT_FALSE(of_x->bounded);
+  EXPECT_FALSE(of_x->reads_h);
+  EXPECT_TRUE(of_x->saved.empty());
+  EXPECT_EQ(of_x->programs.forward.inputs, 3);
+}
+
+TEST(CellText, WithoutStatesReadsH) {
+  const auto cell = parse_cell(
+      "lltm-cell 1\nname elman\nweight_ih a\nweight_hh a\nforward\nh' = tanh z.a\nsave h'\n"
+      "backward\nhh = multiply h' h'\nslope = subtract 1.0 hh\nd.z.a = multiply slope d.h'\nend\n");
+  EXPECT_TRUE(cell->reads_h);
+  expect_near(run_program(cell->programs.forward, {0.5, 3}), {std::tanh(0.5), std::tanh(0.5)});
+  expect_near(run_program(cell->programs.backward, {0.5, 2}), {1.5, 0});
+}
+
+TEST(CellText, TakesEveryOperation) {
+  // One after another, each on the last and two more.
+  std::string assignments = "v = copy z.n_x\n", last = "v", all;
+  for (size_t k = 0; k < std::size(lltm_test::kOperations); ++k) {
+    const std::string operation = lltm_test::kOperations[k];
+    const std::string name = "of_" + operation;
+    const int count = lltm_test::operands_of(static_cast<Op>(k));
+    const char* const more[] = {"", " z.i", " z.i z.n_h"};
+    assignments += name + " = " + operation + " " + last + more[count - 1] + "\n";
+    all += " " + name;
+    last = name;
+  }
+  std::string text = replaced("a = sigmoid z.i\n", assignments + "a = sigmoid z.i\n");
+  text.replace(text.find("save a c"), 8, "save a c" + all);
+  const auto cell = parse_cell(text);
+  std::mt19937 random(3);
+  std::normal_distribution<double> normal;
+  for (int round = 0; round < 20; ++round) {
+    EXPECT_EQ(lltm_test::difference_from_text(*cell, text, [&] { return normal(random); }), "");
+  }
+}
+
+// ---- the code ---------------------------------------------------------------
+
+// Of the assignments in the place of base's forward. h', c' are outputs 7, 8, then constants.
+std::vector<std::array<int, 5>> code_of(const std::string& assignments, const char* save = "save") {
+  std::string text = replaced("a = sigmoid z.i\nb = multiply z.n_x z.n_h\nc' = multiply a c\n", "");
+  text.replace(text.find("h' = add b p\n"), 13, assignments);
+  text.replace(text.find("save a c h' z.n_h"), 17, save);
+  const std::string gradients =
+      "d.z.i = copy 0\nd.z.n_x = copy 0\nd.z.n_h = copy 0\nd.p = copy 0\nd.q = copy 0\n"
+      "d.h = copy 0\nd.c = copy 0\nend\n";
+  text = text.substr(0, text.find("d.z.i")) + gradients;
+  const auto cell = parse_cell(text);
+  std::vector<std::array<int, 5>> code;
+  const Program& program = cell->programs.forward;
+  for (int k = 0; k < program.size; ++k) {
+    const auto& [op, y, a, b, c] = program.code[k];
+    code.push_back({static_cast<int>(op), y, a, b, c});
+  }
+  return code;
+}
+
+using Code = std::vector<std::array<int, 5>>;
+
+constexpr int number(Op op) {
+  return static_cast<int>(op);
+}
+
+// Registers of base's forward.
+constexpr int kNx = 0, kI = 1, kNh = 2, kC = 4, kP = 5, kH1 = 7, kC1 = 8, kNext = 9;
+
+TEST(CellCode, FusesProductsUsedOnce) {
+  EXPECT_EQ(
+      code_of("m = multiply z.i z.n_x\nh' = add m c\nn = multiply p c\nc' = add h' n\n"),
+      (Code{
+          {number(Op::kMultiplyAdd), kH1, kI, kNx, kC},
+          {number(Op::kMultiplyAdd), kC1, kP, kC, kH1}}));
+  EXPECT_EQ(
+      code_of("m = multiply z.i z.n_x\nh' = subtract m c\nn = multiply p c\nc' = subtract h' n\n"),
+      (Code{
+          {number(Op::kMultiplySubtract), kH1, kI, kNx, kC},
+          {number(Op::kSubtractProduct), kC1, kP, kC, kH1}}));
+  // Of two products, one.
+  EXPECT_EQ(
+      code_of("m = multiply z.i c\nn = multiply p z.n_x\nh' = subtract m n\nc' = copy z.i\n"),
+      (Code{
+          {number(Op::kMultiply), kNext, kI, kC, 0},
+          {number(Op::kSubtractProduct), kH1, kP, kNx, kNext},
+          {number(Op::kCopy), kC1, kI, 0, 0}}));
+}
+
+TEST(CellCode, LeavesProductsThatAreUsedTwice) {
+  EXPECT_EQ(
+      code_of("m = multiply z.i z.n_x\nh' = add m c\nc' = add m p\n"),
+      (Code{
+          {number(Op::kMultiply), kNext, kI, kNx, 0},
+          {number(Op::kAdd), kH1, kNext, kC, 0},
+          {number(Op::kAdd), kC1, kNext, kP, 0}}));
+  EXPECT_EQ(
+      code_of("m = multiply z.i z.n_x\nh' = add m m\nc' = copy c\n"),
+      (Code{
+          {number(Op::kMultiply), kNext, kI, kNx, 0},
+          {number(Op::kAdd), kH1, kNext, kNext, 0},
+          {number(Op::kCopy), kC1, kC, 0, 0}}));
+  EXPECT_EQ(
+      code_of("c' = multiply z.i z.n_x\nh' = add c' c\n"),
+      (Code{{number(Op::kMultiply), kC1, kI, kNx, 0}, {number(Op::kAdd), kH1, kC1, kC, 0}}));
+  EXPECT_EQ(
+      code_of("m = multiply z.i z.n_x\nh' = add m c\nc' = copy h'\n", "save m"),
+      (Code{
+          {number(Op::kMultiply), kC1 + 1, kI, kNx, 0},
+          {number(Op::kAdd), kH1, kC1 + 1, kC, 0},
+          {number(Op::kCopy), kC1, kH1, 0, 0}}));
+}
+
+TEST(CellCode, TakesNegationsAway) {
+  const Code copied = {{number(Op::kCopy), kC1, kC, 0, 0}};
+  const std::vector<std::pair<std::string, std::array<int, 5>>> table = {
+      {"n = negate z.i\nh' = add c n\n", {number(Op::kSubtract), kH1, kC, kI, 0}},
+      {"n = negate z.i\nh' = add n c\n", {number(Op::kSubtract), kH1, kC, kI, 0}},
+      {"n = negate z.i\nh' = subtract c n\n", {number(Op::kAdd), kH1, kC, kI, 0}},
+      {"n = negate z.i\nm = negate c\nh' = subtract n m\n",
+       {number(Op::kSubtract), kH1, kC, kI, 0}},
+      {"n = negate z.i\nm = negate c\nh' = divide n m\n", {number(Op::kDivide), kH1, kI, kC, 0}},
+      {"n = negate z.i\nm = negate n\nh' = sqrt m\n", {number(Op::kSqrt), kH1, kI, 0, 0}},
+      {"n = negate z.i\nm = multiply n p\nh' = add c m\n",
+       {number(Op::kSubtractProduct), kH1, kI, kP, kC}},
+      {"n = negate z.i\nm = multiply p n\nh' = subtract c m\n",
+       {number(Op::kMultiplyAdd), kH1, kP, kI, kC}},
+      {"m = multiply z.i p\nn = negate m\nh' = add n c\n",
+       {number(Op::kSubtractProduct), kH1, kI, kP, kC}},
+  };
+  for (const auto& [assignments, expected] : table) {
+    EXPECT_EQ(code_of(assignments + "c' = copy c\n"), (Code{expected, copied[0]})) << assignments;
+  }
+  // Where it would change a result or cost as much, they stay.
+  EXPECT_EQ(code_of("n = negate z.i\nm = negate c\nh' = add n m\nc' = copy c\n").size(), 3U);
+  EXPECT_EQ(
+      code_of("n = negate z.i\nm = multiply n p\nh' = subtract m c\nc' = copy c\n").size(), 3U);
+}
+
+TEST(CellCode, DropsWhatNothingUses) {
+  EXPECT_EQ(
+      code_of("e = exp z.i\nf = add e 2.5\ng = copy c\nh' = abs g\nc' = copy g\n"),
+      (Code{{number(Op::kAbs), kH1, kC, 0, 0}, {number(Op::kCopy), kC1, kC, 0, 0}}));
+}
+
+TEST(CellCode, SharesConstants) {
+  const auto cell = parse_cell(replaced(
+      "h' = add b p\n",
+      "unused = add b 7.0\nm = negate -1.0\nr = multiply b m\ns = add r 1.0\nt = multiply s 1\n"
+      "u = divide t -0.0\nh' = add u 0.0\n"));
+  const Program& forward = cell->programs.forward;
+  ASSERT_EQ(forward.constant_count, 3);
+  EXPECT_EQ(forward.constants[0], 1.0);
+  EXPECT_EQ(forward.constants[1], 0.0);
+  EXPECT_TRUE(std::signbit(forward.constants[1]));
+  EXPECT_FALSE(std::signbit(forward.constants[2]));
+}
+
+TEST(CellCode, UsesRegistersAgain) {
+  std::string chain = "v0 = exp z.i\n";
+  for (int k = 1; k < 400; ++k) {
+    chain += "v" + std::to_string(k) + " = exp v" + std::to_string(k - 1) + "\n";
+  }
+  const auto cell = parse_cell(replaced("h' = add b p\n", chain + "h' = exp v399\n"));
+  const Program& forward = cell->programs.forward;
+  EXPECT_EQ(forward.registers, forward.first_temporary() + 1);
+}
+
+// Sums of `count` exponentials that are all alive at once.
+std::string wide(int count) {
+  std::string text;
+  for (int k = 0; k < count; ++k) {
+    const std::string number = std::to_string(k);
+    text += "v" + number + " = exp " + (k == 0 ? "z.i" : "v" + std::to_string(k - 1)) + "\n";
+  }
+  text += "s0 = maximum v0 v1\n";
+  for (int k = 2; k < count; ++k) {
+    text += "s" + std::to_string(k - 1) + " = maximum s" + std::to_string(k - 2) + " v" +
+            std::to_string(k) + "\n";
+  }
+  return replaced("h' = add b p\n", text + "h' = copy s" + std::to_string(count - 2) + "\n");
+}
+
+TEST(CellCode, NeedsAtMostAllRegisters) {
+  const int free = Program::kMostRegisters - 7 - 6;  // inputs, outputs
+  const std::string text = wide(free);
+  const auto cell = parse_cell(text);
+  EXPECT_EQ(cell->programs.forward.registers, Program::kMostRegisters);
+  EXPECT_EQ(lltm_test::difference_from_text(*cell, text, [] { return -0.5; }), "");
+}
+
+// ---- wrong texts ------------------------------------------------------------
+
+std::string error_of(const std::string& text) {
+  try {
+    parse_cell(text);
+  } catch (const std::invalid_argument& error) {
+    const std::string start = "cell program, line ";
+    const std::string message = error.what();
+    EXPECT_EQ(message.substr(0, start.size()), start);
+    return message.substr(std::min(start.size(), message.size()));
+  }
+  return "no error";
+}
+
+struct Wrong {
+  std::string from, to;  // in base
+  std::string error;     // after "cell program, line "
+};
+
+TEST(CellErrors, NameTheLineWhatWasExpectedAndWhatCame) {
+  const std::string header =
+      "'bounded', 'reads_h', 'own_gradient', 'state', 'parameter' or 'forward', in this order";
+  const std::string assignment = "'NAME = OPERATION OPERANDS'";
+  const std::string name = "a name of letters, digits and _";
+  const std::string operand = "a name that is known or a number";
+  const std::string not_taken = "a name that is not taken";
+  const std::string value = "a value of forward that is no parameter";
+  const std::vector<Wrong> table = {
+      // lines and words
+      {kBase, "", "1: expected 'lltm-cell 1', got the end of the text"},
+      {kBase, "\n", "1: expected words with one space between them, got ''"},
+      {kBase, "lltm-cell 1", "1: expected a line that ends with \\n, got 'lltm-cell 1'"},
+      {kBase, "lltm-cell 1\n", "2: expected 'name NAME', got the end of the text"},
+      {"cell 1", "cell 2", "1: expected 'lltm-cell 1', got 'lltm-cell 2'"},
+      {"lltm-cell 1\n", "lltm-cell 1\r\n", "1: expected 'lltm-cell 1', got 'lltm-cell 1\\x0d'"},
+      {"name base",
+       "name  base",
+       "2: expected words with one space between them, got 'name  base'"},
+      {"name base",
+       "name base ",
+       "2: expected words with one space between them, got 'name base '"},
+      {"name base",
+       " name base",
+       "2: expected words with one space between them, got ' name base'"},
+      {"end\n", "end", "24: expected a line that ends with \\n, got 'end'"},
+      {"end\n", "end\nend\n", "25: expected the end of the text, got 'end'"},
+      {"end\n", "end now\n", "24: expected 'end', got 'end now'"},
+      {"end\n", "", "24: expected 'NAME = OPERATION OPERANDS' or 'end', got the end of the text"},
+      // the header
+      {"name base\n", "", "2: expected 'name NAME', got 'weight_ih i n_x'"},
+      {"name base", "name a b", "2: expected 'name NAME', got 'name a b'"},
+      {"name base", "name 1a", "2: expected " + name + ", got '1a'"},
+      {"name base", "name gr\xc3\xbc", "2: expected " + name + ", got 'gr\\xc3\\xbc'"},
+      {"name base", "name inf", "2: expected " + name + ", got 'inf'"},
+      {"weight_ih i n_x\n", "", "3: expected 'weight_ih GATES', got 'weight_hh n_h i'"},
+      {"weight_hh n_h i\n", "", "4: expected 'weight_hh GATES', got 'bounded'"},
+      {"weight_ih i n_x", "weight_ih i i", "3: expected each gate once in weight_ih, got 'i'"},
+      {"weight_ih i n_x", "weight_ih i nan", "3: expected " + name + ", got 'nan'"},
+      {"weight_ih i n_x\nweight_hh n_h i\n",
+       "weight_ih\nweight_hh\n",
+       "3: expected a gate in weight_ih, got 'weight_ih'"},
+      {"bounded\nreads_h\n", "reads_h\nbounded\n", "6: expected " + header + ", got 'bounded'"},
+      {"bounded\n", "bounded 1\n", "5: expected " + header + ", got 'bounded 1'"},
+      {"state c -1e30\nparameter p 0.5\n",
+       "parameter p 0.5\nstate c -1e30\n",
+       "8: expected " + header + ", got 'state c -1e30'"},
+      {"state c -1e30", "state c", "7: expected 'state NAME NUMBER', got 'state c'"},
+      {"state c -1e30", "state h 0", "7: expected " + not_taken + ", got 'h'"},
+      {"state c -1e30", "state c nan", "7: expected a number, got 'nan'"},
+      {"state c -1e30", "state c 1e999", "7: expected a number, got '1e999'"},
+      {"state c -1e30", "state c 1e", "7: expected a number, got '1e'"},
+      {"state c -1e30", "state c 0x10", "7: expected a number, got '0x10'"},
+      {"state c -1e30", "state c 1-2", "7: expected a number, got '1-2'"},
+      {"parameter p 0.5", "parameter c 0.5", "8: expected " + not_taken + ", got 'c'"},
+      {"parameter p 0.5", "parameter z 0.5", "8: expected " + not_taken + ", got 'z'"},
+      {"parameter p 0.5", "parameter p 0,5", "8: expected a number, got '0,5'"},
+      {"forward\n", "Forward\n", "10: expected " + header + ", got 'Forward'"},
+      {"forward\n", "forward now\n", "10: expected 'forward', got 'forward now'"},
+      // assignments
+      {"a = sigmoid z.i",
+       "a sigmoid z.i",
+       "11: expected " + assignment + " or 'save', got 'a sigmoid z.i'"},
+      {"a = sigmoid z.i",
+       "# a comment",
+       "11: expected " + assignment + " or 'save', got '# a comment'"},
+      {"a = sigmoid z.i", "a =", "11: expected " + assignment + ", got 'a ='"},
+      {"a = sigmoid z.i", "a = gelu z.i", "11: expected an operation, got 'gelu'"},
+      {"a = sigmoid z.i",
+       "a = multiply_add z.i z.i z.i",
+       "11: expected an operation, got 'multiply_add'"},
+      {"a = sigmoid z.i", "a = sigmoid", "11: expected sigmoid of 1 operand, got 'a = sigmoid'"},
+      {"a = sigmoid z.i",
+       "a = sigmoid z.i z.i",
+       "11: expected sigmoid of 1 operand, got 'a = sigmoid z.i z.i'"},
+      {"a = sigmoid z.i",
+       "a = where z.i z.i",
+       "11: expected where of 3 operands, got 'a = where z.i z.i'"},
+      {"a = sigmoid z.i", "a = sigmoid z.k", "11: expected " + operand + ", got 'z.k'"},
+      {"a = sigmoid z.i", "a = sigmoid a", "11: expected " + operand + ", got 'a'"},
+      {"a = sigmoid z.i", "a = sigmoid b", "11: expected " + operand + ", got 'b'"},
+      {"a = sigmoid z.i", "a = sigmoid i", "11: expected " + operand + ", got 'i'"},
+      {"a = sigmoid z.i", "a = sigmoid nan", "11: expected " + operand + ", got 'nan'"},
+      {"a = sigmoid z.i", "a = sigmoid -", "11: expected " + operand + ", got '-'"},
+      {"a = sigmoid z.i", "a = sigmoid \x1b[31m", "11: expected " + operand + ", got '\\x1b[31m'"},
+      {"a = sigmoid z.i", "a.b = sigmoid z.i", "11: expected " + name + ", got 'a.b'"},
+      {"a = sigmoid z.i", "d' = sigmoid z.i", "11: expected " + name + ", got 'd''"},
+      {"a = sigmoid z.i", "z.i = sigmoid z.i", "11: expected " + not_taken + ", got 'z.i'"},
+      {"a = sigmoid z.i", "p = sigmoid z.i", "11: expected " + not_taken + ", got 'p'"},
+      {"b = multiply z.n_x z.n_h", "a = exp a", "12: expected " + not_taken + ", got 'a'"},
+      {"reads_h\nstate c -1e30\nparameter p 0.5\nparameter q -inf\nforward\na = sigmoid z.i",
+       "state c -1e30\nparameter p 0.5\nparameter q -inf\nforward\nh = sigmoid z.i",
+       "10: expected " + not_taken + ", got 'h'"},
+      {"reads_h\nstate c -1e30\nparameter p 0.5\nparameter q -inf\nforward\na = sigmoid z.i",
+       "state c -1e30\nparameter p 0.5\nparameter q -inf\nforward\na = sigmoid h",
+       "10: expected " + operand + ", got 'h'"},
+      {"c' = multiply a c\n",
+       "",
+       "14: expected an assignment of c' in forward, got 'save a c h' z.n_h'"},
+      {"d.c = copy d.c'\n", "", "23: expected an assignment of d.c in backward, got 'end'"},
+      {"d.z.n_x = multiply c d.c'\nd.z.n_h = negate d.z.n_x\n",
+       "d.z.n_h = copy 0\n",
+       "23: expected an assignment of d.z.n_x in backward, got 'end'"},
+      {"d.h = copy 0.0\n", "", "23: expected an assignment of d.h in backward, got 'end'"},
+      {"d.h = copy 0.0\n", "d.x = copy 0.0\n", "22: expected " + name + ", got 'd.x'"},
+      {"d.z.i = multiply a d.h'",
+       "d.z.i = multiply b d.h'",
+       "17: expected " + operand + ", got 'b'"},
+      {"d.z.i = multiply a d.h'", "a = copy d.h'", "17: expected " + not_taken + ", got 'a'"},
+      // save
+      {"save a c h' z.n_h\n", "", "15: expected " + assignment + " or 'save', got 'backward'"},
+      {"save a c", "save a a", "15: expected each value once, got 'a'"},
+      {"save a c", "save a p", "15: expected " + value + ", got 'p'"},
+      {"save a c", "save a e", "15: expected " + value + ", got 'e'"},
+      {"save a c", "save a 1.0", "15: expected " + value + ", got '1.0'"},
+      {"backward\n", "save a\nbackward\n", "16: expected 'backward', got 'save a'"},
+      {"backward\n", "", "16: expected 'backward', got 'd.z.i = multiply a d.h''"},
+  };
+  for (const Wrong& wrong : table) {
+    EXPECT_EQ(error_of(replaced(wrong.from, wrong.to)), wrong.error) << wrong.to;
+  }
+}
+
+TEST(CellErrors, QuoteSixtyCharacters) {
+  const std::string long_word(61, '!');
+  EXPECT_EQ(
+      error_of(replaced("name base", "name " + long_word)),
+      "2: expected a name of letters, digits and _, got '" + std::string(60, '!') + "...'");
+  EXPECT_EQ(
+      error_of(replaced("name base", "name " + std::string(60, '!'))),
+      "2: expected a name of letters, digits and _, got '" + std::string(60, '!') + "'");
+}
+
+TEST(CellErrors, WithoutReadsHThereIsNoH) {
+  EXPECT_EQ(
+      error_of("lltm-cell 1\nname n\nweight_ih a\nweight_hh a\nforward\nh' = add z.a h\nsave\n"),
+      "6: expected a name that is known or a number, got 'h'");
+  EXPECT_EQ(
+      error_of("lltm-cell 1\nname n\nweight_ih a\nweight_hh a\nforward\nh' = copy z.a\nsave h\n"),
+      "7: expected a value of forward that is no parameter, got 'h'");
+}
+
+// A text with one thing more than is allowed, and with just so many.
+struct Limit {
+  std::string taken, refused, error;
+};
+
+TEST(CellErrors, NameLimits) {
+  const auto lines = [](int count, const std::string& kind) {
+    std::string text;
+    for (int k = 0; k < count; ++k) text += kind + " s" + std::to_string(k) + " 0\n";
+    return text;
+  };
+  const auto states = [&](int count) {
+    std::string forward, backward;
+    for (int k = 0; k < count; ++k) {
+      const std::string name = "s" + std::to_string(k);
+      forward += name + "' = copy 0\n";
+      backward += "d." + name + " = copy 0\n";
+    }
+    std::string text = replaced("state c -1e30\n", lines(count, "state"));
+    text.replace(text.find("c' = multiply a c\n"), 18, forward);
+    text.replace(text.find("save a c"), 8, "save a");
+    text.replace(text.find("d.z.n_x = multiply c d.c'"), 25, "d.z.n_x = copy 0");
+    text.replace(text.find("d.c = copy d.c'\n"), 16, backward);
+    return text;
+  };
+  const auto parameters = [&](int count) {
+    std::string backward;
+    for (int k = 0; k < count; ++k) backward += "d.s" + std::to_string(k) + " = copy 0\n";
+    std::string text = replaced("parameter q -inf\n", lines(count, "parameter"));
+    text.replace(text.find("d.q = copy d.h'\n"), 16, backward);
+    return text;
+  };
+  const auto gates = [](int count, const char* weight) {
+    std::string names, backward;
+    for (int k = 0; k < count; ++k) {
+      names += " g" + std::to_string(k);
+      backward += "d.z.g" + std::to_string(k) + " = copy 0\n";
+    }
+    const std::string from = weight == std::string("ih") ? "weight_ih i n_x" : "weight_hh n_h i";
+    std::string text = replaced(from, from + names);
+    return text.replace(text.find("end\n"), 4, backward + "end\n");
+  };
+  const auto saved = [](int count) {
+    std::string assignments, names;
+    for (int k = 0; k < count; ++k) {
+      assignments += "s" + std::to_string(k) + " = exp z.i\n";
+      names += " s" + std::to_string(k);
+    }
+    std::string text = replaced("b = multiply", assignments + "b = multiply");
+    return text.replace(text.find("save a c h' z.n_h"), 17, "save a c" + names);
+  };
+  const auto assignments = [](int count) {
+    std::string text;
+    for (int k = 0; k < count; ++k) text += "s" + std::to_string(k) + " = exp z.i\n";
+    return replaced("b = multiply", text + "b = multiply");
+  };
+  const auto name = [](int length) { return replaced("base", std::string(length, 'n')); };
+  // In the one part that may be as long: digits.
+  const auto bytes = [](size_t count) {
+    return replaced("0.5", "0.5" + std::string(count - kBase.size(), '0'));
+  };
+  const std::vector<Limit> table = {
+      {bytes(65536), bytes(65537), "1: expected at most 65536 bytes, got 65537"},
+      {name(64),
+       name(65),
+       "2: expected a name of at most 64 characters, got '" + std::string(60, 'n') + "...'"},
+      {states(3), states(4), "10: expected at most 3 states, got 'state s3 0'"},
+      {parameters(7), parameters(8), "16: expected at most 8 parameters, got 'parameter s7 0'"},
+      {gates(5, "hh"),
+       gates(6, "hh"),
+       "4: expected at most 8 gates in both weights, got 'weight_hh n_h i g0 g1 g2 g3 g4 g5'"},
+      {gates(5, "ih"), gates(7, "ih"), "3: expected at most 8 gates, got 'g6'"},
+      {assignments(508),
+       assignments(509),
+       "523: expected at most 512 assignments in forward, got 'h' = add b p'"},
+      {saved(30), saved(31), "46: expected at most 32 saved values, got 's30'"},
+      {wide(115), wide(116), "10: expected forward to need at most 128 registers, got 129"},
+  };
+  for (const Limit& limit : table) {
+    EXPECT_NO_THROW(parse_cell(limit.taken)) << limit.error;
+    EXPECT_EQ(error_of(limit.refused), limit.error);
+  }
+}
+
+TEST(CellErrors, OfBytesOfAnyKind) {
+  std::mt19937 random(11);
+  for (int round = 0; round < 3000; ++round) {
+    std::string text = kBase;
+    for (int changes = 1 + static_cast<int>(random() % 3); changes > 0; --changes) {
+      text[random() % text.size()] = static_cast<char>(random());
+    }
+    const std::string error = error_of(text);  // or none, as where a digit has changed
+    EXPECT_LT(error.size(), 500U);
+    for (const char c : error) EXPECT_TRUE(c >= ' ' && c <= '~') << error;
+  }
+}
+
+}  // namespace
+}  // namespace lltm

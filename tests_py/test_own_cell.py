@@ -1,0 +1,376 @@
+"""Cells that a user has written: their modules, and every way to run those."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pack_sequence
+
+import lltm
+from lltm.testing import check_cell, loop
+
+sigmoid, tanh = torch.sigmoid, torch.tanh
+
+
+@lltm.cell(gates=("i", "f", "g", "o"), bounded=True)
+def lstm(z: Any, c: Tensor) -> tuple[Tensor, Tensor]:
+    c_next = sigmoid(z.f) * c + sigmoid(z.i) * tanh(z.g)
+    return sigmoid(z.o) * tanh(c_next), c_next
+
+
+@lltm.cell(gates=("r", "u", "n_x", "n_h"), reads={"n_x": "x", "n_h": "h"}, bounded=True)
+def gru(z: Any, h: Tensor) -> Tensor:
+    n = tanh(z.n_x + sigmoid(z.r) * z.n_h)
+    u = sigmoid(z.u)
+    h_next: Tensor = (1 - u) * n + u * h
+    return h_next
+
+
+@lltm.cell(gates=("z",))
+def plain(z: Any) -> Tensor:
+    return tanh(z.z)
+
+
+@lltm.cell(gates=1, reads={"g0": "x"}, parameters={"u": lambda t: t.uniform_(-0.5, 0.5)})
+def without_products_of_h(z: Any, h: Tensor, u: Tensor) -> Tensor:
+    return tanh(z[0] + u * h)
+
+
+@lltm.cell(gates=("i", "g"), parameters={"p": 0.25, "q": -0.5}, states={"m": 0.5})
+def two_states(z: Any, c: Tensor, m: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, ...]:
+    i = sigmoid(z.i + p * c)
+    m_next = 0.5 * m + tanh(c * q)
+    c_next = (1 - i) * c + i * tanh(z.g) * m_next
+    return tanh(c_next), c_next, m_next
+
+
+@lltm.cell(gates=("a", "b"))
+def reads_both(z: Any, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    a = sigmoid(z.a)
+    c_next = a * c + (1 - a) * h
+    return tanh(z.b + c_next), c_next
+
+
+class Spike(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return (x > 0).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        slope: Tensor = grad / (1 + 5 * x.abs()) ** 2
+        return slope
+
+
+@lltm.cell(gates=1, parameters={"beta": 0.9})
+def spiking(z: Any, v: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    v_next = beta * v + z[0]
+    spike: Tensor = Spike.apply(v_next - 1.0)  # type: ignore[no-untyped-call]
+    return spike, v_next - spike
+
+
+CELLS = (lstm, gru, plain, without_products_of_h, two_states, reads_both, spiking)
+SMOOTH = CELLS[:-1]
+each = pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
+each_smooth = pytest.mark.parametrize("cell", SMOOTH, ids=lambda cell: cell.name)
+
+
+def states(cell: lltm.Cell, *shape: int, dtype: torch.dtype = torch.float32) -> Any:
+    drawn = tuple(0.3 * torch.randn(shape, dtype=dtype) for _ in range(1 + len(cell.states)))
+    return drawn if len(drawn) > 1 else drawn[0]
+
+
+def flat(result: Any) -> list[Tensor]:
+    return [result] if isinstance(result, Tensor) else [t for part in result for t in flat(part)]
+
+
+def same(a: Any, b: Any, **tolerance: Any) -> None:
+    torch.testing.assert_close(flat(a), flat(b), **tolerance)
+
+
+# ---- results and gradients -----------------------------------------------------------
+
+
+@each
+def test_a_layer_computes_its_function(cell: lltm.Cell) -> None:
+    check_cell(cell, shapes=[(5, 3, 4, 5), (4, 40, 24, 72)], verbose=False)
+
+
+def test_the_check_finds_a_wrong_gradient() -> None:
+    wrong = lltm.Cell(
+        lstm.text.replace("d.z.o = multiply", "d.z.o = divide"), function=lstm.function
+    )
+    assert wrong.text != lstm.text
+    with pytest.raises(AssertionError, match=r"^lstm, plain, torch.float64.*of gradient of"):
+        check_cell(wrong, dtypes=[torch.float64], verbose=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("cell", "built_in"), [(lstm, lltm.LSTM), (gru, lltm.GRU)])
+def test_is_as_the_built_in_one(cell: lltm.Cell, built_in: Any, dtype: torch.dtype) -> None:
+    theirs = built_in(24, 40, num_layers=2, bidirectional=True, dtype=dtype)
+    ours = cell.Layer(24, 40, num_layers=2, bidirectional=True, dtype=dtype)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(9, 20, 24, dtype=dtype)
+    same(ours(x), theirs(x), atol=2 * torch.finfo(dtype).eps, rtol=0.0)
+    one, other = cell.Cell(24, 40), getattr(lltm, f"{built_in.__name__}Cell")(24, 40)
+    one.load_state_dict(other.state_dict())
+    same(one(x[0].float()), other(x[0].float()), atol=1e-6, rtol=0.0)
+
+
+def test_saves_no_more_than_the_built_in_ones() -> None:
+    def saved(cell: str) -> int:
+        return int(torch.ops.lltm._cell(cell)[-1])
+
+    assert saved(lstm.text) == saved("lstm")
+    assert saved(gru.text) == saved("gru")
+
+
+@each
+def test_one_step_is_a_sequence_of_one(cell: lltm.Cell) -> None:
+    layer, step = cell.Layer(4, 6), cell.Cell(4, 6)
+    step.load_state_dict({k.removesuffix("_l0"): v for k, v in layer.state_dict().items()})
+    x, hx = torch.randn(3, 4), states(cell, 1, 3, 6)
+    _, last = layer(x.unsqueeze(0), hx)
+    own = hx[0] if isinstance(hx, Tensor) else tuple(s[0] for s in hx)
+    after = step(x, own)
+    same(after, tuple(s[0] for s in flat(last)) if not isinstance(hx, Tensor) else last[0])
+    row = own[1] if isinstance(hx, Tensor) else tuple(s[1] for s in own)
+    same(flat(step(x[1], row)), [s[1] for s in flat(after)])
+
+
+@each
+def test_forms_of_input(cell: lltm.Cell) -> None:
+    layer = cell.Layer(4, 6, batch_first=True)
+    x = torch.randn(5, 3, 4)
+    output, last = layer(x.transpose(0, 1))
+    layer.batch_first = False
+    same((output.transpose(0, 1), last), layer(x))
+    one, its_last = layer(x[:, 1])
+    same([one, *flat(its_last)], [output[1], *(s[:, 1] for s in flat(last))])
+    rows, packed_last = layer(pack_sequence([x[:5, 0], x[:2, 1]]))
+    assert rows.data.shape == (7, 6)
+    assert flat(packed_last)[0].shape == (1, 2, 6)
+
+
+def test_starts_from_the_initial_values_of_states() -> None:
+    layer = two_states.Layer(4, 6)
+    x = torch.randn(3, 2, 4)
+    start = (torch.zeros(1, 2, 6), torch.zeros(1, 2, 6), torch.full((1, 2, 6), 0.5))
+    same(layer(x), layer(x, start), rtol=0.0, atol=0.0)
+    packed = pack_sequence([x[:3, 0], x[:1, 1]])
+    (rows, last), (own_rows, own_last) = layer(packed), layer(packed, start)
+    same((rows.data, last), (own_rows.data, own_last), rtol=0.0, atol=0.0)
+
+
+def test_parameters_start_as_told() -> None:
+    layer = two_states.Layer(4, 6, num_layers=2, bidirectional=True)
+    for name, parameter in layer.named_parameters():
+        if name.startswith(("p_l", "q_l")):
+            assert (parameter == (0.25 if name.startswith("p") else -0.5)).all(), name
+    assert len(list(layer.parameters())) == 4 * 6
+    own: Any = without_products_of_h.Cell(4, 6).u
+    assert own.abs().max() <= 0.5
+    assert own.unique().numel() > 1
+
+
+# ---- transforms, compilers, files ------------------------------------------------------
+
+
+@each_smooth
+def test_transforms(cell: lltm.Cell) -> None:
+    layer = cell.Layer(3, 4).double()
+    x = torch.randn(2, 3, 2, 3, dtype=torch.float64)
+    names, parameters = zip(*layer.named_parameters(), strict=True)
+
+    def total(run: Any, *values: Tensor) -> Tensor:
+        return sum((y.square().sum() for y in flat(run(values))), torch.zeros(()).double())
+
+    def ours(values: Any) -> Any:
+        return torch.func.functional_call(
+            layer, dict(zip(names, values[1:], strict=False)), (values[0],)
+        )
+
+    def own(values: Any) -> Any:
+        other = copy.copy(layer)
+        other._parameters = dict(zip(names, values[1:], strict=False))
+        return loop(cell, other, values[0])
+
+    args = (x[0], *parameters)
+    argnums = tuple(range(len(args)))
+    same(
+        torch.func.grad(lambda *a: total(ours, *a), argnums)(*args),
+        torch.func.grad(lambda *a: total(own, *a), argnums)(*args),
+    )
+    tangents = tuple(torch.randn_like(a) for a in args)
+    same(
+        torch.func.jvp(lambda *a: total(ours, *a), args, tangents),
+        torch.func.jvp(lambda *a: total(own, *a), args, tangents),
+    )
+    same(torch.vmap(layer)(x)[0], torch.stack([layer(part)[0] for part in x]))
+
+
+def test_a_gradient_of_its_own_is_taken_once() -> None:
+    layer = spiking.Layer(3, 4)
+    x = torch.randn(2, 3, 3, requires_grad=True)
+    output, _ = layer(x)
+    (grad,) = torch.autograd.grad(output.sum(), x, create_graph=False)
+    assert grad.abs().max() > 0
+    expected = "lltm: expected first derivatives by autograd alone of the cell spiking"
+    with pytest.raises(NotImplementedError, match=expected):
+        torch.autograd.grad(layer(x)[0].sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match=expected):
+        torch.func.grad(lambda x: layer(x)[0].sum())(x.detach())
+
+
+@each
+def test_compiles_as_a_whole(cell: lltm.Cell) -> None:
+    torch._dynamo.reset()
+    layer = cell.Layer(3, 4)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    x, hx = torch.randn(3, 2, 3), states(cell, 1, 2, 4)
+    same(compiled(x, hx), layer(x, hx))
+    same(compiled(x), layer(x))
+    parameters = list(layer.parameters())
+    gradients: list[Any] = [
+        torch.autograd.grad(run(x, hx)[0].sum(), parameters, allow_unused=True)
+        for run in (compiled, layer)
+    ]
+    same(*([g for g in grads if g is not None] for grads in gradients))
+
+
+@each
+def test_decomposes_for_export(cell: lltm.Cell) -> None:
+    layer = cell.Layer(3, 4).eval()
+    x, hx = torch.randn(3, 2, 3), states(cell, 1, 2, 4)
+    program = torch.export.export(layer, (x, hx))
+    same(program.module()(x, hx), layer(x, hx))
+    plain_program = program.run_decompositions(lltm.decompositions())
+    assert "lltm" not in str(plain_program.graph)
+    same(plain_program.module()(x, hx), layer(x, hx))
+
+
+@each
+@pytest.mark.parametrize("autocast", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast(cell: lltm.Cell, autocast: torch.dtype) -> None:
+    layer = cell.Layer(3, 4)
+    x = torch.randn(3, 2, 3)
+    with torch.autocast("cpu", autocast):
+        output, _ = layer(x)
+    expected, _ = copy.deepcopy(layer).to(autocast)(x.to(autocast))
+    assert output.dtype == autocast
+    same(output, expected)
+
+
+@each
+def test_copies_and_files(cell: lltm.Cell, tmp_path: Path) -> None:
+    layer = cell.Layer(3, 4, num_layers=2)
+    packed = cell.Layer(3, 4).prepack()
+    x = torch.randn(3, 2, 3)
+    for module in (layer, packed):
+        whole = io.BytesIO()
+        torch.save(module, whole)
+        whole.seek(0)
+        for other in (
+            copy.deepcopy(module),
+            pickle.loads(pickle.dumps(module)),
+            torch.load(whole, weights_only=False),
+        ):
+            same(other(x), module(x), rtol=0.0, atol=0.0)
+            assert type(other).__name__ == type(module).__name__
+    cell.save(tmp_path / "it.cell")
+    again = lltm.Cell.load(tmp_path / "it.cell")
+    assert again.text == cell.text
+    assert repr(again) == repr(cell)
+    own = again.Layer(3, 4, num_layers=2)
+    own.load_state_dict(layer.state_dict())
+    same(own(x), layer(x), rtol=0.0, atol=0.0)
+
+
+def test_a_saved_layer_needs_no_function() -> None:
+    step = pickle.loads(pickle.dumps(gru.Cell(3, 4)))
+    assert isinstance(step.forward(torch.randn(2, 3)), Tensor)
+    assert "gru.Cell" in repr(torch.nn.Sequential(step))
+    assert "3, 4" in repr(step)
+
+
+def test_int8_wants_a_bounded_cell() -> None:
+    layer = lstm.Layer(32, 32)
+    x = torch.randn(5, 3, 32)
+    same(layer.prepack(torch.qint8)(x), layer(x), rtol=0.0, atol=0.05)
+    expected = (
+        r"lltm::prepack: expected a cell that is bounded \(\|h'\| <= 1\) to quantise, got plain"
+    )
+    with pytest.raises(ValueError, match=expected):
+        plain.Layer(32, 32).prepack(torch.qint8)
+
+
+def test_prepacked_weights_belong_to_their_cell() -> None:
+    weights = lstm.Layer(16, 16).prepack().packed_weights_l0
+    x, h = torch.randn(2, 3, 16), torch.zeros(3, 16)
+    expected = "expected weights from prepack for the cell lstm, got some for another"
+    with pytest.raises(ValueError, match=expected):
+        torch.ops.lltm.sequence_prepacked("lstm", x, h, h, weights)
+
+
+# ---- errors ----------------------------------------------------------------------------
+
+
+def test_wrong_states_are_named() -> None:
+    layer = two_states.Layer(3, 4)
+    x, s = torch.randn(2, 3, 3), torch.zeros(1, 3, 4)
+    for hx, text in (
+        (s, r"expected hx to be a tuple \(h, c, m\), got Tensor"),
+        ((s, s), r"expected hx to be a tuple \(h, c, m\), got 2 values"),
+        ((s, s, 1), r"expected m to be a tensor, got int"),
+        ((s, s, s[:, :2]), r"expected m of shape \(1, 3, 4\), got \(1, 2, 4\)"),
+        ((s[:, :1], s[:, :1], s[:, :1]), r"expected h_0 of shape \(1, 3, 4\), got \(1, 1, 4\)"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=rf"^lltm::two_states.Layer: {text}"):
+            layer(x, hx)
+    with pytest.raises(
+        TypeError, match=r"^lltm::gru.Layer: expected one state, h, got a second one"
+    ):
+        gru.Layer(3, 4)(x, (s, s))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (("lltm-cell 1", "lltm-cell 2"), "line 1: expected 'lltm-cell 1', got 'lltm-cell 2'"),
+        (("sigmoid z.f", "sigmoid z.nothing"), "z.nothing"),
+        (("\nend\n", "\n"), "expected"),
+    ],
+)
+def test_wrong_texts_are_refused(change: tuple[str, str], text: str) -> None:
+    wrong = lstm.text.replace(*change)
+    assert wrong != lstm.text
+    with pytest.raises(lltm.ArgumentError, match=r"^lltm::cell program, line") as error:
+        lltm.Cell(wrong)
+    assert text in str(error.value)
+    x, h = torch.zeros(1, 1, 3), torch.zeros(1, 4)
+    with pytest.raises(ValueError, match=r"^lltm::cell program, line"):
+        torch.ops.lltm.sequence(wrong, x, h, h, torch.zeros(16, 3), torch.zeros(16, 4))
+
+
+@pytest.mark.parametrize("name", ["weight_ih", "bias", "forward", "training"])
+def test_parameters_are_no_members_of_modules(name: str) -> None:
+    text = re.sub(r"\bp\b", name, two_states.text)
+    with pytest.raises(ValueError, match=rf"^lltm::cell: two_states: expected names.*got '{name}'"):
+        lltm.Cell(text)
+
+
+def test_wrong_sizes_are_named() -> None:
+    for arguments, text in (((0, 4), "input_size"), ((3, -1), "hidden_size")):
+        with pytest.raises(ValueError, match=rf"^lltm::gru.Layer: expected {text}"):
+            gru.Layer(*arguments)

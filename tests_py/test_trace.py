@@ -1,0 +1,493 @@
+"""A cell's Python function and the text of its program: same results, same gradients."""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, randn, sigmoid, tanh
+
+import lltm
+from lltm._program import EXPENSIVE, OPERATIONS, Program, evaluate
+from lltm._trace import Gates, trace
+
+ROWS, UNITS = 5, 7
+
+
+class Spike(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        spikes: Tensor = (x > 0).to(x.dtype)
+        return spikes
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        gradient: Tensor = grad / (1 + 25 * x.abs()) ** 2
+        return gradient
+
+
+class SpikeInFloat32(Spike):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return (x > 0).float()
+
+
+def spike(x: Tensor) -> Tensor:
+    return Spike.apply(x)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def lltm_cell(z: Any, c: Tensor) -> Any:
+    i, o, g = sigmoid(z[0]), sigmoid(z[1]), F.elu(z[2])
+    c_next = c + i * g
+    tanh_c = tanh(c_next)
+    return o * tanh_c, c_next
+
+
+def lstm(z: Any, c: Tensor) -> Any:
+    i, f, g, o = sigmoid(z.i), sigmoid(z.f), tanh(z.g), sigmoid(z.o)
+    c_next = f * c + i * g
+    return o * tanh(c_next), c_next
+
+
+def gru(z: Any, h: Tensor) -> Any:
+    r, u = sigmoid(z["r"]), sigmoid(z["u"])
+    n = tanh(z["n_x"] + r * z["n_h"])
+    return (1 - u) * n + u * h
+
+
+def cifg(z: Any, c: Tensor) -> Any:
+    i, o, g = z
+    i, o, g = sigmoid(i), sigmoid(o), tanh(g)
+    c_next = (1 - i) * c + i * g
+    return o * tanh(c_next), c_next
+
+
+def mgu(z: Any, c: Tensor) -> Any:
+    f, g = sigmoid(z[0]), tanh(z[1])
+    c_next = f * c + (1 - f) * g
+    return tanh(c_next), c_next
+
+
+def peephole(z: Any, c: Tensor, p_i: Tensor, p_f: Tensor, p_o: Tensor) -> Any:
+    i, f, g = sigmoid(z.i + p_i * c), sigmoid(z.f + p_f * c), tanh(z.g)
+    c_next = f * c + i * g
+    return sigmoid(z.o + p_o * c_next) * tanh(c_next), c_next
+
+
+def slstm(z: Any, c: Tensor, n: Tensor, m: Tensor) -> Any:
+    log_f = F.logsigmoid(z.f)
+    m_next = torch.maximum(log_f + m, z.i)
+    i, f = torch.exp(z.i - m_next), torch.exp(log_f + m - m_next)
+    c_next, n_next = f * c + i * tanh(z.g), f * n + i
+    return sigmoid(z.o) * c_next / n_next, c_next, n_next, m_next
+
+
+def slstm_detached(z: Any, c: Tensor) -> Any:
+    o, g = sigmoid(z[3]), tanh(z[2])
+    m = torch.maximum(z[0], z[1]).detach()
+    i, f = torch.exp(z[0] - m), torch.exp(z[1] - m)
+    c_next = (f * c + i * g) / (f + i)
+    return o * c_next, c_next
+
+
+def janet(z: Any, c: Tensor) -> Any:
+    f, g = sigmoid(z[0]), tanh(z[1])
+    c_next = f * c + (1 - sigmoid(z[0] - 1)) * g
+    return c_next, c_next
+
+
+def ugrnn(z: Any, h: Tensor) -> Any:
+    u = sigmoid(z[0])
+    return torch.lerp(tanh(z[1]), h, u)
+
+
+def indrnn(z: Any, h: Tensor, u: Tensor) -> Any:
+    return F.relu(z.a + u * h)
+
+
+def ligru(z: Any, h: Tensor) -> Any:
+    u, a = sigmoid(z.u), F.relu(z.a)
+    return u * h + (1 - u) * a
+
+
+def lif(z: Any, c: Tensor) -> Any:
+    v = 0.9 * c + z[0]
+    s = spike(v - 1.0)
+    return s, v - s
+
+
+def elman(z: Any) -> Any:
+    return tanh(z[0])
+
+
+def zoo(z: Any, c: Tensor) -> Any:
+    a, b = F.softplus(z[0]), torch.clamp(z[1], -0.5, 0.75)
+    d = F.relu(z[2]) + 0.1 * F.leaky_relu(z[2], 0.1)
+    e, f = torch.log(1.5 + z[3] * z[3]), torch.sqrt(1 + torch.abs(z[4]))
+    m = torch.minimum(a, f) * 0.3 + torch.maximum(b, F.silu(z[5])) * 0.25
+    w = torch.where(c > 0.1, torch.exp(-torch.abs(c)), F.elu(c, 0.5))
+    c_next = 0.5 * w + m / f - 0.2 * d + F.hardtanh(z[6]) - F.logsigmoid(z[7]) * 0.1
+    return tanh(c_next) * e, torch.lerp(c_next, e, 0.25)
+
+
+PEEPHOLES = {"p_i": 0.1, "p_f": torch.nn.init.zeros_, "p_o": -0.5}
+
+# Saved values: as the built-in cells', and as few as can be.
+CELLS: dict[str, tuple[Callable[..., Any], dict[str, Any], int]] = {
+    "lltm": (lltm_cell, {"gates": 3}, torch.ops.lltm._cell("lltm")[-1]),
+    "lstm": (lstm, {"gates": tuple("ifgo")}, torch.ops.lltm._cell("lstm")[-1]),
+    "gru": (
+        gru,
+        {"gates": ("r", "u", "n_x", "n_h"), "reads": {"n_x": "x", "n_h": "h"}, "bounded": True},
+        torch.ops.lltm._cell("gru")[-1],
+    ),
+    "cifg": (cifg, {"gates": 3}, 5),
+    "mgu": (mgu, {"gates": 2}, 4),
+    "peephole": (peephole, {"gates": tuple("ifgo"), "parameters": PEEPHOLES}, 6),
+    "slstm": (slstm, {"gates": tuple("ifgo"), "states": {"m": -1e30}}, 8),
+    "slstm_detached": (slstm_detached, {"gates": 4}, 5),
+    "janet": (janet, {"gates": 2}, 4),
+    "ugrnn": (ugrnn, {"gates": 2}, 3),
+    "indrnn": (indrnn, {"gates": ["a"], "reads": {"a": "x"}, "parameters": {"u": 1.0}}, 2),
+    "ligru": (ligru, {"gates": ["u", "a"]}, 3),
+    "lif": (lif, {"gates": 1}, 1),
+    "elman": (elman, {"gates": 1}, 1),
+    "zoo": (zoo, {"gates": 8}, 18),
+}
+
+
+def check(
+    function: Callable[..., Any], reference: Callable[..., Any] | None = None, **options: Any
+) -> Program:
+    """The program's results and gradients, in float64, beside autograd's of the reference."""
+    program = trace(function, **options)
+    names = [*inspect.signature(function).parameters][1:]
+    z = {g: randn(ROWS, UNITS, dtype=torch.float64, requires_grad=True) for g in program.gates}
+    arguments = {
+        k: randn(*[ROWS][k in program.parameters :], UNITS, dtype=torch.float64, requires_grad=True)
+        for k in names
+    }
+    found = (reference or function)(Gates(z), *arguments.values())
+    found = found if isinstance(found, tuple) else (found,)
+    results = {f"{k}'": x for k, x in zip(("h", *program.states), found, strict=True)}
+    tangents = {f"d.{k}": randn(ROWS, UNITS, dtype=torch.float64) for k in results}
+    inputs = {f"z.{k}": x for k, x in z.items()} | arguments
+    total = sum((x * tangents[f"d.{k}"]).sum() for k, x in results.items())
+    gradients = torch.autograd.grad(
+        total, tuple(inputs.values()), allow_unused=True, materialize_grads=True
+    )
+    plain = {k: x.detach() for k, x in inputs.items()}
+    forward = evaluate(program.text, "forward", plain)
+    known = {k: (plain | forward)[k] for k in program.saved}
+    known |= {k: plain[k] for k in program.parameters} | tangents
+    backward = evaluate(program.text, "backward", known)
+    for k, x in results.items():
+        torch.testing.assert_close(forward[k], x.detach(), rtol=1e-12, atol=1e-12)
+    for k, expected in zip(inputs, gradients, strict=True):
+        got = backward[f"d.{k}"]
+        got = got.sum(0) if k in program.parameters else got
+        torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12, msg=k)
+    check_names(program)
+    return program
+
+
+def check_names(program: Program) -> None:
+    """Each name is assigned once, before it is used; backward calls no expensive function."""
+    inputs = {*(f"z.{gate}" for gate in program.gates), *program.states, *["h"] * program.reads_h}
+    results = {f"{name}'" for name in ("h", *program.states)}
+    sections = program.text.partition("\nforward\n")[2].removesuffix("\nend\n")
+    forward, _, backward = sections.partition("\nbackward\n")
+    *forward_lines, save = forward.split("\n")
+    for lines, given, assigned in (
+        (forward_lines, inputs, results),
+        (backward.split("\n"), {*program.saved, *(f"d.{name}" for name in results)}, inputs),
+    ):
+        known, there = given | set(program.parameters), set(OPERATIONS)
+        if assigned is inputs:
+            there, assigned = there - EXPENSIVE, {f"d.{x}" for x in {*inputs, *program.parameters}}
+        for line in lines:
+            name, equals, op, *operands = line.split(" ")
+            assert equals == "=", line
+            assert op in there, line
+            assert name not in known | {"h", "z"} | inputs | set(program.parameters), line
+            for operand in operands:
+                assert operand in known or repr(float(operand)) == operand, line
+            known.add(name)
+        assert known >= assigned
+        if assigned is results:
+            assert save.split(" ") == ["save", *program.saved]
+            assert known - set(program.parameters) >= set(program.saved)
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_program_computes_what_the_function_does(name: str) -> None:
+    function, options, saved = CELLS[name]
+    program = check(function, **options)
+    assert len(program.saved) == saved, program.text
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "arithmetic": lambda a, b: -a * 2 + (3 - b) / (b * b + 1) - 1 / (a * a + 0.5) + a / 4,
+    "powers": lambda a, b: a**3 + (b * b + 1) ** -2 + torch.square(a) + (a * a + 1) ** -0.5,
+    "roots": lambda a, b: (a * a + 1).sqrt() + (b * b + 1).rsqrt() + (a * a + 2) ** 0.5,
+    "reciprocal": lambda a, b: torch.reciprocal(a * a + 1) + b**2,
+    "exponentials": lambda a, b: torch.exp(a) * torch.expm1(b),
+    "logarithms": lambda a, b: torch.log(a * a + 1) + torch.log1p(b.abs()),
+    "elu": lambda a, b: F.elu(a, 0.5) + F.selu(b) + torch.nn.ELU(2.0)(b),
+    "relu": lambda a, b: F.relu(a) + F.relu6(b) + F.threshold(a, 0.25, 0.5),
+    "leaky_relu": lambda a, b: F.leaky_relu(a) + F.leaky_relu(b, 0.3),
+    "silu": lambda a, b: F.silu(a) * F.mish(b),
+    "hardtanh": lambda a, b: F.hardtanh(a) + F.hardtanh(b, -0.25, 0.5),
+    "logsigmoid": lambda a, b: F.logsigmoid(a) * F.softsign(b),
+    "softplus": lambda a, b: F.softplus(a) + F.softplus(b, 2.0),
+    "sign": lambda a, b: torch.sign(a) * b.abs(),
+    "maximum": lambda a, b: torch.maximum(a, b) + torch.minimum(a * b, a),
+    "ties": lambda a, b: torch.maximum(F.relu(a), F.relu(b)),
+    "clamp": lambda a, b: a.clamp(min=-0.5) + b.clamp(max=0.5) + a.clamp(-1, 1),
+    "clamp_tensor": lambda a, b: a.clamp(-b.abs(), b.abs()),
+    "where": lambda a, b: torch.where((a > b) & ~(a >= 1) | (b != 0.5), a * b, 0.5),
+    "logical": lambda a, b: torch.logical_or(a < b, torch.logical_not(a <= 0)).to(a.dtype) * a,
+    "conditions": lambda a, b: (a > 0).float() * b + (b == a).double() + ((a > 0) ^ (b > 0)) * a,
+    "masked_fill": lambda a, b: a.masked_fill(a > b, 0.25),
+    "lerp": lambda a, b: torch.lerp(a, b, 0.3) + torch.lerp(a, b, sigmoid(a)),
+    "addcmul": lambda a, b: torch.addcmul(a, a, b, value=0.5) + torch.addcdiv(a, b, a * a + 1),
+    "constants": lambda a, b: torch.zeros_like(a) + torch.full_like(b, 0.3) * a + a.new_ones(1) * b,
+    "tensor": lambda a, b: a * torch.tensor(0.3, dtype=torch.float64) + torch.tensor(0.5) * b,
+    "in_place": lambda a, b: (a * b).add_(a).mul_(2).clamp_(max=1.0),
+    "detach": lambda a, b: a.detach() * b + a,
+    "surrogate": lambda a, b: spike(a - b) * b,
+    "maximum_of_constant": lambda a, b: torch.maximum(a, torch.tensor(0.5)) + b,
+    "isnan": lambda a, b: torch.where(torch.isnan(a), 0.0, a) * b,
+    "loop": lambda a, b: sum(a**k / (k + 1) for k in range(4)) * b,
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions(name: str) -> None:
+    check(lambda z: FUNCTIONS[name](*z), gates=2, name=name)
+
+
+def test_hardsigmoid() -> None:
+    """ATen's derivative multiplies by 1/6 in float32."""
+    check(
+        lambda z: F.hardsigmoid(3 * z[0]),
+        lambda z: torch.clamp(3 * z[0] + 3, 0, 6) / 6,
+        gates=1,
+        name="hardsigmoid",
+    )
+
+
+def test_spikes_of_float32() -> None:
+    """Whose gradients autograd rounds to float32, and the program does not."""
+    check(
+        lambda z: SpikeInFloat32.apply(z[0] - z[1]) * z[1],  # type: ignore[no-untyped-call]
+        lambda z: spike(z[0] - z[1]) * z[1],
+        gates=2,
+        name="spikes",
+    )
+
+
+def test_text() -> None:
+    def cell(z: Any, exp: Tensor, h: Tensor, p: Tensor) -> Any:
+        t1 = z.x + p * exp
+        negate = sigmoid(t1)
+        unicode_ä = z.y * h
+        return negate + unicode_ä, exp
+
+    program = trace(
+        cell,
+        gates=("x", "y"),
+        reads={"x": "x"},
+        states={"exp": float("-inf")},
+        parameters={"p": 0.5},
+        bounded=True,
+    )
+    assert program.text.splitlines() == [
+        *["lltm-cell 1", "name cell", "weight_ih x y", "weight_hh y", "bounded", "reads_h"],
+        *["state exp -inf", "parameter p 0.5", "forward"],
+        *["t2 = multiply p exp", "t1 = add z.x t2", "negate_ = sigmoid t1"],
+        *["t3 = multiply z.y h", "h' = add negate_ t3", "exp' = copy exp"],
+        *["save z.y exp h negate_", "backward"],
+        *["d.h = multiply d.h' z.y", "d.z.y = multiply d.h' h"],
+        *["t1 = subtract 1.0 negate_", "t2 = multiply negate_ t1", "d.z.x = multiply d.h' t2"],
+        *["t3 = multiply d.z.x p", "d.p = multiply d.z.x exp", "d.exp = add d.exp' t3", "end"],
+    ]
+    assert program.text.endswith("end\n")
+    assert (program.forward_instructions, program.backward_instructions) == (6, 8)
+
+
+def test_decisions_survive_rounding() -> None:
+    """What a comparison decides is saved where rounded operands would decide otherwise."""
+
+    def cell(z: Any, c: Tensor) -> Any:
+        return torch.where(z[0] > 0.3, 2 * z[0] * c, z[0] - c), torch.maximum(z[0], c)
+
+    program = trace(cell, gates=1)
+    z = (0.3 + 1e-4 * torch.randn(ROWS, UNITS, dtype=torch.float64)).requires_grad_()
+    c = (z + 1e-4 * torch.randn_like(z)).detach().requires_grad_()
+    expected = torch.autograd.grad(sum(x.sum() for x in cell([z], c)), (z, c))
+    inputs = {"z.g0": z.detach(), "c": c.detach()}
+    forward = inputs | evaluate(program.text, "forward", inputs)
+    saved = {name: forward[name].bfloat16().double() for name in program.saved}
+    ones = torch.ones_like(z)
+    backward = evaluate(program.text, "backward", {**saved, "d.h'": ones, "d.c'": ones})
+    for name, gradient in zip(("d.z.g0", "d.c"), expected, strict=True):
+        torch.testing.assert_close(backward[name], gradient, rtol=1e-2, atol=1e-2)
+
+
+def test_constants_of_float32_are_said() -> None:
+    with pytest.warns(UserWarning, match=r"0\.30000001192092896 in torch.float32.*\n.*test_trace"):
+        trace(lambda z: z[0] * torch.tensor(0.3), gates=1, name="cell")
+
+
+def test_the_callers_modes_change_nothing() -> None:
+    expected = trace(lltm_cell, gates=3)
+    with torch.no_grad(), torch.inference_mode(), torch.autocast("cpu"), torch.device("meta"):
+        assert trace(lltm_cell, gates=3) == expected
+
+
+OUTSIDE = torch.ones(UNITS)
+LEARNED = torch.nn.Parameter(torch.ones(()))
+
+
+class BadSpike(Spike):
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return torch.sin(grad)
+
+
+def on_value(z: Any) -> Any:
+    return z[0] if z[0] > 0 else -z[0]
+
+
+def in_place(z: Any, c: Tensor) -> Any:
+    c += z[0]
+    return c, c
+
+
+# Of functions of z with one gate, the operation that the error names.
+UNSUPPORTED: dict[str, Callable[..., Any]] = {
+    "aten::native_layer_norm": lambda z: F.layer_norm(z[0], (1,)),
+    "aten::mm": lambda z: z[0] @ torch.ones(1, 1, dtype=torch.float64),
+    "aten::bernoulli_": lambda z: F.dropout(z[0]),
+    "aten::rand_like": lambda z: z[0] + torch.rand_like(z[0]),
+    "aten::randn": lambda z: z[0] + torch.randn(()),
+    "aten::_softmax": lambda z: torch.softmax(z[0], -1),
+    "aten::sum": lambda z: z[0].sum(),
+    "aten::cat": lambda z: torch.cat([z[0], z[0]]),
+    "aten::sin": lambda z: torch.sin(z[0]),
+    "aten::add_": in_place,
+    "aten::mul_": lambda z: OUTSIDE.mul_(z[0]),
+    "torch.where in place of Python's.*aten::_local_scalar_dense": on_value,
+    "item.*aten::_local_scalar_dense": lambda z: z[0] * z[0].item(),
+    "a multiple of 1/2.*aten::pow": lambda z: z[0] ** 0.3,
+    "default threshold.*aten::softplus": lambda z: F.softplus(z[0], 1, 5),
+    "a dtype only of conditions.*aten::_to_copy": lambda z: z[0].float(),
+    "aten::div": lambda z: torch.div(z[0], 2, rounding_mode="floor"),
+    r"outside tensors of one real number, got \[7\]": lambda z: z[0] * OUTSIDE,
+    "what is learned in parameters=": lambda z: z[0] * LEARNED,
+    "aten::mul": lambda z: z[0] * 1j,
+    "aten::exp2": lambda z: torch.exp2(z[0]),
+    "a multiple of 1/2.*got aten::pow": lambda z: 2 ** z[0],
+    "in the derivative": lambda z: BadSpike.apply(z[0]),  # type: ignore[no-untyped-call]
+    "no NaN": lambda z: z[0] * torch.tensor(float("nan")),
+    "h' alone of the function, got tuple": lambda z: (z[0], z[0]),
+    "h' alone of the function, got float": lambda z: 0.5,
+    r"\(h', c'\) of the function, got Tensor": lambda z, c: c,
+    r"\(h', c'\) of the function, got Tensor, Tensor, Tensor": lambda z, c: (c, c, c),
+    r"\(h', c'\) of the function, got Tensor, float": lambda z, c: (c, 1.0),
+    r"a gate's shape .*got \[\]": lambda z: torch.zeros(()),
+    "a floating-point dtype, .*bool": lambda z: z[0] > 0,
+}
+
+
+@pytest.mark.parametrize("match", UNSUPPORTED)
+def test_unsupported_operations(match: str) -> None:
+    function = UNSUPPORTED[match]
+    with pytest.raises(TypeError, match=f"(?s)^lltm::cell: wrong: .*{match}.*\n  .*test_trace.py:"):
+        trace(function, gates=1, name="wrong")
+
+
+def test_the_line_is_the_operations() -> None:
+    with pytest.raises(TypeError, match=r"test_trace\.py:\d+: return z\[0\] if z\[0\] > 0"):
+        trace(on_value, gates=1)
+
+
+def test_other_errors_have_the_line() -> None:
+    with pytest.raises(lltm.ArgumentError, match=r"wrong: .*shape.*\n.*test_trace\.py:\d+: "):
+        trace(lambda z: z[0].view(3, 3), gates=1, name="wrong")
+
+
+def unit(z: Any) -> Any:
+    return z[0]
+
+
+WRONG: list[tuple[str, type[Exception], Callable[..., Any], dict[str, Any]]] = [
+    ("gates to be an int or a sequence of names, got 'ifgo'", TypeError, unit, {"gates": "ifgo"}),
+    ("gates to be an int or a sequence of names, got 2.0", TypeError, unit, {"gates": 2.0}),
+    ("1 to 8 gates, got 0", ValueError, unit, {"gates": 0}),
+    ("1 to 8 gates, got 9", ValueError, unit, {"gates": 9}),
+    ("a name of .* got 'a-b'", ValueError, unit, {"gates": ["a-b"]}),
+    ("a name of .* got 3", ValueError, unit, {"gates": [3]}),
+    ("a name of .* got 'inf'", ValueError, unit, {"gates": ["inf"]}),
+    ("different names, got 'a'", ValueError, unit, {"gates": ["a", "a"]}),
+    ("a name of .* got '<lambda>'", ValueError, lambda z: z[0], {}),
+    ("a name of .* got ''", ValueError, unit, {"name": ""}),
+    ("a name of .* got 'a{65}'", ValueError, unit, {"name": "a" * 65}),
+    ("a name of .* got 'ä'", ValueError, unit, {"name": "ä"}),
+    (r"reads of gates \(g0\), got 'n'", ValueError, unit, {"reads": {"n": "x"}}),
+    ('"x" or "h" in reads of g0, got \'both\'', ValueError, unit, {"reads": {"g0": "both"}}),
+    ("reads to be a dict, got 'x'", TypeError, unit, {"reads": "x"}),
+    ("got 'm': its arguments are \\(\\)", ValueError, unit, {"states": {"m": 0}}),
+    ("got 'p': its arguments are \\(\\)", ValueError, unit, {"parameters": {"p": 0}}),
+    ("got 'h': its arguments are \\(h\\)", ValueError, lambda z, h: h, {"states": {"h": 0}}),
+    ("at most 3 states, got 4", ValueError, lambda z, a, b, c, d: (a, a, b, c, d), {}),
+    ("arguments that have names, got \\*c", ValueError, lambda z, *c: c, {}),
+    ("no default .* got k=3", ValueError, lambda z, k=3: z[0] * k, {}),
+    ("other names than z, got z", ValueError, lambda a, z: (z, z), {}),
+    ("a number as the initial value of c", TypeError, lambda z, c: (c, c), {"states": {"c": "0"}}),
+    (
+        "an initial value of c, got nan",
+        ValueError,
+        lambda z, c: (c, c),
+        {"states": {"c": 1e999 * 0}},
+    ),
+    (
+        "a state or a parameter",
+        ValueError,
+        lambda z, c: c,
+        {"states": {"c": 0}, "parameters": {"c": 0}},
+    ),
+    ("bounded to be a bool, got 1", TypeError, unit, {"bounded": 1}),
+    ("a function, got 3", TypeError, 3, {"name": "wrong"}),  # type: ignore[list-item]
+    ("one of z's g0, got z\\[1\\]", ValueError, lambda z: z[1], {}),
+    ("one of z's g0, got z.q", ValueError, lambda z: z["q"], {}),
+    ("one of z's g0, got z.q", AttributeError, lambda z: z.q, {}),
+    ("does the same in each call", ValueError, lambda z: z[0] * random.random(), {}),
+    ("whatever the values", ValueError, lambda z: z[0] * z[0].tolist()[0][0], {}),
+    ("at most 32 values to save, got 33", ValueError, lambda z: many(z[0]), {}),
+    ("512 instructions of forward", ValueError, lambda z: sum(z[0] * k for k in range(260)), {}),
+]
+
+
+def many(x: Tensor) -> Tensor:
+    for k in range(33):
+        x = tanh(x * (k + 2))
+    return x
+
+
+@pytest.mark.parametrize(("match", "error", "function", "options"), WRONG)
+def test_wrong_arguments(
+    match: str, error: type[Exception], function: Any, options: dict[str, Any]
+) -> None:
+    named = {} if "a name of" in match else {"name": "wrong"}
+    with pytest.raises(error, match=f"(?s)^lltm::cell: .*expected .*{match}"):
+        trace(function, **{"gates": 1, **named, **options})
