@@ -226,7 +226,7 @@ constexpr int number(Op op) {
 }
 
 // Registers of base's forward.
-constexpr int kNx = 0, kI = 1, kNh = 2, kC = 4, kP = 5, kH1 = 7, kC1 = 8, kNext = 9;
+constexpr int kNx = 0, kI = 1, kC = 4, kP = 5, kH1 = 7, kC1 = 8, kNext = 9;
 
 TEST(CellCode, FusesProductsUsedOnce) {
   EXPECT_EQ(
