@@ -260,6 +260,17 @@ def test_decomposes_for_export(cell: lltm.Cell) -> None:
     same(plain_program.module()(x, hx), layer(x, hx))
 
 
+def test_torchscript_traces_and_refuses_to_compile() -> None:
+    for module, x in (
+        (two_states.Layer(3, 4), torch.randn(3, 2, 3)),
+        (gru.Cell(3, 4), torch.randn(2, 3)),
+    ):
+        traced = torch.jit.trace(module, (x,))
+        same(traced(x), module(x))
+        with pytest.raises(NotImplementedError, match=r"torch.jit.script can't compile a cell"):
+            torch.jit.script(torch.nn.Sequential(module))
+
+
 @each
 @pytest.mark.parametrize("autocast", [torch.bfloat16, torch.float16], ids=str)
 def test_autocast(cell: lltm.Cell, autocast: torch.dtype) -> None:

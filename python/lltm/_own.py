@@ -123,17 +123,17 @@ class Cell:
             "__module__": __name__,
         }
         prepacked = type(
-            f"{self.name}.PrepackedLayer",
+            f"{self.name}_PrepackedLayer",
             (_Prepacked,),
             {**members, "_where": f"{self.name}.Layer"},
         )
         self.Layer: type[OwnLayer] = type(
-            f"{self.name}.Layer",
+            f"{self.name}_Layer",
             (OwnLayer,),
             {**members, "_where": f"{self.name}.Layer", "mode": self.name, "_PACKED": prepacked},
         )
         self.Cell: type[OwnCell] = type(
-            f"{self.name}.Cell", (OwnCell,), {**members, "_where": f"{self.name}.Cell"}
+            f"{self.name}_Cell", (OwnCell,), {**members, "_where": f"{self.name}.Cell"}
         )
 
     def save(self, path: Path) -> None:
@@ -234,6 +234,15 @@ class _Own:
             )
             biases = [torch.cat([b_x, *own]), b_h]
         return [t for t in (*weights, *biases) if t is not None]
+
+    def _get_name(self) -> str:  # TorchScript wants the class's to be an identifier
+        return f"{self._HEADER.name}.{type(self).__name__.rsplit('_', 1)[1]}"
+
+    def __prepare_scriptable__(self) -> Any:
+        raise NotImplementedError(
+            f"lltm::{self._where}: torch.jit.script can't compile a cell of one's own;"
+            " torch.jit.trace and torch.export can"
+        )
 
     def _reduced(self, kind: str) -> Any:
         """Pickled by the text; of what parameters start from, numbers alone."""
