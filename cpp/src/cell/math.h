@@ -230,7 +230,10 @@ LLTM_CELL_INLINE T exp(T x) {
   // Not every instruction set can shift negative numbers of 64 bits.
   const auto twice_biased = static_cast<Unsigned>(reduced.n + 2 * F::kExponentBias);
   const Bits half = static_cast<Bits>(twice_biased >> 1) - F::kExponentBias;
-  return (T(1) + reduced.expm1_r) * power_of_two<T>(half) * power_of_two<T>(reduced.n - half);
+  // Unsigned, since n of NaN is any number.
+  const auto rest = static_cast<Unsigned>(reduced.n) - static_cast<Unsigned>(half);
+  return (T(1) + reduced.expm1_r) * power_of_two<T>(half) *
+         power_of_two<T>(static_cast<Bits>(rest));
 }
 
 // exp(x) - 1, with full relative accuracy near 0.
