@@ -141,9 +141,9 @@ py::object wrap(const std::tuple<Tensor, Tensor, Tensor>& results) {
 
 // What forward of a module is asked, hx being None or a tuple of the states, and where the module
 // says what the operator takes: the names of its parameters, of which one may be None, and of its
-// options, in the order of the schema.
+// options, in the order of the schema; and the operator's last argument, reset of a layer, or null.
 struct Call {
-  PyObject *module, *input, *hx, *parameters, *options;
+  PyObject *module, *input, *hx, *parameters, *options, *last;
 };
 
 // An operator that begins with a cell, input, states and parameters and goes on with options.
@@ -187,9 +187,11 @@ struct Operator<
     }
     const auto option = [&](size_t index) {
       const auto at = static_cast<Py_ssize_t>(index);
-      return at < PyTuple_GET_SIZE(call.options)
-                 ? attribute(call.module, PyTuple_GET_ITEM(call.options, at))
-                 : py::object(py::none());
+      if (at < PyTuple_GET_SIZE(call.options)) {
+        return attribute(call.module, PyTuple_GET_ITEM(call.options, at));
+      }
+      const bool is_last = call.last != nullptr && index + 1 == sizeof...(Options);
+      return py::reinterpret_borrow<py::object>(is_last ? call.last : Py_None);
     };
     const auto options =
         std::tuple<decltype(to(As<Options>(), nullptr))...>(to(As<Options>(), option(k).ptr())...);
@@ -217,12 +219,14 @@ template <typename Operator>
 PyObject* call_operator(PyObject* /*self*/, PyObject* const* arguments, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   TORCH_CHECK_TYPE(
-      count == 5 && (PyTuple_Check(arguments[3]) || PyList_Check(arguments[3])) &&
+      (count == 5 || count == 6) && (PyTuple_Check(arguments[3]) || PyList_Check(arguments[3])) &&
           PyTuple_Check(arguments[4]),
-      "expected a module, its input and state, and two tuples of names");
+      "expected a module, its input and state, two tuples of names, and a last argument or none");
   if (at::impl::torch_function_mode_enabled()) Py_RETURN_NONE;
   try {
-    return Operator::run({arguments[0], arguments[1], arguments[2], arguments[3], arguments[4]})
+    PyObject* const last = count == 6 ? arguments[5] : nullptr;
+    return Operator::run(
+               {arguments[0], arguments[1], arguments[2], arguments[3], arguments[4], last})
         .release()
         .ptr();
   } catch (const NotPlain&) {
@@ -245,11 +249,9 @@ constexpr char kStep[] = "lltm::layer_step";
 void define_module_calls(py::module_& m, PyObject* argument_error) {
   shape_error = argument_error;
   constexpr const char* kText =
-      "(module, input, hx, parameters, options): what the module's forward returns, where no "
-      "argument"
-      " overrides functions; else None. The last two are the names of the attributes that the "
-      "operator"
-      " takes.";
+      "(module, input, hx, parameters, options, last=None): what the module's forward returns,"
+      " where no argument overrides functions; else None. parameters and options are the names of"
+      " the attributes that the operator takes, last is its last argument.";
   using Function = PyObject* (*)(PyObject* self, PyObject* const* arguments, Py_ssize_t count);
   const auto method = [&](const char* name, Function function) {
     void (*const any)() = reinterpret_cast<void (*)()>(function);

@@ -27,6 +27,7 @@ struct CellArguments {
   OptionalTensor weight_hh, bias_ih, bias_hh, batch_sizes = {};
   bool reverse = false;
   int64_t checkpoint_steps = 0;
+  OptionalTensor reset = {};
 
   // Those that are differentiable, in the order of their gradients.
   std::array<OptionalTensor, 7> differentiable() const {
@@ -50,7 +51,8 @@ inline lltm::SequenceInputs sequence_inputs(const CellArguments& a) {
       a.bias_ih,
       a.bias_hh,
       a.batch_sizes,
-      a.reverse};
+      a.reverse,
+      a.reset};
 }
 
 // Of the LLTM.
@@ -67,7 +69,8 @@ inline lltm::SequenceArgs sequence_args(
        a.bias,
        none,
        a.batch_sizes,
-       a.reverse},
+       a.reverse,
+       a.reset},
       checkpoint_steps,
       save};
 }
@@ -83,7 +86,8 @@ inline CellArguments lltm_arguments(const Arguments& a, int64_t checkpoint_steps
       std::nullopt,
       a.batch_sizes,
       a.reverse,
-      checkpoint_steps};
+      checkpoint_steps,
+      a.reset};
 }
 
 // Saves what backward needs: the arguments and some results of forward.
@@ -92,6 +96,7 @@ inline void save(
   Tensors tensors = results;
   for (const OptionalTensor& x : a.differentiable()) tensors.push_back(lltm::or_undefined(x));
   tensors.push_back(lltm::or_undefined(a.batch_sizes));
+  tensors.push_back(lltm::or_undefined(a.reset));
   context->set_materialize_grads(false);
   context->save_for_backward(tensors);
   context->saved_data["cell"] = a.cell;
@@ -114,7 +119,8 @@ inline CellArguments saved_arguments(
       optional(6),
       optional(7),
       context->saved_data["reverse"].toBool(),
-      context->saved_data["checkpoint_steps"].toInt()};
+      context->saved_data["checkpoint_steps"].toInt(),
+      optional(8)};
 }
 
 // As in autograd.cpp, an undefined gradient is one that nobody asked for or gave. Autograd counts
@@ -184,6 +190,7 @@ struct EngineSequence : torch::autograd::Function<EngineSequence> {
       const OptionalTensor& bias_ih,
       const OptionalTensor& bias_hh,
       const OptionalTensor& batch_sizes,
+      const OptionalTensor& reset,
       const std::string& cell,
       bool reverse,
       int64_t checkpoint_steps) {
@@ -198,7 +205,8 @@ struct EngineSequence : torch::autograd::Function<EngineSequence> {
         bias_hh,
         batch_sizes,
         reverse,
-        checkpoint_steps};
+        checkpoint_steps,
+        reset};
     const lltm::SequenceArgs args = {sequence_inputs(a), checkpoint_steps, /*save=*/true};
     const auto [output, h_n, c_n, for_backward] =
         lltm::with_own_c(args, lltm::cuda::sequence_forward(args));
@@ -224,7 +232,7 @@ struct EngineSequence : torch::autograd::Function<EngineSequence> {
                        args, lltm::cuda::sequence_forward, lltm::cuda::sequence_backward);
     };
     Tensors gradients = as_list(lltm::with_grad_of_h(args, run));
-    gradients.resize(11);
+    gradients.resize(12);
     return gradients;
   }
 };
@@ -244,6 +252,7 @@ inline Tensors run_sequence(const CellArguments& a) {
       a.bias_ih,
       a.bias_hh,
       a.batch_sizes,
+      a.reset,
       a.cell,
       a.reverse,
       a.checkpoint_steps);

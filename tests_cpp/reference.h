@@ -145,6 +145,11 @@ struct Arguments {
   std::optional<Vector<Real>> bias;
   std::vector<std::int64_t> batch_sizes;  // rows that reach each step
   bool reverse = false;
+  std::vector<bool> reset;  // (N), rows that start anew; empty: none
+
+  bool starts_anew(std::int64_t row) const {
+    return !reset.empty() && reset[static_cast<std::size_t>(row)];
+  }
 };
 
 template <typename Real>
@@ -188,6 +193,10 @@ Sequence<Real> sequence_forward(const Arguments<Real>& arguments) {
     Vector<Real> c(arguments.c.row(b), arguments.c.row(b) + arguments.c.cols);
     std::vector<Step<Real>> steps;
     for (const std::int64_t n : position) {
+      if (arguments.starts_anew(n)) {
+        std::fill(h.begin(), h.end(), Real(0));
+        std::fill(c.begin(), c.end(), Real(0));
+      }
       steps.push_back(
           step_forward(input.row(n), input.cols, h, c, arguments.weights, arguments.bias));
       h = steps.back().h_next;
@@ -225,6 +234,10 @@ Gradients<Real> sequence_backward(
         dh[j] += grad_output[j];
       }
       step_backward(steps[s], weights, dh, dc, d.input.row(position[s]), d.weights, d.bias);
+      if (arguments.starts_anew(position[s])) {
+        std::fill(dh.begin(), dh.end(), Real(0));
+        std::fill(dc.begin(), dc.end(), Real(0));
+      }
     }
     std::copy(dh.begin(), dh.end(), d.h.row(b));
     std::copy(dc.begin(), dc.end(), d.c.row(b));

@@ -79,6 +79,19 @@ Tensors torch_sequence(const std::string& cell, const Arguments& a) {
   return results;
 }
 
+// The same step by step, with resets.
+Tensors torch_steps(const std::string& cell, const Arguments& a) {
+  const auto [w_ih, w_hh, b_ih, b_hh] = parameters(a);
+  Arguments of_cell = a;
+  of_cell.cell = cell;
+  of_cell.weights = w_ih;
+  of_cell.weight_hh = w_hh;
+  of_cell.bias = b_ih;
+  of_cell.bias_hh = b_hh;
+  if (cell == "gru") of_cell.c = at::Tensor();
+  return eager_sequence(of_cell);
+}
+
 // ---- ours -----------------------------------------------------------------------
 
 // One bias goes with joined weights, as the two matrices go with two. A cell without c gets none.
@@ -93,6 +106,7 @@ CellArguments arguments_of(
   }
   of_cell.reverse = a.reverse;
   of_cell.checkpoint_steps = checkpoint_steps;
+  of_cell.reset = a.reset;
   return of_cell;
 }
 
@@ -250,6 +264,24 @@ TEST_P(CudaCells, CheckpointedValuesAndGradientsMatchTorch) {
         const at::NoGradGuard no_grad;
         EXPECT_TRUE(identical(ours(joined, steps)(problem(1)), ours(joined)(problem(1))));
       }
+    }
+  }
+}
+
+TEST_P(CudaCells, ResetValuesAndGradientsMatchTorch) {
+  const auto with_reset = [](const Problem& problem) -> Problem {
+    return [=](uint64_t seed) {
+      Arguments a = problem(seed);
+      a.reset = random_reset(a, seed);
+      return a;
+    };
+  };
+  for (const Problem& problem : {dense({10, 3, 5, 7}), packed({10, 9, 8, 6, 5, 5, 4, 3, 1}, 16)}) {
+    for (const int64_t checkpoint_steps : {0, 3}) {
+      check_against_torch(
+          ours(/*joined=*/false, checkpoint_steps),
+          [this](const Arguments& a) { return torch_steps(cell(), a); },
+          with_reset(problem));
     }
   }
 }

@@ -311,5 +311,15 @@ TEST_P(CudaEngineSequence, GradientsOfTheOutputMayLieBatchFirst) {
   }
 }
 
+TEST_P(CudaEngineSequence, ResetValuesAndGradientsMatchOracle) {
+  for (const int64_t checkpoint_steps : {0, 2}) {
+    lltm_test::check(engine_checkpointed(checkpoint_steps), eager_sequence, [&](uint64_t seed) {
+      Arguments a = dense({6, 5, 3, 8})(seed);
+      a.reset = random_reset(a, seed);
+      return a;
+    });
+  }
+}
+
 }  // namespace
 }  // namespace lltm_test

@@ -697,5 +697,15 @@ TEST_P(PersistentRuns, BatchSizesMayChangeAtEveryStep) {
   check_one(a, /*expected_launches=*/4);
 }
 
+// Whose kernels keep the state to themselves: the other engine takes the call.
+TEST(Persistent, LeavesResetsToTheStepwiseEngine) {
+  const PersistentSetting setting(true);
+  Arguments a = sequence_problem({20, 9, 16, 40}, at::kHalf, 1);
+  a.weights = a.weights * 0.5;
+  check_one(a, /*expected_launches=*/2);
+  a.reset = random_reset(a, 1);
+  check_one(a, /*expected_launches=*/0);
+}
+
 }  // namespace
 }  // namespace lltm_test

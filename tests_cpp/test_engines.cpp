@@ -186,7 +186,8 @@ class Case {
          a_.bias,
          a_.bias_hh,
          a_.batch_sizes,
-         a_.reverse},
+         a_.reverse,
+         a_.reset},
         checkpoint_steps,
         /*save=*/true};
   }
@@ -237,7 +238,7 @@ class Engines : public testing::TestWithParam<std::tuple<at::ScalarType, const c
   }
 
   // Calls test(case, arguments) for problems of few rows, of few units, of sizes that fill no
-  // vector, of rows that end and begin.
+  // vector, of rows that end and begin, of rows that start anew.
   template <typename Test>
   void for_each_case(const Test& test) const {
     const auto& [dtype, cell] = GetParam();
@@ -259,6 +260,9 @@ class Engines : public testing::TestWithParam<std::tuple<at::ScalarType, const c
     problems.push_back(packed_problem(lengths, 33, 65, dtype, 9, cell));
     problems.push_back(problems.back());
     for (size_t k = 0; k < problems.size(); k += 2) problems[k].reverse = true;
+    for (size_t k = 0; k < problems.size(); ++k) {
+      if (k % 3 == 1) problems[k].reset = random_reset(problems[k], /*seed=*/k);
+    }
     const bool all = std::string_view(cell) == "lltm";
     for (size_t k = 0; k < problems.size();
          k += all ? 1 : 4) {  // of the others few, blocked, packed

@@ -173,7 +173,15 @@ Tensors sequence_saving(const Arguments& a, int64_t checkpoint_steps) {
     return results(
         a,
         lltm::sequence(
-            a.input, a.h, a.c, a.weights, a.bias, a.batch_sizes, a.reverse, checkpoint_steps));
+            a.input,
+            a.h,
+            a.c,
+            a.weights,
+            a.bias,
+            a.batch_sizes,
+            a.reverse,
+            checkpoint_steps,
+            a.reset));
   }
   static const auto op = find_operator<std::tuple<Tensor, Tensor, Tensor>(
       std::string_view,
@@ -186,6 +194,7 @@ Tensors sequence_saving(const Arguments& a, int64_t checkpoint_steps) {
       const Optional&,
       const Optional&,
       bool,
+      const Optional&,
       int64_t)>("lltm::sequence");
   return results(
       a,
@@ -200,6 +209,7 @@ Tensors sequence_saving(const Arguments& a, int64_t checkpoint_steps) {
           a.bias_hh,
           a.batch_sizes,
           a.reverse,
+          a.reset,
           checkpoint_steps));
 }
 
@@ -246,8 +256,13 @@ Stack step_stack(const Arguments& a) {
 
 Stack sequence_stack(const Arguments& a, int64_t checkpoint_steps) {
   Stack stack = step_stack(a);
-  stack.insert(stack.end(), {a.batch_sizes, a.reverse, checkpoint_steps});
+  stack.insert(stack.end(), {a.batch_sizes, a.reverse, a.reset, checkpoint_steps});
   return stack;
+}
+
+Tensor random_reset(const Arguments& a, uint64_t seed) {
+  const at::IntArrayRef rows = a.input.sizes().slice(0, a.input.dim() - 1);
+  return random_like(at::empty(rows, at::kFloat), seed) < -0.5;
 }
 
 Tensor pack(const Arguments& a, std::optional<at::ScalarType> dtype) {
@@ -264,7 +279,8 @@ Function prepacked(std::optional<at::ScalarType> dtype) {
     if (a.cell == "lltm") {
       return results(
           a,
-          lltm::sequence_prepacked(a.input, a.h, a.c, weights, a.bias, a.batch_sizes, a.reverse));
+          lltm::sequence_prepacked(
+              a.input, a.h, a.c, weights, a.bias, a.batch_sizes, a.reverse, a.reset));
     }
     static const auto op = find_operator<std::tuple<Tensor, Tensor, Tensor>(
         std::string_view,
@@ -275,7 +291,8 @@ Function prepacked(std::optional<at::ScalarType> dtype) {
         const Optional&,
         const Optional&,
         const Optional&,
-        bool)>("lltm::sequence_prepacked");
+        bool,
+        const Optional&)>("lltm::sequence_prepacked");
     return results(
         a,
         op.call(
@@ -287,7 +304,8 @@ Function prepacked(std::optional<at::ScalarType> dtype) {
             a.bias,
             a.bias_hh,
             a.batch_sizes,
-            a.reverse));
+            a.reverse,
+            a.reset));
   };
 }
 
@@ -356,6 +374,10 @@ Tensors eager_sequence_by(Linear linear, const Arguments& a) {
   const auto steps = static_cast<int64_t>(rows.size());
   const bool packed = a.batch_sizes.has_value();
   const Tensors inputs = packed ? a.input.split_with_sizes(rows, 0) : a.input.unbind(0);
+  Tensors resets;
+  if (a.reset.has_value()) {
+    resets = packed ? a.reset->split_with_sizes(rows, 0) : a.reset->unbind(0);
+  }
   Tensors outputs(rows.size());
   Tensors states = {a.h};
   if (a.c.defined()) states.push_back(a.c);
@@ -365,6 +387,11 @@ Tensors eager_sequence_by(Linear linear, const Arguments& a) {
     step.input = inputs[t];
     step.h = states[0].narrow(0, 0, rows[t]);
     if (a.c.defined()) step.c = states[1].narrow(0, 0, rows[t]);
+    if (a.reset.has_value()) {
+      const at::Tensor anew = resets[t].unsqueeze(1);
+      step.h = step.h.masked_fill(anew, 0);
+      if (a.c.defined()) step.c = step.c.masked_fill(anew, 0);
+    }
     const Tensors next = eager_cell_by(linear, step);
     outputs[t] = next[0];
     for (size_t k = 0; k < states.size(); ++k) {  // rows that no step reaches keep their state
@@ -546,6 +573,11 @@ Expected expect_in(const Arguments& arguments, const Tensors& grad_outputs) {
     a.bias = to_matrix<Real>(*arguments.bias, 3 * hidden_size).data;
   }
   a.reverse = arguments.reverse;
+  if (arguments.reset.has_value()) {
+    const at::Tensor reset = arguments.reset->flatten().contiguous();
+    const bool* const begin = reset.const_data_ptr<bool>();
+    a.reset.assign(begin, begin + reset.numel());
+  }
 
   // A step returns (h', c'): its h' is the whole output, and h_n has no use.
   const bool step = grad_outputs.size() == 2;

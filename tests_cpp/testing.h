@@ -32,6 +32,8 @@ struct Arguments {
   // are those of the input, these are those of h. The GRU has no c.
   std::string_view cell = "lltm";
   std::optional<at::Tensor> weight_hh, bias_hh;
+  // Of a sequence, bool, (T, B) or packed (N): the rows that start anew.
+  std::optional<at::Tensor> reset;
 };
 
 using Tensors = std::vector<at::Tensor>;
@@ -55,6 +57,9 @@ Function prepacked(std::optional<at::ScalarType> dtype = std::nullopt);
 using Stack = std::vector<c10::IValue>;
 Stack step_stack(const Arguments& arguments);
 Stack sequence_stack(const Arguments& arguments, int64_t checkpoint_steps = 0);
+
+// For `reset`: about one row in four.
+at::Tensor random_reset(const Arguments& arguments, uint64_t seed);
 
 // lltm::prepack of the weights of any cell.
 at::Tensor pack(const Arguments& arguments, std::optional<at::ScalarType> dtype = std::nullopt);

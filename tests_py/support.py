@@ -86,7 +86,7 @@ class Arguments:
     def operands(self) -> tuple[Any, ...]:
         """The first arguments of the operators, but sequence_prepacked."""
         _, _, states, *_ = torch.ops.lltm._cell(self.cell)
-        has_c = states > 0
+        has_c = len(states) > 0
         c = self.c if has_c else None
         parameters = (self.weights, self.weight_hh, self.bias, self.bias_hh)
         return (self.cell, self.input, self.h, c, *parameters)

@@ -89,8 +89,7 @@ def by_operators(module: Any) -> Iterator[nn.Module]:
 
 def has_c(cell: str) -> bool:
     _, _, states, *_ = ops._cell(cell)
-    found = states > 0
-    return bool(found)
+    return len(states) > 0
 
 
 def arguments(name: str, batched: bool, steps: int = 6) -> tuple[Tensor, Any]:

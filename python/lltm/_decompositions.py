@@ -70,7 +70,9 @@ class _Cell:
             name
         )
         self.slots = len(x_blocks)
-        self.has_c, self.state_columns = states > 0, states + self.reads_h
+        # What each of the states that step() calls c begins with.
+        self.first_c = [0.0] * self.reads_h + states
+        self.has_c, self.state_columns = len(states) > 0, len(self.first_c)
         # The slots that x has a part in come first, those of h last.
         self.x = [block for block in x_blocks if block >= 0]
         self.h = [block for block in h_blocks if block >= 0]
@@ -107,14 +109,20 @@ class _Cell:
         both = from_x[:, first:] + from_h[:, : last - first]
         return torch.cat([from_x[:, :first], both, from_h[:, last - first :]], dim=1)
 
-    def step(self, z: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    # The parameters are arguments, since the body of a loop may not refer to tensors around it.
+
+    def step(
+        self, z: Tensor, c: Tensor, parameters: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """From pre-activations and c (B, H) to h', c' and activations (B, saved * H)."""
-        h, c, saved = torch.ops.lltm._elementwise(self.name, z, c, self.parameters)
+        h, c, saved = torch.ops.lltm._elementwise(self.name, z, c, parameters)
         return h, c, saved
 
-    def step_backward(self, saved: Tensor, dh: Tensor, dc: Tensor) -> tuple[Tensor, Tensor]:
+    def step_backward(
+        self, saved: Tensor, dh: Tensor, dc: Tensor, parameters: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """Gradients of the pre-activations and of c."""
-        dz, dc = torch.ops.lltm._elementwise_backward(self.name, saved, dh, dc, self.parameters)
+        dz, dc = torch.ops.lltm._elementwise_backward(self.name, saved, dh, dc, parameters)
         return dz, dc
 
     def dz_x(self, dz: Tensor) -> Tensor:
@@ -191,6 +199,13 @@ class _Cell:
             return h.new_zeros(h.shape[0], self.state_columns * self.hidden)
         return torch.cat([torch.zeros_like(h), grad], dim=1) if self.reads_h else grad
 
+    def restarted(self, c: Tensor, anew: Tensor) -> Tensor:
+        """c, but its first values in the rows where `anew` (B, 1) is true."""
+        if not any(self.first_c):
+            return c.masked_fill(anew, 0)
+        parts = zip(c.chunk(self.state_columns, dim=1), self.first_c, strict=True)
+        return torch.cat([part.masked_fill(anew, first) for part, first in parts], dim=1)
+
     def shown_c(self, c: Tensor) -> Tensor:
         """c' as the operator returns it."""
         if not self.has_c:
@@ -237,7 +252,7 @@ def _step_forward(
     of = _Cell(cell, weight_ih, weight_hh, bias_ih, bias_hh)
     input, h, c = _wide(input, h, of.c_of(h, c))
     z = of.add_h(of.from_x(input), h, of.weight_h, of.bias_h)
-    h, c, saved = (y.to(dtype) for y in of.step(z, c))
+    h, c, saved = (y.to(dtype) for y in of.step(z, c, of.parameters))
     return h, of.shown_c(c), saved
 
 
@@ -259,7 +274,7 @@ def _step_backward(
     of = _Cell(cell, weight_ih, weight_hh, bias_ih, bias_hh)
     dh, dc = _or_zeros(grad_h, h), of.grad_of_c(grad_c, h)
     dh, dc, input, h, activations = _wide(dh, dc, input, h, activations)
-    dz, dc = of.step_backward(activations, dh, dc)
+    dz, dc = of.step_backward(activations, dh, dc, of.parameters)
     return of.gradients(
         dtype,
         output_mask,
@@ -283,12 +298,13 @@ def _sequence(
     bias_hh: Tensor | None = None,
     batch_sizes: Tensor | None = None,
     reverse: bool = False,
+    reset: Tensor | None = None,
     checkpoint_steps: int = 0,
 ) -> Any:
     if batch_sizes is not None:
         return NotImplemented
     of = _Cell(cell, weight_ih, weight_hh, bias_ih, bias_hh)
-    return _steps(of, input, h_0, c_0, reverse, training=False)
+    return _steps(of, input, h_0, c_0, reverse, reset, training=False)
 
 
 def _sequence_forward(
@@ -302,12 +318,13 @@ def _sequence_forward(
     bias_hh: Tensor | None,
     batch_sizes: Tensor | None,
     reverse: bool,
+    reset: Tensor | None,
     checkpoint_steps: int,
 ) -> Any:
     if batch_sizes is not None or checkpoint_steps != 0:
         return NotImplemented
     of = _Cell(cell, weight_ih, weight_hh, bias_ih, bias_hh)
-    output, h_n, c_n, activations = _steps(of, input, h_0, c_0, reverse, training=True)
+    output, h_n, c_n, activations = _steps(of, input, h_0, c_0, reverse, reset, training=True)
     return output, h_n, c_n, activations.flatten(0, 1)
 
 
@@ -317,6 +334,7 @@ def _steps(
     h_0: Tensor,
     c_0: Tensor | None,
     reverse: bool,
+    reset: Tensor | None,
     training: bool,
 ) -> tuple[Tensor, ...]:
     """Returns output (T, B, H), h_n, c_n and, for training, the activations (T, B, saved * H)."""
@@ -325,16 +343,21 @@ def _steps(
     assert c_0 is not None
 
     def step(state: list[Tensor], xs: list[Tensor], weights: list[Tensor]) -> Any:
-        h, c = state
-        z = of.add_h(xs[0], h, weights[0], weights[1] if len(weights) > 1 else None)
-        h, c, activations = of.step(z, c)
+        (h, c), (from_x, *anew) = state, xs
+        if anew:
+            h, c = h.masked_fill(anew[0], 0), of.restarted(c, anew[0])
+        weight_h, *rest = weights
+        parameters = None if of.parameters is None else rest.pop()
+        z = of.add_h(from_x, h, weight_h, rest[0] if rest else None)
+        h, c, activations = of.step(z, c, parameters)
         out = [h, activations] if training else [h]
         return [h, c if of.has_c else h.clone()], [y.to(dtype) for y in out]
 
     shapes = [(hidden,), (of.saved * hidden,)] if training else [(hidden,)]
-    weights = [of.weight_h] if of.bias_h is None else [of.weight_h, of.bias_h]
+    weights = [w for w in (of.weight_h, of.bias_h, of.parameters) if w is not None]
+    xs = [of.from_x(input), *_columns(reset)]
     (h_n, c_n), (output, *activations) = _scan(
-        step, [h_0, c_0], [of.from_x(input)], weights, shapes, dtype, reverse
+        step, [h_0, c_0], xs, weights, shapes, dtype, reverse
     )
     return output, h_n.to(dtype), of.shown_c(c_n.to(dtype)), *activations
 
@@ -350,6 +373,7 @@ def _sequence_backward(
     bias_hh: Tensor | None,
     batch_sizes: Tensor | None,
     reverse: bool,
+    reset: Tensor | None,
     checkpoint_steps: int,
     output: Tensor,
     saved: Tensor,
@@ -367,20 +391,28 @@ def _sequence_backward(
     input, h_0, output = _wide(input, h_0, output)
 
     def step(grads: list[Tensor], xs: list[Tensor], weights: list[Tensor]) -> Any:
-        (dh, dc), (activations, *grad_output) = grads, _wide(*xs)
-        if grad_output:
-            dh = dh + grad_output[0]
-        dz, dc = of.step_backward(activations, dh, dc)
-        return [of.dz_h(dz) @ weights[0], dc], [dz]
+        (dh, dc), (activations, *rest) = grads, _wide(*xs)
+        if grad_output is not None:
+            dh = dh + rest[0]
+        weight_h, *parameters = weights
+        dz, dc = of.step_backward(activations, dh, dc, parameters[0] if parameters else None)
+        dh = of.dz_h(dz) @ weight_h
+        if reset is not None:
+            dh, dc = dh.masked_fill(rest[-1], 0), dc.masked_fill(rest[-1], 0)
+        return [dh, dc], [dz]
 
     xs = [saved.view(steps, batch, of.saved * hidden)]
-    xs += [] if grad_output is None else [grad_output]
+    xs += [*([] if grad_output is None else [grad_output]), *_columns(reset)]
     shapes = [(of.grad_size,)]
-    (dh, dc), (dz,) = _scan(step, [dh, dc], xs, [of.weight_h], shapes, dh.dtype, not reverse)
+    weights = [of.weight_h] if of.parameters is None else [of.weight_h, of.parameters]
+    (dh, dc), (dz,) = _scan(step, [dh, dc], xs, weights, shapes, dh.dtype, not reverse)
     dz = dz.flatten(0, 1)
     # The state that each step began with. Without steps h_0 would be one too many.
     before = [output[1:], h_0.unsqueeze(0)] if reverse else [h_0.unsqueeze(0), output[:-1]]
-    h = torch.cat(before)[:steps].reshape(steps * batch, hidden)
+    h = torch.cat(before)[:steps]
+    for anew in _columns(reset):
+        h = h.masked_fill(anew, 0)
+    h = h.reshape(steps * batch, hidden)
     x = input.reshape(steps * batch, inputs)
     return of.gradients(
         dtype,
@@ -392,6 +424,11 @@ def _sequence_backward(
         x,
         h,
     )
+
+
+def _columns(reset: Tensor | None) -> list[Tensor]:
+    """(T, B, 1), of reset (T, B) if there is one."""
+    return [] if reset is None else [reset.unsqueeze(-1)]
 
 
 # From a state, what a step reads and the weights to the next state and what the step puts out.

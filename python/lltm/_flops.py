@@ -76,6 +76,7 @@ def _sequence_backward(
     bias_hh: Shape | None,
     batch_sizes: Shape | None,
     reverse: bool,
+    reset: Shape | None,
     checkpoint_steps: int,
     *args: Any,
     **kwargs: Any,

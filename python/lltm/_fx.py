@@ -16,10 +16,10 @@ from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 is_tracing = is_fx_symbolic_tracing
 
 
-def node(where: str, module: Any, input: Any, hx: Any) -> Proxy | None:
+def node(where: str, module: Any, input: Any, hx: Any, reset: Any = None) -> Proxy | None:
     """Returns the call as a node of the graph that is being traced; None if there is none."""
     states = hx if isinstance(hx, (tuple, list)) else (hx,)
-    for value in (input, *states):
+    for value in (input, *states, reset):
         if isinstance(value, Proxy):
             break
     else:
@@ -30,4 +30,6 @@ def node(where: str, module: Any, input: Any, hx: Any) -> Proxy | None:
         raise RuntimeError(
             f"lltm::{where}: torch.fx traces a model that holds this module, not the module alone"
         )
-    return tracer.create_proxy("call_module", path, (input,) if hx is None else (input, hx), {})
+    args = (input,) if hx is None else (input, hx)
+    kwargs = {} if reset is None else {"reset": reset}
+    return tracer.create_proxy("call_module", path, args, kwargs)

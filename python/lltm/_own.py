@@ -451,7 +451,7 @@ class OwnLayer(_Own, Layer, nn.Module):
         others = (like.new_full(shape, initial) for initial in self._HEADER.states.values())
         return (like.new_zeros(shape), *others) if self._states else like.new_zeros(shape)
 
-    def forward(self, input: Any, hx: Any = None) -> Any:
+    def forward(self, input: Any, hx: Any = None, reset: Tensor | None = None) -> Any:
         """Runs over a sequence.
 
         Args:
@@ -460,19 +460,20 @@ class OwnLayer(_Own, Layer, nn.Module):
             hx: the state: h_0, (L*D, B, H), or (L*D, H) for unbatched input, of a cell without
                 other states; else the tuple (h_0, *states), shaped alike; by default zeros and the
                 states' initial values
+            reset: as of :meth:`lltm.LLTM.forward`; a state starts anew with its initial value
 
         Returns:
             (output, state): output like the input, with D*H features; the states after each row's
             last step, in the form of hx.
         """
         if self._takes_pair and not self._HEADER.parameters:
-            return self._run(input, hx, (hx,) if isinstance(hx, Tensor) else hx)
+            return self._run(input, hx, (hx,) if isinstance(hx, Tensor) else hx, reset)
 
         def tensors(module: OwnLayer) -> list[Tensor]:
             directions = range(len(module._by_direction))
             return [tensor for k in directions for tensor in module._operands_of(k)]
 
-        return layer_of(self, input, hx, operator("layer", tensors, self._OPTIONS))
+        return layer_of(self, input, hx, reset, operator("layer", tensors, self._OPTIONS))
 
     def prepack(self, weights: torch.dtype | None = None) -> _Prepacked:
         """Returns this layer as it is now in a form for inference; see :meth:`lltm.LLTM.prepack`.
@@ -505,11 +506,11 @@ class _Prepacked(_Own, Prepacked):
     _BIASES = ("packed_bias_ih", "packed_bias_hh")
     _FIRST_OF_LAYER = "weight_ih_l0"
 
-    def forward(self, input: Any, hx: Any = None) -> Any:
+    def forward(self, input: Any, hx: Any = None, reset: Tensor | None = None) -> Any:
         """Runs over a sequence; see :meth:`OwnLayer.forward`."""
         if self._takes_pair:
-            return self._run(input, hx, (hx,) if isinstance(hx, Tensor) else hx)
-        return layer_of(self, input, hx, operator("layer", self._names, self._OPTIONS))
+            return self._run(input, hx, (hx,) if isinstance(hx, Tensor) else hx, reset)
+        return layer_of(self, input, hx, reset, operator("layer", self._names, self._OPTIONS))
 
     def __reduce__(self) -> Any:
         return self._reduced("Prepacked")

@@ -147,13 +147,13 @@ class Layer(Recurrent):
     # Whether weights are packed.
     _prepacked = False
 
-    def _run(self, input: Any, hx: Any, states: Any) -> Any:
+    def _run(self, input: Any, hx: Any, states: Any, reset: Any) -> Any:
         """What forward returns; `states` are hx as a tuple, or None."""
         if _calls_kernels():
-            result = _C.layer(self, input, states, self._names, self._OPTIONS)
+            result = _C.layer(self, input, states, self._names, self._OPTIONS, reset)
             if result is not None:
                 return result
-        return layer_of(self, input, hx, operator("layer", self._names, self._OPTIONS))
+        return layer_of(self, input, hx, reset, operator("layer", self._names, self._OPTIONS))
 
     @property
     def _dropout_now(self) -> float:
@@ -267,15 +267,20 @@ class PairLayer(Layer):
     _STATES = ("h_0", "c_0")
 
     @overload
-    def forward(self, input: Tensor, hx: State | None = None) -> tuple[Tensor, State]: ...
+    def forward(
+        self, input: Tensor, hx: State | None = None, reset: Tensor | None = None
+    ) -> tuple[Tensor, State]: ...
 
     @overload
     def forward(
-        self, input: PackedSequence, hx: State | None = None
+        self, input: PackedSequence, hx: State | None = None, reset: Tensor | None = None
     ) -> tuple[PackedSequence, State]: ...
 
     def forward(
-        self, input: Tensor | PackedSequence, hx: State | None = None
+        self,
+        input: Tensor | PackedSequence,
+        hx: State | None = None,
+        reset: Tensor | None = None,
     ) -> tuple[Tensor | PackedSequence, State]:
         """Runs over a sequence.
 
@@ -284,13 +289,16 @@ class PairLayer(Layer):
                 batch; or a PackedSequence, sorted or not
             hx: the state (h_0, c_0), each (L*D, B, H), or (L*D, H) for unbatched input; zeros if
                 absent
+            reset: bool, (T, B), laid out as the input, of a PackedSequence (N) in the order of its
+                rows: where it is true, the state of that row starts anew before the step, in every
+                layer and direction, and no gradient goes further back
 
         Returns:
             (output, (h_n, c_n)): output like the input, with D*H features; the states after
             each row's last step, shaped as h_0 and c_0. T = 0 gives an empty output and the
             initial states.
         """
-        returned: tuple[Tensor | PackedSequence, State] = self._run(input, hx, hx)
+        returned: tuple[Tensor | PackedSequence, State] = self._run(input, hx, hx, reset)
         return returned
 
 
@@ -300,15 +308,20 @@ class SingleLayer(Layer):
     _STATES = ("h_0",)
 
     @overload
-    def forward(self, input: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]: ...
+    def forward(
+        self, input: Tensor, hx: Tensor | None = None, reset: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]: ...
 
     @overload
     def forward(
-        self, input: PackedSequence, hx: Tensor | None = None
+        self, input: PackedSequence, hx: Tensor | None = None, reset: Tensor | None = None
     ) -> tuple[PackedSequence, Tensor]: ...
 
     def forward(
-        self, input: Tensor | PackedSequence, hx: Tensor | None = None
+        self,
+        input: Tensor | PackedSequence,
+        hx: Tensor | None = None,
+        reset: Tensor | None = None,
     ) -> tuple[Tensor | PackedSequence, Tensor]:
         """Runs over a sequence.
 
@@ -316,13 +329,16 @@ class SingleLayer(Layer):
             input: (T, B, I); (B, T, I) with batch_first; (T, I) for one sequence without a
                 batch; or a PackedSequence, sorted or not
             hx: the state h_0, (L*D, B, H), or (L*D, H) for unbatched input; zeros if absent
+            reset: bool, (T, B), laid out as the input, of a PackedSequence (N) in the order of its
+                rows: where it is true, the state of that row starts anew before the step, in every
+                layer and direction, and no gradient goes further back
 
         Returns:
             (output, h_n): output like the input, with D*H features; the state after each row's
             last step, shaped as h_0. T = 0 gives an empty output and the initial state.
         """
         returned: tuple[Tensor | PackedSequence, Tensor] = self._run(
-            input, hx, None if hx is None else (hx,)
+            input, hx, None if hx is None else (hx,), reset
         )
         return returned
 
@@ -482,7 +498,7 @@ def operator(
     `parameters` are the names of the module's, or make a list of tensors of the module.
     """
 
-    def call(module: Any, input: Tensor, h: Any, c: Any, *rest: Any) -> Any:
+    def call(module: Any, input: Tensor, h: Any, c: Any, *rest: Any, **named_rest: Any) -> Any:
         if type(input) is not Tensor:
             _sharding.prepare(input)
         if callable(parameters):
@@ -499,6 +515,7 @@ def operator(
                 tensors,
                 *[getattr(module, name) for name in options],
                 *rest,
+                **named_rest,
             )
         except ValueError as error:
             raise _check.of_operator(error) from None
@@ -520,15 +537,15 @@ def step_of(module: Step, input: Tensor, hx: Any, run: Callable[..., Any]) -> An
     return states if module._STATES == ("h", "c") else module._returned(*states)
 
 
-def layer_of(module: Layer, input: Any, hx: Any, run: Callable[..., Any]) -> Any:
+def layer_of(module: Layer, input: Any, hx: Any, reset: Any, run: Callable[..., Any]) -> Any:
     """What forward of a layer returns; `run` takes the module, the input, h_0 and c_0.
 
     Of a PackedSequence it takes batch_sizes, sorted_indices and unsorted_indices too, after
-    those. It returns output, h_n and c_n.
+    those, and if there is one the keyword reset. It returns output, h_n and c_n.
     """
     where = module._where
     if _fx.is_tracing():
-        node = _fx.node(where, module, input, hx)
+        node = _fx.node(where, module, input, hx, reset)
         if node is not None:
             return node
     rows: Any = input
@@ -549,7 +566,9 @@ def layer_of(module: Layer, input: Any, hx: Any, run: Callable[..., Any]) -> Any
             " tensor; make one of it with torch.nn.utils.rnn.pack_sequence(input.unbind(),"
             " enforce_sorted=False)"
         )
-    output, h_n, c_n = run(module, rows, *module._states_of(hx), *parts)
+    _check.optional_tensor(where, "reset", reset)
+    last = {} if reset is None else {"reset": reset}
+    output, h_n, c_n = run(module, rows, *module._states_of(hx), *parts, **last)
     state = module._returned(h_n, c_n)
     return PackedSequence(output, *parts) if parts else output, state
 

@@ -84,10 +84,13 @@ class _Layer:
     scripted_parameters: Any
 
     def forward(
-        self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None
+        self,
+        input: Tensor,
+        hx: tuple[Tensor, Tensor] | None = None,
+        reset: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         if not is_scripting():
-            return self.forward_in_python(input, hx)
+            return self.forward_in_python(input, hx, reset)
         h_0: Tensor | None = None
         c_0: Tensor | None = None
         if hx is not None:
@@ -107,14 +110,17 @@ class _Layer:
             self.dropout if self.training else 0.0,
             self.checkpoint_steps,
             self._prepacked,
+            reset=reset,
         )
         return output, (h_n, c_n)
 
 
 class _LayerWithoutC(_Layer):
-    def forward(self, input: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, input: Tensor, hx: Tensor | None = None, reset: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         if not is_scripting():
-            return self.forward_in_python(input, hx)
+            return self.forward_in_python(input, hx, reset)
         output, h_n, _ = torch.ops.lltm.layer(
             self._CELL,
             input,
@@ -130,6 +136,7 @@ class _LayerWithoutC(_Layer):
             self.dropout if self.training else 0.0,
             self.checkpoint_steps,
             self._prepacked,
+            reset=reset,
         )
         return output, h_n
 

@@ -25,7 +25,7 @@ BATCH_DIMS_OF_STEP: dict[str, int] = dict.fromkeys(
     ("input", "h", "c", "activations", "h_next", "c_next", "grad_h", "grad_c"), 0
 )
 BATCH_DIMS_OF_SEQUENCE: dict[str, int] = {
-    **dict.fromkeys(("input", "output", "grad_output"), 1),
+    **dict.fromkeys(("input", "reset", "output", "grad_output"), 1),
     **dict.fromkeys(("h_0", "c_0", "h_n", "c_n", "grad_h_n", "grad_c_n", "saved"), 0),
 }
 # By operator: the batch dimensions, and the names of the results. A gradient is named after its

@@ -65,6 +65,7 @@ def sequence(
     batch_sizes: Tensor | None = None,
     reverse: bool = False,
     checkpoint_steps: int = 0,
+    reset: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """A whole sequence: one layer, one direction.
 
@@ -81,6 +82,9 @@ def sequence(
             every step, 4H values a row, it saves c at every n-th step, and backward computes the
             activations again, those of n steps at a time. Results are the same, gradients up to
             rounding too. With about sqrt(T) memory is least. Without gradients it does nothing.
+        reset: bool, (T, B), or packed (N) when batch_sizes is given: where it is true, h and c of
+            that row are zero before the step, and no gradient goes further back. With reverse too,
+            "before" means in the order of execution
 
     Returns:
         (output, (h_n, c_n)): output (T, B, H) or (N, H) holds h' of every step; h_n and c_n
@@ -96,6 +100,7 @@ def sequence(
         bias,
         batch_sizes,
         reverse,
+        reset,
         checkpoint_steps=steps,
     )
 
@@ -134,12 +139,13 @@ def sequence_prepacked(
     *,
     batch_sizes: Tensor | None = None,
     reverse: bool = False,
+    reset: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """The same as :func:`sequence` with the weights that :func:`prepack` returned.
 
     It has no derivatives, and autocast does nothing to it.
     """
-    return _run("sequence_prepacked", input, state, weights, bias, batch_sizes, reverse)
+    return _run("sequence_prepacked", input, state, weights, bias, batch_sizes, reverse, reset)
 
 
 def _run(
@@ -150,6 +156,7 @@ def _run(
     bias: Tensor | None,
     batch_sizes: Tensor | None,
     reverse: bool,
+    reset: Tensor | None,
     **options: int,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     _check.tensor(op, "input", input)
@@ -159,6 +166,7 @@ def _run(
     _check.optional_tensor(op, "bias", bias)
     _check.optional_tensor(op, "batch_sizes", batch_sizes)
     _check.boolean(op, "reverse", reverse)
+    _check.optional_tensor(op, "reset", reset)
     if type(input) is not Tensor:
         _sharding.prepare(input)
     try:
@@ -171,6 +179,7 @@ def _run(
             bias_ih=bias,
             batch_sizes=batch_sizes,
             reverse=reverse,
+            reset=reset,
             **options,
         )
     except ValueError as error:

@@ -406,10 +406,12 @@ class LSTM(PairLayer, _OfTorch):
             checkpoint_steps,
         )
 
-    def forward(self, input: Any, hx: State | None = None) -> Any:
+    def forward(self, input: Any, hx: State | None = None, reset: Tensor | None = None) -> Any:
         """Runs over a sequence; see :meth:`LLTM.forward`."""
         if self.proj_size == 0:
-            return super().forward(input, hx)
+            return super().forward(input, hx, reset)
+        if reset is not None:
+            raise NotImplementedError("lltm::LSTM: a layer with proj_size takes no reset")
         run: Any = nn.LSTM.forward
         return run(self, input, hx)
 

@@ -74,18 +74,27 @@ def _steps(
     parameters: Sequence[Tensor | None],
     batch_sizes: Tensor | None,
     reverse: bool,
+    reset: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """A loop over the steps of one layer and direction; returns output, h_n and c_n."""
+    _check_reset(reset, input)
     steps = input.unbind(0) if batch_sizes is None else input.split(batch_sizes.tolist())
+    resets: Sequence[Tensor | None] = [None] * max(1, len(steps))
+    if reset is not None and len(steps) > 0:
+        resets = reset.split([x.shape[0] for x in steps]) if reset.dim() == 1 else reset.unbind(0)
     # Without steps, one of no rows: so the results depend on every argument, as those of
     # torch.nn.functional.linear do without rows.
     steps = steps or (input.reshape(0, input.shape[-1]),)
     outputs: list[Tensor] = []
-    for x in reversed(steps) if reverse else steps:
+    for x, anew in zip(*(reversed(s) if reverse else s for s in (steps, resets)), strict=True):
         # The first rows of the batch take this step. The others have ended or, in reverse, not
         # begun, and keep their state.
         rows = x.shape[0]
-        h_next, c_next = equations(x, h[:rows], None if c is None else c[:rows], *parameters)
+        step_h, step_c = h[:rows], None if c is None else c[:rows]
+        if anew is not None:
+            step_h = step_h.masked_fill(anew.unsqueeze(1), 0)
+            step_c = None if step_c is None else step_c.masked_fill(anew.unsqueeze(1), 0)
+        h_next, c_next = equations(x, step_h, step_c, *parameters)
         outputs.append(h_next)
         if rows < h.shape[0]:
             h_next = torch.cat([h_next, h[rows:]])
@@ -118,12 +127,13 @@ def sequence(
     batch_sizes: Tensor | None = None,
     reverse: bool = False,
     checkpoint_steps: int = 0,
+    reset: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """A loop over steps; see :func:`lltm.functional.sequence`.
 
     checkpoint_steps changes what is saved and not what is computed: here nothing.
     """
-    output, h, c = _steps(_lltm, input, *state, (weights, bias), batch_sizes, reverse)
+    output, h, c = _steps(_lltm, input, *state, (weights, bias), batch_sizes, reverse, reset)
     assert c is not None
     return output, (h, c)
 
@@ -140,8 +150,8 @@ class _Cell:
 
 
 class _Layer:
-    def forward(self: Any, input: Any, hx: Any = None) -> Any:
-        return _recurrent.layer_of(self, input, hx, _layer)
+    def forward(self: Any, input: Any, hx: Any = None, reset: Tensor | None = None) -> Any:
+        return _recurrent.layer_of(self, input, hx, reset, _layer)
 
     def prepack(self, weights: torch.dtype | None = None) -> NoReturn:
         name = type(self).__name__
@@ -221,6 +231,7 @@ def _layer(
     batch_sizes: Tensor | None = None,
     sorted_indices: Tensor | None = None,
     unsorted_indices: Tensor | None = None,
+    reset: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """forward of a layer, of tensors or of the parts of a PackedSequence."""
     where = module._where
@@ -228,9 +239,13 @@ def _layer(
     batched = batch_sizes is not None or input.dim() != 2
     if batched or input.shape[1] != module.input_size:
         module.check_input(input, batch_sizes)
+    _check_reset(reset, input, where)
     x = input if batched else input.unsqueeze(1)
+    if reset is not None and not batched:
+        reset = reset.unsqueeze(1)
     if module.batch_first and batch_sizes is None and batched:
         x = x.transpose(0, 1)
+        reset = None if reset is None else reset.transpose(0, 1)
     if batch_sizes is None:
         batch = x.shape[1]
     elif sorted_indices is not None:
@@ -272,7 +287,8 @@ def _layer(
                 None if c_0 is None else c_0[k],
                 parameters,
                 batch_sizes,
-                reverse=direction == 1,
+                direction == 1,
+                reset,
             )
             outputs.append(output)
             h_n.append(h)
@@ -287,6 +303,16 @@ def _layer(
             x = x.transpose(0, 1)
         states = [t if t is None else module.permute_hidden(t, unsorted_indices) for t in states]
     return x, *states  # type: ignore[return-value]
+
+
+def _check_reset(reset: Tensor | None, input: Tensor, where: str = "sequence") -> None:
+    if reset is None:
+        return
+    _check.shape(where, "reset", reset, input.shape[:-1])
+    if reset.dtype != torch.bool:
+        raise TypeError(
+            f"lltm::sequence: expected reset of dtype bool, got {_check.dtype(reset.dtype)}"
+        )
 
 
 def _refuse_script(name: str) -> NoReturn:

@@ -215,11 +215,14 @@ class LLTM_API PrepackedLayer {
 
   /// As RecurrentLayer::forward.
   std::tuple<torch::Tensor, StateT> forward(
-      const torch::Tensor& input, const std::optional<StateT>& state = std::nullopt) const;
+      const torch::Tensor& input,
+      const std::optional<StateT>& state = std::nullopt,
+      const std::optional<torch::Tensor>& reset = std::nullopt) const;
   /// As RecurrentLayer::forward_with_packed_input.
   std::tuple<torch::nn::utils::rnn::PackedSequence, StateT> forward_with_packed_input(
       const torch::nn::utils::rnn::PackedSequence& input,
-      const std::optional<StateT>& state = std::nullopt) const;
+      const std::optional<StateT>& state = std::nullopt,
+      const std::optional<torch::Tensor>& reset = std::nullopt) const;
 
   const LayerOptions& options() const { return options_; }
 
@@ -265,22 +268,29 @@ class LLTM_API RecurrentLayer : public torch::nn::Cloneable<Module> {
   /// @param state (h_0, c_0), of the GRU h_0, of a user's cell h_0 and its states, each
   ///              (L*D, B, H), or (L*D, H) unbatched; zeros, and the states' initial
   ///              values, if absent
+  /// @param reset bool, (T, B), laid out as the input: where it is true, the state
+  ///              of that row starts anew before the step, in every layer and
+  ///              direction, and no gradient goes further back
   /// @returns (output, (h_n, c_n)), of the GRU (output, h_n): output like the
   ///          input, with D*H features; the states after each row's last step,
   ///          shaped as the initial ones. T = 0 gives an empty output and the
   ///          initial states.
   std::tuple<torch::Tensor, StateT> forward(
-      const torch::Tensor& input, const std::optional<StateT>& state = std::nullopt);
+      const torch::Tensor& input,
+      const std::optional<StateT>& state = std::nullopt,
+      const std::optional<torch::Tensor>& reset = std::nullopt);
 
   /// The same for rows of different lengths.
   ///
   /// @param input rows (N, I), sorted by length or not
   /// @param state as for forward, in the order of the batch before it was sorted
+  /// @param reset as for forward, bool, (N), in the order of the input's rows
   /// @returns as forward: output packed as the input, the states in the order
   ///          of the initial ones
   std::tuple<torch::nn::utils::rnn::PackedSequence, StateT> forward_with_packed_input(
       const torch::nn::utils::rnn::PackedSequence& input,
-      const std::optional<StateT>& state = std::nullopt);
+      const std::optional<StateT>& state = std::nullopt,
+      const std::optional<torch::Tensor>& reset = std::nullopt);
 
   /// A copy of this layer for inference, its weights packed once; with torch::kQInt8
   /// quantised to 8 bits (lltm::prepack), which a user's cell has to be bounded for.
@@ -296,7 +306,9 @@ class LLTM_API RecurrentLayer : public torch::nn::Cloneable<Module> {
   LayerOptions options;
 
  protected:
-  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<StateT>())})
+  FORWARD_HAS_DEFAULT_ARGS(
+      {1, torch::nn::AnyValue(std::optional<StateT>())},
+      {2, torch::nn::AnyValue(std::optional<torch::Tensor>())})
 
  private:
   std::vector<torch::Tensor> all_weights_;

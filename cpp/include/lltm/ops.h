@@ -66,6 +66,9 @@ LLTM_API std::tuple<at::Tensor, at::Tensor> cell(
 ///                     backward, those of n steps at a time. Results are the
 ///                     same, gradients up to rounding too. With about sqrt(T)
 ///                     memory is least. Without gradients it does nothing.
+/// @param reset        bool, (T, B), or packed (N) when batch_sizes is given: where
+///                     it is true, h and c of that row are zero before the step, in
+///                     the order of execution, and no gradient goes further back
 /// @returns (output, h_n, c_n): output (T, B, H) or (N, H) holds h' of every
 ///          step; h_n and c_n (B, H) the states after each row's last step
 ///          taken. T = 0 gives an empty output and the initial states, whose
@@ -78,7 +81,8 @@ LLTM_API std::tuple<at::Tensor, at::Tensor, at::Tensor> sequence(
     const std::optional<at::Tensor>& bias = std::nullopt,
     const std::optional<at::Tensor>& batch_sizes = std::nullopt,
     bool reverse = false,
-    int64_t checkpoint_steps = 0);
+    int64_t checkpoint_steps = 0,
+    const std::optional<at::Tensor>& reset = std::nullopt);
 
 /// Packs weights once for the kernels of this machine, for repeated inference
 /// with the same weights. `sequence` packs them in every call.
@@ -105,6 +109,7 @@ LLTM_API std::tuple<at::Tensor, at::Tensor, at::Tensor> sequence_prepacked(
     const at::Tensor& weights,
     const std::optional<at::Tensor>& bias = std::nullopt,
     const std::optional<at::Tensor>& batch_sizes = std::nullopt,
-    bool reverse = false);
+    bool reverse = false,
+    const std::optional<at::Tensor>& reset = std::nullopt);
 
 }  // namespace lltm

@@ -119,6 +119,12 @@ void check_kind(const char* where, const Tensor& input, const Tensor& parameter)
   check_kind(where, input, parameter, "parameters", autocast);
 }
 
+// Of the rows of the input; undefined without it. The operators check the rest.
+void check_reset(const char* where, const Tensor& input, const Tensor& reset) {
+  if (!reset.defined()) return;
+  check_shape(where, "reset", reset, input.sym_sizes().slice(0, input.dim() - 1).vec());
+}
+
 // ---- calls that nobody follows ----------------------------------------------
 
 // Whether this thread is in no mode, transform, trace or autocast.
@@ -159,8 +165,13 @@ bool is_constant(const std::optional<State>& state) {
 class WithoutAutograd {
  public:
   WithoutAutograd(
-      const Tensor& input, const std::optional<State>& state, at::TensorList parameters) {
-    if (!is_plain_thread() || !is_constant(input) || !is_constant(state)) return;
+      const Tensor& input,
+      const std::optional<State>& state,
+      at::TensorList parameters,
+      const Tensor& reset = {}) {
+    if (!is_plain_thread() || !is_constant(input) || !is_constant(state) || !is_constant(reset)) {
+      return;
+    }
     for (const Tensor& parameter : parameters) {
       if (!is_constant(parameter)) return;
     }
@@ -338,7 +349,7 @@ void LayerModule::check(const Tensor& input) const {
 }
 
 LayerModule::Result LayerModule::forward(
-    const Tensor& input, const std::optional<State>& state) const {
+    const Tensor& input, const std::optional<State>& state, const Tensor& reset) const {
   check(input);
   TORCH_CHECK_VALUE(
       (input.dim() == 2 || input.dim() == 3) && input.sym_size(-1) == input_size,
@@ -351,22 +362,27 @@ LayerModule::Result LayerModule::forward(
       input_size,
       "), got ",
       shape_text(input.sym_sizes()));
-  const WithoutAutograd unobserved(input, state, parameters);
+  check_reset(cell.layer_class, input, reset);
+  const WithoutAutograd unobserved(input, state, parameters, reset);
+  const auto of_batch = [&](const auto& change) { return reset.defined() ? change() : reset; };
   if (input.dim() == 2) {
     const State initial = initial_state(input, state, 1, /*batched=*/false);
-    const auto [output, last] = run(input.unsqueeze(1), initial, std::nullopt, unobserved.holds());
+    const Tensor column = of_batch([&] { return reset.unsqueeze(1); });
+    const auto [output, last] =
+        run(input.unsqueeze(1), initial, std::nullopt, column, unobserved.holds());
     const auto& [h_n, c_n] = last;
     return {output.squeeze(1), State(h_n.squeeze(1), cell.has_c() ? c_n.squeeze(1) : c_n)};
   }
   const Tensor steps = batch_first ? input.transpose(0, 1) : input;
   const State initial = initial_state(input, state, steps.sym_size(1), /*batched=*/true);
-  Result result = run(steps, initial, std::nullopt, unobserved.holds());
+  const Tensor by_step = batch_first ? of_batch([&] { return reset.transpose(0, 1); }) : reset;
+  Result result = run(steps, initial, std::nullopt, by_step, unobserved.holds());
   if (batch_first) std::get<0>(result) = std::get<0>(result).transpose(0, 1);
   return result;
 }
 
 LayerModule::Result LayerModule::forward(
-    const PackedRows& input, const std::optional<State>& state) const {
+    const PackedRows& input, const std::optional<State>& state, const Tensor& reset) const {
   const auto& [rows, batch_sizes, sorted_indices, unsorted_indices] = input;
   check(rows);
   TORCH_CHECK_VALUE(
@@ -377,7 +393,8 @@ LayerModule::Result LayerModule::forward(
       input_size,
       "), got ",
       shape_text(rows.sym_sizes()));
-  const WithoutAutograd unobserved(rows, state, parameters);
+  check_reset(cell.layer_class, rows, reset);
+  const WithoutAutograd unobserved(rows, state, parameters, reset);
   // The states are in the caller's order, the packed rows from longest to shortest.
   const auto reordered = [&](const State& states, const Tensor& order) {
     if (!order.defined()) return states;
@@ -386,7 +403,7 @@ LayerModule::Result LayerModule::forward(
   };
   State initial = initial_state(rows, state, packed_batch(input, state), /*batched=*/true);
   if (state.has_value()) initial = reordered(initial, sorted_indices);
-  Result result = run(rows, initial, batch_sizes, unobserved.holds());
+  Result result = run(rows, initial, batch_sizes, reset, unobserved.holds());
   std::get<1>(result) = reordered(std::get<1>(result), unsorted_indices);
   return result;
 }
@@ -412,12 +429,13 @@ std::tuple<Tensor, Tensor, Tensor> LayerModule::run_direction(
     const Tensor& h_0,
     const Tensor& c_0,
     const std::optional<Tensor>& batch_sizes,
-    bool reverse) const {
+    bool reverse,
+    const Tensor& reset) const {
   const int64_t each = parameters_each();
   const Parameters p(cell, has_bias, prepacked, parameters.slice(k * each, each));
   if (prepacked) {
     return op::sequence_prepacked(
-        {cell, input, h_0, c_0, p.weight_ih, p.bias_ih, p.bias_hh, batch_sizes, reverse});
+        {cell, input, h_0, c_0, p.weight_ih, p.bias_ih, p.bias_hh, batch_sizes, reverse, reset});
   }
   return op::sequence(
       {{cell,
@@ -429,7 +447,8 @@ std::tuple<Tensor, Tensor, Tensor> LayerModule::run_direction(
         p.bias_ih,
         p.bias_hh,
         batch_sizes,
-        reverse},
+        reverse,
+        reset},
        checkpoint_steps});
 }
 
@@ -437,11 +456,12 @@ LayerModule::Result LayerModule::run(
     Tensor input,
     const State& initial,
     const std::optional<Tensor>& batch_sizes,
+    const Tensor& reset,
     bool unobserved) const {
   const auto run = [&](int64_t k, bool reverse) {
     const Tensor h = select_state(std::get<0>(initial), k, unobserved);
     const Tensor c = cell.has_c() ? select_state(std::get<1>(initial), k, unobserved) : Tensor();
-    return run_direction(k, input, h, c, batch_sizes, reverse);
+    return run_direction(k, input, h, c, batch_sizes, reverse, reset);
   };
   if (directions() == 1) {  // the states without a copy
     auto [output, h, c] = run(0, /*reverse=*/false);
@@ -502,7 +522,8 @@ std::tuple<Tensor, Tensor, Tensor> layer(
     bool prepacked,
     const std::optional<Tensor>& batch_sizes,
     const std::optional<Tensor>& sorted_indices,
-    const std::optional<Tensor>& unsorted_indices) {
+    const std::optional<Tensor>& unsorted_indices,
+    const std::optional<Tensor>& reset) {
   const CellInfo& cell = get_cell("lltm::layer", name);
   const LayerModule module = {
       cell,
@@ -522,8 +543,9 @@ std::tuple<Tensor, Tensor, Tensor> layer(
       or_undefined(batch_sizes),
       or_undefined(sorted_indices),
       or_undefined(unsorted_indices)};
-  auto [output, last] =
-      batch_sizes.has_value() ? module.forward(rows, state) : module.forward(input, state);
+  const Tensor& mask = or_undefined(reset);
+  auto [output, last] = batch_sizes.has_value() ? module.forward(rows, state, mask)
+                                                : module.forward(input, state, mask);
   auto& [h_n, c_n] = last;
   return {std::move(output), std::move(h_n), std::move(c_n)};
 }

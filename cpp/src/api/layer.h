@@ -36,9 +36,12 @@ struct PackedRows {
 struct LayerModule {
   using Result = std::tuple<at::Tensor, State>;
 
-  Result forward(const at::Tensor& input, const std::optional<State>& state) const;
+  // reset is undefined, or laid out as the rows of the input: (T, B), (B, T) or (T); packed (N).
+  Result forward(
+      const at::Tensor& input, const std::optional<State>& state, const at::Tensor& reset) const;
   // The output is that of the rows; the states are in the order of the caller's batch.
-  Result forward(const PackedRows& input, const std::optional<State>& state) const;
+  Result forward(
+      const PackedRows& input, const std::optional<State>& state, const at::Tensor& reset) const;
 
   const CellInfo& cell;
   int64_t input_size, hidden_size, num_layers;
@@ -66,6 +69,7 @@ struct LayerModule {
       at::Tensor input,
       const State& initial,
       const std::optional<at::Tensor>& batch_sizes,
+      const at::Tensor& reset,
       bool unobserved) const;
   // The k-th direction over (T, B, .), or (N, .) with batch_sizes; returns output, h_n, c_n.
   std::tuple<at::Tensor, at::Tensor, at::Tensor> run_direction(
@@ -74,7 +78,8 @@ struct LayerModule {
       const at::Tensor& h_0,
       const at::Tensor& c_0,
       const std::optional<at::Tensor>& batch_sizes,
-      bool reverse) const;
+      bool reverse,
+      const at::Tensor& reset) const;
 };
 
 // The operators, below the dispatcher; library.cpp has their schemas.
@@ -103,6 +108,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> layer(
     bool prepacked,
     const std::optional<at::Tensor>& batch_sizes,
     const std::optional<at::Tensor>& sorted_indices,
-    const std::optional<at::Tensor>& unsorted_indices);
+    const std::optional<at::Tensor>& unsorted_indices,
+    const std::optional<at::Tensor>& reset);
 
 }  // namespace lltm

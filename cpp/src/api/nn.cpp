@@ -340,9 +340,10 @@ std::tuple<Tensor, StateT> forward_dense(
     const LayerModule& layer,
     const std::optional<Cell>& own,
     const Tensor& input,
-    const std::optional<StateT>& state) {
+    const std::optional<StateT>& state,
+    const std::optional<Tensor>& reset) {
   const auto initial = in_pair(layer.cell.layer_class, own, state);
-  const auto [output, last] = layer.forward(input, initial);
+  const auto [output, last] = layer.forward(input, initial, or_undefined(reset));
   return {output, out_of_pair<StateT>(layer.cell, last)};
 }
 
@@ -351,11 +352,12 @@ std::tuple<PackedSequence, StateT> forward_packed(
     const LayerModule& layer,
     const std::optional<Cell>& own,
     const PackedSequence& input,
-    const std::optional<StateT>& state) {
+    const std::optional<StateT>& state,
+    const std::optional<Tensor>& reset) {
   const PackedRows rows = {
       input.data(), input.batch_sizes(), input.sorted_indices(), input.unsorted_indices()};
   const auto initial = in_pair(layer.cell.layer_class, own, state);
-  const auto [output, last] = layer.forward(rows, initial);
+  const auto [output, last] = layer.forward(rows, initial, or_undefined(reset));
   return {
       PackedSequence(output, rows.batch_sizes, rows.sorted_indices, rows.unsorted_indices),
       out_of_pair<StateT>(layer.cell, last)};
@@ -465,7 +467,8 @@ PrepackedLayer<Module> RecurrentLayer<Module>::prepack(std::optional<torch::Dtyp
 }
 
 template <typename Module>
-auto RecurrentLayer<Module>::forward(const Tensor& input, const std::optional<StateT>& state)
+auto RecurrentLayer<Module>::forward(
+    const Tensor& input, const std::optional<StateT>& state, const std::optional<Tensor>& reset)
     -> std::tuple<Tensor, StateT> {
   const CellInfo& cell = cell_of<Module>(options);
   const Operands operands = operands_of(cell, options, all_weights_);
@@ -473,20 +476,23 @@ auto RecurrentLayer<Module>::forward(const Tensor& input, const std::optional<St
       layer_of(cell, options, this->is_training(), /*prepacked=*/false, operands),
       options.cell(),
       input,
-      state);
+      state,
+      reset);
 }
 
 template <typename Module>
 auto RecurrentLayer<Module>::forward_with_packed_input(
-    const PackedSequence& input, const std::optional<StateT>& state)
-    -> std::tuple<PackedSequence, StateT> {
+    const PackedSequence& input,
+    const std::optional<StateT>& state,
+    const std::optional<Tensor>& reset) -> std::tuple<PackedSequence, StateT> {
   const CellInfo& cell = cell_of<Module>(options);
   const Operands operands = operands_of(cell, options, all_weights_);
   return forward_packed(
       layer_of(cell, options, this->is_training(), /*prepacked=*/false, operands),
       options.cell(),
       input,
-      state);
+      state,
+      reset);
 }
 
 // ---- a layer for inference ------------------------------------------------
@@ -496,26 +502,31 @@ PrepackedLayer<Module>::PrepackedLayer(const LayerOptions& options, std::vector<
     : options_(options), parameters_(std::move(parameters)) {}
 
 template <typename Module>
-auto PrepackedLayer<Module>::forward(const Tensor& input, const std::optional<StateT>& state) const
-    -> std::tuple<Tensor, StateT> {
+auto PrepackedLayer<Module>::forward(
+    const Tensor& input,
+    const std::optional<StateT>& state,
+    const std::optional<Tensor>& reset) const -> std::tuple<Tensor, StateT> {
   const CellInfo& cell = cell_of<Module>(options_);
   return forward_dense(
       layer_of(cell, options_, /*training=*/false, /*prepacked=*/true, parameters_),
       options_.cell(),
       input,
-      state);
+      state,
+      reset);
 }
 
 template <typename Module>
 auto PrepackedLayer<Module>::forward_with_packed_input(
-    const PackedSequence& input, const std::optional<StateT>& state) const
-    -> std::tuple<PackedSequence, StateT> {
+    const PackedSequence& input,
+    const std::optional<StateT>& state,
+    const std::optional<Tensor>& reset) const -> std::tuple<PackedSequence, StateT> {
   const CellInfo& cell = cell_of<Module>(options_);
   return forward_packed(
       layer_of(cell, options_, /*training=*/false, /*prepacked=*/true, parameters_),
       options_.cell(),
       input,
-      state);
+      state,
+      reset);
 }
 
 // ---- what nn.h declares -----------------------------------------------------

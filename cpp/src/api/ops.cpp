@@ -106,9 +106,10 @@ std::tuple<Tensor, Tensor, Tensor> sequence(
     const std::optional<Tensor>& bias,
     const std::optional<Tensor>& batch_sizes,
     bool reverse,
-    int64_t checkpoint_steps) {
+    int64_t checkpoint_steps,
+    const std::optional<Tensor>& reset) {
   return op::sequence(
-      {{kLltm, input, h_0, c_0, weights, Tensor(), bias, Tensor(), batch_sizes, reverse},
+      {{kLltm, input, h_0, c_0, weights, Tensor(), bias, Tensor(), batch_sizes, reverse, reset},
        checkpoint_steps});
 }
 
@@ -123,9 +124,10 @@ std::tuple<Tensor, Tensor, Tensor> sequence_prepacked(
     const Tensor& weights,
     const std::optional<Tensor>& bias,
     const std::optional<Tensor>& batch_sizes,
-    bool reverse) {
+    bool reverse,
+    const std::optional<Tensor>& reset) {
   return op::sequence_prepacked(
-      {kLltm, input, h_0, c_0, weights, bias, Tensor(), batch_sizes, reverse});
+      {kLltm, input, h_0, c_0, weights, bias, Tensor(), batch_sizes, reverse, reset});
 }
 
 }  // namespace lltm

@@ -172,19 +172,24 @@ inline at::Tensor final_states(
   return h_n;
 }
 
-// The states (rows, H) that steps [first, last) start from, in the order of the input's rows.
+// The h (rows, H) that steps [first, last) start from, in the order of the input's rows: zero where
+// `reset`, if there is one, says that a row starts anew.
 inline at::Tensor initial_states(
     const std::vector<Step>& steps,
     size_t first,
     size_t last,
     const at::Tensor& h_0,
     const at::Tensor& output_rows,
+    const at::Tensor& reset,
     at::ScalarType dtype) {
   std::vector<at::Tensor> pieces;
   for (const auto [row, source, count, initial] : states_before(steps, first, last)) {
     pieces.push_back((initial ? h_0 : output_rows).narrow(0, source, count));
   }
-  return (pieces.size() == 1 ? pieces[0] : at::cat(pieces)).to(dtype);
+  const at::Tensor states = (pieces.size() == 1 ? pieces[0] : at::cat(pieces)).to(dtype);
+  if (!reset.defined()) return states;
+  const int64_t begin = std::min(steps[first].offset, steps[last - 1].offset);
+  return states.masked_fill(reset.reshape(-1).narrow(0, begin, states.size(0)).unsqueeze(1), 0);
 }
 
 }  // namespace lltm

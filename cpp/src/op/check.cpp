@@ -195,6 +195,32 @@ class Checker {
         shape_text(a.tensor.sym_sizes()));
   }
 
+  // reset of a sequence, of the rows of `input`.
+  void reset(const Tensor& mask, const Tensor& input) const {
+    TORCH_CHECK_TYPE(
+        mask.scalar_type() == at::kBool,
+        op_,
+        ": expected reset of dtype bool, got ",
+        dtype_text(mask.scalar_type()));
+    TORCH_CHECK(
+        mask.device() == device_,
+        op_,
+        ": expected reset on device ",
+        device_,
+        ", got ",
+        mask.device());
+    strided(mask, "reset");
+    const c10::SymIntArrayRef expected = input.sym_sizes().slice(0, input.dim() - 1);
+    const c10::SymIntArrayRef actual = mask.sym_sizes();
+    TORCH_CHECK_VALUE(
+        std::equal(actual.begin(), actual.end(), expected.begin(), expected.end(), equal),
+        op_,
+        ": expected reset of shape ",
+        shape_text(expected),
+        ", got ",
+        shape_text(actual));
+  }
+
   // batch_sizes of a packed sequence. On the meta device it has no values to check.
   void batch_sizes(const Tensor& sizes, const SymInt& batch, const SymInt& rows) const {
     TORCH_CHECK_TYPE(
@@ -407,6 +433,7 @@ void check_sizes(const Checker& check, const SequenceInputs& args, int64_t check
   };
   const Sizes sizes = check.sizes(derive, batch_sizes);
   if (batch_sizes.defined()) check.batch_sizes(batch_sizes, sizes[kBatch], sizes[kRows]);
+  if (args.reset.defined()) check.reset(args.reset, args.input);
 }
 
 void check_checkpoint_steps(const char* op, int64_t checkpoint_steps) {

@@ -37,7 +37,7 @@ class Segments {
     return std::max(steps_[chunks_[s].first].rows, steps_[chunks_[s].last - 1].rows);
   }
 
-  // Of input, output or a gradient of it.
+  // Of input, output or a gradient of it, or reset.
   Tensor rows(const Tensor& tensor, size_t s) const {
     if (!tensor.defined()) return tensor;
     if (args_.batch_sizes.defined()) return tensor.narrow(0, chunks_[s].begin, chunks_[s].rows);
@@ -109,6 +109,7 @@ Gradients checkpointed_backward(
     const Tensor output = segments.rows(args.output, s);
     const Tensor grad_output = segments.rows(args.grad_output, s);
     const Tensor batch_sizes = segments.batch_sizes(s);
+    const Tensor reset = segments.rows(args.reset, s);
     const Tensor h = segments.h(s);
     const Tensor c = segments.c(s);
     const Tensor segment_dh = dh.narrow(0, 0, h.size(0));
@@ -123,7 +124,8 @@ Gradients checkpointed_backward(
         args.bias_ih,
         args.bias_hh,
         batch_sizes,
-        args.reverse};
+        args.reverse,
+        reset};
     OutputMask segment_mask = mask;
     segment_mask[1] |= s > 0;
     segment_mask[2] |= s > 0;

@@ -7,6 +7,7 @@
 #include "common/weights.h"
 #include "op/backend.h"
 #include "op/run_program.h"
+#include "op/states.h"
 #include "op/tensor_value.h"
 
 #include <ATen/Functions.h>
@@ -190,6 +191,16 @@ Tensor with_rows(const Tensor& rows, const Tensor& state) {
   return rows.size(0) == state.size(0) ? rows : at::cat({rows, state.slice(0, rows.size(0))}, 0);
 }
 
+// The rows of step k that start anew, (rows), of `reset` (T, B) or (N); undefined without it.
+Tensor reset_of(const Tensor& reset, const Step& step) {
+  return reset.defined() ? reset.reshape(-1).narrow(0, step.offset, step.rows) : reset;
+}
+
+// The gradient of a state before a step.
+Tensor cut(const Tensor& gradient, const Tensor& reset) {
+  return reset.defined() ? restarted_h(gradient, reset) : gradient;
+}
+
 // The states before step k: rows of the output of the step before, and of the initial state
 // where a row starts at step k.
 Tensor state_before(
@@ -251,10 +262,15 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
   for (size_t k = 0; k < steps.size(); ++k) {
     const auto [offset, rows] = steps[k];
     if (!none && has_checkpoint(k, args.saved_checkpoint_steps())) checkpoints.push_back(c);
-    const Tensor gates =
-        project.with_h(projected.narrow(0, offset, rows), widened(h.narrow(0, 0, rows)));
+    Tensor step_h = h.narrow(0, 0, rows);
+    Tensor step_c = c.narrow(0, 0, rows);
+    if (const Tensor reset = reset_of(args.reset, steps[k]); reset.defined()) {
+      step_h = restarted_h(step_h, reset);
+      step_c = restarted_c(*args.cell, step_c, reset);
+    }
+    const Tensor gates = project.with_h(projected.narrow(0, offset, rows), widened(step_h));
     const auto [h_next, c_next, saved] =
-        step(*args.cell, gates, c.narrow(0, 0, rows), project.parameters, args.saves_activations());
+        step(*args.cell, gates, step_c, project.parameters, args.saves_activations());
     outputs.push_back(h_next);
     activations.push_back(saved);
     h = with_rows(h_next, h);
@@ -298,10 +314,12 @@ Gradients sequence_backward(const SequenceBackwardArgs& args) {
         dh.narrow(0, 0, rows) + grad_rows.narrow(0, offset, rows),
         dc.narrow(0, 0, rows),
         project.parameters);
-    dh = with_rows(at::matmul(project.dz_h(dz), project.weight_h), dh);
-    dc = with_rows(dc_prev, dc);
+    const Tensor reset = reset_of(args.reset, steps[k]);
+    dh = with_rows(cut(at::matmul(project.dz_h(dz), project.weight_h), reset), dh);
+    dc = with_rows(cut(dc_prev, reset), dc);
     if (mask[0]) dx[k] = at::matmul(project.dz_x(dz), project.weight_x).to(dtype);
-    parameters.add(dz, x.narrow(0, offset, rows), state_before(steps, k, h_0, output_rows));
+    const Tensor h = cut(state_before(steps, k, h_0, output_rows), reset);
+    parameters.add(dz, x.narrow(0, offset, rows), h);
   }
   if (steps.empty()) {  // zeros
     parameters.add(
@@ -405,15 +423,19 @@ void check_parts(const char* name, const Tensor& tensor, int parts) {
 }
 
 // For what decomposes the operators.
-std::tuple<std::vector<int64_t>, std::vector<int64_t>, int64_t, bool, int64_t, int64_t> describe(
-    std::string_view name) {
+std::tuple<std::vector<int64_t>, std::vector<int64_t>, std::vector<double>, bool, int64_t, int64_t>
+describe(std::string_view name) {
   const CellInfo& cell = get_cell("lltm::_cell", name);
   std::vector<int64_t> x, h;
   for (int k = 0; k < cell.slots; ++k) {
     x.push_back(cell.x.contains(k) ? cell.x_blocks[k] : -1);
     h.push_back(cell.h.contains(k) ? cell.h_blocks[k] : -1);
   }
-  return {x, h, cell.states, cell.reads_h, cell.parameters, cell.saved};
+  std::vector<double> states;
+  for (int k = 0; k < cell.states; ++k) {
+    states.push_back(first_value(cell, k + (cell.reads_h ? 1 : 0)));
+  }
+  return {x, h, states, cell.reads_h, cell.parameters, cell.saved};
 }
 
 StepResult elementwise(

@@ -8,6 +8,8 @@ TORCH_LIBRARY(lltm, m) {
   // returns an empty one. Without weight_hh, weight_ih is the joined matrix [weight_hh, weight_ih].
   // With checkpoint_steps = n > 0 training takes less memory: it saves c before every n-th step
   // instead of the activations of every step, and backward runs the steps in between once more.
+  // reset is bool, (T, B) or packed (N): where it is true, the state of that row starts anew before
+  // the step.
   m.def(
       "step(str cell, Tensor input, Tensor h, Tensor? c, Tensor weight_ih, Tensor? weight_hh=None,"
       " Tensor? bias_ih=None, Tensor? bias_hh=None) -> (Tensor, Tensor)");
@@ -16,8 +18,8 @@ TORCH_LIBRARY(lltm, m) {
   m.def(
       "sequence(str cell, Tensor input, Tensor h_0, Tensor? c_0, Tensor weight_ih,"
       " Tensor? weight_hh=None, Tensor? bias_ih=None, Tensor? bias_hh=None,"
-      " Tensor? batch_sizes=None, bool reverse=False, int checkpoint_steps=0)"
-      " -> (Tensor, Tensor, Tensor)");
+      " Tensor? batch_sizes=None, bool reverse=False, Tensor? reset=None,"
+      " int checkpoint_steps=0) -> (Tensor, Tensor, Tensor)");
 
   // For repeated inference with the same weights: prepack packs them once, for the kernels
   // of this machine, with dtype qint8 quantised, and sequence_prepacked is sequence with the
@@ -27,8 +29,8 @@ TORCH_LIBRARY(lltm, m) {
       " -> Tensor");
   m.def(
       "sequence_prepacked(str cell, Tensor input, Tensor h_0, Tensor? c_0, Tensor weights,"
-      " Tensor? bias_ih=None, Tensor? bias_hh=None, Tensor? batch_sizes=None, bool reverse=False)"
-      " -> (Tensor, Tensor, Tensor)");
+      " Tensor? bias_ih=None, Tensor? bias_hh=None, Tensor? batch_sizes=None, bool reverse=False,"
+      " Tensor? reset=None) -> (Tensor, Tensor, Tensor)");
 
   // What the modules compute with these, as plain compositions of them (api/layer.cpp): those of
   // one step, and those of layers or, with prepacked, their form for inference. An input without a
@@ -42,7 +44,7 @@ TORCH_LIBRARY(lltm, m) {
       "layer(str cell, Tensor input, Tensor? h_0, Tensor? c_0, Tensor[] parameters, bool bias,"
       " int input_size, int hidden_size, int num_layers, bool batch_first, bool bidirectional,"
       " float dropout, int checkpoint_steps=0, bool prepacked=False, Tensor? batch_sizes=None,"
-      " Tensor? sorted_indices=None, Tensor? unsorted_indices=None)"
+      " Tensor? sorted_indices=None, Tensor? unsorted_indices=None, Tensor? reset=None)"
       " -> (Tensor, Tensor, Tensor)");
 
   // What training runs. Forward also returns the activations (rows, S * H) of cell.h; of a
@@ -63,21 +65,22 @@ TORCH_LIBRARY(lltm, m) {
   m.def(
       "sequence_forward(str cell, Tensor input, Tensor h_0, Tensor? c_0, Tensor weight_ih,"
       " Tensor? weight_hh, Tensor? bias_ih, Tensor? bias_hh, Tensor? batch_sizes, bool reverse,"
-      " int checkpoint_steps) -> (Tensor output, Tensor h_n, Tensor c_n, Tensor saved)");
+      " Tensor? reset, int checkpoint_steps) -> (Tensor output, Tensor h_n, Tensor c_n, Tensor "
+      "saved)");
   m.def(
       "sequence_backward(str cell, Tensor input, Tensor h_0, Tensor? c_0, Tensor weight_ih,"
       " Tensor? weight_hh, Tensor? bias_ih, Tensor? bias_hh, Tensor? batch_sizes, bool reverse,"
-      " int checkpoint_steps, Tensor output, Tensor saved, Tensor? grad_output, Tensor? grad_h_n,"
-      " Tensor? grad_c_n, bool[7] output_mask)"
+      " Tensor? reset, int checkpoint_steps, Tensor output, Tensor saved, Tensor? grad_output,"
+      " Tensor? grad_h_n, Tensor? grad_c_n, bool[7] output_mask)"
       " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 
   // For what decomposes the operators, in the words of cell.h: for each slot of a cell the block of
-  // rows of weight_ih and of weight_hh, -1 for none, and how many states, parameters and saved
-  // values it has; and the element-wise part of a step as ATen operations, from the pre-activations
+  // rows of weight_ih and of weight_hh, -1 for none; what each of its states begins with; and how many
+  // parameters and saved values it has; and the element-wise part of a step as ATen operations, from the pre-activations
   // z and c, and from the activations and the gradients of h' and c'. c begins with h where the
   // cell reads it.
   m.def(
-      "_cell(str cell) -> (int[] x_blocks, int[] h_blocks, int states, bool reads_h,"
+      "_cell(str cell) -> (int[] x_blocks, int[] h_blocks, float[] states, bool reads_h,"
       " int parameters, int saved)");
   m.def(
       "_elementwise(str cell, Tensor z, Tensor c, Tensor? parameters=None)"

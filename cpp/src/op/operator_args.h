@@ -91,6 +91,12 @@ inline at::Tensor state_c(const CellInfo& cell, const at::Tensor& h, const at::T
   return c.sym_size(1) == h.sym_size(1) * cell.states ? at::cat({h, c}, 1) : c;
 }
 
+// What the k-th of the states in it begins with where nothing is given.
+inline double first_value(const CellInfo& cell, int k) {
+  const int own = k - (cell.reads_h ? 1 : 0);
+  return cell.programs == nullptr || own < 0 ? 0 : cell.programs->initial_states[own];
+}
+
 // References, because a copy of every tensor would show in the time of a small step: the
 // tensors belong to the caller, and a struct does not outlive the call that it is made for.
 //
@@ -136,10 +142,11 @@ struct SequenceInputs {
   const at::Tensor& weight_ih;
   OptionalTensor weight_hh, bias_ih, bias_hh, batch_sizes;
   bool reverse;
+  OptionalTensor reset;
 
   auto flat() const {
     return std::tie(
-        cell, input, h_0, c_0, weight_ih, weight_hh, bias_ih, bias_hh, batch_sizes, reverse);
+        cell, input, h_0, c_0, weight_ih, weight_hh, bias_ih, bias_hh, batch_sizes, reverse, reset);
   }
 
   at::Tensor state_c() const { return lltm::state_c(*cell, h_0, c_0); }
@@ -192,13 +199,25 @@ struct PrepackedArgs {
   const at::Tensor& weights;
   OptionalTensor bias_ih, bias_hh, batch_sizes;
   bool reverse;
+  OptionalTensor reset;
 
   auto flat() const {
-    return std::tie(cell, input, h_0, c_0, weights, bias_ih, bias_hh, batch_sizes, reverse);
+    return std::tie(cell, input, h_0, c_0, weights, bias_ih, bias_hh, batch_sizes, reverse, reset);
   }
 
   SequenceArgs as_sequence() const {
-    return {{cell, input, h_0, c_0, weights, at::Tensor(), bias_ih, bias_hh, batch_sizes, reverse}};
+    return {
+        {cell,
+         input,
+         h_0,
+         c_0,
+         weights,
+         at::Tensor(),
+         bias_ih,
+         bias_hh,
+         batch_sizes,
+         reverse,
+         reset}};
   }
 };
 
@@ -215,7 +234,8 @@ inline SequenceArgs with_weights(
        args.bias_ih,
        args.bias_hh,
        args.batch_sizes,
-       args.reverse},
+       args.reverse,
+       args.reset},
       args.checkpoint_steps,
       args.save};
 }

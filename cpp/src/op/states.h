@@ -10,8 +10,21 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <utility>
+#include <vector>
 
 namespace lltm {
+
+// h (rows, H), and what engines call c, of the rows that start anew where `mask` (rows) is true.
+inline at::Tensor restarted_h(const at::Tensor& h, const at::Tensor& mask) {
+  return h.masked_fill(mask.unsqueeze(1), 0);
+}
+inline at::Tensor restarted_c(const CellInfo& cell, const at::Tensor& c, const at::Tensor& mask) {
+  std::vector<at::Tensor> states = c.chunk(cell.state_columns(), 1);
+  for (int k = 0; k < cell.state_columns(); ++k) {
+    states[k] = states[k].masked_fill(mask.unsqueeze(1), first_value(cell, k));
+  }
+  return states.size() == 1 ? states.front() : at::cat(states, 1);
+}
 
 // Results whose c' or c_n, the one before the last, is the user's: without h, or empty.
 template <typename Args, typename Results>

@@ -55,10 +55,13 @@ class Samples {
   Tensor fold(const Tensor& tensor) const {
     if (!tensor.defined()) return tensor;  // c of a cell without one
     const auto [value, dim] = unwrap(tensor);
-    if (dim.has_value()) return value.movedim(*dim, dim_).flatten(-3, -2);
-    std::vector<SymInt> sizes(value.dim() + 1, -1);
-    sizes[sizes.size() + dim_] = count_;
-    return value.unsqueeze(dim_).expand_symint(sizes).flatten(-3, -2);
+    return fold(value, dim);
+  }
+  // The same of (..., B).
+  Tensor fold_mask(const Tensor& mask) const {
+    if (!mask.defined()) return mask;
+    const auto [value, dim] = unwrap(mask);
+    return fold(value.unsqueeze(-1), dim).squeeze(-1);
   }
 
   // The tensor of one sample.
@@ -82,6 +85,13 @@ class Samples {
   }
 
  private:
+  Tensor fold(const Tensor& value, std::optional<int64_t> dim) const {
+    if (dim.has_value()) return value.movedim(*dim, dim_).flatten(-3, -2);
+    std::vector<SymInt> sizes(value.dim() + 1, -1);
+    sizes[sizes.size() + dim_] = count_;
+    return value.unsqueeze(dim_).expand_symint(sizes).flatten(-3, -2);
+  }
+
   // The tensor of all samples, and its dimension of samples if it is mapped.
   std::tuple<Tensor, std::optional<int64_t>> unwrap(const Tensor& tensor) const {
     if (!tensor.defined()) return {};
@@ -161,14 +171,16 @@ SequenceOutputs prepacked(const SequenceArgs& args) {
        args.bias_ih,
        args.bias_hh,
        args.batch_sizes,
-       args.reverse});
+       args.reverse,
+       args.reset});
 }
 
 SequenceOutputs fold_sequence(SequenceOp& op, const SequenceArgs& args) {
   const Tensor& batch_sizes = args.batch_sizes;
   const bool packed = batch_sizes.defined();
   const Samples samples(packed ? Samples::Order::kInner : Samples::Order::kOuter);
-  const bool any = samples.in(args.input) || samples.in(args.h_0) || samples.in(args.c_0);
+  const bool any = samples.in(args.input) || samples.in(args.h_0) || samples.in(args.c_0) ||
+                   samples.in(args.reset);
   const SymInt rows = args.input.sym_size(-2);
   const SymInt batch = args.h_0.sym_size(0);
   const BelowVmap below;
@@ -183,7 +195,8 @@ SequenceOutputs fold_sequence(SequenceOp& op, const SequenceArgs& args) {
            samples.shared(args.bias_ih),
            samples.shared(args.bias_hh),
            packed ? batch_sizes * samples.count().guard_int(__FILE__, __LINE__) : Tensor(),
-           args.reverse},
+           args.reverse,
+           samples.fold_mask(args.reset)},
           args.checkpoint_steps});
   return {
       samples.unfold(output, rows),

@@ -13,6 +13,7 @@
 #include "common/weights.h"
 #include "cpu/dispatch.h"
 #include "cpu/engine/engine.h"
+#include "cpu/engine/resets.h"
 #include "cpu/engine/sequence_gradients.h"
 #include "cpu/gemm/gemm.h"
 #include "cpu/memory.h"
@@ -47,9 +48,10 @@ class BlockedBackward {
         grid_(schedule.grid),
         blocks_(hidden_, schedule.block_width),
         steps_(plan_steps(args.input, args.batch_sizes, args.reverse)),
+        resets_(args.reset, steps_),
         chunks_(plan_chunks(steps_, schedule.chunk_rows)),
         weights_(slot_weights(args)),
-        gradients_(args, steps_, weights_, schedule.gradient_format),
+        gradients_(args, steps_, resets_, weights_, schedule.gradient_format),
         grad_output_(args.grad_output) {
     allocate();
   }
@@ -182,7 +184,11 @@ class BlockedBackward {
       } else {
         std::fill_n(slot.dh, continued.size() * w.n, 0.0f);
       }
-      in_range &= finish_rows(c, k, continued, block, {slot.dh, w.n});
+      const Matrix<float> dh = {slot.dh, w.n};
+      for (const int64_t row : resets_.of(k + 1, continued)) {
+        std::fill_n(dh.row(row - continued.begin), w.n, 0.0f);
+      }
+      in_range &= finish_rows(c, k, continued, block, as_const(dh));
     }
     if (ended.size() > 0) {
       const auto dh_n = read<float>(dh_n_).from(ended.begin, blocks_.begin(block));
@@ -210,6 +216,7 @@ class BlockedBackward {
       part.out_of_range = &out_of_range;
     }
     elementwise<T, Operand>(cell_).backward(part, 0, rows.size() * part.hidden);
+    clear_grad_c(cell_, resets_.of(k, rows), kernel_args_.grad_c_prev, hidden_, unit, part.hidden);
     return !out_of_range;
   }
 
@@ -247,6 +254,7 @@ class BlockedBackward {
   const Grid grid_;
   const Blocks blocks_;
   const std::vector<Step> steps_;
+  const Resets resets_;
   const std::vector<Chunk> chunks_;
   const Weights weights_;
   SequenceGradients gradients_;

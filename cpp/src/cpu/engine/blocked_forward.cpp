@@ -15,6 +15,7 @@
 #include "common/steps.h"
 #include "cpu/dispatch.h"
 #include "cpu/engine/engine.h"
+#include "cpu/engine/resets.h"
 #include "cpu/gemm/gemm.h"
 #include "cpu/memory.h"
 #include "cpu/packed_weights.h"
@@ -58,6 +59,7 @@ class BlockedForward {
         weights_(std::move(weights)),
         blocks_(weights_.blocks),
         steps_(plan_steps(args.input, args.batch_sizes, args.reverse)),
+        resets_(args.reset, steps_),
         checkpoints_(args.saved_checkpoint_steps(), steps_.size(), args.state_c()),
         grid_(schedule.grid),
         merge_projection_(schedule.merge_projection),
@@ -256,16 +258,21 @@ class BlockedForward {
       Format::gemm(rows.size(), x, weights_.x(block), z.from(rows.begin), /*accumulate=*/false);
       clear_slots_of_h(block, rows, z);
     }
+    const Matrix<float> z_h = z.from(0, cell_.h.begin * weights_.slot_columns(block));
     const auto add_recurrent = [&](Range part, Matrix<const Operand> h) {
       if (part.size() == 0 || cell_.h.count() == 0) return;
-      const auto z_h = z.from(part.begin, cell_.h.begin * weights_.slot_columns(block));
-      Format::gemm(part.size(), h.from(part.begin), weights_.h(block), z_h, /*accumulate=*/true);
+      const auto z_part = z_h.from(part.begin);
+      Format::gemm(part.size(), h.from(part.begin), weights_.h(block), z_part, /*accumulate=*/true);
     };
-    const int64_t carried = carried_rows(steps_, k);
-    if (k > 0) add_recurrent(intersect(rows, {0, carried}), as_const(state_of(k - 1)));
-    add_recurrent(intersect(rows, {carried, step.rows}), h_0_);
-
     const int64_t unit = blocks_.begin(block);
+    const RowSpan anew = resets_.of(k, rows);
+    except_rows(anew, z_h, cell_.h.count() * weights_.slot_columns(block), [&] {
+      const int64_t carried = carried_rows(steps_, k);
+      if (k > 0) add_recurrent(intersect(rows, {0, carried}), as_const(state_of(k - 1)));
+      add_recurrent(intersect(rows, {carried, step.rows}), h_0_);
+    });
+    restart_c(cell_, anew, kernel_args_.c_next, hidden_, unit, blocks_.size(block));
+
     const int64_t row = step.offset + rows.begin;
     ForwardArgs<T, Operand> part = kernel_args_;
     part.hidden = blocks_.size(block);
@@ -319,6 +326,7 @@ class BlockedForward {
   const PackedWeights<Format> weights_;
   const Blocks& blocks_;
   const std::vector<Step> steps_;
+  const Resets resets_;
   const Checkpoints checkpoints_;
   Grid grid_;
   bool merge_projection_, input_in_place_, output_is_operand_;

@@ -4,6 +4,7 @@
 #include "cpu/engine/recompute_rows.h"
 #include "cpu/gemm/formats.h"
 #include "cpu/packed_weights.h"
+#include "op/states.h"
 
 #include <ATen/ops/add.h>
 
@@ -95,14 +96,32 @@ int64_t steps_of(const SequenceInputs& args) {
   return args.batch_sizes.defined() ? args.batch_sizes->size(0) : args.input.size(0);
 }
 
+// The state of a sequence of one step.
+struct OneState {
+  explicit OneState(const SequenceInputs& args) : h(args.h_0), c(args.c_0) {
+    if (!args.reset.defined()) return;
+    reset = args.reset->reshape(-1);
+    h = restarted_h(h, reset);
+    c = restarted_c(*args.cell, args.state_c(), reset);
+  }
+
+  // The gradient of the given state, from that of this one.
+  at::Tensor given(const at::Tensor& gradient) const {
+    return reset.defined() && gradient.defined() ? restarted_h(gradient, reset) : gradient;
+  }
+
+  at::Tensor h, c, reset;
+};
+
 // A sequence of one step, whose weights are better read as they lie than packed.
 SequenceResult one_step_forward(const SequenceArgs& args) {
   const at::Tensor input = flat_rows(args.input);
+  const OneState state(args);
   auto [h_next, c_next, activations] = step_forward(
       {{args.cell,
         input,
-        args.h_0,
-        args.c_0,
+        state.h,
+        state.c,
         args.weight_ih,
         args.weight_hh,
         args.bias_ih,
@@ -118,11 +137,12 @@ Gradients one_step_backward(const SequenceBackwardArgs& args) {
   const at::Tensor& grad_h_n = args.grad_h_n;
   if (grad_h_n.defined()) grad_h = grad_h.defined() ? at::add(grad_h, grad_h_n) : grad_h_n;
   const at::Tensor input = rows(args.input);
+  const OneState state(args);
   Gradients gradients = step_backward(
       {{args.cell,
         input,
-        args.h_0,
-        args.c_0,
+        state.h,
+        state.c,
         args.weight_ih,
         args.weight_hh,
         args.bias_ih,
@@ -131,8 +151,10 @@ Gradients one_step_backward(const SequenceBackwardArgs& args) {
        grad_h,
        args.grad_c_n,
        args.output_mask});
-  at::Tensor& d_input = std::get<0>(gradients);
+  auto& [d_input, d_h, d_c, d_weight_ih, d_weight_hh, d_bias_ih, d_bias_hh] = gradients;
   if (d_input.defined()) d_input = d_input.view(args.input.sizes());
+  d_h = state.given(d_h);
+  d_c = state.given(d_c);
   return gradients;
 }
 

@@ -12,6 +12,7 @@
 #include "common/steps.h"
 #include "cpu/dispatch.h"
 #include "cpu/engine/engine.h"
+#include "cpu/engine/resets.h"
 #include "cpu/gemm/gemm.h"
 #include "cpu/memory.h"
 #include "cpu/packed_weights.h"
@@ -44,8 +45,16 @@ ForwardFewRows<A> forward_few_rows(const CellInfo& cell) {
   }
 }
 
-// The weights, and the GEMMs with those of a block of units: z = x W_x^T, then z += h W_h^T, which
-// defines the slots of h alone. A is the type of the left operand and of z.
+// z (rows, slots * width) of the slots of h alone, to which h adds as to the others.
+template <typename A>
+void clear_slots_of_h(const CellInfo& cell, int64_t width, int64_t rows, Matrix<A> z) {
+  const int64_t columns = (cell.slots - cell.x.end) * width;
+  if (columns == 0) return;
+  for (int64_t r = 0; r < rows; ++r) std::fill_n(z.row(r) + cell.x.end * width, columns, A(0));
+}
+
+// The weights, and the GEMMs with those of a block of units: z = x W_x^T, then z += h W_h^T. A is
+// the type of the left operand and of z.
 template <typename Operand>
 class PackedFewRowsWeights {
  public:
@@ -56,10 +65,7 @@ class PackedFewRowsWeights {
   const Blocks& blocks() const { return packed_.blocks; }
   void project(int64_t rows, Matrix<const A> x, int64_t block, Matrix<A> z) const {
     gemm_few_rows<A>()(rows, x, packed_.x(block), z, /*accumulate=*/false);
-    const int64_t first = packed_.cell.x.end * packed_.slot_columns(block);
-    const int64_t columns = packed_.columns(block);
-    if (first == columns) return;
-    for (int64_t r = 0; r < rows; ++r) std::fill(z.row(r) + first, z.row(r) + columns, A(0));
+    clear_slots_of_h(packed_.cell, packed_.slot_columns(block), rows, z);
   }
   void recur(int64_t rows, Matrix<const A> h, int64_t block, Matrix<A> z) const {
     if (packed_.cell.h.count() == 0) return;
@@ -89,6 +95,7 @@ class FewRowsWeightsInPlace {
   const Blocks& blocks() const { return blocks_; }
   void project(int64_t rows, Matrix<const A> x, int64_t block, Matrix<A> z) const {
     weights_.multiply(rows, x, {}, blocks_.begin(block), blocks_.size(block), z);
+    clear_slots_of_h(weights_.cell, blocks_.size(block), rows, z);
   }
   void recur(int64_t rows, Matrix<const A> h, int64_t block, Matrix<A> z) const {
     weights_.multiply(rows, {}, h, blocks_.begin(block), blocks_.size(block), z);
@@ -116,6 +123,7 @@ class FewRowsForward {
         blocks_(weights_.blocks()),
         slots_(std::min(schedule.threads, blocks_.count)),
         steps_(plan_steps(args.input, args.batch_sizes, args.reverse)),
+        resets_(args.reset, steps_),
         checkpoints_(args.saved_checkpoint_steps(), steps_.size(), args.state_c()),
         chunks_(plan_chunks(steps_, schedule.chunk_rows)),
         chunk_rows_(most_rows(chunks_)),
@@ -240,8 +248,12 @@ class FewRowsForward {
     const auto recur = [&](int64_t from, int64_t to, Matrix<const A> h) {
       weights_.recur(to - from, h.from(from), block, z.from(from));
     };
-    if (carried > 0) recur(0, carried, operand(k - 1));
-    if (carried < rows) recur(carried, rows, as_const(h_0_));
+    const RowSpan anew = resets_.of(k, {0, rows});
+    except_rows(anew, z, cell_.slots * blocks_.size(block), [&] {
+      if (carried > 0) recur(0, carried, operand(k - 1));
+      if (carried < rows) recur(carried, rows, as_const(h_0_));
+    });
+    restart_c(cell_, anew, c_, hidden_, unit, blocks_.size(block));
 
     FewRowsArgs<A> args;
     args.cell = &cell_;
@@ -283,6 +295,7 @@ class FewRowsForward {
   const Blocks& blocks_;
   const int64_t slots_;
   const std::vector<Step> steps_;
+  const Resets resets_;
   const Checkpoints checkpoints_;
   const std::vector<Chunk> chunks_;
   const int64_t chunk_rows_;

@@ -54,7 +54,8 @@ void recompute_rows(
         args.bias_ih,
         args.bias_hh,
         batch_sizes,
-        args.reverse}});
+        args.reverse,
+        args.reset.defined() ? args.reset->index_select(dim, indices) : Tensor()}});
   std::get<0>(result).index_copy_(dim, indices, std::get<0>(again));
   std::get<1>(result).index_copy_(0, batch_rows, std::get<1>(again));
   std::get<2>(result).index_copy_(0, batch_rows, std::get<2>(again));

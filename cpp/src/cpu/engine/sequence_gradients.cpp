@@ -18,6 +18,7 @@ using at::Tensor;
 SequenceGradients::SequenceGradients(
     const SequenceBackwardArgs& args,
     const std::vector<Step>& steps,
+    const Resets& resets,
     const Weights& weights,
     GemmFormat format)
     : args_(args),
@@ -25,7 +26,8 @@ SequenceGradients::SequenceGradients(
       hidden_(args.h_0.size(1)),
       input_size_(args.input.size(-1)),
       format_(format),
-      steps_(steps) {
+      steps_(steps),
+      resets_(resets) {
   int64_t begun = 0;
   for (const Step& step : steps_) {
     begun_.push_back(begun);
@@ -81,7 +83,7 @@ bool SequenceGradients::add(size_t first, size_t last, const Tensor& dz) {
   for (const Product& product : products_) {
     std::vector<Tensor> a;
     if (product.h) {
-      a.push_back(initial_states(steps_, first, last, args_.h_0, output_rows_, dtype));
+      a.push_back(initial_states(steps_, first, last, args_.h_0, output_rows_, args_.reset, dtype));
     }
     if (product.x) a.push_back(flat_rows(args_.input, begin, rows).to(dtype));
     if (product.one) a.push_back(at::ones({rows, 1}, dz.options()));
@@ -90,7 +92,7 @@ bool SequenceGradients::add(size_t first, size_t last, const Tensor& dz) {
   return true;
 }
 
-// The gradient of h_0: dz W_h of each row's own first step.
+// The gradient of h_0: dz W_h of each row's own first step, unless that starts anew.
 void SequenceGradients::add_initial_state(size_t first, size_t last, const Tensor& dz) {
   const int64_t begin = std::min(steps_[first].offset, steps_[last - 1].offset);
   const Tensor dz_h = columns(dz, cell_.h);
@@ -99,6 +101,8 @@ void SequenceGradients::add_initial_state(size_t first, size_t last, const Tenso
     if (count <= 0) continue;
     const Tensor dz_first = dz_h.narrow(0, steps_[k].offset - begin + begun_[k], count);
     d_h_0_.narrow(0, begun_[k], count).copy_(at::mm(dz_first.to(at::kFloat), weights_h_));
+    for (const int64_t row : resets_.of(k, {begun_[k], steps_[k].rows}))
+      d_h_0_.select(0, row).zero_();
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include "common/steps.h"
 #include "common/weights.h"
+#include "cpu/engine/resets.h"
 #include "cpu/engine/weight_gradients.h"
 #include "cpu/gemm/gemm.h"
 #include "op/operator_args.h"
@@ -20,6 +21,7 @@ class SequenceGradients {
   SequenceGradients(
       const SequenceBackwardArgs& args,
       const std::vector<Step>& steps,
+      const Resets& resets,
       const Weights& weights,
       GemmFormat format);
 
@@ -48,6 +50,7 @@ class SequenceGradients {
   const int64_t hidden_, input_size_;
   const GemmFormat format_;
   const std::vector<Step>& steps_;
+  const Resets& resets_;
   std::vector<int64_t> begun_;  // [k]: rows of the state that started before step k
   at::Tensor weights_h_;
   at::Tensor output_rows_;

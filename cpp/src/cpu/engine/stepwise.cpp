@@ -4,6 +4,7 @@
 #include "common/steps.h"
 #include "cpu/dispatch.h"
 #include "cpu/engine/engine.h"
+#include "cpu/engine/resets.h"
 #include "cpu/gemm/gemm.h"
 #include "cpu/parallel.h"
 
@@ -19,6 +20,7 @@ SequenceResult stepwise_forward(const SequenceArgs& args) {
   const int64_t hidden = args.h_0.size(1);
   const at::ScalarType dtype = args.input.scalar_type();
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
+  const Resets resets(args.reset, steps);
   const CellInfo& cell = *args.cell;
   const Linear linear = Linear::with_bias(args);
   // The input's part of the pre-activations in one GEMM, which is faster; or, with few elements,
@@ -57,6 +59,9 @@ SequenceResult stepwise_forward(const SequenceArgs& args) {
     for (size_t k = 0; k < steps.size(); ++k) {
       const auto [offset, rows] = steps[k];
       if (checkpoints.has(k)) checkpoints.save(k, c);
+      const RowSpan anew = resets.of(k, {0, rows});
+      fill_rows(anew, step.h_operand, hidden, 0);
+      restart_c(cell, anew, step.c_next, hidden, 0, hidden);
       const Tensor step_gates = gates.narrow(0, offset, rows);
       const Tensor step_h = h.narrow(0, 0, rows);
       few ? linear.project(step_gates, step_h, x.narrow(0, offset, rows))
@@ -106,7 +111,7 @@ Gradients gradients_of(
     if (weights.weight_hh.defined()) weights.weight_hh.zero_();
     if (dz.size(0) > 0) {
       const Tensor h = initial_states(
-          steps, 0, steps.size(), args.h_0, flat_rows(args.output), dz.scalar_type());
+          steps, 0, steps.size(), args.h_0, flat_rows(args.output), args.reset, dz.scalar_type());
       const Weights parts = weights.parts(*args.cell);
       add_weight_gradients(linear, parts, dz, h, flat_rows(args.input));
     }
@@ -133,6 +138,7 @@ Gradients stepwise_backward(const SequenceBackwardArgs& args) {
   const at::ScalarType dtype = args.input.scalar_type();
   const auto options = compute_options(args.input);
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
+  const Resets resets(args.reset, steps);
   const CellInfo& cell = *args.cell;
   const Linear linear(args);
 
@@ -165,6 +171,9 @@ Gradients stepwise_backward(const SequenceBackwardArgs& args) {
       });
       // Overwrites the gradients that were just used.
       linear.state_gradient(dh.narrow(0, 0, rows), dz.narrow(0, offset, rows));
+      const RowSpan anew = resets.of(k, {0, rows});
+      fill_rows(anew, write<C>(dh), hidden, 0);
+      clear_grad_c(cell, anew, step.grad_c_prev, hidden, 0, hidden);
     }
   });
   return gradients_of(args, steps, linear, dz, dh, dc);

@@ -47,6 +47,12 @@ WeightGradients weight_gradients(
     const Tensor h_0 = as_operand(args.h_0);
     const std::vector<StateSpan> spans = states_before(steps, 0, steps.size());
     const auto add = [&](WeightGradientGemm& products, const Tensor& dz_h) {
+      if (args.reset.defined() && !steps.empty()) {
+        const Tensor h = as_operand(
+            initial_states(steps, 0, steps.size(), h_0, output, args.reset, output.scalar_type()));
+        products.add(dz_h, 0, h, 0, h.size(0));
+        return;
+      }
       for (const auto [row, source, count, initial] : spans) {
         products.add(dz_h, row, initial ? h_0 : output, source, count);
       }

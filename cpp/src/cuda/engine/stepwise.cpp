@@ -101,6 +101,7 @@ void run_forward(
   const auto gates = read<compute_t<T>>(t.gates);
   const auto output = write<T>(flat_rows(t.output));
   const auto activations = write<T>(t.activations);
+  const Tensor reset = args.reset.defined() ? args.reset->reshape(-1) : Tensor();
   const Gemm gemm(args.input.scalar_type());
   const Stream stream = current_stream();
 
@@ -118,6 +119,11 @@ void run_forward(
     for (size_t k = chunk.first; k < chunk.last; ++k) {
       const auto [offset, rows] = steps[k];
       if (t.checkpoints.has(k)) t.checkpoints.save(k, t.c);
+      if (args.reset.defined()) {
+        const Tensor anew = reset.narrow(0, offset, rows).unsqueeze(1);
+        t.h.narrow(0, 0, rows).masked_fill_(anew, 0);
+        t.c.narrow(0, 0, rows).masked_fill_(anew, 0);
+      }
       const Result step_gates = result_rows(gates_h, offset - chunk.begin, rows);
       gemm(operand_rows(t.h, 0, rows), weights_h_t, step_gates, /*accumulate=*/true);
       step.rows = rows;
@@ -146,6 +152,7 @@ void run_backward(
   const auto activations = read<T>(args.saved);
   const StepRows<T> grad_output(args.grad_output);
   const auto dz = write<T>(t.dz);
+  const Tensor reset = args.reset.defined() ? args.reset->reshape(-1) : Tensor();
   const Stream stream = current_stream();
 
   BackwardArgs<T, C> step;
@@ -163,6 +170,11 @@ void run_backward(
     if (k > 0 || want_h_0) {
       const Operand step_dz = operand_rows(dz_h, offset, rows);
       gemm(step_dz, weights_h_operand, result_rows(t.dh, 0, rows), /*accumulate=*/false);
+    }
+    if (args.reset.defined()) {
+      const Tensor anew = reset.narrow(0, offset, rows).unsqueeze(1);
+      t.dh.narrow(0, 0, rows).masked_fill_(anew, 0);
+      t.dc.narrow(0, 0, rows).masked_fill_(anew, 0);
     }
   }
 }

@@ -1,0 +1,106 @@
+// The rows of a sequence whose state starts anew before a step, and what engines do with them.
+#pragma once
+
+#include "cell/cell.h"
+#include "common/matrix.h"
+#include "common/steps.h"
+#include "cpu/kernel/elementwise.h"
+#include "cpu/parallel.h"
+#include "op/operator_args.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+#include <vector>
+
+namespace lltm::cpu {
+
+using RowSpan = std::span<const int64_t>;
+
+class Resets {
+ public:
+  // `reset` is (T, B) or (N), bool; none where undefined.
+  Resets(const at::Tensor& reset, const std::vector<Step>& steps) {
+    if (!reset.defined()) return;
+    const at::Tensor flat = reset.contiguous();
+    const bool* const mask = flat.const_data_ptr<bool>();
+    for (const auto [offset, rows] : steps) {
+      first_.push_back(rows_.size());
+      for (int64_t r = 0; r < rows; ++r) {
+        if (mask[offset + r]) rows_.push_back(r);
+      }
+    }
+    first_.push_back(rows_.size());
+  }
+
+  // Those of step k among `rows` of the batch, in ascending order.
+  RowSpan of(size_t k, Range rows) const {
+    if (rows_.empty()) return {};
+    const auto begin = rows_.begin() + static_cast<int64_t>(first_[k]);
+    const auto end = rows_.begin() + static_cast<int64_t>(first_[k + 1]);
+    return {std::lower_bound(begin, end, rows.begin), std::lower_bound(begin, end, rows.end)};
+  }
+
+ private:
+  std::vector<int64_t> rows_;  // of every step
+  std::vector<size_t> first_;  // by step, and behind the last
+};
+
+// The nearest value that T, a type that tensors are stored or computed in, can hold.
+template <typename T>
+T stored(double value) {
+  if constexpr (std::is_same_v<T, Half>) {
+    return {c10::Half(static_cast<float>(value)).x};
+  } else if constexpr (std::is_same_v<T, BFloat16>) {
+    return {c10::BFloat16(static_cast<float>(value)).x};
+  } else {
+    return static_cast<T>(value);
+  }
+}
+
+// Columns [0, columns) of these rows.
+template <typename T>
+void fill_rows(RowSpan rows, Matrix<T> matrix, int64_t columns, double value) {
+  for (const int64_t r : rows) std::fill_n(matrix.row(r), columns, stored<T>(value));
+}
+
+// Units [unit, unit + units) of c of these rows, of H hidden units.
+template <typename T>
+void restart_c(
+    const CellInfo& cell, RowSpan rows, Matrix<T> c, int64_t hidden, int64_t unit, int64_t units) {
+  for (int k = 0; rows.size() > 0 && k < cell.state_columns(); ++k) {
+    fill_rows(rows, c.from(0, k * hidden + unit), units, first_value(cell, k));
+  }
+}
+
+// The gradient of the same: the state before has no part in it.
+template <typename T>
+void clear_grad_c(
+    const CellInfo& cell, RowSpan rows, Matrix<T> c, int64_t hidden, int64_t unit, int64_t units) {
+  for (int k = 0; rows.size() > 0 && k < cell.state_columns(); ++k) {
+    fill_rows(rows, c.from(0, k * hidden + unit), units, 0);
+  }
+}
+
+// change(), which adds the product of h to z (., columns), but for these rows, where h is zero.
+// That h lies among the results, where it must stay.
+template <typename T, typename Change>
+void except_rows(RowSpan rows, Matrix<T> z, int64_t columns, const Change& change) {
+  std::vector<T> kept;
+  kept.reserve(rows.size() * columns);
+  for (const int64_t r : rows) kept.insert(kept.end(), z.row(r), z.row(r) + columns);
+  change();
+  const T* next = kept.data();
+  for (const int64_t r : rows) {
+    std::copy_n(next, columns, z.row(r));
+    next += columns;
+  }
+}
+
+}  // namespace lltm::cpu
