@@ -10,10 +10,21 @@ from collections.abc import Generator
 if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
 
+import hashlib
+import tempfile
+from pathlib import Path
+
 import pytest
 import torch
 
 import lltm
+
+# Inductor keeps what it has compiled by its graph, whatever the operators' schemas were then.
+LIBRARY = Path(lltm.__file__).parent / "lib" / "liblltm.so"
+if LIBRARY.exists():
+    digest = hashlib.sha256(LIBRARY.read_bytes()).hexdigest()[:16]
+    cache = Path(tempfile.gettempdir()) / f"lltm_inductor_{digest}"
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
 
 SEED = int(os.environ.get("LLTM_TEST_SEED", "0"))
 

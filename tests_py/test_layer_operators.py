@@ -72,9 +72,16 @@ def by_operators(module: Any) -> Iterator[nn.Module]:
         return h, c if has_c(cell) else None
 
     def sequence(
-        equations: Any, x: Tensor, h: Tensor, c: Any, parameters: Any, sizes: Any, reverse: bool
+        equations: Any,
+        x: Tensor,
+        h: Tensor,
+        c: Any,
+        parameters: Any,
+        sizes: Any,
+        reverse: bool,
+        reset: Any,
     ) -> Any:
-        options = {"batch_sizes": sizes, "reverse": reverse}
+        options = {"batch_sizes": sizes, "reverse": reverse, "reset": reset}
         options["checkpoint_steps"] = getattr(module, "checkpoint_steps", 0)
         output, h, c = ops.sequence(cell, x, h, c, **of_parameters(*parameters), **options)
         return output, h, c if has_c(cell) else None

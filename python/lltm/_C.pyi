@@ -34,5 +34,11 @@ def layer_step(
     module: Any, input: Any, hx: Any, parameters: tuple[str, ...], options: tuple[str, ...], /
 ) -> tuple[Tensor, Tensor] | None: ...
 def layer(
-    module: Any, input: Any, hx: Any, parameters: Sequence[str], options: tuple[str, ...], /
+    module: Any,
+    input: Any,
+    hx: Any,
+    parameters: Sequence[str],
+    options: tuple[str, ...],
+    reset: Any,
+    /,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]] | None: ...

@@ -5,6 +5,9 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/clone.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/index_fill.h>
+#include <ATen/ops/masked_fill.h>
+#include <ATen/ops/nonzero.h>
 
 #include <algorithm>
 #include <limits>
@@ -189,7 +192,11 @@ inline at::Tensor initial_states(
   const at::Tensor states = (pieces.size() == 1 ? pieces[0] : at::cat(pieces)).to(dtype);
   if (!reset.defined()) return states;
   const int64_t begin = std::min(steps[first].offset, steps[last - 1].offset);
-  return states.masked_fill(reset.reshape(-1).narrow(0, begin, states.size(0)).unsqueeze(1), 0);
+  const at::Tensor anew = reset.reshape(-1).narrow(0, begin, states.size(0));
+  // They are few. To find them another device would have to be waited for.
+  if (!states.is_cpu()) return states.masked_fill(anew.unsqueeze(1), 0);
+  const at::Tensor rows = anew.nonzero().squeeze(1);
+  return rows.numel() == 0 ? states : states.index_fill(0, rows, 0);
 }
 
 }  // namespace lltm

@@ -65,7 +65,7 @@ def tutorial_modules(extension: Any) -> tuple[Make, Make]:
             return cell(input, hx, parameters.weights, parameters.bias)
 
     class Loop(modules.LLTM):
-        def forward(self, input: Any, hx: Any = None) -> Any:
+        def forward(self, input: Any, hx: Any = None) -> Any:  # type: ignore[override]
             outputs = []
             parameters: Any = self
             state = (hx[0][0], hx[1][0])
