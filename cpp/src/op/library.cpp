@@ -75,10 +75,10 @@ TORCH_LIBRARY(lltm, m) {
       " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 
   // For what decomposes the operators, in the words of cell.h: for each slot of a cell the block of
-  // rows of weight_ih and of weight_hh, -1 for none; what each of its states begins with; and how many
-  // parameters and saved values it has; and the element-wise part of a step as ATen operations, from the pre-activations
-  // z and c, and from the activations and the gradients of h' and c'. c begins with h where the
-  // cell reads it.
+  // rows of weight_ih and of weight_hh, -1 for none; what each of its states begins with; and how
+  // many parameters and saved values it has; and the element-wise part of a step as ATen
+  // operations, from the pre-activations z and c, and from the activations and the gradients of h'
+  // and c'. c begins with h where the cell reads it.
   m.def(
       "_cell(str cell) -> (int[] x_blocks, int[] h_blocks, float[] states, bool reads_h,"
       " int parameters, int saved)");
