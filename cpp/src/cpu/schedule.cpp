@@ -237,21 +237,16 @@ GradientGemmSchedule schedule_gradient_gemm(
 
 FewRowsSchedule schedule_few_rows(
     const Machine& machine, const LayerShape& shape, int64_t steps, bool prepacked) {
-  // So few steps of so few rows carry few rounding errors on: float32 operands will do. And packing
-  // the weights would take longer than it saves.
+  // For so few, packing the weights would take longer than it saves. The same on every machine,
+  // because it decides how results are rounded.
   constexpr int64_t kFewSteps = 32;
-  // From here on, widening every weight to float64 would take too much of a step.
-  constexpr int64_t kLargeWeights = 512 << 10;
-  // Both are the same on every machine, because they decide how results are rounded.
-  const bool few_steps = shape.batch <= kMostProductRows && steps <= kFewSteps;
   const int64_t bytes = shape.hidden * forward_unit_bytes<F32Format>(shape);
   FewRowsSchedule schedule = {};
   schedule.threads = choose_grid<F32Format>(machine, shape, bytes).slots();
   schedule.block_width = forward_width<F32Format>(machine, shape, schedule.threads);
   schedule.threads = std::min(schedule.threads, Blocks(shape.hidden, schedule.block_width).count);
   schedule.chunk_rows = kMergedRows;
-  schedule.in_place = few_steps && !prepacked;
-  schedule.float_operand = few_steps || bytes >= kLargeWeights;
+  schedule.in_place = shape.batch <= kMostProductRows && steps <= kFewSteps && !prepacked;
   return schedule;
 }
 
@@ -328,10 +323,8 @@ std::string to_string(const ForwardSchedule& s) {
 
 std::string to_string(const FewRowsSchedule& s) {
   std::ostringstream text;
-  const char* const weights = s.in_place ? "in place, GEMM float32"
-                              : s.float_operand
-                                  ? "packed, GEMM accumulated in float64 of 32-bit h and x"
-                                  : "packed, GEMM accumulated in float64 of 64-bit h and x";
+  const char* const weights =
+      s.in_place ? "in place, GEMM float32" : "packed, GEMM accumulated in float64";
   text << "forward: few rows, weights " << weights << ", threads " << s.threads << ", blocks of "
        << s.block_width << " units, chunks of " << s.chunk_rows << " rows";
   return text.str();

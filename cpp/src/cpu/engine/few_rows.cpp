@@ -1,10 +1,8 @@
 // The forward engine for float32 sequences of few rows or few hidden units (has_few_elements).
 //
-// c and the element-wise part are float64; what is stored is the nearest float32. The weights stay
-// float32. The other operand of GEMMs and z are of type A (schedule_few_rows chooses):
-//   double           packed weights; exact products, sums in float64
-//   float            packed weights; sums of few products in float32, and of those in float64
-//   float, in place  weights as they lie; sums in float32
+// c and the element-wise part are float64; weights, operands of GEMMs and z are float32. Packed
+// weights are multiplied in sums of few products, which are added up in float64; for few steps the
+// weights are read as they lie (schedule_few_rows), with sums in float32.
 //
 // Blocks of hidden units are shared out among the threads, with a barrier after each step, as
 // in blocked_forward.cpp.
@@ -19,7 +17,6 @@
 #include "cpu/parallel.h"
 
 #include <algorithm>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -28,49 +25,27 @@ namespace {
 
 using at::Tensor;
 
-template <typename A>
-GemmFewRows<A> gemm_few_rows() {
-  if constexpr (std::is_same_v<A, float>) {
-    return kernels().gemm_few_rows_f32;
-  } else {
-    return kernels().gemm_few_rows_f64;
-  }
-}
-template <typename A>
-ForwardFewRows<A> forward_few_rows(const CellInfo& cell) {
-  if constexpr (std::is_same_v<A, float>) {
-    return kernels().cells[cell.id].few_rows_f32;
-  } else {
-    return kernels().cells[cell.id].few_rows_f64;
-  }
-}
-
 // z (rows, slots * width) of the slots of h alone, to which h adds as to the others.
-template <typename A>
-void clear_slots_of_h(const CellInfo& cell, int64_t width, int64_t rows, Matrix<A> z) {
+void clear_slots_of_h(const CellInfo& cell, int64_t width, int64_t rows, Matrix<float> z) {
   const int64_t columns = (cell.slots - cell.x.end) * width;
   if (columns == 0) return;
-  for (int64_t r = 0; r < rows; ++r) std::fill_n(z.row(r) + cell.x.end * width, columns, A(0));
+  for (int64_t r = 0; r < rows; ++r) std::fill_n(z.row(r) + cell.x.end * width, columns, 0.0f);
 }
 
-// The weights, and the GEMMs with those of a block of units: z = x W_x^T, then z += h W_h^T. A is
-// the type of the left operand and of z.
-template <typename Operand>
+// The weights, and the GEMMs with those of a block of units: z = x W_x^T, then z += h W_h^T.
 class PackedFewRowsWeights {
  public:
-  using A = Operand;
-
   explicit PackedFewRowsWeights(PackedWeights<F32Format> packed) : packed_(std::move(packed)) {}
 
   const Blocks& blocks() const { return packed_.blocks; }
-  void project(int64_t rows, Matrix<const A> x, int64_t block, Matrix<A> z) const {
-    gemm_few_rows<A>()(rows, x, packed_.x(block), z, /*accumulate=*/false);
+  void project(int64_t rows, Matrix<const float> x, int64_t block, Matrix<float> z) const {
+    kernels().gemm_few_rows(rows, x, packed_.x(block), z, /*accumulate=*/false);
     clear_slots_of_h(packed_.cell, packed_.slot_columns(block), rows, z);
   }
-  void recur(int64_t rows, Matrix<const A> h, int64_t block, Matrix<A> z) const {
+  void recur(int64_t rows, Matrix<const float> h, int64_t block, Matrix<float> z) const {
     if (packed_.cell.h.count() == 0) return;
     const int64_t first = packed_.cell.h.begin * packed_.slot_columns(block);
-    gemm_few_rows<A>()(rows, h, packed_.h(block), z.from(0, first), /*accumulate=*/true);
+    kernels().gemm_few_rows(rows, h, packed_.h(block), z.from(0, first), /*accumulate=*/true);
   }
 
  private:
@@ -80,8 +55,6 @@ class PackedFewRowsWeights {
 // The weights as they lie: for few steps, where packing them would be most of the work.
 class FewRowsWeightsInPlace {
  public:
-  using A = float;
-
   FewRowsWeightsInPlace(const SequenceArgs& args, int64_t block_width)
       : ih_(with_contiguous_rows(args.weight_ih)),
         hh_(args.weight_hh.defined() ? with_contiguous_rows(args.weight_hh) : Tensor()),
@@ -93,11 +66,11 @@ class FewRowsWeightsInPlace {
         blocks_(args.h_0.size(1), block_width) {}
 
   const Blocks& blocks() const { return blocks_; }
-  void project(int64_t rows, Matrix<const A> x, int64_t block, Matrix<A> z) const {
+  void project(int64_t rows, Matrix<const float> x, int64_t block, Matrix<float> z) const {
     weights_.multiply(rows, x, {}, blocks_.begin(block), blocks_.size(block), z);
     clear_slots_of_h(weights_.cell, blocks_.size(block), rows, z);
   }
-  void recur(int64_t rows, Matrix<const A> h, int64_t block, Matrix<A> z) const {
+  void recur(int64_t rows, Matrix<const float> h, int64_t block, Matrix<float> z) const {
     weights_.multiply(rows, {}, h, blocks_.begin(block), blocks_.size(block), z);
   }
 
@@ -110,8 +83,6 @@ class FewRowsWeightsInPlace {
 template <typename FewRowsWeights>
 class FewRowsForward {
  public:
-  using A = typename FewRowsWeights::A;
-
   FewRowsForward(const SequenceArgs& args, const FewRowsSchedule& schedule, FewRowsWeights weights)
       : args_(args),
         cell_(*args.cell),
@@ -155,22 +126,20 @@ class FewRowsForward {
   }
 
  private:
-  // One allocation: a step of a stream is so short that each is felt. In doubles, though A may be
-  // smaller.
+  // One allocation, in doubles: a step of a stream is so short that each is felt.
   void allocate_workspace() {
     constexpr int64_t kLine = 64 / sizeof(double);
     const int64_t state = round_up(batch_ * hidden_, kLine);
     const int64_t c = round_up(batch_ * state_columns_, kLine);
     const int64_t x = round_up(chunk_rows_ * input_size_, kLine);
     const int64_t z = round_up(chunk_rows_ * cell_.slots * hidden_, kLine);
-    workspace_ = Workspace<double>(c + (kFloat ? 1 : 3) * state + x + z);
+    workspace_ = Workspace<double>(c + state + x + z);
     double* next = workspace_.data();
     const auto take = [&](int64_t doubles) { return std::exchange(next, next + doubles); };
     c_ = {take(c), state_columns_};
-    h_0_ = {reinterpret_cast<A*>(take(state)), hidden_};
-    x_ = {reinterpret_cast<A*>(take(x)), input_size_};
-    z_data_ = reinterpret_cast<A*>(take(z));
-    if (!kFloat) h_ = {take(2 * state), hidden_};
+    h_0_ = {reinterpret_cast<float*>(take(state)), hidden_};
+    x_ = {reinterpret_cast<float*>(take(x)), input_size_};
+    z_data_ = reinterpret_cast<float*>(take(z));
   }
 
   // A state (B, columns) in another type.
@@ -193,7 +162,7 @@ class FewRowsForward {
     };
     for (const Chunk& chunk : chunks_) {
       team.for_each_slot(slots_, [&](int64_t slot) {
-        widen_input(chunk, slot);
+        copy_input(chunk, slot);
         return true;
       });
       if (slots_ > 1) team.barrier();
@@ -220,12 +189,12 @@ class FewRowsForward {
   }
 
   // This slot's columns of the input of a chunk.
-  void widen_input(const Chunk& chunk, int64_t slot) {
+  void copy_input(const Chunk& chunk, int64_t slot) {
     const Range columns = share(input_size_, slots_, slot);
     for (size_t k = chunk.first; k < chunk.last; ++k) {
       for (int64_t r = 0; r < steps_[k].rows; ++r) {
         const auto from = input_.of(steps_[k].offset).from(r, columns.begin);
-        A* const to = x_.row(steps_[k].offset - chunk.begin + r) + columns.begin;
+        float* const to = x_.row(steps_[k].offset - chunk.begin + r) + columns.begin;
         for (int64_t j = 0; j < columns.size(); ++j) to[j] = from.data[j * from.col_stride];
       }
     }
@@ -244,8 +213,8 @@ class FewRowsForward {
         checkpoints_.save<float>(k, as_const(c_), 0, batch_, column, blocks_.size(block));
       }
     }
-    const Matrix<A> z = z_of(block).from(offset - chunk.begin);
-    const auto recur = [&](int64_t from, int64_t to, Matrix<const A> h) {
+    const Matrix<float> z = z_of(block).from(offset - chunk.begin);
+    const auto recur = [&](int64_t from, int64_t to, Matrix<const float> h) {
       weights_.recur(to - from, h.from(from), block, z.from(from));
     };
     const RowSpan anew = resets_.of(k, {0, rows});
@@ -255,7 +224,7 @@ class FewRowsForward {
     });
     restart_c(cell_, anew, c_, hidden_, unit, blocks_.size(block));
 
-    FewRowsArgs<A> args;
+    FewRowsArgs args;
     args.cell = &cell_;
     args.hidden = blocks_.size(block);
     args.layer_hidden = hidden_;
@@ -264,30 +233,20 @@ class FewRowsForward {
     args.bias = bias_data_ == nullptr ? nullptr : bias_data_ + unit;
     args.parameters = parameters_data_ == nullptr ? nullptr : parameters_data_ + unit;
     args.c = c_.from(0, unit);
-    args.h = state(k).from(0, unit);
     args.h_next = h_next_.from(offset, unit);
     args.activations = saved_.from(offset, unit);
-    forward_few_rows<A>(cell_)(args, rows);
+    kernels().cells[cell_.id].few_rows(args, rows);
   }
 
   Range own_blocks(int64_t slot) const { return share(blocks_.count, slots_, slot); }
   // Pre-activations of a block: (rows of the chunk, columns of the block).
-  Matrix<A> z_of(int64_t block) const {
+  Matrix<float> z_of(int64_t block) const {
     const int64_t columns = cell_.slots * blocks_.size(block);
     return {z_data_ + cell_.slots * blocks_.begin(block) * chunk_rows_, columns};
   }
-  // The state after step k in float64, of two steps in turn, or absent; and as the next GEMM
-  // reads it.
-  Matrix<double> state(size_t k) const { return h_.from(static_cast<int64_t>(k % 2) * batch_); }
-  Matrix<const A> operand(size_t k) const {
-    if constexpr (kFloat) {
-      return as_const(h_next_.from(steps_[k].offset));
-    } else {
-      return as_const(state(k));
-    }
-  }
+  // The state after step k, as the next GEMM reads it.
+  Matrix<const float> operand(size_t k) const { return as_const(h_next_.from(steps_[k].offset)); }
 
-  static constexpr bool kFloat = std::is_same_v<A, float>;
   const SequenceArgs& args_;
   const CellInfo& cell_;
   const int64_t batch_, hidden_, input_size_, state_columns_;
@@ -306,11 +265,10 @@ class FewRowsForward {
   // The same in memory: steps are so short that asking a tensor shows.
   const float *bias_data_ = nullptr, *parameters_data_ = nullptr;
   Matrix<float> h_next_, saved_;
-  // In the workspace: the initial h, the input of a chunk and the pre-activations of its rows; c;
-  // and h after each of two steps in turn, where the output is not what the next GEMM reads.
-  Matrix<A> h_0_, x_;
-  A* z_data_ = nullptr;
-  Matrix<double> c_, h_;
+  // In the workspace: the initial h, the input of a chunk, the pre-activations of its rows, and c.
+  Matrix<float> h_0_, x_;
+  float* z_data_ = nullptr;
+  Matrix<double> c_;
 };
 
 }  // namespace
@@ -324,8 +282,7 @@ SequenceResult few_rows_forward(const SequenceArgs& args, const FewRowsSchedule&
       is_prepacked(args.weight_ih)
           ? read_packed<F32Format>(*args.cell, args.weight_ih)
           : *pack_weights<F32Format>(*args.cell, weights_of(args), schedule.block_width);
-  return schedule.float_operand ? run(PackedFewRowsWeights<float>(std::move(packed)))
-                                : run(PackedFewRowsWeights<double>(std::move(packed)));
+  return run(PackedFewRowsWeights(std::move(packed)));
 }
 
 }  // namespace lltm::cpu

@@ -338,8 +338,7 @@ constexpr CellKernels kCellKernels = {
     {forward<Page, float, Int8>, nullptr},
     {forward<Page, Half, Int8>, nullptr},
     {forward<Page, BFloat16, Int8>, nullptr},
-    forward_few_rows<Page, double>,
-    forward_few_rows<Page, float>,
+    forward_few_rows<Page>,
 };
 
 constexpr Kernels make_kernels(const char* name) {
@@ -356,8 +355,7 @@ constexpr Kernels make_kernels(const char* name) {
       transpose_matrix<BFloat16>,
       pair_rows,
       sum_rows,
-      gemm_few_rows<double>,
-      gemm_few_rows<float>,
+      gemm_few_rows,
       run_program<double>,
       run_program<float>,
       {load_array<Half>, store_array<Half>},

@@ -49,17 +49,15 @@ LLTM_CELL_INLINE Floats narrow_halves(Doubles low, Doubles high) {
   return Floats{float(low[0]), float(low[1]), float(high[0]), float(high[1])};
 }
 #endif
-constexpr int kHalf = kLanes / 2;
 
-template <typename A>
 struct FewRowsGemm {
-  Matrix<const A> a;
+  Matrix<const float> a;
   PackedB<const float> b;
-  Matrix<A> c;
+  Matrix<float> c;
   bool accumulate;
 };
 
-// Products of float operands are summed in float32, in chains of kChain, and the sums of kChains
+// Products are summed in float32, in chains of kChain, and the sums of kChains
 // chains too, before they are widened and added to the float64 accumulators. In two levels the
 // rounding errors stay far below those of a float32 GEMM, and widening takes little time.
 constexpr std::int64_t kChain = 8, kChains = 4;
@@ -72,23 +70,9 @@ struct FewRowsAccumulators {
   Doubles low[kRows][kVectors] = {};
   Doubles high[kRows][kVectors] = {};
 
-  LLTM_CELL_INLINE void add(const FewRowsGemm<double>& p, const float* b, std::int64_t k) {
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      const Floats weights = load_lanes(b + v * kLanes);
-      const Doubles weights_low = widen_low(weights);
-      const Doubles weights_high = widen_high(weights);
-#pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r) {
-        low[r][v] += p.a.row(r)[k] * weights_low;
-        high[r][v] += p.a.row(r)[k] * weights_high;
-      }
-    }
-  }
-
   // Adds the products with rows [k, last) of B, at most kChain * kChains.
   LLTM_CELL_INLINE void add_chains(
-      const FewRowsGemm<float>& p, std::int64_t column, std::int64_t k, std::int64_t last) {
+      const FewRowsGemm& p, std::int64_t column, std::int64_t k, std::int64_t last) {
     const float* b = p.b.data + k * p.b.n + column;
     Floats sums[kRows][kVectors] = {};
     while (k < last) {
@@ -121,11 +105,7 @@ struct FewRowsAccumulators {
     }
   }
 
-  LLTM_CELL_INLINE void add_all(const FewRowsGemm<double>& p, std::int64_t column) {
-    const float* b = p.b.data + column;
-    for (std::int64_t k = 0; k < p.b.k; ++k, b += p.b.n) add(p, b, k);
-  }
-  LLTM_CELL_INLINE void add_all(const FewRowsGemm<float>& p, std::int64_t column) {
+  LLTM_CELL_INLINE void add_all(const FewRowsGemm& p, std::int64_t column) {
     constexpr std::int64_t kRowsOfB = kChain * kChains;
     for (std::int64_t k = 0; k < p.b.k; k += kRowsOfB) {
       add_chains(p, column, k, k + at_most(p.b.k - k, kRowsOfB));
@@ -133,60 +113,44 @@ struct FewRowsAccumulators {
   }
 };
 
-LLTM_CELL_INLINE void load_halves(const double* c, Doubles& low, Doubles& high) {
-  __builtin_memcpy(&low, c, sizeof(low));
-  __builtin_memcpy(&high, c + kHalf, sizeof(high));
-}
-LLTM_CELL_INLINE void load_halves(const float* c, Doubles& low, Doubles& high) {
-  const Floats x = load_lanes(c);
-  low = widen_low(x);
-  high = widen_high(x);
-}
-LLTM_CELL_INLINE void store_halves(Doubles low, Doubles high, double* c) {
-  __builtin_memcpy(c, &low, sizeof(low));
-  __builtin_memcpy(c + kHalf, &high, sizeof(high));
-}
-LLTM_CELL_INLINE void store_halves(Doubles low, Doubles high, float* c) {
-  store_lanes(narrow_halves(low, high), c);
-}
-
 // A vector of sums, to c or added to it; the first `skip` are left as they are.
-template <typename A>
 LLTM_CELL_INLINE void store_sums(
-    Doubles low, Doubles high, A* c, std::int64_t skip, bool accumulate) {
+    Doubles low, Doubles high, float* c, std::int64_t skip, bool accumulate) {
   if (skip <= 0) {
     if (accumulate) {
-      Doubles c_low, c_high;
-      load_halves(c, c_low, c_high);
-      low += c_low;
-      high += c_high;
+      const Floats before = load_lanes(c);
+      low += widen_low(before);
+      high += widen_high(before);
     }
-    store_halves(low, high, c);
+    store_lanes(narrow_halves(low, high), c);
     return;
   }
   double sums[kLanes];
-  store_halves(low, high, sums);
-  for (std::int64_t j = skip; j < kLanes; ++j) c[j] = A(accumulate ? c[j] + sums[j] : sums[j]);
+  __builtin_memcpy(sums, &low, sizeof(low));
+  __builtin_memcpy(sums + kLanes / 2, &high, sizeof(high));
+  for (std::int64_t j = skip; j < kLanes; ++j) {
+    c[j] = static_cast<float>(accumulate ? c[j] + sums[j] : sums[j]);
+  }
 }
 
 // Columns from number `column` on; the first `skip` of them are left as they are.
-template <int kRows, int kVectors, typename A>
+template <int kRows, int kVectors>
 LLTM_CELL_INLINE void gemm_few_rows_tile(
-    const FewRowsGemm<A>& p, std::int64_t column, std::int64_t skip = 0) {
+    const FewRowsGemm& p, std::int64_t column, std::int64_t skip = 0) {
   FewRowsAccumulators<kRows, kVectors> sums;
   sums.add_all(p, column);
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      A* const c = p.c.row(r) + column + v * kLanes;
+      float* const c = p.c.row(r) + column + v * kLanes;
       store_sums(sums.low[r][v], sums.high[r][v], c, skip, p.accumulate);
     }
   }
 }
 
-template <int kRows, typename A>
-LLTM_CELL_INLINE void gemm_few_rows_band(const FewRowsGemm<A>& p) {
+template <int kRows>
+LLTM_CELL_INLINE void gemm_few_rows_band(const FewRowsGemm& p) {
   constexpr int kVectors = kRows == 1 ? 4 : 2;
   std::int64_t column = 0;
   for (; column + kVectors * kLanes <= p.b.n; column += kVectors * kLanes) {
@@ -214,17 +178,20 @@ LLTM_CELL_INLINE void gemm_few_rows_band(const FewRowsGemm<A>& p) {
     }
   }
   for (int r = 0; r < kRows; ++r) {
-    A* const c = p.c.row(r);
+    float* const c = p.c.row(r);
     for (std::int64_t j = 0; j < rest; ++j) {
-      c[j] = A(p.accumulate ? c[j] + sums[r][j] : sums[r][j]);
+      c[j] = static_cast<float>(p.accumulate ? c[j] + sums[r][j] : sums[r][j]);
     }
   }
 }
 
-template <typename A>
 void gemm_few_rows(
-    std::int64_t m, Matrix<const A> a, PackedB<const float> b, Matrix<A> c, bool accumulate) {
-  FewRowsGemm<A> p = {a, b, c, accumulate};
+    std::int64_t m,
+    Matrix<const float> a,
+    PackedB<const float> b,
+    Matrix<float> c,
+    bool accumulate) {
+  FewRowsGemm p = {a, b, c, accumulate};
   for (; m >= 4; m -= 4) {
     gemm_few_rows_band<4>(p);
     p.a = p.a.from(4);
@@ -358,13 +325,11 @@ void gemm_in_place(std::int64_t m, const InPlaceGemm<B>& p) {
 
 // Units of one row, at most kSomeUnits.
 constexpr std::int64_t kSomeUnits = 64;
-template <typename Page, typename A>
+template <typename Page>
 LLTM_CELL_INLINE void forward_few_rows_units(
-    const FewRowsArgs<A>& a, std::int64_t row, std::int64_t first, std::int64_t n) {
-  const A* const z = a.gates.row(row) + first;
+    const FewRowsArgs& a, std::int64_t row, std::int64_t first, std::int64_t n) {
+  const float* const z = a.gates.row(row) + first;
   double* const c = a.c.row(row) + first;
-  double ignored[kSomeUnits];
-  double* const h = a.h.data == nullptr ? ignored : a.h.row(row) + first;
   float* const h_next = a.h_next.row(row) + first;
   float zeros[Page::kSlots * kSomeUnits] = {};
   const float* const bias = a.bias == nullptr ? zeros : a.bias + first;
@@ -382,15 +347,14 @@ LLTM_CELL_INLINE void forward_few_rows_units(
     }
     const auto y = Page::forward(z_j, c[j]);
     c[j] = y.c;
-    h[j] = y.h;
     h_next[j] = static_cast<float>(y.h);
 #pragma GCC unroll 8
     for (int k = 0; k < Page::kSaved; ++k) saved[j + k * step] = static_cast<float>(y.saved[k]);
   }
 }
 
-template <typename Page, typename A>
-void forward_few_rows(const FewRowsArgs<A>& a, std::int64_t rows) {
+template <typename Page>
+void forward_few_rows(const FewRowsArgs& a, std::int64_t rows) {
   for (std::int64_t row = 0; row < rows; ++row) {
     for (std::int64_t first = 0; first < a.hidden; first += kSomeUnits) {
       forward_few_rows_units<Page>(a, row, first, at_most(a.hidden - first, kSomeUnits));

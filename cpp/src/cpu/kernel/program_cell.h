@@ -127,8 +127,7 @@ void backward_program(const BackwardArgs<T, G>& a, std::int64_t begin, std::int6
   });
 }
 
-template <typename A>
-void forward_few_rows_program(const FewRowsArgs<A>& a, std::int64_t rows) {
+void forward_few_rows_program(const FewRowsArgs& a, std::int64_t rows) {
   const CellInfo& cell = *a.cell;
   const Program& program = cell.programs->forward;
   const int own = cell.reads_h ? 1 : 0;
@@ -141,7 +140,7 @@ void forward_few_rows_program(const FewRowsArgs<A>& a, std::int64_t rows) {
         const std::int64_t size = padded(n);
         int in = 0, out = 0;
         for (int k = 0; k < cell.slots; ++k) {
-          const A* const z = a.gates.row(row) + col + k * a.gates_step;
+          const float* const z = a.gates.row(row) + col + k * a.gates_step;
           double* const sum = in_z[k].values;
           for (std::int64_t j = 0; j < n; ++j) sum[j] = z[j];
           if (a.bias != nullptr) {
@@ -173,7 +172,6 @@ void forward_few_rows_program(const FewRowsArgs<A>& a, std::int64_t rows) {
         };
         const double* const h = out_h.values;
         narrow_to(a.h_next.row(row) + col, h);
-        store(a.h, row, col, n, h);
         if (own == 1) store(a.c, row, col, n, h);
         for (int k = 0; k < cell.states; ++k) {
           const double* const values = out_states[k].values;
@@ -205,8 +203,7 @@ constexpr CellKernels kProgramKernels = {
     {forward_program<float, Int8>, nullptr},
     {forward_program<Half, Int8>, nullptr},
     {forward_program<BFloat16, Int8>, nullptr},
-    forward_few_rows_program<double>,
-    forward_few_rows_program<float>,
+    forward_few_rows_program,
 };
 
 }  // namespace

@@ -39,31 +39,30 @@ using PairRows = void (*)(std::int64_t columns, const BFloat16* a, const BFloat1
 // y (columns) = the sum of the rows of x (rows, columns).
 using SumRows = void (*)(std::int64_t rows, std::int64_t columns, Matrix<const float> x, float* y);
 
-// The element-wise part of a step in few_rows.cpp, in float64; A is the type of the
-// pre-activations, and what is stored for the caller is float32. Columns are contiguous.
-template <typename A>
+// The element-wise part of a step in few_rows.cpp, in float64; what is stored for the caller is
+// float32. Columns are contiguous.
 struct FewRowsArgs {
   const CellInfo* cell;
   std::int64_t hidden;  // units of a block
   std::int64_t layer_hidden;
-  Matrix<const A> gates;
+  Matrix<const float> gates;
   std::int64_t gates_step;
   const float *bias, *parameters;  // or null
   Matrix<double> c;                // in place
-  Matrix<double> h;                // for the next GEMM; or absent
   Matrix<float> h_next;
   Matrix<float> activations;  // or absent
 };
 
-template <typename A>
-using ForwardFewRows = void (*)(const FewRowsArgs<A>& args, std::int64_t rows);
+using ForwardFewRows = void (*)(const FewRowsArgs& args, std::int64_t rows);
 
-// C (m, b.n) = A (m, b.k) B, or += where `accumulate`, with float32 weights B, contiguous; A is the
-// type of the left operand and of C. Sums are float64: with a double A of exact products, with a
-// float A of sums of 32 products in float32.
-template <typename A>
+// C (m, b.n) = A (m, b.k) B, or += where `accumulate`, with B contiguous. Sums are float64, of sums
+// of 32 products in float32.
 using GemmFewRows = void (*)(
-    std::int64_t m, Matrix<const A> a, PackedB<const float> b, Matrix<A> c, bool accumulate);
+    std::int64_t m,
+    Matrix<const float> a,
+    PackedB<const float> b,
+    Matrix<float> c,
+    bool accumulate);
 
 // C (m, n) = A0 B0^T + A1 B1^T, or +=, for m up to 4, with B (n, k) as they lie: their rows and
 // those of A are contiguous. A part may be absent, with k = 0.
@@ -120,8 +119,7 @@ struct CellKernels {
   Elementwise<float, Int8> f32_int8;  // inference: no backward
   Elementwise<Half, Int8> f16_int8;
   Elementwise<BFloat16, Int8> bf16_int8;
-  ForwardFewRows<double> few_rows_f64;
-  ForwardFewRows<float> few_rows_f32;
+  ForwardFewRows few_rows;
 };
 
 // Everything compiled for one instruction set.
@@ -138,8 +136,7 @@ struct Kernels {
   Transpose<BFloat16> transpose_bf16;
   PairRows pair_rows_bf16;
   SumRows sum_rows_f32;
-  GemmFewRows<double> gemm_few_rows_f64;
-  GemmFewRows<float> gemm_few_rows_f32;
+  GemmFewRows gemm_few_rows;
   RunProgram<double> run_f64;
   RunProgram<float> run_f32;
   ArrayConvert<Half> convert_f16;
