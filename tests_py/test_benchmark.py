@@ -24,9 +24,10 @@ from torch import nn
 from users import USERS, user_cases
 
 from lltm.benchmark import timing
+from lltm.benchmark.__main__ import cases, parser
 from lltm.benchmark.cases import GATES, Case
 from lltm.benchmark.contenders import OURS, TUTORIAL, Layer, contenders
-from lltm.benchmark.report import Row, samples
+from lltm.benchmark.report import Row, samples, tables
 from lltm.benchmark.timing import Sampler, Settings, measure
 
 RESULTS = support.ROOT / "benchmarks" / "results"
@@ -344,6 +345,33 @@ def test_a_file_from_before_there_were_other_cells_is_about_the_lltm(tmp_path: P
         "LLTM one step, training, B=1",
         "LLTM sequence, inference, T=1",
         "threads: sequence, T=1",
+    ]
+
+
+def test_the_readme_has_the_table_that_its_command_prints() -> None:
+    """With figures of the machine that it names, hence all the text of a table but these."""
+    readme = (support.ROOT / "README.md").read_text()
+    (command,) = re.findall(r"^python -m lltm\.benchmark (.*)$", readme, re.MULTILINE)
+    options = parser("", None).parse_args(command.split())
+    measured = {}
+    for case in cases(options):
+        seconds = {OURS: [1.0 if case.training else 3.0], f"nn.{case.yardstick}": [4.0]}
+        measured[case] = Row(str(case), seconds, {}, {})
+    shown = "\n".join(tables(measured)).strip()
+    assert shown.count("0.25, 0.75") == len(measured) / 2
+    (table,) = re.findall(r"^\| T×B.*?(?=\n\n)", readme, re.MULTILINE | re.DOTALL)
+    assert re.sub(r"\d\.\d\d", "_", table) == re.sub(r"\d\.\d\d", "_", shown)
+
+
+def test_tables_say_what_was_not_measured() -> None:
+    both = [Case((2, 3, 4), training=training, cell="gru") for training in (False, True)]
+    theirs = {OURS: [2.0, 2.0, 2.0], "nn.GRUCell": [1.0, 4.0, 4.0]}
+    rows = [Row("", seconds, {}, {}) for seconds in (theirs, {"nn.GRUCell": [1.0]})]
+    assert [*tables(dict(zip(both, rows, strict=True)))] == [
+        "",
+        "| B×I×H |         | GRU     |",
+        "| ----- | ------- | ------- |",
+        "| 2×3×4 | float32 | -, 0.50 |",
     ]
 
 

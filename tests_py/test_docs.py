@@ -227,7 +227,7 @@ RUN_BY = {
     r"pytest --numprocesses 2": "make test",
     r"python tests_py/accuracy\.py .*": "make test-accuracy",
     r"python -m lltm\.benchmark --tutorial": "make bench",
-    r"python -m lltm\.benchmark( --shapes .* --json .*)?": "pytest tests_py/test_benchmark.py",
+    r"python -m lltm\.benchmark( --shapes \S+ \d.*)?": "pytest tests_py/test_benchmark.py",
     r"python benchmarks/(chart|layers)\.py .*": "make bench",
     # Tests of this page and of others.
     r"cmake -S app .*": "pytest tests_py/test_docs.py -k a_cpp_block_is_a_program_that_runs",

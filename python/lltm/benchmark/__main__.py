@@ -28,7 +28,7 @@ import torch
 
 from .cases import GATES, QUICK_SHAPES, SHAPES, TUTORIAL_SHAPE, Case, Shape
 from .contenders import COMPILED_STEPS, OURS, PUBLISHED, STEPS, contenders
-from .report import Row, compare_with, draw, environment, quartiles
+from .report import Row, compare_with, draw, environment, quartiles, tables
 from .timing import Settings, layer_timer, measure, parts_timer
 
 
@@ -150,10 +150,14 @@ def main() -> None:
     options = made.parse_args()
     settings = begin(options)
     rows = tutorial(settings) if options.tutorial else []
-    pictured = []
+    measured = {}
     for case in () if options.tutorial else cases(options):
-        pictured.append(compare(case, settings))
-        print("\n".join(pictured[-1].lines()), flush=True)
+        measured[case] = compare(case, settings)
+        print("\n".join(measured[case].lines()), flush=True)
+    if measured:
+        print("\nTime in units of torch.nn's layer, of training, of inference; below 1 is faster:")
+        print("\n".join(tables(measured)))
+    pictured = list(measured.values())
     finish(options, {"settings": asdict(settings)}, rows or pictured, pictured)
 
 

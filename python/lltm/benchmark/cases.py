@@ -8,7 +8,7 @@ import torch
 
 Shape = tuple[int, ...]  # (B, I, H) or (T, B, I, H)
 
-GATES = {"lltm": 3, "lstm": 4, "gru": 3}  # by cell: blocks of rows of its weights
+GATES = {"gru": 3, "lstm": 4, "lltm": 3}  # by cell: blocks of rows of its weights
 
 TUTORIAL_SHAPE: Shape = (16, 32, 128)
 LOOP_SHAPE: Shape = (100, 16, 32, 128)  # the one whose plain loop is compiled

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from ..__main__ import report
+from .cases import Case, Shape
+from .contenders import OURS
 
 
 @dataclass
@@ -60,6 +62,39 @@ def time_text(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / size:.4g} {unit}"
     return f"{seconds * 1e6:.4g} us"
+
+
+def tables(measured: Mapping[Case, Row]) -> Iterator[str]:
+    """Yields the ratios to torch.nn's layers as Markdown: a table of steps, one of sequences.
+
+    A field has those of training and of inference. The README shows the table of sequences.
+    """
+
+    def field(cell: str, shape: Shape, dtype: torch.dtype) -> str:
+        ratios = []
+        for training in (True, False):
+            case = Case(shape, dtype, training, cell=cell)
+            theirs, row = f"nn.{case.yardstick}", measured[case]
+            found = OURS in row.seconds and theirs in row.seconds
+            ratios.append(f"{row.ratio(theirs):.2f}" if found else "-")
+        return ", ".join(ratios)
+
+    for sizes in ("B×I×H", "T×B×I×H"):
+        shapes = dict.fromkeys(c.shape for c in measured if len(c.shape) == len(sizes.split("×")))
+        if not shapes:
+            continue
+        cells = dict.fromkeys(case.cell for case in measured)
+        lines = [[sizes, "", *(cell.upper() for cell in cells)]]
+        for shape in shapes:
+            for dtype in dict.fromkeys(case.dtype for case in measured):
+                name = str(dtype).removeprefix("torch.")
+                fields = (field(cell, shape, dtype) for cell in cells)
+                lines.append(["×".join(map(str, shape)), name, *fields])
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        lines.insert(1, ["-" * width for width in widths])
+        yield ""
+        for line in lines:
+            yield f"| {' | '.join(f'{text:{n}}' for text, n in zip(line, widths, strict=True))} |"
 
 
 def draw(rows: Sequence[Row], path: Path, omit: Sequence[str] = ()) -> None:
