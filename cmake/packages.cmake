@@ -2,6 +2,8 @@
 # they make looks for libtorch in a folder `libtorch` beside its own.
 set(CPACK_PACKAGE_NAME lltm)
 set(CPACK_PACKAGE_VENDOR "the LLTM authors")
+# No mail reaches this address. Who publishes Debian packages gives one that does:
+# cpack -D CPACK_PACKAGE_CONTACT="NAME <ADDRESS>".
 set(CPACK_PACKAGE_CONTACT "The LLTM authors <lltm@users.noreply.github.com>")
 set(CPACK_PACKAGE_HOMEPAGE_URL "${PROJECT_HOMEPAGE_URL}")
 set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "${PROJECT_DESCRIPTION}")
