@@ -1,7 +1,8 @@
 # What is installed of liblltm: the library, its headers, its CMake package and lltm.pc.
 #
 #   lltm_install_prefix(target)   to a prefix, in the components `runtime` and `development`
-#   lltm_install_wheel(target)    to the folder of the Python package, in the component `python`
+#   lltm_install_wheel(target)    to the folder of the Python package, in the component `python`;
+#                                 further arguments are those of install()
 include_guard(GLOBAL)
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
@@ -39,7 +40,7 @@ function(lltm_install_wheel target)
   list(TRANSFORM search_path PREPEND "$ORIGIN/${site}/")
   set_target_properties(${target} PROPERTIES
     INSTALL_RPATH "$ORIGIN;${search_path}" BUILD_WITH_INSTALL_RPATH ON)
-  _lltm_install(${target} lib include "@here@/${site}/torch" python python EXCLUDE_FROM_ALL)
+  _lltm_install(${target} lib include "@here@/${site}/torch" python python ${ARGN})
 endfunction()
 
 # `torch` is the folder of libtorch; in it "@here@" stands for that of the library.
