@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import support
 import torch
+from scikit_build_core.settings.skbuild_read_settings import SettingsReader
 
 import lltm
 from lltm.__main__ import report
@@ -184,6 +186,23 @@ def test_every_python_file_of_the_source_is_installed() -> None:
     package = Path(lltm.__file__).parent
     assert {"__init__.py", "_C.pyi", "py.typed", "benchmark/__main__.py"} <= files
     assert {name for name in files if not (package / name).is_file()} == set()
+
+
+def test_the_rebuild_of_an_editable_install_installs_the_package(tmp_path: Path) -> None:
+    """It runs `cmake --install` without a component. To compile nothing, what is installed stands
+    for what would be built."""
+    settings = SettingsReader.from_file(support.ROOT / "pyproject.toml", state="editable").settings
+    defines = [f"-D{name}={value}" for name, value in settings.cmake.define.items()]
+    build, package = tmp_path / "build", tmp_path / "lltm"
+    source = [f"-S{support.ROOT}", f"-B{build}", "-DLLTM_CUDA=OFF"]
+    subprocess.run(["cmake", "-GNinja", *source, *defines], check=True, capture_output=True)
+    shutil.copy2(PACKAGE / "lib/liblltm.so", build / "python/lib")
+    shutil.copy2(lltm._C.__file__, build / "python")
+    install = ["cmake", "--install", str(build), "--prefix", str(package)]
+    subprocess.run(install, check=True, capture_output=True)
+    found = {path.relative_to(package) for path in package.rglob("*") if path.is_file()}
+    expected = {path.relative_to(PACKAGE) for path in PACKAGE.rglob("*") if path.is_file()}
+    assert found == {path for path in expected if "__pycache__" not in path.parts}
 
 
 def test_include_dir_and_cmake_prefix_path_lead_to_what_they_name() -> None:
