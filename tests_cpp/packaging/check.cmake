@@ -158,6 +158,21 @@ libtorch\n")
   endif()
 endfunction()
 
+# A second copy in one process: one sentence, and no more.
+function(test_second_copy)
+  file(GLOB library "${lib}/liblltm.so*")
+  file(COPY ${library} DESTINATION "${work}/second")
+  run(${compile} "${here}/load.cpp" -o load -ldl)
+  execute_process(
+    COMMAND "${work}/load" "${lib}/liblltm.so" "${work}/second/liblltm.so"
+    OUTPUT_VARIABLE output ERROR_VARIABLE output RESULT_VARIABLE status)
+  set(expected "lltm: ${work}/second/liblltm.so cannot be loaded beside ${lib}/liblltm.so: both \
+register the operators lltm::*, and a process has one registry; load one of them\n")
+  if(NOT status EQUAL 1 OR NOT output STREQUAL expected)
+    message(FATAL_ERROR "expected status 1 and\n${expected}got ${status} and\n${output}")
+  endif()
+endfunction()
+
 function(test_siblings)
   # Variables with the names of what lltm-torch.cmake looks for are the project's own.
   configure(-S "${here}/siblings" -B build "-DCMAKE_PREFIX_PATH=${PREFIX}"

@@ -1,12 +1,16 @@
-// Compares the libtorch that this process has loaded with the one that liblltm was
-// compiled for, as soon as liblltm is loaded.
+// Ends the process, with a sentence, as soon as liblltm is loaded where it cannot run: with another
+// libtorch than it was compiled for, or beside another liblltm. No caller could catch an exception
+// then, and all would end in less clear words.
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/version.h>
 
 #include <dlfcn.h>
+#include <link.h>
 
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <string_view>
 
 // Of libtorch since 2.9: major, minor and patch release, a byte each from the left.
 extern "C" __attribute__((weak)) std::uint64_t aoti_torch_abi_version();
@@ -15,9 +19,8 @@ namespace {
 
 // The C++ ABI of libtorch holds for one minor release. With another one the process would
 // end wherever it calls a function that is not there, or go on with objects of the wrong
-// size. This runs while the library is loaded, where no caller could catch an exception, and
-// before the static objects of the library register its operators (101 is the first priority
-// that is not the compiler's own).
+// size. This runs before the static objects of the library register its operators (101 is the
+// first priority that is not the compiler's own).
 __attribute__((constructor(101))) void check_loaded_torch() {
   unsigned major = 0;
   unsigned minor = 0;
@@ -49,6 +52,30 @@ __attribute__((constructor(101))) void check_loaded_torch() {
       ": run it with libtorch %d.%d, or build lltm again for this libtorch\n",
       TORCH_VERSION_MAJOR,
       TORCH_VERSION_MINOR);
+  std::_Exit(EXIT_FAILURE);
+}
+
+// dl_iterate_phdr's: keeps the path of the first object with the name of this library.
+int find_library(dl_phdr_info* object, std::size_t, void* found) {
+  const std::string_view path(object->dlpi_name);
+  if (path.find("/liblltm.so") == path.npos) return 0;
+  *static_cast<const char**>(found) = object->dlpi_name;
+  return 1;
+}
+
+// PyTorch has one registry of operators, where an operator stands once.
+__attribute__((constructor(102))) void check_other_copy() {
+  if (!c10::Dispatcher::singleton().findSchema({"lltm::step", ""})) return;
+  const char* first = "another liblltm";
+  dl_iterate_phdr(find_library, &first);
+  Dl_info own{};
+  const bool found = dladdr(reinterpret_cast<void*>(check_other_copy), &own) != 0;
+  std::fprintf(
+      stderr,
+      "lltm: %s cannot be loaded beside %s: both register the operators lltm::*, and a process has "
+      "one registry; load one of them\n",
+      found ? own.dli_fname : "liblltm",
+      first);
   std::_Exit(EXIT_FAILURE);
 }
 
