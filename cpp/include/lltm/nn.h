@@ -94,7 +94,7 @@ struct LLTM_API JoinedParameters {
   torch::Tensor bias;     ///< (3H), or undefined without bias
 };
 
-/// The parameters of LSTMCell and GRUCell, as in torch.nn.
+/// The parameters of LSTMCell and GRUCell, as in %torch.nn.
 struct LLTM_API GateParameters {
   torch::Tensor weight_ih;  ///< (GH, I)
   torch::Tensor weight_hh;  ///< (GH, H)
