@@ -104,7 +104,7 @@ def replaced(model: CharLM) -> CharLM:
 
 def verdict(trainers: Mapping[str, Trainer]) -> str:
     """What the table says, in sentences."""
-    best = min(trainers.values(), key=bits)
+    best = min((trainers[name] for name in PAIRS if name in trainers), key=bits)
     fastest = min(trainers.values(), key=seconds_per_update)
     cell = best.model.rnn.mode
     text = (
@@ -114,9 +114,9 @@ def verdict(trainers: Mapping[str, Trainer]) -> str:
     for name, beside in PAIRS.items():
         if beside in trainers:
             ours, theirs = trainers[name], trainers[beside]
-            share = sum(ours.history.seconds) / sum(theirs.history.seconds)
+            share = seconds_per_update(ours) / seconds_per_update(theirs)
             text += (
-                f" {name} needs {share:.2f} of the time of {beside}, and ends"
+                f" {name} needs {share:.2f} of the time of {beside} for an update, and ends"
                 f" {bits(ours) - bits(theirs):+.3f} bits from it."
             )
     if cell != "LLTM":
