@@ -184,6 +184,19 @@ def test_parameters_start_as_told() -> None:
     assert own.unique().numel() > 1
 
 
+def test_the_check_calls_the_function_as_the_trace_does() -> None:
+    """z in the order of gates=, not of the weights; arguments by keyword."""
+
+    @lltm.cell(gates=("n_h", "r"), reads={"n_h": "h"}, parameters={"p": 0.5})
+    def cell(z: Any, c: Tensor, *, p: Tensor) -> tuple[Tensor, Tensor]:
+        n, r = z
+        c_next = sigmoid(r) * c + p * tanh(n)
+        return tanh(c_next + z[0]), c_next
+
+    assert cell.gates == ("n_h", "r")
+    check_cell(cell, shapes=[(3, 2, 4, 5)], dtypes=[torch.float64], verbose=False)
+
+
 # ---- transforms, compilers, files ------------------------------------------------------
 
 

@@ -5,7 +5,7 @@ Letters as in _recurrent.py; of a cell: K states besides h, P parameters, one nu
 
 from __future__ import annotations
 
-import dataclasses
+import inspect
 import math
 import os
 import warnings
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from . import _check, _trace
 from ._C import ArgumentError
+from ._program import Header
 from ._recurrent import Layer, Prepacked, Step, layer_of, names_of, operator, step_of
 
 Initial = float | Callable[[Tensor], object]
@@ -71,11 +72,13 @@ def cell(
             gates=gates,
             reads=reads,
             states=states,
-            parameters={k: v if isinstance(v, (int, float)) else 0.0 for k, v in initial.items()},
+            parameters=initial,
             bounded=bounded,
             name=name,
         )
-        return Cell(program.text, initial, function)
+        made = Cell(program.text, initial, function)
+        made.gates = program.gates  # in the order of z
+        return made
 
     return make
 
@@ -104,7 +107,7 @@ class Cell:
             raise _check.of_operator(error) from None
         self.text = text
         self.function = function
-        header = _Header.read(text)
+        header = Header.read(text)
         self.name = header.name
         self.gates = header.gates
         self.states = tuple(header.states)
@@ -147,37 +150,32 @@ class Cell:
         with open(path, encoding="ascii", newline="") as file:
             return Cell(file.read())
 
-    def __repr__(self) -> str:
-        return f"lltm.Cell({self.name!r}, gates={self.gates}, states={self.states})"
+    def explain(self) -> str:
+        """What was made of the function: what forward saves, the instructions, hints, the page."""
+        from ._explain_cell import explained
 
-
-@dataclasses.dataclass(frozen=True)
-class _Header:
-    """What stands above the programs in the text of a cell."""
-
-    name: str
-    gates_x: tuple[str, ...]  # the blocks of rows of weight_ih
-    gates_h: tuple[str, ...]
-    states: dict[str, float]
-    parameters: dict[str, float]
-
-    @staticmethod
-    def read(text: str) -> _Header:
-        words: dict[str, list[list[str]]] = {}
-        for line in text.split("\nforward\n")[0].split("\n"):
-            first, *rest = line.split(" ")
-            words.setdefault(first, []).append(rest)
-
-        def numbers(key: str) -> dict[str, float]:
-            return {name: float(value) for name, value in words.get(key, [])}
-
-        (name,) = words["name"][0]
-        x, h = tuple(words["weight_ih"][0]), tuple(words["weight_hh"][0])
-        return _Header(name, x, h, numbers("state"), numbers("parameter"))
+        return explained(self)
 
     @property
-    def gates(self) -> tuple[str, ...]:
-        return (*self.gates_x, *(gate for gate in self.gates_h if gate not in self.gates_x))
+    def page(self) -> str:
+        """A page in C++ that computes the same, in the form of the built-in cells'."""
+        from ._page import page
+
+        return page(self.text)
+
+    def _called(self, z: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> list[Tensor]:
+        """What the function itself returns, h' and states'; others by name, if it takes them."""
+        if self.function is None:
+            raise ValueError(f"lltm::testing: expected a cell with its function, got {self!r}, a text")
+        _, *arguments = inspect.signature(self.function).parameters.values()
+        by_name = {a.name: others[a.name] for a in arguments if a.kind is a.KEYWORD_ONLY}
+        positional = (others[a.name] for a in arguments if a.name not in by_name)
+        gates = _trace.Gates({gate: z[gate] for gate in self.gates})
+        result = self.function(gates, *positional, **by_name)
+        return [result] if isinstance(result, Tensor) else list(result)
+
+    def __repr__(self) -> str:
+        return f"lltm.Cell({self.name!r}, gates={self.gates}, states={self.states})"
 
 
 # What modules call members of their own.
@@ -191,7 +189,7 @@ class _Own:
     """What the modules of such a cell share."""
 
     _CELL: str
-    _HEADER: _Header
+    _HEADER: Header
     _INITIAL: Mapping[str, Initial]
     _where: str
     _STATES: tuple[str, ...]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
 from typing import Any, TypeAlias
@@ -470,19 +470,68 @@ def _has_own_gradient(program: Program, inputs: list[str], gradients: list[str])
     )
 
 
-def evaluate(text: str, section: str, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What a section of a program, forward or backward, assigns, of tensors by their names."""
+# ---- reading the text ---------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Header:
+    """What the text of a cell says beside its instructions."""
+
+    name: str
+    gates_x: tuple[str, ...]  # the blocks of rows of weight_ih
+    gates_h: tuple[str, ...]
+    bounded: bool
+    reads_h: bool
+    states: dict[str, float]  # initial values
+    parameters: dict[str, float]
+    saved: tuple[str, ...]
+
+    @staticmethod
+    def read(text: str) -> Header:
+        words: dict[str, list[list[str]]] = {}
+        for line in text.split("\n"):
+            first, *rest = line.split(" ")
+            if rest[:1] != ["="]:
+                words.setdefault(first, []).append(rest)
+
+        def numbers(key: str) -> dict[str, float]:
+            return {name: float(value) for name, value in words.get(key, [])}
+
+        return Header(
+            name=words["name"][0][0],
+            gates_x=tuple(words["weight_ih"][0]),
+            gates_h=tuple(words["weight_hh"][0]),
+            bounded="bounded" in words,
+            reads_h="reads_h" in words,
+            states=numbers("state"),
+            parameters=numbers("parameter"),
+            saved=tuple(words["save"][0]),
+        )
+
+    @property
+    def gates(self) -> tuple[str, ...]:
+        return (*self.gates_x, *(gate for gate in self.gates_h if gate not in self.gates_x))
+
+
+def assignments(text: str, section: str) -> Iterator[tuple[str, str, list[str]]]:
+    """Of forward or backward: the name, the operation, its operands."""
     lines = text.splitlines()
-    values, assigned = dict(inputs), dict[str, Tensor]()
-    shape = torch.broadcast_shapes(*(x.shape for x in inputs.values()))
-    dtype = next(iter(inputs.values())).dtype
     for line in lines[lines.index(section) + 1 :]:
         name, *words = line.split(" ")
         if words[:1] != ["="]:
-            break
+            return
+        yield name, words[1], words[2:]
+
+
+def evaluate(text: str, section: str, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What a section of a program, forward or backward, assigns, of tensors by their names."""
+    values, assigned = dict(inputs), dict[str, Tensor]()
+    shape = torch.broadcast_shapes(*(x.shape for x in inputs.values()))
+    dtype = next(iter(inputs.values())).dtype
+    for name, op, words in assignments(text, section):
         operands = [
-            values[w] if w in values else torch.tensor(float(w), dtype=dtype) for w in words[2:]
+            values[w] if w in values else torch.tensor(float(w), dtype=dtype) for w in words
         ]
-        result = OPERATIONS[words[1]](*operands).to(dtype).expand(shape)
+        result = OPERATIONS[op](*operands).to(dtype).expand(shape)
         values[name] = assigned[name] = result
     return assigned

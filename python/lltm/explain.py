@@ -4,6 +4,8 @@ python -m lltm.explain                          one step, every stage
 python -m lltm.explain --op sequence --steps 2  a sequence, step by step
 python -m lltm.explain --op sequence --dynamic  with dynamic batch and length
 python -m lltm.explain --only joint core-aten   only these stages
+
+print(cell.explain())                           of a cell of your own
 """
 
 from __future__ import annotations
@@ -220,8 +222,12 @@ def explain(call: Call, only: list[str] | None = None) -> Iterator[str]:
     """Yields a title, a sentence and a text for each stage."""
     for name in only or STAGES:
         stage = STAGES[name]
-        sentence = textwrap.fill(" ".join((stage.__doc__ or "").split()), 79)
-        yield f"==== {name}: {call}\n{sentence}\n\n{stage(call)}\n"
+        yield section(f"{name}: {call}", stage.__doc__, stage(call))
+
+
+def section(title: str, sentence: str | None, text: str) -> str:
+    sentence = textwrap.fill(" ".join((sentence or "").split()), 79)
+    return f"==== {title}\n{sentence}\n\n{text}\n"
 
 
 def _arguments() -> argparse.Namespace:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from ._own import Cell, OwnLayer
-from ._trace import Gates
 
 __all__ = ["check_cell", "loop"]
 
@@ -23,7 +21,6 @@ def loop(cell: Cell, layer: OwnLayer, input: Tensor | PackedSequence, hx: Any = 
     Takes the arguments of the layer's forward, input batched or packed; any dtype and derivative
     that PyTorch has. The layer's dropout is left out.
     """
-    function = _function(cell)
     packed = isinstance(input, PackedSequence)
     rows: Tensor
     if isinstance(input, PackedSequence):
@@ -42,7 +39,7 @@ def loop(cell: Cell, layer: OwnLayer, input: Tensor | PackedSequence, hx: Any = 
             names, stems = layer._by_direction[k + d], layer._shapes(0)
             parameters = {s: getattr(layer, n) for s, n in zip(stems, names, strict=True)}
             own = [state[k + d] for state in states]
-            output, own = _run(cell, function, parameters, rows, lengths, own, reverse=d == 1)
+            output, own = _run(cell, parameters, rows, lengths, own, reverse=d == 1)
             outputs.append(output)
             last.append(own)
         rows = torch.cat(outputs, dim=-1)
@@ -53,15 +50,8 @@ def loop(cell: Cell, layer: OwnLayer, input: Tensor | PackedSequence, hx: Any = 
     return result, state[0] if len(state) == 1 else state
 
 
-def _function(cell: Cell) -> Callable[..., Any]:
-    if cell.function is None:
-        raise ValueError(f"lltm::testing: expected a cell with its function, got {cell!r}, a text")
-    return cell.function
-
-
 def _run(
     cell: Cell,
-    function: Callable[..., Any],
     parameters: Mapping[str, Tensor | None],
     rows: Tensor,
     lengths: Tensor,
@@ -72,7 +62,6 @@ def _run(
     weights: Any = parameters
     from_x = nn.functional.linear(rows, weights["weight_ih"], weights["bias_ih"])
     outputs = [torch.zeros_like(states[0])] * rows.shape[0]
-    _, *arguments = inspect.signature(function).parameters
     steps = range(rows.shape[0] - 1, -1, -1) if reverse else range(rows.shape[0])
     for t in steps:
         h, *others = states
@@ -81,10 +70,8 @@ def _run(
         gates_h = from_h.chunk(len(header.gates_h), 1) if header.gates_h else ()
         z_h = dict(zip(header.gates_h, gates_h, strict=True))
         both = {**z_x, **z_h, **{gate: z_x[gate] + z_h[gate] for gate in z_x.keys() & z_h.keys()}}
-        z = Gates({gate: both[gate] for gate in cell.gates})
         known = {"h": h, **dict(zip(cell.states, others, strict=True)), **parameters}
-        result = function(z, *(known[name] for name in arguments))
-        after = [result] if isinstance(result, Tensor) else list(result)
+        after = cell._called(both, known)
         runs = (t < lengths).unsqueeze(1).to(rows.device)
         states = [torch.where(runs, new, old) for new, old in zip(after, states, strict=True)]
         outputs[t] = torch.where(runs, after[0], torch.zeros_like(h))

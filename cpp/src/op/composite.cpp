@@ -438,6 +438,12 @@ describe(std::string_view name) {
   return {x, h, states, cell.reads_h, cell.parameters, cell.saved};
 }
 
+std::tuple<int64_t, int64_t> instructions(std::string_view name) {
+  const CellPrograms* const programs = get_cell("lltm::_instructions", name).programs;
+  TORCH_CHECK_VALUE(programs != nullptr, "lltm::_instructions: expected a program, got ", name);
+  return {programs->forward.size, programs->backward.size};
+}
+
 StepResult elementwise(
     std::string_view name,
     const Tensor& z,
@@ -465,6 +471,7 @@ TORCH_LIBRARY_IMPL(lltm, CompositeImplicitAutograd, m) {
   m.impl("_elementwise", TORCH_FN(elementwise));
   m.impl("_elementwise_backward", TORCH_FN(elementwise_backward));
   m.impl("_cell", TORCH_FN(describe));
+  m.impl("_instructions", TORCH_FN(instructions));
 }
 
 // Under torch.vmap the operators of training run as ATen operations, which have vmap rules.

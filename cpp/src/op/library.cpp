@@ -82,6 +82,8 @@ TORCH_LIBRARY(lltm, m) {
   m.def(
       "_cell(str cell) -> (int[] x_blocks, int[] h_blocks, float[] states, bool reads_h,"
       " int parameters, int saved)");
+  // How many instructions forward and backward of a program execute.
+  m.def("_instructions(str cell) -> (int forward, int backward)");
   m.def(
       "_elementwise(str cell, Tensor z, Tensor c, Tensor? parameters=None)"
       " -> (Tensor h, Tensor c, Tensor activations)");

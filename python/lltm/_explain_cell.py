@@ -1,0 +1,164 @@
+"""What `cell.explain()` says of a cell that somebody has written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from . import _trace, explain
+from ._program import EXPENSIVE, Header, assignments
+
+if TYPE_CHECKING:
+    from ._own import Cell
+
+UNITS = 64
+
+
+def explained(cell: Cell) -> str:
+    return "\n".join(
+        explain.section(f"{name}: {cell.name}", stage.__doc__, stage(cell))
+        for name, stage in STAGES.items()
+    )
+
+
+def interface(cell: Cell) -> str:
+    """What modules of the cell have: gates and what each reads, states besides h and what they
+    begin as, parameters (one number a unit each), and whether |h'| <= 1 is promised, which int8
+    weights need."""
+    header = Header.read(cell.text)
+
+    def reads(gate: str) -> str:
+        of = [name for name, gates in (("x", header.gates_x), ("h", header.gates_h)) if gate in gates]
+        return f"{gate} of {' and '.join(of)}"
+
+    lines = {
+        "gates": ", ".join(map(reads, cell.gates)),
+        "states": ", ".join(f"{k} = {v!r}" for k, v in header.states.items()),
+        "parameters": ", ".join(header.parameters),
+        "bounded": "yes" if header.bounded else "no",
+    }
+    return "\n".join(f"{name:11} {value or 'none'}" for name, value in lines.items())
+
+
+def saved(cell: Cell) -> str:
+    """What forward saves for backward: as few values as possible, such that backward calls no
+    expensive function. Names are those of the function's variables, t1 and so on of values that
+    have none."""
+    header = Header.read(cell.text)
+    made = {name: (op, *words) for name, op, words in assignments(cell.text, "forward")}
+    lines = [
+        f"{name} = {' '.join(made[name])}" if name in made else name for name in header.saved
+    ]
+    values = len(header.saved)
+    total = f"{values} values, {4 * values} bytes a unit, row and step in float32"
+    if cell.function is not None:
+        total += f"; in a Python loop autograd keeps {kept_by_autograd(cell)} bytes"
+    return "\n".join([*lines, total])
+
+
+def forward(cell: Cell) -> str:
+    """The instructions of forward for one unit, between the GEMMs. One that is executed may be a
+    product and the sum that it goes into, or a copy of what is returned to what is saved."""
+    return _instructions(cell, "forward")
+
+
+def backward(cell: Cell) -> str:
+    """The instructions of backward: d.X is the gradient of X."""
+    return _instructions(cell, "backward")
+
+
+def hints(cell: Cell) -> str:
+    """What costs more than it has to, perhaps."""
+    lines = []
+    known = set(cell.parameters)
+    for name, op, words in assignments(cell.text, "forward"):
+        if not known.intersection(words) or not all(w in known or _is_number(w) for w in words):
+            continue
+        known.add(name)
+        if op in EXPENSIVE:
+            lines.append(
+                f"{name} = {op} {' '.join(words)} is computed in each row and step of parameters"
+                " alone: a parameter that is this value needs it in none."
+            )
+    if cell.function is not None:
+        header = Header.read(cell.text)
+        x, h = set(header.gates_x), set(header.gates_h)
+        with _DetachedMaxima():
+            without = _trace.trace(
+                cell.function,
+                gates=cell.gates,
+                reads={**dict.fromkeys(x - h, "x"), **dict.fromkeys(h - x, "h")},
+                states=header.states,
+                parameters=header.parameters,
+                name=cell.name,
+            )
+        if (more := len(header.saved) - len(without.saved)) > 0:
+            lines.append(
+                f"The derivatives of maximum and minimum save {more} value{'s' * (more > 1)} more"
+                " than their results detached: where one cancels out, as a stabiliser of"
+                " exponentials does, call detach() on it."
+            )
+    return "\n".join(lines) or "none"
+
+
+def page(cell: Cell) -> str:
+    """The same as a page in C++, in the form of cpp/src/cell/lltm.h, for a cell to be built in
+    (CONTRIBUTING, "Add a built-in cell"); cell.page is this text."""
+    return cell.page.rstrip()
+
+
+STAGES = {
+    "cell": interface,
+    "saved": saved,
+    "forward": forward,
+    "backward": backward,
+    "hints": hints,
+    "page": page,
+}
+
+
+def _instructions(cell: Cell, section: str) -> str:
+    lines = [" ".join([y, "=", op, *words]) for y, op, words in assignments(cell.text, section)]
+    executed = torch.ops.lltm._instructions(cell.text)[section == "backward"]
+    return "\n".join([*lines, f"{len(lines)} instructions, {executed} executed"])
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def kept_by_autograd(cell: Cell) -> int:
+    """Bytes a unit of what a call of the function saves, parameters apart."""
+    kept: dict[int, Tensor] = {}  # by address
+
+    def number(_: str) -> Tensor:
+        return torch.full((1, UNITS), 0.5).requires_grad_()
+
+    def keep(x: Tensor) -> Tensor:
+        if x.dim() == 2:
+            kept[x.data_ptr()] = x
+        return x
+
+    parameters = {name: torch.full((UNITS,), 0.5).requires_grad_() for name in cell.parameters}
+    z = {gate: number(gate) for gate in cell.gates}
+    states = {state: number(state) for state in ("h", *cell.states)}
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        results = cell._called(z, states | parameters)  # alive, and with them what they save
+    assert results
+    return sum(x.untyped_storage().nbytes() for x in kept.values()) // UNITS
+
+
+class _DetachedMaxima(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        chooses = getattr(func, "__name__", "") in ("maximum", "minimum")
+        return result.detach() if chooses else result

@@ -1,0 +1,239 @@
+"""The text of a cell's program as a page in C++, such as those in cpp/src/cell/."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from ._program import OPERATIONS, Header, assignments
+
+# Names that are taken: words of C++, what a page calls its own, types that its struct would hide.
+WORDS = set(
+    """
+    alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t
+    char32_t class co_await co_return co_yield compl concept const const_cast consteval constexpr
+    constinit continue decltype default delete do double dynamic_cast else enum explicit export
+    extern false float for friend goto if inline int long mutable namespace new noexcept not not_eq
+    nullptr operator or or_eq private protected public register reinterpret_cast requires return
+    short signed sizeof static static_assert static_cast struct switch template this thread_local
+    throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t while
+    xor xor_eq
+    """.split()
+)
+OF_THE_PAGE = {"V", "z", "dh", "states", "dstates", "parameters", "saved", "math", "std"}
+OF_THE_PAGE |= {"forward", "backward", "kSlots", "kSaved", "kCell", "kStates", "kParameters"}
+OF_CELL_H = {"V", "CellInfo", "SlotRange", "StepForward", "StepBackward", "Program", "Op"}
+FUNCTIONS = {op: op for op in OPERATIONS} | {f: f"logical_{f}" for f in ("and", "or", "not")}
+INFIX = {"add": (1, "+"), "subtract": (1, "-"), "multiply": (2, "*"), "divide": (2, "/")}
+UNARY, ATOM = 3, 4  # how tightly an expression binds
+LONGEST = 40  # an expression that stands in another
+
+
+def page(text: str) -> str:
+    """The page that computes what the program does, to be compiled into the library.
+
+    Built-in cells have no parameters and, besides h, one state at most; one that has a state does
+    not read h. The page of any other has arrays of them, and result types of its own.
+    """
+    header = Header.read(text)
+    x, h = header.gates_x, header.gates_h
+    slots = [g for g in x if g not in h] + [g for g in x if g in h] + [g for g in h if g not in x]
+    states = [*["h"] * (header.reads_h or not header.states), *header.states]
+    own = list(header.parameters)
+    plain = not own and len(states) == 1
+    name = _struct_name(header.name)
+
+    # What the functions take and return, by the names in the text and in C++.
+    forward, backward = _Function(), _Function()
+    forward.known |= {f"z.{gate}": f"z[{k}]" for k, gate in enumerate(slots)}
+    of_dc = "dstates"
+    if plain:
+        of_c = forward.name(states[0])
+        of_dc = backward.name("d of it", f"d{of_c}_{'direct' if of_c == 'h' else 'next'}")
+    else:
+        for k, state in enumerate(states):
+            forward.bind(state, f"states[{k}]")
+    backward.known["d.h'"] = "dh"
+    for k, state in enumerate(states):
+        gradient = of_dc if plain else f"{of_dc}[{k}]"
+        if state != "h":
+            backward.known[f"d.{state}'"] = gradient
+        else:  # comes in two parts (gru.h)
+            backward.statements.append(f"const V {backward.name(DH, 'd')} = dh + {gradient};")
+    for k, parameter in enumerate(own):
+        forward.bind(parameter, f"parameters[{k}]")
+        backward.bind(parameter, f"parameters[{k}]")
+    for k, value in enumerate(header.saved):
+        backward.bind(value, f"saved[{k}]")
+    forward.add(text, "forward", {f"{s}'": f"{s}_next" for s in ("h", *header.states)})
+    gradients = [*(f"z.{gate}" for gate in slots), *own, *states]
+    backward.add(text, "backward", {f"d.{g}": "d" + g.replace(".", "_") for g in gradients})
+    backward.known.setdefault("d.h", "V(0)")  # where the function does not read h
+
+    def d(names: Iterable[str]) -> str:
+        return ", ".join(backward.known[f"d.{g}"] for g in names)
+
+    after = ", ".join(forward.known[f"{s}'"] for s in states)
+    kept = ", ".join(forward.known[value] for value in header.saved)
+    dz = d(f"z.{gate}" for gate in slots)
+    takes_p = ["const V (&parameters)[kParameters]"] * bool(own)
+    if plain:
+        results = f"StepForward<{name}, V>", f"StepBackward<{name}, V>"
+        takes_c, takes_dc = f"const V& {of_c}", f"const V& {of_dc}"
+        returned = [f"{after}, {{{kept}}}", f"{{{dz}}}, {d(states)}"]
+    else:
+        results = "Forward<V>", "Backward<V>"
+        takes_c, takes_dc = "const V (&states)[kStates]", "const V (&dstates)[kStates]"
+        dp = f"{{{d(own)}}}, " if own else ""
+        returned = [f"{{{after}}}, {{{kept}}}", f"{{{dz}}}, {dp}{{{d(states)}}}"]
+    h_next = forward.known["h'"]
+    sizes = {"kSlots": slots, "kSaved": header.saved}
+    sizes |= {} if plain else {"kStates": states} | ({"kParameters": own} if own else {})
+    blocks = [
+        ", ".join(str(given.index(gate)) if gate in given else "-1" for gate in slots)
+        for given in (x, h)
+    ]
+    first_of_h = len(slots) - len(h)
+    lines = [
+        f"// {header.name}, a cell that lltm.cell made of a Python function.",
+        *([] if plain else NOT_BUILT_IN),
+        *(f"// {s} begins as {v!r}." for s, v in header.states.items() if v != 0),
+        '#pragma once\n\n#include "cell/cell.h"\n#include "cell/math.h"\n',
+        f"namespace lltm {{\nnamespace {{\n\nstruct {name} {{",
+        *(f"  static constexpr int {k} = {len(v)};  // {', '.join(v)}" for k, v in sizes.items()),
+        "  static constexpr CellInfo kCell = {",
+        f'      .name = "{header.name}",',
+        f'      .layer_class = "{name}",',
+        f'      .step_class = "{name}Cell",',
+        "      .id = 3,  // its place in kCells (cells.h)",
+        "      .slots = kSlots,\n      .saved = kSaved,",
+        f"      .x = {{0, {len(x)}}},\n      .h = {{{first_of_h}, {len(slots)}}},",
+        f"      .x_blocks = {{{blocks[0]}}},\n      .h_blocks = {{{blocks[1]}}},",
+        f"      .states = {len(header.states)},",
+        f"      .reads_h = {str('h' in states).lower()},",
+        *([f"      .parameters = {len(own)},"] if own else []),
+        f"      .bounded = {str(header.bounded).lower()}}};\n",
+    ]
+    if not plain:
+        lines += ["  template <typename V>", "  struct Forward {", "    V h, states[kStates];"]
+        lines += ["    V saved[kSaved];", "  };", "  template <typename V>", "  struct Backward {"]
+        lines += ["    V dz[kSlots];", *["    V dparameters[kParameters];"] * bool(own)]
+        lines += ["    V dstates[kStates];", "  };\n"]
+    takes = ["const V (&z)[kSlots]", takes_c, *takes_p]
+    lines += _written(results[0], "forward", takes, forward, f"{h_next}, {returned[0]}")
+    takes = ["const V (&saved)[kSaved]", *takes_p, "const V& dh", takes_dc]
+    lines += ["", *_written(results[1], "backward", takes, backward, returned[1])]
+    return "\n".join([*lines, "};\n\n}  // namespace\n}  // namespace lltm\n"])
+
+
+DH = "d.h'"
+NOT_BUILT_IN = [
+    "// Built-in cells have no parameters and, besides h, one state at most; one that has a state does",
+    "// not read h. To become one, this cell needs engines that pass such pages what it takes.",
+]
+
+
+def _struct_name(name: str) -> str:
+    camel = "".join(word[0].upper() + word[1:] for word in name.split("_") if word)
+    return camel if camel[:1].isalpha() and camel not in OF_CELL_H else f"Cell{camel}"
+
+
+def _written(
+    result: str, name: str, takes: Sequence[str], function: _Function, returned: str
+) -> list[str]:
+    head, arguments = f"  static LLTM_CELL_INLINE {result} {name}(", ", ".join(takes) + ") {"
+    if len(head + arguments) > 100:
+        head += "\n      "
+    if 6 + len(arguments) > 100:
+        arguments = arguments.replace(", ", ",\n      ")
+    statements = [*function.bound, *function.statements, f"return {{{returned}}};"]
+    fill = textwrap.TextWrapper(
+        98, initial_indent="    ", subsequent_indent="        ", break_long_words=False
+    )
+    fill.break_on_hyphens = False
+    return [
+        "  template <typename V>",
+        head + arguments,
+        "    using namespace math;",
+        *(fill.fill(statement) for statement in statements),
+        "  }",
+    ]
+
+
+class _Function:
+    """The statements of one function."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, str] = {}  # C++ by the names of the text: variables
+        self.bound: list[str] = []  # arguments by their names
+        self.statements: list[str] = []
+        self.used = WORDS | OF_THE_PAGE | set(FUNCTIONS.values())
+        # The expressions that stand where they are used, and how tightly they bind.
+        self.inlined: dict[str, tuple[int, str]] = {}
+
+    def name(self, value: str, wanted: str | None = None) -> str:
+        """A variable for a value."""
+        stem = wanted or value
+        names = (stem + "_" * k for k in itertools.count())
+        self.known[value] = next(n for n in names if n not in self.used)
+        self.used.add(self.known[value])
+        return self.known[value]
+
+    def bind(self, value: str, place: str) -> None:
+        wanted = value.replace(".", "_").replace("'", "_next")
+        self.bound.append(f"const V& {self.name(value, wanted)} = {place};")
+
+    def add(self, text: str, section: str, results: Mapping[str, str]) -> None:
+        """The assignments of a section."""
+        lines = list(assignments(text, section))
+        uses = Counter(itertools.chain.from_iterable(operands for _, _, operands in lines))
+        final = {*results, *(Header.read(text).saved if section == "forward" else ())}
+        for value, op, operands in lines:
+            level, expression = self.expression(op, operands)
+            inline = re.fullmatch(r"t\d+", value) and uses[value] == 1 and value not in final
+            if inline and len(expression) <= LONGEST:
+                self.inlined[value] = level, expression
+            elif not uses[value] and value not in final:
+                continue
+            elif op == "copy" and operands[0] in self.known and value in results:
+                self.known[value] = self.known[operands[0]]
+            else:
+                name = self.name(value, results.get(value))
+                self.statements.append(f"const V {name} = {expression};")
+
+    def operand(self, word: str, level: int = 0) -> str:
+        """As part of an expression that binds as tightly."""
+        if word in self.known:
+            return self.known[word]
+        if word in self.inlined:
+            own, expression = self.inlined[word]
+            return expression if own >= level else f"({expression})"
+        number = float(word)
+        if math.isinf(number):
+            return f"V({'-' if number < 0 else ''}__builtin_inf())"
+        return f"V({int(number) if number.is_integer() and abs(number) < 1e9 else word})"
+
+    def expression(self, op: str, operands: Sequence[str]) -> tuple[int, str]:
+        if op == "copy":
+            return ATOM, self.operand(operands[0], ATOM)
+        if op == "negate":
+            return UNARY, f"-{self.operand(operands[0], ATOM)}"
+        if op in INFIX:
+            level, sign = INFIX[op]
+            a, b = self.operand(operands[0], level), self.operand(operands[1], level + 1)
+            # A number that is whole needs no type beside one that has it.
+            if operands[1] in self.known or operands[1] in self.inlined:
+                a = re.sub(r"^V\((\d+)\)$", r"\1", a)
+            else:
+                b = re.sub(r"^V\((\d+)\)$", r"\1", b)
+            return level, f"{a} {sign} {b}"
+        words = [self.operand(word) for word in operands]
+        # As tensors can select, too (op/tensor_value.h).
+        sign_of = re.fullmatch(r"greater\((\w+), V\((\d+)\)\)", words[0])
+        if op == "where" and words[1] == "V(1)" and sign_of:
+            words[:2] = [f"{sign_of[1]} > {sign_of[2]}", "1"]
+        return ATOM, f"{FUNCTIONS[op]}({', '.join(words)})"

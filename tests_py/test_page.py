@@ -1,0 +1,209 @@
+"""`cell.page` and `cell.explain()`."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import support
+import torch
+from torch import Tensor, sigmoid, tanh
+
+import lltm
+from lltm._program import Header, evaluate
+
+FOLDER = support.ROOT / "examples" / "cells"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "train")
+
+
+@lltm.cell(
+    gates=("int", "union", "V"),
+    reads={"int": "h", "V": "x"},
+    states={"double": float("-inf"), "states": 0.5},
+    parameters={"saved": 2.0, "dh": 0.5},
+)
+def words(
+    z: Any, h: Tensor, double: Tensor, states: Tensor, saved: Tensor, dh: Tensor
+) -> tuple[Tensor, ...]:
+    """Whose names are those of C++, of pages and of math.h."""
+    new = sigmoid(z.int * saved) - 0.3 * h
+    namespace = torch.where(z.V > 0, torch.clamp(z.union, -1, 1), 2 - new / (new * new + 3))
+    logical_and = torch.maximum(double, namespace - (new - h)).detach()
+    kSaved = torch.exp(namespace - logical_and)  # noqa: N806
+    dz_int = (kSaved > 0.5) & ~(new == 2)
+    return tanh(torch.where(dz_int, kSaved, new * dh)), logical_and, states * new
+
+
+@lltm.cell(gates=2, name="V")
+def linear(z: Any) -> Tensor:
+    """Saves nothing but one value, and h is not read."""
+    return z[0] * 0.5 + z[1] * z[1]
+
+
+def cells() -> list[lltm.Cell]:
+    return [words, linear, *(getattr(importlib.import_module(name), name) for name in NAMES)]
+
+
+def array(values: Tensor) -> str:
+    return ", ".join(repr(x).replace("inf", "HUGE_VAL") for x in values.tolist())
+
+
+def calls(struct: str, cell: lltm.Cell, numbers: dict[str, Tensor]) -> str:
+    """Statements that print what forward and backward return."""
+    header = Header.read(cell.text)
+    states, own = numbers["states"], numbers["parameters"]
+    plain = "StepForward" in cell.page
+    lines = ["{", f"const double z[] = {{{array(numbers['z'])}}};"]
+    c, dc = (("c[0]", "dc[0]") if plain else ("c", "dc"))
+    p = ", p" if header.parameters else ""
+    lines += [f"const double c[] = {{{array(states)}}}, dc[] = {{{array(numbers['dc'])}}};"]
+    lines += [f"const double p[] = {{{array(own)}}};"] * bool(p)
+    lines += [f"const auto y = {struct}::forward<double>(z, {c}{p});"]
+    after = "&y.c" if plain else "y.states"
+    lines += ["print(&y.h, 1);", f"print({after}, {len(states)});"]
+    lines += [f"print(y.saved, {struct}::kSaved);"]
+    lines += [f"const auto d = {struct}::backward<double>(y.saved{p}, 0.75, {dc});"]
+    lines += [f"print(d.dz, {struct}::kSlots);"]
+    lines += [f"print(d.dparameters, {len(own)});"] * bool(p)
+    lines += [f"print({'&d.dc' if plain else 'd.dstates'}, {len(states)});"]
+    lines += [f"static_assert({struct}::kCell.slots == {len(cell.gates)});", "}"]
+    narrow = re.sub(r"\bdouble\b", "float", "\n".join(lines))
+    return "\n".join([*lines, narrow.replace("print(", "ignore(")])
+
+
+def test_the_page_computes_what_the_program_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    generator = torch.Generator().manual_seed(0)
+    includes, statements, expected = [], [], []
+    for cell in cells():
+        header = Header.read(cell.text)
+        states = [*["h"] * (header.reads_h or not header.states), *header.states]
+        slots = re.findall(r"kSlots = \d+;  // (.*)", cell.page)[0].split(", ")
+        numbers = {
+            name: torch.randn(size, generator=generator, dtype=torch.float64)
+            for name, size in (
+                ("z", len(slots)),
+                ("states", len(states)),
+                ("dc", len(states)),
+                ("parameters", len(header.parameters)),
+            )
+        }
+        (struct,) = re.findall(r"^struct (\w+) {", cell.page, re.MULTILINE)
+        (tmp_path / f"{struct}.h").write_text(cell.page)
+        includes.append(f'#include "{struct}.h"\n')
+        statements.append(calls(struct, cell, numbers))
+
+        given = {f"z.{gate}": x for gate, x in zip(slots, numbers["z"], strict=True)}
+        given |= dict(zip(states, numbers["states"], strict=True))
+        own = dict(zip(header.parameters, numbers["parameters"], strict=True))
+        y = given | own | evaluate(cell.text, "forward", given | own)
+        tangents = dict(zip([f"d.{s}'" for s in states], numbers["dc"], strict=True))
+        tangents["d.h'"] = 0.75 + tangents.get("d.h'", torch.tensor(0.0).double())
+        kept = {name: y[name] for name in header.saved}
+        d = evaluate(cell.text, "backward", kept | own | tangents)
+        expected += [y["h'"], *(y[f"{s}'"] for s in states), *kept.values()]
+        expected += [d[f"d.z.{gate}"] for gate in slots] + [d[f"d.{name}"] for name in own]
+        expected += [d.get(f"d.{s}", torch.tensor(0.0)).double() for s in states]
+    source = tmp_path / "pages.cpp"
+    source.write_text(
+        "#include <cmath>\n#include <cstdio>\n"
+        + "".join(includes)
+        + "void print(const double* x, int n) {\n"
+        + '  for (int k = 0; k < n; ++k) std::printf("%.17g\\n", x[k]);\n}\n'
+        + "void ignore(const float*, int) {}\n"
+        + "using namespace lltm;\nint main() {\n"
+        + "\n".join(statements)
+        + "\n}\n"
+    )
+    program = tmp_path / "pages"
+    compiler = os.environ.get("CXX", "c++")
+    include = support.ROOT / "cpp" / "src"
+    warnings = ["-Wall", "-Wextra", "-Werror", "-Wno-unused-function", "-Wno-unused-parameter"]
+    command = [compiler, "-std=c++20", *warnings, f"-I{include}", str(source), "-o", str(program)]
+    subprocess.run(command, check=True)
+    result = subprocess.run([str(program)], check=True, stdout=subprocess.PIPE, text=True)
+    got = torch.tensor([float(line) for line in result.stdout.splitlines()], dtype=torch.float64)
+    torch.testing.assert_close(got, torch.stack(expected), rtol=1e-12, atol=1e-14)
+
+
+# ---- explain ------------------------------------------------------------------------------
+
+
+def sections(cell: lltm.Cell) -> dict[str, str]:
+    """The text of each section, without its sentence."""
+    form = r"^==== (\w+): (\w+)\n(.*?)\n\n(.*?)\n(?=\n====|\Z)"
+    found = re.findall(form, cell.explain(), re.MULTILINE | re.DOTALL)
+    assert {name for _, name, _, _ in found} == {cell.name}
+    assert all(re.match(r"[A-Z].*\.$|.*text\.$", s, re.DOTALL) for _, _, s, _ in found)
+    return {title: text for title, _, _, text in found}
+
+
+def test_explains_what_is_saved_and_executed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    cell = importlib.import_module("peephole_lstm").peephole_lstm
+    found = sections(cell)
+    assert list(found) == ["cell", "saved", "forward", "backward", "hints", "page"]
+    assert found["cell"].splitlines() == [
+        "gates       i of x and h, f of x and h, g of x and h, o of x and h",
+        "states      c = 0.0",
+        "parameters  p_i, p_f, p_o",
+        f"bounded     {'yes' if 'bounded' in cell.text else 'no'}",
+    ]
+    *values, total = found["saved"].splitlines()
+    assert [value.split(" ")[0] for value in values] == list(Header.read(cell.text).saved)
+    assert re.fullmatch(
+        r"6 values, 24 bytes a unit, row and step in float32; in a Python loop autograd keeps"
+        r" (\d+) bytes",
+        total,
+    )
+    for name in ("forward", "backward"):
+        *lines, count = found[name].splitlines()
+        assert "\n".join(lines) in cell.text
+        executed = torch.ops.lltm._instructions(cell.text)[name == "backward"]
+        assert count == f"{len(lines)} instructions, {executed} executed"
+    assert found["page"] + "\n" == cell.page
+    assert lltm.Cell(cell.text).explain().count("autograd keeps") == 0  # without its function
+
+
+def test_counts_what_autograd_keeps() -> None:
+    @lltm.cell(gates=1)
+    def kept(z: Any, c: Tensor) -> tuple[Tensor, Tensor]:
+        y = tanh(z[0])  # keeps y
+        return y * c, torch.where(c > 0, y, c)  # y again, c; a condition, which is a byte
+
+    assert sections(kept)["saved"].endswith("keeps 9 bytes")
+
+
+def test_hints_at_a_stabiliser_with_a_derivative(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    detached = importlib.import_module("slstm").slstm
+    assert sections(detached)["hints"] == "none"
+
+    @lltm.cell(gates=("i", "f", "z", "o"), states={"m": -torch.inf})
+    def whole(z: Any, c: Tensor, n: Tensor, m: Tensor) -> tuple[Tensor, ...]:
+        kept = torch.nn.functional.logsigmoid(z.f) + m
+        m_next = torch.maximum(kept, z.i)
+        f, i = torch.exp(kept - m_next), torch.exp(z.i - m_next)
+        c_next, n_next = f * c + i * tanh(z.z), f * n + i
+        return sigmoid(z.o) * c_next / n_next, c_next, n_next, m_next
+
+    assert re.search(r"save 1 value more .* call detach\(\) on it", sections(whole)["hints"])
+
+
+def test_hints_at_functions_of_parameters_alone() -> None:
+    @lltm.cell(gates=1, parameters={"decay": 1.0})
+    def leaky(z: Any, v: Tensor, decay: Tensor) -> tuple[Tensor, Tensor]:
+        kept = sigmoid(1 - decay)
+        v_next = kept * v + z[0]
+        return tanh(v_next), v_next
+
+    assert sections(leaky)["hints"].startswith(
+        "kept = sigmoid t1 is computed in each row and step of parameters alone:"
+    )
