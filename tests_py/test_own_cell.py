@@ -197,6 +197,19 @@ def test_the_check_calls_the_function_as_the_trace_does() -> None:
     check_cell(cell, shapes=[(3, 2, 4, 5)], dtypes=[torch.float64], verbose=False)
 
 
+def test_a_layer_without_biases_has_its_parameters() -> None:
+    @lltm.cell(gates=1, parameters={"bias_scale": 2.0})
+    def cell(z: Any, bias_scale: Tensor) -> Tensor:
+        return bias_scale * tanh(z[0])
+
+    for module, x in ((cell.Layer(3, 4, bias=False), "l0"), (cell.Cell(3, 4, bias=False), "")):
+        names = [name for name, _ in module.named_parameters()]
+        stems = ("weight_ih", "weight_hh", "bias_scale")
+        assert names == [f"{stem}_{x}".rstrip("_") for stem in stems]
+        assert "bias=False" in repr(module)
+    same(cell.Layer(3, 4, bias=False)(torch.zeros(1, 2, 3))[0], torch.zeros(1, 2, 4))
+
+
 # ---- transforms, compilers, files ------------------------------------------------------
 
 

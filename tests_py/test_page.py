@@ -34,7 +34,7 @@ def words(
     new = sigmoid(z.int * saved) - 0.3 * h
     namespace = torch.where(z.V > 0, torch.clamp(z.union, -1, 1), 2 - new / (new * new + 3))
     logical_and = torch.maximum(double, namespace - (new - h)).detach()
-    kSaved = torch.exp(namespace - logical_and)  # noqa: N806
+    kSaved = torch.exp(namespace - logical_and)
     dz_int = (kSaved > 0.5) & ~(new == 2)
     return tanh(torch.where(dz_int, kSaved, new * dh)), logical_and, states * new
 
@@ -42,7 +42,8 @@ def words(
 @lltm.cell(gates=2, name="V")
 def linear(z: Any) -> Tensor:
     """Saves nothing but one value, and h is not read."""
-    return z[0] * 0.5 + z[1] * z[1]
+    y: Tensor = z[0] * 0.5 + z[1] * z[1]
+    return y
 
 
 def cells() -> list[lltm.Cell]:
@@ -59,7 +60,7 @@ def calls(struct: str, cell: lltm.Cell, numbers: dict[str, Tensor]) -> str:
     states, own = numbers["states"], numbers["parameters"]
     plain = "StepForward" in cell.page
     lines = ["{", f"const double z[] = {{{array(numbers['z'])}}};"]
-    c, dc = (("c[0]", "dc[0]") if plain else ("c", "dc"))
+    c, dc = ("c[0]", "dc[0]") if plain else ("c", "dc")
     p = ", p" if header.parameters else ""
     lines += [f"const double c[] = {{{array(states)}}}, dc[] = {{{array(numbers['dc'])}}};"]
     lines += [f"const double p[] = {{{array(own)}}};"] * bool(p)

@@ -3,12 +3,14 @@
     lltm.LSTM, lltm.GRU        torch.nn's, with their parameters and results
     lltm.LSTMCell, lltm.GRUCell
     lltm.replace_(model)       makes them of torch.nn's in a model
-    @lltm.cell                 makes a cell of your own of a function
+    @lltm.cell                 makes a cell of your own of a function, lltm.Cell; its modules
+    lltm.OwnLayer, lltm.OwnCell
     lltm.LLTM, lltm.LLTMCell   an LSTM without a forget gate, used like torch.nn.LSTM
     lltm.PrepackedLSTM, lltm.PrepackedGRU, lltm.PrepackedLLTM
                                layers for repeated inference, from prepack()
     lltm.functional            the LLTM as functions
     lltm.reference             the same in plain PyTorch operations, for reading and comparing
+    lltm.testing               the check of such a cell against its function
     lltm.backends              settings, such as lltm.backends.cuda.persistent
     lltm.ArgumentError         a wrong shape or value: a ValueError and a RuntimeError
     lltm.decompositions()      for torch.export and compiler backends
@@ -32,11 +34,12 @@ from . import _flops as _flops
 from . import backends as backends
 from . import functional as functional
 from . import reference as reference
+from . import testing as testing
 from ._C import ArgumentError
 from ._decompositions import decompositions
 from ._inductor import inductor_decomposed
 from ._onnx import register
-from ._own import Cell, cell
+from ._own import Cell, OwnCell, OwnLayer, cell
 from ._replace import Replaced, replace_
 from .modules import (
     GRU,
@@ -59,6 +62,8 @@ __all__ = [
     "GRUCell",
     "LLTMCell",
     "LSTMCell",
+    "OwnCell",
+    "OwnLayer",
     "PrepackedGRU",
     "PrepackedLLTM",
     "PrepackedLSTM",
@@ -74,6 +79,7 @@ __all__ = [
     "inductor_decomposed",
     "reference",
     "replace_",
+    "testing",
 ]
 
 register()

@@ -31,7 +31,9 @@ def interface(cell: Cell) -> str:
     header = Header.read(cell.text)
 
     def reads(gate: str) -> str:
-        of = [name for name, gates in (("x", header.gates_x), ("h", header.gates_h)) if gate in gates]
+        of = [
+            name for name, gates in (("x", header.gates_x), ("h", header.gates_h)) if gate in gates
+        ]
         return f"{gate} of {' and '.join(of)}"
 
     lines = {
@@ -49,9 +51,7 @@ def saved(cell: Cell) -> str:
     have none."""
     header = Header.read(cell.text)
     made = {name: (op, *words) for name, op, words in assignments(cell.text, "forward")}
-    lines = [
-        f"{name} = {' '.join(made[name])}" if name in made else name for name in header.saved
-    ]
+    lines = [f"{name} = {' '.join(made[name])}" if name in made else name for name in header.saved]
     values = len(header.saved)
     total = f"{values} values, {4 * values} bytes a unit, row and step in float32"
     if cell.function is not None:

@@ -6,19 +6,25 @@ Letters as in _recurrent.py; of a cell: K states besides h, P parameters, one nu
 from __future__ import annotations
 
 import inspect
-import math
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from . import _check, _trace
 from ._C import ArgumentError
 from ._program import Header
-from ._recurrent import Layer, Prepacked, Step, layer_of, names_of, operator, step_of
+from ._recurrent import (
+    MadeLayer,
+    MadeStep,
+    OfParameters,
+    Prepacked,
+    layer_of,
+    operator,
+    step_of,
+)
 
 Initial = float | Callable[[Tensor], object]
 Path = str | os.PathLike[str]
@@ -123,7 +129,7 @@ class Cell:
             "_HEADER": header,
             "_STATES": ("h", *header.states),
             "_INITIAL": {**header.parameters, **(initial or {})},
-            "__module__": __name__,
+            "__module__": getattr(function, "__module__", __name__),
         }
         prepacked = type(
             f"{self.name}_PrepackedLayer",
@@ -166,7 +172,9 @@ class Cell:
     def _called(self, z: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> list[Tensor]:
         """What the function itself returns, h' and states'; others by name, if it takes them."""
         if self.function is None:
-            raise ValueError(f"lltm::testing: expected a cell with its function, got {self!r}, a text")
+            raise ValueError(
+                f"lltm::testing: expected a cell with its function, got {self!r}, a text"
+            )
         _, *arguments = inspect.signature(self.function).parameters.values()
         by_name = {a.name: others[a.name] for a in arguments if a.kind is a.KEYWORD_ONLY}
         positional = (others[a.name] for a in arguments if a.name not in by_name)
@@ -185,7 +193,7 @@ _MEMBERS |= {"weight_ih", "weight_hh", "bias_ih", "bias_hh"}
 # ---- modules ------------------------------------------------------------------------
 
 
-class _Own:
+class _Own(OfParameters):
     """What the modules of such a cell share."""
 
     _CELL: str
@@ -210,11 +218,10 @@ class _Own:
         }
 
     def _draw(self, stem: str, parameter: Tensor) -> None:
+        if stem not in self._INITIAL:
+            super()._draw(stem, parameter)
+            return
         with torch.no_grad():
-            if stem not in self._INITIAL:
-                bound = 1 / math.sqrt(self.hidden_size) if self.hidden_size > 0 else 0.0
-                nn.init.uniform_(parameter, -bound, bound)
-                return
             initial = self._INITIAL[stem]
             initial(parameter) if callable(initial) else parameter.fill_(initial)
 
@@ -280,7 +287,7 @@ def _restore(text: str, initial: Mapping[str, Initial], kind: str) -> Any:
     return module.__new__(module)
 
 
-class OwnCell(_Own, Step, nn.Module):
+class OwnCell(_Own, MadeStep):
     """One step of a cell; ``cell.Cell``.
 
     Args:
@@ -299,30 +306,12 @@ class OwnCell(_Own, Step, nn.Module):
     drawn from the uniform distribution on ±1/sqrt(H); and those of the cell, (H) each.
     """
 
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        bias: bool = True,
-        device: torch.types.Device = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        self.input_size = _check.integer(self._where, "input_size", input_size)
-        self.hidden_size = _check.integer(self._where, "hidden_size", hidden_size)
-        self.bias = _check.flag(self._where, "bias", bias)
-        for name, shape in self._shapes(self.input_size).items():
-            absent = name.startswith("bias_") and not self.bias
-            value = None if absent else nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-            self.register_parameter(name, value)
-        self.reset_parameters()
-
     _parameter_names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
-    def reset_parameters(self) -> None:
-        """Draws every parameter anew."""
-        for name, parameter in self.named_parameters():
-            self._draw(name, parameter)
+    @property
+    def bias(self) -> bool:
+        """Whether there are biases."""
+        return self._parameters["bias_ih"] is not None
 
     def forward(self, input: Tensor, hx: Any = None) -> Any:
         """Takes one step.
@@ -343,14 +332,11 @@ class OwnCell(_Own, Step, nn.Module):
 
         return step_of(self, input, hx, operator("layer_step", tensors, self._OPTIONS))
 
-    def extra_repr(self) -> str:
-        return f"{self.input_size}, {self.hidden_size}" + ("" if self.bias else ", bias=False")
-
     def __reduce__(self) -> Any:
         return self._reduced("Cell")
 
 
-class OwnLayer(_Own, Layer, nn.Module):
+class OwnLayer(_Own, MadeLayer):
     """Layers of a cell over sequences; ``cell.Layer``.
 
     Args:
@@ -372,72 +358,11 @@ class OwnLayer(_Own, Layer, nn.Module):
     """
 
     _PACKED: type[_Prepacked]
-    _OPTIONS = ("has_biases", *Layer._OPTIONS[1:])
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        bias: bool = True,
-        batch_first: bool = False,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
-        device: torch.types.Device = None,
-        dtype: torch.dtype | None = None,
-        *,
-        checkpoint_steps: int = 0,
-    ) -> None:
-        super().__init__()
-        where = self._where
-        self.input_size = _check.integer(where, "input_size", input_size)
-        self.hidden_size = _check.integer(where, "hidden_size", hidden_size)
-        self.num_layers = _check.integer(where, "num_layers", num_layers, _check.MOST_LAYERS)
-        self.bias = _check.flag(where, "bias", bias)
-        self.batch_first = _check.flag(where, "batch_first", batch_first)
-        self.dropout = _check.probability(where, "dropout", dropout)
-        self.bidirectional = _check.flag(where, "bidirectional", bidirectional)
-        self.checkpoint_steps = _check.checkpoint_steps(where, checkpoint_steps)
-        if self.dropout > 0 and self.num_layers == 1:
-            warnings.warn(
-                f"lltm::{where}: dropout is applied between layers, so it does nothing with"
-                " num_layers=1",
-                stacklevel=2,
-            )
-        stems = tuple(self._shapes(0))
-        self._names = names_of(stems, self.num_layers, self.bidirectional)
-        for k, names in enumerate(self._by_direction):
-            shapes = self._shapes(self._columns_of_input(k))
-            for name, (stem, shape) in zip(names, shapes.items(), strict=True):
-                absent = stem.startswith("bias_") and not self.bias
-                value = torch.empty(shape, device=device, dtype=dtype)
-                self.register_parameter(name, None if absent else nn.Parameter(value))
-        self.reset_parameters()
-
-    @property
-    def _by_direction(self) -> list[Sequence[str]]:
-        each = len(self._shapes(0))
-        return [self._names[k : k + each] for k in range(0, len(self._names), each)]
+    _OPTIONS = ("has_biases", *MadeLayer._OPTIONS[1:])
 
     @property
     def has_biases(self) -> bool:
         return self.bias or bool(self._HEADER.parameters)
-
-    def reset_parameters(self) -> None:
-        """Draws every parameter anew."""
-        for names in self._by_direction:
-            for name, stem in zip(names, self._shapes(0), strict=True):
-                parameter = getattr(self, name)
-                if parameter is not None:
-                    self._draw(stem, parameter)
-
-    @property
-    def all_weights(self) -> list[list[nn.Parameter]]:
-        """The parameters of each layer and direction, in the order above."""
-        return [
-            [p for name in names if (p := getattr(self, name)) is not None]
-            for names in self._by_direction
-        ]
 
     def _operands_of(self, k: int) -> list[Tensor]:
         """The parameters of the k-th direction as the operators take them."""
@@ -479,20 +404,6 @@ class OwnLayer(_Own, Layer, nn.Module):
         With torch.qint8 the cell has to be bounded.
         """
         return self._PACKED(self, weights)
-
-    def extra_repr(self) -> str:
-        text = f"{self.input_size}, {self.hidden_size}"
-        for name, default in (
-            ("num_layers", 1),
-            ("bias", True),
-            ("batch_first", False),
-            ("dropout", 0.0),
-            ("bidirectional", False),
-            ("checkpoint_steps", 0),
-        ):
-            if getattr(self, name) != default:
-                text += f", {name}={getattr(self, name)}"
-        return text
 
     def __reduce__(self) -> Any:
         return self._reduced("Layer")

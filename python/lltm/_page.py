@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ._program import OPERATIONS, Header, assignments
 
 # Names that are taken: words of C++, what a page calls its own, types that its struct would hide.
-WORDS = set(
-    """
+CPP = """
     alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t
     char32_t class co_await co_return co_yield compl concept const const_cast consteval constexpr
     constinit continue decltype default delete do double dynamic_cast else enum explicit export
@@ -22,8 +21,7 @@ WORDS = set(
     short signed sizeof static static_assert static_cast struct switch template this thread_local
     throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t while
     xor xor_eq
-    """.split()
-)
+"""
 OF_THE_PAGE = {"V", "z", "dh", "states", "dstates", "parameters", "saved", "math", "std"}
 OF_THE_PAGE |= {"forward", "backward", "kSlots", "kSaved", "kCell", "kStates", "kParameters"}
 OF_CELL_H = {"V", "CellInfo", "SlotRange", "StepForward", "StepBackward", "Program", "Op"}
@@ -132,8 +130,8 @@ def page(text: str) -> str:
 
 DH = "d.h'"
 NOT_BUILT_IN = [
-    "// Built-in cells have no parameters and, besides h, one state at most; one that has a state does",
-    "// not read h. To become one, this cell needs engines that pass such pages what it takes.",
+    "// Built-in cells have no parameters and, besides h, one state at most; one that has a state",
+    "// does not read h. To be built in, this one needs engines that pass pages what it takes.",
 ]
 
 
@@ -171,7 +169,7 @@ class _Function:
         self.known: dict[str, str] = {}  # C++ by the names of the text: variables
         self.bound: list[str] = []  # arguments by their names
         self.statements: list[str] = []
-        self.used = WORDS | OF_THE_PAGE | set(FUNCTIONS.values())
+        self.used = {*CPP.split()} | OF_THE_PAGE | set(FUNCTIONS.values())
         # The expressions that stand where they are used, and how tightly they bind.
         self.inlined: dict[str, tuple[int, str]] = {}
 

@@ -5,6 +5,8 @@ Letters: T steps, B batch size, I input size, H hidden size, L layers, D directi
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
@@ -341,6 +343,136 @@ class SingleLayer(Layer):
             input, hx, None if hx is None else (hx,), reset
         )
         return returned
+
+
+class OfParameters:
+    """A module that makes its parameters here: those of torch.nn's cells torch.nn makes."""
+
+    hidden_size: int
+
+    _BIASES_OF_ALL = ("bias", "bias_ih", "bias_hh")
+
+    def _shapes(self, columns: int) -> dict[str, tuple[int, ...]]:
+        """Of the parameters of a direction, which reads so many features, by stem."""
+        raise NotImplementedError
+
+    def _draw(self, stem: str, parameter: Tensor) -> None:
+        bound = 1 / math.sqrt(self.hidden_size)
+        nn.init.uniform_(parameter, -bound, bound)
+
+    def _register(
+        self, names: Sequence[str], columns: int, bias: bool, device: Any, dtype: Any
+    ) -> None:
+        """Of a direction, by the names of its parameters."""
+        for name, (stem, shape) in zip(names, self._shapes(columns).items(), strict=True):
+            value = torch.empty(shape, device=device, dtype=dtype)
+            absent = stem in self._BIASES_OF_ALL and not bias
+            module: Any = self
+            module.register_parameter(name, None if absent else nn.Parameter(value))
+
+    def _redraw(self, names: Sequence[str]) -> None:
+        for name, stem in zip(names, self._shapes(0), strict=True):
+            if getattr(self, name) is not None:
+                self._draw(stem, getattr(self, name))
+
+
+class MadeStep(OfParameters, Step, nn.Module):
+    """One step, with its constructor: LLTMCell and the cells that users have written."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        device: torch.types.Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.input_size = _check.integer(self._where, "input_size", input_size)
+        self.hidden_size = _check.integer(self._where, "hidden_size", hidden_size)
+        with_bias = _check.flag(self._where, "bias", bias)
+        self._register([*self._shapes(0)], self.input_size, with_bias, device, dtype)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws every parameter anew."""
+        self._redraw([*self._shapes(0)])
+
+    def extra_repr(self) -> str:
+        bias = ", bias=False" if None in self._parameters.values() else ""
+        return f"{self.input_size}, {self.hidden_size}{bias}"
+
+
+class MadeLayer(OfParameters, Layer, nn.Module):
+    """A layer, with its constructor: LLTM and the cells that users have written."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.types.Device = None,
+        dtype: torch.dtype | None = None,
+        *,
+        checkpoint_steps: int = 0,
+    ) -> None:
+        super().__init__()
+        where = self._where
+        self.input_size = _check.integer(where, "input_size", input_size)
+        self.hidden_size = _check.integer(where, "hidden_size", hidden_size)
+        self.num_layers = _check.integer(where, "num_layers", num_layers, _check.MOST_LAYERS)
+        self.bias = _check.flag(where, "bias", bias)
+        self.batch_first = _check.flag(where, "batch_first", batch_first)
+        self.dropout = _check.probability(where, "dropout", dropout)
+        self.bidirectional = _check.flag(where, "bidirectional", bidirectional)
+        self.checkpoint_steps = _check.checkpoint_steps(where, checkpoint_steps)
+        if self.dropout > 0 and self.num_layers == 1:
+            warnings.warn(
+                f"lltm::{where}: dropout is applied between layers, so it does nothing with"
+                " num_layers=1",
+                stacklevel=2 if type(self).__init__ is MadeLayer.__init__ else 3,
+            )
+        self._names = names_of(tuple(self._shapes(0)), self.num_layers, self.bidirectional)
+        for k, names in enumerate(self._by_direction):
+            self._register(names, self._columns_of_input(k), self.bias, device, dtype)
+        self.reset_parameters()
+
+    @property
+    def _by_direction(self) -> list[Sequence[str]]:
+        """The names of the parameters of each layer and direction."""
+        each = len(self._shapes(0))
+        return [self._names[k : k + each] for k in range(0, len(self._names), each)]
+
+    def reset_parameters(self) -> None:
+        """Draws every parameter anew."""
+        for names in self._by_direction:
+            self._redraw(names)
+
+    @property
+    def all_weights(self) -> list[list[nn.Parameter]]:
+        """The parameters of each layer and direction: [[weights_l0, bias_l0], ...]."""
+        return [
+            [parameter for name in names if (parameter := getattr(self, name)) is not None]
+            for names in self._by_direction
+        ]
+
+    def extra_repr(self) -> str:
+        text = f"{self.input_size}, {self.hidden_size}"
+        for name, default in (
+            ("num_layers", 1),
+            ("bias", True),
+            ("batch_first", False),
+            ("dropout", 0.0),
+            ("bidirectional", False),
+            ("checkpoint_steps", 0),
+        ):
+            if getattr(self, name) != default:
+                text += f", {name}={getattr(self, name)}"
+        return text
 
 
 class Prepacked(Layer, nn.Module):

@@ -5,8 +5,6 @@ Letters: T steps, B batch size, I input size, H hidden size, L layers, D directi
 
 from __future__ import annotations
 
-import math
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -17,13 +15,14 @@ from . import _check
 from ._C import ArgumentError
 from ._recurrent import (
     Layer,
+    MadeLayer,
+    MadeStep,
     PairLayer,
     PairStep,
     Prepacked,
     SingleLayer,
     SingleStep,
     State,
-    names_of,
 )
 
 __all__ = [
@@ -43,7 +42,7 @@ GATES = 3  # of the LLTM
 # ---- the LLTM -------------------------------------------------------------------
 
 
-class LLTMCell(PairStep, nn.Module):
+class LLTMCell(PairStep, MadeStep):
     """One step of the Long-Long-Term-Memory unit, an LSTM without a forget gate.
 
     See :func:`lltm.functional.cell` for the equations.
@@ -79,33 +78,8 @@ class LLTMCell(PairStep, nn.Module):
     _where = "LLTMCell"
     _parameter_names = ("weights", "bias")
 
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        bias: bool = True,
-        device: torch.types.Device = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        self.input_size = _check.integer("LLTMCell", "input_size", input_size)
-        self.hidden_size = _check.integer("LLTMCell", "hidden_size", hidden_size)
-        with_bias = _check.flag("LLTMCell", "bias", bias)
-        rows, columns = GATES * self.hidden_size, self.hidden_size + self.input_size
-        self.weights = nn.Parameter(torch.empty(rows, columns, device=device, dtype=dtype))
-        self.register_parameter(
-            "bias",
-            nn.Parameter(torch.empty(rows, device=device, dtype=dtype)) if with_bias else None,
-        )
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draws every parameter anew."""
-        _reset(self.parameters(), self.hidden_size)
-
-    def extra_repr(self) -> str:
-        bias = "" if self.bias is not None else ", bias=False"
-        return f"{self.input_size}, {self.hidden_size}{bias}"
+    def _shapes(self, columns: int) -> dict[str, tuple[int, ...]]:
+        return _shapes(self.hidden_size, columns)
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
@@ -114,7 +88,7 @@ class LLTMCell(PairStep, nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
-class LLTM(PairLayer, nn.Module):
+class LLTM(PairLayer, MadeLayer):
     """A recurrent layer of LLTM cells over sequences, used like torch.nn.LSTM.
 
     Args:
@@ -168,49 +142,28 @@ class LLTM(PairLayer, nn.Module):
         *,
         checkpoint_steps: int = 0,
     ) -> None:
-        super().__init__()
-        self.input_size = _check.integer("LLTM", "input_size", input_size)
-        self.hidden_size = _check.integer("LLTM", "hidden_size", hidden_size)
-        self.num_layers = _check.integer("LLTM", "num_layers", num_layers, _check.MOST_LAYERS)
-        self.bias = _check.flag("LLTM", "bias", bias)
-        self.batch_first = _check.flag("LLTM", "batch_first", batch_first)
-        self.dropout = _check.probability("LLTM", "dropout", dropout)
-        self.bidirectional = _check.flag("LLTM", "bidirectional", bidirectional)
         _check.no_projection("LLTM", proj_size)
-        self.checkpoint_steps = _check.checkpoint_steps("LLTM", checkpoint_steps)
-        if self.dropout > 0 and self.num_layers == 1:
-            warnings.warn(
-                "lltm::LLTM: dropout is applied between layers, so it does nothing with"
-                " num_layers=1",
-                stacklevel=2,
-            )
+        super().__init__(
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            device,
+            dtype,
+            checkpoint_steps=checkpoint_steps,
+        )
 
-        self._names = names_of(("weights", "bias"), self.num_layers, self.bidirectional)
-        rows = GATES * self.hidden_size
-        for k, (weights_name, bias_name) in enumerate(_pairs(self._names)):
-            columns = self.hidden_size + self._columns_of_input(k)
-            weights = torch.empty(rows, columns, device=device, dtype=dtype)
-            self.register_parameter(weights_name, nn.Parameter(weights))
-            self.register_parameter(
-                bias_name,
-                nn.Parameter(torch.empty(rows, device=device, dtype=dtype)) if self.bias else None,
-            )
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draws every parameter anew."""
-        _reset(self.parameters(), self.hidden_size)
-
-    @property
-    def all_weights(self) -> list[list[nn.Parameter]]:
-        """The parameters of each layer and direction: [[weights_l0, bias_l0], ...]."""
-        return [[getattr(self, name) for name in names] for names in self._all_weights]
+    def _shapes(self, columns: int) -> dict[str, tuple[int, ...]]:
+        return _shapes(self.hidden_size, columns)
 
     # What code for torch.nn.LSTM reads although it is private there.
 
     @property
     def _all_weights(self) -> list[list[str]]:
-        return [list(pair) if self.bias else [pair[0]] for pair in _pairs(self._names)]
+        return [list(names) if self.bias else [names[0]] for names in self._by_direction]
 
     @property
     def _flat_weights_names(self) -> list[str]:
@@ -229,22 +182,6 @@ class LLTM(PairLayer, nn.Module):
                 the price of small errors (:func:`lltm.functional.prepack`)
         """
         return PrepackedLLTM(self, weights)
-
-    def extra_repr(self) -> str:
-        text = f"{self.input_size}, {self.hidden_size}"
-        if self.num_layers != 1:
-            text += f", num_layers={self.num_layers}"
-        if not self.bias:
-            text += ", bias=False"
-        if self.batch_first:
-            text += ", batch_first=True"
-        if self.dropout != 0:
-            text += f", dropout={self.dropout}"
-        if self.bidirectional:
-            text += ", bidirectional=True"
-        if self.checkpoint_steps != 0:
-            text += f", checkpoint_steps={self.checkpoint_steps}"
-        return text
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         biases = [prefix + bias for bias in self._names[1::2]]
@@ -585,14 +522,9 @@ class GRUCell(SingleStep, nn.RNNCellBase):
 # ---- parameters of the LLTM -------------------------------------------------------
 
 
-def _pairs(names: Sequence[str]) -> list[tuple[str, str]]:
-    return list(zip(names[::2], names[1::2], strict=True))
-
-
-def _reset(parameters: Iterable[nn.Parameter], hidden_size: int) -> None:
-    bound = 1 / math.sqrt(hidden_size)
-    for parameter in parameters:
-        nn.init.uniform_(parameter, -bound, bound)
+def _shapes(hidden_size: int, columns: int) -> dict[str, tuple[int, ...]]:
+    rows = GATES * hidden_size
+    return {"weights": (rows, hidden_size + columns), "bias": (rows,)}
 
 
 def _flatten_biases(state_dict: dict[str, Any], keys: Iterable[str], size: int) -> None:

@@ -70,7 +70,7 @@ def _run(
         gates_h = from_h.chunk(len(header.gates_h), 1) if header.gates_h else ()
         z_h = dict(zip(header.gates_h, gates_h, strict=True))
         both = {**z_x, **z_h, **{gate: z_x[gate] + z_h[gate] for gate in z_x.keys() & z_h.keys()}}
-        known = {"h": h, **dict(zip(cell.states, others, strict=True)), **parameters}
+        known: Any = {"h": h, **dict(zip(cell.states, others, strict=True)), **parameters}
         after = cell._called(both, known)
         runs = (t < lengths).unsqueeze(1).to(rows.device)
         states = [torch.where(runs, new, old) for new, old in zip(after, states, strict=True)]
