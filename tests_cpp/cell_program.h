@@ -139,10 +139,10 @@ inline const std::string kGruText =
 // ---- by the instructions ----------------------------------------------------
 
 inline constexpr const char* kOperations[] = {
-    "copy",          "negate",   "abs",       "sign",   "sqrt",    "exp",      "expm1",
-    "log",           "log1p",    "sigmoid",   "tanh",   "elu",     "softplus", "not",
-    "add",           "subtract", "multiply",  "divide", "maximum", "minimum",  "greater",
-    "greater_equal", "equal",    "not_equal", "and",    "or",      "where"};
+    "copy",    "negate",        "abs",      "sign",      "sqrt",   "exp",      "expm1",
+    "log",     "log1p",         "sigmoid",  "tanh",      "elu",    "softplus", "not",
+    "detach",  "add",           "subtract", "multiply",  "divide", "maximum",  "minimum",
+    "greater", "greater_equal", "equal",    "not_equal", "and",    "or",       "where"};
 
 inline int operands_of(lltm::Op op) {
   return op < lltm::Op::kAdd ? 1 : op < lltm::Op::kWhere ? 2 : 3;
@@ -181,6 +181,8 @@ inline double scalar(lltm::Op op, double a, double b, double c) {
       return a > 0 ? a + std::log1p(std::exp(-a)) : std::log1p(std::exp(a));
     case Op::kNot:
       return a == 0;
+    case Op::kDetach:
+      return a;
     case Op::kAdd:
       return a + b;
     case Op::kSubtract:

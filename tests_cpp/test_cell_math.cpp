@@ -381,6 +381,7 @@ bool is_exact(Op op, T y, T a, T b, T c) {
   const T nan = std::numeric_limits<T>::quiet_NaN();
   switch (op) {
     case Op::kCopy:
+    case Op::kDetach:
       return same(y, a);
     case Op::kNegate:
       return same(y, -a);

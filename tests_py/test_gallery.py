@@ -20,8 +20,8 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "train"
 SHAPES = [(6, 3, 4, 5), (5, 40, 24, 72)]
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 
-# Their functions detach a value, or have a backward of their own.
-OWN_GRADIENT = {"slstm", "lif", "rsynaptic"}
+# Their functions have a backward of their own.
+OWN_GRADIENT = {"lif", "rsynaptic"}
 
 
 @pytest.fixture(autouse=True)

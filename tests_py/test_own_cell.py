@@ -59,6 +59,13 @@ def reads_both(z: Any, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     return tanh(z.b + c_next), c_next
 
 
+@lltm.cell(gates=("a", "b"))
+def detaching(z: Any, c: Tensor) -> tuple[Tensor, Tensor]:
+    a = z.a.detach() * z.b + tanh(c).detach() * z.a.data
+    c_next = sigmoid(a + c).detach() * tanh(z.b) + a * c
+    return tanh(c_next), c_next
+
+
 class Spike(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -79,7 +86,7 @@ def spiking(z: Any, v: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
     return spike, v_next - spike
 
 
-CELLS = (lstm, gru, plain, without_products_of_h, two_states, reads_both, spiking)
+CELLS = (lstm, gru, plain, without_products_of_h, two_states, reads_both, detaching, spiking)
 SMOOTH = CELLS[:-1]
 each = pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
 each_smooth = pytest.mark.parametrize("cell", SMOOTH, ids=lambda cell: cell.name)

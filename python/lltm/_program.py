@@ -47,6 +47,7 @@ OPERATIONS: dict[str, Callable[..., Tensor]] = {
     "elu": F.elu,
     "softplus": lambda x: torch.logaddexp(x, torch.zeros_like(x)),
     "not": torch.logical_not,
+    "detach": torch.detach,
     **{f.__name__: f for f in (torch.add, torch.subtract, torch.multiply, torch.divide)},
     **{f.__name__: f for f in (torch.maximum, torch.minimum)},
     "greater": torch.gt,
@@ -137,6 +138,8 @@ def _simplified(op: str, args: tuple[Operand, ...]) -> Operand | None:
             return apply(op, a, -b) if isinstance(b, float) else -apply(op, a, b)
         case ("multiply" | "divide", (a, Value(op="negate", args=(b,)))):
             return apply(op, -a, b) if isinstance(a, float) else -apply(op, a, b)
+        case ("detach", (Value(op=op) as a,)) if op in {*CONDITIONS, "sign", "detach"}:
+            return a
         case ("where", (float(k), a, b)):
             return a if k else b
         case ("where", (Value(op="not", args=(condition,)), a, b)):
@@ -307,8 +310,10 @@ def choose_saved(made: Expressions, parameters: set[Value]) -> list[Value]:
     edges: dict[Any, dict[Any, float]] = defaultdict(dict)
     kept = [v for v in order if v not in derived]
     for v in kept:
-        # Of two that would both do, the earlier: a function's result, not what is made of it.
-        edges[v, "in"][v, "out"] = 10**6 + v.rank
+        # Of two that would both do, the earlier: a function's result, not what is made of it, unless
+        # detached, as backward would have to detach it again.
+        rank = v.args[0].rank - 0.5 if v.op == "detach" else v.rank
+        edges[v, "in"][v, "out"] = 10**6 + rank
         if v in as_is or v.op in EXPENSIVE:
             edges["source"][v, "in"] = math.inf
         for a in v.args:
@@ -324,7 +329,8 @@ def _same_sign(v: Value) -> Value:
     """What v is above zero with, or below."""
     match v:
         case (
-            Value(op="negate", args=(Value() as a,)) | Value(op="maximum", args=(Value() as a, 0.0))
+            Value(op="negate" | "detach", args=(Value() as a,))
+            | Value(op="maximum", args=(Value() as a, 0.0))
         ):
             return _same_sign(a)
     return v

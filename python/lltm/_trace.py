@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -277,11 +278,12 @@ class Tracer(TorchDispatchMode):
                         value.name = value.name or name
 
         before = sys.getprofile()
-        sys.setprofile(on_event)
-        try:
-            return self.function(*args, **kwargs)
-        finally:
-            sys.setprofile(before)
+        with _Detaching(self):
+            sys.setprofile(on_event)
+            try:
+                return self.function(*args, **kwargs)
+            finally:
+                sys.setprofile(before)
 
     def checked(self, found: Any, names: list[str]) -> Sequence[Tensor]:
         """What the function returned, as one result for each name."""
@@ -405,6 +407,24 @@ class Tracer(TorchDispatchMode):
             if not file.startswith(ours):
                 return f"\n  {file}:{number}: {linecache.getline(file, number).strip()}"
         return f"\n  {self.code.co_filename}:{self.code.co_firstlineno}" if self.code else ""
+
+
+class _Detaching(TorchFunctionMode):
+    """The function's own detach(): autograd calls aten::detach, too."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        super().__init__()
+        self.tracer = tracer
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in (torch.Tensor.detach, torch.detach, torch.Tensor.data.__get__):  # type: ignore[attr-defined]
+            result = result.clone()  # at an address of its own
+            if (value := self.tracer.known.get(result.data_ptr())) is not None:
+                self.tracer.keep(result, apply("detach", value))
+        return result
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ std::string assignments(
   targets.insert(targets.end(), outputs.begin(), outputs.end());
   for (const std::string& target : targets) {
     // Most often what may be fused.
-    static const std::vector<size_t> often = {1, 14, 15, 16, 16};
+    static const std::vector<size_t> often = {1, 15, 16, 17, 17};
     const size_t op =
         random.one_in(3) ? random.below(std::size(kOperations)) : random.one_of(often);
     text += target + " = " + kOperations[op];

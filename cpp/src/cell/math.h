@@ -363,6 +363,10 @@ LLTM_CELL_INLINE T copy(T a) {
   return a;
 }
 template <typename T>
+LLTM_CELL_INLINE T detach(T a) {
+  return a;
+}
+template <typename T>
 LLTM_CELL_INLINE T negate(T a) {
   return -a;
 }

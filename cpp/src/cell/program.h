@@ -19,7 +19,8 @@
 namespace lltm {
 
 // X(op, function, operands): the operations, each a function of that many numbers in math.h.
-// Conditions are 0 or 1. NaN goes through everything but conditions, as in PyTorch.
+// Conditions are 0 or 1; detach(x) is x, without a derivative (run_program.cpp). NaN goes through
+// everything but conditions, as in PyTorch.
 #define LLTM_OPERATIONS(X)                   \
   X(kCopy, copy, 1)                          \
   X(kNegate, negate, 1)                      \
@@ -35,6 +36,7 @@ namespace lltm {
   X(kElu, elu, 1)                            \
   X(kSoftplus, softplus, 1)                  \
   X(kNot, logical_not, 1)                    \
+  X(kDetach, detach, 1)                      \
   X(kAdd, add, 2)                            \
   X(kSubtract, subtract, 2)                  \
   X(kMultiply, multiply, 2)                  \

@@ -140,7 +140,7 @@ double number_of(const TextLines& lines, string_view word, const string& expecte
 
 std::optional<Op> op_of(string_view word) {
   static const std::vector<string_view> names = words_of(  // as Op counts them
-      "copy negate abs sign sqrt exp expm1 log log1p sigmoid tanh elu softplus not "
+      "copy negate abs sign sqrt exp expm1 log log1p sigmoid tanh elu softplus not detach "
       "add subtract multiply divide maximum minimum greater greater_equal equal not_equal and or "
       "where");
   const auto found = std::find(names.begin(), names.end(), word);

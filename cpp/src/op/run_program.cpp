@@ -54,6 +54,8 @@ Tensor apply(Op op, at::ScalarType dtype, const Tensor& x, const Tensor& y, cons
       return at::softplus(a(), /*beta=*/1, /*threshold=*/40);
     case Op::kNot:
       return at::logical_not(condition(x));
+    case Op::kDetach:
+      return at::detach(x);
     case Op::kAdd:
       return at::add(a(), b());
     case Op::kSubtract:
