@@ -317,7 +317,7 @@ def test_text() -> None:
         *["t3 = multiply z.y h", "h' = add negate_ t3", "exp' = copy exp"],
         *["save z.y exp h negate_", "backward"],
         *["d.h = multiply d.h' z.y", "d.z.y = multiply d.h' h"],
-        *["t1 = subtract 1.0 negate_", "t2 = multiply negate_ t1", "d.z.x = multiply d.h' t2"],
+        *["t1 = multiply d.h' negate_", "t2 = multiply t1 negate_", "d.z.x = subtract t1 t2"],
         *["t3 = multiply d.z.x p", "d.p = multiply d.z.x exp", "d.exp = add d.exp' t3", "end"],
     ]
     assert program.text.endswith("end\n")
@@ -491,3 +491,12 @@ def test_wrong_arguments(
     named = {} if "a name of" in match else {"name": "wrong"}
     with pytest.raises(error, match=f"(?s)^lltm::cell: .*expected .*{match}"):
         trace(function, **{"gates": 1, **named, **options})
+
+
+@pytest.mark.parametrize(
+    ("name", "forward", "backward"), [("lltm", 6, 14), ("lstm", 9, 16), ("gru", 9, 13)]
+)
+def test_as_few_instructions_are_executed(name: str, forward: int, backward: int) -> None:
+    function, options, _ = CELLS[name]
+    text = trace(function, **options).text
+    assert tuple(torch.ops.lltm._instructions(text)) == (forward, backward)

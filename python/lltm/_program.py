@@ -140,6 +140,8 @@ def _simplified(op: str, args: tuple[Operand, ...]) -> Operand | None:
             return apply(op, -a, b) if isinstance(a, float) else -apply(op, a, b)
         case ("detach", (Value(op=op) as a,)) if op in {*CONDITIONS, "sign", "detach"}:
             return a
+        case ("greater", (Value(op="maximum", args=(a, 0.0)), 0.0)):
+            return apply(op, a, 0.0)
         case ("where", (float(k), a, b)):
             return a if k else b
         case ("where", (Value(op="not", args=(condition,)), a, b)):
@@ -310,10 +312,10 @@ def choose_saved(made: Expressions, parameters: set[Value]) -> list[Value]:
     edges: dict[Any, dict[Any, float]] = defaultdict(dict)
     kept = [v for v in order if v not in derived]
     for v in kept:
-        # Of two that would both do, the earlier: a function's result, not what is made of it, unless
-        # detached, as backward would have to detach it again.
-        rank = v.args[0].rank - 0.5 if v.op == "detach" else v.rank
-        edges[v, "in"][v, "out"] = 10**6 + rank
+        # Of two that would both do, the earlier: a function's result, not what is made of it. But
+        # of detach(x) and x the former, or backward would have to detach it again.
+        before = [a.rank - 0.5 for a in v.args if v.op == "detach" and isinstance(a, Value)]
+        edges[v, "in"][v, "out"] = 10**6 + (before[0] if before else v.rank)
         if v in as_is or v.op in EXPENSIVE:
             edges["source"][v, "in"] = math.inf
         for a in v.args:

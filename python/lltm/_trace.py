@@ -82,6 +82,12 @@ def _softplus(x: Operand, beta: float = 1.0, threshold: float = 20.0) -> Any:
     return apply("softplus", beta * x) / beta if threshold == 20 else NotImplemented
 
 
+def _sigmoid_backward(grad: Operand, y: Operand) -> Operand:
+    """grad y (1 - y) in two instructions: the second is one with its product."""
+    product = grad * y
+    return product - product * y
+
+
 def _mish_backward(grad: Operand, x: Operand) -> Operand:
     y = tanh(apply("softplus", x))
     return grad * (y + x * sigmoid(x) * (1.0 - y * y))
@@ -135,7 +141,7 @@ RULES: dict[str, Callable[..., Operand]] = {
     "hardsigmoid_backward": lambda grad, x: where(
         both(greater(x, -3.0), greater(3.0, x)), grad / 6.0, 0.0
     ),
-    "sigmoid_backward": lambda grad, y: grad * (y * (1.0 - y)),
+    "sigmoid_backward": _sigmoid_backward,
     "tanh_backward": lambda grad, y: grad * (1.0 - y * y),
     "elu": _elu,
     "elu_backward": _elu_backward,
