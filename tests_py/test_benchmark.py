@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import layers
+import own_cells
 import pytest
 import support
 import torch
@@ -379,7 +380,11 @@ def test_the_help_of_the_benchmark_fits_a_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    for program in (("-m", "lltm.benchmark"), (str(support.ROOT / "benchmarks/layers.py"),)):
+    for program in (
+        ("-m", "lltm.benchmark"),
+        (str(support.ROOT / "benchmarks/layers.py"),),
+        (str(support.ROOT / "benchmarks/own_cells.py"),),
+    ):
         shown = run_benchmark(*program, "--help", cwd=tmp_path)
         assert max(map(len, shown.splitlines())) <= 80
 
@@ -406,6 +411,34 @@ def test_the_benchmark_of_this_project_states_bounds_and_goals(tmp_path: Path) -
         assert f"share of it in {OURS}: {row['bound']['share']:.2f}" in shown
     assert f"Goals: {sum(goal['met'] for goal in results['goals'])} of " in shown
     assert len(results["goals"]) > 0
+
+
+@pytest.mark.parametrize("name", own_cells.NAMES)
+def test_the_loop_over_a_cell_of_the_gallery_computes_what_the_layer_does(name: str) -> None:
+    cell = own_cells.cell_of(name)
+    ours, loop = (
+        make(cell, 3, 4, dtype=torch.float64) for make in (own_cells.Ours, own_cells.Loop)
+    )
+    loop.load_state_dict(ours.state_dict())
+    x = torch.randn(5, 2, 3, dtype=torch.float64)
+    torch.testing.assert_close(loop(x, None)[0], ours(x, None)[0])
+
+
+def test_cells_of_the_gallery_are_measured_beside_loops(tmp_path: Path) -> None:
+    """The compiled one would take minutes: it is left out, with the reason."""
+    program = str(support.ROOT / "benchmarks/own_cells.py")
+    options = ["--quick", "--compile", "--cell", "indrnn", "mgu", "--shapes", "101,1,2,3"]
+    shown = run_benchmark(
+        program, *options, "--dtype", "float32", "--json", "out.json", cwd=tmp_path
+    )
+    assert max(map(len, shown.splitlines())) <= 80
+    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert [row["title"] for row in rows] == [
+        f"{name} sequence, training, T=101 B=1 I=2 H=3, float32" for name in ("INDRNN", "MGU")
+    ]
+    for row in rows:
+        assert [*row["seconds"]] == [OURS, own_cells.LOOP]
+        assert row["skipped"] == {own_cells.COMPILED: "compiling over 100 steps takes too long"}
 
 
 # ----- benchmarks/chart.py -----------------------------------------------------

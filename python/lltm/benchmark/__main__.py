@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
@@ -79,15 +79,22 @@ def shape(text: str) -> Shape:
     return sizes
 
 
-def parser(prog: str, description: str | None) -> argparse.ArgumentParser:
-    """Returns a parser with the options that every benchmark of layers has."""
+def parser(
+    prog: str, description: str | None, known: Iterable[str] = GATES
+) -> argparse.ArgumentParser:
+    """Returns a parser with the options that every benchmark of layers has.
+
+    Args:
+        known: the names of the cells
+    """
     made = argparse.ArgumentParser(
         prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     option = made.add_argument
-    cells = f"of {', '.join(GATES)}; default: all"
+    known = [*known]
+    cells = f"of {', '.join(known)}; default: all"
     names = ("float32", "bfloat16", "float16", "float64")
-    option("--cell", nargs="+", choices=GATES, default=[*GATES], metavar="CELL", help=cells)
+    option("--cell", nargs="+", choices=known, default=known, metavar="CELL", help=cells)
     option("--shapes", nargs="+", type=shape, metavar="SHAPE", help="only these, and nothing else")
     dtypes = "of " + ", ".join(names) + "; default: the first two"
     option("--dtype", nargs="+", choices=names, metavar="DTYPE", default=names[:2], help=dtypes)

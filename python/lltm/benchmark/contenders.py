@@ -80,15 +80,15 @@ def tutorial_modules(extension: Any) -> tuple[Make, Make]:
 _TutorialCell, _TutorialLoop = tutorial_modules(_C)
 
 
-def _compiled(make: Make, decomposed: bool = False, dynamic: bool = False) -> Make:
+def compiled(make: Make, decomposed: bool = False, dynamic: bool = False) -> Make:
     backend: Any = inductor_decomposed if decomposed else "inductor"
 
-    def compiled(*sizes: int, **dtype: torch.dtype) -> nn.Module:
+    def make_compiled(*sizes: int, **dtype: torch.dtype) -> nn.Module:
         module: Any = torch.compile(make(*sizes, **dtype), dynamic=dynamic, backend=backend)
         assert isinstance(module, nn.Module)
         return module
 
-    return compiled
+    return make_compiled
 
 
 # The tables of what is compared for the LLTM. The tutorial's runs ATen operations in C++.
@@ -99,9 +99,9 @@ STEPS: dict[str, Make] = {
     "nn.LSTMCell": nn.LSTMCell,
 }
 COMPILED_STEPS: dict[str, Make] = {
-    COMPILED: _compiled(reference.LLTMCell),
-    COMPILED_OURS: _compiled(modules.LLTMCell),
-    COMPILED_DECOMPOSED: _compiled(modules.LLTMCell, decomposed=True),
+    COMPILED: compiled(reference.LLTMCell),
+    COMPILED_OURS: compiled(modules.LLTMCell),
+    COMPILED_DECOMPOSED: compiled(modules.LLTMCell, decomposed=True),
 }
 SEQUENCES: dict[str, Make] = {
     OURS: modules.LLTM,
@@ -110,11 +110,11 @@ SEQUENCES: dict[str, Make] = {
     "nn.LSTM": nn.LSTM,
 }
 COMPILED_SEQUENCES: dict[str, Make] = {
-    COMPILED: _compiled(reference.LLTM),
-    COMPILED_OURS: _compiled(modules.LLTM),
+    COMPILED: compiled(reference.LLTM),
+    COMPILED_OURS: compiled(modules.LLTM),
     # With dynamic sizes the decomposition is a loop; with a fixed length it is unrolled, which is
     # the plain loop again.
-    COMPILED_DECOMPOSED: _compiled(modules.LLTM, decomposed=True, dynamic=True),
+    COMPILED_DECOMPOSED: compiled(modules.LLTM, decomposed=True, dynamic=True),
 }
 
 
@@ -136,7 +136,7 @@ def contenders(case: Case, compile: bool = False) -> dict[str, Make]:
     ours, theirs = getattr(modules, case.module), getattr(nn, case.yardstick)
     makes = {OURS: ours, f"nn.{case.yardstick}": theirs}
     if compiles:
-        makes |= {COMPILED_OURS: _compiled(ours), COMPILED_THEIRS: _compiled(theirs)}
+        makes |= {COMPILED_OURS: compiled(ours), COMPILED_THEIRS: compiled(theirs)}
     return makes
 
 
