@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pack_sequence
 
@@ -202,6 +203,39 @@ def test_the_check_calls_the_function_as_the_trace_does() -> None:
 
     assert cell.gates == ("n_h", "r")
     check_cell(cell, shapes=[(3, 2, 4, 5)], dtypes=[torch.float64], verbose=False)
+
+
+@pytest.mark.parametrize("name", ["most of all", "dtypes of conditions", "unusual"])
+def test_other_cells(name: str) -> None:
+    def most_of_all(
+        z: Any, x: Tensor, y: Tensor, w: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor
+    ) -> Any:
+        x_next = x * torch.exp(-F.softplus(a)) + z.u * b
+        y_next = F.leaky_relu(c * y + z.v, 0.2) + torch.expm1(-x.abs()) * d
+        w_next = torch.addcmul(w, x_next, y_next, value=0.5) / (1 + y_next**2)
+        return F.elu(w_next) * F.logsigmoid(y_next), x_next, y_next, w_next
+
+    def dtypes_of_conditions(z: Any, prev: Tensor) -> Any:
+        after = prev + (z.u - prev) * (z.v.abs() < 0.5).double()
+        return torch.clamp(after, min=-1).clamp(max=1.0), after
+
+    def unusual(gates: Any, h: Tensor, auto: Tensor, register: Tensor) -> Any:
+        new = sigmoid(gates.u + auto.abs())
+        delete = torch.log1p(gates["v"].abs()) - F.softplus(gates[1] * register)
+        return new * h + (1 - new) * delete.clamp(-1, 1)
+
+    functions: dict[str, Any] = {
+        "most of all": most_of_all,
+        "dtypes of conditions": dtypes_of_conditions,
+    }
+    function: Any = functions.get(name, unusual)
+    parameters = {"most of all": [*"abcd"], "unusual": ["auto", "register"]}.get(name, [])
+    reads = {"most of all": {"v": "x"}, "unusual": {"v": "h"}}.get(name, {"u": "x", "v": "x"})
+    cell = lltm.cell(
+        gates=("u", "v"), reads=reads, parameters=dict.fromkeys(parameters, 0.3), name="other"
+    )(function)
+    dtypes = [torch.float64, torch.float32, torch.bfloat16]
+    check_cell(cell, shapes=[(5, 3, 4, 5)], dtypes=dtypes, verbose=False)
 
 
 def test_a_layer_without_biases_has_its_parameters() -> None:
@@ -412,6 +446,17 @@ def test_parameters_are_no_members_of_modules(name: str) -> None:
     text = re.sub(r"\bp\b", name, two_states.text)
     with pytest.raises(ValueError, match=rf"^lltm::cell: two_states: expected names.*got '{name}'"):
         lltm.Cell(text)
+
+
+def test_parameters_are_a_dict() -> None:
+    with pytest.raises(TypeError, match=r"^lltm::cell: cell: expected parameters to be a dict"):
+        lltm.cell(gates=1, parameters=["p"], name="cell")(lambda z, p: z[0] * p)  # type: ignore[arg-type]
+
+
+def test_the_decorator_has_arguments() -> None:
+    expected = r"^lltm::cell: expected gates .*, as in @lltm.cell\(gates=3\), got <function"
+    with pytest.raises(TypeError, match=expected):
+        lltm.cell(lambda z: z[0])  # type: ignore[arg-type]
 
 
 def test_wrong_sizes_are_named() -> None:

@@ -70,7 +70,11 @@ def cell(
         layer = cifg.Layer(32, 128, num_layers=2)
         output, (h_n, c_n) = layer(torch.randn(100, 16, 32))
     """
-    initial = dict(parameters or {})
+    if callable(gates):
+        raise TypeError(
+            "lltm::cell: expected gates to be an int or a sequence of names, as in"
+            f" @lltm.cell(gates=3), got {gates!r}"
+        )
 
     def make(function: Callable[..., Any]) -> Cell:
         program = _trace.trace(
@@ -78,11 +82,11 @@ def cell(
             gates=gates,
             reads=reads,
             states=states,
-            parameters=initial,
+            parameters=parameters,
             bounded=bounded,
             name=name,
         )
-        made = Cell(program.text, initial, function)
+        made = Cell(program.text, parameters, function)
         made.gates = program.gates  # in the order of z
         return made
 

@@ -229,7 +229,8 @@ def declared(
     state_names = [name for name in names if name != "h" and name not in parameters]
 
     rule = f"a name of at most {LONGEST_NAME} ASCII letters, digits and _, not inf or nan"
-    for known in ([where], gates, names):
+    expect(is_name(where), where, f"{rule} (name= gives another)", repr(where))
+    for known in (gates, names):
         for k, known_name in enumerate(known):
             expect(is_name(known_name), where, rule, repr(known_name))
             expect(known_name not in known[:k], where, "different names", repr(known_name))

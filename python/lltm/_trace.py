@@ -160,7 +160,12 @@ FACTORIES |= {"new_zeros", "new_ones", "new_full", "new_empty"}
 # What a call may say besides without meaning another operation.
 OPTIONS = {"dtype", "layout", "device", "pin_memory", "memory_format", "non_blocking"}
 
+_PRODUCT = "expected no matrix products but a step's own, of weight_ih and weight_hh"
+_OVER_UNITS = "expected operations element by element, as a unit does not see others"
 WHY_NOT = {
+    **dict.fromkeys(("mm", "addmm", "bmm", "dot", "mv"), _PRODUCT),
+    **dict.fromkeys(("any", "all", "sum", "mean", "max", "amax", "min", "amin"), _OVER_UNITS),
+    **dict.fromkeys(("_softmax", "native_layer_norm", "cumsum", "stack", "cat"), _OVER_UNITS),
     "_local_scalar_dense": "expected torch.where in place of Python's `if`, bool(), item()",
     "pow": "expected an exponent that is a multiple of 1/2 up to 8",
     "softplus": "expected the default threshold",
@@ -252,6 +257,11 @@ class Tracer(TorchDispatchMode):
                 gradients = self.derived(results, inputs.values(), tangents.values())
             except NoProgram as error:
                 raise TypeError(str(error)) from None
+            except NoSuchGate as error:
+                frames = reversed([*traceback.walk_tb(error.__traceback__)])
+                said = str(error).removeprefix("lltm::cell: ")
+                message = f"lltm::cell: {self.where}: {said}{self.line(frames)}"
+                raise NoSuchGate(message) from None
             except RuntimeError as error:  # PyTorch's
                 if isinstance(error, ArgumentError):
                     raise
@@ -294,12 +304,14 @@ class Tracer(TorchDispatchMode):
     def checked(self, found: Any, names: list[str]) -> Sequence[Tensor]:
         """What the function returned, as one result for each name."""
         expected = f"({', '.join(names)})" if names[1:] else "h' alone"
+        states = "; arguments are states, but for h and those in parameters=" if names[1:] else ""
         results = found if names[1:] else (found,)
         if not isinstance(results, (tuple, list)):
-            self.fail(f"expected {expected} of the function, got {type(found).__name__}")
+            got = type(found).__name__
+            self.fail(f"expected {expected} of the function, got {got}{states}")
         if not all(isinstance(x, Tensor) for x in results) or len(results) != len(names):
             kinds = ", ".join(type(x).__name__ for x in results)
-            self.fail(f"expected {expected} of the function, got {kinds or 'nothing'}")
+            self.fail(f"expected {expected} of the function, got {kinds or 'nothing'}{states}")
         for name, x in zip(names, results, strict=True):
             if x.shape != (1, 1) or not x.is_floating_point():
                 self.fail(

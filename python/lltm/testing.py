@@ -72,6 +72,7 @@ def _run(
         both = {**z_x, **z_h, **{gate: z_x[gate] + z_h[gate] for gate in z_x.keys() & z_h.keys()}}
         known: Any = {"h": h, **dict(zip(cell.states, others, strict=True)), **parameters}
         after = cell._called(both, known)
+        after = [new.to(h.dtype) for new in after]  # of a condition in another dtype, say
         runs = (t < lengths).unsqueeze(1).to(rows.device)
         states = [torch.where(runs, new, old) for new, old in zip(after, states, strict=True)]
         outputs[t] = torch.where(runs, after[0], torch.zeros_like(h))
