@@ -3,16 +3,18 @@
     python tests_py/accuracy.py                            # a minute, with a fresh seed, printed
     python tests_py/accuracy.py --seed 7 --problems 100 --dtype float32
 
-The rule, with e(y) = max|y - y64| / max|y64| of an output or a gradient y against the oracle:
-e(ours) is at most 2 max(e(plain PyTorch), 4 eps of the dtype).
+The rule, with e(y) = max|y - y64| / max|y64| of an output or a gradient y against the oracle: over
+24 seeds, each in two orders of the hidden units and inputs, which are equal in mathematics, the
+median of e(ours) is at most 1.25 times and its 95th percentile at most twice that of e(plain
+PyTorch), each not below 4 eps of the dtype.
+
+Both errors are random, and a recurrence amplifies the first of them: of one seed their ratio is
+above 2 now and then, although neither side is worse. So a problem is drawn once, and judged by the
+rule where its ratio is above 2; those of few rows, whose errors nothing averages out, always are.
+The exit status is 1 where the rule is broken.
 
 Problems are sequences, padded and packed, in both directions, with and without bias, and single
 steps: B to 300, I and H to 600, T to 100, weights and bias as a layer's at the beginning.
-
-Both errors are random, and a recurrence amplifies the first of them: where one trajectory dominates
-a result, their ratio is above 2 now and then although neither side is worse. So a problem that
-breaks the rule is printed and drawn again with other seeds. Where the median of their ratios is
-above 1.5, it is no chance: the rule is broken, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -32,9 +34,11 @@ from support import GATES
 
 import lltm
 
+SEEDS = 24
+# Of e(ours) over e(plain): of one problem, from where on the rule decides; of the distributions.
 LIMIT = 2.0
-REDRAWS = 15  # of a problem above the limit, whose median may be
-MEDIAN_LIMIT = 1.5
+MEDIAN_LIMIT = 1.25
+TAIL_LIMIT = 2.0
 
 # Multiply-adds of the forward products, so that no problem takes more than a second: the oracle of
 # float64 computes in long double, and plain PyTorch's products of float16 are slow.
@@ -112,10 +116,81 @@ def worst_ratio(problem: Problem) -> tuple[float, str]:
     return max((ratio, what) for what, ratio in ratios(problem).items())
 
 
+def in_another_order(a: support.Arguments, seed: int) -> support.Arguments:
+    """The same arguments with hidden units and inputs in an order drawn at random."""
+    generator = torch.Generator().manual_seed(seed)
+    hidden = a.h.shape[1]
+    units = torch.randperm(hidden, generator=generator)
+    inputs = torch.randperm(a.input.shape[-1], generator=generator)
+    rows = torch.cat([units + gate * hidden for gate in range(GATES)])
+    return replace(
+        a,
+        input=a.input[..., inputs].contiguous(),
+        h=a.h[:, units].contiguous(),
+        c=a.c[:, units].contiguous(),
+        weights=a.weights[rows][:, torch.cat([units, hidden + inputs])].contiguous(),
+        bias=None if a.bias is None else a.bias[rows].contiguous(),
+    )
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """The errors of one output or gradient, each not below 4 eps, in ascending order."""
+
+    ours: list[float]
+    plain: list[float]
+
+    def median(self) -> float:
+        return statistics.median(self.ours) / statistics.median(self.plain)
+
+    def tail(self) -> float:
+        """Of the 95th percentiles."""
+        last = math.ceil(0.95 * len(self.ours)) - 1
+        return self.ours[last] / self.plain[last]
+
+    def meets_the_rule(self) -> bool:
+        return self.median() <= MEDIAN_LIMIT and self.tail() <= TAIL_LIMIT
+
+
+def distributions(problem: Problem) -> dict[str, Distribution]:
+    """Of every output and gradient, of problems of these sizes and options."""
+    outputs = support.cell_outputs if problem.kind == "cell" else support.sequence_outputs
+    floor = 4 * torch.finfo(problem.dtype).eps
+    found: dict[str, tuple[list[float], list[float]]] = {}
+    for k in range(SEEDS):
+        seed = problem.seed + 10**6 * (k + 1)
+        arguments = replace(problem, seed=seed).arguments()
+        for ordered in (arguments, in_another_order(arguments, seed)):
+            ours, plain = support.errors(outputs, [ordered])
+            for name in ours.names():
+                of_ours, of_plain = found.setdefault(name, ([], []))
+                of_ours.append(max(ours.relative(name), floor))
+                other = name.removesuffix(support.INFERENCE)
+                of_plain.append(max(plain.relative(other), floor))
+    return {name: Distribution(sorted(a), sorted(b)) for name, (a, b) in found.items()}
+
+
 def is_broken(problem: Problem, what: str) -> bool:
     """Whether a ratio above the limit is more than chance with such sizes and options."""
-    again = [replace(problem, seed=problem.seed + 10**6 * (k + 1)) for k in range(REDRAWS)]
-    return statistics.median(ratios(other)[what] for other in again) > MEDIAN_LIMIT
+    return not distributions(problem)[what].meets_the_rule()
+
+
+# (T, B, I, H): few rows or units that follow their own trajectories.
+FEW = (
+    (50, 2, 64, 96),
+    (100, 3, 50, 75),
+    (200, 1, 16, 65),
+    (100, 1, 128, 256),
+    (60, 4, 20, 40),
+    (40, 20, 100, 12),
+)
+
+
+def of_few(shape: tuple[int, int, int, int], seed: int = 0) -> Problem:
+    """Of (T, B, I, H) in float32, as a layer without an initial state computes it."""
+    return Problem(
+        seed, torch.float32, "sequence", *shape, bias=True, reverse=False, zero_state=True
+    )
 
 
 def main() -> int:
@@ -132,6 +207,17 @@ def main() -> int:
     broken = False
     end = time.monotonic() + options.seconds
     number = 0
+    if "float32" in names:
+        print("(T, B, I, H) of few rows, ours over plain: median and 95th percentile")
+        for shape in FEW:
+            for what, found in distributions(of_few(shape, options.seed)).items():
+                fault = not found.meets_the_rule()
+                broken = broken or fault
+                print(
+                    f"{shape!s:22}{what:32}{found.median():6.2f}{found.tail():6.2f}"
+                    f"{'  broken' if fault else ''}",
+                    flush=True,
+                )
     while number < options.problems if options.problems else time.monotonic() < end:
         for name in names:
             problem = draw(options.seed + number, getattr(torch, name))

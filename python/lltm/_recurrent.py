@@ -569,7 +569,7 @@ class Prepacked(Layer, nn.Module):
                 continue  # the base class says so
             try:
                 self._check_packed(k, weights, biases)
-            except (TypeError, RuntimeError) as error:
+            except (TypeError, ValueError, RuntimeError) as error:
                 error_msgs.append(f"{prefix}{names[0]}: {error}")
                 return
             if local_metadata.get("assign_to_params_buffers", False):
