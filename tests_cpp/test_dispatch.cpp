@@ -43,7 +43,7 @@ const char* const kCompositions[] = {
     "lltm::_cell",
     "lltm::_elementwise",
     "lltm::_elementwise_backward",
-      "lltm::_instructions",
+    "lltm::_instructions",
     "lltm::layer",
     "lltm::layer_step"};
 
