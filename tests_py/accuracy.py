@@ -211,10 +211,10 @@ def main() -> int:
         print("few rows, ours over plain, the largest of outputs and of gradients:")
         print(f"{'(T, B, I, H)':22}{'median':>14}{'95th percentile':>20}")
         for shape in FEW:
-            found = distributions(of_few(shape, options.seed))
-            broken = broken or not all(d.meets_the_rule() for d in found.values())
+            of_shape = distributions(of_few(shape, options.seed))
+            broken = broken or not all(d.meets_the_rule() for d in of_shape.values())
             kinds = ("output", "grad")
-            of_kind = [[d for what, d in found.items() if what.startswith(k)] for k in kinds]
+            of_kind = [[d for what, d in of_shape.items() if what.startswith(k)] for k in kinds]
             medians = "".join(f"{max(d.median() for d in kind):7.2f}" for kind in of_kind)
             tails = "".join(f"{max(d.tail() for d in kind):7.2f}" for kind in of_kind)
             print(f"{shape!s:22}{medians}{tails:>20}", flush=True)
