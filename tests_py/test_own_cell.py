@@ -116,7 +116,7 @@ def test_a_layer_computes_its_function(cell: lltm.Cell) -> None:
 
 def test_the_check_finds_a_wrong_gradient() -> None:
     wrong = lltm.Cell(
-        lstm.text.replace("d.z.o = multiply", "d.z.o = divide"), function=lstm.function
+        lstm.text.replace("d.z.o = subtract", "d.z.o = add"), function=lstm.function
     )
     assert wrong.text != lstm.text
     with pytest.raises(AssertionError, match=r"^lstm, plain, torch.float64.*of gradient of"):
