@@ -242,7 +242,7 @@ RUN_BY = {
 # a release; or are there for work on one file at a time.
 BY_HAND = [
     r"make (test|bench)-cuda.*|make (gpu-kit|first-contact .*)",
-    r"python benchmarks/(int8_accuracy|tuning_table)\.py.*",
+    r"python benchmarks/(int8_accuracy|own_cells|tuning_table)\.py.*",
     r"python -m lltm\.benchmark --compile .*",
     r"python benchmarks/memory\.py .*",
     r"OMP_NUM_THREADS=1 valgrind .*|callgrind_annotate .*",
@@ -401,7 +401,9 @@ def check_python(words: list[str]) -> None:
     else:
         script, arguments = ROOT / words[0], words[1:]
     assert script.is_file(), f"no file {script}"
-    code = "".join(path.read_text() for path in script.parent.glob("*.py"))
+    # Benchmarks share the options of lltm.benchmark.
+    folders = (script.parent, ROOT / "python" / "lltm" / "benchmark")
+    code = "".join(path.read_text() for folder in folders for path in folder.glob("*.py"))
     for option in (word for word in arguments if word.startswith("--")):
         assert f'"{option}"' in code, f"no option {option}"
 

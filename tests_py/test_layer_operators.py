@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
@@ -282,6 +283,16 @@ def test_the_weights_are_what_the_attribute_is(name: str) -> None:
             getattr(plain, WEIGHTS[name]).copy_(getattr(module, WEIGHTS[name]))
             getattr(plain, bias).copy_(getattr(module, bias))
         torch.testing.assert_close(module(x, hx), plain(x, hx), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_what_is_registered_is_drawn_whatever_the_attribute_is(name: str) -> None:
+    for module in twice_the_weights(name):
+        for parameter in module.parameters():
+            nn.init.constant_(parameter, math.nan)
+        module.reset_parameters()
+        for parameter in module.parameters():
+            assert parameter.abs().max() <= 1 / math.sqrt(H)
 
 
 @pytest.mark.parametrize("change", [{"num_layers": 4}, {"num_layers": 0}, {"bidirectional": True}])

@@ -115,9 +115,7 @@ def test_a_layer_computes_its_function(cell: lltm.Cell) -> None:
 
 
 def test_the_check_finds_a_wrong_gradient() -> None:
-    wrong = lltm.Cell(
-        lstm.text.replace("d.z.o = subtract", "d.z.o = add"), function=lstm.function
-    )
+    wrong = lltm.Cell(lstm.text.replace("d.z.o = subtract", "d.z.o = add"), function=lstm.function)
     assert wrong.text != lstm.text
     with pytest.raises(AssertionError, match=r"^lstm, plain, torch.float64.*of gradient of"):
         check_cell(wrong, dtypes=[torch.float64], verbose=False)

@@ -370,10 +370,18 @@ class OfParameters:
             module: Any = self
             module.register_parameter(name, None if absent else nn.Parameter(value))
 
-    def _redraw(self, names: Sequence[str]) -> None:
-        for name, stem in zip(names, self._shapes(0), strict=True):
-            if getattr(self, name) is not None:
-                self._draw(stem, getattr(self, name))
+    def _stems(self) -> dict[str, str]:
+        """By the names of the parameters."""
+        return {stem: stem for stem in self._shapes(0)}
+
+    def reset_parameters(self) -> None:
+        """Draws every parameter anew."""
+        stems = self._stems()
+        module: Any = self
+        # What is registered: an attribute may be computed from it.
+        for path, parameter in module.named_parameters():
+            names = (name for name in path.split(".") if name in stems)
+            self._draw(stems.get(next(names, ""), ""), parameter)
 
 
 class MadeStep(OfParameters, Step, nn.Module):
@@ -393,10 +401,6 @@ class MadeStep(OfParameters, Step, nn.Module):
         with_bias = _check.flag(self._where, "bias", bias)
         self._register([*self._shapes(0)], self.input_size, with_bias, device, dtype)
         self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draws every parameter anew."""
-        self._redraw([*self._shapes(0)])
 
     def extra_repr(self) -> str:
         bias = ", bias=False" if None in self._parameters.values() else ""
@@ -447,10 +451,9 @@ class MadeLayer(OfParameters, Layer, nn.Module):
         each = len(self._shapes(0))
         return [self._names[k : k + each] for k in range(0, len(self._names), each)]
 
-    def reset_parameters(self) -> None:
-        """Draws every parameter anew."""
-        for names in self._by_direction:
-            self._redraw(names)
+    def _stems(self) -> dict[str, str]:
+        directions = len(self._by_direction)
+        return dict(zip(self._names, [*self._shapes(0)] * directions, strict=True))
 
     @property
     def all_weights(self) -> list[list[nn.Parameter]]:
