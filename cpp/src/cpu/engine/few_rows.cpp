@@ -205,7 +205,7 @@ class FewRowsForward {
   }
 
   void step_block(const Chunk& chunk, size_t k, int64_t block) {
-    const auto [offset, rows] = steps_[k];
+    const int64_t offset = steps_[k].offset, rows = steps_[k].rows;
     const int64_t carried = carried_rows(steps_, k);
     const int64_t unit = blocks_.begin(block);
     if (checkpoints_.has(k)) {
