@@ -102,7 +102,18 @@ class Arguments {
     return at::randn(sizes, at::TensorOptions(at::kCUDA)).to(dtype);
   }
   SequenceInputs inputs() const {
-    return {Lltm::kCell, input_, h_, c_, weights_, none_, bias_, none_, none_, /*reverse=*/false};
+    return {
+        Lltm::kCell,
+        input_,
+        h_,
+        c_,
+        weights_,
+        none_,
+        bias_,
+        none_,
+        none_,
+        /*reverse=*/false,
+        none_};
   }
   // Saves in both directions, as in training.
   SequenceArgs forward() const { return {inputs(), /*checkpoint_steps=*/0, /*save=*/true}; }

@@ -120,7 +120,8 @@ auto find_sequence_prepacked() {
           const Optional&,
           const Optional&,
           const Optional&,
-          bool)>();
+          bool,
+          const Optional&)>();
 }
 
 struct Problem {
@@ -134,7 +135,16 @@ struct Problem {
   Outputs run(const Tensor& weights) const {
     static const auto op = find_sequence_prepacked();
     return op.call(
-        cell, input, h_0, c_0, weights, bias, std::nullopt, std::nullopt, /*reverse=*/false);
+        cell,
+        input,
+        h_0,
+        c_0,
+        weights,
+        bias,
+        std::nullopt,
+        std::nullopt,
+        /*reverse=*/false,
+        /*reset=*/std::nullopt);
   }
 };
 
