@@ -116,11 +116,10 @@ class Arguments {
         none_};
   }
   // Saves in both directions, as in training.
-  SequenceArgs forward() const { return {inputs(), /*checkpoint_steps=*/0, /*save=*/true}; }
+  SequenceArgs forward() const { return {inputs(), /*save=*/true}; }
   SequenceBackwardArgs backward() const {
     return {
         inputs(),
-        /*checkpoint_steps=*/0,
         output_,
         activations_,
         grad_output_,

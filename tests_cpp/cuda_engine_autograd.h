@@ -27,7 +27,7 @@ struct CellArguments {
   OptionalTensor weight_hh, bias_ih, bias_hh, batch_sizes = {};
   bool reverse = false;
   int64_t checkpoint_steps = 0;
-  OptionalTensor reset = {};
+  OptionalTensor reset = {}, recurrent_mask = {};
 
   // Those that are differentiable, in the order of their gradients.
   std::array<OptionalTensor, 7> differentiable() const {
@@ -52,7 +52,9 @@ inline lltm::SequenceInputs sequence_inputs(const CellArguments& a) {
       a.bias_hh,
       a.batch_sizes,
       a.reverse,
-      a.reset};
+      a.reset,
+      a.checkpoint_steps,
+      a.recurrent_mask};
 }
 
 // Of the LLTM.
@@ -70,8 +72,9 @@ inline lltm::SequenceArgs sequence_args(
        none,
        a.batch_sizes,
        a.reverse,
-       a.reset},
-      checkpoint_steps,
+       a.reset,
+       checkpoint_steps,
+       a.recurrent_mask},
       save};
 }
 inline CellArguments lltm_arguments(const Arguments& a, int64_t checkpoint_steps = 0) {
@@ -87,7 +90,8 @@ inline CellArguments lltm_arguments(const Arguments& a, int64_t checkpoint_steps
       a.batch_sizes,
       a.reverse,
       checkpoint_steps,
-      a.reset};
+      a.reset,
+      a.recurrent_mask};
 }
 
 // Saves what backward needs: the arguments and some results of forward.
@@ -97,6 +101,7 @@ inline void save(
   for (const OptionalTensor& x : a.differentiable()) tensors.push_back(lltm::or_undefined(x));
   tensors.push_back(lltm::or_undefined(a.batch_sizes));
   tensors.push_back(lltm::or_undefined(a.reset));
+  tensors.push_back(lltm::or_undefined(a.recurrent_mask));
   context->set_materialize_grads(false);
   context->save_for_backward(tensors);
   context->saved_data["cell"] = a.cell;
@@ -120,7 +125,8 @@ inline CellArguments saved_arguments(
       optional(7),
       context->saved_data["reverse"].toBool(),
       context->saved_data["checkpoint_steps"].toInt(),
-      optional(8)};
+      optional(8),
+      optional(9)};
 }
 
 // As in autograd.cpp, an undefined gradient is one that nobody asked for or gave. Autograd counts
@@ -191,6 +197,7 @@ struct EngineSequence : torch::autograd::Function<EngineSequence> {
       const OptionalTensor& bias_hh,
       const OptionalTensor& batch_sizes,
       const OptionalTensor& reset,
+      const OptionalTensor& recurrent_mask,
       const std::string& cell,
       bool reverse,
       int64_t checkpoint_steps) {
@@ -206,8 +213,9 @@ struct EngineSequence : torch::autograd::Function<EngineSequence> {
         batch_sizes,
         reverse,
         checkpoint_steps,
-        reset};
-    const lltm::SequenceArgs args = {sequence_inputs(a), checkpoint_steps, /*save=*/true};
+        reset,
+        recurrent_mask};
+    const lltm::SequenceArgs args = {sequence_inputs(a), /*save=*/true};
     const auto [output, h_n, c_n, for_backward] =
         lltm::with_own_c(args, lltm::cuda::sequence_forward(args));
     save(context, a, {output, for_backward});
@@ -218,7 +226,6 @@ struct EngineSequence : torch::autograd::Function<EngineSequence> {
     const CellArguments a = saved_arguments(context, saved, 2);
     const lltm::SequenceBackwardArgs args = {
         sequence_inputs(a),
-        a.checkpoint_steps,
         saved[0],
         saved[1],
         grads[0],
@@ -232,7 +239,7 @@ struct EngineSequence : torch::autograd::Function<EngineSequence> {
                        args, lltm::cuda::sequence_forward, lltm::cuda::sequence_backward);
     };
     Tensors gradients = as_list(lltm::with_grad_of_h(args, run));
-    gradients.resize(12);
+    gradients.resize(13);
     return gradients;
   }
 };
@@ -253,6 +260,7 @@ inline Tensors run_sequence(const CellArguments& a) {
       a.bias_hh,
       a.batch_sizes,
       a.reset,
+      a.recurrent_mask,
       a.cell,
       a.reverse,
       a.checkpoint_steps);

@@ -145,8 +145,14 @@ struct Arguments {
   std::optional<Vector<Real>> bias;
   std::vector<std::int64_t> batch_sizes;  // rows that reach each step
   bool reverse = false;
-  std::vector<bool> reset;  // (N), rows that start anew; empty: none
+  std::vector<bool> reset;                     // (N), rows that start anew; empty: none
+  std::optional<Matrix<Real>> recurrent_mask;  // (B, H)
 
+  // h of row b as the product with the weights reads it; of the gradient of that, that of h.
+  void mask(std::int64_t b, Vector<Real>& h) const {
+    if (!recurrent_mask.has_value()) return;
+    for (std::size_t j = 0; j < h.size(); ++j) h[j] *= recurrent_mask->row(b)[j];
+  }
   bool starts_anew(std::int64_t row) const {
     return !reset.empty() && reset[static_cast<std::size_t>(row)];
   }
@@ -197,6 +203,7 @@ Sequence<Real> sequence_forward(const Arguments<Real>& arguments) {
         std::fill(h.begin(), h.end(), Real(0));
         std::fill(c.begin(), c.end(), Real(0));
       }
+      arguments.mask(b, h);
       steps.push_back(
           step_forward(input.row(n), input.cols, h, c, arguments.weights, arguments.bias));
       h = steps.back().h_next;
@@ -234,6 +241,7 @@ Gradients<Real> sequence_backward(
         dh[j] += grad_output[j];
       }
       step_backward(steps[s], weights, dh, dc, d.input.row(position[s]), d.weights, d.bias);
+      arguments.mask(b, dh);
       if (arguments.starts_anew(position[s])) {
         std::fill(dh.begin(), dh.end(), Real(0));
         std::fill(dc.begin(), dc.end(), Real(0));

@@ -107,6 +107,7 @@ CellArguments arguments_of(
   of_cell.reverse = a.reverse;
   of_cell.checkpoint_steps = checkpoint_steps;
   of_cell.reset = a.reset;
+  of_cell.recurrent_mask = a.recurrent_mask;
   return of_cell;
 }
 
@@ -273,6 +274,7 @@ TEST_P(CudaCells, ResetValuesAndGradientsMatchTorch) {
     return [=](uint64_t seed) {
       Arguments a = problem(seed);
       a.reset = random_reset(a, seed);
+      a.recurrent_mask = random_mask(a, seed);
       return a;
     };
   };
@@ -291,8 +293,7 @@ TEST_P(CudaCells, ASmallerWorkspaceGivesTheSame) {
   const int64_t row = lltm::find_cell(cell())->slots * 8 * (dtype() == at::kDouble ? 8 : 4);
   for (const Arguments& a : {dense({9, 4, 3, 8})(1), packed({9, 7, 7, 3, 1}, 8)(1)}) {
     const CellArguments of_cell = arguments_of(cell(), a, /*joined=*/false);
-    const lltm::SequenceArgs args = {
-        sequence_inputs(of_cell), /*checkpoint_steps=*/0, /*save=*/true};
+    const lltm::SequenceArgs args = {sequence_inputs(of_cell), /*save=*/true};
     const auto with_workspace = [&](int64_t bytes) {
       const auto [output, h_n, c_n, activations] = lltm::cuda::stepwise_forward(args, bytes);
       return Tensors{output, h_n, c_n, activations};
@@ -343,7 +344,7 @@ TEST_P(CudaCells, OnlyWantedGradientsAreComputed) {
     const Arguments a = dense({4, 3, 5, 8}, true, joined)(1);
     const CellArguments of_cell = arguments_of(cell(), a, joined);
     const auto [output, h_n, c_n, activations] =
-        lltm::cuda::stepwise_forward({sequence_inputs(of_cell), 0, /*save=*/true});
+        lltm::cuda::stepwise_forward({sequence_inputs(of_cell), /*save=*/true});
     const Tensors grads = random_like({output, h_n, c_n}, 2);
     check_masks(
         {true, true, true, true, !joined, true, !joined},
@@ -351,7 +352,6 @@ TEST_P(CudaCells, OnlyWantedGradientsAreComputed) {
           return as_list(
               lltm::cuda::stepwise_backward(
                   {sequence_inputs(of_cell),
-                   0,
                    output,
                    activations,
                    grads[0],
@@ -398,7 +398,7 @@ TEST_P(CudaCells, ThePersistentEngineLeavesThemToTheStepwiseOne) {
 TEST_P(CudaCells, EachStepTakesOneAlignedGemm) {
   for (const int64_t steps : {3, 30}) {
     const CellArguments of_cell = arguments_of(cell(), dense({steps, 5, 16, 16})(1), false);
-    const lltm::SequenceArgs args = {sequence_inputs(of_cell), 0, /*save=*/true};
+    const lltm::SequenceArgs args = {sequence_inputs(of_cell), /*save=*/true};
     const int64_t gemms = gemm_calls, unaligned = unaligned_gemm_calls;
     lltm::cuda::stepwise_forward(args);
     EXPECT_EQ(gemm_calls - gemms, 1 + steps);

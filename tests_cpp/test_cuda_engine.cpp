@@ -191,7 +191,6 @@ TEST_P(CudaEngineSequence, StepsTakeAlignedGemmsAndNoCopies) {
       const Calls backward = Calls::of([&, output = output, h_n = h_n, activations = activations] {
         lltm::cuda::stepwise_backward(
             {sequence_args(a, /*save=*/true),
-             /*checkpoint_steps=*/0,
              output,
              activations,
              output,
@@ -311,11 +310,12 @@ TEST_P(CudaEngineSequence, GradientsOfTheOutputMayLieBatchFirst) {
   }
 }
 
-TEST_P(CudaEngineSequence, ResetValuesAndGradientsMatchOracle) {
+TEST_P(CudaEngineSequence, ResetAndMaskedValuesAndGradientsMatchOracle) {
   for (const int64_t checkpoint_steps : {0, 2}) {
     lltm_test::check(engine_checkpointed(checkpoint_steps), eager_sequence, [&](uint64_t seed) {
       Arguments a = dense({6, 5, 3, 8})(seed);
       a.reset = random_reset(a, seed);
+      a.recurrent_mask = random_mask(a, seed);
       return a;
     });
   }

@@ -544,7 +544,6 @@ TEST(PersistentTuning, BackwardTakesTheWayThatIsAskedForToo) {
   const auto with_tuning = [&](const Tuning& tuning) {
     const auto result = lltm::cuda::persistent_backward(
         {sequence_args(a, /*save=*/true),
-         /*checkpoint_steps=*/0,
          saved[0],
          saved[3],
          grad_output,
@@ -698,13 +697,16 @@ TEST_P(PersistentRuns, BatchSizesMayChangeAtEveryStep) {
 }
 
 // Whose kernels keep the state to themselves: the other engine takes the call.
-TEST(Persistent, LeavesResetsToTheStepwiseEngine) {
+TEST(Persistent, LeavesResetsAndMasksToTheStepwiseEngine) {
   const PersistentSetting setting(true);
   Arguments a = sequence_problem({20, 9, 16, 40}, at::kHalf, 1);
   a.weights = a.weights * 0.5;
   check_one(a, /*expected_launches=*/2);
+  Arguments masked = a;
   a.reset = random_reset(a, 1);
   check_one(a, /*expected_launches=*/0);
+  masked.recurrent_mask = random_mask(masked, 1);
+  check_one(masked, /*expected_launches=*/0);
 }
 
 }  // namespace

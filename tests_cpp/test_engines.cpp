@@ -128,7 +128,6 @@ class Case {
     const bool has_c = a_.c.defined();
     const lltm::SequenceBackwardArgs backward = {
         args(),
-        /*checkpoint_steps=*/0,
         std::get<0>(saved),
         std::get<3>(saved),
         grads_[0],
@@ -187,8 +186,9 @@ class Case {
          a_.bias_hh,
          a_.batch_sizes,
          a_.reverse,
-         a_.reset},
-        checkpoint_steps,
+         a_.reset,
+         checkpoint_steps,
+         is_packed ? absent : a_.recurrent_mask},
         /*save=*/true};
   }
   LayerShape shape() const {
@@ -238,9 +238,10 @@ class Engines : public testing::TestWithParam<std::tuple<at::ScalarType, const c
   }
 
   // Calls test(case, arguments) for problems of few rows, of few units, of sizes that fill no
-  // vector, of rows that end and begin, of rows that start anew.
+  // vector, of rows that end and begin, of rows that start anew; where the test can have
+  // them, with recurrent masks.
   template <typename Test>
-  void for_each_case(const Test& test) const {
+  void for_each_case(const Test& test, bool masks = false) const {
     const auto& [dtype, cell] = GetParam();
     std::vector<Arguments> problems;
     for (const Sizes& sizes :
@@ -262,6 +263,9 @@ class Engines : public testing::TestWithParam<std::tuple<at::ScalarType, const c
     for (size_t k = 0; k < problems.size(); k += 2) problems[k].reverse = true;
     for (size_t k = 0; k < problems.size(); ++k) {
       if (k % 3 == 1) problems[k].reset = random_reset(problems[k], /*seed=*/k);
+      if (masks && (k == 4 || k % 3 == 2)) {
+        problems[k].recurrent_mask = random_mask(problems[k], /*seed=*/k);
+      }
     }
     const bool all = std::string_view(cell) == "lltm";
     for (size_t k = 0; k < problems.size();
@@ -281,10 +285,12 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return name(std::get<0>(info.param)) + '_' + std::get<1>(info.param); });
 
 TEST_P(Engines, AreAsAccurateAsPlainPyTorchByEverySchedule) {
-  for_each_case([](const Case& problem, const Arguments&) {
-    problem.check_forward();
-    problem.check_backward();
-  });
+  for_each_case(
+      [](const Case& problem, const Arguments&) {
+        problem.check_forward();
+        problem.check_backward();
+      },
+      /*masks=*/true);
 }
 
 TEST_P(Engines, OfPrepackedWeightsAreAsAccurateAsPlainPyTorchByEverySchedule) {

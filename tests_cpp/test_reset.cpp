@@ -1,5 +1,5 @@
-// Resets inside a sequence, as users of C++ ask for them. What the engines make of them is in
-// test_engines.cpp and, of every cell, in tests_py/test_reset.py.
+// Resets and recurrent masks in the C++ API. What they compute is tested in test_engines.cpp and, of
+// every cell, in tests_py/test_reset.py and tests_py/test_recurrent_mask.py.
 #include "testing.h"
 
 #include <lltm/lltm.h>
@@ -82,6 +82,35 @@ TEST(ResetsOfFunctions, AreThoseOfTheOperators) {
   check(
       lltm::sequence_prepacked(
           a.input, a.h, a.c, lltm::prepack(a.weights), a.bias, {}, false, reset));
+}
+
+TEST(RecurrentMasks, AreThoseOfTheOperators) {
+  Arguments a = sequence_problem({6, 3, 4, 7}, at::kFloat, 1);
+  a.recurrent_mask = random_mask(a, 1);
+  const Tensors expected = eager_sequence(a);
+  const auto [output, h_n, c_n] =
+      lltm::sequence(a.input, a.h, a.c, a.weights, a.bias, {}, false, 0, {}, a.recurrent_mask);
+  EXPECT_TRUE(torch::allclose(output, expected[0], 1e-5, 1e-6));
+  EXPECT_TRUE(torch::allclose(c_n, expected[2], 1e-5, 1e-6));
+}
+
+// With nothing kept a layer is one whose recurrent weights are zero.
+TEST(RecurrentMasks, OfLayersAreDrawnInTraining) {
+  torch::manual_seed(1);
+  lltm::GRU layer(lltm::GRUOptions(4, 7).num_layers(2).bidirectional(true).recurrent_dropout(1));
+  const at::Tensor x = torch::randn({6, 3, 4});
+  const at::Tensor trained = std::get<0>(layer->forward(x));
+  layer->eval();
+  EXPECT_FALSE(torch::allclose(std::get<0>(layer->forward(x)), trained));
+  const torch::NoGradGuard no_grad;
+  for (auto& parameter : layer->named_parameters()) {
+    if (parameter.key().rfind("weight_hh", 0) == 0) parameter.value().zero_();
+  }
+  EXPECT_TRUE(torch::allclose(std::get<0>(layer->forward(x)), trained));
+  expect_error(
+      [] { lltm::GRU(lltm::GRUOptions(4, 7).recurrent_dropout(2)); },
+      kValueError,
+      "lltm::GRU: expected recurrent_dropout to lie in [0, 1], got 2");
 }
 
 TEST(ResetsOfFunctions, OfAWrongKindAreRefused) {

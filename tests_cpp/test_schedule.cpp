@@ -151,6 +151,22 @@ TEST(Schedule, OfFewRows) {
   }
 }
 
+TEST(Schedule, OfTwoDirections) {
+  Machine machine = kZen4.machine;
+  const auto side_by_side = [&](int64_t threads, int64_t batch, int64_t hidden, bool bf16) {
+    machine.threads = threads;
+    return schedule_side_by_side(machine, shape(batch, 128, hidden, bf16));
+  };
+  EXPECT_FALSE(side_by_side(1, 1, 128, false));
+  EXPECT_TRUE(side_by_side(2, 1, 128, false));
+  EXPECT_TRUE(side_by_side(2, 64, 256, false));
+  EXPECT_FALSE(side_by_side(2, 1, 512, false)) << "weights that one cache does not hold";
+  EXPECT_FALSE(side_by_side(2, 7, 512, true));
+  EXPECT_TRUE(side_by_side(2, 8, 512, true));
+  EXPECT_TRUE(side_by_side(16, 2, 128, false)) << "steps that are mostly barriers";
+  EXPECT_FALSE(side_by_side(16, 64, 128, false));
+}
+
 TEST(Schedule, OfFewSteps) {
   const auto in_place = [](int64_t steps, int64_t batch, bool prepacked) {
     return schedule_few_rows(kZen4.machine, shape(batch, 32, 128), steps, prepacked).in_place;

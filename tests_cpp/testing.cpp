@@ -181,7 +181,8 @@ Tensors sequence_saving(const Arguments& a, int64_t checkpoint_steps) {
             a.batch_sizes,
             a.reverse,
             checkpoint_steps,
-            a.reset));
+            a.reset,
+            a.recurrent_mask));
   }
   static const auto op = find_operator<std::tuple<Tensor, Tensor, Tensor>(
       std::string_view,
@@ -195,7 +196,8 @@ Tensors sequence_saving(const Arguments& a, int64_t checkpoint_steps) {
       const Optional&,
       bool,
       const Optional&,
-      int64_t)>("lltm::sequence");
+      int64_t,
+      const Optional&)>("lltm::sequence");
   return results(
       a,
       op.call(
@@ -210,7 +212,8 @@ Tensors sequence_saving(const Arguments& a, int64_t checkpoint_steps) {
           a.batch_sizes,
           a.reverse,
           a.reset,
-          checkpoint_steps));
+          checkpoint_steps,
+          a.recurrent_mask));
 }
 
 }  // namespace
@@ -256,13 +259,19 @@ Stack step_stack(const Arguments& a) {
 
 Stack sequence_stack(const Arguments& a, int64_t checkpoint_steps) {
   Stack stack = step_stack(a);
-  stack.insert(stack.end(), {a.batch_sizes, a.reverse, a.reset, checkpoint_steps});
+  stack.insert(
+      stack.end(), {a.batch_sizes, a.reverse, a.reset, checkpoint_steps, a.recurrent_mask});
   return stack;
 }
 
 Tensor random_reset(const Arguments& a, uint64_t seed) {
   const at::IntArrayRef rows = a.input.sizes().slice(0, a.input.dim() - 1);
   return random_like(at::empty(rows, at::kFloat), seed) < -0.5;
+}
+
+Tensor random_mask(const Arguments& a, uint64_t seed) {
+  at::manual_seed(seed);
+  return at::dropout(at::ones_like(a.h), 1 / 3.0, /*train=*/true);
 }
 
 Tensor pack(const Arguments& a, std::optional<at::ScalarType> dtype) {
@@ -354,16 +363,29 @@ at::Tensor tf32_linear(
   return bias.has_value() ? product + *bias : product;
 }
 
+// torch's GRU, where the GEMM reads something else than h.
+Tensors eager_gru(const Arguments& a, const at::Tensor& read) {
+  const Tensors x = at::linear(a.input, a.weights, a.bias).chunk(3, 1);
+  const Tensors h = at::linear(read, *a.weight_hh, a.bias_hh).chunk(3, 1);
+  const at::Tensor r = at::sigmoid(x[0] + h[0]), u = at::sigmoid(x[1] + h[1]);
+  return {at::lerp(at::tanh(x[2] + r * h[2]), a.h, u)};
+}
+
 Tensors eager_cell_by(Linear linear, const Arguments& a) {
+  at::Tensor read = a.h;
+  if (a.recurrent_mask.has_value()) {
+    read = read * a.recurrent_mask->narrow(0, 0, a.h.size(0)).to(a.h.scalar_type());
+  }
   if (a.cell == "lstm") {
     const auto [h, c] =
-        at::lstm_cell(a.input, {a.h, a.c}, a.weights, *a.weight_hh, a.bias, a.bias_hh);
+        at::lstm_cell(a.input, {read, a.c}, a.weights, *a.weight_hh, a.bias, a.bias_hh);
     return {h, c};
   }
+  if (a.cell == "gru" && a.recurrent_mask.has_value()) return eager_gru(a, read);
   if (a.cell == "gru") {
     return {at::gru_cell(a.input, a.h, a.weights, *a.weight_hh, a.bias, a.bias_hh)};
   }
-  const at::Tensor z = linear(at::cat({a.h, a.input}, 1), a.weights, a.bias);
+  const at::Tensor z = linear(at::cat({read, a.input}, 1), a.weights, a.bias);
   const Tensors gates = z.chunk(3, 1);
   const at::Tensor c = a.c + at::sigmoid(gates[0]) * at::elu(gates[2]);
   return {at::sigmoid(gates[1]) * at::tanh(c), c};
@@ -577,6 +599,9 @@ Expected expect_in(const Arguments& arguments, const Tensors& grad_outputs) {
     const at::Tensor reset = arguments.reset->flatten().contiguous();
     const bool* const begin = reset.const_data_ptr<bool>();
     a.reset.assign(begin, begin + reset.numel());
+  }
+  if (arguments.recurrent_mask.has_value()) {
+    a.recurrent_mask = to_matrix<Real>(*arguments.recurrent_mask, hidden_size);
   }
 
   // A step returns (h', c'): its h' is the whole output, and h_n has no use.

@@ -34,6 +34,7 @@ struct Arguments {
   std::optional<at::Tensor> weight_hh, bias_hh;
   // Of a sequence, bool, (T, B) or packed (N): the rows that start anew.
   std::optional<at::Tensor> reset;
+  std::optional<at::Tensor> recurrent_mask;
 };
 
 using Tensors = std::vector<at::Tensor>;
@@ -60,6 +61,8 @@ Stack sequence_stack(const Arguments& arguments, int64_t checkpoint_steps = 0);
 
 // For `reset`: about one row in four.
 at::Tensor random_reset(const Arguments& arguments, uint64_t seed);
+// For `recurrent_mask`: 0, or 1.5 for two in three.
+at::Tensor random_mask(const Arguments& arguments, uint64_t seed);
 
 // lltm::prepack of the weights of any cell.
 at::Tensor pack(const Arguments& arguments, std::optional<at::ScalarType> dtype = std::nullopt);

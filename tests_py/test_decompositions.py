@@ -78,7 +78,7 @@ def test_decomposed_sequences_agree_with_the_operators(
         table[ops.sequence.default](*arguments, reverse=reverse),
         ops.sequence(*arguments, reverse=reverse),
     )
-    arguments = (*arguments, None, reverse, None, 0)
+    arguments = (*arguments, None, reverse, None, 0, None)
     results = ops.sequence_forward(*arguments)
     torch.testing.assert_close(table[ops.sequence_forward.default](*arguments), results)
     output, h_n, c_n, activations = results
@@ -106,7 +106,7 @@ def test_a_packed_sequence_is_not_decomposed() -> None:
 def test_training_with_checkpoints_is_not_decomposed() -> None:
     table, ops = lltm.decompositions(), torch.ops.lltm
     a = support.sequence_arguments((4, 2, 3, 5))
-    arguments = (*a.operands(), None, False, None, 2)
+    arguments = (*a.operands(), None, False, None, 2, None)
     assert table[ops.sequence_forward.default](*arguments) is NotImplemented
     output, h_n, c_n, saved = ops.sequence_forward(*arguments)
     grads = (output, h_n, c_n)
@@ -123,7 +123,7 @@ def test_decompositions_meet_the_rule_of_accuracy(dtype: torch.dtype) -> None:
         a = support.sequence_arguments((10, 16, 32, 64), dtype)
         grads = [torch.randn_like(y) for y in support.sequence_outputs(lltm.functional, a)]
         exact = support.exact_results_and_gradients(a, grads)
-        arguments = (*a.operands(), None, False, None, 0)
+        arguments = (*a.operands(), None, False, None, 0, None)
         *results, activations = table[ops.sequence_forward.default](*arguments)
         gradients = table[ops.sequence_backward.default](
             *arguments, results[0], activations, *grads, a.wanted()

@@ -252,7 +252,8 @@ def call_of_shapes(name: str) -> tuple[str, dict[str, Any]]:
     if op == "sequence_backward":
         saved, output, checkpoint_steps = rest
         arguments.setdefault("batch_sizes", None)
-        arguments.update(reverse=False, reset=None, checkpoint_steps=checkpoint_steps)
+        arguments.update(reverse=False, reset=None, recurrent_mask=None)
+        arguments.update(checkpoint_steps=checkpoint_steps)
         shapes = {"saved": saved, "output": output, "grad_output": output}
         for argument, letters_of in {**shapes, "grad_h_n": "BH", "grad_c_n": "BH"}.items():
             arguments[argument] = torch.zeros([LETTERS[letter] for letter in letters_of])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import oracle
@@ -273,3 +274,56 @@ def test_cells_by_hand_and_the_oracle_agree() -> None:
     grads = [torch.zeros(6, 1, 5), torch.zeros(1, 5), torch.zeros(1, 5)]
     exact = support.exact_results_and_gradients(a, grads)["output 0"]
     assert abs(oracle.array(output) - exact).max() < 1e-14
+
+
+class TestDirectionsSideBySide:
+    """Without gradients each direction may run on a thread of its own."""
+
+    @pytest.fixture(autouse=True)
+    def _two_threads(self) -> Iterator[None]:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(2)
+        yield
+        torch.set_num_threads(threads)
+
+    @pytest.mark.parametrize("dtype", support.DTYPES, ids=str)
+    @pytest.mark.parametrize("make", [lltm.LLTM, lltm.LSTM, lltm.GRU])
+    def test_results_are_the_same(self, make: Any, dtype: torch.dtype) -> None:
+        # In other blocks of units sums are rounded in another order.
+        tolerance: dict[str, Any] = {"rtol": 1e-5, "atol": 2e-2 if dtype.itemsize == 2 else 1e-5}
+        for batch in (1, 40):
+            layer = make(9, 33, num_layers=2, bidirectional=True).to(dtype)
+            x = torch.randn(12, batch, 9).to(dtype)
+            lengths = torch.arange(batch) % 12 + 1
+            packed = pack_padded_sequence(x, lengths, enforce_sorted=False)
+            for input in (x, packed):
+                expected = flat(layer(input))
+                with torch.no_grad():
+                    results = flat(layer(input))
+                with torch.inference_mode():
+                    inferred = flat(layer(input))
+                of_packed = flat(layer.prepack()(input))
+                for y, a, b, c in zip(expected, results, inferred, of_packed, strict=True):
+                    assert torch.equal(a, b)
+                    assert b.is_inference()
+                    assert not a.requires_grad
+                    torch.testing.assert_close(a, y, **tolerance)
+                    torch.testing.assert_close(c, y, **tolerance)
+
+    def test_errors_are_the_same(self) -> None:
+        layer = lltm.LSTM(3, 5, bidirectional=True)
+        layer.weight_hh_l0_reverse = nn.Parameter(torch.zeros(20, 4))
+        for grad in (True, False):
+            with (
+                torch.set_grad_enabled(grad),
+                pytest.raises(
+                    lltm.ArgumentError, match=r"expected weight_hh of shape \(20, 5\), got"
+                ),
+            ):
+                layer(torch.randn(4, 2, 3))
+
+
+def flat(results: Any) -> list[torch.Tensor]:
+    output, state = results
+    states = [state] if isinstance(state, torch.Tensor) else list(state)
+    return [output.data if isinstance(output, PackedSequence) else output, *states]

@@ -68,7 +68,8 @@ def by_operators(module: Any) -> Iterator[nn.Module]:
         names = ("bias_ih",) if cell == "lltm" else ("weight_hh", "bias_ih", "bias_hh")
         return {"weight_ih": weights, **dict(zip(names, rest, strict=False))}
 
-    def step(x: Tensor, h: Tensor, c: Any, *parameters: Any) -> Any:
+    def step(x: Tensor, h: Tensor, read: Tensor, c: Any, *parameters: Any) -> Any:
+        assert read is h
         h, c = ops.step(cell, x, h, c, **of_parameters(*parameters))
         return h, c if has_c(cell) else None
 
@@ -81,8 +82,10 @@ def by_operators(module: Any) -> Iterator[nn.Module]:
         sizes: Any,
         reverse: bool,
         reset: Any,
+        mask: Any,
     ) -> Any:
         options = {"batch_sizes": sizes, "reverse": reverse, "reset": reset}
+        options["recurrent_mask"] = mask
         options["checkpoint_steps"] = getattr(module, "checkpoint_steps", 0)
         output, h, c = ops.sequence(cell, x, h, c, **of_parameters(*parameters), **options)
         return output, h, c if has_c(cell) else None

@@ -147,7 +147,7 @@ def test_step_backward(case: str, dtype: torch.dtype, layout: str) -> None:
 
 
 def arguments_of_forward(a: Arguments, checkpoint_steps: int) -> tuple[Any, ...]:
-    return (*a.operands(), a.batch_sizes, a.reverse, None, checkpoint_steps)
+    return (*a.operands(), a.batch_sizes, a.reverse, None, checkpoint_steps, None)
 
 
 @each(SEQUENCES | PACKED, saving=True)

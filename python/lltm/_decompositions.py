@@ -300,11 +300,12 @@ def _sequence(
     reverse: bool = False,
     reset: Tensor | None = None,
     checkpoint_steps: int = 0,
+    recurrent_mask: Tensor | None = None,
 ) -> Any:
     if batch_sizes is not None:
         return NotImplemented
     of = _Cell(cell, weight_ih, weight_hh, bias_ih, bias_hh)
-    return _steps(of, input, h_0, c_0, reverse, reset, training=False)
+    return _steps(of, input, h_0, c_0, reverse, reset, recurrent_mask, training=False)
 
 
 def _sequence_forward(
@@ -320,11 +321,14 @@ def _sequence_forward(
     reverse: bool,
     reset: Tensor | None,
     checkpoint_steps: int,
+    recurrent_mask: Tensor | None,
 ) -> Any:
     if batch_sizes is not None or checkpoint_steps != 0:
         return NotImplemented
     of = _Cell(cell, weight_ih, weight_hh, bias_ih, bias_hh)
-    output, h_n, c_n, activations = _steps(of, input, h_0, c_0, reverse, reset, training=True)
+    output, h_n, c_n, activations = _steps(
+        of, input, h_0, c_0, reverse, reset, recurrent_mask, training=True
+    )
     return output, h_n, c_n, activations.flatten(0, 1)
 
 
@@ -335,6 +339,7 @@ def _steps(
     c_0: Tensor | None,
     reverse: bool,
     reset: Tensor | None,
+    recurrent_mask: Tensor | None,
     training: bool,
 ) -> tuple[Tensor, ...]:
     """Returns output (T, B, H), h_n, c_n and, for training, the activations (T, B, saved * H)."""
@@ -347,14 +352,15 @@ def _steps(
         if anew:
             h, c = h.masked_fill(anew[0], 0), of.restarted(c, anew[0])
         weight_h, *rest = weights
+        read = h if recurrent_mask is None else h * rest.pop()
         parameters = None if of.parameters is None else rest.pop()
-        z = of.add_h(from_x, h, weight_h, rest[0] if rest else None)
+        z = of.add_h(from_x, read, weight_h, rest[0] if rest else None)
         h, c, activations = of.step(z, c, parameters)
         out = [h, activations] if training else [h]
         return [h, c if of.has_c else h.clone()], [y.to(dtype) for y in out]
 
     shapes = [(hidden,), (of.saved * hidden,)] if training else [(hidden,)]
-    weights = [w for w in (of.weight_h, of.bias_h, of.parameters) if w is not None]
+    weights = [w for w in (of.weight_h, of.bias_h, of.parameters, recurrent_mask) if w is not None]
     xs = [of.from_x(input), *_columns(reset)]
     (h_n, c_n), (output, *activations) = _scan(
         step, [h_0, c_0], xs, weights, shapes, dtype, reverse
@@ -375,6 +381,7 @@ def _sequence_backward(
     reverse: bool,
     reset: Tensor | None,
     checkpoint_steps: int,
+    recurrent_mask: Tensor | None,
     output: Tensor,
     saved: Tensor,
     grad_output: Tensor | None,
@@ -394,9 +401,12 @@ def _sequence_backward(
         (dh, dc), (activations, *rest) = grads, _wide(*xs)
         if grad_output is not None:
             dh = dh + rest[0]
-        weight_h, *parameters = weights
-        dz, dc = of.step_backward(activations, dh, dc, parameters[0] if parameters else None)
+        weight_h, *more = weights
+        mask = None if recurrent_mask is None else more.pop()
+        dz, dc = of.step_backward(activations, dh, dc, more[0] if more else None)
         dh = of.dz_h(dz) @ weight_h
+        if mask is not None:
+            dh = dh * mask
         if reset is not None:
             dh, dc = dh.masked_fill(rest[-1], 0), dc.masked_fill(rest[-1], 0)
         return [dh, dc], [dz]
@@ -404,12 +414,14 @@ def _sequence_backward(
     xs = [saved.view(steps, batch, of.saved * hidden)]
     xs += [*([] if grad_output is None else [grad_output]), *_columns(reset)]
     shapes = [(of.grad_size,)]
-    weights = [of.weight_h] if of.parameters is None else [of.weight_h, of.parameters]
+    weights = [w for w in (of.weight_h, of.parameters, recurrent_mask) if w is not None]
     (dh, dc), (dz,) = _scan(step, [dh, dc], xs, weights, shapes, dh.dtype, not reverse)
     dz = dz.flatten(0, 1)
     # The state that each step began with. Without steps h_0 would be one too many.
     before = [output[1:], h_0.unsqueeze(0)] if reverse else [h_0.unsqueeze(0), output[:-1]]
     h = torch.cat(before)[:steps]
+    if recurrent_mask is not None:
+        h = h * recurrent_mask
     for anew in _columns(reset):
         h = h.masked_fill(anew, 0)
     h = h.reshape(steps * batch, hidden)

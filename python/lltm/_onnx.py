@@ -84,16 +84,18 @@ def _sequence(
     reverse: bool = False,
     reset: Tensor | None = None,
     checkpoint_steps: int = 0,
+    recurrent_mask: Tensor | None = None,
 ) -> Any:
     if (
         cell not in _OPERATORS
         or weight_hh is None
         or batch_sizes is not None
         or reset is not None
+        or recurrent_mask is not None
         or input.dtype != torch.float32
     ):
         arguments = (input, h_0, c_0, weight_ih, weight_hh, bias_ih, bias_hh, batch_sizes)
-        return decomposition(cell, *arguments, reverse, reset, checkpoint_steps)
+        return decomposition(cell, *arguments, reverse, reset, checkpoint_steps, recurrent_mask)
     name, gates, attributes = _OPERATORS[cell]
     steps, batch = input.shape[:2]
     hidden = h_0.shape[1]

@@ -348,7 +348,7 @@ class OwnLayer(_Own, MadeLayer):
         hidden_size: H
         num_layers, bias, batch_first, dropout, bidirectional: as for :class:`lltm.LLTM`
         device, dtype: of the parameters
-        checkpoint_steps: as for :class:`lltm.LLTM`
+        checkpoint_steps, recurrent_dropout: as for :class:`lltm.LLTM`
 
     Parameters, for each layer k, with the suffix ``_reverse`` for the second direction, where G_x
     gates read x and G_h read h::

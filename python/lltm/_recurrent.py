@@ -135,12 +135,14 @@ class Layer(Recurrent):
         "batch_first",
         "bidirectional",
         "_dropout_now",
+        "_recurrent_dropout_now",
         "checkpoint_steps",
         "_prepacked",
     )
 
-    # Of a layer that was pickled before there was such an argument, or is prepacked.
+    # Of a layer that was pickled before there were such arguments, or is prepacked.
     checkpoint_steps: int = 0
+    recurrent_dropout: float = 0.0
 
     # For code that was written for torch.nn.LSTM and asks.
     proj_size = 0
@@ -162,6 +164,11 @@ class Layer(Recurrent):
         # Without dropout nobody asks whether it trains.
         applies = self.num_layers > 1 and self.dropout > 0 and self.training
         return self.dropout if applies else 0.0
+
+    @property
+    def _recurrent_dropout_now(self) -> float:
+        applies = self.recurrent_dropout > 0 and self.training
+        return self.recurrent_dropout if applies else 0.0
 
     def _columns_of_input(self, k: int) -> int:
         """The features that the k-th direction, in the order of h_0 and h_n, reads."""
@@ -423,6 +430,7 @@ class MadeLayer(OfParameters, Layer, nn.Module):
         dtype: torch.dtype | None = None,
         *,
         checkpoint_steps: int = 0,
+        recurrent_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         where = self._where
@@ -434,6 +442,7 @@ class MadeLayer(OfParameters, Layer, nn.Module):
         self.dropout = _check.probability(where, "dropout", dropout)
         self.bidirectional = _check.flag(where, "bidirectional", bidirectional)
         self.checkpoint_steps = _check.checkpoint_steps(where, checkpoint_steps)
+        self.recurrent_dropout = _check.probability(where, "recurrent_dropout", recurrent_dropout)
         if self.dropout > 0 and self.num_layers == 1:
             warnings.warn(
                 f"lltm::{where}: dropout is applied between layers, so it does nothing with"
@@ -472,6 +481,7 @@ class MadeLayer(OfParameters, Layer, nn.Module):
             ("dropout", 0.0),
             ("bidirectional", False),
             ("checkpoint_steps", 0),
+            ("recurrent_dropout", 0.0),
         ):
             if getattr(self, name) != default:
                 text += f", {name}={getattr(self, name)}"

@@ -75,6 +75,7 @@ class _Layer:
     num_layers: int
     batch_first: bool
     dropout: float
+    recurrent_dropout: float
     bidirectional: bool
     training: bool
     checkpoint_steps: int
@@ -108,6 +109,7 @@ class _Layer:
             self.batch_first,
             self.bidirectional,
             self.dropout if self.training else 0.0,
+            self.recurrent_dropout if self.training else 0.0,
             self.checkpoint_steps,
             self._prepacked,
             reset=reset,
@@ -134,6 +136,7 @@ class _LayerWithoutC(_Layer):
             self.batch_first,
             self.bidirectional,
             self.dropout if self.training else 0.0,
+            self.recurrent_dropout if self.training else 0.0,
             self.checkpoint_steps,
             self._prepacked,
             reset=reset,
@@ -146,10 +149,13 @@ def cell(module: nn.Module, names: Sequence[str], states: int) -> nn.Module:
     return _sharing(module, _Cell if states == 2 else _CellWithoutC, names, ["_CELL"])
 
 
+_CONSTANTS = ["_CELL", "checkpoint_steps", "recurrent_dropout", "_prepacked"]
+
+
 def layer(module: nn.Module, names: Sequence[str], states: int) -> nn.Module:
     """`names` are those of weights and biases, in the order of h_0; `states` as of cell."""
     forward = _Layer if states == 2 else _LayerWithoutC
-    return _sharing(module, forward, names, ["_CELL", "checkpoint_steps", "_prepacked"])
+    return _sharing(module, forward, names, _CONSTANTS)
 
 
 def _sharing(

@@ -27,6 +27,7 @@ BATCH_DIMS_OF_STEP: dict[str, int] = dict.fromkeys(
 BATCH_DIMS_OF_SEQUENCE: dict[str, int] = {
     **dict.fromkeys(("input", "reset", "output", "grad_output"), 1),
     **dict.fromkeys(("h_0", "c_0", "h_n", "c_n", "grad_h_n", "grad_c_n", "saved"), 0),
+    "recurrent_mask": 0,
 }
 # By operator: the batch dimensions, and the names of the results. A gradient is named after its
 # argument.

@@ -10,6 +10,8 @@ names the argument, what was expected and what came.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -66,6 +68,7 @@ def sequence(
     reverse: bool = False,
     checkpoint_steps: int = 0,
     reset: Tensor | None = None,
+    recurrent_mask: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """A whole sequence: one layer, one direction.
 
@@ -85,6 +88,9 @@ def sequence(
         reset: bool, (T, B), or packed (N) when batch_sizes is given: where it is true, h and c of
             that row are zero before the step, and no gradient goes further back. With reverse too,
             "before" means in the order of execution
+        recurrent_mask: (B, H): what h is multiplied by where the product with the weights reads
+            it, in every step the same; output and h_n are h without it. For dropout: 0 or
+            1 / (1 - p)
 
     Returns:
         (output, (h_n, c_n)): output (T, B, H) or (N, H) holds h' of every step; h_n and c_n
@@ -92,6 +98,7 @@ def sequence(
         the initial states, whose gradients of weights and bias are zero.
     """
     steps = _check.any_integer("sequence", "checkpoint_steps", checkpoint_steps)
+    _check.optional_tensor("sequence", "recurrent_mask", recurrent_mask)
     return _run(
         "sequence",
         input,
@@ -102,6 +109,7 @@ def sequence(
         reverse,
         reset,
         checkpoint_steps=steps,
+        recurrent_mask=recurrent_mask,
     )
 
 
@@ -157,7 +165,7 @@ def _run(
     batch_sizes: Tensor | None,
     reverse: bool,
     reset: Tensor | None,
-    **options: int,
+    **options: Any,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     _check.tensor(op, "input", input)
     _check.not_nested(op, input)

@@ -107,6 +107,9 @@ class LLTM(PairLayer, MadeLayer):
         checkpoint_steps: for training on long sequences: 0, or how many steps apart each layer
             saves its state, to compute the activations of the steps in between again in backward
             (:func:`lltm.functional.sequence`)
+        recurrent_dropout: probability of zeroing an element of h where the next step's GEMM reads
+            it, when training: one mask (B, H) for all steps of a call, drawn for each layer and
+            direction (Gal and Ghahramani, https://arxiv.org/abs/1512.05287)
 
     Parameters, for each layer k, with the suffix ``_reverse`` for the second direction::
 
@@ -141,6 +144,7 @@ class LLTM(PairLayer, MadeLayer):
         dtype: torch.dtype | None = None,
         *,
         checkpoint_steps: int = 0,
+        recurrent_dropout: float = 0.0,
     ) -> None:
         _check.no_projection("LLTM", proj_size)
         super().__init__(
@@ -154,6 +158,7 @@ class LLTM(PairLayer, MadeLayer):
             device,
             dtype,
             checkpoint_steps=checkpoint_steps,
+            recurrent_dropout=recurrent_dropout,
         )
 
     def _shapes(self, columns: int) -> dict[str, tuple[int, ...]]:
@@ -247,6 +252,7 @@ class _OfTorch(Layer, nn.RNNBase):
         device: torch.types.Device,
         dtype: torch.dtype | None,
         checkpoint_steps: int,
+        recurrent_dropout: float,
     ) -> None:
         steps = _check.checkpoint_steps(mode, checkpoint_steps)
         super().__init__(
@@ -263,11 +269,13 @@ class _OfTorch(Layer, nn.RNNBase):
             dtype,
         )
         self.checkpoint_steps = steps
+        self.recurrent_dropout = _check.probability(mode, "recurrent_dropout", recurrent_dropout)
 
     def extra_repr(self) -> str:
         text: str = super().extra_repr()
-        if self.checkpoint_steps != 0:
-            text += f", checkpoint_steps={self.checkpoint_steps}"
+        for name in ("checkpoint_steps", "recurrent_dropout"):
+            if getattr(self, name) != 0:
+                text += f", {name}={getattr(self, name)}"
         return text
 
 
@@ -279,9 +287,10 @@ class LSTM(PairLayer, _OfTorch):
         hidden_size: H
         num_layers, bias, batch_first, dropout, bidirectional: as for :class:`LLTM`
         proj_size: 0, or P: h is projected to P features. PyTorch's own kernels compute such a
-            layer, which has no prepacked form and takes no checkpoint_steps
+            layer, which has no prepacked form and takes neither checkpoint_steps nor
+            recurrent_dropout
         device, dtype: of the parameters
-        checkpoint_steps: as for :class:`LLTM`
+        checkpoint_steps, recurrent_dropout: as for :class:`LLTM`
 
     Parameters, for each layer k, with the suffix ``_reverse`` for the second direction::
 
@@ -317,17 +326,21 @@ class LSTM(PairLayer, _OfTorch):
         dtype: torch.dtype | None = None,
         *,
         checkpoint_steps: int = 0,
+        recurrent_dropout: float = 0.0,
     ) -> None:
         projection = _check.any_integer("LSTM", "proj_size", proj_size)
         if not 0 <= projection < _check.integer("LSTM", "hidden_size", hidden_size):
             raise ArgumentError(
                 f"lltm::LSTM: expected proj_size to lie in [0, hidden_size), got {proj_size}"
             )
-        if projection > 0 and checkpoint_steps != 0:
-            raise ArgumentError(
-                "lltm::LSTM: expected checkpoint_steps to be 0 with proj_size, got"
-                f" {checkpoint_steps}"
-            )
+        for name, value in (
+            ("checkpoint_steps", checkpoint_steps),
+            ("recurrent_dropout", recurrent_dropout),
+        ):
+            if projection > 0 and value != 0:
+                raise ArgumentError(
+                    f"lltm::LSTM: expected {name} to be 0 with proj_size, got {value}"
+                )
         super().__init__(
             "LSTM",
             input_size,
@@ -341,6 +354,7 @@ class LSTM(PairLayer, _OfTorch):
             device,
             dtype,
             checkpoint_steps,
+            recurrent_dropout,
         )
 
     def forward(self, input: Any, hx: State | None = None, reset: Tensor | None = None) -> Any:
@@ -375,7 +389,7 @@ class GRU(SingleLayer, _OfTorch):
         hidden_size: H
         num_layers, bias, batch_first, dropout, bidirectional: as for :class:`LLTM`
         device, dtype: of the parameters
-        checkpoint_steps: as for :class:`LLTM`
+        checkpoint_steps, recurrent_dropout: as for :class:`LLTM`
 
     Parameters, for each layer k, with the suffix ``_reverse`` for the second direction::
 
@@ -410,6 +424,7 @@ class GRU(SingleLayer, _OfTorch):
         dtype: torch.dtype | None = None,
         *,
         checkpoint_steps: int = 0,
+        recurrent_dropout: float = 0.0,
     ) -> None:
         super().__init__(
             "GRU",
@@ -424,6 +439,7 @@ class GRU(SingleLayer, _OfTorch):
             device,
             dtype,
             checkpoint_steps,
+            recurrent_dropout,
         )
 
     def prepack(self, weights: torch.dtype | None = None) -> PrepackedGRU:

@@ -18,16 +18,17 @@ from ._C import ArgumentError
 
 __all__ = ["GRU", "LLTM", "LSTM", "GRUCell", "LLTMCell", "LSTMCell", "cell", "sequence"]
 
-# From x, h, c and the parameters to h' and c'. The GRU has no c; its steps pass on what they get.
+# From x, h, c and the parameters to h' and c'. `read` is h as the GEMM reads it: with recurrent
+# dropout something else. The GRU has no c; its steps pass on what they get.
 Equations = Callable[..., tuple[Tensor, Any]]
 
 # ---- the equations ----------------------------------------------------------------
 
 
 def _lltm(
-    x: Tensor, h: Tensor, c: Tensor, weights: Tensor, bias: Tensor | None = None
+    x: Tensor, h: Tensor, read: Tensor, c: Tensor, weights: Tensor, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    z_i, z_o, z_g = F.linear(torch.cat([h, x], dim=1), weights, bias).chunk(3, dim=1)
+    z_i, z_o, z_g = F.linear(torch.cat([read, x], dim=1), weights, bias).chunk(3, dim=1)
     c = c + torch.sigmoid(z_i) * F.elu(z_g)
     return torch.sigmoid(z_o) * torch.tanh(c), c
 
@@ -35,13 +36,14 @@ def _lltm(
 def _lstm(
     x: Tensor,
     h: Tensor,
+    read: Tensor,
     c: Tensor,
     weight_ih: Tensor,
     weight_hh: Tensor,
     bias_ih: Tensor | None = None,
     bias_hh: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    z = F.linear(x, weight_ih, bias_ih) + F.linear(h, weight_hh, bias_hh)
+    z = F.linear(x, weight_ih, bias_ih) + F.linear(read, weight_hh, bias_hh)
     z_i, z_f, z_g, z_o = z.chunk(4, dim=1)
     c = torch.sigmoid(z_f) * c + torch.sigmoid(z_i) * torch.tanh(z_g)
     return torch.sigmoid(z_o) * torch.tanh(c), c
@@ -50,6 +52,7 @@ def _lstm(
 def _gru(
     x: Tensor,
     h: Tensor,
+    read: Tensor,
     c: None,
     weight_ih: Tensor,
     weight_hh: Tensor,
@@ -57,7 +60,7 @@ def _gru(
     bias_hh: Tensor | None = None,
 ) -> tuple[Tensor, None]:
     x_r, x_u, x_n = F.linear(x, weight_ih, bias_ih).chunk(3, dim=1)
-    h_r, h_u, h_n = F.linear(h, weight_hh, bias_hh).chunk(3, dim=1)
+    h_r, h_u, h_n = F.linear(read, weight_hh, bias_hh).chunk(3, dim=1)
     r, u = torch.sigmoid(x_r + h_r), torch.sigmoid(x_u + h_u)
     n = torch.tanh(x_n + r * h_n)
     return (1 - u) * n + u * h, None
@@ -75,6 +78,7 @@ def _steps(
     batch_sizes: Tensor | None,
     reverse: bool,
     reset: Tensor | None,
+    recurrent_mask: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """A loop over the steps of one layer and direction; returns output, h_n and c_n."""
     _check_reset(reset, input)
@@ -94,7 +98,8 @@ def _steps(
         if anew is not None:
             step_h = step_h.masked_fill(anew.unsqueeze(1), 0)
             step_c = None if step_c is None else step_c.masked_fill(anew.unsqueeze(1), 0)
-        h_next, c_next = equations(x, step_h, step_c, *parameters)
+        read = step_h if recurrent_mask is None else step_h * recurrent_mask[:rows]
+        h_next, c_next = equations(x, step_h, read, step_c, *parameters)
         outputs.append(h_next)
         if rows < h.shape[0]:
             h_next = torch.cat([h_next, h[rows:]])
@@ -115,7 +120,8 @@ def cell(
     bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """One step; see :func:`lltm.functional.cell`."""
-    return _lltm(input, *state, weights, bias)
+    h, c = state
+    return _lltm(input, h, h, c, weights, bias)
 
 
 def sequence(
@@ -128,12 +134,15 @@ def sequence(
     reverse: bool = False,
     checkpoint_steps: int = 0,
     reset: Tensor | None = None,
+    recurrent_mask: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """A loop over steps; see :func:`lltm.functional.sequence`.
 
     checkpoint_steps changes what is saved and not what is computed: here nothing.
     """
-    output, h, c = _steps(_lltm, input, *state, (weights, bias), batch_sizes, reverse, reset)
+    output, h, c = _steps(
+        _lltm, input, *state, (weights, bias), batch_sizes, reverse, reset, recurrent_mask
+    )
     assert c is not None
     return output, (h, c)
 
@@ -217,9 +226,10 @@ def _step(
         _check.shape(where, "c", c, shape)
     equations = _EQUATIONS[module._CELL]
     if input.dim() == 2:
-        return equations(input, h, c, *parameters)
+        return equations(input, h, h, c, *parameters)
     c = None if c is None else c.unsqueeze(0)
-    h, c = equations(input.unsqueeze(0), h.unsqueeze(0), c, *parameters)
+    h = h.unsqueeze(0)
+    h, c = equations(input.unsqueeze(0), h, h, c, *parameters)
     return h.squeeze(0), None if c is None else c.squeeze(0)
 
 
@@ -280,6 +290,9 @@ def _layer(
         for direction in range(directions):
             k = len(h_n)
             parameters = [getattr(module, name) for name in module._names[each * k :][:each]]
+            mask = None
+            if module.recurrent_dropout > 0 and module.training:
+                mask = F.dropout(torch.ones_like(h_0[k]), module.recurrent_dropout)
             output, h, c = _steps(
                 _EQUATIONS[module._CELL],
                 x,
@@ -289,6 +302,7 @@ def _layer(
                 batch_sizes,
                 direction == 1,
                 reset,
+                mask,
             )
             outputs.append(output)
             h_n.append(h)

@@ -184,6 +184,10 @@ struct LLTM_API LayerOptions {
   /// Probability of zeroing an element of the output of every layer but the
   /// last, when training.
   TORCH_ARG(double, dropout) = 0.0;
+  /// Probability of zeroing an element of h where the next step's product with
+  /// weight_hh reads it, when training: one mask (B, H) for all steps of a call, drawn
+  /// for each layer and direction (Gal and Ghahramani, 2016).
+  TORCH_ARG(double, recurrent_dropout) = 0.0;
   /// A second direction runs from the last step to the first; its output is
   /// concatenated to the first one's.
   TORCH_ARG(bool, bidirectional) = false;

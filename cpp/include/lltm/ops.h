@@ -69,6 +69,9 @@ LLTM_API std::tuple<at::Tensor, at::Tensor> cell(
 /// @param reset        bool, (T, B), or packed (N) when batch_sizes is given: where
 ///                     it is true, h and c of that row are zero before the step, in
 ///                     the order of execution, and no gradient goes further back
+/// @param recurrent_mask  (B, H): what h is multiplied by where the product with the
+///                     weights reads it, in every step the same; output and h_n are
+///                     h without it. For dropout: 0 or 1 / (1 - p)
 /// @returns (output, h_n, c_n): output (T, B, H) or (N, H) holds h' of every
 ///          step; h_n and c_n (B, H) the states after each row's last step
 ///          taken. T = 0 gives an empty output and the initial states, whose
@@ -82,7 +85,8 @@ LLTM_API std::tuple<at::Tensor, at::Tensor, at::Tensor> sequence(
     const std::optional<at::Tensor>& batch_sizes = std::nullopt,
     bool reverse = false,
     int64_t checkpoint_steps = 0,
-    const std::optional<at::Tensor>& reset = std::nullopt);
+    const std::optional<at::Tensor>& reset = std::nullopt,
+    const std::optional<at::Tensor>& recurrent_mask = std::nullopt);
 
 /// Packs weights once for the kernels of this machine, for repeated inference
 /// with the same weights. `sequence` packs them in every call.

@@ -3,18 +3,23 @@
 #include "api/layer.h"
 
 #include "common/format.h"
+#include "common/steps.h"
+#include "cpu/schedule.h"
 #include "op/operators.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
 #include <initializer_list>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -241,6 +246,17 @@ State each(const State& state, const Change& change) {
   return {change(h), c.defined() ? change(c) : c};
 }
 
+// run(direction) of both directions, each on a thread of its own, where nobody follows.
+template <typename Run>
+void run_side_by_side(const Run& run) {
+  const bool inference = c10::InferenceMode::is_enabled();
+  at::parallel_for(0, 2, /*grain_size=*/1, [&](int64_t begin, int64_t end) {
+    const c10::InferenceMode mode(inference);
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    for (int64_t direction = begin; direction < end; ++direction) run(direction);
+  });
+}
+
 // The state of a sequence that begins, of so many rows: zeros, but what the cell says of its own.
 State first_state(
     const CellInfo& cell, const Tensor& input, std::vector<SymInt> rows, int64_t hidden) {
@@ -437,6 +453,10 @@ std::tuple<Tensor, Tensor, Tensor> LayerModule::run_direction(
     return op::sequence_prepacked(
         {cell, input, h_0, c_0, p.weight_ih, p.bias_ih, p.bias_hh, batch_sizes, reverse, reset});
   }
+  // One mask for all steps.
+  const Tensor recurrent_mask =
+      recurrent_dropout > 0 ? at::dropout(at::ones_like(h_0), recurrent_dropout, /*train=*/true)
+                            : Tensor();
   return op::sequence(
       {{cell,
         input,
@@ -448,8 +468,18 @@ std::tuple<Tensor, Tensor, Tensor> LayerModule::run_direction(
         p.bias_hh,
         batch_sizes,
         reverse,
-        reset},
-       checkpoint_steps});
+        reset,
+        checkpoint_steps,
+        recurrent_mask}});
+}
+
+// The order in which masks are drawn is that of the directions.
+bool LayerModule::fits_side_by_side(const Tensor& input, const Tensor& h_0) const {
+  if (!input.is_cpu() || recurrent_dropout > 0) return false;
+  const bool bf16 = input.scalar_type() == at::kBFloat16;
+  const cpu::LayerShape shape = {
+      h_0.size(1), input.size(-1), hidden_size, flat_size(input), bf16, cpu::slots_of(cell)};
+  return cpu::schedule_side_by_side(cpu::current_machine(), shape);
 }
 
 LayerModule::Result LayerModule::run(
@@ -472,18 +502,21 @@ LayerModule::Result LayerModule::run(
             cell.has_c() ? unsqueeze_state(std::move(c), unobserved) : std::move(c))};
   }
   const int64_t count = bidirectional ? 2 : 1;
-  std::vector<Tensor> h_n;
-  std::vector<Tensor> c_n;
+  std::vector<Tensor> h_n(directions());
+  std::vector<Tensor> c_n(directions());
   for (int64_t layer = 0; layer < num_layers; ++layer) {
     if (layer > 0 && dropout > 0) {
       input = at::dropout(input, dropout, /*train=*/true);
     }
-    std::vector<Tensor> outputs;
-    for (int64_t direction = 0; direction < count; ++direction) {
-      auto [output, h, c] = run(static_cast<int64_t>(h_n.size()), /*reverse=*/direction == 1);
-      outputs.push_back(std::move(output));
-      h_n.push_back(std::move(h));
-      c_n.push_back(std::move(c));
+    std::vector<Tensor> outputs(count);
+    const auto run_one = [&](int64_t direction) {
+      const int64_t k = layer * count + direction;
+      std::tie(outputs[direction], h_n[k], c_n[k]) = run(k, /*reverse=*/direction == 1);
+    };
+    if (unobserved && bidirectional && fits_side_by_side(input, std::get<0>(initial))) {
+      run_side_by_side(run_one);
+    } else {
+      for (int64_t direction = 0; direction < count; ++direction) run_one(direction);
     }
     input = count == 1 ? outputs.front() : at::cat(outputs, -1);
   }
@@ -518,6 +551,7 @@ std::tuple<Tensor, Tensor, Tensor> layer(
     bool batch_first,
     bool bidirectional,
     double dropout,
+    double recurrent_dropout,
     int64_t checkpoint_steps,
     bool prepacked,
     const std::optional<Tensor>& batch_sizes,
@@ -533,6 +567,7 @@ std::tuple<Tensor, Tensor, Tensor> layer(
       batch_first,
       bidirectional,
       dropout,
+      recurrent_dropout,
       checkpoint_steps,
       prepacked,
       parameters,

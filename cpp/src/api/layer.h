@@ -46,7 +46,7 @@ struct LayerModule {
   const CellInfo& cell;
   int64_t input_size, hidden_size, num_layers;
   bool batch_first, bidirectional;
-  double dropout;  // in this call: 0 outside of training
+  double dropout, recurrent_dropout;  // in this call: 0 outside of training
   int64_t checkpoint_steps;
   bool prepacked;
   // Those of each direction, in the order of h_0 and h_n, as the operator's.
@@ -71,6 +71,7 @@ struct LayerModule {
       const std::optional<at::Tensor>& batch_sizes,
       const at::Tensor& reset,
       bool unobserved) const;
+  bool fits_side_by_side(const at::Tensor& input, const at::Tensor& h_0) const;
   // The k-th direction over (T, B, .), or (N, .) with batch_sizes; returns output, h_n, c_n.
   std::tuple<at::Tensor, at::Tensor, at::Tensor> run_direction(
       int64_t k,
@@ -104,6 +105,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> layer(
     bool batch_first,
     bool bidirectional,
     double dropout,
+    double recurrent_dropout,
     int64_t checkpoint_steps,
     bool prepacked,
     const std::optional<at::Tensor>& batch_sizes,

@@ -44,6 +44,17 @@ void check_size(const char* where, const char* name, int64_t value, int64_t larg
       value);
 }
 
+void check_probability(const char* where, const char* name, double value) {
+  TORCH_CHECK_VALUE(
+      value >= 0 && value <= 1,
+      "lltm::",
+      where,
+      ": expected ",
+      name,
+      " to lie in [0, 1], got ",
+      value);
+}
+
 // The parameters of a direction; the last ones get the initial values that a user's cell gives.
 void draw(at::TensorList parameters, const std::optional<Cell>& own, int64_t hidden_size) {
   const at::NoGradGuard no_grad;
@@ -329,6 +340,7 @@ LayerModule layer_of(
       options.batch_first(),
       options.bidirectional(),
       training ? options.dropout() : 0.0,
+      training ? options.recurrent_dropout() : 0.0,
       options.checkpoint_steps(),
       prepacked,
       parameters,
@@ -390,12 +402,8 @@ void RecurrentLayer<Module>::reset() {
   check_size(where, "input_size", options.input_size(), kLargestSize);
   check_size(where, "hidden_size", options.hidden_size(), kLargestSize);
   check_size(where, "num_layers", options.num_layers(), kMostLayers);
-  TORCH_CHECK_VALUE(
-      options.dropout() >= 0 && options.dropout() <= 1,
-      "lltm::",
-      where,
-      ": expected dropout to lie in [0, 1], got ",
-      options.dropout());
+  check_probability(where, "dropout", options.dropout());
+  check_probability(where, "recurrent_dropout", options.recurrent_dropout());
   TORCH_CHECK_VALUE(
       options.checkpoint_steps() >= 0,
       "lltm::",
@@ -437,6 +445,9 @@ void RecurrentLayer<Module>::pretty_print(std::ostream& stream) const {
          << ", batch_first=" << bool_text(options.batch_first())
          << ", dropout=" << options.dropout()
          << ", bidirectional=" << bool_text(options.bidirectional());
+  if (options.recurrent_dropout() != 0) {
+    stream << ", recurrent_dropout=" << options.recurrent_dropout();
+  }
   if (options.checkpoint_steps() != 0) {
     stream << ", checkpoint_steps=" << options.checkpoint_steps();
   }

@@ -107,10 +107,22 @@ std::tuple<Tensor, Tensor, Tensor> sequence(
     const std::optional<Tensor>& batch_sizes,
     bool reverse,
     int64_t checkpoint_steps,
-    const std::optional<Tensor>& reset) {
+    const std::optional<Tensor>& reset,
+    const std::optional<Tensor>& recurrent_mask) {
   return op::sequence(
-      {{kLltm, input, h_0, c_0, weights, Tensor(), bias, Tensor(), batch_sizes, reverse, reset},
-       checkpoint_steps});
+      {{kLltm,
+        input,
+        h_0,
+        c_0,
+        weights,
+        Tensor(),
+        bias,
+        Tensor(),
+        batch_sizes,
+        reverse,
+        reset,
+        checkpoint_steps,
+        recurrent_mask}});
 }
 
 Tensor prepack(const Tensor& weights, std::optional<at::ScalarType> dtype) {

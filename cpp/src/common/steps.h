@@ -5,8 +5,10 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/clone.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/index_fill.h>
 #include <ATen/ops/masked_fill.h>
+#include <ATen/ops/mul.h>
 #include <ATen/ops/nonzero.h>
 
 #include <algorithm>
@@ -175,8 +177,9 @@ inline at::Tensor final_states(
   return h_n;
 }
 
-// The h (rows, H) that steps [first, last) start from, in the order of the input's rows: zero where
-// `reset`, if there is one, says that a row starts anew.
+// The h (rows, H) that the GEMMs of steps [first, last) read, in the order of the input's rows:
+// zero where `reset`, if there is one, says that a row starts anew, and times the recurrent mask
+// (B, H), if there is one.
 inline at::Tensor initial_states(
     const std::vector<Step>& steps,
     size_t first,
@@ -184,14 +187,26 @@ inline at::Tensor initial_states(
     const at::Tensor& h_0,
     const at::Tensor& output_rows,
     const at::Tensor& reset,
+    const at::Tensor& recurrent_mask,
     at::ScalarType dtype) {
   std::vector<at::Tensor> pieces;
   for (const auto [row, source, count, initial] : states_before(steps, first, last)) {
     pieces.push_back((initial ? h_0 : output_rows).narrow(0, source, count));
   }
-  const at::Tensor states = (pieces.size() == 1 ? pieces[0] : at::cat(pieces)).to(dtype);
-  if (!reset.defined()) return states;
+  at::Tensor states = (pieces.size() == 1 ? pieces[0] : at::cat(pieces)).to(dtype);
   const int64_t begin = std::min(steps[first].offset, steps[last - 1].offset);
+  if (recurrent_mask.defined()) {
+    const at::Tensor masked = at::empty_like(states);
+    for (size_t k = first; k < last; ++k) {
+      const auto rows = [&](const at::Tensor& t) {
+        return t.narrow(0, steps[k].offset - begin, steps[k].rows);
+      };
+      at::Tensor to = rows(masked);
+      at::mul_out(to, rows(states), recurrent_mask.narrow(0, 0, steps[k].rows));
+    }
+    states = masked;
+  }
+  if (!reset.defined()) return states;
   const at::Tensor anew = reset.reshape(-1).narrow(0, begin, states.size(0));
   // They are few. To find them another device would have to be waited for.
   if (!states.is_cpu()) return states.masked_fill(anew.unsqueeze(1), 0);

@@ -115,6 +115,11 @@ int64_t backward_width(const Machine& machine, const LayerShape& shape, int64_t 
   return even_block_width(shape.hidden, columns, widest, Format::kUnitAlign);
 }
 
+// Products of a step that take one thread about as long as a few barriers.
+constexpr int64_t kSideBySideProducts = 1 << 17;
+// Rows among which the time to read a weight from further than the L2 cache is shared.
+constexpr int64_t kRowsPerWeight = 8;
+
 // ---- chunks -----------------------------------------------------------------
 
 // Rows of x W_x^T worth a pass over W_x.
@@ -192,6 +197,16 @@ BackwardSchedule schedule_backward(const Machine& machine, const LayerShape& sha
 
 ForwardSchedule schedule_forward_int8(const Machine& machine, const LayerShape& shape) {
   return forward_schedule<Int8Format>(machine, shape);
+}
+
+bool schedule_side_by_side(const Machine& machine, const LayerShape& shape) {
+  if (machine.threads < 2) return false;
+  const int64_t recurrent = shape.slots.h * shape.hidden * shape.hidden;
+  const int64_t bytes = recurrent * (shape.bf16 ? 2 : 4);
+  const bool cached = 4 * bytes <= 3 * machine.l2;
+  if (!cached && shape.batch < kRowsPerWeight) return false;
+  // By more threads each direction would be faster alone, unless they would wait most of the time.
+  return machine.threads == 2 || recurrent * shape.batch <= kSideBySideProducts;
 }
 
 int64_t prepack_block_width(const Machine& machine, GemmFormat format, const LayerShape& shape) {

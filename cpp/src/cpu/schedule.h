@@ -48,7 +48,7 @@ constexpr SlotCounts slots_of(const CellInfo& cell) {
 // One layer and direction: B, I, H, and the rows of all steps together.
 struct LayerShape {
   int64_t batch, input, hidden, rows;
-  bool bf16 = false;  // the dtype
+  bool bf16 = false;  // operands of GEMMs may be bfloat16
   SlotCounts slots = {};
 };
 
@@ -75,6 +75,10 @@ ForwardSchedule schedule_forward(const Machine& machine, const LayerShape& shape
 BackwardSchedule schedule_backward(const Machine& machine, const LayerShape& shape);
 // With weights that were prepacked in int8.
 ForwardSchedule schedule_forward_int8(const Machine& machine, const LayerShape& shape);
+
+// Whether the two directions of a layer run side by side, each by one thread, rather than one after
+// the other, each by all: no barriers, but of each weight no thread has a part of its own.
+bool schedule_side_by_side(const Machine& machine, const LayerShape& shape);
 
 // Weights that are packed ahead of time: the batch size that they are packed for, the width
 // of their blocks, and the largest width on any machine.

@@ -61,8 +61,7 @@ struct SequenceOperator {
       const Tensor* kept,
       const variable_list& grads,
       const OutputMask& output_mask) {
-    return {
-        args, args.checkpoint_steps, kept[0], kept[1], grads[0], grads[1], grads[2], output_mask};
+    return {args, kept[0], kept[1], grads[0], grads[1], grads[2], output_mask};
   }
 };
 
@@ -115,6 +114,15 @@ bool needs_composite(const Args& args) {
   bool any = is_transformed();
   for_each_tensor(args, [&](const Tensor& tensor) { any = any || is_dual(tensor); });
   return any;
+}
+
+// The kernels take a recurrent mask for a constant.
+bool differentiates_mask(const StepArgs& /*args*/) {
+  return false;
+}
+bool differentiates_mask(const SequenceArgs& args) {
+  const Tensor& mask = args.recurrent_mask;
+  return mask.defined() && at::GradMode::is_enabled() && mask.requires_grad();
 }
 
 // Whether the gradients themselves will be differentiated: backward records a graph,
@@ -242,7 +250,7 @@ struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator
 
 template <typename Op>
 auto autograd(const typename Op::Args& args) {
-  if (needs_composite(args)) {
+  if (needs_composite(args) || differentiates_mask(args)) {
     Op::check(args);
     check_is_differentiable(*args.cell);
     return without_saved(with_own_c(args, Op::composite_forward(args)));

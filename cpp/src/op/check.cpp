@@ -534,6 +534,7 @@ void add_sequence(Arguments& arguments, const char* op, const SequenceInputs& ar
   arguments.add(args.input, "input", input_shape(args), kDecides);
   arguments.add(args.h_0, "h_0", kState, kDecides);
   arguments.add_c(op, args.c_0, "c_0");
+  arguments.add(args.recurrent_mask, "recurrent_mask", kState, kOptional);
 }
 
 }  // namespace

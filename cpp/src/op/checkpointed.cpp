@@ -112,6 +112,8 @@ Gradients checkpointed_backward(
     const Tensor reset = segments.rows(args.reset, s);
     const Tensor h = segments.h(s);
     const Tensor c = segments.c(s);
+    const Tensor& mask_h = args.recurrent_mask;
+    const Tensor recurrent_mask = mask_h.defined() ? mask_h.narrow(0, 0, h.size(0)) : mask_h;
     const Tensor segment_dh = dh.narrow(0, 0, h.size(0));
     const Tensor segment_dc = dc.narrow(0, 0, h.size(0));
     const SequenceInputs inputs = {
@@ -125,15 +127,15 @@ Gradients checkpointed_backward(
         args.bias_hh,
         batch_sizes,
         args.reverse,
-        reset};
+        reset,
+        /*checkpoint_steps=*/0,
+        recurrent_mask};
     OutputMask segment_mask = mask;
     segment_mask[1] |= s > 0;
     segment_mask[2] |= s > 0;
-    const Tensor activations =
-        std::get<3>(forward({inputs, /*checkpoint_steps=*/0, /*save=*/true}));
+    const Tensor activations = std::get<3>(forward({inputs, /*save=*/true}));
     const auto [dx, next_dh, next_dc, d_ih, d_hh, d_bias_ih, d_bias_hh] = backward(
         {inputs,
-         /*checkpoint_steps=*/0,
          output,
          activations,
          grad_output,

@@ -268,7 +268,8 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
       step_h = restarted_h(step_h, reset);
       step_c = restarted_c(*args.cell, step_c, reset);
     }
-    const Tensor gates = project.with_h(projected.narrow(0, offset, rows), widened(step_h));
+    const Tensor operand = masked_h(widened(step_h), args.recurrent_mask);
+    const Tensor gates = project.with_h(projected.narrow(0, offset, rows), operand);
     const auto [h_next, c_next, saved] =
         step(*args.cell, gates, step_c, project.parameters, args.saves_activations());
     outputs.push_back(h_next);
@@ -315,11 +316,12 @@ Gradients sequence_backward(const SequenceBackwardArgs& args) {
         dc.narrow(0, 0, rows),
         project.parameters);
     const Tensor reset = reset_of(args.reset, steps[k]);
-    dh = with_rows(cut(at::matmul(project.dz_h(dz), project.weight_h), reset), dh);
+    const Tensor d_operand = at::matmul(project.dz_h(dz), project.weight_h);
+    dh = with_rows(cut(masked_h(d_operand, args.recurrent_mask), reset), dh);
     dc = with_rows(cut(dc_prev, reset), dc);
     if (mask[0]) dx[k] = at::matmul(project.dz_x(dz), project.weight_x).to(dtype);
     const Tensor h = cut(state_before(steps, k, h_0, output_rows), reset);
-    parameters.add(dz, x.narrow(0, offset, rows), h);
+    parameters.add(dz, x.narrow(0, offset, rows), masked_h(widened(h), args.recurrent_mask));
   }
   if (steps.empty()) {  // zeros
     parameters.add(
@@ -351,11 +353,12 @@ Gradients step_backward_anew(const StepBackwardArgs& args) {
 }
 
 Gradients sequence_backward_anew(const SequenceBackwardArgs& args) {
+  SequenceInputs without_checkpoints = args;
+  without_checkpoints.checkpoint_steps = 0;
   const auto [output, h_n, c_n, activations] =
-      sequence_forward({args, /*checkpoint_steps=*/0, /*save=*/true});
+      sequence_forward({without_checkpoints, /*save=*/true});
   return sequence_backward(
-      {args,
-       /*checkpoint_steps=*/0,
+      {without_checkpoints,
        output,
        activations,
        args.grad_output,

@@ -8,18 +8,18 @@ TORCH_LIBRARY(lltm, m) {
   // returns an empty one. Without weight_hh, weight_ih is the joined matrix [weight_hh, weight_ih].
   // With checkpoint_steps = n > 0 training takes less memory: it saves c before every n-th step
   // instead of the activations of every step, and backward runs the steps in between once more.
-  // reset is bool, (T, B) or packed (N): where it is true, the state of that row starts anew before
-  // the step.
   m.def(
       "step(str cell, Tensor input, Tensor h, Tensor? c, Tensor weight_ih, Tensor? weight_hh=None,"
       " Tensor? bias_ih=None, Tensor? bias_hh=None) -> (Tensor, Tensor)");
+  // reset is bool, (T, B) or packed (N): where it is true, the state of that row starts anew before
+  // the step. recurrent_mask (B, H) multiplies h where the GEMM of every step reads it: dropout.
   // Nothing here is keyword-only: to such an int AOTInductor passes its default, and its runtime
   // does not expect that.
   m.def(
       "sequence(str cell, Tensor input, Tensor h_0, Tensor? c_0, Tensor weight_ih,"
       " Tensor? weight_hh=None, Tensor? bias_ih=None, Tensor? bias_hh=None,"
       " Tensor? batch_sizes=None, bool reverse=False, Tensor? reset=None,"
-      " int checkpoint_steps=0) -> (Tensor, Tensor, Tensor)");
+      " int checkpoint_steps=0, Tensor? recurrent_mask=None) -> (Tensor, Tensor, Tensor)");
 
   // For repeated inference with the same weights: prepack packs them once, for the kernels
   // of this machine, with dtype qint8 quantised, and sequence_prepacked is sequence with the
@@ -36,16 +36,17 @@ TORCH_LIBRARY(lltm, m) {
   // one step, and those of layers or, with prepacked, their form for inference. An input without a
   // batch is one dimension short. parameters are those of each direction, by layer: weight_ih,
   // weight_hh and, with bias, bias_ih, bias_hh; of the LLTM weights and bias; of a prepacked layer
-  // the packed weights and the biases. dropout is that of this call: 0 outside of training.
+  // the packed weights and the biases. dropout and recurrent_dropout are those of this call: 0
+  // outside of training.
   m.def(
       "layer_step(str cell, Tensor input, Tensor? h, Tensor? c, Tensor[] parameters,"
       " int input_size, int hidden_size) -> (Tensor, Tensor)");
   m.def(
       "layer(str cell, Tensor input, Tensor? h_0, Tensor? c_0, Tensor[] parameters, bool bias,"
       " int input_size, int hidden_size, int num_layers, bool batch_first, bool bidirectional,"
-      " float dropout, int checkpoint_steps=0, bool prepacked=False, Tensor? batch_sizes=None,"
-      " Tensor? sorted_indices=None, Tensor? unsorted_indices=None, Tensor? reset=None)"
-      " -> (Tensor, Tensor, Tensor)");
+      " float dropout, float recurrent_dropout, int checkpoint_steps=0, bool prepacked=False,"
+      " Tensor? batch_sizes=None, Tensor? sorted_indices=None, Tensor? unsorted_indices=None,"
+      " Tensor? reset=None) -> (Tensor, Tensor, Tensor)");
 
   // What training runs. Forward also returns the activations (rows, S * H) of cell.h; of a
   // sequence with checkpoint_steps = n > 0 checkpoints instead, c before steps 0, n, 2 n, ... in
@@ -65,13 +66,13 @@ TORCH_LIBRARY(lltm, m) {
   m.def(
       "sequence_forward(str cell, Tensor input, Tensor h_0, Tensor? c_0, Tensor weight_ih,"
       " Tensor? weight_hh, Tensor? bias_ih, Tensor? bias_hh, Tensor? batch_sizes, bool reverse,"
-      " Tensor? reset, int checkpoint_steps) -> (Tensor output, Tensor h_n, Tensor c_n, Tensor "
-      "saved)");
+      " Tensor? reset, int checkpoint_steps, Tensor? recurrent_mask)"
+      " -> (Tensor output, Tensor h_n, Tensor c_n, Tensor saved)");
   m.def(
       "sequence_backward(str cell, Tensor input, Tensor h_0, Tensor? c_0, Tensor weight_ih,"
       " Tensor? weight_hh, Tensor? bias_ih, Tensor? bias_hh, Tensor? batch_sizes, bool reverse,"
-      " Tensor? reset, int checkpoint_steps, Tensor output, Tensor saved, Tensor? grad_output,"
-      " Tensor? grad_h_n, Tensor? grad_c_n, bool[7] output_mask)"
+      " Tensor? reset, int checkpoint_steps, Tensor? recurrent_mask, Tensor output, Tensor saved,"
+      " Tensor? grad_output, Tensor? grad_h_n, Tensor? grad_c_n, bool[7] output_mask)"
       " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 
   // For what decomposes the operators, in the words of cell.h: for each slot of a cell the block of

@@ -87,7 +87,7 @@ class CellName {
 // engine that calls another.
 inline at::Tensor state_c(const CellInfo& cell, const at::Tensor& h, const at::Tensor& c) {
   if (!cell.reads_h) return c;
-  if (!cell.has_c()) return h;
+  if (!cell.has_c()) return c.defined() ? c : h;
   return c.sym_size(1) == h.sym_size(1) * cell.states ? at::cat({h, c}, 1) : c;
 }
 
@@ -143,22 +143,33 @@ struct SequenceInputs {
   OptionalTensor weight_hh, bias_ih, bias_hh, batch_sizes;
   bool reverse;
   OptionalTensor reset;
+  // 0, or how many steps apart the checkpoints are that are saved in place of the activations.
+  int64_t checkpoint_steps = 0;
+  OptionalTensor recurrent_mask = at::Tensor();
 
   auto flat() const {
     return std::tie(
-        cell, input, h_0, c_0, weight_ih, weight_hh, bias_ih, bias_hh, batch_sizes, reverse, reset);
+        cell,
+        input,
+        h_0,
+        c_0,
+        weight_ih,
+        weight_hh,
+        bias_ih,
+        bias_hh,
+        batch_sizes,
+        reverse,
+        reset,
+        checkpoint_steps,
+        recurrent_mask);
   }
 
   at::Tensor state_c() const { return lltm::state_c(*cell, h_0, c_0); }
 };
 
 struct SequenceArgs : SequenceInputs {
-  // 0, or how many steps apart the checkpoints are that are saved in place of the activations.
-  int64_t checkpoint_steps = 0;
-  // No argument of the operators: whether to return either of them, for backward.
+  // No argument of the operators: whether to return activations or checkpoints, for backward.
   bool save = false;
-
-  auto flat() const { return std::tuple_cat(SequenceInputs::flat(), std::tie(checkpoint_steps)); }
 
   bool saves_activations() const { return save && checkpoint_steps == 0; }
   // What Checkpoints (checkpoints.h) take.
@@ -167,7 +178,6 @@ struct SequenceArgs : SequenceInputs {
 };
 
 struct SequenceBackwardArgs : SequenceInputs {
-  int64_t checkpoint_steps;
   const at::Tensor &output, &saved;
   OptionalTensor grad_output, grad_h_n, grad_c_n;
   OutputMask output_mask;
@@ -179,7 +189,7 @@ struct SequenceBackwardArgs : SequenceInputs {
   auto flat() const {
     return std::tuple_cat(
         SequenceInputs::flat(),
-        std::tie(checkpoint_steps, output, saved, grad_output, grad_h_n, grad_c_n, output_mask));
+        std::tie(output, saved, grad_output, grad_h_n, grad_c_n, output_mask));
   }
 
   const at::Tensor& state_h() const { return h_0; }
@@ -235,8 +245,9 @@ inline SequenceArgs with_weights(
        args.bias_hh,
        args.batch_sizes,
        args.reverse,
-       args.reset},
-      args.checkpoint_steps,
+       args.reset,
+       args.checkpoint_steps,
+       args.recurrent_mask},
       args.save};
 }
 

@@ -4,6 +4,7 @@
 
 #include "op/operator_args.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -24,6 +25,12 @@ inline at::Tensor restarted_c(const CellInfo& cell, const at::Tensor& c, const a
     states[k] = states[k].masked_fill(mask.unsqueeze(1), first_value(cell, k));
   }
   return states.size() == 1 ? states.front() : at::cat(states, 1);
+}
+
+// h (rows, H) as the GEMM of a step reads it, with the recurrent mask of a sequence; of the
+// gradient of that operand, that of h.
+inline at::Tensor masked_h(const at::Tensor& h, const at::Tensor& recurrent_mask) {
+  return recurrent_mask.defined() ? h * recurrent_mask.narrow(0, 0, h.size(0)) : h;
 }
 
 // Results whose c' or c_n, the one before the last, is the user's: without h, or empty.

@@ -180,24 +180,25 @@ SequenceOutputs fold_sequence(SequenceOp& op, const SequenceArgs& args) {
   const bool packed = batch_sizes.defined();
   const Samples samples(packed ? Samples::Order::kInner : Samples::Order::kOuter);
   const bool any = samples.in(args.input) || samples.in(args.h_0) || samples.in(args.c_0) ||
-                   samples.in(args.reset);
+                   samples.in(args.reset) || samples.in(args.recurrent_mask);
   const SymInt rows = args.input.sym_size(-2);
   const SymInt batch = args.h_0.sym_size(0);
   const BelowVmap below;
   if (!any) return op(args);
-  const auto [output, h_n, c_n] =
-      op({{args.cell,
-           samples.fold(args.input),
-           samples.fold(args.h_0),
-           samples.fold(args.c_0),
-           samples.shared(args.weight_ih),
-           samples.shared(args.weight_hh),
-           samples.shared(args.bias_ih),
-           samples.shared(args.bias_hh),
-           packed ? batch_sizes * samples.count().guard_int(__FILE__, __LINE__) : Tensor(),
-           args.reverse,
-           samples.fold_mask(args.reset)},
-          args.checkpoint_steps});
+  const auto [output, h_n, c_n] = op(
+      {{args.cell,
+        samples.fold(args.input),
+        samples.fold(args.h_0),
+        samples.fold(args.c_0),
+        samples.shared(args.weight_ih),
+        samples.shared(args.weight_hh),
+        samples.shared(args.bias_ih),
+        samples.shared(args.bias_hh),
+        packed ? batch_sizes * samples.count().guard_int(__FILE__, __LINE__) : Tensor(),
+        args.reverse,
+        samples.fold_mask(args.reset),
+        args.checkpoint_steps,
+        samples.fold(args.recurrent_mask)}});
   return {
       samples.unfold(output, rows),
       samples.unfold(h_n, batch),

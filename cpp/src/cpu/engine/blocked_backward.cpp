@@ -103,6 +103,9 @@ class BlockedBackward {
       packed_dz_ = allocate_a<Format>(2 * batch_, cell_.grad_columns() * slot_pitch_, options);
     }
     if (args_.grad_h_n.defined()) dh_n_ = args_.grad_h_n->to(at::kFloat);
+    if (args_.recurrent_mask.defined()) {
+      recurrent_mask_ = args_.recurrent_mask->to(at::kFloat).contiguous();
+    }
     dc_ = copy_or_zeros(args_.grad_c_n, {batch_, cell_.state_columns() * hidden_}, options);
     parameters_ = cell_parameters(cell_, args_.bias_ih);
     dh_ = at::empty({grid_.slots(), batch_ * blocks_.width}, options);
@@ -185,9 +188,9 @@ class BlockedBackward {
         std::fill_n(slot.dh, continued.size() * w.n, 0.0f);
       }
       const Matrix<float> dh = {slot.dh, w.n};
-      for (const int64_t row : resets_.of(k + 1, continued)) {
-        std::fill_n(dh.row(row - continued.begin), w.n, 0.0f);
-      }
+      const auto factor = read<float>(recurrent_mask_);
+      multiply(dh, factor.from(continued.begin, blocks_.begin(block)), continued.size(), block);
+      fill_rows(resets_.of(k + 1, continued), dh.from(-continued.begin), w.n, 0);
       in_range &= finish_rows(c, k, continued, block, as_const(dh));
     }
     if (ended.size() > 0) {
@@ -195,6 +198,14 @@ class BlockedBackward {
       in_range &= finish_rows(c, k, ended, block, dh_n);
     }
     return in_range;
+  }
+
+  // The gradient of h from that of the GEMM's operand.
+  void multiply(Matrix<float> dh, Matrix<const float> factor, int64_t rows, int64_t block) const {
+    if (factor.data == nullptr) return;
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t j = 0; j < blocks_.size(block); ++j) dh.row(r)[j] *= factor.row(r)[j];
+    }
   }
 
   // The element-wise part of some rows of a step.
@@ -259,7 +270,7 @@ class BlockedBackward {
   const Weights weights_;
   SequenceGradients gradients_;
 
-  Tensor packed_weights_, parameters_, dh_n_, dc_, dh_;
+  Tensor packed_weights_, parameters_, dh_n_, dc_, dh_, recurrent_mask_;
   // dz of the current chunk and of the chunk after it: the last step here multiplies the first dz
   // there.
   std::array<Tensor, 2> dz_;

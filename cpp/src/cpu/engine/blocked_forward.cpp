@@ -20,6 +20,7 @@
 #include "cpu/memory.h"
 #include "cpu/packed_weights.h"
 #include "cpu/parallel.h"
+#include "op/states.h"
 
 #include <ATen/ops/empty.h>
 
@@ -63,7 +64,9 @@ class BlockedForward {
         checkpoints_(args.saved_checkpoint_steps(), steps_.size(), args.state_c()),
         grid_(schedule.grid),
         merge_projection_(schedule.merge_projection),
-        output_is_operand_(std::is_same_v<T, Operand> && Format::fits_in_place(hidden_, hidden_)),
+        output_is_operand_(
+            std::is_same_v<T, Operand> && Format::fits_in_place(hidden_, hidden_) &&
+            !args.recurrent_mask.defined()),
         input_(as_source<Source>(args.input)),
         input_rows_(input_) {
     grid_.columns = std::min(grid_.columns, blocks_.count);
@@ -76,7 +79,7 @@ class BlockedForward {
   }
 
   std::optional<SequenceResult> run() {
-    const Tensor h_0 = as_source<Source>(args_.h_0);
+    const Tensor h_0 = as_source<Source>(masked_h(args_.h_0, args_.recurrent_mask));
     if (Format::fits_in_place(hidden_, h_0.stride(0))) {
       h_0_ = Format::in_place(read<Source>(h_0));
     } else {
@@ -141,6 +144,7 @@ class BlockedForward {
     kernel_args_.layer_hidden = hidden_;
     kernel_args_.bias = read_row<float>(bias_);
     kernel_args_.parameters = read_row<float>(parameters_);
+    kernel_args_.h_factor = read<T>(args_.recurrent_mask);
     kernel_args_.c = read<T>(c_);
     kernel_args_.c_next = write<T>(c_);
     kernel_args_.h_next = write<T>(output_rows_);
@@ -280,6 +284,7 @@ class BlockedForward {
     part.gates_step = weights_.slot_columns(block);
     part.bias = part.bias.from(0, unit);
     part.parameters = part.parameters.from(0, unit);
+    part.h_factor = part.h_factor.from(rows.begin, unit);
     part.c = part.c.from(rows.begin, unit);
     part.c_next = part.c_next.from(rows.begin, unit);
     part.h_next = part.h_next.from(row, unit);

@@ -6,6 +6,7 @@
 #include "cpu/packed_weights.h"
 #include "op/states.h"
 
+#include <ATen/Context.h>
 #include <ATen/ops/add.h>
 
 #include <cstdio>
@@ -36,8 +37,18 @@ void log_schedule(const LayerShape& shape, const std::string& schedule) {
 
 namespace {
 
+// Whether PyTorch is told to multiply the float32 operands of recurrent layers in bfloat16:
+// torch.backends.mkldnn.rnn.fp32_precision, or a general setting above it.
+bool reduces_float32() {
+  const auto precision =
+      at::globalContext().float32Precision(at::Float32Backend::MKLDNN, at::Float32Op::RNN);
+  return precision == at::Float32Precision::BF16;
+}
+
 LayerShape shape_of(const SequenceInputs& args) {
-  const bool bf16 = args.input.scalar_type() == at::kBFloat16;
+  const at::ScalarType dtype = args.input.scalar_type();
+  const bool may_reduce = dtype == at::kFloat && !is_prepacked(args.weight_ih);
+  const bool bf16 = dtype == at::kBFloat16 || (may_reduce && reduces_float32());
   return {
       args.h_0.size(0),
       args.input.size(-1),
@@ -96,21 +107,26 @@ int64_t steps_of(const SequenceInputs& args) {
   return args.batch_sizes.defined() ? args.batch_sizes->size(0) : args.input.size(0);
 }
 
-// The state of a sequence of one step.
+// The state of a sequence of one step: h as its GEMM reads it, and what engines call c.
 struct OneState {
-  explicit OneState(const SequenceInputs& args) : h(args.h_0), c(args.c_0) {
+  explicit OneState(const SequenceInputs& args)
+      : mask(args.recurrent_mask), h(masked_h(args.h_0, mask)), c(args.c_0) {
+    if (mask.defined() || args.reset.defined()) c = args.state_c();
     if (!args.reset.defined()) return;
     reset = args.reset->reshape(-1);
     h = restarted_h(h, reset);
-    c = restarted_c(*args.cell, args.state_c(), reset);
+    c = restarted_c(*args.cell, c, reset);
   }
 
-  // The gradient of the given state, from that of this one.
-  at::Tensor given(const at::Tensor& gradient) const {
+  // The gradients of the given state, from those of this one.
+  at::Tensor given_h(const at::Tensor& gradient) const {
+    return gradient.defined() ? masked_h(given_c(gradient), mask) : gradient;
+  }
+  at::Tensor given_c(const at::Tensor& gradient) const {
     return reset.defined() && gradient.defined() ? restarted_h(gradient, reset) : gradient;
   }
 
-  at::Tensor h, c, reset;
+  at::Tensor mask, h, c, reset;
 };
 
 // A sequence of one step, whose weights are better read as they lie than packed.
@@ -153,8 +169,8 @@ Gradients one_step_backward(const SequenceBackwardArgs& args) {
        args.output_mask});
   auto& [d_input, d_h, d_c, d_weight_ih, d_weight_hh, d_bias_ih, d_bias_hh] = gradients;
   if (d_input.defined()) d_input = d_input.view(args.input.sizes());
-  d_h = state.given(d_h);
-  d_c = state.given(d_c);
+  d_h = state.given_h(d_h);
+  d_c = state.given_c(d_c);
   return gradients;
 }
 

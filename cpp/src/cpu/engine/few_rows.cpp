@@ -15,6 +15,7 @@
 #include "cpu/memory.h"
 #include "cpu/packed_weights.h"
 #include "cpu/parallel.h"
+#include "op/states.h"
 
 #include <algorithm>
 #include <utility>
@@ -110,8 +111,9 @@ class FewRowsForward {
     if (parameters_.defined()) parameters_data_ = parameters_.const_data_ptr<float>();
     h_next_ = {output_.mutable_data_ptr<float>(), hidden_};
     saved_ = write<float>(activations_);
+    mask_ = read<float>(args.recurrent_mask);
     allocate_workspace();
-    convert(read<float>(args.h_0), h_0_, hidden_);
+    convert(read<float>(masked_h(args.h_0, args.recurrent_mask)), h_0_, hidden_);
     const Tensor c = args.state_c();
     convert(read<float>(c), c_, state_columns_);
   }
@@ -133,13 +135,15 @@ class FewRowsForward {
     const int64_t c = round_up(batch_ * state_columns_, kLine);
     const int64_t x = round_up(chunk_rows_ * input_size_, kLine);
     const int64_t z = round_up(chunk_rows_ * cell_.slots * hidden_, kLine);
-    workspace_ = Workspace<double>(c + state + x + z);
+    const int64_t masked = mask_.data == nullptr ? 0 : 2 * state;
+    workspace_ = Workspace<double>(c + state + x + z + masked);
     double* next = workspace_.data();
     const auto take = [&](int64_t doubles) { return std::exchange(next, next + doubles); };
     c_ = {take(c), state_columns_};
     h_0_ = {reinterpret_cast<float*>(take(state)), hidden_};
     x_ = {reinterpret_cast<float*>(take(x)), input_size_};
     z_data_ = reinterpret_cast<float*>(take(z));
+    masked_h_ = {reinterpret_cast<float*>(take(masked)), hidden_};
   }
 
   // A state (B, columns) in another type.
@@ -236,6 +240,13 @@ class FewRowsForward {
     args.h_next = h_next_.from(offset, unit);
     args.activations = saved_.from(offset, unit);
     kernels().cells[cell_.id].few_rows(args, rows);
+    if (mask_.data == nullptr) return;
+    for (int64_t r = 0; r < rows; ++r) {
+      const float* const factor = mask_.row(r) + unit * mask_.col_stride;
+      const float* const h = args.h_next.row(r);
+      float* const operand = masked(k).row(r) + unit;
+      for (int64_t j = 0; j < args.hidden; ++j) operand[j] = h[j] * factor[j * mask_.col_stride];
+    }
   }
 
   Range own_blocks(int64_t slot) const { return share(blocks_.count, slots_, slot); }
@@ -245,7 +256,12 @@ class FewRowsForward {
     return {z_data_ + cell_.slots * blocks_.begin(block) * chunk_rows_, columns};
   }
   // The state after step k, as the next GEMM reads it.
-  Matrix<const float> operand(size_t k) const { return as_const(h_next_.from(steps_[k].offset)); }
+  Matrix<const float> operand(size_t k) const {
+    return as_const(mask_.data == nullptr ? h_next_.from(steps_[k].offset) : masked(k));
+  }
+  Matrix<float> masked(size_t k) const {
+    return masked_h_.from(static_cast<int64_t>(k % 2) * batch_);
+  }
 
   const SequenceArgs& args_;
   const CellInfo& cell_;
@@ -265,8 +281,10 @@ class FewRowsForward {
   // The same in memory: steps are so short that asking a tensor shows.
   const float *bias_data_ = nullptr, *parameters_data_ = nullptr;
   Matrix<float> h_next_, saved_;
-  // In the workspace: the initial h, the input of a chunk, the pre-activations of its rows, and c.
-  Matrix<float> h_0_, x_;
+  Matrix<const float> mask_;  // the recurrent one, or absent
+  // In the workspace: the initial h, the input of a chunk, the pre-activations of its rows, c, and
+  // h times the mask, of two steps in turn.
+  Matrix<float> h_0_, x_, masked_h_;
   float* z_data_ = nullptr;
   Matrix<double> c_;
 };

@@ -39,7 +39,9 @@ SequenceGradients::SequenceGradients(
   const auto options = weights.hh.options();
   output_rows_ = flat_rows(args.output);
   if (want_input) {
-    d_input_ = empty_large({flat_size(args.input), input_size_}, options);
+    const bool wide = args.input.scalar_type() == at::kFloat;
+    d_input_ = empty_large(
+        {flat_size(args.input), input_size_}, wide ? options.dtype(at::kFloat) : options);
     input_gemm_ = make_packed_gemm(format, weights.ih);
   }
   if (want_h) {
@@ -83,7 +85,8 @@ bool SequenceGradients::add(size_t first, size_t last, const Tensor& dz) {
   for (const Product& product : products_) {
     std::vector<Tensor> a;
     if (product.h) {
-      a.push_back(initial_states(steps_, first, last, args_.h_0, output_rows_, args_.reset, dtype));
+      a.push_back(initial_states(
+          steps_, first, last, args_.h_0, output_rows_, args_.reset, args_.recurrent_mask, dtype));
     }
     if (product.x) a.push_back(flat_rows(args_.input, begin, rows).to(dtype));
     if (product.one) a.push_back(at::ones({rows, 1}, dz.options()));
@@ -100,7 +103,11 @@ void SequenceGradients::add_initial_state(size_t first, size_t last, const Tenso
     const int64_t count = steps_[k].rows - begun_[k];
     if (count <= 0) continue;
     const Tensor dz_first = dz_h.narrow(0, steps_[k].offset - begin + begun_[k], count);
-    d_h_0_.narrow(0, begun_[k], count).copy_(at::mm(dz_first.to(at::kFloat), weights_h_));
+    const Tensor d_h_0 = d_h_0_.narrow(0, begun_[k], count);
+    d_h_0.copy_(at::mm(dz_first.to(at::kFloat), weights_h_));
+    if (args_.recurrent_mask.defined()) {
+      d_h_0.mul_(args_.recurrent_mask->narrow(0, begun_[k], count));
+    }
     for (const int64_t row : resets_.of(k, {begun_[k], steps_[k].rows}))
       d_h_0_.select(0, row).zero_();
   }

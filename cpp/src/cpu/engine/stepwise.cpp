@@ -7,6 +7,7 @@
 #include "cpu/engine/resets.h"
 #include "cpu/gemm/gemm.h"
 #include "cpu/parallel.h"
+#include "op/states.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/sum.h>
@@ -41,7 +42,7 @@ SequenceResult stepwise_forward(const SequenceArgs& args) {
   const Tensor c_0 = args.state_c();
   const Tensor c = at::empty(c_0.sizes(), args.input.options()).copy_(c_0);
   const Tensor parameters = cell_parameters(cell, args.bias_ih);
-  // The state as the GEMMs read it; each step renews its own rows.
+  // The state in the GEMMs' dtype; each step renews its own rows.
   const Tensor h = at::empty(args.h_0.sizes(), gates.options()).copy_(args.h_0);
 
   visit_dtype(dtype, [&]<typename T>(T*) {
@@ -63,7 +64,7 @@ SequenceResult stepwise_forward(const SequenceArgs& args) {
       fill_rows(anew, step.h_operand, hidden, 0);
       restart_c(cell, anew, step.c_next, hidden, 0, hidden);
       const Tensor step_gates = gates.narrow(0, offset, rows);
-      const Tensor step_h = h.narrow(0, 0, rows);
+      const Tensor step_h = masked_h(h.narrow(0, 0, rows), args.recurrent_mask);
       few ? linear.project(step_gates, step_h, x.narrow(0, offset, rows))
           : linear.add_recurrent(step_gates, step_h);
       step.gates = all_gates.from(offset);
@@ -111,7 +112,14 @@ Gradients gradients_of(
     if (weights.weight_hh.defined()) weights.weight_hh.zero_();
     if (dz.size(0) > 0) {
       const Tensor h = initial_states(
-          steps, 0, steps.size(), args.h_0, flat_rows(args.output), args.reset, dz.scalar_type());
+          steps,
+          0,
+          steps.size(),
+          args.h_0,
+          flat_rows(args.output),
+          args.reset,
+          args.recurrent_mask,
+          dz.scalar_type());
       const Weights parts = weights.parts(*args.cell);
       add_weight_gradients(linear, parts, dz, h, flat_rows(args.input));
     }
@@ -171,6 +179,9 @@ Gradients stepwise_backward(const SequenceBackwardArgs& args) {
       });
       // Overwrites the gradients that were just used.
       linear.state_gradient(dh.narrow(0, 0, rows), dz.narrow(0, offset, rows));
+      if (args.recurrent_mask.defined()) {
+        dh.narrow(0, 0, rows).mul_(args.recurrent_mask->narrow(0, 0, rows));
+      }
       const RowSpan anew = resets.of(k, {0, rows});
       fill_rows(anew, write<C>(dh), hidden, 0);
       clear_grad_c(cell, anew, step.grad_c_prev, hidden, 0, hidden);

@@ -122,11 +122,9 @@ namespace {
 
 // A GEMM into a part of `out`: in place where that is float32 and N is not padded, else through a
 // buffer.
-template <typename Format>
+template <typename Format, typename T>
 class OutputBlock {
  public:
-  using T = typename Format::Source;
-
   OutputBlock(int64_t rows, int64_t columns)
       : copy_(static_cast<size_t>(rows * Format::padded_n(columns))) {}
 
@@ -174,9 +172,11 @@ class PackedGemmOf final : public PackedGemm {
     if (rows == 0) return true;
     const int64_t tiers = (rows + kMaxRows - 1) / kMaxRows;
     const int64_t threads = std::min(available_threads(), tiers * bands_.count);
+    const bool wide = out.scalar_type() == at::kFloat;
     return fits_ && parallel_region(threads, [&](Team& team) {
              team.for_each_slot(threads, [&](int64_t slot) {
-               return run_tasks(out, a, share(tiers * bands_.count, threads, slot));
+               const Range own = share(tiers * bands_.count, threads, slot);
+               return wide ? run_tasks<float>(out, a, own) : run_tasks<Source>(out, a, own);
              });
            });
   }
@@ -188,11 +188,12 @@ class PackedGemmOf final : public PackedGemm {
     return {data, padded_k_, n, n};
   }
 
+  template <typename Out>
   bool run_tasks(const Tensor& out, const Tensor& a, Range tasks) const {
     const auto x = read<Source>(a);
-    const auto y = write<Source>(out);
+    const auto y = write<Out>(out);
     const bool in_place = Format::fits_in_place(k_, a.stride(0));
-    OutputBlock<Format> block(kMaxRows, kGemmBand);
+    OutputBlock<Format, Out> block(kMaxRows, kGemmBand);
     const auto packed =
         in_place ? OperandA<Format>{} : allocate_a<Format>(kMaxRows, k_, a.options());
     for (int64_t task = tasks.begin; task < tasks.end; ++task) {

@@ -137,7 +137,9 @@ OperandA<Format> allocate_a(int64_t rows, int64_t k, const at::TensorOptions& op
 // `format`, for the pairs that schedules choose.
 template <typename Body>
 auto visit_dtype_and_format(at::ScalarType dtype, GemmFormat format, const Body& body) {
-  if (format == GemmFormat::kBf16) return body(BFloat16{}, Bf16Format{});
+  if (format == GemmFormat::kBf16) {
+    return dtype == at::kFloat ? body(float{}, Bf16Format{}) : body(BFloat16{}, Bf16Format{});
+  }
   if (format == GemmFormat::kBf16x3) {
     return dtype == at::kHalf ? body(Half{}, Bf16x3Format{}) : body(float{}, Bf16x3Format{});
   }
@@ -158,8 +160,8 @@ inline void narrow(const float* x, BFloat16* y, int64_t n) {
 
 // ---- by our own kernels -----------------------------------------------------
 
-// C (rows, N) = A B with B (K, N) packed once. Tensors are of the format's Source, and the rows
-// of `out` are contiguous.
+// C (rows, N) = A B with B (K, N) packed once. Tensors are of the format's Source, `out` of that or
+// float32, with contiguous rows.
 class PackedGemm {
  public:
   virtual ~PackedGemm() = default;

@@ -67,6 +67,7 @@ struct ForwardArgs {
   Matrix<const T> c;
   Matrix<T> h_next;
   Matrix<G> h_operand;        // h_next once more, packed for the next GEMM; or absent
+  Matrix<const T> h_factor;   // that is multiplied by this; or absent
   Matrix<bool> out_of_range;  // set in rows with a value that cannot be packed (bf16x3.h, int8.h)
   Matrix<T> c_next;
   Matrix<T> activations;  // what backward needs (cell.h); or absent

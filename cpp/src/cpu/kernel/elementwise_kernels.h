@@ -149,6 +149,11 @@ LLTM_CELL_INLINE void store_h(
   store(a.h_next, row, col, n, h);
   if (a.h_operand.data == nullptr) return;
   for (std::int64_t j = 0; j < n; ++j) rounded.values[j] = widen(narrow<T>(h[j]));
+  if (a.h_factor.data != nullptr) {
+    Block<compute_t<T>> buffer;
+    const compute_t<T>* const factor = load(a.h_factor, row, col, n, buffer);
+    for (std::int64_t j = 0; j < n; ++j) rounded.values[j] *= factor[j];
+  }
   if (!store_operand(a.h_operand, row, col, n, rounded.values)) *a.out_of_range.row(row) = true;
 }
 
@@ -333,6 +338,7 @@ constexpr CellKernels kCellKernels = {
     {forward<Page, Half, float>, backward<Page, Half, float>},
     {forward<Page, BFloat16, float>, backward<Page, BFloat16, float>},
     {forward<Page, BFloat16, BFloat16>, backward<Page, BFloat16, BFloat16>},
+    {forward<Page, float, BFloat16>, backward<Page, float, BFloat16>},
     {},
     {},
     {forward<Page, float, Int8>, nullptr},

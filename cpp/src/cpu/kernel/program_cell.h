@@ -193,6 +193,7 @@ constexpr CellKernels kProgramKernels = {
     kProgramElementwise<Half, float>,
     kProgramElementwise<BFloat16, float>,
     kProgramElementwise<BFloat16, BFloat16>,
+    kProgramElementwise<float, BFloat16>,
 #if defined(__AMX_BF16__)
     kProgramElementwise<float, BFloat16x3>,
     kProgramElementwise<Half, BFloat16x3>,

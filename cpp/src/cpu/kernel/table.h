@@ -114,6 +114,7 @@ struct CellKernels {
   Elementwise<Half, float> f16;
   Elementwise<BFloat16, float> bf16;
   Elementwise<BFloat16, BFloat16> bf16_operands;
+  Elementwise<float, BFloat16> f32_bf16;
   Elementwise<float, BFloat16x3> f32_bf16x3;  // null where there is no matrix unit
   Elementwise<Half, BFloat16x3> f16_bf16x3;
   Elementwise<float, Int8> f32_int8;  // inference: no backward
@@ -163,6 +164,8 @@ template <>
 inline constexpr auto kElementwise<BFloat16, float> = &CellKernels::bf16;
 template <>
 inline constexpr auto kElementwise<BFloat16, BFloat16> = &CellKernels::bf16_operands;
+template <>
+inline constexpr auto kElementwise<float, BFloat16> = &CellKernels::f32_bf16;
 template <>
 inline constexpr auto kElementwise<float, BFloat16x3> = &CellKernels::f32_bf16x3;
 template <>

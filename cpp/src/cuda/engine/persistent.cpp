@@ -61,7 +61,8 @@ std::optional<RowPlan> plan_rows(
   const int64_t batch = args.h_0.size(0), hidden = args.h_0.size(1);
   if (!has_kernels(*args.cell, args.input.scalar_type())) return std::nullopt;
   if (flat_size(args.input) == 0 || hidden == 0) return std::nullopt;
-  if (args.reset.defined()) return std::nullopt;  // the kernels carry the state in registers
+  // The kernels carry the state themselves, from each step to the next.
+  if (args.reset.defined() || args.recurrent_mask.defined()) return std::nullopt;
   const auto bytes = static_cast<int64_t>(args.input.element_size());
   const int64_t row_bytes = hidden * bytes;
   if (row_bytes % kRowBytesMultiple != 0 || row_bytes > most_row_bytes) return std::nullopt;

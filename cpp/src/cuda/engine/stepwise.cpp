@@ -21,6 +21,7 @@
 #include "cuda/kernel/elementwise.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/mul.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
@@ -102,6 +103,8 @@ void run_forward(
   const auto output = write<T>(flat_rows(t.output));
   const auto activations = write<T>(t.activations);
   const Tensor reset = args.reset.defined() ? args.reset->reshape(-1) : Tensor();
+  const Tensor& mask = args.recurrent_mask;
+  const Tensor masked_h = mask.defined() ? at::zeros(t.h.sizes(), t.h.options()) : Tensor();
   const Gemm gemm(args.input.scalar_type());
   const Stream stream = current_stream();
 
@@ -124,8 +127,16 @@ void run_forward(
         t.h.narrow(0, 0, rows).masked_fill_(anew, 0);
         t.c.narrow(0, 0, rows).masked_fill_(anew, 0);
       }
+      if (mask.defined()) {
+        const auto own = [&](const Tensor& state) {
+          return state.narrow(0, 0, rows).narrow(1, 0, hidden);
+        };
+        Tensor to = own(masked_h);
+        at::mul_out(to, own(t.h), own(mask));
+      }
+      const Operand step_h = operand_rows(mask.defined() ? masked_h : t.h, 0, rows);
       const Result step_gates = result_rows(gates_h, offset - chunk.begin, rows);
-      gemm(operand_rows(t.h, 0, rows), weights_h_t, step_gates, /*accumulate=*/true);
+      gemm(step_h, weights_h_t, step_gates, /*accumulate=*/true);
       step.rows = rows;
       step.gates = gates.from(offset - chunk.begin);
       step.h_next = output.from(offset);
@@ -170,6 +181,9 @@ void run_backward(
     if (k > 0 || want_h_0) {
       const Operand step_dz = operand_rows(dz_h, offset, rows);
       gemm(step_dz, weights_h_operand, result_rows(t.dh, 0, rows), /*accumulate=*/false);
+    }
+    if (args.recurrent_mask.defined()) {
+      t.dh.narrow(0, 0, rows).narrow(1, 0, hidden).mul_(args.recurrent_mask->narrow(0, 0, rows));
     }
     if (args.reset.defined()) {
       const Tensor anew = reset.narrow(0, offset, rows).unsqueeze(1);

@@ -1,0 +1,114 @@
+"""PyTorch's precision switch: float32 layers that multiply in bfloat16 where they are told to."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from test_reset import CELLS, Problem, gradients
+from torch import Tensor
+
+import lltm
+
+RNN = torch.backends.mkldnn.rnn  # type: ignore[attr-defined]
+
+SHAPE = (6, 40, 24, 96)  # blocked; operands that are padded and, below, others that are not
+PADDED = (5, 33, 9, 70)
+
+pytestmark = pytest.mark.skipif(
+    not torch.cpu._is_avx512_bf16_supported() or "ATEN_CPU_CAPABILITY" in os.environ,
+    reason="no products of bfloat16 on this CPU",
+)
+
+
+@contextlib.contextmanager
+def precision(place: Any, value: str) -> Iterator[None]:
+    place.fp32_precision = value
+    try:
+        yield
+    finally:
+        place.fp32_precision = "none"  # as a place above it says; what it was would be that
+
+
+def errors(results: Any, exact: Any) -> list[float]:
+    return [
+        ((y.double() - e).abs().max() / e.abs().max()).item()
+        for y, e in zip(results, exact, strict=True)
+        if e.numel() > 0
+    ]
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("shape", [SHAPE, PADDED], ids=str)
+def test_products_are_those_of_bfloat16(cell: str, shape: tuple[int, ...]) -> None:
+    """With errors of that size, in forward and backward, and float32 results."""
+    problem = Problem(cell, shape)
+    leaves64 = problem.leaves(torch.float64)
+    exact = problem.steps(leaves64)
+    grads = [torch.randn_like(y) for y in exact]
+    of_exact = gradients(exact, leaves64, grads)
+
+    def run() -> tuple[list[float], list[float]]:
+        leaves = problem.leaves()
+        results = problem.sequence(leaves)
+        assert all(y.dtype == torch.float32 for y in results)
+        of_results = gradients(results, leaves, grads)
+        assert all(y.dtype == torch.float32 for y in of_results)
+        return errors(results, exact), errors(of_results, of_exact)
+
+    with precision(RNN, "bf16"):
+        reduced = run()
+    usual = run()
+    for part in usual:
+        assert max(part) < 2e-5
+    for part in reduced:
+        assert 1e-4 < max(part) < 6e-2
+
+
+def run_layer(x: Tensor) -> Tensor:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        return lltm.LSTM(24, 96)(x)[0]  # type: ignore[no-any-return]
+
+
+def test_where_it_is_set() -> None:
+    x = torch.randn(6, 40, 24)
+    usual = run_layer(x)
+    with precision(RNN, "bf16"):
+        reduced = run_layer(x)
+    assert not torch.equal(usual, reduced)
+    with precision(torch.backends.mkldnn, "bf16"):
+        assert torch.equal(run_layer(x), reduced)
+    with precision(torch.backends, "bf16"):
+        assert torch.equal(run_layer(x), reduced)
+        with precision(RNN, "ieee"):
+            assert torch.equal(run_layer(x), usual)
+    # More exact than bfloat16, so no reason for it.
+    with precision(RNN, "tf32"):
+        assert torch.equal(run_layer(x), usual)
+    assert torch.equal(run_layer(x), usual)
+
+
+def test_float64_and_prepacked_weights_stay() -> None:
+    problem = Problem("gru", SHAPE, torch.float64)
+    usual = problem.sequence(problem.tensors)
+    with precision(RNN, "bf16"):
+        for a, b in zip(problem.sequence(problem.tensors), usual, strict=True):
+            assert torch.equal(a, b)
+    problem = Problem("gru", SHAPE)
+    x, h, c, weight_ih, weight_hh, *biases = problem.tensors
+    packed = torch.ops.lltm.prepack(problem.cell, weight_ih, weight_hh)
+
+    def run() -> Tensor:
+        output: Tensor = torch.ops.lltm.sequence_prepacked(problem.cell, x, h, c, packed, *biases)[
+            0
+        ]
+        return output
+
+    usual = run()
+    with precision(RNN, "bf16"):
+        assert torch.equal(run(), usual)
