@@ -9,6 +9,7 @@
 #   make test           ctest and pytest
 #   make test-slow      what `make test` leaves out, for `.ci/nightly`
 #   make bench          kernels and layers side by side, with ratios
+#   make bench-sweep    layers at random shapes, with the worst of them
 #   make bench-check    how many instructions the kernels take, beside benchmarks/instructions.json
 #   make bench-baseline  writes that file
 #   make check-cuda-build  the CUDA kernels compiled, linked and looked into; no GPU needed
@@ -49,7 +50,8 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .PHONY: demo test test-native test-python test-slow test-accuracy test-clang test-sanitize
-.PHONY: packages wheel test-mutants fuzz bench bench-check bench-baseline docs lint format clean
+.PHONY: packages wheel test-mutants fuzz bench bench-sweep bench-check bench-baseline docs lint format
+.PHONY: clean
 .PHONY: check-cuda-build test-cuda test-cuda-sanitize bench-cuda build-gpu gpu-kit first-contact
 
 demo: .venv/.demo
@@ -140,6 +142,13 @@ bench: .venv/.test .venv/.bench
 	python benchmarks/layers.py --compile \
 	  --json build/results/layers.json --plot build/results/layers.png
 	python benchmarks/chart.py build/results/layers.json --out build/results/speed.svg
+
+# Other shapes each time; the same again: SWEEP_FLAGS=--seed=7.
+SWEEP_FLAGS ?=
+bench-sweep: .venv/.test .venv/.bench
+	mkdir -p build/results
+	python benchmarks/sweep.py --json build/results/sweep.json --plot build/results/sweep.png \
+	  $(SWEEP_FLAGS)
 
 # In the build tree of `make test`, which has compiled the library. Counts of other tools (exit
 # status 77) say nothing of a change: that is no failure.
