@@ -50,6 +50,7 @@ struct CellInfo {
   bool joined = false;
   int parameters = 0;
   bool bounded = true;                     // whether |h'| <= 1, which int8 relies on
+  bool forgets = false;                    // whether the errors of a state are known to die out
   const CellPrograms* programs = nullptr;  // of a cell that a user has written
   bool own_gradient = false;               // backward is not the derivative of forward
 

@@ -25,7 +25,8 @@ struct Gru {
       .x_blocks = {2, 0, 1},
       .h_blocks = {-1, 0, 1, 2},
       .states = 0,
-      .reads_h = true};
+      .reads_h = true,
+      .forgets = true};
 
   template <typename V>
   static LLTM_CELL_INLINE StepForward<Gru, V> forward(const V (&z)[kSlots], const V& h) {

@@ -24,7 +24,8 @@ struct Lstm {
       .x_blocks = {0, 1, 2, 3},
       .h_blocks = {0, 1, 2, 3},
       .states = 1,
-      .reads_h = false};
+      .reads_h = false,
+      .forgets = true};
 
   template <typename V>
   static LLTM_CELL_INLINE StepForward<Lstm, V> forward(const V (&z)[kSlots], const V& c) {

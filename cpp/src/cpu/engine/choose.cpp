@@ -195,7 +195,9 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
   }
   if (args.input.scalar_type() == at::kFloat && has_few_elements(shape.batch, shape.hidden)) {
     const auto schedule = schedule_few_rows(machine, shape, steps_of(args), prepacked);
-    return run(few_rows_forward, args, shape, schedule);
+    // A cell that forgets needs no float64, and several rows are faster in the GEMM of many.
+    const bool few = !args.cell->forgets || shape.batch == 1 || schedule.in_place;
+    if (few) return run(few_rows_forward, args, shape, schedule);
   }
   // In 16 bits a sequence is its steps one by one to the bit, so by the same GEMMs.
   const bool one_step = steps_of(args) == 1 && args.input.scalar_type() == at::kFloat;
