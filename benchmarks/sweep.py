@@ -103,7 +103,7 @@ def schedule(case: Case) -> list[str]:
     program = f"""
 import torch
 from lltm.benchmark.cases import Case
-from lltm.benchmark.contenders import OURS, contenders
+from lltm.benchmark.contenders import OURS, Layer, contenders
 
 case = {case!r}
 with torch.set_grad_enabled(case.training):

@@ -137,11 +137,13 @@ class BlockedForward {
     }
     const int64_t z_columns = cell_.slots * blocks_.width * (merge_projection_ ? blocks_.count : 1);
     const int64_t z_rows = merge_projection_ ? chunk_rows_ : batch_;
-    z_ = at::empty({grid_.slots(), z_rows * z_columns}, options.dtype(at::kFloat));
+    constexpr int64_t kPadding = 16;  // that the element-wise kernel may read
+    z_ = at::empty({grid_.slots(), z_rows * z_columns + kPadding}, options.dtype(at::kFloat));
     if (kNotesRows) notes_ = std::make_unique<bool[]>(grid_.columns * batch_);
 
     kernel_args_.cell = &cell_;
     kernel_args_.layer_hidden = hidden_;
+    kernel_args_.gates_padded = true;
     kernel_args_.bias = read_row<float>(bias_);
     kernel_args_.parameters = read_row<float>(parameters_);
     kernel_args_.h_factor = read<T>(args_.recurrent_mask);

@@ -1,8 +1,8 @@
 // The forward engine for float32 sequences of few rows or few hidden units (has_few_elements).
 //
 // c and the element-wise part are float64; weights, operands of GEMMs and z are float32. Packed
-// weights are multiplied in sums of few products, which are added up in float64; for few steps the
-// weights are read as they lie (schedule_few_rows), with sums in float32.
+// weights are multiplied in sums of few products, which for up to four rows are added up in float64;
+// for few steps the weights are read as they lie (schedule_few_rows), with sums in float32.
 //
 // Blocks of hidden units are shared out among the threads, with a barrier after each step, as
 // in blocked_forward.cpp.
@@ -40,16 +40,28 @@ class PackedFewRowsWeights {
 
   const Blocks& blocks() const { return packed_.blocks; }
   void project(int64_t rows, Matrix<const float> x, int64_t block, Matrix<float> z) const {
-    kernels().gemm_few_rows(rows, x, packed_.x(block), z, /*accumulate=*/false);
+    multiply(rows, x, packed_.x(block), z, /*accumulate=*/false);
     clear_slots_of_h(packed_.cell, packed_.slot_columns(block), rows, z);
   }
   void recur(int64_t rows, Matrix<const float> h, int64_t block, Matrix<float> z) const {
     if (packed_.cell.h.count() == 0) return;
     const int64_t first = packed_.cell.h.begin * packed_.slot_columns(block);
-    kernels().gemm_few_rows(rows, h, packed_.h(block), z.from(0, first), /*accumulate=*/true);
+    multiply(rows, h, packed_.h(block), z.from(0, first), /*accumulate=*/true);
   }
 
  private:
+  // Few rows of h, or of the input of few steps: their errors stay to be seen.
+  static void multiply(
+      int64_t rows,
+      Matrix<const float> a,
+      PackedB<const float> b,
+      Matrix<float> c,
+      bool accumulate) {
+    constexpr int64_t kChain = 32;
+    if (rows <= kMostProductRows) return kernels().gemm_few_rows(rows, a, b, c, accumulate);
+    gemms_f32<float>().multiply(rows, a, b, c, kChain, accumulate);
+  }
+
   PackedWeights<F32Format> packed_;
 };
 

@@ -62,6 +62,7 @@ struct ForwardArgs {
   std::int64_t layer_hidden = 0;
   Matrix<const compute_t<T>> gates;       // pre-activations less the bias, from the first slot on
   std::int64_t gates_step = 0;            // columns from one slot to the next
+  bool gates_padded = false;              // 15 columns more may be read, whatever they hold
   Matrix<const compute_t<T>> bias;        // of each slot, row stride 0; or absent
   Matrix<const compute_t<T>> parameters;  // of the cell, row stride 0; or absent
   Matrix<const T> c;

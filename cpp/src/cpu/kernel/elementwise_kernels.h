@@ -25,14 +25,16 @@ constexpr std::int64_t padded(std::int64_t n) {
 
 // n elements of row `row` from column `col` on, as a contiguous array of the
 // compute type that may be read up to padded(n): the memory itself where it is
-// that already, else a copy in `buffer`. Absent matrices read as zero.
+// that already, as it is of a `padded` matrix, else a copy in `buffer`. Absent
+// matrices read as zero.
 template <typename T>
 LLTM_CELL_INLINE const compute_t<T>* load(
     const Matrix<const T>& matrix,
     std::int64_t row,
     std::int64_t col,
     std::int64_t n,
-    Block<compute_t<T>>& buffer) {
+    Block<compute_t<T>>& buffer,
+    bool is_padded = false) {
   using C = compute_t<T>;
   C* const values = buffer.values;
   if (matrix.data == nullptr) {
@@ -42,7 +44,7 @@ LLTM_CELL_INLINE const compute_t<T>* load(
   const T* const x = matrix.row(row) + col * matrix.col_stride;
   if (matrix.col_stride == 1) {
     if constexpr (sizeof(T) == sizeof(C)) {
-      if (n == padded(n)) return x;
+      if (is_padded || n == padded(n)) return x;
     }
     for (std::int64_t j = 0; j < n; ++j) values[j] = widen(x[j]);
   } else if (matrix.col_stride == 0) {  // the gradient of a sum
@@ -162,14 +164,21 @@ void forward(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
   using C = compute_t<T>;
   constexpr int kSlots = Page::kSlots, kSaved = Page::kSaved;
   Block<C> in_z[kSlots], in_bias[kSlots], in_c, out_saved[kSaved], out_c, out_h;
+  const C* bias[kSlots] = {};
+  std::int64_t column_of_bias = -1;  // of all rows, where a row is one block
   for_each_block(a.hidden, begin, end, [&](std::int64_t row, std::int64_t col, std::int64_t n) {
     const C* z[kSlots];
-    const C* bias[kSlots];
     C* saved[kSaved];
     LLTM_UNROLL
     for (int k = 0; k < kSlots; ++k) {
-      z[k] = load(a.gates, row, col + k * a.gates_step, n, in_z[k]);
-      bias[k] = load(a.bias, 0, col + k * a.layer_hidden, n, in_bias[k]);
+      z[k] = load(a.gates, row, col + k * a.gates_step, n, in_z[k], a.gates_padded);
+    }
+    if (col != column_of_bias) {
+      LLTM_UNROLL
+      for (int k = 0; k < kSlots; ++k) {
+        bias[k] = load(a.bias, 0, col + k * a.layer_hidden, n, in_bias[k]);
+      }
+      column_of_bias = col;
     }
     LLTM_UNROLL
     for (int k = 0; k < kSaved; ++k) {

@@ -24,7 +24,7 @@ void forward_program(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_
     const std::int64_t size = padded(n);
     int in = 0, out = 0;
     for (int k = 0; k < cell.slots; ++k) {
-      const C* z = load(a.gates, row, col + k * a.gates_step, n, in_z[k]);
+      const C* z = load(a.gates, row, col + k * a.gates_step, n, in_z[k], a.gates_padded);
       if (a.bias.data != nullptr) {
         const C* const bias = load(a.bias, 0, col + k * a.layer_hidden, n, in_bias);
         C* const sum = in_z[k].values;
