@@ -50,7 +50,7 @@ class PackedFewRowsWeights {
   }
 
  private:
-  // Few rows of h, or of the input of few steps: their errors stay to be seen.
+  // Up to four rows in float64: nothing averages their errors out.
   static void multiply(
       int64_t rows,
       Matrix<const float> a,
