@@ -244,10 +244,16 @@ def test_a_program_can_be_moved_to_another_device_saved_and_loaded() -> None:
 # ----- AOTInductor -----------------------------------------------------------
 
 
+@lltm.cell(gates=("i", "g"), states={"m": 0.5}, parameters={"p": 0.25})
+def exported_cell(z: Any, h: Tensor, m: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+    m_next = m + torch.sigmoid(z.i) * (torch.tanh(z.g) - p * h)
+    return torch.tanh(m_next), m_next
+
+
 class Model(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, layer: type[nn.Module]) -> None:
         super().__init__()
-        self.layer = lltm.LLTM(3, 5, num_layers=2, bidirectional=True, batch_first=True)
+        self.layer = layer(3, 5, num_layers=2, bidirectional=True, batch_first=True)
         self.head = nn.Linear(10, 2)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -255,11 +261,13 @@ class Model(nn.Module):
         return self.head(output), h_n, c_n
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, str]:
+@pytest.fixture(scope="module", params=[lltm.LLTM, exported_cell.Layer], ids=["LLTM", "own cell"])
+def compiled(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Model, str]:
     """A model and its compiled package, with dynamic batch size and length."""
     torch.manual_seed(0)
-    model = Model().eval()
+    model = Model(request.param).eval()
     path = tmp_path_factory.mktemp("aoti") / "model.pt2"
     program = dynamic_program(model, batch_first=True)
     package = torch._inductor.aoti_compile_and_package(program, package_path=str(path))
@@ -273,6 +281,33 @@ def test_a_compiled_package_runs_in_python(compiled: tuple[Model, str]) -> None:
         x = torch.randn(*sizes, 3)
         with torch.no_grad():
             torch.testing.assert_close(flat(run(x)), flat(model(x)))
+
+
+# What runs a package without lltm's Python: the operators are those of liblltm, and a cell of one's
+# own is a text in the package.
+WITHOUT_LLTM = """
+import sys, torch
+library, package, arguments, results = sys.argv[1:]
+torch.ops.load_library(library)
+run = torch._inductor.aoti_load_package(package)
+torch.save([run(x) for x in torch.load(arguments)], results)
+assert "lltm" not in sys.modules
+"""
+
+
+def test_a_compiled_package_runs_where_only_the_library_is_loaded(
+    compiled: tuple[Model, str], tmp_path: Path
+) -> None:
+    model, package = compiled
+    inputs = [torch.randn(*sizes, 3) for sizes in SIZES]
+    torch.save(inputs, tmp_path / "arguments")
+    files = (package, str(tmp_path / "arguments"), str(tmp_path / "results"))
+    library = next(Path(lltm.__file__).parent.rglob("liblltm.so"))
+    done = support.run_python("-c", WITHOUT_LLTM, str(library), *files)
+    assert done.returncode == 0, done.stdout + done.stderr
+    with torch.no_grad():
+        for x, results in zip(inputs, torch.load(tmp_path / "results"), strict=True):
+            torch.testing.assert_close(flat(results), flat(model(x)))
 
 
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="builds a program with CMake")
