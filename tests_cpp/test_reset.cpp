@@ -1,5 +1,5 @@
-// Resets and recurrent masks in the C++ API. What they compute is tested in test_engines.cpp and, of
-// every cell, in tests_py/test_reset.py and tests_py/test_recurrent_mask.py.
+// Resets and recurrent masks in the C++ API. What they compute is tested in test_engines.cpp and,
+// of every cell, in tests_py/test_reset.py and tests_py/test_recurrent_mask.py.
 #include "testing.h"
 
 #include <lltm/lltm.h>
