@@ -128,7 +128,7 @@ void run_forward(
         t.c.narrow(0, 0, rows).masked_fill_(anew, 0);
       }
       if (mask.defined()) {
-        const auto own = [&](const Tensor& state) {
+        const auto own = [hidden, rows = rows](const Tensor& state) {
           return state.narrow(0, 0, rows).narrow(1, 0, hidden);
         };
         Tensor to = own(masked_h);
