@@ -1,8 +1,9 @@
 // The forward engine for float32 sequences of few rows or few hidden units (has_few_elements).
 //
 // c and the element-wise part are float64; weights, operands of GEMMs and z are float32. Packed
-// weights are multiplied in sums of few products, which for up to four rows are added up in float64;
-// for few steps the weights are read as they lie (schedule_few_rows), with sums in float32.
+// weights are multiplied in sums of few products, which for up to four rows are added up in
+// float64; for few steps the weights are read as they lie (schedule_few_rows), with sums in
+// float32.
 //
 // Blocks of hidden units are shared out among the threads, with a barrier after each step, as
 // in blocked_forward.cpp.
