@@ -158,7 +158,8 @@ def test_packed_sequences_of_other_lengths_compile_once_more_at_most() -> None:
         x = packed(lengths)
         torch.testing.assert_close(flat(compiled(x)), flat(layer(x)))
         frames.append(counter.frame_count)
-    # The first call counts 2: torch.compile tries a float attribute as a symbol, then as a constant.
+    # The first call may count 2: torch.compile tries a float attribute as a symbol, then as
+    # a constant.
     assert frames[0] <= 2
     assert frames[1] <= frames[0] + 1
     assert frames[2:] == [frames[1]] * 2
