@@ -49,7 +49,7 @@ std::vector<ForwardSchedule> forward_schedules(
     for (const int64_t width : widths) {
       for (const int64_t rows : kChunkRows) {
         schedules.push_back({format, grid, width, /*merge_projection=*/false, rows});
-        if (grid.rows == 1) schedules.push_back({format, grid, width, true, rows});
+        schedules.push_back({format, grid, width, /*merge_projection=*/true, rows});
       }
     }
   }

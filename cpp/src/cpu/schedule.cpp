@@ -14,10 +14,14 @@ namespace {
 // one core, about twice a barrier.
 constexpr int64_t kSerialStep = 150000;
 
-// Rows per thread from which the GEMM kernel is near its peak: a tile of registers, a whole
+// Multiply-adds of a sequence of such steps from which threads with rows of their own pay: they
+// wait for each other at its end only.
+constexpr int64_t kSerialSequence = 6000000;
+
+// Rows per thread from which the GEMM kernel is near its peak: half a tile of registers, a whole
 // tile of bf16x3.
 template <typename Format>
-constexpr int64_t kGoodRows = Format::kInPlace ? 8 : 16;
+constexpr int64_t kGoodRows = Format::kInPlace ? 4 : 16;
 
 // Every thread reads all packed weights of up to this size; of larger ones each thread keeps to
 // its own blocks, with a barrier after each step. Three quarters of the L2 cache, the rest
@@ -30,10 +34,15 @@ int64_t private_weight_bytes(const Machine& machine) {
 template <typename Format>
 Grid choose_grid(const Machine& machine, const LayerShape& shape, int64_t weight_bytes) {
   Grid grid;
-  if (shape.batch * shape.slots.h * shape.hidden * shape.hidden < kSerialStep) return grid;
+  const int64_t recurrent = shape.slots.h * shape.hidden * shape.hidden;
+  const int64_t all = recurrent + shape.slots.x * shape.input * shape.hidden;
+  const bool serial_step = shape.batch * recurrent < kSerialStep;
+  if (serial_step && shape.rows * all < kSerialSequence) return grid;
   if (weight_bytes <= private_weight_bytes(machine)) {
-    grid.rows = std::clamp<int64_t>(shape.batch / kGoodRows<Format>, 1, machine.threads);
+    const int64_t rows = serial_step ? 1 : kGoodRows<Format>;
+    grid.rows = std::clamp<int64_t>(shape.batch / rows, 1, machine.threads);
   }
+  if (serial_step) return grid;
   const int64_t most_columns = (shape.hidden + Format::kUnitAlign - 1) / Format::kUnitAlign;
   grid.columns = std::clamp<int64_t>(machine.threads / grid.rows, 1, most_columns);
   return grid;
@@ -122,7 +131,7 @@ constexpr int64_t kRowsPerWeight = 8;
 
 // ---- chunks -----------------------------------------------------------------
 
-// Rows of x W_x^T worth a pass over W_x.
+// Rows of x W_x^T worth a pass over W_x, of a thread with rows of its own.
 constexpr int64_t kMergedRows = 64;
 // Rows of the input that are packed together.
 constexpr int64_t kPackedInputRows = 256;
@@ -144,8 +153,9 @@ ForwardSchedule forward_schedule(const Machine& machine, const LayerShape& shape
   schedule.block_width = forward_width<Format>(machine, shape, schedule.grid.columns);
   schedule.grid.columns =
       std::min(schedule.grid.columns, Blocks(shape.hidden, schedule.block_width).count);
-  schedule.merge_projection = schedule.grid.rows == 1 && 2 * shape.batch <= kMergedRows;
-  schedule.chunk_rows = schedule.merge_projection ? kMergedRows : kPackedInputRows;
+  schedule.merge_projection = 2 * shape.batch <= kMergedRows;
+  schedule.chunk_rows =
+      schedule.merge_projection ? schedule.grid.rows * kMergedRows : kPackedInputRows;
   return schedule;
 }
 
@@ -257,7 +267,7 @@ FewRowsSchedule schedule_few_rows(
   constexpr int64_t kFewSteps = 32;
   const int64_t bytes = shape.hidden * forward_unit_bytes<F32Format>(shape);
   FewRowsSchedule schedule = {};
-  schedule.threads = choose_grid<F32Format>(machine, shape, bytes).slots();
+  schedule.threads = choose_grid<F32Format>(machine, shape, bytes).columns;
   schedule.block_width = forward_width<F32Format>(machine, shape, schedule.threads);
   schedule.threads = std::min(schedule.threads, Blocks(shape.hidden, schedule.block_width).count);
   schedule.chunk_rows = kMergedRows;

@@ -71,10 +71,13 @@ class BlockedForward {
         input_rows_(input_) {
     grid_.columns = std::min(grid_.columns, blocks_.count);
     input_in_place_ = input_.is_contiguous() && Format::fits_in_place(input_size_, input_size_);
+    // The rows of a slot stand together in a merged projection, those of the input do not.
+    if (merge_projection_ && grid_.rows > 1) input_in_place_ = false;
     const bool by_step = input_in_place_ && !merge_projection_;
     const int64_t most_steps = by_step ? 1 : std::max<int64_t>(1, schedule.chunk_rows / batch_);
-    chunk_rows_ = most_steps * batch_;
-    chunks_ = plan_chunks(steps_, chunk_rows_, most_steps);
+    chunk_steps_ = most_steps;
+    chunks_ = plan_chunks(steps_, most_steps * batch_, most_steps);
+    if (merge_projection_) count_rows_before();
     allocate();
   }
 
@@ -110,6 +113,7 @@ class BlockedForward {
 
  private:
   struct Slot {
+    int64_t group;  // of slots with the same rows
     Range rows, blocks;
     float* z;     // pre-activations of one block, or of all blocks of a chunk
     bool* notes;  // of each row of the batch: whether it is out of range
@@ -128,7 +132,9 @@ class BlockedForward {
     bias_ = slot_bias(args_, hidden_);
     parameters_ = cell_parameters(cell_, args_.bias_ih);
 
-    if (!input_in_place_) packed_input_ = allocate_a<Format>(chunk_rows_, input_size_, options);
+    if (!input_in_place_) {
+      packed_input_ = allocate_a<Format>(chunk_steps_ * batch_, input_size_, options);
+    }
     if (output_is_operand_) {
       states_.rows = {reinterpret_cast<Operand*>(output_.mutable_data_ptr()), hidden_, 1};
     } else {
@@ -136,7 +142,7 @@ class BlockedForward {
       Format::init_states(2 * batch_, hidden_, states_.rows);
     }
     const int64_t z_columns = cell_.slots * blocks_.width * (merge_projection_ ? blocks_.count : 1);
-    const int64_t z_rows = merge_projection_ ? chunk_rows_ : batch_;
+    const int64_t z_rows = merge_projection_ ? slot_rows() : batch_;
     constexpr int64_t kPadding = 16;  // that the element-wise kernel may read
     z_ = at::empty({grid_.slots(), z_rows * z_columns + kPadding}, options.dtype(at::kFloat));
     if (kNotesRows) notes_ = std::make_unique<bool[]>(grid_.columns * batch_);
@@ -172,9 +178,16 @@ class BlockedForward {
     }
   }
 
+  Range rows_of_group(int64_t group) const { return share(batch_, grid_.rows, group); }
+
+  // At most, in a chunk.
+  int64_t slot_rows() const { return chunk_steps_ * ((batch_ + grid_.rows - 1) / grid_.rows); }
+
   Slot slot_of(int64_t index) const {
+    const int64_t group = index / grid_.columns;
     return {
-        share(batch_, grid_.rows, index / grid_.columns),
+        group,
+        rows_of_group(group),
         share(blocks_.count, grid_.columns, index % grid_.columns),
         z_.mutable_data_ptr<float>() + index * z_.size(1),
         notes(index)};
@@ -199,26 +212,53 @@ class BlockedForward {
 
   // Packs this slot's share of the input of a chunk.
   bool pack_input(const Chunk& chunk, int64_t index) const {
-    const Range slot_rows = share(batch_, grid_.rows, index / grid_.columns);
+    const int64_t group = index / grid_.columns;
     for (size_t k = chunk.first; k < chunk.last; ++k) {
-      const Range rows = intersect(slot_rows, {0, steps_[k].rows});
+      const Range rows = rows_of_step(k, group);
       const Range part = share(rows.size(), grid_.columns, index % grid_.columns);
       const Range own = {rows.begin + part.begin, rows.begin + part.end};
       const auto x = input_rows_.of(steps_[k].offset).from(own.begin);
-      if (!pack(index, own, input_size_, x, packed_input(chunk, k).from(own.begin))) return false;
+      const auto to = packed_input(chunk, k, group).from(part.begin);
+      if (!pack(index, own, input_size_, x, to)) return false;
     }
     return true;
   }
 
-  // z = x W_x^T for all rows of a chunk.
+  Range rows_of_step(size_t k, int64_t group) const {
+    return intersect(rows_of_group(group), {0, steps_[k].rows});
+  }
+
+  // For a merged projection, in which the rows of a chunk have the order of the input.
+  void count_rows_before() {
+    rows_before_.resize(steps_.size() * grid_.rows);
+    for (const Chunk& chunk : chunks_) {
+      for (int64_t group = 0; group < grid_.rows; ++group) {
+        int64_t rows = 0;
+        for (size_t i = 0; i < chunk.last - chunk.first; ++i) {
+          const size_t k = args_.reverse ? chunk.last - 1 - i : chunk.first + i;
+          rows_before_[k * grid_.rows + group] = rows;
+          rows += rows_of_step(k, group).size();
+        }
+      }
+    }
+  }
+
+  // Rows of a group in those steps of the chunk of step k that stand before it.
+  int64_t rows_before(size_t k, int64_t group) const {
+    return rows_before_[k * grid_.rows + group];
+  }
+
+  // z = x W_x^T for a slot's rows of a chunk.
   void project_chunk(const Chunk& chunk, const Slot& slot) const {
-    if (chunk.rows == 0) return;
-    const bool reversed = steps_[chunk.first].offset > chunk.begin;
-    const auto x = input_of(chunk, reversed ? chunk.last - 1 : chunk.first);
+    const size_t begin = args_.reverse ? chunk.last - 1 : chunk.first;
+    const size_t end = args_.reverse ? chunk.first : chunk.last - 1;
+    const int64_t rows = rows_before(end, slot.group) + rows_of_step(end, slot.group).size();
+    if (rows == 0) return;
+    const auto x = input_of(chunk, begin, slot.group);
     for (int64_t block = slot.blocks.begin; block < slot.blocks.end; ++block) {
-      const auto z = z_of(chunk, slot, block, chunk.begin);
-      Format::gemm(chunk.rows, x, weights_.x(block), z, /*accumulate=*/false);
-      clear_slots_of_h(block, {0, chunk.rows}, z);
+      const auto z = z_of(slot, block, 0);
+      Format::gemm(rows, x, weights_.x(block), z, /*accumulate=*/false);
+      clear_slots_of_h(block, {0, rows}, z);
     }
   }
 
@@ -243,7 +283,7 @@ class BlockedForward {
 
   bool step(const Chunk& chunk, size_t k, const Slot& slot) const {
     if (checkpoints_.has(k)) save_checkpoint(k, slot);
-    if (intersect(slot.rows, {0, steps_[k].rows}).size() == 0) return true;
+    if (rows_of_step(k, slot.group).size() == 0) return true;
     if (grid_.needs_barrier() && k > 0) {
       const Range carried = intersect(slot.rows, {0, carried_rows(steps_, k)});
       prefetch_rows(as_const(state_of(k - 1)), carried, weights_.k_h);
@@ -257,10 +297,11 @@ class BlockedForward {
 
   bool step_block(const Chunk& chunk, size_t k, const Slot& slot, int64_t block) const {
     const Step& step = steps_[k];
-    const Range rows = intersect(slot.rows, {0, step.rows});
-    const Matrix<float> z = z_of(chunk, slot, block, step.offset);
+    const Range rows = rows_of_step(k, slot.group);
+    const Matrix<float> z =
+        z_of(slot, block, merge_projection_ ? rows_before(k, slot.group) - rows.begin : 0);
     if (!merge_projection_) {
-      const auto x = input_of(chunk, k).from(rows.begin);
+      const auto x = input_of(chunk, k, slot.group);
       Format::gemm(rows.size(), x, weights_.x(block), z.from(rows.begin), /*accumulate=*/false);
       clear_slots_of_h(block, rows, z);
     }
@@ -299,19 +340,19 @@ class BlockedForward {
     return !out_of_range;
   }
 
-  // Where the input of step k is packed. Steps are `batch` rows apart, so slots with different rows
-  // of the batch never write to the same place, even when one is a chunk ahead. A merged
-  // projection needs the rows without gaps; its threads wait for each other.
-  Matrix<Operand> packed_input(const Chunk& chunk, size_t k) const {
-    const auto step = static_cast<int64_t>(k - chunk.first);
+  // Where a group's rows of the input of step k are packed. Groups have places of their own, even
+  // when one is a chunk ahead. A merged projection needs the rows of a group without gaps.
+  Matrix<Operand> packed_input(const Chunk& chunk, size_t k, int64_t group) const {
+    const int64_t first = rows_of_group(group).begin;
     return packed_input_.rows.from(
-        merge_projection_ ? steps_[k].offset - chunk.begin : step * batch_);
+        merge_projection_ ? first * chunk_steps_ + rows_before(k, group)
+                          : static_cast<int64_t>(k - chunk.first) * batch_ + first);
   }
 
-  Matrix<const Operand> input_of(const Chunk& chunk, size_t k) const {
-    if (!input_in_place_) return as_const(packed_input(chunk, k));
-    const auto first = input_rows_.of(0);
-    return Format::in_place({first.data + steps_[k].offset * input_size_, input_size_, 1});
+  Matrix<const Operand> input_of(const Chunk& chunk, size_t k, int64_t group) const {
+    if (!input_in_place_) return as_const(packed_input(chunk, k, group));
+    const int64_t row = steps_[k].offset + rows_of_group(group).begin;
+    return Format::in_place({input_rows_.of(0).data + row * input_size_, input_size_, 1});
   }
 
   Matrix<Operand> state_of(size_t k) const {
@@ -319,12 +360,11 @@ class BlockedForward {
         output_is_operand_ ? steps_[k].offset : static_cast<int64_t>(k % 2) * batch_);
   }
 
-  // The pre-activations of a block, from row number `offset` of the input on.
-  Matrix<float> z_of(const Chunk& chunk, const Slot& slot, int64_t block, int64_t offset) const {
+  // The pre-activations of a block, from a row on.
+  Matrix<float> z_of(const Slot& slot, int64_t block, int64_t row) const {
     Matrix<float> z = {slot.z, weights_.columns(block)};
-    if (!merge_projection_) return z;
-    z.data += cell_.slots * blocks_.begin(block) * chunk_rows_;
-    return z.from(offset - chunk.begin);
+    if (merge_projection_) z.data += cell_.slots * blocks_.begin(block) * slot_rows();
+    return z.from(row);
   }
 
   const SequenceArgs& args_;
@@ -339,7 +379,8 @@ class BlockedForward {
   bool merge_projection_, input_in_place_, output_is_operand_;
   // Steps whose input is packed together, or multiplied in one GEMM.
   std::vector<Chunk> chunks_;
-  int64_t chunk_rows_;
+  int64_t chunk_steps_;               // of a chunk, at most
+  std::vector<int64_t> rows_before_;  // by step and group
 
   Tensor input_;
   StepRows<Source> input_rows_;
