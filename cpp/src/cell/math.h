@@ -196,19 +196,11 @@ LLTM_CELL_INLINE T sigmoid(T x) {
   return (x < T(0) ? e : T(1)) / (T(1) + e);
 }
 
-// From q = exp(-2|x|) near 1 as (1 - q) / (1 + q), the difference being taken
-// before it is rounded, and from there on as 1 - 2q / (1 + q), where what is
-// subtracted is small and its error smaller.
+// From d = exp(-2|x|) - 1 as -d / (2 + d): d has full relative accuracy near 0.
 template <typename T>
 LLTM_CELL_INLINE T tanh(T x) {
-  const T y = T(2) * minus_abs(x);
-  const Reduced<T> reduced = reduce(y < T(-40) ? T(-40) : y);
-  const T scale = power_of_two<T>(reduced.n);
-  const T minus_difference = scale * reduced.expm1_r + (scale - T(1));
-  const T q = scale * reduced.expm1_r + scale;
-  const bool far = y < T(-1.1);  // beyond it, q < 1/3
-  const T quotient = (far ? T(2) * q : -minus_difference) / (T(2) + minus_difference);
-  return with_sign_of(far ? T(1) - quotient : quotient, x);
+  const T d = expm1_nonpositive(T(2) * minus_abs(x));
+  return with_sign_of(d / (T(2) + d), x);
 }
 
 // x where x > 0, else exp(x) - 1: selected by `?:`, because multiplying by a mask turns an infinite

@@ -178,6 +178,7 @@ __attribute__((noinline)) void gemm_tile(const GemmTile<Product>& p) {
       for (int v = 0; v < kVectors; ++v) __builtin_prefetch(next + v * kVector);
       add(k);
     }
+#pragma GCC unroll 4
     for (; k < p.k; ++k) add(k);
   };
   if (last == kLanes) {
