@@ -103,10 +103,10 @@ class Case {
       if (kMatrixUnitOnly) return;
       // Whether operands are float32 decides how results are rounded: that is as it would be.
       FewRowsSchedule schedule = schedule_few_rows(machine_, shape(), steps(), prepacked);
-      for (const int64_t threads : {1, 3}) {
+      for (const Grid grid : {Grid{1, 1}, Grid{1, 3}, Grid{2, 1}, Grid{3, 2}}) {
         for (const int64_t width : block_widths(GemmFormat::kF32)) {
           for (const int64_t rows : kChunkRows) {
-            schedule.threads = threads;
+            schedule.grid = grid;
             schedule.block_width = width;
             schedule.chunk_rows = rows;
             check(lltm::cpu::few_rows_forward, packed, schedule);

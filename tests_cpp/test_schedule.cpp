@@ -162,12 +162,13 @@ TEST(Schedule, OfFewRows) {
     for (const bool prepacked : {false, true}) {
       EXPECT_EQ(
           to_string(schedule_few_rows(machine.machine, shape(1, 32, 128), 100, prepacked)),
-          "forward: few rows, weights packed, GEMM accumulated in float64, "
-          "threads 1, blocks of 64 units, chunks of 64 rows");
+          "forward: few rows, weights packed, accumulated in float64, threads 1 x 1 (rows x "
+          "blocks), "
+          "blocks of 64 units, chunks of 64 rows");
       EXPECT_EQ(
           to_string(schedule_few_rows(machine.machine, shape(4, 300, 300), 100, prepacked)),
-          "forward: few rows, weights packed, GEMM accumulated in float64, "
-          "threads 10, blocks of 32 units, chunks of 64 rows");
+          "forward: few rows, weights packed, accumulated in float64, threads 1 x 10 (rows x "
+          "blocks), blocks of 32 units, chunks of 64 rows");
     }
   }
 }
@@ -200,12 +201,27 @@ TEST(Schedule, OfFewSteps) {
   EXPECT_FALSE(in_place(1, 5, false)) << "rows of one step";
   EXPECT_EQ(
       to_string(schedule_few_rows(kZen4.machine, shape(1, 32, 128), 32, /*prepacked=*/false)),
-      "forward: few rows, weights in place, GEMM float32, threads 1, blocks of 64 units, chunks of "
-      "64 rows");
+      "forward: few rows, weights in place, threads 1 x 1 (rows x blocks), blocks of 64 units, "
+      "chunks of 64 rows");
   EXPECT_EQ(
       to_string(schedule_few_rows(kZen4.machine, shape(1, 32, 128), 32, /*prepacked=*/true)),
-      "forward: few rows, weights packed, GEMM accumulated in float64, threads 1, "
+      "forward: few rows, weights packed, accumulated in float64, threads 1 x 1 (rows x blocks), "
       "blocks of 64 units, chunks of 64 rows");
+}
+
+TEST(Schedule, FewRowsAreSharedOut) {
+  const auto grid = [](int64_t steps, int64_t batch, int64_t hidden) {
+    const LayerShape of = shape(batch, 64, hidden);
+    Machine machine = kZen4.machine;
+    machine.threads = 2;
+    const Grid chosen =
+        schedule_few_rows(machine, {of.batch, of.input, of.hidden, steps * batch}, steps, true)
+            .grid;
+    return std::pair(chosen.rows, chosen.columns);
+  };
+  EXPECT_EQ(grid(100, 3, 75), std::pair(int64_t{2}, int64_t{1}));
+  EXPECT_EQ(grid(3, 3, 75), std::pair(int64_t{1}, int64_t{1})) << "a short sequence";
+  EXPECT_EQ(grid(100, 4, 256), std::pair(int64_t{1}, int64_t{2})) << "long steps";
 }
 
 std::string of_one_step(

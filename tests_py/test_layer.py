@@ -327,3 +327,11 @@ def flat(results: Any) -> list[torch.Tensor]:
     output, state = results
     states = [state] if isinstance(state, torch.Tensor) else list(state)
     return [output.data if isinstance(output, PackedSequence) else output, *states]
+
+
+def test_a_profiler_sees_both_directions() -> None:
+    layer = lltm.LSTM(64, 64, bidirectional=True)
+    with torch.no_grad(), torch.profiler.profile() as profile:
+        layer(torch.randn(5, 3, 64))
+    (events,) = (e for e in profile.key_averages() if e.key == "lltm::sequence")
+    assert events.count == 2

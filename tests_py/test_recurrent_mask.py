@@ -254,6 +254,15 @@ class TestGraphs:
         x = torch.randn(6, 3, 4)
         assert_same(compiled(x), layer(x))
 
+    @pytest.mark.filterwarnings("ignore:Exporting a model while it is in training mode")
+    def test_onnx_would_write_one_mask_for_good(self) -> None:
+        pytest.importorskip("onnxscript")
+        layer = lltm.LSTM(4, 7, recurrent_dropout=0.5)
+        x = torch.randn(6, 3, 4)
+        with pytest.raises(Exception, match="recurrent mask can't be exported"):
+            torch.onnx.export(layer, (x,), dynamo=True, verbose=False)
+        assert torch.onnx.export(layer.eval(), (x,), dynamo=True, verbose=False) is not None
+
     def test_opcheck(self) -> None:
         for problem in (Masked("lstm", (4, 3, 2, 5)), Masked("gru", LENGTHS, packed=True)):
             arguments = (problem.cell, *problem.leaves(), problem.batch_sizes, True, problem.reset)

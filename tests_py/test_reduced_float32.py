@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,10 +21,8 @@ RNN = torch.backends.mkldnn.rnn  # type: ignore[attr-defined]
 SHAPE = (6, 40, 24, 96)  # blocked; operands that are padded and, below, others that are not
 PADDED = (5, 33, 9, 70)
 
-pytestmark = pytest.mark.skipif(
-    not torch.cpu._is_avx512_bf16_supported() or "ATEN_CPU_CAPABILITY" in os.environ,
-    reason="no products of bfloat16 on this CPU",
-)
+HAS_PRODUCTS = torch.cpu._is_avx512_bf16_supported() and "ATEN_CPU_CAPABILITY" not in os.environ
+needs_products = pytest.mark.skipif(not HAS_PRODUCTS, reason="no products of bfloat16 here")
 
 
 @contextlib.contextmanager
@@ -42,6 +42,7 @@ def errors(results: Any, exact: Any) -> list[float]:
     ]
 
 
+@needs_products
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("shape", [SHAPE, PADDED], ids=str)
 def test_products_are_those_of_bfloat16(cell: str, shape: tuple[int, ...]) -> None:
@@ -75,6 +76,24 @@ def run_layer(x: Tensor) -> Tensor:
         return lltm.LSTM(24, 96)(x)[0]  # type: ignore[no-any-return]
 
 
+_WITHOUT_PRODUCTS = """
+import torch, lltm
+
+layer, x = lltm.LSTM(24, 96), torch.randn(6, 40, 24)
+usual = layer(x)[0]
+torch.backends.mkldnn.rnn.fp32_precision = "bf16"
+assert torch.equal(layer(x)[0], usual)
+"""
+
+
+@pytest.mark.parametrize("capability", ["avx512", "avx2"])
+def test_a_cpu_without_such_products_stays(capability: str) -> None:
+    environment = {**os.environ, "ATEN_CPU_CAPABILITY": capability}
+    subprocess.run([sys.executable, "-c", _WITHOUT_PRODUCTS], env=environment, check=True)
+
+
+@needs_products
+@pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN")  # by mkldnn.flags
 def test_where_it_is_set() -> None:
     x = torch.randn(6, 40, 24)
     usual = run_layer(x)
@@ -90,7 +109,25 @@ def test_where_it_is_set() -> None:
     # More exact than bfloat16, so no reason for it.
     with precision(RNN, "tf32"):
         assert torch.equal(run_layer(x), usual)
+    with precision(RNN, "bf16"), torch.backends.mkldnn.flags(enabled=False):
+        assert torch.equal(run_layer(x), usual)
     assert torch.equal(run_layer(x), usual)
+
+
+@pytest.mark.parametrize("shape", [(20, 1, 12, 40), (20, 4, 12, 40), (1, 30, 12, 40)], ids=str)
+def test_few_rows_and_single_steps_stay_with_their_gradients(shape: tuple[int, ...]) -> None:
+    def run() -> list[Tensor]:
+        problem = Problem("lstm", shape)
+        leaves = problem.leaves()
+        results = problem.sequence(leaves)
+        torch.manual_seed(0)
+        return [*results, *gradients(results, leaves, [torch.randn_like(y) for y in results])]
+
+    usual = run()
+    with precision(RNN, "bf16"):
+        reduced = run()
+    for a, b in zip(reduced, usual, strict=True):
+        assert torch.equal(a, b)
 
 
 def test_float64_and_prepacked_weights_stay() -> None:

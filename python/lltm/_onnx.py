@@ -86,16 +86,20 @@ def _sequence(
     checkpoint_steps: int = 0,
     recurrent_mask: Tensor | None = None,
 ) -> Any:
+    if recurrent_mask is not None:
+        raise NotImplementedError(
+            "lltm::sequence: a recurrent mask can't be exported to ONNX, whose tools would fold the"
+            " one that recurrent_dropout draws into a constant; export the layer in eval mode"
+        )
     if (
         cell not in _OPERATORS
         or weight_hh is None
         or batch_sizes is not None
         or reset is not None
-        or recurrent_mask is not None
         or input.dtype != torch.float32
     ):
         arguments = (input, h_0, c_0, weight_ih, weight_hh, bias_ih, bias_hh, batch_sizes)
-        return decomposition(cell, *arguments, reverse, reset, checkpoint_steps, recurrent_mask)
+        return decomposition(cell, *arguments, reverse, reset, checkpoint_steps)
     name, gates, attributes = _OPERATORS[cell]
     steps, batch = input.shape[:2]
     hidden = h_0.shape[1]

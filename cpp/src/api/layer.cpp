@@ -10,10 +10,10 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/ThreadLocalState.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
-#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
@@ -249,9 +249,9 @@ State each(const State& state, const Change& change) {
 // run(direction) of both directions, each on a thread of its own, where nobody follows.
 template <typename Run>
 void run_side_by_side(const Run& run) {
-  const bool inference = c10::InferenceMode::is_enabled();
+  const at::ThreadLocalState state;  // inference mode and profilers, say
   at::parallel_for(0, 2, /*grain_size=*/1, [&](int64_t begin, int64_t end) {
-    const c10::InferenceMode mode(inference);
+    const at::ThreadLocalStateGuard same(state);
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     for (int64_t direction = begin; direction < end; ++direction) run(direction);
   });

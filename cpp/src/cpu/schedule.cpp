@@ -15,8 +15,10 @@ namespace {
 constexpr int64_t kSerialStep = 150000;
 
 // Multiply-adds of a sequence of such steps from which threads with rows of their own pay: they
-// wait for each other at its end only.
-constexpr int64_t kSerialSequence = 6000000;
+// wait for each other at its end only. The element-wise part of a unit takes as long as so many;
+// it computes whole vectors.
+constexpr int64_t kSerialSequence = 4000000;
+constexpr int64_t kElementwiseProducts = 100;
 
 // Rows per thread from which the GEMM kernel is near its peak: half a tile of registers, a whole
 // tile of bf16x3.
@@ -35,7 +37,8 @@ template <typename Format>
 Grid choose_grid(const Machine& machine, const LayerShape& shape, int64_t weight_bytes) {
   Grid grid;
   const int64_t recurrent = shape.slots.h * shape.hidden * shape.hidden;
-  const int64_t all = recurrent + shape.slots.x * shape.input * shape.hidden;
+  const int64_t all = recurrent + shape.slots.x * shape.input * shape.hidden +
+                      kElementwiseProducts * round_up(shape.hidden, Format::kUnitAlign);
   const bool serial_step = shape.batch * recurrent < kSerialStep;
   if (serial_step && shape.rows * all < kSerialSequence) return grid;
   if (weight_bytes <= private_weight_bytes(machine)) {
@@ -267,9 +270,10 @@ FewRowsSchedule schedule_few_rows(
   constexpr int64_t kFewSteps = 32;
   const int64_t bytes = shape.hidden * forward_unit_bytes<F32Format>(shape);
   FewRowsSchedule schedule = {};
-  schedule.threads = choose_grid<F32Format>(machine, shape, bytes).columns;
-  schedule.block_width = forward_width<F32Format>(machine, shape, schedule.threads);
-  schedule.threads = std::min(schedule.threads, Blocks(shape.hidden, schedule.block_width).count);
+  schedule.grid = choose_grid<F32Format>(machine, shape, bytes);
+  schedule.block_width = forward_width<F32Format>(machine, shape, schedule.grid.columns);
+  schedule.grid.columns =
+      std::min(schedule.grid.columns, Blocks(shape.hidden, schedule.block_width).count);
   schedule.chunk_rows = kMergedRows;
   schedule.in_place = shape.batch <= kMostProductRows && steps <= kFewSteps && !prepacked;
   return schedule;
@@ -348,9 +352,8 @@ std::string to_string(const ForwardSchedule& s) {
 
 std::string to_string(const FewRowsSchedule& s) {
   std::ostringstream text;
-  const char* const weights =
-      s.in_place ? "in place, GEMM float32" : "packed, GEMM accumulated in float64";
-  text << "forward: few rows, weights " << weights << ", threads " << s.threads << ", blocks of "
+  const char* const weights = s.in_place ? "in place" : "packed, accumulated in float64";
+  text << "forward: few rows, weights " << weights << ", " << to_string(s.grid) << ", blocks of "
        << s.block_width << " units, chunks of " << s.chunk_rows << " rows";
   return text.str();
 }

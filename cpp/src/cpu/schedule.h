@@ -106,7 +106,7 @@ inline bool has_few_elements(int64_t batch, int64_t hidden) {
 constexpr int64_t kMostProductRows = 4;
 
 struct FewRowsSchedule {
-  int64_t threads;
+  Grid grid;  // of one row or of one column
   int64_t block_width;
   int64_t chunk_rows;  // of x W_x^T in one GEMM
   bool in_place;       // the weights are read as they lie, for few steps

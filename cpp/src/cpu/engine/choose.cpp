@@ -1,3 +1,4 @@
+#include "cpu/dispatch.h"
 #include "cpu/engine/engine.h"
 
 #include "common/steps.h"
@@ -40,22 +41,23 @@ namespace {
 // Whether PyTorch is told to multiply the float32 operands of recurrent layers in bfloat16:
 // torch.backends.mkldnn.rnn.fp32_precision, or a general setting above it.
 bool reduces_float32() {
-  const auto precision =
-      at::globalContext().float32Precision(at::Float32Backend::MKLDNN, at::Float32Op::RNN);
-  return precision == at::Float32Precision::BF16;
+  at::Context& context = at::globalContext();
+  const auto precision = context.float32Precision(at::Float32Backend::MKLDNN, at::Float32Op::RNN);
+  return precision == at::Float32Precision::BF16 && context.userEnabledMkldnn() &&
+         multiplies_bf16();
+}
+
+int64_t steps_of(const SequenceInputs& args) {
+  return args.batch_sizes.defined() ? args.batch_sizes->size(0) : args.input.size(0);
 }
 
 LayerShape shape_of(const SequenceInputs& args) {
   const at::ScalarType dtype = args.input.scalar_type();
-  const bool may_reduce = dtype == at::kFloat && !is_prepacked(args.weight_ih);
+  const int64_t batch = args.h_0.size(0), hidden = args.h_0.size(1);
+  const bool may_reduce = dtype == at::kFloat && !is_prepacked(args.weight_ih) &&
+                          !has_few_elements(batch, hidden) && steps_of(args) > 1;
   const bool bf16 = dtype == at::kBFloat16 || (may_reduce && reduces_float32());
-  return {
-      args.h_0.size(0),
-      args.input.size(-1),
-      args.h_0.size(1),
-      flat_size(args.input),
-      bf16,
-      slots_of(*args.cell)};
+  return {batch, args.input.size(-1), hidden, flat_size(args.input), bf16, slots_of(*args.cell)};
 }
 
 // The GEMM kernels take float and bfloat16, and no size may be 0.
@@ -101,10 +103,6 @@ SequenceResult int8_forward(const SequenceArgs& args, const LayerShape& shape) {
     recompute_rows(args, out_of_range, result, forward_with_unpacked_weights);
   }
   return std::move(result);
-}
-
-int64_t steps_of(const SequenceInputs& args) {
-  return args.batch_sizes.defined() ? args.batch_sizes->size(0) : args.input.size(0);
 }
 
 // The state of a sequence of one step: h as its GEMM reads it, and what engines call c.

@@ -1,12 +1,11 @@
 // The forward engine for float32 sequences of few rows or few hidden units (has_few_elements).
 //
-// c and the element-wise part are float64; weights, operands of GEMMs and z are float32. Packed
-// weights are multiplied in sums of few products, which for up to four rows are added up in
-// float64; for few steps the weights are read as they lie (schedule_few_rows), with sums in
-// float32.
+// c is float64, and so is the element-wise part of a cell that does not forget; weights, operands
+// of GEMMs and z are float32. Packed weights are multiplied in short chains, which for up to four
+// rows are added up in float64; for few steps the weights are read as they lie (schedule_few_rows).
 //
-// Blocks of hidden units are shared out among the threads, with a barrier after each step, as
-// in blocked_forward.cpp.
+// The threads form a grid, as in blocked_forward.cpp: either each has some rows of the batch, or
+// each has some blocks of hidden units, with a barrier after each step.
 #include "common/checkpoints.h"
 #include "common/steps.h"
 #include "cpu/dispatch.h"
@@ -106,13 +105,14 @@ class FewRowsForward {
         state_columns_(cell_.state_columns() * hidden_),
         weights_(std::move(weights)),
         blocks_(weights_.blocks()),
-        slots_(std::min(schedule.threads, blocks_.count)),
+        grid_{schedule.grid.rows, std::min(schedule.grid.columns, blocks_.count)},
         steps_(plan_steps(args.input, args.batch_sizes, args.reverse)),
         resets_(args.reset, steps_),
         checkpoints_(args.saved_checkpoint_steps(), steps_.size(), args.state_c()),
         chunks_(plan_chunks(steps_, schedule.chunk_rows)),
         chunk_rows_(most_rows(chunks_)),
         input_(args.input) {
+    count_rows_before();
     bias_ = slot_bias(args, hidden_);
     parameters_ = cell_parameters(cell_, args.bias_ih);
     const auto options = args.input.options();
@@ -132,7 +132,7 @@ class FewRowsForward {
   }
 
   SequenceResult run() {
-    parallel_region(slots_, [&](Team& team) { run_thread(team); });
+    parallel_region(grid_.slots(), [&](Team& team) { run_thread(team); });
     return {
         output_,
         last_h(),
@@ -146,8 +146,9 @@ class FewRowsForward {
     constexpr int64_t kLine = 64 / sizeof(double);
     const int64_t state = round_up(batch_ * hidden_, kLine);
     const int64_t c = round_up(batch_ * state_columns_, kLine);
-    const int64_t x = round_up(chunk_rows_ * input_size_, kLine);
-    const int64_t z = round_up(chunk_rows_ * cell_.slots * hidden_, kLine);
+    const int64_t rows = grid_.rows * chunk_rows_;  // of x and z: each group has its own
+    const int64_t x = round_up(rows * input_size_, kLine);
+    const int64_t z = round_up(rows * cell_.slots * hidden_, kLine);
     const int64_t masked = mask_.data == nullptr ? 0 : 2 * state;
     workspace_ = Workspace<double>(c + state + x + z + masked);
     double* next = workspace_.data();
@@ -169,24 +170,42 @@ class FewRowsForward {
     }
   }
 
+  struct Slot {
+    int64_t group;  // of slots with the same rows
+    Range rows, blocks;
+  };
+
+  Slot slot_of(int64_t index) const {
+    const int64_t group = index / grid_.columns;
+    const int64_t column = index % grid_.columns;
+    return {group, rows_of_group(group), share(blocks_.count, grid_.columns, column)};
+  }
+
+  Range rows_of_group(int64_t group) const { return share(batch_, grid_.rows, group); }
+  Range rows_of_step(size_t k, int64_t group) const {
+    return intersect(rows_of_group(group), {0, steps_[k].rows});
+  }
+
   void run_thread(Team& team) {
-    const auto for_each_block = [&](const auto& work) {
-      team.for_each_slot(slots_, [&](int64_t slot) {
-        const Range own = own_blocks(slot);
-        for (int64_t block = own.begin; block < own.end; ++block) work(block);
+    const auto for_each_slot = [&](const auto& work) {
+      team.for_each_slot(grid_.slots(), [&](int64_t index) {
+        work(index);
         return true;
       });
     };
-    for (const Chunk& chunk : chunks_) {
-      team.for_each_slot(slots_, [&](int64_t slot) {
-        copy_input(chunk, slot);
-        return true;
+    const auto for_each_block = [&](const auto& work) {
+      for_each_slot([&](int64_t index) {
+        const Slot slot = slot_of(index);
+        for (int64_t block = slot.blocks.begin; block < slot.blocks.end; ++block) work(slot, block);
       });
-      if (slots_ > 1) team.barrier();
-      for_each_block([&](int64_t block) { project(chunk, block); });
+    };
+    for (const Chunk& chunk : chunks_) {
+      for_each_slot([&](int64_t index) { copy_input(chunk, index); });
+      if (grid_.needs_barrier()) team.barrier();
+      for_each_block([&](const Slot& slot, int64_t block) { project(chunk, slot, block); });
       for (size_t k = chunk.first; k < chunk.last; ++k) {
-        for_each_block([&](int64_t block) { step_block(chunk, k, block); });
-        if (slots_ > 1) team.barrier();
+        for_each_block([&](const Slot& slot, int64_t block) { step_block(k, slot, block); });
+        if (grid_.needs_barrier()) team.barrier();
       }
     }
   }
@@ -205,39 +224,67 @@ class FewRowsForward {
                : final_states(steps_, args_.h_0, flat_rows(output_));
   }
 
+  void count_rows_before() {
+    rows_before_.resize(steps_.size() * grid_.rows);
+    for (const Chunk& chunk : chunks_) {
+      for (int64_t group = 0; group < grid_.rows; ++group) {
+        int64_t rows = 0;
+        for (size_t k = chunk.first; k < chunk.last; ++k) {
+          rows_before_[k * grid_.rows + group] = rows;
+          rows += rows_of_step(k, group).size();
+        }
+      }
+    }
+  }
+
+  // Rows of a group in the steps of a chunk before step k: x and z have them in that order.
+  int64_t rows_before(size_t k, int64_t group) const {
+    return rows_before_[k * grid_.rows + group];
+  }
+
   // This slot's columns of the input of a chunk.
-  void copy_input(const Chunk& chunk, int64_t slot) {
-    const Range columns = share(input_size_, slots_, slot);
+  void copy_input(const Chunk& chunk, int64_t index) {
+    const int64_t group = index / grid_.columns;
+    const Range columns = share(input_size_, grid_.columns, index % grid_.columns);
     for (size_t k = chunk.first; k < chunk.last; ++k) {
-      for (int64_t r = 0; r < steps_[k].rows; ++r) {
-        const auto from = input_.of(steps_[k].offset).from(r, columns.begin);
-        float* const to = x_.row(steps_[k].offset - chunk.begin + r) + columns.begin;
+      const Range rows = rows_of_step(k, group);
+      for (int64_t r = 0; r < rows.size(); ++r) {
+        const auto from = input_.of(steps_[k].offset).from(rows.begin + r, columns.begin);
+        float* const to = x_of(group).row(rows_before(k, group) + r) + columns.begin;
         for (int64_t j = 0; j < columns.size(); ++j) to[j] = from.data[j * from.col_stride];
       }
     }
   }
 
-  void project(const Chunk& chunk, int64_t block) {
-    weights_.project(chunk.rows, as_const(x_), block, z_of(block));
+  void project(const Chunk& chunk, const Slot& slot, int64_t block) {
+    const size_t last = chunk.last - 1;
+    const int64_t rows = rows_before(last, slot.group) + rows_of_step(last, slot.group).size();
+    if (rows == 0) return;
+    weights_.project(rows, as_const(x_of(slot.group)), block, z_of(slot.group, block));
   }
 
-  void step_block(const Chunk& chunk, size_t k, int64_t block) {
-    const int64_t offset = steps_[k].offset, rows = steps_[k].rows;
-    const int64_t carried = carried_rows(steps_, k);
+  void step_block(size_t k, const Slot& slot, int64_t block) {
+    const int64_t offset = steps_[k].offset;
+    const Range rows = rows_of_step(k, slot.group);
     const int64_t unit = blocks_.begin(block);
     if (checkpoints_.has(k)) {
+      const Range own = slot.rows;
       for (int64_t column = unit; column < state_columns_; column += hidden_) {
-        checkpoints_.save<float>(k, as_const(c_), 0, batch_, column, blocks_.size(block));
+        const int64_t units = blocks_.size(block);
+        checkpoints_.save<float>(k, as_const(c_), own.begin, own.size(), column, units);
       }
     }
-    const Matrix<float> z = z_of(block).from(offset - chunk.begin);
-    const auto recur = [&](int64_t from, int64_t to, Matrix<const float> h) {
-      weights_.recur(to - from, h.from(from), block, z.from(from));
+    if (rows.size() == 0) return;
+    const Matrix<float> z = z_of(slot.group, block).from(rows_before(k, slot.group) - rows.begin);
+    const auto recur = [&](Range part, Matrix<const float> h) {
+      if (part.size() == 0) return;
+      weights_.recur(part.size(), h.from(part.begin), block, z.from(part.begin));
     };
-    const RowSpan anew = resets_.of(k, {0, rows});
+    const RowSpan anew = resets_.of(k, rows);
     except_rows(anew, z, cell_.slots * blocks_.size(block), [&] {
-      if (carried > 0) recur(0, carried, operand(k - 1));
-      if (carried < rows) recur(carried, rows, as_const(h_0_));
+      const int64_t carried = carried_rows(steps_, k);
+      if (k > 0) recur(intersect(rows, {0, carried}), operand(k - 1));
+      recur(intersect(rows, {carried, steps_[k].rows}), as_const(h_0_));
     });
     restart_c(cell_, anew, c_, hidden_, unit, blocks_.size(block));
 
@@ -245,28 +292,34 @@ class FewRowsForward {
     args.cell = &cell_;
     args.hidden = blocks_.size(block);
     args.layer_hidden = hidden_;
-    args.gates = as_const(z);
+    args.gates = as_const(z.from(rows.begin));
     args.gates_step = args.hidden;
     args.bias = bias_data_ == nullptr ? nullptr : bias_data_ + unit;
     args.parameters = parameters_data_ == nullptr ? nullptr : parameters_data_ + unit;
-    args.c = c_.from(0, unit);
-    args.h_next = h_next_.from(offset, unit);
-    args.activations = saved_.from(offset, unit);
-    kernels().cells[cell_.id].few_rows(args, rows);
-    if (mask_.data == nullptr) return;
-    for (int64_t r = 0; r < rows; ++r) {
+    args.c = c_.from(rows.begin, unit);
+    args.h_next = h_next_.from(offset + rows.begin, unit);
+    args.activations = saved_.from(offset + rows.begin, unit);
+    kernels().cells[cell_.id].few_rows(args, rows.size());
+    if (mask_.data != nullptr) mask_operand(k, rows, unit, args.hidden);
+  }
+
+  // h of a step times the mask, for the next GEMM.
+  void mask_operand(size_t k, Range rows, int64_t unit, int64_t units) const {
+    for (int64_t r = rows.begin; r < rows.end; ++r) {
       const float* const factor = mask_.row(r) + unit * mask_.col_stride;
-      const float* const h = args.h_next.row(r);
+      const float* const h = h_next_.row(steps_[k].offset + r) + unit;
       float* const operand = masked(k).row(r) + unit;
-      for (int64_t j = 0; j < args.hidden; ++j) operand[j] = h[j] * factor[j * mask_.col_stride];
+      for (int64_t j = 0; j < units; ++j) operand[j] = h[j] * factor[j * mask_.col_stride];
     }
   }
 
-  Range own_blocks(int64_t slot) const { return share(blocks_.count, slots_, slot); }
-  // Pre-activations of a block: (rows of the chunk, columns of the block).
-  Matrix<float> z_of(int64_t block) const {
+  // The input of a group's rows of a chunk, and their pre-activations of a block: (rows, columns of
+  // the block).
+  Matrix<float> x_of(int64_t group) const { return x_.from(group * chunk_rows_); }
+  Matrix<float> z_of(int64_t group, int64_t block) const {
     const int64_t columns = cell_.slots * blocks_.size(block);
-    return {z_data_ + cell_.slots * blocks_.begin(block) * chunk_rows_, columns};
+    const int64_t units = group * hidden_ + blocks_.begin(block);
+    return {z_data_ + cell_.slots * units * chunk_rows_, columns};
   }
   // The state after step k, as the next GEMM reads it.
   Matrix<const float> operand(size_t k) const {
@@ -281,12 +334,13 @@ class FewRowsForward {
   const int64_t batch_, hidden_, input_size_, state_columns_;
   const FewRowsWeights weights_;
   const Blocks& blocks_;
-  const int64_t slots_;
+  const Grid grid_;
   const std::vector<Step> steps_;
   const Resets resets_;
   const Checkpoints checkpoints_;
   const std::vector<Chunk> chunks_;
   const int64_t chunk_rows_;
+  std::vector<int64_t> rows_before_;  // by step and group
   const StepRows<float> input_;
   Tensor bias_, parameters_;
   Workspace<double> workspace_;

@@ -9,6 +9,7 @@
 #include "cpu/kernel/tile.h"
 
 #include <cstdint>
+#include <type_traits>
 
 namespace lltm::cpu {
 namespace {
@@ -80,7 +81,7 @@ struct FewRowsAccumulators {
       const std::int64_t end = k + at_most(last - k, kChain);
 #pragma GCC unroll 8
       for (; k < end; ++k, b += p.b.n) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v) {
           const Floats weights = load_lanes(b + v * kLanes);
           // One row is bound by its loads, and gains nothing.
@@ -91,13 +92,13 @@ struct FewRowsAccumulators {
       }
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v) sums[r][v] += chain[r][v];
       }
     }
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) {
         low[r][v] += widen_low(sums[r][v]);
         high[r][v] += widen_high(sums[r][v]);
@@ -141,7 +142,7 @@ LLTM_CELL_INLINE void gemm_few_rows_tile(
   sums.add_all(p, column);
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
       float* const c = p.c.row(r) + column + v * kLanes;
       store_sums(sums.low[r][v], sums.high[r][v], c, skip, p.accumulate);
@@ -151,19 +152,18 @@ LLTM_CELL_INLINE void gemm_few_rows_tile(
 
 template <int kRows>
 LLTM_CELL_INLINE void gemm_few_rows_band(const FewRowsGemm& p) {
-  constexpr int kVectors = kRows == 1 ? 4 : 2;
+  // Eight sums or more hide the latency of a multiply-add.
+  constexpr int kVectors = kRows == 1 ? 8 : kRows == 2 ? 4 : kRows == 3 ? 3 : 2;
   std::int64_t column = 0;
-  for (; column + kVectors * kLanes <= p.b.n; column += kVectors * kLanes) {
-    gemm_few_rows_tile<kRows, kVectors>(p, column);
-  }
-  if (kVectors > 2 && column + 2 * kLanes <= p.b.n) {
-    gemm_few_rows_tile<kRows, 2>(p, column);
-    column += 2 * kLanes;
-  }
-  if (column + kLanes <= p.b.n) {
-    gemm_few_rows_tile<kRows, 1>(p, column);
-    column += kLanes;
-  }
+  const auto cover = [&]<int kWidth>() __attribute__((always_inline)) {
+    for (; column + kWidth * kLanes <= p.b.n; column += kWidth * kLanes) {
+      gemm_few_rows_tile<kRows, kWidth>(p, column);
+    }
+  };
+  cover.template operator()<kVectors>();
+  if constexpr (kVectors > 4) cover.template operator()<4>();
+  if constexpr (kVectors > 2) cover.template operator()<2>();
+  cover.template operator()<1>();
   const std::int64_t rest = p.b.n - column;
   if (rest == 0) return;
   if (p.b.n >= kLanes) {  // a whole vector that ends where the columns do
@@ -323,11 +323,16 @@ void gemm_in_place(std::int64_t m, const InPlaceGemm<B>& p) {
   }
 }
 
+// What the element-wise part computes in: float where the errors of a state die out.
+template <typename Page>
+using FewRowsNumber = std::conditional_t<Page::kCell.forgets, float, double>;
+
 // Units of one row, at most kSomeUnits.
 constexpr std::int64_t kSomeUnits = 64;
 template <typename Page>
 LLTM_CELL_INLINE void forward_few_rows_units(
     const FewRowsArgs& a, std::int64_t row, std::int64_t first, std::int64_t n) {
+  using Number = FewRowsNumber<Page>;
   const float* const z = a.gates.row(row) + first;
   double* const c = a.c.row(row) + first;
   float* const h_next = a.h_next.row(row) + first;
@@ -340,12 +345,12 @@ LLTM_CELL_INLINE void forward_few_rows_units(
   const std::int64_t step = save ? a.layer_hidden : kSomeUnits;
   LLTM_INDEPENDENT
   for (std::int64_t j = 0; j < n; ++j) {
-    double z_j[Page::kSlots];
+    Number z_j[Page::kSlots];
 #pragma GCC unroll 8
     for (int k = 0; k < Page::kSlots; ++k) {
-      z_j[k] = double{z[j + k * a.gates_step]} + bias[j + k * bias_step];
+      z_j[k] = Number{z[j + k * a.gates_step]} + bias[j + k * bias_step];
     }
-    const auto y = Page::forward(z_j, c[j]);
+    const auto y = Page::forward(z_j, static_cast<Number>(c[j]));
     c[j] = y.c;
     h_next[j] = static_cast<float>(y.h);
 #pragma GCC unroll 8
