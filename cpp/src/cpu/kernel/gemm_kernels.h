@@ -205,15 +205,16 @@ template <typename Product, int kVectors, int... kRows>
 constexpr GemmTiles<Product> make_tiles() {
   return {sizeof...(kRows), {gemm_tile<kRows, kVectors, Product>...}};
 }
-// By the number of vectors. The sums of the largest, a row of B and an element of A fill the
-// registers.
+// By the number of vectors. The sums of the largest, with a row of B and an element of A, or with
+// a vector of B and a column of A, fill the registers.
 #if defined(__AVX512F__)
 constexpr std::int64_t kTileVectors = 4;
 template <typename Product>
 constexpr GemmTiles<Product> kTiles[kTileVectors] = {
     make_tiles<Product, 1, 1, 2, 3, 4, 5, 6, 7, 8>(),
     make_tiles<Product, 2, 1, 2, 3, 4, 5, 6, 7, 8>(),
-    make_tiles<Product, 3, 1, 2, 3, 4, 5, 6, 7, 8>(),
+    Product::kByColumns ? make_tiles<Product, 3, 1, 2, 3, 4, 5, 6, 7>()
+                        : make_tiles<Product, 3, 1, 2, 3, 4, 5, 6, 7, 8>(),
     make_tiles<Product, 4, 1, 2, 3, 4, 5, 6>()};
 #else
 constexpr std::int64_t kTileVectors = 2;
@@ -257,10 +258,11 @@ LLTM_CELL_INLINE void gemm_panel(
 }
 
 // The width of panels, in vectors, that makes the fewest tiles of C.
+template <typename Product>
 LLTM_CELL_INLINE std::int64_t panel_vectors(std::int64_t m, std::int64_t vectors) {
   std::int64_t best = 0, fewest = 0;
   for (std::int64_t width = at_most(vectors, kTileVectors); width > 0; --width) {
-    const auto high = static_cast<std::int64_t>(kTiles<F32Product<float>>[width - 1].rows);
+    const auto high = static_cast<std::int64_t>(kTiles<Product>[width - 1].rows);
     const std::int64_t tiles = (vectors + width - 1) / width * ((m + high - 1) / high);
     if (best == 0 || tiles < fewest) {
       best = width;
@@ -283,7 +285,7 @@ LLTM_CELL_INLINE void gemm_rows(
   const std::int64_t stride = b.ld * kVnniFactor;
   const Parts pieces(b.k / kVnniFactor, longest);
   const std::int64_t vectors = (b.n + kLanes - 1) / kLanes;
-  const Parts panels(vectors, panel_vectors(m, vectors));
+  const Parts panels(vectors, panel_vectors<Product>(m, vectors));
   std::int64_t column = 0;
   for (std::int64_t panel = 0; panel < panels.count; ++panel) {
     const std::int64_t width = panels.size(panel);
