@@ -175,18 +175,16 @@ TEST(Schedule, OfFewRows) {
 
 TEST(Schedule, OfTwoDirections) {
   Machine machine = kZen4.machine;
-  const auto side_by_side = [&](int64_t threads, int64_t batch, int64_t hidden, bool bf16) {
+  const auto side_by_side = [&](int64_t threads, int64_t batch, int64_t hidden) {
     machine.threads = threads;
-    return schedule_side_by_side(machine, shape(batch, 128, hidden, bf16));
+    return schedule_side_by_side(machine, shape(batch, 128, hidden));
   };
-  EXPECT_FALSE(side_by_side(1, 1, 128, false));
-  EXPECT_TRUE(side_by_side(2, 1, 128, false));
-  EXPECT_TRUE(side_by_side(2, 64, 256, false));
-  EXPECT_FALSE(side_by_side(2, 1, 512, false)) << "weights that one cache does not hold";
-  EXPECT_FALSE(side_by_side(2, 7, 512, true));
-  EXPECT_TRUE(side_by_side(2, 8, 512, true));
-  EXPECT_TRUE(side_by_side(16, 2, 128, false)) << "steps that are mostly barriers";
-  EXPECT_FALSE(side_by_side(16, 64, 128, false));
+  EXPECT_FALSE(side_by_side(1, 1, 128));
+  EXPECT_TRUE(side_by_side(2, 1, 128));
+  EXPECT_TRUE(side_by_side(2, 64, 256));
+  EXPECT_TRUE(side_by_side(2, 1, 512)) << "weights that one cache does not hold";
+  EXPECT_TRUE(side_by_side(16, 2, 128)) << "steps that are mostly barriers";
+  EXPECT_FALSE(side_by_side(16, 64, 128));
 }
 
 TEST(Schedule, OfFewSteps) {

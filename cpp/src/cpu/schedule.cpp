@@ -129,8 +129,6 @@ int64_t backward_width(const Machine& machine, const LayerShape& shape, int64_t 
 
 // Products of a step that take one thread about as long as a few barriers.
 constexpr int64_t kSideBySideProducts = 1 << 17;
-// Rows among which the time to read a weight from further than the L2 cache is shared.
-constexpr int64_t kRowsPerWeight = 8;
 
 // ---- chunks -----------------------------------------------------------------
 
@@ -213,13 +211,12 @@ ForwardSchedule schedule_forward_int8(const Machine& machine, const LayerShape& 
 }
 
 bool schedule_side_by_side(const Machine& machine, const LayerShape& shape) {
-  if (machine.threads < 2) return false;
-  const int64_t recurrent = shape.slots.h * shape.hidden * shape.hidden;
-  const int64_t bytes = recurrent * (shape.bf16 ? 2 : 4);
-  const bool cached = 4 * bytes <= 3 * machine.l2;
-  if (!cached && shape.batch < kRowsPerWeight) return false;
+  // Two threads would share the weights and wait for each other after each step: that takes longer
+  // than to read the weights from further away, also those that the L2 cache does not hold (Zen 5).
   // By more threads each direction would be faster alone, unless they would wait most of the time.
-  return machine.threads == 2 || recurrent * shape.batch <= kSideBySideProducts;
+  const int64_t recurrent = shape.slots.h * shape.hidden * shape.hidden;
+  return machine.threads == 2 ||
+         (machine.threads > 2 && recurrent * shape.batch <= kSideBySideProducts);
 }
 
 int64_t prepack_block_width(const Machine& machine, GemmFormat format, const LayerShape& shape) {
