@@ -110,7 +110,7 @@ def test_the_python_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     if page.name in SLOW:
         run = support.run_python(str(script), cwd=tmp_path)
     else:
-        run = support.run_script(script)
+        run = support.run_forked(str(script), cwd=tmp_path)
     assert run.returncode == 0, run.stdout + run.stderr
 
 
