@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import math
 import os
@@ -370,6 +371,12 @@ class Operators(TorchDispatchMode):
     def ours(self) -> list[str]:
         names = (name for name, _ in self.called)
         return [name.removeprefix("lltm.") for name in names if name.startswith("lltm.")]
+
+
+@functools.cache
+def decompositions() -> dict[Any, Any]:
+    """lltm.decompositions(), made once: that of PyTorch's table takes a while."""
+    return lltm.decompositions()
 
 
 def run_python(

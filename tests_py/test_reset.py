@@ -427,7 +427,7 @@ class TestGraphs:
         )
         expected = model(self.x, self.reset)
         torch.testing.assert_close(program.module()(self.x, self.reset), expected)
-        core = program.run_decompositions(lltm.decompositions())
+        core = program.run_decompositions(support.decompositions())
         assert "lltm" not in str(core.graph)
         torch.testing.assert_close(core.module()(self.x, self.reset), expected)
 
