@@ -316,6 +316,7 @@ def test_a_compiled_package_runs_where_only_the_library_is_loaded(
             torch.testing.assert_close(flat(results), flat(model(x)))
 
 
+@pytest.mark.slow  # compiles PyTorch's headers
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="builds a program with CMake")
 def test_a_compiled_package_runs_in_a_program_without_python(
     compiled: tuple[Model, str], tmp_path: Path

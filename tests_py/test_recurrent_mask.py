@@ -222,6 +222,7 @@ class Model(nn.Module):
 
 @pytest.mark.xdist_group("compilers")
 class TestGraphs:
+    @pytest.mark.slow  # generates C++ of every step
     @pytest.mark.parametrize("cell", CELLS)
     def test_compiled(self, cell: str) -> None:
         problem = Masked(cell, (5, 3, 4, 7))
