@@ -19,7 +19,7 @@
 #   make first-contact  all of that on a machine lent for minutes, in stages; benchmarks/first_contact.py
 #   make gpu-kit        what that needs and such a machine may lack, in build/gpu-kit/
 #   make test-clang     the native tests, everything compiled by Clang
-#   make test-sanitize  the same under ASan and UBSan
+#   make test-sanitize  the same under ASan and UBSan; test-sanitize-slow, what that leaves out
 #   make test-accuracy  the rule of accuracy on other problems each time
 #   make test-mutants   whether the tests find MUTANTS faults, made by chance; hours
 #   make packages       .tar.gz and .deb of the C++ library, in build/package/
@@ -50,6 +50,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .PHONY: demo test test-native test-python test-slow test-accuracy test-clang test-sanitize
+.PHONY: test-sanitize-slow
 .PHONY: packages wheel test-mutants fuzz bench bench-sweep bench-check bench-baseline docs lint format
 .PHONY: clean
 .PHONY: check-cuda-build test-cuda test-cuda-sanitize bench-cuda build-gpu gpu-kit first-contact
@@ -89,6 +90,13 @@ test-clang test-sanitize: test-%: .venv/.test
 	cmake --preset $*
 	cmake --build --preset $*
 	ctest --preset $* --parallel $(JOBS)
+
+# The other parts of what test-sanitize runs a part of, and the CUDA engines on the host.
+test-sanitize-slow: .venv/.test
+	@.ci/system-packages.sh $(PYTHON) clang
+	cmake --preset sanitize
+	cmake --build --preset sanitize --target all lltm_cuda_host_tests
+	ctest --preset sanitize-slow --parallel $(JOBS)
 
 # In all, a fourth for each target. A new seed each time, which is printed; an input that
 # fails is saved in build/. FUZZ_PRESET=clang goes by coverage, with libFuzzer;
@@ -168,8 +176,10 @@ CUDA_TORCH ?= torch==2.14.1
 # that they start. The package is used as CMake installs it, without pip.
 NATIVE_WITHOUT_GPU := ^(cuda\.0|cuda_kernels|symbols|consumer.*)$$
 GPU_TARGETS := _C lltm_cuda_tests lltm_cuda_bench lltm_cuda_sweep
-PYTHON_WITHOUT_GPU := tests_py/test_properties.py tests_py/test_cell.py tests_py/test_sequence.py \
-  tests_py/test_errors.py tests_py/test_cuda.py tests_py/test_cuda_build.py
+# Of the Python tests those of devices, of errors and of the operators; .ci/nightly runs more. What
+# computes on the CPU is the same code as without CUDA.
+PYTHON_WITHOUT_GPU ?= tests_py/test_cell.py tests_py/test_sequence.py tests_py/test_errors.py \
+  tests_py/test_cuda.py tests_py/test_cuda_build.py
 
 # Needs CUDA's compiler, of the major version that torch was built with; README.md
 # says where it is looked for. In an environment of its own.

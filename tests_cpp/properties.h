@@ -38,8 +38,8 @@ struct Form {
 };
 void PrintTo(const Form& form, std::ostream* stream);
 
-// Problems at which every form is compared with the oracle. Those of a packed sequence have each
-// of the hidden sizes.
+// Problems at which every form is compared with the oracle. Those of a packed sequence have the
+// hidden sizes in turn.
 inline const std::vector<Sizes> kSomeSizes = {
     {1, 1, 1, 1}, {5, 3, 5, 7}, {7, 2, 3, 16}, {3, 17, 9, 33}};
 inline const std::vector<std::vector<int64_t>> kSomeLengths = {

@@ -55,13 +55,15 @@ class CellMath : public testing::TestWithParam<InstructionSet> {
   const Kernels* kernels_ = nullptr;
 };
 
+std::string set_name(const testing::TestParamInfo<InstructionSet>& info) {
+  return info.param.name;
+}
+INSTANTIATE_TEST_SUITE_P(InstructionSets, CellMath, testing::ValuesIn(kInstructionSets), set_name);
+
+// The same errors at eight times as many arguments.
+class SlowCellMath : public CellMath {};
 INSTANTIATE_TEST_SUITE_P(
-    InstructionSets,
-    CellMath,
-    testing::ValuesIn(kInstructionSets),
-    [](const testing::TestParamInfo<InstructionSet>& info) {
-      return std::string(info.param.name);
-    });
+    InstructionSets, SlowCellMath, testing::ValuesIn(kInstructionSets), set_name);
 
 // ---- operations of programs ------------------------------------------------
 
@@ -298,29 +300,43 @@ std::vector<T> special_values() {
   return values;
 }
 
-TEST_P(CellMath, Float32ErrorsAreAtMostThoseStated) {
-  Errors<float> errors(*kernels_);
+// At special values, and at so many arguments of each range, a multiple of `density`.
+void expect_stated_errors_of_float32(const Kernels& kernels, std::uint32_t density) {
+  Errors<float> errors(kernels);
   errors.add(special_values<float>());
-  errors.add_range(0.0f, 0x1p-26f, 1'000'000);  // results there are 1/2, or x itself
-  errors.add_range(0x1p-26f, 128.0f, 10'000'000);
-  errors.add_range(0.5f, 2.0f, 1'000'000);
-  errors.add_range(128.0f, std::bit_cast<float>(0x7FFFFFFFu), 1'000'000);  // NaNs too
+  errors.add_range(0.0f, 0x1p-26f, 125'000 * density);  // results there are 1/2, or x itself
+  errors.add_range(0x1p-26f, 128.0f, 1'250'000 * density);
+  errors.add_range(0.5f, 2.0f, 125'000 * density);
+  errors.add_range(128.0f, std::bit_cast<float>(0x7FFFFFFFu), 125'000 * density);  // NaNs too
   errors.expect_as_stated();
 }
 
-TEST_P(CellMath, Float64ErrorsAreAtMostThoseStated) {
+void expect_stated_errors_of_float64(const Kernels& kernels, std::uint64_t density) {
   if constexpr (std::numeric_limits<long double>::digits <= 53) {
     GTEST_SKIP() << "long double is no wider than double here: no reference";
   }
-  Errors<double> errors(*kernels_);
+  Errors<double> errors(kernels);
   errors.add(special_values<double>());
-  errors.add_range(0.0, 0x1p-55, 100'000);
-  errors.add_range(0x1p-55, 1024.0, 500'000);
-  errors.add_range(0x1p-6, 64.0, 1'000'000);
-  errors.add_range(0.5, 2.0, 500'000);
-  errors.add_range(700.0, 750.0, 500'000);
-  errors.add_range(1024.0, std::bit_cast<double>(0x7FFFFFFFFFFFFFFFu), 100'000);
+  errors.add_range(0.0, 0x1p-55, 12'500 * density);
+  errors.add_range(0x1p-55, 1024.0, 62'500 * density);
+  errors.add_range(0x1p-6, 64.0, 125'000 * density);
+  errors.add_range(0.5, 2.0, 62'500 * density);
+  errors.add_range(700.0, 750.0, 62'500 * density);
+  errors.add_range(1024.0, std::bit_cast<double>(0x7FFFFFFFFFFFFFFFu), 12'500 * density);
   errors.expect_as_stated();
+}
+
+TEST_P(CellMath, Float32ErrorsAreAtMostThoseStated) {
+  expect_stated_errors_of_float32(*kernels_, 1);
+}
+TEST_P(CellMath, Float64ErrorsAreAtMostThoseStated) {
+  expect_stated_errors_of_float64(*kernels_, 1);
+}
+TEST_P(SlowCellMath, Float32ErrorsAreAtMostThoseStated) {
+  expect_stated_errors_of_float32(*kernels_, 8);
+}
+TEST_P(SlowCellMath, Float64ErrorsAreAtMostThoseStated) {
+  expect_stated_errors_of_float64(*kernels_, 8);
 }
 
 template <typename T>

@@ -298,6 +298,22 @@ TEST(Errors, OfTheCellAndItsTwoMatricesAreNamed) {
       [](Arguments& a) { a.weight_hh = at::zeros({20, 6}); },
       kValueError,
       "weight_hh of shape (20, 5), got (20, 6)");
+  // Input and weight_ih alone say what I is: the weights are named, whatever else is wrong of them.
+  refuse(
+      "lstm",
+      [](Arguments& a) { a.weights = at::zeros({20, 4}); },
+      kValueError,
+      "weight_ih of shape (20, 3), got (20, 4)");
+  refuse(
+      "lstm",
+      [](Arguments& a) { a.weights = at::zeros({8, 4}); },
+      kValueError,
+      "weight_ih of shape (20, 3), got (8, 4)");
+  refuse(
+      "lstm",
+      [](Arguments& a) { a.weights = at::zeros({4, 20}); },  // as if transposed
+      kValueError,
+      "weight_ih of shape (20, 3), got (4, 20)");
   refuse(
       "gru",
       [](Arguments& a) { a.weights = at::zeros({20, 3}); },

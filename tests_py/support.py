@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import math
 import os
 import runpy
 import subprocess
 import sys
+import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -371,6 +373,12 @@ class Operators(TorchDispatchMode):
         return [name.removeprefix("lltm.") for name in names if name.startswith("lltm.")]
 
 
+@functools.cache
+def decompositions() -> dict[Any, Any]:
+    """lltm.decompositions(), made once: that of PyTorch's table takes a while."""
+    return lltm.decompositions()
+
+
 def run_python(
     *arguments: str,
     cwd: Path | None = None,
@@ -389,38 +397,49 @@ def run_python(
     )
 
 
-def run_script(script: Path) -> subprocess.CompletedProcess[str]:
-    """Runs a file as :func:`run_python` does in the file's folder, in a fork of this process.
+def run_forked(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """What :func:`run_python` does, in a fork of this process and with one thread.
 
-    PyTorch is there already: to import it takes seconds. Not for what starts compilers.
+    PyTorch is there already: to import it takes seconds. Not for what starts compilers, nor for
+    what is about the import itself.
     """
-    output, errors = script.with_suffix(".out"), script.with_suffix(".err")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # that other threads are not forked
-        child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            status = _run_as_main(script, output, errors)
-        finally:
-            os._exit(status)
-    _, status = os.waitpid(child, 0)
-    code = os.waitstatus_to_exitcode(status)
-    return subprocess.CompletedProcess([str(script)], code, output.read_text(), errors.read_text())
+    with tempfile.TemporaryDirectory() as folder:
+        output, errors = Path(folder, "out"), Path(folder, "err")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # that other threads are not forked
+            child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                status = _run_as_main(arguments, cwd, output, errors)
+            finally:
+                os._exit(status)
+        _, status = os.waitpid(child, 0)
+        code = os.waitstatus_to_exitcode(status)
+        return subprocess.CompletedProcess(arguments, code, output.read_text(), errors.read_text())
 
 
-def _run_as_main(script: Path, output: Path, errors: Path) -> int:
+def _run_as_main(arguments: Sequence[str], cwd: Path, output: Path, errors: Path) -> int:
     for descriptor, file in ((1, output), (2, errors)):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
     sys.stdout = os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", closefd=False)
-    os.chdir(script.parent)
-    sys.argv = [str(script)]
+    os.chdir(cwd)
     warnings.resetwarnings()
     torch.set_num_threads(1)  # the threads of a pool are not forked
     status = 0
     try:
-        runpy.run_path(str(script), run_name="__main__")
+        if arguments[0] == "-m":
+            sys.argv = [*arguments[1:]]
+            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        elif arguments[0] == "-c":
+            sys.argv = ["-c", *arguments[2:]]
+            sys.path.insert(0, str(cwd))
+            exec(compile(arguments[1], "<string>", "exec"), {"__name__": "__main__"})
+        else:
+            sys.argv = [*arguments]
+            sys.path.insert(0, str(Path(cwd, arguments[0]).parent))
+            runpy.run_path(arguments[0], run_name="__main__")
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:

@@ -310,7 +310,7 @@ SHAPES = ["--quick", "--shapes", "2,3,4", "3,2,3,4", "--dtype", "float32", "--js
 
 
 def run_benchmark(*arguments: str, cwd: Path) -> str:
-    run = support.run_python(*arguments, cwd=cwd)
+    run = support.run_forked(*arguments, cwd=cwd)
     assert run.returncode == 0, run.stderr
     return run.stdout
 

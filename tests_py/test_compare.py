@@ -419,7 +419,7 @@ def test_the_code_of_the_page_prints_what_the_page_says() -> None:
     page = (FOLDER / "README.md").read_text()
     blocks = re.findall(r"^```(python|text)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     code = "".join(text for language, text in blocks if language == "python")
-    run = support.run_python("-c", code, cwd=FOLDER)
+    run = support.run_forked("-c", code, cwd=FOLDER)
     assert run.returncode == 0, run.stderr
     assert [text for language, text in blocks if language == "text"] == [run.stdout]
 

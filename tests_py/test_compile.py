@@ -252,6 +252,7 @@ def test_inductor_calls_our_kernels_for_a_layer() -> None:
     assert "torch.ops.lltm.sequence_backward" in backward
 
 
+@pytest.mark.slow  # two generated programs in C++
 def test_inductor_makes_a_loop_of_a_decomposed_layer_with_dynamic_sizes() -> None:
     layer = lltm.LLTM(3, 5, bidirectional=True)
     # What does not ask for a full graph is compiled with other settings.
@@ -282,6 +283,7 @@ def test_inductor_makes_a_loop_of_a_decomposed_function_with_dynamic_sizes(train
         torch.testing.assert_close(*gradients)
 
 
+@pytest.mark.slow  # more generated programs of decomposed operators
 def test_inductor_unrolls_a_decomposed_layer_of_fixed_length() -> None:
     sources = generated(lltm.inductor_decomposed, lltm.LLTM(3, 5), torch.randn(2, 4, 3))
     assert not any("torch.ops.lltm." in source or "while_loop" in source for source in sources)

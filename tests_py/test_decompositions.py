@@ -43,7 +43,7 @@ def called(cell: str, a: Arguments) -> Arguments:
 
 def check_gradients(op: Any, arguments: tuple[Any, ...], mask: list[bool]) -> None:
     """Those that are wanted; the others are None."""
-    ours = lltm.decompositions()[op.default](*arguments, mask)
+    ours = support.decompositions()[op.default](*arguments, mask)
     assert [y is not None for y in ours] == mask
     torch.testing.assert_close(list(ours), list(op(*arguments, mask)))
 
@@ -52,7 +52,7 @@ def check_gradients(op: Any, arguments: tuple[Any, ...], mask: list[bool]) -> No
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("batch", [4, 0])
 def test_a_decomposed_step_agrees_with_the_operators(batch: int, bias: bool, cell: str) -> None:
-    table, ops = lltm.decompositions(), torch.ops.lltm
+    table, ops = support.decompositions(), torch.ops.lltm
     a = called(cell, support.cell_arguments((batch, 3, 5), torch.float64, bias))
     arguments = a.operands()
     torch.testing.assert_close(table[ops.step.default](*arguments), ops.step(*arguments))
@@ -71,7 +71,7 @@ def test_a_decomposed_step_agrees_with_the_operators(batch: int, bias: bool, cel
 def test_decomposed_sequences_agree_with_the_operators(
     steps: int, reverse: bool, cell: str
 ) -> None:
-    table, ops = lltm.decompositions(), torch.ops.lltm
+    table, ops = support.decompositions(), torch.ops.lltm
     a = called(cell, support.sequence_arguments((steps, 4, 3, 5), torch.float64, reverse=reverse))
     arguments = a.operands()
     torch.testing.assert_close(
@@ -89,7 +89,7 @@ def test_decomposed_sequences_agree_with_the_operators(
 
 @pytest.mark.parametrize("steps", [1, 0])
 def test_decomposed_operators_return_no_argument(steps: int) -> None:
-    table, ops = lltm.decompositions(), torch.ops.lltm
+    table, ops = support.decompositions(), torch.ops.lltm
     a = support.sequence_arguments((steps, 4, 3, 5))
     results = table[ops.sequence.default](*a.operands())
     places = [tensor.untyped_storage().data_ptr() for tensor in (a.h, a.c, *results[1:])]
@@ -97,14 +97,14 @@ def test_decomposed_operators_return_no_argument(steps: int) -> None:
 
 
 def test_a_packed_sequence_is_not_decomposed() -> None:
-    table, ops = lltm.decompositions(), torch.ops.lltm
+    table, ops = support.decompositions(), torch.ops.lltm
     a = support.packed_arguments((3, 2, 1))
     result = table[ops.sequence.default](*a.operands(), batch_sizes=a.batch_sizes)
     assert result is NotImplemented
 
 
 def test_training_with_checkpoints_is_not_decomposed() -> None:
-    table, ops = lltm.decompositions(), torch.ops.lltm
+    table, ops = support.decompositions(), torch.ops.lltm
     a = support.sequence_arguments((4, 2, 3, 5))
     arguments = (*a.operands(), None, False, None, 2, None)
     assert table[ops.sequence_forward.default](*arguments) is NotImplemented
@@ -117,7 +117,7 @@ def test_training_with_checkpoints_is_not_decomposed() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_decompositions_meet_the_rule_of_accuracy(dtype: torch.dtype) -> None:
     """The outputs and gradients that training with the decompositions has."""
-    table, ops = lltm.decompositions(), torch.ops.lltm
+    table, ops = support.decompositions(), torch.ops.lltm
     ours, eager = support.Errors(), support.Errors()
     for _ in range(4):
         a = support.sequence_arguments((10, 16, 32, 64), dtype)
@@ -143,7 +143,7 @@ def test_decompositions_meet_the_rule_of_accuracy(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_a_decomposed_step_accumulates_its_pre_activations_in_float32(dtype: torch.dtype) -> None:
-    table, ops = lltm.decompositions(), torch.ops.lltm
+    table, ops = support.decompositions(), torch.ops.lltm
     a = support.cell_arguments((64, 128, 256), dtype)
     exact = support.cell_outputs(lltm.reference, a.to(torch.float64))
     cell = table[ops.step.default](*a.operands())
@@ -155,7 +155,7 @@ def test_a_decomposed_step_accumulates_its_pre_activations_in_float32(dtype: tor
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_a_decomposed_step_rounds_its_results_only(dtype: torch.dtype) -> None:
-    table, ops = lltm.decompositions(), torch.ops.lltm
+    table, ops = support.decompositions(), torch.ops.lltm
     a = support.cell_arguments((64, 3, 5), dtype)
     # Without weights the pre-activations are the bias, in whatever dtype.
     a = a.with_argument("weights", torch.zeros_like(a.weights))

@@ -14,6 +14,7 @@ import torch.distributed
 TIMEOUT_S = 120  # a process that hangs is a failure, not a test that never ends
 
 
+@pytest.mark.slow  # three processes that import PyTorch and its distributed tensors
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this PyTorch has no distributed")
 def test_two_processes_train_as_one_does(tmp_path: Path) -> None:
     script = Path(__file__).parent / "distributed" / "train.py"

@@ -110,7 +110,7 @@ def test_the_python_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     if page.name in SLOW:
         run = support.run_python(str(script), cwd=tmp_path)
     else:
-        run = support.run_script(script)
+        run = support.run_forked(str(script), cwd=tmp_path)
     assert run.returncode == 0, run.stdout + run.stderr
 
 
@@ -359,7 +359,8 @@ def check_cmake(words: list[str]) -> None:
 def check_ctest(words: list[str]) -> None:
     check_options(words, help_text("ctest", "--help"))
     check_preset("test", words)
-    names = re.findall(r"add_test\((?:NAME )?([\w.]+)", source("tests_cpp/CMakeLists.txt"))
+    definition = r"add_(?:\w+_)?test\((?:NAME )?([\w.]+)"
+    names = re.findall(definition, source("tests_cpp/CMakeLists.txt"))
     for pattern in "|".join(after(words, "-R")).split("|"):
         assert any(re.search(pattern, name) for name in names), f"no test {pattern}"
 

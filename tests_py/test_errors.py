@@ -102,9 +102,13 @@ NO_SEQUENCE: list[Row] = [
     ("batch_sizes", [4, 3, 2], TypeError, "batch_sizes to be a tensor or None, got list"),
     ("reverse", 1, TypeError, "reverse to be a bool, got int"),
 ]
+NO_CHECKPOINT_STEPS: list[Row] = [
+    ("checkpoint_steps", 2.0, TypeError, "checkpoint_steps to be an int, got float"),
+    ("checkpoint_steps", 2**63, ValueError,
+     f"checkpoint_steps of at most {2**63 - 1}, got {2**63}"),
+]
 # fmt: on
 CHECKPOINTED = {**SEQUENCE, "checkpoint_steps": 2}
-NOT_AN_INT: Row = ("checkpoint_steps", 2.0, TypeError, "checkpoint_steps to be an int, got float")
 
 
 def in_functional(name: str, arguments: dict[str, Any]) -> Any:
@@ -120,7 +124,8 @@ OPERANDS = {"weights": "weight_ih", "bias": "bias_ih"}
 
 def in_torch_ops(name: str, arguments: dict[str, Any]) -> Any:
     operands = {OPERANDS.get(key, key): value for key, value in arguments.items()}
-    return getattr(torch.ops.lltm, {"cell": "step"}.get(name, name))(cell="lltm", **operands)
+    op = getattr(torch.ops.lltm, {"cell": "step"}.get(name, name))
+    return op(**{"cell": "lltm", **operands})
 
 
 Way = Callable[[str, dict[str, Any]], Any]
@@ -178,7 +183,7 @@ def function_rows() -> Iterator[Any]:
         ("sequence", SEQUENCE, NO_SEQUENCE, (in_functional,)),
         ("sequence", PACKED, BAD_PACKED, WAYS),
         ("sequence", CHECKPOINTED, BAD_SEQUENCE + BAD_CHECKPOINT_STEPS, WAYS),
-        ("sequence", CHECKPOINTED, [NOT_AN_INT], (in_functional,)),
+        ("sequence", CHECKPOINTED, NO_CHECKPOINT_STEPS, (in_functional,)),
     ):
         for argument, value, error, text in rows:
             for way in ways:
@@ -200,9 +205,21 @@ def test_a_function_refuses(
 # arguments have in common is what most of them say.
 LETTERS_OF_STATES = {"h_0": "BH", "c_0": "BH"}
 LETTERS_OF_PARAMETERS = {"weights": "GX", "bias": "G"}
+LETTERS_OF_MATRICES = {"weight_ih": "SI", "weight_hh": "SH", "bias_ih": "S", "bias_hh": "S"}
 LETTERS = {"T": 6, "B": 4, "I": 3, "H": 5, "N": 9, "G": 15, "X": 8, "S": 20, "R": 24, "K": 2}
 SHAPES: dict[str, tuple[str, dict[str, str], tuple[Any, ...]]] = {
     "cell": ("cell", {"input": "BI", "h": "BH", "c": "BH", **LETTERS_OF_PARAMETERS}, ()),
+    "step of lstm": ("step", {"input": "BI", "h": "BH", "c": "BH", **LETTERS_OF_MATRICES}, ()),
+    "sequence of lstm": (
+        "sequence",
+        {"input": "TBI", **LETTERS_OF_STATES, **LETTERS_OF_MATRICES},
+        (),
+    ),
+    "packed of lstm": (
+        "sequence",
+        {"input": "NI", **LETTERS_OF_STATES, **LETTERS_OF_MATRICES},
+        (),
+    ),
     "step_backward": (
         "step_backward",
         {
@@ -242,6 +259,10 @@ def call_of_shapes(name: str) -> tuple[str, dict[str, Any]]:
         argument: torch.zeros([LETTERS[letter] for letter in letters_of])
         for argument, letters_of in letters.items()
     }
+    if "lstm" in name.split():
+        arguments["cell"] = "lstm"
+        if op == "sequence":
+            arguments["batch_sizes"] = None
     if "packed" in name.split():
         arguments["batch_sizes"] = torch.tensor([4, 3, 2])
     if op.endswith("_backward"):
@@ -260,12 +281,21 @@ def call_of_shapes(name: str) -> tuple[str, dict[str, Any]]:
     return op, arguments
 
 
+MATRICES = ("weights", "weight_ih", "weight_hh")
+OF_GATES = (*MATRICES, "bias", "bias_ih", "bias_hh")
+
+
 def wrong_shapes_of(argument: str, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Another rank, and each size changed, weights and bias by whole gates too."""
+    """Another rank, and each size changed, weights and bias by whole gates too.
+
+    Matrices also transposed, and of another number both of gates and of columns.
+    """
     wrong = [(1, *shape), shape[1:]]
     for d, size in enumerate(shape):
-        steps = (1, -1, 3, -3) if argument in ("weights", "bias") and d == 0 else (1, -1)
+        steps = (1, -1, 3, -3, 4, -4) if argument in OF_GATES and d == 0 else (1, -1)
         wrong += [(*shape[:d], size + step, *shape[d + 1 :]) for step in steps]
+    if argument in MATRICES:
+        wrong += [shape[::-1], (2 * shape[0], shape[1] + 1), (shape[0] // 2, shape[1] - 1)]
     return wrong
 
 
@@ -280,8 +310,8 @@ def test_of_arguments_that_disagree_the_error_names_the_one_that_is_alone(name: 
             named = argument
             if argument == "input" and shape[:-1] == right[:-1]:
                 # What I is, input and weights say, so neither is alone.
-                named = "weights"
-            elif argument == "input" and name == "sequence" and shape[1:] == right[1:]:
+                named = "weight_ih" if "weight_ih" in arguments else "weights"
+            elif argument == "input" and name.startswith("sequence") and shape[1:] == right[1:]:
                 continue  # any T will do
             with pytest.raises(ValueError, match=rf"^lltm::\w+: expected {named} of shape \("):
                 in_torch_ops(op, {**arguments, argument: torch.zeros(shape)})
@@ -390,7 +420,7 @@ BAD_OPTIONS: list[Row] = [
     ("num_layers", 10**30, ValueError, f"num_layers of at most {2**16}, got {10**30}"),
     ("checkpoint_steps", 2**63, ValueError,
      f"checkpoint_steps of at most {2**63 - 1}, got {2**63}"),
-    ("checkpoint_steps", -1, ValueError, "checkpoint_steps to be positive, got -1"),
+    ("checkpoint_steps", -1, ValueError, "checkpoint_steps to be at least 0, got -1"),
     ("batch_first", None, TypeError, "batch_first to be a bool, got NoneType"),
     ("batch_first", "False", TypeError, "batch_first to be a bool, got str"),
     ("bidirectional", "yes", TypeError, "bidirectional to be a bool, got str"),

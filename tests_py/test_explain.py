@@ -23,6 +23,7 @@ def sections(*options: str) -> dict[str, str]:
     return dict(found)
 
 
+@pytest.mark.slow  # a process that imports the compiler; docs/explain.md calls stages in its own
 def test_the_stages_before_generated_code_are_shown_by_name() -> None:
     stages = ("dispatcher", "schedule", "dynamo", "joint", "core-aten")
     found = sections("--only", *stages)

@@ -66,7 +66,7 @@ def test_an_exported_module_calls_our_operators(name: str) -> None:
 @pytest.mark.parametrize("name", MODULES)
 def test_an_exported_module_decomposes_into_core_aten(name: str) -> None:
     module, arguments, program = exported(name)
-    program = program.run_decompositions(lltm.decompositions())
+    program = program.run_decompositions(support.decompositions())
     assert_core_aten(program)
     assert torch.ops.higher_order.scan not in targets(program.graph_module)
     results, expected = flat(program.module()(*arguments)), flat(module(*arguments))
@@ -96,7 +96,7 @@ LAYERS: dict[str, dict[str, Any]] = {
 def test_a_sequence_of_dynamic_length_decomposes_into_scan(options: dict[str, Any]) -> None:
     layer = lltm.LLTM(3, 5, **options)
     program = dynamic_program(layer, layer.batch_first)
-    program = program.run_decompositions(lltm.decompositions())
+    program = program.run_decompositions(support.decompositions())
     assert_core_aten(program)
     scans = [n for n in program.graph.nodes if n.target is torch.ops.higher_order.scan]
     assert len(scans) == layer.num_layers * (2 if layer.bidirectional else 1)
@@ -146,7 +146,7 @@ guarded = pytest.mark.xfail(
 )
 def test_a_decomposed_program_serves_as_many_rows_as_steps(module: nn.Module) -> None:
     program = dynamic_program(module, batch_first=True)
-    program = program.run_decompositions(lltm.decompositions())
+    program = program.run_decompositions(support.decompositions())
     for size in (3, 1):
         x = torch.randn(size, size, 3)
         with torch.no_grad():
@@ -164,7 +164,7 @@ def test_a_program_of_dynamic_length_serves_every_length() -> None:
 def test_a_decomposed_program_can_be_differentiated() -> None:
     layer = lltm.LLTM(3, 5)
     x = torch.randn(6, 4, 3)
-    program = torch.export.export(layer, (x,)).run_decompositions(lltm.decompositions())
+    program = torch.export.export(layer, (x,)).run_decompositions(support.decompositions())
     module: nn.Module = program.module()
     torch.testing.assert_close(
         parameters_and_gradients(module, module, x), parameters_and_gradients(layer, layer, x)
@@ -188,7 +188,7 @@ def test_a_packed_sequence_keeps_our_operator() -> None:
     rows, steps = Dim("rows"), Dim("steps")
     arguments = torch.randn(7, 3), torch.tensor([4, 2, 1])
     program = torch.export.export(module, arguments, dynamic_shapes=({0: rows}, {0: steps}))
-    program = program.run_decompositions(lltm.decompositions())
+    program = program.run_decompositions(support.decompositions())
     assert torch.ops.lltm.sequence.default in targets(program.graph_module)
     arguments = torch.randn(9, 3), torch.tensor([3, 3, 2, 1])
     torch.testing.assert_close(flat(program.module()(*arguments)), flat(module(*arguments)))
@@ -261,7 +261,13 @@ class Model(nn.Module):
         return self.head(output), h_n, c_n
 
 
-@pytest.fixture(scope="module", params=[lltm.LLTM, exported_cell.Layer], ids=["LLTM", "own cell"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(lltm.LLTM, id="LLTM"),
+        pytest.param(exported_cell.Layer, id="own cell", marks=pytest.mark.slow),
+    ],
+)
 def compiled(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Model, str]:
@@ -310,6 +316,7 @@ def test_a_compiled_package_runs_where_only_the_library_is_loaded(
             torch.testing.assert_close(flat(results), flat(model(x)))
 
 
+@pytest.mark.slow  # compiles PyTorch's headers
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="builds a program with CMake")
 def test_a_compiled_package_runs_in_a_program_without_python(
     compiled: tuple[Model, str], tmp_path: Path

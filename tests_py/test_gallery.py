@@ -88,7 +88,7 @@ def test_the_table_says_what_the_cells_have(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_slstm_learns_beside_the_lstm() -> None:
     script, small = str(FOLDER / "train.py"), ("--steps", "6", "--updates", "200")
-    results = [support.run_python(script, *small, OMP_NUM_THREADS="1") for _ in range(2)]
+    results = [support.run_forked(script, *small, cwd=FOLDER) for _ in range(2)]
     tables = []
     for result in results:
         assert result.returncode == 0, result.stderr

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import flat
+from support import decompositions, flat
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
@@ -142,7 +142,7 @@ def test_an_exported_program_is_converted_too() -> None:
     layer = lltm.LLTM(3, 5).eval()
     sizes = {0: torch.export.Dim("steps"), 1: torch.export.Dim("batch")}
     program = torch.export.export(layer, (features(6, 4),), dynamic_shapes=(sizes,))
-    for exported in (program, program.run_decompositions(lltm.decompositions())):
+    for exported in (program, program.run_decompositions(decompositions())):
         assert_same(torch.onnx.export(exported, dynamo=True, verbose=False), layer, features(3, 2))
 
 

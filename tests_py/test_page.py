@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +134,77 @@ def test_the_page_computes_what_the_program_does(
     result = subprocess.run([str(program)], check=True, stdout=subprocess.PIPE, text=True)
     got = torch.tensor([float(line) for line in result.stdout.splitlines()], dtype=torch.float64)
     torch.testing.assert_close(got, torch.stack(expected), rtol=1e-12, atol=1e-14)
+
+
+# What the page of a cell and its text compute, in the library of which both are part.
+COMPARE = """
+import pathlib, sys
+import torch
+
+library, text = sys.argv[1:]
+torch.ops.load_library(library)
+torch.manual_seed(0)
+T, B, I, H = 7, 6, 12, 40
+for dtype in (torch.float64, torch.float32, torch.bfloat16):
+    leaves = [
+        torch.randn(size).to(dtype).div(4).requires_grad_()
+        for size in ((T, B, I), (B, H), (2 * H, I), (2 * H, H), (2 * H,), (2 * H,))
+    ]
+    results = []
+    for cell in ("mgu", pathlib.Path(text).read_text()):
+        x, h, *weights = leaves
+        output, h_n, _ = torch.ops.lltm.sequence(cell, x, h, None, *weights)
+        h_next, _ = torch.ops.lltm.step(cell, x[0], h, None, *weights)
+        loss = output.float().square().sum() + h_next.float().sum()
+        results.append([output, h_n, h_next, *torch.autograd.grad(loss, leaves)])
+    for ours, programs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, programs)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="builds the library with CMake")
+def test_a_page_is_built_in_as_contributing_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first three steps: the page, its include and its place in the list, and no more."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    cell = importlib.import_module("mgu").mgu
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    shutil.copy(support.ROOT / "CMakeLists.txt", sources)
+    for folder in ("cmake", "cpp"):
+        shutil.copytree(support.ROOT / folder, sources / folder)
+    cells_h = sources / "cpp" / "src" / "cell" / "cells.h"
+    (cells_h.parent / "mgu.h").write_text(cell.page)
+    text, edits = cells_h.read_text(), 0
+    for old, new in (
+        ('#include "cell/lstm.h"\n', '#include "cell/lstm.h"\n#include "cell/mgu.h"\n'),
+        ("CellList<Lltm, Lstm, Gru>;", "CellList<Lltm, Lstm, Gru, Mgu>;"),
+    ):
+        edits += text.count(old)
+        text = text.replace(old, new)
+    assert edits == 2
+    cells_h.write_text(text)
+
+    build = tmp_path / "build"
+    defines = {
+        "CMAKE_PREFIX_PATH": torch.utils.cmake_prefix_path,
+        "CMAKE_UNITY_BUILD": "ON",
+        "CMAKE_CXX_FLAGS_RELEASE": "-O1",
+        "LLTM_KERNEL_FLAGS": "-O1;-fno-math-errno;-fno-trapping-math",
+        "LLTM_CUDA": "OFF",
+    }
+    options = [f"-D{name}={value}" for name, value in defines.items()]
+    (tmp_path / "compare.py").write_text(COMPARE)
+    (tmp_path / "mgu.txt").write_text(cell.text)
+    for command in (
+        ["cmake", "-S", str(sources), "-B", str(build), *options],
+        ["cmake", "--build", str(build), "--target", "lltm", "--parallel", "2"],
+        [sys.executable, "compare.py", str(build / "liblltm.so"), "mgu.txt"],
+    ):
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 # ---- explain ------------------------------------------------------------------------------

@@ -222,6 +222,7 @@ class Model(nn.Module):
 
 @pytest.mark.xdist_group("compilers")
 class TestGraphs:
+    @pytest.mark.slow  # generates C++ of every step
     @pytest.mark.parametrize("cell", CELLS)
     def test_compiled(self, cell: str) -> None:
         problem = Masked(cell, (5, 3, 4, 7))
@@ -244,7 +245,7 @@ class TestGraphs:
         model, arguments = Model(problem), (problem.tensors[0], problem.mask)
         shapes = ({0: torch.export.Dim("steps", min=2, max=100)}, None) if dynamic else None
         program = torch.export.export(model, arguments, dynamic_shapes=shapes)
-        core = program.run_decompositions(lltm.decompositions())
+        core = program.run_decompositions(support.decompositions())
         assert "lltm" not in str(core.graph)
         torch.testing.assert_close(core.module()(*arguments), model(*arguments))
 

@@ -405,7 +405,12 @@ class TestGraphs:
 
     @pytest.mark.parametrize("name", [*LAYERS, "own"])
     @pytest.mark.parametrize(
-        "backend", ["aot_eager", lltm.inductor_decomposed], ids=["aot", "ours"]
+        "backend",
+        [
+            pytest.param("aot_eager", id="aot"),
+            # Generates C++ of every step.
+            pytest.param(lltm.inductor_decomposed, id="ours", marks=pytest.mark.slow),
+        ],
     )
     def test_compiled(self, name: str, backend: Any) -> None:
         model = Model(name)
@@ -427,7 +432,7 @@ class TestGraphs:
         )
         expected = model(self.x, self.reset)
         torch.testing.assert_close(program.module()(self.x, self.reset), expected)
-        core = program.run_decompositions(lltm.decompositions())
+        core = program.run_decompositions(support.decompositions())
         assert "lltm" not in str(core.graph)
         torch.testing.assert_close(core.module()(self.x, self.reset), expected)
 

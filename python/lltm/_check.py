@@ -36,10 +36,12 @@ def integer(where: str, name: str, value: Any, largest: int = LARGEST_SIZE) -> i
 
 
 def checkpoint_steps(where: str, value: Any) -> int:
-    """An integer above 0, or 0 for a layer that saves every step."""
-    if any_integer(where, "checkpoint_steps", value) == 0:
-        return 0
-    return integer(where, "checkpoint_steps", value, largest=2**63 - 1)
+    """An integer of at least 0 that an operator can take: 0 saves every step."""
+    steps, largest = any_integer(where, "checkpoint_steps", value), 2**63 - 1
+    if not 0 <= steps <= largest:
+        bound = "to be at least 0" if steps < 0 else f"of at most {largest}"
+        raise ArgumentError(f"lltm::{where}: expected checkpoint_steps {bound}, got {value}")
+    return steps
 
 
 def boolean(where: str, name: str, value: Any) -> bool:
@@ -74,6 +76,12 @@ def no_projection(where: str, value: Any) -> None:
         raise ArgumentError(
             f"lltm::{where}: expected proj_size to be 0, got {value}: an LLTM has no projection"
         )
+
+
+def with_article(name: str) -> str:
+    """A class by its name as people say it: an LSTM, a GRU, a MinimalUnit."""
+    spelled_out = len(name) < 2 or name[:2].isupper()
+    return f"{'an' if name[0] in ('AEFHILMNORSX' if spelled_out else 'AEIO') else 'a'} {name}"
 
 
 def tensor(where: str, name: str, value: Any) -> Tensor:

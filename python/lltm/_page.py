@@ -37,95 +37,163 @@ def page(text: str) -> str:
     Built-in cells have no parameters and, besides h, one state at most; one that has a state does
     not read h. The page of any other has arrays of them, and result types of its own.
     """
-    header = Header.read(text)
-    x, h = header.gates_x, header.gates_h
-    slots = [g for g in x if g not in h] + [g for g in x if g in h] + [g for g in h if g not in x]
-    states = [*["h"] * (header.reads_h or not header.states), *header.states]
-    own = list(header.parameters)
-    plain = not own and len(states) == 1
-    name = _struct_name(header.name)
-
-    # What the functions take and return, by the names in the text and in C++.
-    forward, backward = _Function(), _Function()
-    forward.known |= {f"z.{gate}": f"z[{k}]" for k, gate in enumerate(slots)}
-    of_dc = "dstates"
-    if plain:
-        of_c = forward.name(states[0])
-        of_dc = backward.name("d of it", f"d{of_c}_{'direct' if of_c == 'h' else 'next'}")
-    else:
-        for k, state in enumerate(states):
-            forward.bind(state, f"states[{k}]")
-    backward.known["d.h'"] = "dh"
-    for k, state in enumerate(states):
-        gradient = of_dc if plain else f"{of_dc}[{k}]"
-        if state != "h":
-            backward.known[f"d.{state}'"] = gradient
-        else:  # comes in two parts (gru.h)
-            backward.statements.append(f"const V {backward.name(DH, 'd')} = dh + {gradient};")
-    for k, parameter in enumerate(own):
-        forward.bind(parameter, f"parameters[{k}]")
-        backward.bind(parameter, f"parameters[{k}]")
-    for k, value in enumerate(header.saved):
-        backward.bind(value, f"saved[{k}]")
-    forward.add(text, "forward", {f"{s}'": f"{s}_next" for s in ("h", *header.states)})
-    gradients = [*(f"z.{gate}" for gate in slots), *own, *states]
-    backward.add(text, "backward", {f"d.{g}": "d" + g.replace(".", "_") for g in gradients})
-    backward.known.setdefault("d.h", "V(0)")  # where the function does not read h
+    cell = _Cell(Header.read(text))
+    forward, of_c = _forward(text, cell)
+    backward, of_dc = _backward(text, cell)
 
     def d(names: Iterable[str]) -> str:
         return ", ".join(backward.known[f"d.{g}"] for g in names)
 
-    after = ", ".join(forward.known[f"{s}'"] for s in states)
-    kept = ", ".join(forward.known[value] for value in header.saved)
-    dz = d(f"z.{gate}" for gate in slots)
-    takes_p = ["const V (&parameters)[kParameters]"] * bool(own)
-    if plain:
-        results = f"StepForward<{name}, V>", f"StepBackward<{name}, V>"
+    h_next = forward.known["h'"]
+    after = ", ".join(forward.known[f"{s}'"] for s in cell.states)
+    kept = ", ".join(forward.known[value] for value in cell.header.saved)
+    dz = d(f"z.{gate}" for gate in cell.slots)
+    takes_p = ["const V (&parameters)[kParameters]"] * bool(cell.parameters)
+    if cell.plain:
+        results = f"StepForward<{cell.name}, V>", f"StepBackward<{cell.name}, V>"
         takes_c, takes_dc = f"const V& {of_c}", f"const V& {of_dc}"
-        returned = [f"{after}, {{{kept}}}", f"{{{dz}}}, {d(states)}"]
+        returned = [f"{after}, {{{kept}}}", f"{{{dz}}}, {d(cell.states)}"]
     else:
         results = "Forward<V>", "Backward<V>"
         takes_c, takes_dc = "const V (&states)[kStates]", "const V (&dstates)[kStates]"
-        dp = f"{{{d(own)}}}, " if own else ""
-        returned = [f"{{{after}}}, {{{kept}}}", f"{{{dz}}}, {dp}{{{d(states)}}}"]
-    h_next = forward.known["h'"]
-    sizes = {"kSlots": slots, "kSaved": header.saved}
-    sizes |= {} if plain else {"kStates": states} | ({"kParameters": own} if own else {})
-    blocks = [
-        ", ".join(str(given.index(gate)) if gate in given else "-1" for gate in slots)
-        for given in (x, h)
-    ]
-    first_of_h = len(slots) - len(h)
+        dp = f"{{{d(cell.parameters)}}}, " if cell.parameters else ""
+        returned = [f"{{{after}}}, {{{kept}}}", f"{{{dz}}}, {dp}{{{d(cell.states)}}}"]
+    takes_z, takes_saved = ["const V (&z)[kSlots]"], ["const V (&saved)[kSaved]"]
     lines = [
+        *_head(cell),
+        *_descriptor(cell),
+        *([] if cell.plain else _result_types(cell)),
+        *_written(
+            results[0],
+            "forward",
+            [*takes_z, takes_c, *takes_p],
+            forward,
+            f"{h_next}, {returned[0]}",
+        ),
+        "",
+        *_written(
+            results[1],
+            "backward",
+            [*takes_saved, *takes_p, "const V& dh", takes_dc],
+            backward,
+            returned[1],
+        ),
+    ]
+    return "\n".join([*lines, "};\n\n}  // namespace\n}  // namespace lltm\n"])
+
+
+class _Cell:
+    """What a page says of the cell besides its arithmetic."""
+
+    def __init__(self, header: Header) -> None:
+        self.header = header
+        self.name = _struct_name(header.name)
+        x, h = header.gates_x, header.gates_h
+        self.slots = [
+            *(g for g in x if g not in h),
+            *(g for g in x if g in h),
+            *(g for g in h if g not in x),
+        ]
+        self.states = [*["h"] * (header.reads_h or not header.states), *header.states]
+        self.parameters = list(header.parameters)
+        # Whether it fits the types of cell.h, as built-in cells do.
+        self.plain = not self.parameters and len(self.states) == 1
+
+
+def _forward(text: str, cell: _Cell) -> tuple[_Function, str]:
+    """And what a plain cell's function calls its state."""
+    function, of_c = _Function(), ""
+    function.known |= {f"z.{gate}": f"z[{k}]" for k, gate in enumerate(cell.slots)}
+    if cell.plain:
+        of_c = function.name(cell.states[0])
+    else:
+        for k, state in enumerate(cell.states):
+            function.bind(state, f"states[{k}]")
+    for k, parameter in enumerate(cell.parameters):
+        function.bind(parameter, f"parameters[{k}]")
+    own_states = ("h", *cell.header.states)
+    function.add(text, "forward", {f"{s}'": f"{s}_next" for s in own_states})
+    return function, of_c
+
+
+def _backward(text: str, cell: _Cell) -> tuple[_Function, str]:
+    """And what it calls the gradient of the state after the step, or of all of them."""
+    function, of_dc = _Function(), "dstates"
+    if cell.plain:
+        state = cell.states[0]
+        of_dc = function.name("d of it", f"d{state}_{'direct' if state == 'h' else 'next'}")
+    function.known["d.h'"] = "dh"
+    for k, state in enumerate(cell.states):
+        gradient = of_dc if cell.plain else f"{of_dc}[{k}]"
+        if state != "h":
+            function.known[f"d.{state}'"] = gradient
+        else:  # comes in two parts (gru.h)
+            function.statements.append(f"const V {function.name(DH, 'd')} = dh + {gradient};")
+    for k, parameter in enumerate(cell.parameters):
+        function.bind(parameter, f"parameters[{k}]")
+    for k, value in enumerate(cell.header.saved):
+        function.bind(value, f"saved[{k}]")
+    gradients = [*(f"z.{gate}" for gate in cell.slots), *cell.parameters, *cell.states]
+    function.add(text, "backward", {f"d.{g}": "d" + g.replace(".", "_") for g in gradients})
+    function.known.setdefault("d.h", "V(0)")  # where the function does not read h
+    return function, of_dc
+
+
+def _head(cell: _Cell) -> list[str]:
+    header = cell.header
+    sizes = {"kSlots": cell.slots, "kSaved": header.saved}
+    if not cell.plain:
+        sizes["kStates"] = cell.states
+        if cell.parameters:
+            sizes["kParameters"] = cell.parameters
+    return [
         f"// {header.name}, a cell that lltm.cell made of a Python function.",
-        *([] if plain else NOT_BUILT_IN),
+        *([] if cell.plain else NOT_BUILT_IN),
         *(f"// {s} begins as {v!r}." for s, v in header.states.items() if v != 0),
         '#pragma once\n\n#include "cell/cell.h"\n#include "cell/math.h"\n',
-        f"namespace lltm {{\nnamespace {{\n\nstruct {name} {{",
+        f"namespace lltm {{\nnamespace {{\n\nstruct {cell.name} {{",
         *(f"  static constexpr int {k} = {len(v)};  // {', '.join(v)}" for k, v in sizes.items()),
+    ]
+
+
+def _descriptor(cell: _Cell) -> list[str]:
+    """kCell (cell.h)."""
+    header, slots = cell.header, cell.slots
+    x_blocks, h_blocks = (
+        ", ".join(str(given.index(gate)) if gate in given else "-1" for gate in slots)
+        for given in (header.gates_x, header.gates_h)
+    )
+    first_of_h = len(slots) - len(header.gates_h)
+    return [
         "  static constexpr CellInfo kCell = {",
         f'      .name = "{header.name}",',
-        f'      .layer_class = "{name}",',
-        f'      .step_class = "{name}Cell",',
-        "      .id = 3,  // its place in kCells (cells.h)",
+        f'      .layer_class = "{cell.name}",',
+        f'      .step_class = "{cell.name}Cell",',
+        "      .id = 3,  // its place in Cells (cells.h)",
         "      .slots = kSlots,\n      .saved = kSaved,",
-        f"      .x = {{0, {len(x)}}},\n      .h = {{{first_of_h}, {len(slots)}}},",
-        f"      .x_blocks = {{{blocks[0]}}},\n      .h_blocks = {{{blocks[1]}}},",
+        f"      .x = {{0, {len(header.gates_x)}}},\n      .h = {{{first_of_h}, {len(slots)}}},",
+        f"      .x_blocks = {{{x_blocks}}},\n      .h_blocks = {{{h_blocks}}},",
         f"      .states = {len(header.states)},",
-        f"      .reads_h = {str('h' in states).lower()},",
-        *([f"      .parameters = {len(own)},"] if own else []),
+        f"      .reads_h = {str('h' in cell.states).lower()},",
+        *([f"      .parameters = {len(cell.parameters)},"] if cell.parameters else []),
         f"      .bounded = {str(header.bounded).lower()}}};\n",
     ]
-    if not plain:
-        lines += ["  template <typename V>", "  struct Forward {", "    V h, states[kStates];"]
-        lines += ["    V saved[kSaved];", "  };", "  template <typename V>", "  struct Backward {"]
-        lines += ["    V dz[kSlots];", *["    V dparameters[kParameters];"] * bool(own)]
-        lines += ["    V dstates[kStates];", "  };\n"]
-    takes = ["const V (&z)[kSlots]", takes_c, *takes_p]
-    lines += _written(results[0], "forward", takes, forward, f"{h_next}, {returned[0]}")
-    takes = ["const V (&saved)[kSaved]", *takes_p, "const V& dh", takes_dc]
-    lines += ["", *_written(results[1], "backward", takes, backward, returned[1])]
-    return "\n".join([*lines, "};\n\n}  // namespace\n}  // namespace lltm\n"])
+
+
+def _result_types(cell: _Cell) -> list[str]:
+    return [
+        "  template <typename V>",
+        "  struct Forward {",
+        "    V h, states[kStates];",
+        "    V saved[kSaved];",
+        "  };",
+        "  template <typename V>",
+        "  struct Backward {",
+        "    V dz[kSlots];",
+        *["    V dparameters[kParameters];"] * bool(cell.parameters),
+        "    V dstates[kStates];",
+        "  };\n",
+    ]
 
 
 DH = "d.h'"

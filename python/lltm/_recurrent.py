@@ -572,7 +572,8 @@ class Prepacked(Layer, nn.Module):
         if f"{prefix}{self._FIRST_OF_LAYER}" in state_dict:
             error_msgs.append(
                 f"lltm::{type(self).__name__}: expected the state_dict of a prepacked layer, got"
-                f" that of a layer: load it into an {self._where} and prepack that"
+                f" that of a layer: load it into {_check.with_article(self._where)} and prepack"
+                " that"
             )
             return
         for k, names in enumerate(self._by_direction):

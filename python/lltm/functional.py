@@ -97,7 +97,7 @@ def sequence(
         (B, H) are the states after each row's last step taken. T = 0 gives an empty output and
         the initial states, whose gradients of weights and bias are zero.
     """
-    steps = _check.any_integer("sequence", "checkpoint_steps", checkpoint_steps)
+    steps = _check.checkpoint_steps("sequence", checkpoint_steps)
     _check.optional_tensor("sequence", "recurrent_mask", recurrent_mask)
     return _run(
         "sequence",

@@ -250,12 +250,50 @@ def _layer(
     if batched or input.shape[1] != module.input_size:
         module.check_input(input, batch_sizes)
     _check_reset(reset, input, where)
-    x = input if batched else input.unsqueeze(1)
-    if reset is not None and not batched:
-        reset = reset.unsqueeze(1)
-    if module.batch_first and batch_sizes is None and batched:
-        x = x.transpose(0, 1)
-        reset = None if reset is None else reset.transpose(0, 1)
+    transposed = module.batch_first and batch_sizes is None and batched
+
+    def steps_first(t: Tensor) -> Tensor:
+        """As (T, B, ...); packed rows stay (N, ...)."""
+        return t.transpose(0, 1) if transposed else t if batched else t.unsqueeze(1)
+
+    x = steps_first(input)
+    reset = None if reset is None else steps_first(reset)
+    h_0, c_0 = _initial_states(module, x, h_0, c_0, batch_sizes, sorted_indices, batched)
+    h_n: list[Tensor] = []
+    c_n: list[Any] = []
+    for layer in range(module.num_layers):
+        if layer > 0 and module.dropout > 0:
+            x = F.dropout(x, module.dropout, module.training)
+        outputs: list[Tensor] = []
+        for direction in range(2 if module.bidirectional else 1):
+            k = len(h_n)
+            c = None if c_0 is None else c_0[k]
+            output, h, c = _direction(
+                module, k, x, h_0[k], c, batch_sizes, reverse=direction == 1, reset=reset
+            )
+            outputs.append(output)
+            h_n.append(h)
+            c_n.append(c)
+        x = torch.cat(outputs, dim=-1)
+    states = [torch.stack(h_n), None if c_0 is None else torch.stack(c_n)]
+    if batched:
+        states = [t if t is None else module.permute_hidden(t, unsorted_indices) for t in states]
+    else:
+        states = [t if t is None else t.squeeze(1) for t in states]
+    x = x.transpose(0, 1) if transposed else x if batched else x.squeeze(1)
+    return x, *states  # type: ignore[return-value]
+
+
+def _initial_states(
+    module: Any,
+    x: Tensor,
+    h_0: Tensor | None,
+    c_0: Tensor | None,
+    batch_sizes: Tensor | None,
+    sorted_indices: Tensor | None,
+    batched: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Those that were given, in the order of the rows of x (T, B, I) or (N, I); else zeros."""
     if batch_sizes is None:
         batch = x.shape[1]
     elif sorted_indices is not None:
@@ -265,58 +303,37 @@ def _layer(
     else:
         batch = 0 if h_0 is None else h_0.shape[1]
     shape = module._state_shape(batch)
-    with_c = len(module._STATES) == 2
 
-    def initial(name: str, state: Tensor) -> Tensor:
-        _check.shape(where, name, state, shape if batched else (shape[0], shape[2]))
+    def given(name: str, state: Tensor) -> Tensor:
+        _check.shape(module._where, name, state, shape if batched else (shape[0], shape[2]))
         of_batch = state if batched else state.unsqueeze(1)
         permuted: Tensor = module.permute_hidden(of_batch, sorted_indices)
         return permuted
 
-    if h_0 is None:
-        h_0 = x.new_zeros(shape)
-        c_0 = h_0 if with_c else None
-    else:
-        h_0 = initial("h_0", h_0)
-        c_0 = None if c_0 is None else initial("c_0", c_0)
-    directions = 2 if module.bidirectional else 1
-    each = len(module._names) // shape[0]
-    h_n: list[Tensor] = []
-    c_n: list[Any] = []
-    for layer in range(module.num_layers):
-        if layer > 0 and module.dropout > 0:
-            x = F.dropout(x, module.dropout, module.training)
-        outputs: list[Tensor] = []
-        for direction in range(directions):
-            k = len(h_n)
-            parameters = [getattr(module, name) for name in module._names[each * k :][:each]]
-            mask = None
-            if module.recurrent_dropout > 0 and module.training:
-                mask = F.dropout(torch.ones_like(h_0[k]), module.recurrent_dropout)
-            output, h, c = _steps(
-                _EQUATIONS[module._CELL],
-                x,
-                h_0[k],
-                None if c_0 is None else c_0[k],
-                parameters,
-                batch_sizes,
-                direction == 1,
-                reset,
-                mask,
-            )
-            outputs.append(output)
-            h_n.append(h)
-            c_n.append(c)
-        x = torch.cat(outputs, dim=-1)
-    states = [torch.stack(h_n), torch.stack(c_n) if with_c else None]
-    if not batched:
-        x = x.squeeze(1)
-        states = [t if t is None else t.squeeze(1) for t in states]
-    else:
-        if module.batch_first and batch_sizes is None:
-            x = x.transpose(0, 1)
-        states = [t if t is None else module.permute_hidden(t, unsorted_indices) for t in states]
-    return x, *states  # type: ignore[return-value]
+    if h_0 is not None:
+        return given("h_0", h_0), None if c_0 is None else given("c_0", c_0)
+    zeros = x.new_zeros(shape)
+    return zeros, zeros if len(module._STATES) == 2 else None
+
+
+def _direction(
+    module: Any,
+    k: int,
+    x: Tensor,
+    h: Tensor,
+    c: Tensor | None,
+    batch_sizes: Tensor | None,
+    reverse: bool,
+    reset: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The k-th direction of the module, counted through its layers; returns output, h_n, c_n."""
+    each = len(module._names) // module._state_shape(0)[0]
+    parameters = [getattr(module, name) for name in module._names[each * k :][:each]]
+    mask = None
+    if module.recurrent_dropout > 0 and module.training:
+        mask = F.dropout(torch.ones_like(h), module.recurrent_dropout)
+    equations = _EQUATIONS[module._CELL]
+    return _steps(equations, x, h, c, parameters, batch_sizes, reverse, reset, mask)
 
 
 def _check_reset(reset: Tensor | None, input: Tensor, where: str = "sequence") -> None:

@@ -408,7 +408,7 @@ void RecurrentLayer<Module>::reset() {
       options.checkpoint_steps() >= 0,
       "lltm::",
       where,
-      ": expected checkpoint_steps to be positive or 0, got ",
+      ": expected checkpoint_steps to be at least 0, got ",
       options.checkpoint_steps());
 
   const int64_t hidden_size = options.hidden_size();

@@ -38,7 +38,7 @@ struct CellInfo {
 
   const char* name;                      // the operators' first argument: the text of a program
   const char *layer_class, *step_class;  // the modules'
-  int id;                                // the place of its kernels in tables (cells.h)
+  int id;  // its place in Cells (cells.h), and of its kernels in tables
   int slots;
   int saved;  // values of a unit that forward saves for backward
   // The slots that x and h have a part in, and the block of rows of each: as many blocks as slots.

@@ -1,4 +1,4 @@
-// The cells of the library. To add one: its page, and a line in each of the two places below.
+// The cells of the library. To add one: its page, included here, and its place in Cells.
 #pragma once
 
 #include "cell/gru.h"
@@ -8,22 +8,43 @@
 namespace lltm {
 namespace {
 
+template <typename... Pages>
+struct CellList {
+  static constexpr int kCount = sizeof...(Pages);
+  static constexpr const CellInfo* kInfos[] = {&Pages::kCell...};
+
+  static constexpr bool ids_are_places() {
+    int place = 0;
+    return ((Pages::kCell.id == place++) && ...);
+  }
+
+  // Calls body with a value of the type of each page.
+  template <typename Body>
+  static constexpr void for_each(const Body& body) {
+    (body(Pages{}), ...);
+  }
+};
+
 // By their ids.
-constexpr const CellInfo* kCells[] = {&Lltm::kCell, &Lstm::kCell, &Gru::kCell};
+using Cells = CellList<Lltm, Lstm, Gru>;
+static_assert(Cells::ids_are_places(), "the id of a cell is its place in Cells");
+
+constexpr const auto& kCells = Cells::kInfos;
 // The id of those that users have written.
-constexpr int kProgramId = 3;
+constexpr int kProgramId = Cells::kCount;
+
+template <typename Body, typename Page, typename... Others>
+decltype(auto) visit_one_of(CellList<Page, Others...>, const CellInfo& cell, const Body& body) {
+  if constexpr (sizeof...(Others) > 0) {
+    if (cell.id != Page::kCell.id) return visit_one_of(CellList<Others...>(), cell, body);
+  }
+  return body(Page{});
+}
 
 // Calls body with a value of the type of the cell's page.
 template <typename Body>
 decltype(auto) visit_cell(const CellInfo& cell, const Body& body) {
-  switch (cell.id) {
-    case Lstm::kCell.id:
-      return body(Lstm{});
-    case Gru::kCell.id:
-      return body(Gru{});
-    default:
-      return body(Lltm{});
-  }
+  return visit_one_of(Cells(), cell, body);
 }
 
 }  // namespace

@@ -306,23 +306,13 @@ bool has_form(const Tensor& packed, GemmFormat format) {
   }
 }
 
-void check_prepacked(const SequenceArgs& args) {
-  const Tensor& packed = args.weight_ih;
-  if (!is_prepacked(packed)) return;
-  const at::ScalarType dtype = args.input.scalar_type();
-  const int64_t input_size = args.input.size(-1);
-  const int64_t hidden = args.h_0.size(1);
-  constexpr const char* kExpected = "lltm::sequence_prepacked: expected weights from prepack";
-  constexpr auto kHeader = static_cast<int64_t>(sizeof(PackedHeader));
-  PackedHeader header = {};
-  if (packed.dim() == 1 && packed.is_contiguous() && packed.numel() >= kHeader) {
-    header = read_header(packed);
-  }
-  TORCH_CHECK_VALUE(
-      header.magic == PackedHeader::kMagic,
-      kExpected,
-      ", got other bytes of shape ",
-      shape_text(packed.sizes()));
+namespace {
+
+constexpr const char* kExpected = "lltm::sequence_prepacked: expected weights from prepack";
+constexpr auto kHeaderBytes = static_cast<int64_t>(sizeof(PackedHeader));
+
+// Throws where the header says that the weights are for another call than this.
+void check_header(const PackedHeader& header, const SequenceArgs& args) {
   const CellInfo& cell = *args.cell;
   if (header.cell != cell_tag(cell)) {
     const auto* const other =
@@ -337,6 +327,7 @@ void check_prepacked(const SequenceArgs& args) {
         ", got some for ",
         other == std::end(kCells) ? "another" : (*other)->name);
   }
+  const at::ScalarType dtype = args.input.scalar_type();
   TORCH_CHECK_TYPE(
       header.dtype == static_cast<int32_t>(dtype),
       kExpected,
@@ -344,7 +335,8 @@ void check_prepacked(const SequenceArgs& args) {
       dtype_text(dtype),
       ", that of the input, got some of ",
       dtype_text(static_cast<at::ScalarType>(header.dtype)));
-  // Sizes that are those of real tensors can be calculated with.
+  const int64_t input_size = args.input.size(-1);
+  const int64_t hidden = args.h_0.size(1);
   TORCH_CHECK_VALUE(
       header.hidden == hidden && header.input_size == input_size,
       kExpected,
@@ -356,23 +348,46 @@ void check_prepacked(const SequenceArgs& args) {
       header.hidden,
       " and input size ",
       header.input_size);
+}
+
+// Whether the bytes are as many as their checked header says, in one form or two.
+bool is_whole(const CellInfo& cell, const PackedHeader& header, const Tensor& packed) {
+  const auto dtype = static_cast<at::ScalarType>(header.dtype);
   const int64_t end = packed.numel();
-  bool whole = false;
+  if (dtype == at::kDouble) return false;
   if (header.bf16x3_offset == 0) {
-    whole = is_whole<F32Format>(cell, header, end) || is_whole<Int8Format>(cell, header, end) ||
-            (dtype == at::kBFloat16 && is_whole<Bf16Format>(cell, header, end));
-  } else if (
-      header.bf16x3_offset ==
-          round_up(PackedWeights<F32Format>::bytes(cell, header), kPackedAlignment) &&
-      header.bf16x3_offset + kHeader <= end) {
-    const PackedHeader second = read_header(packed.slice(0, header.bf16x3_offset));
-    whole = is_whole<F32Format>(cell, header, PackedWeights<F32Format>::bytes(cell, header)) &&
-            second.hidden == hidden && second.input_size == input_size &&
-            second.cell == header.cell &&
-            is_whole<Bf16x3Format>(cell, second, end - header.bf16x3_offset);
+    return is_whole<F32Format>(cell, header, end) || is_whole<Int8Format>(cell, header, end) ||
+           (dtype == at::kBFloat16 && is_whole<Bf16Format>(cell, header, end));
+  }
+  const int64_t first = PackedWeights<F32Format>::bytes(cell, header);
+  if (header.bf16x3_offset != round_up(first, kPackedAlignment) ||
+      header.bf16x3_offset + kHeaderBytes > end) {
+    return false;
+  }
+  const PackedHeader second = read_header(packed.slice(0, header.bf16x3_offset));
+  return is_whole<F32Format>(cell, header, first) && second.hidden == header.hidden &&
+         second.input_size == header.input_size && second.cell == header.cell &&
+         is_whole<Bf16x3Format>(cell, second, end - header.bf16x3_offset);
+}
+
+}  // namespace
+
+void check_prepacked(const SequenceArgs& args) {
+  const Tensor& packed = args.weight_ih;
+  if (!is_prepacked(packed)) return;
+  PackedHeader header = {};
+  if (packed.dim() == 1 && packed.is_contiguous() && packed.numel() >= kHeaderBytes) {
+    header = read_header(packed);
   }
   TORCH_CHECK_VALUE(
-      whole && dtype != at::kDouble,
+      header.magic == PackedHeader::kMagic,
+      kExpected,
+      ", got other bytes of shape ",
+      shape_text(packed.sizes()));
+  check_header(header, args);
+  // From here on its sizes are those of real tensors, and can be calculated with.
+  TORCH_CHECK_VALUE(
+      is_whole(*args.cell, header, packed),
       kExpected,
       ", got bytes that are not whole, of shape ",
       shape_text(packed.sizes()));

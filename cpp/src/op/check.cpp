@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <array>
 #include <functional>
+#include <optional>
 #include <span>
 #include <sstream>
 #include <string>
@@ -380,6 +381,31 @@ class Checker {
         if (!values.empty()) stated.emplace_back(values[0]);
       }
       if (!stated.empty()) sizes[letter] = most_frequent(stated, equal);
+    }
+    settle_input_size(sizes);
+  }
+
+  // I stands in the input and the weights alone, one against one. Of the two, the one whose other
+  // sizes are wrong is wrong about I too; where neither is, the weights are named.
+  void settle_input_size(Sizes& sizes) const {
+    for (const Argument& a : arguments_) {
+      if (!a.tensor.defined() || !a.has_rank()) continue;
+      std::optional<SymInt> stated;
+      bool others_fit = true;
+      for (size_t d = 0; d < a.shape.size(); ++d) {
+        const Size& of = a.shape[d];
+        const SymInt size = a.tensor.sym_size(static_cast<int64_t>(d));
+        if (of.plus_input) {
+          stated = size - sizes[of.letter];
+        } else if (of.letter == kInput) {
+          stated = size;
+        } else {
+          others_fit = others_fit && equal(size, sizes.of(of));
+        }
+      }
+      if (!stated.has_value() || !others_fit) continue;
+      sizes[kInput] = *stated;
+      return;
     }
   }
 

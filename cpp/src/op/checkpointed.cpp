@@ -77,6 +77,35 @@ class Segments {
   const Tensor output_rows_;
 };
 
+// The gradients of weights and biases: sums over the segments, in the compute dtype.
+class ParameterGradients {
+ public:
+  explicit ParameterGradients(const SequenceBackwardArgs& args) {
+    const Tensor* const parameters[] = {
+        &args.weight_ih,
+        &or_undefined(args.weight_hh.optional()),
+        &or_undefined(args.bias_ih.optional()),
+        &or_undefined(args.bias_hh.optional())};
+    for (size_t k = 0; k < sums_.size(); ++k) {
+      if (!args.output_mask[3 + k]) continue;
+      sums_[k] = at::zeros(parameters[k]->sizes(), compute_options(args.input));
+    }
+  }
+
+  void add(const std::array<Tensor, 4>& of_segment) {
+    for (size_t k = 0; k < sums_.size(); ++k) {
+      if (sums_[k].defined()) sums_[k].add_(of_segment[k]);
+    }
+  }
+
+  Tensor result(size_t k, at::ScalarType dtype) const {
+    return sums_[k].defined() ? sums_[k].to(dtype) : Tensor();
+  }
+
+ private:
+  std::array<Tensor, 4> sums_;
+};
+
 }  // namespace
 
 Gradients checkpointed_backward(
@@ -93,43 +122,20 @@ Gradients checkpointed_backward(
   const Tensor dh = copy_or_zeros(args.grad_h_n, args.h_0.sizes(), wide);
   const Tensor dc = copy_or_zeros(args.grad_c_n, args.saved.sizes().slice(1), wide);
   const Tensor d_input = mask[0] ? at::empty(args.input.sizes(), args.input.options()) : Tensor();
-  // Of weights and biases.
-  std::array<Tensor, 4> sums;
-  const Tensor* const parameters[] = {
-      &args.weight_ih,
-      &or_undefined(args.weight_hh.optional()),
-      &or_undefined(args.bias_ih.optional()),
-      &or_undefined(args.bias_hh.optional())};
-  for (size_t k = 0; k < sums.size(); ++k) {
-    if (mask[3 + k]) sums[k] = at::zeros(parameters[k]->sizes(), wide);
-  }
+  ParameterGradients parameters(args);
 
   for (size_t s = segments.count(); s-- > 0;) {
     const Tensor input = segments.rows(args.input, s);
     const Tensor output = segments.rows(args.output, s);
     const Tensor grad_output = segments.rows(args.grad_output, s);
-    const Tensor batch_sizes = segments.batch_sizes(s);
     const Tensor reset = segments.rows(args.reset, s);
     const Tensor h = segments.h(s);
-    const Tensor c = segments.c(s);
     const Tensor& mask_h = args.recurrent_mask;
     const Tensor recurrent_mask = mask_h.defined() ? mask_h.narrow(0, 0, h.size(0)) : mask_h;
     const Tensor segment_dh = dh.narrow(0, 0, h.size(0));
     const Tensor segment_dc = dc.narrow(0, 0, h.size(0));
-    const SequenceInputs inputs = {
-        args.cell,
-        input,
-        h,
-        c,
-        args.weight_ih,
-        args.weight_hh,
-        args.bias_ih,
-        args.bias_hh,
-        batch_sizes,
-        args.reverse,
-        reset,
-        /*checkpoint_steps=*/0,
-        recurrent_mask};
+    const SequenceInputs inputs =
+        for_rows(args, input, h, segments.c(s), segments.batch_sizes(s), reset, recurrent_mask);
     OutputMask segment_mask = mask;
     segment_mask[1] |= s > 0;
     segment_mask[2] |= s > 0;
@@ -146,20 +152,16 @@ Gradients checkpointed_backward(
     if (next_dh.defined()) segment_dh.copy_(next_dh);
     if (next_dc.defined()) segment_dc.copy_(next_dc);
     if (mask[0]) segments.rows(d_input, s).copy_(dx);
-    const Tensor* const parts[] = {&d_ih, &d_hh, &d_bias_ih, &d_bias_hh};
-    for (size_t k = 0; k < sums.size(); ++k) {
-      if (sums[k].defined()) sums[k].add_(*parts[k]);
-    }
+    parameters.add({d_ih, d_hh, d_bias_ih, d_bias_hh});
   }
-  const auto result = [&](const Tensor& sum) { return sum.defined() ? sum.to(dtype) : Tensor(); };
   return {
       d_input,
       mask[1] ? dh.to(dtype) : Tensor(),
       mask[2] ? dc.to(dtype) : Tensor(),
-      result(sums[0]),
-      result(sums[1]),
-      result(sums[2]),
-      result(sums[3])};
+      parameters.result(0, dtype),
+      parameters.result(1, dtype),
+      parameters.result(2, dtype),
+      parameters.result(3, dtype)};
 }
 
 }  // namespace lltm

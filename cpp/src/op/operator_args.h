@@ -24,7 +24,7 @@ namespace lltm {
 // The cell of this name, or null. Instead of a name: the text of a cell's program, which throws if
 // it is none.
 const CellInfo* find_cell(std::string_view name);
-// The same; `op` names who complains where there is none.
+// The same. Throws where there is none; the message begins with `op`.
 const CellInfo& get_cell(const char* op, std::string_view name);
 
 // h', c'; output, h_n, c_n. c' and c_n are empty, (0,), where the cell has no c.
@@ -231,7 +231,12 @@ struct PrepackedArgs {
   }
 };
 
-// The same call with other weights.
+// ---- the same call with some arguments replaced ----
+//
+// References cannot be assigned anew, so these are copies; each lists all members. The tensors
+// passed must outlive the result. Two more lists are in vmap.cpp, which replaces every tensor.
+
+// With other weights.
 inline SequenceArgs with_weights(
     const SequenceArgs& args, const at::Tensor& weight_ih, const at::Tensor& weight_hh = {}) {
   return {
@@ -249,6 +254,37 @@ inline SequenceArgs with_weights(
        args.checkpoint_steps,
        args.recurrent_mask},
       args.save};
+}
+
+// With other rows of the batch or other steps, and nothing saved.
+inline SequenceInputs for_rows(
+    const SequenceInputs& args,
+    const at::Tensor& input,
+    const at::Tensor& h_0,
+    const at::Tensor& c_0,
+    const at::Tensor& batch_sizes,
+    const at::Tensor& reset,
+    const at::Tensor& recurrent_mask) {
+  return {
+      args.cell,
+      input,
+      h_0,
+      c_0,
+      args.weight_ih,
+      args.weight_hh,
+      args.bias_ih,
+      args.bias_hh,
+      batch_sizes,
+      args.reverse,
+      reset,
+      /*checkpoint_steps=*/0,
+      recurrent_mask};
+}
+
+// One step with the parameters of a sequence.
+inline StepInputs as_step(
+    const SequenceInputs& args, const at::Tensor& input, const at::Tensor& h, const at::Tensor& c) {
+  return {args.cell, input, h, c, args.weight_ih, args.weight_hh, args.bias_ih, args.bias_hh};
 }
 
 }  // namespace lltm

@@ -131,16 +131,8 @@ struct OneState {
 SequenceResult one_step_forward(const SequenceArgs& args) {
   const at::Tensor input = flat_rows(args.input);
   const OneState state(args);
-  auto [h_next, c_next, activations] = step_forward(
-      {{args.cell,
-        input,
-        state.h,
-        state.c,
-        args.weight_ih,
-        args.weight_hh,
-        args.bias_ih,
-        args.bias_hh},
-       args.saves_activations()});
+  auto [h_next, c_next, activations] =
+      step_forward({as_step(args, input, state.h, state.c), args.saves_activations()});
   const at::Tensor output = h_next.view(output_sizes(args.input, args.h_0.size(1)));
   return {output, h_next.clone(), c_next, activations};
 }
@@ -153,14 +145,7 @@ Gradients one_step_backward(const SequenceBackwardArgs& args) {
   const at::Tensor input = rows(args.input);
   const OneState state(args);
   Gradients gradients = step_backward(
-      {{args.cell,
-        input,
-        state.h,
-        state.c,
-        args.weight_ih,
-        args.weight_hh,
-        args.bias_ih,
-        args.bias_hh},
+      {as_step(args, input, state.h, state.c),
        args.saved,
        grad_h,
        args.grad_c_n,

@@ -44,18 +44,14 @@ void recompute_rows(
     SequenceResult (*forward)(const SequenceArgs&)) {
   const Tensor batch_rows = at::tensor(rows);
   const auto [dim, indices, batch_sizes] = places_of(args, rows);
-  const auto again = forward(
-      {{args.cell,
-        args.input.index_select(dim, indices),
-        args.h_0.index_select(0, batch_rows),
-        args.state_c().index_select(0, batch_rows),
-        args.weight_ih,
-        args.weight_hh,
-        args.bias_ih,
-        args.bias_hh,
-        batch_sizes,
-        args.reverse,
-        args.reset.defined() ? args.reset->index_select(dim, indices) : Tensor()}});
+  const auto again = forward({for_rows(
+      args,
+      args.input.index_select(dim, indices),
+      args.h_0.index_select(0, batch_rows),
+      args.state_c().index_select(0, batch_rows),
+      batch_sizes,
+      args.reset.defined() ? args.reset->index_select(dim, indices) : Tensor(),
+      /*recurrent_mask=*/Tensor())});
   std::get<0>(result).index_copy_(dim, indices, std::get<0>(again));
   std::get<1>(result).index_copy_(0, batch_rows, std::get<1>(again));
   std::get<2>(result).index_copy_(0, batch_rows, std::get<2>(again));

@@ -4,9 +4,9 @@
 // A float is the sum of three bfloat16, each the bfloat16 nearest to what the ones before leave:
 // three significands of 8 bits hold all 24 of a float's. Of the nine products of the parts of two
 // factors, the six largest are accumulated in float32. The other three add up to at most 2^-23 of
-// the product, so the result is at least as accurate as a float32 GEMM, in half the time (Henry,
-// Tang, Heinecke: Leveraging the bfloat16 Artificial Intelligence Datatype for Higher-Precision
-// Computations, 2019).
+// the product, so the result of numbers above 2^-103 is at least as accurate as that of a float32
+// GEMM, in half the time (Henry, Tang, Heinecke: Leveraging the bfloat16 Artificial Intelligence
+// Datatype for Higher-Precision Computations, 2019).
 //
 // Two limits. An infinity cannot be decomposed, and where a product overflows, those of its
 // parts may cancel to NaN: packing reports values from kBf16x3Limit on as out of range, and

@@ -357,9 +357,9 @@ constexpr CellKernels kCellKernels = {
 };
 
 constexpr Kernels make_kernels(const char* name) {
-  return {
+  Kernels kernels = {
       name,
-      {kCellKernels<Lltm>, kCellKernels<Lstm>, kCellKernels<Gru>},  // as kCells
+      {},
       {},
       kInt8Kernels,
       {kGemmF32<float>, gemm_in_place<float>},
@@ -376,6 +376,8 @@ constexpr Kernels make_kernels(const char* name) {
       {load_array<Half>, store_array<Half>},
       {load_array<BFloat16>, store_array<BFloat16>},
   };
+  Cells::for_each([&]<typename Page>(Page) { kernels.cells[Page::kCell.id] = kCellKernels<Page>; });
+  return kernels;
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 // inline functions may reach them, or AVX-512 code could be linked into the baseline.
 #pragma once
 
+#include "cell/cells.h"
 #include "cell/program.h"
 #include "common/matrix.h"
 #include "cpu/kernel/bf16x3.h"
@@ -126,8 +127,8 @@ struct CellKernels {
 // Everything compiled for one instruction set.
 struct Kernels {
   const char* name;
-  CellKernels cells[4];  // by id; last those of cells that users have written
-  Bf16x3Kernels bf16x3;  // null where there is no matrix unit
+  CellKernels cells[kProgramId + 1];  // by id; last those of cells that users have written
+  Bf16x3Kernels bf16x3;               // null where there is no matrix unit
   Int8Kernels int8;
   GemmsF32<float> gemm_f32;
   GemmsF32<Half> gemm_f16;

@@ -28,8 +28,7 @@ constexpr Isa kIsa = Isa::kDefault;
 
 #if defined(__AMX_BF16__)
 template <typename Page>
-constexpr void add_bf16x3(Kernels& kernels) {
-  CellKernels& cell = kernels.cells[Page::kCell.id];
+constexpr void add_bf16x3(CellKernels& cell) {
   cell.f32_bf16x3 = {forward<Page, float, BFloat16x3>, backward<Page, float, BFloat16x3>};
   cell.f16_bf16x3 = {forward<Page, Half, BFloat16x3>, backward<Page, Half, BFloat16x3>};
 }
@@ -42,9 +41,7 @@ constexpr Kernels make_table() {
   kernels.cells[kProgramId] = kProgramKernels;
 #if defined(__AMX_BF16__)
   if constexpr (isa == Isa::kAmx) {
-    add_bf16x3<Lltm>(kernels);
-    add_bf16x3<Lstm>(kernels);
-    add_bf16x3<Gru>(kernels);
+    Cells::for_each([&]<typename Page>(Page) { add_bf16x3<Page>(kernels.cells[Page::kCell.id]); });
     kernels.bf16x3 = kBf16x3Kernels;
     kernels.gemm_bf16_operands = gemm_bf16_amx;
   }
