@@ -418,6 +418,43 @@ def test_unsupported_operations(match: str) -> None:
         trace(function, gates=1, name="wrong")
 
 
+OF_SIZES: dict[str, Callable[..., Any]] = {
+    r"outside tensors of one real number, got \[130\], torch.float64": lambda z, h: (
+        torch.linspace(0.1, 0.9, h.shape[-1], dtype=torch.float64) * h
+    ),
+    "a unit does not see others, got aten::slice": lambda z, h: h - h[:, :1],
+    r"outside tensors of one real number, got \[130\], torch.int64": lambda z, h: (
+        h * torch.arange(h.shape[1])
+    ),
+    "aten::div with 1.0, then aten::div with 11.40": lambda z, h: h / h.shape[-1] ** 0.5,
+    "aten::mul with 1.0, then aten::mul with 3.0": lambda z, h: h * h.shape[0],
+    "aten::tanh, then aten::sigmoid": lambda z, h: sigmoid(h) if len(h) > 1 else tanh(h),
+    "aten::mul with 2.0, then the function's end": lambda z, h: h * 2 if h.shape[1] == 1 else h,
+    "the function's end, then aten::mul with 2.0": lambda z, h: h * 2 if h.shape[1] > 100 else h,
+    r"outside tensors of one real number, got \[130\], torch.bool": lambda z, h: torch.where(
+        torch.arange(h.shape[1]) < 1, h, z[0]
+    ),
+    r"got \[3, 130\], torch.float32": lambda z, h: h * torch.eye(*h.shape),
+}
+
+
+@pytest.mark.parametrize("match", OF_SIZES)
+def test_what_depends_on_sizes_or_positions_is_no_constant(match: str) -> None:
+    """With the operation and the line."""
+    expected = f"^lltm::cell: wrong: expected .*{match}.*\n  .*test_trace.py:"
+    with pytest.raises((TypeError, lltm.ArgumentError), match=expected):
+        trace(OF_SIZES[match], gates=1, name="wrong")
+
+
+def test_outside_tensors_of_equal_elements_are_numbers() -> None:
+    program = check(
+        lambda z, h: z[0] * torch.full(h.shape, 0.5) + h * torch.ones(h.shape[1]),
+        gates=1,
+        name="cell",
+    )
+    assert "multiply z.g0 0.5" in program.text
+
+
 def test_the_line_is_the_operations() -> None:
     with pytest.raises(TypeError, match=r"test_trace\.py:\d+: return z\[0\] if z\[0\] > 0"):
         trace(on_value, gates=1)

@@ -1,8 +1,9 @@
 """From a cell written as a Python function of tensors to its program.
 
-The function runs once on tensors of one element, then its derivative, and each operation of ATen
-that either dispatches becomes operations of the program: RULES. What is computed twice is one
-Value.
+The function runs on small tensors whose elements are all alike, then its derivative, and each
+operation of ATen that either dispatches becomes operations of the program: RULES. What is computed
+twice is one Value. A second run, of other values and another shape, has to do the same: so what
+depends on either is refused, not taken for a constant.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import zip_longest
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor
@@ -166,6 +168,7 @@ WHY_NOT = {
     **dict.fromkeys(("mm", "addmm", "bmm", "dot", "mv"), _PRODUCT),
     **dict.fromkeys(("any", "all", "sum", "mean", "max", "amax", "min", "amin"), _OVER_UNITS),
     **dict.fromkeys(("_softmax", "native_layer_norm", "cumsum", "stack", "cat"), _OVER_UNITS),
+    **dict.fromkeys(("slice", "select", "index", "gather", "flip", "roll", "sort"), _OVER_UNITS),
     "_local_scalar_dense": "expected torch.where in place of Python's `if`, bool(), item()",
     "pow": "expected an exponent that is a multiple of 1/2 up to 8",
     "softplus": "expected the default threshold",
@@ -220,13 +223,37 @@ class NoProgram(Exception):
     """To the user a TypeError, which the operators of tensors would take for NotImplemented."""
 
 
+# Rows and units of the two runs: hardly a function of sizes is the same of both.
+SHAPES = (1, 1), (3, 130)
+
+
+# What was called, with which numbers, and the line: to say what differs between two runs.
+Call: TypeAlias = tuple[str, list[Any], str]
+
+
+class _Total(torch.autograd.Function):
+    """What autograd.grad starts from, of one element; as derivatives go, the sum of x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.shape = x.shape
+        return x.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad.expand(ctx.shape)
+
+
 class Tracer(TorchDispatchMode):
-    def __init__(self, function: Callable[..., Any], where: str, number: float) -> None:
+    def __init__(
+        self, function: Callable[..., Any], where: str, shape: tuple[int, int], number: float
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.function, self.where, self.number = function, where, number
+        self.function, self.where, self.shape, self.number = function, where, shape, number
         self.code = getattr(inspect.unwrap(function), "__code__", None)
         self.trace: dict[Any, Value] = {}
-        # By the address of a tensor's one element: an alias is the same value.
+        self.calls: list[Call] = []
+        # By the address of a tensor's first element: an alias is the same value.
         self.known: dict[int, Operand] = {}
         self.made: dict[int, Tensor] = {}  # all of the trace's, so that no address is used again
         self.inputs: set[int] = set()
@@ -254,6 +281,7 @@ class Tracer(TorchDispatchMode):
                 )
                 values = [self.operand(x) for x in results]
                 self.deriving = True
+                self.calls.append(("the function's end", [], ""))
                 gradients = self.derived(results, inputs.values(), tangents.values())
             except NoProgram as error:
                 raise TypeError(str(error)) from None
@@ -276,7 +304,7 @@ class Tracer(TorchDispatchMode):
         )
 
     def input(self, name: str) -> Tensor:
-        leaf = torch.full((1, 1), self.number, dtype=torch.float64, requires_grad=True)
+        leaf = torch.full(self.shape, self.number, dtype=torch.float64, requires_grad=True)
         tensor = leaf.clone()  # PyTorch lets no leaf be changed in place, in words of its own
         value = self.trace[name] = Value(self.trace, "input", (), len(self.trace))
         self.inputs.add(tensor.data_ptr())
@@ -313,10 +341,10 @@ class Tracer(TorchDispatchMode):
             kinds = ", ".join(type(x).__name__ for x in results)
             self.fail(f"expected {expected} of the function, got {kinds or 'nothing'}{states}")
         for name, x in zip(names, results, strict=True):
-            if x.shape != (1, 1) or not x.is_floating_point():
+            if x.shape != self.shape or not x.is_floating_point():
                 self.fail(
-                    f"expected {name} of a gate's shape (here [1, 1]) and a floating-point dtype,"
-                    f" got {[*x.shape]}, {x.dtype}"
+                    f"expected {name} of a gate's shape (here {[*self.shape]}) and a floating-point"
+                    f" dtype, got {[*x.shape]}, {x.dtype}"
                 )
         return results
 
@@ -327,7 +355,7 @@ class Tracer(TorchDispatchMode):
         products = [x * d for x, d in zip(results, tangents, strict=True) if x.requires_grad]
         if not products:
             return [0.0 for _ in inputs]
-        total = functools.reduce(torch.add, products)
+        total: Tensor = _Total.apply(functools.reduce(torch.add, products))  # type: ignore[no-untyped-call]
         gradients: Sequence[Any] = torch.autograd.grad(total, (*inputs,), allow_unused=True)
         return [0.0 if x is None else self.operand(x) for x in gradients]
 
@@ -348,6 +376,8 @@ class Tracer(TorchDispatchMode):
             return self.keep(func(*args, **kwargs), None)
         operands = [self.operand(x) for x in args]
         named = {k: self.operand(x) for k, x in kwargs.items() if k not in OPTIONS}
+        numbers = [x for x in (*operands, *named.values()) if not isinstance(x, Value)]
+        self.calls.append((func._schema.name, numbers, self.line()))
         result = func(*args, **kwargs)
         first = result if isinstance(result, Tensor) else result[0]
         if first.is_complex() or (name == "_to_copy" and self.rounds(args[0].dtype, first.dtype)):
@@ -383,18 +413,26 @@ class Tracer(TorchDispatchMode):
             return float(x) if isinstance(x, (bool, int, float)) else x
         if (value := self.known.get(x.data_ptr())) is not None:
             return value
-        if x.numel() != 1 or x.is_complex():
-            self.fail(f"expected outside tensors of one real number, got {[*x.shape]}, {x.dtype}")
         if x.requires_grad:
             self.fail("expected what is learned in parameters=, got a tensor that requires grad")
-        number = float(x.item())
-        if math.isnan(number):
+        if not x.is_complex() and x.isnan().any():
             self.fail("expected no NaN as a constant, got one")
+        if x.is_complex() or not self.is_one_number(x):
+            self.fail(f"expected outside tensors of one real number, got {[*x.shape]}, {x.dtype}")
+        number = float(x.flatten()[0].item())
         if x.dtype != torch.float64 and math.frexp(number)[0] * 2**11 % 1:  # so not exact anyway
             message = f"the constant is {number!r} in {x.dtype}; of dtype=torch.float64, or as a"
             message += f" number of Python's, it is not rounded{self.line()}"
             warnings.warn(f"lltm::cell: {self.where}: {message}", stacklevel=2)
         return number
+
+    def is_one_number(self, x: Tensor) -> bool:
+        """Whether it is the same for all rows and units, however many there are."""
+        if x.numel() == 1:
+            return True
+        sizes = zip(reversed(x.shape), reversed(self.shape), strict=False)
+        fits = x.dim() <= len(self.shape) and all(n in (1, size) for n, size in sizes)
+        return fits and x.numel() > 0 and bool((x == x.flatten()[0]).all())
 
     def rounds(self, before: torch.dtype, after: torch.dtype) -> bool:
         """Gradients may be: one of a float32 condition is that of the condition."""
@@ -477,11 +515,27 @@ def trace(
         function, where, gates, reads or {}, states or {}, parameters or {}, bounded
     )
     with _plain_torch():
-        made, again = (
-            Tracer(function, where, value).run(program, positional, by_name)
-            for value in (0.5, -0.25)
-        )
+        tracers = [
+            Tracer(function, where, shape, value)
+            for shape, value in zip(SHAPES, (0.5, -0.25), strict=True)
+        ]
+        made, again = (tracer.run(program, positional, by_name) for tracer in tracers)
         same = made.written_out() == again.written_out()
-        expected = "a function that does the same in each call, whatever the values"
-        expect(same, where, expected, "different operations or numbers")
+        expected = "a function that does the same in each call, whatever the values and sizes"
+        expect(same, where, expected, "" if same else _difference(*tracers))
         return written(program, made)
+
+
+def _difference(a: Tracer, b: Tracer) -> str:
+    """The first call that is another in b, with its line."""
+
+    def said(call: Call) -> str:
+        name, numbers, _ = call
+        return " ".join([name, *["with"] * bool(numbers), ", ".join(map(str, numbers))]).strip()
+
+    nothing: Call = ("nothing", [], "")
+    pairs: Iterator[tuple[Call, Call]] = zip_longest(a.calls, b.calls, fillvalue=nothing)
+    for one, other in pairs:
+        if one[:2] != other[:2]:
+            return f"{said(one)}, then {said(other)}{one[2] or other[2]}"
+    return "different operations or numbers"
