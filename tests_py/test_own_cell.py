@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pack_sequence
 
 import lltm
+from lltm._program import evaluate
 from lltm.testing import check_cell, loop
 
 sigmoid, tanh = torch.sigmoid, torch.tanh
@@ -296,6 +297,78 @@ def test_a_gradient_of_its_own_is_taken_once() -> None:
         torch.autograd.grad(layer(x)[0].sum(), x, create_graph=True)
     with pytest.raises(NotImplementedError, match=expected):
         torch.func.grad(lambda x: layer(x)[0].sum())(x.detach())
+
+
+class Clamped(torch.autograd.Function):
+    """Whose backward is the derivative but where gradients are large."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad.clamp(-8, 8)
+
+
+class Windowed(Clamped):
+    """Where x is."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return torch.where(x.abs() > 1e5, 0.0, 2 * grad)
+
+
+def hooked(x: Tensor) -> Tensor:
+    y = 2 * x
+    if y.requires_grad:
+        y.register_hook(lambda grad: grad.clamp(-8, 8))
+    return y
+
+
+@pytest.mark.parametrize("applied", [Clamped.apply, Windowed.apply, hooked])
+def test_no_gradient_of_ones_own_is_taken_for_the_derivative(applied: Any) -> None:
+    """Though it is, at most numbers."""
+    cell = lltm.cell(gates=1, name="own")(lambda z, c: (tanh(applied(z[0])), c))
+    check_cell(cell, shapes=[(3, 2, 4, 5)], dtypes=[torch.float64], verbose=False)
+    layer = cell.Layer(3, 4)
+    with pytest.raises(NotImplementedError, match="expected first derivatives by autograd alone"):
+        torch.func.grad(lambda x: layer(x)[0].sum())(torch.randn(2, 3, 3))
+
+
+def test_no_grad_detaches_in_derivatives_of_any_order() -> None:
+    def cell(z: Any, c: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            m = torch.maximum(z[0], c)
+            rare = torch.where(z[0].abs() > 1e3, z[0], 0.0) * 2
+        i, f = torch.exp(z[0] - m), torch.exp(c - m)
+        return tanh(i / (i + f) + rare) * z[0], tanh(m * z[0])
+
+    made = lltm.cell(gates=1)(cell)
+    assert "own_gradient" not in made.text
+    check_cell(made, shapes=[(3, 2, 4, 5)], dtypes=[torch.float64], verbose=False)
+    z, c = torch.randn(2, 5, dtype=torch.float64)
+    z[:2] *= 1e4
+
+    def second(run: Any) -> Tensor:
+        given = z.clone().requires_grad_()
+        (grad,) = torch.autograd.grad(run(given).sum(), given, create_graph=True)
+        (again,) = torch.autograd.grad((grad * grad).sum(), given)
+        return again
+
+    def program(given: Tensor) -> Tensor:
+        return evaluate(made.text, "forward", {"z.g0": given, "c": c})["h'"]
+
+    def function(given: Tensor) -> Tensor:
+        return cell([given], c)[0]
+
+    same(second(program), second(function))
 
 
 @each

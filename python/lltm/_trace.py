@@ -258,6 +258,8 @@ class Tracer(TorchDispatchMode):
         self.made: dict[int, Tensor] = {}  # all of the trace's, so that no address is used again
         self.inputs: set[int] = set()
         self.deriving = False
+        self.without_grad = False  # in the function's own torch.no_grad()
+        self.own_gradient = False  # where the function says what a derivative is
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -280,6 +282,7 @@ class Tracer(TorchDispatchMode):
                     states,
                 )
                 values = [self.operand(x) for x in results]
+                self.own_gradient |= _calls_functions(results)
                 self.deriving = True
                 self.calls.append(("the function's end", [], ""))
                 gradients = self.derived(results, inputs.values(), tangents.values())
@@ -301,6 +304,7 @@ class Tracer(TorchDispatchMode):
             tangents={name: self.trace[name] for name in tangents},
             results=dict(zip(states, values, strict=True)),
             gradients={f"d.{name}": x for name, x in zip(inputs, gradients, strict=True)},
+            own_gradient=self.own_gradient,
         )
 
     def input(self, name: str) -> Tensor:
@@ -396,6 +400,8 @@ class Tracer(TorchDispatchMode):
         value = NotImplemented if "rounding_mode" in named else RULES[name](*operands, **named)
         if value is NotImplemented:
             self.unsupported(func)
+        if self.without_grad and not torch.is_grad_enabled() and isinstance(value, Value):
+            value = apply("detach", value)
         return self.keep(result, value)
 
     def keep(self, result: Any, value: Operand | None) -> Any:
@@ -465,8 +471,21 @@ class Tracer(TorchDispatchMode):
         return f"\n  {self.code.co_filename}:{self.code.co_firstlineno}" if self.code else ""
 
 
+def _calls_functions(results: Iterable[Tensor]) -> bool:
+    """Whether a torch.autograd.Function is among what results were computed with."""
+    found, todo = set(), [x.grad_fn for x in results]
+    while todo:
+        if (node := todo.pop()) is not None and node not in found:
+            if isinstance(node, torch.autograd.function.BackwardCFunction):
+                return True
+            found.add(node)
+            todo += [following for following, _ in node.next_functions]
+    return False
+
+
 class _Detaching(TorchFunctionMode):
-    """The function's own detach(): autograd calls aten::detach, too."""
+    """The function's own detach(), as autograd calls aten::detach, too, its torch.no_grad(), and
+    its hooks on gradients."""
 
     def __init__(self, tracer: Tracer) -> None:
         super().__init__()
@@ -476,6 +495,10 @@ class _Detaching(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
+        if func is torch._C._set_grad_enabled:
+            self.tracer.without_grad = not args[0]
+        if func is torch.Tensor.register_hook:
+            self.tracer.own_gradient = True
         if func in (torch.Tensor.detach, torch.detach, torch.Tensor.data.__get__):  # type: ignore[attr-defined]
             result = result.clone()  # at an address of its own
             if (value := self.tracer.known.get(result.data_ptr())) is not None:
