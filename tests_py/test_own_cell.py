@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import pickle
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +122,48 @@ def test_the_check_finds_a_wrong_gradient() -> None:
     assert wrong.text != lstm.text
     with pytest.raises(AssertionError, match=r"^lstm, plain, torch.float64.*of gradient of"):
         check_cell(wrong, dtypes=[torch.float64], verbose=False)
+
+
+@pytest.mark.parametrize("name", ["hardsigmoid", "softplus", "rounded number", "float32"])
+def test_the_check_knows_where_pytorch_rounds(name: str) -> None:
+    """And finds an error over that."""
+
+    def spike(x: Tensor) -> Tensor:
+        return (x > 0).float()
+
+    function: Any = {
+        "hardsigmoid": lambda z, c: (F.hardsigmoid(z[0]) * c, F.hardsigmoid(z[1] + c)),
+        "softplus": lambda z, c: (F.softplus(20 * z[0]) - 0.05 * F.softplus(20 * z[1]), tanh(c)),
+        "rounded number": lambda z, c: (spike(z[0]) * 0.5 * c, tanh(z[1] * (1.5 - spike(c)))),
+        "float32": lambda z, c: (tanh(c + spike(z[0]) / 3 + spike(z[1]) * 7 / 9), z[0]),
+    }[name]
+    cell = lltm.cell(gates=2, name="rounding")(function)
+    check = functools.partial(check_cell, shapes=[(6, 3, 4, 5)], verbose=False)
+    check(cell, dtypes=[torch.float64, torch.float32], scale=2.0)
+    wrong = re.sub(r"\nh' = (.+)", r"\noff = \1\nh' = multiply off 1.00001", cell.text)
+    assert wrong != cell.text
+    with pytest.raises(AssertionError, match="float64"):
+        check(lltm.Cell(wrong, function=function), dtypes=[torch.float64])
+
+
+def test_numbers_are_as_exact_as_the_function_has_them() -> None:
+    """Those that PyTorch rounds, since what they go with is of float32, and no others."""
+
+    @lltm.cell(gates=1)
+    def cell(z: Any, c: Tensor) -> tuple[Tensor, Tensor]:
+        return (z[0] > 0).to(z[0].dtype) * 0.3 * c, tanh(c)
+
+    assert "0.3\n" in cell.text
+    with pytest.warns(UserWarning, match=r"0\.3 is rounded to 0\.30000001192092896"):
+
+        @lltm.cell(gates=1)
+        def rounding(z: Any, c: Tensor) -> tuple[Tensor, Tensor]:
+            return (z[0] > 0).float() * 0.3 * c, tanh(c)
+
+    for made in (cell, rounding):
+        layer = made.Layer(4, 5, dtype=torch.float64)
+        x = torch.randn(5, 3, 4, dtype=torch.float64)
+        same(layer(x), loop(made, layer, x), rtol=0.0, atol=1e-14)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -356,19 +400,16 @@ def test_no_grad_detaches_in_derivatives_of_any_order() -> None:
     z, c = torch.randn(2, 5, dtype=torch.float64)
     z[:2] *= 1e4
 
-    def second(run: Any) -> Tensor:
+    def second(run: Callable[[Tensor], Any]) -> Tensor:
         given = z.clone().requires_grad_()
         (grad,) = torch.autograd.grad(run(given).sum(), given, create_graph=True)
-        (again,) = torch.autograd.grad((grad * grad).sum(), given)
+        again: Tensor = torch.autograd.grad((grad * grad).sum(), given)[0]
         return again
 
     def program(given: Tensor) -> Tensor:
         return evaluate(made.text, "forward", {"z.g0": given, "c": c})["h'"]
 
-    def function(given: Tensor) -> Tensor:
-        return cell([given], c)[0]
-
-    same(second(program), second(function))
+    same(second(program), second(lambda given: cell([given], c)[0]))
 
 
 @each

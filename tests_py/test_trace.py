@@ -344,8 +344,11 @@ def test_decisions_survive_rounding() -> None:
 
 
 def test_constants_of_float32_are_said() -> None:
-    with pytest.warns(UserWarning, match=r"0\.30000001192092896 in torch.float32.*\n.*test_trace"):
-        trace(lambda z: z[0] * torch.tensor(0.3), gates=1, name="cell")
+    """Once, whatever asks for them again."""
+    expected = r"0\.30000001192092896 in torch.float32.*\n.*test_trace"
+    with pytest.warns(UserWarning, match=expected) as warned:
+        trace(lambda z: z[0] * torch.tensor(0.3) * z[0], gates=1, name="cell")
+    assert [w.filename for w in warned] == [__file__]
 
 
 def test_the_callers_modes_change_nothing() -> None:

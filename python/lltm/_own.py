@@ -85,6 +85,7 @@ def cell(
             parameters=parameters,
             bounded=bounded,
             name=name,
+            warn_at=3,
         )
         made = Cell(program.text, parameters, function)
         made.gates = program.gates  # in the order of z

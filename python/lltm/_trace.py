@@ -253,6 +253,7 @@ class Tracer(TorchDispatchMode):
         self.code = getattr(inspect.unwrap(function), "__code__", None)
         self.trace: dict[Any, Value] = {}
         self.calls: list[Call] = []
+        self.warnings: dict[str, str] = {}  # and where: both runs and the derivative have them
         # By the address of a tensor's first element: an alias is the same value.
         self.known: dict[int, Operand] = {}
         self.made: dict[int, Tensor] = {}  # all of the trace's, so that no address is used again
@@ -380,10 +381,13 @@ class Tracer(TorchDispatchMode):
             return self.keep(func(*args, **kwargs), None)
         operands = [self.operand(x) for x in args]
         named = {k: self.operand(x) for k, x in kwargs.items() if k not in OPTIONS}
-        numbers = [x for x in (*operands, *named.values()) if not isinstance(x, Value)]
-        self.calls.append((func._schema.name, numbers, self.line()))
         result = func(*args, **kwargs)
         first = result if isinstance(result, Tensor) else result[0]
+        if first.is_floating_point() and first.dtype != torch.float64:
+            operands = [self.rounded(x, first.dtype) for x in operands]
+            named = {k: self.rounded(x, first.dtype) for k, x in named.items()}
+        numbers = [x for x in (*operands, *named.values()) if not isinstance(x, Value)]
+        self.calls.append((func._schema.name, numbers, self.line()))
         if first.is_complex() or (name == "_to_copy" and self.rounds(args[0].dtype, first.dtype)):
             self.unsupported(func)
         if name.startswith("logical"):
@@ -427,10 +431,26 @@ class Tracer(TorchDispatchMode):
             self.fail(f"expected outside tensors of one real number, got {[*x.shape]}, {x.dtype}")
         number = float(x.flatten()[0].item())
         if x.dtype != torch.float64 and math.frexp(number)[0] * 2**11 % 1:  # so not exact anyway
-            message = f"the constant is {number!r} in {x.dtype}; of dtype=torch.float64, or as a"
-            message += f" number of Python's, it is not rounded{self.line()}"
-            warnings.warn(f"lltm::cell: {self.where}: {message}", stacklevel=2)
+            self.warn(
+                f"the constant is {number!r} in {x.dtype}; of dtype=torch.float64, or as a number"
+                " of Python's, it is not rounded"
+            )
         return number
+
+    def rounded(self, x: Any, dtype: torch.dtype) -> Any:
+        """A number beside tensors of a narrower dtype, as PyTorch rounds it."""
+        if not isinstance(x, float):
+            return x
+        number = float(torch.tensor(x, dtype=dtype).item())
+        if number != x and x == x:
+            self.warn(
+                f"the constant {x!r} is rounded to {number!r}, since the function computes in"
+                f" {dtype} here; it is not in the dtype of z, as .to(z[0].dtype) gives it"
+            )
+        return number
+
+    def warn(self, message: str) -> None:
+        self.warnings.setdefault(message, self.line())
 
     def is_one_number(self, x: Tensor) -> bool:
         """Whether it is the same for all rows and units, however many there are."""
@@ -523,12 +543,13 @@ def trace(
     parameters: Parameters | None = None,
     bounded: bool = False,
     name: str | None = None,
+    warn_at: int = 2,
 ) -> Program:
     """The cell program of function(z, ...), which returns h', or (h', a state', ...).
 
     gates: z's, their number (they are g0, g1, ...) or names. reads: "x" or "h" for a gate that
     reads one of them alone. The function's other arguments are states in their order, but for `h`
-    and the names in parameters. states, parameters: initial values.
+    and the names in parameters. states, parameters: initial values. warn_at: warnings' stacklevel.
 
     Raises TypeError where the function computes what no program can, with the line, or an argument
     is of a wrong type; ArgumentError for wrong values and names.
@@ -546,6 +567,8 @@ def trace(
         same = made.written_out() == again.written_out()
         expected = "a function that does the same in each call, whatever the values and sizes"
         expect(same, where, expected, "" if same else _difference(*tracers))
+        for message, line in tracers[0].warnings.items():
+            warnings.warn(f"lltm::cell: {where}: {message}{line}", stacklevel=warn_at)
         return written(program, made)
 
 
