@@ -487,6 +487,22 @@ def test_copies_and_files(cell: lltm.Cell, tmp_path: Path) -> None:
     same(own(x), layer(x), rtol=0.0, atol=0.0)
 
 
+def test_cells_are_pickled_by_their_text() -> None:
+    """With the order of z and the numbers that parameters start from."""
+
+    @lltm.cell(gates=("n_h", "r"), reads={"n_h": "h"}, parameters={"p": 0.7})
+    def cell(z: Any, p: Tensor) -> Tensor:
+        return p * tanh(z.r + z.n_h)
+
+    again = pickle.loads(pickle.dumps(cell))
+    assert repr(again) == repr(cell)
+    assert again.text == cell.text
+    assert (again.Layer(3, 4).p_l0 == 0.7).all()
+    assert copy.deepcopy(cell) is copy.copy(cell) is cell
+    for text in (pickle.dumps(lltm.Cell(cell.text)), pickle.dumps(without_products_of_h)):
+        assert isinstance(pickle.loads(text).Layer(3, 4), lltm.OwnLayer)
+
+
 def test_a_saved_layer_needs_no_function() -> None:
     step = pickle.loads(pickle.dumps(gru.Cell(3, 4)))
     assert isinstance(step.forward(torch.randn(2, 3)), Tensor)
@@ -551,6 +567,45 @@ def test_wrong_texts_are_refused(change: tuple[str, str], text: str) -> None:
     x, h = torch.zeros(1, 1, 3), torch.zeros(1, 4)
     with pytest.raises(ValueError, match=r"^lltm::cell program, line"):
         torch.ops.lltm.sequence(wrong, x, h, h, torch.zeros(16, 3), torch.zeros(16, 4))
+
+
+def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
+    wrong: Any
+    for wrong in (None, 3, b"lltm-cell 1"):
+        with pytest.raises(TypeError, match=r"^lltm::cell: expected the text of a cell, got "):
+            lltm.Cell(wrong)
+    expected = r"^lltm::cell: expected the text of a cell, got 'lstm', the name of a built-in one"
+    with pytest.raises(lltm.ArgumentError, match=expected):
+        lltm.Cell("lstm")
+    file = tmp_path / "binary.cell"
+    file.write_bytes(b"\xff\xfe\0")
+    expected = r"^lltm::cell: expected the text of a cell, got .*binary.cell: .*0xff"
+    with pytest.raises(lltm.ArgumentError, match=expected):
+        lltm.Cell.load(file)
+
+
+def test_what_an_initialiser_returns_is_what_it_says() -> None:
+    def cell_of(initial: Any) -> lltm.Cell:
+        return lltm.cell(gates=1, parameters={"a": initial}, name="it")(lambda z, a: z[0] * a)
+
+    for initial in (
+        lambda t: torch.full_like(t, 0.7),
+        lambda t: t.data.fill_(0.7),
+        lambda t: torch.nn.init.constant_(t, 0.7),
+        lambda t: [t.fill_(0.7)],
+    ):
+        made = cell_of(initial)
+        same(made.Layer(3, 4).a_l0, torch.full((4,), 0.7))
+        with torch.inference_mode():
+            same(made.Cell(3, 4).a, torch.full((4,), 0.7))
+        assert made.Layer(3, 4, device="meta").a_l0.is_meta
+    for wrong in (lambda t: None, lambda t: 0.7):
+        with pytest.raises(
+            ValueError, match=r"^lltm::it.Layer: .* fills or returns a, got .*neither"
+        ):
+            cell_of(wrong).Layer(3, 4)
+    with pytest.raises(ValueError, match=r"^lltm::it.Cell: expected what fills a of shape \(4,\)"):
+        cell_of(lambda t: torch.ones(1)).Cell(3, 4)
 
 
 @pytest.mark.parametrize("name", ["weight_ih", "bias", "forward", "training"])

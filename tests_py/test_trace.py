@@ -397,6 +397,13 @@ UNSUPPORTED: dict[str, Callable[..., Any]] = {
     "default threshold.*aten::softplus": lambda z: F.softplus(z[0], 1, 5),
     "a dtype only of conditions.*aten::_to_copy": lambda z: z[0].float(),
     "aten::div": lambda z: torch.div(z[0], 2, rounding_mode="floor"),
+    "torch.where in place of Python's `if`, got aten::all": lambda z: (
+        z[0] if (z[0] > 0).all() else -z[0]
+    ),
+    r"a gate, such as z\[0\] or z.g0, got z, which is all of them": lambda z: torch.tanh(z),
+    "got z, which is all of them": lambda z: z * 2,
+    "z.g0, got z, which is all of them": lambda z: 1 - z,
+    "which is all of them": lambda z: torch.ones(()) * z,
     r"outside tensors of one real number, got \[7\]": lambda z: z[0] * OUTSIDE,
     "what is learned in parameters=": lambda z: z[0] * LEARNED,
     "aten::mul": lambda z: z[0] * 1j,
@@ -463,9 +470,36 @@ def test_the_line_is_the_operations() -> None:
         trace(on_value, gates=1)
 
 
-def test_other_errors_have_the_line() -> None:
-    with pytest.raises(lltm.ArgumentError, match=r"wrong: .*shape.*\n.*test_trace\.py:\d+: "):
-        trace(lambda z: z[0].view(3, 3), gates=1, name="wrong")
+@pytest.mark.parametrize(
+    ("match", "function"),
+    [("shape", lambda z: z[0].view(3, 3)), ("int too big", lambda z: z[0] * 10**400)],
+)
+def test_other_errors_have_the_line(match: str, function: Callable[..., Any]) -> None:
+    with pytest.raises(lltm.ArgumentError, match=rf"wrong: .*{match}.*\n.*test_trace\.py:\d+: "):
+        trace(function, gates=1, name="wrong")
+
+
+def test_how_many_states_may_be_said() -> None:
+    assert trace(lltm_cell, gates=3, states=1) == trace(lltm_cell, gates=3)
+
+
+def test_no_rounding_mode_is_none() -> None:
+    check(lambda z: torch.div(z[0], 2, rounding_mode=None), gates=1, name="cell")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:torch")
+def test_compiled_functions() -> None:
+    """Are traced, not what they were compiled to; a cell made in one is an error that says so."""
+    compiled = torch.compile(lltm_cell, backend="aot_eager")
+    assert trace(compiled, gates=3, name="lltm_cell") == trace(lltm_cell, gates=3)
+
+    @torch.compile(backend="eager")
+    def making(x: Tensor) -> Tensor:
+        lltm.cell(gates=1, name="inside")(unit)
+        return x
+
+    with pytest.raises(lltm.ArgumentError, match=r"outside of what torch\.compile"):
+        making(torch.ones(1))
 
 
 def unit(z: Any) -> Any:
@@ -489,6 +523,16 @@ WRONG: list[tuple[str, type[Exception], Callable[..., Any], dict[str, Any]]] = [
     ('"x" or "h" in reads of g0, got \'both\'', ValueError, unit, {"reads": {"g0": "both"}}),
     (r"parameters to be a dict, got \['p'\]", TypeError, unit, {"parameters": ["p"]}),
     ("reads to be a dict, got 'x'", TypeError, unit, {"reads": "x"}),
+    ("1 states, got 0 in its arguments \\(h\\)", ValueError, lambda z, h: h, {"states": 1}),
+    (
+        "2 states, got 1 in its arguments \\(c, p\\)",
+        ValueError,
+        lambda z, c, p: (c, p),
+        {"states": 2, "parameters": {"p": 1}},
+    ),
+    ("states to be their number or a dict, got True", TypeError, unit, {"states": True}),
+    ("states to be their number or a dict, got \\['c'\\]", TypeError, unit, {"states": ["c"]}),
+    ("that a float has, got a larger", ValueError, lambda z, c: c, {"states": {"c": 10**400}}),
     ("got 'm': its arguments are \\(\\)", ValueError, unit, {"states": {"m": 0}}),
     ("got 'p': its arguments are \\(\\)", ValueError, unit, {"parameters": {"p": 0}}),
     ("got 'h': its arguments are \\(h\\)", ValueError, lambda z, h: h, {"states": {"h": 0}}),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -200,7 +201,7 @@ def declared(
     where: str,
     gates: int | Sequence[str],
     reads: Mapping[str, str],
-    states: Mapping[str, float],
+    states: int | Mapping[str, float],
     parameters: Parameters,
     bounded: bool,
 ) -> tuple[Program, list[str], list[str]]:
@@ -208,7 +209,7 @@ def declared(
     if not callable(function):
         raise TypeError(f"lltm::cell: expected a function, got {function!r}")
     expect_type(reads, Mapping, where, "reads to be a dict")
-    expect_type(states, Mapping, where, "states to be a dict")
+    expect_type(states, (int, Mapping), where, "states to be their number or a dict")
     expect_type(parameters, Mapping, where, "parameters to be a dict")
     expect_type(bounded, bool, where, "bounded to be a bool")
     kinds = () if isinstance(gates, str) else (int, Sequence)
@@ -228,6 +229,10 @@ def declared(
     names = [argument.name for argument in arguments]
     state_names = [name for name in names if name != "h" and name not in parameters]
 
+    if isinstance(states, int):
+        found = f"{len(state_names)} in its arguments ({', '.join(names)})"
+        expect(states == len(state_names), where, f"{states} states", found)
+        states = {}
     rule = f"a name of at most {LONGEST_NAME} ASCII letters, digits and _, not inf or nan"
     expect(is_name(where), where, f"{rule} (name= gives another)", repr(where))
     for known in (gates, names):
@@ -252,6 +257,9 @@ def declared(
         if name in states or not callable(initial):
             expect_type(initial, (int, float), where, f"a number as the initial value of {name}")
             expect(initial == initial, where, f"an initial value of {name}", initial)
+            largest = sys.float_info.max
+            fits = not isinstance(initial, int) or -largest <= initial <= largest
+            expect(fits, where, f"an initial value of {name} that a float has", "a larger int")
     program = Program(
         text="",
         name=where,

@@ -166,7 +166,8 @@ _PRODUCT = "expected no matrix products but a step's own, of weight_ih and weigh
 _OVER_UNITS = "expected operations element by element, as a unit does not see others"
 WHY_NOT = {
     **dict.fromkeys(("mm", "addmm", "bmm", "dot", "mv"), _PRODUCT),
-    **dict.fromkeys(("any", "all", "sum", "mean", "max", "amax", "min", "amin"), _OVER_UNITS),
+    **dict.fromkeys(("any", "all"), f"{_OVER_UNITS}, and torch.where in place of Python's `if`"),
+    **dict.fromkeys(("sum", "mean", "max", "amax", "min", "amin"), _OVER_UNITS),
     **dict.fromkeys(("_softmax", "native_layer_norm", "cumsum", "stack", "cat"), _OVER_UNITS),
     **dict.fromkeys(("slice", "select", "index", "gather", "flip", "roll", "sort"), _OVER_UNITS),
     "_local_scalar_dense": "expected torch.where in place of Python's `if`, bool(), item()",
@@ -190,8 +191,27 @@ class NoSuchGate(ArgumentError, AttributeError):
     """As z.i and z["i"] raise it."""
 
 
+class NotATensor(TypeError):
+    """As z + 1 and torch.tanh(z) raise it."""
+
+
+def _not_a_tensor(z: Gates, *_: Any) -> NoReturn:
+    first = next(iter(z._tensors))
+    raise NotATensor(
+        f"lltm::cell: expected a gate, such as z[0] or z.{first}, got z, which is all of them"
+    )
+
+
 class Gates:
     """z as the function sees it: z[0], z["i"] and z.i, and `i, o, g = z`."""
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _not_a_tensor
+    __truediv__ = __rtruediv__ = __pow__ = __rpow__ = __neg__ = __abs__ = _not_a_tensor
+    __lt__ = __le__ = __gt__ = __ge__ = _not_a_tensor
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _not_a_tensor(next(x for x in tree_leaves((args, kwargs)) if isinstance(x, Gates)))
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         self._tensors = tensors
@@ -289,12 +309,12 @@ class Tracer(TorchDispatchMode):
                 gradients = self.derived(results, inputs.values(), tangents.values())
             except NoProgram as error:
                 raise TypeError(str(error)) from None
-            except NoSuchGate as error:
+            except (NoSuchGate, NotATensor) as error:
                 frames = reversed([*traceback.walk_tb(error.__traceback__)])
                 said = str(error).removeprefix("lltm::cell: ")
                 message = f"lltm::cell: {self.where}: {said}{self.line(frames)}"
-                raise NoSuchGate(message) from None
-            except RuntimeError as error:  # PyTorch's
+                raise type(error)(message) from None
+            except (RuntimeError, OverflowError) as error:  # PyTorch's
                 if isinstance(error, ArgumentError):
                     raise
                 frames = reversed([*traceback.walk_tb(error.__traceback__)])
@@ -401,7 +421,8 @@ class Tracer(TorchDispatchMode):
             self.unsupported(func)
         if self.deriving and name in ("eq", "gt", "lt") and func._overloadname == "Tensor":
             operands = _tie(*operands)
-        value = NotImplemented if "rounding_mode" in named else RULES[name](*operands, **named)
+        rounds = named.pop("rounding_mode", None) is not None
+        value = NotImplemented if rounds else RULES[name](*operands, **named)
         if value is NotImplemented:
             self.unsupported(func)
         if self.without_grad and not torch.is_grad_enabled() and isinstance(value, Value):
@@ -530,7 +551,16 @@ class _Detaching(TorchFunctionMode):
 def _plain_torch() -> Iterator[None]:
     """Whatever modes the caller is in."""
     cpu, no_autocast = torch.device("cpu"), torch.autocast("cpu", enabled=False)
-    with torch.inference_mode(False), torch.enable_grad(), cpu, no_autocast:
+    eager: Any = contextlib.nullcontext()
+    if "torch._dynamo" in sys.modules:  # a function may be compiled, or call one that is
+        try:
+            if torch.compiler.is_compiling():
+                raise RuntimeError
+            eager = torch.compiler.set_stance("force_eager")
+        except RuntimeError:
+            message = "lltm::cell: expected cells to be made outside of what torch.compile runs"
+            raise ArgumentError(message) from None
+    with torch.inference_mode(False), torch.enable_grad(), cpu, no_autocast, eager:
         yield
 
 
@@ -539,7 +569,7 @@ def trace(
     *,
     gates: int | Sequence[str],
     reads: Mapping[str, str] | None = None,
-    states: Mapping[str, float] | None = None,
+    states: int | Mapping[str, float] | None = None,
     parameters: Parameters | None = None,
     bounded: bool = False,
     name: str | None = None,
@@ -549,7 +579,8 @@ def trace(
 
     gates: z's, their number (they are g0, g1, ...) or names. reads: "x" or "h" for a gate that
     reads one of them alone. The function's other arguments are states in their order, but for `h`
-    and the names in parameters. states, parameters: initial values. warn_at: warnings' stacklevel.
+    and the names in parameters. states, parameters: initial values, or how many states there are.
+    warn_at: the stacklevel of warnings.
 
     Raises TypeError where the function computes what no program can, with the line, or an argument
     is of a wrong type; ArgumentError for wrong values and names.
