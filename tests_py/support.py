@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import math
 import os
@@ -26,6 +27,18 @@ from torch.utils.data import Dataset
 import lltm
 
 ROOT = Path(__file__).resolve().parents[1]
+
+# Cells of the literature, a page each.
+GALLERY = ROOT / "examples" / "cells"
+GALLERY_CELLS = sorted(path.stem for path in GALLERY.glob("*.py") if path.stem != "train")
+
+
+def gallery_cell(name: str, monkeypatch: pytest.MonkeyPatch) -> lltm.Cell:
+    monkeypatch.syspath_prepend(str(GALLERY))
+    cell = getattr(importlib.import_module(name), name)
+    assert isinstance(cell, lltm.Cell)
+    return cell
+
 
 # The minor release of PyTorch, to compare: (2, 13).
 TORCH = tuple(int(part) for part in str(torch.__version__).split(".")[:2])
