@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import io
+import itertools
 import pickle
 import re
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import support
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -485,6 +487,31 @@ def test_copies_and_files(cell: lltm.Cell, tmp_path: Path) -> None:
     own = again.Layer(3, 4, num_layers=2)
     own.load_state_dict(layer.state_dict())
     same(own(x), layer(x), rtol=0.0, atol=0.0)
+
+
+@support.needs_cmake
+def test_saved_cells_and_weights_run_in_a_program_without_python(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    run = support.program_without_python("tests_cpp/packaging/consumer", "app")
+    paths = [tmp_path / name for name in ("it.cell", "weights", "input", "results")]
+    for cell, dtype in itertools.product(CELLS, (torch.float64, torch.float32)):
+        layer = cell.Layer(3, 4, num_layers=2, bidirectional=True, dtype=dtype)
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                parameter.normal_()
+        x = torch.randn(6, 3, 3, dtype=dtype)
+        cell.save(paths[0])
+        save_file(layer.state_dict(), paths[1])
+        save_file({"input": x}, paths[2])
+        run(*paths)
+        results = load_file(paths[3])
+        for prefix, module in (("", layer), ("prepacked ", layer.prepack())):
+            with torch.no_grad():
+                expected = flat(module(x))
+            found = [results.pop(f"{prefix}{k}") for k in range(len(expected))]
+            same(found, expected, rtol=0.0, atol=0.0)
+        assert not results
 
 
 def test_cells_are_pickled_by_their_text() -> None:
