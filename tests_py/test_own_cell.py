@@ -441,15 +441,50 @@ def test_decomposes_for_export(cell: lltm.Cell) -> None:
     same(plain_program.module()(x, hx), layer(x, hx))
 
 
-def test_torchscript_traces_and_refuses_to_compile() -> None:
+def test_torchscript_traces() -> None:
     for module, x in (
         (two_states.Layer(3, 4), torch.randn(3, 2, 3)),
         (gru.Cell(3, 4), torch.randn(2, 3)),
     ):
         traced = torch.jit.trace(module, (x,))
         same(traced(x), module(x))
-        with pytest.raises(NotImplementedError, match=r"torch.jit.script can't compile a cell"):
-            torch.jit.script(torch.nn.Sequential(module))
+
+
+@lltm.cell(gates=2, parameters={"p": 0.5, "q": 0.25}, states=3)
+def three_states(z: Any, a: Tensor, p: Tensor, b: Tensor, q: Tensor, c: Tensor) -> Any:
+    c_next = tanh(q * c + z[0])
+    return tanh(a + p * b) * z[1], 0.5 * a + c_next, tanh(z[1] * b), c_next
+
+
+@pytest.mark.parametrize("cell", [*CELLS, three_states], ids=lambda cell: cell.name)
+def test_torchscript_compiles(cell: lltm.Cell) -> None:
+    """Layers, prepacked ones, cells: alone and in a model, before and after saving."""
+    deep = cell.Layer(3, 4, num_layers=2, bidirectional=True, bias=False).eval()
+    layer, step = cell.Layer(3, 4), cell.Cell(3, 4)
+    with torch.no_grad():
+        for parameter in (*deep.parameters(), *layer.parameters(), *step.parameters()):
+            parameter.normal_()
+    x, reset = torch.randn(3, 2, 3), torch.rand(3, 2) < 0.5
+    cases: list[tuple[torch.nn.Module, tuple[Any, ...]]] = [
+        (deep, (x, states(cell, 4, 2, 4), reset)),
+        (layer, (x, states(cell, 1, 2, 4))),
+        (layer.prepack(), (x, states(cell, 1, 2, 4))),
+        (step, (x[0], states(cell, 2, 4))),
+        (cell.Cell(3, 4, bias=False), (x[0],)),
+    ]
+    for module, arguments in cases:
+        scripted: Any = torch.jit.script(module)
+        file = io.BytesIO()
+        torch.jit.save(scripted, file)
+        file.seek(0)
+        for run in (scripted, torch.jit.load(file)):
+            same(run(*arguments), module(*arguments), rtol=0.0, atol=0.0)
+            same(run(arguments[0]), module(arguments[0]), rtol=0.0, atol=0.0)
+    model = torch.nn.Sequential(layer)
+    same(torch.jit.script(model)(x), model(x), rtol=0.0, atol=0.0)
+    again = pickle.loads(pickle.dumps(model))  # which has what TorchScript was given
+    same(again(x), model(x), rtol=0.0, atol=0.0)
+    assert type(again[0]).__name__ == type(layer).__name__
 
 
 @each

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _check, _trace
+from . import _check, _script, _trace
 from ._C import ArgumentError
 from ._program import Header
 from ._recurrent import (
@@ -288,11 +288,20 @@ class _Own(OfParameters):
     def _get_name(self) -> str:  # TorchScript wants the class's to be an identifier
         return f"{self._HEADER.name}.{type(self).__name__.rsplit('_', 1)[1]}"
 
-    def __prepare_scriptable__(self) -> Any:
-        raise NotImplementedError(
-            f"lltm::{self._where}: torch.jit.script can't compile a cell of one's own;"
-            " torch.jit.trace and torch.export can"
+    def _expressions(self, names: Mapping[str, str]) -> list[str]:
+        """What _operands does, in TorchScript, of the names of attributes by stem."""
+        if not self._HEADER.parameters:
+            return _script.given(self, list(names.values()))  # type: ignore[arg-type]
+        own = [f"self.{names[stem]}" for stem in self._HEADER.parameters]
+        x, h = (len(g) * self.hidden_size for g in (self._HEADER.gates_x, self._HEADER.gates_h))
+        b_x, b_h = (
+            f"{own[0]}.new_zeros({rows})"
+            if getattr(self, names[stem]) is None
+            else f"self.{names[stem]}"
+            for stem, rows in (("bias_ih", x), ("bias_hh", h))
         )
+        weights = [f"self.{names[stem]}" for stem in ("weight_ih", "weight_hh")]
+        return [*weights, f"torch.cat([{', '.join([b_x, *own])}])", b_h]
 
     def _reduced(self, kind: str) -> Any:
         """Pickled by the text."""
@@ -381,6 +390,9 @@ class OwnCell(_Own, MadeStep):
 
         return step_of(self, input, hx, operator("layer_step", tensors, self._OPTIONS))
 
+    def _scripted_operands(self) -> list[str]:
+        return self._expressions({stem: stem for stem in self._shapes(0)})
+
     def __reduce__(self) -> Any:
         return self._reduced("Cell")
 
@@ -446,6 +458,11 @@ class OwnLayer(_Own, MadeLayer):
             return [tensor for k in directions for tensor in module._operands_of(k)]
 
         return layer_of(self, input, hx, reset, operator("layer", tensors, self._OPTIONS))
+
+    def _scripted_operands(self) -> list[str]:
+        stems = self._shapes(0)
+        directions = (dict(zip(stems, names, strict=True)) for names in self._by_direction)
+        return [expression for names in directions for expression in self._expressions(names)]
 
     def prepack(self, weights: torch.dtype | None = None) -> _Prepacked:
         """Returns this layer as it is now in a form for inference; see :meth:`lltm.LLTM.prepack`.
