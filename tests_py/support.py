@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import math
 import os
 import runpy
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -29,11 +31,51 @@ import lltm
 
 ROOT = Path(__file__).resolve().parents[1]
 
+# Cells of the literature, a page each.
+GALLERY = ROOT / "examples" / "cells"
+GALLERY_CELLS = sorted(path.stem for path in GALLERY.glob("*.py") if path.stem != "train")
+
+
+def gallery_cell(name: str, monkeypatch: pytest.MonkeyPatch) -> lltm.Cell:
+    monkeypatch.syspath_prepend(str(GALLERY))
+    cell = getattr(importlib.import_module(name), name)
+    assert isinstance(cell, lltm.Cell)
+    return cell
+
+
 # The minor release of PyTorch, to compare: (2, 13).
 TORCH = tuple(int(part) for part in str(torch.__version__).split(".")[:2])
 
 # Whether lltm._C is the compiled module, rather than lltm._binding.
 COMPILED_BINDING = lltm._C.__name__ == "lltm._C"
+
+needs_cmake = pytest.mark.skipif(
+    shutil.which("cmake") is None, reason="builds a program with CMake"
+)
+
+
+def program_without_python(folder: str, name: str) -> Callable[..., str]:
+    """Builds a C++ program of this repository with the lltm under test, and checks that no Python
+    is linked. What it returns runs that with arguments, and returns what it printed."""
+    # Kept, so that the next run has nothing to compile.
+    build = ROOT / "build" / folder / f"torch-{torch.__version__}"
+    prefix = f"-DCMAKE_PREFIX_PATH={lltm.cmake_prefix_path}"
+
+    def checked(command: Sequence[str | Path], **options: Any) -> str:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+        assert done.returncode == 0, done.stdout + done.stderr
+        stdout: str = done.stdout
+        return stdout
+
+    checked(["cmake", "-S", ROOT / folder, "-B", build, prefix])
+    checked(["cmake", "--build", build])
+    linked = checked(["ldd", build / name])
+    assert "liblltm.so" in linked
+    assert "libpython" not in linked
+    assert "libtorch_python" not in linked
+    env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    return lambda *arguments: checked([build / name, *arguments], env=env)
+
 
 # Blocks of rows of the LLTM's weights.
 GATES: int = len(torch.ops.lltm._cell("lltm")[0])

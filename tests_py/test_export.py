@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import functools
 import io
-import os
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -317,38 +314,19 @@ def test_a_compiled_package_runs_where_only_the_library_is_loaded(
 
 
 @pytest.mark.slow  # compiles PyTorch's headers
-@pytest.mark.skipif(shutil.which("cmake") is None, reason="builds a program with CMake")
+@support.needs_cmake
 def test_a_compiled_package_runs_in_a_program_without_python(
     compiled: tuple[Model, str], tmp_path: Path
 ) -> None:
     from safetensors.torch import load_file, save_file
 
     model, package = compiled
-    # Kept, so that the next run has nothing to compile.
-    build = support.ROOT / "build" / "examples" / f"aoti-torch-{torch.__version__}"
-    prefix = f"-DCMAKE_PREFIX_PATH={lltm.cmake_prefix_path}"
-    source = str(support.ROOT / "examples/aoti")
-    for command in (["-S", source, "-B", str(build), prefix], ["--build", str(build)]):
-        done = subprocess.run(["cmake", *command], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-    program = build / "run"
-    linked = subprocess.run(["ldd", str(program)], capture_output=True, text=True, check=True)
-    assert "liblltm.so" in linked.stdout
-    assert "libpython" not in linked.stdout
-    assert "libtorch_python" not in linked.stdout
-
+    run = support.program_without_python("examples/aoti", "run")
     for sizes in SIZES:
         x = torch.randn(*sizes, 3)
         save_file({"0": x}, tmp_path / "arguments")
-        done = subprocess.run(
-            [program, package, tmp_path / "arguments", tmp_path / "results"],
-            env={k: v for k, v in os.environ.items() if not k.startswith("PYTHON")},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert f"lltm {lltm.__version__}" in done.stdout
+        said = run(package, tmp_path / "arguments", tmp_path / "results")
+        assert f"lltm {lltm.__version__}" in said
         results = load_file(tmp_path / "results")
         with torch.no_grad():
             expected = model(x)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Iterator
 
@@ -10,11 +9,9 @@ import pytest
 import support
 import torch
 
-import lltm
 import lltm.testing
 
-FOLDER = support.ROOT / "examples" / "cells"
-NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "train")
+FOLDER, NAMES = support.GALLERY, support.GALLERY_CELLS
 
 # Few rows and many, where other engines run; odd sizes.
 SHAPES = [(6, 3, 4, 5), (5, 40, 24, 72)]
@@ -33,16 +30,9 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def cell_of(name: str, monkeypatch: pytest.MonkeyPatch) -> lltm.Cell:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    cell = getattr(importlib.import_module(name), name)
-    assert isinstance(cell, lltm.Cell)
-    return cell
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_cell_agrees_with_its_function(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    cell = cell_of(name, monkeypatch)
+    cell = support.gallery_cell(name, monkeypatch)
     lltm.testing.check_cell(cell, shapes=SHAPES, dtypes=DTYPES)
     assert ("\nown_gradient\n" in cell.text) == (name in OWN_GRADIENT)
 
@@ -50,7 +40,7 @@ def test_a_cell_agrees_with_its_function(name: str, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("name", NAMES)
 def test_a_bounded_cell_is_bounded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that promise it; the others do exceed 1, so that none forgets to."""
-    cell = cell_of(name, monkeypatch)
+    cell = support.gallery_cell(name, monkeypatch)
     layer = cell.Layer(8, 16, dtype=torch.float64)
     with torch.no_grad():
         for parameter in layer.parameters():
@@ -69,7 +59,7 @@ def test_the_table_says_what_the_cells_have(monkeypatch: pytest.MonkeyPatch) -> 
     table = rows_of_the_table()
     assert sorted(table) == NAMES
     for name, (paper, *row) in table.items():
-        cell = cell_of(name, monkeypatch)
+        cell = support.gallery_cell(name, monkeypatch)
         weights = [re.findall(rf"^weight_{k}h( .*)?$", cell.text, re.MULTILINE)[0] for k in "ih"]
         (saved,) = re.findall(r"^save(.*)$", cell.text, re.MULTILINE)
         of_x, of_h = map(str.split, weights)

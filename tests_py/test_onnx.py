@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import decompositions, flat
+from support import GALLERY_CELLS, decompositions, flat, gallery_cell
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
@@ -136,6 +136,30 @@ def test_a_model_of_dynamic_length_is_a_scan(name: str) -> None:
     assert ("", "Scan") in found
     for sizes in ((6, 4), (9, 2), (2, 9), (1, 1)):
         assert_same(program, module, inputs(*sizes))
+
+
+# With two states, a parameter and a gate of x alone; others when asked for.
+QUICK = ("indrnn", "rsynaptic")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in GALLERY_CELLS],
+)
+def test_cells_of_ones_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = gallery_cell(name, monkeypatch)
+    layers = cell.Layer(3, 5, num_layers=2, bidirectional=True).eval()
+    fixed = torch.onnx.export(layers, (features(4, 2),), dynamo=True, verbose=False)
+    assert ("", "Scan") not in operators(fixed)
+    assert_same(fixed, layers, features(4, 2))
+    layer = cell.Layer(3, 5).eval()
+    sizes = ({0: "steps", 1: "batch"},)
+    program = torch.onnx.export(
+        layer, (features(6, 4),), dynamo=True, dynamic_shapes=sizes, verbose=False
+    )
+    assert ("", "Scan") in operators(program)
+    for shape in ((9, 2), (2, 9), (1, 1)):
+        assert_same(program, layer, features(*shape))
 
 
 def test_an_exported_program_is_converted_too() -> None:

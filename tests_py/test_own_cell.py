@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
+import itertools
 import pickle
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import support
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pack_sequence
 
 import lltm
+from lltm._program import evaluate
 from lltm.testing import check_cell, loop
 
 sigmoid, tanh = torch.sigmoid, torch.tanh
@@ -119,6 +124,48 @@ def test_the_check_finds_a_wrong_gradient() -> None:
     assert wrong.text != lstm.text
     with pytest.raises(AssertionError, match=r"^lstm, plain, torch.float64.*of gradient of"):
         check_cell(wrong, dtypes=[torch.float64], verbose=False)
+
+
+@pytest.mark.parametrize("name", ["hardsigmoid", "softplus", "rounded number", "float32"])
+def test_the_check_knows_where_pytorch_rounds(name: str) -> None:
+    """And finds an error over that."""
+
+    def spike(x: Tensor) -> Tensor:
+        return (x > 0).float()
+
+    function: Any = {
+        "hardsigmoid": lambda z, c: (F.hardsigmoid(z[0]) * c, F.hardsigmoid(z[1] + c)),
+        "softplus": lambda z, c: (F.softplus(20 * z[0]) - 0.05 * F.softplus(20 * z[1]), tanh(c)),
+        "rounded number": lambda z, c: (spike(z[0]) * 0.5 * c, tanh(z[1] * (1.5 - spike(c)))),
+        "float32": lambda z, c: (tanh(c + spike(z[0]) / 3 + spike(z[1]) * 7 / 9), z[0]),
+    }[name]
+    cell = lltm.cell(gates=2, name="rounding")(function)
+    check = functools.partial(check_cell, shapes=[(6, 3, 4, 5)], verbose=False)
+    check(cell, dtypes=[torch.float64, torch.float32], scale=2.0)
+    wrong = re.sub(r"\nh' = (.+)", r"\noff = \1\nh' = multiply off 1.00001", cell.text)
+    assert wrong != cell.text
+    with pytest.raises(AssertionError, match="float64"):
+        check(lltm.Cell(wrong, function=function), dtypes=[torch.float64])
+
+
+def test_numbers_are_as_exact_as_the_function_has_them() -> None:
+    """Those that PyTorch rounds, since what they go with is of float32, and no others."""
+
+    @lltm.cell(gates=1)
+    def cell(z: Any, c: Tensor) -> tuple[Tensor, Tensor]:
+        return (z[0] > 0).to(z[0].dtype) * 0.3 * c, tanh(c)
+
+    assert "0.3\n" in cell.text
+    with pytest.warns(UserWarning, match=r"0\.3 is rounded to 0\.30000001192092896"):
+
+        @lltm.cell(gates=1)
+        def rounding(z: Any, c: Tensor) -> tuple[Tensor, Tensor]:
+            return (z[0] > 0).float() * 0.3 * c, tanh(c)
+
+    for made in (cell, rounding):
+        layer = made.Layer(4, 5, dtype=torch.float64)
+        x = torch.randn(5, 3, 4, dtype=torch.float64)
+        same(layer(x), loop(made, layer, x), rtol=0.0, atol=1e-14)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -298,6 +345,75 @@ def test_a_gradient_of_its_own_is_taken_once() -> None:
         torch.func.grad(lambda x: layer(x)[0].sum())(x.detach())
 
 
+class Clamped(torch.autograd.Function):
+    """Whose backward is the derivative but where gradients are large."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad.clamp(-8, 8)
+
+
+class Windowed(Clamped):
+    """Where x is."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return torch.where(x.abs() > 1e5, 0.0, 2 * grad)
+
+
+def hooked(x: Tensor) -> Tensor:
+    y = 2 * x
+    if y.requires_grad:
+        y.register_hook(lambda grad: grad.clamp(-8, 8))
+    return y
+
+
+@pytest.mark.parametrize("applied", [Clamped.apply, Windowed.apply, hooked])
+def test_no_gradient_of_ones_own_is_taken_for_the_derivative(applied: Any) -> None:
+    """Though it is, at most numbers."""
+    cell = lltm.cell(gates=1, name="own")(lambda z, c: (tanh(applied(z[0])), c))
+    check_cell(cell, shapes=[(3, 2, 4, 5)], dtypes=[torch.float64], verbose=False)
+    layer = cell.Layer(3, 4)
+    with pytest.raises(NotImplementedError, match="expected first derivatives by autograd alone"):
+        torch.func.grad(lambda x: layer(x)[0].sum())(torch.randn(2, 3, 3))
+
+
+def test_no_grad_detaches_in_derivatives_of_any_order() -> None:
+    def cell(z: Any, c: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            m = torch.maximum(z[0], c)
+            rare = torch.where(z[0].abs() > 1e3, z[0], 0.0) * 2
+        i, f = torch.exp(z[0] - m), torch.exp(c - m)
+        return tanh(i / (i + f) + rare) * z[0], tanh(m * z[0])
+
+    made = lltm.cell(gates=1)(cell)
+    assert "own_gradient" not in made.text
+    check_cell(made, shapes=[(3, 2, 4, 5)], dtypes=[torch.float64], verbose=False)
+    z, c = torch.randn(2, 5, dtype=torch.float64)
+    z[:2] *= 1e4
+
+    def second(run: Callable[[Tensor], Any]) -> Tensor:
+        given = z.clone().requires_grad_()
+        (grad,) = torch.autograd.grad(run(given).sum(), given, create_graph=True)
+        again: Tensor = torch.autograd.grad((grad * grad).sum(), given)[0]
+        return again
+
+    def program(given: Tensor) -> Tensor:
+        return evaluate(made.text, "forward", {"z.g0": given, "c": c})["h'"]
+
+    same(second(program), second(lambda given: cell([given], c)[0]))
+
+
 @each
 def test_compiles_as_a_whole(cell: lltm.Cell) -> None:
     torch._dynamo.reset()
@@ -325,15 +441,50 @@ def test_decomposes_for_export(cell: lltm.Cell) -> None:
     same(plain_program.module()(x, hx), layer(x, hx))
 
 
-def test_torchscript_traces_and_refuses_to_compile() -> None:
+def test_torchscript_traces() -> None:
     for module, x in (
         (two_states.Layer(3, 4), torch.randn(3, 2, 3)),
         (gru.Cell(3, 4), torch.randn(2, 3)),
     ):
         traced = torch.jit.trace(module, (x,))
         same(traced(x), module(x))
-        with pytest.raises(NotImplementedError, match=r"torch.jit.script can't compile a cell"):
-            torch.jit.script(torch.nn.Sequential(module))
+
+
+@lltm.cell(gates=2, parameters={"p": 0.5, "q": 0.25}, states=3)
+def three_states(z: Any, a: Tensor, p: Tensor, b: Tensor, q: Tensor, c: Tensor) -> Any:
+    c_next = tanh(q * c + z[0])
+    return tanh(a + p * b) * z[1], 0.5 * a + c_next, tanh(z[1] * b), c_next
+
+
+@pytest.mark.parametrize("cell", [*CELLS, three_states], ids=lambda cell: cell.name)
+def test_torchscript_compiles(cell: lltm.Cell) -> None:
+    """Layers, prepacked ones, cells: alone and in a model, before and after saving."""
+    deep = cell.Layer(3, 4, num_layers=2, bidirectional=True, bias=False).eval()
+    layer, step = cell.Layer(3, 4), cell.Cell(3, 4)
+    with torch.no_grad():
+        for parameter in (*deep.parameters(), *layer.parameters(), *step.parameters()):
+            parameter.normal_()
+    x, reset = torch.randn(3, 2, 3), torch.rand(3, 2) < 0.5
+    cases: list[tuple[torch.nn.Module, tuple[Any, ...]]] = [
+        (deep, (x, states(cell, 4, 2, 4), reset)),
+        (layer, (x, states(cell, 1, 2, 4))),
+        (layer.prepack(), (x, states(cell, 1, 2, 4))),
+        (step, (x[0], states(cell, 2, 4))),
+        (cell.Cell(3, 4, bias=False), (x[0],)),
+    ]
+    for module, arguments in cases:
+        scripted: Any = torch.jit.script(module)
+        file = io.BytesIO()
+        torch.jit.save(scripted, file)
+        file.seek(0)
+        for run in (scripted, torch.jit.load(file)):
+            same(run(*arguments), module(*arguments), rtol=0.0, atol=0.0)
+            same(run(arguments[0]), module(arguments[0]), rtol=0.0, atol=0.0)
+    model = torch.nn.Sequential(layer)
+    same(torch.jit.script(model)(x), model(x), rtol=0.0, atol=0.0)
+    again = pickle.loads(pickle.dumps(model))  # which has what TorchScript was given
+    same(again(x), model(x), rtol=0.0, atol=0.0)
+    assert type(again[0]).__name__ == type(layer).__name__
 
 
 @each
@@ -371,6 +522,47 @@ def test_copies_and_files(cell: lltm.Cell, tmp_path: Path) -> None:
     own = again.Layer(3, 4, num_layers=2)
     own.load_state_dict(layer.state_dict())
     same(own(x), layer(x), rtol=0.0, atol=0.0)
+
+
+@support.needs_cmake
+def test_saved_cells_and_weights_run_in_a_program_without_python(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    run = support.program_without_python("tests_cpp/packaging/consumer", "app")
+    paths = [tmp_path / name for name in ("it.cell", "weights", "input", "results")]
+    for cell, dtype in itertools.product(CELLS, (torch.float64, torch.float32)):
+        layer = cell.Layer(3, 4, num_layers=2, bidirectional=True, dtype=dtype)
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                parameter.normal_()
+        x = torch.randn(6, 3, 3, dtype=dtype)
+        cell.save(paths[0])
+        save_file(layer.state_dict(), paths[1])
+        save_file({"input": x}, paths[2])
+        run(*paths)
+        results = load_file(paths[3])
+        for prefix, module in (("", layer), ("prepacked ", layer.prepack())):
+            with torch.no_grad():
+                expected = flat(module(x))
+            found = [results.pop(f"{prefix}{k}") for k in range(len(expected))]
+            same(found, expected, rtol=0.0, atol=0.0)
+        assert not results
+
+
+def test_cells_are_pickled_by_their_text() -> None:
+    """With the order of z and the numbers that parameters start from."""
+
+    @lltm.cell(gates=("n_h", "r"), reads={"n_h": "h"}, parameters={"p": 0.7})
+    def cell(z: Any, p: Tensor) -> Tensor:
+        return p * tanh(z.r + z.n_h)
+
+    again = pickle.loads(pickle.dumps(cell))
+    assert repr(again) == repr(cell)
+    assert again.text == cell.text
+    assert (again.Layer(3, 4).p_l0 == 0.7).all()
+    assert copy.deepcopy(cell) is copy.copy(cell) is cell
+    for text in (pickle.dumps(lltm.Cell(cell.text)), pickle.dumps(without_products_of_h)):
+        assert isinstance(pickle.loads(text).Layer(3, 4), lltm.OwnLayer)
 
 
 def test_a_saved_layer_needs_no_function() -> None:
@@ -437,6 +629,45 @@ def test_wrong_texts_are_refused(change: tuple[str, str], text: str) -> None:
     x, h = torch.zeros(1, 1, 3), torch.zeros(1, 4)
     with pytest.raises(ValueError, match=r"^lltm::cell program, line"):
         torch.ops.lltm.sequence(wrong, x, h, h, torch.zeros(16, 3), torch.zeros(16, 4))
+
+
+def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
+    wrong: Any
+    for wrong in (None, 3, b"lltm-cell 1"):
+        with pytest.raises(TypeError, match=r"^lltm::cell: expected the text of a cell, got "):
+            lltm.Cell(wrong)
+    expected = r"^lltm::cell: expected the text of a cell, got 'lstm', the name of a built-in one"
+    with pytest.raises(lltm.ArgumentError, match=expected):
+        lltm.Cell("lstm")
+    file = tmp_path / "binary.cell"
+    file.write_bytes(b"\xff\xfe\0")
+    expected = r"^lltm::cell: expected the text of a cell, got .*binary.cell: .*0xff"
+    with pytest.raises(lltm.ArgumentError, match=expected):
+        lltm.Cell.load(file)
+
+
+def test_what_an_initialiser_returns_is_what_it_says() -> None:
+    def cell_of(initial: Any) -> lltm.Cell:
+        return lltm.cell(gates=1, parameters={"a": initial}, name="it")(lambda z, a: z[0] * a)
+
+    for initial in (
+        lambda t: torch.full_like(t, 0.7),
+        lambda t: t.data.fill_(0.7),
+        lambda t: torch.nn.init.constant_(t, 0.7),
+        lambda t: [t.fill_(0.7)],
+    ):
+        made = cell_of(initial)
+        same(made.Layer(3, 4).a_l0, torch.full((4,), 0.7))
+        with torch.inference_mode():
+            same(made.Cell(3, 4).a, torch.full((4,), 0.7))
+        assert made.Layer(3, 4, device="meta").a_l0.is_meta
+    for wrong in (lambda t: None, lambda t: 0.7):
+        with pytest.raises(
+            ValueError, match=r"^lltm::it.Layer: .* fills or returns a, got .*neither"
+        ):
+            cell_of(wrong).Layer(3, 4)
+    with pytest.raises(ValueError, match=r"^lltm::it.Cell: expected what fills a of shape \(4,\)"):
+        cell_of(lambda t: torch.ones(1)).Cell(3, 4)
 
 
 @pytest.mark.parametrize("name", ["weight_ih", "bias", "forward", "training"])

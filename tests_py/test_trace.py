@@ -344,8 +344,11 @@ def test_decisions_survive_rounding() -> None:
 
 
 def test_constants_of_float32_are_said() -> None:
-    with pytest.warns(UserWarning, match=r"0\.30000001192092896 in torch.float32.*\n.*test_trace"):
-        trace(lambda z: z[0] * torch.tensor(0.3), gates=1, name="cell")
+    """Once, whatever asks for them again."""
+    expected = r"0\.30000001192092896 in torch.float32.*\n.*test_trace"
+    with pytest.warns(UserWarning, match=expected) as warned:
+        trace(lambda z: z[0] * torch.tensor(0.3) * z[0], gates=1, name="cell")
+    assert [w.filename for w in warned] == [__file__]
 
 
 def test_the_callers_modes_change_nothing() -> None:
@@ -394,6 +397,13 @@ UNSUPPORTED: dict[str, Callable[..., Any]] = {
     "default threshold.*aten::softplus": lambda z: F.softplus(z[0], 1, 5),
     "a dtype only of conditions.*aten::_to_copy": lambda z: z[0].float(),
     "aten::div": lambda z: torch.div(z[0], 2, rounding_mode="floor"),
+    "torch.where in place of Python's `if`, got aten::all": lambda z: (
+        z[0] if (z[0] > 0).all() else -z[0]
+    ),
+    r"a gate, such as z\[0\] or z.g0, got z, which is all of them": lambda z: torch.tanh(z),
+    "got z, which is all of them": lambda z: z * 2,
+    "z.g0, got z, which is all of them": lambda z: 1 - z,
+    "which is all of them": lambda z: torch.ones(()) * z,
     r"outside tensors of one real number, got \[7\]": lambda z: z[0] * OUTSIDE,
     "what is learned in parameters=": lambda z: z[0] * LEARNED,
     "aten::mul": lambda z: z[0] * 1j,
@@ -418,14 +428,78 @@ def test_unsupported_operations(match: str) -> None:
         trace(function, gates=1, name="wrong")
 
 
+OF_SIZES: dict[str, Callable[..., Any]] = {
+    r"outside tensors of one real number, got \[130\], torch.float64": lambda z, h: (
+        torch.linspace(0.1, 0.9, h.shape[-1], dtype=torch.float64) * h
+    ),
+    "a unit does not see others, got aten::slice": lambda z, h: h - h[:, :1],
+    r"outside tensors of one real number, got \[130\], torch.int64": lambda z, h: (
+        h * torch.arange(h.shape[1])
+    ),
+    "aten::div with 1.0, then aten::div with 11.40": lambda z, h: h / h.shape[-1] ** 0.5,
+    "aten::mul with 1.0, then aten::mul with 3.0": lambda z, h: h * h.shape[0],
+    "aten::tanh, then aten::sigmoid": lambda z, h: sigmoid(h) if len(h) > 1 else tanh(h),
+    "aten::mul with 2.0, then the function's end": lambda z, h: h * 2 if h.shape[1] == 1 else h,
+    "the function's end, then aten::mul with 2.0": lambda z, h: h * 2 if h.shape[1] > 100 else h,
+    r"outside tensors of one real number, got \[130\], torch.bool": lambda z, h: torch.where(
+        torch.arange(h.shape[1]) < 1, h, z[0]
+    ),
+    r"got \[3, 130\], torch.float32": lambda z, h: h * torch.eye(*h.shape),
+}
+
+
+@pytest.mark.parametrize("match", OF_SIZES)
+def test_what_depends_on_sizes_or_positions_is_no_constant(match: str) -> None:
+    """With the operation and the line."""
+    expected = f"^lltm::cell: wrong: expected .*{match}.*\n  .*test_trace.py:"
+    with pytest.raises((TypeError, lltm.ArgumentError), match=expected):
+        trace(OF_SIZES[match], gates=1, name="wrong")
+
+
+def test_outside_tensors_of_equal_elements_are_numbers() -> None:
+    program = check(
+        lambda z, h: z[0] * torch.full(h.shape, 0.5) + h * torch.ones(h.shape[1]),
+        gates=1,
+        name="cell",
+    )
+    assert "multiply z.g0 0.5" in program.text
+
+
 def test_the_line_is_the_operations() -> None:
     with pytest.raises(TypeError, match=r"test_trace\.py:\d+: return z\[0\] if z\[0\] > 0"):
         trace(on_value, gates=1)
 
 
-def test_other_errors_have_the_line() -> None:
-    with pytest.raises(lltm.ArgumentError, match=r"wrong: .*shape.*\n.*test_trace\.py:\d+: "):
-        trace(lambda z: z[0].view(3, 3), gates=1, name="wrong")
+@pytest.mark.parametrize(
+    ("match", "function"),
+    [("shape", lambda z: z[0].view(3, 3)), ("int too big", lambda z: z[0] * 10**400)],
+)
+def test_other_errors_have_the_line(match: str, function: Callable[..., Any]) -> None:
+    with pytest.raises(lltm.ArgumentError, match=rf"wrong: .*{match}.*\n.*test_trace\.py:\d+: "):
+        trace(function, gates=1, name="wrong")
+
+
+def test_how_many_states_may_be_said() -> None:
+    assert trace(lltm_cell, gates=3, states=1) == trace(lltm_cell, gates=3)
+
+
+def test_no_rounding_mode_is_none() -> None:
+    check(lambda z: torch.div(z[0], 2, rounding_mode=None), gates=1, name="cell")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:torch")
+def test_compiled_functions() -> None:
+    """Are traced, not what they were compiled to; a cell made in one is an error that says so."""
+    compiled = torch.compile(lltm_cell, backend="aot_eager")
+    assert trace(compiled, gates=3, name="lltm_cell") == trace(lltm_cell, gates=3)
+
+    @torch.compile(backend="eager")
+    def making(x: Tensor) -> Tensor:
+        lltm.cell(gates=1, name="inside")(unit)
+        return x
+
+    with pytest.raises(lltm.ArgumentError, match=r"outside of what torch\.compile"):
+        making(torch.ones(1))
 
 
 def unit(z: Any) -> Any:
@@ -449,6 +523,16 @@ WRONG: list[tuple[str, type[Exception], Callable[..., Any], dict[str, Any]]] = [
     ('"x" or "h" in reads of g0, got \'both\'', ValueError, unit, {"reads": {"g0": "both"}}),
     (r"parameters to be a dict, got \['p'\]", TypeError, unit, {"parameters": ["p"]}),
     ("reads to be a dict, got 'x'", TypeError, unit, {"reads": "x"}),
+    ("1 states, got 0 in its arguments \\(h\\)", ValueError, lambda z, h: h, {"states": 1}),
+    (
+        "2 states, got 1 in its arguments \\(c, p\\)",
+        ValueError,
+        lambda z, c, p: (c, p),
+        {"states": 2, "parameters": {"p": 1}},
+    ),
+    ("states to be their number or a dict, got True", TypeError, unit, {"states": True}),
+    ("states to be their number or a dict, got \\['c'\\]", TypeError, unit, {"states": ["c"]}),
+    ("that a float has, got a larger", ValueError, lambda z, c: c, {"states": {"c": 10**400}}),
     ("got 'm': its arguments are \\(\\)", ValueError, unit, {"states": {"m": 0}}),
     ("got 'p': its arguments are \\(\\)", ValueError, unit, {"parameters": {"p": 0}}),
     ("got 'h': its arguments are \\(h\\)", ValueError, lambda z, h: h, {"states": {"h": 0}}),

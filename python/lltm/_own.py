@@ -6,6 +6,7 @@ Letters as in _recurrent.py; of a cell: K states besides h, P parameters, one nu
 from __future__ import annotations
 
 import inspect
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _check, _trace
+from . import _check, _script, _trace
 from ._C import ArgumentError
 from ._program import Header
 from ._recurrent import (
@@ -34,7 +35,7 @@ def cell(
     gates: int | Sequence[str],
     *,
     reads: Mapping[str, str] | None = None,
-    states: Mapping[str, float] | None = None,
+    states: int | Mapping[str, float] | None = None,
     parameters: Mapping[str, Initial] | None = None,
     bounded: bool = False,
     name: str | None = None,
@@ -50,9 +51,10 @@ def cell(
         gates: how many gates, z[0], z[1], ...; or their names, z["i"] or z.i
         reads: gates that have only a part from x or from h, such as ``{"n_x": "x", "n_h": "h"}``;
             they have rows in weight_ih or in weight_hh alone
-        states: initial values of states; 0 for those that are not named here
+        states: initial values of states, 0 for those that are not named here; or how many there
+            are, to be checked
         parameters: of those of the function's arguments that are parameters, learned, one number a
-            unit: the initial value, or a function that fills a tensor (H) in place
+            unit: the initial value, or a function of a tensor (H) that fills or returns one
         bounded: promises abs(h') <= 1, which ``prepack(torch.qint8)`` needs
         name: of the cell; by default the function's
 
@@ -85,6 +87,7 @@ def cell(
             parameters=parameters,
             bounded=bounded,
             name=name,
+            warn_at=3,
         )
         made = Cell(program.text, parameters, function)
         made.gates = program.gates  # in the order of z
@@ -111,10 +114,16 @@ class Cell:
         initial: Mapping[str, Initial] | None = None,
         function: Callable[..., Any] | None = None,
     ) -> None:
+        if not isinstance(text, str):
+            raise TypeError(f"lltm::cell: expected the text of a cell, got {text!r}")
         try:
             torch.ops.lltm._cell(text)  # checks it
         except ValueError as error:
             raise _check.of_operator(error) from None
+        if "\n" not in text:
+            raise ArgumentError(
+                f"lltm::cell: expected the text of a cell, got {text!r}, the name of a built-in one"
+            )
         self.text = text
         self.function = function
         header = Header.read(text)
@@ -158,7 +167,11 @@ class Cell:
     def load(path: Path) -> Cell:
         """Reads what :meth:`save` wrote."""
         with open(path, encoding="ascii", newline="") as file:
-            return Cell(file.read())
+            try:
+                return Cell(file.read())
+            except UnicodeDecodeError as error:
+                got = f"{os.fspath(path)}: {error}"
+                raise ArgumentError(f"lltm::cell: expected the text of a cell, got {got}") from None
 
     def explain(self) -> str:
         """What was made of the function: what forward saves, the instructions, hints, the page."""
@@ -186,8 +199,23 @@ class Cell:
         result = self.function(gates, *positional, **by_name)
         return [result] if isinstance(result, Tensor) else list(result)
 
+    def __reduce__(self) -> Any:
+        """Pickled by the text, without the function, as modules of the cell are."""
+        return Cell, (self.text, _numbers(self.Layer._INITIAL)), {"gates": self.gates}
+
+    def __copy__(self) -> Cell:
+        return self
+
+    def __deepcopy__(self, _: Any) -> Cell:
+        return self
+
     def __repr__(self) -> str:
         return f"lltm.Cell({self.name!r}, gates={self.gates}, states={self.states})"
+
+
+def _numbers(initial: Mapping[str, Initial]) -> dict[str, Initial]:
+    """Of what parameters start from, what can be pickled."""
+    return {k: v for k, v in initial.items() if not callable(v)}
 
 
 # What modules call members of their own.
@@ -225,9 +253,22 @@ class _Own(OfParameters):
         if stem not in self._INITIAL:
             super()._draw(stem, parameter)
             return
+        initial = self._INITIAL[stem]
         with torch.no_grad():
-            initial = self._INITIAL[stem]
-            initial(parameter) if callable(initial) else parameter.fill_(initial)
+            if not callable(initial):
+                parameter.fill_(initial)
+                return
+            parameter.fill_(math.nan)
+            before = _version(parameter)
+            made = initial(parameter)
+            if isinstance(made, Tensor):  # in place, most often
+                _check.shape(self._where, f"what fills {stem}", made, tuple(parameter.shape))
+                parameter.copy_(made)
+            elif _version(parameter) == before and parameter.isnan().any():
+                raise ArgumentError(
+                    f"lltm::{self._where}: expected a function that fills or returns {stem}, got"
+                    f" {initial!r}, which does neither"
+                )
 
     def _operands(self, tensors: Mapping[str, Tensor | None]) -> list[Tensor]:
         """The parameters of a direction, by stem, as the operators take them: behind the biases of
@@ -247,16 +288,24 @@ class _Own(OfParameters):
     def _get_name(self) -> str:  # TorchScript wants the class's to be an identifier
         return f"{self._HEADER.name}.{type(self).__name__.rsplit('_', 1)[1]}"
 
-    def __prepare_scriptable__(self) -> Any:
-        raise NotImplementedError(
-            f"lltm::{self._where}: torch.jit.script can't compile a cell of one's own;"
-            " torch.jit.trace and torch.export can"
+    def _expressions(self, names: Mapping[str, str]) -> list[str]:
+        """What _operands does, in TorchScript, of the names of attributes by stem."""
+        if not self._HEADER.parameters:
+            return _script.given(self, list(names.values()))  # type: ignore[arg-type]
+        own = [f"self.{names[stem]}" for stem in self._HEADER.parameters]
+        x, h = (len(g) * self.hidden_size for g in (self._HEADER.gates_x, self._HEADER.gates_h))
+        b_x, b_h = (
+            f"{own[0]}.new_zeros({rows})"
+            if getattr(self, names[stem]) is None
+            else f"self.{names[stem]}"
+            for stem, rows in (("bias_ih", x), ("bias_hh", h))
         )
+        weights = [f"self.{names[stem]}" for stem in ("weight_ih", "weight_hh")]
+        return [*weights, f"torch.cat([{', '.join([b_x, *own])}])", b_h]
 
     def _reduced(self, kind: str) -> Any:
-        """Pickled by the text; of what parameters start from, numbers alone."""
-        numbers = {k: v for k, v in self._INITIAL.items() if not callable(v)}
-        return _restore, (self._CELL, numbers, kind), self.__dict__
+        """Pickled by the text."""
+        return _restore, (self._CELL, _numbers(self._INITIAL), kind), self.__dict__
 
     # States: the operators take those besides h side by side.
 
@@ -283,6 +332,11 @@ class _Own(OfParameters):
     def _returned(self, h: Tensor, c: Tensor) -> Any:
         count = self._states
         return h if count == 0 else (h, *(c.chunk(count, dim=-1) if count > 1 else (c,)))
+
+
+def _version(x: Tensor) -> int:
+    """What a change in place raises; inference tensors have none."""
+    return 0 if x.is_inference() else x._version
 
 
 def _restore(text: str, initial: Mapping[str, Initial], kind: str) -> Any:
@@ -335,6 +389,9 @@ class OwnCell(_Own, MadeStep):
             return module._operands({name: getattr(module, name) for name in module._shapes(0)})
 
         return step_of(self, input, hx, operator("layer_step", tensors, self._OPTIONS))
+
+    def _scripted_operands(self) -> list[str]:
+        return self._expressions({stem: stem for stem in self._shapes(0)})
 
     def __reduce__(self) -> Any:
         return self._reduced("Cell")
@@ -401,6 +458,11 @@ class OwnLayer(_Own, MadeLayer):
             return [tensor for k in directions for tensor in module._operands_of(k)]
 
         return layer_of(self, input, hx, reset, operator("layer", tensors, self._OPTIONS))
+
+    def _scripted_operands(self) -> list[str]:
+        stems = self._shapes(0)
+        directions = (dict(zip(stems, names, strict=True)) for names in self._by_direction)
+        return [expression for names in directions for expression in self._expressions(names)]
 
     def prepack(self, weights: torch.dtype | None = None) -> _Prepacked:
         """Returns this layer as it is now in a form for inference; see :meth:`lltm.LLTM.prepack`.

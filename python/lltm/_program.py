@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -200,7 +201,7 @@ def declared(
     where: str,
     gates: int | Sequence[str],
     reads: Mapping[str, str],
-    states: Mapping[str, float],
+    states: int | Mapping[str, float],
     parameters: Parameters,
     bounded: bool,
 ) -> tuple[Program, list[str], list[str]]:
@@ -208,7 +209,7 @@ def declared(
     if not callable(function):
         raise TypeError(f"lltm::cell: expected a function, got {function!r}")
     expect_type(reads, Mapping, where, "reads to be a dict")
-    expect_type(states, Mapping, where, "states to be a dict")
+    expect_type(states, (int, Mapping), where, "states to be their number or a dict")
     expect_type(parameters, Mapping, where, "parameters to be a dict")
     expect_type(bounded, bool, where, "bounded to be a bool")
     kinds = () if isinstance(gates, str) else (int, Sequence)
@@ -228,6 +229,10 @@ def declared(
     names = [argument.name for argument in arguments]
     state_names = [name for name in names if name != "h" and name not in parameters]
 
+    if isinstance(states, int):
+        found = f"{len(state_names)} in its arguments ({', '.join(names)})"
+        expect(states == len(state_names), where, f"{states} states", found)
+        states = {}
     rule = f"a name of at most {LONGEST_NAME} ASCII letters, digits and _, not inf or nan"
     expect(is_name(where), where, f"{rule} (name= gives another)", repr(where))
     for known in (gates, names):
@@ -252,6 +257,9 @@ def declared(
         if name in states or not callable(initial):
             expect_type(initial, (int, float), where, f"a number as the initial value of {name}")
             expect(initial == initial, where, f"an initial value of {name}", initial)
+            largest = sys.float_info.max
+            fits = not isinstance(initial, int) or -largest <= initial <= largest
+            expect(fits, where, f"an initial value of {name} that a float has", "a larger int")
     program = Program(
         text="",
         name=where,
@@ -281,6 +289,7 @@ class Expressions:
     tangents: dict[str, Value]  # gradients of h' and states'
     results: dict[str, Operand]  # h' and states'
     gradients: dict[str, Operand]  # of the inputs
+    own_gradient: bool  # whether the function says what a derivative is, whatever it says
 
     def written_out(self) -> list[Any]:
         """To compare two traces."""
@@ -439,7 +448,8 @@ def written(program: Program, made: Expressions) -> Program:
         forward_instructions=len(forward),
         backward_instructions=len(backward),
     )
-    if not _has_own_gradient(program, list(made.inputs), list(made.gradients)):
+    # No number of samples shows that a function's own gradient is the derivative everywhere.
+    if not made.own_gradient and not _is_another(program, list(made.inputs), list(made.gradients)):
         return program
     lines.insert(
         lines.index("forward") - len(program.states) - len(program.parameters), "own_gradient"
@@ -447,8 +457,9 @@ def written(program: Program, made: Expressions) -> Program:
     return replace(program, text="\n".join(lines), own_gradient=True)
 
 
-def _has_own_gradient(program: Program, inputs: list[str], gradients: list[str]) -> bool:
-    """Whether backward is another function than forward's derivative, at some random numbers."""
+def _is_another(program: Program, inputs: list[str], gradients: list[str]) -> bool:
+    """Whether backward is another function than forward's derivative, at some random numbers: where
+    a tensor was changed in place under torch.no_grad(), say."""
     generator = torch.Generator().manual_seed(0)
 
     def draw() -> Tensor:

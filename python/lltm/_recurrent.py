@@ -69,7 +69,11 @@ class Step(Recurrent):
         """Called by torch.jit.script, which compiles what this returns."""
         if not _has_our_forward(self):
             return self
-        return _script.cell(self, self._parameter_names, len(self._STATES))  # type: ignore[arg-type]
+        return _script.cell(self, self._scripted_operands(), len(self._STATES))  # type: ignore[arg-type]
+
+    def _scripted_operands(self) -> list[str]:
+        """Expressions of the operator's parameters, in TorchScript."""
+        return _script.given(self, self._parameter_names)  # type: ignore[arg-type]
 
 
 class PairStep(Step):
@@ -267,7 +271,12 @@ class Layer(Recurrent):
         """Called by torch.jit.script, which compiles what this returns."""
         if not _has_our_forward(self):
             return self
-        return _script.layer(self, self._names, len(self._STATES))  # type: ignore[arg-type]
+        operands, has_biases = self._scripted_operands(), getattr(self, self._OPTIONS[0])
+        return _script.layer(self, operands, len(self._STATES), has_biases)  # type: ignore[arg-type]
+
+    def _scripted_operands(self) -> list[str]:
+        """Expressions of the operator's parameters, in TorchScript."""
+        return _script.given(self, self._names)  # type: ignore[arg-type]
 
 
 class PairLayer(Layer):
@@ -628,7 +637,7 @@ def _is_quantised(weights: Tensor) -> bool:
 
 def _has_our_forward(module: Any) -> bool:
     """False if torch.jit.script compiles it already, or it has a forward of the user's own."""
-    return type(module).forward.__module__ in (__name__, "lltm.modules")
+    return type(module).forward.__module__ in (__name__, "lltm.modules", "lltm._own")
 
 
 def _calls_kernels() -> bool:

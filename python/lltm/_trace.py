@@ -1,8 +1,9 @@
 """From a cell written as a Python function of tensors to its program.
 
-The function runs once on tensors of one element, then its derivative, and each operation of ATen
-that either dispatches becomes operations of the program: RULES. What is computed twice is one
-Value.
+The function runs on small tensors whose elements are all alike, then its derivative, and each
+operation of ATen that either dispatches becomes operations of the program: RULES. What is computed
+twice is one Value. A second run, of other values and another shape, has to do the same: so what
+depends on either is refused, not taken for a constant.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import zip_longest
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor
@@ -164,8 +166,10 @@ _PRODUCT = "expected no matrix products but a step's own, of weight_ih and weigh
 _OVER_UNITS = "expected operations element by element, as a unit does not see others"
 WHY_NOT = {
     **dict.fromkeys(("mm", "addmm", "bmm", "dot", "mv"), _PRODUCT),
-    **dict.fromkeys(("any", "all", "sum", "mean", "max", "amax", "min", "amin"), _OVER_UNITS),
+    **dict.fromkeys(("any", "all"), f"{_OVER_UNITS}, and torch.where in place of Python's `if`"),
+    **dict.fromkeys(("sum", "mean", "max", "amax", "min", "amin"), _OVER_UNITS),
     **dict.fromkeys(("_softmax", "native_layer_norm", "cumsum", "stack", "cat"), _OVER_UNITS),
+    **dict.fromkeys(("slice", "select", "index", "gather", "flip", "roll", "sort"), _OVER_UNITS),
     "_local_scalar_dense": "expected torch.where in place of Python's `if`, bool(), item()",
     "pow": "expected an exponent that is a multiple of 1/2 up to 8",
     "softplus": "expected the default threshold",
@@ -187,8 +191,27 @@ class NoSuchGate(ArgumentError, AttributeError):
     """As z.i and z["i"] raise it."""
 
 
+class NotATensor(TypeError):
+    """As z + 1 and torch.tanh(z) raise it."""
+
+
+def _not_a_tensor(z: Gates, *_: Any) -> NoReturn:
+    first = next(iter(z._tensors))
+    raise NotATensor(
+        f"lltm::cell: expected a gate, such as z[0] or z.{first}, got z, which is all of them"
+    )
+
+
 class Gates:
     """z as the function sees it: z[0], z["i"] and z.i, and `i, o, g = z`."""
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _not_a_tensor
+    __truediv__ = __rtruediv__ = __pow__ = __rpow__ = __neg__ = __abs__ = _not_a_tensor
+    __lt__ = __le__ = __gt__ = __ge__ = _not_a_tensor
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _not_a_tensor(next(x for x in tree_leaves((args, kwargs)) if isinstance(x, Gates)))
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         self._tensors = tensors
@@ -220,17 +243,44 @@ class NoProgram(Exception):
     """To the user a TypeError, which the operators of tensors would take for NotImplemented."""
 
 
+# Rows and units of the two runs: hardly a function of sizes is the same of both.
+SHAPES = (1, 1), (3, 130)
+
+
+# What was called, with which numbers, and the line: to say what differs between two runs.
+Call: TypeAlias = tuple[str, list[Any], str]
+
+
+class _Total(torch.autograd.Function):
+    """What autograd.grad starts from, of one element; as derivatives go, the sum of x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.shape = x.shape
+        return x.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad.expand(ctx.shape)
+
+
 class Tracer(TorchDispatchMode):
-    def __init__(self, function: Callable[..., Any], where: str, number: float) -> None:
+    def __init__(
+        self, function: Callable[..., Any], where: str, shape: tuple[int, int], number: float
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.function, self.where, self.number = function, where, number
+        self.function, self.where, self.shape, self.number = function, where, shape, number
         self.code = getattr(inspect.unwrap(function), "__code__", None)
         self.trace: dict[Any, Value] = {}
-        # By the address of a tensor's one element: an alias is the same value.
+        self.calls: list[Call] = []
+        self.warnings: dict[str, str] = {}  # and where: both runs and the derivative have them
+        # By the address of a tensor's first element: an alias is the same value.
         self.known: dict[int, Operand] = {}
         self.made: dict[int, Tensor] = {}  # all of the trace's, so that no address is used again
         self.inputs: set[int] = set()
         self.deriving = False
+        self.without_grad = False  # in the function's own torch.no_grad()
+        self.own_gradient = False  # where the function says what a derivative is
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -253,16 +303,18 @@ class Tracer(TorchDispatchMode):
                     states,
                 )
                 values = [self.operand(x) for x in results]
+                self.own_gradient |= _calls_functions(results)
                 self.deriving = True
+                self.calls.append(("the function's end", [], ""))
                 gradients = self.derived(results, inputs.values(), tangents.values())
             except NoProgram as error:
                 raise TypeError(str(error)) from None
-            except NoSuchGate as error:
+            except (NoSuchGate, NotATensor) as error:
                 frames = reversed([*traceback.walk_tb(error.__traceback__)])
                 said = str(error).removeprefix("lltm::cell: ")
                 message = f"lltm::cell: {self.where}: {said}{self.line(frames)}"
-                raise NoSuchGate(message) from None
-            except RuntimeError as error:  # PyTorch's
+                raise type(error)(message) from None
+            except (RuntimeError, OverflowError) as error:  # PyTorch's
                 if isinstance(error, ArgumentError):
                     raise
                 frames = reversed([*traceback.walk_tb(error.__traceback__)])
@@ -273,10 +325,11 @@ class Tracer(TorchDispatchMode):
             tangents={name: self.trace[name] for name in tangents},
             results=dict(zip(states, values, strict=True)),
             gradients={f"d.{name}": x for name, x in zip(inputs, gradients, strict=True)},
+            own_gradient=self.own_gradient,
         )
 
     def input(self, name: str) -> Tensor:
-        leaf = torch.full((1, 1), self.number, dtype=torch.float64, requires_grad=True)
+        leaf = torch.full(self.shape, self.number, dtype=torch.float64, requires_grad=True)
         tensor = leaf.clone()  # PyTorch lets no leaf be changed in place, in words of its own
         value = self.trace[name] = Value(self.trace, "input", (), len(self.trace))
         self.inputs.add(tensor.data_ptr())
@@ -313,10 +366,10 @@ class Tracer(TorchDispatchMode):
             kinds = ", ".join(type(x).__name__ for x in results)
             self.fail(f"expected {expected} of the function, got {kinds or 'nothing'}{states}")
         for name, x in zip(names, results, strict=True):
-            if x.shape != (1, 1) or not x.is_floating_point():
+            if x.shape != self.shape or not x.is_floating_point():
                 self.fail(
-                    f"expected {name} of a gate's shape (here [1, 1]) and a floating-point dtype,"
-                    f" got {[*x.shape]}, {x.dtype}"
+                    f"expected {name} of a gate's shape (here {[*self.shape]}) and a floating-point"
+                    f" dtype, got {[*x.shape]}, {x.dtype}"
                 )
         return results
 
@@ -327,7 +380,7 @@ class Tracer(TorchDispatchMode):
         products = [x * d for x, d in zip(results, tangents, strict=True) if x.requires_grad]
         if not products:
             return [0.0 for _ in inputs]
-        total = functools.reduce(torch.add, products)
+        total: Tensor = _Total.apply(functools.reduce(torch.add, products))  # type: ignore[no-untyped-call]
         gradients: Sequence[Any] = torch.autograd.grad(total, (*inputs,), allow_unused=True)
         return [0.0 if x is None else self.operand(x) for x in gradients]
 
@@ -350,6 +403,11 @@ class Tracer(TorchDispatchMode):
         named = {k: self.operand(x) for k, x in kwargs.items() if k not in OPTIONS}
         result = func(*args, **kwargs)
         first = result if isinstance(result, Tensor) else result[0]
+        if first.is_floating_point() and first.dtype != torch.float64:
+            operands = [self.rounded(x, first.dtype) for x in operands]
+            named = {k: self.rounded(x, first.dtype) for k, x in named.items()}
+        numbers = [x for x in (*operands, *named.values()) if not isinstance(x, Value)]
+        self.calls.append((func._schema.name, numbers, self.line()))
         if first.is_complex() or (name == "_to_copy" and self.rounds(args[0].dtype, first.dtype)):
             self.unsupported(func)
         if name.startswith("logical"):
@@ -363,9 +421,12 @@ class Tracer(TorchDispatchMode):
             self.unsupported(func)
         if self.deriving and name in ("eq", "gt", "lt") and func._overloadname == "Tensor":
             operands = _tie(*operands)
-        value = NotImplemented if "rounding_mode" in named else RULES[name](*operands, **named)
+        rounds = named.pop("rounding_mode", None) is not None
+        value = NotImplemented if rounds else RULES[name](*operands, **named)
         if value is NotImplemented:
             self.unsupported(func)
+        if self.without_grad and not torch.is_grad_enabled() and isinstance(value, Value):
+            value = apply("detach", value)
         return self.keep(result, value)
 
     def keep(self, result: Any, value: Operand | None) -> Any:
@@ -383,18 +444,42 @@ class Tracer(TorchDispatchMode):
             return float(x) if isinstance(x, (bool, int, float)) else x
         if (value := self.known.get(x.data_ptr())) is not None:
             return value
-        if x.numel() != 1 or x.is_complex():
-            self.fail(f"expected outside tensors of one real number, got {[*x.shape]}, {x.dtype}")
         if x.requires_grad:
             self.fail("expected what is learned in parameters=, got a tensor that requires grad")
-        number = float(x.item())
-        if math.isnan(number):
+        if not x.is_complex() and x.isnan().any():
             self.fail("expected no NaN as a constant, got one")
+        if x.is_complex() or not self.is_one_number(x):
+            self.fail(f"expected outside tensors of one real number, got {[*x.shape]}, {x.dtype}")
+        number = float(x.flatten()[0].item())
         if x.dtype != torch.float64 and math.frexp(number)[0] * 2**11 % 1:  # so not exact anyway
-            message = f"the constant is {number!r} in {x.dtype}; of dtype=torch.float64, or as a"
-            message += f" number of Python's, it is not rounded{self.line()}"
-            warnings.warn(f"lltm::cell: {self.where}: {message}", stacklevel=2)
+            self.warn(
+                f"the constant is {number!r} in {x.dtype}; of dtype=torch.float64, or as a number"
+                " of Python's, it is not rounded"
+            )
         return number
+
+    def rounded(self, x: Any, dtype: torch.dtype) -> Any:
+        """A number beside tensors of a narrower dtype, as PyTorch rounds it."""
+        if not isinstance(x, float):
+            return x
+        number = float(torch.tensor(x, dtype=dtype).item())
+        if number != x and x == x:
+            self.warn(
+                f"the constant {x!r} is rounded to {number!r}, since the function computes in"
+                f" {dtype} here; it is not in the dtype of z, as .to(z[0].dtype) gives it"
+            )
+        return number
+
+    def warn(self, message: str) -> None:
+        self.warnings.setdefault(message, self.line())
+
+    def is_one_number(self, x: Tensor) -> bool:
+        """Whether it is the same for all rows and units, however many there are."""
+        if x.numel() == 1:
+            return True
+        sizes = zip(reversed(x.shape), reversed(self.shape), strict=False)
+        fits = x.dim() <= len(self.shape) and all(n in (1, size) for n, size in sizes)
+        return fits and x.numel() > 0 and bool((x == x.flatten()[0]).all())
 
     def rounds(self, before: torch.dtype, after: torch.dtype) -> bool:
         """Gradients may be: one of a float32 condition is that of the condition."""
@@ -427,8 +512,21 @@ class Tracer(TorchDispatchMode):
         return f"\n  {self.code.co_filename}:{self.code.co_firstlineno}" if self.code else ""
 
 
+def _calls_functions(results: Iterable[Tensor]) -> bool:
+    """Whether a torch.autograd.Function is among what results were computed with."""
+    found, todo = set(), [x.grad_fn for x in results]
+    while todo:
+        if (node := todo.pop()) is not None and node not in found:
+            if isinstance(node, torch.autograd.function.BackwardCFunction):
+                return True
+            found.add(node)
+            todo += [following for following, _ in node.next_functions]
+    return False
+
+
 class _Detaching(TorchFunctionMode):
-    """The function's own detach(): autograd calls aten::detach, too."""
+    """The function's own detach(), as autograd calls aten::detach, too, its torch.no_grad(), and
+    its hooks on gradients."""
 
     def __init__(self, tracer: Tracer) -> None:
         super().__init__()
@@ -438,6 +536,10 @@ class _Detaching(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
+        if func is torch._C._set_grad_enabled:
+            self.tracer.without_grad = not args[0]
+        if func is torch.Tensor.register_hook:
+            self.tracer.own_gradient = True
         if func in (torch.Tensor.detach, torch.detach, torch.Tensor.data.__get__):  # type: ignore[attr-defined]
             result = result.clone()  # at an address of its own
             if (value := self.tracer.known.get(result.data_ptr())) is not None:
@@ -449,7 +551,16 @@ class _Detaching(TorchFunctionMode):
 def _plain_torch() -> Iterator[None]:
     """Whatever modes the caller is in."""
     cpu, no_autocast = torch.device("cpu"), torch.autocast("cpu", enabled=False)
-    with torch.inference_mode(False), torch.enable_grad(), cpu, no_autocast:
+    eager: Any = contextlib.nullcontext()
+    if "torch._dynamo" in sys.modules:  # a function may be compiled, or call one that is
+        try:
+            if torch.compiler.is_compiling():
+                raise RuntimeError
+            eager = torch.compiler.set_stance("force_eager")
+        except RuntimeError:
+            message = "lltm::cell: expected cells to be made outside of what torch.compile runs"
+            raise ArgumentError(message) from None
+    with torch.inference_mode(False), torch.enable_grad(), cpu, no_autocast, eager:
         yield
 
 
@@ -458,16 +569,18 @@ def trace(
     *,
     gates: int | Sequence[str],
     reads: Mapping[str, str] | None = None,
-    states: Mapping[str, float] | None = None,
+    states: int | Mapping[str, float] | None = None,
     parameters: Parameters | None = None,
     bounded: bool = False,
     name: str | None = None,
+    warn_at: int = 2,
 ) -> Program:
     """The cell program of function(z, ...), which returns h', or (h', a state', ...).
 
     gates: z's, their number (they are g0, g1, ...) or names. reads: "x" or "h" for a gate that
     reads one of them alone. The function's other arguments are states in their order, but for `h`
-    and the names in parameters. states, parameters: initial values.
+    and the names in parameters. states, parameters: initial values, or how many states there are.
+    warn_at: the stacklevel of warnings.
 
     Raises TypeError where the function computes what no program can, with the line, or an argument
     is of a wrong type; ArgumentError for wrong values and names.
@@ -477,11 +590,29 @@ def trace(
         function, where, gates, reads or {}, states or {}, parameters or {}, bounded
     )
     with _plain_torch():
-        made, again = (
-            Tracer(function, where, value).run(program, positional, by_name)
-            for value in (0.5, -0.25)
-        )
+        tracers = [
+            Tracer(function, where, shape, value)
+            for shape, value in zip(SHAPES, (0.5, -0.25), strict=True)
+        ]
+        made, again = (tracer.run(program, positional, by_name) for tracer in tracers)
         same = made.written_out() == again.written_out()
-        expected = "a function that does the same in each call, whatever the values"
-        expect(same, where, expected, "different operations or numbers")
+        expected = "a function that does the same in each call, whatever the values and sizes"
+        expect(same, where, expected, "" if same else _difference(*tracers))
+        for message, line in tracers[0].warnings.items():
+            warnings.warn(f"lltm::cell: {where}: {message}{line}", stacklevel=warn_at)
         return written(program, made)
+
+
+def _difference(a: Tracer, b: Tracer) -> str:
+    """The first call that is another in b, with its line."""
+
+    def said(call: Call) -> str:
+        name, numbers, _ = call
+        return " ".join([name, *["with"] * bool(numbers), ", ".join(map(str, numbers))]).strip()
+
+    nothing: Call = ("nothing", [], "")
+    pairs: Iterator[tuple[Call, Call]] = zip_longest(a.calls, b.calls, fillvalue=nothing)
+    for one, other in pairs:
+        if one[:2] != other[:2]:
+            return f"{said(one)}, then {said(other)}{one[2] or other[2]}"
+    return "different operations or numbers"

@@ -1,5 +1,11 @@
 // Uses each part of the C++ API once and compares with numbers worked out by
 // hand; any mismatch is the exit status.
+//
+//     app CELL WEIGHTS.safetensors INPUT.safetensors RESULTS.safetensors
+//
+// instead runs what Python has saved: a cell, the state_dict of two layers of it in two
+// directions, and the tensor "input". The output and the last states are the results "0", "1", ...,
+// those of the prepacked layer "prepacked 0", ...
 #include <lltm/lltm.h>
 
 #include <ATen/ATen.h>
@@ -8,7 +14,12 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <iostream>
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
 
 namespace {
 
@@ -29,9 +40,40 @@ void expect(const char* what, bool condition) {
   }
 }
 
+int run_own_cell(char** paths) {
+  try {
+    const lltm::Cell cell = lltm::Cell::load(paths[1]);
+    const auto weights = lltm::load_safetensors(paths[2]);
+    const at::Tensor input = lltm::load_safetensors(paths[3]).at("input");
+    const int64_t hidden_size = weights.at("weight_hh_l0").size(1);
+    lltm::Recurrent layer(
+        lltm::RecurrentOptions(cell, input.size(2), hidden_size).num_layers(2).bidirectional(true));
+    layer->to(input.scalar_type());
+    lltm::load_state_dict(layer, paths[2]);
+
+    const at::NoGradGuard no_grad;
+    std::map<std::string, at::Tensor> results;
+    const auto keep = [&](const std::string& prefix, const auto& result) {
+      const auto& [output, states] = result;
+      results[prefix + "0"] = output;
+      for (size_t k = 0; k < states.size(); ++k) {
+        results[prefix + std::to_string(k + 1)] = states[k];
+      }
+    };
+    keep("", layer->forward(input));
+    keep("prepacked ", layer->prepack().forward(input));
+    lltm::save_safetensors(results, paths[4]);
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << '\n';
+    return EXIT_FAILURE;
+  }
+  return EXIT_SUCCESS;
+}
+
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  if (argc == 5) return run_own_cell(argv);
   const at::TensorOptions float64(at::kDouble);
   // B = I = H = 1; the columns of the weights multiply h and x.
   const at::Tensor weights = at::tensor({0.5, -1.0, 1.0, 0.25, -0.3, 0.8}, float64).view({3, 2});
