@@ -238,9 +238,10 @@ RUN_BY = {
     r"python examples/cells/train\.py": "pytest tests_py/test_gallery.py",
     r"cmake (-S \.|--build|--install) .*build/release.*": "make packages",
 }
-# They need a GPU, other interpreters, the sources of another cell, a quiet machine, or the hours of
-# a release; or are there for work on one file at a time.
+# They need the network, a GPU, other interpreters, the sources of another cell, a quiet machine, or
+# the hours of a release; or are there for work on one file at a time.
 BY_HAND = [
+    r"git clone .*",
     r"make (test|bench)-cuda.*|make (gpu-kit|first-contact .*)",
     r"python benchmarks/(int8_accuracy|own_cells|tuning_table)\.py.*",
     r"python -m lltm\.benchmark --compile .*",
@@ -419,6 +420,10 @@ def check_binary(words: list[str]) -> None:
             assert re.search(rf"TEST\w*\(\s*{tests[1]}", source("tests_cpp/*.cpp")), word
 
 
+def check_git(words: list[str]) -> None:
+    assert words == ["clone", re.findall(r'Repository = "(.*)"', source("pyproject.toml"))[0]]
+
+
 def check_pkg_config(words: list[str]) -> None:
     assert {*words} <= {"--cflags", "--libs", words[-1]}
     assert (ROOT / "cmake" / f"{words[-1]}.pc.in").is_file(), words[-1]
@@ -435,6 +440,8 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
     "valgrind": lambda words: check_binary(words[-1:]),
     "callgrind_annotate": lambda words: None,  # of a file that valgrind has just written
     "pkg-config": check_pkg_config,
+    "git": check_git,
+    "cd": lambda words: None,  # into what a clone has made
     # Of a program of the reader's own.
     "export": lambda words: None,
     "g++": lambda words: None,
@@ -494,6 +501,7 @@ def test_the_commands_of_a_page_name_what_exists(page: Path) -> None:
         "build/dev/tests_cpp/lltm_tests --gtest_filter='Sequences*'",
         ".ci/daily",
         "ninja test",
+        "git clone https://github.com/lltm/llmt",
     ],
 )
 def test_a_command_that_names_what_does_not_exist_is_found(command: str) -> None:
