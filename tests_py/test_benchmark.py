@@ -18,6 +18,7 @@ import layers
 import own_cells
 import pytest
 import support
+import sweep
 import torch
 from machine import PEAK, READ, bounds, read_weights, weight_passes
 from runtimes import RUNTIMES, runtimes
@@ -506,3 +507,38 @@ def test_a_table_has_the_shapes_that_were_measured_in_full(chart: ModuleType) ->
     assert chart.table(run | gru, "GRU").splitlines()[2].startswith("| 2×3×4×5 | 1e+03 | 0.25 |")
     slower = {name: {"lltm": [3.0], "nn.LSTM": [2.0]} for name in run}
     assert chart.ratios([run, slower], "bfloat16") == "1.00 to 1.50"
+
+
+# ----- benchmarks/sweep.py ------------------------------------------------------
+
+
+def test_a_sweep_draws_the_same_shapes_for_the_same_seed() -> None:
+    shapes = [*sweep.drawn(50, seed=7)]
+    assert shapes == [*sweep.drawn(50, seed=7)]
+    assert shapes != [*sweep.drawn(50, seed=8)]
+    for shape in shapes:
+        assert all(1 <= size <= most for size, most in zip(shape, sweep.LIMITS, strict=True))
+        assert Case(shape, cell="lstm").flops <= 2 * sweep.LARGEST
+
+
+def test_a_sweep_prints_what_the_worst_rows_chose_and_draws_all(tmp_path: Path) -> None:
+    seed = 39  # of a small shape
+    options = ["--count", "1", "--seed", f"{seed}", "--quick", "--cell", "gru"]
+    options += ["--dtype", "float32"]
+    program = str(support.ROOT / "benchmarks" / "sweep.py")
+    files = ["--json", "sweep.json", "--plot", "sweep.svg"]
+    shown = run_benchmark(program, *options, *files, cwd=tmp_path)
+    results = json.loads((tmp_path / "sweep.json").read_text())
+    assert results["seed"] == seed
+    assert [row["title"] for row in results["rows"]] == [
+        f"GRU sequence, {kind}, T=4 B=8 I=4 H=16, float32" for kind in ("inference", "training")
+    ]
+    worst = shown.partition("The ten worst:\n")[2]
+    assert len(re.findall(r"^\d+\.\d\d  GRU sequence, ", worst, re.MULTILINE)) == 2
+    assert re.findall(r"^      lltm: .*forward: ", worst, re.MULTILINE)
+    if importlib.util.find_spec("matplotlib") is None:
+        assert not (tmp_path / "sweep.svg").exists()
+    else:
+        picture = (tmp_path / "sweep.svg").read_text()
+        assert "<!-- GRU, float32 -->" in picture
+        assert not re.search(BACKGROUND, picture)

@@ -243,6 +243,7 @@ RUN_BY = {
 BY_HAND = [
     r"git clone .*",
     r"make (test|bench)-cuda.*|make (gpu-kit|first-contact .*)",
+    r"make bench-sweep( .*)?",
     r"python benchmarks/(int8_accuracy|own_cells|tuning_table)\.py.*",
     r"python -m lltm\.benchmark --compile .*",
     r"python benchmarks/memory\.py .*",
