@@ -25,7 +25,7 @@ def page(path: Path, height: float) -> Iterator[Figure]:
     from matplotlib.figure import Figure
 
     inked = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
-    style: dict[str, Any] = dict.fromkeys(inked, INK)
+    style: Any = dict.fromkeys(inked, INK)
     style |= {
         "svg.hashsalt": "lltm",  # the same figures give the same file
         "font.size": 9,

@@ -49,8 +49,9 @@ def test_stable_baselines3(tmp_path: Path) -> None:
     rollout = torch.randn(4 * 20, 4), torch.randint(2, (4 * 20,)), RNNStates(state, state), starts
     results = []
     for model in (theirs, ours):
-        values, log_prob, _ = model.policy.evaluate_actions(*rollout)
-        parameters = list(model.policy.parameters())
+        recurrent: Any = model.policy
+        values, log_prob, _ = recurrent.evaluate_actions(*rollout)
+        parameters = list(recurrent.parameters())
         loss = values.square().mean() + log_prob.mean()
         results.append((values, log_prob, *torch.autograd.grad(loss, parameters)))
     for a, b in zip(*results, strict=True):
