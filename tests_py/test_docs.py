@@ -632,7 +632,9 @@ def test_architecture_names_every_source_file() -> None:
 
 
 @pytest.mark.slow
-@support.needs_extra("docs", "sphinx", "myst_parser", "furo", "breathe", "sphinx-mathjax-offline")
+@support.needs_extra(
+    "docs", "sphinx", "myst_parser", "furo", "breathe", "sphinx_design", "sphinx-mathjax-offline"
+)
 @pytest.mark.skipif(shutil.which("doxygen") is None, reason="reads the C++ headers with Doxygen")
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     run = support.run_python(
@@ -642,6 +644,11 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     pages = [*(tmp_path / "html").glob("*.html")]
     for page in pages:  # links alone lead to elsewhere
         assert not re.search(r'<(?!a )[^>]*(?:src|href)="(?:https?:)?//', page.read_text()), page
+    for page in ("index", "cuda", "reinforcement-learning"):  # both languages
+        labels = re.findall(
+            r"sd-tab-label.*?>\s*([^<]+)</label>", (tmp_path / "html" / f"{page}.html").read_text()
+        )
+        assert labels == ["Python", "C++"], page
     site = {page.stem for page in pages}
     assert site >= {path.stem for path in DOCS.iterdir() if path.suffix in (".md", ".rst")}
     *_, names = (tmp_path / "html" / "objects.inv").read_bytes().split(b"\n", 4)
