@@ -644,11 +644,10 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     pages = [*(tmp_path / "html").glob("*.html")]
     for page in pages:  # links alone lead to elsewhere
         assert not re.search(r'<(?!a )[^>]*(?:src|href)="(?:https?:)?//', page.read_text()), page
-    for page in ("index", "cuda", "reinforcement-learning"):  # both languages
-        labels = re.findall(
-            r"sd-tab-label.*?>\s*([^<]+)</label>", (tmp_path / "html" / f"{page}.html").read_text()
-        )
-        assert labels == ["Python", "C++"], page
+    for both in ("index", "cuda", "reinforcement-learning"):
+        text = (tmp_path / "html" / f"{both}.html").read_text()
+        labels = re.findall(r"sd-tab-label.*?>\s*([^<]+)</label>", text)
+        assert labels == ["Python", "C++"], both
     site = {page.stem for page in pages}
     assert site >= {path.stem for path in DOCS.iterdir() if path.suffix in (".md", ".rst")}
     *_, names = (tmp_path / "html" / "objects.inv").read_bytes().split(b"\n", 4)
