@@ -155,7 +155,7 @@ bench: .venv/.test .venv/.bench
 SWEEP_FLAGS ?=
 bench-sweep: .venv/.test .venv/.bench
 	mkdir -p build/results
-	python benchmarks/sweep.py --json build/results/sweep.json --plot build/results/sweep.png \
+	python benchmarks/sweep.py --json build/results/sweep.json --plot build/results/sweep.svg \
 	  $(SWEEP_FLAGS)
 
 # In the build tree of `make test`, which has compiled the library. Counts of other tools (exit

@@ -5,7 +5,8 @@
 
 A ratio is a layer's time divided by torch.nn's in the same round; below 1 is faster. torch.nn's
 layer is the GRU for the GRU, else the LSTM. The last lines give the smallest and the largest ratio
-of lltm in all of the tables of a cell.
+of lltm in all of the tables of a cell. The chart shows the ratios in float32: a bar reaches from 1,
+which is torch.nn's time, to the ratio, on a logarithmic axis.
 """
 
 from __future__ import annotations
@@ -16,17 +17,12 @@ import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
+import pictures
+
 from lltm.benchmark.report import samples
 
 # What torch.nn has beside a cell.
 YARDSTICKS = {"LLTM": "nn.LSTM", "LSTM": "nn.LSTM", "GRU": "nn.GRU"}
-# Name in the run, name in the chart, colour (safe for the colour-blind).
-LAYERS = [
-    ("lltm", "lltm", "#0072b2"),
-    ("nn.LSTM", "torch.nn.LSTM", "#999999"),
-    ("nn.GRU", "torch.nn.GRU", "#cccccc"),
-    ("plain PyTorch", "LLTM in plain PyTorch", "#e69f00"),
-]
 # Of the chart and the README; a table shows every shape of its run.
 SHAPES = ["T=100 B=16 I=32 H=128", "T=100 B=64 I=128 H=256", "T=100 B=1 I=128 H=256"]
 SHAPES += ["T=50 B=128 I=512 H=512"]
@@ -92,31 +88,44 @@ def ratios(runs: Iterable[Run], dtype: str, cell: str = "LLTM") -> str:
 
 
 def draw(run: Run, path: Path) -> None:
-    import matplotlib.pyplot as plt
-
-    plt.rcParams["svg.hashsalt"] = "lltm"  # the same figures give the same file
-    figure, axes = plt.subplots(
-        1, 2, figsize=(9, 4), sharex=True, sharey=True, layout="constrained"
-    )
-    for axis, kind in zip(axes, KINDS, strict=True):
-        for place, shape in enumerate(reversed(SHAPES)):
-            drawn = run[title(kind, SHAPES[0], "float32")]
-            for layer, (name, label, colour) in enumerate(x for x in LAYERS if x[0] in drawn):
-                value = ratio(run, kind, shape, "float32", name)
-                y = place + 0.3 - 0.2 * layer
-                axis.barh(y, value, 0.18, color=colour, label=label if place == 0 else None)
-                text = f"{value:.2f}" if value < 1 else f"{value:.1f}"
-                axis.text(value + 0.08, y, text, va="center", fontsize=7)
-        axis.margins(x=0.08)
-        axis.set_title(kind, fontsize=10)
-        axis.set_xlabel("time relative to torch.nn.LSTM (lower is better)", fontsize=9)
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set_yticks(range(len(SHAPES)), SHAPES[::-1], fontsize=8)
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(
-        handles, labels, loc="outside lower center", ncols=len(LAYERS), frameon=False, fontsize=9
-    )
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    cells = [cell for cell in ("GRU", "LSTM", "LLTM") if shapes(run, cell)]
+    thickness = 0.8 / len(cells)
+    least = min(ratio(run, k, s, "float32", cell=c) for k in KINDS for s in SHAPES for c in cells)
+    with pictures.page(path, height=1.5 + 0.17 * len(cells) * len(SHAPES)) as figure:
+        both = figure.subplots(1, 2, sharex=True, sharey=True)
+        for axes, kind in zip(both, KINDS, strict=True):
+            pictures.relative_time(axes, [0.1, 0.2, 0.5, 1])
+            for k, cell in enumerate(cells):
+                values = [ratio(run, kind, shape, "float32", cell=cell) for shape in SHAPES]
+                places = [n + thickness * (k - (len(cells) - 1) / 2) for n in range(len(SHAPES))]
+                axes.barh(
+                    places,
+                    [value - 1 for value in values],
+                    0.85 * thickness,
+                    left=1,
+                    color=pictures.COLOURS[cell.lower()],
+                    label=f"{cell} (nn.LSTM)" if cell == "LLTM" else cell,
+                )
+                for place, value in zip(places, values, strict=True):
+                    axes.annotate(
+                        f"{value:.2f}",
+                        (min(value, 1), place),
+                        xytext=(-2, 0),
+                        textcoords="offset points",
+                        ha="right",
+                        va="center_baseline",
+                        fontsize=8,
+                    )
+            axes.set_title(kind, fontsize=10)
+            axes.tick_params(axis="y", length=0)
+        both[0].set_xlim(0.5 * least, 1.15)
+        both[0].set_ylim(len(SHAPES) - 0.5, -0.5)
+        names = ["×".join(re.findall(r"\d+", shape)) for shape in SHAPES]
+        both[0].set_yticks(range(len(SHAPES)), names)
+        figure.supxlabel("time in units of torch.nn's layer; lower is better", fontsize=9)
+        figure.legend(
+            *both[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(cells)
+        )
 
 
 def main() -> None:

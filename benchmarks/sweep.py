@@ -25,6 +25,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
+import pictures
 import torch
 from runtimes import ONNX_RUNTIME, runtimes
 
@@ -128,36 +129,34 @@ def worst(measured: Mapping[Case, Row], count: int = 10) -> Iterator[str]:
 
 def picture(measured: Mapping[Case, Row], path: Path) -> None:
     """Draws the shares of shapes below a ratio to torch.nn's layer."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import NullFormatter, ScalarFormatter
-
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
     found = ratios(measured, "nn.")
-    for axes, training in zip(figure.subplots(1, 2, sharey=True), (False, True), strict=True):
-        for k, cell in enumerate(dict.fromkeys(case.cell for case in found)):
-            for dtype, line in ((torch.float32, "-"), (torch.bfloat16, ":")):
+    kinds = dict.fromkeys((case.cell, case.dtype) for case in found)
+    with pictures.page(path, height=5.4) as figure:
+        both = figure.subplots(2, 1, sharex=True)
+        for axes, training in zip(both, (True, False), strict=True):
+            pictures.relative_time(axes, [0.05, 0.1, 0.2, 0.5, 1, 2])
+            for cell, dtype in kinds:
                 values = sorted(
                     r
                     for c, r in found.items()
                     if (c.cell, c.dtype, c.training) == (cell, dtype, training)
                 )
-                shares = [100 * (n + 1) / len(values) for n in range(len(values))]
-                label = f"{cell.upper()}, {str(dtype).removeprefix('torch.')}"
-                axes.plot(values, shares, line, color=f"C{k}", label=label)
-        axes.axvline(1, color="grey", linewidth=0.8)
-        axes.set_xscale("log")
-        axes.set_xticks([0.05, 0.1, 0.2, 0.5, 1])
-        axes.xaxis.set_major_formatter(ScalarFormatter())
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.set_title("training" if training else "inference", fontsize=10)
-        axes.set_xlabel("time in units of torch.nn's layer", fontsize=9)
-        axes.grid(linewidth=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.axes[0].set_ylabel("shapes with at most that, %", fontsize=9)
-    figure.legend(
-        *figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize=8
-    )
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+                axes.step(
+                    [*values[:1], *values],
+                    [100 * n / len(values) for n in range(len(values) + 1)],
+                    "-" if dtype == torch.float32 else ":",
+                    where="post",
+                    color=pictures.COLOURS[cell],
+                    label=f"{cell.upper()}, {str(dtype).removeprefix('torch.')}",
+                )
+            axes.set_ylim(0, 102)
+            axes.grid(axis="y")
+            axes.set_title("training" if training else "inference", fontsize=10)
+            axes.set_ylabel("% of the shapes")
+        both[1].set_xlabel("at most this time, in units of torch.nn's layer")
+        figure.legend(
+            *both[0].get_legend_handles_labels(), loc="outside upper center", ncols=2, fontsize=8
+        )
 
 
 def main() -> None:
@@ -183,6 +182,7 @@ def main() -> None:
     finish(options, results, list(measured.values()), ())
     if find_spec("matplotlib") is not None:
         picture(measured, options.plot)
+        print(f"Picture: {options.plot}")
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ extensions = [
     "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
+    "sphinx_design",
 ]
 
 highlight_language = "text"  # of literal blocks, which show shapes and formulas
@@ -144,12 +145,33 @@ def resolve_links(text: str, folder: Path) -> str:
     return TARGET.sub(resolve, text)
 
 
+# ----- Tabs --------------------------------------------------------------------
+
+# Where a page shows the same in both languages, they are tabs on the site, and in the repository
+# one after the other, each under its name in bold. The reader's choice holds for every page.
+TABS = re.compile(r"^<!-- tabs -->\n(.*?)^<!-- end of tabs -->$", re.MULTILINE | re.DOTALL)
+LANGUAGE = re.compile(r"^\*\*(Python|C\+\+)\*\*\n", re.MULTILINE)
+
+
+def make_tabs(text: str) -> str:
+    def tab_set(match: re.Match[str]) -> str:
+        before, *parts = LANGUAGE.split(match[1])
+        assert not before, f"no name of a language before {before}"
+        tabs = (
+            f"`````{{tab-item}} {name}\n:sync: {name}\n{content}`````\n"
+            for name, content in zip(parts[::2], parts[1::2], strict=True)
+        )
+        return f"``````{{tab-set}}\n:sync-group: language\n{''.join(tabs)}``````"
+
+    return TABS.sub(tab_set, text)
+
+
 def on_source_read(app: Sphinx, docname: str, content: list[str]) -> None:
-    content[0] = resolve_links(content[0], DOCS)
+    content[0] = make_tabs(resolve_links(content[0], DOCS))
 
 
 def on_include_read(app: Sphinx, path: Path, docname: str, content: list[str]) -> None:
-    content[0] = resolve_links(content[0], (DOCS / path).parent)
+    content[0] = make_tabs(resolve_links(content[0], (DOCS / path).parent))
 
 
 def setup(app: Sphinx) -> None:

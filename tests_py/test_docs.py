@@ -238,10 +238,12 @@ RUN_BY = {
     r"python examples/cells/train\.py": "pytest tests_py/test_gallery.py",
     r"cmake (-S \.|--build|--install) .*build/release.*": "make packages",
 }
-# They need a GPU, other interpreters, the sources of another cell, a quiet machine, or the hours of
-# a release; or are there for work on one file at a time.
+# They need the network, a GPU, other interpreters, the sources of another cell, a quiet machine, or
+# the hours of a release; or are there for work on one file at a time.
 BY_HAND = [
+    r"git clone .*",
     r"make (test|bench)-cuda.*|make (gpu-kit|first-contact .*)",
+    r"make bench-sweep( .*)?",
     r"python benchmarks/(int8_accuracy|own_cells|tuning_table)\.py.*",
     r"python -m lltm\.benchmark --compile .*",
     r"python benchmarks/memory\.py .*",
@@ -420,6 +422,10 @@ def check_binary(words: list[str]) -> None:
             assert re.search(rf"TEST\w*\(\s*{tests[1]}", source("tests_cpp/*.cpp")), word
 
 
+def check_git(words: list[str]) -> None:
+    assert words == ["clone", re.findall(r'Repository = "(.*)"', source("pyproject.toml"))[0]]
+
+
 def check_pkg_config(words: list[str]) -> None:
     assert {*words} <= {"--cflags", "--libs", words[-1]}
     assert (ROOT / "cmake" / f"{words[-1]}.pc.in").is_file(), words[-1]
@@ -436,6 +442,8 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
     "valgrind": lambda words: check_binary(words[-1:]),
     "callgrind_annotate": lambda words: None,  # of a file that valgrind has just written
     "pkg-config": check_pkg_config,
+    "git": check_git,
+    "cd": lambda words: None,  # into what a clone has made
     # Of a program of the reader's own.
     "export": lambda words: None,
     "g++": lambda words: None,
@@ -495,6 +503,7 @@ def test_the_commands_of_a_page_name_what_exists(page: Path) -> None:
         "build/dev/tests_cpp/lltm_tests --gtest_filter='Sequences*'",
         ".ci/daily",
         "ninja test",
+        "git clone https://github.com/lltm/llmt",
     ],
 )
 def test_a_command_that_names_what_does_not_exist_is_found(command: str) -> None:
@@ -624,7 +633,9 @@ def test_architecture_names_every_source_file() -> None:
 
 
 @pytest.mark.slow
-@support.needs_extra("docs", "sphinx", "myst_parser", "furo", "breathe", "sphinx-mathjax-offline")
+@support.needs_extra(
+    "docs", "sphinx", "myst_parser", "furo", "breathe", "sphinx_design", "sphinx-mathjax-offline"
+)
 @pytest.mark.skipif(shutil.which("doxygen") is None, reason="reads the C++ headers with Doxygen")
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     run = support.run_python(
@@ -634,6 +645,10 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     pages = [*(tmp_path / "html").glob("*.html")]
     for page in pages:  # links alone lead to elsewhere
         assert not re.search(r'<(?!a )[^>]*(?:src|href)="(?:https?:)?//', page.read_text()), page
+    for both in ("index", "cuda", "reinforcement-learning"):
+        text = (tmp_path / "html" / f"{both}.html").read_text()
+        labels = re.findall(r"sd-tab-label.*?>\s*([^<]+)</label>", text)
+        assert labels == ["Python", "C++"], both
     site = {page.stem for page in pages}
     assert site >= {path.stem for path in DOCS.iterdir() if path.suffix in (".md", ".rst")}
     *_, names = (tmp_path / "html" / "objects.inv").read_bytes().split(b"\n", 4)

@@ -29,6 +29,7 @@ def test_the_stages_before_generated_code_are_shown_by_name() -> None:
     found = sections("--only", *stages)
     assert tuple(found) == stages
     assert "B=2 I=3 H=4, cell: threads 1" in found["schedule"]
+    assert max(map(len, found["schedule"].splitlines())) < 80
     assert "lltm.step_backward" in found["joint"]
     assert "aten.addmm" in found["core-aten"]
 
@@ -59,6 +60,14 @@ def test_a_dynamic_sequence_is_shown_as_a_scan_and_twice_the_same() -> None:
     assert "lltm.sequence_backward" in found["joint"]
     assert "higher_order.scan" in found["core-aten"]
     assert sections(*options) == found
+
+
+def test_a_long_line_of_the_schedule_is_wrapped() -> None:
+    text = explain.schedule(explain.Call("sequence", 10, 16, 32, 128, dynamic=False))
+    assert max(map(len, text.splitlines())) < 80
+    forward, backward = text.replace("\n  ", " ").splitlines()
+    assert forward.startswith("N=160 B=16 I=32 H=128, forward: ")
+    assert backward.startswith("N=160 B=16 I=32 H=128, backward: ")
 
 
 def test_the_steps_of_a_fixed_sequence_are_unrolled() -> None:

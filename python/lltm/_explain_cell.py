@@ -42,7 +42,9 @@ def interface(cell: Cell) -> str:
         "parameters": ", ".join(header.parameters),
         "bounded": "yes" if header.bounded else "no",
     }
-    return "\n".join(f"{name:11} {value or 'none'}" for name, value in lines.items())
+    return "\n".join(
+        explain.wrapped(f"{name:11} {value or 'none'}") for name, value in lines.items()
+    )
 
 
 def saved(cell: Cell) -> str:
@@ -56,7 +58,7 @@ def saved(cell: Cell) -> str:
     total = f"{values} values, {4 * values} bytes a unit, row and step in float32"
     if cell.function is not None:
         total += f"; in a Python loop autograd keeps {kept_by_autograd(cell)} bytes"
-    return "\n".join([*lines, total])
+    return "\n".join([*lines, explain.wrapped(total)])
 
 
 def forward(cell: Cell) -> str:
@@ -101,7 +103,7 @@ def hints(cell: Cell) -> str:
                 " than their results detached: where one cancels out, as a stabiliser of"
                 " exponentials does, call detach() on it."
             )
-    return "\n".join(lines) or "none"
+    return "\n".join(map(explain.wrapped, lines)) or "none"
 
 
 def page(cell: Cell) -> str:

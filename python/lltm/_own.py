@@ -43,7 +43,7 @@ def cell(
     """Makes a cell of a function of tensors; a decorator.
 
     The function is called as ``function(z, *others)``: z has the pre-activations of the gates,
-    ``W_ih x + W_hh h + b``, and returns h', or (h', *states'). It computes element by element,
+    ``W_ih x + W_hh h + b``, and returns h', or ``(h', *states')``. It computes element by element,
     with the operations that the page "Your own cell" lists. It is called here alone, to be traced:
     what runs is a program of its operations and of their derivative, between the matrix products.
 
@@ -376,8 +376,8 @@ class OwnCell(_Own, MadeStep):
 
         Args:
             input: (B, I), or (I) for one row without a batch
-            hx: the state: h, (B, H) or (H), of a cell without other states; else the tuple (h,
-                *states), shaped alike; by default zeros and the states' initial values
+            hx: the state: h, (B, H) or (H), of a cell without other states; else the tuple
+                ``(h, *states)``, shaped alike; by default zeros and the states' initial values
 
         Returns:
             The state after the step, in the form of hx.
@@ -442,8 +442,8 @@ class OwnLayer(_Own, MadeLayer):
             input: (T, B, I); (B, T, I) with batch_first; (T, I) for one sequence without a
                 batch; or a PackedSequence, sorted or not
             hx: the state: h_0, (L*D, B, H), or (L*D, H) for unbatched input, of a cell without
-                other states; else the tuple (h_0, *states), shaped alike; by default zeros and the
-                states' initial values
+                other states; else the tuple ``(h_0, *states)``, shaped alike; by default zeros and
+                the states' initial values
             reset: as of :meth:`lltm.LLTM.forward`; a state starts anew with its initial value
 
         Returns:

@@ -29,6 +29,8 @@ from ._inductor import inductor_decomposed
 
 State = tuple[Tensor, Tensor]
 
+WIDTH = 79  # of prose
+
 
 @dataclass(frozen=True)
 class Call:
@@ -94,7 +96,7 @@ def schedule(call: Call) -> str:
         check=True,
     )
     lines = [line for line in result.stderr.splitlines() if line.startswith("lltm: ")]
-    return "\n".join(line.removeprefix("lltm: ") for line in lines)
+    return "\n".join(wrapped(line.removeprefix("lltm: ")) for line in lines)
 
 
 def dynamo(call: Call) -> str:
@@ -226,8 +228,15 @@ def explain(call: Call, only: list[str] | None = None) -> Iterator[str]:
 
 
 def section(title: str, sentence: str | None, text: str) -> str:
-    sentence = textwrap.fill(" ".join((sentence or "").split()), 79)
+    sentence = textwrap.fill(" ".join((sentence or "").split()), WIDTH)
     return f"==== {title}\n{sentence}\n\n{text}\n"
+
+
+def wrapped(line: str) -> str:
+    """A line of prose as several: code, which graphs are, stays as long as it is."""
+    return textwrap.fill(
+        line, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _arguments() -> argparse.Namespace:

@@ -1,10 +1,12 @@
-"""Libraries of reinforcement learning with the code of docs/reinforcement-learning.md."""
+"""Other libraries with the code of docs/use-it-in.md, each beside itself without it."""
 
 from __future__ import annotations
 
 import re
 import runpy
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from torch import Tensor
 
 import lltm
 
-PAGE = support.ROOT / "docs" / "reinforcement-learning.md"
+PAGE = support.ROOT / "docs" / "use-it-in.md"
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # other libraries' warnings
 
@@ -47,8 +49,9 @@ def test_stable_baselines3(tmp_path: Path) -> None:
     rollout = torch.randn(4 * 20, 4), torch.randint(2, (4 * 20,)), RNNStates(state, state), starts
     results = []
     for model in (theirs, ours):
-        values, log_prob, _ = model.policy.evaluate_actions(*rollout)
-        parameters = list(model.policy.parameters())
+        recurrent: Any = model.policy
+        values, log_prob, _ = recurrent.evaluate_actions(*rollout)
+        parameters = list(recurrent.parameters())
         loss = values.square().mean() + log_prob.mean()
         results.append((values, log_prob, *torch.autograd.grad(loss, parameters)))
     for a, b in zip(*results, strict=True):
@@ -84,3 +87,62 @@ def test_torchrl(tmp_path: Path) -> None:
         step = TensorDict({"observation": x[:, t], "hidden": hidden, "is_init": starts[:, t]}, [4])
         hidden = module(step)["next", "hidden"]
         torch.testing.assert_close(hidden, output[:, t])
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="pyqlib has no packages for this Python")
+@support.needs_extra("examples", "qlib")
+def test_qlib(tmp_path: Path) -> None:
+    """Made from a configuration, the model trains and predicts as qlib's does."""
+    import numpy as np
+    import pandas as pd
+    from qlib.utils import init_instance_by_config
+
+    defined_in("qlib_gru.py", tmp_path)
+    options = {"d_feat": 3, "hidden_size": 16, "batch_size": 32, "GPU": -1, "seed": 0}
+    x = pd.DataFrame(np.random.default_rng(0).normal(size=(128, 3 * 10)))
+    y = pd.DataFrame(x.to_numpy()[:, :3].sum(1))
+    dataset = SimpleNamespace(prepare=lambda *a, **options: x)
+    results = []
+    for name, module in (
+        ("GRU", "qlib.contrib.model.pytorch_gru"),
+        ("FasterGRU", str(tmp_path / "qlib_gru.py")),
+    ):
+        model = init_instance_by_config({"class": name, "module_path": module, "kwargs": options})
+        np.random.seed(0)
+        losses = []
+        for _ in range(3):
+            model.train_epoch(x, y)
+            losses.append(model.test_epoch(x, y)[0])
+        model.fitted = True
+        results.append((model, torch.tensor(losses), torch.tensor(model.predict(dataset))))
+    (theirs, *expected), (ours, *got) = results
+    assert isinstance(ours.gru_model.rnn, lltm.GRU)
+    assert not isinstance(theirs.gru_model.rnn, lltm.GRU)
+    assert expected[0][2] < expected[0][0]
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+def test_pyannote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The network computes what it does with an LSTM of torch.nn."""
+    monkeypatch.setenv("PYANNOTE_METRICS_ENABLED", "0")
+    try:
+        from pyannote.audio.core.task import Problem, Resolution, Specifications
+    except (ImportError, OSError) as error:  # of torchaudio, without CUDA's libraries
+        pytest.skip(f"no pyannote.audio that can be imported: {error}")
+    model = defined_in("pyannote_segmentation.py", tmp_path)["segmentation"](lstm={"num_layers": 2})
+    model.specifications = Specifications(
+        problem=Problem.MULTI_LABEL_CLASSIFICATION,
+        resolution=Resolution.FRAME,
+        duration=2.0,
+        classes=["one", "two"],
+    )
+    model.build()
+    model.eval()
+    assert isinstance(model.lstm, lltm.LSTM)
+    theirs = torch.nn.LSTM(60, 128, num_layers=2, bidirectional=True, batch_first=True)
+    theirs.load_state_dict(model.lstm.state_dict())
+    waveform = torch.randn(2, 1, 2 * 16_000)
+    scores = model(waveform)
+    model.lstm = theirs
+    torch.testing.assert_close(scores, model(waveform), rtol=1e-4, atol=1e-5)
