@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
+import platform
 import runpy
 import subprocess
 import sys
@@ -32,6 +33,10 @@ TORCH = tuple(int(part) for part in str(torch.__version__).split(".")[:2])
 
 # Whether lltm._C is the compiled module, rather than lltm._binding.
 COMPILED_BINDING = lltm._C.__name__ == "lltm._C"
+
+# The name of the CPU kernels that every machine of this architecture has.
+ARM = platform.machine() in ("aarch64", "arm64")
+BASELINE = "NEON" if ARM else "DEFAULT"
 
 # Blocks of rows of the LLTM's weights.
 GATES: int = len(torch.ops.lltm._cell("lltm")[0])
