@@ -20,6 +20,7 @@
 #   make gpu-kit        what that needs and such a machine may lack, in build/gpu-kit/
 #   make test-clang     the native tests, everything compiled by Clang
 #   make test-sanitize  the same under ASan and UBSan; test-sanitize-slow, what that leaves out
+#   make test-aarch64   the tests of the CPU kernels, cross-compiled for ARM, under an emulator
 #   make test-accuracy  the rule of accuracy on other problems each time
 #   make test-mutants   whether the tests find MUTANTS faults, made by chance; hours
 #   make packages       .tar.gz and .deb of the C++ library, in build/package/
@@ -50,7 +51,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .PHONY: demo test test-native test-python test-slow test-accuracy test-clang test-sanitize
-.PHONY: test-sanitize-slow
+.PHONY: test-sanitize-slow test-aarch64
 .PHONY: packages wheel test-mutants fuzz bench bench-sweep bench-check bench-baseline docs lint format
 .PHONY: clean
 .PHONY: check-cuda-build test-cuda test-cuda-sanitize bench-cuda build-gpu gpu-kit first-contact
@@ -97,6 +98,13 @@ test-sanitize-slow: .venv/.test
 	cmake --preset sanitize
 	cmake --build --preset sanitize --target all lltm_cuda_host_tests
 	ctest --preset sanitize-slow --parallel $(JOBS)
+
+# No libtorch takes part.
+test-aarch64: .venv/.tools
+	@.ci/system-packages.sh $(PYTHON) aarch64
+	cmake --preset aarch64
+	cmake --build --preset aarch64
+	ctest --preset aarch64 --parallel $(JOBS)
 
 # In all, a fourth for each target. A new seed each time, which is printed; an input that
 # fails is saved in build/. FUZZ_PRESET=clang goes by coverage, with libFuzzer;

@@ -8,6 +8,8 @@
 #   system-packages.sh [PYTHON [doxygen]]   with Doxygen
 #   system-packages.sh [PYTHON [valgrind]]  with valgrind
 #   system-packages.sh [PYTHON [lintian]]   with lintian, if it can be installed
+#   system-packages.sh [PYTHON [aarch64]]   with a cross compiler for ARM, an emulator and the
+#                                           sources of GoogleTest
 set -eu
 python=${1:-python3}
 with=${2:-}
@@ -49,7 +51,14 @@ valgrind_() {
   command -v valgrind > /dev/null || echo valgrind
 }
 
-needed() { echo $(compiler) $(venv) $(headers) $(clang) $(doxygen_) $(valgrind_); }
+aarch64_() {
+  [ "$with" = aarch64 ] || return 0
+  command -v aarch64-linux-gnu-g++ > /dev/null || echo g++-aarch64-linux-gnu
+  command -v qemu-aarch64 > /dev/null || echo qemu-user
+  [ -e /usr/src/googletest ] || echo libgtest-dev
+}
+
+needed() { echo $(compiler) $(venv) $(headers) $(clang) $(doxygen_) $(valgrind_) $(aarch64_); }
 wanted() { echo $(needed) $(googletest) $(ccache_) $(lintian_); }
 
 root=

@@ -7,16 +7,27 @@ include_guard(GLOBAL)
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
 
+# The folder of the file that looks for a library, and what makes the linker of a program keep
+# libraries that it does not call.
+if(APPLE)
+  set(LLTM_ORIGIN "@loader_path")
+  set(LLTM_PC_TORCH "-ltorch -ltorch_cpu -lc10")
+else()
+  set(LLTM_ORIGIN "$ORIGIN")
+  set(LLTM_PC_TORCH
+    "-Wl,--push-state,--no-as-needed -ltorch -ltorch_cpu -lc10 -Wl,--pop-state")
+endif()
+
 # A program that links nothing of torch itself (or loads liblltm by dlopen) leaves it to the
 # library to find libtorch: where it is now, or in a folder `libtorch` beside the prefix.
 function(lltm_install_prefix target)
   file(RELATIVE_PATH beside "/opt/lltm/${CMAKE_INSTALL_LIBDIR}" /opt/libtorch)
-  set(search_path "$ORIGIN" "$ORIGIN/${beside}/lib")
+  set(search_path "${LLTM_ORIGIN}" "${LLTM_ORIGIN}/${beside}/lib")
   if(LLTM_RELOCATABLE)
     set(torch "@here@/${beside}")
   else()
     set(torch "${LLTM_TORCH_ROOT}")
-    foreach(library "${LLTM_TORCH_ROOT}/lib/libtorch.so" ${LLTM_TORCH_CUDA_LIBRARIES})
+    foreach(library "${LLTM_TORCH_ROOT}/lib/libtorch" ${LLTM_TORCH_CUDA_LIBRARIES})
       cmake_path(GET library PARENT_PATH folder)
       list(APPEND search_path "${folder}")
     endforeach()
@@ -37,9 +48,9 @@ mark_as_advanced(LLTM_SITE_PACKAGES)
 function(lltm_install_wheel target)
   set(site "../${LLTM_SITE_PACKAGES}")
   set(search_path torch/lib ${LLTM_CUDA_FOLDERS})
-  list(TRANSFORM search_path PREPEND "$ORIGIN/${site}/")
+  list(TRANSFORM search_path PREPEND "${LLTM_ORIGIN}/${site}/")
   set_target_properties(${target} PROPERTIES
-    INSTALL_RPATH "$ORIGIN;${search_path}" BUILD_WITH_INSTALL_RPATH ON)
+    INSTALL_RPATH "${LLTM_ORIGIN};${search_path}" BUILD_WITH_INSTALL_RPATH ON)
   _lltm_install(${target} lib include "@here@/${site}/torch" python python ${ARGN})
 endfunction()
 

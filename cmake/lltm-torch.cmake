@@ -132,10 +132,13 @@ endfunction()
 # A program's search path (DT_RUNPATH) does not serve the libraries that it loads, so it must
 # itself load libtorch, whether it calls it or not. --no-as-needed keeps that in: many compilers
 # pass --as-needed to the linker. libtorch.so loads the backends and defines nothing.
+# Apple's linker keeps all.
 function(_lltm_link_needed target)
   list(JOIN ARGN "," libraries)
-  target_link_options(${target} INTERFACE
-    "LINKER:--push-state,--no-as-needed,${libraries},--pop-state")
+  if(NOT APPLE)
+    target_link_options(${target} INTERFACE
+      "LINKER:--push-state,--no-as-needed,${libraries},--pop-state")
+  endif()
   target_link_libraries(${target} INTERFACE ${ARGN})
 endfunction()
 

@@ -12,8 +12,9 @@ beside the one of this package.")
 set(CPACK_COMPONENT_RUNTIME_DESCRIPTION "The shared library.\n${needs_torch}")
 set(CPACK_COMPONENT_DEVELOPMENT_DESCRIPTION
   "Headers, CMake package and lltm.pc of the library.\n${needs_torch}")
+string(TOLOWER "${CMAKE_SYSTEM_NAME}" system)  # linux, darwin
 set(CPACK_PACKAGE_FILE_NAME
-  "lltm-${PROJECT_VERSION}-torch${LLTM_TORCH_MINOR}-linux-${CMAKE_SYSTEM_PROCESSOR}")
+  "lltm-${PROJECT_VERSION}-torch${LLTM_TORCH_MINOR}-${system}-${CMAKE_SYSTEM_PROCESSOR}")
 set(CPACK_RESOURCE_FILE_LICENSE "${PROJECT_SOURCE_DIR}/LICENSE")
 set(CPACK_STRIP_FILES ON)
 set(CPACK_COMPONENTS_ALL runtime development)

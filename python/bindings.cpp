@@ -93,7 +93,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def(
       "cpu_kernels",
       &lltm::cpu_kernels,
-      "The CPU kernels in use: \"DEFAULT\", \"AVX2\", \"AVX512\" or \"AMX\".");
+      "The CPU kernels in use: \"DEFAULT\", \"AVX2\", \"AVX512\" or \"AMX\"; \"NEON\" on ARM.");
 
   m.def(
       "cuda_persistent",

@@ -7,12 +7,14 @@
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
 #endif
 
 namespace lltm_test {
 
-// `capability` as ATEN_CPU_CAPABILITY names it: default, avx2 or avx512; or vnni, bf16 or amx. What
-// Clang's __builtin_cpu_supports has no name for is asked of the CPU.
+// `capability` as ATEN_CPU_CAPABILITY names it: default, avx2 or avx512; or vnni, bf16 or amx;
+// dotprod or i8mm. What Clang's __builtin_cpu_supports has no name for is asked of the CPU.
 inline bool cpu_has(std::string_view capability) {
 #if defined(__x86_64__)
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
@@ -40,6 +42,11 @@ inline bool cpu_has(std::string_view capability) {
         __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (edx >> 22 & 1) != 0;
     return cpu_has("bf16") && amx_bf16 &&
            syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  }
+#elif defined(__aarch64__) && defined(__linux__)
+  if (capability == "dotprod") return (getauxval(AT_HWCAP) >> 20 & 1) != 0;
+  if (capability == "i8mm") {
+    return cpu_has("dotprod") && (getauxval(AT_HWCAP2) >> 13 & 1) != 0;
   }
 #endif
   return capability == "default";

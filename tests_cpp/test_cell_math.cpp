@@ -26,7 +26,11 @@ struct InstructionSet {
 };
 
 const InstructionSet kInstructionSets[] = {
+#if defined(__aarch64__)
+    {"NEON", "default", kernels_default},
+#else
     {"DEFAULT", "default", kernels_default},
+#endif
 #if defined(__x86_64__)
     {"AVX2", "avx2", kernels_avx2},
     {"AVX512", "avx512", kernels_avx512},

@@ -21,6 +21,8 @@ namespace {
 const Int8Kernels* find_kernels(const std::string& isa) {
   if (!lltm_test::cpu_has(isa)) return nullptr;
   if (isa == "vnni") return kernels_vnni();
+  if (isa == "dotprod") return kernels_dotprod();
+  if (isa == "i8mm") return kernels_i8mm();
   const Kernels* const kernels = isa == "avx512" ? kernels_avx512()
                                  : isa == "avx2" ? kernels_avx2()
                                                  : kernels_default();
@@ -41,7 +43,7 @@ class Int8Kernel : public testing::TestWithParam<std::string> {
 INSTANTIATE_TEST_SUITE_P(
     Kernels,
     Int8Kernel,
-    testing::Values("default", "avx2", "avx512", "vnni"),
+    testing::Values("default", "avx2", "avx512", "vnni", "dotprod", "i8mm"),
     [](const auto& info) { return info.param; });
 
 // ---- quantising -------------------------------------------------------------

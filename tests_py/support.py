@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import math
 import os
+import platform
 import runpy
 import shutil
 import subprocess
@@ -76,6 +77,10 @@ def program_without_python(folder: str, name: str) -> Callable[..., str]:
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     return lambda *arguments: checked([build / name, *arguments], env=env)
 
+
+# The name of the CPU kernels that every machine of this architecture has.
+ARM = platform.machine() in ("aarch64", "arm64")
+BASELINE = "NEON" if ARM else "DEFAULT"
 
 # Blocks of rows of the LLTM's weights.
 GATES: int = len(torch.ops.lltm._cell("lltm")[0])

@@ -49,7 +49,7 @@ def build_info() -> str:
 
 
 def cpu_kernels() -> str:
-    """The CPU kernels in use: "DEFAULT", "AVX2", "AVX512" or "AMX"."""
+    """The CPU kernels in use: "DEFAULT", "AVX2", "AVX512" or "AMX"; "NEON" on ARM."""
     return str(_ops._cpu_kernels())
 
 

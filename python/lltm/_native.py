@@ -57,7 +57,7 @@ def _import_binding() -> None:
 
 
 folder = _find()
-_library = os.path.join(folder, "lib", "liblltm.so")
+_library = os.path.join(folder, "lib", f"liblltm.{'dylib' if sys.platform == 'darwin' else 'so'}")
 try:
     torch.ops.load_library(_library)  # registers torch.ops.lltm.*
 except OSError as error:

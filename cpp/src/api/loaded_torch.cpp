@@ -5,7 +5,11 @@
 #include <torch/version.h>
 
 #include <dlfcn.h>
+#if defined(__APPLE__)
+#include <mach-o/dyld.h>
+#else
 #include <link.h>
+#endif
 
 #include <cstdint>
 #include <cstdio>
@@ -55,19 +59,33 @@ __attribute__((constructor(101))) void check_loaded_torch() {
   std::_Exit(EXIT_FAILURE);
 }
 
-// dl_iterate_phdr's: keeps the path of the first object with the name of this library.
+// The path of the first object with the name of this library, or null.
+#if defined(__APPLE__)
+const char* first_library() {
+  for (std::uint32_t k = 0; k < _dyld_image_count(); ++k) {
+    const char* const path = _dyld_get_image_name(k);
+    if (std::string_view(path).find("/liblltm.") != std::string_view::npos) return path;
+  }
+  return nullptr;
+}
+#else
 int find_library(dl_phdr_info* object, std::size_t, void* found) {
   const std::string_view path(object->dlpi_name);
   if (path.find("/liblltm.so") == path.npos) return 0;
   *static_cast<const char**>(found) = object->dlpi_name;
   return 1;
 }
+const char* first_library() {
+  const char* found = nullptr;
+  dl_iterate_phdr(find_library, &found);
+  return found;
+}
+#endif
 
 // PyTorch has one registry of operators, where an operator stands once.
 __attribute__((constructor(102))) void check_other_copy() {
   if (!c10::Dispatcher::singleton().findSchema({"lltm::step", ""})) return;
-  const char* first = "another liblltm";
-  dl_iterate_phdr(find_library, &first);
+  const char* const first = first_library();
   Dl_info own{};
   const bool found = dladdr(reinterpret_cast<void*>(check_other_copy), &own) != 0;
   std::fprintf(
@@ -75,7 +93,7 @@ __attribute__((constructor(102))) void check_other_copy() {
       "lltm: %s cannot be loaded beside %s: both register the operators lltm::*, and a process has "
       "one registry; load one of them\n",
       found ? own.dli_fname : "liblltm",
-      first);
+      first != nullptr ? first : "another liblltm");
   std::_Exit(EXIT_FAILURE);
 }
 

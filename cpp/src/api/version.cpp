@@ -39,7 +39,8 @@ std::string build_info() {
       "none (composite path)"
 #endif
        << '\n'
-       << "CPU kernels: DEFAULT" << (cpu::kernels_avx2() != nullptr ? ", AVX2" : "")
+       << "CPU kernels: " << cpu::kernels_default()->name
+       << (cpu::kernels_avx2() != nullptr ? ", AVX2" : "")
        << (cpu::kernels_avx512() != nullptr ? ", AVX512" : "")
        << (cpu::kernels_amx() != nullptr ? ", AMX" : "") << '\n'
        << "CPU kernels in use: " << cpu_kernels() << '\n'

@@ -8,6 +8,10 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 #include <cstdlib>
@@ -15,6 +19,40 @@
 
 namespace lltm::cpu {
 namespace {
+
+#if defined(__aarch64__)
+
+// Dot products of bytes, which an ARM CPU may have besides NEON.
+const Int8Kernels& int8_kernels() {
+#if defined(__linux__)
+  // HWCAP_ASIMDDP and HWCAP2_I8MM, which older headers of the kernel do not name.
+  const bool dotprod = (getauxval(AT_HWCAP) >> 20 & 1) != 0;
+  const bool i8mm = (getauxval(AT_HWCAP2) >> 13 & 1) != 0;
+#elif defined(__APPLE__)
+  const auto has = [](const char* name) {
+    int value = 0;
+    std::size_t size = sizeof(value);
+    return sysctlbyname(name, &value, &size, nullptr, 0) == 0 && value != 0;
+  };
+  const bool dotprod = has("hw.optional.arm.FEAT_DotProd");
+  const bool i8mm = has("hw.optional.arm.FEAT_I8MM");
+#else
+  const bool dotprod = false, i8mm = false;
+#endif
+  if (dotprod && i8mm && kernels_i8mm() != nullptr) return *kernels_i8mm();
+  if (dotprod && kernels_dotprod() != nullptr) return *kernels_dotprod();
+  return kernels_default()->int8;
+}
+
+// Whatever libtorch reports, which knows SVE there: all of it has NEON, and dot products give the
+// same results.
+Kernels choose_kernels() {
+  Kernels kernels = *kernels_default();
+  kernels.int8 = int8_kernels();
+  return kernels;
+}
+
+#else
 
 // What a CPU with AVX-512 may have besides.
 struct Extensions {
@@ -56,6 +94,8 @@ Kernels choose_kernels() {
   const bool avx2 = capability == "AVX512" || capability == "AVX2";
   return avx2 && kernels_avx2() != nullptr ? *kernels_avx2() : *kernels_default();
 }
+
+#endif
 
 }  // namespace
 

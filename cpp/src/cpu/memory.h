@@ -1,8 +1,5 @@
-// Memory for large results and for workspaces, and prefetching what other threads have written.
+// Memory for large results and for workspaces.
 #pragma once
-
-#include "common/matrix.h"
-#include "cpu/parallel.h"
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
@@ -57,17 +54,5 @@ class Workspace {
   static constexpr std::size_t kLine = 64;
   std::unique_ptr<std::byte[]> bytes_;
 };
-
-// Fetches rows of an operand into the L2 cache, to be there when the GEMM comes to them.
-template <typename Operand>
-void prefetch_rows(Matrix<const Operand> operand, Range rows, int64_t k) {
-  constexpr int64_t kLine = 64;
-  for (int64_t r = rows.begin; r < rows.end; ++r) {
-    const auto* const row = reinterpret_cast<const char*>(operand.row(r));
-    for (int64_t byte = 0; byte < k * static_cast<int64_t>(sizeof(Operand)); byte += kLine) {
-      __builtin_prefetch(row + byte, /*write=*/0, /*locality=*/2);
-    }
-  }
-}
 
 }  // namespace lltm::cpu

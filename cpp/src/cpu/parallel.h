@@ -1,6 +1,8 @@
 // Parallel regions: the division of work, barriers, and failures.
 #pragma once
 
+#include "cpu/range.h"
+
 #include <ATen/Parallel.h>
 
 #include <algorithm>
@@ -20,21 +22,6 @@ int omp_get_num_threads() noexcept;
 }
 
 namespace lltm::cpu {
-
-struct Range {
-  int64_t begin, end;
-  int64_t size() const { return end - begin; }
-};
-
-// Part `part` of `parts` nearly equal parts of [0, total).
-inline Range share(int64_t total, int64_t parts, int64_t part) {
-  return {total * part / parts, total * (part + 1) / parts};
-}
-
-inline Range intersect(Range a, Range b) {
-  const int64_t begin = std::max(a.begin, b.begin);
-  return {begin, std::max(begin, std::min(a.end, b.end))};
-}
 
 // Threads that a region of our own may have: one inside another region.
 inline int64_t available_threads() {

@@ -18,6 +18,7 @@
 #include "cpu/gemm/gemm.h"
 #include "cpu/memory.h"
 #include "cpu/parallel.h"
+#include "cpu/prefetch.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>

@@ -20,6 +20,7 @@
 #include "cpu/memory.h"
 #include "cpu/packed_weights.h"
 #include "cpu/parallel.h"
+#include "cpu/prefetch.h"
 #include "op/states.h"
 
 #include <ATen/ops/empty.h>

@@ -1,8 +1,7 @@
 #include "cpu/gemm/formats.h"
 
-#include "cpu/dispatch.h"
-#include "cpu/memory.h"
-#include "cpu/parallel.h"
+#include "cpu/kernels.h"
+#include "cpu/prefetch.h"
 
 #include <algorithm>
 #include <cmath>

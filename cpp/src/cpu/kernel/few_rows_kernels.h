@@ -38,6 +38,17 @@ LLTM_CELL_INLINE Doubles widen_high(Floats x) {
 LLTM_CELL_INLINE Floats narrow_halves(Doubles low, Doubles high) {
   return _mm256_set_m128(_mm256_cvtpd_ps(high), _mm256_cvtpd_ps(low));
 }
+#elif defined(__aarch64__)
+using Doubles = float64x2_t;
+LLTM_CELL_INLINE Doubles widen_low(Floats x) {
+  return vcvt_f64_f32(vget_low_f32(x));
+}
+LLTM_CELL_INLINE Doubles widen_high(Floats x) {
+  return vcvt_high_f64_f32(x);
+}
+LLTM_CELL_INLINE Floats narrow_halves(Doubles low, Doubles high) {
+  return vcvt_high_f32_f64(vcvt_f32_f64(low), high);
+}
 #else
 using Doubles = double __attribute__((vector_size(16)));
 LLTM_CELL_INLINE Doubles widen_low(Floats x) {
@@ -85,7 +96,9 @@ struct FewRowsAccumulators {
         for (int v = 0; v < kVectors; ++v) {
           const Floats weights = load_lanes(b + v * kLanes);
           // One row is bound by its loads, and gains nothing.
-          if (kRows > 1) __builtin_prefetch(b + v * kLanes + kFetchedAhead * p.b.n);
+          if (kRows > 1 && v % kVectorsOfLine == 0) {
+            __builtin_prefetch(b + v * kLanes + kFetchedAhead * p.b.n);
+          }
 #pragma GCC unroll 4
           for (int r = 0; r < kRows; ++r) chain[r][v] += p.a.row(r)[k] * weights;
         }
@@ -237,6 +250,14 @@ LLTM_CELL_INLINE void sums_of_four(const Floats (&x)[4], float* sums) {
   const __m128 odd = _mm_shuffle_ps(first, second, _MM_SHUFFLE(3, 1, 3, 1));
   _mm_storeu_ps(sums, even + odd);
 }
+#elif defined(__aarch64__)
+LLTM_CELL_INLINE Floats sums_of_halves(Floats x, Floats y) {
+  const auto a = vreinterpretq_f64_f32(x), b = vreinterpretq_f64_f32(y);
+  return vreinterpretq_f32_f64(vzip1q_f64(a, b)) + vreinterpretq_f32_f64(vzip2q_f64(a, b));
+}
+LLTM_CELL_INLINE void sums_of_four(const Floats (&x)[4], float* sums) {
+  store_lanes(vpaddq_f32(sums_of_halves(x[0], x[1]), sums_of_halves(x[2], x[3])), sums);
+}
 #else
 LLTM_CELL_INLINE void sums_of_four(const Floats (&x)[4], float* sums) {
   for (int i = 0; i < 4; ++i) sums[i] = sum_of(x[i]);
@@ -302,7 +323,11 @@ LLTM_CELL_INLINE void gemm_in_place_tile(const InPlaceGemm<B>& p, std::int64_t n
 template <int kRows, typename B>
 LLTM_CELL_INLINE void gemm_in_place_rows(const InPlaceGemm<B>& p) {
   // As many as the registers hold sums, beside a vector of each row of A and one of B.
-  constexpr int kRegisters = kLanes == 16 ? 32 : 16;
+#if defined(__AVX512F__) || defined(__aarch64__)
+  constexpr int kRegisters = 32;
+#else
+  constexpr int kRegisters = 16;
+#endif
   constexpr int kColumns = kRows == 1 ? 8 : 5 * kRows < kRegisters ? 4 : 2;
   std::int64_t n = 0;
   for (; n + kColumns <= p.n; n += kColumns) gemm_in_place_tile<kRows, kColumns>(p, n);

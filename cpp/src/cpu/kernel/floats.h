@@ -9,6 +9,8 @@
 
 #if defined(__AVX__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace lltm::cpu {
@@ -32,12 +34,16 @@ LLTM_CELL_INLINE float widen(BFloat16 x) {
 }
 
 LLTM_CELL_INLINE float widen(Half x) {
+#if defined(__aarch64__)
+  return __builtin_bit_cast(__fp16, x.bits);
+#else
   const std::uint32_t sign = std::uint32_t{x.bits} >> 15 << 31;
   const std::uint32_t magnitude = (x.bits & std::uint32_t{0x7FFF}) << 13;
   // Read as a float, the magnitude is 2^112 too small, subnormals included.
   const std::uint32_t finite = bits<std::uint32_t>(bits<float>(magnitude) * 0x1p112f);
   const std::uint32_t special = magnitude | 0x7F800000u;  // infinity and NaN
   return bits<float>(sign | (magnitude >= 0x0F800000u ? special : finite));
+#endif
 }
 
 template <typename T>
@@ -82,10 +88,18 @@ LLTM_CELL_INLINE Half narrow<Half>(float x) {
 using Floats = __m512;
 #elif defined(__AVX__)
 using Floats = __m256;
+#elif defined(__aarch64__)
+using Floats = float32x4_t;
 #else
 using Floats = float __attribute__((vector_size(16)));
 #endif
 constexpr int kLanes = sizeof(Floats) / sizeof(float);
+// Vectors that one prefetch is for: those of NEON are a quarter of a line of the cache.
+#if defined(__aarch64__)
+constexpr int kVectorsOfLine = 4;
+#else
+constexpr int kVectorsOfLine = 1;
+#endif
 
 LLTM_CELL_INLINE Floats load_lanes(const float* x) {
   Floats floats;
@@ -98,6 +112,8 @@ LLTM_CELL_INLINE Floats load_lanes(const float* x) {
 using HalfBits = __m256i;
 #elif defined(__AVX__)
 using HalfBits = __m128i;
+#elif defined(__aarch64__)
+using HalfBits = uint16x4_t;
 #endif
 #if defined(__AVX512F__)
 LLTM_CELL_INLINE Floats widen_lanes(HalfBits x, BFloat16) {
@@ -113,10 +129,17 @@ LLTM_CELL_INLINE Floats widen_lanes(HalfBits x, BFloat16) {
 LLTM_CELL_INLINE Floats widen_lanes(HalfBits x, Half) {
   return _mm256_cvtph_ps(x);
 }
+#elif defined(__aarch64__)
+LLTM_CELL_INLINE Floats widen_lanes(HalfBits x, BFloat16) {
+  return vreinterpretq_f32_u32(vshlq_n_u32(vmovl_u16(x), 16));
+}
+LLTM_CELL_INLINE Floats widen_lanes(HalfBits x, Half) {
+  return vcvt_f32_f16(vreinterpret_f16_u16(x));
+}
 #endif
 template <typename T>
 LLTM_CELL_INLINE Floats load_lanes(const T* x) {
-#if defined(__AVX2__)
+#if defined(__AVX2__) || defined(__aarch64__)
   HalfBits bits;
   __builtin_memcpy(&bits, x, sizeof(bits));
   return widen_lanes(bits, T{});
@@ -136,6 +159,8 @@ LLTM_CELL_INLINE Floats broadcast(float x) {
   return _mm512_set1_ps(x);
 #elif defined(__AVX__)
   return _mm256_set1_ps(x);
+#elif defined(__aarch64__)
+  return vdupq_n_f32(x);
 #else
   return Floats{x, x, x, x};
 #endif
@@ -154,6 +179,9 @@ LLTM_CELL_INLINE Floats load_first(const float* x, std::int64_t n) {
   return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << n) - 1), x);
 #elif defined(__AVX2__)
   return _mm256_maskload_ps(x, first_lanes(n));
+#elif defined(__aarch64__)
+  if (n == 1) return Floats{x[0]};
+  return vcombine_f32(vld1_f32(x), n == 2 ? float32x2_t{} : float32x2_t{x[2]});
 #else
   Floats floats = {};
   for (std::int64_t j = 0; j < n; ++j) floats[j] = x[j];
@@ -165,6 +193,11 @@ template <typename T>
 LLTM_CELL_INLINE Floats load_first(const T* x, std::int64_t n) {
 #if defined(__AVX512F__)
   return widen_lanes(_mm256_maskz_loadu_epi16(static_cast<__mmask16>((1u << n) - 1), x), T{});
+#elif defined(__aarch64__)
+  std::uint64_t first = x[0].bits;
+  if (n > 1) first |= std::uint64_t{x[1].bits} << 16;
+  if (n > 2) first |= std::uint64_t{x[2].bits} << 32;
+  return widen_lanes(vcreate_u16(first), T{});
 #else
   T first[kLanes] = {};
   for (std::int64_t j = 0; j < n; ++j) first[j] = x[j];
@@ -178,6 +211,10 @@ LLTM_CELL_INLINE void store_first(Floats floats, float* x, std::int64_t n) {
   _mm512_mask_storeu_ps(x, static_cast<__mmask16>((1u << n) - 1), floats);
 #elif defined(__AVX2__)
   _mm256_maskstore_ps(x, first_lanes(n), floats);
+#elif defined(__aarch64__)
+  x[0] = floats[0];
+  if (n > 1) x[1] = floats[1];
+  if (n > 2) x[2] = floats[2];
 #else
   for (std::int64_t j = 0; j < n; ++j) x[j] = floats[j];
 #endif

@@ -15,7 +15,7 @@
 namespace lltm::cpu {
 namespace {
 
-#if defined(__AVX2__)
+#if defined(__AVX2__) || defined(__aarch64__)
 
 // What is multiplied: types of A and B, rows of B that lie interleaved, and how the sums of a
 // vector of columns go on by these rows: in kParts steps, each with its own part of A and B. By
@@ -175,7 +175,7 @@ __attribute__((noinline)) void gemm_tile(const GemmTile<Product>& p) {
     std::int64_t k = 0;
     for (const B* next = p.next_b; k < p.next_rows; ++k, next += p.b_stride) {
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) __builtin_prefetch(next + v * kVector);
+      for (int v = 0; v < kVectors; v += kVectorsOfLine) __builtin_prefetch(next + v * kVector);
       add(k);
     }
 #pragma GCC unroll 4
@@ -207,7 +207,7 @@ constexpr GemmTiles<Product> make_tiles() {
 }
 // By the number of vectors. The sums of the largest, with a row of B and an element of A, or with
 // a vector of B and a column of A, fill the registers.
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) || defined(__aarch64__)
 constexpr std::int64_t kTileVectors = 4;
 template <typename Product>
 constexpr GemmTiles<Product> kTiles[kTileVectors] = {

@@ -5,7 +5,7 @@
 // its own largest magnitude, states by 1, which no h' of these cells exceeds. Rounding to nearest
 // leaves an error of at most half a scale in each element.
 //
-// The instructions (VNNI) multiply an unsigned byte by a signed one. So A is stored plus 128,
+// The instructions (VNNI, I8MM) multiply an unsigned byte by a signed one. So A is stored plus 128,
 // and 128 times the sum of a column of B is taken off its products.
 //
 // Part of the files per instruction set: no header of torch.
@@ -62,8 +62,10 @@ struct Int8Kernels {
   bool (*pack_a)(std::int64_t m, std::int64_t k, Matrix<const float> x, Matrix<Int8> a);
 };
 
-// Those that need VNNI, for a CPU that has AVX-512 and VNNI; null where the compiler was not told
-// to use them.
+// Those that need VNNI, for a CPU that has AVX-512 and VNNI; and for ARM CPUs those with the dot
+// products of the extensions DotProd and I8MM. Null where the compiler was not told to use them.
 const Int8Kernels* kernels_vnni();
+const Int8Kernels* kernels_dotprod();
+const Int8Kernels* kernels_i8mm();
 
 }  // namespace lltm::cpu

@@ -8,6 +8,8 @@
 
 #if defined(__SSE2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace lltm::cpu {
@@ -55,6 +57,36 @@ LLTM_CELL_INLINE Int8Sums dot(Int8Sums sums, Int8Sums a, Int8Sums b) {
          (Int8Sums)LLTM_SIMD(madd_epi16)(a_odd, b_odd);
 }
 #undef LLTM_SIMD
+#elif defined(__aarch64__)
+// Four bytes of A, for all lanes.
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+using Int8Elements = uint8x8_t;
+LLTM_CELL_INLINE Int8Elements elements_of(std::int32_t bytes) {
+  return vreinterpret_u8_s32(int32x2_t{bytes});
+}
+LLTM_CELL_INLINE Int8Sums dot(Int8Sums sums, Int8Elements a, Int8Sums b) {
+  return vsudotq_lane_s32(sums, vreinterpretq_s8_s32(b), a, 0);
+}
+#elif defined(__ARM_FEATURE_DOTPROD)
+using Int8Elements = int8x8_t;
+LLTM_CELL_INLINE Int8Elements elements_of(std::int32_t bytes) {
+  return veor_s8(vreinterpret_s8_s32(int32x2_t{bytes}), vdup_n_s8(-kInt8Offset));
+}
+LLTM_CELL_INLINE Int8Sums dot(Int8Sums sums, Int8Elements a, Int8Sums b) {
+  return vdotq_lane_s32(sums, vreinterpretq_s8_s32(b), a, 0);
+}
+#else
+using Int8Elements = int8x16_t;
+LLTM_CELL_INLINE Int8Elements elements_of(std::int32_t bytes) {
+  return veorq_s8(vreinterpretq_s8_s32(vdupq_n_s32(bytes)), vdupq_n_s8(-kInt8Offset));
+}
+// Two products of at most 127 * 127 fit 16 bits.
+LLTM_CELL_INLINE Int8Sums dot(Int8Sums sums, Int8Elements a, Int8Sums b) {
+  const int8x16_t bytes = vreinterpretq_s8_s32(b);
+  const int16x8_t low = vmull_s8(vget_low_s8(a), vget_low_s8(bytes));
+  return vpadalq_s16(sums, vpaddq_s16(low, vmull_high_s8(a, bytes)));
+}
+#endif
 #else
 LLTM_CELL_INLINE Int8Sums dot(Int8Sums sums, Int8Sums a, Int8Sums b) {
   const Int8Sums low = {0xFF, 0xFF, 0xFF, 0xFF};
@@ -63,6 +95,20 @@ LLTM_CELL_INLINE Int8Sums dot(Int8Sums sums, Int8Sums a, Int8Sums b) {
   }
   return sums;
 }
+#endif
+
+#if !defined(__aarch64__)
+using Int8Elements = Int8Sums;
+LLTM_CELL_INLINE Int8Elements elements_of(std::int32_t bytes) {
+  return Int8Sums{} + bytes;
+}
+#endif
+// Whether A is taken as it is stored, plus 128. Where the instruction multiplies signed bytes only,
+// 128 is taken off A, rather than off the sums.
+#if defined(__aarch64__) && !defined(__ARM_FEATURE_MATMUL_INT8)
+constexpr bool kInt8OffsetInSums = false;
+#else
+constexpr bool kInt8OffsetInSums = true;
 #endif
 
 // Rows and panels of a tile: its sums, a vector of weights and the elements fit the registers.
@@ -75,7 +121,11 @@ constexpr int kInt8Rows = 4;
 constexpr int kInt8Panels = 4;
 constexpr int kInt8PanelsOfOneRow = 8;
 #else
+#if defined(__ARM_FEATURE_DOTPROD)
+constexpr int kInt8Rows = 6;
+#else
 constexpr int kInt8Rows = 4;
+#endif
 constexpr int kInt8Panels = 1;
 constexpr int kInt8PanelsOfOneRow = 2;
 #endif
@@ -108,10 +158,10 @@ LLTM_CELL_INLINE void gemm_int8_tile(const Int8Gemm& p, std::int64_t panel) {
     return b + v / kInt8Vectors * p.panel_bytes + byte + v % kInt8Vectors * kBytes;
   };
   for (std::int64_t k = 0; k < p.depth; k += kInt8Group) {
-    Int8Sums elements[kRows];
+    Int8Elements elements[kRows];
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      elements[r] = Int8Sums{} + load_as<std::int32_t>(p.a.row(r) + k);
+      elements[r] = elements_of(load_as<std::int32_t>(p.a.row(r) + k));
     }
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
@@ -132,10 +182,10 @@ LLTM_CELL_INLINE void gemm_int8_tile(const Int8Gemm& p, std::int64_t panel) {
       float* const c = p.c.row(r) + panel * kInt8Panel + v * kInt8Lanes;
       // One expression, which every tile rounds alike, so that a row's results do not depend on
       // how many others there are.
+      const Int8Sums sum = kInt8OffsetInSums ? sums[r][v] - offset : sums[r][v];
       const Int8Scales before = p.accumulate ? load_as<Int8Scales>(c) : Int8Scales{};
       const Int8Scales y =
-          __builtin_convertvector(sums[r][v] - offset, Int8Scales) * (scale_of_row * scale) +
-          before;
+          __builtin_convertvector(sum, Int8Scales) * (scale_of_row * scale) + before;
       __builtin_memcpy(c, &y, sizeof(y));
     }
   }

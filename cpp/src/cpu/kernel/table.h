@@ -94,7 +94,7 @@ using GemmF32 = void (*)(
 // float32 GEMMs whose B is of a storage type, and is widened as it is read.
 template <typename B>
 struct GemmsF32 {
-  GemmF32<B> multiply;  // null for the baseline, where ATen's GEMMs of all rows are faster
+  GemmF32<B> multiply;  // null for the baseline of x86, where ATen's GEMMs of all rows are faster
   void (*multiply_transposed)(std::int64_t m, const InPlaceGemm<B>& gemm);
 };
 

@@ -36,7 +36,11 @@ constexpr void add_bf16x3(CellKernels& cell) {
 
 template <Isa isa>
 constexpr Kernels make_table() {
+#if defined(__aarch64__)
+  constexpr const char* kNames[] = {"NEON"};
+#else
   constexpr const char* kNames[] = {"DEFAULT", "AVX2", "AVX512", "AMX"};
+#endif
   Kernels kernels = make_kernels(kNames[static_cast<int>(isa)]);
   kernels.cells[kProgramId] = kProgramKernels;
 #if defined(__AMX_BF16__)

@@ -1,0 +1,10 @@
+// What NEON with dot products of signed bytes adds.
+#include "cpu/kernel/int8_kernels.h"
+
+const lltm::cpu::Int8Kernels* lltm::cpu::kernels_dotprod() {
+#if defined(__ARM_FEATURE_DOTPROD)
+  return &kInt8Kernels;
+#else
+  return nullptr;
+#endif
+}

@@ -1,0 +1,30 @@
+// The kernels in use. No header of torch.
+#pragma once
+
+#include "cell/cell.h"
+#include "cpu/kernel/table.h"
+
+namespace lltm::cpu {
+
+// The kernels for the instruction set that libtorch reports, so that
+// ATEN_CPU_CAPABILITY selects them, and for what this CPU has besides; chosen once.
+const Kernels& kernels();
+
+// Whether the CPU has products of bfloat16; elsewhere the GEMM widens its operands.
+inline bool multiplies_bf16() {
+  const Kernels* const widening = kernels_avx512();
+  const GemmBf16 chosen = kernels().gemm_bf16_operands;
+  return chosen != nullptr && (widening == nullptr || chosen != widening->gemm_bf16_operands);
+}
+
+template <typename T, typename Operand>
+const Elementwise<T, Operand>& elementwise(const CellInfo& cell) {
+  return kernels().cells[cell.id].*kElementwise<T, Operand>;
+}
+
+template <typename B>
+const GemmsF32<B>& gemms_f32() {
+  return kernels().*kGemmsF32<B>;
+}
+
+}  // namespace lltm::cpu
