@@ -247,8 +247,8 @@ bench-cuda: build-gpu
 	  > $(RESULTS)/cuda.txt; status=$$?; cat $(RESULTS)/cuda.txt; exit $$status
 
 # The stages of benchmarks/first_contact.py: one with STAGE=3, one step of one with STEP=pytest;
-# FIRST_CONTACT_FLAGS=--dry-run for what needs no GPU. Results: RESULTS, by default a folder of
-# this day and GPU in benchmarks/results/.
+# FIRST_CONTACT_FLAGS=--dry-run for what needs no GPU. RESULTS: where two files of results go, by
+# default build/results/first-contact.
 STAGE ?=
 STEP ?=
 FIRST_CONTACT_FLAGS ?=

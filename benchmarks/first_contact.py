@@ -12,9 +12,12 @@
 Such a machine is often lent for minutes, and a command that takes too long is killed. So a stage
 takes at most eight minutes: each step has a limit of its own, and the last ones what is left. The
 next stage may be on another machine, so each builds what is not yet built. What fails or is stopped
-keeps nothing else from running. Whatever happens, the folder of results holds
-`stage-N.txt`, the output of the steps so far, and `stage-N.json`, how far each step came, what it
-said and the figures in it; beside them what the steps write themselves.
+keeps nothing else from running.
+
+What comes back may be limited too, so the folder of results holds two files, which are up to date
+at every moment: `summary.json`, how far each step came, what it said and the figures in it; and
+`results.tar.gz`, a folder for benchmarks/results/ with the same by stage, `stage-N.json`, the
+output, `stage-N.txt`, and what the steps write themselves.
 
 --dry-run does what needs no GPU: it builds, lists the tests, and sees that the programs start.
 The exit status says whether every step did all of its work.
@@ -25,12 +28,14 @@ from __future__ import annotations
 import argparse
 import csv
 import datetime
+import io
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -45,6 +50,8 @@ from results_file import write_json
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = Path("build", "gpu")
 STAGE_SECONDS = 480.0
+PACK_SECONDS = 10.0  # between two archives while a step runs
+LOG_BYTES = 4 << 20  # of the end of a log, in the archive
 GOOD_STATES = ("done", "needs a GPU")
 
 Figures = dict[str, Any]
@@ -386,10 +393,44 @@ def signals_raise() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@dataclass(frozen=True)
+class Package:
+    """In `folder`, what comes back of all that there is in `results`."""
+
+    results: Path
+    folder: Path
+
+    def pack(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        reports = sorted(self.results.glob("stage-*.json"))
+        write_json(
+            self.folder / "summary.json", {r.stem: json.loads(r.read_text()) for r in reports}
+        )
+        archive = self.folder / "results.tar.gz"
+        new = archive.with_name(f".{archive.name}.new")
+        with tarfile.open(new, "w:gz") as tar:
+            for path in sorted(self.results.glob("[!.]*")):
+                content = path.read_bytes()
+                if path.suffix == ".txt":
+                    content = content[-LOG_BYTES:]
+                member = tarfile.TarInfo(f"{self.results.name}/{path.name}")
+                member.size, member.mtime = len(content), int(path.stat().st_mtime)
+                tar.addfile(member, io.BytesIO(content))
+        new.replace(archive)
+
+
 class Report:
     """stage-N.json and stage-N.txt: the latter goes on where an earlier run ended."""
 
-    def __init__(self, results: Path, number: int, stage: Stage, dry_run: bool) -> None:
+    def __init__(
+        self,
+        results: Path,
+        number: int,
+        stage: Stage,
+        dry_run: bool,
+        pack: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.pack = pack
         self.json = results / f"stage-{number}.json"
         self.log = results / f"stage-{number}.txt"
         self.steps: list[Entry] = []
@@ -410,6 +451,7 @@ class Report:
 
     def save(self) -> None:
         write_json(self.json, self.known)
+        self.pack()
 
     def say(self, text: str) -> None:
         with self.log.open("a") as log:
@@ -418,6 +460,19 @@ class Report:
 
 def now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
+def wait(process: subprocess.Popen[bytes], limit: float, meanwhile: Callable[[], None]) -> int:
+    """As process.wait; does something else now and then."""
+    last = time.monotonic() + limit
+    while True:
+        left = last - time.monotonic()
+        try:
+            return process.wait(max(0.0, min(left, PACK_SECONDS)))
+        except subprocess.TimeoutExpired:
+            if left <= PACK_SECONDS:
+                raise
+            meanwhile()
 
 
 def run_step(step: Step, command: Sequence[str], limit: float, report: Report) -> Entry:
@@ -455,7 +510,7 @@ def run_step(step: Step, command: Sequence[str], limit: float, report: Report) -
                 if out is not log:
                     out.close()
         try:
-            status = process.wait(limit)
+            status = wait(process, limit, report.pack)
             entry["reason"] = fault(status, text_from(report.log, offset))
             entry["state"] = "failed" if entry["reason"] else "done"
         except subprocess.TimeoutExpired:
@@ -499,13 +554,14 @@ def run_stage(
     patience: float = 1.0,
     dry_run: bool = False,
     chosen: Sequence[str] = (),
+    pack: Callable[[], None] = lambda: None,
 ) -> bool:
     """Runs a stage, or the steps of it that are chosen; returns whether all did their work.
 
     All times are multiplied by `patience`.
     """
     results.mkdir(parents=True, exist_ok=True)
-    report = Report(results, number, stage, dry_run)
+    report = Report(results, number, stage, dry_run, pack)
     if chosen:
         report.keep(other_than=chosen)
     before = len(report.steps)
@@ -561,13 +617,10 @@ def gpu_name() -> str | None:
     return None
 
 
-def default_results() -> Path:
-    """Of this day and GPU, among the results that the repository has; without a GPU, in build/."""
-    gpu = gpu_name()
-    if gpu is None:
-        return Path("build", "results", "first-contact")
-    words = "-".join(re.findall(r"[a-z0-9]+", gpu.lower()))
-    return Path("benchmarks", "results", f"{datetime.date.today().isoformat()}-{words}")
+def run_name() -> str:
+    """Of this day and GPU, as the results in the repository are named."""
+    words = "-".join(re.findall(r"[a-z0-9]+", (gpu_name() or "no GPU").lower()))
+    return f"{datetime.date.today().isoformat()}-{words}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -575,15 +628,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     option = parser.add_argument
     option("--stage", type=int, action="append", choices=(1, 2, 3, 4, 5), help="not all of them")
     option("--step", action="append", metavar="NAME", help="of the stages, this step alone")
-    option("--results", type=Path, metavar="FOLDER", help="default: of this day and GPU")
+    option("--results", type=Path, metavar="FOLDER", default=ROOT / "build/results/first-contact")
     option(
         "--patience", type=float, default=1.0, metavar="N", help="N times as long, for few cores"
     )
     option("--dry-run", action="store_true", help="what needs no GPU")
     options = parser.parse_args(arguments)
-    results = (options.results or ROOT / default_results()).resolve()
-    # As it is named in the commands that are recorded.
-    plan = stages(Path(os.path.relpath(results, ROOT)))
+    results = Path("build", "first-contact", run_name())
+    package = Package(ROOT / results, options.results.resolve())
+    plan = stages(results)
     names = {step.name for number in options.stage or plan for step in plan[number].steps}
     for name in options.step or ():
         if name not in names:
@@ -594,16 +647,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 run_stage(
                     number,
                     plan[number],
-                    results,
+                    ROOT / results,
                     patience=options.patience,
                     dry_run=options.dry_run,
                     chosen=options.step or (),
+                    pack=package.pack,
                 )
                 for number in options.stage or plan
             ]
     except CutOff as by:
-        raise SystemExit(f"cut off by {by}; results so far: {results}") from None
-    print(f"results: {results}")
+        raise SystemExit(f"cut off by {by}; results so far: {package.folder}") from None
+    print(f"results: {package.folder}")
     if not all(done):
         raise SystemExit("not everything was done")
 

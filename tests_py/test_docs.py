@@ -242,6 +242,7 @@ RUN_BY = {
 # a release; or are there for work on one file at a time.
 BY_HAND = [
     r"make (test|bench)-cuda.*|make (gpu-kit|first-contact .*)",
+    r"tar -xzf results/.*",
     r"python benchmarks/(int8_accuracy|own_cells|tuning_table)\.py.*",
     r"python -m lltm\.benchmark --compile .*",
     r"python benchmarks/memory\.py .*",
@@ -433,6 +434,7 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
     "python": check_python,
     "ncu": lambda words: check_binary(words[-1:]),
     "valgrind": lambda words: check_binary(words[-1:]),
+    "tar": lambda words: None,  # of a file that comes from another machine
     "callgrind_annotate": lambda words: None,  # of a file that valgrind has just written
     "pkg-config": check_pkg_config,
     # Of a program of the reader's own.

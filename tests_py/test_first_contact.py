@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import textwrap
 import time
 from collections.abc import Callable
@@ -353,12 +354,27 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
+def loose(machine: Path) -> Path:
+    """The folder of the files that are packed."""
+    (folder,) = (machine / "build" / "first-contact").iterdir()
+    return folder
+
+
 def test_all_stages_leave_their_results(
-    machine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_GPU", "1")
-    first_contact.main([])
-    (results,) = (machine / "benchmarks" / "results").glob("20??-??-??-made-up-gpu-9")
+    monkeypatch.setattr(first_contact, "LOG_BYTES", 1000)
+    first_contact.main(["--results", str(tmp_path / "out")])
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "summary.json",
+        "results.tar.gz",
+    }
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary.keys() == {f"stage-{number}" for number in STAGES}
+    with tarfile.open(tmp_path / "out" / "results.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    (results,) = tmp_path.glob("20??-??-??-made-up-gpu-9")
     assert {path.name for path in results.iterdir()} == {
         *(f"stage-{number}.{kind}" for number in STAGES for kind in ("json", "txt")),
         *("device.json", "smoke.json", "times.json", "machine.json", "cuda.json", "sweep.jsonl"),
@@ -367,6 +383,8 @@ def test_all_stages_leave_their_results(
     }
     for number in STAGES:
         assert {*states(results, number).values()} == {"done"}
+        assert summary[f"stage-{number}"] == read(results, number)
+        assert (results / f"stage-{number}.txt").stat().st_size <= 1000
     figures = {step["name"]: step["figures"] for step in read(results, 5)["steps"]}
     assert figures["memcheck"] == {"passed": 60, "sanitizer errors": 0}
     profiles = [name for name in figures if name.startswith("ncu-")]
@@ -377,41 +395,80 @@ def test_all_stages_leave_their_results(
     assert (results / "sweep.jsonl").read_text() == '{"H": 768}\n'
     assert "swept" in (results / "stage-4.txt").read_text()
     assert "compiled" in json.loads((results / "cuda-compiled.json").read_text())
-    assert str(results) in capsys.readouterr().out
     # Nothing of this machine's folders is in what is stored.
     assert not any(str(machine) in path.read_text() for path in results.iterdir())
 
 
+def test_each_stage_may_bring_back_its_own(
+    machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a machine that is new each time, to a folder of its own; they are of one run."""
+    monkeypatch.setenv("FAKE_GPU", "1")
+    for number in (1, 4):
+        out = tmp_path / f"out-{number}"
+        first_contact.main([f"--stage={number}", "--results", str(out)])
+        shutil.rmtree(machine / "build" / "first-contact")
+        with tarfile.open(out / "results.tar.gz") as archive:
+            archive.extractall(tmp_path, filter="data")
+    (results,) = tmp_path.glob("20??-??-??-made-up-gpu-9")
+    assert {path.name for path in results.glob("stage-*.json")} == {"stage-1.json", "stage-4.json"}
+    assert (results / "sweep.jsonl").exists()
+
+
+def test_what_is_known_comes_back_while_a_step_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a machine that is taken away, or a kill that nothing survives, costs seconds."""
+    monkeypatch.setattr(first_contact, "PACK_SECONDS", 0.1)
+    package = first_contact.Package(tmp_path / "day-gpu", tmp_path / "out")
+    seen: list[str] = []
+
+    def pack() -> None:
+        package.pack()
+        with tarfile.open(package.folder / "results.tar.gz") as archive:
+            member = archive.extractfile("day-gpu/stage-1.txt")
+            assert member is not None
+            seen.append(member.read().decode())
+
+    stage = Stage("made up", [Step("talks", (*SH, "echo half; sleep 3; echo whole"), limit=60)])
+    assert first_contact.run_stage(1, stage, package.results, pack=pack)
+    assert any("\nhalf\n" in text and "\nwhole\n" not in text for text in seen)
+    assert "\nwhole\n" in seen[-1]
+    assert {path.name for path in package.folder.iterdir()} == {"summary.json", "results.tar.gz"}
+
+
 def test_without_a_gpu_every_step_says_so(machine: Path, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="not everything was done"):
-        first_contact.main(["--results", str(tmp_path / "results")])
+        first_contact.main(["--results", str(tmp_path / "out")])
     for number in STAGES:
-        for step in read(tmp_path / "results", number)["steps"]:
+        for step in read(loose(machine), number)["steps"]:
             expected = None if step["name"] in ("build", "table") else "no GPU here"
             if step["state"] == "not begun":
                 expected = f"{'ncu' if 'ncu' in step['name'] else 'sanitizer'}-works: failed"
             assert step["reason"] == expected, step
-    assert not (machine / "benchmarks" / "results").exists()
+    assert loose(machine).name.endswith("-no-gpu")
 
 
 def test_a_dry_run_does_what_needs_no_gpu(machine: Path, tmp_path: Path) -> None:
     """The programs of the build list what they would do."""
     for name in PROGRAMS:
         (machine / name).write_text('#!/bin/sh\necho "$@" | grep -e list\n')
-    first_contact.main(["--dry-run", "--results", str(tmp_path / "results")])
-    assert states(tmp_path / "results", 1) == {
+    first_contact.main(["--dry-run", "--results", str(tmp_path / "out")])
+    results = loose(machine)
+    assert states(results, 1) == {
         "device": "needs a GPU",
         "build": "done",
         "smoke": "done",
         "times": "done",
     }
-    assert states(tmp_path / "results", 2) == {
+    assert states(results, 2) == {
         "build": "done",
         "native": "needs a GPU",
         "native-persistent": "needs a GPU",
         "pytest": "needs a GPU",
     }
-    assert states(tmp_path / "results", 5) == {
+    assert states(results, 4) == {"build": "done", "sweep": "done", "table": "done"}
+    assert states(results, 5) == {
         "build": "done",
         "sanitizer-works": "done",
         "memcheck": "done",
@@ -419,18 +476,13 @@ def test_a_dry_run_does_what_needs_no_gpu(machine: Path, tmp_path: Path) -> None
         "bench-tutorial": "done",
         "bench-compiled": "done",
     }
-    assert states(tmp_path / "results", 4) == {
-        "build": "done",
-        "sweep": "done",
-        "table": "done",
-    }
 
 
 def test_one_step_of_one_stage(machine: Path, tmp_path: Path) -> None:
-    first_contact.main(["--stage=1", "--step=build", "--results", str(tmp_path / "results")])
-    assert states(tmp_path / "results") == {"build": "done"}
+    first_contact.main(["--stage=1", "--step=build", "--results", str(tmp_path / "out")])
+    assert states(loose(machine)) == {"build": "done"}
     with pytest.raises(SystemExit):
-        first_contact.main(["--stage=2", "--step=pytest"])
+        first_contact.main(["--stage=2", "--step=bench"])
 
 
 # ---- the stages themselves --------------------------------------------------------
