@@ -26,6 +26,7 @@ from processes import watch
 from results_file import write_json
 
 GOOD = ("passed", "skipped")
+MOST_NAMED = 20
 MOST_OF_A_PROCESS = 100  # tests, so that their names fit a command line
 
 
@@ -156,6 +157,8 @@ def summary(run: Run) -> str:
     counts["left out"] = len(run.left)
     parts = [f"{counts[what]} {what}" for what in sorted(counts) if counts[what]]
     bad = [f"{name} {result}" for name, result in run.results.items() if result not in GOOD]
+    if len(bad) > MOST_NAMED:
+        bad = [*bad[:MOST_NAMED], f"and {len(bad) - MOST_NAMED} more"]
     return ", ".join(parts or ["no tests"]) + (f": {'; '.join(bad)}" if bad else "")
 
 

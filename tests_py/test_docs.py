@@ -243,7 +243,7 @@ RUN_BY = {
 BY_HAND = [
     r"make (test|bench)-cuda.*|make (gpu-kit|first-contact .*)",
     r"tar -xzf results/.*",
-    r"python benchmarks/(int8_accuracy|own_cells|tuning_table)\.py.*",
+    r"python benchmarks/(gpu_figures|int8_accuracy|own_cells|tuning_table)\.py.*",
     r"python -m lltm\.benchmark --compile .*",
     r"python benchmarks/memory\.py .*",
     r"OMP_NUM_THREADS=1 valgrind .*|callgrind_annotate .*",
