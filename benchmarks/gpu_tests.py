@@ -174,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     option("--json", type=Path, metavar="FILE", help="write how each test went")
     option("--list", action="store_true", help="nothing but that: needs no GPU")
     options = parser.parse_args(arguments)
-    kind = Pytest(options.what)
+    kind: Native | Pytest = Pytest(options.what)
     if options.kind == "native":
         kind = Native(options.what[0], options.filter)
     listed = subprocess.run(kind.listing(), capture_output=True, text=True, check=False)

@@ -1103,7 +1103,7 @@ def change(path: Path, text: str) -> Callable[[Path, pytest.MonkeyPatch], None]:
         ),
         (
             lambda tree, monkeypatch: monkeypatch.setattr(
-                gpu_kit.platform, "python_version_tuple", lambda: ("3", "99", "1")
+                "platform.python_version_tuple", lambda: ("3", "99", "1")
             ),
             "they are for Python 3.1",
         ),
