@@ -17,7 +17,7 @@
 #   make test-cuda-sanitize  the last part of it: under compute-sanitizer
 #   make bench-cuda     the same beside others, with ratios
 #   make first-contact  all of that on a machine lent for minutes, in stages; benchmarks/first_contact.py
-#   make gpu-kit        what that needs and such a machine may lack, in build/gpu-kit/
+#   make gpu-kit        binaries for that, and what else such a machine may lack, in build/gpu-kit/
 #   make test-clang     the native tests, everything compiled by Clang
 #   make test-sanitize  the same under ASan and UBSan; test-sanitize-slow, what that leaves out
 #   make test-aarch64   the tests of the CPU kernels, cross-compiled for ARM, under an emulator
@@ -54,7 +54,8 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 .PHONY: test-sanitize-slow test-aarch64
 .PHONY: packages wheel test-mutants fuzz bench bench-sweep bench-check bench-baseline docs lint format
 .PHONY: clean
-.PHONY: check-cuda-build test-cuda test-cuda-sanitize bench-cuda build-gpu gpu-kit first-contact
+.PHONY: check-cuda-build test-cuda test-cuda-sanitize bench-cuda build-gpu compile-gpu first-contact
+.PHONY: gpu-kit kit-binaries
 
 demo: .venv/.demo
 	python examples/char_lm/demo.py
@@ -191,7 +192,7 @@ PYTHON_WITHOUT_GPU ?= tests_py/test_cell.py tests_py/test_sequence.py tests_py/t
 
 # Needs CUDA's compiler, of the major version that torch was built with; README.md
 # says where it is looked for. In an environment of its own.
-check-cuda-build build/cuda-venv/.tools: export PATH := $(CURDIR)/build/cuda-venv/bin:$(PATH)
+check-cuda-build: export PATH := $(CURDIR)/build/cuda-venv/bin:$(PATH)
 check-cuda-build: build/cuda-venv/.tools
 	cmake --preset cuda
 	cmake --build --preset cuda --target $(GPU_TARGETS)
@@ -221,16 +222,25 @@ GPU_BIN := $(shell $(PYTHON) -c 'import os, sys, sysconfig; \
 CUDA_BIN := $(filter-out ./,$(dir $(CUDACXX))) \
   $(addsuffix /bin,$(CUDA_PATH) $(CUDA_HOME) /usr/local/cuda) \
   $(wildcard /opt/nvidia/nsight-compute/*)
-build-gpu test-cuda test-cuda-sanitize bench-cuda first-contact: export PATH := \
+build-gpu compile-gpu test-cuda test-cuda-sanitize bench-cuda first-contact: export PATH := \
   $(GPU_BIN):$(PATH)$(subst $() ,,$(foreach folder,$(CUDA_BIN),:$(folder)))
 gpu_python = PYTHONPATH=build/gpu/site$(if $(SITE_PACKAGES),:$(abspath $(SITE_PACKAGES))) $(PYTHON)
 
+# Binaries of the kit, where they fit these sources and this environment; else they are compiled.
 build-gpu:
+	@$(gpu_python) benchmarks/gpu_kit.py $(GPU_KIT) --unpack build/gpu || \
+	  $(MAKE) --no-print-directory compile-gpu
+
+# For the GPU that is here.
+CUDAARCHS ?= $(or $(subst .,,$(firstword $(shell nvidia-smi --query-gpu=compute_cap \
+  --format=csv,noheader 2> /dev/null))),90)-real
+compile-gpu:
 	$(if $(SITE_PACKAGES),PYTHONPATH=$(abspath $(SITE_PACKAGES))) \
-	cmake --preset cuda -B build/gpu -DPython_EXECUTABLE="$$(command -v $(PYTHON))" \
+	cmake --preset gpu -DPython_EXECUTABLE="$$(command -v $(PYTHON))" \
+	  -DCMAKE_CUDA_ARCHITECTURES="$(CUDAARCHS)" \
 	  $(if $(GOOGLETEST),-DFETCHCONTENT_SOURCE_DIR_GOOGLETEST="$(abspath $(GOOGLETEST))") \
 	  $(if $(NLOHMANN_JSON),-DFETCHCONTENT_SOURCE_DIR_NLOHMANN_JSON="$(abspath $(NLOHMANN_JSON))")
-	cmake --build build/gpu --target $(GPU_TARGETS)
+	cmake --build --preset gpu --target $(GPU_TARGETS)
 	cmake --install build/gpu --component python --prefix build/gpu/site/lltm
 
 # The sanitizer looks at our kernels only, and at one problem for each way in which
@@ -248,7 +258,8 @@ require_gpu = $(PYTHON) -c \
 # and a warning of theirs would be an error.
 test-cuda: build-gpu
 	@$(require_gpu)
-	ctest --test-dir build/gpu --output-on-failure --parallel 8 --tests-regex '^cuda(_kernels|\.[0-9]+)$$'
+	OMP_NUM_THREADS=2 $(gpu_python) benchmarks/gpu_tests.py native \
+	  build/gpu/tests_cpp/lltm_cuda_tests --jobs=8
 	PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(gpu_python) -m pytest \
 	  tests_py/test_cuda.py tests_py/test_cuda_build.py
 	$(MAKE) test-cuda-sanitize
@@ -265,8 +276,8 @@ bench-cuda: build-gpu
 	  > $(RESULTS)/cuda.txt; status=$$?; cat $(RESULTS)/cuda.txt; exit $$status
 
 # The stages of benchmarks/first_contact.py: one with STAGE=3, one step of one with STEP=pytest;
-# FIRST_CONTACT_FLAGS=--dry-run for what needs no GPU. Results: RESULTS, by default a folder of
-# this day and GPU in benchmarks/results/.
+# FIRST_CONTACT_FLAGS=--dry-run for what needs no GPU. RESULTS: where two files of results go, by
+# default build/results/first-contact.
 STAGE ?=
 STEP ?=
 FIRST_CONTACT_FLAGS ?=
@@ -275,8 +286,23 @@ first-contact:
 	  $(addprefix --step=,$(STEP)) $(FIRST_CONTACT_FLAGS) \
 	  $(if $(filter-out file,$(origin RESULTS)),--results="$(RESULTS)"))
 
-gpu-kit:
-	$(PYTHON) benchmarks/gpu_kit.py $(GPU_KIT)
+# What the binaries of the kit are for; `KIT_PYTHON=` makes it without them.
+KIT_PYTHON ?= python3.12
+KIT_TORCH ?= torch==2.11.0
+# The folder of packages there, which gpu_kit.py links to, from the programs and from the library.
+KIT_RPATH := $(foreach folder,. ..,$$ORIGIN/$(folder)/site-packages/torch/lib \
+  $$ORIGIN/$(folder)/site-packages/nvidia/cu13/lib)
+gpu-kit kit-binaries: export PATH := $(CURDIR)/build/kit-venv/bin:$(PATH)
+gpu-kit: $(if $(KIT_PYTHON),kit-binaries)
+	$(if $(KIT_PYTHON),python,$(PYTHON)) benchmarks/gpu_kit.py $(GPU_KIT) \
+	  $(if $(KIT_PYTHON),--build build/kit)
+
+kit-binaries: build/kit-venv/.tools
+	cmake --preset gpu -B build/kit -DPython_EXECUTABLE="$$(command -v python)" \
+	  -DCMAKE_BUILD_RPATH_USE_ORIGIN=ON '-DCMAKE_BUILD_RPATH=$(subst $() ,;,$(strip $(KIT_RPATH)))'
+	cmake --build build/kit --target $(GPU_TARGETS)
+	rm -rf build/kit/site
+	cmake --install build/kit --component python --prefix build/kit/site/lltm
 
 # Any warning is an error: of Sphinx, of Doxygen, or a name that nothing documents (-n).
 docs: .venv/.docs
@@ -316,18 +342,19 @@ SOURCES := CMakeLists.txt pyproject.toml $(shell find cpp cmake python -type f !
 build/cmake-minimum:
 	pip install --quiet --target $@ cmake==3.25.0
 
-CUDA_PACKAGES := $(CUDA_TORCH) $(BUILD_TOOLS) pytest pytest-xdist hypothesis numpy expecttest
-CUDA_WANTED := $(BASE_PYTHON) $(CUDA_PACKAGES)
-ifneq ($(CUDA_WANTED),$(shell cat build/cuda-venv/.tools 2> /dev/null))
-.PHONY: build/cuda-venv/.tools
-endif
-build/cuda-venv/.tools:
+# Each an interpreter, and what is installed for it; made anew for anything else.
+cuda_venv := $(BASE_PYTHON) $(CUDA_TORCH) $(BUILD_TOOLS) pytest pytest-xdist hypothesis numpy expecttest
+kit_venv := $(KIT_PYTHON) $(KIT_TORCH) $(BUILD_TOOLS)
+venvs_to_make := $(foreach name,cuda kit,\
+  $(if $(findstring $(strip $($(name)_venv)),$(shell cat build/$(name)-venv/.tools 2> /dev/null)),,$(name)))
+.PHONY: $(venvs_to_make:%=build/%-venv/.tools)
+build/cuda-venv/.tools build/kit-venv/.tools: build/%-venv/.tools:
 	@.ci/system-packages.sh $(PYTHON)
-	@.ci/step "Creating build/cuda-venv" $(BASE_PYTHON) -m venv --clear build/cuda-venv
-	@.ci/step "Installing $(CUDA_TORCH) and tools" \
-	  pip install $(CUDA_PACKAGES)
-	@rm -f build/cuda/CMakeCache.txt
-	@echo '$(CUDA_WANTED)' > $@
+	@.ci/step "Creating build/$*-venv" $(firstword $($*_venv)) -m venv --clear build/$*-venv
+	@.ci/step "Installing $(word 2,$($*_venv)) and tools" \
+	  build/$*-venv/bin/pip install $(wordlist 2,99,$($*_venv))
+	@rm -f build/$*/CMakeCache.txt
+	@echo '$(strip $($*_venv))' > $@
 
 # Holds what it was made with; anything else asked for makes it anew.
 WANTED := $(BASE_PYTHON) $(TORCH) $(BUILD_TOOLS)

@@ -10,9 +10,10 @@ where that takes no more than MAX_COPIES. Weights do not rotate, as in use, nor 
 a graph, whose arguments are fixed, nor what is measured waiting after each run. What the card can
 do, a copy and a product, is measured in the same run. Float32 is float32: TF32 is off.
 
-What fails is left out, with the reason, and the rest goes on; results are written after each row.
-With --seconds no part begins after that time. The exit status says whether a part of the run is
-missing.
+What fails is left out, with the reason, and the rest goes on, in a new process where an error of
+CUDA stays; results are written after each row. What compiles something first, for minutes, comes
+last: the tutorial's extension, torch.compile. With --seconds nothing begins after that time. The
+exit status says whether a part of the run is missing.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ import math
 import os
 import statistics
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -57,6 +59,8 @@ PERSISTENT_GRAPH = "lltm, persistent, graph replay"
 CUDNN = "nn.LSTM (cuDNN)"
 MAX_COPIES = 8192
 
+PARTS = ("layers", "tutorial", "compiled")
+
 # The sequence of the goals; others beside it.
 GOAL_SHAPE = (1024, 16, 768, 768)
 SEQUENCES: tuple[tuple[tuple[int, ...], torch.dtype], ...] = (
@@ -70,6 +74,7 @@ SEQUENCES: tuple[tuple[tuple[int, ...], torch.dtype], ...] = (
 # persistent algorithm, which keeps the weights on the chip, for float16 only. In bfloat16 cuDNN
 # reads them anew in every step, as our stepwise engine does.
 CUDNN_GOAL_DTYPE = torch.float16
+TUTORIAL_SEQUENCE = (100, 16, 32, 128)
 COMPILED_SHAPE = (8, 16, 32, 128)  # a loop is unrolled, and compiles for minutes
 
 # ---- contenders -------------------------------------------------------------
@@ -266,14 +271,15 @@ def compare(
     return row
 
 
-def seconds_ratio(row: Row, name: str, other: str) -> float:
+def seconds_ratio(seconds: Mapping[str, list[float]], name: str, other: str) -> float:
     """The time of one contender in units of another's."""
-    pairs = zip(row.seconds[name], row.seconds[other], strict=True)
+    pairs = zip(seconds[name], seconds[other], strict=True)
     return statistics.median(ours / theirs for ours, theirs in pairs)
 
 
-def beside_cudnn(rows: Mapping[Case, Row]) -> Iterator[str]:
+def beside_cudnn(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """The ratios to cuDNN for the goal's shape, dtype beside dtype."""
+    measured = {row["title"]: row["seconds"] for row in rows}
     yield f"\n{OURS} / {CUDNN}, at {GOAL_SHAPE}; with PyTorch's defaults cuDNN is persistent in"
     yield "float16 alone (batches of up to 128 that 8 divides), so that is where the goal stands"
     dtypes = [dtype for shape, dtype in SEQUENCES if shape == GOAL_SHAPE]
@@ -282,9 +288,10 @@ def beside_cudnn(rows: Mapping[Case, Row]) -> Iterator[str]:
         for name, engine in ((OURS, "stepwise"), (PERSISTENT, "persistent")):
             line = f"  {'training' if training else 'forward':9} {engine:11}"
             for dtype in dtypes:
-                row = rows.get(Case(GOAL_SHAPE, dtype, training, device="cuda"))
-                known = row is not None and {name, CUDNN} <= row.seconds.keys()
-                ratio = f"{seconds_ratio(row, name, CUDNN):.3f}" if row and known else "-"
+                case = Case(GOAL_SHAPE, dtype, training, device="cuda")
+                seconds = measured.get(str(case), {})
+                known = {name, CUDNN} <= seconds.keys()
+                ratio = f"{seconds_ratio(seconds, name, CUDNN):.3f}" if known else "-"
                 line += f"{ratio:>12}"
             yield line
 
@@ -306,13 +313,25 @@ def parts(makes: Mapping[str, Make], settings: Settings) -> CheckedRow:
     return row
 
 
-class Results:
-    """What is known so far, written after each row, so that an end before time leaves it."""
+def gpu_works() -> bool:
+    """Whether CUDA goes on in this process: after some errors nothing does."""
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True
 
-    def __init__(self, path: Path | None, seconds: float, settings: Settings) -> None:
+
+class Results:
+    """What is known so far, written after each row, so that an end before time leaves it.
+
+    Nothing begins after `end`, of time.monotonic.
+    """
+
+    def __init__(self, path: Path | None, end: float, settings: Settings) -> None:
         self.path = path
         self.settings = settings
-        self.end = time.monotonic() + seconds
+        self.end = end
         self.environment = environment() | {
             "card": torch.cuda.get_device_name(),
             "CUDA": str(torch.version.cuda),
@@ -324,6 +343,20 @@ class Results:
         self.kernel_rows: list[dict[str, Any]] = []
         self.failures: dict[str, str] = {}  # of parts of the run: why
         self.checks: list[tuple[str, Check]] = []
+        self.goals: list[dict[str, Any]] = []  # of the processes before this one
+        self.begun: list[str] = []  # parts
+
+    def take_over(self) -> None:
+        """What the process before this one has written."""
+        assert self.path is not None
+        known = json.loads(self.path.read_text())
+        self.rows, self.kernel_rows = known["rows"], known["kernels"]
+        self.failures, self.goals, self.begun = known["failures"], known["goals"], known["begun"]
+
+    def go_on_in_a_new_process(self) -> None:
+        words = [word for word in sys.argv if not word.startswith("--resume=")]
+        sys.stdout.flush()
+        os.execv(sys.executable, [sys.executable, *words, f"--resume={self.end}"])
 
     def save(self) -> None:
         if self.path is None:
@@ -334,7 +367,8 @@ class Results:
             "rows": self.rows,
             "kernels": self.kernel_rows,
             "failures": self.failures,
-            "goals": checks_as_json(self.checks),
+            "goals": [*self.goals, *checks_as_json(self.checks)],
+            "begun": self.begun,
         }
         write_json(self.path, results)
 
@@ -347,6 +381,9 @@ class Results:
 
     def part(self, what: str, measure_it: Callable[[], None]) -> None:
         """A part of the run that may fail, of whatever it is, while the rest goes on."""
+        if what in self.begun:
+            return
+        self.begun.append(what)
         try:
             if time.monotonic() > self.end:
                 raise TimeoutError("not begun, because the time was up")
@@ -355,6 +392,8 @@ class Results:
             self.failures[what] = str(error)
             print(f"\n{what}: failed: {reason(error)}", flush=True)
             self.save()
+            if self.path is not None and not gpu_works():
+                self.go_on_in_a_new_process()
 
 
 def measure_kernels(program: Path, results: Results) -> None:
@@ -365,37 +404,19 @@ def measure_kernels(program: Path, results: Results) -> None:
     results.save()
 
 
-def measure_layers(steps: dict[str, Make], loops: dict[str, Make], results: Results) -> None:
-    """A step and sequences beside other implementations; adds the tutorial's CUDA to them."""
-
-    def add_tutorial() -> None:
-        steps[TUTORIAL_CUDA], loops[TUTORIAL_CUDA] = tutorial_modules(build_tutorial())
-
-    results.part(f"building {TUTORIAL_CUDA}", add_tutorial)
-    steps["tutorial's C++"] = STEPS[TUTORIAL]
-    steps["nn.LSTMCell"] = nn.LSTMCell
-    results.part("forward and backward apart", lambda: results.show(parts(steps, results.settings)))
-
-    def measure_step(case: Case) -> None:
-        row = compare(case, steps, results.settings, {TUTORIAL_CUDA: 0.6})
-        results.show(row, rotated_copies(case))
-
-    for training in (False, True):
-        case = Case(TUTORIAL_SHAPE, training=training, device="cuda")
-        results.part(str(case), partial(measure_step, case))
-
-    measured: dict[Case, Row] = {}
+def measure_layers(steps: Mapping[str, Make], loops: Mapping[str, Make], results: Results) -> None:
+    """A step and sequences beside other implementations that are there."""
 
     def measure_sequence(case: Case) -> None:
         at_goal = case.shape == GOAL_SHAPE and case.dtype == torch.bfloat16
         limits = {PLAIN: 0.1} if at_goal else {}
-        row = measured[case] = compare(case, loops, few_rounds(results.settings), limits)
+        row = compare(case, loops, few_rounds(results.settings), limits)
         if at_goal and not case.training:
             per_step = statistics.median(row.seconds[OURS]) / case.shape[0] * 1e6
             row.checks.append(Check("microseconds a step, forward", per_step, 10.0))
         if case.shape == GOAL_SHAPE and {PERSISTENT, CUDNN} <= row.seconds.keys():
             limit = 1.0 if case.dtype == CUDNN_GOAL_DTYPE else 0.5
-            value = seconds_ratio(row, PERSISTENT, CUDNN)
+            value = seconds_ratio(row.seconds, PERSISTENT, CUDNN)
             row.checks.append(Check(f"{PERSISTENT} / {CUDNN}", value, limit))
         results.show(row, rotated_copies(case))
 
@@ -403,7 +424,37 @@ def measure_layers(steps: dict[str, Make], loops: dict[str, Make], results: Resu
         for training in (False, True):
             case = Case(shape, dtype, training, device="cuda")
             results.part(str(case), partial(measure_sequence, case))
-    print("\n".join(beside_cudnn(measured)), flush=True)
+    print("\n".join(beside_cudnn(results.rows)), flush=True)
+    measure_steps("", {**steps, "nn.LSTMCell": nn.LSTMCell}, results)
+
+
+def measure_steps(what: str, makes: Mapping[str, Make], results: Results) -> None:
+    def measure_step(case: Case) -> None:
+        row = compare(case, makes, results.settings, {TUTORIAL_CUDA: 0.6})
+        results.show(row, rotated_copies(case))
+
+    for training in (False, True):
+        case = Case(TUTORIAL_SHAPE, training=training, device="cuda")
+        results.part(f"{what}{case}", partial(measure_step, case))
+
+
+def measure_tutorial(
+    steps: Mapping[str, Make], loops: Mapping[str, Make], results: Results
+) -> None:
+    """Beside the tutorial's extensions, which compile for a minute."""
+
+    def measure_all() -> None:
+        step, loop = tutorial_modules(build_tutorial())
+        makes = {**steps, TUTORIAL_CUDA: step, "tutorial's C++": STEPS[TUTORIAL]}
+        results.part(
+            "forward and backward apart", lambda: results.show(parts(makes, results.settings))
+        )
+        measure_steps(f"{TUTORIAL_CUDA}, ", makes, results)
+        case = Case(TUTORIAL_SEQUENCE, device="cuda")
+        row = compare(case, {**loops, TUTORIAL_CUDA: loop}, few_rounds(results.settings), {})
+        results.show(row, rotated_copies(case))
+
+    results.part(f"beside {TUTORIAL_CUDA}", measure_all)
 
 
 def measure_compiled(
@@ -435,33 +486,36 @@ def main() -> None:
     option = parser.add_argument
     option("--json", type=Path, metavar="FILE", help="write every sample")
     option("--kernels", type=Path, metavar="PROGRAM", help="lltm_cuda_bench, as CMake built it")
-    option("--no-compile", action="store_true", help="without torch.compile, which takes minutes")
-    option("--only-compile", action="store_true", help="nothing but torch.compile beside ours")
+    option("--parts", nargs="+", choices=PARTS, default=PARTS, help="of the run; default: all")
     option("--seconds", type=float, default=math.inf, help="begin no part after this time")
     option("--rounds", type=int, default=11)
+    option("--resume", type=float, metavar="END", help="go on with FILE until END of the clock")
     options = parser.parse_args()
-    if options.no_compile and options.only_compile:
-        parser.error("--no-compile and --only-compile leave nothing")
     if not torch.cuda.is_available():
         raise SystemExit("no GPU here")
     # PyTorch's default is TF32 in cuDNN and float32 in cuBLAS: the same for all.
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_tf32 = False
-    settings = Settings(rounds=options.rounds, seconds=0.05, compile=not options.no_compile)
-    results = Results(options.json, options.seconds, settings)
+    settings = Settings(rounds=options.rounds, seconds=0.05, compile="compiled" in options.parts)
+    end = time.monotonic() + options.seconds if options.resume is None else options.resume
+    results = Results(options.json, end, settings)
+    if options.resume is not None:
+        results.take_over()
     environment = results.environment.items()
     print("\n".join(f"{name}: {value}" for name, value in environment), flush=True)
     results.save()
 
     steps: dict[str, Make] = {OURS: modules.LLTMCell, PLAIN: reference.LLTMCell}
     loops: dict[str, Make] = {OURS: modules.LLTM, CUDNN: nn.LSTM, PLAIN: reference.LLTM}
-    if not options.only_compile:
+    if "layers" in options.parts:
         results.part("the card", lambda: results.show(machine(settings)))
         if options.kernels is not None:
             results.part("element-wise kernels", lambda: measure_kernels(options.kernels, results))
         measure_layers(steps, loops, results)
     # Last: a run that is cut short loses only these.
-    if settings.compile:
+    if "tutorial" in options.parts:
+        measure_tutorial(steps, loops, results)
+    if "compiled" in options.parts:
         measure_compiled(steps, loops, results)
 
     print("\n".join(check_lines(results.checks)))

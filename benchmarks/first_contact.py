@@ -1,19 +1,23 @@
-"""The first minutes on a machine with a GPU, in four stages: `make first-contact`.
+"""The first minutes on a machine with a GPU, in five stages: `make first-contact`.
 
     make first-contact                            all stages, one after another
     make first-contact STAGE=3 RESULTS=results    one of them
 
-1. What the machine has (gpu_check.py), ctest, pytest.
-2. The benchmark (bench_cuda.py) without torch.compile.
-3. compute-sanitizer, ncu on six kernels, the benchmark beside torch.compile.
+1. Whether both engines work, and the microseconds of a step beside cuDNN's (smoke.py).
+2. The native tests and pytest (gpu_tests.py).
+3. What the card can do (gpu_check.py), and the benchmark without compilers (bench_cuda.py).
 4. The sweep that the tuning table is made of (sweep_cuda.cpp, tuning_table.py).
+5. compute-sanitizer and ncu, if they work there; the benchmarks that compile something first.
 
 Such a machine is often lent for minutes, and a command that takes too long is killed. So a stage
 takes at most eight minutes: each step has a limit of its own, and the last ones what is left. The
 next stage may be on another machine, so each builds what is not yet built. What fails or is stopped
-keeps nothing else from running. Whatever happens, the folder of results holds
-`stage-N.txt`, the output of the steps so far, and `stage-N.json`, how far each step came, what it
-said and the figures in it; beside them what the steps write themselves.
+keeps nothing else from running.
+
+What comes back may be limited too, so the folder of results holds two files, which are up to date
+at every moment: `summary.json`, how far each step came, what it said and the figures in it; and
+`results.tar.gz`, a folder for benchmarks/results/ with the same by stage, `stage-N.json`, the
+output, `stage-N.txt`, and what the steps write themselves.
 
 --dry-run does what needs no GPU: it builds, lists the tests, and sees that the programs start.
 The exit status says whether every step did all of its work.
@@ -24,26 +28,31 @@ from __future__ import annotations
 import argparse
 import csv
 import datetime
+import io
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import processes
 from results_file import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = Path("build", "gpu")
 STAGE_SECONDS = 480.0
-KILL_SECONDS = 5.0  # between the request to end and the end
+PACK_SECONDS = 10.0  # between two archives while a step runs
+LOG_BYTES = 4 << 20  # of the end of a log, in the archive
+GOOD_STATES = ("done", "needs a GPU")
 
 Figures = dict[str, Any]
 Entry = dict[str, Any]  # of a step: how it went
@@ -62,6 +71,8 @@ class Step:
     environment: Mapping[str, str] = field(default_factory=dict)
     # Where standard output goes, in the folder of results; else it goes to the log.
     output: str | None = None
+    # A step of the same stage without which this one is of no use.
+    needs: str | None = None
     # What the output says in figures.
     figures: Callable[[str], Figures] = lambda text: {}
 
@@ -76,16 +87,18 @@ class Stage:
 
 
 COUNTS = {
-    "tests": r"tests failed out of (\d+)",
     "passed": r"\[  PASSED  \] (\d+) test|\b(\d+) passed\b",
-    "failed": r"(\d+) tests failed out of|\[  FAILED  \] (\d+) test|\b(\d+) failed\b",
+    "failed": r"\[  FAILED  \] (\d+) test|\b(\d+) failed\b",
     "skipped": r"\[  SKIPPED \] (\d+) test|\b(\d+) skipped\b",
+    "hung": r"\b(\d+) hung\b",
+    "crashed": r"\b(\d+) crashed\b",
+    "not begun": r"\b(\d+) (?:not begun|left out)\b",
     "sanitizer errors": r"ERROR SUMMARY: (\d+) error",
 }
 
 
 def test_figures(text: str) -> Figures:
-    """How many tests passed and did not, by the last word of ctest, GoogleTest or pytest."""
+    """How many tests passed and did not, by the last word of gpu_tests.py, GoogleTest or pytest."""
     found: Figures = {}
     for name, pattern in COUNTS.items():
         for match in re.finditer(pattern, text):
@@ -128,8 +141,17 @@ def persistent_figures(steps: int, bytes_of_state: int) -> Callable[[str], Figur
     return figures
 
 
-# What a program says where there is no GPU; ctest, of tests that all were left out for that reason.
-NO_GPU = re.compile(r"no GPU here|\(Skipped\)")
+def smoke_figures(text: str) -> Figures:
+    """What smoke.py says of each engine and dtype, a figure to a line."""
+    found: Figures = {}
+    for name, what, value in re.findall(r"^([^:\n]+, \w+): ([^:\n]+): (.+)$", text, re.MULTILINE):
+        is_number = re.fullmatch(r"-?[\d.]+(e[+-]?\d+)?", value)
+        found[f"{name}: {what}"] = float(value) if is_number else value
+    return found
+
+
+# What a program says where there is no GPU.
+NO_GPU = re.compile(r"no GPU here")
 
 ERROR = re.compile(r"\berror: |^CMake Error")
 
@@ -191,109 +213,116 @@ def profile(engine: str, direction: str, dtype: str) -> Step:
     )
 
 
-def sanitize(tool: str, tests: str, limit: float) -> Step:
+def sanitize(name: str, tool: str, pattern: str, limit: float, needs: str | None = None) -> Step:
     """compute-sanitizer on our kernels, as `make test-cuda-sanitize` runs it."""
     program = str(BUILD / "tests_cpp" / "lltm_cuda_tests")
     # Each tensor an allocation of its own, whose bounds are known.
     environment = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"} if tool == "memcheck" else {}
     return Step(
-        tool,
+        name,
         (
             *("compute-sanitizer", "--tool", tool, "--kernel-name", "kns=lltm_"),
             *("--report-api-errors", "no", "--error-exitcode", "1"),
-            *(program, f"--gtest_filter={tests}"),
+            *(program, f"--gtest_filter={pattern}"),
         ),
         limit=limit,
-        rehearsal=(program, "--gtest_list_tests", f"--gtest_filter={tests}"),
+        needs=needs,
+        rehearsal=(program, "--gtest_list_tests", f"--gtest_filter={pattern}"),
         environment=environment,
+        figures=test_figures,
+    )
+
+
+def benchmark(name: str, file: Path, *options: str, limit: float, spare: float) -> Step:
+    program = (sys.executable, "benchmarks/bench_cuda.py")
+    command = (*program, *options, "--json", str(file))
+    return Step(name, command, limit=limit, spare=spare, rehearsal=(*program, "--help"))
+
+
+def tests(name: str, words: Sequence[str], results: Path, limit: float) -> Step:
+    """Tests that cannot harm each other, each named before it begins."""
+    command = (sys.executable, "benchmarks/gpu_tests.py", *words)
+    return Step(
+        name,
+        (*command, "--timeout", "60", "--json", str(results / f"{name}.json")),
+        limit=limit,
+        spare=40,
+        rehearsal=(*command, "--list"),
+        # Much of their time is the oracle's, on the CPU. Of plugins of pytest they need none.
+        environment={"OMP_NUM_THREADS": "2", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         figures=test_figures,
     )
 
 
 def stages(results: Path) -> dict[int, Stage]:
     python = sys.executable
-    bench = (python, "benchmarks/bench_cuda.py")
     # With the variables of the make that runs this program.
     make = ("make", "--no-print-directory", "build-gpu")
-    build = Step("build", make, limit=360, rehearsal=make)
-    pytest = (
-        *(python, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--durations=5"),
-        *("tests_py/test_cuda.py", "tests_py/test_cuda_build.py"),
-    )
+    build = Step("build", make, limit=420, rehearsal=make)
+    native = str(BUILD / "tests_cpp" / "lltm_cuda_tests")
+    kernels = str(BUILD / "benchmarks" / "lltm_cuda_bench")
     sweep = str(BUILD / "benchmarks" / "lltm_cuda_sweep")
-    check = (python, "benchmarks/gpu_check.py", "--json", str(results / "machine.json"))
+    check = (python, "benchmarks/gpu_check.py")
+    smoke = (python, "benchmarks/smoke.py")
     table = (python, "benchmarks/tuning_table.py", "--print", str(results / "sweep.jsonl"))
-    plain_pytest = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    pytest = ("pytest", "tests_py/test_cuda.py", "tests_py/test_cuda_build.py")
+
+    def machine(name: str, *options: str, limit: float) -> Step:
+        words = (*check, *options, "--json", str(results / f"{name}.json"))
+        return Step(name, words, limit=limit, rehearsal=words)
+
+    def first(name: str, what: str, limit: float) -> Step:
+        words = (*smoke, what, "--json", str(results / f"{name}.json"))
+        return Step(name, words, limit=limit, rehearsal=(*smoke, "--help"), figures=smoke_figures)
+
+    profiles = [
+        *(profile("stepwise", way, "bfloat16") for way in ("forward", "backward")),
+        *(
+            profile("persistent", way, dtype)
+            for dtype in ("bfloat16", "float16")
+            for way in ("forward", "backward")
+        ),
+    ]
     return {
         1: Stage(
-            "what the machine has, build, tests",
+            "whether it works, and microseconds a step",
             [
-                Step("machine", check, limit=90, rehearsal=check),
+                machine("device", "--quick", limit=40),
                 build,
-                Step(
-                    "ctest",
-                    (
-                        *("ctest", "--test-dir", str(BUILD), "--output-on-failure"),
-                        *("--parallel", "8", "--tests-regex", r"^cuda(_kernels|\.[0-9]+)$"),
-                    ),
-                    limit=240,
-                    rehearsal=(
-                        str(BUILD / "tests_cpp" / "lltm_cuda_tests"),
-                        "--gtest_list_tests",
-                    ),
-                    # Much of their time is the oracle's, on the CPU.
-                    environment={"OMP_NUM_THREADS": "2"},
-                    figures=test_figures,
-                ),
-                Step(
-                    "pytest",
-                    pytest,
-                    limit=240,
-                    rehearsal=(*pytest, "--collect-only", "--quiet"),
-                    environment=plain_pytest,
-                    figures=test_figures,
-                ),
+                first("smoke", "check", limit=75),
+                first("times", "time", limit=110),
             ],
         ),
         2: Stage(
-            "benchmark without torch.compile",
+            "tests",
             [
                 build,
-                Step(
-                    "bench",
-                    (
-                        *(*bench, "--no-compile"),
-                        *("--json", str(results / "cuda.json")),
-                        *("--kernels", str(BUILD / "benchmarks" / "lltm_cuda_bench")),
-                    ),
-                    limit=475,
-                    spare=55,
-                    rehearsal=(*bench, "--help"),
+                tests(
+                    "native",
+                    ("native", native, "--filter=-*ersistent*", "--jobs=8"),
+                    results,
+                    limit=180,
                 ),
+                tests(
+                    "native-persistent",
+                    ("native", native, "--filter=*ersistent*", "--jobs=4"),
+                    results,
+                    limit=180,
+                ),
+                tests("pytest", pytest, results, limit=240),
             ],
         ),
         3: Stage(
-            "compute-sanitizer, ncu, benchmark beside torch.compile",
+            "what the card can do, benchmark without compilers",
             [
                 build,
-                sanitize("memcheck", "*/CudaAccess.*", limit=150),
-                # It knows shared memory alone, which no other kernel uses.
-                sanitize("racecheck", "*/CudaAccess.*/persistent*", limit=60),
-                *(profile("stepwise", way, "bfloat16") for way in ("forward", "backward")),
-                *(
-                    profile("persistent", way, dtype)
-                    for dtype in ("bfloat16", "float16")
-                    for way in ("forward", "backward")
-                ),
-                Step(
-                    "bench-compiled",
-                    (
-                        *(*bench, "--only-compile"),
-                        *("--json", str(results / "cuda-compiled.json")),
-                    ),
-                    limit=300,
-                    spare=180,
-                    rehearsal=(*bench, "--help"),
+                machine("machine", limit=60),
+                benchmark(
+                    "bench",
+                    results / "cuda.json",
+                    *("--parts", "layers", "--kernels", kernels),
+                    limit=475,
+                    spare=55,
                 ),
             ],
         ),
@@ -310,6 +339,34 @@ def stages(results: Path) -> dict[int, Stage]:
                     output="sweep.jsonl",
                 ),
                 Step("table", table, limit=30, rehearsal=(*table[:2], "--help")),
+            ],
+        ),
+        5: Stage(
+            "compute-sanitizer, ncu, benchmarks that start compilers",
+            [
+                build,
+                sanitize("sanitizer-works", "memcheck", "Cell/CudaCell.*Values*OracleForMany*", 40),
+                sanitize("memcheck", "memcheck", "*/CudaAccess.*", 130, needs="sanitizer-works"),
+                # It knows shared memory alone, which no other kernel uses.
+                sanitize(
+                    "racecheck", "racecheck", "*/CudaAccess.*/persistent*", 60, "sanitizer-works"
+                ),
+                replace(profiles[0], name="ncu-works"),
+                *(replace(step, needs="ncu-works") for step in profiles[1:]),
+                benchmark(
+                    "bench-tutorial",
+                    results / "cuda-tutorial.json",
+                    *("--parts", "tutorial"),
+                    limit=150,
+                    spare=60,
+                ),
+                benchmark(
+                    "bench-compiled",
+                    results / "cuda-compiled.json",
+                    *("--parts", "compiled"),
+                    limit=300,
+                    spare=180,
+                ),
             ],
         ),
     }
@@ -336,21 +393,44 @@ def signals_raise() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process and what it has started, which is a process group of its own."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, number)
-            process.wait(KILL_SECONDS)
-        except (ProcessLookupError, subprocess.TimeoutExpired):
-            continue
-    process.wait()
+@dataclass(frozen=True)
+class Package:
+    """In `folder`, what comes back of all that there is in `results`."""
+
+    results: Path
+    folder: Path
+
+    def pack(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        reports = sorted(self.results.glob("stage-*.json"))
+        write_json(
+            self.folder / "summary.json", {r.stem: json.loads(r.read_text()) for r in reports}
+        )
+        archive = self.folder / "results.tar.gz"
+        new = archive.with_name(f".{archive.name}.new")
+        with tarfile.open(new, "w:gz") as tar:
+            for path in sorted(self.results.glob("[!.]*")):
+                content = path.read_bytes()
+                if path.suffix == ".txt":
+                    content = content[-LOG_BYTES:]
+                member = tarfile.TarInfo(f"{self.results.name}/{path.name}")
+                member.size, member.mtime = len(content), int(path.stat().st_mtime)
+                tar.addfile(member, io.BytesIO(content))
+        new.replace(archive)
 
 
 class Report:
     """stage-N.json and stage-N.txt: the latter goes on where an earlier run ended."""
 
-    def __init__(self, results: Path, number: int, stage: Stage, dry_run: bool) -> None:
+    def __init__(
+        self,
+        results: Path,
+        number: int,
+        stage: Stage,
+        dry_run: bool,
+        pack: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.pack = pack
         self.json = results / f"stage-{number}.json"
         self.log = results / f"stage-{number}.txt"
         self.steps: list[Entry] = []
@@ -371,6 +451,7 @@ class Report:
 
     def save(self) -> None:
         write_json(self.json, self.known)
+        self.pack()
 
     def say(self, text: str) -> None:
         with self.log.open("a") as log:
@@ -379,6 +460,19 @@ class Report:
 
 def now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
+def wait(process: subprocess.Popen[bytes], limit: float, meanwhile: Callable[[], None]) -> int:
+    """As process.wait; does something else now and then."""
+    last = time.monotonic() + limit
+    while True:
+        left = last - time.monotonic()
+        try:
+            return process.wait(max(0.0, min(left, PACK_SECONDS)))
+        except subprocess.TimeoutExpired:
+            if left <= PACK_SECONDS:
+                raise
+            meanwhile()
 
 
 def run_step(step: Step, command: Sequence[str], limit: float, report: Report) -> Entry:
@@ -410,19 +504,19 @@ def run_step(step: Step, command: Sequence[str], limit: float, report: Report) -
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=log,
-                    preexec_fn=os.setpgrp,
+                    preexec_fn=processes.own_group,
                 )
             finally:
                 if out is not log:
                     out.close()
         try:
-            status = process.wait(limit)
+            status = wait(process, limit, report.pack)
             entry["reason"] = fault(status, text_from(report.log, offset))
             entry["state"] = "failed" if entry["reason"] else "done"
         except subprocess.TimeoutExpired:
             entry["state"], entry["reason"] = "timed out", f"more than {limit:.0f} seconds"
         finally:
-            end(process)
+            processes.end(process)
     except OSError as error:
         entry["state"], entry["reason"] = "failed", f"{error.strerror}: {command[0]}"
     finally:
@@ -460,13 +554,14 @@ def run_stage(
     patience: float = 1.0,
     dry_run: bool = False,
     chosen: Sequence[str] = (),
+    pack: Callable[[], None] = lambda: None,
 ) -> bool:
     """Runs a stage, or the steps of it that are chosen; returns whether all did their work.
 
     All times are multiplied by `patience`.
     """
     results.mkdir(parents=True, exist_ok=True)
-    report = Report(results, number, stage, dry_run)
+    report = Report(results, number, stage, dry_run, pack)
     if chosen:
         report.keep(other_than=chosen)
     before = len(report.steps)
@@ -481,9 +576,13 @@ def run_stage(
         if command is None:
             print(f"  {step.name}: needs a GPU", flush=True)
             continue
-        limit = min(patience * step.limit, last - time.monotonic() - KILL_SECONDS)
-        if limit <= 0:
-            entry: Entry = {"name": step.name, "state": "not begun", "reason": "the time was up"}
+        limit = min(patience * step.limit, last - time.monotonic() - processes.KILL_SECONDS)
+        states = {entry["name"]: entry["state"] for entry in report.steps[before:]}
+        reason = "the time was up" if limit <= 0 else None
+        if step.needs is not None and states.get(step.needs) not in (None, *GOOD_STATES):
+            reason = f"{step.needs}: {states[step.needs]}"
+        if reason is not None:
+            entry: Entry = {"name": step.name, "state": "not begun", "reason": reason}
             entry |= {"seconds": None, "figures": {}}
             report.steps.append(entry)
             report.save()
@@ -497,7 +596,7 @@ def run_stage(
         print("\n".join([f"  {describe(entry)}", *figure_lines(entry["figures"])]), flush=True)
     report.known["ended"] = now()
     report.save()
-    return all(entry["state"] in ("done", "needs a GPU") for entry in report.steps[before:])
+    return all(entry["state"] in GOOD_STATES for entry in report.steps[before:])
 
 
 # ---- the program -------------------------------------------------------------
@@ -518,29 +617,26 @@ def gpu_name() -> str | None:
     return None
 
 
-def default_results() -> Path:
-    """Of this day and GPU, among the results that the repository has; without a GPU, in build/."""
-    gpu = gpu_name()
-    if gpu is None:
-        return Path("build", "results", "first-contact")
-    words = "-".join(re.findall(r"[a-z0-9]+", gpu.lower()))
-    return Path("benchmarks", "results", f"{datetime.date.today().isoformat()}-{words}")
+def run_name() -> str:
+    """Of this day and GPU, as the results in the repository are named."""
+    words = "-".join(re.findall(r"[a-z0-9]+", (gpu_name() or "no GPU").lower()))
+    return f"{datetime.date.today().isoformat()}-{words}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     option = parser.add_argument
-    option("--stage", type=int, action="append", choices=(1, 2, 3, 4), help="not all of them")
+    option("--stage", type=int, action="append", choices=(1, 2, 3, 4, 5), help="not all of them")
     option("--step", action="append", metavar="NAME", help="of the stages, this step alone")
-    option("--results", type=Path, metavar="FOLDER", help="default: of this day and GPU")
+    option("--results", type=Path, metavar="FOLDER", default=ROOT / "build/results/first-contact")
     option(
         "--patience", type=float, default=1.0, metavar="N", help="N times as long, for few cores"
     )
     option("--dry-run", action="store_true", help="what needs no GPU")
     options = parser.parse_args(arguments)
-    results = (options.results or ROOT / default_results()).resolve()
-    # As it is named in the commands that are recorded.
-    plan = stages(Path(os.path.relpath(results, ROOT)))
+    results = Path("build", "first-contact", run_name())
+    package = Package(ROOT / results, options.results.resolve())
+    plan = stages(results)
     names = {step.name for number in options.stage or plan for step in plan[number].steps}
     for name in options.step or ():
         if name not in names:
@@ -551,16 +647,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 run_stage(
                     number,
                     plan[number],
-                    results,
+                    ROOT / results,
                     patience=options.patience,
                     dry_run=options.dry_run,
                     chosen=options.step or (),
+                    pack=package.pack,
                 )
                 for number in options.stage or plan
             ]
     except CutOff as by:
-        raise SystemExit(f"cut off by {by}; results so far: {results}") from None
-    print(f"results: {results}")
+        raise SystemExit(f"cut off by {by}; results so far: {package.folder}") from None
+    print(f"results: {package.folder}")
     if not all(done):
         raise SystemExit("not everything was done")
 

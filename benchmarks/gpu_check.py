@@ -1,6 +1,7 @@
 """What a machine with a GPU has: tools, versions, clocks, copy bandwidth, rate of products.
 
     python benchmarks/gpu_check.py --json machine.json
+    python benchmarks/gpu_check.py --quick              without rates
 
 Needs PyTorch and nothing of lltm, so that it says what is missing before anything is built. Rates
 are of a copy within the card's memory (bytes read and written) and of products of 8192 by 8192, on
@@ -36,7 +37,7 @@ ROUNDS = 11
 def output_of(*command: str) -> str:
     """What a command prints, or why it does not run."""
     try:
-        run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        run = subprocess.run(command, capture_output=True, text=True, timeout=15, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return run.stdout + run.stderr
@@ -87,7 +88,7 @@ def card() -> dict[str, Any]:
     return measured
 
 
-def check(save: Callable[[Mapping[str, Any]], None]) -> list[str]:
+def check(save: Callable[[Mapping[str, Any]], None], quick: bool) -> list[str]:
     """Returns what is missing; calls `save` with all that is known, as often as there is more."""
     known: dict[str, Any] = {
         "system": platform.platform(),
@@ -111,6 +112,8 @@ def check(save: Callable[[Mapping[str, Any]], None]) -> list[str]:
         "idle": smi(),
     }
     save(known)
+    if quick:
+        return missing
     known["GPU"]["rates"] = card()
     known["GPU"]["busy"] = smi()
     save(known)
@@ -133,6 +136,7 @@ def lines(known: Mapping[str, Any], indent: str = "") -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was found")
+    parser.add_argument("--quick", action="store_true", help="without rates")
     options = parser.parse_args(arguments)
     known: dict[str, Any] = {}
 
@@ -141,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.json is not None:
             write_json(options.json, known)
 
-    missing = check(save)
+    missing = check(save, options.quick)
     print("\n".join(lines(known)))
     if missing:
         raise SystemExit("; ".join(missing))

@@ -1,7 +1,8 @@
 // The ways in which the persistent engine can run a sequence, beside the stepwise engine: what
 // tuning_table.py makes the tuning table of.
 //
-//     lltm_cuda_sweep [--seconds N]     every problem, until N seconds have passed
+//     lltm_cuda_sweep [--seconds N]     every problem, until N seconds have passed; of those, with
+//                                       --from K, all but the first K
 //     lltm_cuda_sweep --list            how many there are; needs no GPU
 //     lltm_cuda_sweep --run forward persistent bfloat16 128 16 768
 //                                       one call, for a profiler: direction, engine, dtype, T, B, H
@@ -17,6 +18,8 @@
 #include "cuda_timing.h"
 
 #include <ATen/ATen.h>
+
+#include <unistd.h>
 
 #include <chrono>
 #include <cmath>
@@ -224,12 +227,13 @@ std::vector<Measurement> measurements() {
   return all;
 }
 
-// A problem that fails is left out, with the reason.
-int sweep(double seconds) {
+// A problem that fails is left out, with the reason. After an error of CUDA that stays, by which
+// all later ones would fail, a new process goes on.
+int sweep(double seconds, size_t from) {
   const auto begin = std::chrono::steady_clock::now();
   const std::vector<Measurement> all = measurements();
-  bool complete = true;
-  for (size_t k = 0; k < all.size(); ++k) {
+  bool complete = from == 0;
+  for (size_t k = from; k < all.size(); ++k) {
     const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
     if (taken.count() > seconds) {
       std::cerr << "the time was up: " << all.size() - k << " of " << all.size()
@@ -243,6 +247,18 @@ int sweep(double seconds) {
       complete = false;
       std::cerr << name(p.direction) << " of B=" << p.batch << " H=" << p.hidden
                 << " failed: " << error.what() << '\n';
+      if (cudaDeviceSynchronize() != cudaSuccess) {
+        const std::string left = std::to_string(seconds - taken.count());
+        const std::string next = std::to_string(k + 1);
+        execl(
+            "/proc/self/exe",
+            "lltm_cuda_sweep",
+            "--seconds",
+            left.c_str(),
+            "--from",
+            next.c_str(),
+            nullptr);
+      }
     }
   }
   return complete ? 0 : 1;
@@ -294,10 +310,20 @@ int run_one(const std::vector<std::string>& words) {
 int run(const std::vector<std::string>& words) {
   if (words == std::vector<std::string>{"--list"}) return list();
   const bool is_one = !words.empty() && words[0] == "--run";
-  if (!is_one && !words.empty() && (words.size() != 2 || words[0] != "--seconds")) return usage();
-  const double seconds = words.size() == 2 ? std::stod(words[1]) : 1e9;
+  double seconds = 1e9;
+  size_t from = 0;
+  for (size_t k = 0; !is_one && k < words.size(); k += 2) {
+    if (k + 1 == words.size()) return usage();
+    if (words[k] == "--seconds") {
+      seconds = std::stod(words[k + 1]);
+    } else if (words[k] == "--from") {
+      from = std::stoul(words[k + 1]);
+    } else {
+      return usage();
+    }
+  }
   if (!lltm_benchmark::has_gpu()) return 1;
-  return is_one ? run_one({words.begin() + 1, words.end()}) : sweep(seconds);
+  return is_one ? run_one({words.begin() + 1, words.end()}) : sweep(seconds, from);
 }
 
 }  // namespace

@@ -147,12 +147,15 @@ def entries(problems: Mapping[tuple[int, int], Mapping[Tuning, float]]) -> list[
 
 
 def table_of(sweeps: Sequence[Sequence[Row]]) -> dict[Kind, list[Entry]]:
-    """Of all sweeps, the later ones last."""
-    by_gpu: dict[Gpu, dict[Kind, list[Entry]]] = {}
+    """Of all sweeps, the later ones last.
+
+    Of GPUs that the library takes for the same, whatever their names, the later one counts.
+    """
+    by_gpu: dict[tuple[int, int], dict[Kind, list[Entry]]] = {}
     for rows in sweeps:
-        tables: dict[Gpu, dict[Kind, list[Entry]]] = defaultdict(dict)
+        tables: dict[tuple[int, int], dict[Kind, list[Entry]]] = defaultdict(dict)
         for kind, problems in measured(rows).items():
-            tables[kind.gpu][kind] = entries(problems)
+            tables[kind.gpu[:2]][kind] = entries(problems)
         by_gpu.update(tables)
     return {kind: table for gpu in sorted(by_gpu) for kind, table in sorted(by_gpu[gpu].items())}
 

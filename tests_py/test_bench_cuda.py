@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -32,6 +33,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> None:
         return row(f"compiled {case}" if compiled else str(case))
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "made up")
     monkeypatch.setattr(bench_cuda, "environment", lambda: {"torch": "made up"})
     monkeypatch.setattr(bench_cuda, "machine", lambda settings: row("the card"))
@@ -60,26 +62,63 @@ def titles(path: Path) -> list[str]:
     return [found["title"] for found in json.loads(path.read_text())["rows"]]
 
 
-def test_without_compile_and_with_it_alone_are_the_whole(path: Path) -> None:
-    run("--no-compile")
-    without = titles(path)
-    assert without[:2] == ["the card", "apart"]
-    assert len(without) == 2 + 2 + 2 * len(bench_cuda.SEQUENCES)
-    assert not any("compiled" in title for title in without)
-    sys.argv.remove("--no-compile")
-    run("--only-compile")
-    alone = titles(path)
-    assert len(alone) == 4
-    assert all("compiled" in title for title in alone)
-    sys.argv.remove("--only-compile")
+LAYERS = 1 + 2 * len(bench_cuda.SEQUENCES) + 2  # the card, sequences, steps
+
+
+def test_what_compiles_comes_last_and_may_be_left_out(path: Path) -> None:
+    run("--parts", "layers")
+    layers = titles(path)
+    assert layers[0] == "the card"
+    assert len(layers) == LAYERS
+    rest = []
+    for part, count in (("tutorial", 1 + 2 + 1), ("compiled", 4)):
+        sys.argv[-1] = part
+        run()
+        rest += titles(path)
+        assert len(titles(path)) == count
+    assert [title for title in rest if "compiled" in title] == rest[-4:]
+    del sys.argv[-2:]
     run()
-    assert titles(path) == without + alone
+    assert titles(path) == layers + rest
 
 
-def test_both_at_once_are_refused(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        run("--no-compile", "--only-compile")
-    assert "--no-compile and --only-compile leave nothing" in capsys.readouterr().err
+def test_after_an_error_that_stays_a_new_process_goes_on(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what was not begun: neither the part that failed nor those before it run again."""
+    measured: list[str] = []
+    broken = False
+    first, second = (str(Case(*bench_cuda.SEQUENCES[k], device="cuda")) for k in (0, 1))
+
+    def compare(case: Case, *_: object) -> CheckedRow:
+        nonlocal broken
+        measured.append(str(case))
+        broken = broken or str(case) == second
+        if broken:
+            raise RuntimeError("CUDA error: unspecified launch failure")
+        return row(str(case))
+
+    def synchronize() -> None:
+        if broken:
+            raise RuntimeError("CUDA error: unspecified launch failure")
+
+    def execv(program: str, words: list[str]) -> None:
+        nonlocal broken
+        broken = False
+        assert words[0] == program == sys.executable
+        sys.argv = words[1:]
+        bench_cuda.main()
+        raise SystemExit("the other process")
+
+    monkeypatch.setattr(bench_cuda, "compare", compare)
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    monkeypatch.setattr("os.execv", execv)
+    with pytest.raises(SystemExit, match=f"^failed: {re.escape(second)}$"):
+        run("--parts", "layers", "--seconds", "1000")
+    assert measured.count(second) == 1
+    assert measured.count(first) == 1
+    assert len(titles(path)) == LAYERS - 1
+    assert json.loads(path.read_text())["failures"].keys() == {second}
 
 
 def test_a_part_that_fails_is_left_out(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,9 +127,9 @@ def test_a_part_that_fails_is_left_out(path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(bench_cuda, "parts", fail)
     with pytest.raises(SystemExit, match=r"^failed: forward and backward apart$"):
-        run("--no-compile")
+        run("--parts", "layers", "tutorial")
     assert json.loads(path.read_text())["failures"] == {"forward and backward apart": "made up"}
-    assert len(titles(path)) == 1 + 2 + 2 * len(bench_cuda.SEQUENCES)
+    assert len(titles(path)) == LAYERS + 2 + 1
 
 
 def test_no_part_begins_after_the_time(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,12 +142,12 @@ def test_no_part_begins_after_the_time(path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(time, "monotonic", lambda: clock)
     monkeypatch.setattr(bench_cuda, "machine", takes_a_minute)
-    monkeypatch.setattr(bench_cuda, "parts", takes_a_minute)
+    monkeypatch.setattr(bench_cuda, "compare", takes_a_minute)
     with pytest.raises(SystemExit, match=r"^failed: "):
-        run("--no-compile", "--seconds", "100")
+        run("--parts", "layers", "--seconds", "100")
     assert titles(path) == ["slow", "slow"]
     failures = json.loads(path.read_text())["failures"]
-    assert len(failures) == 2 + 2 * len(bench_cuda.SEQUENCES)
+    assert len(failures) == LAYERS - 2
     assert set(failures.values()) == {"not begun, because the time was up"}
 
 
@@ -118,9 +157,9 @@ def test_an_end_in_the_middle_leaves_the_rows_so_far(
     def end(*_: object) -> CheckedRow:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bench_cuda, "parts", end)
+    monkeypatch.setattr(bench_cuda, "compare", end)
     with pytest.raises(KeyboardInterrupt):
-        run("--no-compile")
+        run()
     assert titles(path) == ["the card"]
     assert [file.name for file in path.parent.iterdir()] == ["cuda.json"]
 

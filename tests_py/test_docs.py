@@ -244,7 +244,8 @@ BY_HAND = [
     r"git clone .*",
     r"make (test|bench)-cuda.*|make (gpu-kit|first-contact .*)",
     r"make bench-sweep( .*)?",
-    r"python benchmarks/(int8_accuracy|own_cells|tuning_table)\.py.*",
+    r"tar -xzf results/.*",
+    r"python benchmarks/(gpu_figures|int8_accuracy|own_cells|tuning_table)\.py.*",
     r"python -m lltm\.benchmark --compile .*",
     r"python benchmarks/memory\.py .*",
     r"OMP_NUM_THREADS=1 valgrind .*|callgrind_annotate .*",
@@ -440,6 +441,7 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
     "python": check_python,
     "ncu": lambda words: check_binary(words[-1:]),
     "valgrind": lambda words: check_binary(words[-1:]),
+    "tar": lambda words: None,  # of a file that comes from another machine
     "callgrind_annotate": lambda words: None,  # of a file that valgrind has just written
     "pkg-config": check_pkg_config,
     "git": check_git,

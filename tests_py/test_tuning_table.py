@@ -56,6 +56,18 @@ def chosen(path: Path, *lines: dict[str, Any]) -> dict[tuple[int, int], tuning_t
     return {(hidden, batch): tuning for hidden, batch, tuning in table}
 
 
+def test_of_gpus_that_the_library_takes_for_the_same_the_later_one_counts(tmp_path: Path) -> None:
+    """An H100 and an H200: two entries of one kind would be in no order."""
+    h100 = {**H200, "name": "NVIDIA H100"}
+    first, second = (
+        sweep(tmp_path / name, [line(768, 16, 2, gpu=gpu), line(768, 16, 1, tiles, gpu=gpu)])
+        for name, gpu, tiles in (("a", H200, 1), ("b", h100, 2))
+    )
+    ((kind, table),) = tuning_table.table_of([first, second]).items()
+    assert kind.gpu.name == "NVIDIA H100"
+    assert [entry.tuning.tiles for entry in table] == [2]
+
+
 def test_the_table_in_the_sources_is_that_of_the_stored_results() -> None:
     """If not: python benchmarks/tuning_table.py --write."""
     assert tuning_table.HEADER.read_text() == tuning_table.stored()
