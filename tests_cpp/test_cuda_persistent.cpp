@@ -16,9 +16,14 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <cstring>
+#include <functional>
 #include <limits>
 #include <memory>
+#include <numeric>
+#include <stdexcept>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 
 namespace lltm_test {
@@ -85,6 +90,91 @@ TYPED_TEST(PersistentMma, IsAMatrixProduct) {
       ASSERT_EQ(d[lane][i], expected) << "lane " << lane << ", element " << i;
     }
   }
+}
+
+// ---- polls ------------------------------------------------------------------
+
+// A row of K whose words appear while a lane waits for them, and a count of what it does.
+template <int kUnitsK>
+struct PolledRow {
+  static constexpr int kWords = kUnitsK * lltm::cuda::kWarps * lltm::cuda::kWarpBytes / 4;
+  alignas(16) std::uint32_t words[kWords];
+  std::function<void(int)> appear;  // in wait(n)
+  int waits = 0, reads = 0;
+
+  PolledRow() { std::fill(std::begin(words), std::end(words), lltm::cuda::kAbsent); }
+
+  lltm::cuda::Words read(const void* data) {
+    ++reads;
+    lltm::cuda::Words x;
+    std::memcpy(&x, data, sizeof(x));
+    return x;
+  }
+  void wait(int polls) {
+    EXPECT_EQ(polls, ++waits);
+    if (waits > 100) throw std::runtime_error("the lane never sees its words");
+    appear(waits);
+  }
+
+  // What a lane of the second warp has of it, having waited for all.
+  void poll() {
+    const auto* const row = reinterpret_cast<const c10::Half*>(words);
+    constexpr int kWarp = 1, kLane = 6;
+    lltm::cuda::States<kUnitsK> states;
+    states.load(*this, row, kWords * 2, kWarp, kLane);
+    EXPECT_EQ(std::exchange(reads, 0), kUnitsK);
+    states.poll(*this, row, kWarp, kLane);
+    for (int j = 0; j < kUnitsK; ++j) {
+      const auto first = lltm::cuda::k_of<c10::Half>(kWarp, kLane, j) / 2;
+      for (int n = 0; n < 4; ++n) EXPECT_EQ(states.x[j].w[n], words[first + n]) << j;
+    }
+  }
+};
+
+template <typename Units>
+class PersistentPoll : public testing::Test {};
+using UnitCounts = testing::Types<
+    std::integral_constant<int, 1>,
+    std::integral_constant<int, 2>,
+    std::integral_constant<int, 3>,
+    std::integral_constant<int, 6>,
+    std::integral_constant<int, 9>,
+    std::integral_constant<int, 12>>;
+TYPED_TEST_SUITE(PersistentPoll, UnitCounts);
+
+// A step of the kernels takes as long as the last word does, and one more round trip.
+TYPED_TEST(PersistentPoll, AfterTheLastPublicationOneRoundTripIsLeft) {
+  for (const int last : {1, 2, 5}) {
+    PolledRow<TypeParam::value> row;
+    row.appear = [&](int n) {
+      if (n == last) std::iota(std::begin(row.words), std::end(row.words), 1U);
+    };
+    row.poll();
+    EXPECT_EQ(row.waits, last);
+    EXPECT_EQ(row.reads, last * TypeParam::value);
+  }
+}
+
+TYPED_TEST(PersistentPoll, WhatIsThereIsNotReadAgain) {
+  PolledRow<TypeParam::value> row;
+  std::iota(std::begin(row.words), std::end(row.words), 1U);
+  row.poll();
+  EXPECT_EQ(row.waits, 0);
+  EXPECT_EQ(row.reads, 0);
+}
+
+// The last units first, one at a time: a lane is never behind what is there.
+TYPED_TEST(PersistentPoll, OnlyAbsentUnitsAreReadAgain) {
+  constexpr int kUnitsK = TypeParam::value;
+  PolledRow<kUnitsK> row;
+  row.appear = [&](int n) {
+    const int words = PolledRow<kUnitsK>::kWords / kUnitsK;
+    const auto unit = std::begin(row.words) + (kUnitsK - n) * words;
+    std::iota(unit, unit + words, 1U);
+  };
+  row.poll();
+  EXPECT_EQ(row.waits, kUnitsK);
+  EXPECT_EQ(row.reads, kUnitsK * (kUnitsK + 1) / 2);
 }
 
 // ---- the engine -----------------------------------------------------------
@@ -304,6 +394,27 @@ TEST_P(PersistentEngine, EveryScheduleGivesTheSameBits) {
       ASSERT_TRUE(identical(next.gradients, first.gradients)) << again;
     }
   }
+}
+
+// Three and six units of K to a warp, which a lane that waits for all of them sees together.
+TEST(PersistentRounds, AStepTakesOne) {
+  const PersistentSetting persistent(true);
+  const Temporarily in_turn(round_robin, true);
+  const int64_t steps = 6;
+  const Arguments a = sequence_problem({steps, 3, 4, 520}, at::kHalf, 1);
+  const Tensors saved = forward(a);
+  EXPECT_LE(rounds, steps + 1);
+  const at::Tensor grad_output = at::ones_like(saved[0]), none;
+  lltm::cuda::persistent_backward(
+      {sequence_args(a, /*save=*/true),
+       saved[0],
+       saved[3],
+       grad_output,
+       none,
+       none,
+       /*output_mask=*/{false, true, false, false}})
+      .value();
+  EXPECT_LE(rounds, steps + 2);
 }
 
 // NaNs of all bits set, which as a word would be one that is not there yet.

@@ -235,15 +235,19 @@ struct States {
     }
   }
 
-  // Until all of it is there.
+  // Until all of it is there. What is absent is read again together, so that a round trip to memory
+  // is made once for all of it.
   template <typename T, typename Machine>
   LLTM_CELL_INLINE void poll(Machine& m, const T* row, int warp, int lane) {
-    int polls = 0;
-    LLTM_UNROLL
-    for (int j = 0; j < kUnitsK; ++j) {
-      while (!is_there(x[j])) {
-        m.wait(++polls);
-        x[j] = m.read(row + k_of<T>(warp, lane, j));
+    for (int polls = 1;; ++polls) {
+      bool absent[kUnitsK], any = false;
+      LLTM_UNROLL
+      for (int j = 0; j < kUnitsK; ++j) any |= absent[j] = !is_there(x[j]);
+      if (!any) return;
+      m.wait(polls);
+      LLTM_UNROLL
+      for (int j = 0; j < kUnitsK; ++j) {
+        if (absent[j]) x[j] = m.read(row + k_of<T>(warp, lane, j));
       }
     }
   }
@@ -259,7 +263,7 @@ struct Source {
 // Two tiles in flight hide the latency of reading, where registers are left: rounding float to
 // TF32 takes some.
 template <typename T, int kUnitsK, int kTiles, int kOutputs>
-constexpr bool kReadsAhead = kTiles > 1 && (kOutputs + 1) * kUnitsK <= (sizeof(T) == 4 ? 20 : 24);
+constexpr bool kReadsAhead = kTiles > 1 && (kOutputs + 1) * kUnitsK <= (sizeof(T) == 4 ? 20 : 22);
 
 // The sums of products of `tiles` tiles (the same number for all threads), into `sums`.
 // source(tile) is this lane's row of the state.
