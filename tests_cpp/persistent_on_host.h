@@ -199,10 +199,19 @@ class HostBlock {
       block_->progress_ = true;
     }
 
-    void wait(int polls) {
-      if (polls > most_polls) throw std::runtime_error("a word never comes");
+    bool wait(int polls) {
+      if (gave_up_ || polls > most_polls) {
+        if (failure_ == nullptr) throw std::runtime_error("a word never comes");
+        gave_up_ = true;
+        std::atomic_ref(*failure_).store(1, std::memory_order_relaxed);
+        return false;
+      }
       fiber_.suspend();
+      return true;
     }
+
+    // Of no machine: where this lane reports that it gave up.
+    void report_to(std::uint32_t* failure) { failure_ = failure; }
 
     template <typename T>
     std::uint32_t operand(std::uint32_t word) const {
@@ -256,6 +265,8 @@ class HostBlock {
 
     HostBlock* block_ = nullptr;
     int thread_ = 0;
+    std::uint32_t* failure_ = nullptr;
+    bool gave_up_ = false;
     const Meeting* waits_for_ = nullptr;
     unsigned generation_ = 0;
     Fiber fiber_;
