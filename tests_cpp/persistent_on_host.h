@@ -305,7 +305,7 @@ inline void run_grid(
     }
     std::erase_if(running, [](const HostBlock* block) { return block->done(); });
     idle = progress ? 0 : idle + 1;
-    if (idle > 100) throw std::runtime_error("deadlock");
+    if (idle > 1000) throw std::runtime_error("deadlock");
   }
 }
 
