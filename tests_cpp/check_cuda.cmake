@@ -1,7 +1,7 @@
 # What liblltm holds for GPUs: every kernel, for every architecture, without
 # registers spilled to memory, the wide ones with 16-byte accesses, the persistent ones with
-# matrix instructions, strong accesses and an end for a word that never comes, and PTX for GPUs
-# to come. Run by ctest with
+# matrix instructions, strong accesses, one wait for all words of a tile and a report of those that
+# never come, and PTX for GPUs to come. Run by ctest with
 #   cmake -DCUOBJDUMP=... -DLIBRARY=... -DARCHITECTURES="80-real;..." -P check_cuda.cmake
 cmake_minimum_required(VERSION 3.25)
 
@@ -9,7 +9,7 @@ function(output_of result)
   execute_process(COMMAND ${ARGN} OUTPUT_VARIABLE output COMMAND_ERROR_IS_FATAL ANY)
   # Brackets and semicolons mean something in lists.
   string(REGEX REPLACE "[][;]" "" output "${output}")
-  string(REGEX REPLACE "(lltm_forward|lltm_backward)IN[A-Za-z0-9_]*(Lltm|Lstm|Gru)ELi"
+  string(REGEX REPLACE "(lltm_[a-z_]*ward)IN[A-Za-z0-9_]*(Lltm|Lstm|Gru)ELi"
     "\\1I\\2ELi" output "${output}")
   set(${result} "${output}" PARENT_SCOPE)
 endfunction()
@@ -30,18 +30,26 @@ foreach(page Lltm Lstm Gru)
     list(APPEND kernels "lltm_backwardI${page}ELi${width_and_types}")
   endforeach()
 endforeach()
-# lltm_persistent_forward<units of K, tiles, T> and lltm_persistent_backward. Float is multiplied
-# in TF32, and a pair of results published is 8 bytes.
+# lltm_persistent_forward<page, units of K, tiles, T> and lltm_persistent_backward. Float is
+# multiplied in TF32, and a pair of results published is 8 bytes. Of the LSTM four slots read h.
+set(forward_units 1 2 3 4 5 6)
+set(backward_units 2 3 6 9 12)
+set(forward_units_Lstm 1 2 3 4)
+set(backward_units_Lstm 2 4 8 12)
 set(persistent_kernels "")
-foreach(type "f" "N3c104HalfE" "N3c108BFloat16E")
-  foreach(tiles 1 2 4)
-    foreach(units 1 2 3 4 5 6)
-      list(APPEND persistent_kernels
-        "lltm_persistent_forwardILi${units}ELi${tiles}E${type}E")
-    endforeach()
-    foreach(units 2 3 6 9 12)
-      list(APPEND persistent_kernels
-        "lltm_persistent_backwardILi${units}ELi${tiles}E${type}E")
+foreach(page Lltm Lstm Gru)
+  foreach(direction forward backward)
+    set(all_units ${${direction}_units})
+    if(DEFINED ${direction}_units_${page})
+      set(all_units ${${direction}_units_${page}})
+    endif()
+    foreach(units IN LISTS all_units)
+      foreach(type "f" "N3c104HalfE" "N3c108BFloat16E")
+        foreach(tiles 1 2 4)
+          list(APPEND persistent_kernels
+            "lltm_persistent_${direction}I${page}ELi${units}ELi${tiles}E${type}E")
+        endforeach()
+      endforeach()
     endforeach()
   endforeach()
 endforeach()
@@ -49,7 +57,7 @@ list(LENGTH kernels expected)
 list(LENGTH persistent_kernels expected_persistent)
 math(EXPR expected "${expected} + ${expected_persistent}")
 
-# The accesses, matrix instructions and traps of one kernel.
+# The accesses, matrix instructions and waits of one kernel.
 function(instructions_of result kernel)
   string(FIND "${code}" "${kernel}" begin)
   string(SUBSTRING "${code}" ${begin} -1 body)
@@ -71,7 +79,7 @@ foreach(architecture IN LISTS ARCHITECTURES)
       endif()
     endforeach()
     output_of(code ${CUOBJDUMP} --dump-sass --gpu-architecture sm_${sm} "${LIBRARY}")
-    string(REGEX MATCHALL "Function : [A-Za-z0-9_]*|(LDG|STG|LDL|STL|HMMA|BPT)[.A-Z0-9]*" code "${code}")
+    string(REGEX MATCHALL "Function : [A-Za-z0-9_]*|(LDG|STG|LDL|STL|HMMA|NANOSLEEP)[.A-Z0-9]*" code "${code}")
     string(JOIN "\n" code ${code} "Function : ")
     foreach(kernel IN LISTS kernels)
       instructions_of(body "${kernel}E")
@@ -87,13 +95,21 @@ foreach(architecture IN LISTS ARCHITECTURES)
       else()
         set(own "HMMA[.]16816[.]F32" "STG[.]E[.]STRONG[.]GPU")
       endif()
-      foreach(instruction IN LISTS own ITEMS "LDG[.]E[.]128[.]STRONG[.]GPU" "BPT[.]TRAP")
+      foreach(instruction IN LISTS own ITEMS "LDG[.]E[.]128[.]STRONG[.]GPU"
+          "STG[.]E[.]STRONG[.]SYS")
         if(NOT body MATCHES "${instruction}")
           message(SEND_ERROR "sm_${sm}: ${kernel} has no ${instruction}")
         endif()
       endforeach()
       if(body MATCHES "LDL|STL")
         message(SEND_ERROR "sm_${sm}: ${kernel} accesses local memory")
+      endif()
+      # More would be words that are waited for one after another.
+      string(REGEX MATCHALL "NANOSLEEP" waits "${body}")
+      list(LENGTH waits waits)
+      string(REGEX MATCH "ELi([0-9])E[fN]" matched "${kernel}")
+      if(waits EQUAL 0 OR waits GREATER CMAKE_MATCH_1)
+        message(SEND_ERROR "sm_${sm}: ${kernel} waits in ${waits} places")
       endif()
     endforeach()
     string(REGEX MATCHALL "Function [^\n]*" functions "${usage}")

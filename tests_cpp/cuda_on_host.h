@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 enum cudaError_t { cudaSuccess, cudaErrorInvalidValue };
 enum cudaDataType_t { CUDA_R_64F, CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF };
@@ -86,6 +87,8 @@ inline int64_t multiprocessors = 132;
 inline uint64_t schedule_seed = 1;
 // Launches of persistent kernels so far.
 inline int64_t persistent_launches = 0;
+// How many more are not refused.
+inline int64_t launches_left = std::numeric_limits<int64_t>::max();
 // What the last of them would sleep between two polls.
 inline int last_poll_nanoseconds = 0;
 }  // namespace lltm_test

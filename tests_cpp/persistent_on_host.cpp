@@ -6,6 +6,7 @@
 #include <c10/util/Half.h>
 
 #include <cstring>
+#include <utility>
 
 namespace lltm::cuda {
 namespace {
@@ -15,27 +16,32 @@ std::int64_t resident_blocks() {
   return lltm_test::multiprocessors;
 }
 
-void run_grid(
+bool run_grid(
     std::int64_t hidden,
     std::int64_t groups,
     std::size_t sums,
     const lltm_test::HostBlock::Body& body) {
   const std::int64_t slices = (hidden + kSliceUnits - 1) / kSliceUnits;
   TORCH_CHECK(slices * groups <= resident_blocks(), "a launch that would never end");
+  if (lltm_test::launches_left == 0) return false;
+  --lltm_test::launches_left;
   ++lltm_test::persistent_launches;
   lltm_test::run_grid(
       static_cast<int>(slices), static_cast<int>(groups), sums, body, lltm_test::schedule_seed++);
+  return true;
 }
+
+std::uint32_t failure = 0;
 
 }  // namespace
 
 template <typename T>
-std::int64_t resident_forward_blocks(std::int64_t, int) {
+std::int64_t resident_forward_blocks(const CellInfo&, std::int64_t, int) {
   return resident_blocks();
 }
 
 template <typename T>
-std::int64_t resident_backward_blocks(std::int64_t, int) {
+std::int64_t resident_backward_blocks(const CellInfo&, std::int64_t, int) {
   return resident_blocks();
 }
 
@@ -44,54 +50,80 @@ GpuKind current_gpu() {
   return {0, static_cast<int>(lltm_test::multiprocessors)};
 }
 
+std::uint32_t* failure_word() {
+  return &failure;
+}
+
+bool take_failure() {
+  return std::exchange(failure, 0) != 0;
+}
+
 void mark_absent(void* data, std::int64_t bytes, Stream) {
   std::memset(data, 0xFF, static_cast<std::size_t>(bytes));
 }
 
 template <typename T>
-void launch_persistent_forward(
-    const PersistentForwardArgs<T>& args, std::int64_t groups, int tiles, Stream) {
+bool launch_persistent_forward(
+    const CellInfo& cell,
+    const PersistentForwardArgs<T>& args,
+    std::int64_t groups,
+    int tiles,
+    Stream) {
   lltm_test::last_poll_nanoseconds = args.poll_nanoseconds;
-  visit_forward_kernel<T>(args.hidden, tiles, [&](auto units_k, auto tile_count) {
-    run_grid(
-        args.hidden,
-        groups,
-        shared_sums<tile_count, kSlots>(),
-        [&](lltm_test::HostBlock::Lane& lane) {
-          persistent_forward<units_k, tile_count>(args, lane);
-        });
+  bool launched = false;
+  visit_cell(cell, [&]<typename Page>(Page) {
+    visit_forward_kernel<Page, T>(args.hidden, tiles, [&](auto units_k, auto tile_count) {
+      launched = run_grid(
+          args.hidden,
+          groups,
+          shared_sums<tile_count, kRecurrent<Page>>(),
+          [&](lltm_test::HostBlock::Lane& lane) {
+            lane.report_to(args.failure);
+            persistent_forward<Page, units_k, tile_count>(args, lane);
+          });
+    });
   });
+  return launched;
 }
 
 template <typename T>
-void launch_persistent_backward(
-    const PersistentBackwardArgs<T>& args, std::int64_t groups, int tiles, Stream) {
+bool launch_persistent_backward(
+    const CellInfo& cell,
+    const PersistentBackwardArgs<T>& args,
+    std::int64_t groups,
+    int tiles,
+    Stream) {
   lltm_test::last_poll_nanoseconds = args.poll_nanoseconds;
-  visit_backward_kernel<T>(args.hidden, tiles, [&](auto units_k, auto tile_count) {
-    run_grid(
-        args.hidden, groups, shared_sums<tile_count, 1>(), [&](lltm_test::HostBlock::Lane& lane) {
-          persistent_backward<units_k, tile_count>(args, lane);
-        });
+  bool launched = false;
+  visit_cell(cell, [&]<typename Page>(Page) {
+    visit_backward_kernel<Page, T>(args.hidden, tiles, [&](auto units_k, auto tile_count) {
+      launched = run_grid(
+          args.hidden, groups, shared_sums<tile_count, 1>(), [&](lltm_test::HostBlock::Lane& lane) {
+            lane.report_to(args.failure);
+            persistent_backward<Page, units_k, tile_count>(args, lane);
+          });
+    });
   });
+  return launched;
 }
 
-template std::int64_t resident_forward_blocks<float>(std::int64_t, int);
-template std::int64_t resident_forward_blocks<c10::Half>(std::int64_t, int);
-template std::int64_t resident_forward_blocks<c10::BFloat16>(std::int64_t, int);
-template std::int64_t resident_backward_blocks<float>(std::int64_t, int);
-template std::int64_t resident_backward_blocks<c10::Half>(std::int64_t, int);
-template std::int64_t resident_backward_blocks<c10::BFloat16>(std::int64_t, int);
-template void launch_persistent_forward(
-    const PersistentForwardArgs<float>&, std::int64_t, int, Stream);
-template void launch_persistent_forward(
-    const PersistentForwardArgs<c10::Half>&, std::int64_t, int, Stream);
-template void launch_persistent_forward(
-    const PersistentForwardArgs<c10::BFloat16>&, std::int64_t, int, Stream);
-template void launch_persistent_backward(
-    const PersistentBackwardArgs<float>&, std::int64_t, int, Stream);
-template void launch_persistent_backward(
-    const PersistentBackwardArgs<c10::Half>&, std::int64_t, int, Stream);
-template void launch_persistent_backward(
-    const PersistentBackwardArgs<c10::BFloat16>&, std::int64_t, int, Stream);
+template std::int64_t resident_forward_blocks<float>(const CellInfo&, std::int64_t, int);
+template std::int64_t resident_forward_blocks<c10::Half>(const CellInfo&, std::int64_t, int);
+template std::int64_t resident_forward_blocks<c10::BFloat16>(const CellInfo&, std::int64_t, int);
+template std::int64_t resident_backward_blocks<float>(const CellInfo&, std::int64_t, int);
+template std::int64_t resident_backward_blocks<c10::Half>(const CellInfo&, std::int64_t, int);
+template std::int64_t resident_backward_blocks<c10::BFloat16>(const CellInfo&, std::int64_t, int);
+template bool launch_persistent_forward(
+    const CellInfo&, const PersistentForwardArgs<float>&, std::int64_t, int, Stream);
+template bool launch_persistent_forward(
+    const CellInfo&, const PersistentForwardArgs<c10::Half>&, std::int64_t, int, Stream);
+template bool launch_persistent_forward(
+    const CellInfo&, const PersistentForwardArgs<c10::BFloat16>&, std::int64_t, int, Stream);
+template bool launch_persistent_backward(
+    const CellInfo&, const PersistentBackwardArgs<float>&, std::int64_t, int, Stream);
+template bool launch_persistent_backward(
+    const CellInfo&, const PersistentBackwardArgs<c10::Half>&, std::int64_t, int, Stream);
+template bool launch_persistent_backward(
+    const CellInfo&, const PersistentBackwardArgs<c10::BFloat16>&, std::int64_t, int, Stream);
 
 }  // namespace lltm::cuda

@@ -26,6 +26,11 @@ namespace lltm_test {
 // After how many polls a lane gives up: one for the whole program, whose tests change it.
 inline int most_polls = 100'000'000;
 
+// The blocks one after another, each as far as it can go, instead of by chance; and how often the
+// last grid had all of them run.
+inline bool round_robin = false;
+inline int rounds = 0;
+
 namespace {
 
 // ---- mma.sync.aligned.m16n8k16.row.col.f32, and m16n8k8 of TF32 ---------------
@@ -106,9 +111,16 @@ class HostBlock {
     bool progress = false;
     std::shuffle(std::begin(warps_), std::end(warps_), random_);
     for (const int warp : warps_) {
-      if (random_() % 2 == 0) continue;
+      if (!round_robin && random_() % 2 == 0) continue;
       while (run_warp(warp)) progress = true;
     }
+    return progress;
+  }
+
+  // Each of them, until all only poll.
+  bool run_to_the_end() {
+    bool progress = false;
+    while (!done() && run()) progress = true;
     return progress;
   }
 
@@ -187,10 +199,19 @@ class HostBlock {
       block_->progress_ = true;
     }
 
-    void wait(int polls) {
-      if (polls > most_polls) throw std::runtime_error("a word never comes");
+    bool wait(int polls) {
+      if (gave_up_ || polls > most_polls) {
+        if (failure_ == nullptr) throw std::runtime_error("a word never comes");
+        gave_up_ = true;
+        std::atomic_ref(*failure_).store(1, std::memory_order_relaxed);
+        return false;
+      }
       fiber_.suspend();
+      return true;
     }
+
+    // Of no machine: where this lane reports that it gave up.
+    void report_to(std::uint32_t* failure) { failure_ = failure; }
 
     template <typename T>
     std::uint32_t operand(std::uint32_t word) const {
@@ -244,6 +265,8 @@ class HostBlock {
 
     HostBlock* block_ = nullptr;
     int thread_ = 0;
+    std::uint32_t* failure_ = nullptr;
+    bool gave_up_ = false;
     const Meeting* waits_for_ = nullptr;
     unsigned generation_ = 0;
     Fiber fiber_;
@@ -273,13 +296,16 @@ inline void run_grid(
   std::mt19937_64 random(seed);
   std::vector<HostBlock*> running;
   for (const auto& block : blocks) running.push_back(block.get());
-  for (int idle = 0; !running.empty();) {
-    std::shuffle(running.begin(), running.end(), random);
+  rounds = 0;
+  for (int idle = 0; !running.empty(); ++rounds) {
+    if (!round_robin) std::shuffle(running.begin(), running.end(), random);
     bool progress = false;
-    for (HostBlock* const block : running) progress |= block->run();
+    for (HostBlock* const block : running) {
+      progress |= round_robin ? block->run_to_the_end() : block->run();
+    }
     std::erase_if(running, [](const HostBlock* block) { return block->done(); });
     idle = progress ? 0 : idle + 1;
-    if (idle > 100) throw std::runtime_error("deadlock");
+    if (idle > 1000) throw std::runtime_error("deadlock");
   }
 }
 

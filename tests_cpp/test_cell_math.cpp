@@ -1,6 +1,7 @@
 // The arithmetic of the CPU kernels, for every instruction set that this CPU
 // has: the operations of programs, and the 16-bit storage formats. Links
 // the kernels alone, without PyTorch.
+#include "cell/math.h"
 #include "cpu/kernel/table.h"
 #include "cpu_features.h"
 
@@ -385,6 +386,38 @@ void check_limits(const Kernels& kernels) {
     const T y = apply<T>(kernels, limit.op, {{limit.x}})[0];
     EXPECT_TRUE(same(y, limit.y)) << y << " at " << limit.x << ", not " << limit.y;
   }
+}
+
+// What a GPU makes of its approximate reciprocal, which is off by one unit at most.
+TEST(CellQuotient, ErrorsAreAtMostOneUnit) {
+  using math::quotient_by;
+  const float infinity = std::numeric_limits<float>::infinity();
+  std::int64_t worst = 0, worst_subnormal = 0;
+  for_each_chunk<float>(
+      std::bit_cast<std::uint32_t>(1.0F),
+      std::bit_cast<std::uint32_t>(2.0F),
+      997,
+      [&](const std::vector<float>& divisors) {
+        for (std::size_t k = 0; k < divisors.size(); ++k) {
+          const float b = divisors[k], exact = 1 / b;
+          // As sigmoid and tanh have it: in (0, 1] the whole range, and in [-1, 0).
+          const auto any = static_cast<std::uint32_t>(k * 2654435761U % 0x3F800000U);
+          for (const float a : {1.0F, std::bit_cast<float>(any + 1), b - 2, -0.75F * b + 0.5F}) {
+            for (const float r :
+                 {exact, std::nextafter(exact, 0.0F), std::nextafter(exact, 2.0F)}) {
+              const auto expected = static_cast<float>(double{a} / b);
+              std::int64_t& of_kind =
+                  std::abs(expected) < std::numeric_limits<float>::min() ? worst_subnormal : worst;
+              of_kind = std::max(of_kind, steps_between(quotient_by(a, b, r), expected));
+            }
+          }
+        }
+      });
+  EXPECT_LE(worst, 1);
+  EXPECT_LE(worst_subnormal, 1);
+  EXPECT_TRUE(std::isnan(quotient_by(std::nanf(""), 1.5F, 1 / 1.5F)));
+  EXPECT_TRUE(std::isnan(quotient_by(1, std::nanf(""), std::nanf(""))));
+  EXPECT_TRUE(std::isnan(quotient_by(infinity, 1, 1))) << "which sigmoid and tanh never divide";
 }
 
 TEST_P(CellMath, InfinitiesAndZerosGiveTheLimits) {

@@ -152,6 +152,18 @@ TEST_P(CudaSequence, ValuesAndGradientsMatchOracleForEveryKernel) {
   }
 }
 
+// torch.backends.cuda.matmul.allow_tf32, while it lives.
+class AllowTf32 {
+ public:
+  explicit AllowTf32(bool allowed) { at::globalContext().setAllowTF32CuBLAS(allowed); }
+  ~AllowTf32() { at::globalContext().setAllowTF32CuBLAS(before_); }
+  AllowTf32(const AllowTf32&) = delete;
+  AllowTf32& operator=(const AllowTf32&) = delete;
+
+ private:
+  const bool before_ = at::globalContext().allowTF32CuBLAS();
+};
+
 // Float32 by the persistent kernels, where TF32 is allowed. Without an input and gradients of
 // weights, so that everything is multiplied by these kernels, which round as the baseline does:
 // whether cuBLAS rounds or truncates is its own choice.
@@ -159,9 +171,7 @@ class CudaPersistentTf32 : public testing::TestWithParam<bool> {
  protected:
   void SetUp() override {
     if (at::cuda::getCurrentDeviceProperties()->major < 8) GTEST_SKIP() << "a GPU without TF32";
-    at::globalContext().setAllowTF32CuBLAS(true);
   }
-  void TearDown() override { at::globalContext().setAllowTF32CuBLAS(before_); }
   Problem dense(const Sizes& sizes) const {
     return [=, reverse = GetParam()](uint64_t seed) {
       Arguments arguments = sequence_problem(sizes, at::kFloat, seed);
@@ -180,7 +190,7 @@ class CudaPersistentTf32 : public testing::TestWithParam<bool> {
 
  private:
   const PersistentSetting setting_{true};
-  const bool before_ = at::globalContext().allowTF32CuBLAS();
+  const AllowTf32 tf32_{true};
 };
 
 INSTANTIATE_TEST_SUITE_P(Directions, CudaPersistentTf32, testing::Bool(), [](const auto& info) {
@@ -288,6 +298,7 @@ struct Access {
   std::vector<int64_t> lengths = {};  // packed
   bool persistent = false;
 
+  bool is_tf32(at::ScalarType dtype) const { return persistent && dtype == at::kFloat; }
   bool of_float16() const {
     return persistent || (!reverse && *layout == '\0' && all_present && lengths.size() <= 7);
   }
@@ -351,10 +362,14 @@ const std::vector<Access>& accesses() {
 
 Arguments problem_of(const Access& access, at::ScalarType dtype, uint64_t seed) {
   if (!access.is_sequence) return cell_problem(access.sizes, dtype, seed, access.all_present);
-  const int64_t I = access.sizes.I, H = access.sizes.H;
+  Sizes sizes = access.sizes;
+  if (access.is_tf32(dtype)) {  // as the class above; H in as many bytes as in 16 bits
+    sizes.I = 0;
+    sizes.H /= 2;
+  }
   Arguments arguments = access.lengths.empty()
-                            ? sequence_problem(access.sizes, dtype, seed, access.all_present)
-                            : packed_problem(access.lengths, I, H, dtype, seed);
+                            ? sequence_problem(sizes, dtype, seed, access.all_present)
+                            : packed_problem(access.lengths, sizes.I, sizes.H, dtype, seed);
   arguments.reverse = access.reverse;
   return arguments;
 }
@@ -364,7 +379,7 @@ std::vector<std::tuple<Access, at::ScalarType>> problems_of_accesses() {
   std::vector<std::tuple<Access, at::ScalarType>> problems;
   for (const Access& access : accesses()) {
     for (const at::ScalarType dtype : kDtypes) {
-      if (access.persistent && c10::elementSize(dtype) != 2) continue;
+      if (access.persistent && dtype == at::kDouble) continue;
       if (dtype == at::kHalf && !access.of_float16()) continue;
       problems.emplace_back(access, dtype);
     }
@@ -382,13 +397,18 @@ INSTANTIATE_TEST_SUITE_P(
 TEST_P(CudaAccess, ValuesAndGradientsMatchOracle) {
   const auto& [access, dtype] = GetParam();
   const PersistentSetting setting(access.persistent);
+  const bool is_tf32 = access.is_tf32(dtype);
+  if (is_tf32 && at::cuda::getCurrentDeviceProperties()->major < 8) GTEST_SKIP() << "no TF32";
+  const AllowTf32 allowed(is_tf32);
   const auto layout = std::find_if(layouts().begin(), layouts().end(), [&](const Layout& known) {
     return access.layout == std::string_view(known.name);
   });
   const bool is_laid_out = layout != layouts().end();
   ASSERT_EQ(is_laid_out, *access.layout != '\0');
   const Function& ours = access.is_sequence ? sequence : cell;
-  const Function& eager = access.is_sequence ? eager_sequence : eager_cell;
+  const Function& eager = is_tf32              ? eager_tf32_sequence
+                          : access.is_sequence ? eager_sequence
+                                               : eager_cell;
   check(
       on_cuda(without_parameter_gradients(ours)),
       on_cuda(without_parameter_gradients(eager)),

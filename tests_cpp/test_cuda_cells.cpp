@@ -79,8 +79,8 @@ Tensors torch_sequence(const std::string& cell, const Arguments& a) {
   return results;
 }
 
-// The same step by step, with resets.
-Tensors torch_steps(const std::string& cell, const Arguments& a) {
+// The problem with separate parameters.
+Arguments steps_of(const std::string& cell, const Arguments& a) {
   const auto [w_ih, w_hh, b_ih, b_hh] = parameters(a);
   Arguments of_cell = a;
   of_cell.cell = cell;
@@ -89,7 +89,15 @@ Tensors torch_steps(const std::string& cell, const Arguments& a) {
   of_cell.bias = b_ih;
   of_cell.bias_hh = b_hh;
   if (cell == "gru") of_cell.c = at::Tensor();
-  return eager_sequence(of_cell);
+  return of_cell;
+}
+
+// The same step by step, with resets; and with matrix products as of TF32.
+Tensors torch_steps(const std::string& cell, const Arguments& a) {
+  return eager_sequence(steps_of(cell, a));
+}
+Tensors tf32_steps(const std::string& cell, const Arguments& a) {
+  return eager_tf32_sequence(steps_of(cell, a));
 }
 
 // ---- ours -----------------------------------------------------------------------
@@ -112,9 +120,14 @@ CellArguments arguments_of(
 }
 
 // Every output and gradient of `ours` against `torch` in float64, by the statement of accuracy
-// (testing.h), with `torch` in the dtype in the place of eager. Seeds 1, 2, ... until the smallest
-// result has had some hundred elements.
-void check_against_torch(const Function& ours, const Function& torch, const Problem& problem) {
+// (testing.h), with `torch`, or `in_dtype`, in the dtype in the place of eager. Seeds 1, 2, ...
+// until the smallest result has had some hundred elements.
+void check_against_torch(
+    const Function& ours,
+    const Function& torch,
+    const Problem& problem,
+    const Function& in_dtype = nullptr) {
+  const Function& eager = in_dtype ? in_dtype : torch;
   const auto matrix = [](const at::Tensor& tensor) {
     const at::Tensor values = tensor.detach().to(at::kDouble).contiguous();
     reference::Matrix<> matrix(1, values.numel());
@@ -137,7 +150,7 @@ void check_against_torch(const Function& ours, const Function& torch, const Prob
     const Tensors grads = random_like(torch(a), seed + 1000);
     const Arguments a64 = with(a, in_float64(differentiable(a)));
     const Tensors mine = results(evaluate(ours, a, grads));
-    const Tensors baseline = results(evaluate(torch, a, grads));
+    const Tensors baseline = results(evaluate(eager, a, grads));
     const Tensors exact = results(evaluate(torch, a64, in_float64(grads)));
     ASSERT_EQ(mine.size(), exact.size());
     comparisons.resize(exact.size());
@@ -381,17 +394,95 @@ TEST_P(CudaCellSteps, OnlyWantedGradientsAreComputed) {
 
 // ---- which engine, and its GEMMs ------------------------------------------------
 
-// The persistent kernels are those of the LLTM.
-TEST_P(CudaCells, ThePersistentEngineLeavesThemToTheStepwiseOne) {
-  const Arguments a = dense({5, 3, 5, 16})(1);
-  const Tensors grads = random_like(torch()(a), 2);
-  const Evaluation expected = evaluate(ours(), a, grads);
-  const PersistentSetting persistent(true);
-  const int64_t before = persistent_launches;
-  const Evaluation got = evaluate(ours(), a, grads);
-  EXPECT_EQ(persistent_launches, before);
-  EXPECT_TRUE(identical(got.outputs, expected.outputs));
-  EXPECT_TRUE(identical(got.gradients, expected.gradients));
+// Of the persistent engine, in the dtypes that it has.
+class PersistentCells : public CudaCells {
+ protected:
+  PersistentCells() { allow_tf32 = true; }
+  ~PersistentCells() override { allow_tf32 = false; }
+
+  // Values and gradients, in `each` launches forward and backward.
+  void check_persistent(const Problem& problem, int64_t each = 1) const {
+    int64_t calls = 0;
+    const Function counted = [&](const Arguments& a) {
+      ++calls;
+      return ours()(a);
+    };
+    const int64_t before = persistent_launches;
+    // torch has no TF32 on the CPU.
+    const Function tf32 = [this](const Arguments& a) { return tf32_steps(cell(), a); };
+    check_against_torch(counted, torch(), problem, dtype() == at::kFloat ? tf32 : nullptr);
+    EXPECT_EQ(persistent_launches - before, 2 * each * calls);
+  }
+
+ private:
+  PersistentSetting persistent_{true};
+};
+INSTANTIATE_TEST_SUITE_P(
+    Torch,
+    PersistentCells,
+    testing::Combine(
+        kCells, testing::Values(at::kBFloat16, at::kHalf, at::kFloat), testing::Bool()),
+    cells_name);
+
+// Half a slice of units, more than one slice, and half of the last one; rows that fill no
+// tile, one, and more than one.
+TEST_P(PersistentCells, ValuesAndGradientsMatchTorch) {
+  for (const Sizes& sizes :
+       {Sizes{2, 1, 16, 8}, Sizes{5, 3, 5, 24}, Sizes{7, 8, 3, 16}, Sizes{3, 17, 9, 40}}) {
+    SCOPED_TRACE(testing::PrintToString(sizes));
+    check_persistent(dense(sizes));
+  }
+  check_persistent(dense({5, 3, 4, 24}, /*bias=*/false));
+}
+
+TEST_P(PersistentCells, PackedValuesAndGradientsMatchTorch) {
+  check_persistent(packed({7, 6, 5, 4, 3, 2, 1}, 24));
+  check_persistent(packed({6, 6, 6, 5, 5, 5, 5, 5, 5, 4, 4, 4, 4, 2, 2, 2, 2, 2, 1}, 24));
+}
+
+TEST_P(PersistentCells, ChunksAndTheJoinedMatrixGiveTheSame) {
+  const Arguments a = packed({9, 7, 7, 3, 1}, 24, /*joined=*/true)(1);
+  const auto run = [&](bool joined, int64_t bytes) {
+    const CellArguments of_cell = arguments_of(cell(), a, joined);
+    const auto [output, h_n, c_n, activations] =
+        lltm::cuda::persistent_forward({sequence_inputs(of_cell), /*save=*/true}, bytes).value();
+    return Tensors{output, h_n, c_n, activations};
+  };
+  const Tensors all = run(/*joined=*/false, lltm::cuda::kWorkspaceBytes);
+  EXPECT_TRUE(identical(run(/*joined=*/true, lltm::cuda::kWorkspaceBytes), all));
+  const int64_t row = lltm::find_cell(cell())->x.count() * 24 * 4;
+  for (const int64_t rows : {0, 5, 22}) {
+    EXPECT_TRUE(identical(run(/*joined=*/false, rows * row), all)) << rows << " rows at a time";
+  }
+}
+
+// The largest size of some kernels, forward and backward: H in 16 bits, half of that in float32.
+class PersistentCellKernels : public PersistentCells {};
+INSTANTIATE_TEST_SUITE_P(
+    SlowTorch,
+    PersistentCellKernels,
+    testing::Combine(kCells, testing::Values(at::kHalf, at::kFloat), testing::Values(false)),
+    cells_name);
+
+TEST_P(PersistentCellKernels, ValuesAndGradientsMatchTorch) {
+  for (const int64_t size : {128, 192, 256, 512, 768}) {
+    SCOPED_TRACE(size);
+    check_persistent(dense({2, 9, 16, dtype() == at::kFloat ? size / 2 : size}));
+  }
+}
+
+// What the weights of a thread leave room for: four slots that read h, or three.
+TEST_P(PersistentCellKernels, TheLimitsOfHAreTheCells) {
+  const auto element = static_cast<int64_t>(c10::elementSize(dtype()));
+  const auto taken = [&](int64_t row_bytes) {
+    const int64_t before = persistent_launches;
+    const Arguments a = dense({1, 2, 4, row_bytes / element})(1);
+    const Tensors results = ours()(a);
+    return persistent_launches - before;
+  };
+  const bool lstm = cell() == "lstm";
+  EXPECT_EQ(taken(lstm ? 2048 : 3072), 1);
+  EXPECT_EQ(taken(lstm ? 2064 : 3088), 0);
 }
 
 // A GEMM for the input, and one for each step, which is aligned where rows of H are.

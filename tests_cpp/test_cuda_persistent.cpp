@@ -16,9 +16,15 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <cstring>
+#include <functional>
 #include <limits>
 #include <memory>
+#include <numeric>
+#include <stdexcept>
+#include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 
 namespace lltm_test {
@@ -85,6 +91,108 @@ TYPED_TEST(PersistentMma, IsAMatrixProduct) {
       ASSERT_EQ(d[lane][i], expected) << "lane " << lane << ", element " << i;
     }
   }
+}
+
+// ---- polls ------------------------------------------------------------------
+
+// A row of K whose words appear while a lane waits for them, and a count of what it does.
+template <int kUnitsK>
+struct PolledRow {
+  static constexpr int kWords = kUnitsK * lltm::cuda::kWarps * lltm::cuda::kWarpBytes / 4;
+  alignas(16) std::uint32_t words[kWords];
+  std::function<void(int)> appear;  // in wait(n)
+  int waits = 0, reads = 0, most_waits = 100;
+
+  PolledRow() { std::fill(std::begin(words), std::end(words), lltm::cuda::kAbsent); }
+
+  lltm::cuda::Words read(const void* data) {
+    ++reads;
+    lltm::cuda::Words x;
+    std::memcpy(&x, data, sizeof(x));
+    return x;
+  }
+  bool wait(int polls) {
+    EXPECT_EQ(polls, ++waits);
+    if (waits > 100) throw std::runtime_error("the lane never sees its words");
+    if (waits > most_waits) return false;
+    appear(waits);
+    return true;
+  }
+
+  // What a lane of the second warp has of it, having waited for all: NaN for what never came.
+  void poll() {
+    const auto* const row = reinterpret_cast<const c10::Half*>(words);
+    constexpr int kWarp = 1, kLane = 6;
+    lltm::cuda::States<kUnitsK> states;
+    states.load(*this, row, kWords * 2, kWarp, kLane);
+    EXPECT_EQ(std::exchange(reads, 0), kUnitsK);
+    states.poll(*this, row, kWarp, kLane);
+    for (int j = 0; j < kUnitsK; ++j) {
+      const auto first = lltm::cuda::k_of<c10::Half>(kWarp, kLane, j) / 2;
+      for (int n = 0; n < 4; ++n) {
+        const bool came = words[first + n] != lltm::cuda::kAbsent;
+        EXPECT_EQ(states.x[j].w[n], came ? words[first + n] : 0x7FFF7FFF) << j;
+      }
+    }
+  }
+};
+
+template <typename Units>
+class PersistentPoll : public testing::Test {};
+using UnitCounts = testing::Types<
+    std::integral_constant<int, 1>,
+    std::integral_constant<int, 2>,
+    std::integral_constant<int, 3>,
+    std::integral_constant<int, 6>,
+    std::integral_constant<int, 9>,
+    std::integral_constant<int, 12>>;
+TYPED_TEST_SUITE(PersistentPoll, UnitCounts);
+
+// A step of the kernels takes as long as the last word does, and one more round trip.
+TYPED_TEST(PersistentPoll, AfterTheLastPublicationOneRoundTripIsLeft) {
+  for (const int last : {1, 2, 5}) {
+    PolledRow<TypeParam::value> row;
+    row.appear = [&](int n) {
+      if (n == last) std::iota(std::begin(row.words), std::end(row.words), 1U);
+    };
+    row.poll();
+    EXPECT_EQ(row.waits, last);
+    EXPECT_EQ(row.reads, last * TypeParam::value);
+  }
+}
+
+TYPED_TEST(PersistentPoll, WhatIsThereIsNotReadAgain) {
+  PolledRow<TypeParam::value> row;
+  std::iota(std::begin(row.words), std::end(row.words), 1U);
+  row.poll();
+  EXPECT_EQ(row.waits, 0);
+  EXPECT_EQ(row.reads, 0);
+}
+
+// The last units first, one at a time: a lane is never behind what is there.
+TYPED_TEST(PersistentPoll, OnlyAbsentUnitsAreReadAgain) {
+  constexpr int kUnitsK = TypeParam::value;
+  PolledRow<kUnitsK> row;
+  row.appear = [&](int n) {
+    const int words = PolledRow<kUnitsK>::kWords / kUnitsK;
+    const auto unit = std::begin(row.words) + (kUnitsK - n) * words;
+    std::iota(unit, unit + words, 1U);
+  };
+  row.poll();
+  EXPECT_EQ(row.waits, kUnitsK);
+  EXPECT_EQ(row.reads, kUnitsK * (kUnitsK + 1) / 2);
+}
+
+TYPED_TEST(PersistentPoll, WhatNeverComesIsNaN) {
+  constexpr int kUnitsK = TypeParam::value;
+  PolledRow<kUnitsK> row;
+  row.most_waits = 1;
+  row.appear = [&](int) {
+    const auto half = std::begin(row.words) + PolledRow<kUnitsK>::kWords / kUnitsK * (kUnitsK / 2);
+    std::iota(std::begin(row.words), half, 1U);
+  };
+  row.poll();
+  EXPECT_EQ(row.waits, 2);
 }
 
 // ---- the engine -----------------------------------------------------------
@@ -306,6 +414,26 @@ TEST_P(PersistentEngine, EveryScheduleGivesTheSameBits) {
   }
 }
 
+// Three and six units of K to a warp, which a lane that waits for all of them sees together.
+TEST(PersistentRounds, AStepTakesOne) {
+  const PersistentSetting persistent(true);
+  const Temporarily in_turn(round_robin, true);
+  const int64_t steps = 6;
+  const Arguments a = sequence_problem({steps, 3, 4, 520}, at::kHalf, 1);
+  const Tensors saved = forward(a);
+  EXPECT_LE(rounds, steps + 1);
+  const at::Tensor grad_output = at::ones_like(saved[0]), none;
+  lltm::cuda::persistent_backward({sequence_args(a, /*save=*/true),
+                                   saved[0],
+                                   saved[3],
+                                   grad_output,
+                                   none,
+                                   none,
+                                   /*output_mask=*/{false, true, false, false}})
+      .value();
+  EXPECT_LE(rounds, steps + 2);
+}
+
 // NaNs of all bits set, which as a word would be one that is not there yet.
 at::Tensor with_nan(const at::Tensor& tensor, int64_t position) {
   at::Tensor copy = tensor.clone();
@@ -412,6 +540,57 @@ TEST(PersistentPlan, Float32IsTakenWhereTf32IsAllowed) {
   evaluated(0);
 }
 
+// The kernels see more units, of zeros, where 16 bytes are no multiple.
+TEST_P(PersistentEngine, AnyNumberOfUnitsMatchesOracle) {
+  for (const int64_t hidden : {1, 7, 23}) {
+    SCOPED_TRACE(hidden);
+    check_persistent(dense({4, 5, 3, hidden}));
+    check_persistent(packed({5, 4, 4, 1}, 3, hidden));
+  }
+  check_persistent(dense({3, 2, 4, 9}, /*bias=*/false));
+}
+
+TEST_P(PersistentEngine, CheckpointsAreThoseOfTheStepsAndChangeNothing) {
+  for (const int64_t hidden : {24, 21}) {
+    for (const Arguments& a :
+         {dense({10, 9, 3, hidden})(1), packed({10, 9, 8, 6, 5, 5, 4, 3, 1}, 3, hidden)(1)}) {
+      const Tensors whole = forward(a);
+      for (const int64_t every : {1, 3, 100}) {
+        const auto run = [&](int64_t bytes) {
+          const auto [output, h_n, c_n, checkpoints] =
+              lltm::cuda::persistent_forward(sequence_args(a, /*save=*/true, every), bytes).value();
+          return Tensors{output, h_n, c_n, checkpoints};
+        };
+        const Tensors ours = run(lltm::cuda::kWorkspaceBytes);
+        EXPECT_TRUE(identical({ours.begin(), ours.end() - 1}, {whole.begin(), whole.end() - 1}))
+            << every;
+        EXPECT_EQ(ours.back().sizes(), (std::vector<int64_t>{(9 + every) / every, 9, hidden}));
+        EXPECT_TRUE(identical(ours.back()[0], a.c));
+        EXPECT_TRUE(identical(run(/*bytes=*/0), ours)) << "a launch for each step";
+        // c before step k is what a shorter call ends with.
+        if (every != 3 || a.batch_sizes || a.reverse) continue;
+        Arguments first = a;
+        first.input = a.input.slice(0, 0, 6);
+        EXPECT_TRUE(identical(ours.back()[2], forward(first)[2]));
+      }
+    }
+  }
+}
+
+TEST_P(PersistentEngine, CheckpointedTrainingMatchesOracle) {
+  for (const int64_t every : {2, 4}) {
+    int64_t calls = 0;
+    const Function counted = [&](const Arguments& a) {
+      ++calls;
+      return engine_checkpointed(every)(a);
+    };
+    const int64_t launched = launches(
+        [&] { lltm_test::check(counted, eager_for(dtype()), dense({7, 5, 3, 24}), kRandom, 1); });
+    // A segment of backward is run forward and backward.
+    EXPECT_EQ(launched, 3 * ((6 + every) / every) * calls);
+  }
+}
+
 TEST(PersistentPlan, TheLimitsOfHAreInBytes) {
   const PersistentSetting persistent(true);
   const Temporarily tf32(allow_tf32, true);
@@ -419,7 +598,7 @@ TEST(PersistentPlan, TheLimitsOfHAreInBytes) {
     SCOPED_TRACE(name(dtype));
     EXPECT_EQ(forward_launches(problem_of_row_bytes(dtype, 16)), 1);
     EXPECT_EQ(forward_launches(problem_of_row_bytes(dtype, 48)), 1);
-    EXPECT_EQ(forward_launches(problem_of_row_bytes(dtype, 40)), 0) << "no multiple of 16";
+    EXPECT_EQ(forward_launches(problem_of_row_bytes(dtype, 40)), 1) << "no multiple of 16";
     EXPECT_EQ(forward_launches(problem_of_row_bytes(dtype, 3072, 1)), 1);
     EXPECT_EQ(forward_launches(problem_of_row_bytes(dtype, 3088, 1)), 0);
   }
@@ -447,6 +626,44 @@ TEST(PersistentPlan, OthersRunStepByStep) {
   }
   const PersistentSetting stepwise(false);
   EXPECT_EQ(taken({2, 3, 4, 16}), 0);
+}
+
+TEST(PersistentPlan, AReasonIsGivenForAllOthers) {
+  const auto why_not = [](const Arguments& a) {
+    const auto attempt = lltm::cuda::persistent_forward(sequence_args(a, /*save=*/true));
+    EXPECT_EQ(attempt.has_value(), attempt.why_not == nullptr);
+    return std::string(attempt ? "" : attempt.why_not);
+  };
+  const auto problem = [](const Sizes& sizes, at::ScalarType dtype = at::kHalf) {
+    return sequence_problem(sizes, dtype, 1);
+  };
+  EXPECT_EQ(why_not(problem({2, 3, 4, 16})), "");
+  EXPECT_EQ(why_not(problem({2, 3, 4, 16}, at::kDouble)), "float64");
+  EXPECT_EQ(why_not(problem({2, 3, 4, 16}, at::kFloat)), "float32, and TF32 is not allowed");
+  EXPECT_EQ(why_not(problem({0, 3, 4, 16})), "nothing to compute");
+  EXPECT_EQ(why_not(problem({1, 1, 4, 1544})), "H is too large");
+  Arguments a = problem({2, 3, 4, 16});
+  a.reset = random_reset(a, 1);
+  EXPECT_EQ(why_not(a), "a reset");
+  a.reset = std::nullopt;
+  a.recurrent_mask = random_mask(a, 1);
+  EXPECT_EQ(why_not(a), "a recurrent mask");
+  const Temporarily small(multiprocessors, int64_t{3});
+  EXPECT_EQ(why_not(problem({1, 129, 4, 48})), "B is so large");
+  EXPECT_EQ(why_not(problem({2, 3, 4, 56})), "too few thread blocks run at once on this device");
+  const Temporarily refused(launches_left, int64_t{0});
+  EXPECT_EQ(why_not(problem({2, 3, 4, 48})), "the GPU refused a launch");
+}
+
+// ctest looks at what these print, with LLTM_SCHEDULE in the environment.
+TEST(PersistentSchedule, EachCallSaysWhichEngineItTook) {
+  const Arguments a = sequence_problem({2, 19, 4, 16}, at::kHalf, 1);
+  const Temporarily small(multiprocessors, int64_t{2});
+  const PersistentSetting persistent(true);
+  const Tensors gradients = random_like(eager_sequence(a), 2);
+  EXPECT_EQ(launches([&] { evaluate(engine_sequence, a, gradients); }), 2);
+  const PersistentSetting stepwise(false);
+  forward(a);
 }
 
 TEST(PersistentSettings, TheDefaultIsTheStepwiseEngine) {
@@ -564,15 +781,19 @@ TEST(PersistentTuning, BackwardTakesTheWayThatIsAskedForToo) {
   EXPECT_TRUE(with_tuning({0, 0}).empty());
 }
 
-// ---- what ends a launch -----------------------------------------------------
+// ---- what ends a launch, and what refuses it --------------------------------
 
 // A launch that goes on from a step which never ran: nobody publishes the words that it waits for.
-TEST(PersistentLaunch, AWordThatNeverComesEndsIt) {
-  const Temporarily few(most_polls, 5);
+TEST(PersistentLaunch, AWordThatNeverComesIsNaNAndAnErrorOfTheNextCall) {
+  // So many that what does come comes before, as on a GPU; in one schedule, whatever ran before.
+  const Temporarily few(most_polls, 30);
+  const Temporarily seed(schedule_seed, uint64_t{1});
   const at::TensorOptions options(at::kFloat);
-  const at::Tensor state = at::zeros({1, 16}, options), weights = at::zeros({48 * 16}, options);
-  const at::Tensor gates = at::zeros({2, 48}, options), dz = at::zeros({2, 48}, options);
-  const at::Tensor output = at::zeros({2, 16}, options), activations = at::zeros({2, 64}, options);
+  // Three slices of units, and two rows, of which the step before had the first.
+  const at::Tensor state = at::zeros({2, 48}, options), weights = at::ones({144 * 48}, options);
+  const at::Tensor gates = at::zeros({6, 144}, options), dz = at::zeros({7, 144}, options);
+  const at::Tensor output = at::zeros({7, 48}, options), activations = at::ones({7, 192}, options);
+  const at::Tensor dh = at::zeros_like(state), dc = at::zeros_like(state);
   const auto data = [](const at::Tensor& tensor) { return tensor.mutable_data_ptr<float>(); };
   const lltm::cuda::Stream stream = lltm::cuda::current_stream();
   lltm::cuda::LaunchSteps steps = {};
@@ -580,37 +801,123 @@ TEST(PersistentLaunch, AWordThatNeverComesEndsIt) {
   steps.edge = 1;
   steps.previous_rows = 1;
   steps.runs = 1;
-  steps.run[0] = {1, 1};
-  const auto expect_the_end = [](const auto& launch) {
+  steps.run[0] = {3, 2};
+  const Arguments a = sequence_problem({3, 2, 4, 16}, at::kFloat, 1);
+  const auto expect_an_error_once = [&](const auto& call) {
     try {
-      launch();
-      ADD_FAILURE() << "the launch ended by itself";
-    } catch (const std::runtime_error& error) {
-      EXPECT_STREQ(error.what(), "a word never comes");
+      call();
+      ADD_FAILURE() << "no error";
+    } catch (const c10::Error& error) {
+      EXPECT_NE(
+          std::string(error.what()).find("lltm::sequence: the persistent engine waited in vain"),
+          std::string::npos);
     }
+    call();
   };
+  const Tensors results = forward(a);
 
-  lltm::cuda::PersistentForwardArgs<float> forward;
-  forward.hidden = 16;
-  forward.batch = 1;
-  forward.weights = data(weights);
-  forward.gates = data(gates);
-  forward.h_0 = forward.h = forward.c = data(state);
-  forward.output = data(output);
-  forward.steps = steps;
-  lltm::cuda::mark_absent(forward.output, static_cast<int64_t>(output.nbytes()), stream);
-  expect_the_end([&] { lltm::cuda::launch_persistent_forward(forward, 1, 1, stream); });
+  lltm::cuda::PersistentForwardArgs<float> first;
+  first.hidden = 48;
+  first.batch = 2;
+  first.weights = data(weights);
+  first.gates = data(gates);
+  first.gates_offset = 1;
+  first.h_0 = first.h = first.c = data(state);
+  first.output = data(output);
+  first.failure = lltm::cuda::failure_word();
+  first.steps = steps;
+  lltm::cuda::mark_absent(first.output, static_cast<int64_t>(output.nbytes()), stream);
+  EXPECT_TRUE(lltm::cuda::launch_persistent_forward(lltm::Lltm::kCell, first, 1, 1, stream));
+  const at::Tensor steps_of_output = output.slice(0, 1).view({3, 2, 48});
+  EXPECT_TRUE(steps_of_output.select(1, 0).isnan().all().item<bool>());
+  EXPECT_FALSE(steps_of_output.select(1, 1).isnan().any().item<bool>()) << "the other row";
+  expect_an_error_once([&] { forward(a); });
 
   lltm::cuda::PersistentBackwardArgs<float> backward;
-  backward.hidden = 16;
-  backward.batch = 1;
+  backward.hidden = 48;
+  backward.batch = 2;
   backward.weights = data(weights);
   backward.activations = data(activations);
   backward.dz = data(dz);
-  backward.dh = backward.dc = data(state);
+  backward.dh = data(dh);
+  backward.dc = data(dc);
+  backward.failure = lltm::cuda::failure_word();
   backward.steps = steps;
   lltm::cuda::mark_absent(backward.dz, static_cast<int64_t>(dz.nbytes()), stream);
-  expect_the_end([&] { lltm::cuda::launch_persistent_backward(backward, 1, 1, stream); });
+  EXPECT_TRUE(lltm::cuda::launch_persistent_backward(lltm::Lltm::kCell, backward, 1, 1, stream));
+  EXPECT_TRUE(dz.slice(0, 1).view({3, 2, 144}).select(1, 0).isnan().all().item<bool>());
+  EXPECT_FALSE(dz.slice(0, 1).view({3, 2, 144}).select(1, 1).isnan().any().item<bool>());
+  const at::Tensor ones = at::ones_like(results[0]), none;
+  expect_an_error_once([&] {
+    lltm::cuda::sequence_backward(
+        {sequence_args(a, /*save=*/true),
+         results[0],
+         results[3],
+         ones,
+         none,
+         none,
+         /*output_mask=*/{true, true, true, true}});
+  });
+}
+
+// At the first launch or a later one: then the results of all steps are those of the other engine.
+TEST(PersistentLaunch, ARefusedOneLeavesTheCallToTheStepwiseEngine) {
+  for (const Arguments& a :
+       {sequence_problem({3, 70, 4, 24}, at::kHalf, 1),
+        packed_problem(
+            {5, 5, 4, 4, 4, 4, 3, 3, 3, 3, 3, 3, 2, 2, 2, 2, 2, 2,
+             2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 1, 1, 1},
+            3,
+            24,
+            at::kHalf,
+            1)}) {
+    const Temporarily small(multiprocessors, int64_t{2});
+    const Tensors gradients = random_like(eager_sequence(a), 2);
+    const auto run = [&](bool persistent) {
+      const PersistentSetting setting(persistent);
+      return evaluate(engine_sequence, a, gradients);
+    };
+    const Evaluation stepwise = run(false);
+    // Of forward and of backward, so that each is refused at its first launch and later.
+    const int64_t all = launches([&] { run(true); });
+    EXPECT_GE(all, 4);
+    for (int64_t left = 0; left < all / 2; ++left) {
+      const Temporarily refused(launches_left, left);
+      const Evaluation ours = run(true);
+      EXPECT_TRUE(identical(ours.outputs, stepwise.outputs)) << left;
+      EXPECT_TRUE(identical(ours.gradients, stepwise.gradients)) << left;
+    }
+  }
+}
+
+TEST(PersistentLaunch, ARefusedBackwardLeavesOnlyItselfToTheStepwiseEngine) {
+  const Temporarily small(multiprocessors, int64_t{2});
+  const Arguments a = sequence_problem({3, 70, 4, 24}, at::kHalf, 1);
+  const PersistentSetting persistent(true);
+  const Tensors saved = forward(a);
+  const at::Tensor ones = at::ones_like(saved[0]), none;
+  const auto backward = [&] {
+    return as_list(
+        lltm::cuda::sequence_backward(
+            {sequence_args(a, /*save=*/true),
+             saved[0],
+             saved[3],
+             ones,
+             none,
+             none,
+             /*output_mask=*/{true, true, true, true}}));
+  };
+  const int64_t all = launches(backward);
+  EXPECT_GT(all, 1);
+  Tensors stepwise;
+  {
+    const PersistentSetting off(false);
+    stepwise = backward();
+  }
+  for (int64_t left = 0; left < all; ++left) {
+    const Temporarily refused(launches_left, left);
+    EXPECT_TRUE(identical(backward(), stepwise)) << left;
+  }
 }
 
 // ---- every kernel ---------------------------------------------------------

@@ -56,12 +56,12 @@ cuda::LaunchSteps steps(bool ascending) {
 
 using Run = decltype(&run_grid);
 
-template <typename T>
+template <typename Page, typename T>
 struct Forward {
-  Values<T> weights{cuda::kSlots * kHidden * kHidden, 0.15F, 1};
-  Values<float> gates{kRows * cuda::kSlots * kHidden, 1, 2};
+  Values<T> weights{cuda::kRecurrent<Page> * kHidden * kHidden, 0.15F, 1};
+  Values<float> gates{kRows * Page::kSlots * kHidden, 1, 2};
   Values<T> h_0{kBatch * kHidden, 1, 3}, h{kBatch * kHidden, 1, 3}, c{kBatch * kHidden, 1, 4};
-  Values<T> output{kRows * kHidden, 0, 5}, activations{kRows * cuda::kSaved * kHidden, 0, 6};
+  Values<T> output{kRows * kHidden, 0, 5}, activations{kRows * Page::kSaved * kHidden, 0, 6};
 
   void run(Run run_on, bool ascending, std::uint64_t seed) {
     output.mark_absent();
@@ -79,17 +79,17 @@ struct Forward {
     run_on(
         kSlices,
         kGroups,
-        cuda::shared_sums<kTiles, cuda::kSlots>(),
-        [&](HostBlock::Lane& lane) { cuda::persistent_forward<1, kTiles>(args, lane); },
+        cuda::shared_sums<kTiles, cuda::kRecurrent<Page>>(),
+        [&](HostBlock::Lane& lane) { cuda::persistent_forward<Page, 1, kTiles>(args, lane); },
         seed);
   }
 };
 
-template <typename T>
+template <typename Page, typename T>
 struct Backward {
-  Values<T> weights{cuda::kSlots * kHidden * kHidden, 0.15F, 1};
-  Values<T> activations{kRows * cuda::kSaved * kHidden, 0.5F, 2};
-  Values<T> grad_output{kRows * kHidden, 1, 3}, dz{kRows * cuda::kSlots * kHidden, 0, 4};
+  Values<T> weights{cuda::kRecurrent<Page> * kHidden * kHidden, 0.15F, 1};
+  Values<T> activations{kRows * Page::kSaved * kHidden, 0.5F, 2};
+  Values<T> grad_output{kRows * kHidden, 1, 3}, dz{kRows * Page::kSlots * kHidden, 0, 4};
   Values<float> dh{kBatch * kHidden, 1, 5}, dc{kBatch * kHidden, 1, 6};
 
   void run(Run run_on, bool ascending, std::uint64_t seed) {
@@ -109,19 +109,31 @@ struct Backward {
         kSlices,
         kGroups,
         cuda::shared_sums<kTiles, 1>(),
-        [&](HostBlock::Lane& lane) { cuda::persistent_backward<2, kTiles>(args, lane); },
+        [&](HostBlock::Lane& lane) { cuda::persistent_backward<Page, 2, kTiles>(args, lane); },
         seed);
   }
 };
 
-template <typename T>
+template <typename Kernels>
 class PersistentThreads : public testing::Test {};
-using Types = testing::Types<float, c10::BFloat16, c10::Half>;
+template <typename P, typename V>
+struct Kernels {
+  using Page = P;
+  using T = V;
+};
+using Types = testing::Types<
+    Kernels<lltm::Lltm, float>,
+    Kernels<lltm::Lltm, c10::BFloat16>,
+    Kernels<lltm::Lltm, c10::Half>,
+    Kernels<lltm::Lstm, float>,
+    Kernels<lltm::Lstm, c10::Half>,
+    Kernels<lltm::Gru, float>,
+    Kernels<lltm::Gru, c10::Half>>;
 TYPED_TEST_SUITE(PersistentThreads, Types);
 
 TYPED_TEST(PersistentThreads, ForwardGivesTheSameBits) {
   for (const bool ascending : {true, false}) {
-    Forward<TypeParam> one, many;
+    Forward<typename TypeParam::Page, typename TypeParam::T> one, many;
     one.run(run_grid, ascending, 1);
     many.run(run_grid_on_threads, ascending, 2);
     EXPECT_TRUE(many.output.equals(one.output));
@@ -133,7 +145,7 @@ TYPED_TEST(PersistentThreads, ForwardGivesTheSameBits) {
 
 TYPED_TEST(PersistentThreads, BackwardGivesTheSameBits) {
   for (const bool ascending : {true, false}) {
-    Backward<TypeParam> one, many;
+    Backward<typename TypeParam::Page, typename TypeParam::T> one, many;
     one.run(run_grid, ascending, 1);
     many.run(run_grid_on_threads, ascending, 2);
     EXPECT_TRUE(many.dz.equals(one.dz));

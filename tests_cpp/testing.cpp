@@ -363,10 +363,16 @@ at::Tensor tf32_linear(
   return bias.has_value() ? product + *bias : product;
 }
 
-// torch's GRU, where the GEMM reads something else than h.
-Tensors eager_gru(const Arguments& a, const at::Tensor& read) {
-  const Tensors x = at::linear(a.input, a.weights, a.bias).chunk(3, 1);
-  const Tensors h = at::linear(read, *a.weight_hh, a.bias_hh).chunk(3, 1);
+// torch's LSTM and GRU, where the GEMM reads something else than h or is another one.
+Tensors eager_lstm(Linear linear, const Arguments& a, const at::Tensor& read) {
+  const at::Tensor x = linear(a.input, a.weights, a.bias);
+  const Tensors z = (x + linear(read, *a.weight_hh, a.bias_hh)).chunk(4, 1);
+  const at::Tensor c = at::sigmoid(z[1]) * a.c + at::sigmoid(z[0]) * at::tanh(z[2]);
+  return {at::sigmoid(z[3]) * at::tanh(c), c};
+}
+Tensors eager_gru(Linear linear, const Arguments& a, const at::Tensor& read) {
+  const Tensors x = linear(a.input, a.weights, a.bias).chunk(3, 1);
+  const Tensors h = linear(read, *a.weight_hh, a.bias_hh).chunk(3, 1);
   const at::Tensor r = at::sigmoid(x[0] + h[0]), u = at::sigmoid(x[1] + h[1]);
   return {at::lerp(at::tanh(x[2] + r * h[2]), a.h, u)};
 }
@@ -376,12 +382,16 @@ Tensors eager_cell_by(Linear linear, const Arguments& a) {
   if (a.recurrent_mask.has_value()) {
     read = read * a.recurrent_mask->narrow(0, 0, a.h.size(0)).to(a.h.scalar_type());
   }
+  const bool plain = linear == plain_linear;
+  if (a.cell == "lstm" && !plain) return eager_lstm(linear, a, read);
   if (a.cell == "lstm") {
     const auto [h, c] =
         at::lstm_cell(a.input, {read, a.c}, a.weights, *a.weight_hh, a.bias, a.bias_hh);
     return {h, c};
   }
-  if (a.cell == "gru" && a.recurrent_mask.has_value()) return eager_gru(a, read);
+  if (a.cell == "gru" && (!plain || a.recurrent_mask.has_value())) {
+    return eager_gru(linear, a, read);
+  }
   if (a.cell == "gru") {
     return {at::gru_cell(a.input, a.h, a.weights, *a.weight_hh, a.bias, a.bias_hh)};
   }

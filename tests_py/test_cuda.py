@@ -21,6 +21,7 @@ from support import DTYPES, LENGTHS, Arguments
 from torch import Tensor, nn
 
 import lltm
+from lltm import explain
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"),
@@ -480,6 +481,38 @@ def test_a_step_can_be_captured_in_a_graph() -> None:
         leaves.input.copy_(torch.randn_like(a.input))
     graph.replay()
     assert same(results, work())
+
+
+# The kernels of a process are loaded when they are first wanted.
+CAPTURED_FIRST = """
+import sys
+import torch
+import lltm
+
+lltm.backends.cuda.persistent = sys.argv[1] == "persistent"
+layer = lltm.GRU(64, 64).to("cuda", torch.float16)
+input = torch.randn(5, 8, 64, device="cuda", dtype=torch.float16)
+input[0] @ input[0].t()
+torch.cuda.synchronize()
+graph = torch.cuda.CUDAGraph()
+with torch.no_grad(), torch.cuda.graph(graph):
+    output, _ = layer(input)
+graph.replay()
+with torch.no_grad():
+    print(torch.equal(output, layer(input)[0]))
+"""
+
+
+@pytest.mark.parametrize("engine", ["stepwise", "persistent"])
+def test_the_first_call_of_a_process_may_be_captured(engine: str) -> None:
+    output = subprocess.check_output([sys.executable, "-c", CAPTURED_FIRST, engine])
+    assert output.decode().split() == ["True"]
+
+
+def test_explain_says_which_engine_a_sequence_takes() -> None:
+    call = explain.Call("sequence", 3, 2, 8, 16, dynamic=False, device="cuda")
+    reason = "lltm.backends.cuda.persistent is off"
+    assert f"on CUDA, forward: stepwise ({reason})" in explain.schedule(call)
 
 
 @has_tf32

@@ -42,15 +42,16 @@ class Call:
     input_size: int
     hidden_size: int
     dynamic: bool  # batch size and steps are symbols
+    device: str = "cpu"
 
     def module(self) -> torch.nn.Module:
         make = modules.LLTMCell if self.op == "cell" else modules.LLTM
-        return make(self.input_size, self.hidden_size)
+        return make(self.input_size, self.hidden_size, device=self.device)
 
     def arguments(self) -> tuple[Tensor, State]:
         steps, layers = ((), ()) if self.op == "cell" else ((self.steps,), (1,))
-        h, c = torch.zeros(2, *layers, self.batch, self.hidden_size)
-        return torch.zeros(*steps, self.batch, self.input_size), (h, c)
+        h, c = torch.zeros(2, *layers, self.batch, self.hidden_size, device=self.device)
+        return torch.zeros(*steps, self.batch, self.input_size, device=self.device), (h, c)
 
     def dynamic_shapes(self) -> Any:
         if not self.dynamic:
@@ -84,8 +85,9 @@ def dispatcher(call: Call) -> str:
 
 def schedule(call: Call) -> str:
     """What the CPU kernels chose for the sizes and this machine, in a training step: threads,
-    blocks of hidden units, chunks of steps, the format of the GEMMs. In a program of your own:
-    LLTM_SCHEDULE=1 in the environment."""
+    blocks of hidden units, chunks of steps, the format of the GEMMs. Of a sequence on a GPU, which
+    engine took it, and why not the persistent one. In a program of your own: LLTM_SCHEDULE=1 in
+    the environment."""
     # Read from the environment once in a process, so a new one runs the call.
     program = f"from lltm.explain import Call, run_eagerly; run_eagerly({call!r})"
     result = subprocess.run(
@@ -257,6 +259,7 @@ def _arguments() -> argparse.Namespace:
     option("--batch", type=size, default=16, metavar="B", help="default: %(default)s")
     option("--input-size", type=size, default=32, metavar="I", help="default: %(default)s")
     option("--hidden-size", type=size, default=128, metavar="H", help="default: %(default)s")
+    option("--device", default="cpu", help="default: %(default)s")
     option("--dynamic", action="store_true", help="batch size and steps are symbols")
     option("--only", nargs="+", choices=STAGES, metavar="STAGE", help=", ".join(STAGES))
     options = parser.parse_args()
@@ -276,6 +279,7 @@ def main() -> None:
         options.input_size,
         options.hidden_size,
         options.dynamic,
+        options.device,
     )
     # torch uses what it deprecates itself.
     warnings.simplefilter("ignore")

@@ -1,6 +1,7 @@
 #include "cpu/dispatch.h"
 #include "cpu/engine/engine.h"
 
+#include "common/schedule_log.h"
 #include "common/steps.h"
 #include "cpu/engine/recompute_rows.h"
 #include "cpu/gemm/formats.h"
@@ -10,28 +11,14 @@
 #include <ATen/Context.h>
 #include <ATen/ops/add.h>
 
-#include <cstdio>
-#include <cstdlib>
-#include <sstream>
 #include <string>
 
 namespace lltm::cpu {
 
 // ---- what was chosen, for people ---------------------------------------------
 
-bool logs_schedules() {
-  static const bool set = [] {
-    const char* const value = std::getenv("LLTM_SCHEDULE");
-    return value != nullptr && std::string(value) != "0";
-  }();
-  return set;
-}
-
 void log_schedule(const LayerShape& shape, const std::string& schedule) {
-  std::ostringstream line;
-  line << "lltm: N=" << shape.rows << " B=" << shape.batch << " I=" << shape.input
-       << " H=" << shape.hidden << ", " << schedule << '\n';
-  std::fputs(line.str().c_str(), stderr);
+  lltm::log_schedule(shape.rows, shape.batch, shape.input, shape.hidden, schedule);
 }
 
 // ---- the choice --------------------------------------------------------------

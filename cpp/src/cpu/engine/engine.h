@@ -22,8 +22,7 @@ Gradients step_backward(const StepBackwardArgs& args);
 SequenceResult sequence_forward(const SequenceArgs& args);
 Gradients sequence_backward(const SequenceBackwardArgs& args);
 
-// With LLTM_SCHEDULE in the environment, every call prints what was chosen for it.
-bool logs_schedules();
+// As in schedule_log.h.
 void log_schedule(const LayerShape& shape, const std::string& schedule);
 
 // stepwise.cpp: ATen's GEMMs, step by step. Always works.

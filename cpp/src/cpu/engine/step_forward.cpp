@@ -1,5 +1,6 @@
 // One step on the CPU, forward, with the weights read as they lie: by ATen's GEMMs, or block by
 // block by the GEMM kernel or, for few rows, by scalar products.
+#include "common/schedule_log.h"
 #include "cpu/engine/engine.h"
 #include "cpu/engine/step.h"
 #include "cpu/gemm/gemm.h"

@@ -31,14 +31,21 @@ SequenceResult stepwise_forward(
     const SequenceArgs& args, int64_t workspace_bytes = kWorkspaceBytes);
 Gradients stepwise_backward(const SequenceBackwardArgs& args);
 
-// persistent.cpp: one kernel for many steps of the LLTM. Returns nothing where it cannot run, which
-// it knows before it computes. Benchmarks pass a `tuning`, which is then used or nothing is
-// returned; by default tuning_table.h decides.
-std::optional<SequenceResult> persistent_forward(
+// What the engine below returns: a result and how it ran, or nothing and why.
+template <typename Result>
+struct Attempt : std::optional<Result> {
+  const char* why_not = nullptr;
+  int tiles = 0;       // of a group, see persistent.h
+  int64_t groups = 0;  // at most, of a launch
+};
+
+// persistent.cpp: one kernel for many steps. Returns nothing where it cannot run. Benchmarks pass a
+// `tuning`, which is then used or nothing is returned; by default tuning_table.h decides.
+Attempt<SequenceResult> persistent_forward(
     const SequenceArgs& args,
     int64_t workspace_bytes = kWorkspaceBytes,
     std::optional<Tuning> tuning = std::nullopt);
-std::optional<Gradients> persistent_backward(
+Attempt<Gradients> persistent_backward(
     const SequenceBackwardArgs& args, std::optional<Tuning> tuning = std::nullopt);
 
 }  // namespace lltm::cuda

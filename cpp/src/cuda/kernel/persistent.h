@@ -1,6 +1,5 @@
 // The persistent kernels: a sequence, or a chunk of its steps, by one kernel that keeps the
 // recurrent weights in registers. Here are the arguments, and the functions that launch them.
-// They are kernels of the LLTM: how much of the weights fits depends on a cell's gates.
 //
 // A thread block owns kSliceUnits hidden units of a group of rows. What the thread blocks of
 // a group exchange are the results themselves: h of a step, or in backward dz, which a
@@ -10,10 +9,10 @@
 // T is a 16-bit type or float. Float is multiplied in TF32, each factor rounded to it when it is
 // read; what is stored or exchanged has all its bits.
 //
-// No header of ATen: persistent.cu, which nvcc compiles, includes this file too.
+// No header of ATen: what nvcc compiles includes this file too.
 #pragma once
 
-#include "cell/lltm.h"
+#include "cell/cell.h"
 #include "common/matrix.h"
 #include "cuda/kernel/elementwise.h"
 #include "cuda/tuning.h"
@@ -31,15 +30,20 @@ constexpr int kWarpLanes = 32;
 constexpr int kTileCounts[] = {1, 2, 4};
 
 // The bytes of a row of h have to be a multiple of 16, so that 16 bytes of a state belong to one
-// row and one gate. With more of them than these, the weights of a thread would not fit in
-// registers: H is at most 1536 forward and 1024 backward in 16 bits, and half of that in float.
+// row and one gate. With more of them than most_row_bytes, the weights of a thread would not fit in
+// registers: of a cell with three slots that read h, H is at most 1536 forward and 1024 backward in
+// 16 bits; with four 1024 and 768; and half of that in float.
 constexpr std::int64_t kRowBytesMultiple = 16;
 constexpr int kWarpBytes = 64;  // the K of a warp is a multiple of this, in each row
-constexpr int kMostUnitsForward = 18 / Lltm::kSlots;
 constexpr int kMostUnitsBackward = 12;
-constexpr std::int64_t kMostRowBytesForward = kMostUnitsForward * kWarps * kWarpBytes;
-constexpr std::int64_t kMostRowBytesBackward =
-    kMostUnitsBackward * kWarps * kWarpBytes / Lltm::kSlots;
+constexpr int most_units_forward(const CellInfo& cell) {
+  return 18 / cell.h.count();
+}
+constexpr std::int64_t most_row_bytes(const CellInfo& cell, Direction direction) {
+  constexpr std::int64_t kUnitBytes = kWarps * kWarpBytes;
+  return direction == Direction::forward ? most_units_forward(cell) * kUnitBytes
+                                         : kMostUnitsBackward * kUnitBytes / cell.h.count();
+}
 
 // `count` steps of `rows` rows each.
 struct StepRun {
@@ -68,19 +72,20 @@ struct StepMatrix {
   std::int64_t time_stride = 0, offset_stride = 0, row_stride = 0, col_stride = 0;
 };
 
-// Both structs: N rows of all steps, B rows of the state, S slots, which are the gates, and A
-// saved values (cell.h). Where no strides are given, matrices are contiguous. What is read or
-// exchanged 16 bytes at a time is marked (16) and begins at a multiple of 16 bytes, the rest at one
-// of 8. A launch computes rows [first_row, first_row + groups * tiles * kTileRows) of the state.
+// Both structs: N rows of all steps, B rows of the state, S slots, of which Sx read x and Sh h, G
+// blocks of a bias, and A saved values (cell.h). Where no strides are given, matrices are
+// contiguous. What is read or exchanged 16 bytes at a time is marked (16) and begins at a multiple
+// of 16 bytes, the rest at one of 8. A launch computes rows [first_row, first_row + groups * tiles
+// * kTileRows) of the state.
 template <typename T>
 struct PersistentForwardArgs {
   std::int64_t hidden = 0;
   std::int64_t batch = 0;
   std::int64_t first_row = 0;
-  const T* weights = nullptr;     // (S * H, H), those that multiply h (16)
-  Matrix<const T> bias_ih;        // (S * H) with row stride 0; or absent
+  const T* weights = nullptr;     // (Sh * H, H), those that multiply h, in the order of slots (16)
+  Matrix<const T> bias_ih;        // (G * H) with row stride 0; or absent
   Matrix<const T> bias_hh;        // the same
-  const float* gates = nullptr;   // (rows of the launch's steps, S * H): x W_x^T
+  const float* gates = nullptr;   // (rows of the launch's steps, Sx * H): x W_x^T
   std::int64_t gates_offset = 0;  // the row of the sequence that is the first of `gates`
   const T* h_0 = nullptr;         // (B, H) (16)
   T* h = nullptr;                 // (B, H), the state, updated in place; not h_0
@@ -88,6 +93,7 @@ struct PersistentForwardArgs {
   T* output = nullptr;            // (N, H); absent before the first launch (16)
   T* activations = nullptr;       // (N, A * H), or null
   int poll_nanoseconds = 0;       // between two polls of a word
+  std::uint32_t* failure = nullptr;  // failure_word()
   LaunchSteps steps;
 };
 
@@ -98,22 +104,29 @@ struct PersistentBackwardArgs {
   std::int64_t hidden = 0;
   std::int64_t batch = 0;
   std::int64_t first_row = 0;
-  const T* weights = nullptr;      // (H, S * H), the transpose of forward's (16)
+  const T* weights = nullptr;      // (H, Sh * H), the transpose of forward's (16)
   const T* activations = nullptr;  // (N, A * H)
   StepMatrix<const T> grad_output;
   T* dz = nullptr;      // (N, S * H); absent before the first launch (16)
   float* dh = nullptr;  // (B, H), updated in place
   float* dc = nullptr;  // (B, H), updated in place
   int poll_nanoseconds = 0;
+  std::uint32_t* failure = nullptr;
   LaunchSteps steps;
 };
 
+// A word of the current device that a kernel sets where it has waited in vain: it then ends
+// after about a second, with NaN for what it waited for.
+std::uint32_t* failure_word();
+// Whether one has since the last call, on the current device. Waits for nothing.
+bool take_failure();
+
 // The thread blocks of a kernel that the current device runs at once; 0 where it cannot run
-// them at all. A launch of more than that would never end, and fails.
+// them at all. A launch of more than that would never end, and is refused.
 template <typename T>
-std::int64_t resident_forward_blocks(std::int64_t hidden, int tiles);
+std::int64_t resident_forward_blocks(const CellInfo& cell, std::int64_t hidden, int tiles);
 template <typename T>
-std::int64_t resident_backward_blocks(std::int64_t hidden, int tiles);
+std::int64_t resident_backward_blocks(const CellInfo& cell, std::int64_t hidden, int tiles);
 
 // The current device.
 GpuKind current_gpu();
@@ -121,12 +134,22 @@ GpuKind current_gpu();
 // Makes memory absent.
 void mark_absent(void* data, std::int64_t bytes, Stream stream);
 
-// Queue one kernel of `groups` groups of `tiles` tiles on a stream of the current device.
+// Queue one kernel of the cell, of `groups` groups of `tiles` tiles on a stream of the current
+// device. False where it is refused for want of multiprocessors: the process may have fewer than
+// the device says.
 template <typename T>
-void launch_persistent_forward(
-    const PersistentForwardArgs<T>& args, std::int64_t groups, int tiles, Stream stream);
+bool launch_persistent_forward(
+    const CellInfo& cell,
+    const PersistentForwardArgs<T>& args,
+    std::int64_t groups,
+    int tiles,
+    Stream stream);
 template <typename T>
-void launch_persistent_backward(
-    const PersistentBackwardArgs<T>& args, std::int64_t groups, int tiles, Stream stream);
+bool launch_persistent_backward(
+    const CellInfo& cell,
+    const PersistentBackwardArgs<T>& args,
+    std::int64_t groups,
+    int tiles,
+    Stream stream);
 
 }  // namespace lltm::cuda

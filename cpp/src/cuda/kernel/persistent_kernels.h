@@ -1,6 +1,7 @@
-// The code of one thread of a persistent kernel, for host and device. A `Machine` is what a
-// GPU does for it: indices, shared memory, barriers, matrix products, and memory that other
-// thread blocks write meanwhile. In persistent.cu it is the GPU; in the tests, the CPU.
+// The code of one thread of a persistent kernel, for host and device: templates over the page of a
+// cell (cell.h) and a `Machine`, which is what a GPU does for it: indices, shared memory, barriers,
+// matrix products, and memory that other thread blocks write meanwhile. In persistent_launch.h it
+// is the GPU; in the tests, the CPU.
 //
 //     int slice() const, group() const, thread() const
 //     Sums* shared() const                       shared_sums() of them
@@ -8,8 +9,8 @@
 //     Words read(const void*)                    16 bytes that may be written meanwhile
 //     void publish(void*, const std::uint32_t (&)[n])
 //                                                4 bytes, or 8, that may be read meanwhile
-//     void wait(int polls)                       between two polls; ends the program after
-//                                                very many
+//     bool wait(int polls)                       between two polls; false after very many, which
+//                                                it reports, and from then on at once
 //     std::uint32_t operand<T>(std::uint32_t)    a word as mma<T> reads it: float32 rounded
 //                                                to TF32, anything else as it is
 //     void mma<T>(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t, std::uint32_t)
@@ -24,6 +25,7 @@
 // (sync_block), conditions are the same for all of them.
 #pragma once
 
+#include "cell/cells.h"
 #include "cuda/kernel/elementwise_kernels.h"
 #include "cuda/kernel/persistent.h"
 
@@ -36,7 +38,9 @@
 namespace lltm::cuda {
 namespace {
 
-constexpr int kSlots = Lltm::kSlots, kSaved = Lltm::kSaved;
+// How many slots read h: the outputs of forward's product, and in backward the blocks of K.
+template <typename Page>
+constexpr int kRecurrent = Page::kCell.h.count();
 
 // ---- words ------------------------------------------------------------------
 
@@ -65,12 +69,22 @@ LLTM_CELL_INLINE bool is_there(const Words& x) {
   return x.w[0] != kAbsent && x.w[1] != kAbsent && x.w[2] != kAbsent && x.w[3] != kAbsent;
 }
 
+// The one NaN, in all formats.
+template <typename T>
+using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint16_t>;
+template <typename T>
+constexpr Bits<T> kNaN = static_cast<Bits<T>>(0x7FFFFFFF >> (32 - 8 * sizeof(T)));
+
+template <typename T>
+LLTM_CELL_INLINE Words nan_words() {
+  constexpr std::uint32_t kWord = sizeof(T) == 4 ? kNaN<T> : std::uint32_t{kNaN<T>} << 16 | kNaN<T>;
+  return {{kWord, kWord, kWord, kWord}};
+}
+
 // Rounded; every NaN becomes the same, so that none, and no two, make an absent word.
 template <typename T>
 LLTM_CELL_INLINE T narrow(float x) {
-  using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint16_t>;
-  constexpr Bits kNaN = static_cast<Bits>(0x7FFFFFFF >> (32 - 8 * sizeof(T)));  // in all formats
-  return x == x ? static_cast<T>(x) : math::bit_cast<T>(kNaN);
+  return x == x ? static_cast<T>(x) : math::bit_cast<T>(kNaN<T>);
 }
 
 template <typename T>
@@ -235,15 +249,20 @@ struct States {
     }
   }
 
-  // Until all of it is there.
+  // Until all of it is there. What is absent is read again together, so that a round trip to memory
+  // is made once for all of it. What never comes is NaN: the lane goes on as any other, so that all
+  // barriers are met, all results published, and the grid ends.
   template <typename T, typename Machine>
   LLTM_CELL_INLINE void poll(Machine& m, const T* row, int warp, int lane) {
-    int polls = 0;
-    LLTM_UNROLL
-    for (int j = 0; j < kUnitsK; ++j) {
-      while (!is_there(x[j])) {
-        m.wait(++polls);
-        x[j] = m.read(row + k_of<T>(warp, lane, j));
+    for (int polls = 1;; ++polls) {
+      bool absent[kUnitsK], any = false;
+      LLTM_UNROLL
+      for (int j = 0; j < kUnitsK; ++j) any |= absent[j] = !is_there(x[j]);
+      if (!any) return;
+      const bool goes_on = m.wait(polls);
+      LLTM_UNROLL
+      for (int j = 0; j < kUnitsK; ++j) {
+        if (absent[j]) x[j] = goes_on ? m.read(row + k_of<T>(warp, lane, j)) : nan_words<T>();
       }
     }
   }
@@ -259,7 +278,14 @@ struct Source {
 // Two tiles in flight hide the latency of reading, where registers are left: rounding float to
 // TF32 takes some.
 template <typename T, int kUnitsK, int kTiles, int kOutputs>
-constexpr bool kReadsAhead = kTiles > 1 && (kOutputs + 1) * kUnitsK <= (sizeof(T) == 4 ? 20 : 24);
+constexpr bool kReadsAhead = kTiles > 1 && (kOutputs + 1) * kUnitsK <= (sizeof(T) == 4 ? 20 : 22);
+
+// A chain of mma waits for each sum before the next. Where one output makes too few chains to fill
+// the matrix units, it has several, as far as registers go.
+template <int kUnitsK, int kOutputs>
+constexpr int kChains = kOutputs > 1 || kUnitsK == 1 ? 1
+                        : kUnitsK < 12               ? 4
+                                                     : 2;
 
 // The sums of products of `tiles` tiles (the same number for all threads), into `sums`.
 // source(tile) is this lane's row of the state.
@@ -272,6 +298,7 @@ LLTM_CELL_INLINE void multiply(
     const Rows& source,
     Sums* sums) {
   constexpr bool kAhead = kReadsAhead<T, kUnitsK, kTiles, kOutputs>;
+  constexpr int kParts = kChains<kUnitsK, kOutputs>;
   const int warp = m.thread() / kWarpLanes, lane = m.thread() % kWarpLanes;
   States<kUnitsK> states[kAhead ? 2 : 1];
   if (kAhead) states[0].load(m, source(0).row, k_size, warp, lane);
@@ -286,7 +313,7 @@ LLTM_CELL_INLINE void multiply(
       }
       if (from.polled) now.poll(m, from.row, warp, lane);
       m.sync_warp();
-      float d[kOutputs][4] = {};
+      float d[kOutputs][kParts][4] = {};
       LLTM_UNROLL
       for (int j = 0; j < kUnitsK; ++j) {
         LLTM_UNROLL
@@ -295,15 +322,21 @@ LLTM_CELL_INLINE void multiply(
           const std::uint32_t b1 = m.template operand<T>(now.x[j].w[2 * part + 1]);
           LLTM_UNROLL
           for (int n = 0; n < kOutputs; ++n) {
-            m.template mma<T>(d[n], weights[n].a[j][part], b0, b1);
+            m.template mma<T>(d[n][(2 * j + part) % kParts], weights[n].a[j][part], b0, b1);
           }
         }
       }
       Sums* const mine = sums + (warp * kTiles + tile) * kOutputs * 2 * kWarpLanes;
       LLTM_UNROLL
       for (int n = 0; n < kOutputs; ++n) {
-        mine[(2 * n + 0) * kWarpLanes + lane] = {{d[n][0], d[n][2]}};
-        mine[(2 * n + 1) * kWarpLanes + lane] = {{d[n][1], d[n][3]}};
+        float (&sum)[4] = d[n][0];
+        LLTM_UNROLL
+        for (int chain = 1; chain < kParts; ++chain) {
+          LLTM_UNROLL
+          for (int k = 0; k < 4; ++k) sum[k] += d[n][chain][k];
+        }
+        mine[(2 * n + 0) * kWarpLanes + lane] = {{sum[0], sum[2]}};
+        mine[(2 * n + 1) * kWarpLanes + lane] = {{sum[1], sum[3]}};
       }
     }
   }
@@ -329,30 +362,33 @@ LLTM_CELL_INLINE std::int64_t tiles_of(std::int64_t rows, std::int64_t first_row
 
 // The element-wise part: from the sums of a place's products, and z without them, to h' and c'.
 // `row` is one of the input.
-template <int kTiles, typename T, typename Machine>
+template <typename Page, int kTiles, typename T, typename Machine>
 LLTM_CELL_INLINE void finish_forward(
     const PersistentForwardArgs<T>& a,
     Machine& m,
     const Place& p,
     std::int64_t row,
     const Sums* sums,
-    const float (&bias)[kSlots][2],
-    float (&z)[kSlots][2],
+    const float (&bias)[Page::kSlots][2],
+    float (&z)[Page::kSlots][2],
     float (&c)[2],
     float (&h)[2]) {
+  constexpr int kSlots = Page::kSlots, kSaved = Page::kSaved;
   float saved[kSaved][2];
-  LLTM_UNROLL
-  for (int k = 0; k < kSlots; ++k) {
+  for_each_index<kSlots>([&](auto slot) {
+    constexpr int k = slot;
     z[k][0] += bias[k][0];
     z[k][1] += bias[k][1];
-    add_sums<kTiles, kSlots>(sums, p, k, z[k]);
-  }
+    if constexpr (Page::kCell.h.contains(k)) {
+      add_sums<kTiles, kRecurrent<Page>>(sums, p, k - Page::kCell.h.begin, z[k]);
+    }
+  });
   LLTM_UNROLL
   for (int j = 0; j < 2; ++j) {
     float z_j[kSlots];
     LLTM_UNROLL
     for (int k = 0; k < kSlots; ++k) z_j[k] = z[k][j];
-    const auto y = Lltm::forward(z_j, c[j]);
+    const auto y = Page::forward(z_j, c[j]);
     LLTM_UNROLL
     for (int k = 0; k < kSaved; ++k) saved[k][j] = y.saved[k];
     h[j] = y.h;
@@ -367,16 +403,17 @@ LLTM_CELL_INLINE void finish_forward(
   }
 }
 
-template <int kUnitsK, int kTiles, typename T, typename Machine>
+template <typename Page, int kUnitsK, int kTiles, typename T, typename Machine>
 LLTM_CELL_INLINE void persistent_forward(const PersistentForwardArgs<T>& a, Machine& m) {
+  constexpr int kSlots = Page::kSlots, kOutputs = kRecurrent<Page>;
   const std::int64_t hidden = a.hidden;
   const std::int64_t first_row = first_row_of<kTiles>(m, a.first_row);
   const int warp = m.thread() / kWarpLanes, lane = m.thread() % kWarpLanes;
   const std::int64_t slice = std::int64_t{m.slice()} * kSliceUnits;
 
-  Weights<kUnitsK> weights[kSlots];
+  Weights<kUnitsK> weights[kOutputs];
   LLTM_UNROLL
-  for (int k = 0; k < kSlots; ++k) {
+  for (int k = 0; k < kOutputs; ++k) {
     const T* const rows = a.weights + (k * hidden + slice) * hidden;
     weights[k].load(m, rows, hidden - slice, hidden, warp, lane);
   }
@@ -387,14 +424,17 @@ LLTM_CELL_INLINE void persistent_forward(const PersistentForwardArgs<T>& a, Mach
   if (has_state) {
     load_pair(a.c + p.row * hidden + p.unit, c);
     load_pair(a.h + p.row * hidden + p.unit, h);
-    LLTM_UNROLL
-    for (int k = 0; k < kSlots; ++k) {
-      float bias_hh[2];
-      load(a.bias_ih, false, 0, k * hidden + p.unit, bias[k]);
-      load(a.bias_hh, false, 0, k * hidden + p.unit, bias_hh);
-      bias[k][0] += bias_hh[0];
-      bias[k][1] += bias_hh[1];
-    }
+    for_each_index<kSlots>([&](auto slot) {
+      constexpr int k = slot, of_x = Page::kCell.x_blocks[k], of_h = Page::kCell.h_blocks[k];
+      const auto add = [&](const Matrix<const T>& given, int block) {
+        float b[2];
+        load(given, false, 0, block * hidden + p.unit, b);
+        bias[k][0] += b[0];
+        bias[k][1] += b[1];
+      };
+      if constexpr (Page::kCell.x.contains(k)) add(a.bias_ih, of_x);
+      if constexpr (Page::kCell.h.contains(k)) add(a.bias_hh, of_h);
+    });
   }
 
   int buffer = 0;
@@ -403,10 +443,11 @@ LLTM_CELL_INLINE void persistent_forward(const PersistentForwardArgs<T>& a, Mach
     const bool is_mine = has_state && p.row < step.rows;
     float z[kSlots][2] = {};
     if (is_mine) {
+      constexpr int kOfX = Page::kCell.x.end;
       const float* const gates =
-          a.gates + (step.offset + p.row - a.gates_offset) * kSlots * hidden + p.unit;
+          a.gates + (step.offset + p.row - a.gates_offset) * kOfX * hidden + p.unit;
       LLTM_UNROLL
-      for (int k = 0; k < kSlots; ++k) load_pair(gates + k * hidden, z[k]);
+      for (int k = 0; k < kOfX; ++k) load_pair(gates + k * hidden, z[k]);
     }
 
     // A row that the step before had goes on from there, another from h_0.
@@ -417,12 +458,12 @@ LLTM_CELL_INLINE void persistent_forward(const PersistentForwardArgs<T>& a, Mach
       }
       return {row < step.rows ? a.h_0 + row * hidden : nullptr, /*polled=*/false};
     };
-    Sums* const sums = m.shared() + buffer * (shared_sums<kTiles, kSlots>() / 2);
-    multiply<kTiles, kUnitsK, kSlots, T>(
+    Sums* const sums = m.shared() + buffer * (shared_sums<kTiles, kOutputs>() / 2);
+    multiply<kTiles, kUnitsK, kOutputs, T>(
         m, weights, tiles_of(step.rows, first_row), hidden, source, sums);
     m.sync_block();
 
-    if (is_mine) finish_forward<kTiles>(a, m, p, step.offset + p.row, sums, bias, z, c, h);
+    if (is_mine) finish_forward<Page, kTiles>(a, m, p, step.offset + p.row, sums, bias, z, c, h);
     // One barrier a step is enough: a warp that writes this buffer again has passed the next one.
     buffer = 1 - buffer;
   });
@@ -437,22 +478,23 @@ LLTM_CELL_INLINE void persistent_forward(const PersistentForwardArgs<T>& a, Mach
 
 // The element-wise part: from dh of a place to dz, and dc of the step before. `row` is one of the
 // input.
-template <typename T, typename Machine>
+template <typename Page, typename T, typename Machine>
 LLTM_CELL_INLINE void finish_backward(
     const PersistentBackwardArgs<T>& a,
     Machine& m,
     const Place& p,
     std::int64_t row,
-    const float (&saved)[kSaved][2],
+    const float (&saved)[Page::kSaved][2],
     const float (&dh)[2],
     float (&dc)[2]) {
+  constexpr int kSlots = Page::kSlots, kSaved = Page::kSaved;
   float dz[kSlots][2];
   LLTM_UNROLL
   for (int j = 0; j < 2; ++j) {
     float saved_j[kSaved];
     LLTM_UNROLL
     for (int k = 0; k < kSaved; ++k) saved_j[k] = saved[k][j];
-    const auto d = Lltm::backward(saved_j, dh[j], dc[j]);
+    const auto d = Page::backward(saved_j, dh[j], dc[j]);
     LLTM_UNROLL
     for (int k = 0; k < kSlots; ++k) dz[k][j] = d.dz[k];
     dc[j] = d.dc;
@@ -463,13 +505,14 @@ LLTM_CELL_INLINE void finish_backward(
   }
 }
 
-template <int kUnitsK, int kTiles, typename T, typename Machine>
+template <typename Page, int kUnitsK, int kTiles, typename T, typename Machine>
 LLTM_CELL_INLINE void persistent_backward(const PersistentBackwardArgs<T>& a, Machine& m) {
+  constexpr int kSlots = Page::kSlots, kSaved = Page::kSaved;
   const std::int64_t hidden = a.hidden;
   const std::int64_t first_row = first_row_of<kTiles>(m, a.first_row);
   const int warp = m.thread() / kWarpLanes, lane = m.thread() % kWarpLanes;
   const std::int64_t slice = std::int64_t{m.slice()} * kSliceUnits;
-  const std::int64_t k_size = kSlots * hidden;
+  const std::int64_t k_size = kRecurrent<Page> * hidden;
 
   Weights<kUnitsK> weights[1];
   weights[0].load(m, a.weights + slice * k_size, hidden - slice, k_size, warp, lane);
@@ -504,7 +547,8 @@ LLTM_CELL_INLINE void persistent_backward(const PersistentBackwardArgs<T>& a, Ma
       const auto source = [&](int tile) -> Source<T> {
         const std::int64_t row = first_row + tile * kTileRows + lane / 4;
         if (row >= step.previous_rows) return {nullptr, /*polled=*/false};
-        return {a.dz + (step.previous_offset + row) * k_size, /*polled=*/true};
+        const std::int64_t offset = (step.previous_offset + row) * kSlots + Page::kCell.h.begin;
+        return {a.dz + offset * hidden, /*polled=*/true};
       };
       Sums* const sums = m.shared() + buffer * (shared_sums<kTiles, 1>() / 2);
       multiply<kTiles, kUnitsK, 1, T>(
@@ -519,7 +563,7 @@ LLTM_CELL_INLINE void persistent_backward(const PersistentBackwardArgs<T>& a, Ma
 
     if (is_mine) {
       const float sum[2] = {grad_output[0] + dh[0], grad_output[1] + dh[1]};
-      finish_backward(a, m, p, step.offset + p.row, saved, sum, dc);
+      finish_backward<Page>(a, m, p, step.offset + p.row, saved, sum, dc);
     }
   });
 
@@ -532,12 +576,17 @@ LLTM_CELL_INLINE void persistent_backward(const PersistentBackwardArgs<T>& a, Ma
 // ---- which kernels there are ------------------------------------------------
 
 // How many units of K a warp has, at most. In forward K is H and each number has its kernel;
-// in backward it is S * H, and there are some.
+// in backward it is a multiple of H, and there are some.
 template <int... n>
 std::integer_sequence<int, 1 + n...> counted_from_1(std::integer_sequence<int, n...>);
+template <typename Page>
 using ForwardUnitsK =
-    decltype(counted_from_1(std::make_integer_sequence<int, kMostUnitsForward>()));
-using BackwardUnitsK = std::integer_sequence<int, 2, 3, 6, 9, kMostUnitsBackward>;
+    decltype(counted_from_1(std::make_integer_sequence<int, most_units_forward(Page::kCell)>()));
+template <typename Page>
+using BackwardUnitsK = std::conditional_t<
+    kRecurrent<Page> == 4,
+    std::integer_sequence<int, 2, 4, 8, kMostUnitsBackward>,
+    std::integer_sequence<int, 2, 3, 6, 9, kMostUnitsBackward>>;
 
 // Calls body with the smallest of them that is enough for so many bytes of K, as a constant.
 template <int... kUnitsK, typename Body>
@@ -558,17 +607,17 @@ void visit_tiles(int tiles, const Body& body) {
 }
 
 // Calls body(units of K, tiles), both as constants.
-template <typename T, typename Body>
+template <typename Page, typename T, typename Body>
 void visit_forward_kernel(std::int64_t hidden, int tiles, const Body& body) {
   const std::int64_t bytes = hidden * static_cast<std::int64_t>(sizeof(T));
-  visit_units_k(ForwardUnitsK(), bytes, [&](auto units_k) {
+  visit_units_k(ForwardUnitsK<Page>(), bytes, [&](auto units_k) {
     visit_tiles(tiles, [&](auto t) { body(units_k, t); });
   });
 }
-template <typename T, typename Body>
+template <typename Page, typename T, typename Body>
 void visit_backward_kernel(std::int64_t hidden, int tiles, const Body& body) {
-  const std::int64_t bytes = kSlots * hidden * static_cast<std::int64_t>(sizeof(T));
-  visit_units_k(BackwardUnitsK(), bytes, [&](auto units_k) {
+  const std::int64_t bytes = kRecurrent<Page> * hidden * static_cast<std::int64_t>(sizeof(T));
+  visit_units_k(BackwardUnitsK<Page>(), bytes, [&](auto units_k) {
     visit_tiles(tiles, [&](auto t) { body(units_k, t); });
   });
 }

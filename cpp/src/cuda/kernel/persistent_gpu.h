@@ -1,0 +1,192 @@
+// The persistent kernels of one cell and dtype, as a GPU runs them: what nvcc compiles once for
+// each pair (CMakeLists.txt). persistent_kernels.h has the code of a thread. c10 headers only,
+// which keeps nvcc quick.
+#pragma once
+
+#include "cuda/kernel/persistent_kernels.h"
+#include "cuda/kernel/persistent_launch.h"
+
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+
+// How often a thread polls before it gives up.
+#if !defined(LLTM_MOST_POLLS)
+#define LLTM_MOST_POLLS (1 << 21)
+#endif
+
+namespace lltm::cuda {
+namespace {
+
+extern __shared__ Sums shared_memory[];
+
+// The `Machine` of persistent_kernels.h.
+//
+// Words are exchanged by relaxed accesses of the device's scope, which go to the second-level
+// cache. Nothing else has to be ordered: a word is its own flag.
+struct Gpu {
+  // Far more than any word takes, so that a lost one ends the kernel instead of hanging it: about a
+  // second, at half a microsecond each. Counted, because a clock goes on while the kernel is
+  // interrupted by a debugger or another process.
+  static constexpr int kMostPolls = LLTM_MOST_POLLS;
+
+  int poll_nanoseconds;
+  std::uint32_t* failure;
+  bool gave_up = false;
+
+  __device__ int slice() const { return static_cast<int>(blockIdx.x); }
+  __device__ int group() const { return static_cast<int>(blockIdx.y); }
+  __device__ int thread() const { return static_cast<int>(threadIdx.x); }
+  __device__ Sums* shared() const { return shared_memory; }
+  __device__ void sync_warp() const { __syncwarp(); }
+  __device__ void sync_block() const { __syncthreads(); }
+
+  __device__ Words read(const void* data) const {
+    Words x;
+    asm volatile("ld.relaxed.gpu.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.w[0]), "=r"(x.w[1]), "=r"(x.w[2]), "=r"(x.w[3])
+                 : "l"(data)
+                 : "memory");
+    return x;
+  }
+
+  __device__ void publish(void* data, const std::uint32_t (&words)[1]) const {
+    asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(data), "r"(words[0]) : "memory");
+  }
+  __device__ void publish(void* data, const std::uint32_t (&words)[2]) const {
+    asm volatile(
+        "st.relaxed.gpu.global.v2.b32 [%0], {%1, %2};" ::"l"(data), "r"(words[0]), "r"(words[1])
+        : "memory");
+  }
+
+  // The host's memory holds the failure, so that no context is lost and the host need not wait.
+  __device__ bool wait(int polls) {
+    if (gave_up || polls > kMostPolls) {
+      gave_up = true;
+      asm volatile("st.relaxed.sys.global.b32 [%0], %1;" ::"l"(failure), "r"(1) : "memory");
+      return false;
+    }
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 700
+    if (poll_nanoseconds > 0) __nanosleep(static_cast<unsigned>(poll_nanoseconds));
+#endif
+    return true;
+  }
+
+  // Before compute capability 8.0 there are no such instructions, and kernels are not launched.
+  template <typename T>
+  __device__ std::uint32_t operand(std::uint32_t word) const {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+    if constexpr (std::is_same_v<T, float>) {
+      asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(word) : "f"(__uint_as_float(word)));
+    }
+#endif
+    return word;
+  }
+
+  template <typename T>
+  __device__ void mma(
+      float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) const {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+    if constexpr (std::is_same_v<T, c10::BFloat16>) {
+      asm volatile(
+          "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+          "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    } else if constexpr (std::is_same_v<T, float>) {
+      asm volatile(
+          "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+          "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    } else {
+      asm volatile(
+          "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+          "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    }
+#endif
+  }
+};
+
+template <typename Page, int kUnitsK, int kTiles, typename T>
+__global__ void __launch_bounds__(kBlockThreads, 1)
+    lltm_persistent_forward(const __grid_constant__ PersistentForwardArgs<T> args) {
+  Gpu gpu{args.poll_nanoseconds, args.failure};
+  persistent_forward<Page, kUnitsK, kTiles>(args, gpu);
+}
+
+template <typename Page, int kUnitsK, int kTiles, typename T>
+__global__ void __launch_bounds__(kBlockThreads, 1)
+    lltm_persistent_backward(const __grid_constant__ PersistentBackwardArgs<T> args) {
+  Gpu gpu{args.poll_nanoseconds, args.failure};
+  persistent_backward<Page, kUnitsK, kTiles>(args, gpu);
+}
+
+// body(a kernel, its bytes of shared memory)
+template <typename Page, typename T, typename Body>
+void visit_forward(std::int64_t hidden, int tiles, const Body& body) {
+  visit_forward_kernel<Page, T>(hidden, tiles, [&](auto units_k, auto tile_count) {
+    constexpr int kSums = shared_sums<tile_count, kRecurrent<Page>>();
+    body(
+        reinterpret_cast<const void*>(lltm_persistent_forward<Page, units_k, tile_count, T>),
+        kSums * sizeof(Sums));
+  });
+}
+template <typename Page, typename T, typename Body>
+void visit_backward(std::int64_t hidden, int tiles, const Body& body) {
+  visit_backward_kernel<Page, T>(hidden, tiles, [&](auto units_k, auto tile_count) {
+    constexpr int kSums = shared_sums<tile_count, 1>();
+    body(
+        reinterpret_cast<const void*>(lltm_persistent_backward<Page, units_k, tile_count, T>),
+        kSums * sizeof(Sums));
+  });
+}
+
+template <int kId>
+using PageOf = std::conditional_t<
+    kId == Lltm::kCell.id,
+    Lltm,
+    std::conditional_t<kId == Lstm::kCell.id, Lstm, Gru>>;
+
+}  // namespace
+
+template <int kId, typename T>
+std::int64_t PersistentKernels<kId, T>::resident_forward(std::int64_t hidden, int tiles) {
+  std::int64_t blocks = 0;
+  visit_forward<PageOf<kId>, T>(hidden, tiles, [&](const void* kernel, std::size_t bytes) {
+    blocks = resident_blocks(kernel, bytes);
+  });
+  return blocks;
+}
+
+template <int kId, typename T>
+std::int64_t PersistentKernels<kId, T>::resident_backward(std::int64_t hidden, int tiles) {
+  std::int64_t blocks = 0;
+  visit_backward<PageOf<kId>, T>(hidden, tiles, [&](const void* kernel, std::size_t bytes) {
+    blocks = resident_blocks(kernel, bytes);
+  });
+  return blocks;
+}
+
+template <int kId, typename T>
+bool PersistentKernels<kId, T>::launch_forward(
+    const PersistentForwardArgs<T>& args, std::int64_t groups, int tiles, Stream stream) {
+  bool launched = false;
+  visit_forward<PageOf<kId>, T>(args.hidden, tiles, [&](const void* kernel, std::size_t bytes) {
+    launched = launch_cooperatively(kernel, &args, args.hidden, groups, bytes, stream);
+  });
+  return launched;
+}
+
+template <int kId, typename T>
+bool PersistentKernels<kId, T>::launch_backward(
+    const PersistentBackwardArgs<T>& args, std::int64_t groups, int tiles, Stream stream) {
+  bool launched = false;
+  visit_backward<PageOf<kId>, T>(args.hidden, tiles, [&](const void* kernel, std::size_t bytes) {
+    launched = launch_cooperatively(kernel, &args, args.hidden, groups, bytes, stream);
+  });
+  return launched;
+}
+
+}  // namespace lltm::cuda
