@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -71,6 +71,13 @@ MODELS: dict[str, Case] = {
     "one state, reverse": (OneState, features, (6, 4)),
 }
 STANDARD = {"", "ai.onnx"}
+# The others, whose options these have too, are slow tests.
+SOME = ("cell", "model, all options", "one state, reverse")
+
+
+def each_of(names: Iterable[str]) -> pytest.MarkDecorator:
+    params = (pytest.param(n, marks=() if n in SOME else pytest.mark.slow) for n in names)
+    return pytest.mark.parametrize("name", list(params))
 
 
 def operators(program: Any) -> set[tuple[str, str]]:
@@ -100,7 +107,7 @@ def assert_same(program: Any, module: nn.Module, *inputs: Tensor) -> None:
         torch.testing.assert_close(torch.from_numpy(y), y_expected)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@each_of(MODELS)
 def test_a_model_of_fixed_length_needs_standard_operators_only(name: str) -> None:
     make, inputs, shape = MODELS[name]
     module = make().eval()
@@ -120,7 +127,7 @@ def test_a_model_of_fixed_length_needs_standard_operators_only(name: str) -> Non
         assert_same(program, module, inputs(*other))
 
 
-@pytest.mark.parametrize("name", [name for name, (*_, shape) in MODELS.items() if len(shape) == 2])
+@each_of(name for name, (*_, shape) in MODELS.items() if len(shape) == 2)
 def test_a_model_of_dynamic_length_is_a_scan(name: str) -> None:
     make, inputs, shape = MODELS[name]
     module = make().eval()

@@ -172,7 +172,8 @@ def test_a_page_is_built_in_as_contributing_says(
     cell = importlib.import_module("mgu").mgu
     sources = tmp_path / "sources"
     sources.mkdir()
-    shutil.copy(support.ROOT / "CMakeLists.txt", sources)
+    for file in ("CMakeLists.txt", "LICENSE", "LICENSE-THIRD-PARTY", "README.md"):
+        shutil.copy(support.ROOT / file, sources)
     for folder in ("cmake", "cpp"):
         shutil.copytree(support.ROOT / folder, sources / folder)
     cells_h = sources / "cpp" / "src" / "cell" / "cells.h"
