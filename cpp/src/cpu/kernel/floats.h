@@ -131,7 +131,11 @@ LLTM_CELL_INLINE Floats widen_lanes(HalfBits x, Half) {
 }
 #elif defined(__aarch64__)
 LLTM_CELL_INLINE Floats widen_lanes(HalfBits x, BFloat16) {
+#if defined(__clang__)  // which makes one instruction of both
   return vreinterpretq_f32_u32(vshlq_n_u32(vmovl_u16(x), 16));
+#else
+  return vreinterpretq_f32_u32(vshll_n_u16(x, 16));
+#endif
 }
 LLTM_CELL_INLINE Floats widen_lanes(HalfBits x, Half) {
   return vcvt_f32_f16(vreinterpret_f16_u16(x));
