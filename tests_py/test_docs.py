@@ -241,7 +241,7 @@ RUN_BY = {
 # They need a GPU, other interpreters, the sources of another cell, a quiet machine, or the hours of
 # a release; or are there for work on one file at a time.
 BY_HAND = [
-    r"make (test|bench)-cuda.*|make (gpu-kit|first-contact .*)",
+    r"make (test|bench)-cuda.*|make (gpu-kit.*|first-contact .*)",
     r"tar -xzf results/.*",
     r"python benchmarks/(gpu_figures|int8_accuracy|own_cells|tuning_table)\.py.*",
     r"python -m lltm\.benchmark --compile .*",
