@@ -242,7 +242,7 @@ RUN_BY = {
 # the hours of a release; or are there for work on one file at a time.
 BY_HAND = [
     r"git clone .*",
-    r"make (test|bench)-cuda.*|make (gpu-kit|first-contact .*)",
+    r"make (test|bench)-cuda.*|make (gpu-kit.*|first-contact .*)",
     r"make bench-sweep( .*)?",
     r"tar -xzf results/.*",
     r"python benchmarks/(gpu_figures|int8_accuracy|own_cells|tuning_table)\.py.*",

@@ -789,7 +789,7 @@ def test_what_has_no_more_time_is_named(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_what_is_watched_ends_with_its_parent(tmp_path: Path) -> None:
     """Also where the parent is killed, which can end nothing."""
-    child = f"echo $$ > {tmp_path}/pid; sleep 1000"
+    child = f"echo $$ > {tmp_path}/pid; exec sleep 1000"
     watches = f"import processes; processes.watch(['sh', '-c', {child!r}], print, seconds=900)"
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "benchmarks")}
     with subprocess.Popen((sys.executable, "-c", watches), env=environment) as process:
