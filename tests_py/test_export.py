@@ -260,10 +260,8 @@ class Model(nn.Module):
 
 @pytest.fixture(
     scope="module",
-    params=[
-        pytest.param(lltm.LLTM, id="LLTM"),
-        pytest.param(exported_cell.Layer, id="own cell", marks=pytest.mark.slow),
-    ],
+    params=[lltm.LLTM, exported_cell.Layer],
+    ids=["LLTM", "own cell"],
 )
 def compiled(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -277,6 +275,7 @@ def compiled(
     return model, str(package)
 
 
+@pytest.mark.slow  # generates and compiles C++
 def test_a_compiled_package_runs_in_python(compiled: tuple[Model, str]) -> None:
     model, package = compiled
     run = torch._inductor.aoti_load_package(package)
@@ -298,6 +297,7 @@ assert "lltm" not in sys.modules
 """
 
 
+@pytest.mark.slow
 def test_a_compiled_package_runs_where_only_the_library_is_loaded(
     compiled: tuple[Model, str], tmp_path: Path
 ) -> None:

@@ -73,18 +73,29 @@ KINDS = [
     *((dtype, "contiguous") for dtype in DTYPES),
     *((torch.float32, layout) for layout in LAYOUTS if layout != "contiguous"),
 ]
+PLAIN = (torch.float32, "contiguous")
+# The kinds that differ most from it: a dtype that is widened, strides in another order and of 0.
+SOME_KINDS = (
+    PLAIN,
+    (torch.bfloat16, "contiguous"),
+    (torch.float32, "transposed"),
+    (torch.float32, "expanded"),
+)
 
 
 def each(cases: Iterable[str], saving: bool = False) -> pytest.MarkDecorator:
     """Each case in each kind, and with `saving`, with checkpoints too. Slow, but for the first case
-    in every kind, every case in one, and checkpoints in two of those: what goes wrong in a graph is
+    in some kinds, every case in one, and checkpoints in two of those: what goes wrong in a graph is
     a matter of the case, of the kind or of what is saved."""
     first, *_ = cases
     some = (first, "packed gru")
     params = []
     for case, (dtype, layout), steps in itertools.product(cases, KINDS, (0, 2)[: 1 + saving]):
-        plain = (dtype, layout) == (torch.float32, "contiguous")
-        quick = (plain or case == first) if steps == 0 else (plain and case in some)
+        kind = (dtype, layout)
+        if steps == 0:
+            quick = kind == PLAIN or (case == first and kind in SOME_KINDS)
+        else:
+            quick = kind == PLAIN and case in some
         values = (case, dtype, layout, steps)[: 3 + saving]
         params.append(pytest.param(*values, marks=() if quick else pytest.mark.slow))
     names = ("case", "dtype", "layout", "checkpoint_steps")[: 3 + saving]
