@@ -545,7 +545,7 @@ def test_the_commands_of_the_stages_name_what_exists() -> None:
         assert "build" in [step.name for step in stage.steps[:2]]
     assert "lts__t_sectors" in metrics
     assert "launch__registers" in metrics
-    kernels = (ROOT / "cpp/src/cuda/kernel/persistent.cu").read_text()
+    kernels = (ROOT / "cpp/src/cuda/kernel/persistent_gpu.h").read_text()
     kernels += (ROOT / "cpp/src/cuda/kernel/elementwise.cu").read_text()
     for stage in first_contact.stages(Path("results")).values():
         for step in stage.steps:
