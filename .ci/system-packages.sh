@@ -40,7 +40,9 @@ lintian_() {
 
 clang() {
   [ "$with" = clang ] || return 0
-  command -v clang++ > /dev/null || echo clang libclang-rt-dev
+  # Clang can be there without its sanitizers' libraries.
+  echo 'int main() {}' | clang++ -x c++ - -fsanitize=address -o /dev/null 2> /dev/null ||
+    echo clang libclang-rt-dev
 }
 doxygen_() {
   [ "$with" = doxygen ] || return 0
