@@ -730,7 +730,7 @@ def test_a_native_test_that_hangs_or_fails_costs_itself_only(
     program.write_text(f"#!{sys.executable}\n{NATIVE}")
     program.chmod(0o755)
     path = tmp_path / "tests.json"
-    words = ["native", str(program), f"--jobs={jobs}", "--timeout=10", "--json", str(path)]
+    words = ["native", str(program), f"--jobs={jobs}", "--timeout=4", "--json", str(path)]
     with pytest.raises(SystemExit, match=r"^1$"):
         gpu_tests.main(words)
     results = json.loads(path.read_text())
@@ -755,7 +755,7 @@ def test_a_test_of_pytest_that_hangs_or_fails_costs_itself_only(
     (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
     path = tmp_path / "tests.json"
     with pytest.raises(SystemExit, match=r"^1$"):
-        gpu_tests.main(["pytest", "test_made_up.py", "--timeout=20", "--json", str(path)])
+        gpu_tests.main(["pytest", "test_made_up.py", "--timeout=6", "--json", str(path)])
     results = json.loads(path.read_text())
     assert {name.partition("::test_")[2]: result for name, result in results.items()} == {
         **dict.fromkeys(("one", "shapes[(1, 2)]", "warns", "last"), "passed"),

@@ -115,7 +115,7 @@ def test_derivatives(cell: str) -> None:
 
     for mask in (problem.mask.clone(), torch.randn(3, 3, dtype=torch.float64).requires_grad_()):
         assert torch.autograd.gradcheck(run, (mask, *given), check_forward_ad=True)
-        assert torch.autograd.gradgradcheck(run, (mask, *given))
+        assert torch.autograd.gradgradcheck(run, (mask, *given), fast_mode=True)
 
 
 @pytest.mark.parametrize("packed", [False, True])
