@@ -83,7 +83,7 @@ test-slow: .venv/.test .venv/.compare .venv/.examples .venv/.docs
 	ctest --preset slow --parallel $(JOBS)
 	pytest --numprocesses $(JOBS) -m slow
 
-# The rule of accuracy (CONTRIBUTING.md) on random problems, with a fresh seed.
+# The rule of accuracy (docs/accuracy.md) on random problems, with a fresh seed.
 test-accuracy: .venv/.test
 	python tests_py/accuracy.py
 

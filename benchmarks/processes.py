@@ -21,7 +21,7 @@ _libc = ctypes.CDLL(None)
 
 
 def own_group() -> None:
-    """In a new process: a group that `end` can end, and that ends with who started it."""
+    """In a new process: a group that `end` can end; killed when its parent ends."""
     os.setpgrp()
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 

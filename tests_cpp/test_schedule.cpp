@@ -1,6 +1,7 @@
 // Schedules for machines other than this one (cpu/schedule.h), by their L2 caches.
 #include "cpu/schedule.h"
 
+#include "cell/lltm.h"
 #include "cpu/gemm/formats.h"
 
 #include <gtest/gtest.h>
@@ -23,9 +24,11 @@ const Named kZen4 = {"Zen 4", {1 << 20, 16, /*f32=*/true, /*bf16=*/true, /*bf16x
 const Named kCascadeLake = {"Cascade Lake", {1 << 20, 16, true, /*bf16=*/false, false}};
 const Named kSapphireRapids = {"Sapphire Rapids", {2 << 20, 16, true, true, /*bf16x3=*/true}};
 
+constexpr SlotCounts kSlots = slots_of(Lltm::kCell);
+
 // Rows as of 100 steps.
 LayerShape shape(int64_t batch, int64_t input, int64_t hidden, bool bf16 = false) {
-  return {batch, input, hidden, 100 * batch, bf16};
+  return {batch, input, hidden, 100 * batch, bf16, kSlots};
 }
 
 struct Expected {
@@ -140,7 +143,7 @@ TEST(Schedule, OfShortSteps) {
   Machine machine = kZen4.machine;
   machine.threads = 2;
   const auto grid = [&](int64_t steps, int64_t batch, int64_t hidden) {
-    const LayerShape layer = {batch, hidden, hidden, steps * batch};
+    const LayerShape layer = {batch, hidden, hidden, steps * batch, /*bf16=*/false, kSlots};
     const Grid forward = schedule_forward(machine, layer).grid;
     const Grid backward = schedule_backward(machine, layer).grid;
     EXPECT_EQ(forward.rows, backward.rows);
@@ -227,7 +230,7 @@ std::string of_one_step(
     Storage storage = Storage::kF32,
     int64_t hidden = 256,
     const Machine& machine = kZen4.machine) {
-  return to_string(schedule_step(machine, {batch, 128, hidden, storage, 128 + hidden}));
+  return to_string(schedule_step(machine, {batch, 128, hidden, storage, 128 + hidden, kSlots}));
 }
 
 TEST(Schedule, OfOneStep) {
@@ -269,7 +272,7 @@ TEST(Schedule, OfOneStepByDtype) {
 
 TEST(Schedule, OfOneStepByTheWeightsLayout) {
   const auto by_stride = [](int64_t stride, Storage storage = Storage::kF32) {
-    return to_string(schedule_step(kZen4.machine, {16, 128, 256, storage, stride}));
+    return to_string(schedule_step(kZen4.machine, {16, 128, 256, storage, stride, kSlots}));
   };
   EXPECT_TRUE(has(by_stride(0), "forward by ATen, backward by ATen")) << "columns side by side";
   EXPECT_TRUE(has(by_stride(400), "forward by the GEMM kernel, backward by the float32 kernel"));
@@ -279,7 +282,7 @@ TEST(Schedule, OfOneStepByTheWeightsLayout) {
       << "pairs of elements do not begin at even columns";
   constexpr int64_t kWide = 1 << 21;
   EXPECT_TRUE(
-      has(to_string(schedule_step(kZen4.machine, {16, kWide - 256, 256, Storage::kBf16, kWide})),
+      has(to_string(schedule_step(kZen4.machine, {16, kWide - 256, 256, Storage::kBf16, kWide, kSlots})),
           "forward by the GEMM kernel"))
       << "offsets are of 64 bits";
 }

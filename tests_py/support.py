@@ -382,7 +382,7 @@ def errors(outputs: Outputs, problems: Iterable[Arguments]) -> tuple[Errors, Err
 
 
 def check_accuracy(outputs: Outputs, draw: Callable[[], Arguments]) -> None:
-    """The rule of accuracy, for every output and gradient.
+    """A bound that few draws keep, for every output and gradient; the rule is of distributions.
 
     e(ours) is at most 2 max(e(plain PyTorch), 4 eps of the dtype). The largest values are taken
     over several draws of the arguments: of a tensor with few elements, one draw can cancel to

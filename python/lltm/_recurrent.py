@@ -165,7 +165,7 @@ class Layer(Recurrent):
 
     @property
     def _dropout_now(self) -> float:
-        # Without dropout nobody asks whether it trains.
+        # `training` is read only where there is dropout.
         applies = self.num_layers > 1 and self.dropout > 0 and self.training
         return self.dropout if applies else 0.0
 
@@ -608,7 +608,7 @@ class Prepacked(Layer, nn.Module):
         """Raises what the operator does if these are not packed weights of the k-th direction.
 
         And if they would change what the layer computes: int8 for the weights' own dtype, or that
-        for int8. How a machine lays out either is its own affair.
+        for int8. The layout may differ between machines.
         """
         where = type(self).__name__
         _check.tensor(where, "weights", weights)

@@ -435,7 +435,7 @@ class Replacement {
   }
 
  private:
-  // To what need not exist yet.
+  // The target of the last link may not exist yet.
   void follow_links() {
     constexpr int kMost = 40;  // as Linux has it
     std::error_code none;

@@ -36,10 +36,9 @@ struct Grid {
   bool needs_barrier() const { return columns > 1; }
 };
 
-// How many slots a cell has, and in how many of them input and state have a part (cell.h); by
-// default those of a cell with three gates.
+// How many slots a cell has, and in how many of them input and state have a part (cell.h).
 struct SlotCounts {
-  int64_t all = 3, x = 3, h = 3;
+  int64_t all, x, h;
 };
 constexpr SlotCounts slots_of(const CellInfo& cell) {
   return {cell.slots, cell.x.count(), cell.h.count() > 0 ? cell.h.count() : 1};  // schedules divide
@@ -48,8 +47,8 @@ constexpr SlotCounts slots_of(const CellInfo& cell) {
 // One layer and direction: B, I, H, and the rows of all steps together.
 struct LayerShape {
   int64_t batch, input, hidden, rows;
-  bool bf16 = false;  // operands of GEMMs may be bfloat16
-  SlotCounts slots = {};
+  bool bf16;  // operands of GEMMs may be bfloat16
+  SlotCounts slots;
 };
 
 struct ForwardSchedule {
@@ -120,7 +119,7 @@ struct StepShape {
   int64_t batch, input, hidden;
   Storage storage;
   int64_t weights_stride;  // from one row to the next; 0 where rows are not contiguous
-  SlotCounts slots = {};
+  SlotCounts slots;
 };
 // How its GEMMs are computed: by ATen; by scalar products; block by block, by the GEMM kernels.
 enum class StepGemm { kAten, kProducts, kBlocked };

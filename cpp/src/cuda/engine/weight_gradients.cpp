@@ -11,7 +11,7 @@ namespace {
 // A sum of K terms of random sign, rounded after each, has an error of about sqrt(K / 6) half
 // epsilons of its own size, and one of terms of equal sign of sqrt(K) / 3: for 100,000 rows, some
 // hundred half epsilons. cuBLAS may well add so, one row after another. The rule of accuracy
-// (CONTRIBUTING.md) allows 8 epsilons, and with products of 512 rows the error is half of that.
+// (docs/accuracy.md) counts nothing below 4 epsilons, which is the error of products of 512 rows.
 // Their sum is one of K / 512 terms: so that it adds little, it is a sum of sums of 32 products,
 // which reaches the error of a product only after eight million rows.
 constexpr int64_t kRowsPerProduct = 512, kProductsPerSum = 32;
