@@ -178,9 +178,16 @@ TEST(Schedule, OfFewRows) {
 
 TEST(Schedule, OfTwoDirections) {
   Machine machine = kZen4.machine;
+  const auto choose =
+      [&](bool training, int64_t threads, int64_t batch, int64_t hidden, bool bf16) {
+        machine.threads = threads;
+        return schedule_side_by_side(machine, shape(batch, 128, hidden, bf16), training);
+      };
   const auto side_by_side = [&](int64_t threads, int64_t batch, int64_t hidden) {
-    machine.threads = threads;
-    return schedule_side_by_side(machine, shape(batch, 128, hidden));
+    return choose(/*training=*/false, threads, batch, hidden, /*bf16=*/false);
+  };
+  const auto in_training = [&](int64_t threads, int64_t batch, int64_t hidden, bool bf16 = false) {
+    return choose(/*training=*/true, threads, batch, hidden, bf16);
   };
   EXPECT_FALSE(side_by_side(1, 1, 128));
   EXPECT_TRUE(side_by_side(2, 1, 128));
@@ -188,6 +195,12 @@ TEST(Schedule, OfTwoDirections) {
   EXPECT_TRUE(side_by_side(2, 1, 512)) << "weights that one cache does not hold";
   EXPECT_TRUE(side_by_side(16, 2, 128)) << "steps that are mostly barriers";
   EXPECT_FALSE(side_by_side(16, 64, 128));
+  EXPECT_FALSE(in_training(1, 1, 128));
+  EXPECT_TRUE(in_training(2, 1, 256));
+  EXPECT_FALSE(in_training(2, 1, 400)) << "weights that one cache does not hold";
+  EXPECT_TRUE(in_training(2, 1, 400, /*bf16=*/true));
+  EXPECT_TRUE(in_training(2, 16, 512)) << "rows enough for each pass over them";
+  EXPECT_FALSE(in_training(16, 2, 128)) << "the gradients of the weights";
 }
 
 TEST(Schedule, OfFewSteps) {

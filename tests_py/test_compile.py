@@ -165,11 +165,12 @@ def test_packed_sequences_of_other_lengths_compile_once_more_at_most() -> None:
     assert frames[2:] == [frames[1]] * 2
 
 
-@pytest.mark.parametrize("name", ["cell", "layer", "packed"])
+@pytest.mark.parametrize("name", ["cell", "layer", "two directions", "packed"])
 def test_compiled_autograd_traces_backward_without_a_graph_break(name: str) -> None:
     from torch._dynamo import compiled_autograd
 
-    module: nn.Module = lltm.LLTMCell(3, 5) if name == "cell" else lltm.LLTM(3, 5, num_layers=2)
+    layer = lltm.LLTM(3, 5, num_layers=2, bidirectional=name == "two directions")
+    module: nn.Module = lltm.LLTMCell(3, 5) if name == "cell" else layer
     x: Any = packed([6, 3, 5]) if name == "packed" else torch.randn(4, 3)
     gradients = []
     for context in (

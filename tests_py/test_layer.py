@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -276,39 +277,138 @@ def test_cells_by_hand_and_the_oracle_agree() -> None:
     assert abs(oracle.array(output) - exact).max() < 1e-14
 
 
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 class TestDirectionsSideBySide:
-    """Without gradients each direction may run on a thread of its own."""
+    """With two threads each direction may run on one of its own, in training too."""
 
     @pytest.fixture(autouse=True)
     def _two_threads(self) -> Iterator[None]:
-        threads = torch.get_num_threads()
-        torch.set_num_threads(2)
-        yield
-        torch.set_num_threads(threads)
+        with threads(2):
+            yield
 
     @pytest.mark.parametrize("dtype", support.DTYPES, ids=str)
     @pytest.mark.parametrize("make", [lltm.LLTM, lltm.LSTM, lltm.GRU])
     def test_results_are_the_same(self, make: Any, dtype: torch.dtype) -> None:
-        # In other blocks of units sums are rounded in another order.
+        # Prepacked, in other blocks of units, sums are rounded in another order.
         tolerance: dict[str, Any] = {"rtol": 1e-5, "atol": 2e-2 if dtype.itemsize == 2 else 1e-5}
         for batch in (1, 40):
             layer = make(9, 33, num_layers=2, bidirectional=True).to(dtype)
-            x = torch.randn(12, batch, 9).to(dtype)
-            lengths = torch.arange(batch) % 12 + 1
-            packed = pack_padded_sequence(x, lengths, enforce_sorted=False)
-            for input in (x, packed):
-                expected = flat(layer(input))
+            for input in inputs(batch, dtype):
+                with threads(1):  # one after the other
+                    expected = flat(layer(input))
                 with torch.no_grad():
                     results = flat(layer(input))
                 with torch.inference_mode():
                     inferred = flat(layer(input))
+                recorded = flat(layer(input))
                 of_packed = flat(layer.prepack()(input))
-                for y, a, b, c in zip(expected, results, inferred, of_packed, strict=True):
-                    assert torch.equal(a, b)
+                every = zip(expected, results, inferred, recorded, of_packed, strict=True)
+                for y, a, b, c, d in every:
+                    assert torch.equal(a, y)
+                    assert torch.equal(b, y)
+                    assert torch.equal(c, y)
                     assert b.is_inference()
-                    assert not a.requires_grad
-                    torch.testing.assert_close(a, y, **tolerance)
-                    torch.testing.assert_close(c, y, **tolerance)
+                    assert (a.requires_grad, c.requires_grad) == (False, True)
+                    torch.testing.assert_close(d, y, **tolerance)
+
+    @pytest.mark.parametrize(
+        "options",
+        [{}, {"checkpoint_steps": 5}, {"bias": False, "recurrent_dropout": 0.3, "dropout": 0.2}],
+        ids=str,
+    )
+    @pytest.mark.parametrize("dtype", support.DTYPES, ids=str)
+    @pytest.mark.parametrize("make", [lltm.LLTM, lltm.LSTM, lltm.GRU])
+    def test_gradients_are_the_same(
+        self, make: Any, dtype: torch.dtype, options: dict[str, Any]
+    ) -> None:
+        for batch in (1, 40):
+            layer = make(9, 33, num_layers=2, bidirectional=True, **options).to(dtype)
+            for input in inputs(batch, dtype):
+                gradients = []
+                for count in (1, 2):
+                    torch.manual_seed(1)
+                    with threads(count):
+                        results = flat(layer(input))
+                        loss = sum((y * torch.randn_like(y)).sum() for y in results)
+                        gradients.append(torch.autograd.grad(loss, list(layer.parameters())))
+                assert all(map(torch.equal, *gradients))
+
+    def test_gradients_of_one_direction_alone(self) -> None:
+        layer = lltm.LSTM(3, 5, bidirectional=True)
+        x = torch.randn(4, 2, 3, requires_grad=True)
+        state = (torch.randn(2, 2, 5), torch.randn(2, 2, 5, requires_grad=True))
+        for wanted in (
+            [x],
+            [state[1]],
+            [layer.weight_hh_l0_reverse],
+            [layer.bias_hh_l0, layer.weight_ih_l0_reverse],
+        ):
+            gradients = []
+            for count in (1, 2):
+                with threads(count):
+                    output, (h_n, _) = layer(x, state)
+                    loss = output.square().sum() + h_n[1].sum()
+                    gradients.append(torch.autograd.grad(loss, wanted))
+            assert all(map(torch.equal, *gradients))
+        layer.weight_ih_l0.requires_grad_(False)
+        layer.bias_hh_l0_reverse.requires_grad_(False)
+        layer(x)[0].sum().backward()
+        assert [name for name, p in layer.named_parameters() if p.grad is None] == [
+            "weight_ih_l0",
+            "bias_hh_l0_reverse",
+        ]
+
+    @pytest.mark.parametrize("make", [lltm.LLTM, lltm.LSTM, lltm.GRU])
+    def test_second_derivatives(self, make: Any) -> None:
+        layer = make(2, 3, bidirectional=True).double()
+        x = torch.randn(3, 2, 2, dtype=torch.float64, requires_grad=True)
+
+        def run(x: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
+            return tuple(flat(layer(x)))
+
+        arguments = (x, *layer.parameters())
+        assert torch.autograd.gradcheck(run, arguments)
+        assert torch.autograd.gradgradcheck(run, arguments)
+
+    def test_hooks_of_saved_tensors_and_a_graph_kept_for_two_backwards(self) -> None:
+        layer = lltm.GRU(3, 5, bidirectional=True)
+        x = torch.randn(4, 2, 3)
+        packed: list[Tensor] = []
+
+        def pack(tensor: Tensor) -> Tensor:
+            packed.append(tensor)
+            return tensor.clone()
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            loss = layer(x)[0].square().sum()
+        assert any(tensor is layer.weight_hh_l0_reverse for tensor in packed)
+        first = torch.autograd.grad(loss, list(layer.parameters()), retain_graph=True)
+        second = torch.autograd.grad(loss, list(layer.parameters()))
+        assert all(map(torch.equal, first, second))
+        with pytest.raises(RuntimeError, match="second time"):
+            torch.autograd.grad(loss, list(layer.parameters()))
+
+    def test_batched_gradients(self) -> None:
+        layer = lltm.LSTM(3, 5, bidirectional=True).double()
+        output, _ = layer(torch.randn(4, 2, 3, dtype=torch.float64))
+        parameters = list(layer.parameters())
+        many = torch.randn(3, *output.shape, dtype=torch.float64)
+        batched = torch.autograd.grad(
+            output, parameters, many, retain_graph=True, is_grads_batched=True
+        )
+        for k, of_one in enumerate(many):
+            one = torch.autograd.grad(output, parameters, of_one, retain_graph=True)
+            for a, b in zip(batched, one, strict=True):
+                torch.testing.assert_close(a[k], b)
 
     def test_errors_are_the_same(self) -> None:
         layer = lltm.LSTM(3, 5, bidirectional=True)
@@ -322,16 +422,24 @@ class TestDirectionsSideBySide:
             ):
                 layer(torch.randn(4, 2, 3))
 
+    def test_a_profiler_sees_both(self) -> None:
+        layer = lltm.LSTM(64, 64, bidirectional=True)
+        with torch.profiler.profile() as profile:
+            with torch.no_grad():
+                layer(torch.randn(5, 3, 64))
+            layer(torch.randn(5, 3, 64))[0].sum().backward()
+        for operator in ("sequence", "sequence_forward", "sequence_backward"):
+            events = [e for e in profile.events() or [] if e.name == f"lltm::{operator}"]
+            assert len({e.thread for e in events}) == len(events) == 2, operator
+
+
+def inputs(batch: int, dtype: torch.dtype) -> list[Tensor | PackedSequence]:
+    x = torch.randn(12, batch, 9).to(dtype)
+    lengths = torch.arange(batch) % 12 + 1
+    return [x, pack_padded_sequence(x, lengths, enforce_sorted=False)]
+
 
 def flat(results: Any) -> list[torch.Tensor]:
     output, state = results
     states = [state] if isinstance(state, torch.Tensor) else list(state)
     return [output.data if isinstance(output, PackedSequence) else output, *states]
-
-
-def test_a_profiler_sees_both_directions() -> None:
-    layer = lltm.LSTM(64, 64, bidirectional=True)
-    with torch.no_grad(), torch.profiler.profile() as profile:
-        layer(torch.randn(5, 3, 64))
-    (events,) = (e for e in profile.key_averages() if e.key == "lltm::sequence")
-    assert events.count == 2

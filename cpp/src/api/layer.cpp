@@ -6,15 +6,12 @@
 #include "common/steps.h"
 #include "cpu/schedule.h"
 #include "op/operators.h"
+#include "op/side_by_side.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
-#include <ATen/PythonTorchFunctionTLS.h>
-#include <ATen/ThreadLocalState.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
@@ -130,61 +127,37 @@ void check_reset(const char* where, const Tensor& input, const Tensor& reset) {
   check_shape(where, "reset", reset, input.sym_sizes().slice(0, input.dim() - 1).vec());
 }
 
-// ---- calls that nobody follows ----------------------------------------------
+// ---- who follows a call -------------------------------------------------------
 
-// Whether this thread is in no mode, transform, trace or autocast.
-bool is_plain_thread() {
-  const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
-  return c10::default_included_set.has_all(keys.included_) &&
-         keys.excluded_.has_all(c10::default_excluded_set) &&
-         !at::impl::torch_function_mode_enabled();
+Followers followers_of(const Tensor& tensor) {
+  if (!tensor.defined()) return Followers::kNone;
+  if (!is_plain(tensor) || tensor._fw_grad(/*level=*/0).defined()) return Followers::kOthers;
+  return at::GradMode::is_enabled() && tensor.requires_grad() ? Followers::kAutograd
+                                                              : Followers::kNone;
 }
 
-// Whether the elements of a tensor are what lies in memory, and no transform has wrapped it.
-bool is_plain(const Tensor& tensor) {
-  using c10::DispatchKey;
-  static const c10::DispatchKeySet plain(
-      {DispatchKey::CPU,
-       DispatchKey::CUDA,
-       DispatchKey::ADInplaceOrView,
-       DispatchKey::AutogradCPU,
-       DispatchKey::AutogradCUDA,
-       DispatchKey::AutocastCPU,
-       DispatchKey::AutocastCUDA});
-  return plain.has_all(tensor.key_set());
+Followers followers_of(
+    const Tensor& input,
+    const std::optional<State>& state,
+    at::TensorList parameters,
+    const Tensor& reset = {}) {
+  if (!is_plain_thread()) return Followers::kOthers;
+  Followers most = std::max(followers_of(input), followers_of(reset));
+  if (state.has_value()) {
+    const auto& [h, c] = *state;
+    most = std::max({most, followers_of(h), followers_of(c)});
+  }
+  for (const Tensor& parameter : parameters) most = std::max(most, followers_of(parameter));
+  return most;
 }
 
-// Whether only kernels have to do with a tensor in this call, and no derivative is taken by it.
-bool is_constant(const Tensor& tensor) {
-  return !tensor.defined() ||
-         (is_plain(tensor) && !(at::GradMode::is_enabled() && tensor.requires_grad()) &&
-          !tensor._fw_grad(/*level=*/0).defined());
-}
-bool is_constant(const std::optional<State>& state) {
-  return !state.has_value() ||
-         (is_constant(std::get<0>(*state)) && is_constant(std::get<1>(*state)));
-}
-
-// Below autograd, which would only cost time, where every tensor of a call is constant: in a
-// stream, step by step, the dispatcher takes as long for a few views as a step does.
+// Below autograd, which would only cost time, where nobody follows a call: in a stream, step by
+// step, the dispatcher takes as long for a few views as a step does.
 class WithoutAutograd {
  public:
-  WithoutAutograd(
-      const Tensor& input,
-      const std::optional<State>& state,
-      at::TensorList parameters,
-      const Tensor& reset = {}) {
-    if (!is_plain_thread() || !is_constant(input) || !is_constant(state) || !is_constant(reset)) {
-      return;
-    }
-    for (const Tensor& parameter : parameters) {
-      if (!is_constant(parameter)) return;
-    }
-    guard_.emplace();
+  explicit WithoutAutograd(Followers followers) {
+    if (followers == Followers::kNone) guard_.emplace();
   }
-
-  // Whether views need not be seen by anybody: then they are made here.
-  bool holds() const { return guard_.has_value(); }
 
  private:
   std::optional<at::AutoDispatchBelowADInplaceOrView> guard_;
@@ -244,17 +217,6 @@ template <typename Change>
 State each(const State& state, const Change& change) {
   const auto& [h, c] = state;
   return {change(h), c.defined() ? change(c) : c};
-}
-
-// run(direction) of both directions, each on a thread of its own, where nobody follows.
-template <typename Run>
-void run_side_by_side(const Run& run) {
-  const at::ThreadLocalState state;  // inference mode and profilers, say
-  at::parallel_for(0, 2, /*grain_size=*/1, [&](int64_t begin, int64_t end) {
-    const at::ThreadLocalStateGuard same(state);
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    for (int64_t direction = begin; direction < end; ++direction) run(direction);
-  });
 }
 
 // The state of a sequence that begins, of so many rows: zeros, but what the cell says of its own.
@@ -319,7 +281,7 @@ State StepModule::forward(const Tensor& input, const std::optional<State>& state
       given,
       " parameters");
   check_kind(where, input, parameters[0]);
-  const WithoutAutograd unobserved(input, state, parameters);
+  const WithoutAutograd guard(followers_of(input, state, parameters));
   if (input.dim() == 1) {
     std::optional<State> row;
     if (state.has_value()) {
@@ -379,20 +341,20 @@ LayerModule::Result LayerModule::forward(
       "), got ",
       shape_text(input.sym_sizes()));
   check_reset(cell.layer_class, input, reset);
-  const WithoutAutograd unobserved(input, state, parameters, reset);
+  const Followers followers = followers_of(input, state, parameters, reset);
+  const WithoutAutograd guard(followers);
   const auto of_batch = [&](const auto& change) { return reset.defined() ? change() : reset; };
   if (input.dim() == 2) {
     const State initial = initial_state(input, state, 1, /*batched=*/false);
     const Tensor column = of_batch([&] { return reset.unsqueeze(1); });
-    const auto [output, last] =
-        run(input.unsqueeze(1), initial, std::nullopt, column, unobserved.holds());
+    const auto [output, last] = run(input.unsqueeze(1), initial, std::nullopt, column, followers);
     const auto& [h_n, c_n] = last;
     return {output.squeeze(1), State(h_n.squeeze(1), cell.has_c() ? c_n.squeeze(1) : c_n)};
   }
   const Tensor steps = batch_first ? input.transpose(0, 1) : input;
   const State initial = initial_state(input, state, steps.sym_size(1), /*batched=*/true);
   const Tensor by_step = batch_first ? of_batch([&] { return reset.transpose(0, 1); }) : reset;
-  Result result = run(steps, initial, std::nullopt, by_step, unobserved.holds());
+  Result result = run(steps, initial, std::nullopt, by_step, followers);
   if (batch_first) std::get<0>(result) = std::get<0>(result).transpose(0, 1);
   return result;
 }
@@ -410,7 +372,8 @@ LayerModule::Result LayerModule::forward(
       "), got ",
       shape_text(rows.sym_sizes()));
   check_reset(cell.layer_class, rows, reset);
-  const WithoutAutograd unobserved(rows, state, parameters, reset);
+  const Followers followers = followers_of(rows, state, parameters, reset);
+  const WithoutAutograd guard(followers);
   // The states are in the caller's order, the packed rows from longest to shortest.
   const auto reordered = [&](const State& states, const Tensor& order) {
     if (!order.defined()) return states;
@@ -419,7 +382,7 @@ LayerModule::Result LayerModule::forward(
   };
   State initial = initial_state(rows, state, packed_batch(input, state), /*batched=*/true);
   if (state.has_value()) initial = reordered(initial, sorted_indices);
-  Result result = run(rows, initial, batch_sizes, reset, unobserved.holds());
+  Result result = run(rows, initial, batch_sizes, reset, followers);
   std::get<1>(result) = reordered(std::get<1>(result), unsorted_indices);
   return result;
 }
@@ -439,47 +402,84 @@ State LayerModule::initial_state(
   return *state;
 }
 
-std::tuple<Tensor, Tensor, Tensor> LayerModule::run_direction(
-    int64_t k,
-    const Tensor& input,
-    const Tensor& h_0,
-    const Tensor& c_0,
-    const std::optional<Tensor>& batch_sizes,
-    bool reverse,
-    const Tensor& reset) const {
-  const int64_t each = parameters_each();
-  const Parameters p(cell, has_bias, prepacked, parameters.slice(k * each, each));
-  if (prepacked) {
-    return op::sequence_prepacked(
-        {cell, input, h_0, c_0, p.weight_ih, p.bias_ih, p.bias_hh, batch_sizes, reverse, reset});
+// What the k-th direction begins with.
+struct LayerModule::Direction {
+  int64_t k;
+  bool reverse;
+  Tensor h_0, c_0, recurrent_mask;
+};
+
+LayerModule::Direction LayerModule::direction(
+    int64_t k, bool reverse, const State& initial, bool unobserved) const {
+  const auto& [h_0, c_0] = initial;
+  Direction direction = {k, reverse, select_state(h_0, k, unobserved), Tensor(), Tensor()};
+  if (cell.has_c()) direction.c_0 = select_state(c_0, k, unobserved);
+  if (recurrent_dropout > 0) {  // one mask for all steps
+    direction.recurrent_mask =
+        at::dropout(at::ones_like(direction.h_0), recurrent_dropout, /*train=*/true);
   }
-  // One mask for all steps.
-  const Tensor recurrent_mask =
-      recurrent_dropout > 0 ? at::dropout(at::ones_like(h_0), recurrent_dropout, /*train=*/true)
-                            : Tensor();
-  return op::sequence(
-      {{cell,
-        input,
-        h_0,
-        c_0,
-        p.weight_ih,
-        p.weight_hh,
-        p.bias_ih,
-        p.bias_hh,
-        batch_sizes,
-        reverse,
-        reset,
-        checkpoint_steps,
-        recurrent_mask}});
+  return direction;
 }
 
-// The order in which masks are drawn is that of the directions.
-bool LayerModule::fits_side_by_side(const Tensor& input, const Tensor& h_0) const {
-  if (!input.is_cpu() || recurrent_dropout > 0) return false;
+SequenceArgs LayerModule::args_of(const Direction& direction, const Rows& rows) const {
+  const auto& [input, batch_sizes, reset] = rows;
+  const int64_t each = parameters_each();
+  const Parameters p(cell, has_bias, prepacked, parameters.slice(direction.k * each, each));
+  return {
+      {cell,
+       input,
+       direction.h_0,
+       direction.c_0,
+       p.weight_ih,
+       p.weight_hh,
+       p.bias_ih,
+       p.bias_hh,
+       batch_sizes,
+       direction.reverse,
+       reset,
+       checkpoint_steps,
+       direction.recurrent_mask}};
+}
+
+SequenceOutputs LayerModule::run_direction(const Direction& direction, const Rows& rows) const {
+  const SequenceArgs args = args_of(direction, rows);
+  if (!prepacked) return op::sequence(args);
+  return op::sequence_prepacked(
+      {args.cell,
+       args.input,
+       args.h_0,
+       args.c_0,
+       args.weight_ih,
+       args.bias_ih,
+       args.bias_hh,
+       args.batch_sizes,
+       args.reverse,
+       args.reset});
+}
+
+std::vector<SequenceOutputs> LayerModule::run_directions(
+    const std::vector<Direction>& directions, const Rows& rows, bool side_by_side) const {
+  std::vector<SequenceOutputs> results(directions.size());
+  const auto run = [&](size_t k) { results[k] = run_direction(directions[k], rows); };
+  if (!side_by_side) {
+    for (size_t k = 0; k < directions.size(); ++k) run(k);
+  } else if (prepacked) {
+    run_side_by_side(run);
+  } else {
+    std::tie(results[0], results[1]) =
+        sequences_side_by_side(args_of(directions[0], rows), args_of(directions[1], rows));
+  }
+  return results;
+}
+
+bool LayerModule::fits_side_by_side(
+    const Tensor& input, const Tensor& h_0, Followers followers) const {
+  if (!bidirectional || !input.is_cpu() || followers == Followers::kOthers) return false;
   const bool bf16 = input.scalar_type() == at::kBFloat16;
   const cpu::LayerShape shape = {
       h_0.size(1), input.size(-1), hidden_size, flat_size(input), bf16, cpu::slots_of(cell)};
-  return cpu::schedule_side_by_side(cpu::current_machine(), shape);
+  const bool training = followers == Followers::kAutograd;
+  return cpu::schedule_side_by_side(cpu::current_machine(), shape, training);
 }
 
 LayerModule::Result LayerModule::run(
@@ -487,38 +487,35 @@ LayerModule::Result LayerModule::run(
     const State& initial,
     const std::optional<Tensor>& batch_sizes,
     const Tensor& reset,
-    bool unobserved) const {
-  const auto run = [&](int64_t k, bool reverse) {
-    const Tensor h = select_state(std::get<0>(initial), k, unobserved);
-    const Tensor c = cell.has_c() ? select_state(std::get<1>(initial), k, unobserved) : Tensor();
-    return run_direction(k, input, h, c, batch_sizes, reverse, reset);
-  };
+    Followers followers) const {
+  const bool unobserved = followers == Followers::kNone;
   if (directions() == 1) {  // the states without a copy
-    auto [output, h, c] = run(0, /*reverse=*/false);
+    const Direction only = direction(0, /*reverse=*/false, initial, unobserved);
+    auto [output, h, c] = run_direction(only, {input, batch_sizes, reset});
     return {
         std::move(output),
         State(
             unsqueeze_state(std::move(h), unobserved),
             cell.has_c() ? unsqueeze_state(std::move(c), unobserved) : std::move(c))};
   }
-  const int64_t count = bidirectional ? 2 : 1;
-  std::vector<Tensor> h_n(directions());
-  std::vector<Tensor> c_n(directions());
+  std::vector<Tensor> h_n;
+  std::vector<Tensor> c_n;
   for (int64_t layer = 0; layer < num_layers; ++layer) {
     if (layer > 0 && dropout > 0) {
       input = at::dropout(input, dropout, /*train=*/true);
     }
-    std::vector<Tensor> outputs(count);
-    const auto run_one = [&](int64_t direction) {
-      const int64_t k = layer * count + direction;
-      std::tie(outputs[direction], h_n[k], c_n[k]) = run(k, /*reverse=*/direction == 1);
-    };
-    if (unobserved && bidirectional && fits_side_by_side(input, std::get<0>(initial))) {
-      run_side_by_side(run_one);
-    } else {
-      for (int64_t direction = 0; direction < count; ++direction) run_one(direction);
+    std::vector<Direction> each = {
+        direction(directions_each() * layer, /*reverse=*/false, initial, unobserved)};
+    if (bidirectional)
+      each.push_back(direction(2 * layer + 1, /*reverse=*/true, initial, unobserved));
+    const bool side_by_side = fits_side_by_side(input, each.front().h_0, followers);
+    std::vector<Tensor> outputs;
+    for (auto& [output, h, c] : run_directions(each, {input, batch_sizes, reset}, side_by_side)) {
+      outputs.push_back(std::move(output));
+      h_n.push_back(std::move(h));
+      c_n.push_back(std::move(c));
     }
-    input = count == 1 ? outputs.front() : at::cat(outputs, -1);
+    input = outputs.size() == 1 ? outputs.front() : at::cat(outputs, -1);
   }
   return {input, State(at::stack(h_n), cell.has_c() ? at::stack(c_n) : c_n.front())};
 }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cell/cell.h"
+#include "op/operator_args.h"
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/SymInt.h>
@@ -12,11 +13,15 @@
 #include <optional>
 #include <string_view>
 #include <tuple>
+#include <vector>
 
 namespace lltm {
 
 // (h, c), as in lltm/nn.h; of a cell without c, c is undefined, and as a result empty.
 using State = std::tuple<at::Tensor, at::Tensor>;
+
+// Who has to do with a call besides the kernels.
+enum class Followers { kNone, kAutograd, kOthers };
 
 // LLTMCell::forward, and that of the other cells.
 struct StepModule {
@@ -54,7 +59,16 @@ struct LayerModule {
   bool has_bias;
 
  private:
-  int64_t directions() const { return num_layers * (bidirectional ? 2 : 1); }
+  // One direction of a layer; the rows (T, B, .), or (N, .) with batch_sizes, that it runs over.
+  struct Direction;
+  struct Rows {
+    const at::Tensor& input;
+    const std::optional<at::Tensor>& batch_sizes;
+    const at::Tensor& reset;
+  };
+
+  int64_t directions_each() const { return bidirectional ? 2 : 1; }
+  int64_t directions() const { return num_layers * directions_each(); }
   int64_t parameters_each() const;
   void check(const at::Tensor& input) const;
   // (h_0, c_0), each (L*D, B, H), checked.
@@ -63,24 +77,21 @@ struct LayerModule {
       const std::optional<State>& state,
       const c10::SymInt& batch,
       bool batched) const;
-  // Every layer and direction over (T, B, I), or (N, I) with batch_sizes. Views of unobserved
-  // tensors are made without the dispatcher.
+  // Every layer and direction. Views that nobody follows are made without the dispatcher.
   Result run(
       at::Tensor input,
       const State& initial,
       const std::optional<at::Tensor>& batch_sizes,
       const at::Tensor& reset,
-      bool unobserved) const;
-  bool fits_side_by_side(const at::Tensor& input, const at::Tensor& h_0) const;
-  // The k-th direction over (T, B, .), or (N, .) with batch_sizes; returns output, h_n, c_n.
-  std::tuple<at::Tensor, at::Tensor, at::Tensor> run_direction(
-      int64_t k,
-      const at::Tensor& input,
-      const at::Tensor& h_0,
-      const at::Tensor& c_0,
-      const std::optional<at::Tensor>& batch_sizes,
-      bool reverse,
-      const at::Tensor& reset) const;
+      Followers followers) const;
+  // The k-th of all, with its part of the states.
+  Direction direction(int64_t k, bool reverse, const State& initial, bool unobserved) const;
+  SequenceArgs args_of(const Direction& direction, const Rows& rows) const;
+  SequenceOutputs run_direction(const Direction& direction, const Rows& rows) const;
+  // Those of a layer.
+  std::vector<SequenceOutputs> run_directions(
+      const std::vector<Direction>& directions, const Rows& rows, bool side_by_side) const;
+  bool fits_side_by_side(const at::Tensor& input, const at::Tensor& h_0, Followers followers) const;
 };
 
 // The operators, below the dispatcher; library.cpp has their schemas.

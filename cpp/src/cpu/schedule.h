@@ -76,8 +76,9 @@ BackwardSchedule schedule_backward(const Machine& machine, const LayerShape& sha
 ForwardSchedule schedule_forward_int8(const Machine& machine, const LayerShape& shape);
 
 // Whether the two directions of a layer run side by side, each by one thread, rather than one after
-// the other, each by all: no barriers, but of each weight no thread has a part of its own.
-bool schedule_side_by_side(const Machine& machine, const LayerShape& shape);
+// the other, each by all: no barriers, but of each weight no thread has a part of its own. In
+// training forward and backward do.
+bool schedule_side_by_side(const Machine& machine, const LayerShape& shape, bool training);
 
 // Weights that are packed ahead of time: the batch size that they are packed for, the width
 // of their blocks, and the largest width on any machine.

@@ -4,6 +4,7 @@
 #include "op/check.h"
 #include "op/composite.h"
 #include "op/operators.h"
+#include "op/side_by_side.h"
 #include "op/states.h"
 
 #include <ATen/core/grad_mode.h>
@@ -12,6 +13,8 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <array>
+#include <span>
 #include <string>
 #include <type_traits>
 
@@ -26,6 +29,7 @@ using torch::autograd::variable_list;
 // ATen can differentiate.
 struct StepOperator {
   using Args = StepArgs;
+  using Results = StepResult;
   static constexpr auto check = check_step;
   static constexpr auto call = op::step;
   static constexpr auto forward = op::step_forward;
@@ -34,11 +38,11 @@ struct StepOperator {
   static constexpr auto composite_backward = composite::step_backward_anew;
 
   // The results that backward takes, and its arguments with them.
-  static variable_list kept(const StepResult& results) { return {std::get<2>(results)}; }
+  static std::array<Tensor, 1> kept(const StepResult& results) { return {std::get<2>(results)}; }
   static StepBackwardArgs backward_args(
       const StepArgs& args,
-      const Tensor* kept,
-      const variable_list& grads,
+      std::span<const Tensor> kept,
+      std::span<const Tensor> grads,
       const OutputMask& output_mask) {
     return {args, kept[0], grads[0], grads[1], output_mask};
   }
@@ -46,6 +50,7 @@ struct StepOperator {
 
 struct SequenceOperator {
   using Args = SequenceArgs;
+  using Results = SequenceResult;
   static constexpr auto check = check_sequence;
   static constexpr auto call = op::sequence;
   static constexpr auto forward = op::sequence_forward;
@@ -53,13 +58,13 @@ struct SequenceOperator {
   static constexpr auto composite_forward = composite::sequence_forward;
   static constexpr auto composite_backward = composite::sequence_backward_anew;
 
-  static variable_list kept(const SequenceResult& results) {
+  static std::array<Tensor, 2> kept(const SequenceResult& results) {
     return {std::get<0>(results), std::get<3>(results)};
   }
   static SequenceBackwardArgs backward_args(
       const SequenceArgs& args,
-      const Tensor* kept,
-      const variable_list& grads,
+      std::span<const Tensor> kept,
+      std::span<const Tensor> grads,
       const OutputMask& output_mask) {
     return {args, kept[0], kept[1], grads[0], grads[1], grads[2], output_mask};
   }
@@ -132,60 +137,70 @@ bool is_differentiated(const variable_list& grads) {
          std::any_of(grads.begin(), grads.end(), is_dual);
 }
 
-// Of the first tensors. needs_input_grad numbers only the tensors that were given, so an absent
-// bias has no number.
+// Whether nobody follows a call on this thread but autograd.
+bool is_plain_call(const variable_list& saved, const variable_list& grads) {
+  return is_plain_thread() && std::all_of(saved.begin(), saved.end(), is_plain) &&
+         std::all_of(grads.begin(), grads.end(), is_plain);
+}
+
+// Of the first tensors. needs_input_grad numbers only the tensors that were given, of which `given`
+// stand before these: an absent bias has no number.
 template <typename Args>
-OutputMask wanted_gradients(const AutogradContext& context, const Args& args) {
+OutputMask wanted_gradients(const AutogradContext& context, const Args& args, size_t& given) {
   OutputMask wanted = {};
   size_t k = 0;
-  size_t given = 0;
   for_each_tensor(args, [&](const Tensor& tensor) {
-    if (k < wanted.size()) wanted[k++] = tensor.defined() && context.needs_input_grad(given++);
+    const bool needed = tensor.defined() && context.needs_input_grad(given++);
+    if (k < wanted.size()) wanted[k++] = needed;
   });
   return wanted;
 }
 
-// Every member has its place: a tensor among the saved variables, another in saved_data, unless it
-// is 0.
 template <typename Args>
-void save(AutogradContext& context, const Args& args, const variable_list& kept) {
-  variable_list tensors;
-  tensors.reserve(std::tuple_size_v<decltype(args.flat())> + kept.size());
+constexpr size_t kMembers = std::tuple_size_v<decltype(std::declval<Args>().flat())>;
+
+// Every member has its place: a tensor among `tensors`, the saved variables, another in saved_data,
+// unless it is 0.
+template <typename Args>
+void save(AutogradContext& context, const Args& args, variable_list& tensors) {
   for_each_member(args, [&](const auto& member) {
     using Member = std::decay_t<decltype(member)>;
     if constexpr (TensorMember<Member>) {
       tensors.push_back(member);
-    } else if constexpr (std::is_same_v<Member, CellName>) {
-      context.saved_data["cell"] = std::string(member.name());
-      tensors.emplace_back();
     } else {
-      if (member != Member{}) context.saved_data[std::to_string(tensors.size())] = member;
+      const auto value = [&] {
+        if constexpr (std::is_same_v<Member, CellName>) {
+          return std::string(member.name());
+        } else {
+          return member;
+        }
+      }();
+      if (value != decltype(value){}) context.saved_data[std::to_string(tensors.size())] = value;
       tensors.emplace_back();
     }
   });
-  tensors.insert(tensors.end(), kept.begin(), kept.end());
-  context.save_for_backward(std::move(tensors));
 }
 
-// Refers to the saved variables, `tensors`, which end with the kept ones.
+// Refers to the saved variables, those of this call from `first` on.
 template <typename Args>
-Args saved_args(AutogradContext& context, const variable_list& tensors) {
+Args saved_args(const AutogradContext& context, const variable_list& tensors, size_t first) {
   using Members = decltype(std::declval<Args>().flat());
   const auto member = [&]<size_t k>() -> decltype(auto) {
-    using Member = std::tuple_element_t<k, Members>;
+    using Member = std::decay_t<std::tuple_element_t<k, Members>>;
     if constexpr (TensorMember<Member>) {
-      return (tensors[k]);
-    } else if constexpr (std::is_same_v<std::decay_t<Member>, CellName>) {
-      return CellName(context.saved_data.at("cell").toStringRef());
+      return (tensors[first + k]);
     } else {
-      using Value = std::decay_t<Member>;
-      const auto found = context.saved_data.find(std::to_string(k));
-      return found == context.saved_data.end() ? Value{} : found->second.template to<Value>();
+      const auto found = context.saved_data.find(std::to_string(first + k));
+      if constexpr (std::is_same_v<Member, CellName>) {
+        return CellName(found->second.toStringRef());
+      } else {
+        return found == context.saved_data.end() ? Member{} : found->second.template to<Member>();
+      }
     }
   };
   return [&]<size_t... k>(std::index_sequence<k...>) {
     return from_flat<Args>(member.template operator()<k>()...);
-  }(std::make_index_sequence<std::tuple_size_v<Members>>());
+  }(std::make_index_sequence<kMembers<Args>>());
 }
 
 // The composite path differentiates forward as it stands.
@@ -198,53 +213,113 @@ void check_is_differentiable(const CellInfo& cell) {
       " transform of torch.func");
 }
 
-// A gradient for every member, where there is none an undefined one.
+// A gradient for every tensor that was given, where there is none an undefined one.
 template <typename Args>
-variable_list at_their_places(const Args& args, variable_list gradients) {
-  variable_list result;
-  result.reserve(std::tuple_size_v<decltype(args.flat())>);
+void append_gradients(const Args& args, const Gradients& gradients, variable_list& all) {
+  const auto of_first =
+      std::apply([](const auto&... gradient) { return std::array{&gradient...}; }, gradients);
   size_t k = 0;
-  for_each_member(args, [&](const auto& member) {
-    const bool has_one = TensorMember<decltype(member)> && k < gradients.size();
-    result.push_back(has_one ? std::move(gradients[k++]) : Tensor());
+  for_each_tensor(args, [&](const Tensor& tensor) {
+    if (tensor.defined()) all.push_back(k < of_first.size() ? *of_first[k] : Tensor());
+    ++k;
   });
-  return result;
 }
 
 template <typename... Results>
-variable_list as_list(std::tuple<Results...> results) {
-  return std::apply([](auto&... tensors) { return variable_list{std::move(tensors)...}; }, results);
+void append(std::tuple<Results...> results, variable_list& all) {
+  std::apply([&](auto&... tensors) { (all.push_back(std::move(tensors)), ...); }, results);
 }
 
-template <typename Op>
-struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator<Op>> {
+// ---- the node of a call, or of several that run side by side ---------------------
+
+template <typename Op, size_t calls>
+struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator<Op, calls>> {
+  using Args = typename Op::Args;
+  using Results = typename Op::Results;
+  static constexpr size_t kKept = std::tuple_size_v<decltype(Op::kept(Results()))>;
+  static constexpr size_t kSaved = kMembers<Args> + kKept;
+  static constexpr size_t kOutputs = std::tuple_size_v<Results> - 1;
+
   // Compiled autograd may trace backward, because backward reads the context only.
   static constexpr bool is_traceable = true;
 
-  template <typename... Flat>
-  static variable_list forward(AutogradContext* context, const Flat&... flat) {
+  // run(k) of each call.
+  template <typename Run>
+  static void for_each_call(bool side_by_side, const Run& run) {
+    if constexpr (calls == 2) {
+      if (side_by_side) return run_side_by_side(run);
+    }
+    for (size_t k = 0; k < calls; ++k) run(k);
+  }
+
+  // Autograd follows `given`, the tensors among the arguments.
+  static variable_list forward(
+      AutogradContext* context, at::TensorList /*given*/, const std::array<Args, calls>& args) {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const auto args = from_flat<typename Op::Args>(flat...);
-    auto results = Op::forward(args);
+    std::array<Results, calls> results;
+    for_each_call(true, [&](size_t k) { results[k] = Op::forward(args[k]); });
+    variable_list saved;
+    variable_list outputs;
+    saved.reserve(calls * kSaved);
+    outputs.reserve(calls * kOutputs);
+    for (size_t k = 0; k < calls; ++k) {
+      save(*context, args[k], saved);
+      for (const Tensor& tensor : Op::kept(results[k])) saved.push_back(tensor);
+      append(without_saved(std::move(results[k])), outputs);
+    }
     context->set_materialize_grads(false);
-    save(*context, args, Op::kept(results));
-    return as_list(without_saved(std::move(results)));
+    context->save_for_backward(std::move(saved));
+    return outputs;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    const variable_list tensors = context->get_saved_variables();
-    const auto args = saved_args<typename Op::Args>(*context, tensors);
-    constexpr size_t count = std::tuple_size_v<decltype(args.flat())>;
-    if (is_differentiated(grads)) check_is_differentiable(*args.cell);
-    const auto backward_args =
-        Op::backward_args(args, tensors.data() + count, grads, wanted_gradients(*context, args));
-    return at_their_places(
-        args,
-        as_list(
-            is_differentiated(grads) ? with_grad_of_h(backward_args, Op::composite_backward)
-                                     : Op::backward(backward_args)));
+    const variable_list saved = context->get_saved_variables();
+    const auto args_of = [&](size_t k) { return saved_args<Args>(*context, saved, k * kSaved); };
+    const bool differentiated = is_differentiated(grads);
+    std::array<OutputMask, calls> wanted;
+    size_t given = 0;
+    for (size_t k = 0; k < calls; ++k) wanted[k] = wanted_gradients(*context, args_of(k), given);
+    std::array<Gradients, calls> gradients;
+    const auto run = [&](size_t k) {
+      const auto args = args_of(k);
+      if (differentiated) check_is_differentiable(*args.cell);
+      const auto backward_args = Op::backward_args(
+          args,
+          std::span(saved).subspan(k * kSaved + kMembers<Args>, kKept),
+          std::span(grads).subspan(k * kOutputs, kOutputs),
+          wanted[k]);
+      gradients[k] = differentiated ? with_grad_of_h(backward_args, Op::composite_backward)
+                                    : Op::backward(backward_args);
+    };
+    for_each_call(!differentiated && is_plain_call(saved, grads), run);
+    variable_list all;
+    all.reserve(given + 1);
+    for (size_t k = 0; k < calls; ++k) append_gradients(args_of(k), gradients[k], all);
+    all.emplace_back();  // of the structs
+    return all;
   }
 };
+
+// The results of each call.
+template <typename Op, size_t calls>
+auto record(const std::array<typename Op::Args, calls>& args) {
+  using Operator = DifferentiableOperator<Op, calls>;
+  c10::SmallVector<Tensor, calls * kMembers<typename Op::Args>> given;
+  for (const auto& call : args) {
+    for_each_tensor(call, [&](const Tensor& tensor) {
+      if (tensor.defined()) given.push_back(tensor);
+    });
+  }
+  const variable_list results = Operator::apply(at::TensorList(given), args);
+  using Outputs = decltype(Op::call(args[0]));
+  std::array<Outputs, calls> outputs;
+  for (size_t call = 0; call < calls; ++call) {
+    outputs[call] = [&]<size_t... k>(std::index_sequence<k...>) {
+      return Outputs(results[call * Operator::kOutputs + k]...);
+    }(std::make_index_sequence<Operator::kOutputs>());
+  }
+  return outputs;
+}
 
 // ---- the kernels under the Autograd key ------------------------------------------
 
@@ -259,13 +334,7 @@ auto autograd(const typename Op::Args& args) {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     return Op::call(args);
   }
-  const variable_list results = std::apply(
-      [](const auto&... members) { return DifferentiableOperator<Op>::apply(to_flat(members)...); },
-      args.flat());
-  using Outputs = decltype(Op::call(args));
-  return [&]<size_t... k>(std::index_sequence<k...>) {
-    return Outputs(results[k]...);
-  }(std::make_index_sequence<std::tuple_size_v<Outputs>>());
+  return record<Op, 1>({args})[0];
 }
 
 // Packed weights have no derivative.
@@ -279,6 +348,18 @@ Tensor prepack_autograd(
 }
 
 }  // namespace
+
+std::pair<SequenceOutputs, SequenceOutputs> sequences_side_by_side(
+    const SequenceArgs& first, const SequenceArgs& second) {
+  const std::array calls = {first, second};
+  std::array<SequenceOutputs, 2> outputs;
+  if (requires_grad(first) || requires_grad(second)) {
+    outputs = record<SequenceOperator>(calls);
+  } else {
+    run_side_by_side([&](size_t k) { outputs[k] = op::sequence(calls[k]); });
+  }
+  return {std::move(outputs[0]), std::move(outputs[1])};
+}
 
 TORCH_LIBRARY_IMPL(lltm, Autograd, m) {
   implement<autograd<StepOperator>>(m, "step");
