@@ -30,7 +30,8 @@ namespace py = pybind11;
 using at::Tensor;
 using Tensors = c10::SmallVector<Tensor, 4>;
 
-PyObject* shape_error = nullptr;  // lltm.ArgumentError
+PyObject* shape_error = nullptr;     // lltm.ArgumentError
+PyObject* module_getattr = nullptr;  // of torch.nn.Module, as it was when lltm was imported
 
 // An argument that PyTorch's parser has to look at.
 struct NotPlain {};
@@ -86,14 +87,10 @@ PyObject* lookup(PyObject* dict, PyObject* name) {
 py::object attribute(PyObject* module, PyObject* name) {
   static PyObject* const getattr = PyUnicode_InternFromString("__getattr__");
   static PyObject* const getattribute = PyUnicode_InternFromString("__getattribute__");
-  static PyObject* const of_torch = _PyType_Lookup(
-      reinterpret_cast<PyTypeObject*>(
-          py::module_::import("torch.nn").attr("Module").cast<py::type>().ptr()),
-      getattr);
   static PyObject* const of_object = _PyType_Lookup(&PyBaseObject_Type, getattribute);
   PyTypeObject* const type = Py_TYPE(module);
   PyObject** const dict = _PyObject_GetDictPtr(module);
-  const bool usual = _PyType_Lookup(type, getattr) == of_torch &&
+  const bool usual = _PyType_Lookup(type, getattr) == module_getattr &&
                      _PyType_Lookup(type, getattribute) == of_object &&
                      _PyType_Lookup(type, name) == nullptr && dict != nullptr && *dict != nullptr;
   if (usual) {
@@ -101,8 +98,10 @@ py::object attribute(PyObject* module, PyObject* name) {
         PyUnicode_InternFromString("_parameters"), PyUnicode_InternFromString("_buffers")};
     PyObject* value = lookup(*dict, name);
     for (PyObject* const place : places) {
-      PyObject* const values = value == nullptr ? lookup(*dict, place) : nullptr;
-      if (values != nullptr && PyDict_Check(values)) value = lookup(values, name);
+      if (value != nullptr) break;
+      PyObject* const values = lookup(*dict, place);
+      if (values == nullptr || !PyDict_CheckExact(values)) break;
+      value = lookup(values, name);
     }
     if (value != nullptr) return py::reinterpret_borrow<py::object>(value);
   }
@@ -248,6 +247,8 @@ constexpr char kStep[] = "lltm::layer_step";
 
 void define_module_calls(py::module_& m, PyObject* argument_error) {
   shape_error = argument_error;
+  const auto torch_module = py::module_::import("torch.nn").attr("Module");
+  module_getattr = py::object(torch_module.attr("__getattr__")).release().ptr();
   constexpr const char* kText =
       "(module, input, hx, parameters, options, last=None): what the module's forward returns,"
       " where no argument overrides functions; else None. parameters and options are the names of"

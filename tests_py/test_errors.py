@@ -330,6 +330,20 @@ def test_states_that_agree_with_each_other_alone_are_named() -> None:
         in_torch_ops("cell", {**CELL, "h": torch.zeros(4, 6), "c": torch.zeros(4, 6)})
 
 
+def test_an_argument_of_another_hidden_size_says_nothing_of_the_rest() -> None:
+    layer = torch.nn.GRU(4, 6)
+    arguments = (torch.zeros(5, 2, 4), torch.zeros(6, 2), None, *layer.parameters())
+    with pytest.raises(ValueError, match=r"expected h_0 of shape \(2, 6\), got \(6, 2\)"):
+        torch.ops.lltm.sequence("gru", *arguments)
+
+
+def test_batch_sizes_whose_sum_no_number_holds_are_refused() -> None:
+    h_0, sizes = torch.zeros(1, 1).expand(2**62, 1), torch.tensor([2**62, 2**62])
+    weights = torch.zeros(3, 4), torch.zeros(3, 1)
+    with pytest.raises(ValueError, match=r"expected batch_sizes with a sum below 2\^63"):
+        torch.ops.lltm.sequence("gru", randn(8, 4), h_0, None, *weights, batch_sizes=sizes)
+
+
 # ----- modules ---------------------------------------------------------------
 
 X, ROW = randn(6, 4, 3), randn(4, 3)
@@ -515,6 +529,41 @@ def test_modules_refuse_other_layouts(layout: str) -> None:
             input, h_0, c_0 = (LAYOUTS[layout](y) if i == k else y for i, y in enumerate(good))
             call = partial(module, input, (h_0, c_0))
             refuses(call, RuntimeError, op, f"{name} of layout Strided, got {layout}")
+
+
+@pytest.mark.parametrize("nested", NESTED, ids=["strided", "jagged"])
+def test_modules_refuse_nested_states(nested: Tensor) -> None:
+    text = "of layout Strided, got a nested tensor"
+    for layer in (lltm.LSTM(3, 5), lltm.LSTM(3, 5).prepack()):
+        refuses(partial(layer, X, (nested, STATE[1])), RuntimeError, "LSTM", f"h_0 {text}")
+        refuses(partial(layer, X, (STATE[0], nested)), RuntimeError, "LSTM", f"c_0 {text}")
+
+
+@pytest.mark.parametrize("size", [9, 2**31, 2**62])
+def test_a_packed_batch_of_more_rows_than_there_are_is_refused(size: int) -> None:
+    packed = PackedSequence(randn(8, 3), torch.tensor([size, size]))
+    text = f"input of at least {size} rows, with which batch_sizes begins, got 8"
+    for layer in (lltm.GRU(3, 5), lltm.GRU(3, 5).prepack()):
+        refuses(partial(layer, packed), ValueError, "GRU", text)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("dropout", 2.0, "to lie in [0, 1], got 2"),
+        ("dropout", float("nan"), "to lie in [0, 1], got nan"),
+        ("recurrent_dropout", -1.0, "to lie in [0, 1], got -1"),
+        ("recurrent_dropout", float("nan"), "to lie in [0, 1], got nan"),
+        ("hidden_size", -6, "to be positive, got -6"),
+        ("hidden_size", 2**62, f"of at most {2**27}, got {2**62}"),
+    ],
+)
+def test_options_that_were_changed_are_checked_as_in_the_constructor(
+    name: str, value: float, text: str
+) -> None:
+    layer = lltm.GRU(3, 5, num_layers=2)
+    setattr(layer, name, value)
+    refuses(partial(layer, X), ValueError, "GRU", f"{name} {text}")
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # creating such a tensor is deprecated

@@ -257,19 +257,24 @@ def twice_the_weights(name: str) -> list[Any]:
         def forward(self, x: Tensor) -> Tensor:
             return 2 * x
 
+    class Doubling(dict[str, Any]):
+        def __getitem__(self, key: str) -> Any:
+            return 2 * super().__getitem__(key) if key == weights else super().__getitem__(key)
+
     def by_getattr(self: Any, attribute: str) -> Any:
         value: Any = nn.Module.__getattr__(self, attribute)
         return 2 * value if attribute == weights else value
 
     subclassed = type("ByGetattr", (base,), {"__getattr__": by_getattr})(INPUT, H)
-    in_dict, parametrized = base(INPUT, H), base(INPUT, H)
+    in_dict, parametrized, in_parameters = (base(INPUT, H) for _ in range(3))
+    in_parameters.__dict__["_parameters"] = Doubling(in_parameters._parameters)
     in_dict.__dict__[weights] = 2 * getattr(in_dict, weights).detach()
     parametrize.register_parametrization(parametrized, weights, Twice())
     with_property = type("ByProperty", (base,), {})
     by_property = with_property(INPUT, H)
     parameter = by_property._parameters.pop(weights)
     setattr(with_property, weights, property(lambda self: 2 * parameter))
-    return [subclassed, in_dict, by_property, parametrized]
+    return [subclassed, in_dict, by_property, parametrized, in_parameters]
 
 
 CLASSES: dict[str, Any] = {"cell": lltm.LLTMCell, "layer": lltm.LLTM}
@@ -286,6 +291,29 @@ def test_the_weights_are_what_the_attribute_is(name: str) -> None:
             getattr(plain, WEIGHTS[name]).copy_(getattr(module, WEIGHTS[name]))
             getattr(plain, bias).copy_(getattr(module, bias))
         torch.testing.assert_close(module(x, hx), plain(x, hx), rtol=0, atol=0)
+
+
+# Before the first call of a module.
+PATCHED = """
+import lltm, torch
+found = torch.nn.Module.__getattr__
+def doubled(self, name):
+    value = found(self, name)
+    return 2 * value if name == "weight_hh_l0" else value
+cell, twice = lltm.GRU(3, 4), lltm.GRU(3, 4)
+twice.load_state_dict(cell.state_dict())
+torch.nn.Module.__getattr__ = doubled
+x = torch.randn(5, 2, 3)
+changed = cell(x)[0]
+torch.nn.Module.__getattr__ = found
+twice.weight_hh_l0.data *= 2
+assert torch.equal(changed, twice(x)[0])
+"""
+
+
+def test_the_attribute_is_what_a_patched_module_says() -> None:
+    run = support.run_python("-c", PATCHED)
+    assert run.returncode == 0, run.stderr
 
 
 @pytest.mark.parametrize("name", CLASSES)

@@ -166,12 +166,12 @@ class Layer(Recurrent):
     @property
     def _dropout_now(self) -> float:
         # `training` is read only where there is dropout.
-        applies = self.num_layers > 1 and self.dropout > 0 and self.training
+        applies = self.num_layers > 1 and self.dropout != 0 and self.training
         return self.dropout if applies else 0.0
 
     @property
     def _recurrent_dropout_now(self) -> float:
-        applies = self.recurrent_dropout > 0 and self.training
+        applies = self.recurrent_dropout != 0 and self.training
         return self.recurrent_dropout if applies else 0.0
 
     def _columns_of_input(self, k: int) -> int:

@@ -36,14 +36,14 @@ void check_tensor(const char* where, const char* name, const Tensor& tensor) {
       ": expected ",
       name,
       " to be a tensor, got an undefined tensor");
-  TORCH_CHECK(
-      tensor.layout() == at::kStrided,
+  TORCH_CHECK(  // a nested tensor may say that it is strided
+      tensor.layout() == at::kStrided && !tensor.is_nested(),
       "lltm::",
       where,
       ": expected ",
       name,
       " of layout Strided, got ",
-      tensor.layout());
+      tensor.is_nested() ? "a nested tensor" : c10::str(tensor.layout()));
 }
 
 void check_shape(
@@ -185,10 +185,23 @@ Tensor unsqueeze_state(Tensor state, bool unobserved) {
 
 // The batch size of packed rows: the first of batch_sizes. Where that has no value, in a graph that
 // is being traced or without steps, a tensor that has it among its sizes.
-SymInt packed_batch(const PackedRows& rows, const std::optional<State>& state) {
+SymInt packed_batch(
+    const char* where, const PackedRows& rows, const std::optional<State>& state) {
   const Tensor& sizes = rows.batch_sizes;
   const bool steps = sizes.dim() == 1 && sizes.sym_numel() > 0;
-  if (steps && is_plain(sizes)) return sizes[0].item<int64_t>();
+  if (steps && is_plain(sizes)) {
+    const auto batch = sizes[0].item<int64_t>();
+    const SymInt count = rows.data.sym_size(0);  // the operator compares the sum with it
+    TORCH_CHECK_VALUE(
+        count >= batch,
+        "lltm::",
+        where,
+        ": expected input of at least ",
+        batch,
+        " rows, with which batch_sizes begins, got ",
+        count);
+    return batch;
+  }
   if (rows.sorted_indices.defined()) return rows.sorted_indices.sym_size(0);
   if (state.has_value()) {  // the operator compares it with batch_sizes
     const Tensor& h_0 = std::get<0>(*state);
@@ -256,6 +269,34 @@ struct Parameters {
 
 }  // namespace
 
+// ---- options ------------------------------------------------------------------
+
+void check_size(const char* where, const char* name, int64_t value, int64_t largest) {
+  TORCH_CHECK_VALUE(
+      value > 0, "lltm::", where, ": expected ", name, " to be positive, got ", value);
+  TORCH_CHECK_VALUE(
+      value <= largest,
+      "lltm::",
+      where,
+      ": expected ",
+      name,
+      " of at most ",
+      largest,
+      ", got ",
+      value);
+}
+
+void check_probability(const char* where, const char* name, double value) {
+  TORCH_CHECK_VALUE(
+      value >= 0 && value <= 1,
+      "lltm::",
+      where,
+      ": expected ",
+      name,
+      " to lie in [0, 1], got ",
+      value);
+}
+
 // ---- one step -----------------------------------------------------------------
 
 State StepModule::forward(const Tensor& input, const std::optional<State>& state) const {
@@ -319,6 +360,9 @@ void LayerModule::check(const Tensor& input) const {
       ", got ",
       given,
       " parameters");
+  check_size(cell.layer_class, "hidden_size", hidden_size, kLargestSize);
+  check_probability(cell.layer_class, "dropout", dropout);
+  check_probability(cell.layer_class, "recurrent_dropout", recurrent_dropout);
   if (!prepacked) {
     check_kind(cell.layer_class, input, parameters.front());
   } else if (has_bias) {  // packed weights are bytes
@@ -380,7 +424,7 @@ LayerModule::Result LayerModule::forward(
     const auto& [h, c] = states;
     return State(h.index_select(1, order), cell.has_c() ? c.index_select(1, order) : c);
   };
-  State initial = initial_state(rows, state, packed_batch(input, state), /*batched=*/true);
+  State initial = initial_state(rows, state, packed_batch(cell.layer_class, input, state), /*batched=*/true);
   if (state.has_value()) initial = reordered(initial, sorted_indices);
   Result result = run(rows, initial, batch_sizes, reset, followers);
   std::get<1>(result) = reordered(std::get<1>(result), unsorted_indices);

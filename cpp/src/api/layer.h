@@ -23,6 +23,12 @@ using State = std::tuple<at::Tensor, at::Tensor>;
 // Who has to do with a call besides the kernels.
 enum class Followers { kNone, kAutograd, kOthers };
 
+// Sizes up to here can be multiplied with each other and with the size of an element.
+constexpr int64_t kLargestSize = int64_t{1} << 27;
+
+void check_size(const char* where, const char* name, int64_t value, int64_t largest);
+void check_probability(const char* where, const char* name, double value);
+
 // LLTMCell::forward, and that of the other cells.
 struct StepModule {
   State forward(const at::Tensor& input, const std::optional<State>& state) const;

@@ -25,35 +25,7 @@ namespace {
 using at::Tensor;
 using torch::nn::utils::rnn::PackedSequence;
 
-// Sizes up to here can be multiplied with each other and with the size of an element.
-constexpr int64_t kLargestSize = int64_t{1} << 27;
 constexpr int64_t kMostLayers = int64_t{1} << 16;
-
-void check_size(const char* where, const char* name, int64_t value, int64_t largest) {
-  TORCH_CHECK_VALUE(
-      value > 0, "lltm::", where, ": expected ", name, " to be positive, got ", value);
-  TORCH_CHECK_VALUE(
-      value <= largest,
-      "lltm::",
-      where,
-      ": expected ",
-      name,
-      " of at most ",
-      largest,
-      ", got ",
-      value);
-}
-
-void check_probability(const char* where, const char* name, double value) {
-  TORCH_CHECK_VALUE(
-      value >= 0 && value <= 1,
-      "lltm::",
-      where,
-      ": expected ",
-      name,
-      " to lie in [0, 1], got ",
-      value);
-}
 
 // The parameters of a direction; the last ones get the initial values that a user's cell gives.
 void draw(at::TensorList parameters, const std::optional<Cell>& own, int64_t hidden_size) {

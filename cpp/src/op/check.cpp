@@ -263,7 +263,10 @@ class Checker {
           " after ",
           previous);
       previous = size;
-      sum += size;
+      TORCH_CHECK_VALUE(
+          !__builtin_add_overflow(sum, size, &sum),
+          op_,
+          ": expected batch_sizes with a sum below 2^63");
     }
     TORCH_CHECK_VALUE(
         rows == sum,
@@ -361,14 +364,15 @@ class Checker {
     return nullptr;
   }
 
-  // Each letter as most arguments have it. Where as many differ the weights decide, which a caller
-  // seldom gets wrong: they come after the states.
+  // Each letter as most arguments have it. On a tie the weights win: arguments are read from the
+  // last to the first for that. One whose H is wrong has no vote on the rest.
   void settle(Sizes& sizes, const Tensor& batch_sizes) const {
-    for (const Letter letter : {kSteps, kBatch, kRows, kHidden}) {
+    for (const Letter letter : {kHidden, kSteps, kBatch, kRows}) {
       std::vector<SymInt> stated;
       for (size_t k = arguments_.size(); k-- > 0;) {
         const Argument& a = arguments_[k];
         if (!a.tensor.defined() || !a.has_rank()) continue;
+        if (letter != kHidden && !fits(a, kHidden, sizes)) continue;
         for (size_t d = 0; d < a.shape.size(); ++d) {
           const SymInt size = a.tensor.sym_size(static_cast<int64_t>(d));
           const auto& [of, times, plus_input] = a.shape[d];
@@ -383,6 +387,16 @@ class Checker {
       if (!stated.empty()) sizes[letter] = most_frequent(stated, equal);
     }
     settle_input_size(sizes);
+  }
+
+  // Whether each dimension of an argument that this letter alone makes is what the sizes say.
+  bool fits(const Argument& a, Letter letter, const Sizes& sizes) const {
+    for (size_t d = 0; d < a.shape.size(); ++d) {
+      const Size& size = a.shape[d];
+      if (size.letter != letter || size.plus_input) continue;
+      if (!equal(a.tensor.sym_size(static_cast<int64_t>(d)), sizes.of(size))) return false;
+    }
+    return true;
   }
 
   // I stands in the input and the weights alone, one against one. Of the two, the one whose other

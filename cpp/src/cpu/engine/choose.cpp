@@ -14,16 +14,14 @@
 #include <string>
 
 namespace lltm::cpu {
+namespace {
 
-// ---- what was chosen, for people ---------------------------------------------
-
+// As in schedule_log.h.
 void log_schedule(const LayerShape& shape, const std::string& schedule) {
   lltm::log_schedule(shape.rows, shape.batch, shape.input, shape.hidden, schedule);
 }
 
 // ---- the choice --------------------------------------------------------------
-
-namespace {
 
 // Whether PyTorch is told to multiply the float32 operands of recurrent layers in bfloat16:
 // torch.backends.mkldnn.rnn.fp32_precision, or a general setting above it.

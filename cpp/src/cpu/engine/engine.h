@@ -22,9 +22,6 @@ Gradients step_backward(const StepBackwardArgs& args);
 SequenceResult sequence_forward(const SequenceArgs& args);
 Gradients sequence_backward(const SequenceBackwardArgs& args);
 
-// As in schedule_log.h.
-void log_schedule(const LayerShape& shape, const std::string& schedule);
-
 // stepwise.cpp: ATen's GEMMs, step by step. Always works.
 SequenceResult stepwise_forward(const SequenceArgs& args);
 Gradients stepwise_backward(const SequenceBackwardArgs& args);

@@ -220,7 +220,7 @@ StepResult step_forward(const StepArgs& args) {
       args.save ? new_tensor({batch, args.cell->saved * hidden}, options) : Tensor()};
   const StepSchedule schedule = schedule_of(args);
   if (logs_schedules()) {
-    log_schedule({batch, args.input.size(1), hidden, batch}, to_string(schedule));
+    log_schedule(batch, batch, args.input.size(1), hidden, to_string(schedule));
   }
   visit_dtype(
       args.input.scalar_type(), [&]<typename T>(T*) { run_step<T>(args, result, schedule); });
