@@ -225,12 +225,11 @@ TEST(Schedule, OfFewSteps) {
 
 TEST(Schedule, FewRowsAreSharedOut) {
   const auto grid = [](int64_t steps, int64_t batch, int64_t hidden) {
-    const LayerShape of = shape(batch, 64, hidden);
+    LayerShape of = shape(batch, 64, hidden);
+    of.rows = steps * batch;
     Machine machine = kZen4.machine;
     machine.threads = 2;
-    const Grid chosen =
-        schedule_few_rows(machine, {of.batch, of.input, of.hidden, steps * batch}, steps, true)
-            .grid;
+    const Grid chosen = schedule_few_rows(machine, of, steps, /*prepacked=*/true).grid;
     return std::pair(chosen.rows, chosen.columns);
   };
   EXPECT_EQ(grid(100, 3, 75), std::pair(int64_t{2}, int64_t{1}));
@@ -295,7 +294,8 @@ TEST(Schedule, OfOneStepByTheWeightsLayout) {
       << "pairs of elements do not begin at even columns";
   constexpr int64_t kWide = 1 << 21;
   EXPECT_TRUE(
-      has(to_string(schedule_step(kZen4.machine, {16, kWide - 256, 256, Storage::kBf16, kWide, kSlots})),
+      has(to_string(
+              schedule_step(kZen4.machine, {16, kWide - 256, 256, Storage::kBf16, kWide, kSlots})),
           "forward by the GEMM kernel"))
       << "offsets are of 64 bits";
 }

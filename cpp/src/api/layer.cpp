@@ -185,8 +185,7 @@ Tensor unsqueeze_state(Tensor state, bool unobserved) {
 
 // The batch size of packed rows: the first of batch_sizes. Where that has no value, in a graph that
 // is being traced or without steps, a tensor that has it among its sizes.
-SymInt packed_batch(
-    const char* where, const PackedRows& rows, const std::optional<State>& state) {
+SymInt packed_batch(const char* where, const PackedRows& rows, const std::optional<State>& state) {
   const Tensor& sizes = rows.batch_sizes;
   const bool steps = sizes.dim() == 1 && sizes.sym_numel() > 0;
   if (steps && is_plain(sizes)) {
@@ -424,7 +423,8 @@ LayerModule::Result LayerModule::forward(
     const auto& [h, c] = states;
     return State(h.index_select(1, order), cell.has_c() ? c.index_select(1, order) : c);
   };
-  State initial = initial_state(rows, state, packed_batch(cell.layer_class, input, state), /*batched=*/true);
+  State initial =
+      initial_state(rows, state, packed_batch(cell.layer_class, input, state), /*batched=*/true);
   if (state.has_value()) initial = reordered(initial, sorted_indices);
   Result result = run(rows, initial, batch_sizes, reset, followers);
   std::get<1>(result) = reordered(std::get<1>(result), unsorted_indices);

@@ -6,6 +6,7 @@
 
 #include "cell/cell.h"
 #include "cpu/machine.h"
+#include "cpu/range.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -22,6 +23,7 @@ struct Blocks {
       : total(all), width(block_width), count((total + width - 1) / width) {}
   int64_t begin(int64_t block) const { return block * width; }
   int64_t size(int64_t block) const { return std::min(width, total - begin(block)); }
+  Range range(int64_t block) const { return {begin(block), begin(block) + size(block)}; }
 
   int64_t total, width, count;
 };

@@ -13,6 +13,7 @@
 #include "common/weights.h"
 #include "cpu/dispatch.h"
 #include "cpu/engine/engine.h"
+#include "cpu/engine/plan.h"
 #include "cpu/engine/resets.h"
 #include "cpu/engine/sequence_gradients.h"
 #include "cpu/gemm/gemm.h"
@@ -49,6 +50,7 @@ class BlockedBackward {
         grid_(schedule.grid),
         blocks_(hidden_, schedule.block_width),
         steps_(plan_steps(args.input, args.batch_sizes, args.reverse)),
+        plan_(steps_, batch_, grid_, blocks_.count),
         resets_(args.reset, steps_),
         chunks_(plan_chunks(steps_, schedule.chunk_rows)),
         weights_(slot_weights(args)),
@@ -73,8 +75,7 @@ class BlockedBackward {
   // Whether dz itself is the next GEMM's operand, or a packed copy of it.
   static constexpr bool kDzIsOperand = Format::kInPlace;
 
-  struct Slot {
-    Range rows, blocks;
+  struct Slot : Part {
     float* dh;  // of one block
   };
 
@@ -153,14 +154,11 @@ class BlockedBackward {
   }
 
   Slot slot_of(int64_t index) const {
-    return {
-        share(batch_, grid_.rows, index / grid_.columns),
-        share(blocks_.count, grid_.columns, index % grid_.columns),
-        dh_.mutable_data_ptr<float>() + index * dh_.size(1)};
+    return {plan_.part_of(index), dh_.mutable_data_ptr<float>() + index * dh_.size(1)};
   }
 
   bool step(size_t c, size_t k, const Slot& slot) const {
-    const Range rows = intersect(slot.rows, {0, steps_[k].rows});
+    const Range rows = plan_.rows_of_step(k, slot.group);
     if (rows.size() == 0) return true;
     const Range continued = intersect(rows, {0, carried_into_next(k)});
     if (grid_.needs_barrier() && continued.size() > 0) {
@@ -174,7 +172,7 @@ class BlockedBackward {
   }
 
   bool step_block(size_t c, size_t k, const Slot& slot, int64_t block) const {
-    const Range rows = intersect(slot.rows, {0, steps_[k].rows});
+    const Range rows = plan_.rows_of_step(k, slot.group);
     // Rows that the next step continues, and rows that end here.
     const int64_t carried = carried_into_next(k);
     const Range continued = intersect(rows, {0, carried});
@@ -228,7 +226,8 @@ class BlockedBackward {
       part.out_of_range = &out_of_range;
     }
     elementwise<T, Operand>(cell_).backward(part, 0, rows.size() * part.hidden);
-    clear_grad_c(cell_, resets_.of(k, rows), kernel_args_.grad_c_prev, hidden_, unit, part.hidden);
+    clear_grad_c(
+        cell_, resets_.of(k, rows), kernel_args_.grad_c_prev, hidden_, blocks_.range(block));
     return !out_of_range;
   }
 
@@ -266,6 +265,7 @@ class BlockedBackward {
   const Grid grid_;
   const Blocks blocks_;
   const std::vector<Step> steps_;
+  const Plan plan_;
   const Resets resets_;
   const std::vector<Chunk> chunks_;
   const Weights weights_;

@@ -15,6 +15,7 @@
 #include "common/steps.h"
 #include "cpu/dispatch.h"
 #include "cpu/engine/engine.h"
+#include "cpu/engine/plan.h"
 #include "cpu/engine/resets.h"
 #include "cpu/gemm/gemm.h"
 #include "cpu/memory.h"
@@ -63,14 +64,14 @@ class BlockedForward {
         steps_(plan_steps(args.input, args.batch_sizes, args.reverse)),
         resets_(args.reset, steps_),
         checkpoints_(args.saved_checkpoint_steps(), steps_.size(), args.state_c()),
-        grid_(schedule.grid),
+        grid_{schedule.grid.rows, std::min(schedule.grid.columns, blocks_.count)},
+        plan_(steps_, batch_, grid_, blocks_.count),
         merge_projection_(schedule.merge_projection),
         output_is_operand_(
             std::is_same_v<T, Operand> && Format::fits_in_place(hidden_, hidden_) &&
             !args.recurrent_mask.defined()),
         input_(as_source<Source>(args.input)),
         input_rows_(input_) {
-    grid_.columns = std::min(grid_.columns, blocks_.count);
     input_in_place_ = input_.is_contiguous() && Format::fits_in_place(input_size_, input_size_);
     // The rows of a slot stand together in a merged projection, those of the input do not.
     if (merge_projection_ && grid_.rows > 1) input_in_place_ = false;
@@ -78,7 +79,8 @@ class BlockedForward {
     const int64_t most_steps = by_step ? 1 : std::max<int64_t>(1, schedule.chunk_rows / batch_);
     chunk_steps_ = most_steps;
     chunks_ = plan_chunks(steps_, most_steps * batch_, most_steps);
-    if (merge_projection_) count_rows_before();
+    // The rows of a chunk have the order of the input.
+    if (merge_projection_) plan_.count_rows_before(chunks_, args.reverse);
     allocate();
   }
 
@@ -113,9 +115,7 @@ class BlockedForward {
   }
 
  private:
-  struct Slot {
-    int64_t group;  // of slots with the same rows
-    Range rows, blocks;
+  struct Slot : Part {
     float* z;     // pre-activations of one block, or of all blocks of a chunk
     bool* notes;  // of each row of the batch: whether it is out of range
   };
@@ -179,19 +179,11 @@ class BlockedForward {
     }
   }
 
-  Range rows_of_group(int64_t group) const { return share(batch_, grid_.rows, group); }
-
   // At most, in a chunk.
-  int64_t slot_rows() const { return chunk_steps_ * ((batch_ + grid_.rows - 1) / grid_.rows); }
+  int64_t slot_rows() const { return chunk_steps_ * plan_.most_rows_of_group(); }
 
   Slot slot_of(int64_t index) const {
-    const int64_t group = index / grid_.columns;
-    return {
-        group,
-        rows_of_group(group),
-        share(blocks_.count, grid_.columns, index % grid_.columns),
-        z_.mutable_data_ptr<float>() + index * z_.size(1),
-        notes(index)};
+    return {plan_.part_of(index), z_.mutable_data_ptr<float>() + index * z_.size(1), notes(index)};
   }
 
   // The notes that a slot takes, for each row of the batch: threads that share rows have their own.
@@ -215,7 +207,7 @@ class BlockedForward {
   bool pack_input(const Chunk& chunk, int64_t index) const {
     const int64_t group = index / grid_.columns;
     for (size_t k = chunk.first; k < chunk.last; ++k) {
-      const Range rows = rows_of_step(k, group);
+      const Range rows = plan_.rows_of_step(k, group);
       const Range part = share(rows.size(), grid_.columns, index % grid_.columns);
       const Range own = {rows.begin + part.begin, rows.begin + part.end};
       const auto x = input_rows_.of(steps_[k].offset).from(own.begin);
@@ -225,50 +217,18 @@ class BlockedForward {
     return true;
   }
 
-  Range rows_of_step(size_t k, int64_t group) const {
-    return intersect(rows_of_group(group), {0, steps_[k].rows});
-  }
-
-  // For a merged projection, in which the rows of a chunk have the order of the input.
-  void count_rows_before() {
-    rows_before_.resize(steps_.size() * grid_.rows);
-    for (const Chunk& chunk : chunks_) {
-      for (int64_t group = 0; group < grid_.rows; ++group) {
-        int64_t rows = 0;
-        for (size_t i = 0; i < chunk.last - chunk.first; ++i) {
-          const size_t k = args_.reverse ? chunk.last - 1 - i : chunk.first + i;
-          rows_before_[k * grid_.rows + group] = rows;
-          rows += rows_of_step(k, group).size();
-        }
-      }
-    }
-  }
-
-  // Rows of a group in those steps of the chunk of step k that stand before it.
-  int64_t rows_before(size_t k, int64_t group) const {
-    return rows_before_[k * grid_.rows + group];
-  }
-
   // z = x W_x^T for a slot's rows of a chunk.
   void project_chunk(const Chunk& chunk, const Slot& slot) const {
     const size_t begin = args_.reverse ? chunk.last - 1 : chunk.first;
     const size_t end = args_.reverse ? chunk.first : chunk.last - 1;
-    const int64_t rows = rows_before(end, slot.group) + rows_of_step(end, slot.group).size();
+    const int64_t rows =
+        plan_.rows_before(end, slot.group) + plan_.rows_of_step(end, slot.group).size();
     if (rows == 0) return;
     const auto x = input_of(chunk, begin, slot.group);
     for (int64_t block = slot.blocks.begin; block < slot.blocks.end; ++block) {
       const auto z = z_of(slot, block, 0);
       Format::gemm(rows, x, weights_.x(block), z, /*accumulate=*/false);
-      clear_slots_of_h(block, {0, rows}, z);
-    }
-  }
-
-  // The slots of h alone, to which its GEMM adds as to the others.
-  void clear_slots_of_h(int64_t block, Range rows, Matrix<float> z) const {
-    if (cell_.x.end == cell_.slots) return;
-    const int64_t first = cell_.x.end * weights_.slot_columns(block);
-    for (int64_t r = rows.begin; r < rows.end; ++r) {
-      std::fill(z.row(r) + first, z.row(r) + weights_.columns(block), 0.0f);
+      clear_slots_of_h(cell_, weights_.slot_columns(block), rows, z);
     }
   }
 
@@ -284,7 +244,7 @@ class BlockedForward {
 
   bool step(const Chunk& chunk, size_t k, const Slot& slot) const {
     if (checkpoints_.has(k)) save_checkpoint(k, slot);
-    if (rows_of_step(k, slot.group).size() == 0) return true;
+    if (plan_.rows_of_step(k, slot.group).size() == 0) return true;
     if (grid_.needs_barrier() && k > 0) {
       const Range carried = intersect(slot.rows, {0, carried_rows(steps_, k)});
       prefetch_rows(as_const(state_of(k - 1)), carried, weights_.k_h);
@@ -298,13 +258,14 @@ class BlockedForward {
 
   bool step_block(const Chunk& chunk, size_t k, const Slot& slot, int64_t block) const {
     const Step& step = steps_[k];
-    const Range rows = rows_of_step(k, slot.group);
+    const Range rows = plan_.rows_of_step(k, slot.group);
     const Matrix<float> z =
-        z_of(slot, block, merge_projection_ ? rows_before(k, slot.group) - rows.begin : 0);
+        z_of(slot, block, merge_projection_ ? plan_.rows_before(k, slot.group) - rows.begin : 0);
     if (!merge_projection_) {
       const auto x = input_of(chunk, k, slot.group);
       Format::gemm(rows.size(), x, weights_.x(block), z.from(rows.begin), /*accumulate=*/false);
-      clear_slots_of_h(block, rows, z);
+      const int64_t width = weights_.slot_columns(block);
+      clear_slots_of_h(cell_, width, rows.size(), z.from(rows.begin));
     }
     const Matrix<float> z_h = z.from(0, cell_.h.begin * weights_.slot_columns(block));
     const auto add_recurrent = [&](Range part, Matrix<const Operand> h) {
@@ -319,7 +280,7 @@ class BlockedForward {
       if (k > 0) add_recurrent(intersect(rows, {0, carried}), as_const(state_of(k - 1)));
       add_recurrent(intersect(rows, {carried, step.rows}), h_0_);
     });
-    restart_c(cell_, anew, kernel_args_.c_next, hidden_, unit, blocks_.size(block));
+    restart_c(cell_, anew, kernel_args_.c_next, hidden_, blocks_.range(block));
 
     const int64_t row = step.offset + rows.begin;
     ForwardArgs<T, Operand> part = kernel_args_;
@@ -344,15 +305,15 @@ class BlockedForward {
   // Where a group's rows of the input of step k are packed. Groups have places of their own, even
   // when one is a chunk ahead. A merged projection needs the rows of a group without gaps.
   Matrix<Operand> packed_input(const Chunk& chunk, size_t k, int64_t group) const {
-    const int64_t first = rows_of_group(group).begin;
+    const int64_t first = plan_.rows_of_group(group).begin;
     return packed_input_.rows.from(
-        merge_projection_ ? first * chunk_steps_ + rows_before(k, group)
+        merge_projection_ ? first * chunk_steps_ + plan_.rows_before(k, group)
                           : static_cast<int64_t>(k - chunk.first) * batch_ + first);
   }
 
   Matrix<const Operand> input_of(const Chunk& chunk, size_t k, int64_t group) const {
     if (!input_in_place_) return as_const(packed_input(chunk, k, group));
-    const int64_t row = steps_[k].offset + rows_of_group(group).begin;
+    const int64_t row = steps_[k].offset + plan_.rows_of_group(group).begin;
     return Format::in_place({input_rows_.of(0).data + row * input_size_, input_size_, 1});
   }
 
@@ -376,12 +337,12 @@ class BlockedForward {
   const std::vector<Step> steps_;
   const Resets resets_;
   const Checkpoints checkpoints_;
-  Grid grid_;
+  const Grid grid_;
+  Plan plan_;
   bool merge_projection_, input_in_place_, output_is_operand_;
   // Steps whose input is packed together, or multiplied in one GEMM.
   std::vector<Chunk> chunks_;
-  int64_t chunk_steps_;               // of a chunk, at most
-  std::vector<int64_t> rows_before_;  // by step and group
+  int64_t chunk_steps_;  // of a chunk, at most
 
   Tensor input_;
   StepRows<Source> input_rows_;

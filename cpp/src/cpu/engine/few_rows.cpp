@@ -10,6 +10,7 @@
 #include "common/steps.h"
 #include "cpu/dispatch.h"
 #include "cpu/engine/engine.h"
+#include "cpu/engine/plan.h"
 #include "cpu/engine/resets.h"
 #include "cpu/gemm/gemm.h"
 #include "cpu/memory.h"
@@ -25,13 +26,6 @@ namespace lltm::cpu {
 namespace {
 
 using at::Tensor;
-
-// z (rows, slots * width) of the slots of h alone, to which h adds as to the others.
-void clear_slots_of_h(const CellInfo& cell, int64_t width, int64_t rows, Matrix<float> z) {
-  const int64_t columns = (cell.slots - cell.x.end) * width;
-  if (columns == 0) return;
-  for (int64_t r = 0; r < rows; ++r) std::fill_n(z.row(r) + cell.x.end * width, columns, 0.0f);
-}
 
 // The weights, and the GEMMs with those of a block of units: z = x W_x^T, then z += h W_h^T.
 class PackedFewRowsWeights {
@@ -107,12 +101,13 @@ class FewRowsForward {
         blocks_(weights_.blocks()),
         grid_{schedule.grid.rows, std::min(schedule.grid.columns, blocks_.count)},
         steps_(plan_steps(args.input, args.batch_sizes, args.reverse)),
+        plan_(steps_, batch_, grid_, blocks_.count),
         resets_(args.reset, steps_),
         checkpoints_(args.saved_checkpoint_steps(), steps_.size(), args.state_c()),
         chunks_(plan_chunks(steps_, schedule.chunk_rows)),
         chunk_rows_(most_rows(chunks_)),
         input_(args.input) {
-    count_rows_before();
+    plan_.count_rows_before(chunks_, /*reverse=*/false);
     bias_ = slot_bias(args, hidden_);
     parameters_ = cell_parameters(cell_, args.bias_ih);
     const auto options = args.input.options();
@@ -170,22 +165,6 @@ class FewRowsForward {
     }
   }
 
-  struct Slot {
-    int64_t group;  // of slots with the same rows
-    Range rows, blocks;
-  };
-
-  Slot slot_of(int64_t index) const {
-    const int64_t group = index / grid_.columns;
-    const int64_t column = index % grid_.columns;
-    return {group, rows_of_group(group), share(blocks_.count, grid_.columns, column)};
-  }
-
-  Range rows_of_group(int64_t group) const { return share(batch_, grid_.rows, group); }
-  Range rows_of_step(size_t k, int64_t group) const {
-    return intersect(rows_of_group(group), {0, steps_[k].rows});
-  }
-
   void run_thread(Team& team) {
     const auto for_each_slot = [&](const auto& work) {
       team.for_each_slot(grid_.slots(), [&](int64_t index) {
@@ -195,16 +174,16 @@ class FewRowsForward {
     };
     const auto for_each_block = [&](const auto& work) {
       for_each_slot([&](int64_t index) {
-        const Slot slot = slot_of(index);
-        for (int64_t block = slot.blocks.begin; block < slot.blocks.end; ++block) work(slot, block);
+        const Part part = plan_.part_of(index);
+        for (int64_t block = part.blocks.begin; block < part.blocks.end; ++block) work(part, block);
       });
     };
     for (const Chunk& chunk : chunks_) {
       for_each_slot([&](int64_t index) { copy_input(chunk, index); });
       if (grid_.needs_barrier()) team.barrier();
-      for_each_block([&](const Slot& slot, int64_t block) { project(chunk, slot, block); });
+      for_each_block([&](const Part& part, int64_t block) { project(chunk, part, block); });
       for (size_t k = chunk.first; k < chunk.last; ++k) {
-        for_each_block([&](const Slot& slot, int64_t block) { step_block(k, slot, block); });
+        for_each_block([&](const Part& part, int64_t block) { step_block(k, part, block); });
         if (grid_.needs_barrier()) team.barrier();
       }
     }
@@ -224,58 +203,41 @@ class FewRowsForward {
                : final_states(steps_, args_.h_0, flat_rows(output_));
   }
 
-  void count_rows_before() {
-    rows_before_.resize(steps_.size() * grid_.rows);
-    for (const Chunk& chunk : chunks_) {
-      for (int64_t group = 0; group < grid_.rows; ++group) {
-        int64_t rows = 0;
-        for (size_t k = chunk.first; k < chunk.last; ++k) {
-          rows_before_[k * grid_.rows + group] = rows;
-          rows += rows_of_step(k, group).size();
-        }
-      }
-    }
-  }
-
-  // Rows of a group in the steps of a chunk before step k: x and z have them in that order.
-  int64_t rows_before(size_t k, int64_t group) const {
-    return rows_before_[k * grid_.rows + group];
-  }
-
   // This slot's columns of the input of a chunk.
   void copy_input(const Chunk& chunk, int64_t index) {
     const int64_t group = index / grid_.columns;
     const Range columns = share(input_size_, grid_.columns, index % grid_.columns);
     for (size_t k = chunk.first; k < chunk.last; ++k) {
-      const Range rows = rows_of_step(k, group);
+      const Range rows = plan_.rows_of_step(k, group);
       for (int64_t r = 0; r < rows.size(); ++r) {
         const auto from = input_.of(steps_[k].offset).from(rows.begin + r, columns.begin);
-        float* const to = x_of(group).row(rows_before(k, group) + r) + columns.begin;
+        float* const to = x_of(group).row(plan_.rows_before(k, group) + r) + columns.begin;
         for (int64_t j = 0; j < columns.size(); ++j) to[j] = from.data[j * from.col_stride];
       }
     }
   }
 
-  void project(const Chunk& chunk, const Slot& slot, int64_t block) {
+  void project(const Chunk& chunk, const Part& own, int64_t block) {
     const size_t last = chunk.last - 1;
-    const int64_t rows = rows_before(last, slot.group) + rows_of_step(last, slot.group).size();
+    const int64_t rows =
+        plan_.rows_before(last, own.group) + plan_.rows_of_step(last, own.group).size();
     if (rows == 0) return;
-    weights_.project(rows, as_const(x_of(slot.group)), block, z_of(slot.group, block));
+    weights_.project(rows, as_const(x_of(own.group)), block, z_of(own.group, block));
   }
 
-  void step_block(size_t k, const Slot& slot, int64_t block) {
+  void step_block(size_t k, const Part& own, int64_t block) {
     const int64_t offset = steps_[k].offset;
-    const Range rows = rows_of_step(k, slot.group);
+    const Range rows = plan_.rows_of_step(k, own.group);
     const int64_t unit = blocks_.begin(block);
     if (checkpoints_.has(k)) {
-      const Range own = slot.rows;
       for (int64_t column = unit; column < state_columns_; column += hidden_) {
         const int64_t units = blocks_.size(block);
-        checkpoints_.save<float>(k, as_const(c_), own.begin, own.size(), column, units);
+        checkpoints_.save<float>(k, as_const(c_), own.rows.begin, own.rows.size(), column, units);
       }
     }
     if (rows.size() == 0) return;
-    const Matrix<float> z = z_of(slot.group, block).from(rows_before(k, slot.group) - rows.begin);
+    const Matrix<float> z =
+        z_of(own.group, block).from(plan_.rows_before(k, own.group) - rows.begin);
     const auto recur = [&](Range part, Matrix<const float> h) {
       if (part.size() == 0) return;
       weights_.recur(part.size(), h.from(part.begin), block, z.from(part.begin));
@@ -286,7 +248,7 @@ class FewRowsForward {
       if (k > 0) recur(intersect(rows, {0, carried}), operand(k - 1));
       recur(intersect(rows, {carried, steps_[k].rows}), as_const(h_0_));
     });
-    restart_c(cell_, anew, c_, hidden_, unit, blocks_.size(block));
+    restart_c(cell_, anew, c_, hidden_, blocks_.range(block));
 
     FewRowsArgs args;
     args.cell = &cell_;
@@ -336,11 +298,11 @@ class FewRowsForward {
   const Blocks& blocks_;
   const Grid grid_;
   const std::vector<Step> steps_;
+  Plan plan_;
   const Resets resets_;
   const Checkpoints checkpoints_;
   const std::vector<Chunk> chunks_;
   const int64_t chunk_rows_;
-  std::vector<int64_t> rows_before_;  // by step and group
   const StepRows<float> input_;
   Tensor bias_, parameters_;
   Workspace<double> workspace_;

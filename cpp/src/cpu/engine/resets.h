@@ -70,22 +70,29 @@ void fill_rows(RowSpan rows, Matrix<T> matrix, int64_t columns, double value) {
   for (const int64_t r : rows) std::fill_n(matrix.row(r), columns, stored<T>(value));
 }
 
-// Units [unit, unit + units) of c of these rows, of H hidden units.
-template <typename T>
-void restart_c(
-    const CellInfo& cell, RowSpan rows, Matrix<T> c, int64_t hidden, int64_t unit, int64_t units) {
+// value(k) in each state k of these rows, in units [unit, unit + units) of H.
+template <typename T, typename Value>
+void fill_states(
+    const CellInfo& cell,
+    RowSpan rows,
+    Matrix<T> c,
+    int64_t hidden,
+    Range units,
+    const Value& value) {
   for (int k = 0; rows.size() > 0 && k < cell.state_columns(); ++k) {
-    fill_rows(rows, c.from(0, k * hidden + unit), units, first_value(cell, k));
+    fill_rows(rows, c.from(0, k * hidden + units.begin), units.size(), value(k));
   }
 }
 
-// The gradient of the same: the state before has no part in it.
 template <typename T>
-void clear_grad_c(
-    const CellInfo& cell, RowSpan rows, Matrix<T> c, int64_t hidden, int64_t unit, int64_t units) {
-  for (int k = 0; rows.size() > 0 && k < cell.state_columns(); ++k) {
-    fill_rows(rows, c.from(0, k * hidden + unit), units, 0);
-  }
+void restart_c(const CellInfo& cell, RowSpan rows, Matrix<T> c, int64_t hidden, Range units) {
+  fill_states(cell, rows, c, hidden, units, [&](int k) { return first_value(cell, k); });
+}
+
+// The state before a reset has no part in what follows.
+template <typename T>
+void clear_grad_c(const CellInfo& cell, RowSpan rows, Matrix<T> c, int64_t hidden, Range units) {
+  fill_states(cell, rows, c, hidden, units, [](int) { return 0.0; });
 }
 
 // change(), which adds the product of h to z (., columns), but for these rows, where h is zero.

@@ -62,7 +62,7 @@ SequenceResult stepwise_forward(const SequenceArgs& args) {
       if (checkpoints.has(k)) checkpoints.save(k, c);
       const RowSpan anew = resets.of(k, {0, rows});
       fill_rows(anew, step.h_operand, hidden, 0);
-      restart_c(cell, anew, step.c_next, hidden, 0, hidden);
+      restart_c(cell, anew, step.c_next, hidden, {0, hidden});
       const Tensor step_gates = gates.narrow(0, offset, rows);
       const Tensor step_h = masked_h(h.narrow(0, 0, rows), args.recurrent_mask);
       few ? linear.project(step_gates, step_h, x.narrow(0, offset, rows))
@@ -184,7 +184,7 @@ Gradients stepwise_backward(const SequenceBackwardArgs& args) {
       }
       const RowSpan anew = resets.of(k, {0, rows});
       fill_rows(anew, write<C>(dh), hidden, 0);
-      clear_grad_c(cell, anew, step.grad_c_prev, hidden, 0, hidden);
+      clear_grad_c(cell, anew, step.grad_c_prev, hidden, {0, hidden});
     }
   });
   return gradients_of(args, steps, linear, dz, dh, dc);

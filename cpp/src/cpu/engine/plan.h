@@ -1,0 +1,75 @@
+// Which rows of a sequence and which blocks of hidden units each slot of a grid has, step by step.
+#pragma once
+
+#include "cell/cell.h"
+#include "common/matrix.h"
+#include "common/steps.h"
+#include "cpu/range.h"
+#include "cpu/schedule.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace lltm::cpu {
+
+// The part of a slot; a group are the slots with the same rows.
+struct Part {
+  int64_t group;
+  Range rows, blocks;
+};
+
+class Plan {
+ public:
+  // `steps` outlives this.
+  Plan(const std::vector<Step>& steps, int64_t batch, Grid grid, int64_t blocks)
+      : steps_(steps), batch_(batch), grid_(grid), blocks_(blocks) {}
+
+  Range rows_of_group(int64_t group) const { return share(batch_, grid_.rows, group); }
+  Range rows_of_step(size_t k, int64_t group) const {
+    return intersect(rows_of_group(group), {0, steps_[k].rows});
+  }
+  int64_t most_rows_of_group() const { return (batch_ + grid_.rows - 1) / grid_.rows; }
+
+  Part part_of(int64_t slot) const {
+    const int64_t group = slot / grid_.columns;
+    return {group, rows_of_group(group), share(blocks_, grid_.columns, slot % grid_.columns)};
+  }
+
+  // For rows_before: `reverse` if a chunk's rows stand from its last step to its first.
+  void count_rows_before(const std::vector<Chunk>& chunks, bool reverse) {
+    rows_before_.resize(steps_.size() * grid_.rows);
+    for (const Chunk& chunk : chunks) {
+      for (int64_t group = 0; group < grid_.rows; ++group) {
+        int64_t rows = 0;
+        for (size_t i = 0; i < chunk.last - chunk.first; ++i) {
+          const size_t k = reverse ? chunk.last - 1 - i : chunk.first + i;
+          rows_before_[k * grid_.rows + group] = rows;
+          rows += rows_of_step(k, group).size();
+        }
+      }
+    }
+  }
+
+  // Rows of a group in those steps of the chunk of step k that stand before it.
+  int64_t rows_before(size_t k, int64_t group) const {
+    return rows_before_[k * grid_.rows + group];
+  }
+
+ private:
+  const std::vector<Step>& steps_;
+  int64_t batch_;
+  Grid grid_;
+  int64_t blocks_;
+  std::vector<int64_t> rows_before_;  // by step and group
+};
+
+// z (rows, slots * width) of the slots of h alone, to which its GEMM adds as to the others.
+inline void clear_slots_of_h(const CellInfo& cell, int64_t width, int64_t rows, Matrix<float> z) {
+  const int64_t columns = (cell.slots - cell.x.end) * width;
+  if (columns == 0) return;
+  for (int64_t r = 0; r < rows; ++r) std::fill_n(z.row(r) + cell.x.end * width, columns, 0.0f);
+}
+
+}  // namespace lltm::cpu
