@@ -1,11 +1,11 @@
-// The instructions of AMX and AVX512-BF16 that cpu/kernel/amx_kernels.h uses, emulated
-// with AVX-512, so that its code runs on a machine without AMX and under the
+// The instructions of AMX and AVX512-BF16 that cpu/kernel/amx_kernels.h and amx_int8_kernels.h use,
+// emulated with AVX-512, so that its code runs on a machine without AMX and under the
 // sanitizers, which do not see what those instructions read and write.
 //
 // Included ahead of isa/amx.cpp (-include), which is compiled once more with
 // it, without the flags of AMX. Results are those of the instructions, bit for bit
 // (test_bf16x3.cpp compares them on a machine with AMX). Source: Intel's Software
-// Developer's Manual, TDPBF16PS and VCVTNE2PS2BF16.
+// Developer's Manual, TDPBF16PS, TDPBUSD and VCVTNE2PS2BF16.
 #pragma once
 
 #include <immintrin.h>
@@ -99,6 +99,21 @@ inline void multiply(int c, int a, int b) {
   multiply_tiles(tiles[c], tiles[a], tiles[b]);
 }
 
+// c += a b, a of four unsigned bytes in a row, b of four signed ones in a column.
+inline void multiply_bytes(int c, int a, int b) {
+  for (int m = 0; m < tiles[c].rows; ++m) {
+    std::int32_t sums[16];
+    std::memcpy(sums, tiles[c].bytes[m], sizeof(sums));
+    for (int k = 0; k < tiles[a].row_bytes; ++k) {
+      const std::int32_t left = tiles[a].bytes[m][k];
+      for (int n = 0; n < 16; ++n) {
+        sums[n] += left * static_cast<std::int8_t>(tiles[b].bytes[k / 4][4 * n + k % 4]);
+      }
+    }
+    std::memcpy(tiles[c].bytes[m], sums, sizeof(sums));
+  }
+}
+
 // To nearest, ties to even; a NaN becomes a quiet one, a denormal number zero.
 inline __m512i round_to_bfloat16(__m512 x) {
   const __m512i bits = _mm512_castps_si512(x);
@@ -134,11 +149,13 @@ inline __m512 load_first(__mmask16 mask, const void* from) {
 #undef _tile_stored
 #undef _tile_zero
 #undef _tile_dpbf16ps
+#undef _tile_dpbusd
 #define _tile_loadconfig(config) lltm_test::emulated::load_config(config)
 #define _tile_release() lltm_test::emulated::release()
 #define _tile_zero(tile) lltm_test::emulated::zero(tile)
 #define _tile_loadd(tile, from, stride) lltm_test::emulated::load(tile, from, stride)
 #define _tile_stored(tile, to, stride) lltm_test::emulated::store(tile, to, stride)
 #define _tile_dpbf16ps(c, a, b) lltm_test::emulated::multiply(c, a, b)
+#define _tile_dpbusd(c, a, b) lltm_test::emulated::multiply_bytes(c, a, b)
 #define _mm512_cvtne2ps_pbh(high, low) lltm_test::emulated::convert_two(high, low)
 #define _mm512_maskz_loadu_ps(mask, from) lltm_test::emulated::load_first(mask, from)

@@ -38,9 +38,9 @@ inline bool cpu_has(std::string_view capability) {
   if (capability == "amx") {
     constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
     constexpr long kTileData = 18;
-    const bool amx_bf16 =
-        __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (edx >> 22 & 1) != 0;
-    return cpu_has("bf16") && amx_bf16 &&
+    const bool bf16_and_int8 = __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 &&
+                               (edx >> 22 & 1) != 0 && (edx >> 25 & 1) != 0;
+    return cpu_has("bf16") && cpu_has("vnni") && bf16_and_int8 &&
            syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
   }
 #elif defined(__aarch64__) && defined(__linux__)

@@ -16,16 +16,28 @@
 #include <vector>
 
 namespace lltm::cpu {
+
+#if defined(LLTM_EMULATED_AMX)
+const Kernels* kernels_emulated_amx();  // amx_emulation.h
+#endif
+
 namespace {
 
 const Int8Kernels* find_kernels(const std::string& isa) {
+  if (isa == "emulated_amx") {
+#if defined(LLTM_EMULATED_AMX)
+    if (lltm_test::cpu_has("avx512")) return &kernels_emulated_amx()->int8;
+#endif
+    return nullptr;
+  }
   if (!lltm_test::cpu_has(isa)) return nullptr;
   if (isa == "vnni") return kernels_vnni();
   if (isa == "dotprod") return kernels_dotprod();
   if (isa == "i8mm") return kernels_i8mm();
-  const Kernels* const kernels = isa == "avx512" ? kernels_avx512()
-                                 : isa == "avx2" ? kernels_avx2()
-                                                 : kernels_default();
+  const Kernels* const kernels = isa == "amx"      ? kernels_amx()
+                                 : isa == "avx512" ? kernels_avx512()
+                                 : isa == "avx2"   ? kernels_avx2()
+                                                   : kernels_default();
   return kernels == nullptr ? nullptr : &kernels->int8;
 }
 
@@ -43,7 +55,7 @@ class Int8Kernel : public testing::TestWithParam<std::string> {
 INSTANTIATE_TEST_SUITE_P(
     Kernels,
     Int8Kernel,
-    testing::Values("default", "avx2", "avx512", "vnni", "dotprod", "i8mm"),
+    testing::Values("default", "avx2", "avx512", "vnni", "amx", "emulated_amx", "dotprod", "i8mm"),
     [](const auto& info) { return info.param; });
 
 // ---- quantising -------------------------------------------------------------
@@ -218,13 +230,13 @@ void check_product(
 }
 
 TEST_P(Int8Kernel, ProductsOfEveryNumberOfRowsAreRightAndWriteNothingElse) {
-  for (std::int64_t rows = 1; rows <= 30; ++rows) {
-    check_product(kernels_, rows, 48, 40, rows % 2 == 0);
+  for (std::int64_t rows = 1; rows <= 70; ++rows) {
+    check_product(kernels_, rows, 48, 76, rows % 2 == 0);
   }
 }
 
 TEST_P(Int8Kernel, ProductsOfEveryNumberOfPanelsAreRightAndWriteNothingElse) {
-  for (const std::int64_t rows : {1, 2, 5, 6, 7}) {
+  for (const std::int64_t rows : {1, 2, 5, 6, 7, 33}) {
     for (std::int64_t columns = 16; columns <= 272; columns += 16) {
       check_product(kernels_, rows, columns, 24, columns % 32 == 0);
     }
@@ -232,8 +244,8 @@ TEST_P(Int8Kernel, ProductsOfEveryNumberOfPanelsAreRightAndWriteNothingElse) {
 }
 
 TEST_P(Int8Kernel, ProductsOfEveryDepthAreRight) {
-  for (const std::int64_t rows : {1, 3, 7}) {
-    for (const std::int64_t k : {1, 2, 3, 4, 5, 31, 32, 33, 100, 257, 1536}) {
+  for (const std::int64_t rows : {1, 3, 7, 40}) {
+    for (const std::int64_t k : {1, 2, 3, 4, 5, 31, 32, 33, 60, 61, 64, 65, 100, 257, 1536}) {
       check_product(kernels_, rows, 32, k, false);
       check_product(kernels_, rows, 32, k, true);
     }
@@ -244,6 +256,23 @@ TEST_P(Int8Kernel, TheLargestSumsDoNotOverflow) {
   for (const Fill fill : {Fill::kLargest, Fill::kSmallest}) {
     check_product(kernels_, 1, 16, kInt8MostK, false, fill);
     check_product(kernels_, 6, 16, kInt8MostK, false, fill);
+  }
+}
+
+// So that the machine does not decide a model's results. Where C is added to, CPUs without
+// multiply-adds round twice.
+TEST_P(Int8Kernel, ProductsAreTheSameBitsOnEveryCpu) {
+  const Int8Kernels& others = kernels_default()->int8;
+  for (const std::int64_t rows : {1, 5, 37}) {
+    for (const std::int64_t k : {3, 64, 100}) {
+      constexpr std::int64_t kColumns = 80;
+      Problem p(rows, kColumns, k, Fill::kRandom);
+      const PackedB<const Int8> b = {p.b.data(), int8_padded_k(k), kColumns, kColumns};
+      std::vector<float> ours(rows * kColumns), theirs(rows * kColumns);
+      kernels_.gemm(rows, as_const(p.a.matrix()), b, {ours.data(), kColumns}, false);
+      others.gemm(rows, as_const(p.a.matrix()), b, {theirs.data(), kColumns}, false);
+      ASSERT_EQ(ours, theirs) << rows << " x " << k;
+    }
   }
 }
 

@@ -338,7 +338,7 @@ class TestDirectionsSideBySide:
                     torch.manual_seed(1)
                     with threads(count):
                         results = flat(layer(input))
-                        loss = sum((y * torch.randn_like(y)).sum() for y in results)
+                        loss = torch.stack([(y * torch.randn_like(y)).sum() for y in results]).sum()
                         gradients.append(torch.autograd.grad(loss, list(layer.parameters())))
                 assert all(map(torch.equal, *gradients))
 
@@ -346,6 +346,7 @@ class TestDirectionsSideBySide:
         layer = lltm.LSTM(3, 5, bidirectional=True)
         x = torch.randn(4, 2, 3, requires_grad=True)
         state = (torch.randn(2, 2, 5), torch.randn(2, 2, 5, requires_grad=True))
+        wanted: list[Tensor]
         for wanted in (
             [x],
             [state[1]],

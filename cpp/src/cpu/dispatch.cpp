@@ -66,7 +66,7 @@ Extensions extensions() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return found;
   found.vnni = (ecx >> 11 & 1) != 0;
-  found.amx = (edx >> 22 & 1) != 0;
+  found.amx = found.vnni && (edx >> 22 & 1) != 0 && (edx >> 25 & 1) != 0;  // bfloat16 and int8
   found.bf16 = __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax >> 5 & 1) != 0;
 #endif
   // If ATEN_CPU_CAPABILITY names an instruction set, exactly that one is used; but VNNI gives the
@@ -87,7 +87,7 @@ Kernels choose_kernels() {
     const Extensions has = extensions();
     const bool amx = has.amx && kernels_amx() != nullptr;
     Kernels kernels = amx ? *kernels_amx() : *kernels_avx512();
-    if (has.vnni && kernels_vnni() != nullptr) kernels.int8 = *kernels_vnni();
+    if (has.vnni && !amx && kernels_vnni() != nullptr) kernels.int8 = *kernels_vnni();
     if (has.bf16 && !amx && kernels_bf16() != nullptr) kernels.gemm_bf16_operands = kernels_bf16();
     return kernels;
   }

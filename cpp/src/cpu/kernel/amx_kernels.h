@@ -1,5 +1,5 @@
 // The kernels for AMX, included by the file for that instruction set: those of bf16x3.h, and the
-// GEMM of bfloat16.
+// GEMM of bfloat16. That of int8: amx_int8_kernels.h.
 #pragma once
 
 #include "cell/math.h"
@@ -226,11 +226,13 @@ LLTM_CELL_INLINE void store_tile(void* to, std::int64_t stride) {
 #undef LLTM_STORE
 }
 
-// C += A B for tiles C 0 to 3, A 4 to 6, B 6 or 7.
-template <int kC, int kA, int kB>
+// C += A B for tiles C 0 to 3, A 4 to 6, B 6 or 7; of bfloat16, or of int8 with sums in int32.
+template <int kC, int kA, int kB, typename Element = BFloat16>
 LLTM_CELL_INLINE void multiply_tiles() {
-#define LLTM_MULTIPLY(c, a, b) \
-  if constexpr (kC == c && kA == a && kB == b) _tile_dpbf16ps(c, a, b);
+  constexpr bool kBytes = sizeof(Element) == 1;
+#define LLTM_MULTIPLY(c, a, b)                                                     \
+  if constexpr (kC == c && kA == a && kB == b && !kBytes) _tile_dpbf16ps(c, a, b); \
+  if constexpr (kC == c && kA == a && kB == b && kBytes) _tile_dpbusd(c, a, b);
 #define LLTM_MULTIPLY_INTO(c) \
   LLTM_MULTIPLY(c, 4, 6)      \
   LLTM_MULTIPLY(c, 4, 7) LLTM_MULTIPLY(c, 5, 6) LLTM_MULTIPLY(c, 5, 7) LLTM_MULTIPLY(c, 6, 7)

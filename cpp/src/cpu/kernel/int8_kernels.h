@@ -147,6 +147,35 @@ LLTM_CELL_INLINE T load_as(const void* from) {
   return value;
 }
 
+// Of as many columns as a vector has, from column v * kInt8Lanes of a panel on.
+struct Int8ColumnScales {
+  Int8Scales scale;
+  Int8Sums offset;
+};
+LLTM_CELL_INLINE Int8ColumnScales column_scales(const Int8Gemm& p, std::int64_t panel, int v) {
+  const Int8* const scales =
+      p.panels + panel * p.panel_bytes + p.depth * kInt8Panel + v * std::int64_t{sizeof(Int8Sums)};
+  const Int8* const offsets = scales + kInt8Panel * std::int64_t{sizeof(float)};
+  return {load_as<Int8Scales>(scales), load_as<Int8Sums>(offsets)};
+}
+
+// The results of row r that these sums become, from `column` on. One expression, which every kernel
+// rounds alike, so that a row's results do not depend on how many others there are.
+LLTM_CELL_INLINE void store_scaled(
+    const Int8Gemm& p,
+    std::int64_t r,
+    std::int64_t column,
+    const Int8Sums& sums,
+    const Int8ColumnScales& columns) {
+  const auto scale_of_row = load_as<float>(p.a.row(r) + p.depth);
+  float* const c = p.c.row(r) + column;
+  const Int8Sums sum = kInt8OffsetInSums ? sums - columns.offset : sums;
+  const Int8Scales before = p.accumulate ? load_as<Int8Scales>(c) : Int8Scales{};
+  const Int8Scales y =
+      __builtin_convertvector(sum, Int8Scales) * (scale_of_row * columns.scale) + before;
+  __builtin_memcpy(c, &y, sizeof(y));
+}
+
 // kRows rows of A times kPanels panels from number `panel` on.
 template <int kRows, int kPanels>
 LLTM_CELL_INLINE void gemm_int8_tile(const Int8Gemm& p, std::int64_t panel) {
@@ -170,23 +199,12 @@ LLTM_CELL_INLINE void gemm_int8_tile(const Int8Gemm& p, std::int64_t panel) {
       for (int r = 0; r < kRows; ++r) sums[r][v] = dot(sums[r][v], elements[r], weights);
     }
   }
-  const std::int64_t scales = p.depth * kInt8Panel;
-  const std::int64_t offsets = scales + kInt8Panel * std::int64_t{sizeof(float)};
 #pragma GCC unroll 8
   for (int v = 0; v < kVectors; ++v) {
-    const auto scale = load_as<Int8Scales>(vector_of(v, scales));
-    const auto offset = load_as<Int8Sums>(vector_of(v, offsets));
+    const auto columns = column_scales(p, panel + v / kInt8Vectors, v % kInt8Vectors);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      const auto scale_of_row = load_as<float>(p.a.row(r) + p.depth);
-      float* const c = p.c.row(r) + panel * kInt8Panel + v * kInt8Lanes;
-      // One expression, which every tile rounds alike, so that a row's results do not depend on
-      // how many others there are.
-      const Int8Sums sum = kInt8OffsetInSums ? sums[r][v] - offset : sums[r][v];
-      const Int8Scales before = p.accumulate ? load_as<Int8Scales>(c) : Int8Scales{};
-      const Int8Scales y =
-          __builtin_convertvector(sum, Int8Scales) * (scale_of_row * scale) + before;
-      __builtin_memcpy(c, &y, sizeof(y));
+      store_scaled(p, r, panel * kInt8Panel + v * kInt8Lanes, sums[r][v], columns);
     }
   }
 }

@@ -7,6 +7,9 @@
 #include "cpu/kernel/amx_kernels.h"  // its overload of store_operand comes first
 #endif
 #include "cpu/kernel/elementwise_kernels.h"
+#if defined(__AMX_BF16__)
+#include "cpu/kernel/amx_int8_kernels.h"
+#endif
 #include "cpu/kernel/program_cell.h"
 #include "cpu/kernel/table.h"
 
@@ -48,6 +51,7 @@ constexpr Kernels make_table() {
     Cells::for_each([&]<typename Page>(Page) { add_bf16x3<Page>(kernels.cells[Page::kCell.id]); });
     kernels.bf16x3 = kBf16x3Kernels;
     kernels.gemm_bf16_operands = gemm_bf16_amx;
+    kernels.int8 = kInt8AmxKernels;
   }
 #endif
   return kernels;
