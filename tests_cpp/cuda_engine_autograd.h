@@ -3,9 +3,9 @@
 #pragma once
 
 #include "cell/lltm.h"
+#include "common/states.h"
 #include "cuda/engine/engine.h"
 #include "op/checkpointed.h"
-#include "op/states.h"
 #include "testing.h"
 
 #include <torch/csrc/autograd/custom_function.h>

@@ -3,10 +3,10 @@
 // for AMX too (choosable_amx_dispatch.cpp).
 #include "testing.h"
 
+#include "common/states.h"
 #include "cpu/engine/engine.h"
 #include "cpu/gemm/formats.h"
 #include "cpu/packed_weights.h"
-#include "op/states.h"
 
 #include <ATen/ATen.h>
 

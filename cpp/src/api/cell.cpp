@@ -2,7 +2,7 @@
 #include "api/cell.h"
 
 #include "cell/program_text.h"
-#include "op/operator_args.h"
+#include "common/operator_args.h"
 
 #include <c10/util/Exception.h>
 

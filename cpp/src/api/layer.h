@@ -4,7 +4,7 @@
 #pragma once
 
 #include "cell/cell.h"
-#include "op/operator_args.h"
+#include "common/operator_args.h"
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/SymInt.h>

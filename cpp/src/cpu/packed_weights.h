@@ -2,10 +2,10 @@
 // packed in every call, or ahead of time (prepack).
 #pragma once
 
+#include "common/operator_args.h"
 #include "common/weights.h"
 #include "cpu/dispatch.h"
 #include "cpu/gemm/formats.h"
-#include "op/operator_args.h"
 
 #include <ATen/core/Tensor.h>
 

@@ -1,11 +1,11 @@
 // Derivatives. First derivatives, the common case, run the fused kernels forward
 // and backward. Double backward, forward mode and function transforms run the
 // composite path, which ATen can differentiate.
+#include "common/states.h"
 #include "op/check.h"
 #include "op/composite.h"
 #include "op/operators.h"
 #include "op/side_by_side.h"
-#include "op/states.h"
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>

@@ -16,10 +16,10 @@
 // (states.h).
 #pragma once
 
+#include "common/states.h"
 #include "op/check.h"
 #include "op/checkpointed.h"
 #include "op/operators.h"
-#include "op/states.h"
 
 namespace lltm {
 

@@ -1,7 +1,7 @@
 #include "cell/cells.h"
 
 #include "cell/program_text.h"
-#include "op/operator_args.h"
+#include "common/operator_args.h"
 
 #include <c10/util/Exception.h>
 

@@ -4,7 +4,7 @@
 // Sizes are symbolic, so that the same checks serve compiled graphs with dynamic shapes.
 #pragma once
 
-#include "op/operator_args.h"
+#include "common/operator_args.h"
 
 namespace lltm {
 

@@ -5,7 +5,7 @@
 // segment at a time.
 #pragma once
 
-#include "op/operator_args.h"
+#include "common/operator_args.h"
 
 namespace lltm {
 

@@ -2,12 +2,12 @@
 
 #include "cell/cells.h"
 #include "common/checkpoints.h"
+#include "common/states.h"
 #include "common/steps.h"
 #include "common/tensor_views.h"
 #include "common/weights.h"
 #include "op/backend.h"
 #include "op/run_program.h"
-#include "op/states.h"
 #include "op/tensor_value.h"
 
 #include <ATen/Functions.h>

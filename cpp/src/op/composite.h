@@ -6,7 +6,7 @@
 // each step, the activations and the gradients. It does not check arguments.
 #pragma once
 
-#include "op/operator_args.h"
+#include "common/operator_args.h"
 
 namespace lltm::composite {
 

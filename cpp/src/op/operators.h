@@ -2,7 +2,7 @@
 // dispatcher is given, and those that call it.
 #pragma once
 
-#include "op/operator_args.h"
+#include "common/operator_args.h"
 
 #include <torch/library.h>
 

@@ -2,7 +2,7 @@
 // derivatives, devices without kernels, and graphs that are being traced.
 #pragma once
 
-#include "op/operator_args.h"
+#include "common/operator_args.h"
 
 #include <ATen/core/Tensor.h>
 

@@ -2,7 +2,7 @@
 // the operators but autograd.
 #pragma once
 
-#include "op/operator_args.h"
+#include "common/operator_args.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/PythonTorchFunctionTLS.h>

@@ -7,11 +7,11 @@
 //     composite path once for all samples.
 //
 // vmap rules run before autocast and autograd, which then see the call that a rule makes.
+#include "common/states.h"
 #include "op/autocast.h"
 #include "op/check.h"
 #include "op/composite.h"
 #include "op/operators.h"
-#include "op/states.h"
 
 #include <ATen/Functions.h>
 

@@ -12,6 +12,7 @@
 // In int8 a row with a value that cannot be quantised is noted, and the steps go on, for the
 // other rows; in bf16x3 such a value ends the run.
 #include "common/checkpoints.h"
+#include "common/states.h"
 #include "common/steps.h"
 #include "cpu/dispatch.h"
 #include "cpu/engine/engine.h"
@@ -22,7 +23,6 @@
 #include "cpu/packed_weights.h"
 #include "cpu/parallel.h"
 #include "cpu/prefetch.h"
-#include "op/states.h"
 
 #include <ATen/ops/empty.h>
 

@@ -2,11 +2,11 @@
 #include "cpu/engine/engine.h"
 
 #include "common/schedule_log.h"
+#include "common/states.h"
 #include "common/steps.h"
 #include "cpu/engine/recompute_rows.h"
 #include "cpu/gemm/formats.h"
 #include "cpu/packed_weights.h"
-#include "op/states.h"
 
 #include <ATen/Context.h>
 #include <ATen/ops/add.h>

@@ -4,8 +4,8 @@
 // The engines behave alike; choose.cpp chooses between them.
 #pragma once
 
+#include "common/operator_args.h"
 #include "cpu/schedule.h"
-#include "op/operator_args.h"
 
 #include <optional>
 #include <string>

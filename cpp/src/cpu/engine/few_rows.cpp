@@ -7,6 +7,7 @@
 // The threads form a grid, as in blocked_forward.cpp: either each has some rows of the batch, or
 // each has some blocks of hidden units, with a barrier after each step.
 #include "common/checkpoints.h"
+#include "common/states.h"
 #include "common/steps.h"
 #include "cpu/dispatch.h"
 #include "cpu/engine/engine.h"
@@ -16,7 +17,6 @@
 #include "cpu/memory.h"
 #include "cpu/packed_weights.h"
 #include "cpu/parallel.h"
-#include "op/states.h"
 
 #include <algorithm>
 #include <utility>

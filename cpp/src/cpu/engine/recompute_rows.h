@@ -1,7 +1,7 @@
 // Some rows of a batch, computed once more as a sequence of their own.
 #pragma once
 
-#include "op/operator_args.h"
+#include "common/operator_args.h"
 
 #include <cstdint>
 #include <vector>

@@ -3,10 +3,10 @@
 
 #include "cell/cell.h"
 #include "common/matrix.h"
+#include "common/operator_args.h"
 #include "common/steps.h"
 #include "cpu/kernel/elementwise.h"
 #include "cpu/parallel.h"
-#include "op/operator_args.h"
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/BFloat16.h>

@@ -1,12 +1,12 @@
 // The gradients that the steps of a sequence share: of weights, bias, input and initial state.
 #pragma once
 
+#include "common/operator_args.h"
 #include "common/steps.h"
 #include "common/weights.h"
 #include "cpu/engine/resets.h"
 #include "cpu/engine/weight_gradients.h"
 #include "cpu/gemm/gemm.h"
-#include "op/operator_args.h"
 
 #include <memory>
 #include <vector>

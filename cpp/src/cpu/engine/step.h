@@ -1,10 +1,10 @@
 // What the two halves of a step, step_forward.cpp and step_backward.cpp, share.
 #pragma once
 
+#include "common/operator_args.h"
 #include "cpu/dispatch.h"
 #include "cpu/machine.h"
 #include "cpu/parallel.h"
-#include "op/operator_args.h"
 
 #include <ATen/core/Tensor.h>
 

@@ -1,13 +1,13 @@
 // The stepwise engine: ATen's GEMMs and the element-wise kernel, step by step. For float64, for
 // empty sizes, and where there is no GEMM kernel.
 #include "common/checkpoints.h"
+#include "common/states.h"
 #include "common/steps.h"
 #include "cpu/dispatch.h"
 #include "cpu/engine/engine.h"
 #include "cpu/engine/resets.h"
 #include "cpu/gemm/gemm.h"
 #include "cpu/parallel.h"
-#include "op/states.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/sum.h>

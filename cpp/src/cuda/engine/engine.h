@@ -6,8 +6,8 @@
 // CUDA: the tests link them to host versions of the three and run them on the CPU.
 #pragma once
 
+#include "common/operator_args.h"
 #include "cuda/tuning.h"
-#include "op/operator_args.h"
 
 #include <optional>
 

@@ -1,9 +1,9 @@
 // What backward computes after its steps, by GEMMs over the rows of all of them.
 #pragma once
 
+#include "common/operator_args.h"
 #include "common/steps.h"
 #include "cuda/gemm/gemm.h"
-#include "op/operator_args.h"
 
 #include <vector>
 

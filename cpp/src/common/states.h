@@ -2,7 +2,7 @@
 // the composite path compute with that; what a user sees is set right here.
 #pragma once
 
-#include "op/operator_args.h"
+#include "common/operator_args.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/add.h>
