@@ -287,6 +287,23 @@ def test_autocast_computes_what_it_does_in_the_lower_dtype(name: str) -> None:
         assert_close(y.float(), z, rtol=0.05, atol=0.02)
 
 
+@pytest.mark.parametrize("state", [None, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("given", [torch.float32, torch.bfloat16], ids=str)
+@each_module
+def test_under_autocast_the_state_decides_of_no_dtype(
+    name: str, given: torch.dtype, state: torch.dtype | None
+) -> None:
+    """docs/drop-in.md says what torch.nn's modules do."""
+    ours, theirs = pair(name, torch.float32)
+    shape = [1, B] if name in LAYERS else [B]
+    hx = None if state is None else states(name, *shape, dtype=state)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found, of_nn = (values(m(input_of(name, given), hx)) for m in (ours, theirs))
+    assert {y.dtype for y in found} == {torch.bfloat16}
+    follows = torch.bfloat16 if name == "LSTM" else given if state is None else state
+    assert {y.dtype for y in of_nn} == {follows}
+
+
 # ----- graphs -------------------------------------------------------------------
 
 
