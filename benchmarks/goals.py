@@ -13,7 +13,6 @@ from runtimes import ONNX_RUNTIME
 from lltm.benchmark.cases import LOOP_SHAPE, TUTORIAL_SHAPE, Case, Shape
 from lltm.benchmark.contenders import COMPILED, PLAIN
 
-
 # lltm.GRU to nn.GRU in float32 and in bfloat16, each in inference and in training, and to ONNX
 # Runtime's GRU.
 GRU_GOALS: dict[Shape, tuple[float, float, float, float, float]] = {
@@ -36,7 +35,7 @@ def step_goal(case: Case, against: str) -> float | None:
 
 
 def sequence_goal(case: Case, against: str) -> float | None:
-    steps, batch, _, hidden = case.shape
+    _, batch, _, hidden = case.shape
     if case.cell == "gru":
         return gru_goal(case, against)
     if case.cell == "lstm":

@@ -269,7 +269,7 @@ def cell_outputs(implementation: Any, a: Arguments) -> tuple[Tensor, ...]:
 
 
 def sequence_outputs(implementation: Any, a: Arguments) -> tuple[Tensor, ...]:
-    """(output, h_n, c_n) by lltm.functional or lltm.reference; of a cell without c (output, h_n)."""
+    """(output, h_n, c_n) by lltm.functional or lltm.reference; without c_n of a cell without c."""
     if a.cell == "lltm":
         output, (h_n, c_n) = implementation.sequence(
             a.input,
@@ -284,9 +284,8 @@ def sequence_outputs(implementation: Any, a: Arguments) -> tuple[Tensor, ...]:
     results: tuple[Any, ...]
     if implementation is lltm.reference:
         equations = lltm.reference._EQUATIONS[cell]
-        results = lltm.reference._steps(
-            equations, x, h, c, parameters, a.batch_sizes, a.reverse, reset=None, recurrent_mask=None
-        )
+        arguments = equations, x, h, c, parameters, a.batch_sizes, a.reverse
+        results = lltm.reference._steps(*arguments, reset=None, recurrent_mask=None)
     else:
         results = torch.ops.lltm.sequence(
             *a.operands(), batch_sizes=a.batch_sizes, reverse=a.reverse

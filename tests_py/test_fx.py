@@ -90,6 +90,7 @@ def own(z: Any, c: Tensor, d: Tensor) -> Any:
     c_next = c + torch.sigmoid(z.i) * torch.tanh(z.g)
     return torch.sigmoid(z.o) * torch.tanh(c_next + d), c_next, 0.5 * d + z.g
 
+
 KINDS: dict[str, Callable[[], nn.Module]] = {
     "LSTM": lambda: lltm.LSTM(3, 5, num_layers=2, bidirectional=True),
     "GRU": lambda: lltm.GRU(3, 5),
