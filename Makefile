@@ -158,6 +158,7 @@ bench: .venv/.test .venv/.bench
 	python -m lltm.benchmark --tutorial
 	python benchmarks/layers.py --compile \
 	  --json build/results/layers.json --plot build/results/layers.png
+	python benchmarks/layers.py --users --json build/results/users.json
 	python benchmarks/chart.py build/results/layers.json --out build/results/speed.svg
 
 # Other shapes each time; the same again: SWEEP_FLAGS=--seed=7.

@@ -19,10 +19,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
+from itertools import product
 
 import torch
 from checks import Check, CheckedRow, check_lines, checked, checks_as_json
-from goals import chunk_goal, sequence_goal, step_goal
+from goals import GRU_GOALS, chunk_goal, sequence_goal, step_goal
 from machine import (
     PEAK,
     PRODUCT_FLOPS,
@@ -41,7 +42,7 @@ from users import user_cases
 
 from lltm import modules
 from lltm.benchmark.__main__ import begin, cases, finish, parser
-from lltm.benchmark.cases import Case, Shape
+from lltm.benchmark.cases import SHAPES, Case, Shape
 from lltm.benchmark.contenders import OURS, Make, contenders
 from lltm.benchmark.report import Row
 from lltm.benchmark.timing import Sampler, Settings, layer_timer, measure
@@ -141,6 +142,11 @@ def beyond_cases(
     cells: Sequence[str], quick: bool, dtypes: Sequence[torch.dtype], settings: Settings
 ) -> Iterator[Row]:
     """Measures what has no case of its own."""
+    shapes = [shape for shape in GRU_GOALS if shape not in SHAPES]
+    for shape, dtype, training in product(shapes, dtypes, (False, True)):
+        if "gru" in cells and not quick:
+            case = Case(shape, dtype, training, cell="gru")
+            yield compare(str(case), case, settings)
     for cell in cells:
         yield from lengths(
             cell, (10, 100) if quick else (100, 10, 1000, 10000), (16, 32, 64), settings

@@ -13,13 +13,15 @@ above 2 now and then, although neither side is worse. So a problem is drawn once
 rule where its ratio is above 2; those of few rows, whose errors nothing averages out, always are.
 The exit status is 1 where the rule is broken.
 
-Problems are sequences, padded and packed, in both directions, with and without bias, and single
-steps: B to 300, I and H to 600, T to 100, weights and bias as a layer's at the beginning.
+Problems are of the LLTM, the LSTM or the GRU: sequences, padded and packed, in both directions,
+with and without bias, and single steps: B to 300, I and H to 600, T to 100, weights and bias as a
+layer's at the beginning.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import random
 import secrets
@@ -30,9 +32,10 @@ from dataclasses import dataclass, replace
 
 import support
 import torch
-from support import GATES
 
 import lltm
+
+GATES = {"lltm": 3, "lstm": 4, "gru": 3}  # by cell: blocks of rows of its weights
 
 SEEDS = 24
 # Of e(ours) over e(plain): of one problem, from where on the rule decides; of the distributions.
@@ -51,6 +54,7 @@ class Problem:
 
     seed: int
     dtype: torch.dtype
+    cell: str
     kind: str  # "sequence", "packed" or "cell"
     steps: int
     batch: int
@@ -64,8 +68,9 @@ class Problem:
         torch.manual_seed(self.seed)
         bound = 1 / math.sqrt(self.hidden)
         uniform = torch.distributions.Uniform(-bound, bound)
-        weights = uniform.sample((GATES * self.hidden, self.hidden + self.inputs))
-        bias = uniform.sample((GATES * self.hidden,)) if self.bias else None
+        rows = GATES[self.cell] * self.hidden
+        weights = uniform.sample((rows, self.hidden + self.inputs))
+        bias = uniform.sample((rows,)) if self.bias else None
         h = torch.randn(self.batch, self.hidden).tanh()
         c = torch.randn(self.batch, self.hidden)
         if self.zero_state:
@@ -79,7 +84,14 @@ class Problem:
             x = torch.randn(int(lengths.sum()), self.inputs)
         else:
             x = torch.randn(self.steps, self.batch, self.inputs)
-        arguments = support.Arguments(x, h, c, weights, bias, batch_sizes, self.reverse)
+        arguments = support.Arguments(x, h, c, weights, bias, batch_sizes, self.reverse, self.cell)
+        if self.cell != "lltm":
+            arguments = replace(
+                arguments,
+                weights=weights[:, self.hidden :].contiguous(),
+                weight_hh=weights[:, : self.hidden].contiguous(),
+                bias_hh=None if bias is None else uniform.sample((rows,)),
+            )
         return arguments.to(self.dtype)
 
 
@@ -93,9 +105,10 @@ def draw(seed: int, dtype: torch.dtype) -> Problem:
         inputs, hidden = generator.randint(1, 600), generator.randint(1, 600)
         bias, reverse = generator.random() < 0.9, kind != "cell" and generator.random() < 0.3
         zero_state = generator.random() < 0.5
-        if steps * batch * GATES * hidden * (hidden + inputs) <= MOST_WORK[dtype]:
+        cell = generator.choice([*GATES])
+        if steps * batch * GATES[cell] * hidden * (hidden + inputs) <= MOST_WORK[dtype]:
             return Problem(
-                seed, dtype, kind, steps, batch, inputs, hidden, bias, reverse, zero_state
+                seed, dtype, cell, kind, steps, batch, inputs, hidden, bias, reverse, zero_state
             )
 
 
@@ -122,14 +135,17 @@ def in_another_order(a: support.Arguments, seed: int) -> support.Arguments:
     hidden = a.h.shape[1]
     units = torch.randperm(hidden, generator=generator)
     inputs = torch.randperm(a.input.shape[-1], generator=generator)
-    rows = torch.cat([units + gate * hidden for gate in range(GATES)])
+    columns = torch.cat([units, hidden + inputs]) if a.weight_hh is None else inputs
+    rows = torch.cat([units + gate * hidden for gate in range(GATES[a.cell])])
     return replace(
         a,
         input=a.input[..., inputs].contiguous(),
         h=a.h[:, units].contiguous(),
         c=a.c[:, units].contiguous(),
-        weights=a.weights[rows][:, torch.cat([units, hidden + inputs])].contiguous(),
+        weights=a.weights[rows][:, columns].contiguous(),
+        weight_hh=None if a.weight_hh is None else a.weight_hh[rows][:, units].contiguous(),
         bias=None if a.bias is None else a.bias[rows].contiguous(),
+        bias_hh=None if a.bias_hh is None else a.bias_hh[rows].contiguous(),
     )
 
 
@@ -186,10 +202,10 @@ FEW = (
 )
 
 
-def of_few(shape: tuple[int, int, int, int], seed: int = 0) -> Problem:
+def of_few(cell: str, shape: tuple[int, int, int, int], seed: int = 0) -> Problem:
     """Of (T, B, I, H) in float32, as a layer without an initial state computes it."""
     return Problem(
-        seed, torch.float32, "sequence", *shape, bias=True, reverse=False, zero_state=True
+        seed, torch.float32, cell, "sequence", *shape, bias=True, reverse=False, zero_state=True
     )
 
 
@@ -209,15 +225,15 @@ def main() -> int:
     number = 0
     if "float32" in names:
         print("few rows, ours over plain, the largest of outputs and of gradients:")
-        print(f"{'(T, B, I, H)':22}{'median':>14}{'95th percentile':>20}")
-        for shape in FEW:
-            of_shape = distributions(of_few(shape, options.seed))
+        print(f"{'cell, (T, B, I, H)':28}{'median':>14}{'95th percentile':>20}")
+        for cell, shape in itertools.product(GATES, FEW):
+            of_shape = distributions(of_few(cell, shape, options.seed))
             broken = broken or not all(d.meets_the_rule() for d in of_shape.values())
             kinds = ("output", "grad")
             of_kind = [[d for what, d in of_shape.items() if what.startswith(k)] for k in kinds]
             medians = "".join(f"{max(d.median() for d in kind):7.2f}" for kind in of_kind)
             tails = "".join(f"{max(d.tail() for d in kind):7.2f}" for kind in of_kind)
-            print(f"{shape!s:22}{medians}{tails:>20}", flush=True)
+            print(f"{f'{cell}, {shape}':28}{medians}{tails:>20}", flush=True)
     while number < options.problems if options.problems else time.monotonic() < end:
         for name in names:
             problem = draw(options.seed + number, getattr(torch, name))

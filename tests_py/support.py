@@ -140,6 +140,12 @@ class Arguments:
         parameters = (self.weights, self.weight_hh, self.bias, self.bias_hh)
         return (self.cell, self.input, self.h, c, *parameters)
 
+    def names(self) -> list[str]:
+        """Of tensors()."""
+        names = ("input", "h", "c", "weights", "weight_hh", "bias", "bias_hh")
+        operands = self.operands()[1:]
+        return [name for name, t in zip(names, operands, strict=True) if t is not None]
+
     def tensors(self) -> list[Tensor]:
         """The differentiable ones, in the order of the operators' gradients."""
         return [operand for operand in self.operands() if isinstance(operand, Tensor)]
@@ -246,23 +252,45 @@ def _weights(inputs: int, hidden: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(GATES * hidden, columns, dtype=dtype) / math.sqrt(columns)
 
 
+# Of other cells than the LLTM lltm.functional is the operators, and lltm.reference its loop.
+
+
 def cell_outputs(implementation: Any, a: Arguments) -> tuple[Tensor, ...]:
-    """(h', c') by lltm.functional or lltm.reference."""
-    result: tuple[Tensor, ...] = implementation.cell(a.input, (a.h, a.c), a.weights, a.bias)
-    return result
+    """(h', c') by lltm.functional or lltm.reference; of a cell without c (h',)."""
+    if a.cell == "lltm":
+        result: tuple[Tensor, ...] = implementation.cell(a.input, (a.h, a.c), a.weights, a.bias)
+        return result
+    cell, x, h, c, *parameters = a.operands()
+    if implementation is lltm.reference:
+        states = lltm.reference._EQUATIONS[cell](x, h, h, c, *parameters)
+    else:
+        states = torch.ops.lltm.step(*a.operands())
+    return states[:1] if c is None else states
 
 
 def sequence_outputs(implementation: Any, a: Arguments) -> tuple[Tensor, ...]:
-    """(output, h_n, c_n) by lltm.functional or lltm.reference."""
-    output, (h_n, c_n) = implementation.sequence(
-        a.input,
-        (a.h, a.c),
-        a.weights,
-        a.bias,
-        batch_sizes=a.batch_sizes,
-        reverse=a.reverse,
-    )
-    return output, h_n, c_n
+    """(output, h_n, c_n) by lltm.functional or lltm.reference; without c_n of a cell without c."""
+    if a.cell == "lltm":
+        output, (h_n, c_n) = implementation.sequence(
+            a.input,
+            (a.h, a.c),
+            a.weights,
+            a.bias,
+            batch_sizes=a.batch_sizes,
+            reverse=a.reverse,
+        )
+        return output, h_n, c_n
+    cell, x, h, c, *parameters = a.operands()
+    results: tuple[Any, ...]
+    if implementation is lltm.reference:
+        equations = lltm.reference._EQUATIONS[cell]
+        arguments = equations, x, h, c, parameters, a.batch_sizes, a.reverse
+        results = lltm.reference._steps(*arguments, reset=None, recurrent_mask=None)
+    else:
+        results = torch.ops.lltm.sequence(
+            *a.operands(), batch_sizes=a.batch_sizes, reverse=a.reverse
+        )
+    return results[:2] if c is None else results
 
 
 def checkpointed_outputs(steps: int, implementation: Any, a: Arguments) -> tuple[Tensor, ...]:
@@ -308,7 +336,7 @@ def results_and_gradients(
     results = outputs(implementation, leaves)
     gradients = torch.autograd.grad(results, leaves.tensors(), list(grads))
     named = {f"output {k}": y.detach() for k, y in enumerate(results)}
-    named.update({f"grad of {name}": y for name, y in zip(NAMES, gradients, strict=False)})
+    named.update({f"grad of {name}": y for name, y in zip(leaves.names(), gradients, strict=True)})
     return named
 
 
@@ -321,21 +349,38 @@ def exact_results_and_gradients(
         batch_sizes = a.batch_sizes.tolist()
     else:
         batch_sizes = [len(a.h)] * (a.input.numel() // (a.input.shape[-1] * len(a.h)))
-    rows = [oracle.array(g).reshape(-1, a.h.shape[1]) for g in grads]
-    bias = torch.zeros(len(a.weights)) if a.bias is None else a.bias
+    hidden, is_joined = a.h.shape[1], a.weight_hh is None
+    weights = [oracle.array(w) for w in (a.weights, a.weight_hh) if w is not None]
+    if is_joined:
+        weights = [weights[0][:, hidden:], weights[0][:, :hidden]]
+    zeros = torch.zeros(len(weights[0]))
+    biases = [oracle.array(zeros if b is None else b) for b in (a.bias, a.bias_hh)]
+    # The last are those of the states; the gradient of an output or state that there is not is 0.
+    rows = [oracle.array(g).reshape(-1, hidden) for g in grads]
+    states = 2 if a.operands()[3] is not None else 1
+    x = oracle.array(a.input).reshape(-1, a.input.shape[-1])
+    d_output = rows[0] if len(rows) > states else np.zeros((len(x), hidden), x.dtype)
+    d_states = [*rows[-states:], np.zeros_like(rows[-1])][:2]
     results, gradients = oracle.sequence(
-        oracle.array(a.input).reshape(-1, a.input.shape[-1]),
+        a.cell,
+        x,
         oracle.array(a.h),
         oracle.array(a.c),
-        oracle.array(a.weights),
-        oracle.array(bias),
+        (weights[0], weights[1]),
+        (biases[0], biases[1]),
         batch_sizes,
         a.reverse,
-        (rows[-3] if len(rows) == 3 else np.zeros_like(rows[0]), rows[-2], rows[-1]),
+        (d_output, d_states[0], d_states[1]),
     )
-    named = {f"output {k}": y for k, y in enumerate(results[-len(rows) :])}
-    named.update({f"grad of {name}": y for name, y in zip(NAMES, gradients, strict=True)})
-    return named
+    dx, dh, dc, d_w_x, d_w_h, d_b_x, d_b_h = gradients
+    present = results[: 1 + states][-len(rows) :]
+    named = {f"output {k}": y for k, y in enumerate(present)}
+    of_arguments = {"input": dx, "h": dh, "c": dc, "weights": d_w_x, "bias": d_b_x}
+    if is_joined:
+        of_arguments["weights"] = np.concatenate([d_w_h, d_w_x], axis=1)
+    else:
+        of_arguments |= {"weight_hh": d_w_h, "bias_hh": d_b_h}
+    return named | {f"grad of {name}": y for name, y in of_arguments.items()}
 
 
 class Errors:

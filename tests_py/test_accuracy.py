@@ -29,13 +29,16 @@ def test_the_rule_holds_for_problems_drawn_at_random(dtype: torch.dtype, seed: i
         for shape in accuracy.FEW
     ],
 )
-def test_the_rule_holds_for_few_rows(shape: tuple[int, int, int, int]) -> None:
-    for what, found in accuracy.distributions(accuracy.of_few(shape)).items():
+@pytest.mark.parametrize("cell", accuracy.GATES)
+def test_the_rule_holds_for_few_rows(cell: str, shape: tuple[int, int, int, int]) -> None:
+    for what, found in accuracy.distributions(accuracy.of_few(cell, shape)).items():
         assert found.meets_the_rule(), f"{what}: {found.median()}, {found.tail()}"
 
 
-def test_an_order_of_units_and_inputs_changes_the_order_of_results_alone() -> None:
+@pytest.mark.parametrize("cell", accuracy.GATES)
+def test_an_order_of_units_and_inputs_changes_the_order_of_results_alone(cell: str) -> None:
     a = support.packed_arguments((5, 3, 1), 4, 6, torch.float64)
+    a = a if cell == "lltm" else support.of_cell(cell, a)
     b = accuracy.in_another_order(a, 1)
     assert not torch.equal(a.input, b.input)
     for x, y in zip(*(support.sequence_outputs(lltm.reference, p) for p in (a, b)), strict=True):
@@ -50,7 +53,7 @@ FEW = ((58, 1, 512, 32), (12, 40, 500, 3), (6, 20, 400, 12))
 def test_few_elements_of_float64_have_the_errors_of_plain_pytorch(
     shape: tuple[int, int, int, int],
 ) -> None:
-    problem = replace(accuracy.of_few(shape), dtype=torch.float64)
+    problem = replace(accuracy.of_few("lltm", shape), dtype=torch.float64)
     found = [accuracy.ratios(replace(problem, seed=seed)) for seed in range(7)]
     for name in found[0]:
         assert median(ratios[name] for ratios in found) <= 1.2, name

@@ -20,8 +20,9 @@ import pytest
 import support
 import sweep
 import torch
+from goals import sequence_goal
 from machine import PEAK, READ, bounds, read_weights, weight_passes
-from runtimes import RUNTIMES, runtimes
+from runtimes import ONNX_RUNTIME, RUNTIMES, runtimes
 from torch import nn
 from users import USERS, user_cases
 
@@ -305,6 +306,27 @@ def test_ratios_and_shares_are_compared_with_goals() -> None:
         f"share of the rate of {READ}": True,
     }
     assert {str(check) for check in row.checks} < {line.strip() for line in row.lines()}
+
+
+@pytest.mark.parametrize(
+    ("case", "against", "limit"),
+    [
+        (Case((100, 16, 32, 128), cell="gru"), "nn.GRU", 0.18),
+        (Case((100, 16, 32, 128), torch.bfloat16, training=True, cell="gru"), "nn.GRU", 0.09),
+        (Case((50, 128, 512, 512), torch.bfloat16, training=True, cell="gru"), "nn.GRU", 0.45),
+        (Case((1, 1, 128, 256), training=True, cell="gru"), "nn.GRU", 0.80),
+        (Case((60, 33, 100, 200), cell="gru"), f"{ONNX_RUNTIME}, opset 22", 0.42),
+        (Case((60, 33, 100, 200), torch.bfloat16, cell="gru"), ONNX_RUNTIME, None),
+        (Case((60, 33, 100, 200), cell="gru", num_layers=2), "nn.GRU", None),
+        (Case((7, 1, 3, 4), training=True, cell="gru"), "nn.GRU", 0.15),
+        (Case((7, 2, 3, 4), cell="gru"), "nn.GRU", None),
+        (Case((7, 2, 3, 4), cell="lstm"), "nn.LSTM", 1.0),
+        (Case((7, 2, 3, 4), cell="lstm"), ONNX_RUNTIME, None),
+    ],
+    ids=str,
+)
+def test_goals_of_the_lstm_and_the_gru(case: Case, against: str, limit: float | None) -> None:
+    assert sequence_goal(case, against) == limit
 
 
 # ----- The programs ------------------------------------------------------------

@@ -12,6 +12,8 @@ from torch import Tensor, fx, nn
 
 import lltm
 
+pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
+
 
 class Model(nn.Module):
     """A layer and a cell that are given states, and twice an input that is no proxy."""
@@ -75,11 +77,181 @@ def test_a_model_without_a_state_is_traced() -> None:
     torch.testing.assert_close(graph(x), model(x))
 
 
-@pytest.mark.parametrize("name", ["LLTM", "LLTMCell"])
-def test_a_module_by_itself_is_refused(name: str) -> None:
-    text = f"^lltm::{name}: torch.fx traces a model that holds this module, not the module alone$"
+# ----- every kind of module ------------------------------------------------------
+
+
+def replaced(module: nn.Module) -> nn.Module:
+    lltm.replace_(module)
+    return module
+
+
+@lltm.cell(gates=("i", "o", "g"))
+def own(z: Any, c: Tensor, d: Tensor) -> Any:
+    c_next = c + torch.sigmoid(z.i) * torch.tanh(z.g)
+    return torch.sigmoid(z.o) * torch.tanh(c_next + d), c_next, 0.5 * d + z.g
+
+
+KINDS: dict[str, Callable[[], nn.Module]] = {
+    "LSTM": lambda: lltm.LSTM(3, 5, num_layers=2, bidirectional=True),
+    "GRU": lambda: lltm.GRU(3, 5),
+    "LLTM": lambda: lltm.LLTM(3, 5),
+    "LSTMCell": lambda: lltm.LSTMCell(3, 5),
+    "GRUCell": lambda: lltm.GRUCell(3, 5),
+    "LLTMCell": lambda: lltm.LLTMCell(3, 5),
+    "own layer": lambda: own.Layer(3, 5),
+    "own cell": lambda: own.Cell(3, 5),
+    "replaced LSTM": lambda: replaced(nn.LSTM(3, 5)),
+    "replaced GRUCell": lambda: replaced(nn.GRUCell(3, 5)),
+    "projection": lambda: lltm.LSTM(3, 5, proj_size=2),
+    "reference": lambda: lltm.reference.GRU(3, 5),
+}
+PREPACKED: dict[str, Callable[[], nn.Module]] = {
+    "prepacked": lambda: lltm.LSTM(3, 5).prepack(),
+    "prepacked own layer": lambda: own.Layer(3, 5).prepack(),
+}
+# Modules whose loops or checks are written in Python can't be traced through.
+TRACED_THROUGH = [name for name in KINDS if name not in ("projection", "reference")]
+
+
+class Holder(nn.Module):
+    """Calls a module without a state and then with the one that it gave."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+        self.module = module
+
+    def forward(self, x: Tensor) -> Any:
+        result = self.module(self.inner(x))
+        is_layer = hasattr(self.module, "num_layers")
+        return result, self.module(x, result[1] if is_layer else result)
+
+
+def input_of(module: nn.Module) -> Tensor:
+    return torch.randn(*([6] if hasattr(module, "num_layers") else []), 4, 3)
+
+
+def targets(graph: fx.GraphModule, op: str) -> list[str]:
+    return [str(node.target) for node in graph.graph.nodes if node.op == op]
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *PREPACKED])
+def test_every_kind_of_module_is_one_node(kind: str) -> None:
+    model = Holder({**KINDS, **PREPACKED}[kind]())
+    x = input_of(model.module)
+    graph = fx.symbolic_trace(model)
+    assert called(graph) == ["inner", "module", "module"]
+    torch.testing.assert_close(graph(x), model(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *PREPACKED])
+def test_hooks_run_when_the_graph_does_and_once(kind: str) -> None:
+    model = Holder({**KINDS, **PREPACKED}[kind]())
+    x = input_of(model.module)
+    seen: list[str] = []
+
+    def before(module: nn.Module, args: Any) -> Any:
+        seen.append("before")
+        return 2 * args[0], *args[1:]
+
+    def after(module: nn.Module, args: Any, result: Any) -> Any:
+        seen.append("after")
+        return torch.utils._pytree.tree_map(lambda y: 3 * y, result)
+
+    model.module.register_forward_pre_hook(before)
+    model.module.register_forward_hook(after)
+    graph = fx.symbolic_trace(model)
+    assert seen == []
+    found = graph(x)
+    assert seen == ["before", "after"] * 2
+    torch.testing.assert_close(found, model(x), rtol=0, atol=0)
+
+
+def around(module: nn.Module) -> nn.Module:
+    """The module as an instance of a subclass that does something around its forward."""
+    base: Any = type(module)
+
+    class Around(base):  # type: ignore[misc]
+        def forward(self, input: Tensor, hx: Any = None) -> Any:
+            result = super().forward(2 * input, hx)
+            return torch.utils._pytree.tree_map(lambda y: 3 * y, result)
+
+    module.__class__ = Around
+    return module
+
+
+@pytest.mark.parametrize("kind", TRACED_THROUGH)
+def test_what_a_subclass_does_around_forward_is_traced(kind: str) -> None:
+    model = Holder(around(KINDS[kind]()))
+    x = input_of(model.module)
+    seen: list[str] = []
+    model.module.register_forward_hook(lambda *_: seen.append("hook"))
+    graph = fx.symbolic_trace(model)
+    assert called(graph) == ["inner"]
+    operators = [name for name in targets(graph, "call_function") if "lltm" in name]
+    assert operators == [f"lltm.{'layer' if x.dim() == 3 else 'layer_step'}"] * 2
+    assert seen == ["hook"] * 2  # of a module that is traced through, as torch.fx does
+    torch.testing.assert_close(graph(x), model(x), rtol=0, atol=0)
+    for got, expected in zip(*(gradients(m, x, model) for m in (graph, model)), strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
+def gradients(module: Any, x: Tensor, model: nn.Module) -> tuple[Tensor, ...]:
+    results = torch.utils._pytree.tree_leaves(module(x))
+    total = torch.stack([y.square().sum() for y in results]).sum()
+    return torch.autograd.grad(total, list(model.parameters()))
+
+
+@pytest.mark.parametrize("kind", TRACED_THROUGH)
+def test_a_call_that_a_subclass_or_an_instance_replaces_is_made_once(kind: str) -> None:
+    module = KINDS[kind]()
+    base: Any = type(module)
+
+    class Called(base):  # type: ignore[misc]
+        def __call__(self, input: Tensor, *args: Any) -> Any:
+            return super().__call__(2 * input, *args)
+
+    module.__class__ = Called
+    model = Holder(module)
+    x = input_of(module)
+    torch.testing.assert_close(fx.symbolic_trace(model)(x), model(x), rtol=0, atol=0)
+    module.__class__ = base
+    whole: Any = module.forward
+    module.forward = lambda input, *args: whole(2 * input, *args)  # type: ignore[method-assign]
+    torch.testing.assert_close(fx.symbolic_trace(model)(x), model(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", TRACED_THROUGH)
+def test_a_module_by_itself_is_traced_through(kind: str) -> None:
+    module = KINDS[kind]()
+    x = input_of(module)
+    graph = fx.symbolic_trace(module, concrete_args={"hx": None})
+    torch.testing.assert_close(graph(x), module(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["LLTM", "LSTMCell"])
+def test_by_itself_with_a_state_or_without_is_refused(name: str) -> None:
+    text = (
+        rf"^lltm::{name}: torch\.fx can't tell whether hx is None: trace a model that holds this"
+        r" module, or with concrete_args=\{'hx': None\}$"
+    )
     with pytest.raises(RuntimeError, match=text):
         fx.symbolic_trace(getattr(lltm, name)(3, 5))
+
+
+def test_by_itself_a_gru_takes_a_state_or_none() -> None:
+    gru = lltm.GRU(3, 5)
+    graph = fx.symbolic_trace(gru)
+    x, h_0 = torch.randn(6, 4, 3), torch.randn(1, 4, 5)
+    torch.testing.assert_close(graph(x), gru(x), rtol=0, atol=0)
+    torch.testing.assert_close(graph(x, h_0), gru(x, h_0), rtol=0, atol=0)
+
+
+def test_a_packed_sequence_goes_through_a_graph() -> None:
+    model = nn.Sequential(lltm.GRU(3, 5))
+    packed = nn.utils.rnn.pack_sequence([torch.randn(2, 3), torch.randn(1, 3)])
+    graph = fx.symbolic_trace(model)
+    torch.testing.assert_close(graph(packed)[1], model(packed)[1], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("make", [lltm.LLTM, lltm.LLTMCell])

@@ -30,21 +30,35 @@ def assert_equal_to_the_oracle(outputs: support.Outputs, arguments: support.Argu
         )
 
 
-def test_the_cell_is_the_oracle_s() -> None:
-    arguments = support.cell_arguments((4, 3, 5), torch.float64)
+def of_cell(cell: str, arguments: support.Arguments) -> support.Arguments:
+    return arguments if cell == "lltm" else support.of_cell(cell, arguments)
+
+
+each_cell = pytest.mark.parametrize("cell", oracle.CELLS)
+
+
+@each_cell
+def test_the_cell_is_the_oracle_s(cell: str) -> None:
+    arguments = of_cell(cell, support.cell_arguments((4, 3, 5), torch.float64))
     assert_equal_to_the_oracle(support.cell_outputs, arguments)
 
 
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
-def test_the_sequence_is_the_oracle_s(reverse: bool) -> None:
+@each_cell
+def test_the_sequence_is_the_oracle_s(cell: str, reverse: bool) -> None:
     arguments = support.sequence_arguments((6, 4, 3, 5), torch.float64, reverse=reverse)
+    arguments = of_cell(cell, arguments)
     assert_equal_to_the_oracle(support.sequence_outputs, arguments)
 
 
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-def test_the_packed_sequence_is_the_oracle_s(lengths: tuple[int, ...], reverse: bool) -> None:
+@each_cell
+def test_the_packed_sequence_is_the_oracle_s(
+    cell: str, lengths: tuple[int, ...], reverse: bool
+) -> None:
     arguments = support.packed_arguments(lengths, dtype=torch.float64, reverse=reverse)
+    arguments = of_cell(cell, arguments)
     assert_equal_to_the_oracle(support.sequence_outputs, arguments)
 
 

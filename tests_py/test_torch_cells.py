@@ -287,6 +287,23 @@ def test_autocast_computes_what_it_does_in_the_lower_dtype(name: str) -> None:
         assert_close(y.float(), z, rtol=0.05, atol=0.02)
 
 
+@pytest.mark.parametrize("state", [None, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("given", [torch.float32, torch.bfloat16], ids=str)
+@each_module
+def test_under_autocast_the_state_decides_of_no_dtype(
+    name: str, given: torch.dtype, state: torch.dtype | None
+) -> None:
+    """docs/drop-in.md says what torch.nn's modules do."""
+    ours, theirs = pair(name, torch.float32)
+    shape = [1, B] if name in LAYERS else [B]
+    hx = None if state is None else states(name, *shape, dtype=state)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found, of_nn = (values(m(input_of(name, given), hx)) for m in (ours, theirs))
+    assert {y.dtype for y in found} == {torch.bfloat16}
+    follows = torch.bfloat16 if name == "LSTM" else given if state is None else state
+    assert {y.dtype for y in of_nn} == {follows}
+
+
 # ----- graphs -------------------------------------------------------------------
 
 
@@ -365,16 +382,36 @@ def with_forward_of_its_own() -> nn.Module:
     return module
 
 
+def sharded() -> nn.Module:
+    """A module as fully_shard makes it, without the processes that this needs."""
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    module = nn.LSTM(I, H)
+    module.__class__ = type("FSDPLSTM", (fsdp.FSDPModule, nn.LSTM), {})
+    return module
+
+
 LEFT: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "RNN": (lambda: nn.RNN(I, H), "lltm has no RNN"),
     "RNNCell": (lambda: nn.RNNCell(I, H), "lltm has no RNNCell"),
     "projection": (lambda: nn.LSTM(I, H, proj_size=2), "it has a projection, which torch's kernel"),
-    "subclass": (lambda: Own(I, H), "it is a Own, a class of its own"),
+    "subclass": (lambda: Own(I, H), "it is a Own, a subclass whose forward may be its own"),
+    "parametrized": (
+        lambda: nn.utils.parametrizations.weight_norm(nn.GRU(I, H), "weight_hh_l0"),
+        "it is parametrized: replace it first and parametrize it then",
+    ),
+    "sharded": (sharded, "it is sharded by fully_shard: replace it first and shard it then"),
+    "quantizable": (
+        lambda: torch.ao.nn.quantizable.LSTM(I, H),
+        "it is of PyTorch's tools for quantization: replace the float module and prepack it",
+    ),
+    "quantized": (lambda: torch.ao.nn.quantized.dynamic.GRU(I, H), "it is of PyTorch's tools"),
+    "TorchScript": (lambda: torch.jit.script(nn.LSTMCell(I, H)), "it is compiled by TorchScript"),
     "forward": (with_forward_of_its_own, "it has a forward of its own"),
     "dtype": (lambda: nn.GRU(I, H, dtype=torch.complex64), "its dtype is complex64"),
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*deprecated", "ignore:torch.quantize_per_tensor")
 @pytest.mark.parametrize("name", LEFT)
 def test_replace_says_what_it_left_and_why(name: str) -> None:
     make, reason = LEFT[name]
@@ -387,6 +424,18 @@ def test_replace_says_what_it_left_and_why(name: str) -> None:
     assert [*result.left] == ["0"]
     assert result.left["0"].startswith(reason)
     assert str(result).splitlines()[1].startswith(f"left: 0: {reason}")
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
+@each_module
+def test_replace_takes_modules_whose_weights_a_hook_computes(name: str) -> None:
+    module = BOTH[name][1](I, H, dtype=torch.float64)
+    weight = "weight_hh_l0" if name in LAYERS else "weight_hh"
+    model = nn.Sequential(nn.utils.weight_norm(module, weight))
+    x = input_of(name)
+    expected = results_and_gradients(model, x)
+    assert lltm.replace_(model).replaced == ["0"]
+    assert_close(results_and_gradients(model, x), expected)
 
 
 def test_replace_takes_a_layer_itself_and_nothing_but_modules() -> None:

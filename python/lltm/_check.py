@@ -10,8 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Proxy
 
 from ._C import ArgumentError
+
+# In a call that torch.fx traces a proxy stands for a tensor.
+TENSORS = (Tensor, Proxy)
 
 # Sizes up to here can be multiplied with each other and with the size of an element.
 LARGEST_SIZE = 2**27
@@ -85,19 +89,23 @@ def with_article(name: str) -> str:
 
 
 def tensor(where: str, name: str, value: Any) -> Tensor:
-    if not isinstance(value, Tensor):
+    if not isinstance(value, TENSORS):
         raise TypeError(f"lltm::{where}: expected {name} to be a tensor, got {_type(value)}")
     return value
 
 
+def is_nested(value: Tensor) -> bool:
+    return isinstance(value, Tensor) and value.is_nested
+
+
 def not_nested(where: str, value: Tensor) -> None:
     # Asked for its shape, a nested tensor answers with an internal error.
-    if value.is_nested:
+    if is_nested(value):
         raise TypeError(f"lltm::{where}: expected input to be a tensor, got a nested tensor")
 
 
 def optional_tensor(where: str, name: str, value: Any) -> Tensor | None:
-    if value is not None and not isinstance(value, Tensor):
+    if value is not None and not isinstance(value, TENSORS):
         raise TypeError(
             f"lltm::{where}: expected {name} to be a tensor or None, got {_type(value)}"
         )
@@ -125,9 +133,10 @@ def state(
 
 
 def shape(where: str, name: str, value: Tensor, expected: tuple[int, ...]) -> Tensor:
-    if value.shape != expected:
+    known = isinstance(value, Tensor) and isinstance(expected, tuple)  # no proxies
+    if known and value.shape != expected:
         raise ArgumentError(
-            f"lltm::{where}: expected {name} of shape {expected}, got {tuple(value.shape)}"
+            f"lltm::{where}: expected {name} of shape {tuple(expected)}, got {tuple(value.shape)}"
         )
     return value
 

@@ -1,35 +1,69 @@
 """What torch.fx makes of a layer: a leaf, one node, as it does of torch.nn's.
 
-A tracer knows leaves by where their class was defined, and has no list to add to. So it calls
-forward, with proxies, and gets the node that a leaf would have had from there.
+A tracer knows leaves by where their class was defined, in torch.nn, and has no list to add to. So
+Tracer.call_module, which decides, is told here of the modules whose forward is lltm's own. A
+subclass that has a forward of its own is traced through, and lltm's forward in it gives a node of
+the operator.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from torch import nn
 from torch.fx import Proxy, Tracer
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing
+from torch.utils import _pytree as pytree
 
 # Whether a model is being traced. A call without proxies then has constants alone as arguments, but
 # parameters that are proxies.
 is_tracing = is_fx_symbolic_tracing
 
+_call_module = Tracer.call_module
 
-def node(where: str, module: Any, input: Any, hx: Any, reset: Any = None) -> Proxy | None:
-    """Returns the call as a node of the graph that is being traced; None if there is none."""
-    states = hx if isinstance(hx, (tuple, list)) else (hx,)
-    for value in (input, *states, reset):
-        if isinstance(value, Proxy):
-            break
-    else:
-        return None
-    tracer = value.tracer
-    path = tracer.path_of_module(module) if isinstance(tracer, Tracer) else ""
-    if path == "":
+
+def make_leaves(base: type) -> None:
+    """Makes every tracer take modules of this class for leaves."""
+
+    def call_module(
+        self: Tracer,
+        m: nn.Module,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        def node(*args: Any, **kwargs: Any) -> Proxy:
+            return self.create_proxy("call_module", self.path_of_module(m), args, kwargs)
+
+        # Tracers of tensors, such as torch.export's, call this without a proxy.
+        is_leaf = isinstance(m, base) and _is_called_as_it_is(m) and _holds_proxy((args, kwargs))
+        return _call_module(self, m, node if is_leaf else forward, args, kwargs)
+
+    Tracer.call_module = call_module  # type: ignore[method-assign]
+
+
+def _is_called_as_it_is(module: nn.Module) -> bool:
+    """False if a subclass or the module itself does something around lltm's forward."""
+    cls = type(module)
+    return (
+        cls.forward.__module__.startswith("lltm.")
+        and "forward" not in vars(module)
+        and cls.__call__ is nn.Module.__call__
+    )
+
+
+def _holds_proxy(arguments: Any) -> bool:
+    return any(isinstance(leaf, Proxy) for leaf in pytree.tree_leaves(arguments))
+
+
+def states(where: str, hx: Any, count: int) -> Any:
+    """The states of a call that is traced through; of a proxy, whose type is unknown, its items."""
+    if count == 1 or not isinstance(hx, Proxy):
+        return hx
+    if hx.node.op == "placeholder" and hx.node.args == (None,):
         raise RuntimeError(
-            f"lltm::{where}: torch.fx traces a model that holds this module, not the module alone"
+            f"lltm::{where}: torch.fx can't tell whether hx is None: trace a model that holds this"
+            " module, or with concrete_args={'hx': None}"
         )
-    args = (input,) if hx is None else (input, hx)
-    kwargs = {} if reset is None else {"reset": reset}
-    return tracer.create_proxy("call_module", path, args, kwargs)
+    return tuple(hx[k] for k in range(count))

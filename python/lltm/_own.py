@@ -326,12 +326,13 @@ class _Own(OfParameters):
             )
         h, *others = (_check.tensor(self._where, n, t) for n, t in zip(names, hx, strict=True))
         for name, state in zip(names[1:], others, strict=True):
-            _check.shape(self._where, name, state, tuple(h.shape))
+            _check.shape(self._where, name, state, h.shape)
         return h, others[0] if len(others) == 1 else torch.cat(others, dim=-1)
 
     def _returned(self, h: Tensor, c: Tensor) -> Any:
         count = self._states
-        return h if count == 0 else (h, *(c.chunk(count, dim=-1) if count > 1 else (c,)))
+        others = c.chunk(count, dim=-1) if count > 1 else (c,)
+        return h if count == 0 else (h, *(others[k] for k in range(count)))
 
 
 def _version(x: Tensor) -> int:

@@ -635,6 +635,9 @@ def _is_quantised(weights: Tensor) -> bool:
     return int.from_bytes(weights[20:24].tolist(), "little") == qint8
 
 
+_fx.make_leaves(Recurrent)
+
+
 def _has_our_forward(module: Any) -> bool:
     """False if torch.jit.script compiles it already, or it has a forward of the user's own."""
     return type(module).forward.__module__ in (__name__, "lltm.modules", "lltm._own")
@@ -682,14 +685,11 @@ def step_of(module: Step, input: Tensor, hx: Any, run: Callable[..., Any]) -> An
     """What forward of a cell returns; `run` takes the module, the input, h and c."""
     where = module._where
     if _fx.is_tracing():
-        node = _fx.node(where, module, input, hx)
-        if node is not None:
-            return node
+        hx = _fx.states(where, hx, len(module._STATES))
     _check.tensor(where, "input", input)
     _check.not_nested(where, input)
-    states = run(module, input, *module._states_of(hx))
-    # A pair as it came: it may stand for a call in a graph.
-    return states if module._STATES == ("h", "c") else module._returned(*states)
+    h, c = run(module, input, *module._states_of(hx))
+    return module._returned(h, c)
 
 
 def layer_of(module: Layer, input: Any, hx: Any, reset: Any, run: Callable[..., Any]) -> Any:
@@ -700,9 +700,7 @@ def layer_of(module: Layer, input: Any, hx: Any, reset: Any, run: Callable[..., 
     """
     where = module._where
     if _fx.is_tracing():
-        node = _fx.node(where, module, input, hx, reset)
-        if node is not None:
-            return node
+        hx = _fx.states(where, hx, len(module._STATES))
     rows: Any = input
     parts: list[Any] = []
     if isinstance(input, PackedSequence):
@@ -710,12 +708,12 @@ def layer_of(module: Layer, input: Any, hx: Any, reset: Any, run: Callable[..., 
         _check.tensor(where, "input", rows)
         if hx is None and torch.compiler.is_compiling():
             hx = module._first_states(rows, _packed_batch(where, input))
-    elif not isinstance(input, Tensor):
+    elif not isinstance(input, _check.TENSORS):
         raise TypeError(
             f"lltm::{where}: expected input to be a tensor or a PackedSequence,"
             f" got {type(input).__name__}"
         )
-    elif input.is_nested:
+    elif _check.is_nested(input):
         raise TypeError(
             f"lltm::{where}: expected input to be a tensor or a PackedSequence, got a nested"
             " tensor; make one of it with torch.nn.utils.rnn.pack_sequence(input.unbind(),"

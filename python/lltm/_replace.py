@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from . import modules
 
@@ -80,6 +81,7 @@ def replace_(model: nn.Module, *, keep_class: bool = False) -> Replaced:
 
     Returns:
         What was replaced, and what was left and why: subclasses, whose forward may be their own,
+        such as those that parametrizations, fully_shard and PyTorch's quantization make;
         torch.nn.RNN, projections, and modules that are not on the CPU, where cuDNN is the faster
         one.
 
@@ -100,10 +102,10 @@ def replace_(model: nn.Module, *, keep_class: bool = False) -> Replaced:
             module.__class__ = of_ours[cls][keep_class]
             continue
         if cls not in _CLASSES:
-            if isinstance(module, torch.jit.ScriptModule) and module.original_name in _NAMES:
-                result.left[name] = "it is compiled by TorchScript"
-            if isinstance(module, (nn.RNNBase, nn.RNNCellBase)) and not _is_ours(module):
-                result.left[name] = _why_not(cls)
+            reason = _why_not(module)
+            inside = any(name.startswith(f"{left}.") for left in result.left)
+            if reason is not None and not inside:
+                result.left[name] = reason
             continue
         reason = _reason_to_leave(module)
         if reason is not None:
@@ -115,6 +117,7 @@ def replace_(model: nn.Module, *, keep_class: bool = False) -> Replaced:
 
 
 def _reason_to_leave(module: nn.Module) -> str | None:
+    """Of a module of one of torch.nn's classes."""
     if getattr(module, "proj_size", 0):
         return "it has a projection, which torch's kernels compute"
     if "forward" in vars(module):
@@ -127,10 +130,26 @@ def _reason_to_leave(module: nn.Module) -> str | None:
     return None
 
 
-def _why_not(cls: type) -> str:
+def _why_not(module: nn.Module) -> str | None:
+    """Of a module of another class; None if it has nothing to do with recurrent layers."""
+    cls = type(module)
+    if isinstance(module, torch.jit.ScriptModule):
+        is_recurrent = module.original_name in _NAMES
+        return "it is compiled by TorchScript" if is_recurrent else None
+    if cls.__name__ in _NAMES and cls.__module__.startswith("torch.ao."):
+        return (
+            "it is of PyTorch's tools for quantization: replace the float module and prepack it in"
+            " int8"
+        )
+    if not isinstance(module, (nn.RNNBase, nn.RNNCellBase)) or _is_ours(module):
+        return None
     if cls in (nn.RNN, nn.RNNCell):
         return f"lltm has no {cls.__name__}"
-    return f"it is a {cls.__name__}, a class of its own"
+    if parametrize.is_parametrized(module):
+        return "it is parametrized: replace it first and parametrize it then"
+    if any(base.__name__ == "FSDPModule" for base in cls.__mro__):
+        return "it is sharded by fully_shard: replace it first and shard it then"
+    return f"it is a {cls.__name__}, a subclass whose forward may be its own"
 
 
 def _is_ours(module: nn.Module) -> bool:

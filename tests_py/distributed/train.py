@@ -12,6 +12,7 @@ import copy
 import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.experimental import implicit_replication
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
+from torch.utils._pytree import tree_leaves
 
 import lltm
 
@@ -43,22 +45,27 @@ UPDATES = 6
 class Model(nn.Module):
     """Both kinds of module, every option of the layer that changes what runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, cell: str) -> None:
         super().__init__()
-        self.layer = lltm.LLTM(3, 5, num_layers=2, bidirectional=True, batch_first=True)
-        self.cell = lltm.LLTMCell(10, 4)
+        layer = getattr(lltm, cell)
+        self.layer = layer(3, 5, num_layers=2, bidirectional=True, batch_first=True)
+        self.cell = getattr(lltm, f"{cell}Cell")(10, 4)
         self.head = nn.Linear(4, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         output, _ = self.layer(x)
-        h, _ = self.cell(output[:, -1])
+        h, *_ = tree_leaves(self.cell(output[:, -1]))
         result: Tensor = self.head(h)
         return result
 
 
-def make() -> tuple[Model, Tensor, Tensor]:
+Make = Callable[[], tuple[Model, Tensor, Tensor]]
+
+
+def make_model(cell: str) -> tuple[Model, Tensor, Tensor]:
     torch.manual_seed(0)
-    return Model().double(), torch.randn(BATCH, 7, 3).double(), torch.randn(BATCH, 2).double()
+    model = Model(cell).double()
+    return model, torch.randn(BATCH, 7, 3).double(), torch.randn(BATCH, 2).double()
 
 
 def mine(tensor: Tensor) -> Tensor:
@@ -99,7 +106,7 @@ def same(result: Any, expected: Any) -> None:
     torch.testing.assert_close(result, expected, rtol=1e-10, atol=1e-12)
 
 
-def check_ddp(expected: list[float]) -> None:
+def check_ddp(make: Make, expected: list[float]) -> None:
     model, x, y = make()
     ddp = DistributedDataParallel(model)
     same(train(ddp, mine(x), mine(y)), expected)
@@ -121,7 +128,7 @@ def sharded(model: Model) -> Model:
     return model
 
 
-def check_fsdp(expected: list[float]) -> None:
+def check_fsdp(make: Make, expected: list[float]) -> None:
     model, x, y = make()
     model = sharded(model)
     for parameter in model.parameters():
@@ -141,7 +148,7 @@ def check_fsdp(expected: list[float]) -> None:
     same(train(model, mine(x), mine(y), parts=2, last=synchronize), expected)
 
 
-def check_checkpoint(expected: list[float], folder: str) -> None:
+def check_checkpoint(make: Make, expected: list[float], folder: str) -> None:
     """Half of the updates, a checkpoint, and the other half by a model that begins elsewhere."""
 
     def state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -179,7 +186,7 @@ def check_checkpoint(expected: list[float], folder: str) -> None:
     same(plain, dict(one.state_dict()))
 
 
-def check_dtensor(checkpoint_steps: int) -> None:
+def check_dtensor(make: Make, checkpoint_steps: int) -> None:
     """Input sharded over the batch, parameters replicated: no process sees another's rows."""
     mesh: DeviceMesh = init_device_mesh("cpu", (WORLD,))
     model, x, _ = make()
@@ -213,7 +220,7 @@ def check_dtensor(checkpoint_steps: int) -> None:
     assert result.placements == (Shard(0),)
     assert result.to_local().shape[0] == BATCH // WORLD
     same(result.full_tensor(), expected)
-    for state, whole in zip(states, expected_states, strict=True):
+    for state, whole in zip(tree_leaves(states), tree_leaves(expected_states), strict=True):
         same(state.full_tensor(), whole)
 
     # Nor on the way back: what is summed over the batch is left to whoever wants the sum.
@@ -245,14 +252,16 @@ def check_dtensor(checkpoint_steps: int) -> None:
 def main() -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=30))
     try:
-        model, x, y = make()
-        expected = train(model, x, y)
-        assert expected[-1] < expected[0]
-        check_ddp(expected)
-        check_fsdp(expected)
-        check_checkpoint(expected, sys.argv[1])
-        for checkpoint_steps in (0, 3):
-            check_dtensor(checkpoint_steps)
+        for cell in ("LLTM", "LSTM", "GRU"):
+            make = partial(make_model, cell)
+            model, x, y = make()
+            expected = train(model, x, y)
+            assert expected[-1] < expected[0]
+            check_ddp(make, expected)
+            check_fsdp(make, expected)
+            check_checkpoint(make, expected, f"{sys.argv[1]}/{cell}")
+            for checkpoint_steps in (0, 3):
+                check_dtensor(make, checkpoint_steps)
         print("done")
     finally:
         dist.destroy_process_group()
