@@ -144,8 +144,8 @@ struct SequenceInputs {
   bool reverse;
   OptionalTensor reset;
   // 0, or how many steps apart the checkpoints are that are saved in place of the activations.
-  int64_t checkpoint_steps = 0;
-  OptionalTensor recurrent_mask = at::Tensor();
+  int64_t checkpoint_steps;
+  OptionalTensor recurrent_mask;
 
   auto flat() const {
     return std::tie(
@@ -227,14 +227,18 @@ struct PrepackedArgs {
          bias_hh,
          batch_sizes,
          reverse,
-         reset}};
+         reset,
+         /*checkpoint_steps=*/0,
+         /*recurrent_mask=*/at::Tensor()}};
   }
 };
 
 // ---- the same call with some arguments replaced ----
 //
 // References cannot be assigned anew, so these are copies; each lists all members. The tensors
-// passed must outlive the result. Two more lists are in vmap.cpp, which replaces every tensor.
+// passed must outlive the result. Two more lists are in vmap.cpp, which replaces every tensor, and
+// one in cuda/engine/persistent.cpp, which pads them. No member has a default, so that a list that
+// lacks one does not compile.
 
 // With other weights.
 inline SequenceArgs with_weights(

@@ -46,7 +46,11 @@ void forward_program(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_
     registers.set_output(out++, h);
     for (int k = 0; k < cell.states; ++k) registers.set_output(out++, out_states[k].values);
     for (int k = 0; k < cell.saved; ++k) {
-      saved[k] = target(a.activations, row, col + k * a.layer_hidden, n, out_saved[k]);
+      const std::int64_t column = col + k * a.layer_hidden;
+      if (a.activations.data != nullptr) {
+        fetch_ahead(a.activations.row(row + kRowsAhead) + column, n);
+      }
+      saved[k] = target(a.activations, row, column, n, out_saved[k]);
       registers.set_output(out++, saved[k]);
     }
 
@@ -80,6 +84,7 @@ void backward_program(const BackwardArgs<T, G>& a, std::int64_t begin, std::int6
     int in = 0, out = 0;
     for (int k = 0; k < cell.saved; ++k) {
       const std::int64_t column = col + k * a.layer_hidden;
+      fetch_ahead(a.activations.row(row + kRowsAhead) + column, n);
       registers.set_input(in++, load(a.activations, row, column, n, in_saved[k]));
     }
     for (int k = 0; k < cell.parameters; ++k) {
@@ -104,7 +109,9 @@ void backward_program(const BackwardArgs<T, G>& a, std::int64_t begin, std::int6
     for (int k = own; k < cell.state_columns(); ++k) registers.set_input(in++, of_states[k]);
     C* dz[CellInfo::kMostSlots + CellInfo::kMostParameters];
     for (int k = 0; k < cell.grad_columns(); ++k) {
-      dz[k] = target(a.grad_gates, row, col + k * a.layer_hidden, n, out_dz[k]);
+      const std::int64_t column = col + k * a.layer_hidden;
+      fetch_ahead(a.grad_gates.row(row + kRowsAhead) + column, n);
+      dz[k] = target(a.grad_gates, row, column, n, out_dz[k]);
       registers.set_output(out++, dz[k]);
     }
     for (int k = 0; k < cell.state_columns(); ++k) {
