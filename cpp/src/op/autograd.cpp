@@ -274,17 +274,18 @@ struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const variable_list saved = context->get_saved_variables();
-    const auto args_of = [&](size_t k) { return saved_args<Args>(*context, saved, k * kSaved); };
+    const auto args = [&]<size_t... k>(std::index_sequence<k...>) {
+      return std::array<Args, calls>{saved_args<Args>(*context, saved, k * kSaved)...};
+    }(std::make_index_sequence<calls>());
     const bool differentiated = is_differentiated(grads);
     std::array<OutputMask, calls> wanted;
     size_t given = 0;
-    for (size_t k = 0; k < calls; ++k) wanted[k] = wanted_gradients(*context, args_of(k), given);
+    for (size_t k = 0; k < calls; ++k) wanted[k] = wanted_gradients(*context, args[k], given);
     std::array<Gradients, calls> gradients;
     const auto run = [&](size_t k) {
-      const auto args = args_of(k);
-      if (differentiated) check_is_differentiable(*args.cell);
+      if (differentiated) check_is_differentiable(*args[k].cell);
       const auto backward_args = Op::backward_args(
-          args,
+          args[k],
           std::span(saved).subspan(k * kSaved + kMembers<Args>, kKept),
           std::span(grads).subspan(k * kOutputs, kOutputs),
           wanted[k]);
@@ -294,7 +295,7 @@ struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator
     for_each_call(!differentiated && is_plain_call(saved, grads), run);
     variable_list all;
     all.reserve(given + 1);
-    for (size_t k = 0; k < calls; ++k) append_gradients(args_of(k), gradients[k], all);
+    for (size_t k = 0; k < calls; ++k) append_gradients(args[k], gradients[k], all);
     all.emplace_back();  // of the structs
     return all;
   }
