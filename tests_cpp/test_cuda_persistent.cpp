@@ -21,6 +21,7 @@
 #include <limits>
 #include <memory>
 #include <numeric>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -194,6 +195,77 @@ TYPED_TEST(PersistentPoll, WhatNeverComesIsNaN) {
   };
   row.poll();
   EXPECT_EQ(row.waits, 2);
+}
+
+// ---- which thread has what --------------------------------------------------
+
+// A thread of the second slice of units and the first group of rows, as a machine.
+struct Thread {
+  int number;
+
+  int slice() const { return 1; }
+  int group() const { return 0; }
+  int thread() const { return number; }
+};
+constexpr int64_t kFirstRow = 40, kHidden = 56;
+
+lltm::cuda::Place place_of(int thread) {
+  return lltm::cuda::Place::of<4>(Thread{thread}, kFirstRow, kHidden);
+}
+
+template <int kTiles>
+void check_that_each_unit_has_one_thread() {
+  constexpr int kRows = kTiles * lltm::cuda::kTileRows, kUnits = lltm::cuda::kSliceUnits;
+  int threads[kRows][kUnits] = {};
+  for (int thread = 0; thread < HostBlock::kThreads; ++thread) {
+    const auto p = lltm::cuda::Place::of<kTiles>(Thread{thread}, kFirstRow, kHidden);
+    for (int n = 0; n < lltm::cuda::kRowsOfThread<kTiles> && p.takes_part; ++n) {
+      EXPECT_TRUE(p.is_in(p.row(n) + 1, n) && !p.is_in(p.row(n), n));
+      EXPECT_EQ(p.warp_is_in(p.row(0)), p.row(0) > p.warp_row);
+      ++threads[p.row(n) - kFirstRow][p.unit - kUnits];
+    }
+  }
+  for (const auto& row : threads) {
+    for (const int count : row) EXPECT_EQ(count, 1) << kTiles;
+  }
+}
+
+TEST(PersistentPlaces, EachUnitOfARowHasOneThread) {
+  check_that_each_unit_has_one_thread<1>();
+  check_that_each_unit_has_one_thread<2>();
+  check_that_each_unit_has_one_thread<4>();
+}
+
+// What a warp accesses at once lies in different banks, of which there are 32, of 4 bytes.
+TEST(PersistentPlaces, SumsAreReadAndWrittenWithoutConflictsOfBanks) {
+  constexpr int kLanes = lltm::cuda::kWarpLanes;
+  for (int warp = 0; warp < lltm::cuda::kWarps; ++warp) {
+    std::set<int> banks;
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const auto p = place_of(warp * kLanes + lane);
+      banks.insert((2 * p.sums + p.odd) % 32);
+      const auto row = static_cast<int>((p.row(0) - kFirstRow) % lltm::cuda::kTileRows);
+      const auto unit = static_cast<int>(p.unit - lltm::cuda::kSliceUnits);
+      EXPECT_EQ(p.sums, lltm::cuda::place_of_sums(row, unit));
+      EXPECT_EQ(p.odd, unit % 2);
+    }
+    EXPECT_EQ(banks.size(), 32);
+  }
+  // Of a lane's two rows one after the other, 8 bytes by half a warp at once.
+  std::set<int> places;
+  for (const int odd : {0, 1}) {
+    for (const int half : {0, 1}) {
+      std::set<int> pairs_of_banks;
+      for (int lane = 16 * half; lane < 16 * half + 16; ++lane) {
+        const int place = lltm::cuda::place_of_sums(2 * (lane % 4) + odd, 2 * (lane / 4));
+        pairs_of_banks.insert(place % 16);
+        places.insert(place);
+      }
+      EXPECT_EQ(pairs_of_banks.size(), 16);
+    }
+  }
+  EXPECT_EQ(places.size(), lltm::cuda::kTileSums);
+  EXPECT_EQ(*places.rbegin(), lltm::cuda::kTileSums - 1);
 }
 
 // ---- the engine -----------------------------------------------------------
