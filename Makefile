@@ -194,6 +194,8 @@ PYTHON_WITHOUT_GPU ?= tests_py/test_cell.py tests_py/test_sequence.py tests_py/t
 # Needs CUDA's compiler, of the major version that torch was built with; README.md
 # says where it is looked for. In an environment of its own.
 check-cuda-build: export PATH := $(CURDIR)/build/cuda-venv/bin:$(PATH)
+# g++, as in pip's build: by another name of it ccache would not know what `make test` has compiled.
+check-cuda-build: export CXX := $(CXX)
 check-cuda-build: build/cuda-venv/.tools
 	cmake --preset cuda
 	cmake --build --preset cuda --target $(GPU_TARGETS)

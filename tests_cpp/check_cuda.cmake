@@ -6,7 +6,7 @@
 cmake_minimum_required(VERSION 3.25)
 
 function(output_of result)
-  execute_process(COMMAND ${ARGN} OUTPUT_VARIABLE output COMMAND_ERROR_IS_FATAL ANY)
+  execute_process(${ARGN} OUTPUT_VARIABLE output COMMAND_ERROR_IS_FATAL ANY)
   # Brackets and semicolons mean something in lists.
   string(REGEX REPLACE "[][;]" "" output "${output}")
   string(REGEX REPLACE "(lltm_[a-z_]*ward)IN[A-Za-z0-9_]*(Lltm|Lstm|Gru)ELi"
@@ -31,7 +31,7 @@ foreach(page Lltm Lstm Gru)
   endforeach()
 endforeach()
 # lltm_persistent_forward<page, units of K, tiles, T> and lltm_persistent_backward. Float is
-# multiplied in TF32, and a pair of results published is 8 bytes. Of the LSTM four slots read h.
+# multiplied in TF32. Of the LSTM four slots read h.
 set(forward_units 1 2 3 4 5 6)
 set(backward_units 2 3 6 9 12)
 set(forward_units_Lstm 1 2 3 4)
@@ -70,7 +70,7 @@ foreach(architecture IN LISTS ARCHITECTURES)
   string(REGEX MATCH "^[0-9]+[a-z]?" sm "${architecture}")
   if(NOT architecture MATCHES "-virtual$")
     # One function after another: its name, and in the next line what it uses.
-    output_of(usage ${CUOBJDUMP} --dump-resource-usage --gpu-architecture sm_${sm} "${LIBRARY}")
+    output_of(usage COMMAND ${CUOBJDUMP} --dump-resource-usage --gpu-architecture sm_${sm} "${LIBRARY}")
     foreach(kernel IN LISTS kernels persistent_kernels)
       if(NOT usage MATCHES "Function [A-Za-z0-9_]*${kernel}[A-Za-z0-9_]*:[^\n]*\n([^\n]*)")
         message(SEND_ERROR "sm_${sm}: no kernel ${kernel}")
@@ -78,9 +78,10 @@ foreach(architecture IN LISTS ARCHITECTURES)
         message(SEND_ERROR "sm_${sm}: ${kernel} keeps registers in memory: ${CMAKE_MATCH_1}")
       endif()
     endforeach()
-    output_of(code ${CUOBJDUMP} --dump-sass --gpu-architecture sm_${sm} "${LIBRARY}")
-    string(REGEX MATCHALL "Function : [A-Za-z0-9_]*|(LDG|STG|LDL|STL|HMMA|NANOSLEEP)[.A-Z0-9]*" code "${code}")
-    string(JOIN "\n" code ${code} "Function : ")
+    # Of 100 MB what is looked for, before CMake has them in a string.
+    output_of(code COMMAND ${CUOBJDUMP} --dump-sass --gpu-architecture sm_${sm} "${LIBRARY}"
+      COMMAND grep -oE "Function : [A-Za-z0-9_]*|(LDG|STG|LDL|STL|HMMA|SHFL|NANOSLEEP)[.A-Z0-9]*")
+    string(APPEND code "Function : ")
     foreach(kernel IN LISTS kernels)
       instructions_of(body "${kernel}E")
       if(NOT kernel MATCHES "ELi1E"
@@ -90,13 +91,14 @@ foreach(architecture IN LISTS ARCHITECTURES)
     endforeach()
     foreach(kernel IN LISTS persistent_kernels)
       instructions_of(body "${kernel}")
+      # Two units of 16 bits are a word, which lanes make together.
       if(kernel MATCHES "EfE$")
-        set(own "HMMA[.]1688[.]F32[.]TF32" "STG[.]E[.]64[.]STRONG[.]GPU")
+        set(own "HMMA[.]1688[.]F32[.]TF32")
       else()
-        set(own "HMMA[.]16816[.]F32" "STG[.]E[.]STRONG[.]GPU")
+        set(own "HMMA[.]16816[.]F32" "SHFL[.]BFLY")
       endif()
       foreach(instruction IN LISTS own ITEMS "LDG[.]E[.]128[.]STRONG[.]GPU"
-          "STG[.]E[.]STRONG[.]SYS")
+          "STG[.]E[.]STRONG[.]GPU" "STG[.]E[.]STRONG[.]SYS")
         if(NOT body MATCHES "${instruction}")
           message(SEND_ERROR "sm_${sm}: ${kernel} has no ${instruction}")
         endif()
@@ -119,7 +121,7 @@ foreach(architecture IN LISTS ARCHITECTURES)
     endif()
   endif()
   if(NOT architecture MATCHES "-real$")
-    output_of(ptx ${CUOBJDUMP} --list-ptx "${LIBRARY}")
+    output_of(ptx COMMAND ${CUOBJDUMP} --list-ptx "${LIBRARY}")
     if(NOT ptx MATCHES "sm_${sm}[.]ptx")
       message(SEND_ERROR "no PTX of compute_${sm}")
     endif()

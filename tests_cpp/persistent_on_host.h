@@ -149,6 +149,7 @@ class HostBlock {
   std::vector<lltm::cuda::Sums> shared_;
   Meeting block_meeting_, warp_meetings_[lltm::cuda::kWarps];
   Fragments fragments_[lltm::cuda::kWarps][lltm::cuda::kWarpLanes];
+  std::uint32_t words_[lltm::cuda::kWarps][lltm::cuda::kWarpLanes];
   int warps_[lltm::cuda::kWarps] = {0, 1, 2, 3, 4, 5, 6, 7};
   int running_ = kThreads;
   bool progress_ = false;
@@ -170,6 +171,16 @@ class HostBlock {
       meet(block_->block_meeting_, kThreads, [] {});
     }
 
+    std::uint32_t neighbour(std::uint32_t word) {
+      auto& words = block_->words_[thread_ / lltm::cuda::kWarpLanes];
+      std::uint32_t& mine = words[thread_ % lltm::cuda::kWarpLanes];
+      mine = word;
+      meet(warp_meeting(), lltm::cuda::kWarpLanes, [&] {
+        for (int n = 0; n < lltm::cuda::kWarpLanes; n += 2) std::swap(words[n], words[n + 1]);
+      });
+      return mine;
+    }
+
     // Word by word: 16 bytes need not become visible at once.
     lltm::cuda::Words read(const void* data) const {
       if (reinterpret_cast<std::uintptr_t>(data) % 16 != 0) {
@@ -184,17 +195,14 @@ class HostBlock {
     }
 
     // Each word once, and never the one that means that it is absent.
-    template <std::size_t kWords>
-    void publish(void* data, const std::uint32_t (&words)[kWords]) {
-      if (reinterpret_cast<std::uintptr_t>(data) % sizeof(words) != 0) {
-        throw std::logic_error("words are written that begin in between");
+    void publish(void* data, std::uint32_t word) {
+      if (reinterpret_cast<std::uintptr_t>(data) % sizeof(word) != 0) {
+        throw std::logic_error("a word is written that begins in between");
       }
-      for (std::size_t n = 0; n < kWords; ++n) {
-        std::atomic_ref<std::uint32_t> to(static_cast<std::uint32_t*>(data)[n]);
-        if (words[n] == lltm::cuda::kAbsent) throw std::logic_error("an absent word is published");
-        if (to.exchange(words[n], std::memory_order_relaxed) != lltm::cuda::kAbsent) {
-          throw std::logic_error("a word is published twice");
-        }
+      if (word == lltm::cuda::kAbsent) throw std::logic_error("an absent word is published");
+      std::atomic_ref<std::uint32_t> to(*static_cast<std::uint32_t*>(data));
+      if (to.exchange(word, std::memory_order_relaxed) != lltm::cuda::kAbsent) {
+        throw std::logic_error("a word is published twice");
       }
       block_->progress_ = true;
     }

@@ -21,6 +21,7 @@
 #include <limits>
 #include <memory>
 #include <numeric>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -194,6 +195,77 @@ TYPED_TEST(PersistentPoll, WhatNeverComesIsNaN) {
   };
   row.poll();
   EXPECT_EQ(row.waits, 2);
+}
+
+// ---- which thread has what --------------------------------------------------
+
+// A thread of the second slice of units and the first group of rows, as a machine.
+struct Thread {
+  int number;
+
+  int slice() const { return 1; }
+  int group() const { return 0; }
+  int thread() const { return number; }
+};
+constexpr int64_t kFirstRow = 40, kHidden = 56;
+
+lltm::cuda::Place place_of(int thread) {
+  return lltm::cuda::Place::of<4>(Thread{thread}, kFirstRow, kHidden);
+}
+
+template <int kTiles>
+void check_that_each_unit_has_one_thread() {
+  constexpr int kRows = kTiles * lltm::cuda::kTileRows, kUnits = lltm::cuda::kSliceUnits;
+  int threads[kRows][kUnits] = {};
+  for (int thread = 0; thread < HostBlock::kThreads; ++thread) {
+    const auto p = lltm::cuda::Place::of<kTiles>(Thread{thread}, kFirstRow, kHidden);
+    for (int n = 0; n < lltm::cuda::kRowsOfThread<kTiles> && p.takes_part; ++n) {
+      EXPECT_TRUE(p.is_in(p.row(n) + 1, n) && !p.is_in(p.row(n), n));
+      EXPECT_EQ(p.warp_is_in(p.row(0)), p.row(0) > p.warp_row);
+      ++threads[p.row(n) - kFirstRow][p.unit - kUnits];
+    }
+  }
+  for (const auto& row : threads) {
+    for (const int count : row) EXPECT_EQ(count, 1) << kTiles;
+  }
+}
+
+TEST(PersistentPlaces, EachUnitOfARowHasOneThread) {
+  check_that_each_unit_has_one_thread<1>();
+  check_that_each_unit_has_one_thread<2>();
+  check_that_each_unit_has_one_thread<4>();
+}
+
+// What a warp accesses at once lies in different banks, of which there are 32, of 4 bytes.
+TEST(PersistentPlaces, SumsAreReadAndWrittenWithoutConflictsOfBanks) {
+  constexpr int kLanes = lltm::cuda::kWarpLanes;
+  for (int warp = 0; warp < lltm::cuda::kWarps; ++warp) {
+    std::set<int> banks;
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const auto p = place_of(warp * kLanes + lane);
+      banks.insert((2 * p.sums + p.odd) % 32);
+      const auto row = static_cast<int>((p.row(0) - kFirstRow) % lltm::cuda::kTileRows);
+      const auto unit = static_cast<int>(p.unit - lltm::cuda::kSliceUnits);
+      EXPECT_EQ(p.sums, lltm::cuda::place_of_sums(row, unit));
+      EXPECT_EQ(p.odd, unit % 2);
+    }
+    EXPECT_EQ(banks.size(), 32);
+  }
+  // Of a lane's two rows one after the other, 8 bytes by half a warp at once.
+  std::set<int> places;
+  for (const int odd : {0, 1}) {
+    for (const int half : {0, 1}) {
+      std::set<int> pairs_of_banks;
+      for (int lane = 16 * half; lane < 16 * half + 16; ++lane) {
+        const int place = lltm::cuda::place_of_sums(2 * (lane % 4) + odd, 2 * (lane / 4));
+        pairs_of_banks.insert(place % 16);
+        places.insert(place);
+      }
+      EXPECT_EQ(pairs_of_banks.size(), 16);
+    }
+  }
+  EXPECT_EQ(places.size(), lltm::cuda::kTileSums);
+  EXPECT_EQ(*places.rbegin(), lltm::cuda::kTileSums - 1);
 }
 
 // ---- the engine -----------------------------------------------------------
@@ -682,17 +754,22 @@ using lltm::cuda::Tuning;
 using lltm::cuda::TuningEntry;
 
 constexpr GpuKind kGpu = {90, 132};
-constexpr std::array<TuningEntry, 6> kTable = {{
-    {kGpu, Direction::forward, 2, 512, 16, {1, 20}},
-    {kGpu, Direction::forward, 2, 512, 64, {2, 0}},
-    {kGpu, Direction::forward, 2, 768, 16, {1, 0}},
-    {kGpu, Direction::forward, 2, 768, 128, {0, 0}},
-    {kGpu, Direction::backward, 2, 768, 32, {4, 40}},
-    {{80, 108}, Direction::forward, 2, 768, 128, {4, 0}},
+constexpr std::array<TuningEntry, 7> kTable = {{
+    {kGpu, "gru", Direction::forward, 2, 512, 16, {1, 20}},
+    {kGpu, "gru", Direction::forward, 2, 512, 64, {2, 0}},
+    {kGpu, "gru", Direction::forward, 2, 768, 16, {1, 0}},
+    {kGpu, "gru", Direction::forward, 2, 768, 128, {0, 0}},
+    {kGpu, "gru", Direction::backward, 2, 768, 32, {4, 40}},
+    {kGpu, "lstm", Direction::forward, 2, 768, 16, {2, 20}},
+    {{80, 108}, "gru", Direction::forward, 2, 768, 128, {4, 0}},
 }};
 
+std::optional<Tuning> tuning_on(
+    const GpuKind& gpu, Direction direction, int64_t hidden, int64_t batch) {
+  return find_tuning(kTable, gpu, "gru", direction, 2, hidden, batch);
+}
 std::optional<Tuning> forward_tuning(int64_t hidden, int64_t batch) {
-  return find_tuning(kTable, kGpu, Direction::forward, 2, hidden, batch);
+  return tuning_on(kGpu, Direction::forward, hidden, batch);
 }
 
 TEST(PersistentTuning, TheSmallestMeasuredSizesThatAreEnoughCount) {
@@ -701,18 +778,21 @@ TEST(PersistentTuning, TheSmallestMeasuredSizesThatAreEnoughCount) {
   EXPECT_EQ(forward_tuning(512, 17), (Tuning{2, 0}));
   EXPECT_EQ(forward_tuning(520, 16), (Tuning{1, 0}));
   EXPECT_EQ(forward_tuning(768, 128), (Tuning{0, 0})) << "step by step";
-  EXPECT_EQ(find_tuning(kTable, kGpu, Direction::backward, 2, 768, 8), (Tuning{4, 40}));
-  EXPECT_EQ(find_tuning(kTable, {80, 108}, Direction::forward, 2, 768, 8), (Tuning{4, 0}));
+  EXPECT_EQ(tuning_on(kGpu, Direction::backward, 768, 8), (Tuning{4, 40}));
+  EXPECT_EQ(tuning_on({80, 108}, Direction::forward, 768, 8), (Tuning{4, 0}));
+  EXPECT_EQ(find_tuning(kTable, kGpu, "lstm", Direction::forward, 2, 768, 8), (Tuning{2, 20}));
 }
 
 TEST(PersistentTuning, NothingIsSaidOfWhatWasNotMeasured) {
   EXPECT_EQ(forward_tuning(776, 1), std::nullopt) << "more hidden units";
   EXPECT_EQ(forward_tuning(512, 65), std::nullopt) << "more rows, although 768 units have them";
   EXPECT_EQ(forward_tuning(248, 1), std::nullopt) << "far fewer hidden units";
-  EXPECT_EQ(find_tuning(kTable, {90, 114}, Direction::forward, 2, 768, 8), std::nullopt);
-  EXPECT_EQ(find_tuning(kTable, {80, 132}, Direction::forward, 2, 768, 8), std::nullopt);
-  EXPECT_EQ(find_tuning(kTable, kGpu, Direction::forward, 4, 768, 8), std::nullopt) << "dtype";
-  EXPECT_EQ(find_tuning(kTable, kGpu, Direction::backward, 2, 512, 33), std::nullopt);
+  EXPECT_EQ(tuning_on({90, 114}, Direction::forward, 768, 8), std::nullopt);
+  EXPECT_EQ(tuning_on({80, 132}, Direction::forward, 768, 8), std::nullopt);
+  EXPECT_EQ(tuning_on(kGpu, Direction::backward, 512, 33), std::nullopt);
+  const auto forward = Direction::forward;
+  EXPECT_EQ(find_tuning(kTable, kGpu, "gru", forward, 4, 768, 8), std::nullopt) << "dtype";
+  EXPECT_EQ(find_tuning(kTable, kGpu, "lltm", forward, 2, 768, 8), std::nullopt) << "cell";
 }
 
 // What the engine could not run would make it stepwise without a word.
@@ -722,9 +802,11 @@ TEST(PersistentTuning, TheTableNamesWaysThatThereAre) {
     const auto& counts = lltm::cuda::kTileCounts;
     EXPECT_TRUE(tuning.tiles == 0 || std::ranges::find(counts, tuning.tiles) != std::end(counts));
     EXPECT_GE(tuning.poll_nanoseconds, 0);
+    EXPECT_NE(lltm::find_cell(entry.cell), nullptr);
     EXPECT_TRUE(find_tuning(
         lltm::cuda::kTuningTable,
         entry.gpu,
+        entry.cell,
         entry.direction,
         entry.element_bytes,
         entry.most_hidden,

@@ -39,6 +39,9 @@ struct Gpu {
   __device__ Sums* shared() const { return shared_memory; }
   __device__ void sync_warp() const { __syncwarp(); }
   __device__ void sync_block() const { __syncthreads(); }
+  __device__ std::uint32_t neighbour(std::uint32_t word) const {
+    return __shfl_xor_sync(0xFFFFFFFF, word, 1);
+  }
 
   __device__ Words read(const void* data) const {
     Words x;
@@ -49,13 +52,8 @@ struct Gpu {
     return x;
   }
 
-  __device__ void publish(void* data, const std::uint32_t (&words)[1]) const {
-    asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(data), "r"(words[0]) : "memory");
-  }
-  __device__ void publish(void* data, const std::uint32_t (&words)[2]) const {
-    asm volatile(
-        "st.relaxed.gpu.global.v2.b32 [%0], {%1, %2};" ::"l"(data), "r"(words[0]), "r"(words[1])
-        : "memory");
+  __device__ void publish(void* data, std::uint32_t word) const {
+    asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(data), "r"(word) : "memory");
   }
 
   // The host's memory holds the failure, so that no context is lost and the host need not wait.

@@ -6,9 +6,9 @@
 //     int slice() const, group() const, thread() const
 //     Sums* shared() const                       shared_sums() of them
 //     void sync_warp(), sync_block()
+//     std::uint32_t neighbour(std::uint32_t)     what lane ^ 1 calls it with, by a whole warp
 //     Words read(const void*)                    16 bytes that may be written meanwhile
-//     void publish(void*, const std::uint32_t (&)[n])
-//                                                4 bytes, or 8, that may be read meanwhile
+//     void publish(void*, std::uint32_t)         4 bytes that may be read meanwhile
 //     bool wait(int polls)                       between two polls; false after very many, which
 //                                                it reports, and from then on at once
 //     std::uint32_t operand<T>(std::uint32_t)    a word as mma<T> reads it: float32 rounded
@@ -21,8 +21,8 @@
 // 16 bits, the other has one of 32. So in everything below K is counted in words, or in bytes,
 // and a dtype shows only where an element is read or written.
 //
-// Where all lanes of a warp have to take part (mma, sync_warp), and all threads of a block
-// (sync_block), conditions are the same for all of them.
+// Where all lanes of a warp have to take part (mma, sync_warp, neighbour), and all threads of a
+// block (sync_block), conditions are the same for all of them.
 #pragma once
 
 #include "cell/cells.h"
@@ -51,20 +51,6 @@ struct alignas(16) Words {
   std::uint32_t w[4];
 };
 
-template <typename T>
-struct Pair {
-  T values[2];
-};
-
-template <typename T>
-struct PairWords {
-  std::uint32_t w[sizeof(Pair<T>) / sizeof(std::uint32_t)];
-};
-
-// Of any type, moved by one instruction: as a pair, it would be two.
-using Word [[gnu::may_alias]] = std::uint32_t;
-using LongWord [[gnu::may_alias]] = std::uint64_t;
-
 LLTM_CELL_INLINE bool is_there(const Words& x) {
   return x.w[0] != kAbsent && x.w[1] != kAbsent && x.w[2] != kAbsent && x.w[3] != kAbsent;
 }
@@ -87,30 +73,15 @@ LLTM_CELL_INLINE T narrow(float x) {
   return x == x ? static_cast<T>(x) : math::bit_cast<T>(kNaN<T>);
 }
 
-template <typename T>
-LLTM_CELL_INLINE PairWords<T> words_of(const float (&values)[2]) {
-  return math::bit_cast<PairWords<T>>(Pair<T>{{narrow<T>(values[0]), narrow<T>(values[1])}});
-}
-
-template <typename T>
-LLTM_CELL_INLINE void load_pair(const T* x, float (&values)[2]) {
-  Pair<T> pair;
-  if constexpr (sizeof(pair) == sizeof(LongWord)) {
-    pair = math::bit_cast<Pair<T>>(*reinterpret_cast<const LongWord*>(x));
+// The word that a unit is in: of 16 bits, with the next unit, which the next lane has. Every lane
+// of a warp calls it; with 16 bits, the words are those of even lanes.
+template <typename T, typename Machine>
+LLTM_CELL_INLINE std::uint32_t word_of(Machine& m, float value) {
+  const std::uint32_t bits = math::bit_cast<Bits<T>>(narrow<T>(value));
+  if constexpr (sizeof(T) == sizeof(std::uint32_t)) {
+    return bits;
   } else {
-    pair = math::bit_cast<Pair<T>>(*reinterpret_cast<const Word*>(x));
-  }
-  values[0] = static_cast<float>(pair.values[0]);
-  values[1] = static_cast<float>(pair.values[1]);
-}
-
-template <typename T>
-LLTM_CELL_INLINE void store_pair(T* x, const float (&values)[2]) {
-  const PairWords<T> words = words_of<T>(values);
-  if constexpr (sizeof(words) == sizeof(LongWord)) {
-    *reinterpret_cast<LongWord*>(x) = math::bit_cast<std::uint64_t>(words);
-  } else {
-    *reinterpret_cast<Word*>(x) = words.w[0];
+    return bits | m.neighbour(bits) << 16;
   }
 }
 
@@ -160,30 +131,66 @@ struct alignas(8) Sums {
   float values[2];
 };
 
+// Of one tile and output.
+constexpr int kTileSums = kTileRows * kSliceUnits / 2;
+
 // Two buffers: the element-wise part of a step reads one while warps that are ahead write
 // the other.
 template <int kTiles, int kOutputs>
 LLTM_CELL_INLINE constexpr int shared_sums() {
-  return 2 * kWarps * kTiles * kOutputs * 2 * kWarpLanes;
+  return 2 * kWarps * kTiles * kOutputs * kTileSums;
 }
 
-// Of the element-wise part: a thread has two neighbouring units of one row, those that one
-// lane has of the result of mma.
+// Where in them a row of the tile has a unit and the one after it. Half a warp, each lane of which
+// writes one row of two units of mma's result, reaches all banks of shared memory once; so does a
+// warp that reads all units of two rows, 2n and 2n + 1.
+LLTM_CELL_INLINE constexpr int place_of_sums(int row, int unit) {
+  const int line = row % 2 * 2 + unit / 8;
+  return 16 * line + 4 * (row / 2 ^ line) + unit % 8 / 2;
+}
+
+// Of the element-wise part: a thread has one unit of one row. Four warps have a tile; of four
+// tiles, each thread has a row of one tile, and one of the tile after the next.
+constexpr int kTileWarps = kTileRows * kSliceUnits / kWarpLanes;
+constexpr int kTilesAtOnce = kWarps / kTileWarps;
+template <int kTiles>
+constexpr int kRowsOfThread = (kTiles + kTilesAtOnce - 1) / kTilesAtOnce;
+
 struct Place {
-  bool takes_part;
-  int tile, half, lane;
-  std::int64_t row, unit;
+  bool takes_part, is_unit;  // the former is the same for a warp
+  int tile, sums, odd;       // `odd` of the two units of `sums`
+  std::int64_t warp_row, first_row, unit;
 
   template <int kTiles, typename Machine>
-  static LLTM_CELL_INLINE Place of(const Machine& m, std::int64_t first_row) {
+  static LLTM_CELL_INLINE Place of(const Machine& m, std::int64_t first_row, std::int64_t hidden) {
+    const int warp = m.thread() / kWarpLanes, lane = m.thread() % kWarpLanes;
+    const int pair_of_rows = 2 * (warp % kTileWarps), row = pair_of_rows + lane / kSliceUnits;
+    const int unit = lane % kSliceUnits;
     Place p;
-    p.tile = m.thread() / 64;
-    p.half = m.thread() % 64 / kWarpLanes;
-    p.lane = m.thread() % kWarpLanes;
-    p.row = first_row + p.tile * kTileRows + 2 * (p.lane % 4) + p.half;
-    p.unit = std::int64_t{m.slice()} * kSliceUnits + 2 * (p.lane / 4);
+    p.tile = warp / kTileWarps;
     p.takes_part = p.tile < kTiles;
+    p.sums = place_of_sums(row, unit);
+    p.odd = unit % 2;
+    p.warp_row = first_row + p.tile * kTileRows + pair_of_rows;
+    p.first_row = first_row + p.tile * kTileRows + row;
+    p.unit = std::int64_t{m.slice()} * kSliceUnits + unit;
+    p.is_unit = p.takes_part && p.unit < hidden;
     return p;
+  }
+
+  // Of the thread's rows, the n-th.
+  LLTM_CELL_INLINE std::int64_t row(int n) const {
+    return first_row + n * kTilesAtOnce * kTileRows;
+  }
+  // Whether a step of so many rows has it; and whether it has any row of the warp.
+  LLTM_CELL_INLINE bool is_in(std::int64_t rows, int n) const { return is_unit && row(n) < rows; }
+  LLTM_CELL_INLINE bool warp_is_in(std::int64_t rows) const {
+    return takes_part && warp_row < rows;
+  }
+  // Whether its word_of is one that is published.
+  template <typename T>
+  LLTM_CELL_INLINE bool has_word() const {
+    return sizeof(T) == sizeof(std::uint32_t) || odd == 0;
   }
 };
 
@@ -326,7 +333,7 @@ LLTM_CELL_INLINE void multiply(
           }
         }
       }
-      Sums* const mine = sums + (warp * kTiles + tile) * kOutputs * 2 * kWarpLanes;
+      Sums* const mine = sums + (warp * kTiles + tile) * kOutputs * kTileSums;
       LLTM_UNROLL
       for (int n = 0; n < kOutputs; ++n) {
         float (&sum)[4] = d[n][0];
@@ -335,22 +342,23 @@ LLTM_CELL_INLINE void multiply(
           LLTM_UNROLL
           for (int k = 0; k < 4; ++k) sum[k] += d[n][chain][k];
         }
-        mine[(2 * n + 0) * kWarpLanes + lane] = {{sum[0], sum[2]}};
-        mine[(2 * n + 1) * kWarpLanes + lane] = {{sum[1], sum[3]}};
+        const int row = 2 * (lane % 4), unit = 2 * (lane / 4);
+        mine[n * kTileSums + place_of_sums(row, unit)] = {{sum[0], sum[2]}};
+        mine[n * kTileSums + place_of_sums(row + 1, unit)] = {{sum[1], sum[3]}};
       }
     }
   }
 }
 
-// Adds what the warps have computed for output n of a place, always in the same order.
+// Adds what the warps have computed for an output, always in the same order. `row` is the n-th of
+// the thread.
 template <int kTiles, int kOutputs>
-LLTM_CELL_INLINE void add_sums(const Sums* sums, const Place& p, int n, float (&to)[2]) {
+LLTM_CELL_INLINE void add_sums(const Sums* sums, const Place& p, int row, int output, float& to) {
   LLTM_UNROLL
   for (int warp = 0; warp < kWarps; ++warp) {
-    const int block = (warp * kTiles + p.tile) * kOutputs + n;
-    const Sums s = sums[(2 * block + p.half) * kWarpLanes + p.lane];
-    to[0] += s.values[0];
-    to[1] += s.values[1];
+    const int tile = p.tile + row * kTilesAtOnce;
+    const int block = (warp * kTiles + tile) * kOutputs + output;
+    to += sums[block * kTileSums + p.sums].values[p.odd];
   }
 }
 
@@ -360,52 +368,69 @@ LLTM_CELL_INLINE std::int64_t tiles_of(std::int64_t rows, std::int64_t first_row
 
 // ---- forward ----------------------------------------------------------------
 
-// The element-wise part: from the sums of a place's products, and z without them, to h' and c'.
-// `row` is one of the input.
+// The sums of a unit's biases.
+template <typename Page, typename T>
+LLTM_CELL_INLINE void load_bias(
+    const PersistentForwardArgs<T>& a, std::int64_t unit, float (&bias)[Page::kSlots]) {
+  for_each_index<Page::kSlots>([&](auto slot) {
+    constexpr int k = slot, of_x = Page::kCell.x_blocks[k], of_h = Page::kCell.h_blocks[k];
+    const auto add = [&](const Matrix<const T>& given, int block) {
+      float b[1];
+      load(given, false, 0, block * a.hidden + unit, b);
+      bias[k] += b[0];
+    };
+    if constexpr (Page::kCell.x.contains(k)) add(a.bias_ih, of_x);
+    if constexpr (Page::kCell.h.contains(k)) add(a.bias_hh, of_h);
+  });
+}
+
+// The element-wise part: from the sums of the products, and z without them, to h' and c'.
 template <typename Page, int kTiles, typename T, typename Machine>
 LLTM_CELL_INLINE void finish_forward(
     const PersistentForwardArgs<T>& a,
     Machine& m,
     const Place& p,
-    std::int64_t row,
+    const StepCursor& step,
     const Sums* sums,
-    const float (&bias)[Page::kSlots][2],
-    float (&z)[Page::kSlots][2],
-    float (&c)[2],
-    float (&h)[2]) {
-  constexpr int kSlots = Page::kSlots, kSaved = Page::kSaved;
-  float saved[kSaved][2];
-  for_each_index<kSlots>([&](auto slot) {
-    constexpr int k = slot;
-    z[k][0] += bias[k][0];
-    z[k][1] += bias[k][1];
-    if constexpr (Page::kCell.h.contains(k)) {
-      add_sums<kTiles, kRecurrent<Page>>(sums, p, k - Page::kCell.h.begin, z[k]);
-    }
-  });
+    const float (&bias)[Page::kSlots],
+    float (&z)[kRowsOfThread<kTiles>][Page::kSlots],
+    float (&c)[kRowsOfThread<kTiles>],
+    float (&h)[kRowsOfThread<kTiles>]) {
+  constexpr int kRows = kRowsOfThread<kTiles>, kSaved = Page::kSaved;
+  StepForward<Page, float> y[kRows];
+  std::uint32_t words[kRows];
   LLTM_UNROLL
-  for (int j = 0; j < 2; ++j) {
-    float z_j[kSlots];
-    LLTM_UNROLL
-    for (int k = 0; k < kSlots; ++k) z_j[k] = z[k][j];
-    const auto y = Page::forward(z_j, c[j]);
-    LLTM_UNROLL
-    for (int k = 0; k < kSaved; ++k) saved[k][j] = y.saved[k];
-    h[j] = y.h;
-    // As it is stored at the end of a launch: chunks of steps give what all give.
-    c[j] = static_cast<float>(static_cast<T>(y.c));
+  for (int n = 0; n < kRows; ++n) {
+    for_each_index<Page::kSlots>([&](auto slot) {
+      constexpr int k = slot;
+      z[n][k] += bias[k];
+      if constexpr (Page::kCell.h.contains(k)) {
+        add_sums<kTiles, kRecurrent<Page>>(sums, p, n, k - Page::kCell.h.begin, z[n][k]);
+      }
+    });
+    y[n] = Page::forward(z[n], c[n]);
+    words[n] = word_of<T>(m, y[n].h);
   }
-  m.publish(a.output + row * a.hidden + p.unit, words_of<T>(h).w);
-  if (a.activations != nullptr) {
-    T* const activations = a.activations + row * kSaved * a.hidden + p.unit;
-    LLTM_UNROLL
-    for (int k = 0; k < kSaved; ++k) store_pair(activations + k * a.hidden, saved[k]);
+  LLTM_UNROLL
+  for (int n = 0; n < kRows; ++n) {
+    if (!p.is_in(step.rows, n)) continue;
+    const std::int64_t row = step.offset + p.row(n);
+    if (p.has_word<T>()) m.publish(a.output + row * a.hidden + p.unit, words[n]);
+    h[n] = y[n].h;
+    // As it is stored at the end of a launch: chunks of steps give what all give.
+    c[n] = static_cast<float>(static_cast<T>(y[n].c));
+    if (a.activations != nullptr) {
+      T* const activations = a.activations + row * kSaved * a.hidden + p.unit;
+      LLTM_UNROLL
+      for (int k = 0; k < kSaved; ++k) activations[k * a.hidden] = static_cast<T>(y[n].saved[k]);
+    }
   }
 }
 
 template <typename Page, int kUnitsK, int kTiles, typename T, typename Machine>
 LLTM_CELL_INLINE void persistent_forward(const PersistentForwardArgs<T>& a, Machine& m) {
   constexpr int kSlots = Page::kSlots, kOutputs = kRecurrent<Page>;
+  constexpr int kRows = kRowsOfThread<kTiles>;
   const std::int64_t hidden = a.hidden;
   const std::int64_t first_row = first_row_of<kTiles>(m, a.first_row);
   const int warp = m.thread() / kWarpLanes, lane = m.thread() % kWarpLanes;
@@ -418,36 +443,28 @@ LLTM_CELL_INLINE void persistent_forward(const PersistentForwardArgs<T>& a, Mach
     weights[k].load(m, rows, hidden - slice, hidden, warp, lane);
   }
 
-  const Place p = Place::of<kTiles>(m, first_row);
-  const bool has_state = p.takes_part && p.row < a.batch && p.unit < hidden;
-  float bias[kSlots][2] = {}, c[2] = {}, h[2] = {};
-  if (has_state) {
-    load_pair(a.c + p.row * hidden + p.unit, c);
-    load_pair(a.h + p.row * hidden + p.unit, h);
-    for_each_index<kSlots>([&](auto slot) {
-      constexpr int k = slot, of_x = Page::kCell.x_blocks[k], of_h = Page::kCell.h_blocks[k];
-      const auto add = [&](const Matrix<const T>& given, int block) {
-        float b[2];
-        load(given, false, 0, block * hidden + p.unit, b);
-        bias[k][0] += b[0];
-        bias[k][1] += b[1];
-      };
-      if constexpr (Page::kCell.x.contains(k)) add(a.bias_ih, of_x);
-      if constexpr (Page::kCell.h.contains(k)) add(a.bias_hh, of_h);
-    });
+  const Place p = Place::of<kTiles>(m, first_row, hidden);
+  float bias[kSlots] = {}, c[kRows] = {}, h[kRows] = {};
+  LLTM_UNROLL
+  for (int n = 0; n < kRows; ++n) {
+    if (!p.is_in(a.batch, n)) continue;
+    c[n] = static_cast<float>(a.c[p.row(n) * hidden + p.unit]);
+    h[n] = static_cast<float>(a.h[p.row(n) * hidden + p.unit]);
   }
+  if (p.is_unit) load_bias<Page>(a, p.unit, bias);
 
   int buffer = 0;
   for_each_step(a.steps, [&](const StepCursor& step) {
     if (step.rows <= first_row) return;
-    const bool is_mine = has_state && p.row < step.rows;
-    float z[kSlots][2] = {};
-    if (is_mine) {
+    float z[kRows][kSlots] = {};
+    LLTM_UNROLL
+    for (int n = 0; n < kRows; ++n) {
+      if (!p.is_in(step.rows, n)) continue;
       constexpr int kOfX = Page::kCell.x.end;
       const float* const gates =
-          a.gates + (step.offset + p.row - a.gates_offset) * kOfX * hidden + p.unit;
+          a.gates + (step.offset + p.row(n) - a.gates_offset) * kOfX * hidden + p.unit;
       LLTM_UNROLL
-      for (int k = 0; k < kOfX; ++k) load_pair(gates + k * hidden, z[k]);
+      for (int k = 0; k < kOfX; ++k) z[n][k] = gates[k * hidden];
     }
 
     // A row that the step before had goes on from there, another from h_0.
@@ -463,51 +480,78 @@ LLTM_CELL_INLINE void persistent_forward(const PersistentForwardArgs<T>& a, Mach
         m, weights, tiles_of(step.rows, first_row), hidden, source, sums);
     m.sync_block();
 
-    if (is_mine) finish_forward<Page, kTiles>(a, m, p, step.offset + p.row, sums, bias, z, c, h);
+    if (p.warp_is_in(step.rows)) {
+      finish_forward<Page, kTiles>(a, m, p, step, sums, bias, z, c, h);
+    }
     // One barrier a step is enough: a warp that writes this buffer again has passed the next one.
     buffer = 1 - buffer;
   });
 
-  if (has_state) {
-    store_pair(a.c + p.row * hidden + p.unit, c);
-    store_pair(a.h + p.row * hidden + p.unit, h);
+  LLTM_UNROLL
+  for (int n = 0; n < kRows; ++n) {
+    if (!p.is_in(a.batch, n)) continue;
+    a.c[p.row(n) * hidden + p.unit] = static_cast<T>(c[n]);
+    a.h[p.row(n) * hidden + p.unit] = narrow<T>(h[n]);
   }
 }
 
 // ---- backward ---------------------------------------------------------------
 
-// The element-wise part: from dh of a place to dz, and dc of the step before. `row` is one of the
-// input.
-template <typename Page, typename T, typename Machine>
+// What a step needs that no thread block computes.
+template <typename Page, typename T>
+LLTM_CELL_INLINE void load_step(
+    const PersistentBackwardArgs<T>& a,
+    const StepCursor& step,
+    std::int64_t row,
+    std::int64_t unit,
+    float (&saved)[Page::kSaved],
+    float& grad_output) {
+  const T* const activations = a.activations + (step.offset + row) * Page::kSaved * a.hidden + unit;
+  LLTM_UNROLL
+  for (int k = 0; k < Page::kSaved; ++k) saved[k] = static_cast<float>(activations[k * a.hidden]);
+  const StepMatrix<const T>& g = a.grad_output;
+  if (g.data == nullptr) return;
+  const std::int64_t at = step.time * g.time_stride + step.offset * g.offset_stride +
+                          row * g.row_stride + unit * g.col_stride;
+  grad_output = static_cast<float>(g.data[at]);
+}
+
+// The element-wise part: from dh to dz, and dc of the step before.
+template <typename Page, int kTiles, typename T, typename Machine>
 LLTM_CELL_INLINE void finish_backward(
     const PersistentBackwardArgs<T>& a,
     Machine& m,
     const Place& p,
-    std::int64_t row,
-    const float (&saved)[Page::kSaved][2],
-    const float (&dh)[2],
-    float (&dc)[2]) {
-  constexpr int kSlots = Page::kSlots, kSaved = Page::kSaved;
-  float dz[kSlots][2];
+    const StepCursor& step,
+    const float (&saved)[kRowsOfThread<kTiles>][Page::kSaved],
+    const float (&grad_output)[kRowsOfThread<kTiles>],
+    const float (&dh)[kRowsOfThread<kTiles>],
+    float (&dc)[kRowsOfThread<kTiles>]) {
+  constexpr int kRows = kRowsOfThread<kTiles>, kSlots = Page::kSlots;
+  float dc_before[kRows];
+  std::uint32_t words[kRows][kSlots];
   LLTM_UNROLL
-  for (int j = 0; j < 2; ++j) {
-    float saved_j[kSaved];
+  for (int n = 0; n < kRows; ++n) {
+    const auto d = Page::backward(saved[n], grad_output[n] + dh[n], dc[n]);
+    dc_before[n] = d.dc;
     LLTM_UNROLL
-    for (int k = 0; k < kSaved; ++k) saved_j[k] = saved[k][j];
-    const auto d = Page::backward(saved_j, dh[j], dc[j]);
-    LLTM_UNROLL
-    for (int k = 0; k < kSlots; ++k) dz[k][j] = d.dz[k];
-    dc[j] = d.dc;
+    for (int k = 0; k < kSlots; ++k) words[n][k] = word_of<T>(m, d.dz[k]);
   }
   LLTM_UNROLL
-  for (int k = 0; k < kSlots; ++k) {
-    m.publish(a.dz + (row * kSlots + k) * a.hidden + p.unit, words_of<T>(dz[k]).w);
+  for (int n = 0; n < kRows; ++n) {
+    if (!p.is_in(step.rows, n)) continue;
+    dc[n] = dc_before[n];
+    if (!p.has_word<T>()) continue;
+    T* const dz = a.dz + (step.offset + p.row(n)) * kSlots * a.hidden + p.unit;
+    LLTM_UNROLL
+    for (int k = 0; k < kSlots; ++k) m.publish(dz + k * a.hidden, words[n][k]);
   }
 }
 
 template <typename Page, int kUnitsK, int kTiles, typename T, typename Machine>
 LLTM_CELL_INLINE void persistent_backward(const PersistentBackwardArgs<T>& a, Machine& m) {
   constexpr int kSlots = Page::kSlots, kSaved = Page::kSaved;
+  constexpr int kRows = kRowsOfThread<kTiles>;
   const std::int64_t hidden = a.hidden;
   const std::int64_t first_row = first_row_of<kTiles>(m, a.first_row);
   const int warp = m.thread() / kWarpLanes, lane = m.thread() % kWarpLanes;
@@ -517,28 +561,22 @@ LLTM_CELL_INLINE void persistent_backward(const PersistentBackwardArgs<T>& a, Ma
   Weights<kUnitsK> weights[1];
   weights[0].load(m, a.weights + slice * k_size, hidden - slice, k_size, warp, lane);
 
-  const Place p = Place::of<kTiles>(m, first_row);
-  const bool has_state = p.takes_part && p.row < a.batch && p.unit < hidden;
-  float dh[2] = {}, dc[2] = {};
-  if (has_state) {
-    load_pair(a.dh + p.row * hidden + p.unit, dh);
-    load_pair(a.dc + p.row * hidden + p.unit, dc);
+  const Place p = Place::of<kTiles>(m, first_row, hidden);
+  float dh[kRows] = {}, dc[kRows] = {};
+  LLTM_UNROLL
+  for (int n = 0; n < kRows; ++n) {
+    if (!p.is_in(a.batch, n)) continue;
+    dh[n] = a.dh[p.row(n) * hidden + p.unit];
+    dc[n] = a.dc[p.row(n) * hidden + p.unit];
   }
 
   int buffer = 0;
   for_each_step(a.steps, [&](const StepCursor& step) {
-    const bool is_mine = has_state && p.row < step.rows;
-    float saved[kSaved][2] = {}, grad_output[2] = {};
-    if (is_mine) {
-      const T* const activations = a.activations + (step.offset + p.row) * kSaved * hidden + p.unit;
-      LLTM_UNROLL
-      for (int k = 0; k < kSaved; ++k) load_pair(activations + k * hidden, saved[k]);
-      if (a.grad_output.data != nullptr) {
-        const StepMatrix<const T>& g = a.grad_output;
-        const T* const x = g.data + step.time * g.time_stride + step.offset * g.offset_stride +
-                           p.row * g.row_stride + p.unit * g.col_stride;
-        grad_output[0] = static_cast<float>(x[0]);
-        grad_output[1] = static_cast<float>(x[g.col_stride]);
+    float saved[kRows][kSaved] = {}, grad_output[kRows] = {};
+    LLTM_UNROLL
+    for (int n = 0; n < kRows; ++n) {
+      if (p.is_in(step.rows, n)) {
+        load_step<Page>(a, step, p.row(n), p.unit, saved[n], grad_output[n]);
       }
     }
 
@@ -554,22 +592,25 @@ LLTM_CELL_INLINE void persistent_backward(const PersistentBackwardArgs<T>& a, Ma
       multiply<kTiles, kUnitsK, 1, T>(
           m, weights, tiles_of(step.previous_rows, first_row), k_size, source, sums);
       m.sync_block();
-      if (has_state && p.row < step.previous_rows) {
-        dh[0] = dh[1] = 0;
-        add_sums<kTiles, 1>(sums, p, 0, dh);
+      LLTM_UNROLL
+      for (int n = 0; n < kRows; ++n) {
+        if (!p.is_in(step.previous_rows, n)) continue;
+        dh[n] = 0;
+        add_sums<kTiles, 1>(sums, p, n, 0, dh[n]);
       }
       buffer = 1 - buffer;  // as in forward
     }
 
-    if (is_mine) {
-      const float sum[2] = {grad_output[0] + dh[0], grad_output[1] + dh[1]};
-      finish_backward<Page>(a, m, p, step.offset + p.row, saved, sum, dc);
+    if (p.warp_is_in(step.rows)) {
+      finish_backward<Page, kTiles>(a, m, p, step, saved, grad_output, dh, dc);
     }
   });
 
-  if (has_state) {
-    store_pair(a.dh + p.row * hidden + p.unit, dh);
-    store_pair(a.dc + p.row * hidden + p.unit, dc);
+  LLTM_UNROLL
+  for (int n = 0; n < kRows; ++n) {
+    if (!p.is_in(a.batch, n)) continue;
+    a.dh[p.row(n) * hidden + p.unit] = dh[n];
+    a.dc[p.row(n) * hidden + p.unit] = dc[n];
   }
 }
 
