@@ -184,7 +184,7 @@ CUDA_TORCH ?= torch==2.14.1
 
 # What is other code than with a torch without CUDA; of the tests that need a GPU, one part, to see
 # that they start. The package is used as CMake installs it, without pip.
-NATIVE_WITHOUT_GPU := ^(cuda\.0|cuda_kernels|symbols|consumer.*)$$
+NATIVE_WITHOUT_GPU := ^(cuda\.0|cuda_kernels|nvrtc.*|symbols|consumer.*)$$
 GPU_TARGETS := _C lltm_cuda_tests lltm_cuda_bench lltm_cuda_sweep
 # Of the Python tests those of devices, of errors and of the operators; .ci/nightly runs more. What
 # computes on the CPU is the same code as without CUDA.
@@ -198,7 +198,7 @@ check-cuda-build: export PATH := $(CURDIR)/build/cuda-venv/bin:$(PATH)
 check-cuda-build: export CXX := $(CXX)
 check-cuda-build: build/cuda-venv/.tools
 	cmake --preset cuda
-	cmake --build --preset cuda --target $(GPU_TARGETS)
+	cmake --build --preset cuda --target $(GPU_TARGETS) lltm_nvrtc_tests
 	ctest --preset cuda --parallel $(JOBS) --tests-regex '$(NATIVE_WITHOUT_GPU)'
 	cmake --install build/cuda --component python --prefix build/cuda/site/lltm
 	PYTHONPATH=build/cuda/site python -m lltm

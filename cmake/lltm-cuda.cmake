@@ -6,7 +6,7 @@
 # CUDAToolkit_ROOT, CUDA_PATH, CUDA_HOME, /usr/local/cuda, and then on the PATH.
 #
 # Result: LLTM_CUDA; with it the language CUDA, lltm::torch_cuda,
-# LLTM_CUDA_INCLUDE_DIRS, LLTM_CUDA_TOOLKIT_VERSION, LLTM_CUDA_KERNELS
+# LLTM_CUDA_INCLUDE_DIRS, LLTM_CUDA_TOOLKIT_VERSION, LLTM_CUDA_MAJOR, LLTM_CUDA_KERNELS
 # (architectures in words) and LLTM_CUDA_FOLDERS (CUDA's libraries, from the folder of packages).
 include_guard(GLOBAL)
 
@@ -71,10 +71,10 @@ if(problem)
 endif()
 
 # Of the toolkit first; those of libraries, which a toolkit may lack, beside torch.
-string(REGEX MATCH "^[0-9]+" major "${LLTM_TORCH_CUDA_VERSION}")
+string(REGEX MATCH "^[0-9]+" LLTM_CUDA_MAJOR "${LLTM_TORCH_CUDA_VERSION}")
 get_filename_component(site "${LLTM_TORCH_ROOT}" DIRECTORY)
 set(include_dirs ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
-foreach(folder cu${major} cublas cusparse cusolver)
+foreach(folder cu${LLTM_CUDA_MAJOR} cublas cusparse cusolver)
   if(EXISTS "${site}/nvidia/${folder}/include")
     list(APPEND include_dirs "${site}/nvidia/${folder}/include")
   endif()

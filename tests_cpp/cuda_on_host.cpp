@@ -4,8 +4,11 @@
 // together, what it asks of cuBLAS) is tested without a GPU.
 #include "cuda_on_host.h"
 
+#include "cell/cells.h"
 #include "cuda/kernel/elementwise.h"
 #include "cuda/kernel/elementwise_kernels.h"
+#include "cuda/kernel/program_cell.h"
+#include "own_pages.h"
 #include "tf32.h"
 
 #include <c10/util/BFloat16.h>
@@ -182,6 +185,19 @@ void for_each_thread(int64_t count, const Body& body) {
   }
 }
 
+// body(width, piece), wide or narrow, of the kernels of a user's cell.
+template <typename T, typename Args, typename Body>
+void for_each_piece(const CellInfo& cell, const Args& args, const Body& body) {
+  const auto with_width = [&](auto width) {
+    for_each_thread(args.rows * args.hidden / width, [&](int64_t n) { body(width, n); });
+  };
+  if (fits_wide<T>(args.hidden) && fits_wide<T>(ProgramSizes(cell))) {
+    with_width(std::integral_constant<int, kWide<T>>());
+  } else {
+    with_width(std::integral_constant<int, 1>());
+  }
+}
+
 }  // namespace
 
 Stream current_stream() {
@@ -194,6 +210,14 @@ template <typename T>
 void launch_forward(const CellInfo& cell, const ForwardArgs<T>& args, Stream) {
   if (args.rows == 0 || args.hidden == 0) return;
   const ForwardAccess wide = access_of(args);
+  if (cell.programs != nullptr) {
+    lltm_test::visit_own_page(cell, [&]<typename Page>(Page) {
+      for_each_piece<T>(cell, args, [&](auto width, int64_t n) {
+        forward_program_at<Page, width>(args, wide, n);
+      });
+    });
+    return;
+  }
   visit_cell(cell, [&]<typename Page>(Page) {
     if (fits_wide<T>(args.hidden)) {
       for_each_thread(args.rows * args.hidden / kWide<T>, [&](int64_t n) {
@@ -210,6 +234,14 @@ template <typename T, typename D>
 void launch_backward(const CellInfo& cell, const BackwardArgs<T, D>& args, Stream) {
   if (args.rows == 0 || args.hidden == 0) return;
   const BackwardAccess wide = access_of(args);
+  if (cell.programs != nullptr) {
+    lltm_test::visit_own_page(cell, [&]<typename Page>(Page) {
+      for_each_piece<T>(cell, args, [&](auto width, int64_t n) {
+        backward_program_at<Page, width>(args, wide, n);
+      });
+    });
+    return;
+  }
   visit_cell(cell, [&]<typename Page>(Page) {
     if (fits_wide<T>(args.hidden)) {
       for_each_thread(args.rows * args.hidden / kWide<T>, [&](int64_t n) {

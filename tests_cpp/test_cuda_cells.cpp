@@ -119,56 +119,6 @@ CellArguments arguments_of(
   return of_cell;
 }
 
-// Every output and gradient of `ours` against `torch` in float64, by the statement of accuracy
-// (testing.h), with `torch`, or `in_dtype`, in the dtype in the place of eager. Seeds 1, 2, ...
-// until the smallest result has had some hundred elements.
-void check_against_torch(
-    const Function& ours,
-    const Function& torch,
-    const Problem& problem,
-    const Function& in_dtype = nullptr) {
-  const Function& eager = in_dtype ? in_dtype : torch;
-  const auto matrix = [](const at::Tensor& tensor) {
-    const at::Tensor values = tensor.detach().to(at::kDouble).contiguous();
-    reference::Matrix<> matrix(1, values.numel());
-    std::copy_n(values.const_data_ptr<double>(), values.numel(), matrix.data.begin());
-    return matrix;
-  };
-  const auto in_float64 = [](Tensors tensors) {
-    for (at::Tensor& tensor : tensors) tensor = tensor.to(at::kDouble);
-    return tensors;
-  };
-  const auto results = [](Evaluation evaluation) {
-    Tensors all = std::move(evaluation.outputs);
-    all.insert(all.end(), evaluation.gradients.begin(), evaluation.gradients.end());
-    return all;
-  };
-  std::vector<Comparison> comparisons;
-  int64_t elements = 0;
-  for (uint64_t seed = 1; seed <= 3 || elements < 200; ++seed) {
-    const Arguments a = problem(seed);
-    const Tensors grads = random_like(torch(a), seed + 1000);
-    const Arguments a64 = with(a, in_float64(differentiable(a)));
-    const Tensors mine = results(evaluate(ours, a, grads));
-    const Tensors baseline = results(evaluate(eager, a, grads));
-    const Tensors exact = results(evaluate(torch, a64, in_float64(grads)));
-    ASSERT_EQ(mine.size(), exact.size());
-    comparisons.resize(exact.size());
-    int64_t fewest = std::numeric_limits<int64_t>::max();
-    for (size_t k = 0; k < exact.size(); ++k) {
-      comparisons[k].add(mine[k], baseline[k], matrix(exact[k]));
-      fewest = std::min(fewest, exact[k].numel());
-    }
-    elements += fewest;
-  }
-  const size_t outputs = comparisons.size() - differentiable(problem(1)).size();
-  for (size_t k = 0; k < comparisons.size(); ++k) {
-    EXPECT_TRUE(comparisons[k].result())
-        << (k < outputs ? "output " + std::to_string(k)
-                        : std::string("gradient of ") + kArgumentNames[k - outputs]);
-  }
-}
-
 // Of a cell, a dtype, and reversed or not.
 class CudaCells : public testing::TestWithParam<std::tuple<const char*, at::ScalarType, bool>> {
  protected:
@@ -233,7 +183,7 @@ TEST_P(CudaCellSteps, ValuesAndGradientsMatchTorch) {
         SCOPED_TRACE(
             testing::PrintToString(sizes) + (bias ? "" : ", without bias") +
             (joined ? ", joined" : ""));
-        check_against_torch(
+        check_against(
             [&](const Arguments& a) { return run_step(arguments_of(cell(), a, joined)); },
             [&](const Arguments& a) { return torch_step(cell(), a); },
             [&](uint64_t seed) {
@@ -252,7 +202,7 @@ TEST_P(CudaCells, ValuesAndGradientsMatchTorch) {
         SCOPED_TRACE(
             testing::PrintToString(sizes) + (bias ? "" : ", without bias") +
             (joined ? ", joined" : ""));
-        check_against_torch(ours(joined), torch(), dense(sizes, bias, joined));
+        check_against(ours(joined), torch(), dense(sizes, bias, joined));
       }
     }
   }
@@ -263,7 +213,7 @@ TEST_P(CudaCells, PackedValuesAndGradientsMatchTorch) {
            {5}, {3, 3, 3}, {7, 6, 5, 4, 3, 2, 1}, {9, 1, 1, 1}, {4, 4, 4, 4, 2, 2, 1}}) {
     for (const int64_t hidden : {7, 16}) {
       SCOPED_TRACE(testing::PrintToString(lengths) + ", H=" + std::to_string(hidden));
-      check_against_torch(ours(), torch(), packed(lengths, hidden));
+      check_against(ours(), torch(), packed(lengths, hidden));
     }
   }
 }
@@ -274,7 +224,7 @@ TEST_P(CudaCells, CheckpointedValuesAndGradientsMatchTorch) {
     for (const bool joined : {false, true}) {
       for (const Problem& problem :
            {dense({10, 3, 5, 7}, true, joined), packed({10, 9, 8, 6, 5, 5, 4, 3, 1}, 16, joined)}) {
-        check_against_torch(ours(joined, steps), torch(), problem);
+        check_against(ours(joined, steps), torch(), problem);
         const at::NoGradGuard no_grad;
         EXPECT_TRUE(identical(ours(joined, steps)(problem(1)), ours(joined)(problem(1))));
       }
@@ -293,7 +243,7 @@ TEST_P(CudaCells, ResetValuesAndGradientsMatchTorch) {
   };
   for (const Problem& problem : {dense({10, 3, 5, 7}), packed({10, 9, 8, 6, 5, 5, 4, 3, 1}, 16)}) {
     for (const int64_t checkpoint_steps : {0, 3}) {
-      check_against_torch(
+      check_against(
           ours(/*joined=*/false, checkpoint_steps),
           [this](const Arguments& a) { return torch_steps(cell(), a); },
           with_reset(problem));
@@ -410,7 +360,7 @@ class PersistentCells : public CudaCells {
     const int64_t before = persistent_launches;
     // torch has no TF32 on the CPU.
     const Function tf32 = [this](const Arguments& a) { return tf32_steps(cell(), a); };
-    check_against_torch(counted, torch(), problem, dtype() == at::kFloat ? tf32 : nullptr);
+    check_against(counted, torch(), problem, dtype() == at::kFloat ? tf32 : nullptr);
     EXPECT_EQ(persistent_launches - before, 2 * each * calls);
   }
 

@@ -1,7 +1,11 @@
 // The code of a thread of the CUDA element-wise kernels, run on the CPU for every thread of
 // a grid: values, indices and memory, for sizes and strides that fill no access, no block
 // and no grid.
+#include "cell/cells.h"
+#include "cell_program.h"
+#include "common/operator_args.h"
 #include "cuda/kernel/elementwise_kernels.h"
+#include "own_pages.h"
 #include "reference.h"
 
 #include <c10/util/BFloat16.h>
@@ -446,6 +450,223 @@ TYPED_TEST(CudaElementwise, OnlyWhatIsAlignedIsReadSixteenBytesAtATime) {
   EXPECT_TRUE(wide(kLayouts[0]));
   EXPECT_TRUE(wide(kLayouts[1]));
   for (const size_t k : {2, 3, 4, 5}) EXPECT_FALSE(wide(kLayouts[k])) << kLayouts[k].name;
+}
+
+// ---- cells that users have written ---------------------------------------------
+
+// The values of a program's registers of one unit: those of a row and of columns that lie H apart.
+template <typename A>
+void append(
+    std::vector<double>& to, const A& array, int64_t row, int64_t col, int64_t hidden, int count) {
+  for (int k = 0; k < count; ++k)
+    to.push_back(static_cast<double>(array.at(row, col + k * hidden)));
+}
+
+template <typename T>
+Matrix<const T> as_row(Array<T>& array) {
+  return {array.matrix().data, 0, array.matrix().col_stride};
+}
+
+// Zero where absent.
+template <typename T>
+double element(const Matrix<const T>& matrix, int64_t row, int64_t col) {
+  return matrix.data == nullptr ? 0 : static_cast<double>(matrix.row(row)[col * matrix.col_stride]);
+}
+
+template <typename T>
+std::vector<double> forward_inputs(
+    const CellInfo& cell, const ForwardArgs<T>& args, int64_t row, int64_t unit) {
+  std::vector<double> in;
+  for (int k = 0; k < cell.slots; ++k) {
+    double z = element(args.gates, row, unit + k * args.hidden);
+    if (cell.x.contains(k)) z += element(args.bias_ih, 0, unit + cell.x_blocks[k] * args.hidden);
+    if (cell.h.contains(k)) z += element(args.bias_hh, 0, unit + cell.h_blocks[k] * args.hidden);
+    in.push_back(z);
+  }
+  for (int k = 0; k < cell.state_columns(); ++k) {
+    in.push_back(element(args.c, row, unit + k * args.hidden));
+  }
+  for (int k = 0; k < cell.parameters; ++k) {
+    in.push_back(element(args.parameters, 0, unit + k * args.hidden));
+  }
+  return in;
+}
+
+template <typename Page, int kWidth, typename T>
+void check_forward_program(
+    const CellInfo& cell, const Size& size, const Layout& layout, bool in_place, bool optional) {
+  using C = compute_t<T>;
+  const int64_t rows = size.rows, hidden = size.hidden;
+  const int states = cell.state_columns(), own = cell.reads_h ? 1 : 0;
+  std::mt19937 random(1);
+  auto gates = input<C>(layout, rows, cell.slots * hidden);
+  auto bias_ih = input<T>(layout, 1, (cell.x.count() + cell.parameters) * hidden);
+  auto bias_hh = input<T>(layout, 1, cell.h.count() * hidden);
+  auto parameters = input<T>(layout, 1, cell.parameters * hidden);
+  auto c = input<T>(layout, rows, states * hidden);
+  Array<T> h_next(rows, hidden, hidden, 1, 0), h_operand(rows, hidden, hidden, 1, 0);
+  Array<T> c_next(rows, states * hidden, states * hidden, 1, 0);
+  Array<T> activations(rows, cell.saved * hidden, cell.saved * hidden, 1, 0);
+  gates.fill(random);
+  bias_ih.fill(random);
+  bias_hh.fill(random);
+  parameters.fill(random);
+  c.fill(random);
+  if (in_place) c_next.fill(random);
+
+  ForwardArgs<T> args;
+  args.rows = rows;
+  args.hidden = hidden;
+  args.gates = gates;
+  if (optional) args.bias_ih = as_row(bias_ih);
+  if (optional && !in_place) args.bias_hh = as_row(bias_hh);
+  args.parameters = as_row(parameters);
+  args.c = in_place ? c_next : c;
+  args.h_next = h_next.matrix();
+  if (optional) args.h_operand = h_operand.matrix();
+  args.c_next = c_next.matrix();
+  if (optional) args.activations = activations.matrix();
+
+  std::vector<std::vector<double>> exact;
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t j = 0; j < hidden; ++j) {
+      const std::vector<double> in = forward_inputs(cell, args, r, j);
+      exact.push_back(lltm_test::run_program(cell.programs->forward, in));
+    }
+  }
+  const ForwardAccess wide = access_of(args);
+  for_each_thread(rows * hidden / kWidth, 2, [&](int64_t n) {
+    forward_program_at<Page, kWidth>(args, wide, n);
+  });
+
+  std::vector<Error> errors(exact[0].size());
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t j = 0; j < hidden; ++j) {
+      std::vector<double> out;
+      append(out, h_next, r, j, hidden, 1);
+      if (own == 1) {
+        EXPECT_EQ(c_next.at(r, j), h_next.at(r, j));
+      }
+      append(out, c_next, r, j + own * hidden, hidden, cell.states);
+      if (optional) {
+        append(out, activations, r, j, hidden, cell.saved);
+        EXPECT_EQ(h_operand.at(r, j), h_next.at(r, j));
+      }
+      for (size_t k = 0; k < out.size(); ++k) errors[k].add(out[k], exact[r * hidden + j][k]);
+    }
+  }
+  for (size_t k = 0; k < errors.size(); ++k) {
+    EXPECT_LE(errors[k].value(), 16 * epsilon<T>()) << "output " << k;
+  }
+  EXPECT_EQ(h_next.changed(), rows * hidden);
+  EXPECT_EQ(c_next.changed(), states * rows * hidden);
+  EXPECT_EQ(h_operand.changed(), optional ? rows * hidden : 0);
+  EXPECT_EQ(activations.changed(), optional ? cell.saved * rows * hidden : 0);
+}
+
+template <typename Page, int kWidth, typename T, typename D>
+void check_backward_program(
+    const CellInfo& cell, const Size& size, const Layout& layout, bool in_place, bool optional) {
+  const int64_t rows = size.rows, hidden = size.hidden;
+  const int states = cell.state_columns(), own = cell.reads_h ? 1 : 0;
+  std::mt19937 random(1);
+  auto activations = input<T>(layout, rows, cell.saved * hidden);
+  auto parameters = input<T>(layout, 1, cell.parameters * hidden);
+  auto grad_h = input<T>(layout, rows, hidden);
+  auto grad_h_state = input<D>(layout, rows, hidden);
+  auto grad_c = input<D>(layout, rows, states * hidden);
+  Array<T> grad_gates(rows, cell.grad_columns() * hidden, cell.grad_columns() * hidden, 1, 0);
+  Array<D> grad_c_prev(rows, states * hidden, states * hidden, 1, 0);
+  activations.fill(random);
+  parameters.fill(random);
+  grad_h.fill(random);
+  grad_h_state.fill(random);
+  grad_c.fill(random);
+  if (in_place) grad_c_prev.fill(random);
+
+  BackwardArgs<T, D> args;
+  args.rows = rows;
+  args.hidden = hidden;
+  args.activations = activations;
+  args.parameters = as_row(parameters);
+  args.grad_h = grad_h;
+  if (optional) args.grad_h_state = grad_h_state;
+  if (optional || in_place) args.grad_c = in_place ? grad_c_prev : grad_c;
+  args.grad_gates = grad_gates.matrix();
+  if (optional || in_place) args.grad_c_prev = grad_c_prev.matrix();
+
+  std::vector<std::vector<double>> exact;
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t j = 0; j < hidden; ++j) {
+      std::vector<double> in, of_states;
+      append(in, activations, r, j, hidden, cell.saved);
+      append(in, parameters, 0, j, hidden, cell.parameters);
+      append(in, grad_h, r, j, hidden, 1);
+      if (optional) in.back() += static_cast<double>(grad_h_state.at(r, j));
+      append(of_states, in_place ? grad_c_prev : grad_c, r, j, hidden, states);
+      if (args.grad_c.data == nullptr) of_states.assign(states, 0);
+      if (own == 1) in.back() += of_states[0];
+      in.insert(in.end(), of_states.begin() + own, of_states.end());
+      exact.push_back(lltm_test::run_program(cell.programs->backward, in));
+    }
+  }
+  const BackwardAccess wide = access_of(args);
+  for_each_thread(rows * hidden / kWidth, 2, [&](int64_t n) {
+    backward_program_at<Page, kWidth>(args, wide, n);
+  });
+
+  std::vector<Error> errors(exact[0].size());
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t j = 0; j < hidden; ++j) {
+      std::vector<double> out;
+      append(out, grad_gates, r, j, hidden, cell.grad_columns());
+      if (args.grad_c_prev.data != nullptr) append(out, grad_c_prev, r, j, hidden, states);
+      for (size_t k = 0; k < out.size(); ++k) errors[k].add(out[k], exact[r * hidden + j][k]);
+    }
+  }
+  for (size_t k = 0; k < errors.size(); ++k) {
+    EXPECT_LE(errors[k].value(), 16 * epsilon<T>()) << "output " << k;
+  }
+  EXPECT_EQ(grad_gates.changed(), cell.grad_columns() * rows * hidden);
+  EXPECT_EQ(grad_c_prev.changed(), optional || in_place ? states * rows * hidden : 0);
+}
+
+template <typename Types>
+class CudaProgram : public testing::Test {};
+TYPED_TEST_SUITE(CudaProgram, EachKindOf<Lltm>);  // its page stands for nothing
+
+// body(cell, page) for the text of every cell.
+template <typename Body>
+void for_each_own_cell(const Body& body) {
+  for (const std::string& text : lltm_test::kCellTexts) {
+    const CellInfo& cell = *find_cell(text);
+    SCOPED_TRACE(cell.title());
+    lltm_test::visit_own_page(cell, [&](auto page) { body(cell, page); });
+  }
+}
+
+TYPED_TEST(CudaProgram, ForwardMatchesTheInstructionsAndWritesNothingElse) {
+  using T = typename TypeParam::T;
+  for_each_own_cell([]<typename Page>(const CellInfo& cell, Page) {
+    for_each_case<T>(
+        [&](const Size& size, const Layout& layout, bool in_place, bool optional, bool wide) {
+          wide ? check_forward_program<Page, kWide<T>, T>(cell, size, layout, in_place, optional)
+               : check_forward_program<Page, 1, T>(cell, size, layout, in_place, optional);
+        });
+  });
+}
+
+TYPED_TEST(CudaProgram, BackwardMatchesTheInstructionsAndWritesNothingElse) {
+  using T = typename TypeParam::T;
+  using D = typename TypeParam::D;
+  for_each_own_cell([]<typename Page>(const CellInfo& cell, Page) {
+    for_each_case<T>(
+        [&](const Size& size, const Layout& layout, bool in_place, bool optional, bool wide) {
+          wide
+              ? check_backward_program<Page, kWide<T>, T, D>(cell, size, layout, in_place, optional)
+              : check_backward_program<Page, 1, T, D>(cell, size, layout, in_place, optional);
+        });
+  });
 }
 
 }  // namespace

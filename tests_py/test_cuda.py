@@ -5,6 +5,7 @@ Values and gradients for more sizes and layouts: tests_cpp/test_cuda.cpp.
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import forms
 import pytest
 import support
 import torch
@@ -320,6 +322,100 @@ def test_second_derivatives_work() -> None:
     assert torch.autograd.gradgradcheck(function, a.tensors())
 
 
+# ---- cells of one's own ---------------------------------------------------------------
+
+
+def error(results: list[Tensor], exact: list[Tensor]) -> float:
+    """The largest of all results, in units of the largest element of each."""
+    return max(
+        ((y.detach().double().cpu() - e).abs().max() / e.abs().max().clamp_min(1e-30)).item()
+        for y, e in zip(results, exact, strict=True)
+        if e.numel() > 0
+    )
+
+
+def trained(module: Any, input: Tensor) -> list[Tensor]:
+    """Results and gradients of a layer or a step."""
+    input = input.detach().requires_grad_()
+    output, *states = forms.tensors(module(input))
+    loss = (output * output).sum() + sum(state.sum() for state in states)
+    gradients = torch.autograd.grad(loss, [input, *module.parameters()])
+    return [output, *states, *gradients]
+
+
+def check_on_cuda(module: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """The module on the GPU is as exact as it is on the CPU."""
+    module = module.to(dtype)
+    input = torch.randn(shape, dtype=dtype)
+    exact = trained(copy.deepcopy(module).double(), input.double())
+    on_cpu = trained(module, input)
+    on_gpu = trained(copy.deepcopy(module).cuda(), input.cuda())
+    assert {y.device.type for y in on_gpu} == {"cuda"}
+    assert [y.dtype for y in on_gpu] == [y.dtype for y in on_cpu]
+    limit = 4 * max(error(on_cpu, exact), 8 * torch.finfo(dtype).eps)
+    assert error(on_gpu, exact) <= limit
+
+
+# Those of spiking neurons jump, and in fewer digits rounding decides on which side.
+OWN_CELLS = [
+    (name, dtype)
+    for name in support.GALLERY_CELLS
+    for dtype in DTYPES
+    if name not in ("lif", "rsynaptic") or dtype == torch.float64
+]
+each_own_cell = pytest.mark.parametrize(("name", "dtype"), OWN_CELLS, ids=forms.id_of)
+
+
+# The last shape is large enough for 16 bytes at a time.
+@each_own_cell
+@pytest.mark.parametrize("shape", [(6, 3, 4, 5), (5, 40, 24, 72), (3, 1100, 8, 128)], ids=str)
+def test_own_cells_are_as_exact_as_on_the_cpu(
+    name: str,
+    dtype: torch.dtype,
+    shape: tuple[int, int, int, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cell = support.gallery_cell(name, monkeypatch)
+    *leading, inputs, hidden = shape
+    check_on_cuda(cell.Layer(inputs, hidden), (*leading, inputs), dtype)
+
+
+@each_own_cell
+def test_steps_of_own_cells_are_as_exact_as_on_the_cpu(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = support.gallery_cell(name, monkeypatch)
+    for batch, inputs, hidden in ((3, 4, 5), (1100, 8, 128)):
+        check_on_cuda(cell.Cell(inputs, hidden), (batch, inputs), dtype)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"num_layers": 2, "bidirectional": True}, {"bias": False}, {"checkpoint_steps": 3}],
+    ids=str,
+)
+def test_layers_of_own_cells_work(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("peephole_lstm", "slstm", "indrnn", "mgu"):
+        cell = support.gallery_cell(name, monkeypatch)
+        check_on_cuda(cell.Layer(4, 7, **options), (8, 3, 4), torch.float64)
+
+
+def test_own_cells_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = support.gallery_cell("slstm", monkeypatch).Layer(4, 7, dtype=torch.float64)
+    input, reset = torch.randn(8, 3, 4, dtype=torch.float64), torch.rand(8, 3) < 0.3
+    expected, _ = layer(input, reset=reset)
+    output, _ = layer.cuda()(input.cuda(), reset=reset.cuda())
+    torch.testing.assert_close(output.cpu(), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_own_cells_have_kernels(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = support.gallery_cell("cifg", monkeypatch).Layer(4, 16, device="cuda", dtype=dtype)
+    input = torch.randn(5, 3, 4, device="cuda", dtype=dtype)
+    names = kernels_of(lambda: trained(layer, input))
+    assert {"lltm_forward", "lltm_backward"} <= names
+
+
 # ---- registration -----------------------------------------------------------
 
 
@@ -490,7 +586,8 @@ import torch
 import lltm
 
 lltm.backends.cuda.persistent = sys.argv[1] == "persistent"
-layer = lltm.GRU(64, 64).to("cuda", torch.float16)
+Layer = lltm.cell(gates=1, name="own")(lambda z, c: (torch.tanh(z[0] + c), c / 2)).Layer
+layer = (Layer if sys.argv[1] == "own" else lltm.GRU)(64, 64).to("cuda", torch.float16)
 input = torch.randn(5, 8, 64, device="cuda", dtype=torch.float16)
 input[0] @ input[0].t()
 torch.cuda.synchronize()
@@ -503,7 +600,7 @@ with torch.no_grad():
 """
 
 
-@pytest.mark.parametrize("engine", ["stepwise", "persistent"])
+@pytest.mark.parametrize("engine", ["stepwise", "persistent", "own"])
 def test_the_first_call_of_a_process_may_be_captured(engine: str) -> None:
     output = subprocess.check_output([sys.executable, "-c", CAPTURED_FIRST, engine])
     assert output.decode().split() == ["True"]
@@ -631,6 +728,17 @@ def test_a_device_that_is_not_the_current_one_works(dtype: torch.dtype) -> None:
     results = run(on_gpu(a, "cuda:1"))
     assert {y.device.index for y in results} == {1}
     torch.testing.assert_close([y.cpu() for y in results], [y.cpu() for y in expected])
+
+
+@needs_two_gpus
+def test_own_cells_work_on_each_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = support.gallery_cell("cifg", monkeypatch).Layer(4, 8)
+    input = torch.randn(5, 3, 4)
+    expected = trained(layer, input)
+    for device in ("cuda:1", "cuda:0"):
+        results = trained(copy.deepcopy(layer).to(device), input.to(device))
+        assert {str(y.device) for y in results} == {device}
+        torch.testing.assert_close([y.cpu() for y in results], expected)
 
 
 @pytest.mark.parametrize("part", ["forward", "backward"])

@@ -30,7 +30,7 @@ WeightGradients weight_gradients(
     const Tensor& dz) {
   const CellInfo& cell = *args.cell;
   const at::ScalarType dtype = args.input.scalar_type();
-  WeightGradients d_weights(args, compute_options(args.input));
+  WeightGradients d_weights = empty_weight_gradients(args, compute_options(args.input));
   // add(products, dz) of the slots that belong to some rows of `to`.
   const auto compute = [&](const Tensor& to, SlotRange slots, const int* blocks, const auto& add) {
     const int64_t hidden = args.h_0.size(1);
@@ -92,7 +92,7 @@ Gradients sequence_gradients(
   // ATen's sum adds in a fixed order, in float32.
   const Tensor sums =
       want_bias_ih || want_bias_hh
-          ? t.dz.slice(1, 0, cell.slots * hidden).sum(0, /*keepdim=*/false, carried_dtype)
+          ? t.dz.slice(1, 0, cell.grad_columns() * hidden).sum(0, /*keepdim=*/false, carried_dtype)
           : Tensor();
   const auto [bias_ih, bias_hh] = bias_gradients(sums, cell, want_bias_ih, want_bias_hh);
   const auto carried = [&](const Tensor& sum) {

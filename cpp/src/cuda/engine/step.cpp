@@ -23,7 +23,7 @@ StepResult step_forward(const StepArgs& args) {
   const at::ScalarType dtype = args.input.scalar_type();
   const auto options = args.input.options();
   const Tensor h_next = at::empty({batch, hidden}, options);
-  const Tensor c_next = at::empty({batch, hidden}, options);
+  const Tensor c_next = at::empty({batch, cell.state_columns() * hidden}, options);
   const Tensor activations =
       args.save ? at::empty({batch, cell.saved * hidden}, options) : Tensor();
   const Tensor gates = at::empty({batch, cell.slots * hidden}, compute_options(args.input));
@@ -46,6 +46,7 @@ StepResult step_forward(const StepArgs& args) {
   multiply(args.input, weights.ih, cell.x, cell.x_blocks, /*accumulate=*/false);
   if (cell.x.end < cell.slots) zero(result(gates.slice(1, cell.x.end * hidden)));
   multiply(args.h, weights.hh, cell.h, cell.h_blocks, /*accumulate=*/true);
+  const Tensor c = args.state_c();
 
   visit_dtype<c10::Half, c10::BFloat16>(dtype, [&]<typename T>(T*) {
     ForwardArgs<T> step;
@@ -54,7 +55,8 @@ StepResult step_forward(const StepArgs& args) {
     step.gates = read<compute_t<T>>(gates);
     step.bias_ih = read_row<T>(args.bias_ih);
     step.bias_hh = read_row<T>(args.bias_hh);
-    step.c = read<T>(args.state_c());
+    step.parameters = step.bias_ih.from(0, cell.x.count() * hidden);
+    step.c = read<T>(c);
     step.h_next = write<T>(h_next);
     step.c_next = write<T>(c_next);
     step.activations = write<T>(activations);
@@ -74,14 +76,17 @@ Gradients step_backward(const StepBackwardArgs& args) {
   };
   const Tensor d_input = empty_if(want_input, args.input);
   const Tensor d_h = empty_if(want_h, args.h);
-  const Tensor d_c = empty_if(want_c, args.h);
-  const Tensor dz = at::empty({args.h.size(0), cell.slots * hidden}, args.input.options());
+  const int64_t batch = args.h.size(0);
+  const auto options = args.input.options();
+  const Tensor d_c = want_c ? at::empty({batch, cell.state_columns() * hidden}, options) : Tensor();
+  const Tensor dz = at::empty({batch, cell.grad_columns() * hidden}, options);
 
   visit_dtype<c10::Half, c10::BFloat16>(dtype, [&]<typename T>(T*) {
     BackwardArgs<T, T> step;
-    step.rows = args.h.size(0);
+    step.rows = batch;
     step.hidden = hidden;
     step.activations = read<T>(args.activations);
+    step.parameters = read_row<T>(args.bias_ih).from(0, cell.x.count() * hidden);
     step.grad_h = read<T>(args.grad_h);
     step.grad_c = read<T>(args.grad_c);
     step.grad_gates = write<T>(dz);
@@ -98,7 +103,7 @@ Gradients step_backward(const StepBackwardArgs& args) {
   if (want_input) multiply(d_input, cell.x, x_slots(weights.ih, cell));
   if (want_h) multiply(d_h, cell.h, h_slots(weights.hh, cell));
 
-  const WeightGradients d_weights(args, args.input.options());
+  const WeightGradients d_weights = empty_weight_gradients(args, options);
   const auto multiply_by =
       [&](const Tensor& tensor, const Tensor& to, SlotRange slots, const int* blocks) {
         if (!to.defined()) return;

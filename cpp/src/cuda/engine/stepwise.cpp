@@ -34,12 +34,12 @@ namespace {
 
 using at::Tensor;
 
-// H, and S * H, as rows of what the GEMM of a step takes.
+// H, and columns of gates or their gradients, as rows of what the GEMM of a step takes.
 struct PaddedSizes {
   int64_t hidden, gates;
 
-  PaddedSizes(const CellInfo& cell, int64_t hidden, at::ScalarType dtype)
-      : hidden(padded_cols(hidden, dtype)), gates(padded_cols(cell.slots * hidden, dtype)) {}
+  PaddedSizes(int64_t blocks, int64_t hidden, at::ScalarType dtype)
+      : hidden(padded_cols(hidden, dtype)), gates(padded_cols(blocks * hidden, dtype)) {}
 };
 
 // A copy of a state, zeros where undefined, with rows of `cols` columns, filled up with zeros.
@@ -51,7 +51,18 @@ Tensor padded_state(
   return padded;
 }
 
-// What the steps of forward write. They update the state (B, H) in place.
+// Rows of the states that begin anew where `mask` says so: h, of the first columns, and c.
+void restart(
+    const CellInfo& cell, const Tensor& h, const Tensor& c, int64_t hidden, const Tensor& mask) {
+  h.narrow(0, 0, mask.size(0)).masked_fill_(mask, 0);
+  for (int k = 0; k < cell.state_columns(); ++k) {
+    c.narrow(0, 0, mask.size(0))
+        .narrow(1, k * hidden, hidden)
+        .masked_fill_(mask, first_value(cell, k));
+  }
+}
+
+// What the steps of forward write. They update the states (B, H) in place.
 struct ForwardTensors {
   Tensor output, c, activations;
   Checkpoints checkpoints;
@@ -66,13 +77,14 @@ ForwardTensors allocate(
     const std::vector<Chunk>& chunks) {
   const int64_t hidden = args.h_0.size(1);
   const auto options = args.input.options();
+  const Tensor c_0 = args.state_c();
   return {
       at::empty(output_sizes(args.input, hidden), options),
-      copy_or_zeros(args.state_c(), args.h_0.sizes(), options),
+      copy_or_zeros(c_0, c_0.sizes(), options),
       args.saves_activations()
           ? at::empty({flat_size(args.input), args.cell->saved * hidden}, options)
           : Tensor(),
-      Checkpoints(args.saved_checkpoint_steps(), steps.size(), args.state_c()),
+      Checkpoints(args.saved_checkpoint_steps(), steps.size(), c_0),
       padded_state(args.h_0, args.h_0.sizes(), padded.hidden, options),
       at::empty({most_rows(chunks), padded.gates}, compute_options(args.input))};
 }
@@ -112,6 +124,7 @@ void run_forward(
   step.hidden = hidden;
   step.bias_ih = read_row<T>(args.bias_ih);
   step.bias_hh = read_row<T>(args.bias_hh);
+  step.parameters = step.bias_ih.from(0, cell.x.count() * hidden);
   step.c = read<T>(t.c);
   step.c_next = write<T>(t.c);
   step.h_operand = write<T>(t.h);
@@ -124,8 +137,7 @@ void run_forward(
       if (t.checkpoints.has(k)) t.checkpoints.save(k, t.c);
       if (args.reset.defined()) {
         const Tensor anew = reset.narrow(0, offset, rows).unsqueeze(1);
-        t.h.narrow(0, 0, rows).masked_fill_(anew, 0);
-        t.c.narrow(0, 0, rows).masked_fill_(anew, 0);
+        restart(cell, t.h, t.c, hidden, anew);
       }
       if (mask.defined()) {
         const auto own = [hidden, rows = rows](const Tensor& state) {
@@ -168,6 +180,7 @@ void run_backward(
 
   BackwardArgs<T, C> step;
   step.hidden = hidden;
+  step.parameters = read_row<T>(args.bias_ih).from(0, cell.x.count() * hidden);
   step.grad_h_state = read<C>(t.dh);
   step.grad_c = read<C>(t.dc);
   step.grad_c_prev = write<C>(t.dc);
@@ -198,7 +211,7 @@ void run_backward(
 SequenceResult stepwise_forward(const SequenceArgs& args, int64_t workspace_bytes) {
   const at::ScalarType dtype = args.input.scalar_type();
   const int64_t hidden = args.h_0.size(1);
-  const PaddedSizes padded(*args.cell, hidden, dtype);
+  const PaddedSizes padded(args.cell->slots, hidden, dtype);
   const int64_t row_bytes =
       padded.gates * static_cast<int64_t>(c10::elementSize(compute_dtype(dtype)));
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
@@ -218,13 +231,17 @@ Gradients stepwise_backward(const SequenceBackwardArgs& args) {
   const at::ScalarType dtype = args.input.scalar_type();
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
   const Gemm gemm(dtype);
-  const PaddedSizes padded(*args.cell, args.h_0.size(1), dtype);
-  const bool is_padded = padded.gates != args.cell->slots * args.h_0.size(1);
+  const int64_t hidden = args.h_0.size(1), columns = args.cell->grad_columns();
+  const PaddedSizes padded(columns, hidden, dtype);
+  const bool is_padded = padded.gates != columns * hidden;
   const std::array<int64_t, 2> dz_sizes = {flat_size(args.input), padded.gates};
   const auto options = args.input.options();
   const BackwardTensors t = {
       padded_state(args.grad_h_n, args.h_0.sizes(), padded.hidden, compute_options(args.input)),
-      copy_or_zeros(args.grad_c_n, args.h_0.sizes(), compute_options(args.input)),
+      copy_or_zeros(
+          args.grad_c_n,
+          {args.h_0.size(0), args.cell->state_columns() * hidden},
+          compute_options(args.input)),
       is_padded ? at::zeros(dz_sizes, options) : at::empty(dz_sizes, options)};
   visit_dtype<c10::Half, c10::BFloat16>(
       dtype, [&]<typename T>(T*) { run_backward<T>(args, steps, t, gemm); });

@@ -1,20 +1,22 @@
 // The element-wise kernels and their launches; elementwise_kernels.h has the code of a
-// thread. c10 headers only, which keeps nvcc quick.
+// thread. Those of users' cells are launched here too, and compiled elsewhere (program_launch.h).
+// c10 headers only, which keeps nvcc quick.
 #include "cuda/kernel/elementwise.h"
 
+#include "cell/cells.h"
 #include "cuda/kernel/elementwise_kernels.h"
+#include "cuda/kernel/program_cell.h"
+#include "cuda/kernel/program_launch.h"
 
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAStream.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
+#include <type_traits>
+
 namespace lltm::cuda {
 namespace {
-
-// Blocks that a multiprocessor must be able to hold, which allows a thread 128 registers:
-// by default the compiler aims at more blocks, and spills.
-constexpr int kResidentBlocks = 4;
 
 // `count` is the number of pieces of work (elementwise_kernels.h).
 template <typename Page, int kWidth, typename T>
@@ -56,6 +58,25 @@ void launch(Kernel kernel, const Args& args, const Wide& wide, int width, Stream
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
+template <typename T>
+constexpr ProgramType kProgramType = std::is_same_v<T, double>      ? ProgramType::kDouble
+                                     : std::is_same_v<T, float>     ? ProgramType::kFloat
+                                     : std::is_same_v<T, c10::Half> ? ProgramType::kHalf
+                                                                    : ProgramType::kBFloat16;
+
+// The same of a kernel of the cell's programs, for tensors of type T and states of type D.
+template <typename T, typename D, typename Args, typename Wide>
+void launch_program_for(
+    const CellInfo& cell, bool backward, const Args& args, const Wide& wide, Stream stream) {
+  const bool takes_all = takes_wide<T>(args) && fits_wide<T>(ProgramSizes(cell));
+  const ProgramKernel kernel = {
+      cell, kProgramType<T>, kProgramType<D>, backward, takes_all ? kWide<T> : 1};
+  std::int64_t count = args.rows * (args.hidden / kernel.width);
+  const Grid grid = grid_for(count);
+  void* parameters[] = {const_cast<Args*>(&args), const_cast<Wide*>(&wide), &count};
+  launch_program(kernel, grid.blocks, grid.threads, parameters, stream);
+}
+
 }  // namespace
 
 Stream current_stream() {
@@ -66,6 +87,9 @@ template <typename T>
 void launch_forward(const CellInfo& cell, const ForwardArgs<T>& args, Stream stream) {
   if (args.rows == 0 || args.hidden == 0) return;
   const ForwardAccess wide = access_of(args);
+  if (cell.programs != nullptr) {
+    return launch_program_for<T, compute_t<T>>(cell, /*backward=*/false, args, wide, stream);
+  }
   visit_cell(cell, [&]<typename Page>(Page) {
     if (takes_wide<T>(args)) {
       launch(lltm_forward<Page, kWide<T>, T>, args, wide, kWide<T>, stream);
@@ -79,6 +103,9 @@ template <typename T, typename D>
 void launch_backward(const CellInfo& cell, const BackwardArgs<T, D>& args, Stream stream) {
   if (args.rows == 0 || args.hidden == 0) return;
   const BackwardAccess wide = access_of(args);
+  if (cell.programs != nullptr) {
+    return launch_program_for<T, D>(cell, /*backward=*/true, args, wide, stream);
+  }
   visit_cell(cell, [&]<typename Page>(Page) {
     if (takes_wide<T>(args)) {
       launch(lltm_backward<Page, kWide<T>, T, D>, args, wide, kWide<T>, stream);

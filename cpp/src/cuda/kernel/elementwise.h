@@ -16,7 +16,8 @@ namespace lltm::cuda {
 template <typename T>
 using compute_t = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-// `rows` rows of H = `hidden` units, with G gates, S slots and A saved values (cell.h).
+// `rows` rows of H = `hidden` units, with G gates, S slots, K states, P parameters and A saved
+// values (cell.h). c is what engines call c; of the library's own cells K is 1 and P is 0.
 //
 // Arguments that are written have contiguous columns. c_next may be c; otherwise they do not
 // overlap those that are read.
@@ -27,10 +28,11 @@ struct ForwardArgs {
   Matrix<const compute_t<T>> gates;  // (rows, S * H), pre-activations less the biases
   Matrix<const T> bias_ih;           // (G * H) with row stride 0; or absent
   Matrix<const T> bias_hh;           // the same
-  Matrix<const T> c;                 // (rows, H)
+  Matrix<const T> parameters;        // (P * H) with row stride 0; or absent
+  Matrix<const T> c;                 // (rows, K * H)
   Matrix<T> h_next;                  // (rows, H)
   Matrix<T> h_operand;               // (rows, H), h_next once more, for the next GEMM; or absent
-  Matrix<T> c_next;                  // (rows, H)
+  Matrix<T> c_next;                  // (rows, K * H)
   Matrix<T> activations;             // (rows, A * H); or absent
 };
 
@@ -42,11 +44,12 @@ struct BackwardArgs {
   std::int64_t rows = 0;
   std::int64_t hidden = 0;
   Matrix<const T> activations;   // (rows, A * H)
+  Matrix<const T> parameters;    // (P * H) with row stride 0; or absent
   Matrix<const T> grad_h;        // (rows, H), or absent
   Matrix<const D> grad_h_state;  // (rows, H), added to grad_h; or absent
-  Matrix<const D> grad_c;        // (rows, H), or absent
-  Matrix<T> grad_gates;          // (rows, S * H)
-  Matrix<D> grad_c_prev;         // (rows, H), or absent
+  Matrix<const D> grad_c;        // (rows, K * H), or absent
+  Matrix<T> grad_gates;          // (rows, (S + P) * H): of the gates, then of the parameters
+  Matrix<D> grad_c_prev;         // (rows, K * H), or absent
 };
 
 // A cudaStream_t, for code that sees no CUDA header.

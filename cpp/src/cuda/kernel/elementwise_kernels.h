@@ -7,7 +7,7 @@
 // element by element; this does not affect the other arguments.
 #pragma once
 
-#include "cell/cells.h"
+#include "cell/cell.h"
 #include "cuda/kernel/elementwise.h"
 
 #include <cstdint>
@@ -41,6 +41,9 @@ struct Grid {
 // blocks, so that a small step reaches many multiprocessors.
 constexpr int kThreads = 128;
 constexpr std::int64_t kMaxBlocks = 1 << 20;
+// Blocks that a multiprocessor must be able to hold, which allows a thread 128 registers:
+// by default the compiler aims at more blocks, and spills.
+constexpr int kResidentBlocks = 4;
 
 // For `count` pieces of work, at least one.
 inline Grid grid_for(std::int64_t count) {
@@ -162,10 +165,10 @@ LLTM_CELL_INLINE void store(
 
 // Which arguments can be accessed 16 bytes at a time.
 struct ForwardAccess {
-  bool gates, bias_ih, bias_hh, c, h_next, h_operand, c_next, activations;
+  bool gates, bias_ih, bias_hh, parameters, c, h_next, h_operand, c_next, activations;
 };
 struct BackwardAccess {
-  bool activations, grad_h, grad_h_state, grad_c, grad_gates, grad_c_prev;
+  bool activations, parameters, grad_h, grad_h_state, grad_c, grad_gates, grad_c_prev;
 };
 
 template <typename T>
@@ -174,6 +177,7 @@ inline ForwardAccess access_of(const ForwardArgs<T>& a) {
       is_wide(a.gates),
       is_wide(a.bias_ih),
       is_wide(a.bias_hh),
+      is_wide(a.parameters),
       is_wide(a.c),
       is_wide(a.h_next),
       is_wide(a.h_operand),
@@ -185,6 +189,7 @@ template <typename T, typename D>
 inline BackwardAccess access_of(const BackwardArgs<T, D>& a) {
   return {
       is_wide(a.activations),
+      is_wide(a.parameters),
       is_wide(a.grad_h),
       is_wide(a.grad_h_state),
       is_wide(a.grad_c),

@@ -1,14 +1,12 @@
 #include "cuda/kernel/persistent_launch.h"
 
 #include "cell/cells.h"
+#include "cuda/kernel/driver.h"
 
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
-
-#include <cuda.h>
-#include <cuda_runtime_api.h>
 
 #include <algorithm>
 #include <atomic>
@@ -39,21 +37,6 @@ int attribute(cudaDeviceAttr which) {
   C10_CUDA_CHECK(cudaDeviceGetAttribute(&value, which, device));
   return value;
 }
-
-#if CUDART_VERSION >= 12050
-// A function of the driver, as this toolkit's headers declare it, which a program need not be
-// linked to; null where it has none.
-template <typename Function>
-Function driver_function(const char* name) {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-  const cudaError_t status =
-      cudaGetDriverEntryPointByVersion(name, &function, CUDART_VERSION, cudaEnableDefault, &found);
-  if (status != cudaSuccess) (void)cudaGetLastError();
-  const bool there = status == cudaSuccess && found == cudaDriverEntryPointSuccess;
-  return there ? reinterpret_cast<Function>(function) : nullptr;
-}
-#endif
 
 // Those that this process and context may use: a green context has some of the device's. The
 // device's number where the driver can't say.

@@ -1,0 +1,157 @@
+#include "cuda/kernel/nvrtc.h"
+
+#include "cuda/kernel/program_source.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <stdexcept>
+#include <vector>
+
+namespace lltm::cuda {
+namespace {
+
+// As nvrtc.h declares them, which a toolkit may lack. A result of 0 is success.
+using NvrtcProgram = struct NvrtcProgramOfIts*;
+struct Nvrtc {
+  int (*nvrtcGetNumSupportedArchs)(int* count);
+  int (*nvrtcGetSupportedArchs)(int* capabilities);
+  int (*nvrtcCreateProgram)(
+      NvrtcProgram* program,
+      const char* source,
+      const char* name,
+      int header_count,
+      const char* const* headers,
+      const char* const* header_names);
+  int (*nvrtcDestroyProgram)(NvrtcProgram* program);
+  int (*nvrtcCompileProgram)(NvrtcProgram program, int count, const char* const* options);
+  int (*nvrtcGetProgramLogSize)(NvrtcProgram program, std::size_t* size);
+  int (*nvrtcGetProgramLog)(NvrtcProgram program, char* log);
+  int (*nvrtcGetCUBINSize)(NvrtcProgram program, std::size_t* size);
+  int (*nvrtcGetCUBIN)(NvrtcProgram program, char* code);
+  int (*nvrtcGetPTXSize)(NvrtcProgram program, std::size_t* size);
+  int (*nvrtcGetPTX)(NvrtcProgram program, char* code);
+  const char* (*nvrtcGetErrorString)(int result);
+};
+
+template <typename Function>
+bool find(void* library, const char* name, Function*& function) {
+  function = reinterpret_cast<Function*>(::dlsym(library, name));
+  return function != nullptr;
+}
+
+// PyTorch's own library stands beside its others, and knows where NVRTC is; it needs a driver.
+struct Loaded {
+  Nvrtc nvrtc = {};
+  std::string why_not;
+
+  Loaded() {
+    void* library = nullptr;
+    for (const char* name : {"libcaffe2_nvrtc.so", LLTM_NVRTC}) {
+      if (library == nullptr) library = ::dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    }
+    if (library == nullptr) {
+      const char* const error = ::dlerror();
+      why_not = std::string("NVRTC was not found: ") + (error == nullptr ? "" : error);
+      return;
+    }
+#define LLTM_FIND(function) find(library, #function, nvrtc.function)
+    const bool complete =
+        LLTM_FIND(nvrtcGetNumSupportedArchs) && LLTM_FIND(nvrtcGetSupportedArchs) &&
+        LLTM_FIND(nvrtcCreateProgram) && LLTM_FIND(nvrtcDestroyProgram) &&
+        LLTM_FIND(nvrtcCompileProgram) && LLTM_FIND(nvrtcGetProgramLogSize) &&
+        LLTM_FIND(nvrtcGetProgramLog) && LLTM_FIND(nvrtcGetCUBINSize) && LLTM_FIND(nvrtcGetCUBIN) &&
+        LLTM_FIND(nvrtcGetPTXSize) && LLTM_FIND(nvrtcGetPTX) && LLTM_FIND(nvrtcGetErrorString);
+#undef LLTM_FIND
+    if (!complete) why_not = "this NVRTC lacks a function";
+  }
+};
+
+const Loaded& loaded() {
+  static const Loaded loaded;
+  return loaded;
+}
+
+// A program while it is compiled.
+class Compilation {
+ public:
+  explicit Compilation(const std::string& source) {
+    std::vector<const char*> names, texts;
+    for (const ProgramHeader& header : kProgramHeaders) {
+      names.push_back(header.name);
+      texts.push_back(header.text);
+    }
+    check(nvrtc_.nvrtcCreateProgram(
+        &program_,
+        source.c_str(),
+        "lltm_cell.cu",
+        static_cast<int>(names.size()),
+        texts.data(),
+        names.data()));
+  }
+  ~Compilation() { nvrtc_.nvrtcDestroyProgram(&program_); }
+  Compilation(const Compilation&) = delete;
+  Compilation& operator=(const Compilation&) = delete;
+
+  void run(const std::vector<const char*>& options) const {
+    check(nvrtc_.nvrtcCompileProgram(program_, static_cast<int>(options.size()), options.data()));
+  }
+  std::string log() const { return text(nvrtc_.nvrtcGetProgramLogSize, nvrtc_.nvrtcGetProgramLog); }
+  std::string machine_code() const { return text(nvrtc_.nvrtcGetCUBINSize, nvrtc_.nvrtcGetCUBIN); }
+  std::string ptx() const { return text(nvrtc_.nvrtcGetPTXSize, nvrtc_.nvrtcGetPTX); }
+
+ private:
+  void check(int result) const {
+    if (result == 0) return;
+    std::string message = std::string("NVRTC: ") + nvrtc_.nvrtcGetErrorString(result);
+    if (program_ != nullptr) message += "\n" + log();
+    throw std::runtime_error(message);
+  }
+
+  template <typename Size, typename Get>
+  std::string text(Size* get_size, Get* get) const {
+    std::size_t size = 0;
+    if (get_size(program_, &size) != 0) return {};
+    std::string text(size, '\0');
+    return get(program_, text.data()) == 0 ? text : std::string();
+  }
+
+  const Nvrtc& nvrtc_ = loaded().nvrtc;
+  NvrtcProgram program_ = nullptr;
+};
+
+// The largest that NVRTC knows up to `capability`; else the smallest.
+int known_capability(int capability) {
+  const Nvrtc& nvrtc = loaded().nvrtc;
+  int count = 0;
+  nvrtc.nvrtcGetNumSupportedArchs(&count);
+  std::vector<int> known(count);
+  nvrtc.nvrtcGetSupportedArchs(known.data());
+  const auto above = std::upper_bound(known.begin(), known.end(), capability);
+  return above == known.begin() ? capability : above[-1];
+}
+
+}  // namespace
+
+const char* why_no_nvrtc() {
+  const std::string& why_not = loaded().why_not;
+  return why_not.empty() ? nullptr : why_not.c_str();
+}
+
+std::string compile(const std::string& source, int capability, std::string* log) {
+  if (const char* const why_not = why_no_nvrtc()) throw std::runtime_error(why_not);
+  const int known = known_capability(capability);
+  const bool to_ptx = known != capability;
+  const std::string architecture =
+      "--gpu-architecture=" + std::string(to_ptx ? "compute_" : "sm_") + std::to_string(known);
+  std::vector<const char*> options = {
+      architecture.c_str(), "--std=c++20", "--device-as-default-execution-space"};
+  if (log != nullptr && !to_ptx) options.push_back("--ptxas-options=-v");
+  const Compilation compilation(source);
+  compilation.run(options);
+  if (log != nullptr) *log = compilation.log();
+  return to_ptx ? compilation.ptx() : compilation.machine_code();
+}
+
+}  // namespace lltm::cuda

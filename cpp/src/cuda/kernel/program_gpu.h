@@ -1,0 +1,65 @@
+// The kernels of a cell that a user has written, as NVRTC compiles them: program_cell.h has the
+// code of a thread.
+#pragma once
+
+#include "cuda/kernel/program_cell.h"
+
+#include <cstdint>
+
+namespace lltm::cuda {
+namespace {
+
+// The 16-bit formats, laid out as in c10, whose headers NVRTC cannot read. Both round to nearest,
+// ties to even.
+struct Half {
+  std::uint16_t bits;
+
+  Half() = default;
+  LLTM_CELL_INLINE explicit Half(float x) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x)); }
+  LLTM_CELL_INLINE operator float() const {
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+    return x;
+  }
+};
+
+struct BFloat16 {
+  std::uint16_t bits;
+
+  BFloat16() = default;
+  LLTM_CELL_INLINE explicit BFloat16(float x) {
+    const auto u = math::bit_cast<std::uint32_t>(x);
+    const std::uint32_t rounded = (u + 0x7FFFu + ((u >> 16) & 1u)) >> 16;
+    bits = static_cast<std::uint16_t>(x != x ? 0x7FC0u : rounded);
+  }
+  LLTM_CELL_INLINE operator float() const {
+    return math::bit_cast<float>(std::uint32_t{bits} << 16);
+  }
+};
+
+}  // namespace
+}  // namespace lltm::cuda
+
+// lltm_forward and lltm_backward of a page, for tensors of type T and gradients of the state of
+// type D.
+#define LLTM_PROGRAM_KERNELS(Page, T, D, kWidth)                                                  \
+  extern "C" __global__ void __launch_bounds__(lltm::cuda::kThreads, lltm::cuda::kResidentBlocks) \
+      lltm_forward(                                                                               \
+          const lltm::cuda::ForwardArgs<T> args,                                                  \
+          const lltm::cuda::ForwardAccess wide,                                                   \
+          const std::int64_t count) {                                                             \
+    using namespace lltm::cuda;                                                                   \
+    grid_stride(blockIdx.x, gridDim.x, threadIdx.x, blockDim.x, count, [&](std::int64_t n) {      \
+      forward_program_at<lltm::Page, kWidth>(args, wide, n);                                      \
+    });                                                                                           \
+  }                                                                                               \
+  extern "C" __global__ void __launch_bounds__(lltm::cuda::kThreads, lltm::cuda::kResidentBlocks) \
+      lltm_backward(                                                                              \
+          const lltm::cuda::BackwardArgs<T, D> args,                                              \
+          const lltm::cuda::BackwardAccess wide,                                                  \
+          const std::int64_t count) {                                                             \
+    using namespace lltm::cuda;                                                                   \
+    grid_stride(blockIdx.x, gridDim.x, threadIdx.x, blockDim.x, count, [&](std::int64_t n) {      \
+      backward_program_at<lltm::Page, kWidth>(args, wide, n);                                     \
+    });                                                                                           \
+  }

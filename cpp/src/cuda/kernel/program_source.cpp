@@ -1,0 +1,110 @@
+#include "cuda/kernel/program_source.h"
+
+#include "cell/program.h"
+
+#include <cmath>
+#include <limits>
+#include <locale>
+#include <sstream>
+
+namespace lltm::cuda {
+namespace {
+
+struct Operation {
+  const char* function;  // in math.h
+  int operands;
+};
+constexpr Operation kOperations[] = {
+#define LLTM_OPERATION(op, function, operands) {#function, operands},
+    LLTM_OPERATIONS(LLTM_OPERATION)
+#undef LLTM_OPERATION
+};
+
+std::ostringstream new_stream() {
+  std::ostringstream stream;
+  stream.imbue(std::locale::classic());
+  stream.precision(std::numeric_limits<double>::max_digits10);
+  return stream;
+}
+
+std::string numbered(const char* before, int number, const char* after = "") {
+  std::string text = before;
+  text += std::to_string(number);
+  return text += after;
+}
+
+std::string print_number(double number) {
+  if (std::isinf(number)) return number > 0 ? "V(__builtin_inf())" : "V(-__builtin_inf())";
+  std::ostringstream stream = new_stream();
+  stream << "V(" << number << ")";
+  return stream.str();
+}
+
+// One statement for each instruction; each result has a name of its own, though registers are
+// written again.
+void print_program(std::ostream& to, const Program& program, const char* name) {
+  to << "  template <typename V>\n  static LLTM_CELL_INLINE void " << name << "(const V (&in)["
+     << program.inputs << "], V (&out)[" << program.outputs << "]) {\n";
+  std::vector<std::string> registers(program.registers);
+  for (int k = 0; k < program.inputs; ++k) registers[k] = numbered("in[", k, "]");
+  for (int k = 0; k < program.constant_count; ++k) {
+    registers[program.first_constant() + k] = print_number(program.constants[k]);
+  }
+  for (int k = 0; k < program.size; ++k) {
+    const Instruction& i = program.code[k];
+    const auto [function, operands] = kOperations[static_cast<int>(i.op)];
+    const unsigned char of[] = {i.a, i.b, i.c};
+    const std::string result = numbered("v", k);
+    to << "    const V " << result << " = math::" << function << "(";
+    for (int j = 0; j < operands; ++j) to << (j == 0 ? "" : ", ") << registers[of[j]];
+    to << ");\n";
+    registers[i.y] = result;
+  }
+  for (int k = 0; k < program.outputs; ++k) {
+    to << "    out[" << k << "] = " << registers[program.inputs + k] << ";\n";
+  }
+  to << "  }\n";
+}
+
+void print_slots(std::ostream& to, const char* name, SlotRange slots) {
+  to << "      ." << name << " = {" << slots.begin << ", " << slots.end << "},\n";
+}
+
+void print_blocks(std::ostream& to, const char* name, int slots, const int* blocks) {
+  to << "      ." << name << " = {";
+  for (int k = 0; k < slots; ++k) to << (k == 0 ? "" : ", ") << blocks[k];
+  to << "},\n";
+}
+
+}  // namespace
+
+std::string print_page(const CellInfo& cell, const std::string& name) {
+  std::ostringstream to = new_stream();
+  to << "namespace lltm {\nnamespace {\n\nstruct " << name << " {\n"
+     << "  static constexpr CellInfo kCell = {\n"
+     << "      .name = \"\",\n      .layer_class = \"\",\n      .step_class = \"\",\n"
+     << "      .id = " << cell.id << ",\n"
+     << "      .slots = " << cell.slots << ",\n      .saved = " << cell.saved << ",\n";
+  print_slots(to, "x", cell.x);
+  print_slots(to, "h", cell.h);
+  print_blocks(to, "x_blocks", cell.slots, cell.x_blocks);
+  print_blocks(to, "h_blocks", cell.slots, cell.h_blocks);
+  to << "      .states = " << cell.states << ",\n"
+     << "      .reads_h = " << (cell.reads_h ? "true" : "false") << ",\n"
+     << "      .parameters = " << cell.parameters << "};\n\n";
+  print_program(to, cell.programs->forward, "forward");
+  to << '\n';
+  print_program(to, cell.programs->backward, "backward");
+  to << "};\n\n}  // namespace\n}  // namespace lltm\n";
+  return to.str();
+}
+
+std::string print_kernels(const CellInfo& cell, const ProgramTypes& types, int width) {
+  std::ostringstream to = new_stream();
+  to << "#include \"cuda/kernel/program_gpu.h\"\n\n"
+     << print_page(cell, "Page") << "\nLLTM_PROGRAM_KERNELS(Page, " << types.tensor << ", "
+     << types.state << ", " << width << ")\n";
+  return to.str();
+}
+
+}  // namespace lltm::cuda

@@ -1,0 +1,144 @@
+// The kernels of cells that users have written, by the compiler that compiles them on a user's
+// machine: NVRTC, which needs no GPU. What they compute is in test_cuda_elementwise.cpp.
+#include "cell_program.h"
+#include "common/operator_args.h"
+#include "cuda/kernel/nvrtc.h"
+#include "cuda/kernel/program_cell.h"
+#include "cuda/kernel/program_source.h"
+
+#include <c10/util/Half.h>
+#include <gtest/gtest.h>
+
+#include <dlfcn.h>
+
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
+
+namespace lltm::cuda {
+namespace {
+
+// As PyTorch has loaded them where there is a GPU: one finds the other by its name.
+const bool kLoaded = [] {
+  for (const char* library : {LLTM_NVRTC_BUILTINS, LLTM_NVRTC_LIBRARY}) {
+    if (::dlopen(library, RTLD_NOW | RTLD_GLOBAL) == nullptr) throw std::runtime_error(::dlerror());
+  }
+  return true;
+}();
+
+struct Kind {
+  const char* name;
+  ProgramTypes types;
+  int width;  // of the wide form
+};
+const Kind kKinds[] = {
+    {"float64", {"double", "double"}, 2},
+    {"float32", {"float", "float"}, 4},
+    {"float16", {"lltm::cuda::Half", "float"}, 8},
+    {"float16_step", {"lltm::cuda::Half", "lltm::cuda::Half"}, 8},
+    {"bfloat16", {"lltm::cuda::BFloat16", "float"}, 8},
+    {"bfloat16_step", {"lltm::cuda::BFloat16", "lltm::cuda::BFloat16"}, 8}};
+void PrintTo(const Kind& kind, std::ostream* stream) {
+  *stream << kind.name;
+}
+
+class ProgramKernels : public testing::TestWithParam<std::tuple<std::string, Kind>> {
+ protected:
+  const CellInfo& cell() const { return *find_cell(std::get<0>(GetParam())); }
+  const Kind& kind() const { return std::get<1>(GetParam()); }
+  // Of the forms that are launched, which units a thread has.
+  std::vector<int> widths() const {
+    const ProgramSizes sizes(cell());
+    const bool fits = kind().width == 2   ? fits_wide<double>(sizes)
+                      : kind().width == 4 ? fits_wide<float>(sizes)
+                                          : fits_wide<c10::Half>(sizes);
+    return fits ? std::vector<int>{1, kind().width} : std::vector<int>{1};
+  }
+};
+INSTANTIATE_TEST_SUITE_P(
+    Texts,
+    ProgramKernels,
+    testing::Combine(testing::ValuesIn(lltm_test::kCellTexts), testing::ValuesIn(kKinds)),
+    [](const auto& info) {
+      return find_cell(std::get<0>(info.param))->title() + std::string("_") +
+             std::get<1>(info.param).name;
+    });
+
+// Statements that the host lays out a kernel's arguments as NVRTC does, for any tensors: their
+// sizes are in no signature.
+std::string layouts_of(const Kind& kind) {
+  const auto same = [](const std::string& type, size_t size) {
+    return "static_assert(sizeof(lltm::cuda::" + type + ") == " + std::to_string(size) + ");\n";
+  };
+  const std::string& t = kind.types.tensor;
+  return same("ForwardArgs<" + t + ">", sizeof(ForwardArgs<float>)) +
+         same(
+             "BackwardArgs<" + t + ", " + kind.types.state + ">",
+             sizeof(BackwardArgs<float, float>)) +
+         same("ForwardAccess", sizeof(ForwardAccess)) +
+         same("BackwardAccess", sizeof(BackwardAccess));
+}
+
+// ptxas says "0 bytes spill stores, 0 bytes spill loads" of each kernel.
+int without_spills(const std::string& log) {
+  const std::string line = " 0 bytes spill stores, 0 bytes spill loads";
+  int count = 0;
+  for (size_t at = log.find(line); at != std::string::npos; at = log.find(line, at + 1)) ++count;
+  return count;
+}
+
+TEST_P(ProgramKernels, CompileForEachGpuWithoutSpills) {
+  for (const int capability : {80, 90}) {
+    for (const int width : widths()) {
+      SCOPED_TRACE(testing::Message() << "sm_" << capability << ", width " << width);
+      std::string log;
+      const std::string code = compile(
+          print_kernels(cell(), kind().types, width) + layouts_of(kind()), capability, &log);
+      EXPECT_EQ(
+          code.substr(0, 4),
+          "\x7f"
+          "ELF");
+      for (const char* kernel : {"lltm_forward", "lltm_backward"}) {
+        EXPECT_NE(code.find(kernel), std::string::npos) << kernel;
+      }
+      EXPECT_EQ(without_spills(log), 2) << log;
+    }
+  }
+}
+
+// In the form that the driver compiles, with 16 bytes at a time.
+TEST_P(ProgramKernels, CompileToPtxForGpusToCome) {
+  const int width = widths().back();
+  const std::string ptx = compile(print_kernels(cell(), kind().types, width), 999);
+  EXPECT_NE(ptx.find(".target sm_"), std::string::npos);
+  EXPECT_NE(ptx.find(".entry lltm_forward"), std::string::npos);
+  const char* const access = width == 2 ? "ld.global.v2.f64" : "ld.global.v4.";
+  EXPECT_EQ(ptx.find(access) != std::string::npos, width > 1);
+}
+
+TEST(Nvrtc, SaysWhatIsWrong) {
+  ASSERT_EQ(why_no_nvrtc(), nullptr);
+  try {
+    compile("extern \"C\" __global__ void kernel() { nothing; }", 90);
+    FAIL() << "nothing was thrown";
+  } catch (const std::runtime_error& error) {
+    const std::string message = error.what();
+    EXPECT_EQ(message.find("NVRTC: NVRTC_ERROR_COMPILATION\n"), 0) << message;
+    EXPECT_NE(message.find("identifier \"nothing\" is undefined"), std::string::npos) << message;
+  }
+}
+
+TEST(Nvrtc, SourceIsOfTheCellAndTypes) {
+  const std::string source = print_kernels(*find_cell(lltm_test::kDuoText), {"double", "float"}, 2);
+  for (const char* part :
+       {"#include \"cuda/kernel/program_gpu.h\"\n",
+        "const V v3 = math::multiply_add(in[7], in[5], v2);\n",
+        "math::multiply_add(V(0.25), in[4], v3);\n",
+        "LLTM_PROGRAM_KERNELS(Page, double, float, 2)\n"}) {
+    EXPECT_NE(source.find(part), std::string::npos) << part;
+  }
+}
+
+}  // namespace
+}  // namespace lltm::cuda
