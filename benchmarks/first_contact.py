@@ -206,7 +206,7 @@ def profile(engine: str, direction: str, dtype: str) -> Step:
             *("ncu", "--clock-control", "none", "--cache-control", "none"),
             *("--kernel-name", kernel, "--launch-skip", str(skipped), "--launch-count", "1"),
             *("--csv", "--page", "raw", "--print-units", "base", "--metrics", ",".join(METRICS)),
-            *(program, "--run", direction, engine, dtype, *sizes),
+            *(program, "--run", "lltm", direction, engine, dtype, *sizes),
         ),
         limit=45,
         figures=persistent_figures(PROFILED_STEPS, state) if is_persistent else profile_figures,

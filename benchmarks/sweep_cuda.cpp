@@ -4,15 +4,17 @@
 //     lltm_cuda_sweep [--seconds N]     every problem, until N seconds have passed; of those, with
 //                                       --from K, all but the first K
 //     lltm_cuda_sweep --list            how many there are; needs no GPU
-//     lltm_cuda_sweep --run forward persistent bfloat16 128 16 768
-//                                       one call, for a profiler: direction, engine, dtype, T, B, H
+//     lltm_cuda_sweep --run lstm forward persistent bfloat16 128 16 768
+//                                       one call, for a profiler: cell, direction, engine, dtype,
+//                                       T, B, H
 //
-// Prints JSON Lines, one candidate each, as soon as its problem is done: {"gpu", "direction",
-// "dtype", "T", "B", "I", "H", "engine", "tiles", "poll_nanoseconds", "workspace_bytes", "same",
-// "seconds": [one figure per round]}. "same" is whether the results are those of the first
-// candidate of the same engine, bit by bit. Problems that say most come first. I is H. Backward is
-// measured without the gradients of input and parameters, which are the same GEMMs in any case.
-#include "cell/lltm.h"
+// Prints JSON Lines, one candidate each, as soon as its problem is done: {"gpu", "cell",
+// "direction", "dtype", "T", "B", "I", "H", "engine", "tiles", "poll_nanoseconds",
+// "workspace_bytes", "same", "seconds": [one figure per round]}. "same" is whether the results are
+// those of the first candidate of the same engine, bit by bit. Problems that say most come first. I
+// is H. Backward is measured without the gradients of input and parameters, which are the same
+// GEMMs in any case.
+#include "cell/cells.h"
 #include "cuda/engine/engine.h"
 #include "cuda/kernel/persistent.h"
 #include "cuda_timing.h"
@@ -21,6 +23,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <exception>
@@ -45,6 +48,7 @@ constexpr int kPolls[] = {0, 20, 40};  // nanoseconds
 enum class Engine { stepwise, persistent };
 
 struct Problem {
+  const CellInfo* cell;
   Direction direction;
   at::ScalarType dtype;
   int64_t steps, batch, hidden;
@@ -70,14 +74,21 @@ std::string name(at::ScalarType dtype) {
 class Arguments {
  public:
   explicit Arguments(const Problem& p)
-      : direction_(p.direction),
+      : cell_(*p.cell),
+        direction_(p.direction),
         input_(random({p.steps, p.batch, p.hidden}, p.dtype)),
-        h_(random({p.batch, p.hidden}, p.dtype)),
-        c_(random({p.batch, p.hidden}, p.dtype)),
-        weights_(
-            random({3 * p.hidden, 2 * p.hidden}, p.dtype) /
-            std::sqrt(static_cast<double>(2 * p.hidden))),
-        bias_(random({3 * p.hidden}, p.dtype)) {
+        h_(random({p.batch, p.hidden}, p.dtype)) {
+    const int64_t rows_x = cell_.x.count() * p.hidden, rows_h = cell_.h.count() * p.hidden;
+    const double scale = 1 / std::sqrt(static_cast<double>(2 * p.hidden));
+    if (cell_.has_c()) c_ = random({p.batch, p.hidden}, p.dtype);
+    bias_ih_ = random({rows_x}, p.dtype);
+    if (cell_.joined) {
+      weight_ih_ = scale * random({rows_x, 2 * p.hidden}, p.dtype);
+    } else {
+      weight_ih_ = scale * random({rows_x, p.hidden}, p.dtype);
+      weight_hh_ = scale * random({rows_h, p.hidden}, p.dtype);
+      bias_hh_ = random({rows_h}, p.dtype);
+    }
     if (direction_ == Direction::forward) return;
     std::tie(output_, std::ignore, std::ignore, activations_) = stepwise_forward(forward());
     grad_output_ = random(output_.sizes(), p.dtype);
@@ -106,14 +117,14 @@ class Arguments {
   }
   SequenceInputs inputs() const {
     return {
-        Lltm::kCell,
+        cell_,
         input_,
         h_,
         c_,
-        weights_,
-        none_,
-        bias_,
-        none_,
+        weight_ih_,
+        weight_hh_,
+        bias_ih_,
+        bias_hh_,
         none_,
         /*reverse=*/false,
         none_};
@@ -131,8 +142,10 @@ class Arguments {
         /*output_mask=*/{false, true, true}};
   }
 
+  const CellInfo& cell_;
   Direction direction_;
-  Tensor input_, h_, c_, weights_, bias_, none_, output_, activations_, grad_output_;
+  Tensor input_, h_, c_, weight_ih_, weight_hh_, bias_ih_, bias_hh_, none_;
+  Tensor output_, activations_, grad_output_;
 };
 
 std::string json_of_gpu() {
@@ -173,10 +186,10 @@ void measure(const Problem& p, const std::vector<Candidate>& candidates) {
     }
   }
   for (const auto& [candidate, same, seconds] : rows) {
-    std::cout << "{\"gpu\": " << gpu << ", \"direction\": \"" << name(p.direction)
-              << "\", \"dtype\": \"" << name(p.dtype) << "\", \"T\": " << p.steps
-              << ", \"B\": " << p.batch << ", \"I\": " << p.hidden << ", \"H\": " << p.hidden
-              << ", \"engine\": \"" << name(candidate.engine) << '"';
+    std::cout << "{\"gpu\": " << gpu << ", \"cell\": \"" << p.cell->name << "\", \"direction\": \""
+              << name(p.direction) << "\", \"dtype\": \"" << name(p.dtype)
+              << "\", \"T\": " << p.steps << ", \"B\": " << p.batch << ", \"I\": " << p.hidden
+              << ", \"H\": " << p.hidden << ", \"engine\": \"" << name(candidate.engine) << '"';
     if (candidate.tuning) {
       std::cout << ", \"tiles\": " << candidate.tuning->tiles
                 << ", \"poll_nanoseconds\": " << candidate.tuning->poll_nanoseconds;
@@ -207,21 +220,24 @@ std::vector<Measurement> measurements() {
     }
   }
   std::vector<Measurement> all;
-  const auto of_size = [&](int64_t batch, int64_t hidden) {
+  const auto of_size = [&](const CellInfo* cell, int64_t batch, int64_t hidden) {
     for (const Direction direction : {Direction::forward, Direction::backward}) {
-      all.push_back({{direction, at::kBFloat16, kSteps, batch, hidden}, ways});
+      all.push_back({{cell, direction, at::kBFloat16, kSteps, batch, hidden}, ways});
     }
   };
   // What the goals are about first. Then one number of hidden units after another, with ever more
   // rows: an end before time leaves whole numbers of hidden units.
-  of_size(16, 768);
+  for (const CellInfo* const cell : kCells) of_size(cell, 16, 768);
   for (const auto& [batch, hidden] :
        {std::pair<int64_t, int64_t>{16, 768}, {64, 512}, {128, 1024}}) {
-    all.push_back({{Direction::forward, at::kBFloat16, 1024, batch, hidden}, workspaces});
+    const Problem problem = {&Lltm::kCell, Direction::forward, at::kBFloat16, 1024, batch, hidden};
+    all.push_back({problem, workspaces});
   }
   for (const int64_t hidden : {768, 512, 1024, 256, 128, 1536}) {
-    for (const int64_t batch : {1, 8, 16, 32, 64, 128, 256, 512, 1024}) {
-      if (batch != 16 || hidden != 768) of_size(batch, hidden);
+    for (const CellInfo* const cell : kCells) {
+      for (const int64_t batch : {1, 8, 16, 32, 64, 128, 256, 512, 1024}) {
+        if (batch != 16 || hidden != 768) of_size(cell, batch, hidden);
+      }
     }
   }
   return all;
@@ -245,8 +261,8 @@ int sweep(double seconds, size_t from) {
       measure(p, all[k].candidates);
     } catch (const std::exception& error) {
       complete = false;
-      std::cerr << name(p.direction) << " of B=" << p.batch << " H=" << p.hidden
-                << " failed: " << error.what() << '\n';
+      std::cerr << p.cell->name << ", " << name(p.direction) << " of B=" << p.batch
+                << " H=" << p.hidden << " failed: " << error.what() << '\n';
       if (cudaDeviceSynchronize() != cudaSuccess) {
         const std::string left = std::to_string(seconds - taken.count());
         const std::string next = std::to_string(k + 1);
@@ -272,9 +288,8 @@ int list() {
 }
 
 int usage() {
-  std::cerr
-      << "expected nothing, --list, --seconds N, or --run forward|backward stepwise|persistent "
-         "bfloat16|float16|float32 T B H\n";
+  std::cerr << "expected nothing, --list, --seconds N, or --run lltm|lstm|gru forward|backward "
+               "stepwise|persistent bfloat16|float16|float32 T B H\n";
   return 2;
 }
 
@@ -283,23 +298,27 @@ int run_one(const std::vector<std::string>& words) {
   const auto at = [&](size_t k, const char* a, const char* b) {
     return words[k] == a || words[k] == b;
   };
-  if (words.size() != 6 || !at(0, "forward", "backward") || !at(1, "stepwise", "persistent") ||
-      (!at(2, "bfloat16", "float16") && words[2] != "float32")) {
+  if (words.size() != 7 || !at(1, "forward", "backward") || !at(2, "stepwise", "persistent") ||
+      (!at(3, "bfloat16", "float16") && words[3] != "float32")) {
     return usage();
   }
+  const auto* const cell =
+      std::ranges::find_if(kCells, [&](const CellInfo* known) { return words[0] == known->name; });
+  if (cell == std::end(kCells)) return usage();
   const Problem problem = {
-      words[0] == "forward" ? Direction::forward : Direction::backward,
-      words[2] == "bfloat16"  ? at::kBFloat16
-      : words[2] == "float16" ? at::kHalf
+      *cell,
+      words[1] == "forward" ? Direction::forward : Direction::backward,
+      words[3] == "bfloat16"  ? at::kBFloat16
+      : words[3] == "float16" ? at::kHalf
                               : at::kFloat,
-      std::stoll(words[3]),
       std::stoll(words[4]),
-      std::stoll(words[5])};
-  const Candidate candidate = {words[1] == "stepwise" ? Engine::stepwise : Engine::persistent};
+      std::stoll(words[5]),
+      std::stoll(words[6])};
+  const Candidate candidate = {words[2] == "stepwise" ? Engine::stepwise : Engine::persistent};
   const Arguments arguments(problem);
   for (int call = 0; call < 2; ++call) {
     if (arguments.run(candidate).empty()) {
-      std::cerr << "the " << words[1] << " engine does not take this problem\n";
+      std::cerr << "the " << words[2] << " engine does not take this problem\n";
       return 1;
     }
   }

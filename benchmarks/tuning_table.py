@@ -3,8 +3,8 @@
     python benchmarks/tuning_table.py --print results/sweep.jsonl     what one sweep says
     python benchmarks/tuning_table.py --write                         the table, of all in results/
 
-For each GPU, direction and size of an element, and each number of hidden units and rows that was
-measured, the table has the fastest way to run: a number of tiles to a group and of nanoseconds
+For each GPU, cell, direction and size of an element, and each number of hidden units and rows that
+was measured, the table has the fastest way to run: a number of tiles to a group and of nanoseconds
 between two polls, or the stepwise engine. Of ways that are within two percent of the fastest it has
 the plainest. Of two sweeps of the same kind of GPU the later one counts, by the name of its folder.
 """
@@ -48,8 +48,12 @@ class Kind(NamedTuple):
     """What problems of different sizes have in common."""
 
     gpu: Gpu
+    cell: str
     direction: str
     bytes: int
+
+    def text(self) -> str:
+        return f"{self.gpu.name}, {self.cell}, {self.direction}, {self.bytes} bytes"
 
 
 class Entry(NamedTuple):
@@ -94,7 +98,7 @@ def row_of(line: Mapping[str, Any]) -> Row:
     if "tiles" in line:
         tuning = Tuning(line["poll_nanoseconds"], line["tiles"])
     return Row(
-        kind=Kind(gpu, line["direction"], BYTES[line["dtype"]]),
+        kind=Kind(gpu, line["cell"], line["direction"], BYTES[line["dtype"]]),
         hidden=line["H"],
         batch=line["B"],
         tuning=tuning,
@@ -181,9 +185,10 @@ def header(table: Mapping[Kind, Sequence[Entry]]) -> str:
         lines.append(f"{name} {{}};")
     else:
         lines += ["// clang-format off", f"{name} {{{{"]
-        for (gpu, direction, size), found in table.items():
+        for (gpu, cell, direction, size), found in table.items():
             lines.append(f"    // {gpu.name}")
-            kind = f"{{{gpu.capability}, {gpu.multiprocessors}}}, Direction::{direction}, {size}"
+            of_gpu = f"{{{gpu.capability}, {gpu.multiprocessors}}}"
+            kind = f'{of_gpu}, "{cell}", Direction::{direction}, {size}'
             for hidden, batch, (poll, tiles) in found:
                 lines.append(f"    {{{kind}, {hidden}, {batch}, {{{tiles}, {poll}}}}},")
         lines += ["}};", "// clang-format on"]
@@ -210,7 +215,7 @@ def lines_of(rows: Sequence[Row]) -> Iterator[str]:
         if not row.same:
             yield f"NOT THE SAME RESULTS: {row}"
     for kind, problems in measured(rows).items():
-        yield f"{kind.gpu.name}, {kind.direction}, {kind.bytes} bytes: choice; microseconds of all"
+        yield f"{kind.text()}: choice; microseconds of all"
         for (hidden, batch), seconds in sorted(problems.items()):
             ways = "; ".join(f"{text(t)} {1e6 * s:.1f}" for t, s in sorted(seconds.items()))
             yield f"  H={hidden} B={batch}: {text(choose(seconds))}  ({ways})"
@@ -220,10 +225,10 @@ def lines_of(rows: Sequence[Row]) -> Iterator[str]:
         if by_engine:
             problem = (row.kind, row.hidden, row.batch, f"T={row.steps}, {row.engine}")
             workspaces[problem][row.workspace_bytes >> 20] = row.seconds
-    for (_, hidden, batch, what), by_size in workspaces.items():
+    for (kind, hidden, batch, what), by_size in workspaces.items():
         if len(by_size) > 1:
             ways = "; ".join(f"{size} MiB {1e6 * s:.1f}" for size, s in sorted(by_size.items()))
-            yield f"workspace, H={hidden} B={batch} {what}: {ways}"
+            yield f"workspace, {kind.cell}, H={hidden} B={batch} {what}: {ways}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

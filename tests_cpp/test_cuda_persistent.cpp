@@ -754,17 +754,22 @@ using lltm::cuda::Tuning;
 using lltm::cuda::TuningEntry;
 
 constexpr GpuKind kGpu = {90, 132};
-constexpr std::array<TuningEntry, 6> kTable = {{
-    {kGpu, Direction::forward, 2, 512, 16, {1, 20}},
-    {kGpu, Direction::forward, 2, 512, 64, {2, 0}},
-    {kGpu, Direction::forward, 2, 768, 16, {1, 0}},
-    {kGpu, Direction::forward, 2, 768, 128, {0, 0}},
-    {kGpu, Direction::backward, 2, 768, 32, {4, 40}},
-    {{80, 108}, Direction::forward, 2, 768, 128, {4, 0}},
+constexpr std::array<TuningEntry, 7> kTable = {{
+    {kGpu, "gru", Direction::forward, 2, 512, 16, {1, 20}},
+    {kGpu, "gru", Direction::forward, 2, 512, 64, {2, 0}},
+    {kGpu, "gru", Direction::forward, 2, 768, 16, {1, 0}},
+    {kGpu, "gru", Direction::forward, 2, 768, 128, {0, 0}},
+    {kGpu, "gru", Direction::backward, 2, 768, 32, {4, 40}},
+    {kGpu, "lstm", Direction::forward, 2, 768, 16, {2, 20}},
+    {{80, 108}, "gru", Direction::forward, 2, 768, 128, {4, 0}},
 }};
 
+std::optional<Tuning> tuning_on(
+    const GpuKind& gpu, Direction direction, int64_t hidden, int64_t batch) {
+  return find_tuning(kTable, gpu, "gru", direction, 2, hidden, batch);
+}
 std::optional<Tuning> forward_tuning(int64_t hidden, int64_t batch) {
-  return find_tuning(kTable, kGpu, Direction::forward, 2, hidden, batch);
+  return tuning_on(kGpu, Direction::forward, hidden, batch);
 }
 
 TEST(PersistentTuning, TheSmallestMeasuredSizesThatAreEnoughCount) {
@@ -773,18 +778,21 @@ TEST(PersistentTuning, TheSmallestMeasuredSizesThatAreEnoughCount) {
   EXPECT_EQ(forward_tuning(512, 17), (Tuning{2, 0}));
   EXPECT_EQ(forward_tuning(520, 16), (Tuning{1, 0}));
   EXPECT_EQ(forward_tuning(768, 128), (Tuning{0, 0})) << "step by step";
-  EXPECT_EQ(find_tuning(kTable, kGpu, Direction::backward, 2, 768, 8), (Tuning{4, 40}));
-  EXPECT_EQ(find_tuning(kTable, {80, 108}, Direction::forward, 2, 768, 8), (Tuning{4, 0}));
+  EXPECT_EQ(tuning_on(kGpu, Direction::backward, 768, 8), (Tuning{4, 40}));
+  EXPECT_EQ(tuning_on({80, 108}, Direction::forward, 768, 8), (Tuning{4, 0}));
+  EXPECT_EQ(find_tuning(kTable, kGpu, "lstm", Direction::forward, 2, 768, 8), (Tuning{2, 20}));
 }
 
 TEST(PersistentTuning, NothingIsSaidOfWhatWasNotMeasured) {
   EXPECT_EQ(forward_tuning(776, 1), std::nullopt) << "more hidden units";
   EXPECT_EQ(forward_tuning(512, 65), std::nullopt) << "more rows, although 768 units have them";
   EXPECT_EQ(forward_tuning(248, 1), std::nullopt) << "far fewer hidden units";
-  EXPECT_EQ(find_tuning(kTable, {90, 114}, Direction::forward, 2, 768, 8), std::nullopt);
-  EXPECT_EQ(find_tuning(kTable, {80, 132}, Direction::forward, 2, 768, 8), std::nullopt);
-  EXPECT_EQ(find_tuning(kTable, kGpu, Direction::forward, 4, 768, 8), std::nullopt) << "dtype";
-  EXPECT_EQ(find_tuning(kTable, kGpu, Direction::backward, 2, 512, 33), std::nullopt);
+  EXPECT_EQ(tuning_on({90, 114}, Direction::forward, 768, 8), std::nullopt);
+  EXPECT_EQ(tuning_on({80, 132}, Direction::forward, 768, 8), std::nullopt);
+  EXPECT_EQ(tuning_on(kGpu, Direction::backward, 512, 33), std::nullopt);
+  const auto forward = Direction::forward;
+  EXPECT_EQ(find_tuning(kTable, kGpu, "gru", forward, 4, 768, 8), std::nullopt) << "dtype";
+  EXPECT_EQ(find_tuning(kTable, kGpu, "lltm", forward, 2, 768, 8), std::nullopt) << "cell";
 }
 
 // What the engine could not run would make it stepwise without a word.
@@ -794,9 +802,11 @@ TEST(PersistentTuning, TheTableNamesWaysThatThereAre) {
     const auto& counts = lltm::cuda::kTileCounts;
     EXPECT_TRUE(tuning.tiles == 0 || std::ranges::find(counts, tuning.tiles) != std::end(counts));
     EXPECT_GE(tuning.poll_nanoseconds, 0);
+    EXPECT_NE(lltm::find_cell(entry.cell), nullptr);
     EXPECT_TRUE(find_tuning(
         lltm::cuda::kTuningTable,
         entry.gpu,
+        entry.cell,
         entry.direction,
         entry.element_bytes,
         entry.most_hidden,

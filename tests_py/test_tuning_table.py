@@ -31,6 +31,7 @@ def line(
         engine = {"engine": "persistent", "tiles": tiles, "poll_nanoseconds": poll}
     return {
         "gpu": H200,
+        "cell": "lstm",
         "direction": "forward",
         "dtype": "bfloat16",
         "T": 256,
@@ -141,15 +142,17 @@ USES_THE_TABLE = """
 #include "table.h"
 using namespace lltm::cuda;
 constexpr auto forward = [](GpuKind gpu, int hidden, int batch) {
-  return find_tuning(kTuningTable, gpu, Direction::forward, 2, hidden, batch);
+  return find_tuning(kTuningTable, gpu, "lstm", Direction::forward, 2, hidden, batch);
 };
-static_assert(kTuningTable.size() == 4);
+static_assert(kTuningTable.size() == 5);
 static_assert(forward({90, 132}, 768, 16) == Tuning{1, 20});
 static_assert(forward({90, 132}, 700, 17) == Tuning{0, 0});
 static_assert(forward({90, 132}, 768, 65) == std::nullopt);
 static_assert(forward({80, 108}, 768, 1) == Tuning{4, 0});
 static_assert(
-    find_tuning(kTuningTable, {90, 132}, Direction::backward, 2, 512, 1) == Tuning{2, 0});
+    find_tuning(kTuningTable, {90, 132}, "lstm", Direction::backward, 2, 512, 1) == Tuning{2, 0});
+static_assert(
+    find_tuning(kTuningTable, {90, 132}, "gru", Direction::forward, 2, 768, 1) == Tuning{4, 40});
 """
 
 
@@ -161,6 +164,7 @@ def test_the_header_is_what_the_engine_reads(tmp_path: Path) -> None:
         line(768, 64, 2.0, tiles=4),
         line(768, 16, 1.0, tiles=4, gpu=A100),
         line(512, 8, 1.0, tiles=2, direction="backward"),
+        line(768, 16, 1.0, tiles=4, poll=40, cell="gru"),
     ]
     table = tuning_table.table_of([sweep(tmp_path / "sweep.jsonl", lines)])
     (tmp_path / "table.h").write_text(tuning_table.header(table))
@@ -185,7 +189,8 @@ def test_what_a_sweep_says_is_shown(tmp_path: Path, capsys: pytest.CaptureFixtur
     )
     tuning_table.main(["--print", str(path)])
     text = capsys.readouterr().out
+    assert "NVIDIA H200, lstm, forward, 2 bytes: choice; microseconds of all" in text
     assert "H=768 B=16: 1 tile, 20 ns  (stepwise 2000.0; 1 tile, 20 ns 1000.0)" in text
-    assert "workspace, H=512 B=64 T=1024, stepwise: 8 MiB 3000.0; 32 MiB 3000.0" in text
+    assert "workspace, lstm, H=512 B=64 T=1024, stepwise: 8 MiB 3000.0; 32 MiB 3000.0" in text
     with pytest.raises(SystemExit, match="no sweep"):
         tuning_table.main(["--print", str(tmp_path / "none.jsonl")])

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string_view>
 
 namespace lltm::cuda {
 
@@ -26,6 +27,7 @@ struct Tuning {
 // The fastest way for up to so many hidden units and rows of the state.
 struct TuningEntry {
   GpuKind gpu;
+  std::string_view cell;  // its name (cell.h)
   Direction direction;
   std::int64_t element_bytes;
   std::int64_t most_hidden, most_batch;
@@ -35,18 +37,20 @@ struct TuningEntry {
 // The entry of the smallest measured sizes that are enough. More than twice as many hidden units
 // say nothing, because there the thread blocks are twice as many.
 //
-// For one GPU, direction and dtype, entries are in the order of hidden units, and then of rows.
+// For one GPU, cell, direction and dtype, entries are in the order of hidden units, and then of
+// rows.
 template <typename Table>
 constexpr std::optional<Tuning> find_tuning(
     const Table& table,
     const GpuKind& gpu,
+    std::string_view cell,
     Direction direction,
     std::int64_t element_bytes,
     std::int64_t hidden,
     std::int64_t batch) {
   std::int64_t measured_hidden = 0;
   for (const TuningEntry& entry : table) {
-    if (entry.gpu != gpu || entry.direction != direction) continue;
+    if (entry.gpu != gpu || entry.cell != cell || entry.direction != direction) continue;
     if (entry.element_bytes != element_bytes || entry.most_hidden < hidden) continue;
     if (measured_hidden == 0) measured_hidden = entry.most_hidden;
     if (entry.most_hidden != measured_hidden || measured_hidden > 2 * hidden) break;

@@ -85,7 +85,8 @@ std::variant<RowPlan, const char*> plan_rows(
   if (hidden * bytes > most_row_bytes(*args.cell, direction)) return "H is too large";
 
   if (!tuning) {
-    tuning = find_tuning(kTuningTable, current_gpu(), direction, bytes, hidden, batch);
+    tuning =
+        find_tuning(kTuningTable, current_gpu(), args.cell->name, direction, bytes, hidden, batch);
   }
   // Unless measured: the fewest rows to a thread block with which all run at once; else the most.
   std::optional<RowPlan> plan;
