@@ -25,6 +25,7 @@ from runtimes import RUNTIMES, runtimes
 from torch import nn
 from users import USERS, user_cases
 
+from lltm.benchmark import __main__ as benchmark
 from lltm.benchmark import timing
 from lltm.benchmark.__main__ import cases, parser
 from lltm.benchmark.cases import GATES, Case
@@ -341,6 +342,36 @@ def test_the_benchmark_of_a_user_measures_and_compares_with_an_earlier_run(tmp_p
     assert len(re.findall(pattern, shown, re.MULTILINE)) == 2
 
 
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        (("--json", "file/out.json"), "--json: cannot write file/out.json: "),
+        (("--json", "folder"), "--json: cannot write folder"),
+        (("--plot", "file/out.png"), "--plot: cannot write file/out.png: "),
+        (("--compare", "missing.json"), "--compare: cannot read missing.json: "),
+        (("--compare", "file"), "--compare: file is no file of --json"),
+        (("--compare", "list.json"), "--compare: list.json is no file of --json"),
+    ],
+)
+def test_files_are_refused_before_anything_is_measured(
+    tmp_path: Path, option: tuple[str, str], said: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("no JSON")
+    (tmp_path / "list.json").write_text("[]")
+    run = support.run_forked("-m", "lltm.benchmark", *SHAPES, *option, cwd=tmp_path)
+    assert run.returncode == 2
+    assert "one step, " not in run.stdout
+    assert f"error: argument {said}" in run.stderr.splitlines()[-1]
+
+
+def test_folders_of_results_are_made(tmp_path: Path) -> None:
+    options = [*SHAPES[:-1], "results/new/out.json", "--cell", "gru", "--plot", "pictures/out.svg"]
+    run_benchmark("-m", "lltm.benchmark", *options, cwd=tmp_path)
+    assert json.loads((tmp_path / "results/new/out.json").read_text())["rows"]
+    assert (tmp_path / "pictures").is_dir()
+
+
 def test_a_file_from_before_there_were_other_cells_is_about_the_lltm(tmp_path: Path) -> None:
     titles = ("one step, training, B=1", "sequence, inference, T=1", "threads: sequence, T=1")
     rows = [{"title": title, "seconds": {OURS: [1.0]}} for title in titles]
@@ -399,6 +430,20 @@ def test_a_missing_matplotlib_is_said_before_anything_is_measured(tmp_path: Path
     assert 0 < shown.index("no picture: it needs matplotlib") < shown.index("one step, ")
     assert "Picture: " not in shown
     assert not (tmp_path / "lltm-benchmark.png").exists()
+
+
+def test_the_tutorials_table_misses_no_matplotlib(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has no picture."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(benchmark, "find_spec", lambda name: None)
+    monkeypatch.setattr(benchmark, "tutorial", lambda settings: [])
+    monkeypatch.setattr(sys, "argv", ["lltm.benchmark", "--tutorial"])
+    benchmark.main()
+    shown = capsys.readouterr().out
+    assert "threads: " in shown
+    assert "picture" not in shown
 
 
 def test_the_benchmark_of_this_project_states_bounds_and_goals(tmp_path: Path) -> None:
