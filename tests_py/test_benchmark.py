@@ -395,6 +395,22 @@ def test_the_readme_has_the_table_that_its_command_prints() -> None:
     assert table == shown
 
 
+def test_the_first_sentences_of_the_readme_have_the_tables_extremes() -> None:
+    readme = (support.ROOT / "README.md").read_text()
+    rows = re.findall(r"^\| \d+×.*$", readme, re.MULTILINE)
+    assert len(rows) == 8
+
+    def extremes(cell: str, kind: int) -> str:
+        column = {"GRU": 3, "LSTM": 4}[cell]
+        values = [float(row.split("|")[column].split(", ")[kind]) for row in rows]
+        return f"{min(values):.2f} to {max(values):.2f}"
+
+    first = " ".join(readme.partition("One line changes")[0].split())
+    assert re.findall(r"0\.\d\d to \d\.\d\d", first) == [
+        extremes(cell, kind) for kind in (0, 1) for cell in ("GRU", "LSTM")
+    ]
+
+
 def test_tables_say_what_was_not_measured() -> None:
     both = [Case((2, 3, 4), training=training, cell="gru") for training in (False, True)]
     theirs = {OURS: [2.0, 2.0, 2.0], "nn.GRUCell": [1.0, 4.0, 4.0]}
@@ -520,7 +536,7 @@ def test_the_chart_is_that_of_the_stored_run(chart: ModuleType) -> None:
         for cell in ("GRU", "LSTM", "LLTM")
         for shape in chart.SHAPES
     ]
-    assert "lower is better" in picture
+    assert "log scale: further left is faster" in picture
 
 
 BACKGROUND = r"fill: #(?:f{3}|f{6}|0{3}|0{6})\b"
