@@ -605,10 +605,31 @@ def test_copies_and_pickles_draw_parameters_as_the_cell_does() -> None:
                 assert values(module)[:4] == [1.0, 2.0, 3.0, 4.0]
             assert module.e_l0.isnan().all() if make is cell.Layer else module.e.isnan().all()
     again = pickle.loads(pickle.dumps(cell))
-    with pytest.warns(UserWarning, match=r"lltm::cell\.Layer: e is NaN until a state_dict is loaded"):
+    with pytest.warns(UserWarning, match=r"^lltm::cell\.Layer: e is NaN until a state_dict is"):
         layer = again.Layer(3, 4)
     layer.load_state_dict(cell.Layer(3, 4).state_dict())
     assert (layer.e_l0 == 5.0).all()
+
+
+def test_a_text_says_what_it_lacks(tmp_path: Path) -> None:
+    """The functions that parameters start from: they are not taken for zero."""
+
+    @lltm.cell(gates=1, parameters={"a": torch.nn.init.ones_, "b": 0.5})
+    def cell(z: Any, a: Tensor, b: Tensor) -> Tensor:
+        return torch.maximum(tanh(z[0]), b) * a
+
+    cell.save(tmp_path / "a.cell")
+    again = lltm.Cell.load(tmp_path / "a.cell")
+    with pytest.warns(UserWarning, match="a is NaN until") as warned:
+        layer = again.Layer(3, 4, num_layers=2)
+    assert Path(warned[0].filename) == Path(__file__)
+    assert layer.a_l0.isnan().all()
+    assert (layer.b_l1 == 0.5).all()
+    layer.load_state_dict(cell.Layer(3, 4, num_layers=2).state_dict())
+    assert layer(torch.randn(5, 2, 3))[0].isfinite().all()
+    given = lltm.Cell(again.text, {"a": torch.nn.init.ones_}).Layer(3, 4)
+    assert (given.a_l0 == 1.0).all()
+    assert "maximum" in cell.explain()
 
 
 def test_a_function_that_is_gone_is_a_function_that_is_lacking(
@@ -624,6 +645,17 @@ def test_a_function_that_is_gone_is_a_function_that_is_lacking(
     assert (layer.a_l0 == 3.0).all()
     with pytest.warns(UserWarning, match="a is NaN until"):
         layer.reset_parameters()
+
+
+def test_a_gate_that_is_not_used_is_a_hint() -> None:
+    cell = lltm.cell(gates=("a", "b"), name="half")(lambda z: tanh(z.b))
+    assert "z.a is not used" in cell.explain()
+    assert "is not used" not in lstm.explain()
+
+
+def test_classes_have_a_docstring() -> None:
+    assert lstm.Layer.__doc__ == lltm.OwnLayer.__doc__
+    assert lstm.Cell.__doc__ == lltm.OwnCell.__doc__
 
 
 def test_a_saved_layer_needs_no_function() -> None:

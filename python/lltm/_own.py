@@ -156,10 +156,18 @@ class Cell:
         self.Layer: type[OwnLayer] = type(
             f"{self.name}_Layer",
             (OwnLayer,),
-            {**members, "_where": f"{self.name}.Layer", "mode": self.name, "_PACKED": prepacked},
+            {
+                **members,
+                "_where": f"{self.name}.Layer",
+                "mode": self.name,
+                "_PACKED": prepacked,
+                "__doc__": OwnLayer.__doc__,
+            },
         )
         self.Cell: type[OwnCell] = type(
-            f"{self.name}_Cell", (OwnCell,), {**members, "_where": f"{self.name}.Cell"}
+            f"{self.name}_Cell",
+            (OwnCell,),
+            {**members, "_where": f"{self.name}.Cell", "__doc__": OwnCell.__doc__},
         )
 
     def save(self, path: Path) -> None:
