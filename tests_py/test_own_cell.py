@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import io
 import itertools
 import pickle
@@ -656,6 +657,14 @@ def test_a_gate_that_is_not_used_is_a_hint() -> None:
 def test_classes_have_a_docstring() -> None:
     assert lstm.Layer.__doc__ == lltm.OwnLayer.__doc__
     assert lstm.Cell.__doc__ == lltm.OwnCell.__doc__
+
+
+def test_a_missing_argument_is_one_of_the_cells_class() -> None:
+    make: Any
+    for make, name in ((lstm.Layer, "Layer"), (lstm.Cell, "Cell")):
+        with pytest.raises(TypeError, match=rf"^lstm\.{name}\(\) missing .* 'hidden_size'"):
+            make(4)
+        assert "hidden_size: 'int'" in str(inspect.signature(make))
 
 
 def test_a_saved_layer_needs_no_function() -> None:

@@ -11,6 +11,7 @@ import inspect
 import math
 import os
 import pickle
+import types
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -153,22 +154,15 @@ class Cell:
             (_Prepacked,),
             {**members, "_where": f"{self.name}.Layer"},
         )
-        self.Layer: type[OwnLayer] = type(
-            f"{self.name}_Layer",
-            (OwnLayer,),
-            {
-                **members,
-                "_where": f"{self.name}.Layer",
-                "mode": self.name,
-                "_PACKED": prepacked,
-                "__doc__": OwnLayer.__doc__,
-            },
-        )
-        self.Cell: type[OwnCell] = type(
-            f"{self.name}_Cell",
-            (OwnCell,),
-            {**members, "_where": f"{self.name}.Cell", "__doc__": OwnCell.__doc__},
-        )
+
+        def made(base: type, kind: str, **more: Any) -> Any:
+            where = f"{self.name}.{kind}"
+            init = _renamed(base.__init__, where)  # type: ignore[misc]
+            own = {"_where": where, "__init__": init, "__doc__": base.__doc__}
+            return type(f"{self.name}_{kind}", (base,), members | own | more)
+
+        self.Layer: type[OwnLayer] = made(OwnLayer, "Layer", mode=self.name, _PACKED=prepacked)
+        self.Cell: type[OwnCell] = made(OwnCell, "Cell")
 
     def save(self, path: Path) -> None:
         """Writes the text, for :meth:`load` and for ``lltm::Cell::load`` in C++."""
@@ -223,6 +217,18 @@ class Cell:
 
     def __repr__(self) -> str:
         return f"lltm.Cell({self.name!r}, gates={self.gates}, states={self.states})"
+
+
+def _renamed(function: Any, name: str) -> Any:
+    """A copy by whose name Python says that an argument is missing."""
+    parts = function.__name__, function.__defaults__, function.__closure__
+    copied = types.FunctionType(function.__code__, function.__globals__, *parts)
+    copied.__annotations__, copied.__kwdefaults__ = (
+        function.__annotations__,
+        function.__kwdefaults__,
+    )
+    copied.__qualname__ = name
+    return copied
 
 
 class _Pickled:
