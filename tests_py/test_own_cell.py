@@ -594,6 +594,7 @@ def test_copies_and_pickles_draw_parameters_as_the_cell_does() -> None:
         module.reset_parameters()
         return [parameter[0].item() for parameter in [*module.parameters()][-5:]]
 
+    make: Any
     for make in (cell.Layer, cell.Cell):
         for copied in (copy.deepcopy, copy.copy):
             module = copied(make(3, 4))
@@ -621,6 +622,7 @@ def test_a_text_says_what_it_lacks(tmp_path: Path) -> None:
 
     cell.save(tmp_path / "a.cell")
     again = lltm.Cell.load(tmp_path / "a.cell")
+    layer: Any
     with pytest.warns(UserWarning, match="a is NaN until") as warned:
         layer = again.Layer(3, 4, num_layers=2)
     assert Path(warned[0].filename) == Path(__file__)
@@ -628,7 +630,7 @@ def test_a_text_says_what_it_lacks(tmp_path: Path) -> None:
     assert (layer.b_l1 == 0.5).all()
     layer.load_state_dict(cell.Layer(3, 4, num_layers=2).state_dict())
     assert layer(torch.randn(5, 2, 3))[0].isfinite().all()
-    given = lltm.Cell(again.text, {"a": torch.nn.init.ones_}).Layer(3, 4)
+    given: Any = lltm.Cell(again.text, {"a": torch.nn.init.ones_}).Layer(3, 4)
     assert (given.a_l0 == 1.0).all()
     assert "maximum" in cell.explain()
 
