@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from results import REPLACED, Description, Results
 
@@ -28,7 +29,8 @@ def plot(results: Results, name: str, path: Path) -> None:
     # The same results give the same file.
     matplotlib.rcParams["svg.hashsalt"] = "lltm"
     inked = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
-    matplotlib.rcParams.update(dict.fromkeys((*inked, "grid.color"), INK))
+    colours: Any = dict.fromkeys((*inked, "grid.color"), INK)
+    matplotlib.rcParams.update(colours)
     matplotlib.rcParams["legend.framealpha"] = 0
     from matplotlib import pyplot
 
