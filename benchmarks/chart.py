@@ -122,7 +122,9 @@ def draw(run: Run, path: Path) -> None:
         both[0].set_ylim(len(SHAPES) - 0.5, -0.5)
         names = ["×".join(re.findall(r"\d+", shape)) for shape in SHAPES]
         both[0].set_yticks(range(len(SHAPES)), names)
-        figure.supxlabel("time in units of torch.nn's layer; lower is better", fontsize=9)
+        figure.supxlabel(
+            "time in units of torch.nn's, log scale: further left is faster", fontsize=9
+        )
         figure.legend(
             *both[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(cells)
         )

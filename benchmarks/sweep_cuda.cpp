@@ -127,6 +127,8 @@ class Arguments {
         bias_hh_,
         none_,
         /*reverse=*/false,
+        none_,
+        /*checkpoint_steps=*/0,
         none_};
   }
   // Saves in both directions, as in training.

@@ -167,6 +167,12 @@ TEST(CellText, MayLeaveOutWhatItCan) {
   EXPECT_EQ(of_x->programs.forward.inputs, 3);
 }
 
+TEST(CellText, MayLackWhatAParameterStartsFrom) {
+  const auto cell = parse_cell(replaced("parameter p 0.5", "parameter p nan"));
+  ASSERT_EQ(cell->parameters.size(), 2U);
+  EXPECT_TRUE(std::isnan(cell->parameters[0].initial));
+}
+
 TEST(CellText, WithoutStatesReadsH) {
   const auto cell = parse_cell(
       "lltm-cell 1\nname elman\nweight_ih a\nweight_hh a\nforward\nh' = tanh z.a\nsave h'\n"

@@ -128,6 +128,10 @@ TEST(ResetsOfFunctions, OfAWrongKindAreRefused) {
       "lltm::sequence: expected reset of shape (6, 3), got (3, 6)");
   lltm::LLTM layer(lltm::LLTMOptions(4, 7).batch_first(true));
   expect_error(
+      [&] { layer->forward(a.input, std::nullopt, torch::zeros({6, 3})); },
+      kTypeError,
+      "lltm::LLTM: expected reset of dtype bool, got float32");
+  expect_error(
       [&] { layer->forward(a.input, std::nullopt, torch::zeros({3, 6}, torch::kBool)); },
       kValueError,
       "lltm::LLTM: expected reset of shape (6, 3), got (3, 6)");

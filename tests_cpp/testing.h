@@ -163,7 +163,8 @@ struct Expected {
 };
 Expected expect(const Arguments& arguments, const Tensors& grad_outputs);
 
-// A bound that few draws keep (the rule of docs/accuracy.md is of distributions), with e(y) = max|y - y64| / max|y64|:
+// A bound that few draws keep (the rule of docs/accuracy.md is of distributions), with
+// e(y) = max|y - y64| / max|y64|:
 //     e(ours) <= 2 max(e(eager), 4 eps of the dtype).
 // The maxima go over everything that is added. In a result of few elements
 // they are a matter of luck, so small problems are judged several at a time.

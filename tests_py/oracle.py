@@ -31,7 +31,8 @@ def elu(z: Array) -> Array:
 
 
 def sigmoid_backward(y: Array) -> Array:
-    return y * (1 - y)
+    slope: Array = y * (1 - y)
+    return slope
 
 
 # ---- the cells: from the two linear maps, of x and of h, and the state -------------

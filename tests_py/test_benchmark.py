@@ -26,6 +26,7 @@ from runtimes import ONNX_RUNTIME, RUNTIMES, runtimes
 from torch import nn
 from users import USERS, user_cases
 
+from lltm.benchmark import __main__ as benchmark
 from lltm.benchmark import timing
 from lltm.benchmark.__main__ import cases, parser
 from lltm.benchmark.cases import GATES, Case
@@ -363,6 +364,36 @@ def test_the_benchmark_of_a_user_measures_and_compares_with_an_earlier_run(tmp_p
     assert len(re.findall(pattern, shown, re.MULTILINE)) == 2
 
 
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        (("--json", "file/out.json"), "--json: cannot write file/out.json: "),
+        (("--json", "folder"), "--json: cannot write folder"),
+        (("--plot", "file/out.png"), "--plot: cannot write file/out.png: "),
+        (("--compare", "missing.json"), "--compare: cannot read missing.json: "),
+        (("--compare", "file"), "--compare: file is no file of --json"),
+        (("--compare", "list.json"), "--compare: list.json is no file of --json"),
+    ],
+)
+def test_files_are_refused_before_anything_is_measured(
+    tmp_path: Path, option: tuple[str, str], said: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("no JSON")
+    (tmp_path / "list.json").write_text("[]")
+    run = support.run_forked("-m", "lltm.benchmark", *SHAPES, *option, cwd=tmp_path)
+    assert run.returncode == 2
+    assert "one step, " not in run.stdout
+    assert f"error: argument {said}" in run.stderr.splitlines()[-1]
+
+
+def test_folders_of_results_are_made(tmp_path: Path) -> None:
+    options = [*SHAPES[:-1], "results/new/out.json", "--cell", "gru", "--plot", "pictures/out.svg"]
+    run_benchmark("-m", "lltm.benchmark", *options, cwd=tmp_path)
+    assert json.loads((tmp_path / "results/new/out.json").read_text())["rows"]
+    assert (tmp_path / "pictures").is_dir()
+
+
 def test_a_file_from_before_there_were_other_cells_is_about_the_lltm(tmp_path: Path) -> None:
     titles = ("one step, training, B=1", "sequence, inference, T=1", "threads: sequence, T=1")
     rows = [{"title": title, "seconds": {OURS: [1.0]}} for title in titles]
@@ -384,6 +415,22 @@ def test_the_readme_has_the_table_that_its_command_prints() -> None:
     shown = "\n".join(tables(measured)).strip()
     (table,) = re.findall(r"^\| T×B.*?(?=\n\n)", readme, re.MULTILINE | re.DOTALL)
     assert table == shown
+
+
+def test_the_first_sentences_of_the_readme_have_the_tables_extremes() -> None:
+    readme = (support.ROOT / "README.md").read_text()
+    rows = re.findall(r"^\| \d+×.*$", readme, re.MULTILINE)
+    assert len(rows) == 8
+
+    def extremes(cell: str, kind: int) -> str:
+        column = {"GRU": 3, "LSTM": 4}[cell]
+        values = [float(row.split("|")[column].split(", ")[kind]) for row in rows]
+        return f"{min(values):.2f} to {max(values):.2f}"
+
+    first = " ".join(readme.partition("One line changes")[0].split())
+    assert re.findall(r"0\.\d\d to \d\.\d\d", first) == [
+        extremes(cell, kind) for kind in (0, 1) for cell in ("GRU", "LSTM")
+    ]
 
 
 def test_tables_say_what_was_not_measured() -> None:
@@ -421,6 +468,20 @@ def test_a_missing_matplotlib_is_said_before_anything_is_measured(tmp_path: Path
     assert 0 < shown.index("no picture: it needs matplotlib") < shown.index("one step, ")
     assert "Picture: " not in shown
     assert not (tmp_path / "lltm-benchmark.png").exists()
+
+
+def test_the_tutorials_table_misses_no_matplotlib(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has no picture."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(benchmark, "find_spec", lambda name: None)
+    monkeypatch.setattr(benchmark, "tutorial", lambda settings: [])
+    monkeypatch.setattr(sys, "argv", ["lltm.benchmark", "--tutorial"])
+    benchmark.main()
+    shown = capsys.readouterr().out
+    assert "threads: " in shown
+    assert "picture" not in shown
 
 
 def test_the_benchmark_of_this_project_states_bounds_and_goals(tmp_path: Path) -> None:
@@ -497,7 +558,7 @@ def test_the_chart_is_that_of_the_stored_run(chart: ModuleType) -> None:
         for cell in ("GRU", "LSTM", "LLTM")
         for shape in chart.SHAPES
     ]
-    assert "lower is better" in picture
+    assert "log scale: further left is faster" in picture
 
 
 BACKGROUND = r"fill: #(?:f{3}|f{6}|0{3}|0{6})\b"

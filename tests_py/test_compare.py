@@ -412,7 +412,8 @@ def test_the_page_shows_the_stored_results() -> None:
     for name in results.tasks:
         assert f"results/{name}.png" in page
         assert (FOLDER / "results" / f"{name}.png").exists()
-        assert (FOLDER / "results" / f"{name}.svg").exists()
+        picture = (FOLDER / "results" / f"{name}.svg").read_text()
+        assert "fill: #ffffff" not in picture  # so it is legible on dark pages, too
 
 
 def test_the_code_of_the_page_prints_what_the_page_says() -> None:

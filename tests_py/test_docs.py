@@ -241,7 +241,7 @@ RUN_BY = {
 # They need the network, a GPU, other interpreters, the sources of another cell, a quiet machine, or
 # the hours of a release; or are there for work on one file at a time.
 BY_HAND = [
-    r"git clone .*",
+    r"git clone .*|cd lltm",
     r"make (test|bench)-cuda.*|make (gpu-kit.*|first-contact .*)",
     r"make bench-sweep( .*)?",
     r"tar -xzf results/.*",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import support
@@ -21,6 +22,14 @@ def sections(*options: str) -> dict[str, str]:
     assert (run.returncode, run.stderr) == (0, "")
     found = re.findall(r"^==== ([\w-]+): .*\n((?:(?!====).*\n)*)", run.stdout, re.MULTILINE)
     return dict(found)
+
+
+def test_a_device_that_is_not_there_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    for device in ("nowhere", "cuda:99"):
+        run = support.run_forked("-m", "lltm.explain", "--device", device, cwd=tmp_path)
+        assert (run.returncode, run.stdout) == (2, "")
+        said = f"error: argument --device: {device} is no device that this PyTorch has here"
+        assert run.stderr.splitlines()[-1].endswith(said)
 
 
 @pytest.mark.slow  # a process that imports the compiler; docs/explain.md calls stages in its own

@@ -346,13 +346,13 @@ class TestDirectionsSideBySide:
         layer = lltm.LSTM(3, 5, bidirectional=True)
         x = torch.randn(4, 2, 3, requires_grad=True)
         state = (torch.randn(2, 2, 5), torch.randn(2, 2, 5, requires_grad=True))
-        wanted: list[Tensor]
-        for wanted in (
+        choices: list[list[Any]] = [
             [x],
             [state[1]],
             [layer.weight_hh_l0_reverse],
             [layer.bias_hh_l0, layer.weight_ih_l0_reverse],
-        ):
+        ]
+        for wanted in choices:
             gradients = []
             for count in (1, 2):
                 with threads(count):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import io
 import itertools
 import pickle
 import re
+import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -519,7 +522,9 @@ def test_copies_and_files(cell: lltm.Cell, tmp_path: Path) -> None:
     again = lltm.Cell.load(tmp_path / "it.cell")
     assert again.text == cell.text
     assert repr(again) == repr(cell)
-    own = again.Layer(3, 4, num_layers=2)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*: u is NaN until")  # its function is in no text
+        own = again.Layer(3, 4, num_layers=2)
     own.load_state_dict(layer.state_dict())
     same(own(x), layer(x), rtol=0.0, atol=0.0)
 
@@ -561,8 +566,107 @@ def test_cells_are_pickled_by_their_text() -> None:
     assert again.text == cell.text
     assert (again.Layer(3, 4).p_l0 == 0.7).all()
     assert copy.deepcopy(cell) is copy.copy(cell) is cell
-    for text in (pickle.dumps(lltm.Cell(cell.text)), pickle.dumps(without_products_of_h)):
-        assert isinstance(pickle.loads(text).Layer(3, 4), lltm.OwnLayer)
+    assert isinstance(pickle.loads(pickle.dumps(lltm.Cell(cell.text))).Layer(3, 4), lltm.OwnLayer)
+
+
+def drawn(parameter: Tensor) -> Tensor:
+    return torch.full_like(parameter, 3.0)
+
+
+def test_copies_and_pickles_draw_parameters_as_the_cell_does() -> None:
+    """Layers, prepacked ones, cells: by functions of every kind; a copy also by a lambda."""
+    functions: dict[str, Any] = {
+        "a": torch.nn.init.ones_,
+        "b": functools.partial(torch.nn.init.constant_, val=2.0),
+        "c": drawn,
+        "d": 4.0,
+        "e": lambda parameter: parameter.fill_(5.0),
+    }
+
+    @lltm.cell(gates=1, parameters=functions)
+    def cell(z: Any, a: Tensor, b: Tensor, c: Tensor, d: Tensor, e: Tensor) -> Tensor:
+        return tanh(z[0]) * a + b * c + d * e
+
+    def values(module: Any) -> list[float]:
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.fill_(7.0)
+        module.reset_parameters()
+        return [parameter[0].item() for parameter in [*module.parameters()][-5:]]
+
+    make: Any
+    for make in (cell.Layer, cell.Cell):
+        for copied in (copy.deepcopy, copy.copy):
+            module = copied(make(3, 4))
+            assert type(module) is make
+            assert values(module) == [1.0, 2.0, 3.0, 4.0, 5.0]
+        module = make(3, 4)
+        for _ in range(2):  # a pickle of what was pickled
+            module = pickle.loads(pickle.dumps(module))
+            with pytest.warns(UserWarning, match=r"Layer|Cell: e is NaN"):
+                assert values(module)[:4] == [1.0, 2.0, 3.0, 4.0]
+            assert module.e_l0.isnan().all() if make is cell.Layer else module.e.isnan().all()
+    again = pickle.loads(pickle.dumps(cell))
+    with pytest.warns(UserWarning, match=r"^lltm::cell\.Layer: e is NaN until a state_dict is"):
+        layer = again.Layer(3, 4)
+    layer.load_state_dict(cell.Layer(3, 4).state_dict())
+    assert (layer.e_l0 == 5.0).all()
+
+
+def test_a_text_says_what_it_lacks(tmp_path: Path) -> None:
+    """The functions that parameters start from: they are not taken for zero."""
+
+    @lltm.cell(gates=1, parameters={"a": torch.nn.init.ones_, "b": 0.5})
+    def cell(z: Any, a: Tensor, b: Tensor) -> Tensor:
+        return torch.maximum(tanh(z[0]), b) * a
+
+    cell.save(tmp_path / "a.cell")
+    again = lltm.Cell.load(tmp_path / "a.cell")
+    layer: Any
+    with pytest.warns(UserWarning, match="a is NaN until") as warned:
+        layer = again.Layer(3, 4, num_layers=2)
+    assert Path(warned[0].filename) == Path(__file__)
+    assert layer.a_l0.isnan().all()
+    assert (layer.b_l1 == 0.5).all()
+    layer.load_state_dict(cell.Layer(3, 4, num_layers=2).state_dict())
+    assert layer(torch.randn(5, 2, 3))[0].isfinite().all()
+    given: Any = lltm.Cell(again.text, {"a": torch.nn.init.ones_}).Layer(3, 4)
+    assert (given.a_l0 == 1.0).all()
+    assert "maximum" in cell.explain()
+
+
+def test_a_function_that_is_gone_is_a_function_that_is_lacking(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @lltm.cell(gates=1, parameters={"a": drawn})
+    def cell(z: Any, a: Tensor) -> Tensor:
+        return tanh(z[0]) * a
+
+    text = pickle.dumps(cell.Layer(3, 4))
+    monkeypatch.delattr(sys.modules[__name__], "drawn")
+    layer = pickle.loads(text)
+    assert (layer.a_l0 == 3.0).all()
+    with pytest.warns(UserWarning, match="a is NaN until"):
+        layer.reset_parameters()
+
+
+def test_a_gate_that_is_not_used_is_a_hint() -> None:
+    cell = lltm.cell(gates=("a", "b"), name="half")(lambda z: tanh(z.b))
+    assert "z.a is not used" in cell.explain()
+    assert "is not used" not in lstm.explain()
+
+
+def test_classes_have_a_docstring() -> None:
+    assert lstm.Layer.__doc__ == lltm.OwnLayer.__doc__
+    assert lstm.Cell.__doc__ == lltm.OwnCell.__doc__
+
+
+def test_a_missing_argument_is_one_of_the_cells_class() -> None:
+    make: Any
+    for make, name in ((lstm.Layer, "Layer"), (lstm.Cell, "Cell")):
+        with pytest.raises(TypeError, match=rf"^lstm\.{name}\(\) missing .* 'hidden_size'"):
+            make(4)
+        assert "hidden_size: 'int'" in str(inspect.signature(make))
 
 
 def test_a_saved_layer_needs_no_function() -> None:

@@ -265,6 +265,15 @@ def test_python_m_lltm_reports_on_the_environment() -> None:
     assert sys.executable in run.stdout
 
 
+def test_python_m_lltm_knows_its_arguments(tmp_path: Path) -> None:
+    run = support.run_forked("-m", "lltm", "--help", cwd=tmp_path)
+    assert run.returncode == 0
+    assert run.stdout.startswith("usage: python -m lltm")
+    run = support.run_forked("-m", "lltm", "benchmark", cwd=tmp_path)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "unrecognized arguments: benchmark" in run.stderr
+
+
 def test_another_torch_is_refused_in_one_clear_sentence() -> None:
     run = support.run_python("-c", "import torch; torch.__version__ = '2.99.1+cpu'; import lltm")
     assert run.returncode == 1

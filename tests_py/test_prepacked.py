@@ -230,6 +230,19 @@ def test_its_state_dict_loads_into_no_other_layer(other: dict[str, Any]) -> None
         torch.testing.assert_close(packed(x)[0], expected, rtol=0, atol=0)
 
 
+def test_weights_of_another_cell_are_named_as_such() -> None:
+    """Whose biases have another size, too."""
+    text = r"packed_weights_l0: .*for the cell lstm, got some for gru"
+    with pytest.raises(RuntimeError, match=text):
+        lltm.LSTM(**SIZES).prepack().load_state_dict(lltm.GRU(**SIZES).prepack().state_dict())
+    other = lltm.GRU(5, 44).prepack()  # of as many biases
+    with pytest.raises(RuntimeError, match=text):
+        lltm.LSTM(**SIZES).prepack().load_state_dict(other.state_dict())
+    text = r"packed_weights_l0: .*got some for hidden size 44 and input size 5"
+    with pytest.raises(RuntimeError, match=text):
+        lltm.GRU(**SIZES).prepack().load_state_dict(other.state_dict())
+
+
 @pytest.mark.parametrize("strict", [True, False])
 def test_a_layer_and_a_prepacked_one_refuse_each_other_s_state_dict(strict: bool) -> None:
     layer = lltm.LLTM(**SIZES)

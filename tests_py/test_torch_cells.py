@@ -351,7 +351,7 @@ def test_replace_makes_a_model_ours_and_leaves_all_else(keep_class: bool) -> Non
     result = lltm.replace_(model, keep_class=keep_class)
     assert result.replaced == ["encoder.gru", "lstm", "cells.0", "cells.1"]
     assert result.left == {}
-    assert str(result) == "replaced: encoder.gru, lstm, cells.0, cells.1"
+    assert str(result) == "replaced: 'encoder.gru', 'lstm', 'cells.0', 'cells.1'"
     assert {name: id(m) for name, m in model.named_modules()} == {
         name: id(m) for name, m in modules.items()
     }
@@ -423,7 +423,7 @@ def test_replace_says_what_it_left_and_why(name: str) -> None:
     assert result.replaced == ["1"]
     assert [*result.left] == ["0"]
     assert result.left["0"].startswith(reason)
-    assert str(result).splitlines()[1].startswith(f"left: 0: {reason}")
+    assert str(result).splitlines()[1].startswith(f"left: '0': {reason}")
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")

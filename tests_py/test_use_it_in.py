@@ -80,13 +80,40 @@ def test_torchrl(tmp_path: Path) -> None:
 
     with set_recurrent_mode(True):
         expected = theirs(rollout(torch.zeros(4, 12, 1, 5)))["embedding"]
-    output = module(rollout(torch.zeros(4, 12, 5)))["embedding"]
+        output = module(rollout(torch.zeros(4, 12, 5)))["embedding"]
     torch.testing.assert_close(output, expected)
     hidden = torch.zeros(4, 5)
     for t in range(12):
         step = TensorDict({"observation": x[:, t], "hidden": hidden, "is_init": starts[:, t]}, [4])
         hidden = module(step)["next", "hidden"]
         torch.testing.assert_close(hidden, output[:, t])
+
+
+@support.needs_extra("examples", "torchrl")
+@pytest.mark.parametrize("count", [1, 2])
+def test_torchrl_in_an_environment(count: int, tmp_path: Path) -> None:
+    """The steps of one environment, and of several, are those of the rollout as a whole."""
+    from torchrl.envs import GymEnv, SerialEnv
+    from torchrl.modules import set_recurrent_mode
+
+    defined = defined_in("torchrl_gru.py", tmp_path)
+    module = defined["GRUModule"](4, 5)
+    made: Any = GymEnv("CartPole-v1")
+    if count > 1:
+        made = SerialEnv(count, lambda: GymEnv("CartPole-v1"))
+    environment = defined["with_state"](made, 5)
+    with torch.no_grad():
+        rollout = environment.rollout(
+            60, lambda td: environment.rand_action(module(td)), break_when_any_done=False
+        )
+    assert rollout.shape == ((60,) if count == 1 else (count, 60))
+    assert rollout["is_init"].sum() > count  # episodes ended
+    expected = rollout["embedding"].clone()
+    with set_recurrent_mode(True):
+        output = module(rollout)["embedding"]
+    torch.testing.assert_close(output, expected)
+    output.sum().backward()
+    assert module.gru.weight_hh_l0.grad.abs().sum() > 0
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="pyqlib has no packages for this Python")

@@ -5,10 +5,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from results import REPLACED, Description, Results
 
 # Colours that colour-blind readers can tell apart (Okabe and Ito).
+# And a grey that is legible on light and on dark pages, as the pictures have no background.
+INK = "#7a7a7a"
 COLORS = {"LLTM": "#0072b2", "LSTM": "#d55e00", "GRU": "#009e73"}
 
 
@@ -25,6 +28,10 @@ def plot(results: Results, name: str, path: Path) -> None:
     matplotlib.use("Agg")  # no display needed
     # The same results give the same file.
     matplotlib.rcParams["svg.hashsalt"] = "lltm"
+    inked = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
+    colours: Any = dict.fromkeys((*inked, "grid.color"), INK)
+    matplotlib.rcParams.update(colours)
+    matplotlib.rcParams["legend.framealpha"] = 0
     from matplotlib import pyplot
 
     task = results.tasks[name]
@@ -52,12 +59,12 @@ def plot(results: Results, name: str, path: Path) -> None:
     panels[1].set(xlabel="seconds of training")
     # A slower model's curve goes on beyond the edge.
     panels[1].set_xlim(0, 2.5 * equal)
-    panels[1].axvline(equal, color="black", linewidth=0.8, linestyle=":")
+    panels[1].axvline(equal, color=INK, linewidth=0.8, linestyle=":")
     for axes in panels:
         if task.log_scale:
             axes.set_yscale("log")
         for value in task.levels.values():
-            axes.axhline(value, color="gray", linewidth=0.8)
+            axes.axhline(value, color=INK, linewidth=0.8)
         axes.set_xlim(left=0)
         if not task.log_scale:  # else the first updates would take most of the height
             low, high = min(map(min, late)), max(map(max, late))
@@ -66,12 +73,12 @@ def plot(results: Results, name: str, path: Path) -> None:
     for level, value in task.levels.items():
         panels[1].annotate(
             level, (1, value), xycoords=("axes fraction", "data"), ha="right", va="top",
-            color="dimgray", fontsize=8, xytext=(-3, -1), textcoords="offset points",
+            color=INK, fontsize=8, xytext=(-3, -1), textcoords="offset points",
             annotation_clip=True,
         )  # fmt: skip
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
-    figure.savefig(path.with_suffix(".png"), dpi=90)
-    figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+    figure.savefig(path.with_suffix(".png"), dpi=90, transparent=True)
+    figure.savefig(path.with_suffix(".svg"), transparent=True, metadata={"Date": None})
     pyplot.close(figure)
 
 

@@ -1,7 +1,8 @@
-"""`python -m lltm`: a report on this environment, to go with a bug report."""
+"""A report on this environment, to go with a bug report."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import re
@@ -82,5 +83,6 @@ def _processor() -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(prog="python -m lltm", description=__doc__).parse_args()
     print(report())
     print("\n`python -m torch.utils.collect_env` reports on PyTorch and its environment.")

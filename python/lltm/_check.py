@@ -15,7 +15,7 @@ from torch.fx import Proxy
 from ._C import ArgumentError
 
 # In a call that torch.fx traces a proxy stands for a tensor.
-TENSORS = (Tensor, Proxy)
+TENSORS: Any = (Tensor, Proxy)
 
 # Sizes up to here can be multiplied with each other and with the size of an element.
 LARGEST_SIZE = 2**27
@@ -91,10 +91,11 @@ def with_article(name: str) -> str:
 def tensor(where: str, name: str, value: Any) -> Tensor:
     if not isinstance(value, TENSORS):
         raise TypeError(f"lltm::{where}: expected {name} to be a tensor, got {_type(value)}")
-    return value
+    result: Tensor = value
+    return result
 
 
-def is_nested(value: Tensor) -> bool:
+def is_nested(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_nested
 
 
@@ -132,13 +133,14 @@ def state(
     return tensor(where, names[0], value[0]), tensor(where, names[1], value[1])
 
 
-def shape(where: str, name: str, value: Tensor, expected: tuple[int, ...]) -> Tensor:
+def shape(where: str, name: str, value: Any, expected: Any) -> Tensor:
     known = isinstance(value, Tensor) and isinstance(expected, tuple)  # no proxies
     if known and value.shape != expected:
         raise ArgumentError(
             f"lltm::{where}: expected {name} of shape {tuple(expected)}, got {tuple(value.shape)}"
         )
-    return value
+    result: Tensor = value
+    return result
 
 
 def of_parameters(where: str, input: Tensor, parameter: Tensor) -> None:

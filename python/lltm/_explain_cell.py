@@ -76,6 +76,13 @@ def hints(cell: Cell) -> str:
     """What costs more than it has to, perhaps."""
     lines = []
     known = set(cell.parameters)
+    used = {word for _, _, words in assignments(cell.text, "forward") for word in words}
+    for gate in cell.gates:
+        if f"z.{gate}" not in used:
+            lines.append(
+                f"z.{gate} is not used: the GEMMs compute it, and its rows of the weights learn"
+                " nothing."
+            )
     for name, op, words in assignments(cell.text, "forward"):
         if not known.intersection(words) or not all(w in known or _is_number(w) for w in words):
             continue
@@ -94,7 +101,7 @@ def hints(cell: Cell) -> str:
                 gates=cell.gates,
                 reads={**dict.fromkeys(x - h, "x"), **dict.fromkeys(h - x, "h")},
                 states=header.states,
-                parameters=header.parameters,
+                parameters=dict.fromkeys(header.parameters, 0.0),
                 name=cell.name,
             )
         if (more := len(header.saved) - len(without.saved)) > 0:

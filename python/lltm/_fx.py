@@ -66,4 +66,5 @@ def states(where: str, hx: Any, count: int) -> Any:
             f"lltm::{where}: torch.fx can't tell whether hx is None: trace a model that holds this"
             " module, or with concrete_args={'hx': None}"
         )
-    return tuple(hx[k] for k in range(count))
+    pair: Any = hx
+    return tuple(pair[k] for k in range(count))

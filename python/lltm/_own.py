@@ -5,9 +5,14 @@ Letters as in _recurrent.py; of a cell: K states besides h, P parameters, one nu
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import inspect
 import math
 import os
+import pickle
+import types
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -149,14 +154,15 @@ class Cell:
             (_Prepacked,),
             {**members, "_where": f"{self.name}.Layer"},
         )
-        self.Layer: type[OwnLayer] = type(
-            f"{self.name}_Layer",
-            (OwnLayer,),
-            {**members, "_where": f"{self.name}.Layer", "mode": self.name, "_PACKED": prepacked},
-        )
-        self.Cell: type[OwnCell] = type(
-            f"{self.name}_Cell", (OwnCell,), {**members, "_where": f"{self.name}.Cell"}
-        )
+
+        def made(base: type, kind: str, **more: Any) -> Any:
+            where = f"{self.name}.{kind}"
+            init = _renamed(base.__init__, where)  # type: ignore[misc]
+            own = {"_where": where, "__init__": init, "__doc__": base.__doc__}
+            return type(f"{self.name}_{kind}", (base,), members | own | more)
+
+        self.Layer: type[OwnLayer] = made(OwnLayer, "Layer", mode=self.name, _PACKED=prepacked)
+        self.Cell: type[OwnCell] = made(OwnCell, "Cell")
 
     def save(self, path: Path) -> None:
         """Writes the text, for :meth:`load` and for ``lltm::Cell::load`` in C++."""
@@ -201,7 +207,7 @@ class Cell:
 
     def __reduce__(self) -> Any:
         """Pickled by the text, without the function, as modules of the cell are."""
-        return Cell, (self.text, _numbers(self.Layer._INITIAL)), {"gates": self.gates}
+        return Cell, (self.text, _picklable(self.Layer._INITIAL)), {"gates": self.gates}
 
     def __copy__(self) -> Cell:
         return self
@@ -213,9 +219,40 @@ class Cell:
         return f"lltm.Cell({self.name!r}, gates={self.gates}, states={self.states})"
 
 
-def _numbers(initial: Mapping[str, Initial]) -> dict[str, Initial]:
-    """Of what parameters start from, what can be pickled."""
-    return {k: v for k, v in initial.items() if not callable(v)}
+def _renamed(function: Any, name: str) -> Any:
+    """A copy by whose name Python says that an argument is missing."""
+    parts = function.__name__, function.__defaults__, function.__closure__
+    copied = types.FunctionType(function.__code__, function.__globals__, *parts)
+    copied.__annotations__, copied.__kwdefaults__ = (
+        function.__annotations__,
+        function.__kwdefaults__,
+    )
+    copied.__qualname__ = name
+    return copied
+
+
+class _Pickled:
+    """A function that a parameter starts from, in a pickle: loaded when it is called for, because a
+    cell runs where its functions are not."""
+
+    def __init__(self, function: Callable[[Tensor], object]) -> None:
+        self.bytes: bytes | None = None
+        with contextlib.suppress(Exception):  # of any kind: a lambda, say, cannot be pickled
+            self.bytes = pickle.dumps(function)
+
+    def loaded(self) -> Any:
+        """The function; NaN where it is lost."""
+        try:
+            return math.nan if self.bytes is None else pickle.loads(self.bytes)
+        except Exception:  # its module is missing, or has changed
+            return math.nan
+
+
+def _picklable(initial: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        k: v if isinstance(v, _Pickled) or not callable(v) else _Pickled(v)
+        for k, v in initial.items()
+    }
 
 
 # What modules call members of their own.
@@ -230,7 +267,7 @@ class _Own(OfParameters):
 
     _CELL: str
     _HEADER: Header
-    _INITIAL: Mapping[str, Initial]
+    _INITIAL: Mapping[str, Any]  # an Initial each, or what a pickle had of it
     _where: str
     _STATES: tuple[str, ...]
     hidden_size: int
@@ -254,8 +291,12 @@ class _Own(OfParameters):
             super()._draw(stem, parameter)
             return
         initial = self._INITIAL[stem]
+        if isinstance(initial, _Pickled):
+            initial = initial.loaded()
         with torch.no_grad():
             if not callable(initial):
+                if math.isnan(initial):
+                    self._warn_of_lost(stem)
                 parameter.fill_(initial)
                 return
             parameter.fill_(math.nan)
@@ -269,6 +310,14 @@ class _Own(OfParameters):
                     f"lltm::{self._where}: expected a function that fills or returns {stem}, got"
                     f" {initial!r}, which does neither"
                 )
+
+    def _warn_of_lost(self, stem: str) -> None:
+        warnings.warn(
+            f"lltm::{self._where}: {stem} is NaN until a state_dict is loaded: it starts from a"
+            " function, which the text of a cell does not have, nor a pickle of one that cannot be"
+            f" pickled; lltm.Cell(text, {{{stem!r}: function}}) has it",
+            stacklevel=5,
+        )
 
     def _operands(self, tensors: Mapping[str, Tensor | None]) -> list[Tensor]:
         """The parameters of a direction, by stem, as the operators take them: behind the biases of
@@ -305,7 +354,19 @@ class _Own(OfParameters):
 
     def _reduced(self, kind: str) -> Any:
         """Pickled by the text."""
-        return _restore, (self._CELL, _numbers(self._INITIAL), kind), self.__dict__
+        return _restore, (self._CELL, _picklable(self._INITIAL), kind), self.__dict__
+
+    def __copy__(self) -> Any:
+        return self._like(self.__dict__)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self._like(copy.deepcopy(self.__dict__, memo))
+
+    def _like(self, state: dict[str, Any]) -> Any:
+        """Of the same class, which has functions that no pickle may have."""
+        made: Any = self.__new__(type(self))
+        made.__setstate__(state)
+        return made
 
     # States: the operators take those besides h side by side.
 
@@ -340,7 +401,7 @@ def _version(x: Tensor) -> int:
     return 0 if x.is_inference() else x._version
 
 
-def _restore(text: str, initial: Mapping[str, Initial], kind: str) -> Any:
+def _restore(text: str, initial: Mapping[str, Any], kind: str) -> Any:
     made = Cell(text, initial)
     module = {"Layer": made.Layer, "Cell": made.Cell, "Prepacked": made.Layer._PACKED}[kind]
     return module.__new__(module)

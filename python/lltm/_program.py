@@ -234,6 +234,7 @@ def declared(
         expect(states == len(state_names), where, f"{states} states", found)
         states = {}
     rule = f"a name of at most {LONGEST_NAME} ASCII letters, digits and _, not inf or nan"
+    expect(where != "<lambda>", where, "name= for a function that has no name", "a lambda")
     expect(is_name(where), where, f"{rule} (name= gives another)", repr(where))
     for known in (gates, names):
         for k, known_name in enumerate(known):
@@ -425,7 +426,10 @@ def written(program: Program, made: Expressions) -> Program:
         *["bounded"] * program.bounded,
         *["reads_h"] * program.reads_h,
         *(f"state {name} {initial!r}" for name, initial in program.states.items()),
-        *(f"parameter {k} {0.0 if callable(x) else x!r}" for k, x in program.parameters.items()),
+        *(
+            f"parameter {k} {math.nan if callable(x) else x!r}"
+            for k, x in program.parameters.items()
+        ),
         "forward",
         *forward,
         " ".join(["save", *(names[v] for v in saved)]),

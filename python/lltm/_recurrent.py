@@ -616,7 +616,11 @@ class Prepacked(Layer, nn.Module):
         h = torch.zeros(1, self.hidden_size, **options)
         step = torch.zeros(1, 1, self._columns_of_input(k), **options)
         c = h.repeat(1, self._states) if self._states > 0 else None
-        torch.ops.lltm.sequence_prepacked(self._CELL, step, h, c, weights, *biases)
+        own: Any = [self._buffers[name] for name in self._by_direction[k][1:]]
+        zeros = [None if bias is None else torch.zeros(bias.shape, **options) for bias in own]
+        # First beside biases of this layer, so that the weights are what is blamed for theirs.
+        for each in (zeros, biases):
+            torch.ops.lltm.sequence_prepacked(self._CELL, step, h, c, weights, *each)
         expected, got = (
             "int8" if quantised else _check.dtype(self.dtype)
             for quantised in (self._quantised, _is_quantised(weights))

@@ -157,4 +157,4 @@ def _is_ours(module: nn.Module) -> bool:
 
 
 def _shown(name: str) -> str:
-    return name or "the model"
+    return repr(name) if name else "the model"

@@ -170,7 +170,8 @@ WHY_NOT = {
     **dict.fromkeys(("sum", "mean", "max", "amax", "min", "amin"), _OVER_UNITS),
     **dict.fromkeys(("_softmax", "native_layer_norm", "cumsum", "stack", "cat"), _OVER_UNITS),
     **dict.fromkeys(("slice", "select", "index", "gather", "flip", "roll", "sort"), _OVER_UNITS),
-    "_local_scalar_dense": "expected torch.where in place of Python's `if`, bool(), item()",
+    "_local_scalar_dense": "expected torch.where in place of Python's `if`, bool(), item(), and"
+    " torch's functions in place of math's",
     "pow": "expected an exponent that is a multiple of 1/2 up to 8",
     "softplus": "expected the default threshold",
     "elu": "expected alpha >= 0",
@@ -318,7 +319,7 @@ class Tracer(TorchDispatchMode):
                 if isinstance(error, ArgumentError):
                     raise
                 frames = reversed([*traceback.walk_tb(error.__traceback__)])
-                message = f"lltm::cell: {self.where}: {error}{self.line(frames)}"
+                message = f"lltm::cell: {self.where}: {_in_our_words(error)}{self.line(frames)}"
                 raise ArgumentError(message) from error
         return Expressions(
             inputs={name: self.trace[name] for name in inputs},
@@ -493,7 +494,11 @@ class Tracer(TorchDispatchMode):
 
     def unsupported(self, func: Any) -> NoReturn:
         name = func._schema.name.removeprefix("aten::").removesuffix("_")
-        why = WHY_NOT.get(name, "expected operations element by element that programs have")
+        listed = (
+            "expected operations element by element that programs have (the page 'Your own cell'"
+            " lists them, under 'What the function may do')"
+        )
+        why = WHY_NOT.get(name, listed)
         of = " in the derivative" if self.deriving else ""
         self.fail(f"{why}, got {func._schema.name}{of}")
 
@@ -510,6 +515,12 @@ class Tracer(TorchDispatchMode):
             if not file.startswith(ours):
                 return f"\n  {file}:{number}: {linecache.getline(file, number).strip()}"
         return f"\n  {self.code.co_filename}:{self.code.co_firstlineno}" if self.code else ""
+
+
+def _in_our_words(error: Exception) -> str:
+    """PyTorch advises detach() where NumPy is given a tensor; it would be no derivative."""
+    of_numpy = "tensor.detach().numpy()" in str(error)
+    return "expected torch's functions in place of NumPy's" if of_numpy else str(error)
 
 
 def _calls_functions(results: Iterable[Tensor]) -> bool:

@@ -248,6 +248,14 @@ def _arguments() -> argparse.Namespace:
             raise argparse.ArgumentTypeError(f"{text} is not above 0")
         return value
 
+    def device(text: str) -> str:
+        try:
+            torch.empty(0, device=text)
+        except (RuntimeError, AssertionError):  # the latter of a build without CUDA
+            message = f"{text} is no device that this PyTorch has here"
+            raise argparse.ArgumentTypeError(message) from None
+        return text
+
     parser = argparse.ArgumentParser(
         prog="python -m lltm.explain",
         description=__doc__,
@@ -259,7 +267,7 @@ def _arguments() -> argparse.Namespace:
     option("--batch", type=size, default=16, metavar="B", help="default: %(default)s")
     option("--input-size", type=size, default=32, metavar="I", help="default: %(default)s")
     option("--hidden-size", type=size, default=128, metavar="H", help="default: %(default)s")
-    option("--device", default="cpu", help="default: %(default)s")
+    option("--device", type=device, default="cpu", help="default: %(default)s")
     option("--dynamic", action="store_true", help="batch size and steps are symbols")
     option("--only", nargs="+", choices=STAGES, metavar="STAGE", help=", ".join(STAGES))
     options = parser.parse_args()

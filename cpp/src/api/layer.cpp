@@ -124,6 +124,12 @@ void check_kind(const char* where, const Tensor& input, const Tensor& parameter)
 // Of the rows of the input; undefined without it. The operators check the rest.
 void check_reset(const char* where, const Tensor& input, const Tensor& reset) {
   if (!reset.defined()) return;
+  TORCH_CHECK_TYPE(
+      reset.scalar_type() == at::kBool,
+      "lltm::",
+      where,
+      ": expected reset of dtype bool, got ",
+      dtype_text(reset.scalar_type()));
   check_shape(where, "reset", reset, input.sym_sizes().slice(0, input.dim() - 1).vec());
 }
 

@@ -452,9 +452,9 @@ void read_gates(TextLines& lines, CellText& cell) {
   lines.next();
 }
 
-// The lines that begin with a word, as `state c 0`.
+// The lines that begin with a word, as `state c 0`. Where NaN may stand, the text lacks the value.
 std::vector<CellText::Named> read_named(
-    TextLines& lines, const string& word, int most, Names& taken) {
+    TextLines& lines, const string& word, int most, bool may_lack, Names& taken) {
   std::vector<CellText::Named> all;
   for (; lines.begins_with(word); lines.next()) {
     const std::vector<string_view>& words = lines.words();
@@ -462,7 +462,9 @@ std::vector<CellText::Named> read_named(
     if (std::ssize(all) == most) lines.fail(at_most(most, word + "s"));
     check_name(lines, words[1]);
     if (!taken.emplace(words[1]).second) lines.fail("a name that is not taken", words[1]);
-    all.push_back({string(words[1]), number_of(lines, words[2], "a number")});
+    const double initial = may_lack && words[2] == "nan" ? std::numeric_limits<double>::quiet_NaN()
+                                                         : number_of(lines, words[2], "a number");
+    all.push_back({string(words[1]), initial});
   }
   return all;
 }
@@ -502,8 +504,9 @@ std::unique_ptr<const CellText> parse_cell(string_view text) {
   const bool reads_h = lines.take("reads_h");
   cell->own_gradient = lines.take("own_gradient");
   Names taken = {"h", "z"};
-  cell->states = read_named(lines, "state", CellInfo::kMostStates, taken);
-  cell->parameters = read_named(lines, "parameter", CellInfo::kMostParameters, taken);
+  cell->states = read_named(lines, "state", CellInfo::kMostStates, /*may_lack=*/false, taken);
+  cell->parameters =
+      read_named(lines, "parameter", CellInfo::kMostParameters, /*may_lack=*/true, taken);
   cell->reads_h = reads_h || cell->states.empty();
   if (!lines.begins_with("forward")) {
     lines.fail(

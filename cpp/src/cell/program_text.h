@@ -11,6 +11,7 @@
 //     own_gradient              may be left out: backward is not the derivative of forward
 //     state c 0                 0 to 3 lines: name, initial value
 //     parameter p 0             0 to 8 lines: name, initial value; one number a unit, learned
+//                               nan: what it starts from, the text cannot say
 //     forward
 //     i = sigmoid z.i           knows z.GATE, states, parameters, h; has to assign h' and STATE'
 //     ...

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -28,7 +29,7 @@ import torch
 
 from .cases import GATES, QUICK_SHAPES, SHAPES, TUTORIAL_SHAPE, Case, Shape
 from .contenders import COMPILED_STEPS, OURS, PUBLISHED, STEPS, contenders
-from .report import Row, compare_with, draw, environment, quartiles, tables
+from .report import Row, compare_with, draw, environment, quartiles, samples, tables
 from .timing import Settings, layer_timer, measure, parts_timer
 
 
@@ -79,6 +80,29 @@ def shape(text: str) -> Shape:
     return sizes
 
 
+def written(text: str) -> Path:
+    """A file that can be written when all is measured; its folder is made."""
+    path = Path(text)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"cannot write {text}: {error.strerror}") from None
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"cannot write {text}")
+    return path
+
+
+def earlier(text: str) -> Path:
+    """A file of samples that can be read."""
+    try:
+        samples(Path(text))
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"cannot read {text}: {error.strerror}") from None
+    except (ValueError, LookupError, TypeError, AttributeError):
+        raise argparse.ArgumentTypeError(f"{text} is no file of --json") from None
+    return Path(text)
+
+
 def parser(
     prog: str, description: str | None, known: Iterable[str] = GATES
 ) -> argparse.ArgumentParser:
@@ -102,18 +126,18 @@ def parser(
     option("--rounds", type=int, metavar="N", help="default: 15")
     option("--quick", action="store_true", help="small shapes and few rounds, to try it out")
     option("--compile", action="store_true", help="torch.compile too; takes minutes to compile")
-    option("--json", type=Path, metavar="FILE", help="write every sample")
-    option("--compare", type=Path, metavar="FILE", help="a file of --json, of an earlier run")
-    option("--plot", type=Path, metavar="FILE", default="lltm-benchmark.png", help="the picture")
+    option("--json", type=written, metavar="FILE", help="write every sample")
+    option("--compare", type=earlier, metavar="FILE", help="a file of --json, of an earlier run")
+    option("--plot", type=written, metavar="FILE", default="lltm-benchmark.png", help="the picture")
     return made
 
 
-def begin(options: argparse.Namespace) -> Settings:
+def begin(options: argparse.Namespace, draws: bool = True) -> Settings:
     """Sets the number of threads, and says what is measured where, and what is missing."""
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     print("\n".join(f"{name}: {value}" for name, value in environment().items()))
-    if find_spec("matplotlib") is None:
+    if draws and find_spec("matplotlib") is None:
         print("no picture: it needs matplotlib (pip install matplotlib)")
     return Settings(
         rounds=options.rounds or (3 if options.quick else 15),
@@ -143,8 +167,8 @@ def finish(
     if options.compare is not None:
         print("\n".join(compare_with(options.compare, rows)))
     if options.json is not None:
-        samples = {"environment": environment(), "rows": [asdict(row) for row in rows]}
-        options.json.write_text(json.dumps({**samples, **results}, indent=1) + "\n")
+        found = {"environment": environment(), "rows": [asdict(row) for row in rows]}
+        options.json.write_text(json.dumps({**found, **results}, indent=1) + "\n")
         print(f"\nEvery sample: {options.json}")
     if pictured and find_spec("matplotlib") is not None:
         draw(pictured, options.plot, omit)
@@ -155,7 +179,7 @@ def main() -> None:
     made = parser("python -m lltm.benchmark", __doc__)
     made.add_argument("--tutorial", action="store_true", help="the tutorial's table, nothing else")
     options = made.parse_args()
-    settings = begin(options)
+    settings = begin(options, draws=not options.tutorial)
     rows = tutorial(settings) if options.tutorial else []
     measured = {}
     for case in () if options.tutorial else cases(options):
