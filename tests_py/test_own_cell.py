@@ -796,3 +796,24 @@ def test_wrong_sizes_are_named() -> None:
     for arguments, text in (((0, 4), "input_size"), ((3, -1), "hidden_size")):
         with pytest.raises(ValueError, match=rf"^lltm::gru.Layer: expected {text}"):
             gru.Layer(*arguments)
+
+
+@pytest.mark.parametrize("op", ["step", "sequence"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_what_fills_up_a_joined_matrix_has_a_zero_gradient(op: str, dtype: torch.dtype) -> None:
+    @lltm.cell(gates=("a", "b"), reads={"a": "x"})
+    def unequal(z: Any, h: Tensor) -> Tensor:
+        return torch.tanh(z.a + torch.sigmoid(z.b) * h)
+
+    hidden, rows = 32, (16,) if op == "step" else (6, 16)
+    weights = torch.randn(2 * hidden, hidden + 8, dtype=dtype).div(8).requires_grad_()
+    arguments = torch.randn(*rows, 8, dtype=dtype), torch.randn(16, hidden, dtype=dtype), None
+    torch.use_deterministic_algorithms(True)  # fills what is not initialised with NaN
+    try:
+        output = getattr(torch.ops.lltm, op)(unequal.text, *arguments, weights, None)[0]
+        (gradient,) = torch.autograd.grad(output.float().square().sum(), [weights])
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert gradient[:hidden].abs().min() > 0
+    assert torch.equal(gradient[hidden:, :hidden], torch.zeros(hidden, hidden, dtype=dtype))
+    assert gradient[hidden:, hidden:].isfinite().all()

@@ -8,6 +8,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/clone.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include <utility>
 #include <vector>
@@ -163,7 +164,12 @@ struct WeightGradients {
   template <typename Args>
   WeightGradients(const Args& args, const at::TensorOptions& options)
       : joined(!args.weight_hh.defined()) {
-    if (args.output_mask[3]) weight_ih = at::empty(args.weight_ih.sizes(), options);
+    if (args.output_mask[3]) {
+      // Nothing writes to what fills up the smaller of two joined matrices (cell.h).
+      const bool fills_up = joined && args.cell->x.count() != args.cell->h.count();
+      const auto sizes = args.weight_ih.sizes();
+      weight_ih = fills_up ? at::zeros(sizes, options) : at::empty(sizes, options);
+    }
     if (args.output_mask[4] && !joined) weight_hh = at::empty(args.weight_hh->sizes(), options);
   }
 

@@ -30,7 +30,7 @@ WeightGradients weight_gradients(
     const Tensor& dz) {
   const CellInfo& cell = *args.cell;
   const at::ScalarType dtype = args.input.scalar_type();
-  WeightGradients d_weights = empty_weight_gradients(args, compute_options(args.input));
+  WeightGradients d_weights(args, compute_options(args.input));
   // add(products, dz) of the slots that belong to some rows of `to`.
   const auto compute = [&](const Tensor& to, SlotRange slots, const int* blocks, const auto& add) {
     const int64_t hidden = args.h_0.size(1);

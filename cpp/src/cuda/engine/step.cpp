@@ -103,7 +103,7 @@ Gradients step_backward(const StepBackwardArgs& args) {
   if (want_input) multiply(d_input, cell.x, x_slots(weights.ih, cell));
   if (want_h) multiply(d_h, cell.h, h_slots(weights.hh, cell));
 
-  const WeightGradients d_weights = empty_weight_gradients(args, options);
+  const WeightGradients d_weights(args, options);
   const auto multiply_by =
       [&](const Tensor& tensor, const Tensor& to, SlotRange slots, const int* blocks) {
         if (!to.defined()) return;

@@ -1,7 +1,6 @@
 // The GEMM of the gradients of weights, over the rows of a step or of all steps.
 #pragma once
 
-#include "common/weights.h"
 #include "cuda/gemm/gemm.h"
 
 #include <ATen/core/Tensor.h>
@@ -9,16 +8,6 @@
 #include <cstdint>
 
 namespace lltm::cuda {
-
-// The gradients of the weights, which are then written to. What fills up the smaller of two joined
-// matrices (cell.h) is written by nobody, and zero.
-template <typename Args>
-WeightGradients empty_weight_gradients(const Args& args, const at::TensorOptions& options) {
-  WeightGradients gradients(args, options);
-  const bool fills_up = args.cell->x.count() != args.cell->h.count();
-  if (gradients.joined && gradients.weight_ih.defined() && fills_up) gradients.weight_ih.zero_();
-  return gradients;
-}
 
 // C (M, N) = A^T B over the rows of all calls, with an error that hardly grows with their number.
 class WeightGradientGemm {
