@@ -196,6 +196,50 @@ def is_name(name: Any) -> bool:
     )
 
 
+def _check_names(
+    where: str,
+    gates: Sequence[str],
+    names: Sequence[str],
+    reads: Mapping[str, str],
+    states: Mapping[str, float],
+    parameters: Parameters,
+) -> None:
+    """Those of the cell, of its gates and of its function's arguments."""
+    rule = f"a name of at most {LONGEST_NAME} ASCII letters, digits and _, not inf or nan"
+    expect(where != "<lambda>", where, "name= for a function that has no name", "a lambda")
+    expect(is_name(where), where, f"{rule} (name= gives another)", repr(where))
+    for known in (gates, names):
+        for k, known_name in enumerate(known):
+            expect(is_name(known_name), where, rule, repr(known_name))
+            expect(known_name not in known[:k], where, "different names", repr(known_name))
+    expect("z" not in names, where, "arguments after the first of other names than z", "z")
+    for gate, source in reads.items():
+        expect(gate in gates, where, f"reads of gates ({', '.join(gates)})", repr(gate))
+        expect(source in ("x", "h"), where, f'"x" or "h" in reads of {gate}', repr(source))
+    for name in (*states, *parameters):
+        there = name in names and name != "h"
+        got = f"{name!r}: its arguments are ({', '.join(names)})"
+        expect(there, where, "states and parameters that are arguments of the function", got)
+        both = name in states and name in parameters
+        expect(not both, where, "a state or a parameter", f"{name!r} as both")
+
+
+def _check_numbers(
+    where: str, count: int, states: Mapping[str, float], parameters: Parameters
+) -> None:
+    """How many states, `count`, and parameters there are, and what they begin with."""
+    expect(count <= MOST_STATES, where, f"at most {MOST_STATES} states", count)
+    most = f"at most {MOST_PARAMETERS} parameters"
+    expect(len(parameters) <= MOST_PARAMETERS, where, most, len(parameters))
+    for name, initial in (*states.items(), *parameters.items()):
+        if name in states or not callable(initial):
+            expect_type(initial, (int, float), where, f"a number as the initial value of {name}")
+            expect(initial == initial, where, f"an initial value of {name}", initial)
+            largest = sys.float_info.max
+            fits = not isinstance(initial, int) or -largest <= initial <= largest
+            expect(fits, where, f"an initial value of {name} that a float has", "a larger int")
+
+
 def declared(
     function: Callable[..., Any],
     where: str,
@@ -233,34 +277,8 @@ def declared(
         found = f"{len(state_names)} in its arguments ({', '.join(names)})"
         expect(states == len(state_names), where, f"{states} states", found)
         states = {}
-    rule = f"a name of at most {LONGEST_NAME} ASCII letters, digits and _, not inf or nan"
-    expect(where != "<lambda>", where, "name= for a function that has no name", "a lambda")
-    expect(is_name(where), where, f"{rule} (name= gives another)", repr(where))
-    for known in (gates, names):
-        for k, known_name in enumerate(known):
-            expect(is_name(known_name), where, rule, repr(known_name))
-            expect(known_name not in known[:k], where, "different names", repr(known_name))
-    expect("z" not in names, where, "arguments after the first of other names than z", "z")
-    for gate, source in reads.items():
-        expect(gate in gates, where, f"reads of gates ({', '.join(gates)})", repr(gate))
-        expect(source in ("x", "h"), where, f'"x" or "h" in reads of {gate}', repr(source))
-    for name in (*states, *parameters):
-        there = name in names and name != "h"
-        got = f"{name!r}: its arguments are ({', '.join(names)})"
-        expect(there, where, "states and parameters that are arguments of the function", got)
-        both = name in states and name in parameters
-        expect(not both, where, "a state or a parameter", f"{name!r} as both")
-    states_count, parameter_count = len(state_names), len(parameters)
-    expect(states_count <= MOST_STATES, where, f"at most {MOST_STATES} states", states_count)
-    most = f"at most {MOST_PARAMETERS} parameters"
-    expect(parameter_count <= MOST_PARAMETERS, where, most, parameter_count)
-    for name, initial in (*states.items(), *parameters.items()):
-        if name in states or not callable(initial):
-            expect_type(initial, (int, float), where, f"a number as the initial value of {name}")
-            expect(initial == initial, where, f"an initial value of {name}", initial)
-            largest = sys.float_info.max
-            fits = not isinstance(initial, int) or -largest <= initial <= largest
-            expect(fits, where, f"an initial value of {name} that a float has", "a larger int")
+    _check_names(where, gates, names, reads, states, parameters)
+    _check_numbers(where, len(state_names), states, parameters)
     program = Program(
         text="",
         name=where,
