@@ -494,17 +494,7 @@ SequenceArgs LayerModule::args_of(const Direction& direction, const Rows& rows) 
 SequenceOutputs LayerModule::run_direction(const Direction& direction, const Rows& rows) const {
   const SequenceArgs args = args_of(direction, rows);
   if (!prepacked) return op::sequence(args);
-  return op::sequence_prepacked(
-      {args.cell,
-       args.input,
-       args.h_0,
-       args.c_0,
-       args.weight_ih,
-       args.bias_ih,
-       args.bias_hh,
-       args.batch_sizes,
-       args.reverse,
-       args.reset});
+  return op::sequence_prepacked(as_prepacked(args));
 }
 
 std::vector<SequenceOutputs> LayerModule::run_directions(

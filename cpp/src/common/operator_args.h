@@ -233,6 +233,21 @@ struct PrepackedArgs {
   }
 };
 
+// The other way round, of weight_ih that is prepacked.
+inline PrepackedArgs as_prepacked(const SequenceInputs& args) {
+  return {
+      args.cell,
+      args.input,
+      args.h_0,
+      args.c_0,
+      args.weight_ih,
+      args.bias_ih,
+      args.bias_hh,
+      args.batch_sizes,
+      args.reverse,
+      args.reset};
+}
+
 // ---- the same call with some arguments replaced ----
 //
 // References cannot be assigned anew, so these are copies; each lists all members. The tensors

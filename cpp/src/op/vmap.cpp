@@ -162,17 +162,7 @@ StepOutputs step_of_samples(const StepArgs& args) {
 using SequenceOp = SequenceOutputs(const SequenceArgs&);
 
 SequenceOutputs prepacked(const SequenceArgs& args) {
-  return op::sequence_prepacked(
-      {args.cell,
-       args.input,
-       args.h_0,
-       args.c_0,
-       args.weight_ih,
-       args.bias_ih,
-       args.bias_hh,
-       args.batch_sizes,
-       args.reverse,
-       args.reset});
+  return op::sequence_prepacked(as_prepacked(args));
 }
 
 SequenceOutputs fold_sequence(SequenceOp& op, const SequenceArgs& args) {
