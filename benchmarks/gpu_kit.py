@@ -144,13 +144,21 @@ def why_not(kit: Path) -> str | None:
     return f"they are for {'; '.join(differ)}" if differ else None
 
 
+def extract(archive: tarfile.TarFile, folder: Path) -> None:
+    """Python 3.11.3, of Debian 12 say, and older releases know no filters."""
+    if hasattr(tarfile, "data_filter"):
+        archive.extractall(folder, filter="data")
+    else:
+        archive.extractall(folder)
+
+
 def unpack_binaries(kit: Path, build: Path) -> str | None:
     """Lays the binaries where CMake would have; returns why that was of no use."""
     if (reason := why_not(kit)) is not None:
         return reason
     build.mkdir(parents=True, exist_ok=True)
     with tarfile.open(kit / ARCHIVE) as archive:
-        archive.extractall(build, filter="data")
+        extract(archive, build)
     python = shutil.ignore_patterns("__pycache__", "*.in")
     shutil.copytree(ROOT / PACKAGE, build / "site/lltm", ignore=python, dirs_exist_ok=True)
     # Where the programs look for torch and CUDA's libraries.
