@@ -1298,6 +1298,53 @@ TYPED_TEST(TorchModules, NameWrongArguments) {
       TestFixture::called(": expected num_layers to be positive, got 0"));
 }
 
+TEST(LSTMModule, ProjectsAsTorchNn) {
+  const auto options = lltm::LSTMOptions(3, 5).num_layers(2).bidirectional(true).proj_size(2);
+  lltm::LSTM ours(options);
+  torch::nn::LSTM theirs(
+      torch::nn::LSTMOptions(3, 5).num_layers(2).bidirectional(true).proj_size(2));
+  ours->to(at::kDouble);
+  theirs->to(at::kDouble);
+  EXPECT_EQ(ours->named_parameters().keys(), theirs->named_parameters().keys());
+  {
+    const torch::NoGradGuard no_grad;
+    for (const auto& item : theirs->named_parameters()) {
+      ours->named_parameters()[item.key()].copy_(item.value());
+    }
+  }
+  const Tensor input = random({7, 4, 3}, 1);
+  const State state = {random({4, 4, 2}, 2), random({4, 4, 5}, 3)};
+  const Tensors expected = flat(theirs->forward(input, state));
+  const Tensors results = flat(ours->forward(input, state));
+  const Tensors in_advance = flat(ours->prepack().forward(input, state));
+  for (size_t k = 0; k < expected.size(); ++k) {
+    EXPECT_TRUE(at::allclose(results[k], expected[k], 1e-10, 1e-10)) << "result " << k;
+    EXPECT_TRUE(at::allclose(in_advance[k], expected[k], 1e-10, 1e-10)) << "result " << k;
+  }
+  const Tensors grads = random_like(expected, 4);
+  const Tensors found = torch::autograd::grad(results, ours->parameters(), grads);
+  const Tensors wanted = torch::autograd::grad(expected, theirs->parameters(), grads);
+  for (size_t k = 0; k < wanted.size(); ++k) {
+    EXPECT_TRUE(at::allclose(found[k], wanted[k], 1e-10, 1e-10)) << "parameter " << k;
+  }
+  EXPECT_NE(printed(*ours).find("proj_size=2"), std::string::npos);
+}
+
+TEST(LSTMModule, NamesWrongProjections) {
+  expect_error(
+      [] { lltm::LSTM(lltm::LSTMOptions(3, 5).proj_size(5)); },
+      kValueError,
+      "lltm::LSTM: expected proj_size to lie in [0, hidden_size), got 5");
+  expect_error(
+      [] { lltm::LSTM(lltm::LSTMOptions(3, 5).proj_size(2).recurrent_dropout(0.5)); },
+      kValueError,
+      "lltm::LSTM: expected recurrent_dropout to be 0 with proj_size, got 0.5");
+  expect_error(
+      [] { lltm::GRU(lltm::GRUOptions(3, 5).proj_size(2)); },
+      kValueError,
+      "lltm::GRU: expected proj_size to be 0, got 2: only an LSTM has a projection");
+}
+
 TEST(LSTMModule, NamesAStateWithoutC) {
   lltm::LSTM layer(3, 5);
   expect_error(

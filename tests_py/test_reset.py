@@ -326,13 +326,6 @@ def test_layers_of_own_cells() -> None:
     torch.testing.assert_close(layer.prepack()(x, reset=reset)[0], output)
 
 
-def test_a_projection_takes_none() -> None:
-    with pytest.raises(NotImplementedError, match=r"lltm::LSTM: a layer with proj_size takes no"):
-        lltm.LSTM(4, 7, proj_size=3)(
-            torch.randn(5, 2, 4), reset=torch.zeros(5, 2, dtype=torch.bool)
-        )
-
-
 def test_the_functions_of_the_lltm() -> None:
     a = support.sequence_arguments((6, 3, 4, 7))
     reset = torch.rand(6, 3) < 0.3

@@ -17,7 +17,7 @@ import support
 import torch
 from support import DTYPES
 from torch import Tensor, nn
-from torch.func import functional_call, grad, jvp
+from torch.func import functional_call, grad, jvp, vmap
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.testing import assert_close
 
@@ -212,29 +212,6 @@ def test_dropout_draws_the_mask_that_torch_nn_s_draws(name: str, kind: str) -> N
     assert not torch.equal(values(ours(*given))[0], found[0][0])
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_lstm_with_a_projection_is_torch_nn_s(kind: str) -> None:
-    options: dict[str, Any] = {"num_layers": 2, "bidirectional": True, "batch_first": True}
-    ours, theirs = pair("LSTM", **options, proj_size=2)
-    assert list(ours.state_dict()) == list(theirs.state_dict())
-    x, *_ = given = arguments("LSTM", kind, options)
-    if len(given) == 2:
-        h, c = given[1]
-        given = x, (h[..., :2].contiguous(), c)
-    assert_close(results_and_gradients(ours, *given), results_and_gradients(theirs, *given))
-    with pytest.raises(NotImplementedError, match=r"^lltm::LSTM: a layer with proj_s"):
-        ours.prepack()
-    with pytest.raises(NotImplementedError, match=r"^lltm::LSTM: torch\.jit\.script can't compile"):
-        torch.jit.script(ours)
-    for steps, size, text in (
-        (2, 2, "checkpoint_steps to be 0 with proj_size, got 2"),
-        (0, H, rf"proj_size to lie in \[0, hidden_size\), got {H}"),
-    ):
-        with pytest.raises(lltm.ArgumentError, match=f"^lltm::LSTM: expected {text}"):
-            lltm.LSTM(I, H, proj_size=size, checkpoint_steps=steps)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @each_layer
 def test_prepacked_in_int8_it_is_close(name: str, dtype: torch.dtype) -> None:
@@ -248,6 +225,162 @@ def test_prepacked_in_int8_it_is_close(name: str, dtype: torch.dtype) -> None:
             assert y.dtype == dtype
             assert not torch.equal(y, z)
             assert float((y - z).float().abs().max()) <= 0.03
+
+
+# ----- an LSTM whose h is projected -------------------------------------------------
+
+P = 2
+
+
+def projected(kind: str, options: dict[str, Any]) -> tuple[Any, ...]:
+    """Arguments."""
+    x, *rest = arguments("LSTM", kind, options)
+    return (x, *((h[..., :P].contiguous(), c) for h, c in rest))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_with_a_projection_it_is_torch_nn_s_in_every_combination_of_options(kind: str) -> None:
+    for options in OPTIONS:
+        ours, theirs = pair("LSTM", **options, proj_size=P)
+        assert list(ours.state_dict()) == list(theirs.state_dict())
+        given = projected(kind, options)
+        expected = results_and_gradients(theirs, *given)
+        assert_close(results_and_gradients(ours, *given), expected)
+        ours.checkpoint_steps = 2
+        assert_close(results_and_gradients(ours, *given), expected)
+        with torch.no_grad():
+            output, (h_n, c_n) = ours(*given)
+            assert_close(values((output, (h_n, c_n))), values(theirs(*given)))
+            assert_close(values(ours.prepack()(*given)), values(theirs(*given)))
+        if kind == "state" and not options["bidirectional"]:
+            last = output[:, -1] if options["batch_first"] else output[-1]
+            assert torch.equal(last, h_n[-1])
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])  # PyTorch's kernels take two, the engines three
+def test_with_a_projection_a_short_call_gives_the_same(steps: int) -> None:
+    ours, theirs = (
+        make(I, 40, proj_size=P, bidirectional=True, dtype=torch.float64) for make in LAYERS["LSTM"]
+    )
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(steps, B, I, dtype=torch.float64)
+    hx = (torch.randn(2, B, P).double(), torch.randn(2, B, 40).double())
+    assert_close(results_and_gradients(ours, x, hx), results_and_gradients(theirs, x, hx))
+    assert_close(results_and_gradients(ours, x), results_and_gradients(theirs, x))
+    single = ours.float()(x.float())[0]  # PyTorch's kernels would warn of oneDNN
+    assert_close(single, theirs(x)[0].float(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["no state", "state", "packed"])
+def test_with_a_projection_states_start_anew_at_resets(kind: str) -> None:
+    options: dict[str, Any] = {"num_layers": 2, "bidirectional": True, "batch_first": False}
+    layer = lltm.LSTM(I, H, **options, proj_size=P, dtype=torch.float64)
+    reference = lltm.reference.LSTM(I, H, **options, proj_size=P, dtype=torch.float64)
+    reference.load_state_dict(layer.state_dict())
+    given = projected(kind, options)
+    rows = given[0].data if kind == "packed" else given[0]
+    reset = torch.rand(rows.shape[:-1]) < 0.5
+    reset[0] = True
+    hx = given[1] if len(given) == 2 else None
+    for module in (layer, layer.prepack()):
+        assert_close(values(module(given[0], hx, reset)), values(reference(given[0], hx, reset)))
+
+
+def test_with_a_projection_and_no_steps_the_states_are_the_initial_ones() -> None:
+    layer = lltm.LSTM(I, H, proj_size=P)
+    h_0, c_0 = torch.randn(1, B, P), torch.randn(1, B, H)
+    for module in (layer, layer.prepack()):
+        output, (h_n, c_n) = module(torch.randn(0, B, I), (h_0, c_0))
+        assert output.shape == (0, B, P)
+        assert torch.equal(h_n, h_0)
+        assert torch.equal(c_n, c_0)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")
+def test_with_a_projection_it_is_compiled_exported_and_differentiated() -> None:
+    options: dict[str, Any] = {"num_layers": 2, "bidirectional": True}
+    ours, theirs = pair("LSTM", **options, proj_size=P)
+    x = torch.randn(T, B, I, dtype=torch.float64)
+    hx = (torch.randn(4, B, P).double(), torch.randn(4, B, H).double())
+    expected = values(theirs(x, hx))
+    compiled = torch.compile(ours, backend="aot_eager", fullgraph=True, dynamic=True)
+    assert_close(values(compiled(x, hx)), expected)
+    assert_close(values(torch.jit.script(ours)(x, hx)), expected)
+    steps = torch.export.Dim("steps")
+    program = torch.export.export(ours, (x, hx), dynamic_shapes=({0: steps}, (None, None)))
+    assert_close(values(program.module()(x, hx)), expected)
+    longer = torch.randn(T + 2, B, I, dtype=torch.float64)
+    assert_close(values(program.module()(longer, hx)), values(theirs(longer, hx)))
+    assert_close(
+        results_and_gradients(ours, x, hx, second=True),
+        results_and_gradients(theirs, x, hx, second=True),
+    )
+    samples = torch.stack([x, x + 1])
+    assert_close(
+        values(vmap(lambda sample: ours(sample))(samples)),
+        [torch.stack(pair) for pair in zip(values(theirs(x)), values(theirs(x + 1)), strict=True)],
+    )
+
+
+def test_with_a_projection_a_prepacked_form_in_int8_is_close_and_saved() -> None:
+    layer = lltm.LSTM(24, 64, proj_size=16)
+    x, hx = torch.randn(12, 5, 24), (0.1 * torch.randn(1, 5, 16), torch.randn(1, 5, 64))
+    packed = layer.prepack(torch.qint8)
+    with torch.no_grad():
+        found, expected = values(packed(x, hx)), values(layer(x, hx))
+    for y, z in zip(found, expected, strict=True):
+        assert not torch.equal(y, z)
+        assert float((y - z).abs().max()) <= 0.03
+    other = lltm.LSTM(24, 64, proj_size=16).prepack(torch.qint8)
+    other.load_state_dict(packed.state_dict())
+    assert_close(values(other(x, hx)), found, rtol=0, atol=0)
+    assert "proj_size=16" in repr(packed)
+    state = {**packed.state_dict(), "packed_weight_hr_l0": torch.zeros(15, 64)}
+    with pytest.raises(RuntimeError, match=r"packed_weight_hr of shape \(16, 64\), got \(15, 64"):
+        other.load_state_dict(state)
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_with_a_projection_it_is_as_accurate_as_torch_nn_s(dtype: torch.dtype) -> None:
+    theirs = nn.LSTM(32, 64, proj_size=24, dtype=dtype)
+    ours = lltm.LSTM(32, 64, proj_size=24, dtype=dtype)
+    ours.load_state_dict(theirs.state_dict())
+    exact = nn.LSTM(32, 64, proj_size=24, dtype=torch.float64)
+    exact.load_state_dict(theirs.state_dict())
+    x = torch.randn(50, 8, 32, dtype=dtype)
+    expected = results_and_gradients(exact, x.double())
+    errors = [
+        [float((y - z).norm() / z.norm()) for y, z in zip(found, expected, strict=True)]
+        for found in (results_and_gradients(module, x.clone()) for module in (ours, theirs))
+    ]
+    for of_ours, of_theirs in zip(*errors, strict=True):
+        assert of_ours <= 2 * of_theirs
+
+
+def test_what_is_wrong_with_a_projection_is_named() -> None:
+    for options, text in (
+        ({"recurrent_dropout": 0.5}, "recurrent_dropout to be 0 with proj_size, got 0.5"),
+        ({"proj_size": H}, rf"proj_size to lie in \[0, hidden_size\), got {H}"),
+    ):
+        with pytest.raises(lltm.ArgumentError, match=f"^lltm::LSTM: expected {text}"):
+            lltm.LSTM(I, H, **{"proj_size": P, **options})
+    layer = lltm.LSTM(I, H, proj_size=P)
+    x, c_0 = torch.randn(T, B, I), torch.zeros(1, B, H)
+    with pytest.raises(lltm.ArgumentError, match=rf"expected h_0 of shape \(1, {B}, {P}\), got"):
+        layer(x, (c_0, c_0))
+    good = layer.weight_hr_l0
+    for bad, error, text in (
+        (torch.zeros(P, H + 1), lltm.ArgumentError, rf"weight_hr of shape \({P}, {H}\), got"),
+        (good.detach().double(), TypeError, "weight_hr of dtype float32, that of the input, got f"),
+    ):
+        layer.weight_hr_l0 = nn.Parameter(bad)
+        with pytest.raises(error, match=f"^lltm::LSTM: expected {text}"):
+            layer(x)
+    layer.weight_hr_l0 = good
+    layer.weight_hh_l0 = nn.Parameter(torch.zeros(4 * H, P + 1))
+    with pytest.raises(lltm.ArgumentError, match=rf"expected weight_hh of shape \({4 * H}, {P}\)"):
+        layer(x)
 
 
 # ----- transforms ---------------------------------------------------------------
@@ -393,7 +526,6 @@ def sharded() -> nn.Module:
 LEFT: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "RNN": (lambda: nn.RNN(I, H), "lltm has no RNN"),
     "RNNCell": (lambda: nn.RNNCell(I, H), "lltm has no RNNCell"),
-    "projection": (lambda: nn.LSTM(I, H, proj_size=2), "it has a projection, which torch's kernel"),
     "subclass": (lambda: Own(I, H), "it is a Own, a subclass whose forward may be its own"),
     "parametrized": (
         lambda: nn.utils.parametrizations.weight_norm(nn.GRU(I, H), "weight_hh_l0"),

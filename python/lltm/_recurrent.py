@@ -177,14 +177,18 @@ class Layer(Recurrent):
     def _columns_of_input(self, k: int) -> int:
         """The features that the k-th direction, in the order of h_0 and h_n, reads."""
         directions = 2 if self.bidirectional else 1
-        return self.input_size if k < directions else directions * self.hidden_size
+        return self.input_size if k < directions else directions * self._size_of_h
+
+    @property
+    def _size_of_h(self) -> int:
+        return self.proj_size or self.hidden_size
 
     @property
     def has_biases(self) -> bool:
         return self.bias
 
     def _operands_of(self, k: int) -> list[Tensor]:
-        """The parameters of the k-th direction as the operators take them."""
+        """The parameters of the k-th direction as the operator `layer` takes them."""
         each = len(self._names) // self._state_shape(0)[0]
         parameters = (getattr(self, name) for name in self._names[k * each : (k + 1) * each])
         return [parameter for parameter in parameters if parameter is not None]
@@ -194,7 +198,7 @@ class Layer(Recurrent):
 
     def _first_states(self, like: Tensor, batch: int) -> Any:
         zeros = like.new_zeros(self._state_shape(batch))
-        return self._returned(zeros, zeros)
+        return self._returned(zeros[..., : self._size_of_h], zeros)
 
     # What torch.nn.LSTM has beside forward, for code that calls it. `input` is batched here, or,
     # with batch_sizes, the rows of a PackedSequence.
@@ -214,8 +218,8 @@ class Layer(Recurrent):
         self, input: Tensor, batch_sizes: Tensor | None
     ) -> tuple[int, int, int]:
         """The shape of h_0 and h_n for this input."""
-        layers, batch, hidden = self.get_expected_cell_size(input, batch_sizes)
-        return layers, batch, self.proj_size or hidden
+        layers, batch, _ = self.get_expected_cell_size(input, batch_sizes)
+        return layers, batch, self._size_of_h
 
     def get_expected_cell_size(
         self, input: Tensor, batch_sizes: Tensor | None
@@ -312,8 +316,8 @@ class PairLayer(Layer):
                 layer and direction, and no gradient goes further back
 
         Returns:
-            (output, (h_n, c_n)): output like the input, with D*H features; the states after
-            each row's last step, shaped as h_0 and c_0. T = 0 gives an empty output and the
+            (output, (h_n, c_n)): output like the input, with D*H features, with proj_size D*P;
+            the states after each row's last step, shaped as h_0 and c_0. T = 0 gives an empty output and the
             initial states.
         """
         returned: tuple[Tensor | PackedSequence, State] = self._run(input, hx, hx, reset)
@@ -504,6 +508,7 @@ class Prepacked(Layer, nn.Module):
     # can't stand in for.
     WEIGHTS = "packed_weights"
     _BIASES: tuple[str, ...]
+    _PROJECTION = "packed_weight_hr"
     _prepacked = True
     _quantised: bool  # to 8 bits
 
@@ -512,7 +517,7 @@ class Prepacked(Layer, nn.Module):
 
     def __init__(self, layer: Any, weights: torch.dtype | None = None) -> None:
         super().__init__()
-        stems = (self.WEIGHTS, *self._BIASES)
+        stems = (self.WEIGHTS, *self._BIASES, *([self._PROJECTION] if layer.proj_size > 0 else []))
         vars(self).update(
             input_size=layer.input_size,
             hidden_size=layer.hidden_size,
@@ -521,27 +526,35 @@ class Prepacked(Layer, nn.Module):
             batch_first=layer.batch_first,
             dropout=0.0,
             bidirectional=layer.bidirectional,
+            proj_size=layer.proj_size,
             training=False,
             dtype=getattr(layer, layer._names[0]).dtype,
             _quantised=weights == torch.qint8,
             _names=names_of(stems, layer.num_layers, layer.bidirectional),
         )
-        for k, (packed, *biases) in enumerate(self._by_direction):
-            tensors = layer._operands_of(k)
+        for k, (packed, *others) in enumerate(self._by_direction):
+            tensors = [tensor.detach() for tensor in layer._operands_of(k)]
             matrices = [tensor for tensor in tensors if tensor.dim() == 2]
-            given = tensors[len(matrices) :]
+            given: list[Any] = [tensor for tensor in tensors if tensor.dim() == 1]
+            given = given or [None] * len(self._BIASES)
+            if self.proj_size > 0:
+                weight_ih, weight_hh, weight_hr = matrices
+                # What the layer multiplies (api/projection.h).
+                matrices = [torch.cat([weight_ih, weight_hh], 1), weight_hh @ weight_hr]
+                given.append(weight_hr)
             self.register_buffer(packed, _prepack(self._CELL, matrices, weights))
-            for b, name in enumerate(biases):
-                self.register_buffer(name, given[b].detach().clone() if given else None)
+            for name, tensor in zip(others, given, strict=True):
+                self.register_buffer(name, None if tensor is None else tensor.clone())
 
     @property
     def _by_direction(self) -> list[Sequence[str]]:
-        """The names of packed weights and biases of each direction."""
-        each = 1 + len(self._BIASES)
+        """The names of packed weights, biases and projection of each direction."""
+        each = len(self._names) // self._state_shape(0)[0]
         return [self._names[k : k + each] for k in range(0, len(self._names), each)]
 
     def extra_repr(self) -> str:
-        shown = ("input_size", "hidden_size", "num_layers", "batch_first", "bidirectional")
+        shown = ["input_size", "hidden_size", "num_layers", "batch_first", "bidirectional"]
+        shown += ["proj_size"] if self.proj_size > 0 else []
         return ", ".join(f"{name}={getattr(self, name)}" for name in shown)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -587,16 +600,16 @@ class Prepacked(Layer, nn.Module):
             return
         for k, names in enumerate(self._by_direction):
             own: Any = self._buffers[names[0]]
-            weights, *biases = (state_dict.get(prefix + name) for name in names)
+            weights, *others = (state_dict.get(prefix + name) for name in names)
             if weights is None:
                 continue  # the base class says so
             try:
-                self._check_packed(k, weights, biases)
+                self._check_packed(k, weights, others)
             except (TypeError, ValueError, RuntimeError) as error:
                 error_msgs.append(f"{prefix}{names[0]}: {error}")
                 return
             if local_metadata.get("assign_to_params_buffers", False):
-                self._buffers.update(zip(names, (weights, *biases), strict=True))
+                self._buffers.update(zip(names, (weights, *others), strict=True))
             elif weights.shape != own.shape or weights.dtype != own.dtype:
                 # Packed on another machine.
                 self._buffers[names[0]] = torch.empty_like(weights, device=own.device)
@@ -604,7 +617,7 @@ class Prepacked(Layer, nn.Module):
         local_metadata = {**local_metadata, "assign_to_params_buffers": False}
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
 
-    def _check_packed(self, k: int, weights: Any, biases: Sequence[Any]) -> None:
+    def _check_packed(self, k: int, weights: Any, others: Sequence[Any]) -> None:
         """Raises what the operator does if these are not packed weights of the k-th direction.
 
         And if they would change what the layer computes: int8 for the weights' own dtype, or that
@@ -614,9 +627,12 @@ class Prepacked(Layer, nn.Module):
         _check.tensor(where, "weights", weights)
         options: Any = {"dtype": self.dtype, "device": weights.device}
         h = torch.zeros(1, self.hidden_size, **options)
-        step = torch.zeros(1, 1, self._columns_of_input(k), **options)
+        step = torch.zeros(1, 1, self._columns_of_input(k) + self.proj_size, **options)
         c = h.repeat(1, self._states) if self._states > 0 else None
         own: Any = [self._buffers[name] for name in self._by_direction[k][1:]]
+        biases = others[: len(self._BIASES)]
+        if self.proj_size > 0:
+            _check.shape(where, self._PROJECTION, others[-1], tuple(own.pop().shape))
         zeros = [None if bias is None else torch.zeros(bias.shape, **options) for bias in own]
         # First beside biases of this layer, so that the weights are what is blamed for theirs.
         for each in (zeros, biases):

@@ -82,8 +82,7 @@ def replace_(model: nn.Module, *, keep_class: bool = False) -> Replaced:
     Returns:
         What was replaced, and what was left and why: subclasses, whose forward may be their own,
         such as those that parametrizations, fully_shard and PyTorch's quantization make;
-        torch.nn.RNN, projections, and modules that are not on the CPU, where cuDNN is the faster
-        one.
+        torch.nn.RNN, and modules that are not on the CPU, where cuDNN is the faster one.
 
     Example::
 
@@ -118,8 +117,6 @@ def replace_(model: nn.Module, *, keep_class: bool = False) -> Replaced:
 
 def _reason_to_leave(module: nn.Module) -> str | None:
     """Of a module of one of torch.nn's classes."""
-    if getattr(module, "proj_size", 0):
-        return "it has a projection, which torch's kernels compute"
     if "forward" in vars(module):
         return "it has a forward of its own"
     for parameter in module.parameters():

@@ -286,9 +286,8 @@ class LSTM(PairLayer, _OfTorch):
         input_size: I
         hidden_size: H
         num_layers, bias, batch_first, dropout, bidirectional: as for :class:`LLTM`
-        proj_size: 0, or P: h is projected to P features. PyTorch's own kernels compute such a
-            layer, which has no prepacked form and takes neither checkpoint_steps nor
-            recurrent_dropout
+        proj_size: 0, or P < H: h is projected to P features. The output and h are then P wide, c
+            is H wide; takes no recurrent_dropout
         device, dtype: of the parameters
         checkpoint_steps, recurrent_dropout: as for :class:`LLTM`
 
@@ -298,6 +297,8 @@ class LSTM(PairLayer, _OfTorch):
         weight_hh_l{k}  (4H, H)
         bias_ih_l{k}    (4H)
         bias_hh_l{k}    (4H)
+        weight_hr_l{k}  (P, H), with proj_size; weight_hh_l{k} is (4H, P) then, and for k > 0 I is
+                        D * P
 
     drawn as torch.nn.LSTM draws them; of the rows the first H are the input gate, the next the
     forget gate, the candidate and the output gate.
@@ -333,14 +334,11 @@ class LSTM(PairLayer, _OfTorch):
             raise ArgumentError(
                 f"lltm::LSTM: expected proj_size to lie in [0, hidden_size), got {proj_size}"
             )
-        for name, value in (
-            ("checkpoint_steps", checkpoint_steps),
-            ("recurrent_dropout", recurrent_dropout),
-        ):
-            if projection > 0 and value != 0:
-                raise ArgumentError(
-                    f"lltm::LSTM: expected {name} to be 0 with proj_size, got {value}"
-                )
+        if projection > 0 and recurrent_dropout != 0:
+            raise ArgumentError(
+                "lltm::LSTM: expected recurrent_dropout to be 0 with proj_size, got"
+                f" {recurrent_dropout}"
+            )
         super().__init__(
             "LSTM",
             input_size,
@@ -357,28 +355,9 @@ class LSTM(PairLayer, _OfTorch):
             recurrent_dropout,
         )
 
-    def forward(self, input: Any, hx: State | None = None, reset: Tensor | None = None) -> Any:
-        """Runs over a sequence; see :meth:`LLTM.forward`."""
-        if self.proj_size == 0:
-            return super().forward(input, hx, reset)
-        if reset is not None:
-            raise NotImplementedError("lltm::LSTM: a layer with proj_size takes no reset")
-        run: Any = nn.LSTM.forward
-        return run(self, input, hx)
-
     def prepack(self, weights: torch.dtype | None = None) -> PrepackedLSTM:
         """Returns this layer as it is now in a form for inference; see :meth:`LLTM.prepack`."""
-        if self.proj_size > 0:
-            raise NotImplementedError("lltm::LSTM: a layer with proj_size has no prepacked form")
         return PrepackedLSTM(self, weights)
-
-    def __prepare_scriptable__(self) -> Any:
-        if self.proj_size > 0:
-            raise NotImplementedError(
-                "lltm::LSTM: torch.jit.script can't compile a layer with proj_size; torch.nn.LSTM,"
-                " which loads its state_dict, it can"
-            )
-        return super().__prepare_scriptable__()
 
 
 class GRU(SingleLayer, _OfTorch):

@@ -189,15 +189,7 @@ class LLTM(_Layer, modules.LLTM):
 
 
 class LSTM(_Layer, modules.LSTM):
-    """lltm.LSTM as a loop over steps, without proj_size."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        if self.proj_size > 0:
-            raise NotImplementedError(
-                "lltm::reference.LSTM: expected proj_size to be 0, got"
-                f" {self.proj_size}; torch.nn.LSTM is that reference"
-            )
+    """lltm.LSTM as a loop over steps."""
 
 
 class GRU(_Layer, modules.GRU):
@@ -302,18 +294,19 @@ def _initial_states(
         batch = int(batch_sizes[0])
     else:
         batch = 0 if h_0 is None else h_0.shape[1]
-    shape = module._state_shape(batch)
+    shape_of_c = module._state_shape(batch)
+    shape_of_h = *shape_of_c[:2], module._size_of_h
 
-    def given(name: str, state: Tensor) -> Tensor:
+    def given(name: str, state: Tensor, shape: tuple[int, ...]) -> Tensor:
         _check.shape(module._where, name, state, shape if batched else (shape[0], shape[2]))
         of_batch = state if batched else state.unsqueeze(1)
         permuted: Tensor = module.permute_hidden(of_batch, sorted_indices)
         return permuted
 
     if h_0 is not None:
-        return given("h_0", h_0), None if c_0 is None else given("c_0", c_0)
-    zeros = x.new_zeros(shape)
-    return zeros, zeros if len(module._STATES) == 2 else None
+        c_0 = None if c_0 is None else given("c_0", c_0, shape_of_c)
+        return given("h_0", h_0, shape_of_h), c_0
+    return x.new_zeros(shape_of_h), x.new_zeros(shape_of_c) if len(module._STATES) == 2 else None
 
 
 def _direction(
@@ -333,7 +326,20 @@ def _direction(
     if module.recurrent_dropout > 0 and module.training:
         mask = F.dropout(torch.ones_like(h), module.recurrent_dropout)
     equations = _EQUATIONS[module._CELL]
+    if module.proj_size > 0:
+        *parameters, weight_hr = parameters
+        equations = _projected(equations, weight_hr)
     return _steps(equations, x, h, c, parameters, batch_sizes, reverse, reset, mask)
+
+
+def _projected(equations: Equations, weight_hr: Tensor) -> Equations:
+    """With h projected, as torch.nn.LSTM's proj_size says."""
+
+    def projected(*args: Any) -> tuple[Tensor, Tensor | None]:
+        h, c = equations(*args)
+        return F.linear(h, weight_hr), c
+
+    return projected
 
 
 def _check_reset(reset: Tensor | None, input: Tensor, where: str = "sequence") -> None:

@@ -1,6 +1,6 @@
 // torch::nn modules around the operators: LLTM, LSTM and GRU, and their cells of one step; and of
 // cells that users have written (lltm/cell.h), Recurrent and RecurrentStep. Options, shapes,
-// defaults and meanings are those of torch::nn::LSTM and torch::nn::LSTMCell, without proj_size.
+// defaults and meanings are those of torch::nn::LSTM and torch::nn::LSTMCell.
 // Parameters have the names and shapes of the Python modules, and those of LSTM and GRU also the
 // ones of torch.nn: a checkpoint of one loads into the other (lltm/serialize.h).
 //
@@ -18,8 +18,8 @@
 // std::vector of h and the states that the cell names.
 //
 // Letters: T steps, B batch size, I input size, H hidden size, L layers,
-// D directions (1 or 2), N rows of a packed sequence, G gates: 3, of the LSTM 4; of a user's cell,
-// G_x that read x and G_h that read h.
+// D directions (1 or 2), N rows of a packed sequence, P features of a projected h, G gates: 3, of
+// the LSTM 4; of a user's cell, G_x that read x and G_h that read h.
 //
 // Wrong shapes and values throw c10::ValueError, wrong dtypes c10::TypeError;
 // the message names the argument, the expected value and the actual one.
@@ -191,6 +191,9 @@ struct LLTM_API LayerOptions {
   /// A second direction runs from the last step to the first; its output is
   /// concatenated to the first one's.
   TORCH_ARG(bool, bidirectional) = false;
+  /// Of an LSTM, 0 or P < H: h is projected to P features, as torch::nn::LSTM does it.
+  /// The output and h are then P wide, c is H wide; takes no recurrent_dropout.
+  TORCH_ARG(int64_t, proj_size) = 0;
   /// For training on long sequences, in steps: at least 1, or 0 for not at all. Each
   /// layer and direction then runs as sequence does with it, with less memory.
   TORCH_ARG(int64_t, checkpoint_steps) = 0;
@@ -235,7 +238,8 @@ class LLTM_API PrepackedLayer {
   PrepackedLayer(const LayerOptions& options, std::vector<torch::Tensor> parameters);
 
   LayerOptions options_;
-  // By layer, then direction: packed weights, and the biases of all_weights.
+  // By layer, then direction: packed weights, and the biases of all_weights; with proj_size
+  // weight_hr.
   std::vector<torch::Tensor> parameters_;
 };
 
@@ -245,7 +249,8 @@ class LLTM_API PrepackedLayer {
 ///
 ///     LLTM       weights_l{k} (3H, H+I) and, with bias, bias_l{k} (3H)
 ///     LSTM, GRU  weight_ih_l{k} (GH, I), weight_hh_l{k} (GH, H) and, with bias,
-///                bias_ih_l{k}, bias_hh_l{k} (GH)
+///                bias_ih_l{k}, bias_hh_l{k} (GH); with proj_size, weight_hh_l{k} is (4H, P), I of
+///                k > 0 is D * P, and weight_hr_l{k} (P, H) comes last
 ///     Recurrent  weight_ih_l{k} (G_x H, I), weight_hh_l{k} (G_h H, H), with bias
 ///                bias_ih_l{k} (G_x H), bias_hh_l{k} (G_h H), and the cell's own by their names,
 ///                such as p_l{k} (H)
@@ -256,8 +261,9 @@ class LLTM_API RecurrentLayer : public torch::nn::Cloneable<Module> {
 
   RecurrentLayer(int64_t input_size, int64_t hidden_size)
       : RecurrentLayer(LayerOptions(input_size, hidden_size)) {}
-  /// Throws if a size is not positive, checkpoint_steps negative or dropout not in [0, 1], or if a
-  /// Recurrent has no cell or another module has one. Warns if dropout has no effect because there
+  /// Throws if a size is not positive, checkpoint_steps negative or dropout not in [0, 1], if a
+  /// Recurrent has no cell or another module has one, or if proj_size is not of an LSTM, not below
+  /// hidden_size, or beside recurrent_dropout. Warns if dropout has no effect because there
   /// is only one layer.
   explicit RecurrentLayer(const LayerOptions& options);
 
@@ -276,8 +282,8 @@ class LLTM_API RecurrentLayer : public torch::nn::Cloneable<Module> {
   ///              of that row starts anew before the step, in every layer and
   ///              direction, and no gradient goes further back
   /// @returns (output, (h_n, c_n)), of the GRU (output, h_n): output like the
-  ///          input, with D*H features; the states after each row's last step,
-  ///          shaped as the initial ones. T = 0 gives an empty output and the
+  ///          input, with D*H features (D*P with proj_size); the states after each
+  ///          row's last step, shaped as the initial ones. T = 0 gives an empty output and the
   ///          initial states.
   std::tuple<torch::Tensor, StateT> forward(
       const torch::Tensor& input,

@@ -2,6 +2,7 @@
 // symbolic: torch.compile and torch.export trace through this code.
 #include "api/layer.h"
 
+#include "api/projection.h"
 #include "common/format.h"
 #include "common/steps.h"
 #include "cpu/schedule.h"
@@ -72,53 +73,61 @@ void check_shape(
 void check_state(
     const CellInfo& cell,
     const char* where,
-    std::initializer_list<SymInt> rows,
+    std::vector<SymInt> shape,
+    int64_t size_of_h,
     int64_t hidden,
     const State& state,
     const char* name_of_h,
     const char* name_of_c) {
   const auto& [h, c] = state;
-  std::vector<SymInt> expected = rows;
-  expected.emplace_back(hidden);
-  check_shape(where, name_of_h, h, expected);
-  expected.back() = hidden * cell.states;
-  if (cell.has_c()) check_shape(where, name_of_c, c, expected);
+  shape.emplace_back(size_of_h);
+  check_shape(where, name_of_h, h, shape);
+  shape.back() = hidden * cell.states;
+  if (cell.has_c()) check_shape(where, name_of_c, c, shape);
 }
 
-// The operators could blame a parameter, but the caller has passed only the input.
+// Whether a tensor is on the device, and of the dtype, of another one.
 void check_kind(
     const char* where,
-    const Tensor& input,
-    const Tensor& parameter,
+    const char* name,
+    const Tensor& tensor,
+    const Tensor& other,
     const char* whose,
     bool casts) {
   TORCH_CHECK(
-      input.device() == parameter.device(),
+      tensor.device() == other.device(),
       "lltm::",
       where,
-      ": expected input on device ",
-      parameter.device(),
+      ": expected ",
+      name,
+      " on device ",
+      other.device(),
       ", that of the ",
       whose,
       ", got ",
-      input.device());
+      tensor.device());
   TORCH_CHECK_TYPE(
-      casts || input.scalar_type() == parameter.scalar_type(),
+      casts || tensor.scalar_type() == other.scalar_type(),
       "lltm::",
       where,
-      ": expected input of dtype ",
-      dtype_text(parameter.scalar_type()),
+      ": expected ",
+      name,
+      " of dtype ",
+      dtype_text(other.scalar_type()),
       ", that of the ",
       whose,
       ", got ",
-      dtype_text(input.scalar_type()));
+      dtype_text(tensor.scalar_type()));
 }
 
+bool autocasts(const Tensor& tensor) {
+  const c10::DeviceType device = tensor.device().type();
+  return at::autocast::is_autocast_available(device) && at::autocast::is_autocast_enabled(device);
+}
+
+// The operators could blame a parameter, but the caller has passed only the input.
 void check_kind(const char* where, const Tensor& input, const Tensor& parameter) {
-  const c10::DeviceType device = input.device().type();
-  const bool autocast =
-      at::autocast::is_autocast_available(device) && at::autocast::is_autocast_enabled(device);
-  check_kind(where, input, parameter, "parameters", autocast);
+  check_kind(where, "input", input, parameter, "parameters", autocasts(input));
 }
 
 // Of the rows of the input; undefined without it. The operators check the rest.
@@ -252,14 +261,17 @@ State first_state(
   return {zeros, at::cat(states, -1)};
 }
 
+}  // namespace
+
 // The parameters of one direction, as the operators take them; weight_ih may be joined weights, or
 // prepacked ones. One that is absent is undefined.
-struct Parameters {
-  Parameters(const CellInfo& cell, bool has_bias, bool prepacked, at::TensorList given)
+struct OperatorParameters {
+  OperatorParameters(const CellInfo& cell, bool has_bias, bool prepacked, at::TensorList given)
       : weight_ih(given[0]),
         weight_hh(cell.joined || prepacked ? none() : given[1]),
         bias_ih(has_bias ? given[cell.joined || prepacked ? 1 : 2] : none()),
-        bias_hh(has_bias && !cell.joined ? given[prepacked ? 2 : 3] : none()) {}
+        bias_hh(has_bias && !cell.joined ? given[prepacked ? 2 : 3] : none()),
+        weight_hr(given.back()) {}
 
   static int64_t count(const CellInfo& cell, bool has_bias, bool prepacked) {
     const int64_t matrices = cell.joined || prepacked ? 1 : 2;
@@ -267,12 +279,11 @@ struct Parameters {
   }
 
   const Tensor &weight_ih, &weight_hh, &bias_ih, &bias_hh;
+  const Tensor& weight_hr;  // of an LSTM with a projection
 
  private:
   static const Tensor& none() { return or_undefined(std::nullopt); }
 };
-
-}  // namespace
 
 // ---- options ------------------------------------------------------------------
 
@@ -318,9 +329,10 @@ State StepModule::forward(const Tensor& input, const std::optional<State>& state
       ",), got ",
       shape_text(input.sym_sizes()));
   const auto given = static_cast<int64_t>(parameters.size());
-  const bool has_bias = given == Parameters::count(cell, /*has_bias=*/true, /*prepacked=*/false);
+  const bool has_bias =
+      given == OperatorParameters::count(cell, /*has_bias=*/true, /*prepacked=*/false);
   TORCH_CHECK_VALUE(
-      has_bias || given == Parameters::count(cell, /*has_bias=*/false, /*prepacked=*/false),
+      has_bias || given == OperatorParameters::count(cell, /*has_bias=*/false, /*prepacked=*/false),
       "lltm::",
       where,
       ": expected weights and bias or weights alone, got ",
@@ -331,31 +343,53 @@ State StepModule::forward(const Tensor& input, const std::optional<State>& state
   if (input.dim() == 1) {
     std::optional<State> row;
     if (state.has_value()) {
-      check_state(cell, where, {}, hidden_size, *state, "h", "c");
+      check_state(cell, where, {}, hidden_size, hidden_size, *state, "h", "c");
       row = each(*state, [](const Tensor& s) { return s.unsqueeze(0); });
     }
     const auto [h, c] = forward(input.unsqueeze(0), row);
     return {h.squeeze(0), cell.has_c() ? c.squeeze(0) : c};
   }
   const SymInt batch = input.sym_size(0);
-  if (state.has_value()) check_state(cell, where, {batch}, hidden_size, *state, "h", "c");
+  if (state.has_value())
+    check_state(cell, where, {batch}, hidden_size, hidden_size, *state, "h", "c");
   const State initial = state.has_value() ? *state : first_state(cell, input, {batch}, hidden_size);
   const auto& [h, c] = initial;
-  const Parameters p(cell, has_bias, /*prepacked=*/false, parameters);
+  const OperatorParameters p(cell, has_bias, /*prepacked=*/false, parameters);
   return op::step({{cell, input, h, c, p.weight_ih, p.weight_hh, p.bias_ih, p.bias_hh}});
 }
 
 // ---- a layer ------------------------------------------------------------------
 
 int64_t LayerModule::parameters_each() const {
-  return Parameters::count(cell, has_bias, prepacked);
+  return static_cast<int64_t>(parameters.size()) / directions();
+}
+
+int64_t LayerModule::columns_of_input(int64_t k) const {
+  return k < directions_each() ? input_size : directions_each() * size_of_h();
+}
+
+int64_t LayerModule::size_of_h() const {
+  const int64_t projected = proj_size();
+  return projected > 0 ? projected : hidden_size;
+}
+
+int64_t LayerModule::proj_size() const {
+  const bool projects = parameters_each() > OperatorParameters::count(cell, has_bias, prepacked);
+  return projects ? parameters.back().sym_size(0).guard_int(__FILE__, __LINE__) : 0;
+}
+
+OperatorParameters LayerModule::parameters_of(int64_t k) const {
+  const int64_t each = parameters_each();
+  return {cell, has_bias, prepacked, parameters.slice(k * each, each)};
 }
 
 void LayerModule::check(const Tensor& input) const {
   check_tensor(cell.layer_class, "input", input);
   const auto given = static_cast<int64_t>(parameters.size());
+  const int64_t expected = directions() * OperatorParameters::count(cell, has_bias, prepacked);
+  const int64_t projected = expected + directions();
   TORCH_CHECK_VALUE(
-      num_layers > 0 && given == directions() * parameters_each(),
+      num_layers > 0 && (given == expected || (can_project(cell) && given == projected)),
       "lltm::",
       cell.layer_class,
       ": expected ",
@@ -371,7 +405,28 @@ void LayerModule::check(const Tensor& input) const {
   if (!prepacked) {
     check_kind(cell.layer_class, input, parameters.front());
   } else if (has_bias) {  // packed weights are bytes
-    check_kind(cell.layer_class, input, parameters[1], "prepacked layer", /*casts=*/false);
+    check_kind(cell.layer_class, "input", input, parameters[1], "prepacked layer", /*casts=*/false);
+  }
+  if (proj_size() > 0) check_projection(input);
+}
+
+void LayerModule::check_projection(const Tensor& input) const {
+  const char* const where = cell.layer_class;
+  TORCH_CHECK_VALUE(
+      recurrent_dropout == 0,
+      "lltm::",
+      where,
+      ": expected recurrent_dropout to be 0 with a projection, got ",
+      recurrent_dropout);
+  const bool casts = !prepacked && autocasts(input);
+  for (int64_t k = 0; k < directions(); ++k) {
+    const OperatorParameters p = parameters_of(k);
+    check_shape(where, "weight_hr", p.weight_hr, {proj_size(), hidden_size});
+    check_kind(where, "weight_hr", p.weight_hr, input, "input", casts);
+    if (prepacked) continue;  // the operator checks them
+    const int64_t rows = cell.slots * hidden_size;
+    check_shape(where, "weight_ih", p.weight_ih, {rows, columns_of_input(k)});
+    check_shape(where, "weight_hh", p.weight_hh, {rows, proj_size()});
   }
 }
 
@@ -443,13 +498,15 @@ State LayerModule::initial_state(
     const SymInt& batch,
     bool batched) const {
   const int64_t count = directions();
-  if (!state.has_value()) return first_state(cell, input, {SymInt(count), batch}, hidden_size);
-  if (!batched) {
-    check_state(cell, cell.layer_class, {count}, hidden_size, *state, "h_0", "c_0");
-    return each(*state, [](const Tensor& s) { return s.unsqueeze(1); });
+  if (!state.has_value()) {
+    const State first = first_state(cell, input, {SymInt(count), batch}, hidden_size);
+    return proj_size() == 0 ? first : State(Tensor(), std::get<1>(first));
   }
-  check_state(cell, cell.layer_class, {count, batch}, hidden_size, *state, "h_0", "c_0");
-  return *state;
+  std::vector<SymInt> rows = {count};
+  if (batched) rows.push_back(batch);
+  check_state(cell, cell.layer_class, rows, size_of_h(), hidden_size, *state, "h_0", "c_0");
+  if (batched) return *state;
+  return each(*state, [](const Tensor& s) { return s.unsqueeze(1); });
 }
 
 // What the k-th direction begins with.
@@ -462,7 +519,8 @@ struct LayerModule::Direction {
 LayerModule::Direction LayerModule::direction(
     int64_t k, bool reverse, const State& initial, bool unobserved) const {
   const auto& [h_0, c_0] = initial;
-  Direction direction = {k, reverse, select_state(h_0, k, unobserved), Tensor(), Tensor()};
+  Direction direction = {k, reverse, Tensor(), Tensor(), Tensor()};
+  if (h_0.defined()) direction.h_0 = select_state(h_0, k, unobserved);
   if (cell.has_c()) direction.c_0 = select_state(c_0, k, unobserved);
   if (recurrent_dropout > 0) {  // one mask for all steps
     direction.recurrent_mask =
@@ -473,8 +531,7 @@ LayerModule::Direction LayerModule::direction(
 
 SequenceArgs LayerModule::args_of(const Direction& direction, const Rows& rows) const {
   const auto& [input, batch_sizes, reset] = rows;
-  const int64_t each = parameters_each();
-  const Parameters p(cell, has_bias, prepacked, parameters.slice(direction.k * each, each));
+  const OperatorParameters p = parameters_of(direction.k);
   return {
       {cell,
        input,
@@ -491,16 +548,60 @@ SequenceArgs LayerModule::args_of(const Direction& direction, const Rows& rows) 
        direction.recurrent_mask}};
 }
 
-SequenceOutputs LayerModule::run_direction(const Direction& direction, const Rows& rows) const {
-  const SequenceArgs args = args_of(direction, rows);
-  if (!prepacked) return op::sequence(args);
-  return op::sequence_prepacked(as_prepacked(args));
+SequenceOutputs LayerModule::run_projected(
+    const Direction& direction, const Rows& rows, Followers followers) const {
+  const auto& [input, batch_sizes, reset] = rows;
+  const auto& [k, reverse, h_0, c_0, recurrent_mask] = direction;
+  const OperatorParameters p = parameters_of(k);
+  const Tensor first = h_0.defined() ? h_0 : c_0.new_zeros_symint({c_0.sym_size(0), proj_size()});
+  const bool plain = input.is_cpu() && followers != Followers::kOthers && !prepacked &&
+                     !batch_sizes.has_value() && !reset.defined() && checkpoint_steps == 0;
+  if (plain && is_short_for_product(input.size(0), hidden_size)) {
+    std::vector<Tensor> weights = {p.weight_ih, p.weight_hh};
+    if (has_bias) weights.insert(weights.end(), {p.bias_ih, p.bias_hh});
+    weights.push_back(p.weight_hr);
+    return run_short_call(input, first, c_0, weights, has_bias, reverse);
+  }
+  // Prepacked weights have the columns of h_0 in any case.
+  const bool with_h_0 = h_0.defined() || prepacked;
+  const RowEnds ends(batch_sizes, reverse);
+  const Tensor x = with_h_0 ? ends.append_h_0(input, first, reset) : input;
+  const Tensor y_0 = at::zeros_like(c_0);
+  ProjectedWeights weights = {p.weight_ih, Tensor()};
+  if (!prepacked) weights = project_weights(p.weight_ih, p.weight_hh, p.weight_hr, with_h_0);
+  const auto [y, y_n, c_n] = run_sequence(
+      {{cell,
+        x,
+        y_0,
+        c_0,
+        weights.weight_ih,
+        weights.weight_hh,
+        p.bias_ih,
+        p.bias_hh,
+        batch_sizes,
+        reverse,
+        reset,
+        checkpoint_steps,
+        recurrent_mask}});
+  const Tensor output = at::linear(y, p.weight_hr);
+  return {output, ends.last_of(output, first), c_n};
+}
+
+SequenceOutputs LayerModule::run_sequence(const SequenceArgs& args) const {
+  return prepacked ? op::sequence_prepacked(as_prepacked(args)) : op::sequence(args);
+}
+
+SequenceOutputs LayerModule::run_direction(
+    const Direction& direction, const Rows& rows, Followers followers) const {
+  if (proj_size() > 0) return run_projected(direction, rows, followers);
+  return run_sequence(args_of(direction, rows));
 }
 
 std::vector<SequenceOutputs> LayerModule::run_directions(
-    const std::vector<Direction>& directions, const Rows& rows, bool side_by_side) const {
+    const std::vector<Direction>& directions, const Rows& rows, Followers followers) const {
+  const bool side_by_side = fits_side_by_side(rows.input, directions.front().h_0, followers);
   std::vector<SequenceOutputs> results(directions.size());
-  const auto run = [&](size_t k) { results[k] = run_direction(directions[k], rows); };
+  const auto run = [&](size_t k) { results[k] = run_direction(directions[k], rows, followers); };
   if (!side_by_side) {
     for (size_t k = 0; k < directions.size(); ++k) run(k);
   } else if (prepacked) {
@@ -514,7 +615,8 @@ std::vector<SequenceOutputs> LayerModule::run_directions(
 
 bool LayerModule::fits_side_by_side(
     const Tensor& input, const Tensor& h_0, Followers followers) const {
-  if (!bidirectional || !input.is_cpu() || followers == Followers::kOthers) return false;
+  if (!bidirectional || !input.is_cpu() || followers == Followers::kOthers || proj_size() > 0)
+    return false;
   const bool bf16 = input.scalar_type() == at::kBFloat16;
   const cpu::LayerShape shape = {
       h_0.size(1), input.size(-1), hidden_size, flat_size(input), bf16, cpu::slots_of(cell)};
@@ -531,7 +633,7 @@ LayerModule::Result LayerModule::run(
   const bool unobserved = followers == Followers::kNone;
   if (directions() == 1) {  // the states without a copy
     const Direction only = direction(0, /*reverse=*/false, initial, unobserved);
-    auto [output, h, c] = run_direction(only, {input, batch_sizes, reset});
+    auto [output, h, c] = run_direction(only, {input, batch_sizes, reset}, followers);
     return {
         std::move(output),
         State(
@@ -548,9 +650,8 @@ LayerModule::Result LayerModule::run(
         direction(directions_each() * layer, /*reverse=*/false, initial, unobserved)};
     if (bidirectional)
       each.push_back(direction(2 * layer + 1, /*reverse=*/true, initial, unobserved));
-    const bool side_by_side = fits_side_by_side(input, each.front().h_0, followers);
     std::vector<Tensor> outputs;
-    for (auto& [output, h, c] : run_directions(each, {input, batch_sizes, reset}, side_by_side)) {
+    for (auto& [output, h, c] : run_directions(each, {input, batch_sizes, reset}, followers)) {
       outputs.push_back(std::move(output));
       h_n.push_back(std::move(h));
       c_n.push_back(std::move(c));

@@ -20,6 +20,8 @@ namespace lltm {
 // (h, c), as in lltm/nn.h; of a cell without c, c is undefined, and as a result empty.
 using State = std::tuple<at::Tensor, at::Tensor>;
 
+struct OperatorParameters;
+
 // Who has to do with a call besides the kernels.
 enum class Followers { kNone, kAutograd, kOthers };
 
@@ -76,8 +78,15 @@ struct LayerModule {
   int64_t directions_each() const { return bidirectional ? 2 : 1; }
   int64_t directions() const { return num_layers * directions_each(); }
   int64_t parameters_each() const;
+  // P of an LSTM whose parameters end with weight_hr; otherwise 0.
+  int64_t proj_size() const;
+  int64_t size_of_h() const;
   void check(const at::Tensor& input) const;
-  // (h_0, c_0), each (L*D, B, H), checked.
+  void check_projection(const at::Tensor& input) const;
+  // Of the k-th direction.
+  OperatorParameters parameters_of(int64_t k) const;
+  int64_t columns_of_input(int64_t k) const;
+  // (h_0, c_0), each (L*D, B, H), checked. With a projection h_0 is (L*D, B, P), or absent.
   State initial_state(
       const at::Tensor& input,
       const std::optional<State>& state,
@@ -93,10 +102,14 @@ struct LayerModule {
   // The k-th of all, with its part of the states.
   Direction direction(int64_t k, bool reverse, const State& initial, bool unobserved) const;
   SequenceArgs args_of(const Direction& direction, const Rows& rows) const;
-  SequenceOutputs run_direction(const Direction& direction, const Rows& rows) const;
+  SequenceOutputs run_direction(
+      const Direction& direction, const Rows& rows, Followers followers) const;
+  SequenceOutputs run_sequence(const SequenceArgs& args) const;
+  SequenceOutputs run_projected(
+      const Direction& direction, const Rows& rows, Followers followers) const;
   // Those of a layer.
   std::vector<SequenceOutputs> run_directions(
-      const std::vector<Direction>& directions, const Rows& rows, bool side_by_side) const;
+      const std::vector<Direction>& directions, const Rows& rows, Followers followers) const;
   bool fits_side_by_side(const at::Tensor& input, const at::Tensor& h_0, Followers followers) const;
 };
 

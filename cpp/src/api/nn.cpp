@@ -1,6 +1,7 @@
 // The modules: options, parameters, packed input. What they compute is in layer.cpp.
 #include "api/cell.h"
 #include "api/layer.h"
+#include "api/projection.h"
 #include "cell/cells.h"
 #include "common/format.h"
 #include "op/operators.h"
@@ -167,19 +168,24 @@ struct Parameter {
   bool is_bias = false;
 };
 std::vector<Parameter> parameters_of(
-    const CellInfo& cell, const std::optional<Cell>& own, int64_t input_size, int64_t hidden_size) {
+    const CellInfo& cell,
+    const std::optional<Cell>& own,
+    int64_t input_size,
+    int64_t hidden_size,
+    int64_t proj_size) {
   const int64_t rows_x = cell.x.count() * hidden_size;
   if (cell.joined)
     return {{"weights", {rows_x, hidden_size + input_size}}, {"bias", {rows_x}, true}};
   const int64_t rows_h = cell.h.count() * hidden_size;
   std::vector<Parameter> parameters = {
       {"weight_ih", {rows_x, input_size}},
-      {"weight_hh", {rows_h, hidden_size}},
+      {"weight_hh", {rows_h, proj_size > 0 ? proj_size : hidden_size}},
       {"bias_ih", {rows_x}, true},
       {"bias_hh", {rows_h}, true}};
   if (own.has_value()) {
     for (const std::string& name : own->parameters()) parameters.push_back({name, {hidden_size}});
   }
+  if (proj_size > 0) parameters.push_back({"weight_hr", {proj_size, hidden_size}});
   return parameters;
 }
 
@@ -250,8 +256,8 @@ void RecurrentCell<Module, Parameters>::reset() {
   check_size(cell.step_class, "hidden_size", options.hidden_size(), kLargestSize);
   const auto members = members_of(*this, cell.parameters);
   size_t next = 0;
-  for (const Parameter& p :
-       parameters_of(cell, options.cell(), options.input_size(), options.hidden_size())) {
+  for (const Parameter& p : parameters_of(
+           cell, options.cell(), options.input_size(), options.hidden_size(), /*proj_size=*/0)) {
     const bool given = options.bias() || !p.is_bias;
     *members[next++] =
         this->register_parameter(p.name, given ? torch::empty(p.shape) : Tensor(), given);
@@ -295,6 +301,29 @@ int64_t directions_of(const LayerOptions& options) {
 Operands operands_of(
     const CellInfo& cell, const LayerOptions& options, const std::vector<Tensor>& all_weights) {
   return {cell, directions_of(options), options.bias(), all_weights};
+}
+
+void check_projection(const CellInfo& cell, const LayerOptions& options) {
+  const int64_t size = options.proj_size();
+  TORCH_CHECK_VALUE(
+      size == 0 || can_project(cell),
+      "lltm::",
+      cell.layer_class,
+      ": expected proj_size to be 0, got ",
+      size,
+      ": only an LSTM has a projection");
+  TORCH_CHECK_VALUE(
+      size >= 0 && size < options.hidden_size(),
+      "lltm::",
+      cell.layer_class,
+      ": expected proj_size to lie in [0, hidden_size), got ",
+      size);
+  TORCH_CHECK_VALUE(
+      size == 0 || options.recurrent_dropout() == 0,
+      "lltm::",
+      cell.layer_class,
+      ": expected recurrent_dropout to be 0 with proj_size, got ",
+      options.recurrent_dropout());
 }
 
 // The parameters are the operators'.
@@ -384,13 +413,17 @@ void RecurrentLayer<Module>::reset() {
       options.checkpoint_steps());
 
   const int64_t hidden_size = options.hidden_size();
+  const int64_t proj_size = options.proj_size();
+  check_projection(cell, options);
   const int64_t count = options.bidirectional() ? 2 : 1;
   all_weights_.clear();
   for (int64_t layer = 0; layer < options.num_layers(); ++layer) {
-    const int64_t input_size = layer == 0 ? options.input_size() : hidden_size * count;
+    const int64_t size_of_h = proj_size > 0 ? proj_size : hidden_size;
+    const int64_t input_size = layer == 0 ? options.input_size() : size_of_h * count;
     for (int64_t direction = 0; direction < count; ++direction) {
       const std::string suffix = "_l" + std::to_string(layer) + (direction == 0 ? "" : "_reverse");
-      for (const Parameter& p : parameters_of(cell, options.cell(), input_size, hidden_size)) {
+      for (const Parameter& p :
+           parameters_of(cell, options.cell(), input_size, hidden_size, proj_size)) {
         const bool given = options.bias() || !p.is_bias;
         const Tensor parameter = this->register_parameter(
             p.name + suffix, given ? torch::empty(p.shape) : Tensor(), given);
@@ -417,6 +450,7 @@ void RecurrentLayer<Module>::pretty_print(std::ostream& stream) const {
          << ", batch_first=" << bool_text(options.batch_first())
          << ", dropout=" << options.dropout()
          << ", bidirectional=" << bool_text(options.bidirectional());
+  if (options.proj_size() != 0) stream << ", proj_size=" << options.proj_size();
   if (options.recurrent_dropout() != 0) {
     stream << ", recurrent_dropout=" << options.recurrent_dropout();
   }
@@ -436,15 +470,18 @@ PrepackedLayer<Module> RecurrentLayer<Module>::prepack(std::optional<torch::Dtyp
   const CellInfo& cell = cell_of<Module>(options);
   const Operands arranged = operands_of(cell, options, all_weights_);
   const at::TensorList operands = arranged;
+  const size_t each = operands.size() / directions_of(options);
+  const at::NoGradGuard no_grad;
   std::vector<Tensor> parameters;
-  for (size_t k = 0; k < operands.size(); ++k) {
-    const Tensor& operand = operands[k];
-    if (operand.dim() == 1) {
-      parameters.push_back(operand.detach().clone());
-    } else {  // the matrix of the input, and where there is one that of h
-      const Tensor weight_hh = cell.joined ? Tensor() : operands[++k];
-      parameters.push_back(op::prepack(cell.name, operand, or_nullopt(weight_hh), weights));
+  for (size_t k = 0; k < operands.size(); k += each) {
+    const at::TensorList given = operands.slice(k, each);
+    const size_t matrices = cell.joined ? 1 : 2;
+    ProjectedWeights of = {given[0], cell.joined ? Tensor() : given[1]};
+    if (options.proj_size() > 0) {
+      of = project_weights(given[0], given[1], given.back(), /*with_h_0=*/true);
     }
+    parameters.push_back(op::prepack(cell.name, of.weight_ih, or_nullopt(of.weight_hh), weights));
+    for (const Tensor& rest : given.slice(matrices)) parameters.push_back(rest.detach().clone());
   }
   return PrepackedLayer<Module>(options, std::move(parameters));
 }

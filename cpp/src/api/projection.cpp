@@ -1,0 +1,89 @@
+#include "api/projection.h"
+
+#include <ATen/ATen.h>
+#include <c10/util/Exception.h>
+
+#include <vector>
+
+namespace lltm {
+
+using at::Tensor;
+using c10::SymInt;
+
+ProjectedWeights project_weights(
+    const Tensor& weight_ih, const Tensor& weight_hh, const Tensor& weight_hr, bool with_h_0) {
+  return {
+      with_h_0 ? at::cat({weight_ih, weight_hh}, 1) : weight_ih, at::matmul(weight_hh, weight_hr)};
+}
+
+namespace {
+
+// at::lstm warns that it does not use oneDNN, which nobody asked for here.
+class NoWarnings : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& /*warning*/) override {}
+};
+
+}  // namespace
+
+std::tuple<Tensor, Tensor, Tensor> run_short_call(
+    const Tensor& input,
+    const Tensor& h_0,
+    const Tensor& c_0,
+    at::TensorList weights,
+    bool has_bias,
+    bool reverse) {
+  NoWarnings handler;
+  const c10::WarningUtils::WarningHandlerGuard guard(&handler);
+  const auto [output, h_n, c_n] = at::lstm(
+      reverse ? input.flip(0) : input,
+      {h_0.unsqueeze(0), c_0.unsqueeze(0)},
+      weights,
+      has_bias,
+      /*num_layers=*/1,
+      /*dropout=*/0,
+      /*train=*/false,
+      /*bidirectional=*/false,
+      /*batch_first=*/false);
+  return {reverse ? output.flip(0) : output, h_n.squeeze(0), c_n.squeeze(0)};
+}
+
+RowEnds::RowEnds(const std::optional<Tensor>& batch_sizes, bool reverse)
+    : batch_sizes_(batch_sizes), reverse_(reverse) {}
+
+Tensor RowEnds::packed_rows(bool last, const Tensor& rows, const SymInt& batch) const {
+  const Tensor row = at::arange(c10::Scalar(batch), at::TensorOptions(at::kLong));
+  if (!last) return row.to(rows.device());
+  const Tensor steps = at::sum(batch_sizes_->unsqueeze(1) > row, 0);
+  const Tensor begins = batch_sizes_->cumsum(0) - *batch_sizes_;
+  // Malformed batch_sizes, which the operator refuses, must not lead outside.
+  const Tensor found = begins.index_select(0, (steps - 1).clamp_min(0)) + row;
+  return found.clamp(at::Scalar(0), at::Scalar(rows.sym_size(0) - 1)).to(rows.device());
+}
+
+Tensor RowEnds::append_h_0(const Tensor& input, const Tensor& h_0, const Tensor& reset) const {
+  const SymInt count = input.sym_size(0);
+  std::vector<SymInt> shape = input.sym_sizes().vec();
+  shape.back() = h_0.sym_size(-1);
+  const Tensor zeros = h_0.new_zeros_symint(shape);
+  Tensor columns;
+  if (batch_sizes_.has_value()) {
+    columns = zeros.index_copy(0, packed_rows(reverse_, input, h_0.sym_size(0)), h_0);
+  } else {  // one step too many, which goes at the other end
+    const Tensor step = h_0.unsqueeze(0);
+    columns = reverse_ ? at::cat({zeros, step}).slice_symint(0, 1, count + 1)
+                       : at::cat({step, zeros}).slice_symint(0, 0, count);
+  }
+  if (reset.defined()) columns = columns.masked_fill(reset.unsqueeze(-1), 0);
+  return at::cat({input, columns}, -1);
+}
+
+Tensor RowEnds::last_of(const Tensor& output, const Tensor& h_0) const {
+  if (TORCH_GUARD_OR_FALSE(output.sym_size(0).sym_eq(0))) return h_0.clone();
+  if (batch_sizes_.has_value()) {
+    return output.index_select(0, packed_rows(!reverse_, output, h_0.sym_size(0)));
+  }
+  return output.select(0, reverse_ ? 0 : -1).clone();
+}
+
+}  // namespace lltm
