@@ -26,6 +26,12 @@ struct Part {
   }
 };
 
+// Of a part of that many elements of a matrix with `hidden` columns.
+LLTM_CELL_INLINE std::int64_t most_pieces(std::int64_t hidden, std::int64_t elements) {
+  const std::int64_t rows = elements / hidden;
+  return rows > 1 ? rows : pieces_of(elements);
+}
+
 // Of `left` rows: the last two parts have about as many, rather than the last one few.
 LLTM_CELL_INLINE std::int64_t rows_of_part(std::int64_t left, std::int64_t most) {
   return left <= most ? left : at_most((left + 1) / 2, most);
@@ -45,7 +51,7 @@ LLTM_CELL_INLINE void for_each_part(
     begin += rows * (last - col);
     while (col < last) {
       const std::int64_t n = at_most(last - col, kBlock);
-      const std::int64_t pieces = below ? rows : pieces_of(last - col, most);
+      const std::int64_t pieces = below ? rows : at_most(pieces_of(last - col), most);
       body(Part{row, col, pieces, n, below ? 1 : 0, below ? 0 : kBlock});
       col += below ? n : pieces * n;
     }
@@ -152,7 +158,7 @@ void forward_program(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_
   const CellInfo& cell = *a.cell;
   const Program& program = cell.programs->forward;
   const int own = cell.reads_h ? 1 : 0;  // h stands before the other states
-  Registers<C> registers(program);
+  Registers<C> registers(program, most_pieces(a.hidden, end - begin));
   Block<C> in_bias[Registers<C>::kMostPieces];
   for_each_part(a.hidden, begin, end, registers.pieces(), [&](const Part& part) {
     int in = 0;
@@ -201,7 +207,7 @@ void backward_program(const BackwardArgs<T, G>& a, std::int64_t begin, std::int6
   const CellInfo& cell = *a.cell;
   const Program& program = cell.programs->backward;
   const int own = cell.reads_h ? 1 : 0;
-  Registers<C> registers(program);
+  Registers<C> registers(program, most_pieces(a.hidden, end - begin));
   Block<C> in_dh[Registers<C>::kMostPieces];
   for_each_part(a.hidden, begin, end, registers.pieces(), [&](const Part& part) {
     int in = 0;
@@ -253,7 +259,7 @@ void forward_few_rows_program(const FewRowsArgs& a, std::int64_t rows) {
   const CellInfo& cell = *a.cell;
   const Program& program = cell.programs->forward;
   const int own = cell.reads_h ? 1 : 0;
-  Registers<double> registers(program);
+  Registers<double> registers(program, most_pieces(a.hidden, rows * a.hidden));
   for_each_part(a.hidden, 0, rows * a.hidden, registers.pieces(), [&](const Part& part) {
     const std::int64_t n = part.n, size = padded(n);
     const auto widen_to = [&](Block<double>& y, const float* x, const float* bias) {

@@ -3,7 +3,7 @@
 // before has written, is shared by all units of a block: several pieces of up to kBlock units.
 //
 // How a kernel uses it:
-//     Registers<C> registers(program);       // once: constants and temporaries
+//     Registers<C> registers(program, most); // once: constants and temporaries
 //     registers.set_input(k, x);             // for each block, all inputs and outputs
 //     registers.set_output(k, y);
 //     execute_block(program, registers, pieces, size);
@@ -47,11 +47,10 @@ class Registers {
   // With more of them the registers of most programs would not fit the first-level cache.
   static constexpr int kMostPieces = 32 / sizeof(C);
 
-  explicit LLTM_CELL_INLINE Registers(const Program& program)
-      : first_output_(program.inputs),
-        pieces_(
-            program.registers * kMostPieces <= kBlocks ? kMostPieces
-                                                       : kBlocks / program.registers) {
+  // `pieces`: what the largest block may have, if there are as many. With no more than that all
+  // that is touched lies close together.
+  LLTM_CELL_INLINE Registers(const Program& program, std::int64_t pieces)
+      : first_output_(program.inputs), pieces_(at_most(pieces, most_pieces(program.registers))) {
     for (int k = 0; k < program.registers; ++k) at_[k] = in_memory(k);
     for (int k = 0; k < program.constant_count; ++k) {
       Block<C>* const constant = memory_of(program.first_constant() + k);
@@ -81,10 +80,14 @@ class Registers {
  private:
   static constexpr int kBlocks = Program::kMostRegisters;
 
+  static constexpr int most_pieces(int registers) {
+    return registers * kMostPieces <= kBlocks ? kMostPieces : kBlocks / registers;
+  }
   LLTM_CELL_INLINE Block<C>* memory_of(int k) { return memory_ + k * pieces_; }
   LLTM_CELL_INLINE Pieces<C> in_memory(int k) { return {memory_of(k)->values, kBlock}; }
 
-  const int first_output_, pieces_;
+  const int first_output_;
+  const std::int64_t pieces_;
   Pieces<C> at_[Program::kMostRegisters];
   Block<C> memory_[kBlocks];
 };
@@ -146,18 +149,18 @@ LLTM_CELL_INLINE void execute_block(
   }
 }
 
-// How many pieces of a contiguous array of `n` units are done at once.
-LLTM_CELL_INLINE std::int64_t pieces_of(std::int64_t n, std::int64_t most) {
-  return n < kBlock ? 1 : at_most(n / kBlock, most);
+// The pieces of n units side by side, but for a rest of less than kBlock.
+LLTM_CELL_INLINE std::int64_t pieces_of(std::int64_t n) {
+  return n < kBlock ? 1 : n / kBlock;
 }
 
 // As RunProgram in table.h says.
 template <typename C>
 void run_program(
     const Program& program, const C* const* inputs, C* const* outputs, std::int64_t n) {
-  Registers<C> registers(program);
+  Registers<C> registers(program, pieces_of(n));
   for (std::int64_t begin = 0; begin < n;) {
-    const std::int64_t pieces = pieces_of(n - begin, registers.pieces());
+    const std::int64_t pieces = at_most(pieces_of(n - begin), registers.pieces());
     const std::int64_t size = at_most(n - begin, kBlock);
     for (int k = 0; k < program.inputs; ++k) registers.set_input(k, {inputs[k] + begin, kBlock});
     for (int k = 0; k < program.outputs; ++k) registers.set_output(k, {outputs[k] + begin, kBlock});
