@@ -23,6 +23,12 @@ constexpr std::int64_t padded(std::int64_t n) {
   return (n + 15) / 16 * 16;
 }
 
+// Whether n elements of a row, if of the compute type, are an array as `load` returns it.
+template <typename T>
+LLTM_CELL_INLINE bool is_in_place(const Matrix<const T>& matrix, std::int64_t n, bool is_padded) {
+  return matrix.data != nullptr && matrix.col_stride == 1 && (is_padded || n == padded(n));
+}
+
 // n elements of row `row` from column `col` on, as a contiguous array of the
 // compute type that may be read up to padded(n): the memory itself where it is
 // that already, as it is of a `padded` matrix, else a copy in `buffer`. Absent
@@ -42,10 +48,10 @@ LLTM_CELL_INLINE const compute_t<T>* load(
     return values;
   }
   const T* const x = matrix.row(row) + col * matrix.col_stride;
+  if constexpr (sizeof(T) == sizeof(C)) {
+    if (is_in_place(matrix, n, is_padded)) return x;
+  }
   if (matrix.col_stride == 1) {
-    if constexpr (sizeof(T) == sizeof(C)) {
-      if (is_padded || n == padded(n)) return x;
-    }
     for (std::int64_t j = 0; j < n; ++j) values[j] = widen(x[j]);
   } else if (matrix.col_stride == 0) {  // the gradient of a sum
     const C value = widen(x[0]);

@@ -7,8 +7,150 @@
 #include "cpu/kernel/elementwise_kernels.h"
 #include "cpu/kernel/program_kernels.h"
 
+#include <cstdint>
+#include <type_traits>
+
 namespace lltm::cpu {
 namespace {
+
+// A block of a program: pieces of n units, the first from (row, col) on, the others `row_step` rows
+// below or `col_step` columns beside each other.
+struct Part {
+  std::int64_t row, col, pieces, n, row_step, col_step;
+
+  LLTM_CELL_INLINE std::int64_t row_of(std::int64_t p) const { return row + p * row_step; }
+  LLTM_CELL_INLINE std::int64_t col_of(std::int64_t p) const { return col + p * col_step; }
+  // From one piece to the next in a matrix of contiguous columns.
+  LLTM_CELL_INLINE std::int64_t step(std::int64_t row_stride) const {
+    return row_step * row_stride + col_step;
+  }
+};
+
+// Of a part of that many elements of a matrix with `hidden` columns.
+LLTM_CELL_INLINE std::int64_t most_pieces(std::int64_t hidden, std::int64_t elements) {
+  const std::int64_t rows = elements / hidden;
+  return rows > 1 ? rows : pieces_of(elements);
+}
+
+// Of `left` rows: the last two parts have about as many, rather than the last one few.
+LLTM_CELL_INLINE std::int64_t rows_of_part(std::int64_t left, std::int64_t most) {
+  return left <= most ? left : at_most((left + 1) / 2, most);
+}
+
+// Cuts elements [begin, end) of a matrix with `hidden` columns into parts of up to `most` pieces:
+// of whole rows, or side by side where there is one.
+template <typename Body>
+LLTM_CELL_INLINE void for_each_part(
+    std::int64_t hidden, std::int64_t begin, std::int64_t end, std::int64_t most, Body body) {
+  std::int64_t row = begin / hidden;
+  std::int64_t col = begin % hidden;
+  while (begin < end) {
+    const bool below = col == 0 && end - begin >= 2 * hidden;
+    const std::int64_t rows = below ? rows_of_part((end - begin) / hidden, most) : 1;
+    const std::int64_t last = below ? hidden : at_most(hidden, col + end - begin);
+    begin += rows * (last - col);
+    while (col < last) {
+      const std::int64_t n = at_most(last - col, kBlock);
+      const std::int64_t pieces = below ? rows : at_most(pieces_of(last - col), most);
+      body(Part{row, col, pieces, n, below ? 1 : 0, below ? 0 : kBlock});
+      col += below ? n : pieces * n;
+    }
+    if (col == hidden) {
+      col = 0;
+      row += rows;
+    }
+  }
+}
+
+// Calls body(n): with a constant where n is kBlock, as it mostly is, so that loops over n numbers
+// become straight-line code.
+template <typename Body>
+LLTM_CELL_INLINE void with_size(std::int64_t n, const Body& body) {
+  if (n == kBlock) {
+    body(std::integral_constant<std::int64_t, kBlock>());
+  } else {
+    body(n);
+  }
+}
+
+// What is not in place goes through functions that are not inlined: there are many such matrices,
+// and ways to copy each.
+template <typename T>
+__attribute__((noinline)) Pieces<const compute_t<T>> copy_part(
+    const Matrix<const T>& x, const Part& part, std::int64_t offset, Block<compute_t<T>>* buffers) {
+  with_size(part.n, [&](auto n) {
+    for (std::int64_t p = 0; p < part.pieces; ++p) {
+      load(x, part.row_of(p), part.col_of(p) + offset, n, buffers[p]);
+    }
+  });
+  return {buffers->values, kBlock};
+}
+
+template <typename T>
+__attribute__((noinline)) void copy_part_to(
+    const Matrix<T>& y, const Part& part, std::int64_t offset, Pieces<compute_t<T>> values) {
+  with_size(part.n, [&](auto n) {
+    for (std::int64_t p = 0; p < part.pieces; ++p) {
+      store(y, part.row_of(p), part.col_of(p) + offset, n, values.piece(p));
+    }
+  });
+}
+
+template <typename C>
+__attribute__((noinline)) void add_parts(
+    Pieces<const C> a, Pieces<const C> b, const Part& part, Block<C>* sums) {
+  with_size(padded(part.n), [&](auto n) {
+    const std::int64_t size = n;
+    for (std::int64_t p = 0; p < part.pieces; ++p) {
+      const C* const x = a.piece(p);
+      const C* const y = b.piece(p);
+      C* const sum = sums[p].values;
+      LLTM_INDEPENDENT
+      for (std::int64_t j = 0; j < size; ++j) sum[j] = x[j] + y[j];
+    }
+  });
+}
+
+// `load`, `target` and `store` of a part, `offset` columns further on in the matrix, with a buffer
+// for each piece.
+template <typename T>
+LLTM_CELL_INLINE Pieces<const compute_t<T>> load_part(
+    const Matrix<const T>& x,
+    const Part& part,
+    std::int64_t offset,
+    Block<compute_t<T>>* buffers,
+    bool is_padded = false) {
+  if constexpr (sizeof(T) == sizeof(compute_t<T>)) {
+    if (is_in_place(x, part.n, is_padded)) {
+      return {x.row(part.row) + part.col + offset, part.step(x.row_stride)};
+    }
+  }
+  return copy_part(x, part, offset, buffers);
+}
+
+template <typename T>
+LLTM_CELL_INLINE Pieces<compute_t<T>> target_part(
+    const Matrix<T>& y, const Part& part, std::int64_t offset, Block<compute_t<T>>* buffers) {
+  compute_t<T>* const first = target(y, part.row, part.col + offset, part.n, buffers[0]);
+  return {first, first != buffers[0].values ? part.step(y.row_stride) : kBlock};
+}
+
+template <typename T>
+LLTM_CELL_INLINE void store_part(
+    const Matrix<T>& y, const Part& part, std::int64_t offset, Pieces<compute_t<T>> values) {
+  if (y.data == nullptr) return;
+  if constexpr (sizeof(T) == sizeof(compute_t<T>)) {
+    if (y.row(part.row) + part.col + offset == values.values) return;
+  }
+  copy_part_to(y, part, offset, values);
+}
+
+template <typename T>
+LLTM_CELL_INLINE void fetch_part_ahead(const Matrix<T>& x, const Part& part, std::int64_t offset) {
+  for (std::int64_t p = 0; p < part.pieces; ++p) {
+    fetch_ahead(x.row(part.row_of(p) + kRowsAhead) + part.col_of(p) + offset, part.n);
+  }
+}
 
 template <typename T, typename G>
 void forward_program(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
@@ -16,55 +158,46 @@ void forward_program(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_
   const CellInfo& cell = *a.cell;
   const Program& program = cell.programs->forward;
   const int own = cell.reads_h ? 1 : 0;  // h stands before the other states
-  Registers<C> registers(program);
-  Block<C> in_z[CellInfo::kMostSlots], in_bias, in_states[CellInfo::kMostStates + 1];
-  Block<C> in_parameters[CellInfo::kMostParameters];
-  Block<C> out_h, out_states[CellInfo::kMostStates], out_saved[CellInfo::kMostSaved];
-  for_each_block(a.hidden, begin, end, [&](std::int64_t row, std::int64_t col, std::int64_t n) {
-    const std::int64_t size = padded(n);
-    int in = 0, out = 0;
+  Registers<C> registers(program, most_pieces(a.hidden, end - begin));
+  Block<C> in_bias[Registers<C>::kMostPieces];
+  for_each_part(a.hidden, begin, end, registers.pieces(), [&](const Part& part) {
+    int in = 0;
+    const auto add_input = [&](const auto& x, int k) {
+      const std::int64_t offset = k * a.layer_hidden;
+      registers.set_input(in, load_part(x, part, offset, registers.input_memory(in)));
+      ++in;
+    };
     for (int k = 0; k < cell.slots; ++k) {
-      const C* z = load(a.gates, row, col + k * a.gates_step, n, in_z[k], a.gates_padded);
-      if (a.bias.data != nullptr) {
-        const C* const bias = load(a.bias, 0, col + k * a.layer_hidden, n, in_bias);
-        C* const sum = in_z[k].values;
-        LLTM_INDEPENDENT
-        for (std::int64_t j = 0; j < size; ++j) sum[j] = z[j] + bias[j];
-        z = sum;
-      }
-      registers.set_input(in++, z);
+      Block<C>* const sums = registers.input_memory(in++);
+      const auto z = load_part(a.gates, part, k * a.gates_step, sums, a.gates_padded);
+      add_parts(z, load_part(a.bias, part, k * a.layer_hidden, in_bias), part, sums);
     }
-    for (int k = 0; k < cell.state_columns(); ++k) {
-      registers.set_input(in++, load(a.c, row, col + k * a.layer_hidden, n, in_states[k]));
-    }
-    for (int k = 0; k < cell.parameters; ++k) {
-      const std::int64_t column = col + k * a.layer_hidden;
-      registers.set_input(in++, load(a.parameters, 0, column, n, in_parameters[k]));
-    }
-    C* const h = target(a.h_next, row, col, n, out_h);
-    C* saved[CellInfo::kMostSaved];
-    registers.set_output(out++, h);
-    for (int k = 0; k < cell.states; ++k) registers.set_output(out++, out_states[k].values);
+    for (int k = 0; k < cell.state_columns(); ++k) add_input(a.c, k);
+    for (int k = 0; k < cell.parameters; ++k) add_input(a.parameters, k);
+    Block<C>* const buffers_of_h = registers.output_memory(0);
+    const Pieces<C> h = target_part(a.h_next, part, 0, buffers_of_h);
+    registers.set_output(0, h);
+    const int first_saved = 1 + cell.states;
     for (int k = 0; k < cell.saved; ++k) {
-      const std::int64_t column = col + k * a.layer_hidden;
-      if (a.activations.data != nullptr) {
-        fetch_ahead(a.activations.row(row + kRowsAhead) + column, n);
-      }
-      saved[k] = target(a.activations, row, column, n, out_saved[k]);
-      registers.set_output(out++, saved[k]);
+      const int out = first_saved + k;
+      const std::int64_t offset = k * a.layer_hidden;
+      if (a.activations.data != nullptr) fetch_part_ahead(a.activations, part, offset);
+      registers.set_output(
+          out, target_part(a.activations, part, offset, registers.output_memory(out)));
     }
 
-    execute_block(program, registers, size);
+    execute_block(program, registers, part.pieces, padded(part.n));
 
     for (int k = 0; k < cell.saved; ++k) {
-      store(a.activations, row, col + k * a.layer_hidden, n, saved[k]);
+      store_part(a.activations, part, k * a.layer_hidden, registers.output(first_saved + k));
     }
-    if (own == 1) store(a.c_next, row, col, n, static_cast<const C*>(h));
+    if (own == 1) store_part(a.c_next, part, 0, h);
     for (int k = 0; k < cell.states; ++k) {
-      const C* const values = out_states[k].values;
-      store(a.c_next, row, col + (own + k) * a.layer_hidden, n, values);
+      store_part(a.c_next, part, (own + k) * a.layer_hidden, registers.output(1 + k));
     }
-    store_h(a, row, col, n, h, out_h);
+    for (std::int64_t p = 0; p < part.pieces; ++p) {
+      store_h(a, part.row_of(p), part.col_of(p), part.n, h.piece(p), buffers_of_h[p]);
+    }
   });
 }
 
@@ -74,61 +207,49 @@ void backward_program(const BackwardArgs<T, G>& a, std::int64_t begin, std::int6
   const CellInfo& cell = *a.cell;
   const Program& program = cell.programs->backward;
   const int own = cell.reads_h ? 1 : 0;
-  Registers<C> registers(program);
-  Block<C> in_saved[CellInfo::kMostSaved], in_parameters[CellInfo::kMostParameters];
-  Block<C> in_dh, in_dh_state, in_states[CellInfo::kMostStates + 1];
-  Block<C> out_dz[CellInfo::kMostSlots + CellInfo::kMostParameters],
-      out_states[CellInfo::kMostStates + 1];
-  for_each_block(a.hidden, begin, end, [&](std::int64_t row, std::int64_t col, std::int64_t n) {
-    const std::int64_t size = padded(n);
-    int in = 0, out = 0;
+  Registers<C> registers(program, most_pieces(a.hidden, end - begin));
+  Block<C> in_dh[Registers<C>::kMostPieces];
+  for_each_part(a.hidden, begin, end, registers.pieces(), [&](const Part& part) {
+    int in = 0;
+    const auto add_input = [&](const auto& x, int k) {
+      const std::int64_t offset = k * a.layer_hidden;
+      registers.set_input(in, load_part(x, part, offset, registers.input_memory(in)));
+      ++in;
+    };
     for (int k = 0; k < cell.saved; ++k) {
-      const std::int64_t column = col + k * a.layer_hidden;
-      fetch_ahead(a.activations.row(row + kRowsAhead) + column, n);
-      registers.set_input(in++, load(a.activations, row, column, n, in_saved[k]));
+      fetch_part_ahead(a.activations, part, k * a.layer_hidden);
+      add_input(a.activations, k);
     }
-    for (int k = 0; k < cell.parameters; ++k) {
-      const std::int64_t column = col + k * a.layer_hidden;
-      registers.set_input(in++, load(a.parameters, 0, column, n, in_parameters[k]));
-    }
-    const C* const from_output = load(a.grad_h, row, col, n, in_dh);
-    const C* const from_next = load(a.grad_h_state, row, col, n, in_dh_state);
-    const C* of_states[CellInfo::kMostStates + 1];
-    for (int k = 0; k < cell.state_columns(); ++k) {
-      of_states[k] = load(a.grad_c, row, col + k * a.layer_hidden, n, in_states[k]);
-    }
-    C* const dh = in_dh.values;
-    LLTM_INDEPENDENT
-    for (std::int64_t j = 0; j < size; ++j) dh[j] = from_output[j] + from_next[j];
+    for (int k = 0; k < cell.parameters; ++k) add_input(a.parameters, k);
+    Block<C>* const dh = registers.input_memory(in++);
+    const auto from_output = load_part(a.grad_h, part, 0, dh);
+    add_parts(from_output, load_part(a.grad_h_state, part, 0, in_dh), part, dh);
     if (own == 1) {
-      const C* const direct = of_states[0];
-      LLTM_INDEPENDENT
-      for (std::int64_t j = 0; j < size; ++j) dh[j] += direct[j];
+      const Pieces<const C> sum = {dh->values, kBlock};
+      add_parts(sum, load_part(a.grad_c, part, 0, in_dh), part, dh);
     }
-    registers.set_input(in++, dh);
-    for (int k = own; k < cell.state_columns(); ++k) registers.set_input(in++, of_states[k]);
-    C* dz[CellInfo::kMostSlots + CellInfo::kMostParameters];
+    for (int k = own; k < cell.state_columns(); ++k) add_input(a.grad_c, k);
     for (int k = 0; k < cell.grad_columns(); ++k) {
-      const std::int64_t column = col + k * a.layer_hidden;
-      fetch_ahead(a.grad_gates.row(row + kRowsAhead) + column, n);
-      dz[k] = target(a.grad_gates, row, column, n, out_dz[k]);
-      registers.set_output(out++, dz[k]);
-    }
-    for (int k = 0; k < cell.state_columns(); ++k) {
-      registers.set_output(out++, out_states[k].values);
+      const std::int64_t offset = k * a.layer_hidden;
+      fetch_part_ahead(a.grad_gates, part, offset);
+      registers.set_output(k, target_part(a.grad_gates, part, offset, registers.output_memory(k)));
     }
 
-    execute_block(program, registers, size);
+    execute_block(program, registers, part.pieces, padded(part.n));
 
     bool fits = true;
     for (int k = 0; k < cell.grad_columns(); ++k) {
-      store(a.grad_gates, row, col + k * a.layer_hidden, n, dz[k]);
+      const Pieces<C> dz = registers.output(k);
+      store_part(a.grad_gates, part, k * a.layer_hidden, dz);
       if (a.operand.data == nullptr || k >= cell.slots) continue;
-      fits &= store_operand(a.operand, row, col + k * a.operand_step, n, dz[k]);
+      for (std::int64_t p = 0; p < part.pieces; ++p) {
+        const std::int64_t column = part.col_of(p) + k * a.operand_step;
+        fits &= store_operand(a.operand, part.row_of(p), column, part.n, dz.piece(p));
+      }
     }
     for (int k = 0; k < cell.state_columns(); ++k) {
-      const C* const values = out_states[k].values;
-      store(a.grad_c_prev, row, col + k * a.layer_hidden, n, values);
+      const Pieces<C> dc = registers.output(cell.grad_columns() + k);
+      store_part(a.grad_c_prev, part, k * a.layer_hidden, dc);
     }
     if (!fits) *a.out_of_range = true;
   });
@@ -138,57 +259,55 @@ void forward_few_rows_program(const FewRowsArgs& a, std::int64_t rows) {
   const CellInfo& cell = *a.cell;
   const Program& program = cell.programs->forward;
   const int own = cell.reads_h ? 1 : 0;
-  Registers<double> registers(program);
-  Block<double> in_z[CellInfo::kMostSlots], in_states[CellInfo::kMostStates + 1];
-  Block<double> in_parameters[CellInfo::kMostParameters];
-  Block<double> out_h, out_states[CellInfo::kMostStates], out_saved[CellInfo::kMostSaved];
-  for_each_block(
-      a.hidden, 0, rows * a.hidden, [&](std::int64_t row, std::int64_t col, std::int64_t n) {
-        const std::int64_t size = padded(n);
-        int in = 0, out = 0;
-        for (int k = 0; k < cell.slots; ++k) {
-          const float* const z = a.gates.row(row) + col + k * a.gates_step;
-          double* const sum = in_z[k].values;
-          for (std::int64_t j = 0; j < n; ++j) sum[j] = z[j];
-          if (a.bias != nullptr) {
-            const float* const bias = a.bias + col + k * a.layer_hidden;
-            for (std::int64_t j = 0; j < n; ++j) sum[j] += bias[j];
-          }
-          for (std::int64_t j = n; j < size; ++j) sum[j] = 0;
-          registers.set_input(in++, sum);
-        }
-        for (int k = 0; k < cell.state_columns(); ++k) {
-          const Matrix<const double> c = as_const(a.c);
-          registers.set_input(in++, load(c, row, col + k * a.layer_hidden, n, in_states[k]));
-        }
-        for (int k = 0; k < cell.parameters; ++k) {
-          const float* const own_parameter = a.parameters + col + k * a.layer_hidden;
-          double* const wide = in_parameters[k].values;
-          for (std::int64_t j = 0; j < n; ++j) wide[j] = own_parameter[j];
-          for (std::int64_t j = n; j < size; ++j) wide[j] = 0;
-          registers.set_input(in++, wide);
-        }
-        registers.set_output(out++, out_h.values);
-        for (int k = 0; k < cell.states; ++k) registers.set_output(out++, out_states[k].values);
-        for (int k = 0; k < cell.saved; ++k) registers.set_output(out++, out_saved[k].values);
+  Registers<double> registers(program, most_pieces(a.hidden, rows * a.hidden));
+  for_each_part(a.hidden, 0, rows * a.hidden, registers.pieces(), [&](const Part& part) {
+    const std::int64_t n = part.n, size = padded(n);
+    const auto widen_to = [&](Block<double>& y, const float* x, const float* bias) {
+      for (std::int64_t j = 0; j < n; ++j) y.values[j] = x[j];
+      if (bias != nullptr) {
+        for (std::int64_t j = 0; j < n; ++j) y.values[j] += bias[j];
+      }
+      for (std::int64_t j = n; j < size; ++j) y.values[j] = 0;
+    };
+    const auto narrow_to = [&](const Matrix<float>& y, std::int64_t offset, Pieces<double> x) {
+      for (std::int64_t p = 0; p < part.pieces; ++p) {
+        float* const to = y.row(part.row_of(p)) + part.col_of(p) + offset;
+        for (std::int64_t j = 0; j < n; ++j) to[j] = static_cast<float>(x.piece(p)[j]);
+      }
+    };
+    int in = 0, out = 1;
+    for (int k = 0; k < cell.slots; ++k, ++in) {
+      for (std::int64_t p = 0; p < part.pieces; ++p) {
+        const std::int64_t col = part.col_of(p);
+        const float* const bias = a.bias == nullptr ? nullptr : a.bias + col + k * a.layer_hidden;
+        const float* const z = a.gates.row(part.row_of(p)) + col + k * a.gates_step;
+        widen_to(registers.input_memory(in)[p], z, bias);
+      }
+    }
+    for (int k = 0; k < cell.state_columns(); ++k, ++in) {
+      const std::int64_t offset = k * a.layer_hidden;
+      registers.set_input(in, load_part(as_const(a.c), part, offset, registers.input_memory(in)));
+    }
+    for (int k = 0; k < cell.parameters; ++k, ++in) {
+      for (std::int64_t p = 0; p < part.pieces; ++p) {
+        const float* const own_parameter = a.parameters + part.col_of(p) + k * a.layer_hidden;
+        widen_to(registers.input_memory(in)[p], own_parameter, nullptr);
+      }
+    }
 
-        execute_block(program, registers, size);
+    execute_block(program, registers, part.pieces, size);
 
-        const auto narrow_to = [&](float* y, const double* x) {
-          for (std::int64_t j = 0; j < n; ++j) y[j] = static_cast<float>(x[j]);
-        };
-        const double* const h = out_h.values;
-        narrow_to(a.h_next.row(row) + col, h);
-        if (own == 1) store(a.c, row, col, n, h);
-        for (int k = 0; k < cell.states; ++k) {
-          const double* const values = out_states[k].values;
-          store(a.c, row, col + (own + k) * a.layer_hidden, n, values);
-        }
-        if (a.activations.data == nullptr) return;
-        for (int k = 0; k < cell.saved; ++k) {
-          narrow_to(a.activations.row(row) + col + k * a.layer_hidden, out_saved[k].values);
-        }
-      });
+    const Pieces<double> h = registers.output(0);
+    narrow_to(a.h_next, 0, h);
+    if (own == 1) store_part(a.c, part, 0, h);
+    for (int k = 0; k < cell.states; ++k) {
+      store_part(a.c, part, (own + k) * a.layer_hidden, registers.output(out++));
+    }
+    if (a.activations.data == nullptr) return;
+    for (int k = 0; k < cell.saved; ++k) {
+      narrow_to(a.activations, k * a.layer_hidden, registers.output(out++));
+    }
+  });
 }
 
 template <typename T, typename G>

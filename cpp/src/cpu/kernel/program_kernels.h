@@ -1,17 +1,19 @@
 // Programs (cell/program.h) over blocks of units: each instruction is a loop over a block, which
-// the compiler vectorises, so that what it takes to choose the loop is shared by all its units.
+// the compiler vectorises. What it takes to choose the loop, and to wait for what the instruction
+// before has written, is shared by all units of a block: several pieces of up to kBlock units.
 //
-// How a kernel uses it, for blocks of a row:
-//     Registers<C> registers(program);       // once: constants and temporaries
+// How a kernel uses it:
+//     Registers<C> registers(program, most); // once: constants and temporaries
 //     registers.set_input(k, x);             // for each block, all inputs and outputs
 //     registers.set_output(k, y);
-//     execute_block(program, registers, size);
+//     execute_block(program, registers, pieces, size);
 #pragma once
 
 #include "cell/math.h"
 #include "cell/program.h"
 #include "cpu/kernel/elementwise.h"
 #include "cpu/kernel/table.h"
+#include "cpu/kernel/tile.h"
 
 #include <cstdint>
 
@@ -27,33 +29,67 @@ struct Block {
   alignas(64) T values[kBlock];
 };
 
-// The registers of a program that runs over blocks: an array of up to kBlock numbers each. Those of
-// constants and temporaries are in here; only as much of it is touched as the program has of them.
+// The numbers of a register: pieces that begin `step` numbers apart.
+template <typename C>
+struct Pieces {
+  C* values;
+  std::int64_t step;
+
+  LLTM_CELL_INLINE C* piece(std::int64_t p) const { return values + p * step; }
+};
+
+// The registers of a program that runs over blocks of up to pieces() pieces of up to kBlock
+// numbers. Each has memory of its own, in which inputs and outputs need not be; no more of it is
+// touched than the program has registers.
 template <typename C>
 class Registers {
  public:
-  explicit LLTM_CELL_INLINE Registers(const Program& program) : outputs_(at_ + program.inputs) {
-    const int first = program.first_constant();
-    for (int k = first; k < program.registers; ++k) at_[k] = memory_[k - first].values;
+  // With more of them the registers of most programs would not fit the first-level cache.
+  static constexpr int kMostPieces = 32 / sizeof(C);
+
+  // `pieces`: what the largest block may have, if there are as many. With no more than that all
+  // that is touched lies close together.
+  LLTM_CELL_INLINE Registers(const Program& program, std::int64_t pieces)
+      : first_output_(program.inputs), pieces_(at_most(pieces, most_pieces(program.registers))) {
+    for (int k = 0; k < program.registers; ++k) at_[k] = in_memory(k);
     for (int k = 0; k < program.constant_count; ++k) {
-      for (C& value : memory_[k].values) value = static_cast<C>(program.constants[k]);
+      Block<C>* const constant = memory_of(program.first_constant() + k);
+      for (C& value : constant->values) value = static_cast<C>(program.constants[k]);
+      at_[program.first_constant() + k].step = 0;
     }
   }
   Registers(const Registers&) = delete;
   Registers& operator=(const Registers&) = delete;
 
-  // Arrays that overlap no other register, of a multiple of 16 numbers.
-  LLTM_CELL_INLINE void set_input(int k, const C* values) {
-    at_[k] = const_cast<C*>(values);  // programs never write to inputs
-  }
-  LLTM_CELL_INLINE void set_output(int k, C* values) { outputs_[k] = values; }
+  LLTM_CELL_INLINE std::int64_t pieces() const { return pieces_; }
 
-  LLTM_CELL_INLINE C* const* get() const { return at_; }
+  // A block for each piece.
+  LLTM_CELL_INLINE Block<C>* input_memory(int k) { return memory_of(k); }
+  LLTM_CELL_INLINE Block<C>* output_memory(int k) { return memory_of(first_output_ + k); }
+
+  // Arrays that overlap no other register, of a multiple of 16 numbers. Without these, inputs and
+  // outputs are in their memory.
+  LLTM_CELL_INLINE void set_input(int k, Pieces<const C> x) {
+    at_[k] = {const_cast<C*>(x.values), x.step};  // programs never write to inputs
+  }
+  LLTM_CELL_INLINE void set_output(int k, Pieces<C> y) { at_[first_output_ + k] = y; }
+  LLTM_CELL_INLINE Pieces<C> output(int k) const { return at_[first_output_ + k]; }
+
+  LLTM_CELL_INLINE const Pieces<C>* get() const { return at_; }
 
  private:
-  C* at_[Program::kMostRegisters];
-  C** outputs_;
-  Block<C> memory_[Program::kMostRegisters];
+  static constexpr int kBlocks = Program::kMostRegisters;
+
+  static constexpr int most_pieces(int registers) {
+    return registers * kMostPieces <= kBlocks ? kMostPieces : kBlocks / registers;
+  }
+  LLTM_CELL_INLINE Block<C>* memory_of(int k) { return memory_ + k * pieces_; }
+  LLTM_CELL_INLINE Pieces<C> in_memory(int k) { return {memory_of(k)->values, kBlock}; }
+
+  const int first_output_;
+  const std::int64_t pieces_;
+  Pieces<C> at_[Program::kMostRegisters];
+  Block<C> memory_[kBlocks];
 };
 
 // Before the loop of an instruction. Clang would unroll short loops before it vectorises, and take
@@ -65,28 +101,34 @@ class Registers {
 #define LLTM_VECTORS LLTM_INDEPENDENT
 #endif
 
-// Runs a program over `size` units, a multiple of 16 up to kBlock: kN if that is not 0. Each of
-// `registers` is an array of as many numbers.
+// Runs a program over `pieces` pieces, at least one, of `size` units, a multiple of 16 up to
+// kBlock: kN if that is not 0.
 template <typename C, std::int64_t kN>
 __attribute__((noinline)) void execute(
-    const Program& program, C* const* registers, std::int64_t size) {
+    const Program& program, const Pieces<C>* registers, std::int64_t pieces, std::int64_t size) {
   const std::int64_t n = kN != 0 ? kN : size & -16;  // no loop needs a rest of scalar code
   for (int k = 0; k < program.size; ++k) {
     const Instruction& i = program.code[k];
-    C* const y = registers[i.y];
-    [[maybe_unused]] const C* const a = registers[i.a];
-    [[maybe_unused]] const C* const b = registers[i.b];
-    [[maybe_unused]] const C* const c = registers[i.c];
+    const Pieces<C> of_y = registers[i.y];
+    [[maybe_unused]] const Pieces<C> of_a = registers[i.a];
+    [[maybe_unused]] const Pieces<C> of_b = registers[i.b];
+    [[maybe_unused]] const Pieces<C> of_c = registers[i.c];
     switch (i.op) {
 #define LLTM_OPERANDS_1 a[j]
 #define LLTM_OPERANDS_2 a[j], b[j]
 #define LLTM_OPERANDS_3 a[j], b[j], c[j]
-#define LLTM_RUN(op, function, operands)               \
-  case Op::op:                                         \
-    LLTM_VECTORS                                       \
-    for (std::int64_t j = 0; j < n; ++j) {             \
-      y[j] = math::function(LLTM_OPERANDS_##operands); \
-    }                                                  \
+#define LLTM_RUN(op, function, operands)                 \
+  case Op::op:                                           \
+    for (std::int64_t p = 0; p < pieces; ++p) {          \
+      C* const y = of_y.piece(p);                        \
+      [[maybe_unused]] const C* const a = of_a.piece(p); \
+      [[maybe_unused]] const C* const b = of_b.piece(p); \
+      [[maybe_unused]] const C* const c = of_c.piece(p); \
+      LLTM_VECTORS                                       \
+      for (std::int64_t j = 0; j < n; ++j) {             \
+        y[j] = math::function(LLTM_OPERANDS_##operands); \
+      }                                                  \
+    }                                                    \
     break;
       LLTM_OPERATIONS(LLTM_RUN)
 #undef LLTM_RUN
@@ -99,23 +141,31 @@ __attribute__((noinline)) void execute(
 
 template <typename C>
 LLTM_CELL_INLINE void execute_block(
-    const Program& program, const Registers<C>& registers, std::int64_t size) {
+    const Program& program, const Registers<C>& registers, std::int64_t pieces, std::int64_t size) {
   if (size == kBlock) {
-    execute<C, kBlock>(program, registers.get(), size);
+    execute<C, kBlock>(program, registers.get(), pieces, size);
   } else {
-    execute<C, 0>(program, registers.get(), size);
+    execute<C, 0>(program, registers.get(), pieces, size);
   }
+}
+
+// The pieces of n units side by side, but for a rest of less than kBlock.
+LLTM_CELL_INLINE std::int64_t pieces_of(std::int64_t n) {
+  return n < kBlock ? 1 : n / kBlock;
 }
 
 // As RunProgram in table.h says.
 template <typename C>
 void run_program(
     const Program& program, const C* const* inputs, C* const* outputs, std::int64_t n) {
-  Registers<C> registers(program);
-  for (std::int64_t begin = 0; begin < n; begin += kBlock) {
-    for (int k = 0; k < program.inputs; ++k) registers.set_input(k, inputs[k] + begin);
-    for (int k = 0; k < program.outputs; ++k) registers.set_output(k, outputs[k] + begin);
-    execute_block(program, registers, n - begin < kBlock ? n - begin : kBlock);
+  Registers<C> registers(program, pieces_of(n));
+  for (std::int64_t begin = 0; begin < n;) {
+    const std::int64_t pieces = at_most(pieces_of(n - begin), registers.pieces());
+    const std::int64_t size = at_most(n - begin, kBlock);
+    for (int k = 0; k < program.inputs; ++k) registers.set_input(k, {inputs[k] + begin, kBlock});
+    for (int k = 0; k < program.outputs; ++k) registers.set_output(k, {outputs[k] + begin, kBlock});
+    execute_block(program, registers, pieces, size);
+    begin += pieces * size;
   }
 }
 
