@@ -32,7 +32,7 @@ import results_file
 import smoke
 import torch
 from first_contact import Stage, Step
-from support import ROOT
+from support import ROOT, run_forked, run_python
 
 SH = ("sh", "-c")
 STAGES = (1, 2, 3, 4, 5)
@@ -41,6 +41,17 @@ STAGES = (1, 2, 3, 4, 5)
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "KILL_SECONDS", 0.5)
+    monkeypatch.setattr(processes, "LOOK_SECONDS", 0.02)
+
+
+@pytest.fixture
+def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file: once it is there an hour has passed, so that nobody waits for what hangs."""
+    path = tmp_path / "hanging"
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 3600 * path.exists())
+    monkeypatch.setattr(processes, "time", clock)
+    monkeypatch.setenv("HANGING", str(path))
+    return path
 
 
 def read(results: Path, number: int = 1) -> dict[str, Any]:
@@ -129,14 +140,14 @@ def test_a_step_that_is_run_again_replaces_what_was_said_of_it(tmp_path: Path) -
 
 
 def test_patience_makes_all_times_longer(tmp_path: Path) -> None:
-    stage = Stage("made up", [Step("slow", (*SH, "sleep 1"), limit=0.1)])
+    stage = Stage("made up", [Step("slow", (*SH, "sleep 0.3"), limit=0.1)])
     assert not first_contact.run_stage(1, stage, tmp_path, seconds=1)
     assert first_contact.run_stage(1, stage, tmp_path, seconds=1, patience=200)
 
 
 def test_a_stage_ends_in_its_time(tmp_path: Path) -> None:
     steps = [Step(name, (*SH, "sleep 1000"), limit=50) for name in ("first", "second", "third")]
-    assert not first_contact.run_stage(1, Stage("made up", steps), tmp_path, seconds=2.0)
+    assert not first_contact.run_stage(1, Stage("made up", steps), tmp_path, seconds=1.0)
     assert states(tmp_path) == {
         "first": "timed out",
         "second": "not begun",
@@ -348,6 +359,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(MEASURES)
     (root / "benchmarks/tuning_table.py").touch()
+    (root / "torch.py").write_text("raise ImportError('not for the name of the GPU')")
     monkeypatch.setattr(first_contact, "ROOT", root)
     monkeypatch.setenv("PATH", f"{root / 'bin'}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(root))
@@ -431,7 +443,11 @@ def test_what_is_known_comes_back_while_a_step_runs(
             assert member is not None
             seen.append(member.read().decode())
 
-    stage = Stage("made up", [Step("talks", (*SH, "echo half; sleep 3; echo whole"), limit=60)])
+            if "\nhalf\n" in seen[-1]:
+                (tmp_path / "go-on").touch()
+
+    command = f"echo half; until [ -e {tmp_path}/go-on ]; do sleep 0.02; done; echo whole"
+    stage = Stage("made up", [Step("talks", (*SH, command), limit=60)])
     assert first_contact.run_stage(1, stage, package.results, pack=pack)
     assert any("\nhalf\n" in text and "\nwhole\n" not in text for text in seen)
     assert "\nwhole\n" in seen[-1]
@@ -568,7 +584,7 @@ if [ $2 = time ]; then
   echo 'no such algorithm' >&2
   exit 3
 fi
-[ $engine-$dtype = persistent-float16 ] && sleep 1000
+[ $engine-$dtype = persistent-float16 ] && touch $HANGING && sleep 1000
 right=right; twice=true
 [ $engine-$dtype = persistent-bfloat16 ] && right=wrong
 [ $engine-$dtype = stepwise-bfloat16 ] && twice=false
@@ -602,13 +618,13 @@ def processes_of_smoke(tmp_path: Path, small: None, monkeypatch: pytest.MonkeyPa
 
 
 def test_an_engine_that_hangs_or_is_wrong_is_named_and_the_rest_runs(
-    processes_of_smoke: Path, capsys: pytest.CaptureFixture[str]
+    processes_of_smoke: Path, hanging: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = processes_of_smoke / "smoke.json"
     with pytest.raises(SystemExit) as end:
-        smoke.main(["check", "--json", str(path), "--limit=2"])
+        smoke.main(["check", "--json", str(path), "--limit=60"])
     faults = str(end.value).split("; ")
-    assert faults[0] == "persistent, float16: more than 2 seconds"
+    assert faults[0] == "persistent, float16: more than 60 seconds"
     assert faults[1] == "stepwise, bfloat16: other bits in a second run"
     assert [fault.partition(" is off")[0] for fault in faults[2:]] == [
         "persistent, bfloat16: h_n",
@@ -711,7 +727,9 @@ def test_warns():
     import warnings
     warnings.warn("not an error")
 
-def test_hangs(): time.sleep(1000)
+def test_hangs():
+    open(os.environ["HANGING"], "w").close()
+    time.sleep(1000)
 
 def test_crashes(): os._exit(7)
 
@@ -730,7 +748,7 @@ def test_a_native_test_that_hangs_or_fails_costs_itself_only(
     program.write_text(f"#!{sys.executable}\n{NATIVE}")
     program.chmod(0o755)
     path = tmp_path / "tests.json"
-    words = ["native", str(program), f"--jobs={jobs}", "--timeout=4", "--json", str(path)]
+    words = ["native", str(program), f"--jobs={jobs}", "--timeout=2", "--json", str(path)]
     with pytest.raises(SystemExit, match=r"^1$"):
         gpu_tests.main(words)
     results = json.loads(path.read_text())
@@ -747,7 +765,7 @@ def test_a_native_test_that_hangs_or_fails_costs_itself_only(
 
 
 def test_a_test_of_pytest_that_hangs_or_fails_costs_itself_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, hanging: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
@@ -755,7 +773,7 @@ def test_a_test_of_pytest_that_hangs_or_fails_costs_itself_only(
     (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
     path = tmp_path / "tests.json"
     with pytest.raises(SystemExit, match=r"^1$"):
-        gpu_tests.main(["pytest", "test_made_up.py", "--timeout=6", "--json", str(path)])
+        gpu_tests.main(["pytest", "test_made_up.py", "--json", str(path)])
     results = json.loads(path.read_text())
     assert {name.partition("::test_")[2]: result for name, result in results.items()} == {
         **dict.fromkeys(("one", "shapes[(1, 2)]", "warns", "last"), "passed"),
@@ -1183,7 +1201,7 @@ def test_what_does_not_fit_is_compiled_without_warnings_as_errors(tmp_path: Path
     assert "compile-gpu" in run.stdout
 
 
-def test_the_scripts_run_as_programs() -> None:
+def test_the_scripts_run_as_programs(tmp_path: Path) -> None:
     for name in (
         "first_contact",
         "gpu_check",
@@ -1193,8 +1211,7 @@ def test_the_scripts_run_as_programs() -> None:
         "smoke",
         "tuning_table",
     ):
-        script = str(ROOT / "benchmarks" / f"{name}.py")
-        run = subprocess.run(
-            (sys.executable, script, "--help"), capture_output=True, text=True, check=True
-        )
+        runs = run_forked if name in ("gpu_check", "smoke") else run_python  # the two with torch
+        run = runs(str(ROOT / "benchmarks" / f"{name}.py"), "--help", cwd=tmp_path)
+        assert run.returncode == 0, run.stderr
         assert textwrap.dedent(run.stdout).startswith("usage:")
