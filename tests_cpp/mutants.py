@@ -207,6 +207,7 @@ class Workplace:
         # Of ctest: by name the program that a test runs, if it is one of the build.
         self.programs: dict[str, Path] = {}
         self.linked: dict[Path, bytes] = {}
+        self.inverted_costs = ""
         self.files_of_pytest: list[str] = []
         self.environment = {
             **os.environ,
@@ -298,14 +299,21 @@ class Workplace:
         return [path for path in files if path.suffix == ".py" or path.resolve() in read]
 
     def find_quickest(self) -> None:
-        """Runs all tests, which pass, for the order of pytest's files; ctest keeps it by itself."""
+        """Runs all tests, which pass, to see how long each takes."""
         if (found := self.first_failure(set(self.linked))) is not None:
             sys.exit(f"mutants: without a fault, this fails: {found}")
+        # What took longest begins first, as far as ctest knows.
+        lines = self.costs().read_text().partition("---")[0].splitlines()
+        for name, _, cost in map(str.split, lines):
+            self.inverted_costs += f"{name} 1 {1 / (float(cost) + 0.01)}\n"
         seconds: dict[str, float] = defaultdict(float)
         for case in ElementTree.parse(self.junit()).iter("testcase"):
             file = case.get("classname", "").replace(".Test", "/Test").partition("/")[0]
             seconds[file.replace(".", "/") + ".py"] += float(case.get("time", 0))
         self.files_of_pytest.sort(key=lambda name: seconds[name])
+
+    def costs(self) -> Path:
+        return self.build / "Testing/Temporary/CTestCostData.txt"
 
     def junit(self) -> Path:
         return self.build / "pytest.xml"
@@ -325,6 +333,8 @@ class Workplace:
             commands = [[*ctest, "--tests-regex", f"^({'|'.join(map(re.escape, names))})$"]]
         if not changed:
             commands = [pytest]
+        if self.inverted_costs:
+            self.costs().write_text(f"{self.inverted_costs}---\n")
         for command in commands:
             status, output = self.run(*command, limit=self.limit)
             if status is None:
