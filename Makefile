@@ -22,7 +22,7 @@
 #   make test-sanitize  the same under ASan and UBSan; test-sanitize-slow, what that leaves out
 #   make test-aarch64   the tests of the CPU kernels, cross-compiled for ARM, under an emulator
 #   make test-accuracy  the rule of accuracy on other problems each time
-#   make test-mutants   whether the tests find MUTANTS faults, made by chance; hours
+#   make test-mutants   whether the tests find MUTANTS faults, made by chance; an hour
 #   make packages       .tar.gz and .deb of the C++ library, in build/package/
 #   make wheel          the wheel to publish, in build/wheels/dist/
 #   make fuzz           what reads bytes, fed with damaged ones, for FUZZ_SECONDS

@@ -7,8 +7,9 @@
 A mutant is the tree with one fault: an operator, a constant, a type or two arguments exchanged, a
 condition negated or decided, a statement left out; in any place of the C++ that the build compiles
 and of the Python package, each place as likely as the other. It is made in a copy of the tree in
-build/mutants/ with a build of its own. A test that fails, crashes or takes too long has killed it.
-What does not compile, or to the same objects, is no mutant; another is drawn. The diff of each
+build/mutants/ with a build of its own. A test that fails, crashes or takes too long has killed it;
+of the tests those run that use what was linked anew, the quickest first. What does not compile, or
+to the same programs and libraries, is no mutant; another is drawn. The diff of each
 survivor is printed: a test is missing, or the fault changes nothing that anyone may rely on, such
 as a schedule. Fails where more than SURVIVORS survive. Needs what `make test` leaves in .venv/.
 """
@@ -20,6 +21,7 @@ import ast
 import difflib
 import hashlib
 import io
+import json
 import os
 import random
 import re
@@ -29,17 +31,21 @@ import subprocess
 import sys
 import time
 import tokenize
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
 # The largest share of mutants that may survive: some change speed alone.
 SURVIVORS = 0.3
 
-# What `make test` runs, but for tests of packages and binaries, of which the copy has none.
-CTEST = ["--label-exclude", "slow", "--exclude-regex", "^(consumer|symbols)"]
-PYTEST = ["--ignore=tests_py/test_package.py", "--ignore=tests_py/test_cuda_build.py"]
+# What `make test` runs, but for tests of packages, builds and binaries, of which the copy has none.
+CTEST = ["--label-exclude", "slow", "--exclude-regex", "^(consumer|subproject|symbols)"]
+NO_PYTEST = {"test_package.py", "test_cuda_build.py", "test_mutants.py"}
+# What is installed beside the Python files.
+PACKAGE = ("lltm_wheel", "_C")
 
 
 # ---- faults -----------------------------------------------------------------
@@ -198,9 +204,14 @@ class Workplace:
     def __init__(self, folder: Path, jobs: int, limit: int) -> None:
         self.source, self.build, self.site = (folder / name for name in ("src", "build", "site"))
         self.jobs, self.limit = str(jobs), limit
-        self.objects: dict[Path, bytes] = {}
+        # Of ctest: by name the program that a test runs, if it is one of the build.
+        self.programs: dict[str, Path] = {}
+        self.linked: dict[Path, bytes] = {}
+        self.inverted_costs = ""
+        self.files_of_pytest: list[str] = []
         self.environment = {
             **os.environ,
+            "GTEST_FAIL_FAST": "1",
             "OMP_WAIT_POLICY": "PASSIVE",
             "PYTHONPATH": str(self.site),
             # Files that are written back within a second, of equal length, are the same to it.
@@ -242,23 +253,43 @@ class Workplace:
             if (ROOT / name).is_file():
                 (self.source / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(ROOT / name, self.source / name)
+        self.files_of_pytest = [
+            f"tests_py/{path.name}"
+            for path in sorted((self.source / "tests_py").glob("test_*.py"))
+            if path.name not in NO_PYTEST
+        ]
         self.need(
             *("cmake", "-S", self.source, "-B", self.build, "-G", "Ninja"),
             # The kernels and the tests have levels of their own.
             *("-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG"),
+            # A fault in a file of the library compiles that alone; the tests are in few files.
+            *("-DCMAKE_UNITY_BUILD=ON", "-DCMAKE_UNITY_BUILD_BATCH_SIZE=1"),
             *("-DCMAKE_LINK_DEPENDS_NO_SHARED=ON", "-DLLTM_TESTS=ON", "-DLLTM_PYTHON=ON"),
             f"-DPython_EXECUTABLE={sys.executable}",
         )
         self.need(*self.compile())
-        self.objects = self.digests()
+        tests = json.loads(self.need(*self.ctest(), "--show-only=json-v1"))["tests"]
+        self.programs = {test["name"]: Path(test["command"][0]) for test in tests}
+        self.linked = self.digests()
 
     def compile(self) -> list[str]:
-        return ["cmake", "--build", str(self.build), "--parallel", self.jobs]
+        """Of the programs those that `make test` runs: no fuzzers, no benchmarks."""
+        text = (self.build / "tests_cpp/CTestTestfile.cmake").read_text()
+        programs = {name for name in re.findall(r"/(lltm_\w*tests)\b", text) if "tsan" not in name}
+        targets = ["--target", *PACKAGE, *sorted(programs)]
+        return ["cmake", "--build", str(self.build), "--parallel", self.jobs, *targets]
+
+    def ctest(self) -> list[str]:
+        return ["ctest", "--test-dir", str(self.build), "--no-tests=error", *CTEST]
 
     def digests(self) -> dict[Path, bytes]:
-        """Of what was compiled."""
-        objects = self.build.rglob("*.o")
-        return {path: hashlib.sha256(path.read_bytes()).digest() for path in objects}
+        """Of the libraries and programs."""
+        found = {*self.build.rglob("*.so*"), *self.programs.values()}
+        made = (path for path in found if self.build in path.parents and not path.is_symlink())
+        return {path: hashlib.sha256(path.read_bytes()).digest() for path in made}
+
+    def changed(self) -> set[Path]:
+        return {path for path, digest in self.digests().items() if digest != self.linked[path]}
 
     def files(self, folders: list[str]) -> list[Path]:
         """Of these folders, what is Python or read by the compiler."""
@@ -267,15 +298,44 @@ class Workplace:
         files = [path for name in folders for path in sorted((self.source / name).rglob("*"))]
         return [path for path in files if path.suffix == ".py" or path.resolve() in read]
 
-    def first_failure(self, python_only: bool = False) -> str | None:
-        """Of all tests that may see a fault, what fails first."""
+    def find_quickest(self) -> None:
+        """Runs all tests, which pass, to see how long each takes."""
+        if (found := self.first_failure(set(self.linked))) is not None:
+            sys.exit(f"mutants: without a fault, this fails: {found}")
+        # What took longest begins first, as far as ctest knows.
+        lines = self.costs().read_text().partition("---")[0].splitlines()
+        for name, _, cost in map(str.split, lines):
+            self.inverted_costs += f"{name} 1 {1 / (float(cost) + 0.01)}\n"
+        seconds: dict[str, float] = defaultdict(float)
+        for case in ElementTree.parse(self.junit()).iter("testcase"):
+            file = case.get("classname", "").replace(".Test", "/Test").partition("/")[0]
+            seconds[file.replace(".", "/") + ".py"] += float(case.get("time", 0))
+        self.files_of_pytest.sort(key=lambda name: seconds[name])
+
+    def costs(self) -> Path:
+        return self.build / "Testing/Temporary/CTestCostData.txt"
+
+    def junit(self) -> Path:
+        return self.build / "pytest.xml"
+
+    def first_failure(self, changed: set[Path]) -> str | None:
+        """Of the tests that use what has changed, or the Python files, what fails first."""
         package = ["--component", "python", "--prefix", str(self.site / "lltm")]
         self.need("cmake", "--install", self.build, *package)
-        ctest = ["ctest", "--test-dir", str(self.build), "--output-on-failure", "--no-tests=error"]
-        ctest += ["--stop-on-failure", "--parallel", self.jobs, *CTEST]
-        pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *PYTEST]
+        ctest = [*self.ctest(), "--output-on-failure", "--stop-on-failure", "--parallel", self.jobs]
+        pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+        pytest += [f"--junit-xml={self.junit()}", *self.files_of_pytest]
         pytest += ["--numprocesses", self.jobs] if int(self.jobs) > 1 else []
-        for command in (pytest,) if python_only else (ctest, pytest):
+        commands = [ctest, pytest]
+        if not any(path.name.startswith("liblltm.so") for path in changed):
+            # What the package does not have: of it no test but those of these programs knows.
+            names = [name for name, path in self.programs.items() if path in changed]
+            commands = [[*ctest, "--tests-regex", f"^({'|'.join(map(re.escape, names))})$"]]
+        if not changed:
+            commands = [pytest]
+        if self.inverted_costs:
+            self.costs().write_text(f"{self.inverted_costs}---\n")
+        for command in commands:
             status, output = self.run(*command, limit=self.limit)
             if status is None:
                 return "the time limit"
@@ -284,25 +344,22 @@ class Workplace:
                 return found[1].rstrip(",") if found else output[-300:]
         return None
 
-    def is_mutant(self, path: Path, text: str) -> bool:
-        """Whether the tree with the fault compiles, to anything else."""
-        # For a fault in Python too, or the library would be that of the fault before.
-        status, _ = self.run(*self.compile(), limit=self.limit)
-        if path.suffix != ".py":
-            return status == 0 and self.objects != self.digests()
-        try:
-            ast.parse(text)
-        except SyntaxError:
-            return False
-        return status == 0
-
     def try_fault(self, path: Path, fault: Fault) -> str | None:
         """What killed it, None if nothing did; "" for what is no mutant."""
         original = path.read_text()
         try:
-            changed = fault.apply(original)
-            path.write_text(changed)
-            return self.first_failure(path.suffix == ".py") if self.is_mutant(path, changed) else ""
+            text = fault.apply(original)
+            path.write_text(text)
+            if path.suffix == ".py":
+                ast.parse(text)
+            # For a fault in Python too, or the library would be that of the fault before.
+            status, _ = self.run(*self.compile(), limit=self.limit)
+            changed = self.changed() if status == 0 else set()
+            if status != 0 or not (changed or path.suffix == ".py"):
+                return ""
+            return self.first_failure(changed)
+        except SyntaxError:
+            return ""
         finally:
             # With the time of now, so that it is compiled anew; ccache has it.
             path.write_text(original)
@@ -329,11 +386,12 @@ def main() -> None:
     options = parser.parse_args()
     print(f"mutants: seed {options.seed}", flush=True)
 
+    began = time.monotonic()
     place = Workplace(ROOT / "build/mutants", options.jobs, options.limit)
     place.prepare()
     texts = {path: path.read_text() for path in place.files(options.folders)}
-    if (found := place.first_failure()) is not None:
-        sys.exit(f"mutants: without a fault, this fails: {found}")
+    place.find_quickest()
+    print(f"mutants: built and tested in {time.monotonic() - began:.0f} s", flush=True)
 
     survivors: list[str] = []
     tried = 0

@@ -9,6 +9,7 @@ from collections.abc import Generator
 # libgomp when it is loaded, with torch.
 if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait sleep
 
 import hashlib
 import tempfile

@@ -86,7 +86,7 @@ def test_batches_depend_on_seed_and_update_alone(name: str) -> None:
         assert not torch.equal(task.batch(2, 5)[0], task.batch(3, 5)[0])
 
 
-@pytest.mark.parametrize("name", ["adding-200", "adding-750"])
+@pytest.mark.parametrize("name", ["adding-200", pytest.param("adding-750", marks=pytest.mark.slow)])
 def test_the_adding_problem_asks_for_the_sum_of_the_marked_numbers(name: str) -> None:
     task = module("tasks").task(name)
     inputs, targets = task.batch(0, 3)

@@ -310,7 +310,8 @@ def cmake_files() -> str:
 
 @functools.cache
 def help_text(*command: str) -> str:
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    # Away from conftest.py, which imports PyTorch.
+    run = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
     return run.stdout + run.stderr
 
 

@@ -16,7 +16,6 @@ from lltm import _binding
 
 NATIVE = Path(lltm.cmake_prefix_path)
 MINOR = ".".join(str(torch.__version__).split(".")[:2])
-REPORT = "import lltm; print(lltm.__file__, lltm._C.__file__, lltm.cmake_prefix_path, sep='\\n')"
 
 
 def native_part(folder: Path) -> list[Path]:
@@ -38,65 +37,126 @@ def copy_package(site: Path) -> Path:
     return package
 
 
-def report(site: Path) -> list[Path]:
-    run = support.run_python("-c", REPORT, PYTHONPATH=str(site))
-    assert run.returncode == 0, run.stderr
-    return [Path(line) for line in run.stdout.splitlines()]
-
-
-def test_a_binding_that_cannot_be_loaded_is_an_error(tmp_path: Path) -> None:
-    """Only one that is not there may be replaced."""
-    package = copy_package(tmp_path)
-    for module in package.rglob("_C.*.so"):
-        module.unlink()
-    (package / "_C.py").write_text("import a_module_that_does_not_exist\n")
-    run = support.run_python("-c", REPORT, PYTHONPATH=str(tmp_path))
-    assert run.returncode == 1
-    assert "No module named 'a_module_that_does_not_exist'" in run.stderr
-
-
 def move_native_part(package: Path, tree: Path) -> None:
     tree.mkdir()
     for path in native_part(package):
         path.rename(tree / path.name)
 
 
-def test_a_library_for_another_torch_is_found_in_its_folder(tmp_path: Path) -> None:
-    package = copy_package(tmp_path)
-    tree = package / f"torch{MINOR}"
-    move_native_part(package, tree)
+def without_binding(package: Path) -> None:
+    for module in package.rglob("_C.*.so"):
+        module.unlink()
+
+
+def broken_binding(package: Path) -> None:
+    without_binding(package)
+    (package / "_C.py").write_text("import a_module_that_does_not_exist\n")
+
+
+def built_with_two(package: Path) -> None:
+    move_native_part(package, package / f"torch{MINOR}")
     (package / "_built_with.py").write_text('TORCH = "2.99.1"\n')
-    file, binding, prefix = report(tmp_path)
-    assert file == package / "__init__.py"
-    assert prefix == tree
-    if support.COMPILED_BINDING:
-        assert binding.parent == tree
 
 
-def test_an_import_error_names_every_torch_that_is_served(tmp_path: Path) -> None:
-    package = copy_package(tmp_path)
+def built_with_others(package: Path) -> None:
     move_native_part(package, package / "torch2.98")
     (package / "_built_with.py").write_text('TORCH = "2.99.1"\n')
-    run = support.run_python("-c", "import lltm", PYTHONPATH=str(tmp_path))
-    assert run.returncode == 1
-    assert (
-        run.stderr.strip()
-        .splitlines()[-1]
-        .startswith(
+
+
+def damaged(package: Path) -> None:
+    (package / "lib" / "liblltm.so").write_bytes(b"damaged")
+
+
+CHANGES = (without_binding, broken_binding, built_with_two, built_with_others, damaged)
+ERRORS = """
+import pickle
+for call in (
+    lambda: lltm.LLTM(3, 4)(torch.zeros(2, 2, 5)),
+    lambda: lltm.functional.cell(torch.zeros(2, 3), (torch.zeros(2, 4), torch.zeros(2, 5)),
+                                 torch.zeros(12, 7)),
+):
+    try:
+        call()
+    except lltm.ArgumentError as error:
+        assert isinstance(error, ValueError) and isinstance(error, RuntimeError)
+        assert str(error).startswith("lltm::"), error
+        assert type(pickle.loads(pickle.dumps(error))) is lltm.ArgumentError
+    else:
+        raise SystemExit("no error")
+"""
+# Imports the package of each folder in a fork: PyTorch, which takes most of the time, is imported
+# once. What a fork writes is in its folder.
+IMPORTS = f"""
+import os, sys, traceback, torch
+for site in sys.argv[1:]:
+    if os.fork() == 0:
+        sys.path.insert(0, site)
+        sys.stdout, sys.stderr = (open(f"{{site}}/{{name}}", "w") for name in ("out", "err"))
+        try:
+            import lltm
+            print(lltm.__file__, lltm._C.__file__, lltm.cmake_prefix_path, sep="\\n")
+            if site.endswith("without_binding"):
+                exec({ERRORS!r})
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(0)
+    os.wait()
+"""
+
+
+@pytest.fixture(scope="module")
+def sites(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """By the name of a change: a folder with the package changed, and what its import said."""
+    folder = tmp_path_factory.mktemp("sites")
+    for change in CHANGES:
+        change(copy_package(folder / change.__name__))
+    run = support.run_python("-c", IMPORTS, *(str(folder / c.__name__) for c in CHANGES))
+    assert run.returncode == 0, run.stderr
+    return folder
+
+
+def report(site: Path) -> list[Path]:
+    assert (site / "err").read_text() == ""
+    return [Path(line) for line in (site / "out").read_text().splitlines()]
+
+
+def error(site: Path) -> str:
+    assert (site / "out").read_text() == ""
+    return (site / "err").read_text().strip().splitlines()[-1]
+
+
+@pytest.mark.xdist_group("native")
+class TestImport:
+    def test_a_binding_that_cannot_be_loaded_is_an_error(self, sites: Path) -> None:
+        """Only one that is not there may be replaced."""
+        expected = "ModuleNotFoundError: No module named 'a_module_that_does_not_exist'"
+        assert error(sites / "broken_binding") == expected
+
+    def test_a_library_for_another_torch_is_found_in_its_folder(self, sites: Path) -> None:
+        package = sites / "built_with_two" / "lltm"
+        file, binding, prefix = report(sites / "built_with_two")
+        assert file == package / "__init__.py"
+        assert prefix == package / f"torch{MINOR}"
+        if support.COMPILED_BINDING:
+            assert binding.parent == prefix
+
+    def test_an_import_error_names_every_torch_that_is_served(self, sites: Path) -> None:
+        assert error(sites / "built_with_others").startswith(
             "ImportError: lltm was built against torch 2.98, 2.99.1 and cannot be loaded with"
             f" torch {torch.__version__}: install torch==2.99.*"
         )
-    )
 
+    def test_an_import_error_names_a_library_that_cannot_be_loaded(self, sites: Path) -> None:
+        library, message = sites / "damaged/lltm/lib/liblltm.so", error(sites / "damaged")
+        assert message.startswith(f"ImportError: lltm: {library} cannot be loaded: ")
+        assert message.endswith("file too short")
 
-def test_an_import_error_names_a_library_that_cannot_be_loaded(tmp_path: Path) -> None:
-    package = copy_package(tmp_path)
-    (package / "lib" / "liblltm.so").write_bytes(b"damaged")
-    run = support.run_python("-c", "import lltm", PYTHONPATH=str(tmp_path))
-    assert run.returncode == 1
-    message = run.stderr.strip().splitlines()[-1]
-    assert message.startswith(f"ImportError: lltm: {package}/lib/liblltm.so cannot be loaded: ")
-    assert message.endswith("file too short")
+    def test_without_a_compiled_binding_there_are_operators_and_the_same_errors(
+        self, sites: Path
+    ) -> None:
+        _, binding, _ = report(sites / "without_binding")
+        assert binding == sites / "without_binding/lltm/_binding.py"
 
 
 FUNCTIONS = [
@@ -175,31 +235,3 @@ def test_both_bindings_compute_the_same_pair(bias: bool) -> None:
     gradients = _binding.backward(*arguments)
     assert all(map(torch.equal, gradients, lltm._C.backward(*arguments)))
     assert len(gradients) == 5
-
-
-def test_a_python_without_a_compiled_binding_uses_operators_and_raises_the_same_errors(
-    tmp_path: Path,
-) -> None:
-    package = copy_package(tmp_path)
-    for module in package.rglob("_C.*.so"):
-        module.unlink()
-    code = """
-import pickle, torch, lltm
-for call in (
-    lambda: lltm.LLTM(3, 4)(torch.zeros(2, 2, 5)),
-    lambda: lltm.functional.cell(torch.zeros(2, 3), (torch.zeros(2, 4), torch.zeros(2, 5)),
-                                 torch.zeros(12, 7)),
-):
-    try:
-        call()
-    except lltm.ArgumentError as error:
-        assert isinstance(error, ValueError) and isinstance(error, RuntimeError)
-        assert str(error).startswith("lltm::"), error
-        assert type(pickle.loads(pickle.dumps(error))) is lltm.ArgumentError
-    else:
-        raise SystemExit("no error")
-print(lltm._C.__file__)
-"""
-    run = support.run_python("-c", code, PYTHONPATH=str(tmp_path))
-    assert run.returncode == 0, run.stderr
-    assert Path(run.stdout.strip()) == package / "_binding.py"

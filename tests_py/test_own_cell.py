@@ -97,7 +97,13 @@ def spiking(z: Any, v: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
 
 CELLS = (lstm, gru, plain, without_products_of_h, two_states, reads_both, detaching, spiking)
 SMOOTH = CELLS[:-1]
+IN_A_GRAPH = (two_states, without_products_of_h, spiking)
 each = pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
+# For compilers: states and parameters, no product of h, a gradient of its own.
+each_in_a_graph = pytest.mark.parametrize(
+    "cell",
+    [pytest.param(c, id=c.name, marks=() if c in IN_A_GRAPH else pytest.mark.slow) for c in CELLS],
+)
 each_smooth = pytest.mark.parametrize("cell", SMOOTH, ids=lambda cell: cell.name)
 
 
@@ -417,7 +423,7 @@ def test_no_grad_detaches_in_derivatives_of_any_order() -> None:
     same(second(program), second(lambda given: cell([given], c)[0]))
 
 
-@each
+@each_in_a_graph
 def test_compiles_as_a_whole(cell: lltm.Cell) -> None:
     torch._dynamo.reset()
     layer = cell.Layer(3, 4)
@@ -433,7 +439,7 @@ def test_compiles_as_a_whole(cell: lltm.Cell) -> None:
     same(*([g for g in grads if g is not None] for grads in gradients))
 
 
-@each
+@each_in_a_graph
 def test_decomposes_for_export(cell: lltm.Cell) -> None:
     layer = cell.Layer(3, 4).eval()
     x, hx = torch.randn(3, 2, 3), states(cell, 1, 2, 4)
@@ -529,6 +535,7 @@ def test_copies_and_files(cell: lltm.Cell, tmp_path: Path) -> None:
     same(own(x), layer(x), rtol=0.0, atol=0.0)
 
 
+@pytest.mark.slow  # compiles PyTorch's headers
 @support.needs_cmake
 def test_saved_cells_and_weights_run_in_a_program_without_python(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file

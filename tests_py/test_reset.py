@@ -342,7 +342,7 @@ def test_the_functions_of_the_lltm() -> None:
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_derivatives(cell: str) -> None:
-    problem = Problem(cell, (4, 3, 2, 3), torch.float64, share=0.3)
+    problem = Problem(cell, (3, 2, 2, 2), torch.float64, share=0.3)
     leaves = problem.leaves()
     given = [t for t in leaves if t is not None]
 

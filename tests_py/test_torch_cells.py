@@ -17,7 +17,7 @@ import support
 import torch
 from support import DTYPES
 from torch import Tensor, nn
-from torch.func import functional_call, grad, jvp, vmap
+from torch.func import functional_call, grad, jvp
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.testing import assert_close
 
@@ -305,7 +305,8 @@ def test_with_a_projection_it_is_compiled_exported_and_differentiated() -> None:
     expected = values(theirs(x, hx))
     compiled = torch.compile(ours, backend="aot_eager", fullgraph=True, dynamic=True)
     assert_close(values(compiled(x, hx)), expected)
-    assert_close(values(torch.jit.script(ours)(x, hx)), expected)
+    scripted: Any = torch.jit.script(ours)
+    assert_close(values(scripted(x, hx)), expected)
     steps = torch.export.Dim("steps")
     program = torch.export.export(ours, (x, hx), dynamic_shapes=({0: steps}, (None, None)))
     assert_close(values(program.module()(x, hx)), expected)
@@ -317,8 +318,8 @@ def test_with_a_projection_it_is_compiled_exported_and_differentiated() -> None:
     )
     samples = torch.stack([x, x + 1])
     assert_close(
-        values(vmap(lambda sample: ours(sample))(samples)),
-        [torch.stack(pair) for pair in zip(values(theirs(x)), values(theirs(x + 1)), strict=True)],
+        values(torch.vmap(lambda sample: ours(sample))(samples)),
+        [torch.stack(both) for both in zip(values(theirs(x)), values(theirs(x + 1)), strict=True)],
     )
 
 
@@ -359,13 +360,14 @@ def test_with_a_projection_it_is_as_accurate_as_torch_nn_s(dtype: torch.dtype) -
 
 
 def test_what_is_wrong_with_a_projection_is_named() -> None:
-    for options, text in (
+    bad_options: list[tuple[dict[str, Any], str]] = [
         ({"recurrent_dropout": 0.5}, "recurrent_dropout to be 0 with proj_size, got 0.5"),
         ({"proj_size": H}, rf"proj_size to lie in \[0, hidden_size\), got {H}"),
-    ):
+    ]
+    for options, text in bad_options:
         with pytest.raises(lltm.ArgumentError, match=f"^lltm::LSTM: expected {text}"):
             lltm.LSTM(I, H, **{"proj_size": P, **options})
-    layer = lltm.LSTM(I, H, proj_size=P)
+    layer: Any = lltm.LSTM(I, H, proj_size=P)
     x, c_0 = torch.randn(T, B, I), torch.zeros(1, B, H)
     with pytest.raises(lltm.ArgumentError, match=rf"expected h_0 of shape \(1, {B}, {P}\), got"):
         layer(x, (c_0, c_0))

@@ -317,8 +317,8 @@ class PairLayer(Layer):
 
         Returns:
             (output, (h_n, c_n)): output like the input, with D*H features, with proj_size D*P;
-            the states after each row's last step, shaped as h_0 and c_0. T = 0 gives an empty output and the
-            initial states.
+            the states after each row's last step, shaped as h_0 and c_0. T = 0 gives an empty
+            output and the initial states.
         """
         returned: tuple[Tensor | PackedSequence, State] = self._run(input, hx, hx, reset)
         return returned

@@ -22,7 +22,6 @@ from ._recurrent import (
     Prepacked,
     SingleLayer,
     SingleStep,
-    State,
 )
 
 __all__ = [
