@@ -303,7 +303,7 @@ def test_with_a_projection_it_is_compiled_exported_and_differentiated() -> None:
     x = torch.randn(T, B, I, dtype=torch.float64)
     hx = (torch.randn(4, B, P).double(), torch.randn(4, B, H).double())
     expected = values(theirs(x, hx))
-    compiled = torch.compile(ours, backend="aot_eager", fullgraph=True, dynamic=True)
+    compiled: Any = torch.compile(ours, backend="aot_eager", fullgraph=True, dynamic=True)
     assert_close(values(compiled(x, hx)), expected)
     scripted: Any = torch.jit.script(ours)
     assert_close(values(scripted(x, hx)), expected)
