@@ -304,8 +304,8 @@ def _initial_states(
         return permuted
 
     if h_0 is not None:
-        c_0 = None if c_0 is None else given("c_0", c_0, shape_of_c)
-        return given("h_0", h_0, shape_of_h), c_0
+        h_0 = given("h_0", h_0, shape_of_h)
+        return h_0, None if c_0 is None else given("c_0", c_0, shape_of_c)
     return x.new_zeros(shape_of_h), x.new_zeros(shape_of_c) if len(module._STATES) == 2 else None
 
 

@@ -13,10 +13,11 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
-#include <initializer_list>
+#include <optional>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -562,6 +563,8 @@ SequenceOutputs LayerModule::run_projected(
     weights.push_back(p.weight_hr);
     return run_short_call(input, first, c_0, weights, has_bias, reverse);
   }
+  std::optional<c10::impl::ExcludeDispatchKeyGuard> without_autocast;
+  if (prepacked) without_autocast.emplace(c10::autocast_dispatch_keyset);
   // Prepacked weights have the columns of h_0 in any case.
   const bool with_h_0 = h_0.defined() || prepacked;
   const RowEnds ends(batch_sizes, reverse);
@@ -615,8 +618,8 @@ std::vector<SequenceOutputs> LayerModule::run_directions(
 
 bool LayerModule::fits_side_by_side(
     const Tensor& input, const Tensor& h_0, Followers followers) const {
-  if (!bidirectional || !input.is_cpu() || followers == Followers::kOthers || proj_size() > 0)
-    return false;
+  if (!bidirectional || proj_size() > 0) return false;
+  if (!input.is_cpu() || followers == Followers::kOthers) return false;
   const bool bf16 = input.scalar_type() == at::kBFloat16;
   const cpu::LayerShape shape = {
       h_0.size(1), input.size(-1), hidden_size, flat_size(input), bf16, cpu::slots_of(cell)};
