@@ -556,7 +556,8 @@ SequenceOutputs LayerModule::run_projected(
   const OperatorParameters p = parameters_of(k);
   const Tensor first = h_0.defined() ? h_0 : c_0.new_zeros_symint({c_0.sym_size(0), proj_size()});
   const bool plain = input.is_cpu() && followers != Followers::kOthers && !prepacked &&
-                     !batch_sizes.has_value() && !reset.defined() && checkpoint_steps == 0;
+                     !batch_sizes.has_value() && !reset.defined() && checkpoint_steps == 0 &&
+                     !autocasts(input);
   if (plain && is_short_for_product(input.size(0), hidden_size)) {
     std::vector<Tensor> weights = {p.weight_ih, p.weight_hh};
     if (has_bias) weights.insert(weights.end(), {p.bias_ih, p.bias_hh});
