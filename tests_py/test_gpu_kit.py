@@ -56,21 +56,21 @@ def test_the_kit_replaces_no_other_folder(indexes: Callable[[int], None], tmp_pa
     assert (tmp_path / "precious").exists()
 
 
+def commands_of_make(target: str, kit: Path) -> str:
+    """What make would run."""
+    make = shutil.which("make")
+    assert make is not None
+    command = (make, "--dry-run", target, f"GPU_KIT={kit}", f"PYTHON={sys.executable}")
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
 def test_the_makefile_takes_the_kit_by_itself(tmp_path: Path) -> None:
     kit = tmp_path / "kit"
     (kit / "googletest").mkdir(parents=True)
     (kit / "site-packages" / "nlohmann_json").mkdir(parents=True)
-    make = shutil.which("make")
-    assert make is not None
     for folder, count in ((kit, 3), (tmp_path / "none", 0)):
-        run = subprocess.run(
-            (make, "--dry-run", "compile-gpu", f"GPU_KIT={folder}", f"PYTHON={sys.executable}"),
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert run.stdout.count(str(folder)) == count, run.stdout
+        commands = commands_of_make("compile-gpu", folder)
+        assert commands.count(str(folder)) == count, commands
 
 
 @pytest.fixture
@@ -206,14 +206,6 @@ def test_what_does_not_fit_is_compiled_without_warnings_as_errors(tmp_path: Path
         "CMAKE_CUDA_ARCHITECTURES": "90-real",
         "CMAKE_CUDA_FLAGS": "",
     }
-    make = shutil.which("make")
-    assert make is not None
-    run = subprocess.run(
-        (make, "--dry-run", "build-gpu", f"GPU_KIT={tmp_path}", f"PYTHON={sys.executable}"),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "--unpack build/gpu ||" in run.stdout
-    assert "compile-gpu" in run.stdout
+    commands = commands_of_make("build-gpu", tmp_path)
+    assert "--unpack build/gpu ||" in commands
+    assert "compile-gpu" in commands

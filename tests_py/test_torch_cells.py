@@ -341,6 +341,11 @@ def test_with_a_projection_a_prepacked_form_in_int8_is_close_and_saved() -> None
     state = {**packed.state_dict(), "packed_weight_hr_l0": torch.zeros(15, 64)}
     with pytest.raises(RuntimeError, match=r"packed_weight_hr of shape \(16, 64\), got \(15, 64"):
         other.load_state_dict(state)
+    del state["packed_weight_hr_l0"]
+    for assign in (False, True):
+        with pytest.raises(RuntimeError, match=r'Missing key.*"packed_weight_hr_l0"'):
+            other.load_state_dict(state, assign=assign)
+        assert_close(values(other(x, hx)), found, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("steps", [3, 12])  # by either way

@@ -609,7 +609,8 @@ class Prepacked(Layer, nn.Module):
                 error_msgs.append(f"{prefix}{names[0]}: {error}")
                 return
             if local_metadata.get("assign_to_params_buffers", False):
-                self._buffers.update(zip(names, (weights, *others), strict=True))
+                given = zip(names, (weights, *others), strict=True)
+                self._buffers.update((name, t) for name, t in given if t is not None)
             elif weights.shape != own.shape or weights.dtype != own.dtype:
                 # Packed on another machine.
                 self._buffers[names[0]] = torch.empty_like(weights, device=own.device)
@@ -632,7 +633,9 @@ class Prepacked(Layer, nn.Module):
         own: Any = [self._buffers[name] for name in self._by_direction[k][1:]]
         biases = others[: len(self._BIASES)]
         if self.proj_size > 0:
-            _check.shape(where, self._PROJECTION, others[-1], tuple(own.pop().shape))
+            expected_shape = tuple(own.pop().shape)
+            if others[-1] is not None:  # else the base class says so
+                _check.shape(where, self._PROJECTION, others[-1], expected_shape)
         zeros = [None if bias is None else torch.zeros(bias.shape, **options) for bias in own]
         # First beside biases of this layer, so that the weights are what is blamed for theirs.
         for each in (zeros, biases):

@@ -417,7 +417,7 @@ void LayerModule::check_projection(const Tensor& input) const {
       recurrent_dropout == 0,
       "lltm::",
       where,
-      ": expected recurrent_dropout to be 0 with a projection, got ",
+      ": expected recurrent_dropout to be 0 with proj_size, got ",
       recurrent_dropout);
   const bool casts = !prepacked && autocasts(input);
   for (int64_t k = 0; k < directions(); ++k) {

@@ -128,6 +128,17 @@ LLTM_CELL_INLINE Pieces<const compute_t<T>> load_part(
   return copy_part(x, part, offset, buffers);
 }
 
+// What `load_part` gives, as the k-th input.
+template <typename T>
+LLTM_CELL_INLINE void load_input(
+    Registers<compute_t<T>>& registers,
+    int k,
+    const Matrix<const T>& x,
+    const Part& part,
+    std::int64_t offset) {
+  registers.set_input(k, load_part(x, part, offset, registers.input_memory(k)));
+}
+
 template <typename T>
 LLTM_CELL_INLINE Pieces<compute_t<T>> target_part(
     const Matrix<T>& y, const Part& part, std::int64_t offset, Block<compute_t<T>>* buffers) {
@@ -162,18 +173,16 @@ void forward_program(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_
   Block<C> in_bias[Registers<C>::kMostPieces];
   for_each_part(a.hidden, begin, end, registers.pieces(), [&](const Part& part) {
     int in = 0;
-    const auto add_input = [&](const auto& x, int k) {
-      const std::int64_t offset = k * a.layer_hidden;
-      registers.set_input(in, load_part(x, part, offset, registers.input_memory(in)));
-      ++in;
-    };
     for (int k = 0; k < cell.slots; ++k) {
       Block<C>* const sums = registers.input_memory(in++);
       const auto z = load_part(a.gates, part, k * a.gates_step, sums, a.gates_padded);
       add_parts(z, load_part(a.bias, part, k * a.layer_hidden, in_bias), part, sums);
     }
-    for (int k = 0; k < cell.state_columns(); ++k) add_input(a.c, k);
-    for (int k = 0; k < cell.parameters; ++k) add_input(a.parameters, k);
+    for (int k = 0; k < cell.state_columns(); ++k)
+      load_input(registers, in++, a.c, part, k * a.layer_hidden);
+    for (int k = 0; k < cell.parameters; ++k) {
+      load_input(registers, in++, a.parameters, part, k * a.layer_hidden);
+    }
     Block<C>* const buffers_of_h = registers.output_memory(0);
     const Pieces<C> h = target_part(a.h_next, part, 0, buffers_of_h);
     registers.set_output(0, h);
@@ -211,16 +220,14 @@ void backward_program(const BackwardArgs<T, G>& a, std::int64_t begin, std::int6
   Block<C> in_dh[Registers<C>::kMostPieces];
   for_each_part(a.hidden, begin, end, registers.pieces(), [&](const Part& part) {
     int in = 0;
-    const auto add_input = [&](const auto& x, int k) {
-      const std::int64_t offset = k * a.layer_hidden;
-      registers.set_input(in, load_part(x, part, offset, registers.input_memory(in)));
-      ++in;
-    };
     for (int k = 0; k < cell.saved; ++k) {
-      fetch_part_ahead(a.activations, part, k * a.layer_hidden);
-      add_input(a.activations, k);
+      const std::int64_t offset = k * a.layer_hidden;
+      fetch_part_ahead(a.activations, part, offset);
+      load_input(registers, in++, a.activations, part, offset);
     }
-    for (int k = 0; k < cell.parameters; ++k) add_input(a.parameters, k);
+    for (int k = 0; k < cell.parameters; ++k) {
+      load_input(registers, in++, a.parameters, part, k * a.layer_hidden);
+    }
     Block<C>* const dh = registers.input_memory(in++);
     const auto from_output = load_part(a.grad_h, part, 0, dh);
     add_parts(from_output, load_part(a.grad_h_state, part, 0, in_dh), part, dh);
@@ -228,7 +235,9 @@ void backward_program(const BackwardArgs<T, G>& a, std::int64_t begin, std::int6
       const Pieces<const C> sum = {dh->values, kBlock};
       add_parts(sum, load_part(a.grad_c, part, 0, in_dh), part, dh);
     }
-    for (int k = own; k < cell.state_columns(); ++k) add_input(a.grad_c, k);
+    for (int k = own; k < cell.state_columns(); ++k) {
+      load_input(registers, in++, a.grad_c, part, k * a.layer_hidden);
+    }
     for (int k = 0; k < cell.grad_columns(); ++k) {
       const std::int64_t offset = k * a.layer_hidden;
       fetch_part_ahead(a.grad_gates, part, offset);
@@ -284,9 +293,8 @@ void forward_few_rows_program(const FewRowsArgs& a, std::int64_t rows) {
         widen_to(registers.input_memory(in)[p], z, bias);
       }
     }
-    for (int k = 0; k < cell.state_columns(); ++k, ++in) {
-      const std::int64_t offset = k * a.layer_hidden;
-      registers.set_input(in, load_part(as_const(a.c), part, offset, registers.input_memory(in)));
+    for (int k = 0; k < cell.state_columns(); ++k) {
+      load_input(registers, in++, as_const(a.c), part, k * a.layer_hidden);
     }
     for (int k = 0; k < cell.parameters; ++k, ++in) {
       for (std::int64_t p = 0; p < part.pieces; ++p) {

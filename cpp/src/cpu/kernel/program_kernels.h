@@ -118,17 +118,19 @@ __attribute__((noinline)) void execute(
 #define LLTM_OPERANDS_1 a[j]
 #define LLTM_OPERANDS_2 a[j], b[j]
 #define LLTM_OPERANDS_3 a[j], b[j], c[j]
-#define LLTM_PIECES_1 const C* const a = of_a.piece(p);
-#define LLTM_PIECES_2 LLTM_PIECES_1 const C* const b = of_b.piece(p);
-#define LLTM_PIECES_3 LLTM_PIECES_2 const C* const c = of_c.piece(p);
-#define LLTM_RUN(op, function, operands)                                         \
-  case Op::op:                                                                   \
-    for (std::int64_t p = 0; p < pieces; ++p) {                                  \
-      C* const y = of_y.piece(p);                                                \
-      LLTM_PIECES_##operands LLTM_VECTORS for (std::int64_t j = 0; j < n; ++j) { \
-        y[j] = math::function(LLTM_OPERANDS_##operands);                         \
-      }                                                                          \
-    }                                                                            \
+#define LLTM_PIECES_1 const C* const a = of_a.piece(p)
+#define LLTM_PIECES_2 LLTM_PIECES_1, * const b = of_b.piece(p)
+#define LLTM_PIECES_3 LLTM_PIECES_2, * const c = of_c.piece(p)
+#define LLTM_RUN(op, function, operands)                 \
+  case Op::op:                                           \
+    for (std::int64_t p = 0; p < pieces; ++p) {          \
+      C* const y = of_y.piece(p);                        \
+      LLTM_PIECES_##operands;                            \
+      LLTM_VECTORS                                       \
+      for (std::int64_t j = 0; j < n; ++j) {             \
+        y[j] = math::function(LLTM_OPERANDS_##operands); \
+      }                                                  \
+    }                                                    \
     break;
       LLTM_OPERATIONS(LLTM_RUN)
 #undef LLTM_RUN
