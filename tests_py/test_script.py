@@ -28,6 +28,9 @@ def script(module: nn.Module) -> Any:
     return torch.jit.script(module)
 
 
+same = torch.testing.assert_close
+
+
 def saved_and_loaded(scripted: Any) -> Any:
     file = io.BytesIO()
     torch.jit.save(scripted, file)
@@ -72,6 +75,33 @@ def test_a_scripted_cell_does_what_the_cell_does_before_and_after_saving(bias: b
             state = cell(x)
             torch.testing.assert_close(run(x), state)
             torch.testing.assert_close(run(x, hx=state), cell(x, state))
+
+
+class Tagger(nn.Module):
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.rnn = layer
+
+    def forward(self, x, lengths):  # type: ignore[no-untyped-def]
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, enforce_sorted=False)
+        output, state = self.rnn.forward_packed(packed)
+        again, _ = self.rnn.forward_packed(packed, state)
+        return nn.utils.rnn.pad_packed_sequence(again)[0], output.data, state
+
+
+@pytest.mark.parametrize("kind", ["LLTM", "LSTM", "GRU", "prepacked GRU"])
+def test_a_scripted_layer_takes_packed_rows_by_a_method_of_their_own(kind: str) -> None:
+    layer = getattr(lltm, kind.split()[-1])(3, 5, num_layers=2, bidirectional=True)
+    model = Tagger(layer.prepack() if "prepacked" in kind else layer)
+    x, lengths = torch.randn(6, 4, 3), torch.tensor([2, 6, 1, 6])
+    expected = model(x, lengths)
+    rows = nn.utils.rnn.pack_padded_sequence(x, lengths, enforce_sorted=False)
+    same(expected[1], layer(rows)[0].data)
+    scripted = script(model)
+    for run in (scripted, saved_and_loaded(scripted), model):
+        same(run(x, lengths), expected)
+    with pytest.raises(Exception, match=r"expected batch_sizes"):
+        scripted.rnn.forward_packed(PackedSequence(rows.data, rows.batch_sizes.int()))
 
 
 def test_a_scripted_prepacked_layer_does_what_the_layer_does() -> None:

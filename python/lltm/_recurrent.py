@@ -268,6 +268,10 @@ class Layer(Recurrent):
             )
         super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[misc]
 
+    def forward_packed(self, input: PackedSequence, hx: Any = None, reset: Any = None) -> Any:
+        """As forward. TorchScript has this one for a PackedSequence, and forward for a tensor."""
+        return self(input, hx, reset)  # type: ignore[operator]
+
     def flatten_parameters(self) -> None:
         """Does nothing; there because code written for torch.nn.LSTM calls it."""
 

@@ -1,8 +1,8 @@
 """Forms of the modules that torch.jit.script compiles.
 
 TorchScript has no values of several types, so no PackedSequence beside a tensor, and no attribute
-whose name is put together. So what it compiles here takes tensors, and a method that names every
-parameter is written out for the layer at hand.
+whose name is put together. So forward takes tensors here, forward_packed a PackedSequence, and a
+method that names every parameter is written out for the layer at hand.
 
 The parent of a module keeps what torch.jit.script was given in its place. So that nothing changes
 for the parent, it is of a subclass of the module's class, shares its attributes, all of them, and
@@ -15,7 +15,9 @@ does in Python what the module did; pickled or copied it is the module again.
 
 import copyreg
 import functools
+import inspect
 import linecache
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,20 +25,77 @@ import torch
 from torch import Tensor, nn
 from torch._jit_internal import is_scripting
 from torch.nn.utils import parametrize
+from torch.nn.utils.rnn import PackedSequence
+
+# How states are passed and returned. The operators take those besides h side by side.
+
+
+class _OneState:
+    def states_of(self, hx: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        return hx, None
+
+    def returned(self, h: Tensor, c: Tensor) -> Tensor:
+        return h
+
+
+class _TwoStates:
+    def states_of(self, hx: tuple[Tensor, Tensor] | None) -> tuple[Tensor | None, Tensor | None]:
+        if hx is None:
+            return None, None
+        return hx
+
+    def returned(self, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        return h, c
+
+
+class _ThreeStates:
+    def states_of(
+        self, hx: tuple[Tensor, Tensor, Tensor] | None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        if hx is None:
+            return None, None
+        h, c_1, c_2 = hx
+        return h, torch.cat([c_1, c_2], -1)
+
+    def returned(self, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        c_1, c_2 = c.chunk(2, -1)
+        return h, c_1, c_2
+
+
+class _FourStates:
+    def states_of(
+        self, hx: tuple[Tensor, Tensor, Tensor, Tensor] | None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        if hx is None:
+            return None, None
+        h, c_1, c_2, c_3 = hx
+        return h, torch.cat([c_1, c_2, c_3], -1)
+
+    def returned(self, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        c_1, c_2, c_3 = c.chunk(3, -1)
+        return h, c_1, c_2, c_3
+
+
+# Of each number of states, h among them.
+_STATES = {1: _OneState, 2: _TwoStates, 3: _ThreeStates, 4: _FourStates}
+
+# In the methods below, what stands for the type of hx: the return type of `returned`.
+State = Any
 
 
 class _Cell:
-    """With h and one more state."""
-
     _CELL: str
     input_size: int
     hidden_size: int
     forward_in_python: Callable[..., Any]
-    scripted_parameters: Any
+    scripted_parameters: Callable[[], list[Tensor]]
+    states_of: Callable[..., Any]
+    returned: Callable[..., Any]
 
-    def run_operator(
-        self, input: Tensor, h: Tensor | None, c: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, input: Tensor, hx: State | None = None) -> State:
+        if not is_scripting():
+            return self.forward_in_python(input, hx)
+        h, c = self.states_of(hx)
         h_next, c_next = torch.ops.lltm.layer_step(
             self._CELL,
             input,
@@ -46,66 +105,10 @@ class _Cell:
             self.input_size,
             self.hidden_size,
         )
-        return h_next, c_next
-
-    def forward(
-        self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None
-    ) -> tuple[Tensor, Tensor]:
-        if not is_scripting():
-            return self.forward_in_python(input, hx)
-        h: Tensor | None = None
-        c: Tensor | None = None
-        if hx is not None:
-            h, c = hx
-        return self.run_operator(input, h, c)
-
-
-class _CellOfOneState(_Cell):
-    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
-        if not is_scripting():
-            return self.forward_in_python(input, hx)
-        h_next, _ = self.run_operator(input, hx, None)
-        return h_next
-
-
-# The operators take states besides h side by side.
-
-
-class _CellOfThreeStates(_Cell):
-    def forward(
-        self, input: Tensor, hx: tuple[Tensor, Tensor, Tensor] | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        if not is_scripting():
-            return self.forward_in_python(input, hx)
-        h: Tensor | None = None
-        c: Tensor | None = None
-        if hx is not None:
-            h, c_1, c_2 = hx
-            c = torch.cat([c_1, c_2], -1)
-        h_next, c_next = self.run_operator(input, h, c)
-        next_1, next_2 = c_next.chunk(2, -1)
-        return h_next, next_1, next_2
-
-
-class _CellOfFourStates(_Cell):
-    def forward(
-        self, input: Tensor, hx: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        if not is_scripting():
-            return self.forward_in_python(input, hx)
-        h: Tensor | None = None
-        c: Tensor | None = None
-        if hx is not None:
-            h, c_1, c_2, c_3 = hx
-            c = torch.cat([c_1, c_2, c_3], -1)
-        h_next, c_next = self.run_operator(input, h, c)
-        next_1, next_2, next_3 = c_next.chunk(3, -1)
-        return h_next, next_1, next_2, next_3
+        return self.returned(h_next, c_next)
 
 
 class _Layer:
-    """With h and one more state."""
-
     _CELL: str
     input_size: int
     hidden_size: int
@@ -119,11 +122,20 @@ class _Layer:
     _prepacked: bool
     _has_biases: bool
     forward_in_python: Callable[..., Any]
-    scripted_parameters: Any
+    scripted_parameters: Callable[[], list[Tensor]]
+    states_of: Callable[..., Any]
+    returned: Callable[..., Any]
 
     def run_operator(
-        self, input: Tensor, h_0: Tensor | None, c_0: Tensor | None, reset: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        self,
+        input: Tensor,
+        hx: State | None,
+        batch_sizes: Tensor | None,
+        sorted_indices: Tensor | None,
+        unsorted_indices: Tensor | None,
+        reset: Tensor | None,
+    ) -> tuple[Tensor, State]:
+        h_0, c_0 = self.states_of(hx)
         output, h_n, c_n = torch.ops.lltm.layer(
             self._CELL,
             input,
@@ -140,77 +152,47 @@ class _Layer:
             self.recurrent_dropout if self.training else 0.0,
             self.checkpoint_steps,
             self._prepacked,
-            reset=reset,
+            batch_sizes,
+            sorted_indices,
+            unsorted_indices,
+            reset,
         )
-        return output, h_n, c_n
+        return output, self.returned(h_n, c_n)
 
     def forward(
-        self,
-        input: Tensor,
-        hx: tuple[Tensor, Tensor] | None = None,
-        reset: Tensor | None = None,
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        self, input: Tensor, hx: State | None = None, reset: Tensor | None = None
+    ) -> tuple[Tensor, State]:
         if not is_scripting():
             return self.forward_in_python(input, hx, reset)
-        h_0: Tensor | None = None
-        c_0: Tensor | None = None
-        if hx is not None:
-            h_0, c_0 = hx
-        output, h_n, c_n = self.run_operator(input, h_0, c_0, reset)
-        return output, (h_n, c_n)
+        return self.run_operator(input, hx, None, None, None, reset)
 
-
-class _LayerOfOneState(_Layer):
-    def forward(
-        self, input: Tensor, hx: Tensor | None = None, reset: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    @torch.jit.export
+    def forward_packed(
+        self, input: PackedSequence, hx: State | None = None, reset: Tensor | None = None
+    ) -> tuple[PackedSequence, State]:
         if not is_scripting():
             return self.forward_in_python(input, hx, reset)
-        output, h_n, _ = self.run_operator(input, hx, None, reset)
-        return output, h_n
+        rows, sizes, order, inverse = input
+        output, state = self.run_operator(rows, hx, sizes, order, inverse, reset)
+        return PackedSequence(output, sizes, order, inverse), state
 
 
-class _LayerOfThreeStates(_Layer):
-    def forward(
-        self,
-        input: Tensor,
-        hx: tuple[Tensor, Tensor, Tensor] | None = None,
-        reset: Tensor | None = None,
-    ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-        if not is_scripting():
-            return self.forward_in_python(input, hx, reset)
-        h_0: Tensor | None = None
-        c_0: Tensor | None = None
-        if hx is not None:
-            h_0, c_1, c_2 = hx
-            c_0 = torch.cat([c_1, c_2], -1)
-        output, h_n, c_n = self.run_operator(input, h_0, c_0, reset)
-        last_1, last_2 = c_n.chunk(2, -1)
-        return output, (h_n, last_1, last_2)
+@functools.cache
+def _methods(form: type, states: int) -> type:
+    """Those of a form, in which State is the type of so many states."""
+    state = "Tensor" if states == 1 else f"tuple[{', '.join(['Tensor'] * states)}]"
+    source = re.sub(r"\bState\b", state, inspect.getsource(form))
+    made: type = _compiled(f"{form.__name__} of {states} states", source)[form.__name__]
+    return type(form.__name__, (made, _STATES[states]), {"__annotations__": {}})
 
 
-class _LayerOfFourStates(_Layer):
-    def forward(
-        self,
-        input: Tensor,
-        hx: tuple[Tensor, Tensor, Tensor, Tensor] | None = None,
-        reset: Tensor | None = None,
-    ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor, Tensor]]:
-        if not is_scripting():
-            return self.forward_in_python(input, hx, reset)
-        h_0: Tensor | None = None
-        c_0: Tensor | None = None
-        if hx is not None:
-            h_0, c_1, c_2, c_3 = hx
-            c_0 = torch.cat([c_1, c_2, c_3], -1)
-        output, h_n, c_n = self.run_operator(input, h_0, c_0, reset)
-        last_1, last_2, last_3 = c_n.chunk(3, -1)
-        return output, (h_n, last_1, last_2, last_3)
-
-
-# By the number of states, h among them.
-_CELLS = {1: _CellOfOneState, 2: _Cell, 3: _CellOfThreeStates, 4: _CellOfFourStates}
-_LAYERS = {1: _LayerOfOneState, 2: _Layer, 3: _LayerOfThreeStates, 4: _LayerOfFourStates}
+def _compiled(name: str, source: str) -> dict[str, Any]:
+    """The names that a source defines. TorchScript reads it again, where tracebacks look for it."""
+    file = f"<lltm {name}>"
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    namespace = dict(globals())
+    exec(compile(source, file, "exec", dont_inherit=True), namespace)
+    return namespace
 
 
 def given(module: nn.Module, names: Sequence[str]) -> list[str]:
@@ -220,7 +202,7 @@ def given(module: nn.Module, names: Sequence[str]) -> list[str]:
 
 def cell(module: nn.Module, operands: Sequence[str], states: int) -> nn.Module:
     """`operands` are expressions of the operator's parameters; `states` counts h."""
-    return _sharing(module, _CELLS[states], operands, ["_CELL"])
+    return _sharing(module, _methods(_Cell, states), operands, ["_CELL"])
 
 
 _CONSTANTS = ["_CELL", "checkpoint_steps", "recurrent_dropout", "_prepacked", "_has_biases"]
@@ -228,7 +210,7 @@ _CONSTANTS = ["_CELL", "checkpoint_steps", "recurrent_dropout", "_prepacked", "_
 
 def layer(module: nn.Module, operands: Sequence[str], states: int, has_biases: bool) -> nn.Module:
     """`operands` are those of all directions, in the order of h_0; else as cell."""
-    return _sharing(module, _LAYERS[states], operands, _CONSTANTS, has_biases)
+    return _sharing(module, _methods(_Layer, states), operands, _CONSTANTS, has_biases)
 
 
 def _sharing(
@@ -278,8 +260,8 @@ def _subclass(
         "scripted_parameters": _parameters(operands),
         "_has_biases": has_biases,
         "__constants__": list(constants),  # attributes of the class
-        # TorchScript would take the annotations of the base, which are text.
-        "__annotations__": {},
+        # Without any, TorchScript would take the annotations of the base, which are text.
+        "__annotations__": {"_CELL": str},
         # It would compile properties too.
         "__jit_unused_properties__": [
             name for name in dir(base) if isinstance(getattr(base, name), property)
@@ -292,9 +274,4 @@ def _parameters(operands: tuple[str, ...]) -> Any:
     """Compiles the method that returns the parameters."""
     values = ", ".join(operands)
     source = f"def scripted_parameters(self) -> list[Tensor]:\n    return [{values}]\n"
-    # TorchScript reads the source again, from where tracebacks find it.
-    name = f"<lltm parameters {values}>"
-    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-    namespace: dict[str, Any] = {"Tensor": Tensor, "torch": torch}
-    exec(compile(source, name, "exec", dont_inherit=True), namespace)
-    return namespace["scripted_parameters"]
+    return _compiled(f"parameters {values}", source)["scripted_parameters"]
