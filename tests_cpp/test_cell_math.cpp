@@ -612,6 +612,33 @@ TEST_P(CellMath, TransposesAreRightAndWriteNothingElse) {
       kernels_->transpose_bf16, [](int k) { return BFloat16{static_cast<std::uint16_t>(k)}; });
 }
 
+TEST_P(CellMath, PairsOfColumnsAreRightAndNothingElseIsWritten) {
+  const BFloat16 untouched{12345};
+  for (const int rows : {1, 15, 16, 17, 33}) {
+    for (const int columns : {1, 2, 31, 32, 33, 64, 71}) {
+      SCOPED_TRACE(testing::Message() << rows << " rows, " << columns << " columns");
+      const int x_stride = columns + columns % 2 + 1;  // odd: rows at any address
+      const int pairs = (columns + 1) / 2, y_stride = 2 * rows + 6;
+      std::vector<BFloat16> x;
+      for (int k = 0; k < rows * x_stride; ++k) x.push_back({static_cast<std::uint16_t>(k)});
+      std::vector<BFloat16> y(static_cast<std::size_t>((pairs + 20) * y_stride), untouched);
+      kernels_->pair_columns_bf16(rows, columns, {x.data(), x_stride}, {y.data(), y_stride});
+      int wrong = 0;
+      for (int p = 0; p < pairs + 20; ++p) {
+        for (int j = 0; j < y_stride; ++j) {
+          const int c = 2 * p + j % 2;
+          BFloat16 expected = untouched;
+          if (p < pairs && j < 2 * rows) {
+            expected = c < columns ? x[j / 2 * x_stride + c] : BFloat16{0};
+          }
+          wrong += y[p * y_stride + j].bits != expected.bits;
+        }
+      }
+      EXPECT_EQ(wrong, 0);
+    }
+  }
+}
+
 // ---- 16-bit formats -------------------------------------------------------
 
 // A binary floating-point format with an implicit leading bit.

@@ -21,6 +21,7 @@ namespace {
 
 using lltm::SequenceResult;
 using lltm::cpu::BackwardSchedule;
+using lltm::cpu::Blocks;
 using lltm::cpu::FewRowsSchedule;
 using lltm::cpu::ForwardSchedule;
 using lltm::cpu::GemmFormat;
@@ -36,20 +37,23 @@ constexpr int64_t kChunkRows[] = {1, 100};
 
 // The narrowest blocks, which leave some threads of wide grids more than one, and the widest ones,
 // of which there may be fewer than columns of threads.
-std::vector<int64_t> block_widths(GemmFormat format) {
+std::vector<Blocks> blocks_of(int64_t hidden, GemmFormat format) {
   const int64_t narrowest =
       lltm::cpu::visit_format(format, []<typename F>(F) { return F::kUnitAlign; });
-  return {narrowest, lltm::cpu::max_forward_block_width(format)};
+  const auto of_width = [&](int64_t width) {
+    return Blocks(hidden, narrowest, (hidden + width - 1) / width);
+  };
+  return {of_width(narrowest), of_width(lltm::cpu::max_forward_block_width(format))};
 }
 
 std::vector<ForwardSchedule> forward_schedules(
-    GemmFormat format, const std::vector<int64_t>& widths) {
+    GemmFormat format, const std::vector<Blocks>& all_blocks) {
   std::vector<ForwardSchedule> schedules;
   for (const Grid& grid : kGrids) {
-    for (const int64_t width : widths) {
+    for (const Blocks& blocks : all_blocks) {
       for (const int64_t rows : kChunkRows) {
-        schedules.push_back({format, grid, width, /*merge_projection=*/false, rows});
-        schedules.push_back({format, grid, width, /*merge_projection=*/true, rows});
+        schedules.push_back({format, grid, blocks, /*merge_projection=*/false, rows});
+        schedules.push_back({format, grid, blocks, /*merge_projection=*/true, rows});
       }
     }
   }
@@ -67,16 +71,17 @@ std::vector<GemmFormat> formats(const Machine& machine, at::ScalarType dtype) {
   return {GemmFormat::kF32};
 }
 
-std::vector<BackwardSchedule> backward_schedules(const Machine& machine, at::ScalarType dtype) {
+std::vector<BackwardSchedule> backward_schedules(
+    const Machine& machine, at::ScalarType dtype, int64_t hidden) {
   std::vector<BackwardSchedule> schedules;
   for (const GemmFormat format : formats(machine, dtype)) {
     for (const GemmFormat gradient_format : formats(machine, dtype)) {
       // The state's gradients in bf16x3 and those of the weights in float32: nothing needs that.
       if (format == GemmFormat::kBf16x3 && gradient_format != format) continue;
       for (const Grid& grid : kGrids) {
-        for (const int64_t width : block_widths(format)) {
+        for (const Blocks& blocks : blocks_of(hidden, format)) {
           for (const int64_t rows : kChunkRows) {
-            schedules.push_back({format, grid, width, rows, gradient_format});
+            schedules.push_back({format, grid, blocks, rows, gradient_format});
           }
         }
       }
@@ -104,10 +109,10 @@ class Case {
       // Whether operands are float32 decides how results are rounded: that is as it would be.
       FewRowsSchedule schedule = schedule_few_rows(machine_, shape(), steps(), prepacked);
       for (const Grid grid : {Grid{1, 1}, Grid{1, 3}, Grid{2, 1}, Grid{3, 2}}) {
-        for (const int64_t width : block_widths(GemmFormat::kF32)) {
+        for (const Blocks& blocks : blocks_of(shape().hidden, GemmFormat::kF32)) {
           for (const int64_t rows : kChunkRows) {
             schedule.grid = grid;
-            schedule.block_width = width;
+            schedule.blocks = blocks;
             schedule.chunk_rows = rows;
             check(lltm::cpu::few_rows_forward, packed, schedule);
           }
@@ -117,7 +122,8 @@ class Case {
     }
     for (const GemmFormat format : formats(machine_, dtype_)) {
       if (prepacked && !lltm::cpu::has_form(packed, format)) continue;
-      for (const ForwardSchedule& schedule : forward_schedules(format, block_widths(format))) {
+      for (const ForwardSchedule& schedule :
+           forward_schedules(format, blocks_of(shape().hidden, format))) {
         check(lltm::cpu::blocked_forward, packed, schedule);
       }
     }
@@ -134,7 +140,7 @@ class Case {
         grads_[1],
         has_c ? grads_[2] : at::Tensor(),
         {true, true, has_c, true, a_.weight_hh.has_value(), true, a_.bias_hh.has_value()}};
-    for (const BackwardSchedule& schedule : backward_schedules(machine_, dtype_)) {
+    for (const BackwardSchedule& schedule : backward_schedules(machine_, dtype_, shape().hidden)) {
       SCOPED_TRACE(to_string(schedule));
       const auto [input, h, c, weight_ih, weight_hh, bias_ih, bias_hh] =
           lltm::with_grad_of_h(backward, [&](const lltm::SequenceBackwardArgs& args) {
@@ -158,7 +164,7 @@ class Case {
     const double tolerance = dtype_ == at::kFloat ? 1e-3 : 2e-2;
     const at::Tensor packed = pack(a_, at::kQInt8);
     std::vector<SequenceResult> results;
-    for (const ForwardSchedule& schedule : forward_schedules(GemmFormat::kInt8, {0})) {
+    for (const ForwardSchedule& schedule : forward_schedules(GemmFormat::kInt8, {Blocks()})) {
       SCOPED_TRACE(to_string(schedule));
       results.push_back(lltm::cpu::blocked_int8_forward(args(0, packed), schedule).result);
       const auto [output, h_n, c_n, saved] = results.back();

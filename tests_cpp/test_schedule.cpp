@@ -41,75 +41,75 @@ TEST(Schedule, IsWhatTheSizesAndTheCachesAskFor) {
   const std::vector<Expected> table = {
       {kZen4,
        shape(16, 32, 128),
-       "forward: GEMM float32, threads 4 x 4 (rows x blocks), blocks of 32 units, chunks of 256 "
+       "forward: GEMM float32, threads 4 x 4 (rows x blocks), blocks of up to 32 units, chunks of 256 "
        "rows, input projection per chunk",
-       "backward: GEMM float32, threads 4 x 4 (rows x blocks), blocks of 32 units, chunks of 512 "
+       "backward: GEMM float32, threads 4 x 4 (rows x blocks), blocks of up to 32 units, chunks of 512 "
        "rows, gradient GEMMs float32"},
       {kZen4,
        shape(64, 128, 256),
-       "forward: GEMM float32, threads 16 x 1 (rows x blocks), blocks of 64 units, chunks of 256 "
+       "forward: GEMM float32, threads 16 x 1 (rows x blocks), blocks of up to 64 units, chunks of 256 "
        "rows, input projection per step",
-       "backward: GEMM float32, threads 16 x 1 (rows x blocks), blocks of 128 units, chunks of 512 "
+       "backward: GEMM float32, threads 16 x 1 (rows x blocks), blocks of up to 128 units, chunks of 512 "
        "rows, gradient GEMMs float32"},
       {kZen4,
        shape(128, 512, 512),
-       "forward: GEMM float32, threads 1 x 16 (rows x blocks), blocks of 32 units, chunks of 256 "
+       "forward: GEMM float32, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks of 256 "
        "rows, input projection per step",
-       "backward: GEMM float32, threads 1 x 16 (rows x blocks), blocks of 32 units, chunks of 512 "
+       "backward: GEMM float32, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks of 512 "
        "rows, gradient GEMMs float32"},
       {kZen4,
        shape(128, 512, 512, /*bf16=*/true),
-       "forward: GEMM bfloat16, threads 1 x 16 (rows x blocks), blocks of 32 units, chunks of 256 "
+       "forward: GEMM bfloat16, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks of 256 "
        "rows, input projection per step",
-       "backward: GEMM bfloat16, threads 16 x 1 (rows x blocks), blocks of 256 units, chunks of "
+       "backward: GEMM bfloat16, threads 16 x 1 (rows x blocks), blocks of up to 256 units, chunks of "
        "4096 rows, gradient GEMMs bfloat16"},
       {kCascadeLake,
        shape(16, 32, 128),
-       "forward: GEMM float32, threads 4 x 4 (rows x blocks), blocks of 32 units, chunks of 256 "
+       "forward: GEMM float32, threads 4 x 4 (rows x blocks), blocks of up to 32 units, chunks of 256 "
        "rows, input projection per chunk",
-       "backward: GEMM float32, threads 4 x 4 (rows x blocks), blocks of 32 units, chunks of 512 "
+       "backward: GEMM float32, threads 4 x 4 (rows x blocks), blocks of up to 32 units, chunks of 512 "
        "rows, gradient GEMMs float32"},
       {kCascadeLake,
        shape(64, 128, 256),
-       "forward: GEMM float32, threads 16 x 1 (rows x blocks), blocks of 64 units, chunks of 256 "
+       "forward: GEMM float32, threads 16 x 1 (rows x blocks), blocks of up to 64 units, chunks of 256 "
        "rows, input projection per step",
-       "backward: GEMM float32, threads 16 x 1 (rows x blocks), blocks of 128 units, chunks of 512 "
+       "backward: GEMM float32, threads 16 x 1 (rows x blocks), blocks of up to 128 units, chunks of 512 "
        "rows, gradient GEMMs float32"},
       {kCascadeLake,
        shape(128, 512, 512),
-       "forward: GEMM float32, threads 1 x 16 (rows x blocks), blocks of 32 units, chunks of 256 "
+       "forward: GEMM float32, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks of 256 "
        "rows, input projection per step",
-       "backward: GEMM float32, threads 1 x 16 (rows x blocks), blocks of 32 units, chunks of 512 "
+       "backward: GEMM float32, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks of 512 "
        "rows, gradient GEMMs float32"},
       {kCascadeLake,
        shape(128, 512, 512, /*bf16=*/true),
-       "forward: GEMM float32, threads 1 x 16 (rows x blocks), blocks of 32 units, chunks of 256 "
+       "forward: GEMM float32, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks of 256 "
        "rows, input projection per step",
-       "backward: GEMM float32, threads 1 x 16 (rows x blocks), blocks of 32 units, chunks of 512 "
+       "backward: GEMM float32, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks of 512 "
        "rows, gradient GEMMs float32"},
       {kSapphireRapids,
        shape(16, 32, 128),
-       "forward: GEMM float32, threads 4 x 4 (rows x blocks), blocks of 32 units, chunks of 256 "
+       "forward: GEMM float32, threads 4 x 4 (rows x blocks), blocks of up to 32 units, chunks of 256 "
        "rows, input projection per chunk",
-       "backward: GEMM float32, threads 4 x 4 (rows x blocks), blocks of 32 units, chunks of 512 "
+       "backward: GEMM float32, threads 4 x 4 (rows x blocks), blocks of up to 32 units, chunks of 512 "
        "rows, gradient GEMMs bf16x3"},
       {kSapphireRapids,
        shape(64, 128, 256),
-       "forward: GEMM bf16x3, threads 1 x 8 (rows x blocks), blocks of 32 units, chunks of 256 "
+       "forward: GEMM bf16x3, threads 1 x 8 (rows x blocks), blocks of up to 32 units, chunks of 256 "
        "rows, input projection per step",
-       "backward: GEMM float32, threads 16 x 1 (rows x blocks), blocks of 128 units, chunks of 512 "
+       "backward: GEMM float32, threads 16 x 1 (rows x blocks), blocks of up to 128 units, chunks of 512 "
        "rows, gradient GEMMs bf16x3"},
       {kSapphireRapids,
        shape(128, 512, 512),
-       "forward: GEMM bf16x3, threads 1 x 16 (rows x blocks), blocks of 32 units, chunks of 256 "
+       "forward: GEMM bf16x3, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks of 256 "
        "rows, input projection per step",
-       "backward: GEMM bf16x3, threads 1 x 16 (rows x blocks), blocks of 32 units, chunks of 512 "
+       "backward: GEMM bf16x3, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks of 512 "
        "rows, gradient GEMMs bf16x3"},
       {kSapphireRapids,
        shape(128, 512, 512, /*bf16=*/true),
-       "forward: GEMM bfloat16, threads 1 x 16 (rows x blocks), blocks of 32 units, chunks of 256 "
+       "forward: GEMM bfloat16, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks of 256 "
        "rows, input projection per step",
-       "backward: GEMM bfloat16, threads 16 x 1 (rows x blocks), blocks of 256 units, chunks of "
+       "backward: GEMM bfloat16, threads 16 x 1 (rows x blocks), blocks of up to 256 units, chunks of "
        "4096 rows, gradient GEMMs bfloat16"},
   };
   for (const auto& [machine, shape, forward, backward] : table) {
@@ -124,13 +124,13 @@ TEST(Schedule, OfOtherNumbersOfThreads) {
   Machine machine = kZen4.machine;
   const std::vector<std::pair<int64_t, std::string>> expected = {
       {1,
-       "forward: GEMM float32, threads 1 x 1 (rows x blocks), blocks of 64 units, chunks of 64 "
+       "forward: GEMM float32, threads 1 x 1 (rows x blocks), blocks of up to 64 units, chunks of 64 "
        "rows, input projection per chunk"},
       {2,
-       "forward: GEMM float32, threads 2 x 1 (rows x blocks), blocks of 64 units, chunks of 128 "
+       "forward: GEMM float32, threads 2 x 1 (rows x blocks), blocks of up to 64 units, chunks of 128 "
        "rows, input projection per chunk"},
       {6,
-       "forward: GEMM float32, threads 6 x 1 (rows x blocks), blocks of 64 units, chunks of 384 "
+       "forward: GEMM float32, threads 6 x 1 (rows x blocks), blocks of up to 64 units, chunks of 384 "
        "rows, input projection per chunk"}};
   for (const auto& [threads, forward] : expected) {
     machine.threads = threads;
@@ -157,6 +157,10 @@ TEST(Schedule, OfShortSteps) {
   EXPECT_EQ(grid(300, 1, 128), Pair(1, 1)) << "one row";
   EXPECT_EQ(grid(100, 1, 256), Pair(1, 2)) << "a long step of one row";
   EXPECT_EQ(grid(100, 8, 256), Pair(2, 1));
+  EXPECT_EQ(grid(100, 127, 512), Pair(1, 2)) << "weights that are too large for every L2 cache";
+  EXPECT_EQ(grid(100, 128, 512), Pair(2, 1)) << "for which there are rows enough";
+  machine.bf16x3 = true;
+  EXPECT_EQ(schedule_forward(machine, shape(128, 512, 512)).grid.columns, 2);
 }
 
 TEST(Schedule, OfFewRows) {
@@ -167,11 +171,11 @@ TEST(Schedule, OfFewRows) {
           to_string(schedule_few_rows(machine.machine, shape(1, 32, 128), 100, prepacked)),
           "forward: few rows, weights packed, accumulated in float64, threads 1 x 1 (rows x "
           "blocks), "
-          "blocks of 64 units, chunks of 64 rows");
+          "blocks of up to 64 units, chunks of 64 rows");
       EXPECT_EQ(
           to_string(schedule_few_rows(machine.machine, shape(4, 300, 300), 100, prepacked)),
           "forward: few rows, weights packed, accumulated in float64, threads 1 x 10 (rows x "
-          "blocks), blocks of 32 units, chunks of 64 rows");
+          "blocks), blocks of up to 32 units, chunks of 64 rows");
     }
   }
 }
@@ -215,12 +219,12 @@ TEST(Schedule, OfFewSteps) {
   EXPECT_FALSE(in_place(1, 5, false)) << "rows of one step";
   EXPECT_EQ(
       to_string(schedule_few_rows(kZen4.machine, shape(1, 32, 128), 32, /*prepacked=*/false)),
-      "forward: few rows, weights in place, threads 1 x 1 (rows x blocks), blocks of 64 units, "
+      "forward: few rows, weights in place, threads 1 x 1 (rows x blocks), blocks of up to 64 units, "
       "chunks of 64 rows");
   EXPECT_EQ(
       to_string(schedule_few_rows(kZen4.machine, shape(1, 32, 128), 32, /*prepacked=*/true)),
       "forward: few rows, weights packed, accumulated in float64, threads 1 x 1 (rows x blocks), "
-      "blocks of 64 units, chunks of 64 rows");
+      "blocks of up to 64 units, chunks of 64 rows");
 }
 
 TEST(Schedule, FewRowsAreSharedOut) {
@@ -248,15 +252,15 @@ std::string of_one_step(
 TEST(Schedule, OfOneStep) {
   EXPECT_EQ(
       of_one_step(1, Storage::kF32, 64),
-      "cell: threads 1, blocks of 64 units, forward by scalar products, backward by the float32 "
+      "cell: threads 1, blocks of up to 64 units, forward by scalar products, backward by the float32 "
       "kernel");
   EXPECT_EQ(
       of_one_step(1),
-      "cell: threads 16, blocks of 16 units, forward by scalar products, backward by the float32 "
+      "cell: threads 16, blocks of up to 16 units, forward by scalar products, backward by the float32 "
       "kernel");
   EXPECT_EQ(
       of_one_step(16),
-      "cell: threads 16, blocks of 16 units, forward by the GEMM kernel, backward by the float32 "
+      "cell: threads 16, blocks of up to 16 units, forward by the GEMM kernel, backward by the float32 "
       "kernel");
 }
 
@@ -336,6 +340,30 @@ const std::vector<LayerShape> kShapes = {
     shape(16, 32, 128, /*bf16=*/true),
     shape(128, 512, 512, /*bf16=*/true)};
 
+// Blocks of all units, without gaps; and each thread has as many units as the others, or `align`
+// more or less, where there is a block for each.
+void expect_equal_shares(const Blocks& blocks, int64_t hidden, int64_t align, int64_t threads) {
+  EXPECT_EQ(blocks.total, hidden);
+  int64_t end = 0;
+  for (int64_t block = 0; block < blocks.count; ++block) {
+    const Range range = blocks.range(block);
+    EXPECT_EQ(range.begin, end);
+    EXPECT_EQ(range.begin % align, 0);
+    EXPECT_GT(range.size(), 0);
+    EXPECT_LE(range.size(), blocks.width);
+    end = range.end;
+  }
+  EXPECT_EQ(end, hidden);
+  if (blocks.count % threads != 0) return;
+  const int64_t parts = (hidden + align - 1) / align;
+  for (int64_t thread = 0; thread < threads; ++thread) {
+    const int64_t first = thread * blocks.count / threads;
+    const int64_t last = (thread + 1) * blocks.count / threads - 1;
+    const int64_t units = blocks.range(last).end - blocks.begin(first);
+    EXPECT_LE(units, (parts + threads - 1) / threads * align);
+  }
+}
+
 // What holds on every machine.
 TEST(Schedule, KeepsItsPromises) {
   for (const int64_t l2 : {256 << 10, 1 << 20, 2 << 20, 8 << 20}) {
@@ -348,11 +376,11 @@ TEST(Schedule, KeepsItsPromises) {
           SCOPED_TRACE(to_string(forward) + "; " + to_string(backward));
           EXPECT_LE(forward.grid.slots(), threads);
           EXPECT_LE(backward.grid.slots(), threads);
-          EXPECT_LE(forward.block_width, max_forward_block_width(forward.format));
+          EXPECT_LE(forward.blocks.width, max_forward_block_width(forward.format));
           const int64_t align = visit_format(
               forward.format, []<typename Format>(Format) { return Format::kUnitAlign; });
-          EXPECT_EQ(forward.block_width % align, 0);
-          EXPECT_GT(backward.block_width, 0);
+          expect_equal_shares(forward.blocks, layer.hidden, align, forward.grid.columns);
+          expect_equal_shares(backward.blocks, layer.hidden, align, backward.grid.columns);
           if (!amx) {
             EXPECT_EQ(forward.format, GemmFormat::kF32);
             EXPECT_EQ(backward.gradient_format, GemmFormat::kF32);
@@ -372,7 +400,7 @@ TEST(Schedule, FollowsTheCache) {
     Machine small = large;
     small.l2 = large.l2 / 4;
     EXPECT_LE(
-        schedule_forward(small, layer).block_width, schedule_forward(large, layer).block_width);
+        schedule_forward(small, layer).blocks.width, schedule_forward(large, layer).blocks.width);
     EXPECT_LE(schedule_forward(small, layer).grid.rows, schedule_forward(large, layer).grid.rows);
   }
 }

@@ -494,14 +494,14 @@ def test_headers_are_checked_where_the_checksum_is_right() -> None:
     a = support.sequence_arguments((3, 4, 5, 17))
     packed = lltm.functional.prepack(a.weights)
     assert torch.equal(sealed(packed), packed)
-    # Of another kind, width or second part.
+    # Of another kind, number of blocks or second part.
     forgeries = [(0, 2, operand(value)) for value in (0, 15, 271)]
-    forgeries += [(0, 5, value) for value in (0, 8, 24, 2**62)]
+    forgeries += [(0, 5, value) for value in (0, 3, -1, 2**62)]
     forgeries += [(0, 6, 64), (0, 6, len(packed)), (0, 6, -64)]
     if split_at := int(packed[:64].view(torch.int64)[6]):
         lstm = int.from_bytes(b"lstm", "little")
         forgeries += [(split_at, 1, lstm), (split_at, 2, operand(6))]
-        forgeries += [(split_at, 3, 18), (split_at, 4, 6), (split_at, 5, 16)]
+        forgeries += [(split_at, 3, 18), (split_at, 4, 6), (split_at, 5, 3)]
     for begin, place, value in forgeries:
         forged = packed.clone()
         forged[begin : begin + 64].view(torch.int64)[place] = value
@@ -535,7 +535,7 @@ def test_changes_that_no_version_counts(change: Any, form: torch.dtype | None) -
     with torch.inference_mode(change is change_in_inference_mode):
         packed = lltm.functional.prepack(a.weights, form)
     run(packed)
-    # Of the header, all are refused: also another width that whole blocks could have.
+    # Of the header, all are refused: also another number of blocks that there could be.
     for place in range(64):
         before = int(packed[place])
         for value in (before ^ 1, before ^ 16, before ^ 48, before ^ 255):

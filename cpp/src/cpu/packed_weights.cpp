@@ -49,7 +49,7 @@ bool pack_block(
 
 template <typename Format>
 std::optional<PackedWeights<Format>> pack_weights(
-    const CellInfo& cell, const Weights& weights, int64_t width) {
+    const CellInfo& cell, const Weights& weights, const Blocks& blocks) {
   using Source = typename Format::Source;
   const int64_t hidden = weights.hh.size(1);
   const int64_t input_size = weights.ih.size(1);
@@ -62,7 +62,7 @@ std::optional<PackedWeights<Format>> pack_weights(
       kOperandTag<Format>,
       hidden,
       input_size,
-      width,
+      blocks.count,
       /*bf16x3_offset=*/0,
       /*checksum=*/0};
   const Tensor bytes =
@@ -83,13 +83,13 @@ std::optional<PackedWeights<Format>> pack_weights(
 }
 
 template std::optional<PackedWeights<F32Format>> pack_weights(
-    const CellInfo&, const Weights&, int64_t);
+    const CellInfo&, const Weights&, const Blocks&);
 template std::optional<PackedWeights<Bf16Format>> pack_weights(
-    const CellInfo&, const Weights&, int64_t);
+    const CellInfo&, const Weights&, const Blocks&);
 template std::optional<PackedWeights<Bf16x3Format>> pack_weights(
-    const CellInfo&, const Weights&, int64_t);
+    const CellInfo&, const Weights&, const Blocks&);
 template std::optional<PackedWeights<Int8Format>> pack_weights(
-    const CellInfo&, const Weights&, int64_t);
+    const CellInfo&, const Weights&, const Blocks&);
 
 uint64_t cell_tag(const CellInfo& cell) {
   uint64_t tag = 0;
@@ -197,17 +197,19 @@ Tensor prepack_as(const CellInfo& cell, const Weights& weights) {
   const int64_t batch = prepack_batch(kFormat<Format>);
   const LayerShape shape = {
       batch, weights.ih.size(1), weights.hh.size(1), batch, /*bf16=*/false, slots_of(cell)};
-  const int64_t width = prepack_block_width(current_machine(), kFormat<Format>, shape);
-  const auto packed = pack_weights<Format>(cell, weights, width);
+  const Blocks blocks = prepack_blocks(current_machine(), kFormat<Format>, shape);
+  const auto packed = pack_weights<Format>(cell, weights, blocks);
   return packed.has_value() ? packed->tensor : Tensor();
 }
 
 // Whether this is a header of weights in a format that take so many bytes.
 template <typename Format>
 bool is_whole(const CellInfo& cell, const PackedHeader& header, int64_t bytes) {
-  return header.operand == kOperandTag<Format> && header.width > 0 &&
-         header.width <= max_forward_block_width(kFormat<Format>) &&
-         header.width % Format::kUnitAlign == 0 &&
+  constexpr int64_t kAlign = Format::kUnitAlign;
+  return header.operand == kOperandTag<Format> && header.blocks > 0 &&
+         header.blocks <= round_up(header.hidden, kAlign) / kAlign &&
+         Blocks(header.hidden, kAlign, header.blocks).width <=
+             max_forward_block_width(kFormat<Format>) &&
          bytes == PackedWeights<Format>::bytes(cell, header);
 }
 

@@ -21,12 +21,12 @@ namespace lltm::cpu {
 // by slot (cell.h), of the slots that it has a part in. Prepacked weights may hold two forms, one
 // after another: for few rows in float32 and for many in bf16x3.
 struct PackedHeader {
-  static constexpr int64_t kMagic = 0x334B4341504D544C;  // LTMPACK3
+  static constexpr int64_t kMagic = 0x344B4341504D544C;  // LTMPACK4
   int64_t magic;
   uint64_t cell;    // cell_tag
   int32_t dtype;    // of the weights, an at::ScalarType
   int32_t operand;  // kOperandTag of the format
-  int64_t hidden, input_size, width;
+  int64_t hidden, input_size, blocks;
   int64_t bf16x3_offset;  // where the form in bf16x3 begins, in bytes, or 0
   int64_t checksum;       // of all other bytes, in prepacked weights; else 0
 };
@@ -59,7 +59,7 @@ struct PackedWeights {
   PackedWeights(const CellInfo& c, const PackedHeader& header, at::Tensor bytes)
       : cell(c),
         tensor(std::move(bytes)),
-        blocks(header.hidden, header.width),
+        blocks(header.hidden, Format::kUnitAlign, header.blocks),
         k_x(Format::padded_k(header.input_size)),
         k_h(Format::padded_k(header.hidden)),
         data(
@@ -98,10 +98,11 @@ struct PackedWeights {
   }
 };
 
-// Weights in blocks of a given width; nothing where values are out of range of the format.
+// Weights in blocks that begin at multiples of kUnitAlign; nothing where values are out of range of
+// the format.
 template <typename Format>
 std::optional<PackedWeights<Format>> pack_weights(
-    const CellInfo& cell, const Weights& weights, int64_t width);
+    const CellInfo& cell, const Weights& weights, const Blocks& blocks);
 
 // Packed weights as a tensor, or a copy of the joined matrix where their dtype or this CPU has no
 // packed form. With dtype qint8 they are quantised (int8.h).

@@ -33,6 +33,10 @@ int64_t private_weight_bytes(const Machine& machine) {
   return std::max<int64_t>(machine.l2 / 4 * 3, 1536 << 10);
 }
 
+// Rows per thread from which larger weights too are read from L3 by every thread: 6 to 13 % faster
+// than barriers (Zen 5). A matrix unit would need more rows.
+constexpr int64_t kManyRows = 64;
+
 template <typename Format>
 Grid choose_grid(const Machine& machine, const LayerShape& shape, int64_t weight_bytes) {
   Grid grid;
@@ -44,6 +48,8 @@ Grid choose_grid(const Machine& machine, const LayerShape& shape, int64_t weight
   if (weight_bytes <= private_weight_bytes(machine)) {
     const int64_t rows = serial_step ? 1 : kGoodRows<Format>;
     grid.rows = std::clamp<int64_t>(shape.batch / rows, 1, machine.threads);
+  } else if (!machine.bf16x3 && shape.batch >= machine.threads * kManyRows) {
+    grid.rows = machine.threads;
   }
   if (serial_step) return grid;
   const int64_t most_columns = (shape.hidden + Format::kUnitAlign - 1) / Format::kUnitAlign;
@@ -78,12 +84,16 @@ int64_t widest_block(const Machine& machine, int64_t most, int64_t unit_bytes, i
   return std::clamp(units / multiple * multiple, multiple, most);
 }
 
-// Blocks of equal width, a multiple of `align` and at most `widest`; as many as a multiple of
-// `parts`, where there are units enough.
-int64_t even_block_width(int64_t hidden, int64_t parts, int64_t widest, int64_t align) {
-  const int64_t wanted = std::max((hidden + widest - 1) / widest, parts);
-  const int64_t count = round_up(wanted, parts);
-  return round_up((hidden + count - 1) / count, align);
+int64_t divide_up(int64_t n, int64_t divisor) {
+  return (n + divisor - 1) / divisor;
+}
+
+// Blocks of at most `widest` units that begin at multiples of `align`, of which so many threads
+// have equal shares; or fewer, where the largest share is the same.
+Blocks even_blocks(int64_t hidden, int64_t threads, int64_t widest, int64_t align) {
+  const int64_t parts = std::max<int64_t>(divide_up(hidden, align), 1);
+  const int64_t shares = divide_up(parts, divide_up(parts, threads));
+  return {hidden, align, std::min(round_up(divide_up(hidden, widest), shares), parts)};
 }
 
 // Bytes of a hidden unit's weights, of the input and recurrent ones.
@@ -112,19 +122,19 @@ Grid backward_grid(const Machine& machine, const LayerShape& shape) {
 }
 
 template <typename Format>
-int64_t forward_width(const Machine& machine, const LayerShape& shape, int64_t columns) {
+Blocks forward_blocks(const Machine& machine, const LayerShape& shape, int64_t columns) {
   const int64_t widest = widest_block<Format>(
       machine, kForwardUnits<Format>, forward_unit_bytes<Format>(shape), Format::kUnitAlign);
-  return even_block_width(shape.hidden, columns, widest, Format::kUnitAlign);
+  return even_blocks(shape.hidden, columns, widest, Format::kUnitAlign);
 }
 
 template <typename Format>
-int64_t backward_width(const Machine& machine, const LayerShape& shape, int64_t columns) {
+Blocks backward_blocks(const Machine& machine, const LayerShape& shape, int64_t columns) {
   // A block fills the vector registers of the GEMM kernel from 32 columns on.
   constexpr int64_t kColumns = 32;
   const int64_t widest = widest_block<Format>(
       machine, kBackwardUnits<Format>, backward_unit_bytes<Format>(shape), kColumns);
-  return even_block_width(shape.hidden, columns, widest, Format::kUnitAlign);
+  return even_blocks(shape.hidden, columns, widest, Format::kUnitAlign);
 }
 
 // Products of a step that take one thread about as long as a few barriers.
@@ -154,9 +164,8 @@ ForwardSchedule forward_schedule(const Machine& machine, const LayerShape& shape
   ForwardSchedule schedule = {};
   schedule.format = kFormat<Format>;
   schedule.grid = forward_grid<Format>(machine, shape);
-  schedule.block_width = forward_width<Format>(machine, shape, schedule.grid.columns);
-  schedule.grid.columns =
-      std::min(schedule.grid.columns, Blocks(shape.hidden, schedule.block_width).count);
+  schedule.blocks = forward_blocks<Format>(machine, shape, schedule.grid.columns);
+  schedule.grid.columns = std::min(schedule.grid.columns, schedule.blocks.count);
   schedule.merge_projection = 2 * shape.batch <= kMergedRows;
   schedule.chunk_rows =
       schedule.merge_projection ? schedule.grid.rows * kMergedRows : kPackedInputRows;
@@ -169,7 +178,7 @@ BackwardSchedule backward_schedule(const Machine& machine, const LayerShape& sha
   BackwardSchedule schedule = {};
   schedule.format = kFormat<Format>;
   schedule.grid = backward_grid<Format>(machine, shape);
-  schedule.block_width = backward_width<Format>(machine, shape, schedule.grid.columns);
+  schedule.blocks = backward_blocks<Format>(machine, shape, schedule.grid.columns);
   schedule.chunk_rows = kBf16 ? kBackwardChunkRowsBf16 : kBackwardChunkRows;
   schedule.gradient_format = schedule.format;
   return schedule;
@@ -229,9 +238,9 @@ bool schedule_side_by_side(const Machine& machine, const LayerShape& shape, bool
          (machine.threads > 2 && recurrent * shape.batch <= kSideBySideProducts);
 }
 
-int64_t prepack_block_width(const Machine& machine, GemmFormat format, const LayerShape& shape) {
+Blocks prepack_blocks(const Machine& machine, GemmFormat format, const LayerShape& shape) {
   return visit_forward_format(format, [&]<typename Format>(Format) {
-    return forward_schedule<Format>(machine, shape).block_width;
+    return forward_schedule<Format>(machine, shape).blocks;
   });
 }
 
@@ -278,9 +287,8 @@ FewRowsSchedule schedule_few_rows(
   const int64_t bytes = shape.hidden * forward_unit_bytes<F32Format>(shape);
   FewRowsSchedule schedule = {};
   schedule.grid = choose_grid<F32Format>(machine, shape, bytes);
-  schedule.block_width = forward_width<F32Format>(machine, shape, schedule.grid.columns);
-  schedule.grid.columns =
-      std::min(schedule.grid.columns, Blocks(shape.hidden, schedule.block_width).count);
+  schedule.blocks = forward_blocks<F32Format>(machine, shape, schedule.grid.columns);
+  schedule.grid.columns = std::min(schedule.grid.columns, schedule.blocks.count);
   schedule.chunk_rows = kMergedRows;
   schedule.in_place = shape.batch <= kMostProductRows && steps <= kFewSteps && !prepacked;
   return schedule;
@@ -320,7 +328,7 @@ StepSchedule schedule_step(const Machine& machine, const StepShape& shape) {
                               ? batch * slots.h * hidden * hidden < kSerialStep
                               : batch * hidden < kElementwiseGrain;
   schedule.threads = one_thread ? 1 : machine.threads;
-  schedule.block_width = even_block_width(hidden, schedule.threads, kWidest, F32Format::kUnitAlign);
+  schedule.blocks = even_blocks(hidden, schedule.threads, kWidest, F32Format::kUnitAlign);
   return schedule;
 }
 
@@ -347,12 +355,18 @@ std::string to_string(const Grid& grid) {
   return text.str();
 }
 
+std::string to_string(const Blocks& blocks) {
+  std::ostringstream text;
+  text << "blocks of up to " << blocks.width << " units";
+  return text.str();
+}
+
 }  // namespace
 
 std::string to_string(const ForwardSchedule& s) {
   std::ostringstream text;
-  text << "forward: GEMM " << to_string(s.format) << ", " << to_string(s.grid) << ", blocks of "
-       << s.block_width << " units, chunks of " << s.chunk_rows << " rows, input projection "
+  text << "forward: GEMM " << to_string(s.format) << ", " << to_string(s.grid) << ", "
+       << to_string(s.blocks) << ", chunks of " << s.chunk_rows << " rows, input projection "
        << (s.merge_projection ? "per chunk" : "per step");
   return text.str();
 }
@@ -360,14 +374,14 @@ std::string to_string(const ForwardSchedule& s) {
 std::string to_string(const FewRowsSchedule& s) {
   std::ostringstream text;
   const char* const weights = s.in_place ? "in place" : "packed, accumulated in float64";
-  text << "forward: few rows, weights " << weights << ", " << to_string(s.grid) << ", blocks of "
-       << s.block_width << " units, chunks of " << s.chunk_rows << " rows";
+  text << "forward: few rows, weights " << weights << ", " << to_string(s.grid) << ", "
+       << to_string(s.blocks) << ", chunks of " << s.chunk_rows << " rows";
   return text.str();
 }
 
 std::string to_string(const StepSchedule& s) {
   std::ostringstream text;
-  text << "cell: threads " << s.threads << ", blocks of " << s.block_width << " units, forward by "
+  text << "cell: threads " << s.threads << ", " << to_string(s.blocks) << ", forward by "
        << (s.forward == StepGemm::kProducts  ? "scalar products"
            : s.forward == StepGemm::kBlocked ? "the GEMM kernel"
                                              : "ATen")
@@ -382,8 +396,8 @@ std::string to_string(const StepSchedule& s) {
 
 std::string to_string(const BackwardSchedule& s) {
   std::ostringstream text;
-  text << "backward: GEMM " << to_string(s.format) << ", " << to_string(s.grid) << ", blocks of "
-       << s.block_width << " units, chunks of " << s.chunk_rows << " rows, gradient GEMMs "
+  text << "backward: GEMM " << to_string(s.format) << ", " << to_string(s.grid) << ", "
+       << to_string(s.blocks) << ", chunks of " << s.chunk_rows << " rows, gradient GEMMs "
        << to_string(s.gradient_format);
   return text.str();
 }

@@ -17,15 +17,33 @@ namespace lltm::cpu {
 // The formats of GEMM operands (formats.h).
 enum class GemmFormat { kF32, kBf16, kBf16x3, kInt8 };
 
-// Units, or columns, in blocks of equal width, the last one perhaps narrower.
-struct Blocks {
+// Units, or columns, in blocks.
+class Blocks {
+ public:
+  Blocks() = default;
+  // So many that begin at multiples of `align`, as equal in width as that allows.
+  Blocks(int64_t all, int64_t align, int64_t blocks) : total(all), count(blocks), align_(align) {
+    const int64_t parts = (all + align - 1) / align, divisor = std::max<int64_t>(count, 1);
+    width = (parts + divisor - 1) / divisor * align;
+    step_ = ((parts << kFraction) + divisor - 1) / divisor;
+  }
+  // Of one width, the last one perhaps narrower.
   Blocks(int64_t all, int64_t block_width)
-      : total(all), width(block_width), count((total + width - 1) / width) {}
-  int64_t begin(int64_t block) const { return block * width; }
-  int64_t size(int64_t block) const { return std::min(width, total - begin(block)); }
+      : Blocks(all, block_width, (all + block_width - 1) / block_width) {}
+
+  int64_t begin(int64_t block) const { return (block * step_ >> kFraction) * align_; }
+  int64_t size(int64_t block) const { return std::min(begin(block + 1), total) - begin(block); }
   Range range(int64_t block) const { return {begin(block), begin(block) + size(block)}; }
 
-  int64_t total, width, count;
+  int64_t total = 0;
+  int64_t width = 0;  // of the widest
+  int64_t count = 0;
+
+ private:
+  static constexpr int kFraction = 32;
+
+  int64_t align_ = 1;
+  int64_t step_ = 0;  // from one block to the next in multiples of align, a binary fraction
 };
 
 // Threads in `rows` groups, each with its own rows of the batch, of `columns` threads, each
@@ -56,7 +74,7 @@ struct LayerShape {
 struct ForwardSchedule {
   GemmFormat format;
   Grid grid;
-  int64_t block_width;  // hidden units
+  Blocks blocks;  // of hidden units
   // Few rows a step: x W_x^T is one GEMM for all steps of a chunk.
   bool merge_projection;
   // Rows of a chunk of steps: those of that GEMM, or those of the input that are packed
@@ -67,7 +85,7 @@ struct ForwardSchedule {
 struct BackwardSchedule {
   GemmFormat format;
   Grid grid;
-  int64_t block_width;
+  Blocks blocks;
   int64_t chunk_rows;  // after which the gradients of weights and input are brought up to date
   GemmFormat gradient_format;  // of the GEMMs over the rows of a chunk
 };
@@ -82,10 +100,10 @@ ForwardSchedule schedule_forward_int8(const Machine& machine, const LayerShape& 
 // training forward and backward do.
 bool schedule_side_by_side(const Machine& machine, const LayerShape& shape, bool training);
 
-// Weights that are packed ahead of time: the batch size that they are packed for, the width
-// of their blocks, and the largest width on any machine.
+// Weights that are packed ahead of time: the batch size that they are packed for, their blocks,
+// and the largest width of one on any machine.
 int64_t prepack_batch(GemmFormat format);
-int64_t prepack_block_width(const Machine& machine, GemmFormat format, const LayerShape& shape);
+Blocks prepack_blocks(const Machine& machine, GemmFormat format, const LayerShape& shape);
 int64_t max_forward_block_width(GemmFormat format);
 
 // The GEMM over all rows that accumulates the gradient of the weights, C (M, N) += A^T B.
@@ -109,7 +127,7 @@ constexpr int64_t kMostProductRows = 4;
 
 struct FewRowsSchedule {
   Grid grid;  // of one row or of one column
-  int64_t block_width;
+  Blocks blocks;
   int64_t chunk_rows;  // of x W_x^T in one GEMM
   bool in_place;       // the weights are read as they lie, for few steps
 };
@@ -130,7 +148,7 @@ struct StepSchedule {
   StepGemm forward, backward;
   GemmFormat backward_format;  // of the blocked GEMMs: float32 or bfloat16
   int64_t threads;
-  int64_t block_width;
+  Blocks blocks;
 };
 StepSchedule schedule_step(const Machine& machine, const StepShape& shape);
 // Its GEMMs: rows of the batch that one pass over the weights multiplies, columns of a tile of

@@ -48,7 +48,7 @@ class BlockedBackward {
         slot_pitch_(Format::slot_pitch(hidden_)),
         k_(Format::padded_k(cell_.h.count() * slot_pitch_)),
         grid_(schedule.grid),
-        blocks_(hidden_, schedule.block_width),
+        blocks_(schedule.blocks),
         steps_(plan_steps(args.input, args.batch_sizes, args.reverse)),
         plan_(steps_, batch_, grid_, blocks_.count),
         resets_(args.reset, steps_),

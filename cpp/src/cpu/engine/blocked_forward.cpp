@@ -364,7 +364,7 @@ std::optional<SequenceResult> forward(const SequenceArgs& args, const ForwardSch
         .run();
   }
   constexpr at::ScalarType dtype = kDtype<typename Format::Source>;
-  auto weights = pack_weights<Format>(*args.cell, weights_of(args, dtype), schedule.block_width);
+  auto weights = pack_weights<Format>(*args.cell, weights_of(args, dtype), schedule.blocks);
   if (!weights.has_value()) return {};
   return BlockedForward<T, Format>(args, schedule, *std::move(weights)).run();
 }

@@ -5,6 +5,7 @@
 #include "common/states.h"
 #include "common/steps.h"
 #include "cpu/engine/recompute_rows.h"
+#include "cpu/engine/step.h"
 #include "cpu/gemm/formats.h"
 #include "cpu/packed_weights.h"
 
@@ -112,6 +113,14 @@ struct OneState {
   at::Tensor mask, h, c, reset;
 };
 
+// Whether a kernel for one step reads weights of 16 bits as they lie. Of float32 one nearly always
+// does.
+bool is_step_in_place(const SequenceArgs& args) {
+  if (args.input.scalar_type() == at::kFloat) return true;
+  const at::Tensor input = flat_rows(args.input);
+  return schedule_of(as_step(args, input, args.h_0, args.c_0)).forward != StepGemm::kAten;
+}
+
 // A sequence of one step, whose weights are better read as they lie than packed.
 SequenceResult one_step_forward(const SequenceArgs& args) {
   const at::Tensor input = flat_rows(args.input);
@@ -167,9 +176,8 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
     const bool few = !args.cell->forgets || shape.batch == 1 || schedule.in_place;
     if (few) return run(few_rows_forward, args, shape, schedule);
   }
-  // In 16 bits a sequence is its steps one by one to the bit, so by the same GEMMs.
-  const bool one_step = steps_of(args) == 1 && args.input.scalar_type() == at::kFloat;
-  if (one_step && !prepacked && !args.saves_checkpoints()) return one_step_forward(args);
+  const bool one_step = steps_of(args) == 1 && !prepacked && !args.saves_checkpoints();
+  if (one_step && is_step_in_place(args)) return one_step_forward(args);
   return run_or_fall_back(blocked_forward, args, shape, schedule_forward, machine);
 }
 

@@ -62,7 +62,7 @@ class PackedFewRowsWeights {
 // The weights as they lie: for few steps, where packing them would be most of the work.
 class FewRowsWeightsInPlace {
  public:
-  FewRowsWeightsInPlace(const SequenceArgs& args, int64_t block_width)
+  FewRowsWeightsInPlace(const SequenceArgs& args, const Blocks& blocks)
       : ih_(with_contiguous_rows(args.weight_ih)),
         hh_(args.weight_hh.defined() ? with_contiguous_rows(args.weight_hh) : Tensor()),
         weights_{
@@ -70,7 +70,7 @@ class FewRowsWeightsInPlace {
             read_weights<float>(ih_, hh_, args.h_0.size(1)),
             args.h_0.size(1),
             args.input.size(-1)},
-        blocks_(args.h_0.size(1), block_width) {}
+        blocks_(blocks) {}
 
   const Blocks& blocks() const { return blocks_; }
   void project(int64_t rows, Matrix<const float> x, int64_t block, Matrix<float> z) const {
@@ -324,11 +324,11 @@ SequenceResult few_rows_forward(const SequenceArgs& args, const FewRowsSchedule&
   const auto run = [&](auto weights) {
     return FewRowsForward(args, schedule, std::move(weights)).run();
   };
-  if (schedule.in_place) return run(FewRowsWeightsInPlace(args, schedule.block_width));
+  if (schedule.in_place) return run(FewRowsWeightsInPlace(args, schedule.blocks));
   PackedWeights<F32Format> packed =
       is_prepacked(args.weight_ih)
           ? read_packed<F32Format>(*args.cell, args.weight_ih)
-          : *pack_weights<F32Format>(*args.cell, weights_of(args), schedule.block_width);
+          : *pack_weights<F32Format>(*args.cell, weights_of(args), schedule.blocks);
   return run(PackedFewRowsWeights(std::move(packed)));
 }
 

@@ -62,7 +62,7 @@ class BlockedStepBackward {
         weights_(read_weights<T>(args.weight_ih, args.weight_hh, args.h.size(1))),
         batch_(args.h.size(0)),
         hidden_(args.h.size(1)),
-        blocks_(hidden_, schedule.block_width),
+        blocks_(schedule.blocks),
         threads_(schedule.threads),
         chunks_(batch_, kStepChunkRows),
         dz_(write<float>(results.dz)) {

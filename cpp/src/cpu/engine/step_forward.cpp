@@ -65,7 +65,7 @@ void step_by_products(
   const Tensor h = with_contiguous_rows(args.h.to(at::kFloat));
   const Tensor x = with_contiguous_rows(args.input.to(at::kFloat));
   const Tensor bias = slot_bias(args, hidden);
-  const Blocks blocks(hidden, schedule.block_width);
+  const Blocks& blocks = schedule.blocks;
   const int64_t columns = args.cell->slots * blocks.width;
   const Workspace<float> z(blocks.count * batch * columns);
   const WeightsInPlace<T> weights = {
@@ -101,7 +101,7 @@ class BlockedStep {
         k_(hidden_ + args.input.size(1)),
         weights_(read_weights<T>(args.weight_ih, args.weight_hh, hidden_)),
         columns_(std::min(round_up(args.h.size(0), kVector), kStepRows)),
-        blocks_(hidden_, schedule.block_width),
+        blocks_(schedule.blocks),
         threads_(schedule.threads),
         bias_(slot_bias(args, hidden_)),
         x_size_(k_ * columns_ * static_cast<int64_t>(sizeof(T)) / 4) {

@@ -100,16 +100,13 @@ template <typename Element, int64_t vnni>
 bool RowFormat<Element, vnni>::pack_b_transposed(
     PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n) {
   const PackedB<Operand> part = {b.data + k0 * b.ld, b.k - k0, b.n, b.ld};
-  const bool aligned = reinterpret_cast<std::uintptr_t>(x.data) % sizeof(float) == 0;
-  if (x.col_stride == 1 && x.row_stride % vnni == 0 && k % vnni == 0 && aligned) {
-    // Interleaved elements, two of bfloat16, move as one float.
-    kernels().transpose_f32(
-        n,
-        k / vnni,
-        {reinterpret_cast<const float*>(x.data), x.row_stride / vnni},
-        {reinterpret_cast<float*>(part.data + n0 * vnni), b.ld});
-  } else {
+  const Matrix<Operand> to = {part.data + n0 * vnni, b.ld * vnni};
+  if (x.col_stride != 1) {
     pack_elements<vnni>(part, n0, x, k, n);
+  } else if constexpr (vnni == 1) {
+    kernels().transpose_f32(n, k, x, to);
+  } else {
+    kernels().pair_columns_bf16(n, k, x, to);
   }
   pad_k<vnni>(b, k0, n0, k, n);
   return true;

@@ -321,6 +321,38 @@ void pair_rows(std::int64_t columns, const BFloat16* a, const BFloat16* b, BFloa
   }
 }
 
+// Pairs of bfloat16 as one element each, at any address.
+void pair_columns(
+    std::int64_t rows, std::int64_t columns, Matrix<const BFloat16> x, Matrix<BFloat16> y) {
+  constexpr std::int64_t kWidth = 2 * kTile;
+  for (std::int64_t r = 0; r < rows; r += kTile) {
+    for (std::int64_t c = 0; c < columns; c += kWidth) {
+      const Matrix<const BFloat16> from = x.from(r, c);
+      const Matrix<BFloat16> to = y.from(c / 2, 2 * r);
+      const std::int64_t height = at_most(rows - r, kTile);
+      const std::int64_t width = at_most(columns - c, kWidth);
+      Vector tile[kTile] = {};
+      if (height == kTile && width == kWidth) {
+        for (std::int64_t i = 0; i < kTile; ++i) {
+          __builtin_memcpy(&tile[i], from.row(i), sizeof(Vector));
+        }
+        transpose_tile(tile);
+        for (std::int64_t i = 0; i < kTile; ++i) {
+          __builtin_memcpy(to.row(i), &tile[i], sizeof(Vector));
+        }
+      } else {
+        for (std::int64_t i = 0; i < height; ++i) {
+          __builtin_memcpy(&tile[i], from.row(i), width * sizeof(BFloat16));
+        }
+        transpose_tile(tile);
+        for (std::int64_t i = 0; 2 * i < width; ++i) {
+          __builtin_memcpy(to.row(i), &tile[i], height * sizeof(float));
+        }
+      }
+    }
+  }
+}
+
 // Two sums, of the even and the odd rows, for the sake of rounding errors as
 // well as of speed.
 void sum_rows(std::int64_t rows, std::int64_t columns, Matrix<const float> x, float* y) {
@@ -375,6 +407,7 @@ constexpr Kernels make_kernels(const char* name) {
       transpose_matrix<float>,
       transpose_matrix<BFloat16>,
       pair_rows,
+      pair_columns,
       sum_rows,
       gemm_few_rows,
       run_program<double>,

@@ -37,6 +37,11 @@ using Transpose = void (*)(std::int64_t rows, std::int64_t columns, Matrix<const
 // y (2 columns) = a and b (columns), element by element in turn; without b, zeros.
 using PairRows = void (*)(std::int64_t columns, const BFloat16* a, const BFloat16* b, BFloat16* y);
 
+// y ((columns + 1) / 2, 2 rows) = x^T for x (rows, columns), of two columns of x the elements of a
+// row side by side; the last column alone has zeros beside it. The rows of both are contiguous.
+using PairColumns =
+    void (*)(std::int64_t rows, std::int64_t columns, Matrix<const BFloat16> x, Matrix<BFloat16> y);
+
 // y (columns) = the sum of the rows of x (rows, columns).
 using SumRows = void (*)(std::int64_t rows, std::int64_t columns, Matrix<const float> x, float* y);
 
@@ -137,6 +142,7 @@ struct Kernels {
   Transpose<float> transpose_f32;
   Transpose<BFloat16> transpose_bf16;
   PairRows pair_rows_bf16;
+  PairColumns pair_columns_bf16;
   SumRows sum_rows_f32;
   GemmFewRows gemm_few_rows;
   RunProgram<double> run_f64;
