@@ -69,8 +69,10 @@ test-native: .venv/.test
 	@.ci/step "Compiling the native tests" cmake --build --preset default
 	ctest --preset default --parallel $(JOBS)
 
+# A worker that dies is an error, and no reason to wait for its tests.
+PYTEST_FLAGS := --max-worker-restart=0
 test-python: .venv/.test
-	pytest --numprocesses $(JOBS)
+	pytest --numprocesses $(JOBS) $(PYTEST_FLAGS)
 
 # What `make test` leaves out: the tests that are slow for what they find.
 # Their packages are installed, so that none may be skipped for the lack of one.
@@ -81,7 +83,7 @@ test-slow: .venv/.test .venv/.compare .venv/.examples .venv/.docs
 	cmake --build --preset default \
 	  --target all lltm_tsan_tests lltm_persistent_tsan_tests lltm_fuzz
 	ctest --preset slow --parallel $(JOBS)
-	pytest --numprocesses $(JOBS) -m slow
+	pytest --numprocesses $(JOBS) $(PYTEST_FLAGS) -m slow
 
 # The rule of accuracy (docs/accuracy.md) on random problems, with a fresh seed.
 test-accuracy: .venv/.test
@@ -93,10 +95,11 @@ test-clang test-sanitize: test-%: .venv/.test
 	cmake --build --preset $*
 	ctest --preset $* --parallel $(JOBS)
 
-# The other parts of what test-sanitize runs a part of, and the CUDA engines on the host.
+# The other parts of what test-sanitize runs a part of, and the CUDA engines on the host; the
+# kernels with every check.
 test-sanitize-slow: .venv/.test
 	@.ci/system-packages.sh $(PYTHON) clang
-	cmake --preset sanitize
+	cmake --preset sanitize -DLLTM_KERNEL_FLAGS="-O1;-fno-math-errno;-fno-trapping-math"
 	cmake --build --preset sanitize --target all lltm_cuda_host_tests
 	ctest --preset sanitize-slow --parallel $(JOBS)
 

@@ -41,75 +41,99 @@ TEST(Schedule, IsWhatTheSizesAndTheCachesAskFor) {
   const std::vector<Expected> table = {
       {kZen4,
        shape(16, 32, 128),
-       "forward: GEMM float32, threads 4 x 4 (rows x blocks), blocks of up to 32 units, chunks of 256 "
+       "forward: GEMM float32, threads 4 x 4 (rows x blocks), blocks of up to 32 units, chunks of "
+       "256 "
        "rows, input projection per chunk",
-       "backward: GEMM float32, threads 4 x 4 (rows x blocks), blocks of up to 32 units, chunks of 512 "
+       "backward: GEMM float32, threads 4 x 4 (rows x blocks), blocks of up to 32 units, chunks of "
+       "512 "
        "rows, gradient GEMMs float32"},
       {kZen4,
        shape(64, 128, 256),
-       "forward: GEMM float32, threads 16 x 1 (rows x blocks), blocks of up to 64 units, chunks of 256 "
+       "forward: GEMM float32, threads 16 x 1 (rows x blocks), blocks of up to 64 units, chunks of "
+       "256 "
        "rows, input projection per step",
-       "backward: GEMM float32, threads 16 x 1 (rows x blocks), blocks of up to 128 units, chunks of 512 "
+       "backward: GEMM float32, threads 16 x 1 (rows x blocks), blocks of up to 128 units, chunks "
+       "of 512 "
        "rows, gradient GEMMs float32"},
       {kZen4,
        shape(128, 512, 512),
-       "forward: GEMM float32, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks of 256 "
+       "forward: GEMM float32, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks of "
+       "256 "
        "rows, input projection per step",
-       "backward: GEMM float32, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks of 512 "
+       "backward: GEMM float32, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks "
+       "of 512 "
        "rows, gradient GEMMs float32"},
       {kZen4,
        shape(128, 512, 512, /*bf16=*/true),
-       "forward: GEMM bfloat16, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks of 256 "
+       "forward: GEMM bfloat16, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks "
+       "of 256 "
        "rows, input projection per step",
-       "backward: GEMM bfloat16, threads 16 x 1 (rows x blocks), blocks of up to 256 units, chunks of "
+       "backward: GEMM bfloat16, threads 16 x 1 (rows x blocks), blocks of up to 256 units, chunks "
+       "of "
        "4096 rows, gradient GEMMs bfloat16"},
       {kCascadeLake,
        shape(16, 32, 128),
-       "forward: GEMM float32, threads 4 x 4 (rows x blocks), blocks of up to 32 units, chunks of 256 "
+       "forward: GEMM float32, threads 4 x 4 (rows x blocks), blocks of up to 32 units, chunks of "
+       "256 "
        "rows, input projection per chunk",
-       "backward: GEMM float32, threads 4 x 4 (rows x blocks), blocks of up to 32 units, chunks of 512 "
+       "backward: GEMM float32, threads 4 x 4 (rows x blocks), blocks of up to 32 units, chunks of "
+       "512 "
        "rows, gradient GEMMs float32"},
       {kCascadeLake,
        shape(64, 128, 256),
-       "forward: GEMM float32, threads 16 x 1 (rows x blocks), blocks of up to 64 units, chunks of 256 "
+       "forward: GEMM float32, threads 16 x 1 (rows x blocks), blocks of up to 64 units, chunks of "
+       "256 "
        "rows, input projection per step",
-       "backward: GEMM float32, threads 16 x 1 (rows x blocks), blocks of up to 128 units, chunks of 512 "
+       "backward: GEMM float32, threads 16 x 1 (rows x blocks), blocks of up to 128 units, chunks "
+       "of 512 "
        "rows, gradient GEMMs float32"},
       {kCascadeLake,
        shape(128, 512, 512),
-       "forward: GEMM float32, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks of 256 "
+       "forward: GEMM float32, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks of "
+       "256 "
        "rows, input projection per step",
-       "backward: GEMM float32, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks of 512 "
+       "backward: GEMM float32, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks "
+       "of 512 "
        "rows, gradient GEMMs float32"},
       {kCascadeLake,
        shape(128, 512, 512, /*bf16=*/true),
-       "forward: GEMM float32, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks of 256 "
+       "forward: GEMM float32, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks of "
+       "256 "
        "rows, input projection per step",
-       "backward: GEMM float32, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks of 512 "
+       "backward: GEMM float32, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks "
+       "of 512 "
        "rows, gradient GEMMs float32"},
       {kSapphireRapids,
        shape(16, 32, 128),
-       "forward: GEMM float32, threads 4 x 4 (rows x blocks), blocks of up to 32 units, chunks of 256 "
+       "forward: GEMM float32, threads 4 x 4 (rows x blocks), blocks of up to 32 units, chunks of "
+       "256 "
        "rows, input projection per chunk",
-       "backward: GEMM float32, threads 4 x 4 (rows x blocks), blocks of up to 32 units, chunks of 512 "
+       "backward: GEMM float32, threads 4 x 4 (rows x blocks), blocks of up to 32 units, chunks of "
+       "512 "
        "rows, gradient GEMMs bf16x3"},
       {kSapphireRapids,
        shape(64, 128, 256),
-       "forward: GEMM bf16x3, threads 1 x 8 (rows x blocks), blocks of up to 32 units, chunks of 256 "
+       "forward: GEMM bf16x3, threads 1 x 8 (rows x blocks), blocks of up to 32 units, chunks of "
+       "256 "
        "rows, input projection per step",
-       "backward: GEMM float32, threads 16 x 1 (rows x blocks), blocks of up to 128 units, chunks of 512 "
+       "backward: GEMM float32, threads 16 x 1 (rows x blocks), blocks of up to 128 units, chunks "
+       "of 512 "
        "rows, gradient GEMMs bf16x3"},
       {kSapphireRapids,
        shape(128, 512, 512),
-       "forward: GEMM bf16x3, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks of 256 "
+       "forward: GEMM bf16x3, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks of "
+       "256 "
        "rows, input projection per step",
-       "backward: GEMM bf16x3, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks of 512 "
+       "backward: GEMM bf16x3, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks of "
+       "512 "
        "rows, gradient GEMMs bf16x3"},
       {kSapphireRapids,
        shape(128, 512, 512, /*bf16=*/true),
-       "forward: GEMM bfloat16, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks of 256 "
+       "forward: GEMM bfloat16, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks "
+       "of 256 "
        "rows, input projection per step",
-       "backward: GEMM bfloat16, threads 16 x 1 (rows x blocks), blocks of up to 256 units, chunks of "
+       "backward: GEMM bfloat16, threads 16 x 1 (rows x blocks), blocks of up to 256 units, chunks "
+       "of "
        "4096 rows, gradient GEMMs bfloat16"},
   };
   for (const auto& [machine, shape, forward, backward] : table) {
@@ -124,13 +148,16 @@ TEST(Schedule, OfOtherNumbersOfThreads) {
   Machine machine = kZen4.machine;
   const std::vector<std::pair<int64_t, std::string>> expected = {
       {1,
-       "forward: GEMM float32, threads 1 x 1 (rows x blocks), blocks of up to 64 units, chunks of 64 "
+       "forward: GEMM float32, threads 1 x 1 (rows x blocks), blocks of up to 64 units, chunks of "
+       "64 "
        "rows, input projection per chunk"},
       {2,
-       "forward: GEMM float32, threads 2 x 1 (rows x blocks), blocks of up to 64 units, chunks of 128 "
+       "forward: GEMM float32, threads 2 x 1 (rows x blocks), blocks of up to 64 units, chunks of "
+       "128 "
        "rows, input projection per chunk"},
       {6,
-       "forward: GEMM float32, threads 6 x 1 (rows x blocks), blocks of up to 64 units, chunks of 384 "
+       "forward: GEMM float32, threads 6 x 1 (rows x blocks), blocks of up to 64 units, chunks of "
+       "384 "
        "rows, input projection per chunk"}};
   for (const auto& [threads, forward] : expected) {
     machine.threads = threads;
@@ -219,7 +246,8 @@ TEST(Schedule, OfFewSteps) {
   EXPECT_FALSE(in_place(1, 5, false)) << "rows of one step";
   EXPECT_EQ(
       to_string(schedule_few_rows(kZen4.machine, shape(1, 32, 128), 32, /*prepacked=*/false)),
-      "forward: few rows, weights in place, threads 1 x 1 (rows x blocks), blocks of up to 64 units, "
+      "forward: few rows, weights in place, threads 1 x 1 (rows x blocks), blocks of up to 64 "
+      "units, "
       "chunks of 64 rows");
   EXPECT_EQ(
       to_string(schedule_few_rows(kZen4.machine, shape(1, 32, 128), 32, /*prepacked=*/true)),
@@ -252,15 +280,18 @@ std::string of_one_step(
 TEST(Schedule, OfOneStep) {
   EXPECT_EQ(
       of_one_step(1, Storage::kF32, 64),
-      "cell: threads 1, blocks of up to 64 units, forward by scalar products, backward by the float32 "
+      "cell: threads 1, blocks of up to 64 units, forward by scalar products, backward by the "
+      "float32 "
       "kernel");
   EXPECT_EQ(
       of_one_step(1),
-      "cell: threads 16, blocks of up to 16 units, forward by scalar products, backward by the float32 "
+      "cell: threads 16, blocks of up to 16 units, forward by scalar products, backward by the "
+      "float32 "
       "kernel");
   EXPECT_EQ(
       of_one_step(16),
-      "cell: threads 16, blocks of up to 16 units, forward by the GEMM kernel, backward by the float32 "
+      "cell: threads 16, blocks of up to 16 units, forward by the GEMM kernel, backward by the "
+      "float32 "
       "kernel");
 }
 

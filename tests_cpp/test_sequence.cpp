@@ -281,8 +281,8 @@ TEST_P(SequenceDtype, EqualsTheCellRepeated) {
 
 // What a sequence keeps from step to step is what it returns. Of the 16-bit
 // formats bit for bit; float32 has other engines for few rows. In pieces of two steps: one alone
-// has an engine of its own. Of inputs of up to 32 elements: a GEMM of few rows sums in chains of 32,
-// one of more rows in chains of 64.
+// has an engine of its own. Of inputs of up to 32 elements: a GEMM of few rows sums in chains of
+// 32, one of more rows in chains of 64.
 TEST_P(SequenceDtype, IsItsPiecesOneByOne) {
   if (dtype() != at::kHalf && dtype() != at::kBFloat16) GTEST_SKIP() << "16-bit formats only";
   const c10::InferenceMode guard;

@@ -38,7 +38,7 @@ RESULTS = support.ROOT / "benchmarks" / "results"
 EPYC = RESULTS / "2026-11-23-epyc-zen4-2-cores" / "layers.json"
 XEON = RESULTS / "2026-11-21-xeon-2-cores" / "layers.json"
 # Of the README: three cells.
-CELLS = RESULTS / "2026-11-24-epyc-zen5-2-cores" / "layers.json"
+CELLS = RESULTS / "2026-11-25-epyc-zen5-2-cores" / "layers.json"
 
 SETTINGS = Settings(rounds=3, seconds=0.0, compile=False)
 
