@@ -225,6 +225,16 @@ def test_forms_of_input(cell: lltm.Cell) -> None:
     assert flat(packed_last)[0].shape == (1, 2, 6)
 
 
+# By both engines of few rows, in several blocks of units: each reads all of h_0.
+@pytest.mark.parametrize("steps", [3, 40])
+def test_few_rows_of_a_cell_without_states(steps: int) -> None:
+    layer = plain.Layer(3, 200)
+    x, h_0 = torch.randn(steps, 2, 3), torch.randn(1, 2, 200)
+    with torch.no_grad():
+        got = layer(x, h_0)
+        same(got, layer.double()(x.double(), h_0.double()), rtol=0.0, atol=1e-5, check_dtype=False)
+
+
 def test_starts_from_the_initial_values_of_states() -> None:
     layer = two_states.Layer(4, 6)
     x = torch.randn(3, 2, 4)
