@@ -22,7 +22,8 @@ struct Named {
 // With 16 threads.
 const Named kZen4 = {"Zen 4", {1 << 20, 16, /*f32=*/true, /*bf16=*/true, /*bf16x3=*/false}};
 const Named kCascadeLake = {"Cascade Lake", {1 << 20, 16, true, /*bf16=*/false, false}};
-const Named kSapphireRapids = {"Sapphire Rapids", {2 << 20, 16, true, true, /*bf16x3=*/true}};
+const Named kSapphireRapids = {
+    "Sapphire Rapids", {2 << 20, 16, true, true, /*bf16x3=*/true, /*matrix_unit=*/true}};
 
 constexpr SlotCounts kSlots = slots_of(Lltm::kCell);
 
@@ -186,8 +187,13 @@ TEST(Schedule, OfShortSteps) {
   EXPECT_EQ(grid(100, 8, 256), Pair(2, 1));
   EXPECT_EQ(grid(100, 127, 512), Pair(1, 2)) << "weights that are too large for every L2 cache";
   EXPECT_EQ(grid(100, 128, 512), Pair(2, 1)) << "for which there are rows enough";
-  machine.bf16x3 = true;
-  EXPECT_EQ(schedule_forward(machine, shape(128, 512, 512)).grid.columns, 2);
+  EXPECT_EQ(grid(100, 128, 1200), Pair(1, 2)) << "more than L3 may hold";
+  LayerShape ending = shape(128, 512, 512);
+  ending.packed = true;
+  EXPECT_EQ(schedule_forward(machine, ending).grid.columns, 2);
+  // Prepacked in bfloat16, where there is a matrix unit.
+  machine.matrix_unit = true;
+  EXPECT_EQ(schedule_forward(machine, shape(128, 1024, 512, /*bf16=*/true)).grid.columns, 2);
 }
 
 TEST(Schedule, OfFewRows) {
@@ -400,7 +406,7 @@ TEST(Schedule, KeepsItsPromises) {
   for (const int64_t l2 : {256 << 10, 1 << 20, 2 << 20, 8 << 20}) {
     for (const int64_t threads : {1, 2, 16, 128}) {
       for (const bool amx : {false, true}) {
-        const Machine machine = {l2, threads, true, amx, amx};
+        const Machine machine = {l2, threads, true, amx, amx, amx};
         for (const LayerShape& layer : kShapes) {
           const ForwardSchedule forward = schedule_forward(machine, layer);
           const BackwardSchedule backward = schedule_backward(machine, layer);

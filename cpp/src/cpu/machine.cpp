@@ -28,7 +28,8 @@ Machine current_machine() {
       available_threads(),
       F32Format::available(),
       Bf16Format::available(),
-      Bf16x3Format::available()};
+      Bf16x3Format::available(),
+      /*matrix_unit=*/Bf16x3Format::available()};
 }
 
 }  // namespace lltm::cpu

@@ -26,16 +26,24 @@ template <typename Format>
 constexpr int64_t kGoodRows = Format::kInPlace ? 4 : 16;
 
 // Every thread reads all packed weights of up to this size; of larger ones each thread keeps to
-// its own blocks, with a barrier after each step. Three quarters of the L2 cache, the rest
-// being for the rows of a step. The minimum was measured with 1 MiB of L2 (Zen 4): barriers
-// cost 5 to 20 % more than reading the rest from L3.
+// its own blocks, with a barrier after each step, unless it has many rows. Three quarters of the L2
+// cache, the rest being for the rows of a step. The minimum was measured with 1 MiB of L2 (Zen 4):
+// barriers cost 5 to 20 % more than reading the rest from L3.
 int64_t private_weight_bytes(const Machine& machine) {
   return std::max<int64_t>(machine.l2 / 4 * 3, 1536 << 10);
 }
 
-// Rows per thread from which larger weights too are read from L3 by every thread: 6 to 13 % faster
-// than barriers (Zen 5). A matrix unit would need more rows.
+// Rows per thread from which larger weights too are read by every thread, where L3 may hold them: 6
+// to 13 % faster than barriers (two threads of a Zen 5, weights of up to 9 MB). A matrix unit would
+// need more rows; and where rows end, threads would not have equal shares.
 constexpr int64_t kManyRows = 64;
+constexpr int64_t kSharedWeightBytes = 16 << 20;
+template <typename Format>
+bool has_many_rows(const Machine& machine, const LayerShape& shape, int64_t weight_bytes) {
+  const bool by_vectors = kFormat<Format> == GemmFormat::kF32 || !machine.matrix_unit;
+  return by_vectors && !shape.packed && weight_bytes <= kSharedWeightBytes &&
+         shape.batch >= machine.threads * kManyRows;
+}
 
 template <typename Format>
 Grid choose_grid(const Machine& machine, const LayerShape& shape, int64_t weight_bytes) {
@@ -48,7 +56,7 @@ Grid choose_grid(const Machine& machine, const LayerShape& shape, int64_t weight
   if (weight_bytes <= private_weight_bytes(machine)) {
     const int64_t rows = serial_step ? 1 : kGoodRows<Format>;
     grid.rows = std::clamp<int64_t>(shape.batch / rows, 1, machine.threads);
-  } else if (!machine.bf16x3 && shape.batch >= machine.threads * kManyRows) {
+  } else if (has_many_rows<Format>(machine, shape, weight_bytes)) {
     grid.rows = machine.threads;
   }
   if (serial_step) return grid;

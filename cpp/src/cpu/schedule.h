@@ -69,6 +69,7 @@ struct LayerShape {
   int64_t batch, input, hidden, rows;
   bool bf16;  // operands of GEMMs may be bfloat16
   SlotCounts slots;
+  bool packed = false;  // rows end before others
 };
 
 struct ForwardSchedule {

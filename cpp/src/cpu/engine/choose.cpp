@@ -43,7 +43,14 @@ LayerShape shape_of(const SequenceInputs& args) {
   const bool may_reduce = dtype == at::kFloat && !is_prepacked(args.weight_ih) &&
                           !has_few_elements(batch, hidden) && steps_of(args) > 1;
   const bool bf16 = dtype == at::kBFloat16 || (may_reduce && reduces_float32());
-  return {batch, args.input.size(-1), hidden, flat_size(args.input), bf16, slots_of(*args.cell)};
+  return {
+      batch,
+      args.input.size(-1),
+      hidden,
+      flat_size(args.input),
+      bf16,
+      slots_of(*args.cell),
+      /*packed=*/args.batch_sizes.defined()};
 }
 
 // The GEMM kernels take float and bfloat16, and no size may be 0.
