@@ -200,7 +200,7 @@ check-cuda-build: export PATH := $(CURDIR)/build/cuda-venv/bin:$(PATH)
 # g++, as in pip's build: by another name of it ccache would not know what `make test` has compiled.
 check-cuda-build: export CXX := $(CXX)
 check-cuda-build: build/cuda-venv/.tools
-	cmake --preset cuda
+	cmake --fresh --preset cuda  # the cache would keep the architectures of the last time
 	cmake --build --preset cuda --target $(GPU_TARGETS) lltm_nvrtc_tests
 	ctest --preset cuda --parallel $(JOBS) --tests-regex '$(NATIVE_WITHOUT_GPU)'
 	cmake --install build/cuda --component python --prefix build/cuda/site/lltm

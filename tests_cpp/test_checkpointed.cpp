@@ -117,6 +117,8 @@ TEST_P(SequenceCheckpointed, ResultsAreThoseOfASequenceBitForBit) {
         dense({10, 17, 33, 65}, 1),
         dense({10, 1, 17, 300}, 1),
         dense({10, 70, 6, 20}, 1),
+        dense({1, 17, 32, 64}, 1),
+        dense({1, 2, 33, 65}, 1),
         packed({10, 9, 8, 6, 5, 5, 4, 3, 1}, 3, 17, 1, /*reverse=*/false),
         packed({10, 9, 8, 6, 5, 5, 4, 3, 1}, 3, 17, 1, /*reverse=*/true)}) {
     const Tensors expected = sequence(a);

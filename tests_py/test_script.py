@@ -100,6 +100,10 @@ def test_a_scripted_layer_takes_packed_rows_by_a_method_of_their_own(kind: str) 
     scripted = script(model)
     for run in (scripted, saved_and_loaded(scripted), model):
         same(run(x, lengths), expected)
+    calls: list[nn.Module] = []
+    model.rnn.register_forward_hook(lambda module, *_: calls.append(module))
+    model(x, lengths)
+    assert len(calls) == 2  # hooks run as before
     with pytest.raises(Exception, match=r"expected batch_sizes"):
         scripted.rnn.forward_packed(PackedSequence(rows.data, rows.batch_sizes.int()))
 

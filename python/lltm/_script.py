@@ -171,7 +171,7 @@ class _Layer:
         self, input: PackedSequence, hx: State | None = None, reset: Tensor | None = None
     ) -> tuple[PackedSequence, State]:
         if not is_scripting():
-            return self.forward_in_python(input, hx, reset)
+            return self(input, hx, reset)  # type: ignore[operator]
         rows, sizes, order, inverse = input
         output, state = self.run_operator(rows, hx, sizes, order, inverse, reset)
         return PackedSequence(output, sizes, order, inverse), state

@@ -1,6 +1,7 @@
 #include "cpu/dispatch.h"
 #include "cpu/engine/engine.h"
 
+#include "common/checkpoints.h"
 #include "common/schedule_log.h"
 #include "common/states.h"
 #include "common/steps.h"
@@ -120,12 +121,19 @@ struct OneState {
   at::Tensor mask, h, c, reset;
 };
 
-// Whether a kernel for one step reads weights of 16 bits as they lie. Of float32 one nearly always
-// does.
+// Whether a kernel for one step reads weights of 16 bits as they lie. For float32 there nearly
+// always is one.
 bool is_step_in_place(const SequenceArgs& args) {
   if (args.input.scalar_type() == at::kFloat) return true;
   const at::Tensor input = flat_rows(args.input);
   return schedule_of(as_step(args, input, args.h_0, args.c_0)).forward != StepGemm::kAten;
+}
+
+at::Tensor checkpoint_of(const SequenceArgs& args) {
+  const at::Tensor c = args.state_c();
+  const Checkpoints checkpoints(/*every=*/1, /*steps=*/1, c);
+  checkpoints.save(0, c);
+  return checkpoints.tensor();
 }
 
 // A sequence of one step, whose weights are better read as they lie than packed.
@@ -135,7 +143,8 @@ SequenceResult one_step_forward(const SequenceArgs& args) {
   auto [h_next, c_next, activations] =
       step_forward({as_step(args, input, state.h, state.c), args.saves_activations()});
   const at::Tensor output = h_next.view(output_sizes(args.input, args.h_0.size(1)));
-  return {output, h_next.clone(), c_next, activations};
+  return {
+      output, h_next.clone(), c_next, args.saves_checkpoints() ? checkpoint_of(args) : activations};
 }
 
 Gradients one_step_backward(const SequenceBackwardArgs& args) {
@@ -183,7 +192,7 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
     const bool few = !args.cell->forgets || shape.batch == 1 || schedule.in_place;
     if (few) return run(few_rows_forward, args, shape, schedule);
   }
-  const bool one_step = steps_of(args) == 1 && !prepacked && !args.saves_checkpoints();
+  const bool one_step = steps_of(args) == 1 && !prepacked;
   if (one_step && is_step_in_place(args)) return one_step_forward(args);
   return run_or_fall_back(blocked_forward, args, shape, schedule_forward, machine);
 }
