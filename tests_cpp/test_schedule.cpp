@@ -43,99 +43,75 @@ TEST(Schedule, IsWhatTheSizesAndTheCachesAskFor) {
       {kZen4,
        shape(16, 32, 128),
        "forward: GEMM float32, threads 4 x 4 (rows x blocks), blocks of up to 32 units, chunks of "
-       "256 "
-       "rows, input projection per chunk",
+       "256 rows, input projection per chunk",
        "backward: GEMM float32, threads 4 x 4 (rows x blocks), blocks of up to 32 units, chunks of "
-       "512 "
-       "rows, gradient GEMMs float32"},
+       "512 rows, gradient GEMMs float32"},
       {kZen4,
        shape(64, 128, 256),
        "forward: GEMM float32, threads 16 x 1 (rows x blocks), blocks of up to 64 units, chunks of "
-       "256 "
-       "rows, input projection per step",
+       "256 rows, input projection per step",
        "backward: GEMM float32, threads 16 x 1 (rows x blocks), blocks of up to 128 units, chunks "
-       "of 512 "
-       "rows, gradient GEMMs float32"},
+       "of 512 rows, gradient GEMMs float32"},
       {kZen4,
        shape(128, 512, 512),
        "forward: GEMM float32, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks of "
-       "256 "
-       "rows, input projection per step",
+       "256 rows, input projection per step",
        "backward: GEMM float32, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks "
-       "of 512 "
-       "rows, gradient GEMMs float32"},
+       "of 512 rows, gradient GEMMs float32"},
       {kZen4,
        shape(128, 512, 512, /*bf16=*/true),
        "forward: GEMM bfloat16, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks "
-       "of 256 "
-       "rows, input projection per step",
+       "of 256 rows, input projection per step",
        "backward: GEMM bfloat16, threads 16 x 1 (rows x blocks), blocks of up to 256 units, chunks "
-       "of "
-       "4096 rows, gradient GEMMs bfloat16"},
+       "of 4096 rows, gradient GEMMs bfloat16"},
       {kCascadeLake,
        shape(16, 32, 128),
        "forward: GEMM float32, threads 4 x 4 (rows x blocks), blocks of up to 32 units, chunks of "
-       "256 "
-       "rows, input projection per chunk",
+       "256 rows, input projection per chunk",
        "backward: GEMM float32, threads 4 x 4 (rows x blocks), blocks of up to 32 units, chunks of "
-       "512 "
-       "rows, gradient GEMMs float32"},
+       "512 rows, gradient GEMMs float32"},
       {kCascadeLake,
        shape(64, 128, 256),
        "forward: GEMM float32, threads 16 x 1 (rows x blocks), blocks of up to 64 units, chunks of "
-       "256 "
-       "rows, input projection per step",
+       "256 rows, input projection per step",
        "backward: GEMM float32, threads 16 x 1 (rows x blocks), blocks of up to 128 units, chunks "
-       "of 512 "
-       "rows, gradient GEMMs float32"},
+       "of 512 rows, gradient GEMMs float32"},
       {kCascadeLake,
        shape(128, 512, 512),
        "forward: GEMM float32, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks of "
-       "256 "
-       "rows, input projection per step",
+       "256 rows, input projection per step",
        "backward: GEMM float32, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks "
-       "of 512 "
-       "rows, gradient GEMMs float32"},
+       "of 512 rows, gradient GEMMs float32"},
       {kCascadeLake,
        shape(128, 512, 512, /*bf16=*/true),
        "forward: GEMM float32, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks of "
-       "256 "
-       "rows, input projection per step",
+       "256 rows, input projection per step",
        "backward: GEMM float32, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks "
-       "of 512 "
-       "rows, gradient GEMMs float32"},
+       "of 512 rows, gradient GEMMs float32"},
       {kSapphireRapids,
        shape(16, 32, 128),
        "forward: GEMM float32, threads 4 x 4 (rows x blocks), blocks of up to 32 units, chunks of "
-       "256 "
-       "rows, input projection per chunk",
+       "256 rows, input projection per chunk",
        "backward: GEMM float32, threads 4 x 4 (rows x blocks), blocks of up to 32 units, chunks of "
-       "512 "
-       "rows, gradient GEMMs bf16x3"},
+       "512 rows, gradient GEMMs bf16x3"},
       {kSapphireRapids,
        shape(64, 128, 256),
        "forward: GEMM bf16x3, threads 1 x 8 (rows x blocks), blocks of up to 32 units, chunks of "
-       "256 "
-       "rows, input projection per step",
+       "256 rows, input projection per step",
        "backward: GEMM float32, threads 16 x 1 (rows x blocks), blocks of up to 128 units, chunks "
-       "of 512 "
-       "rows, gradient GEMMs bf16x3"},
+       "of 512 rows, gradient GEMMs bf16x3"},
       {kSapphireRapids,
        shape(128, 512, 512),
        "forward: GEMM bf16x3, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks of "
-       "256 "
-       "rows, input projection per step",
+       "256 rows, input projection per step",
        "backward: GEMM bf16x3, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks of "
-       "512 "
-       "rows, gradient GEMMs bf16x3"},
+       "512 rows, gradient GEMMs bf16x3"},
       {kSapphireRapids,
        shape(128, 512, 512, /*bf16=*/true),
        "forward: GEMM bfloat16, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks "
-       "of 256 "
-       "rows, input projection per step",
+       "of 256 rows, input projection per step",
        "backward: GEMM bfloat16, threads 16 x 1 (rows x blocks), blocks of up to 256 units, chunks "
-       "of "
-       "4096 rows, gradient GEMMs bfloat16"},
+       "of 4096 rows, gradient GEMMs bfloat16"},
   };
   for (const auto& [machine, shape, forward, backward] : table) {
     SCOPED_TRACE(machine.name);
@@ -150,16 +126,13 @@ TEST(Schedule, OfOtherNumbersOfThreads) {
   const std::vector<std::pair<int64_t, std::string>> expected = {
       {1,
        "forward: GEMM float32, threads 1 x 1 (rows x blocks), blocks of up to 64 units, chunks of "
-       "64 "
-       "rows, input projection per chunk"},
+       "64 rows, input projection per chunk"},
       {2,
        "forward: GEMM float32, threads 2 x 1 (rows x blocks), blocks of up to 64 units, chunks of "
-       "128 "
-       "rows, input projection per chunk"},
+       "128 rows, input projection per chunk"},
       {6,
        "forward: GEMM float32, threads 6 x 1 (rows x blocks), blocks of up to 64 units, chunks of "
-       "384 "
-       "rows, input projection per chunk"}};
+       "384 rows, input projection per chunk"}};
   for (const auto& [threads, forward] : expected) {
     machine.threads = threads;
     EXPECT_EQ(to_string(schedule_forward(machine, shape(32, 128, 256))), forward);
@@ -203,8 +176,7 @@ TEST(Schedule, OfFewRows) {
       EXPECT_EQ(
           to_string(schedule_few_rows(machine.machine, shape(1, 32, 128), 100, prepacked)),
           "forward: few rows, weights packed, accumulated in float64, threads 1 x 1 (rows x "
-          "blocks), "
-          "blocks of up to 64 units, chunks of 64 rows");
+          "blocks), blocks of up to 64 units, chunks of 64 rows");
       EXPECT_EQ(
           to_string(schedule_few_rows(machine.machine, shape(4, 300, 300), 100, prepacked)),
           "forward: few rows, weights packed, accumulated in float64, threads 1 x 10 (rows x "
@@ -253,8 +225,7 @@ TEST(Schedule, OfFewSteps) {
   EXPECT_EQ(
       to_string(schedule_few_rows(kZen4.machine, shape(1, 32, 128), 32, /*prepacked=*/false)),
       "forward: few rows, weights in place, threads 1 x 1 (rows x blocks), blocks of up to 64 "
-      "units, "
-      "chunks of 64 rows");
+      "units, chunks of 64 rows");
   EXPECT_EQ(
       to_string(schedule_few_rows(kZen4.machine, shape(1, 32, 128), 32, /*prepacked=*/true)),
       "forward: few rows, weights packed, accumulated in float64, threads 1 x 1 (rows x blocks), "
@@ -287,18 +258,15 @@ TEST(Schedule, OfOneStep) {
   EXPECT_EQ(
       of_one_step(1, Storage::kF32, 64),
       "cell: threads 1, blocks of up to 64 units, forward by scalar products, backward by the "
-      "float32 "
-      "kernel");
+      "float32 kernel");
   EXPECT_EQ(
       of_one_step(1),
       "cell: threads 16, blocks of up to 16 units, forward by scalar products, backward by the "
-      "float32 "
-      "kernel");
+      "float32 kernel");
   EXPECT_EQ(
       of_one_step(16),
       "cell: threads 16, blocks of up to 16 units, forward by the GEMM kernel, backward by the "
-      "float32 "
-      "kernel");
+      "float32 kernel");
 }
 
 // Whether the text of a schedule has one of these words.

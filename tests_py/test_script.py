@@ -89,9 +89,15 @@ class Tagger(nn.Module):
         return nn.utils.rnn.pad_packed_sequence(again)[0], output.data, state
 
 
-@pytest.mark.parametrize("kind", ["LLTM", "LSTM", "GRU", "prepacked GRU"])
+@lltm.cell(gates=1, states=3)
+def three_states(z: Any, a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, ...]:
+    return torch.tanh(z[0] + a), 0.5 * a + z[0], 0.5 * b, c
+
+
+@pytest.mark.parametrize("kind", ["LLTM", "LSTM", "GRU", "prepacked GRU", "own"])
 def test_a_scripted_layer_takes_packed_rows_by_a_method_of_their_own(kind: str) -> None:
-    layer = getattr(lltm, kind.split()[-1])(3, 5, num_layers=2, bidirectional=True)
+    make = three_states.Layer if kind == "own" else getattr(lltm, kind.split()[-1])
+    layer = make(3, 5, num_layers=2, bidirectional=True)
     model = Tagger(layer.prepack() if "prepacked" in kind else layer)
     x, lengths = torch.randn(6, 4, 3), torch.tensor([2, 6, 1, 6])
     expected = model(x, lengths)

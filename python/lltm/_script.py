@@ -10,8 +10,7 @@ does in Python what the module did; pickled or copied it is the module again.
 """
 
 # Not `from __future__ import annotations`: TorchScript reads types, not their names.
-# What it reads of a cell without c differs from that of one with c.
-# mypy: disable-error-code="no-any-return,override"
+# mypy: disable-error-code="no-any-return"
 
 import copyreg
 import functools
@@ -183,7 +182,7 @@ def _methods(form: type, states: int) -> type:
     state = "Tensor" if states == 1 else f"tuple[{', '.join(['Tensor'] * states)}]"
     source = re.sub(r"\bState\b", state, inspect.getsource(form))
     made: type = _compiled(f"{form.__name__} of {states} states", source)[form.__name__]
-    return type(form.__name__, (made, _STATES[states]), {"__annotations__": {}})
+    return type(form.__name__, (made, _STATES[states]), {})
 
 
 def _compiled(name: str, source: str) -> dict[str, Any]:

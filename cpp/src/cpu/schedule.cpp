@@ -92,12 +92,8 @@ int64_t widest_block(const Machine& machine, int64_t most, int64_t unit_bytes, i
   return std::clamp(units / multiple * multiple, multiple, most);
 }
 
-int64_t divide_up(int64_t n, int64_t divisor) {
-  return (n + divisor - 1) / divisor;
-}
-
-// Blocks of at most `widest` units that begin at multiples of `align`, of which so many threads
-// have equal shares; or fewer, where the largest share is the same.
+// Blocks of at most `widest` units, each beginning at a multiple of `align`: as many as `threads`
+// threads can share equally. Fewer threads have some where the largest share would be the same.
 Blocks even_blocks(int64_t hidden, int64_t threads, int64_t widest, int64_t align) {
   const int64_t parts = std::max<int64_t>(divide_up(hidden, align), 1);
   const int64_t shares = divide_up(parts, divide_up(parts, threads));

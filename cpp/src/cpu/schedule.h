@@ -17,19 +17,26 @@ namespace lltm::cpu {
 // The formats of GEMM operands (formats.h).
 enum class GemmFormat { kF32, kBf16, kBf16x3, kInt8 };
 
+constexpr int64_t divide_up(int64_t n, int64_t divisor) {
+  return (n + divisor - 1) / divisor;
+}
+constexpr int64_t round_up(int64_t n, int64_t multiple) {
+  return divide_up(n, multiple) * multiple;
+}
+
 // Units, or columns, in blocks.
 class Blocks {
  public:
   Blocks() = default;
-  // So many that begin at multiples of `align`, as equal in width as that allows.
+  // `blocks` of them, each beginning at a multiple of `align`, as equal in width as that allows.
   Blocks(int64_t all, int64_t align, int64_t blocks) : total(all), count(blocks), align_(align) {
-    const int64_t parts = (all + align - 1) / align, divisor = std::max<int64_t>(count, 1);
-    width = (parts + divisor - 1) / divisor * align;
-    step_ = ((parts << kFraction) + divisor - 1) / divisor;
+    const int64_t parts = divide_up(all, align), divisor = std::max<int64_t>(count, 1);
+    width = divide_up(parts, divisor) * align;
+    step_ = divide_up(parts << kFraction, divisor);
   }
   // Of one width, the last one perhaps narrower.
   Blocks(int64_t all, int64_t block_width)
-      : Blocks(all, block_width, (all + block_width - 1) / block_width) {}
+      : Blocks(all, block_width, divide_up(all, block_width)) {}
 
   int64_t begin(int64_t block) const { return (block * step_ >> kFraction) * align_; }
   int64_t size(int64_t block) const { return std::min(begin(block + 1), total) - begin(block); }
@@ -182,9 +189,5 @@ std::string to_string(const ForwardSchedule& schedule);
 std::string to_string(const FewRowsSchedule& schedule);
 std::string to_string(const StepSchedule& schedule);
 std::string to_string(const BackwardSchedule& schedule);
-
-constexpr int64_t round_up(int64_t n, int64_t multiple) {
-  return (n + multiple - 1) / multiple * multiple;
-}
 
 }  // namespace lltm::cpu

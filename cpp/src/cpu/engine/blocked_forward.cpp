@@ -142,7 +142,8 @@ class BlockedForward {
       states_ = allocate_a<Format>(2 * batch_, hidden_, options);
       Format::init_states(2 * batch_, hidden_, states_.rows);
     }
-    const int64_t z_columns = cell_.slots * blocks_.width * (merge_projection_ ? blocks_.count : 1);
+    const int64_t z_units = merge_projection_ ? Format::padded_n(hidden_) : blocks_.width;
+    const int64_t z_columns = cell_.slots * z_units;
     const int64_t z_rows = merge_projection_ ? slot_rows() : batch_;
     constexpr int64_t kPadding = 16;  // that the element-wise kernel may read
     z_ = at::empty({grid_.slots(), z_rows * z_columns + kPadding}, options.dtype(at::kFloat));

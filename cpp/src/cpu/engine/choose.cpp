@@ -129,6 +129,7 @@ bool is_step_in_place(const SequenceArgs& args) {
   return schedule_of(as_step(args, input, args.h_0, args.c_0)).forward != StepGemm::kAten;
 }
 
+// The one before the only step: the given c.
 at::Tensor checkpoint_of(const SequenceArgs& args) {
   const at::Tensor c = args.state_c();
   const Checkpoints checkpoints(/*every=*/1, /*steps=*/1, c);

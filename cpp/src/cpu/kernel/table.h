@@ -37,8 +37,9 @@ using Transpose = void (*)(std::int64_t rows, std::int64_t columns, Matrix<const
 // y (2 columns) = a and b (columns), element by element in turn; without b, zeros.
 using PairRows = void (*)(std::int64_t columns, const BFloat16* a, const BFloat16* b, BFloat16* y);
 
-// y ((columns + 1) / 2, 2 rows) = x^T for x (rows, columns), of two columns of x the elements of a
-// row side by side; the last column alone has zeros beside it. The rows of both are contiguous.
+// y ((columns + 1) / 2, 2 rows) = x^T for x (rows, columns), in pairs: a row of y has two
+// neighbouring elements of each row of x. An odd last column is paired with zeros. The rows of both
+// are contiguous.
 using PairColumns =
     void (*)(std::int64_t rows, std::int64_t columns, Matrix<const BFloat16> x, Matrix<BFloat16> y);
 
