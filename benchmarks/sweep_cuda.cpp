@@ -97,18 +97,27 @@ class Arguments {
   // The results of a call, or nothing where the engine cannot run in this way.
   std::vector<Tensor> run(const Candidate& candidate) const {
     if (direction_ == Direction::forward) {
-      const auto result =
-          candidate.engine == Engine::stepwise
-              ? std::optional(stepwise_forward(forward(), candidate.workspace_bytes))
-              : persistent_forward(forward(), candidate.workspace_bytes, candidate.tuning);
-      if (!result) return {};
-      return {std::get<0>(*result), std::get<1>(*result), std::get<2>(*result)};
+      const SequenceArgs args = forward();
+      SequenceResult result;
+      if (candidate.engine == Engine::stepwise) {
+        result = stepwise_forward(args, candidate.workspace_bytes);
+      } else {
+        auto results = persistent_forward({&args, 1}, candidate.workspace_bytes, candidate.tuning);
+        if (!results) return {};
+        result = std::move(results->front());
+      }
+      return {std::get<0>(result), std::get<1>(result), std::get<2>(result)};
     }
-    const auto result = candidate.engine == Engine::stepwise
-                            ? std::optional(stepwise_backward(backward()))
-                            : persistent_backward(backward(), candidate.tuning);
-    if (!result) return {};
-    return {std::get<1>(*result), std::get<2>(*result)};
+    const SequenceBackwardArgs args = backward();
+    Gradients gradients;
+    if (candidate.engine == Engine::stepwise) {
+      gradients = stepwise_backward(args);
+    } else {
+      auto results = persistent_backward({&args, 1}, candidate.tuning);
+      if (!results) return {};
+      gradients = std::move(results->front());
+    }
+    return {std::get<1>(gradients), std::get<2>(gradients)};
   }
 
  private:

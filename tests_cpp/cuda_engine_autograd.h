@@ -161,6 +161,21 @@ inline at::Tensor gradient(const Tensors& gradients, size_t k) {
   return k < gradients.size() ? gradients[k] : at::Tensor();
 }
 
+// The persistent engine, for one call.
+inline std::optional<lltm::SequenceResult> persistent_forward(
+    const lltm::SequenceArgs& args,
+    int64_t workspace_bytes = lltm::cuda::kWorkspaceBytes,
+    std::optional<lltm::cuda::Tuning> tuning = std::nullopt) {
+  auto results = lltm::cuda::persistent_forward({&args, 1}, workspace_bytes, tuning);
+  return results ? std::optional(std::move(results->front())) : std::nullopt;
+}
+inline std::optional<lltm::Gradients> persistent_backward(
+    const lltm::SequenceBackwardArgs& args,
+    std::optional<lltm::cuda::Tuning> tuning = std::nullopt) {
+  auto results = lltm::cuda::persistent_backward({&args, 1}, tuning);
+  return results ? std::optional(std::move(results->front())) : std::nullopt;
+}
+
 struct EngineStep : torch::autograd::Function<EngineStep> {
   static Tensors forward(
       torch::autograd::AutogradContext* context,

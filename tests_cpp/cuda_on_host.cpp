@@ -19,7 +19,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <stdexcept>
 #include <string_view>
+#include <vector>
 
 namespace {
 
@@ -74,6 +76,11 @@ bool is_aligned(const void* data, cudaDataType_t type, int64_t ld, int64_t exten
   return address % 16 == 0 && ld * size % 16 == 0 && extent * size % 16 == 0;
 }
 
+// Of n contiguous columns.
+int64_t bytes_of(cudaDataType_t type, int64_t ld, int64_t m, int64_t n) {
+  return ((n - 1) * ld + m) * (type == CUDA_R_64F ? 8 : type == CUDA_R_32F ? 4 : 2);
+}
+
 // By the environment, which goes above the mode of the handle.
 bool is_tf32_forbidden() {
   const char* const value = std::getenv("NVIDIA_TF32_OVERRIDE");
@@ -89,6 +96,31 @@ bool is_supported(
 
 }  // namespace
 
+void lltm_test::access_memory(int stream, const void* data, int64_t bytes, bool writes) {
+  struct Access {
+    const char *begin, *end;
+    int stream;
+    int64_t time;
+    bool writes;
+  };
+  static std::vector<Access> accesses;
+  Clock& clock = clocks[stream];
+  const auto* const begin = static_cast<const char*>(data);
+  const Access now = {begin, begin + bytes, stream, ++clock[stream], writes};
+  for (const Access& other : accesses) {
+    const bool overlap = now.begin < other.end && other.begin < now.end;
+    const bool ordered = clock[other.stream] >= other.time;
+    if (overlap && !ordered && (writes || other.writes)) {
+      throw std::logic_error("two streams use the same memory at once");
+    }
+  }
+  if (writes) {  // who is ordered with this is so with what was before
+    std::erase_if(
+        accesses, [&](const Access& a) { return now.begin <= a.begin && a.end <= now.end; });
+  }
+  accesses.push_back(now);
+}
+
 cudaError_t cudaMemset2DAsync(
     void* data, size_t pitch, int value, size_t width, size_t height, cudaStream_t) {
   if (width > pitch) return cudaErrorInvalidValue;
@@ -101,6 +133,7 @@ cudaError_t cudaMemset2DAsync(
 cublasHandle_t at::cuda::getCurrentCUDABlasHandle() {
   static HostCublas handle;
   handle.math_mode = lltm_test::allow_tf32 ? CUBLAS_TF32_TENSOR_OP_MATH : CUBLAS_DEFAULT_MATH;
+  handle.stream = lltm_test::current_stream;
   return &handle;
 }
 
@@ -141,6 +174,8 @@ cublasStatus_t cublasGemmEx_64(
   }
   lltm_test::last_math_mode = handle->math_mode;
   ++lltm_test::gemm_calls;
+  if (handle->stream != 0) ++lltm_test::gemms_beside;
+  lltm_test::access_memory(handle->stream, c, bytes_of(c_type, ldc, m, n), /*writes=*/true);
   if (!is_aligned(a, a_type, lda, op_a == CUBLAS_OP_N ? m : k) ||
       !is_aligned(b, b_type, ldb, op_b == CUBLAS_OP_N ? k : n) || !is_aligned(c, c_type, ldc, m)) {
     ++lltm_test::unaligned_gemm_calls;

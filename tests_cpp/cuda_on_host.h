@@ -7,9 +7,12 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <utility>
 
 enum cudaError_t { cudaSuccess, cudaErrorInvalidValue };
 enum cudaDataType_t { CUDA_R_64F, CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF };
@@ -30,6 +33,7 @@ enum cublasMath_t {
 
 struct HostCublas {
   cublasMath_t math_mode;
+  int stream;  // of its GEMMs
 };
 using cublasHandle_t = HostCublas*;
 
@@ -59,15 +63,64 @@ cublasStatus_t cublasGemmEx_64(
     cublasGemmAlgo_t algorithm);
 
 namespace at::cuda {
-// As ATen's, sets the handle's mode anew: TF32 where that is allowed.
+// As ATen's, sets the handle's mode anew, TF32 where that is allowed, and its stream.
 cublasHandle_t getCurrentCUDABlasHandle();
 }  // namespace at::cuda
 
+namespace lltm_test {
+// What is queued runs at once, on whatever stream. But on a GPU it may run before or after all of
+// another stream that it was not ordered with by events: what must not be is found by clocks. A
+// stream's clock says how many pieces of each stream's work are done before what it does next.
+constexpr int kStreams = 4;
+using Clock = std::array<int64_t, kStreams>;
+inline Clock clocks[kStreams] = {};
+inline int current_stream = 0, last_of_pool = 0;
+// Work of a stream that reads or writes memory. Throws where other work, that may run at the same
+// time, does so too, and one of the two writes.
+void access_memory(int stream, const void* data, int64_t bytes, bool writes);
+}  // namespace lltm_test
+
 namespace c10::cuda {
-inline cudaStream_t getCurrentCUDAStream() {
-  return nullptr;
+struct CUDAStream {
+  int number;
+  operator cudaStream_t() const { return nullptr; }
+};
+inline CUDAStream getCurrentCUDAStream() {
+  return {lltm_test::current_stream};
 }
+// What the current stream did before has to be waited for.
+inline CUDAStream getStreamFromPool() {
+  using namespace lltm_test;
+  last_of_pool = last_of_pool % (kStreams - 1) + 1;
+  ++clocks[current_stream][current_stream];
+  return {last_of_pool};
+}
+class CUDAStreamGuard {
+ public:
+  explicit CUDAStreamGuard(CUDAStream stream)
+      : before_(std::exchange(lltm_test::current_stream, stream.number)) {}
+  ~CUDAStreamGuard() { lltm_test::current_stream = before_; }
+  CUDAStreamGuard(const CUDAStreamGuard&) = delete;
+  CUDAStreamGuard& operator=(const CUDAStreamGuard&) = delete;
+
+ private:
+  int before_;
+};
 }  // namespace c10::cuda
+
+namespace at::cuda {
+class CUDAEvent {
+ public:
+  void record(c10::cuda::CUDAStream stream) { clock_ = lltm_test::clocks[stream.number]; }
+  void block(c10::cuda::CUDAStream stream) const {
+    lltm_test::Clock& clock = lltm_test::clocks[stream.number];
+    for (size_t k = 0; k < clock.size(); ++k) clock[k] = std::max(clock[k], clock_[k]);
+  }
+
+ private:
+  lltm_test::Clock clock_ = {};
+};
+}  // namespace at::cuda
 
 namespace lltm_test {
 // torch.backends.cuda.matmul.allow_tf32.
@@ -85,8 +138,10 @@ inline bool sums_in_order = false;
 inline int64_t multiprocessors = 132;
 // What the next launch draws its schedule from; each draws another.
 inline uint64_t schedule_seed = 1;
-// Launches of persistent kernels so far.
-inline int64_t persistent_launches = 0;
+// Launches of persistent kernels so far, and those of them of two calls.
+inline int64_t persistent_launches = 0, launches_of_two = 0;
+// GEMMs on another stream than the first.
+inline int64_t gemms_beside = 0;
 // How many more are not refused.
 inline int64_t launches_left = std::numeric_limits<int64_t>::max();
 // What the last of them would sleep between two polls.

@@ -16,19 +16,43 @@ std::int64_t resident_blocks() {
   return lltm_test::multiprocessors;
 }
 
-bool run_grid(
-    std::int64_t hidden,
-    std::int64_t groups,
-    std::size_t sums,
-    const lltm_test::HostBlock::Body& body) {
-  const std::int64_t slices = (hidden + kSliceUnits - 1) / kSliceUnits;
-  TORCH_CHECK(slices * groups <= resident_blocks(), "a launch that would never end");
+// body(call, lane)
+template <typename Args, typename Body>
+bool run_grid(const Calls<Args>& calls, std::int64_t groups, std::size_t sums, const Body& body) {
+  const Args& first = calls.call[0];
+  const std::int64_t slices = (first.hidden + kSliceUnits - 1) / kSliceUnits;
+  TORCH_CHECK(slices * groups * calls.count <= resident_blocks(), "a launch that would never end");
   if (lltm_test::launches_left == 0) return false;
   --lltm_test::launches_left;
   ++lltm_test::persistent_launches;
+  if (calls.count == 2) ++lltm_test::launches_of_two;
+  lltm_test::last_poll_nanoseconds = first.poll_nanoseconds;
   lltm_test::run_grid(
-      static_cast<int>(slices), static_cast<int>(groups), sums, body, lltm_test::schedule_seed++);
+      static_cast<int>(slices),
+      static_cast<int>(groups),
+      calls.count,
+      sums,
+      [&](lltm_test::HostBlock::Lane& lane) {
+        const Args& args = calls.call[lane.call()];
+        lane.report_to(args.failure);
+        body(args, lane);
+      },
+      lltm_test::schedule_seed++);
   return true;
+}
+
+// What a launch reads of what a GEMM has written.
+template <typename Page, typename T>
+void read_gates(const PersistentForwardArgs<T>& args) {
+  std::int64_t rows = 0;
+  for (int n = 0; n < args.steps.runs; ++n) {
+    rows += std::int64_t{args.steps.run[n].count} * args.steps.run[n].rows;
+  }
+  const std::int64_t columns = Page::kCell.x.count() * args.hidden;
+  const std::int64_t begin =
+      args.steps.edge - (args.steps.ascending ? 0 : rows) - args.gates_offset;
+  const auto bytes = static_cast<std::int64_t>(sizeof(float)) * rows * columns;
+  lltm_test::access_memory(/*stream=*/0, args.gates + begin * columns, bytes, /*writes=*/false);
 }
 
 std::uint32_t failure = 0;
@@ -64,21 +88,16 @@ void mark_absent(void* data, std::int64_t bytes, Stream) {
 
 template <typename T>
 bool launch_persistent_forward(
-    const CellInfo& cell,
-    const PersistentForwardArgs<T>& args,
-    std::int64_t groups,
-    int tiles,
-    Stream) {
-  lltm_test::last_poll_nanoseconds = args.poll_nanoseconds;
+    const CellInfo& cell, const ForwardCalls<T>& calls, std::int64_t groups, int tiles, Stream) {
   bool launched = false;
   visit_cell(cell, [&]<typename Page>(Page) {
-    visit_forward_kernel<Page, T>(args.hidden, tiles, [&](auto units_k, auto tile_count) {
+    for (int k = 0; k < calls.count; ++k) read_gates<Page>(calls.call[k]);
+    visit_forward_kernel<Page, T>(calls.call[0].hidden, tiles, [&](auto units_k, auto tile_count) {
       launched = run_grid(
-          args.hidden,
+          calls,
           groups,
           shared_sums<tile_count, kRecurrent<Page>>(),
-          [&](lltm_test::HostBlock::Lane& lane) {
-            lane.report_to(args.failure);
+          [=](const PersistentForwardArgs<T>& args, lltm_test::HostBlock::Lane& lane) {
             persistent_forward<Page, units_k, tile_count>(args, lane);
           });
     });
@@ -88,18 +107,15 @@ bool launch_persistent_forward(
 
 template <typename T>
 bool launch_persistent_backward(
-    const CellInfo& cell,
-    const PersistentBackwardArgs<T>& args,
-    std::int64_t groups,
-    int tiles,
-    Stream) {
-  lltm_test::last_poll_nanoseconds = args.poll_nanoseconds;
+    const CellInfo& cell, const BackwardCalls<T>& calls, std::int64_t groups, int tiles, Stream) {
   bool launched = false;
   visit_cell(cell, [&]<typename Page>(Page) {
-    visit_backward_kernel<Page, T>(args.hidden, tiles, [&](auto units_k, auto tile_count) {
+    visit_backward_kernel<Page, T>(calls.call[0].hidden, tiles, [&](auto units_k, auto tile_count) {
       launched = run_grid(
-          args.hidden, groups, shared_sums<tile_count, 1>(), [&](lltm_test::HostBlock::Lane& lane) {
-            lane.report_to(args.failure);
+          calls,
+          groups,
+          shared_sums<tile_count, 1>(),
+          [=](const PersistentBackwardArgs<T>& args, lltm_test::HostBlock::Lane& lane) {
             persistent_backward<Page, units_k, tile_count>(args, lane);
           });
     });
@@ -114,16 +130,16 @@ template std::int64_t resident_backward_blocks<float>(const CellInfo&, std::int6
 template std::int64_t resident_backward_blocks<c10::Half>(const CellInfo&, std::int64_t, int);
 template std::int64_t resident_backward_blocks<c10::BFloat16>(const CellInfo&, std::int64_t, int);
 template bool launch_persistent_forward(
-    const CellInfo&, const PersistentForwardArgs<float>&, std::int64_t, int, Stream);
+    const CellInfo&, const ForwardCalls<float>&, std::int64_t, int, Stream);
 template bool launch_persistent_forward(
-    const CellInfo&, const PersistentForwardArgs<c10::Half>&, std::int64_t, int, Stream);
+    const CellInfo&, const ForwardCalls<c10::Half>&, std::int64_t, int, Stream);
 template bool launch_persistent_forward(
-    const CellInfo&, const PersistentForwardArgs<c10::BFloat16>&, std::int64_t, int, Stream);
+    const CellInfo&, const ForwardCalls<c10::BFloat16>&, std::int64_t, int, Stream);
 template bool launch_persistent_backward(
-    const CellInfo&, const PersistentBackwardArgs<float>&, std::int64_t, int, Stream);
+    const CellInfo&, const BackwardCalls<float>&, std::int64_t, int, Stream);
 template bool launch_persistent_backward(
-    const CellInfo&, const PersistentBackwardArgs<c10::Half>&, std::int64_t, int, Stream);
+    const CellInfo&, const BackwardCalls<c10::Half>&, std::int64_t, int, Stream);
 template bool launch_persistent_backward(
-    const CellInfo&, const PersistentBackwardArgs<c10::BFloat16>&, std::int64_t, int, Stream);
+    const CellInfo&, const BackwardCalls<c10::BFloat16>&, std::int64_t, int, Stream);
 
 }  // namespace lltm::cuda

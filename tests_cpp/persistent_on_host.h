@@ -91,8 +91,14 @@ class HostBlock {
   using Body = std::function<void(Lane&)>;
 
   // Runs `body` on every thread.
-  HostBlock(int slice, int group, std::size_t sums, const Body& body, std::uint64_t seed)
-      : slice_(slice), group_(group), body_(body), random_(seed), stacks_(kThreads), shared_(sums) {
+  HostBlock(int slice, int group, int call, std::size_t sums, const Body& body, std::uint64_t seed)
+      : slice_(slice),
+        group_(group),
+        call_(call),
+        body_(body),
+        random_(seed),
+        stacks_(kThreads),
+        shared_(sums) {
     // What a thread reads before another has written it shows.
     std::fill(shared_.begin(), shared_.end(), lltm::cuda::Sums{{1e30F, -1e30F}});
     for (int thread = 0; thread < kThreads; ++thread) {
@@ -142,7 +148,7 @@ class HostBlock {
     return progress_;
   }
 
-  const int slice_, group_;
+  const int slice_, group_, call_;
   const Body& body_;
   std::mt19937_64 random_;
   Stacks stacks_;
@@ -218,7 +224,8 @@ class HostBlock {
       return true;
     }
 
-    // Of no machine: where this lane reports that it gave up.
+    // Of no machine: which call of the launch this is, and where this lane reports that it gave up.
+    int call() const { return block_->call_; }
     void report_to(std::uint32_t* failure) { failure_ = failure; }
 
     template <typename T>
@@ -287,11 +294,18 @@ class HostBlock {
 // ---- a grid -----------------------------------------------------------------
 
 inline std::vector<std::unique_ptr<HostBlock>> make_grid(
-    int slices, int groups, std::size_t sums, const HostBlock::Body& body, std::uint64_t seed) {
+    int slices,
+    int groups,
+    int calls,
+    std::size_t sums,
+    const HostBlock::Body& body,
+    std::uint64_t seed) {
   std::vector<std::unique_ptr<HostBlock>> blocks;
-  for (int group = 0; group < groups; ++group) {
-    for (int slice = 0; slice < slices; ++slice) {
-      blocks.push_back(std::make_unique<HostBlock>(slice, group, sums, body, ++seed));
+  for (int call = 0; call < calls; ++call) {
+    for (int group = 0; group < groups; ++group) {
+      for (int slice = 0; slice < slices; ++slice) {
+        blocks.push_back(std::make_unique<HostBlock>(slice, group, call, sums, body, ++seed));
+      }
     }
   }
   return blocks;
@@ -299,8 +313,13 @@ inline std::vector<std::unique_ptr<HostBlock>> make_grid(
 
 // On this thread, the blocks in an order that is drawn anew each time.
 inline void run_grid(
-    int slices, int groups, std::size_t sums, const HostBlock::Body& body, std::uint64_t seed) {
-  const auto blocks = make_grid(slices, groups, sums, body, seed);
+    int slices,
+    int groups,
+    int calls,
+    std::size_t sums,
+    const HostBlock::Body& body,
+    std::uint64_t seed) {
+  const auto blocks = make_grid(slices, groups, calls, sums, body, seed);
   std::mt19937_64 random(seed);
   std::vector<HostBlock*> running;
   for (const auto& block : blocks) running.push_back(block.get());
@@ -319,8 +338,13 @@ inline void run_grid(
 
 // A CPU thread for each block.
 inline void run_grid_on_threads(
-    int slices, int groups, std::size_t sums, const HostBlock::Body& body, std::uint64_t seed) {
-  const auto blocks = make_grid(slices, groups, sums, body, seed);
+    int slices,
+    int groups,
+    int calls,
+    std::size_t sums,
+    const HostBlock::Body& body,
+    std::uint64_t seed) {
+  const auto blocks = make_grid(slices, groups, calls, sums, body, seed);
   std::vector<std::thread> threads;
   for (const auto& block : blocks) {
     threads.emplace_back([&block] {

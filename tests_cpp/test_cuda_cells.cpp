@@ -3,6 +3,7 @@
 #include "cell/cells.h"
 #include "cuda_engine_autograd.h"
 #include "cuda_on_host.h"
+#include "op/backend.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -395,7 +396,7 @@ TEST_P(PersistentCells, ChunksAndTheJoinedMatrixGiveTheSame) {
   const auto run = [&](bool joined, int64_t bytes) {
     const CellArguments of_cell = arguments_of(cell(), a, joined);
     const auto [output, h_n, c_n, activations] =
-        lltm::cuda::persistent_forward({sequence_inputs(of_cell), /*save=*/true}, bytes).value();
+        persistent_forward({sequence_inputs(of_cell), /*save=*/true}, bytes).value();
     return Tensors{output, h_n, c_n, activations};
   };
   const Tensors all = run(/*joined=*/false, lltm::cuda::kWorkspaceBytes);
@@ -403,6 +404,54 @@ TEST_P(PersistentCells, ChunksAndTheJoinedMatrixGiveTheSame) {
   const int64_t row = lltm::find_cell(cell())->x.count() * 24 * 4;
   for (const int64_t rows : {0, 5, 22}) {
     EXPECT_TRUE(identical(run(/*joined=*/false, rows * row), all)) << rows << " rows at a time";
+  }
+}
+
+// The engine under the operators' checks, as on a GPU.
+struct OnHost {
+  using DeviceGuard = lltm::NoDeviceGuard;
+  static constexpr auto sequence_forward = lltm::cuda::sequence_forward;
+  static constexpr auto sequence_backward = lltm::cuda::sequence_backward;
+  static constexpr auto sequences_forward = lltm::cuda::sequences_forward;
+  static constexpr auto sequences_backward = lltm::cuda::sequences_backward;
+};
+
+TEST_P(PersistentCells, OperatorsOfTwoCallsAtOnceGiveWhatThoseOfEachGive) {
+  using Checked = lltm::CheckedBackend<OnHost>;
+  for (const int64_t checkpoint_steps : {0, 2}) {
+    const Arguments a = dense({5, 11, 3, 24})(1);
+    std::array<CellArguments, 2> both = {
+        arguments_of(cell(), a, /*joined=*/false),
+        arguments_of(cell(), dense({5, 11, 3, 24})(2), /*joined=*/false)};
+    both[1].reverse = !both[0].reverse;
+    std::vector<lltm::SequenceArgs> args;
+    for (CellArguments& of_cell : both) {
+      of_cell.checkpoint_steps = checkpoint_steps;
+      args.push_back({sequence_inputs(of_cell)});
+    }
+    const int64_t before = launches_of_two;
+    const auto results = Checked::sequences(/*save=*/true, args);
+    const auto inferred = Checked::sequences(/*save=*/false, args);
+    std::vector<lltm::SequenceBackwardArgs> backward;
+    for (size_t k = 0; k < both.size(); ++k) {
+      EXPECT_EQ(std::get<3>(inferred[k]).defined(), false);
+      const auto& [output, h_n, c_n, saved] = results[k];
+      const lltm::OutputMask mask = {true, k == 0, k == 1, true, true, true, true};
+      backward.push_back({args[k], output, saved, at::ones_like(output), h_n, c_n, mask});
+    }
+    const auto gradients = Checked::sequences_backward(backward);
+    EXPECT_EQ(launches_of_two - before, checkpoint_steps == 0 ? 3 : 3 + 1);
+    for (size_t k = 0; k < both.size(); ++k) {
+      const auto as_tensors = [](const lltm::SequenceResult& result) {
+        const auto& [output, h_n, c_n, saved] = result;
+        return Tensors{output, h_n, c_n, saved};
+      };
+      EXPECT_TRUE(
+          identical(as_tensors(results[k]), as_tensors(Checked::sequence_forward(args[k]))));
+      EXPECT_TRUE(identical(std::get<0>(inferred[k]), std::get<0>(results[k])));
+      EXPECT_TRUE(
+          identical(as_list(gradients[k]), as_list(Checked::sequence_backward(backward[k]))));
+    }
   }
 }
 

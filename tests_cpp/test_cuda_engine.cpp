@@ -142,9 +142,9 @@ TEST_P(CudaEngineSequence, ASmallerWorkspaceGivesTheSame) {
   for (const Arguments& a : {dense({9, 4, 3, 8})(1), packed({9, 7, 7, 3, 1}, 3, 8)(1)}) {
     const auto with_workspace = [&](int64_t bytes) {
       const lltm::SequenceArgs args = sequence_args(a, /*save=*/true);
-      const auto [output, h_n, c_n, activations] =
-          persistent ? lltm::cuda::persistent_forward(args, bytes).value()
-                     : lltm::cuda::stepwise_forward(args, bytes);
+      const auto [output, h_n, c_n, activations] = persistent
+                                                       ? persistent_forward(args, bytes).value()
+                                                       : lltm::cuda::stepwise_forward(args, bytes);
       return Tensors{output, h_n, c_n, activations};
     };
     const Tensors all = with_workspace(lltm::cuda::kWorkspaceBytes);

@@ -22,11 +22,13 @@
 #include <memory>
 #include <numeric>
 #include <set>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 namespace lltm_test {
 namespace {
@@ -408,7 +410,7 @@ TEST_P(PersistentEngine, ChunksGiveTheSameAsTheWhole) {
   for (const Arguments& a : {dense({9, 11, 3, 24})(1), packed({9, 7, 7, 3, 1}, 3, 24)(1)}) {
     const auto with_workspace = [&](int64_t bytes) {
       const auto [output, h_n, c_n, activations] =
-          lltm::cuda::persistent_forward(sequence_args(a, /*save=*/true), bytes).value();
+          persistent_forward(sequence_args(a, /*save=*/true), bytes).value();
       return Tensors{output, h_n, c_n, activations};
     };
     const Tensors all = with_workspace(lltm::cuda::kWorkspaceBytes);
@@ -419,6 +421,133 @@ TEST_P(PersistentEngine, ChunksGiveTheSameAsTheWhole) {
     }
   }
 }
+
+// All but the first: each step is a chunk, of which two fit in the workspace.
+TEST_P(PersistentEngine, TheNextChunkIsProjectedBesideTheSteps) {
+  const auto [steps, rows, hidden] = std::array<int64_t, 3>{6, 11, 24};
+  const Arguments a = dense({steps, rows, 3, hidden})(1);
+  const int64_t bytes =
+      2 * rows * lltm::Lltm::kSlots * hidden * static_cast<int64_t>(sizeof(float));
+  const auto beside = [&](int64_t workspace_bytes) {
+    const int64_t before = gemms_beside;
+    persistent_forward(sequence_args(a, /*save=*/true), workspace_bytes).value();
+    return gemms_beside - before;
+  };
+  EXPECT_EQ(beside(bytes), steps - 1);
+  EXPECT_EQ(beside(steps / 2 * bytes), 0) << "one chunk";
+  // Two groups of two slices.
+  const Temporarily just_room(multiprocessors, int64_t{5});
+  EXPECT_EQ(beside(bytes), steps - 1);
+  const Temporarily full(multiprocessors, int64_t{4});
+  EXPECT_EQ(beside(bytes), 0);
+}
+
+// ---- two calls at once ------------------------------------------------------
+
+// The directions of a layer: the same sizes, and steps in opposite orders.
+std::array<Arguments, 2> both_directions(const Problem& problem) {
+  std::array<Arguments, 2> both = {problem(1), problem(2)};
+  both[1].batch_sizes = both[0].batch_sizes;
+  both[0].reverse = false;
+  both[1].reverse = true;
+  return both;
+}
+
+// Results and gradients of each of some calls that are made together.
+std::vector<Tensors> evaluate_together(
+    std::span<const Arguments> calls,
+    int64_t workspace_bytes = lltm::cuda::kWorkspaceBytes,
+    int64_t checkpoint_steps = 0) {
+  std::vector<lltm::SequenceArgs> args;
+  for (const Arguments& a : calls)
+    args.push_back(sequence_args(a, /*save=*/true, checkpoint_steps));
+  const auto results = lltm::cuda::persistent_forward(args, workspace_bytes).value();
+  std::vector<Tensors> all, grads;
+  std::vector<lltm::SequenceBackwardArgs> backward;
+  for (const auto& [output, h_n, c_n, saved] : results) {
+    all.push_back({output, h_n, c_n, saved});
+    grads.push_back(random_like(Tensors{output, h_n, c_n}, 7));
+  }
+  if (checkpoint_steps > 0) return all;
+  for (size_t k = 0; k < calls.size(); ++k) {
+    // The gradient of h_0 takes a step more, in one of the calls.
+    const lltm::OutputMask mask = {true, calls[k].reverse, true, true, false, true, false};
+    backward.push_back(
+        {args[k], all[k][0], all[k][3], grads[k][0], grads[k][1], grads[k][2], mask});
+  }
+  const auto gradients = lltm::cuda::persistent_backward(backward).value();
+  for (size_t k = 0; k < calls.size(); ++k) {
+    for (const at::Tensor& tensor : as_list(gradients[k])) all[k].push_back(tensor);
+  }
+  return all;
+}
+
+class PersistentPair : public PersistentEngine {};
+INSTANTIATE_TEST_SUITE_P(
+    Dtypes,
+    PersistentPair,
+    each_case(kPersistentTf32, std::array{at::kBFloat16, at::kHalf, at::kFloat}),
+    case_name);
+
+TEST_P(PersistentPair, GivesWhatEachCallGivesAlone) {
+  const int64_t row = lltm::Lltm::kSlots * 24 * static_cast<int64_t>(sizeof(float));
+  for (const Problem& problem :
+       {dense({5, 11, 3, 24}), packed({7, 7, 7, 3, 1}, 3, 24), dense({4, 3, 3, 21})}) {
+    const std::array<Arguments, 2> both = both_directions(problem);
+    // One chunk; each step in its own; as many as some rows make, fewer in one of packed calls.
+    for (const int64_t rows : {int64_t{1} << 20, int64_t{0}, int64_t{28}}) {
+      for (const int64_t checkpoint_steps : {0, 2}) {
+        const int64_t before = launches_of_two;
+        const auto together = evaluate_together(both, rows * row, checkpoint_steps);
+        EXPECT_GT(launches_of_two, before);
+        for (size_t k = 0; k < both.size(); ++k) {
+          const auto alone = evaluate_together({&both[k], 1}, rows * row, checkpoint_steps);
+          EXPECT_TRUE(identical(together[k], alone.front())) << rows << ", call " << k;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(PersistentPair, TakesHalfOfTheLaunches) {
+  const std::array<Arguments, 2> both = both_directions(dense({5, 41, 3, 24}));
+  EXPECT_EQ(launches([&] { evaluate_together(both); }), 2) << "forward and backward";
+  EXPECT_EQ(launches([&] { evaluate_together({&both[0], 1}); }), 2);
+  // A group of each call at once, of two slices and at most 32 rows.
+  const Temporarily small(multiprocessors, int64_t{4});
+  EXPECT_EQ(launches([&] { evaluate_together(both); }), 4);
+}
+
+TEST_P(PersistentPair, WhatDoesNotFitAtOnceRunsOneAfterAnother) {
+  const std::array<Arguments, 2> both = both_directions(dense({5, 9, 3, 24}));
+  const std::array args = {sequence_args(both[0], /*save=*/true), sequence_args(both[1], true)};
+  const auto run = [&] {
+    std::vector<Tensors> all;
+    for (const auto& [output, h_n, c_n, saved] : lltm::cuda::sequences_forward(args)) {
+      all.push_back({output, h_n, c_n, saved});
+    }
+    return all;
+  };
+  const std::vector<Tensors> at_once = run();
+  const auto expect_same = [&](int64_t expected_launches) {
+    std::vector<Tensors> results;
+    EXPECT_EQ(launches([&] { results = run(); }), expected_launches);
+    for (size_t k = 0; k < both.size(); ++k) EXPECT_TRUE(identical(results[k], at_once[k])) << k;
+  };
+  expect_same(1);
+  {
+    const Temporarily small(multiprocessors, int64_t{2});
+    expect_same(2);
+  }
+  const PersistentSetting off(false);
+  const std::vector<Tensors> stepwise = run();
+  const PersistentSetting on(true);
+  const Temporarily refused(launches_left, int64_t{0});
+  const std::vector<Tensors> results = run();
+  for (size_t k = 0; k < both.size(); ++k) EXPECT_TRUE(identical(results[k], stepwise[k])) << k;
+}
+
+// ---- more of one call --------------------------------------------------------
 
 TEST_P(PersistentEngine, InferenceGivesTheSame) {
   for (const Arguments& a : {dense({5, 9, 3, 24})(1), packed({5, 4, 4, 1}, 3, 24)(1)}) {
@@ -496,13 +625,13 @@ TEST(PersistentRounds, AStepTakesOne) {
   const Tensors saved = forward(a);
   EXPECT_LE(rounds, steps + 1);
   const at::Tensor grad_output = at::ones_like(saved[0]), none;
-  lltm::cuda::persistent_backward({sequence_args(a, /*save=*/true),
-                                   saved[0],
-                                   saved[3],
-                                   grad_output,
-                                   none,
-                                   none,
-                                   /*output_mask=*/{false, true, false, false}})
+  persistent_backward({sequence_args(a, /*save=*/true),
+                       saved[0],
+                       saved[3],
+                       grad_output,
+                       none,
+                       none,
+                       /*output_mask=*/{false, true, false, false}})
       .value();
   EXPECT_LE(rounds, steps + 2);
 }
@@ -631,7 +760,7 @@ TEST_P(PersistentEngine, CheckpointsAreThoseOfTheStepsAndChangeNothing) {
       for (const int64_t every : {1, 3, 100}) {
         const auto run = [&](int64_t bytes) {
           const auto [output, h_n, c_n, checkpoints] =
-              lltm::cuda::persistent_forward(sequence_args(a, /*save=*/true, every), bytes).value();
+              persistent_forward(sequence_args(a, /*save=*/true, every), bytes).value();
           return Tensors{output, h_n, c_n, checkpoints};
         };
         const Tensors ours = run(lltm::cuda::kWorkspaceBytes);
@@ -703,7 +832,8 @@ TEST(PersistentPlan, OthersRunStepByStep) {
 
 TEST(PersistentPlan, AReasonIsGivenForAllOthers) {
   const auto why_not = [](const Arguments& a) {
-    const auto attempt = lltm::cuda::persistent_forward(sequence_args(a, /*save=*/true));
+    const lltm::SequenceArgs args = sequence_args(a, /*save=*/true);
+    const auto attempt = lltm::cuda::persistent_forward({&args, 1});
     EXPECT_EQ(attempt.has_value(), attempt.why_not == nullptr);
     return std::string(attempt ? "" : attempt.why_not);
   };
@@ -819,8 +949,8 @@ TEST(PersistentTuning, AWayThatIsAskedForIsTakenOrNone) {
   const Temporarily small(multiprocessors, int64_t{6});  // 3 groups of 2 slices each
   const Arguments a = sequence_problem({3, 41, 3, 24}, at::kBFloat16, 1);
   const auto with_tuning = [&](const Tuning& tuning) {
-    const auto result = lltm::cuda::persistent_forward(
-        sequence_args(a, /*save=*/true), lltm::cuda::kWorkspaceBytes, tuning);
+    const auto result =
+        persistent_forward(sequence_args(a, /*save=*/true), lltm::cuda::kWorkspaceBytes, tuning);
     if (!result) return Tensors();
     const auto [output, h_n, c_n, activations] = *result;
     return Tensors{output, h_n, c_n, activations};
@@ -842,7 +972,7 @@ TEST(PersistentTuning, BackwardTakesTheWayThatIsAskedForToo) {
   const Tensors saved = forward(a);
   const at::Tensor grad_output = at::ones_like(saved[0]), none;
   const auto with_tuning = [&](const Tuning& tuning) {
-    const auto result = lltm::cuda::persistent_backward(
+    const auto result = persistent_backward(
         {sequence_args(a, /*save=*/true),
          saved[0],
          saved[3],
@@ -910,7 +1040,8 @@ TEST(PersistentLaunch, AWordThatNeverComesIsNaNAndAnErrorOfTheNextCall) {
   first.failure = lltm::cuda::failure_word();
   first.steps = steps;
   lltm::cuda::mark_absent(first.output, static_cast<int64_t>(output.nbytes()), stream);
-  EXPECT_TRUE(lltm::cuda::launch_persistent_forward(lltm::Lltm::kCell, first, 1, 1, stream));
+  EXPECT_TRUE(
+      lltm::cuda::launch_persistent_forward<float>(lltm::Lltm::kCell, {1, {first}}, 1, 1, stream));
   const at::Tensor steps_of_output = output.slice(0, 1).view({3, 2, 48});
   EXPECT_TRUE(steps_of_output.select(1, 0).isnan().all().item<bool>());
   EXPECT_FALSE(steps_of_output.select(1, 1).isnan().any().item<bool>()) << "the other row";
@@ -927,7 +1058,9 @@ TEST(PersistentLaunch, AWordThatNeverComesIsNaNAndAnErrorOfTheNextCall) {
   backward.failure = lltm::cuda::failure_word();
   backward.steps = steps;
   lltm::cuda::mark_absent(backward.dz, static_cast<int64_t>(dz.nbytes()), stream);
-  EXPECT_TRUE(lltm::cuda::launch_persistent_backward(lltm::Lltm::kCell, backward, 1, 1, stream));
+  EXPECT_TRUE(
+      lltm::cuda::launch_persistent_backward<float>(
+          lltm::Lltm::kCell, {1, {backward}}, 1, 1, stream));
   EXPECT_TRUE(dz.slice(0, 1).view({3, 2, 144}).select(1, 0).isnan().all().item<bool>());
   EXPECT_FALSE(dz.slice(0, 1).view({3, 2, 144}).select(1, 1).isnan().any().item<bool>());
   const at::Tensor ones = at::ones_like(results[0]), none;

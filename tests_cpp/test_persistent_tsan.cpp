@@ -79,6 +79,7 @@ struct Forward {
     run_on(
         kSlices,
         kGroups,
+        /*calls=*/1,
         cuda::shared_sums<kTiles, cuda::kRecurrent<Page>>(),
         [&](HostBlock::Lane& lane) { cuda::persistent_forward<Page, 1, kTiles>(args, lane); },
         seed);
@@ -108,6 +109,7 @@ struct Backward {
     run_on(
         kSlices,
         kGroups,
+        /*calls=*/1,
         cuda::shared_sums<kTiles, 1>(),
         [&](HostBlock::Lane& lane) { cuda::persistent_backward<Page, 2, kTiles>(args, lane); },
         seed);

@@ -143,11 +143,12 @@ def test_runs_twice_to_the_same_bits(dtype: torch.dtype, reverse: bool) -> None:
         assert same(run(a), first), again
 
 
-def kernels_of(work: Callable[[], object]) -> set[str]:
+def kernels_of(work: Callable[[], object]) -> dict[str, int]:
+    """How often it launches each kernel."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         work()
         torch.cuda.synchronize()
-    return {event.key for event in profile.key_averages()}
+    return {event.key: event.count for event in profile.key_averages()}
 
 
 @contextmanager
@@ -198,6 +199,52 @@ def test_the_setting_chooses_the_kernels(
             names = kernels_of(lambda: run(a))
         assert any("lltm_persistent_forward" in name for name in names) == (enabled and forward)
         assert any("lltm_persistent_backward" in name for name in names) == (enabled and backward)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
+@pytest.mark.parametrize("make", [lltm.LLTM, lltm.LSTM, lltm.GRU])
+def test_both_directions_of_a_layer_run_at_once(make: Any, packed: bool) -> None:
+    both = make(8, 64, bidirectional=True, device="cuda", dtype=torch.float16)
+    alone = []
+    for suffix in ("", "_reverse"):
+        alone.append(make(8, 64, device="cuda", dtype=torch.float16))
+        for name, parameter in alone[-1].named_parameters():
+            parameter.data.copy_(getattr(both, name + suffix))
+    input: Any = torch.randn(9, 5, 8, device="cuda", dtype=torch.float16)
+    if packed:
+        input = torch.nn.utils.rnn.pack_padded_sequence(input, torch.tensor([9, 7, 7, 2, 1]))
+
+    def work() -> None:
+        forms.tensors(both(input))[0].sum().backward()
+
+    with lltm.backends.cuda.flags(persistent=True):
+        names = kernels_of(work)
+        for kernel in ("lltm_persistent_forward", "lltm_persistent_backward"):
+            assert sum(count for name, count in names.items() if kernel in name) == 1
+        output = forms.tensors(both(input))[0]
+        first = forms.tensors(alone[0](input))[0]
+        assert torch.equal(output[..., :64], first)
+        first.sum().backward()
+        for name, parameter in alone[0].named_parameters():
+            assert torch.equal(parameter.grad, getattr(both, name).grad)
+    # The other direction, by the other engine.
+    with lltm.backends.cuda.flags(persistent=False):
+        torch.testing.assert_close(forms.tensors(both(input))[0], output, rtol=1e-2, atol=1e-2)
+
+
+# 4,800 rows of 9,216 bytes: more than one chunk.
+def test_a_long_sequence_is_projected_beside_its_steps() -> None:
+    a = on_gpu(support.sequence_arguments((300, 16, 32, 768), torch.float16))
+    with lltm.backends.cuda.flags(persistent=False):
+        expected = run(a)
+    with lltm.backends.cuda.flags(persistent=True):
+        results = run(a)
+        for _ in range(10):
+            assert same(run(a), results)
+        graph, of_graph = captured(lambda: run(a))
+        graph.replay()
+        assert same(of_graph, results)
+    torch.testing.assert_close(results[0], expected[0], rtol=1e-2, atol=1e-2)
 
 
 def test_the_module_takes_packed_sequences() -> None:
@@ -413,7 +460,7 @@ def test_own_cells_have_kernels(dtype: torch.dtype, monkeypatch: pytest.MonkeyPa
     layer = support.gallery_cell("cifg", monkeypatch).Layer(4, 16, device="cuda", dtype=dtype)
     input = torch.randn(5, 3, 4, device="cuda", dtype=dtype)
     names = kernels_of(lambda: trained(layer, input))
-    assert {"lltm_forward", "lltm_backward"} <= names
+    assert {"lltm_forward", "lltm_backward"} <= names.keys()
 
 
 # ---- registration -----------------------------------------------------------

@@ -9,6 +9,8 @@
 #include "op/operators.h"
 #include "op/side_by_side.h"
 
+#include <lltm/backends.h>
+
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -620,7 +622,10 @@ std::vector<SequenceOutputs> LayerModule::run_directions(
 bool LayerModule::fits_side_by_side(
     const Tensor& input, const Tensor& h_0, Followers followers) const {
   if (!bidirectional || proj_size() > 0) return false;
-  if (!input.is_cpu() || followers == Followers::kOthers) return false;
+  if (followers == Followers::kOthers) return false;
+  // By one launch of the persistent engine.
+  if (input.is_cuda()) return cuda_persistent() && cell.programs == nullptr && !prepacked;
+  if (!input.is_cpu()) return false;
   const bool bf16 = input.scalar_type() == at::kBFloat16;
   const cpu::LayerShape shape = {
       h_0.size(1), input.size(-1), hidden_size, flat_size(input), bf16, cpu::slots_of(cell)};

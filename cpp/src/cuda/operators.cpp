@@ -44,6 +44,7 @@ auto choose(const Args& args) {
 
 struct Cuda {
   using DeviceGuard = c10::cuda::CUDAGuard;
+  static constexpr at::DeviceType kDevice = at::kCUDA;
   static constexpr auto step_forward =
       choose<cuda::step_forward, composite::step_forward, StepArgs>;
   static constexpr auto step_backward =
@@ -52,6 +53,8 @@ struct Cuda {
       choose<cuda::sequence_forward, composite::sequence_forward, SequenceArgs>;
   static constexpr auto sequence_backward =
       choose<cuda::sequence_backward, composite::sequence_backward, SequenceBackwardArgs>;
+  static constexpr auto sequences_forward = cuda::sequences_forward;
+  static constexpr auto sequences_backward = cuda::sequences_backward;
 };
 
 }  // namespace

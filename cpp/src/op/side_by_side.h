@@ -1,5 +1,5 @@
-// Two calls at once, each on a thread of its own: the directions of a layer, where nobody follows
-// the operators but autograd.
+// Two calls at once, the directions of a layer, where nobody follows the operators but autograd: on
+// the CPU each on a thread of its own, on a GPU by what its backend has for this.
 #pragma once
 
 #include "common/operator_args.h"
@@ -8,9 +8,14 @@
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/DeviceType.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <array>
+#include <cstddef>
+#include <span>
 #include <utility>
+#include <vector>
 
 namespace lltm {
 
@@ -36,7 +41,17 @@ inline bool is_plain(const at::Tensor& tensor) {
   return !tensor.defined() || plain.has_all(tensor.key_set());
 }
 
-// run(0) and run(1), below autograd.
+// The checked operators of a backend that runs several calls at once; null in another.
+struct OperatorsAtOnce {
+  std::vector<SequenceResult> (*forward)(bool save, std::span<const SequenceArgs>) = nullptr;
+  std::vector<Gradients> (*backward)(std::span<const SequenceBackwardArgs>) = nullptr;
+};
+inline OperatorsAtOnce& operators_at_once(at::DeviceType device) {
+  static std::array<OperatorsAtOnce, at::COMPILE_TIME_MAX_DEVICE_TYPES> operators;
+  return operators.at(static_cast<size_t>(device));
+}
+
+// run(0) and run(1) on two threads, below autograd.
 template <typename Run>
 void run_side_by_side(const Run& run) {
   const at::ThreadLocalState state;  // inference mode and profilers, say

@@ -20,48 +20,69 @@ void check_earlier_calls() {
       "NaN; lltm.backends.cuda.persistent = False avoids it");
 }
 
-// By the persistent engine where it can run, else step by step.
-template <typename Result, typename Args, typename Persistent>
-Result run(
+template <typename Args>
+void log(const char* direction, const Args& args, const std::string& engine) {
+  log_schedule(
+      flat_size(args.input),
+      args.h_0.size(0),
+      args.input.size(-1),
+      args.h_0.size(1),
+      std::string("on CUDA, ") + direction + engine);
+}
+
+// By the persistent engine where it can run, at once or one after another; else step by step.
+template <typename Result, typename Args>
+std::vector<Result> run(
     const char* direction,
-    const Args& args,
-    const Persistent& persistent,
+    std::span<const Args> calls,
+    Attempt<Result> (*persistent)(std::span<const Args>),
     Result (*stepwise)(const Args&)) {
   check_earlier_calls();
   Attempt<Result> attempt = cuda_persistent()
-                                ? persistent()
+                                ? persistent(calls)
                                 : Attempt<Result>{{}, "lltm.backends.cuda.persistent is off"};
-  if (logs_schedules()) {
-    std::string schedule = direction;
-    if (attempt) {
-      schedule += "persistent, " + std::to_string(attempt.groups) + " groups of " +
-                  std::to_string(attempt.tiles * kTileRows) + " rows";
-    } else {
-      schedule += std::string("stepwise (") + attempt.why_not + ")";
+  if (attempt) {
+    if (logs_schedules()) {
+      const std::string at_once =
+          calls.size() > 1 ? ", " + std::to_string(calls.size()) + " calls at once" : "";
+      for (const Args& args : calls) {
+        log(direction,
+            args,
+            "persistent, " + std::to_string(attempt.groups) + " groups of " +
+                std::to_string(attempt.tiles * kTileRows) + " rows" + at_once);
+      }
     }
-    log_schedule(
-        flat_size(args.input),
-        args.h_0.size(0),
-        args.input.size(-1),
-        args.h_0.size(1),
-        "on CUDA, " + schedule);
+    return *std::move(attempt);
   }
-  return attempt ? *std::move(attempt) : stepwise(args);
+  std::vector<Result> results;
+  if (calls.size() > 1) {
+    for (const Args& args : calls) {
+      results.push_back(run(direction, std::span(&args, 1), persistent, stepwise).front());
+    }
+    return results;
+  }
+  const Args& args = calls.front();
+  if (logs_schedules()) log(direction, args, std::string("stepwise (") + attempt.why_not + ")");
+  results.push_back(stepwise(args));
+  return results;
 }
 
 }  // namespace
 
-SequenceResult sequence_forward(const SequenceArgs& args) {
+std::vector<SequenceResult> sequences_forward(std::span<const SequenceArgs> calls) {
   return run<SequenceResult, SequenceArgs>(
       "forward: ",
-      args,
-      [&] { return persistent_forward(args); },
+      calls,
+      [](std::span<const SequenceArgs> calls) { return persistent_forward(calls); },
       [](const SequenceArgs& args) { return stepwise_forward(args); });
 }
 
-Gradients sequence_backward(const SequenceBackwardArgs& args) {
+std::vector<Gradients> sequences_backward(std::span<const SequenceBackwardArgs> calls) {
   return run<Gradients, SequenceBackwardArgs>(
-      "backward: ", args, [&] { return persistent_backward(args); }, stepwise_backward);
+      "backward: ",
+      calls,
+      [](std::span<const SequenceBackwardArgs> calls) { return persistent_backward(calls); },
+      stepwise_backward);
 }
 
 }  // namespace lltm::cuda

@@ -1,6 +1,7 @@
 // A sequence by persistent kernels (persistent.h): the input's part of the
 // pre-activations by a GEMM over many steps, then one launch for all of these steps. Backward: one
-// launch, and then the gradients as in the other engine.
+// launch, and then the gradients as in the other engine. The calls of both directions of a layer
+// share their launches.
 //
 // Dtypes are those of the stepwise engine: h, c and dz are rounded to the tensors' dtype at every
 // step, sums and what is carried from step to step in backward are float32.
@@ -15,6 +16,7 @@
 #include "cuda/engine/engine.h"
 #include "cuda/engine/sequence_gradients.h"
 #include "cuda/gemm/gemm.h"
+#include "cuda/gemm/side_stream.h"
 #include "cuda/tuning_table.h"
 
 #include <ATen/ops/empty.h>
@@ -23,7 +25,11 @@
 #include <c10/util/Half.h>
 
 #include <algorithm>
+#include <limits>
+#include <span>
+#include <utility>
 #include <variant>
+#include <vector>
 
 namespace lltm::cuda {
 namespace {
@@ -36,11 +42,12 @@ int64_t divide_up(int64_t a, int64_t b) {
 
 // ---- whether, and in how many launches --------------------------------------
 
-// The rows of the state in launches of at most `groups` groups, one launch after another.
+// The rows of the state in launches of at most `groups` groups to a call, one launch after another.
 struct RowPlan {
   int tiles;  // of a group
   int64_t groups;
   int poll_nanoseconds;
+  bool leaves_room;  // for other kernels, which run meanwhile
 
   int64_t rows() const { return groups * tiles * kTileRows; }
 };
@@ -48,6 +55,9 @@ struct RowPlan {
 // A launch takes about as long with one row as with all that it can have, so from this many
 // on a GEMM per step is estimated to be faster, where it has not been measured.
 constexpr int64_t kMostRowLaunches = 4;
+
+// The part of the device that a GEMM takes while a kernel runs on the rest.
+constexpr int64_t kRoom = 8;
 
 // In the 16-bit dtypes, and in float32 where its products may be those of TF32.
 bool has_kernels(at::ScalarType dtype) {
@@ -63,11 +73,13 @@ decltype(auto) visit_kernel_dtype(at::ScalarType dtype, const Body& body) {
                             : body(static_cast<c10::BFloat16*>(nullptr));
 }
 
-// How this engine runs a sequence, or why it can't: the one place that decides.
+// How this engine runs so many calls at once that all are like `args`, or why it can't: the one
+// place that decides.
 // `hidden` is padded; resident_blocks(T*, tiles) is what the device runs at once of the kernel.
 template <typename ResidentBlocks>
 std::variant<RowPlan, const char*> plan_rows(
     const SequenceInputs& args,
+    int64_t calls,
     int64_t hidden,
     Direction direction,
     std::optional<Tuning> tuning,
@@ -94,9 +106,12 @@ std::variant<RowPlan, const char*> plan_rows(
     if (tuning && tuning->tiles != tiles) continue;
     const int64_t blocks = visit_kernel_dtype(
         args.input.scalar_type(), [&](auto* type) { return resident_blocks(type, tiles); });
-    const int64_t groups = blocks / divide_up(hidden, kSliceUnits);
+    const int64_t slices = calls * divide_up(hidden, kSliceUnits);
+    const int64_t groups = blocks / slices;
     if (groups == 0) continue;
-    plan = {tiles, groups, tuning ? tuning->poll_nanoseconds : 0};
+    const int64_t taken = slices * std::min(groups, divide_up(batch, tiles * kTileRows));
+    const bool leaves_room = taken <= blocks - divide_up(blocks, kRoom);
+    plan = {tiles, groups, tuning ? tuning->poll_nanoseconds : 0, leaves_room};
     if (plan->rows() >= batch) break;
   }
   if (!plan) {
@@ -107,16 +122,7 @@ std::variant<RowPlan, const char*> plan_rows(
   return *plan;
 }
 
-// body(first row, groups) for each launch, while it returns true; whether it always did.
-template <typename Body>
-bool for_each_row_launch(const RowPlan& plan, int64_t batch, const Body& body) {
-  for (int64_t row = 0; row < batch; row += plan.rows()) {
-    if (!body(row, std::min(plan.groups, divide_up(batch - row, plan.tiles * kTileRows)))) {
-      return false;
-    }
-  }
-  return true;
-}
+constexpr int32_t kMostSteps = std::numeric_limits<int32_t>::max();  // of a run
 
 // Steps from `first` on in the order of a kernel, which their rows follow up or down: as many
 // as fit in one launch, up to `last`. Returns the first that is left.
@@ -129,8 +135,9 @@ size_t take_steps(
   to.previous_rows = first == 0 ? 0 : order[first - 1].rows;
   to.runs = 0;
   for (size_t k = first; k < last; ++k) {
-    const int64_t rows = order[k].rows;
-    if (to.runs == 0 || to.run[to.runs - 1].rows != rows) {
+    const auto rows = static_cast<int32_t>(order[k].rows);
+    const StepRun* const run = to.runs == 0 ? nullptr : &to.run[to.runs - 1];
+    if (run == nullptr || run->rows != rows || run->count == kMostSteps) {
       if (to.runs == kMostRuns) return k;
       to.run[to.runs++] = {0, rows};
     }
@@ -208,6 +215,29 @@ T* mutable_data(const Tensor& tensor) {
   return tensor.defined() ? static_cast<T*>(tensor.mutable_data_ptr()) : nullptr;
 }
 
+// ---- launches -----------------------------------------------------------------
+
+// Queues the launches of some calls, the n-th of each together: a call is a chain of its own. False
+// where one was refused. Of a call: done(), next(), the arguments of its next launch, and
+// launched(), behind it. launch(calls, groups)
+template <typename Call, typename Launch>
+bool run_launches(
+    std::vector<Call>& calls, const RowPlan& plan, int64_t batch, const Launch& launch) {
+  for (;;) {
+    Calls<typename Call::LaunchArgs> together;
+    for (Call& call : calls) {
+      if (!call.done()) together.call[together.count++] = call.next();
+    }
+    if (together.count == 0) return true;
+    for (int64_t row = 0; row < batch; row += plan.rows()) {
+      for (auto& args : together.call) args.first_row = row;
+      if (!launch(together, std::min(plan.groups, divide_up(batch - row, plan.tiles * kTileRows))))
+        return false;
+    }
+    for (Call& call : calls) call.launched();
+  }
+}
+
 // ---- forward ----------------------------------------------------------------
 
 struct PersistentTensors {
@@ -215,62 +245,152 @@ struct PersistentTensors {
   Checkpoints checkpoints;
 };
 
-// False where a launch was refused, and then the tensors mean nothing.
+// The launches of one call, chunk by chunk of steps: they read what a GEMM over the chunk has left
+// in a workspace. Where the plan leaves room there are two of these, half as large, and the GEMM of
+// the next chunk runs beside the steps of this one.
 template <typename T>
-bool run_persistent_forward(
-    const SequenceArgs& args,
-    const RowPlan& plan,
-    const std::vector<Step>& steps,
-    int64_t workspace_bytes,
-    const PersistentTensors& t) {
-  const CellInfo& cell = *args.cell;
-  const int64_t batch = args.h_0.size(0), hidden = args.h_0.size(1);
-  const int64_t columns = cell.x.count() * hidden;
-  const int64_t row_bytes = columns * static_cast<int64_t>(sizeof(float));
-  const std::vector<Chunk> chunks = plan_chunks(steps, workspace_bytes / row_bytes);
-  const Tensor gates = at::empty({most_rows(chunks), columns}, compute_options(args.input));
-  const Tensor x = as_operand(flat_rows(args.input));
-  const Weights weights = weights_of(args);
-  const Tensor weights_x =
-      as_padded_operand(x_slots(weights.ih, cell), columns, args.input.size(-1));
-  const Operand weights_x_t = transposed(operand(weights_x));
-  const Tensor weights_h = aligned(h_slots(weights.hh, cell));
-  const Tensor h_0 = aligned(args.h_0);
-  const Gemm gemm(args.input.scalar_type());
-  const Stream stream = current_stream();
+class ForwardCall {
+ public:
+  using LaunchArgs = PersistentForwardArgs<T>;
 
-  PersistentForwardArgs<T> launch;
-  launch.hidden = hidden;
-  launch.batch = batch;
-  launch.weights = data<T>(weights_h);
-  launch.bias_ih = read_row<T>(args.bias_ih);
-  launch.bias_hh = read_row<T>(args.bias_hh);
-  launch.gates = data<float>(gates);
-  launch.h_0 = data<T>(h_0);
-  launch.h = mutable_data<T>(t.h);
-  launch.c = mutable_data<T>(t.c);
-  launch.output = mutable_data<T>(t.output);
-  launch.activations = mutable_data<T>(t.activations);
-  launch.poll_nanoseconds = plan.poll_nanoseconds;
-  launch.failure = failure_word();
-  mark_absent(launch.output, static_cast<int64_t>(t.output.nbytes()), stream);
-  for (const Chunk& chunk : chunks) {
-    const Operand chunk_x = operand_rows(x, chunk.begin, chunk.rows);
-    gemm(chunk_x, weights_x_t, result_rows(gates, 0, chunk.rows), /*accumulate=*/false);
-    launch.gates_offset = chunk.begin;
-    for (size_t k = chunk.first; k < chunk.last;) {
-      // c, which is rounded at every step, leaves a kernel only at its end.
-      if (t.checkpoints.has(k)) t.checkpoints.save(k, t.c);
-      const size_t last = std::min(chunk.last, t.checkpoints.next(k));
-      k = take_steps(steps, k, last, /*ascending=*/!args.reverse, launch.steps);
-      const bool launched = for_each_row_launch(plan, batch, [&](int64_t row, int64_t groups) {
-        launch.first_row = row;
-        return launch_persistent_forward(cell, launch, groups, plan.tiles, stream);
-      });
-      if (!launched) return false;
+  ForwardCall(
+      const SequenceArgs& args,
+      const RowPlan& plan,
+      int64_t workspace_bytes,
+      const PersistentTensors& tensors)
+      : steps_(plan_steps(args.input, args.batch_sizes, args.reverse)),
+        ascending_(!args.reverse),
+        tensors_(tensors),
+        dtype_(args.input.scalar_type()) {
+    const CellInfo& cell = *args.cell;
+    const int64_t hidden = args.h_0.size(1), columns = cell.x.count() * hidden;
+    const int64_t rows = workspace_bytes / (columns * static_cast<int64_t>(sizeof(float)));
+    chunks_ = plan_chunks(steps_, rows);
+    if (plan.leaves_room && chunks_.size() > 1) {
+      chunks_ = plan_chunks(steps_, rows / 2);
+      side_.emplace();
     }
+    for (Tensor& gates : gates_) {
+      gates = at::empty({most_rows(chunks_), columns}, compute_options(args.input));
+      if (!side_) break;
+    }
+    const Weights weights = weights_of(args);
+    x_ = as_operand(flat_rows(args.input));
+    weights_x_ = as_padded_operand(x_slots(weights.ih, cell), columns, args.input.size(-1));
+    weights_h_ = aligned(h_slots(weights.hh, cell));
+    h_0_ = aligned(args.h_0);
+
+    launch_.hidden = hidden;
+    launch_.batch = args.h_0.size(0);
+    launch_.weights = data<T>(weights_h_);
+    launch_.bias_ih = read_row<T>(args.bias_ih);
+    launch_.bias_hh = read_row<T>(args.bias_hh);
+    launch_.h_0 = data<T>(h_0_);
+    launch_.h = mutable_data<T>(tensors_.h);
+    launch_.c = mutable_data<T>(tensors_.c);
+    launch_.output = mutable_data<T>(tensors_.output);
+    launch_.activations = mutable_data<T>(tensors_.activations);
+    launch_.poll_nanoseconds = plan.poll_nanoseconds;
+    launch_.failure = failure_word();
+    const auto bytes = static_cast<int64_t>(tensors_.output.nbytes());
+    mark_absent(launch_.output, bytes, current_stream());
   }
-  return true;
+
+  bool done() const { return step_ == steps_.size(); }
+
+  const LaunchArgs& next() {
+    if (step_ == chunks_[chunk_].last) ++chunk_;
+    const Chunk& chunk = chunks_[chunk_];
+    if (step_ == chunk.first) begin_chunk();
+    // c, which is rounded at every step, leaves a kernel only at its end.
+    if (tensors_.checkpoints.has(step_)) tensors_.checkpoints.save(step_, tensors_.c);
+    const size_t last = std::min(chunk.last, tensors_.checkpoints.next(step_));
+    step_ = take_steps(steps_, step_, last, ascending_, launch_.steps);
+    return launch_;
+  }
+
+  // The GEMM comes behind the launch, which has to find its multiprocessors free.
+  void launched() {
+    if (!std::exchange(projects_next_, false)) return;
+    side_->run([&] { project(chunk_ + 1); });
+  }
+
+ private:
+  // Before the next chunk's GEMM on the side come the steps that read the same workspace, those of
+  // the chunk before this one.
+  void begin_chunk() {
+    if (chunk_ == 0 || !side_) {
+      project(chunk_);
+    } else {
+      side_->join();
+    }
+    projects_next_ = side_ && chunk_ + 1 < chunks_.size();
+    if (projects_next_) side_->follow();
+    launch_.gates = data<float>(gates_of(chunk_));
+    launch_.gates_offset = chunks_[chunk_].begin;
+  }
+
+  void project(size_t k) const {
+    const auto [first, last, begin, rows] = chunks_[k];
+    const Gemm gemm(dtype_);  // of the stream that is current now
+    gemm(
+        operand_rows(x_, begin, rows),
+        transposed(operand(weights_x_)),
+        result_rows(gates_of(k), 0, rows),
+        /*accumulate=*/false);
+  }
+
+  const Tensor& gates_of(size_t chunk) const { return gates_[side_ ? chunk % 2 : 0]; }
+
+  std::vector<Step> steps_;
+  bool ascending_;
+  const PersistentTensors& tensors_;
+  at::ScalarType dtype_;
+  std::vector<Chunk> chunks_;
+  std::optional<SideStream> side_;
+  Tensor gates_[2], x_, weights_x_, weights_h_, h_0_;
+  LaunchArgs launch_;
+  size_t step_ = 0, chunk_ = 0;
+  bool projects_next_ = false;
+};
+
+// The steps of problems whose H the kernels take; nothing where a launch was refused.
+std::optional<std::vector<SequenceResult>> forward_steps(
+    std::span<const SequenceArgs> calls, const RowPlan& plan, int64_t workspace_bytes) {
+  std::vector<PersistentTensors> tensors;
+  for (const SequenceArgs& args : calls) {
+    const int64_t hidden = args.h_0.size(1), rows = flat_size(args.input);
+    const auto options = args.input.options();
+    const auto steps = static_cast<size_t>(
+        args.batch_sizes.defined() ? args.batch_sizes->size(0) : args.input.size(0));
+    tensors.push_back(
+        {at::empty(output_sizes(args.input, hidden), options),
+         copy_or_zeros(args.h_0, args.h_0.sizes(), options),
+         copy_or_zeros(args.state_c(), args.h_0.sizes(), options),
+         args.saves_activations() ? at::empty({rows, args.cell->saved * hidden}, options)
+                                  : Tensor(),
+         Checkpoints(args.saved_checkpoint_steps(), steps, args.h_0)});
+  }
+  const SequenceArgs& args = calls.front();
+  const bool launched = visit_kernel_dtype(args.input.scalar_type(), [&]<typename T>(T*) {
+    std::vector<ForwardCall<T>> chains;
+    const auto count = static_cast<int64_t>(calls.size());
+    for (size_t k = 0; k < calls.size(); ++k) {
+      chains.emplace_back(calls[k], plan, workspace_bytes / count, tensors[k]);
+    }
+    const auto launch = [&](const ForwardCalls<T>& together, int64_t groups) {
+      return launch_persistent_forward(*args.cell, together, groups, plan.tiles, current_stream());
+    };
+    return run_launches(chains, plan, args.h_0.size(0), launch);
+  });
+  if (!launched) return std::nullopt;
+  std::vector<SequenceResult> results;
+  for (size_t k = 0; k < calls.size(); ++k) {
+    const auto& [output, h, c, activations, checkpoints] = tensors[k];
+    const bool checkpointed = calls[k].saves_checkpoints();
+    results.emplace_back(output, h, c, checkpointed ? checkpoints.tensor() : activations);
+  }
+  return results;
 }
 
 // ---- backward ---------------------------------------------------------------
@@ -284,40 +404,70 @@ StepMatrix<const T> step_matrix(const Tensor& tensor) {
   return {data<T>(tensor), tensor.stride(0), 0, tensor.stride(1), tensor.stride(2)};
 }
 
+// The launches of one call: as a rule, one.
 template <typename T>
-bool run_persistent_backward(
-    const SequenceBackwardArgs& args,
-    const RowPlan& plan,
-    const std::vector<Step>& steps,
-    const BackwardTensors& t) {
-  const int64_t batch = args.h_0.size(0), hidden = args.h_0.size(1);
-  const Tensor weights = aligned(h_slots(weights_of(args).hh, *args.cell).t());
-  const Tensor activations = aligned(args.saved);
-  const Stream stream = current_stream();
-  const std::vector<Step> order(steps.rbegin(), steps.rend());
+class BackwardCall {
+ public:
+  using LaunchArgs = PersistentBackwardArgs<T>;
 
-  PersistentBackwardArgs<T> launch;
-  launch.hidden = hidden;
-  launch.batch = batch;
-  launch.weights = data<T>(weights);
-  launch.activations = data<T>(activations);
-  launch.grad_output = step_matrix<T>(args.grad_output);
-  launch.dz = mutable_data<T>(t.dz);
-  launch.dh = mutable_data<float>(t.dh);
-  launch.dc = mutable_data<float>(t.dc);
-  launch.poll_nanoseconds = plan.poll_nanoseconds;
-  launch.failure = failure_word();
-  mark_absent(launch.dz, static_cast<int64_t>(t.dz.nbytes()), stream);
-  for (size_t k = 0; k < order.size();) {
-    k = take_steps(order, k, order.size(), /*ascending=*/args.reverse, launch.steps);
-    if (k == order.size() && args.output_mask[1]) launch.steps.run[launch.steps.runs++] = {1, 0};
-    const bool launched = for_each_row_launch(plan, batch, [&](int64_t row, int64_t groups) {
-      launch.first_row = row;
-      return launch_persistent_backward(*args.cell, launch, groups, plan.tiles, stream);
-    });
-    if (!launched) return false;
+  BackwardCall(
+      const SequenceBackwardArgs& args, const RowPlan& plan, const BackwardTensors& tensors)
+      : order_(plan_steps(args.input, args.batch_sizes, !args.reverse)),
+        ascending_(args.reverse),
+        wants_h_0_(args.output_mask[1]),
+        weights_(aligned(h_slots(weights_of(args).hh, *args.cell).t())),
+        activations_(aligned(args.saved)) {
+    launch_.hidden = args.h_0.size(1);
+    launch_.batch = args.h_0.size(0);
+    launch_.weights = data<T>(weights_);
+    launch_.activations = data<T>(activations_);
+    launch_.grad_output = step_matrix<T>(args.grad_output);
+    launch_.dz = mutable_data<T>(tensors.dz);
+    launch_.dh = mutable_data<float>(tensors.dh);
+    launch_.dc = mutable_data<float>(tensors.dc);
+    launch_.poll_nanoseconds = plan.poll_nanoseconds;
+    launch_.failure = failure_word();
+    mark_absent(launch_.dz, static_cast<int64_t>(tensors.dz.nbytes()), current_stream());
   }
-  return true;
+
+  bool done() const { return step_ == order_.size(); }
+
+  const LaunchArgs& next() {
+    step_ = take_steps(order_, step_, order_.size(), ascending_, launch_.steps);
+    if (done() && wants_h_0_) launch_.steps.run[launch_.steps.runs++] = {1, 0};
+    return launch_;
+  }
+
+  void launched() {}
+
+ private:
+  std::vector<Step> order_;
+  bool ascending_, wants_h_0_;
+  Tensor weights_, activations_;
+  LaunchArgs launch_;
+  size_t step_ = 0;
+};
+
+std::optional<std::vector<BackwardTensors>> backward_steps(
+    std::span<const SequenceBackwardArgs> calls, const RowPlan& plan) {
+  std::vector<BackwardTensors> tensors;
+  for (const SequenceBackwardArgs& args : calls) {
+    const int64_t columns = args.cell->slots * args.h_0.size(1);
+    tensors.push_back(
+        {copy_or_zeros(args.grad_h_n, args.h_0.sizes(), compute_options(args.input)),
+         copy_or_zeros(args.grad_c_n, args.h_0.sizes(), compute_options(args.input)),
+         at::empty({flat_size(args.input), columns}, args.input.options())});
+  }
+  const SequenceBackwardArgs& args = calls.front();
+  const bool launched = visit_kernel_dtype(args.input.scalar_type(), [&]<typename T>(T*) {
+    std::vector<BackwardCall<T>> chains;
+    for (size_t k = 0; k < calls.size(); ++k) chains.emplace_back(calls[k], plan, tensors[k]);
+    const auto launch = [&](const BackwardCalls<T>& together, int64_t groups) {
+      return launch_persistent_backward(*args.cell, together, groups, plan.tiles, current_stream());
+    };
+    return run_launches(chains, plan, args.h_0.size(0), launch);
+  });
+  return launched ? std::optional(std::move(tensors)) : std::nullopt;
 }
 
 // The check before said that all would fit, and the GPU knows better.
@@ -328,110 +478,108 @@ const char* refused() {
   return "the GPU refused a launch";
 }
 
-// The steps of a problem whose H the kernels take; nothing where a launch was refused.
-std::optional<SequenceResult> forward_steps(
-    const SequenceArgs& args, const RowPlan& plan, int64_t workspace_bytes) {
-  const CellInfo& cell = *args.cell;
-  const int64_t hidden = args.h_0.size(1);
-  const auto options = args.input.options();
-  const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
-  const PersistentTensors t = {
-      at::empty(output_sizes(args.input, hidden), options),
-      copy_or_zeros(args.h_0, args.h_0.sizes(), options),
-      copy_or_zeros(args.state_c(), args.h_0.sizes(), options),
-      args.saves_activations() ? at::empty({flat_size(args.input), cell.saved * hidden}, options)
-                               : Tensor(),
-      Checkpoints(args.saved_checkpoint_steps(), steps.size(), args.h_0)};
-  const bool launched = visit_kernel_dtype(args.input.scalar_type(), [&]<typename T>(T*) {
-    return run_persistent_forward<T>(args, plan, steps, workspace_bytes, t);
-  });
-  if (!launched) return std::nullopt;
-  return SequenceResult{
-      t.output, t.h, t.c, args.saves_checkpoints() ? t.checkpoints.tensor() : t.activations};
-}
-
-std::optional<BackwardTensors> backward_steps(
-    const SequenceBackwardArgs& args, const RowPlan& plan, const std::vector<Step>& steps) {
-  const int64_t columns = args.cell->slots * args.h_0.size(1);
-  const BackwardTensors t = {
-      copy_or_zeros(args.grad_h_n, args.h_0.sizes(), compute_options(args.input)),
-      copy_or_zeros(args.grad_c_n, args.h_0.sizes(), compute_options(args.input)),
-      at::empty({flat_size(args.input), columns}, args.input.options())};
-  const bool launched = visit_kernel_dtype(args.input.scalar_type(), [&]<typename T>(T*) {
-    return run_persistent_backward<T>(args, plan, steps, t);
-  });
-  return launched ? std::optional(t) : std::nullopt;
-}
-
 }  // namespace
 
 Attempt<SequenceResult> persistent_forward(
-    const SequenceArgs& args, int64_t workspace_bytes, std::optional<Tuning> tuning) {
+    std::span<const SequenceArgs> calls, int64_t workspace_bytes, std::optional<Tuning> tuning) {
+  const SequenceArgs& args = calls.front();
   const int64_t hidden = args.h_0.size(1), padded = padded_hidden(args);
   const auto resident_blocks = [&]<typename T>(T*, int tiles) {
     return resident_forward_blocks<T>(*args.cell, padded, tiles);
   };
-  const auto planned = plan_rows(args, padded, Direction::forward, tuning, resident_blocks);
+  const auto planned = plan_rows(
+      args,
+      static_cast<int64_t>(calls.size()),
+      padded,
+      Direction::forward,
+      tuning,
+      resident_blocks);
   if (const auto* why_not = std::get_if<const char*>(&planned)) return {{}, *why_not};
   const RowPlan& plan = std::get<RowPlan>(planned);
 
-  std::optional<SequenceResult> result;
+  std::optional<std::vector<SequenceResult>> results;
   if (padded == hidden) {
-    result = forward_steps(args, plan, workspace_bytes);
+    results = forward_steps(calls, plan, workspace_bytes);
   } else {
-    const PaddedInputs tensors(args, padded);
-    result = forward_steps({tensors.inputs(args), args.save}, plan, workspace_bytes);
-    if (result) {
-      auto& [output, h_n, c_n, saved] = *result;
-      for (Tensor* const tensor : {&output, &h_n, &c_n, &saved}) {
-        *tensor = with_units(*tensor, -1, padded, hidden);
+    std::vector<PaddedInputs> inputs;
+    for (const SequenceArgs& call : calls) inputs.emplace_back(call, padded);
+    std::vector<SequenceArgs> padded_calls;
+    for (size_t k = 0; k < calls.size(); ++k) {
+      padded_calls.push_back({inputs[k].inputs(calls[k]), calls[k].save});
+    }
+    results = forward_steps(padded_calls, plan, workspace_bytes);
+    if (results) {
+      for (auto& [output, h_n, c_n, saved] : *results) {
+        for (Tensor* const tensor : {&output, &h_n, &c_n, &saved}) {
+          *tensor = with_units(*tensor, -1, padded, hidden);
+        }
       }
     }
   }
-  if (!result) return {{}, refused()};
-  return {std::move(result), nullptr, plan.tiles, plan.groups};
+  if (!results) return {{}, refused()};
+  return {std::move(results), nullptr, plan.tiles, plan.groups};
 }
 
 Attempt<Gradients> persistent_backward(
-    const SequenceBackwardArgs& args, std::optional<Tuning> tuning) {
+    std::span<const SequenceBackwardArgs> calls, std::optional<Tuning> tuning) {
+  const SequenceBackwardArgs& args = calls.front();
   const at::ScalarType dtype = args.input.scalar_type();
   const int64_t hidden = args.h_0.size(1), padded = padded_hidden(args);
   const auto resident_blocks = [&]<typename T>(T*, int tiles) {
     return resident_backward_blocks<T>(*args.cell, padded, tiles);
   };
-  const auto planned = plan_rows(args, padded, Direction::backward, tuning, resident_blocks);
+  const auto planned = plan_rows(
+      args,
+      static_cast<int64_t>(calls.size()),
+      padded,
+      Direction::backward,
+      tuning,
+      resident_blocks);
   if (const auto* why_not = std::get_if<const char*>(&planned)) return {{}, *why_not};
   const RowPlan& plan = std::get<RowPlan>(planned);
 
-  const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
-  std::optional<BackwardTensors> tensors;
+  std::optional<std::vector<BackwardTensors>> tensors;
   if (padded == hidden) {
-    tensors = backward_steps(args, plan, steps);
+    tensors = backward_steps(calls, plan);
   } else {
     const auto pad = [&](const Tensor& tensor) { return with_units(tensor, -1, hidden, padded); };
-    const PaddedInputs inputs(args, padded);
-    const Tensor saved = pad(args.saved);
-    tensors = backward_steps(
-        {inputs.inputs(args),
-         args.output,
-         saved,
-         pad(args.grad_output),
-         pad(args.grad_h_n),
-         pad(args.grad_c_n),
-         args.output_mask,
-         args.segment},
-        plan,
-        steps);
+    std::vector<PaddedInputs> inputs;
+    std::vector<Tensor> saved;
+    for (const SequenceBackwardArgs& call : calls) {
+      inputs.emplace_back(call, padded);
+      saved.push_back(pad(call.saved));
+    }
+    std::vector<SequenceBackwardArgs> padded_calls;
+    for (size_t k = 0; k < calls.size(); ++k) {
+      const SequenceBackwardArgs& call = calls[k];
+      padded_calls.push_back(
+          {inputs[k].inputs(call),
+           call.output,
+           saved[k],
+           pad(call.grad_output),
+           pad(call.grad_h_n),
+           pad(call.grad_c_n),
+           call.output_mask,
+           call.segment});
+    }
+    tensors = backward_steps(padded_calls, plan);
     if (tensors) {
-      auto& [dh, dc, dz] = *tensors;
-      for (Tensor* const tensor : {&dh, &dc, &dz}) {
-        *tensor = with_units(*tensor, -1, padded, hidden);
+      for (auto& [dh, dc, dz] : *tensors) {
+        for (Tensor* const tensor : {&dh, &dc, &dz}) {
+          *tensor = with_units(*tensor, -1, padded, hidden);
+        }
+        dz = as_padded_operand(dz, dz.size(0), padded_cols(dz.size(1), dtype));
       }
-      dz = as_padded_operand(dz, dz.size(0), padded_cols(dz.size(1), dtype));
     }
   }
   if (!tensors) return {{}, refused()};
-  return {sequence_gradients(args, steps, Gemm(dtype), *tensors), nullptr, plan.tiles, plan.groups};
+  std::vector<Gradients> gradients;
+  for (size_t k = 0; k < calls.size(); ++k) {
+    const SequenceBackwardArgs& call = calls[k];
+    const std::vector<Step> steps = plan_steps(call.input, call.batch_sizes, call.reverse);
+    gradients.push_back(sequence_gradients(call, steps, Gemm(dtype), (*tensors)[k]));
+  }
+  return {std::move(gradients), nullptr, plan.tiles, plan.groups};
 }
 
 }  // namespace lltm::cuda

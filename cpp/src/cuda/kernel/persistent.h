@@ -47,11 +47,11 @@ constexpr std::int64_t most_row_bytes(const CellInfo& cell, Direction direction)
 
 // `count` steps of `rows` rows each.
 struct StepRun {
-  std::int64_t count, rows;
+  std::int32_t count, rows;
 };
 
 // The steps of a launch in its order, as few runs of equal size: a kernel parameter, so that
-// nothing has to be copied to the device. A kernel's parameters may have 4 KiB.
+// nothing has to be copied to the device.
 constexpr int kMostRuns = 128;
 struct LaunchSteps {
   // Whether each step's rows (steps.h) follow those of the step before, or precede them.
@@ -115,6 +115,21 @@ struct PersistentBackwardArgs {
   LaunchSteps steps;
 };
 
+// The calls of a launch: one, or two of one size that run at once, the directions of a layer.
+constexpr int kMostCalls = 2;
+template <typename Args>
+struct Calls {
+  int count = 0;
+  Args call[kMostCalls];
+};
+template <typename T>
+using ForwardCalls = Calls<PersistentForwardArgs<T>>;
+template <typename T>
+using BackwardCalls = Calls<PersistentBackwardArgs<T>>;
+
+// A kernel's parameters may have 4 KiB on every GPU.
+static_assert(sizeof(ForwardCalls<float>) <= 4096 && sizeof(BackwardCalls<float>) <= 4096);
+
 // A word of the current device that a kernel sets where it has waited in vain: it then ends
 // after about a second, with NaN for what it waited for.
 std::uint32_t* failure_word();
@@ -134,20 +149,20 @@ GpuKind current_gpu();
 // Makes memory absent.
 void mark_absent(void* data, std::int64_t bytes, Stream stream);
 
-// Queue one kernel of the cell, of `groups` groups of `tiles` tiles on a stream of the current
-// device. False where it is refused for want of multiprocessors: the process may have fewer than
-// the device says.
+// Queue one kernel of the cell, of `groups` groups of `tiles` tiles for each call, on a stream of
+// the current device. False where it is refused for want of multiprocessors: the process may have
+// fewer than the device says.
 template <typename T>
 bool launch_persistent_forward(
     const CellInfo& cell,
-    const PersistentForwardArgs<T>& args,
+    const ForwardCalls<T>& calls,
     std::int64_t groups,
     int tiles,
     Stream stream);
 template <typename T>
 bool launch_persistent_backward(
     const CellInfo& cell,
-    const PersistentBackwardArgs<T>& args,
+    const BackwardCalls<T>& calls,
     std::int64_t groups,
     int tiles,
     Stream stream);

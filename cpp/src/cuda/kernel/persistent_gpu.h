@@ -109,14 +109,16 @@ struct Gpu {
 
 template <typename Page, int kUnitsK, int kTiles, typename T>
 __global__ void __launch_bounds__(kBlockThreads, 1)
-    lltm_persistent_forward(const __grid_constant__ PersistentForwardArgs<T> args) {
+    lltm_persistent_forward(const __grid_constant__ ForwardCalls<T> calls) {
+  const PersistentForwardArgs<T>& args = calls.call[blockIdx.z];
   Gpu gpu{args.poll_nanoseconds, args.failure};
   persistent_forward<Page, kUnitsK, kTiles>(args, gpu);
 }
 
 template <typename Page, int kUnitsK, int kTiles, typename T>
 __global__ void __launch_bounds__(kBlockThreads, 1)
-    lltm_persistent_backward(const __grid_constant__ PersistentBackwardArgs<T> args) {
+    lltm_persistent_backward(const __grid_constant__ BackwardCalls<T> calls) {
+  const PersistentBackwardArgs<T>& args = calls.call[blockIdx.z];
   Gpu gpu{args.poll_nanoseconds, args.failure};
   persistent_backward<Page, kUnitsK, kTiles>(args, gpu);
 }
@@ -169,20 +171,22 @@ std::int64_t PersistentKernels<kId, T>::resident_backward(std::int64_t hidden, i
 
 template <int kId, typename T>
 bool PersistentKernels<kId, T>::launch_forward(
-    const PersistentForwardArgs<T>& args, std::int64_t groups, int tiles, Stream stream) {
+    const ForwardCalls<T>& calls, std::int64_t groups, int tiles, Stream stream) {
+  const PersistentGrid grid = {calls.call[0].hidden, groups, calls.count};
   bool launched = false;
-  visit_forward<PageOf<kId>, T>(args.hidden, tiles, [&](const void* kernel, std::size_t bytes) {
-    launched = launch_cooperatively(kernel, &args, args.hidden, groups, bytes, stream);
+  visit_forward<PageOf<kId>, T>(grid.hidden, tiles, [&](const void* kernel, std::size_t bytes) {
+    launched = launch_cooperatively(kernel, &calls, grid, bytes, stream);
   });
   return launched;
 }
 
 template <int kId, typename T>
 bool PersistentKernels<kId, T>::launch_backward(
-    const PersistentBackwardArgs<T>& args, std::int64_t groups, int tiles, Stream stream) {
+    const BackwardCalls<T>& calls, std::int64_t groups, int tiles, Stream stream) {
+  const PersistentGrid grid = {calls.call[0].hidden, groups, calls.count};
   bool launched = false;
-  visit_backward<PageOf<kId>, T>(args.hidden, tiles, [&](const void* kernel, std::size_t bytes) {
-    launched = launch_cooperatively(kernel, &args, args.hidden, groups, bytes, stream);
+  visit_backward<PageOf<kId>, T>(grid.hidden, tiles, [&](const void* kernel, std::size_t bytes) {
+    launched = launch_cooperatively(kernel, &calls, grid, bytes, stream);
   });
   return launched;
 }

@@ -95,23 +95,23 @@ std::int64_t resident_blocks(const void* kernel, std::size_t shared_bytes) {
 
 bool launch_cooperatively(
     const void* kernel,
-    const void* args,
-    std::int64_t hidden,
-    std::int64_t groups,
+    const void* calls,
+    const PersistentGrid& grid,
     std::size_t shared_bytes,
     Stream stream) {
   cudaLaunchAttribute cooperative = {};
   cooperative.id = cudaLaunchAttributeCooperative;
   cooperative.val.cooperative = 1;
   cudaLaunchConfig_t config = {};
-  config.gridDim.x = static_cast<unsigned>((hidden + kSliceUnits - 1) / kSliceUnits);
-  config.gridDim.y = static_cast<unsigned>(groups);
+  config.gridDim.x = static_cast<unsigned>((grid.hidden + kSliceUnits - 1) / kSliceUnits);
+  config.gridDim.y = static_cast<unsigned>(grid.groups);
+  config.gridDim.z = static_cast<unsigned>(grid.calls);
   config.blockDim.x = kBlockThreads;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = static_cast<cudaStream_t>(stream.handle);
   config.attrs = &cooperative;
   config.numAttrs = 1;
-  void* parameters[] = {const_cast<void*>(args)};
+  void* parameters[] = {const_cast<void*>(calls)};
   const cudaError_t status = cudaLaunchKernelExC(&config, kernel, parameters);
   if (status == cudaErrorCooperativeLaunchTooLarge || status == cudaErrorLaunchOutOfResources) {
     (void)cudaGetLastError();  // nothing has failed
@@ -152,24 +152,24 @@ std::int64_t resident_backward_blocks(const CellInfo& cell, std::int64_t hidden,
 template <typename T>
 bool launch_persistent_forward(
     const CellInfo& cell,
-    const PersistentForwardArgs<T>& args,
+    const ForwardCalls<T>& calls,
     std::int64_t groups,
     int tiles,
     Stream stream) {
   return visit_cell(cell, [&]<typename Page>(Page) {
-    return PersistentKernels<Page::kCell.id, T>::launch_forward(args, groups, tiles, stream);
+    return PersistentKernels<Page::kCell.id, T>::launch_forward(calls, groups, tiles, stream);
   });
 }
 
 template <typename T>
 bool launch_persistent_backward(
     const CellInfo& cell,
-    const PersistentBackwardArgs<T>& args,
+    const BackwardCalls<T>& calls,
     std::int64_t groups,
     int tiles,
     Stream stream) {
   return visit_cell(cell, [&]<typename Page>(Page) {
-    return PersistentKernels<Page::kCell.id, T>::launch_backward(args, groups, tiles, stream);
+    return PersistentKernels<Page::kCell.id, T>::launch_backward(calls, groups, tiles, stream);
   });
 }
 
@@ -177,9 +177,9 @@ bool launch_persistent_backward(
   template std::int64_t resident_forward_blocks<T>(const CellInfo&, std::int64_t, int);  \
   template std::int64_t resident_backward_blocks<T>(const CellInfo&, std::int64_t, int); \
   template bool launch_persistent_forward(                                               \
-      const CellInfo&, const PersistentForwardArgs<T>&, std::int64_t, int, Stream);      \
+      const CellInfo&, const ForwardCalls<T>&, std::int64_t, int, Stream);               \
   template bool launch_persistent_backward(                                              \
-      const CellInfo&, const PersistentBackwardArgs<T>&, std::int64_t, int, Stream);
+      const CellInfo&, const BackwardCalls<T>&, std::int64_t, int, Stream);
 LLTM_PERSISTENT_OF(float)
 LLTM_PERSISTENT_OF(c10::Half)
 LLTM_PERSISTENT_OF(c10::BFloat16)

@@ -17,20 +17,23 @@ struct PersistentKernels {
   static std::int64_t resident_forward(std::int64_t hidden, int tiles);
   static std::int64_t resident_backward(std::int64_t hidden, int tiles);
   static bool launch_forward(
-      const PersistentForwardArgs<T>& args, std::int64_t groups, int tiles, Stream stream);
+      const ForwardCalls<T>& calls, std::int64_t groups, int tiles, Stream stream);
   static bool launch_backward(
-      const PersistentBackwardArgs<T>& args, std::int64_t groups, int tiles, Stream stream);
+      const BackwardCalls<T>& calls, std::int64_t groups, int tiles, Stream stream);
 };
 
 // How many thread blocks of a kernel with so many bytes of shared memory the device runs at once.
 std::int64_t resident_blocks(const void* kernel, std::size_t shared_bytes);
 
-// A grid all of whose blocks run at once; false where that is refused. `args` is the parameter.
+// A grid all of whose blocks run at once; false where that is refused. `calls` is the parameter.
+struct PersistentGrid {
+  std::int64_t hidden, groups;
+  int calls;
+};
 bool launch_cooperatively(
     const void* kernel,
-    const void* args,
-    std::int64_t hidden,
-    std::int64_t groups,
+    const void* calls,
+    const PersistentGrid& grid,
     std::size_t shared_bytes,
     Stream stream);
 
