@@ -298,7 +298,12 @@ inline constexpr const char* kOperations[] = {
     "greater", "greater_equal", "equal",    "not_equal", "and",    "or",       "where"};
 
 inline int operands_of(lltm::Op op) {
-  return op < lltm::Op::kAdd ? 1 : op < lltm::Op::kWhere ? 2 : 3;
+  constexpr int kCounts[] = {
+#define LLTM_COUNT(op, function, operands) operands,
+      LLTM_OPERATIONS(LLTM_COUNT)
+#undef LLTM_COUNT
+  };
+  return kCounts[static_cast<int>(op)];
 }
 
 // Of the fused operations the product is rounded first: compile without contraction.
@@ -368,6 +373,14 @@ inline double scalar(lltm::Op op, double a, double b, double c) {
       return a * b - c;
     case Op::kSubtractProduct:
       return c - a * b;
+    case Op::kSigmoidGradient:
+      return a * b - a * b * b;
+    case Op::kTanhGradient:
+      return a * (1 - b * b);
+    case Op::kEluGradient:
+      return a * (b > 0 ? 1 : b + 1);
+    case Op::kAddTanhGradient:
+      return a * (1 - b * b) + c;
   }
   throw std::logic_error("an operation that Op lacks");
 }
@@ -393,7 +406,7 @@ inline std::vector<double> run_program(
   }
   for (int k = 0; k < program.size; ++k) {
     const lltm::Instruction& instruction = program.code[k];
-    const int count = instruction.op > lltm::Op::kWhere ? 3 : operands_of(instruction.op);
+    const int count = operands_of(instruction.op);
     const int of[] = {instruction.a, instruction.b, instruction.c};
     double operands[3] = {};
     for (int j = 0; j < 3; ++j) {

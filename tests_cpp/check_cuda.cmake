@@ -1,21 +1,21 @@
-#What liblltm holds for GPUs : every kernel, for every architecture, without
-#registers spilled to memory, the wide ones with 16 - byte accesses, the persistent ones with
-#matrix instructions, strong accesses, one wait for all words of a tile and a report of those that
-#never come, and PTX for GPUs to come.Run by ctest with
-#cmake - DCUOBJDUMP = ... - DLIBRARY = ... - DARCHITECTURES = "80-real;..." - P check_cuda.cmake
+# What liblltm holds for GPUs: every kernel, for every architecture, without
+# registers spilled to memory, the wide ones with 16-byte accesses, the persistent ones with
+# matrix instructions, strong accesses, one wait for all words of a tile and a report of those that
+# never come, and PTX for GPUs to come. Run by ctest with
+#   cmake -DCUOBJDUMP=... -DLIBRARY=... -DARCHITECTURES="80-real;..." -P check_cuda.cmake
 cmake_minimum_required(VERSION 3.25)
 
 function(output_of result)
   execute_process(${ARGN} OUTPUT_VARIABLE output COMMAND_ERROR_IS_FATAL ANY)
-#Brackets and semicolons mean something in lists.
+  # Brackets and semicolons mean something in lists.
   string(REGEX REPLACE "[][;]" "" output "${output}")
   string(REGEX REPLACE "(lltm_[a-z_]*ward)IN[A-Za-z0-9_]*(Lltm|Lstm|Gru)ELi"
     "\\1I\\2ELi" output "${output}")
   set(${result} "${output}" PARENT_SCOPE)
 endfunction()
 
-#As the compiler mangles them, but for the namespaces of a page : lltm_forward < page, width, T>,
-#lltm_backward < page, width, T, D>.A second mention of a type of c10 is abbreviated to S6_.
+# As the compiler mangles them, but for the namespaces of a page: lltm_forward<page, width, T>,
+# lltm_backward<page, width, T, D>. A second mention of a type of c10 is abbreviated to S6_.
 set(kernels "")
 foreach(page Lltm Lstm Gru)
   foreach(width_and_type
@@ -30,8 +30,8 @@ foreach(page Lltm Lstm Gru)
     list(APPEND kernels "lltm_backwardI${page}ELi${width_and_types}")
   endforeach()
 endforeach()
-#lltm_persistent_forward < page, units of K, tiles, T>and lltm_persistent_backward.Float is
-#multiplied in TF32.Of the LSTM four slots read h.
+# lltm_persistent_forward<page, units of K, tiles, T> and lltm_persistent_backward. Float is
+# multiplied in TF32. Of the LSTM four slots read h.
 set(forward_units 1 2 3 4 5 6)
 set(backward_units 2 3 6 9 12)
 set(forward_units_Lstm 1 2 3 4)
@@ -57,7 +57,7 @@ list(LENGTH kernels expected)
 list(LENGTH persistent_kernels expected_persistent)
 math(EXPR expected "${expected} + ${expected_persistent}")
 
-#The accesses, matrix instructions and waits of one kernel.
+# The accesses, matrix instructions and waits of one kernel.
 function(instructions_of result kernel)
   string(FIND "${code}" "${kernel}" begin)
   string(SUBSTRING "${code}" ${begin} -1 body)
@@ -69,7 +69,7 @@ endfunction()
 foreach(architecture IN LISTS ARCHITECTURES)
   string(REGEX MATCH "^[0-9]+[a-z]?" sm "${architecture}")
   if(NOT architecture MATCHES "-virtual$")
-#One function after another : its name, and in the next line what it uses.
+    # One function after another: its name, and in the next line what it uses.
     output_of(usage COMMAND ${CUOBJDUMP} --dump-resource-usage --gpu-architecture sm_${sm} "${LIBRARY}")
     foreach(kernel IN LISTS kernels persistent_kernels)
       if(NOT usage MATCHES "Function [A-Za-z0-9_]*${kernel}[A-Za-z0-9_]*:[^\n]*\n([^\n]*)")
@@ -78,7 +78,7 @@ foreach(architecture IN LISTS ARCHITECTURES)
         message(SEND_ERROR "sm_${sm}: ${kernel} keeps registers in memory: ${CMAKE_MATCH_1}")
       endif()
     endforeach()
-#Of 100 MB what is looked for, before CMake has them in a string.
+    # Of 100 MB what is looked for, before CMake has them in a string.
     output_of(code COMMAND ${CUOBJDUMP} --dump-sass --gpu-architecture sm_${sm} "${LIBRARY}"
       COMMAND grep -oE "Function : [A-Za-z0-9_]*|(LDG|STG|LDL|STL|HMMA|SHFL|NANOSLEEP)[.A-Z0-9]*")
     string(APPEND code "Function : ")
@@ -91,7 +91,7 @@ foreach(architecture IN LISTS ARCHITECTURES)
     endforeach()
     foreach(kernel IN LISTS persistent_kernels)
       instructions_of(body "${kernel}")
-#Two units of 16 bits are a word, which lanes make together.
+      # Two units of 16 bits are a word, which lanes make together.
       if(kernel MATCHES "EfE$")
         set(own "HMMA[.]1688[.]F32[.]TF32")
       else()
@@ -106,7 +106,7 @@ foreach(architecture IN LISTS ARCHITECTURES)
       if(body MATCHES "LDL|STL")
         message(SEND_ERROR "sm_${sm}: ${kernel} accesses local memory")
       endif()
-#More would be words that are waited for one after another.
+      # More would be words that are waited for one after another.
       string(REGEX MATCHALL "NANOSLEEP" waits "${body}")
       list(LENGTH waits waits)
       string(REGEX MATCH "ELi([0-9])E[fN]" matched "${kernel}")

@@ -479,6 +479,14 @@ bool is_exact(Op op, T y, T a, T b, T c) {
       return same(y, std::fma(a, b, -c)) || same(y, a * b - c);
     case Op::kSubtractProduct:
       return same(y, std::fma(-a, b, c)) || same(y, c - a * b);
+    case Op::kSigmoidGradient:
+      return same(y, std::fma(-a * b, b, a * b)) || same(y, a * b - a * b * b);
+    case Op::kTanhGradient:
+      return same(y, a * std::fma(-b, b, T(1))) || same(y, a * (1 - b * b));
+    case Op::kEluGradient:
+      return same(y, a * (b > 0 ? T(1) : b + 1));
+    case Op::kAddTanhGradient:
+      return same(y, std::fma(a, std::fma(-b, b, T(1)), c)) || same(y, a * (1 - b * b) + c);
     default:
       return false;
   }

@@ -51,6 +51,7 @@ void expect_page(const std::string& text) {
   }
   EXPECT_EQ(cell->states.size(), static_cast<size_t>(page.states));
   EXPECT_EQ(cell->reads_h, page.reads_h);
+  EXPECT_EQ(cell->forgets, page.forgets);
 
   std::mt19937 random(7);
   std::normal_distribution<double> normal;
@@ -123,6 +124,53 @@ std::string replaced(const std::string& from, const std::string& to) {
   return std::string(kBase).replace(at, from.size(), to);
 }
 
+// A cell with z.i, h, c and p, whose next state is `value`, after `before`.
+bool forgets(const std::string& before, const std::string& value) {
+  return parse_cell(
+             "lltm-cell 1\nname one\nweight_ih i\nweight_hh i\nstate c 0\nparameter p 0\n"
+             "forward\n" +
+             before + "c' = " + value +
+             "\nh' = tanh c'\nsave c\nbackward\n"
+             "d.z.i = copy 0.0\nd.p = copy 0.0\nd.c = copy 0.0\nend\n")
+      ->forgets;
+}
+
+TEST(CellText, AStateForgetsWhereAFactorKeepsItSmall) {
+  const std::string gate = "f = sigmoid z.i\n";
+  EXPECT_TRUE(forgets(gate, "multiply f c"));
+  EXPECT_TRUE(forgets("", "multiply c 0.9"));
+  EXPECT_TRUE(forgets("", "multiply -0.5 c"));
+  EXPECT_TRUE(forgets("", "copy z.i")) << "there is nothing to forget";
+  EXPECT_TRUE(forgets("t = tanh z.i\na = multiply c t\nb = negate a\n", "subtract z.i b"));
+  EXPECT_TRUE(forgets(gate + "g = subtract 1.0 f\na = multiply g c\nb = exp z.i\n", "add a b"));
+  EXPECT_TRUE(forgets("d = sigmoid p\na = multiply d c\n", "add z.i a"));
+  EXPECT_TRUE(
+      forgets(gate + "a = multiply f c\nb = multiply c 0.5\nw = greater z.i 0.0\n", "where w a b"));
+  EXPECT_TRUE(forgets(gate + "a = multiply f c\nw = greater z.i 0.0\n", "where w a c"))
+      << "at times it is kept";
+  EXPECT_TRUE(forgets("m = minimum z.i 1.0\nn = maximum m -1.0\n", "multiply n c"));
+  EXPECT_TRUE(forgets("a = elu z.i\nm = minimum a 1.0\n", "multiply m c"));
+  EXPECT_TRUE(forgets("a = abs z.i\nb = negate a\nm = maximum b -1.0\n", "multiply c m"));
+}
+
+TEST(CellText, AStateThatNothingKeepsSmallDoesNotForget) {
+  const std::string gate = "f = sigmoid z.i\n";
+  EXPECT_FALSE(forgets("", "copy c"));
+  EXPECT_FALSE(forgets("", "negate c"));
+  EXPECT_FALSE(forgets("", "add c z.i"));
+  EXPECT_FALSE(forgets("", "multiply c z.i"));
+  EXPECT_FALSE(forgets("", "multiply p c"));
+  EXPECT_FALSE(forgets("", "multiply c 1.1"));
+  EXPECT_FALSE(forgets("e = exp z.i\n", "multiply e c"));
+  EXPECT_FALSE(forgets("e = elu z.i\n", "multiply e c"));
+  EXPECT_FALSE(forgets("", "tanh c")) << "not linear";
+  EXPECT_FALSE(forgets("f = sigmoid c\n", "multiply f c")) << "the factor depends on it";
+  EXPECT_FALSE(forgets("", "divide c 2.0")) << "of this form, but not worth the words";
+  EXPECT_FALSE(forgets(gate + "a = multiply f c\n", "add a c"));
+  EXPECT_FALSE(forgets("a = multiply c 0.5\nw = greater c 0.0\n", "where w a z.i"));
+  EXPECT_FALSE(forgets("s = sqrt z.i\nq = sqrt p\na = subtract s q\n", "multiply a c"));
+}
+
 TEST(CellText, SaysWhatItsLinesSay) {
   const auto cell = parse_cell(kBase);
   EXPECT_EQ(cell->name, "base");
@@ -136,6 +184,7 @@ TEST(CellText, SaysWhatItsLinesSay) {
   EXPECT_EQ(blocks(cell->h_blocks), (std::vector<int>{-1, 1, 0}));
   EXPECT_TRUE(cell->bounded);
   EXPECT_TRUE(cell->reads_h);
+  EXPECT_TRUE(cell->forgets);
   ASSERT_EQ(cell->states.size(), 1U);
   EXPECT_EQ(cell->states[0].name, "c");
   EXPECT_EQ(cell->states[0].initial, -1e30);
@@ -252,6 +301,46 @@ TEST(CellCode, FusesProductsUsedOnce) {
           {number(Op::kMultiply), kNext, kI, kC, 0},
           {number(Op::kSubtractProduct), kH1, kP, kNx, kNext},
           {number(Op::kCopy), kC1, kI, 0, 0}}));
+}
+
+TEST(CellCode, FusesDerivativesOfFunctionsIntoProducts) {
+  const std::string rest = "c' = copy c\n";
+  const std::array<int, 5> copied = {number(Op::kCopy), kC1, kC, 0, 0};
+  const auto expect_one = [&](const std::string& assignments, const std::array<int, 5>& expected) {
+    EXPECT_EQ(code_of(assignments + rest), (Code{expected, copied})) << assignments;
+  };
+  for (const std::string product : {"multiply z.i p", "multiply p z.i"}) {
+    for (const std::string again : {"multiply t p", "multiply p t"}) {
+      expect_one(
+          "t = " + product + "\nu = " + again + "\nh' = subtract t u\n",
+          {number(Op::kSigmoidGradient), kH1, kI, kP, 0});
+    }
+  }
+  const std::string slope = "u = multiply p p\nt = subtract 1.0 u\n";
+  for (const std::string product : {"multiply z.i t\n", "multiply t z.i\n"}) {
+    expect_one(slope + "h' = " + product, {number(Op::kTanhGradient), kH1, kI, kP, 0});
+    expect_one(
+        slope + "m = " + product + "h' = add z.n_x m\n",
+        {number(Op::kAddTanhGradient), kH1, kI, kP, kNx});
+    const std::string of_elu = "g = greater p 0.0\ns = add p 1.0\nt = where g 1.0 s\n";
+    expect_one(of_elu + "h' = " + product, {number(Op::kEluGradient), kH1, kI, kP, 0});
+  }
+}
+
+TEST(CellCode, LeavesWhatIsNoSuchDerivativeOrUsedElsewhere) {
+  const auto size = [](const std::string& assignments, const char* saved = "save") {
+    return code_of(assignments + "c' = copy c\n", saved).size();
+  };
+  EXPECT_EQ(size("t = multiply z.i p\nu = multiply t c\nh' = subtract t u\n"), 3U) << "p is not c";
+  EXPECT_EQ(size("t = multiply z.i p\nu = multiply t p\nh' = subtract u t\n"), 3U);
+  EXPECT_EQ(size("t = multiply z.i p\nu = multiply t p\nh' = subtract t u\n", "save t"), 3U);
+  EXPECT_EQ(size("u = multiply p p\nt = subtract 2.0 u\nh' = multiply z.i t\n"), 3U);
+  EXPECT_EQ(size("u = multiply p c\nt = subtract 1.0 u\nh' = multiply z.i t\n"), 3U);
+  EXPECT_EQ(size("u = multiply p p\nt = subtract 1.0 u\nh' = multiply t t\n"), 3U);
+  const std::string of_elu = "g = greater p 0.0\ns = add p 1.0\n";
+  EXPECT_EQ(size(of_elu + "t = where g s 1.0\nh' = multiply z.i t\n"), 5U);
+  EXPECT_EQ(size(of_elu + "t = where g 1.0 s\nh' = add z.i t\n"), 5U);
+  EXPECT_EQ(size(of_elu + "t = where g 1.0 s\nh' = multiply s t\n"), 5U);
 }
 
 TEST(CellCode, LeavesProductsThatAreUsedTwice) {

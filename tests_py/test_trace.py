@@ -606,7 +606,7 @@ def test_wrong_arguments(
 
 
 @pytest.mark.parametrize(
-    ("name", "forward", "backward"), [("lltm", 6, 14), ("lstm", 9, 16), ("gru", 9, 13)]
+    ("name", "forward", "backward"), [("lltm", 6, 8), ("lstm", 9, 11), ("gru", 9, 10)]
 )
 def test_as_few_instructions_are_executed(name: str, forward: int, backward: int) -> None:
     function, options, _ = CELLS[name]

@@ -62,8 +62,9 @@ def saved(cell: Cell) -> str:
 
 
 def forward(cell: Cell) -> str:
-    """The instructions of forward for one unit, between the GEMMs. One that is executed may be a
-    product and the sum that it goes into, or a copy of what is returned to what is saved."""
+    """The instructions of forward for one unit, between the GEMMs. One that is executed may be
+    several of them, such as a product and the sum that it goes into, or a copy of what is returned
+    to what is saved."""
     return _instructions(cell, "forward")
 
 

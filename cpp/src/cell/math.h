@@ -428,6 +428,24 @@ template <typename T>
 LLTM_CELL_INLINE T subtract_product(T a, T b, T c) {
   return c - a * b;
 }
+// x times the derivative of a function whose result is the other operand.
+template <typename T>
+LLTM_CELL_INLINE T sigmoid_gradient(T x, T sigmoid) {
+  const T product = x * sigmoid;
+  return product - product * sigmoid;
+}
+template <typename T>
+LLTM_CELL_INLINE T tanh_gradient(T x, T tanh) {
+  return x * (T(1) - tanh * tanh);
+}
+template <typename T>
+LLTM_CELL_INLINE T elu_gradient(T x, T elu) {
+  return x * (elu > T(0) ? T(1) : elu + T(1));
+}
+template <typename T>
+LLTM_CELL_INLINE T add_tanh_gradient(T x, T tanh, T c) {
+  return x * (T(1) - tanh * tanh) + c;
+}
 // Conditions are 1 or, where they do not hold, 0; any number but 0 is taken for one that holds.
 template <typename T>
 LLTM_CELL_INLINE T greater(T a, T b) {

@@ -18,7 +18,8 @@
 
 namespace lltm {
 
-// X(op, function, operands): the operations, each a function of that many numbers in math.h.
+// X(op, function, operands): the operations, each a function of that many numbers in math.h. Those
+// behind kWhere are made of the others when a text is compiled.
 // Conditions are 0 or 1; detach(x) is x, without a derivative (run_program.cpp). NaN goes through
 // everything but conditions, as in PyTorch.
 #define LLTM_OPERATIONS(X)                   \
@@ -52,7 +53,11 @@ namespace lltm {
   X(kWhere, where, 3)                        \
   X(kMultiplyAdd, multiply_add, 3)           \
   X(kMultiplySubtract, multiply_subtract, 3) \
-  X(kSubtractProduct, subtract_product, 3)
+  X(kSubtractProduct, subtract_product, 3)   \
+  X(kSigmoidGradient, sigmoid_gradient, 2)   \
+  X(kTanhGradient, tanh_gradient, 2)         \
+  X(kEluGradient, elu_gradient, 2)           \
+  X(kAddTanhGradient, add_tanh_gradient, 3)
 
 enum class Op : unsigned char {
 #define LLTM_OP(op, function, operands) op,

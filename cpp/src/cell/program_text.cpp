@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <cstdint>
+#include <initializer_list>
 #include <limits>
 #include <locale>
 #include <map>
@@ -152,6 +153,104 @@ int operands_of(Op op) {
   return op < Op::kAdd ? 1 : op < Op::kWhere ? 2 : 3;
 }
 
+// What a value may be, with NaN left out.
+struct Range {
+  double low = -std::numeric_limits<double>::infinity();
+  double high = std::numeric_limits<double>::infinity();
+
+  bool is(double x) const { return low == x && high == x; }
+};
+
+// The smallest with all of them; NaN may be anything.
+Range range_with(std::initializer_list<double> values) {
+  if (std::any_of(values.begin(), values.end(), [](double x) { return x != x; })) return {};
+  return {std::min(values), std::max(values)};
+}
+Range operator-(const Range& a) {
+  return {-a.high, -a.low};
+}
+Range operator+(const Range& a, const Range& b) {
+  return range_with({a.low + b.low, a.high + b.high});
+}
+Range operator*(const Range& a, const Range& b) {
+  if (a.is(0) || b.is(0)) return {0, 0};
+  return range_with({a.low * b.low, a.low * b.high, a.high * b.low, a.high * b.high});
+}
+
+Range range_of(Op op, const Range& a, const Range& b, const Range& c) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  switch (op) {
+    case Op::kCopy:
+    case Op::kDetach:
+      return a;
+    case Op::kNegate:
+      return -a;
+    case Op::kAdd:
+      return a + b;
+    case Op::kSubtract:
+      return a + -b;
+    case Op::kMultiply:
+      return a * b;
+    case Op::kMaximum:
+      return {std::max(a.low, b.low), std::max(a.high, b.high)};
+    case Op::kMinimum:
+      return {std::min(a.low, b.low), std::min(a.high, b.high)};
+    case Op::kWhere:
+      return range_with({b.low, b.high, c.low, c.high});
+    case Op::kTanh:
+    case Op::kSign:
+      return {-1, 1};
+    case Op::kAbs:
+    case Op::kSqrt:
+    case Op::kExp:
+    case Op::kSoftplus:
+      return {0, kInfinity};
+    case Op::kElu:
+    case Op::kExpm1:
+      return {-1, kInfinity};
+    case Op::kSigmoid:
+    case Op::kNot:
+    case Op::kGreater:
+    case Op::kGreaterEqual:
+    case Op::kEqual:
+    case Op::kNotEqual:
+    case Op::kAnd:
+    case Op::kOr:
+      return {0, 1};
+    default:
+      return {};
+  }
+}
+
+// Of a value that is factor * x + rest, the factor of some x, from those of its operands and from
+// what these may be. Nothing where it is not of that form.
+using Factor = std::optional<Range>;
+Factor factor_of(Op op, const std::array<Factor, 3>& of, const std::array<Range, 3>& ranges) {
+  const auto depends = [](const Factor& factor) { return !factor || !factor->is(0); };
+  const auto& [a, b, c] = of;
+  if (std::none_of(of.begin(), of.end(), depends)) return Range{0, 0};
+  if (!a || !b || !c) return std::nullopt;
+  switch (op) {
+    case Op::kCopy:
+    case Op::kDetach:
+      return *a;
+    case Op::kNegate:
+      return -*a;
+    case Op::kAdd:
+      return *a + *b;
+    case Op::kSubtract:
+      return *a + -*b;
+    case Op::kMultiply:
+      if (depends(a) && depends(b)) return std::nullopt;
+      return depends(a) ? *a * ranges[1] : ranges[0] * *b;
+    case Op::kWhere:
+      if (depends(a)) return std::nullopt;
+      return range_with({b->low, b->high, c->low, c->high});
+    default:
+      return std::nullopt;
+  }
+}
+
 // The values of a section in the order in which they are computed: an operand stands before.
 class Compiler {
  public:
@@ -194,10 +293,37 @@ class Compiler {
     return add({.kind = kResult, .op = op, .of = of});
   }
 
+  // As CellText::forgets says, of one state. Before compile().
+  bool forgets(int next, int state) const {
+    std::vector<Range> ranges;
+    std::vector<Factor> factors;
+    for (const Value& value : values_) {
+      std::array<Range, 3> ranges_of = {};
+      std::array<Factor, 3> factors_of = {Range{0, 0}, Range{0, 0}, Range{0, 0}};
+      for (size_t k = 0; k < value.of.size() && value.of[k] != kNone; ++k) {
+        ranges_of[k] = ranges[value.of[k]];
+        factors_of[k] = factors[value.of[k]];
+      }
+      const auto& [a, b, c] = ranges_of;
+      const bool is_state = std::ssize(ranges) == state;
+      ranges.push_back(
+          value.kind == kConstant ? range_with({value.number})
+          : value.kind == kResult ? range_of(value.op, a, b, c)
+                                  : Range());
+      factors.push_back(
+          value.kind == kResult ? factor_of(value.op, factors_of, ranges_of)
+                                : Range{is_state ? 1.0 : 0.0, is_state ? 1.0 : 0.0});
+    }
+    const Factor& factor = factors[next];
+    return factor && factor->low >= -1 && factor->high <= 1 && !factor->is(1) && !factor->is(-1);
+  }
+
   // Registers: program.h.
   Program compile(const std::vector<int>& outputs, CellText::Code& code) {
     count_uses(outputs);
-    fuse();
+    fuse_products();
+    count_uses(outputs);
+    fuse_gradients();
     count_uses(outputs);
 
     int registers = 0;
@@ -287,7 +413,7 @@ class Compiler {
   }
 
   // Products into the sums and differences that alone use them.
-  void fuse() {
+  void fuse_products() {
     for (Value& value : values_) {
       if (value.uses == 0 || (value.op != Op::kAdd && value.op != Op::kSubtract)) continue;
       const bool difference = value.op == Op::kSubtract;
@@ -308,6 +434,55 @@ class Compiler {
         }
         value.op = minus ? Op::kSubtractProduct : Op::kMultiplyAdd;
         break;
+      }
+    }
+  }
+
+  bool is_constant(int value, double number) const {
+    return values_[value].kind == kConstant && values_[value].number == number;
+  }
+  // 1 - t t
+  bool is_tanh_slope(const Value& value) const {
+    const auto [a, b, c] = value.of;
+    return value.op == Op::kSubtractProduct && a == b && is_constant(c, 1);
+  }
+  // e > 0 ? 1 : e + 1
+  bool is_elu_slope(const Value& value) const {
+    if (value.op != Op::kWhere || !is_constant(value.of[1], 1)) return false;
+    const Value& greater = values_[value.of[0]];
+    const Value& sum = values_[value.of[2]];
+    return greater.op == Op::kGreater && is_constant(greater.of[1], 0) && greater.uses == 1 &&
+           sum.op == Op::kAdd && is_constant(sum.of[1], 1) && sum.uses == 1 &&
+           greater.of[0] == sum.of[0];
+  }
+
+  // The derivatives of sigmoid, tanh and elu into the products with a gradient that alone use them.
+  void fuse_gradients() {
+    for (Value& value : values_) {
+      if (value.uses == 0) continue;
+      const auto [a, b, c] = value.of;
+      if (value.op == Op::kSubtractProduct && (a == c || b == c)) {  // t - t s where t = x s
+        const int s = a == c ? b : a;
+        const Value& t = values_[c];
+        if (t.op != Op::kMultiply || t.uses != 2 || (t.of[0] != s && t.of[1] != s)) continue;
+        value.op = Op::kSigmoidGradient;
+        value.of = {t.of[0] == s ? t.of[1] : t.of[0], s, kNone};
+      } else if (value.op == Op::kMultiply || value.op == Op::kMultiplyAdd) {
+        const bool adds = value.op == Op::kMultiplyAdd;
+        for (const auto& [x, factor] : {std::pair(a, b), std::pair(b, a)}) {
+          const Value& slope = values_[factor];
+          if (slope.uses != 1) continue;
+          if (is_tanh_slope(slope)) {
+            value.op = adds ? Op::kAddTanhGradient : Op::kTanhGradient;
+            value.of = {x, slope.of[0], c};
+            break;
+          }
+          if (!adds && is_elu_slope(slope)) {
+            value.op = Op::kEluGradient;
+            value.of = {x, values_[slope.of[0]].of[0], kNone};
+            break;
+          }
+        }
       }
     }
   }
@@ -350,6 +525,11 @@ class Section {
   }
 
   bool knows(string_view name) const { return known_.contains(name); }
+
+  // Of forward: whether a state forgets.
+  bool forgets(const string& state) const {
+    return compiler_.forgets(known_.at(state + "'"), known_.at(state));
+  }
 
   // An output that the text does not assign.
   void assign_zero(const string& name) {
@@ -521,6 +701,11 @@ std::unique_ptr<const CellText> parse_cell(string_view text) {
   forward.output("h'");
   for (const auto& state : cell->states) forward.output(state.name + "'");
   forward.assignments("save");
+  cell->forgets =
+      std::all_of(cell->states.begin(), cell->states.end(), [&](const CellText::Named& state) {
+        return forward.forgets(state.name);
+      });
+  if (reads_h) cell->forgets = cell->forgets && forward.forgets("h");
   read_saved(lines, forward, *cell);
   cell->programs.forward = forward.compile(cell->forward);
 

@@ -63,6 +63,9 @@ struct CellText {
   bool bounded = false;
   // True without states, too: c then stands for h, and forward's and backward's states are h.
   bool reads_h = false;
+  // As of CellInfo. Each next state is a state times a factor, plus what does not depend on it; the
+  // factor is within [-1, 1] whatever the inputs are, as a gate is, and not 1 or -1 for ever.
+  bool forgets = false;
   bool own_gradient = false;
   std::vector<Named> states, parameters;
   std::vector<std::string> saved;  // in the order of forward's outputs and backward's inputs

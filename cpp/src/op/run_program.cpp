@@ -88,6 +88,16 @@ Tensor apply(Op op, at::ScalarType dtype, const Tensor& x, const Tensor& y, cons
       return at::sub(at::mul(a(), b()), c());
     case Op::kSubtractProduct:
       return at::sub(c(), at::mul(a(), b()));
+    case Op::kSigmoidGradient: {
+      const Tensor product = at::mul(a(), b());
+      return at::sub(product, at::mul(product, b()));
+    }
+    case Op::kTanhGradient:
+      return at::mul(a(), at::rsub(at::mul(b(), b()), 1));
+    case Op::kEluGradient:
+      return at::mul(a(), at::where(at::gt(b(), 0), 1.0, at::add(b(), 1)));
+    case Op::kAddTanhGradient:
+      return at::add(at::mul(a(), at::rsub(at::mul(b(), b()), 1)), c());
   }
   TORCH_INTERNAL_ASSERT(false);
 }

@@ -264,24 +264,29 @@ void backward_program(const BackwardArgs<T, G>& a, std::int64_t begin, std::int6
   });
 }
 
-void forward_few_rows_program(const FewRowsArgs& a, std::int64_t rows) {
+// C is what it computes in; c is float64 in any case.
+template <typename C>
+void forward_few_rows_program_in(const FewRowsArgs& a, std::int64_t rows) {
   const CellInfo& cell = *a.cell;
   const Program& program = cell.programs->forward;
   const int own = cell.reads_h ? 1 : 0;
-  Registers<double> registers(program, most_pieces(a.hidden, rows * a.hidden));
+  Registers<C> registers(program, most_pieces(a.hidden, rows * a.hidden));
   for_each_part(a.hidden, 0, rows * a.hidden, registers.pieces(), [&](const Part& part) {
     const std::int64_t n = part.n, size = padded(n);
-    const auto widen_to = [&](Block<double>& y, const float* x, const float* bias) {
-      for (std::int64_t j = 0; j < n; ++j) y.values[j] = x[j];
-      if (bias != nullptr) {
-        for (std::int64_t j = 0; j < n; ++j) y.values[j] += bias[j];
+    // y = x, plus bias if there is one
+    const auto load_to = [&](Block<C>& y, const auto* x, const float* bias) {
+      if (bias == nullptr) {
+        for (std::int64_t j = 0; j < n; ++j) y.values[j] = static_cast<C>(x[j]);
+      } else {
+        for (std::int64_t j = 0; j < n; ++j) y.values[j] = static_cast<C>(x[j]) + bias[j];
       }
       for (std::int64_t j = n; j < size; ++j) y.values[j] = 0;
     };
-    const auto narrow_to = [&](const Matrix<float>& y, std::int64_t offset, Pieces<double> x) {
+    const auto store_to = [&](const auto& y, std::int64_t offset, Pieces<C> x) {
       for (std::int64_t p = 0; p < part.pieces; ++p) {
-        float* const to = y.row(part.row_of(p)) + part.col_of(p) + offset;
-        for (std::int64_t j = 0; j < n; ++j) to[j] = static_cast<float>(x.piece(p)[j]);
+        auto* const to = y.row(part.row_of(p)) + part.col_of(p) + offset;
+        using To = std::remove_pointer_t<decltype(y.data)>;
+        for (std::int64_t j = 0; j < n; ++j) to[j] = static_cast<To>(x.piece(p)[j]);
       }
     };
     int in = 0, out = 1;
@@ -290,32 +295,43 @@ void forward_few_rows_program(const FewRowsArgs& a, std::int64_t rows) {
         const std::int64_t col = part.col_of(p);
         const float* const bias = a.bias == nullptr ? nullptr : a.bias + col + k * a.layer_hidden;
         const float* const z = a.gates.row(part.row_of(p)) + col + k * a.gates_step;
-        widen_to(registers.input_memory(in)[p], z, bias);
+        load_to(registers.input_memory(in)[p], z, bias);
       }
     }
-    for (int k = 0; k < cell.state_columns(); ++k) {
-      load_input(registers, in++, as_const(a.c), part, k * a.layer_hidden);
+    for (int k = 0; k < cell.state_columns(); ++k, ++in) {
+      for (std::int64_t p = 0; p < part.pieces; ++p) {
+        const double* const c = a.c.row(part.row_of(p)) + part.col_of(p) + k * a.layer_hidden;
+        load_to(registers.input_memory(in)[p], c, nullptr);
+      }
     }
     for (int k = 0; k < cell.parameters; ++k, ++in) {
       for (std::int64_t p = 0; p < part.pieces; ++p) {
         const float* const own_parameter = a.parameters + part.col_of(p) + k * a.layer_hidden;
-        widen_to(registers.input_memory(in)[p], own_parameter, nullptr);
+        load_to(registers.input_memory(in)[p], own_parameter, nullptr);
       }
     }
 
     execute_block(program, registers, part.pieces, size);
 
-    const Pieces<double> h = registers.output(0);
-    narrow_to(a.h_next, 0, h);
-    if (own == 1) store_part(a.c, part, 0, h);
+    const Pieces<C> h = registers.output(0);
+    store_to(a.h_next, 0, h);
+    if (own == 1) store_to(a.c, 0, h);
     for (int k = 0; k < cell.states; ++k) {
-      store_part(a.c, part, (own + k) * a.layer_hidden, registers.output(out++));
+      store_to(a.c, (own + k) * a.layer_hidden, registers.output(out++));
     }
     if (a.activations.data == nullptr) return;
     for (int k = 0; k < cell.saved; ++k) {
-      narrow_to(a.activations, k * a.layer_hidden, registers.output(out++));
+      store_to(a.activations, k * a.layer_hidden, registers.output(out++));
     }
   });
+}
+
+void forward_few_rows_program(const FewRowsArgs& a, std::int64_t rows) {
+  if (a.cell->forgets) {
+    forward_few_rows_program_in<float>(a, rows);
+  } else {
+    forward_few_rows_program_in<double>(a, rows);
+  }
 }
 
 template <typename T, typename G>
