@@ -6,7 +6,7 @@
 `check` runs a short sequence forward and backward by each engine, in float16 and bfloat16, and
 compares results and gradients with those of the CPU in float64, with a second run, and the engines
 with each other. `time` takes the microseconds of a step, forward and backward, at the shape of the
-goals, beside cuDNN's LSTM.
+goals, of one direction and of both, beside cuDNN's LSTM.
 
 Each engine and dtype has a process of its own, which is ended after --limit seconds: what hangs or
 breaks the GPU for its process costs the others nothing. What is known so far is in the file after
@@ -100,12 +100,16 @@ def check_one(engine: str, name: str, path: Path) -> None:
 
 
 def time_one(engine: str, name: str) -> None:
+    for bidirectional in (False, True):
+        time_layer(engine, DTYPES[name], bidirectional)
+
+
+def time_layer(engine: str, dtype: torch.dtype, bidirectional: bool) -> None:
     steps, batch, size = TIMED
     module = nn.LSTM if engine == CUDNN else lltm.LLTM
-    layer: Any = module(size, size).to(DEVICE, DTYPES[name])
-    input, gradient = (
-        torch.randn(steps, batch, size, device=DEVICE, dtype=DTYPES[name]) for _ in range(2)
-    )
+    layer: Any = module(size, size, bidirectional=bidirectional).to(DEVICE, dtype)
+    input = torch.randn(steps, batch, size, device=DEVICE, dtype=dtype)
+    gradient = torch.randn_like(torch.cat([input, input], -1) if bidirectional else input)
 
     def seconds(run: Callable[[], object]) -> tuple[float, Any]:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -117,6 +121,7 @@ def time_one(engine: str, name: str) -> None:
 
     def tell(what: str, samples: Sequence[float]) -> None:
         taken = [1e6 * sample / steps for sample in samples[2:]]  # without those to warm up
+        what += " of both directions" if bidirectional else ""
         say({f"{what}, us a step": statistics.median(taken), f"{what}, all": taken})
 
     with engine_chosen(engine):
