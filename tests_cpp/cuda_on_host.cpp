@@ -107,6 +107,9 @@ void lltm_test::access_memory(int stream, const void* data, int64_t bytes, bool 
   Clock& clock = clocks[stream];
   const auto* const begin = static_cast<const char*>(data);
   const Access now = {begin, begin + bytes, stream, ++clock[stream], writes};
+  if (stream != 0 && clock[0] < operands_made) {
+    throw std::logic_error("a stream reads operands that another is still making");
+  }
   for (const Access& other : accesses) {
     const bool overlap = now.begin < other.end && other.begin < now.end;
     const bool ordered = clock[other.stream] >= other.time;
@@ -114,11 +117,20 @@ void lltm_test::access_memory(int stream, const void* data, int64_t bytes, bool 
       throw std::logic_error("two streams use the same memory at once");
     }
   }
-  if (writes) {  // who is ordered with this is so with what was before
-    std::erase_if(
-        accesses, [&](const Access& a) { return now.begin <= a.begin && a.end <= now.end; });
-  }
+  // Who is ordered with this one is so with those before it.
+  std::erase_if(accesses, [&](const Access& a) {
+    const bool within = now.begin <= a.begin && a.end <= now.end;
+    return within && (writes || (a.stream == stream && !a.writes));
+  });
   accesses.push_back(now);
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  static HostStream streams[lltm_test::kStreams - 1];
+  HostStream& made = streams[lltm_test::streams_made];
+  made.number = ++lltm_test::streams_made;
+  *stream = &made;
+  return made.number < lltm_test::kStreams ? cudaSuccess : cudaErrorInvalidValue;
 }
 
 cudaError_t cudaMemset2DAsync(
@@ -174,8 +186,14 @@ cublasStatus_t cublasGemmEx_64(
   }
   lltm_test::last_math_mode = handle->math_mode;
   ++lltm_test::gemm_calls;
-  if (handle->stream != 0) ++lltm_test::gemms_beside;
-  lltm_test::access_memory(handle->stream, c, bytes_of(c_type, ldc, m, n), /*writes=*/true);
+  using lltm_test::access_memory;
+  if (handle->stream != 0) {
+    ++lltm_test::gemms_beside;
+    const bool a_is_n = op_a == CUBLAS_OP_N, b_is_n = op_b == CUBLAS_OP_N;
+    access_memory(handle->stream, a, bytes_of(a_type, lda, a_is_n ? m : k, a_is_n ? k : m), false);
+    access_memory(handle->stream, b, bytes_of(b_type, ldb, b_is_n ? k : n, b_is_n ? n : k), false);
+  }
+  access_memory(handle->stream, c, bytes_of(c_type, ldc, m, n), /*writes=*/true);
   if (!is_aligned(a, a_type, lda, op_a == CUBLAS_OP_N ? m : k) ||
       !is_aligned(b, b_type, ldb, op_b == CUBLAS_OP_N ? k : n) || !is_aligned(c, c_type, ldc, m)) {
     ++lltm_test::unaligned_gemm_calls;

@@ -16,8 +16,14 @@
 
 enum cudaError_t { cudaSuccess, cudaErrorInvalidValue };
 enum cudaDataType_t { CUDA_R_64F, CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF };
-using cudaStream_t = struct NoStream*;
+// A stream other than the default one is made once, and has a number.
+struct HostStream {
+  int number;
+};
+using cudaStream_t = HostStream*;
+enum { cudaStreamNonBlocking = 1 };
 
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
 cudaError_t cudaMemset2DAsync(
     void* data, size_t pitch, int value, size_t width, size_t height, cudaStream_t stream);
 
@@ -74,26 +80,38 @@ namespace lltm_test {
 constexpr int kStreams = 4;
 using Clock = std::array<int64_t, kStreams>;
 inline Clock clocks[kStreams] = {};
-inline int current_stream = 0, last_of_pool = 0;
+inline int current_stream = 0, streams_made = 0;
+// Of the first stream: what other streams do has to come after it. ATen's operations are not seen,
+// so a call says with this that its operands are there.
+inline int64_t operands_made = 0;
 // Work of a stream that reads or writes memory. Throws where other work, that may run at the same
 // time, does so too, and one of the two writes.
 void access_memory(int stream, const void* data, int64_t bytes, bool writes);
+// Whether the first stream has waited for all that the others did.
+inline bool all_is_joined() {
+  for (int k = 1; k < kStreams; ++k) {
+    if (clocks[0][k] < clocks[k][k]) return false;
+  }
+  return true;
+}
+inline bool capturing = false;
 }  // namespace lltm_test
 
 namespace c10::cuda {
 struct CUDAStream {
   int number;
   operator cudaStream_t() const { return nullptr; }
+  int device_index() const { return 0; }
 };
 inline CUDAStream getCurrentCUDAStream() {
   return {lltm_test::current_stream};
 }
-// What the current stream did before has to be waited for.
-inline CUDAStream getStreamFromPool() {
-  using namespace lltm_test;
-  last_of_pool = last_of_pool % (kStreams - 1) + 1;
-  ++clocks[current_stream][current_stream];
-  return {last_of_pool};
+inline CUDAStream getStreamFromExternal(cudaStream_t stream, int /*device*/) {
+  return {stream->number};
+}
+enum class CaptureStatus { None, Active };
+inline CaptureStatus currentStreamCaptureStatusMayInitCtx() {
+  return lltm_test::capturing ? CaptureStatus::Active : CaptureStatus::None;
 }
 class CUDAStreamGuard {
  public:

@@ -84,6 +84,7 @@ bool take_failure() {
 
 void mark_absent(void* data, std::int64_t bytes, Stream) {
   std::memset(data, 0xFF, static_cast<std::size_t>(bytes));
+  lltm_test::operands_made = ++lltm_test::clocks[0][0];
 }
 
 template <typename T>

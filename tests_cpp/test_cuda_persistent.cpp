@@ -438,6 +438,10 @@ TEST_P(PersistentEngine, TheNextChunkIsProjectedBesideTheSteps) {
   // Two groups of two slices.
   const Temporarily just_room(multiprocessors, int64_t{5});
   EXPECT_EQ(beside(bytes), steps - 1);
+  {
+    const Temporarily captured(capturing, true);
+    EXPECT_EQ(beside(bytes), 0) << "in a graph";
+  }
   const Temporarily full(multiprocessors, int64_t{4});
   EXPECT_EQ(beside(bytes), 0);
 }
@@ -545,6 +549,35 @@ TEST_P(PersistentPair, WhatDoesNotFitAtOnceRunsOneAfterAnother) {
   const Temporarily refused(launches_left, int64_t{0});
   const std::vector<Tensors> results = run();
   for (size_t k = 0; k < both.size(); ++k) EXPECT_TRUE(identical(results[k], stepwise[k])) << k;
+}
+
+// Whichever launch is refused, nothing is left of what ran beside the others when memory is given
+// back: with checkpoints a chunk has several launches, and of two packed calls one begins a chunk
+// where the other does not.
+TEST_P(PersistentPair, WhatRunsBesideIsWaitedForWhereALaunchIsRefused) {
+  const int64_t row = lltm::Lltm::kSlots * 24 * static_cast<int64_t>(sizeof(float));
+  for (const auto& [problem, rows, checkpoint_steps] :
+       {std::tuple(dense({6, 5, 3, 24}), 20, 1),
+        std::tuple(packed({7, 7, 7, 3, 1}, 3, 24), 8, 0)}) {
+    const std::array<Arguments, 2> both = both_directions(problem);
+    for (const size_t count : {1, 2}) {
+      std::vector<lltm::SequenceArgs> args;
+      for (size_t k = 0; k < count; ++k) {
+        args.push_back(sequence_args(both[k], /*save=*/true, checkpoint_steps));
+      }
+      const auto run = [&, rows = rows] {
+        return lltm::cuda::persistent_forward(args, static_cast<int64_t>(count) * rows * row)
+            .has_value();
+      };
+      const int64_t before = gemms_beside, all = launches(run);
+      EXPECT_GT(gemms_beside, before);
+      for (int64_t left = 0; left < all; ++left) {
+        const Temporarily refused(launches_left, left);
+        EXPECT_FALSE(run());
+        EXPECT_TRUE(all_is_joined()) << left;
+      }
+    }
+  }
 }
 
 // ---- more of one call --------------------------------------------------------

@@ -164,11 +164,49 @@ TEST(CellText, AStateThatNothingKeepsSmallDoesNotForget) {
   EXPECT_FALSE(forgets("e = exp z.i\n", "multiply e c"));
   EXPECT_FALSE(forgets("e = elu z.i\n", "multiply e c"));
   EXPECT_FALSE(forgets("", "tanh c")) << "not linear";
+  EXPECT_FALSE(forgets("s = sign z.i\n", "multiply s c")) << "of the same size for ever";
   EXPECT_FALSE(forgets("f = sigmoid c\n", "multiply f c")) << "the factor depends on it";
   EXPECT_FALSE(forgets("", "divide c 2.0")) << "of this form, but not worth the words";
   EXPECT_FALSE(forgets(gate + "a = multiply f c\n", "add a c"));
   EXPECT_FALSE(forgets("a = multiply c 0.5\nw = greater c 0.0\n", "where w a z.i"));
   EXPECT_FALSE(forgets("s = sqrt z.i\nq = sqrt p\na = subtract s q\n", "multiply a c"));
+}
+
+TEST(CellText, StatesForgetTogetherUnlessTheyReadEachOther) {
+  const auto two_forget =
+      [](const std::string& before, const std::string& c, const std::string& d) {
+        return parse_cell(
+                   "lltm-cell 1\nname two\nweight_ih i\nweight_hh i\nstate c 0\nstate d 0\n"
+                   "forward\n" +
+                   before + "c' = " + c + "\nd' = " + d +
+                   "\nh' = tanh c'\nsave c\nbackward\n"
+                   "d.z.i = copy 0.0\nd.c = copy 0.0\nd.d = copy 0.0\nend\n")
+            ->forgets;
+      };
+  const std::string gate = "f = sigmoid z.i\na = multiply f c\nb = multiply f d\n";
+  EXPECT_TRUE(two_forget(gate, "copy a", "copy b"));
+  EXPECT_TRUE(two_forget(gate, "copy a", "add b c'"));
+  EXPECT_TRUE(two_forget(gate, "copy a", "tanh c"));
+  EXPECT_FALSE(two_forget(gate, "copy a", "add d c'")) << "one does not forget";
+  EXPECT_FALSE(two_forget(gate, "add d z.i", "copy c")) << "c of two steps ago, and z";
+  EXPECT_FALSE(two_forget(gate, "add a d", "add b c")) << "each of the other";
+  EXPECT_FALSE(two_forget(gate, "tanh d", "tanh c"));
+}
+
+TEST(CellText, OfHAloneForgetsWhereHIsBetweenTwoNumbers) {
+  const auto of_h = [](const std::string& rest, const std::string& line = "") {
+    return parse_cell(
+               "lltm-cell 1\nname one\nweight_ih i\nweight_hh i\n" + line + "forward\n" + rest +
+               "save\nbackward\nd.z.i = copy 0.0\n" + (line.empty() ? "" : "d.h = copy 0.0\n") +
+               "end\n")
+        ->forgets;
+  };
+  EXPECT_TRUE(of_h("h' = tanh z.i\n"));
+  EXPECT_TRUE(of_h("a = sigmoid z.i\nh' = multiply a 3.0\n"));
+  EXPECT_FALSE(of_h("h' = maximum z.i 0.0\n"));
+  EXPECT_FALSE(of_h("h' = copy z.i\n"));
+  EXPECT_TRUE(of_h("f = sigmoid z.i\na = multiply f h\nh' = add a z.i\n", "reads_h\n"));
+  EXPECT_FALSE(of_h("a = tanh z.i\nh' = add a h\n", "reads_h\n"));
 }
 
 TEST(CellText, SaysWhatItsLinesSay) {

@@ -623,8 +623,11 @@ bool LayerModule::fits_side_by_side(
     const Tensor& input, const Tensor& h_0, Followers followers) const {
   if (!bidirectional || proj_size() > 0) return false;
   if (followers == Followers::kOthers) return false;
-  // By one launch of the persistent engine.
-  if (input.is_cuda()) return cuda_persistent() && cell.programs == nullptr && !prepacked;
+  // By one launch of the persistent engine, where it may run.
+  if (input.is_cuda()) {
+    return cuda_persistent() && cell.programs == nullptr && !prepacked &&
+           input.scalar_type() != at::kDouble && recurrent_dropout == 0;
+  }
   if (!input.is_cpu()) return false;
   const bool bf16 = input.scalar_type() == at::kBFloat16;
   const cpu::LayerShape shape = {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <initializer_list>
 #include <limits>
@@ -198,7 +199,6 @@ Range range_of(Op op, const Range& a, const Range& b, const Range& c) {
     case Op::kWhere:
       return range_with({b.low, b.high, c.low, c.high});
     case Op::kTanh:
-    case Op::kSign:
       return {-1, 1};
     case Op::kAbs:
     case Op::kSqrt:
@@ -225,8 +225,10 @@ Range range_of(Op op, const Range& a, const Range& b, const Range& c) {
 // Of a value that is factor * x + rest, the factor of some x, from those of its operands and from
 // what these may be. Nothing where it is not of that form.
 using Factor = std::optional<Range>;
+bool depends(const Factor& factor) {
+  return !factor || !factor->is(0);
+}
 Factor factor_of(Op op, const std::array<Factor, 3>& of, const std::array<Range, 3>& ranges) {
-  const auto depends = [](const Factor& factor) { return !factor || !factor->is(0); };
   const auto& [a, b, c] = of;
   if (std::none_of(of.begin(), of.end(), depends)) return Range{0, 0};
   if (!a || !b || !c) return std::nullopt;
@@ -293,8 +295,8 @@ class Compiler {
     return add({.kind = kResult, .op = op, .of = of});
   }
 
-  // As CellText::forgets says, of one state. Before compile().
-  bool forgets(int next, int state) const {
+  // What each value may be, and its factor of an input. Before compile().
+  std::pair<std::vector<Range>, std::vector<Factor>> ranges_and_factors(int input) const {
     std::vector<Range> ranges;
     std::vector<Factor> factors;
     for (const Value& value : values_) {
@@ -305,17 +307,16 @@ class Compiler {
         factors_of[k] = factors[value.of[k]];
       }
       const auto& [a, b, c] = ranges_of;
-      const bool is_state = std::ssize(ranges) == state;
+      const double of_itself = std::ssize(ranges) == input ? 1 : 0;
       ranges.push_back(
           value.kind == kConstant ? range_with({value.number})
           : value.kind == kResult ? range_of(value.op, a, b, c)
                                   : Range());
       factors.push_back(
           value.kind == kResult ? factor_of(value.op, factors_of, ranges_of)
-                                : Range{is_state ? 1.0 : 0.0, is_state ? 1.0 : 0.0});
+                                : Range{of_itself, of_itself});
     }
-    const Factor& factor = factors[next];
-    return factor && factor->low >= -1 && factor->high <= 1 && !factor->is(1) && !factor->is(-1);
+    return {std::move(ranges), std::move(factors)};
   }
 
   // Registers: program.h.
@@ -457,6 +458,7 @@ class Compiler {
   }
 
   // The derivatives of sigmoid, tanh and elu into the products with a gradient that alone use them.
+  // Uses are not counted anew meanwhile, so that what is no longer used counts as if it were.
   void fuse_gradients() {
     for (Value& value : values_) {
       if (value.uses == 0) continue;
@@ -526,9 +528,36 @@ class Section {
 
   bool knows(string_view name) const { return known_.contains(name); }
 
-  // Of forward: whether a state forgets.
-  bool forgets(const string& state) const {
-    return compiler_.forgets(known_.at(state + "'"), known_.at(state));
+  // Of forward, as CellText says: each state of itself, and none of itself by way of others.
+  bool forgets(const std::vector<string>& states) const {
+    std::vector<std::vector<bool>> reaches;  // of states k and n: whether the next n depends on k
+    for (const string& state : states) {
+      const auto [ranges, factors] = compiler_.ranges_and_factors(known_.at(state));
+      const Factor& factor = factors[known_.at(state + "'")];
+      if (!factor || factor->low < -1 || factor->high > 1) return false;
+      if (factor->is(1) || factor->is(-1)) return false;
+      reaches.emplace_back();
+      for (const string& other : states) {
+        reaches.back().push_back(other != state && depends(factors[known_.at(other + "'")]));
+      }
+    }
+    // And in several steps.
+    for (size_t by = 0; by < states.size(); ++by) {
+      for (std::vector<bool>& from : reaches) {
+        for (size_t to = 0; to < states.size(); ++to) {
+          if (from[by] && reaches[by][to]) from[to] = true;
+        }
+      }
+    }
+    for (size_t k = 0; k < states.size(); ++k) {
+      if (reaches[k][k]) return false;
+    }
+    return true;
+  }
+  // Whether a value is between two numbers.
+  bool is_bounded(const string& name) const {
+    const Range range = compiler_.ranges_and_factors(Compiler::kNone).first[known_.at(name)];
+    return std::isfinite(range.low) && std::isfinite(range.high);
   }
 
   // An output that the text does not assign.
@@ -701,11 +730,10 @@ std::unique_ptr<const CellText> parse_cell(string_view text) {
   forward.output("h'");
   for (const auto& state : cell->states) forward.output(state.name + "'");
   forward.assignments("save");
-  cell->forgets =
-      std::all_of(cell->states.begin(), cell->states.end(), [&](const CellText::Named& state) {
-        return forward.forgets(state.name);
-      });
-  if (reads_h) cell->forgets = cell->forgets && forward.forgets("h");
+  std::vector<string> all_states;
+  if (reads_h) all_states.emplace_back("h");
+  for (const auto& state : cell->states) all_states.push_back(state.name);
+  cell->forgets = all_states.empty() ? forward.is_bounded("h'") : forward.forgets(all_states);
   read_saved(lines, forward, *cell);
   cell->programs.forward = forward.compile(cell->forward);
 

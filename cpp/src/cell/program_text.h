@@ -63,8 +63,10 @@ struct CellText {
   bool bounded = false;
   // True without states, too: c then stands for h, and forward's and backward's states are h.
   bool reads_h = false;
-  // As of CellInfo. Each next state is a state times a factor, plus what does not depend on it; the
-  // factor is within [-1, 1] whatever the inputs are, as a gate is, and not 1 or -1 for ever.
+  // As of CellInfo. Each next state is the state times a factor, plus what does not depend on it,
+  // not by way of the other states either; and the factor is within [-1, 1] whatever the inputs
+  // are, as a gate is, and not 1 or -1 for ever. Where h is the only state, and read by GEMMs
+  // alone: it is between two numbers.
   bool forgets = false;
   bool own_gradient = false;
   std::vector<Named> states, parameters;

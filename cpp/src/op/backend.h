@@ -25,6 +25,8 @@
 #include "op/operators.h"
 #include "op/side_by_side.h"
 
+#include <ATen/record_function.h>
+
 #include <span>
 #include <vector>
 
@@ -97,14 +99,17 @@ struct CheckedBackend {
     });
   }
 
+  // What the dispatcher would tell a profiler.
   static std::vector<SequenceResult> sequences(bool save, std::span<const SequenceArgs> given) {
+    RECORD_FUNCTION(
+        save ? "lltm::sequence_forward" : "lltm::sequence", c10::ArrayRef<c10::IValue>());
     std::vector<SequenceArgs> calls;
     for (SequenceArgs args : given) {
       check_sequence(args);
       args.save = save;
       calls.push_back(args);
     }
-    const DeviceGuard guard(given.front().input.device());
+    const DeviceGuard on_device(given.front().input.device());
     std::vector<SequenceResult> results = Backend::sequences_forward(calls);
     for (size_t k = 0; k < calls.size(); ++k) {
       results[k] = with_own_c(calls[k], std::move(results[k]));
@@ -114,18 +119,20 @@ struct CheckedBackend {
 
   // With checkpoints one after another.
   static std::vector<Gradients> sequences_backward(std::span<const SequenceBackwardArgs> given) {
+    RECORD_FUNCTION("lltm::sequence_backward", c10::ArrayRef<c10::IValue>());
     std::vector<Gradients> gradients;
     if (given.front().checkpoint_steps > 0) {
       for (const SequenceBackwardArgs& args : given) gradients.push_back(sequence_backward(args));
       return gradients;
     }
     for (const SequenceBackwardArgs& args : given) check_sequence_backward(args);
-    const DeviceGuard guard(given.front().input.device());
+    const DeviceGuard on_device(given.front().input.device());
     run_backward(given, {}, gradients);
     return gradients;
   }
 
-  // Of the calls that are left, after those whose arguments are `ready`.
+  // The backend's, inside of with_grad_of_h of each call: the first calls are `ready`, and their
+  // tensors live until all are computed.
   static void run_backward(
       std::span<const SequenceBackwardArgs> given,
       std::vector<SequenceBackwardArgs> ready,

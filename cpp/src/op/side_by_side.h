@@ -62,7 +62,8 @@ void run_side_by_side(const Run& run) {
   });
 }
 
-// op::sequence of two calls on a plain thread, whose tensors are plain. What autograd records of
+// op::sequence of two calls on a plain thread, whose tensors are plain; on a GPU, of a built-in
+// cell. What autograd records of
 // them is one node, so that they run side by side in backward too.
 std::pair<SequenceOutputs, SequenceOutputs> sequences_side_by_side(
     const SequenceArgs& first, const SequenceArgs& second);

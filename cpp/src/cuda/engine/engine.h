@@ -2,8 +2,8 @@
 // same.
 //
 // Everything is queued on the current stream of the arguments' device, which must be the current
-// device; nothing waits. The engines know gemm.h, elementwise.h and persistent.h, and nothing of
-// CUDA: the tests link them to host versions of the three and run them on the CPU.
+// device; nothing waits. The engines know gemm.h, side_stream.h, elementwise.h and persistent.h,
+// and nothing of CUDA: the tests link them to host versions of these and run them on the CPU.
 #pragma once
 
 #include "common/operator_args.h"

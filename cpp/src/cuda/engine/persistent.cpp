@@ -26,6 +26,8 @@
 
 #include <algorithm>
 #include <limits>
+#include <list>
+#include <optional>
 #include <span>
 #include <utility>
 #include <variant>
@@ -56,7 +58,8 @@ struct RowPlan {
 // on a GEMM per step is estimated to be faster, where it has not been measured.
 constexpr int64_t kMostRowLaunches = 4;
 
-// The part of the device that a GEMM takes while a kernel runs on the rest.
+// One of so many multiprocessors at least has no thread block of a launch that leaves room for a
+// GEMM.
 constexpr int64_t kRoom = 8;
 
 // In the 16-bit dtypes, and in float32 where its products may be those of TF32.
@@ -97,8 +100,9 @@ std::variant<RowPlan, const char*> plan_rows(
   if (hidden * bytes > most_row_bytes(*args.cell, direction)) return "H is too large";
 
   if (!tuning) {
-    tuning =
-        find_tuning(kTuningTable, current_gpu(), args.cell->name, direction, bytes, hidden, batch);
+    // Calls at once have as many groups as one of all their rows.
+    tuning = find_tuning(
+        kTuningTable, current_gpu(), args.cell->name, direction, bytes, hidden, calls * batch);
   }
   // Unless measured: the fewest rows to a thread block with which all run at once; else the most.
   std::optional<RowPlan> plan;
@@ -110,7 +114,8 @@ std::variant<RowPlan, const char*> plan_rows(
     const int64_t groups = blocks / slices;
     if (groups == 0) continue;
     const int64_t taken = slices * std::min(groups, divide_up(batch, tiles * kTileRows));
-    const bool leaves_room = taken <= blocks - divide_up(blocks, kRoom);
+    const int64_t processors = std::min<int64_t>(blocks, current_gpu().multiprocessors);
+    const bool leaves_room = taken <= processors - divide_up(processors, kRoom);
     plan = {tiles, groups, tuning ? tuning->poll_nanoseconds : 0, leaves_room};
     if (plan->rows() >= batch) break;
   }
@@ -222,7 +227,7 @@ T* mutable_data(const Tensor& tensor) {
 // launched(), behind it. launch(calls, groups)
 template <typename Call, typename Launch>
 bool run_launches(
-    std::vector<Call>& calls, const RowPlan& plan, int64_t batch, const Launch& launch) {
+    std::list<Call>& calls, const RowPlan& plan, int64_t batch, const Launch& launch) {
   for (;;) {
     Calls<typename Call::LaunchArgs> together;
     for (Call& call : calls) {
@@ -266,7 +271,7 @@ class ForwardCall {
     const int64_t hidden = args.h_0.size(1), columns = cell.x.count() * hidden;
     const int64_t rows = workspace_bytes / (columns * static_cast<int64_t>(sizeof(float)));
     chunks_ = plan_chunks(steps_, rows);
-    if (plan.leaves_room && chunks_.size() > 1) {
+    if (plan.leaves_room && chunks_.size() > 1 && SideStream::is_available()) {
       chunks_ = plan_chunks(steps_, rows / 2);
       side_.emplace();
     }
@@ -309,7 +314,9 @@ class ForwardCall {
     return launch_;
   }
 
-  // The GEMM comes behind the launch, which has to find its multiprocessors free.
+  // The GEMM comes behind the launch, which begins only where it finds all its multiprocessors
+  // free. The GPU may still begin with the GEMM: then the launch waits for it, as it would for a
+  // GEMM before it.
   void launched() {
     if (!std::exchange(projects_next_, false)) return;
     side_->run([&] { project(chunk_ + 1); });
@@ -347,11 +354,11 @@ class ForwardCall {
   const PersistentTensors& tensors_;
   at::ScalarType dtype_;
   std::vector<Chunk> chunks_;
-  std::optional<SideStream> side_;
   Tensor gates_[2], x_, weights_x_, weights_h_, h_0_;
   LaunchArgs launch_;
   size_t step_ = 0, chunk_ = 0;
   bool projects_next_ = false;
+  std::optional<SideStream> side_;  // destroyed before the tensors that it uses
 };
 
 // The steps of problems whose H the kernels take; nothing where a launch was refused.
@@ -373,7 +380,7 @@ std::optional<std::vector<SequenceResult>> forward_steps(
   }
   const SequenceArgs& args = calls.front();
   const bool launched = visit_kernel_dtype(args.input.scalar_type(), [&]<typename T>(T*) {
-    std::vector<ForwardCall<T>> chains;
+    std::list<ForwardCall<T>> chains;
     const auto count = static_cast<int64_t>(calls.size());
     for (size_t k = 0; k < calls.size(); ++k) {
       chains.emplace_back(calls[k], plan, workspace_bytes / count, tensors[k]);
@@ -460,7 +467,7 @@ std::optional<std::vector<BackwardTensors>> backward_steps(
   }
   const SequenceBackwardArgs& args = calls.front();
   const bool launched = visit_kernel_dtype(args.input.scalar_type(), [&]<typename T>(T*) {
-    std::vector<BackwardCall<T>> chains;
+    std::list<BackwardCall<T>> chains;
     for (size_t k = 0; k < calls.size(); ++k) chains.emplace_back(calls[k], plan, tensors[k]);
     const auto launch = [&](const BackwardCalls<T>& together, int64_t groups) {
       return launch_persistent_backward(*args.cell, together, groups, plan.tiles, current_stream());
@@ -474,7 +481,7 @@ std::optional<std::vector<BackwardTensors>> backward_steps(
 const char* refused() {
   TORCH_WARN_ONCE(
       "lltm::sequence: the GPU refused a persistent kernel, for want of multiprocessors that this "
-      "process may use (MPS, MIG or a green context may hold some back); running step by step");
+      "process may use (MPS, MIG or a green context may hold some back); going on without it");
   return "the GPU refused a launch";
 }
 
