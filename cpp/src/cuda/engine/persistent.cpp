@@ -58,8 +58,8 @@ struct RowPlan {
 // on a GEMM per step is estimated to be faster, where it has not been measured.
 constexpr int64_t kMostRowLaunches = 4;
 
-// One of so many multiprocessors at least has no thread block of a launch that leaves room for a
-// GEMM.
+// A launch leaves room for a GEMM where one of so many multiprocessors, or more, has no thread
+// block.
 constexpr int64_t kRoom = 8;
 
 // In the 16-bit dtypes, and in float32 where its products may be those of TF32.
@@ -76,9 +76,9 @@ decltype(auto) visit_kernel_dtype(at::ScalarType dtype, const Body& body) {
                             : body(static_cast<c10::BFloat16*>(nullptr));
 }
 
-// How this engine runs so many calls at once that all are like `args`, or why it can't: the one
-// place that decides.
-// `hidden` is padded; resident_blocks(T*, tiles) is what the device runs at once of the kernel.
+// How this engine runs `calls` calls like `args` at once, or why it can't: the one place that
+// decides. `hidden` is padded; resident_blocks(T*, tiles) is what the device runs at once of the
+// kernel.
 template <typename ResidentBlocks>
 std::variant<RowPlan, const char*> plan_rows(
     const SequenceInputs& args,
@@ -222,9 +222,9 @@ T* mutable_data(const Tensor& tensor) {
 
 // ---- launches -----------------------------------------------------------------
 
-// Queues the launches of some calls, the n-th of each together: a call is a chain of its own. False
-// where one was refused. Of a call: done(), next(), the arguments of its next launch, and
-// launched(), behind it. launch(calls, groups)
+// Queues the launches of some calls: the first of each call together, then the second, and so on,
+// by launch(calls, groups). False where one was refused. Until a call is done(), next() gives the
+// arguments of its next launch; launched() says that this has been queued.
 template <typename Call, typename Launch>
 bool run_launches(
     std::list<Call>& calls, const RowPlan& plan, int64_t batch, const Launch& launch) {
