@@ -28,10 +28,7 @@ bool run_grid(const Calls<Args>& calls, std::int64_t groups, std::size_t sums, c
   if (calls.count == 2) ++lltm_test::launches_of_two;
   lltm_test::last_poll_nanoseconds = first.poll_nanoseconds;
   lltm_test::run_grid(
-      static_cast<int>(slices),
-      static_cast<int>(groups),
-      calls.count,
-      sums,
+      {static_cast<int>(slices), static_cast<int>(groups), calls.count, sums},
       [&](lltm_test::HostBlock::Lane& lane) {
         const Args& args = calls.call[lane.call()];
         lane.report_to(args.failure);

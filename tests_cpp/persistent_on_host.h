@@ -293,18 +293,18 @@ class HostBlock {
 
 // ---- a grid -----------------------------------------------------------------
 
+struct HostGrid {
+  int slices, groups, calls;
+  std::size_t sums;  // of shared memory, of each block
+};
+
 inline std::vector<std::unique_ptr<HostBlock>> make_grid(
-    int slices,
-    int groups,
-    int calls,
-    std::size_t sums,
-    const HostBlock::Body& body,
-    std::uint64_t seed) {
+    const HostGrid& grid, const HostBlock::Body& body, std::uint64_t seed) {
   std::vector<std::unique_ptr<HostBlock>> blocks;
-  for (int call = 0; call < calls; ++call) {
-    for (int group = 0; group < groups; ++group) {
-      for (int slice = 0; slice < slices; ++slice) {
-        blocks.push_back(std::make_unique<HostBlock>(slice, group, call, sums, body, ++seed));
+  for (int call = 0; call < grid.calls; ++call) {
+    for (int group = 0; group < grid.groups; ++group) {
+      for (int slice = 0; slice < grid.slices; ++slice) {
+        blocks.push_back(std::make_unique<HostBlock>(slice, group, call, grid.sums, body, ++seed));
       }
     }
   }
@@ -312,14 +312,8 @@ inline std::vector<std::unique_ptr<HostBlock>> make_grid(
 }
 
 // On this thread, the blocks in an order that is drawn anew each time.
-inline void run_grid(
-    int slices,
-    int groups,
-    int calls,
-    std::size_t sums,
-    const HostBlock::Body& body,
-    std::uint64_t seed) {
-  const auto blocks = make_grid(slices, groups, calls, sums, body, seed);
+inline void run_grid(const HostGrid& grid, const HostBlock::Body& body, std::uint64_t seed) {
+  const auto blocks = make_grid(grid, body, seed);
   std::mt19937_64 random(seed);
   std::vector<HostBlock*> running;
   for (const auto& block : blocks) running.push_back(block.get());
@@ -338,13 +332,8 @@ inline void run_grid(
 
 // A CPU thread for each block.
 inline void run_grid_on_threads(
-    int slices,
-    int groups,
-    int calls,
-    std::size_t sums,
-    const HostBlock::Body& body,
-    std::uint64_t seed) {
-  const auto blocks = make_grid(slices, groups, calls, sums, body, seed);
+    const HostGrid& grid, const HostBlock::Body& body, std::uint64_t seed) {
+  const auto blocks = make_grid(grid, body, seed);
   std::vector<std::thread> threads;
   for (const auto& block : blocks) {
     threads.emplace_back([&block] {

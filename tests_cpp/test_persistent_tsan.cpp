@@ -77,10 +77,7 @@ struct Forward {
     args.activations = activations.data();
     args.steps = steps(ascending);
     run_on(
-        kSlices,
-        kGroups,
-        /*calls=*/1,
-        cuda::shared_sums<kTiles, cuda::kRecurrent<Page>>(),
+        {kSlices, kGroups, /*calls=*/1, cuda::shared_sums<kTiles, cuda::kRecurrent<Page>>()},
         [&](HostBlock::Lane& lane) { cuda::persistent_forward<Page, 1, kTiles>(args, lane); },
         seed);
   }
@@ -107,10 +104,7 @@ struct Backward {
     args.steps = steps(ascending);
     args.steps.run[args.steps.runs++] = {1, 0};
     run_on(
-        kSlices,
-        kGroups,
-        /*calls=*/1,
-        cuda::shared_sums<kTiles, 1>(),
+        {kSlices, kGroups, /*calls=*/1, cuda::shared_sums<kTiles, 1>()},
         [&](HostBlock::Lane& lane) { cuda::persistent_backward<Page, 2, kTiles>(args, lane); },
         seed);
   }

@@ -1,7 +1,9 @@
 // Two calls as one node of autograd (op/side_by_side.h), on a device whose backend takes both at
 // once, as that of a GPU does: here the CPU, whose operators are called in turn and counted.
-#include "op/operators.h"
 #include "op/side_by_side.h"
+
+#include "cell_arguments.h"
+#include "op/operators.h"
 #include "testing.h"
 
 #include <ATen/ATen.h>
@@ -47,59 +49,33 @@ std::vector<Gradients> backward(std::span<const SequenceBackwardArgs> calls) {
   return gradients;
 }
 
-// One call of a cell with two matrices, T = 4, B = 3, I = 5, H = 6.
-struct Call {
-  std::string cell;
-  bool reverse;
-  at::Tensor input, h_0;
-  std::optional<at::Tensor> c_0;
-  at::Tensor weight_ih;
-  std::optional<at::Tensor> weight_hh, bias_ih, bias_hh, none = {};
-  int64_t checkpoint_steps = 0;
+using Pair = std::array<CellArguments, 2>;
 
-  SequenceArgs args() const {
-    return {
-        {std::string_view(cell),
-         input,
-         h_0,
-         c_0,
-         weight_ih,
-         weight_hh,
-         bias_ih,
-         bias_hh,
-         none,
-         reverse,
-         none,
-         checkpoint_steps,
-         none}};
-  }
-  // Those that are there.
-  Tensors tensors() const {
-    Tensors all = {input, h_0};
-    if (c_0) all.push_back(*c_0);
-    all.push_back(weight_ih);
-    for (const auto& tensor : {weight_hh, bias_ih, bias_hh}) {
-      if (tensor) all.push_back(*tensor);
-    }
-    return all;
-  }
-};
+SequenceArgs args_of(const CellArguments& call) {
+  return {sequence_inputs(call)};
+}
 
-Call draw(const std::string& cell, bool reverse, bool bias) {
+// A call of a cell with two matrices, T = 4, B = 3, I = 5, H = 6.
+CellArguments draw(const std::string& cell, bool reverse, bool bias) {
   const int64_t gates = cell == "lstm" ? 4 : 3;
   const auto tensor = [](at::IntArrayRef sizes) {
     return at::randn(sizes, at::kDouble).requires_grad_();
   };
-  Call call = {
-      cell, reverse, tensor({4, 3, 5}), tensor({3, 6}), {}, tensor({gates * 6, 5}), {}, {}, {}};
-  if (cell != "gru") call.c_0 = tensor({3, 6});
-  call.weight_hh = tensor({gates * 6, 6});
-  if (bias) call.bias_ih = tensor({gates * 6});
-  if (bias) call.bias_hh = tensor({gates * 6});
-  return call;
+  const auto tensor_if = [&](bool given, at::IntArrayRef sizes) {
+    return given ? OptionalTensor(tensor(sizes)) : std::nullopt;
+  };
+  return {
+      .cell = cell,
+      .input = tensor({4, 3, 5}),
+      .h = tensor({3, 6}),
+      .c = tensor_if(cell != "gru", {3, 6}),
+      .weight_ih = tensor({gates * 6, 5}),
+      .weight_hh = tensor({gates * 6, 6}),
+      .bias_ih = tensor_if(bias, {gates * 6}),
+      .bias_hh = tensor_if(bias, {gates * 6}),
+      .reverse = reverse};
 }
 
-using Pair = std::array<Call, 2>;
 Pair draw_pair(const std::string& cell) {
   return {
       draw(cell, /*reverse=*/false, /*bias=*/true), draw(cell, /*reverse=*/true, /*bias=*/false)};
@@ -114,18 +90,18 @@ at::Tensor loss_of(const std::array<SequenceOutputs, 2>& results) {
 }
 
 std::array<SequenceOutputs, 2> together(const Pair& calls) {
-  auto [first, second] = lltm::sequences_side_by_side(calls[0].args(), calls[1].args());
+  auto [first, second] = lltm::sequences_side_by_side(args_of(calls[0]), args_of(calls[1]));
   return {first, second};
 }
 std::array<SequenceOutputs, 2> alone(const Pair& calls) {
-  return {lltm::op::sequence(calls[0].args()), lltm::op::sequence(calls[1].args())};
+  return {lltm::op::sequence(args_of(calls[0])), lltm::op::sequence(args_of(calls[1]))};
 }
 
 Tensors wanted(const Pair& calls) {
   Tensors all;
-  for (const Call& call : calls) {
-    for (const at::Tensor& tensor : call.tensors()) {
-      if (tensor.requires_grad()) all.push_back(tensor);
+  for (const CellArguments& call : calls) {
+    for (const OptionalTensor& tensor : call.differentiable()) {
+      if (tensor && tensor->requires_grad()) all.push_back(*tensor);
     }
   }
   return all;
@@ -153,7 +129,7 @@ TEST_P(SideBySide, GradientsAreThoseOfEachCall) {
 
 TEST_P(SideBySide, OfCheckpointsToo) {
   Pair calls = draw_pair(GetParam());
-  for (Call& call : calls) call.checkpoint_steps = 2;
+  for (CellArguments& call : calls) call.checkpoint_steps = 2;
   expect_the_same(calls);
 }
 
@@ -167,10 +143,15 @@ TEST_P(SideBySide, WhateverWantsAGradient) {
     expect_the_same(all);
     tensors[skipped].requires_grad_(true);
   }
-  for (const Call& call : all) {
-    for (const at::Tensor& tensor : call.tensors()) tensor.requires_grad_(false);
+  for (const CellArguments& call : all) {
+    const auto want = [&](bool wanted) {
+      for (const OptionalTensor& tensor : call.differentiable()) {
+        if (tensor) tensor->requires_grad_(wanted);
+      }
+    };
+    want(false);
     expect_the_same(all);
-    for (const at::Tensor& tensor : call.tensors()) tensor.requires_grad_(true);
+    want(true);
   }
 }
 

@@ -385,8 +385,9 @@ std::optional<std::vector<SequenceResult>> forward_steps(
     for (size_t k = 0; k < calls.size(); ++k) {
       chains.emplace_back(calls[k], plan, workspace_bytes / count, tensors[k]);
     }
+    const Stream stream = current_stream();
     const auto launch = [&](const ForwardCalls<T>& together, int64_t groups) {
-      return launch_persistent_forward(*args.cell, together, groups, plan.tiles, current_stream());
+      return launch_persistent_forward(*args.cell, together, groups, plan.tiles, stream);
     };
     return run_launches(chains, plan, args.h_0.size(0), launch);
   });
@@ -469,8 +470,9 @@ std::optional<std::vector<BackwardTensors>> backward_steps(
   const bool launched = visit_kernel_dtype(args.input.scalar_type(), [&]<typename T>(T*) {
     std::list<BackwardCall<T>> chains;
     for (size_t k = 0; k < calls.size(); ++k) chains.emplace_back(calls[k], plan, tensors[k]);
+    const Stream stream = current_stream();
     const auto launch = [&](const BackwardCalls<T>& together, int64_t groups) {
-      return launch_persistent_backward(*args.cell, together, groups, plan.tiles, current_stream());
+      return launch_persistent_backward(*args.cell, together, groups, plan.tiles, stream);
     };
     return run_launches(chains, plan, args.h_0.size(0), launch);
   });

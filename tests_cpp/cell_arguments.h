@@ -1,0 +1,57 @@
+// The arguments of the operators, of any cell, for tests that call what is below the operators.
+#pragma once
+
+#include "common/operator_args.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace lltm_test {
+
+using OptionalTensor = std::optional<at::Tensor>;
+
+// What the operators take, of any cell.
+struct CellArguments {
+  std::string cell;
+  at::Tensor input, h;
+  OptionalTensor c;
+  at::Tensor weight_ih;
+  OptionalTensor weight_hh, bias_ih, bias_hh, batch_sizes = {};
+  bool reverse = false;
+  int64_t checkpoint_steps = 0;
+  OptionalTensor reset = {}, recurrent_mask = {};
+
+  // Those that are differentiable, in the order of their gradients.
+  std::array<OptionalTensor, 7> differentiable() const {
+    return {input, h, c, weight_ih, weight_hh, bias_ih, bias_hh};
+  }
+};
+
+// References to the arguments.
+inline lltm::StepInputs step_inputs(const CellArguments& a) {
+  return {
+      std::string_view(a.cell), a.input, a.h, a.c, a.weight_ih, a.weight_hh, a.bias_ih, a.bias_hh};
+}
+inline lltm::SequenceInputs sequence_inputs(const CellArguments& a) {
+  return {
+      std::string_view(a.cell),
+      a.input,
+      a.h,
+      a.c,
+      a.weight_ih,
+      a.weight_hh,
+      a.bias_ih,
+      a.bias_hh,
+      a.batch_sizes,
+      a.reverse,
+      a.reset,
+      a.checkpoint_steps,
+      a.recurrent_mask};
+}
+
+}  // namespace lltm_test
