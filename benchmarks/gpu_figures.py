@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print("\n".join(f"against the persistent engine as the default: {why}" for why in reasons))
     if not reasons:
         print(
-            "The persistent engine may be the default: kCudaPersistent of cpp/src/api/backends.cpp"
+            "The persistent engine may be the default: kCudaPersistent of cpp/src/common/backends.cpp"
         )
 
 

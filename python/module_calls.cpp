@@ -23,6 +23,7 @@
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 namespace {
 
@@ -127,15 +128,16 @@ class WithoutGil {
 py::object wrap(const Tensor& tensor) {
   return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
 }
-// The state of a cell without c, as that of torch.nn.GRU, is h itself; its c is empty.
-py::object wrap(const std::tuple<Tensor, Tensor>& state) {
-  const auto& [h, c] = state;
-  if (c.dim() == 1 && c.numel() == 0) return wrap(h);
-  return py::make_tuple(wrap(h), wrap(c));
+// One state, as that of torch.nn.GRU, is the tensor itself; several are a tuple.
+py::object wrap(const std::vector<Tensor>& states) {
+  if (states.size() == 1) return wrap(states[0]);
+  py::tuple all(states.size());
+  for (size_t k = 0; k < states.size(); ++k) all[k] = wrap(states[k]);
+  return all;
 }
-py::object wrap(const std::tuple<Tensor, Tensor, Tensor>& results) {
-  const auto& [output, h_n, c_n] = results;
-  return py::make_tuple(wrap(output), wrap(std::tuple(h_n, c_n)));
+py::object wrap(const std::tuple<Tensor, std::vector<Tensor>>& results) {
+  const auto& [output, states] = results;
+  return py::make_tuple(wrap(output), wrap(states));
 }
 
 // What forward of a module is asked, hx being None or a tuple of the states, and where the module
@@ -151,20 +153,9 @@ struct Operator;
 template <const auto& name, typename Results, typename... Options>
 struct Operator<
     name,
-    Results(
-        std::string_view,
-        const Tensor&,
-        const std::optional<Tensor>&,
-        const std::optional<Tensor>&,
-        at::TensorList,
-        Options...)> {
-  using Signature = Results(
-      std::string_view,
-      const Tensor&,
-      const std::optional<Tensor>&,
-      const std::optional<Tensor>&,
-      at::TensorList,
-      Options...);
+    Results(std::string_view, const Tensor&, at::TensorList, at::TensorList, Options...)> {
+  using Signature =
+      Results(std::string_view, const Tensor&, at::TensorList, at::TensorList, Options...);
 
   static py::object run(const Call& call) {
     return run(call, std::index_sequence_for<Options...>());
@@ -176,7 +167,7 @@ struct Operator<
     static const auto op =
         c10::Dispatcher::singleton().findSchemaOrThrow(name, "").template typed<Signature>();
     const Tensor& input = to(As<const Tensor&>(), call.input);
-    const auto [h, c] = states(call.hx);
+    const Tensors states = states_of(call.hx);
     static PyObject* const cell_name = PyUnicode_InternFromString("_CELL");
     const py::object cell = attribute(call.module, cell_name);
     Tensors parameters;
@@ -197,18 +188,19 @@ struct Operator<
     const std::string_view name_of_cell = to(As<std::string_view>(), cell.ptr());
     const auto call_op = [&] {
       const WithoutGil without_gil;
-      return op.call(name_of_cell, input, h, c, parameters, std::get<k>(options)...);
+      return op.call(name_of_cell, input, states, parameters, std::get<k>(options)...);
     };
     return wrap(call_op());
   }
 
-  static std::pair<std::optional<Tensor>, std::optional<Tensor>> states(PyObject* hx) {
-    if (hx == Py_None) return {};
-    const Py_ssize_t count = PyTuple_CheckExact(hx) ? PyTuple_GET_SIZE(hx) : 0;
-    if (count != 1 && count != 2) throw NotPlain();
-    const Tensor& h = to(As<const Tensor&>(), PyTuple_GET_ITEM(hx, 0));
-    if (count == 1) return {h, std::nullopt};
-    return {h, to(As<const Tensor&>(), PyTuple_GET_ITEM(hx, 1))};
+  static Tensors states_of(PyObject* hx) {
+    Tensors states;
+    if (hx == Py_None) return states;
+    if (!PyTuple_CheckExact(hx) || PyTuple_GET_SIZE(hx) == 0) throw NotPlain();
+    for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(hx); ++k) {
+      states.push_back(to(As<const Tensor&>(), PyTuple_GET_ITEM(hx, k)));
+    }
+    return states;
   }
 };
 

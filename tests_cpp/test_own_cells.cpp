@@ -405,8 +405,8 @@ TEST_F(DuoCell, PrepackedFormsGiveWhatTheLayerGives) {
     EXPECT_FALSE(identical(flat(quantised.forward(input)), flat(same.forward(input))));
     expect_error(
         [&] { same.forward(input, Tensors{input}); },
-        kValueError,
-        "lltm::duo.Layer: expected state to be 3 tensors (h, c, m), got 1");
+        kTypeError,
+        "lltm::duo.Layer: expected state to be 3 tensors (h_0, c_0, m_0), got 1");
   }
 }
 
@@ -536,12 +536,12 @@ TEST_F(DuoCell, ModulesNameWrongArguments) {
       "lltm::duo.Cell: expected input of shape (B, 3) or (3,), got (4, 2)");
   expect_error(
       [&] { layer->forward(input, Tensors{state, state}); },
-      kValueError,
-      "lltm::duo.Layer: expected state to be 3 tensors (h, c, m), got 2");
+      kTypeError,
+      "lltm::duo.Layer: expected state to be 3 tensors (h_0, c_0, m_0), got 2");
   expect_error(
       [&] { layer->forward(input, Tensors{state, state, at::zeros({1, 4, 6})}); },
       kValueError,
-      "lltm::duo.Layer: expected m of shape (1, 4, 5), that of h, got (1, 4, 6)");
+      "lltm::duo.Layer: expected m_0 of shape (1, 4, 5), got (1, 4, 6)");
   expect_error(
       [&] { step->forward(input[0], Tensors{state[0], at::Tensor(), state[0]}); },
       kTypeError,

@@ -370,8 +370,8 @@ BAD_LAYER: list[tuple[dict[str, Any], tuple[Any, ...], type[Exception], str]] = 
     *(({}, (x,), TypeError, f"{TENSOR_OR_PACKED}, got a nested tensor; make one of it")
       for x in NESTED),
     ({}, (pack_sequence([randn(2, 4)]),), ValueError, "input of packed rows (N, 3), got (2, 4)"),
-    ({}, (X, STATE[0]), TypeError, "hx to be a pair (h_0, c_0), got Tensor"),
-    ({}, (X, (*STATE, None)), TypeError, "hx to be a pair (h_0, c_0), got 3 values"),
+    ({}, (X, STATE[0]), TypeError, "hx to be a tuple (h_0, c_0), got Tensor"),
+    ({}, (X, (*STATE, None)), TypeError, "hx to be a tuple (h_0, c_0), got 3 values"),
     ({}, (X, (STATE[0], None)), TypeError, "c_0 to be a tensor, got NoneType"),
     ({}, (X, STEP), ValueError, "h_0 of shape (1, 4, 5), got (4, 5)"),
     ({"num_layers": 2}, (X, STATE), ValueError, "h_0 of shape (2, 4, 5), got (1, 4, 5)"),
@@ -398,7 +398,7 @@ BAD_STEP: list[tuple[dict[str, Any], tuple[Any, ...], type[Exception], str]] = [
     ({}, (randn(2, 4, 3),), ValueError, "input of shape (B, 3) or (3,), got (2, 4, 3)"),
     ({}, (None,), TypeError, "input to be a tensor, got NoneType"),
     *(({}, (x,), TypeError, "input to be a tensor, got a nested tensor") for x in NESTED),
-    ({}, (ROW, randn(2, 4, 5)), TypeError, "hx to be a pair (h, c), got Tensor"),
+    ({}, (ROW, randn(2, 4, 5)), TypeError, "hx to be a tuple (h, c), got Tensor"),
     ({}, (ROW, (STEP[0], 0)), TypeError, "c to be a tensor, got int"),
     ({}, (ROW, (randn(4, 6), STEP[1])), ValueError, "h of shape (4, 5), got (4, 6)"),
     ({}, (ROW, (randn(2, 5), randn(2, 5))), ValueError, "h of shape (4, 5), got (2, 5)"),
@@ -596,9 +596,9 @@ X1, H1, C1 = CELL["input"], CELL["h"], CELL["c"]
 # fmt: off
 NO_OPERATOR_S: list[tuple[Callable[[], Any], str, str]] = [
     (lambda: lltm.functional.cell(X1, H1, CELL["weights"]), "cell",
-     "state to be a pair (h, c), got Tensor"),
+     "state to be a tuple (h, c), got Tensor"),
     (lambda: lltm.functional.sequence(X, (H1,) * 3, CELL["weights"]), "sequence",  # type: ignore[arg-type]
-     "state to be a pair (h_0, c_0), got 3 values"),
+     "state to be a tuple (h_0, c_0), got 3 values"),
     *((lambda f=f, a=a, x=x: in_functional(f, {**a, "input": x}), f,
        "input to be a tensor, got a nested tensor")
       for f, a in (("cell", CELL), ("sequence", SEQUENCE)) for x in NESTED),

@@ -719,16 +719,19 @@ def test_wrong_states_are_named() -> None:
     layer = two_states.Layer(3, 4)
     x, s = torch.randn(2, 3, 3), torch.zeros(1, 3, 4)
     for hx, text in (
-        (s, r"expected hx to be a tuple \(h, c, m\), got Tensor"),
-        ((s, s), r"expected hx to be a tuple \(h, c, m\), got 2 values"),
-        ((s, s, 1), r"expected m to be a tensor, got int"),
-        ((s, s, s[:, :2]), r"expected m of shape \(1, 3, 4\), got \(1, 2, 4\)"),
+        (s, r"expected hx to be a tuple \(h_0, c_0, m_0\), got Tensor"),
+        ((s, s), r"expected state to be 3 tensors \(h_0, c_0, m_0\), got 2"),
+        ([s, s], r"expected hx to be a tuple \(h_0, c_0, m_0\), got 2 values"),
+        ((s, s, 1), r"expected m_0 to be a tensor, got int"),
+        ((s, s, s[:, :2]), r"expected m_0 of shape \(1, 3, 4\), got \(1, 2, 4\)"),
+        ((s, s, s.half()), r"expected m_0 of dtype float32, that of the input, got float16"),
+        ((s, s.bool(), s), r"expected c_0 of dtype float32, that of the input, got bool"),
         ((s[:, :1], s[:, :1], s[:, :1]), r"expected h_0 of shape \(1, 3, 4\), got \(1, 1, 4\)"),
     ):
         with pytest.raises((TypeError, ValueError), match=rf"^lltm::two_states.Layer: {text}"):
             layer(x, hx)
     with pytest.raises(
-        TypeError, match=r"^lltm::gru.Layer: expected one state, h, got a second one"
+        TypeError, match=r"^lltm::gru.Layer: expected h_0 to be a tensor, got tuple"
     ):
         gru.Layer(3, 4)(x, (s, s))
 

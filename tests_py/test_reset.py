@@ -491,7 +491,7 @@ def test_errors(reset: Any, error: type[Exception], text: str) -> None:
     a = support.sequence_arguments((5, 3, 4, 7))
     with pytest.raises(error, match=f"lltm::sequence: .*{text}"):
         lltm.functional.sequence(a.input, (a.h, a.c), a.weights, a.bias, reset=reset)
-    where = "sequence" if "device" in text else "LLTM"
+    where = "LLTM"
     with pytest.raises(error, match=f"lltm::{where}: .*{text}"):
         lltm.LLTM(4, 7)(a.input, reset=reset)
     with pytest.raises(error):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import numbers
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -121,16 +122,14 @@ def optional_dtype(where: str, name: str, value: Any) -> torch.dtype | None:
     return value
 
 
-def state(
-    where: str, names: tuple[str, str], value: Any, argument: str = "state"
-) -> tuple[Tensor, Tensor]:
-    """A pair of tensors, (h, c); `argument` is what the caller's signature calls it."""
-    if not isinstance(value, (tuple, list)) or len(value) != 2:
+def states(where: str, names: Sequence[str], value: Any, argument: str = "state") -> list[Tensor]:
+    """A tuple of tensors of these names; `argument` is what the caller's signature calls it."""
+    if not isinstance(value, (tuple, list)) or len(value) != len(names):
         got = f"{len(value)} values" if isinstance(value, (tuple, list)) else _type(value)
         raise TypeError(
-            f"lltm::{where}: expected {argument} to be a pair ({', '.join(names)}), got {got}"
+            f"lltm::{where}: expected {argument} to be a tuple ({', '.join(names)}), got {got}"
         )
-    return tensor(where, names[0], value[0]), tensor(where, names[1], value[1])
+    return [tensor(where, name, state) for name, state in zip(names, value, strict=True)]
 
 
 def shape(where: str, name: str, value: Any, expected: Any) -> Tensor:

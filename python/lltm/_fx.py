@@ -68,3 +68,14 @@ def states(where: str, hx: Any, count: int) -> Any:
         )
     pair: Any = hx
     return tuple(pair[k] for k in range(count))
+
+
+def listed(hx: Any) -> Any:
+    """A list of the one state of a call, which in a graph may turn out to be None."""
+    if isinstance(hx, Proxy) and hx.node.op == "placeholder":
+        return hx.tracer.create_proxy("call_function", _given, (hx,), {})
+    return [hx]
+
+
+def _given(hx: Any) -> list[Any]:
+    return [] if hx is None else [hx]

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _check, _script, _trace
+from . import _check, _trace
 from ._C import ArgumentError
 from ._program import Header
 from ._recurrent import (
@@ -27,9 +27,6 @@ from ._recurrent import (
     MadeStep,
     OfParameters,
     Prepacked,
-    layer_of,
-    operator,
-    step_of,
 )
 
 Initial = float | Callable[[Tensor], object]
@@ -145,14 +142,17 @@ class Cell:
         members = {
             "_CELL": text,
             "_HEADER": header,
-            "_STATES": ("h", *header.states),
+            "_OWN": self.parameters,
+            "_parameter_names": (*_GATE_PARAMETERS, *self.parameters),
             "_INITIAL": {**header.parameters, **(initial or {})},
             "__module__": getattr(function, "__module__", __name__),
         }
+        states = ("h", *header.states)
+        states_of_layer = tuple(f"{name}_0" for name in states)
         prepacked = type(
             f"{self.name}_PrepackedLayer",
             (_Prepacked,),
-            {**members, "_where": f"{self.name}.Layer"},
+            {**members, "_where": f"{self.name}.Layer", "_STATES": states_of_layer},
         )
 
         def made(base: type, kind: str, **more: Any) -> Any:
@@ -161,8 +161,10 @@ class Cell:
             own = {"_where": where, "__init__": init, "__doc__": base.__doc__}
             return type(f"{self.name}_{kind}", (base,), members | own | more)
 
-        self.Layer: type[OwnLayer] = made(OwnLayer, "Layer", mode=self.name, _PACKED=prepacked)
-        self.Cell: type[OwnCell] = made(OwnCell, "Cell")
+        self.Layer: type[OwnLayer] = made(
+            OwnLayer, "Layer", mode=self.name, _PACKED=prepacked, _STATES=states_of_layer
+        )
+        self.Cell: type[OwnCell] = made(OwnCell, "Cell", _STATES=states)
 
     def save(self, path: Path) -> None:
         """Writes the text, for :meth:`load` and for ``lltm::Cell::load`` in C++."""
@@ -256,8 +258,8 @@ def _picklable(initial: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # What modules call members of their own.
-_MEMBERS = {"bias", "hidden_size", "input_size", "training"}
-_MEMBERS |= {"weight_ih", "weight_hh", "bias_ih", "bias_hh"}
+_GATE_PARAMETERS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+_MEMBERS = {"bias", "hidden_size", "input_size", "training", *_GATE_PARAMETERS}
 
 # ---- modules ------------------------------------------------------------------------
 
@@ -271,7 +273,6 @@ class _Own(OfParameters):
     _where: str
     _STATES: tuple[str, ...]
     hidden_size: int
-    _states: int
 
     def _shapes(self, columns: int) -> dict[str, tuple[int, ...]]:
         """Of the parameters of a direction that reads so many features."""
@@ -319,38 +320,8 @@ class _Own(OfParameters):
             stacklevel=5,
         )
 
-    def _operands(self, tensors: Mapping[str, Tensor | None]) -> list[Tensor]:
-        """The parameters of a direction, by stem, as the operators take them: behind the biases of
-        weight_ih those of the cell."""
-        own: list[Any] = [tensors[name] for name in self._HEADER.parameters]
-        weights = [tensors["weight_ih"], tensors["weight_hh"]]
-        biases = [tensors["bias_ih"], tensors["bias_hh"]]
-        if own:
-            x, h = (len(g) * self.hidden_size for g in (self._HEADER.gates_x, self._HEADER.gates_h))
-            b_x, b_h = (
-                own[0].new_zeros(rows) if bias is None else bias
-                for bias, rows in zip(biases, (x, h), strict=True)
-            )
-            biases = [torch.cat([b_x, *own]), b_h]
-        return [t for t in (*weights, *biases) if t is not None]
-
     def _get_name(self) -> str:  # TorchScript wants the class's to be an identifier
         return f"{self._HEADER.name}.{type(self).__name__.rsplit('_', 1)[1]}"
-
-    def _expressions(self, names: Mapping[str, str]) -> list[str]:
-        """What _operands does, in TorchScript, of the names of attributes by stem."""
-        if not self._HEADER.parameters:
-            return _script.given(self, list(names.values()))  # type: ignore[arg-type]
-        own = [f"self.{names[stem]}" for stem in self._HEADER.parameters]
-        x, h = (len(g) * self.hidden_size for g in (self._HEADER.gates_x, self._HEADER.gates_h))
-        b_x, b_h = (
-            f"{own[0]}.new_zeros({rows})"
-            if getattr(self, names[stem]) is None
-            else f"self.{names[stem]}"
-            for stem, rows in (("bias_ih", x), ("bias_hh", h))
-        )
-        weights = [f"self.{names[stem]}" for stem in ("weight_ih", "weight_hh")]
-        return [*weights, f"torch.cat([{', '.join([b_x, *own])}])", b_h]
 
     def _reduced(self, kind: str) -> Any:
         """Pickled by the text."""
@@ -367,33 +338,6 @@ class _Own(OfParameters):
         made: Any = self.__new__(type(self))
         made.__setstate__(state)
         return made
-
-    # States: the operators take those besides h side by side.
-
-    @property
-    def _takes_pair(self) -> bool:
-        return self._states <= 1
-
-    def _states_of(self, hx: Any) -> tuple[Tensor | None, Tensor | None]:
-        if hx is None:
-            return None, None
-        names = self._STATES
-        if len(names) == 1:
-            return _check.tensor(self._where, "hx", hx), None
-        if not isinstance(hx, (tuple, list)) or len(hx) != len(names):
-            got = f"{len(hx)} values" if isinstance(hx, (tuple, list)) else type(hx).__name__
-            raise TypeError(
-                f"lltm::{self._where}: expected hx to be a tuple ({', '.join(names)}), got {got}"
-            )
-        h, *others = (_check.tensor(self._where, n, t) for n, t in zip(names, hx, strict=True))
-        for name, state in zip(names[1:], others, strict=True):
-            _check.shape(self._where, name, state, h.shape)
-        return h, others[0] if len(others) == 1 else torch.cat(others, dim=-1)
-
-    def _returned(self, h: Tensor, c: Tensor) -> Any:
-        count = self._states
-        others = c.chunk(count, dim=-1) if count > 1 else (c,)
-        return h if count == 0 else (h, *(others[k] for k in range(count)))
 
 
 def _version(x: Tensor) -> int:
@@ -426,8 +370,6 @@ class OwnCell(_Own, MadeStep):
     drawn from the uniform distribution on ±1/sqrt(H); and those of the cell, (H) each.
     """
 
-    _parameter_names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-
     @property
     def bias(self) -> bool:
         """Whether there are biases."""
@@ -444,16 +386,7 @@ class OwnCell(_Own, MadeStep):
         Returns:
             The state after the step, in the form of hx.
         """
-        if self._takes_pair and not self._HEADER.parameters:
-            return self._run(input, hx, (hx,) if isinstance(hx, Tensor) else hx)
-
-        def tensors(module: OwnCell) -> list[Tensor]:
-            return module._operands({name: getattr(module, name) for name in module._shapes(0)})
-
-        return step_of(self, input, hx, operator("layer_step", tensors, self._OPTIONS))
-
-    def _scripted_operands(self) -> list[str]:
-        return self._expressions({stem: stem for stem in self._shapes(0)})
+        return self._run(input, hx)
 
     def __reduce__(self) -> Any:
         return self._reduced("Cell")
@@ -481,21 +414,11 @@ class OwnLayer(_Own, MadeLayer):
     """
 
     _PACKED: type[_Prepacked]
-    _OPTIONS = ("has_biases", *MadeLayer._OPTIONS[1:])
-
-    @property
-    def has_biases(self) -> bool:
-        return self.bias or bool(self._HEADER.parameters)
-
-    def _operands_of(self, k: int) -> list[Tensor]:
-        """The parameters of the k-th direction as the operators take them."""
-        stems, names = self._shapes(0), self._by_direction[k]
-        return self._operands({s: getattr(self, n) for s, n in zip(stems, names, strict=True)})
 
     def _first_states(self, like: Tensor, batch: int) -> Any:
         shape = self._state_shape(batch)
         others = (like.new_full(shape, initial) for initial in self._HEADER.states.values())
-        return (like.new_zeros(shape), *others) if self._states else like.new_zeros(shape)
+        return self._returned([like.new_zeros(shape), *others])
 
     def forward(self, input: Any, hx: Any = None, reset: Tensor | None = None) -> Any:
         """Runs over a sequence.
@@ -512,19 +435,7 @@ class OwnLayer(_Own, MadeLayer):
             (output, state): output like the input, with D*H features; the states after each row's
             last step, in the form of hx.
         """
-        if self._takes_pair and not self._HEADER.parameters:
-            return self._run(input, hx, (hx,) if isinstance(hx, Tensor) else hx, reset)
-
-        def tensors(module: OwnLayer) -> list[Tensor]:
-            directions = range(len(module._by_direction))
-            return [tensor for k in directions for tensor in module._operands_of(k)]
-
-        return layer_of(self, input, hx, reset, operator("layer", tensors, self._OPTIONS))
-
-    def _scripted_operands(self) -> list[str]:
-        stems = self._shapes(0)
-        directions = (dict(zip(stems, names, strict=True)) for names in self._by_direction)
-        return [expression for names in directions for expression in self._expressions(names)]
+        return self._run(input, hx, reset)
 
     def prepack(self, weights: torch.dtype | None = None) -> _Prepacked:
         """Returns this layer as it is now in a form for inference; see :meth:`lltm.LLTM.prepack`.
@@ -545,9 +456,7 @@ class _Prepacked(_Own, Prepacked):
 
     def forward(self, input: Any, hx: Any = None, reset: Tensor | None = None) -> Any:
         """Runs over a sequence; see :meth:`OwnLayer.forward`."""
-        if self._takes_pair:
-            return self._run(input, hx, (hx,) if isinstance(hx, Tensor) else hx, reset)
-        return layer_of(self, input, hx, reset, operator("layer", self._names, self._OPTIONS))
+        return self._run(input, hx, reset)
 
     def __reduce__(self) -> Any:
         return self._reduced("Prepacked")

@@ -25,25 +25,25 @@ class Recurrent:
 
     _CELL: str  # the operators' name of the cell
     _where: str  # how its errors begin
-    # The states that the user passes and gets: a pair, or of a cell without c one tensor.
+    # The states that the user passes and gets: a tuple, or of a cell with h alone one tensor.
     _STATES: tuple[str, ...]
 
-    @property
-    def _states(self) -> int:
-        """How many there are besides h."""
-        return len(self._STATES) - 1
+    def _in_tuple(self, hx: Any) -> Any:
+        return hx if len(self._STATES) > 1 or hx is None else (hx,)
 
-    def _states_of(self, hx: Any) -> tuple[Tensor | None, Tensor | None]:
+    def _states_of(self, hx: Any) -> list[Tensor]:
         """The states as the operators take them, checked."""
         if hx is None:
-            return None, None
+            return []
         if len(self._STATES) == 1:
-            return _check.tensor(self._where, self._STATES[0], hx), None
-        h, c = self._STATES
-        return _check.state(self._where, (h, c), hx, "hx")
+            listed: list[Tensor] = _fx.listed(_check.tensor(self._where, self._STATES[0], hx))
+            return listed
+        return _check.states(self._where, self._STATES, hx, "hx")
 
-    def _returned(self, h: Tensor, c: Tensor) -> Any:
-        return h if len(self._STATES) == 1 else (h, c)
+    def _returned(self, states: Sequence[Tensor]) -> Any:
+        # By index: what torch.fx traces has no length.
+        count = len(self._STATES)
+        return states[0] if count == 1 else tuple(states[k] for k in range(count))
 
 
 class Step(Recurrent):
@@ -56,9 +56,10 @@ class Step(Recurrent):
     _parameter_names: tuple[str, ...]
     _OPTIONS = ("input_size", "hidden_size")
 
-    def _run(self, input: Tensor, hx: Any, states: Any) -> Any:
-        """What forward returns; `states` are hx as a tuple, or None."""
+    def _run(self, input: Tensor, hx: Any) -> Any:
+        """What forward returns."""
         if _calls_kernels():
+            states = self._in_tuple(hx)
             result = _C.layer_step(self, input, states, self._parameter_names, self._OPTIONS)
             if result is not None:
                 return result
@@ -69,11 +70,7 @@ class Step(Recurrent):
         """Called by torch.jit.script, which compiles what this returns."""
         if not _has_our_forward(self):
             return self
-        return _script.cell(self, self._scripted_operands(), len(self._STATES))  # type: ignore[arg-type]
-
-    def _scripted_operands(self) -> list[str]:
-        """Expressions of the operator's parameters, in TorchScript."""
-        return _script.given(self, self._parameter_names)  # type: ignore[arg-type]
+        return _script.cell(self, self._parameter_names, len(self._STATES))  # type: ignore[arg-type]
 
 
 class PairStep(Step):
@@ -91,7 +88,7 @@ class PairStep(Step):
         Returns:
             (h', c'), shaped as the state.
         """
-        returned: State = self._run(input, hx, hx)
+        returned: State = self._run(input, hx)
         return returned
 
 
@@ -110,7 +107,7 @@ class SingleStep(Step):
         Returns:
             h', shaped as the state.
         """
-        returned: Tensor = self._run(input, hx, None if hx is None else (hx,))
+        returned: Tensor = self._run(input, hx)
         return returned
 
 
@@ -152,12 +149,16 @@ class Layer(Recurrent):
     proj_size = 0
     mode: str
 
+    # Stems of the parameters that the cell has besides weights and biases.
+    _OWN: Sequence[str] = ()
+
     # Whether weights are packed.
     _prepacked = False
 
-    def _run(self, input: Any, hx: Any, states: Any, reset: Any) -> Any:
-        """What forward returns; `states` are hx as a tuple, or None."""
+    def _run(self, input: Any, hx: Any, reset: Any) -> Any:
+        """What forward returns."""
         if _calls_kernels():
+            states = self._in_tuple(hx)
             result = _C.layer(self, input, states, self._names, self._OPTIONS, reset)
             if result is not None:
                 return result
@@ -183,22 +184,17 @@ class Layer(Recurrent):
     def _size_of_h(self) -> int:
         return self.proj_size or self.hidden_size
 
-    @property
-    def has_biases(self) -> bool:
-        return self.bias
-
-    def _operands_of(self, k: int) -> list[Tensor]:
-        """The parameters of the k-th direction as the operator `layer` takes them."""
+    def _names_of(self, k: int) -> Sequence[str]:
+        """Of the parameters of the k-th direction."""
         each = len(self._names) // self._state_shape(0)[0]
-        parameters = (getattr(self, name) for name in self._names[k * each : (k + 1) * each])
-        return [parameter for parameter in parameters if parameter is not None]
+        return self._names[k * each : (k + 1) * each]
 
     def _state_shape(self, batch: int) -> tuple[int, int, int]:
         return self.num_layers * (2 if self.bidirectional else 1), batch, self.hidden_size
 
     def _first_states(self, like: Tensor, batch: int) -> Any:
         zeros = like.new_zeros(self._state_shape(batch))
-        return self._returned(zeros[..., : self._size_of_h], zeros)
+        return self._returned([zeros[..., : self._size_of_h], zeros])
 
     # What torch.nn.LSTM has beside forward, for code that calls it. `input` is batched here, or,
     # with batch_sizes, the rows of a PackedSequence.
@@ -244,11 +240,10 @@ class Layer(Recurrent):
     def check_forward_args(self, input: Tensor, hidden: Any, batch_sizes: Tensor | None) -> None:
         """Raises an ArgumentError if a shape is wrong."""
         self.check_input(input, batch_sizes)
-        h_0, c_0 = self._states_of(hidden)
-        sizes = self.get_expected_hidden_size, self.get_expected_cell_size
-        for name, state, size in zip(("h_0", "c_0"), (h_0, c_0), sizes, strict=True):
-            if state is not None:
-                _check.shape(self._where, name, state, size(input, batch_sizes))
+        size = self.get_expected_hidden_size
+        for name, state in zip(self._STATES, self._states_of(hidden), strict=False):
+            _check.shape(self._where, name, state, size(input, batch_sizes))
+            size = self.get_expected_cell_size
 
     def permute_hidden(self, hx: Any, permutation: Tensor | None) -> Any:
         """Puts the rows of the states in another order; without one returns them as they are."""
@@ -256,8 +251,7 @@ class Layer(Recurrent):
             return hx
         if isinstance(hx, Tensor):
             return hx.index_select(1, permutation)
-        h, c = hx
-        return h.index_select(1, permutation), c.index_select(1, permutation)
+        return tuple(state.index_select(1, permutation) for state in hx)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         if not self._prepacked and f"{prefix}{Prepacked.WEIGHTS}_l0" in state_dict:
@@ -279,12 +273,7 @@ class Layer(Recurrent):
         """Called by torch.jit.script, which compiles what this returns."""
         if not _has_our_forward(self):
             return self
-        operands, has_biases = self._scripted_operands(), getattr(self, self._OPTIONS[0])
-        return _script.layer(self, operands, len(self._STATES), has_biases)  # type: ignore[arg-type]
-
-    def _scripted_operands(self) -> list[str]:
-        """Expressions of the operator's parameters, in TorchScript."""
-        return _script.given(self, self._names)  # type: ignore[arg-type]
+        return _script.layer(self, self._names, len(self._STATES))  # type: ignore[arg-type]
 
 
 class PairLayer(Layer):
@@ -324,7 +313,7 @@ class PairLayer(Layer):
             the states after each row's last step, shaped as h_0 and c_0. T = 0 gives an empty
             output and the initial states.
         """
-        returned: tuple[Tensor | PackedSequence, State] = self._run(input, hx, hx, reset)
+        returned: tuple[Tensor | PackedSequence, State] = self._run(input, hx, reset)
         return returned
 
 
@@ -363,9 +352,7 @@ class SingleLayer(Layer):
             (output, h_n): output like the input, with D*H features; the state after each row's
             last step, shaped as h_0. T = 0 gives an empty output and the initial state.
         """
-        returned: tuple[Tensor | PackedSequence, Tensor] = self._run(
-            input, hx, None if hx is None else (hx,), reset
-        )
+        returned: tuple[Tensor | PackedSequence, Tensor] = self._run(input, hx, reset)
         return returned
 
 
@@ -521,12 +508,17 @@ class Prepacked(Layer, nn.Module):
 
     def __init__(self, layer: Any, weights: torch.dtype | None = None) -> None:
         super().__init__()
-        stems = (self.WEIGHTS, *self._BIASES, *([self._PROJECTION] if layer.proj_size > 0 else []))
+        stems = (
+            self.WEIGHTS,
+            *self._BIASES,
+            *(f"packed_{name}" for name in layer._OWN),
+            *([self._PROJECTION] if layer.proj_size > 0 else []),
+        )
         vars(self).update(
             input_size=layer.input_size,
             hidden_size=layer.hidden_size,
             num_layers=layer.num_layers,
-            bias=layer.has_biases,
+            bias=layer.bias,
             batch_first=layer.batch_first,
             dropout=0.0,
             bidirectional=layer.bidirectional,
@@ -537,15 +529,16 @@ class Prepacked(Layer, nn.Module):
             _names=names_of(stems, layer.num_layers, layer.bidirectional),
         )
         for k, (packed, *others) in enumerate(self._by_direction):
-            tensors = [tensor.detach() for tensor in layer._operands_of(k)]
-            matrices = [tensor for tensor in tensors if tensor.dim() == 2]
-            given: list[Any] = [tensor for tensor in tensors if tensor.dim() == 1]
-            given = given or [None] * len(self._BIASES)
+            named = (getattr(layer, name) for name in layer._names_of(k))
+            tensors = [tensor.detach() for tensor in named if tensor is not None]
+            count = 1 if len(self._BIASES) == 1 else 2
+            matrices = tensors[:count]
+            no_biases = [] if layer.bias else [None] * len(self._BIASES)
+            given: list[Any] = [*no_biases, *tensors[count:]]
             if self.proj_size > 0:
-                weight_ih, weight_hh, weight_hr = matrices
+                weight_ih, weight_hh = matrices
                 # What the layer multiplies (api/projection.h).
-                matrices = [torch.cat([weight_ih, weight_hh], 1), weight_hh @ weight_hr]
-                given.append(weight_hr)
+                matrices = [torch.cat([weight_ih, weight_hh], 1), weight_hh @ given[-1]]
             self.register_buffer(packed, _prepack(self._CELL, matrices, weights))
             for name, tensor in zip(others, given, strict=True):
                 self.register_buffer(name, None if tensor is None else tensor.clone())
@@ -631,19 +624,20 @@ class Prepacked(Layer, nn.Module):
         where = type(self).__name__
         _check.tensor(where, "weights", weights)
         options: Any = {"dtype": self.dtype, "device": weights.device}
-        h = torch.zeros(1, self.hidden_size, **options)
-        step = torch.zeros(1, 1, self._columns_of_input(k) + self.proj_size, **options)
-        c = h.repeat(1, self._states) if self._states > 0 else None
-        own: Any = [self._buffers[name] for name in self._by_direction[k][1:]]
-        biases = others[: len(self._BIASES)]
+        own = [self._buffers[name] for name in self._by_direction[k][1:]]
+        given = [b for b, a in zip(others, own, strict=True) if a is not None]
+        if None in given:
+            return  # the base class says so
         if self.proj_size > 0:
-            expected_shape = tuple(own.pop().shape)
-            if others[-1] is not None:  # else the base class says so
-                _check.shape(where, self._PROJECTION, others[-1], expected_shape)
-        zeros = [None if bias is None else torch.zeros(bias.shape, **options) for bias in own]
+            expected_shape = (self.proj_size, self.hidden_size)
+            _check.shape(where, self._PROJECTION, others[-1], expected_shape)
+        size = self._columns_of_input(k)
+        step = torch.zeros(1, 1, size, **options)
+        zeros = [torch.zeros(t.shape, **options) for t in own if t is not None]
         # First beside biases of this layer, so that the weights are what is blamed for theirs.
-        for each in (zeros, biases):
-            torch.ops.lltm.sequence_prepacked(self._CELL, step, h, c, weights, *each)
+        for each in (zeros, given):
+            sizes = (self.bias, size, self.hidden_size, 1, False, False, 0.0, 0.0, 0, True)
+            torch.ops.lltm.layer(self._CELL, step, [], [weights, *each], *sizes)
         expected, got = (
             "int8" if quantised else _check.dtype(self.dtype)
             for quantised in (self._quantised, _is_quantised(weights))
@@ -675,28 +669,24 @@ def _calls_kernels() -> bool:
     return not (torch.compiler.is_dynamo_compiling() or _fx.is_tracing())
 
 
-def operator(
-    name: str, parameters: Sequence[str] | Callable[[Any], list[Tensor]], options: Sequence[str]
-) -> Callable[..., Any]:
-    """An operator of modules as a function of the module, the input, two states and the rest.
+def operator(name: str, parameters: Sequence[str], options: Sequence[str]) -> Callable[..., Any]:
+    """An operator of modules as a function of the module, the input, its states and the rest.
 
-    `parameters` are the names of the module's, or make a list of tensors of the module.
+    `parameters` and `options` are names of the module's attributes.
     """
 
-    def call(module: Any, input: Tensor, h: Any, c: Any, *rest: Any, **named_rest: Any) -> Any:
+    def call(
+        module: Any, input: Tensor, states: list[Tensor], *rest: Any, **named_rest: Any
+    ) -> Any:
         if type(input) is not Tensor:
             _sharding.prepare(input)
-        if callable(parameters):
-            tensors = parameters(module)
-        else:
-            named = (getattr(module, name) for name in parameters)
-            tensors = [tensor for tensor in named if tensor is not None]
+        named = (getattr(module, name) for name in parameters)
+        tensors = [tensor for tensor in named if tensor is not None]
         try:
             return getattr(torch.ops.lltm, name)(
                 module._CELL,
                 input,
-                h,
-                c,
+                states,
                 tensors,
                 *[getattr(module, name) for name in options],
                 *rest,
@@ -709,21 +699,20 @@ def operator(
 
 
 def step_of(module: Step, input: Tensor, hx: Any, run: Callable[..., Any]) -> Any:
-    """What forward of a cell returns; `run` takes the module, the input, h and c."""
+    """What forward of a cell returns; `run` takes the module, the input and the states."""
     where = module._where
     if _fx.is_tracing():
         hx = _fx.states(where, hx, len(module._STATES))
     _check.tensor(where, "input", input)
     _check.not_nested(where, input)
-    h, c = run(module, input, *module._states_of(hx))
-    return module._returned(h, c)
+    return module._returned(run(module, input, module._states_of(hx)))
 
 
 def layer_of(module: Layer, input: Any, hx: Any, reset: Any, run: Callable[..., Any]) -> Any:
-    """What forward of a layer returns; `run` takes the module, the input, h_0 and c_0.
+    """What forward of a layer returns; `run` takes the module, the input and the states.
 
     Of a PackedSequence it takes batch_sizes, sorted_indices and unsorted_indices too, after
-    those, and if there is one the keyword reset. It returns output, h_n and c_n.
+    those, and if there is one the keyword reset. It returns the output and the states.
     """
     where = module._where
     if _fx.is_tracing():
@@ -748,8 +737,8 @@ def layer_of(module: Layer, input: Any, hx: Any, reset: Any, run: Callable[..., 
         )
     _check.optional_tensor(where, "reset", reset)
     last = {} if reset is None else {"reset": reset}
-    output, h_n, c_n = run(module, rows, *module._states_of(hx), *parts, **last)
-    state = module._returned(h_n, c_n)
+    output, states = run(module, rows, module._states_of(hx), *parts, **last)
+    state = module._returned(states)
     return PackedSequence(output, *parts) if parts else output, state
 
 

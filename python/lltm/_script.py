@@ -26,59 +26,8 @@ from torch._jit_internal import is_scripting
 from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import PackedSequence
 
-# How states are passed and returned. The operators take those besides h side by side.
-
-
-class _OneState:
-    def states_of(self, hx: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        return hx, None
-
-    def returned(self, h: Tensor, c: Tensor) -> Tensor:
-        return h
-
-
-class _TwoStates:
-    def states_of(self, hx: tuple[Tensor, Tensor] | None) -> tuple[Tensor | None, Tensor | None]:
-        if hx is None:
-            return None, None
-        return hx
-
-    def returned(self, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-        return h, c
-
-
-class _ThreeStates:
-    def states_of(
-        self, hx: tuple[Tensor, Tensor, Tensor] | None
-    ) -> tuple[Tensor | None, Tensor | None]:
-        if hx is None:
-            return None, None
-        h, c_1, c_2 = hx
-        return h, torch.cat([c_1, c_2], -1)
-
-    def returned(self, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        c_1, c_2 = c.chunk(2, -1)
-        return h, c_1, c_2
-
-
-class _FourStates:
-    def states_of(
-        self, hx: tuple[Tensor, Tensor, Tensor, Tensor] | None
-    ) -> tuple[Tensor | None, Tensor | None]:
-        if hx is None:
-            return None, None
-        h, c_1, c_2, c_3 = hx
-        return h, torch.cat([c_1, c_2, c_3], -1)
-
-    def returned(self, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        c_1, c_2, c_3 = c.chunk(3, -1)
-        return h, c_1, c_2, c_3
-
-
-# Of each number of states, h among them.
-_STATES = {1: _OneState, 2: _TwoStates, 3: _ThreeStates, 4: _FourStates}
-
-# In the methods below, what stands for the type of hx: the return type of `returned`.
+# In the methods below, the type of hx. states_of and returned convert between it and the operators'
+# lists of tensors.
 State = Any
 
 
@@ -94,17 +43,15 @@ class _Cell:
     def forward(self, input: Tensor, hx: State | None = None) -> State:
         if not is_scripting():
             return self.forward_in_python(input, hx)
-        h, c = self.states_of(hx)
-        h_next, c_next = torch.ops.lltm.layer_step(
+        states = torch.ops.lltm.layer_step(
             self._CELL,
             input,
-            h,
-            c,
+            self.states_of(hx),
             self.scripted_parameters(),
             self.input_size,
             self.hidden_size,
         )
-        return self.returned(h_next, c_next)
+        return self.returned(states)
 
 
 class _Layer:
@@ -119,7 +66,7 @@ class _Layer:
     training: bool
     checkpoint_steps: int
     _prepacked: bool
-    _has_biases: bool
+    bias: bool
     forward_in_python: Callable[..., Any]
     scripted_parameters: Callable[[], list[Tensor]]
     states_of: Callable[..., Any]
@@ -134,14 +81,12 @@ class _Layer:
         unsorted_indices: Tensor | None,
         reset: Tensor | None,
     ) -> tuple[Tensor, State]:
-        h_0, c_0 = self.states_of(hx)
-        output, h_n, c_n = torch.ops.lltm.layer(
+        output, states = torch.ops.lltm.layer(
             self._CELL,
             input,
-            h_0,
-            c_0,
+            self.states_of(hx),
             self.scripted_parameters(),
-            self._has_biases,
+            self.bias,
             self.input_size,
             self.hidden_size,
             self.num_layers,
@@ -156,7 +101,7 @@ class _Layer:
             unsorted_indices,
             reset,
         )
-        return output, self.returned(h_n, c_n)
+        return output, self.returned(states)
 
     def forward(
         self, input: Tensor, hx: State | None = None, reset: Tensor | None = None
@@ -176,13 +121,28 @@ class _Layer:
         return PackedSequence(output, sizes, order, inverse), state
 
 
+_CONVERSIONS = """
+    def states_of(self, hx: State | None) -> list[Tensor]:
+        if hx is None:
+            return []
+        return {given}
+
+    def returned(self, states: list[Tensor]) -> State:
+        return {returned}
+"""
+
+
 @functools.cache
 def _methods(form: type, states: int) -> type:
     """Those of a form, in which State is the type of so many states."""
     state = "Tensor" if states == 1 else f"tuple[{', '.join(['Tensor'] * states)}]"
-    source = re.sub(r"\bState\b", state, inspect.getsource(form))
+    source = inspect.getsource(form) + _CONVERSIONS.format(
+        given="[hx]" if states == 1 else f"[{', '.join(f'hx[{k}]' for k in range(states))}]",
+        returned=", ".join(f"states[{k}]" for k in range(states)),
+    )
+    source = re.sub(r"\bState\b", state, source)
     made: type = _compiled(f"{form.__name__} of {states} states", source)[form.__name__]
-    return type(form.__name__, (made, _STATES[states]), {})
+    return made
 
 
 def _compiled(name: str, source: str) -> dict[str, Any]:
@@ -194,30 +154,21 @@ def _compiled(name: str, source: str) -> dict[str, Any]:
     return namespace
 
 
-def given(module: nn.Module, names: Sequence[str]) -> list[str]:
-    """Operands: those of the module's parameters that it has."""
-    return [f"self.{name}" for name in names if getattr(module, name) is not None]
+def cell(module: nn.Module, parameters: Sequence[str], states: int) -> nn.Module:
+    """`parameters` are the names of the module's; `states` counts h."""
+    return _sharing(module, _methods(_Cell, states), parameters, ["_CELL"])
 
 
-def cell(module: nn.Module, operands: Sequence[str], states: int) -> nn.Module:
-    """`operands` are expressions of the operator's parameters; `states` counts h."""
-    return _sharing(module, _methods(_Cell, states), operands, ["_CELL"])
+_CONSTANTS = ["_CELL", "checkpoint_steps", "recurrent_dropout", "_prepacked"]
 
 
-_CONSTANTS = ["_CELL", "checkpoint_steps", "recurrent_dropout", "_prepacked", "_has_biases"]
-
-
-def layer(module: nn.Module, operands: Sequence[str], states: int, has_biases: bool) -> nn.Module:
-    """`operands` are those of all directions, in the order of h_0; else as cell."""
-    return _sharing(module, _methods(_Layer, states), operands, _CONSTANTS, has_biases)
+def layer(module: nn.Module, parameters: Sequence[str], states: int) -> nn.Module:
+    """`parameters` are those of all directions, in the order of h_0; else as cell."""
+    return _sharing(module, _methods(_Layer, states), parameters, _CONSTANTS)
 
 
 def _sharing(
-    module: nn.Module,
-    forward: type,
-    operands: Sequence[str],
-    constants: list[str],
-    has_biases: bool = False,
+    module: nn.Module, forward: type, parameters: Sequence[str], constants: list[str]
 ) -> nn.Module:
     if parametrize.is_parametrized(module):
         raise NotImplementedError(
@@ -225,7 +176,8 @@ def _sharing(
             " torch.nn.utils.parametrize.remove_parametrizations leaves plain parameters"
         )
     base: Any = type(module)
-    cls = _subclass(base, forward, tuple(operands), tuple(constants), has_biases)
+    given = tuple(name for name in parameters if getattr(module, name) is not None)
+    cls = _subclass(base, forward, given, tuple(constants))
     scriptable: nn.Module = cls.__new__(cls)
     object.__setattr__(scriptable, "__dict__", vars(module))
     return scriptable
@@ -240,9 +192,8 @@ def _new(cls: type[nn.Module], *args: Any) -> nn.Module:
 def _subclass(
     base: Any,
     forward: type,
-    operands: tuple[str, ...],
+    parameters: tuple[str, ...],
     constants: tuple[str, ...],
-    has_biases: bool,
 ) -> Any:
     def reduce(self: nn.Module, protocol: Any) -> Any:
         original = base.__new__(base)
@@ -256,8 +207,7 @@ def _subclass(
         "__doc__": base.__doc__,
         "forward_in_python": base.forward,
         "__reduce_ex__": reduce,
-        "scripted_parameters": _parameters(operands),
-        "_has_biases": has_biases,
+        "scripted_parameters": _parameters(parameters),
         "__constants__": list(constants),  # attributes of the class
         # Without any, TorchScript would take the annotations of the base, which are text.
         "__annotations__": {"_CELL": str},
@@ -269,8 +219,8 @@ def _subclass(
     return type(base.__name__, (forward, base), namespace)
 
 
-def _parameters(operands: tuple[str, ...]) -> Any:
+def _parameters(names: tuple[str, ...]) -> Any:
     """Compiles the method that returns the parameters."""
-    values = ", ".join(operands)
+    values = ", ".join(f"self.{name}" for name in names)
     source = f"def scripted_parameters(self) -> list[Tensor]:\n    return [{values}]\n"
     return _compiled(f"parameters {values}", source)["scripted_parameters"]

@@ -46,7 +46,7 @@ def cell(
     # The dispatcher would answer a wrong type with a RuntimeError.
     _check.tensor("cell", "input", input)
     _check.not_nested("cell", input)
-    h, c = _check.state("cell", ("h", "c"), state)
+    h, c = _check.states("cell", ("h", "c"), state)
     _check.tensor("cell", "weights", weights)
     _check.optional_tensor("cell", "bias", bias)
     if type(input) is not Tensor:
@@ -169,7 +169,7 @@ def _run(
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     _check.tensor(op, "input", input)
     _check.not_nested(op, input)
-    h_0, c_0 = _check.state(op, ("h_0", "c_0"), state)
+    h_0, c_0 = _check.states(op, ("h_0", "c_0"), state)
     _check.tensor(op, "weights", weights)
     _check.optional_tensor(op, "bias", bias)
     _check.optional_tensor(op, "batch_sizes", batch_sizes)

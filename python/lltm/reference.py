@@ -196,9 +196,7 @@ class GRU(_Layer, modules.GRU):
     """lltm.GRU as a loop over steps."""
 
 
-def _step(
-    module: Any, input: Tensor, h: Tensor | None, c: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
+def _step(module: Any, input: Tensor, states: list[Tensor]) -> list[Tensor]:
     """forward of a cell, of tensors."""
     where = module._where
     parameters = [getattr(module, name) for name in module._parameter_names]
@@ -210,31 +208,25 @@ def _step(
             f" got {tuple(input.shape)}"
         )
     shape = (*input.shape[:-1], module.hidden_size)
-    if h is None:
-        h = input.new_zeros(shape)
-        c = h if len(module._STATES) == 2 else None
-    _check.shape(where, "h", h, shape)
-    if c is not None:
-        _check.shape(where, "c", c, shape)
+    states = states or [input.new_zeros(shape)] * len(module._STATES)
+    for name, state in zip(module._STATES, states, strict=True):
+        _check.shape(where, name, state, shape)
+    h, c = (*(state.reshape(-1, module.hidden_size) for state in states), None)[:2]
     equations = _EQUATIONS[module._CELL]
-    if input.dim() == 2:
-        return equations(input, h, h, c, *parameters)
-    c = None if c is None else c.unsqueeze(0)
-    h = h.unsqueeze(0)
-    h, c = equations(input.unsqueeze(0), h, h, c, *parameters)
-    return h.squeeze(0), None if c is None else c.squeeze(0)
+    rows = input.reshape(-1, module.input_size)
+    after = equations(rows, h, h, c, *parameters)
+    return [state.reshape(shape) for state in after if state is not None]
 
 
 def _layer(
     module: Any,
     input: Tensor,
-    h_0: Tensor | None,
-    c_0: Tensor | None,
+    given: list[Tensor],
     batch_sizes: Tensor | None = None,
     sorted_indices: Tensor | None = None,
     unsorted_indices: Tensor | None = None,
     reset: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor | None]:
+) -> tuple[Tensor, list[Tensor]]:
     """forward of a layer, of tensors or of the parts of a PackedSequence."""
     where = module._where
     _check.of_parameters(where, input, getattr(module, module._names[0]))
@@ -250,7 +242,8 @@ def _layer(
 
     x = steps_first(input)
     reset = None if reset is None else steps_first(reset)
-    h_0, c_0 = _initial_states(module, x, h_0, c_0, batch_sizes, sorted_indices, batched)
+    initial = _initial_states(module, x, given, batch_sizes, sorted_indices, batched)
+    h_0, c_0 = (*initial, None)[:2]
     h_n: list[Tensor] = []
     c_n: list[Any] = []
     for layer in range(module.num_layers):
@@ -267,24 +260,22 @@ def _layer(
             h_n.append(h)
             c_n.append(c)
         x = torch.cat(outputs, dim=-1)
-    states = [torch.stack(h_n), None if c_0 is None else torch.stack(c_n)]
+    states = [torch.stack(h_n), *([] if c_0 is None else [torch.stack(c_n)])]
     if batched:
-        states = [t if t is None else module.permute_hidden(t, unsorted_indices) for t in states]
+        states = [module.permute_hidden(state, unsorted_indices) for state in states]
     else:
-        states = [t if t is None else t.squeeze(1) for t in states]
-    x = x.transpose(0, 1) if transposed else x if batched else x.squeeze(1)
-    return x, *states  # type: ignore[return-value]
+        states = [state.squeeze(1) for state in states]
+    return x.transpose(0, 1) if transposed else x if batched else x.squeeze(1), states
 
 
 def _initial_states(
     module: Any,
     x: Tensor,
-    h_0: Tensor | None,
-    c_0: Tensor | None,
+    states: list[Tensor],
     batch_sizes: Tensor | None,
     sorted_indices: Tensor | None,
     batched: bool,
-) -> tuple[Tensor, Tensor | None]:
+) -> list[Tensor]:
     """Those that were given, in the order of the rows of x (T, B, I) or (N, I); else zeros."""
     if batch_sizes is None:
         batch = x.shape[1]
@@ -293,20 +284,15 @@ def _initial_states(
     elif len(batch_sizes) > 0:
         batch = int(batch_sizes[0])
     else:
-        batch = 0 if h_0 is None else h_0.shape[1]
+        batch = states[0].shape[1] if states else 0
     shape_of_c = module._state_shape(batch)
-    shape_of_h = *shape_of_c[:2], module._size_of_h
-
-    def given(name: str, state: Tensor, shape: tuple[int, ...]) -> Tensor:
+    shapes = [(*shape_of_c[:2], module._size_of_h), shape_of_c][: len(module._STATES)]
+    if not states:
+        return [x.new_zeros(shape) for shape in shapes]
+    for name, state, shape in zip(module._STATES, states, shapes, strict=True):
         _check.shape(module._where, name, state, shape if batched else (shape[0], shape[2]))
-        of_batch = state if batched else state.unsqueeze(1)
-        permuted: Tensor = module.permute_hidden(of_batch, sorted_indices)
-        return permuted
-
-    if h_0 is not None:
-        h_0 = given("h_0", h_0, shape_of_h)
-        return h_0, None if c_0 is None else given("c_0", c_0, shape_of_c)
-    return x.new_zeros(shape_of_h), x.new_zeros(shape_of_c) if len(module._STATES) == 2 else None
+    of_batch = states if batched else [state.unsqueeze(1) for state in states]
+    return [module.permute_hidden(state, sorted_indices) for state in of_batch]
 
 
 def _direction(

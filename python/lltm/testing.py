@@ -288,7 +288,7 @@ def _results(
         weight = torch.randn(y.shape, generator=generator, dtype=torch.float64)
         total = total + (y.double() * weight).sum()
     named = [
-        *zip(("input", "h_0", *layer._STATES[1:])[: len(given)], given, strict=True),
+        *zip(("input", *layer._STATES)[: len(given)], given, strict=True),
         *layer.named_parameters(),
     ]
     names, leaves = zip(*named, strict=True)

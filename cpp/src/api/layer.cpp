@@ -6,6 +6,8 @@
 #include "common/format.h"
 #include "common/steps.h"
 #include "cpu/schedule.h"
+#include "op/check.h"
+#include "op/interceptors.h"
 #include "op/operators.h"
 #include "op/side_by_side.h"
 
@@ -14,12 +16,14 @@
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/grad_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 #include <torch/library.h>
 
+#include <array>
 #include <optional>
+#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -73,22 +77,6 @@ void check_shape(
       shape_text(sizes));
 }
 
-void check_state(
-    const CellInfo& cell,
-    const char* where,
-    std::vector<SymInt> shape,
-    int64_t size_of_h,
-    int64_t hidden,
-    const State& state,
-    const char* name_of_h,
-    const char* name_of_c) {
-  const auto& [h, c] = state;
-  shape.emplace_back(size_of_h);
-  check_shape(where, name_of_h, h, shape);
-  shape.back() = hidden * cell.states;
-  if (cell.has_c()) check_shape(where, name_of_c, c, shape);
-}
-
 // Whether a tensor is on the device, and of the dtype, of another one.
 void check_kind(
     const char* where,
@@ -133,48 +121,34 @@ void check_kind(const char* where, const Tensor& input, const Tensor& parameter)
   check_kind(where, "input", input, parameter, "parameters", autocasts(input));
 }
 
-// Of the rows of the input; undefined without it. The operators check the rest.
-void check_reset(const char* where, const Tensor& input, const Tensor& reset) {
-  if (!reset.defined()) return;
-  TORCH_CHECK_TYPE(
-      reset.scalar_type() == at::kBool,
-      "lltm::",
-      where,
-      ": expected reset of dtype bool, got ",
-      dtype_text(reset.scalar_type()));
-  check_shape(where, "reset", reset, input.sym_sizes().slice(0, input.dim() - 1).vec());
+// What is joined with others: at::cat would promote another dtype, and under autocast what is no
+// floating-point number too.
+void check_joined_kind(
+    const char* where, const char* name, const Tensor& tensor, const Tensor& input) {
+  const bool casts = autocasts(input) && at::isFloatingType(tensor.scalar_type());
+  check_kind(where, name, tensor, input, "input", casts);
 }
 
-// ---- who follows a call -------------------------------------------------------
+// ---- what intercepts a call ---------------------------------------------------
 
-Followers followers_of(const Tensor& tensor) {
-  if (!tensor.defined()) return Followers::kNone;
-  if (!is_plain(tensor) || tensor._fw_grad(/*level=*/0).defined()) return Followers::kOthers;
-  return at::GradMode::is_enabled() && tensor.requires_grad() ? Followers::kAutograd
-                                                              : Followers::kNone;
-}
-
-Followers followers_of(
+Interceptors interceptors_of(
     const Tensor& input,
-    const std::optional<State>& state,
+    at::TensorList states,
     at::TensorList parameters,
     const Tensor& reset = {}) {
-  if (!is_plain_thread()) return Followers::kOthers;
-  Followers most = std::max(followers_of(input), followers_of(reset));
-  if (state.has_value()) {
-    const auto& [h, c] = *state;
-    most = std::max({most, followers_of(h), followers_of(c)});
-  }
-  for (const Tensor& parameter : parameters) most = std::max(most, followers_of(parameter));
-  return most;
+  Interceptors interceptors(states);
+  interceptors.add(parameters);
+  interceptors.add(input);
+  interceptors.add(reset);
+  return interceptors;
 }
 
-// Below autograd, which would only cost time, where nobody follows a call: in a stream, step by
-// step, the dispatcher takes as long for a few views as a step does.
+// Skips the Autograd key if nothing intercepts the call: in a stream of single steps, dispatching a
+// few views takes as long as the step.
 class WithoutAutograd {
  public:
-  explicit WithoutAutograd(Followers followers) {
-    if (followers == Followers::kNone) guard_.emplace();
+  explicit WithoutAutograd(const Interceptors& interceptors) {
+    if (interceptors.none()) guard_.emplace();
   }
 
  private:
@@ -203,7 +177,7 @@ Tensor unsqueeze_state(Tensor state, bool unobserved) {
 
 // The batch size of packed rows: the first of batch_sizes. Where that has no value, in a graph that
 // is being traced or without steps, a tensor that has it among its sizes.
-SymInt packed_batch(const char* where, const PackedRows& rows, const std::optional<State>& state) {
+SymInt packed_batch(const char* where, const PackedRows& rows, at::TensorList states) {
   const Tensor& sizes = rows.batch_sizes;
   const bool steps = sizes.dim() == 1 && sizes.sym_numel() > 0;
   if (steps && is_plain(sizes)) {
@@ -220,37 +194,76 @@ SymInt packed_batch(const char* where, const PackedRows& rows, const std::option
     return batch;
   }
   if (rows.sorted_indices.defined()) return rows.sorted_indices.sym_size(0);
-  if (state.has_value()) {  // the operator compares it with batch_sizes
-    const Tensor& h_0 = std::get<0>(*state);
+  if (!states.empty()) {  // the operator compares it with batch_sizes
+    const Tensor& h_0 = states[0];
     return h_0.defined() && h_0.dim() == 3 ? h_0.sym_size(1) : SymInt(0);
   }
   return steps ? sizes.select(0, 0).item().toSymInt() : SymInt(0);
 }
 
-// What of the optional states the operators take: all that the cell has, or none.
-std::optional<State> state_of(
-    const char* where,
-    const CellInfo& cell,
-    const std::optional<Tensor>& h,
-    const std::optional<Tensor>& c) {
-  if (!cell.has_c()) {
-    TORCH_CHECK_TYPE(!c.has_value(), "lltm::", where, ": expected one state, h, got a second one");
-    return h.has_value() ? std::optional(State(*h, Tensor())) : std::nullopt;
-  }
-  TORCH_CHECK_TYPE(
-      h.has_value() == c.has_value(), "lltm::", where, ": expected both states or none, got one");
-  return h.has_value() ? std::optional(State(*h, *c)) : std::nullopt;
+// The name of a state: h, and those of the cell; of a layer h_0, ...
+std::string state_name(const CellInfo& cell, size_t k, const char* suffix) {
+  return std::string(k == 0 ? "h" : cell.state_names[k - 1]) + suffix;
 }
 
-// change(state) of each state that the cell has.
+// Of so many rows, h with size_of_h columns, the others with `hidden`. Where they are joined, they
+// have the input's kind: at::cat would promote another dtype.
+void check_states(
+    const CellInfo& cell,
+    const char* where,
+    const Tensor& input,
+    at::TensorList states,
+    const char* suffix,
+    std::vector<SymInt> rows,
+    int64_t size_of_h,
+    int64_t hidden) {
+  const auto expected = static_cast<size_t>(1 + cell.states);
+  if (states.size() != expected) {
+    std::vector<std::string> names;
+    for (size_t k = 0; k < expected; ++k) names.push_back(state_name(cell, k, suffix));
+    TORCH_CHECK_TYPE(
+        false,
+        "lltm::",
+        where,
+        ": expected state to be ",
+        expected,
+        expected == 1 ? " tensor (" : " tensors (",
+        c10::Join(", ", names),
+        "), got ",
+        states.size());
+  }
+  rows.emplace_back(size_of_h);
+  for (size_t k = 0; k < expected; ++k) {
+    if (k == 1) rows.back() = hidden;
+    const std::string name = state_name(cell, k, suffix);
+    check_shape(where, name.c_str(), states[k], rows);
+    if (cell.states > 1) check_joined_kind(where, name.c_str(), states[k], input);
+  }
+}
+
+JoinedState join(const CellInfo& cell, at::TensorList states) {
+  if (cell.states <= 1) return {states[0], cell.has_c() ? states[1] : Tensor()};
+  return {states[0], at::cat(states.slice(1), -1)};
+}
+
+std::vector<Tensor> split(const CellInfo& cell, Tensor h, Tensor c) {
+  std::vector<Tensor> states = {std::move(h)};
+  if (cell.states == 1) states.push_back(std::move(c));
+  if (cell.states > 1) {
+    for (Tensor& state : c.chunk(cell.states, -1)) states.push_back(std::move(state));
+  }
+  return states;
+}
+
 template <typename Change>
-State each(const State& state, const Change& change) {
-  const auto& [h, c] = state;
-  return {change(h), c.defined() ? change(c) : c};
+std::vector<Tensor> map_states(at::TensorList states, const Change& change) {
+  std::vector<Tensor> changed;
+  for (const Tensor& state : states) changed.push_back(change(state));
+  return changed;
 }
 
 // The state of a sequence that begins, of so many rows: zeros, but what the cell says of its own.
-State first_state(
+JoinedState first_state(
     const CellInfo& cell, const Tensor& input, std::vector<SymInt> rows, int64_t hidden) {
   rows.emplace_back(hidden);
   const Tensor zeros = input.new_zeros_symint(rows);
@@ -266,27 +279,81 @@ State first_state(
 
 }  // namespace
 
-// The parameters of one direction, as the operators take them; weight_ih may be joined weights, or
-// prepacked ones. One that is absent is undefined.
-struct OperatorParameters {
-  OperatorParameters(const CellInfo& cell, bool has_bias, bool prepacked, at::TensorList given)
-      : weight_ih(given[0]),
-        weight_hh(cell.joined || prepacked ? none() : given[1]),
-        bias_ih(has_bias ? given[cell.joined || prepacked ? 1 : 2] : none()),
-        bias_hh(has_bias && !cell.joined ? given[prepacked ? 2 : 3] : none()),
+// The parameters of one direction as the operators take them. weight_ih may be joined weights, or
+// prepacked ones; one that is absent is undefined. Those that a cell has of its own stand behind
+// bias_ih; zeros stand for biases that there are not.
+class OperatorParameters {
+ public:
+  OperatorParameters(
+      const CellInfo& cell,
+      bool has_bias,
+      bool prepacked,
+      int64_t hidden_size,
+      at::TensorList given)
+      : matrices_(cell.joined || prepacked ? 1 : 2),
+        arranged_(arrange(cell, has_bias, hidden_size, given)),
+        weight_ih(given[0]),
+        weight_hh(matrices_ == 2 ? given[1] : none()),
+        bias_ih(
+            cell.parameters > 0 ? arranged_[0]
+            : has_bias          ? given[matrices_]
+                                : none()),
+        bias_hh(
+            cell.parameters > 0        ? arranged_[1]
+            : has_bias && !cell.joined ? given[matrices_ + 1]
+                                       : none()),
         weight_hr(given.back()) {}
+  OperatorParameters(const OperatorParameters&) = delete;
+  OperatorParameters& operator=(const OperatorParameters&) = delete;
 
   static int64_t count(const CellInfo& cell, bool has_bias, bool prepacked) {
     const int64_t matrices = cell.joined || prepacked ? 1 : 2;
-    return matrices + (!has_bias ? 0 : cell.joined ? 1 : 2);
+    return matrices + (!has_bias ? 0 : cell.joined ? 1 : 2) + cell.parameters;
   }
 
+ private:
+  const size_t matrices_;
+  const std::array<Tensor, 2> arranged_;
+
+ public:
   const Tensor &weight_ih, &weight_hh, &bias_ih, &bias_hh;
   const Tensor& weight_hr;  // of an LSTM with a projection
 
  private:
   static const Tensor& none() { return or_undefined(std::nullopt); }
+
+  std::array<Tensor, 2> arrange(
+      const CellInfo& cell, bool has_bias, int64_t hidden_size, at::TensorList given) const {
+    if (cell.parameters == 0) return {};
+    const Tensor zeros =
+        has_bias ? Tensor() : given.back().new_zeros(cell.joined_blocks() * hidden_size);
+    const auto bias = [&](size_t k, const SlotRange& blocks) {
+      return has_bias ? given[matrices_ + k] : zeros.narrow(0, 0, blocks.count() * hidden_size);
+    };
+    std::vector<Tensor> behind = {bias(0, cell.x)};
+    const at::TensorList own = given.slice(matrices_ + (has_bias ? 2 : 0), cell.parameters);
+    behind.insert(behind.end(), own.begin(), own.end());
+    return {at::cat(behind), bias(1, cell.h)};
+  }
 };
+
+// Of the biases and parameters of a direction that OperatorParameters joins.
+void check_own_parameters(
+    const CellInfo& cell,
+    const char* where,
+    const Tensor& input,
+    bool has_bias,
+    int64_t hidden_size,
+    at::TensorList given) {
+  if (cell.parameters == 0) return;
+  const auto check = [&](const char* name, const Tensor& parameter, int64_t blocks) {
+    check_shape(where, name, parameter, {SymInt(blocks * hidden_size)});
+    check_joined_kind(where, name, parameter, input);
+  };
+  const size_t first = given.size() - cell.parameters;
+  if (has_bias) check("bias_ih", given[first - 2], cell.x.count());
+  for (int k = 0; k < cell.parameters; ++k) check(cell.parameter_names[k], given[first + k], 1);
+}
 
 // ---- options ------------------------------------------------------------------
 
@@ -318,7 +385,7 @@ void check_probability(const char* where, const char* name, double value) {
 
 // ---- one step -----------------------------------------------------------------
 
-State StepModule::forward(const Tensor& input, const std::optional<State>& state) const {
+std::vector<Tensor> StepModule::forward(const Tensor& input, at::TensorList states) const {
   const char* const where = cell.step_class;
   check_tensor(where, "input", input);
   TORCH_CHECK_VALUE(
@@ -332,33 +399,38 @@ State StepModule::forward(const Tensor& input, const std::optional<State>& state
       ",), got ",
       shape_text(input.sym_sizes()));
   const auto given = static_cast<int64_t>(parameters.size());
-  const bool has_bias =
-      given == OperatorParameters::count(cell, /*has_bias=*/true, /*prepacked=*/false);
+  const auto count = [&](bool bias) {
+    return OperatorParameters::count(cell, bias, /*prepacked=*/false);
+  };
+  const bool has_bias = given == count(/*bias=*/true);
   TORCH_CHECK_VALUE(
-      has_bias || given == OperatorParameters::count(cell, /*has_bias=*/false, /*prepacked=*/false),
+      has_bias || given == count(/*bias=*/false),
       "lltm::",
       where,
       ": expected weights and bias or weights alone, got ",
       given,
       " parameters");
   check_kind(where, input, parameters[0]);
-  const WithoutAutograd guard(followers_of(input, state, parameters));
-  if (input.dim() == 1) {
-    std::optional<State> row;
-    if (state.has_value()) {
-      check_state(cell, where, {}, hidden_size, hidden_size, *state, "h", "c");
-      row = each(*state, [](const Tensor& s) { return s.unsqueeze(0); });
-    }
-    const auto [h, c] = forward(input.unsqueeze(0), row);
-    return {h.squeeze(0), cell.has_c() ? c.squeeze(0) : c};
+  check_own_parameters(cell, where, input, has_bias, hidden_size, parameters);
+  const WithoutAutograd guard(interceptors_of(input, states, parameters));
+  const bool batched = input.dim() == 2;
+  if (!states.empty()) {
+    std::vector<SymInt> rows;
+    if (batched) rows.push_back(input.sym_size(0));
+    check_states(cell, where, input, states, "", rows, hidden_size, hidden_size);
   }
-  const SymInt batch = input.sym_size(0);
-  if (state.has_value())
-    check_state(cell, where, {batch}, hidden_size, hidden_size, *state, "h", "c");
-  const State initial = state.has_value() ? *state : first_state(cell, input, {batch}, hidden_size);
-  const auto& [h, c] = initial;
-  const OperatorParameters p(cell, has_bias, /*prepacked=*/false, parameters);
-  return op::step({{cell, input, h, c, p.weight_ih, p.weight_hh, p.bias_ih, p.bias_hh}});
+  if (!batched) {
+    const auto next = forward(
+        input.unsqueeze(0), map_states(states, [](const Tensor& s) { return s.unsqueeze(0); }));
+    return map_states(next, [](const Tensor& s) { return s.squeeze(0); });
+  }
+  const JoinedState initial = states.empty()
+                                  ? first_state(cell, input, {input.sym_size(0)}, hidden_size)
+                                  : join(cell, states);
+  const OperatorParameters p(cell, has_bias, /*prepacked=*/false, hidden_size, parameters);
+  auto [h, c] = op::step(
+      {{cell, input, initial.h, initial.c, p.weight_ih, p.weight_hh, p.bias_ih, p.bias_hh}});
+  return split(cell, std::move(h), std::move(c));
 }
 
 // ---- a layer ------------------------------------------------------------------
@@ -383,7 +455,7 @@ int64_t LayerModule::proj_size() const {
 
 OperatorParameters LayerModule::parameters_of(int64_t k) const {
   const int64_t each = parameters_each();
-  return {cell, has_bias, prepacked, parameters.slice(k * each, each)};
+  return {cell, has_bias, prepacked, hidden_size, parameters.slice(k * each, each)};
 }
 
 void LayerModule::check(const Tensor& input) const {
@@ -410,6 +482,11 @@ void LayerModule::check(const Tensor& input) const {
   } else if (has_bias) {  // packed weights are bytes
     check_kind(cell.layer_class, "input", input, parameters[1], "prepacked layer", /*casts=*/false);
   }
+  for (int64_t k = 0; cell.parameters > 0 && k < directions(); ++k) {
+    const int64_t each = parameters_each();
+    check_own_parameters(
+        cell, cell.layer_class, input, has_bias, hidden_size, parameters.slice(k * each, each));
+  }
   if (proj_size() > 0) check_projection(input);
 }
 
@@ -434,7 +511,7 @@ void LayerModule::check_projection(const Tensor& input) const {
 }
 
 LayerModule::Result LayerModule::forward(
-    const Tensor& input, const std::optional<State>& state, const Tensor& reset) const {
+    const Tensor& input, at::TensorList states, const Tensor& reset) const {
   check(input);
   TORCH_CHECK_VALUE(
       (input.dim() == 2 || input.dim() == 3) && input.sym_size(-1) == input_size,
@@ -447,27 +524,28 @@ LayerModule::Result LayerModule::forward(
       input_size,
       "), got ",
       shape_text(input.sym_sizes()));
-  check_reset(cell.layer_class, input, reset);
-  const Followers followers = followers_of(input, state, parameters, reset);
-  const WithoutAutograd guard(followers);
+  if (reset.defined()) check_reset(c10::str("lltm::", cell.layer_class), input, reset);
+  const Interceptors interceptors = interceptors_of(input, states, parameters, reset);
+  const WithoutAutograd guard(interceptors);
   const auto of_batch = [&](const auto& change) { return reset.defined() ? change() : reset; };
   if (input.dim() == 2) {
-    const State initial = initial_state(input, state, 1, /*batched=*/false);
+    const JoinedState initial = initial_state(input, states, 1, /*batched=*/false);
     const Tensor column = of_batch([&] { return reset.unsqueeze(1); });
-    const auto [output, last] = run(input.unsqueeze(1), initial, std::nullopt, column, followers);
-    const auto& [h_n, c_n] = last;
-    return {output.squeeze(1), State(h_n.squeeze(1), cell.has_c() ? c_n.squeeze(1) : c_n)};
+    const Result result = run(input.unsqueeze(1), initial, std::nullopt, column, interceptors);
+    return {result.output.squeeze(1), map_states(result.states, [](const Tensor& s) {
+              return s.squeeze(1);
+            })};
   }
   const Tensor steps = batch_first ? input.transpose(0, 1) : input;
-  const State initial = initial_state(input, state, steps.sym_size(1), /*batched=*/true);
+  const JoinedState initial = initial_state(input, states, steps.sym_size(1), /*batched=*/true);
   const Tensor by_step = batch_first ? of_batch([&] { return reset.transpose(0, 1); }) : reset;
-  Result result = run(steps, initial, std::nullopt, by_step, followers);
-  if (batch_first) std::get<0>(result) = std::get<0>(result).transpose(0, 1);
+  Result result = run(steps, initial, std::nullopt, by_step, interceptors);
+  if (batch_first) result.output = result.output.transpose(0, 1);
   return result;
 }
 
 LayerModule::Result LayerModule::forward(
-    const PackedRows& input, const std::optional<State>& state, const Tensor& reset) const {
+    const PackedRows& input, at::TensorList states, const Tensor& reset) const {
   const auto& [rows, batch_sizes, sorted_indices, unsorted_indices] = input;
   check(rows);
   TORCH_CHECK_VALUE(
@@ -478,38 +556,37 @@ LayerModule::Result LayerModule::forward(
       input_size,
       "), got ",
       shape_text(rows.sym_sizes()));
-  check_reset(cell.layer_class, rows, reset);
-  const Followers followers = followers_of(rows, state, parameters, reset);
-  const WithoutAutograd guard(followers);
+  if (reset.defined()) check_reset(c10::str("lltm::", cell.layer_class), rows, reset);
+  const Interceptors interceptors = interceptors_of(rows, states, parameters, reset);
+  const WithoutAutograd guard(interceptors);
+  JoinedState initial =
+      initial_state(rows, states, packed_batch(cell.layer_class, input, states), /*batched=*/true);
   // The states are in the caller's order, the packed rows from longest to shortest.
-  const auto reordered = [&](const State& states, const Tensor& order) {
-    if (!order.defined()) return states;
-    const auto& [h, c] = states;
-    return State(h.index_select(1, order), cell.has_c() ? c.index_select(1, order) : c);
-  };
-  State initial =
-      initial_state(rows, state, packed_batch(cell.layer_class, input, state), /*batched=*/true);
-  if (state.has_value()) initial = reordered(initial, sorted_indices);
-  Result result = run(rows, initial, batch_sizes, reset, followers);
-  std::get<1>(result) = reordered(std::get<1>(result), unsorted_indices);
+  if (!states.empty() && sorted_indices.defined()) {
+    initial.h = initial.h.index_select(1, sorted_indices);
+    if (cell.has_c()) initial.c = initial.c.index_select(1, sorted_indices);
+  }
+  Result result = run(rows, initial, batch_sizes, reset, interceptors);
+  if (unsorted_indices.defined()) {
+    result.states = map_states(
+        result.states, [&](const Tensor& s) { return s.index_select(1, unsorted_indices); });
+  }
   return result;
 }
 
-State LayerModule::initial_state(
-    const Tensor& input,
-    const std::optional<State>& state,
-    const SymInt& batch,
-    bool batched) const {
+JoinedState LayerModule::initial_state(
+    const Tensor& input, at::TensorList states, const SymInt& batch, bool batched) const {
   const int64_t count = directions();
-  if (!state.has_value()) {
-    const State first = first_state(cell, input, {SymInt(count), batch}, hidden_size);
-    return proj_size() == 0 ? first : State(Tensor(), std::get<1>(first));
+  if (states.empty()) {
+    JoinedState first = first_state(cell, input, {SymInt(count), batch}, hidden_size);
+    if (proj_size() > 0) first.h = Tensor();
+    return first;
   }
   std::vector<SymInt> rows = {count};
   if (batched) rows.push_back(batch);
-  check_state(cell, cell.layer_class, rows, size_of_h(), hidden_size, *state, "h_0", "c_0");
-  if (batched) return *state;
-  return each(*state, [](const Tensor& s) { return s.unsqueeze(1); });
+  check_states(cell, cell.layer_class, input, states, "_0", rows, size_of_h(), hidden_size);
+  if (batched) return join(cell, states);
+  return join(cell, map_states(states, [](const Tensor& s) { return s.unsqueeze(1); }));
 }
 
 // What the k-th direction begins with.
@@ -520,7 +597,7 @@ struct LayerModule::Direction {
 };
 
 LayerModule::Direction LayerModule::direction(
-    int64_t k, bool reverse, const State& initial, bool unobserved) const {
+    int64_t k, bool reverse, const JoinedState& initial, bool unobserved) const {
   const auto& [h_0, c_0] = initial;
   Direction direction = {k, reverse, Tensor(), Tensor(), Tensor()};
   if (h_0.defined()) direction.h_0 = select_state(h_0, k, unobserved);
@@ -552,12 +629,12 @@ SequenceArgs LayerModule::args_of(const Direction& direction, const Rows& rows) 
 }
 
 SequenceOutputs LayerModule::run_projected(
-    const Direction& direction, const Rows& rows, Followers followers) const {
+    const Direction& direction, const Rows& rows, const Interceptors& interceptors) const {
   const auto& [input, batch_sizes, reset] = rows;
   const auto& [k, reverse, h_0, c_0, recurrent_mask] = direction;
   const OperatorParameters p = parameters_of(k);
   const Tensor first = h_0.defined() ? h_0 : c_0.new_zeros_symint({c_0.sym_size(0), proj_size()});
-  const bool plain = input.is_cpu() && followers != Followers::kOthers && !prepacked &&
+  const bool plain = input.is_cpu() && interceptors.at_most_autograd() && !prepacked &&
                      !batch_sizes.has_value() && !reset.defined() && checkpoint_steps == 0 &&
                      !autocasts(input);
   if (plain && is_short_for_product(input.size(0), hidden_size)) {
@@ -598,16 +675,18 @@ SequenceOutputs LayerModule::run_sequence(const SequenceArgs& args) const {
 }
 
 SequenceOutputs LayerModule::run_direction(
-    const Direction& direction, const Rows& rows, Followers followers) const {
-  if (proj_size() > 0) return run_projected(direction, rows, followers);
+    const Direction& direction, const Rows& rows, const Interceptors& interceptors) const {
+  if (proj_size() > 0) return run_projected(direction, rows, interceptors);
   return run_sequence(args_of(direction, rows));
 }
 
 std::vector<SequenceOutputs> LayerModule::run_directions(
-    const std::vector<Direction>& directions, const Rows& rows, Followers followers) const {
-  const bool side_by_side = fits_side_by_side(rows.input, directions.front().h_0, followers);
+    const std::vector<Direction>& directions,
+    const Rows& rows,
+    const Interceptors& interceptors) const {
+  const bool side_by_side = fits_side_by_side(rows.input, directions.front().h_0, interceptors);
   std::vector<SequenceOutputs> results(directions.size());
-  const auto run = [&](size_t k) { results[k] = run_direction(directions[k], rows, followers); };
+  const auto run = [&](size_t k) { results[k] = run_direction(directions[k], rows, interceptors); };
   if (!side_by_side) {
     for (size_t k = 0; k < directions.size(); ++k) run(k);
   } else if (prepacked) {
@@ -620,9 +699,9 @@ std::vector<SequenceOutputs> LayerModule::run_directions(
 }
 
 bool LayerModule::fits_side_by_side(
-    const Tensor& input, const Tensor& h_0, Followers followers) const {
+    const Tensor& input, const Tensor& h_0, const Interceptors& interceptors) const {
   if (!bidirectional || proj_size() > 0) return false;
-  if (followers == Followers::kOthers) return false;
+  if (!interceptors.at_most_autograd()) return false;
   // By one launch of the persistent engine, where it may run.
   if (input.is_cuda()) {
     return cuda_persistent() && cell.programs == nullptr && !prepacked &&
@@ -632,25 +711,23 @@ bool LayerModule::fits_side_by_side(
   const bool bf16 = input.scalar_type() == at::kBFloat16;
   const cpu::LayerShape shape = {
       h_0.size(1), input.size(-1), hidden_size, flat_size(input), bf16, cpu::slots_of(cell)};
-  const bool training = followers == Followers::kAutograd;
+  const bool training = interceptors.autograd();
   return cpu::schedule_side_by_side(cpu::current_machine(), shape, training);
 }
 
 LayerModule::Result LayerModule::run(
     Tensor input,
-    const State& initial,
+    const JoinedState& initial,
     const std::optional<Tensor>& batch_sizes,
     const Tensor& reset,
-    Followers followers) const {
-  const bool unobserved = followers == Followers::kNone;
+    const Interceptors& interceptors) const {
+  const bool unobserved = interceptors.none();
   if (directions() == 1) {  // the states without a copy
     const Direction only = direction(0, /*reverse=*/false, initial, unobserved);
-    auto [output, h, c] = run_direction(only, {input, batch_sizes, reset}, followers);
-    return {
-        std::move(output),
-        State(
-            unsqueeze_state(std::move(h), unobserved),
-            cell.has_c() ? unsqueeze_state(std::move(c), unobserved) : std::move(c))};
+    auto [output, h, c] = run_direction(only, {input, batch_sizes, reset}, interceptors);
+    h = unsqueeze_state(std::move(h), unobserved);
+    if (cell.has_c()) c = unsqueeze_state(std::move(c), unobserved);
+    return {std::move(output), split(cell, std::move(h), std::move(c))};
   }
   std::vector<Tensor> h_n;
   std::vector<Tensor> c_n;
@@ -663,36 +740,33 @@ LayerModule::Result LayerModule::run(
     if (bidirectional)
       each.push_back(direction(2 * layer + 1, /*reverse=*/true, initial, unobserved));
     std::vector<Tensor> outputs;
-    for (auto& [output, h, c] : run_directions(each, {input, batch_sizes, reset}, followers)) {
+    for (auto& [output, h, c] : run_directions(each, {input, batch_sizes, reset}, interceptors)) {
       outputs.push_back(std::move(output));
       h_n.push_back(std::move(h));
       c_n.push_back(std::move(c));
     }
     input = outputs.size() == 1 ? outputs.front() : at::cat(outputs, -1);
   }
-  return {input, State(at::stack(h_n), cell.has_c() ? at::stack(c_n) : c_n.front())};
+  return {input, split(cell, at::stack(h_n), cell.has_c() ? at::stack(c_n) : Tensor())};
 }
 
 // ---- the operators ------------------------------------------------------------
 
-std::tuple<Tensor, Tensor> layer_step(
+std::vector<Tensor> layer_step(
     std::string_view name,
     const Tensor& input,
-    const std::optional<Tensor>& h,
-    const std::optional<Tensor>& c,
+    at::TensorList states,
     at::TensorList parameters,
     int64_t input_size,
     int64_t hidden_size) {
   const CellInfo& cell = get_cell("lltm::layer_step", name);
-  const StepModule module = {cell, input_size, hidden_size, parameters};
-  return module.forward(input, state_of(cell.step_class, cell, h, c));
+  return StepModule{cell, input_size, hidden_size, parameters}.forward(input, states);
 }
 
-std::tuple<Tensor, Tensor, Tensor> layer(
+std::tuple<Tensor, std::vector<Tensor>> layer(
     std::string_view name,
     const Tensor& input,
-    const std::optional<Tensor>& h_0,
-    const std::optional<Tensor>& c_0,
+    at::TensorList states,
     at::TensorList parameters,
     bool has_bias,
     int64_t input_size,
@@ -708,9 +782,8 @@ std::tuple<Tensor, Tensor, Tensor> layer(
     const std::optional<Tensor>& sorted_indices,
     const std::optional<Tensor>& unsorted_indices,
     const std::optional<Tensor>& reset) {
-  const CellInfo& cell = get_cell("lltm::layer", name);
   const LayerModule module = {
-      cell,
+      get_cell("lltm::layer", name),
       input_size,
       hidden_size,
       num_layers,
@@ -722,17 +795,15 @@ std::tuple<Tensor, Tensor, Tensor> layer(
       prepacked,
       parameters,
       has_bias};
-  const std::optional<State> state = state_of(cell.layer_class, cell, h_0, c_0);
   const PackedRows rows = {
       input,
       or_undefined(batch_sizes),
       or_undefined(sorted_indices),
       or_undefined(unsorted_indices)};
   const Tensor& mask = or_undefined(reset);
-  auto [output, last] = batch_sizes.has_value() ? module.forward(rows, state, mask)
-                                                : module.forward(input, state, mask);
-  auto& [h_n, c_n] = last;
-  return {std::move(output), std::move(h_n), std::move(c_n)};
+  auto [output, last] = batch_sizes.has_value() ? module.forward(rows, states, mask)
+                                                : module.forward(input, states, mask);
+  return {std::move(output), std::move(last)};
 }
 
 namespace {

@@ -5,6 +5,7 @@
 
 #include "cell/cell.h"
 #include "common/operator_args.h"
+#include "op/interceptors.h"
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/SymInt.h>
@@ -17,13 +18,12 @@
 
 namespace lltm {
 
-// (h, c), as in lltm/nn.h; of a cell without c, c is undefined, and as a result empty.
-using State = std::tuple<at::Tensor, at::Tensor>;
+class OperatorParameters;
 
-struct OperatorParameters;
-
-// Who has to do with a call besides the kernels.
-enum class Followers { kNone, kAutograd, kOthers };
+// h and, for the operators, the other states side by side; undefined where there are none.
+struct JoinedState {
+  at::Tensor h, c;
+};
 
 // Sizes up to here can be multiplied with each other and with the size of an element.
 constexpr int64_t kLargestSize = int64_t{1} << 27;
@@ -31,9 +31,10 @@ constexpr int64_t kLargestSize = int64_t{1} << 27;
 void check_size(const char* where, const char* name, int64_t value, int64_t largest);
 void check_probability(const char* where, const char* name, double value);
 
-// LLTMCell::forward, and that of the other cells.
+// LLTMCell::forward, and that of the other cells. States are h and the cell's others, in the order
+// of the descriptor; none stands for those that a sequence begins with.
 struct StepModule {
-  State forward(const at::Tensor& input, const std::optional<State>& state) const;
+  std::vector<at::Tensor> forward(const at::Tensor& input, at::TensorList states) const;
 
   const CellInfo& cell;
   int64_t input_size, hidden_size;
@@ -47,14 +48,15 @@ struct PackedRows {
 
 // LLTM::forward, that of the other layers, and of their prepacked forms.
 struct LayerModule {
-  using Result = std::tuple<at::Tensor, State>;
+  struct Result {
+    at::Tensor output;
+    std::vector<at::Tensor> states;
+  };
 
   // reset is undefined, or laid out as the rows of the input: (T, B), (B, T) or (T); packed (N).
-  Result forward(
-      const at::Tensor& input, const std::optional<State>& state, const at::Tensor& reset) const;
+  Result forward(const at::Tensor& input, at::TensorList states, const at::Tensor& reset) const;
   // The output is that of the rows; the states are in the order of the caller's batch.
-  Result forward(
-      const PackedRows& input, const std::optional<State>& state, const at::Tensor& reset) const;
+  Result forward(const PackedRows& input, at::TensorList states, const at::Tensor& reset) const;
 
   const CellInfo& cell;
   int64_t input_size, hidden_size, num_layers;
@@ -86,47 +88,46 @@ struct LayerModule {
   // Of the k-th direction.
   OperatorParameters parameters_of(int64_t k) const;
   int64_t columns_of_input(int64_t k) const;
-  // (h_0, c_0), each (L*D, B, H), checked. With a projection h_0 is (L*D, B, P), or absent.
-  State initial_state(
-      const at::Tensor& input,
-      const std::optional<State>& state,
-      const c10::SymInt& batch,
-      bool batched) const;
-  // Every layer and direction. Views that nobody follows are made without the dispatcher.
+  // Each (L*D, B, H), checked. With a projection h_0 is (L*D, B, P), or undefined.
+  JoinedState initial_state(
+      const at::Tensor& input, at::TensorList states, const c10::SymInt& batch, bool batched) const;
+  // Every layer and direction. Views of a call that nothing intercepts are made
+  // without the dispatcher.
   Result run(
       at::Tensor input,
-      const State& initial,
+      const JoinedState& initial,
       const std::optional<at::Tensor>& batch_sizes,
       const at::Tensor& reset,
-      Followers followers) const;
+      const Interceptors& interceptors) const;
   // The k-th of all, with its part of the states.
-  Direction direction(int64_t k, bool reverse, const State& initial, bool unobserved) const;
+  Direction direction(int64_t k, bool reverse, const JoinedState& initial, bool unobserved) const;
   SequenceArgs args_of(const Direction& direction, const Rows& rows) const;
   SequenceOutputs run_direction(
-      const Direction& direction, const Rows& rows, Followers followers) const;
+      const Direction& direction, const Rows& rows, const Interceptors& interceptors) const;
   SequenceOutputs run_sequence(const SequenceArgs& args) const;
   SequenceOutputs run_projected(
-      const Direction& direction, const Rows& rows, Followers followers) const;
+      const Direction& direction, const Rows& rows, const Interceptors& interceptors) const;
   // Those of a layer.
   std::vector<SequenceOutputs> run_directions(
-      const std::vector<Direction>& directions, const Rows& rows, Followers followers) const;
-  bool fits_side_by_side(const at::Tensor& input, const at::Tensor& h_0, Followers followers) const;
+      const std::vector<Direction>& directions,
+      const Rows& rows,
+      const Interceptors& interceptors) const;
+  bool fits_side_by_side(
+      const at::Tensor& input, const at::Tensor& h_0, const Interceptors& interceptors) const;
 };
 
 // The operators, below the dispatcher; library.cpp has their schemas.
-std::tuple<at::Tensor, at::Tensor> layer_step(
+std::vector<at::Tensor> layer_step(
     std::string_view cell,
     const at::Tensor& input,
-    const std::optional<at::Tensor>& h,
-    const std::optional<at::Tensor>& c,
+    at::TensorList states,
     at::TensorList parameters,
     int64_t input_size,
     int64_t hidden_size);
-std::tuple<at::Tensor, at::Tensor, at::Tensor> layer(
+std::tuple<at::Tensor, std::vector<at::Tensor>> layer(
     std::string_view cell,
     const at::Tensor& input,
-    const std::optional<at::Tensor>& h_0,
-    const std::optional<at::Tensor>& c_0,
+    at::TensorList states,
     at::TensorList parameters,
     bool has_bias,
     int64_t input_size,

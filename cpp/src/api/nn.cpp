@@ -90,72 +90,25 @@ void check_cell(
   }
 }
 
-// A state as StepModule and LayerModule take it, and back. That of a cell without c is h; of a
-// user's cell c is its states side by side.
-std::optional<State> in_pair(
-    const char* /*where*/, const std::optional<Cell>& /*own*/, const std::optional<State>& state) {
-  return state;
+// A state as StepModule and LayerModule take it, all tensors of it, and back.
+std::vector<Tensor> states_of(const std::optional<State>& state) {
+  return state.has_value() ? std::vector{std::get<0>(*state), std::get<1>(*state)}
+                           : std::vector<Tensor>();
 }
-std::optional<State> in_pair(
-    const char* /*where*/, const std::optional<Cell>& /*own*/, const std::optional<Tensor>& h) {
-  return h.has_value() ? std::optional(State(*h, Tensor())) : std::nullopt;
+std::vector<Tensor> states_of(const std::optional<Tensor>& h) {
+  return h.has_value() ? std::vector{*h} : std::vector<Tensor>();
 }
-std::optional<State> in_pair(
-    const char* where,
-    const std::optional<Cell>& own,
-    const std::optional<std::vector<Tensor>>& state) {
-  if (!state.has_value()) return std::nullopt;
-  std::vector<std::string> names = own->states();
-  names.insert(names.begin(), "h");
-  TORCH_CHECK_VALUE(
-      state->size() == names.size(),
-      "lltm::",
-      where,
-      ": expected state to be ",
-      names.size(),
-      " tensors (",
-      c10::Join(", ", names),
-      "), got ",
-      state->size());
-  for (size_t k = 0; k < names.size(); ++k) {
-    const Tensor& tensor = (*state)[k];
-    TORCH_CHECK_TYPE(
-        tensor.defined(),
-        "lltm::",
-        where,
-        ": expected ",
-        names[k],
-        " to be a tensor, got an undefined tensor");
-    TORCH_CHECK_VALUE(
-        tensor.sizes() == state->front().sizes(),
-        "lltm::",
-        where,
-        ": expected ",
-        names[k],
-        " of shape ",
-        shape_text(state->front().sizes()),
-        ", that of h, got ",
-        shape_text(tensor.sizes()));
-  }
-  const at::TensorList others = at::TensorList(*state).slice(1);
-  const Tensor c = others.empty()       ? Tensor()
-                   : others.size() == 1 ? others.front()
-                                        : at::cat(others, -1);
-  return State(state->front(), c);
+const std::vector<Tensor>& states_of(const std::optional<std::vector<Tensor>>& states) {
+  static const std::vector<Tensor> none;
+  return states.has_value() ? *states : none;
 }
 template <typename StateT>
-StateT out_of_pair(const CellInfo& cell, const State& state) {
-  const auto& [h, c] = state;
+StateT state_of(std::vector<Tensor> states) {
   if constexpr (std::is_same_v<StateT, State>) {
-    return state;
+    return {std::move(states[0]), std::move(states[1])};
   } else if constexpr (std::is_same_v<StateT, Tensor>) {
-    return h;
+    return std::move(states[0]);
   } else {
-    std::vector<Tensor> states = {h};
-    if (cell.states == 1) states.push_back(c);
-    if (cell.states > 1) {
-      for (Tensor& part : c.chunk(cell.states, -1)) states.push_back(std::move(part));
-    }
     return states;
   }
 }
@@ -188,35 +141,6 @@ std::vector<Parameter> parameters_of(
   if (proj_size > 0) parameters.push_back({"weight_hr", {proj_size, hidden_size}});
   return parameters;
 }
-
-// The parameters of directions as the operators take them: where the cell has its own, they stand
-// behind the biases of weight_ih, and zeros stand for biases that there are not.
-class Operands {
- public:
-  Operands(const CellInfo& cell, int64_t directions, bool has_bias, at::TensorList parameters)
-      : parameters_(parameters) {
-    if (cell.parameters == 0) return;
-    const size_t each = parameters.size() / directions;
-    for (size_t k = 0; k < parameters.size(); k += each) {
-      const at::TensorList own = parameters.slice(k + each - cell.parameters, cell.parameters);
-      const auto bias = [&](int64_t place, const SlotRange& gates) {
-        if (has_bias) return parameters[k + place];
-        return own.front().new_zeros(gates.count() * own.front().size(0));
-      };
-      std::vector<Tensor> of_x = {bias(2, cell.x)};
-      of_x.insert(of_x.end(), own.begin(), own.end());
-      for (const size_t matrix : {k, k + 1}) arranged_.push_back(parameters[matrix]);
-      arranged_.push_back(at::cat(of_x));
-      arranged_.push_back(bias(3, cell.h));
-    }
-  }
-
-  operator at::TensorList() const { return arranged_.empty() ? parameters_ : arranged_; }
-
- private:
-  at::TensorList parameters_;
-  std::vector<Tensor> arranged_;
-};
 
 // The members of a module of one step, in the same order; `own` are so many.
 using Members = c10::SmallVector<Tensor*, 4>;
@@ -284,10 +208,8 @@ auto RecurrentCell<Module, Parameters>::forward(
   for (const Tensor* const member : members_of(*this, cell.parameters)) {
     if (member->defined()) given.push_back(*member);
   }
-  const Operands operands(cell, /*directions=*/1, options.bias(), given);
-  const StepModule module = {cell, options.input_size(), options.hidden_size(), operands};
-  const auto initial = in_pair(cell.step_class, options.cell(), state);
-  return out_of_pair<StateT>(cell, module.forward(input, initial));
+  const StepModule module = {cell, options.input_size(), options.hidden_size(), given};
+  return state_of<StateT>(module.forward(input, states_of(state)));
 }
 
 // ---- a layer --------------------------------------------------------------
@@ -296,11 +218,6 @@ namespace {
 
 int64_t directions_of(const LayerOptions& options) {
   return options.num_layers() * (options.bidirectional() ? 2 : 1);
-}
-
-Operands operands_of(
-    const CellInfo& cell, const LayerOptions& options, const std::vector<Tensor>& all_weights) {
-  return {cell, directions_of(options), options.bias(), all_weights};
 }
 
 void check_projection(const CellInfo& cell, const LayerOptions& options) {
@@ -326,7 +243,6 @@ void check_projection(const CellInfo& cell, const LayerOptions& options) {
       options.recurrent_dropout());
 }
 
-// The parameters are the operators'.
 LayerModule layer_of(
     const CellInfo& cell,
     const LayerOptions& options,
@@ -345,35 +261,31 @@ LayerModule layer_of(
       options.checkpoint_steps(),
       prepacked,
       parameters,
-      options.bias() || cell.parameters > 0};
+      options.bias()};
 }
 
 template <typename StateT>
 std::tuple<Tensor, StateT> forward_dense(
     const LayerModule& layer,
-    const std::optional<Cell>& own,
     const Tensor& input,
     const std::optional<StateT>& state,
     const std::optional<Tensor>& reset) {
-  const auto initial = in_pair(layer.cell.layer_class, own, state);
-  const auto [output, last] = layer.forward(input, initial, or_undefined(reset));
-  return {output, out_of_pair<StateT>(layer.cell, last)};
+  auto [output, last] = layer.forward(input, states_of(state), or_undefined(reset));
+  return {std::move(output), state_of<StateT>(std::move(last))};
 }
 
 template <typename StateT>
 std::tuple<PackedSequence, StateT> forward_packed(
     const LayerModule& layer,
-    const std::optional<Cell>& own,
     const PackedSequence& input,
     const std::optional<StateT>& state,
     const std::optional<Tensor>& reset) {
   const PackedRows rows = {
       input.data(), input.batch_sizes(), input.sorted_indices(), input.unsorted_indices()};
-  const auto initial = in_pair(layer.cell.layer_class, own, state);
-  const auto [output, last] = layer.forward(rows, initial, or_undefined(reset));
+  auto [output, last] = layer.forward(rows, states_of(state), or_undefined(reset));
   return {
       PackedSequence(output, rows.batch_sizes, rows.sorted_indices, rows.unsorted_indices),
-      out_of_pair<StateT>(layer.cell, last)};
+      state_of<StateT>(std::move(last))};
 }
 
 }  // namespace
@@ -468,13 +380,12 @@ std::vector<Tensor> RecurrentLayer<Module>::all_weights() const {
 template <typename Module>
 PrepackedLayer<Module> RecurrentLayer<Module>::prepack(std::optional<torch::Dtype> weights) const {
   const CellInfo& cell = cell_of<Module>(options);
-  const Operands arranged = operands_of(cell, options, all_weights_);
-  const at::TensorList operands = arranged;
-  const size_t each = operands.size() / directions_of(options);
+  const at::TensorList all = all_weights_;
+  const size_t each = all.size() / directions_of(options);
   const at::NoGradGuard no_grad;
   std::vector<Tensor> parameters;
-  for (size_t k = 0; k < operands.size(); k += each) {
-    const at::TensorList given = operands.slice(k, each);
+  for (size_t k = 0; k < all.size(); k += each) {
+    const at::TensorList given = all.slice(k, each);
     const size_t matrices = cell.joined ? 1 : 2;
     ProjectedWeights of = {given[0], cell.joined ? Tensor() : given[1]};
     if (options.proj_size() > 0) {
@@ -491,10 +402,8 @@ auto RecurrentLayer<Module>::forward(
     const Tensor& input, const std::optional<StateT>& state, const std::optional<Tensor>& reset)
     -> std::tuple<Tensor, StateT> {
   const CellInfo& cell = cell_of<Module>(options);
-  const Operands operands = operands_of(cell, options, all_weights_);
   return forward_dense(
-      layer_of(cell, options, this->is_training(), /*prepacked=*/false, operands),
-      options.cell(),
+      layer_of(cell, options, this->is_training(), /*prepacked=*/false, all_weights_),
       input,
       state,
       reset);
@@ -506,10 +415,8 @@ auto RecurrentLayer<Module>::forward_with_packed_input(
     const std::optional<StateT>& state,
     const std::optional<Tensor>& reset) -> std::tuple<PackedSequence, StateT> {
   const CellInfo& cell = cell_of<Module>(options);
-  const Operands operands = operands_of(cell, options, all_weights_);
   return forward_packed(
-      layer_of(cell, options, this->is_training(), /*prepacked=*/false, operands),
-      options.cell(),
+      layer_of(cell, options, this->is_training(), /*prepacked=*/false, all_weights_),
       input,
       state,
       reset);
@@ -529,7 +436,6 @@ auto PrepackedLayer<Module>::forward(
   const CellInfo& cell = cell_of<Module>(options_);
   return forward_dense(
       layer_of(cell, options_, /*training=*/false, /*prepacked=*/true, parameters_),
-      options_.cell(),
       input,
       state,
       reset);
@@ -543,7 +449,6 @@ auto PrepackedLayer<Module>::forward_with_packed_input(
   const CellInfo& cell = cell_of<Module>(options_);
   return forward_packed(
       layer_of(cell, options_, /*training=*/false, /*prepacked=*/true, parameters_),
-      options_.cell(),
       input,
       state,
       reset);

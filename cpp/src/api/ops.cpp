@@ -1,89 +1,12 @@
-// The operators as C++ functions, each of them one typed call into the dispatcher. A function
-// looks up the handle of its operator once.
+// The functions of lltm/ops.h: the operators for the LLTM.
 #include <lltm/ops.h>
 
 #include "op/operators.h"
-
-#include <ATen/core/dispatch/Dispatcher.h>
 
 namespace lltm {
 namespace {
 
 using at::Tensor;
-
-template <typename Signature>
-c10::TypedOperatorHandle<Signature> find_op(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
-
-// An operator whose arguments are a struct.
-template <typename Result, typename Args>
-class Operator {
- public:
-  explicit Operator(const char* name) : op_(find_op<Signature<Result, Args>>(name)) {}
-
-  Result operator()(const Args& args) const {
-    return std::apply(
-        [&](const auto&... members) { return op_.call(to_flat(members)...); }, args.flat());
-  }
-
- private:
-  c10::TypedOperatorHandle<Signature<Result, Args>> op_;
-};
-
-}  // namespace
-
-namespace op {
-
-StepOutputs step(const StepArgs& args) {
-  static const Operator<StepOutputs, StepArgs> op("lltm::step");
-  return op(args);
-}
-
-StepResult step_forward(const StepArgs& args) {
-  static const Operator<StepResult, StepArgs> op("lltm::step_forward");
-  return op(args);
-}
-
-Gradients step_backward(const StepBackwardArgs& args) {
-  static const Operator<Gradients, StepBackwardArgs> op("lltm::step_backward");
-  return op(args);
-}
-
-SequenceOutputs sequence(const SequenceArgs& args) {
-  static const Operator<SequenceOutputs, SequenceArgs> op("lltm::sequence");
-  return op(args);
-}
-
-SequenceResult sequence_forward(const SequenceArgs& args) {
-  static const Operator<SequenceResult, SequenceArgs> op("lltm::sequence_forward");
-  return op(args);
-}
-
-Gradients sequence_backward(const SequenceBackwardArgs& args) {
-  static const Operator<Gradients, SequenceBackwardArgs> op("lltm::sequence_backward");
-  return op(args);
-}
-
-SequenceOutputs sequence_prepacked(const PrepackedArgs& args) {
-  static const Operator<SequenceOutputs, PrepackedArgs> op("lltm::sequence_prepacked");
-  return op(args);
-}
-
-Tensor prepack(
-    std::string_view cell,
-    const Tensor& weight_ih,
-    const std::optional<Tensor>& weight_hh,
-    std::optional<at::ScalarType> dtype) {
-  static const auto op = find_op<decltype(prepack)>("lltm::prepack");
-  return op.call(cell, weight_ih, weight_hh, dtype);
-}
-
-}  // namespace op
-
-// ---- what users call: lltm/ops.h, the LLTM --------------------------------------
-
-namespace {
 
 constexpr std::string_view kLltm = "lltm";
 

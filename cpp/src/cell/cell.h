@@ -49,6 +49,9 @@ struct CellInfo {
   // Whether the modules' parameters are one matrix [weight_hh, weight_ih] and one bias.
   bool joined = false;
   int parameters = 0;
+  // Of the states besides h and of the parameters.
+  const char* state_names[kMostStates] = {};
+  const char* parameter_names[kMostParameters] = {};
   bool bounded = true;                     // whether |h'| <= 1, which int8 relies on
   bool forgets = false;                    // whether the errors of a state are known to die out
   const CellPrograms* programs = nullptr;  // of a cell that a user has written

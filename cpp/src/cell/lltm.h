@@ -25,7 +25,8 @@ struct Lltm {
       .h_blocks = {0, 1, 2},
       .states = 1,
       .reads_h = false,
-      .joined = true};
+      .joined = true,
+      .state_names = {"c"}};
 
   template <typename V>
   static LLTM_CELL_INLINE StepForward<Lltm, V> forward(const V (&z)[kSlots], const V& c) {

@@ -25,6 +25,7 @@ struct Lstm {
       .h_blocks = {0, 1, 2, 3},
       .states = 1,
       .reads_h = false,
+      .state_names = {"c"},
       .forgets = true};
 
   template <typename V>

@@ -24,8 +24,6 @@ namespace lltm {
 // The cell of this name, or null. Instead of a name: the text of a cell's program, which throws if
 // it is none.
 const CellInfo* find_cell(std::string_view name);
-// The same. Throws where there is none; the message begins with `op`.
-const CellInfo& get_cell(const char* op, std::string_view name);
 
 // h', c'; output, h_n, c_n. c' and c_n are empty, (0,), where the cell has no c.
 using StepOutputs = std::tuple<at::Tensor, at::Tensor>;
@@ -82,6 +80,9 @@ class CellName {
   std::string_view name_;
   const CellInfo* cell_;
 };
+
+// The cell. Throws where there is none; the message begins with `op`.
+const CellInfo& get_cell(const char* op, const CellName& name);
 
 // What engines call c (cell.h): the user's, with h before it where the cell reads that; or c, of an
 // engine that calls another.

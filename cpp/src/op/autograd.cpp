@@ -4,11 +4,11 @@
 #include "common/states.h"
 #include "op/check.h"
 #include "op/composite.h"
+#include "op/interceptors.h"
 #include "op/operators.h"
 #include "op/side_by_side.h"
 
 #include <ATen/core/grad_mode.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -85,40 +85,24 @@ void for_each_tensor(const Args& args, const Visit& visit) {
   });
 }
 
+template <typename Args>
+Interceptors interceptors_of(const Args& args) {
+  Interceptors interceptors;
+  for_each_tensor(args, [&](const Tensor& tensor) { interceptors.add(tensor); });
+  return interceptors;
+}
+
 // False if a required argument is missing: that is an error, which the checks of the
 // backend report.
 template <typename Args>
-bool requires_grad(const Args& args) {
-  if (!at::GradMode::is_enabled()) return false;
-  bool any = false;
+bool is_complete(const Args& args) {
   bool complete = true;
   for_each_tensor(args, [&](const auto& member) {
-    const Tensor& tensor = member;
-    any = any || (tensor.defined() && tensor.requires_grad());
     if constexpr (std::is_same_v<decltype(member), const Tensor&>) {
-      complete = complete && tensor.defined();
+      complete = complete && member.defined();
     }
   });
-  return any && complete;
-}
-
-bool is_dual(const Tensor& tensor) {
-  return tensor.defined() && tensor._fw_grad(/*level=*/0).defined();
-}
-
-// Whether a torch.func transform is active: then the thread's dispatch state has its
-// key.
-bool is_transformed() {
-  return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerBackMode);
-}
-
-// Whether a transform is active or an argument is a dual number of forward mode. A
-// torch::autograd::Function supports neither.
-template <typename Args>
-bool needs_composite(const Args& args) {
-  bool any = is_transformed();
-  for_each_tensor(args, [&](const Tensor& tensor) { any = any || is_dual(tensor); });
-  return any;
+  return complete;
 }
 
 // The kernels take a recurrent mask for a constant.
@@ -128,19 +112,6 @@ bool differentiates_mask(const StepArgs& /*args*/) {
 bool differentiates_mask(const SequenceArgs& args) {
   const Tensor& mask = args.recurrent_mask;
   return mask.defined() && at::GradMode::is_enabled() && mask.requires_grad();
-}
-
-// Whether the gradients themselves will be differentiated: backward records a graph,
-// or runs in a transform or in forward mode.
-bool is_differentiated(const variable_list& grads) {
-  return at::GradMode::is_enabled() || is_transformed() ||
-         std::any_of(grads.begin(), grads.end(), is_dual);
-}
-
-// Whether nobody follows a call on this thread but autograd.
-bool is_plain_call(const variable_list& saved, const variable_list& grads) {
-  return is_plain_thread() && std::all_of(saved.begin(), saved.end(), is_plain) &&
-         std::all_of(grads.begin(), grads.end(), is_plain);
 }
 
 // Of the first tensors. needs_input_grad numbers only the tensors that were given, of which `given`
@@ -291,7 +262,11 @@ struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator
     const auto args = [&]<size_t... k>(std::index_sequence<k...>) {
       return std::array<Args, calls>{saved_args<Args>(*context, saved, k * kSaved)...};
     }(std::make_index_sequence<calls>());
-    const bool differentiated = is_differentiated(grads);
+    // The gradients themselves will be differentiated: backward records a graph, or runs in a
+    // transform or in forward mode.
+    Interceptors interceptors(grads);
+    const bool differentiated = at::GradMode::is_enabled() || interceptors.transform();
+    interceptors.add(saved);
     std::array<OutputMask, calls> wanted;
     size_t given = 0;
     for (size_t k = 0; k < calls; ++k) wanted[k] = wanted_gradients(*context, args[k], given);
@@ -302,7 +277,7 @@ struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator
           std::span(grads).subspan(k * kOutputs, kOutputs),
           wanted[k]);
     };
-    const bool side_by_side = !differentiated && is_plain_call(saved, grads);
+    const bool side_by_side = !differentiated && interceptors.at_most_autograd();
     std::array<Gradients, calls> gradients;
     const auto run = [&](size_t k) {
       if (differentiated) check_is_differentiable(*args[k].cell);
@@ -347,12 +322,13 @@ auto record(const std::array<typename Op::Args, calls>& args) {
 
 template <typename Op>
 auto autograd(const typename Op::Args& args) {
-  if (needs_composite(args) || differentiates_mask(args)) {
+  const Interceptors interceptors = interceptors_of(args);
+  if (interceptors.transform() || differentiates_mask(args)) {
     Op::check(args);
     check_is_differentiable(*args.cell);
     return without_saved(with_own_c(args, Op::composite_forward(args)));
   }
-  if (!requires_grad(args)) {
+  if (!interceptors.autograd() || !is_complete(args)) {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     return Op::call(args);
   }
@@ -375,7 +351,7 @@ std::pair<SequenceOutputs, SequenceOutputs> sequences_side_by_side(
     const SequenceArgs& first, const SequenceArgs& second) {
   const std::array calls = {first, second};
   std::array<SequenceOutputs, 2> outputs;
-  if (requires_grad(first) || requires_grad(second)) {
+  if (interceptors_of(first).autograd() || interceptors_of(second).autograd()) {
     outputs = record<SequenceOperator>(calls);
   } else if (const auto at_once = operators_at_once(first.input.device().type()); at_once.forward) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;

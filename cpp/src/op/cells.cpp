@@ -33,7 +33,13 @@ class UserCell {
   explicit UserCell(std::string_view text) : text_(text), parsed_(parse_cell(text)) {
     layer_class_ = parsed_->name + ".Layer";
     step_class_ = parsed_->name + ".Cell";
-    for (const auto& state : parsed_->states) initial_states_.push_back(state.initial);
+    for (const auto& [name, initial] : parsed_->states) {
+      cell_.state_names[initial_states_.size()] = name.c_str();
+      initial_states_.push_back(initial);
+    }
+    for (const auto& parameter : parsed_->parameters) {
+      cell_.parameter_names[cell_.parameters++] = parameter.name.c_str();
+    }
     programs_ = {
         parsed_->programs.forward,
         parsed_->programs.backward,
@@ -53,7 +59,6 @@ class UserCell {
     cell_.states = static_cast<int>(parsed_->states.size());
     cell_.reads_h = parsed_->reads_h;
     cell_.forgets = parsed_->forgets;
-    cell_.parameters = static_cast<int>(parsed_->parameters.size());
     cell_.bounded = parsed_->bounded;
     cell_.own_gradient = parsed_->own_gradient;
     cell_.programs = &programs_;
@@ -110,8 +115,8 @@ const CellInfo* find_cell(std::string_view name) {
   }
 }
 
-const CellInfo& get_cell(const char* op, std::string_view name) {
-  if (const CellInfo* const cell = find_cell(name)) return *cell;
+const CellInfo& get_cell(const char* op, const CellName& name) {
+  if (name.find() != nullptr) return *name;
   std::ostringstream names;
   for (const CellInfo* known : kCells) names << (known == kCells[0] ? "" : ", ") << known->name;
   TORCH_CHECK_VALUE(
@@ -120,7 +125,7 @@ const CellInfo& get_cell(const char* op, std::string_view name) {
       ": expected cell to be one of ",
       names.str(),
       " or the text of a cell's program, got '",
-      name.substr(0, 60),
+      name.name().substr(0, 60),
       "'");
 }
 

@@ -196,32 +196,6 @@ class Checker {
         shape_text(a.tensor.sym_sizes()));
   }
 
-  // reset of a sequence, of the rows of `input`.
-  void reset(const Tensor& mask, const Tensor& input) const {
-    TORCH_CHECK_TYPE(
-        mask.scalar_type() == at::kBool,
-        op_,
-        ": expected reset of dtype bool, got ",
-        dtype_text(mask.scalar_type()));
-    TORCH_CHECK(
-        mask.device() == device_,
-        op_,
-        ": expected reset on device ",
-        device_,
-        ", got ",
-        mask.device());
-    strided(mask, "reset");
-    const c10::SymIntArrayRef expected = input.sym_sizes().slice(0, input.dim() - 1);
-    const c10::SymIntArrayRef actual = mask.sym_sizes();
-    TORCH_CHECK_VALUE(
-        std::equal(actual.begin(), actual.end(), expected.begin(), expected.end(), equal),
-        op_,
-        ": expected reset of shape ",
-        shape_text(expected),
-        ", got ",
-        shape_text(actual));
-  }
-
   // batch_sizes of a packed sequence. On the meta device it has no values to check.
   void batch_sizes(const Tensor& sizes, const SymInt& batch, const SymInt& rows) const {
     TORCH_CHECK_TYPE(
@@ -473,7 +447,6 @@ void check_sizes(const Checker& check, const SequenceInputs& args, int64_t check
   };
   const Sizes sizes = check.sizes(derive, batch_sizes);
   if (batch_sizes.defined()) check.batch_sizes(batch_sizes, sizes[kBatch], sizes[kRows]);
-  if (args.reset.defined()) check.reset(args.reset, args.input);
 }
 
 void check_checkpoint_steps(const char* op, int64_t checkpoint_steps) {
@@ -499,8 +472,7 @@ void check_no_c(const char* op, const CellInfo& cell, const char* name, const Te
 // The arguments of a call: those that its inputs have in common, and those that follow.
 class Arguments {
  public:
-  Arguments(const char* op, const CellName& name)
-      : cell_(get_cell(op, name.name())), shapes_(cell_) {}
+  Arguments(const char* op, const CellName& name) : cell_(get_cell(op, name)), shapes_(cell_) {}
   Arguments(const Arguments&) = delete;  // its arguments refer to its shapes
   Arguments& operator=(const Arguments&) = delete;
 
@@ -579,6 +551,36 @@ void add_sequence(Arguments& arguments, const char* op, const SequenceInputs& ar
 
 }  // namespace
 
+void check_reset(const std::string& op, const Tensor& input, const Tensor& reset) {
+  if (!reset.defined()) return;
+  TORCH_CHECK_TYPE(
+      reset.scalar_type() == at::kBool,
+      op,
+      ": expected reset of dtype bool, got ",
+      dtype_text(reset.scalar_type()));
+  TORCH_CHECK(
+      reset.device() == input.device(),
+      op,
+      ": expected reset on device ",
+      input.device(),
+      ", got ",
+      reset.device());
+  TORCH_CHECK(
+      reset.layout() == at::kStrided,
+      op,
+      ": expected reset of layout Strided, got ",
+      reset.layout());
+  const c10::SymIntArrayRef expected = input.sym_sizes().slice(0, input.dim() - 1);
+  const c10::SymIntArrayRef actual = reset.sym_sizes();
+  TORCH_CHECK_VALUE(
+      std::equal(actual.begin(), actual.end(), expected.begin(), expected.end(), equal),
+      op,
+      ": expected reset of shape ",
+      shape_text(expected),
+      ", got ",
+      shape_text(actual));
+}
+
 void check_step(const StepInputs& args) {
   // One step of the LLTM is the function lltm::cell.
   const bool is_lltm = args.cell.find() != nullptr && args.cell->joined;
@@ -604,6 +606,7 @@ void check_sequence(const SequenceArgs& args) {
   add_sequence(arguments, kOp, args);
   arguments.add_parameters(kOp, args);
   check_sizes(Checker(kOp, arguments), args);
+  check_reset(kOp, args.input, args.reset);
   check_checkpoint_steps(kOp, args.checkpoint_steps);
 }
 
@@ -623,6 +626,7 @@ void check_sequence_backward(const SequenceBackwardArgs& args) {
   arguments.add(args.grad_h_n, "grad_h_n", kState, kOptional);
   arguments.add_grad_c(args.grad_c_n, "grad_c_n");
   check_sizes(Checker(kOp, arguments), args, args.checkpoint_steps);
+  check_reset(kOp, args.input, args.reset);
 }
 
 void check_prepack(
@@ -631,7 +635,7 @@ void check_prepack(
     const Tensor& weight_hh,
     std::optional<at::ScalarType> dtype) {
   constexpr const char* kOp = "lltm::prepack";
-  const CellShapes shapes(get_cell(kOp, name.name()));
+  const CellShapes shapes(get_cell(kOp, name));
   const bool joined = !weight_hh.defined();
   const Shape shape = joined ? Shape(shapes.weights) : Shape(shapes.weight_ih);
   const Argument arguments[] = {
@@ -669,6 +673,7 @@ void check_sequence_prepacked(const SequenceInputs& args) {
       ", got ",
       weights.device());
   check_sizes(check, args);
+  check_reset(kOp, args.input, args.reset);
 }
 
 void check_pair_forward(

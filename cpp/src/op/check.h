@@ -6,6 +6,8 @@
 
 #include "common/operator_args.h"
 
+#include <string>
+
 namespace lltm {
 
 // For step and sequence, and for their training forms step_forward and sequence_forward: error
@@ -15,6 +17,10 @@ void check_sequence(const SequenceArgs& args);
 
 void check_step_backward(const StepBackwardArgs& args);
 void check_sequence_backward(const SequenceBackwardArgs& args);
+
+// Of a sequence with this input, in any layout of its rows; an undefined mask passes. `op` begins
+// the messages.
+void check_reset(const std::string& op, const at::Tensor& input, const at::Tensor& reset);
 
 // Weights of any H and I; the dtype to quantise them to is qint8, or none.
 void check_prepack(

@@ -34,26 +34,27 @@ TORCH_LIBRARY(lltm, m) {
 
   // What the modules compute with these, as plain compositions of them (api/layer.cpp): those of
   // one step, and those of layers or, with prepacked, their form for inference. An input without a
-  // batch is one dimension short. parameters are those of each direction, by layer: weight_ih,
-  // weight_hh and, with bias, bias_ih, bias_hh; of the LLTM weights and bias; of a prepacked layer
-  // the packed weights and the biases. dropout and recurrent_dropout are those of this call: 0
-  // outside of training.
+  // batch is one dimension short. states are h and the cell's others; none stands for those that a
+  // sequence begins with. parameters are those of each direction, by layer: weight_ih, weight_hh,
+  // with bias bias_ih, bias_hh, and the cell's own; of the LLTM weights and bias; of a prepacked
+  // layer the packed weights in the place of the matrices. dropout and recurrent_dropout are those
+  // of this call: 0 outside of training.
   m.def(
-      "layer_step(str cell, Tensor input, Tensor? h, Tensor? c, Tensor[] parameters,"
-      " int input_size, int hidden_size) -> (Tensor, Tensor)");
+      "layer_step(str cell, Tensor input, Tensor[] states, Tensor[] parameters, int input_size,"
+      " int hidden_size) -> Tensor[]");
   m.def(
-      "layer(str cell, Tensor input, Tensor? h_0, Tensor? c_0, Tensor[] parameters, bool bias,"
+      "layer(str cell, Tensor input, Tensor[] states, Tensor[] parameters, bool bias,"
       " int input_size, int hidden_size, int num_layers, bool batch_first, bool bidirectional,"
       " float dropout, float recurrent_dropout, int checkpoint_steps=0, bool prepacked=False,"
       " Tensor? batch_sizes=None, Tensor? sorted_indices=None, Tensor? unsorted_indices=None,"
-      " Tensor? reset=None) -> (Tensor, Tensor, Tensor)");
+      " Tensor? reset=None) -> (Tensor, Tensor[])");
 
-  // What training runs. Forward also returns the activations (rows, S * H) of cell.h; of a
+  // What training runs. Forward also returns the activations (rows, A * H) of cell.h; of a
   // sequence with checkpoint_steps = n > 0 checkpoints instead, c before steps 0, n, 2 n, ... in
-  // the order of execution, (ceil(T / n), B, H). Backward takes the arguments of forward, results
-  // of forward, and the gradients of what users see of them; one that is None is zero. output_mask
-  // says which gradients are wanted, in the order input, h, c, weight_ih, weight_hh, bias_ih,
-  // bias_hh; the others are returned as None.
+  // the order of execution, (ceil(T / n), B, K * H). Backward takes the arguments of forward,
+  // results of forward, and the gradients of what users see of them; one that is None is zero.
+  // output_mask says which gradients are wanted, in the order input, h, c, weight_ih, weight_hh,
+  // bias_ih, bias_hh; the others are returned as None.
   m.def(
       "step_forward(str cell, Tensor input, Tensor h, Tensor? c, Tensor weight_ih,"
       " Tensor? weight_hh, Tensor? bias_ih, Tensor? bias_hh)"

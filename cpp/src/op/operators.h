@@ -92,7 +92,7 @@ auto without_saved(Results&& results) {
   }(std::make_index_sequence<std::tuple_size_v<std::decay_t<Results>> - 1>());
 }
 
-// ---- what calls the dispatcher: ops.cpp -----------------------------------------
+// ---- what calls the dispatcher: operators.cpp -----------------------------------
 
 namespace op {
 

@@ -5,11 +5,9 @@
 #include "common/operator_args.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/DeviceType.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <array>
 #include <cstddef>
@@ -18,28 +16,6 @@
 #include <vector>
 
 namespace lltm {
-
-// Whether this thread is in no mode, transform, trace or autocast.
-inline bool is_plain_thread() {
-  const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
-  return c10::default_included_set.has_all(keys.included_) &&
-         keys.excluded_.has_all(c10::default_excluded_set) &&
-         !at::impl::torch_function_mode_enabled();
-}
-
-// Whether the elements of a tensor are what lies in memory, and no transform has wrapped it.
-inline bool is_plain(const at::Tensor& tensor) {
-  using c10::DispatchKey;
-  static const c10::DispatchKeySet plain(
-      {DispatchKey::CPU,
-       DispatchKey::CUDA,
-       DispatchKey::ADInplaceOrView,
-       DispatchKey::AutogradCPU,
-       DispatchKey::AutogradCUDA,
-       DispatchKey::AutocastCPU,
-       DispatchKey::AutocastCUDA});
-  return !tensor.defined() || plain.has_all(tensor.key_set());
-}
 
 // The checked operators of a backend that runs several calls at once; null in another.
 struct OperatorsAtOnce {

@@ -1,0 +1,62 @@
+// What sees a call of an operator between its caller and the kernels. Everything that depends on it
+// asks here: whether a layer may skip autograd's key, run two directions concurrently, or has to
+// compute in ATen operations.
+#pragma once
+
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+namespace lltm {
+
+// True if the elements of a tensor are those in its memory, and no transform has wrapped it.
+inline bool is_plain(const at::Tensor& tensor) {
+  using c10::DispatchKey;
+  static const c10::DispatchKeySet plain(
+      {DispatchKey::CPU,
+       DispatchKey::CUDA,
+       DispatchKey::ADInplaceOrView,
+       DispatchKey::AutogradCPU,
+       DispatchKey::AutogradCUDA,
+       DispatchKey::AutocastCPU,
+       DispatchKey::AutocastCUDA});
+  return !tensor.defined() || plain.has_all(tensor.key_set());
+}
+
+class Interceptors {
+ public:
+  // Those of this thread; add() takes the tensors of the call.
+  Interceptors() {
+    const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
+    transform_ = keys.included_.has(c10::DispatchKey::FuncTorchDynamicLayerBackMode);
+    other_ = !c10::default_included_set.has_all(keys.included_) ||
+             !keys.excluded_.has_all(c10::default_excluded_set) ||
+             at::impl::torch_function_mode_enabled();
+  }
+  explicit Interceptors(at::TensorList tensors) : Interceptors() { add(tensors); }
+
+  void add(const at::Tensor& tensor) {
+    if (!tensor.defined()) return;
+    autograd_ = autograd_ || (grad_mode_ && tensor.requires_grad());
+    transform_ = transform_ || tensor._fw_grad(/*level=*/0).defined();
+    other_ = other_ || !is_plain(tensor);
+  }
+  void add(at::TensorList tensors) {
+    for (const at::Tensor& tensor : tensors) add(tensor);
+  }
+
+  // Autograd: the call has gradients.
+  bool autograd() const { return autograd_; }
+  // A transform of torch.func, or forward mode, which the kernels have no derivatives for.
+  bool transform() const { return transform_; }
+  // Neither of them, nor a mode, a tracer, autocast, or a subclass of Tensor.
+  bool at_most_autograd() const { return !transform_ && !other_; }
+  bool none() const { return at_most_autograd() && !autograd_; }
+
+ private:
+  const bool grad_mode_ = at::GradMode::is_enabled();
+  bool autograd_ = false, transform_ = false, other_ = false;
+};
+
+}  // namespace lltm
