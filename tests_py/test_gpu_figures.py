@@ -55,7 +55,7 @@ def test_where_all_is_well_nothing_speaks_against_the_default(
 ) -> None:
     gpu_figures.main(["--print", str(measured)])
     assert "The persistent engine may be the default: kCudaPersistent" in capsys.readouterr().out
-    assert "kCudaPersistent" in (ROOT / "cpp/src/api/backends.cpp").read_text()
+    assert "kCudaPersistent" in (ROOT / "cpp/src/common/backends.cpp").read_text()
 
 
 @pytest.mark.parametrize(
