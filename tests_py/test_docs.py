@@ -628,7 +628,8 @@ def test_architecture_names_every_source_file() -> None:
     text = (DOCS / "architecture.md").read_text()
     named = {name.partition(".")[0] for name in re.findall(r"\w+\.(?:h|cpp|cu|py)\b", text)}
     files = {path.name.partition(".")[0] for path in (ROOT / "cpp").rglob("*.*")}
-    files |= {path.stem for path in (ROOT / "python/lltm").glob("*.py")}
+    for folder in (".", "custom", "integrations"):
+        files |= {path.stem for path in (ROOT / "python/lltm" / folder).glob("*.py")}
     assert files - named == {"__init__", "__main__"}
 
 

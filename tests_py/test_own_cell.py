@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pack_sequence
 
 import lltm
-from lltm._program import evaluate
+from lltm.custom.program import evaluate
 from lltm.testing import check_cell, loop
 
 sigmoid, tanh = torch.sigmoid, torch.tanh

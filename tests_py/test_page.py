@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, sigmoid, tanh
 
 import lltm
-from lltm._program import Header, evaluate
+from lltm.custom.program import Header, evaluate
 
 FOLDER = support.ROOT / "examples" / "cells"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "train")

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, randn, sigmoid, tanh
 
 import lltm
-from lltm._program import EXPENSIVE, OPERATIONS, Program, evaluate
-from lltm._trace import Gates, trace
+from lltm.custom.program import EXPENSIVE, OPERATIONS, Program, evaluate
+from lltm.custom.trace import Gates, trace
 
 ROWS, UNITS = 5, 7
 

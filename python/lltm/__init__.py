@@ -30,17 +30,18 @@ from . import _native  # loads the library
 
 # isort: split
 from . import _C
-from . import _flops as _flops
 from . import backends as backends
 from . import functional as functional
 from . import reference as reference
 from . import testing as testing
 from ._C import ArgumentError
-from ._decompositions import decompositions
-from ._inductor import inductor_decomposed
-from ._onnx import register
-from ._own import Cell, OwnCell, OwnLayer, cell
 from ._replace import Replaced, replace_
+from .custom.cell import Cell, cell
+from .custom.modules import OwnCell, OwnLayer
+from .integrations import flops as flops
+from .integrations.decompositions import decompositions
+from .integrations.inductor import inductor_decomposed
+from .integrations.onnx import register
 from .modules import (
     GRU,
     LLTM,

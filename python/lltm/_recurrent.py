@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from . import _C, _check, _fx, _script, _sharding
+from . import _C, _check
 from ._C import ArgumentError
+from .integrations import fx, script, sharding
 
 State = tuple[Tensor, Tensor]
 
@@ -36,7 +37,7 @@ class Recurrent:
         if hx is None:
             return []
         if len(self._STATES) == 1:
-            listed: list[Tensor] = _fx.listed(_check.tensor(self._where, self._STATES[0], hx))
+            listed: list[Tensor] = fx.listed(_check.tensor(self._where, self._STATES[0], hx))
             return listed
         return _check.states(self._where, self._STATES, hx, "hx")
 
@@ -70,7 +71,7 @@ class Step(Recurrent):
         """Called by torch.jit.script, which compiles what this returns."""
         if not _has_our_forward(self):
             return self
-        return _script.cell(self, self._parameter_names, len(self._STATES))  # type: ignore[arg-type]
+        return script.cell(self, self._parameter_names, len(self._STATES))  # type: ignore[arg-type]
 
 
 class PairStep(Step):
@@ -273,7 +274,7 @@ class Layer(Recurrent):
         """Called by torch.jit.script, which compiles what this returns."""
         if not _has_our_forward(self):
             return self
-        return _script.layer(self, self._names, len(self._STATES))  # type: ignore[arg-type]
+        return script.layer(self, self._names, len(self._STATES))  # type: ignore[arg-type]
 
 
 class PairLayer(Layer):
@@ -656,17 +657,17 @@ def _is_quantised(weights: Tensor) -> bool:
     return int.from_bytes(weights[20:24].tolist(), "little") == qint8
 
 
-_fx.make_leaves(Recurrent)
+fx.make_leaves(Recurrent)
 
 
 def _has_our_forward(module: Any) -> bool:
     """False if torch.jit.script compiles it already, or it has a forward of the user's own."""
-    return type(module).forward.__module__ in (__name__, "lltm.modules", "lltm._own")
+    return type(module).forward.__module__ in (__name__, "lltm.modules", "lltm.custom.modules")
 
 
 def _calls_kernels() -> bool:
     """Whether a call is neither compiled nor traced."""
-    return not (torch.compiler.is_dynamo_compiling() or _fx.is_tracing())
+    return not (torch.compiler.is_dynamo_compiling() or fx.is_tracing())
 
 
 def operator(name: str, parameters: Sequence[str], options: Sequence[str]) -> Callable[..., Any]:
@@ -679,7 +680,7 @@ def operator(name: str, parameters: Sequence[str], options: Sequence[str]) -> Ca
         module: Any, input: Tensor, states: list[Tensor], *rest: Any, **named_rest: Any
     ) -> Any:
         if type(input) is not Tensor:
-            _sharding.prepare(input)
+            sharding.prepare(input)
         named = (getattr(module, name) for name in parameters)
         tensors = [tensor for tensor in named if tensor is not None]
         try:
@@ -701,8 +702,8 @@ def operator(name: str, parameters: Sequence[str], options: Sequence[str]) -> Ca
 def step_of(module: Step, input: Tensor, hx: Any, run: Callable[..., Any]) -> Any:
     """What forward of a cell returns; `run` takes the module, the input and the states."""
     where = module._where
-    if _fx.is_tracing():
-        hx = _fx.states(where, hx, len(module._STATES))
+    if fx.is_tracing():
+        hx = fx.states(where, hx, len(module._STATES))
     _check.tensor(where, "input", input)
     _check.not_nested(where, input)
     return module._returned(run(module, input, module._states_of(hx)))
@@ -715,8 +716,8 @@ def layer_of(module: Layer, input: Any, hx: Any, reset: Any, run: Callable[..., 
     those, and if there is one the keyword reset. It returns the output and the states.
     """
     where = module._where
-    if _fx.is_tracing():
-        hx = _fx.states(where, hx, len(module._STATES))
+    if fx.is_tracing():
+        hx = fx.states(where, hx, len(module._STATES))
     rows: Any = input
     parts: list[Any] = []
     if isinstance(input, PackedSequence):

@@ -15,7 +15,6 @@ import logging
 import os
 import subprocess
 import sys
-import textwrap
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,12 +23,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _decompositions, modules
-from ._inductor import inductor_decomposed
+from . import modules
+from .custom.explanation import section, wrapped
+from .integrations.decompositions import decompositions
+from .integrations.inductor import inductor_decomposed
 
 State = tuple[Tensor, Tensor]
-
-WIDTH = 79  # of prose
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ def core_aten(call: Call) -> str:
     program = torch.export.export(
         call.module(), call.arguments(), dynamic_shapes=call.dynamic_shapes()
     )
-    graph = program.run_decompositions(_decompositions.decompositions()).graph_module
+    graph = program.run_decompositions(decompositions()).graph_module
     return _readable(graph)
 
 
@@ -227,18 +226,6 @@ def explain(call: Call, only: list[str] | None = None) -> Iterator[str]:
     for name in only or STAGES:
         stage = STAGES[name]
         yield section(f"{name}: {call}", stage.__doc__, stage(call))
-
-
-def section(title: str, sentence: str | None, text: str) -> str:
-    sentence = textwrap.fill(" ".join((sentence or "").split()), WIDTH)
-    return f"==== {title}\n{sentence}\n\n{text}\n"
-
-
-def wrapped(line: str) -> str:
-    """A line of prose as several: code, which graphs are, stays as long as it is."""
-    return textwrap.fill(
-        line, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
-    )
 
 
 def _arguments() -> argparse.Namespace:

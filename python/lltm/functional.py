@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _check, _sharding
+from . import _check
+from .integrations import sharding
 
 __all__ = ["cell", "prepack", "sequence", "sequence_prepacked"]
 
@@ -50,7 +51,7 @@ def cell(
     _check.tensor("cell", "weights", weights)
     _check.optional_tensor("cell", "bias", bias)
     if type(input) is not Tensor:
-        _sharding.prepare(input)
+        sharding.prepare(input)
     try:
         h, c = torch.ops.lltm.step("lltm", input, h, c, weights, None, bias)
     except ValueError as error:
@@ -176,7 +177,7 @@ def _run(
     _check.boolean(op, "reverse", reverse)
     _check.optional_tensor(op, "reset", reset)
     if type(input) is not Tensor:
-        _sharding.prepare(input)
+        sharding.prepare(input)
     try:
         output, h_n, c_n = getattr(torch.ops.lltm, op)(
             "lltm",

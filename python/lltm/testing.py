@@ -15,7 +15,8 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ._own import Cell, OwnLayer
+from .custom.cell import Cell
+from .custom.modules import OwnLayer
 
 __all__ = ["check_cell", "loop"]
 

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._C import ArgumentError
+from .._C import ArgumentError
 
 MOST_STATES, MOST_PARAMETERS, MOST_GATES, MOST_SAVED, MOST_INSTRUCTIONS = 3, 8, 8, 32, 512
 MOST_BYTES, LONGEST_NAME = 65_536, 64

@@ -19,7 +19,7 @@ from torch import Tensor
 
 # The dimension that is the batch, of tensors that an operator takes or returns, by the names of its
 # schema; that of the others is None. What is saved for backward is either activations, the rows of
-# every step, (T * B, 4H): of each process those of its own batch, which put together would be in
+# every step, (T * B, A * H): of each process those of its own batch, which put together would be in
 # another order than on one process, but nobody does that. Or it is checkpoints, (T / n, B, H).
 BATCH_DIMS_OF_STEP: dict[str, int] = dict.fromkeys(
     ("input", "h", "c", "activations", "h_next", "c_next", "grad_h", "grad_c"), 0

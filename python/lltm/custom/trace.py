@@ -29,8 +29,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ._C import ArgumentError
-from ._program import (
+from .._C import ArgumentError
+from .program import (
     EXPENSIVE,
     Expressions,
     Operand,
@@ -612,6 +612,17 @@ def trace(
         for message, line in tracers[0].warnings.items():
             warnings.warn(f"lltm::cell: {where}: {message}{line}", stacklevel=warn_at)
         return written(program, made)
+
+
+def call(
+    function: Callable[..., Any], z: dict[str, Tensor], others: Mapping[str, Tensor]
+) -> list[Tensor]:
+    """What the function itself returns, h' and states'; others by name, if it takes them."""
+    _, *arguments = inspect.signature(function).parameters.values()
+    by_name = {a.name: others[a.name] for a in arguments if a.kind is a.KEYWORD_ONLY}
+    positional = (others[a.name] for a in arguments if a.name not in by_name)
+    result = function(Gates(z), *positional, **by_name)
+    return [result] if isinstance(result, Tensor) else list(result)
 
 
 def _difference(a: Tracer, b: Tracer) -> str:

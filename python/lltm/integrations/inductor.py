@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ._decompositions import ours
+from .decompositions import ours
 
 
 def inductor_decomposed(

@@ -2,33 +2,62 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from . import _trace, explain
-from ._program import EXPENSIVE, Header, assignments
-
-if TYPE_CHECKING:
-    from ._own import Cell
+from .page import page as page_of
+from .program import EXPENSIVE, Header, assignments
+from .trace import call, trace
 
 UNITS = 64
+WIDTH = 79  # of prose
 
 
-def explained(cell: Cell) -> str:
+@dataclass(frozen=True)
+class Described:
+    """The cell that is explained."""
+
+    text: str
+    gates: Sequence[str]  # in the order of z
+    function: Callable[..., Any] | None
+
+    @property
+    def header(self) -> Header:
+        return Header.read(self.text)
+
+
+def explained(text: str, gates: Sequence[str], function: Callable[..., Any] | None) -> str:
+    """Every stage, for the text of a cell."""
+    cell = Described(text, gates, function)
     return "\n".join(
-        explain.section(f"{name}: {cell.name}", stage.__doc__, stage(cell))
+        section(f"{name}: {cell.header.name}", stage.__doc__, stage(cell))
         for name, stage in STAGES.items()
     )
 
 
-def interface(cell: Cell) -> str:
+def section(title: str, sentence: str | None, text: str) -> str:
+    sentence = textwrap.fill(" ".join((sentence or "").split()), WIDTH)
+    return f"==== {title}\n{sentence}\n\n{text}\n"
+
+
+def wrapped(line: str) -> str:
+    """A line of prose as several: code, which graphs are, stays as long as it is."""
+    return textwrap.fill(
+        line, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
+
+
+def interface(cell: Described) -> str:
     """What modules of the cell have: gates and what each reads, states besides h and what they
     begin as, parameters (one number a unit each), and whether |h'| <= 1 is promised, which int8
     weights need."""
-    header = Header.read(cell.text)
+    header = cell.header
 
     def reads(gate: str) -> str:
         of = [
@@ -42,41 +71,40 @@ def interface(cell: Cell) -> str:
         "parameters": ", ".join(header.parameters),
         "bounded": "yes" if header.bounded else "no",
     }
-    return "\n".join(
-        explain.wrapped(f"{name:11} {value or 'none'}") for name, value in lines.items()
-    )
+    return "\n".join(wrapped(f"{name:11} {value or 'none'}") for name, value in lines.items())
 
 
-def saved(cell: Cell) -> str:
+def saved(cell: Described) -> str:
     """What forward saves for backward: as few values as possible, such that backward calls no
     expensive function. Names are those of the function's variables, t1 and so on of values that
     have none."""
-    header = Header.read(cell.text)
+    header = cell.header
     made = {name: (op, *words) for name, op, words in assignments(cell.text, "forward")}
     lines = [f"{name} = {' '.join(made[name])}" if name in made else name for name in header.saved]
     values = len(header.saved)
     total = f"{values} values, {4 * values} bytes a unit, row and step in float32"
     if cell.function is not None:
-        total += f"; in a Python loop autograd keeps {kept_by_autograd(cell)} bytes"
-    return "\n".join([*lines, explain.wrapped(total)])
+        kept = kept_by_autograd(cell.function, cell)
+        total += f"; in a Python loop autograd keeps {kept} bytes"
+    return "\n".join([*lines, wrapped(total)])
 
 
-def forward(cell: Cell) -> str:
+def forward(cell: Described) -> str:
     """The instructions of forward for one unit, between the GEMMs. One that is executed may be
     several of them, such as a product and the sum that it goes into, or a copy of what is returned
     to what is saved."""
     return _instructions(cell, "forward")
 
 
-def backward(cell: Cell) -> str:
+def backward(cell: Described) -> str:
     """The instructions of backward: d.X is the gradient of X."""
     return _instructions(cell, "backward")
 
 
-def hints(cell: Cell) -> str:
+def hints(cell: Described) -> str:
     """What costs more than it has to, perhaps."""
     lines = []
-    known = set(cell.parameters)
+    known = set(cell.header.parameters)
     used = {word for _, _, words in assignments(cell.text, "forward") for word in words}
     for gate in cell.gates:
         if f"z.{gate}" not in used:
@@ -94,16 +122,16 @@ def hints(cell: Cell) -> str:
                 " alone: a parameter that is this value needs it in none."
             )
     if cell.function is not None:
-        header = Header.read(cell.text)
+        header = cell.header
         x, h = set(header.gates_x), set(header.gates_h)
         with _DetachedMaxima():
-            without = _trace.trace(
+            without = trace(
                 cell.function,
                 gates=cell.gates,
                 reads={**dict.fromkeys(x - h, "x"), **dict.fromkeys(h - x, "h")},
                 states=header.states,
                 parameters=dict.fromkeys(header.parameters, 0.0),
-                name=cell.name,
+                name=header.name,
             )
         if (more := len(header.saved) - len(without.saved)) > 0:
             lines.append(
@@ -111,13 +139,13 @@ def hints(cell: Cell) -> str:
                 " than their results detached: where one cancels out, as a stabiliser of"
                 " exponentials does, call detach() on it."
             )
-    return "\n".join(map(explain.wrapped, lines)) or "none"
+    return "\n".join(map(wrapped, lines)) or "none"
 
 
-def page(cell: Cell) -> str:
+def page(cell: Described) -> str:
     """The same as a page in C++, in the form of cpp/src/cell/lltm.h, for a cell to be built in
     (CONTRIBUTING, "Add a built-in cell"); cell.page is this text."""
-    return cell.page.rstrip()
+    return page_of(cell.text).rstrip()
 
 
 STAGES = {
@@ -130,7 +158,7 @@ STAGES = {
 }
 
 
-def _instructions(cell: Cell, section: str) -> str:
+def _instructions(cell: Described, section: str) -> str:
     lines = [" ".join([y, "=", op, *words]) for y, op, words in assignments(cell.text, section)]
     executed = torch.ops.lltm._instructions(cell.text)[section == "backward"]
     return "\n".join([*lines, f"{len(lines)} instructions, {executed} executed"])
@@ -144,8 +172,9 @@ def _is_number(word: str) -> bool:
     return True
 
 
-def kept_by_autograd(cell: Cell) -> int:
+def kept_by_autograd(function: Callable[..., Any], cell: Described) -> int:
     """Bytes a unit of what a call of the function saves, parameters apart."""
+    header = cell.header
     kept: dict[int, Tensor] = {}  # by address
 
     def number(_: str) -> Tensor:
@@ -156,11 +185,11 @@ def kept_by_autograd(cell: Cell) -> int:
             kept[x.data_ptr()] = x
         return x
 
-    parameters = {name: torch.full((UNITS,), 0.5).requires_grad_() for name in cell.parameters}
+    parameters = {name: torch.full((UNITS,), 0.5).requires_grad_() for name in header.parameters}
     z = {gate: number(gate) for gate in cell.gates}
-    states = {state: number(state) for state in ("h", *cell.states)}
+    states = {state: number(state) for state in ("h", *header.states)}
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-        results = cell._called(z, states | parameters)  # alive, and with them what they save
+        results = call(function, z, states | parameters)  # alive, and with them what they save
     assert results
     return sum(x.untyped_storage().nbytes() for x in kept.values()) // UNITS
 

@@ -1,7 +1,7 @@
 """What torch.onnx.export makes of the operators.
 
 A sequence of the LSTM or the GRU in float32 becomes the operator of that name that ONNX has, which
-is what runtimes are fast at; everything else the operations of _decompositions.py.
+is what runtimes are fast at; everything else the operations of decompositions.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
-from ._decompositions import ours
+from .decompositions import ours
 
 # By cell: ONNX's operator, the order of its gates in numbers of ours, and what it has to be told.
 _OPERATORS: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {

@@ -9,7 +9,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from ._program import OPERATIONS, Header, assignments
+from .program import OPERATIONS, Header, assignments
 
 # Names that are taken: words of C++, what a page calls its own, types that its struct would hide.
 CPP = """
