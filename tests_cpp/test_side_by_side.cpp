@@ -1,6 +1,6 @@
-// Two calls as one node of autograd (op/side_by_side.h), on a device whose backend takes both at
+// Two calls as one node of autograd (op/bidirectional.h), on a device whose backend takes both at
 // once, as that of a GPU does: here the CPU, whose operators are called in turn and counted.
-#include "op/side_by_side.h"
+#include "op/bidirectional.h"
 
 #include "cell_arguments.h"
 #include "op/operators.h"

@@ -2,28 +2,27 @@
 // symbolic: torch.compile and torch.export trace through this code.
 #include "api/layer.h"
 
+#include "api/layer_checks.h"
+#include "api/parameters.h"
 #include "api/projection.h"
 #include "common/format.h"
 #include "common/steps.h"
 #include "cpu/schedule.h"
+#include "op/bidirectional.h"
 #include "op/check.h"
 #include "op/interceptors.h"
 #include "op/operators.h"
-#include "op/side_by_side.h"
 
 #include <lltm/backends.h>
 
 #include <ATen/ATen.h>
-#include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 #include <torch/library.h>
 
-#include <array>
 #include <optional>
-#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -33,101 +32,6 @@ namespace {
 
 using at::Tensor;
 using c10::SymInt;
-
-// ---- checks -----------------------------------------------------------------
-
-void check_tensor(const char* where, const char* name, const Tensor& tensor) {
-  TORCH_CHECK_TYPE(
-      tensor.defined(),
-      "lltm::",
-      where,
-      ": expected ",
-      name,
-      " to be a tensor, got an undefined tensor");
-  TORCH_CHECK(  // a nested tensor may say that it is strided
-      tensor.layout() == at::kStrided && !tensor.is_nested(),
-      "lltm::",
-      where,
-      ": expected ",
-      name,
-      " of layout Strided, got ",
-      tensor.is_nested() ? "a nested tensor" : c10::str(tensor.layout()));
-}
-
-void check_shape(
-    const char* where,
-    const char* name,
-    const Tensor& tensor,
-    const std::vector<SymInt>& expected) {
-  check_tensor(where, name, tensor);
-  const c10::SymIntArrayRef sizes = tensor.sym_sizes();
-  bool same = sizes.size() == expected.size();
-  for (size_t d = 0; same && d < expected.size(); ++d) {
-    same = sizes[d].sym_eq(expected[d]).expect_true(__FILE__, __LINE__);
-  }
-  TORCH_CHECK_VALUE(
-      same,
-      "lltm::",
-      where,
-      ": expected ",
-      name,
-      " of shape ",
-      shape_text(c10::SymIntArrayRef(expected)),
-      ", got ",
-      shape_text(sizes));
-}
-
-// Whether a tensor is on the device, and of the dtype, of another one.
-void check_kind(
-    const char* where,
-    const char* name,
-    const Tensor& tensor,
-    const Tensor& other,
-    const char* whose,
-    bool casts) {
-  TORCH_CHECK(
-      tensor.device() == other.device(),
-      "lltm::",
-      where,
-      ": expected ",
-      name,
-      " on device ",
-      other.device(),
-      ", that of the ",
-      whose,
-      ", got ",
-      tensor.device());
-  TORCH_CHECK_TYPE(
-      casts || tensor.scalar_type() == other.scalar_type(),
-      "lltm::",
-      where,
-      ": expected ",
-      name,
-      " of dtype ",
-      dtype_text(other.scalar_type()),
-      ", that of the ",
-      whose,
-      ", got ",
-      dtype_text(tensor.scalar_type()));
-}
-
-bool autocasts(const Tensor& tensor) {
-  const c10::DeviceType device = tensor.device().type();
-  return at::autocast::is_autocast_available(device) && at::autocast::is_autocast_enabled(device);
-}
-
-// The operators could blame a parameter, but the caller has passed only the input.
-void check_kind(const char* where, const Tensor& input, const Tensor& parameter) {
-  check_kind(where, "input", input, parameter, "parameters", autocasts(input));
-}
-
-// What is joined with others: at::cat would promote another dtype, and under autocast what is no
-// floating-point number too.
-void check_joined_kind(
-    const char* where, const char* name, const Tensor& tensor, const Tensor& input) {
-  const bool casts = autocasts(input) && at::isFloatingType(tensor.scalar_type());
-  check_kind(where, name, tensor, input, "input", casts);
-}
 
 // ---- what intercepts a call ---------------------------------------------------
 
@@ -155,26 +59,6 @@ class WithoutAutograd {
   std::optional<at::AutoDispatchBelowADInplaceOrView> guard_;
 };
 
-// states.select(0, k), of (L*D, B, H).
-Tensor select_state(const Tensor& states, int64_t k, bool unobserved) {
-  if (!unobserved) return states.select(0, k);
-  Tensor state = at::detail::make_tensor<c10::TensorImpl>(
-      c10::TensorImpl::VIEW, c10::Storage(states.storage()), states.key_set(), states.dtype());
-  state.unsafeGetTensorImpl()->set_sizes_and_strides(
-      states.sizes().slice(1),
-      states.strides().slice(1),
-      states.storage_offset() + k * states.stride(0));
-  return state;
-}
-
-// state.unsqueeze(0), of a new tensor (B, H) without other references. On a device without kernels
-// its strides are those of the initial state.
-Tensor unsqueeze_state(Tensor state, bool unobserved) {
-  if (!unobserved || !state.is_contiguous()) return state.unsqueeze(0);
-  state.unsafeGetTensorImpl()->set_sizes_contiguous({1, state.size(0), state.size(1)});
-  return state;
-}
-
 // The batch size of packed rows: the first of batch_sizes. Where that has no value, in a graph that
 // is being traced or without steps, a tensor that has it among its sizes.
 SymInt packed_batch(const char* where, const PackedRows& rows, at::TensorList states) {
@@ -201,187 +85,7 @@ SymInt packed_batch(const char* where, const PackedRows& rows, at::TensorList st
   return steps ? sizes.select(0, 0).item().toSymInt() : SymInt(0);
 }
 
-// The name of a state: h, and those of the cell; of a layer h_0, ...
-std::string state_name(const CellInfo& cell, size_t k, const char* suffix) {
-  return std::string(k == 0 ? "h" : cell.state_names[k - 1]) + suffix;
-}
-
-// Of so many rows, h with size_of_h columns, the others with `hidden`. Where they are joined, they
-// have the input's kind: at::cat would promote another dtype.
-void check_states(
-    const CellInfo& cell,
-    const char* where,
-    const Tensor& input,
-    at::TensorList states,
-    const char* suffix,
-    std::vector<SymInt> rows,
-    int64_t size_of_h,
-    int64_t hidden) {
-  const auto expected = static_cast<size_t>(1 + cell.states);
-  if (states.size() != expected) {
-    std::vector<std::string> names;
-    for (size_t k = 0; k < expected; ++k) names.push_back(state_name(cell, k, suffix));
-    TORCH_CHECK_TYPE(
-        false,
-        "lltm::",
-        where,
-        ": expected state to be ",
-        expected,
-        expected == 1 ? " tensor (" : " tensors (",
-        c10::Join(", ", names),
-        "), got ",
-        states.size());
-  }
-  rows.emplace_back(size_of_h);
-  for (size_t k = 0; k < expected; ++k) {
-    if (k == 1) rows.back() = hidden;
-    const std::string name = state_name(cell, k, suffix);
-    check_shape(where, name.c_str(), states[k], rows);
-    if (cell.states > 1) check_joined_kind(where, name.c_str(), states[k], input);
-  }
-}
-
-JoinedState join(const CellInfo& cell, at::TensorList states) {
-  if (cell.states <= 1) return {states[0], cell.has_c() ? states[1] : Tensor()};
-  return {states[0], at::cat(states.slice(1), -1)};
-}
-
-std::vector<Tensor> split(const CellInfo& cell, Tensor h, Tensor c) {
-  std::vector<Tensor> states = {std::move(h)};
-  if (cell.states == 1) states.push_back(std::move(c));
-  if (cell.states > 1) {
-    for (Tensor& state : c.chunk(cell.states, -1)) states.push_back(std::move(state));
-  }
-  return states;
-}
-
-template <typename Change>
-std::vector<Tensor> map_states(at::TensorList states, const Change& change) {
-  std::vector<Tensor> changed;
-  for (const Tensor& state : states) changed.push_back(change(state));
-  return changed;
-}
-
-// The state of a sequence that begins, of so many rows: zeros, but what the cell says of its own.
-JoinedState first_state(
-    const CellInfo& cell, const Tensor& input, std::vector<SymInt> rows, int64_t hidden) {
-  rows.emplace_back(hidden);
-  const Tensor zeros = input.new_zeros_symint(rows);
-  if (!cell.has_c()) return {zeros, Tensor()};
-  if (cell.programs == nullptr) return {zeros, zeros};
-  std::vector<Tensor> states;
-  for (int k = 0; k < cell.states; ++k) {
-    const double value = cell.programs->initial_states[k];
-    states.push_back(value == 0 ? zeros : at::full_like(zeros, value));
-  }
-  return {zeros, at::cat(states, -1)};
-}
-
 }  // namespace
-
-// The parameters of one direction as the operators take them. weight_ih may be joined weights, or
-// prepacked ones; one that is absent is undefined. Those that a cell has of its own stand behind
-// bias_ih; zeros stand for biases that there are not.
-class OperatorParameters {
- public:
-  OperatorParameters(
-      const CellInfo& cell,
-      bool has_bias,
-      bool prepacked,
-      int64_t hidden_size,
-      at::TensorList given)
-      : matrices_(cell.joined || prepacked ? 1 : 2),
-        arranged_(arrange(cell, has_bias, hidden_size, given)),
-        weight_ih(given[0]),
-        weight_hh(matrices_ == 2 ? given[1] : none()),
-        bias_ih(
-            cell.parameters > 0 ? arranged_[0]
-            : has_bias          ? given[matrices_]
-                                : none()),
-        bias_hh(
-            cell.parameters > 0        ? arranged_[1]
-            : has_bias && !cell.joined ? given[matrices_ + 1]
-                                       : none()),
-        weight_hr(given.back()) {}
-  OperatorParameters(const OperatorParameters&) = delete;
-  OperatorParameters& operator=(const OperatorParameters&) = delete;
-
-  static int64_t count(const CellInfo& cell, bool has_bias, bool prepacked) {
-    const int64_t matrices = cell.joined || prepacked ? 1 : 2;
-    return matrices + (!has_bias ? 0 : cell.joined ? 1 : 2) + cell.parameters;
-  }
-
- private:
-  const size_t matrices_;
-  const std::array<Tensor, 2> arranged_;
-
- public:
-  const Tensor &weight_ih, &weight_hh, &bias_ih, &bias_hh;
-  const Tensor& weight_hr;  // of an LSTM with a projection
-
- private:
-  static const Tensor& none() { return or_undefined(std::nullopt); }
-
-  std::array<Tensor, 2> arrange(
-      const CellInfo& cell, bool has_bias, int64_t hidden_size, at::TensorList given) const {
-    if (cell.parameters == 0) return {};
-    const Tensor zeros =
-        has_bias ? Tensor() : given.back().new_zeros(cell.joined_blocks() * hidden_size);
-    const auto bias = [&](size_t k, const SlotRange& blocks) {
-      return has_bias ? given[matrices_ + k] : zeros.narrow(0, 0, blocks.count() * hidden_size);
-    };
-    std::vector<Tensor> behind = {bias(0, cell.x)};
-    const at::TensorList own = given.slice(matrices_ + (has_bias ? 2 : 0), cell.parameters);
-    behind.insert(behind.end(), own.begin(), own.end());
-    return {at::cat(behind), bias(1, cell.h)};
-  }
-};
-
-// Of the biases and parameters of a direction that OperatorParameters joins.
-void check_own_parameters(
-    const CellInfo& cell,
-    const char* where,
-    const Tensor& input,
-    bool has_bias,
-    int64_t hidden_size,
-    at::TensorList given) {
-  if (cell.parameters == 0) return;
-  const auto check = [&](const char* name, const Tensor& parameter, int64_t blocks) {
-    check_shape(where, name, parameter, {SymInt(blocks * hidden_size)});
-    check_joined_kind(where, name, parameter, input);
-  };
-  const size_t first = given.size() - cell.parameters;
-  if (has_bias) check("bias_ih", given[first - 2], cell.x.count());
-  for (int k = 0; k < cell.parameters; ++k) check(cell.parameter_names[k], given[first + k], 1);
-}
-
-// ---- options ------------------------------------------------------------------
-
-void check_size(const char* where, const char* name, int64_t value, int64_t largest) {
-  TORCH_CHECK_VALUE(
-      value > 0, "lltm::", where, ": expected ", name, " to be positive, got ", value);
-  TORCH_CHECK_VALUE(
-      value <= largest,
-      "lltm::",
-      where,
-      ": expected ",
-      name,
-      " of at most ",
-      largest,
-      ", got ",
-      value);
-}
-
-void check_probability(const char* where, const char* name, double value) {
-  TORCH_CHECK_VALUE(
-      value >= 0 && value <= 1,
-      "lltm::",
-      where,
-      ": expected ",
-      name,
-      " to lie in [0, 1], got ",
-      value);
-}
 
 // ---- one step -----------------------------------------------------------------
 
@@ -416,8 +120,9 @@ std::vector<Tensor> StepModule::forward(const Tensor& input, at::TensorList stat
   const bool batched = input.dim() == 2;
   if (!states.empty()) {
     std::vector<SymInt> rows;
+    rows.reserve(2);  // check_states appends one
     if (batched) rows.push_back(input.sym_size(0));
-    check_states(cell, where, input, states, "", rows, hidden_size, hidden_size);
+    check_states(cell, where, input, states, "", std::move(rows), hidden_size, hidden_size);
   }
   if (!batched) {
     const auto next = forward(
@@ -582,9 +287,12 @@ JoinedState LayerModule::initial_state(
     if (proj_size() > 0) first.h = Tensor();
     return first;
   }
-  std::vector<SymInt> rows = {count};
+  std::vector<SymInt> rows;
+  rows.reserve(3);  // check_states appends one
+  rows.emplace_back(count);
   if (batched) rows.push_back(batch);
-  check_states(cell, cell.layer_class, input, states, "_0", rows, size_of_h(), hidden_size);
+  check_states(
+      cell, cell.layer_class, input, states, "_0", std::move(rows), size_of_h(), hidden_size);
   if (batched) return join(cell, states);
   return join(cell, map_states(states, [](const Tensor& s) { return s.unsqueeze(1); }));
 }

@@ -3,6 +3,7 @@
 // modules of C++ (nn.cpp) share it.
 #pragma once
 
+#include "api/initial_states.h"
 #include "cell/cell.h"
 #include "common/operator_args.h"
 #include "op/interceptors.h"
@@ -19,17 +20,6 @@
 namespace lltm {
 
 class OperatorParameters;
-
-// h and, for the operators, the other states side by side; undefined where there are none.
-struct JoinedState {
-  at::Tensor h, c;
-};
-
-// Sizes up to here can be multiplied with each other and with the size of an element.
-constexpr int64_t kLargestSize = int64_t{1} << 27;
-
-void check_size(const char* where, const char* name, int64_t value, int64_t largest);
-void check_probability(const char* where, const char* name, double value);
 
 // LLTMCell::forward, and that of the other cells. States are h and the cell's others, in the order
 // of the descriptor; none stands for those that a sequence begins with.

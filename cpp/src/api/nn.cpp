@@ -1,6 +1,7 @@
 // The modules: options, parameters, packed input. What they compute is in layer.cpp.
 #include "api/cell.h"
 #include "api/layer.h"
+#include "api/layer_checks.h"
 #include "api/projection.h"
 #include "cell/cells.h"
 #include "common/format.h"

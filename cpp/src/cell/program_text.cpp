@@ -1,11 +1,7 @@
 #include "cell/program_text.h"
 
 #include <algorithm>
-#include <array>
-#include <bit>
 #include <cmath>
-#include <cstdint>
-#include <initializer_list>
 #include <limits>
 #include <locale>
 #include <map>
@@ -138,7 +134,7 @@ double number_of(const TextLines& lines, string_view word, const string& expecte
   return value;
 }
 
-// ---- compiling --------------------------------------------------------------
+// ---- operations -------------------------------------------------------------
 
 std::optional<Op> op_of(string_view word) {
   static const std::vector<string_view> names = words_of(  // as Op counts them
@@ -153,345 +149,6 @@ std::optional<Op> op_of(string_view word) {
 int operands_of(Op op) {
   return op < Op::kAdd ? 1 : op < Op::kWhere ? 2 : 3;
 }
-
-// What a value may be, with NaN left out.
-struct Range {
-  double low = -std::numeric_limits<double>::infinity();
-  double high = std::numeric_limits<double>::infinity();
-
-  bool is(double x) const { return low == x && high == x; }
-};
-
-// The smallest with all of them; NaN may be anything.
-Range range_with(std::initializer_list<double> values) {
-  if (std::any_of(values.begin(), values.end(), [](double x) { return x != x; })) return {};
-  return {std::min(values), std::max(values)};
-}
-Range operator-(const Range& a) {
-  return {-a.high, -a.low};
-}
-Range operator+(const Range& a, const Range& b) {
-  return range_with({a.low + b.low, a.high + b.high});
-}
-Range operator*(const Range& a, const Range& b) {
-  if (a.is(0) || b.is(0)) return {0, 0};
-  return range_with({a.low * b.low, a.low * b.high, a.high * b.low, a.high * b.high});
-}
-
-Range range_of(Op op, const Range& a, const Range& b, const Range& c) {
-  constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  switch (op) {
-    case Op::kCopy:
-    case Op::kDetach:
-      return a;
-    case Op::kNegate:
-      return -a;
-    case Op::kAdd:
-      return a + b;
-    case Op::kSubtract:
-      return a + -b;
-    case Op::kMultiply:
-      return a * b;
-    case Op::kMaximum:
-      return {std::max(a.low, b.low), std::max(a.high, b.high)};
-    case Op::kMinimum:
-      return {std::min(a.low, b.low), std::min(a.high, b.high)};
-    case Op::kWhere:
-      return range_with({b.low, b.high, c.low, c.high});
-    case Op::kTanh:
-      return {-1, 1};
-    case Op::kAbs:
-    case Op::kSqrt:
-    case Op::kExp:
-    case Op::kSoftplus:
-      return {0, kInfinity};
-    case Op::kElu:
-    case Op::kExpm1:
-      return {-1, kInfinity};
-    case Op::kSigmoid:
-    case Op::kNot:
-    case Op::kGreater:
-    case Op::kGreaterEqual:
-    case Op::kEqual:
-    case Op::kNotEqual:
-    case Op::kAnd:
-    case Op::kOr:
-      return {0, 1};
-    default:
-      return {};
-  }
-}
-
-// Of a value that is factor * x + rest, the factor of some x, from those of its operands and from
-// what these may be. Nothing where it is not of that form.
-using Factor = std::optional<Range>;
-bool depends(const Factor& factor) {
-  return !factor || !factor->is(0);
-}
-Factor factor_of(Op op, const std::array<Factor, 3>& of, const std::array<Range, 3>& ranges) {
-  const auto& [a, b, c] = of;
-  if (std::none_of(of.begin(), of.end(), depends)) return Range{0, 0};
-  if (!a || !b || !c) return std::nullopt;
-  switch (op) {
-    case Op::kCopy:
-    case Op::kDetach:
-      return *a;
-    case Op::kNegate:
-      return -*a;
-    case Op::kAdd:
-      return *a + *b;
-    case Op::kSubtract:
-      return *a + -*b;
-    case Op::kMultiply:
-      if (depends(a) && depends(b)) return std::nullopt;
-      return depends(a) ? *a * ranges[1] : ranges[0] * *b;
-    case Op::kWhere:
-      if (depends(a)) return std::nullopt;
-      return range_with({b->low, b->high, c->low, c->high});
-    default:
-      return std::nullopt;
-  }
-}
-
-// The values of a section in the order in which they are computed: an operand stands before.
-class Compiler {
- public:
-  using Operands = std::array<int, 3>;
-  static constexpr int kNone = -1;
-
-  // Before any other value.
-  int input() { return add({.kind = kInput}); }
-
-  int constant(double number) {
-    const auto [place, is_new] = constants_.try_emplace(std::bit_cast<uint64_t>(number), kNone);
-    if (is_new) place->second = add({.kind = kConstant, .number = number});
-    return place->second;
-  }
-
-  // Takes negations away where that changes no result.
-  int result(Op op, Operands of) {
-    const auto [a, b, c] = of;
-    switch (op) {
-      case Op::kCopy:
-        return a;
-      case Op::kNegate:
-        if (values_[a].kind == kConstant) return constant(-values_[a].number);
-        if (is_negated(a)) return negated(a);
-        break;
-      case Op::kAdd:
-        if (is_negated(b)) return result(Op::kSubtract, {a, negated(b), kNone});
-        if (is_negated(a)) return result(Op::kSubtract, {b, negated(a), kNone});
-        break;
-      case Op::kSubtract:
-        if (is_negated(b)) return result(Op::kAdd, {a, negated(b), kNone});
-        break;
-      case Op::kMultiply:
-      case Op::kDivide:
-        if (is_negated(a) && is_negated(b)) return result(op, {negated(a), negated(b), kNone});
-        break;
-      default:
-        break;
-    }
-    return add({.kind = kResult, .op = op, .of = of});
-  }
-
-  // What each value may be, and its factor of an input. Before compile().
-  std::pair<std::vector<Range>, std::vector<Factor>> ranges_and_factors(int input) const {
-    std::vector<Range> ranges;
-    std::vector<Factor> factors;
-    for (const Value& value : values_) {
-      std::array<Range, 3> ranges_of = {};
-      std::array<Factor, 3> factors_of = {Range{0, 0}, Range{0, 0}, Range{0, 0}};
-      for (size_t k = 0; k < value.of.size() && value.of[k] != kNone; ++k) {
-        ranges_of[k] = ranges[value.of[k]];
-        factors_of[k] = factors[value.of[k]];
-      }
-      const auto& [a, b, c] = ranges_of;
-      const double of_itself = std::ssize(ranges) == input ? 1 : 0;
-      ranges.push_back(
-          value.kind == kConstant ? range_with({value.number})
-          : value.kind == kResult ? range_of(value.op, a, b, c)
-                                  : Range());
-      factors.push_back(
-          value.kind == kResult ? factor_of(value.op, factors_of, ranges_of)
-                                : Range{of_itself, of_itself});
-    }
-    return {std::move(ranges), std::move(factors)};
-  }
-
-  // Registers: program.h.
-  Program compile(const std::vector<int>& outputs, CellText::Code& code) {
-    count_uses(outputs);
-    fuse_products();
-    count_uses(outputs);
-    fuse_gradients();
-    count_uses(outputs);
-
-    int registers = 0;
-    for (Value& value : values_) {
-      if (value.kind == kInput) value.place = registers++;
-    }
-    Program program = {};
-    program.inputs = registers;
-    program.outputs = static_cast<int>(outputs.size());
-    std::vector<std::pair<int, int>> copies;  // output, value
-    for (const int output : outputs) {
-      Value& value = values_[output];
-      if (value.kind == kResult && value.place == kNone) {
-        value.place = registers++;
-      } else {
-        copies.emplace_back(registers++, output);
-      }
-    }
-    for (Value& value : values_) {
-      if (value.kind != kConstant || value.uses == 0) continue;
-      value.place = registers++;
-      code.constants.push_back(value.number);
-    }
-
-    const int first_temporary = registers;
-    std::vector<bool> taken;  // of the temporaries
-    for (Value& value : values_) {
-      if (value.kind != kResult || value.uses == 0) continue;
-      Instruction instruction = {.op = value.op, .y = 0, .a = 0, .b = 0, .c = 0};
-      unsigned char* const operands[] = {&instruction.a, &instruction.b, &instruction.c};
-      for (size_t k = 0; k < value.of.size() && value.of[k] != kNone; ++k) {
-        Value& operand = values_[value.of[k]];
-        *operands[k] = static_cast<unsigned char>(operand.place);
-        if (--operand.uses == 0 && operand.place >= first_temporary) {
-          taken[operand.place - first_temporary] = false;
-        }
-      }
-      if (value.place == kNone) {
-        const auto free = std::find(taken.begin(), taken.end(), false);
-        value.place = first_temporary + static_cast<int>(free - taken.begin());
-        if (free == taken.end()) taken.push_back(true);
-        taken[value.place - first_temporary] = true;
-      }
-      instruction.y = static_cast<unsigned char>(value.place);
-      code.instructions.push_back(instruction);
-    }
-    for (const auto& [output, value] : copies) {
-      const auto y = static_cast<unsigned char>(output);
-      const auto a = static_cast<unsigned char>(values_[value].place);
-      code.instructions.push_back({.op = Op::kCopy, .y = y, .a = a, .b = 0, .c = 0});
-    }
-
-    program.code = code.instructions.data();
-    program.size = static_cast<int>(code.instructions.size());
-    program.constants = code.constants.data();
-    program.constant_count = static_cast<int>(code.constants.size());
-    program.registers = first_temporary + static_cast<int>(taken.size());
-    return program;
-  }
-
- private:
-  enum Kind { kInput, kConstant, kResult };
-  struct Value {
-    Kind kind;
-    double number = 0;
-    Op op = Op::kCopy;
-    Operands of = {kNone, kNone, kNone};
-    int uses = 0;       // none: it is left out
-    int place = kNone;  // its register
-  };
-
-  int add(const Value& value) {
-    values_.push_back(value);
-    return static_cast<int>(values_.size()) - 1;
-  }
-  bool is_negated(int value) const { return values_[value].op == Op::kNegate; }
-  int negated(int value) const { return values_[value].of[0]; }
-
-  void count_uses(const std::vector<int>& outputs) {
-    for (Value& value : values_) value.uses = 0;
-    for (const int output : outputs) ++values_[output].uses;
-    for (auto value = values_.rbegin(); value != values_.rend(); ++value) {
-      for (const int operand : value->of) {
-        if (value->uses > 0 && operand != kNone) ++values_[operand].uses;
-      }
-    }
-  }
-
-  // Products into the sums and differences that alone use them.
-  void fuse_products() {
-    for (Value& value : values_) {
-      if (value.uses == 0 || (value.op != Op::kAdd && value.op != Op::kSubtract)) continue;
-      const bool difference = value.op == Op::kSubtract;
-      const Operands of = value.of;
-      for (const size_t side : {1, 0}) {
-        const Value& product = values_[of[side]];
-        if (product.op != Op::kMultiply || product.uses != 1) continue;
-        value.of = {product.of[0], product.of[1], of[1 - side]};
-        if (difference && side == 0) {
-          value.op = Op::kMultiplySubtract;
-          break;
-        }
-        bool minus = difference;
-        for (size_t k : {0, 1}) {
-          if (!is_negated(value.of[k])) continue;
-          value.of[k] = negated(value.of[k]);
-          minus = !minus;
-        }
-        value.op = minus ? Op::kSubtractProduct : Op::kMultiplyAdd;
-        break;
-      }
-    }
-  }
-
-  bool is_constant(int value, double number) const {
-    return values_[value].kind == kConstant && values_[value].number == number;
-  }
-  // 1 - t t
-  bool is_tanh_slope(const Value& value) const {
-    const auto [a, b, c] = value.of;
-    return value.op == Op::kSubtractProduct && a == b && is_constant(c, 1);
-  }
-  // e > 0 ? 1 : e + 1
-  bool is_elu_slope(const Value& value) const {
-    if (value.op != Op::kWhere || !is_constant(value.of[1], 1)) return false;
-    const Value& greater = values_[value.of[0]];
-    const Value& sum = values_[value.of[2]];
-    return greater.op == Op::kGreater && is_constant(greater.of[1], 0) && greater.uses == 1 &&
-           sum.op == Op::kAdd && is_constant(sum.of[1], 1) && sum.uses == 1 &&
-           greater.of[0] == sum.of[0];
-  }
-
-  // The derivatives of sigmoid, tanh and elu into the products with a gradient that alone use them.
-  // Uses are not counted anew meanwhile, so that what is no longer used counts as if it were.
-  void fuse_gradients() {
-    for (Value& value : values_) {
-      if (value.uses == 0) continue;
-      const auto [a, b, c] = value.of;
-      if (value.op == Op::kSubtractProduct && (a == c || b == c)) {  // t - t s where t = x s
-        const int s = a == c ? b : a;
-        const Value& t = values_[c];
-        if (t.op != Op::kMultiply || t.uses != 2 || (t.of[0] != s && t.of[1] != s)) continue;
-        value.op = Op::kSigmoidGradient;
-        value.of = {t.of[0] == s ? t.of[1] : t.of[0], s, kNone};
-      } else if (value.op == Op::kMultiply || value.op == Op::kMultiplyAdd) {
-        const bool adds = value.op == Op::kMultiplyAdd;
-        for (const auto& [x, factor] : {std::pair(a, b), std::pair(b, a)}) {
-          const Value& slope = values_[factor];
-          if (slope.uses != 1) continue;
-          if (is_tanh_slope(slope)) {
-            value.op = adds ? Op::kAddTanhGradient : Op::kTanhGradient;
-            value.of = {x, slope.of[0], c};
-            break;
-          }
-          if (!adds && is_elu_slope(slope)) {
-            value.op = Op::kEluGradient;
-            value.of = {x, values_[slope.of[0]].of[0], kNone};
-            break;
-          }
-        }
-      }
-    }
-  }
-
-  std::vector<Value> values_;
-  std::map<uint64_t, int> constants_;  // by their bits
-};
 
 // ---- forward and backward ---------------------------------------------------
 
@@ -556,7 +213,8 @@ class Section {
   }
   // Whether a value is between two numbers.
   bool is_bounded(const string& name) const {
-    const Range range = compiler_.ranges_and_factors(Compiler::kNone).first[known_.at(name)];
+    const ValueRange range =
+        compiler_.ranges_and_factors(ProgramCompiler::kNone).first[known_.at(name)];
     return std::isfinite(range.low) && std::isfinite(range.high);
   }
 
@@ -566,7 +224,7 @@ class Section {
     known_[name] = compiler_.constant(0);
   }
 
-  Program compile(CellText::Code& code) {
+  Program compile(ProgramCode& code) {
     std::vector<int> outputs;
     for (const string& name : outputs_) outputs.push_back(known_.at(name));
     const Program program = compiler_.compile(outputs, code);
@@ -594,7 +252,8 @@ class Section {
           string(words[2]) + " of " + std::to_string(count) +
           (count == 1 ? " operand" : " operands"));
     }
-    Compiler::Operands operands = {Compiler::kNone, Compiler::kNone, Compiler::kNone};
+    ProgramCompiler::Operands operands = {
+        ProgramCompiler::kNone, ProgramCompiler::kNone, ProgramCompiler::kNone};
     std::transform(words.begin() + 3, words.end(), operands.begin(), [&](string_view word) {
       const auto known = known_.find(word);
       if (known != known_.end()) return known->second;
@@ -607,7 +266,7 @@ class Section {
   const string name_;
   const Names& taken_;
   const int begin_;  // its first line
-  Compiler compiler_;
+  ProgramCompiler compiler_;
   std::map<string, int, std::less<>> known_;
   std::vector<string> outputs_;
 };

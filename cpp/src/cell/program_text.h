@@ -28,7 +28,7 @@
 #pragma once
 
 #include "cell/cell.h"
-#include "cell/program.h"
+#include "cell/program_compiler.h"
 
 #include <memory>
 #include <string>
@@ -45,10 +45,6 @@ struct CellText {
   struct Named {
     std::string name;
     double initial;
-  };
-  struct Code {
-    std::vector<Instruction> instructions;
-    std::vector<double> constants;
   };
 
   CellText() = default;
@@ -72,7 +68,7 @@ struct CellText {
   std::vector<Named> states, parameters;
   std::vector<std::string> saved;  // in the order of forward's outputs and backward's inputs
   CellPrograms programs;
-  Code forward, backward;  // what programs points into
+  ProgramCode forward, backward;  // what programs points into
 };
 
 // Throws std::invalid_argument where the text is not as above or exceeds a limit:

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "cell/cell.h"
+#include "cell/registry.h"
 #include "common/tensor_views.h"
 
 #include <ATen/core/Tensor.h>
@@ -16,14 +17,9 @@
 #include <array>
 #include <cstdint>
 #include <optional>
-#include <string_view>
 #include <tuple>
 
 namespace lltm {
-
-// The cell of this name, or null. Instead of a name: the text of a cell's program, which throws if
-// it is none.
-const CellInfo* find_cell(std::string_view name);
 
 // h', c'; output, h_n, c_n. c' and c_n are empty, (0,), where the cell has no c.
 using StepOutputs = std::tuple<at::Tensor, at::Tensor>;
@@ -63,26 +59,6 @@ class OptionalTensor {
   const std::optional<at::Tensor>* given_ = nullptr;
   std::optional<at::Tensor> own_;
 };
-
-// The cell of a call, by its name.
-class CellName {
- public:
-  CellName(std::string_view name) : name_(name), cell_(find_cell(name)) {}
-  CellName(const CellInfo& cell) : name_(cell.name), cell_(&cell) {}
-
-  std::string_view name() const { return name_; }
-  // Null where there is none of this name, which the checks report.
-  const CellInfo* find() const { return cell_; }
-  const CellInfo* operator->() const { return cell_; }
-  const CellInfo& operator*() const { return *cell_; }
-
- private:
-  std::string_view name_;
-  const CellInfo* cell_;
-};
-
-// The cell. Throws where there is none; the message begins with `op`.
-const CellInfo& get_cell(const char* op, const CellName& name);
 
 // What engines call c (cell.h): the user's, with h before it where the cell reads that; or c, of an
 // engine that calls another.

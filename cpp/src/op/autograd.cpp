@@ -2,11 +2,11 @@
 // and backward. Double backward, forward mode and function transforms run the
 // composite path, which ATen can differentiate.
 #include "common/states.h"
+#include "op/bidirectional.h"
 #include "op/check.h"
 #include "op/composite.h"
 #include "op/interceptors.h"
 #include "op/operators.h"
-#include "op/side_by_side.h"
 
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>

@@ -20,10 +20,10 @@
 #pragma once
 
 #include "common/states.h"
+#include "op/bidirectional.h"
 #include "op/check.h"
 #include "op/checkpointed.h"
 #include "op/operators.h"
-#include "op/side_by_side.h"
 
 #include <ATen/record_function.h>
 

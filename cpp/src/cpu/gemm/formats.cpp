@@ -115,10 +115,7 @@ bool RowFormat<Element, vnni>::pack_b_transposed(
 template <typename T>
 void F32InPlaceFormat<T>::gemm(
     int64_t m, Matrix<const float> a, PackedB<const B> b, Matrix<float> c, bool accumulate) {
-  // Rounding errors grow with the number of products that are added one after another. With few
-  // rows MKL, which plain PyTorch uses, is more accurate.
-  const int64_t longest_chain = m < 16 ? 32 : 128;
-  gemms_f32<T>().multiply(m, a, b, c, longest_chain, accumulate);
+  gemms_f32<T>().multiply(m, a, b, c, longest_chain(m), accumulate);
 }
 
 template struct F32InPlaceFormat<float>;

@@ -17,6 +17,12 @@
 
 namespace lltm::cpu {
 
+// The most products that a float32 GEMM of m rows adds one after another: rounding errors grow with
+// their number. With few rows MKL, which plain PyTorch uses, is more accurate.
+constexpr int64_t longest_chain(int64_t m) {
+  return m < 16 ? 32 : 128;
+}
+
 // What the formats share whose A is row-major and not packed. K is padded with zeros. B is in VNNI
 // layout: kVnniFactor rows interleaved, element (k, n) at [k / kVnniFactor][n][k % kVnniFactor].
 template <typename Element, int64_t vnni_factor>

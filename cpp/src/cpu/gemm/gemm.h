@@ -4,6 +4,7 @@
 
 #include "common/tensor_views.h"
 #include "common/weights.h"
+#include "cpu/bias.h"
 #include "cpu/dispatch.h"
 #include "cpu/gemm/formats.h"
 
@@ -17,16 +18,6 @@
 namespace lltm::cpu {
 
 // ---- through ATen -----------------------------------------------------------
-
-// What is added to the pre-activations, (S * H) in the compute dtype: undefined without biases.
-at::Tensor slot_bias(
-    const CellInfo& cell, const at::Tensor& bias_ih, const at::Tensor& bias_hh, int64_t hidden);
-template <typename Args>
-at::Tensor slot_bias(const Args& args, int64_t hidden) {
-  return slot_bias(*args.cell, args.bias_ih, args.bias_hh, hidden);
-}
-// The cell's parameters, (P * H) in the compute dtype; undefined where it has none.
-at::Tensor cell_parameters(const CellInfo& cell, const at::Tensor& bias_ih);
 
 // The GEMMs of a cell, to and from its slots. 16-bit weights are widened to float32:
 // pre-activations are then not rounded to 16 bits, and CPUs without float16 arithmetic are faster

@@ -1,7 +1,7 @@
-#include "cell/cells.h"
+#include "cell/registry.h"
 
+#include "cell/cells.h"
 #include "cell/program_text.h"
-#include "common/operator_args.h"
 
 #include <c10/util/Exception.h>
 

@@ -1,0 +1,109 @@
+#include "api/initial_states.h"
+
+#include "api/layer_checks.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/full_like.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+
+#include <string>
+#include <utility>
+
+namespace lltm {
+
+using at::Tensor;
+using c10::SymInt;
+
+namespace {
+
+// The name of a state: h, and those of the cell; of a layer h_0, ...
+std::string state_name(const CellInfo& cell, size_t k, const char* suffix) {
+  return std::string(k == 0 ? "h" : cell.state_names[k - 1]) + suffix;
+}
+
+}  // namespace
+
+void check_states(
+    const CellInfo& cell,
+    const char* where,
+    const Tensor& input,
+    at::TensorList states,
+    const char* suffix,
+    std::vector<SymInt> rows,
+    int64_t size_of_h,
+    int64_t hidden) {
+  const auto expected = static_cast<size_t>(1 + cell.states);
+  if (states.size() != expected) {
+    std::vector<std::string> names;
+    for (size_t k = 0; k < expected; ++k) names.push_back(state_name(cell, k, suffix));
+    TORCH_CHECK_TYPE(
+        false,
+        "lltm::",
+        where,
+        ": expected state to be ",
+        expected,
+        expected == 1 ? " tensor (" : " tensors (",
+        c10::Join(", ", names),
+        "), got ",
+        states.size());
+  }
+  rows.emplace_back(size_of_h);
+  for (size_t k = 0; k < expected; ++k) {
+    if (k == 1) rows.back() = hidden;
+    const std::string name = state_name(cell, k, suffix);
+    check_shape(where, name.c_str(), states[k], rows);
+    if (cell.states > 1) check_joined_kind(where, name.c_str(), states[k], input);
+  }
+}
+
+JoinedState join(const CellInfo& cell, at::TensorList states) {
+  if (cell.states <= 1) return {states[0], cell.has_c() ? states[1] : Tensor()};
+  return {states[0], at::cat(states.slice(1), -1)};
+}
+
+std::vector<Tensor> split(const CellInfo& cell, Tensor h, Tensor c) {
+  std::vector<Tensor> states;
+  states.reserve(1 + cell.states);
+  states.push_back(std::move(h));
+  if (cell.states == 1) states.push_back(std::move(c));
+  if (cell.states > 1) {
+    for (Tensor& state : c.chunk(cell.states, -1)) states.push_back(std::move(state));
+  }
+  return states;
+}
+
+JoinedState first_state(
+    const CellInfo& cell, const Tensor& input, std::vector<SymInt> rows, int64_t hidden) {
+  rows.emplace_back(hidden);
+  const Tensor zeros = input.new_zeros_symint(rows);
+  if (!cell.has_c()) return {zeros, Tensor()};
+  if (cell.programs == nullptr) return {zeros, zeros};
+  std::vector<Tensor> states;
+  for (int k = 0; k < cell.states; ++k) {
+    const double value = cell.programs->initial_states[k];
+    states.push_back(value == 0 ? zeros : at::full_like(zeros, value));
+  }
+  return {zeros, at::cat(states, -1)};
+}
+
+Tensor select_state(const Tensor& states, int64_t k, bool unobserved) {
+  if (!unobserved) return states.select(0, k);
+  Tensor state = at::detail::make_tensor<c10::TensorImpl>(
+      c10::TensorImpl::VIEW, c10::Storage(states.storage()), states.key_set(), states.dtype());
+  state.unsafeGetTensorImpl()->set_sizes_and_strides(
+      states.sizes().slice(1),
+      states.strides().slice(1),
+      states.storage_offset() + k * states.stride(0));
+  return state;
+}
+
+// On a device without kernels the strides of the state are those of the initial one.
+Tensor unsqueeze_state(Tensor state, bool unobserved) {
+  if (!unobserved || !state.is_contiguous()) return state.unsqueeze(0);
+  state.unsafeGetTensorImpl()->set_sizes_contiguous({1, state.size(0), state.size(1)});
+  return state;
+}
+
+}  // namespace lltm

@@ -1,0 +1,44 @@
+#include "api/parameters.h"
+
+#include "api/layer_checks.h"
+
+#include <ATen/ops/cat.h>
+
+#include <vector>
+
+namespace lltm {
+
+using at::Tensor;
+
+std::array<Tensor, 2> OperatorParameters::arrange(
+    const CellInfo& cell, bool has_bias, int64_t hidden_size, at::TensorList given) const {
+  if (cell.parameters == 0) return {};
+  const Tensor zeros =
+      has_bias ? Tensor() : given.back().new_zeros(cell.joined_blocks() * hidden_size);
+  const auto bias = [&](size_t k, const SlotRange& blocks) {
+    return has_bias ? given[matrices_ + k] : zeros.narrow(0, 0, blocks.count() * hidden_size);
+  };
+  std::vector<Tensor> behind = {bias(0, cell.x)};
+  const at::TensorList own = given.slice(matrices_ + (has_bias ? 2 : 0), cell.parameters);
+  behind.insert(behind.end(), own.begin(), own.end());
+  return {at::cat(behind), bias(1, cell.h)};
+}
+
+void check_own_parameters(
+    const CellInfo& cell,
+    const char* where,
+    const Tensor& input,
+    bool has_bias,
+    int64_t hidden_size,
+    at::TensorList given) {
+  if (cell.parameters == 0) return;
+  const auto check = [&](const char* name, const Tensor& parameter, int64_t blocks) {
+    check_shape(where, name, parameter, {c10::SymInt(blocks * hidden_size)});
+    check_joined_kind(where, name, parameter, input);
+  };
+  const size_t first = given.size() - cell.parameters;
+  if (has_bias) check("bias_ih", given[first - 2], cell.x.count());
+  for (int k = 0; k < cell.parameters; ++k) check(cell.parameter_names[k], given[first + k], 1);
+}
+
+}  // namespace lltm

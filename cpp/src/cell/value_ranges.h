@@ -1,0 +1,115 @@
+// Interval analysis of cell programs: the numbers that a value may be, and the factor of another
+// value in it. The parser finds out by it whether a cell forgets (program_text.h).
+#pragma once
+
+#include "cell/program.h"
+
+#include <algorithm>
+#include <array>
+#include <initializer_list>
+#include <limits>
+#include <optional>
+
+namespace lltm {
+
+// The numbers that a value may be, NaN left out.
+struct ValueRange {
+  double low = -std::numeric_limits<double>::infinity();
+  double high = std::numeric_limits<double>::infinity();
+
+  bool is(double x) const { return low == x && high == x; }
+};
+
+// The smallest with all of them; NaN may be anything.
+inline ValueRange range_with(std::initializer_list<double> values) {
+  if (std::any_of(values.begin(), values.end(), [](double x) { return x != x; })) return {};
+  return {std::min(values), std::max(values)};
+}
+inline ValueRange operator-(const ValueRange& a) {
+  return {-a.high, -a.low};
+}
+inline ValueRange operator+(const ValueRange& a, const ValueRange& b) {
+  return range_with({a.low + b.low, a.high + b.high});
+}
+inline ValueRange operator*(const ValueRange& a, const ValueRange& b) {
+  if (a.is(0) || b.is(0)) return {0, 0};
+  return range_with({a.low * b.low, a.low * b.high, a.high * b.low, a.high * b.high});
+}
+
+inline ValueRange range_of(Op op, const ValueRange& a, const ValueRange& b, const ValueRange& c) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  switch (op) {
+    case Op::kCopy:
+    case Op::kDetach:
+      return a;
+    case Op::kNegate:
+      return -a;
+    case Op::kAdd:
+      return a + b;
+    case Op::kSubtract:
+      return a + -b;
+    case Op::kMultiply:
+      return a * b;
+    case Op::kMaximum:
+      return {std::max(a.low, b.low), std::max(a.high, b.high)};
+    case Op::kMinimum:
+      return {std::min(a.low, b.low), std::min(a.high, b.high)};
+    case Op::kWhere:
+      return range_with({b.low, b.high, c.low, c.high});
+    case Op::kTanh:
+      return {-1, 1};
+    case Op::kAbs:
+    case Op::kSqrt:
+    case Op::kExp:
+    case Op::kSoftplus:
+      return {0, kInfinity};
+    case Op::kElu:
+    case Op::kExpm1:
+      return {-1, kInfinity};
+    case Op::kSigmoid:
+    case Op::kNot:
+    case Op::kGreater:
+    case Op::kGreaterEqual:
+    case Op::kEqual:
+    case Op::kNotEqual:
+    case Op::kAnd:
+    case Op::kOr:
+      return {0, 1};
+    default:
+      return {};
+  }
+}
+
+// Of a value that is factor * x + rest, the factor of some x, from those of its operands and from
+// what these may be. Nothing where it is not of that form.
+using Factor = std::optional<ValueRange>;
+inline bool depends(const Factor& factor) {
+  return !factor || !factor->is(0);
+}
+inline Factor factor_of(
+    Op op, const std::array<Factor, 3>& of, const std::array<ValueRange, 3>& ranges) {
+  const auto& [a, b, c] = of;
+  if (std::none_of(of.begin(), of.end(), depends)) return ValueRange{0, 0};
+  if (!a || !b || !c) return std::nullopt;
+  switch (op) {
+    case Op::kCopy:
+    case Op::kDetach:
+      return *a;
+    case Op::kNegate:
+      return -*a;
+    case Op::kAdd:
+      return *a + *b;
+    case Op::kSubtract:
+      return *a + -*b;
+    case Op::kMultiply:
+      if (depends(a) && depends(b)) return std::nullopt;
+      return depends(a) ? *a * ranges[1] : ranges[0] * *b;
+    case Op::kWhere:
+      if (depends(a)) return std::nullopt;
+      return range_with({b->low, b->high, c->low, c->high});
+    default:
+      return std::nullopt;
+  }
+}
+
+}  // namespace lltm
