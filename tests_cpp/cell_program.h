@@ -1,8 +1,9 @@
-// Cell programs for tests: those of the library's cells as texts, and two ways to compute with one,
-// by its instructions and by the text itself.
+// Cell programs for tests: texts, also of the library's cells, and two ways to compute with one, by
+// its instructions and by the text itself.
 #pragma once
 
 #include "cell/program_text.h"
+#include "cell/record_page.h"
 
 #include <algorithm>
 #include <cmath>
@@ -18,123 +19,7 @@
 
 namespace lltm_test {
 
-// ---- the cells --------------------------------------------------------------
-
-inline const std::string kLltmText =
-    "lltm-cell 1\n"
-    "name lltm\n"
-    "weight_ih i o g\n"
-    "weight_hh i o g\n"
-    "state c 0\n"
-    "forward\n"
-    "i = sigmoid z.i\n"
-    "o = sigmoid z.o\n"
-    "g = elu z.g\n"
-    "ig = multiply i g\n"
-    "c' = add c ig\n"
-    "tanh_c = tanh c'\n"
-    "h' = multiply o tanh_c\n"
-    "save i o g tanh_c\n"
-    "backward\n"
-    "tt = multiply tanh_c tanh_c\n"
-    "slope = subtract 1.0 tt\n"
-    "do = multiply d.h' o\n"
-    "dh_c = multiply do slope\n"
-    "dc = add d.c' dh_c\n"
-    "not_i = subtract 1.0 i\n"
-    "slope_i = multiply i not_i\n"
-    "dcg = multiply dc g\n"
-    "d.z.i = multiply dcg slope_i\n"
-    "not_o = subtract 1.0 o\n"
-    "slope_o = multiply o not_o\n"
-    "dht = multiply d.h' tanh_c\n"
-    "d.z.o = multiply dht slope_o\n"
-    "positive = greater g 0.0\n"
-    "g1 = add g 1.0\n"
-    "slope_g = where positive 1.0 g1\n"
-    "dci = multiply dc i\n"
-    "d.z.g = multiply dci slope_g\n"
-    "d.c = copy dc\n"
-    "end\n";
-
-inline const std::string kLstmText =
-    "lltm-cell 1\n"
-    "name lstm\n"
-    "weight_ih i f g o\n"
-    "weight_hh i f g o\n"
-    "bounded\n"
-    "state c 0\n"
-    "forward\n"
-    "i = sigmoid z.i\n"
-    "f = sigmoid z.f\n"
-    "g = tanh z.g\n"
-    "o = sigmoid z.o\n"
-    "fc = multiply f c\n"
-    "ig = multiply i g\n"
-    "c' = add fc ig\n"
-    "t = tanh c'\n"
-    "h' = multiply o t\n"
-    "save i f g o t c\n"
-    "backward\n"
-    "tt = multiply t t\n"
-    "slope = subtract 1.0 tt\n"
-    "do = multiply d.h' o\n"
-    "dh_c = multiply do slope\n"
-    "dc = add d.c' dh_c\n"
-    "not_i = subtract 1.0 i\n"
-    "slope_i = multiply i not_i\n"
-    "dcg = multiply dc g\n"
-    "d.z.i = multiply dcg slope_i\n"
-    "not_f = subtract 1.0 f\n"
-    "slope_f = multiply f not_f\n"
-    "dcc = multiply dc c\n"
-    "d.z.f = multiply dcc slope_f\n"
-    "gg = multiply g g\n"
-    "slope_g = subtract 1.0 gg\n"
-    "dci = multiply dc i\n"
-    "d.z.g = multiply dci slope_g\n"
-    "not_o = subtract 1.0 o\n"
-    "slope_o = multiply o not_o\n"
-    "dht = multiply d.h' t\n"
-    "d.z.o = multiply dht slope_o\n"
-    "d.c = multiply dc f\n"
-    "end\n";
-
-inline const std::string kGruText =
-    "lltm-cell 1\n"
-    "name gru\n"
-    "weight_ih r u n_x\n"
-    "weight_hh r u n_h\n"
-    "bounded\n"
-    "reads_h\n"
-    "forward\n"
-    "r = sigmoid z.r\n"
-    "u = sigmoid z.u\n"
-    "rn = multiply r z.n_h\n"
-    "z_n = add z.n_x rn\n"
-    "n = tanh z_n\n"
-    "minus_n = negate n\n"
-    "hn = add minus_n h\n"
-    "uhn = multiply u hn\n"
-    "h' = add n uhn\n"
-    "save r u n z.n_h h\n"
-    "backward\n"
-    "not_u = subtract 1.0 u\n"
-    "du = multiply d.h' not_u\n"
-    "nn = multiply n n\n"
-    "slope_n = subtract 1.0 nn\n"
-    "d.z.n_x = multiply du slope_n\n"
-    "not_r = subtract 1.0 r\n"
-    "slope_r = multiply r not_r\n"
-    "dr = multiply d.z.n_x z.n_h\n"
-    "d.z.r = multiply dr slope_r\n"
-    "hn = subtract h n\n"
-    "dhn = multiply d.h' hn\n"
-    "slope_u = multiply u not_u\n"
-    "d.z.u = multiply dhn slope_u\n"
-    "d.z.n_h = multiply d.z.n_x r\n"
-    "d.h = multiply d.h' u\n"
-    "end\n";
+// ---- cells ------------------------------------------------------------------
 
 // A gate that x alone and one that h alone has a part in, two states besides h, a parameter.
 inline const std::string kDuoText =
@@ -286,8 +171,7 @@ inline const std::string kEveryText =
     "d.c = multiply cc both\n"
     "end\n";
 
-inline const std::vector<std::string> kCellTexts = {
-    kLltmText, kLstmText, kGruText, kDuoText, kAloneText, kEveryText};
+inline const std::vector<std::string> kCellTexts = {kDuoText, kAloneText, kEveryText};
 
 // ---- by the instructions ----------------------------------------------------
 
@@ -426,6 +310,119 @@ inline std::vector<double> run_program(
   const auto begin = written.begin() + program.inputs;
   check(std::find(begin, begin + program.outputs, false) == begin + program.outputs, "no output");
   return {values.begin() + program.inputs, values.begin() + program.first_constant()};
+}
+
+// ---- as a text --------------------------------------------------------------
+
+// The assignments of a program, of what has these names; fused operations taken apart. Other values
+// are numbered, and an output without a name gets that of its value.
+inline std::string assignments_of(
+    const lltm::Program& program,
+    const std::string& stem,
+    const std::vector<std::string>& inputs,
+    std::vector<std::string>& outputs) {
+  using lltm::Op;
+  std::ostringstream text;
+  text.precision(17);
+  std::vector<std::string> known = inputs;
+  known.resize(program.registers);
+  for (int k = 0; k < program.constant_count; ++k) {
+    std::ostringstream number;
+    number.precision(17);
+    number << program.constants[k];
+    known[program.first_constant() + k] = number.str();
+  }
+  int count = 0;
+  // Adds an assignment; the name of its result.
+  const auto assign = [&](Op op, const std::vector<std::string>& operands, std::string name = "") {
+    if (name.empty()) name = stem + std::to_string(count++);
+    text << name << " = " << kOperations[static_cast<int>(op)];
+    for (const std::string& operand : operands) text << ' ' << operand;
+    text << '\n';
+    return name;
+  };
+  for (int k = 0; k < program.size; ++k) {
+    const lltm::Instruction& i = program.code[k];
+    const std::string a = known[i.a], b = known[i.b], c = known[i.c];
+    const int output = i.y - program.inputs;
+    const bool is_output = 0 <= output && output < program.outputs;
+    if (is_output && i.op == Op::kCopy && outputs[output].empty()) {
+      outputs[output] = a;
+      continue;
+    }
+    const std::string name = is_output ? outputs[output] : "";
+    const auto result = [&]() -> std::string {
+      switch (i.op) {
+        case Op::kMultiplyAdd:
+          return assign(Op::kAdd, {c, assign(Op::kMultiply, {a, b})}, name);
+        case Op::kMultiplySubtract:
+          return assign(Op::kSubtract, {assign(Op::kMultiply, {a, b}), c}, name);
+        case Op::kSubtractProduct:
+          return assign(Op::kSubtract, {c, assign(Op::kMultiply, {a, b})}, name);
+        case Op::kSigmoidGradient: {
+          const std::string product = assign(Op::kMultiply, {a, b});
+          return assign(Op::kSubtract, {product, assign(Op::kMultiply, {product, b})}, name);
+        }
+        case Op::kTanhGradient:
+        case Op::kAddTanhGradient: {
+          const std::string slope = assign(Op::kSubtract, {"1.0", assign(Op::kMultiply, {b, b})});
+          if (i.op == Op::kTanhGradient) return assign(Op::kMultiply, {a, slope}, name);
+          return assign(Op::kAdd, {c, assign(Op::kMultiply, {a, slope})}, name);
+        }
+        case Op::kEluGradient: {
+          const std::string positive = assign(Op::kGreater, {b, "0.0"});
+          const std::string sum = assign(Op::kAdd, {b, "1.0"});
+          return assign(Op::kMultiply, {a, assign(Op::kWhere, {positive, "1.0", sum})}, name);
+        }
+        default:
+          const std::vector<std::string> operands = {a, b, c};
+          return assign(i.op, {operands.begin(), operands.begin() + operands_of(i.op)}, name);
+      }
+    }();
+    known[i.y] = result;
+    if (is_output) outputs[output] = result;
+  }
+  return text.str();
+}
+
+// The text of a cell of the library: what its page says.
+template <typename Page>
+std::string text_of_page(Page page) {
+  constexpr lltm::CellInfo cell = Page::kCell;
+  const lltm::RecordedPage recorded(page);
+  const auto weight = [&](const std::string& name, lltm::SlotRange slots, const int* blocks) {
+    std::string line = name;
+    for (int block = 0; block < slots.count(); ++block) {
+      const int slot = static_cast<int>(std::find(blocks, blocks + cell.slots, block) - blocks);
+      line += " g" + std::to_string(slot);
+    }
+    return line + "\n";
+  };
+  std::vector<std::string> z, dz, saved(cell.saved);
+  for (int slot = 0; slot < cell.slots; ++slot) {
+    z.push_back("z.g" + std::to_string(slot));
+    dz.push_back("d." + z.back());
+  }
+  const std::string state = cell.has_c() ? "c" : "h";
+  std::vector<std::string> next = {"h'"}, d_next = {"d.h'"};
+  if (cell.has_c()) {
+    next.emplace_back("c'");
+    d_next.emplace_back("d.c'");
+  }
+  z.push_back(state);
+  next.insert(next.end(), saved.begin(), saved.end());
+  const std::string forward = assignments_of(recorded.programs().forward, "v", z, next);
+  saved.assign(next.end() - cell.saved, next.end());
+  std::vector<std::string> known = saved;
+  known.insert(known.end(), d_next.begin(), d_next.end());
+  dz.push_back("d." + state);
+  const std::string backward = assignments_of(recorded.programs().backward, "d", known, dz);
+  std::string text = std::string("lltm-cell 1\nname ") + cell.name + "\n";
+  text += weight("weight_ih", cell.x, cell.x_blocks) + weight("weight_hh", cell.h, cell.h_blocks);
+  text += std::string(cell.bounded ? "bounded\n" : "") + (cell.reads_h ? "reads_h\n" : "");
+  text += (cell.has_c() ? "state c 0\n" : "") + ("forward\n" + forward) + "save";
+  for (const std::string& value : saved) text += " " + value;
+  return text + "\nbackward\n" + backward + "end\n";
 }
 
 // ---- by the text ------------------------------------------------------------

@@ -283,7 +283,7 @@ void check_backward(
     double activations[kSaved];
     for (int s = 0; s < kSaved; ++s) activations[s] = std::as_const(saved).at(r, j + s * layer);
     const double dh = grad_h_state.at(r, j) + (accessories ? grad_h.at(r, j) : 0);
-    const auto d = Page::backward(activations, dh, accessories ? grad_c.at(r, j) : 0.0);
+    const auto d = backward_of<Page>(activations, dh, accessories ? grad_c.at(r, j) : 0.0);
     ASSERT_NEAR(std::as_const(grad_c_prev).at(r, j), d.dc, 4 * kError<C> * (8 + std::abs(d.dc)));
     for (int s = 0; s < kSlots; ++s) {
       const double bound = (kError<source_t<G>> + 4 * kError<C>)*(8 + std::abs(d.dz[s]));

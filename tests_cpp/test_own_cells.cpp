@@ -1,5 +1,6 @@
 // Cells that users have written, in C++: lltm::Cell and its modules. The texts of LSTM and GRU
 // against the library's own, a cell with more states and a parameter against plain PyTorch.
+#include "cell/cells.h"
 #include "cell_program.h"
 #include "testing.h"
 
@@ -111,7 +112,7 @@ class OwnCells : public testing::Test {
 struct LstmTwin {
   using Layer = lltm::LSTM;
   using Step = lltm::LSTMCell;
-  static constexpr const std::string& kText = kLstmText;
+  using Page = lltm::Lstm;
   static constexpr size_t kStates = 2;
   static lltm::State state(const Tensors& parts) { return {parts[0], parts[1]}; }
   static Tensors parts(const lltm::State& state) {
@@ -121,7 +122,7 @@ struct LstmTwin {
 struct GruTwin {
   using Layer = lltm::GRU;
   using Step = lltm::GRUCell;
-  static constexpr const std::string& kText = kGruText;
+  using Page = lltm::Gru;
   static constexpr size_t kStates = 1;
   static at::Tensor state(const Tensors& parts) { return parts[0]; }
   static Tensors parts(const at::Tensor& h) { return {h}; }
@@ -144,12 +145,12 @@ class OwnTwins : public OwnCells {
     return pair;
   }
 
-  const lltm::Cell cell_ = lltm::Cell::parse(Twin::kText);
+  const lltm::Cell cell_ = lltm::Cell::parse(text_of_page(typename Twin::Page{}));
 };
 struct NameOfTwin {
   template <typename Twin>
   static std::string GetName(int) {
-    return lltm::Cell::parse(Twin::kText).name();
+    return lltm::Cell::parse(text_of_page(typename Twin::Page{})).name();
   }
 };
 using Twins = testing::Types<LstmTwin, GruTwin>;
@@ -573,7 +574,7 @@ TEST_F(DuoCell, ModulesNameWrongArguments) {
       [] { lltm::GRUCell(lltm::GRUCellOptions(kDuo, 3, 5)); },
       kValueError,
       "lltm::GRUCell: expected options without a cell, got duo");
-  const lltm::Cell unbounded = lltm::Cell::parse(kLltmText);
+  const lltm::Cell unbounded = lltm::Cell::parse(kEveryText);
   EXPECT_THROW(lltm::Recurrent(unbounded, 3, 5)->prepack(torch::kQInt8), c10::ValueError);
 }
 
@@ -648,7 +649,7 @@ TEST_F(OwnCellFiles, OfParametersLoadIntoAnotherModule) {
   lltm::Recurrent loaded(options);
   lltm::load_state_dict(loaded, path("duo.safetensors"));
   EXPECT_TRUE(identical(loaded->parameters(), saved->parameters()));
-  lltm::Recurrent other(lltm::Cell::parse(kGruText), kInput, kHidden);
+  lltm::Recurrent other(lltm::Cell::parse(text_of_page(lltm::Gru{})), kInput, kHidden);
   EXPECT_THROW(lltm::load_state_dict(other, path("duo.safetensors")), c10::ValueError);
 }
 

@@ -16,16 +16,15 @@
 #include <random>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 namespace lltm {
 namespace {
 
-using lltm_test::kGruText;
-using lltm_test::kLltmText;
-using lltm_test::kLstmText;
 using lltm_test::run_program;
+using lltm_test::text_of_page;
 
 // ---- the library's cells ----------------------------------------------------
 
@@ -37,10 +36,66 @@ void expect_near(const std::vector<double>& values, const std::vector<double>& e
   }
 }
 
+void expect_same(const Program& program, const Program& expected) {
+  EXPECT_EQ(program.registers, expected.registers);
+  ASSERT_EQ(program.constant_count, expected.constant_count);
+  for (int k = 0; k < program.constant_count; ++k) {
+    EXPECT_EQ(program.constants[k], expected.constants[k]);
+  }
+  ASSERT_EQ(program.size, expected.size);
+  for (int k = 0; k < program.size; ++k) {
+    const auto fields = [](const Instruction& i) { return std::tuple(i.op, i.y, i.a, i.b, i.c); };
+    EXPECT_EQ(fields(program.code[k]), fields(expected.code[k])) << "instruction " << k;
+  }
+}
+
 template <typename Page>
-void expect_page(const std::string& text) {
+class PageProgram : public testing::Test {};
+template <typename... Pages>
+testing::Types<Pages...> types_of(CellList<Pages...>);
+struct NameOfPage {
+  template <typename Page>
+  static std::string GetName(int /*number*/) {
+    return Page::kCell.name;
+  }
+};
+using AllPages = decltype(types_of(Cells()));
+TYPED_TEST_SUITE(PageProgram, AllPages, NameOfPage);
+
+TYPED_TEST(PageProgram, ComputesAsThePage) {
+  using Page = TypeParam;
+  constexpr const CellInfo& cell = Page::kCell;
+  const RecordedPage recorded(Page{});
+  std::mt19937 random(7);
+  std::normal_distribution<double> normal;
+  for (int round = 0; round < 100; ++round) {
+    double z[Page::kSlots];
+    for (double& value : z) value = 2 * normal(random);
+    const double c = normal(random), dh = normal(random);
+    const double dc_next = cell.has_c() ? normal(random) : 0;
+    const auto forward = Page::template forward<double>(z, c);
+    std::vector<double> inputs(z, z + Page::kSlots);
+    inputs.push_back(c);
+    std::vector<double> outputs = {forward.h};
+    if (cell.has_c()) outputs.push_back(forward.c);
+    outputs.insert(outputs.end(), forward.saved, forward.saved + Page::kSaved);
+    expect_near(run_program(recorded.programs().forward, inputs), outputs);
+
+    const auto backward = backward_of<Page>(forward.saved, dh, dc_next);
+    inputs.assign(forward.saved, forward.saved + Page::kSaved);
+    inputs.push_back(dh);
+    if (cell.has_c()) inputs.push_back(dc_next);
+    outputs.assign(backward.dz, backward.dz + Page::kSlots);
+    outputs.push_back(backward.dc);
+    expect_near(run_program(recorded.programs().backward, inputs), outputs);
+  }
+}
+
+TYPED_TEST(PageProgram, IsThatOfItsText) {
+  constexpr const CellInfo& page = TypeParam::kCell;
+  const std::string text = text_of_page(TypeParam{});
+  SCOPED_TRACE(text);
   const auto cell = parse_cell(text);
-  constexpr const CellInfo& page = Page::kCell;
   EXPECT_EQ(cell->name, page.name);
   ASSERT_EQ(cell->gates.size(), static_cast<size_t>(page.slots));
   EXPECT_EQ(cell->x, page.x);
@@ -51,43 +106,11 @@ void expect_page(const std::string& text) {
   }
   EXPECT_EQ(cell->states.size(), static_cast<size_t>(page.states));
   EXPECT_EQ(cell->reads_h, page.reads_h);
+  EXPECT_EQ(cell->bounded, page.bounded);
   EXPECT_EQ(cell->forgets, page.forgets);
-
-  std::mt19937 random(7);
-  std::normal_distribution<double> normal;
-  for (int round = 0; round < 100; ++round) {
-    double z[Page::kSlots];
-    for (double& value : z) value = 2 * normal(random);
-    const double c = normal(random), dh = normal(random);
-    const double dc_next = page.has_c() ? normal(random) : 0;
-    const auto forward = Page::template forward<double>(z, c);
-    std::vector<double> inputs(z, z + Page::kSlots);
-    inputs.push_back(c);
-    std::vector<double> outputs = {forward.h};
-    if (page.has_c()) outputs.push_back(forward.c);
-    outputs.insert(outputs.end(), forward.saved, forward.saved + Page::kSaved);
-    expect_near(run_program(cell->programs.forward, inputs), outputs);
-
-    const auto backward = Page::template backward<double>(forward.saved, dh, dc_next);
-    inputs.assign(forward.saved, forward.saved + Page::kSaved);
-    inputs.push_back(dh);
-    if (page.has_c()) inputs.push_back(dc_next);
-    outputs.assign(backward.dz, backward.dz + Page::kSlots);
-    outputs.push_back(backward.dc);
-    expect_near(run_program(cell->programs.backward, inputs), outputs);
-  }
-}
-
-TEST(CellText, OfTheLltmComputesAsItsPage) {
-  expect_page<Lltm>(kLltmText);
-}
-
-TEST(CellText, OfTheLstmComputesAsItsPage) {
-  expect_page<Lstm>(kLstmText);
-}
-
-TEST(CellText, OfTheGruComputesAsItsPage) {
-  expect_page<Gru>(kGruText);
+  const RecordedPage recorded(TypeParam{});
+  expect_same(cell->programs.forward, recorded.programs().forward);
+  expect_same(cell->programs.backward, recorded.programs().backward);
 }
 
 // ---- what a text says -------------------------------------------------------

@@ -14,8 +14,6 @@ namespace {
 using lltm_test::kOperations;
 using Names = std::vector<std::string>;
 
-const Names kCells = {lltm_test::kLltmText, lltm_test::kLstmText, lltm_test::kGruText};
-
 std::string number(Random& random) {
   static const Names numbers = {"0.0", "1.0", "-0.0", "-0.5", "2", "1e-05", "inf", "-inf"};
   return random.one_of(numbers);
@@ -96,7 +94,7 @@ std::string random_cell(Random& random) {
 }  // namespace
 
 std::string first_input(Random& random) {
-  return random.one_in(4) ? random.one_of(kCells) : random_cell(random);
+  return random.one_in(4) ? random.one_of(lltm_test::kCellTexts) : random_cell(random);
 }
 
 // A word becomes another of the text, or a line goes, comes twice, or comes elsewhere.

@@ -2,10 +2,9 @@
 
 #include "cell/lltm.h"
 #include "op/check.h"
-#include "op/tensor_value.h"
+#include "op/run_program.h"
 
 #include <ATen/Functions.h>
-#include <ATen/TensorOperators.h>
 #include <torch/library.h>
 
 namespace lltm::composite {
@@ -21,17 +20,10 @@ std::vector<Tensor> forward(
   check_pair_forward(input, weights, bias, old_h, old_cell);
   const Tensor X = at::cat({old_h, input}, 1);
   const Tensor gate_weights = at::linear(X, weights, bias);
-  const std::vector<Tensor> z = gate_weights.chunk(Lltm::kSlots, 1);
-  const auto [new_h, new_cell, saved] = Lltm::forward<Value>({{z[0]}, {z[1]}, {z[2]}}, {old_cell});
-  const auto& [input_gate, output_gate, candidate_cell, tanh_c] = saved;
-  return {
-      new_h.tensor,
-      new_cell.tensor,
-      input_gate.tensor,
-      output_gate.tensor,
-      candidate_cell.tensor,
-      X,
-      gate_weights};
+  const auto [new_h, new_cell, activations] =
+      run_forward(Lltm::kCell, gate_weights, old_cell, /*parameters=*/{}, /*save=*/true);
+  const std::vector<Tensor> saved = activations.chunk(Lltm::kSaved, 1);
+  return {new_h, new_cell, saved[0], saved[1], saved[2], X, gate_weights};
 }
 
 std::vector<Tensor> backward(
@@ -49,10 +41,11 @@ std::vector<Tensor> backward(
       X,
       gate_weights,
       weights);
-  const auto [dz_gates, d_old_cell] = Lltm::backward<Value>(
-      {{input_gate}, {output_gate}, {candidate_cell}, {at::tanh(new_cell)}}, {grad_h}, {grad_cell});
-  const auto& [dz_i, dz_o, dz_g] = dz_gates;
-  const Tensor dz = at::cat({dz_i.tensor, dz_o.tensor, dz_g.tensor}, 1);
+  const Tensor activations =
+      at::cat({input_gate, output_gate, candidate_cell, at::tanh(new_cell)}, 1);
+  const auto [wide_dz, d_old_cell] =
+      run_backward(Lltm::kCell, activations, grad_h, grad_cell, /*parameters=*/{});
+  const Tensor dz = wide_dz.to(X.scalar_type());
   const Tensor dX = at::matmul(dz, weights);
   const int64_t hidden = new_cell.size(1);
   return {
@@ -60,7 +53,7 @@ std::vector<Tensor> backward(
       dX.slice(1, hidden),
       at::matmul(dz.t(), X),
       dz.sum(0),
-      d_old_cell.tensor};
+      d_old_cell.to(X.scalar_type())};
 }
 
 }  // namespace lltm::composite

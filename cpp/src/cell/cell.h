@@ -67,26 +67,4 @@ struct CellInfo {
   constexpr int joined_blocks() const { return x.count() > h.count() ? x.count() : h.count(); }
 };
 
-// ---- pages ----------------------------------------------------------------------
-//
-// A page (lltm.h, lstm.h, gru.h) is a type with kCell, kSlots, kSaved and the element-wise
-// arithmetic of a step:
-//     StepForward<Page, V> forward(z, c)
-//     StepBackward<Page, V> backward(saved, dh, dc_next)    dh, dc_next: gradients of h', c'
-// V is float or double in the kernels, and a tensor on the composite path (op/tensor_value.h). So
-// the functions are straight-line code: `where` selects between two values that are both already
-// computed.
-
-template <typename Page, typename V>
-struct StepForward {
-  V h, c;  // h', c'
-  V saved[Page::kSaved];
-};
-
-template <typename Page, typename V>
-struct StepBackward {
-  V dz[Page::kSlots];
-  V dc;  // gradient of c
-};
-
 }  // namespace lltm

@@ -4,8 +4,7 @@
 //     h' = (1 - u) n + u h
 #pragma once
 
-#include "cell/cell.h"
-#include "cell/math.h"
+#include "cell/page.h"
 
 namespace lltm {
 namespace {
@@ -38,20 +37,17 @@ struct Gru {
     return {h_next, h_next, {r, u, n, z[3], h}};
   }
 
-  // The gradient of h' comes in two parts: dh through the GEMMs, dh_direct through u h.
   template <typename V>
-  static LLTM_CELL_INLINE StepBackward<Gru, V> backward(
-      const V (&saved)[kSaved], const V& dh, const V& dh_direct) {
+  static LLTM_CELL_INLINE StepBackward<Gru, V> backward(const V (&saved)[kSaved], const V& dh) {
     const V& r = saved[0];
     const V& u = saved[1];
     const V& n = saved[2];
     const V& z_nh = saved[3];
     const V& h = saved[4];
-    const V d = dh + dh_direct;
-    const V dz_nx = d * (1 - u) * (1 - n * n);
+    const V dz_nx = dh * (1 - u) * (1 - n * n);
     const V dz_r = dz_nx * z_nh * (r * (1 - r));
-    const V dz_u = d * (h - n) * (u * (1 - u));
-    return {{dz_nx, dz_r, dz_u, dz_nx * r}, d * u};
+    const V dz_u = dh * (h - n) * (u * (1 - u));
+    return {{dz_nx, dz_r, dz_u, dz_nx * r}, dh * u};
   }
 };
 

@@ -3,8 +3,7 @@
 //     c' = f c + i g;  h' = o tanh(c')
 #pragma once
 
-#include "cell/cell.h"
-#include "cell/math.h"
+#include "cell/page.h"
 
 namespace lltm {
 namespace {

@@ -30,6 +30,13 @@
 #define LLTM_INDEPENDENT _Pragma("GCC ivdep")
 #endif
 
+// Before a loop that is unrolled, so that arrays whose indices are then known stay in registers.
+#if defined(__CUDACC__)
+#define LLTM_UNROLL _Pragma("unroll")
+#else
+#define LLTM_UNROLL _Pragma("GCC unroll 8")
+#endif
+
 namespace lltm {
 
 // Anonymous on purpose: this header is compiled once per instruction set, and

@@ -2,6 +2,7 @@
 
 #include "cell/cells.h"
 #include "cell/program_text.h"
+#include "cell/record_page.h"
 
 #include <c10/util/Exception.h>
 
@@ -127,6 +128,14 @@ const CellInfo& get_cell(const char* op, const CellName& name) {
       " or the text of a cell's program, got '",
       name.name().substr(0, 60),
       "'");
+}
+
+const CellPrograms& programs_of(const CellInfo& cell) {
+  if (cell.programs != nullptr) return *cell.programs;
+  return visit_cell(cell, [](auto page) -> const CellPrograms& {
+    static const RecordedPage& of_page = *new RecordedPage(page);
+    return of_page.programs();
+  });
 }
 
 }  // namespace lltm

@@ -31,4 +31,7 @@ class CellName {
 // The cell. Throws where there is none; the message begins with `op`.
 const CellInfo& get_cell(const char* op, const CellName& name);
 
+// The programs of a cell; those of a built-in one are recorded from its page.
+const CellPrograms& programs_of(const CellInfo& cell);
+
 }  // namespace lltm

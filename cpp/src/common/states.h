@@ -30,7 +30,7 @@ inline at::Tensor restarted_c(const CellInfo& cell, const at::Tensor& c, const a
 // h (rows, H) as the GEMM of a step reads it, with the recurrent mask of a sequence; of the
 // gradient of that operand, that of h.
 inline at::Tensor masked_h(const at::Tensor& h, const at::Tensor& recurrent_mask) {
-  return recurrent_mask.defined() ? h * recurrent_mask.narrow(0, 0, h.size(0)) : h;
+  return recurrent_mask.defined() ? h * recurrent_mask.narrow_symint(0, 0, h.sym_size(0)) : h;
 }
 
 // Results whose c' or c_n, the one before the last, is the user's: without h, or empty.

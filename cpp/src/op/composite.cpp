@@ -1,6 +1,5 @@
 #include "op/composite.h"
 
-#include "cell/cells.h"
 #include "common/checkpoints.h"
 #include "common/states.h"
 #include "common/steps.h"
@@ -8,13 +7,13 @@
 #include "common/weights.h"
 #include "op/backend.h"
 #include "op/run_program.h"
-#include "op/tensor_value.h"
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 
 #include <algorithm>
-#include <array>
+#include <optional>
+#include <tuple>
 #include <vector>
 
 namespace lltm::composite {
@@ -31,10 +30,10 @@ Tensor widened_or_zeros(const Tensor& grad, const Tensor& like) {
   return widened(grad.defined() ? grad : at::zeros_like(like));
 }
 
-// The weights in the compute dtype, in the order of slots.
-struct Projections {
+// The weights in the compute dtype, in the order of slots; biases and parameters may be absent.
+struct Operands {
   template <typename Args>
-  explicit Projections(const Args& args) : cell(*args.cell) {
+  explicit Operands(const Args& args) : cell(*args.cell) {
     const auto [ih, hh] = weights_of(args);
     weight_x = widened(x_slots(ih, cell));
     weight_h = widened(h_slots(hh, cell));
@@ -45,104 +44,55 @@ struct Projections {
     if (args.bias_hh.defined()) bias_h = widened(h_slots(args.bias_hh, cell));
   }
 
-  Tensor of_x(const Tensor& x) const { return at::linear(x, weight_x, or_nullopt(bias_x)); }
-  // The pre-activations (rows, S * H) from of_x and h.
-  Tensor with_h(const Tensor& projected, const Tensor& h) const {
-    const Tensor recurrent = at::linear(h, weight_h, or_nullopt(bias_h));
-    if (cell.x == cell.h) return projected + recurrent;
-    const c10::SymInt hidden = h.sym_size(-1);
-    const int both = cell.x.end - cell.h.begin;
-    const auto part = [&](const Tensor& z, int begin, int end) {
-      return z.slice_symint(1, begin * hidden, end * hidden);
-    };
-    return at::cat(
-        {part(projected, 0, cell.h.begin),
-         part(projected, cell.h.begin, cell.x.end) + part(recurrent, 0, both),
-         part(recurrent, both, cell.h.count())},
-        1);
-  }
-
-  // The columns of dz that x and h have a part in.
-  Tensor dz_x(const Tensor& dz) const { return columns(dz, cell.x); }
-  Tensor dz_h(const Tensor& dz) const { return columns(dz, cell.h); }
-  // Those of the cell's parameters.
-  Tensor of_parameters(const Tensor& dz) const {
-    return columns(dz, {cell.slots, cell.grad_columns()});
-  }
-
   const CellInfo& cell;
   Tensor weight_x, weight_h, bias_x, bias_h;
   Tensor parameters;  // of the cell, (P * H)
-
- private:
-  Tensor columns(const Tensor& dz, SlotRange slots) const {
-    if (slots.count() == cell.grad_columns()) return dz;
-    const c10::SymInt hidden = dz.sym_size(1) / cell.grad_columns();
-    return dz.slice_symint(1, slots.begin * hidden, slots.end * hidden);
-  }
 };
 
-// The gradients of weights and biases, added up over steps, in the order of slots.
-class ParameterGradients {
- public:
-  ParameterGradients(const Projections& projections, const OutputMask& mask, bool joined)
-      : projections_(projections), mask_(mask), joined_(joined) {}
+// What of them the steps read.
+struct StepOperands {
+  StepOperands(const Operands& all)
+      : cell(all.cell), weight_h(all.weight_h), bias_h(all.bias_h), parameters(all.parameters) {}
+  StepOperands(
+      const CellInfo& cell,
+      const Tensor& weight_h,
+      const std::optional<Tensor>& bias_h,
+      const std::optional<Tensor>& parameters)
+      : cell(cell),
+        weight_h(weight_h),
+        bias_h(or_undefined(bias_h)),
+        parameters(or_undefined(parameters)) {}
 
-  // From dz (rows, (S + P) * H) and the x and h of these rows.
-  void add(const Tensor& dz, const Tensor& x, const Tensor& h) {
-    const auto [input, h_0, c_0, weight_ih, weight_hh, bias_ih, bias_hh] = mask_;
-    const Tensor dz_x = projections_.dz_x(dz);
-    const Tensor dz_h = projections_.dz_h(dz);
-    if (weight_ih) sum(weight_x_, at::matmul(dz_x.t(), widened(x)));
-    if (joined_ ? weight_ih : weight_hh) sum(weight_h_, at::matmul(dz_h.t(), widened(h)));
-    if (bias_ih) {
-      sum(bias_x_, dz_x.sum(0));
-      if (projections_.cell.parameters > 0) sum(parameters_, projections_.of_parameters(dz).sum(0));
-    }
-    if (bias_hh) sum(bias_h_, dz_h.sum(0));
-  }
-
-  // weight_ih, weight_hh, bias_ih, bias_hh; undefined unless wanted.
-  std::array<Tensor, 4> finish(at::ScalarType dtype) const {
-    const CellInfo& cell = projections_.cell;
-    const auto x = [&](const Tensor& t) { return t.defined() ? x_blocks(t, cell) : t; };
-    const auto h = [&](const Tensor& t) { return t.defined() ? h_blocks(t, cell) : t; };
-    const auto result = [&](const Tensor& t) { return t.defined() ? t.to(dtype) : t; };
-    const Tensor bias_ih = parameters_.defined() ? at::cat({x(bias_x_), parameters_}) : x(bias_x_);
-    const Weights weights = {x(weight_x_), h(weight_h_)};
-    const bool join_them = joined_ && weight_x_.defined();
-    return {
-        result(join_them ? join(cell, weights) : weights.ih),
-        join_them ? Tensor() : result(weights.hh),
-        result(bias_ih),
-        result(h(bias_h_))};
-  }
-
- private:
-  static void sum(Tensor& total, const Tensor& part) {
-    total = total.defined() ? total + part : part;
-  }
-
-  const Projections& projections_;
-  const OutputMask mask_;
-  const bool joined_;
-  Tensor weight_x_, weight_h_, bias_x_, bias_h_, parameters_;
+  const CellInfo& cell;
+  const Tensor &weight_h, &bias_h, &parameters;
 };
 
-// The parts of (rows, count * H), each widened.
-template <size_t count>
-void unpack(const Tensor& packed, Value (&parts)[count]) {
-  const std::vector<Tensor> chunks = packed.chunk(count, 1);
-  std::transform(
-      chunks.begin(), chunks.end(), parts, [](const Tensor& part) { return Value{widened(part)}; });
+Tensor project_x(const Operands& operands, const Tensor& x) {
+  return at::linear(widened(x), operands.weight_x, or_nullopt(operands.bias_x));
 }
 
-// The inverse.
-template <size_t count>
-Tensor pack(const Value (&parts)[count]) {
-  std::vector<Tensor> tensors;
-  for (const Value& part : parts) tensors.push_back(part.tensor);
-  return at::cat(tensors, 1);
+// The pre-activations (rows, S * H), from what x adds to them and from h.
+Tensor pre_activations(const StepOperands& operands, const Tensor& z_x, const Tensor& h) {
+  const CellInfo& cell = operands.cell;
+  const Tensor z_h = at::linear(h, operands.weight_h, or_nullopt(operands.bias_h));
+  if (cell.x == cell.h) return z_x + z_h;
+  const c10::SymInt hidden = h.sym_size(-1);
+  const int both = cell.x.end - cell.h.begin;
+  const auto part = [&](const Tensor& z, int begin, int end) {
+    return z.slice_symint(1, begin * hidden, end * hidden);
+  };
+  return at::cat(
+      {part(z_x, 0, cell.h.begin),
+       part(z_x, cell.h.begin, cell.x.end) + part(z_h, 0, both),
+       part(z_h, both, cell.h.count())},
+      1);
+}
+
+// The columns of dz, the gradient of pre-activations and parameters, that belong to `slots`.
+Tensor columns(const CellInfo& cell, const Tensor& dz, SlotRange slots) {
+  if (slots.count() == cell.grad_columns()) return dz;
+  const c10::SymInt hidden = dz.sym_size(-1) / cell.grad_columns();
+  return dz.slice_symint(-1, slots.begin * hidden, slots.end * hidden);
 }
 
 // The gradient of what engines call c.
@@ -150,40 +100,6 @@ template <typename Args>
 Tensor grad_of_c(const Args& args) {
   const Tensor& given = args.grad_of_c();
   return given.defined() ? widened(given) : widened(at::zeros_like(args.state_c()));
-}
-
-// One step, from the pre-activations (rows, S * H), c and the cell's parameters.
-StepResult step(
-    const CellInfo& cell,
-    const Tensor& gates,
-    const Tensor& c,
-    const Tensor& parameters,
-    bool save) {
-  if (cell.programs != nullptr) return run_forward(cell, gates, c, parameters, save);
-  return visit_cell(cell, [&]<typename Page>(Page) -> StepResult {
-    Value z[Page::kSlots];
-    unpack(gates, z);
-    const at::ScalarType dtype = c.scalar_type();
-    const auto [h_next, c_next, saved] = Page::forward(z, Value{widened(c)});
-    return {
-        h_next.tensor.to(dtype), c_next.tensor.to(dtype), save ? pack(saved).to(dtype) : Tensor()};
-  });
-}
-
-// Gradients of the pre-activations and parameters (rows, (S + P) * H) and of c, not rounded.
-std::tuple<Tensor, Tensor> step_backward(
-    const CellInfo& cell,
-    const Tensor& activations,
-    const Tensor& grad_h,
-    const Tensor& grad_c,
-    const Tensor& parameters) {
-  if (cell.programs != nullptr) return run_backward(cell, activations, grad_h, grad_c, parameters);
-  return visit_cell(cell, [&]<typename Page>(Page) -> std::tuple<Tensor, Tensor> {
-    Value saved[Page::kSaved];
-    unpack(activations, saved);
-    const auto [dz, dc] = Page::backward(saved, Value{grad_h}, Value{grad_c});
-    return {pack(dz), dc.tensor};
-  });
 }
 
 // `state` with its first rows replaced by `rows`.
@@ -201,53 +117,143 @@ Tensor cut(const Tensor& gradient, const Tensor& reset) {
   return reset.defined() ? restarted_h(gradient, reset) : gradient;
 }
 
-// The states before step k: rows of the output of the step before, and of the initial state
-// where a row starts at step k.
-Tensor state_before(
-    const std::vector<Step>& steps, size_t k, const Tensor& h_0, const Tensor& output_rows) {
-  const Tensor initial = h_0.narrow(0, 0, steps[k].rows);
-  if (k == 0) return initial;
-  const int64_t carried = carried_rows(steps, k);
-  return with_rows(output_rows.narrow(0, steps[k - 1].offset, carried), initial);
+// One step of a sequence, from what x adds to the pre-activations.
+StepResult forward_of_step(
+    const StepOperands& operands,
+    const Tensor& z_x,
+    Tensor h,
+    Tensor c,
+    const Tensor& reset,
+    const Tensor& recurrent_mask,
+    bool save) {
+  if (reset.defined()) {
+    h = restarted_h(h, reset);
+    c = restarted_c(operands.cell, c, reset);
+  }
+  const Tensor z = pre_activations(operands, z_x, masked_h(widened(h), recurrent_mask));
+  return run_forward(operands.cell, z, c, operands.parameters, save);
+}
+
+// The gradients of its pre-activations and of the cell's parameters, (rows, (S + P) * H), and of h
+// and c before it. None is rounded.
+std::tuple<Tensor, Tensor, Tensor> backward_of_step(
+    const StepOperands& operands,
+    const Tensor& activations,
+    const Tensor& dh,
+    const Tensor& dc,
+    const Tensor& reset,
+    const Tensor& recurrent_mask) {
+  const auto [dz, dc_before] =
+      run_backward(operands.cell, activations, dh, dc, operands.parameters);
+  const Tensor dz_h = columns(operands.cell, dz, operands.cell.h);
+  const Tensor dh_before = masked_h(at::matmul(dz_h, operands.weight_h), recurrent_mask);
+  return {dz, cut(dh_before, reset), cut(dc_before, reset)};
+}
+
+// The h (N, H) that the GEMMs of the steps read, in the order of the input's rows.
+Tensor recurrent_rows(const StepBackwardArgs& args) {
+  return widened(args.h);
+}
+Tensor recurrent_rows(const SequenceBackwardArgs& args) {
+  const Tensor& mask = args.recurrent_mask;
+  if (!args.batch_sizes.defined()) {
+    const Tensor first = args.h_0.unsqueeze(0);
+    const Tensor h = args.reverse ? at::cat({args.output.slice(0, 1), first})
+                                  : at::cat({first, args.output.slice(0, 0, -1)});
+    // Without steps h_0 is one too many.
+    Tensor read = widened(h.slice_symint(0, 0, args.output.sym_size(0)));
+    if (mask.defined()) read = read * mask;
+    if (args.reset.defined()) read = read.masked_fill(args.reset->unsqueeze(-1), 0);
+    return flat_rows(read);
+  }
+  const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
+  std::vector<Tensor> rows = {widened(args.output.narrow(0, 0, 0))};
+  for (size_t k = 0; k < steps.size(); ++k) {
+    const Tensor initial = args.h_0.narrow(0, 0, steps[k].rows);
+    const int64_t carried = carried_rows(steps, k);
+    const Tensor h =
+        k == 0 ? initial : with_rows(args.output.narrow(0, steps[k - 1].offset, carried), initial);
+    rows.push_back(masked_h(widened(cut(h, reset_of(args.reset, steps[k]))), mask));
+  }
+  if (args.reverse) std::reverse(rows.begin(), rows.end());
+  return at::cat(rows);
+}
+
+// All gradients, from dz of all rows and the gradients of the initial states.
+template <typename Args>
+Gradients gradients_of(
+    const Args& args,
+    const Operands& operands,
+    const Tensor& dz,
+    const Tensor& dh,
+    const Tensor& dc,
+    at::ScalarType dtype) {
+  const CellInfo& cell = operands.cell;
+  const bool joined = !args.weight_hh.defined();
+  const Tensor dz_x = columns(cell, dz, cell.x), dz_h = columns(cell, dz, cell.h);
+  const auto of_input = [&] {
+    return at::matmul(dz_x, operands.weight_x).view_symint(args.input.sym_sizes());
+  };
+  const auto of_weight_x = [&] {
+    return x_blocks(at::matmul(dz_x.t(), widened(flat_rows(args.input))), cell);
+  };
+  const auto of_weight_h = [&] {
+    return h_blocks(at::matmul(dz_h.t(), recurrent_rows(args)), cell);
+  };
+  const auto of_bias_x = [&] {
+    const Tensor biases = x_blocks(dz_x.sum(0), cell);
+    if (cell.parameters == 0) return biases;
+    return at::cat({biases, columns(cell, dz, {cell.slots, cell.grad_columns()}).sum(0)});
+  };
+  const auto& mask = args.output_mask;
+  const auto wanted = [](bool is_wanted, const auto& compute, at::ScalarType to) {
+    return is_wanted ? compute().to(to) : Tensor();
+  };
+  return {
+      wanted(mask[0], of_input, args.input.scalar_type()),
+      wanted(
+          mask[1], [&] { return dh; }, dtype),
+      wanted(
+          mask[2], [&] { return dc; }, dtype),
+      joined ? wanted(
+                   mask[3], [&] { return join(cell, {of_weight_x(), of_weight_h()}); }, dtype)
+             : wanted(mask[3], of_weight_x, dtype),
+      wanted(mask[4] && !joined, of_weight_h, dtype),
+      wanted(mask[5], of_bias_x, dtype),
+      // A copy: in a graph both may be the same sums.
+      wanted(mask[6], [&] { return h_blocks(dz_h.sum(0), cell).clone(); }, dtype)};
 }
 
 }  // namespace
 
 StepResult step_forward(const StepArgs& args) {
-  const Projections project(args);
-  const Tensor gates = project.with_h(project.of_x(widened(args.input)), widened(args.h));
-  return step(*args.cell, gates, args.state_c(), project.parameters, args.save);
+  const Operands operands(args);
+  return forward_of_step(
+      operands,
+      project_x(operands, args.input),
+      args.h,
+      args.state_c(),
+      /*reset=*/Tensor(),
+      /*recurrent_mask=*/Tensor(),
+      args.save);
 }
 
 Gradients step_backward(const StepBackwardArgs& args) {
-  const Tensor& h = args.h;
-  const at::ScalarType dtype = args.input.scalar_type();
-  const Projections project(args);
-  const auto [dz, dc] = step_backward(
-      *args.cell,
+  const Operands operands(args);
+  const auto [dz, dh, dc] = backward_of_step(
+      operands,
       args.activations,
-      widened_or_zeros(args.grad_h, h),
+      widened_or_zeros(args.grad_h, args.h),
       grad_of_c(args),
-      project.parameters);
-  ParameterGradients parameters(project, args.output_mask, !args.weight_hh.defined());
-  parameters.add(dz, args.input, h);
-  const auto [weight_ih, weight_hh, bias_ih, bias_hh] = parameters.finish(dtype);
-  const auto& mask = args.output_mask;
-  return {
-      mask[0] ? at::matmul(project.dz_x(dz), project.weight_x).to(dtype) : Tensor(),
-      mask[1] ? at::matmul(project.dz_h(dz), project.weight_h).to(dtype) : Tensor(),
-      mask[2] ? dc.to(dtype) : Tensor(),
-      weight_ih,
-      weight_hh,
-      bias_ih,
-      bias_hh};
+      /*reset=*/Tensor(),
+      /*recurrent_mask=*/Tensor());
+  return gradients_of(args, operands, dz, dh, dc, args.input.scalar_type());
 }
 
 SequenceResult sequence_forward(const SequenceArgs& args) {
   const Tensor& input = args.input;
-  const int64_t hidden = args.h_0.size(1);
-  const Projections project(args);
-  const Tensor projected = project.of_x(widened(flat_rows(input)));
+  const Operands operands(args);
+  const Tensor z_x = project_x(operands, flat_rows(input));
   std::vector<Step> steps = plan_steps(input, args.batch_sizes, args.reverse);
   // Without steps, one of no rows: so every result depends on every argument, as those of the
   // kernels do for autograd.
@@ -262,16 +268,14 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
   for (size_t k = 0; k < steps.size(); ++k) {
     const auto [offset, rows] = steps[k];
     if (!none && has_checkpoint(k, args.saved_checkpoint_steps())) checkpoints.push_back(c);
-    Tensor step_h = h.narrow(0, 0, rows);
-    Tensor step_c = c.narrow(0, 0, rows);
-    if (const Tensor reset = reset_of(args.reset, steps[k]); reset.defined()) {
-      step_h = restarted_h(step_h, reset);
-      step_c = restarted_c(*args.cell, step_c, reset);
-    }
-    const Tensor operand = masked_h(widened(step_h), args.recurrent_mask);
-    const Tensor gates = project.with_h(projected.narrow(0, offset, rows), operand);
-    const auto [h_next, c_next, saved] =
-        step(*args.cell, gates, step_c, project.parameters, args.saves_activations());
+    const auto [h_next, c_next, saved] = forward_of_step(
+        operands,
+        z_x.narrow(0, offset, rows),
+        h.narrow(0, 0, rows),
+        c.narrow(0, 0, rows),
+        reset_of(args.reset, steps[k]),
+        args.recurrent_mask,
+        args.saves_activations());
     outputs.push_back(h_next);
     activations.push_back(saved);
     h = with_rows(h_next, h);
@@ -286,65 +290,37 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
     if (!args.saves_checkpoints()) return Tensor();
     return none ? at::empty({0, c.size(0), c.size(1)}, c.options()) : at::stack(checkpoints);
   };
-  std::vector<int64_t> output_shape = input.sizes().vec();
-  output_shape.back() = hidden;
-  return {at::cat(outputs, 0).view(output_shape), h, c, saved()};
+  return {at::cat(outputs, 0).view(output_sizes(input, args.h_0.size(1))), h, c, saved()};
 }
 
 Gradients sequence_backward(const SequenceBackwardArgs& args) {
-  const Tensor& input = args.input;
-  const Tensor& h_0 = args.h_0;
-  const at::ScalarType dtype = input.scalar_type();
-  const at::ScalarType carried_dtype = args.carried_dtype();
-  const Projections project(args);
-  const Tensor x = flat_rows(input);
-  const Tensor output_rows = flat_rows(args.output);
+  const Operands operands(args);
   const Tensor grad_rows = flat_rows(widened_or_zeros(args.grad_output, args.output));
-  const std::vector<Step> steps = plan_steps(input, args.batch_sizes, args.reverse);
-  const auto& mask = args.output_mask;
-
-  Tensor dh = widened_or_zeros(args.grad_h_n, h_0);
+  const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
+  Tensor dh = widened_or_zeros(args.grad_h_n, args.h_0);
   Tensor dc = grad_of_c(args);
-  ParameterGradients parameters(project, mask, !args.weight_hh.defined());
-  std::vector<Tensor> dx(steps.size());
+  const int64_t width = args.cell->grad_columns() * args.h_0.size(1);
+  std::vector<Tensor> dz = {grad_rows.new_zeros({0, width})};
   for (size_t k = steps.size(); k-- > 0;) {
     const auto [offset, rows] = steps[k];
-    const auto [dz, dc_prev] = step_backward(
-        *args.cell,
+    const auto [dz_of_step, dh_before, dc_before] = backward_of_step(
+        operands,
         args.saved.narrow(0, offset, rows),
         dh.narrow(0, 0, rows) + grad_rows.narrow(0, offset, rows),
         dc.narrow(0, 0, rows),
-        project.parameters);
-    const Tensor reset = reset_of(args.reset, steps[k]);
-    const Tensor d_operand = at::matmul(project.dz_h(dz), project.weight_h);
-    dh = with_rows(cut(masked_h(d_operand, args.recurrent_mask), reset), dh);
-    dc = with_rows(cut(dc_prev, reset), dc);
-    if (mask[0]) dx[k] = at::matmul(project.dz_x(dz), project.weight_x).to(dtype);
-    const Tensor h = cut(state_before(steps, k, h_0, output_rows), reset);
-    parameters.add(dz, x.narrow(0, offset, rows), masked_h(widened(h), args.recurrent_mask));
+        reset_of(args.reset, steps[k]),
+        args.recurrent_mask);
+    dz.push_back(dz_of_step);
+    dh = with_rows(dh_before, dh);
+    dc = with_rows(dc_before, dc);
   }
-  if (steps.empty()) {  // zeros
-    parameters.add(
-        x.new_zeros({0, args.cell->grad_columns() * h_0.size(1)}, project.weight_x.scalar_type()),
-        x,
-        h_0.narrow(0, 0, 0));
+  if (!args.reverse) std::reverse(dz.begin(), dz.end());
+  const at::ScalarType dtype = args.carried_dtype();
+  if (steps.empty()) {  // results are no arguments
+    dh = dh.clone();
+    dc = dc.clone();
   }
-  if (args.reverse) std::reverse(dx.begin(), dx.end());
-  const auto input_gradient = [&] {
-    return steps.empty() ? at::zeros_like(input) : at::cat(dx, 0).view(input.sizes());
-  };
-  const auto state_gradient = [&](const Tensor& gradient) {
-    return gradient.to(carried_dtype, /*non_blocking=*/false, /*copy=*/steps.empty());
-  };
-  const auto [weight_ih, weight_hh, bias_ih, bias_hh] = parameters.finish(carried_dtype);
-  return {
-      mask[0] ? input_gradient() : Tensor(),
-      mask[1] ? state_gradient(dh) : Tensor(),
-      mask[2] ? state_gradient(dc) : Tensor(),
-      weight_ih,
-      weight_hh,
-      bias_ih,
-      bias_hh};
+  return gradients_of(args, operands, at::cat(dz), dh, dc, dtype);
 }
 
 Gradients step_backward_anew(const StepBackwardArgs& args) {
@@ -413,19 +389,8 @@ TORCH_LIBRARY_IMPL(lltm, CompositeExplicitAutograd, m) {
   register_backend<Composite>(m);
 }
 
-// That a tensor can be cut into `parts` pieces of equal width.
-void check_parts(const char* name, const Tensor& tensor, int parts) {
-  TORCH_CHECK_VALUE(
-      tensor.dim() == 2 && tensor.sym_size(1) % parts == 0,
-      "lltm: expected ",
-      name,
-      " of shape (rows, ",
-      parts,
-      "H), got ",
-      tensor.sym_sizes());
-}
+// ---- for what decomposes the operators ----------------------------------------
 
-// For what decomposes the operators.
 std::tuple<std::vector<int64_t>, std::vector<int64_t>, std::vector<double>, bool, int64_t, int64_t>
 describe(std::string_view name) {
   const CellInfo& cell = get_cell("lltm::_cell", name);
@@ -442,39 +407,107 @@ describe(std::string_view name) {
 }
 
 std::tuple<int64_t, int64_t> instructions(std::string_view name) {
-  const CellPrograms* const programs = get_cell("lltm::_instructions", name).programs;
-  TORCH_CHECK_VALUE(programs != nullptr, "lltm::_instructions: expected a program, got ", name);
-  return {programs->forward.size, programs->backward.size};
+  const CellPrograms& programs = programs_of(get_cell("lltm::_instructions", name));
+  return {programs.forward.size, programs.backward.size};
 }
 
-StepResult elementwise(
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sequence_operands(
     std::string_view name,
-    const Tensor& z,
-    const Tensor& c,
-    const std::optional<Tensor>& parameters) {
-  const CellInfo& cell = get_cell("lltm::_elementwise", name);
-  check_parts("z", z, cell.slots);
-  check_parts("c", c, cell.state_columns());
-  return step(cell, z, c, or_undefined(parameters), /*save=*/true);
+    const Tensor& weight_ih,
+    const std::optional<Tensor>& weight_hh,
+    const std::optional<Tensor>& bias_ih,
+    const std::optional<Tensor>& bias_hh) {
+  const CellName cell(get_cell("lltm::_sequence_operands", name));
+  const Tensor none;
+  const Operands of(StepInputs{cell, none, none, none, weight_ih, weight_hh, bias_ih, bias_hh});
+  return {of.weight_x, of.weight_h, of.bias_x, of.bias_h, of.parameters};
 }
 
-std::tuple<Tensor, Tensor> elementwise_backward(
+StepResult sequence_step(
+    std::string_view name,
+    const Tensor& z_x,
+    const Tensor& h,
+    const Tensor& c,
+    const Tensor& weight_h,
+    const std::optional<Tensor>& bias_h,
+    const std::optional<Tensor>& parameters,
+    const std::optional<Tensor>& reset,
+    const std::optional<Tensor>& recurrent_mask) {
+  const CellInfo& cell = get_cell("lltm::_sequence_step", name);
+  return forward_of_step(
+      {cell, weight_h, bias_h, parameters},
+      z_x,
+      h,
+      c,
+      or_undefined(reset),
+      or_undefined(recurrent_mask),
+      /*save=*/true);
+}
+
+std::tuple<Tensor, Tensor, Tensor> sequence_step_backward(
     std::string_view name,
     const Tensor& activations,
     const Tensor& dh,
     const Tensor& dc,
-    const std::optional<Tensor>& parameters) {
-  const CellInfo& cell = get_cell("lltm::_elementwise_backward", name);
-  check_parts("activations", activations, cell.saved);
-  check_parts("dc", dc, cell.state_columns());
-  return step_backward(cell, activations, dh, dc, or_undefined(parameters));
+    const Tensor& weight_h,
+    const std::optional<Tensor>& parameters,
+    const std::optional<Tensor>& reset,
+    const std::optional<Tensor>& recurrent_mask) {
+  const CellInfo& cell = get_cell("lltm::_sequence_step_backward", name);
+  return backward_of_step(
+      {cell, weight_h, std::nullopt, parameters},
+      activations,
+      dh,
+      dc,
+      or_undefined(reset),
+      or_undefined(recurrent_mask));
+}
+
+Gradients sequence_gradients(
+    std::string_view name,
+    const Tensor& input,
+    const Tensor& h_0,
+    const std::optional<Tensor>& c_0,
+    const Tensor& weight_ih,
+    const std::optional<Tensor>& weight_hh,
+    const std::optional<Tensor>& bias_ih,
+    const std::optional<Tensor>& bias_hh,
+    bool reverse,
+    const std::optional<Tensor>& reset,
+    const std::optional<Tensor>& recurrent_mask,
+    const Tensor& output,
+    const Tensor& dz,
+    const Tensor& dh,
+    const Tensor& dc,
+    const OutputMask& output_mask) {
+  const Tensor none;
+  const SequenceInputs inputs = {
+      get_cell("lltm::_sequence_gradients", name),
+      input,
+      h_0,
+      c_0,
+      weight_ih,
+      weight_hh,
+      bias_ih,
+      bias_hh,
+      /*batch_sizes=*/none,
+      reverse,
+      reset,
+      /*checkpoint_steps=*/0,
+      recurrent_mask};
+  const SequenceBackwardArgs args = {inputs, output, none, none, none, none, output_mask};
+  return with_grad_of_h(with_gradients_of_given(args), [&](const SequenceBackwardArgs& a) {
+    return gradients_of(a, Operands(a), flat_rows(dz), dh, dc, input.scalar_type());
+  });
 }
 
 TORCH_LIBRARY_IMPL(lltm, CompositeImplicitAutograd, m) {
-  m.impl("_elementwise", TORCH_FN(elementwise));
-  m.impl("_elementwise_backward", TORCH_FN(elementwise_backward));
   m.impl("_cell", TORCH_FN(describe));
   m.impl("_instructions", TORCH_FN(instructions));
+  m.impl("_sequence_operands", TORCH_FN(sequence_operands));
+  m.impl("_sequence_step", TORCH_FN(sequence_step));
+  m.impl("_sequence_step_backward", TORCH_FN(sequence_step_backward));
+  m.impl("_sequence_gradients", TORCH_FN(sequence_gradients));
 }
 
 // Under torch.vmap the operators of training run as ATen operations, which have vmap rules.

@@ -50,11 +50,11 @@ TORCH_LIBRARY(lltm, m) {
       " Tensor? reset=None) -> (Tensor, Tensor[])");
 
   // What training runs. Forward also returns the activations (rows, A * H) of cell.h; of a
-  // sequence with checkpoint_steps = n > 0 checkpoints instead, c before steps 0, n, 2 n, ... in
-  // the order of execution, (ceil(T / n), B, K * H). Backward takes the arguments of forward,
-  // results of forward, and the gradients of what users see of them; one that is None is zero.
-  // output_mask says which gradients are wanted, in the order input, h, c, weight_ih, weight_hh,
-  // bias_ih, bias_hh; the others are returned as None.
+  // sequence with checkpoint_steps = n > 0 checkpoints instead, what engines call c before steps 0,
+  // n, 2 n, ... in the order of execution, (ceil(T / n), B, K * H). Backward takes the arguments of
+  // forward, results of forward, and the gradients of what users see of them; one that is None is
+  // zero. output_mask says which gradients are wanted, in the order input, h, c, weight_ih,
+  // weight_hh, bias_ih, bias_hh; the others are returned as None.
   m.def(
       "step_forward(str cell, Tensor input, Tensor h, Tensor? c, Tensor weight_ih,"
       " Tensor? weight_hh, Tensor? bias_ih, Tensor? bias_hh)"
@@ -76,22 +76,36 @@ TORCH_LIBRARY(lltm, m) {
       " Tensor? grad_output, Tensor? grad_h_n, Tensor? grad_c_n, bool[7] output_mask)"
       " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 
-  // For what decomposes the operators, in the words of cell.h: for each slot of a cell the block of
-  // rows of weight_ih and of weight_hh, -1 for none; what each of its states begins with; and how
-  // many parameters and saved values it has; and the element-wise part of a step as ATen
-  // operations, from the pre-activations z and c, and from the activations and the gradients of h'
-  // and c'. c begins with h where the cell reads it.
+  // For what decomposes the operators, in the words of cell.h. _cell: for each slot of a cell the
+  // block of rows of weight_ih and of weight_hh, -1 for none; what each of its states begins with;
+  // how many parameters and saved values it has. _instructions: how many forward and backward of
+  // its programs execute.
   m.def(
       "_cell(str cell) -> (int[] x_blocks, int[] h_blocks, float[] states, bool reads_h,"
       " int parameters, int saved)");
-  // How many instructions forward and backward of a program execute.
   m.def("_instructions(str cell) -> (int forward, int backward)");
+  // A sequence in ATen operations, for loops that are not ours: the weights as the steps read them;
+  // a step, from what x adds to the pre-activations and the states in the compute dtype, of which c
+  // begins with h where the cell reads that; a step of backward; and, from dz of all steps and the
+  // gradients of the states before the first one, the results of sequence_backward.
   m.def(
-      "_elementwise(str cell, Tensor z, Tensor c, Tensor? parameters=None)"
-      " -> (Tensor h, Tensor c, Tensor activations)");
+      "_sequence_operands(str cell, Tensor weight_ih, Tensor? weight_hh, Tensor? bias_ih,"
+      " Tensor? bias_hh)"
+      " -> (Tensor weight_x, Tensor weight_h, Tensor bias_x, Tensor bias_h, Tensor parameters)");
   m.def(
-      "_elementwise_backward(str cell, Tensor activations, Tensor grad_h, Tensor grad_c,"
-      " Tensor? parameters=None) -> (Tensor dz, Tensor dc)");
+      "_sequence_step(str cell, Tensor z_x, Tensor h, Tensor c, Tensor weight_h,"
+      " Tensor? bias_h=None, Tensor? parameters=None, Tensor? reset=None,"
+      " Tensor? recurrent_mask=None) -> (Tensor h, Tensor c, Tensor activations)");
+  m.def(
+      "_sequence_step_backward(str cell, Tensor activations, Tensor dh, Tensor dc,"
+      " Tensor weight_h, Tensor? parameters=None, Tensor? reset=None,"
+      " Tensor? recurrent_mask=None) -> (Tensor dz, Tensor dh, Tensor dc)");
+  m.def(
+      "_sequence_gradients(str cell, Tensor input, Tensor h_0, Tensor? c_0, Tensor weight_ih,"
+      " Tensor? weight_hh, Tensor? bias_ih, Tensor? bias_hh, bool reverse, Tensor? reset,"
+      " Tensor? recurrent_mask, Tensor output, Tensor dz, Tensor dh, Tensor dc,"
+      " bool[7] output_mask)"
+      " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 
   // Used by lltm/_binding.py, where the wheel has no compiled lltm._C for the running Python
   // (version.cpp, backends.cpp, pair.cpp).

@@ -116,7 +116,8 @@ std::vector<Tensor> run(const Program& program, std::vector<Tensor> registers, c
   std::vector<Tensor> outputs;
   for (int k = 0; k < program.outputs; ++k) {
     const Tensor output = number(registers[program.inputs + k], dtype);
-    outputs.push_back(output.expand_symint(like.sym_sizes()));
+    // Of constants and parameters alone it has fewer dimensions.
+    outputs.push_back(output.dim() == like.dim() ? output : output.expand_symint(like.sym_sizes()));
   }
   return outputs;
 }
@@ -125,12 +126,21 @@ std::vector<Tensor> run(const Program& program, std::vector<Tensor> registers, c
 void unpack(const Tensor& packed, int count, std::vector<Tensor>& to) {
   if (count == 0) return;
   const Tensor wide = packed.to(compute_dtype(packed.scalar_type()));
+  if (count == 1) return to.push_back(wide);
   for (const Tensor& part : wide.chunk(count, -1)) to.push_back(part);
 }
 
 // The next `count` of some tensors side by side.
 Tensor pack(const std::vector<Tensor>& tensors, int first, int count) {
   return at::cat(at::TensorList(tensors).slice(first, count), 1);
+}
+
+// The same of what stands for `argument`, states or their gradient. One alone needs no copy, unless
+// it is the argument itself.
+Tensor pack_states(
+    const CellInfo& cell, const std::vector<Tensor>& tensors, int first, const Tensor& argument) {
+  if (cell.state_columns() > 1) return pack(tensors, first, cell.state_columns());
+  return tensors[first].is_same(argument) ? tensors[first].clone() : tensors[first];
 }
 
 }  // namespace
@@ -147,10 +157,10 @@ StepResult run_forward(
   unpack(parameters, cell.parameters, inputs);
   const Tensor like = inputs.front();
   // h', states', saved values
-  const std::vector<Tensor> y = run(cell.programs->forward, std::move(inputs), like);
+  const std::vector<Tensor> y = run(programs_of(cell).forward, std::move(inputs), like);
   const at::ScalarType dtype = c.scalar_type();
   const int first = cell.reads_h ? 0 : 1;
-  const Tensor c_next = pack(y, first, cell.state_columns()).to(dtype);
+  const Tensor c_next = pack_states(cell, y, first, c).to(dtype);
   const int begin = 1 + cell.states;
   return {
       y[0].to(dtype),
@@ -174,8 +184,8 @@ std::tuple<Tensor, Tensor> run_backward(
   const size_t own = cell.reads_h ? 1 : 0;
   inputs.push_back(own ? at::add(grad_h, of_states[0]) : grad_h);
   inputs.insert(inputs.end(), of_states.begin() + own, of_states.end());
-  const std::vector<Tensor> y = run(cell.programs->backward, std::move(inputs), grad_h);
-  return {pack(y, 0, cell.grad_columns()), pack(y, cell.grad_columns(), cell.state_columns())};
+  const std::vector<Tensor> y = run(programs_of(cell).backward, std::move(inputs), grad_h);
+  return {pack(y, 0, cell.grad_columns()), pack_states(cell, y, cell.grad_columns(), grad_c)};
 }
 
 }  // namespace lltm::composite

@@ -1,5 +1,5 @@
-// The programs of a cell (cell/program.h) on tensors, as ATen operations: for derivatives of
-// derivatives, devices without kernels, and graphs that are being traced.
+// The programs of a cell (cell/program.h) on tensors, as ATen operations: the element-wise part of
+// the composite path.
 #pragma once
 
 #include "common/operator_args.h"

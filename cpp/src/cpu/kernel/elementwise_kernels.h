@@ -141,9 +141,6 @@ LLTM_CELL_INLINE void for_each_block(
 
 // ---- kernels --------------------------------------------------------------
 
-// Every index into the arrays below is known to the compiler, so that none is in memory.
-#define LLTM_UNROLL _Pragma("GCC unroll 8")
-
 // h' as it is returned, and as the operand of the next GEMM: rounded alike, so that a sequence and
 // single steps agree.
 template <typename T, typename G>
@@ -249,7 +246,7 @@ void backward(const BackwardArgs<T, G>& a, std::int64_t begin, std::int64_t end)
       C saved_j[kSaved];
       LLTM_UNROLL
       for (int k = 0; k < kSaved; ++k) saved_j[k] = saved[k][j];
-      const auto d = Page::backward(saved_j, dh[j] + dh_state[j], dc_next[j]);
+      const auto d = backward_of<Page>(saved_j, dh[j] + dh_state[j], dc_next[j]);
       LLTM_UNROLL
       for (int k = 0; k < kSlots; ++k) dz[k][j] = d.dz[k];
       dc[j] = d.dc;

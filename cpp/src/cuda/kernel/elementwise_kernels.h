@@ -7,19 +7,12 @@
 // element by element; this does not affect the other arguments.
 #pragma once
 
-#include "cell/cell.h"
+#include "cell/page.h"
 #include "cuda/kernel/elementwise.h"
 
 #include <cstdint>
 #include <type_traits>
 #include <utility>
-
-// Arrays stay in registers only where every index is known.
-#if defined(__CUDACC__)
-#define LLTM_UNROLL _Pragma("unroll")
-#else
-#define LLTM_UNROLL
-#endif
 
 namespace lltm::cuda {
 namespace {
@@ -276,7 +269,7 @@ LLTM_CELL_INLINE void backward_at(
     C saved_j[kSaved];
     LLTM_UNROLL
     for (int k = 0; k < kSaved; ++k) saved_j[k] = saved[k][j];
-    const auto d = Page::backward(saved_j, dh[j] + dh_state[j], dc[j]);
+    const auto d = backward_of<Page>(saved_j, dh[j] + dh_state[j], dc[j]);
     LLTM_UNROLL
     for (int k = 0; k < kSlots; ++k) dz[k][j] = d.dz[k];
     dc[j] = d.dc;

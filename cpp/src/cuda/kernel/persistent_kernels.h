@@ -532,7 +532,7 @@ LLTM_CELL_INLINE void finish_backward(
   std::uint32_t words[kRows][kSlots];
   LLTM_UNROLL
   for (int n = 0; n < kRows; ++n) {
-    const auto d = Page::backward(saved[n], grad_output[n] + dh[n], dc[n]);
+    const auto d = backward_of<Page>(saved[n], grad_output[n] + dh[n], dc[n]);
     dc_before[n] = d.dc;
     LLTM_UNROLL
     for (int k = 0; k < kSlots; ++k) words[n][k] = word_of<T>(m, d.dz[k]);

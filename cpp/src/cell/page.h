@@ -1,0 +1,98 @@
+// A page (lltm.h, lstm.h, gru.h) is the arithmetic of a cell that is compiled into kernels: a type
+// with kCell, kSlots, kSaved and the element-wise part of a step,
+//     StepForward<Page, V> forward(z, c)
+//     StepBackward<Page, V> backward(saved, dh, dc_next)    dh, dc_next: gradients of h', c'
+// Of a cell without states besides h, c is h, and backward takes dh alone, from all that reads h'.
+//
+// V is float or double in the kernels, and a value of a program where the page is recorded as one
+// (record_page.h). So the functions are straight-line code of what math.h has: `where` selects
+// between two values that are both already computed.
+//
+// No header of torch or of the standard library: kernels of every device include it.
+#pragma once
+
+#include "cell/cell.h"
+#include "cell/math.h"
+
+namespace lltm {
+
+template <typename Page, typename V>
+struct StepForward {
+  V h, c;  // h', c'
+  V saved[Page::kSaved];
+};
+
+template <typename Page, typename V>
+struct StepBackward {
+  V dz[Page::kSlots];
+  V dc;  // gradient of c
+};
+
+// How many registers the programs of a cell read and write.
+struct ProgramSizes {
+  int forward_in, forward_out, backward_in, backward_out;
+
+  constexpr explicit ProgramSizes(const CellInfo& cell)
+      : forward_in(cell.slots + cell.state_columns() + cell.parameters),
+        forward_out(1 + cell.states + cell.saved),
+        backward_in(cell.saved + cell.parameters + 1 + cell.states),
+        backward_out(cell.grad_columns() + cell.state_columns()) {}
+
+  constexpr int most() const {
+    const int of_forward = forward_in > forward_out ? forward_in : forward_out;
+    const int of_backward = backward_in > backward_out ? backward_in : backward_out;
+    return of_forward > of_backward ? of_forward : of_backward;
+  }
+};
+
+namespace {
+
+// backward of any page; dc_next of a cell without states besides h is a part of the gradient of h'.
+template <typename Page, typename V>
+LLTM_CELL_INLINE StepBackward<Page, V> backward_of(
+    const V (&saved)[Page::kSaved], const V& dh, const V& dc_next) {
+  if constexpr (Page::kCell.has_c()) {
+    return Page::backward(saved, dh, dc_next);
+  } else {
+    return Page::backward(saved, V(dh + dc_next));
+  }
+}
+
+// The same functions on the registers of a program (program.h).
+template <typename Page>
+constexpr ProgramSizes kSizes = ProgramSizes(Page::kCell);
+
+template <typename Page, typename V>
+LLTM_CELL_INLINE void forward_registers(
+    const V (&in)[kSizes<Page>.forward_in], V (&out)[kSizes<Page>.forward_out]) {
+  V z[Page::kSlots];
+  LLTM_UNROLL
+  for (int k = 0; k < Page::kSlots; ++k) z[k] = in[k];
+  const auto y = Page::forward(z, in[Page::kSlots]);
+  constexpr int kStates = Page::kCell.states;
+  out[0] = y.h;
+  if constexpr (kStates > 0) out[1] = y.c;
+  LLTM_UNROLL
+  for (int k = 0; k < Page::kSaved; ++k) out[1 + kStates + k] = y.saved[k];
+}
+
+template <typename Page, typename V>
+LLTM_CELL_INLINE void backward_registers(
+    const V (&in)[kSizes<Page>.backward_in], V (&out)[kSizes<Page>.backward_out]) {
+  V saved[Page::kSaved];
+  LLTM_UNROLL
+  for (int k = 0; k < Page::kSaved; ++k) saved[k] = in[k];
+  const auto d = [&] {
+    if constexpr (Page::kCell.has_c()) {
+      return Page::backward(saved, in[Page::kSaved], in[Page::kSaved + 1]);
+    } else {
+      return Page::backward(saved, in[Page::kSaved]);
+    }
+  }();
+  LLTM_UNROLL
+  for (int k = 0; k < Page::kSlots; ++k) out[k] = d.dz[k];
+  out[Page::kSlots] = d.dc;
+}
+
+}  // namespace
+}  // namespace lltm
