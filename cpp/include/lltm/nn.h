@@ -44,33 +44,6 @@ namespace lltm {
 /// (h, c): hidden state and cell state.
 using State = std::tuple<torch::Tensor, torch::Tensor>;
 
-class LLTM_API GRUCellImpl;
-class LLTM_API GRUImpl;
-class LLTM_API RecurrentStepImpl;
-class LLTM_API RecurrentImpl;
-
-// The state that a module takes and gives.
-template <typename Module>
-struct ModuleState {
-  using Type = State;
-};
-template <>
-struct ModuleState<GRUCellImpl> {
-  using Type = torch::Tensor;
-};
-template <>
-struct ModuleState<GRUImpl> {
-  using Type = torch::Tensor;
-};
-template <>
-struct ModuleState<RecurrentStepImpl> {
-  using Type = std::vector<torch::Tensor>;
-};
-template <>
-struct ModuleState<RecurrentImpl> {
-  using Type = std::vector<torch::Tensor>;
-};
-
 // ---- one step -------------------------------------------------------------------
 
 struct LLTM_API CellOptions {
@@ -109,10 +82,10 @@ struct LLTM_API OwnParameters : GateParameters {
 
 /// What LLTMCell, LSTMCell, GRUCell and RecurrentStep have in common: one step. StateT is State, of
 /// the GRU torch::Tensor, of a user's cell std::vector<torch::Tensor>.
-template <typename Module, typename Parameters>
+template <typename Module, typename Parameters, typename State_ = State>
 class LLTM_API RecurrentCell : public torch::nn::Cloneable<Module>, public Parameters {
  public:
-  using StateT = typename ModuleState<Module>::Type;
+  using StateT = State_;
 
   RecurrentCell(int64_t input_size, int64_t hidden_size)
       : RecurrentCell(CellOptions(input_size, hidden_size)) {}
@@ -141,6 +114,7 @@ class LLTM_API RecurrentCell : public torch::nn::Cloneable<Module>, public Param
 class LLTM_API LLTMCellImpl : public RecurrentCell<LLTMCellImpl, JoinedParameters> {
  public:
   using RecurrentCell::RecurrentCell;
+  static const char* cell_name(const LLTMCellOptions&) { return "lltm"; }
 };
 TORCH_MODULE(LLTMCell);
 
@@ -148,18 +122,21 @@ TORCH_MODULE(LLTMCell);
 class LLTM_API LSTMCellImpl : public RecurrentCell<LSTMCellImpl, GateParameters> {
  public:
   using RecurrentCell::RecurrentCell;
+  static const char* cell_name(const LSTMCellOptions&) { return "lstm"; }
 };
 TORCH_MODULE(LSTMCell);
 
 /// One step of the GRU, as torch::nn::GRUCell.
-class LLTM_API GRUCellImpl : public RecurrentCell<GRUCellImpl, GateParameters> {
+class LLTM_API GRUCellImpl : public RecurrentCell<GRUCellImpl, GateParameters, torch::Tensor> {
  public:
   using RecurrentCell::RecurrentCell;
+  static const char* cell_name(const GRUCellOptions&) { return "gru"; }
 };
 TORCH_MODULE(GRUCell);
 
 /// One step of a cell that a user has written.
-class LLTM_API RecurrentStepImpl : public RecurrentCell<RecurrentStepImpl, OwnParameters> {
+class LLTM_API RecurrentStepImpl
+    : public RecurrentCell<RecurrentStepImpl, OwnParameters, std::vector<torch::Tensor>> {
  public:
   RecurrentStepImpl(const Cell& cell, int64_t input_size, int64_t hidden_size)
       : RecurrentStepImpl(RecurrentStepOptions(cell, input_size, hidden_size)) {}
@@ -205,7 +182,7 @@ using LSTMOptions = LayerOptions;
 using GRUOptions = LayerOptions;
 using RecurrentOptions = LayerOptions;
 
-template <typename Module>
+template <typename Module, typename State_ = State>
 class RecurrentLayer;
 
 /// A layer for inference whose weights were packed once (RecurrentLayer::prepack).
@@ -218,7 +195,7 @@ class RecurrentLayer;
 template <typename Module>
 class LLTM_API PrepackedLayer {
  public:
-  using StateT = typename ModuleState<Module>::Type;
+  using StateT = typename Module::StateT;
 
   /// As RecurrentLayer::forward.
   std::tuple<torch::Tensor, StateT> forward(
@@ -234,7 +211,7 @@ class LLTM_API PrepackedLayer {
   const LayerOptions& options() const { return options_; }
 
  private:
-  friend class RecurrentLayer<Module>;
+  friend class RecurrentLayer<Module, StateT>;
   PrepackedLayer(const LayerOptions& options, std::vector<torch::Tensor> parameters);
 
   LayerOptions options_;
@@ -254,10 +231,10 @@ class LLTM_API PrepackedLayer {
 ///     Recurrent  weight_ih_l{k} (G_x H, I), weight_hh_l{k} (G_h H, H), with bias
 ///                bias_ih_l{k} (G_x H), bias_hh_l{k} (G_h H), and the cell's own by their names,
 ///                such as p_l{k} (H)
-template <typename Module>
+template <typename Module, typename State_>
 class LLTM_API RecurrentLayer : public torch::nn::Cloneable<Module> {
  public:
-  using StateT = typename ModuleState<Module>::Type;
+  using StateT = State_;
 
   RecurrentLayer(int64_t input_size, int64_t hidden_size)
       : RecurrentLayer(LayerOptions(input_size, hidden_size)) {}
@@ -328,6 +305,7 @@ class LLTM_API RecurrentLayer : public torch::nn::Cloneable<Module> {
 class LLTM_API LLTMImpl : public RecurrentLayer<LLTMImpl> {
  public:
   using RecurrentLayer::RecurrentLayer;
+  static const char* cell_name(const LLTMOptions&) { return "lltm"; }
 };
 TORCH_MODULE(LLTM);
 using PrepackedLLTM = PrepackedLayer<LLTMImpl>;
@@ -336,20 +314,22 @@ using PrepackedLLTM = PrepackedLayer<LLTMImpl>;
 class LLTM_API LSTMImpl : public RecurrentLayer<LSTMImpl> {
  public:
   using RecurrentLayer::RecurrentLayer;
+  static const char* cell_name(const LSTMOptions&) { return "lstm"; }
 };
 TORCH_MODULE(LSTM);
 using PrepackedLSTM = PrepackedLayer<LSTMImpl>;
 
 /// Layers of the GRU, as torch::nn::GRU.
-class LLTM_API GRUImpl : public RecurrentLayer<GRUImpl> {
+class LLTM_API GRUImpl : public RecurrentLayer<GRUImpl, torch::Tensor> {
  public:
   using RecurrentLayer::RecurrentLayer;
+  static const char* cell_name(const GRUOptions&) { return "gru"; }
 };
 TORCH_MODULE(GRU);
 using PrepackedGRU = PrepackedLayer<GRUImpl>;
 
 /// Layers of a cell that a user has written.
-class LLTM_API RecurrentImpl : public RecurrentLayer<RecurrentImpl> {
+class LLTM_API RecurrentImpl : public RecurrentLayer<RecurrentImpl, std::vector<torch::Tensor>> {
  public:
   RecurrentImpl(const Cell& cell, int64_t input_size, int64_t hidden_size)
       : RecurrentImpl(RecurrentOptions(cell, input_size, hidden_size)) {}
@@ -358,18 +338,19 @@ class LLTM_API RecurrentImpl : public RecurrentLayer<RecurrentImpl> {
 TORCH_MODULE(Recurrent);
 using PrepackedRecurrent = PrepackedLayer<RecurrentImpl>;
 
+// Calls instantiate(module, step module, its parameters, state) for each of the above.
+#define LLTM_FOR_EACH_MODULE(instantiate)                                               \
+  instantiate(LLTMImpl, LLTMCellImpl, JoinedParameters, State)                          \
+      instantiate(LSTMImpl, LSTMCellImpl, GateParameters, State)                        \
+          instantiate(GRUImpl, GRUCellImpl, GateParameters, torch::Tensor) instantiate( \
+              RecurrentImpl, RecurrentStepImpl, OwnParameters, std::vector<torch::Tensor>)
+
 // All of it is compiled in liblltm.
-extern template class RecurrentCell<LLTMCellImpl, JoinedParameters>;
-extern template class RecurrentCell<LSTMCellImpl, GateParameters>;
-extern template class RecurrentCell<GRUCellImpl, GateParameters>;
-extern template class RecurrentCell<RecurrentStepImpl, OwnParameters>;
-extern template class RecurrentLayer<LLTMImpl>;
-extern template class RecurrentLayer<LSTMImpl>;
-extern template class RecurrentLayer<GRUImpl>;
-extern template class RecurrentLayer<RecurrentImpl>;
-extern template class PrepackedLayer<LLTMImpl>;
-extern template class PrepackedLayer<LSTMImpl>;
-extern template class PrepackedLayer<GRUImpl>;
-extern template class PrepackedLayer<RecurrentImpl>;
+#define LLTM_DECLARE_MODULE(Module, Step, Parameters, ...)            \
+  extern template class RecurrentCell<Step, Parameters, __VA_ARGS__>; \
+  extern template class RecurrentLayer<Module, __VA_ARGS__>;          \
+  extern template class PrepackedLayer<Module>;
+LLTM_FOR_EACH_MODULE(LLTM_DECLARE_MODULE)
+#undef LLTM_DECLARE_MODULE
 
 }  // namespace lltm

@@ -3,7 +3,7 @@
 #include "api/layer.h"
 #include "api/layer_checks.h"
 #include "api/projection.h"
-#include "cell/cells.h"
+#include "cell/registry.h"
 #include "common/format.h"
 #include "op/operators.h"
 
@@ -49,45 +49,32 @@ const char* bool_text(bool value) {
   return value ? "true" : "false";
 }
 
-// The cell of a module; null where its options name it.
-template <typename Module>
-constexpr const CellInfo* kCellOf = &Lltm::kCell;
-template <>
-constexpr const CellInfo* kCellOf<LSTMCellImpl> = &Lstm::kCell;
-template <>
-constexpr const CellInfo* kCellOf<LSTMImpl> = &Lstm::kCell;
-template <>
-constexpr const CellInfo* kCellOf<GRUCellImpl> = &Gru::kCell;
-template <>
-constexpr const CellInfo* kCellOf<GRUImpl> = &Gru::kCell;
-template <>
-constexpr const CellInfo* kCellOf<RecurrentStepImpl> = nullptr;
-template <>
-constexpr const CellInfo* kCellOf<RecurrentImpl> = nullptr;
+// True if the options of a module name its cell.
+template <typename Module, typename Options>
+constexpr bool kIsCustom = !requires(const Options& options) { Module::cell_name(options); };
 
 template <typename Module, typename Options>
 const CellInfo& cell_of(const Options& options) {
-  if constexpr (kCellOf<Module> != nullptr) {
-    return *kCellOf<Module>;
-  } else {
+  if constexpr (kIsCustom<Module, Options>) {
     return data_of(*options.cell()).info;
+  } else {
+    return *find_cell(Module::cell_name(options));
   }
 }
 
-// Whether the options name a cell where they have to and only there; `name` is that of the modules
-// of users' cells, `class_name` that of the library's.
-template <typename Module>
-void check_cell(
-    const std::optional<Cell>& cell, const char* name, const char* CellInfo::* class_name) {
-  if constexpr (kCellOf<Module> != nullptr) {
+// `name` is that of the modules of custom cells, `class_name` that of the library's.
+template <typename Module, typename Options>
+void check_cell(const Options& options, const char* name, const char* CellInfo::* class_name) {
+  if constexpr (kIsCustom<Module, Options>) {
     TORCH_CHECK_VALUE(
-        !cell.has_value(),
-        "lltm::",
-        kCellOf<Module>->*class_name,
-        ": expected options without a cell, got ",
-        cell->name());
+        options.cell().has_value(), "lltm::", name, ": expected options with a cell, got none");
   } else {
-    TORCH_CHECK_VALUE(cell.has_value(), "lltm::", name, ": expected options with a cell, got none");
+    TORCH_CHECK_VALUE(
+        !options.cell().has_value(),
+        "lltm::",
+        cell_of<Module>(options).*class_name,
+        ": expected options without a cell, got ",
+        options.cell()->name());
   }
 }
 
@@ -168,14 +155,15 @@ CellOptions::CellOptions(int64_t input_size, int64_t hidden_size)
 CellOptions::CellOptions(Cell cell, int64_t input_size, int64_t hidden_size)
     : input_size_(input_size), hidden_size_(hidden_size), cell_(std::move(cell)) {}
 
-template <typename Module, typename Parameters>
-RecurrentCell<Module, Parameters>::RecurrentCell(const CellOptions& options) : options(options) {
+template <typename Module, typename Parameters, typename State_>
+RecurrentCell<Module, Parameters, State_>::RecurrentCell(const CellOptions& options)
+    : options(options) {
   reset();
 }
 
-template <typename Module, typename Parameters>
-void RecurrentCell<Module, Parameters>::reset() {
-  check_cell<Module>(options.cell(), "RecurrentStep", &CellInfo::step_class);
+template <typename Module, typename Parameters, typename State_>
+void RecurrentCell<Module, Parameters, State_>::reset() {
+  check_cell<Module>(options, "RecurrentStep", &CellInfo::step_class);
   const CellInfo& cell = cell_of<Module>(options);
   check_size(cell.step_class, "input_size", options.input_size(), kLargestSize);
   check_size(cell.step_class, "hidden_size", options.hidden_size(), kLargestSize);
@@ -190,19 +178,19 @@ void RecurrentCell<Module, Parameters>::reset() {
   reset_parameters();
 }
 
-template <typename Module, typename Parameters>
-void RecurrentCell<Module, Parameters>::reset_parameters() {
+template <typename Module, typename Parameters, typename State_>
+void RecurrentCell<Module, Parameters, State_>::reset_parameters() {
   draw(this->parameters(), options.cell(), options.hidden_size());
 }
 
-template <typename Module, typename Parameters>
-void RecurrentCell<Module, Parameters>::pretty_print(std::ostream& stream) const {
+template <typename Module, typename Parameters, typename State_>
+void RecurrentCell<Module, Parameters, State_>::pretty_print(std::ostream& stream) const {
   stream << "lltm::" << cell_of<Module>(options).step_class << '(' << options.input_size() << ", "
          << options.hidden_size() << (options.bias() ? ")" : ", bias=false)");
 }
 
-template <typename Module, typename Parameters>
-auto RecurrentCell<Module, Parameters>::forward(
+template <typename Module, typename Parameters, typename State_>
+auto RecurrentCell<Module, Parameters, State_>::forward(
     const Tensor& input, const std::optional<StateT>& state) -> StateT {
   const CellInfo& cell = cell_of<Module>(options);
   c10::SmallVector<Tensor, 4> given;
@@ -297,8 +285,8 @@ LayerOptions::LayerOptions(int64_t input_size, int64_t hidden_size)
 LayerOptions::LayerOptions(Cell cell, int64_t input_size, int64_t hidden_size)
     : input_size_(input_size), hidden_size_(hidden_size), cell_(std::move(cell)) {}
 
-template <typename Module>
-RecurrentLayer<Module>::RecurrentLayer(const LayerOptions& options) : options(options) {
+template <typename Module, typename State_>
+RecurrentLayer<Module, State_>::RecurrentLayer(const LayerOptions& options) : options(options) {
   reset();
   if (options.dropout() > 0 && options.num_layers() == 1) {
     TORCH_WARN(
@@ -308,9 +296,9 @@ RecurrentLayer<Module>::RecurrentLayer(const LayerOptions& options) : options(op
   }
 }
 
-template <typename Module>
-void RecurrentLayer<Module>::reset() {
-  check_cell<Module>(options.cell(), "Recurrent", &CellInfo::layer_class);
+template <typename Module, typename State_>
+void RecurrentLayer<Module, State_>::reset() {
+  check_cell<Module>(options, "Recurrent", &CellInfo::layer_class);
   const CellInfo& cell = cell_of<Module>(options);
   const char* const where = cell.layer_class;
   check_size(where, "input_size", options.input_size(), kLargestSize);
@@ -347,16 +335,16 @@ void RecurrentLayer<Module>::reset() {
   reset_parameters();
 }
 
-template <typename Module>
-void RecurrentLayer<Module>::reset_parameters() {
+template <typename Module, typename State_>
+void RecurrentLayer<Module, State_>::reset_parameters() {
   const size_t each = all_weights_.size() / directions_of(options);
   for (size_t k = 0; k < all_weights_.size(); k += each) {
     draw(at::TensorList(all_weights_).slice(k, each), options.cell(), options.hidden_size());
   }
 }
 
-template <typename Module>
-void RecurrentLayer<Module>::pretty_print(std::ostream& stream) const {
+template <typename Module, typename State_>
+void RecurrentLayer<Module, State_>::pretty_print(std::ostream& stream) const {
   stream << "lltm::" << cell_of<Module>(options).layer_class
          << "(input_size=" << options.input_size() << ", hidden_size=" << options.hidden_size()
          << ", num_layers=" << options.num_layers() << ", bias=" << bool_text(options.bias())
@@ -373,13 +361,14 @@ void RecurrentLayer<Module>::pretty_print(std::ostream& stream) const {
   stream << ')';
 }
 
-template <typename Module>
-std::vector<Tensor> RecurrentLayer<Module>::all_weights() const {
+template <typename Module, typename State_>
+std::vector<Tensor> RecurrentLayer<Module, State_>::all_weights() const {
   return all_weights_;
 }
 
-template <typename Module>
-PrepackedLayer<Module> RecurrentLayer<Module>::prepack(std::optional<torch::Dtype> weights) const {
+template <typename Module, typename State_>
+PrepackedLayer<Module> RecurrentLayer<Module, State_>::prepack(
+    std::optional<torch::Dtype> weights) const {
   const CellInfo& cell = cell_of<Module>(options);
   const at::TensorList all = all_weights_;
   const size_t each = all.size() / directions_of(options);
@@ -398,8 +387,8 @@ PrepackedLayer<Module> RecurrentLayer<Module>::prepack(std::optional<torch::Dtyp
   return PrepackedLayer<Module>(options, std::move(parameters));
 }
 
-template <typename Module>
-auto RecurrentLayer<Module>::forward(
+template <typename Module, typename State_>
+auto RecurrentLayer<Module, State_>::forward(
     const Tensor& input, const std::optional<StateT>& state, const std::optional<Tensor>& reset)
     -> std::tuple<Tensor, StateT> {
   const CellInfo& cell = cell_of<Module>(options);
@@ -410,8 +399,8 @@ auto RecurrentLayer<Module>::forward(
       reset);
 }
 
-template <typename Module>
-auto RecurrentLayer<Module>::forward_with_packed_input(
+template <typename Module, typename State_>
+auto RecurrentLayer<Module, State_>::forward_with_packed_input(
     const PackedSequence& input,
     const std::optional<StateT>& state,
     const std::optional<Tensor>& reset) -> std::tuple<PackedSequence, StateT> {
@@ -457,17 +446,10 @@ auto PrepackedLayer<Module>::forward_with_packed_input(
 
 // ---- what nn.h declares -----------------------------------------------------
 
-template class RecurrentCell<LLTMCellImpl, JoinedParameters>;
-template class RecurrentCell<LSTMCellImpl, GateParameters>;
-template class RecurrentCell<GRUCellImpl, GateParameters>;
-template class RecurrentCell<RecurrentStepImpl, OwnParameters>;
-template class RecurrentLayer<LLTMImpl>;
-template class RecurrentLayer<LSTMImpl>;
-template class RecurrentLayer<GRUImpl>;
-template class RecurrentLayer<RecurrentImpl>;
-template class PrepackedLayer<LLTMImpl>;
-template class PrepackedLayer<LSTMImpl>;
-template class PrepackedLayer<GRUImpl>;
-template class PrepackedLayer<RecurrentImpl>;
+#define LLTM_INSTANTIATE_MODULE(Module, Step, Parameters, ...) \
+  template class RecurrentCell<Step, Parameters, __VA_ARGS__>; \
+  template class RecurrentLayer<Module, __VA_ARGS__>;          \
+  template class PrepackedLayer<Module>;
+LLTM_FOR_EACH_MODULE(LLTM_INSTANTIATE_MODULE)
 
 }  // namespace lltm
