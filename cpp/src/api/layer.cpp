@@ -197,12 +197,7 @@ void LayerModule::check(const Tensor& input) const {
 
 void LayerModule::check_projection(const Tensor& input) const {
   const char* const where = cell.layer_class;
-  TORCH_CHECK_VALUE(
-      recurrent_dropout == 0,
-      "lltm::",
-      where,
-      ": expected recurrent_dropout to be 0 with proj_size, got ",
-      recurrent_dropout);
+  lltm::check_projection(cell, proj_size(), hidden_size, recurrent_dropout);
   const bool casts = !prepacked && autocasts(input);
   for (int64_t k = 0; k < directions(); ++k) {
     const OperatorParameters p = parameters_of(k);

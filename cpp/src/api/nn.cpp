@@ -209,29 +209,6 @@ int64_t directions_of(const LayerOptions& options) {
   return options.num_layers() * (options.bidirectional() ? 2 : 1);
 }
 
-void check_projection(const CellInfo& cell, const LayerOptions& options) {
-  const int64_t size = options.proj_size();
-  TORCH_CHECK_VALUE(
-      size == 0 || can_project(cell),
-      "lltm::",
-      cell.layer_class,
-      ": expected proj_size to be 0, got ",
-      size,
-      ": only an LSTM has a projection");
-  TORCH_CHECK_VALUE(
-      size >= 0 && size < options.hidden_size(),
-      "lltm::",
-      cell.layer_class,
-      ": expected proj_size to lie in [0, hidden_size), got ",
-      size);
-  TORCH_CHECK_VALUE(
-      size == 0 || options.recurrent_dropout() == 0,
-      "lltm::",
-      cell.layer_class,
-      ": expected recurrent_dropout to be 0 with proj_size, got ",
-      options.recurrent_dropout());
-}
-
 LayerModule layer_of(
     const CellInfo& cell,
     const LayerOptions& options,
@@ -315,7 +292,7 @@ void RecurrentLayer<Module, State_>::reset() {
 
   const int64_t hidden_size = options.hidden_size();
   const int64_t proj_size = options.proj_size();
-  check_projection(cell, options);
+  check_projection(cell, proj_size, hidden_size, options.recurrent_dropout());
   const int64_t count = options.bidirectional() ? 2 : 1;
   all_weights_.clear();
   for (int64_t layer = 0; layer < options.num_layers(); ++layer) {

@@ -10,6 +10,29 @@ namespace lltm {
 using at::Tensor;
 using c10::SymInt;
 
+void check_projection(
+    const CellInfo& cell, int64_t proj_size, int64_t hidden_size, double recurrent_dropout) {
+  TORCH_CHECK_VALUE(
+      proj_size == 0 || can_project(cell),
+      "lltm::",
+      cell.layer_class,
+      ": expected proj_size to be 0, got ",
+      proj_size,
+      ": only an LSTM has a projection");
+  TORCH_CHECK_VALUE(
+      proj_size >= 0 && proj_size < hidden_size,
+      "lltm::",
+      cell.layer_class,
+      ": expected proj_size to lie in [0, hidden_size), got ",
+      proj_size);
+  TORCH_CHECK_VALUE(
+      proj_size == 0 || recurrent_dropout == 0,
+      "lltm::",
+      cell.layer_class,
+      ": expected recurrent_dropout to be 0 with proj_size, got ",
+      recurrent_dropout);
+}
+
 ProjectedWeights project_weights(
     const Tensor& weight_ih, const Tensor& weight_hh, const Tensor& weight_hr, bool with_h_0) {
   return {

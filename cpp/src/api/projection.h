@@ -33,6 +33,10 @@ constexpr bool can_project(const CellInfo& cell) {
   return cell.programs == nullptr && cell.id == Lstm::kCell.id;
 }
 
+// The options of a layer, proj_size 0 included.
+void check_projection(
+    const CellInfo& cell, int64_t proj_size, int64_t hidden_size, double recurrent_dropout);
+
 // Whether the product of the weights takes longer than PyTorch's own loop over so few steps, in
 // training and inference, with one row and with sixteen (H of 128 to 1024, P = H / 2).
 constexpr bool is_short_for_product(int64_t steps, int64_t hidden_size) {

@@ -169,7 +169,7 @@ ForwardSchedule forward_schedule(const Machine& machine, const LayerShape& shape
   schedule.format = kFormat<Format>;
   schedule.grid = forward_grid<Format>(machine, shape);
   schedule.blocks = forward_blocks<Format>(machine, shape, schedule.grid.columns);
-  schedule.grid.columns = std::min(schedule.grid.columns, schedule.blocks.count);
+  schedule.grid = schedule.grid.within(schedule.blocks);
   schedule.merge_projection = 2 * shape.batch <= kMergedRows;
   schedule.chunk_rows =
       schedule.merge_projection ? schedule.grid.rows * kMergedRows : kPackedInputRows;
@@ -292,7 +292,7 @@ FewRowsSchedule schedule_few_rows(
   FewRowsSchedule schedule = {};
   schedule.grid = choose_grid<F32Format>(machine, shape, bytes);
   schedule.blocks = forward_blocks<F32Format>(machine, shape, schedule.grid.columns);
-  schedule.grid.columns = std::min(schedule.grid.columns, schedule.blocks.count);
+  schedule.grid = schedule.grid.within(schedule.blocks);
   schedule.chunk_rows = kMergedRows;
   schedule.in_place = shape.batch <= kMostProductRows && steps <= kFewSteps && !prepacked;
   return schedule;

@@ -61,6 +61,8 @@ struct Grid {
   int64_t slots() const { return rows * columns; }
   // Threads that share rows have to wait for each other after each step.
   bool needs_barrier() const { return columns > 1; }
+  // With no more columns than there are blocks.
+  Grid within(const Blocks& blocks) const { return {rows, std::min(columns, blocks.count)}; }
 };
 
 // How many slots a cell has, and in how many of them input and state have a part (cell.h).

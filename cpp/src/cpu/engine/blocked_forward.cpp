@@ -64,7 +64,7 @@ class BlockedForward {
         steps_(plan_steps(args.input, args.batch_sizes, args.reverse)),
         resets_(args.reset, steps_),
         checkpoints_(args.saved_checkpoint_steps(), steps_.size(), args.state_c()),
-        grid_{schedule.grid.rows, std::min(schedule.grid.columns, blocks_.count)},
+        grid_(schedule.grid.within(blocks_)),
         plan_(steps_, batch_, grid_, blocks_.count),
         merge_projection_(schedule.merge_projection),
         output_is_operand_(

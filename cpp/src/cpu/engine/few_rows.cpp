@@ -99,7 +99,7 @@ class FewRowsForward {
         state_columns_(cell_.state_columns() * hidden_),
         weights_(std::move(weights)),
         blocks_(weights_.blocks()),
-        grid_{schedule.grid.rows, std::min(schedule.grid.columns, blocks_.count)},
+        grid_(schedule.grid.within(blocks_)),
         steps_(plan_steps(args.input, args.batch_sizes, args.reverse)),
         plan_(steps_, batch_, grid_, blocks_.count),
         resets_(args.reset, steps_),
