@@ -1,7 +1,7 @@
 """Draws the chart and prints the tables of docs/speed.md, from files of `benchmarks/layers.py`.
 
     python benchmarks/chart.py benchmarks/results/*/layers.json
-    python benchmarks/chart.py benchmarks/results/RUN/layers.json --out docs/speed.svg
+    python benchmarks/chart.py benchmarks/results/RUN/layers.json --out docs/speed.png
 
 A ratio is a layer's time divided by torch.nn's in the same round; below 1 is faster. torch.nn's
 layer is the GRU for the GRU, else the LSTM. The last lines give the smallest and the largest ratio

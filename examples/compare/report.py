@@ -78,7 +78,6 @@ def plot(results: Results, name: str, path: Path) -> None:
         )  # fmt: skip
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
     figure.savefig(path.with_suffix(".png"), dpi=90, transparent=True)
-    figure.savefig(path.with_suffix(".svg"), transparent=True, metadata={"Date": None})
     pyplot.close(figure)
 
 

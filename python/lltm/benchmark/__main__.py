@@ -167,8 +167,9 @@ def finish(
     if options.compare is not None:
         print("\n".join(compare_with(options.compare, rows)))
     if options.json is not None:
-        found = {"environment": environment(), "rows": [asdict(row) for row in rows]}
-        options.json.write_text(json.dumps({**found, **results}, indent=1) + "\n")
+        head = json.dumps({"environment": environment(), **results}, indent=1).removesuffix("\n}")
+        lines = ",\n  ".join(json.dumps(asdict(row)) for row in rows)
+        options.json.write_text(f'{head},\n "rows": [\n  {lines}\n ]\n}}\n')
         print(f"\nEvery sample: {options.json}")
     if pictured and find_spec("matplotlib") is not None:
         draw(pictured, options.plot, omit)
