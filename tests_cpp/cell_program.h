@@ -191,9 +191,10 @@ inline int operands_of(lltm::Op op) {
 }
 
 // Of the fused operations the product is rounded first: compile without contraction.
-inline double scalar(lltm::Op op, double a, double b, double c) {
+template <typename Real>
+Real scalar(lltm::Op op, Real a, Real b, Real c) {
   using lltm::Op;
-  const double nan = std::isnan(a) ? a : b;
+  const Real nan = std::isnan(a) ? a : b;
   switch (op) {
     case Op::kCopy:
       return a;
@@ -202,7 +203,7 @@ inline double scalar(lltm::Op op, double a, double b, double c) {
     case Op::kAbs:
       return std::abs(a);
     case Op::kSign:
-      return std::isnan(a) ? a : (a > 0) - (a < 0);
+      return std::isnan(a) ? a : Real((a > 0) - (a < 0));
     case Op::kSqrt:
       return std::sqrt(a);
     case Op::kExp:
@@ -270,17 +271,17 @@ inline double scalar(lltm::Op op, double a, double b, double c) {
 }
 
 // The outputs. Throws std::logic_error where the program does not keep to program.h.
-inline std::vector<double> run_program(
-    const lltm::Program& program, const std::vector<double>& inputs) {
+template <typename Real = double>
+std::vector<Real> run_program(const lltm::Program& program, const std::vector<Real>& inputs) {
   const auto check = [](bool condition, const char* what) {
     if (!condition) throw std::logic_error(what);
   };
   check(program.registers <= lltm::Program::kMostRegisters, "too many registers");
   check(program.first_temporary() <= program.registers, "registers are missing");
   check(program.inputs == std::ssize(inputs), "another number of inputs");
-  std::vector<double> values(program.registers);
+  std::vector<Real> values(program.registers);
   std::vector<bool> written(program.registers);
-  const auto write = [&](int at, double value) {
+  const auto write = [&](int at, Real value) {
     values[at] = value;
     written[at] = true;
   };
@@ -292,7 +293,7 @@ inline std::vector<double> run_program(
     const lltm::Instruction& instruction = program.code[k];
     const int count = operands_of(instruction.op);
     const int of[] = {instruction.a, instruction.b, instruction.c};
-    double operands[3] = {};
+    Real operands[3] = {};
     for (int j = 0; j < 3; ++j) {
       if (j < count) {
         check(of[j] < program.registers && written[of[j]], "an operand without a value");

@@ -7,7 +7,6 @@
 #include "cell/cells.h"
 #include "cuda/kernel/elementwise.h"
 #include "cuda/kernel/elementwise_kernels.h"
-#include "cuda/kernel/program_cell.h"
 #include "own_pages.h"
 #include "tf32.h"
 
@@ -238,16 +237,25 @@ void for_each_thread(int64_t count, const Body& body) {
   }
 }
 
-// body(width, piece), wide or narrow, of the kernels of a user's cell.
+// body(functions, width, piece) for each piece of the kernels of a cell. Wide wherever it fits: the
+// tests' sizes are far below those for which a GPU takes it.
 template <typename T, typename Args, typename Body>
 void for_each_piece(const CellInfo& cell, const Args& args, const Body& body) {
-  const auto with_width = [&](auto width) {
-    for_each_thread(args.rows * args.hidden / width, [&](int64_t n) { body(width, n); });
+  if (args.rows == 0 || args.hidden == 0) return;
+  const auto with_width = [&](auto functions, auto width) {
+    for_each_thread(args.rows * args.hidden / width, [&](int64_t n) { body(functions, width, n); });
   };
-  if (fits_wide<T>(args.hidden) && fits_wide<T>(ProgramSizes(cell))) {
-    with_width(std::integral_constant<int, kWide<T>>());
+  const auto run = [&](auto functions) {
+    if (fits_wide<T>(cell, args.hidden)) {
+      with_width(functions, std::integral_constant<int, kWide<T>>());
+    } else {
+      with_width(functions, std::integral_constant<int, 1>());
+    }
+  };
+  if (cell.programs != nullptr) {
+    lltm_test::visit_own_page(cell, run);
   } else {
-    with_width(std::integral_constant<int, 1>());
+    visit_cell(cell, [&]<typename Page>(Page) { run(PageRegisters<Page>()); });
   }
 }
 
@@ -257,53 +265,19 @@ Stream current_stream() {
   return {nullptr};
 }
 
-// Wide wherever it fits: the tests' sizes are far below those for which a GPU
-// takes it.
 template <typename T>
 void launch_forward(const CellInfo& cell, const ForwardArgs<T>& args, Stream) {
-  if (args.rows == 0 || args.hidden == 0) return;
   const ForwardAccess wide = access_of(args);
-  if (cell.programs != nullptr) {
-    lltm_test::visit_own_page(cell, [&]<typename Page>(Page) {
-      for_each_piece<T>(cell, args, [&](auto width, int64_t n) {
-        forward_program_at<Page, width>(args, wide, n);
-      });
-    });
-    return;
-  }
-  visit_cell(cell, [&]<typename Page>(Page) {
-    if (fits_wide<T>(args.hidden)) {
-      for_each_thread(args.rows * args.hidden / kWide<T>, [&](int64_t n) {
-        forward_at<Page, kWide<T>>(args, wide, n);
-      });
-    } else {
-      for_each_thread(
-          args.rows * args.hidden, [&](int64_t n) { forward_at<Page, 1>(args, wide, n); });
-    }
+  for_each_piece<T>(cell, args, [&]<typename Cell>(Cell, auto width, int64_t n) {
+    forward_at<Cell, width>(args, wide, n);
   });
 }
 
 template <typename T, typename D>
 void launch_backward(const CellInfo& cell, const BackwardArgs<T, D>& args, Stream) {
-  if (args.rows == 0 || args.hidden == 0) return;
   const BackwardAccess wide = access_of(args);
-  if (cell.programs != nullptr) {
-    lltm_test::visit_own_page(cell, [&]<typename Page>(Page) {
-      for_each_piece<T>(cell, args, [&](auto width, int64_t n) {
-        backward_program_at<Page, width>(args, wide, n);
-      });
-    });
-    return;
-  }
-  visit_cell(cell, [&]<typename Page>(Page) {
-    if (fits_wide<T>(args.hidden)) {
-      for_each_thread(args.rows * args.hidden / kWide<T>, [&](int64_t n) {
-        backward_at<Page, kWide<T>>(args, wide, n);
-      });
-    } else {
-      for_each_thread(
-          args.rows * args.hidden, [&](int64_t n) { backward_at<Page, 1>(args, wide, n); });
-    }
+  for_each_piece<T>(cell, args, [&]<typename Cell>(Cell, auto width, int64_t n) {
+    backward_at<Cell, width>(args, wide, n);
   });
 }
 

@@ -1,15 +1,14 @@
 // Prints the cells of cell_program.h as pages, which the host tests compile in the place of kernels
 // that NVRTC would compile of the same text.
+#include "cell/registry.h"
 #include "cell_program.h"
-#include "common/operator_args.h"
 #include "cuda/kernel/program_source.h"
 
 #include <iostream>
 #include <string>
 
 int main() {
-  std::cout
-      << "#pragma once\n\n#include \"cuda/kernel/program_cell.h\"\n\n#include <stdexcept>\n\n";
+  std::cout << "#pragma once\n\n#include \"cell/page.h\"\n\n#include <stdexcept>\n\n";
   std::string cases;
   for (const std::string& text : lltm_test::kCellTexts) {
     const lltm::CellInfo& cell = *lltm::find_cell(text);

@@ -58,41 +58,43 @@ LLTM_CELL_INLINE StepBackward<Page, V> backward_of(
   }
 }
 
-// The same functions on the registers of a program (program.h).
+// The functions of a page on the registers of a program (program.h).
 template <typename Page>
-constexpr ProgramSizes kSizes = ProgramSizes(Page::kCell);
+struct PageRegisters {
+  static constexpr CellInfo kCell = Page::kCell;
+  static constexpr ProgramSizes kSizes = ProgramSizes(kCell);
 
-template <typename Page, typename V>
-LLTM_CELL_INLINE void forward_registers(
-    const V (&in)[kSizes<Page>.forward_in], V (&out)[kSizes<Page>.forward_out]) {
-  V z[Page::kSlots];
-  LLTM_UNROLL
-  for (int k = 0; k < Page::kSlots; ++k) z[k] = in[k];
-  const auto y = Page::forward(z, in[Page::kSlots]);
-  constexpr int kStates = Page::kCell.states;
-  out[0] = y.h;
-  if constexpr (kStates > 0) out[1] = y.c;
-  LLTM_UNROLL
-  for (int k = 0; k < Page::kSaved; ++k) out[1 + kStates + k] = y.saved[k];
-}
+  template <typename V>
+  static LLTM_CELL_INLINE void forward(
+      const V (&in)[kSizes.forward_in], V (&out)[kSizes.forward_out]) {
+    V z[Page::kSlots];
+    LLTM_UNROLL
+    for (int k = 0; k < Page::kSlots; ++k) z[k] = in[k];
+    const auto y = Page::forward(z, in[Page::kSlots]);
+    out[0] = y.h;
+    if constexpr (kCell.has_c()) out[1] = y.c;
+    LLTM_UNROLL
+    for (int k = 0; k < Page::kSaved; ++k) out[1 + kCell.states + k] = y.saved[k];
+  }
 
-template <typename Page, typename V>
-LLTM_CELL_INLINE void backward_registers(
-    const V (&in)[kSizes<Page>.backward_in], V (&out)[kSizes<Page>.backward_out]) {
-  V saved[Page::kSaved];
-  LLTM_UNROLL
-  for (int k = 0; k < Page::kSaved; ++k) saved[k] = in[k];
-  const auto d = [&] {
-    if constexpr (Page::kCell.has_c()) {
-      return Page::backward(saved, in[Page::kSaved], in[Page::kSaved + 1]);
-    } else {
-      return Page::backward(saved, in[Page::kSaved]);
-    }
-  }();
-  LLTM_UNROLL
-  for (int k = 0; k < Page::kSlots; ++k) out[k] = d.dz[k];
-  out[Page::kSlots] = d.dc;
-}
+  template <typename V>
+  static LLTM_CELL_INLINE void backward(
+      const V (&in)[kSizes.backward_in], V (&out)[kSizes.backward_out]) {
+    V saved[Page::kSaved];
+    LLTM_UNROLL
+    for (int k = 0; k < Page::kSaved; ++k) saved[k] = in[k];
+    const auto d = [&] {
+      if constexpr (kCell.has_c()) {
+        return Page::backward(saved, in[Page::kSaved], in[Page::kSaved + 1]);
+      } else {
+        return Page::backward(saved, in[Page::kSaved]);
+      }
+    }();
+    LLTM_UNROLL
+    for (int k = 0; k < Page::kSlots; ++k) out[k] = d.dz[k];
+    out[Page::kSlots] = d.dc;
+  }
+};
 
 }  // namespace
 }  // namespace lltm

@@ -4,8 +4,8 @@
 // No header of torch.
 #pragma once
 
-#include "cell/program_compiler.h"
 #include "cell/page.h"
+#include "cell/program_compiler.h"
 
 #include <iterator>
 #include <vector>
@@ -86,11 +86,13 @@ class RecordedPage {
   template <typename Page>
   explicit RecordedPage(Page /*page*/) {
     static_assert(Page::kCell.state_columns() == 1 && Page::kCell.parameters == 0);
+    using Registers = PageRegisters<Page>;
+    constexpr ProgramSizes sizes = Registers::kSizes;
     programs_ = {
-        record<kSizes<Page>.forward_in, kSizes<Page>.forward_out>(
-            forward_registers<Page, recorded::Value>, forward_),
-        record<kSizes<Page>.backward_in, kSizes<Page>.backward_out>(
-            backward_registers<Page, recorded::Value>, backward_),
+        record<sizes.forward_in, sizes.forward_out>(
+            Registers::template forward<recorded::Value>, forward_),
+        record<sizes.backward_in, sizes.backward_out>(
+            Registers::template backward<recorded::Value>, backward_),
         Page::kCell.name,
         /*hash=*/0,
         &kInitial};

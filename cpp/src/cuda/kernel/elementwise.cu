@@ -5,7 +5,6 @@
 
 #include "cell/cells.h"
 #include "cuda/kernel/elementwise_kernels.h"
-#include "cuda/kernel/program_cell.h"
 #include "cuda/kernel/program_launch.h"
 
 #include <c10/cuda/CUDAException.h>
@@ -23,7 +22,7 @@ template <typename Page, int kWidth, typename T>
 __global__ void __launch_bounds__(kThreads, kResidentBlocks)
     lltm_forward(const ForwardArgs<T> args, const ForwardAccess wide, const std::int64_t count) {
   grid_stride(blockIdx.x, gridDim.x, threadIdx.x, blockDim.x, count, [&](std::int64_t n) {
-    forward_at<Page, kWidth>(args, wide, n);
+    forward_at<PageRegisters<Page>, kWidth>(args, wide, n);
   });
 }
 
@@ -31,7 +30,7 @@ template <typename Page, int kWidth, typename T, typename D>
 __global__ void __launch_bounds__(kThreads, kResidentBlocks) lltm_backward(
     const BackwardArgs<T, D> args, const BackwardAccess wide, const std::int64_t count) {
   grid_stride(blockIdx.x, gridDim.x, threadIdx.x, blockDim.x, count, [&](std::int64_t n) {
-    backward_at<Page, kWidth>(args, wide, n);
+    backward_at<PageRegisters<Page>, kWidth>(args, wide, n);
   });
 }
 
@@ -40,8 +39,8 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks) lltm_backward(
 constexpr std::int64_t kWideElements = 1 << 17;
 
 template <typename T, typename Args>
-bool takes_wide(const Args& args) {
-  return fits_wide<T>(args.hidden) && args.rows * args.hidden >= kWideElements;
+bool takes_wide(const CellInfo& cell, const Args& args) {
+  return fits_wide<T>(cell, args.hidden) && args.rows * args.hidden >= kWideElements;
 }
 
 // Launches `kernel` for (rows, hidden) elements, `width` to a piece. Fails on a stream of
@@ -68,9 +67,8 @@ constexpr ProgramType kProgramType = std::is_same_v<T, double>      ? ProgramTyp
 template <typename T, typename D, typename Args, typename Wide>
 void launch_program_for(
     const CellInfo& cell, bool backward, const Args& args, const Wide& wide, Stream stream) {
-  const bool takes_all = takes_wide<T>(args) && fits_wide<T>(ProgramSizes(cell));
-  const ProgramKernel kernel = {
-      cell, kProgramType<T>, kProgramType<D>, backward, takes_all ? kWide<T> : 1};
+  const int width = takes_wide<T>(cell, args) ? kWide<T> : 1;
+  const ProgramKernel kernel = {cell, kProgramType<T>, kProgramType<D>, backward, width};
   std::int64_t count = args.rows * (args.hidden / kernel.width);
   const Grid grid = grid_for(count);
   void* parameters[] = {const_cast<Args*>(&args), const_cast<Wide*>(&wide), &count};
@@ -91,7 +89,7 @@ void launch_forward(const CellInfo& cell, const ForwardArgs<T>& args, Stream str
     return launch_program_for<T, compute_t<T>>(cell, /*backward=*/false, args, wide, stream);
   }
   visit_cell(cell, [&]<typename Page>(Page) {
-    if (takes_wide<T>(args)) {
+    if (takes_wide<T>(cell, args)) {
       launch(lltm_forward<Page, kWide<T>, T>, args, wide, kWide<T>, stream);
     } else {
       launch(lltm_forward<Page, 1, T>, args, wide, 1, stream);
@@ -107,7 +105,7 @@ void launch_backward(const CellInfo& cell, const BackwardArgs<T, D>& args, Strea
     return launch_program_for<T, D>(cell, /*backward=*/true, args, wide, stream);
   }
   visit_cell(cell, [&]<typename Page>(Page) {
-    if (takes_wide<T>(args)) {
+    if (takes_wide<T>(cell, args)) {
       launch(lltm_backward<Page, kWide<T>, T, D>, args, wide, kWide<T>, stream);
     } else {
       launch(lltm_backward<Page, 1, T, D>, args, wide, 1, stream);

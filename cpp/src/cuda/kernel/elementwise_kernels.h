@@ -1,5 +1,9 @@
 // The code of one thread of an element-wise kernel, for host and device: the tests run it
-// on the CPU, over the same indices as the grid. Templates over the page of a cell (cell.h).
+// on the CPU, over the same indices as the grid. Templates over a cell, a type with
+//     static constexpr CellInfo kCell
+//     void forward(const V (&in)[], V (&out)[]), void backward(...)    registers as in program.h
+// which is PageRegisters (page.h) of a built-in cell, and of a user's what program_source.cpp
+// prints.
 //
 // A thread computes a piece: `kWidth` neighbouring units of one row, as many as fill a
 // 16-byte access of the storage type (the wide form) or one. An argument that cannot be
@@ -190,10 +194,13 @@ inline BackwardAccess access_of(const BackwardArgs<T, D>& a) {
       is_wide(a.grad_c_prev)};
 }
 
-// The wide form needs rows of whole accesses.
+// The wide form needs rows of whole accesses, and registers for the values of its units. A thread
+// may have 128: the cells in examples/cells fit, of at most 11 inputs or outputs in 16 bits.
 template <typename T>
-inline bool fits_wide(std::int64_t hidden) {
-  return hidden % kWide<T> == 0;
+constexpr bool fits_wide(const CellInfo& cell, std::int64_t hidden) {
+  constexpr int kMostBytes = 88 * 4;
+  const int bytes = ProgramSizes(cell).most() * kWide<T> * static_cast<int>(sizeof(compute_t<T>));
+  return hidden % kWide<T> == 0 && bytes <= kMostBytes;
 }
 
 // body(k) for each k < kCount, a std::integral_constant, for indices that have to be constants. In
@@ -207,78 +214,111 @@ LLTM_CELL_INLINE void for_each_index(const Body& body) {
 }
 
 // Piece n of (rows, hidden / kWidth). All loads come before all stores: c_next may be c.
-template <typename Page, int kWidth, typename T>
+template <typename Cell, int kWidth, typename T>
 LLTM_CELL_INLINE void forward_at(
     const ForwardArgs<T>& a, const ForwardAccess& wide, std::int64_t n) {
-  constexpr int kSlots = Page::kSlots, kSaved = Page::kSaved;
+  constexpr ProgramSizes sizes(Cell::kCell);
   using C = compute_t<T>;
-  const auto [row, piece] = position(n, a.hidden / kWidth);
-  const std::int64_t col = piece * kWidth;
-  C z[kSlots][kWidth], saved[kSaved][kWidth], c[kWidth], h[kWidth];
-  for_each_index<kSlots>([&, row = row](auto slot) {
-    constexpr int k = slot, of_x = Page::kCell.x_blocks[k], of_h = Page::kCell.h_blocks[k];
-    load(a.gates, wide.gates, row, col + k * a.hidden, z[k]);
+  const Position at = position(n, a.hidden / kWidth);
+  const std::int64_t row = at.row, col = at.col * kWidth;
+  C in[sizes.forward_in][kWidth], out[sizes.forward_out][kWidth];
+  for_each_index<Cell::kCell.slots>([&](auto slot) {
+    constexpr int k = slot, of_x = Cell::kCell.x_blocks[k], of_h = Cell::kCell.h_blocks[k];
+    load(a.gates, wide.gates, row, col + k * a.hidden, in[k]);
     const auto add = [&](const Matrix<const T>& bias, bool is_wide, int block) {
       C b[kWidth];
       load(bias, is_wide, 0, col + block * a.hidden, b);
       LLTM_UNROLL
-      for (int j = 0; j < kWidth; ++j) z[k][j] += b[j];
+      for (int j = 0; j < kWidth; ++j) in[k][j] += b[j];
     };
-    if constexpr (Page::kCell.x.contains(k)) add(a.bias_ih, wide.bias_ih, of_x);
-    if constexpr (Page::kCell.h.contains(k)) add(a.bias_hh, wide.bias_hh, of_h);
+    if constexpr (Cell::kCell.x.contains(k)) add(a.bias_ih, wide.bias_ih, of_x);
+    if constexpr (Cell::kCell.h.contains(k)) add(a.bias_hh, wide.bias_hh, of_h);
   });
-  load(a.c, wide.c, row, col, c);
+  for_each_index<Cell::kCell.state_columns()>([&](auto index) {
+    constexpr int k = index;
+    load(a.c, wide.c, row, col + k * a.hidden, in[Cell::kCell.slots + k]);
+  });
+  for_each_index<Cell::kCell.parameters>([&](auto index) {
+    constexpr int k = index, first = Cell::kCell.slots + Cell::kCell.state_columns();
+    load(a.parameters, wide.parameters, 0, col + k * a.hidden, in[first + k]);
+  });
   LLTM_UNROLL
   for (int j = 0; j < kWidth; ++j) {
-    C z_j[kSlots];
+    C x[sizes.forward_in], y[sizes.forward_out];
     LLTM_UNROLL
-    for (int k = 0; k < kSlots; ++k) z_j[k] = z[k][j];
-    const auto y = Page::forward(z_j, c[j]);
+    for (int k = 0; k < sizes.forward_in; ++k) x[k] = in[k][j];
+    Cell::forward(x, y);
     LLTM_UNROLL
-    for (int k = 0; k < kSaved; ++k) saved[k][j] = y.saved[k];
-    c[j] = y.c;
-    h[j] = y.h;
+    for (int k = 0; k < sizes.forward_out; ++k) out[k][j] = y[k];
   }
-  store(a.h_next, wide.h_next, row, col, h);
-  store(a.h_operand, wide.h_operand, row, col, h);
-  store(a.c_next, wide.c_next, row, col, c);
-  LLTM_UNROLL
-  for (int k = 0; k < kSaved; ++k) {
-    store(a.activations, wide.activations, row, col + k * a.hidden, saved[k]);
-  }
+  store(a.h_next, wide.h_next, row, col, out[0]);
+  store(a.h_operand, wide.h_operand, row, col, out[0]);
+  for_each_index<Cell::kCell.state_columns()>([&](auto index) {
+    constexpr int k = index, from = Cell::kCell.reads_h ? k : 1 + k;  // h' is the first of both
+    store(a.c_next, wide.c_next, row, col + k * a.hidden, out[from]);
+  });
+  for_each_index<Cell::kCell.saved>([&](auto index) {
+    constexpr int k = index;
+    store(
+        a.activations, wide.activations, row, col + k * a.hidden, out[1 + Cell::kCell.states + k]);
+  });
 }
 
 // As forward_at; grad_c_prev may be grad_c.
-template <typename Page, int kWidth, typename T, typename D>
+template <typename Cell, int kWidth, typename T, typename D>
 LLTM_CELL_INLINE void backward_at(
     const BackwardArgs<T, D>& a, const BackwardAccess& wide, std::int64_t n) {
-  constexpr int kSlots = Page::kSlots, kSaved = Page::kSaved;
+  constexpr ProgramSizes sizes(Cell::kCell);
+  constexpr int dh = Cell::kCell.saved + Cell::kCell.parameters, own = Cell::kCell.reads_h ? 1 : 0;
   using C = compute_t<T>;
-  const auto [row, piece] = position(n, a.hidden / kWidth);
-  const std::int64_t col = piece * kWidth;
-  C saved[kSaved][kWidth], dz[kSlots][kWidth], dh[kWidth], dh_state[kWidth], dc[kWidth];
-  for_each_index<kSaved>([&, row = row](auto index) {
+  const Position at = position(n, a.hidden / kWidth);
+  const std::int64_t row = at.row, col = at.col * kWidth;
+  C in[sizes.backward_in][kWidth], out[sizes.backward_out][kWidth];
+  for_each_index<Cell::kCell.saved>([&](auto index) {
     constexpr int k = index;
-    load(a.activations, wide.activations, row, col + k * a.hidden, saved[k]);
+    load(a.activations, wide.activations, row, col + k * a.hidden, in[k]);
   });
-  load(a.grad_h, wide.grad_h, row, col, dh);
-  load(a.grad_h_state, wide.grad_h_state, row, col, dh_state);
-  load(a.grad_c, wide.grad_c, row, col, dc);
+  for_each_index<Cell::kCell.parameters>([&](auto index) {
+    constexpr int k = index;
+    load(a.parameters, wide.parameters, 0, col + k * a.hidden, in[Cell::kCell.saved + k]);
+  });
+  // The gradient of h': of the output, through the next step's GEMM and, where the cell reads h,
+  // through its element-wise part.
+  load(a.grad_h, wide.grad_h, row, col, in[dh]);
+  const auto add = [&](const Matrix<const D>& part, bool is_wide) {
+    C d[kWidth];
+    load(part, is_wide, row, col, d);
+    LLTM_UNROLL
+    for (int j = 0; j < kWidth; ++j) in[dh][j] += d[j];
+  };
+  add(a.grad_h_state, wide.grad_h_state);
+  if constexpr (Cell::kCell.reads_h) add(a.grad_c, wide.grad_c);
+  for_each_index<Cell::kCell.states>([&](auto index) {
+    constexpr int k = index;
+    load(a.grad_c, wide.grad_c, row, col + (own + k) * a.hidden, in[dh + 1 + k]);
+  });
   LLTM_UNROLL
   for (int j = 0; j < kWidth; ++j) {
-    C saved_j[kSaved];
+    C x[sizes.backward_in], y[sizes.backward_out];
     LLTM_UNROLL
-    for (int k = 0; k < kSaved; ++k) saved_j[k] = saved[k][j];
-    const auto d = backward_of<Page>(saved_j, dh[j] + dh_state[j], dc[j]);
+    for (int k = 0; k < sizes.backward_in; ++k) x[k] = in[k][j];
+    Cell::backward(x, y);
     LLTM_UNROLL
-    for (int k = 0; k < kSlots; ++k) dz[k][j] = d.dz[k];
-    dc[j] = d.dc;
+    for (int k = 0; k < sizes.backward_out; ++k) out[k][j] = y[k];
   }
-  for_each_index<kSlots>([&, row = row](auto index) {
+  for_each_index<Cell::kCell.grad_columns()>([&](auto index) {
     constexpr int k = index;
-    store(a.grad_gates, wide.grad_gates, row, col + k * a.hidden, dz[k]);
+    store(a.grad_gates, wide.grad_gates, row, col + k * a.hidden, out[k]);
   });
-  store(a.grad_c_prev, wide.grad_c_prev, row, col, dc);
+  for_each_index<Cell::kCell.state_columns()>([&](auto index) {
+    constexpr int k = index;
+    store(
+        a.grad_c_prev,
+        wide.grad_c_prev,
+        row,
+        col + k * a.hidden,
+        out[Cell::kCell.grad_columns() + k]);
+  });
 }
 
 }  // namespace

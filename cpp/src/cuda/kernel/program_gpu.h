@@ -1,8 +1,8 @@
-// The kernels of a cell that a user has written, as NVRTC compiles them: program_cell.h has the
-// code of a thread.
+// The kernels of a cell that a user has written, as NVRTC compiles them: elementwise_kernels.h has
+// the code of a thread.
 #pragma once
 
-#include "cuda/kernel/program_cell.h"
+#include "cuda/kernel/elementwise_kernels.h"
 
 #include <cstdint>
 
@@ -50,7 +50,7 @@ struct BFloat16 {
           const std::int64_t count) {                                                             \
     using namespace lltm::cuda;                                                                   \
     grid_stride(blockIdx.x, gridDim.x, threadIdx.x, blockDim.x, count, [&](std::int64_t n) {      \
-      forward_program_at<lltm::Page, kWidth>(args, wide, n);                                      \
+      forward_at<lltm::Page, kWidth>(args, wide, n);                                              \
     });                                                                                           \
   }                                                                                               \
   extern "C" __global__ void __launch_bounds__(lltm::cuda::kThreads, lltm::cuda::kResidentBlocks) \
@@ -60,6 +60,6 @@ struct BFloat16 {
           const std::int64_t count) {                                                             \
     using namespace lltm::cuda;                                                                   \
     grid_stride(blockIdx.x, gridDim.x, threadIdx.x, blockDim.x, count, [&](std::int64_t n) {      \
-      backward_program_at<lltm::Page, kWidth>(args, wide, n);                                     \
+      backward_at<lltm::Page, kWidth>(args, wide, n);                                             \
     });                                                                                           \
   }

@@ -11,7 +11,8 @@
 
 namespace lltm::cuda {
 
-// The programs of a cell as a page for program_cell.h: struct `name`, in C++ for host and device.
+// The programs of a cell as a type for elementwise_kernels.h: struct `name`, in C++ for host and
+// device.
 std::string print_page(const CellInfo& cell, const std::string& name);
 
 // The types of a kernel, as program_gpu.h has them.
