@@ -70,7 +70,11 @@ def calls(struct: str, cell: lltm.Cell, numbers: dict[str, Tensor]) -> str:
     after = "&y.c" if plain else "y.states"
     lines += ["print(&y.h, 1);", f"print({after}, {len(states)});"]
     lines += [f"print(y.saved, {struct}::kSaved);"]
-    lines += [f"const auto d = {struct}::backward<double>(y.saved{p}, 0.75, {dc});"]
+    if plain and not header.states:  # of h alone: backward takes its whole gradient
+        dh = f"{0.75 + numbers['dc'].item()!r}"
+        lines += [f"(void)dc;\nconst auto d = {struct}::backward<double>(y.saved, {dh});"]
+    else:
+        lines += [f"const auto d = {struct}::backward<double>(y.saved{p}, 0.75, {dc});"]
     lines += [f"print(d.dz, {struct}::kSlots);"]
     lines += [f"print(d.dparameters, {len(own)});"] * bool(p)
     lines += [f"print({'&d.dc' if plain else 'd.dstates'}, {len(states)});"]

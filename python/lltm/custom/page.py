@@ -24,7 +24,8 @@ CPP = """
 """
 OF_THE_PAGE = {"V", "z", "dh", "states", "dstates", "parameters", "saved", "math", "std"}
 OF_THE_PAGE |= {"forward", "backward", "kSlots", "kSaved", "kCell", "kStates", "kParameters"}
-OF_CELL_H = {"V", "CellInfo", "SlotRange", "StepForward", "StepBackward", "Program", "Op"}
+OF_CELL_H = {"V", "CellInfo", "SlotRange", "StepForward", "StepBackward", "ProgramSizes"}
+OF_CELL_H |= {"PageRegisters", "Program", "Op"}
 FUNCTIONS = {op: op for op in OPERATIONS} | {f: f"logical_{f}" for f in ("and", "or", "not")}
 INFIX = {"add": (1, "+"), "subtract": (1, "-"), "multiply": (2, "*"), "divide": (2, "/")}
 UNARY, ATOM = 3, 4  # how tightly an expression binds
@@ -51,11 +52,11 @@ def page(text: str) -> str:
     takes_p = ["const V (&parameters)[kParameters]"] * bool(cell.parameters)
     if cell.plain:
         results = f"StepForward<{cell.name}, V>", f"StepBackward<{cell.name}, V>"
-        takes_c, takes_dc = f"const V& {of_c}", f"const V& {of_dc}"
+        takes_c, takes_dc = f"const V& {of_c}", [f"const V& {of_dc}"] * bool(cell.header.states)
         returned = [f"{after}, {{{kept}}}", f"{{{dz}}}, {d(cell.states)}"]
     else:
         results = "Forward<V>", "Backward<V>"
-        takes_c, takes_dc = "const V (&states)[kStates]", "const V (&dstates)[kStates]"
+        takes_c, takes_dc = "const V (&states)[kStates]", ["const V (&dstates)[kStates]"]
         dp = f"{{{d(cell.parameters)}}}, " if cell.parameters else ""
         returned = [f"{{{after}}}, {{{kept}}}", f"{{{dz}}}, {dp}{{{d(cell.states)}}}"]
     takes_z, takes_saved = ["const V (&z)[kSlots]"], ["const V (&saved)[kSaved]"]
@@ -74,7 +75,7 @@ def page(text: str) -> str:
         *_written(
             results[1],
             "backward",
-            [*takes_saved, *takes_p, "const V& dh", takes_dc],
+            [*takes_saved, *takes_p, "const V& dh", *takes_dc],
             backward,
             returned[1],
         ),
@@ -119,15 +120,14 @@ def _forward(text: str, cell: _Cell) -> tuple[_Function, str]:
 def _backward(text: str, cell: _Cell) -> tuple[_Function, str]:
     """And what it calls the gradient of the state after the step, or of all of them."""
     function, of_dc = _Function(), "dstates"
-    if cell.plain:
-        state = cell.states[0]
-        of_dc = function.name("d of it", f"d{state}_{'direct' if state == 'h' else 'next'}")
     function.known["d.h'"] = "dh"
+    if cell.plain and cell.header.states:
+        of_dc = function.name("d of it", f"d{cell.states[0]}_next")
     for k, state in enumerate(cell.states):
         gradient = of_dc if cell.plain else f"{of_dc}[{k}]"
         if state != "h":
             function.known[f"d.{state}'"] = gradient
-        else:  # comes in two parts (gru.h)
+        elif not cell.plain:  # h among the states of an array: its gradient comes in two parts
             function.statements.append(f"const V {function.name(DH, 'd')} = dh + {gradient};")
     for k, parameter in enumerate(cell.parameters):
         function.bind(parameter, f"parameters[{k}]")
@@ -150,7 +150,7 @@ def _head(cell: _Cell) -> list[str]:
         f"// {header.name}, a cell that lltm.cell made of a Python function.",
         *([] if cell.plain else NOT_BUILT_IN),
         *(f"// {s} begins as {v!r}." for s, v in header.states.items() if v != 0),
-        '#pragma once\n\n#include "cell/cell.h"\n#include "cell/math.h"\n',
+        '#pragma once\n\n#include "cell/page.h"\n',
         f"namespace lltm {{\nnamespace {{\n\nstruct {cell.name} {{",
         *(f"  static constexpr int {k} = {len(v)};  // {', '.join(v)}" for k, v in sizes.items()),
     ]
@@ -298,7 +298,7 @@ class _Function:
                 b = re.sub(r"^V\((\d+)\)$", r"\1", b)
             return level, f"{a} {sign} {b}"
         words = [self.operand(word) for word in operands]
-        # As tensors can select, too (op/tensor_value.h).
+        # As lltm.h has the derivative of ELU.
         sign_of = re.fullmatch(r"greater\((\w+), V\((\d+)\)\)", words[0])
         if op == "where" and words[1] == "V(1)" and sign_of:
             words[:2] = [f"{sign_of[1]} > {sign_of[2]}", "1"]
