@@ -1,19 +1,26 @@
 """The cells over a sequence and their gradients in NumPy: exact enough to judge any dtype.
 
-It computes in long double for float64, which is slow, and in float64 for narrower ones. Nothing
-here is shared with the package, so it judges lltm.reference too.
+It computes in long double for float64, which is slow, and in float64 for narrower ones. The
+equations of a cell are those of lltm.reference, called with dual numbers, which know their exact
+derivatives. All else is written here once more, so it judges lltm.reference too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
+
+import lltm
 
 Array = npt.NDArray[Any]  # of np.longdouble or np.float64
+
+CELLS = tuple(lltm.reference._EQUATIONS)
 
 
 def array(tensor: torch.Tensor) -> Array:
@@ -21,76 +28,93 @@ def array(tensor: torch.Tensor) -> Array:
     return tensor.detach().cpu().to(torch.float64).numpy().astype(wider)
 
 
-def sigmoid(z: Array) -> Array:
+# ---- dual numbers --------------------------------------------------------------------
+
+
+def _sigmoid(x: Array) -> tuple[Array, Array]:
     with np.errstate(over="ignore"):  # infinity is the right limit
-        return 1 / (1 + np.exp(-z))
+        y = 1 / (1 + np.exp(-x))
+    return y, y * (1 - y)
 
 
-def elu(z: Array) -> Array:
-    return np.where(z > 0, z, np.expm1(np.minimum(z, 0)))
+def _tanh(x: Array) -> tuple[Array, Array]:
+    y = np.tanh(x)
+    return y, 1 - y * y
 
 
-def sigmoid_backward(y: Array) -> Array:
-    slope: Array = y * (1 - y)
-    return slope
+def _elu(x: Array) -> tuple[Array, Array]:
+    y = np.expm1(np.minimum(x, 0))
+    return np.where(x > 0, x, y), np.where(x > 0, 1, y + 1)
 
 
-# ---- the cells: from the two linear maps, of x and of h, and the state -------------
-#
-# A step returns h', c' and its gradients' function: of the gradients of h' and c', those of the
-# two maps, of h beside its map, and of c. A cell without c passes on what it gets.
-
-Backward = Callable[[Array, Array], tuple[Array, Array, Array | float, Array]]
-
-
-def lltm(z_x: Array, z_h: Array, h: Array, c: Array) -> tuple[Array, Array, Backward]:
-    z_i, z_o, z_g = np.split(z_x + z_h, 3, axis=1)
-    i, o, g = sigmoid(z_i), sigmoid(z_o), elu(z_g)
-    c_next = c + i * g
-    t = np.tanh(c_next)
-
-    def backward(dh: Array, dc: Array) -> tuple[Array, Array, Array | float, Array]:
-        dc = dc + dh * o * (1 - t * t)
-        dz_i = dc * g * sigmoid_backward(i)
-        dz_o = dh * t * sigmoid_backward(o)
-        dz = np.concatenate([dz_i, dz_o, dc * i * np.where(g > 0, 1, g + 1)], axis=1)
-        return dz, dz, 0.0, dc
-
-    return o * t, c_next, backward
+# What equations call, with its derivative.
+FUNCTIONS: dict[Any, Callable[[Array], tuple[Array, Array]]] = {
+    torch.sigmoid: _sigmoid,
+    torch.tanh: _tanh,
+    F.elu: _elu,
+}
 
 
-def lstm(z_x: Array, z_h: Array, h: Array, c: Array) -> tuple[Array, Array, Backward]:
-    z_i, z_f, z_g, z_o = np.split(z_x + z_h, 4, axis=1)
-    i, f, g, o = sigmoid(z_i), sigmoid(z_f), np.tanh(z_g), sigmoid(z_o)
-    c_next = f * c + i * g
-    t = np.tanh(c_next)
+class Dual:
+    """An array and its derivatives by some inputs, element by element; those left out are 0."""
 
-    def backward(dh: Array, dc: Array) -> tuple[Array, Array, Array | float, Array]:
-        dc = dc + dh * o * (1 - t * t)
-        dz_i, dz_f = dc * g * sigmoid_backward(i), dc * c * sigmoid_backward(f)
-        dz_g, dz_o = dc * i * (1 - g * g), dh * t * sigmoid_backward(o)
-        dz = np.concatenate([dz_i, dz_f, dz_g, dz_o], axis=1)
-        return dz, dz, 0.0, dc * f
+    def __init__(self, value: Any, slopes: Mapping[int, Any]) -> None:
+        self.value, self.slopes = value, dict(slopes)
 
-    return o * t, c_next, backward
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, _types: Any, args: tuple[Dual, ...] = (), kwargs: Any = None
+    ) -> Dual:
+        (x,) = args
+        value, slope = FUNCTIONS[function](x.value)
+        return cls(value, {k: slope * d for k, d in x.slopes.items()})
+
+    def _with(self, other: Dual | float, value: Any, own: Any, others: Any) -> Dual:
+        """A function of both with these derivatives."""
+        slopes = {k: own * d for k, d in self.slopes.items()}
+        if isinstance(other, Dual):
+            for k, d in other.slopes.items():
+                slopes[k] = slopes.get(k, 0) + others * d
+        return Dual(value, slopes)
+
+    def __add__(self, other: Dual | float) -> Dual:
+        return self._with(other, self.value + _value(other), 1, 1)
+
+    def __sub__(self, other: Dual | float) -> Dual:
+        return self._with(other, self.value - _value(other), 1, -1)
+
+    def __rsub__(self, other: float) -> Dual:
+        return self._with(other, other - self.value, -1, 0)
+
+    def __mul__(self, other: Dual | float) -> Dual:
+        return self._with(other, self.value * _value(other), _value(other), self.value)
+
+    __radd__, __rmul__ = __add__, __mul__
 
 
-def gru(z_x: Array, z_h: Array, h: Array, c: Array) -> tuple[Array, Array, Backward]:
-    x_r, x_u, x_n = np.split(z_x, 3, axis=1)
-    h_r, h_u, h_n = np.split(z_h, 3, axis=1)
-    r, u = sigmoid(x_r + h_r), sigmoid(x_u + h_u)
-    n = np.tanh(x_n + r * h_n)
-
-    def backward(dh: Array, dc: Array) -> tuple[Array, Array, Array | float, Array]:
-        dz_n = dh * (1 - u) * (1 - n * n)
-        dz_r, dz_u = dz_n * h_n * sigmoid_backward(r), dh * (h - n) * sigmoid_backward(u)
-        dz_x = np.concatenate([dz_r, dz_u, dz_n], axis=1)
-        return dz_x, np.concatenate([dz_r, dz_u, dz_n * r], axis=1), dh * u, dc
-
-    return (1 - u) * n + u * h, c, backward
+def _value(x: Dual | float) -> Any:
+    return x.value if isinstance(x, Dual) else x
 
 
-CELLS = {"lltm": lltm, "lstm": lstm, "gru": gru}
+# ---- sequences -----------------------------------------------------------------------
+
+
+def _step(
+    cell: str, z: Sequence[Array], states: Sequence[Array]
+) -> tuple[list[Array], Callable[[Sequence[Array]], list[Array]]]:
+    """The states after a step, and from their gradients those of z and of the states before."""
+    function: Any = lltm.reference._EQUATIONS[cell].function
+    inputs = [Dual(x, {k: np.ones_like(x)}) for k, x in enumerate((*z, *states))]
+    after: Sequence[Dual] = function(inputs[: len(z)], *inputs[len(z) :])
+
+    def backward(gradients: Sequence[Array]) -> list[Array]:
+        sums = [np.zeros_like(x.value) for x in inputs]
+        for y, gradient in zip(after, gradients, strict=True):
+            for k, slope in y.slopes.items():
+                sums[k] += gradient * slope
+        return sums
+
+    return [y.value for y in after], backward
 
 
 def sequence(
@@ -107,31 +131,50 @@ def sequence(
     """Runs forward and backward over packed rows x (N, I).
 
     Weights and biases are those of x and those of h. Returns (output (N, H), h_n, c_n) and, for
-    the gradients of those, the gradients of (x, h_0, c_0), of the weights and of the biases.
+    the gradients of those, the gradients of (x, h_0, c_0), of the weights and of the biases. A cell
+    without c passes on what it gets.
     """
-    step = CELLS[cell]
+    equations = lltm.reference._EQUATIONS[cell]
+    gates_x, gates_h = list(equations.gates_x), list(equations.gates_h)
+    gates = gates_x + [gate for gate in gates_h if gate not in gates_x]
+    count = len(inspect.signature(equations.function).parameters) - 1
     (w_x, w_h), (b_x, b_h) = weights, biases
     ends = np.cumsum(batch_sizes)
     rows_of = [slice(end - size, end) for end, size in zip(ends, batch_sizes, strict=True)]
     order = list(zip(rows_of, batch_sizes, strict=True))[:: -1 if reverse else 1]
 
-    h, c = h_0.copy(), c_0.copy()
+    last = [h_0.copy(), c_0.copy()]
     output = np.zeros((len(x), h_0.shape[1]), x.dtype)
     saved = []
     for rows, n in order:
-        read = h[:n].copy()
-        h[:n], c[:n], backward = step(x[rows] @ w_x.T + b_x, read @ w_h.T + b_h, read, c[:n].copy())
-        output[rows] = h[:n]
-        saved.append((read, backward))
+        before = [state[:n].copy() for state in last[:count]]
+        from_x = np.split(x[rows] @ w_x.T + b_x, len(gates_x), axis=1)
+        from_h = np.split(before[0] @ w_h.T + b_h, len(gates_h), axis=1)
+        parts = {gate: np.zeros_like(from_x[0]) for gate in gates}
+        for gate, part in zip(gates_x + gates_h, from_x + from_h, strict=True):
+            parts[gate] += part
+        after, backward = _step(cell, list(parts.values()), before)
+        for state, value in zip(last, after, strict=False):
+            state[:n] = value
+        output[rows] = last[0][:n]
+        saved.append((before[0], backward))
 
-    d_output, dh, dc = grads[0], grads[1].copy(), grads[2].copy()
+    d_output, *d_last = grads[0], grads[1].copy(), grads[2].copy()
     dx = np.zeros_like(x)
     d_w_x, d_w_h, d_b_x, d_b_h = (np.zeros_like(p) for p in (w_x, w_h, b_x, b_h))
     for (rows, n), (read, backward) in zip(reversed(order), reversed(saved), strict=True):
-        dz_x, dz_h, beside, dc[:n] = backward(dh[:n] + d_output[rows], dc[:n])
-        dx[rows], dh[:n] = dz_x @ w_x, dz_h @ w_h + beside
+        d_after = [d_last[0][:n] + d_output[rows], d_last[1][:n]][:count]
+        d_before = backward(d_after)
+        dz = dict(zip(gates, d_before, strict=False))
+        dz_x = np.concatenate([dz[gate] for gate in gates_x], axis=1)
+        dz_h = np.concatenate([dz[gate] for gate in gates_h], axis=1)
+        d_states = d_before[len(gates) :]
+        d_states[0] += dz_h @ w_h
+        for d, value in zip(d_last, d_states, strict=False):
+            d[:n] = value
+        dx[rows] = dz_x @ w_x
         d_w_x += dz_x.T @ x[rows]
         d_w_h += dz_h.T @ read
         d_b_x += dz_x.sum(axis=0)
         d_b_h += dz_h.sum(axis=0)
-    return (output, h, c), (dx, dh, dc, d_w_x, d_w_h, d_b_x, d_b_h)
+    return (output, *last), (dx, *d_last, d_w_x, d_w_h, d_b_x, d_b_h)

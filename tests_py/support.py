@@ -261,11 +261,12 @@ def cell_outputs(implementation: Any, a: Arguments) -> tuple[Tensor, ...]:
         result: tuple[Tensor, ...] = implementation.cell(a.input, (a.h, a.c), a.weights, a.bias)
         return result
     cell, x, h, c, *parameters = a.operands()
+    states = [h] if c is None else [h, c]
     if implementation is lltm.reference:
-        states = lltm.reference._EQUATIONS[cell](x, h, h, c, *parameters)
-    else:
-        states = torch.ops.lltm.step(*a.operands())
-    return states[:1] if c is None else states
+        equations = lltm.reference._EQUATIONS[cell]
+        return tuple(lltm.reference._after(equations, x, h, states, parameters))
+    after: tuple[Tensor, ...] = torch.ops.lltm.step(*a.operands())
+    return after[: len(states)]
 
 
 def sequence_outputs(implementation: Any, a: Arguments) -> tuple[Tensor, ...]:
@@ -281,16 +282,16 @@ def sequence_outputs(implementation: Any, a: Arguments) -> tuple[Tensor, ...]:
         )
         return output, h_n, c_n
     cell, x, h, c, *parameters = a.operands()
-    results: tuple[Any, ...]
+    states = [h] if c is None else [h, c]
     if implementation is lltm.reference:
         equations = lltm.reference._EQUATIONS[cell]
-        arguments = equations, x, h, c, parameters, a.batch_sizes, a.reverse
-        results = lltm.reference._steps(*arguments, reset=None, recurrent_mask=None)
-    else:
-        results = torch.ops.lltm.sequence(
-            *a.operands(), batch_sizes=a.batch_sizes, reverse=a.reverse
-        )
-    return results[:2] if c is None else results
+        arguments = equations, x, states, parameters, a.batch_sizes, a.reverse
+        output, last = lltm.reference._steps(*arguments)
+        return output, *last
+    results: tuple[Tensor, ...] = torch.ops.lltm.sequence(
+        *a.operands(), batch_sizes=a.batch_sizes, reverse=a.reverse
+    )
+    return results[: 1 + len(states)]
 
 
 def checkpointed_outputs(steps: int, implementation: Any, a: Arguments) -> tuple[Tensor, ...]:

@@ -68,16 +68,15 @@ def by_operators(module: Any) -> Iterator[nn.Module]:
         names = ("bias_ih",) if cell == "lltm" else ("weight_hh", "bias_ih", "bias_hh")
         return {"weight_ih": weights, **dict(zip(names, rest, strict=False))}
 
-    def step(x: Tensor, h: Tensor, read: Tensor, c: Any, *parameters: Any) -> Any:
-        assert read is h
-        h, c = ops.step(cell, x, h, c, **of_parameters(*parameters))
-        return h, c if has_c(cell) else None
+    def step(equations: Any, x: Tensor, read: Tensor, states: Any, parameters: Any) -> Any:
+        assert read is states[0]
+        after = ops.step(cell, x, *states_of(states), **of_parameters(*parameters))
+        return after[: len(states)]
 
     def sequence(
         equations: Any,
         x: Tensor,
-        h: Tensor,
-        c: Any,
+        states: Any,
         parameters: Any,
         sizes: Any,
         reverse: bool,
@@ -87,15 +86,21 @@ def by_operators(module: Any) -> Iterator[nn.Module]:
         options = {"batch_sizes": sizes, "reverse": reverse, "reset": reset}
         options["recurrent_mask"] = mask
         options["checkpoint_steps"] = getattr(module, "checkpoint_steps", 0)
-        output, h, c = ops.sequence(cell, x, h, c, **of_parameters(*parameters), **options)
-        return output, h, c if has_c(cell) else None
+        arguments = of_parameters(*parameters) | options
+        output, *last = ops.sequence(cell, x, *states_of(states), **arguments)
+        return output, last[: len(states)]
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(lltm.reference, "_steps", sequence)
-        patched.setitem(lltm.reference._EQUATIONS, cell, step)
+        patched.setattr(lltm.reference, "_after", step)
         other = copy.copy(module)
         other.__class__ = getattr(lltm.reference, type(module).__name__)
         yield other
+
+
+def states_of(states: Any) -> tuple[Any, Any]:
+    h, c = (*states, None)[:2]
+    return h, c
 
 
 def has_c(cell: str) -> bool:

@@ -7,7 +7,8 @@ their state_dict. The tests compare with them and the benchmarks measure against
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -18,69 +19,87 @@ from ._C import ArgumentError
 
 __all__ = ["GRU", "LLTM", "LSTM", "GRUCell", "LLTMCell", "LSTMCell", "cell", "sequence"]
 
-# From x, h, c and the parameters to h' and c'. `read` is h as the GEMM reads it: with recurrent
-# dropout something else. The GRU has no c; its steps pass on what they get.
-Equations = Callable[..., tuple[Tensor, Any]]
-
 # ---- the equations ----------------------------------------------------------------
+#
+# From the pre-activations of the gates, W_ih x + b_ih + W_hh h + b_hh, and the states to the states
+# after a step, h first. Of a gate that needs its part from x and that from h apart there are two.
 
 
-def _lltm(
-    x: Tensor, h: Tensor, read: Tensor, c: Tensor, weights: Tensor, bias: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    z_i, z_o, z_g = F.linear(torch.cat([read, x], dim=1), weights, bias).chunk(3, dim=1)
+def _lltm(z: Sequence[Tensor], h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    z_i, z_o, z_g = z
     c = c + torch.sigmoid(z_i) * F.elu(z_g)
     return torch.sigmoid(z_o) * torch.tanh(c), c
 
 
-def _lstm(
-    x: Tensor,
-    h: Tensor,
-    read: Tensor,
-    c: Tensor,
-    weight_ih: Tensor,
-    weight_hh: Tensor,
-    bias_ih: Tensor | None = None,
-    bias_hh: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    z = F.linear(x, weight_ih, bias_ih) + F.linear(read, weight_hh, bias_hh)
-    z_i, z_f, z_g, z_o = z.chunk(4, dim=1)
+def _lstm(z: Sequence[Tensor], h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    z_i, z_f, z_g, z_o = z
     c = torch.sigmoid(z_f) * c + torch.sigmoid(z_i) * torch.tanh(z_g)
     return torch.sigmoid(z_o) * torch.tanh(c), c
 
 
-def _gru(
-    x: Tensor,
-    h: Tensor,
-    read: Tensor,
-    c: None,
-    weight_ih: Tensor,
-    weight_hh: Tensor,
-    bias_ih: Tensor | None = None,
-    bias_hh: Tensor | None = None,
-) -> tuple[Tensor, None]:
-    x_r, x_u, x_n = F.linear(x, weight_ih, bias_ih).chunk(3, dim=1)
-    h_r, h_u, h_n = F.linear(read, weight_hh, bias_hh).chunk(3, dim=1)
-    r, u = torch.sigmoid(x_r + h_r), torch.sigmoid(x_u + h_u)
+def _gru(z: Sequence[Tensor], h: Tensor) -> tuple[Tensor]:
+    z_r, z_u, x_n, h_n = z
+    r, u = torch.sigmoid(z_r), torch.sigmoid(z_u)
     n = torch.tanh(x_n + r * h_n)
-    return (1 - u) * n + u * h, None
+    return ((1 - u) * n + u * h,)
 
 
-_EQUATIONS: dict[str, Equations] = {"lltm": _lltm, "lstm": _lstm, "gru": _gru}
+class Equations(NamedTuple):
+    """A cell: the gates that x has a part in, those of h, and one of the functions above.
+
+    The function takes the gates of x, then those of h alone.
+    """
+
+    gates_x: Sequence[str]
+    gates_h: Sequence[str]
+    function: Callable[..., Sequence[Tensor]]
+    joined: bool = False  # the parameters are one matrix [W_hh, W_ih] and one bias
+
+
+_EQUATIONS = {
+    "lltm": Equations("iog", "iog", _lltm, joined=True),
+    "lstm": Equations("ifgo", "ifgo", _lstm),
+    "gru": Equations(("r", "u", "x_n"), ("r", "u", "h_n"), _gru),
+}
+
+
+def _after(
+    equations: Equations,
+    x: Tensor,
+    read: Tensor,
+    states: Sequence[Tensor],
+    parameters: Sequence[Any],
+) -> Sequence[Tensor]:
+    """The states after a step. `read` is h as its matrix product reads it: maybe with dropout.
+
+    Parameters that the cell has besides weights and biases come last, and the function takes them.
+    """
+    gates_x, gates_h, function, joined = equations
+    if joined:
+        z = F.linear(torch.cat([read, x], dim=1), *parameters).chunk(len(gates_x), dim=1)
+        return function(z, *states)
+    weight_ih, weight_hh, *rest = parameters
+    bias_ih, bias_hh = rest[:2] or (None, None)
+    z_x, z_h = F.linear(x, weight_ih, bias_ih), F.linear(read, weight_hh, bias_hh)
+    if gates_x == gates_h:
+        return function((z_x + z_h).chunk(len(gates_x), dim=1), *states, *rest[2:])
+    from_h = dict(zip(gates_h, z_h.chunk(len(gates_h), dim=1), strict=True)) if gates_h else {}
+    gates = zip(gates_x, z_x.chunk(len(gates_x), dim=1), strict=True)
+    parts = [part + from_h.pop(gate) if gate in from_h else part for gate, part in gates]
+    return function((*parts, *from_h.values()), *states, *rest[2:])
 
 
 def _steps(
     equations: Equations,
     input: Tensor,
-    h: Tensor,
-    c: Tensor | None,
+    states: Sequence[Tensor],
     parameters: Sequence[Tensor | None],
-    batch_sizes: Tensor | None,
-    reverse: bool,
-    reset: Tensor | None,
-    recurrent_mask: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """A loop over the steps of one layer and direction; returns output, h_n and c_n."""
+    batch_sizes: Tensor | None = None,
+    reverse: bool = False,
+    reset: Tensor | None = None,
+    recurrent_mask: Tensor | None = None,
+) -> tuple[Tensor, Sequence[Tensor]]:
+    """A loop over the steps of one layer and direction; returns the output and the last states."""
     _check_reset(reset, input)
     steps = input.unbind(0) if batch_sizes is None else input.split(batch_sizes.tolist())
     resets: Sequence[Tensor | None] = [None] * max(1, len(steps))
@@ -94,20 +113,18 @@ def _steps(
         # The first rows of the batch take this step. The others have ended or, in reverse, not
         # begun, and keep their state.
         rows = x.shape[0]
-        step_h, step_c = h[:rows], None if c is None else c[:rows]
+        before = [state[:rows] for state in states]
         if anew is not None:
-            step_h = step_h.masked_fill(anew.unsqueeze(1), 0)
-            step_c = None if step_c is None else step_c.masked_fill(anew.unsqueeze(1), 0)
-        read = step_h if recurrent_mask is None else step_h * recurrent_mask[:rows]
-        h_next, c_next = equations(x, step_h, read, step_c, *parameters)
-        outputs.append(h_next)
-        if rows < h.shape[0]:
-            h_next = torch.cat([h_next, h[rows:]])
-            c_next = None if c is None else torch.cat([c_next, c[rows:]])
-        h, c = h_next, c_next
+            before = [state.masked_fill(anew.unsqueeze(1), 0) for state in before]
+        read = before[0] if recurrent_mask is None else before[0] * recurrent_mask[:rows]
+        after = _after(equations, x, read, before, parameters)
+        outputs.append(after[0])
+        if rows < states[0].shape[0]:
+            after = [torch.cat([new, old[rows:]]) for new, old in zip(after, states, strict=True)]
+        states = after
     if reverse:
         outputs.reverse()
-    return torch.cat(outputs).view(*input.shape[:-1], h.shape[1]), h, c
+    return torch.cat(outputs).view(*input.shape[:-1], states[0].shape[1]), states
 
 
 # ---- the functions of the LLTM ------------------------------------------------------
@@ -120,8 +137,8 @@ def cell(
     bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """One step; see :func:`lltm.functional.cell`."""
-    h, c = state
-    return _lltm(input, h, h, c, weights, bias)
+    h, c = _after(_EQUATIONS["lltm"], input, state[0], state, (weights, bias))
+    return h, c
 
 
 def sequence(
@@ -140,10 +157,9 @@ def sequence(
 
     checkpoint_steps changes what is saved and not what is computed: here nothing.
     """
-    output, h, c = _steps(
-        _lltm, input, *state, (weights, bias), batch_sizes, reverse, reset, recurrent_mask
-    )
-    assert c is not None
+    parameters = (weights, bias)
+    options = (batch_sizes, reverse, reset, recurrent_mask)
+    output, (h, c) = _steps(_EQUATIONS["lltm"], input, state, parameters, *options)
     return output, (h, c)
 
 
@@ -160,7 +176,8 @@ class _Cell:
 
 class _Layer:
     def forward(self: Any, input: Any, hx: Any = None, reset: Tensor | None = None) -> Any:
-        return _recurrent.layer_of(self, input, hx, reset, _layer)
+        run = partial(_layer, equations=_EQUATIONS[self._CELL], training=self.training)
+        return _recurrent.layer_of(self, input, hx, reset, run)
 
     def prepack(self, weights: torch.dtype | None = None) -> NoReturn:
         name = type(self).__name__
@@ -211,11 +228,10 @@ def _step(module: Any, input: Tensor, states: list[Tensor]) -> list[Tensor]:
     states = states or [input.new_zeros(shape)] * len(module._STATES)
     for name, state in zip(module._STATES, states, strict=True):
         _check.shape(where, name, state, shape)
-    h, c = (*(state.reshape(-1, module.hidden_size) for state in states), None)[:2]
-    equations = _EQUATIONS[module._CELL]
+    before = [state.reshape(-1, module.hidden_size) for state in states]
     rows = input.reshape(-1, module.input_size)
-    after = equations(rows, h, h, c, *parameters)
-    return [state.reshape(shape) for state in after if state is not None]
+    after = _after(_EQUATIONS[module._CELL], rows, before[0], before, parameters)
+    return [state.reshape(shape) for state in after]
 
 
 def _layer(
@@ -226,6 +242,9 @@ def _layer(
     sorted_indices: Tensor | None = None,
     unsorted_indices: Tensor | None = None,
     reset: Tensor | None = None,
+    *,
+    equations: Equations,
+    training: bool,
 ) -> tuple[Tensor, list[Tensor]]:
     """forward of a layer, of tensors or of the parts of a PackedSequence."""
     where = module._where
@@ -243,24 +262,28 @@ def _layer(
     x = steps_first(input)
     reset = None if reset is None else steps_first(reset)
     initial = _initial_states(module, x, given, batch_sizes, sorted_indices, batched)
-    h_0, c_0 = (*initial, None)[:2]
-    h_n: list[Tensor] = []
-    c_n: list[Any] = []
+    last: list[Sequence[Tensor]] = []
     for layer in range(module.num_layers):
         if layer > 0 and module.dropout > 0:
-            x = F.dropout(x, module.dropout, module.training)
+            x = F.dropout(x, module.dropout, training)
         outputs: list[Tensor] = []
         for direction in range(2 if module.bidirectional else 1):
-            k = len(h_n)
-            c = None if c_0 is None else c_0[k]
-            output, h, c = _direction(
-                module, k, x, h_0[k], c, batch_sizes, reverse=direction == 1, reset=reset
-            )
+            k = len(last)
+            mask = None
+            if module.recurrent_dropout > 0 and training:
+                mask = F.dropout(torch.ones_like(initial[0][k]), module.recurrent_dropout)
+            parameters = [getattr(module, name) for name in module._names_of(k)]
+            of_direction = equations
+            if module.proj_size > 0:
+                *parameters, weight_hr = parameters
+                of_direction = _projected(equations, weight_hr)
+            before = [state[k] for state in initial]
+            options = (batch_sizes, direction == 1, reset, mask)
+            output, after = _steps(of_direction, x, before, parameters, *options)
             outputs.append(output)
-            h_n.append(h)
-            c_n.append(c)
+            last.append(after)
         x = torch.cat(outputs, dim=-1)
-    states = [torch.stack(h_n), *([] if c_0 is None else [torch.stack(c_n)])]
+    states = [torch.stack(of_all) for of_all in zip(*last, strict=True)]
     if batched:
         states = [module.permute_hidden(state, unsorted_indices) for state in states]
     else:
@@ -276,7 +299,7 @@ def _initial_states(
     sorted_indices: Tensor | None,
     batched: bool,
 ) -> list[Tensor]:
-    """Those that were given, in the order of the rows of x (T, B, I) or (N, I); else zeros."""
+    """Those that were given, in the order of the rows of x (T, B, I) or (N, I); else the first."""
     if batch_sizes is None:
         batch = x.shape[1]
     elif sorted_indices is not None:
@@ -285,47 +308,26 @@ def _initial_states(
         batch = int(batch_sizes[0])
     else:
         batch = states[0].shape[1] if states else 0
-    shape_of_c = module._state_shape(batch)
-    shapes = [(*shape_of_c[:2], module._size_of_h), shape_of_c][: len(module._STATES)]
     if not states:
-        return [x.new_zeros(shape) for shape in shapes]
+        first: list[Tensor] = module._states_of(module._first_states(x, batch))
+        return first
+    shape_of_c = module._state_shape(batch)
+    shapes = [shape_of_c] * len(states)
+    shapes[0] = *shape_of_c[:2], module._size_of_h
     for name, state, shape in zip(module._STATES, states, shapes, strict=True):
         _check.shape(module._where, name, state, shape if batched else (shape[0], shape[2]))
     of_batch = states if batched else [state.unsqueeze(1) for state in states]
     return [module.permute_hidden(state, sorted_indices) for state in of_batch]
 
 
-def _direction(
-    module: Any,
-    k: int,
-    x: Tensor,
-    h: Tensor,
-    c: Tensor | None,
-    batch_sizes: Tensor | None,
-    reverse: bool,
-    reset: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The k-th direction of the module, counted through its layers; returns output, h_n, c_n."""
-    each = len(module._names) // module._state_shape(0)[0]
-    parameters = [getattr(module, name) for name in module._names[each * k :][:each]]
-    mask = None
-    if module.recurrent_dropout > 0 and module.training:
-        mask = F.dropout(torch.ones_like(h), module.recurrent_dropout)
-    equations = _EQUATIONS[module._CELL]
-    if module.proj_size > 0:
-        *parameters, weight_hr = parameters
-        equations = _projected(equations, weight_hr)
-    return _steps(equations, x, h, c, parameters, batch_sizes, reverse, reset, mask)
-
-
 def _projected(equations: Equations, weight_hr: Tensor) -> Equations:
     """With h projected, as torch.nn.LSTM's proj_size says."""
 
-    def projected(*args: Any) -> tuple[Tensor, Tensor | None]:
-        h, c = equations(*args)
-        return F.linear(h, weight_hr), c
+    def projected(*args: Any) -> tuple[Tensor, ...]:
+        h, *others = equations.function(*args)
+        return F.linear(h, weight_hr), *others
 
-    return projected
+    return equations._replace(function=projected)
 
 
 def _check_reset(reset: Tensor | None, input: Tensor, where: str = "sequence") -> None:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from . import _recurrent, reference
 from .custom.cell import Cell
 from .custom.modules import OwnLayer
 
@@ -27,62 +28,18 @@ def loop(cell: Cell, layer: OwnLayer, input: Tensor | PackedSequence, hx: Any = 
     Takes the arguments of the layer's forward, input batched or packed; any dtype and derivative
     that PyTorch has. The layer's dropout is left out.
     """
-    packed = isinstance(input, PackedSequence)
-    rows: Tensor
-    if isinstance(input, PackedSequence):
-        rows, lengths = pad_packed_sequence(input)
-    else:
-        rows = input.transpose(0, 1) if layer.batch_first else input
-        lengths = torch.full((rows.shape[1],), rows.shape[0])
-    count, batch, _ = layer._state_shape(rows.shape[1])
-    initial = layer._first_states(rows, batch) if hx is None else hx
-    states = (initial,) if isinstance(initial, Tensor) else tuple(initial)
-    directions = 2 if layer.bidirectional else 1
-    last: list[list[Tensor]] = []
-    for k in range(0, count, directions):
-        outputs = []
-        for d in range(directions):
-            names, stems = layer._by_direction[k + d], layer._shapes(0)
-            parameters = {s: getattr(layer, n) for s, n in zip(stems, names, strict=True)}
-            own = [state[k + d] for state in states]
-            output, own = _run(cell, parameters, rows, lengths, own, reverse=d == 1)
-            outputs.append(output)
-            last.append(own)
-        rows = torch.cat(outputs, dim=-1)
-    state = tuple(torch.stack(of_all) for of_all in zip(*last, strict=True))
-    result: Any = rows.transpose(0, 1) if layer.batch_first else rows
-    if packed:
-        result = pack_padded_sequence(rows, lengths, enforce_sorted=False)
-    return result, state[0] if len(state) == 1 else state
-
-
-def _run(
-    cell: Cell,
-    parameters: Mapping[str, Tensor | None],
-    rows: Tensor,
-    lengths: Tensor,
-    states: list[Tensor],
-    reverse: bool,
-) -> tuple[Tensor, list[Tensor]]:
     header = cell.Layer._HEADER
-    weights: Any = parameters
-    from_x = nn.functional.linear(rows, weights["weight_ih"], weights["bias_ih"])
-    outputs = [torch.zeros_like(states[0])] * rows.shape[0]
-    steps = range(rows.shape[0] - 1, -1, -1) if reverse else range(rows.shape[0])
-    for t in steps:
-        h, *others = states
-        from_h = nn.functional.linear(h, weights["weight_hh"], weights["bias_hh"])
-        z_x = dict(zip(header.gates_x, from_x[t].chunk(len(header.gates_x), 1), strict=True))
-        gates_h = from_h.chunk(len(header.gates_h), 1) if header.gates_h else ()
-        z_h = dict(zip(header.gates_h, gates_h, strict=True))
-        both = {**z_x, **z_h, **{gate: z_x[gate] + z_h[gate] for gate in z_x.keys() & z_h.keys()}}
-        known: Any = {"h": h, **dict(zip(cell.states, others, strict=True)), **parameters}
-        after = cell._called(both, known)
-        after = [new.to(h.dtype) for new in after]  # of a condition in another dtype, say
-        runs = (t < lengths).unsqueeze(1).to(rows.device)
-        states = [torch.where(runs, new, old) for new, old in zip(after, states, strict=True)]
-        outputs[t] = torch.where(runs, after[0], torch.zeros_like(h))
-    return torch.stack(outputs), states
+    gates = (*header.gates_x, *(gate for gate in header.gates_h if gate not in header.gates_x))
+    names = ("h", *cell.states, *cell.parameters)
+
+    def function(z: Sequence[Tensor], *others: Tensor) -> list[Tensor]:
+        known = dict(zip(names, others, strict=True))
+        after = cell._called(dict(zip(gates, z, strict=True)), known)
+        return [new.to(others[0].dtype) for new in after]  # of a condition in another dtype, say
+
+    equations = reference.Equations(header.gates_x, header.gates_h, function)
+    run = partial(reference._layer, equations=equations, training=False)
+    return _recurrent.layer_of(layer, input, hx, None, run)
 
 
 # ---- the check ------------------------------------------------------------------------
@@ -212,13 +169,13 @@ def _largest_of(
     if isinstance(rounding, _Rounding):
         floor = max(floor, rounding.limit)
     found = []
-    for name, reference in exact.items():
-        size = reference.abs().max().item() if reference.numel() else 0.0
+    for name, expected in exact.items():
+        size = expected.abs().max().item() if expected.numel() else 0.0
 
-        def error(other: Tensor, reference: Tensor = reference, size: float = size) -> float:
-            if not reference.numel():
+        def error(other: Tensor, expected: Tensor = expected, size: float = size) -> float:
+            if not expected.numel():
                 return 0.0
-            return (other.double() - reference).abs().max().item() / (size or 1.0)
+            return (other.double() - expected).abs().max().item() / (size or 1.0)
 
         found.append((error(ours[name]), name, max(4 * error(plain[name]), floor)))
     return max(found, key=lambda entry: entry[0] / entry[2])
