@@ -188,7 +188,7 @@ CUDA_TORCH ?= torch==2.14.1
 # What is other code than with a torch without CUDA; of the tests that need a GPU, one part, to see
 # that they start. The package is used as CMake installs it, without pip.
 NATIVE_WITHOUT_GPU := ^(cuda\.0|cuda_kernels|nvrtc.*|symbols|consumer.*)$$
-GPU_TARGETS := _C lltm_cuda_tests lltm_cuda_bench lltm_cuda_sweep
+GPU_TARGETS := _C lltm_cuda_tests lltm_cuda_bench
 # Of the Python tests those of devices, of errors and of the operators; .ci/nightly runs more. What
 # computes on the CPU is the same code as without CUDA.
 PYTHON_WITHOUT_GPU ?= tests_py/test_cell.py tests_py/test_sequence.py tests_py/test_errors.py \

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/operator_args.h"
+#include "testing.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -10,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 
 namespace lltm_test {
 
@@ -32,6 +34,23 @@ struct CellArguments {
   }
 };
 
+inline CellArguments operands(const Arguments& a, int64_t checkpoint_steps = 0) {
+  return {
+      std::string(a.cell),
+      a.input,
+      a.h,
+      lltm::or_nullopt(a.c),
+      a.weights,
+      a.weight_hh,
+      a.bias,
+      a.bias_hh,
+      a.batch_sizes,
+      a.reverse,
+      checkpoint_steps,
+      a.reset,
+      a.recurrent_mask};
+}
+
 // References to the arguments.
 inline lltm::StepInputs step_inputs(const CellArguments& a) {
   return {
@@ -52,6 +71,12 @@ inline lltm::SequenceInputs sequence_inputs(const CellArguments& a) {
       a.reset,
       a.checkpoint_steps,
       a.recurrent_mask};
+}
+
+// The results of an engine, or its gradients.
+template <typename... Results>
+Tensors as_list(const std::tuple<Results...>& results) {
+  return std::apply([](const auto&... tensors) { return Tensors{tensors...}; }, results);
 }
 
 }  // namespace lltm_test

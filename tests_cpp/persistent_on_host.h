@@ -8,7 +8,6 @@
 
 #include "cuda/kernel/persistent_kernels.h"
 #include "fiber.h"
-#include "tf32.h"
 
 #include <algorithm>
 #include <atomic>
@@ -33,7 +32,7 @@ inline int rounds = 0;
 
 namespace {
 
-// ---- mma.sync.aligned.m16n8k16.row.col.f32, and m16n8k8 of TF32 ---------------
+// ---- mma.sync.aligned.m16n8k16.row.col.f32 -------------------------------------
 
 // What a lane holds of the operands, as PTX lays them out.
 struct Fragments {
@@ -41,41 +40,31 @@ struct Fragments {
   std::uint32_t a[4], b[2];
 };
 
-// What a word of a fragment holds: one element of 32 bits, or two of 16.
-template <typename T>
-constexpr int kWordElements = 4 / static_cast<int>(sizeof(T));
-
-template <typename T>
-float element(std::uint32_t word, int n) {
-  struct Values {
-    T values[kWordElements<T>];
-  };
-  const auto value = static_cast<float>(lltm::math::bit_cast<Values>(word).values[n]);
-  if (sizeof(T) == 4 && !is_tf32(value)) throw std::logic_error("mma reads what is not TF32");
-  return value;
-}
-
-// D (16, 8) += A (16, K) B (K, 8), over the 32 lanes of a warp. K is 8 words.
+// D (16, 8) += A (16, 16) B (16, 8), over the 32 lanes of a warp.
 template <typename T>
 void emulate_mma(const Fragments (&lanes)[lltm::cuda::kWarpLanes]) {
-  constexpr int kElements = kWordElements<T>, kDepth = 8 * kElements;
-  float a[16][kDepth], b[kDepth][8];
+  struct Pair {
+    T values[2];
+  };
+  const auto element = [](std::uint32_t word, int n) {
+    return static_cast<float>(lltm::math::bit_cast<Pair>(word).values[n]);
+  };
+  float a[16][16], b[16][8];
   for (int lane = 0; lane < 32; ++lane) {
     const int group = lane / 4, within = lane % 4;
-    for (int e = 0; e < kElements; ++e) {
+    for (int e = 0; e < 2; ++e) {
       for (int n = 0; n < 4; ++n) {
-        const int row = group + 8 * (n % 2), col = kElements * (within + 4 * (n / 2)) + e;
-        a[row][col] = element<T>(lanes[lane].a[n], e);
+        a[group + 8 * (n % 2)][2 * (within + 4 * (n / 2)) + e] = element(lanes[lane].a[n], e);
       }
       for (int n = 0; n < 2; ++n) {
-        b[kElements * (within + 4 * n) + e][group] = element<T>(lanes[lane].b[n], e);
+        b[2 * (within + 4 * n) + e][group] = element(lanes[lane].b[n], e);
       }
     }
   }
   float d[16][8];
   for (int i = 0; i < 16; ++i) {
     for (int j = 0; j < 8; ++j) d[i][j] = lanes[4 * (i % 8) + j / 2].d[2 * (i / 8) + j % 2];
-    for (int k = 0; k < kDepth; ++k) {
+    for (int k = 0; k < 16; ++k) {
       for (int j = 0; j < 8; ++j) d[i][j] += a[i][k] * b[k][j];
     }
     for (int j = 0; j < 8; ++j) lanes[4 * (i % 8) + j / 2].d[2 * (i / 8) + j % 2] = d[i][j];
@@ -91,10 +80,9 @@ class HostBlock {
   using Body = std::function<void(Lane&)>;
 
   // Runs `body` on every thread.
-  HostBlock(int slice, int group, int call, std::size_t sums, const Body& body, std::uint64_t seed)
+  HostBlock(int slice, int group, std::size_t sums, const Body& body, std::uint64_t seed)
       : slice_(slice),
         group_(group),
-        call_(call),
         body_(body),
         random_(seed),
         stacks_(kThreads),
@@ -148,7 +136,7 @@ class HostBlock {
     return progress_;
   }
 
-  const int slice_, group_, call_;
+  const int slice_, group_;
   const Body& body_;
   std::mt19937_64 random_;
   Stacks stacks_;
@@ -224,15 +212,8 @@ class HostBlock {
       return true;
     }
 
-    // Of no machine: which call of the launch this is, and where this lane reports that it gave up.
-    int call() const { return block_->call_; }
+    // Of no machine: where this lane reports that it gave up.
     void report_to(std::uint32_t* failure) { failure_ = failure; }
-
-    template <typename T>
-    std::uint32_t operand(std::uint32_t word) const {
-      if constexpr (sizeof(T) == 2) return word;
-      return std::bit_cast<std::uint32_t>(to_tf32(std::bit_cast<float>(word)));
-    }
 
     template <typename T>
     void mma(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
@@ -294,18 +275,16 @@ class HostBlock {
 // ---- a grid -----------------------------------------------------------------
 
 struct HostGrid {
-  int slices, groups, calls;
+  int slices, groups;
   std::size_t sums;  // of shared memory, of each block
 };
 
 inline std::vector<std::unique_ptr<HostBlock>> make_grid(
     const HostGrid& grid, const HostBlock::Body& body, std::uint64_t seed) {
   std::vector<std::unique_ptr<HostBlock>> blocks;
-  for (int call = 0; call < grid.calls; ++call) {
-    for (int group = 0; group < grid.groups; ++group) {
-      for (int slice = 0; slice < grid.slices; ++slice) {
-        blocks.push_back(std::make_unique<HostBlock>(slice, group, call, grid.sums, body, ++seed));
-      }
+  for (int group = 0; group < grid.groups; ++group) {
+    for (int slice = 0; slice < grid.slices; ++slice) {
+      blocks.push_back(std::make_unique<HostBlock>(slice, group, grid.sums, body, ++seed));
     }
   }
   return blocks;

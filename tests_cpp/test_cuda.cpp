@@ -152,79 +152,6 @@ TEST_P(CudaSequence, ValuesAndGradientsMatchOracleForEveryKernel) {
   }
 }
 
-// torch.backends.cuda.matmul.allow_tf32, while it lives.
-class AllowTf32 {
- public:
-  explicit AllowTf32(bool allowed) { at::globalContext().setAllowTF32CuBLAS(allowed); }
-  ~AllowTf32() { at::globalContext().setAllowTF32CuBLAS(before_); }
-  AllowTf32(const AllowTf32&) = delete;
-  AllowTf32& operator=(const AllowTf32&) = delete;
-
- private:
-  const bool before_ = at::globalContext().allowTF32CuBLAS();
-};
-
-// Float32 by the persistent kernels, where TF32 is allowed. Without an input and gradients of
-// weights, so that everything is multiplied by these kernels, which round as the baseline does:
-// whether cuBLAS rounds or truncates is its own choice.
-class CudaPersistentTf32 : public testing::TestWithParam<bool> {
- protected:
-  void SetUp() override {
-    if (at::cuda::getCurrentDeviceProperties()->major < 8) GTEST_SKIP() << "a GPU without TF32";
-  }
-  Problem dense(const Sizes& sizes) const {
-    return [=, reverse = GetParam()](uint64_t seed) {
-      Arguments arguments = sequence_problem(sizes, at::kFloat, seed);
-      arguments.reverse = reverse;
-      return arguments;
-    };
-  }
-  static void check_values(const Problem& problem) {
-    check(
-        on_cuda(without_parameter_gradients(sequence)),
-        without_parameter_gradients(eager_tf32_sequence),
-        problem,
-        kRandom,
-        /*problems=*/1);
-  }
-
- private:
-  const PersistentSetting setting_{true};
-  const AllowTf32 tf32_{true};
-};
-
-INSTANTIATE_TEST_SUITE_P(Directions, CudaPersistentTf32, testing::Bool(), [](const auto& info) {
-  return info.param ? "reverse" : "forward";
-});
-
-// Each number of units of K, and rows for 1, 2 and 4 tiles and for several launches.
-TEST_P(CudaPersistentTf32, ValuesAndGradientsMatchOracleForEveryKernel) {
-  for (const int64_t hidden : {4, 84, 88, 128, 132, 256, 260, 384, 388, 512}) {
-    check_values(dense({3, 9, 0, hidden}));
-  }
-  for (const int64_t rows : {1, 8, 33, 65, 130, 260}) check_values(dense({3, rows, 0, 512}));
-  check_values([&](uint64_t seed) {
-    Arguments arguments =
-        packed_problem({7, 6, 6, 6, 6, 6, 5, 4, 3, 2, 1}, 0, 64, at::kFloat, seed);
-    arguments.reverse = GetParam();
-    return arguments;
-  });
-}
-
-// Forward goes further.
-TEST_P(CudaPersistentTf32, ValuesMatchOracleForEveryKernel) {
-  for (const int64_t hidden : {516, 640, 644, 768}) {
-    const Arguments arguments = dense({3, 9, 0, hidden})(1);
-    const at::NoGradGuard no_grad;
-    const Tensors ours = on_cuda(sequence)(arguments), plain = eager_tf32_sequence(arguments);
-    const Expected expected = expect(arguments, {at::Tensor(), at::Tensor(), at::Tensor()});
-    for (size_t k = 0; k < ours.size(); ++k) {
-      EXPECT_TRUE(is_accurate(ours[k], plain[k], expected.outputs[k]))
-          << hidden << ", result " << k;
-    }
-  }
-}
-
 // Every thread block waits for others at every one of these steps, in both directions.
 TEST_P(CudaSequence, LongSequencesEndAndRepeat) {
   const Arguments arguments = dense({2000, 17, 8, 256})(1);
@@ -298,7 +225,6 @@ struct Access {
   std::vector<int64_t> lengths = {};  // packed
   bool persistent = false;
 
-  bool is_tf32(at::ScalarType dtype) const { return persistent && dtype == at::kFloat; }
   bool of_float16() const {
     return persistent || (!reverse && *layout == '\0' && all_present && lengths.size() <= 7);
   }
@@ -362,11 +288,7 @@ const std::vector<Access>& accesses() {
 
 Arguments problem_of(const Access& access, at::ScalarType dtype, uint64_t seed) {
   if (!access.is_sequence) return cell_problem(access.sizes, dtype, seed, access.all_present);
-  Sizes sizes = access.sizes;
-  if (access.is_tf32(dtype)) {  // as the class above; H in as many bytes as in 16 bits
-    sizes.I = 0;
-    sizes.H /= 2;
-  }
+  const Sizes& sizes = access.sizes;
   Arguments arguments = access.lengths.empty()
                             ? sequence_problem(sizes, dtype, seed, access.all_present)
                             : packed_problem(access.lengths, sizes.I, sizes.H, dtype, seed);
@@ -379,7 +301,7 @@ std::vector<std::tuple<Access, at::ScalarType>> problems_of_accesses() {
   std::vector<std::tuple<Access, at::ScalarType>> problems;
   for (const Access& access : accesses()) {
     for (const at::ScalarType dtype : kDtypes) {
-      if (access.persistent && dtype == at::kDouble) continue;
+      if (access.persistent && dtype != at::kBFloat16 && dtype != at::kHalf) continue;
       if (dtype == at::kHalf && !access.of_float16()) continue;
       problems.emplace_back(access, dtype);
     }
@@ -397,18 +319,13 @@ INSTANTIATE_TEST_SUITE_P(
 TEST_P(CudaAccess, ValuesAndGradientsMatchOracle) {
   const auto& [access, dtype] = GetParam();
   const PersistentSetting setting(access.persistent);
-  const bool is_tf32 = access.is_tf32(dtype);
-  if (is_tf32 && at::cuda::getCurrentDeviceProperties()->major < 8) GTEST_SKIP() << "no TF32";
-  const AllowTf32 allowed(is_tf32);
   const auto layout = std::find_if(layouts().begin(), layouts().end(), [&](const Layout& known) {
     return access.layout == std::string_view(known.name);
   });
   const bool is_laid_out = layout != layouts().end();
   ASSERT_EQ(is_laid_out, *access.layout != '\0');
   const Function& ours = access.is_sequence ? sequence : cell;
-  const Function& eager = is_tf32              ? eager_tf32_sequence
-                          : access.is_sequence ? eager_sequence
-                                               : eager_cell;
+  const Function& eager = access.is_sequence ? eager_sequence : eager_cell;
   check(
       on_cuda(without_parameter_gradients(ours)),
       on_cuda(without_parameter_gradients(eager)),

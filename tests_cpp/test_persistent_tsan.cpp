@@ -77,8 +77,8 @@ struct Forward {
     args.activations = activations.data();
     args.steps = steps(ascending);
     run_on(
-        {kSlices, kGroups, /*calls=*/1, cuda::shared_sums<kTiles, cuda::kRecurrent<Page>>()},
-        [&](HostBlock::Lane& lane) { cuda::persistent_forward<Page, 1, kTiles>(args, lane); },
+        {kSlices, kGroups, cuda::shared_sums<kTiles, cuda::kRecurrent<Page>>()},
+        [&](HostBlock::Lane& lane) { cuda::run_steps<Page, 1, kTiles>(args, lane); },
         seed);
   }
 };
@@ -104,8 +104,8 @@ struct Backward {
     args.steps = steps(ascending);
     args.steps.run[args.steps.runs++] = {1, 0};
     run_on(
-        {kSlices, kGroups, /*calls=*/1, cuda::shared_sums<kTiles, 1>()},
-        [&](HostBlock::Lane& lane) { cuda::persistent_backward<Page, 2, kTiles>(args, lane); },
+        {kSlices, kGroups, cuda::shared_sums<kTiles, 1>()},
+        [&](HostBlock::Lane& lane) { cuda::run_steps<Page, 2, kTiles>(args, lane); },
         seed);
   }
 };
@@ -118,12 +118,9 @@ struct Kernels {
   using T = V;
 };
 using Types = testing::Types<
-    Kernels<lltm::Lltm, float>,
     Kernels<lltm::Lltm, c10::BFloat16>,
     Kernels<lltm::Lltm, c10::Half>,
-    Kernels<lltm::Lstm, float>,
     Kernels<lltm::Lstm, c10::Half>,
-    Kernels<lltm::Gru, float>,
     Kernels<lltm::Gru, c10::Half>>;
 TYPED_TEST_SUITE(PersistentThreads, Types);
 

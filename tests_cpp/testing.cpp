@@ -1,7 +1,5 @@
 #include "testing.h"
 
-#include "tf32.h"
-
 #include <lltm/backends.h>
 #include <lltm/ops.h>
 
@@ -12,7 +10,6 @@
 #include <ATen/core/grad_mode.h>
 #include <sys/mman.h>
 #include <torch/csrc/autograd/autograd.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <cmath>
@@ -327,81 +324,37 @@ PersistentSetting::~PersistentSetting() {
 
 namespace {
 
-at::Tensor rounded_to_tf32(const at::Tensor& tensor) {
-  const at::Tensor rounded = tensor.detach().clone(at::MemoryFormat::Contiguous);
-  float* const data = rounded.mutable_data_ptr<float>();
-  std::transform(data, data + rounded.numel(), data, to_tf32);
-  return rounded;
-}
-
-struct Tf32Product : torch::autograd::Function<Tf32Product> {
-  // x (M, K) times the transpose of weights (N, K).
-  static at::Tensor forward(
-      torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& weights) {
-    const at::Tensor a = rounded_to_tf32(x), b = rounded_to_tf32(weights);
-    context->save_for_backward({a, b});
-    return at::mm(a, b.t());
-  }
-  static Tensors backward(torch::autograd::AutogradContext* context, const Tensors& grads) {
-    const Tensors saved = context->get_saved_variables();
-    const at::Tensor grad = rounded_to_tf32(grads[0]);
-    return {at::mm(grad, saved[1]), at::mm(grad.t(), saved[0])};
-  }
-};
-
-using Linear = at::Tensor (*)(
-    const at::Tensor& x, const at::Tensor& weights, const std::optional<at::Tensor>&);
-
-at::Tensor plain_linear(
-    const at::Tensor& x, const at::Tensor& weights, const std::optional<at::Tensor>& bias) {
-  return at::linear(x, weights, bias);
-}
-
-at::Tensor tf32_linear(
-    const at::Tensor& x, const at::Tensor& weights, const std::optional<at::Tensor>& bias) {
-  const at::Tensor product = Tf32Product::apply(x, weights);
-  return bias.has_value() ? product + *bias : product;
-}
-
-// torch's LSTM and GRU, where the GEMM reads something else than h or is another one.
-Tensors eager_lstm(Linear linear, const Arguments& a, const at::Tensor& read) {
-  const at::Tensor x = linear(a.input, a.weights, a.bias);
-  const Tensors z = (x + linear(read, *a.weight_hh, a.bias_hh)).chunk(4, 1);
-  const at::Tensor c = at::sigmoid(z[1]) * a.c + at::sigmoid(z[0]) * at::tanh(z[2]);
-  return {at::sigmoid(z[3]) * at::tanh(c), c};
-}
-Tensors eager_gru(Linear linear, const Arguments& a, const at::Tensor& read) {
-  const Tensors x = linear(a.input, a.weights, a.bias).chunk(3, 1);
-  const Tensors h = linear(read, *a.weight_hh, a.bias_hh).chunk(3, 1);
+// torch's GRU, where the GEMM reads something else than h.
+Tensors eager_gru(const Arguments& a, const at::Tensor& read) {
+  const Tensors x = at::linear(a.input, a.weights, a.bias).chunk(3, 1);
+  const Tensors h = at::linear(read, *a.weight_hh, a.bias_hh).chunk(3, 1);
   const at::Tensor r = at::sigmoid(x[0] + h[0]), u = at::sigmoid(x[1] + h[1]);
   return {at::lerp(at::tanh(x[2] + r * h[2]), a.h, u)};
 }
 
-Tensors eager_cell_by(Linear linear, const Arguments& a) {
+}  // namespace
+
+Tensors eager_cell(const Arguments& a) {
   at::Tensor read = a.h;
   if (a.recurrent_mask.has_value()) {
     read = read * a.recurrent_mask->narrow(0, 0, a.h.size(0)).to(a.h.scalar_type());
   }
-  const bool plain = linear == plain_linear;
-  if (a.cell == "lstm" && !plain) return eager_lstm(linear, a, read);
   if (a.cell == "lstm") {
     const auto [h, c] =
         at::lstm_cell(a.input, {read, a.c}, a.weights, *a.weight_hh, a.bias, a.bias_hh);
     return {h, c};
   }
-  if (a.cell == "gru" && (!plain || a.recurrent_mask.has_value())) {
-    return eager_gru(linear, a, read);
-  }
+  if (a.cell == "gru" && a.recurrent_mask.has_value()) return eager_gru(a, read);
   if (a.cell == "gru") {
     return {at::gru_cell(a.input, a.h, a.weights, *a.weight_hh, a.bias, a.bias_hh)};
   }
-  const at::Tensor z = linear(at::cat({read, a.input}, 1), a.weights, a.bias);
+  const at::Tensor z = at::linear(at::cat({read, a.input}, 1), a.weights, a.bias);
   const Tensors gates = z.chunk(3, 1);
   const at::Tensor c = a.c + at::sigmoid(gates[0]) * at::elu(gates[2]);
   return {at::sigmoid(gates[1]) * at::tanh(c), c};
 }
 
-Tensors eager_sequence_by(Linear linear, const Arguments& a) {
+Tensors eager_sequence(const Arguments& a) {
   const std::vector<int64_t> rows = rows_per_step(a);
   const auto steps = static_cast<int64_t>(rows.size());
   const bool packed = a.batch_sizes.has_value();
@@ -424,7 +377,7 @@ Tensors eager_sequence_by(Linear linear, const Arguments& a) {
       step.h = step.h.masked_fill(anew, 0);
       if (a.c.defined()) step.c = step.c.masked_fill(anew, 0);
     }
-    const Tensors next = eager_cell_by(linear, step);
+    const Tensors next = eager_cell(step);
     outputs[t] = next[0];
     for (size_t k = 0; k < states.size(); ++k) {  // rows that no step reaches keep their state
       const int64_t others = states[k].size(0) - rows[t];
@@ -439,20 +392,6 @@ Tensors eager_sequence_by(Linear linear, const Arguments& a) {
   }
   states.insert(states.begin(), packed ? at::cat(outputs) : at::stack(outputs));
   return states;
-}
-
-}  // namespace
-
-Tensors eager_cell(const Arguments& a) {
-  return eager_cell_by(plain_linear, a);
-}
-
-Tensors eager_sequence(const Arguments& a) {
-  return eager_sequence_by(plain_linear, a);
-}
-
-Tensors eager_tf32_sequence(const Arguments& a) {
-  return eager_sequence_by(tf32_linear, a);
 }
 
 namespace {

@@ -97,10 +97,6 @@ double epsilon(at::ScalarType dtype);
 Tensors eager_cell(const Arguments& arguments);
 Tensors eager_sequence(const Arguments& arguments);
 
-// A sequence of float32 as plain PyTorch has it on a GPU with allow_tf32: each factor of a matrix
-// product is rounded to TF32, in forward and in backward.
-Tensors eager_tf32_sequence(const Arguments& arguments);
-
 // input, h, c, weights, bias, weight_hh, bias_hh: those that there are.
 Tensors differentiable(const Arguments& arguments);
 

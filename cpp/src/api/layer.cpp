@@ -13,8 +13,6 @@
 #include "op/interceptors.h"
 #include "op/operators.h"
 
-#include <lltm/backends.h>
-
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -405,11 +403,6 @@ bool LayerModule::fits_side_by_side(
     const Tensor& input, const Tensor& h_0, const Interceptors& interceptors) const {
   if (!bidirectional || proj_size() > 0) return false;
   if (!interceptors.at_most_autograd()) return false;
-  // By one launch of the persistent engine, where it may run.
-  if (input.is_cuda()) {
-    return cuda_persistent() && cell.programs == nullptr && !prepacked &&
-           input.scalar_type() != at::kDouble && recurrent_dropout == 0;
-  }
   if (!input.is_cpu()) return false;
   const bool bf16 = input.scalar_type() == at::kBFloat16;
   const cpu::LayerShape shape = {

@@ -228,9 +228,8 @@ inline PrepackedArgs as_prepacked(const SequenceInputs& args) {
 // ---- the same call with some arguments replaced ----
 //
 // References cannot be assigned anew, so these are copies; each lists all members. The tensors
-// passed must outlive the result. Two more lists are in vmap.cpp, which replaces every tensor, and
-// one in cuda/engine/persistent.cpp, which pads them. No member has a default, so that a list that
-// lacks one does not compile.
+// passed must outlive the result. Two more lists are in vmap.cpp, which replaces every tensor. No
+// member has a default, so that a list that lacks one does not compile.
 
 // With other weights.
 inline SequenceArgs with_weights(

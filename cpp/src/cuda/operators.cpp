@@ -3,6 +3,7 @@
 #include "common/schedule_log.h"
 #include "common/steps.h"
 #include "cuda/engine/engine.h"
+#include "cuda/engine/self_check.h"
 #include "cuda/kernel/program_launch.h"
 #include "op/backend.h"
 #include "op/composite.h"
@@ -21,45 +22,56 @@ const at::Tensor& h_of(const SequenceInputs& args) {
   return args.h_0;
 }
 
-void report_composite(const at::Tensor& input, const at::Tensor& h, const char* why) {
-  TORCH_WARN_ONCE(
-      "lltm: cells of one's own run by PyTorch's operations here, which takes longer: ", why);
-  if (!logs_schedules()) return;
-  log_schedule(
-      flat_size(input),
-      h.size(0),
-      input.size(-1),
-      h.size(1),
-      std::string("on CUDA, composite (") + why + ")");
+// The kernels of cells that users have written need NVRTC.
+const char* why_no_nvrtc_for(const CellInfo& cell) {
+  const char* const why_not = cell.programs == nullptr ? nullptr : why_no_programs();
+  if (why_not != nullptr) {
+    TORCH_WARN_ONCE(
+        "lltm: cells of one's own run by PyTorch's operations here, which takes longer: ", why_not);
+  }
+  return why_not;
 }
 
-// The kernels of cells that users have written need NVRTC.
-template <auto engine, auto composite, typename Args>
+// By kernels, or by PyTorch's operations where these do not work.
+template <auto engine, auto composite, Kernels kernels, typename Args>
 auto choose(const Args& args) {
-  const char* const why_not = args.cell->programs == nullptr ? nullptr : why_no_programs();
+  const char* why_not = why_no_nvrtc_for(*args.cell);
+  if (why_not == nullptr) why_not = why_not_kernels(*args.cell, args.input, kernels);
   if (why_not == nullptr) return engine(args);
-  report_composite(args.input, h_of(args), why_not);
+  if (logs_schedules()) {
+    const at::Tensor& h = h_of(args);
+    log_schedule(
+        flat_size(args.input),
+        h.size(0),
+        args.input.size(-1),
+        h.size(1),
+        std::string("on CUDA, composite (") + why_not + ")");
+  }
   return composite(args);
 }
 
 struct Cuda {
   using DeviceGuard = c10::cuda::CUDAGuard;
-  static constexpr at::DeviceType kDevice = at::kCUDA;
   static constexpr auto step_forward =
-      choose<cuda::step_forward, composite::step_forward, StepArgs>;
+      choose<cuda::step_forward, composite::step_forward, Kernels::step, StepArgs>;
   static constexpr auto step_backward =
-      choose<cuda::step_backward, composite::step_backward, StepBackwardArgs>;
+      choose<cuda::step_backward, composite::step_backward, Kernels::step, StepBackwardArgs>;
   static constexpr auto sequence_forward =
-      choose<cuda::sequence_forward, composite::sequence_forward, SequenceArgs>;
-  static constexpr auto sequence_backward =
-      choose<cuda::sequence_backward, composite::sequence_backward, SequenceBackwardArgs>;
-  static constexpr auto sequences_forward = cuda::sequences_forward;
-  static constexpr auto sequences_backward = cuda::sequences_backward;
+      choose<cuda::sequence_forward, composite::sequence_forward, Kernels::stepwise, SequenceArgs>;
+  static constexpr auto sequence_backward = choose<
+      cuda::sequence_backward,
+      composite::sequence_backward,
+      Kernels::stepwise,
+      SequenceBackwardArgs>;
 };
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(lltm, CUDA, m) {
+// The native tests have it run on the CPU, with stand-ins for CUDA.
+#if !defined(LLTM_CUDA_KEY)
+#define LLTM_CUDA_KEY CUDA
+#endif
+TORCH_LIBRARY_IMPL(lltm, LLTM_CUDA_KEY, m) {
   register_backend<Cuda>(m);
 }
 

@@ -223,26 +223,12 @@ struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator
     for (size_t k = 0; k < calls; ++k) run(k);
   }
 
-  // body(what the device has for them all); false where that is nothing, and nothing is done.
-  template <typename Body>
-  static bool run_at_once(
-      bool side_by_side, const std::array<Args, calls>& args, const Body& body) {
-    if constexpr (calls == 2) {
-      const OperatorsAtOnce operators = operators_at_once(args[0].input.device().type());
-      if (side_by_side && operators.forward != nullptr) return body(operators), true;
-    }
-    return false;
-  }
-
   // Autograd follows `given`, the tensors among the arguments.
   static variable_list forward(
       AutogradContext* context, at::TensorList /*given*/, const std::array<Args, calls>& args) {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     std::array<Results, calls> results;
-    const bool done = run_at_once(true, args, [&](const auto& operators) {
-      std::ranges::move(operators.forward(/*save=*/true, args), results.begin());
-    });
-    if (!done) for_each_call(true, [&](size_t k) { results[k] = Op::forward(args[k]); });
+    for_each_call(true, [&](size_t k) { results[k] = Op::forward(args[k]); });
     variable_list saved;
     variable_list outputs;
     saved.reserve(calls * kSaved);
@@ -279,16 +265,11 @@ struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator
     };
     const bool side_by_side = !differentiated && interceptors.at_most_autograd();
     std::array<Gradients, calls> gradients;
-    const auto run = [&](size_t k) {
+    for_each_call(side_by_side, [&](size_t k) {
       if (differentiated) check_is_differentiable(*args[k].cell);
       gradients[k] = differentiated ? with_grad_of_h(backward_args(k), Op::composite_backward)
                                     : Op::backward(backward_args(k));
-    };
-    const bool done = run_at_once(side_by_side, args, [&](const auto& operators) {
-      const std::array both = {backward_args(0), backward_args(1)};
-      std::ranges::move(operators.backward(both), gradients.begin());
     });
-    if (!done) for_each_call(side_by_side, run);
     variable_list all;
     all.reserve(given + 1);
     for (size_t k = 0; k < calls; ++k) append_gradients(args[k], gradients[k], all);
@@ -353,10 +334,6 @@ std::pair<SequenceOutputs, SequenceOutputs> sequences_side_by_side(
   std::array<SequenceOutputs, 2> outputs;
   if (interceptors_of(first).autograd() || interceptors_of(second).autograd()) {
     outputs = record<SequenceOperator>(calls);
-  } else if (const auto at_once = operators_at_once(first.input.device().type()); at_once.forward) {
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    std::vector<SequenceResult> results = at_once.forward(/*save=*/false, calls);
-    for (size_t k = 0; k < calls.size(); ++k) outputs[k] = without_saved(std::move(results[k]));
   } else {
     run_side_by_side([&](size_t k) { outputs[k] = op::sequence(calls[k]); });
   }

@@ -10,10 +10,7 @@
 //     SequenceResult sequence_prepacked(const SequenceArgs&)
 // and, unless checkpointed.h is,
 //     Gradients checkpointed_backward(const SequenceBackwardArgs&)
-// which takes checkpoints: sequence_backward takes activations only. Where it runs calls at once,
-//     DeviceType kDevice
-//     std::vector<SequenceResult> sequences_forward(std::span<const SequenceArgs>)
-//     std::vector<Gradients> sequences_backward(std::span<const SequenceBackwardArgs>)
+// which takes checkpoints: sequence_backward takes activations only.
 //
 // To a backend every cell has a c: state_c() of the arguments, and results and gradients of it
 // (states.h).
@@ -24,11 +21,6 @@
 #include "op/check.h"
 #include "op/checkpointed.h"
 #include "op/operators.h"
-
-#include <ATen/record_function.h>
-
-#include <span>
-#include <vector>
 
 namespace lltm {
 
@@ -99,57 +91,6 @@ struct CheckedBackend {
     });
   }
 
-  // What the dispatcher would tell a profiler.
-  static std::vector<SequenceResult> sequences(bool save, std::span<const SequenceArgs> given) {
-    RECORD_FUNCTION(
-        save ? "lltm::sequence_forward" : "lltm::sequence", c10::ArrayRef<c10::IValue>());
-    std::vector<SequenceArgs> calls;
-    for (SequenceArgs args : given) {
-      check_sequence(args);
-      args.save = save;
-      calls.push_back(args);
-    }
-    const DeviceGuard on_device(given.front().input.device());
-    std::vector<SequenceResult> results = Backend::sequences_forward(calls);
-    for (size_t k = 0; k < calls.size(); ++k) {
-      results[k] = with_own_c(calls[k], std::move(results[k]));
-    }
-    return results;
-  }
-
-  // With checkpoints one after another.
-  static std::vector<Gradients> sequences_backward(std::span<const SequenceBackwardArgs> given) {
-    RECORD_FUNCTION("lltm::sequence_backward", c10::ArrayRef<c10::IValue>());
-    std::vector<Gradients> gradients;
-    if (given.front().checkpoint_steps > 0) {
-      for (const SequenceBackwardArgs& args : given) gradients.push_back(sequence_backward(args));
-      return gradients;
-    }
-    for (const SequenceBackwardArgs& args : given) check_sequence_backward(args);
-    const DeviceGuard on_device(given.front().input.device());
-    run_backward(given, {}, gradients);
-    return gradients;
-  }
-
-  // The backend's, inside of with_grad_of_h of each call: the first calls are `ready`, and their
-  // tensors live until all are computed.
-  static void run_backward(
-      std::span<const SequenceBackwardArgs> given,
-      std::vector<SequenceBackwardArgs> ready,
-      std::vector<Gradients>& gradients) {
-    const size_t k = ready.size();
-    if (k == given.size()) {
-      gradients = Backend::sequences_backward(ready);
-      return;
-    }
-    Gradients of_call = with_grad_of_h(with_gradients_of_given(given[k]), [&](const auto& args) {
-      ready.push_back(args);
-      run_backward(given, ready, gradients);
-      return std::move(gradients[k]);
-    });
-    gradients[k] = std::move(of_call);
-  }
-
   static at::Tensor prepack(
       std::string_view cell,
       const at::Tensor& weight_ih,
@@ -186,9 +127,6 @@ void register_backend(torch::Library& m) {
   register_training<Backend>(m);
   implement<Checked::step>(m, "step");
   implement<Checked::sequence>(m, "sequence");
-  if constexpr (requires { Backend::sequences_forward; }) {
-    operators_at_once(Backend::kDevice) = {Checked::sequences, Checked::sequences_backward};
-  }
   if constexpr (requires { Backend::prepack; }) {
     m.impl("prepack", TORCH_FN(Checked::prepack));
     implement<Checked::sequence_prepacked>(m, "sequence_prepacked");

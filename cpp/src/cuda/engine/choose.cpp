@@ -1,6 +1,7 @@
 #include "common/schedule_log.h"
 #include "common/steps.h"
 #include "cuda/engine/engine.h"
+#include "cuda/engine/self_check.h"
 #include "cuda/kernel/persistent.h"
 
 #include <lltm/backends.h>
@@ -30,59 +31,41 @@ void log(const char* direction, const Args& args, const std::string& engine) {
       std::string("on CUDA, ") + direction + engine);
 }
 
-// By the persistent engine where it can run, at once or one after another; else step by step.
+// By the persistent engine where it can run, else step by step.
 template <typename Result, typename Args>
-std::vector<Result> run(
+Result run(
     const char* direction,
-    std::span<const Args> calls,
-    Attempt<Result> (*persistent)(std::span<const Args>),
+    const Args& args,
+    Attempt<Result> (*persistent)(const Args&),
     Result (*stepwise)(const Args&)) {
   check_earlier_calls();
-  Attempt<Result> attempt = cuda_persistent()
-                                ? persistent(calls)
-                                : Attempt<Result>{{}, "lltm.backends.cuda.persistent is off"};
-  if (attempt) {
-    if (logs_schedules()) {
-      const std::string at_once =
-          calls.size() > 1 ? ", " + std::to_string(calls.size()) + " calls at once" : "";
-      for (const Args& args : calls) {
-        log(direction,
-            args,
-            "persistent, " + std::to_string(attempt.groups) + " groups of " +
-                std::to_string(attempt.tiles * kTileRows) + " rows" + at_once);
-      }
-    }
-    return *std::move(attempt);
+  const char* const why_not =
+      cuda_persistent() ? why_not_kernels(*args.cell, args.input, Kernels::persistent)
+                        : "lltm.backends.cuda.persistent is off";
+  Attempt<Result> attempt = why_not == nullptr ? persistent(args) : Attempt<Result>{{}, why_not};
+  if (logs_schedules()) {
+    log(direction,
+        args,
+        attempt ? "persistent, " + std::to_string(attempt.groups) + " groups of " +
+                      std::to_string(attempt.tiles * kTileRows) + " rows"
+                : std::string("stepwise (") + attempt.why_not + ")");
   }
-  std::vector<Result> results;
-  if (calls.size() > 1) {
-    for (const Args& args : calls) {
-      results.push_back(run(direction, std::span(&args, 1), persistent, stepwise).front());
-    }
-    return results;
-  }
-  const Args& args = calls.front();
-  if (logs_schedules()) log(direction, args, std::string("stepwise (") + attempt.why_not + ")");
-  results.push_back(stepwise(args));
-  return results;
+  return attempt ? *std::move(attempt) : stepwise(args);
 }
 
 }  // namespace
 
-std::vector<SequenceResult> sequences_forward(std::span<const SequenceArgs> calls) {
+SequenceResult sequence_forward(const SequenceArgs& args) {
   return run<SequenceResult, SequenceArgs>(
       "forward: ",
-      calls,
-      [](std::span<const SequenceArgs> calls) { return persistent_forward(calls); },
+      args,
+      [](const SequenceArgs& args) { return persistent_forward(args); },
       [](const SequenceArgs& args) { return stepwise_forward(args); });
 }
 
-std::vector<Gradients> sequences_backward(std::span<const SequenceBackwardArgs> calls) {
+Gradients sequence_backward(const SequenceBackwardArgs& args) {
   return run<Gradients, SequenceBackwardArgs>(
-      "backward: ",
-      calls,
-      [](std::span<const SequenceBackwardArgs> calls) { return persistent_backward(calls); },
-      stepwise_backward);
+      "backward: ", args, persistent_backward, stepwise_backward);
 }
 
 }  // namespace lltm::cuda

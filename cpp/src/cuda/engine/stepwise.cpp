@@ -16,6 +16,7 @@
 #include "common/tensor_views.h"
 #include "common/weights.h"
 #include "cuda/engine/engine.h"
+#include "cuda/engine/resets.h"
 #include "cuda/engine/sequence_gradients.h"
 #include "cuda/gemm/gemm.h"
 #include "cuda/kernel/elementwise.h"
@@ -49,17 +50,6 @@ Tensor padded_state(
   const Tensor padded = at::zeros({sizes[0], cols}, options);
   if (tensor.defined()) padded.slice(1, 0, sizes[1]).copy_(tensor);
   return padded;
-}
-
-// Rows of the states that begin anew where `mask` says so: h, of the first columns, and c.
-void restart(
-    const CellInfo& cell, const Tensor& h, const Tensor& c, int64_t hidden, const Tensor& mask) {
-  h.narrow(0, 0, mask.size(0)).masked_fill_(mask, 0);
-  for (int k = 0; k < cell.state_columns(); ++k) {
-    c.narrow(0, 0, mask.size(0))
-        .narrow(1, k * hidden, hidden)
-        .masked_fill_(mask, first_value(cell, k));
-  }
 }
 
 // What the steps of forward write. They update the states (B, H) in place.
@@ -114,7 +104,7 @@ void run_forward(
   const auto gates = read<compute_t<T>>(t.gates);
   const auto output = write<T>(flat_rows(t.output));
   const auto activations = write<T>(t.activations);
-  const Tensor reset = args.reset.defined() ? args.reset->reshape(-1) : Tensor();
+  const Resets resets(args.reset);
   const Tensor& mask = args.recurrent_mask;
   const Tensor masked_h = mask.defined() ? at::zeros(t.h.sizes(), t.h.options()) : Tensor();
   const Gemm gemm(args.input.scalar_type());
@@ -135,10 +125,7 @@ void run_forward(
     for (size_t k = chunk.first; k < chunk.last; ++k) {
       const auto [offset, rows] = steps[k];
       if (t.checkpoints.has(k)) t.checkpoints.save(k, t.c);
-      if (args.reset.defined()) {
-        const Tensor anew = reset.narrow(0, offset, rows).unsqueeze(1);
-        restart(cell, t.h, t.c, hidden, anew);
-      }
+      if (resets.any()) restart(cell, t.h, t.c, hidden, resets.of(steps[k]));
       if (mask.defined()) {
         const auto own = [hidden, rows = rows](const Tensor& state) {
           return state.narrow(0, 0, rows).narrow(1, 0, hidden);
@@ -175,7 +162,7 @@ void run_backward(
   const auto activations = read<T>(args.saved);
   const StepRows<T> grad_output(args.grad_output);
   const auto dz = write<T>(t.dz);
-  const Tensor reset = args.reset.defined() ? args.reset->reshape(-1) : Tensor();
+  const Resets resets(args.reset);
   const Stream stream = current_stream();
 
   BackwardArgs<T, C> step;
@@ -198,11 +185,7 @@ void run_backward(
     if (args.recurrent_mask.defined()) {
       t.dh.narrow(0, 0, rows).narrow(1, 0, hidden).mul_(args.recurrent_mask->narrow(0, 0, rows));
     }
-    if (args.reset.defined()) {
-      const Tensor anew = reset.narrow(0, offset, rows).unsqueeze(1);
-      t.dh.narrow(0, 0, rows).masked_fill_(anew, 0);
-      t.dc.narrow(0, 0, rows).masked_fill_(anew, 0);
-    }
+    if (resets.any()) clear_gradients(t.dh, t.dc, resets.of(steps[k]));
   }
 }
 

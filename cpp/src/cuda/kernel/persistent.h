@@ -6,8 +6,7 @@
 // consumer polls until it is there. Memory that is "absent", all bits set, says that it is
 // not: no value has that bit pattern, because every NaN is stored as the same one.
 //
-// T is a 16-bit type or float. Float is multiplied in TF32, each factor rounded to it when it is
-// read; what is stored or exchanged has all its bits.
+// T is one of the 16-bit types.
 //
 // No header of ATen: what nvcc compiles includes this file too.
 #pragma once
@@ -15,7 +14,6 @@
 #include "cell/cell.h"
 #include "common/matrix.h"
 #include "cuda/kernel/elementwise.h"
-#include "cuda/tuning.h"
 
 #include <cstdint>
 
@@ -25,24 +23,27 @@ constexpr int kSliceUnits = 16;  // M of an mma instruction: hidden units of a t
 constexpr int kTileRows = 8;     // N of an mma instruction
 constexpr int kWarps = 8;        // of a thread block; they split K
 constexpr int kWarpLanes = 32;
+constexpr std::int64_t slices_of(std::int64_t hidden) {
+  return (hidden + kSliceUnits - 1) / kSliceUnits;
+}
 
 // How many tiles of rows a group may have; kernels exist for these.
 constexpr int kTileCounts[] = {1, 2, 4};
 
-// The bytes of a row of h have to be a multiple of 16, so that 16 bytes of a state belong to one
-// row and one gate. With more of them than most_row_bytes, the weights of a thread would not fit in
-// registers: of a cell with three slots that read h, H is at most 1536 forward and 1024 backward in
-// 16 bits; with four 1024 and 768; and half of that in float.
-constexpr std::int64_t kRowBytesMultiple = 16;
-constexpr int kWarpBytes = 64;  // the K of a warp is a multiple of this, in each row
+// H has to be a multiple of this, so that 16 bytes of a state belong to one row and one gate. With
+// more hidden units than these the weights of a thread would not fit in registers: of a cell with
+// three slots that read h, 1536 forward and 1024 backward; with four 1024 and 768.
+constexpr std::int64_t kHiddenMultiple = 8;
+constexpr int kWarpUnits = 32;  // the K of a warp is a multiple of this
 constexpr int kMostUnitsBackward = 12;
 constexpr int most_units_forward(const CellInfo& cell) {
   return 18 / cell.h.count();
 }
-constexpr std::int64_t most_row_bytes(const CellInfo& cell, Direction direction) {
-  constexpr std::int64_t kUnitBytes = kWarps * kWarpBytes;
-  return direction == Direction::forward ? most_units_forward(cell) * kUnitBytes
-                                         : kMostUnitsBackward * kUnitBytes / cell.h.count();
+constexpr std::int64_t most_hidden_forward(const CellInfo& cell) {
+  return most_units_forward(cell) * kWarps * kWarpUnits;
+}
+constexpr std::int64_t most_hidden_backward(const CellInfo& cell) {
+  return kMostUnitsBackward * kWarps * kWarpUnits / cell.h.count();
 }
 
 // `count` steps of `rows` rows each.
@@ -79,6 +80,7 @@ struct StepMatrix {
 // * kTileRows) of the state.
 template <typename T>
 struct PersistentForwardArgs {
+  static constexpr bool kIsForward = true;
   std::int64_t hidden = 0;
   std::int64_t batch = 0;
   std::int64_t first_row = 0;
@@ -92,7 +94,6 @@ struct PersistentForwardArgs {
   T* c = nullptr;                 // (B, H), the state, updated in place
   T* output = nullptr;            // (N, H); absent before the first launch (16)
   T* activations = nullptr;       // (N, A * H), or null
-  int poll_nanoseconds = 0;       // between two polls of a word
   std::uint32_t* failure = nullptr;  // failure_word()
   LaunchSteps steps;
 };
@@ -101,6 +102,7 @@ struct PersistentForwardArgs {
 // back to the initial state.
 template <typename T>
 struct PersistentBackwardArgs {
+  static constexpr bool kIsForward = false;
   std::int64_t hidden = 0;
   std::int64_t batch = 0;
   std::int64_t first_row = 0;
@@ -110,25 +112,13 @@ struct PersistentBackwardArgs {
   T* dz = nullptr;      // (N, S * H); absent before the first launch (16)
   float* dh = nullptr;  // (B, H), updated in place
   float* dc = nullptr;  // (B, H), updated in place
-  int poll_nanoseconds = 0;
   std::uint32_t* failure = nullptr;
   LaunchSteps steps;
 };
 
-// The calls of a launch: one, or two of one size that run at once, the directions of a layer.
-constexpr int kMostCalls = 2;
-template <typename Args>
-struct Calls {
-  int count = 0;
-  Args call[kMostCalls];
-};
-template <typename T>
-using ForwardCalls = Calls<PersistentForwardArgs<T>>;
-template <typename T>
-using BackwardCalls = Calls<PersistentBackwardArgs<T>>;
-
 // A kernel's parameters may have 4 KiB on every GPU.
-static_assert(sizeof(ForwardCalls<float>) <= 4096 && sizeof(BackwardCalls<float>) <= 4096);
+static_assert(sizeof(PersistentForwardArgs<float>) <= 4096);
+static_assert(sizeof(PersistentBackwardArgs<float>) <= 4096);
 
 // A word of the current device that a kernel sets where it has waited in vain: it then ends
 // after about a second, with NaN for what it waited for.
@@ -136,35 +126,24 @@ std::uint32_t* failure_word();
 // Whether one has since the last call, on the current device. Waits for nothing.
 bool take_failure();
 
+// Whether the cell has kernels.
+bool has_persistent_kernels(const CellInfo& cell);
+
+// Below, Args is one of the two structs.
+
 // The thread blocks of a kernel that the current device runs at once; 0 where it cannot run
 // them at all. A launch of more than that would never end, and is refused.
-template <typename T>
-std::int64_t resident_forward_blocks(const CellInfo& cell, std::int64_t hidden, int tiles);
-template <typename T>
-std::int64_t resident_backward_blocks(const CellInfo& cell, std::int64_t hidden, int tiles);
+template <typename Args>
+std::int64_t resident_blocks(const CellInfo& cell, std::int64_t hidden, int tiles);
 
-// The current device.
-GpuKind current_gpu();
+// Queues one kernel of the cell, of `groups` groups of `tiles` tiles, on a stream of the current
+// device. False where it is refused for want of multiprocessors: the process may have fewer than
+// the device says.
+template <typename Args>
+bool launch_persistent(
+    const CellInfo& cell, const Args& args, std::int64_t groups, int tiles, Stream stream);
 
 // Makes memory absent.
 void mark_absent(void* data, std::int64_t bytes, Stream stream);
-
-// Queue one kernel of the cell, of `groups` groups of `tiles` tiles for each call, on a stream of
-// the current device. False where it is refused for want of multiprocessors: the process may have
-// fewer than the device says.
-template <typename T>
-bool launch_persistent_forward(
-    const CellInfo& cell,
-    const ForwardCalls<T>& calls,
-    std::int64_t groups,
-    int tiles,
-    Stream stream);
-template <typename T>
-bool launch_persistent_backward(
-    const CellInfo& cell,
-    const BackwardCalls<T>& calls,
-    std::int64_t groups,
-    int tiles,
-    Stream stream);
 
 }  // namespace lltm::cuda

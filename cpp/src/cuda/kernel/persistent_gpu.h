@@ -29,7 +29,6 @@ struct Gpu {
   // interrupted by a debugger or another process.
   static constexpr int kMostPolls = LLTM_MOST_POLLS;
 
-  int poll_nanoseconds;
   std::uint32_t* failure;
   bool gave_up = false;
 
@@ -63,23 +62,10 @@ struct Gpu {
       asm volatile("st.relaxed.sys.global.b32 [%0], %1;" ::"l"(failure), "r"(1) : "memory");
       return false;
     }
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 700
-    if (poll_nanoseconds > 0) __nanosleep(static_cast<unsigned>(poll_nanoseconds));
-#endif
     return true;
   }
 
-  // Before compute capability 8.0 there are no such instructions, and kernels are not launched.
-  template <typename T>
-  __device__ std::uint32_t operand(std::uint32_t word) const {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-    if constexpr (std::is_same_v<T, float>) {
-      asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(word) : "f"(__uint_as_float(word)));
-    }
-#endif
-    return word;
-  }
-
+  // Before compute capability 8.0 there is no such instruction, and kernels are not launched.
   template <typename T>
   __device__ void mma(
       float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) const {
@@ -87,12 +73,6 @@ struct Gpu {
     if constexpr (std::is_same_v<T, c10::BFloat16>) {
       asm volatile(
           "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-          "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-    } else if constexpr (std::is_same_v<T, float>) {
-      asm volatile(
-          "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
           "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
           : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
           : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -109,86 +89,64 @@ struct Gpu {
 
 template <typename Page, int kUnitsK, int kTiles, typename T>
 __global__ void __launch_bounds__(kBlockThreads, 1)
-    lltm_persistent_forward(const __grid_constant__ ForwardCalls<T> calls) {
-  const PersistentForwardArgs<T>& args = calls.call[blockIdx.z];
-  Gpu gpu{args.poll_nanoseconds, args.failure};
-  persistent_forward<Page, kUnitsK, kTiles>(args, gpu);
+    lltm_persistent_forward(const __grid_constant__ PersistentForwardArgs<T> args) {
+  Gpu gpu{args.failure};
+  run_steps<Page, kUnitsK, kTiles>(args, gpu);
 }
 
 template <typename Page, int kUnitsK, int kTiles, typename T>
 __global__ void __launch_bounds__(kBlockThreads, 1)
-    lltm_persistent_backward(const __grid_constant__ BackwardCalls<T> calls) {
-  const PersistentBackwardArgs<T>& args = calls.call[blockIdx.z];
-  Gpu gpu{args.poll_nanoseconds, args.failure};
-  persistent_backward<Page, kUnitsK, kTiles>(args, gpu);
+    lltm_persistent_backward(const __grid_constant__ PersistentBackwardArgs<T> args) {
+  Gpu gpu{args.failure};
+  run_steps<Page, kUnitsK, kTiles>(args, gpu);
 }
 
-// body(a kernel, its bytes of shared memory)
-template <typename Page, typename T, typename Body>
-void visit_forward(std::int64_t hidden, int tiles, const Body& body) {
-  visit_forward_kernel<Page, T>(hidden, tiles, [&](auto units_k, auto tile_count) {
-    constexpr int kSums = shared_sums<tile_count, kRecurrent<Page>>();
-    body(
-        reinterpret_cast<const void*>(lltm_persistent_forward<Page, units_k, tile_count, T>),
-        kSums * sizeof(Sums));
-  });
+template <typename Page, int kUnitsK, int kTiles, typename T>
+const void* kernel_of(const PersistentForwardArgs<T>* /*args*/) {
+  return reinterpret_cast<const void*>(lltm_persistent_forward<Page, kUnitsK, kTiles, T>);
 }
-template <typename Page, typename T, typename Body>
-void visit_backward(std::int64_t hidden, int tiles, const Body& body) {
-  visit_backward_kernel<Page, T>(hidden, tiles, [&](auto units_k, auto tile_count) {
-    constexpr int kSums = shared_sums<tile_count, 1>();
-    body(
-        reinterpret_cast<const void*>(lltm_persistent_backward<Page, units_k, tile_count, T>),
-        kSums * sizeof(Sums));
-  });
+template <typename Page, int kUnitsK, int kTiles, typename T>
+const void* kernel_of(const PersistentBackwardArgs<T>* /*args*/) {
+  return reinterpret_cast<const void*>(lltm_persistent_backward<Page, kUnitsK, kTiles, T>);
 }
 
-template <int kId>
-using PageOf = std::conditional_t<
-    kId == Lltm::kCell.id,
-    Lltm,
-    std::conditional_t<kId == Lstm::kCell.id, Lstm, Gru>>;
+// The page of the cell with this id.
+template <int kId, typename Page, typename... Others>
+auto page_of(CellList<Page, Others...>) {
+  if constexpr (kId == Page::kCell.id) {
+    return Page{};
+  } else {
+    return page_of<kId>(CellList<Others...>());
+  }
+}
+
+// run(a kernel, its bytes of shared memory)
+template <int kId, typename Args, typename Run>
+auto with_kernel(std::int64_t hidden, int tiles, const Run& run) {
+  using Page = decltype(page_of<kId>(PersistentCells()));
+  decltype(run(nullptr, 0)) result = {};
+  visit_kernel<Page, Args>(hidden, tiles, [&](auto units_k, auto tile_count) {
+    constexpr int kSums = shared_sums<tile_count, kOutputsOf<Page, Args>>();
+    const void* const kernel = kernel_of<Page, units_k, tile_count>(static_cast<Args*>(nullptr));
+    result = run(kernel, kSums * sizeof(Sums));
+  });
+  return result;
+}
 
 }  // namespace
 
-template <int kId, typename T>
-std::int64_t PersistentKernels<kId, T>::resident_forward(std::int64_t hidden, int tiles) {
-  std::int64_t blocks = 0;
-  visit_forward<PageOf<kId>, T>(hidden, tiles, [&](const void* kernel, std::size_t bytes) {
-    blocks = resident_blocks(kernel, bytes);
-  });
-  return blocks;
+template <int kId, typename Args>
+std::int64_t PersistentKernels<kId, Args>::resident(std::int64_t hidden, int tiles) {
+  return with_kernel<kId, Args>(hidden, tiles, resident_blocks_of);
 }
 
-template <int kId, typename T>
-std::int64_t PersistentKernels<kId, T>::resident_backward(std::int64_t hidden, int tiles) {
-  std::int64_t blocks = 0;
-  visit_backward<PageOf<kId>, T>(hidden, tiles, [&](const void* kernel, std::size_t bytes) {
-    blocks = resident_blocks(kernel, bytes);
-  });
-  return blocks;
-}
-
-template <int kId, typename T>
-bool PersistentKernels<kId, T>::launch_forward(
-    const ForwardCalls<T>& calls, std::int64_t groups, int tiles, Stream stream) {
-  const PersistentGrid grid = {calls.call[0].hidden, groups, calls.count};
-  bool launched = false;
-  visit_forward<PageOf<kId>, T>(grid.hidden, tiles, [&](const void* kernel, std::size_t bytes) {
-    launched = launch_cooperatively(kernel, &calls, grid, bytes, stream);
-  });
-  return launched;
-}
-
-template <int kId, typename T>
-bool PersistentKernels<kId, T>::launch_backward(
-    const BackwardCalls<T>& calls, std::int64_t groups, int tiles, Stream stream) {
-  const PersistentGrid grid = {calls.call[0].hidden, groups, calls.count};
-  bool launched = false;
-  visit_backward<PageOf<kId>, T>(grid.hidden, tiles, [&](const void* kernel, std::size_t bytes) {
-    launched = launch_cooperatively(kernel, &calls, grid, bytes, stream);
-  });
-  return launched;
+template <int kId, typename Args>
+bool PersistentKernels<kId, Args>::launch(
+    const Args& args, std::int64_t groups, int tiles, Stream stream) {
+  const auto run = [&](const void* kernel, std::size_t bytes) {
+    return launch_cooperatively(kernel, &args, slices_of(args.hidden), groups, bytes, stream);
+  };
+  return with_kernel<kId, Args>(args.hidden, tiles, run);
 }
 
 }  // namespace lltm::cuda

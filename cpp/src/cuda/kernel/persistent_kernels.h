@@ -1,7 +1,7 @@
 // The code of one thread of a persistent kernel, for host and device: templates over the page of a
 // cell (cell.h) and a `Machine`, which is what a GPU does for it: indices, shared memory, barriers,
-// matrix products, and memory that other thread blocks write meanwhile. In persistent_launch.h it
-// is the GPU; in the tests, the CPU.
+// matrix products, and memory that other thread blocks write meanwhile. In persistent_gpu.h it is
+// the GPU; in the tests, the CPU.
 //
 //     int slice() const, group() const, thread() const
 //     Sums* shared() const                       shared_sums() of them
@@ -11,15 +11,8 @@
 //     void publish(void*, std::uint32_t)         4 bytes that may be read meanwhile
 //     bool wait(int polls)                       between two polls; false after very many, which
 //                                                it reports, and from then on at once
-//     std::uint32_t operand<T>(std::uint32_t)    a word as mma<T> reads it: float32 rounded
-//                                                to TF32, anything else as it is
 //     void mma<T>(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t, std::uint32_t)
-//                                                d += a b, by a whole warp: mma.m16n8k16 of
-//                                                16 bits, mma.m16n8k8 of TF32
-//
-// The layouts of the two instructions are the same, word by word: where one has two elements of
-// 16 bits, the other has one of 32. So in everything below K is counted in words, or in bytes,
-// and a dtype shows only where an element is read or written.
+//                                                d += a b, by a whole warp: mma.m16n8k16
 //
 // Where all lanes of a warp have to take part (mma, sync_warp, neighbour), and all threads of a
 // block (sync_block), conditions are the same for all of them.
@@ -41,10 +34,12 @@ namespace {
 // How many slots read h: the outputs of forward's product, and in backward the blocks of K.
 template <typename Page>
 constexpr int kRecurrent = Page::kCell.h.count();
+template <typename Page, typename Args>
+constexpr int kOutputsOf = Args::kIsForward ? kRecurrent<Page> : 1;
 
 // ---- words ------------------------------------------------------------------
 
-// Two neighbouring units of 16 bits, or one of 32.
+// Two neighbouring units.
 constexpr std::uint32_t kAbsent = 0xFFFFFFFF;
 
 struct alignas(16) Words {
@@ -55,34 +50,23 @@ LLTM_CELL_INLINE bool is_there(const Words& x) {
   return x.w[0] != kAbsent && x.w[1] != kAbsent && x.w[2] != kAbsent && x.w[3] != kAbsent;
 }
 
-// The one NaN, in all formats.
-template <typename T>
-using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint16_t>;
-template <typename T>
-constexpr Bits<T> kNaN = static_cast<Bits<T>>(0x7FFFFFFF >> (32 - 8 * sizeof(T)));
+// The one NaN, in both formats.
+constexpr std::uint16_t kNaN = 0x7FFF;
+constexpr std::uint32_t kNaNs = std::uint32_t{kNaN} << 16 | kNaN;
+constexpr Words kNaNWords = {{kNaNs, kNaNs, kNaNs, kNaNs}};
 
-template <typename T>
-LLTM_CELL_INLINE Words nan_words() {
-  constexpr std::uint32_t kWord = sizeof(T) == 4 ? kNaN<T> : std::uint32_t{kNaN<T>} << 16 | kNaN<T>;
-  return {{kWord, kWord, kWord, kWord}};
-}
-
-// Rounded; every NaN becomes the same, so that none, and no two, make an absent word.
+// Rounded; every NaN becomes the same, so that no two make an absent word.
 template <typename T>
 LLTM_CELL_INLINE T narrow(float x) {
-  return x == x ? static_cast<T>(x) : math::bit_cast<T>(kNaN<T>);
+  return x == x ? static_cast<T>(x) : math::bit_cast<T>(kNaN);
 }
 
-// The word that a unit is in: of 16 bits, with the next unit, which the next lane has. Every lane
-// of a warp calls it; with 16 bits, the words are those of even lanes.
+// The word of a unit and the next one, which the next lane has. Every lane of a warp calls it; the
+// words are those of even lanes.
 template <typename T, typename Machine>
 LLTM_CELL_INLINE std::uint32_t word_of(Machine& m, float value) {
-  const std::uint32_t bits = math::bit_cast<Bits<T>>(narrow<T>(value));
-  if constexpr (sizeof(T) == sizeof(std::uint32_t)) {
-    return bits;
-  } else {
-    return bits | m.neighbour(bits) << 16;
-  }
+  const std::uint32_t bits = math::bit_cast<std::uint16_t>(narrow<T>(value));
+  return bits | m.neighbour(bits) << 16;
 }
 
 // ---- steps ------------------------------------------------------------------
@@ -188,10 +172,7 @@ struct Place {
     return takes_part && warp_row < rows;
   }
   // Whether its word_of is one that is published.
-  template <typename T>
-  LLTM_CELL_INLINE bool has_word() const {
-    return sizeof(T) == sizeof(std::uint32_t) || odd == 0;
-  }
+  LLTM_CELL_INLINE bool has_word() const { return odd == 0; }
 };
 
 // The first row of a thread block.
@@ -202,13 +183,11 @@ LLTM_CELL_INLINE std::int64_t first_row_of(const Machine& m, std::int64_t first_
 
 // ---- the recurrent product --------------------------------------------------
 
-// K is divided into units of kWarpBytes, dealt to the warps in turn. Within one, K is permuted,
-// for A and B alike: lane % 4 = q has bytes 16q to 16q+15, so that 16 bytes of a row of B are the
+// K is divided into units of kWarpUnits, dealt to the warps in turn. Within one, K is permuted, for
+// A and B alike: lane % 4 = q has the elements 8q to 8q + 7, so that 16 bytes of a row of B are the
 // operands of two mma.
-template <typename T>
 LLTM_CELL_INLINE std::int64_t k_of(int warp, int lane, int j) {
-  const std::int64_t byte = std::int64_t{kWarpBytes} * (warp + kWarps * j) + 16 * (lane % 4);
-  return byte / static_cast<std::int64_t>(sizeof(T));
+  return std::int64_t{kWarpUnits} * (warp + kWarps * j) + 8 * (lane % 4);
 }
 
 // A: a matrix (kSliceUnits, K) whose rows are units. Row r of A's tile is unit 2r, and row
@@ -218,12 +197,12 @@ struct Weights {
   std::uint32_t a[kUnitsK][2][4];
 
   // `units` rows are there, `k_size` elements apart; the others count as zero.
-  template <typename T, typename Machine>
+  template <typename T>
   LLTM_CELL_INLINE void load(
-      Machine& m, const T* rows, std::int64_t units, std::int64_t k_size, int warp, int lane) {
+      const T* rows, std::int64_t units, std::int64_t k_size, int warp, int lane) {
     LLTM_UNROLL
     for (int j = 0; j < kUnitsK; ++j) {
-      const std::int64_t k = k_of<T>(warp, lane, j);
+      const std::int64_t k = k_of(warp, lane, j);
       LLTM_UNROLL
       for (int odd = 0; odd < 2; ++odd) {
         const std::int64_t unit = 2 * (lane / 4) + odd;
@@ -233,8 +212,8 @@ struct Weights {
         }
         LLTM_UNROLL
         for (int part = 0; part < 2; ++part) {
-          a[j][part][odd] = m.template operand<T>(x.w[2 * part]);
-          a[j][part][2 + odd] = m.template operand<T>(x.w[2 * part + 1]);
+          a[j][part][odd] = x.w[2 * part];
+          a[j][part][2 + odd] = x.w[2 * part + 1];
         }
       }
     }
@@ -251,7 +230,7 @@ struct States {
   LLTM_CELL_INLINE void load(Machine& m, const T* row, std::int64_t k_size, int warp, int lane) {
     LLTM_UNROLL
     for (int j = 0; j < kUnitsK; ++j) {
-      const std::int64_t k = k_of<T>(warp, lane, j);
+      const std::int64_t k = k_of(warp, lane, j);
       x[j] = row != nullptr && k < k_size ? m.read(row + k) : Words{};
     }
   }
@@ -269,7 +248,7 @@ struct States {
       const bool goes_on = m.wait(polls);
       LLTM_UNROLL
       for (int j = 0; j < kUnitsK; ++j) {
-        if (absent[j]) x[j] = goes_on ? m.read(row + k_of<T>(warp, lane, j)) : nan_words<T>();
+        if (absent[j]) x[j] = goes_on ? m.read(row + k_of(warp, lane, j)) : kNaNWords;
       }
     }
   }
@@ -282,10 +261,9 @@ struct Source {
   bool polled;
 };
 
-// Two tiles in flight hide the latency of reading, where registers are left: rounding float to
-// TF32 takes some.
-template <typename T, int kUnitsK, int kTiles, int kOutputs>
-constexpr bool kReadsAhead = kTiles > 1 && (kOutputs + 1) * kUnitsK <= (sizeof(T) == 4 ? 20 : 22);
+// Two tiles in flight hide the latency of reading, where registers are left.
+template <int kUnitsK, int kTiles, int kOutputs>
+constexpr bool kReadsAhead = kTiles > 1 && (kOutputs + 1) * kUnitsK <= 22;
 
 // A chain of mma waits for each sum before the next. Where one output makes too few chains to fill
 // the matrix units, it has several, as far as registers go.
@@ -304,7 +282,7 @@ LLTM_CELL_INLINE void multiply(
     std::int64_t k_size,
     const Rows& source,
     Sums* sums) {
-  constexpr bool kAhead = kReadsAhead<T, kUnitsK, kTiles, kOutputs>;
+  constexpr bool kAhead = kReadsAhead<kUnitsK, kTiles, kOutputs>;
   constexpr int kParts = kChains<kUnitsK, kOutputs>;
   const int warp = m.thread() / kWarpLanes, lane = m.thread() % kWarpLanes;
   States<kUnitsK> states[kAhead ? 2 : 1];
@@ -325,8 +303,7 @@ LLTM_CELL_INLINE void multiply(
       for (int j = 0; j < kUnitsK; ++j) {
         LLTM_UNROLL
         for (int part = 0; part < 2; ++part) {
-          const std::uint32_t b0 = m.template operand<T>(now.x[j].w[2 * part]);
-          const std::uint32_t b1 = m.template operand<T>(now.x[j].w[2 * part + 1]);
+          const std::uint32_t b0 = now.x[j].w[2 * part], b1 = now.x[j].w[2 * part + 1];
           LLTM_UNROLL
           for (int n = 0; n < kOutputs; ++n) {
             m.template mma<T>(d[n][(2 * j + part) % kParts], weights[n].a[j][part], b0, b1);
@@ -415,7 +392,7 @@ LLTM_CELL_INLINE void finish_forward(
   for (int n = 0; n < kRows; ++n) {
     if (!p.is_in(step.rows, n)) continue;
     const std::int64_t row = step.offset + p.row(n);
-    if (p.has_word<T>()) m.publish(a.output + row * a.hidden + p.unit, words[n]);
+    if (p.has_word()) m.publish(a.output + row * a.hidden + p.unit, words[n]);
     h[n] = y[n].h;
     // As it is stored at the end of a launch: chunks of steps give what all give.
     c[n] = static_cast<float>(static_cast<T>(y[n].c));
@@ -428,7 +405,7 @@ LLTM_CELL_INLINE void finish_forward(
 }
 
 template <typename Page, int kUnitsK, int kTiles, typename T, typename Machine>
-LLTM_CELL_INLINE void persistent_forward(const PersistentForwardArgs<T>& a, Machine& m) {
+LLTM_CELL_INLINE void run_steps(const PersistentForwardArgs<T>& a, Machine& m) {
   constexpr int kSlots = Page::kSlots, kOutputs = kRecurrent<Page>;
   constexpr int kRows = kRowsOfThread<kTiles>;
   const std::int64_t hidden = a.hidden;
@@ -440,7 +417,7 @@ LLTM_CELL_INLINE void persistent_forward(const PersistentForwardArgs<T>& a, Mach
   LLTM_UNROLL
   for (int k = 0; k < kOutputs; ++k) {
     const T* const rows = a.weights + (k * hidden + slice) * hidden;
-    weights[k].load(m, rows, hidden - slice, hidden, warp, lane);
+    weights[k].load(rows, hidden - slice, hidden, warp, lane);
   }
 
   const Place p = Place::of<kTiles>(m, first_row, hidden);
@@ -541,7 +518,7 @@ LLTM_CELL_INLINE void finish_backward(
   for (int n = 0; n < kRows; ++n) {
     if (!p.is_in(step.rows, n)) continue;
     dc[n] = dc_before[n];
-    if (!p.has_word<T>()) continue;
+    if (!p.has_word()) continue;
     T* const dz = a.dz + (step.offset + p.row(n)) * kSlots * a.hidden + p.unit;
     LLTM_UNROLL
     for (int k = 0; k < kSlots; ++k) m.publish(dz + k * a.hidden, words[n][k]);
@@ -549,7 +526,7 @@ LLTM_CELL_INLINE void finish_backward(
 }
 
 template <typename Page, int kUnitsK, int kTiles, typename T, typename Machine>
-LLTM_CELL_INLINE void persistent_backward(const PersistentBackwardArgs<T>& a, Machine& m) {
+LLTM_CELL_INLINE void run_steps(const PersistentBackwardArgs<T>& a, Machine& m) {
   constexpr int kSlots = Page::kSlots, kSaved = Page::kSaved;
   constexpr int kRows = kRowsOfThread<kTiles>;
   const std::int64_t hidden = a.hidden;
@@ -559,7 +536,7 @@ LLTM_CELL_INLINE void persistent_backward(const PersistentBackwardArgs<T>& a, Ma
   const std::int64_t k_size = kRecurrent<Page> * hidden;
 
   Weights<kUnitsK> weights[1];
-  weights[0].load(m, a.weights + slice * k_size, hidden - slice, k_size, warp, lane);
+  weights[0].load(a.weights + slice * k_size, hidden - slice, k_size, warp, lane);
 
   const Place p = Place::of<kTiles>(m, first_row, hidden);
   float dh[kRows] = {}, dc[kRows] = {};
@@ -629,10 +606,10 @@ using BackwardUnitsK = std::conditional_t<
     std::integer_sequence<int, 2, 4, 8, kMostUnitsBackward>,
     std::integer_sequence<int, 2, 3, 6, 9, kMostUnitsBackward>>;
 
-// Calls body with the smallest of them that is enough for so many bytes of K, as a constant.
+// Calls body with the smallest of them that is enough for a K, as a constant.
 template <int... kUnitsK, typename Body>
-void visit_units_k(std::integer_sequence<int, kUnitsK...>, std::int64_t bytes, const Body& body) {
-  const std::int64_t needed = (bytes + kWarps * kWarpBytes - 1) / (kWarps * kWarpBytes);
+void visit_units_k(std::integer_sequence<int, kUnitsK...>, std::int64_t k_size, const Body& body) {
+  const std::int64_t needed = (k_size + kWarps * kWarpUnits - 1) / (kWarps * kWarpUnits);
   bool found = false;
   ((!found && needed <= kUnitsK ? (found = true, body(std::integral_constant<int, kUnitsK>()))
                                 : void()),
@@ -647,20 +624,14 @@ void visit_tiles(int tiles, const Body& body) {
   }(std::make_index_sequence<std::size(kTileCounts)>());
 }
 
-// Calls body(units of K, tiles), both as constants.
-template <typename Page, typename T, typename Body>
-void visit_forward_kernel(std::int64_t hidden, int tiles, const Body& body) {
-  const std::int64_t bytes = hidden * static_cast<std::int64_t>(sizeof(T));
-  visit_units_k(ForwardUnitsK<Page>(), bytes, [&](auto units_k) {
-    visit_tiles(tiles, [&](auto t) { body(units_k, t); });
-  });
-}
-template <typename Page, typename T, typename Body>
-void visit_backward_kernel(std::int64_t hidden, int tiles, const Body& body) {
-  const std::int64_t bytes = kRecurrent<Page> * hidden * static_cast<std::int64_t>(sizeof(T));
-  visit_units_k(BackwardUnitsK<Page>(), bytes, [&](auto units_k) {
-    visit_tiles(tiles, [&](auto t) { body(units_k, t); });
-  });
+// Calls body(units of K, tiles) of the kernel, both as constants.
+template <typename Page, typename Args, typename Body>
+void visit_kernel(std::int64_t hidden, int tiles, const Body& body) {
+  using UnitsK =
+      std::conditional_t<Args::kIsForward, ForwardUnitsK<Page>, BackwardUnitsK<Page>>;
+  const std::int64_t k_size = Args::kIsForward ? hidden : kRecurrent<Page> * hidden;
+  visit_units_k(
+      UnitsK(), k_size, [&](auto units) { visit_tiles(tiles, [&](auto t) { body(units, t); }); });
 }
 
 }  // namespace

@@ -1,14 +1,11 @@
 #include "cuda/kernel/persistent_launch.h"
 
-#include "cell/cells.h"
-#include "cuda/kernel/driver.h"
 
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
-#include <algorithm>
 #include <atomic>
 #include <new>
 
@@ -38,24 +35,6 @@ int attribute(cudaDeviceAttr which) {
   return value;
 }
 
-// Those that this process and context may use: a green context has some of the device's. The
-// device's number where the driver can't say.
-int own_multiprocessors() {
-  const int all = attribute(cudaDevAttrMultiProcessorCount);
-#if CUDART_VERSION >= 12050
-  static const auto get_context = driver_function<decltype(&cuCtxGetCurrent)>("cuCtxGetCurrent");
-  static const auto get_resource =
-      driver_function<decltype(&cuCtxGetDevResource)>("cuCtxGetDevResource");
-  CUcontext context = nullptr;
-  CUdevResource resource = {};
-  if (get_context != nullptr && get_resource != nullptr && get_context(&context) == CUDA_SUCCESS &&
-      get_resource(context, &resource, CU_DEV_RESOURCE_TYPE_SM) == CUDA_SUCCESS) {
-    return std::min(all, static_cast<int>(resource.sm.smCount));
-  }
-#endif
-  return all;
-}
-
 }  // namespace
 
 std::uint32_t* failure_word() {
@@ -78,7 +57,7 @@ bool take_failure() {
 }
 
 // More than 48 KiB of shared memory is for kernels that ask for it.
-std::int64_t resident_blocks(const void* kernel, std::size_t shared_bytes) {
+std::int64_t resident_blocks_of(const void* kernel, std::size_t shared_bytes) {
   const OutsideOfCapture outside(cudaStreamCaptureModeRelaxed);
   const auto bytes = static_cast<int>(shared_bytes);
   if (attribute(cudaDevAttrComputeCapabilityMajor) < 8 ||
@@ -90,28 +69,28 @@ std::int64_t resident_blocks(const void* kernel, std::size_t shared_bytes) {
   C10_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
   C10_CUDA_CHECK(
       cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kBlockThreads, shared_bytes));
-  return std::int64_t{blocks} * own_multiprocessors();
+  return std::int64_t{blocks} * attribute(cudaDevAttrMultiProcessorCount);
 }
 
 bool launch_cooperatively(
     const void* kernel,
-    const void* calls,
-    const PersistentGrid& grid,
+    const void* args,
+    std::int64_t slices,
+    std::int64_t groups,
     std::size_t shared_bytes,
     Stream stream) {
   cudaLaunchAttribute cooperative = {};
   cooperative.id = cudaLaunchAttributeCooperative;
   cooperative.val.cooperative = 1;
   cudaLaunchConfig_t config = {};
-  config.gridDim.x = static_cast<unsigned>((grid.hidden + kSliceUnits - 1) / kSliceUnits);
-  config.gridDim.y = static_cast<unsigned>(grid.groups);
-  config.gridDim.z = static_cast<unsigned>(grid.calls);
+  config.gridDim.x = static_cast<unsigned>(slices);
+  config.gridDim.y = static_cast<unsigned>(groups);
   config.blockDim.x = kBlockThreads;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = static_cast<cudaStream_t>(stream.handle);
   config.attrs = &cooperative;
   config.numAttrs = 1;
-  void* parameters[] = {const_cast<void*>(calls)};
+  void* parameters[] = {const_cast<void*>(args)};
   const cudaError_t status = cudaLaunchKernelExC(&config, kernel, parameters);
   if (status == cudaErrorCooperativeLaunchTooLarge || status == cudaErrorLaunchOutOfResources) {
     (void)cudaGetLastError();  // nothing has failed
@@ -121,13 +100,6 @@ bool launch_cooperatively(
   return true;
 }
 
-GpuKind current_gpu() {
-  return {
-      10 * attribute(cudaDevAttrComputeCapabilityMajor) +
-          attribute(cudaDevAttrComputeCapabilityMinor),
-      attribute(cudaDevAttrMultiProcessorCount)};
-}
-
 void mark_absent(void* data, std::int64_t bytes, Stream stream) {
   C10_CUDA_CHECK(cudaMemsetAsync(
       data, 0xFF, static_cast<std::size_t>(bytes), static_cast<cudaStream_t>(stream.handle)));
@@ -135,54 +107,36 @@ void mark_absent(void* data, std::int64_t bytes, Stream stream) {
 
 // ---- to the kernels of a cell -----------------------------------------------
 
-template <typename T>
-std::int64_t resident_forward_blocks(const CellInfo& cell, std::int64_t hidden, int tiles) {
-  return visit_cell(cell, [&]<typename Page>(Page) {
-    return PersistentKernels<Page::kCell.id, T>::resident_forward(hidden, tiles);
-  });
+bool has_persistent_kernels(const CellInfo& cell) {
+  return visit_persistent_cell(cell, [](auto) {});
 }
 
-template <typename T>
-std::int64_t resident_backward_blocks(const CellInfo& cell, std::int64_t hidden, int tiles) {
-  return visit_cell(cell, [&]<typename Page>(Page) {
-    return PersistentKernels<Page::kCell.id, T>::resident_backward(hidden, tiles);
+template <typename Args>
+std::int64_t resident_blocks(const CellInfo& cell, std::int64_t hidden, int tiles) {
+  std::int64_t blocks = 0;
+  visit_persistent_cell(cell, [&]<typename Page>(Page) {
+    blocks = PersistentKernels<Page::kCell.id, Args>::resident(hidden, tiles);
   });
+  return blocks;
 }
 
-template <typename T>
-bool launch_persistent_forward(
-    const CellInfo& cell,
-    const ForwardCalls<T>& calls,
-    std::int64_t groups,
-    int tiles,
-    Stream stream) {
-  return visit_cell(cell, [&]<typename Page>(Page) {
-    return PersistentKernels<Page::kCell.id, T>::launch_forward(calls, groups, tiles, stream);
+template <typename Args>
+bool launch_persistent(
+    const CellInfo& cell, const Args& args, std::int64_t groups, int tiles, Stream stream) {
+  bool launched = false;
+  visit_persistent_cell(cell, [&]<typename Page>(Page) {
+    launched = PersistentKernels<Page::kCell.id, Args>::launch(args, groups, tiles, stream);
   });
+  return launched;
 }
 
-template <typename T>
-bool launch_persistent_backward(
-    const CellInfo& cell,
-    const BackwardCalls<T>& calls,
-    std::int64_t groups,
-    int tiles,
-    Stream stream) {
-  return visit_cell(cell, [&]<typename Page>(Page) {
-    return PersistentKernels<Page::kCell.id, T>::launch_backward(calls, groups, tiles, stream);
-  });
-}
-
-#define LLTM_PERSISTENT_OF(T)                                                            \
-  template std::int64_t resident_forward_blocks<T>(const CellInfo&, std::int64_t, int);  \
-  template std::int64_t resident_backward_blocks<T>(const CellInfo&, std::int64_t, int); \
-  template bool launch_persistent_forward(                                               \
-      const CellInfo&, const ForwardCalls<T>&, std::int64_t, int, Stream);               \
-  template bool launch_persistent_backward(                                              \
-      const CellInfo&, const BackwardCalls<T>&, std::int64_t, int, Stream);
-LLTM_PERSISTENT_OF(float)
-LLTM_PERSISTENT_OF(c10::Half)
-LLTM_PERSISTENT_OF(c10::BFloat16)
+#define LLTM_PERSISTENT_OF(Args)                                                           \
+  template std::int64_t resident_blocks<Args>(const CellInfo&, std::int64_t, int);         \
+  template bool launch_persistent(const CellInfo&, const Args&, std::int64_t, int, Stream);
+LLTM_PERSISTENT_OF(PersistentForwardArgs<c10::Half>)
+LLTM_PERSISTENT_OF(PersistentForwardArgs<c10::BFloat16>)
+LLTM_PERSISTENT_OF(PersistentBackwardArgs<c10::Half>)
+LLTM_PERSISTENT_OF(PersistentBackwardArgs<c10::BFloat16>)
 #undef LLTM_PERSISTENT_OF
 
 }  // namespace lltm::cuda

@@ -1,13 +1,14 @@
 #include "cuda/kernel/program_launch.h"
 
-#include "cuda/kernel/driver.h"
 #include "cuda/kernel/nvrtc.h"
-#include "cuda/kernel/persistent.h"
 #include "cuda/kernel/program_source.h"
 
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
 
 #include <map>
 #include <mutex>
@@ -18,7 +19,23 @@
 namespace lltm::cuda {
 namespace {
 
-// ---- the driver -------------------------------------------------------------
+// ---- the driver, which a program need not be linked to ------------------------
+
+// A function as this toolkit's headers declare it; null where the driver has none.
+template <typename Function>
+Function driver_function([[maybe_unused]] const char* name) {
+#if CUDART_VERSION >= 12050
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+  const cudaError_t status =
+      cudaGetDriverEntryPointByVersion(name, &function, CUDART_VERSION, cudaEnableDefault, &found);
+  if (status != cudaSuccess) (void)cudaGetLastError();
+  const bool there = status == cudaSuccess && found == cudaDriverEntryPointSuccess;
+  return there ? reinterpret_cast<Function>(function) : nullptr;
+#else
+  return nullptr;
+#endif
+}
 
 struct Driver {
 #define LLTM_FIND(name) decltype(&::name) name = driver_function<decltype(&::name)>(#name)
@@ -52,6 +69,17 @@ void need_context() {
   CUcontext context = nullptr;
   check(driver().cuCtxGetCurrent(&context));
   if (context == nullptr) C10_CUDA_CHECK(cudaSetDevice(c10::cuda::current_device()));
+}
+
+// Of the current device, 90 for 9.0.
+int compute_capability() {
+  const auto attribute = [](cudaDeviceAttr which) {
+    int value = 0;
+    C10_CUDA_CHECK(cudaDeviceGetAttribute(&value, which, c10::cuda::current_device()));
+    return value;
+  };
+  return 10 * attribute(cudaDevAttrComputeCapabilityMajor) +
+         attribute(cudaDevAttrComputeCapabilityMinor);
 }
 
 // ---- the kernels ------------------------------------------------------------
@@ -110,7 +138,7 @@ CUfunction find(const ProgramKernel& kernel) {
   const std::lock_guard<std::mutex> lock(cache.mutex);
   Kernels& kernels = cache.kernels[{form, c10::cuda::current_device()}];
   if (kernels.forward == nullptr) {
-    const int capability = current_gpu().capability;
+    const int capability = compute_capability();
     std::string& code = cache.codes[{form, capability}];
     if (code.empty()) code = compiled(kernel, capability);
     kernels = loaded(code);

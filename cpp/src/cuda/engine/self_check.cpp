@@ -1,0 +1,189 @@
+#include "cuda/engine/self_check.h"
+
+#include "cuda/engine/engine.h"
+#include "cuda/kernel/persistent.h"
+#include "op/composite.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/arange.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
+#include <c10/util/Exception.h>
+#include <c10/util/accumulate.h>
+
+#include <exception>
+#include <map>
+#include <mutex>
+#include <string>
+#include <tuple>
+#include <vector>
+
+namespace lltm::cuda {
+namespace {
+
+using at::Tensor;
+
+// More than a slice of hidden units, less than a tile of rows.
+constexpr int64_t kSteps = 4, kBatch = 3, kInput = 5, kHidden = 24;
+
+// In epsilons of the dtype, of float32 in those of TF32, of the largest value.
+constexpr double kMostEpsilons = 16;
+double epsilon(at::ScalarType dtype) {
+  return dtype == at::kDouble ? 0x1p-52 : dtype == at::kBFloat16 ? 0x1p-7 : 0x1p-10;
+}
+
+// The results and gradients of one problem, by the functions of a backend.
+struct Problem {
+  const CellInfo& cell;
+  const at::TensorOptions options;
+  const int64_t of_x = cell.x.count() * kHidden, of_h = cell.h.count() * kHidden;
+  const Tensor input = values({kSteps, kBatch, kInput}, 1), first_input = input[0];
+  const Tensor h = values({kBatch, kHidden}, 1);
+  const Tensor c = values({kBatch, cell.state_columns() * kHidden}, 0.5);
+  const Tensor weight_ih = values({of_x, kInput}, 0.2), weight_hh = values({of_h, kHidden}, 0.2);
+  const Tensor bias_ih = values({of_x + cell.parameters * kHidden}, 0.2);
+  const Tensor bias_hh = values({of_h}, 0.2);
+  const Tensor grad_output = values({kSteps, kBatch, kHidden}, 1), none = {};
+  const OutputMask all = {true, true, true, true, true, true, true};
+
+  // Between -scale and scale. No random numbers: those are the user's.
+  Tensor values(at::IntArrayRef sizes, double scale) const {
+    const Tensor numbers = at::arange(1, c10::multiply_integers(sizes) + 1, at::kDouble);
+    return numbers.square().sin().mul(scale).view(sizes).to(options);
+  }
+
+  template <typename Forward, typename Backward>
+  std::vector<Tensor> step(const Forward& forward, const Backward& backward) const {
+    const StepInputs args = {
+        cell, first_input, h, c, weight_ih, weight_hh, bias_ih, bias_hh};
+    const StepResult results = forward({args, /*save=*/true});
+    return as_list(results, backward({args, std::get<2>(results), h, c, all}));
+  }
+
+  template <typename Forward, typename Backward>
+  std::vector<Tensor> sequence(const Forward& forward, const Backward& backward) const {
+    const SequenceInputs args = {
+        cell, input, h, c, weight_ih, weight_hh, bias_ih, bias_hh, none, false, none, 0, none};
+    const SequenceResult results = forward({args, /*save=*/true});
+    const auto& [output, h_n, c_n, saved] = results;
+    return as_list(results, backward({args, output, saved, grad_output, h, c, all}));
+  }
+
+  template <typename Results>
+  static std::vector<Tensor> as_list(const Results& results, const Gradients& gradients) {
+    return std::apply(
+        [](const auto&... tensors) { return std::vector<Tensor>{tensors...}; },
+        std::tuple_cat(results, gradients));
+  }
+};
+
+// Empty where nothing is wrong, or where the persistent engine would not run either.
+std::string what_is_wrong(const CellInfo& cell, const Tensor& like, Kernels kernels) {
+  const Problem problem{cell, like.options()};
+  std::vector<Tensor> ours;
+  try {
+    if (kernels == Kernels::step) {
+      ours = problem.step(step_forward, step_backward);
+    } else if (kernels == Kernels::stepwise) {
+      ours = problem.sequence(
+          [](const SequenceArgs& args) { return stepwise_forward(args); }, stepwise_backward);
+    } else {
+      const auto run = [](const auto& attempt) { return attempt ? *attempt : throw attempt.why_not; };
+      ours = problem.sequence(
+          [&](const SequenceArgs& args) { return run(persistent_forward(args)); },
+          [&](const SequenceBackwardArgs& args) { return run(persistent_backward(args)); });
+    }
+  } catch (const char* /*why_not*/) {
+    return "";
+  } catch (const c10::OutOfMemoryError&) {
+    throw;
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  const std::vector<Tensor> expected =
+      kernels == Kernels::step
+          ? problem.step(composite::step_forward, composite::step_backward)
+          : problem.sequence(composite::sequence_forward, composite::sequence_backward);
+  for (size_t k = 0; k < expected.size(); ++k) {
+    if (expected[k].numel() == 0) continue;  // a cell that saves nothing
+    const Tensor exact = expected[k].to(at::kDouble);
+    const double most = exact.abs().max().item<double>();
+    const double error = (ours[k].to(at::kDouble) - exact).abs().max().item<double>();
+    if (!(error <= kMostEpsilons * epsilon(like.scalar_type()) * most)) {
+      return "result " + std::to_string(k) + " is off by " + std::to_string(error) + " of " +
+             std::to_string(most);
+    }
+  }
+  return "";
+}
+
+// A user's autocast, and the debugging of waits, are none of this problem's.
+class Apart {
+ public:
+  Apart() { state_.set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED); }
+  ~Apart() { state_.set_sync_debug_mode(before_); }
+  Apart(const Apart&) = delete;
+  Apart& operator=(const Apart&) = delete;
+
+ private:
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast_{c10::autocast_dispatch_keyset};
+  const at::AutoDispatchBelowADInplaceOrView below_autograd_;
+  c10::cuda::WarningState& state_ = c10::cuda::warning_state();
+  const c10::cuda::SyncDebugMode before_ = state_.get_sync_debug_mode();
+};
+
+// What was wrong, of all that has been checked; its strings stay where they are.
+using Key = std::tuple<const CellInfo*, at::ScalarType, c10::DeviceIndex, Kernels>;
+std::mutex mutex;
+std::map<Key, std::string>& checked = *new std::map<Key, std::string>;
+
+}  // namespace
+
+const char* why_not_kernels(const CellInfo& cell, const Tensor& input, Kernels kernels) {
+  const Key key = {&cell, input.scalar_type(), input.device().index(), kernels};
+  const auto answer = [](const std::string& wrong) { return wrong.empty() ? nullptr : wrong.c_str(); };
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (const auto found = checked.find(key); found != checked.end()) return answer(found->second);
+  }
+  if (c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None) {
+    return nullptr;
+  }
+  // Not under the lock: a thread that waits for it may hold Python's, which a warning needs. Two
+  // that check at once find the same.
+  const std::string wrong = [&] {
+    const Apart apart;
+    return what_is_wrong(cell, input, kernels);
+  }();
+  const bool first = [&] {
+    const std::lock_guard<std::mutex> lock(mutex);
+    return checked.emplace(key, wrong).second;
+  }();
+  if (first && !wrong.empty()) {
+    if (kernels == Kernels::persistent) take_failure();  // it is told here
+    TORCH_WARN(
+        "lltm: the ",
+        kernels == Kernels::step       ? "kernels of a step"
+        : kernels == Kernels::stepwise ? "kernels of a sequence"
+                                       : "persistent kernels",
+        " of the cell ",
+        cell.title(),
+        " in ",
+        input.scalar_type(),
+        " do not work on ",
+        input.device(),
+        ", and are not used: ",
+        wrong);
+  }
+  return why_not_kernels(cell, input, kernels);
+}
+
+void forget_self_checks() {
+  const std::lock_guard<std::mutex> lock(mutex);
+  checked.clear();
+}
+
+}  // namespace lltm::cuda

@@ -1,0 +1,193 @@
+// What the CUDA backend does where its kernels do not work: it finds that out itself
+// (cuda/engine/self_check.h), and PyTorch's operations compute in their place.
+#include "cell_arguments.h"
+#include "cell_program.h"
+#include "cuda/engine/engine.h"
+#include "cuda/engine/self_check.h"
+#include "cuda_on_host.h"
+#include "op/composite.h"
+#include "testing.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <string>
+#include <tuple>
+#include <vector>
+
+namespace lltm_test {
+
+void check_kernels_now() {
+  using lltm::cuda::Kernels;
+  for (const char* name : kCells) {
+    for (const at::ScalarType dtype : kDtypes) {
+      for (const Kernels kernels : {Kernels::step, Kernels::stepwise, Kernels::persistent}) {
+        const at::Tensor like = at::empty({0}, dtype);
+        lltm::cuda::why_not_kernels(*lltm::find_cell(name), like, kernels);
+      }
+    }
+  }
+}
+
+namespace {
+
+struct CheckedKernels : testing::Environment {
+  void SetUp() override { check_kernels_now(); }
+};
+const auto* const kCheckedKernels = testing::AddGlobalTestEnvironment(new CheckedKernels);
+
+// Collects what is warned of while it lives.
+class Warnings : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& warning) override { all.push_back(warning.msg()); }
+  std::vector<std::string> all;
+
+ private:
+  c10::WarningUtils::WarningHandlerGuard guard_{this};
+};
+
+// Begins and ends with kernels that work, and nothing known of them.
+class CudaSelfCheck : public testing::TestWithParam<Fault> {
+ protected:
+  CudaSelfCheck() { lltm::cuda::forget_self_checks(); }
+  ~CudaSelfCheck() override {
+    fault = persistent_fault = Fault::none;
+    c10::cuda::capturing = false;
+    lltm::cuda::forget_self_checks();
+    check_kernels_now();
+  }
+
+  static Tensors by_composite_path(const Arguments& a) {
+    const CellArguments of_cell = operands(a);
+    const auto [output, h_n, c_n, saved] =
+        lltm::composite::sequence_forward({sequence_inputs(of_cell), /*save=*/false});
+    return {output, h_n, c_n};
+  }
+};
+INSTANTIATE_TEST_SUITE_P(
+    Faults, CudaSelfCheck, testing::Values(Fault::wrong, Fault::fails), [](const auto& info) {
+      return info.param == Fault::wrong ? "wrong" : "fails";
+    });
+
+Arguments problem(const char* cell, at::ScalarType dtype = at::kFloat) {
+  return sequence_problem({5, 3, 4, 16}, dtype, 1, /*bias=*/true, cell);
+}
+
+TEST_P(CudaSelfCheck, KernelsThatDoNotWorkAreLeftToTheCompositePathFromThenOn) {
+  const at::NoGradGuard no_grad;
+  const Arguments lstm = problem("lstm"), other = problem("lstm", at::kDouble);
+  Warnings warnings;
+  fault = GetParam();
+  EXPECT_TRUE(identical(sequence(lstm), by_composite_path(lstm)));
+  fault = Fault::none;
+  EXPECT_TRUE(identical(sequence(lstm), by_composite_path(lstm)));
+  ASSERT_EQ(warnings.all.size(), 1);
+  EXPECT_EQ(
+      warnings.all[0].find(
+          "lltm: the kernels of a sequence of the cell lstm in Float do not work on cpu, and are "
+          "not used: "),
+      0)
+      << warnings.all[0];
+  // Others are checked for themselves.
+  fault = GetParam();
+  sequence(other);
+  EXPECT_EQ(warnings.all.size(), 2);
+}
+
+TEST_P(CudaSelfCheck, AStepHasItsOwn) {
+  const at::NoGradGuard no_grad;
+  const Arguments a = cell_problem({1, 3, 4, 16}, at::kFloat, 1);
+  Warnings warnings;
+  sequence(problem("lltm"));
+  EXPECT_TRUE(warnings.all.empty());
+  fault = GetParam();
+  const CellArguments of_cell = operands(a);
+  const auto [h, c, saved] =
+      lltm::composite::step_forward({step_inputs(of_cell), /*save=*/false});
+  EXPECT_TRUE(identical(cell(a), {h, c}));
+  EXPECT_EQ(warnings.all.size(), 1);
+}
+
+// Whichever way, gradients are right.
+TEST_P(CudaSelfCheck, TrainingGoesOn) {
+  const Arguments a = problem("gru", at::kDouble);
+  const Tensors gradients = random_like(eager_sequence(a), 2);
+  Warnings warnings;
+  fault = GetParam();
+  check(sequence, eager_sequence, [](uint64_t) { return problem("gru", at::kDouble); });
+  EXPECT_EQ(warnings.all.size(), 1);
+}
+
+TEST_P(CudaSelfCheck, PersistentKernelsThatDoNotWorkAreLeftToTheStepwiseEngine) {
+  const at::NoGradGuard no_grad;
+  const Arguments a = problem("lltm", at::kHalf);
+  const Tensors stepwise = sequence(a);
+  const PersistentSetting persistent(true);
+  Warnings warnings;
+  persistent_fault = GetParam();
+  const int64_t before = persistent_launches;
+  EXPECT_TRUE(identical(sequence(a), stepwise));
+  const int64_t of_check = persistent_launches - before;
+  persistent_fault = Fault::none;
+  EXPECT_TRUE(identical(sequence(a), stepwise));
+  EXPECT_EQ(persistent_launches - before, of_check);
+  ASSERT_EQ(warnings.all.size(), 1);
+  EXPECT_EQ(warnings.all[0].find("lltm: the persistent kernels of the cell lltm in Half"), 0);
+}
+
+// A graph that is captured must not wait; the next call outside of it checks.
+TEST_P(CudaSelfCheck, NothingIsCheckedInAGraph) {
+  const at::NoGradGuard no_grad;
+  const Arguments a = problem("lltm");
+  Warnings warnings;
+  c10::cuda::capturing = true;
+  const int64_t before = gemm_calls;
+  sequence(a);
+  EXPECT_EQ(gemm_calls - before, 1 + 5) << "of this call alone";
+  fault = GetParam();
+  c10::cuda::capturing = false;
+  EXPECT_TRUE(identical(sequence(a), by_composite_path(a)));
+  EXPECT_EQ(warnings.all.size(), 1);
+}
+
+TEST(CudaSelfChecks, WorkingKernelsAreCheckedOnce) {
+  lltm::cuda::forget_self_checks();
+  const at::NoGradGuard no_grad;
+  Warnings warnings;
+  const PersistentSetting persistent(true);
+  const auto calls = [&] {
+    for (const at::ScalarType dtype : kDtypes) {
+      for (const char* name : kCells) {
+        sequence(problem(name, dtype));
+        cell(cell_problem({1, 3, 4, 16}, dtype, 1, /*bias=*/true, name));
+      }
+    }
+  };
+  const auto gemms_of = [&] {
+    const int64_t before = gemm_calls;
+    calls();
+    return gemm_calls - before;
+  };
+  const int64_t with_checks = gemms_of(), without = gemms_of();
+  EXPECT_GT(with_checks, without);
+  EXPECT_EQ(gemms_of(), without);
+  EXPECT_TRUE(warnings.all.empty()) << warnings.all[0];
+}
+
+// Of every cell that a user may write: states, parameters, what reads h.
+TEST(CudaSelfChecks, KernelsOfOwnCellsAreCheckedToo) {
+  Warnings warnings;
+  for (const std::string& text : kCellTexts) {
+    const lltm::CellInfo& cell = *lltm::find_cell(text);
+    for (const at::ScalarType dtype : kDtypes) {
+      const at::Tensor like = at::empty({0}, dtype);
+      for (const auto kernels : {lltm::cuda::Kernels::step, lltm::cuda::Kernels::stepwise}) {
+        EXPECT_EQ(lltm::cuda::why_not_kernels(cell, like, kernels), nullptr) << cell.title();
+      }
+    }
+  }
+  EXPECT_TRUE(warnings.all.empty());
+}
+
+}  // namespace
+}  // namespace lltm_test
