@@ -75,7 +75,8 @@ bool is_aligned(const void* data, cudaDataType_t type, int64_t ld, int64_t exten
   return address % 16 == 0 && ld * size % 16 == 0 && extent * size % 16 == 0;
 }
 
-// The nearest number with ten bits after the first, ties away from zero, as cvt.rna.tf32.f32 rounds.
+// The nearest number with ten bits after the first, ties away from zero, as cvt.rna.tf32.f32
+// rounds.
 float to_tf32(float value) {
   if (std::isnan(value)) return value;
   return std::bit_cast<float>((std::bit_cast<std::uint32_t>(value) + 0x1000u) & ~0x1FFFu);

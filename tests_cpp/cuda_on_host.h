@@ -11,6 +11,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <utility>
+#include <vector>
 
 enum cudaError_t { cudaSuccess, cudaErrorInvalidValue };
 enum cudaDataType_t { CUDA_R_64F, CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF };
@@ -114,6 +116,8 @@ inline int64_t multiprocessors = 132;
 inline uint64_t schedule_seed = 1;
 // Launches of persistent kernels so far.
 inline int64_t persistent_launches = 0;
+// What was made absent: after how many launches, and how many bytes.
+inline std::vector<std::pair<int64_t, int64_t>> filled;
 // How many more are not refused.
 inline int64_t launches_left = std::numeric_limits<int64_t>::max();
 }  // namespace lltm_test

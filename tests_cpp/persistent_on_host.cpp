@@ -36,6 +36,7 @@ bool take_failure() {
 
 void mark_absent(void* data, std::int64_t bytes, Stream) {
   std::memset(data, 0xFF, static_cast<std::size_t>(bytes));
+  lltm_test::filled.emplace_back(lltm_test::persistent_launches, bytes);
 }
 
 template <typename Args>
@@ -54,7 +55,7 @@ bool launch_persistent(
            static_cast<int>(groups),
            shared_sums<tile_count, kOutputsOf<Page, Args>>()},
           [&](lltm_test::HostBlock::Lane& lane) {
-            lane.report_to(args.failure);
+            lane.use(args.words);
             run_steps<Page, units_k, tile_count>(args, lane);
           },
           lltm_test::schedule_seed++);
@@ -66,8 +67,8 @@ bool launch_persistent(
   return true;
 }
 
-#define LLTM_PERSISTENT_OF(Args)                                                            \
-  template std::int64_t resident_blocks<Args>(const CellInfo&, std::int64_t, int);          \
+#define LLTM_PERSISTENT_OF(Args)                                                   \
+  template std::int64_t resident_blocks<Args>(const CellInfo&, std::int64_t, int); \
   template bool launch_persistent(const CellInfo&, const Args&, std::int64_t, int, Stream);
 LLTM_PERSISTENT_OF(PersistentForwardArgs<c10::Half>)
 LLTM_PERSISTENT_OF(PersistentForwardArgs<c10::BFloat16>)

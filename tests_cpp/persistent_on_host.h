@@ -25,6 +25,9 @@ namespace lltm_test {
 // After how many polls a lane gives up: one for the whole program, whose tests change it.
 inline int most_polls = 100'000'000;
 
+// The last block of a grid begins only after so many rounds: a GPU may be busy with something else.
+inline int late_rounds = 0;
+
 // The blocks one after another, each as far as it can go, instead of by chance; and how often the
 // last grid had all of them run.
 inline bool round_robin = false;
@@ -81,12 +84,7 @@ class HostBlock {
 
   // Runs `body` on every thread.
   HostBlock(int slice, int group, std::size_t sums, const Body& body, std::uint64_t seed)
-      : slice_(slice),
-        group_(group),
-        body_(body),
-        random_(seed),
-        stacks_(kThreads),
-        shared_(sums) {
+      : slice_(slice), group_(group), body_(body), random_(seed), stacks_(kThreads), shared_(sums) {
     // What a thread reads before another has written it shows.
     std::fill(shared_.begin(), shared_.end(), lltm::cuda::Sums{{1e30F, -1e30F}});
     for (int thread = 0; thread < kThreads; ++thread) {
@@ -201,19 +199,25 @@ class HostBlock {
       block_->progress_ = true;
     }
 
-    bool wait(int polls) {
-      if (gave_up_ || polls > most_polls) {
-        if (failure_ == nullptr) throw std::runtime_error("a word never comes");
-        gave_up_ = true;
-        std::atomic_ref(*failure_).store(1, std::memory_order_relaxed);
-        return false;
-      }
-      fiber_.suspend();
-      return true;
+    void begin() {
+      if (thread_ == 0) std::atomic_ref(*words_.begun).fetch_add(1, std::memory_order_relaxed);
+    }
+    bool all_have_begun() const {
+      return std::atomic_ref(*words_.begun).load(std::memory_order_relaxed) == words_.blocks;
     }
 
-    // Of no machine: where this lane reports that it gave up.
-    void report_to(std::uint32_t* failure) { failure_ = failure; }
+    bool wait(int& polls) {
+      if (patience_.wait(*this, polls, most_polls)) {
+        fiber_.suspend();
+        return true;
+      }
+      if (words_.failure == nullptr) throw std::runtime_error("a word never comes");
+      std::atomic_ref(*words_.failure).store(1, std::memory_order_relaxed);
+      return false;
+    }
+
+    // Of no machine: the words of the launch.
+    void use(const lltm::cuda::LaunchWords& words) { words_ = words; }
 
     template <typename T>
     void mma(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
@@ -261,8 +265,8 @@ class HostBlock {
 
     HostBlock* block_ = nullptr;
     int thread_ = 0;
-    std::uint32_t* failure_ = nullptr;
-    bool gave_up_ = false;
+    lltm::cuda::LaunchWords words_;
+    lltm::cuda::Patience patience_;
     const Meeting* waits_for_ = nullptr;
     unsigned generation_ = 0;
     Fiber fiber_;
@@ -301,6 +305,7 @@ inline void run_grid(const HostGrid& grid, const HostBlock::Body& body, std::uin
     if (!round_robin) std::shuffle(running.begin(), running.end(), random);
     bool progress = false;
     for (HostBlock* const block : running) {
+      if (block == blocks.back().get() && rounds < late_rounds) continue;
       progress |= round_robin ? block->run_to_the_end() : block->run();
     }
     std::erase_if(running, [](const HostBlock* block) { return block->done(); });

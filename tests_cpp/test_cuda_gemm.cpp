@@ -10,6 +10,7 @@
 #include <ATen/ATen.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <tuple>
 
@@ -205,6 +206,16 @@ TEST_P(CudaTf32, Float32FollowsPyTorch) {
   EXPECT_EQ(times_one(fine, at::kDouble), fine);
   const double coarse = 1 + std::ldexp(1, -10);
   EXPECT_EQ(times_one(coarse, at::kFloat), coarse);
+}
+
+// As cuBLAS does.
+TEST_P(CudaTf32, TheEnvironmentCanForbidIt) {
+  EXPECT_EQ(Gemm(at::kFloat).uses_tf32(), GetParam());
+  EXPECT_FALSE(Gemm(at::kDouble).uses_tf32());
+  setenv("NVIDIA_TF32_OVERRIDE", "0", /*replace=*/1);
+  EXPECT_FALSE(Gemm(at::kFloat).uses_tf32());
+  EXPECT_EQ(times_one(1 + std::ldexp(1, -12), at::kFloat), 1 + std::ldexp(1, -12));
+  unsetenv("NVIDIA_TF32_OVERRIDE");
 }
 
 TEST_P(CudaTf32, SixteenBitGemmsAccumulateInFloat32) {

@@ -1,6 +1,6 @@
-// The persistent CUDA engine on the CPU (persistent_on_host.h), for each cell: every class of sizes,
-// under schedules of thread blocks and warps that are drawn by chance. Each test sees to it that
-// the engine was in fact taken; more of what it has in common with the stepwise one is in
+// The persistent CUDA engine on the CPU (persistent_on_host.h), for each cell: every class of
+// sizes, under schedules of thread blocks and warps that are drawn by chance. Each test sees to it
+// that the engine was in fact taken; more of what it has in common with the stepwise one is in
 // test_cuda_engine.cpp.
 #include "cell_arguments.h"
 #include "cuda/engine/engine.h"
@@ -188,6 +188,42 @@ TYPED_TEST(PersistentPoll, WhatNeverComesIsNaN) {
   EXPECT_EQ(row.waits, 2);
 }
 
+// ---- how long a lane waits -----------------------------------------------------
+
+struct Launch {
+  bool begun = true;
+  bool all_have_begun() const { return begun; }
+};
+
+// How many polls a lane makes before it gives up.
+int polls_of(lltm::cuda::Patience& patience, Launch& launch, int most, int begins_after = 0) {
+  for (int polls = 1, all = 1; all < 100'000; ++polls, ++all) {
+    launch.begun = all > begins_after;
+    if (!patience.wait(launch, polls, most)) return all;
+  }
+  return -1;
+}
+
+TEST(PersistentPatience, EndsWherePollsRunOutAfterAllBlocksHaveBegun) {
+  Launch launch;
+  for (const int begins_after : {0, 5, 95, 100, 101, 150, 995}) {
+    lltm::cuda::Patience patience;
+    const int polls = polls_of(patience, launch, 100, begins_after);
+    EXPECT_GT(polls - begins_after, 100) << "not before they have run out once";
+    EXPECT_LE(polls - begins_after, 303);
+    int next = 1;
+    EXPECT_FALSE(patience.wait(launch, next, 100)) << "from then on at once";
+  }
+}
+
+TEST(PersistentPatience, EndsEvenIfBlocksNeverBegin) {
+  Launch launch;
+  lltm::cuda::Patience patience;
+  const int polls = polls_of(patience, launch, 100, /*begins_after=*/1'000'000);
+  EXPECT_GT(polls, 100 * lltm::cuda::Patience::kMostCounts);
+  EXPECT_LT(polls, 103 * (lltm::cuda::Patience::kMostCounts + 1));
+}
+
 // ---- which thread has what --------------------------------------------------
 
 // A thread of the second slice of units and the first group of rows, as a machine.
@@ -328,13 +364,14 @@ class PersistentEngine : public FormTest {
       ++calls;
       return sequence(a);
     };
-    const int64_t launched = launches(
-        [&] { lltm_test::check(counted, eager_sequence, problem, kRandom, problems); });
+    const int64_t launched =
+        launches([&] { lltm_test::check(counted, eager_sequence, problem, kRandom, problems); });
     EXPECT_EQ(launched, 2 * each * calls);
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Cells, PersistentEngine, each_case(persistent_forms(), kDtypesOfKernels), form_case_name);
+INSTANTIATE_TEST_SUITE_P(
+    Cells, PersistentEngine, each_case(persistent_forms(), kDtypesOfKernels), form_case_name);
 
 // Half a slice of units, more than one slice, and half of the last one; rows that fill no
 // tile, one, and more than one.
@@ -504,8 +541,7 @@ TEST_P(PersistentEngine, TheLimitsOfHAreTheCells) {
 TEST(PersistentPlan, AReasonIsGivenForAllOthers) {
   const auto why_not = [](const Arguments& a, int64_t checkpoint_steps = 0) {
     const CellArguments of_cell = operands(a, checkpoint_steps);
-    const auto attempt =
-        lltm::cuda::persistent_forward({sequence_inputs(of_cell), /*save=*/true});
+    const auto attempt = lltm::cuda::persistent_forward({sequence_inputs(of_cell), /*save=*/true});
     EXPECT_EQ(attempt.has_value(), attempt.why_not == nullptr);
     return std::string(attempt ? "" : attempt.why_not);
   };
@@ -606,7 +642,8 @@ TEST(PersistentLaunch, AWordThatNeverComesIsNaNAndAnErrorOfTheNextCall) {
   first.gates_offset = 1;
   first.h_0 = first.h = first.c = data(state);
   first.output = data(output);
-  first.failure = lltm::cuda::failure_word();
+  std::uint32_t begun = 0;
+  first.words = {&begun, 3, lltm::cuda::failure_word()};
   first.steps = steps;
   lltm::cuda::mark_absent(first.output, static_cast<int64_t>(output.nbytes()), stream);
   EXPECT_TRUE(lltm::cuda::launch_persistent(lltm::Lltm::kCell, first, 1, 1, stream));
@@ -621,12 +658,60 @@ TEST(PersistentLaunch, AWordThatNeverComesIsNaNAndAnErrorOfTheNextCall) {
   second.dz = data(dz);
   second.dh = dh.mutable_data_ptr<float>();
   second.dc = dc.mutable_data_ptr<float>();
-  second.failure = lltm::cuda::failure_word();
+  second.words = {&begun, 6, lltm::cuda::failure_word()};
   second.steps = steps;
   lltm::cuda::mark_absent(second.dz, static_cast<int64_t>(dz.nbytes()), stream);
   EXPECT_TRUE(lltm::cuda::launch_persistent(lltm::Lltm::kCell, second, 1, 1, stream));
   expect_nan_of_the_first_row(dz);
   expect_an_error_once([&] { backward(a, results); });
+}
+
+// Another stream may hold multiprocessors for longer than a lane polls.
+TEST_P(PersistentEngine, BlocksMayBeginLate) {
+  const Arguments a = dense({4, 9, 3, 40})(1);
+  const Tensors gradients = random_like(eager_sequence(a), 2);
+  const Evaluation expected = evaluate(sequence, a, gradients);
+  const Temporarily late(late_rounds, 900);
+  const Temporarily few(most_polls, 50);
+  const Evaluation ours = evaluate(sequence, a, gradients);
+  EXPECT_FALSE(lltm::cuda::take_failure());
+  EXPECT_TRUE(identical(ours.outputs, expected.outputs));
+  EXPECT_TRUE(identical(ours.gradients, expected.gradients));
+}
+
+// So that the words are in the cache when they are polled: each chunk for itself, and all of them.
+TEST_P(PersistentEngine, WordsAreFilledJustBeforeTheirLaunch) {
+  const Arguments a = dense({4, 9, 3, 24})(1);
+  const int64_t slots = lltm::find_cell(form_.cell)->slots;
+  const auto expect_chunks = [&](int64_t row_bytes, const auto& run) {
+    const int64_t before = persistent_launches;
+    filled.clear();
+    run();
+    ASSERT_EQ(filled.size(), 4);
+    for (int64_t k = 0; k < 4; ++k) {
+      EXPECT_EQ(filled[k], std::pair(before + k, 9 * row_bytes)) << k;
+    }
+  };
+  Tensors results;
+  expect_chunks(24 * 2, [&] { results = forward(a, /*workspace_bytes=*/0); });
+  const CellArguments of_cell = operands(a);
+  const at::Tensor ones = at::ones_like(results[0]), none;
+  const auto run_backward = [&](int64_t workspace_bytes) {
+    return as_list(
+        lltm::cuda::persistent_backward(
+            {sequence_inputs(of_cell),
+             results[0],
+             results[3],
+             ones,
+             none,
+             none,
+             {true, true, true, true}},
+            workspace_bytes)
+            .value());
+  };
+  Tensors chunks;
+  expect_chunks(slots * 24 * 2, [&] { chunks = run_backward(0); });
+  EXPECT_TRUE(identical(chunks, run_backward(1 << 20)));
 }
 
 // At the first launch or a later one: then the results of all steps are those of the other engine.
@@ -720,7 +805,9 @@ INSTANTIATE_TEST_SUITE_P(
     SlowCells,
     PersistentKernels,
     testing::Combine(
-        testing::Values("lstm", "gru"), testing::Values(128, 192, 256, 512, 768), testing::Values(2)),
+        testing::Values("lstm", "gru"),
+        testing::Values(128, 192, 256, 512, 768),
+        testing::Values(2)),
     kernel_name);
 
 TEST_P(PersistentKernels, ValuesAndGradientsMatchOracle) {

@@ -102,8 +102,7 @@ TEST_P(CudaSelfCheck, AStepHasItsOwn) {
   EXPECT_TRUE(warnings.all.empty());
   fault = GetParam();
   const CellArguments of_cell = operands(a);
-  const auto [h, c, saved] =
-      lltm::composite::step_forward({step_inputs(of_cell), /*save=*/false});
+  const auto [h, c, saved] = lltm::composite::step_forward({step_inputs(of_cell), /*save=*/false});
   EXPECT_TRUE(identical(cell(a), {h, c}));
   EXPECT_EQ(warnings.all.size(), 1);
 }

@@ -75,10 +75,15 @@ struct Forward {
     args.c = c.data();
     args.output = output.data();
     args.activations = activations.data();
+    std::uint32_t begun = 0;
+    args.words = {&begun, kSlices * kGroups, nullptr};
     args.steps = steps(ascending);
     run_on(
         {kSlices, kGroups, cuda::shared_sums<kTiles, cuda::kRecurrent<Page>>()},
-        [&](HostBlock::Lane& lane) { cuda::run_steps<Page, 1, kTiles>(args, lane); },
+        [&](HostBlock::Lane& lane) {
+          lane.use(args.words);
+          cuda::run_steps<Page, 1, kTiles>(args, lane);
+        },
         seed);
   }
 };
@@ -101,11 +106,16 @@ struct Backward {
     args.dz = dz.data();
     args.dh = dh.data();
     args.dc = dc.data();
+    std::uint32_t begun = 0;
+    args.words = {&begun, kSlices * kGroups, nullptr};
     args.steps = steps(ascending);
     args.steps.run[args.steps.runs++] = {1, 0};
     run_on(
         {kSlices, kGroups, cuda::shared_sums<kTiles, 1>()},
-        [&](HostBlock::Lane& lane) { cuda::run_steps<Page, 2, kTiles>(args, lane); },
+        [&](HostBlock::Lane& lane) {
+          lane.use(args.words);
+          cuda::run_steps<Page, 2, kTiles>(args, lane);
+        },
         seed);
   }
 };

@@ -245,7 +245,7 @@ BY_HAND = [
     r"make (test|bench)-cuda.*|make (gpu-kit.*|first-contact .*)",
     r"make bench-sweep( .*)?",
     r"tar -xzf results/.*",
-    r"python benchmarks/(gpu_figures|int8_accuracy|own_cells|tuning_table)\.py.*",
+    r"python benchmarks/(gpu_figures|int8_accuracy|own_cells)\.py.*",
     r"python -m lltm\.benchmark --compile .*",
     r"python benchmarks/memory\.py .*",
     r"OMP_NUM_THREADS=1 valgrind .*|callgrind_annotate .*",

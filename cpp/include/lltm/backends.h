@@ -6,8 +6,8 @@
 namespace lltm {
 
 /// Whether sequences on a GPU may run by persistent kernels, which keep the recurrent
-/// weights on the chip: in float16, in bfloat16 and, where PyTorch allows TF32 for matrix
-/// products, in float32, for the sizes in docs/cuda.md; others run step by step in any case.
+/// weights on the chip: in float16 and bfloat16, for the sizes in docs/cuda.md; others run step by
+/// step in any case.
 /// In Python: lltm.backends.cuda.persistent.
 LLTM_API bool cuda_persistent();
 

@@ -1,5 +1,5 @@
-// Two calls at once on the CPU, the directions of a layer, each on a thread of its own: where nobody
-// follows the operators but autograd.
+// Two calls at once on the CPU, the directions of a layer, each on a thread of its own: where
+// nobody follows the operators but autograd.
 #pragma once
 
 #include "common/operator_args.h"

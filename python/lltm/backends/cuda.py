@@ -5,11 +5,10 @@
     with lltm.backends.cuda.flags(persistent=True):
         output, state = layer(input)
 
-`persistent` says whether sequences in float16, in bfloat16 and, where
-`torch.backends.cuda.matmul.allow_tf32` is set, in float32 may run by persistent kernels, which keep
-the recurrent weights on the chip. The default is False: these kernels have been compiled and tested
-on a CPU, and not yet run on a GPU. It holds for calls that begin from then on, forward or backward,
-on every thread. What the kernels cannot take runs step by step in any case.
+`persistent` says whether sequences in float16 and bfloat16 may run by persistent kernels, which
+keep the recurrent weights on the chip. The default is False: these kernels have been compiled and
+tested on a CPU, and not yet run on a GPU. It holds for calls that begin from then on, forward or
+backward, on every thread. What the kernels cannot take runs step by step in any case.
 """
 
 from __future__ import annotations

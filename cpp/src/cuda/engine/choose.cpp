@@ -39,9 +39,9 @@ Result run(
     Attempt<Result> (*persistent)(const Args&),
     Result (*stepwise)(const Args&)) {
   check_earlier_calls();
-  const char* const why_not =
-      cuda_persistent() ? why_not_kernels(*args.cell, args.input, Kernels::persistent)
-                        : "lltm.backends.cuda.persistent is off";
+  const char* const why_not = cuda_persistent()
+                                  ? why_not_kernels(*args.cell, args.input, Kernels::persistent)
+                                  : "lltm.backends.cuda.persistent is off";
   Attempt<Result> attempt = why_not == nullptr ? persistent(args) : Attempt<Result>{{}, why_not};
   if (logs_schedules()) {
     log(direction,
@@ -65,7 +65,10 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
 
 Gradients sequence_backward(const SequenceBackwardArgs& args) {
   return run<Gradients, SequenceBackwardArgs>(
-      "backward: ", args, persistent_backward, stepwise_backward);
+      "backward: ",
+      args,
+      [](const SequenceBackwardArgs& args) { return persistent_backward(args); },
+      stepwise_backward);
 }
 
 }  // namespace lltm::cuda

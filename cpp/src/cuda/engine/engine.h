@@ -39,9 +39,11 @@ struct Attempt : std::optional<Result> {
   int64_t groups = 0;  // at most, of a launch
 };
 
-// persistent.cpp: one kernel for many steps. Returns nothing where it cannot run.
+// persistent.cpp: one kernel for many steps. Returns nothing where it cannot run. Backward, what it
+// has in the cache are the gradients of pre-activations, beside the activations that it reads.
 Attempt<SequenceResult> persistent_forward(
     const SequenceArgs& args, int64_t workspace_bytes = kWorkspaceBytes);
-Attempt<Gradients> persistent_backward(const SequenceBackwardArgs& args);
+Attempt<Gradients> persistent_backward(
+    const SequenceBackwardArgs& args, int64_t workspace_bytes = kWorkspaceBytes / 2);
 
 }  // namespace lltm::cuda

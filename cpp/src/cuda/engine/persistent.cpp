@@ -1,6 +1,7 @@
 // A sequence by persistent kernels (persistent.h): the input's part of the
-// pre-activations by a GEMM over many steps, then one launch for all of these steps. Backward: one
-// launch, and then the gradients as in the other engine.
+// pre-activations by a GEMM over many steps, then one launch for all of these steps. Backward: a
+// launch for many steps, and then the gradients as in the other engine. The words that a launch
+// waits for are filled just before it, so that they are in the second-level cache.
 //
 // Dtypes are those of the stepwise engine: h, c and dz are rounded to the tensors' dtype at every
 // step, sums and what is carried from step to step in backward are float32.
@@ -13,6 +14,7 @@
 #include "cuda/gemm/gemm.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
@@ -117,9 +119,17 @@ bool launch_rows(const CellInfo& cell, Args& launch, const RowPlan& plan, Stream
     launch.first_row = row;
     const int64_t groups =
         std::min(plan.groups, divide_up(launch.batch - row, plan.tiles * kTileRows));
+    launch.words.blocks += static_cast<uint32_t>(groups * slices_of(launch.hidden));
     if (!launch_persistent(cell, launch, groups, plan.tiles, stream)) return false;
   }
   return true;
+}
+
+// Makes the rows of a chunk absent.
+void mark_rows_absent(const Tensor& tensor, const Chunk& chunk, Stream stream) {
+  const Result rows = result_rows(tensor, chunk.begin, chunk.rows);
+  const int64_t row_bytes = rows.cols * static_cast<int64_t>(tensor.element_size());
+  mark_absent(rows.data, chunk.rows * row_bytes, stream);
 }
 
 // body of a dtype for which there are kernels.
@@ -170,7 +180,8 @@ bool launch_forward_steps(
   const Tensor weights_x =
       as_padded_operand(x_slots(weights.ih, cell), columns, args.input.size(-1));
   const Tensor weights_h = aligned(h_slots(weights.hh, cell));
-  const Tensor h_0 = aligned(args.h_0);
+  const Tensor h_0 = aligned(args.h_0), output = flat_rows(tensors.output);
+  const Tensor begun = at::zeros({1}, args.input.options().dtype(at::kInt));
   const Gemm gemm(args.input.scalar_type());
   const Stream stream = current_stream();
 
@@ -186,17 +197,17 @@ bool launch_forward_steps(
   launch.c = mutable_data<T>(tensors.c);
   launch.output = mutable_data<T>(tensors.output);
   launch.activations = mutable_data<T>(tensors.activations);
-  launch.failure = failure_word();
-  mark_absent(launch.output, static_cast<int64_t>(tensors.output.nbytes()), stream);
-  for (const auto& [first, last, begin, rows] : chunks) {
+  launch.words = {mutable_data<uint32_t>(begun), 0, failure_word()};
+  for (const Chunk& chunk : chunks) {
     gemm(
-        operand_rows(x, begin, rows),
+        operand_rows(x, chunk.begin, chunk.rows),
         transposed(operand(weights_x)),
-        result_rows(gates, 0, rows),
+        result_rows(gates, 0, chunk.rows),
         /*accumulate=*/false);
-    launch.gates_offset = begin;
-    for (size_t k = first; k < last;) {
-      k = take_steps(steps, k, last, !args.reverse, launch.steps);
+    mark_rows_absent(output, chunk, stream);
+    launch.gates_offset = chunk.begin;
+    for (size_t k = chunk.first; k < chunk.last;) {
+      k = take_steps(steps, k, chunk.last, !args.reverse, launch.steps);
       if (!launch_rows(cell, launch, plan, stream)) return false;
     }
   }
@@ -214,15 +225,21 @@ StepMatrix<const T> step_matrix(const Tensor& tensor) {
   return {data<T>(tensor), tensor.stride(0), 0, tensor.stride(1), tensor.stride(2)};
 }
 
-// As a rule in one launch. False where one was refused.
+// Chunk by chunk of steps, each a launch. False where one was refused.
 template <typename T>
 bool launch_backward_steps(
-    const SequenceBackwardArgs& args, const RowPlan& plan, const BackwardTensors& tensors) {
+    const SequenceBackwardArgs& args,
+    const RowPlan& plan,
+    int64_t workspace_bytes,
+    const BackwardTensors& tensors) {
   const CellInfo& cell = *args.cell;
   const std::vector<Step> order = plan_steps(args.input, args.batch_sizes, !args.reverse);
   const Tensor weights = aligned(h_slots(weights_of(args).hh, cell).t());
   const Tensor activations = aligned(args.saved);
+  const Tensor begun = at::zeros({1}, args.input.options().dtype(at::kInt));
   const Stream stream = current_stream();
+  const std::vector<Chunk> chunks =
+      plan_chunks(order, workspace_bytes / (tensors.dz.size(1) * static_cast<int64_t>(sizeof(T))));
 
   PersistentBackwardArgs<T> launch;
   launch.hidden = args.h_0.size(1);
@@ -233,13 +250,15 @@ bool launch_backward_steps(
   launch.dz = mutable_data<T>(tensors.dz);
   launch.dh = mutable_data<float>(tensors.dh);
   launch.dc = mutable_data<float>(tensors.dc);
-  launch.failure = failure_word();
-  mark_absent(launch.dz, static_cast<int64_t>(tensors.dz.nbytes()), stream);
-  for (size_t k = 0; k < order.size();) {
-    k = take_steps(order, k, order.size(), args.reverse, launch.steps);
-    const bool wants_h_0 = args.output_mask[1];
-    if (k == order.size() && wants_h_0) launch.steps.run[launch.steps.runs++] = {1, 0};
-    if (!launch_rows(cell, launch, plan, stream)) return false;
+  launch.words = {mutable_data<uint32_t>(begun), 0, failure_word()};
+  for (const Chunk& chunk : chunks) {
+    mark_rows_absent(tensors.dz, chunk, stream);
+    for (size_t k = chunk.first; k < chunk.last;) {
+      k = take_steps(order, k, chunk.last, args.reverse, launch.steps);
+      const bool wants_h_0 = args.output_mask[1];
+      if (k == order.size() && wants_h_0) launch.steps.run[launch.steps.runs++] = {1, 0};
+      if (!launch_rows(cell, launch, plan, stream)) return false;
+    }
   }
   return true;
 }
@@ -266,7 +285,7 @@ Attempt<SequenceResult> persistent_forward(const SequenceArgs& args, int64_t wor
   return {SequenceResult(output, h, c, activations), nullptr, plan.tiles, plan.groups};
 }
 
-Attempt<Gradients> persistent_backward(const SequenceBackwardArgs& args) {
+Attempt<Gradients> persistent_backward(const SequenceBackwardArgs& args, int64_t workspace_bytes) {
   const auto planned = plan_rows<PersistentBackwardArgs>(args, most_hidden_backward(*args.cell));
   if (const auto* why_not = std::get_if<const char*>(&planned)) return {{}, *why_not};
   const RowPlan& plan = std::get<RowPlan>(planned);
@@ -277,8 +296,9 @@ Attempt<Gradients> persistent_backward(const SequenceBackwardArgs& args) {
       copy_or_zeros(args.grad_h_n, args.h_0.sizes(), wide),
       copy_or_zeros(args.grad_c_n, args.h_0.sizes(), wide),
       at::empty({flat_size(args.input), columns}, args.input.options())};
-  const bool launched = visit_kernel_dtype(
-      dtype, [&]<typename T>(T*) { return launch_backward_steps<T>(args, plan, tensors); });
+  const bool launched = visit_kernel_dtype(dtype, [&]<typename T>(T*) {
+    return launch_backward_steps<T>(args, plan, workspace_bytes, tensors);
+  });
   if (!launched) return {{}, refused()};
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
   return {sequence_gradients(args, steps, Gemm(dtype), tensors), nullptr, plan.tiles, plan.groups};

@@ -57,8 +57,7 @@ struct Problem {
 
   template <typename Forward, typename Backward>
   std::vector<Tensor> step(const Forward& forward, const Backward& backward) const {
-    const StepInputs args = {
-        cell, first_input, h, c, weight_ih, weight_hh, bias_ih, bias_hh};
+    const StepInputs args = {cell, first_input, h, c, weight_ih, weight_hh, bias_ih, bias_hh};
     const StepResult results = forward({args, /*save=*/true});
     return as_list(results, backward({args, std::get<2>(results), h, c, all}));
   }
@@ -91,7 +90,9 @@ std::string what_is_wrong(const CellInfo& cell, const Tensor& like, Kernels kern
       ours = problem.sequence(
           [](const SequenceArgs& args) { return stepwise_forward(args); }, stepwise_backward);
     } else {
-      const auto run = [](const auto& attempt) { return attempt ? *attempt : throw attempt.why_not; };
+      const auto run = [](const auto& attempt) {
+        return attempt ? *attempt : throw attempt.why_not;
+      };
       ours = problem.sequence(
           [&](const SequenceArgs& args) { return run(persistent_forward(args)); },
           [&](const SequenceBackwardArgs& args) { return run(persistent_backward(args)); });
@@ -144,7 +145,9 @@ std::map<Key, std::string>& checked = *new std::map<Key, std::string>;
 
 const char* why_not_kernels(const CellInfo& cell, const Tensor& input, Kernels kernels) {
   const Key key = {&cell, input.scalar_type(), input.device().index(), kernels};
-  const auto answer = [](const std::string& wrong) { return wrong.empty() ? nullptr : wrong.c_str(); };
+  const auto answer = [](const std::string& wrong) {
+    return wrong.empty() ? nullptr : wrong.c_str();
+  };
   {
     const std::lock_guard<std::mutex> lock(mutex);
     if (const auto found = checked.find(key); found != checked.end()) return answer(found->second);

@@ -1,6 +1,6 @@
 // No GPU has passed the tests yet. So before kernels compute for a user, they compute a small
-// problem, and PyTorch's operations the same one: once in a process for each cell, dtype and device.
-// To be deleted once a GPU has passed.
+// problem, and PyTorch's operations the same one: once in a process for each cell, dtype and
+// device. To be deleted once a GPU has passed.
 #pragma once
 
 #include "cell/cell.h"

@@ -73,6 +73,14 @@ struct StepMatrix {
   std::int64_t time_stride = 0, offset_stride = 0, row_stride = 0, col_stride = 0;
 };
 
+// What the thread blocks of a launch tell beside their results. Each counts itself in `begun` when
+// it begins, which then is `blocks`, whatever it was before.
+struct LaunchWords {
+  std::uint32_t* begun = nullptr;
+  std::uint32_t blocks = 0;
+  std::uint32_t* failure = nullptr;  // failure_word()
+};
+
 // Both structs: N rows of all steps, B rows of the state, S slots, of which Sx read x and Sh h, G
 // blocks of a bias, and A saved values (cell.h). Where no strides are given, matrices are
 // contiguous. What is read or exchanged 16 bytes at a time is marked (16) and begins at a multiple
@@ -92,9 +100,9 @@ struct PersistentForwardArgs {
   const T* h_0 = nullptr;         // (B, H) (16)
   T* h = nullptr;                 // (B, H), the state, updated in place; not h_0
   T* c = nullptr;                 // (B, H), the state, updated in place
-  T* output = nullptr;            // (N, H); absent before the first launch (16)
+  T* output = nullptr;            // (N, H); of the launch's steps absent before it (16)
   T* activations = nullptr;       // (N, A * H), or null
-  std::uint32_t* failure = nullptr;  // failure_word()
+  LaunchWords words;
   LaunchSteps steps;
 };
 
@@ -109,10 +117,10 @@ struct PersistentBackwardArgs {
   const T* weights = nullptr;      // (H, Sh * H), the transpose of forward's (16)
   const T* activations = nullptr;  // (N, A * H)
   StepMatrix<const T> grad_output;
-  T* dz = nullptr;      // (N, S * H); absent before the first launch (16)
+  T* dz = nullptr;      // (N, S * H); of the launch's steps absent before it (16)
   float* dh = nullptr;  // (B, H), updated in place
   float* dc = nullptr;  // (B, H), updated in place
-  std::uint32_t* failure = nullptr;
+  LaunchWords words;
   LaunchSteps steps;
 };
 
@@ -121,7 +129,7 @@ static_assert(sizeof(PersistentForwardArgs<float>) <= 4096);
 static_assert(sizeof(PersistentBackwardArgs<float>) <= 4096);
 
 // A word of the current device that a kernel sets where it has waited in vain: it then ends
-// after about a second, with NaN for what it waited for.
+// about a second after all its blocks have begun, with NaN for what it waited for.
 std::uint32_t* failure_word();
 // Whether one has since the last call, on the current device. Waits for nothing.
 bool take_failure();

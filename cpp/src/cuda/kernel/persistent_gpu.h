@@ -24,13 +24,11 @@ extern __shared__ Sums shared_memory[];
 // Words are exchanged by relaxed accesses of the device's scope, which go to the second-level
 // cache. Nothing else has to be ordered: a word is its own flag.
 struct Gpu {
-  // Far more than any word takes, so that a lost one ends the kernel instead of hanging it: about a
-  // second, at half a microsecond each. Counted, because a clock goes on while the kernel is
-  // interrupted by a debugger or another process.
+  // About a second, at half a microsecond each: far more than any word takes.
   static constexpr int kMostPolls = LLTM_MOST_POLLS;
 
-  std::uint32_t* failure;
-  bool gave_up = false;
+  const LaunchWords& words;
+  Patience patience = {};
 
   __device__ int slice() const { return static_cast<int>(blockIdx.x); }
   __device__ int group() const { return static_cast<int>(blockIdx.y); }
@@ -55,14 +53,20 @@ struct Gpu {
     asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(data), "r"(word) : "memory");
   }
 
+  __device__ void begin() const {
+    if (threadIdx.x == 0) atomicAdd(words.begun, 1U);
+  }
+  __device__ bool all_have_begun() const {
+    std::uint32_t begun;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(begun) : "l"(words.begun) : "memory");
+    return begun == words.blocks;
+  }
+
   // The host's memory holds the failure, so that no context is lost and the host need not wait.
-  __device__ bool wait(int polls) {
-    if (gave_up || polls > kMostPolls) {
-      gave_up = true;
-      asm volatile("st.relaxed.sys.global.b32 [%0], %1;" ::"l"(failure), "r"(1) : "memory");
-      return false;
-    }
-    return true;
+  __device__ bool wait(int& polls) {
+    if (patience.wait(*this, polls, kMostPolls)) return true;
+    asm volatile("st.relaxed.sys.global.b32 [%0], %1;" ::"l"(words.failure), "r"(1) : "memory");
+    return false;
   }
 
   // Before compute capability 8.0 there is no such instruction, and kernels are not launched.
@@ -90,14 +94,14 @@ struct Gpu {
 template <typename Page, int kUnitsK, int kTiles, typename T>
 __global__ void __launch_bounds__(kBlockThreads, 1)
     lltm_persistent_forward(const __grid_constant__ PersistentForwardArgs<T> args) {
-  Gpu gpu{args.failure};
+  Gpu gpu{args.words};
   run_steps<Page, kUnitsK, kTiles>(args, gpu);
 }
 
 template <typename Page, int kUnitsK, int kTiles, typename T>
 __global__ void __launch_bounds__(kBlockThreads, 1)
     lltm_persistent_backward(const __grid_constant__ PersistentBackwardArgs<T> args) {
-  Gpu gpu{args.failure};
+  Gpu gpu{args.words};
   run_steps<Page, kUnitsK, kTiles>(args, gpu);
 }
 

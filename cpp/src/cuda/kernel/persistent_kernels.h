@@ -9,8 +9,10 @@
 //     std::uint32_t neighbour(std::uint32_t)     what lane ^ 1 calls it with, by a whole warp
 //     Words read(const void*)                    16 bytes that may be written meanwhile
 //     void publish(void*, std::uint32_t)         4 bytes that may be read meanwhile
-//     bool wait(int polls)                       between two polls; false after very many, which
-//                                                it reports, and from then on at once
+//     void begin()                               counts the block
+//     bool all_have_begun()                      of the launch
+//     bool wait(int& polls)                      between two polls; false if the lane gives up:
+//                                                Patience
 //     void mma<T>(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t, std::uint32_t)
 //                                                d += a b, by a whole warp: mma.m16n8k16
 //
@@ -180,6 +182,31 @@ template <int kTiles, typename Machine>
 LLTM_CELL_INLINE std::int64_t first_row_of(const Machine& m, std::int64_t first_row) {
   return first_row + std::int64_t{m.group()} * kTiles * kTileRows;
 }
+
+// ---- waiting --------------------------------------------------------------------
+
+// How long a lane waits for a word. A lost one must end the kernel instead of hanging it. Polls are
+// counted, because a clock goes on while the kernel is interrupted by a debugger or another
+// process. While another stream holds multiprocessors, blocks may not have begun, for however long:
+// a lane whose polls run out counts them again, until they have run out once after all had begun.
+struct Patience {
+  static constexpr int kMostCounts = 60;  // about a minute: then something else is wrong
+  int counts = kMostCounts;               // negative: the lane has given up
+
+  // `polls` of a word so far.
+  template <typename Machine>
+  LLTM_CELL_INLINE bool wait(Machine& m, int& polls, int most_polls) {
+    if (counts < 0) return false;
+    if (polls <= most_polls) return true;
+    if (counts == 0) {
+      counts = -1;
+      return false;
+    }
+    polls = 0;
+    counts = m.all_have_begun() ? 0 : counts - 1;
+    return true;
+  }
+};
 
 // ---- the recurrent product --------------------------------------------------
 
@@ -412,6 +439,7 @@ LLTM_CELL_INLINE void run_steps(const PersistentForwardArgs<T>& a, Machine& m) {
   const std::int64_t first_row = first_row_of<kTiles>(m, a.first_row);
   const int warp = m.thread() / kWarpLanes, lane = m.thread() % kWarpLanes;
   const std::int64_t slice = std::int64_t{m.slice()} * kSliceUnits;
+  m.begin();
 
   Weights<kUnitsK> weights[kOutputs];
   LLTM_UNROLL
@@ -533,6 +561,7 @@ LLTM_CELL_INLINE void run_steps(const PersistentBackwardArgs<T>& a, Machine& m) 
   const std::int64_t first_row = first_row_of<kTiles>(m, a.first_row);
   const int warp = m.thread() / kWarpLanes, lane = m.thread() % kWarpLanes;
   const std::int64_t slice = std::int64_t{m.slice()} * kSliceUnits;
+  m.begin();
   const std::int64_t k_size = kRecurrent<Page> * hidden;
 
   Weights<kUnitsK> weights[1];
@@ -627,8 +656,7 @@ void visit_tiles(int tiles, const Body& body) {
 // Calls body(units of K, tiles) of the kernel, both as constants.
 template <typename Page, typename Args, typename Body>
 void visit_kernel(std::int64_t hidden, int tiles, const Body& body) {
-  using UnitsK =
-      std::conditional_t<Args::kIsForward, ForwardUnitsK<Page>, BackwardUnitsK<Page>>;
+  using UnitsK = std::conditional_t<Args::kIsForward, ForwardUnitsK<Page>, BackwardUnitsK<Page>>;
   const std::int64_t k_size = Args::kIsForward ? hidden : kRecurrent<Page> * hidden;
   visit_units_k(
       UnitsK(), k_size, [&](auto units) { visit_tiles(tiles, [&](auto t) { body(units, t); }); });

@@ -1,6 +1,5 @@
 #include "cuda/kernel/persistent_launch.h"
 
-
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/util/BFloat16.h>
@@ -130,8 +129,8 @@ bool launch_persistent(
   return launched;
 }
 
-#define LLTM_PERSISTENT_OF(Args)                                                           \
-  template std::int64_t resident_blocks<Args>(const CellInfo&, std::int64_t, int);         \
+#define LLTM_PERSISTENT_OF(Args)                                                   \
+  template std::int64_t resident_blocks<Args>(const CellInfo&, std::int64_t, int); \
   template bool launch_persistent(const CellInfo&, const Args&, std::int64_t, int, Stream);
 LLTM_PERSISTENT_OF(PersistentForwardArgs<c10::Half>)
 LLTM_PERSISTENT_OF(PersistentForwardArgs<c10::BFloat16>)
