@@ -60,25 +60,27 @@ std::vector<Form> checkpointed_sequences() {
        .baseline = eager_sequence,
        .setting = persistent<false>});
 }
-constexpr std::array<at::ScalarType, 2> kSixteenBits = {at::kBFloat16, at::kHalf};
+constexpr std::array kSixteenBits = {at::kBFloat16, at::kHalf};
+// Plain PyTorch in float64 is the oracle of all cells but the LLTM: no baseline of accuracy there.
+constexpr std::array kDtypesBelowOracle = {at::kFloat, at::kBFloat16, at::kHalf};
+constexpr std::array kFloat64 = {at::kDouble};
 
-#define LLTM_EACH_PROPERTY(prefix, forms, dtypes)                                                 \
-  INSTANTIATE_TEST_SUITE_P(prefix, Properties, each_case(forms, dtypes), form_case_name);         \
-  INSTANTIATE_TEST_SUITE_P(prefix, SequenceProperties, each_case(forms, dtypes), form_case_name); \
-  INSTANTIATE_TEST_SUITE_P(prefix, GradientProperties, each_case(forms, dtypes), form_case_name)
-LLTM_EACH_PROPERTY(Cuda, sequences<false>(), kDtypes);
-LLTM_EACH_PROPERTY(SlowPersistent, sequences<true>(), kSixteenBits);
-LLTM_EACH_PROPERTY(SlowCheckpointed, checkpointed_sequences(), kDtypes);
-#undef LLTM_EACH_PROPERTY
-
-INSTANTIATE_TEST_SUITE_P(CudaStep, Properties, each_case(steps(), kDtypes), form_case_name);
-INSTANTIATE_TEST_SUITE_P(CudaStep, GradientProperties, each_case(steps(), kDtypes), form_case_name);
-
+#define LLTM_FORMS_OF(prefix, suite, forms, dtypes) \
+  INSTANTIATE_TEST_SUITE_P(prefix, suite, each_case(forms, dtypes), form_case_name)
+#define LLTM_EACH_PROPERTY_OF(prefix, forms, dtypes, dtypes_of_gradients) \
+  LLTM_FORMS_OF(prefix, Properties, forms, dtypes);                       \
+  LLTM_FORMS_OF(prefix, SequenceProperties, forms, dtypes);               \
+  LLTM_FORMS_OF(prefix, GradientProperties, forms, dtypes_of_gradients)
+LLTM_EACH_PROPERTY_OF(Cuda, sequences<false>(), kDtypes, kDtypesBelowOracle);
+LLTM_EACH_PROPERTY_OF(SlowPersistent, sequences<true>(), kSixteenBits, kSixteenBits);
+LLTM_EACH_PROPERTY_OF(SlowCheckpointed, checkpointed_sequences(), kDtypes, kDtypesBelowOracle);
+LLTM_FORMS_OF(CudaStep, Properties, steps(), kDtypes);
+LLTM_FORMS_OF(CudaStep, GradientProperties, steps(), kDtypesBelowOracle);
+LLTM_FORMS_OF(CudaFloat64, GradientProperties, sequences<false>().front(), kFloat64);
+LLTM_FORMS_OF(CudaStepFloat64, GradientProperties, steps().front(), kFloat64);
 // Of the LLTM: memory that is so far apart holds three rows.
-INSTANTIATE_TEST_SUITE_P(
-    Cuda, HostProperties, each_case(sequences<false>().front(), kDtypes), form_case_name);
-INSTANTIATE_TEST_SUITE_P(
-    CudaStep, HostProperties, each_case(steps().front(), kDtypes), form_case_name);
+LLTM_FORMS_OF(Cuda, HostProperties, sequences<false>().front(), kDtypes);
+LLTM_FORMS_OF(CudaStep, HostProperties, steps().front(), kDtypes);
 
 // ---- a step and a sequence ----------------------------------------------------
 

@@ -17,7 +17,6 @@
 #pragma once
 
 #include "common/states.h"
-#include "op/bidirectional.h"
 #include "op/check.h"
 #include "op/checkpointed.h"
 #include "op/operators.h"
