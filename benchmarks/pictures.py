@@ -41,6 +41,10 @@ def page(path: Path, height: float) -> Iterator[Figure]:
         yield figure
         metadata = {"Date": None} if path.suffix == ".svg" else None
         figure.savefig(path, transparent=True, dpi=200, metadata=metadata)
+        if path.suffix == ".png":  # with a palette it has a third of the bytes
+            from PIL import Image
+
+            Image.open(path).quantize(64).save(path, optimize=True)
 
 
 def relative_time(axes: Axes, ticks: Sequence[float]) -> None:
