@@ -16,7 +16,7 @@
 #   make test-cuda      the CUDA kernels on this machine's GPU
 #   make test-cuda-sanitize  the last part of it: under compute-sanitizer
 #   make bench-cuda     the same beside others, with ratios
-#   make first-contact  all of that on a machine lent for minutes, in stages; benchmarks/first_contact.py
+#   make first-contact  on a GPU that is lent for minutes, the most important first; benchmarks/first_contact.py
 #   make gpu-kit        binaries for that, and what else such a machine may lack, in build/gpu-kit/
 #   make test-clang     the native tests, everything compiled by Clang
 #   make test-sanitize  the same under ASan and UBSan; test-sanitize-slow, what that leaves out
@@ -54,8 +54,8 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 .PHONY: test-sanitize-slow test-aarch64
 .PHONY: packages wheel test-mutants fuzz bench bench-sweep bench-check bench-baseline docs lint format
 .PHONY: clean
-.PHONY: check-cuda-build test-cuda test-cuda-sanitize bench-cuda build-gpu compile-gpu first-contact
-.PHONY: gpu-kit kit-binaries
+.PHONY: check-cuda-build test-cuda test-cuda-sanitize bench-cuda first-contact
+.PHONY: build-gpu unpack-gpu compile-gpu gpu-kit
 
 demo: .venv/.demo
 	python examples/char_lm/demo.py
@@ -188,7 +188,7 @@ CUDA_TORCH ?= torch==2.14.1
 # What is other code than with a torch without CUDA; of the tests that need a GPU, one part, to see
 # that they start. The package is used as CMake installs it, without pip.
 NATIVE_WITHOUT_GPU := ^(cuda\.0|cuda_kernels|nvrtc.*|symbols|consumer.*)$$
-GPU_TARGETS := _C lltm_cuda_tests lltm_cuda_bench
+GPU_TARGETS := _C lltm_cuda_tests
 # Of the Python tests those of devices, of errors and of the operators; .ci/nightly runs more. What
 # computes on the CPU is the same code as without CUDA.
 PYTHON_WITHOUT_GPU ?= tests_py/test_cell.py tests_py/test_sequence.py tests_py/test_errors.py \
@@ -228,14 +228,30 @@ GPU_BIN := $(shell $(PYTHON) -c 'import os, sys, sysconfig; \
 CUDA_BIN := $(filter-out ./,$(dir $(CUDACXX))) \
   $(addsuffix /bin,$(CUDA_PATH) $(CUDA_HOME) /usr/local/cuda) \
   $(wildcard /opt/nvidia/nsight-compute/*)
-build-gpu compile-gpu test-cuda test-cuda-sanitize bench-cuda first-contact: export PATH := \
-  $(GPU_BIN):$(PATH)$(subst $() ,,$(foreach folder,$(CUDA_BIN),:$(folder)))
+build-gpu unpack-gpu compile-gpu test-cuda test-cuda-sanitize bench-cuda first-contact: \
+  export PATH := $(GPU_BIN):$(PATH)$(subst $() ,,$(foreach folder,$(CUDA_BIN),:$(folder)))
 gpu_python = PYTHONPATH=build/gpu/site$(if $(SITE_PACKAGES),:$(abspath $(SITE_PACKAGES))) $(PYTHON)
 
-# Binaries of the kit, where they fit these sources and this environment; else they are compiled.
+# Binaries of the kit, where they are of these sources, for this environment, and start; else they
+# are compiled.
 build-gpu:
-	@$(gpu_python) benchmarks/gpu_kit.py $(GPU_KIT) --unpack build/gpu || \
-	  $(MAKE) --no-print-directory compile-gpu
+	@$(MAKE) --no-print-directory unpack-gpu || $(MAKE) --no-print-directory compile-gpu
+
+# What binaries that an interpreter makes of these sources are for. The Python files of the package
+# are those of the tree.
+binaries_for = { $(1) -c 'import platform, torch; \
+  print(torch.__version__, *platform.python_version_tuple()[:2], platform.machine())' && \
+  find CMakeLists.txt CMakePresets.json cmake cpp python tests_cpp -type f ! -name '*.py' ! -name '*.pyc' | \
+  LC_ALL=C sort | xargs sha256sum | sha256sum; }
+unpack-gpu:
+	@[ "$$($(call binaries_for,$(PYTHON)))" = "$$(cat $(GPU_KIT)/binaries-for 2> /dev/null)" ] || \
+	  { echo "$(GPU_KIT): no binaries for this environment and these sources"; exit 1; }
+	mkdir -p build/gpu
+	tar -xJf $(GPU_KIT)/binaries.tar.xz -C build/gpu
+	cp -r python/lltm build/gpu/site
+	ln -sfn "$$($(PYTHON) -c 'import torch; print(torch.__path__[0])')/.." build/gpu/site-packages
+	build/gpu/tests_cpp/lltm_cuda_tests --gtest_list_tests > build/gpu/tests.txt
+	$(gpu_python) -c 'import lltm'
 
 # For the GPU that is here.
 CUDAARCHS ?= $(or $(subst .,,$(firstword $(shell nvidia-smi --query-gpu=compute_cap \
@@ -264,8 +280,7 @@ require_gpu = $(PYTHON) -c \
 # and a warning of theirs would be an error.
 test-cuda: build-gpu
 	@$(require_gpu)
-	OMP_NUM_THREADS=2 $(gpu_python) benchmarks/gpu_tests.py native \
-	  build/gpu/tests_cpp/lltm_cuda_tests --jobs=8
+	build/gpu/tests_cpp/lltm_cuda_tests --gtest_brief=1
 	PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(gpu_python) -m pytest \
 	  tests_py/test_cuda.py tests_py/test_cuda_build.py
 	$(MAKE) test-cuda-sanitize
@@ -277,38 +292,40 @@ test-cuda-sanitize: build-gpu
 
 bench-cuda: build-gpu
 	mkdir -p $(RESULTS)
-	$(gpu_python) benchmarks/bench_cuda.py --json $(RESULTS)/cuda.json \
-	  --kernels build/gpu/benchmarks/lltm_cuda_bench $(BENCH_FLAGS) \
+	$(gpu_python) benchmarks/bench_cuda.py --json $(RESULTS)/cuda.json $(BENCH_FLAGS) \
 	  > $(RESULTS)/cuda.txt; status=$$?; cat $(RESULTS)/cuda.txt; exit $$status
 
-# The stages of benchmarks/first_contact.py: one with STAGE=3, one step of one with STEP=pytest;
-# FIRST_CONTACT_FLAGS=--dry-run for what needs no GPU. RESULTS: where two files of results go, by
-# default build/results/first-contact.
+# All stages of benchmarks/first_contact.py in nine minutes, or STAGE="native pytest";
+# FIRST_CONTACT_FLAGS=--dry-run for what needs no GPU. RESULTS: where results go, by default
+# build/results/first-contact.
 STAGE ?=
-STEP ?=
 FIRST_CONTACT_FLAGS ?=
 first-contact:
-	$(gpu_python) benchmarks/first_contact.py $(strip $(addprefix --stage=,$(STAGE)) \
-	  $(addprefix --step=,$(STEP)) $(FIRST_CONTACT_FLAGS) \
-	  $(if $(filter-out file,$(origin RESULTS)),--results="$(RESULTS)"))
+	$(gpu_python) benchmarks/first_contact.py $(if $(STAGE),--stage $(STAGE)) \
+	  $(if $(filter-out file,$(origin RESULTS)),--results="$(RESULTS)") $(FIRST_CONTACT_FLAGS)
 
-# What the binaries of the kit are for; `KIT_PYTHON=` makes it without them.
+# What the binaries of the kit are for.
 KIT_PYTHON ?= python3.12
 KIT_TORCH ?= torch==2.11.0
-# The folder of packages there, which gpu_kit.py links to, from the programs and from the library.
+# What the tests import, and headers that the build needs where it has to compile.
+KIT_PACKAGES := expecttest hypothesis nlohmann_json pybind11 pytest pytest-xdist
+# Where the binaries find torch and CUDA's libraries, in the folder that unpack-gpu links to.
 KIT_RPATH := $(foreach folder,. ..,$$ORIGIN/$(folder)/site-packages/torch/lib \
   $$ORIGIN/$(folder)/site-packages/nvidia/cu13/lib)
-gpu-kit kit-binaries: export PATH := $(CURDIR)/build/kit-venv/bin:$(PATH)
-gpu-kit: $(if $(KIT_PYTHON),kit-binaries)
-	$(if $(KIT_PYTHON),python,$(PYTHON)) benchmarks/gpu_kit.py $(GPU_KIT) \
-	  $(if $(KIT_PYTHON),--build build/kit)
-
-kit-binaries: build/kit-venv/.tools
+gpu-kit: export PATH := $(CURDIR)/build/kit-venv/bin:$(PATH)
+gpu-kit: build/kit-venv/.tools
 	cmake --preset gpu -B build/kit -DPython_EXECUTABLE="$$(command -v python)" \
 	  -DCMAKE_BUILD_RPATH_USE_ORIGIN=ON '-DCMAKE_BUILD_RPATH=$(subst $() ,;,$(strip $(KIT_RPATH)))'
 	cmake --build build/kit --target $(GPU_TARGETS)
-	rm -rf build/kit/site
+	rm -rf build/kit/site build/gpu-kit
 	cmake --install build/kit --component python --prefix build/kit/site/lltm
+	mkdir -p build/gpu-kit
+	cd build/gpu-kit && apt-get --quiet download googletest && \
+	  dpkg-deb --extract googletest_*.deb . && mv usr/src/googletest . && rm -r usr googletest_*.deb
+	pip install --quiet --no-compile --only-binary :all: --target build/gpu-kit/site-packages $(KIT_PACKAGES)
+	cd build/kit && tar -cJf ../gpu-kit/binaries.tar.xz site liblltm.so.* tests_cpp/lltm_cuda_tests
+	$(call binaries_for,python) > build/gpu-kit/binaries-for
+	du -sh build/gpu-kit  # where the sources are copied to, 64 MiB may be all
 
 # Any warning is an error: of Sphinx, of Doxygen, or a name that nothing documents (-n).
 docs: .venv/.docs
