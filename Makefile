@@ -81,7 +81,7 @@ test-slow: .venv/.test .venv/.compare .venv/.examples .venv/.docs
 	@.ci/system-packages.sh $(PYTHON) doxygen
 	cmake --preset default
 	cmake --build --preset default \
-	  --target all lltm_tsan_tests lltm_persistent_tsan_tests lltm_fuzz
+	  --target all lltm_tsan_tests lltm_persistent_tsan_tests
 	ctest --preset slow --parallel $(JOBS)
 	pytest --numprocesses $(JOBS) $(PYTEST_FLAGS) -m slow
 
@@ -110,18 +110,16 @@ test-aarch64: .venv/.tools
 	cmake --build --preset aarch64
 	ctest --preset aarch64 --parallel $(JOBS)
 
-# In all, a fourth for each target. A new seed each time, which is printed; an input that
-# fails is saved in build/. FUZZ_PRESET=clang goes by coverage, with libFuzzer;
-# FUZZ_PRESET=sanitize too, with the whole library under the sanitizers.
+# In all, a fourth for each target. A new seed each time, which is printed; an input that fails is
+# saved in build/.
 FUZZ_SECONDS ?= 60
 FUZZ_SEED ?= 0
-FUZZ_PRESET ?= default
-fuzz: fuzz_build = $(patsubst %/default,%,build/$(FUZZ_PRESET))
 fuzz: .venv/.test
-	cmake --preset $(FUZZ_PRESET)
-	cmake --build --preset $(FUZZ_PRESET) --target lltm_fuzz
+	@.ci/system-packages.sh $(PYTHON) clang
+	cmake --preset sanitize
+	cmake --build --preset sanitize --target lltm_fuzz
 	for target in safetensors state_dict prepacked cell; do \
-	  $(fuzz_build)/tests_cpp/fuzz/lltm_fuzz_$$target -seed=$(FUZZ_SEED) -artifact_prefix=build/ \
+	  build/sanitize/tests_cpp/fuzz/lltm_fuzz_$$target -seed=$(FUZZ_SEED) -artifact_prefix=build/ \
 	    -max_total_time=$$((($(FUZZ_SECONDS) + 3) / 4)) || exit 1; \
 	done
 
@@ -149,7 +147,7 @@ wheel: .venv/.tools
 MUTANTS ?= 40
 MUTANT_FLAGS ?=
 test-mutants: .venv/.test
-	python tests_cpp/mutants.py --jobs $(JOBS) --count $(MUTANTS) $(MUTANT_FLAGS)
+	python tests_cpp/mutants.py --count $(MUTANTS) $(MUTANT_FLAGS)
 
 # Needs Google Benchmark (Debian's libbenchmark-dev, or CMake fetches it) and a
 # machine with nothing else to do.
@@ -162,13 +160,13 @@ bench: .venv/.test .venv/.bench
 	python benchmarks/layers.py --compile \
 	  --json build/results/layers.json --plot build/results/layers.png
 	python benchmarks/layers.py --users --json build/results/users.json
-	python benchmarks/chart.py build/results/layers.json --out build/results/speed.svg
+	python benchmarks/chart.py build/results/layers.json --out build/results/speed.png
 
 # Other shapes each time; the same again: SWEEP_FLAGS=--seed=7.
 SWEEP_FLAGS ?=
 bench-sweep: .venv/.test .venv/.bench
 	mkdir -p build/results
-	python benchmarks/sweep.py --json build/results/sweep.json --plot build/results/sweep.svg \
+	python benchmarks/sweep.py --json build/results/sweep.json --plot build/results/sweep.png \
 	  $(SWEEP_FLAGS)
 
 # In the build tree of `make test`, which has compiled the library. Counts of other tools (exit

@@ -1,6 +1,5 @@
 // Fuzzing of what reads bytes. Each target is a program of its own with the entry
-// points of libFuzzer (fuzz.cpp), which drives it where the compiler is Clang; else
-// driver.cpp does, with the same options.
+// points of libFuzzer (fuzz.cpp), which drives it.
 #pragma once
 
 #include <array>
@@ -85,6 +84,6 @@ extern "C" {
 int LLVMFuzzerInitialize(int* argc, char*** argv);
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size, unsigned seed);
-// The driver's: changes single bytes.
+// libFuzzer's: changes single bytes.
 size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t max_size);
 }
