@@ -23,7 +23,7 @@ from dataclasses import asdict, replace
 from functools import partial
 
 import torch
-from checks import Check, checked
+from goals import Check, checked
 
 from lltm import backends
 from lltm.benchmark.__main__ import begin, cases, finish, parser

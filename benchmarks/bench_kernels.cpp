@@ -1,6 +1,5 @@
-// Benchmarks of the native code, without Python: what this CPU can do (the
-// micro-kernel's peak, the copy bandwidth), the element-wise kernels of each
-// instruction set, and the operators beside those of libtorch.
+// Benchmarks of the native code, without Python: what this CPU can do (the micro-kernel's peak, the
+// copy bandwidth), and the element-wise kernels of each instruction set beside a copy.
 //
 //     lltm_bench --benchmark_out=kernels.json
 //
@@ -10,23 +9,11 @@
 #include "cpu/gemm/formats.h"
 #include "cpu/kernel/table.h"
 #include "problems.h"
-#include "report.h"
 
-#include <lltm/ops.h>
 #include <lltm/version.h>
 
 #include <ATen/Parallel.h>
-#include <ATen/TensorOperators.h>
 #include <ATen/Version.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/addmm.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/elu.h>
-#include <ATen/ops/lstm.h>
-#include <ATen/ops/lstm_cell.h>
-#include <ATen/ops/zeros.h>
-#include <torch/csrc/autograd/autograd.h>
 
 #include <benchmark/benchmark.h>
 
@@ -36,7 +23,6 @@
 #include <iostream>
 #include <memory>
 #include <string>
-#include <type_traits>
 #include <vector>
 
 namespace lltm_bench {
@@ -49,25 +35,19 @@ using lltm::cpu::Half;
 
 using Body = std::function<void()>;
 
-// What one call does, for the rates; 0 where that says nothing.
-struct Amount {
-  double flops = 0;
-  double bytes = 0;
-};
-
-// Times the body that `prepare` returns, in each repetition a new one.
-void add(const std::string& name, Amount amount, const std::function<Body()>& prepare) {
+// Times the body that `prepare` returns, in each repetition a new one; `amount` is what a call
+// does, for the rate.
+void add(
+    const std::string& name,
+    const char* rate,
+    double amount,
+    const std::function<Body()>& prepare) {
   const auto run = [=](benchmark::State& state) {
     const Body body = prepare();
     body();  // compiles micro-kernels, touches memory
     for ([[maybe_unused]] auto _ : state) body();
     using benchmark::Counter;
-    if (amount.flops > 0) {
-      state.counters[kFlops] = Counter(amount.flops, Counter::kIsIterationInvariantRate);
-    }
-    if (amount.bytes > 0) {
-      state.counters[kBytes] = Counter(amount.bytes, Counter::kIsIterationInvariantRate);
-    }
+    state.counters[rate] = Counter(amount, Counter::kIsIterationInvariantRate);
   };
   benchmark::RegisterBenchmark(name.c_str(), run)->UseRealTime()->Unit(benchmark::kMicrosecond);
 }
@@ -106,11 +86,11 @@ void add_micro_kernel(const std::string& dtype) {
   for (const int64_t columns : {64, 192}) {
     for (const int64_t depth : {128, 512}) {
       for (const int threads : thread_counts()) {
-        const std::string name = std::string(kPeakGroup) + '/' + dtype + '/' +
-                                 std::to_string(rows) + 'x' + std::to_string(depth) + 'x' +
-                                 std::to_string(columns) + '/' + threads_text(threads);
+        const std::string name = "micro_kernel/" + dtype + '/' + std::to_string(rows) + 'x' +
+                                 std::to_string(depth) + 'x' + std::to_string(columns) + '/' +
+                                 threads_text(threads);
         const double flops = 2.0 * threads * kCalls * rows * columns * depth;
-        add(name, {.flops = flops}, [=]() -> Body {
+        add(name, "FLOP/s", flops, [=]() -> Body {
           const size_t operands = rows * depth + depth * columns;
           const auto ab = std::make_shared<std::vector<Operand>>(threads * operands);
           // 0.01 in either format.
@@ -152,7 +132,7 @@ Body copy(int64_t bytes, int threads) {
 void add_copy() {
   constexpr int64_t kLarge = int64_t{1} << 29;  // more than any cache
   for (const int threads : thread_counts()) {
-    add("copy/512MiB/" + threads_text(threads), {.bytes = kLarge}, [=] {
+    add("copy/512MiB/" + threads_text(threads), "B/s", kLarge, [=] {
       return copy(kLarge, threads);
     });
   }
@@ -180,121 +160,17 @@ void add_elementwise(const std::string& dtype, int64_t rows, int64_t hidden) {
   const auto add_direction =
       [&](const std::string& work, double bytes, void (Step<T>::*run)(const lltm::cpu::Kernels&)) {
         for (const lltm::cpu::Kernels* const kernels : runnable_kernels()) {
-          add(work + sizes + kernels->name, {.bytes = bytes}, [=]() -> Body {
+          add(work + sizes + kernels->name, "B/s", bytes, [=]() -> Body {
             const auto step = std::make_shared<Step<T>>(rows, hidden);
             return [=] { (*step.*run)(*kernels); };
           });
         }
-        add(work + sizes + "copy", {.bytes = bytes}, [=] {
+        add(work + sizes + "copy", "B/s", bytes, [=] {
           return copy(static_cast<int64_t>(bytes), /*threads=*/1);
         });
       };
   add_direction("elementwise_forward", forward_bytes, &Step<T>::forward);
   add_direction("elementwise_backward", backward_bytes, &Step<T>::backward);
-}
-
-// ---- operators --------------------------------------------------------------
-
-// From a problem to h' or the output.
-using Layer = Tensor (*)(const Problem&);
-
-Tensor lltm_cell(const Problem& p) {
-  return std::get<0>(lltm::cell(p.input, p.h, p.c, p.weights, p.bias));
-}
-
-Tensor eager_cell(const Problem& p) {
-  const Tensor z = at::addmm(p.bias, at::cat({p.h, p.input}, 1), p.weights.t());
-  const Tensors gates = z.chunk(3, 1);
-  const Tensor c = p.c + gates[0].sigmoid() * at::elu(gates[2]);
-  return c.tanh() * gates[1].sigmoid();
-}
-
-Tensor lstm_cell(const Problem& p) {
-  return std::get<0>(
-      at::lstm_cell(p.input, {p.h, p.c}, p.lstm[0], p.lstm[1], p.lstm[2], p.lstm[3]));
-}
-
-Tensor lltm_sequence(const Problem& p) {
-  return std::get<0>(lltm::sequence(p.input, p.h, p.c, p.weights, p.bias));
-}
-
-Tensor lstm_sequence(const Problem& p) {
-  return std::get<0>(at::lstm(
-      p.input,
-      {p.h.unsqueeze(0), p.c.unsqueeze(0)},
-      p.lstm,
-      /*has_biases=*/true,
-      /*num_layers=*/1,
-      /*dropout=*/0.0,
-      /*train=*/at::GradMode::is_enabled(),
-      /*bidirectional=*/false,
-      /*batch_first=*/false));
-}
-
-struct NamedLayer {
-  const char* name;
-  Layer layer;
-};
-
-void add_layers(
-    const std::string& work,
-    const std::vector<NamedLayer>& layers,
-    const std::string& dtype_name,
-    at::ScalarType dtype,
-    const Sizes& sizes,
-    bool step) {
-  const std::string suffix = '/' + dtype_name + '/' + sizes.text(step) + '/';
-  // The rate counts the products of an LLTM; an LSTM has others.
-  const auto amount = [&](const NamedLayer& layer, double passes) -> Amount {
-    const bool ours = layer.name == layers.front().name;
-    return {.flops = ours ? passes * sizes.forward_flops() : 0};
-  };
-  for (const NamedLayer& layer : layers) {
-    add(work + "_inference" + suffix + layer.name, amount(layer, 1), [=]() -> Body {
-      const auto problem = std::make_shared<Problem>(sizes, dtype, step);
-      return [=] {
-        const at::NoGradGuard no_grad;
-        benchmark::DoNotOptimize(layer.layer(*problem));
-      };
-    });
-  }
-  if (step) {
-    add(work + "_inference" + suffix + "addmm", {}, [=]() -> Body {
-      const auto p = std::make_shared<Problem>(sizes, dtype, step);
-      const Tensor x = at::cat({p->h, p->input}, 1);
-      const Tensor weights_t = p->weights.t();
-      return [=] { benchmark::DoNotOptimize(at::addmm(p->bias, x, weights_t)); };
-    });
-  }
-  for (const NamedLayer& layer : layers) {
-    add(work + "_training" + suffix + layer.name, amount(layer, 3), [=]() -> Body {
-      const auto problem = std::make_shared<Problem>(sizes, dtype, step);
-      const bool is_lstm = std::strcmp(layer.name, "lstm") == 0;
-      Tensors leaves = {problem->input};
-      if (is_lstm)
-        leaves.insert(leaves.end(), problem->lstm.begin(), problem->lstm.end());
-      else
-        leaves.insert(leaves.end(), {problem->weights, problem->bias});
-      for (const Tensor& leaf : leaves) leaf.requires_grad_();
-      return [=] {
-        benchmark::DoNotOptimize(
-            torch::autograd::grad({layer.layer(*problem)}, leaves, {problem->grad_h}));
-      };
-    });
-  }
-}
-
-void add_operators(const std::string& dtype_name, at::ScalarType dtype) {
-  const std::vector<NamedLayer> cells = {
-      {"lltm", lltm_cell}, {"eager", eager_cell}, {"lstm", lstm_cell}};
-  for (const Sizes& sizes : {Sizes{1, 16, 32, 128}, {1, 1, 32, 128}, {1, 128, 512, 512}}) {
-    add_layers("cell", cells, dtype_name, dtype, sizes, /*step=*/true);
-  }
-  const std::vector<NamedLayer> sequences = {{"lltm", lltm_sequence}, {"lstm", lstm_sequence}};
-  for (const Sizes& sizes :
-       {Sizes{100, 16, 32, 128}, {100, 64, 128, 256}, {100, 1, 128, 256}, {50, 128, 512, 512}}) {
-    add_layers("sequence", sequences, dtype_name, dtype, sizes, /*step=*/false);
-  }
 }
 
 void add_all() {
@@ -307,8 +183,6 @@ void add_all() {
     add_elementwise<Half>("f16", rows, 512);
     add_elementwise<double>("f64", rows, 512);
   }
-  add_operators("f32", at::kFloat);
-  add_operators("bf16", at::kBFloat16);
 }
 
 }  // namespace
@@ -319,6 +193,7 @@ int main(int argc, char** argv) {
   std::string defaults[] = {
       "--benchmark_enable_random_interleaving=true",
       "--benchmark_repetitions=11",
+      "--benchmark_display_aggregates_only=true",
       "--benchmark_min_time=0.05"};
   std::vector<char*> arguments = {argv[0]};
   for (std::string& flag : defaults) arguments.push_back(flag.data());
@@ -330,7 +205,6 @@ int main(int argc, char** argv) {
   benchmark::Initialize(&count, arguments.data());
   if (benchmark::ReportUnrecognizedArguments(count, arguments.data())) return 1;
   lltm_bench::add_all();
-  lltm_bench::Report report;
-  benchmark::RunSpecifiedBenchmarks(&report);
+  benchmark::RunSpecifiedBenchmarks();
   benchmark::Shutdown();
 }

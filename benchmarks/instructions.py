@@ -21,7 +21,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 BASELINE = Path(__file__).with_suffix(".json")
@@ -132,6 +133,16 @@ def compare(baseline: Run, now: Run) -> tuple[int, list[str]]:
     return status, [*lines, f"Instructions of {len(now.instructions)} cases; {limit}"]
 
 
+def as_json(run: Run) -> str:
+    """A case a line."""
+
+    def lines(entries: Mapping[str, object]) -> str:
+        return ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in entries.items())
+
+    tools, cases = lines(run.tools), lines(run.instructions)
+    return f'{{\n "tools": {{\n{tools}\n }},\n "instructions": {{\n{cases}\n }}\n}}\n'
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -141,7 +152,7 @@ def main() -> int:
     options = parser.parse_args()
     now = count(options.program)
     if options.write:
-        BASELINE.write_text(json.dumps(asdict(now), indent=1) + "\n")
+        BASELINE.write_text(as_json(now))
         print(f"{len(now.instructions)} cases: {BASELINE}")
         return 0
     status, lines = compare(Run(**json.loads(BASELINE.read_text())), now)

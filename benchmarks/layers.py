@@ -17,17 +17,26 @@ OpenVINO are compared where they are installed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import product
 
 import torch
-from checks import Check, CheckedRow, check_lines, checked, checks_as_json
-from goals import GRU_GOALS, chunk_goal, sequence_goal, step_goal
-from machine import (
+from goals import (
+    GRU_GOALS,
     PEAK,
-    PRODUCT_FLOPS,
     READ,
+    Check,
+    CheckedRow,
+    check_lines,
+    checked,
+    checks_as_json,
+    chunk_goal,
+    sequence_goal,
+    step_goal,
+)
+from machine import (
+    PRODUCT_FLOPS,
     Build,
     bounds,
     machine,
@@ -38,7 +47,6 @@ from machine import (
 from memory import measure_memory
 from runtimes import runtimes
 from torch import nn
-from users import user_cases
 
 from lltm import modules
 from lltm.benchmark.__main__ import begin, cases, finish, parser
@@ -51,7 +59,34 @@ PREPACKED = "lltm, prepacked"
 # Chunks of a stream.
 CHUNKS: tuple[Shape, ...] = ((1, 1, 128, 256), (1, 1, 512, 512), (10, 4, 128, 256))
 
+
+# Shapes of programs in which people use torch.nn's LSTM and GRU, by program or field; those of one
+# cell alone name it.
+USERS: dict[str, Case] = {
+    "qlib": Case((20, 800, 20, 64), num_layers=2),
+    "neuralhydrology": Case((365, 256, 32, 128)),
+    "PufferLib": Case((16, 32, 128, 128)),
+    "DeepFilterNet": Case((300, 32, 256, 256), cell="gru"),
+    "neuralforecast": Case((48, 128, 8, 128), num_layers=2),
+    "taggers": Case((40, 32, 400, 256), bidirectional=True, packed=True),
+    "pyannote": Case((589, 32, 60, 128), num_layers=2, bidirectional=True),
+    "speech": Case((128, 1, 640, 256), bidirectional=True),
+    "OCR": Case((60, 1, 256, 256), bidirectional=True),
+    "VAD": Case((1, 1, 128, 128)),
+}
+
 Goal = Callable[[Case, str], float | None]
+
+
+def user_cases(cells: Sequence[str], dtypes: Sequence[torch.dtype]) -> Iterator[tuple[str, Case]]:
+    """Yields (title, case) for the LSTM and the GRU, where they are among `cells`."""
+    for name, shape in USERS.items():
+        for cell in ("lstm", "gru") if shape.cell == "lltm" else (shape.cell,):
+            for dtype in dtypes:
+                for training in (False, True):
+                    case = replace(shape, cell=cell, dtype=dtype, training=training)
+                    if cell in cells:
+                        yield f"{case}, {name}", case
 
 
 def prepacked(case: Case) -> Make:

@@ -7,20 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
-from checks import Bound
+from goals import ADDMM, PEAK, READ, Bound
 
 from lltm.benchmark.cases import GATES, Case
 from lltm.benchmark.report import Row
 from lltm.benchmark.timing import Sampler, Settings, measure, timed
 
-ADDMM = "addmm"
-PEAK = "oneDNN product"
-READ = "reading the weights"
-
 PRODUCT_SIZE = 1024
 PRODUCT_FLOPS = 2.0 * PRODUCT_SIZE**3
-
-# Blocks of rows of the weights.
 
 Build = Callable[[], Sampler]
 

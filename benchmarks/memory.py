@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from checks import Check
+from goals import Check
 from torch import Tensor
 
 from lltm import modules

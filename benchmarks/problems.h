@@ -23,9 +23,6 @@ using Tensors = std::vector<Tensor>;
 struct Sizes {
   int64_t T, B, I, H;  // one step: T = 1
 
-  // Of the products, as an LLTM has them.
-  double forward_flops() const { return 2.0 * T * B * (I + H) * 3 * H; }
-
   std::string text(bool step) const {
     return (step ? "" : "T:" + std::to_string(T) + ',') + "B:" + std::to_string(B) +
            ",I:" + std::to_string(I) + ",H:" + std::to_string(H);
@@ -45,12 +42,10 @@ struct Problem {
     c = at::randn({B, H}, at::kFloat).to(dtype);
     weights = parameter({3 * H, H + I});
     bias = parameter({3 * H});
-    lstm = {parameter({4 * H, I}), parameter({4 * H, H}), parameter({4 * H}), parameter({4 * H})};
     grad_h = at::randn(step ? std::vector{B, H} : std::vector{T, B, H}, at::kFloat).to(dtype);
   }
 
   Tensor input, h, c, weights, bias;
-  Tensors lstm;   // w_ih, w_hh, b_ih, b_hh
   Tensor grad_h;  // of h' or of the output
 };
 

@@ -12,12 +12,12 @@ from io import BytesIO
 from typing import Any, cast
 
 import torch
+from goals import ONNX_RUNTIME
 from torch import Tensor, nn
 
 from lltm.benchmark.cases import Case
 from lltm.benchmark.contenders import Make
 
-ONNX_RUNTIME = "ONNX Runtime"
 OPENVINO = "OpenVINO"
 
 Arrays = dict[str, Any]  # NumPy arrays, by name

@@ -27,7 +27,8 @@ from pathlib import Path
 
 import pictures
 import torch
-from runtimes import ONNX_RUNTIME, runtimes
+from goals import ONNX_RUNTIME
+from runtimes import runtimes
 
 from lltm.benchmark.__main__ import begin, finish, parser
 from lltm.benchmark.cases import Case, Shape

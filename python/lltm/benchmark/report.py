@@ -133,10 +133,7 @@ def draw(rows: Sequence[Row], path: Path, omit: Sequence[str] = ()) -> None:
 
 def samples(path: Path) -> dict[str, dict[str, list[float]]]:
     """Returns the seconds of each contender by round, by title, from a file of --json."""
-    found = {row["title"]: row["seconds"] for row in json.loads(path.read_text())["rows"]}
-    # Files from before there were other cells name none.
-    named = ("one step, ", "sequence, ")
-    return {f"LLTM {t}" if t.startswith(named) else t: seconds for t, seconds in found.items()}
+    return {row["title"]: row["seconds"] for row in json.loads(path.read_text())["rows"]}
 
 
 def compare_with(path: Path, rows: Sequence[Row]) -> Iterator[str]:
