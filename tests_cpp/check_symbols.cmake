@@ -18,6 +18,7 @@ lines_of(exported ${NM} -D --defined-only --demangle "${LIBRARY}")
 list(TRANSFORM exported REPLACE "^[0-9a-f]+ [A-Za-z] " "")
 list(REMOVE_DUPLICATES exported)  # a constructor is two functions
 # Modules differ in their states, and in the class that has their parameters.
+list(TRANSFORM exported REPLACE ", lltm::(OneState|TwoStates|AnyStates)>" ">")
 list(TRANSFORM exported REPLACE "Impl, lltm::[A-Za-z]+Parameters>" "Impl, Parameters>")
 list(TRANSFORM exported REPLACE "(forward[a-z_]*[(][^&]*&, )std::optional<[^&]*> const&" "\\1State")
 # A line of EXPECTED that names @Layer@ or @Cell@ is one for each such module.

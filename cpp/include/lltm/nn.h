@@ -44,6 +44,17 @@ namespace lltm {
 /// (h, c): hidden state and cell state.
 using State = std::tuple<torch::Tensor, torch::Tensor>;
 
+// The state that a module takes and returns, by how many tensors it has.
+struct LLTM_API OneState {
+  using Type = torch::Tensor;
+};
+struct LLTM_API TwoStates {
+  using Type = State;
+};
+struct LLTM_API AnyStates {
+  using Type = std::vector<torch::Tensor>;
+};
+
 // ---- one step -------------------------------------------------------------------
 
 struct LLTM_API CellOptions {
@@ -82,10 +93,10 @@ struct LLTM_API OwnParameters : GateParameters {
 
 /// What LLTMCell, LSTMCell, GRUCell and RecurrentStep have in common: one step. StateT is State, of
 /// the GRU torch::Tensor, of a user's cell std::vector<torch::Tensor>.
-template <typename Module, typename Parameters, typename State_ = State>
+template <typename Module, typename Parameters, typename States = TwoStates>
 class LLTM_API RecurrentCell : public torch::nn::Cloneable<Module>, public Parameters {
  public:
-  using StateT = State_;
+  using StateT = typename States::Type;
 
   RecurrentCell(int64_t input_size, int64_t hidden_size)
       : RecurrentCell(CellOptions(input_size, hidden_size)) {}
@@ -127,7 +138,7 @@ class LLTM_API LSTMCellImpl : public RecurrentCell<LSTMCellImpl, GateParameters>
 TORCH_MODULE(LSTMCell);
 
 /// One step of the GRU, as torch::nn::GRUCell.
-class LLTM_API GRUCellImpl : public RecurrentCell<GRUCellImpl, GateParameters, torch::Tensor> {
+class LLTM_API GRUCellImpl : public RecurrentCell<GRUCellImpl, GateParameters, OneState> {
  public:
   using RecurrentCell::RecurrentCell;
   static const char* cell_name(const GRUCellOptions&) { return "gru"; }
@@ -136,7 +147,7 @@ TORCH_MODULE(GRUCell);
 
 /// One step of a cell that a user has written.
 class LLTM_API RecurrentStepImpl
-    : public RecurrentCell<RecurrentStepImpl, OwnParameters, std::vector<torch::Tensor>> {
+    : public RecurrentCell<RecurrentStepImpl, OwnParameters, AnyStates> {
  public:
   RecurrentStepImpl(const Cell& cell, int64_t input_size, int64_t hidden_size)
       : RecurrentStepImpl(RecurrentStepOptions(cell, input_size, hidden_size)) {}
@@ -182,7 +193,7 @@ using LSTMOptions = LayerOptions;
 using GRUOptions = LayerOptions;
 using RecurrentOptions = LayerOptions;
 
-template <typename Module, typename State_ = State>
+template <typename Module, typename States = TwoStates>
 class RecurrentLayer;
 
 /// A layer for inference whose weights were packed once (RecurrentLayer::prepack).
@@ -211,7 +222,8 @@ class LLTM_API PrepackedLayer {
   const LayerOptions& options() const { return options_; }
 
  private:
-  friend class RecurrentLayer<Module, StateT>;
+  template <typename, typename>
+  friend class RecurrentLayer;
   PrepackedLayer(const LayerOptions& options, std::vector<torch::Tensor> parameters);
 
   LayerOptions options_;
@@ -231,10 +243,10 @@ class LLTM_API PrepackedLayer {
 ///     Recurrent  weight_ih_l{k} (G_x H, I), weight_hh_l{k} (G_h H, H), with bias
 ///                bias_ih_l{k} (G_x H), bias_hh_l{k} (G_h H), and the cell's own by their names,
 ///                such as p_l{k} (H)
-template <typename Module, typename State_>
+template <typename Module, typename States>
 class LLTM_API RecurrentLayer : public torch::nn::Cloneable<Module> {
  public:
-  using StateT = State_;
+  using StateT = typename States::Type;
 
   RecurrentLayer(int64_t input_size, int64_t hidden_size)
       : RecurrentLayer(LayerOptions(input_size, hidden_size)) {}
@@ -320,7 +332,7 @@ TORCH_MODULE(LSTM);
 using PrepackedLSTM = PrepackedLayer<LSTMImpl>;
 
 /// Layers of the GRU, as torch::nn::GRU.
-class LLTM_API GRUImpl : public RecurrentLayer<GRUImpl, torch::Tensor> {
+class LLTM_API GRUImpl : public RecurrentLayer<GRUImpl, OneState> {
  public:
   using RecurrentLayer::RecurrentLayer;
   static const char* cell_name(const GRUOptions&) { return "gru"; }
@@ -329,7 +341,7 @@ TORCH_MODULE(GRU);
 using PrepackedGRU = PrepackedLayer<GRUImpl>;
 
 /// Layers of a cell that a user has written.
-class LLTM_API RecurrentImpl : public RecurrentLayer<RecurrentImpl, std::vector<torch::Tensor>> {
+class LLTM_API RecurrentImpl : public RecurrentLayer<RecurrentImpl, AnyStates> {
  public:
   RecurrentImpl(const Cell& cell, int64_t input_size, int64_t hidden_size)
       : RecurrentImpl(RecurrentOptions(cell, input_size, hidden_size)) {}
@@ -338,17 +350,19 @@ class LLTM_API RecurrentImpl : public RecurrentLayer<RecurrentImpl, std::vector<
 TORCH_MODULE(Recurrent);
 using PrepackedRecurrent = PrepackedLayer<RecurrentImpl>;
 
-// Calls instantiate(module, step module, its parameters, state) for each of the above.
-#define LLTM_FOR_EACH_MODULE(instantiate)                                               \
-  instantiate(LLTMImpl, LLTMCellImpl, JoinedParameters, State)                          \
-      instantiate(LSTMImpl, LSTMCellImpl, GateParameters, State)                        \
-          instantiate(GRUImpl, GRUCellImpl, GateParameters, torch::Tensor) instantiate( \
-              RecurrentImpl, RecurrentStepImpl, OwnParameters, std::vector<torch::Tensor>)
+// Calls instantiate(module, step module, its parameters, states) for each of the above.
+// clang-format off
+#define LLTM_FOR_EACH_MODULE(instantiate)                        \
+  instantiate(LLTMImpl, LLTMCellImpl, JoinedParameters, TwoStates) \
+  instantiate(LSTMImpl, LSTMCellImpl, GateParameters, TwoStates)   \
+  instantiate(GRUImpl, GRUCellImpl, GateParameters, OneState)      \
+  instantiate(RecurrentImpl, RecurrentStepImpl, OwnParameters, AnyStates)
+// clang-format on
 
 // All of it is compiled in liblltm.
-#define LLTM_DECLARE_MODULE(Module, Step, Parameters, ...)            \
-  extern template class RecurrentCell<Step, Parameters, __VA_ARGS__>; \
-  extern template class RecurrentLayer<Module, __VA_ARGS__>;          \
+#define LLTM_DECLARE_MODULE(Module, Step, Parameters, States)    \
+  extern template class RecurrentCell<Step, Parameters, States>; \
+  extern template class RecurrentLayer<Module, States>;          \
   extern template class PrepackedLayer<Module>;
 LLTM_FOR_EACH_MODULE(LLTM_DECLARE_MODULE)
 #undef LLTM_DECLARE_MODULE

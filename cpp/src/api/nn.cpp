@@ -155,14 +155,14 @@ CellOptions::CellOptions(int64_t input_size, int64_t hidden_size)
 CellOptions::CellOptions(Cell cell, int64_t input_size, int64_t hidden_size)
     : input_size_(input_size), hidden_size_(hidden_size), cell_(std::move(cell)) {}
 
-template <typename Module, typename Parameters, typename State_>
-RecurrentCell<Module, Parameters, State_>::RecurrentCell(const CellOptions& options)
+template <typename Module, typename Parameters, typename States>
+RecurrentCell<Module, Parameters, States>::RecurrentCell(const CellOptions& options)
     : options(options) {
   reset();
 }
 
-template <typename Module, typename Parameters, typename State_>
-void RecurrentCell<Module, Parameters, State_>::reset() {
+template <typename Module, typename Parameters, typename States>
+void RecurrentCell<Module, Parameters, States>::reset() {
   check_cell<Module>(options, "RecurrentStep", &CellInfo::step_class);
   const CellInfo& cell = cell_of<Module>(options);
   check_size(cell.step_class, "input_size", options.input_size(), kLargestSize);
@@ -178,19 +178,19 @@ void RecurrentCell<Module, Parameters, State_>::reset() {
   reset_parameters();
 }
 
-template <typename Module, typename Parameters, typename State_>
-void RecurrentCell<Module, Parameters, State_>::reset_parameters() {
+template <typename Module, typename Parameters, typename States>
+void RecurrentCell<Module, Parameters, States>::reset_parameters() {
   draw(this->parameters(), options.cell(), options.hidden_size());
 }
 
-template <typename Module, typename Parameters, typename State_>
-void RecurrentCell<Module, Parameters, State_>::pretty_print(std::ostream& stream) const {
+template <typename Module, typename Parameters, typename States>
+void RecurrentCell<Module, Parameters, States>::pretty_print(std::ostream& stream) const {
   stream << "lltm::" << cell_of<Module>(options).step_class << '(' << options.input_size() << ", "
          << options.hidden_size() << (options.bias() ? ")" : ", bias=false)");
 }
 
-template <typename Module, typename Parameters, typename State_>
-auto RecurrentCell<Module, Parameters, State_>::forward(
+template <typename Module, typename Parameters, typename States>
+auto RecurrentCell<Module, Parameters, States>::forward(
     const Tensor& input, const std::optional<StateT>& state) -> StateT {
   const CellInfo& cell = cell_of<Module>(options);
   c10::SmallVector<Tensor, 4> given;
@@ -262,8 +262,8 @@ LayerOptions::LayerOptions(int64_t input_size, int64_t hidden_size)
 LayerOptions::LayerOptions(Cell cell, int64_t input_size, int64_t hidden_size)
     : input_size_(input_size), hidden_size_(hidden_size), cell_(std::move(cell)) {}
 
-template <typename Module, typename State_>
-RecurrentLayer<Module, State_>::RecurrentLayer(const LayerOptions& options) : options(options) {
+template <typename Module, typename States>
+RecurrentLayer<Module, States>::RecurrentLayer(const LayerOptions& options) : options(options) {
   reset();
   if (options.dropout() > 0 && options.num_layers() == 1) {
     TORCH_WARN(
@@ -273,8 +273,8 @@ RecurrentLayer<Module, State_>::RecurrentLayer(const LayerOptions& options) : op
   }
 }
 
-template <typename Module, typename State_>
-void RecurrentLayer<Module, State_>::reset() {
+template <typename Module, typename States>
+void RecurrentLayer<Module, States>::reset() {
   check_cell<Module>(options, "Recurrent", &CellInfo::layer_class);
   const CellInfo& cell = cell_of<Module>(options);
   const char* const where = cell.layer_class;
@@ -312,16 +312,16 @@ void RecurrentLayer<Module, State_>::reset() {
   reset_parameters();
 }
 
-template <typename Module, typename State_>
-void RecurrentLayer<Module, State_>::reset_parameters() {
+template <typename Module, typename States>
+void RecurrentLayer<Module, States>::reset_parameters() {
   const size_t each = all_weights_.size() / directions_of(options);
   for (size_t k = 0; k < all_weights_.size(); k += each) {
     draw(at::TensorList(all_weights_).slice(k, each), options.cell(), options.hidden_size());
   }
 }
 
-template <typename Module, typename State_>
-void RecurrentLayer<Module, State_>::pretty_print(std::ostream& stream) const {
+template <typename Module, typename States>
+void RecurrentLayer<Module, States>::pretty_print(std::ostream& stream) const {
   stream << "lltm::" << cell_of<Module>(options).layer_class
          << "(input_size=" << options.input_size() << ", hidden_size=" << options.hidden_size()
          << ", num_layers=" << options.num_layers() << ", bias=" << bool_text(options.bias())
@@ -338,13 +338,13 @@ void RecurrentLayer<Module, State_>::pretty_print(std::ostream& stream) const {
   stream << ')';
 }
 
-template <typename Module, typename State_>
-std::vector<Tensor> RecurrentLayer<Module, State_>::all_weights() const {
+template <typename Module, typename States>
+std::vector<Tensor> RecurrentLayer<Module, States>::all_weights() const {
   return all_weights_;
 }
 
-template <typename Module, typename State_>
-PrepackedLayer<Module> RecurrentLayer<Module, State_>::prepack(
+template <typename Module, typename States>
+PrepackedLayer<Module> RecurrentLayer<Module, States>::prepack(
     std::optional<torch::Dtype> weights) const {
   const CellInfo& cell = cell_of<Module>(options);
   const at::TensorList all = all_weights_;
@@ -364,8 +364,8 @@ PrepackedLayer<Module> RecurrentLayer<Module, State_>::prepack(
   return PrepackedLayer<Module>(options, std::move(parameters));
 }
 
-template <typename Module, typename State_>
-auto RecurrentLayer<Module, State_>::forward(
+template <typename Module, typename States>
+auto RecurrentLayer<Module, States>::forward(
     const Tensor& input, const std::optional<StateT>& state, const std::optional<Tensor>& reset)
     -> std::tuple<Tensor, StateT> {
   const CellInfo& cell = cell_of<Module>(options);
@@ -376,8 +376,8 @@ auto RecurrentLayer<Module, State_>::forward(
       reset);
 }
 
-template <typename Module, typename State_>
-auto RecurrentLayer<Module, State_>::forward_with_packed_input(
+template <typename Module, typename States>
+auto RecurrentLayer<Module, States>::forward_with_packed_input(
     const PackedSequence& input,
     const std::optional<StateT>& state,
     const std::optional<Tensor>& reset) -> std::tuple<PackedSequence, StateT> {
@@ -423,9 +423,9 @@ auto PrepackedLayer<Module>::forward_with_packed_input(
 
 // ---- what nn.h declares -----------------------------------------------------
 
-#define LLTM_INSTANTIATE_MODULE(Module, Step, Parameters, ...) \
-  template class RecurrentCell<Step, Parameters, __VA_ARGS__>; \
-  template class RecurrentLayer<Module, __VA_ARGS__>;          \
+#define LLTM_INSTANTIATE_MODULE(Module, Step, Parameters, States) \
+  template class RecurrentCell<Step, Parameters, States>;         \
+  template class RecurrentLayer<Module, States>;                  \
   template class PrepackedLayer<Module>;
 LLTM_FOR_EACH_MODULE(LLTM_INSTANTIATE_MODULE)
 
