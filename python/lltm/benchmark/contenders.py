@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from .. import _C, modules, reference
-from .._inductor import inductor_decomposed
+from ..integrations.inductor import inductor_decomposed
 from .cases import LOOP_SHAPE, Case
 
 OURS = "lltm"
