@@ -130,8 +130,8 @@ def computed_in(dtype: torch.dtype, make: Make, like: Layer) -> dict[str, torch.
     return results(layer)
 
 
-def kernels(run: Callable[[], object]) -> str:
-    """The engine whose kernels run."""
+def engine_that_ran(run: Callable[[], object]) -> str:
+    """By its kernels."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         run()
     names = [event.key for event in profile.key_averages() if "lltm_" in event.key]
@@ -147,7 +147,7 @@ def faults(case: Case, engine: str) -> Iterator[str]:
     with backends.cuda.flags(persistent=engine == "persistent"):
         layer = Layer(makes[OURS], case)
         found, again = results(layer), results(layer)
-        ran = kernels(lambda: results(layer))
+        ran = engine_that_ran(lambda: results(layer))
     exact = computed_in(torch.float64, theirs, layer)
     plain = computed_in(case.dtype, theirs, layer)
     least = 4 * torch.finfo(case.dtype).eps

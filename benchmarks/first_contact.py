@@ -54,11 +54,11 @@ DEVICE = f"""command -v nvidia-smi || {{ echo no GPU here; exit 1; }}
 nproc; nvidia-smi --query --display=CLOCK,POWER
 {PYTHON} -c 'import torch; print(torch.__version__, torch.cuda.get_device_properties(0))'"""
 # A shard that hangs or breaks the GPU for its process costs itself alone.
-NATIVE = """seq 0 31 | xargs -P 8 -I SHARD env GTEST_TOTAL_SHARDS=32 GTEST_SHARD_INDEX=SHARD \
-timeout 60 build/gpu/tests_cpp/lltm_cuda_tests "$@\""""
+NATIVE = """seq 0 47 | xargs -P 8 -I SHARD env GTEST_TOTAL_SHARDS=48 GTEST_SHARD_INDEX=SHARD \
+timeout 90 build/gpu/tests_cpp/lltm_cuda_tests "$@\""""
 PYTEST = (
     *(PYTHON, "-m", "pytest", "-p", "xdist.plugin", "--numprocesses=4", "-p", "no:cacheprovider"),
-    *("-v", "-W", "default", "-o", "faulthandler_timeout=40"),
+    *("-v", "-W", "default", "-o", "faulthandler_timeout=60"),
     *("-o", "faulthandler_exit_on_timeout=true", "tests_py/test_cuda.py", "-k"),
 )
 # The oracle on the CPU takes most of the time; pytest needs no other plugin of the environment.
@@ -93,9 +93,9 @@ def stages(results: Path) -> list[Stage]:
         *(engine("stepwise", dtype) for dtype in ("float16", "bfloat16", "float32")),
         *(engine("persistent", dtype) for dtype in ("float16", "bfloat16")),
         *map(profile, ("forward", "backward")),
-        Stage("native", ("bash", "-c", NATIVE, "native"), 150, 90, {}, ("--gtest_list_tests",)),
-        Stage("pytest-first", (*PYTEST, "stream or graph"), 120, 60, TESTING, ("--collect-only",)),
-        Stage("pytest", (*PYTEST, "not (stream or graph)"), 150, 60, TESTING, ("--collect-only",)),
+        Stage("native", ("bash", "-c", NATIVE, "native"), 180, 95, {}, ("--gtest_list_tests",)),
+        Stage("pytest-first", (*PYTEST, "stream or graph"), 120, 90, TESTING, ("--collect-only",)),
+        Stage("pytest", (*PYTEST, "not (stream or graph)"), 150, 90, TESTING, ("--collect-only",)),
         *map(sweep, (16, 8, 4)),
     ]
 
