@@ -41,7 +41,7 @@ def _gru(z: Sequence[Tensor], h: Tensor) -> tuple[Tensor]:
     z_r, z_u, x_n, h_n = z
     r, u = torch.sigmoid(z_r), torch.sigmoid(z_u)
     n = torch.tanh(x_n + r * h_n)
-    return ((1 - u) * n + u * h,)
+    return (n + u * (h - n),)  # (1 - u) n + u h
 
 
 class Equations(NamedTuple):
