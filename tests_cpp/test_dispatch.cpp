@@ -41,9 +41,11 @@ const char* const kBindingOperators[] = {
 // Those that are composed of other operators, and have no kernels of their own.
 const char* const kCompositions[] = {
     "lltm::_cell",
-    "lltm::_elementwise",
-    "lltm::_elementwise_backward",
     "lltm::_instructions",
+    "lltm::_sequence_gradients",
+    "lltm::_sequence_operands",
+    "lltm::_sequence_step",
+    "lltm::_sequence_step_backward",
     "lltm::layer",
     "lltm::layer_step"};
 
