@@ -1,216 +1,785 @@
-// The LSTM and the GRU, as properties.h says of every form and as accurate as plain PyTorch: what
-// engines, GEMM formats, kernels and the composite path know of a cell, they take from its page.
-// Their modules are tested in test_nn.cpp, their engines by other schedules in test_engines.cpp.
+// A step and a sequence of every cell of the library: what properties.h says of every form,
+// accuracy at all sizes, and what holds of these forms alone. What engines, GEMM formats, kernels
+// and the composite path know of a cell, they take from its page. The engines by other schedules:
+// test_engines.cpp.
 #include "properties.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <array>
+#include <limits>
 #include <tuple>
 #include <vector>
 
 namespace lltm_test {
 namespace {
 
-constexpr std::array<const char*, 2> kOtherCells = {"lstm", "gru"};
-// Not float64, in which plain PyTorch is the oracle itself: there the other properties, gradcheck
-// among them, and the Python tests compare.
-constexpr std::array kDtypesBelowOracle = {at::kFloat, at::kBFloat16, at::kHalf};
-
 // ---- what holds of every form -----------------------------------------------
 
-// One argument after another is strided in test_cell.cpp and test_sequence.cpp, of the LLTM.
-std::vector<Form> forms_of_cells(Form form) {
+// Of each cell; of the first one, one argument after another is strided too.
+std::vector<Form> forms_of_cells(Form form, bool weights = true) {
   std::vector<Form> forms;
-  for (const char* cell : kOtherCells) {
+  for (const char* const cell : kCells) {
     form.name = cell;
     form.cell = cell;
-    form.positions = {positions_of(cell).back()};
+    form.positions = positions_of(cell, weights);
+    if (!forms.empty()) form.positions = {form.positions.back()};
     forms.push_back(form);
   }
   return forms;
 }
+std::vector<Form> first_of(const std::vector<Form>& forms) {
+  return {forms.front()};
+}
+std::vector<Form> others_of(const std::vector<Form>& forms) {
+  return {forms.begin() + 1, forms.end()};
+}
+// Of those cells whose oracle plain PyTorch is, in float64.
+constexpr std::array kDtypesBelowOracle = {at::kFloat, at::kBFloat16, at::kHalf};
 
-std::vector<Form> step_forms() {
-  return forms_of_cells({.name = "", .run = cell, .baseline = eager_cell, .step = true});
-}
-std::vector<Form> sequence_forms() {
-  return forms_of_cells({.name = "", .run = sequence, .baseline = eager_sequence});
-}
-std::vector<Form> checkpointed_forms() {
-  return forms_of_cells({.name = "", .run = checkpointed(2), .baseline = eager_sequence});
-}
-std::vector<Form> prepacked_forms() {
-  return forms_of_cells(
-      {.name = "",
-       .run = prepacked(),
-       .baseline = sequence,
-       .differentiable = false,
-       .roundings = 8});
-}
-std::vector<Form> int8_forms() {
-  std::vector<Form> forms = forms_of_cells(
-      {.name = "",
-       .run = prepacked(at::kQInt8),
-       .baseline = sequence,
-       .differentiable = false,
-       .tolerance = 0.05,
-       .roundings = 8});
-  for (Form& form : forms) {  // weights have to be finite
-    form.positions = {{0, 1, form.cell == "lstm" ? size_t{4} : 3}};
-  }
-  return forms;
-}
+const std::vector<Form> kSteps =
+    forms_of_cells({.name = "", .run = cell, .baseline = eager_cell, .step = true});
+const std::vector<Form> kSequences =
+    forms_of_cells({.name = "", .run = sequence, .baseline = eager_sequence});
+const std::vector<Form> kCheckpointed =
+    forms_of_cells({.name = "", .run = checkpointed(2), .baseline = eager_sequence});
+// Weights that are packed ahead, as they are and in 8 bits, have no derivatives; test_int8.py has
+// more of the latter. Those have to be finite.
+const std::vector<Form> kPrepacked = forms_of_cells(
+    {.name = "",
+     .run = prepacked(),
+     .baseline = sequence,
+     .differentiable = false,
+     .roundings = 8});
+const std::vector<Form> kInt8 = forms_of_cells(
+    {.name = "",
+     .run = prepacked(at::kQInt8),
+     .baseline = sequence,
+     .differentiable = false,
+     .tolerance = 0.05,
+     .roundings = 8},
+    /*weights=*/false);
 
-INSTANTIATE_TEST_SUITE_P(Cells, Properties, each_case(step_forms(), kDtypes), form_case_name);
+#define LLTM_EACH(name, suite, forms, dtypes) \
+  INSTANTIATE_TEST_SUITE_P(name, suite, each_case(forms, dtypes), form_case_name)
+
+LLTM_EACH(Cell, Properties, kSteps, kDtypes);
+LLTM_EACH(Cell, GradientProperties, first_of(kSteps), kDtypes);
+LLTM_EACH(CellOthers, GradientProperties, others_of(kSteps), kDtypesBelowOracle);
+LLTM_EACH(Cell, HostProperties, first_of(kSteps), kDtypes);
+LLTM_EACH(Sequence, Properties, kSequences, kDtypes);
+LLTM_EACH(Sequence, SequenceProperties, kSequences, kDtypes);
+LLTM_EACH(Sequence, GradientProperties, first_of(kSequences), kDtypes);
+LLTM_EACH(SequenceOthers, GradientProperties, others_of(kSequences), kDtypesBelowOracle);
+LLTM_EACH(Sequence, HostProperties, first_of(kSequences), kDtypes);
+LLTM_EACH(SequenceCheckpointed, Properties, first_of(kCheckpointed), kDtypes);
+LLTM_EACH(SequenceCheckpointed, SequenceProperties, kCheckpointed, kDtypes);
+LLTM_EACH(SequenceCheckpointed, GradientProperties, first_of(kCheckpointed), kDtypes);
+LLTM_EACH(SequenceCheckpointed, HostProperties, first_of(kCheckpointed), kDtypes);
+LLTM_EACH(SequencePrepacked, Properties, kPrepacked, kDtypes);
+LLTM_EACH(SequencePrepacked, SequenceProperties, kPrepacked, kDtypes);
+LLTM_EACH(SequenceInt8, Properties, kInt8, kDtypesOfInt8);
+LLTM_EACH(SequenceInt8, SequenceProperties, kInt8, kDtypesOfInt8);
+
+INSTANTIATE_TEST_SUITE_P(Cell, AutogradProperties, testing::ValuesIn(kSteps));
+INSTANTIATE_TEST_SUITE_P(Sequence, AutogradProperties, testing::ValuesIn(kSequences));
 INSTANTIATE_TEST_SUITE_P(
-    Cells, GradientProperties, each_case(step_forms(), kDtypesBelowOracle), form_case_name);
-INSTANTIATE_TEST_SUITE_P(Cells, AutogradProperties, testing::ValuesIn(step_forms()));
+    SequenceCheckpointed, AutogradProperties, testing::ValuesIn(kCheckpointed));
 INSTANTIATE_TEST_SUITE_P(
-    Cells,
+    Cell,
     DerivativeProperties,
     testing::Combine(
-        testing::ValuesIn(step_forms()),
+        testing::ValuesIn(kSteps),
         testing::Values(Kind::kDense, Kind::kWithoutBias),
         testing::Values(false)),
     derivative_name);
-
 INSTANTIATE_TEST_SUITE_P(
-    SequenceCells, Properties, each_case(sequence_forms(), kDtypes), form_case_name);
-INSTANTIATE_TEST_SUITE_P(
-    SequenceCells, SequenceProperties, each_case(sequence_forms(), kDtypes), form_case_name);
-INSTANTIATE_TEST_SUITE_P(
-    SequenceCells,
-    GradientProperties,
-    each_case(sequence_forms(), kDtypesBelowOracle),
-    form_case_name);
-INSTANTIATE_TEST_SUITE_P(SequenceCells, AutogradProperties, testing::ValuesIn(sequence_forms()));
-INSTANTIATE_TEST_SUITE_P(
-    SequenceCells,
+    Sequence,
     DerivativeProperties,
     testing::Combine(
-        testing::ValuesIn(sequence_forms()),
+        testing::ValuesIn(kSequences),
+        testing::Values(Kind::kDense, Kind::kPacked),
+        testing::Bool()),
+    derivative_name);
+INSTANTIATE_TEST_SUITE_P(
+    SequenceCheckpointed,
+    DerivativeProperties,
+    testing::Combine(
+        testing::ValuesIn(first_of(kCheckpointed)),
         testing::Values(Kind::kDense, Kind::kPacked),
         testing::Bool()),
     derivative_name);
 
-INSTANTIATE_TEST_SUITE_P(
-    SequenceCellsCheckpointed,
-    SequenceProperties,
-    each_case(checkpointed_forms(), kDtypes),
-    form_case_name);
-INSTANTIATE_TEST_SUITE_P(
-    SequenceCellsPrepacked, Properties, each_case(prepacked_forms(), kDtypes), form_case_name);
-INSTANTIATE_TEST_SUITE_P(
-    SequenceCellsPrepacked,
-    SequenceProperties,
-    each_case(prepacked_forms(), kDtypes),
-    form_case_name);
-INSTANTIATE_TEST_SUITE_P(
-    SequenceCellsInt8, Properties, each_case(int8_forms(), kDtypesOfInt8), form_case_name);
-INSTANTIATE_TEST_SUITE_P(
-    SequenceCellsInt8, SequenceProperties, each_case(int8_forms(), kDtypesOfInt8), form_case_name);
+// ---- of each cell and dtype -------------------------------------------------
 
-// ---- accuracy ---------------------------------------------------------------
+using CellAndDtype = std::tuple<const char*, at::ScalarType>;
 
-class CellsDtype : public testing::TestWithParam<std::tuple<at::ScalarType, const char*>> {
- protected:
-  at::ScalarType dtype() const { return std::get<0>(GetParam()); }
-  const char* cell_name() const { return std::get<1>(GetParam()); }
+// But of those in float64 whose oracle plain PyTorch is: there the properties above compare,
+// gradcheck among them, and the Python tests.
+const std::vector<CellAndDtype> kCellsAndDtypes = [] {
+  std::vector<CellAndDtype> all;
+  for (const at::ScalarType dtype : kDtypes) {
+    for (const char* const cell : kCells) {
+      if (dtype != at::kDouble || info_of(cell).joined) all.emplace_back(cell, dtype);
+    }
+  }
+  return all;
+}();
+
+std::string name(const CellAndDtype& of) {
+  return lltm_test::name(std::get<1>(of)) + '_' + std::get<0>(of);
+}
+std::string name(const Sizes& s) {
+  return "T" + std::to_string(s.T) + "_B" + std::to_string(s.B) + "_I" + std::to_string(s.I) +
+         "_H" + std::to_string(s.H);
+}
+
+// Rows of a packed sequence.
+struct Packed {
+  const char* name;
+  std::vector<int64_t> lengths;
+  int64_t input_size, hidden_size;
+};
+void PrintTo(const Packed& packed, std::ostream* stream) {
+  *stream << packed.name;
+}
+std::string name(const Packed& packed) {
+  return packed.name;
+}
+std::string name(bool reverse) {
+  return reverse ? "reverse" : "forward";
+}
+
+// Problems of a cell and dtype.
+struct Problems {
+  const char* cell;
+  at::ScalarType dtype;
+
+  explicit Problems(const CellAndDtype& of) : cell(std::get<0>(of)), dtype(std::get<1>(of)) {}
 
   Problem step(const Sizes& sizes, bool bias = true) const {
-    return
-        [=, this](uint64_t seed) { return cell_problem(sizes, dtype(), seed, bias, cell_name()); };
+    return [=, *this](uint64_t seed) { return cell_problem(sizes, dtype, seed, bias, cell); };
   }
-  Problem dense(const Sizes& sizes, bool bias = true) const {
-    return [=, this](uint64_t seed) {
-      return sequence_problem(sizes, dtype(), seed, bias, cell_name());
+  Problem dense(const Sizes& sizes, bool bias = true, bool reverse = false) const {
+    return [=, *this](uint64_t seed) {
+      Arguments arguments = sequence_problem(sizes, dtype, seed, bias, cell);
+      arguments.reverse = reverse;
+      return arguments;
     };
   }
-  Problem packed(const std::vector<int64_t>& lengths, int64_t I, int64_t H, bool reverse) const {
-    return [=, this](uint64_t seed) {
-      Arguments arguments = packed_problem(lengths, I, H, dtype(), seed, cell_name());
+  Problem packed(const Packed& rows, bool reverse) const {
+    return [=, *this](uint64_t seed) {
+      Arguments arguments =
+          packed_problem(rows.lengths, rows.input_size, rows.hidden_size, dtype, seed, cell);
       arguments.reverse = reverse;
       return arguments;
     };
   }
 };
 
-std::string cells_name(const testing::TestParamInfo<CellsDtype::ParamType>& info) {
-  return name(std::get<0>(info.param)) + '_' + std::get<1>(info.param);
+// Where rows start anew, and with a recurrent mask, in the others' place of nothing.
+Problem with_resets_and_mask(const Problem& problem) {
+  return [=](uint64_t seed) {
+    Arguments arguments = problem(seed);
+    arguments.reset = random_reset(arguments, seed + 1);
+    if (seed % 2 == 0) arguments.recurrent_mask = random_mask(arguments, seed + 2);
+    return arguments;
+  };
 }
-class SequenceCellsDtype : public CellsDtype {};
 
-const auto kEachDtypeOfCells =
-    testing::Combine(testing::ValuesIn(kDtypesBelowOracle), testing::ValuesIn(kOtherCells));
-INSTANTIATE_TEST_SUITE_P(Dtypes, CellsDtype, kEachDtypeOfCells, cells_name);
-INSTANTIATE_TEST_SUITE_P(Dtypes, SequenceCellsDtype, kEachDtypeOfCells, cells_name);
+template <typename... Others>
+class OfCells : public testing::TestWithParam<std::tuple<CellAndDtype, Others...>> {
+ protected:
+  using Param = std::tuple<CellAndDtype, Others...>;
+  using Info = testing::TestParamInfo<Param>;
+
+  const Problems of_ = Problems(std::get<0>(this->GetParam()));
+
+ public:
+  static std::string name_of(const Info& info) {
+    return std::apply(
+        [](const CellAndDtype& of, const Others&... others) {
+          std::string text = name(of);
+          ((text += '_' + name(others)), ...);
+          return text;
+        },
+        info.param);
+  }
+};
+
+const auto kEach = testing::ValuesIn(kCellsAndDtypes);
+
+// With each of the sizes, of the cells beside the first one with every second.
+template <size_t count>
+auto each_of(const Sizes (&sizes)[count]) {
+  std::vector<std::tuple<CellAndDtype, Sizes>> all;
+  for (const CellAndDtype& of : kCellsAndDtypes) {
+    const size_t step = std::get<0>(of) == kCells.front() ? 1 : 2;
+    for (size_t k = step - 1; k < count; k += step) all.emplace_back(of, sizes[k]);
+  }
+  return testing::ValuesIn(all);
+}
+
+// ---- one step ---------------------------------------------------------------
 
 // By scalar products, by the GEMM kernel block by block, and by ATen.
-TEST_P(CellsDtype, AStepIsAsAccurateAsPlainPyTorch) {
+constexpr Sizes kStepSizes[] = {
+    {1, 1, 1, 1},    {1, 1, 2, 3},    {1, 2, 3, 1},     {1, 3, 5, 7},     {1, 5, 7, 2},
+    {1, 7, 16, 17},  {1, 17, 33, 16}, {1, 16, 32, 128}, {1, 33, 17, 65},  {1, 65, 130, 33},
+    {1, 20, 6, 10},  {1, 70, 6, 10},  {1, 130, 65, 5},  {1, 1, 130, 130}, {1, 2, 1, 130},
+    {1, 130, 2, 33}, {1, 7, 64, 192}, {1, 17, 290, 22}, {1, 600, 20, 34}, {1, 40, 20, 96},
+    {1, 70, 33, 48}, {1, 1, 17, 300},
+};
+
+class CellAccuracy : public OfCells<Sizes> {};
+INSTANTIATE_TEST_SUITE_P(Sizes, CellAccuracy, each_of(kStepSizes), CellAccuracy::name_of);
+
+TEST_P(CellAccuracy, ValuesAndGradientsMatchOracle) {
+  check_step(of_.step(std::get<1>(GetParam())));
+}
+
+class CellDtype : public OfCells<> {};
+INSTANTIATE_TEST_SUITE_P(Dtypes, CellDtype, testing::Combine(kEach), CellDtype::name_of);
+
+TEST_P(CellDtype, ValuesAndGradientsMatchOracleWithoutBias) {
   for (const Sizes& sizes :
-       {Sizes{1, 2, 1, 130},
-        {1, 3, 5, 7},
-        {1, 16, 32, 64},
-        {1, 40, 20, 96},
-        {1, 70, 33, 48},
-        {1, 1, 17, 300}}) {
-    SCOPED_TRACE(testing::PrintToString(sizes));
-    check_step(step(sizes));
-    check_step(step(sizes, /*bias=*/false));
+       {Sizes{1, 2, 3, 1}, {1, 5, 7, 2}, {1, 16, 32, 128}, {1, 65, 130, 33}, {1, 2, 1, 130}}) {
+    check_step(of_.step(sizes, /*bias=*/false));
   }
 }
 
-// In each direction, and from checkpoints. Few rows, of few steps and of many; few units; rows
-// enough for the input projection to be merged; blocks on threads that share rows and that do not;
-// more rows than are worked on at a time; K and N that fill no vector.
-TEST_P(SequenceCellsDtype, ASequenceIsAsAccurateAsPlainPyTorch) {
-  const std::vector<Function> ours = {
-      sequence, against_the_steps(sequence), checkpointed(2), checkpointed(100)};
-  for (const Sizes& sizes :
-       {Sizes{7, 2, 3, 1},
-        {9, 3, 5, 33},
-        {36, 2, 3, 40},
-        {3, 4, 21, 250},
-        {12, 40, 7, 16},
-        {9, 16, 32, 64},
-        {5, 33, 17, 100},
-        {4, 70, 64, 160},
-        {3, 300, 2, 20}}) {
-    SCOPED_TRACE(testing::PrintToString(sizes));
-    check_all(ours, eager_sequence, dense(sizes));
-  }
-  check_all(ours, eager_sequence, dense({5, 17, 3, 33}, /*bias=*/false));
-}
-
-TEST_P(SequenceCellsDtype, APackedSequenceIsAsAccurateAsPlainPyTorch) {
-  std::vector<int64_t> many;
-  for (int64_t row = 0; row < 40; ++row) many.push_back(12 - row / 4);
-  for (const bool reverse : {false, true}) {
-    for (const std::vector<int64_t>& lengths :
-         std::vector<std::vector<int64_t>>{{7, 6, 5, 4, 3, 2, 1}, {9, 9, 9, 9, 9, 1, 1}, many}) {
-      SCOPED_TRACE(testing::PrintToString(lengths));
-      check_all({sequence, checkpointed(3)}, eager_sequence, packed(lengths, 20, 96, reverse));
+TEST_P(CellDtype, LargePreActivationsOfOneGateLeaveTheOthersAlone) {
+  const double scale = of_.dtype == at::kHalf ? 200 : 1e4;
+  for (int64_t gate = 0; gate < info_of(of_.cell).x.count(); ++gate) {
+    for (const double sign : {1.0, -1.0}) {
+      SCOPED_TRACE(testing::Message() << "gate " << gate << ", bias " << sign * scale);
+      check_step([&](uint64_t seed) {
+        const Arguments arguments = of_.step({1, 7, 3, 17})(seed);
+        arguments.bias->slice(0, gate * 17, (gate + 1) * 17).fill_(sign * scale);
+        return arguments;
+      });
     }
   }
 }
 
-TEST_P(SequenceCellsDtype, ResultsDoNotDependOnTheNumberOfThreadsNorOnTheRun) {
-  for (const Sizes& sizes : {Sizes{2, 33, 17, 70}, Sizes{34, 3, 17, 130}, Sizes{2, 500, 3, 10}}) {
-    check_threads(sequence, 3, dense(sizes)(1));
-  }
-  check_threads(sequence, 3, packed({4, 4, 3, 1}, 17, 130, /*reverse=*/true)(1));
-  check_threads(cell, 3, step({1, 33, 17, 70})(1));
+TEST_P(CellDtype, InferenceAndTrainingGiveTheSameValues) {
+  const Arguments arguments = of_.step({1, 17, 33, 65})(1);
+  const Tensors training = cell(requiring_grad(arguments));
+  EXPECT_TRUE(identical(cell(arguments), training));
+  const c10::InferenceMode inference;
+  EXPECT_TRUE(identical(cell(arguments), training));
 }
 
-TEST_P(SequenceCellsDtype, ResultsDoNotDependOnUninitialisedMemory) {
-  for (const Sizes& sizes : {Sizes{5, 2, 3, 7}, {36, 2, 3, 33}, {3, 33, 17, 65}, {2, 130, 2, 33}}) {
-    check_uninitialised_memory(sequence, dense(sizes)(1));
-    check_uninitialised_memory(checkpointed(2), dense(sizes)(1));
-    check_uninitialised_memory(cell, step(sizes)(1));
+// Large enough to be shared out.
+TEST_P(CellDtype, ResultsDoNotDependOnTheNumberOfThreadsNorOnTheRun) {
+  for (const Sizes& sizes : {Sizes{1, 33, 17, 70}, Sizes{1, 1, 17, 300}, Sizes{1, 500, 3, 10}}) {
+    for (const int count : {2, 3}) check_threads(cell, count, of_.step(sizes)(1));
   }
-  check_uninitialised_memory(sequence, packed({5, 4, 2, 1, 1}, 3, 17, /*reverse=*/false)(1));
+}
+
+// Sizes that are padded in one way or another.
+TEST_P(CellDtype, ResultsDoNotDependOnUninitialisedMemory) {
+  for (const Sizes& sizes : kStepSizes) check_uninitialised_memory(cell, of_.step(sizes)(1));
+}
+
+// ---- accuracy of a sequence -------------------------------------------------
+
+// Few rows, of few steps and of many; few units; rows enough for the input projection to be merged;
+// blocks on threads that share rows and that do not; more rows than are worked on at a time; K and
+// N that fill no vector.
+constexpr Sizes kSequenceSizes[] = {
+    {1, 1, 1, 1},     {2, 1, 2, 3},     {7, 2, 3, 1},     {5, 3, 5, 7},     {3, 5, 7, 2},
+    {3, 7, 16, 17},   {4, 17, 33, 16},  {2, 16, 32, 128}, {2, 33, 17, 65},  {2, 65, 130, 33},
+    {4, 20, 6, 10},   {3, 70, 6, 10},   {3, 130, 65, 5},  {5, 1, 130, 130}, {9, 2, 1, 130},
+    {40, 1, 17, 130}, {35, 3, 21, 250}, {36, 2, 3, 33},   {2, 130, 2, 33},  {2, 7, 64, 192},
+    {3, 40, 20, 300}, {3, 2, 17, 301},  {3, 4, 21, 250},  {12, 40, 7, 16},  {4, 70, 64, 160},
+    {3, 300, 2, 20},
+};
+
+const std::vector<Function> kBothWays = {sequence, against_the_steps(sequence)};
+
+class SequenceAccuracy : public OfCells<Sizes> {};
+INSTANTIATE_TEST_SUITE_P(
+    Sizes, SequenceAccuracy, each_of(kSequenceSizes), SequenceAccuracy::name_of);
+
+TEST_P(SequenceAccuracy, ValuesAndGradientsMatchOracle) {
+  check_all(kBothWays, eager_sequence, of_.dense(std::get<1>(GetParam())));
+}
+
+TEST_P(SequenceAccuracy, WithResetsAndARecurrentMaskToo) {
+  check_all(
+      {sequence, against_the_steps(checkpointed(2))},
+      eager_sequence,
+      with_resets_and_mask(of_.dense(std::get<1>(GetParam()))),
+      kRandom,
+      /*problems=*/2);
+}
+
+// Lengths from `longest` to 1, of as many rows each.
+std::vector<int64_t> falling_lengths(int64_t rows, int64_t longest) {
+  std::vector<int64_t> lengths;
+  for (int64_t row = 0; row < rows; ++row) lengths.push_back(longest - row * longest / rows);
+  return lengths;
+}
+
+const Packed kPacked[] = {
+    {"one_row", {5}, 3, 4},
+    {"equal_lengths", {3, 3, 3}, 5, 7},
+    {"each_shorter_by_one", {7, 6, 5, 4, 3, 2, 1}, 7, 17},
+    {"one_long_row", {20, 1, 1, 1}, 2, 33},
+    {"one_step_each", {1, 1, 1, 1, 1}, 16, 5},
+    {"falling_by_many", {4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 2, 2, 1}, 33, 65},
+    {"wide", {3, 3, 2, 1, 1}, 130, 130},
+    {"many_rows_and_wide", falling_lengths(70, 5), 33, 130},
+};
+
+class SequencePacked : public OfCells<Packed, bool> {};
+INSTANTIATE_TEST_SUITE_P(
+    Lengths,
+    SequencePacked,
+    testing::Combine(kEach, testing::ValuesIn(kPacked), testing::Bool()),
+    SequencePacked::name_of);
+
+TEST_P(SequencePacked, ValuesAndGradientsMatchOracle) {
+  const auto& [_, rows, reverse] = GetParam();
+  const Problem problem = of_.packed(rows, reverse);
+  check_sequence(problem);
+  check_all({sequence, checkpointed(3)}, eager_sequence, with_resets_and_mask(problem));
+}
+
+class SequenceAccuracyDtype : public OfCells<> {};
+INSTANTIATE_TEST_SUITE_P(
+    Dtypes, SequenceAccuracyDtype, testing::Combine(kEach), SequenceAccuracyDtype::name_of);
+
+TEST_P(SequenceAccuracyDtype, ValuesAndGradientsMatchOracleWithoutBias) {
+  check_all(kBothWays, eager_sequence, of_.dense({5, 17, 3, 33}, /*bias=*/false));
+}
+
+// With weights of a fifth of the usual size: with those, a rounding error would
+// grow from step to step, and which of two results ends up closer to the truth
+// would be a matter of luck.
+TEST_P(SequenceAccuracyDtype, ValuesAndGradientsMatchOracleOverManySteps) {
+  for (const Sizes& sizes :
+       {Sizes{40, 4, 3, 9}, Sizes{70, 1, 3, 9}, Sizes{30, 33, 2, 5}, Sizes{300, 4, 3, 9}}) {
+    const Problem problem = [&](uint64_t seed) {
+      Arguments arguments = of_.dense(sizes)(seed);
+      arguments.weights = arguments.weights * 0.2;
+      if (arguments.weight_hh) arguments.weight_hh = *arguments.weight_hh * 0.2;
+      return arguments;
+    };
+    check_all(kBothWays, eager_sequence, problem, kRandom, of_.cell == kCells.front() ? 6 : 2);
+  }
+}
+
+// More rows than are worked on at a time (512; 4096 in bfloat16), several times
+// over: in steps of one size, and in steps that fewer and fewer rows reach.
+TEST_P(SequenceAccuracyDtype, ValuesAndGradientsMatchOracleOverManyRows) {
+  check_all(kBothWays, eager_sequence, of_.dense({5, 450, 2, 16}));
+  Packed rows = {"", std::vector<int64_t>(700, 5), 2, 17};
+  rows.lengths.resize(1000, 3);
+  rows.lengths.resize(1400, 1);
+  for (const bool reverse : {false, true}) check_sequence(of_.packed(rows, reverse));
+  if (of_.dtype == at::kBFloat16) check_all(kBothWays, eager_sequence, of_.dense({5, 3000, 2, 18}));
+}
+
+// Of numbers of one sign, so that the partial sums grow and with them what each
+// addition rounds away; of few rows, and of rows and units enough for the micro-kernel.
+TEST_P(SequenceAccuracyDtype, ValuesAndGradientsMatchOracleOverLongSums) {
+  for (const Sizes& sizes : {Sizes{1, 5, 20000, 17}, Sizes{2, 3, 20000, 17}}) {
+    check_sequence([&](uint64_t seed) {
+      Arguments arguments = of_.dense(sizes)(seed);
+      arguments.input = arguments.input.abs();
+      arguments.weights = arguments.weights.abs() / 5000;
+      return arguments;
+    });
+  }
+}
+
+// Each step as many rows as are worked on at a time, in several blocks of hidden
+// units. The gradients are too large for bf16x3 (cpu/kernel/bf16x3.h), so that on every CPU
+// these are products of float; float16 can't hold such.
+TEST_P(SequenceAccuracyDtype, GradientsMatchOracleOverLargeSteps) {
+  const double scale = of_.dtype == at::kHalf ? 1 : 0x1p62;
+  const OutputGradients gradients = [&](const Tensors& outputs, uint64_t seed) {
+    Tensors result = random_like(outputs, seed);
+    for (at::Tensor& gradient : result) gradient = gradient * scale;
+    return result;
+  };
+  check_all(kBothWays, eager_sequence, of_.dense({2, 260, 5, 144}), gradients, /*problems=*/1);
+}
+
+TEST_P(SequenceAccuracyDtype, OfAnInputThatIsBatchFirstMatchesOracle) {
+  check_sequence([&](uint64_t seed) {
+    Arguments arguments = of_.dense({3, 9, 17, 19})(seed);
+    arguments.input = arguments.input.transpose(0, 1).contiguous().transpose(0, 1);
+    return arguments;
+  });
+}
+
+// ---- checkpoints ------------------------------------------------------------
+
+// One step each, a last segment that is shorter than the others, segments that come out even, and
+// one segment that is longer than the sequence, as long as can be.
+constexpr int64_t kCheckpointSteps[] = {1, 4, 5, 100, std::numeric_limits<int64_t>::max()};
+
+// Of every engine: few rows, few hidden units, and blocks shared out among threads by rows and by
+// hidden units.
+TEST_P(SequenceAccuracyDtype, ValuesAndGradientsFromCheckpointsMatchOracle) {
+  std::vector<Function> functions;
+  for (const int64_t steps : kCheckpointSteps) {
+    functions.push_back(checkpointed(steps));
+    functions.push_back(against_the_steps(checkpointed(steps)));
+  }
+  for (const Sizes& sizes :
+       {Sizes{10, 2, 3, 7}, Sizes{10, 17, 3, 33}, Sizes{10, 9, 2, 130}, Sizes{10, 70, 6, 20}}) {
+    check_all(functions, eager_sequence, of_.dense(sizes));
+  }
+  check_all(functions, eager_sequence, of_.dense({10, 17, 3, 33}, /*bias=*/false));
+}
+
+// Rows that end, and in reverse rows that join, at the first step of a segment, at its last one
+// and in between; segments that only some rows reach, and one that a single row does.
+const Packed kOfSegments = {"", {10, 9, 8, 6, 5, 5, 4, 3, 1}, 3, 17};
+
+TEST_P(SequenceAccuracyDtype, ValuesAndGradientsFromCheckpointsMatchOracleWhenPacked) {
+  // Enough rows for two threads: in reverse, those of the second begin inside of a segment.
+  Packed many = {"", std::vector<int64_t>(20, 10), 5, 66};
+  many.lengths.resize(32, 7);
+  many.lengths.resize(40, 1);
+  std::vector<Function> functions;
+  for (const int64_t steps : kCheckpointSteps) functions.push_back(checkpointed(steps));
+  for (const bool reverse : {false, true}) {
+    check_all(functions, eager_sequence, of_.packed(kOfSegments, reverse));
+    check_all(functions, eager_sequence, of_.packed(many, reverse));
+  }
+}
+
+// Gradients that grow from segment to segment by equal parts, until rounding to 16 bits would lose
+// a part altogether: they have to be carried on and accumulated in float32.
+TEST_P(SequenceAccuracyDtype, GradientsFromManySegmentsMatchThoseOfASequence) {
+  if (of_.cell != kCells.front()) GTEST_SKIP() << "others forget";
+  // Small enough for sums of them in float16.
+  const OutputGradients equal = [](const Tensors& outputs, uint64_t) {
+    Tensors gradients;
+    for (const at::Tensor& output : outputs) gradients.push_back(at::full_like(output, 0x1p-6));
+    return gradients;
+  };
+  check_all(
+      {checkpointed(1), against_the_steps(checkpointed(1))},
+      sequence,
+      [&](uint64_t seed) {
+        // Small pre-activations and a small c, so that no activation saturates.
+        const Arguments arguments = of_.dense({500, 5, 3, 17})(seed);
+        Tensors small = differentiable(arguments);
+        const auto names = argument_names(arguments);
+        for (size_t k = 0; k < small.size(); ++k) {
+          const std::string_view name = names[k];
+          if (name != "input" && name != "h") small[k] = small[k] / 100;
+        }
+        return with(arguments, small);
+      },
+      equal,
+      /*problems=*/1);
+}
+
+// ---- of each direction ------------------------------------------------------
+
+class SequenceDtype : public OfCells<bool> {
+ protected:
+  bool reverse() const { return std::get<1>(GetParam()); }
+  Arguments dense(const Sizes& sizes) const { return of_.dense(sizes, true, reverse())(1); }
+  Arguments packed(const std::vector<int64_t>& lengths, int64_t I, int64_t H) const {
+    return of_.packed({"", lengths, I, H}, reverse())(1);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(
+    Dtypes, SequenceDtype, testing::Combine(kEach, testing::Bool()), SequenceDtype::name_of);
+
+// With the states of a sequence's or a step's results, from which the next one goes on.
+Arguments going_on(Arguments arguments, const Tensors& states) {
+  arguments.h = states[0];
+  if (arguments.c.defined()) arguments.c = states[1];
+  return arguments;
+}
+
+TEST_P(SequenceDtype, EqualsTheCellRepeated) {
+  const Function repeated = [](const Arguments& a) {
+    Arguments step = a;
+    Tensors outputs(static_cast<size_t>(a.input.size(0))), states;
+    for (size_t s = 0; s < outputs.size(); ++s) {
+      const size_t t = a.reverse ? outputs.size() - 1 - s : s;
+      step.input = a.input[static_cast<int64_t>(t)];
+      states = cell(step);
+      outputs[t] = states[0];
+      step = going_on(step, states);
+    }
+    states.insert(states.begin(), at::stack(outputs));
+    return states;
+  };
+  check(sequence, repeated, of_.dense({6, 17, 33, 35}, /*bias=*/true, reverse()));
+}
+
+// What a sequence keeps from step to step is what it returns. Of the 16-bit
+// formats bit for bit; float32 has other engines for few rows. In pieces of two steps: one alone
+// has an engine of its own. Of inputs of up to 32 elements: a GEMM of few rows sums in chains of
+// 32, one of more rows in chains of 64.
+TEST_P(SequenceDtype, IsItsPiecesOneByOne) {
+  if (c10::elementSize(of_.dtype) != 2) GTEST_SKIP() << "16-bit formats only";
+  const c10::InferenceMode guard;
+  for (const Sizes& sizes : {Sizes{8, 5, 3, 9}, Sizes{8, 17, 31, 65}, Sizes{8, 40, 20, 130}}) {
+    const Arguments arguments = dense(sizes);
+    const Tensors whole = sequence(arguments);
+    Arguments piece = arguments;
+    Tensors states;
+    for (int64_t k = 0; k < sizes.T; k += 2) {
+      const int64_t t = arguments.reverse ? sizes.T - 2 - k : k;
+      piece.input = arguments.input.narrow(0, t, 2);
+      states = sequence(piece);
+      EXPECT_TRUE(identical(states[0], whole[0].narrow(0, t, 2))) << "from step " << t << " on";
+      states.erase(states.begin());
+      piece = going_on(piece, states);
+    }
+    EXPECT_TRUE(identical(states, Tensors(whole.begin() + 1, whole.end())));
+  }
+}
+
+// However many threads the weights were packed with.
+TEST_P(SequenceDtype, PrepackedWeightsGiveTheSame) {
+  const c10::InferenceMode inference;
+  const int before = at::get_num_threads();
+  for (const Arguments& a :
+       {dense({6, 5, 3, 17}),
+        dense({3, 33, 17, 70}),
+        dense({3, 70, 17, 130}),
+        dense({2, 1, 17, 300}),
+        dense({0, 2, 3, 5}),
+        dense({2, 0, 3, 5}),
+        packed({4, 4, 3, 1}, 17, 130)}) {
+    const Tensors expected = sequence(a);
+    for (const int threads : {1, 2, 5}) {
+      at::set_num_threads(threads);
+      const at::Tensor weights = pack(a);
+      at::set_num_threads(before);
+      const Tensors ours = sequence_of_packed(a, weights);
+      const double tolerance = 8 * epsilon(of_.dtype);
+      for (size_t k = 0; k < ours.size(); ++k) {
+        ASSERT_EQ(ours[k].sizes(), expected[k].sizes());
+        EXPECT_TRUE(at::allclose(ours[k], expected[k], tolerance, tolerance))
+            << "result " << k << ", packed with " << threads << " threads";
+      }
+    }
+  }
+}
+
+// Bit for bit, but for float64: there MKL may round a row by its place in the matrix.
+TEST_P(SequenceDtype, ReverseIsTheForwardSequenceOfTheFlippedInput) {
+  const Arguments arguments = dense({6, 5, 3, 17});
+  const Tensors one = sequence(arguments), other = against_the_steps(sequence)(arguments);
+  for (size_t k = 0; k < one.size(); ++k) {
+    EXPECT_TRUE(
+        of_.dtype == at::kDouble ? at::allclose(one[k], other[k], 1e-14, 1e-14)
+                                 : identical(one[k], other[k]))
+        << "result " << k;
+  }
+  EXPECT_TRUE(identical(one[0][reverse() ? 0 : 5], one[1])) << "the last step taken";
+}
+
+TEST_P(SequenceDtype, EqualBatchSizesGiveTheDenseSequence) {
+  const Arguments arguments = dense({6, 5, 3, 17});
+  Arguments packed = arguments;
+  packed.input = arguments.input.flatten(0, 1);
+  packed.batch_sizes = at::full({6}, 5, at::kLong);
+  Tensors one = sequence(arguments);
+  one[0] = one[0].flatten(0, 1);
+  EXPECT_TRUE(identical(one, sequence(packed)));
+}
+
+TEST_P(SequenceDtype, BatchSizesMayBeStrided) {
+  const Arguments arguments = packed({7, 5, 5, 2}, 3, 5);
+  Arguments strided = arguments;
+  const at::Tensor sizes = *arguments.batch_sizes;
+  strided.batch_sizes =
+      at::stack({sizes, at::full_like(sizes, 1000)}, 1).flatten().slice(0, 0, std::nullopt, 2);
+  EXPECT_TRUE(identical(sequence(arguments), sequence(strided)));
+}
+
+// Not even NaN. A mask without resets changes nothing.
+TEST_P(SequenceDtype, NothingThatWasBeforeAResetShows) {
+  for (const Sizes& sizes : {Sizes{6, 3, 4, 7}, Sizes{6, 40, 9, 64}}) {
+    Arguments arguments = dense(sizes);
+    const Tensors without = sequence(arguments);
+    arguments.reset = at::zeros({sizes.T, sizes.B}, at::kBool);
+    EXPECT_TRUE(identical(sequence(arguments), without));
+    arguments.reset->select(0, 3).fill_(true);
+    const Tensors expected = sequence(arguments);
+    Arguments spoilt = requiring_grad(arguments);
+    const at::Tensor nan = at::full_like(arguments.h, std::nan(""));
+    spoilt = going_on(spoilt, {nan, nan});
+    Tensors results = sequence(spoilt);
+    EXPECT_TRUE(results[0].isnan().any().item<bool>());
+    const auto after = [&](const at::Tensor& output) {
+      return reverse() ? output.narrow(0, 0, 4) : output.narrow(0, 3, sizes.T - 3);
+    };
+    EXPECT_TRUE(identical(after(results[0]), after(expected[0])));
+    results[0] = expected[0];
+    EXPECT_TRUE(identical(results, expected));
+  }
+}
+
+TEST_P(SequenceDtype, NoGradientGoesFurtherBackThanAReset) {
+  for (const Sizes& sizes : {Sizes{6, 3, 4, 7}, Sizes{6, 40, 9, 64}, Sizes{1, 40, 9, 64}}) {
+    Arguments arguments = dense(sizes);
+    const int64_t first = sizes.T / 2;  // or last, in reverse
+    arguments.reset = at::zeros({sizes.T, sizes.B}, at::kBool);
+    arguments.reset->select(0, first).fill_(true);
+    Tensors grads = random_like(sequence(arguments), 2);
+    grads[0] = at::Tensor();
+    const Tensors gradients = evaluate(sequence, arguments, grads).gradients;
+    const at::Tensor of_input = gradients[0].abs().sum({1, 2}).to(at::kFloat);
+    for (int64_t t = 0; t < sizes.T; ++t) {
+      const bool reached = reverse() ? t <= first : t >= first;
+      EXPECT_EQ(of_input[t].item<float>() != 0, reached) << "step " << t;
+    }
+    const size_t states = arguments.c.defined() ? 2 : 1;
+    for (size_t k = 1; k <= states; ++k) EXPECT_EQ(gradients[k].count_nonzero().item<int64_t>(), 0);
+  }
+}
+
+// Whichever engine runs, forward is one call over all steps, in training too.
+TEST_P(SequenceDtype, ResultsWithCheckpointsAreThoseOfASequenceBitForBit) {
+  for (const Arguments& a :
+       {dense({10, 2, 3, 7}),
+        dense({10, 17, 33, 65}),
+        dense({10, 1, 17, 300}),
+        dense({10, 70, 6, 20}),
+        dense({40, 2, 5, 70}),
+        dense({1, 17, 32, 64}),
+        dense({1, 2, 33, 65}),
+        packed(kOfSegments.lengths, 3, 17)}) {
+    const Tensors expected = sequence(a);
+    for (const int64_t steps : kCheckpointSteps) {
+      EXPECT_TRUE(identical(checkpointed(steps)(a), expected)) << "inference, " << steps;
+      EXPECT_TRUE(identical(checkpointed(steps)(requiring_grad(a)), expected))
+          << "training, " << steps;
+      const c10::InferenceMode guard;
+      EXPECT_TRUE(identical(checkpointed(steps)(a), expected)) << "inference mode, " << steps;
+    }
+  }
+}
+
+// Where only the gradient of the state is wanted, the steps alone see that a gradient cannot
+// be decomposed to bf16x3. With nothing negative anywhere, and nothing saturated, it stays
+// infinite back to the first step.
+TEST_P(SequenceDtype, AnInfiniteGradientOfManyRowsReachesTheState) {
+  if (of_.dtype == at::kBFloat16) GTEST_SKIP() << "its rounding saturates activations";
+  if (!info_of(of_.cell).joined) GTEST_SKIP() << "others meet infinities of both signs";
+  Arguments arguments = dense({4, 40, 3, 35});
+  Tensors tensors = differentiable(arguments);
+  for (at::Tensor& tensor : tensors) tensor = tensor.abs() / 8;
+  arguments = with(arguments, tensors);
+  const at::Tensor gradient = at::zeros({4, 40, 35}, arguments.input.options());
+  gradient[2][1][0].fill_(std::numeric_limits<double>::infinity());
+  const auto of_state = [&](const Function& function) {
+    Arguments a = arguments;
+    a.h = arguments.h.detach().clone().requires_grad_();
+    return torch::autograd::grad({function(a)[0]}, {a.h}, {gradient})[0];
+  };
+  const at::Tensor ours = of_state(sequence);
+  const at::Tensor eager = of_state(eager_sequence);
+  EXPECT_TRUE(eager[1].isinf().all().item<bool>());
+  EXPECT_TRUE(identical(ours.isinf(), eager.isinf()));
+  EXPECT_FALSE(ours.isnan().any().item<bool>());
+}
+
+// Over more steps than the problems of properties.h have.
+TEST_P(SequenceDtype, AnInfiniteGradientOfManyStepsIsThatOfPlainPyTorch) {
+  if (!info_of(of_.cell).joined) GTEST_SKIP() << "others have another order of products";
+  const Arguments arguments = dense({300, 4, 3, 7});
+  const Tensors grad_outputs = random_like(eager_sequence(arguments), 2);
+  grad_outputs[0][2][1][0].fill_(std::numeric_limits<double>::infinity());
+  const Evaluation ours = evaluate(sequence, arguments, grad_outputs);
+  const Evaluation eager = evaluate(eager_sequence, arguments, grad_outputs);
+  const auto names = argument_names(arguments);
+  for (size_t k = 0; k < ours.gradients.size(); ++k) {
+    EXPECT_TRUE(identical(ours.gradients[k].isnan(), eager.gradients[k].isnan()))
+        << "gradient of " << names[k];
+  }
+}
+
+// Products that overflow, of either sign, in many rows: infinite pre-activations
+// of finite arguments.
+TEST_P(SequenceDtype, OverflowingProductsAreThoseOfPlainPyTorch) {
+  if (c10::elementSize(of_.dtype) == 2) GTEST_SKIP() << "rounded otherwise";
+  const c10::InferenceMode guard;
+  Arguments arguments = dense({1, 40, 3, 35});
+  const double large = of_.dtype == at::kFloat ? 1e30 : 1e200;
+  arguments.input = arguments.input * large;
+  arguments.weights = arguments.weights * large;
+  const Tensors ours = sequence(arguments);
+  const Tensors eager = eager_sequence(arguments);
+  if (of_.cell == kCells.front()) {
+    EXPECT_GT(eager[2].isinf().sum().item<int64_t>(), 100);
+  }
+  for (size_t k = 0; k < ours.size(); ++k) {
+    EXPECT_TRUE(at::allclose(ours[k], eager[k], 1e-5, 1e-5, /*equal_nan=*/true)) << "result " << k;
+  }
+}
+
+TEST_P(SequenceDtype, InferenceAndTrainingGiveTheSameValues) {
+  const Arguments arguments = dense({6, 17, 33, 65});
+  const Tensors grad_outputs = random_like(eager_sequence(arguments), 2);
+  const Expected expected = expect(arguments, grad_outputs);
+  const Tensors training = sequence(requiring_grad(arguments));
+  const Tensors no_grad = sequence(arguments);
+  const c10::InferenceMode guard;
+  const Tensors inference = sequence(arguments);
+  for (size_t k = 0; k < training.size(); ++k) {
+    EXPECT_TRUE(is_accurate(no_grad[k], training[k], expected.outputs[k])) << "output " << k;
+    EXPECT_TRUE(identical(inference[k], no_grad[k])) << "output " << k;
+  }
+}
+
+// Large enough to be shared out, by rows and by hidden units.
+TEST_P(SequenceDtype, ResultsDoNotDependOnTheNumberOfThreadsNorOnTheRun) {
+  for (const int count : {2, 3}) {
+    for (const Sizes& sizes :
+         {Sizes{2, 33, 17, 70},
+          Sizes{2, 33, 150, 70},
+          Sizes{2, 1, 17, 300},
+          Sizes{34, 3, 17, 130},
+          Sizes{2, 500, 3, 10}}) {
+      check_threads(sequence, count, dense(sizes));
+    }
+    check_threads(sequence, count, packed({4, 4, 3, 1}, 17, 130));
+    check_threads(checkpointed(2), count, dense({5, 33, 17, 70}));
+    check_threads(checkpointed(2), count, dense({5, 1, 17, 300}));
+    check_threads(checkpointed(2), count, packed({5, 4, 3, 1}, 17, 130));
+  }
+}
+
+// Sizes that are padded in one way or another.
+TEST_P(SequenceDtype, ResultsDoNotDependOnUninitialisedMemory) {
+  for (const Sizes& sizes : kSequenceSizes) check_uninitialised_memory(sequence, dense(sizes));
+  for (const Packed& rows : kPacked) {
+    check_uninitialised_memory(sequence, of_.packed(rows, reverse())(1));
+  }
+  for (const Sizes& sizes : {Sizes{5, 2, 3, 7}, Sizes{5, 33, 17, 65}, Sizes{5, 3, 2, 300}}) {
+    check_uninitialised_memory(checkpointed(2), dense(sizes));
+  }
+  check_uninitialised_memory(checkpointed(2), packed({5, 4, 2, 1, 1}, 3, 17));
+}
+
+TEST(SequenceAutograd, AnOutputChangedInPlaceIsRefused) {
+  const Tensors outputs = sequence(requiring_grad(sequence_problem({3, 2, 3, 4}, at::kFloat, 1)));
+  {
+    const at::NoGradGuard no_grad;
+    outputs[0].add_(1);
+  }
+  EXPECT_THROW((outputs[0].sum() + outputs[1].sum()).backward(), c10::Error);
 }
 
 }  // namespace

@@ -24,24 +24,18 @@ SequenceArgs args_of(const CellArguments& call) {
   return {sequence_inputs(call)};
 }
 
-// A call of a cell with two matrices, T = 4, B = 3, I = 5, H = 6.
 CellArguments draw(const std::string& cell, bool reverse, bool bias) {
-  const int64_t gates = cell == "lstm" ? 4 : 3;
-  const auto tensor = [](at::IntArrayRef sizes) {
-    return at::randn(sizes, at::kDouble).requires_grad_();
-  };
-  const auto tensor_if = [&](bool given, at::IntArrayRef sizes) {
-    return given ? OptionalTensor(tensor(sizes)) : std::nullopt;
-  };
+  const Arguments a = requiring_grad(
+      sequence_problem({4, 3, 5, 6}, at::kDouble, /*seed=*/reverse ? 2 : 1, bias, cell));
   return {
       .cell = cell,
-      .input = tensor({4, 3, 5}),
-      .h = tensor({3, 6}),
-      .c = tensor_if(cell != "gru", {3, 6}),
-      .weight_ih = tensor({gates * 6, 5}),
-      .weight_hh = tensor({gates * 6, 6}),
-      .bias_ih = tensor_if(bias, {gates * 6}),
-      .bias_hh = tensor_if(bias, {gates * 6}),
+      .input = a.input,
+      .h = a.h,
+      .c = a.c.defined() ? OptionalTensor(a.c) : std::nullopt,
+      .weight_ih = a.weights,
+      .weight_hh = a.weight_hh,
+      .bias_ih = a.bias,
+      .bias_hh = a.bias_hh,
       .reverse = reverse};
 }
 
@@ -86,7 +80,7 @@ class SideBySide : public testing::TestWithParam<const char*> {
         torch::autograd::grad({loss_of(alone(calls))}, inputs)));
   }
 };
-INSTANTIATE_TEST_SUITE_P(Cells, SideBySide, testing::Values("lltm", "lstm", "gru"));
+INSTANTIATE_TEST_SUITE_P(Cells, SideBySide, testing::ValuesIn(kCells));
 
 TEST_P(SideBySide, GradientsAreThoseOfEachCall) {
   const Pair calls = draw_pair(GetParam());

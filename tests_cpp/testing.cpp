@@ -38,14 +38,14 @@ Arguments states_and_weights(
   };
   Arguments arguments;
   arguments.h = normal({s.B, s.H}, dtype, generator);
-  if (cell != "gru") arguments.c = normal({s.B, s.H}, dtype, generator);
-  const int64_t rows = (cell == "lstm" ? 4 : 3) * s.H;
-  const bool joined = cell == "lltm";
+  const lltm::CellInfo& info = info_of(cell);
+  if (info.has_c()) arguments.c = normal({s.B, info.states * s.H}, dtype, generator);
+  const int64_t of_x = info.x.count() * s.H, of_h = info.h.count() * s.H;
   arguments.cell = cell;
-  arguments.weights = uniform({rows, joined ? s.H + s.I : s.I});
-  if (!joined) arguments.weight_hh = uniform({rows, s.H});
-  if (bias) arguments.bias = uniform({rows});
-  if (bias && !joined) arguments.bias_hh = uniform({rows});
+  arguments.weights = uniform({of_x, info.joined ? s.H + s.I : s.I});
+  if (!info.joined) arguments.weight_hh = uniform({of_h, s.H});
+  if (bias) arguments.bias = uniform({of_x});
+  if (bias && !info.joined) arguments.bias_hh = uniform({of_h});
   return arguments;
 }
 
@@ -117,6 +117,13 @@ Tensors leaves_of(const Tensors& tensors) {
 }
 
 }  // namespace
+
+const lltm::CellInfo& info_of(std::string_view cell) {
+  for (const lltm::CellInfo* info : lltm::kCells) {
+    if (cell == info->name) return *info;
+  }
+  TORCH_CHECK(false, "no cell ", cell);
+}
 
 void expect_error(
     const std::function<void()>& call, const std::type_info& error, const std::string& text) {
@@ -242,6 +249,11 @@ Function checkpointed(int64_t checkpoint_steps) {
   return [=](const Arguments& a) { return sequence_saving(a, checkpoint_steps); };
 }
 
+Stack call(const char* name, Stack stack) {
+  c10::Dispatcher::singleton().findSchemaOrThrow(name, "").callBoxed(stack);
+  return stack;
+}
+
 Stack step_stack(const Arguments& a) {
   return {
       std::string(a.cell),
@@ -279,40 +291,41 @@ Tensor pack(const Arguments& a, std::optional<at::ScalarType> dtype) {
   return op.call(a.cell, a.weights, a.weight_hh, dtype);
 }
 
-Function prepacked(std::optional<at::ScalarType> dtype) {
-  return [=](const Arguments& a) {
-    const Tensor weights = pack(a, dtype);
-    if (a.cell == "lltm") {
-      return results(
-          a,
-          lltm::sequence_prepacked(
-              a.input, a.h, a.c, weights, a.bias, a.batch_sizes, a.reverse, a.reset));
-    }
-    static const auto op = find_operator<std::tuple<Tensor, Tensor, Tensor>(
-        std::string_view,
-        const Tensor&,
-        const Tensor&,
-        const Optional&,
-        const Tensor&,
-        const Optional&,
-        const Optional&,
-        const Optional&,
-        bool,
-        const Optional&)>("lltm::sequence_prepacked");
+Tensors sequence_of_packed(const Arguments& a, const Tensor& weights) {
+  if (a.cell == "lltm") {
     return results(
         a,
-        op.call(
-            a.cell,
-            a.input,
-            a.h,
-            if_defined(a.c),
-            weights,
-            a.bias,
-            a.bias_hh,
-            a.batch_sizes,
-            a.reverse,
-            a.reset));
-  };
+        lltm::sequence_prepacked(
+            a.input, a.h, a.c, weights, a.bias, a.batch_sizes, a.reverse, a.reset));
+  }
+  static const auto op = find_operator<std::tuple<Tensor, Tensor, Tensor>(
+      std::string_view,
+      const Tensor&,
+      const Tensor&,
+      const Optional&,
+      const Tensor&,
+      const Optional&,
+      const Optional&,
+      const Optional&,
+      bool,
+      const Optional&)>("lltm::sequence_prepacked");
+  return results(
+      a,
+      op.call(
+          a.cell,
+          a.input,
+          a.h,
+          if_defined(a.c),
+          weights,
+          a.bias,
+          a.bias_hh,
+          a.batch_sizes,
+          a.reverse,
+          a.reset));
+}
+
+Function prepacked(std::optional<at::ScalarType> dtype) {
+  return [=](const Arguments& a) { return sequence_of_packed(a, pack(a, dtype)); };
 }
 
 PersistentSetting::PersistentSetting(bool enabled) : before_(lltm::cuda_persistent()) {
@@ -864,11 +877,16 @@ const std::vector<Layout>& layouts() {
   return layouts;
 }
 
-std::vector<std::vector<size_t>> positions_of(std::string_view cell) {
-  const size_t count = cell == "lltm" ? 5 : cell == "lstm" ? 7 : 6;
+std::vector<std::vector<size_t>> positions_of(std::string_view cell, bool weights) {
+  const lltm::CellInfo& info = info_of(cell);
+  std::vector<bool> is_weight = {false, false};      // input, h
+  if (info.has_c()) is_weight.push_back(false);      // c
+  is_weight.insert(is_weight.end(), {true, false});  // weights and bias, or those of the input
+  if (!info.joined) is_weight.insert(is_weight.end(), {true, false});  // those of h
   std::vector<std::vector<size_t>> positions;
   std::vector<size_t> all;
-  for (size_t k = 0; k < count; ++k) {
+  for (size_t k = 0; k < is_weight.size(); ++k) {
+    if (is_weight[k] && !weights) continue;
     positions.push_back({k});
     all.push_back(k);
   }
@@ -890,6 +908,7 @@ Function against_the_steps(const Function& sequence) {
   return [sequence](const Arguments& arguments) {
     Arguments flipped = arguments;
     flipped.input = arguments.input.flip(0);
+    if (arguments.reset) flipped.reset = arguments.reset->flip(0);
     flipped.reverse = !arguments.reverse;
     Tensors results = sequence(flipped);
     results[0] = results[0].flip(0);

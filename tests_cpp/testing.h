@@ -2,6 +2,7 @@
 // the baseline of accuracy, and the statement of accuracy itself.
 #pragma once
 
+#include "cell/cells.h"
 #include "reference.h"
 
 #include <ATen/core/Tensor.h>
@@ -20,7 +21,20 @@
 
 namespace lltm_test {
 
-constexpr std::array<const char*, 3> kCells = {"lltm", "lstm", "gru"};
+// The library's cells, and those among them that torch::nn's modules have: with two matrices.
+inline const std::vector<const char*> kCells = [] {
+  std::vector<const char*> names;
+  for (const lltm::CellInfo* cell : lltm::kCells) names.push_back(cell->name);
+  return names;
+}();
+const lltm::CellInfo& info_of(std::string_view cell);
+inline const std::vector<const char*> kTorchCells = [] {
+  std::vector<const char*> names;
+  for (const lltm::CellInfo* cell : lltm::kCells) {
+    if (!cell->joined) names.push_back(cell->name);
+  }
+  return names;
+}();
 
 // What a step or a sequence takes. One step: input is (B, I).
 struct Arguments {
@@ -29,7 +43,7 @@ struct Arguments {
   std::optional<at::Tensor> batch_sizes;
   bool reverse = false;
   // One of kCells. The others' weights are in two matrices, as torch.nn's: `weights` and `bias`
-  // are those of the input, these are those of h. The GRU has no c.
+  // are those of the input, these are those of h. One of h alone has no c.
   std::string_view cell = "lltm";
   std::optional<at::Tensor> weight_hh, bias_hh;
   // Of a sequence, bool, (T, B) or packed (N): the rows that start anew.
@@ -53,9 +67,12 @@ Tensors cell(const Arguments& arguments);
 Tensors sequence(const Arguments& arguments);
 Function checkpointed(int64_t checkpoint_steps);
 Function prepacked(std::optional<at::ScalarType> dtype = std::nullopt);
+Tensors sequence_of_packed(const Arguments& arguments, const at::Tensor& packed_weights);
 
-// The arguments of the operators `step` and `sequence`, in the order of their schemas.
+// An operator called by its name: from its arguments to its results.
 using Stack = std::vector<c10::IValue>;
+Stack call(const char* name, Stack stack);
+// The arguments of the operators `step` and `sequence`, in the order of their schemas.
 Stack step_stack(const Arguments& arguments);
 Stack sequence_stack(const Arguments& arguments, int64_t checkpoint_steps = 0);
 
@@ -230,8 +247,8 @@ Arguments laid_out(
     const Arguments& arguments, const Layout& layout, const std::vector<size_t>& positions);
 Tensors laid_out(const Tensors& tensors, const Layout& layout);
 
-// The positions to try of a cell's arguments: one after another, then all.
-std::vector<std::vector<size_t>> positions_of(std::string_view cell);
+// The positions to try of a cell's arguments: one after another, then all; with the weights or not.
+std::vector<std::vector<size_t>> positions_of(std::string_view cell, bool weights = true);
 inline const std::vector<std::vector<size_t>> kPositions = positions_of("lltm");
 
 // The function of contiguous copies of the arguments.

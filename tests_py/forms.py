@@ -1,7 +1,6 @@
 """Every form in which a cell is called, and samples of arguments for each.
 
-test_properties.py checks every property of every form here. A cell of another kind is one more
-row of CELLS: its modules, those that say what they must compute, and the names of its states.
+test_properties.py checks every property of every form here.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import support
@@ -24,46 +23,44 @@ import lltm
 # Whatever the results depend on, by name: "input", the states, the parameters.
 Values = dict[str, Tensor]
 
+# Before each call: of dropout.
+SEED = 1
+
 
 @dataclass(frozen=True)
 class Cell:
     """Our modules, and the modules with the same parameters that they must agree with."""
 
-    step: Callable[..., Any]
-    layer: Callable[..., Any]
-    plain_step: Callable[..., Any]
-    plain_layer: Callable[..., Any]
+    step: Any
+    layer: Any
+    plain_step: Any
+    plain_layer: Any
     # torch.nn's, for what is theirs whatever the cell: strides, and the text of a module.
-    torch_step: Callable[..., Any] = nn.LSTMCell
-    torch_layer: Callable[..., Any] = nn.LSTM
-    states: tuple[str, ...] = ("h", "c")
+    torch_step: Any
+    torch_layer: Any
     # Of its modules, and of those without derivatives or whose values others have already. What is
-    # a matter of the dtype alone, the forms of the LLTM show for all cells.
-    dtypes: tuple[torch.dtype, ...] = (torch.float64, torch.float32)
-    dtypes_of_others: tuple[torch.dtype, ...] = (torch.float32,)
+    # a matter of the dtype alone, the forms of one cell show for all.
+    dtypes: tuple[torch.dtype, ...]
+    dtypes_of_others: tuple[torch.dtype, ...]
 
 
 REFERENCE = lltm.reference
-CELLS = {
-    "LLTM": Cell(
-        lltm.LLTMCell,
-        lltm.LLTM,
-        REFERENCE.LLTMCell,
-        REFERENCE.LLTM,
-        dtypes=DTYPES,
-        dtypes_of_others=DTYPES,
-    ),
-    "LSTM": Cell(lltm.LSTMCell, lltm.LSTM, REFERENCE.LSTMCell, REFERENCE.LSTM),
-    "GRU": Cell(
-        lltm.GRUCell,
-        lltm.GRU,
-        REFERENCE.GRUCell,
-        REFERENCE.GRU,
-        nn.GRUCell,
-        nn.GRU,
-        states=("h",),
-    ),
-}
+
+
+def cells() -> dict[str, Cell]:
+    """The library's, by the names of their layers; the first in every dtype."""
+    names = [name.removesuffix("Cell") for name in REFERENCE.__all__ if name.endswith("Cell")]
+    found: dict[str, Cell] = {}
+    for name in sorted(names, key=lambda name: support.CELLS.index(getattr(lltm, name)._CELL)):
+        classes = [getattr(m, n) for m in (lltm, REFERENCE) for n in (f"{name}Cell", name)]
+        of_torch = [getattr(nn, f"{name}Cell", nn.LSTMCell), getattr(nn, name, nn.LSTM)]
+        both = (torch.float64, torch.float32)
+        dtypes = (both, both[1:]) if found else (DTYPES, DTYPES)
+        found[name] = Cell(*classes, *of_torch, *dtypes)
+    return found
+
+
+CELLS = cells()
 
 
 @dataclass(frozen=True)
@@ -94,6 +91,7 @@ class Sample:
     # Another module as `module` was made, with other values.
     fresh: Callable[[], Any] = lambda: None
     kind: str = "batched"
+    has_reset: bool = False
 
     def __str__(self) -> str:
         shapes = {name: tuple(value.shape) for name, value in self.values.items()}
@@ -102,7 +100,13 @@ class Sample:
     def call(self, module: Any = None, values: Values | None = None) -> list[Tensor]:
         """The results of the module as it is, or of another."""
         arguments = self.arguments(self.values if values is None else values)
+        torch.manual_seed(SEED)
         return tensors((self.module if module is None else module)(*arguments))
+
+    def is_plain(self) -> bool:
+        """Without what couples rows, or steps, or draws: torch.nn's layers without dropout."""
+        more = ("dropout", "recurrent_dropout", "proj_size")
+        return not self.has_reset and not any(name in self.options for name in more)
 
     def given(self) -> list[str]:
         """The names of the arguments, without the parameters."""
@@ -134,9 +138,9 @@ class Form:
     def each(
         self, dtype: torch.dtype, sizes: Sizes = SIZES, every: bool = True
     ) -> Iterator[Sample]:
-        """Its samples; without `every`, less the combinations of options that PyTorch tries."""
+        """Its samples; without `every`, of layers a few, with each option and kind of input."""
         for sample in self.samples(dtype, sizes):
-            if every or not sample.name.startswith("as PyTorch"):
+            if every or not (self.steps and sample.options) or sample.name in SOME:
                 print(self.name, sample)  # captured: where a test fails, the last one is shown
                 yield sample
 
@@ -164,7 +168,10 @@ def tensors(tree: Any) -> list[Tensor]:
 
 def of_function(outputs: support.Outputs, name: str, a: Arguments) -> Sample:
     def run(implementation: Any, values: dict[str, Any]) -> list[Tensor]:
-        return list(outputs(implementation, replace(a, **values)))
+        x = values["input"]
+        mask = None if a.recurrent_mask is None else a.recurrent_mask.to(x)
+        reset = None if a.reset is None else a.reset.to(x.device)
+        return list(outputs(implementation, replace(a, **values, recurrent_mask=mask, reset=reset)))
 
     values = dict(zip(support.NAMES, a.tensors(), strict=False))
     return Sample(
@@ -173,6 +180,7 @@ def of_function(outputs: support.Outputs, name: str, a: Arguments) -> Sample:
         partial(run, lltm.functional),
         partial(run, lltm.reference),
         kind="packed" if a.batch_sizes is not None else "batched",
+        has_reset=a.reset is not None,
     )
 
 
@@ -183,16 +191,25 @@ def of_cell(dtype: torch.dtype, sizes: Sizes) -> Iterator[Sample]:
         yield of_function(support.cell_outputs, "bias" if bias else "no bias", a)
 
 
-def of_sequence(outputs: support.Outputs, dtype: torch.dtype, sizes: Sizes) -> Iterator[Sample]:
+def of_sequence(
+    outputs: support.Outputs, dtype: torch.dtype, sizes: Sizes, masks: bool = True
+) -> Iterator[Sample]:
     shape = sizes.steps, sizes.batch, sizes.inputs, sizes.hidden
     dense, packed = partial(support.sequence_arguments, shape, dtype), support.packed_arguments
     yield of_function(outputs, "forward", dense())
     yield of_function(outputs, "reverse", dense(reverse=True))
     yield of_function(outputs, "no bias", dense(bias=False))
+    yield of_function(outputs, "reset", support.with_reset(dense()))
+    if masks:
+        a = support.with_recurrent_mask(support.with_reset(dense(reverse=True)))
+        yield of_function(outputs, "reverse, reset, recurrent mask", a)
     if sizes.batch > 0:
         for reverse in (False, True):
             a = packed(lengths(sizes), sizes.inputs, sizes.hidden, dtype, reverse)
             yield of_function(outputs, "packed, reverse" if reverse else "packed", a)
+            if masks and reverse:
+                a = support.with_recurrent_mask(a)
+            yield of_function(outputs, "packed, reset, or mask in reverse", support.with_reset(a))
 
 
 def lengths(sizes: Sizes) -> list[int]:
@@ -202,45 +219,68 @@ def lengths(sizes: Sizes) -> list[int]:
 
 # ----- modules ---------------------------------------------------------------
 
-# name, options, kind of input, whether a state is given
-Use = tuple[str, dict[str, Any], str, bool]
 
-STEPS: tuple[Use, ...] = (
-    ("batch", {}, "batched", False),
-    ("batch, state", {}, "batched", True),
-    ("batch, state, no bias", {"bias": False}, "batched", True),
-    ("no batch", {}, "unbatched", False),
-    ("no batch, state", {}, "unbatched", True),
+class Use(NamedTuple):
+    name: str
+    options: dict[str, Any] = {}  # noqa: RUF012
+    kind: str = "batched"  # of input
+    with_state: bool = False
+    with_reset: bool = False
+
+
+STEPS = (
+    Use("batch"),
+    Use("batch, state", with_state=True),
+    Use("batch, state, no bias", {"bias": False}, with_state=True),
+    Use("no batch", kind="unbatched"),
+    Use("no batch, state", kind="unbatched", with_state=True),
 )
 DEEP = {"num_layers": 2, "bidirectional": True}
-SOME_LAYERS: tuple[Use, ...] = (
-    ("batch", {}, "batched", False),
-    ("batch, state", {}, "batched", True),
-    ("batch first", {"batch_first": True}, "batched", False),
-    ("layers and directions", DEEP, "batched", False),
-    (
+# Each kind of input and each option, at least once.
+SOME_LAYERS = (
+    Use("packed", kind="packed"),
+    Use(
         "batch first, layers and directions, state, no bias",
         {**DEEP, "batch_first": True, "bias": False},
-        "batched",
-        True,
+        with_state=True,
     ),
-    ("no batch, one layer", {}, "unbatched", False),
-    ("packed", {}, "packed", False),
-    ("packed, state", {"num_layers": 2, "batch_first": True}, "packed", True),
-    ("packed out of order, layers and directions, state", DEEP, "packed out of order", True),
-    ("packed out of order, layers and directions", DEEP, "packed out of order", False),
+    Use("no batch, one layer", kind="unbatched"),
+    Use("packed out of order, layers and directions, state", DEEP, "packed out of order", True),
+    Use("resets, layers and directions, state", DEEP, with_state=True, with_reset=True),
+    Use("dropout, recurrent dropout", {**DEEP, "dropout": 0.3, "recurrent_dropout": 0.4}),
 )
-LAYERS: tuple[Use, ...] = (
+LAYERS = (
+    Use("batch"),
+    Use("batch, state", with_state=True),
+    Use("batch first", {"batch_first": True}),
+    Use("layers and directions", DEEP),
+    Use("packed, state", {"num_layers": 2, "batch_first": True}, "packed", with_state=True),
+    Use("packed out of order, layers and directions", DEEP, "packed out of order"),
     *SOME_LAYERS,
-    *(
-        (
-            "as PyTorch tests nn.LSTM",
-            {"num_layers": 2, "bias": bias, "batch_first": first, "bidirectional": both},
-            "unbatched",
-            state,
-        )
-        for bias, first, both, state in itertools.product((False, True), repeat=4)
+    Use("resets, batch first", {"batch_first": True}, with_reset=True),
+    Use("resets, no batch", kind="unbatched", with_reset=True),
+    Use("resets, packed out of order", DEEP, "packed out of order", with_reset=True),
+    Use("recurrent dropout, packed", {"recurrent_dropout": 0.4}, "packed out of order"),
+)
+# Of the cell whose h can be projected.
+PROJECTIONS = (
+    Use("projection, layers and directions, state", {**DEEP, "proj_size": 2}, with_state=True),
+    Use(
+        "projection, resets, packed out of order",
+        {"bidirectional": True, "proj_size": 2},
+        "packed out of order",
+        with_reset=True,
     ),
+)
+SOME = {use.name for use in (*SOME_LAYERS, *PROJECTIONS)}
+AS_PYTORCH = tuple(
+    Use(
+        "as PyTorch tests nn.LSTM",
+        {"num_layers": 2, "bias": bias, "batch_first": first, "bidirectional": both},
+        "unbatched",
+        state,
+    )
+    for bias, first, both, state in itertools.product((False, True), repeat=4)
 )
 
 
@@ -289,54 +329,55 @@ class Modules:
     """The samples of a module. What is called is `finish` of it: of a layer, the prepacked one."""
 
     uses: tuple[Use, ...]
-    make: Callable[..., Any]
-    plain: Callable[..., Any]
-    states: tuple[str, ...]
+    make: Any
+    plain: Any
     finish: Callable[[Any], Any] = as_it_is
 
     def __call__(self, dtype: torch.dtype, sizes: Sizes) -> Iterator[Sample]:
-        for name, options, kind, with_state in self.uses:
-            if kind == "batched" or sizes.batch > 0:
-                yield self._sample(name, options, kind, with_state, dtype, sizes)
+        for use in self.uses:
+            if use.kind == "batched" or sizes.batch > 0:
+                yield self._sample(use, dtype, sizes)
 
-    def _sample(
-        self,
-        name: str,
-        options: dict[str, Any],
-        kind: str,
-        with_state: bool,
-        dtype: torch.dtype,
-        sizes: Sizes,
-    ) -> Sample:
-        options = {"input_size": sizes.inputs, "hidden_size": sizes.hidden, **options}
+    def _sample(self, use: Use, dtype: torch.dtype, sizes: Sizes) -> Sample:
+        options = {"input_size": sizes.inputs, "hidden_size": sizes.hidden, **use.options}
         module, plain = (make(**options).to(dtype) for make in (self.make, self.plain))
+        if self.finish is not as_it_is:
+            plain.eval()
         names = [name for name, _ in module.named_parameters()]
+        states = tuple(name.removesuffix("_0") for name in module._STATES)
         is_layer = self.uses is not STEPS
 
-        batch = (sizes.batch,) if kind != "unbatched" else ()
+        batch = (sizes.batch,) if use.kind != "unbatched" else ()
         leading = (sizes.steps, *batch) if is_layer else batch
-        if kind == "batched" and options.get("batch_first"):
+        if use.kind == "batched" and options.get("batch_first"):
             leading = leading[::-1]
-        order = packed_rows(kind, sizes) if "packed" in kind else None
+        order = packed_rows(use.kind, sizes) if "packed" in use.kind else None
         if order is not None:
             leading = (len(order.data),)
         values = {"input": torch.randn(*leading, sizes.inputs, dtype=dtype)}
-        if with_state:
+        reset = torch.rand(leading) < 0.4 if use.with_reset else None
+        if use.with_state:
             directions = 2 if options.get("bidirectional") else 1
             count = (directions * options.get("num_layers", 1),) if is_layer else ()
-            for state in self.states:
-                values[state] = torch.randn(*count, *batch, sizes.hidden, dtype=dtype)
+            for state in states:
+                width = options.get("proj_size", 0) if state == "h" else 0
+                shape = (*count, *batch, width or sizes.hidden)
+                values[state] = torch.randn(shape, dtype=dtype)
         values.update({name: p.detach().clone() for name, p in module.named_parameters()})
 
         def arguments(values: Values) -> tuple[Any, ...]:
             input: Any = values["input"]
             if order is not None:
                 input = PackedSequence(input, *order[1:])
-            return (input, state_of(values, self.states)) if with_state else (input,)
+            hx = state_of(values, states) if use.with_state else None
+            if reset is not None:
+                return input, hx, reset.to(values["input"].device)
+            return (input, hx) if use.with_state else (input,)
 
         def run(module: nn.Module, values: Values) -> list[Tensor]:
             prefix = "layer." if isinstance(module, Prepacking) else ""
             parameters = {prefix + name: values[name] for name in names}
+            torch.manual_seed(SEED)
             return tensors(torch.func.functional_call(module, parameters, arguments(values)))
 
         # Of a prepacked layer, one that is packed again from the weights in `values`.
@@ -344,16 +385,17 @@ class Modules:
         if self.finish in (prepacked, int8):
             running = Prepacking(module, torch.qint8 if self.finish is int8 else None)
         return Sample(
-            name,
+            use.name,
             values,
             partial(run, running),
             partial(run, plain),
-            self.states,
+            states,
             options,
             self.finish(module),
             arguments,
             lambda: self.finish(self.make(**options).to(dtype)),
-            kind,
+            use.kind,
+            use.with_reset,
         )
 
 
@@ -371,9 +413,9 @@ def forms() -> Iterator[Form]:
     yield Form("functional.cell", of_cell, steps=False, torch_module=nn.LSTMCell)
     yield Form("functional.sequence", partial(of_sequence, support.sequence_outputs))
     yield Form("functional.sequence, checkpoints", partial(of_sequence, checkpoints))
-    function = partial(of_sequence, partial(support.prepacked_outputs, None))
+    function = partial(of_sequence, partial(support.prepacked_outputs, None), masks=False)
     yield Form("functional.sequence_prepacked", function, trainable=False, prepacked=True)
-    function = partial(of_sequence, partial(support.prepacked_outputs, torch.qint8))
+    function = partial(of_sequence, partial(support.prepacked_outputs, torch.qint8), masks=False)
     yield Form(
         "functional.sequence_prepacked, int8",
         function,
@@ -383,16 +425,18 @@ def forms() -> Iterator[Form]:
         prepacked=True,
     )
     for name, cell in CELLS.items():
-        step = partial(Modules, STEPS, states=cell.states)
-        uses = LAYERS if name == "LLTM" else SOME_LAYERS
-        layer = partial(Modules, uses, states=cell.states)
+        projections = PROJECTIONS if name == "LSTM" else ()
+        as_pytorch = AS_PYTORCH if name == next(iter(CELLS)) else ()
+        step = partial(Modules, STEPS)
+        every = partial(Modules, (*LAYERS, *projections, *as_pytorch))
+        layer = partial(Modules, (*SOME_LAYERS, *projections))
         of_step: dict[str, Any] = {"steps": False, "torch_module": cell.torch_step}
         of_step.update(dtypes=cell.dtypes)
         of_layer: dict[str, Any] = {"torch_module": cell.torch_layer, "dtypes": cell.dtypes}
         ours, plain = cell.layer, cell.plain_layer
         with_checkpoints = partial(ours, checkpoint_steps=2)
         yield Form(f"{name}Cell", step(cell.step, cell.plain_step), make=cell.step, **of_step)
-        yield Form(name, layer(ours, plain), make=ours, **of_layer)
+        yield Form(name, every(ours, plain), make=ours, **of_layer)
         of_layer.update(dtypes=cell.dtypes_of_others)
         yield Form(
             f"{name}, checkpoints",

@@ -82,6 +82,10 @@ def program_without_python(folder: str, name: str) -> Callable[..., str]:
 ARM = platform.machine() in ("aarch64", "arm64")
 BASELINE = "NEON" if ARM else "DEFAULT"
 
+# The library's cells, by their names in the operators; test_errors.py: they are those of the
+# registry.
+CELLS = tuple(lltm.reference._EQUATIONS)
+
 # Blocks of rows of the LLTM's weights.
 GATES: int = len(torch.ops.lltm._cell("lltm")[0])
 
@@ -131,6 +135,9 @@ class Arguments:
     cell: str = "lltm"
     weight_hh: Tensor | None = None
     bias_hh: Tensor | None = None
+    # Of a sequence; not differentiated here.
+    reset: Tensor | None = None
+    recurrent_mask: Tensor | None = None
 
     def operands(self) -> tuple[Any, ...]:
         """The first arguments of the operators, but sequence_prepacked."""
@@ -154,6 +161,15 @@ class Arguments:
         """An output_mask for the gradients of what is not absent."""
         operands = self.operands()[1:]
         return [want and operand is not None for want, operand in zip(mask, operands, strict=True)]
+
+    def rest(self) -> dict[str, Any]:
+        """The options of a sequence."""
+        return {
+            "batch_sizes": self.batch_sizes,
+            "reverse": self.reverse,
+            "reset": self.reset,
+            "recurrent_mask": self.recurrent_mask,
+        }
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Arguments:
         def changed(tensor: Tensor | None) -> Tensor | None:
@@ -240,6 +256,15 @@ def packed_arguments(
     )
 
 
+def with_reset(a: Arguments, share: float = 0.4) -> Arguments:
+    return replace(a, reset=torch.rand(a.input.shape[:-1]) < share)
+
+
+def with_recurrent_mask(a: Arguments) -> Arguments:
+    mask = nn.functional.dropout(torch.ones_like(a.h), 1 / 3)
+    return replace(a, recurrent_mask=mask.t().contiguous().t())
+
+
 def _steady(a: Arguments) -> Arguments:
     # Weights as large as a cell's would make a long sequence amplify the rounding errors of its
     # first steps, ours as well as PyTorch's, and chance would decide whose are larger.
@@ -273,37 +298,23 @@ def sequence_outputs(implementation: Any, a: Arguments) -> tuple[Tensor, ...]:
     """(output, h_n, c_n) by lltm.functional or lltm.reference; without c_n of a cell without c."""
     if a.cell == "lltm":
         output, (h_n, c_n) = implementation.sequence(
-            a.input,
-            (a.h, a.c),
-            a.weights,
-            a.bias,
-            batch_sizes=a.batch_sizes,
-            reverse=a.reverse,
+            a.input, (a.h, a.c), a.weights, a.bias, **a.rest()
         )
         return output, h_n, c_n
     cell, x, h, c, *parameters = a.operands()
     states = [h] if c is None else [h, c]
     if implementation is lltm.reference:
         equations = lltm.reference._EQUATIONS[cell]
-        arguments = equations, x, states, parameters, a.batch_sizes, a.reverse
-        output, last = lltm.reference._steps(*arguments)
+        output, last = lltm.reference._steps(equations, x, states, parameters, **a.rest())
         return output, *last
-    results: tuple[Tensor, ...] = torch.ops.lltm.sequence(
-        *a.operands(), batch_sizes=a.batch_sizes, reverse=a.reverse
-    )
+    results: tuple[Tensor, ...] = torch.ops.lltm.sequence(*a.operands(), **a.rest())
     return results[: 1 + len(states)]
 
 
 def checkpointed_outputs(steps: int, implementation: Any, a: Arguments) -> tuple[Tensor, ...]:
     """As :func:`sequence_outputs`, with checkpoints every `steps` steps."""
     output, (h_n, c_n) = implementation.sequence(
-        a.input,
-        (a.h, a.c),
-        a.weights,
-        a.bias,
-        checkpoint_steps=steps,
-        batch_sizes=a.batch_sizes,
-        reverse=a.reverse,
+        a.input, (a.h, a.c), a.weights, a.bias, checkpoint_steps=steps, **a.rest()
     )
     return output, h_n, c_n
 
@@ -321,6 +332,7 @@ def prepacked_outputs(
         a.bias,
         batch_sizes=a.batch_sizes,
         reverse=a.reverse,
+        reset=a.reset,
     )
     return output, h_n, c_n
 

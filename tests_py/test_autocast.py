@@ -115,9 +115,3 @@ def test_transforms_keep_to_the_dtypes(transform: str, module: str, dtype: torch
             gradients = list(torch.autograd.grad(penalty, list(layer.parameters())))
     assert {y.dtype for y in seen} == {dtype}
     assert {y.dtype for y in gradients} <= {torch.float32}
-
-
-@pytest.mark.parametrize("operator", ["lltm::step", "lltm::sequence"])
-@pytest.mark.parametrize("key", ["AutocastCPU", "AutocastCUDA"])
-def test_the_dispatcher_knows_autocast_of_every_device(key: str, operator: str) -> None:
-    assert torch._C._dispatch_has_kernel_for_dispatch_key(operator, key)

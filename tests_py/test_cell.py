@@ -20,23 +20,6 @@ def test_agrees_with_the_reference(
     support.check_accuracy(support.cell_outputs, lambda: cell_arguments(shape, dtype, bias))
 
 
-def test_follows_the_equations() -> None:
-    a = cell_arguments((4, 3, 5), torch.float64)
-    assert a.bias is not None
-    z = torch.cat([a.h, a.input], dim=1) @ a.weights.t() + a.bias
-    z_i, z_o, z_g = z[:, :5], z[:, 5:10], z[:, 10:]
-    c = a.c + torch.sigmoid(z_i) * torch.where(z_g > 0, z_g, torch.exp(z_g) - 1)
-    h = torch.tanh(c) * torch.sigmoid(z_o)
-    torch.testing.assert_close(support.cell_outputs(lltm.functional, a), (h, c))
-
-
-def test_the_module_is_the_function_of_its_parameters() -> None:
-    cell = lltm.LLTMCell(3, 5)
-    a = cell_arguments((4, 3, 5))
-    expected = lltm.functional.cell(a.input, (a.h, a.c), cell.weights, cell.bias)
-    torch.testing.assert_close(cell(a.input, (a.h, a.c)), expected)
-
-
 def test_the_tutorial_s_use_of_the_module_works() -> None:
     rnn = lltm.LLTMCell(32, 128)
     X, h, C = torch.randn(16, 32), torch.randn(16, 128), torch.randn(16, 128)
@@ -46,17 +29,6 @@ def test_the_tutorial_s_use_of_the_module_works() -> None:
     assert rnn.weights.grad is not None
     assert rnn.bias is not None
     assert rnn.bias.grad is not None
-
-
-@pytest.mark.parametrize("with_state", [True, False])
-def test_takes_one_row_without_a_batch_like_nn_lstmcell(with_state: bool) -> None:
-    cell, lstm = lltm.LLTMCell(3, 5), nn.LSTMCell(3, 5)
-    x = torch.randn(3)
-    state = (torch.randn(5), torch.randn(5)) if with_state else None
-    h, c = cell(x, state)
-    assert [y.shape for y in (h, c)] == [y.shape for y in lstm(x, state)]
-    batched = None if state is None else (state[0][None], state[1][None])
-    torch.testing.assert_close((h[None], c[None]), cell(x[None], batched))
 
 
 def test_parameters_have_the_documented_names_shapes_and_range() -> None:

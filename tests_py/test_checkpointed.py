@@ -1,4 +1,8 @@
-"""Checkpoints instead of activations: the same results and gradients, with less memory."""
+"""Checkpoints instead of activations, with less memory.
+
+That results are those of a sequence bit for bit, and gradients as accurate, in every dtype and
+direction: tests_cpp/test_cells.cpp; of modules: test_properties.py.
+"""
 
 from __future__ import annotations
 
@@ -12,72 +16,11 @@ import pytest
 import support
 import torch
 from memory import peak_memory, saved_for_backward
-from support import DTYPES, Arguments, packed_arguments, sequence_arguments
-from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_sequence
+from support import Arguments, packed_arguments, sequence_arguments
+from torch import Tensor
 
 import lltm
 from lltm.benchmark.cases import Case
-
-# Of 10 steps: one step each, a last segment that is shorter than the others, segments that come
-# out even, and one that is longer than the sequence, as long as can be.
-CHECKPOINT_STEPS = (1, 4, 5, 100, 2**63 - 1)
-# Rows that end, and in reverse join, at the borders of segments and inside.
-LENGTHS = (10, 9, 8, 6, 5, 5, 4, 3, 1)
-
-each_length = pytest.mark.parametrize("steps", CHECKPOINT_STEPS)
-each_direction = pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
-each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-
-
-@each_direction
-@each_length
-@each_dtype
-def test_agrees_with_the_reference(dtype: torch.dtype, steps: int, reverse: bool) -> None:
-    support.check_accuracy(
-        partial(support.checkpointed_outputs, steps),
-        lambda: sequence_arguments((10, 20, 5, 33), dtype, reverse=reverse),
-    )
-
-
-@each_dtype
-def test_agrees_with_the_reference_without_bias(dtype: torch.dtype) -> None:
-    support.check_accuracy(
-        partial(support.checkpointed_outputs, 4),
-        lambda: sequence_arguments((10, 3, 4, 7), dtype, bias=False),
-    )
-
-
-@each_direction
-@each_length
-@each_dtype
-def test_agrees_with_the_reference_when_packed(
-    dtype: torch.dtype, steps: int, reverse: bool
-) -> None:
-    support.check_accuracy(
-        partial(support.checkpointed_outputs, steps),
-        lambda: packed_arguments(LENGTHS, 5, 33, dtype, reverse),
-    )
-
-
-@each_direction
-@each_dtype
-def test_results_are_those_of_a_sequence_bit_for_bit(dtype: torch.dtype, reverse: bool) -> None:
-    """Of few rows too, whose state is float64 from step to step."""
-    for a in (
-        sequence_arguments((10, 2, 5, 70), dtype, reverse=reverse),
-        sequence_arguments((40, 2, 5, 70), dtype, reverse=reverse),
-        sequence_arguments((10, 33, 5, 70), dtype, reverse=reverse),
-        packed_arguments(LENGTHS, dtype=dtype, reverse=reverse),
-    ):
-        expected = support.sequence_outputs(lltm.functional, a)
-        for steps in CHECKPOINT_STEPS:
-            for given in (a, a.leaves()):
-                results = support.checkpointed_outputs(steps, lltm.functional, given)
-                torch.testing.assert_close(results, expected, rtol=0, atol=0)
-
-
-# ----- memory ----------------------------------------------------------------
 
 
 def saved(run: Callable[[], object]) -> list[Tensor]:
@@ -128,37 +71,6 @@ def test_neither_forward_nor_backward_holds_the_activations_of_all_steps() -> No
 
 # ----- a layer ---------------------------------------------------------------
 
-OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"bias": False, "batch_first": True},
-    {"num_layers": 2, "bidirectional": True},
-]
-
-
-def pair(options: dict[str, Any]) -> tuple[lltm.LLTM, lltm.LLTM]:
-    """A layer and the same with checkpoints."""
-    layer = lltm.LLTM(3, 5, dtype=torch.float64, **options)
-    other = lltm.LLTM(3, 5, dtype=torch.float64, checkpoint_steps=4, **options)
-    other.load_state_dict(layer.state_dict())
-    return layer, other
-
-
-@pytest.mark.parametrize("kind", ["batched", "unbatched", "packed"])
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_a_layer_gives_what_it_gives_without(options: dict[str, Any], kind: str) -> None:
-    x: Any = torch.randn(9, 6, 3, dtype=torch.float64)
-    if kind == "unbatched":
-        x = x[0]
-    elif kind == "packed":
-        x = pack_sequence([torch.randn(n, 3, dtype=torch.float64) for n in (3, 9, 5)], False)
-    results = []
-    for layer in pair(options):
-        output, states = layer(x)
-        leaves = [output.data if kind == "packed" else output, *states]
-        total = sum((y.square().sum() for y in leaves), torch.zeros(()))
-        results.append([*leaves, *torch.autograd.grad(total, list(layer.parameters()))])
-    torch.testing.assert_close(*results)
-
 
 def test_a_layer_calls_the_operators() -> None:
     layer = lltm.LLTM(3, 5, checkpoint_steps=4)
@@ -197,17 +109,8 @@ def test_the_option_can_be_changed() -> None:
         assert size in [t.numel() for t in saved(lambda: layer(x))]
 
 
-def test_a_prepacked_layer_and_the_reference_give_the_same() -> None:
-    layer = lltm.LLTM(3, 5, checkpoint_steps=4)
-    reference = lltm.reference.LLTM(3, 5, checkpoint_steps=4)
-    reference.load_state_dict(layer.state_dict())
-    x = torch.randn(10, 6, 3)
-    torch.testing.assert_close(layer.prepack()(x), layer(x))
-    torch.testing.assert_close(reference(x), layer(x))
-
-
 @pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}], ids=str)
 def test_a_scripted_layer_runs_with_checkpoints(options: dict[str, Any]) -> None:
     layer = lltm.LLTM(3, 5, checkpoint_steps=4, **options)
     scripted: Any = torch.jit.script(layer)
@@ -215,13 +118,6 @@ def test_a_scripted_layer_runs_with_checkpoints(options: dict[str, Any]) -> None
     torch.testing.assert_close(scripted(x), layer(x))
     tensors = saved(lambda: scripted(x))
     assert max(t.numel() for t in tensors) <= 10 * 6 * 5 * 2  # of both directions
-
-
-@pytest.mark.parametrize("nested", [nn.Sequential, lambda layer: layer], ids=["nested", "alone"])
-def test_a_checkpoint_of_a_layer_without_loads_into_one_with(nested: Any) -> None:
-    layer, other = pair({})
-    nested(other).load_state_dict(nested(layer).state_dict())
-    assert nested(other).state_dict().keys() == nested(layer).state_dict().keys()
 
 
 # ----- what changes the arguments and calls again -----------------------------
@@ -270,7 +166,9 @@ def test_a_dynamic_number_of_steps_compiles_once() -> None:
     """Of more than one segment: a size of 1 is another graph to the compiler."""
     from torch._dynamo.testing import CompileCounterWithBackend
 
-    layer, other = pair({})
+    layer = lltm.LLTM(3, 5, dtype=torch.float64)
+    other = lltm.LLTM(3, 5, dtype=torch.float64, checkpoint_steps=4)
+    other.load_state_dict(layer.state_dict())
     frames = []
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(other, fullgraph=True, dynamic=True, backend=counter)

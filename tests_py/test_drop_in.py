@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import lltm
@@ -203,24 +203,6 @@ def test_states_are_permuted_as_nn_lstm_s() -> None:
 # ----- packed sequences without steps ----------------------------------------
 
 
-@pytest.mark.parametrize("implementation", [lltm, lltm.reference], ids=["lltm", "reference"])
-@pytest.mark.parametrize("with_state", [False, True], ids=["no state", "state"])
-def test_an_empty_packed_sequence_gives_the_initial_states(
-    implementation: Any, with_state: bool
-) -> None:
-    layer = implementation.LLTM(3, 5, num_layers=2, bidirectional=True)
-    layers = [layer] if implementation is lltm.reference else [layer, layer.prepack()]
-    packed = PackedSequence(torch.empty(0, 3), torch.empty(0, dtype=torch.int64))
-    given = (torch.randn(4, 2, 5), torch.randn(4, 2, 5)) if with_state else None
-    for run in layers:
-        output, state = run(packed, given)
-        assert isinstance(output, PackedSequence)
-        assert output.data.shape == (0, 10)
-        assert output.batch_sizes.shape == (0,)
-        zeros = torch.zeros(4, 0, 5)
-        torch.testing.assert_close(state, given or (zeros, zeros), rtol=0, atol=0)
-
-
 def test_an_empty_packed_sequence_with_an_order_has_its_rows() -> None:
     order = torch.tensor([1, 0, 2])
     packed = PackedSequence(torch.empty(0, 3), torch.empty(0, dtype=torch.int64), order, order)
@@ -230,36 +212,3 @@ def test_an_empty_packed_sequence_with_an_order_has_its_rows() -> None:
     torch.testing.assert_close(layer(packed, state)[1], state, rtol=0, atol=0)
     with pytest.raises(lltm.ArgumentError, match=r"expected h_0 of shape \(1, 3, 5\), got"):
         layer(packed, (state[0][:, :2], state[1]))
-
-
-# ----- gradients of each sample ----------------------------------------------
-
-
-class Classifier(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(7, 3)
-        self.rnn = lltm.LLTM(3, 5, num_layers=2, batch_first=True)
-        self.head = nn.Linear(5, 2)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        output, _ = self.rnn(self.embedding(tokens))
-        logits: Tensor = self.head(output[:, -1])
-        return logits
-
-
-def test_gradients_of_each_sample_of_a_model_are_those_of_a_loop() -> None:
-    model = Classifier()
-    tokens, labels = torch.randint(7, (4, 6)), torch.randint(2, (4,))
-    parameters = dict(model.named_parameters())
-
-    def loss(parameters: Any, row: Tensor, label: Tensor) -> Tensor:
-        logits = torch.func.functional_call(model, parameters, (row[None],))
-        return nn.functional.cross_entropy(logits, label[None])
-
-    each = torch.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(parameters, tokens, labels)
-    assert set(each) == set(parameters)
-    for k in range(4):
-        one = torch.autograd.grad(loss(parameters, tokens[k], labels[k]), list(parameters.values()))
-        for (name, gradients), expected in zip(each.items(), one, strict=True):
-            torch.testing.assert_close(gradients[k], expected, msg=name)

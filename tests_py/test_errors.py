@@ -3,6 +3,7 @@ came. One row of a table for each."""
 
 from __future__ import annotations
 
+import inspect
 import pickle
 import re
 import warnings
@@ -45,6 +46,10 @@ BAD_CELL: list[Row] = [
     ("input", randn(2, 3), ValueError, "input of shape (4, 3), got (2, 3)"),
     ("input", randn(4, 2), ValueError, "weights of shape (15, 7), got (15, 8)"),
     ("input", torch.ones(4, 3, dtype=torch.int64), TypeError, f"input {DTYPES}, got int64"),
+    ("input", torch.tensor(1.0), ValueError, "input of shape (B, I), got ()"),
+    ("input", randn(4, 3).to_sparse(), RuntimeError, "input of layout Strided, got Sparse"),
+    ("input", torch.empty(4, 3, device="meta"), RuntimeError, "input on device cpu, got meta"),
+    ("h", randn(4, 5).to_sparse(), RuntimeError, "h of layout Strided, got Sparse"),
     ("h", randn(4, 6), ValueError, "h of shape (4, 5), got (4, 6)"),
     ("h", randn(5), ValueError, "h of shape (4, 5), got (5,)"),
     ("h", randn(1, 5), ValueError, "h of shape (4, 5), got (1, 5)"),
@@ -52,15 +57,21 @@ BAD_CELL: list[Row] = [
     ("h", torch.empty(4, 5, device="meta"), RuntimeError, "h on device cpu, got meta"),
     ("c", randn(3, 5), ValueError, "c of shape (4, 5), got (3, 5)"),
     ("c", randn(4, 5).half(), TypeError, "c of dtype float32, got float16"),
+    ("c", torch.tensor(1.0), ValueError, "c of shape (4, 5), got ()"),
     ("weights", randn(15), ValueError, "weights of shape (3H, H+I), got (15,)"),
     ("weights", randn(16, 8), ValueError, "weights of shape (3H, H+I), got (16, 8)"),
     ("weights", randn(8, 15), ValueError, "weights of shape (3H, H+I), got (8, 15)"),
     ("weights", randn(15, 8).bfloat16(), TypeError, "weights of dtype float32, got bfloat16"),
     ("weights", randn(15, 8).to_sparse(), RuntimeError, "weights of layout Strided, got Sparse"),
+    ("weights", randn(15, 4), ValueError, "weights of shape (15, 8), got (15, 4)"),
+    ("weights", randn(20, 8), ValueError, "weights of shape (3H, H+I), got (20, 8)"),
+    ("weights", torch.empty(15, 8, device="meta"), RuntimeError, "weights on device cpu, got m"),
     ("bias", randn(5), ValueError, "bias of shape (15,), got (5,)"),
+    ("bias", torch.empty(15, device="meta"), RuntimeError, "bias on device cpu, got meta"),
     ("bias", randn(1, 15), ValueError, "bias of shape (15,), got (1, 15)"),
     ("bias", randn(15).double(), TypeError, "bias of dtype float32, got float64"),
 ]
+RESET, MASK = torch.zeros(6, 4, dtype=torch.bool), "recurrent_mask"
 BAD_SEQUENCE: list[Row] = [
     ("input", randn(4, 3), ValueError, "input of shape (T, B, I), got (4, 3)"),
     ("input", randn(6, 2, 3), ValueError, "input of shape (6, 4, 3), got (6, 2, 3)"),
@@ -70,8 +81,21 @@ BAD_SEQUENCE: list[Row] = [
     ("h_0", randn(4, 6), ValueError, "h_0 of shape (4, 5), got (4, 6)"),
     ("c_0", randn(4, 6), ValueError, "c_0 of shape (4, 5), got (4, 6)"),
     ("c_0", randn(4, 5).double(), TypeError, "c_0 of dtype float32, got float64"),
+    ("c_0", torch.empty(4, 5, device="meta"), RuntimeError, "c_0 on device cpu, got meta"),
     ("weights", randn(16, 8), ValueError, "weights of shape (3H, H+I)"),
+    ("weights", randn(15, 8).to_sparse(), RuntimeError, "weights of layout Strided, got Sparse"),
     ("bias", randn(16), ValueError, "bias of shape (15,), got (16,)"),
+    ("reset", torch.zeros(6, 4), TypeError, "reset of dtype bool, got float32"),
+    ("reset", RESET[0], ValueError, "reset of shape (6, 4), got (4,)"),
+    ("reset", RESET.t(), ValueError, "reset of shape (6, 4), got (4, 6)"),
+    ("reset", RESET.to("meta"), RuntimeError, "reset on device cpu, got meta"),
+    ("reset", RESET.to_sparse(), RuntimeError, "reset of layout Strided, got Sparse"),
+    ("recurrent_mask", randn(4, 5).double(), TypeError, f"{MASK} of dtype float32, got float64"),
+    ("recurrent_mask", randn(5), ValueError, f"{MASK} of shape (4, 5), got (5,)"),
+    ("recurrent_mask", randn(5, 4), ValueError, f"{MASK} of shape (4, 5), got (5, 4)"),
+    ("recurrent_mask", torch.empty(4, 5, device="meta"), RuntimeError,
+     f"{MASK} on device cpu, got meta"),
+    ("recurrent_mask", randn(4, 5).to_sparse(), RuntimeError, f"{MASK} of layout Strided, got Sp"),
 ]
 ORDERED = "batch_sizes without negative or increasing values"
 BAD_PACKED: list[Row] = [
@@ -80,6 +104,18 @@ BAD_PACKED: list[Row] = [
     ("input", randn(10, 3), ValueError, "input of shape (9, I)"),
     ("batch_sizes", torch.tensor([3, 3, 3]), ValueError,
      "batch_sizes to begin with 4, the batch size of h_0, got 3"),
+    ("batch_sizes", torch.tensor([9]), ValueError,
+     "batch_sizes to begin with 4, the batch size of h_0, got 9"),
+    ("batch_sizes", torch.tensor([-4, -2]), ValueError,
+     "batch_sizes to begin with 4, the batch size of h_0, got -4"),
+    ("batch_sizes", torch.tensor([4, 3, 1]), ValueError,
+     "input of shape (8, I), the sum of batch_sizes, got 9 rows"),
+    ("batch_sizes", SIZES[:0], ValueError,
+     "input of shape (0, I), the sum of batch_sizes, got 9 rows"),
+    ("batch_sizes", SIZES[0], ValueError, "batch_sizes of shape (T,), got ()"),
+    ("batch_sizes", SIZES.to("meta"), RuntimeError, "batch_sizes on device cpu, got meta"),
+    ("h_0", randn(5), ValueError, "h_0 of shape (B, H), got (5,)"),
+    ("reset", RESET, ValueError, "reset of shape (9,), got (6, 4)"),
     ("batch_sizes", torch.tensor([4, 2, 3]), ValueError, f"{ORDERED}, got 3 after 2"),
     ("batch_sizes", torch.tensor([4, 4, 4, -3]), ValueError, f"{ORDERED}, got -3 after 4"),
     ("batch_sizes", SIZES[None], ValueError, "batch_sizes of shape (T,), got (1, 3)"),
@@ -101,6 +137,8 @@ NO_SEQUENCE: list[Row] = [
     ),
     ("batch_sizes", [4, 3, 2], TypeError, "batch_sizes to be a tensor or None, got list"),
     ("reverse", 1, TypeError, "reverse to be a bool, got int"),
+    ("reset", [[True]], TypeError, "reset to be a tensor or None, got list"),
+    ("recurrent_mask", [[1.0]], TypeError, f"{MASK} to be a tensor or None, got list"),
 ]
 NO_CHECKPOINT_STEPS: list[Row] = [
     ("checkpoint_steps", 2.0, TypeError, "checkpoint_steps to be an int, got float"),
@@ -337,6 +375,28 @@ def test_an_argument_of_another_hidden_size_says_nothing_of_the_rest() -> None:
         torch.ops.lltm.sequence("gru", *arguments)
 
 
+STEP_OF_LSTM = call_of_shapes("step of lstm")[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"cell": "unknown"}, f"cell to be one of {', '.join(support.CELLS)} or the text of a "),
+        ({"cell": "gru"}, "no c, since the cell gru has none, got a tensor"),
+        ({"c": None}, "c to be a tensor, got an undefined tensor"),
+        ({"weight_hh": randn(20, 6)}, "weight_hh of shape (20, 5), got (20, 6)"),
+        # Input and weight_ih alone say what I is: the weights are named, whatever else is wrong.
+        ({"weight_ih": randn(8, 4)}, "weight_ih of shape (20, 3), got (8, 4)"),
+        ({"weight_ih": randn(4, 20)}, "weight_ih of shape (20, 3), got (4, 20)"),
+        ({"cell": "gru", "c": None, "weight_hh": randn(15, 5), "bias_hh": randn(15)},
+         "weight_ih of shape (3H, I), got (20, 3)"),
+    ],
+)  # fmt: skip
+def test_the_cell_and_its_two_matrices_are_named(change: dict[str, Any], text: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=f"^lltm::step: expected {re.escape(text)}"):
+        in_torch_ops("step", {**STEP_OF_LSTM, **change})
+
+
 def test_batch_sizes_whose_sum_no_number_holds_are_refused() -> None:
     h_0, sizes = torch.zeros(1, 1).expand(2**62, 1), torch.tensor([2**62, 2**62])
     weights = torch.zeros(3, 4), torch.zeros(3, 1)
@@ -381,6 +441,11 @@ BAD_LAYER: list[tuple[dict[str, Any], tuple[Any, ...], type[Exception], str]] = 
      "c_0 of shape (1, 5), got (1, 1, 5)"),
     ({"bidirectional": True}, (pack_sequence([randn(2, 3), randn(1, 3)]), STATE), ValueError,
      "h_0 of shape (2, 2, 5), got (1, 4, 5)"),
+    *(({}, (X, None, reset), error, f"reset {text}") for reset, error, text in (
+        (torch.zeros(6, 4), TypeError, "of dtype bool, got float32"),
+        (RESET[0], ValueError, "of shape (6, 4), got (4,)"),
+        (RESET.t(), ValueError, "of shape (6, 4), got (4, 6)"),
+    )),
     *(
         ({"num_layers": layers, "dtype": dtype}, (x,), error, f"input {text}")
         for layers in (1, 2)
@@ -442,6 +507,8 @@ BAD_OPTIONS: list[Row] = [
     ("dropout", float("nan"), ValueError, "dropout to lie in [0, 1], got nan"),
     ("dropout", "0.5", TypeError, "dropout to be a number, got str"),
     ("dropout", True, TypeError, "dropout to be a number, got bool"),
+    ("recurrent_dropout", -0.1, ValueError, "recurrent_dropout to lie in [0, 1], got -0.1"),
+    ("recurrent_dropout", float("nan"), ValueError, "recurrent_dropout to lie in [0, 1], got nan"),
     ("proj_size", None, TypeError, "proj_size to be an int, got NoneType"),
 ]
 BAD_PROJECTION: list[Row] = [
@@ -461,11 +528,6 @@ BAD_STEP_WITHOUT_C: list[tuple[dict[str, Any], tuple[Any, ...], type[Exception],
 ]
 # fmt: on
 # Those that give a pair have the texts of a pair.
-OF_INPUT = [row for row in BAD_LAYER if len(row[1]) == 1]
-OF_STEP_INPUT = [row for row in BAD_STEP if len(row[1]) == 1]
-OF_GRU = [row for row in BAD_OPTIONS if row[0] != "proj_size"]
-
-
 GOOD: dict[str, Any] = {"input_size": 3, "hidden_size": 5}
 
 
@@ -477,16 +539,23 @@ def prepacked(make: Callable[..., Any], **options: Any) -> Any:
     return make(**options).prepack()
 
 
+def rows_of(make: Any) -> tuple[list[Any], list[Row]]:
+    """Bad calls of a class of modules, with the texts of its states, and bad options."""
+    is_layer, has_c = not make.__name__.endswith("Cell"), len(make._STATES) > 1
+    calls, without_c = (
+        (BAD_LAYER, BAD_LAYER_WITHOUT_C) if is_layer else (BAD_STEP, BAD_STEP_WITHOUT_C)
+    )
+    if not has_c:
+        calls = [row for row in calls if len(row[1]) == 1 or row[1][1] is None] + without_c
+    options = BAD_SIZES + (BAD_OPTIONS if is_layer else []) + BAD_PROJECTION * (make is lltm.LLTM)
+    known = inspect.signature(make).parameters
+    return calls, [row for row in options if row[0] in known]
+
+
 def module_rows() -> Iterator[Any]:
     """Calls and constructions, ours and the reference's; calls of a prepacked layer."""
-    for name, calls, constructions in (
-        ("LLTM", BAD_LAYER, BAD_SIZES + BAD_OPTIONS + BAD_PROJECTION),
-        ("LLTMCell", BAD_STEP, BAD_SIZES),
-        ("LSTM", BAD_LAYER, BAD_SIZES + BAD_OPTIONS),
-        ("LSTMCell", BAD_STEP, BAD_SIZES),
-        ("GRU", OF_INPUT + BAD_LAYER_WITHOUT_C, BAD_SIZES + OF_GRU),
-        ("GRUCell", OF_STEP_INPUT + BAD_STEP_WITHOUT_C, BAD_SIZES),
-    ):
+    for name in (name for name in lltm.reference.__all__ if name[0].isupper()):
+        calls, constructions = rows_of(getattr(lltm, name))
         for place in (lltm, lltm.reference):
             make, where = getattr(place, name), f"{place.__name__}.{name}"
             for options, given, error, text in calls:
@@ -495,8 +564,8 @@ def module_rows() -> Iterator[Any]:
             for argument, value, error, text in constructions:
                 call = partial(make, **{**GOOD, argument: value})
                 yield pytest.param(call, error, name, text, id=f"{where}()-{text}")
-    for name, calls in (("LLTM", BAD_LAYER), ("GRU", OF_INPUT + BAD_LAYER_WITHOUT_C)):
-        for options, given, error, text in calls:
+    for name in ("LLTM", "GRU"):
+        for options, given, error, text in rows_of(getattr(lltm, name))[0]:
             if "on device" in text:
                 continue  # of a prepacked layer, the operator names the bias
             text = text.replace(OF_PARAMETERS, "that of the prepacked layer")

@@ -34,7 +34,7 @@ def of_cell(cell: str, arguments: support.Arguments) -> support.Arguments:
     return arguments if cell == "lltm" else support.of_cell(cell, arguments)
 
 
-each_cell = pytest.mark.parametrize("cell", oracle.CELLS)
+each_cell = pytest.mark.parametrize("cell", support.CELLS)
 
 
 @each_cell
@@ -84,22 +84,3 @@ def test_runs_operators_of_pytorch_only(package: Any, namespaces: set[str]) -> N
         layer(torch.randn(6, 4, 3))[0].sum().backward()
         cell(torch.randn(4, 3))[0].sum().backward()
     assert record.namespaces == namespaces
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"num_layers": 3},
-        {"bidirectional": True, "num_layers": 2},
-        {"bias": False},
-        {"batch_first": True},
-    ],
-    ids=str,
-)
-def test_modules_share_state_dicts_and_agree(options: dict[str, object]) -> None:
-    ours = lltm.LLTM(3, 5, dtype=torch.float64, **options)  # type: ignore[arg-type]
-    plain = lltm.reference.LLTM(3, 5, dtype=torch.float64, **options)  # type: ignore[arg-type]
-    plain.load_state_dict(ours.state_dict())
-    x = torch.randn(6, 4, 3, dtype=torch.float64)
-    torch.testing.assert_close(ours(x), plain(x))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -339,50 +339,6 @@ def test_jacobians_and_hessians_are_those_of_plain_pytorch(name: str) -> None:
     torch.testing.assert_close(jacrev(jacfwd(loss(ours)))(x), expected_hessian)
 
 
-def test_a_third_derivative_is_that_of_plain_pytorch() -> None:
-    case = cell_case((1,))
-    x = case.inputs[0]
-    third = []
-    for function in (lambda x: case.run(case.parameters, x), reference_of(case)):
-
-        def value(x: Tensor, function: Any = function) -> Tensor:
-            total: Tensor = function(x)[0].sum()
-            return total
-
-        third.append(jacrev(jacrev(jacrev(value)))(x))
-    assert third[1].any()
-    torch.testing.assert_close(third[0], third[1])
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("kind", ["batched", "packed"])
-def test_numerical_checks_of_every_order_and_mode(kind: str, options: dict[str, Any]) -> None:
-    case = layer_case(kind, options)
-    names = list(case.parameters)
-    # fast_mode compares along random directions: entry by entry would take minutes. Two rows of two
-    # steps, where nothing else says how many.
-    x = case.inputs[0] if kind == "packed" else case.inputs[0, :2, :2]
-    tensors = [
-        x.requires_grad_(),
-        *(p.requires_grad_() for p in case.module.parameters()),
-    ]
-
-    def function(x: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
-        return case.run(dict(zip(names, parameters, strict=True)), x)
-
-    assert torch.autograd.gradcheck(
-        function,
-        tensors,
-        fast_mode=True,
-        check_forward_ad=True,
-        check_batched_grad=True,
-        check_batched_forward_grad=True,
-    )
-    assert torch.autograd.gradgradcheck(
-        function, tensors, fast_mode=True, check_fwd_over_rev=True, check_batched_grad=True
-    )
-
-
 @pytest.mark.parametrize("name", ["cell", "sequence"])
 def test_gradients_of_an_ordinary_call_can_carry_tangents(name: str) -> None:
     module: nn.Module = lltm.LLTMCell(I, H) if name == "cell" else lltm.LLTM(I, H)
@@ -401,25 +357,6 @@ def test_gradients_of_an_ordinary_call_can_carry_tangents(name: str) -> None:
     with forward_ad.dual_level():
         dual = pull_back(forward_ad.make_dual(cotangent, tangent))
         torch.testing.assert_close(tuple(forward_ad.unpack_dual(dual)), results)
-
-
-@pytest.mark.parametrize("name", support.NAMES)
-@pytest.mark.parametrize("kind", ["cell", "sequence"])
-def test_one_argument_alone_can_carry_a_tangent(kind: str, name: str) -> None:
-    if kind == "cell":
-        a, run = support.cell_arguments((3, I, H), torch.float64), support.cell_outputs
-    else:
-        a, run = support.sequence_arguments((4, 3, I, H), torch.float64), support.sequence_outputs
-    value: Tensor = getattr(a, name)
-    tangent = torch.randn_like(value)
-    with forward_ad.dual_level():
-        dual = a.with_argument(name, forward_ad.make_dual(value, tangent))
-        ours, plain = (
-            [forward_ad.unpack_dual(y).tangent for y in run(implementation, dual)]
-            for implementation in (lltm.functional, lltm.reference)
-        )
-    assert len(ours) == len(plain)
-    torch.testing.assert_close(ours, plain)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -477,6 +414,34 @@ def test_a_sequence_of_no_steps_has_derivatives_of_every_kind() -> None:
         output, _ = run(forward_ad.make_dual(a.input, a.input), state, weights)
         (gradient,) = torch.autograd.grad(output.sum(), weights)
     torch.testing.assert_close(gradient, torch.zeros_like(weights))
+
+
+@pytest.mark.parametrize("checkpoint_steps", [0, 2])
+@pytest.mark.parametrize("kind", ["dense", "reverse", "packed"])
+@pytest.mark.parametrize(
+    "implementation", [lltm.functional, lltm.reference], ids=["lltm", "reference"]
+)
+def test_a_sequence_of_no_steps_depends_on_every_argument(
+    implementation: Any, kind: str, checkpoint_steps: int
+) -> None:
+    """On the composite path too, which runs in a transform."""
+    a = support.sequence_arguments((0, 4, 3, 5), torch.float64, reverse=kind == "reverse")
+    if kind == "packed":
+        none = torch.zeros(0, dtype=torch.int64)
+        a = replace(a, input=a.input.flatten(0, 1), batch_sizes=none)
+    weights = a.weights.clone().requires_grad_()
+    run = partial(support.checkpointed_outputs, checkpoint_steps, implementation)
+
+    def of_h(h: Tensor) -> tuple[Tensor, ...]:
+        return run(a.with_argument("h", h).with_argument("weights", weights))
+
+    results, pull_back, *_ = vjp(of_h, a.h)
+    for y in results:
+        assert y.requires_grad
+        (gradient,) = torch.autograd.grad(y.sum(), weights, retain_graph=True)
+        assert torch.equal(gradient, torch.zeros_like(weights))
+    (gradient,) = pull_back(tuple(torch.ones_like(y) for y in results))
+    assert torch.equal(gradient, torch.ones_like(a.h))
 
 
 # ----- what cannot be --------------------------------------------------------

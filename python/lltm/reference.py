@@ -336,7 +336,7 @@ def _check_reset(reset: Tensor | None, input: Tensor, where: str = "sequence") -
     _check.shape(where, "reset", reset, input.shape[:-1])
     if reset.dtype != torch.bool:
         raise TypeError(
-            f"lltm::sequence: expected reset of dtype bool, got {_check.dtype(reset.dtype)}"
+            f"lltm::{where}: expected reset of dtype bool, got {_check.dtype(reset.dtype)}"
         )
 
 

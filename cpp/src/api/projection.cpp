@@ -90,7 +90,9 @@ Tensor RowEnds::append_h_0(const Tensor& input, const Tensor& h_0, const Tensor&
   shape.back() = h_0.sym_size(-1);
   const Tensor zeros = h_0.new_zeros_symint(shape);
   Tensor columns;
-  if (batch_sizes_.has_value()) {
+  if (TORCH_GUARD_OR_FALSE(count.sym_eq(0))) {
+    columns = zeros;
+  } else if (batch_sizes_.has_value()) {
     columns = zeros.index_copy(0, packed_rows(reverse_, input, h_0.sym_size(0)), h_0);
   } else {  // one step too many, which goes at the other end
     const Tensor step = h_0.unsqueeze(0);
