@@ -266,8 +266,9 @@ LayerModule::Result LayerModule::forward(
   }
   Result result = run(rows, initial, batch_sizes, reset, interceptors);
   if (unsorted_indices.defined()) {
-    result.states = map_states(
-        result.states, [&](const Tensor& s) { return s.index_select(1, unsorted_indices); });
+    result.states = map_states(result.states, [&order = unsorted_indices](const Tensor& s) {
+      return s.index_select(1, order);
+    });
   }
   return result;
 }
