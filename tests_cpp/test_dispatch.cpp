@@ -191,8 +191,8 @@ TEST_P(Errors, AreThoseOfFunctionsAndOperators) {
     EXPECT_NO_THROW(call_function(op, a));
     EXPECT_NO_THROW(call_operator(op, a));
     change(a);
-    expect_error([&] { call_function(op, a); }, error, text);
-    expect_error([&] { call_operator(op, a); }, error, text);
+    expect_error([&, &name = op] { call_function(name, a); }, error, text);
+    expect_error([&, &name = op] { call_operator(name, a); }, error, text);
   }
 }
 
