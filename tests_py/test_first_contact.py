@@ -102,8 +102,8 @@ def test_without_a_gpu_a_dry_run_goes_on(tmp_path: Path) -> None:
     chosen = [stage for stage in first_contact.stages(tmp_path) if stage.name in names]
     bad = first_contact.run_all(chosen, tmp_path, 300, dry_run=True)
     assert not bad, (tmp_path / "log.txt").read_text()
-    make = ("make", "--dry-run", "first-contact", f"PYTHON={sys.executable}", "STAGE=a b")
-    command = (*make, "RESULTS=out")
+    make = ("make", "--dry-run", "--no-print-directory", f"PYTHON={sys.executable}")
+    command = (*make, "first-contact", "STAGE=a b", "RESULTS=out")
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout.split()
     assert shown[2:] == [
         *b"benchmarks/first_contact.py --stage a b".split(),
