@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import functools
+import graphlib
 import importlib.util
 import json
 import os
@@ -622,14 +624,45 @@ def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(file), f"no heading {target}"
 
 
-def test_architecture_names_every_source_file() -> None:
-    """A header and its implementation by one of the two."""
+def test_the_map_of_architecture_links_every_source_file() -> None:
+    """A header and its implementation by one of the two, the files of a folder that has no folders
+    by a link to it. That links lead somewhere is tested above."""
     text = (DOCS / "architecture.md").read_text()
-    named = {name.partition(".")[0] for name in re.findall(r"\w+\.(?:h|cpp|cu|py)\b", text)}
-    files = {path.name.partition(".")[0] for path in (ROOT / "cpp").rglob("*.*")}
-    for folder in (".", "custom", "integrations"):
-        files |= {path.stem for path in (ROOT / "python/lltm" / folder).glob("*.py")}
-    assert files - named == {"__init__", "__main__"}
+    rows = text.partition("\n## Where is ...")[2].partition("\n## ")[0]
+    links = [(DOCS / path).resolve() for path in re.findall(r"\]\(([^)#]+)\)", rows)]
+    folders = [link for link in links if link.is_dir() and not [*link.glob("[a-z]*/")]]
+    linked = {*links, *(path for folder in folders for path in folder.iterdir())}
+    files = {*(ROOT / "cpp").rglob("*.*"), *(ROOT / "python/lltm").rglob("*.py")}
+
+    def stem(path: Path) -> Path:
+        return path.with_name(path.name.partition(".")[0])
+
+    stems = {stem(path) for path in linked}
+    missing = {name(path) for path in files if stem(path) not in stems}
+    assert {path for path in missing if not path.endswith("__init__.py")} == set()
+
+
+def imported(file: Path) -> Iterator[str]:
+    """What a file of the package names in its imports, inside functions too."""
+    package = file.relative_to(ROOT / "python").parent.parts
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) + 1 - node.level] if node.level else ()
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            yield from [module] * bool(node.module)
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def test_no_file_of_the_package_imports_back() -> None:
+    files = {}
+    for path in (ROOT / "python/lltm").rglob("*.py"):
+        parts = path.relative_to(ROOT / "python").with_suffix("").parts
+        files[".".join(part for part in parts if part != "__init__")] = path
+    graph = {module: {*imported(path)} & files.keys() for module, path in files.items()}
+    assert graph["lltm.reference"] >= {"lltm.modules", "lltm._check"}
+    graphlib.TopologicalSorter(graph).prepare()
 
 
 # ----- The site ----------------------------------------------------------------
