@@ -67,6 +67,7 @@ breathe_domain_by_extension = {"h": "cpp", "in": "cpp"}
 # have none; or, as StateT, explained in the text.
 nitpick_ignore_regex = [
     ("py:.*", r"(torch|typing|collections)\..*"),
+    ("py:class", r"lltm\.modules\.State"),
     ("cpp:.*", r"(std|at|c10|torch)(::.*)?"),
     ("cpp:.*", r"int64_t|lltm|StateT"),
 ]

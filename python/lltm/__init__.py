@@ -32,6 +32,7 @@ from . import _native  # loads the library
 from . import _C
 from . import backends as backends
 from . import functional as functional
+from . import modules as modules
 from . import reference as reference
 from . import testing as testing
 from ._C import ArgumentError
@@ -42,32 +43,14 @@ from .integrations import flops as flops
 from .integrations.decompositions import decompositions
 from .integrations.inductor import inductor_decomposed
 from .integrations.onnx import register
-from .modules import (
-    GRU,
-    LLTM,
-    LSTM,
-    GRUCell,
-    LLTMCell,
-    LSTMCell,
-    PrepackedGRU,
-    PrepackedLLTM,
-    PrepackedLSTM,
-)
+from .modules import *  # noqa: F403 (its __all__)
 
 __all__ = [
-    "GRU",
-    "LLTM",
-    "LSTM",
+    *modules.__all__,
     "ArgumentError",
     "Cell",
-    "GRUCell",
-    "LLTMCell",
-    "LSTMCell",
     "OwnCell",
     "OwnLayer",
-    "PrepackedGRU",
-    "PrepackedLLTM",
-    "PrepackedLSTM",
     "Replaced",
     "__version__",
     "backends",

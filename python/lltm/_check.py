@@ -75,9 +75,7 @@ def probability(where: str, name: str, value: Any) -> float:
 
 def no_projection(where: str, value: Any) -> None:
     """The proj_size of torch.nn.LSTM."""
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
-        raise TypeError(f"lltm::{where}: expected proj_size to be an int, got {_type(value)}")
-    if value != 0:
+    if any_integer(where, "proj_size", value) != 0:
         raise ArgumentError(
             f"lltm::{where}: expected proj_size to be 0, got {value}: an LLTM has no projection"
         )

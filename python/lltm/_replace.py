@@ -10,45 +10,23 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from . import modules
-
-# ---- modules that pass for torch.nn's own classes -----------------------------------
-
-
-class _LSTM(modules.LSTM, nn.LSTM):
-    """lltm.LSTM that is an instance of torch.nn.LSTM."""
-
-    def _get_name(self) -> str:
-        return "LSTM"
+from ._recurrent import Recurrent
 
 
-class _GRU(modules.GRU, nn.GRU):
-    """lltm.GRU that is an instance of torch.nn.GRU."""
-
-    def _get_name(self) -> str:
-        return "GRU"
-
-
-class _LSTMCell(modules.LSTMCell, nn.LSTMCell):
-    """lltm.LSTMCell that is an instance of torch.nn.LSTMCell."""
-
-    def _get_name(self) -> str:
-        return "LSTMCell"
-
-
-class _GRUCell(modules.GRUCell, nn.GRUCell):
-    """lltm.GRUCell that is an instance of torch.nn.GRUCell."""
-
-    def _get_name(self) -> str:
-        return "GRUCell"
+def _passing(ours: Any) -> type:
+    """A subclass that is one of torch.nn's class, too."""
+    name = ours.__name__
+    members = {"__module__": __name__, "__doc__": ours.__doc__, "_get_name": lambda self: name}
+    return type(f"_{name}", (ours, ours._TORCH), members)
 
 
 # Of a class of torch.nn: ours, and ours that passes for it.
 _CLASSES: dict[type, tuple[type, type]] = {
-    nn.LSTM: (modules.LSTM, _LSTM),
-    nn.GRU: (modules.GRU, _GRU),
-    nn.LSTMCell: (modules.LSTMCell, _LSTMCell),
-    nn.GRUCell: (modules.GRUCell, _GRUCell),
+    ours._TORCH: (ours, _passing(ours))
+    for ours in vars(modules).values()
+    if isinstance(ours, type) and issubclass(ours, Recurrent) and ours._TORCH is not None
 }
+globals().update((passing.__name__, passing) for _, passing in _CLASSES.values())  # for pickle
 _NAMES = {cls.__name__ for cls in _CLASSES}
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -138,19 +116,15 @@ def _why_not(module: nn.Module) -> str | None:
             "it is of PyTorch's tools for quantization: replace the float module and prepack it in"
             " int8"
         )
-    if not isinstance(module, (nn.RNNBase, nn.RNNCellBase)) or _is_ours(module):
+    if not isinstance(module, (nn.RNNBase, nn.RNNCellBase)) or isinstance(module, Recurrent):
         return None
-    if cls in (nn.RNN, nn.RNNCell):
+    if getattr(nn, cls.__name__, None) is cls:
         return f"lltm has no {cls.__name__}"
     if parametrize.is_parametrized(module):
         return "it is parametrized: replace it first and parametrize it then"
     if any(base.__name__ == "FSDPModule" for base in cls.__mro__):
         return "it is sharded by fully_shard: replace it first and shard it then"
     return f"it is a {cls.__name__}, a subclass whose forward may be its own"
-
-
-def _is_ours(module: nn.Module) -> bool:
-    return isinstance(module, tuple(ours for ours, _ in _CLASSES.values()))
 
 
 def _shown(name: str) -> str:

@@ -1,28 +1,35 @@
 """Modules in the manner of torch.nn.LSTMCell and torch.nn.LSTM: the LLTM, and torch's LSTM and GRU.
 
+`Step` and `Layer` are what the modules of every cell do, those of users' cells too. A class below
+them names a cell, its states and its class in torch.nn and ONNX; `lltm`, `lltm.replace_` and
+torch.onnx.export learn of the cell from that alone.
+
 Letters: T steps, B batch size, I input size, H hidden size, L layers, D directions (1 or 2).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, Generic, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
-from . import _check
+from . import _C, _check
 from ._C import ArgumentError
 from ._recurrent import (
-    Layer,
-    MadeLayer,
-    MadeStep,
-    PairLayer,
-    PairStep,
     Prepacked,
-    SingleLayer,
-    SingleStep,
+    Recurrent,
+    calls_kernels,
+    layer_of,
+    names_of,
+    operator,
+    step_of,
 )
+from .integrations import script
 
 __all__ = [
     "GRU",
@@ -36,12 +43,362 @@ __all__ = [
     "PrepackedLSTM",
 ]
 
-GATES = 3  # of the LLTM
+State = TypeVar("State")  # what the user passes and gets
+Pair = tuple[Tensor, Tensor]
 
-# ---- the LLTM -------------------------------------------------------------------
+# ---- one step ---------------------------------------------------------------------
 
 
-class LLTMCell(PairStep, MadeStep):
+class Step(Recurrent, Generic[State]):
+    """One step of a cell."""
+
+    # The attributes that the operator `layer_step` takes besides parameters.
+    _OPTIONS = ("input_size", "hidden_size")
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        device: torch.types.Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        nn.Module.__init__(self)  # a base of torch.nn would make the parameters of its own cells
+        self.input_size = _check.integer(self._where, "input_size", input_size)
+        self.hidden_size = _check.integer(self._where, "hidden_size", hidden_size)
+        with_bias = _check.flag(self._where, "bias", bias)
+        if "bias" not in self._parameter_names:
+            vars(self)["bias"] = with_bias
+        self._register(self._parameter_names, self.input_size, with_bias, device, dtype)
+        self.reset_parameters()
+
+    def forward(self, input: Tensor, hx: State | None = None) -> State:
+        """Takes one step.
+
+        Args:
+            input: (B, I), or (I) for one row without a batch
+            hx: the state: (h, c), of a cell with h alone h, of a cell of your own with other
+                states ``(h, *states)``; each (B, H) or (H). If absent zeros, and the initial values
+                of your cell's states
+
+        Returns:
+            The state after the step, in the form of hx.
+        """
+        if calls_kernels():
+            states = hx if len(self._STATES) > 1 or hx is None else (hx,)
+            result: Any = _C.layer_step(self, input, states, self._parameter_names, self._OPTIONS)
+            if result is not None:
+                return result  # type: ignore[no-any-return]
+        run = operator("layer_step", self._parameter_names, self._OPTIONS)
+        return step_of(self, input, hx, run)  # type: ignore[no-any-return]
+
+    def extra_repr(self) -> str:
+        bias = ", bias=False" if None in self._parameters.values() else ""
+        return f"{self.input_size}, {self.hidden_size}{bias}"
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        """Called by torch.jit.script, which compiles what this returns."""
+        if type(self).forward is not Step.forward:  # compiled already, or the user's own
+            return self
+        return script.cell(self, self._parameter_names, len(self._STATES))
+
+
+# ---- layers -----------------------------------------------------------------------
+
+# The arguments that every layer has, in their order, and their checks.
+_CHECKS: dict[str, Any] = {
+    "input_size": _check.integer,
+    "hidden_size": _check.integer,
+    "num_layers": partial(_check.integer, largest=_check.MOST_LAYERS),
+    "bias": _check.flag,
+    "batch_first": _check.flag,
+    "dropout": _check.probability,
+    "bidirectional": _check.flag,
+}
+
+
+class Layer(Recurrent, Generic[State]):
+    """Layers of a cell over sequences, and their prepacked form."""
+
+    num_layers: int
+    bias: bool
+    batch_first: bool
+    dropout: float
+    bidirectional: bool
+
+    # For code that was written for torch.nn.LSTM and asks.
+    proj_size = 0
+    mode: str
+
+    # ONNX's operator by the name of the cell, with the order of its gates in numbers of ours and
+    # what it has to be told.
+    _ONNX: ClassVar[Mapping[str, tuple[str, tuple[int, ...], Mapping[str, Any]]]] = {}
+
+    # Of a layer that was pickled before there were such arguments, or is prepacked.
+    checkpoint_steps: int = 0
+    recurrent_dropout: float = 0.0
+
+    # The names of the parameters by layer and direction, in the order of h_0 and h_n; a bias may
+    # be None.
+    _names: Sequence[str]
+
+    # The attributes that the operator `layer` takes after these parameters.
+    _OPTIONS = (
+        "bias",
+        "input_size",
+        "hidden_size",
+        "num_layers",
+        "batch_first",
+        "bidirectional",
+        "_dropout_now",
+        "_recurrent_dropout_now",
+        "checkpoint_steps",
+        "_prepacked",
+    )
+
+    # Stems of the parameters that the cell has besides weights and biases.
+    _OWN: Sequence[str] = ()
+
+    # Whether weights are packed.
+    _prepacked = False
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.types.Device = None,
+        dtype: torch.dtype | None = None,
+        *,
+        checkpoint_steps: int = 0,
+        recurrent_dropout: float = 0.0,
+    ) -> None:
+        self._make(
+            (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional),
+            {"device": device, "dtype": dtype},
+            checkpoint_steps,
+            recurrent_dropout,
+        )
+
+    def _make(
+        self,
+        given: tuple[Any, ...],
+        of_parameters: dict[str, Any],
+        checkpoint_steps: int,
+        recurrent_dropout: float,
+        proj_size: int = 0,
+    ) -> None:
+        """The constructor; `given` are the arguments of _CHECKS."""
+        where = self._where
+        named = zip(_CHECKS.items(), given, strict=True)
+        options: dict[str, Any] = {k: check(where, k, value) for (k, check), value in named}
+        steps = _check.checkpoint_steps(where, checkpoint_steps)
+        dropped = _check.probability(where, "recurrent_dropout", recurrent_dropout)
+        if isinstance(self, nn.RNNBase):  # makes the parameters of its own cells
+            nn.RNNBase.__init__(self, self.mode, **options, proj_size=proj_size, **of_parameters)
+        else:
+            nn.Module.__init__(self)
+            vars(self).update(options)
+            if self.dropout > 0 and self.num_layers == 1:
+                warnings.warn(
+                    f"lltm::{where}: dropout is applied between layers, so it does nothing with"
+                    " num_layers=1",
+                    stacklevel=3,
+                )
+            self._names = names_of(self._parameter_names, self.num_layers, self.bidirectional)
+            for k in range(self._state_shape(0)[0]):
+                columns = self._columns_of_input(k)
+                self._register(self._names_of(k), columns, self.bias, **of_parameters)
+            self.reset_parameters()
+        self.checkpoint_steps = steps
+        self.recurrent_dropout = dropped
+
+    @overload
+    def forward(
+        self, input: Tensor, hx: State | None = None, reset: Tensor | None = None
+    ) -> tuple[Tensor, State]: ...
+
+    @overload
+    def forward(
+        self, input: PackedSequence, hx: State | None = None, reset: Tensor | None = None
+    ) -> tuple[PackedSequence, State]: ...
+
+    def forward(
+        self,
+        input: Tensor | PackedSequence,
+        hx: State | None = None,
+        reset: Tensor | None = None,
+    ) -> tuple[Tensor | PackedSequence, State]:
+        """Runs over a sequence.
+
+        Args:
+            input: (T, B, I); (B, T, I) with batch_first; (T, I) for one sequence without a
+                batch; or a PackedSequence, sorted or not
+            hx: the state: (h_0, c_0), of a cell with h alone h_0, of a cell of your own with other
+                states ``(h_0, *states)``; each (L*D, B, H), or (L*D, H) for unbatched input. If
+                absent zeros, and the initial values of your cell's states
+            reset: bool, (T, B), laid out as the input, of a PackedSequence (N) in the order of its
+                rows: where it is true, the state of that row starts anew before the step, in every
+                layer and direction, and no gradient goes further back
+
+        Returns:
+            (output, state): output like the input, with D*H features, with proj_size D*P; the
+            states after each row's last step, in the form of hx. T = 0 gives an empty output and
+            the initial states.
+        """
+        if calls_kernels():
+            states = hx if len(self._STATES) > 1 or hx is None else (hx,)
+            result: Any = _C.layer(self, input, states, self._names, self._OPTIONS, reset)
+            if result is not None:
+                return result  # type: ignore[no-any-return]
+        run = operator("layer", self._names, self._OPTIONS)
+        return layer_of(self, input, hx, reset, run)  # type: ignore[no-any-return]
+
+    def forward_packed(self, input: PackedSequence, hx: Any = None, reset: Any = None) -> Any:
+        """As forward. TorchScript has this one for a PackedSequence, and forward for a tensor."""
+        return self(input, hx, reset)
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        """Called by torch.jit.script, which compiles what this returns."""
+        if type(self).forward is not Layer.forward:  # compiled already, or the user's own
+            return self
+        return script.layer(self, self._names, len(self._STATES))
+
+    @property
+    def _dropout_now(self) -> float:
+        # `training` is read only where there is dropout.
+        applies = self.num_layers > 1 and self.dropout != 0 and self.training
+        return self.dropout if applies else 0.0
+
+    @property
+    def _recurrent_dropout_now(self) -> float:
+        applies = self.recurrent_dropout != 0 and self.training
+        return self.recurrent_dropout if applies else 0.0
+
+    def _columns_of_input(self, k: int) -> int:
+        """The features that the k-th direction, in the order of h_0 and h_n, reads."""
+        directions = 2 if self.bidirectional else 1
+        return self.input_size if k < directions else directions * self._size_of_h
+
+    @property
+    def _size_of_h(self) -> int:
+        return self.proj_size or self.hidden_size
+
+    def _names_of(self, k: int) -> Sequence[str]:
+        """Of the parameters of the k-th direction."""
+        each = len(self._names) // self._state_shape(0)[0]
+        return self._names[k * each : (k + 1) * each]
+
+    @property
+    def all_weights(self) -> list[list[nn.Parameter]]:
+        """The parameters of each layer and direction: [[weights_l0, bias_l0], ...]."""
+        by_direction = map(self._names_of, range(self._state_shape(0)[0]))
+        return [
+            [parameter for name in names if (parameter := getattr(self, name)) is not None]
+            for names in by_direction
+        ]
+
+    def _state_shape(self, batch: int) -> tuple[int, int, int]:
+        return self.num_layers * (2 if self.bidirectional else 1), batch, self.hidden_size
+
+    def _first_states(self, like: Tensor, batch: int) -> Any:
+        zeros = like.new_zeros(self._state_shape(batch))
+        return self._returned([zeros[..., : self._size_of_h], zeros])
+
+    # What torch.nn.LSTM has beside forward, for code that calls it. `input` is batched here, or,
+    # with batch_sizes, the rows of a PackedSequence.
+
+    def check_input(self, input: Tensor, batch_sizes: Tensor | None) -> None:
+        """Raises an ArgumentError if the shape is wrong."""
+        packed = batch_sizes is not None
+        if input.dim() != (2 if packed else 3) or input.shape[-1] != self.input_size:
+            size = self.input_size
+            batched = f"(B, T, {size})" if self.batch_first else f"(T, B, {size})"
+            expected = f"packed rows (N, {size})" if packed else f"shape {batched} or (T, {size})"
+            raise ArgumentError(
+                f"lltm::{self._where}: expected input of {expected}, got {tuple(input.shape)}"
+            )
+
+    def get_expected_hidden_size(
+        self, input: Tensor, batch_sizes: Tensor | None
+    ) -> tuple[int, int, int]:
+        """The shape of h_0 and h_n for this input."""
+        layers, batch, _ = self.get_expected_cell_size(input, batch_sizes)
+        return layers, batch, self._size_of_h
+
+    def get_expected_cell_size(
+        self, input: Tensor, batch_sizes: Tensor | None
+    ) -> tuple[int, int, int]:
+        """The shape of c_0 and c_n for this input: that of h_0, unless h is projected."""
+        if batch_sizes is not None:
+            return self._state_shape(int(batch_sizes[0]) if len(batch_sizes) > 0 else 0)
+        return self._state_shape(input.shape[0 if self.batch_first else 1])
+
+    def check_hidden_size(
+        self,
+        hx: Tensor,
+        expected_hidden_size: tuple[int, int, int],
+        msg: str = "expected a state of shape {}, got {}",
+    ) -> None:
+        """Raises an ArgumentError if the shape of h_0 or c_0 is another."""
+        if hx.shape != expected_hidden_size:
+            raise ArgumentError(
+                f"lltm::{self._where}: {msg.format(expected_hidden_size, tuple(hx.shape))}"
+            )
+
+    def check_forward_args(self, input: Tensor, hidden: Any, batch_sizes: Tensor | None) -> None:
+        """Raises an ArgumentError if a shape is wrong."""
+        self.check_input(input, batch_sizes)
+        size = self.get_expected_hidden_size
+        for name, state in zip(self._STATES, self._states_of(hidden), strict=False):
+            _check.shape(self._where, name, state, size(input, batch_sizes))
+            size = self.get_expected_cell_size
+
+    def permute_hidden(self, hx: Any, permutation: Tensor | None) -> Any:
+        """Puts the rows of the states in another order; without one returns them as they are."""
+        if permutation is None:
+            return hx
+        if isinstance(hx, Tensor):
+            return hx.index_select(1, permutation)
+        return tuple(state.index_select(1, permutation) for state in hx)
+
+    def flatten_parameters(self) -> None:
+        """Does nothing; there because code written for torch.nn.LSTM calls it."""
+
+    def extra_repr(self) -> str:
+        text = f"{self.input_size}, {self.hidden_size}"
+        for name, default in (
+            ("proj_size", 0),
+            ("num_layers", 1),
+            ("bias", True),
+            ("batch_first", False),
+            ("dropout", 0.0),
+            ("bidirectional", False),
+            ("checkpoint_steps", 0),
+            ("recurrent_dropout", 0.0),
+        ):
+            if getattr(self, name) != default:
+                text += f", {name}={getattr(self, name)}"
+        return text
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        if not self._prepacked and f"{prefix}{Prepacked.WEIGHTS}_l0" in state_dict:
+            *_, error_msgs = args
+            error_msgs.append(
+                f"lltm::{self._where}: expected the state_dict of a layer, got that of a prepacked"
+                f" one: load it into a Prepacked{self._where}"
+            )
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+# ---- the LLTM ---------------------------------------------------------------------
+
+
+class LLTMCell(Step[Pair]):
     """One step of the Long-Long-Term-Memory unit, an LSTM without a forget gate.
 
     See :func:`lltm.functional.cell` for the equations.
@@ -68,26 +425,18 @@ class LLTMCell(PairStep, MadeStep):
         h, c = cell(torch.randn(16, 32), (h, c))
     """
 
-    input_size: int
-    hidden_size: int
     weights: nn.Parameter
     bias: nn.Parameter | None
 
-    _CELL = "lltm"
-    _where = "LLTMCell"
+    _CELL, _STATES, _where = "lltm", ("h", "c"), "LLTMCell"
     _parameter_names = ("weights", "bias")
 
-    def _shapes(self, columns: int) -> dict[str, tuple[int, ...]]:
-        return _shapes(self.hidden_size, columns)
-
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
-    ) -> None:
-        _flatten_biases(state_dict, [prefix + "bias"], GATES * self.hidden_size)
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        _flatten_biases(self, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-class LLTM(PairLayer, MadeLayer):
+class LLTM(Layer[Pair]):
     """A recurrent layer of LLTM cells over sequences, used like torch.nn.LSTM.
 
     Args:
@@ -126,8 +475,9 @@ class LLTM(PairLayer, MadeLayer):
         output, (h_n, c_n) = layer(torch.randn(100, 16, 32))
     """
 
-    _CELL = "lltm"
+    _CELL, _STATES = "lltm", ("h_0", "c_0")
     _where = mode = "LLTM"
+    _parameter_names = ("weights", "bias")
 
     def __init__(
         self,
@@ -146,36 +496,28 @@ class LLTM(PairLayer, MadeLayer):
         recurrent_dropout: float = 0.0,
     ) -> None:
         _check.no_projection("LLTM", proj_size)
-        super().__init__(
-            input_size,
-            hidden_size,
-            num_layers,
-            bias,
-            batch_first,
-            dropout,
-            bidirectional,
-            device,
-            dtype,
-            checkpoint_steps=checkpoint_steps,
-            recurrent_dropout=recurrent_dropout,
+        self._make(
+            (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional),
+            {"device": device, "dtype": dtype},
+            checkpoint_steps,
+            recurrent_dropout,
         )
-
-    def _shapes(self, columns: int) -> dict[str, tuple[int, ...]]:
-        return _shapes(self.hidden_size, columns)
 
     # What code for torch.nn.LSTM reads although it is private there.
 
     @property
-    def _all_weights(self) -> list[list[str]]:
-        return [list(names) if self.bias else [names[0]] for names in self._by_direction]
-
-    @property
     def _flat_weights_names(self) -> list[str]:
-        return [name for names in self._all_weights for name in names]
+        return [name for name in self._names if getattr(self, name) is not None]
 
     @property
     def _flat_weights(self) -> list[nn.Parameter]:
         return [getattr(self, name) for name in self._flat_weights_names]
+
+    @property
+    def _all_weights(self) -> list[list[str]]:
+        names = self._flat_weights_names
+        each = len(names) // self._state_shape(0)[0]
+        return [names[k : k + each] for k in range(0, len(names), each)]
 
     def prepack(self, weights: torch.dtype | None = None) -> PrepackedLLTM:
         """Returns this layer as it is now in a form for inference, the weights packed once.
@@ -188,12 +530,20 @@ class LLTM(PairLayer, MadeLayer):
         return PrepackedLLTM(self, weights)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        biases = [prefix + bias for bias in self._names[1::2]]
-        _flatten_biases(state_dict, biases, GATES * self.hidden_size)
+        _flatten_biases(self, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-class PrepackedLLTM(PairLayer, Prepacked):
+def _flatten_biases(module: nn.Module, state_dict: dict[str, Any], prefix: str) -> None:
+    """Takes biases saved as (1, 3H), as the tutorial's module has them, for ones of (3H)."""
+    for name, parameter in module._parameters.items():
+        bias = state_dict.get(prefix + name)
+        expected = None if parameter is None or parameter.dim() > 1 else (1, *parameter.shape)
+        if isinstance(bias, Tensor) and bias.shape == expected:
+            state_dict[prefix + name] = bias.flatten()
+
+
+class PrepackedLLTM(Prepacked, Layer[Pair]):
     """An LLTM layer for inference whose weights were laid out once; see :meth:`LLTM.prepack`.
 
     It is called like the layer, gives what the layer gives in evaluation mode, and saves what the
@@ -215,70 +565,21 @@ class PrepackedLLTM(PairLayer, Prepacked):
             output, state = packed(chunk, state)
     """
 
-    _CELL = "lltm"
+    _CELL, _STATES = "lltm", ("h_0", "c_0")
     _where = mode = "LLTM"
     _BIASES = ("packed_bias",)
     _FIRST_OF_LAYER = "weights_l0"
 
 
-# ---- the LSTM and the GRU of torch.nn ---------------------------------------------
+# ---- the cells of torch.nn ----------------------------------------------------------
+
+# Layers of these are subclasses of torch.nn.RNNBase, which code for torch.nn's layers asks for: of
+# torch.nn.LSTM or GRU they would not compile with fullgraph=True (lltm.replace_ makes such where it
+# is asked to). It lists the names of their parameters.
+_NAMES_OF_TORCH: Any = property(lambda self: self._flat_weights_names)
 
 
-class _OfTorch(Layer, nn.RNNBase):
-    """What lltm.LSTM and lltm.GRU share.
-
-    A subclass of torch.nn.RNNBase, which code for torch.nn's layers asks for: of torch.nn.LSTM or
-    GRU one would not compile with fullgraph=True (:func:`lltm.replace_` makes one where it is
-    asked to).
-    """
-
-    @property
-    def _names(self) -> Sequence[str]:  # type: ignore[override]
-        names: list[str] = self._flat_weights_names
-        return names
-
-    def __init__(
-        self,
-        mode: str,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int,
-        bias: bool,
-        batch_first: bool,
-        dropout: float,
-        bidirectional: bool,
-        proj_size: int,
-        device: torch.types.Device,
-        dtype: torch.dtype | None,
-        checkpoint_steps: int,
-        recurrent_dropout: float,
-    ) -> None:
-        steps = _check.checkpoint_steps(mode, checkpoint_steps)
-        super().__init__(
-            mode,
-            _check.integer(mode, "input_size", input_size),
-            _check.integer(mode, "hidden_size", hidden_size),
-            _check.integer(mode, "num_layers", num_layers, _check.MOST_LAYERS),
-            _check.flag(mode, "bias", bias),
-            _check.flag(mode, "batch_first", batch_first),
-            _check.probability(mode, "dropout", dropout),
-            _check.flag(mode, "bidirectional", bidirectional),
-            proj_size,
-            device,
-            dtype,
-        )
-        self.checkpoint_steps = steps
-        self.recurrent_dropout = _check.probability(mode, "recurrent_dropout", recurrent_dropout)
-
-    def extra_repr(self) -> str:
-        text: str = super().extra_repr()
-        for name in ("checkpoint_steps", "recurrent_dropout"):
-            if getattr(self, name) != 0:
-                text += f", {name}={getattr(self, name)}"
-        return text
-
-
-class LSTM(PairLayer, _OfTorch):
+class LSTM(Layer[Pair], nn.RNNBase):
     """torch.nn.LSTM: its arguments, results, parameters and state_dict.
 
     Args:
@@ -309,8 +610,11 @@ class LSTM(PairLayer, _OfTorch):
         output, (h_n, c_n) = layer(torch.randn(100, 16, 32))
     """
 
-    _CELL = "lstm"
+    _CELL, _STATES = "lstm", ("h_0", "c_0")
     _where = mode = "LSTM"
+    _TORCH = nn.LSTM
+    _ONNX: ClassVar = {"lstm": ("LSTM", (0, 3, 1, 2), {})}  # input, output, forget, candidate
+    _names = _NAMES_OF_TORCH
 
     def __init__(
         self,
@@ -338,20 +642,12 @@ class LSTM(PairLayer, _OfTorch):
                 "lltm::LSTM: expected recurrent_dropout to be 0 with proj_size, got"
                 f" {recurrent_dropout}"
             )
-        super().__init__(
-            "LSTM",
-            input_size,
-            hidden_size,
-            num_layers,
-            bias,
-            batch_first,
-            dropout,
-            bidirectional,
-            projection,
-            device,
-            dtype,
+        self._make(
+            (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional),
+            {"device": device, "dtype": dtype},
             checkpoint_steps,
             recurrent_dropout,
+            projection,
         )
 
     def prepack(self, weights: torch.dtype | None = None) -> PrepackedLSTM:
@@ -359,7 +655,33 @@ class LSTM(PairLayer, _OfTorch):
         return PrepackedLSTM(self, weights)
 
 
-class GRU(SingleLayer, _OfTorch):
+class LSTMCell(Step[Pair], nn.RNNCellBase):
+    """torch.nn.LSTMCell: its arguments, results, parameters and state_dict.
+
+    Args:
+        input_size: I
+        hidden_size: H
+        bias (bool): whether there are biases
+        device, dtype: of the parameters
+
+    Parameters: ``weight_ih`` (4H, I), ``weight_hh`` (4H, H), ``bias_ih`` and ``bias_hh`` (4H) or
+    None; the rows as those of :class:`LSTM`.
+    """
+
+    _CELL, _STATES, _where = "lstm", ("h", "c"), "LSTMCell"
+    _TORCH = nn.LSTMCell
+
+
+class PrepackedLSTM(Prepacked, Layer[Pair]):
+    """An LSTM for inference whose weights were laid out once; as :class:`PrepackedLLTM`."""
+
+    _CELL, _STATES = "lstm", ("h_0", "c_0")
+    _where = mode = "LSTM"
+    _BIASES = ("packed_bias_ih", "packed_bias_hh")
+    _FIRST_OF_LAYER = "weight_ih_l0"
+
+
+class GRU(Layer[Tensor], nn.RNNBase):
     """torch.nn.GRU: its arguments, results, parameters and state_dict.
 
     Args:
@@ -386,99 +708,19 @@ class GRU(SingleLayer, _OfTorch):
         output, h_n = layer(torch.randn(100, 16, 32))
     """
 
-    _CELL = "gru"
+    _CELL, _STATES = "gru", ("h_0",)
     _where = mode = "GRU"
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        bias: bool = True,
-        batch_first: bool = False,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
-        device: torch.types.Device = None,
-        dtype: torch.dtype | None = None,
-        *,
-        checkpoint_steps: int = 0,
-        recurrent_dropout: float = 0.0,
-    ) -> None:
-        super().__init__(
-            "GRU",
-            input_size,
-            hidden_size,
-            num_layers,
-            bias,
-            batch_first,
-            dropout,
-            bidirectional,
-            0,
-            device,
-            dtype,
-            checkpoint_steps,
-            recurrent_dropout,
-        )
+    _TORCH = nn.GRU
+    # update, reset, candidate, whose reset gate stands after the GEMM
+    _ONNX: ClassVar = {"gru": ("GRU", (1, 0, 2), {"linear_before_reset": 1})}
+    _names = _NAMES_OF_TORCH
 
     def prepack(self, weights: torch.dtype | None = None) -> PrepackedGRU:
         """Returns this layer as it is now in a form for inference; see :meth:`LLTM.prepack`."""
         return PrepackedGRU(self, weights)
 
 
-class PrepackedLSTM(PairLayer, Prepacked):
-    """An LSTM for inference whose weights were laid out once; as :class:`PrepackedLLTM`."""
-
-    _CELL = "lstm"
-    _where = mode = "LSTM"
-    _BIASES = ("packed_bias_ih", "packed_bias_hh")
-    _FIRST_OF_LAYER = "weight_ih_l0"
-
-
-class PrepackedGRU(SingleLayer, Prepacked):
-    """A GRU for inference whose weights were laid out once; as :class:`PrepackedLLTM`."""
-
-    _CELL = "gru"
-    _where = mode = "GRU"
-    _BIASES = ("packed_bias_ih", "packed_bias_hh")
-    _FIRST_OF_LAYER = "weight_ih_l0"
-
-
-class LSTMCell(PairStep, nn.RNNCellBase):
-    """torch.nn.LSTMCell: its arguments, results, parameters and state_dict.
-
-    Args:
-        input_size: I
-        hidden_size: H
-        bias (bool): whether there are biases
-        device, dtype: of the parameters
-
-    Parameters: ``weight_ih`` (4H, I), ``weight_hh`` (4H, H), ``bias_ih`` and ``bias_hh`` (4H) or
-    None; the rows as those of :class:`LSTM`.
-    """
-
-    _CELL = "lstm"
-    _where = "LSTMCell"
-    _parameter_names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        bias: bool = True,
-        device: torch.types.Device = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(
-            _check.integer("LSTMCell", "input_size", input_size),
-            _check.integer("LSTMCell", "hidden_size", hidden_size),
-            _check.flag("LSTMCell", "bias", bias),
-            num_chunks=4,
-            device=device,
-            dtype=dtype,
-        )
-
-
-class GRUCell(SingleStep, nn.RNNCellBase):
+class GRUCell(Step[Tensor], nn.RNNCellBase):
     """torch.nn.GRUCell: its arguments, results, parameters and state_dict.
 
     Args:
@@ -491,39 +733,14 @@ class GRUCell(SingleStep, nn.RNNCellBase):
     None; the rows as those of :class:`GRU`.
     """
 
-    _CELL = "gru"
-    _where = "GRUCell"
-    _parameter_names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        bias: bool = True,
-        device: torch.types.Device = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(
-            _check.integer("GRUCell", "input_size", input_size),
-            _check.integer("GRUCell", "hidden_size", hidden_size),
-            _check.flag("GRUCell", "bias", bias),
-            num_chunks=3,
-            device=device,
-            dtype=dtype,
-        )
+    _CELL, _STATES, _where = "gru", ("h",), "GRUCell"
+    _TORCH = nn.GRUCell
 
 
-# ---- parameters of the LLTM -------------------------------------------------------
+class PrepackedGRU(Prepacked, Layer[Tensor]):
+    """A GRU for inference whose weights were laid out once; as :class:`PrepackedLLTM`."""
 
-
-def _shapes(hidden_size: int, columns: int) -> dict[str, tuple[int, ...]]:
-    rows = GATES * hidden_size
-    return {"weights": (rows, hidden_size + columns), "bias": (rows,)}
-
-
-def _flatten_biases(state_dict: dict[str, Any], keys: Iterable[str], size: int) -> None:
-    """Takes biases saved as (1, 3H), as the tutorial's module has them, for ones of (3H)."""
-    for key in keys:
-        bias = state_dict.get(key)
-        if isinstance(bias, Tensor) and bias.shape == (1, size):
-            state_dict[key] = bias.reshape(size)
+    _CELL, _STATES = "gru", ("h_0",)
+    _where = mode = "GRU"
+    _BIASES = ("packed_bias_ih", "packed_bias_hh")
+    _FIRST_OF_LAYER = "weight_ih_l0"

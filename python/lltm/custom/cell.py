@@ -13,7 +13,7 @@ from torch import Tensor
 from .. import _check
 from .._C import ArgumentError
 from . import explanation
-from .modules import GATE_PARAMETERS, MEMBERS, OwnCell, OwnLayer, OwnPrepacked, Pickled
+from .modules import MEMBERS, OwnCell, OwnLayer, OwnPrepacked, Pickled
 from .page import page
 from .program import Header
 from .trace import call, trace
@@ -128,42 +128,28 @@ class Cell:
                     f"lltm::cell: {self.name}: expected names of parameters that modules do not"
                     f" have already, got {parameter!r}"
                 )
-        members = {
-            "_CELL": text,
-            "_HEADER": header,
-            "_OWN": self.parameters,
-            "_parameter_names": (*GATE_PARAMETERS, *self.parameters),
-            "_INITIAL": {**header.parameters, **(initial or {})},
-            "__module__": getattr(function, "__module__", __name__),
-        }
         states = ("h", *header.states)
-        states_of_layer = tuple(f"{name}_0" for name in states)
-        prepacked = type(
-            f"{self.name}_PrepackedLayer",
-            (OwnPrepacked,),
-            {
-                **members,
-                "_where": f"{self.name}.Layer",
-                "_STATES": states_of_layer,
-                "__reduce__": _pickled_as("Prepacked"),
-            },
-        )
 
-        def made(base: type, kind: str, **more: Any) -> Any:
-            where = f"{self.name}.{kind}"
-            init = _renamed(base.__init__, where)  # type: ignore[misc]
-            own = {
+        def made(base: Any, kind: str, **members: Any) -> Any:
+            where = f"{self.name}.{kind.removeprefix('Prepacked')}"
+            members |= {
+                "_CELL": text,
+                "_HEADER": header,
+                "_OWN": self.parameters,
+                "_parameter_names": (*base._parameter_names, *self.parameters),
+                "_INITIAL": {**header.parameters, **(initial or {})},
+                "_STATES": states if kind == "Cell" else tuple(f"{name}_0" for name in states),
                 "_where": where,
-                "__init__": init,
+                "__init__": _renamed(base.__init__, where),
                 "__doc__": base.__doc__,
+                "__module__": getattr(function, "__module__", __name__),
                 "__reduce__": _pickled_as(kind),
             }
-            return type(f"{self.name}_{kind}", (base,), members | own | more)
+            return type(f"{self.name}_{kind}", (base,), members)
 
-        self.Layer: type[OwnLayer] = made(
-            OwnLayer, "Layer", mode=self.name, _PACKED=prepacked, _STATES=states_of_layer
-        )
-        self.Cell: type[OwnCell] = made(OwnCell, "Cell", _STATES=states)
+        prepacked = made(OwnPrepacked, "PrepackedLayer")
+        self.Layer: type[OwnLayer] = made(OwnLayer, "Layer", mode=self.name, _PACKED=prepacked)
+        self.Cell: type[OwnCell] = made(OwnCell, "Cell")
 
     def save(self, path: Path) -> None:
         """Writes the text, for :meth:`load` and for ``lltm::Cell::load`` in C++."""
@@ -241,5 +227,6 @@ def _pickled_as(kind: str) -> Callable[..., Any]:
 
 def _restore(text: str, initial: Mapping[str, Any], kind: str) -> Any:
     made = Cell(text, initial)
-    module = {"Layer": made.Layer, "Cell": made.Cell, "Prepacked": made.Layer._PACKED}[kind]
+    prepacked = made.Layer._PACKED
+    module = {"Layer": made.Layer, "Cell": made.Cell, "PrepackedLayer": prepacked}[kind]
     return module.__new__(module)

@@ -15,13 +15,14 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
+from .. import modules
 from .decompositions import ours
 
-# By cell: ONNX's operator, the order of its gates in numbers of ours, and what it has to be told.
-_OPERATORS: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
-    "lstm": ("LSTM", (0, 3, 1, 2), {}),  # input, output, forget, candidate
-    # update, reset, candidate, whose reset gate stands after the GEMM
-    "gru": ("GRU", (1, 0, 2), {"linear_before_reset": 1}),
+# By cell, of every class of modules that names one (Layer._ONNX).
+_OPERATORS = {
+    cell: operator
+    for cls in vars(modules).values()
+    for cell, operator in getattr(cls, "_ONNX", {}).items()
 }
 _OPSET = 14  # the first with these operators as they are used here
 

@@ -177,7 +177,7 @@ def _sharing(
         )
     base: Any = type(module)
     given = tuple(name for name in parameters if getattr(module, name) is not None)
-    cls = _subclass(base, forward, given, tuple(constants))
+    cls = _subclass(base, module._CELL, forward, given, tuple(constants))
     scriptable: nn.Module = cls.__new__(cls)
     object.__setattr__(scriptable, "__dict__", vars(module))
     return scriptable
@@ -191,6 +191,7 @@ def _new(cls: type[nn.Module], *args: Any) -> nn.Module:
 @functools.cache
 def _subclass(
     base: Any,
+    cell: str,
     forward: type,
     parameters: tuple[str, ...],
     constants: tuple[str, ...],
@@ -208,6 +209,7 @@ def _subclass(
         "forward_in_python": base.forward,
         "__reduce_ex__": reduce,
         "scripted_parameters": _parameters(parameters),
+        "_CELL": cell,
         "__constants__": list(constants),  # attributes of the class
         # Without any, TorchScript would take the annotations of the base, which are text.
         "__annotations__": {"_CELL": str},
