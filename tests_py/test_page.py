@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, sigmoid, tanh
 
 import lltm
-from lltm.custom.program import Header, evaluate
+from lltm.custom.program import Program, evaluate
 
 FOLDER = support.ROOT / "examples" / "cells"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "train")
@@ -58,7 +58,7 @@ def array(values: Tensor) -> str:
 
 def calls(struct: str, cell: lltm.Cell, numbers: dict[str, Tensor]) -> str:
     """Statements that print what forward and backward return."""
-    header = Header.read(cell.text)
+    header = Program.read(cell.text)
     states, own = numbers["states"], numbers["parameters"]
     plain = "StepForward" in cell.page
     lines = ["{", f"const double z[] = {{{array(numbers['z'])}}};"]
@@ -90,7 +90,7 @@ def test_the_page_computes_what_the_program_does(
     generator = torch.Generator().manual_seed(0)
     includes, statements, expected = [], [], []
     for cell in cells():
-        header = Header.read(cell.text)
+        header = Program.read(cell.text)
         states = [*["h"] * (header.reads_h or not header.states), *header.states]
         slots = re.findall(r"kSlots = \d+;  // (.*)", cell.page)[0].split(", ")
         numbers = {
@@ -242,7 +242,7 @@ def test_explains_what_is_saved_and_executed(monkeypatch: pytest.MonkeyPatch) ->
         f"bounded     {'yes' if 'bounded' in cell.text else 'no'}",
     ]
     *values, total = unwrapped(found["saved"]).splitlines()
-    assert [value.split(" ")[0] for value in values] == list(Header.read(cell.text).saved)
+    assert [value.split(" ")[0] for value in values] == list(Program.read(cell.text).saved)
     assert re.fullmatch(
         r"6 values, 24 bytes a unit, row and step in float32; in a Python loop autograd keeps"
         r" (\d+) bytes",

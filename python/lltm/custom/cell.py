@@ -15,7 +15,7 @@ from .._C import ArgumentError
 from . import explanation
 from .modules import MEMBERS, OwnCell, OwnLayer, OwnPrepacked, Pickled
 from .page import page
-from .program import Header
+from .program import Program
 from .trace import call, trace
 
 Initial = float | Callable[[Tensor], object]
@@ -117,7 +117,7 @@ class Cell:
             )
         self.text = text
         self.function = function
-        header = Header.read(text)
+        header = Program.read(text)
         self.name = header.name
         self.gates = header.gates
         self.states = tuple(header.states)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from .page import page as page_of
-from .program import EXPENSIVE, Header, assignments
+from .program import EXPENSIVE, Program, assignments
 from .trace import call, trace
 
 UNITS = 64
@@ -28,8 +28,8 @@ class Described:
     function: Callable[..., Any] | None
 
     @property
-    def header(self) -> Header:
-        return Header.read(self.text)
+    def header(self) -> Program:
+        return Program.read(self.text)
 
 
 def explained(text: str, gates: Sequence[str], function: Callable[..., Any] | None) -> str:

@@ -21,7 +21,7 @@ from .. import _check
 from .._C import ArgumentError
 from .._recurrent import Prepacked, Recurrent
 from ..modules import Layer, Step
-from .program import Header
+from .program import Program
 
 # What modules call members of their own.
 MEMBERS = {"bias", "hidden_size", "input_size", "training", *Recurrent._parameter_names}
@@ -47,7 +47,7 @@ class Pickled:
 class _Own(Recurrent):
     """What the modules of such a cell share."""
 
-    _HEADER: Header
+    _HEADER: Program
     _INITIAL: Mapping[str, Any]  # an Initial each, or what a pickle had of it
 
     def reset_parameters(self) -> None:

@@ -9,7 +9,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from .program import OPERATIONS, Header, assignments
+from .program import OPERATIONS, Program, assignments
 
 # Names that are taken: words of C++, what a page calls its own, types that its struct would hide.
 CPP = """
@@ -38,7 +38,7 @@ def page(text: str) -> str:
     Built-in cells have no parameters and, besides h, one state at most; one that has a state does
     not read h. The page of any other has arrays of them, and result types of its own.
     """
-    cell = _Cell(Header.read(text))
+    cell = _Cell(Program.read(text))
     forward, of_c = _forward(text, cell)
     backward, of_dc = _backward(text, cell)
 
@@ -86,7 +86,7 @@ def page(text: str) -> str:
 class _Cell:
     """What a page says of the cell besides its arithmetic."""
 
-    def __init__(self, header: Header) -> None:
+    def __init__(self, header: Program) -> None:
         self.header = header
         self.name = _struct_name(header.name)
         x, h = header.gates_x, header.gates_h
@@ -257,7 +257,7 @@ class _Function:
         """The assignments of a section."""
         lines = list(assignments(text, section))
         uses = Counter(itertools.chain.from_iterable(operands for _, _, operands in lines))
-        final = {*results, *(Header.read(text).saved if section == "forward" else ())}
+        final = {*results, *(Program.read(text).saved if section == "forward" else ())}
         for value, op, operands in lines:
             level, expression = self.expression(op, operands)
             inline = re.fullmatch(r"t\d+", value) and uses[value] == 1 and value not in final

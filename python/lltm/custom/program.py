@@ -65,6 +65,11 @@ COMPARISONS = {"greater", "greater_equal", "equal", "not_equal"}
 CONDITIONS = COMPARISONS | {"and", "or", "not"}
 
 
+def _operators(op: str) -> tuple[Callable[[Value, Operand], Any], ...]:
+    """Python's operator and the one whose left operand is a number."""
+    return lambda a, b: apply(op, a, b), lambda b, a: apply(op, a, b)
+
+
 @dataclass(eq=False, repr=False)
 class Value:
     """A number of each unit: of an operation's result, or an input."""
@@ -75,29 +80,10 @@ class Value:
     rank: int  # in the order of the trace
     name: str = ""  # the local variable of the user's function
 
-    def __add__(self, other: Operand) -> Operand:
-        return apply("add", self, other)
-
-    def __radd__(self, other: Operand) -> Operand:
-        return apply("add", other, self)
-
-    def __sub__(self, other: Operand) -> Operand:
-        return apply("subtract", self, other)
-
-    def __rsub__(self, other: Operand) -> Operand:
-        return apply("subtract", other, self)
-
-    def __mul__(self, other: Operand) -> Operand:
-        return apply("multiply", self, other)
-
-    def __rmul__(self, other: Operand) -> Operand:
-        return apply("multiply", other, self)
-
-    def __truediv__(self, other: Operand) -> Operand:
-        return apply("divide", self, other)
-
-    def __rtruediv__(self, other: Operand) -> Operand:
-        return apply("divide", other, self)
+    __add__, __radd__ = _operators("add")
+    __sub__, __rsub__ = _operators("subtract")
+    __mul__, __rmul__ = _operators("multiply")
+    __truediv__, __rtruediv__ = _operators("divide")
 
     def __neg__(self) -> Operand:
         return apply("negate", self)
@@ -169,21 +155,45 @@ def needed(results: Sequence[Operand], given: Mapping[Value, Any] | None = None)
 
 @dataclass(frozen=True)
 class Program:
-    """A cell program: its text, and what the text says, for those who explain it."""
+    """A cell program: its text, and what that says beside instructions."""
 
-    text: str
     name: str
-    weight_ih: tuple[str, ...]  # the gates that x has a part in, in the order of blocks of rows
-    weight_hh: tuple[str, ...]
+    gates: tuple[str, ...]  # in the order of z
+    gates_x: tuple[str, ...]  # those that x has a part in: the blocks of rows of weight_ih
+    gates_h: tuple[str, ...]
     bounded: bool
     reads_h: bool  # whether the element-wise functions do
     states: Mapping[str, float]  # initial values
     parameters: Parameters  # or what fills a tensor in place
-    gates: tuple[str, ...]
     saved: tuple[str, ...] = ()
-    forward_instructions: int = 0
-    backward_instructions: int = 0
     own_gradient: bool = False  # backward is not the derivative of forward
+    text: str = ""
+
+    @staticmethod
+    def read(text: str) -> Program:
+        words: dict[str, list[list[str]]] = {}
+        for line in text.split("\n"):
+            first, *rest = line.split(" ")
+            if rest[:1] != ["="]:
+                words.setdefault(first, []).append(rest)
+
+        def numbers(key: str) -> dict[str, float]:
+            return {name: float(value) for name, value in words.get(key, [])}
+
+        gates_x, gates_h = (tuple(words[key][0]) for key in ("weight_ih", "weight_hh"))
+        return Program(
+            name=words["name"][0][0],
+            gates=(*gates_x, *(gate for gate in gates_h if gate not in gates_x)),
+            gates_x=gates_x,
+            gates_h=gates_h,
+            bounded="bounded" in words,
+            reads_h="reads_h" in words,
+            states=numbers("state"),
+            parameters=numbers("parameter"),
+            saved=tuple(words["save"][0]),
+            own_gradient="own_gradient" in words,
+            text=text,
+        )
 
 
 def is_name(name: Any) -> bool:
@@ -280,11 +290,10 @@ def declared(
     _check_names(where, gates, names, reads, states, parameters)
     _check_numbers(where, len(state_names), states, parameters)
     program = Program(
-        text="",
         name=where,
         gates=gates,
-        weight_ih=tuple(gate for gate in gates if reads.get(gate) != "h"),
-        weight_hh=tuple(gate for gate in gates if reads.get(gate) != "x"),
+        gates_x=tuple(gate for gate in gates if reads.get(gate) != "h"),
+        gates_h=tuple(gate for gate in gates if reads.get(gate) != "x"),
         bounded=bounded,
         reads_h="h" in names,
         states={name: float(states.get(name, 0.0)) for name in state_names},
@@ -439,8 +448,8 @@ def written(program: Program, made: Expressions) -> Program:
     lines = [
         "lltm-cell 1",
         f"name {program.name}",
-        " ".join(["weight_ih", *program.weight_ih]),
-        " ".join(["weight_hh", *program.weight_hh]),
+        " ".join(["weight_ih", *program.gates_x]),
+        " ".join(["weight_hh", *program.gates_h]),
         *["bounded"] * program.bounded,
         *["reads_h"] * program.reads_h,
         *(f"state {name} {initial!r}" for name, initial in program.states.items()),
@@ -463,13 +472,7 @@ def written(program: Program, made: Expressions) -> Program:
         ("bytes of text", len(text), MOST_BYTES),
     ):
         expect(number <= most, program.name, f"at most {most} {what}", number)
-    program = replace(
-        program,
-        text=text,
-        saved=tuple(names[v] for v in saved),
-        forward_instructions=len(forward),
-        backward_instructions=len(backward),
-    )
+    program = replace(program, text=text, saved=tuple(names[v] for v in saved))
     # No number of samples shows that a function's own gradient is the derivative everywhere.
     if not made.own_gradient and not _is_another(program, list(made.inputs), list(made.gradients)):
         return program
@@ -513,46 +516,6 @@ def _is_another(program: Program, inputs: list[str], gradients: list[str]) -> bo
 
 
 # ---- reading the text ---------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Header:
-    """What the text of a cell says beside its instructions."""
-
-    name: str
-    gates_x: tuple[str, ...]  # the blocks of rows of weight_ih
-    gates_h: tuple[str, ...]
-    bounded: bool
-    reads_h: bool
-    states: dict[str, float]  # initial values
-    parameters: dict[str, float]
-    saved: tuple[str, ...]
-
-    @staticmethod
-    def read(text: str) -> Header:
-        words: dict[str, list[list[str]]] = {}
-        for line in text.split("\n"):
-            first, *rest = line.split(" ")
-            if rest[:1] != ["="]:
-                words.setdefault(first, []).append(rest)
-
-        def numbers(key: str) -> dict[str, float]:
-            return {name: float(value) for name, value in words.get(key, [])}
-
-        return Header(
-            name=words["name"][0][0],
-            gates_x=tuple(words["weight_ih"][0]),
-            gates_h=tuple(words["weight_hh"][0]),
-            bounded="bounded" in words,
-            reads_h="reads_h" in words,
-            states=numbers("state"),
-            parameters=numbers("parameter"),
-            saved=tuple(words["save"][0]),
-        )
-
-    @property
-    def gates(self) -> tuple[str, ...]:
-        return (*self.gates_x, *(gate for gate in self.gates_h if gate not in self.gates_x))
 
 
 def assignments(text: str, section: str) -> Iterator[tuple[str, str, list[str]]]:
