@@ -16,12 +16,6 @@
 
 namespace {
 
-constexpr const char* kArgumentError =
-    R"(A wrong shape or value of an argument.
-
-A ValueError, which it is, and a RuntimeError too, because torch.nn's layers and PyTorch's operators
-raise that: code that handles theirs handles this one.)";
-
 // lltm.ArgumentError, for as long as the process lives.
 PyObject* argument_error = nullptr;
 
@@ -41,37 +35,6 @@ void translate_value_error(std::exception_ptr thrown) {
   }
 }
 
-constexpr const char* kForward =
-    R"(One step by plain ATen operations, on any device, with everything backward() needs.
-
-Args:
-    input: (B, I)
-    weights: (3H, H+I); rows by gate: input, output, candidate
-    bias: (3H) or None
-    old_h: (B, H)
-    old_cell: (B, H)
-
-Returns:
-    [new_h, new_cell, input_gate, output_gate, candidate_cell, X, gate_weights]:
-    the states and the activated gates (B, H), X = cat([old_h, input]) (B, H+I) and the gates
-    before activation, gate_weights = X weights^T + bias (B, 3H).
-
-lltm.functional.cell computes the same states with fused kernels.)";
-
-constexpr const char* kBackward =
-    R"(The gradients of one step, from what forward() returned.
-
-Args:
-    grad_h: (B, H), gradient of new_h
-    grad_cell: (B, H), gradient of new_cell
-    new_cell, input_gate, output_gate, candidate_cell: (B, H)
-    X: (B, H+I)
-    gate_weights: (B, 3H)
-    weights: (3H, H+I)
-
-Returns:
-    [d_old_h, d_input, d_weights, d_bias, d_old_cell], each shaped as what it is the gradient of.)";
-
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
@@ -80,35 +43,29 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
 
   m.doc() = "The native library liblltm; its operators are torch.ops.lltm.*";
 
-  const py::tuple bases =
-      py::make_tuple(py::handle(PyExc_ValueError), py::handle(PyExc_RuntimeError));
-  argument_error =
-      PyErr_NewExceptionWithDoc("lltm.ArgumentError", kArgumentError, bases.ptr(), nullptr);
-  if (argument_error == nullptr) throw py::error_already_set();
+  // The same functions for other Pythons; their docstrings stand there.
+  const auto binding = py::module_::import("lltm._binding");
+  const py::object getdoc = py::module_::import("inspect").attr("getdoc");
+  const auto doc = [&](const char* name) { return getdoc(binding.attr(name)).cast<std::string>(); };
+
+  argument_error = py::object(binding.attr("ArgumentError")).release().ptr();
   m.attr("ArgumentError") = py::handle(argument_error);
   py::register_exception_translator(translate_value_error);
 
-  m.def("version", &lltm::version, "Version of liblltm, \"major.minor.patch\".");
-  m.def("build_info", &lltm::build_info, "How liblltm was built, one \"name: value\" a line.");
-  m.def(
-      "cpu_kernels",
-      &lltm::cpu_kernels,
-      "The CPU kernels in use: \"DEFAULT\", \"AVX2\", \"AVX512\" or \"AMX\"; \"NEON\" on ARM.");
-
-  m.def(
-      "cuda_persistent",
-      &lltm::cuda_persistent,
-      "Whether sequences on a GPU may run by persistent kernels.");
+  m.def("version", &lltm::version, doc("version").c_str());
+  m.def("build_info", &lltm::build_info, doc("build_info").c_str());
+  m.def("cpu_kernels", &lltm::cpu_kernels, doc("cpu_kernels").c_str());
+  m.def("cuda_persistent", &lltm::cuda_persistent, doc("cuda_persistent").c_str());
   m.def(
       "set_cuda_persistent",
       &lltm::set_cuda_persistent,
-      "Sets it, for the whole process.",
+      doc("set_cuda_persistent").c_str(),
       py::arg("enabled").noconvert());
 
   m.def(
       "forward",
       &lltm::composite::forward,
-      kForward,
+      doc("forward").c_str(),
       py::arg("input"),
       py::arg("weights"),
       py::arg("bias"),
@@ -118,7 +75,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def(
       "backward",
       &lltm::composite::backward,
-      kBackward,
+      doc("backward").c_str(),
       py::arg("grad_h"),
       py::arg("grad_cell"),
       py::arg("new_cell"),

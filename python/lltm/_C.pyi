@@ -1,35 +1,10 @@
-# The native module (python/bindings.cpp).
+# The native module (python/bindings.cpp). Besides the two calls it has what _binding.py has.
 
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
+from ._binding import *  # noqa: F403 (its __all__)
 
-class ArgumentError(ValueError, RuntimeError): ...
-
-def version() -> str: ...
-def build_info() -> str: ...
-def cpu_kernels() -> str: ...
-def cuda_persistent() -> bool: ...
-def set_cuda_persistent(enabled: bool) -> None: ...
-def forward(
-    input: Tensor,
-    weights: Tensor,
-    bias: Tensor | None,
-    old_h: Tensor,
-    old_cell: Tensor,
-) -> list[Tensor]: ...
-def backward(
-    grad_h: Tensor,
-    grad_cell: Tensor,
-    new_cell: Tensor,
-    input_gate: Tensor,
-    output_gate: Tensor,
-    candidate_cell: Tensor,
-    X: Tensor,
-    gate_weights: Tensor,
-    weights: Tensor,
-) -> list[Tensor]: ...
 def layer_step(
     module: Any, input: Any, hx: Any, parameters: tuple[str, ...], options: tuple[str, ...], /
 ) -> Any: ...
@@ -41,4 +16,4 @@ def layer(
     options: tuple[str, ...],
     reset: Any,
     /,
-) -> tuple[Tensor, Any] | None: ...
+) -> Any: ...

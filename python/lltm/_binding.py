@@ -1,9 +1,10 @@
 """The functions of lltm._C by way of torch.ops, where the package holds no lltm._C for this Python.
 
 A wheel serves every Python; its lltm._C, as any pybind11 module, serves the one that it was built
-with. What is not the same here: torch.ops.lltm, called directly, raises a plain ValueError for a
-wrong shape or value. Modules and functions raise lltm.ArgumentError as always. The TypeError of
-forward() and backward() names the argument that is no tensor, where pybind11's lists all of them.
+with, and takes docstrings and ArgumentError from here. What is not the same: torch.ops.lltm, called
+directly, raises a plain ValueError for a wrong shape or value. Modules and functions raise
+lltm.ArgumentError as always. The TypeError of forward() and backward() names the argument that is
+no tensor, where pybind11's lists all of them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+__all__ = [
+    "ArgumentError",
+    "backward",
+    "build_info",
+    "cpu_kernels",
+    "cuda_persistent",
+    "forward",
+    "set_cuda_persistent",
+    "version",
+]
 
 _ops: Any = torch.ops.lltm
 

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -267,15 +267,7 @@ def _arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = _arguments()
-    call = Call(
-        options.op,
-        options.steps,
-        options.batch,
-        options.input_size,
-        options.hidden_size,
-        options.dynamic,
-        options.device,
-    )
+    call = Call(**{field.name: getattr(options, field.name) for field in fields(Call)})
     # torch uses what it deprecates itself.
     warnings.simplefilter("ignore")
     logging.getLogger("torch").setLevel(logging.ERROR)
