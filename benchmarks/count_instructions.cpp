@@ -93,7 +93,7 @@ void add_prepacked(Cases& cases, const Sizes& sizes) {
   cases.push_back({"prepacked sequence, inference, f32, " + sizes.text(false), [=] {
                      const at::NoGradGuard no_grad;
                      const Problem& p = *problem;
-                     lltm::sequence_prepacked(p.input, p.h, p.c, packed, p.bias);
+                     lltm::sequence(p.input, p.h, p.c, packed, p.bias);
                    }});
 }
 

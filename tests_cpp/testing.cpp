@@ -292,36 +292,10 @@ Tensor pack(const Arguments& a, std::optional<at::ScalarType> dtype) {
 }
 
 Tensors sequence_of_packed(const Arguments& a, const Tensor& weights) {
-  if (a.cell == "lltm") {
-    return results(
-        a,
-        lltm::sequence_prepacked(
-            a.input, a.h, a.c, weights, a.bias, a.batch_sizes, a.reverse, a.reset));
-  }
-  static const auto op = find_operator<std::tuple<Tensor, Tensor, Tensor>(
-      std::string_view,
-      const Tensor&,
-      const Tensor&,
-      const Optional&,
-      const Tensor&,
-      const Optional&,
-      const Optional&,
-      const Optional&,
-      bool,
-      const Optional&)>("lltm::sequence_prepacked");
-  return results(
-      a,
-      op.call(
-          a.cell,
-          a.input,
-          a.h,
-          if_defined(a.c),
-          weights,
-          a.bias,
-          a.bias_hh,
-          a.batch_sizes,
-          a.reverse,
-          a.reset));
+  Arguments with_packed = a;
+  with_packed.weights = weights;
+  with_packed.weight_hh = {};
+  return sequence(with_packed);
 }
 
 Function prepacked(std::optional<at::ScalarType> dtype) {

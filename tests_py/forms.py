@@ -414,10 +414,10 @@ def forms() -> Iterator[Form]:
     yield Form("functional.sequence", partial(of_sequence, support.sequence_outputs))
     yield Form("functional.sequence, checkpoints", partial(of_sequence, checkpoints))
     function = partial(of_sequence, partial(support.prepacked_outputs, None), masks=False)
-    yield Form("functional.sequence_prepacked", function, trainable=False, prepacked=True)
+    yield Form("functional.sequence, prepacked", function, trainable=False, prepacked=True)
     function = partial(of_sequence, partial(support.prepacked_outputs, torch.qint8), masks=False)
     yield Form(
-        "functional.sequence_prepacked, int8",
+        "functional.sequence, int8",
         function,
         WITH_FLOAT32,
         trainable=False,

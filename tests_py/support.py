@@ -140,7 +140,7 @@ class Arguments:
     recurrent_mask: Tensor | None = None
 
     def operands(self) -> tuple[Any, ...]:
-        """The first arguments of the operators, but sequence_prepacked."""
+        """The first arguments of the operators."""
         _, _, states, *_ = torch.ops.lltm._cell(self.cell)
         has_c = len(states) > 0
         c = self.c if has_c else None
@@ -325,7 +325,7 @@ def prepacked_outputs(
     """As :func:`sequence_outputs`, with weights packed ahead; lltm.reference packs none."""
     if implementation is lltm.reference:
         return sequence_outputs(implementation, a)
-    output, (h_n, c_n) = implementation.sequence_prepacked(
+    output, (h_n, c_n) = implementation.sequence(
         a.input,
         (a.h, a.c),
         implementation.prepack(a.weights, quantised),

@@ -31,10 +31,8 @@ def test_the_dispatcher_has_cuda_kernels_if_the_library_has(operator: str) -> No
     assert ("operators.cpp" in entry) == BUILT, entry
 
 
-def test_prepacked_weights_take_the_path_of_every_device_but_the_cpu() -> None:
-    for operator in ("prepack", "sequence_prepacked"):
-        name = f"lltm::{operator}"
-        assert not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA")
+def test_packing_ahead_takes_the_path_of_every_device_but_the_cpu() -> None:
+    assert not torch._C._dispatch_has_kernel_for_dispatch_key("lltm::prepack", "CUDA")
 
 
 @pytest.mark.skipif(not BUILT, reason="this lltm was built without CUDA kernels")

@@ -555,14 +555,12 @@ def calls_that_raise() -> Iterator[Callable[[], object]]:
     yield lambda: layer(x.to("meta"))
     yield lambda: layer(torch.nested.nested_tensor([x[0]], layout=torch.jagged))
     yield lambda: layer.load_state_dict(lstm.state_dict())
-    yield lambda: layer.load_state_dict(prepacked.state_dict())
-    yield lambda: prepacked.load_state_dict(layer.state_dict())
     yield lambda: prepacked.load_state_dict(layer.prepack(torch.qint8).state_dict())
     yield lambda: prepacked.double()
     yield lambda: setattr(prepacked, "hidden_size", 8)
     yield lambda: prepacked(x.clone().requires_grad_())[0].sum().backward()
     yield double_backward
-    yield lambda: torch.vmap(lambda w: functional.sequence_prepacked(x, (h, h), w))(
+    yield lambda: torch.vmap(lambda w: functional.sequence(x, (h, h), w))(
         functional.prepack(weights).expand(2, -1)
     )
     yield lambda: torch.fx.symbolic_trace(layer)

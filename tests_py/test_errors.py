@@ -646,17 +646,10 @@ def test_modules_refuse_quantised_tensors() -> None:
     refuses(lambda: layer(x, (h_8, h)), TypeError, "sequence", text)
 
 
-@pytest.mark.parametrize("name", ["an LLTM", "an LSTM", "a GRU"])
-def test_a_prepacked_layer_names_the_class_that_loads_a_layer_s_checkpoint(name: str) -> None:
-    layer = getattr(lltm, name.split()[1])(3, 5)
-    with pytest.raises(RuntimeError, match=f"load it into {name} and prepack that"):
-        layer.prepack().load_state_dict(layer.state_dict())
-
-
 def test_a_prepacked_layer_without_bias_names_its_weights() -> None:
     packed = lltm.LLTM(3, 5, bias=False).prepack()
     text = "weights from prepack of dtype float64, that of the input, got some of float32"
-    refuses(lambda: packed(X.double()), TypeError, "sequence_prepacked", text)
+    refuses(lambda: packed(X.double()), TypeError, "sequence", text)
 
 
 X1, H1, C1 = CELL["input"], CELL["h"], CELL["c"]

@@ -72,7 +72,7 @@ class Subclass(Tensor):
 OPERATOR_OF = {
     "cell": "lltm.step",
     "layer": "lltm.sequence",
-    "prepacked": "lltm.sequence_prepacked",
+    "prepacked": "lltm.sequence",
 }
 
 

@@ -205,5 +205,5 @@ class Prepacked(nn.Module):
 
 
 def test_prepacked_weights_are_an_error_that_says_what_to_do() -> None:
-    with pytest.raises(Exception, match=r"lltm::sequence_prepacked: .* export the layer itself"):
+    with pytest.raises(Exception, match=r"lltm::sequence: .* export the layer itself"):
         torch.onnx.export(Prepacked().eval(), (features(6, 4),), dynamo=True, verbose=False)

@@ -185,13 +185,13 @@ def test_sequence_backward(
 
 
 @each(SEQUENCES | PACKED)
-def test_sequence_prepacked(case: str, dtype: torch.dtype, layout: str) -> None:
+def test_sequence_of_prepacked_weights(case: str, dtype: torch.dtype, layout: str) -> None:
     a = (SEQUENCES | PACKED)[case](dtype).map(LAYOUTS[layout])
     _, _, _, c, *_ = a.operands()
     packed = ops.prepack(a.cell, a.weights, a.weight_hh)
     opcheck(
-        ops.sequence_prepacked,
-        (a.cell, a.input, a.h, c, packed, a.bias, a.bias_hh),
+        ops.sequence.default,
+        (a.cell, a.input, a.h, c, packed, None, a.bias, a.bias_hh),
         batch_sizes=a.batch_sizes,
         reverse=a.reverse,
     )

@@ -709,7 +709,7 @@ def test_prepacked_weights_belong_to_their_cell() -> None:
     x, h = torch.randn(2, 3, 16), torch.zeros(3, 16)
     expected = "expected weights from prepack for the cell lstm, got some for another"
     with pytest.raises(ValueError, match=expected):
-        torch.ops.lltm.sequence_prepacked("lstm", x, h, h, weights)
+        torch.ops.lltm.sequence("lstm", x, h, h, weights)
 
 
 # ---- errors ----------------------------------------------------------------------------

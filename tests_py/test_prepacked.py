@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
 from functools import partial
 from pathlib import Path
@@ -60,7 +61,7 @@ def test_packed_with_other_threads_than_it_is_used_with(threads: int) -> None:
         packed = lltm.functional.prepack(a.weights)
     finally:
         torch.set_num_threads(before)
-    output, state = lltm.functional.sequence_prepacked(a.input, (a.h, a.c), packed, a.bias)
+    output, state = lltm.functional.sequence(a.input, (a.h, a.c), packed, a.bias)
     torch.testing.assert_close((output, *state), expected)
 
 
@@ -190,20 +191,50 @@ def test_is_not_converted(convert: Any, error: type[Exception], text: str) -> No
     torch.testing.assert_close(packed.float().cpu().to(torch.float32)(x)[0], expected)
 
 
-# ---- state_dict -------------------------------------------------------------
+# ---- what is saved ----------------------------------------------------------
 
 
 @pytest.mark.parametrize("assign", [False, True])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_its_state_dict_loads_into_another_of_the_same_sizes(
-    options: dict[str, Any], assign: bool, tmp_path: Path
+@pytest.mark.parametrize("cell", ["LLTM", "LSTM", "GRU"])
+def test_its_state_dict_is_that_of_the_layer(
+    cell: str, options: dict[str, Any], assign: bool, tmp_path: Path
 ) -> None:
-    one, other = Model(**options).prepack(), Model(**options).prepack()
-    torch.save(one.state_dict(), tmp_path / "model.pt")
-    saved = torch.load(tmp_path / "model.pt", weights_only=True)
-    assert not any(other.load_state_dict(saved, assign=assign))
+    make = partial(getattr(lltm, cell), **SIZES, **options)
+    layer: Any = make()
+    packed = layer.prepack()
+    torch.save(packed.state_dict(), tmp_path / "packed.pt")
+    saved = torch.load(tmp_path / "packed.pt", weights_only=True)
+    torch.testing.assert_close(dict(saved), dict(layer.state_dict()), rtol=0, atol=0)
     x = torch.randn(3, 2, 5)
-    torch.testing.assert_close(other(x), one(x), rtol=0, atol=0)
+    for state_dict in (saved, layer.state_dict()):
+        loaded: Any = make().prepack()
+        unpacked: Any = make()
+        for module in (loaded, unpacked):
+            assert not any(module.load_state_dict(state_dict, assign=assign))
+        assert torch.equal(loaded(x)[0], packed(x)[0])
+        assert torch.equal(unpacked.eval()(x)[0], layer.eval()(x)[0])
+
+
+def test_its_state_dict_is_part_of_a_model_s() -> None:
+    model: Any = Model(num_layers=2)
+    other: Any = Model(num_layers=2).prepack()
+    x = torch.randn(3, 2, 5)
+    other.load_state_dict(model.state_dict())
+    torch.testing.assert_close(other(x), model(x))
+    assert other.state_dict().keys() == model.state_dict().keys()
+    assert list(other.rnn.state_dict(prefix="rnn.")) == [f"rnn.{n}" for n in other.rnn.state_dict()]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("saved", DTYPES, ids=str)
+def test_another_dtype_is_converted_as_by_a_layer(saved: torch.dtype, dtype: torch.dtype) -> None:
+    source = lltm.LLTM(**SIZES, dtype=saved)
+    layer = lltm.LLTM(**SIZES, dtype=dtype)
+    packed = layer.prepack()
+    for module in (layer, packed):
+        module.load_state_dict(source.prepack().state_dict())
+    assert torch.equal(packed(x := torch.randn(3, 2, 5, dtype=dtype))[0], layer.prepack()(x)[0])
 
 
 @pytest.mark.parametrize(
@@ -211,68 +242,42 @@ def test_its_state_dict_loads_into_another_of_the_same_sizes(
     [
         {"input_size": 6, "hidden_size": 33},
         {"input_size": 5, "hidden_size": 32},
-        {**SIZES, "dtype": torch.bfloat16},
-        {**SIZES, "dtype": torch.float64},
         {**SIZES, "num_layers": 2},
         {**SIZES, "bidirectional": True},
         {**SIZES, "bias": False},
     ],
     ids=str,
 )
-def test_its_state_dict_loads_into_no_other_layer(other: dict[str, Any]) -> None:
+def test_its_state_dict_loads_into_no_layer_of_other_sizes(other: dict[str, Any]) -> None:
     state_dict = lltm.LLTM(**SIZES).prepack().state_dict()
     packed = lltm.LLTM(**other).prepack()
-    x = torch.randn(3, 2, packed.input_size, dtype=packed.dtype)
-    expected, _ = packed(x)
     with pytest.raises(RuntimeError, match=r"Error\(s\) in loading state_dict for PrepackedLLTM"):
         packed.load_state_dict(state_dict)
-    if "num_layers" not in other and "bidirectional" not in other and "bias" not in other:
-        torch.testing.assert_close(packed(x)[0], expected, rtol=0, atol=0)
 
 
-def test_weights_of_another_cell_are_named_as_such() -> None:
-    """Whose biases have another size, too."""
-    text = r"packed_weights_l0: .*for the cell lstm, got some for gru"
-    with pytest.raises(RuntimeError, match=text):
-        lltm.LSTM(**SIZES).prepack().load_state_dict(lltm.GRU(**SIZES).prepack().state_dict())
-    other = lltm.GRU(5, 44).prepack()  # of as many biases
-    with pytest.raises(RuntimeError, match=text):
-        lltm.LSTM(**SIZES).prepack().load_state_dict(other.state_dict())
-    text = r"packed_weights_l0: .*got some for hidden size 44 and input size 5"
-    with pytest.raises(RuntimeError, match=text):
-        lltm.GRU(**SIZES).prepack().load_state_dict(other.state_dict())
-
-
-@pytest.mark.parametrize("strict", [True, False])
-def test_a_layer_and_a_prepacked_one_refuse_each_other_s_state_dict(strict: bool) -> None:
-    layer = lltm.LLTM(**SIZES)
-    before = {name: value.clone() for name, value in layer.state_dict().items()}
+def test_what_a_state_dict_lacks_stays() -> None:
+    layer: Any = lltm.LLTM(**SIZES)
     packed = lltm.LLTM(**SIZES).prepack()
-    x = torch.randn(3, 2, 5)
-    expected, _ = packed(x)
-    text = "lltm::LLTM: expected the state_dict of a layer, got that of a prepacked one"
-    with pytest.raises(RuntimeError, match=text):
-        layer.load_state_dict(packed.state_dict(), strict=strict)
-    with pytest.raises(RuntimeError, match=text):
-        Model().load_state_dict(Model().prepack().state_dict(), strict=strict)
-    text = "lltm::PrepackedLLTM: expected the state_dict of a prepacked layer, got that of a layer"
-    with pytest.raises(RuntimeError, match=text):
-        packed.load_state_dict(layer.state_dict(), strict=strict)
-    torch.testing.assert_close(layer.state_dict(), before, rtol=0, atol=0)
-    torch.testing.assert_close(packed(x)[0], expected, rtol=0, atol=0)
-    with pytest.raises(RuntimeError, match="Unexpected key"):
-        lltm.LLTMCell(**SIZES).load_state_dict(packed.state_dict())
+    before = packed.state_dict()
+    missing, unexpected = packed.load_state_dict(
+        {"weights_l0": layer.weights_l0, "weights_l1": layer.weights_l0}, strict=False
+    )
+    assert (missing, unexpected) == (["bias_l0"], ["weights_l1"])
+    expected = {"weights_l0": layer.weights_l0.detach(), "bias_l0": before["bias_l0"]}
+    torch.testing.assert_close(dict(packed.state_dict()), expected, rtol=0, atol=0)
 
 
-def test_a_state_dict_with_forged_bytes_is_refused() -> None:
-    packed = lltm.LLTM(**SIZES).prepack()
-    state_dict = packed.state_dict()
-    for forged in (state_dict["packed_weights_l0"] * 0, state_dict["packed_weights_l0"][:-1]):
-        with pytest.raises(RuntimeError, match="packed_weights_l0: lltm::sequence_prepacked: exp"):
-            packed.load_state_dict({**state_dict, "packed_weights_l0": forged})
-    del state_dict["packed_weights_l0"]
-    with pytest.raises(RuntimeError, match=r"Missing key\(s\) in state_dict: .packed_weights_l0"):
-        packed.load_state_dict(state_dict)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_pickle_holds_the_weights_and_is_packed_again(dtype: torch.dtype) -> None:
+    packed: Any = lltm.LSTM(**SIZES, num_layers=2, bidirectional=True, dtype=dtype).prepack()
+    copies = [copy.copy(packed), copy.deepcopy(packed), pickle.loads(pickle.dumps(packed))]
+    for other in copies:
+        torch.testing.assert_close(
+            dict(other.named_buffers()), dict(packed.named_buffers()), rtol=0, atol=0
+        )
+    if dtype == torch.float32:
+        assert b"LTMPACK" in packed.packed_weights_l0.numpy().tobytes()
+    assert b"LTMPACK" not in pickle.dumps(packed)
 
 
 def test_its_text_names_its_sizes() -> None:
@@ -283,18 +288,24 @@ def test_its_text_names_its_sizes() -> None:
     )
 
 
-# Loads what was packed here, and packs there what is loaded here.
+# ---- another machine --------------------------------------------------------
+
+# Runs there what was packed here: by the bytes, and by a module that packs its weights again. And
+# packs there for here.
 ELSEWHERE = """
 import sys, torch, lltm
 
 capability, here, there = sys.argv[1:]
 assert torch.backends.cpu.get_cpu_capability() == capability.upper()
 packed_there = []
-for layer, quantised, packed, x, expected in torch.load(here, weights_only=False):
+for weights, quantised, packed, module, x, expected in torch.load(here, weights_only=False):
     # In int8, a step of the quantiser and of the dtype where a rounding falls the other way.
     close = {"atol": 1e-3 + torch.finfo(x.dtype).eps, "rtol": 0} if quantised else {}
-    torch.testing.assert_close(packed(x)[0], expected, **close)
-    packed_there.append(layer.prepack(quantised).state_dict())
+    h = torch.zeros(x.shape[1], 33, dtype=x.dtype)
+    output, _ = lltm.functional.sequence(x, (h, h), packed, module.bias_l0)
+    torch.testing.assert_close(output, expected, **close)
+    torch.testing.assert_close(module(x)[0], expected, **close)
+    packed_there.append((lltm.functional.prepack(weights, quantised), module.state_dict()))
 torch.save(packed_there, there)
 """
 
@@ -304,54 +315,51 @@ def test_works_on_a_machine_with_other_kernels_and_loads_what_was_packed_there(
     capability: str, tmp_path: Path
 ) -> None:
     # What prepack makes there may have other bytes, or be the weights as they are.
-    layers = []
+    cases: list[Any] = []
     for dtype in DTYPES:
         for quantised in (None, torch.qint8):
             if quantised is None or dtype != torch.float64:
-                layer = lltm.LLTM(**SIZES, dtype=dtype)
-                packed = layer.prepack(quantised)
+                layer: Any = lltm.LLTM(**SIZES, dtype=dtype)
+                weights = layer.weights_l0.detach()
+                packed = lltm.functional.prepack(weights, quantised)
+                module = layer.prepack(quantised)
                 x = torch.randn(6, 5, 5, dtype=dtype)
-                layers.append((layer, quantised, packed, x, packed(x)[0]))
+                cases.append((weights, quantised, packed, module, x, module(x)[0]))
     here, there = tmp_path / "here", tmp_path / "there"
-    torch.save(layers, here)
+    torch.save(cases, here)
     run = support.run_python(
         *("-c", ELSEWHERE, capability, str(here), str(there)),
         ATEN_CPU_CAPABILITY=capability,
     )
     assert run.returncode == 0, run.stderr
-    for (layer, quantised, packed, x, expected), state_dict in zip(
-        layers, torch.load(there), strict=True
+    for (_, quantised, _, module, x, expected), (packed, state_dict) in zip(
+        cases, torch.load(there), strict=True
     ):
-        packed.load_state_dict(state_dict)
-        if quantised:
-            atol = 1e-3 + torch.finfo(x.dtype).eps
-            torch.testing.assert_close(packed(x)[0], expected, atol=atol, rtol=0)
-        else:
-            torch.testing.assert_close(packed(x), layer(x))
+        close: Any = {"atol": 1e-3 + torch.finfo(x.dtype).eps, "rtol": 0} if quantised else {}
+        h = torch.zeros(x.shape[1], 33, dtype=x.dtype)
+        output, _ = lltm.functional.sequence(x, (h, h), packed, module.bias_l0)
+        torch.testing.assert_close(output, expected, **close)
+        module.load_state_dict(state_dict)
+        assert torch.equal(module(x)[0], expected)
 
 
 @pytest.mark.xdist_group("compilers")
 def test_is_compiled_and_exported_whole() -> None:
-    packed = lltm.LLTM(**SIZES).prepack()
-
-    class Model(torch.nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            output: Tensor = packed(x)[0]
-            return output
-
+    model = Model().prepack().eval()
     x = torch.randn(4, 2, 5)
-    expected, _ = packed(x)
-    compiled = torch.compile(Model(), fullgraph=True, backend="aot_eager")
+    expected = model(x)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x), expected)
-    torch.testing.assert_close(torch.export.export(Model(), (x,)).module()(x), expected)
-
-
-def test_has_no_derivative() -> None:
-    packed = lltm.LLTM(**SIZES).prepack()
-    assert not packed(torch.randn(3, 2, 5))[0].requires_grad
-    output, _ = packed(torch.randn(3, 2, 5, requires_grad=True))
-    with pytest.raises(RuntimeError, match="derivative for lltm::sequence_prepacked"):
-        output.sum().backward()
+    file = io.BytesIO()
+    torch.export.save(torch.export.export(model, (x,)), file)
+    file.seek(0)
+    program = torch.export.load(file)
+    torch.testing.assert_close(program.module()(x), expected)
+    core = program.run_decompositions(lltm.decompositions())
+    torch.testing.assert_close(core.module()(x), expected)  # whose operator stays
+    # Of the weights it holds the packed form alone.
+    assert set(program.state_dict) == {"rnn.bias_l0", "head.weight", "head.bias"}
+    assert [*program.constants] == ["rnn.packed_weights_l0"]
 
 
 # ---- errors -----------------------------------------------------------------
@@ -372,8 +380,8 @@ def test_refuses_what_is_not_a_matrix_of_weights() -> None:
 @pytest.mark.parametrize("other", [d for d in DTYPES if d != torch.float32], ids=str)
 def test_refuses_weights_of_another_dtype(other: torch.dtype) -> None:
     a = support.sequence_arguments((3, 4, 5, 17))
-    with pytest.raises(TypeError, match="lltm::sequence_prepacked: expected weights"):
-        lltm.functional.sequence_prepacked(
+    with pytest.raises(TypeError, match="lltm::sequence: expected weights"):
+        lltm.functional.sequence(
             a.input, (a.h, a.c), lltm.functional.prepack(a.weights.to(other)), a.bias
         )
 
@@ -389,8 +397,8 @@ def test_refuses_weights_of_another_cell(form: torch.dtype | None) -> None:
         packed = ops.prepack(other.cell, other.weights, other.weight_hh, dtype=form)
         _, input, h, c, *_ = a.operands()
         expected = f"weights from prepack for the cell {a.cell}, got some for {other.cell}"
-        with pytest.raises(ValueError, match=f"^lltm::sequence_prepacked: expected {expected}"):
-            ops.sequence_prepacked(a.cell, input, h, c, packed)
+        with pytest.raises(ValueError, match=f"^lltm::sequence: expected {expected}"):
+            ops.sequence(a.cell, input, h, c, packed)
 
 
 @pytest.mark.parametrize("offset", [1, 8, 16])
@@ -401,7 +409,7 @@ def test_bytes_may_lie_anywhere(offset: int, steps: int) -> None:
     moved = torch.empty(packed.numel() + 64, dtype=torch.uint8)[offset:][: packed.numel()]
     moved.copy_(packed)
     expected, got = (
-        lltm.functional.sequence_prepacked(a.input, (a.h, a.c), weights, a.bias)
+        lltm.functional.sequence(a.input, (a.h, a.c), weights, a.bias)
         for weights in (packed, moved)
     )
     torch.testing.assert_close(got, expected, rtol=0, atol=0)
@@ -425,14 +433,14 @@ def test_refuses_weights_packed_for_something_else() -> None:
     packed = lltm.functional.prepack(a.weights)
 
     def run(weights: Tensor) -> None:
-        lltm.functional.sequence_prepacked(a.input, (a.h, a.c), weights, a.bias)
+        lltm.functional.sequence(a.input, (a.h, a.c), weights, a.bias)
 
     for shape in ((51, 23), (54, 22), (600, 205)):
-        with pytest.raises(ValueError, match="lltm::sequence_prepacked: expected weights"):
+        with pytest.raises(ValueError, match="lltm::sequence: expected weights"):
             run(lltm.functional.prepack(torch.zeros(shape)))
-    with pytest.raises(TypeError, match="lltm::sequence_prepacked: expected weights"):
+    with pytest.raises(TypeError, match="lltm::sequence: expected weights"):
         run(lltm.functional.prepack(a.weights.double()))
-    with pytest.raises(TypeError, match="lltm::sequence_prepacked: expected weights"):
+    with pytest.raises(TypeError, match="lltm::sequence: expected weights"):
         run(packed.to(torch.int32))
     for other in (
         packed[:-1],
@@ -442,130 +450,26 @@ def test_refuses_weights_packed_for_something_else() -> None:
         packed.view(1, -1),
         packed[::2],
     ):
-        with pytest.raises(ValueError, match="lltm::sequence_prepacked: expected weights from"):
+        with pytest.raises(ValueError, match="lltm::sequence: expected weights from"):
             run(other)
-    # Headers with numbers that no packed weights have.
-    words = packed[:64].view(torch.int64)
-    for place, value in (
-        *((2, operand(value)) for value in (0, 15, 271)),
-        *((5, value) for value in (0, 8, 2**62, 2**63 - 1)),
-    ):
-        forged = torch.cat([words, packed[64:].view(torch.int64)])
-        forged[place] = value
-        with pytest.raises(ValueError, match="lltm::sequence_prepacked: expected weights from"):
-            run(forged.view(torch.uint8))
-        with pytest.raises(ValueError, match="lltm::sequence_prepacked: expected weights from"):
-            run(forged.view(torch.uint8)[:64])
-    for place, value in ((3, -17), (3, 2**62), (4, -5), (4, 2**61)):
-        forged = torch.cat([words, packed[64:].view(torch.int64)])
-        forged[place] = value
-        with pytest.raises(ValueError, match="got some for hidden size"):
-            run(forged.view(torch.uint8))
-    with pytest.raises(ValueError, match="lltm::sequence_prepacked: expected h_0 of shape"):
-        lltm.functional.sequence_prepacked(a.input, (a.h[:2], a.c), packed, a.bias)
-    with pytest.raises(ValueError, match="lltm::sequence_prepacked: expected bias of shape"):
-        lltm.functional.sequence_prepacked(a.input, (a.h, a.c), packed, a.c[0])
+    with pytest.raises(ValueError, match="lltm::sequence: expected h_0 of shape"):
+        lltm.functional.sequence(a.input, (a.h[:2], a.c), packed, a.bias)
+    with pytest.raises(ValueError, match="lltm::sequence: expected bias of shape"):
+        lltm.functional.sequence(a.input, (a.h, a.c), packed, a.c[0])
 
 
-def operand(value: int) -> int:
-    """The third word of a header of float32 weights with another kind of operands."""
-    float32 = 6  # an at::ScalarType
-    return float32 | value << 32
-
-
-def sealed(packed: Tensor) -> Tensor:
-    """With the checksum that belongs to these bytes, as packed_weights.cpp calculates it."""
-    basis, prime, mask = 0xCBF29CE484222325, 0x100000001B3, 2**64 - 1
-    data = packed.numpy().tobytes()
-    lanes = [basis] * 4
-    for k, place in enumerate(range(64, len(data), 8)):
-        word = int.from_bytes(data[place : place + 8], "little")
-        lanes[k % 4] = (lanes[k % 4] ^ word) * prime & mask
-    for place in range(0, 56, 8):
-        lanes[0] = (lanes[0] ^ int.from_bytes(data[place : place + 8], "little")) * prime & mask
-    checksum = basis
-    for lane in lanes:
-        checksum = (checksum ^ lane) * prime & mask
-    whole = data[:56] + checksum.to_bytes(8, "little") + data[64:]
-    return torch.tensor(list(whole), dtype=torch.uint8)
-
-
-def test_headers_are_checked_where_the_checksum_is_right() -> None:
+def test_refuses_what_does_not_go_with_packed_weights() -> None:
     a = support.sequence_arguments((3, 4, 5, 17))
     packed = lltm.functional.prepack(a.weights)
-    assert torch.equal(sealed(packed), packed)
-    # Of another kind, number of blocks or second part.
-    forgeries = [(0, 2, operand(value)) for value in (0, 15, 271)]
-    forgeries += [(0, 5, value) for value in (0, 3, -1, 2**62)]
-    forgeries += [(0, 6, 64), (0, 6, len(packed)), (0, 6, -64)]
-    if split_at := int(packed[:64].view(torch.int64)[6]):
-        lstm = int.from_bytes(b"lstm", "little")
-        forgeries += [(split_at, 1, lstm), (split_at, 2, operand(6))]
-        forgeries += [(split_at, 3, 18), (split_at, 4, 6), (split_at, 5, 3)]
-    for begin, place, value in forgeries:
-        forged = packed.clone()
-        forged[begin : begin + 64].view(torch.int64)[place] = value
-        with pytest.raises(ValueError, match="got bytes that are not whole"):
-            lltm.functional.sequence_prepacked(a.input, (a.h, a.c), sealed(forged), a.bias)
-
-
-def change_by_numpy(packed: Tensor, place: int, value: int) -> None:
-    packed.numpy()[place] = value
-
-
-def change_by_data(packed: Tensor, place: int, value: int) -> None:
-    packed.data[place] = value
-
-
-def change_in_inference_mode(packed: Tensor, place: int, value: int) -> None:
-    with torch.inference_mode():
-        packed[place] = value
-
-
-@pytest.mark.parametrize(
-    "change", [change_by_numpy, change_by_data, change_in_inference_mode], ids=lambda f: f.__name__
-)
-@pytest.mark.parametrize("form", [None, torch.qint8], ids=str)
-def test_changes_that_no_version_counts(change: Any, form: torch.dtype | None) -> None:
-    a = support.sequence_arguments((3, 6, 5, 70))
-
-    def run(weights: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        return lltm.functional.sequence_prepacked(a.input, (a.h, a.c), weights, a.bias)
-
-    with torch.inference_mode(change is change_in_inference_mode):
-        packed = lltm.functional.prepack(a.weights, form)
-    run(packed)
-    # Of the header, all are refused: also another number of blocks that there could be.
-    for place in range(64):
-        before = int(packed[place])
-        for value in (before ^ 1, before ^ 16, before ^ 48, before ^ 255):
-            change(packed, place, value)
-            with pytest.raises((ValueError, TypeError), match="expected weights from prepack"):
-                run(packed)
-        change(packed, place, before)
-        run(packed)
-    # Of the rest, they are computed with; a copy, whose bytes nobody has read, is refused.
-    for place in (64, len(packed) // 2, len(packed) - 1):
-        change(packed, place, int(packed[place]) ^ 255)
-        assert run(packed)[0].shape == (3, 6, 70)
-        with pytest.raises(ValueError, match="got bytes that have changed since"):
-            run(packed.clone())
-
-
-# float32, and bfloat16 of a size that fills no four words at the end.
-@pytest.mark.parametrize(
-    ("shape", "dtype"), [((2, 3, 5, 33), torch.float32), ((2, 3, 1, 1), torch.bfloat16)], ids=str
-)
-def test_changed_bytes_are_refused(shape: tuple[int, int, int, int], dtype: torch.dtype) -> None:
-    a = support.sequence_arguments(shape, dtype)
-    packed = lltm.functional.prepack(a.weights)
-    lltm.functional.sequence_prepacked(a.input, (a.h, a.c), packed, a.bias)
-    generator = torch.Generator().manual_seed(0)
-    places = torch.randint(len(packed), (200,), generator=generator).tolist()
-    for place in [*range(64), *places, *range(len(packed) - 32, len(packed))]:
-        for changed in (packed.clone(), packed):  # one never seen, and one that was
-            changed[place] ^= 1 + place % 255
-            with pytest.raises((ValueError, TypeError), match="expected weights from prepack"):
-                lltm.functional.sequence_prepacked(a.input, (a.h, a.c), changed, a.bias)
-        packed[place] ^= 1 + place % 255
-    lltm.functional.sequence_prepacked(a.input, (a.h, a.c), packed, a.bias)
+    state = (a.h, a.c)
+    with pytest.raises(ValueError, match=r"expected no recurrent_mask beside prepacked weights"):
+        lltm.functional.sequence(a.input, state, packed, recurrent_mask=torch.ones_like(a.h))
+    operands = ("lltm", a.input, *state, packed)
+    with pytest.raises(ValueError, match=r"expected no weight_hh beside prepacked weights"):
+        torch.ops.lltm.sequence(*operands, a.weights)
+    with pytest.raises(NotImplementedError, match=r"expected weights as they are where gradients"):
+        torch.ops.lltm.sequence_forward(*operands, *[None] * 4, False, None, 0, None)
+    with pytest.raises(
+        TypeError, match=r"lltm::cell: expected weights of dtype float32, got uint8"
+    ):
+        lltm.functional.cell(a.input[0], state, packed)

@@ -141,9 +141,8 @@ def test_float64_and_prepacked_weights_stay() -> None:
     packed = torch.ops.lltm.prepack(problem.cell, weight_ih, weight_hh)
 
     def run() -> Tensor:
-        output: Tensor = torch.ops.lltm.sequence_prepacked(problem.cell, x, h, c, packed, *biases)[
-            0
-        ]
+        output: Tensor
+        output, *_ = torch.ops.lltm.sequence(problem.cell, x, h, c, packed, None, *biases)
         return output
 
     usual = run()

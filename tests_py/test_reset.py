@@ -126,7 +126,7 @@ class Problem:
         x, h, c, weight_ih, weight_hh, *biases = self.tensors
         packed = ops.prepack(self.cell, weight_ih, weight_hh)
         options = self.batch_sizes, self.reverse, self.reset
-        return ops.sequence_prepacked(self.cell, x, h, c, packed, *biases, *options)
+        return ops.sequence(self.cell, x, h, c, packed, None, *biases, *options)
 
     def steps(self, tensors: list[Tensor | None]) -> tuple[Tensor, Tensor, Tensor]:
         """The definition: a step each, of a state that was set to what it begins with; with a mask,
@@ -244,7 +244,7 @@ def test_int8(cell: str, dtype: torch.dtype) -> None:
     packed = ops.prepack(problem.cell, weight_ih, weight_hh, dtype=torch.qint8)
 
     def run(part: Tensor, h: Tensor, c: Tensor | None, reset: Tensor | None = None) -> Any:
-        return ops.sequence_prepacked(problem.cell, part, h, c, packed, *biases, reset=reset)
+        return ops.sequence(problem.cell, part, h, c, packed, None, *biases, reset=reset)
 
     output, h_n, _ = run(x, h, c, problem.reset)
     before, *_ = run(x[:5], h, c)

@@ -114,11 +114,42 @@ def test_a_scripted_layer_takes_packed_rows_by_a_method_of_their_own(kind: str) 
         scripted.rnn.forward_packed(PackedSequence(rows.data, rows.batch_sizes.int()))
 
 
-def test_a_scripted_prepacked_layer_does_what_the_layer_does() -> None:
-    layer = lltm.LLTM(3, 5, num_layers=2, bidirectional=True)
-    scripted = script(layer.prepack())
+@pytest.mark.parametrize("weights", [None, torch.qint8], ids=str)
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lltm.LLTM(3, 5, num_layers=2, bidirectional=True),
+        lltm.LSTM(3, 5, bias=False),
+        lltm.LSTM(3, 5, proj_size=2),
+        three_states.Layer(3, 5, bias=False),
+    ],
+    ids=str,
+)
+def test_a_scripted_prepacked_layer_is_saved_as_the_weights(
+    layer: Any, weights: torch.dtype | None
+) -> None:
+    if weights is not None and isinstance(layer, three_states.Layer):
+        return  # not bounded
+    packed = layer.prepack(weights)
+    scripted = script(packed)
+    file = io.BytesIO()
+    torch.jit.save(scripted, file)
+    file.seek(0)
+    loaded = torch.jit.load(file)
     x = torch.randn(6, 4, 3)
-    torch.testing.assert_close(saved_and_loaded(scripted)(x), layer(x))
+    for module in (scripted, loaded):
+        same(dict(module.named_buffers()), dict(packed.named_buffers()), rtol=0, atol=0)
+        same(module(x), packed(x), rtol=0, atol=0)
+    assert b"LTMPACK" not in file.getvalue()
+    # In the place of what was scripted its parent has a module that is copied as it was.
+    parent = nn.Sequential(packed)
+    script(parent)
+    for other in (
+        copy.copy(parent[0]),
+        copy.deepcopy(parent[0]),
+        pickle.loads(pickle.dumps(parent[0])),
+    ):
+        same(other(x), packed(x), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("module", [lltm.LLTM(3, 5, 2, bidirectional=True), lltm.LLTMCell(3, 5)])

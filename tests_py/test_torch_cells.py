@@ -6,6 +6,7 @@ of these is in test_compile.py and test_export.py, by support.MODULES.
 
 from __future__ import annotations
 
+import copy
 import io
 import itertools
 from collections.abc import Callable
@@ -252,14 +253,27 @@ def test_with_a_projection_a_prepacked_form_in_int8_is_close_and_saved() -> None
     assert "proj_size=16" in repr(packed)
     with torch.autocast("cpu"):  # does nothing to a prepacked layer
         assert_close(values(packed(x, hx)), found, rtol=0, atol=0)
-    state = {**packed.state_dict(), "packed_weight_hr_l0": torch.zeros(15, 64)}
-    with pytest.raises(RuntimeError, match=r"packed_weight_hr of shape \(16, 64\), got \(15, 64"):
+    state = {**packed.state_dict(), "weight_hr_l0": torch.zeros(15, 64)}
+    with pytest.raises(RuntimeError, match=r"size mismatch for weight_hr_l0"):
         other.load_state_dict(state)
-    del state["packed_weight_hr_l0"]
+    del state["weight_hr_l0"]
     for assign in (False, True):
-        with pytest.raises(RuntimeError, match=r'Missing key.*"packed_weight_hr_l0"'):
+        with pytest.raises(RuntimeError, match=r'Missing key.*"weight_hr_l0"'):
             other.load_state_dict(state, assign=assign)
         assert_close(values(other(x, hx)), found, rtol=0, atol=0)
+
+
+def test_with_a_projection_a_prepacked_form_saves_what_the_layer_does() -> None:
+    layer = lltm.LSTM(24, 64, num_layers=2, proj_size=16, bidirectional=True)
+    packed, other = (
+        layer.prepack(),
+        lltm.LSTM(24, 64, 2, proj_size=16, bidirectional=True).prepack(),
+    )
+    assert_close(dict(packed.state_dict()), dict(layer.state_dict()), rtol=0, atol=0)
+    other.load_state_dict(layer.state_dict())
+    x = torch.randn(12, 5, 24)
+    for module in (other, copy.deepcopy(packed)):
+        assert_close(values(module(x)), values(packed(x)), rtol=0, atol=0)
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")

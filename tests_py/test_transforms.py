@@ -200,7 +200,7 @@ def test_vmap_of_a_prepacked_layer_is_one_call() -> None:
     with support.Operators() as operators:
         mapped = torch.vmap(packed)(case.inputs)
     torch.testing.assert_close(mapped, stacked([packed(x) for x in case.inputs]))
-    assert operators.ours() == ["sequence_prepacked"]
+    assert operators.ours() == ["sequence"]
 
 
 @pytest.mark.parametrize("shape", [(0, 5, 4, I), (3, 0, 4, I), (3, 5, 0, I)], ids=str)
@@ -492,19 +492,37 @@ def test_prepacked_weights_of_each_sample_are_refused() -> None:
     with pytest.raises(RuntimeError, match=r"lltm::prepack: expected one set of weights for all"):
         torch.vmap(lltm.functional.prepack)(a.weights.expand(2, -1, -1))
     packed = lltm.functional.prepack(a.weights)
-    with pytest.raises(RuntimeError, match=r"lltm::sequence_prepacked: expected one set of weigh"):
-        torch.vmap(
-            lambda weights: lltm.functional.sequence_prepacked(a.input, (a.h, a.c), weights, a.bias)
-        )(packed.expand(2, *packed.shape))
+    with pytest.raises(RuntimeError, match=r"lltm::sequence: expected one set of prepacked weigh"):
+        torch.vmap(lambda weights: lltm.functional.sequence(a.input, (a.h, a.c), weights, a.bias))(
+            packed.expand(2, *packed.shape)
+        )
 
 
-def test_prepacked_layers_have_no_derivatives() -> None:
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_prepacked_layers_have_no_derivatives(bidirectional: bool) -> None:
+    text = "lltm::sequence: expected weights as they are where derivatives are taken, got prepacked"
+    packed = lltm.LLTM(I, H, bidirectional=bidirectional).prepack()
+    x = torch.randn(5, 4, I)
+    output, _ = packed(x.clone().requires_grad_())
+    with pytest.raises(NotImplementedError, match=text):
+        output.sum().backward()
+    with pytest.raises(NotImplementedError, match=text):
+        grad(lambda x: packed(x)[0].sum())(x)
+    with pytest.raises(NotImplementedError, match=text):
+        jvp(lambda x: packed(x)[0], (x,), (x,))
+    with pytest.raises(NotImplementedError, match=text):
+        torch.vmap(grad(lambda x: packed(x)[0].sum()))(torch.stack([x, x]))
+
+
+def test_others_are_differentiated_beside_a_prepacked_layer() -> None:
     packed = lltm.LLTM(I, H).prepack()
     x = torch.randn(5, 4, I)
-    with pytest.raises(RuntimeError, match=r"derivative for lltm::sequence_prepacked is not impl"):
-        grad(lambda x: packed(x)[0].sum())(x)
-    with pytest.raises(NotImplementedError, match=r"forward AD with lltm::sequence_prepacked"):
-        jvp(lambda x: packed(x)[0], (x,), (x,))
+    scale = torch.randn(H)
+    expected, _ = packed(x)
+    gradient = grad(lambda scale: (packed(x)[0] * scale).sum())(scale)
+    torch.testing.assert_close(gradient, expected.sum((0, 1)))
+    _, tangent, *_ = jvp(lambda scale: packed(x)[0] * scale, (scale,), (scale,))
+    torch.testing.assert_close(tangent, expected * scale)
 
 
 def test_the_operators_that_autograd_calls_have_no_derivatives() -> None:

@@ -81,12 +81,6 @@ def no_projection(where: str, value: Any) -> None:
         )
 
 
-def with_article(name: str) -> str:
-    """A class by its name as people say it: an LSTM, a GRU, a MinimalUnit."""
-    spelled_out = len(name) < 2 or name[:2].isupper()
-    return f"{'an' if name[0] in ('AEFHILMNORSX' if spelled_out else 'AEIO') else 'a'} {name}"
-
-
 def tensor(where: str, name: str, value: Any) -> Tensor:
     if not isinstance(value, TENSORS):
         raise TypeError(f"lltm::{where}: expected {name} to be a tensor, got {_type(value)}")

@@ -6,7 +6,7 @@ Letters: T steps, B batch size, I input size, H hidden size, L layers, D directi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from . import _check
-from ._C import ArgumentError
-from .integrations import fx, sharding
+from .integrations import fx, script, sharding
 
 
 class Recurrent(nn.Module):
@@ -78,35 +77,31 @@ class Recurrent(nn.Module):
 
 
 class Prepacked(Recurrent):
-    """A layer whose weights were laid out once; PrepackedLLTM and so on."""
+    """A layer whose weights were laid out once; PrepackedLLTM and so on.
 
-    # What the names of its buffers begin with: not those of a layer's parameters, which these
-    # can't stand in for.
-    WEIGHTS = "packed_weights"
-    _BIASES: tuple[str, ...]
-    _PROJECTION = "packed_weight_hr"
+    What is packed depends on the machine. So its state_dict and a pickle of it hold plain weights,
+    and it packs them when it is loaded.
+    """
+
+    # The stems of the layer's matrices, and of what is saved of them in int8, bit for bit.
+    _MATRICES: tuple[str, ...] = ("weight_ih", "weight_hh")
+    _INT8 = ("weight_ih_int8", "weight_hh_int8", "weight_ih_scales", "weight_hh_scales")
+    _PACKED = "packed_weights"
     _prepacked = True
     _quantised: bool  # to 8 bits
+
+    dtype: torch.dtype
 
     # Of Layer (modules.py), which follows this among the bases of a class.
     num_layers: int
     bidirectional: bool
     proj_size: int
     _names: Sequence[str]
+    _names_of: Callable[[int], Sequence[str]]
     _state_shape: Callable[[int], tuple[int, int, int]]
-    _columns_of_input: Callable[[int], int]
-
-    dtype: torch.dtype
-    _FIRST_OF_LAYER: str  # the first key of the state_dict of the layer that it comes from
 
     def __init__(self, layer: Any, weights: torch.dtype | None = None) -> None:
         nn.Module.__init__(self)
-        stems = (
-            self.WEIGHTS,
-            *self._BIASES,
-            *(f"packed_{name}" for name in layer._OWN),
-            *([self._PROJECTION] if layer.proj_size > 0 else []),
-        )
         vars(self).update(
             input_size=layer.input_size,
             hidden_size=layer.hidden_size,
@@ -119,28 +114,87 @@ class Prepacked(Recurrent):
             training=False,
             dtype=getattr(layer, layer._names[0]).dtype,
             _quantised=weights == torch.qint8,
-            _names=names_of(stems, layer.num_layers, layer.bidirectional),
         )
-        for k, (packed, *others) in enumerate(self._by_direction):
-            named = (getattr(layer, name) for name in layer._names_of(k))
-            tensors = [tensor.detach() for tensor in named if tensor is not None]
-            count = 1 if len(self._BIASES) == 1 else 2
-            matrices = tensors[:count]
-            no_biases = [] if layer.bias else [None] * len(self._BIASES)
-            given: list[Any] = [*no_biases, *tensors[count:]]
-            if self.proj_size > 0:
-                weight_ih, weight_hh = matrices
-                # What the layer multiplies (api/projection.h).
-                matrices = [torch.cat([weight_ih, weight_hh], 1), weight_hh @ given[-1]]
-            self.register_buffer(packed, _prepack(self._CELL, matrices, weights))
-            for name, tensor in zip(others, given, strict=True):
-                self.register_buffer(name, None if tensor is None else tensor.clone())
+        names: list[str] = []
+        for k, packed in enumerate(names_of([self._PACKED], self.num_layers, self.bidirectional)):
+            self.register_buffer(packed, None, persistent=False)
+            others = layer._names_of(k)[len(self._MATRICES) :]
+            for name in others:
+                self.register_buffer(name, None)
+            names += [packed, *others]
+        vars(self)["_names"] = tuple(names)
+        named = ((name, getattr(layer, name)) for name in layer._names)
+        given = {name: tensor.detach() for name, tensor in named if tensor is not None}
+        self._pack({n: t.clone() if n in self._buffers else t for n, t in given.items()}, weights)
+
+    def _directions(self) -> Iterator[tuple[str, str, Sequence[str]]]:
+        """Of each the name of its packed weights, its suffix, and the names of other buffers."""
+        for k in range(self._state_shape(0)[0]):
+            packed, *others = self._names_of(k)
+            yield packed, packed.removeprefix(self._PACKED), others
+
+    def _pack(self, given: Mapping[str, Tensor], weights: torch.dtype | None = None) -> None:
+        """From the parameters of the layer, or from what _saved returned."""
+        for packed, suffix, others in self._directions():
+            self._buffers.update((name, given.get(name)) for name in others)
+            if self._INT8[0] + suffix in given:
+                rows = (given[stem + suffix] for stem in self._INT8)
+                self._buffers[packed] = torch.ops.lltm._prepack_int8(self._CELL, *rows)
+                continue
+            matrices = [given[stem + suffix] for stem in self._MATRICES]
+            if self.proj_size > 0:  # what the layer multiplies (api/projection.h)
+                weight_hh = matrices[1]
+                matrices = [torch.cat(matrices, 1), weight_hh @ given[others[-1]]]
+            self._buffers[packed] = _prepack(self._CELL, matrices, weights)
 
     @property
-    def _by_direction(self) -> list[Sequence[str]]:
-        """The names of packed weights, biases and projection of each direction."""
-        each = len(self._names) // self._state_shape(0)[0]
-        return [self._names[k : k + each] for k in range(0, len(self._names), each)]
+    def _saved_matrices(self) -> tuple[str, ...]:
+        """Their stems."""
+        return self._INT8 if self._quantised else self._MATRICES
+
+    def _saved(self) -> dict[str, Tensor]:
+        """What is saved, by name: as of the layer; of weights in int8 their rows and scales."""
+        saved: dict[str, Tensor] = {}
+        for packed, suffix, others in self._directions():
+            matrices: list[Tensor] = torch.ops.lltm._unpack(self._CELL, self._buffers[packed])
+            if self.proj_size > 0 and not self._quantised:
+                both = matrices[0]
+                columns = [both.shape[1] - self.proj_size, self.proj_size]
+                matrices = [part.contiguous() for part in both.split(columns, dim=1)]
+            names = (stem + suffix for stem in self._saved_matrices)
+            saved.update(zip(names, matrices, strict=True))
+            buffers = ((name, self._buffers[name]) for name in others)
+            saved.update((name, buffer) for name, buffer in buffers if buffer is not None)
+        return saved
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        destination.update((prefix + name, tensor) for name, tensor in self._saved().items())
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any
+    ) -> None:
+        # By PyTorch's code, into a module that has what is saved.
+        module: Any = nn.Module()
+        module._load_state_dict_pre_hooks = self._load_state_dict_pre_hooks
+        for name, tensor in self._saved().items():
+            module.register_buffer(name, tensor)
+        local_metadata = {**local_metadata, "assign_to_params_buffers": False}
+        module._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+        self._pack(dict(module.named_buffers()))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_buffers": self._saved()}  # type: ignore[no-untyped-call]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({**state, "_buffers": dict.fromkeys(state["_names"])})  # type: ignore[no-untyped-call]
+        self._pack(state["_buffers"])
+
+    def _scriptable(self) -> nn.Module:
+        buffers = [(packed, others) for packed, _, others in self._directions()]
+        saved = buffers, len(self._saved_matrices)
+        return script.prepacked(self, self._names, len(self._STATES), *saved)
 
     def extra_repr(self) -> str:
         shown = ["input_size", "hidden_size", "num_layers", "batch_first", "bidirectional"]
@@ -174,79 +228,10 @@ class Prepacked(Recurrent):
                 f"lltm::{type(self).__name__}: expected to stay on device {weights.device}, got"
                 f" {result.device}: move the layer and prepack it there"
             )
+        packed = {name: self._buffers[name] for name, *_ in self._directions()}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._buffers.update(packed)  # to_empty() would leave bytes that nothing can be loaded into
         return self
-
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any
-    ) -> None:
-        *_, error_msgs = args
-        if f"{prefix}{self._FIRST_OF_LAYER}" in state_dict:
-            error_msgs.append(
-                f"lltm::{type(self).__name__}: expected the state_dict of a prepacked layer, got"
-                f" that of a layer: load it into {_check.with_article(self._where)} and prepack"
-                " that"
-            )
-            return
-        for k, names in enumerate(self._by_direction):
-            own: Any = self._buffers[names[0]]
-            weights, *others = (state_dict.get(prefix + name) for name in names)
-            if weights is None:
-                continue  # the base class says so
-            try:
-                self._check_packed(k, weights, others)
-            except (TypeError, ValueError, RuntimeError) as error:
-                error_msgs.append(f"{prefix}{names[0]}: {error}")
-                return
-            if local_metadata.get("assign_to_params_buffers", False):
-                given = zip(names, (weights, *others), strict=True)
-                self._buffers.update((name, t) for name, t in given if t is not None)
-            elif weights.shape != own.shape or weights.dtype != own.dtype:
-                # Packed on another machine.
-                self._buffers[names[0]] = torch.empty_like(weights, device=own.device)
-        # What was assigned is there already, and copied onto itself.
-        local_metadata = {**local_metadata, "assign_to_params_buffers": False}
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
-
-    def _check_packed(self, k: int, weights: Any, others: Sequence[Any]) -> None:
-        """Raises what the operator does if these are not packed weights of the k-th direction.
-
-        And if they would change what the layer computes: int8 for the weights' own dtype, or that
-        for int8. The layout may differ between machines.
-        """
-        where = type(self).__name__
-        _check.tensor(where, "weights", weights)
-        options: Any = {"dtype": self.dtype, "device": weights.device}
-        own = [self._buffers[name] for name in self._by_direction[k][1:]]
-        given = [b for b, a in zip(others, own, strict=True) if a is not None]
-        if None in given:
-            return  # the base class says so
-        if self.proj_size > 0:
-            expected_shape = (self.proj_size, self.hidden_size)
-            _check.shape(where, self._PROJECTION, others[-1], expected_shape)
-        size = self._columns_of_input(k)
-        step = torch.zeros(1, 1, size, **options)
-        zeros = [torch.zeros(t.shape, **options) for t in own if t is not None]
-        # First beside biases of this layer, so that the weights are what is blamed for theirs.
-        for each in (zeros, given):
-            sizes = (self.bias, size, self.hidden_size, 1, False, False, 0.0, 0.0, 0, True)
-            torch.ops.lltm.layer(self._CELL, step, [], [weights, *each], *sizes)
-        expected, got = (
-            "int8" if quantised else _check.dtype(self.dtype)
-            for quantised in (self._quantised, _is_quantised(weights))
-        )
-        if got != expected:
-            raise ArgumentError(
-                f"lltm::{where}: expected weights prepacked in {expected}, got {got}"
-            )
-
-
-def _is_quantised(weights: Tensor) -> bool:
-    """Whether weights that the operator takes are prepacked in int8, as their header says."""
-    if weights.dtype != torch.uint8:
-        return False  # as they are, on a machine without a packed form
-    qint8 = 12  # an at::ScalarType, after magic, cell and dtype in the header (packed_weights.h)
-    return int.from_bytes(weights[20:24].tolist(), "little") == qint8
 
 
 fx.make_leaves(Recurrent)

@@ -10,15 +10,13 @@ names the argument, what was expected and what came.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from . import _check
 from .integrations import sharding
 
-__all__ = ["cell", "prepack", "sequence", "sequence_prepacked"]
+__all__ = ["cell", "prepack", "sequence"]
 
 
 def cell(
@@ -76,7 +74,8 @@ def sequence(
     Args:
         input: (T, B, I), or packed (N, I) when batch_sizes is given
         state: (h_0, c_0), each (B, H)
-        weights: (3H, H+I), as for :func:`cell`
+        weights: (3H, H+I), as for :func:`cell`; or what :func:`prepack` returned for such weights:
+            then there are no derivatives and no recurrent_mask, and autocast does nothing
         bias: (3H), or None
         batch_sizes: (T), int64 on the CPU: the rows that reach each step, as in a
             :class:`~torch.nn.utils.rnn.PackedSequence`; none larger than the one before, the
@@ -99,19 +98,34 @@ def sequence(
         the initial states, whose gradients of weights and bias are zero.
     """
     steps = _check.checkpoint_steps("sequence", checkpoint_steps)
+    _check.tensor("sequence", "input", input)
+    _check.not_nested("sequence", input)
+    h_0, c_0 = _check.states("sequence", ("h_0", "c_0"), state)
+    _check.tensor("sequence", "weights", weights)
+    _check.optional_tensor("sequence", "bias", bias)
+    _check.optional_tensor("sequence", "batch_sizes", batch_sizes)
+    _check.boolean("sequence", "reverse", reverse)
+    _check.optional_tensor("sequence", "reset", reset)
     _check.optional_tensor("sequence", "recurrent_mask", recurrent_mask)
-    return _run(
-        "sequence",
-        input,
-        state,
-        weights,
-        bias,
-        batch_sizes,
-        reverse,
-        reset,
-        checkpoint_steps=steps,
-        recurrent_mask=recurrent_mask,
-    )
+    if type(input) is not Tensor:
+        sharding.prepare(input)
+    try:
+        output, h_n, c_n = torch.ops.lltm.sequence(
+            "lltm",
+            input,
+            h_0,
+            c_0,
+            weights,
+            bias_ih=bias,
+            batch_sizes=batch_sizes,
+            reverse=reverse,
+            reset=reset,
+            checkpoint_steps=steps,
+            recurrent_mask=recurrent_mask,
+        )
+    except ValueError as error:
+        raise _check.of_operator(error) from None
+    return output, (h_n, c_n)
 
 
 def prepack(weights: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -123,13 +137,13 @@ def prepack(weights: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         weights: (3H, H+I), as for :func:`sequence`; finite, and H and I at most 65536, where they
             are quantised
         dtype: torch.qint8 quantises the weights to 8 bits, each row by a scale of its own; then
-            :func:`sequence_prepacked` quantises input and h as it runs, and sums, states and
-            gates stay float32. A quarter of the size of float32 and faster, at the price of small
-            errors. On the CPU, not for float64. None: the weights as they are.
+            :func:`sequence` quantises input and h as it runs, and sums, states and gates stay
+            float32. A quarter of the size of float32 and faster, at the price of small errors. On
+            the CPU, not for float64. None: the weights as they are.
 
     Returns:
-        The weights as they are now, in a form for :func:`sequence_prepacked` only (of another
-        dtype and shape). It works on other machines too, but may be slower there.
+        The weights as they are now, in a form for :func:`sequence` only (of another dtype and
+        shape). It works on other machines too, but may be slower there.
     """
     _check.tensor("prepack", "weights", weights)
     _check.optional_dtype("prepack", "dtype", dtype)
@@ -138,59 +152,3 @@ def prepack(weights: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     except ValueError as error:
         raise _check.of_operator(error) from None
     return packed
-
-
-def sequence_prepacked(
-    input: Tensor,
-    state: tuple[Tensor, Tensor],
-    weights: Tensor,
-    bias: Tensor | None = None,
-    *,
-    batch_sizes: Tensor | None = None,
-    reverse: bool = False,
-    reset: Tensor | None = None,
-) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """The same as :func:`sequence` with the weights that :func:`prepack` returned.
-
-    It has no derivatives, and autocast does nothing to it.
-    """
-    return _run("sequence_prepacked", input, state, weights, bias, batch_sizes, reverse, reset)
-
-
-def _run(
-    op: str,
-    input: Tensor,
-    state: tuple[Tensor, Tensor],
-    weights: Tensor,
-    bias: Tensor | None,
-    batch_sizes: Tensor | None,
-    reverse: bool,
-    reset: Tensor | None,
-    **options: Any,
-) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    _check.tensor(op, "input", input)
-    _check.not_nested(op, input)
-    h_0, c_0 = _check.states(op, ("h_0", "c_0"), state)
-    _check.tensor(op, "weights", weights)
-    _check.optional_tensor(op, "bias", bias)
-    _check.optional_tensor(op, "batch_sizes", batch_sizes)
-    _check.boolean(op, "reverse", reverse)
-    _check.optional_tensor(op, "reset", reset)
-    if type(input) is not Tensor:
-        sharding.prepare(input)
-    try:
-        output, h_n, c_n = getattr(torch.ops.lltm, op)(
-            "lltm",
-            input,
-            h_0,
-            c_0,
-            weights,
-            bias_ih=bias,
-            batch_sizes=batch_sizes,
-            reverse=reverse,
-            reset=reset,
-            **options,
-        )
-    except ValueError as error:
-        raise _check.of_operator(error) from None
-    return output, (h_n, c_n)

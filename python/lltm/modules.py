@@ -156,9 +156,6 @@ class Layer(Recurrent, Generic[State]):
         "_prepacked",
     )
 
-    # Stems of the parameters that the cell has besides weights and biases.
-    _OWN: Sequence[str] = ()
-
     # Whether weights are packed.
     _prepacked = False
 
@@ -266,6 +263,9 @@ class Layer(Recurrent, Generic[State]):
         """Called by torch.jit.script, which compiles what this returns."""
         if type(self).forward is not Layer.forward:  # compiled already, or the user's own
             return self
+        return self._scriptable()
+
+    def _scriptable(self) -> nn.Module:
         return script.layer(self, self._names, len(self._STATES))
 
     @property
@@ -384,15 +384,6 @@ class Layer(Recurrent, Generic[State]):
             if getattr(self, name) != default:
                 text += f", {name}={getattr(self, name)}"
         return text
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        if not self._prepacked and f"{prefix}{Prepacked.WEIGHTS}_l0" in state_dict:
-            *_, error_msgs = args
-            error_msgs.append(
-                f"lltm::{self._where}: expected the state_dict of a layer, got that of a prepacked"
-                f" one: load it into a Prepacked{self._where}"
-            )
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 # ---- the LLTM ---------------------------------------------------------------------
@@ -554,7 +545,8 @@ class PrepackedLLTM(Prepacked, Layer[Pair]):
     difference. It has no derivatives, and autocast does nothing to it: input and states are of the
     dtype that the layer had. It can be copied, pickled, and used on another machine
     (``torch.load`` wants ``weights_only=False``, as for any object that is not a tensor). Its
-    state_dict fits a prepacked layer of the same sizes and dtype, and nothing else.
+    state_dict is that of the layer, and either loads that of the other; of weights in int8 it has
+    their rows and scales. What is packed is made of it on loading, for the machine that loads it.
 
     Example::
 
@@ -567,8 +559,7 @@ class PrepackedLLTM(Prepacked, Layer[Pair]):
 
     _CELL, _STATES = "lltm", ("h_0", "c_0")
     _where = mode = "LLTM"
-    _BIASES = ("packed_bias",)
-    _FIRST_OF_LAYER = "weights_l0"
+    _MATRICES = ("weights",)
 
 
 # ---- the cells of torch.nn ----------------------------------------------------------
@@ -677,8 +668,6 @@ class PrepackedLSTM(Prepacked, Layer[Pair]):
 
     _CELL, _STATES = "lstm", ("h_0", "c_0")
     _where = mode = "LSTM"
-    _BIASES = ("packed_bias_ih", "packed_bias_hh")
-    _FIRST_OF_LAYER = "weight_ih_l0"
 
 
 class GRU(Layer[Tensor], nn.RNNBase):
@@ -742,5 +731,3 @@ class PrepackedGRU(Prepacked, Layer[Tensor]):
 
     _CELL, _STATES = "gru", ("h_0",)
     _where = mode = "GRU"
-    _BIASES = ("packed_bias_ih", "packed_bias_hh")
-    _FIRST_OF_LAYER = "weight_ih_l0"

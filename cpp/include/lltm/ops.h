@@ -54,7 +54,9 @@ LLTM_API std::tuple<at::Tensor, at::Tensor> cell(
 /// @param input        (T, B, I), or packed (N, I) when batch_sizes is given
 /// @param h_0          (B, H) initial hidden state
 /// @param c_0          (B, H) initial cell state
-/// @param weights      (3H, H+I), as for cell
+/// @param weights      (3H, H+I), as for cell; or what prepack returned for such
+///                     weights: then there are no derivatives and no recurrent_mask,
+///                     and autocast does nothing
 /// @param bias         (3H), or nothing
 /// @param batch_sizes  int64 on the CPU, (T): the number of rows that reach
 ///                     each step, none larger than the one before, the first
@@ -94,26 +96,13 @@ LLTM_API std::tuple<at::Tensor, at::Tensor, at::Tensor> sequence(
 /// @param weights  (3H, H+I), as for sequence; finite, and H and I at most 65536,
 ///                 where they are quantised
 /// @param dtype    at::kQInt8 quantises the weights to 8 bits, each row by a scale
-///                 of its own; then sequence_prepacked quantises input and h as it
-///                 runs. A quarter of the size of float32 and faster, at the price
-///                 of small errors. On the CPU, not for float64. None: the weights
-///                 as they are.
-/// @returns a packed copy of the weights, for sequence_prepacked only (of another
-///          dtype and shape). It works on other machines too, but may be slower
-///          there.
+///                 of its own; then sequence quantises input and h as it runs. A
+///                 quarter of the size of float32 and faster, at the price of small
+///                 errors. On the CPU, not for float64. None: the weights as they
+///                 are.
+/// @returns a packed copy of the weights, for sequence only (of another dtype and
+///          shape). It works on other machines too, but may be slower there.
 LLTM_API at::Tensor prepack(
     const at::Tensor& weights, std::optional<at::ScalarType> dtype = std::nullopt);
-
-/// The same as sequence, with prepacked weights of the input's dtype.
-/// Has no derivatives, and autocast does not affect it.
-LLTM_API std::tuple<at::Tensor, at::Tensor, at::Tensor> sequence_prepacked(
-    const at::Tensor& input,
-    const at::Tensor& h_0,
-    const at::Tensor& c_0,
-    const at::Tensor& weights,
-    const std::optional<at::Tensor>& bias = std::nullopt,
-    const std::optional<at::Tensor>& batch_sizes = std::nullopt,
-    bool reverse = false,
-    const std::optional<at::Tensor>& reset = std::nullopt);
 
 }  // namespace lltm

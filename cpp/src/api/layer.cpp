@@ -345,8 +345,6 @@ SequenceOutputs LayerModule::run_projected(
     weights.push_back(p.weight_hr);
     return run_short_call(input, first, c_0, weights, has_bias, reverse);
   }
-  std::optional<c10::impl::ExcludeDispatchKeyGuard> without_autocast;
-  if (prepacked) without_autocast.emplace(c10::autocast_dispatch_keyset);
   // Prepacked weights have the columns of h_0 in any case.
   const bool with_h_0 = h_0.defined() || prepacked;
   const RowEnds ends(batch_sizes, reverse);
@@ -354,7 +352,7 @@ SequenceOutputs LayerModule::run_projected(
   const Tensor y_0 = at::zeros_like(c_0);
   ProjectedWeights weights = {p.weight_ih, Tensor()};
   if (!prepacked) weights = project_weights(p.weight_ih, p.weight_hh, p.weight_hr, with_h_0);
-  const auto [y, y_n, c_n] = run_sequence(
+  const auto [y, y_n, c_n] = op::sequence(
       {{cell,
         x,
         y_0,
@@ -372,30 +370,24 @@ SequenceOutputs LayerModule::run_projected(
   return {output, ends.last_of(output, first), c_n};
 }
 
-SequenceOutputs LayerModule::run_sequence(const SequenceArgs& args) const {
-  return prepacked ? op::sequence_prepacked(as_prepacked(args)) : op::sequence(args);
-}
-
 SequenceOutputs LayerModule::run_direction(
     const Direction& direction, const Rows& rows, const Interceptors& interceptors) const {
   if (proj_size() > 0) return run_projected(direction, rows, interceptors);
-  return run_sequence(args_of(direction, rows));
+  return op::sequence(args_of(direction, rows));
 }
 
 std::vector<SequenceOutputs> LayerModule::run_directions(
     const std::vector<Direction>& directions,
     const Rows& rows,
     const Interceptors& interceptors) const {
-  const bool side_by_side = fits_side_by_side(rows.input, directions.front().h_0, interceptors);
   std::vector<SequenceOutputs> results(directions.size());
-  const auto run = [&](size_t k) { results[k] = run_direction(directions[k], rows, interceptors); };
-  if (!side_by_side) {
-    for (size_t k = 0; k < directions.size(); ++k) run(k);
-  } else if (prepacked) {
-    run_side_by_side(run);
-  } else {
+  if (fits_side_by_side(rows.input, directions.front().h_0, interceptors)) {
     std::tie(results[0], results[1]) =
         sequences_side_by_side(args_of(directions[0], rows), args_of(directions[1], rows));
+  } else {
+    for (size_t k = 0; k < directions.size(); ++k) {
+      results[k] = run_direction(directions[k], rows, interceptors);
+    }
   }
   return results;
 }
@@ -403,7 +395,7 @@ std::vector<SequenceOutputs> LayerModule::run_directions(
 bool LayerModule::fits_side_by_side(
     const Tensor& input, const Tensor& h_0, const Interceptors& interceptors) const {
   if (!bidirectional || proj_size() > 0) return false;
-  if (!interceptors.at_most_autograd()) return false;
+  if (!interceptors.at_most_autograd() || (prepacked && interceptors.autograd())) return false;
   if (!input.is_cpu()) return false;
   const bool bf16 = input.scalar_type() == at::kBFloat16;
   const cpu::LayerShape shape = {
@@ -418,6 +410,8 @@ LayerModule::Result LayerModule::run(
     const std::optional<Tensor>& batch_sizes,
     const Tensor& reset,
     const Interceptors& interceptors) const {
+  std::optional<c10::impl::ExcludeDispatchKeyGuard> without_autocast;
+  if (prepacked) without_autocast.emplace(c10::autocast_dispatch_keyset);
   const bool unobserved = interceptors.none();
   if (directions() == 1) {  // the states without a copy
     const Direction only = direction(0, /*reverse=*/false, initial, unobserved);
@@ -432,10 +426,11 @@ LayerModule::Result LayerModule::run(
     if (layer > 0 && dropout > 0) {
       input = at::dropout(input, dropout, /*train=*/true);
     }
-    std::vector<Direction> each = {
-        direction(directions_each() * layer, /*reverse=*/false, initial, unobserved)};
-    if (bidirectional)
-      each.push_back(direction(2 * layer + 1, /*reverse=*/true, initial, unobserved));
+    std::vector<Direction> each;
+    for (int64_t k = 0; k < directions_each(); ++k) {
+      each.push_back(
+          direction(directions_each() * layer + k, /*reverse=*/k == 1, initial, unobserved));
+    }
     std::vector<Tensor> outputs;
     for (auto& [output, h, c] : run_directions(each, {input, batch_sizes, reset}, interceptors)) {
       outputs.push_back(std::move(output));

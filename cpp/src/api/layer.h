@@ -94,7 +94,6 @@ struct LayerModule {
   SequenceArgs args_of(const Direction& direction, const Rows& rows) const;
   SequenceOutputs run_direction(
       const Direction& direction, const Rows& rows, const Interceptors& interceptors) const;
-  SequenceOutputs run_sequence(const SequenceArgs& args) const;
   SequenceOutputs run_projected(
       const Direction& direction, const Rows& rows, const Interceptors& interceptors) const;
   // Those of a layer.

@@ -52,17 +52,4 @@ Tensor prepack(const Tensor& weights, std::optional<at::ScalarType> dtype) {
   return op::prepack(kLltm, weights, std::nullopt, dtype);
 }
 
-std::tuple<Tensor, Tensor, Tensor> sequence_prepacked(
-    const Tensor& input,
-    const Tensor& h_0,
-    const Tensor& c_0,
-    const Tensor& weights,
-    const std::optional<Tensor>& bias,
-    const std::optional<Tensor>& batch_sizes,
-    bool reverse,
-    const std::optional<Tensor>& reset) {
-  return op::sequence_prepacked(
-      {kLltm, input, h_0, c_0, weights, bias, Tensor(), batch_sizes, reverse, reset});
-}
-
 }  // namespace lltm

@@ -110,8 +110,7 @@ struct StepBackwardArgs : StepInputs {
   const at::Tensor& grad_of_c() const { return grad_c; }
 };
 
-// One layer and direction of a sequence. The bytes of prepacked weights stand in the place of
-// weight_ih, without weight_hh.
+// One layer and direction of a sequence.
 struct SequenceInputs {
   CellName cell;
   const at::Tensor &input, &h_0;
@@ -142,6 +141,8 @@ struct SequenceInputs {
   }
 
   at::Tensor state_c() const { return lltm::state_c(*cell, h_0, c_0); }
+  // Whether bytes from prepack stand in the place of weight_ih, without weight_hh.
+  bool prepacked() const { return weight_ih.scalar_type() == at::kByte; }
 };
 
 struct SequenceArgs : SequenceInputs {
@@ -177,53 +178,6 @@ struct SequenceBackwardArgs : SequenceInputs {
     return segment ? compute_dtype(input.scalar_type()) : input.scalar_type();
   }
 };
-
-// The arguments of sequence_prepacked.
-struct PrepackedArgs {
-  CellName cell;
-  const at::Tensor &input, &h_0;
-  OptionalTensor c_0;
-  const at::Tensor& weights;
-  OptionalTensor bias_ih, bias_hh, batch_sizes;
-  bool reverse;
-  OptionalTensor reset;
-
-  auto flat() const {
-    return std::tie(cell, input, h_0, c_0, weights, bias_ih, bias_hh, batch_sizes, reverse, reset);
-  }
-
-  SequenceArgs as_sequence() const {
-    return {
-        {cell,
-         input,
-         h_0,
-         c_0,
-         weights,
-         at::Tensor(),
-         bias_ih,
-         bias_hh,
-         batch_sizes,
-         reverse,
-         reset,
-         /*checkpoint_steps=*/0,
-         /*recurrent_mask=*/at::Tensor()}};
-  }
-};
-
-// The other way round, of weight_ih that is prepacked.
-inline PrepackedArgs as_prepacked(const SequenceInputs& args) {
-  return {
-      args.cell,
-      args.input,
-      args.h_0,
-      args.c_0,
-      args.weight_ih,
-      args.bias_ih,
-      args.bias_hh,
-      args.batch_sizes,
-      args.reverse,
-      args.reset};
-}
 
 // ---- the same call with some arguments replaced ----
 //

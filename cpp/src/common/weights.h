@@ -43,6 +43,13 @@ inline at::Tensor join(const CellInfo& cell, const Weights& weights) {
   };
   return at::cat({part(weights.hh, cell.h), part(weights.ih, cell.x)}, 1);
 }
+// As the layer of a cell has them, in new memory.
+inline std::vector<at::Tensor> matrices_of_layer(const CellInfo& cell, const Weights& weights) {
+  if (cell.joined) return {join(cell, weights)};
+  return {
+      weights.ih.clone(at::MemoryFormat::Contiguous),
+      weights.hh.clone(at::MemoryFormat::Contiguous)};
+}
 template <typename Args>
 Weights weights_of(const Args& args) {
   return weights_of(*args.cell, args.weight_ih, args.weight_hh);

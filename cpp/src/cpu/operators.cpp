@@ -3,32 +3,70 @@
 #include "cpu/packed_weights.h"
 #include "op/backend.h"
 
-#include <cstdint>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/abs.h>
+#include <ATen/ops/amax.h>
+#include <ATen/ops/nan_to_num.h>
+
+#include <string_view>
+#include <vector>
 
 namespace lltm::cpu {
 namespace {
+
+using at::Tensor;
 
 struct Cpu {
   using DeviceGuard = NoDeviceGuard;
   static constexpr auto step_forward = cpu::step_forward;
   static constexpr auto step_backward = cpu::step_backward;
-  static constexpr auto sequence_forward = cpu::sequence_forward;
   static constexpr auto sequence_backward = cpu::sequence_backward;
   static constexpr auto prepack = cpu::prepack;
 
-  static SequenceResult sequence_prepacked(const SequenceArgs& args) {
+  static SequenceResult sequence_forward(const SequenceArgs& args) {
+    if (!args.prepacked()) return cpu::sequence_forward(args);
     check_prepacked(args);
-    // Bytes that were read from a file may lie anywhere.
-    const auto address = reinterpret_cast<std::uintptr_t>(args.weight_ih.const_data_ptr());
-    if (address % 64 == 0) return sequence_forward(args);
-    return sequence_forward(with_weights(args, args.weight_ih.clone()));
+    return cpu::sequence_forward(with_weights(args, aligned(args.weight_ih)));
   }
 };
+
+std::vector<Tensor> unpack_saved(std::string_view name, const Tensor& given) {
+  constexpr const char* kOp = "lltm::_unpack";
+  const CellInfo& cell = get_cell(kOp, name);
+  if (given.scalar_type() != at::kByte) {
+    return matrices_of_layer(cell, weights_of(cell, given, Tensor()));
+  }
+  check_prepacked(kOp, cell, given);
+  const Tensor packed = aligned(given);
+  const Weights weights = unpack(cell, packed);
+  if (!has_form(packed, GemmFormat::kInt8)) return matrices_of_layer(cell, weights);
+  std::vector<Tensor> rows, scales;
+  for (const Tensor& w : {weights.ih, weights.hh}) {  // exactly rows * scales, and 0 * 0
+    scales.push_back(at::amax(w.abs(), 1) / kInt8Largest);
+    rows.push_back(at::nan_to_num(w / scales.back().unsqueeze(1), 0).to(at::kChar));
+  }
+  return {rows[0], rows[1], scales[0], scales[1]};
+}
+
+Tensor prepack_int8(
+    std::string_view cell,
+    const Tensor& rows_ih,
+    const Tensor& rows_hh,
+    const Tensor& scales_ih,
+    const Tensor& scales_hh) {
+  const auto weights = [](const Tensor& rows, const Tensor& scales) {
+    return rows.to(at::kFloat) * scales.unsqueeze(-1);
+  };
+  return CheckedBackend<Cpu>::prepack(
+      cell, weights(rows_ih, scales_ih), weights(rows_hh, scales_hh), at::kQInt8);
+}
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(lltm, CPU, m) {
   register_backend<Cpu>(m);
+  m.impl("_unpack", TORCH_FN(unpack_saved));
+  m.impl("_prepack_int8", TORCH_FN(prepack_int8));
 }
 
 }  // namespace lltm::cpu

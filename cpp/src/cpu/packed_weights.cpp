@@ -5,17 +5,14 @@
 #include "cpu/gemm/gemm.h"
 #include "cpu/parallel.h"
 
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <array>
-#include <cstddef>
+#include <cstring>
 #include <iterator>
-#include <mutex>
-#include <unordered_map>
+#include <type_traits>
 
 namespace lltm::cpu {
 
@@ -23,26 +20,65 @@ using at::Tensor;
 
 namespace {
 
-// Packs a block of units of the weights w (G * H, K) of some slots.
+// Some rows of weight_ih or weight_hh, from `row` on, and the columns of B that hold them, from
+// `column` on.
 template <typename Format>
-bool pack_block(
-    PackedB<const typename Format::Operand> b,
-    Matrix<const typename Format::Source> w,
-    const PackedWeights<Format>& packed,
-    int64_t block,
-    SlotRange slots,
-    const int* row_blocks,
-    int64_t k) {
-  const PackedB<typename Format::Operand> to = {
-      const_cast<typename Format::Operand*>(b.data), b.k, b.n, b.ld};
+struct PackedRows {
+  PackedB<const typename Format::Operand> b;
+  int64_t column;
+  bool of_h;
+  int64_t row, rows;
+};
+
+// Calls body for every part, concurrently. False where it was for one of them.
+template <typename Format, typename Body>
+bool for_each_part(const PackedWeights<Format>& packed, const Body& body) {
+  const CellInfo& cell = packed.cell;
   const Blocks& blocks = packed.blocks;
-  bool fits = true;
-  for (int slot = slots.begin; slot < slots.end; ++slot) {
-    const auto rows = w.from(row_blocks[slot] * blocks.total + blocks.begin(block));
-    const int64_t n0 = (slot - slots.begin) * packed.slot_columns(block);
-    fits &= Format::pack_b_transposed(to, 0, n0, rows, k, blocks.size(block));
-  }
-  return fits;
+  const auto visit = [&](const auto& b, int64_t block, bool of_h) {
+    const SlotRange slots = of_h ? cell.h : cell.x;
+    const int* const row_blocks = of_h ? cell.h_blocks : cell.x_blocks;
+    bool all = true;
+    for (int slot = slots.begin; slot < slots.end; ++slot) {
+      const int64_t column = (slot - slots.begin) * packed.slot_columns(block);
+      const int64_t row = row_blocks[slot] * blocks.total + blocks.begin(block);
+      all &= body(PackedRows<Format>{b, column, of_h, row, blocks.size(block)});
+    }
+    return all;
+  };
+  const int64_t elements =
+      blocks.total * (cell.x.count() * packed.k_x + cell.h.count() * packed.k_h);
+  const int64_t threads = threads_for(elements, kPackGrain, blocks.count);
+  return parallel_region(threads, [&](Team& team) {
+    team.for_each_slot(blocks.count, [&](int64_t block) {
+      return visit(packed.x(block), block, false) && visit(packed.h(block), block, true);
+    });
+  });
+}
+
+template <typename Operand>
+PackedB<Operand> writable(const PackedB<const Operand>& b) {
+  return {const_cast<Operand*>(b.data), b.k, b.n, b.ld};
+}
+
+// False where values are out of range of the format.
+template <typename Format>
+bool pack(const Weights& weights, const PackedWeights<Format>& packed) {
+  using Source = typename Format::Source;
+  const Tensor matrices[] = {
+      with_contiguous_rows(weights.ih.to(kDtype<Source>)),
+      with_contiguous_rows(weights.hh.to(kDtype<Source>))};
+  const Matrix<const Source> w[] = {read<Source>(matrices[0]), read<Source>(matrices[1])};
+  const int64_t k[] = {matrices[0].size(1), matrices[1].size(1)};
+  return for_each_part(packed, [&](const auto& part) {
+    const auto rows = w[part.of_h].from(part.row);
+    return Format::pack_b_transposed(
+        writable(part.b), 0, part.column, rows, k[part.of_h], part.rows);
+  });
+}
+
+Tensor empty_bytes(const Tensor& like, int64_t count) {
+  return at::empty({count}, like.options().dtype(at::kByte));
 }
 
 }  // namespace
@@ -50,36 +86,10 @@ bool pack_block(
 template <typename Format>
 std::optional<PackedWeights<Format>> pack_weights(
     const CellInfo& cell, const Weights& weights, const Blocks& blocks) {
-  using Source = typename Format::Source;
-  const int64_t hidden = weights.hh.size(1);
   const int64_t input_size = weights.ih.size(1);
-  const Tensor ih = with_contiguous_rows(weights.ih.to(kDtype<Source>));
-  const Tensor hh = with_contiguous_rows(weights.hh.to(kDtype<Source>));
-  PackedHeader header = {
-      PackedHeader::kMagic,
-      cell_tag(cell),
-      static_cast<int32_t>(weights.hh.scalar_type()),
-      kOperandTag<Format>,
-      hidden,
-      input_size,
-      blocks.count,
-      /*bf16x3_offset=*/0,
-      /*checksum=*/0};
-  const Tensor bytes =
-      at::empty({PackedWeights<Format>::bytes(cell, header)}, hh.options().dtype(at::kByte));
-  std::memcpy(bytes.mutable_data_ptr(), &header, sizeof(header));
-  const PackedWeights<Format> packed(cell, bytes);
-  const auto w_x = read<Source>(ih);
-  const auto w_h = read<Source>(hh);
-  const int64_t elements = ih.numel() + hh.numel();
-  const int64_t threads = threads_for(elements, kPackGrain, packed.blocks.count);
-  const bool fits = parallel_region(threads, [&](Team& team) {
-    team.for_each_slot(packed.blocks.count, [&](int64_t block) {
-      return pack_block(packed.x(block), w_x, packed, block, cell.x, cell.x_blocks, input_size) &&
-             pack_block(packed.h(block), w_h, packed, block, cell.h, cell.h_blocks, hidden);
-    });
-  });
-  return fits ? std::optional(packed) : std::nullopt;
+  const int64_t bytes = PackedWeights<Format>::bytes(cell, blocks.total, input_size);
+  PackedWeights<Format> packed(cell, blocks, input_size, empty_bytes(weights.hh, bytes));
+  return pack(weights, packed) ? std::optional(std::move(packed)) : std::nullopt;
 }
 
 template std::optional<PackedWeights<F32Format>> pack_weights(
@@ -88,161 +98,237 @@ template std::optional<PackedWeights<Bf16Format>> pack_weights(
     const CellInfo&, const Weights&, const Blocks&);
 template std::optional<PackedWeights<Bf16x3Format>> pack_weights(
     const CellInfo&, const Weights&, const Blocks&);
-template std::optional<PackedWeights<Int8Format>> pack_weights(
-    const CellInfo&, const Weights&, const Blocks&);
 
+// ---- the header -------------------------------------------------------------------
+
+namespace {
+
+// Behind it come the packed weights, of float32 perhaps twice: for few rows in float32, and in
+// bf16x3 for many.
+struct PackedHeader {
+  static constexpr int64_t kMagic = 0x354B4341504D544C;  // LTMPACK5
+  int64_t magic;
+  uint64_t cell;    // cell_tag
+  int32_t dtype;    // of the weights, an at::ScalarType; of int8 float32, for any dtype
+  int32_t operand;  // kOperandTag of the format
+  int64_t hidden, input_size;
+  int64_t blocks;
+  int64_t bf16x3_blocks;  // 0 without these
+  int64_t unused;
+};
+constexpr auto kHeaderBytes = static_cast<int64_t>(sizeof(PackedHeader));
+constexpr int64_t kPackedAlignment = 64;
+static_assert(kHeaderBytes == kPackedAlignment);
+
+template <typename Format>
+constexpr auto kOperandTag = static_cast<int32_t>(kDtype<typename Format::Operand>);
+template <>
+inline constexpr auto kOperandTag<Int8Format> = static_cast<int32_t>(at::kQInt8);
+
+PackedHeader read_header(const Tensor& packed) {
+  PackedHeader header;
+  std::memcpy(&header, packed.const_data_ptr(), sizeof(header));
+  return header;
+}
+void write_header(const PackedHeader& header, const Tensor& packed) {
+  std::memcpy(packed.mutable_data_ptr(), &header, sizeof(header));
+}
+
+// What packed weights know a cell by: the letters of its name or, of a program, a hash of it.
 uint64_t cell_tag(const CellInfo& cell) {
   uint64_t tag = 0;
   std::memcpy(&tag, cell.name, std::min(std::strlen(cell.name), sizeof(tag)));
   return cell.programs == nullptr ? tag : cell.programs->hash;
 }
 
+// Where weights in a format end that begin at this offset; -1 where no form has so many blocks.
+template <typename Format>
+int64_t end_of(const CellInfo& cell, const PackedHeader& header, int64_t begin, int64_t blocks) {
+  constexpr int64_t kAlign = Format::kUnitAlign;
+  const bool valid =
+      blocks > 0 && blocks <= divide_up(header.hidden, kAlign) &&
+      Blocks(header.hidden, kAlign, blocks).width <= max_forward_block_width(kFormat<Format>);
+  return valid ? begin + PackedWeights<Format>::bytes(cell, header.hidden, header.input_size) : -1;
+}
+
+// Where those in bf16x3 begin.
+int64_t bf16x3_offset(const CellInfo& cell, const PackedHeader& header) {
+  const int64_t first = PackedWeights<F32Format>::bytes(cell, header.hidden, header.input_size);
+  return round_up(kHeaderBytes + first, kPackedAlignment);
+}
+
+// Whether there are as many bytes as the header says, and all of it makes sense.
+bool is_whole(const CellInfo& cell, const PackedHeader& header, int64_t bytes) {
+  // No product of sizes overflows.
+  const auto is_size = [](int64_t size) { return size >= 0 && size <= int64_t{1} << 27; };
+  if (!is_size(header.hidden) || !is_size(header.input_size)) return false;
+  const auto is = [&](at::ScalarType dtype) { return header.dtype == static_cast<int32_t>(dtype); };
+  const bool once = header.bf16x3_blocks == 0;
+  const auto end = [&]<typename Format>(Format) {
+    return end_of<Format>(cell, header, kHeaderBytes, header.blocks);
+  };
+  switch (header.operand) {
+    case kOperandTag<Int8Format>:
+      return is(at::kFloat) && once && bytes == end(Int8Format{});
+    case kOperandTag<Bf16Format>:
+      return is(at::kBFloat16) && once && bytes == end(Bf16Format{});
+    case kOperandTag<F32Format>:
+      if (once) {
+        return (is(at::kFloat) || is(at::kBFloat16) || is(at::kHalf)) && bytes == end(F32Format{});
+      }
+      return (is(at::kFloat) || is(at::kHalf)) && end(F32Format{}) > 0 &&
+             bytes == end_of<Bf16x3Format>(
+                          cell, header, bf16x3_offset(cell, header), header.bf16x3_blocks);
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+void check_prepacked(const char* op, const CellInfo& cell, const Tensor& packed) {
+  PackedHeader header = {};
+  if (packed.dim() == 1 && packed.is_contiguous() && packed.numel() >= kHeaderBytes) {
+    header = read_header(packed);
+  }
+  TORCH_CHECK_VALUE(
+      header.magic == PackedHeader::kMagic,
+      op,
+      ": expected weights from prepack, got other bytes of shape ",
+      shape_text(packed.sizes()));
+  if (header.cell != cell_tag(cell)) {
+    const auto* const other =
+        std::find_if(std::begin(kCells), std::end(kCells), [&](const CellInfo* known) {
+          return cell_tag(*known) == header.cell;
+        });
+    TORCH_CHECK_VALUE(
+        false,
+        op,
+        ": expected weights from prepack for the cell ",
+        cell.title(),
+        ", got some for ",
+        other == std::end(kCells) ? "another" : (*other)->name);
+  }
+  TORCH_CHECK_VALUE(
+      is_whole(cell, header, packed.numel()),
+      op,
+      ": expected weights from prepack, got bytes that are not whole, of shape ",
+      shape_text(packed.sizes()));
+}
+
+void check_prepacked(const SequenceArgs& args) {
+  constexpr const char* kExpected = "lltm::sequence: expected weights from prepack";
+  const CellInfo& cell = *args.cell;
+  check_prepacked("lltm::sequence", cell, args.weight_ih);
+  const PackedHeader header = read_header(args.weight_ih);
+  const at::ScalarType dtype = args.input.scalar_type();
+  const bool is_int8 = header.operand == kOperandTag<Int8Format>;
+  TORCH_CHECK_TYPE(
+      is_int8 ? dtype != at::kDouble : header.dtype == static_cast<int32_t>(dtype),
+      kExpected,
+      " of dtype ",
+      dtype_text(dtype),
+      ", that of the input, got some of ",
+      is_int8 ? "int8" : dtype_text(static_cast<at::ScalarType>(header.dtype)));
+  const int64_t input_size = args.input.size(-1);
+  const int64_t hidden = args.h_0.size(1);
+  TORCH_CHECK_VALUE(
+      header.hidden == hidden && header.input_size == input_size,
+      kExpected,
+      " of shape (",
+      cell.joined_blocks() * hidden,
+      ", ",
+      hidden + input_size,
+      "), got some for hidden size ",
+      header.hidden,
+      " and input size ",
+      header.input_size);
+}
+
+bool has_form(const Tensor& packed, GemmFormat format) {
+  const PackedHeader header = read_header(packed);
+  switch (format) {
+    case GemmFormat::kBf16x3:
+      return header.bf16x3_blocks != 0;
+    case GemmFormat::kBf16:
+      return header.operand == kOperandTag<Bf16Format>;
+    case GemmFormat::kInt8:
+      return header.operand == kOperandTag<Int8Format>;
+    default:
+      return header.operand == kOperandTag<F32Format>;
+  }
+}
+
+Tensor aligned(const Tensor& packed) {
+  const auto address = reinterpret_cast<std::uintptr_t>(packed.const_data_ptr());
+  return address % kPackedAlignment == 0 ? packed : packed.clone();
+}
+
+template <typename Format>
+PackedWeights<Format> read_packed(const CellInfo& cell, const Tensor& packed) {
+  const PackedHeader header = read_header(packed);
+  constexpr bool kSecond = kFormat<Format> == GemmFormat::kBf16x3;
+  const Blocks blocks(
+      header.hidden, Format::kUnitAlign, kSecond ? header.bf16x3_blocks : header.blocks);
+  const int64_t offset = kSecond ? bf16x3_offset(cell, header) : kHeaderBytes;
+  return {cell, blocks, header.input_size, packed, offset};
+}
+template PackedWeights<F32Format> read_packed(const CellInfo&, const Tensor&);
+template PackedWeights<Bf16Format> read_packed(const CellInfo&, const Tensor&);
+template PackedWeights<Bf16x3Format> read_packed(const CellInfo&, const Tensor&);
+template PackedWeights<Int8Format> read_packed(const CellInfo&, const Tensor&);
+
+// ---- packing ahead of time ----------------------------------------------------------
+
 namespace {
 
-constexpr int64_t kPackedAlignment = 64;
-
-// FNV-1a over words of 64 bits, in four lanes, so that the memory sets the pace.
-// No change of one word leaves its lane as it was.
-int64_t checksum(const Tensor& bytes) {
-  constexpr uint64_t kBasis = 0xcbf29ce484222325;
-  constexpr uint64_t kPrime = 0x100000001b3;
-  constexpr int64_t kLanes = 4;
-  constexpr int64_t kWord = sizeof(uint64_t);
-  const uint8_t* const data = bytes.const_data_ptr<uint8_t>();
-  const int64_t size = bytes.numel();
-  std::array<uint64_t, kLanes> lanes;
-  lanes.fill(kBasis);
-  const auto add = [&](int64_t lane, int64_t at) {
-    uint64_t word = 0;
-    std::memcpy(&word, data + at, static_cast<size_t>(std::min(kWord, size - at)));
-    lanes[lane] = (lanes[lane] ^ word) * kPrime;
-  };
-  int64_t at = static_cast<int64_t>(sizeof(PackedHeader));
-  for (; at + kLanes * kWord <= size; at += kLanes * kWord) {
-    for (int64_t lane = 0; lane < kLanes; ++lane) add(lane, at + lane * kWord);
-  }
-  for (int64_t lane = 0; at < size; at += kWord) add(lane++, at);
-  for (at = 0; at < static_cast<int64_t>(offsetof(PackedHeader, checksum)); at += kWord) add(0, at);
-  uint64_t sum = kBasis;
-  for (const uint64_t lane : lanes) sum = (sum ^ lane) * kPrime;
-  return static_cast<int64_t>(sum);
-}
-
-Tensor sealed(const Tensor& packed) {
-  PackedHeader header = read_header(packed);
-  header.checksum = checksum(packed);
-  std::memcpy(packed.mutable_data_ptr(), &header, sizeof(header));
-  return packed;
-}
-
-// The states of tensors whose checksum was right: it is calculated once for each, not in every
-// call. A change of the header makes another state; of the bytes behind it only one that the
-// tensor's version counts does.
-class IntactBytes {
- public:
-  bool contains(const Tensor& packed) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = states_.find(packed.storage().unsafeGetStorageImpl());
-    return found != states_.end() && !found->second.storage.expired() &&
-           found->second.is_of(packed);
-  }
-  void insert(const Tensor& packed) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (states_.size() >= most_) {
-      std::erase_if(states_, [](const auto& entry) { return entry.second.storage.expired(); });
-      most_ = 2 * states_.size() + 64;
-    }
-    states_.insert_or_assign(packed.storage().unsafeGetStorageImpl(), State(packed));
-  }
-
- private:
-  struct State {
-    explicit State(const Tensor& packed)
-        : storage(packed.storage().getWeakStorageImpl()),
-          data(packed.const_data_ptr()),
-          bytes(packed.numel()),
-          version(version_of(packed)),
-          header(read_header(packed)) {}
-    bool is_of(const Tensor& packed) const {
-      return data == packed.const_data_ptr() && bytes == packed.numel() &&
-             version == version_of(packed) && std::memcmp(data, &header, sizeof(header)) == 0;
-    }
-    // Tensors made in inference mode have no counter.
-    static int64_t version_of(const Tensor& packed) {
-      return packed.is_inference() ? 0 : packed._version();
-    }
-
-    c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // so that no other takes its address
-    const void* data;
-    int64_t bytes;
-    int64_t version;
-    PackedHeader header;
-  };
-  std::mutex mutex_;
-  std::unordered_map<const c10::StorageImpl*, State> states_;
-  size_t most_ = 64;
-};
-
-bool is_intact(const Tensor& packed) {
-  static IntactBytes& known = *new IntactBytes;  // outlives every thread
-  if (known.contains(packed)) return true;
-  if (read_header(packed).checksum != checksum(packed)) return false;
-  known.insert(packed);
-  return true;
-}
-
-// Weights in a format, scheduled for prepack_batch rows; undefined where values are out of range.
+// Blocks as they are scheduled for prepack_batch rows.
 template <typename Format>
-Tensor prepack_as(const CellInfo& cell, const Weights& weights) {
+Blocks blocks_for(const CellInfo& cell, const Weights& weights) {
   const int64_t batch = prepack_batch(kFormat<Format>);
   const LayerShape shape = {
       batch, weights.ih.size(1), weights.hh.size(1), batch, /*bf16=*/false, slots_of(cell)};
-  const Blocks blocks = prepack_blocks(current_machine(), kFormat<Format>, shape);
-  const auto packed = pack_weights<Format>(cell, weights, blocks);
-  return packed.has_value() ? packed->tensor : Tensor();
+  return prepack_blocks(current_machine(), kFormat<Format>, shape);
 }
 
-// Whether this is a header of weights in a format that take so many bytes.
+// Undefined where values are out of range of the format.
 template <typename Format>
-bool is_whole(const CellInfo& cell, const PackedHeader& header, int64_t bytes) {
-  constexpr int64_t kAlign = Format::kUnitAlign;
-  return header.operand == kOperandTag<Format> && header.blocks > 0 &&
-         header.blocks <= round_up(header.hidden, kAlign) / kAlign &&
-         Blocks(header.hidden, kAlign, header.blocks).width <=
-             max_forward_block_width(kFormat<Format>) &&
-         bytes == PackedWeights<Format>::bytes(cell, header);
+Tensor prepack_as(const CellInfo& cell, const Weights& weights, at::ScalarType dtype) {
+  const Blocks blocks = blocks_for<Format>(cell, weights);
+  const int64_t hidden = weights.hh.size(1), input_size = weights.ih.size(1);
+  const int64_t bytes = PackedWeights<Format>::bytes(cell, hidden, input_size);
+  const Tensor packed = empty_bytes(weights.hh, kHeaderBytes + bytes);
+  write_header(
+      {PackedHeader::kMagic,
+       cell_tag(cell),
+       static_cast<int32_t>(dtype),
+       kOperandTag<Format>,
+       hidden,
+       input_size,
+       blocks.count,
+       /*bf16x3_blocks=*/0,
+       /*unused=*/0},
+      packed);
+  return pack(weights, read_packed<Format>(cell, packed)) ? packed : Tensor();
 }
 
-template <typename Format>
-Weights unpack_as(const CellInfo& cell, const Tensor& bytes) {
-  using Source = typename Format::Source;
-  const PackedHeader header = read_header(bytes);
-  const PackedWeights<Format> packed(cell, header, bytes);
-  const Blocks& blocks = packed.blocks;
-  const auto options = bytes.options().dtype(kDtype<Source>);
-  const Weights weights = {
-      at::empty({cell.x.count() * header.hidden, header.input_size}, options),
-      at::empty({cell.h.count() * header.hidden, header.hidden}, options)};
-  const auto copy =
-      [&](const auto& b, int64_t block, SlotRange slots, const int* row_blocks, const Tensor& to) {
-        const auto w = write<Source>(to);
-        for (int slot = slots.begin; slot < slots.end; ++slot) {
-          for (int64_t unit = 0; unit < blocks.size(block); ++unit) {
-            const int64_t r = row_blocks[slot] * blocks.total + blocks.begin(block) + unit;
-            Source* const row = w.from(r).data;  // null without columns
-            const int64_t n = (slot - slots.begin) * packed.slot_columns(block) + unit;
-            for (int64_t k = 0; k < to.size(1); ++k) row[k] = Format::at(b, k, n);
-          }
-        }
-      };
-  for (int64_t block = 0; block < blocks.count; ++block) {
-    copy(packed.x(block), block, cell.x, cell.x_blocks, weights.ih);
-    copy(packed.h(block), block, cell.h, cell.h_blocks, weights.hh);
-  }
-  return weights;
+// In float32 and, where values are in range, in bf16x3 too.
+Tensor prepack_twice(const CellInfo& cell, const Weights& weights, at::ScalarType dtype) {
+  const Tensor few = prepack_as<F32Format>(cell, weights, dtype);
+  const auto many =
+      pack_weights<Bf16x3Format>(cell, weights, blocks_for<Bf16x3Format>(cell, weights));
+  if (!many.has_value()) return few;
+  PackedHeader header = read_header(few);
+  header.bf16x3_blocks = many->blocks.count;
+  const int64_t offset = bf16x3_offset(cell, header);
+  Tensor both = at::zeros({offset + many->tensor.numel()}, few.options());
+  both.slice(0, 0, few.numel()).copy_(few);
+  both.slice(0, offset).copy_(many->tensor);
+  write_header(header, both);
+  return both;
 }
 
-Tensor prepack_int8(const CellInfo& cell, const Weights& weights) {
+Tensor quantise(const CellInfo& cell, const Weights& weights) {
   TORCH_CHECK_TYPE(
       weights.hh.scalar_type() != at::kDouble,
       "lltm::prepack: expected weights of dtype float32, bfloat16 or float16 to quantise, got"
@@ -259,10 +345,10 @@ Tensor prepack_int8(const CellInfo& cell, const Weights& weights) {
       weights.hh.size(1),
       " and ",
       weights.ih.size(1));
-  const Tensor packed = prepack_as<Int8Format>(cell, weights);
+  Tensor packed = prepack_as<Int8Format>(cell, weights, at::kFloat);
   TORCH_CHECK_VALUE(
       packed.defined(), "lltm::prepack: expected finite weights to quantise, got inf or nan");
-  return sealed(packed);
+  return packed;
 }
 
 }  // namespace
@@ -271,137 +357,55 @@ Tensor prepack(
     const CellInfo& cell,
     const Tensor& weight_ih,
     const Tensor& weight_hh,
-    std::optional<at::ScalarType> dtype) {
+    std::optional<at::ScalarType> quantised) {
   const Weights weights = weights_of(cell, weight_ih, weight_hh);
+  const at::ScalarType dtype = weight_ih.scalar_type();
   const bool empty = weight_ih.numel() == 0;
-  if (dtype == at::kQInt8 && !empty) return prepack_int8(cell, weights);
-  const bool bf16 = weight_ih.scalar_type() == at::kBFloat16;
-  if (weight_ih.scalar_type() == at::kDouble || empty || !F32Format::available()) {
+  if (quantised == at::kQInt8 && !empty) return quantise(cell, weights);
+  if (dtype == at::kDouble || empty || !F32Format::available()) {
     return weight_hh.defined() ? join(cell, weights)
                                : weight_ih.clone(at::MemoryFormat::Contiguous);
   }
-  if (bf16 && Bf16Format::available()) return sealed(prepack_as<Bf16Format>(cell, weights));
-  const Tensor few = prepack_as<F32Format>(cell, weights);
-  const Tensor many =
-      Bf16x3Format::available() && !bf16 ? prepack_as<Bf16x3Format>(cell, weights) : Tensor();
-  if (!many.defined()) return sealed(few);
-  PackedHeader header = read_header(few);
-  header.bf16x3_offset = round_up(few.numel(), kPackedAlignment);
-  const Tensor both = at::zeros({header.bf16x3_offset + many.numel()}, few.options());
-  both.slice(0, 0, few.numel()).copy_(few);
-  both.slice(0, header.bf16x3_offset).copy_(many);
-  std::memcpy(both.mutable_data_ptr(), &header, sizeof(header));
-  return sealed(both);
+  const bool bf16 = dtype == at::kBFloat16;
+  if (bf16 && Bf16Format::available()) return prepack_as<Bf16Format>(cell, weights, dtype);
+  return Bf16x3Format::available() && !bf16 ? prepack_twice(cell, weights, dtype)
+                                            : prepack_as<F32Format>(cell, weights, dtype);
 }
 
-bool has_form(const Tensor& packed, GemmFormat format) {
-  const PackedHeader header = read_header(packed);
-  switch (format) {
-    case GemmFormat::kBf16x3:
-      return header.bf16x3_offset != 0;
-    case GemmFormat::kBf16:
-      return header.operand == kOperandTag<Bf16Format>;
-    case GemmFormat::kInt8:
-      return header.operand == kOperandTag<Int8Format>;
-    default:
-      return header.operand == kOperandTag<F32Format>;
-  }
-}
+// ---- the weights again ----------------------------------------------------------------
 
 namespace {
 
-constexpr const char* kExpected = "lltm::sequence_prepacked: expected weights from prepack";
-constexpr auto kHeaderBytes = static_cast<int64_t>(sizeof(PackedHeader));
-
-// Throws where the header says that the weights are for another call than this.
-void check_header(const PackedHeader& header, const SequenceArgs& args) {
-  const CellInfo& cell = *args.cell;
-  if (header.cell != cell_tag(cell)) {
-    const auto* const other =
-        std::find_if(std::begin(kCells), std::end(kCells), [&](const CellInfo* known) {
-          return cell_tag(*known) == header.cell;
-        });
-    TORCH_CHECK_VALUE(
-        false,
-        kExpected,
-        " for the cell ",
-        cell.title(),
-        ", got some for ",
-        other == std::end(kCells) ? "another" : (*other)->name);
-  }
-  const at::ScalarType dtype = args.input.scalar_type();
-  TORCH_CHECK_TYPE(
-      header.dtype == static_cast<int32_t>(dtype),
-      kExpected,
-      " of dtype ",
-      dtype_text(dtype),
-      ", that of the input, got some of ",
-      dtype_text(static_cast<at::ScalarType>(header.dtype)));
-  const int64_t input_size = args.input.size(-1);
-  const int64_t hidden = args.h_0.size(1);
-  TORCH_CHECK_VALUE(
-      header.hidden == hidden && header.input_size == input_size,
-      kExpected,
-      " of shape (",
-      cell.joined_blocks() * hidden,
-      ", ",
-      hidden + input_size,
-      "), got some for hidden size ",
-      header.hidden,
-      " and input size ",
-      header.input_size);
-}
-
-// Whether the bytes are as many as their checked header says, in one form or two.
-bool is_whole(const CellInfo& cell, const PackedHeader& header, const Tensor& packed) {
-  const auto dtype = static_cast<at::ScalarType>(header.dtype);
-  const int64_t end = packed.numel();
-  if (dtype == at::kDouble) return false;
-  if (header.bf16x3_offset == 0) {
-    return is_whole<F32Format>(cell, header, end) || is_whole<Int8Format>(cell, header, end) ||
-           (dtype == at::kBFloat16 && is_whole<Bf16Format>(cell, header, end));
-  }
-  const int64_t first = PackedWeights<F32Format>::bytes(cell, header);
-  if (header.bf16x3_offset != round_up(first, kPackedAlignment) ||
-      header.bf16x3_offset + kHeaderBytes > end) {
-    return false;
-  }
-  const PackedHeader second = read_header(packed.slice(0, header.bf16x3_offset));
-  return is_whole<F32Format>(cell, header, first) && second.hidden == header.hidden &&
-         second.input_size == header.input_size && second.cell == header.cell &&
-         is_whole<Bf16x3Format>(cell, second, end - header.bf16x3_offset);
+template <typename Format>
+Weights unpack_as(const CellInfo& cell, const Tensor& bytes) {
+  using Source = typename Format::Source;
+  const PackedHeader header = read_header(bytes);
+  const auto options = bytes.options().dtype(kDtype<Source>);
+  const int64_t columns[] = {header.input_size, header.hidden};
+  const Weights weights = {
+      at::empty({cell.x.count() * header.hidden, columns[0]}, options),
+      at::empty({cell.h.count() * header.hidden, columns[1]}, options)};
+  const Matrix<Source> w[] = {write<Source>(weights.ih), write<Source>(weights.hh)};
+  for_each_part(read_packed<Format>(cell, bytes), [&](const auto& part) {
+    for (int64_t unit = 0; unit < part.rows; ++unit) {
+      Source* const row = w[part.of_h].from(part.row + unit).data;  // null without columns
+      for (int64_t k = 0; k < columns[part.of_h]; ++k) {
+        row[k] = Format::at(part.b, k, part.column + unit);
+      }
+    }
+    return true;
+  });
+  return weights;
 }
 
 }  // namespace
 
-void check_prepacked(const SequenceArgs& args) {
-  const Tensor& packed = args.weight_ih;
-  if (!is_prepacked(packed)) return;
-  PackedHeader header = {};
-  if (packed.dim() == 1 && packed.is_contiguous() && packed.numel() >= kHeaderBytes) {
-    header = read_header(packed);
-  }
-  TORCH_CHECK_VALUE(
-      header.magic == PackedHeader::kMagic,
-      kExpected,
-      ", got other bytes of shape ",
-      shape_text(packed.sizes()));
-  check_header(header, args);
-  // From here on its sizes are those of real tensors, and can be calculated with.
-  TORCH_CHECK_VALUE(
-      is_whole(*args.cell, header, packed),
-      kExpected,
-      ", got bytes that are not whole, of shape ",
-      shape_text(packed.sizes()));
-  TORCH_CHECK_VALUE(is_intact(packed), kExpected, ", got bytes that have changed since");
-}
-
 Weights unpack(const CellInfo& cell, const Tensor& packed) {
-  const auto [ih, hh] = has_form(packed, GemmFormat::kBf16)   ? unpack_as<Bf16Format>(cell, packed)
-                        : has_form(packed, GemmFormat::kInt8) ? unpack_as<Int8Format>(cell, packed)
-                                                              : unpack_as<F32Format>(cell, packed);
+  if (has_form(packed, GemmFormat::kBf16)) return unpack_as<Bf16Format>(cell, packed);
+  if (has_form(packed, GemmFormat::kInt8)) return unpack_as<Int8Format>(cell, packed);
+  const Weights weights = unpack_as<F32Format>(cell, packed);
   const auto dtype = static_cast<at::ScalarType>(read_header(packed).dtype);
-  return {ih.to(dtype), hh.to(dtype)};
+  return {weights.ih.to(dtype), weights.hh.to(dtype)};
 }
 
 }  // namespace lltm::cpu

@@ -1,5 +1,4 @@
-// The operators on CUDA tensors. prepack and sequence_prepacked: the composite ones serve,
-// which call these.
+// The operators on CUDA tensors. Of prepack the composite one serves.
 #include "common/schedule_log.h"
 #include "common/steps.h"
 #include "cuda/engine/engine.h"

@@ -36,9 +36,17 @@ class Autocast {
   at::ScalarType dtype_;
 };
 
-// run(args) with the arguments cast.
+// run(args) with the arguments cast; beside prepacked weights, which have the dtype that they were
+// packed in, as they are.
 template <typename Args, typename Run>
 auto under_autocast(c10::DeviceType device, const Args& args, const Run& run) {
+  if constexpr (requires { args.prepacked(); }) {
+    if (args.prepacked()) {
+      const c10::impl::ExcludeDispatchKeyGuard off(
+          at::autocast::get_autocast_dispatch_key_from_device_type(device));
+      return run(args);
+    }
+  }
   return run_changed(args, Autocast(device), run);
 }
 

@@ -316,6 +316,48 @@ auto autograd(const typename Op::Args& args) {
   return record<Op, 1>({args})[0];
 }
 
+// A sequence with prepacked weights: its results follow the arguments, so that backward raises an
+// error instead of stopping there silently.
+struct WithoutDerivative : torch::autograd::Function<WithoutDerivative> {
+  static variable_list forward(
+      AutogradContext* /*context*/, at::TensorList /*given*/, const SequenceArgs& args) {
+    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    variable_list outputs;
+    append(op::sequence(args), outputs);
+    return outputs;
+  }
+  static variable_list backward(AutogradContext* /*context*/, const variable_list& /*grads*/) {
+    refuse();
+    return {};
+  }
+  static void refuse() {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        false,
+        "lltm::sequence: expected weights as they are where derivatives are taken, got prepacked"
+        " ones: differentiate the layer that they were packed from");
+  }
+};
+
+SequenceOutputs sequence_autograd(const SequenceArgs& args) {
+  if (!args.prepacked()) return autograd<SequenceOperator>(args);
+  const Interceptors interceptors = interceptors_of(args);
+  bool dual = false;
+  for_each_tensor(args, [&](const Tensor& tensor) {
+    dual = dual || (tensor.defined() && tensor._fw_grad(/*level=*/0).defined());
+  });
+  if (dual || (interceptors.autograd() && interceptors.transform())) WithoutDerivative::refuse();
+  if (!interceptors.autograd() || !is_complete(args)) {
+    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    return op::sequence(args);
+  }
+  c10::SmallVector<Tensor, kMembers<SequenceArgs>> given;
+  for_each_tensor(args, [&](const Tensor& tensor) {
+    if (tensor.defined()) given.push_back(tensor);
+  });
+  const variable_list results = WithoutDerivative::apply(at::TensorList(given), args);
+  return {results[0], results[1], results[2]};
+}
+
 // Packed weights have no derivative.
 Tensor prepack_autograd(
     std::string_view cell,
@@ -342,14 +384,10 @@ std::pair<SequenceOutputs, SequenceOutputs> sequences_side_by_side(
 
 TORCH_LIBRARY_IMPL(lltm, Autograd, m) {
   implement<autograd<StepOperator>>(m, "step");
-  implement<autograd<SequenceOperator>>(m, "sequence");
+  implement<sequence_autograd>(m, "sequence");
   m.impl("prepack", TORCH_FN(prepack_autograd));
   for (const char* op :
-       {"step_forward",
-        "step_backward",
-        "sequence_forward",
-        "sequence_backward",
-        "sequence_prepacked"}) {
+       {"step_forward", "step_backward", "sequence_forward", "sequence_backward"}) {
     m.impl(op, torch::autograd::autogradNotImplementedFallback());
   }
 }

@@ -7,7 +7,6 @@
 //     Gradients sequence_backward(const SequenceBackwardArgs&)
 // and, unless the composite ones are good enough,
 //     Tensor prepack(const CellInfo&, const Tensor& weight_ih, const Tensor& weight_hh, dtype)
-//     SequenceResult sequence_prepacked(const SequenceArgs&)
 // and, unless checkpointed.h is,
 //     Gradients checkpointed_backward(const SequenceBackwardArgs&)
 // which takes checkpoints: sequence_backward takes activations only.
@@ -62,8 +61,8 @@ struct CheckedBackend {
   }
 
   static SequenceResult sequence_saving(bool save, SequenceArgs args) {
-    check_sequence(args);
     args.save = save;
+    check_sequence(args);
     const DeviceGuard guard(args.input.device());
     return with_own_c(args, Backend::sequence_forward(args));
   }
@@ -100,13 +99,6 @@ struct CheckedBackend {
     const DeviceGuard guard(weight_ih.device());
     return Backend::prepack(*name, weight_ih, or_undefined(weight_hh), dtype);
   }
-
-  static SequenceOutputs sequence_prepacked(const PrepackedArgs& packed) {
-    const SequenceArgs args = packed.as_sequence();
-    check_sequence_prepacked(args);
-    const DeviceGuard guard(args.input.device());
-    return without_saved(with_own_c(args, Backend::sequence_prepacked(args)));
-  }
 };
 
 // The operators that training runs.
@@ -126,10 +118,7 @@ void register_backend(torch::Library& m) {
   register_training<Backend>(m);
   implement<Checked::step>(m, "step");
   implement<Checked::sequence>(m, "sequence");
-  if constexpr (requires { Backend::prepack; }) {
-    m.impl("prepack", TORCH_FN(Checked::prepack));
-    implement<Checked::sequence_prepacked>(m, "sequence_prepacked");
-  }
+  if constexpr (requires { Backend::prepack; }) m.impl("prepack", TORCH_FN(Checked::prepack));
 }
 
 }  // namespace lltm

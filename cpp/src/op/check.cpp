@@ -549,6 +549,34 @@ void add_sequence(Arguments& arguments, const char* op, const SequenceInputs& ar
   arguments.add(args.recurrent_mask, "recurrent_mask", kState, kOptional);
 }
 
+// Beside prepacked weights, which are bytes, whatever the dtype and the sizes of the others are.
+// The backend that has packed them reads their header.
+void check_takes_prepacked(const char* op, const SequenceArgs& args) {
+  const c10::Device device = args.input.device();
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !args.save,
+      op,
+      ": expected weights as they are where gradients are taken, got prepacked ones");
+  TORCH_CHECK(
+      args.weight_ih.device() == device,
+      op,
+      ": expected weights on device ",
+      device,
+      ", got ",
+      args.weight_ih.device());
+  TORCH_CHECK(
+      device.is_cpu() || device.is_meta(),
+      op,
+      ": expected weights prepacked on device ",
+      device,
+      ", got some that were prepacked on the CPU");
+  for (const auto& [tensor, name] :
+       {std::pair{&args.weight_hh, "weight_hh"}, {&args.recurrent_mask, "recurrent_mask"}}) {
+    TORCH_CHECK_VALUE(
+        !tensor->defined(), op, ": expected no ", name, " beside prepacked weights, got a tensor");
+  }
+}
+
 }  // namespace
 
 void check_reset(const std::string& op, const Tensor& input, const Tensor& reset) {
@@ -604,7 +632,12 @@ void check_sequence(const SequenceArgs& args) {
   constexpr const char* kOp = "lltm::sequence";
   Arguments arguments(kOp, args.cell);
   add_sequence(arguments, kOp, args);
-  arguments.add_parameters(kOp, args);
+  if (args.prepacked()) {
+    check_takes_prepacked(kOp, args);
+    arguments.add_biases(args);
+  } else {
+    arguments.add_parameters(kOp, args);
+  }
   check_sizes(Checker(kOp, arguments), args);
   check_reset(kOp, args.input, args.reset);
   check_checkpoint_steps(kOp, args.checkpoint_steps);
@@ -650,30 +683,6 @@ void check_prepack(
       !dtype.has_value() || dtype == at::kQInt8,
       "lltm::prepack: expected dtype to be qint8 or None, got ",
       dtype_text(*dtype));
-}
-
-void check_sequence_prepacked(const SequenceInputs& args) {
-  constexpr const char* kOp = "lltm::sequence_prepacked";
-  // Packed weights are bytes, whatever the dtype and the sizes of the others.
-  const Tensor& weights = args.weight_ih;
-  const bool are_packed = weights.defined() && weights.scalar_type() == at::kByte;
-  const Tensor none;
-  Arguments arguments(kOp, args.cell);
-  add_sequence(arguments, kOp, args);
-  const CellShapes& shapes = arguments.shapes();
-  arguments.add_biases(args);
-  arguments.add(
-      are_packed ? none : weights, "weights", shapes.weights, are_packed ? kOptional : kDecides);
-  const Checker check(kOp, arguments);
-  TORCH_CHECK(
-      !are_packed || weights.device() == args.input.device(),
-      kOp,
-      ": expected weights on device ",
-      args.input.device(),
-      ", got ",
-      weights.device());
-  check_sizes(check, args);
-  check_reset(kOp, args.input, args.reset);
 }
 
 void check_pair_forward(

@@ -29,10 +29,6 @@ void check_prepack(
     const at::Tensor& weight_hh,
     std::optional<at::ScalarType> dtype);
 
-// As check_sequence. Prepacked weights must be on the device of the input; weights that are
-// not packed must have the shape that input and h_0 imply.
-void check_sequence_prepacked(const SequenceInputs& args);
-
 // The low-level pair of pair.h. `states` are grad_h, grad_cell, new_cell, input_gate,
 // output_gate, candidate_cell, each (B, H).
 void check_pair_forward(

@@ -365,17 +365,6 @@ struct Composite {
     return weight_hh.defined() ? join(cell, {weight_ih, weight_hh})
                                : weight_ih.clone(at::MemoryFormat::Contiguous);
   }
-
-  static SequenceResult sequence_prepacked(const SequenceArgs& args) {
-    TORCH_CHECK(
-        args.weight_ih.scalar_type() == args.input.scalar_type(),
-        "lltm::sequence_prepacked: expected weights prepacked on device ",
-        args.input.device(),
-        ", got some that were prepacked on the CPU");
-    // Through the dispatcher: a device with fused kernels runs those.
-    auto [output, h_n, c_n] = op::sequence(args);
-    return {output, h_n, c_n, Tensor()};
-  }
 };
 
 // Without anything that is written in place.
@@ -385,8 +374,15 @@ struct Mapped : Composite {
 
 }  // namespace
 
+// Of a joined matrix, as prepack makes it here.
+std::vector<Tensor> unpack_joined(std::string_view name, const Tensor& joined) {
+  const CellInfo& cell = get_cell("lltm::_unpack", name);
+  return matrices_of_layer(cell, weights_of(cell, joined, Tensor()));
+}
+
 TORCH_LIBRARY_IMPL(lltm, CompositeExplicitAutograd, m) {
   register_backend<Composite>(m);
+  m.impl("_unpack", TORCH_FN(unpack_joined));
 }
 
 // ---- for what decomposes the operators ----------------------------------------

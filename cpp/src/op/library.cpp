@@ -22,15 +22,18 @@ TORCH_LIBRARY(lltm, m) {
       " int checkpoint_steps=0, Tensor? recurrent_mask=None) -> (Tensor, Tensor, Tensor)");
 
   // For repeated inference with the same weights: prepack packs them once, for the kernels
-  // of this machine, with dtype qint8 quantised, and sequence_prepacked is sequence with the
-  // packed weights. Neither has derivatives.
+  // of this machine, with dtype qint8 quantised. The result goes in the place of weight_ih of
+  // sequence, without weight_hh, and has no derivatives.
   m.def(
       "prepack(str cell, Tensor weight_ih, Tensor? weight_hh=None, *, ScalarType? dtype=None)"
       " -> Tensor");
+  // What modules save of prepacked weights, to pack it again where it is loaded: weight_ih and
+  // weight_hh, or the joined matrix of the LLTM; of those in int8 the rows of weight_ih and
+  // weight_hh and their scales, which _prepack_int8 packs again, to the same bits.
+  m.def("_unpack(str cell, Tensor packed) -> Tensor[]");
   m.def(
-      "sequence_prepacked(str cell, Tensor input, Tensor h_0, Tensor? c_0, Tensor weights,"
-      " Tensor? bias_ih=None, Tensor? bias_hh=None, Tensor? batch_sizes=None, bool reverse=False,"
-      " Tensor? reset=None) -> (Tensor, Tensor, Tensor)");
+      "_prepack_int8(str cell, Tensor rows_ih, Tensor rows_hh, Tensor scales_ih, Tensor scales_hh)"
+      " -> Tensor");
 
   // What the modules compute with these, as plain compositions of them (api/layer.cpp): those of
   // one step, and those of layers or, with prepacked, their form for inference. An input without a

@@ -99,10 +99,6 @@ struct Meta {
         "lltm::prepack: expected weights with data, got a tensor without any: pack them before a"
         " graph is traced, and outside the meta device");
   }
-
-  static SequenceResult sequence_prepacked(const SequenceArgs& args) {
-    return sequence_forward(args);
-  }
 };
 
 }  // namespace

@@ -66,11 +66,6 @@ Gradients sequence_backward(const SequenceBackwardArgs& args) {
   return op(args);
 }
 
-SequenceOutputs sequence_prepacked(const PrepackedArgs& args) {
-  static const Operator<SequenceOutputs, PrepackedArgs> op("lltm::sequence_prepacked");
-  return op(args);
-}
-
 Tensor prepack(
     std::string_view cell,
     const Tensor& weight_ih,

@@ -104,7 +104,6 @@ SequenceOutputs sequence(const SequenceArgs& args);
 SequenceResult sequence_forward(const SequenceArgs& args);
 Gradients sequence_backward(const SequenceBackwardArgs& args);
 
-SequenceOutputs sequence_prepacked(const PrepackedArgs& args);
 at::Tensor prepack(
     std::string_view cell,
     const at::Tensor& weight_ih,

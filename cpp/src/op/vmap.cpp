@@ -158,14 +158,7 @@ StepOutputs step_of_samples(const StepArgs& args) {
   return {samples.unfold(h_next, rows), args.cell->has_c() ? samples.unfold(c_next, rows) : c_next};
 }
 
-// sequence or sequence_prepacked.
-using SequenceOp = SequenceOutputs(const SequenceArgs&);
-
-SequenceOutputs prepacked(const SequenceArgs& args) {
-  return op::sequence_prepacked(as_prepacked(args));
-}
-
-SequenceOutputs fold_sequence(SequenceOp& op, const SequenceArgs& args) {
+SequenceOutputs fold_sequence(const SequenceArgs& args) {
   const Tensor& batch_sizes = args.batch_sizes;
   const bool packed = batch_sizes.defined();
   const Samples samples(packed ? Samples::Order::kInner : Samples::Order::kOuter);
@@ -174,8 +167,8 @@ SequenceOutputs fold_sequence(SequenceOp& op, const SequenceArgs& args) {
   const SymInt rows = args.input.sym_size(-2);
   const SymInt batch = args.h_0.sym_size(0);
   const BelowVmap below;
-  if (!any) return op(args);
-  const auto [output, h_n, c_n] = op(
+  if (!any) return op::sequence(args);
+  const auto [output, h_n, c_n] = op::sequence(
       {{args.cell,
         samples.fold(args.input),
         samples.fold(args.h_0),
@@ -224,22 +217,15 @@ SequenceOutputs sequence_of_samples(const SequenceArgs& args) {
   check_sequence(args);
   const Samples samples;
   if (maps_parameters(samples, args)) {
+    TORCH_CHECK(
+        !args.prepacked(),
+        "lltm::sequence: expected one set of prepacked weights for all samples of vmap, got one for"
+        " each: map over the weights as they are");
     // sequence_for_each cannot stack the results of no samples.
     if (!is_differentiated() && samples.count() > 0) return sequence_for_each(samples, args);
     return without_saved(with_own_c(args, composite::sequence_forward(args)));
   }
-  return fold_sequence(op::sequence, args);
-}
-
-SequenceOutputs sequence_prepacked_of_samples(const PrepackedArgs& packed) {
-  const Samples samples;
-  const SequenceArgs args = packed.as_sequence();
-  TORCH_CHECK(
-      !maps_parameters(samples, args),
-      "lltm::sequence_prepacked: expected one set of weights for all samples of vmap, got one for"
-      " each: lltm::sequence takes such");
-  check_sequence_prepacked(args);
-  return fold_sequence(prepacked, args);
+  return fold_sequence(args);
 }
 
 Tensor prepack_of_samples(
@@ -261,7 +247,6 @@ Tensor prepack_of_samples(
 TORCH_LIBRARY_IMPL(lltm, FuncTorchBatched, m) {
   implement<step_of_samples>(m, "step");
   implement<sequence_of_samples>(m, "sequence");
-  implement<sequence_prepacked_of_samples>(m, "sequence_prepacked");
   m.impl("prepack", TORCH_FN(prepack_of_samples));
 }
 

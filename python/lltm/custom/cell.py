@@ -135,7 +135,6 @@ class Cell:
             members |= {
                 "_CELL": text,
                 "_HEADER": header,
-                "_OWN": self.parameters,
                 "_parameter_names": (*base._parameter_names, *self.parameters),
                 "_INITIAL": {**header.parameters, **(initial or {})},
                 "_STATES": states if kind == "Cell" else tuple(f"{name}_0" for name in states),
@@ -220,7 +219,7 @@ def _pickled_as(kind: str) -> Callable[..., Any]:
     """How a module of a cell is pickled: by the text."""
 
     def reduce(self: Any) -> Any:
-        return _restore, (self._CELL, _picklable(self._INITIAL), kind), self.__dict__
+        return _restore, (self._CELL, _picklable(self._INITIAL), kind), self.__getstate__()
 
     return reduce
 

@@ -101,10 +101,12 @@ class _Own(Recurrent):
         return f"{self._HEADER.name}.{type(self).__name__.rsplit('_', 1)[1]}"
 
     def __copy__(self) -> Any:
-        return self._like(self.__dict__)
+        module: Any = self
+        return self._like(module.__getstate__())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return self._like(copy.deepcopy(self.__dict__, memo))
+        module: Any = self
+        return self._like(copy.deepcopy(module.__getstate__(), memo))
 
     def _like(self, state: dict[str, Any]) -> Any:
         """Of the same class, which has functions that no pickle may have."""
@@ -171,6 +173,3 @@ class OwnLayer(_Own, Layer[Any]):
 
 class OwnPrepacked(_Own, Prepacked, Layer[Any]):
     """A layer of a cell for inference whose weights were laid out once."""
-
-    _BIASES = ("packed_bias_ih", "packed_bias_hh")
-    _FIRST_OF_LAYER = "weight_ih_l0"

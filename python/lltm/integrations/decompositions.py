@@ -68,6 +68,8 @@ def _sequence(a: Any, training: bool) -> Any:
     """Returns output, h_n, c_n and, for training, the activations (T * B, saved * H)."""
     if a.batch_sizes is not None or (training and a.checkpoint_steps != 0):
         return NotImplemented
+    if a.weight_ih.dtype == torch.uint8:  # prepacked
+        return NotImplemented
     ops, dtype = torch.ops.lltm, a.h_0.dtype
     weight_x, weight_h, bias_x, bias_h, parameters = _operands(a)
 

@@ -34,15 +34,11 @@ def _forward(
     *args: Any,
     **kwargs: Any,
 ) -> int:
+    if len(weight_ih) == 1:  # prepacked
+        x_blocks, h_blocks, *_ = _ops._cell(cell)
+        rows_x, rows_h = (sum(b >= 0 for b in blocks) * h[-1] for blocks in (x_blocks, h_blocks))
+        weight_ih, weight_hh = (rows_x, input[-1]), (rows_h, h[-1])
     return _product(input, weight_ih, weight_hh)
-
-
-@register_flop_formula(_ops.sequence_prepacked)
-def _prepacked(cell: str, input: Shape, h_0: Shape, *args: Any, **kwargs: Any) -> int:
-    x_blocks, h_blocks, *_ = _ops._cell(cell)
-    hidden = h_0[-1]
-    rows_ih, rows_hh = (sum(b >= 0 for b in blocks) * hidden for blocks in (x_blocks, h_blocks))
-    return _product(input, (rows_ih, input[-1]), (rows_hh, hidden))
 
 
 @register_flop_formula(_ops.step_backward)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ def register() -> None:
     for the operator's Meta kernel, so nothing would check the arguments.
     """
     ops = torch.ops.lltm
-    table: dict[Any, Any] = {**ours(), ops.sequence_prepacked.default: _prepacked}
+    table: dict[Any, Any] = dict(ours())
     table[ops.sequence.default] = partial(_sequence, table[ops.sequence.default])
     for op, decomposition in table.items():
         torch.library.register_torch_dispatch(
@@ -64,13 +64,6 @@ def _trace(
     return result
 
 
-def _prepacked(*args: Any, **kwargs: Any) -> NoReturn:
-    raise NotImplementedError(
-        "lltm::sequence_prepacked: only lltm's kernels can read prepacked weights, so they can't be"
-        " written in ONNX operators; export the layer itself"
-    )
-
-
 def _sequence(
     decomposition: Callable[..., Any],
     cell: str,
@@ -87,6 +80,11 @@ def _sequence(
     checkpoint_steps: int = 0,
     recurrent_mask: Tensor | None = None,
 ) -> Any:
+    if weight_ih.dtype == torch.uint8:
+        raise NotImplementedError(
+            "lltm::sequence: only lltm's kernels can read prepacked weights, so they can't be"
+            " written in ONNX operators; export the layer itself"
+        )
     if recurrent_mask is not None:
         raise NotImplementedError(
             "lltm::sequence: a recurrent mask can't be exported to ONNX, whose tools would fold the"

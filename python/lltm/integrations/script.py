@@ -167,8 +167,31 @@ def layer(module: nn.Module, parameters: Sequence[str], states: int) -> nn.Modul
     return _sharing(module, _methods(_Layer, states), parameters, _CONSTANTS)
 
 
+def prepacked(
+    module: nn.Module,
+    parameters: Sequence[str],
+    states: int,
+    buffers: Sequence[tuple[str, Sequence[str]]],
+    matrices: int,
+) -> nn.Module:
+    """As layer. `buffers` are the packed weights of each direction, which are saved as so many
+    matrices, and its others."""
+    # What loading does not set: attributes that are not of every module, nor TorchScript's own.
+    options = [n for n in vars(module) if n not in vars(nn.Module()) and not n.startswith("__")]
+    given = tuple(
+        (packed, tuple(name for name in others if getattr(module, name) is not None))
+        for packed, others in buffers
+    )
+    forward = _methods(_Layer, states)
+    return _sharing(module, forward, parameters, _CONSTANTS + options, (given, matrices))
+
+
 def _sharing(
-    module: nn.Module, forward: type, parameters: Sequence[str], constants: list[str]
+    module: nn.Module,
+    forward: type,
+    parameters: Sequence[str],
+    constants: list[str],
+    saved: tuple[Any, ...] = (),
 ) -> nn.Module:
     if parametrize.is_parametrized(module):
         raise NotImplementedError(
@@ -177,7 +200,7 @@ def _sharing(
         )
     base: Any = type(module)
     given = tuple(name for name in parameters if getattr(module, name) is not None)
-    cls = _subclass(base, module._CELL, forward, given, tuple(constants))
+    cls = _subclass(base, forward, given, tuple(constants), saved)
     scriptable: nn.Module = cls.__new__(cls)
     object.__setattr__(scriptable, "__dict__", vars(module))
     return scriptable
@@ -191,10 +214,10 @@ def _new(cls: type[nn.Module], *args: Any) -> nn.Module:
 @functools.cache
 def _subclass(
     base: Any,
-    cell: str,
     forward: type,
     parameters: tuple[str, ...],
     constants: tuple[str, ...],
+    saved: tuple[Any, ...],
 ) -> Any:
     def reduce(self: nn.Module, protocol: Any) -> Any:
         original = base.__new__(base)
@@ -209,7 +232,6 @@ def _subclass(
         "forward_in_python": base.forward,
         "__reduce_ex__": reduce,
         "scripted_parameters": _parameters(parameters),
-        "_CELL": cell,
         "__constants__": list(constants),  # attributes of the class
         # Without any, TorchScript would take the annotations of the base, which are text.
         "__annotations__": {"_CELL": str},
@@ -218,7 +240,47 @@ def _subclass(
             name for name in dir(base) if isinstance(getattr(base, name), property)
         ],
     }
+    if saved:
+        namespace.update(
+            _plain_state(*saved),
+            getstate_in_python=base.__getstate__,
+            setstate_in_python=base.__setstate__,
+        )
     return type(base.__name__, (forward, base), namespace)
+
+
+def _plain_state(buffers: Sequence[tuple[str, Sequence[str]]], matrices: int) -> dict[str, Any]:
+    """Compiles the methods by which TorchScript saves a prepacked layer, and packs it on loading.
+
+    Packed weights depend on the machine. So a file has what they are made of.
+    """
+    get, load = [], []
+    for k, (packed, others) in enumerate(buffers):
+        values = ", ".join(f"self.{name}" for name in others)
+        get.append(f"torch.ops.lltm._unpack(self._CELL, self.{packed}) + [{values}]")
+        plain = ", ".join(f"saved[{k}][{n}]" for n in range(matrices))
+        prepack = "_prepack_int8" if matrices == 4 else "prepack"
+        load.append(f"self.{packed} = torch.ops.lltm.{prepack}(self._CELL, {plain})")
+        load += [f"self.{name} = saved[{k}][{matrices + n}]" for n, name in enumerate(others)]
+    source = _STATE.format(saved=", ".join(get), load="\n        ".join(load))
+    methods = _compiled(f"state of {buffers} from {matrices} matrices", source)
+    return {name: torch.jit.export(methods[name]) for name in ("__getstate__", "__setstate__")}
+
+
+_STATE = """
+def __getstate__(self) -> tuple[list[list[Tensor]], bool]:
+    if not is_scripting():
+        return self.getstate_in_python()
+    return [{saved}], self.training
+
+def __setstate__(self, state: tuple[list[list[Tensor]], bool]) -> None:
+    if not is_scripting():
+        self.setstate_in_python(state)
+    else:
+        saved, training = state
+        {load}
+        self.training = training
+"""
 
 
 def _parameters(names: tuple[str, ...]) -> Any:

@@ -359,7 +359,7 @@ class BlockedForward {
 
 template <typename T, typename Format>
 std::optional<SequenceResult> forward(const SequenceArgs& args, const ForwardSchedule& schedule) {
-  if (is_prepacked(args.weight_ih)) {
+  if (args.prepacked()) {
     return BlockedForward<T, Format>(
                args, schedule, read_packed<Format>(*args.cell, args.weight_ih))
         .run();

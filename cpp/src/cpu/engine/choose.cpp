@@ -41,7 +41,7 @@ int64_t steps_of(const SequenceInputs& args) {
 LayerShape shape_of(const SequenceInputs& args) {
   const at::ScalarType dtype = args.input.scalar_type();
   const int64_t batch = args.h_0.size(0), hidden = args.h_0.size(1);
-  const bool may_reduce = dtype == at::kFloat && !is_prepacked(args.weight_ih) &&
+  const bool may_reduce = dtype == at::kFloat && !args.prepacked() &&
                           !has_few_elements(batch, hidden) && steps_of(args) > 1;
   const bool bf16 = dtype == at::kBFloat16 || (may_reduce && reduces_float32());
   return {
@@ -84,7 +84,8 @@ Result run_or_fall_back(
 
 SequenceResult forward_with_unpacked_weights(const SequenceArgs& args) {
   const Weights weights = unpack(*args.cell, args.weight_ih);
-  return sequence_forward(with_weights(args, weights.ih, weights.hh));
+  const at::ScalarType dtype = args.input.scalar_type();
+  return sequence_forward(with_weights(args, weights.ih.to(dtype), weights.hh.to(dtype)));
 }
 
 // By weights prepacked in int8. Rows with a value that cannot be quantised are computed once more,
@@ -172,7 +173,7 @@ Gradients one_step_backward(const SequenceBackwardArgs& args) {
 
 SequenceResult sequence_forward(const SequenceArgs& args) {
   const LayerShape shape = shape_of(args);
-  const bool prepacked = is_prepacked(args.weight_ih);
+  const bool prepacked = args.prepacked();
   if (prepacked && has_form(args.weight_ih, GemmFormat::kInt8)) return int8_forward(args, shape);
 
   Machine machine = current_machine();

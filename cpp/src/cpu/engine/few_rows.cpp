@@ -326,9 +326,8 @@ SequenceResult few_rows_forward(const SequenceArgs& args, const FewRowsSchedule&
   };
   if (schedule.in_place) return run(FewRowsWeightsInPlace(args, schedule.blocks));
   PackedWeights<F32Format> packed =
-      is_prepacked(args.weight_ih)
-          ? read_packed<F32Format>(*args.cell, args.weight_ih)
-          : *pack_weights<F32Format>(*args.cell, weights_of(args), schedule.blocks);
+      args.prepacked() ? read_packed<F32Format>(*args.cell, args.weight_ih)
+                       : *pack_weights<F32Format>(*args.cell, weights_of(args), schedule.blocks);
   return run(PackedFewRowsWeights(std::move(packed)));
 }
 

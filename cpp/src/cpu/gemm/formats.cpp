@@ -4,6 +4,7 @@
 #include "cpu/prefetch.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -214,6 +215,12 @@ struct Int8Column {
   Byte *bytes, *scale, *sum;
 };
 
+// The scale of a column, of 17 bits: so its products with bytes are exact, and the floats that
+// these stand for are quantised to the same bytes and scale.
+float scale_of(float largest) {
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(largest / kInt8Largest) & ~0x7Fu);
+}
+
 }  // namespace
 
 bool Int8Format::pack_b_transposed(
@@ -230,7 +237,7 @@ bool Int8Format::pack_b_transposed(
       largest = std::max(largest, magnitude);
     }
     const Int8Column<Operand> column(b, n0 + j);
-    const float scale = largest / kInt8Largest;
+    const float scale = scale_of(largest);
     int32_t sum = 0;
     for (int64_t at = 0; at < int8_depth(k); ++at) {
       // In float64, for a scale that is subnormal.

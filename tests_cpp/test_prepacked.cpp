@@ -1,0 +1,122 @@
+// Weights from prepack as bytes that anybody may have written: whatever they are, a call throws or
+// computes with them, and reads nothing else. That the sanitizers see.
+#include "testing.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/InferenceMode.h>
+
+#include <array>
+#include <cstring>
+#include <limits>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+namespace lltm_test {
+namespace {
+
+using at::Tensor;
+using Packing = std::tuple<const char*, at::ScalarType, std::optional<at::ScalarType>>;
+
+constexpr size_t kHeaderWords = 8;
+using Header = std::array<int64_t, kHeaderWords>;
+
+class PrepackedBytes : public testing::TestWithParam<Packing> {
+ protected:
+  PrepackedBytes()
+      : a_(sequence_problem({3, 5, 6, 35}, std::get<1>(GetParam()), 1, true, cell())),
+        packed_(pack(a_, std::get<2>(GetParam()))) {}
+
+  static const char* cell() { return std::get<0>(GetParam()); }
+
+  // In memory of its own, which ends where the bytes do.
+  static Tensor copy(const Tensor& bytes) { return bytes.clone(); }
+
+  Header header() const {
+    Header header;
+    std::memcpy(header.data(), packed_.const_data_ptr(), sizeof(header));
+    return header;
+  }
+  static Tensor with_header(const Tensor& bytes, const Header& header) {
+    Tensor forged = copy(bytes);
+    std::memcpy(forged.mutable_data_ptr(), header.data(), sizeof(header));
+    return forged;
+  }
+
+  // Whether a sequence takes these weights. What it computes has the right shape then.
+  bool takes(const Tensor& weights) const {
+    try {
+      EXPECT_EQ(sequence_of_packed(a_, weights)[0].sizes(), at::IntArrayRef({3, 5, 35}));
+      return true;
+    } catch (const c10::ValueError&) {
+    } catch (const c10::TypeError&) {
+    }
+    return false;
+  }
+
+  const c10::InferenceMode inference_;
+  Arguments a_;
+  Tensor packed_;
+};
+
+TEST_P(PrepackedBytes, AreAsManyAsTheHeaderSays) {
+  EXPECT_TRUE(takes(packed_));
+  const int64_t bytes = packed_.numel();
+  for (const int64_t fewer : {int64_t{0}, int64_t{1}, int64_t{63}, int64_t{64}, bytes - 1}) {
+    EXPECT_FALSE(takes(copy(packed_.slice(0, 0, fewer)))) << fewer << " bytes";
+  }
+  EXPECT_FALSE(takes(at::cat({packed_, packed_.slice(0, 0, 1)})));
+  EXPECT_FALSE(takes(packed_.slice(0, 1)));
+  EXPECT_FALSE(takes(packed_.slice(0, 0, bytes, 2)));
+  EXPECT_FALSE(takes(packed_.unsqueeze(0)));
+}
+
+TEST_P(PrepackedBytes, OfTheHeaderAreChecked) {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  for (size_t word = 0; word < kHeaderWords - 1; ++word) {  // the last is unused
+    SCOPED_TRACE(testing::Message() << "word " << word);
+    Header forged = header();
+    for (int bit = 0; bit < 64; ++bit) {
+      forged[word] = header()[word] ^ int64_t { 1 } << bit;
+      // Only the number of blocks may be another one: the columns are divided in another way then.
+      EXPECT_TRUE(!takes(with_header(packed_, forged)) || word == 5) << "bit " << bit;
+    }
+    for (const int64_t value : {int64_t{0}, int64_t{-1}, int64_t{1} << 40, -kMost - 1, kMost}) {
+      if (value == header()[word]) continue;
+      forged[word] = value;
+      EXPECT_FALSE(takes(with_header(packed_, forged))) << value;
+      EXPECT_FALSE(takes(with_header(packed_.slice(0, 0, 64), forged))) << value << " alone";
+    }
+  }
+}
+
+TEST_P(PrepackedBytes, BehindTheHeaderAreNumbers) {
+  at::manual_seed(1);
+  for (int run = 0; run < 20; ++run) {
+    Tensor forged = at::randint(256, packed_.sizes(), packed_.options());
+    EXPECT_TRUE(takes(with_header(forged, header())));
+  }
+}
+
+std::vector<Packing> forms() {
+  std::vector<Packing> all;
+  for (const char* const cell : kCells) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+      all.emplace_back(cell, dtype, std::nullopt);
+      all.emplace_back(cell, dtype, at::kQInt8);
+    }
+  }
+  return all;
+}
+
+std::string form_name(const testing::TestParamInfo<Packing>& info) {
+  const auto& [cell, dtype, quantised] = info.param;
+  return std::string(cell) + "_" + name(dtype) + (quantised.has_value() ? "_int8" : "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Forms, PrepackedBytes, testing::ValuesIn(forms()), form_name);
+
+}  // namespace
+}  // namespace lltm_test
