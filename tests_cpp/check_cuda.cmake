@@ -2,14 +2,16 @@
 # registers spilled to memory, the wide ones with 16-byte accesses, the persistent ones with
 # matrix instructions, strong accesses, one wait for all words of a tile and a report of those that
 # never come, and PTX for GPUs to come. Run by ctest with
-#   cmake -DCUOBJDUMP=... -DLIBRARY=... -DARCHITECTURES="80-real;..." -P check_cuda.cmake
+#   cmake -DCUOBJDUMP=... -DLIBRARY=... -DARCHITECTURES="80-real;..." -DPAGES="Lltm;..."
+#     -DPERSISTENT_PAGES="Lltm;..." -P check_cuda.cmake
 cmake_minimum_required(VERSION 3.25)
 
 function(output_of result)
   execute_process(${ARGN} OUTPUT_VARIABLE output COMMAND_ERROR_IS_FATAL ANY)
   # Brackets and semicolons mean something in lists.
   string(REGEX REPLACE "[][;]" "" output "${output}")
-  string(REGEX REPLACE "(lltm_[a-z_]*ward)IN[A-Za-z0-9_]*(Lltm|Lstm|Gru)ELi"
+  string(REPLACE ";" "|" any_page "${PAGES}")
+  string(REGEX REPLACE "(lltm_[a-z_]*ward)IN[A-Za-z0-9_]*[0-9](${any_page})ELi"
     "\\1I\\2ELi" output "${output}")
   set(${result} "${output}" PARENT_SCOPE)
 endfunction()
@@ -17,7 +19,7 @@ endfunction()
 # As the compiler mangles them, but for the namespaces of a page: lltm_forward<page, width, T>,
 # lltm_backward<page, width, T, D>. A second mention of a type of c10 is abbreviated to S6_.
 set(kernels "")
-foreach(page Lltm Lstm Gru)
+foreach(page IN LISTS PAGES)
   foreach(width_and_type
       "1EdE" "2EdE" "1EfE" "4EfE" "1EN3c104HalfEE" "8EN3c104HalfEE"
       "1EN3c108BFloat16EE" "8EN3c108BFloat16EE")
@@ -37,7 +39,7 @@ set(backward_units 2 3 6 9 12)
 set(forward_units_Lstm 1 2 3 4)
 set(backward_units_Lstm 2 4 8 12)
 set(persistent_kernels "")
-foreach(page Lltm Lstm Gru)
+foreach(page IN LISTS PERSISTENT_PAGES)
   foreach(direction forward backward)
     set(all_units ${${direction}_units})
     if(DEFINED ${direction}_units_${page})

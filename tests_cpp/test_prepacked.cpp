@@ -105,7 +105,7 @@ std::vector<Packing> forms() {
   for (const char* const cell : kCells) {
     for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
       all.emplace_back(cell, dtype, std::nullopt);
-      all.emplace_back(cell, dtype, at::kQInt8);
+      if (info_of(cell).bounded) all.emplace_back(cell, dtype, at::kQInt8);
     }
   }
   return all;

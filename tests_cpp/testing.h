@@ -28,6 +28,14 @@ inline const std::vector<const char*> kCells = [] {
   return names;
 }();
 const lltm::CellInfo& info_of(std::string_view cell);
+// Those whose weights may be quantised.
+inline const std::vector<const char*> kBoundedCells = [] {
+  std::vector<const char*> names;
+  for (const lltm::CellInfo* cell : lltm::kCells) {
+    if (cell->bounded) names.push_back(cell->name);
+  }
+  return names;
+}();
 inline const std::vector<const char*> kTorchCells = [] {
   std::vector<const char*> names;
   for (const lltm::CellInfo* cell : lltm::kCells) {
@@ -106,11 +114,15 @@ inline const std::type_info& kRuntimeError = typeid(c10::Error);
 void expect_error(
     const std::function<void()>& call, const std::type_info& error, const std::string& text);
 
+// Whether a rounding error of a pre-activation may be an error of any size in a gradient, since the
+// derivative jumps: then only the distribution of errors says something (tests_py/accuracy.py).
+bool has_jumps(const Arguments& arguments);
+
 // The distance from 1 to the next larger number.
 double epsilon(at::ScalarType dtype);
 
-// The same in plain PyTorch operations on the same arguments; a step of the LSTM and the GRU is
-// at::lstm_cell and at::gru_cell.
+// The same in plain PyTorch operations on the same arguments; a step of a cell of torch.nn is that
+// of ATen, such as at::lstm_cell.
 Tensors eager_cell(const Arguments& arguments);
 Tensors eager_sequence(const Arguments& arguments);
 

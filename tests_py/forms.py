@@ -51,7 +51,9 @@ def cells() -> dict[str, Cell]:
     """The library's, by the names of their layers; the first in every dtype."""
     names = [name.removesuffix("Cell") for name in REFERENCE.__all__ if name.endswith("Cell")]
     found: dict[str, Cell] = {}
-    for name in sorted(names, key=lambda name: support.CELLS.index(getattr(lltm, name)._CELL)):
+    for name in sorted(
+        names, key=lambda name: support.CELLS.index(getattr(lltm, name)(1, 1)._CELL)
+    ):
         classes = [getattr(m, n) for m in (lltm, REFERENCE) for n in (f"{name}Cell", name)]
         of_torch = [getattr(nn, f"{name}Cell", nn.LSTMCell), getattr(nn, name, nn.LSTM)]
         both = (torch.float64, torch.float32)

@@ -47,11 +47,16 @@ def _elu(x: Array) -> tuple[Array, Array]:
     return np.where(x > 0, x, y), np.where(x > 0, 1, y + 1)
 
 
+def _relu(x: Array) -> tuple[Array, Array]:
+    return np.maximum(x, 0), np.where(x > 0, 1, 0)
+
+
 # What equations call, with its derivative.
 FUNCTIONS: dict[Any, Callable[[Array], tuple[Array, Array]]] = {
     torch.sigmoid: _sigmoid,
     torch.tanh: _tanh,
     F.elu: _elu,
+    torch.relu: _relu,
 }
 
 

@@ -42,8 +42,12 @@ def errors(results: Any, exact: Any) -> list[float]:
     ]
 
 
+# Errors of a pre-activation move a jump of the derivative to other elements.
+WITHOUT_JUMPS = [cell for cell in CELLS if not cell.endswith("relu")]
+
+
 @needs_products
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", WITHOUT_JUMPS)
 @pytest.mark.parametrize("shape", [SHAPE, PADDED], ids=str)
 def test_products_are_those_of_bfloat16(cell: str, shape: tuple[int, ...]) -> None:
     """With errors of that size, in forward and backward, and float32 results."""

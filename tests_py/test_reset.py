@@ -231,7 +231,7 @@ def test_nothing_that_was_before_shows(cell: str) -> None:
         assert all(torch.equal(a, b) for a, b in zip(states, others, strict=True))
 
 
-@pytest.mark.parametrize("cell", support.CELLS)
+@pytest.mark.parametrize("cell", [cell for cell in support.CELLS if not cell.endswith("relu")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_int8(cell: str, dtype: torch.dtype) -> None:
     """The steps before a reset and those from it on, each alone."""

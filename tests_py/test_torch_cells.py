@@ -358,7 +358,8 @@ def test_under_autocast_the_state_decides_of_no_dtype(
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found, of_nn = (values(m(input_of(name, given), hx)) for m in (ours, theirs))
     assert {y.dtype for y in found} == {torch.bfloat16}
-    follows = torch.bfloat16 if name == "LSTM" else given if state is None else state
+    decided = name in ("GRU", "LSTMCell", "GRUCell")
+    follows = torch.bfloat16 if not decided else given if state is None else state
     assert {y.dtype for y in of_nn} == {follows}
 
 
@@ -449,8 +450,7 @@ def sharded() -> nn.Module:
 
 
 LEFT: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "RNN": (lambda: nn.RNN(I, H), "lltm has no RNN"),
-    "RNNCell": (lambda: nn.RNNCell(I, H), "lltm has no RNNCell"),
+    "base": (lambda: nn.RNNBase("LSTM", I, H), "lltm has no RNNBase"),
     "subclass": (lambda: Own(I, H), "it is a Own, a subclass whose forward may be its own"),
     "parametrized": (
         lambda: nn.utils.parametrizations.weight_norm(nn.GRU(I, H), "weight_hh_l0"),

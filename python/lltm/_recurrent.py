@@ -103,6 +103,7 @@ class Prepacked(Recurrent):
     def __init__(self, layer: Any, weights: torch.dtype | None = None) -> None:
         nn.Module.__init__(self)
         vars(self).update(
+            _CELL=layer._CELL,
             input_size=layer.input_size,
             hidden_size=layer.hidden_size,
             num_layers=layer.num_layers,

@@ -45,7 +45,7 @@ class Replaced:
 
 
 def replace_(model: nn.Module, *, keep_class: bool = False) -> Replaced:
-    """Makes lltm's modules of every torch.nn.LSTM, GRU, LSTMCell and GRUCell of a model, in place.
+    """Makes lltm's modules of a model's recurrent ones of torch.nn, in place.
 
     A module stays the same object, with its parameters, buffers, hooks and mode: only its class
     changes. So optimizers, names and the state_dict stay as they are, and the results up to
@@ -59,8 +59,8 @@ def replace_(model: nn.Module, *, keep_class: bool = False) -> Replaced:
 
     Returns:
         What was replaced, and what was left and why: subclasses, whose forward may be their own,
-        such as those that parametrizations, fully_shard and PyTorch's quantization make;
-        torch.nn.RNN, and modules that are not on the CPU, where cuDNN is the faster one.
+        such as those that parametrizations, fully_shard and PyTorch's quantization make, and
+        modules that are not on the CPU, where cuDNN is the faster one.
 
     Example::
 

@@ -557,7 +557,7 @@ class PrepackedLLTM(Prepacked, Layer[Pair]):
             output, state = packed(chunk, state)
     """
 
-    _CELL, _STATES = "lltm", ("h_0", "c_0")
+    _STATES = ("h_0", "c_0")
     _where = mode = "LLTM"
     _MATRICES = ("weights",)
 
@@ -666,7 +666,7 @@ class LSTMCell(Step[Pair], nn.RNNCellBase):
 class PrepackedLSTM(Prepacked, Layer[Pair]):
     """An LSTM for inference whose weights were laid out once; as :class:`PrepackedLLTM`."""
 
-    _CELL, _STATES = "lstm", ("h_0", "c_0")
+    _STATES = ("h_0", "c_0")
     _where = mode = "LSTM"
 
 
@@ -729,5 +729,5 @@ class GRUCell(Step[Tensor], nn.RNNCellBase):
 class PrepackedGRU(Prepacked, Layer[Tensor]):
     """A GRU for inference whose weights were laid out once; as :class:`PrepackedLLTM`."""
 
-    _CELL, _STATES = "gru", ("h_0",)
+    _STATES = ("h_0",)
     _where = mode = "GRU"

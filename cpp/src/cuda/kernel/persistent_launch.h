@@ -14,7 +14,7 @@ constexpr int kBlockThreads = kWarps * kWarpLanes;
 
 namespace {
 
-// The cells that have persistent kernels, which CMakeLists.txt has compiled.
+// The cells that have persistent kernels, which CMakeLists.txt reads here and has compiled.
 using PersistentCells = CellList<Lltm, Lstm, Gru>;
 
 // Calls body with a value of the type of the cell's page, if it is one of them. Returns whether.
