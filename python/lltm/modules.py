@@ -35,12 +35,15 @@ __all__ = [
     "GRU",
     "LLTM",
     "LSTM",
+    "RNN",
     "GRUCell",
     "LLTMCell",
     "LSTMCell",
     "PrepackedGRU",
     "PrepackedLLTM",
     "PrepackedLSTM",
+    "PrepackedRNN",
+    "RNNCell",
 ]
 
 State = TypeVar("State")  # what the user passes and gets
@@ -731,3 +734,132 @@ class PrepackedGRU(Prepacked, Layer[Tensor]):
 
     _STATES = ("h_0",)
     _where = mode = "GRU"
+
+
+class RNN(Layer[Tensor], nn.RNNBase):
+    """torch.nn.RNN: its arguments, results, parameters and state_dict.
+
+    Args:
+        input_size: I
+        hidden_size: H
+        nonlinearity: "tanh" or "relu"
+        num_layers, bias, batch_first, dropout, bidirectional: as for :class:`LLTM`
+        device, dtype: of the parameters
+        checkpoint_steps, recurrent_dropout: as for :class:`LLTM`
+
+    Parameters, for each layer k, with the suffix ``_reverse`` for the second direction::
+
+        weight_ih_l{k}  (H, I); for k > 0, I is D * H
+        weight_hh_l{k}  (H, H)
+        bias_ih_l{k}    (H)
+        bias_hh_l{k}    (H)
+
+    drawn as torch.nn.RNN draws them.
+
+    Example::
+
+        layer = lltm.RNN(32, 128, num_layers=2, nonlinearity="relu")
+        layer.load_state_dict(torch_rnn.state_dict())
+        output, h_n = layer(torch.randn(100, 16, 32))
+    """
+
+    _STATES = ("h_0",)
+    _where = "RNN"
+    _TORCH = nn.RNN
+    _ONNX: ClassVar = {
+        "rnn_tanh": ("RNN", (0,), {"activations": ["Tanh"]}),
+        "rnn_relu": ("RNN", (0,), {"activations": ["Relu"]}),
+    }
+    _names = _NAMES_OF_TORCH
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        nonlinearity: str = "tanh",
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.types.Device = None,
+        dtype: torch.dtype | None = None,
+        *,
+        checkpoint_steps: int = 0,
+        recurrent_dropout: float = 0.0,
+    ) -> None:
+        self.nonlinearity = _checked_nonlinearity("RNN", nonlinearity)
+        self.mode = f"RNN_{nonlinearity.upper()}"
+        self._make(
+            (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional),
+            {"device": device, "dtype": dtype},
+            checkpoint_steps,
+            recurrent_dropout,
+        )
+
+    @property
+    def _CELL(self) -> str:  # type: ignore[override]
+        return self.mode.lower()
+
+    def extra_repr(self) -> str:
+        relu = ", nonlinearity=relu" if self._CELL == "rnn_relu" else ""
+        return super().extra_repr() + relu
+
+    def prepack(self, weights: torch.dtype | None = None) -> PrepackedRNN:
+        """Returns this layer as it is now in a form for inference; see :meth:`LLTM.prepack`.
+
+        With torch.qint8 the nonlinearity has to be "tanh".
+        """
+        return PrepackedRNN(self, weights)
+
+
+class RNNCell(Step[Tensor], nn.RNNCellBase):
+    """torch.nn.RNNCell: its arguments, results, parameters and state_dict.
+
+    Args:
+        input_size: I
+        hidden_size: H
+        bias (bool): whether there are biases
+        nonlinearity: "tanh" or "relu"
+        device, dtype: of the parameters
+
+    Parameters: ``weight_ih`` (H, I), ``weight_hh`` (H, H), ``bias_ih`` and ``bias_hh`` (H) or None.
+    """
+
+    _STATES, _where = ("h",), "RNNCell"
+    _TORCH = nn.RNNCell
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        nonlinearity: str = "tanh",
+        device: torch.types.Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self.nonlinearity = _checked_nonlinearity("RNNCell", nonlinearity)
+        super().__init__(input_size, hidden_size, bias, device, dtype)
+
+    @property
+    def _CELL(self) -> str:  # type: ignore[override]
+        return f"rnn_{self.nonlinearity}"
+
+    def extra_repr(self) -> str:
+        relu = ", nonlinearity=relu" if self.nonlinearity == "relu" else ""
+        return super().extra_repr() + relu
+
+
+def _checked_nonlinearity(where: str, given: str) -> str:
+    if given not in ("tanh", "relu"):
+        raise ArgumentError(
+            f"lltm::{where}: expected nonlinearity to be 'tanh' or 'relu', got {given!r}"
+        )
+    return given
+
+
+class PrepackedRNN(Prepacked, Layer[Tensor]):
+    """An RNN for inference whose weights were laid out once; as :class:`PrepackedLLTM`."""
+
+    _STATES = ("h_0",)
+    _where = mode = "RNN"

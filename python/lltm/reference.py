@@ -17,7 +17,18 @@ from torch import Tensor
 from . import _check, _recurrent, modules
 from ._C import ArgumentError
 
-__all__ = ["GRU", "LLTM", "LSTM", "GRUCell", "LLTMCell", "LSTMCell", "cell", "sequence"]
+__all__ = [
+    "GRU",
+    "LLTM",
+    "LSTM",
+    "RNN",
+    "GRUCell",
+    "LLTMCell",
+    "LSTMCell",
+    "RNNCell",
+    "cell",
+    "sequence",
+]
 
 # ---- the equations ----------------------------------------------------------------
 #
@@ -44,6 +55,14 @@ def _gru(z: Sequence[Tensor], h: Tensor) -> tuple[Tensor]:
     return (n + u * (h - n),)  # (1 - u) n + u h
 
 
+def _rnn_tanh(z: Sequence[Tensor], h: Tensor) -> tuple[Tensor]:
+    return (torch.tanh(z[0]),)
+
+
+def _rnn_relu(z: Sequence[Tensor], h: Tensor) -> tuple[Tensor]:
+    return (torch.relu(z[0]),)
+
+
 class Equations(NamedTuple):
     """A cell: the gates that x has a part in, those of h, and one of the functions above.
 
@@ -60,6 +79,8 @@ _EQUATIONS = {
     "lltm": Equations("iog", "iog", _lltm, joined=True),
     "lstm": Equations("ifgo", "ifgo", _lstm),
     "gru": Equations(("r", "u", "x_n"), ("r", "u", "h_n"), _gru),
+    "rnn_tanh": Equations("z", "z", _rnn_tanh),
+    "rnn_relu": Equations("z", "z", _rnn_relu),
 }
 
 
@@ -201,6 +222,10 @@ class GRUCell(_Cell, modules.GRUCell):
     """lltm.GRUCell in plain operations."""
 
 
+class RNNCell(_Cell, modules.RNNCell):
+    """lltm.RNNCell in plain operations."""
+
+
 class LLTM(_Layer, modules.LLTM):
     """lltm.LLTM by :func:`sequence`."""
 
@@ -211,6 +236,10 @@ class LSTM(_Layer, modules.LSTM):
 
 class GRU(_Layer, modules.GRU):
     """lltm.GRU as a loop over steps."""
+
+
+class RNN(_Layer, modules.RNN):
+    """lltm.RNN as a loop over steps."""
 
 
 def _step(module: Any, input: Tensor, states: list[Tensor]) -> list[Tensor]:

@@ -1,8 +1,8 @@
-// torch::nn modules around the operators: LLTM, LSTM and GRU, and their cells of one step; and of
-// cells that users have written (lltm/cell.h), Recurrent and RecurrentStep. Options, shapes,
+// torch::nn modules around the operators: LLTM, LSTM, GRU and RNN, and their cells of one step; and
+// of cells that users have written (lltm/cell.h), Recurrent and RecurrentStep. Options, shapes,
 // defaults and meanings are those of torch::nn::LSTM and torch::nn::LSTMCell.
-// Parameters have the names and shapes of the Python modules, and those of LSTM and GRU also the
-// ones of torch.nn: a checkpoint of one loads into the other (lltm/serialize.h).
+// Parameters have the names and shapes of the Python modules, and those of LSTM, GRU and RNN also
+// the ones of torch.nn: a checkpoint of one loads into the other (lltm/serialize.h).
 //
 //     lltm::LLTM layer(lltm::LLTMOptions(64, 128).num_layers(2));
 //     auto [output, state] = layer->forward(input);
@@ -14,12 +14,12 @@
 //     lltm::Recurrent own(lltm::RecurrentOptions(lltm::Cell::load("cifg.cell"), 64, 128));
 //     auto [own_output, states] = own->forward(input);
 //
-// The state of LLTM and LSTM is (h, c), that of the GRU is h alone, that of a user's cell a
+// The state of LLTM and LSTM is (h, c), that of GRU and RNN is h alone, that of a user's cell a
 // std::vector of h and the states that the cell names.
 //
 // Letters: T steps, B batch size, I input size, H hidden size, L layers,
 // D directions (1 or 2), N rows of a packed sequence, P features of a projected h, G gates: 3, of
-// the LSTM 4; of a user's cell, G_x that read x and G_h that read h.
+// the LSTM 4, of the RNN 1; of a user's cell, G_x that read x and G_h that read h.
 //
 // Wrong shapes and values throw c10::ValueError, wrong dtypes c10::TypeError;
 // the message names the argument, the expected value and the actual one.
@@ -30,6 +30,7 @@
 
 #include <torch/nn/cloneable.h>
 #include <torch/nn/modules/common.h>
+#include <torch/nn/options/rnn.h>
 #include <torch/nn/pimpl.h>
 #include <torch/nn/utils/rnn.h>
 
@@ -37,6 +38,7 @@
 #include <optional>
 #include <ostream>
 #include <tuple>
+#include <variant>
 #include <vector>
 
 namespace lltm {
@@ -55,6 +57,9 @@ struct LLTM_API AnyStates {
   using Type = std::vector<torch::Tensor>;
 };
 
+/// Of an RNN: torch::kTanh or torch::kReLU.
+using Nonlinearity = torch::nn::RNNOptions::nonlinearity_t;
+
 // ---- one step -------------------------------------------------------------------
 
 struct LLTM_API CellOptions {
@@ -64,12 +69,15 @@ struct LLTM_API CellOptions {
   TORCH_ARG(int64_t, input_size);
   TORCH_ARG(int64_t, hidden_size);
   TORCH_ARG(bool, bias) = true;
+  /// Of an RNNCell; the other modules have none.
+  TORCH_ARG(std::optional<Nonlinearity>, nonlinearity);
   /// What a RecurrentStep computes; the other modules have none.
   TORCH_ARG(std::optional<Cell>, cell);
 };
 using LLTMCellOptions = CellOptions;
 using LSTMCellOptions = CellOptions;
 using GRUCellOptions = CellOptions;
+using RNNCellOptions = CellOptions;
 using RecurrentStepOptions = CellOptions;
 
 /// The parameters of LLTMCell.
@@ -78,7 +86,7 @@ struct LLTM_API JoinedParameters {
   torch::Tensor bias;     ///< (3H), or undefined without bias
 };
 
-/// The parameters of LSTMCell and GRUCell, as in %torch.nn.
+/// The parameters of LSTMCell, GRUCell and RNNCell, as in %torch.nn.
 struct LLTM_API GateParameters {
   torch::Tensor weight_ih;  ///< (GH, I)
   torch::Tensor weight_hh;  ///< (GH, H)
@@ -91,8 +99,8 @@ struct LLTM_API OwnParameters : GateParameters {
   std::vector<torch::Tensor> own;  ///< (H) each, in the order of Cell::parameters
 };
 
-/// What LLTMCell, LSTMCell, GRUCell and RecurrentStep have in common: one step. StateT is State, of
-/// the GRU torch::Tensor, of a user's cell std::vector<torch::Tensor>.
+/// What LLTMCell, LSTMCell, GRUCell, RNNCell and RecurrentStep have in common: one step. StateT is
+/// State, of GRU and RNN torch::Tensor, of a user's cell std::vector<torch::Tensor>.
 template <typename Module, typename Parameters, typename States = TwoStates>
 class LLTM_API RecurrentCell : public torch::nn::Cloneable<Module>, public Parameters {
  public:
@@ -110,9 +118,9 @@ class LLTM_API RecurrentCell : public torch::nn::Cloneable<Module>, public Param
   void pretty_print(std::ostream& stream) const override;
 
   /// @param input (B, I), or (I) for one row without a batch
-  /// @param state (h, c), of the GRU h, of a user's cell h and its states, each (B, H) or (H);
+  /// @param state (h, c), of GRU and RNN h, of a user's cell h and its states, each (B, H) or (H);
   ///              zeros, and the states' initial values, if absent
-  /// @returns (h', c'), of the GRU h', of a user's cell h' and states', shaped as the state
+  /// @returns (h', c'), of GRU and RNN h', of a user's cell h' and states', shaped as the state
   StateT forward(const torch::Tensor& input, const std::optional<StateT>& state = std::nullopt);
 
   CellOptions options;
@@ -144,6 +152,21 @@ class LLTM_API GRUCellImpl : public RecurrentCell<GRUCellImpl, GateParameters, O
   static const char* cell_name(const GRUCellOptions&) { return "gru"; }
 };
 TORCH_MODULE(GRUCell);
+
+template <typename Options>
+const char* name_of_rnn(const Options& options) {
+  const Nonlinearity tanh = torch::kTanh;
+  const bool relu = options.nonlinearity().value_or(tanh).index() != tanh.index();
+  return relu ? "rnn_relu" : "rnn_tanh";
+}
+
+/// One step of an RNN, as torch::nn::RNNCell.
+class LLTM_API RNNCellImpl : public RecurrentCell<RNNCellImpl, GateParameters, OneState> {
+ public:
+  using RecurrentCell::RecurrentCell;
+  static const char* cell_name(const RNNCellOptions& options) { return name_of_rnn(options); }
+};
+TORCH_MODULE(RNNCell);
 
 /// One step of a cell that a user has written.
 class LLTM_API RecurrentStepImpl
@@ -185,12 +208,15 @@ struct LLTM_API LayerOptions {
   /// For training on long sequences, in steps: at least 1, or 0 for not at all. Each
   /// layer and direction then runs as sequence does with it, with less memory.
   TORCH_ARG(int64_t, checkpoint_steps) = 0;
+  /// Of an RNN; the other modules have none.
+  TORCH_ARG(std::optional<Nonlinearity>, nonlinearity);
   /// What a Recurrent computes; the other modules have none.
   TORCH_ARG(std::optional<Cell>, cell);
 };
 using LLTMOptions = LayerOptions;
 using LSTMOptions = LayerOptions;
 using GRUOptions = LayerOptions;
+using RNNOptions = LayerOptions;
 using RecurrentOptions = LayerOptions;
 
 template <typename Module, typename States = TwoStates>
@@ -232,12 +258,13 @@ class LLTM_API PrepackedLayer {
   std::vector<torch::Tensor> parameters_;
 };
 
-/// What LLTM, LSTM, GRU and Recurrent have in common: a recurrent layer over sequences. StateT is
-/// State, of the GRU torch::Tensor, of a user's cell std::vector<torch::Tensor>. Parameters of
-/// layer k, with the suffix `_reverse` for the second direction; for k > 0, I is D * H:
+/// What LLTM, LSTM, GRU, RNN and Recurrent have in common: a recurrent layer over sequences. StateT
+/// is State, of GRU and RNN torch::Tensor, of a user's cell std::vector<torch::Tensor>. Parameters
+/// of layer k, with the suffix `_reverse` for the second direction; for k > 0, I is D * H:
 ///
 ///     LLTM       weights_l{k} (3H, H+I) and, with bias, bias_l{k} (3H)
-///     LSTM, GRU  weight_ih_l{k} (GH, I), weight_hh_l{k} (GH, H) and, with bias,
+///     LSTM, GRU, RNN
+///                weight_ih_l{k} (GH, I), weight_hh_l{k} (GH, H) and, with bias,
 ///                bias_ih_l{k}, bias_hh_l{k} (GH); with proj_size, weight_hh_l{k} is (4H, P), I of
 ///                k > 0 is D * P, and weight_hr_l{k} (P, H) comes last
 ///     Recurrent  weight_ih_l{k} (G_x H, I), weight_hh_l{k} (G_h H, H), with bias
@@ -264,13 +291,13 @@ class LLTM_API RecurrentLayer : public torch::nn::Cloneable<Module> {
 
   /// @param input (T, B, I), (B, T, I) with batch_first, or (T, I) for one
   ///              sequence without a batch
-  /// @param state (h_0, c_0), of the GRU h_0, of a user's cell h_0 and its states, each
+  /// @param state (h_0, c_0), of GRU and RNN h_0, of a user's cell h_0 and its states, each
   ///              (L*D, B, H), or (L*D, H) unbatched; zeros, and the states' initial
   ///              values, if absent
   /// @param reset bool, (T, B), laid out as the input: where it is true, the state
   ///              of that row starts anew before the step, in every layer and
   ///              direction, and no gradient goes further back
-  /// @returns (output, (h_n, c_n)), of the GRU (output, h_n): output like the
+  /// @returns (output, (h_n, c_n)), of GRU and RNN (output, h_n): output like the
   ///          input, with D*H features (D*P with proj_size); the states after each
   ///          row's last step, shaped as the initial ones. T = 0 gives an empty output and the
   ///          initial states.
@@ -340,6 +367,15 @@ class LLTM_API GRUImpl : public RecurrentLayer<GRUImpl, OneState> {
 TORCH_MODULE(GRU);
 using PrepackedGRU = PrepackedLayer<GRUImpl>;
 
+/// Layers of an RNN, as torch::nn::RNN.
+class LLTM_API RNNImpl : public RecurrentLayer<RNNImpl, OneState> {
+ public:
+  using RecurrentLayer::RecurrentLayer;
+  static const char* cell_name(const RNNOptions& options) { return name_of_rnn(options); }
+};
+TORCH_MODULE(RNN);
+using PrepackedRNN = PrepackedLayer<RNNImpl>;
+
 /// Layers of a cell that a user has written.
 class LLTM_API RecurrentImpl : public RecurrentLayer<RecurrentImpl, AnyStates> {
  public:
@@ -356,6 +392,7 @@ using PrepackedRecurrent = PrepackedLayer<RecurrentImpl>;
   instantiate(LLTMImpl, LLTMCellImpl, JoinedParameters, TwoStates) \
   instantiate(LSTMImpl, LSTMCellImpl, GateParameters, TwoStates)   \
   instantiate(GRUImpl, GRUCellImpl, GateParameters, OneState)      \
+  instantiate(RNNImpl, RNNCellImpl, GateParameters, OneState)      \
   instantiate(RecurrentImpl, RecurrentStepImpl, OwnParameters, AnyStates)
 // clang-format on
 

@@ -76,6 +76,12 @@ void check_cell(const Options& options, const char* name, const char* CellInfo::
         ": expected options without a cell, got ",
         options.cell()->name());
   }
+  constexpr bool kIsRnn = std::is_same_v<Module, RNNImpl> || std::is_same_v<Module, RNNCellImpl>;
+  TORCH_CHECK_VALUE(
+      kIsRnn || !options.nonlinearity().has_value(),
+      "lltm::",
+      cell_of<Module>(options).*class_name,
+      ": expected options without a nonlinearity, which an RNN alone has, got one");
 }
 
 // A state as StepModule and LayerModule take it, all tensors of it, and back.

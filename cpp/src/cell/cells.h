@@ -4,6 +4,7 @@
 #include "cell/gru.h"
 #include "cell/lltm.h"
 #include "cell/lstm.h"
+#include "cell/rnn.h"
 
 namespace lltm {
 namespace {
@@ -26,7 +27,7 @@ struct CellList {
 };
 
 // By their ids.
-using Cells = CellList<Lltm, Lstm, Gru>;
+using Cells = CellList<Lltm, Lstm, Gru, RnnTanh, RnnRelu>;
 static_assert(Cells::ids_are_places(), "the id of a cell is its place in Cells");
 
 constexpr const auto& kCells = Cells::kInfos;

@@ -1,0 +1,66 @@
+// The RNN of torch.nn, by its nonlinearity. c stands for h (cell.h), which only the GEMM reads.
+//     h' = tanh(z) or relu(z)
+#pragma once
+
+#include "cell/page.h"
+
+namespace lltm {
+namespace {
+
+constexpr CellInfo rnn_cell(const char* name, int id, bool bounded) {
+  return {
+      .name = name,
+      .layer_class = "RNN",
+      .step_class = "RNNCell",
+      .id = id,
+      .slots = 1,
+      .saved = 1,
+      .x = {0, 1},
+      .h = {0, 1},
+      .x_blocks = {0},
+      .h_blocks = {0},
+      .states = 0,
+      .reads_h = true,
+      .bounded = bounded,
+      .forgets = true};
+}
+
+struct RnnTanh {
+  static constexpr int kSlots = 1;
+  static constexpr int kSaved = 1;  // h'
+  static constexpr CellInfo kCell = rnn_cell("rnn_tanh", 3, /*bounded=*/true);
+
+  template <typename V>
+  static LLTM_CELL_INLINE StepForward<RnnTanh, V> forward(const V (&z)[kSlots], const V& /*h*/) {
+    using namespace math;
+    const V h_next = tanh(z[0]);
+    return {h_next, h_next, {h_next}};
+  }
+
+  template <typename V>
+  static LLTM_CELL_INLINE StepBackward<RnnTanh, V> backward(const V (&saved)[kSaved], const V& dh) {
+    return {{dh * (1 - saved[0] * saved[0])}, V(0)};
+  }
+};
+
+struct RnnRelu {
+  static constexpr int kSlots = 1;
+  static constexpr int kSaved = 1;  // h'
+  static constexpr CellInfo kCell = rnn_cell("rnn_relu", 4, /*bounded=*/false);
+
+  template <typename V>
+  static LLTM_CELL_INLINE StepForward<RnnRelu, V> forward(const V (&z)[kSlots], const V& /*h*/) {
+    using namespace math;
+    const V h_next = maximum(z[0], V(0));
+    return {h_next, h_next, {h_next}};
+  }
+
+  template <typename V>
+  static LLTM_CELL_INLINE StepBackward<RnnRelu, V> backward(const V (&saved)[kSaved], const V& dh) {
+    using namespace math;
+    return {{where(not_equal(saved[0], V(0)), dh, V(0))}, V(0)};  // of NaN dh, as ATen's
+  }
+};
+
+}  // namespace
+}  // namespace lltm
