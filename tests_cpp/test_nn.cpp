@@ -545,6 +545,13 @@ TYPED_TEST(Modules, NameWrongOptions) {
     expect_value_error([] { Layer{lltm::LayerOptions(kDuo, 3, 5)}; }, this->name_ + text);
     expect_value_error([] { Step{lltm::CellOptions(kDuo, 3, 5)}; }, this->step_name_ + text);
   }
+  if (!std::is_same_v<typename TestFixture::LayerImpl, lltm::RNNImpl>) {
+    const std::string text =
+        ": expected options without a nonlinearity, which an RNN alone has, got one";
+    expect_value_error([&] { Layer{sizes(3, 5).nonlinearity(torch::kTanh)}; }, this->name_ + text);
+    expect_value_error(
+        [&] { Step{step_sizes(3, 5).nonlinearity(torch::kReLU)}; }, this->step_name_ + text);
+  }
 }
 
 // Of those that the operator names: what only C++ can pass, and the module's name.
@@ -719,8 +726,13 @@ TEST(TorchNn, HasTheSameModules) {
       lltm::GRU(layers(lltm::GRUOptions(3, 5))),
       torch::nn::GRU(layers(torch::nn::GRUOptions(3, 5))),
       input);
+  expect_torch_nn(
+      lltm::RNN(layers(lltm::RNNOptions(3, 5).nonlinearity(torch::kReLU))),
+      torch::nn::RNN(layers(torch::nn::RNNOptions(3, 5).nonlinearity(torch::kReLU))),
+      input);
   expect_torch_nn(lltm::LSTMCell(3, 5), torch::nn::LSTMCell(3, 5), input[0]);
   expect_torch_nn(lltm::GRUCell(3, 5), torch::nn::GRUCell(3, 5), input[0]);
+  expect_torch_nn(lltm::RNNCell(3, 5), torch::nn::RNNCell(3, 5), input[0]);
   lltm::LSTM projected(layers(lltm::LSTMOptions(3, 5)).proj_size(2));
   expect_torch_nn(
       projected, torch::nn::LSTM(layers(torch::nn::LSTMOptions(3, 5)).proj_size(2)), input);

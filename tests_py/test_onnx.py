@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -166,6 +167,22 @@ def test_cells_of_ones_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert ("", "Scan") in operators(program)
     for shape in ((9, 2), (2, 9), (1, 1)):
+        assert_same(program, layer, features(*shape))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lltm.LSTM, lltm.GRU, lltm.RNN, partial(lltm.RNN, nonlinearity="relu")],
+    ids=["LSTM", "GRU", "RNN", "RNN, relu"],
+)
+def test_cells_of_torch_nn_are_onnx_s_operators(make: Callable[..., Any]) -> None:
+    layer = make(3, 5, num_layers=2, bidirectional=True).eval()
+    sizes = ({0: "steps", 1: "batch"},)
+    program = torch.onnx.export(
+        layer, (features(6, 4),), dynamo=True, dynamic_shapes=sizes, verbose=False
+    )
+    assert ("", layer._where) in operators(program)
+    for shape in ((9, 2), (1, 1)):
         assert_same(program, layer, features(*shape))
 
 

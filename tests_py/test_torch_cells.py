@@ -158,6 +158,24 @@ def test_a_cell_is_torch_nn_s(name: str, bias: bool) -> None:
             assert_close(results_and_gradients(ours, *given), expected)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("name", ["RNN", "RNNCell"])
+def test_the_nonlinearity_of_an_rnn_is_tanh_or_relu(name: str) -> None:
+    ours, theirs = pair(name, nonlinearity="relu")
+    x = input_of(name)
+    expected = results_and_gradients(theirs, x)
+    assert_close(results_and_gradients(ours, x), expected)
+    assert "nonlinearity=relu" in repr(ours)
+    for same in (torch.jit.script(ours), copy.deepcopy(ours)):
+        assert_close(results_and_gradients(same, x), expected)
+    assert lltm.replace_(theirs).replaced == [""]
+    assert_close(results_and_gradients(theirs, x), expected)
+    make, _ = BOTH[name]
+    text = rf"^lltm::{name}: expected nonlinearity to be 'tanh' or 'relu', got 'gelu'$"
+    with pytest.raises(lltm.ArgumentError, match=text):
+        make(I, H, nonlinearity="gelu")
+
+
 @pytest.mark.parametrize("kind", ["state", "packed"])
 @each_layer
 def test_dropout_draws_the_mask_that_torch_nn_s_draws(name: str, kind: str) -> None:

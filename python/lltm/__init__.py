@@ -1,12 +1,13 @@
 """Faster torch.nn.LSTM and torch.nn.GRU on CPUs, and the Long-Long-Term-Memory unit.
 
-    lltm.LSTM, lltm.GRU        torch.nn's, with their parameters and results
-    lltm.LSTMCell, lltm.GRUCell
+    lltm.LSTM, lltm.GRU, lltm.RNN
+                               torch.nn's, with their parameters and results
+    lltm.LSTMCell, lltm.GRUCell, lltm.RNNCell
     lltm.replace_(model)       makes them of torch.nn's in a model
     @lltm.cell                 makes a cell of your own of a function, lltm.Cell; its modules
     lltm.OwnLayer, lltm.OwnCell
     lltm.LLTM, lltm.LLTMCell   an LSTM without a forget gate, used like torch.nn.LSTM
-    lltm.PrepackedLSTM, lltm.PrepackedGRU, lltm.PrepackedLLTM
+    lltm.PrepackedLSTM, lltm.PrepackedGRU, lltm.PrepackedRNN, lltm.PrepackedLLTM
                                layers for repeated inference, from prepack()
     lltm.functional            the LLTM as functions
     lltm.reference             the same in plain PyTorch operations, for reading and comparing
