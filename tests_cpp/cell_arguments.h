@@ -1,7 +1,7 @@
 // The arguments of the operators, of any cell, for tests that call what is below the operators.
 #pragma once
 
-#include "common/operator_args.h"
+#include "common/states.h"
 #include "testing.h"
 
 #include <ATen/core/Tensor.h>
@@ -51,12 +51,8 @@ inline CellArguments operands(const Arguments& a, int64_t checkpoint_steps = 0) 
       a.recurrent_mask};
 }
 
-// References to the arguments.
-inline lltm::StepInputs step_inputs(const CellArguments& a) {
-  return {
-      std::string_view(a.cell), a.input, a.h, a.c, a.weight_ih, a.weight_hh, a.bias_ih, a.bias_hh};
-}
-inline lltm::SequenceInputs sequence_inputs(const CellArguments& a) {
+// References to the arguments, as the operators take them.
+inline lltm::SequenceInputs operator_inputs(const CellArguments& a) {
   return {
       std::string_view(a.cell),
       a.input,
@@ -71,6 +67,18 @@ inline lltm::SequenceInputs sequence_inputs(const CellArguments& a) {
       a.reset,
       a.checkpoint_steps,
       a.recurrent_mask};
+}
+// As the engines take them.
+inline lltm::SequenceInputs sequence_inputs(const CellArguments& a) {
+  lltm::SequenceInputs inputs = operator_inputs(a);
+  lltm::join_states(inputs);
+  return inputs;
+}
+inline lltm::StepInputs step_inputs(const CellArguments& a) {
+  lltm::StepInputs inputs = {
+      std::string_view(a.cell), a.input, a.h, a.c, a.weight_ih, a.weight_hh, a.bias_ih, a.bias_hh};
+  lltm::join_states(inputs);
+  return inputs;
 }
 
 // The results of an engine, or its gradients.

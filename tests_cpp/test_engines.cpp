@@ -182,7 +182,7 @@ class Case {
   lltm::SequenceArgs args(int64_t checkpoint_steps = 0, const at::Tensor& packed = {}) const {
     static const std::optional<at::Tensor> absent;
     const bool is_packed = packed.defined();
-    return {
+    lltm::SequenceArgs args = {
         {a_.cell,
          a_.input,
          a_.h,
@@ -197,6 +197,8 @@ class Case {
          checkpoint_steps,
          is_packed ? absent : a_.recurrent_mask},
         /*save=*/true};
+    lltm::join_states(args);
+    return args;
   }
   LayerShape shape() const {
     const int64_t input = a_.input.size(-1);

@@ -21,7 +21,7 @@ using lltm::SequenceOutputs;
 using Pair = std::array<CellArguments, 2>;
 
 SequenceArgs args_of(const CellArguments& call) {
-  return {sequence_inputs(call)};
+  return {operator_inputs(call)};
 }
 
 CellArguments draw(const std::string& cell, bool reverse, bool bias) {

@@ -101,9 +101,7 @@ std::vector<Tensor> StepModule::forward(const Tensor& input, at::TensorList stat
       ",), got ",
       shape_text(input.sym_sizes()));
   const auto given = static_cast<int64_t>(parameters.size());
-  const auto count = [&](bool bias) {
-    return OperatorParameters::count(cell, bias, /*prepacked=*/false);
-  };
+  const auto count = [&](bool bias) { return count_parameters(cell, bias, /*prepacked=*/false); };
   const bool has_bias = given == count(/*bias=*/true);
   TORCH_CHECK_VALUE(
       has_bias || given == count(/*bias=*/false),
@@ -127,12 +125,11 @@ std::vector<Tensor> StepModule::forward(const Tensor& input, at::TensorList stat
         input.unsqueeze(0), map_states(states, [](const Tensor& s) { return s.unsqueeze(0); }));
     return map_states(next, [](const Tensor& s) { return s.squeeze(0); });
   }
-  const JoinedState initial = states.empty()
-                                  ? first_state(cell, input, {input.sym_size(0)}, hidden_size)
-                                  : join(cell, states);
-  const OperatorParameters p(cell, has_bias, /*prepacked=*/false, hidden_size, parameters);
-  auto [h, c] = op::step(
-      {{cell, input, initial.h, initial.c, p.weight_ih, p.weight_hh, p.bias_ih, p.bias_hh}});
+  JoinedState initial = states.empty() ? first_state(cell, input, {input.sym_size(0)}, hidden_size)
+                                       : join(cell, states);
+  StepArgs args = {{cell, input, initial.h, std::move(initial.c), parameters[0]}};
+  set_parameters(args, has_bias, /*prepacked=*/false, hidden_size, parameters);
+  auto [h, c] = op::step(args);
   return split(cell, std::move(h), std::move(c));
 }
 
@@ -152,19 +149,19 @@ int64_t LayerModule::size_of_h() const {
 }
 
 int64_t LayerModule::proj_size() const {
-  const bool projects = parameters_each() > OperatorParameters::count(cell, has_bias, prepacked);
+  const bool projects = parameters_each() > count_parameters(cell, has_bias, prepacked);
   return projects ? parameters.back().sym_size(0).guard_int(__FILE__, __LINE__) : 0;
 }
 
-OperatorParameters LayerModule::parameters_of(int64_t k) const {
+at::TensorList LayerModule::parameters_of(int64_t k) const {
   const int64_t each = parameters_each();
-  return {cell, has_bias, prepacked, hidden_size, parameters.slice(k * each, each)};
+  return parameters.slice(k * each, each);
 }
 
 void LayerModule::check(const Tensor& input) const {
   check_tensor(cell.layer_class, "input", input);
   const auto given = static_cast<int64_t>(parameters.size());
-  const int64_t expected = directions() * OperatorParameters::count(cell, has_bias, prepacked);
+  const int64_t expected = directions() * count_parameters(cell, has_bias, prepacked);
   const int64_t projected = expected + directions();
   TORCH_CHECK_VALUE(
       num_layers > 0 && (given == expected || (can_project(cell) && given == projected)),
@@ -186,9 +183,7 @@ void LayerModule::check(const Tensor& input) const {
     check_kind(cell.layer_class, "input", input, parameters[1], "prepacked layer", /*casts=*/false);
   }
   for (int64_t k = 0; cell.parameters > 0 && k < directions(); ++k) {
-    const int64_t each = parameters_each();
-    check_own_parameters(
-        cell, cell.layer_class, input, has_bias, hidden_size, parameters.slice(k * each, each));
+    check_own_parameters(cell, cell.layer_class, input, has_bias, hidden_size, parameters_of(k));
   }
   if (proj_size() > 0) check_projection(input);
 }
@@ -198,13 +193,13 @@ void LayerModule::check_projection(const Tensor& input) const {
   lltm::check_projection(cell, proj_size(), hidden_size, recurrent_dropout);
   const bool casts = !prepacked && autocasts(input);
   for (int64_t k = 0; k < directions(); ++k) {
-    const OperatorParameters p = parameters_of(k);
-    check_shape(where, "weight_hr", p.weight_hr, {proj_size(), hidden_size});
-    check_kind(where, "weight_hr", p.weight_hr, input, "input", casts);
+    const at::TensorList p = parameters_of(k);
+    check_shape(where, "weight_hr", p.back(), {proj_size(), hidden_size});
+    check_kind(where, "weight_hr", p.back(), input, "input", casts);
     if (prepacked) continue;  // the operator checks them
     const int64_t rows = cell.slots * hidden_size;
-    check_shape(where, "weight_ih", p.weight_ih, {rows, columns_of_input(k)});
-    check_shape(where, "weight_hh", p.weight_hh, {rows, proj_size()});
+    check_shape(where, "weight_ih", p[0], {rows, columns_of_input(k)});
+    check_shape(where, "weight_hh", p[1], {rows, proj_size()});
   }
 }
 
@@ -229,7 +224,7 @@ LayerModule::Result LayerModule::forward(
   if (input.dim() == 2) {
     const JoinedState initial = initial_state(input, states, 1, /*batched=*/false);
     const Tensor column = of_batch([&] { return reset.unsqueeze(1); });
-    const Result result = run(input.unsqueeze(1), initial, std::nullopt, column, interceptors);
+    const Result result = run({input.unsqueeze(1), std::nullopt, column}, initial, interceptors);
     return {result.output.squeeze(1), map_states(result.states, [](const Tensor& s) {
               return s.squeeze(1);
             })};
@@ -237,7 +232,7 @@ LayerModule::Result LayerModule::forward(
   const Tensor steps = batch_first ? input.transpose(0, 1) : input;
   const JoinedState initial = initial_state(input, states, steps.sym_size(1), /*batched=*/true);
   const Tensor by_step = batch_first ? of_batch([&] { return reset.transpose(0, 1); }) : reset;
-  Result result = run(steps, initial, std::nullopt, by_step, interceptors);
+  Result result = run({steps, std::nullopt, by_step}, initial, interceptors);
   if (batch_first) result.output = result.output.transpose(0, 1);
   return result;
 }
@@ -264,7 +259,7 @@ LayerModule::Result LayerModule::forward(
     initial.h = initial.h.index_select(1, sorted_indices);
     if (cell.has_c()) initial.c = initial.c.index_select(1, sorted_indices);
   }
-  Result result = run(rows, initial, batch_sizes, reset, interceptors);
+  Result result = run({rows, batch_sizes, reset}, initial, interceptors);
   if (unsorted_indices.defined()) {
     result.states = map_states(result.states, [&order = unsorted_indices](const Tensor& s) {
       return s.index_select(1, order);
@@ -291,131 +286,76 @@ JoinedState LayerModule::initial_state(
   return join(cell, map_states(states, [](const Tensor& s) { return s.unsqueeze(1); }));
 }
 
-// What the k-th direction begins with.
-struct LayerModule::Direction {
-  int64_t k;
-  bool reverse;
-  Tensor h_0, c_0, recurrent_mask;
-};
-
-LayerModule::Direction LayerModule::direction(
-    int64_t k, bool reverse, const JoinedState& initial, bool unobserved) const {
-  const auto& [h_0, c_0] = initial;
-  Direction direction = {k, reverse, Tensor(), Tensor(), Tensor()};
-  if (h_0.defined()) direction.h_0 = select_state(h_0, k, unobserved);
-  if (cell.has_c()) direction.c_0 = select_state(c_0, k, unobserved);
+SequenceArgs LayerModule::args_of(
+    int64_t k, bool reverse, const JoinedState& initial, const Rows& rows, bool unobserved) const {
+  SequenceArgs args = {{cell, rows.input, /*h_0=*/{}, /*c_0=*/{}, parameters_of(k)[0]}};
+  set_parameters(args, has_bias, prepacked, hidden_size, parameters_of(k));
+  args.batch_sizes = rows.batch_sizes;
+  args.reverse = reverse;
+  args.reset = rows.reset;
+  args.checkpoint_steps = checkpoint_steps;
+  if (initial.h.defined()) args.h_0 = select_state(initial.h, k, unobserved);
+  if (cell.has_c()) args.c_0 = select_state(initial.c, k, unobserved);
   if (recurrent_dropout > 0) {  // one mask for all steps
-    direction.recurrent_mask =
-        at::dropout(at::ones_like(direction.h_0), recurrent_dropout, /*train=*/true);
+    args.recurrent_mask = at::dropout(at::ones_like(args.h_0), recurrent_dropout, /*train=*/true);
   }
-  return direction;
-}
-
-SequenceArgs LayerModule::args_of(const Direction& direction, const Rows& rows) const {
-  const auto& [input, batch_sizes, reset] = rows;
-  const OperatorParameters p = parameters_of(direction.k);
-  return {
-      {cell,
-       input,
-       direction.h_0,
-       direction.c_0,
-       p.weight_ih,
-       p.weight_hh,
-       p.bias_ih,
-       p.bias_hh,
-       batch_sizes,
-       direction.reverse,
-       reset,
-       checkpoint_steps,
-       direction.recurrent_mask}};
+  return args;
 }
 
 SequenceOutputs LayerModule::run_projected(
-    const Direction& direction, const Rows& rows, const Interceptors& interceptors) const {
-  const auto& [input, batch_sizes, reset] = rows;
-  const auto& [k, reverse, h_0, c_0, recurrent_mask] = direction;
-  const OperatorParameters p = parameters_of(k);
-  const Tensor first = h_0.defined() ? h_0 : c_0.new_zeros_symint({c_0.sym_size(0), proj_size()});
-  const bool plain = input.is_cpu() && interceptors.at_most_autograd() && !prepacked &&
-                     !batch_sizes.has_value() && !reset.defined() && checkpoint_steps == 0 &&
-                     !autocasts(input);
-  if (plain && is_short_for_product(input.size(0), hidden_size)) {
-    std::vector<Tensor> weights = {p.weight_ih, p.weight_hh};
-    if (has_bias) weights.insert(weights.end(), {p.bias_ih, p.bias_hh});
-    weights.push_back(p.weight_hr);
-    return run_short_call(input, first, c_0, weights, has_bias, reverse);
+    int64_t k, const SequenceArgs& args, const Interceptors& interceptors) const {
+  const at::TensorList p = parameters_of(k);
+  const Tensor& c_0 = args.c_0;
+  const Tensor h_0 =
+      args.h_0.defined() ? *args.h_0 : c_0.new_zeros_symint({c_0.sym_size(0), proj_size()});
+  const bool plain = args.input->is_cpu() && interceptors.at_most_autograd() && !prepacked &&
+                     !args.batch_sizes.defined() && !args.reset.defined() &&
+                     checkpoint_steps == 0 && !autocasts(args.input);
+  if (plain && is_short_for_product(args.input->size(0), hidden_size)) {
+    return run_short_call(args.input, h_0, c_0, p, has_bias, args.reverse);
   }
+  SequenceArgs of_y = args;
+  of_y.h_0 = at::zeros_like(c_0);
   // Prepacked weights have the columns of h_0 in any case.
-  const bool with_h_0 = h_0.defined() || prepacked;
-  const RowEnds ends(batch_sizes, reverse);
-  const Tensor x = with_h_0 ? ends.append_h_0(input, first, reset) : input;
-  const Tensor y_0 = at::zeros_like(c_0);
-  ProjectedWeights weights = {p.weight_ih, Tensor()};
-  if (!prepacked) weights = project_weights(p.weight_ih, p.weight_hh, p.weight_hr, with_h_0);
-  const auto [y, y_n, c_n] = op::sequence(
-      {{cell,
-        x,
-        y_0,
-        c_0,
-        weights.weight_ih,
-        weights.weight_hh,
-        p.bias_ih,
-        p.bias_hh,
-        batch_sizes,
-        reverse,
-        reset,
-        checkpoint_steps,
-        recurrent_mask}});
-  const Tensor output = at::linear(y, p.weight_hr);
-  return {output, ends.last_of(output, first), c_n};
+  const bool with_h_0 = args.h_0.defined() || prepacked;
+  const RowEnds ends(args.batch_sizes.flat(), args.reverse);
+  if (with_h_0) of_y.input = ends.append_h_0(args.input, h_0, args.reset);
+  if (!prepacked) {
+    ProjectedWeights weights = project_weights(p[0], p[1], p.back(), with_h_0);
+    of_y.weight_ih = std::move(weights.weight_ih);
+    of_y.weight_hh = std::move(weights.weight_hh);
+  }
+  const auto [y, y_n, c_n] = op::sequence(of_y);
+  const Tensor output = at::linear(y, p.back());
+  return {output, ends.last_of(output, h_0), c_n};
 }
 
 SequenceOutputs LayerModule::run_direction(
-    const Direction& direction, const Rows& rows, const Interceptors& interceptors) const {
-  if (proj_size() > 0) return run_projected(direction, rows, interceptors);
-  return op::sequence(args_of(direction, rows));
-}
-
-std::vector<SequenceOutputs> LayerModule::run_directions(
-    const std::vector<Direction>& directions,
-    const Rows& rows,
-    const Interceptors& interceptors) const {
-  std::vector<SequenceOutputs> results(directions.size());
-  if (fits_side_by_side(rows.input, directions.front().h_0, interceptors)) {
-    std::tie(results[0], results[1]) =
-        sequences_side_by_side(args_of(directions[0], rows), args_of(directions[1], rows));
-  } else {
-    for (size_t k = 0; k < directions.size(); ++k) {
-      results[k] = run_direction(directions[k], rows, interceptors);
-    }
-  }
-  return results;
+    int64_t k, const SequenceArgs& args, const Interceptors& interceptors) const {
+  return proj_size() > 0 ? run_projected(k, args, interceptors) : op::sequence(args);
 }
 
 bool LayerModule::fits_side_by_side(
-    const Tensor& input, const Tensor& h_0, const Interceptors& interceptors) const {
+    const SequenceArgs& args, const Interceptors& interceptors) const {
   if (!bidirectional || proj_size() > 0) return false;
   if (!interceptors.at_most_autograd() || (prepacked && interceptors.autograd())) return false;
+  const Tensor& input = args.input;
   if (!input.is_cpu()) return false;
   const bool bf16 = input.scalar_type() == at::kBFloat16;
   const cpu::LayerShape shape = {
-      h_0.size(1), input.size(-1), hidden_size, flat_size(input), bf16, cpu::slots_of(cell)};
+      args.h_0->size(1), input.size(-1), hidden_size, flat_size(input), bf16, cpu::slots_of(cell)};
   const bool training = interceptors.autograd();
   return cpu::schedule_side_by_side(cpu::current_machine(), shape, training);
 }
 
 LayerModule::Result LayerModule::run(
-    Tensor input,
-    const JoinedState& initial,
-    const std::optional<Tensor>& batch_sizes,
-    const Tensor& reset,
-    const Interceptors& interceptors) const {
+    Rows rows, const JoinedState& initial, const Interceptors& interceptors) const {
   std::optional<c10::impl::ExcludeDispatchKeyGuard> without_autocast;
   if (prepacked) without_autocast.emplace(c10::autocast_dispatch_keyset);
   const bool unobserved = interceptors.none();
   if (directions() == 1) {  // the states without a copy
-    const Direction only = direction(0, /*reverse=*/false, initial, unobserved);
-    auto [output, h, c] = run_direction(only, {input, batch_sizes, reset}, interceptors);
+    const SequenceArgs args = args_of(0, /*reverse=*/false, initial, rows, unobserved);
+    auto [output, h, c] = run_direction(0, args, interceptors);
     h = unsqueeze_state(std::move(h), unobserved);
     if (cell.has_c()) c = unsqueeze_state(std::move(c), unobserved);
     return {std::move(output), split(cell, std::move(h), std::move(c))};
@@ -423,23 +363,30 @@ LayerModule::Result LayerModule::run(
   std::vector<Tensor> h_n;
   std::vector<Tensor> c_n;
   for (int64_t layer = 0; layer < num_layers; ++layer) {
-    if (layer > 0 && dropout > 0) {
-      input = at::dropout(input, dropout, /*train=*/true);
-    }
-    std::vector<Direction> each;
+    if (layer > 0 && dropout > 0) rows.input = at::dropout(rows.input, dropout, /*train=*/true);
+    const int64_t first = directions_each() * layer;
+    std::vector<SequenceArgs> each;
     for (int64_t k = 0; k < directions_each(); ++k) {
-      each.push_back(
-          direction(directions_each() * layer + k, /*reverse=*/k == 1, initial, unobserved));
+      each.push_back(args_of(first + k, /*reverse=*/k == 1, initial, rows, unobserved));
+    }
+    std::vector<SequenceOutputs> results(each.size());
+    if (fits_side_by_side(each.front(), interceptors)) {
+      std::tie(results[0], results[1]) =
+          sequences_side_by_side(std::move(each[0]), std::move(each[1]));
+    } else {
+      for (size_t k = 0; k < each.size(); ++k) {
+        results[k] = run_direction(first + static_cast<int64_t>(k), each[k], interceptors);
+      }
     }
     std::vector<Tensor> outputs;
-    for (auto& [output, h, c] : run_directions(each, {input, batch_sizes, reset}, interceptors)) {
+    for (auto& [output, h, c] : results) {
       outputs.push_back(std::move(output));
       h_n.push_back(std::move(h));
       c_n.push_back(std::move(c));
     }
-    input = outputs.size() == 1 ? outputs.front() : at::cat(outputs, -1);
+    rows.input = outputs.size() == 1 ? outputs.front() : at::cat(outputs, -1);
   }
-  return {input, split(cell, at::stack(h_n), cell.has_c() ? at::stack(c_n) : Tensor())};
+  return {rows.input, split(cell, at::stack(h_n), cell.has_c() ? at::stack(c_n) : Tensor())};
 }
 
 // ---- the operators ------------------------------------------------------------

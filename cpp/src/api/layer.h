@@ -19,8 +19,6 @@
 
 namespace lltm {
 
-class OperatorParameters;
-
 // LLTMCell::forward, and that of the other cells. States are h and the cell's others, in the order
 // of the descriptor; none stands for those that a sequence begins with.
 struct StepModule {
@@ -59,12 +57,11 @@ struct LayerModule {
   bool has_bias;
 
  private:
-  // One direction of a layer; the rows (T, B, .), or (N, .) with batch_sizes, that it runs over.
-  struct Direction;
+  // (T, B, .), or (N, .) with batch_sizes.
   struct Rows {
-    const at::Tensor& input;
-    const std::optional<at::Tensor>& batch_sizes;
-    const at::Tensor& reset;
+    at::Tensor input;
+    std::optional<at::Tensor> batch_sizes;
+    at::Tensor reset;
   };
 
   int64_t directions_each() const { return bidirectional ? 2 : 1; }
@@ -76,33 +73,22 @@ struct LayerModule {
   void check(const at::Tensor& input) const;
   void check_projection(const at::Tensor& input) const;
   // Of the k-th direction.
-  OperatorParameters parameters_of(int64_t k) const;
+  at::TensorList parameters_of(int64_t k) const;
   int64_t columns_of_input(int64_t k) const;
   // Each (L*D, B, H), checked. With a projection h_0 is (L*D, B, P), or undefined.
   JoinedState initial_state(
       const at::Tensor& input, at::TensorList states, const c10::SymInt& batch, bool batched) const;
   // Every layer and direction. Views of a call that nothing intercepts are made
   // without the dispatcher.
-  Result run(
-      at::Tensor input,
-      const JoinedState& initial,
-      const std::optional<at::Tensor>& batch_sizes,
-      const at::Tensor& reset,
-      const Interceptors& interceptors) const;
-  // The k-th of all, with its part of the states.
-  Direction direction(int64_t k, bool reverse, const JoinedState& initial, bool unobserved) const;
-  SequenceArgs args_of(const Direction& direction, const Rows& rows) const;
+  Result run(Rows rows, const JoinedState& initial, const Interceptors& interceptors) const;
+  // Of the k-th direction of all, with its part of the states; refers to the rows.
+  SequenceArgs args_of(
+      int64_t k, bool reverse, const JoinedState& initial, const Rows& rows, bool unobserved) const;
   SequenceOutputs run_direction(
-      const Direction& direction, const Rows& rows, const Interceptors& interceptors) const;
+      int64_t k, const SequenceArgs& args, const Interceptors& interceptors) const;
   SequenceOutputs run_projected(
-      const Direction& direction, const Rows& rows, const Interceptors& interceptors) const;
-  // Those of a layer.
-  std::vector<SequenceOutputs> run_directions(
-      const std::vector<Direction>& directions,
-      const Rows& rows,
-      const Interceptors& interceptors) const;
-  bool fits_side_by_side(
-      const at::Tensor& input, const at::Tensor& h_0, const Interceptors& interceptors) const;
+      int64_t k, const SequenceArgs& args, const Interceptors& interceptors) const;
+  bool fits_side_by_side(const SequenceArgs& args, const Interceptors& interceptors) const;
 };
 
 // The operators, below the dispatcher; library.cpp has their schemas.

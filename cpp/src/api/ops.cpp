@@ -18,7 +18,7 @@ std::tuple<Tensor, Tensor> cell(
     const Tensor& c,
     const Tensor& weights,
     const std::optional<Tensor>& bias) {
-  return op::step({{kLltm, input, h, c, weights, Tensor(), bias, Tensor()}});
+  return op::step({{kLltm, input, h, c, weights, /*weight_hh=*/{}, bias, /*bias_hh=*/{}}});
 }
 
 std::tuple<Tensor, Tensor, Tensor> sequence(
@@ -38,9 +38,9 @@ std::tuple<Tensor, Tensor, Tensor> sequence(
         h_0,
         c_0,
         weights,
-        Tensor(),
+        /*weight_hh=*/{},
         bias,
-        Tensor(),
+        /*bias_hh=*/{},
         batch_sizes,
         reverse,
         reset,

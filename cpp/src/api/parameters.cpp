@@ -10,16 +10,19 @@ namespace lltm {
 
 using at::Tensor;
 
-std::array<Tensor, 2> OperatorParameters::arrange(
-    const CellInfo& cell, bool has_bias, int64_t hidden_size, at::TensorList given) const {
-  if (cell.parameters == 0) return {};
+std::array<Tensor, 2> biases_and_parameters(
+    const CellInfo& cell,
+    bool has_bias,
+    size_t matrices,
+    int64_t hidden_size,
+    at::TensorList given) {
   const Tensor zeros =
       has_bias ? Tensor() : given.back().new_zeros(cell.joined_blocks() * hidden_size);
   const auto bias = [&](size_t k, const SlotRange& blocks) {
-    return has_bias ? given[matrices_ + k] : zeros.narrow(0, 0, blocks.count() * hidden_size);
+    return has_bias ? given[matrices + k] : zeros.narrow(0, 0, blocks.count() * hidden_size);
   };
   std::vector<Tensor> behind = {bias(0, cell.x)};
-  const at::TensorList own = given.slice(matrices_ + (has_bias ? 2 : 0), cell.parameters);
+  const at::TensorList own = given.slice(given.size() - cell.parameters);
   behind.insert(behind.end(), own.begin(), own.end());
   return {at::cat(behind), bias(1, cell.h)};
 }

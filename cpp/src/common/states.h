@@ -33,14 +33,24 @@ inline at::Tensor masked_h(const at::Tensor& h, const at::Tensor& recurrent_mask
   return recurrent_mask.defined() ? h * recurrent_mask.narrow_symint(0, 0, h.sym_size(0)) : h;
 }
 
-// Results whose c' or c_n, the one before the last, is the user's: without h, or empty.
-template <typename Args, typename Results>
-Results with_own_c(const Args& args, Results results) {
-  if (!args.cell->reads_h) return results;
-  at::Tensor& c = std::get<std::tuple_size_v<Results> - 2>(results);
-  const c10::SymInt hidden = std::get<0>(results).sym_size(-1);
-  c = args.cell->has_c() ? c.slice_symint(1, hidden).contiguous()
-                         : at::empty({0}, args.input.options());
+// Makes c what engines call c.
+template <typename Inputs>
+void join_states(Inputs& args) {
+  if (!args.cell->reads_h) return;
+  const at::Tensor& h = args.state_h();
+  args.state_c() = args.cell->has_c() ? at::cat({h, args.state_c()}, 1) : h;
+}
+
+// forward(args), where c begins with h, and c' or c_n, the result before the last, is the user's.
+template <typename Args, typename Forward>
+auto with_own_c(const Args& args, const Forward& forward) {
+  if (!args.cell->reads_h) return forward(args);
+  Args changed = args;
+  join_states(changed);
+  auto results = forward(changed);
+  at::Tensor& c = std::get<std::tuple_size_v<decltype(results)> - 2>(results);
+  c = args.cell->has_c() ? c.slice_symint(1, args.state_h()->sym_size(1)).contiguous()
+                         : at::empty({0}, args.input->options());
   return results;
 }
 
@@ -48,26 +58,20 @@ Results with_own_c(const Args& args, Results results) {
 template <typename Args, typename Backward>
 Gradients with_grad_of_h(const Args& args, const Backward& backward) {
   if (!args.cell->reads_h) return backward(args);
+  const bool has_c = args.cell->has_c();
+  const at::Tensor& state = args.state_h();
   Args changed = args;
+  join_states(changed);
   auto& [input, h, c, weight_ih, weight_hh, bias_ih, bias_hh] = changed.output_mask;
-  const bool want_c = c;
-  c = h || want_c;
-  const at::Tensor& given = args.grad_of_c();
-  at::Tensor with_h;
-  if (args.cell->has_c() && given.defined()) {
-    with_h = at::cat({at::zeros_like(args.state_h()), given}, 1);
-  }
-  changed.grad_of_c() = with_h;
+  const bool want_c = c && has_c;
+  c = h || c;
+  OptionalTensor& given = changed.grad_of_c();
+  given = has_c && given.defined() ? at::cat({at::zeros_like(state), given}, 1) : at::Tensor();
   Gradients gradients = backward(changed);
-  at::Tensor& grad_c = std::get<2>(gradients);
-  if (h) {
-    const c10::SymInt hidden = args.state_h().sym_size(1);
-    at::Tensor& grad_h = std::get<1>(gradients);
-    grad_h = at::add(grad_h, args.cell->has_c() ? grad_c.slice_symint(1, 0, hidden) : grad_c);
-  }
-  grad_c = want_c && args.cell->has_c()
-               ? grad_c.slice_symint(1, args.state_h().sym_size(1)).contiguous()
-               : at::Tensor();
+  auto& [d_input, d_h, d_c, d_weight_ih, d_weight_hh, d_bias_ih, d_bias_hh] = gradients;
+  const c10::SymInt hidden = state.sym_size(1);
+  if (h) d_h = at::add(d_h, has_c ? d_c.slice_symint(1, 0, hidden) : d_c);
+  d_c = want_c ? d_c.slice_symint(1, hidden).contiguous() : at::Tensor();
   return gradients;
 }
 

@@ -58,7 +58,7 @@ Weights weights_of(const Args& args) {
 template <typename Args>
 Weights weights_of(const Args& args, at::ScalarType dtype) {
   const at::Tensor& hh = args.weight_hh;
-  return weights_of(*args.cell, args.weight_ih.to(dtype), hh.defined() ? hh.to(dtype) : hh);
+  return weights_of(*args.cell, args.weight_ih->to(dtype), hh.defined() ? hh.to(dtype) : hh);
 }
 
 // The same in memory, for a call so short that views would show in its time.
@@ -174,7 +174,7 @@ struct WeightGradients {
     if (args.output_mask[3]) {
       // Nothing writes to what fills up the smaller of two joined matrices (cell.h).
       const bool fills_up = joined && args.cell->x.count() != args.cell->h.count();
-      const auto sizes = args.weight_ih.sizes();
+      const auto sizes = args.weight_ih->sizes();
       weight_ih = fills_up ? at::zeros(sizes, options) : at::empty(sizes, options);
     }
     if (args.output_mask[4] && !joined) weight_hh = at::empty(args.weight_hh->sizes(), options);

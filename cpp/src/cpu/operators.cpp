@@ -26,7 +26,9 @@ struct Cpu {
   static SequenceResult sequence_forward(const SequenceArgs& args) {
     if (!args.prepacked()) return cpu::sequence_forward(args);
     check_prepacked(args);
-    return cpu::sequence_forward(with_weights(args, aligned(args.weight_ih)));
+    SequenceArgs with_aligned = args;
+    with_aligned.weight_ih = aligned(args.weight_ih);
+    return cpu::sequence_forward(with_aligned);
   }
 };
 

@@ -221,7 +221,7 @@ void check_prepacked(const SequenceArgs& args) {
   const CellInfo& cell = *args.cell;
   check_prepacked("lltm::sequence", cell, args.weight_ih);
   const PackedHeader header = read_header(args.weight_ih);
-  const at::ScalarType dtype = args.input.scalar_type();
+  const at::ScalarType dtype = args.input->scalar_type();
   const bool is_int8 = header.operand == kOperandTag<Int8Format>;
   TORCH_CHECK_TYPE(
       is_int8 ? dtype != at::kDouble : header.dtype == static_cast<int32_t>(dtype),
@@ -230,8 +230,8 @@ void check_prepacked(const SequenceArgs& args) {
       dtype_text(dtype),
       ", that of the input, got some of ",
       is_int8 ? "int8" : dtype_text(static_cast<at::ScalarType>(header.dtype)));
-  const int64_t input_size = args.input.size(-1);
-  const int64_t hidden = args.h_0.size(1);
+  const int64_t input_size = args.input->size(-1);
+  const int64_t hidden = args.h_0->size(1);
   TORCH_CHECK_VALUE(
       header.hidden == hidden && header.input_size == input_size,
       kExpected,

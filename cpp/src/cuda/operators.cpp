@@ -42,7 +42,7 @@ auto choose(const Args& args) {
     log_schedule(
         flat_size(args.input),
         h.size(0),
-        args.input.size(-1),
+        args.input->size(-1),
         h.size(1),
         std::string("on CUDA, composite (") + why_not + ")");
   }

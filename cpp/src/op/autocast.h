@@ -5,8 +5,6 @@
 
 #include <ATen/autocast_mode.h>
 
-#include <optional>
-
 namespace lltm {
 
 // Casts arguments. While it exists, autocast is off for the device, so that an
@@ -19,11 +17,10 @@ class Autocast {
         dtype_(at::autocast::get_autocast_dtype(device)) {}
 
   // Casts floating-point tensors of the device, except float64 ones.
-  at::Tensor operator()(const at::Tensor& tensor) const {
-    return tensor.defined() ? at::autocast::cached_cast(dtype_, tensor, device_) : tensor;
-  }
-  std::optional<at::Tensor> operator()(const OptionalTensor& tensor) const {
-    return or_nullopt((*this)(static_cast<const at::Tensor&>(tensor)));
+  template <typename Flat>
+  TensorArgument<Flat> operator()(const TensorArgument<Flat>& tensor) const {
+    if (!tensor.defined()) return tensor;
+    return at::autocast::cached_cast(dtype_, *tensor, device_);
   }
   template <typename Option>
   Option operator()(const Option& option) const {

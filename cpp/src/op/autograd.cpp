@@ -86,6 +86,21 @@ void for_each_tensor(const Args& args, const Visit& visit) {
 }
 
 template <typename Args>
+constexpr size_t kMembers = std::tuple_size_v<decltype(std::declval<Args>().flat())>;
+
+// Those that were given, which autograd follows.
+template <typename Args, size_t calls>
+auto given_tensors(const std::array<Args, calls>& args) {
+  c10::SmallVector<Tensor, calls * kMembers<Args>> given;
+  for (const Args& call : args) {
+    for_each_tensor(call, [&](const Tensor& tensor) {
+      if (tensor.defined()) given.push_back(tensor);
+    });
+  }
+  return given;
+}
+
+template <typename Args>
 Interceptors interceptors_of(const Args& args) {
   Interceptors interceptors;
   for_each_tensor(args, [&](const Tensor& tensor) { interceptors.add(tensor); });
@@ -98,7 +113,7 @@ template <typename Args>
 bool is_complete(const Args& args) {
   bool complete = true;
   for_each_tensor(args, [&](const auto& member) {
-    if constexpr (std::is_same_v<decltype(member), const Tensor&>) {
+    if constexpr (std::is_same_v<decltype(member), const RequiredTensor&>) {
       complete = complete && member.defined();
     }
   });
@@ -126,9 +141,6 @@ OutputMask wanted_gradients(const AutogradContext& context, const Args& args, si
   });
   return wanted;
 }
-
-template <typename Args>
-constexpr size_t kMembers = std::tuple_size_v<decltype(std::declval<Args>().flat())>;
 
 // Every member has its place: a tensor among `tensors`, the saved variables, another in saved_data,
 // unless it is 0.
@@ -282,13 +294,7 @@ struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator
 template <typename Op, size_t calls>
 auto record(const std::array<typename Op::Args, calls>& args) {
   using Operator = DifferentiableOperator<Op, calls>;
-  c10::SmallVector<Tensor, calls * kMembers<typename Op::Args>> given;
-  for (const auto& call : args) {
-    for_each_tensor(call, [&](const Tensor& tensor) {
-      if (tensor.defined()) given.push_back(tensor);
-    });
-  }
-  const variable_list results = Operator::apply(at::TensorList(given), args);
+  const variable_list results = Operator::apply(at::TensorList(given_tensors(args)), args);
   using Outputs = decltype(Op::call(args[0]));
   std::array<Outputs, calls> outputs;
   for (size_t call = 0; call < calls; ++call) {
@@ -307,7 +313,7 @@ auto autograd(const typename Op::Args& args) {
   if (interceptors.transform() || differentiates_mask(args)) {
     Op::check(args);
     check_is_differentiable(*args.cell);
-    return without_saved(with_own_c(args, Op::composite_forward(args)));
+    return without_saved(with_own_c(args, Op::composite_forward));
   }
   if (!interceptors.autograd() || !is_complete(args)) {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -350,11 +356,8 @@ SequenceOutputs sequence_autograd(const SequenceArgs& args) {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     return op::sequence(args);
   }
-  c10::SmallVector<Tensor, kMembers<SequenceArgs>> given;
-  for_each_tensor(args, [&](const Tensor& tensor) {
-    if (tensor.defined()) given.push_back(tensor);
-  });
-  const variable_list results = WithoutDerivative::apply(at::TensorList(given), args);
+  const variable_list results =
+      WithoutDerivative::apply(at::TensorList(given_tensors(std::array{args})), args);
   return {results[0], results[1], results[2]};
 }
 
@@ -371,10 +374,10 @@ Tensor prepack_autograd(
 }  // namespace
 
 std::pair<SequenceOutputs, SequenceOutputs> sequences_side_by_side(
-    const SequenceArgs& first, const SequenceArgs& second) {
-  const std::array calls = {first, second};
+    SequenceArgs first, SequenceArgs second) {
+  const std::array calls = {std::move(first), std::move(second)};
   std::array<SequenceOutputs, 2> outputs;
-  if (interceptors_of(first).autograd() || interceptors_of(second).autograd()) {
+  if (interceptors_of(calls[0]).autograd() || interceptors_of(calls[1]).autograd()) {
     outputs = record<SequenceOperator>(calls);
   } else {
     run_side_by_side([&](size_t k) { outputs[k] = op::sequence(calls[k]); });

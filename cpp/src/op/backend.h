@@ -11,8 +11,8 @@
 //     Gradients checkpointed_backward(const SequenceBackwardArgs&)
 // which takes checkpoints: sequence_backward takes activations only.
 //
-// To a backend every cell has a c: state_c() of the arguments, and results and gradients of it
-// (states.h).
+// To a backend every cell has a c: that of its arguments, results and gradients is what engines
+// call c (states.h).
 #pragma once
 
 #include "common/states.h"
@@ -29,56 +29,55 @@ struct NoDeviceGuard {
 
 // What is absent has no gradient.
 template <typename Args>
-Args with_gradients_of_given(Args args) {
+void want_gradients_of_given(Args& args) {
   auto& [input, h, c, weight_ih, weight_hh, bias_ih, bias_hh] = args.output_mask;
   c = c && args.cell->has_c();
   weight_hh = weight_hh && args.weight_hh.defined();
   bias_ih = bias_ih && args.bias_ih.defined();
   bias_hh = bias_hh && args.bias_hh.defined();
-  return args;
 }
 
 template <typename Backend>
 struct CheckedBackend {
   using DeviceGuard = typename Backend::DeviceGuard;
 
-  static StepResult step_saving(bool save, StepArgs args) {
+  static StepResult forward(const StepArgs& args) {
     check_step(args);
-    args.save = save;
-    const DeviceGuard guard(args.input.device());
-    return with_own_c(args, Backend::step_forward(args));
+    const DeviceGuard guard(args.input->device());
+    return with_own_c(args, Backend::step_forward);
   }
 
-  static StepOutputs step(const StepArgs& args) { return without_saved(step_saving(false, args)); }
+  static StepOutputs step(const StepArgs& args) { return without_saved(forward(args)); }
 
-  static StepResult step_forward(const StepArgs& args) { return step_saving(true, args); }
+  static StepResult step_forward(StepArgs args) {
+    args.save = true;
+    return forward(args);
+  }
 
-  static Gradients step_backward(const StepBackwardArgs& given) {
-    check_step_backward(given);
-    const StepBackwardArgs args = with_gradients_of_given(given);
-    const DeviceGuard guard(args.input.device());
+  static Gradients step_backward(StepBackwardArgs args) {
+    check_step_backward(args);
+    want_gradients_of_given(args);
+    const DeviceGuard guard(args.input->device());
     return with_grad_of_h(args, Backend::step_backward);
   }
 
-  static SequenceResult sequence_saving(bool save, SequenceArgs args) {
-    args.save = save;
+  static SequenceResult forward(const SequenceArgs& args) {
     check_sequence(args);
-    const DeviceGuard guard(args.input.device());
-    return with_own_c(args, Backend::sequence_forward(args));
+    const DeviceGuard guard(args.input->device());
+    return with_own_c(args, Backend::sequence_forward);
   }
 
-  static SequenceOutputs sequence(const SequenceArgs& args) {
-    return without_saved(sequence_saving(false, args));
+  static SequenceOutputs sequence(const SequenceArgs& args) { return without_saved(forward(args)); }
+
+  static SequenceResult sequence_forward(SequenceArgs args) {
+    args.save = true;
+    return forward(args);
   }
 
-  static SequenceResult sequence_forward(const SequenceArgs& args) {
-    return sequence_saving(true, args);
-  }
-
-  static Gradients sequence_backward(const SequenceBackwardArgs& given) {
-    check_sequence_backward(given);
-    const SequenceBackwardArgs args = with_gradients_of_given(given);
-    const DeviceGuard guard(args.input.device());
+  static Gradients sequence_backward(SequenceBackwardArgs args) {
+    check_sequence_backward(args);
+    want_gradients_of_given(args);
+    const DeviceGuard guard(args.input->device());
     return with_grad_of_h(args, [](const SequenceBackwardArgs& a) {
       if (a.checkpoint_steps == 0) return Backend::sequence_backward(a);
       if constexpr (requires { Backend::checkpointed_backward; }) {

@@ -26,6 +26,6 @@ void run_side_by_side(const Run& run) {
 // op::sequence of two calls on a plain thread, whose tensors are plain. What autograd records of
 // them is one node, so that they run side by side in backward too; prepacked weights have none.
 std::pair<SequenceOutputs, SequenceOutputs> sequences_side_by_side(
-    const SequenceArgs& first, const SequenceArgs& second);
+    SequenceArgs first, SequenceArgs second);
 
 }  // namespace lltm

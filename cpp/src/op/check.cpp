@@ -552,18 +552,18 @@ void add_sequence(Arguments& arguments, const char* op, const SequenceInputs& ar
 // Beside prepacked weights, which are bytes, whatever the dtype and the sizes of the others are.
 // The backend that has packed them reads their header.
 void check_takes_prepacked(const char* op, const SequenceArgs& args) {
-  const c10::Device device = args.input.device();
+  const c10::Device device = args.input->device();
   TORCH_CHECK_NOT_IMPLEMENTED(
       !args.save,
       op,
       ": expected weights as they are where gradients are taken, got prepacked ones");
   TORCH_CHECK(
-      args.weight_ih.device() == device,
+      args.weight_ih->device() == device,
       op,
       ": expected weights on device ",
       device,
       ", got ",
-      args.weight_ih.device());
+      args.weight_ih->device());
   TORCH_CHECK(
       device.is_cpu() || device.is_meta(),
       op,

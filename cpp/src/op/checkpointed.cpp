@@ -53,14 +53,14 @@ class Segments {
   Tensor h(size_t s) const {
     const size_t first = chunks_[s].first;
     const int64_t carried = std::min(carried_rows(steps_, first), batch(s));
-    const Tensor joining = args_.h_0.narrow(0, carried, batch(s) - carried);
+    const Tensor joining = args_.h_0->narrow(0, carried, batch(s) - carried);
     if (carried == 0) return joining;
     const Tensor last = output_rows_.narrow(0, steps_[first - 1].offset, carried);
     return carried == batch(s) ? last : at::cat({last, joining});
   }
 
   Tensor c(size_t s) const {
-    return args_.saved.select(0, static_cast<int64_t>(s)).narrow(0, 0, batch(s));
+    return args_.saved->select(0, static_cast<int64_t>(s)).narrow(0, 0, batch(s));
   }
 
  private:
@@ -82,10 +82,7 @@ class ParameterGradients {
  public:
   explicit ParameterGradients(const SequenceBackwardArgs& args) {
     const Tensor* const parameters[] = {
-        &args.weight_ih,
-        &or_undefined(args.weight_hh.optional()),
-        &or_undefined(args.bias_ih.optional()),
-        &or_undefined(args.bias_hh.optional())};
+        &*args.weight_ih, &*args.weight_hh, &*args.bias_ih, &*args.bias_hh};
     for (size_t k = 0; k < sums_.size(); ++k) {
       if (!args.output_mask[3 + k]) continue;
       sums_[k] = at::zeros(parameters[k]->sizes(), compute_options(args.input));
@@ -112,43 +109,41 @@ Gradients checkpointed_backward(
     const SequenceBackwardArgs& args,
     SequenceResult (*forward)(const SequenceArgs&),
     Gradients (*backward)(const SequenceBackwardArgs&)) {
-  const at::ScalarType dtype = args.input.scalar_type();
+  const at::ScalarType dtype = args.input->scalar_type();
   const auto wide = compute_options(args.input);
   const OutputMask& mask = args.output_mask;
   const Segments segments(args);
 
   // The gradients of the state before the segments that are done. A row's are final once the
   // segment of its first step is done.
-  const Tensor dh = copy_or_zeros(args.grad_h_n, args.h_0.sizes(), wide);
-  const Tensor dc = copy_or_zeros(args.grad_c_n, args.saved.sizes().slice(1), wide);
-  const Tensor d_input = mask[0] ? at::empty(args.input.sizes(), args.input.options()) : Tensor();
+  const Tensor dh = copy_or_zeros(args.grad_h_n, args.h_0->sizes(), wide);
+  const Tensor dc = copy_or_zeros(args.grad_c_n, args.saved->sizes().slice(1), wide);
+  const Tensor d_input = mask[0] ? at::empty(args.input->sizes(), args.input->options()) : Tensor();
   ParameterGradients parameters(args);
 
   for (size_t s = segments.count(); s-- > 0;) {
-    const Tensor input = segments.rows(args.input, s);
-    const Tensor output = segments.rows(args.output, s);
-    const Tensor grad_output = segments.rows(args.grad_output, s);
-    const Tensor reset = segments.rows(args.reset, s);
-    const Tensor h = segments.h(s);
-    const Tensor& mask_h = args.recurrent_mask;
-    const Tensor recurrent_mask = mask_h.defined() ? mask_h.narrow(0, 0, h.size(0)) : mask_h;
-    const Tensor segment_dh = dh.narrow(0, 0, h.size(0));
-    const Tensor segment_dc = dc.narrow(0, 0, h.size(0));
-    const SequenceInputs inputs =
-        for_rows(args, input, h, segments.c(s), segments.batch_sizes(s), reset, recurrent_mask);
-    OutputMask segment_mask = mask;
-    segment_mask[1] |= s > 0;
-    segment_mask[2] |= s > 0;
-    const Tensor activations = std::get<3>(forward({inputs, /*save=*/true}));
-    const auto [dx, next_dh, next_dc, d_ih, d_hh, d_bias_ih, d_bias_hh] = backward(
-        {inputs,
-         output,
-         activations,
-         grad_output,
-         segment_dh,
-         segment_dc,
-         segment_mask,
-         /*segment=*/true});
+    const int64_t batch = segments.batch(s);
+    const Tensor segment_dh = dh.narrow(0, 0, batch);
+    const Tensor segment_dc = dc.narrow(0, 0, batch);
+    SequenceBackwardArgs of_segment = args;
+    of_segment.segment = true;
+    of_segment.checkpoint_steps = 0;
+    of_segment.input = segments.rows(args.input, s);
+    of_segment.h_0 = segments.h(s);
+    of_segment.c_0 = segments.c(s);
+    of_segment.batch_sizes = segments.batch_sizes(s);
+    of_segment.reset = segments.rows(args.reset, s);
+    if (args.recurrent_mask.defined()) {
+      of_segment.recurrent_mask = args.recurrent_mask->narrow(0, 0, batch);
+    }
+    of_segment.output = segments.rows(args.output, s);
+    of_segment.saved = std::get<3>(forward({of_segment, /*save=*/true}));
+    of_segment.grad_output = segments.rows(args.grad_output, s);
+    of_segment.grad_h_n = segment_dh;
+    of_segment.grad_c_n = segment_dc;
+    of_segment.output_mask[1] |= s > 0;
+    of_segment.output_mask[2] |= s > 0;
+    const auto [dx, next_dh, next_dc, d_ih, d_hh, d_bias_ih, d_bias_hh] = backward(of_segment);
     if (next_dh.defined()) segment_dh.copy_(next_dh);
     if (next_dc.defined()) segment_dc.copy_(next_dc);
     if (mask[0]) segments.rows(d_input, s).copy_(dx);

@@ -95,13 +95,6 @@ Tensor columns(const CellInfo& cell, const Tensor& dz, SlotRange slots) {
   return dz.slice_symint(-1, slots.begin * hidden, slots.end * hidden);
 }
 
-// The gradient of what engines call c.
-template <typename Args>
-Tensor grad_of_c(const Args& args) {
-  const Tensor& given = args.grad_of_c();
-  return given.defined() ? widened(given) : widened(at::zeros_like(args.state_c()));
-}
-
 // `state` with its first rows replaced by `rows`.
 Tensor with_rows(const Tensor& rows, const Tensor& state) {
   return rows.size(0) == state.size(0) ? rows : at::cat({rows, state.slice(0, rows.size(0))}, 0);
@@ -157,22 +150,22 @@ Tensor recurrent_rows(const StepBackwardArgs& args) {
 Tensor recurrent_rows(const SequenceBackwardArgs& args) {
   const Tensor& mask = args.recurrent_mask;
   if (!args.batch_sizes.defined()) {
-    const Tensor first = args.h_0.unsqueeze(0);
-    const Tensor h = args.reverse ? at::cat({args.output.slice(0, 1), first})
-                                  : at::cat({first, args.output.slice(0, 0, -1)});
+    const Tensor first = args.h_0->unsqueeze(0);
+    const Tensor h = args.reverse ? at::cat({args.output->slice(0, 1), first})
+                                  : at::cat({first, args.output->slice(0, 0, -1)});
     // Without steps h_0 is one too many.
-    Tensor read = widened(h.slice_symint(0, 0, args.output.sym_size(0)));
+    Tensor read = widened(h.slice_symint(0, 0, args.output->sym_size(0)));
     if (mask.defined()) read = read * mask;
     if (args.reset.defined()) read = read.masked_fill(args.reset->unsqueeze(-1), 0);
     return flat_rows(read);
   }
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
-  std::vector<Tensor> rows = {widened(args.output.narrow(0, 0, 0))};
+  std::vector<Tensor> rows = {widened(args.output->narrow(0, 0, 0))};
   for (size_t k = 0; k < steps.size(); ++k) {
-    const Tensor initial = args.h_0.narrow(0, 0, steps[k].rows);
+    const Tensor initial = args.h_0->narrow(0, 0, steps[k].rows);
     const int64_t carried = carried_rows(steps, k);
     const Tensor h =
-        k == 0 ? initial : with_rows(args.output.narrow(0, steps[k - 1].offset, carried), initial);
+        k == 0 ? initial : with_rows(args.output->narrow(0, steps[k - 1].offset, carried), initial);
     rows.push_back(masked_h(widened(cut(h, reset_of(args.reset, steps[k]))), mask));
   }
   if (args.reverse) std::reverse(rows.begin(), rows.end());
@@ -192,7 +185,7 @@ Gradients gradients_of(
   const bool joined = !args.weight_hh.defined();
   const Tensor dz_x = columns(cell, dz, cell.x), dz_h = columns(cell, dz, cell.h);
   const auto of_input = [&] {
-    return at::matmul(dz_x, operands.weight_x).view_symint(args.input.sym_sizes());
+    return at::matmul(dz_x, operands.weight_x).view_symint(args.input->sym_sizes());
   };
   const auto of_weight_x = [&] {
     return x_blocks(at::matmul(dz_x.t(), widened(flat_rows(args.input))), cell);
@@ -210,7 +203,7 @@ Gradients gradients_of(
     return is_wanted ? compute().to(to) : Tensor();
   };
   return {
-      wanted(mask[0], of_input, args.input.scalar_type()),
+      wanted(mask[0], of_input, args.input->scalar_type()),
       wanted(
           mask[1], [&] { return dh; }, dtype),
       wanted(
@@ -232,7 +225,7 @@ StepResult step_forward(const StepArgs& args) {
       operands,
       project_x(operands, args.input),
       args.h,
-      args.state_c(),
+      args.c,
       /*reset=*/Tensor(),
       /*recurrent_mask=*/Tensor(),
       args.save);
@@ -244,10 +237,10 @@ Gradients step_backward(const StepBackwardArgs& args) {
       operands,
       args.activations,
       widened_or_zeros(args.grad_h, args.h),
-      grad_of_c(args),
+      widened_or_zeros(args.grad_c, args.c),
       /*reset=*/Tensor(),
       /*recurrent_mask=*/Tensor());
-  return gradients_of(args, operands, dz, dh, dc, args.input.scalar_type());
+  return gradients_of(args, operands, dz, dh, dc, args.input->scalar_type());
 }
 
 SequenceResult sequence_forward(const SequenceArgs& args) {
@@ -261,7 +254,7 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
   if (none) steps.push_back({0, 0});
 
   Tensor h = args.h_0;
-  Tensor c = args.state_c();
+  Tensor c = args.c_0;
   std::vector<Tensor> outputs;
   std::vector<Tensor> activations;
   std::vector<Tensor> checkpoints;
@@ -290,7 +283,7 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
     if (!args.saves_checkpoints()) return Tensor();
     return none ? at::empty({0, c.size(0), c.size(1)}, c.options()) : at::stack(checkpoints);
   };
-  return {at::cat(outputs, 0).view(output_sizes(input, args.h_0.size(1))), h, c, saved()};
+  return {at::cat(outputs, 0).view(output_sizes(input, args.h_0->size(1))), h, c, saved()};
 }
 
 Gradients sequence_backward(const SequenceBackwardArgs& args) {
@@ -298,14 +291,14 @@ Gradients sequence_backward(const SequenceBackwardArgs& args) {
   const Tensor grad_rows = flat_rows(widened_or_zeros(args.grad_output, args.output));
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
   Tensor dh = widened_or_zeros(args.grad_h_n, args.h_0);
-  Tensor dc = grad_of_c(args);
-  const int64_t width = args.cell->grad_columns() * args.h_0.size(1);
+  Tensor dc = widened_or_zeros(args.grad_c_n, args.c_0);
+  const int64_t width = args.cell->grad_columns() * args.h_0->size(1);
   std::vector<Tensor> dz = {grad_rows.new_zeros({0, width})};
   for (size_t k = steps.size(); k-- > 0;) {
     const auto [offset, rows] = steps[k];
     const auto [dz_of_step, dh_before, dc_before] = backward_of_step(
         operands,
-        args.saved.narrow(0, offset, rows),
+        args.saved->narrow(0, offset, rows),
         dh.narrow(0, 0, rows) + grad_rows.narrow(0, offset, rows),
         dc.narrow(0, 0, rows),
         reset_of(args.reset, steps[k]),
@@ -324,23 +317,18 @@ Gradients sequence_backward(const SequenceBackwardArgs& args) {
 }
 
 Gradients step_backward_anew(const StepBackwardArgs& args) {
-  const auto [h_next, c_next, activations] = step_forward({args, /*save=*/true});
-  return step_backward({args, activations, args.grad_h, args.grad_c, args.output_mask});
+  StepBackwardArgs anew = args;
+  anew.activations = std::get<2>(step_forward({args, /*save=*/true}));
+  return step_backward(anew);
 }
 
 Gradients sequence_backward_anew(const SequenceBackwardArgs& args) {
-  SequenceInputs without_checkpoints = args;
-  without_checkpoints.checkpoint_steps = 0;
-  const auto [output, h_n, c_n, activations] =
-      sequence_forward({without_checkpoints, /*save=*/true});
-  return sequence_backward(
-      {without_checkpoints,
-       output,
-       activations,
-       args.grad_output,
-       args.grad_h_n,
-       args.grad_c_n,
-       args.output_mask});
+  SequenceBackwardArgs anew = args;
+  anew.checkpoint_steps = 0;
+  const SequenceResult results = sequence_forward({anew, /*save=*/true});
+  anew.output = std::get<0>(results);
+  anew.saved = std::get<3>(results);
+  return sequence_backward(anew);
 }
 
 namespace {
@@ -414,8 +402,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sequence_operands(
     const std::optional<Tensor>& bias_ih,
     const std::optional<Tensor>& bias_hh) {
   const CellName cell(get_cell("lltm::_sequence_operands", name));
-  const Tensor none;
-  const Operands of(StepInputs{cell, none, none, none, weight_ih, weight_hh, bias_ih, bias_hh});
+  const Operands of(StepInputs{cell, {}, {}, {}, weight_ih, weight_hh, bias_ih, bias_hh});
   return {of.weight_x, of.weight_h, of.bias_x, of.bias_h, of.parameters};
 }
 
@@ -476,23 +463,25 @@ Gradients sequence_gradients(
     const Tensor& dh,
     const Tensor& dc,
     const OutputMask& output_mask) {
-  const Tensor none;
-  const SequenceInputs inputs = {
-      get_cell("lltm::_sequence_gradients", name),
-      input,
-      h_0,
-      c_0,
-      weight_ih,
-      weight_hh,
-      bias_ih,
-      bias_hh,
-      /*batch_sizes=*/none,
-      reverse,
-      reset,
-      /*checkpoint_steps=*/0,
-      recurrent_mask};
-  const SequenceBackwardArgs args = {inputs, output, none, none, none, none, output_mask};
-  return with_grad_of_h(with_gradients_of_given(args), [&](const SequenceBackwardArgs& a) {
+  SequenceBackwardArgs args = {
+      {get_cell("lltm::_sequence_gradients", name),
+       input,
+       h_0,
+       c_0,
+       weight_ih,
+       weight_hh,
+       bias_ih,
+       bias_hh,
+       /*batch_sizes=*/{},
+       reverse,
+       reset,
+       /*checkpoint_steps=*/0,
+       recurrent_mask},
+      output,
+      /*saved=*/{}};
+  args.output_mask = output_mask;
+  want_gradients_of_given(args);
+  return with_grad_of_h(args, [&](const SequenceBackwardArgs& a) {
     return gradients_of(a, Operands(a), flat_rows(dz), dh, dc, input.scalar_type());
   });
 }

@@ -36,9 +36,9 @@ Tensor activations(const CellInfo& cell, const SymInt& rows, const Tensor& h) {
 
 Tensor checkpoints(const SequenceArgs& args) {
   const SymInt steps =
-      args.batch_sizes.defined() ? args.batch_sizes->sym_numel() : args.input.sym_size(0);
+      args.batch_sizes.defined() ? args.batch_sizes->sym_numel() : args.input->sym_size(0);
   const SymInt count = checkpoint_count(steps, args.checkpoint_steps);
-  return empty(args.input, {count, args.h_0.sym_size(0), c_columns(*args.cell, args.h_0)});
+  return empty(args.input, {count, args.h_0->sym_size(0), c_columns(*args.cell, args.h_0)});
 }
 
 template <typename Args>
@@ -70,8 +70,8 @@ struct Meta {
   static Gradients step_backward(const StepBackwardArgs& args) { return gradients(args, args.h); }
 
   static SequenceResult sequence_forward(const SequenceArgs& args) {
-    const SymInt hidden = args.h_0.sym_size(1);
-    std::vector<SymInt> shape = args.input.sym_sizes().vec();
+    const SymInt hidden = args.h_0->sym_size(1);
+    std::vector<SymInt> shape = args.input->sym_sizes().vec();
     const SymInt rows = shape.size() == 2 ? shape[0] : shape[0] * shape[1];
     shape.back() = hidden;
     return {

@@ -15,11 +15,9 @@ namespace lltm {
 
 // How the dispatcher passes a member: a tensor, a tensor that may be absent, a name, a flag or a
 // number.
-inline const at::Tensor& to_flat(const at::Tensor& tensor) {
-  return tensor;
-}
-inline const std::optional<at::Tensor>& to_flat(const OptionalTensor& tensor) {
-  return tensor.optional();
+template <typename Flat>
+const Flat& to_flat(const TensorArgument<Flat>& tensor) {
+  return tensor.flat();
 }
 inline std::string_view to_flat(const CellName& cell) {
   return cell.name();
@@ -33,8 +31,7 @@ Value to_flat(const Value& value) {
 template <typename Member>
 concept TensorMember = std::convertible_to<const Member&, const at::Tensor&>;
 
-// The struct of these members, in the order of flat(). Members that are temporaries live until the
-// end of the caller's expression.
+// The struct of these members, in the order of flat().
 template <typename Args, typename... Members>
 Args from_flat(Members&&... members) {
 // Without braces around the members of a base.
@@ -75,8 +72,9 @@ struct Kernel<run, Result(Flat...)> {
 };
 
 // Makes `run`, a function of a struct, the kernel of an operator.
-template <auto run, typename Result, typename Args>
-void implement(torch::Library& m, const char* op, Result (*)(const Args&)) {
+template <auto run, typename Result, typename Argument>
+void implement(torch::Library& m, const char* op, Result (*)(Argument)) {
+  using Args = std::remove_cvref_t<Argument>;
   m.impl(op, TORCH_FN((Kernel<run, Signature<Result, Args>>::template call<Args>)));
 }
 template <auto run>

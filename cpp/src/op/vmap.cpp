@@ -48,9 +48,6 @@ class Samples {
 
   bool in(const Tensor& tensor) const { return std::get<1>(unwrap(tensor)).has_value(); }
 
-  // A tensor that is the same for every sample.
-  Tensor shared(const Tensor& tensor) const { return std::get<0>(unwrap(tensor)); }
-
   // The (..., B, .) of all samples as one (..., V * B, .).
   Tensor fold(const Tensor& tensor) const {
     if (!tensor.defined()) return tensor;  // c of a cell without one
@@ -140,21 +137,17 @@ StepOutputs step_of_samples(const StepArgs& args) {
   check_step(args);
   const Samples samples;
   if (maps_parameters(samples, args)) {
-    return without_saved(with_own_c(args, composite::step_forward(args)));
+    return without_saved(with_own_c(args, composite::step_forward));
   }
   const bool any = samples.in(args.input) || samples.in(args.h) || samples.in(args.c);
-  const SymInt rows = args.input.sym_size(0);
+  const SymInt rows = args.input->sym_size(0);
   const BelowVmap below;
   if (!any) return op::step(args);
-  const auto [h_next, c_next] = op::step(
-      {{args.cell,
-        samples.fold(args.input),
-        samples.fold(args.h),
-        samples.fold(args.c),
-        samples.shared(args.weight_ih),
-        samples.shared(args.weight_hh),
-        samples.shared(args.bias_ih),
-        samples.shared(args.bias_hh)}});
+  StepArgs folded = args;
+  folded.input = samples.fold(args.input);
+  folded.h = samples.fold(args.h);
+  folded.c = samples.fold(args.c);
+  const auto [h_next, c_next] = op::step(folded);
   return {samples.unfold(h_next, rows), args.cell->has_c() ? samples.unfold(c_next, rows) : c_next};
 }
 
@@ -164,24 +157,20 @@ SequenceOutputs fold_sequence(const SequenceArgs& args) {
   const Samples samples(packed ? Samples::Order::kInner : Samples::Order::kOuter);
   const bool any = samples.in(args.input) || samples.in(args.h_0) || samples.in(args.c_0) ||
                    samples.in(args.reset) || samples.in(args.recurrent_mask);
-  const SymInt rows = args.input.sym_size(-2);
-  const SymInt batch = args.h_0.sym_size(0);
+  const SymInt rows = args.input->sym_size(-2);
+  const SymInt batch = args.h_0->sym_size(0);
   const BelowVmap below;
   if (!any) return op::sequence(args);
-  const auto [output, h_n, c_n] = op::sequence(
-      {{args.cell,
-        samples.fold(args.input),
-        samples.fold(args.h_0),
-        samples.fold(args.c_0),
-        samples.shared(args.weight_ih),
-        samples.shared(args.weight_hh),
-        samples.shared(args.bias_ih),
-        samples.shared(args.bias_hh),
-        packed ? batch_sizes * samples.count().guard_int(__FILE__, __LINE__) : Tensor(),
-        args.reverse,
-        samples.fold_mask(args.reset),
-        args.checkpoint_steps,
-        samples.fold(args.recurrent_mask)}});
+  SequenceArgs folded = args;
+  folded.input = samples.fold(args.input);
+  folded.h_0 = samples.fold(args.h_0);
+  folded.c_0 = samples.fold(args.c_0);
+  if (packed) {
+    folded.batch_sizes = batch_sizes * samples.count().guard_int(__FILE__, __LINE__);
+  }
+  folded.reset = samples.fold_mask(args.reset);
+  folded.recurrent_mask = samples.fold(args.recurrent_mask);
+  const auto [output, h_n, c_n] = op::sequence(folded);
   return {
       samples.unfold(output, rows),
       samples.unfold(h_n, batch),
@@ -223,7 +212,7 @@ SequenceOutputs sequence_of_samples(const SequenceArgs& args) {
         " each: map over the weights as they are");
     // sequence_for_each cannot stack the results of no samples.
     if (!is_differentiated() && samples.count() > 0) return sequence_for_each(samples, args);
-    return without_saved(with_own_c(args, composite::sequence_forward(args)));
+    return without_saved(with_own_c(args, composite::sequence_forward));
   }
   return fold_sequence(args);
 }

@@ -43,8 +43,8 @@ class BlockedBackward {
   BlockedBackward(const SequenceBackwardArgs& args, const BackwardSchedule& schedule)
       : args_(args),
         cell_(*args.cell),
-        batch_(args.h_0.size(0)),
-        hidden_(args.h_0.size(1)),
+        batch_(args.h_0->size(0)),
+        hidden_(args.h_0->size(1)),
         slot_pitch_(Format::slot_pitch(hidden_)),
         k_(Format::padded_k(cell_.h.count() * slot_pitch_)),
         grid_(schedule.grid),
@@ -86,7 +86,7 @@ class BlockedBackward {
   }
 
   void allocate() {
-    const auto options = args_.input.options().dtype(at::kFloat);
+    const auto options = args_.input->options().dtype(at::kFloat);
     const int64_t chunk_rows = most_rows(chunks_);
     const int64_t columns = cell_.grad_columns() * hidden_;
     // The operand is the part of it from the first slot of h on, with K padded.
@@ -124,7 +124,7 @@ class BlockedBackward {
   // W_h as B (slots of h * H, H), in blocks of columns.
   bool pack_weights() {
     const int64_t bytes = Format::padded_n(hidden_) * k_ * static_cast<int64_t>(sizeof(Operand));
-    packed_weights_ = at::empty({bytes}, args_.input.options().dtype(at::kByte));
+    packed_weights_ = at::empty({bytes}, args_.input->options().dtype(at::kByte));
     const auto w = read<Source>(weights_.hh);
     const int64_t all = weights_.hh.size(0);
     // All slots in one call if they are adjacent in the operand too.
@@ -285,7 +285,7 @@ class BlockedBackward {
 std::optional<Gradients> blocked_backward(
     const SequenceBackwardArgs& args, const BackwardSchedule& schedule) {
   return visit_dtype_and_format(
-      args.input.scalar_type(), schedule.format, [&]<typename T, typename Format>(T, Format) {
+      args.input->scalar_type(), schedule.format, [&]<typename T, typename Format>(T, Format) {
         return BlockedBackward<T, Format>(args, schedule).run();
       });
 }

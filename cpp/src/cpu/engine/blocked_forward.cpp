@@ -56,14 +56,14 @@ class BlockedForward {
       const SequenceArgs& args, const ForwardSchedule& schedule, PackedWeights<Format> weights)
       : args_(args),
         cell_(*args.cell),
-        batch_(args.h_0.size(0)),
-        hidden_(args.h_0.size(1)),
-        input_size_(args.input.size(-1)),
+        batch_(args.h_0->size(0)),
+        hidden_(args.h_0->size(1)),
+        input_size_(args.input->size(-1)),
         weights_(std::move(weights)),
         blocks_(weights_.blocks),
         steps_(plan_steps(args.input, args.batch_sizes, args.reverse)),
         resets_(args.reset, steps_),
-        checkpoints_(args.saved_checkpoint_steps(), steps_.size(), args.state_c()),
+        checkpoints_(args.saved_checkpoint_steps(), steps_.size(), args.c_0),
         grid_(schedule.grid.within(blocks_)),
         plan_(steps_, batch_, grid_, blocks_.count),
         merge_projection_(schedule.merge_projection),
@@ -121,15 +121,14 @@ class BlockedForward {
   };
 
   void allocate() {
-    const auto options = args_.input.options();
+    const auto options = args_.input->options();
     const int64_t rows = flat_size(args_.input);
     output_ = empty_large(output_sizes(args_.input, hidden_), options);
     output_rows_ = flat_rows(output_);
     if (args_.saves_activations()) {
       activations_ = empty_large({rows, cell_.saved * hidden_}, options);
     }
-    const Tensor c = args_.state_c();
-    c_ = at::empty(c.sizes(), options).copy_(c);
+    c_ = at::empty(args_.c_0->sizes(), options).copy_(args_.c_0);
     bias_ = slot_bias(args_, hidden_);
     parameters_ = cell_parameters(cell_, args_.bias_ih);
 
@@ -381,7 +380,7 @@ Int8Result int8_forward(const SequenceArgs& args, const ForwardSchedule& schedul
 }  // namespace
 
 Int8Result blocked_int8_forward(const SequenceArgs& args, const ForwardSchedule& schedule) {
-  switch (args.input.scalar_type()) {
+  switch (args.input->scalar_type()) {
     case at::kFloat:
       return int8_forward<float>(args, schedule);
     case at::kHalf:
@@ -394,7 +393,7 @@ Int8Result blocked_int8_forward(const SequenceArgs& args, const ForwardSchedule&
 std::optional<SequenceResult> blocked_forward(
     const SequenceArgs& args, const ForwardSchedule& schedule) {
   return visit_dtype_and_format(
-      args.input.scalar_type(), schedule.format, [&]<typename T, typename Format>(T, Format) {
+      args.input->scalar_type(), schedule.format, [&]<typename T, typename Format>(T, Format) {
         return forward<T, Format>(args, schedule);
       });
 }

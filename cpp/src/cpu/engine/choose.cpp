@@ -1,7 +1,6 @@
 #include "cpu/dispatch.h"
 #include "cpu/engine/engine.h"
 
-#include "common/checkpoints.h"
 #include "common/schedule_log.h"
 #include "common/states.h"
 #include "common/steps.h"
@@ -35,18 +34,18 @@ bool reduces_float32() {
 }
 
 int64_t steps_of(const SequenceInputs& args) {
-  return args.batch_sizes.defined() ? args.batch_sizes->size(0) : args.input.size(0);
+  return args.batch_sizes.defined() ? args.batch_sizes->size(0) : args.input->size(0);
 }
 
 LayerShape shape_of(const SequenceInputs& args) {
-  const at::ScalarType dtype = args.input.scalar_type();
-  const int64_t batch = args.h_0.size(0), hidden = args.h_0.size(1);
+  const at::ScalarType dtype = args.input->scalar_type();
+  const int64_t batch = args.h_0->size(0), hidden = args.h_0->size(1);
   const bool may_reduce = dtype == at::kFloat && !args.prepacked() &&
                           !has_few_elements(batch, hidden) && steps_of(args) > 1;
   const bool bf16 = dtype == at::kBFloat16 || (may_reduce && reduces_float32());
   return {
       batch,
-      args.input.size(-1),
+      args.input->size(-1),
       hidden,
       flat_size(args.input),
       bf16,
@@ -84,14 +83,18 @@ Result run_or_fall_back(
 
 SequenceResult forward_with_unpacked_weights(const SequenceArgs& args) {
   const Weights weights = unpack(*args.cell, args.weight_ih);
-  const at::ScalarType dtype = args.input.scalar_type();
-  return sequence_forward(with_weights(args, weights.ih.to(dtype), weights.hh.to(dtype)));
+  const at::ScalarType dtype = args.input->scalar_type();
+  SequenceArgs unpacked = args;
+  unpacked.weight_ih = weights.ih.to(dtype);
+  unpacked.weight_hh = weights.hh.to(dtype);
+  return sequence_forward(unpacked);
 }
 
 // By weights prepacked in int8. Rows with a value that cannot be quantised are computed once more,
 // all their steps, by what these weights stand for.
 SequenceResult int8_forward(const SequenceArgs& args, const LayerShape& shape) {
-  if (args.input.numel() == 0 || args.h_0.numel() == 0) return forward_with_unpacked_weights(args);
+  if (args.input->numel() == 0 || args.h_0->numel() == 0)
+    return forward_with_unpacked_weights(args);
   const ForwardSchedule schedule = schedule_forward_int8(current_machine(), shape);
   auto [result, out_of_range] = run(blocked_int8_forward, args, shape, schedule);
   if (!out_of_range.empty()) {
@@ -100,72 +103,54 @@ SequenceResult int8_forward(const SequenceArgs& args, const LayerShape& shape) {
   return std::move(result);
 }
 
-// The state of a sequence of one step: h as its GEMM reads it, and what engines call c.
-struct OneState {
-  explicit OneState(const SequenceInputs& args)
-      : mask(args.recurrent_mask), h(masked_h(args.h_0, mask)), c(args.c_0) {
-    if (mask.defined() || args.reset.defined()) c = args.state_c();
-    if (!args.reset.defined()) return;
-    reset = args.reset->reshape(-1);
-    h = restarted_h(h, reset);
-    c = restarted_c(*args.cell, c, reset);
+// The step of a sequence of one, with the state as the GEMM and the cell read it.
+StepInputs only_step(const SequenceInputs& args) {
+  StepInputs step = {
+      args.cell,
+      flat_rows(args.input),
+      args.h_0,
+      args.c_0,
+      args.weight_ih,
+      args.weight_hh,
+      args.bias_ih,
+      args.bias_hh};
+  if (args.recurrent_mask.defined()) step.h = masked_h(args.h_0, args.recurrent_mask);
+  if (args.reset.defined()) {
+    const at::Tensor reset = args.reset->reshape(-1);
+    step.h = restarted_h(step.h, reset);
+    step.c = restarted_c(*args.cell, step.c, reset);
   }
-
-  // The gradients of the given state, from those of this one.
-  at::Tensor given_h(const at::Tensor& gradient) const {
-    return gradient.defined() ? masked_h(given_c(gradient), mask) : gradient;
-  }
-  at::Tensor given_c(const at::Tensor& gradient) const {
-    return reset.defined() && gradient.defined() ? restarted_h(gradient, reset) : gradient;
-  }
-
-  at::Tensor mask, h, c, reset;
-};
-
-// Whether a kernel for one step reads weights of 16 bits as they lie. For float32 there nearly
-// always is one.
-bool is_step_in_place(const SequenceArgs& args) {
-  if (args.input.scalar_type() == at::kFloat) return true;
-  const at::Tensor input = flat_rows(args.input);
-  return schedule_of(as_step(args, input, args.h_0, args.c_0)).forward != StepGemm::kAten;
-}
-
-// The one before the only step: the given c.
-at::Tensor checkpoint_of(const SequenceArgs& args) {
-  const at::Tensor c = args.state_c();
-  const Checkpoints checkpoints(/*every=*/1, /*steps=*/1, c);
-  checkpoints.save(0, c);
-  return checkpoints.tensor();
+  return step;
 }
 
 // A sequence of one step, whose weights are better read as they lie than packed.
-SequenceResult one_step_forward(const SequenceArgs& args) {
-  const at::Tensor input = flat_rows(args.input);
-  const OneState state(args);
-  auto [h_next, c_next, activations] =
-      step_forward({as_step(args, input, state.h, state.c), args.saves_activations()});
-  const at::Tensor output = h_next.view(output_sizes(args.input, args.h_0.size(1)));
-  return {
-      output, h_next.clone(), c_next, args.saves_checkpoints() ? checkpoint_of(args) : activations};
+SequenceResult one_step_forward(const SequenceArgs& args, const StepArgs& step) {
+  auto [h_next, c_next, activations] = step_forward(step);
+  const at::Tensor output = h_next.view(output_sizes(args.input, args.h_0->size(1)));
+  if (args.saves_checkpoints()) {  // the given c alone
+    activations = args.c_0->clone(at::MemoryFormat::Contiguous).unsqueeze(0);
+  }
+  return {output, h_next.clone(), c_next, activations};
 }
 
 Gradients one_step_backward(const SequenceBackwardArgs& args) {
-  const auto rows = [](const at::Tensor& t) { return t.defined() ? flat_rows(t) : t; };
-  at::Tensor grad_h = rows(args.grad_output);
-  const at::Tensor& grad_h_n = args.grad_h_n;
-  if (grad_h_n.defined()) grad_h = grad_h.defined() ? at::add(grad_h, grad_h_n) : grad_h_n;
-  const at::Tensor input = rows(args.input);
-  const OneState state(args);
-  Gradients gradients = step_backward(
-      {as_step(args, input, state.h, state.c),
-       args.saved,
-       grad_h,
-       args.grad_c_n,
-       args.output_mask});
+  StepBackwardArgs step = {only_step(args), args.saved};
+  if (args.grad_output.defined()) step.grad_h = flat_rows(args.grad_output);
+  if (args.grad_h_n.defined()) {
+    step.grad_h = step.grad_h.defined() ? at::add(step.grad_h, args.grad_h_n) : *args.grad_h_n;
+  }
+  step.grad_c = args.grad_c_n;
+  step.output_mask = args.output_mask;
+  Gradients gradients = step_backward(step);
   auto& [d_input, d_h, d_c, d_weight_ih, d_weight_hh, d_bias_ih, d_bias_hh] = gradients;
-  if (d_input.defined()) d_input = d_input.view(args.input.sizes());
-  d_h = state.given_h(d_h);
-  d_c = state.given_c(d_c);
+  if (d_input.defined()) d_input = d_input.view(args.input->sizes());
+  if (args.reset.defined()) {
+    const at::Tensor reset = args.reset->reshape(-1);
+    for (at::Tensor* const gradient : {&d_h, &d_c}) {
+      if (gradient->defined()) *gradient = restarted_h(*gradient, reset);
+    }
+  }
+  if (d_h.defined()) d_h = masked_h(d_h, args.recurrent_mask);
   return gradients;
 }
 
@@ -188,14 +173,19 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
     if (logs_schedules()) log_schedule(shape, "forward: stepwise");
     return stepwise_forward(args);
   }
-  if (args.input.scalar_type() == at::kFloat && has_few_elements(shape.batch, shape.hidden)) {
+  if (args.input->scalar_type() == at::kFloat && has_few_elements(shape.batch, shape.hidden)) {
     const auto schedule = schedule_few_rows(machine, shape, steps_of(args), prepacked);
     // A cell that forgets needs no float64, and several rows are faster in the GEMM of many.
     const bool few = !args.cell->forgets || shape.batch == 1 || schedule.in_place;
     if (few) return run(few_rows_forward, args, shape, schedule);
   }
-  const bool one_step = steps_of(args) == 1 && !prepacked;
-  if (one_step && is_step_in_place(args)) return one_step_forward(args);
+  if (steps_of(args) == 1 && !prepacked) {
+    const StepArgs step = {only_step(args), args.saves_activations()};
+    // For 16 bits there may be no kernel that reads weights as they lie.
+    const bool in_place =
+        args.input->scalar_type() == at::kFloat || schedule_of(step).forward != StepGemm::kAten;
+    if (in_place) return one_step_forward(args, step);
+  }
   return run_or_fall_back(blocked_forward, args, shape, schedule_forward, machine);
 }
 

@@ -67,9 +67,9 @@ class FewRowsWeightsInPlace {
         hh_(args.weight_hh.defined() ? with_contiguous_rows(args.weight_hh) : Tensor()),
         weights_{
             *args.cell,
-            read_weights<float>(ih_, hh_, args.h_0.size(1)),
-            args.h_0.size(1),
-            args.input.size(-1)},
+            read_weights<float>(ih_, hh_, args.h_0->size(1)),
+            args.h_0->size(1),
+            args.input->size(-1)},
         blocks_(blocks) {}
 
   const Blocks& blocks() const { return blocks_; }
@@ -93,9 +93,9 @@ class FewRowsForward {
   FewRowsForward(const SequenceArgs& args, const FewRowsSchedule& schedule, FewRowsWeights weights)
       : args_(args),
         cell_(*args.cell),
-        batch_(args.h_0.size(0)),
-        hidden_(args.h_0.size(1)),
-        input_size_(args.input.size(-1)),
+        batch_(args.h_0->size(0)),
+        hidden_(args.h_0->size(1)),
+        input_size_(args.input->size(-1)),
         state_columns_(cell_.state_columns() * hidden_),
         weights_(std::move(weights)),
         blocks_(weights_.blocks()),
@@ -103,14 +103,14 @@ class FewRowsForward {
         steps_(plan_steps(args.input, args.batch_sizes, args.reverse)),
         plan_(steps_, batch_, grid_, blocks_.count),
         resets_(args.reset, steps_),
-        checkpoints_(args.saved_checkpoint_steps(), steps_.size(), args.state_c()),
+        checkpoints_(args.saved_checkpoint_steps(), steps_.size(), args.c_0),
         chunks_(plan_chunks(steps_, schedule.chunk_rows)),
         chunk_rows_(most_rows(chunks_)),
         input_(args.input) {
     plan_.count_rows_before(chunks_, /*reverse=*/false);
     bias_ = slot_bias(args, hidden_);
     parameters_ = cell_parameters(cell_, args.bias_ih);
-    const auto options = args.input.options();
+    const auto options = args.input->options();
     output_ = empty_large(output_sizes(args.input, hidden_), options);
     if (args.saves_activations()) {
       activations_ = empty_large({flat_size(args.input), cell_.saved * hidden_}, options);
@@ -122,8 +122,7 @@ class FewRowsForward {
     mask_ = read<float>(args.recurrent_mask);
     allocate_workspace();
     convert(read<float>(masked_h(args.h_0, args.recurrent_mask)), h_0_, hidden_);
-    const Tensor c = args.state_c();
-    convert(read<float>(c), c_, state_columns_);
+    convert(read<float>(args.c_0), c_, state_columns_);
   }
 
   SequenceResult run() {
@@ -192,7 +191,7 @@ class FewRowsForward {
   // A state as the operator returns it, in float32.
   template <typename From>
   Tensor state_of(Matrix<const From> from, int64_t columns) const {
-    const Tensor state = new_tensor({batch_, columns}, args_.input.options());
+    const Tensor state = new_tensor({batch_, columns}, args_.input->options());
     convert(from, write<float>(state), columns);
     return state;
   }

@@ -44,17 +44,18 @@ void recompute_rows(
     SequenceResult (*forward)(const SequenceArgs&)) {
   const Tensor batch_rows = at::tensor(rows);
   const auto [dim, indices, batch_sizes] = places_of(args, rows);
-  const auto again = forward({for_rows(
-      args,
-      args.input.index_select(dim, indices),
-      args.h_0.index_select(0, batch_rows),
-      args.state_c().index_select(0, batch_rows),
-      batch_sizes,
-      args.reset.defined() ? args.reset->index_select(dim, indices) : Tensor(),
-      /*recurrent_mask=*/Tensor())});
-  std::get<0>(result).index_copy_(dim, indices, std::get<0>(again));
-  std::get<1>(result).index_copy_(0, batch_rows, std::get<1>(again));
-  std::get<2>(result).index_copy_(0, batch_rows, std::get<2>(again));
+  SequenceArgs again = args;
+  again.checkpoint_steps = 0;
+  again.input = args.input->index_select(dim, indices);
+  again.h_0 = args.h_0->index_select(0, batch_rows);
+  again.c_0 = args.c_0->index_select(0, batch_rows);
+  again.batch_sizes = batch_sizes;
+  if (args.reset.defined()) again.reset = args.reset->index_select(dim, indices);
+  again.save = false;
+  const auto [output, h_n, c_n, saved] = forward(again);
+  std::get<0>(result).index_copy_(dim, indices, output);
+  std::get<1>(result).index_copy_(0, batch_rows, h_n);
+  std::get<2>(result).index_copy_(0, batch_rows, c_n);
 }
 
 }  // namespace lltm::cpu

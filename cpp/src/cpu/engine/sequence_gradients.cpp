@@ -23,8 +23,8 @@ SequenceGradients::SequenceGradients(
     GemmFormat format)
     : args_(args),
       cell_(*args.cell),
-      hidden_(args.h_0.size(1)),
-      input_size_(args.input.size(-1)),
+      hidden_(args.h_0->size(1)),
+      input_size_(args.input->size(-1)),
       format_(format),
       steps_(steps),
       resets_(resets) {
@@ -39,14 +39,14 @@ SequenceGradients::SequenceGradients(
   const auto options = weights.hh.options();
   output_rows_ = flat_rows(args.output);
   if (want_input) {
-    const bool wide = args.input.scalar_type() == at::kFloat;
+    const bool wide = args.input->scalar_type() == at::kFloat;
     d_input_ = empty_large(
         {flat_size(args.input), input_size_}, wide ? options.dtype(at::kFloat) : options);
     input_gemm_ = make_packed_gemm(format, weights.ih);
   }
   if (want_h) {
     weights_h_ = weights.hh.to(at::kFloat);
-    d_h_0_ = at::empty(args.h_0.sizes(), args.h_0.options().dtype(args.carried_dtype()));
+    d_h_0_ = at::empty(args.h_0->sizes(), args.h_0->options().dtype(args.carried_dtype()));
   }
   const bool joined = !args.weight_hh.defined();
   const bool of_h = joined ? want_ih : want_hh;
@@ -144,7 +144,7 @@ Gradients SequenceGradients::finish(const Tensor& dc) {
   }
   const auto result = [&](const Tensor& sum) { return sum.defined() ? sum.to(dtype) : Tensor(); };
   return {
-      mask[0] ? d_input_.to(args_.input.scalar_type()).view(args_.input.sizes()) : Tensor(),
+      mask[0] ? d_input_.to(args_.input->scalar_type()).view(args_.input->sizes()) : Tensor(),
       d_h_0_,
       mask[2] ? dc.to(dtype) : Tensor(),
       result(weights.weight_ih),

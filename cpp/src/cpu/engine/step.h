@@ -20,16 +20,15 @@ inline StepSchedule schedule_of(const StepInputs& args) {
   const auto has_rows = [](const at::Tensor& w) {
     return w.stride(1) == 1 && w.stride(0) >= w.size(1);
   };
-  const at::Tensor& ih = args.weight_ih;
-  const at::Tensor& hh =
-      args.weight_hh.defined() ? static_cast<const at::Tensor&>(args.weight_hh) : ih;
+  const at::Tensor& ih = *args.weight_ih;
+  const at::Tensor& hh = args.weight_hh.defined() ? *args.weight_hh : ih;
   // Of two strides one that is odd, if any: kernels want to know that.
   const int64_t stride = ih.stride(0) % 2 != 0 ? ih.stride(0) : hh.stride(0);
   const StepShape shape = {
-      args.h.size(0),
-      args.input.size(1),
-      args.h.size(1),
-      storage_of(args.input.scalar_type()),
+      args.h->size(0),
+      args.input->size(1),
+      args.h->size(1),
+      storage_of(args.input->scalar_type()),
       has_rows(ih) && has_rows(hh) ? stride : 0,
       slots_of(*args.cell)};
   return schedule_step(current_machine(), shape);

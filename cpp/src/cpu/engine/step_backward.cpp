@@ -32,7 +32,7 @@ void backward_by_aten(
     const ElementwiseBackward<T>& step,
     const StepBackwardArgs& args,
     const StepGradients& results) {
-  parallel_for(args.h.numel(), kElementwiseGrain, [&](int64_t begin, int64_t end) {
+  parallel_for(args.h->numel(), kElementwiseGrain, [&](int64_t begin, int64_t end) {
     elementwise<T, compute_t<T>>(*args.cell).backward(step, begin, end);
   });
   const Linear linear(args);
@@ -59,9 +59,9 @@ class BlockedStepBackward {
       : step_(step),
         results_(results),
         cell_(*args.cell),
-        weights_(read_weights<T>(args.weight_ih, args.weight_hh, args.h.size(1))),
-        batch_(args.h.size(0)),
-        hidden_(args.h.size(1)),
+        weights_(read_weights<T>(args.weight_ih, args.weight_hh, args.h->size(1))),
+        batch_(args.h->size(0)),
+        hidden_(args.h->size(1)),
         blocks_(schedule.blocks),
         threads_(schedule.threads),
         chunks_(batch_, kStepChunkRows),
@@ -258,20 +258,20 @@ class BlockedStepBackward {
 };
 
 StepGradients allocate_gradients(const StepBackwardArgs& args, at::ScalarType weights_dtype) {
-  const auto options = args.input.options().dtype(compute_dtype(args.input.scalar_type()));
+  const auto options = args.input->options().dtype(compute_dtype(args.input->scalar_type()));
   const auto [want_input, want_h, want_c, want_ih, want_hh, want_bias_ih, want_bias_hh] =
       args.output_mask;
   const auto if_wanted = [&](bool wanted, at::IntArrayRef sizes) {
     return wanted ? at::empty(sizes, options) : Tensor();
   };
-  const int64_t batch = args.h.size(0);
-  const int64_t hidden = args.h.size(1);
+  const int64_t batch = args.h->size(0);
+  const int64_t hidden = args.h->size(1);
   const int64_t columns = args.cell->grad_columns() * hidden;
   return {
       at::empty({batch, columns}, options),
       at::empty({batch, args.cell->state_columns() * hidden}, options),
-      if_wanted(want_input, args.input.sizes()),
-      if_wanted(want_h, args.h.sizes()),
+      if_wanted(want_input, args.input->sizes()),
+      if_wanted(want_h, args.h->sizes()),
       WeightGradients(args, options.dtype(weights_dtype)),
       if_wanted(want_bias_ih || want_bias_hh, {columns})};
 }
@@ -279,7 +279,7 @@ StepGradients allocate_gradients(const StepBackwardArgs& args, at::ScalarType we
 }  // namespace
 
 Gradients step_backward(const StepBackwardArgs& args) {
-  const at::ScalarType dtype = args.input.scalar_type();
+  const at::ScalarType dtype = args.input->scalar_type();
   const StepSchedule schedule = schedule_of(args);
   const bool blocked = schedule.backward == StepGemm::kBlocked;
   const StepGradients results = allocate_gradients(args, blocked ? dtype : compute_dtype(dtype));
@@ -289,7 +289,7 @@ Gradients step_backward(const StepBackwardArgs& args) {
     using C = compute_t<T>;
     ElementwiseBackward<T> step;
     step.cell = &*args.cell;
-    step.hidden = step.layer_hidden = args.h.size(1);
+    step.hidden = step.layer_hidden = args.h->size(1);
     step.activations = read<T>(args.activations);
     step.parameters = read_row<C>(parameters);
     step.grad_h = read<T>(args.grad_h);

@@ -23,11 +23,11 @@ template <typename T>
 void step_by_aten(ElementwiseForward<T> step, const StepArgs& args) {
   const Linear linear = Linear::with_bias(args);
   const Tensor gates = linear.project_x(args.input);
-  linear.add_recurrent(gates, args.h.to(gates.scalar_type()));
-  step.hidden = args.h.size(1);
+  linear.add_recurrent(gates, args.h->to(gates.scalar_type()));
+  step.hidden = args.h->size(1);
   step.gates = read<compute_t<T>>(gates);
   step.gates_step = step.hidden;
-  parallel_for(args.h.numel(), kElementwiseGrain, [&](int64_t begin, int64_t end) {
+  parallel_for(args.h->numel(), kElementwiseGrain, [&](int64_t begin, int64_t end) {
     elementwise<T, compute_t<T>>(*args.cell).forward(step, begin, end);
   });
 }
@@ -60,10 +60,10 @@ void finish_block(
 template <typename T>
 void step_by_products(
     const ElementwiseForward<T>& step, const StepArgs& args, const StepSchedule& schedule) {
-  const int64_t batch = args.h.size(0);
-  const int64_t hidden = args.h.size(1);
-  const Tensor h = with_contiguous_rows(args.h.to(at::kFloat));
-  const Tensor x = with_contiguous_rows(args.input.to(at::kFloat));
+  const int64_t batch = args.h->size(0);
+  const int64_t hidden = args.h->size(1);
+  const Tensor h = with_contiguous_rows(args.h->to(at::kFloat));
+  const Tensor x = with_contiguous_rows(args.input->to(at::kFloat));
   const Tensor bias = slot_bias(args, hidden);
   const Blocks& blocks = schedule.blocks;
   const int64_t columns = args.cell->slots * blocks.width;
@@ -72,7 +72,7 @@ void step_by_products(
       *args.cell,
       read_weights<T>(args.weight_ih, args.weight_hh, hidden),
       hidden,
-      args.input.size(1)};
+      args.input->size(1)};
   for_each_block(blocks, schedule.threads, [&](int64_t block) {
     const int64_t unit = blocks.begin(block);
     const int64_t width = blocks.size(block);
@@ -97,21 +97,21 @@ class BlockedStep {
       : step_(step),
         args_(args),
         cell_(*args.cell),
-        hidden_(args.h.size(1)),
-        k_(hidden_ + args.input.size(1)),
+        hidden_(args.h->size(1)),
+        k_(hidden_ + args.input->size(1)),
         weights_(read_weights<T>(args.weight_ih, args.weight_hh, hidden_)),
-        columns_(std::min(round_up(args.h.size(0), kVector), kStepRows)),
+        columns_(std::min(round_up(args.h->size(0), kVector), kStepRows)),
         blocks_(schedule.blocks),
         threads_(schedule.threads),
         bias_(slot_bias(args, hidden_)),
         x_size_(k_ * columns_ * static_cast<int64_t>(sizeof(T)) / 4) {
-    buffer_ =
-        at::empty({x_size_ + 2 * blocks_.count * z_size()}, args.input.options().dtype(at::kFloat));
+    buffer_ = at::empty(
+        {x_size_ + 2 * blocks_.count * z_size()}, args.input->options().dtype(at::kFloat));
     floats_ = buffer_.mutable_data_ptr<float>();
   }
 
   void run() {
-    const int64_t batch = args_.h.size(0);
+    const int64_t batch = args_.h->size(0);
     for (int64_t first = 0; first < batch; first += columns_) {
       const int64_t rows = std::min(columns_, batch - first);
       pack(first, rows);
@@ -189,13 +189,12 @@ class BlockedStep {
 template <typename T>
 void run_step(const StepArgs& args, const StepResult& result, const StepSchedule& schedule) {
   const auto& [h_next, c_next, activations] = result;
-  const Tensor c = args.state_c();
   const Tensor parameters = cell_parameters(*args.cell, args.bias_ih);
   ElementwiseForward<T> step;
   step.cell = &*args.cell;
-  step.layer_hidden = args.h.size(1);
+  step.layer_hidden = args.h->size(1);
   step.parameters = read_row<compute_t<T>>(parameters);
-  step.c = read<T>(c);
+  step.c = read<T>(args.c);
   step.h_next = write<T>(h_next);
   step.c_next = write<T>(c_next);
   step.activations = write<T>(activations);
@@ -211,19 +210,19 @@ void run_step(const StepArgs& args, const StepResult& result, const StepSchedule
 }  // namespace
 
 StepResult step_forward(const StepArgs& args) {
-  const int64_t batch = args.h.size(0);
-  const int64_t hidden = args.h.size(1);
-  const auto options = args.input.options();
+  const int64_t batch = args.h->size(0);
+  const int64_t hidden = args.h->size(1);
+  const auto options = args.input->options();
   StepResult result = {
       new_tensor({batch, hidden}, options),
       new_tensor({batch, args.cell->state_columns() * hidden}, options),
       args.save ? new_tensor({batch, args.cell->saved * hidden}, options) : Tensor()};
   const StepSchedule schedule = schedule_of(args);
   if (logs_schedules()) {
-    log_schedule(batch, batch, args.input.size(1), hidden, to_string(schedule));
+    log_schedule(batch, batch, args.input->size(1), hidden, to_string(schedule));
   }
   visit_dtype(
-      args.input.scalar_type(), [&]<typename T>(T*) { run_step<T>(args, result, schedule); });
+      args.input->scalar_type(), [&]<typename T>(T*) { run_step<T>(args, result, schedule); });
   return result;
 }
 

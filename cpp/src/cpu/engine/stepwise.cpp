@@ -18,8 +18,8 @@ namespace lltm::cpu {
 using at::Tensor;
 
 SequenceResult stepwise_forward(const SequenceArgs& args) {
-  const int64_t hidden = args.h_0.size(1);
-  const at::ScalarType dtype = args.input.scalar_type();
+  const int64_t hidden = args.h_0->size(1);
+  const at::ScalarType dtype = args.input->scalar_type();
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
   const Resets resets(args.reset, steps);
   const CellInfo& cell = *args.cell;
@@ -27,23 +27,22 @@ SequenceResult stepwise_forward(const SequenceArgs& args) {
   // The input's part of the pre-activations in one GEMM, which is faster; or, with few elements,
   // all of it step by step as plain PyTorch does: a GEMM of many rows is rounded in another
   // way, and nothing averages that out.
-  const bool few = has_few_elements(args.h_0.size(0), hidden);
+  const bool few = has_few_elements(args.h_0->size(0), hidden);
   const Tensor x = flat_rows(args.input).to(compute_dtype(dtype));
   const Tensor gates =
       few ? at::empty({x.size(0), cell.slots * hidden}, x.options()) : linear.project_x(x);
 
-  const Tensor output = at::empty(output_sizes(args.input, hidden), args.input.options());
+  const Tensor output = at::empty(output_sizes(args.input, hidden), args.input->options());
   const Tensor output_rows = flat_rows(output);
   const Tensor activations =
       args.saves_activations()
-          ? at::empty({gates.size(0), cell.saved * hidden}, args.input.options())
+          ? at::empty({gates.size(0), cell.saved * hidden}, args.input->options())
           : Tensor();
-  const Checkpoints checkpoints(args.saved_checkpoint_steps(), steps.size(), args.state_c());
-  const Tensor c_0 = args.state_c();
-  const Tensor c = at::empty(c_0.sizes(), args.input.options()).copy_(c_0);
+  const Checkpoints checkpoints(args.saved_checkpoint_steps(), steps.size(), args.c_0);
+  const Tensor c = at::empty(args.c_0->sizes(), args.input->options()).copy_(args.c_0);
   const Tensor parameters = cell_parameters(cell, args.bias_ih);
   // The state in the GEMMs' dtype; each step renews its own rows.
-  const Tensor h = at::empty(args.h_0.sizes(), gates.options()).copy_(args.h_0);
+  const Tensor h = at::empty(args.h_0->sizes(), gates.options()).copy_(args.h_0);
 
   visit_dtype(dtype, [&]<typename T>(T*) {
     using C = compute_t<T>;
@@ -103,7 +102,7 @@ Gradients gradients_of(
       args.output_mask;
   Tensor d_input;
   if (want_input) {
-    d_input = at::empty({dz.size(0), args.input.size(-1)}, dz.options());
+    d_input = at::empty({dz.size(0), args.input->size(-1)}, dz.options());
     linear.input_gradient(d_input, dz);
   }
   const WeightGradients weights(args, dz.options());
@@ -130,7 +129,7 @@ Gradients gradients_of(
     return wanted ? gradient.to(carried_dtype) : Tensor();
   };
   return {
-      want_input ? d_input.to(args.input.scalar_type()).view(args.input.sizes()) : Tensor(),
+      want_input ? d_input.to(args.input->scalar_type()).view(args.input->sizes()) : Tensor(),
       carried(want_h, dh),
       carried(want_c, dc),
       carried(want_ih, weights.weight_ih),
@@ -142,8 +141,8 @@ Gradients gradients_of(
 }  // namespace
 
 Gradients stepwise_backward(const SequenceBackwardArgs& args) {
-  const int64_t hidden = args.h_0.size(1);
-  const at::ScalarType dtype = args.input.scalar_type();
+  const int64_t hidden = args.h_0->size(1);
+  const at::ScalarType dtype = args.input->scalar_type();
   const auto options = compute_options(args.input);
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
   const Resets resets(args.reset, steps);
@@ -151,10 +150,10 @@ Gradients stepwise_backward(const SequenceBackwardArgs& args) {
   const Linear linear(args);
 
   // Gradients of the state; a row's are final once its first step is done.
-  const Tensor dh = copy_or_zeros(args.grad_h_n, args.h_0.sizes(), options);
+  const Tensor dh = copy_or_zeros(args.grad_h_n, args.h_0->sizes(), options);
   const Tensor dc =
-      copy_or_zeros(args.grad_c_n, {args.h_0.size(0), cell.state_columns() * hidden}, options);
-  const Tensor dz = at::empty({args.saved.size(0), cell.grad_columns() * hidden}, options);
+      copy_or_zeros(args.grad_c_n, {args.h_0->size(0), cell.state_columns() * hidden}, options);
+  const Tensor dz = at::empty({args.saved->size(0), cell.grad_columns() * hidden}, options);
   const Tensor parameters = cell_parameters(cell, args.bias_ih);
 
   visit_dtype(dtype, [&]<typename T>(T*) {

@@ -25,9 +25,9 @@ template <typename Args>
 void log(const char* direction, const Args& args, const std::string& engine) {
   log_schedule(
       flat_size(args.input),
-      args.h_0.size(0),
-      args.input.size(-1),
-      args.h_0.size(1),
+      args.h_0->size(0),
+      args.input->size(-1),
+      args.h_0->size(1),
       std::string("on CUDA, ") + direction + engine);
 }
 

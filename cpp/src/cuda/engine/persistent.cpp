@@ -51,8 +51,8 @@ constexpr int64_t kMostRowLaunches = 4;
 template <template <typename> typename Args>
 std::variant<RowPlan, const char*> plan_rows(const SequenceInputs& args, int64_t most_hidden) {
   const CellInfo& cell = *args.cell;
-  const int64_t batch = args.h_0.size(0), hidden = args.h_0.size(1);
-  const at::ScalarType dtype = args.input.scalar_type();
+  const int64_t batch = args.h_0->size(0), hidden = args.h_0->size(1);
+  const at::ScalarType dtype = args.input->scalar_type();
   if (!has_persistent_kernels(cell)) return "no kernels of this cell";
   if (dtype != at::kHalf && dtype != at::kBFloat16) return "float32 or float64";
   if (flat_size(args.input) == 0 || hidden == 0) return "nothing to compute";
@@ -170,7 +170,7 @@ bool launch_forward_steps(
     int64_t workspace_bytes,
     const PersistentTensors& tensors) {
   const CellInfo& cell = *args.cell;
-  const int64_t hidden = args.h_0.size(1), columns = cell.x.count() * hidden;
+  const int64_t hidden = args.h_0->size(1), columns = cell.x.count() * hidden;
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
   const std::vector<Chunk> chunks =
       plan_chunks(steps, workspace_bytes / (columns * static_cast<int64_t>(sizeof(float))));
@@ -178,16 +178,16 @@ bool launch_forward_steps(
   const Weights weights = weights_of(args);
   const Tensor x = as_operand(flat_rows(args.input));
   const Tensor weights_x =
-      as_padded_operand(x_slots(weights.ih, cell), columns, args.input.size(-1));
+      as_padded_operand(x_slots(weights.ih, cell), columns, args.input->size(-1));
   const Tensor weights_h = aligned(h_slots(weights.hh, cell));
   const Tensor h_0 = aligned(args.h_0), output = flat_rows(tensors.output);
-  const Tensor begun = at::zeros({1}, args.input.options().dtype(at::kInt));
-  const Gemm gemm(args.input.scalar_type());
+  const Tensor begun = at::zeros({1}, args.input->options().dtype(at::kInt));
+  const Gemm gemm(args.input->scalar_type());
   const Stream stream = current_stream();
 
   PersistentForwardArgs<T> launch;
   launch.hidden = hidden;
-  launch.batch = args.h_0.size(0);
+  launch.batch = args.h_0->size(0);
   launch.weights = data<T>(weights_h);
   launch.bias_ih = read_row<T>(args.bias_ih);
   launch.bias_hh = read_row<T>(args.bias_hh);
@@ -236,14 +236,14 @@ bool launch_backward_steps(
   const std::vector<Step> order = plan_steps(args.input, args.batch_sizes, !args.reverse);
   const Tensor weights = aligned(h_slots(weights_of(args).hh, cell).t());
   const Tensor activations = aligned(args.saved);
-  const Tensor begun = at::zeros({1}, args.input.options().dtype(at::kInt));
+  const Tensor begun = at::zeros({1}, args.input->options().dtype(at::kInt));
   const Stream stream = current_stream();
   const std::vector<Chunk> chunks =
       plan_chunks(order, workspace_bytes / (tensors.dz.size(1) * static_cast<int64_t>(sizeof(T))));
 
   PersistentBackwardArgs<T> launch;
-  launch.hidden = args.h_0.size(1);
-  launch.batch = args.h_0.size(0);
+  launch.hidden = args.h_0->size(1);
+  launch.batch = args.h_0->size(0);
   launch.weights = data<T>(weights);
   launch.activations = data<T>(activations);
   launch.grad_output = step_matrix<T>(args.grad_output);
@@ -269,15 +269,15 @@ Attempt<SequenceResult> persistent_forward(const SequenceArgs& args, int64_t wor
   const auto planned = plan_rows<PersistentForwardArgs>(args, most_hidden_forward(*args.cell));
   if (const auto* why_not = std::get_if<const char*>(&planned)) return {{}, *why_not};
   const RowPlan& plan = std::get<RowPlan>(planned);
-  const int64_t hidden = args.h_0.size(1);
-  const auto options = args.input.options();
+  const int64_t hidden = args.h_0->size(1);
+  const auto options = args.input->options();
   const PersistentTensors tensors = {
       at::empty(output_sizes(args.input, hidden), options),
-      copy_or_zeros(args.h_0, args.h_0.sizes(), options),
-      copy_or_zeros(args.state_c(), args.h_0.sizes(), options),
+      copy_or_zeros(args.h_0, args.h_0->sizes(), options),
+      copy_or_zeros(args.c_0, args.h_0->sizes(), options),
       args.save ? at::empty({flat_size(args.input), args.cell->saved * hidden}, options)
                 : Tensor()};
-  const bool launched = visit_kernel_dtype(args.input.scalar_type(), [&]<typename T>(T*) {
+  const bool launched = visit_kernel_dtype(args.input->scalar_type(), [&]<typename T>(T*) {
     return launch_forward_steps<T>(args, plan, workspace_bytes, tensors);
   });
   if (!launched) return {{}, refused()};
@@ -289,13 +289,13 @@ Attempt<Gradients> persistent_backward(const SequenceBackwardArgs& args, int64_t
   const auto planned = plan_rows<PersistentBackwardArgs>(args, most_hidden_backward(*args.cell));
   if (const auto* why_not = std::get_if<const char*>(&planned)) return {{}, *why_not};
   const RowPlan& plan = std::get<RowPlan>(planned);
-  const at::ScalarType dtype = args.input.scalar_type();
-  const int64_t columns = args.cell->slots * args.h_0.size(1);
+  const at::ScalarType dtype = args.input->scalar_type();
+  const int64_t columns = args.cell->slots * args.h_0->size(1);
   const auto wide = compute_options(args.input);
   const BackwardTensors tensors = {
-      copy_or_zeros(args.grad_h_n, args.h_0.sizes(), wide),
-      copy_or_zeros(args.grad_c_n, args.h_0.sizes(), wide),
-      at::empty({flat_size(args.input), columns}, args.input.options())};
+      copy_or_zeros(args.grad_h_n, args.h_0->sizes(), wide),
+      copy_or_zeros(args.grad_c_n, args.h_0->sizes(), wide),
+      at::empty({flat_size(args.input), columns}, args.input->options())};
   const bool launched = visit_kernel_dtype(dtype, [&]<typename T>(T*) {
     return launch_backward_steps<T>(args, plan, workspace_bytes, tensors);
   });

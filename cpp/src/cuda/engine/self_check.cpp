@@ -46,7 +46,7 @@ struct Problem {
   const Tensor weight_ih = values({of_x, kInput}, 0.2), weight_hh = values({of_h, kHidden}, 0.2);
   const Tensor bias_ih = values({of_x + cell.parameters * kHidden}, 0.2);
   const Tensor bias_hh = values({of_h}, 0.2);
-  const Tensor grad_output = values({kSteps, kBatch, kHidden}, 1), none = {};
+  const Tensor grad_output = values({kSteps, kBatch, kHidden}, 1);
   const OutputMask all = {true, true, true, true, true, true, true};
 
   // Between -scale and scale. No random numbers: those are the user's.
@@ -64,8 +64,7 @@ struct Problem {
 
   template <typename Forward, typename Backward>
   std::vector<Tensor> sequence(const Forward& forward, const Backward& backward) const {
-    const SequenceInputs args = {
-        cell, input, h, c, weight_ih, weight_hh, bias_ih, bias_hh, none, false, none, 0, none};
+    const SequenceInputs args = {cell, input, h, c, weight_ih, weight_hh, bias_ih, bias_hh};
     const SequenceResult results = forward({args, /*save=*/true});
     const auto& [output, h_n, c_n, saved] = results;
     return as_list(results, backward({args, output, saved, grad_output, h, c, all}));

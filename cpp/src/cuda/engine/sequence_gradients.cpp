@@ -13,10 +13,10 @@ using at::Tensor;
 
 Tensor input_gradient(const SequenceBackwardArgs& args, const Gemm& gemm, const Tensor& dz) {
   const CellInfo& cell = *args.cell;
-  const Tensor dz_x = slot_columns(dz, cell, cell.x, args.h_0.size(1));
+  const Tensor dz_x = slot_columns(dz, cell, cell.x, args.h_0->size(1));
   const Tensor weights_x =
-      as_padded_operand(x_slots(weights_of(args).ih, cell), dz_x.size(1), args.input.size(-1));
-  const Tensor d_input = at::empty(args.input.sizes(), args.input.options());
+      as_padded_operand(x_slots(weights_of(args).ih, cell), dz_x.size(1), args.input->size(-1));
+  const Tensor d_input = at::empty(args.input->sizes(), args.input->options());
   gemm(operand(dz_x), operand(weights_x), result(flat_rows(d_input)), /*accumulate=*/false);
   return d_input;
 }
@@ -29,11 +29,11 @@ WeightGradients weight_gradients(
     const Gemm& gemm,
     const Tensor& dz) {
   const CellInfo& cell = *args.cell;
-  const at::ScalarType dtype = args.input.scalar_type();
+  const at::ScalarType dtype = args.input->scalar_type();
   WeightGradients d_weights(args, compute_options(args.input));
   // add(products, dz) of the slots that belong to some rows of `to`.
   const auto compute = [&](const Tensor& to, SlotRange slots, const int* blocks, const auto& add) {
-    const int64_t hidden = args.h_0.size(1);
+    const int64_t hidden = args.h_0->size(1);
     for_each_run(slots, blocks, [&](int slot, int count) {
       const Tensor c = to.narrow(0, blocks[slot] * hidden, count * hidden);
       WeightGradientGemm products(gemm, dtype, c);
@@ -87,7 +87,7 @@ Gradients sequence_gradients(
   const at::ScalarType carried_dtype = args.carried_dtype();
   const auto [want_input, want_h_0, want_c_0, want_ih, want_hh, want_bias_ih, want_bias_hh] =
       args.output_mask;
-  const int64_t hidden = args.h_0.size(1);
+  const int64_t hidden = args.h_0->size(1);
   const WeightGradients d_weights = weight_gradients(args, steps, gemm, t.dz);
   // ATen's sum adds in a fixed order, in float32.
   const Tensor sums =

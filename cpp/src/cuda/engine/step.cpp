@@ -18,10 +18,10 @@ using at::Tensor;
 
 StepResult step_forward(const StepArgs& args) {
   const CellInfo& cell = *args.cell;
-  const int64_t batch = args.h.size(0);
-  const int64_t hidden = args.h.size(1);
-  const at::ScalarType dtype = args.input.scalar_type();
-  const auto options = args.input.options();
+  const int64_t batch = args.h->size(0);
+  const int64_t hidden = args.h->size(1);
+  const at::ScalarType dtype = args.input->scalar_type();
+  const auto options = args.input->options();
   const Tensor h_next = at::empty({batch, hidden}, options);
   const Tensor c_next = at::empty({batch, cell.state_columns() * hidden}, options);
   const Tensor activations =
@@ -46,7 +46,6 @@ StepResult step_forward(const StepArgs& args) {
   multiply(args.input, weights.ih, cell.x, cell.x_blocks, /*accumulate=*/false);
   if (cell.x.end < cell.slots) zero(result(gates.slice(1, cell.x.end * hidden)));
   multiply(args.h, weights.hh, cell.h, cell.h_blocks, /*accumulate=*/true);
-  const Tensor c = args.state_c();
 
   visit_dtype<c10::Half, c10::BFloat16>(dtype, [&]<typename T>(T*) {
     ForwardArgs<T> step;
@@ -56,7 +55,7 @@ StepResult step_forward(const StepArgs& args) {
     step.bias_ih = read_row<T>(args.bias_ih);
     step.bias_hh = read_row<T>(args.bias_hh);
     step.parameters = step.bias_ih.from(0, cell.x.count() * hidden);
-    step.c = read<T>(c);
+    step.c = read<T>(args.c);
     step.h_next = write<T>(h_next);
     step.c_next = write<T>(c_next);
     step.activations = write<T>(activations);
@@ -67,8 +66,8 @@ StepResult step_forward(const StepArgs& args) {
 
 Gradients step_backward(const StepBackwardArgs& args) {
   const CellInfo& cell = *args.cell;
-  const int64_t hidden = args.h.size(1);
-  const at::ScalarType dtype = args.input.scalar_type();
+  const int64_t hidden = args.h->size(1);
+  const at::ScalarType dtype = args.input->scalar_type();
   const auto [want_input, want_h, want_c, want_ih, want_hh, want_bias_ih, want_bias_hh] =
       args.output_mask;
   const auto empty_if = [](bool want, const Tensor& like) {
@@ -76,8 +75,8 @@ Gradients step_backward(const StepBackwardArgs& args) {
   };
   const Tensor d_input = empty_if(want_input, args.input);
   const Tensor d_h = empty_if(want_h, args.h);
-  const int64_t batch = args.h.size(0);
-  const auto options = args.input.options();
+  const int64_t batch = args.h->size(0);
+  const auto options = args.input->options();
   const Tensor d_c = want_c ? at::empty({batch, cell.state_columns() * hidden}, options) : Tensor();
   const Tensor dz = at::empty({batch, cell.grad_columns() * hidden}, options);
 

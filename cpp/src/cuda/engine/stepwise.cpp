@@ -65,17 +65,16 @@ ForwardTensors allocate(
     const PaddedSizes& padded,
     const std::vector<Step>& steps,
     const std::vector<Chunk>& chunks) {
-  const int64_t hidden = args.h_0.size(1);
-  const auto options = args.input.options();
-  const Tensor c_0 = args.state_c();
+  const int64_t hidden = args.h_0->size(1);
+  const auto options = args.input->options();
   return {
       at::empty(output_sizes(args.input, hidden), options),
-      copy_or_zeros(c_0, c_0.sizes(), options),
+      copy_or_zeros(args.c_0, args.c_0->sizes(), options),
       args.saves_activations()
           ? at::empty({flat_size(args.input), args.cell->saved * hidden}, options)
           : Tensor(),
-      Checkpoints(args.saved_checkpoint_steps(), steps.size(), c_0),
-      padded_state(args.h_0, args.h_0.sizes(), padded.hidden, options),
+      Checkpoints(args.saved_checkpoint_steps(), steps.size(), args.c_0),
+      padded_state(args.h_0, args.h_0->sizes(), padded.hidden, options),
       at::empty({most_rows(chunks), padded.gates}, compute_options(args.input))};
 }
 
@@ -87,7 +86,7 @@ void run_forward(
     const std::vector<Chunk>& chunks,
     const ForwardTensors& t) {
   const CellInfo& cell = *args.cell;
-  const int64_t hidden = args.h_0.size(1);
+  const int64_t hidden = args.h_0->size(1);
   // One GEMM for many steps needs one stride for all of its rows, so an input that is batch
   // first in memory is copied.
   const Tensor x = as_operand(flat_rows(args.input));
@@ -98,7 +97,7 @@ void run_forward(
   const Tensor weights_h =
       as_padded_operand(h_slots(weights.hh, cell), gates_h.size(1), padded.hidden);
   const Tensor weights_x =
-      as_padded_operand(x_slots(weights.ih, cell), gates_x.size(1), args.input.size(-1));
+      as_padded_operand(x_slots(weights.ih, cell), gates_x.size(1), args.input->size(-1));
   const Operand weights_h_t = transposed(operand(weights_h));
   const Operand weights_x_t = transposed(operand(weights_x));
   const auto gates = read<compute_t<T>>(t.gates);
@@ -107,7 +106,7 @@ void run_forward(
   const Resets resets(args.reset);
   const Tensor& mask = args.recurrent_mask;
   const Tensor masked_h = mask.defined() ? at::zeros(t.h.sizes(), t.h.options()) : Tensor();
-  const Gemm gemm(args.input.scalar_type());
+  const Gemm gemm(args.input->scalar_type());
   const Stream stream = current_stream();
 
   ForwardArgs<T> step;
@@ -153,7 +152,7 @@ void run_backward(
     const Gemm& gemm) {
   using C = compute_t<T>;
   const CellInfo& cell = *args.cell;
-  const int64_t hidden = args.h_0.size(1);
+  const int64_t hidden = args.h_0->size(1);
   const bool want_h_0 = args.output_mask[1];
   const Tensor dz_h = slot_columns(t.dz, cell, cell.h, hidden);
   const Tensor weights_h =
@@ -192,8 +191,8 @@ void run_backward(
 }  // namespace
 
 SequenceResult stepwise_forward(const SequenceArgs& args, int64_t workspace_bytes) {
-  const at::ScalarType dtype = args.input.scalar_type();
-  const int64_t hidden = args.h_0.size(1);
+  const at::ScalarType dtype = args.input->scalar_type();
+  const int64_t hidden = args.h_0->size(1);
   const PaddedSizes padded(args.cell->slots, hidden, dtype);
   const int64_t row_bytes =
       padded.gates * static_cast<int64_t>(c10::elementSize(compute_dtype(dtype)));
@@ -211,19 +210,19 @@ SequenceResult stepwise_forward(const SequenceArgs& args, int64_t workspace_byte
 }
 
 Gradients stepwise_backward(const SequenceBackwardArgs& args) {
-  const at::ScalarType dtype = args.input.scalar_type();
+  const at::ScalarType dtype = args.input->scalar_type();
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
   const Gemm gemm(dtype);
-  const int64_t hidden = args.h_0.size(1), columns = args.cell->grad_columns();
+  const int64_t hidden = args.h_0->size(1), columns = args.cell->grad_columns();
   const PaddedSizes padded(columns, hidden, dtype);
   const bool is_padded = padded.gates != columns * hidden;
   const std::array<int64_t, 2> dz_sizes = {flat_size(args.input), padded.gates};
-  const auto options = args.input.options();
+  const auto options = args.input->options();
   const BackwardTensors t = {
-      padded_state(args.grad_h_n, args.h_0.sizes(), padded.hidden, compute_options(args.input)),
+      padded_state(args.grad_h_n, args.h_0->sizes(), padded.hidden, compute_options(args.input)),
       copy_or_zeros(
           args.grad_c_n,
-          {args.h_0.size(0), args.cell->state_columns() * hidden},
+          {args.h_0->size(0), args.cell->state_columns() * hidden},
           compute_options(args.input)),
       is_padded ? at::zeros(dz_sizes, options) : at::empty(dz_sizes, options)};
   visit_dtype<c10::Half, c10::BFloat16>(
