@@ -217,6 +217,17 @@ class TestDirectionsSideBySide:
         with pytest.raises(RuntimeError, match="second time"):
             torch.autograd.grad(loss, list(layer.parameters()))
 
+    def test_few_rows_are_trained_one_direction_after_the_other(self) -> None:
+        # Where no core's cache holds the weights.
+        layer = lltm.LSTM(3, 1024, bidirectional=True)
+
+        def nodes(batch: int) -> int:
+            output, _ = layer(torch.zeros(2, batch, 3))
+            assert output.grad_fn is not None
+            return len({node for node, _ in output.grad_fn.next_functions})
+
+        assert (nodes(1), nodes(16)) == (2, 1)
+
     def test_errors_are_the_same(self) -> None:
         layer = lltm.LSTM(3, 5, bidirectional=True)
         layer.weight_hh_l0_reverse = nn.Parameter(torch.zeros(20, 4))

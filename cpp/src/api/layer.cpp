@@ -343,7 +343,7 @@ bool LayerModule::fits_side_by_side(
   if (!input.is_cpu()) return false;
   const bool bf16 = input.scalar_type() == at::kBFloat16;
   const cpu::LayerShape shape = {
-      args.h_0->size(1), input.size(-1), hidden_size, flat_size(input), bf16, cpu::slots_of(cell)};
+      args.h_0->size(0), input.size(-1), hidden_size, flat_size(input), bf16, cpu::slots_of(cell)};
   const bool training = interceptors.autograd();
   return cpu::schedule_side_by_side(cpu::current_machine(), shape, training);
 }
