@@ -64,7 +64,7 @@ const CellInfo& cell_of(const Options& options) {
 
 // `name` is that of the modules of custom cells, `class_name` that of the library's.
 template <typename Module, typename Options>
-void check_cell(const Options& options, const char* name, const char* CellInfo::* class_name) {
+void check_cell(const Options& options, const char* name, const char* CellInfo::*class_name) {
   if constexpr (kIsCustom<Module, Options>) {
     TORCH_CHECK_VALUE(
         options.cell().has_value(), "lltm::", name, ": expected options with a cell, got none");
@@ -215,14 +215,11 @@ int64_t directions_of(const LayerOptions& options) {
   return options.num_layers() * (options.bidirectional() ? 2 : 1);
 }
 
+template <typename Module>
 LayerModule layer_of(
-    const CellInfo& cell,
-    const LayerOptions& options,
-    bool training,
-    bool prepacked,
-    at::TensorList parameters) {
+    const LayerOptions& options, bool training, bool prepacked, at::TensorList parameters) {
   return {
-      cell,
+      cell_of<Module>(options),
       options.input_size(),
       options.hidden_size(),
       options.num_layers(),
@@ -372,11 +369,11 @@ PrepackedLayer<Module> RecurrentLayer<Module, States>::prepack(
 
 template <typename Module, typename States>
 auto RecurrentLayer<Module, States>::forward(
-    const Tensor& input, const std::optional<StateT>& state, const std::optional<Tensor>& reset)
-    -> std::tuple<Tensor, StateT> {
-  const CellInfo& cell = cell_of<Module>(options);
+    const Tensor& input,
+    const std::optional<StateT>& state,
+    const std::optional<Tensor>& reset) -> std::tuple<Tensor, StateT> {
   return forward_dense(
-      layer_of(cell, options, this->is_training(), /*prepacked=*/false, all_weights_),
+      layer_of<Module>(options, this->is_training(), /*prepacked=*/false, all_weights_),
       input,
       state,
       reset);
@@ -387,9 +384,8 @@ auto RecurrentLayer<Module, States>::forward_with_packed_input(
     const PackedSequence& input,
     const std::optional<StateT>& state,
     const std::optional<Tensor>& reset) -> std::tuple<PackedSequence, StateT> {
-  const CellInfo& cell = cell_of<Module>(options);
   return forward_packed(
-      layer_of(cell, options, this->is_training(), /*prepacked=*/false, all_weights_),
+      layer_of<Module>(options, this->is_training(), /*prepacked=*/false, all_weights_),
       input,
       state,
       reset);
@@ -406,9 +402,8 @@ auto PrepackedLayer<Module>::forward(
     const Tensor& input,
     const std::optional<StateT>& state,
     const std::optional<Tensor>& reset) const -> std::tuple<Tensor, StateT> {
-  const CellInfo& cell = cell_of<Module>(options_);
   return forward_dense(
-      layer_of(cell, options_, /*training=*/false, /*prepacked=*/true, parameters_),
+      layer_of<Module>(options_, /*training=*/false, /*prepacked=*/true, parameters_),
       input,
       state,
       reset);
@@ -419,9 +414,8 @@ auto PrepackedLayer<Module>::forward_with_packed_input(
     const PackedSequence& input,
     const std::optional<StateT>& state,
     const std::optional<Tensor>& reset) const -> std::tuple<PackedSequence, StateT> {
-  const CellInfo& cell = cell_of<Module>(options_);
   return forward_packed(
-      layer_of(cell, options_, /*training=*/false, /*prepacked=*/true, parameters_),
+      layer_of<Module>(options_, /*training=*/false, /*prepacked=*/true, parameters_),
       input,
       state,
       reset);

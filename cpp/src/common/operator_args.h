@@ -97,7 +97,6 @@ struct StepInputs {
   // By names that every struct has.
   const RequiredTensor& state_h() const { return h; }
   OptionalTensor& state_c() { return c; }
-  const OptionalTensor& state_c() const { return c; }
 };
 
 struct StepArgs : StepInputs {
@@ -149,7 +148,6 @@ struct SequenceInputs {
 
   const RequiredTensor& state_h() const { return h_0; }
   OptionalTensor& state_c() { return c_0; }
-  const OptionalTensor& state_c() const { return c_0; }
   // Whether bytes from prepack stand in the place of weight_ih, without weight_hh.
   bool prepacked() const { return weight_ih->scalar_type() == at::kByte; }
 };

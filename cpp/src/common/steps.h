@@ -178,17 +178,18 @@ inline at::Tensor final_states(
 }
 
 // The h (rows, H) that the GEMMs of steps [first, last) read, in the order of the input's rows:
-// zero where `reset`, if there is one, says that a row starts anew, and times the recurrent mask
-// (B, H), if there is one.
-inline at::Tensor initial_states(
+// zero where a reset says that a row starts anew, and times the recurrent mask.
+template <typename BackwardArgs>
+at::Tensor initial_states(
+    const BackwardArgs& args,
     const std::vector<Step>& steps,
     size_t first,
     size_t last,
-    const at::Tensor& h_0,
-    const at::Tensor& output_rows,
-    const at::Tensor& reset,
-    const at::Tensor& recurrent_mask,
     at::ScalarType dtype) {
+  const at::Tensor& h_0 = args.h_0;
+  const at::Tensor& reset = args.reset;
+  const at::Tensor& recurrent_mask = args.recurrent_mask;
+  const at::Tensor output_rows = flat_rows(args.output);
   std::vector<at::Tensor> pieces;
   for (const auto [row, source, count, initial] : states_before(steps, first, last)) {
     pieces.push_back((initial ? h_0 : output_rows).narrow(0, source, count));

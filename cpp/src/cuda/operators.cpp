@@ -14,13 +14,6 @@
 namespace lltm::cuda {
 namespace {
 
-const at::Tensor& h_of(const StepInputs& args) {
-  return args.h;
-}
-const at::Tensor& h_of(const SequenceInputs& args) {
-  return args.h_0;
-}
-
 // The kernels of cells that users have written need NVRTC.
 const char* why_no_nvrtc_for(const CellInfo& cell) {
   const char* const why_not = cell.programs == nullptr ? nullptr : why_no_programs();
@@ -38,7 +31,7 @@ auto choose(const Args& args) {
   if (why_not == nullptr) why_not = why_not_kernels(*args.cell, args.input, kernels);
   if (why_not == nullptr) return engine(args);
   if (logs_schedules()) {
-    const at::Tensor& h = h_of(args);
+    const at::Tensor& h = args.state_h();
     log_schedule(
         flat_size(args.input),
         h.size(0),

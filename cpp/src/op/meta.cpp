@@ -42,7 +42,8 @@ Tensor checkpoints(const SequenceArgs& args) {
 }
 
 template <typename Args>
-Gradients gradients(const Args& args, const Tensor& h) {
+Gradients gradients(const Args& args) {
+  const Tensor& h = args.state_h();
   const auto wanted = [&](size_t k, const Tensor& like) {
     return args.output_mask[k] ? contiguous_like(like) : Tensor();
   };
@@ -67,7 +68,9 @@ struct Meta {
         args.save ? activations(*args.cell, h.sym_size(0), h) : Tensor()};
   }
 
-  static Gradients step_backward(const StepBackwardArgs& args) { return gradients(args, args.h); }
+  static constexpr auto step_backward = gradients<StepBackwardArgs>;
+  static constexpr auto sequence_backward = gradients<SequenceBackwardArgs>;
+  static constexpr auto checkpointed_backward = gradients<SequenceBackwardArgs>;
 
   static SequenceResult sequence_forward(const SequenceArgs& args) {
     const SymInt hidden = args.h_0->sym_size(1);
@@ -81,14 +84,6 @@ struct Meta {
         args.saves_checkpoints()   ? checkpoints(args)
         : args.saves_activations() ? activations(*args.cell, rows, args.h_0)
                                    : Tensor()};
-  }
-
-  static Gradients sequence_backward(const SequenceBackwardArgs& args) {
-    return gradients(args, args.h_0);
-  }
-
-  static Gradients checkpointed_backward(const SequenceBackwardArgs& args) {
-    return sequence_backward(args);
   }
 
   // The size of packed weights depends on the machine.

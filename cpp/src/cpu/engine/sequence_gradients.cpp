@@ -37,7 +37,6 @@ SequenceGradients::SequenceGradients(
   const auto [want_input, want_h, want_c, want_ih, want_hh, want_bias_ih, want_bias_hh] =
       args.output_mask;
   const auto options = weights.hh.options();
-  output_rows_ = flat_rows(args.output);
   if (want_input) {
     const bool wide = args.input->scalar_type() == at::kFloat;
     d_input_ = empty_large(
@@ -84,10 +83,7 @@ bool SequenceGradients::add(size_t first, size_t last, const Tensor& dz) {
   const at::ScalarType dtype = dz.scalar_type();
   for (const Product& product : products_) {
     std::vector<Tensor> a;
-    if (product.h) {
-      a.push_back(initial_states(
-          steps_, first, last, args_.h_0, output_rows_, args_.reset, args_.recurrent_mask, dtype));
-    }
+    if (product.h) a.push_back(initial_states(args_, steps_, first, last, dtype));
     if (product.x) a.push_back(flat_rows(args_.input, begin, rows).to(dtype));
     if (product.one) a.push_back(at::ones({rows, 1}, dz.options()));
     if (!product.gemm->add(a, columns(dz, product.slots))) return false;

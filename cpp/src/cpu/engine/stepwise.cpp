@@ -110,15 +110,7 @@ Gradients gradients_of(
     if (want_ih) weights.weight_ih.zero_();
     if (weights.weight_hh.defined()) weights.weight_hh.zero_();
     if (dz.size(0) > 0) {
-      const Tensor h = initial_states(
-          steps,
-          0,
-          steps.size(),
-          args.h_0,
-          flat_rows(args.output),
-          args.reset,
-          args.recurrent_mask,
-          dz.scalar_type());
+      const Tensor h = initial_states(args, steps, 0, steps.size(), dz.scalar_type());
       const Weights parts = weights.parts(*args.cell);
       add_weight_gradients(linear, parts, dz, h, flat_rows(args.input));
     }

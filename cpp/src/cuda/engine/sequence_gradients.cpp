@@ -48,15 +48,7 @@ WeightGradients weight_gradients(
     const std::vector<StateSpan> spans = states_before(steps, 0, steps.size());
     const auto add = [&](WeightGradientGemm& products, const Tensor& dz_h) {
       if ((args.reset.defined() || args.recurrent_mask.defined()) && !steps.empty()) {
-        const Tensor h = as_operand(initial_states(
-            steps,
-            0,
-            steps.size(),
-            h_0,
-            output,
-            args.reset,
-            args.recurrent_mask,
-            output.scalar_type()));
+        const Tensor h = as_operand(initial_states(args, steps, 0, steps.size(), dtype));
         products.add(dz_h, 0, h, 0, h.size(0));
         return;
       }
