@@ -53,7 +53,7 @@ struct Problem {
 // products in the compute type. T is the storage type.
 template <typename T>
 struct Step {
-  using C = lltm::cpu::compute_t<T>;
+  using C = lltm::compute_t<T>;
 
   Step(int64_t rows_, int64_t hidden_)
       : rows(rows_), hidden(hidden_), storage(rows * hidden * 8), compute(rows * hidden * 6) {}
@@ -68,7 +68,7 @@ struct Step {
     args.c = {part(storage, 4), hidden};
     args.h_next = {part(storage, 5), hidden};
     args.c_next = {part(storage, 6), hidden};
-    (cell(kernels).*lltm::cpu::kElementwise<T, C>).forward(args, 0, rows * hidden);
+    lltm::cpu::elementwise_of<T, C>(cell(kernels)).forward(args, 0, rows * hidden);
   }
 
   void backward(const lltm::cpu::Kernels& kernels) {
@@ -81,7 +81,7 @@ struct Step {
     args.grad_h_state = {part(compute, 3), hidden};
     args.grad_c = {part(compute, 4), hidden};
     args.grad_c_prev = {part(compute, 5), hidden};
-    (cell(kernels).*lltm::cpu::kElementwise<T, C>).backward(args, 0, rows * hidden);
+    lltm::cpu::elementwise_of<T, C>(cell(kernels)).backward(args, 0, rows * hidden);
   }
 
   // Read and written.

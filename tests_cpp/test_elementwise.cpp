@@ -167,7 +167,7 @@ void check_forward(
     args.activations = saved.matrix();
     args.h_factor = std::as_const(factor).matrix();
   }
-  (kernels.cells[Page::kCell.id].*kElementwise<T, G>).forward(args, begin, end);
+  elementwise_of<T, G>(kernels.cells[Page::kCell.id]).forward(args, begin, end);
 
   EXPECT_FALSE(out_of_range);
   for (std::int64_t k = 0; k < rows * hidden; ++k) {
@@ -267,7 +267,7 @@ void check_backward(
     args.operand = operand.matrix();
     args.operand_step = hidden;
   }
-  (kernels.cells[Page::kCell.id].*kElementwise<T, G>).backward(args, begin, end);
+  elementwise_of<T, G>(kernels.cells[Page::kCell.id]).backward(args, begin, end);
 
   EXPECT_FALSE(out_of_range);
   for (std::int64_t k = 0; k < rows * hidden; ++k) {

@@ -80,7 +80,7 @@ class PackedF32 : public F32Kernels {
  protected:
   void SetUp() override {
     F32Kernels::SetUp();
-    if (!IsSkipped() && kernels_->gemm_f32.multiply == nullptr)
+    if (!IsSkipped() && gemms_f32_of<float>(*kernels_).multiply == nullptr)
       GTEST_SKIP() << "the baseline has none";
   }
 
@@ -103,14 +103,13 @@ class PackedF32 : public F32Kernels {
     const Values before(m, n, 3, /*gap=*/5);
     Values c = before;
     if (!accumulate) std::fill(c.data.begin(), c.data.end(), kNaN);
-    (kernels_->*kGemmsF32<B>)
-        .multiply(
-            m,
-            a.matrix(),
-            {b_stored.data(), k, n, b.stride},
-            {c.data.data(), c.stride},
-            chain,
-            accumulate);
+    gemms_f32_of<B>(*kernels_).multiply(
+        m,
+        a.matrix(),
+        {b_stored.data(), k, n, b.stride},
+        {c.data.data(), c.stride},
+        chain,
+        accumulate);
     for (int64_t i = 0; i < m; ++i) {
       for (int64_t j = 0; j < n; ++j) {
         double sum = accumulate ? before.at(i, j) : 0, magnitude = std::abs(sum);
@@ -155,9 +154,10 @@ TEST_P(PackedF32, RowsDoNotDependOnEachOther) {
   const Values a(9, 40, 1), b(40, 50, 2);
   const PackedB<const float> packed = {b.data.data(), 40, 50, 50};
   std::vector<float> all(9 * 50), one(50);
-  kernels_->gemm_f32.multiply(9, a.matrix(), packed, {all.data(), 50}, 64, /*accumulate=*/false);
+  gemms_f32_of<float>(*kernels_).multiply(
+      9, a.matrix(), packed, {all.data(), 50}, 64, /*accumulate=*/false);
   for (int64_t r = 0; r < 9; ++r) {
-    kernels_->gemm_f32.multiply(
+    gemms_f32_of<float>(*kernels_).multiply(
         1, a.matrix().from(r), packed, {one.data(), 50}, 64, /*accumulate=*/false);
     for (int64_t j = 0; j < 50; ++j) ASSERT_EQ(one[j], all[r * 50 + j]);
   }
@@ -215,9 +215,11 @@ TEST_P(F32Kernels, ProductsWithWeightsInPlace) {
     for (const int64_t n : {1, 2, 3, 4, 7, 8, 9, 17}) {
       for (const int64_t k : {0, 1, 15, 16, 17, 100, 300}) {
         for (const int64_t k1 : {0, 1, 33}) {
-          check_in_place(*kernels_, kernels_->gemm_f32.multiply_transposed, m, n, k, k1);
-          check_in_place(*kernels_, kernels_->gemm_f16.multiply_transposed, m, n, k, k1);
-          check_in_place(*kernels_, kernels_->gemm_bf16.multiply_transposed, m, n, k, k1);
+          check_in_place(
+              *kernels_, gemms_f32_of<float>(*kernels_).multiply_transposed, m, n, k, k1);
+          check_in_place(*kernels_, gemms_f32_of<Half>(*kernels_).multiply_transposed, m, n, k, k1);
+          check_in_place(
+              *kernels_, gemms_f32_of<BFloat16>(*kernels_).multiply_transposed, m, n, k, k1);
         }
       }
     }
@@ -232,7 +234,7 @@ TEST_P(F32Kernels, ProductsInPlaceAreSummedInChains) {
   for (int64_t j = 0; j < kN; ++j) std::fill_n(b.begin() + j * kK, kLargest, 0x1p24f);
   for (int64_t m = 1; m <= 4; ++m) {
     std::vector<float> c(m * kN);
-    kernels_->gemm_f32.multiply_transposed(
+    gemms_f32_of<float>(*kernels_).multiply_transposed(
         m, {{{{a.data(), kK}, {b.data(), kK}, kK}}, kN, {c.data(), kN}, /*accumulate=*/false});
     // All but those of the first chain, at most 16 in each of 16 lanes.
     for (const float x : c) ASSERT_GE(x, kLargest * 0x1p24f + (kK - 16 * 16));

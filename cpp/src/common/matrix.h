@@ -5,8 +5,13 @@
 #include "cell/math.h"
 
 #include <cstdint>
+#include <type_traits>
 
 namespace lltm {
+
+// The type that a storage type T is computed and accumulated in.
+template <typename T>
+using compute_t = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
 // Strides in elements, any value. Null data: absent.
 template <typename T>
@@ -34,6 +39,15 @@ struct PackedB {
   Operand* data;
   std::int64_t k, n, ld;
 };
+
+// The functions C (m, b.n) = A (m, b.k) B, or += where `accumulate`.
+template <typename Operand>
+using Gemm = void(
+    std::int64_t m,
+    Matrix<const Operand> a,
+    PackedB<const Operand> b,
+    Matrix<float> c,
+    bool accumulate);
 
 template <typename Operand>
 LLTM_CELL_INLINE PackedB<const Operand> as_const(const PackedB<Operand>& b) {

@@ -19,12 +19,12 @@ inline bool multiplies_bf16() {
 
 template <typename T, typename Operand>
 const Elementwise<T, Operand>& elementwise(const CellInfo& cell) {
-  return kernels().cells[cell.id].*kElementwise<T, Operand>;
+  return elementwise_of<T, Operand>(kernels().cells[cell.id]);
 }
 
 template <typename B>
 const GemmsF32<B>& gemms_f32() {
-  return kernels().*kGemmsF32<B>;
+  return gemms_f32_of<B>(kernels());
 }
 
 }  // namespace lltm::cpu

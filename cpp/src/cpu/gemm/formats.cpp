@@ -1,6 +1,5 @@
 #include "cpu/gemm/formats.h"
 
-#include "cpu/kernels.h"
 #include "cpu/prefetch.h"
 
 #include <algorithm>
@@ -48,16 +47,6 @@ void pad_k(PackedB<Operand> b, int64_t k0, int64_t n0, int64_t k, int64_t n) {
 }
 
 }  // namespace
-
-template <>
-bool F32Format::available() {
-  return kernels().gemm_f32.multiply != nullptr;
-}
-
-template <>
-bool Bf16Format::available() {
-  return kernels().gemm_bf16_operands != nullptr;
-}
 
 template <typename Element, int64_t vnni>
 bool RowFormat<Element, vnni>::pack_a(
@@ -113,87 +102,14 @@ bool RowFormat<Element, vnni>::pack_b_transposed(
   return true;
 }
 
-template <typename T>
-void F32InPlaceFormat<T>::gemm(
-    int64_t m, Matrix<const float> a, PackedB<const B> b, Matrix<float> c, bool accumulate) {
-  gemms_f32<T>().multiply(m, a, b, c, longest_chain(m), accumulate);
-}
-
-template struct F32InPlaceFormat<float>;
-template struct F32InPlaceFormat<Half>;
-template struct F32InPlaceFormat<BFloat16>;
-
-template <>
-void F32Format::gemm(
-    int64_t m,
-    Matrix<const Operand> a,
-    PackedB<const Operand> b,
-    Matrix<float> c,
-    bool accumulate) {
-  F32InPlaceFormat<float>::gemm(m, a, b, c, accumulate);
-}
-
-template <>
-void Bf16Format::gemm(
-    int64_t m,
-    Matrix<const Operand> a,
-    PackedB<const Operand> b,
-    Matrix<float> c,
-    bool accumulate) {
-  kernels().gemm_bf16_operands(m, a, b, c, accumulate);
-}
-
 template struct RowFormat<float, 1>;
 template struct RowFormat<BFloat16, 2>;
-
-// ---- bf16x3 -----------------------------------------------------------------
-
-bool Bf16x3Format::available() {
-  return kernels().bf16x3.gemm != nullptr;
-}
-
-bool Bf16x3Format::pack_a(int64_t m, int64_t k, Matrix<const Source> x, Matrix<Operand> a) {
-  return kernels().bf16x3.pack_a(m, k, x, a);
-}
-
-bool Bf16x3Format::pack_a_transposed(
-    int64_t m, int64_t k, int64_t /*padded_k*/, Matrix<const Source> x, Matrix<Operand> a) {
-  return kernels().bf16x3.pack_a_transposed(k, m, x, a);
-}
-
-// The panels of B, from row k0 and column n0 on.
-static Matrix<BFloat16x3> panels(PackedB<BFloat16x3> b, int64_t k0, int64_t n0) {
-  return Matrix<BFloat16x3>{b.data, b.k * kBf16x3Panel}.from(n0 / kBf16x3Panel, k0 * kBf16x3Panel);
-}
-
-bool Bf16x3Format::pack_b(
-    PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n) {
-  return kernels().bf16x3.pack_b(k, n, x, panels(b, k0, n0));
-}
-
-bool Bf16x3Format::pack_b_transposed(
-    PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n) {
-  return kernels().bf16x3.pack_b_transposed(n, k, x, panels(b, k0, n0));
-}
-
-void Bf16x3Format::gemm(
-    int64_t m,
-    Matrix<const Operand> a,
-    PackedB<const Operand> b,
-    Matrix<float> c,
-    bool accumulate) {
-  kernels().bf16x3.gemm(m, a, b, c, accumulate);
-}
 
 // ---- int8 -------------------------------------------------------------------
 
 void Int8Format::init_states(int64_t m, int64_t k, Matrix<Operand> a) {
   const float scale = 1 / kInt8Largest;
   for (int64_t r = 0; r < m; ++r) std::memcpy(a.row(r) + int8_depth(k), &scale, sizeof(scale));
-}
-
-bool Int8Format::pack_a(int64_t m, int64_t k, Matrix<const Source> x, Matrix<Operand> a) {
-  return kernels().int8.pack_a(m, k, x, a);
 }
 
 namespace {
@@ -257,15 +173,6 @@ float Int8Format::at(const PackedB<const Operand>& b, int64_t k, int64_t n) {
   float scale = 0;
   std::memcpy(&scale, column.scale, sizeof(scale));
   return scale * static_cast<float>(static_cast<int8_t>(column.at(k).bits));
-}
-
-void Int8Format::gemm(
-    int64_t m,
-    Matrix<const Operand> a,
-    PackedB<const Operand> b,
-    Matrix<float> c,
-    bool accumulate) {
-  kernels().int8.gemm(m, a, b, c, accumulate);
 }
 
 }  // namespace lltm::cpu

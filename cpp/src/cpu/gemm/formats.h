@@ -11,6 +11,7 @@
 
 #include "common/matrix.h"
 #include "cpu/kernel/elementwise.h"
+#include "cpu/kernels.h"
 #include "cpu/schedule.h"
 
 #include <cstdint>
@@ -38,7 +39,10 @@ struct RowFormat {
   static constexpr int64_t kUnitAlign = 16;
 
   // Whether there is a kernel for this CPU.
-  static bool available();
+  static bool available() {
+    if constexpr (kVnniFactor == 1) return gemms_f32<float>().multiply != nullptr;
+    return kernels().gemm_bf16_operands != nullptr;
+  }
 
   // K is padded with zeros, N with arbitrary values. bfloat16 pads K to pairs, and K > 32 to whole
   // AMX tiles (32): a partial tile costs as much as a whole one, or 4 to 10 times as much where K
@@ -86,78 +90,91 @@ struct RowFormat {
       Matrix<const Operand> a,
       PackedB<const Operand> b,
       Matrix<float> c,
-      bool accumulate);
+      bool accumulate) {
+    if constexpr (kVnniFactor == 1) {
+      gemms_f32<float>().multiply(m, a, b, c, longest_chain(m), accumulate);
+    } else {
+      kernels().gemm_bf16_operands(m, a, b, c, accumulate);
+    }
+  }
 };
 
 using F32Format = RowFormat<float, 1>;
 using Bf16Format = RowFormat<BFloat16, 2>;
-template <>
-bool F32Format::available();
-template <>
-bool Bf16Format::available();
-template <>
-void F32Format::gemm(
-    int64_t m, Matrix<const float> a, PackedB<const float> b, Matrix<float> c, bool accumulate);
-template <>
-void Bf16Format::gemm(
-    int64_t m,
-    Matrix<const BFloat16> a,
-    PackedB<const BFloat16> b,
-    Matrix<float> c,
-    bool accumulate);
 
-struct Bf16x3Format {
-  using Operand = BFloat16x3;
+// What the formats share whose operands are packed in every case.
+struct PackedFormat {
   using Source = float;
-  static constexpr int64_t kVnniFactor = 2;
   static constexpr bool kInPlace = false;
+
+  static constexpr bool fits_in_place(int64_t /*k*/, int64_t /*stride*/) { return false; }
+};
+
+struct Bf16x3Format : PackedFormat {
+  using Operand = BFloat16x3;
+  static constexpr int64_t kVnniFactor = 2;
   // Blocks write whole groups of A.
   static constexpr int64_t kUnitAlign = kBf16x3Group;
 
-  static bool available();
+  static bool available() { return kernels().bf16x3.gemm != nullptr; }
 
   static constexpr int64_t padded_k(int64_t k) { return round_up(k, kBf16x3Group); }
   static constexpr int64_t padded_n(int64_t n) { return round_up(n, kBf16x3Panel); }
   static constexpr int64_t a_stride(int64_t k) { return bf16x3_row_stride(k); }
   static constexpr int64_t slot_pitch(int64_t hidden) { return padded_k(hidden); }
 
-  static constexpr bool fits_in_place(int64_t /*k*/, int64_t /*stride*/) { return false; }
   static Matrix<const Operand> in_place(Matrix<const Source> /*x*/) { return {}; }
   static void init_states(int64_t /*m*/, int64_t /*k*/, Matrix<Operand> /*a*/) {}
 
-  static bool pack_a(int64_t m, int64_t k, Matrix<const Source> x, Matrix<Operand> a);
+  static bool pack_a(int64_t m, int64_t k, Matrix<const Source> x, Matrix<Operand> a) {
+    return kernels().bf16x3.pack_a(m, k, x, a);
+  }
   static bool pack_a_transposed(
-      int64_t m, int64_t k, int64_t padded_k, Matrix<const Source> x, Matrix<Operand> a);
+      int64_t m, int64_t k, int64_t /*padded_k*/, Matrix<const Source> x, Matrix<Operand> a) {
+    return kernels().bf16x3.pack_a_transposed(k, m, x, a);
+  }
   // k0 is a multiple of 32, n0 of 16; the rows of x are contiguous.
   static bool pack_b(
-      PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n);
+      PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n) {
+    return kernels().bf16x3.pack_b(k, n, x, panels(b, k0, n0));
+  }
   static bool pack_b_transposed(
-      PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n);
+      PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n) {
+    return kernels().bf16x3.pack_b_transposed(n, k, x, panels(b, k0, n0));
+  }
 
   static void gemm(
       int64_t m,
       Matrix<const Operand> a,
       PackedB<const Operand> b,
       Matrix<float> c,
-      bool accumulate);
+      bool accumulate) {
+    kernels().bf16x3.gemm(m, a, b, c, accumulate);
+  }
+
+ private:
+  // The panels of B, from row k0 and column n0 on.
+  static Matrix<Operand> panels(PackedB<Operand> b, int64_t k0, int64_t n0) {
+    const Matrix<Operand> all = {b.data, b.k * kBf16x3Panel};
+    return all.from(n0 / kBf16x3Panel, k0 * kBf16x3Panel);
+  }
 };
 
-struct Int8Format {
+struct Int8Format : PackedFormat {
   using Operand = Int8;
-  using Source = float;
   static constexpr int64_t kVnniFactor = kInt8Group;
-  static constexpr bool kInPlace = false;
   static constexpr int64_t kUnitAlign = kInt8Panel;
 
   static constexpr int64_t padded_k(int64_t k) { return int8_padded_k(k); }
   static constexpr int64_t padded_n(int64_t n) { return round_up(n, kInt8Panel); }
   static constexpr int64_t a_stride(int64_t k) { return int8_row_stride(k); }
 
-  static constexpr bool fits_in_place(int64_t /*k*/, int64_t /*stride*/) { return false; }
   static Matrix<const Operand> in_place(Matrix<const Source> /*x*/) { return {}; }
   static void init_states(int64_t m, int64_t k, Matrix<Operand> a);
 
-  static bool pack_a(int64_t m, int64_t k, Matrix<const Source> x, Matrix<Operand> a);
+  static bool pack_a(int64_t m, int64_t k, Matrix<const Source> x, Matrix<Operand> a) {
+    return kernels().int8.pack_a(m, k, x, a);
+  }
   // All of K at once: k0 is 0. n0 is a multiple of 16.
   static bool pack_b_transposed(
       PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n);
@@ -169,7 +186,9 @@ struct Int8Format {
       Matrix<const Operand> a,
       PackedB<const Operand> b,
       Matrix<float> c,
-      bool accumulate);
+      bool accumulate) {
+    kernels().int8.gemm(m, a, b, c, accumulate);
+  }
 };
 
 // float32 with a B of storage type T that is not packed: rows as they lie, widened as they are
@@ -179,7 +198,9 @@ struct F32InPlaceFormat : F32Format {
   using B = T;
   static constexpr bool kBInPlace = true;
   static void gemm(
-      int64_t m, Matrix<const float> a, PackedB<const B> b, Matrix<float> c, bool accumulate);
+      int64_t m, Matrix<const float> a, PackedB<const B> b, Matrix<float> c, bool accumulate) {
+    gemms_f32<T>().multiply(m, a, b, c, longest_chain(m), accumulate);
+  }
 };
 
 // Calls body with a value of the type that belongs to `format`, one that training uses.

@@ -50,13 +50,7 @@ using PackBf16x3 =
     bool (*)(std::int64_t rows, std::int64_t columns, Matrix<const float> x, Matrix<BFloat16x3> y);
 
 struct Bf16x3Kernels {
-  // C (m, b.n) = A (m, b.k) B, or += where `accumulate`. b.k is a multiple of 32, b.n of 16.
-  void (*gemm)(
-      std::int64_t m,
-      Matrix<const BFloat16x3> a,
-      PackedB<const BFloat16x3> b,
-      Matrix<float> c,
-      bool accumulate);
+  Gemm<BFloat16x3>* gemm;        // b.k is a multiple of 32, b.n of 16
   PackBf16x3 pack_a;             // x as A
   PackBf16x3 pack_a_transposed;  // x^T as A
   PackBf16x3 pack_b;             // x as B

@@ -10,6 +10,7 @@
 #include "cpu/kernel/int8.h"
 
 #include <cstdint>
+#include <type_traits>
 
 namespace lltm::cpu {
 
@@ -21,33 +22,10 @@ struct BFloat16 {
   std::uint16_t bits;
 };
 
-// The type that a storage type T is computed and accumulated in.
-template <typename T>
-struct Compute {
-  using type = float;
-};
-template <>
-struct Compute<double> {
-  using type = double;
-};
-template <typename T>
-using compute_t = typename Compute<T>::type;
-
 // The type that elements of a GEMM operand of type G are packed from.
 template <typename G>
-struct Source {
-  using type = G;
-};
-template <>
-struct Source<BFloat16x3> {
-  using type = float;
-};
-template <>
-struct Source<Int8> {
-  using type = float;
-};
-template <typename G>
-using source_t = typename Source<G>::type;
+using source_t =
+    std::conditional_t<std::is_same_v<G, BFloat16x3> || std::is_same_v<G, Int8>, float, G>;
 
 // T is the storage type of the tensors, G that of the GEMM operands: T itself; float, where
 // there is no GEMM of T; or BFloat16x3 or Int8 in the place of float. A call covers `hidden` units:

@@ -393,13 +393,13 @@ constexpr CellKernels kCellKernels = {
 
 constexpr Kernels make_kernels(const char* name) {
   Kernels kernels = {
+      {kGemmF32<float>, gemm_in_place<float>},
+      {kGemmF32<Half>, gemm_in_place<Half>},
+      {kGemmF32<BFloat16>, gemm_in_place<BFloat16>},
       name,
       {},
       {},
       kInt8Kernels,
-      {kGemmF32<float>, gemm_in_place<float>},
-      {kGemmF32<Half>, gemm_in_place<Half>},
-      {kGemmF32<BFloat16>, gemm_in_place<BFloat16>},
       kGemmBf16,
       transpose_matrix<float>,
       transpose_matrix<BFloat16>,
@@ -407,8 +407,6 @@ constexpr Kernels make_kernels(const char* name) {
       pair_columns,
       sum_rows,
       gemm_few_rows,
-      run_program<double>,
-      run_program<float>,
       {load_array<Half>, store_array<Half>},
       {load_array<BFloat16>, store_array<BFloat16>},
   };

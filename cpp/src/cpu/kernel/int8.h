@@ -51,13 +51,7 @@ constexpr std::int64_t int8_padded_k(std::int64_t k) {
 }
 
 struct Int8Kernels {
-  // C (m, b.n) = A B, or += where `accumulate`; b.n is a multiple of 16.
-  void (*gemm)(
-      std::int64_t m,
-      Matrix<const Int8> a,
-      PackedB<const Int8> b,
-      Matrix<float> c,
-      bool accumulate);
+  Gemm<Int8>* gemm;  // b.n is a multiple of 16
   // Quantises the rows of x (m, k), which are contiguous. False where one is not finite.
   bool (*pack_a)(std::int64_t m, std::int64_t k, Matrix<const float> x, Matrix<Int8> a);
 };

@@ -159,20 +159,5 @@ LLTM_CELL_INLINE std::int64_t pieces_of(std::int64_t n) {
   return n < kBlock ? 1 : n / kBlock;
 }
 
-// As RunProgram in table.h says.
-template <typename C>
-void run_program(
-    const Program& program, const C* const* inputs, C* const* outputs, std::int64_t n) {
-  Registers<C> registers(program, pieces_of(n));
-  for (std::int64_t begin = 0; begin < n;) {
-    const std::int64_t pieces = at_most(pieces_of(n - begin), registers.pieces());
-    const std::int64_t size = at_most(n - begin, kBlock);
-    for (int k = 0; k < program.inputs; ++k) registers.set_input(k, {inputs[k] + begin, kBlock});
-    for (int k = 0; k < program.outputs; ++k) registers.set_output(k, {outputs[k] + begin, kBlock});
-    execute_block(program, registers, pieces, size);
-    begin += pieces * size;
-  }
-}
-
 }  // namespace
 }  // namespace lltm::cpu

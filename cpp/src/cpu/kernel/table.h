@@ -7,7 +7,6 @@
 #pragma once
 
 #include "cell/cells.h"
-#include "cell/program.h"
 #include "common/matrix.h"
 #include "cpu/kernel/bf16x3.h"
 #include "cpu/kernel/elementwise.h"
@@ -16,12 +15,6 @@
 #include <cstdint>
 
 namespace lltm::cpu {
-
-// Runs a program (cell/program.h) over arrays of n units, n a multiple of 16. The arrays may not
-// overlap. For the tests of its instructions.
-template <typename T>
-using RunProgram =
-    void (*)(const Program& program, const T* const* inputs, T* const* outputs, std::int64_t n);
 
 // Conversions of storage types over arrays, for tests too.
 template <typename T>
@@ -64,12 +57,7 @@ using ForwardFewRows = void (*)(const FewRowsArgs& args, std::int64_t rows);
 
 // C (m, b.n) = A (m, b.k) B, or += where `accumulate`, with B contiguous. Sums are float64, of sums
 // of 32 products in float32.
-using GemmFewRows = void (*)(
-    std::int64_t m,
-    Matrix<const float> a,
-    PackedB<const float> b,
-    Matrix<float> c,
-    bool accumulate);
+using GemmFewRows = Gemm<float>*;
 
 // C (m, n) = A0 B0^T + A1 B1^T, or +=, for m up to 4, with B (n, k) as they lie: their rows and
 // those of A are contiguous. A part may be absent, with k = 0.
@@ -107,38 +95,33 @@ struct GemmsF32 {
 // C (m, b.n) = A (m, b.k) B, or += where `accumulate`, in bfloat16 with sums in float32. B in VNNI
 // layout, pairs of rows interleaved; b.k and the stride of A are even, the rows of A and C
 // contiguous.
-using GemmBf16 = void (*)(
-    std::int64_t m,
-    Matrix<const BFloat16> a,
-    PackedB<const BFloat16> b,
-    Matrix<float> c,
-    bool accumulate);
+using GemmBf16 = Gemm<BFloat16>*;
 
-// The element-wise part of a cell.
-struct CellKernels {
-  Elementwise<double, double> f64;
-  Elementwise<float, float> f32;
-  Elementwise<Half, float> f16;
-  Elementwise<BFloat16, float> bf16;
-  Elementwise<BFloat16, BFloat16> bf16_operands;
-  Elementwise<float, BFloat16> f32_bf16;
-  Elementwise<float, BFloat16x3> f32_bf16x3;  // null where there is no matrix unit
-  Elementwise<Half, BFloat16x3> f16_bf16x3;
-  Elementwise<float, Int8> f32_int8;  // inference: no backward
-  Elementwise<Half, Int8> f16_int8;
-  Elementwise<BFloat16, Int8> bf16_int8;
+// The element-wise part of a cell: elementwise_of() chooses by the types.
+struct CellKernels : Elementwise<double, double>,
+                     Elementwise<float, float>,
+                     Elementwise<Half, float>,
+                     Elementwise<BFloat16, float>,
+                     Elementwise<BFloat16, BFloat16>,
+                     Elementwise<float, BFloat16>,
+                     Elementwise<float, BFloat16x3>,  // null where there is no matrix unit
+                     Elementwise<Half, BFloat16x3>,
+                     Elementwise<float, Int8>,  // inference: no backward
+                     Elementwise<Half, Int8>,
+                     Elementwise<BFloat16, Int8> {
   ForwardFewRows few_rows;
 };
+template <typename T, typename G>
+constexpr const Elementwise<T, G>& elementwise_of(const CellKernels& cell) {
+  return cell;
+}
 
-// Everything compiled for one instruction set.
-struct Kernels {
+// Everything compiled for one instruction set; gemms_f32_of() chooses by the type of B.
+struct Kernels : GemmsF32<float>, GemmsF32<Half>, GemmsF32<BFloat16> {
   const char* name;
   CellKernels cells[kProgramId + 1];  // by id; last those of cells that users have written
   Bf16x3Kernels bf16x3;               // null where there is no matrix unit
   Int8Kernels int8;
-  GemmsF32<float> gemm_f32;
-  GemmsF32<Half> gemm_f16;
-  GemmsF32<BFloat16> gemm_bf16;
   GemmBf16 gemm_bf16_operands;  // null below AVX512
   Transpose<float> transpose_f32;
   Transpose<BFloat16> transpose_bf16;
@@ -146,11 +129,13 @@ struct Kernels {
   PairColumns pair_columns_bf16;
   SumRows sum_rows_f32;
   GemmFewRows gemm_few_rows;
-  RunProgram<double> run_f64;
-  RunProgram<float> run_f32;
   ArrayConvert<Half> convert_f16;
   ArrayConvert<BFloat16> convert_bf16;
 };
+template <typename B>
+constexpr const GemmsF32<B>& gemms_f32_of(const Kernels& kernels) {
+  return kernels;
+}
 
 // Null where the compiler was not told to use that instruction set.
 const Kernels* kernels_default();
@@ -159,39 +144,5 @@ const Kernels* kernels_avx512();
 const Kernels* kernels_amx();
 // The GEMM of bfloat16 for a CPU that has AVX-512 and BF16; null likewise.
 GemmBf16 kernels_bf16();
-
-template <typename T, typename G>
-inline constexpr Elementwise<T, G> CellKernels::* kElementwise = nullptr;
-template <>
-inline constexpr auto kElementwise<double, double> = &CellKernels::f64;
-template <>
-inline constexpr auto kElementwise<float, float> = &CellKernels::f32;
-template <>
-inline constexpr auto kElementwise<Half, float> = &CellKernels::f16;
-template <>
-inline constexpr auto kElementwise<BFloat16, float> = &CellKernels::bf16;
-template <>
-inline constexpr auto kElementwise<BFloat16, BFloat16> = &CellKernels::bf16_operands;
-template <>
-inline constexpr auto kElementwise<float, BFloat16> = &CellKernels::f32_bf16;
-template <>
-inline constexpr auto kElementwise<float, BFloat16x3> = &CellKernels::f32_bf16x3;
-template <>
-inline constexpr auto kElementwise<Half, BFloat16x3> = &CellKernels::f16_bf16x3;
-template <>
-inline constexpr auto kElementwise<float, Int8> = &CellKernels::f32_int8;
-template <>
-inline constexpr auto kElementwise<Half, Int8> = &CellKernels::f16_int8;
-template <>
-inline constexpr auto kElementwise<BFloat16, Int8> = &CellKernels::bf16_int8;
-
-template <typename B>
-inline constexpr GemmsF32<B> Kernels::* kGemmsF32 = nullptr;
-template <>
-inline constexpr auto kGemmsF32<float> = &Kernels::gemm_f32;
-template <>
-inline constexpr auto kGemmsF32<Half> = &Kernels::gemm_f16;
-template <>
-inline constexpr auto kGemmsF32<BFloat16> = &Kernels::gemm_bf16;
 
 }  // namespace lltm::cpu

@@ -8,13 +8,8 @@
 #include "common/matrix.h"
 
 #include <cstdint>
-#include <type_traits>
 
 namespace lltm::cuda {
-
-// The type that a storage type T is computed and accumulated in.
-template <typename T>
-using compute_t = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
 // `rows` rows of H = `hidden` units, with G gates, S slots, K states, P parameters and A saved
 // values (cell.h). c is what engines call c; of the library's own cells K is 1 and P is 0.

@@ -30,10 +30,9 @@ constexpr Isa kIsa = Isa::kDefault;
 #endif
 
 #if defined(__AMX_BF16__)
-template <typename Page>
-constexpr void add_bf16x3(CellKernels& cell) {
-  cell.f32_bf16x3 = {forward<Page, float, BFloat16x3>, backward<Page, float, BFloat16x3>};
-  cell.f16_bf16x3 = {forward<Page, Half, BFloat16x3>, backward<Page, Half, BFloat16x3>};
+template <typename Page, typename T>
+constexpr void add_bf16x3(Elementwise<T, BFloat16x3>& cell) {
+  cell = {forward<Page, T, BFloat16x3>, backward<Page, T, BFloat16x3>};
 }
 #endif
 
@@ -48,7 +47,10 @@ constexpr Kernels make_table() {
   kernels.cells[kProgramId] = kProgramKernels;
 #if defined(__AMX_BF16__)
   if constexpr (isa == Isa::kAmx) {
-    Cells::for_each([&]<typename Page>(Page) { add_bf16x3<Page>(kernels.cells[Page::kCell.id]); });
+    Cells::for_each([&]<typename Page>(Page) {
+      add_bf16x3<Page, float>(kernels.cells[Page::kCell.id]);
+      add_bf16x3<Page, Half>(kernels.cells[Page::kCell.id]);
+    });
     kernels.bf16x3 = kBf16x3Kernels;
     kernels.gemm_bf16_operands = gemm_bf16_amx;
     kernels.int8 = kInt8AmxKernels;
