@@ -489,7 +489,7 @@ inline std::string difference_from_text(
     z.push_back("z." + gate);
     dz.push_back("d.z." + gate);
   }
-  if (cell.reads_h) {
+  if (cell.info.reads_h) {
     states.push_back("h");
     d_states.push_back("d.h");
   }

@@ -98,16 +98,16 @@ TYPED_TEST(PageProgram, IsThatOfItsText) {
   const auto cell = parse_cell(text);
   EXPECT_EQ(cell->name, page.name);
   ASSERT_EQ(cell->gates.size(), static_cast<size_t>(page.slots));
-  EXPECT_EQ(cell->x, page.x);
-  EXPECT_EQ(cell->h, page.h);
+  EXPECT_EQ(cell->info.x, page.x);
+  EXPECT_EQ(cell->info.h, page.h);
   for (int slot = 0; slot < page.slots; ++slot) {
-    EXPECT_EQ(cell->x_blocks[slot], page.x.contains(slot) ? page.x_blocks[slot] : -1);
-    EXPECT_EQ(cell->h_blocks[slot], page.h.contains(slot) ? page.h_blocks[slot] : -1);
+    EXPECT_EQ(cell->info.x_blocks[slot], page.x.contains(slot) ? page.x_blocks[slot] : -1);
+    EXPECT_EQ(cell->info.h_blocks[slot], page.h.contains(slot) ? page.h_blocks[slot] : -1);
   }
   EXPECT_EQ(cell->states.size(), static_cast<size_t>(page.states));
-  EXPECT_EQ(cell->reads_h, page.reads_h);
-  EXPECT_EQ(cell->bounded, page.bounded);
-  EXPECT_EQ(cell->forgets, page.forgets);
+  EXPECT_EQ(cell->info.reads_h, page.reads_h);
+  EXPECT_EQ(cell->info.bounded, page.bounded);
+  EXPECT_EQ(cell->info.forgets, page.forgets);
   const RecordedPage recorded(TypeParam{});
   expect_same(cell->programs.forward, recorded.programs().forward);
   expect_same(cell->programs.backward, recorded.programs().backward);
@@ -155,7 +155,7 @@ bool forgets(const std::string& before, const std::string& value) {
              before + "c' = " + value +
              "\nh' = tanh c'\nsave c\nbackward\n"
              "d.z.i = copy 0.0\nd.p = copy 0.0\nd.c = copy 0.0\nend\n")
-      ->forgets;
+      ->info.forgets;
 }
 
 TEST(CellText, AStateForgetsWhereAFactorKeepsItSmall) {
@@ -204,7 +204,7 @@ TEST(CellText, StatesForgetTogetherUnlessTheyReadEachOther) {
                    before + "c' = " + c + "\nd' = " + d +
                    "\nh' = tanh c'\nsave c\nbackward\n"
                    "d.z.i = copy 0.0\nd.c = copy 0.0\nd.d = copy 0.0\nend\n")
-            ->forgets;
+            ->info.forgets;
       };
   const std::string gate = "f = sigmoid z.i\na = multiply f c\nb = multiply f d\n";
   EXPECT_TRUE(two_forget(gate, "copy a", "copy b"));
@@ -222,7 +222,7 @@ TEST(CellText, OfHAloneForgetsWhereHIsBetweenTwoNumbers) {
                "lltm-cell 1\nname one\nweight_ih i\nweight_hh i\n" + line + "forward\n" + rest +
                "save\nbackward\nd.z.i = copy 0.0\n" + (line.empty() ? "" : "d.h = copy 0.0\n") +
                "end\n")
-        ->forgets;
+        ->info.forgets;
   };
   EXPECT_TRUE(of_h("h' = tanh z.i\n"));
   EXPECT_TRUE(of_h("a = sigmoid z.i\nh' = multiply a 3.0\n"));
@@ -236,16 +236,16 @@ TEST(CellText, SaysWhatItsLinesSay) {
   const auto cell = parse_cell(kBase);
   EXPECT_EQ(cell->name, "base");
   EXPECT_EQ(cell->gates, (std::vector<std::string>{"n_x", "i", "n_h"}));
-  EXPECT_EQ(cell->x.count(), 2);
-  EXPECT_EQ(cell->h.count(), 2);
-  EXPECT_EQ(cell->x, (SlotRange{0, 2}));
-  EXPECT_EQ(cell->h, (SlotRange{1, 3}));
+  EXPECT_EQ(cell->info.x.count(), 2);
+  EXPECT_EQ(cell->info.h.count(), 2);
+  EXPECT_EQ(cell->info.x, (SlotRange{0, 2}));
+  EXPECT_EQ(cell->info.h, (SlotRange{1, 3}));
   const auto blocks = [](const int* of) { return std::vector<int>(of, of + 3); };
-  EXPECT_EQ(blocks(cell->x_blocks), (std::vector<int>{1, 0, -1}));
-  EXPECT_EQ(blocks(cell->h_blocks), (std::vector<int>{-1, 1, 0}));
-  EXPECT_TRUE(cell->bounded);
-  EXPECT_TRUE(cell->reads_h);
-  EXPECT_TRUE(cell->forgets);
+  EXPECT_EQ(blocks(cell->info.x_blocks), (std::vector<int>{1, 0, -1}));
+  EXPECT_EQ(blocks(cell->info.h_blocks), (std::vector<int>{-1, 1, 0}));
+  EXPECT_TRUE(cell->info.bounded);
+  EXPECT_TRUE(cell->info.reads_h);
+  EXPECT_TRUE(cell->info.forgets);
   ASSERT_EQ(cell->states.size(), 1U);
   EXPECT_EQ(cell->states[0].name, "c");
   EXPECT_EQ(cell->states[0].initial, -1e30);
@@ -269,10 +269,10 @@ TEST(CellText, MayLeaveOutWhatItCan) {
   const auto of_x = parse_cell(
       "lltm-cell 1\nname x\nweight_ih a b\nweight_hh\nstate s 0\nforward\nh' = copy z.a\n"
       "s' = copy z.b\nsave\nbackward\nd.z.a = copy d.h'\nd.z.b = copy d.s'\nd.s = copy 0\nend\n");
-  EXPECT_EQ(of_x->x, (SlotRange{0, 2}));
-  EXPECT_EQ(of_x->h.count(), 0);
-  EXPECT_FALSE(of_x->bounded);
-  EXPECT_FALSE(of_x->reads_h);
+  EXPECT_EQ(of_x->info.x, (SlotRange{0, 2}));
+  EXPECT_EQ(of_x->info.h.count(), 0);
+  EXPECT_FALSE(of_x->info.bounded);
+  EXPECT_FALSE(of_x->info.reads_h);
   EXPECT_TRUE(of_x->saved.empty());
   EXPECT_EQ(of_x->programs.forward.inputs, 3);
 }
@@ -287,7 +287,7 @@ TEST(CellText, WithoutStatesReadsH) {
   const auto cell = parse_cell(
       "lltm-cell 1\nname elman\nweight_ih a\nweight_hh a\nforward\nh' = tanh z.a\nsave h'\n"
       "backward\nhh = multiply h' h'\nslope = subtract 1.0 hh\nd.z.a = multiply slope d.h'\nend\n");
-  EXPECT_TRUE(cell->reads_h);
+  EXPECT_TRUE(cell->info.reads_h);
   expect_near(run_program(cell->programs.forward, {0.5, 3}), {std::tanh(0.5), std::tanh(0.5)});
   expect_near(run_program(cell->programs.backward, {0.5, 2}), {1.5, 0});
 }

@@ -19,8 +19,8 @@ namespace {
 // In the order of Cell::gates. By slot, those of weight_ih come first, too, but in another order.
 std::vector<std::string> gates_of(const CellText& cell) {
   std::vector<std::string> gates = cell.gates;
-  for (int slot = cell.x.begin; slot < cell.x.end; ++slot) {
-    gates[cell.x_blocks[slot]] = cell.gates[slot];
+  for (int slot = cell.info.x.begin; slot < cell.info.x.end; ++slot) {
+    gates[cell.info.x_blocks[slot]] = cell.gates[slot];
   }
   return gates;
 }

@@ -1,7 +1,10 @@
 #include "cell/program_text.h"
 
+#include "cell/cells.h"
+
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <locale>
 #include <map>
@@ -273,6 +276,13 @@ class Section {
 
 // ---- the text ---------------------------------------------------------------
 
+// FNV-1a: the same on every machine, since packed weights are saved.
+uint64_t hash(string_view text) {
+  uint64_t sum = 0xcbf29ce484222325;
+  for (const char c : text) sum = (sum ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  return sum;
+}
+
 // The gates of a weight.
 std::vector<string> gates_of(TextLines& lines, const string& weight) {
   if (!lines.begins_with(weight)) lines.fail("'" + weight + " GATES'");
@@ -303,7 +313,7 @@ void read_gates(TextLines& lines, CellText& cell) {
     for (const string& gate : of_x) {
       if ((block_of(of_h, gate) >= 0) == both) cell.gates.push_back(gate);
     }
-    if (!both) cell.h.begin = static_cast<int>(cell.gates.size());
+    if (!both) cell.info.h.begin = static_cast<int>(cell.gates.size());
   }
   for (const string& gate : of_h) {
     if (block_of(of_x, gate) < 0) cell.gates.push_back(gate);
@@ -311,11 +321,11 @@ void read_gates(TextLines& lines, CellText& cell) {
   if (cell.gates.size() > CellInfo::kMostSlots) {
     lines.fail(at_most(CellInfo::kMostSlots, "gates in both weights"));
   }
-  cell.x.end = static_cast<int>(of_x.size());
-  cell.h.end = static_cast<int>(cell.gates.size());
+  cell.info.x.end = static_cast<int>(of_x.size());
+  cell.info.h.end = static_cast<int>(cell.gates.size());
   for (size_t slot = 0; slot < cell.gates.size(); ++slot) {
-    cell.x_blocks[slot] = block_of(of_x, cell.gates[slot]);
-    cell.h_blocks[slot] = block_of(of_h, cell.gates[slot]);
+    cell.info.x_blocks[slot] = block_of(of_x, cell.gates[slot]);
+    cell.info.h_blocks[slot] = block_of(of_h, cell.gates[slot]);
   }
   lines.next();
 }
@@ -361,6 +371,7 @@ void read_saved(TextLines& lines, Section& forward, CellText& cell) {
 
 std::unique_ptr<const CellText> parse_cell(string_view text) {
   auto cell = std::make_unique<CellText>();
+  CellInfo& info = cell->info;
   TextLines lines(text);
   lines.expect("lltm-cell 1");
   if (!lines.begins_with("name") || lines.words().size() != 2) lines.fail("'name NAME'");
@@ -368,14 +379,14 @@ std::unique_ptr<const CellText> parse_cell(string_view text) {
   cell->name = lines.words()[1];
   lines.next();
   read_gates(lines, *cell);
-  cell->bounded = lines.take("bounded");
+  info.bounded = lines.take("bounded");
   const bool reads_h = lines.take("reads_h");
-  cell->own_gradient = lines.take("own_gradient");
+  info.own_gradient = lines.take("own_gradient");
   Names taken = {"h", "z"};
   cell->states = read_named(lines, "state", CellInfo::kMostStates, /*may_lack=*/false, taken);
   cell->parameters =
       read_named(lines, "parameter", CellInfo::kMostParameters, /*may_lack=*/true, taken);
-  cell->reads_h = reads_h || cell->states.empty();
+  info.reads_h = reads_h || cell->states.empty();
   if (!lines.begins_with("forward")) {
     lines.fail(
         "'bounded', 'reads_h', 'own_gradient', 'state', 'parameter' or 'forward', in this order");
@@ -383,7 +394,7 @@ std::unique_ptr<const CellText> parse_cell(string_view text) {
 
   Section forward(lines, "forward", taken);
   for (const string& gate : cell->gates) forward.input("z." + gate);
-  if (cell->reads_h) forward.input(reads_h ? "h" : "");
+  if (info.reads_h) forward.input(reads_h ? "h" : "");
   for (const auto& state : cell->states) forward.input(state.name);
   for (const auto& parameter : cell->parameters) forward.input(parameter.name);
   forward.output("h'");
@@ -392,7 +403,7 @@ std::unique_ptr<const CellText> parse_cell(string_view text) {
   std::vector<string> all_states;
   if (reads_h) all_states.emplace_back("h");
   for (const auto& state : cell->states) all_states.push_back(state.name);
-  cell->forgets = all_states.empty() ? forward.is_bounded("h'") : forward.forgets(all_states);
+  info.forgets = all_states.empty() ? forward.is_bounded("h'") : forward.forgets(all_states);
   read_saved(lines, forward, *cell);
   cell->programs.forward = forward.compile(cell->forward);
 
@@ -406,10 +417,31 @@ std::unique_ptr<const CellText> parse_cell(string_view text) {
   if (reads_h) backward.output("d.h");
   for (const auto& state : cell->states) backward.output("d." + state.name);
   backward.assignments("end");
-  if (cell->reads_h && !reads_h) backward.assign_zero("d.h");  // the last: there are no states
+  if (info.reads_h && !reads_h) backward.assign_zero("d.h");  // the last: there are no states
   cell->programs.backward = backward.compile(cell->backward);
   lines.expect("end");
   if (!lines.words().empty()) lines.fail("the end of the text");
+
+  cell->text = text;
+  cell->layer_class = cell->name + ".Layer";
+  cell->step_class = cell->name + ".Cell";
+  for (const auto& [name, initial] : cell->states) {
+    info.state_names[info.states++] = name.c_str();
+    cell->initial_states.push_back(initial);
+  }
+  for (const auto& parameter : cell->parameters) {
+    info.parameter_names[info.parameters++] = parameter.name.c_str();
+  }
+  cell->programs.name = cell->name.c_str();
+  cell->programs.hash = hash(text);
+  cell->programs.initial_states = cell->initial_states.data();
+  info.name = cell->text.c_str();
+  info.layer_class = cell->layer_class.c_str();
+  info.step_class = cell->step_class.c_str();
+  info.id = kProgramId;
+  info.slots = static_cast<int>(cell->gates.size());
+  info.saved = static_cast<int>(cell->saved.size());
+  info.programs = &cell->programs;
   return cell;
 }
 

@@ -48,26 +48,23 @@ struct CellText {
   };
 
   CellText() = default;
-  CellText(const CellText&) = delete;  // programs points into the original
+  CellText(const CellText&) = delete;  // info and programs point into the original
   CellText& operator=(const CellText&) = delete;
 
-  std::string name;
+  std::string text, name, layer_class, step_class;
   std::vector<std::string> gates;  // by slot: a gate of both weights is one
-  // As of CellInfo; the block of a slot that x or h has no part in is -1.
-  SlotRange x, h;
-  int x_blocks[CellInfo::kMostSlots] = {}, h_blocks[CellInfo::kMostSlots] = {};
-  bool bounded = false;
-  // True without states, too: c then stands for h, and forward's and backward's states are h.
-  bool reads_h = false;
-  // As of CellInfo. Each next state is the state times a factor, plus what does not depend on it,
-  // not by way of the other states either; and the factor is within [-1, 1] whatever the inputs
-  // are, as a gate is, and not 1 or -1 for ever. Where h is the only state, and read by GEMMs
-  // alone: it is between two numbers.
-  bool forgets = false;
-  bool own_gradient = false;
   std::vector<Named> states, parameters;
+  std::vector<double> initial_states;
   std::vector<std::string> saved;  // in the order of forward's outputs and backward's inputs
-  CellPrograms programs;
+  // The block of a slot that x or h has no part in is -1. It reads h without states, too: c then
+  // stands for h, and forward's and backward's states are h.
+  //
+  // It forgets if each next state is the state times a factor, plus what does not depend on it, not
+  // by way of the other states either; and the factor is within [-1, 1] whatever the inputs are, as
+  // a gate is, and not 1 or -1 for ever. Where h is the only state, and read by GEMMs alone: if it
+  // is between two numbers.
+  CellInfo info = {};
+  CellPrograms programs = {};
   ProgramCode forward, backward;  // what programs points into
 };
 
