@@ -185,10 +185,9 @@ namespace {
 // Every index of the grid, in the order of its blocks and threads.
 template <typename Body>
 void for_each_thread(int64_t count, const Body& body) {
-  const Grid grid = grid_for(count);
-  for (int64_t block = 0; block < grid.blocks; ++block) {
-    for (int thread = 0; thread < grid.threads; ++thread) {
-      grid_stride(block, grid.blocks, thread, grid.threads, count, body);
+  for (int64_t block = 0; block < blocks_for(count); ++block) {
+    for (int thread = 0; thread < kThreads; ++thread) {
+      if (const int64_t n = piece_of(block, thread); n < count) body(n);
     }
   }
 }

@@ -29,26 +29,23 @@ using Real = long double;
 
 TEST(CudaIndex, EveryPieceBelongsToOneThread) {
   for (const int64_t count : {1, 2, 127, 128, 129, 1000, 4097}) {
-    for (const int64_t blocks : {int64_t{1}, int64_t{3}, grid_for(count).blocks}) {
-      std::vector<int> visits(static_cast<size_t>(count));
-      for (int64_t block = 0; block < blocks; ++block) {
-        for (int thread = 0; thread < kThreads; ++thread) {
-          grid_stride(block, blocks, thread, kThreads, count, [&](int64_t n) {
-            ++visits.at(static_cast<size_t>(n));
-          });
-        }
+    std::vector<int> visits(static_cast<size_t>(count));
+    for (int64_t block = 0; block < blocks_for(count); ++block) {
+      for (int thread = 0; thread < kThreads; ++thread) {
+        const int64_t n = piece_of(block, thread);
+        if (n < count) ++visits[static_cast<size_t>(n)];
       }
-      EXPECT_EQ(visits, std::vector<int>(visits.size(), 1)) << count << " in " << blocks;
     }
+    EXPECT_EQ(visits, std::vector<int>(visits.size(), 1)) << count;
   }
 }
 
 TEST(CudaIndex, GridsAreWithinTheLimits) {
-  EXPECT_EQ(grid_for(1).blocks, 1);
-  EXPECT_EQ(grid_for(kThreads).blocks, 1);
-  EXPECT_EQ(grid_for(kThreads + 1).blocks, 2);
-  EXPECT_EQ(grid_for(int64_t{1} << 50).blocks, kMaxBlocks);
-  EXPECT_LE(kMaxBlocks, std::numeric_limits<int32_t>::max());
+  EXPECT_EQ(blocks_for(1), 1);
+  EXPECT_EQ(blocks_for(kThreads), 1);
+  EXPECT_EQ(blocks_for(kThreads + 1), 2);
+  // A quarter of a terabyte of the smallest pieces.
+  EXPECT_LE(blocks_for(int64_t{1} << 37), std::numeric_limits<int32_t>::max());
 }
 
 TEST(CudaIndex, PositionsAreRightBeyond32Bits) {
@@ -167,17 +164,6 @@ struct Size {
   int64_t rows, hidden;
 };
 constexpr Size kSizes[] = {{1, 1}, {3, 7}, {5, 8}, {2, 33}, {17, 16}, {1, 136}, {130, 24}};
-
-// Every thread of a grid of at most `blocks`, so that some have several pieces.
-template <typename Body>
-void for_each_thread(int64_t count, int64_t blocks, const Body& body) {
-  blocks = std::min(blocks, grid_for(count).blocks);
-  for (int64_t block = 0; block < blocks; ++block) {
-    for (int thread = 0; thread < kThreads; ++thread) {
-      grid_stride(block, blocks, thread, kThreads, count, body);
-    }
-  }
-}
 
 // Every size, layout and choice of arguments; wide where the size and the cell allow.
 template <typename T, typename Check>
@@ -345,8 +331,7 @@ std::vector<Error> check_forward(
     }
   }
   const ForwardAccess wide = access_of(args);
-  for_each_thread(
-      rows * hidden / kWidth, 2, [&](int64_t n) { forward_at<Cell, kWidth>(args, wide, n); });
+  for (int64_t n = 0; n < rows * hidden / kWidth; ++n) forward_at<Cell, kWidth>(args, wide, n);
 
   std::vector<Error> errors(exact[0].size());
   for (int64_t r = 0; r < rows; ++r) {
@@ -415,8 +400,7 @@ std::vector<Error> check_backward(
     }
   }
   const BackwardAccess wide = access_of(args);
-  for_each_thread(
-      rows * hidden / kWidth, 2, [&](int64_t n) { backward_at<Cell, kWidth>(args, wide, n); });
+  for (int64_t n = 0; n < rows * hidden / kWidth; ++n) backward_at<Cell, kWidth>(args, wide, n);
 
   std::vector<Error> errors(exact[0].size());
   for (int64_t r = 0; r < rows; ++r) {

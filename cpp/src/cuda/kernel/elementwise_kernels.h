@@ -29,36 +29,20 @@ constexpr int kWide = kAccessBytes / static_cast<int>(sizeof(T));
 
 // ---- the index space --------------------------------------------------------
 
-struct Grid {
-  std::int64_t blocks;
-  int threads;  // per block
-};
-
-// One dimension: the others are limited to 65535 blocks, and there may be more rows. Small
-// blocks, so that a small step reaches many multiprocessors.
+// Threads of a block: few, so that a small step reaches many multiprocessors.
 constexpr int kThreads = 128;
-constexpr std::int64_t kMaxBlocks = 1 << 20;
 // Blocks that a multiprocessor must be able to hold, which allows a thread 128 registers:
 // by default the compiler aims at more blocks, and spills.
 constexpr int kResidentBlocks = 4;
 
-// For `count` pieces of work, at least one.
-inline Grid grid_for(std::int64_t count) {
-  const std::int64_t blocks = (count + kThreads - 1) / kThreads;
-  return {blocks < kMaxBlocks ? blocks : kMaxBlocks, kThreads};
+// The blocks of a grid, of one dimension: the others are limited to 65535 blocks, and there may be
+// more rows. This one holds more pieces than the memory of a GPU.
+constexpr std::int64_t blocks_for(std::int64_t count) {
+  return (count + kThreads - 1) / kThreads;
 }
-
-// Runs body(n) for the pieces n < count of one thread: its number in the grid, and from
-// there in steps of the size of the grid.
-template <typename Body>
-LLTM_CELL_INLINE void grid_stride(
-    std::int64_t block,
-    std::int64_t blocks,
-    int thread,
-    int threads,
-    std::int64_t count,
-    const Body& body) {
-  for (std::int64_t n = block * threads + thread; n < count; n += blocks * threads) body(n);
+// The piece of work of a thread, if there are as many.
+LLTM_CELL_INLINE std::int64_t piece_of(std::int64_t block, int thread) {
+  return block * kThreads + thread;
 }
 
 struct Position {

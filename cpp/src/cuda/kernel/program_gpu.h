@@ -49,9 +49,8 @@ struct BFloat16 {
           const lltm::cuda::ForwardAccess wide,                                                   \
           const std::int64_t count) {                                                             \
     using namespace lltm::cuda;                                                                   \
-    grid_stride(blockIdx.x, gridDim.x, threadIdx.x, blockDim.x, count, [&](std::int64_t n) {      \
-      forward_at<lltm::Page, kWidth>(args, wide, n);                                              \
-    });                                                                                           \
+    const std::int64_t n = piece_of(blockIdx.x, threadIdx.x);                                     \
+    if (n < count) forward_at<lltm::Page, kWidth>(args, wide, n);                                 \
   }                                                                                               \
   extern "C" __global__ void __launch_bounds__(lltm::cuda::kThreads, lltm::cuda::kResidentBlocks) \
       lltm_backward(                                                                              \
@@ -59,7 +58,6 @@ struct BFloat16 {
           const lltm::cuda::BackwardAccess wide,                                                  \
           const std::int64_t count) {                                                             \
     using namespace lltm::cuda;                                                                   \
-    grid_stride(blockIdx.x, gridDim.x, threadIdx.x, blockDim.x, count, [&](std::int64_t n) {      \
-      backward_at<lltm::Page, kWidth>(args, wide, n);                                             \
-    });                                                                                           \
+    const std::int64_t n = piece_of(blockIdx.x, threadIdx.x);                                     \
+    if (n < count) backward_at<lltm::Page, kWidth>(args, wide, n);                                \
   }
