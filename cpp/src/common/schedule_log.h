@@ -2,7 +2,10 @@
 // step on the CPU.
 #pragma once
 
-#include <cstdint>
+#include "common/steps.h"
+
+#include <ATen/core/Tensor.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <sstream>
@@ -19,15 +22,18 @@ inline bool logs_schedules() {
 }
 
 // N rows of all steps, B rows of the state.
-inline void log_schedule(
-    std::int64_t rows,
-    std::int64_t batch,
-    std::int64_t input,
-    std::int64_t hidden,
-    const std::string& schedule) {
+template <typename Args>
+void log_schedule(const Args& args, const std::string& schedule) {
+  const at::Tensor& h = [&]() -> const at::Tensor& {
+    if constexpr (requires { args.h_0; }) {
+      return args.h_0;
+    } else {
+      return args.h;
+    }
+  }();
   std::ostringstream line;
-  line << "lltm: N=" << rows << " B=" << batch << " I=" << input << " H=" << hidden << ", "
-       << schedule << '\n';
+  line << "lltm: N=" << flat_size(args.input) << " B=" << h.size(0) << " I=" << args.input->size(-1)
+       << " H=" << h.size(1) << ", " << schedule << '\n';
   std::fputs(line.str().c_str(), stderr);
 }
 

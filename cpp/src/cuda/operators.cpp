@@ -1,6 +1,5 @@
 // The operators on CUDA tensors. Of prepack the composite one serves.
 #include "common/schedule_log.h"
-#include "common/steps.h"
 #include "cuda/engine/engine.h"
 #include "cuda/engine/self_check.h"
 #include "cuda/kernel/program_launch.h"
@@ -30,15 +29,7 @@ auto choose(const Args& args) {
   const char* why_not = why_no_nvrtc_for(*args.cell);
   if (why_not == nullptr) why_not = why_not_kernels(*args.cell, args.input, kernels);
   if (why_not == nullptr) return engine(args);
-  if (logs_schedules()) {
-    const at::Tensor& h = args.state_h();
-    log_schedule(
-        flat_size(args.input),
-        h.size(0),
-        args.input->size(-1),
-        h.size(1),
-        std::string("on CUDA, composite (") + why_not + ")");
-  }
+  if (logs_schedules()) log_schedule(args, std::string("on CUDA, composite (") + why_not + ")");
   return composite(args);
 }
 

@@ -17,11 +17,6 @@
 namespace lltm::cpu {
 namespace {
 
-// As in schedule_log.h.
-void log_schedule(const LayerShape& shape, const std::string& schedule) {
-  lltm::log_schedule(shape.rows, shape.batch, shape.input, shape.hidden, schedule);
-}
-
 // ---- the choice --------------------------------------------------------------
 
 // Whether PyTorch is told to multiply the float32 operands of recurrent layers in bfloat16:
@@ -60,11 +55,8 @@ bool can_block(const Machine& machine, const at::Tensor& input, const at::Tensor
 
 template <typename Result, typename Args, typename Schedule>
 Result run(
-    Result (*engine)(const Args&, const Schedule&),
-    const Args& args,
-    const LayerShape& shape,
-    const Schedule& schedule) {
-  if (logs_schedules()) log_schedule(shape, to_string(schedule));
+    Result (*engine)(const Args&, const Schedule&), const Args& args, const Schedule& schedule) {
+  if (logs_schedules()) log_schedule(args, to_string(schedule));
   return engine(args, schedule);
 }
 
@@ -76,9 +68,9 @@ Result run_or_fall_back(
     const LayerShape& shape,
     Schedule (*schedule)(const Machine&, const LayerShape&),
     Machine machine) {
-  if (auto result = run(engine, args, shape, schedule(machine, shape))) return *std::move(result);
+  if (auto result = run(engine, args, schedule(machine, shape))) return *std::move(result);
   machine.bf16x3 = false;
-  return *run(engine, args, shape, schedule(machine, shape));
+  return *run(engine, args, schedule(machine, shape));
 }
 
 SequenceResult forward_with_unpacked_weights(const SequenceArgs& args) {
@@ -96,7 +88,7 @@ SequenceResult int8_forward(const SequenceArgs& args, const LayerShape& shape) {
   if (args.input->numel() == 0 || args.h_0->numel() == 0)
     return forward_with_unpacked_weights(args);
   const ForwardSchedule schedule = schedule_forward_int8(current_machine(), shape);
-  auto [result, out_of_range] = run(blocked_int8_forward, args, shape, schedule);
+  auto [result, out_of_range] = run(blocked_int8_forward, args, schedule);
   if (!out_of_range.empty()) {
     recompute_rows(args, out_of_range, result, forward_with_unpacked_weights);
   }
@@ -170,14 +162,14 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
     machine.bf16x3 = machine.bf16x3 && has_form(args.weight_ih, GemmFormat::kBf16x3);
   }
   if (!blocked) {
-    if (logs_schedules()) log_schedule(shape, "forward: stepwise");
+    if (logs_schedules()) log_schedule(args, "forward: stepwise");
     return stepwise_forward(args);
   }
   if (args.input->scalar_type() == at::kFloat && has_few_elements(shape.batch, shape.hidden)) {
     const auto schedule = schedule_few_rows(machine, shape, steps_of(args), prepacked);
     // A cell that forgets needs no float64, and several rows are faster in the GEMM of many.
     const bool few = !args.cell->forgets || shape.batch == 1 || schedule.in_place;
-    if (few) return run(few_rows_forward, args, shape, schedule);
+    if (few) return run(few_rows_forward, args, schedule);
   }
   if (steps_of(args) == 1 && !prepacked) {
     const StepArgs step = {only_step(args), args.saves_activations()};
@@ -193,7 +185,7 @@ Gradients sequence_backward(const SequenceBackwardArgs& args) {
   const LayerShape shape = shape_of(args);
   const Machine machine = current_machine();
   if (!can_block(machine, args.input, args.h_0)) {
-    if (logs_schedules()) log_schedule(shape, "backward: stepwise");
+    if (logs_schedules()) log_schedule(args, "backward: stepwise");
     return stepwise_backward(args);
   }
   if (steps_of(args) == 1 && !args.segment) return one_step_backward(args);

@@ -218,9 +218,7 @@ StepResult step_forward(const StepArgs& args) {
       new_tensor({batch, args.cell->state_columns() * hidden}, options),
       args.save ? new_tensor({batch, args.cell->saved * hidden}, options) : Tensor()};
   const StepSchedule schedule = schedule_of(args);
-  if (logs_schedules()) {
-    log_schedule(batch, batch, args.input->size(1), hidden, to_string(schedule));
-  }
+  if (logs_schedules()) log_schedule(args, to_string(schedule));
   visit_dtype(
       args.input->scalar_type(), [&]<typename T>(T*) { run_step<T>(args, result, schedule); });
   return result;

@@ -1,5 +1,4 @@
 #include "common/schedule_log.h"
-#include "common/steps.h"
 #include "cuda/engine/engine.h"
 #include "cuda/engine/self_check.h"
 #include "cuda/kernel/persistent.h"
@@ -21,16 +20,6 @@ void check_earlier_calls() {
       "NaN; lltm.backends.cuda.persistent = False avoids it");
 }
 
-template <typename Args>
-void log(const char* direction, const Args& args, const std::string& engine) {
-  log_schedule(
-      flat_size(args.input),
-      args.h_0->size(0),
-      args.input->size(-1),
-      args.h_0->size(1),
-      std::string("on CUDA, ") + direction + engine);
-}
-
 // By the persistent engine where it can run, else step by step.
 template <typename Result, typename Args>
 Result run(
@@ -44,11 +33,11 @@ Result run(
                                   : "lltm.backends.cuda.persistent is off";
   Attempt<Result> attempt = why_not == nullptr ? persistent(args) : Attempt<Result>{{}, why_not};
   if (logs_schedules()) {
-    log(direction,
-        args,
-        attempt ? "persistent, " + std::to_string(attempt.groups) + " groups of " +
-                      std::to_string(attempt.tiles * kTileRows) + " rows"
-                : std::string("stepwise (") + attempt.why_not + ")");
+    const std::string engine = attempt ? "persistent, " + std::to_string(attempt.groups) +
+                                             " groups of " +
+                                             std::to_string(attempt.tiles * kTileRows) + " rows"
+                                       : std::string("stepwise (") + attempt.why_not + ")";
+    log_schedule(args, std::string("on CUDA, ") + direction + engine);
   }
   return attempt ? *std::move(attempt) : stepwise(args);
 }
