@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 
 namespace lltm {
 
@@ -41,12 +40,6 @@ class Checkpoints {
 
   // Whether there is one before step k.
   bool has(size_t k) const { return has_checkpoint(k, every_); }
-
-  // The first step after k that there is one before; past all steps where there is none.
-  size_t next(size_t k) const {
-    const auto every = static_cast<size_t>(every_);
-    return every == 0 ? std::numeric_limits<size_t>::max() : (k / every + 1) * every;
-  }
 
   // Writes that one; c (B, H) is the state by then.
   void save(size_t k, const at::Tensor& c) const { at(k).copy_(c); }

@@ -24,32 +24,7 @@ std::string shape_text(c10::ArrayRef<Size> shape) {
 
 // float32, as Python names it.
 inline std::string dtype_text(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kDouble:
-      return "float64";
-    case at::kFloat:
-      return "float32";
-    case at::kBFloat16:
-      return "bfloat16";
-    case at::kHalf:
-      return "float16";
-    case at::kLong:
-      return "int64";
-    case at::kInt:
-      return "int32";
-    case at::kChar:
-      return "int8";
-    case at::kQInt8:
-      return "qint8";
-    case at::kQUInt8:
-      return "quint8";
-    case at::kByte:
-      return "uint8";
-    case at::kBool:
-      return "bool";
-    default:
-      return c10::toString(dtype);
-  }
+  return std::string(c10::getDtypeNames(dtype).first);
 }
 
 }  // namespace lltm

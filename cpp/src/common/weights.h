@@ -74,41 +74,32 @@ WeightMatrices<T> read_weights(
   return {w.from(0, hidden), w};
 }
 
-// The blocks of rows of slots [range.begin, range.end), one after another: the tensor itself where
-// they lie so. Of a bias too.
-inline at::Tensor in_slots(const at::Tensor& tensor, SlotRange range, const int* blocks) {
-  bool in_order = true;
-  for (int k = 0; k < range.count(); ++k) in_order = in_order && blocks[range.begin + k] == k;
-  if (in_order) return tensor;
-  const c10::SymInt hidden = tensor.sym_size(0) / range.count();
+// `count` blocks of rows, one after another, in the order of `from`: the tensor itself where that
+// is theirs. Of a bias too.
+inline at::Tensor in_order(const at::Tensor& tensor, int count, const int* from) {
+  bool is_own = true;
+  for (int k = 0; k < count; ++k) is_own = is_own && from[k] == k;
+  if (is_own) return tensor;
+  const c10::SymInt hidden = tensor.sym_size(0) / count;
   std::vector<at::Tensor> parts;
-  for (int k = range.begin; k < range.end; ++k) {
-    parts.push_back(tensor.narrow_symint(0, blocks[k] * hidden, hidden));
+  for (int k = 0; k < count; ++k) {
+    parts.push_back(tensor.narrow_symint(0, from[k] * hidden, hidden));
   }
   return at::cat(parts);
 }
+// The blocks of a weight in the order of the slots of x, or of h.
 inline at::Tensor x_slots(const at::Tensor& tensor, const CellInfo& cell) {
-  return in_slots(tensor, cell.x, cell.x_blocks);
+  return in_order(tensor, cell.x.count(), cell.x_blocks + cell.x.begin);
 }
 inline at::Tensor h_slots(const at::Tensor& tensor, const CellInfo& cell) {
-  return in_slots(tensor, cell.h, cell.h_blocks);
+  return in_order(tensor, cell.h.count(), cell.h_blocks + cell.h.begin);
 }
 
 // The inverse: slots in the order of the blocks.
 inline at::Tensor in_blocks(const at::Tensor& tensor, SlotRange range, const int* blocks) {
   int slots[CellInfo::kMostSlots];
-  bool in_order = true;
-  for (int k = 0; k < range.count(); ++k) {
-    slots[blocks[range.begin + k]] = k;
-    in_order = in_order && blocks[range.begin + k] == k;
-  }
-  if (in_order) return tensor;
-  const c10::SymInt hidden = tensor.sym_size(0) / range.count();
-  std::vector<at::Tensor> parts;
-  for (int k = 0; k < range.count(); ++k) {
-    parts.push_back(tensor.narrow_symint(0, slots[k] * hidden, hidden));
-  }
-  return at::cat(parts);
+  for (int k = 0; k < range.count(); ++k) slots[blocks[range.begin + k]] = k;
+  return in_order(tensor, range.count(), slots);
 }
 inline at::Tensor x_blocks(const at::Tensor& tensor, const CellInfo& cell) {
   return in_blocks(tensor, cell.x, cell.x_blocks);

@@ -65,12 +65,12 @@ struct Grid {
   Grid within(const Blocks& blocks) const { return {rows, std::min(columns, blocks.count)}; }
 };
 
-// How many slots a cell has, and in how many of them input and state have a part (cell.h).
+// In how many slots of a cell input and state have a part (cell.h).
 struct SlotCounts {
-  int64_t all, x, h;
+  int64_t x, h;
 };
 constexpr SlotCounts slots_of(const CellInfo& cell) {
-  return {cell.slots, cell.x.count(), cell.h.count() > 0 ? cell.h.count() : 1};  // schedules divide
+  return {cell.x.count(), cell.h.count() > 0 ? cell.h.count() : 1};  // schedules divide
 }
 
 // One layer and direction: B, I, H, and the rows of all steps together.

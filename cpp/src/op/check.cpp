@@ -457,18 +457,6 @@ void check_checkpoint_steps(const char* op, int64_t checkpoint_steps) {
       checkpoint_steps);
 }
 
-// What a cell without c must not be given.
-void check_no_c(const char* op, const CellInfo& cell, const char* name, const Tensor& c) {
-  TORCH_CHECK_VALUE(
-      cell.has_c() || !c.defined(),
-      op,
-      ": expected no ",
-      name,
-      ", since the cell ",
-      cell.title(),
-      " has none, got a tensor");
-}
-
 // The arguments of a call: those that its inputs have in common, and those that follow.
 class Arguments {
  public:
@@ -482,7 +470,14 @@ class Arguments {
     all_.push_back({tensor, name, shape, kind});
   }
   void add_c(const char* op, const Tensor& c, const char* name) {
-    check_no_c(op, cell_, name, c);
+    TORCH_CHECK_VALUE(
+        cell_.has_c() || !c.defined(),
+        op,
+        ": expected no ",
+        name,
+        ", since the cell ",
+        cell_.title(),
+        " has none, got a tensor");
     add(c, name, shapes_.c, cell_.has_c() ? kRequired : kOptional);
   }
   // Of c, which a cell may not have: then it may be empty, as c' is.

@@ -43,28 +43,17 @@ struct Operands {
     }
     if (args.bias_hh.defined()) bias_h = widened(h_slots(args.bias_hh, cell));
   }
+  // What of them the steps read.
+  Operands(
+      const CellInfo& c,
+      const Tensor& weight,
+      const std::optional<Tensor>& bias,
+      const std::optional<Tensor>& p)
+      : cell(c), weight_h(weight), bias_h(or_undefined(bias)), parameters(or_undefined(p)) {}
 
   const CellInfo& cell;
   Tensor weight_x, weight_h, bias_x, bias_h;
   Tensor parameters;  // of the cell, (P * H)
-};
-
-// What of them the steps read.
-struct StepOperands {
-  StepOperands(const Operands& all)
-      : cell(all.cell), weight_h(all.weight_h), bias_h(all.bias_h), parameters(all.parameters) {}
-  StepOperands(
-      const CellInfo& cell,
-      const Tensor& weight_h,
-      const std::optional<Tensor>& bias_h,
-      const std::optional<Tensor>& parameters)
-      : cell(cell),
-        weight_h(weight_h),
-        bias_h(or_undefined(bias_h)),
-        parameters(or_undefined(parameters)) {}
-
-  const CellInfo& cell;
-  const Tensor &weight_h, &bias_h, &parameters;
 };
 
 Tensor project_x(const Operands& operands, const Tensor& x) {
@@ -72,7 +61,7 @@ Tensor project_x(const Operands& operands, const Tensor& x) {
 }
 
 // The pre-activations (rows, S * H), from what x adds to them and from h.
-Tensor pre_activations(const StepOperands& operands, const Tensor& z_x, const Tensor& h) {
+Tensor pre_activations(const Operands& operands, const Tensor& z_x, const Tensor& h) {
   const CellInfo& cell = operands.cell;
   const Tensor z_h = at::linear(h, operands.weight_h, or_nullopt(operands.bias_h));
   if (cell.x == cell.h) return z_x + z_h;
@@ -112,7 +101,7 @@ Tensor cut(const Tensor& gradient, const Tensor& reset) {
 
 // One step of a sequence, from what x adds to the pre-activations.
 StepResult forward_of_step(
-    const StepOperands& operands,
+    const Operands& operands,
     const Tensor& z_x,
     Tensor h,
     Tensor c,
@@ -130,7 +119,7 @@ StepResult forward_of_step(
 // The gradients of its pre-activations and of the cell's parameters, (rows, (S + P) * H), and of h
 // and c before it. None is rounded.
 std::tuple<Tensor, Tensor, Tensor> backward_of_step(
-    const StepOperands& operands,
+    const Operands& operands,
     const Tensor& activations,
     const Tensor& dh,
     const Tensor& dc,
@@ -198,23 +187,21 @@ Gradients gradients_of(
     if (cell.parameters == 0) return biases;
     return at::cat({biases, columns(cell, dz, {cell.slots, cell.grad_columns()}).sum(0)});
   };
+  // A copy: in a graph both biases may be the same sums.
+  const auto of_bias_h = [&] { return h_blocks(dz_h.sum(0), cell).clone(); };
+  const auto joined_weight = [&] { return join(cell, {of_weight_x(), of_weight_h()}); };
   const auto& mask = args.output_mask;
   const auto wanted = [](bool is_wanted, const auto& compute, at::ScalarType to) {
     return is_wanted ? compute().to(to) : Tensor();
   };
   return {
       wanted(mask[0], of_input, args.input->scalar_type()),
-      wanted(
-          mask[1], [&] { return dh; }, dtype),
-      wanted(
-          mask[2], [&] { return dc; }, dtype),
-      joined ? wanted(
-                   mask[3], [&] { return join(cell, {of_weight_x(), of_weight_h()}); }, dtype)
-             : wanted(mask[3], of_weight_x, dtype),
+      mask[1] ? dh.to(dtype) : Tensor(),
+      mask[2] ? dc.to(dtype) : Tensor(),
+      joined ? wanted(mask[3], joined_weight, dtype) : wanted(mask[3], of_weight_x, dtype),
       wanted(mask[4] && !joined, of_weight_h, dtype),
       wanted(mask[5], of_bias_x, dtype),
-      // A copy: in a graph both may be the same sums.
-      wanted(mask[6], [&] { return h_blocks(dz_h.sum(0), cell).clone(); }, dtype)};
+      wanted(mask[6], of_bias_h, dtype)};
 }
 
 }  // namespace

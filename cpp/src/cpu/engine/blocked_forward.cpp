@@ -380,14 +380,10 @@ Int8Result int8_forward(const SequenceArgs& args, const ForwardSchedule& schedul
 }  // namespace
 
 Int8Result blocked_int8_forward(const SequenceArgs& args, const ForwardSchedule& schedule) {
-  switch (args.input->scalar_type()) {
-    case at::kFloat:
-      return int8_forward<float>(args, schedule);
-    case at::kHalf:
-      return int8_forward<Half>(args, schedule);
-    default:
-      return int8_forward<BFloat16>(args, schedule);
-  }
+  const at::ScalarType dtype = args.input->scalar_type();
+  if (dtype == at::kHalf) return int8_forward<Half>(args, schedule);
+  return dtype == at::kFloat ? int8_forward<float>(args, schedule)
+                             : int8_forward<BFloat16>(args, schedule);
 }
 
 std::optional<SequenceResult> blocked_forward(

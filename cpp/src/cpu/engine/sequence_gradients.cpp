@@ -77,7 +77,7 @@ bool SequenceGradients::add(size_t first, size_t last, const Tensor& dz) {
   if (rows == 0) return true;  // steps that reach no row
   const int64_t begin = std::min(steps_[first].offset, steps_[last - 1].offset);
   if (d_h_0_.defined()) add_initial_state(first, last, dz);
-  if (input_gemm_ && !input_gemm_->run(d_input_.narrow(0, begin, rows), columns(dz, cell_.x))) {
+  if (input_gemm_ && !input_gemm_(d_input_.narrow(0, begin, rows), columns(dz, cell_.x))) {
     return false;
   }
   const at::ScalarType dtype = dz.scalar_type();

@@ -53,9 +53,9 @@ class SequenceGradients {
   const Resets& resets_;
   std::vector<int64_t> begun_;  // [k]: rows of the state that started before step k
   at::Tensor weights_h_;
-  at::Tensor d_input_;                      // (N, I)
-  at::Tensor d_h_0_;                        // (B, H)
-  std::unique_ptr<PackedGemm> input_gemm_;  // dz W_x
+  at::Tensor d_input_;     // (N, I)
+  at::Tensor d_h_0_;       // (B, H)
+  PackedGemm input_gemm_;  // dz W_x
   std::vector<Product> products_;
 };
 

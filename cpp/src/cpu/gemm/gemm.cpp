@@ -113,7 +113,7 @@ class OutputBlock {
 
 // B in bands of kGemmBand columns; tasks of kMaxRows rows by a band.
 template <typename Format>
-class PackedGemmOf final : public PackedGemm {
+class PackedGemmOf {
  public:
   using Source = typename Format::Source;
   using Operand = typename Format::Operand;
@@ -133,7 +133,7 @@ class PackedGemmOf final : public PackedGemm {
     });
   }
 
-  bool run(const Tensor& out, const Tensor& a) const override {
+  bool operator()(const Tensor& out, const Tensor& a) const {
     const int64_t rows = a.size(0);
     if (rows == 0) return true;
     const int64_t tiers = (rows + kMaxRows - 1) / kMaxRows;
@@ -187,10 +187,9 @@ class PackedGemmOf final : public PackedGemm {
 
 }  // namespace
 
-std::unique_ptr<PackedGemm> make_packed_gemm(GemmFormat format, const Tensor& b) {
-  return visit_format(format, [&]<typename Format>(Format) -> std::unique_ptr<PackedGemm> {
-    return std::make_unique<PackedGemmOf<Format>>(b);
-  });
+PackedGemm make_packed_gemm(GemmFormat format, const Tensor& b) {
+  return visit_format(
+      format, [&]<typename Format>(Format) { return PackedGemm(PackedGemmOf<Format>(b)); });
 }
 
 }  // namespace lltm::cpu

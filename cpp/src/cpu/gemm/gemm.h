@@ -13,7 +13,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <memory>
+#include <functional>
 
 namespace lltm::cpu {
 
@@ -153,12 +153,8 @@ inline void narrow(const float* x, BFloat16* y, int64_t n) {
 
 // C (rows, N) = A B with B (K, N) packed once. Tensors are of the format's Source, `out` of that or
 // float32, with contiguous rows.
-class PackedGemm {
- public:
-  virtual ~PackedGemm() = default;
-  // False where values of A or B are out of range of the format.
-  virtual bool run(const at::Tensor& out, const at::Tensor& a) const = 0;
-};
-std::unique_ptr<PackedGemm> make_packed_gemm(GemmFormat format, const at::Tensor& b);
+// False where values of A or B are out of range of the format.
+using PackedGemm = std::function<bool(const at::Tensor& out, const at::Tensor& a)>;
+PackedGemm make_packed_gemm(GemmFormat format, const at::Tensor& b);
 
 }  // namespace lltm::cpu

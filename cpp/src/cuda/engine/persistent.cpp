@@ -13,6 +13,7 @@
 #include "cuda/engine/sequence_gradients.h"
 #include "cuda/gemm/gemm.h"
 
+#include <ATen/ceil_div.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/BFloat16.h>
@@ -27,10 +28,6 @@ namespace lltm::cuda {
 namespace {
 
 using at::Tensor;
-
-int64_t divide_up(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
 
 // ---- whether, and in how many launches --------------------------------------
 
@@ -118,7 +115,7 @@ bool launch_rows(const CellInfo& cell, Args& launch, const RowPlan& plan, Stream
   for (int64_t row = 0; row < launch.batch; row += plan.rows()) {
     launch.first_row = row;
     const int64_t groups =
-        std::min(plan.groups, divide_up(launch.batch - row, plan.tiles * kTileRows));
+        std::min(plan.groups, at::ceil_div<int64_t>(launch.batch - row, plan.tiles * kTileRows));
     launch.words.blocks += static_cast<uint32_t>(groups * slices_of(launch.hidden));
     if (!launch_persistent(cell, launch, groups, plan.tiles, stream)) return false;
   }
