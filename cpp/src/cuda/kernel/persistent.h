@@ -128,10 +128,10 @@ struct PersistentBackwardArgs {
 static_assert(sizeof(PersistentForwardArgs<float>) <= 4096);
 static_assert(sizeof(PersistentBackwardArgs<float>) <= 4096);
 
-// A word of the current device that a kernel sets where it has waited in vain: it then ends
+// A word that a kernel on any device sets where it has waited in vain: it then ends
 // about a second after all its blocks have begun, with NaN for what it waited for.
 std::uint32_t* failure_word();
-// Whether one has since the last call, on the current device. Waits for nothing.
+// Whether one has since the last call. Waits for nothing.
 bool take_failure();
 
 // Whether the cell has kernels.

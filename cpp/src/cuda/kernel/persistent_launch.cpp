@@ -11,17 +11,8 @@
 namespace lltm::cuda {
 namespace {
 
-// One word for each device, in host memory that every device writes to; never freed, because
-// kernels may outlive everything else. A process has few devices.
-constexpr int kMostDevices = 64;
-std::atomic<std::uint32_t*> failure_words[kMostDevices];
-
-std::atomic<std::uint32_t*>& failure_word_of_device() {
-  int device = 0;
-  C10_CUDA_CHECK(cudaGetDevice(&device));
-  TORCH_CHECK(device < kMostDevices, "lltm: too many GPUs");
-  return failure_words[device];
-}
+// In host memory that every device writes to; null until a kernel may.
+std::atomic<std::uint32_t*> failure_word_if_any;
 
 // A capture forbids calls that might wait for other work, as loading a kernel's module and
 // allocating do. None of those here touches what is captured.
@@ -36,22 +27,21 @@ int attribute(cudaDeviceAttr which) {
 
 }  // namespace
 
+// Never freed, because kernels may outlive everything else.
 std::uint32_t* failure_word() {
-  std::atomic<std::uint32_t*>& word = failure_word_of_device();
-  if (std::uint32_t* const known = word.load()) return known;
-  const OutsideOfCapture outside(cudaStreamCaptureModeRelaxed);
-  void* memory = nullptr;
-  C10_CUDA_CHECK(
-      cudaHostAlloc(&memory, sizeof(std::uint32_t), cudaHostAllocMapped | cudaHostAllocPortable));
-  auto* const made = new (memory) std::uint32_t(0);
-  std::uint32_t* expected = nullptr;
-  if (word.compare_exchange_strong(expected, made)) return made;
-  C10_CUDA_CHECK(cudaFreeHost(memory));  // another thread was first
-  return expected;
+  static std::uint32_t* const word = [] {
+    const OutsideOfCapture outside(cudaStreamCaptureModeRelaxed);
+    void* memory = nullptr;
+    C10_CUDA_CHECK(
+        cudaHostAlloc(&memory, sizeof(std::uint32_t), cudaHostAllocMapped | cudaHostAllocPortable));
+    failure_word_if_any = new (memory) std::uint32_t(0);
+    return failure_word_if_any.load();
+  }();
+  return word;
 }
 
 bool take_failure() {
-  std::uint32_t* const word = failure_word_of_device().load();
+  std::uint32_t* const word = failure_word_if_any.load();
   return word != nullptr && std::atomic_ref(*word).exchange(0) != 0;
 }
 
