@@ -64,7 +64,7 @@ const CellInfo& cell_of(const Options& options) {
 
 // `name` is that of the modules of custom cells, `class_name` that of the library's.
 template <typename Module, typename Options>
-void check_cell(const Options& options, const char* name, const char* CellInfo::*class_name) {
+void check_cell(const Options& options, const char* name, const char* CellInfo::* class_name) {
   if constexpr (kIsCustom<Module, Options>) {
     TORCH_CHECK_VALUE(
         options.cell().has_value(), "lltm::", name, ": expected options with a cell, got none");
@@ -369,9 +369,8 @@ PrepackedLayer<Module> RecurrentLayer<Module, States>::prepack(
 
 template <typename Module, typename States>
 auto RecurrentLayer<Module, States>::forward(
-    const Tensor& input,
-    const std::optional<StateT>& state,
-    const std::optional<Tensor>& reset) -> std::tuple<Tensor, StateT> {
+    const Tensor& input, const std::optional<StateT>& state, const std::optional<Tensor>& reset)
+    -> std::tuple<Tensor, StateT> {
   return forward_dense(
       layer_of<Module>(options, this->is_training(), /*prepacked=*/false, all_weights_),
       input,

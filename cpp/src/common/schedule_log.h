@@ -24,13 +24,7 @@ inline bool logs_schedules() {
 // N rows of all steps, B rows of the state.
 template <typename Args>
 void log_schedule(const Args& args, const std::string& schedule) {
-  const at::Tensor& h = [&]() -> const at::Tensor& {
-    if constexpr (requires { args.h_0; }) {
-      return args.h_0;
-    } else {
-      return args.h;
-    }
-  }();
+  const at::Tensor& h = args.state_h();
   std::ostringstream line;
   line << "lltm: N=" << flat_size(args.input) << " B=" << h.size(0) << " I=" << args.input->size(-1)
        << " H=" << h.size(1) << ", " << schedule << '\n';
