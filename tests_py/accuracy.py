@@ -13,7 +13,7 @@ above 2 now and then, although neither side is worse. So a problem is drawn once
 rule where its ratio is above 2; those of few rows, whose errors nothing averages out, always are.
 The exit status is 1 where the rule is broken.
 
-Problems are of the LLTM, the LSTM or the GRU: sequences, padded and packed, in both directions,
+Problems are of every built-in cell: sequences, padded and packed, in both directions,
 with and without bias, and single steps: B to 300, I and H to 600, T to 100, weights and bias as a
 layer's at the beginning.
 """

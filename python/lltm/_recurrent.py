@@ -1,4 +1,4 @@
-"""What the modules of every cell share: how they are called, their prepacked form.
+"""Parameters and calls that the modules of all cells share.
 
 Letters: T steps, B batch size, I input size, H hidden size, L layers, D directions (1 or 2).
 """
@@ -6,7 +6,7 @@ Letters: T steps, B batch size, I input size, H hidden size, L layers, D directi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from . import _check
-from .integrations import fx, script, sharding
+from .integrations import fx, sharding
 
 
 class Recurrent(nn.Module):
@@ -74,165 +74,6 @@ class Recurrent(nn.Module):
         bound = 1 / math.sqrt(self.hidden_size)
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound)
-
-
-class Prepacked(Recurrent):
-    """A layer whose weights were laid out once; PrepackedLLTM and so on.
-
-    What is packed depends on the machine. So its state_dict and a pickle of it hold plain weights,
-    and it packs them when it is loaded.
-    """
-
-    # The stems of the layer's matrices, and of what is saved of them in int8, bit for bit.
-    _MATRICES: tuple[str, ...] = ("weight_ih", "weight_hh")
-    _INT8 = ("weight_ih_int8", "weight_hh_int8", "weight_ih_scales", "weight_hh_scales")
-    _PACKED = "packed_weights"
-    _prepacked = True
-    _quantised: bool  # to 8 bits
-
-    dtype: torch.dtype
-
-    # Of Layer (modules.py), which follows this among the bases of a class.
-    num_layers: int
-    bidirectional: bool
-    proj_size: int
-    _names: Sequence[str]
-    _names_of: Callable[[int], Sequence[str]]
-    _state_shape: Callable[[int], tuple[int, int, int]]
-
-    def __init__(self, layer: Any, weights: torch.dtype | None = None) -> None:
-        nn.Module.__init__(self)
-        vars(self).update(
-            _CELL=layer._CELL,
-            input_size=layer.input_size,
-            hidden_size=layer.hidden_size,
-            num_layers=layer.num_layers,
-            bias=layer.bias,
-            batch_first=layer.batch_first,
-            dropout=0.0,
-            bidirectional=layer.bidirectional,
-            proj_size=layer.proj_size,
-            training=False,
-            dtype=getattr(layer, layer._names[0]).dtype,
-            _quantised=weights == torch.qint8,
-        )
-        names: list[str] = []
-        for k, packed in enumerate(names_of([self._PACKED], self.num_layers, self.bidirectional)):
-            self.register_buffer(packed, None, persistent=False)
-            others = layer._names_of(k)[len(self._MATRICES) :]
-            for name in others:
-                self.register_buffer(name, None)
-            names += [packed, *others]
-        vars(self)["_names"] = tuple(names)
-        named = ((name, getattr(layer, name)) for name in layer._names)
-        given = {name: tensor.detach() for name, tensor in named if tensor is not None}
-        self._pack({n: t.clone() if n in self._buffers else t for n, t in given.items()}, weights)
-
-    def _directions(self) -> Iterator[tuple[str, str, Sequence[str]]]:
-        """Of each the name of its packed weights, its suffix, and the names of other buffers."""
-        for k in range(self._state_shape(0)[0]):
-            packed, *others = self._names_of(k)
-            yield packed, packed.removeprefix(self._PACKED), others
-
-    def _pack(self, given: Mapping[str, Tensor], weights: torch.dtype | None = None) -> None:
-        """From the parameters of the layer, or from what _saved returned."""
-        for packed, suffix, others in self._directions():
-            self._buffers.update((name, given.get(name)) for name in others)
-            if self._INT8[0] + suffix in given:
-                rows = (given[stem + suffix] for stem in self._INT8)
-                self._buffers[packed] = torch.ops.lltm._prepack_int8(self._CELL, *rows)
-                continue
-            matrices = [given[stem + suffix] for stem in self._MATRICES]
-            if self.proj_size > 0:  # what the layer multiplies (api/projection.h)
-                weight_hh = matrices[1]
-                matrices = [torch.cat(matrices, 1), weight_hh @ given[others[-1]]]
-            self._buffers[packed] = _prepack(self._CELL, matrices, weights)
-
-    @property
-    def _saved_matrices(self) -> tuple[str, ...]:
-        """Their stems."""
-        return self._INT8 if self._quantised else self._MATRICES
-
-    def _saved(self) -> dict[str, Tensor]:
-        """What is saved, by name: as of the layer; of weights in int8 their rows and scales."""
-        saved: dict[str, Tensor] = {}
-        for packed, suffix, others in self._directions():
-            matrices: list[Tensor] = torch.ops.lltm._unpack(self._CELL, self._buffers[packed])
-            if self.proj_size > 0 and not self._quantised:
-                both = matrices[0]
-                columns = [both.shape[1] - self.proj_size, self.proj_size]
-                matrices = [part.contiguous() for part in both.split(columns, dim=1)]
-            names = (stem + suffix for stem in self._saved_matrices)
-            saved.update(zip(names, matrices, strict=True))
-            buffers = ((name, self._buffers[name]) for name in others)
-            saved.update((name, buffer) for name, buffer in buffers if buffer is not None)
-        return saved
-
-    def _save_to_state_dict(
-        self, destination: dict[str, Any], prefix: str, keep_vars: bool
-    ) -> None:
-        destination.update((prefix + name, tensor) for name, tensor in self._saved().items())
-
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any
-    ) -> None:
-        # By PyTorch's code, into a module that has what is saved.
-        module: Any = nn.Module()
-        module._load_state_dict_pre_hooks = self._load_state_dict_pre_hooks
-        for name, tensor in self._saved().items():
-            module.register_buffer(name, tensor)
-        local_metadata = {**local_metadata, "assign_to_params_buffers": False}
-        module._load_from_state_dict(state_dict, prefix, local_metadata, *args)
-        self._pack(dict(module.named_buffers()))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_buffers": self._saved()}  # type: ignore[no-untyped-call]
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__({**state, "_buffers": dict.fromkeys(state["_names"])})  # type: ignore[no-untyped-call]
-        self._pack(state["_buffers"])
-
-    def _scriptable(self) -> nn.Module:
-        buffers = [(packed, others) for packed, _, others in self._directions()]
-        saved = buffers, len(self._saved_matrices)
-        return script.prepacked(self, self._names, len(self._STATES), *saved)
-
-    def extra_repr(self) -> str:
-        shown = ["input_size", "hidden_size", "num_layers", "batch_first", "bidirectional"]
-        shown += ["proj_size"] if self.proj_size > 0 else []
-        return ", ".join(f"{name}={getattr(self, name)}" for name in shown)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        # PyTorch notes things on any module, under names that nobody else uses.
-        if name == "_names" or (not name.startswith("_") and name != "training"):
-            raise AttributeError(
-                f"lltm::{type(self).__name__}: cannot set {name}: a prepacked layer does not"
-                " change; change the layer and prepack it again"
-            )
-        super().__setattr__(name, value)
-
-    def __delattr__(self, name: str) -> None:
-        raise AttributeError(f"lltm::{type(self).__name__}: cannot delete {name}")
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Prepacked:
-        """Refuses what would convert the biases and leave the packed weights as they are."""
-        weights: Any = self._buffers[self._names[0]]
-        result = fn(weights.new_empty(0, dtype=self.dtype))
-        if result.dtype != self.dtype:
-            own, other = _check.dtype(self.dtype), _check.dtype(result.dtype)
-            raise TypeError(
-                f"lltm::{type(self).__name__}: expected to stay of dtype {own}, got {other}:"
-                " convert the layer and prepack it again"
-            )
-        if result.device != weights.device:
-            raise RuntimeError(
-                f"lltm::{type(self).__name__}: expected to stay on device {weights.device}, got"
-                f" {result.device}: move the layer and prepack it there"
-            )
-        packed = {name: self._buffers[name] for name, *_ in self._directions()}
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._buffers.update(packed)  # to_empty() would leave bytes that nothing can be loaded into
-        return self
 
 
 fx.make_leaves(Recurrent)
@@ -324,16 +165,6 @@ def names_of(stems: Sequence[str], num_layers: int, bidirectional: bool) -> tupl
         for suffix in (("", "_reverse") if bidirectional else ("",))
         for stem in stems
     )
-
-
-def _prepack(cell: str, matrices: Sequence[Tensor], dtype: torch.dtype | None) -> Tensor:
-    """Of joined weights or of weight_ih and weight_hh."""
-    _check.optional_dtype("prepack", "dtype", dtype)
-    try:
-        packed: Tensor = torch.ops.lltm.prepack(cell, *matrices, dtype=dtype)
-    except ValueError as error:
-        raise _check.of_operator(error) from None
-    return packed
 
 
 def _packed_batch(where: str, packed: PackedSequence) -> int:

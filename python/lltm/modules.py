@@ -1,4 +1,4 @@
-"""Modules in the manner of torch.nn.LSTMCell and torch.nn.LSTM: the LLTM, and torch's LSTM and GRU.
+"""Modules in the manner of torch.nn's: the LLTM, and torch's LSTM, GRU and RNN.
 
 `Step` and `Layer` are what the modules of every cell do, those of users' cells too. A class below
 them names a cell, its states and its class in torch.nn and ONNX; `lltm`, `lltm.replace_` and
@@ -20,8 +20,8 @@ from torch.nn.utils.rnn import PackedSequence
 
 from . import _C, _check
 from ._C import ArgumentError
+from ._prepacked import Prepacked
 from ._recurrent import (
-    Prepacked,
     Recurrent,
     calls_kernels,
     layer_of,

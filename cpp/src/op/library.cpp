@@ -4,10 +4,11 @@
 #include <torch/library.h>
 
 TORCH_LIBRARY(lltm, m) {
-  // What users call. `cell` is the name of a cell: lltm, lstm, gru. A cell without c takes none and
-  // returns an empty one. Without weight_hh, weight_ih is the joined matrix [weight_hh, weight_ih].
-  // With checkpoint_steps = n > 0 training takes less memory: it saves c before every n-th step
-  // instead of the activations of every step, and backward runs the steps in between once more.
+  // What users call. `cell` is the name of a cell: lltm, lstm, gru, rnn_tanh, rnn_relu. A cell
+  // without c takes none and returns an empty one. Without weight_hh, weight_ih is the joined
+  // matrix [weight_hh, weight_ih]. With checkpoint_steps = n > 0 training takes less memory: it
+  // saves c before every n-th step instead of the activations of every step, and backward runs the
+  // steps in between once more.
   m.def(
       "step(str cell, Tensor input, Tensor h, Tensor? c, Tensor weight_ih, Tensor? weight_hh=None,"
       " Tensor? bias_ih=None, Tensor? bias_hh=None) -> (Tensor, Tensor)");

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from .. import _check
 from .._C import ArgumentError
-from .._recurrent import Prepacked, Recurrent
+from .._prepacked import Prepacked
+from .._recurrent import Recurrent
 from ..modules import Layer, Step
 from .program import Program
 
