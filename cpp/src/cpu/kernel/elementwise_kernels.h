@@ -33,6 +33,22 @@ LLTM_CELL_INLINE bool is_in_place(const Matrix<const T>& matrix, std::int64_t n,
 // compute type that may be read up to padded(n): the memory itself where it is
 // that already, as it is of a `padded` matrix, else a copy in `buffer`. Absent
 // matrices read as zero.
+// The n elements at x, `stride` apart, widened and padded with zeros. A call: inlined once for each
+// array of each kernel, it would be most of the code.
+template <typename T>
+__attribute__((noinline)) void gather(
+    const T* x, std::int64_t stride, std::int64_t n, compute_t<T>* values) {
+  if (stride == 1) {
+    for (std::int64_t j = 0; j < n; ++j) values[j] = widen(x[j]);
+  } else if (stride == 0) {  // the gradient of a sum
+    const compute_t<T> value = widen(x[0]);
+    for (std::int64_t j = 0; j < n; ++j) values[j] = value;
+  } else {
+    for (std::int64_t j = 0; j < n; ++j) values[j] = widen(x[j * stride]);
+  }
+  for (std::int64_t j = n; j < padded(n); ++j) values[j] = compute_t<T>(0);
+}
+
 template <typename T>
 LLTM_CELL_INLINE const compute_t<T>* load(
     const Matrix<const T>& matrix,
@@ -51,15 +67,7 @@ LLTM_CELL_INLINE const compute_t<T>* load(
   if constexpr (sizeof(T) == sizeof(C)) {
     if (is_in_place(matrix, n, is_padded)) return x;
   }
-  if (matrix.col_stride == 1) {
-    for (std::int64_t j = 0; j < n; ++j) values[j] = widen(x[j]);
-  } else if (matrix.col_stride == 0) {  // the gradient of a sum
-    const C value = widen(x[0]);
-    for (std::int64_t j = 0; j < n; ++j) values[j] = value;
-  } else {
-    for (std::int64_t j = 0; j < n; ++j) values[j] = widen(x[j * matrix.col_stride]);
-  }
-  for (std::int64_t j = n; j < padded(n); ++j) values[j] = C(0);
+  gather(x, matrix.col_stride, n, values);
   return values;
 }
 
@@ -79,6 +87,11 @@ LLTM_CELL_INLINE compute_t<T>* target(
 }
 
 template <typename T>
+__attribute__((noinline)) void scatter(const compute_t<T>* values, std::int64_t n, T* y) {
+  for (std::int64_t j = 0; j < n; ++j) y[j] = narrow<T>(values[j]);
+}
+
+template <typename T>
 LLTM_CELL_INLINE void store(
     const Matrix<T>& matrix,
     std::int64_t row,
@@ -90,7 +103,7 @@ LLTM_CELL_INLINE void store(
   if constexpr (sizeof(T) == sizeof(compute_t<T>)) {
     if (y == values) return;
   }
-  for (std::int64_t j = 0; j < n; ++j) y[j] = narrow<T>(values[j]);
+  scatter(values, n, y);
 }
 
 // Packed for the next GEMM. False where values are out of range, as they can be of int8 and of
