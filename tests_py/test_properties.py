@@ -412,10 +412,16 @@ def test_no_graph_is_recorded_without_need(form: Form, dtype: torch.dtype) -> No
         assert_close(results, expected)
 
 
+# Second derivatives of layers take seconds; the LLTM's are always tested.
+SLOWEST = ("LSTM", "GRU", "RNN", "LLTM, checkpoints")
+
+
 @pytest.mark.parametrize(
     ("form", "order"),
     [
-        (form, order)
+        pytest.param(
+            form, order, marks=pytest.mark.slow if order == 2 and form.name in SLOWEST else ()
+        )
         for form, _ in cases((torch.float64,), lambda form: form.trainable and not form.plain)
         for order in (1, 2)
     ],
