@@ -8,7 +8,7 @@
 #include "cuda/kernel/elementwise.h"
 #include "cuda/kernel/elementwise_kernels.h"
 #include "cuda/kernel/program_launch.h"
-#include "own_pages.h"
+#include "custom_pages.h"
 
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
@@ -208,7 +208,7 @@ void for_each_piece(const CellInfo& cell, const Args& args, const Body& body) {
     }
   };
   if (cell.programs != nullptr) {
-    lltm_test::visit_own_page(cell, run);
+    lltm_test::visit_custom_page(cell, run);
   } else {
     visit_cell(cell, [&]<typename Page>(Page) { run(PageRegisters<Page>()); });
   }

@@ -20,7 +20,7 @@ int main() {
   std::cout << "namespace lltm_test {\n\n"
             << "// Calls body with the page of a cell of kCellTexts.\n"
             << "template <typename Body>\n"
-            << "void visit_own_page(const lltm::CellInfo& cell, const Body& body) {\n"
+            << "void visit_custom_page(const lltm::CellInfo& cell, const Body& body) {\n"
             << "  switch (cell.programs->hash) {\n"
             << cases << "  }\n"
             << "  throw std::logic_error(\"a cell that is not among kCellTexts\");\n"

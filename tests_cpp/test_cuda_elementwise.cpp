@@ -5,7 +5,7 @@
 #include "cell/registry.h"
 #include "cell_program.h"
 #include "cuda/kernel/elementwise_kernels.h"
-#include "own_pages.h"
+#include "custom_pages.h"
 
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
@@ -198,7 +198,7 @@ void for_each_cell(const Body& body) {
   for (const std::string& text : lltm_test::kCellTexts) {
     const CellInfo& cell = *find_cell(text);
     SCOPED_TRACE(cell.title());
-    lltm_test::visit_own_page(cell, [&](auto page) { body(cell, page); });
+    lltm_test::visit_custom_page(cell, [&](auto page) { body(cell, page); });
   }
 }
 

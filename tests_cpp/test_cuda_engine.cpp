@@ -1,7 +1,7 @@
 // The CUDA backend on the CPU, with the cuBLAS and the kernels of cuda_on_host.cpp and
 // persistent_on_host.cpp: the same sources that run on a GPU, under the library's operators, the
 // same oracle. With the persistent engine, where it takes a problem; test_cuda_persistent.cpp has
-// what is its own, test_cuda_own_cells.cpp the cells that users have written.
+// what is its own, test_cuda_custom_cells.cpp the cells that users have written.
 #include "cell_arguments.h"
 #include "cuda/engine/engine.h"
 #include "cuda_on_host.h"

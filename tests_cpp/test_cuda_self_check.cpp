@@ -174,7 +174,7 @@ TEST(CudaSelfChecks, WorkingKernelsAreCheckedOnce) {
 }
 
 // Of every cell that a user may write: states, parameters, what reads h.
-TEST(CudaSelfChecks, KernelsOfOwnCellsAreCheckedToo) {
+TEST(CudaSelfChecks, KernelsOfCustomCellsAreCheckedToo) {
   Warnings warnings;
   for (const std::string& text : kCellTexts) {
     const lltm::CellInfo& cell = *lltm::find_cell(text);

@@ -538,8 +538,8 @@ TYPED_TEST(Modules, NameWrongOptions) {
   // A cell in the options, where it has to be and nowhere else.
   if (TestFixture::kIsCustom) {
     const std::string text = ": expected options with a cell, got none";
-    expect_value_error([] { Layer{lltm::LayerOptions(3, 5)}; }, "lltm::Recurrent" + text);
-    expect_value_error([] { Step{lltm::CellOptions(3, 5)}; }, "lltm::RecurrentStep" + text);
+    expect_value_error([] { Layer{lltm::LayerOptions(3, 5)}; }, "lltm::CustomLayer" + text);
+    expect_value_error([] { Step{lltm::CellOptions(3, 5)}; }, "lltm::CustomCell" + text);
   } else {
     const std::string text = ": expected options without a cell, got duo";
     expect_value_error([] { Layer{lltm::LayerOptions(kDuo, 3, 5)}; }, this->name_ + text);
@@ -644,8 +644,8 @@ TEST(ModuleParameters, HaveTheNamesAndShapesOfThePythonModules) {
            {"weights_l1_reverse", {15, 15}},
            {"bias_l1_reverse", {15}}}));
   EXPECT_EQ(
-      shapes_of(*lltm::Recurrent(
-          lltm::RecurrentOptions(kDuo, 3, 5).bidirectional(true).num_layers(2).bias(false))),
+      shapes_of(*lltm::CustomLayer(
+          lltm::CustomLayerOptions(kDuo, 3, 5).bidirectional(true).num_layers(2).bias(false))),
       Named(
           {{"weight_ih_l0", {15, 3}},
            {"weight_hh_l0", {15, 5}},
@@ -659,7 +659,7 @@ TEST(ModuleParameters, HaveTheNamesAndShapesOfThePythonModules) {
            {"weight_ih_l1_reverse", {15, 10}},
            {"weight_hh_l1_reverse", {15, 5}},
            {"p_l1_reverse", {5}}}));
-  const lltm::RecurrentStep step(kDuo, 3, 5);
+  const lltm::CustomCell step(kDuo, 3, 5);
   EXPECT_EQ(
       shapes_of(*step),
       Named(
@@ -682,16 +682,16 @@ TEST(ModuleState, MayBeATupleOrInBraces) {
 }
 
 TEST(ModuleState, OfAnotherNumberOfTensorsIsRefused) {
-  lltm::Recurrent layer(kDuo, 3, 5);
+  lltm::CustomLayer layer(kDuo, 3, 5);
   const Tensor input = at::zeros({7, 4, 3}), state = at::zeros({1, 4, 5});
   const std::string text = "lltm::duo.Layer: expected state to be 3 tensors (h_0, c_0, m_0), got 2";
   expect_error([&] { layer->forward(input, Tensors{state, state}); }, kTypeError, text);
   expect_error([&] { layer->prepack().forward(input, Tensors{state, state}); }, kTypeError, text);
 }
 
-TEST(ModulesOfOwnCells, ThatAreNotBoundedAreNotQuantised) {
+TEST(ModulesOfCustomCells, ThatAreNotBoundedAreNotQuantised) {
   const lltm::Cell unbounded = lltm::Cell::parse(kEveryText);
-  EXPECT_THROW(lltm::Recurrent(unbounded, 3, 5)->prepack(torch::kQInt8), c10::ValueError);
+  EXPECT_THROW(lltm::CustomLayer(unbounded, 3, 5)->prepack(torch::kQInt8), c10::ValueError);
 }
 
 // Ours loads what torch::nn's saved, and is it.
@@ -755,7 +755,7 @@ TEST(TorchNn, WrongProjectionsAreNamed) {
 
 // ---- lltm::Cell -------------------------------------------------------------
 
-TEST(OwnCell, SaysWhatItsTextSays) {
+TEST(CustomCell, SaysWhatItsTextSays) {
   EXPECT_EQ(kDuo.name(), "duo");
   EXPECT_EQ(kDuo.text(), kDuoText);
   EXPECT_EQ(kDuo.gates(), std::vector<std::string>({"n_x", "i", "f", "n_h"}));
@@ -763,13 +763,13 @@ TEST(OwnCell, SaysWhatItsTextSays) {
   EXPECT_EQ(kDuo.parameters(), std::vector<std::string>({"p"}));
 }
 
-class OwnCellFiles : public testing::Test {
+class CustomCellFiles : public testing::Test {
  protected:
-  OwnCellFiles() {
+  CustomCellFiles() {
     std::string pattern = (std::filesystem::path(testing::TempDir()) / "lltm-XXXXXX").string();
     folder_ = mkdtemp(pattern.data());
   }
-  ~OwnCellFiles() override { std::filesystem::remove_all(folder_); }
+  ~CustomCellFiles() override { std::filesystem::remove_all(folder_); }
 
   std::string path(const std::string& name) const { return (folder_ / name).string(); }
   std::string written(const std::string& text) const {
@@ -781,7 +781,7 @@ class OwnCellFiles : public testing::Test {
   std::filesystem::path folder_;
 };
 
-TEST_F(OwnCellFiles, HoldTheText) {
+TEST_F(CustomCellFiles, HoldTheText) {
   kDuo.save(path("duo.cell"));
   const lltm::Cell loaded = lltm::Cell::load(path("duo.cell"));
   EXPECT_EQ(loaded.text(), kDuoText);
@@ -792,7 +792,7 @@ TEST_F(OwnCellFiles, HoldTheText) {
   EXPECT_EQ(bytes.str(), kDuoText);
 }
 
-TEST_F(OwnCellFiles, NameWhatIsWrong) {
+TEST_F(CustomCellFiles, NameWhatIsWrong) {
   expect_error(
       [&] { lltm::Cell::load(path("missing.cell")); },
       kValueError,

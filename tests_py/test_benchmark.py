@@ -16,7 +16,7 @@ from typing import Any
 
 import chart
 import layers
-import own_cells
+import custom_cells
 import pytest
 import support
 import sweep
@@ -177,11 +177,11 @@ def test_a_case_may_have_layers_directions_and_packed_rows(cell: str) -> None:
     assert not runtimes(case)
 
 
-@pytest.mark.parametrize("name", own_cells.NAMES)
+@pytest.mark.parametrize("name", custom_cells.NAMES)
 def test_the_loop_over_a_cell_of_the_gallery_computes_what_the_layer_does(name: str) -> None:
-    cell = own_cells.cell_of(name)
+    cell = custom_cells.cell_of(name)
     ours, loop = (
-        make(cell, 3, 4, dtype=torch.float64) for make in (own_cells.Ours, own_cells.Loop)
+        make(cell, 3, 4, dtype=torch.float64) for make in (custom_cells.Ours, custom_cells.Loop)
     )
     loop.load_state_dict(ours.state_dict())
     x = torch.randn(5, 2, 3, dtype=torch.float64)
@@ -317,10 +317,10 @@ def test_the_benchmark_of_this_project_states_bounds_and_goals(tmp_path: Path) -
 def test_cells_of_the_gallery_are_measured_beside_loops(tmp_path: Path) -> None:
     """The compiled one would take minutes: it is left out, with the reason."""
     options = ["--quick", "--compile", "--cell", "indrnn", "mgu", "--shapes", "101,1,2,3"]
-    run_program("own_cells.py", *options, "--json", "out.json", cwd=tmp_path)
+    run_program("custom_cells.py", *options, "--json", "out.json", cwd=tmp_path)
     for row in rows_of(tmp_path / "out.json"):
-        assert [*row["seconds"]] == [OURS, own_cells.LOOP]
-        assert row["skipped"] == {own_cells.COMPILED: "compiling over 100 steps takes too long"}
+        assert [*row["seconds"]] == [OURS, custom_cells.LOOP]
+        assert row["skipped"] == {custom_cells.COMPILED: "compiling over 100 steps takes too long"}
 
 
 def test_a_sweep_draws_shapes_and_prints_what_the_worst_rows_chose(tmp_path: Path) -> None:

@@ -332,19 +332,19 @@ def check_on_cuda(module: Any, shape: tuple[int, ...], dtype: torch.dtype) -> No
 
 
 # Those of spiking neurons jump, and in fewer digits rounding decides on which side.
-OWN_CELLS = [
+CUSTOM_CELLS = [
     (name, dtype)
     for name in support.GALLERY_CELLS
     for dtype in DTYPES
     if name not in ("lif", "rsynaptic") or dtype == torch.float64
 ]
-each_own_cell = pytest.mark.parametrize(("name", "dtype"), OWN_CELLS, ids=forms.id_of)
+each_custom_cell = pytest.mark.parametrize(("name", "dtype"), CUSTOM_CELLS, ids=forms.id_of)
 
 
 # The last shape is large enough for 16 bytes at a time.
-@each_own_cell
+@each_custom_cell
 @pytest.mark.parametrize("shape", [(6, 3, 4, 5), (5, 40, 24, 72), (3, 1100, 8, 128)], ids=str)
-def test_own_cells_are_as_exact_as_on_the_cpu(
+def test_custom_cells_are_as_exact_as_on_the_cpu(
     name: str,
     dtype: torch.dtype,
     shape: tuple[int, int, int, int],
@@ -355,8 +355,8 @@ def test_own_cells_are_as_exact_as_on_the_cpu(
     check_on_cuda(cell.Layer(inputs, hidden), (*leading, inputs), dtype)
 
 
-@each_own_cell
-def test_steps_of_own_cells_are_as_exact_as_on_the_cpu(
+@each_custom_cell
+def test_steps_of_custom_cells_are_as_exact_as_on_the_cpu(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cell = support.gallery_cell(name, monkeypatch)
@@ -369,13 +369,13 @@ def test_steps_of_own_cells_are_as_exact_as_on_the_cpu(
     [{"num_layers": 2, "bidirectional": True}, {"bias": False}, {"checkpoint_steps": 3}],
     ids=str,
 )
-def test_layers_of_own_cells_work(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_of_custom_cells_work(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("peephole_lstm", "slstm", "indrnn", "mgu"):
         cell = support.gallery_cell(name, monkeypatch)
         check_on_cuda(cell.Layer(4, 7, **options), (8, 3, 4), torch.float64)
 
 
-def test_own_cells_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_cells_reset(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = support.gallery_cell("slstm", monkeypatch).Layer(4, 7, dtype=torch.float64)
     input, reset = torch.randn(8, 3, 4, dtype=torch.float64), torch.rand(8, 3) < 0.3
     expected, _ = layer(input, reset=reset)
@@ -384,7 +384,7 @@ def test_own_cells_reset(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_own_cells_have_kernels(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_cells_have_kernels(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     layer = support.gallery_cell("cifg", monkeypatch).Layer(4, 16, device="cuda", dtype=dtype)
     input = torch.randn(5, 3, 4, device="cuda", dtype=dtype)
     names = kernels_of(lambda: trained(layer, input))
@@ -705,7 +705,7 @@ def test_a_device_that_is_not_the_current_one_works(dtype: torch.dtype) -> None:
 
 
 @needs_two_gpus
-def test_own_cells_work_on_each_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_cells_work_on_each_device(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = support.gallery_cell("cifg", monkeypatch).Layer(4, 8)
     input = torch.randn(5, 3, 4)
     expected = trained(layer, input)

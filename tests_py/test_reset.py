@@ -43,7 +43,7 @@ def without_gemm(z: Any, h: Tensor, u: Tensor) -> Tensor:
 OWN = {"own": own.text, "without_gemm": without_gemm.text}
 CELLS = {**{name: name for name in support.CELLS}, **OWN}
 each_cell = pytest.mark.parametrize("cell", CELLS)
-each_own_cell = pytest.mark.parametrize("cell", OWN)
+each_custom_cell = pytest.mark.parametrize("cell", OWN)
 
 # (T, B, I, H): one step; few rows, of few steps and of many; blocks; rows and units that fill none;
 # nothing.
@@ -189,7 +189,7 @@ def check(mine: Any, exact: Any, dtype: torch.dtype) -> None:
             assert error < TOLERANCE[dtype], k
 
 
-@each_own_cell
+@each_custom_cell
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_it_is_its_steps_with_states_that_were_set_and_weights_of_each_row(
     cell: str, dtype: torch.dtype
@@ -214,7 +214,7 @@ def test_it_is_its_steps_with_states_that_were_set_and_weights_of_each_row(
                 check(gradients(results, leaves, grads), of_exact, dtype)
 
 
-@each_own_cell
+@each_custom_cell
 def test_nothing_that_was_before_shows(cell: str) -> None:
     """Not even NaN."""
     for shape in ((6, 3, 4, 7), (6, 40, 9, 64)):
@@ -259,7 +259,7 @@ def test_int8(cell: str, dtype: torch.dtype) -> None:
 # ---- modules ------------------------------------------------------------------------
 
 
-def test_layers_of_own_cells() -> None:
+def test_layers_of_custom_cells() -> None:
     layer = own.Layer(4, 7, batch_first=True)
     x = torch.randn(3, 6, 4)
     reset = torch.zeros(3, 6, dtype=torch.bool)

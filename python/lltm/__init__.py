@@ -5,7 +5,7 @@
     lltm.LSTMCell, lltm.GRUCell, lltm.RNNCell
     lltm.replace_(model)       makes them of torch.nn's in a model
     @lltm.cell                 makes a cell of your own of a function, lltm.Cell; its modules
-    lltm.OwnLayer, lltm.OwnCell
+    lltm.CustomLayer, lltm.CustomCell
     lltm.LLTM, lltm.LLTMCell   an LSTM without a forget gate, used like torch.nn.LSTM
     lltm.PrepackedLSTM, lltm.PrepackedGRU, lltm.PrepackedRNN, lltm.PrepackedLLTM
                                layers for repeated inference, from prepack()
@@ -39,7 +39,7 @@ from . import testing as testing
 from ._C import ArgumentError
 from ._replace import Replaced, replace_
 from .custom.cell import Cell, cell
-from .custom.modules import OwnCell, OwnLayer
+from .custom.modules import CustomCell, CustomLayer
 from .integrations import flops as flops
 from .integrations.decompositions import decompositions
 from .integrations.inductor import inductor_decomposed
@@ -50,8 +50,8 @@ __all__ = [
     *modules.__all__,
     "ArgumentError",
     "Cell",
-    "OwnCell",
-    "OwnLayer",
+    "CustomCell",
+    "CustomLayer",
     "Replaced",
     "__version__",
     "backends",

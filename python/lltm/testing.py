@@ -17,12 +17,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from . import _recurrent, reference
 from .custom.cell import Cell
-from .custom.modules import OwnLayer
+from .custom.modules import CustomLayer
 
 __all__ = ["check_cell", "loop"]
 
 
-def loop(cell: Cell, layer: OwnLayer, input: Tensor | PackedSequence, hx: Any = None) -> Any:
+def loop(cell: Cell, layer: CustomLayer, input: Tensor | PackedSequence, hx: Any = None) -> Any:
     """What the layer returns, by its cell's function in a loop over plain PyTorch operations.
 
     Takes the arguments of the layer's forward, input batched or packed; any dtype and derivative
@@ -110,7 +110,7 @@ def _problem(
     dtype: torch.dtype,
     scale: float,
     seed: int,
-) -> tuple[OwnLayer, Any, Any]:
+) -> tuple[CustomLayer, Any, Any]:
     """A layer, its input and the initial state."""
     steps, batch, inputs, hidden = shape
     generator = torch.Generator().manual_seed(seed)
@@ -154,7 +154,7 @@ def _largest(
 
 
 def _largest_of(
-    cell: Cell, form: str, layer: OwnLayer, input: Any, hx: Any
+    cell: Cell, form: str, layer: CustomLayer, input: Any, hx: Any
 ) -> tuple[float, str, float]:
     module: Callable[..., Any] = layer.prepack() if form == "prepacked" else layer
     derive = form != "prepacked"
@@ -225,7 +225,7 @@ def _widened(x: Any, dtype: torch.dtype) -> Any:
 
 
 def _results(
-    layer: OwnLayer, run: Callable[..., Any], input: Any, hx: Any, derive: bool
+    layer: CustomLayer, run: Callable[..., Any], input: Any, hx: Any, derive: bool
 ) -> dict[str, Tensor]:
     """Outputs, last states and the gradients of a fixed combination of them, by name."""
     x = (input.data if isinstance(input, PackedSequence) else input).detach()

@@ -2,7 +2,7 @@
 // saves it as a text; here modules run that text, between their GEMMs, without Python.
 //
 //     const lltm::Cell cifg = lltm::Cell::load("cifg.cell");  // cifg.save("cifg.cell") in Python
-//     lltm::Recurrent layer(lltm::RecurrentOptions(cifg, 32, 128));  // lltm/nn.h
+//     lltm::CustomLayer layer(lltm::CustomLayerOptions(cifg, 32, 128));  // lltm/nn.h
 #pragma once
 
 #include <lltm/export.h>

@@ -1,7 +1,7 @@
 // liblltm: recurrent cells for libtorch: the Long-Long-Term-Memory cell, LSTM and GRU.
 //
 //     lltm/ops.h        lltm::cell, lltm::sequence
-//     lltm/nn.h         lltm::LLTM, lltm::LSTM, lltm::GRU, lltm::Recurrent; lltm::LLTMCell, ...
+//     lltm/nn.h         lltm::LLTM, lltm::LSTM, lltm::GRU, lltm::CustomLayer; lltm::LLTMCell, ...
 //     lltm/cell.h       lltm::Cell, a cell that a user has written
 //     lltm/serialize.h  lltm::save_state_dict, lltm::load_state_dict
 //     lltm/version.h    lltm::version, lltm::build_info

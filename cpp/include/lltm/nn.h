@@ -1,5 +1,5 @@
 // torch::nn modules around the operators: LLTM, LSTM, GRU and RNN, and their cells of one step; and
-// of cells that users have written (lltm/cell.h), Recurrent and RecurrentStep. Options, shapes,
+// of cells that users have written (lltm/cell.h), CustomLayer and CustomCell. Options, shapes,
 // defaults and meanings are those of torch::nn::LSTM and torch::nn::LSTMCell.
 // Parameters have the names and shapes of the Python modules, and those of LSTM, GRU and RNN also
 // the ones of torch.nn: a checkpoint of one loads into the other (lltm/serialize.h).
@@ -11,8 +11,8 @@
 //     lltm::GRU gru(lltm::GRUOptions(64, 128).bidirectional(true));
 //     auto [gru_output, h_n] = gru->forward(input, h_0);
 //
-//     lltm::Recurrent own(lltm::RecurrentOptions(lltm::Cell::load("cifg.cell"), 64, 128));
-//     auto [own_output, states] = own->forward(input);
+//     lltm::CustomLayer own(lltm::CustomLayerOptions(lltm::Cell::load("cifg.cell"), 64, 128));
+//     auto [custom_output, states] = own->forward(input);
 //
 // The state of LLTM and LSTM is (h, c), that of GRU and RNN is h alone, that of a user's cell a
 // std::vector of h and the states that the cell names.
@@ -64,21 +64,21 @@ using Nonlinearity = torch::nn::RNNOptions::nonlinearity_t;
 
 struct LLTM_API CellOptions {
   CellOptions(int64_t input_size, int64_t hidden_size);
-  /// Of a RecurrentStep.
+  /// Of a CustomCell.
   CellOptions(Cell cell, int64_t input_size, int64_t hidden_size);
   TORCH_ARG(int64_t, input_size);
   TORCH_ARG(int64_t, hidden_size);
   TORCH_ARG(bool, bias) = true;
   /// Of an RNNCell; the other modules have none.
   TORCH_ARG(std::optional<Nonlinearity>, nonlinearity);
-  /// What a RecurrentStep computes; the other modules have none.
+  /// What a CustomCell computes; the other modules have none.
   TORCH_ARG(std::optional<Cell>, cell);
 };
 using LLTMCellOptions = CellOptions;
 using LSTMCellOptions = CellOptions;
 using GRUCellOptions = CellOptions;
 using RNNCellOptions = CellOptions;
-using RecurrentStepOptions = CellOptions;
+using CustomCellOptions = CellOptions;
 
 /// The parameters of LLTMCell.
 struct LLTM_API JoinedParameters {
@@ -94,12 +94,12 @@ struct LLTM_API GateParameters {
   torch::Tensor bias_hh;    ///< (GH), or undefined without bias
 };
 
-/// The parameters of RecurrentStep; weight_ih is (G_x H, I), weight_hh (G_h H, H).
-struct LLTM_API OwnParameters : GateParameters {
+/// The parameters of CustomCell; weight_ih is (G_x H, I), weight_hh (G_h H, H).
+struct LLTM_API CustomParameters : GateParameters {
   std::vector<torch::Tensor> own;  ///< (H) each, in the order of Cell::parameters
 };
 
-/// What LLTMCell, LSTMCell, GRUCell, RNNCell and RecurrentStep have in common: one step. StateT is
+/// What LLTMCell, LSTMCell, GRUCell, RNNCell and CustomCell have in common: one step. StateT is
 /// State, of GRU and RNN torch::Tensor, of a user's cell std::vector<torch::Tensor>.
 template <typename Module, typename Parameters, typename States = TwoStates>
 class LLTM_API RecurrentCell : public torch::nn::Cloneable<Module>, public Parameters {
@@ -108,7 +108,7 @@ class LLTM_API RecurrentCell : public torch::nn::Cloneable<Module>, public Param
 
   RecurrentCell(int64_t input_size, int64_t hidden_size)
       : RecurrentCell(CellOptions(input_size, hidden_size)) {}
-  /// Throws if a size is not positive, or if a RecurrentStep has no cell or another module has one.
+  /// Throws if a size is not positive, or if a CustomCell has no cell or another module has one.
   explicit RecurrentCell(const CellOptions& options);
 
   void reset() override;
@@ -169,20 +169,20 @@ class LLTM_API RNNCellImpl : public RecurrentCell<RNNCellImpl, GateParameters, O
 TORCH_MODULE(RNNCell);
 
 /// One step of a cell that a user has written.
-class LLTM_API RecurrentStepImpl
-    : public RecurrentCell<RecurrentStepImpl, OwnParameters, AnyStates> {
+class LLTM_API CustomCellImpl
+    : public RecurrentCell<CustomCellImpl, CustomParameters, AnyStates> {
  public:
-  RecurrentStepImpl(const Cell& cell, int64_t input_size, int64_t hidden_size)
-      : RecurrentStepImpl(RecurrentStepOptions(cell, input_size, hidden_size)) {}
-  explicit RecurrentStepImpl(const RecurrentStepOptions& options) : RecurrentCell(options) {}
+  CustomCellImpl(const Cell& cell, int64_t input_size, int64_t hidden_size)
+      : CustomCellImpl(CustomCellOptions(cell, input_size, hidden_size)) {}
+  explicit CustomCellImpl(const CustomCellOptions& options) : RecurrentCell(options) {}
 };
-TORCH_MODULE(RecurrentStep);
+TORCH_MODULE(CustomCell);
 
 // ---- layers ---------------------------------------------------------------------
 
 struct LLTM_API LayerOptions {
   LayerOptions(int64_t input_size, int64_t hidden_size);
-  /// Of a Recurrent.
+  /// Of a CustomLayer.
   LayerOptions(Cell cell, int64_t input_size, int64_t hidden_size);
   TORCH_ARG(int64_t, input_size);
   TORCH_ARG(int64_t, hidden_size);
@@ -210,14 +210,14 @@ struct LLTM_API LayerOptions {
   TORCH_ARG(int64_t, checkpoint_steps) = 0;
   /// Of an RNN; the other modules have none.
   TORCH_ARG(std::optional<Nonlinearity>, nonlinearity);
-  /// What a Recurrent computes; the other modules have none.
+  /// What a CustomLayer computes; the other modules have none.
   TORCH_ARG(std::optional<Cell>, cell);
 };
 using LLTMOptions = LayerOptions;
 using LSTMOptions = LayerOptions;
 using GRUOptions = LayerOptions;
 using RNNOptions = LayerOptions;
-using RecurrentOptions = LayerOptions;
+using CustomLayerOptions = LayerOptions;
 
 template <typename Module, typename States = TwoStates>
 class RecurrentLayer;
@@ -258,7 +258,7 @@ class LLTM_API PrepackedLayer {
   std::vector<torch::Tensor> parameters_;
 };
 
-/// What LLTM, LSTM, GRU, RNN and Recurrent have in common: a recurrent layer over sequences. StateT
+/// What LLTM, LSTM, GRU, RNN and CustomLayer have in common: a recurrent layer over sequences. StateT
 /// is State, of GRU and RNN torch::Tensor, of a user's cell std::vector<torch::Tensor>. Parameters
 /// of layer k, with the suffix `_reverse` for the second direction; for k > 0, I is D * H:
 ///
@@ -267,7 +267,7 @@ class LLTM_API PrepackedLayer {
 ///                weight_ih_l{k} (GH, I), weight_hh_l{k} (GH, H) and, with bias,
 ///                bias_ih_l{k}, bias_hh_l{k} (GH); with proj_size, weight_hh_l{k} is (4H, P), I of
 ///                k > 0 is D * P, and weight_hr_l{k} (P, H) comes last
-///     Recurrent  weight_ih_l{k} (G_x H, I), weight_hh_l{k} (G_h H, H), with bias
+///     CustomLayer  weight_ih_l{k} (G_x H, I), weight_hh_l{k} (G_h H, H), with bias
 ///                bias_ih_l{k} (G_x H), bias_hh_l{k} (G_h H), and the cell's own by their names,
 ///                such as p_l{k} (H)
 template <typename Module, typename States>
@@ -278,7 +278,7 @@ class LLTM_API RecurrentLayer : public torch::nn::Cloneable<Module> {
   RecurrentLayer(int64_t input_size, int64_t hidden_size)
       : RecurrentLayer(LayerOptions(input_size, hidden_size)) {}
   /// Throws if a size is not positive, checkpoint_steps negative or dropout not in [0, 1], if a
-  /// Recurrent has no cell or another module has one, or if proj_size is not of an LSTM, not below
+  /// CustomLayer has no cell or another module has one, or if proj_size is not of an LSTM, not below
   /// hidden_size, or beside recurrent_dropout. Warns if dropout has no effect because there
   /// is only one layer.
   explicit RecurrentLayer(const LayerOptions& options);
@@ -377,14 +377,14 @@ TORCH_MODULE(RNN);
 using PrepackedRNN = PrepackedLayer<RNNImpl>;
 
 /// Layers of a cell that a user has written.
-class LLTM_API RecurrentImpl : public RecurrentLayer<RecurrentImpl, AnyStates> {
+class LLTM_API CustomLayerImpl : public RecurrentLayer<CustomLayerImpl, AnyStates> {
  public:
-  RecurrentImpl(const Cell& cell, int64_t input_size, int64_t hidden_size)
-      : RecurrentImpl(RecurrentOptions(cell, input_size, hidden_size)) {}
-  explicit RecurrentImpl(const RecurrentOptions& options) : RecurrentLayer(options) {}
+  CustomLayerImpl(const Cell& cell, int64_t input_size, int64_t hidden_size)
+      : CustomLayerImpl(CustomLayerOptions(cell, input_size, hidden_size)) {}
+  explicit CustomLayerImpl(const CustomLayerOptions& options) : RecurrentLayer(options) {}
 };
-TORCH_MODULE(Recurrent);
-using PrepackedRecurrent = PrepackedLayer<RecurrentImpl>;
+TORCH_MODULE(CustomLayer);
+using PrepackedCustomLayer = PrepackedLayer<CustomLayerImpl>;
 
 // Calls instantiate(module, step module, its parameters, states) for each of the above.
 // clang-format off
@@ -393,7 +393,7 @@ using PrepackedRecurrent = PrepackedLayer<RecurrentImpl>;
   instantiate(LSTMImpl, LSTMCellImpl, GateParameters, TwoStates)   \
   instantiate(GRUImpl, GRUCellImpl, GateParameters, OneState)      \
   instantiate(RNNImpl, RNNCellImpl, GateParameters, OneState)      \
-  instantiate(RecurrentImpl, RecurrentStepImpl, OwnParameters, AnyStates)
+  instantiate(CustomLayerImpl, CustomCellImpl, CustomParameters, AnyStates)
 // clang-format on
 
 // All of it is compiled in liblltm.

@@ -111,7 +111,7 @@ std::vector<Tensor> StepModule::forward(const Tensor& input, at::TensorList stat
       given,
       " parameters");
   check_kind(where, input, parameters[0]);
-  check_own_parameters(cell, where, input, has_bias, hidden_size, parameters);
+  check_custom_parameters(cell, where, input, has_bias, hidden_size, parameters);
   const WithoutAutograd guard(interceptors_of(input, states, parameters));
   const bool batched = input.dim() == 2;
   if (!states.empty()) {
@@ -183,7 +183,7 @@ void LayerModule::check(const Tensor& input) const {
     check_kind(cell.layer_class, "input", input, parameters[1], "prepacked layer", /*casts=*/false);
   }
   for (int64_t k = 0; cell.parameters > 0 && k < directions(); ++k) {
-    check_own_parameters(cell, cell.layer_class, input, has_bias, hidden_size, parameters_of(k));
+    check_custom_parameters(cell, cell.layer_class, input, has_bias, hidden_size, parameters_of(k));
   }
   if (proj_size() > 0) check_projection(input);
 }

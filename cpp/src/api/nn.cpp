@@ -144,7 +144,7 @@ Members members_of(JoinedParameters& p, int64_t /*own*/) {
 Members members_of(GateParameters& p, int64_t /*own*/) {
   return {&p.weight_ih, &p.weight_hh, &p.bias_ih, &p.bias_hh};
 }
-Members members_of(OwnParameters& p, int64_t own) {
+Members members_of(CustomParameters& p, int64_t own) {
   Members members = members_of(static_cast<GateParameters&>(p), 0);
   p.own.resize(own);
   for (Tensor& parameter : p.own) members.push_back(&parameter);
@@ -169,7 +169,7 @@ RecurrentCell<Module, Parameters, States>::RecurrentCell(const CellOptions& opti
 
 template <typename Module, typename Parameters, typename States>
 void RecurrentCell<Module, Parameters, States>::reset() {
-  check_cell<Module>(options, "RecurrentStep", &CellInfo::step_class);
+  check_cell<Module>(options, "CustomCell", &CellInfo::step_class);
   const CellInfo& cell = cell_of<Module>(options);
   check_size(cell.step_class, "input_size", options.input_size(), kLargestSize);
   check_size(cell.step_class, "hidden_size", options.hidden_size(), kLargestSize);
@@ -278,7 +278,7 @@ RecurrentLayer<Module, States>::RecurrentLayer(const LayerOptions& options) : op
 
 template <typename Module, typename States>
 void RecurrentLayer<Module, States>::reset() {
-  check_cell<Module>(options, "Recurrent", &CellInfo::layer_class);
+  check_cell<Module>(options, "CustomLayer", &CellInfo::layer_class);
   const CellInfo& cell = cell_of<Module>(options);
   const char* const where = cell.layer_class;
   check_size(where, "input_size", options.input_size(), kLargestSize);

@@ -27,7 +27,7 @@ std::array<Tensor, 2> biases_and_parameters(
   return {at::cat(behind), bias(1, cell.h)};
 }
 
-void check_own_parameters(
+void check_custom_parameters(
     const CellInfo& cell,
     const char* where,
     const Tensor& input,

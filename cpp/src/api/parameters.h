@@ -46,7 +46,7 @@ void set_parameters(
 }
 
 // Throws if a bias or a parameter that is concatenated has another shape, dtype or device.
-void check_own_parameters(
+void check_custom_parameters(
     const CellInfo& cell,
     const char* where,
     const at::Tensor& input,

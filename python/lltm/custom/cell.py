@@ -13,8 +13,8 @@ from torch import Tensor
 from .. import _check
 from .._C import ArgumentError
 from . import explanation
-from .modules import MEMBERS, OwnCell, OwnLayer, OwnPrepacked, Pickled
-from .page import page
+from .modules import MEMBERS, CustomCell, CustomLayer, CustomPrepacked, Pickled
+from .cpp_source import cpp_source
 from .program import Program
 from .trace import call, trace
 
@@ -123,7 +123,7 @@ class Cell:
         self.states = tuple(header.states)
         self.parameters = tuple(header.parameters)
         for parameter in self.parameters:
-            if parameter in MEMBERS or hasattr(OwnCell, parameter):
+            if parameter in MEMBERS or hasattr(CustomCell, parameter):
                 raise ArgumentError(
                     f"lltm::cell: {self.name}: expected names of parameters that modules do not"
                     f" have already, got {parameter!r}"
@@ -146,9 +146,9 @@ class Cell:
             }
             return type(f"{self.name}_{kind}", (base,), members)
 
-        prepacked = made(OwnPrepacked, "PrepackedLayer")
-        self.Layer: type[OwnLayer] = made(OwnLayer, "Layer", mode=self.name, _PACKED=prepacked)
-        self.Cell: type[OwnCell] = made(OwnCell, "Cell")
+        prepacked = made(CustomPrepacked, "PrepackedLayer")
+        self.Layer: type[CustomLayer] = made(CustomLayer, "Layer", mode=self.name, _PACKED=prepacked)
+        self.Cell: type[CustomCell] = made(CustomCell, "Cell")
 
     def save(self, path: Path) -> None:
         """Writes the text, for :meth:`load` and for ``lltm::Cell::load`` in C++."""
@@ -170,9 +170,9 @@ class Cell:
         return explanation.explained(self.text, self.gates, self.function)
 
     @property
-    def page(self) -> str:
-        """A page in C++ that computes the same, in the form of the built-in cells'."""
-        return page(self.text)
+    def cpp_source(self) -> str:
+        """C++ source that computes the same, in the form of the built-in cells'."""
+        return cpp_source(self.text)
 
     def _called(self, z: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> list[Tensor]:
         """What the function itself returns, h' and states'; others by name, if it takes them."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from .page import page as page_of
+from . import cpp_source as source_of
 from .program import EXPENSIVE, Program, assignments
 from .trace import call, trace
 
@@ -142,10 +142,10 @@ def hints(cell: Described) -> str:
     return "\n".join(map(wrapped, lines)) or "none"
 
 
-def page(cell: Described) -> str:
+def cpp_source(cell: Described) -> str:
     """The same as a page in C++, in the form of cpp/src/cell/lltm.h, for a cell to be built in
-    (CONTRIBUTING, "Add a built-in cell"); cell.page is this text."""
-    return page_of(cell.text).rstrip()
+    (CONTRIBUTING, "Add a built-in cell"); cell.cpp_source is this text."""
+    return source_of.cpp_source(cell.text).rstrip()
 
 
 STAGES = {
@@ -154,7 +154,7 @@ STAGES = {
     "forward": forward,
     "backward": backward,
     "hints": hints,
-    "page": page,
+    "cpp_source": cpp_source,
 }
 
 

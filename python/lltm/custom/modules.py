@@ -45,7 +45,7 @@ class Pickled:
             return math.nan
 
 
-class _Own(Recurrent):
+class _Custom(Recurrent):
     """What the modules of such a cell share."""
 
     _HEADER: Program
@@ -121,7 +121,7 @@ def _version(x: Tensor) -> int:
     return 0 if x.is_inference() else x._version
 
 
-class OwnCell(_Own, Step[Any]):
+class CustomCell(_Custom, Step[Any]):
     """One step of a cell; ``cell.Cell``.
 
     Args:
@@ -141,7 +141,7 @@ class OwnCell(_Own, Step[Any]):
     """
 
 
-class OwnLayer(_Own, Layer[Any]):
+class CustomLayer(_Custom, Layer[Any]):
     """Layers of a cell over sequences; ``cell.Layer``.
 
     Args:
@@ -162,9 +162,9 @@ class OwnLayer(_Own, Layer[Any]):
     drawn from the uniform distribution on ±1/sqrt(H); and those of the cell, (H) each.
     """
 
-    _PACKED: type[OwnPrepacked]
+    _PACKED: type[CustomPrepacked]
 
-    def prepack(self, weights: torch.dtype | None = None) -> OwnPrepacked:
+    def prepack(self, weights: torch.dtype | None = None) -> CustomPrepacked:
         """Returns this layer as it is now in a form for inference; see :meth:`lltm.LLTM.prepack`.
 
         With torch.qint8 the cell has to be bounded.
@@ -172,5 +172,5 @@ class OwnLayer(_Own, Layer[Any]):
         return self._PACKED(self, weights)
 
 
-class OwnPrepacked(_Own, Prepacked, Layer[Any]):
+class CustomPrepacked(_Custom, Prepacked, Layer[Any]):
     """A layer of a cell for inference whose weights were laid out once."""

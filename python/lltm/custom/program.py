@@ -219,9 +219,9 @@ def _check_names(
     expect(where != "<lambda>", where, "name= for a function that has no name", "a lambda")
     expect(is_name(where), where, f"{rule} (name= gives another)", repr(where))
     for known in (gates, names):
-        for k, known_name in enumerate(known):
-            expect(is_name(known_name), where, rule, repr(known_name))
-            expect(known_name not in known[:k], where, "different names", repr(known_name))
+        for k, kncustom_name in enumerate(known):
+            expect(is_name(kncustom_name), where, rule, repr(kncustom_name))
+            expect(kncustom_name not in known[:k], where, "different names", repr(kncustom_name))
     expect("z" not in names, where, "arguments after the first of other names than z", "z")
     for gate, source in reads.items():
         expect(gate in gates, where, f"reads of gates ({', '.join(gates)})", repr(gate))

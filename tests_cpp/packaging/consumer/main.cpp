@@ -40,14 +40,14 @@ void expect(const char* what, bool condition) {
   }
 }
 
-int run_own_cell(char** paths) {
+int run_custom_cell(char** paths) {
   try {
     const lltm::Cell cell = lltm::Cell::load(paths[1]);
     const auto weights = lltm::load_safetensors(paths[2]);
     const at::Tensor input = lltm::load_safetensors(paths[3]).at("input");
     const int64_t hidden_size = weights.at("weight_hh_l0").size(1);
-    lltm::Recurrent layer(
-        lltm::RecurrentOptions(cell, input.size(2), hidden_size).num_layers(2).bidirectional(true));
+    lltm::CustomLayer layer(
+        lltm::CustomLayerOptions(cell, input.size(2), hidden_size).num_layers(2).bidirectional(true));
     layer->to(input.scalar_type());
     lltm::load_state_dict(layer, paths[2]);
 
@@ -73,7 +73,7 @@ int run_own_cell(char** paths) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc == 5) return run_own_cell(argv);
+  if (argc == 5) return run_custom_cell(argv);
   const at::TensorOptions float64(at::kDouble);
   // B = I = H = 1; the columns of the weights multiply h and x.
   const at::Tensor weights = at::tensor({0.5, -1.0, 1.0, 0.25, -0.3, 0.8}, float64).view({3, 2});
@@ -134,14 +134,14 @@ int main(int argc, char** argv) {
       "slope = subtract 1.0 hh\n"
       "d.z.n = multiply d.h' slope\n"
       "end\n");
-  lltm::Recurrent own(lltm::RecurrentOptions(elman, 1, 1).bias(false));
+  lltm::CustomLayer own(lltm::CustomLayerOptions(elman, 1, 1).bias(false));
   own->to(at::kDouble);
   {
     const at::NoGradGuard no_grad;
     for (at::Tensor& parameter : own->parameters()) parameter.fill_(0.5);
   }
-  const auto [own_output, own_states] = own->forward(x);
-  expect_near("the first step of elman", own_output[0], std::tanh(0.35));
+  const auto [custom_output, own_states] = own->forward(x);
+  expect_near("the first step of elman", custom_output[0], std::tanh(0.35));
   expect_near("h_n of elman", own_states[0], std::tanh(0.5 * std::tanh(0.35) - 0.55));
 
   try {

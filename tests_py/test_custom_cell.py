@@ -583,7 +583,7 @@ def test_cells_are_pickled_by_their_text() -> None:
     assert again.text == cell.text
     assert (again.Layer(3, 4).p_l0 == 0.7).all()
     assert copy.deepcopy(cell) is copy.copy(cell) is cell
-    assert isinstance(pickle.loads(pickle.dumps(lltm.Cell(cell.text))).Layer(3, 4), lltm.OwnLayer)
+    assert isinstance(pickle.loads(pickle.dumps(lltm.Cell(cell.text))).Layer(3, 4), lltm.CustomLayer)
 
 
 def drawn(parameter: Tensor) -> Tensor:
@@ -674,8 +674,8 @@ def test_a_gate_that_is_not_used_is_a_hint() -> None:
 
 
 def test_classes_have_a_docstring() -> None:
-    assert lstm.Layer.__doc__ == lltm.OwnLayer.__doc__
-    assert lstm.Cell.__doc__ == lltm.OwnCell.__doc__
+    assert lstm.Layer.__doc__ == lltm.CustomLayer.__doc__
+    assert lstm.Cell.__doc__ == lltm.CustomCell.__doc__
 
 
 def test_a_missing_argument_is_one_of_the_cells_class() -> None:

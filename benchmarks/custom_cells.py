@@ -1,8 +1,8 @@
 """Cells of the literature (examples/cells) in training, beside their functions
 in a Python loop and, with --compile, torch.compile of that loop.
 
-    python benchmarks/own_cells.py --cell cifg slstm --dtype float32
-    python benchmarks/own_cells.py --compile --json own_cells.json
+    python benchmarks/custom_cells.py --cell cifg slstm --dtype float32
+    python benchmarks/custom_cells.py --compile --json custom_cells.json
 
 The method is that of `python -m lltm.benchmark`. The loop has one GEMM for the
 input of all steps and one a step for h, as much as PyTorch's operations give.
@@ -131,7 +131,7 @@ def compare(case: Case, settings: Settings) -> Row:
 
 
 def main() -> None:
-    options = parser("python benchmarks/own_cells.py", __doc__, NAMES).parse_args()
+    options = parser("python benchmarks/custom_cells.py", __doc__, NAMES).parse_args()
     settings = begin(options)
     rows = []
     for cell in options.cell:

@@ -32,7 +32,7 @@ UNARY, ATOM = 3, 4  # how tightly an expression binds
 LONGEST = 40  # an expression that stands in another
 
 
-def page(text: str) -> str:
+def cpp_source(text: str) -> str:
     """The page that computes what the program does, to be compiled into the library.
 
     Built-in cells have no parameters and, besides h, one state at most; one that has a state does

@@ -1,4 +1,4 @@
-"""`cell.page` and `cell.explain()`."""
+"""`cell.cpp_source` and `cell.explain()`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def calls(struct: str, cell: lltm.Cell, numbers: dict[str, Tensor]) -> str:
     """Statements that print what forward and backward return."""
     header = Program.read(cell.text)
     states, own = numbers["states"], numbers["parameters"]
-    plain = "StepForward" in cell.page
+    plain = "StepForward" in cell.cpp_source
     lines = ["{", f"const double z[] = {{{array(numbers['z'])}}};"]
     c, dc = ("c[0]", "dc[0]") if plain else ("c", "dc")
     p = ", p" if header.parameters else ""
@@ -92,7 +92,7 @@ def test_the_page_computes_what_the_program_does(
     for cell in cells():
         header = Program.read(cell.text)
         states = [*["h"] * (header.reads_h or not header.states), *header.states]
-        slots = re.findall(r"kSlots = \d+;  // (.*)", cell.page)[0].split(", ")
+        slots = re.findall(r"kSlots = \d+;  // (.*)", cell.cpp_source)[0].split(", ")
         numbers = {
             name: torch.randn(size, generator=generator, dtype=torch.float64)
             for name, size in (
@@ -102,8 +102,8 @@ def test_the_page_computes_what_the_program_does(
                 ("parameters", len(header.parameters)),
             )
         }
-        (struct,) = re.findall(r"^struct (\w+) {", cell.page, re.MULTILINE)
-        (tmp_path / f"{struct}.h").write_text(cell.page)
+        (struct,) = re.findall(r"^struct (\w+) {", cell.cpp_source, re.MULTILINE)
+        (tmp_path / f"{struct}.h").write_text(cell.cpp_source)
         includes.append(f'#include "{struct}.h"\n')
         statements.append(calls(struct, cell, numbers))
 
@@ -181,7 +181,7 @@ def test_a_page_is_built_in_as_contributing_says(
     for folder in ("cmake", "cpp"):
         shutil.copytree(support.ROOT / folder, sources / folder)
     cells_h = sources / "cpp" / "src" / "cell" / "cells.h"
-    (cells_h.parent / "mgu.h").write_text(cell.page)
+    (cells_h.parent / "mgu.h").write_text(cell.cpp_source)
     text, edits = cells_h.read_text(), 0
     for old, new in (
         ('#include "cell/lstm.h"\n', '#include "cell/lstm.h"\n#include "cell/mgu.h"\n'),
@@ -234,7 +234,7 @@ def test_explains_what_is_saved_and_executed(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.syspath_prepend(str(FOLDER))
     cell = importlib.import_module("peephole_lstm").peephole_lstm
     found = sections(cell)
-    assert list(found) == ["cell", "saved", "forward", "backward", "hints", "page"]
+    assert list(found) == ["cell", "saved", "forward", "backward", "hints", "cpp_source"]
     assert unwrapped(found["cell"]).splitlines() == [
         "gates       i of x and h, f of x and h, g of x and h, o of x and h",
         "states      c = 0.0",
@@ -253,7 +253,7 @@ def test_explains_what_is_saved_and_executed(monkeypatch: pytest.MonkeyPatch) ->
         assert "\n".join(lines) in cell.text
         executed = torch.ops.lltm._instructions(cell.text)[name == "backward"]
         assert count == f"{len(lines)} instructions, {executed} executed"
-    assert found["page"] + "\n" == cell.page
+    assert found["cpp_source"] + "\n" == cell.cpp_source
     assert lltm.Cell(cell.text).explain().count("autograd keeps") == 0  # without its function
 
 

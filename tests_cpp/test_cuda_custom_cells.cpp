@@ -76,9 +76,9 @@ void check_kernels(const Function& ours, const Problem& problem) {
 }
 
 // A text, a dtype, and reversed or not.
-using OwnCase = std::tuple<std::string, at::ScalarType, bool>;
+using CustomCase = std::tuple<std::string, at::ScalarType, bool>;
 
-class CudaOwnCells : public testing::TestWithParam<OwnCase> {
+class CudaCustomCells : public testing::TestWithParam<CustomCase> {
  protected:
   enum class Form { kTwoMatrices, kWithoutBias, kJoined };
 
@@ -129,11 +129,11 @@ class CudaOwnCells : public testing::TestWithParam<OwnCase> {
     };
   }
 };
-class CudaOwnSteps : public CudaOwnCells {};
+class CudaCustomSteps : public CudaCustomCells {};
 
 // The last one decides by comparisons, which rounding may change: test_cuda_elementwise.cpp has it.
-std::vector<OwnCase> own_cases(const std::vector<bool>& directions) {
-  std::vector<OwnCase> cases;
+std::vector<CustomCase> custom_cases(const std::vector<bool>& directions) {
+  std::vector<CustomCase> cases;
   for (const std::string& text : kCellTexts) {
     for (const at::ScalarType dtype : kDtypes) {
       if (text == kEveryText) continue;
@@ -142,15 +142,15 @@ std::vector<OwnCase> own_cases(const std::vector<bool>& directions) {
   }
   return cases;
 }
-std::string own_name(const testing::TestParamInfo<OwnCase>& info) {
+std::string custom_name(const testing::TestParamInfo<CustomCase>& info) {
   const auto& [text, dtype, reverse] = info.param;
   return lltm::find_cell(text)->title() + ("_" + name(dtype)) + (reverse ? "_reverse" : "");
 }
 INSTANTIATE_TEST_SUITE_P(
-    Texts, CudaOwnCells, testing::ValuesIn(own_cases({false, true})), own_name);
-INSTANTIATE_TEST_SUITE_P(Texts, CudaOwnSteps, testing::ValuesIn(own_cases({false})), own_name);
+    Texts, CudaCustomCells, testing::ValuesIn(custom_cases({false, true})), custom_name);
+INSTANTIATE_TEST_SUITE_P(Texts, CudaCustomSteps, testing::ValuesIn(custom_cases({false})), custom_name);
 
-TEST_P(CudaOwnSteps, ValuesAndGradientsMatchTheCompositePath) {
+TEST_P(CudaCustomSteps, ValuesAndGradientsMatchTheCompositePath) {
   for (const Form form : {Form::kTwoMatrices, Form::kWithoutBias, Form::kJoined}) {
     for (const Sizes& sizes : {Sizes{1, 1, 1, 1}, Sizes{1, 3, 5, 7}, Sizes{1, 5, 3, 16}}) {
       SCOPED_TRACE(testing::PrintToString(sizes));
@@ -161,7 +161,7 @@ TEST_P(CudaOwnSteps, ValuesAndGradientsMatchTheCompositePath) {
   }
 }
 
-TEST_P(CudaOwnCells, ValuesAndGradientsMatchTheCompositePath) {
+TEST_P(CudaCustomCells, ValuesAndGradientsMatchTheCompositePath) {
   for (const Form form : {Form::kTwoMatrices, Form::kWithoutBias, Form::kJoined}) {
     for (const Sizes& sizes : {Sizes{1, 1, 1, 1}, Sizes{5, 3, 5, 7}, Sizes{7, 2, 3, 16}}) {
       SCOPED_TRACE(testing::PrintToString(sizes));
@@ -170,13 +170,13 @@ TEST_P(CudaOwnCells, ValuesAndGradientsMatchTheCompositePath) {
   }
 }
 
-TEST_P(CudaOwnCells, PackedValuesAndGradientsMatchTheCompositePath) {
+TEST_P(CudaCustomCells, PackedValuesAndGradientsMatchTheCompositePath) {
   for (const int64_t hidden : {7, 16}) {
     check_kernels(sequence, packed({7, 6, 5, 4, 3, 2, 1}, hidden));
   }
 }
 
-TEST_P(CudaOwnCells, ResetsMasksAndCheckpointsMatchTheCompositePath) {
+TEST_P(CudaCustomCells, ResetsMasksAndCheckpointsMatchTheCompositePath) {
   for (const Problem& problem : {dense({10, 3, 5, 7}), packed({10, 9, 8, 6, 5, 5, 4, 3, 1}, 16)}) {
     check_kernels(sequence, with_reset(problem));
     for (const int64_t steps : {1, 3}) {
@@ -187,15 +187,15 @@ TEST_P(CudaOwnCells, ResetsMasksAndCheckpointsMatchTheCompositePath) {
   }
 }
 
-TEST_P(CudaOwnCells, NoMoreIsReadThanWasWritten) {
+TEST_P(CudaCustomCells, NoMoreIsReadThanWasWritten) {
   check_uninitialised_memory(sequence, dense({4, 3, 5, 7})(1));
 }
-TEST_P(CudaOwnSteps, NoMoreIsReadThanWasWritten) {
+TEST_P(CudaCustomSteps, NoMoreIsReadThanWasWritten) {
   check_uninitialised_memory(
       lltm_test::cell, for_cell(cell_problem({1, 3, 5, 7}, dtype(), 1), 1, Form::kTwoMatrices));
 }
 
-TEST_P(CudaOwnSteps, OnlyWantedGradientsAreComputed) {
+TEST_P(CudaCustomSteps, OnlyWantedGradientsAreComputed) {
   const Arguments a = dense({4, 3, 5, 8})(1);
   const Tensors all = evaluate(sequence, a, random_like(sequence(a), 1)).gradients;
   for (size_t k = 0; k < all.size(); ++k) {
