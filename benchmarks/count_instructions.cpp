@@ -43,7 +43,7 @@ void add_cell(Cases& cases, const Sizes& sizes) {
   const auto problem = std::make_shared<Problem>(sizes, at::kFloat, /*step=*/true);
   const auto forward = [=] {
     const Problem& p = *problem;
-    return std::get<0>(lltm::cell(p.input, p.h, p.c, p.weights, p.bias));
+    return lltm::step("lltm", p.input, {p.h, p.c}, p.weights, {}, p.bias)[0];
   };
   cases.push_back({"cell, inference, " + sizes.text(true), [=] {
                      const at::NoGradGuard no_grad;
@@ -61,7 +61,7 @@ void add_sequence(
   const auto problem = std::make_shared<Problem>(sizes, dtype, /*step=*/false);
   const auto forward = [=] {
     const Problem& p = *problem;
-    return std::get<0>(lltm::sequence(p.input, p.h, p.c, p.weights, p.bias));
+    return std::get<0>(lltm::sequence("lltm", p.input, {p.h, p.c}, p.weights, {}, p.bias));
   };
   const std::string suffix = dtype_name + ", " + sizes.text(false);
   cases.push_back({"sequence, inference, " + suffix, [=] {
@@ -83,25 +83,27 @@ void add_packed(Cases& cases) {
   cases.push_back({"sequence, inference, f32, packed, reverse, B:12,I:64,H:96", [=] {
                      const at::NoGradGuard no_grad;
                      const Problem& p = *problem;
-                     lltm::sequence(input, p.h, p.c, p.weights, p.bias, batch_sizes, true);
+                     lltm::sequence(
+                         "lltm", input, {p.h, p.c}, p.weights, {}, p.bias, {}, batch_sizes, true);
                    }});
 }
 
 void add_prepacked(Cases& cases, const Sizes& sizes) {
   const auto problem = std::make_shared<Problem>(sizes, at::kFloat, /*step=*/false);
-  const Tensor packed = lltm::prepack(problem->weights);
+  const Tensor packed = lltm::prepack("lltm", problem->weights);
   cases.push_back({"prepacked sequence, inference, f32, " + sizes.text(false), [=] {
                      const at::NoGradGuard no_grad;
                      const Problem& p = *problem;
-                     lltm::sequence(p.input, p.h, p.c, packed, p.bias);
+                     lltm::sequence("lltm", p.input, {p.h, p.c}, packed, {}, p.bias);
                    }});
 }
 
 void add_prepack(Cases& cases, const std::string& dtype_name, at::ScalarType dtype) {
   const Sizes sizes = {1, 1, 128, 256};
   const auto problem = std::make_shared<Problem>(sizes, dtype, /*step=*/true);
-  cases.push_back(
-      {"prepack, " + dtype_name + ", I:128,H:256", [=] { lltm::prepack(problem->weights); }});
+  cases.push_back({"prepack, " + dtype_name + ", I:128,H:256", [=] {
+                     lltm::prepack("lltm", problem->weights);
+                   }});
 }
 
 void add_checkpoint(Cases& cases) {

@@ -6,6 +6,7 @@
 
 #include <lltm/cell.h>
 #include <lltm/nn.h>
+#include <lltm/ops.h>
 #include <lltm/serialize.h>
 
 #include <ATen/ATen.h>
@@ -687,6 +688,47 @@ TEST(ModuleState, OfAnotherNumberOfTensorsIsRefused) {
   const std::string text = "lltm::duo.Layer: expected state to be 3 tensors (h_0, c_0, m_0), got 2";
   expect_error([&] { layer->forward(input, Tensors{state, state}); }, kTypeError, text);
   expect_error([&] { layer->prepack().forward(input, Tensors{state, state}); }, kTypeError, text);
+}
+
+// lltm/ops.h with a cell of several states, and the errors of their number, shape and dtype.
+TEST(ModulesOfCustomCells, StepAndSequenceAreThoseOfTheModules) {
+  lltm::CustomCell cell(kDuo, kInputSize, kHiddenSize);
+  lltm::CustomLayer layer(kDuo, kInputSize, kHiddenSize);
+  const auto call = [](const auto& module, const auto& function, const Tensor& x, Tensors states) {
+    const Tensors p = module->parameters();
+    const Tensors own(p.begin() + 4, p.end());
+    Tensors bias = {p[2]};
+    bias.insert(bias.end(), own.begin(), own.end());
+    return function(kDuo.text(), x, states, p[0], p[1], at::cat(bias), p[3]);
+  };
+  const auto step = [](auto&&... args) { return lltm::step(args...); };
+  const auto sequence = [](auto&&... args) { return lltm::sequence(args...); };
+  const Tensor x = at::randn({4, 2, kInputSize});
+  const Tensors states(3, at::randn({2, kHiddenSize}));
+  const Tensors expected = cell->forward(x[0], states);
+  const Tensors after = call(cell, step, x[0], states);
+  ASSERT_EQ(after.size(), expected.size());
+  for (size_t k = 0; k < after.size(); ++k) EXPECT_TRUE(at::allclose(after[k], expected[k]));
+
+  Tensors of_layer;
+  for (const Tensor& state : states) of_layer.push_back(state.unsqueeze(0));
+  const auto [wanted, wanted_last] = layer->forward(x, of_layer);
+  const auto [output, last] = call(layer, sequence, x, states);
+  EXPECT_TRUE(at::allclose(output, wanted));
+  EXPECT_TRUE(at::allclose(last[2], wanted_last[2][0]));
+
+  const auto given = [&](Tensors wrong) { return [=] { call(cell, step, x[0], wrong); }; };
+  const Tensor& h = states[0];
+  expect_error(
+      given({h, h}), kTypeError, "lltm::step: expected state to be 3 tensors (h, c, m), got 2");
+  expect_error(
+      given({h, h, h.to(at::kDouble)}),
+      kTypeError,
+      "lltm::step: expected m of dtype float32, that of the input, got float64");
+  expect_error(
+      given({h, h, h.narrow(0, 0, 1)}),
+      kValueError,
+      "lltm::step: expected m of shape (2, 5), got (1, 5)");
 }
 
 TEST(ModulesOfCustomCells, ThatAreNotBoundedAreNotQuantised) {

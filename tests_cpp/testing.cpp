@@ -170,79 +170,50 @@ Optional if_defined(const Tensor& tensor) {
   return tensor.defined() ? Optional(tensor) : std::nullopt;
 }
 
-// Of results those that the cell has.
-Tensors results(const Arguments& a, std::tuple<Tensor, Tensor, Tensor> all) {
-  const auto& [output, h, c] = all;
-  return a.c.defined() ? Tensors{output, h, c} : Tensors{output, h};
+// h and c as users pass them: c of a cell with several states besides h is theirs side by side.
+Tensors states_of(const Arguments& a) {
+  int64_t count = a.c.defined() ? 1 : 0;
+  for (const lltm::CellInfo* const info : lltm::kCells) {
+    if (a.cell == info->name) count = info->states;
+  }
+  if (a.cell.starts_with("lltm-cell")) count = a.c.size(1) / a.h.size(1);
+  if (count == 0) return {a.h};
+  if (count == 1) return {a.h, a.c};
+  Tensors states = a.c.chunk(count, 1);
+  states.insert(states.begin(), a.h);
+  return states;
+}
+
+// `first` and the states, as {..., h, c}; {..., h} of a cell without c.
+Tensors with_states(Tensors first, const Tensors& states) {
+  first.push_back(states[0]);
+  if (states.size() == 2) first.push_back(states[1]);
+  if (states.size() > 2) first.push_back(at::cat(at::TensorList(states).slice(1), 1));
+  return first;
 }
 
 Tensors sequence_saving(const Arguments& a, int64_t checkpoint_steps) {
-  if (a.cell == "lltm") {
-    return results(
-        a,
-        lltm::sequence(
-            a.input,
-            a.h,
-            a.c,
-            a.weights,
-            a.bias,
-            a.batch_sizes,
-            a.reverse,
-            checkpoint_steps,
-            a.reset,
-            a.recurrent_mask));
-  }
-  static const auto op = find_operator<std::tuple<Tensor, Tensor, Tensor>(
-      std::string_view,
-      const Tensor&,
-      const Tensor&,
-      const Optional&,
-      const Tensor&,
-      const Optional&,
-      const Optional&,
-      const Optional&,
-      const Optional&,
-      bool,
-      const Optional&,
-      int64_t,
-      const Optional&)>("lltm::sequence");
-  return results(
-      a,
-      op.call(
-          a.cell,
-          a.input,
-          a.h,
-          if_defined(a.c),
-          a.weights,
-          a.weight_hh,
-          a.bias,
-          a.bias_hh,
-          a.batch_sizes,
-          a.reverse,
-          a.reset,
-          checkpoint_steps,
-          a.recurrent_mask));
+  const auto [output, states] = lltm::sequence(
+      a.cell,
+      a.input,
+      states_of(a),
+      a.weights,
+      a.weight_hh,
+      a.bias,
+      a.bias_hh,
+      a.batch_sizes,
+      a.reverse,
+      a.reset,
+      checkpoint_steps,
+      a.recurrent_mask);
+  return with_states({output}, states);
 }
 
 }  // namespace
 
 Tensors cell(const Arguments& a) {
-  if (a.cell == "lltm") {
-    const auto [h, c] = lltm::cell(a.input, a.h, a.c, a.weights, a.bias);
-    return {h, c};
-  }
-  static const auto op = find_operator<std::tuple<Tensor, Tensor>(
-      std::string_view,
-      const Tensor&,
-      const Tensor&,
-      const Optional&,
-      const Tensor&,
-      const Optional&,
-      const Optional&,
-      const Optional&)>("lltm::step");
-  const auto [h, c] =
-      op.call(a.cell, a.input, a.h, if_defined(a.c), a.weights, a.weight_hh, a.bias, a.bias_hh);
-  return a.c.defined() ? Tensors{h, c} : Tensors{h};
+  return with_states(
+      {}, lltm::step(a.cell, a.input, states_of(a), a.weights, a.weight_hh, a.bias, a.bias_hh));
 }
 
 Tensors sequence(const Arguments& a) {
@@ -288,11 +259,7 @@ Tensor random_mask(const Arguments& a, uint64_t seed) {
 }
 
 Tensor pack(const Arguments& a, std::optional<at::ScalarType> dtype) {
-  if (a.cell == "lltm") return lltm::prepack(a.weights, dtype);
-  static const auto op = find_operator<Tensor(
-      std::string_view, const Tensor&, const Optional&, std::optional<at::ScalarType>)>(
-      "lltm::prepack");
-  return op.call(a.cell, a.weights, a.weight_hh, dtype);
+  return lltm::prepack(a.cell, a.weights, a.weight_hh, dtype);
 }
 
 Tensors sequence_of_packed(const Arguments& a, const Tensor& weights) {

@@ -412,7 +412,7 @@ WITH_FLOAT32 = tuple(dtype for dtype in DTYPES if dtype != torch.float64)
 
 def forms() -> Iterator[Form]:
     checkpoints = partial(support.checkpointed_outputs, 2)
-    yield Form("functional.cell", of_cell, steps=False, torch_module=nn.LSTMCell)
+    yield Form("functional.step", of_cell, steps=False, torch_module=nn.LSTMCell)
     yield Form("functional.sequence", partial(of_sequence, support.sequence_outputs))
     yield Form("functional.sequence, checkpoints", partial(of_sequence, checkpoints))
     function = partial(of_sequence, partial(support.prepacked_outputs, None), masks=False)

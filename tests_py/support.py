@@ -120,10 +120,7 @@ LENGTHS = ((5, 3, 3, 1), (4, 4, 4), (1,), (9, 2, 1, 1, 1, 1, 1), (4,) * 20 + (3,
 
 @dataclass(frozen=True)
 class Arguments:
-    """Arguments of the operators of a cell; of the LLTM, of functional.cell or functional.sequence.
-
-    `weights` and `bias` are weight_ih and bias_ih where there is weight_hh.
-    """
+    """Arguments of the operators of a cell; `weights` and `bias` are weight_ih and bias_ih."""
 
     input: Tensor
     h: Tensor
@@ -141,11 +138,17 @@ class Arguments:
 
     def operands(self) -> tuple[Any, ...]:
         """The first arguments of the operators."""
-        _, _, states, *_ = torch.ops.lltm._cell(self.cell)
-        has_c = len(states) > 0
+        has_c = len(lltm.functional._state_names(self.cell)) > 1
         c = self.c if has_c else None
-        parameters = (self.weights, self.weight_hh, self.bias, self.bias_hh)
-        return (self.cell, self.input, self.h, c, *parameters)
+        return (self.cell, self.input, self.h, c, *self.parameters())
+
+    def parameters(self) -> tuple[Tensor | None, ...]:
+        return self.weights, self.weight_hh, self.bias, self.bias_hh
+
+    def states(self) -> Any:
+        """The states as the functions accept them."""
+        _, _, h, c, *_ = self.operands()
+        return h if c is None else (h, c)
 
     def names(self) -> list[str]:
         """Of tensors()."""
@@ -277,46 +280,31 @@ def _weights(inputs: int, hidden: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(GATES * hidden, columns, dtype=dtype) / math.sqrt(columns)
 
 
-# Of other cells than the LLTM lltm.functional is the operators, and lltm.reference its loop.
-
-
 def cell_outputs(implementation: Any, a: Arguments) -> tuple[Tensor, ...]:
     """(h', c') by lltm.functional or lltm.reference; of a cell without c (h',)."""
-    if a.cell == "lltm":
-        result: tuple[Tensor, ...] = implementation.cell(a.input, (a.h, a.c), a.weights, a.bias)
-        return result
-    cell, x, h, c, *parameters = a.operands()
-    states = [h] if c is None else [h, c]
-    if implementation is lltm.reference:
-        equations = lltm.reference._EQUATIONS[cell]
-        return tuple(lltm.reference._after(equations, x, h, states, parameters))
-    after: tuple[Tensor, ...] = torch.ops.lltm.step(*a.operands())
-    return after[: len(states)]
+    cell, x, *_ = a.operands()
+    return _listed(implementation.step(cell, x, a.states(), *a.parameters()))
 
 
-def sequence_outputs(implementation: Any, a: Arguments) -> tuple[Tensor, ...]:
+def sequence_outputs(
+    implementation: Any, a: Arguments, weights: Tensor | None = None, **options: Any
+) -> tuple[Tensor, ...]:
     """(output, h_n, c_n) by lltm.functional or lltm.reference; without c_n of a cell without c."""
-    if a.cell == "lltm":
-        output, (h_n, c_n) = implementation.sequence(
-            a.input, (a.h, a.c), a.weights, a.bias, **a.rest()
-        )
-        return output, h_n, c_n
-    cell, x, h, c, *parameters = a.operands()
-    states = [h] if c is None else [h, c]
-    if implementation is lltm.reference:
-        equations = lltm.reference._EQUATIONS[cell]
-        output, last = lltm.reference._steps(equations, x, states, parameters, **a.rest())
-        return output, *last
-    results: tuple[Tensor, ...] = torch.ops.lltm.sequence(*a.operands(), **a.rest())
-    return results[: 1 + len(states)]
+    cell, x, *_ = a.operands()
+    parameters = a.parameters() if weights is None else (weights, None, a.bias, a.bias_hh)
+    output, states = implementation.sequence(
+        cell, x, a.states(), *parameters, **a.rest(), **options
+    )
+    return output, *_listed(states)
+
+
+def _listed(states: Any) -> tuple[Tensor, ...]:
+    return states if isinstance(states, tuple) else (states,)
 
 
 def checkpointed_outputs(steps: int, implementation: Any, a: Arguments) -> tuple[Tensor, ...]:
     """As :func:`sequence_outputs`, with checkpoints every `steps` steps."""
-    output, (h_n, c_n) = implementation.sequence(
-        a.input, (a.h, a.c), a.weights, a.bias, checkpoint_steps=steps, **a.rest()
-    )
-    return output, h_n, c_n
+    return sequence_outputs(implementation, a, checkpoint_steps=steps)
 
 
 def prepacked_outputs(
@@ -325,16 +313,8 @@ def prepacked_outputs(
     """As :func:`sequence_outputs`, with weights packed ahead; lltm.reference packs none."""
     if implementation is lltm.reference:
         return sequence_outputs(implementation, a)
-    output, (h_n, c_n) = implementation.sequence(
-        a.input,
-        (a.h, a.c),
-        implementation.prepack(a.weights, quantised),
-        a.bias,
-        batch_sizes=a.batch_sizes,
-        reverse=a.reverse,
-        reset=a.reset,
-    )
-    return output, h_n, c_n
+    packed = implementation.prepack(a.cell, a.weights, a.weight_hh, quantised)
+    return sequence_outputs(implementation, a, packed)
 
 
 NAMES = ("input", "h", "c", "weights", "bias")
@@ -570,7 +550,9 @@ class Reverse(nn.Module):
 
     def forward(self, input: Tensor, h_0: Tensor, c_0: Tensor) -> Any:
         weights, bias = self.cell.weights, self.cell.bias
-        return lltm.functional.sequence(input, (h_0, c_0), weights, bias, reverse=True)
+        return lltm.functional.sequence(
+            "lltm", input, (h_0, c_0), weights, bias_ih=bias, reverse=True
+        )
 
 
 def _states(*shape: int) -> tuple[Tensor, Tensor]:

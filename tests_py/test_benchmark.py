@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import chart
-import layers
 import custom_cells
+import layers
 import pytest
 import support
 import sweep

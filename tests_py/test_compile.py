@@ -193,7 +193,7 @@ def test_errors_in_a_compiled_graph_are_ours(dynamic: bool) -> None:
 
     @torch.compile(fullgraph=True, backend="aot_eager", dynamic=dynamic)
     def run(x: Tensor, h: Tensor, c: Tensor, weights: Tensor) -> Any:
-        return lltm.functional.sequence(x, (h, c), weights)
+        return lltm.functional.sequence("lltm", x, (h, c), weights)
 
     expected = r"\(s\d+, .*\), got \(s\d+, s\d+\)" if dynamic else r"\(4, 5\), got \(4, 6\)"
     with pytest.raises(RuntimeError, match=f"lltm::sequence: expected c_0 of shape {expected}"):
@@ -271,7 +271,7 @@ def test_inductor_makes_a_loop_of_a_decomposed_function_with_dynamic_sizes(train
     arguments = [torch.randn(*size, requires_grad=training) for size in sizes]
 
     def run(x: Tensor, h: Tensor, c: Tensor, weights: Tensor, bias: Tensor) -> Any:
-        return lltm.functional.sequence(x, (h, c), weights, bias, reverse=True)
+        return lltm.functional.sequence("lltm", x, (h, c), weights, bias_ih=bias, reverse=True)
 
     compiled = torch.compile(run, backend=lltm.inductor_decomposed, fullgraph=True, dynamic=True)
     results, expected = (flat(f(*arguments)) for f in (compiled, run))

@@ -246,8 +246,8 @@ def test_float32_products_follow_allow_tf32(allowed: bool) -> None:
     weights[2 * size :, size] = 1
     with tf32(allowed):
         product = input @ weights[2 * size :, size:].t()
-        _, c = lltm.functional.cell(input, (zeros, zeros), weights)
-        _, (_, c_n) = lltm.functional.sequence(input[None], (zeros, zeros), weights)
+        _, c = lltm.functional.step("lltm", input, (zeros, zeros), weights)
+        _, (_, c_n) = lltm.functional.sequence("lltm", input[None], (zeros, zeros), weights)
     assert product.unique().tolist() == [1 if allowed else x], "PyTorch's own"
     assert (2 * c).unique().tolist() == [1 if allowed else x]
     assert (2 * c_n).unique().tolist() == [1 if allowed else x]
@@ -290,7 +290,7 @@ def test_second_derivatives_work() -> None:
 
     def function(*tensors: Tensor) -> Tensor:
         output, (h, c) = lltm.functional.sequence(
-            tensors[0], (tensors[1], tensors[2]), tensors[3], tensors[4]
+            "lltm", tensors[0], (tensors[1], tensors[2]), tensors[3], bias_ih=tensors[4]
         )
         return output.sum() + (h * c).sum()
 
@@ -610,7 +610,9 @@ def test_a_stream_may_be_processed_by_a_graph(dtype: torch.dtype, steps: int) ->
 
     def work() -> tuple[Tensor, ...]:
         with torch.no_grad():
-            output, (h_n, c_n) = lltm.functional.sequence(piece, (h, c), a.weights, a.bias)
+            output, (h_n, c_n) = lltm.functional.sequence(
+                "lltm", piece, (h, c), a.weights, bias_ih=a.bias
+            )
             h.copy_(h_n)
             c.copy_(c_n)
         return (output,)
@@ -622,7 +624,7 @@ def test_a_stream_may_be_processed_by_a_graph(dtype: torch.dtype, steps: int) ->
     for new in pieces:
         piece.copy_(new)
         graph.replay()
-        expected, state = lltm.functional.sequence(new, state, a.weights, a.bias)
+        expected, state = lltm.functional.sequence("lltm", new, state, a.weights, bias_ih=a.bias)
         assert same((output, h, c), (expected, *state))
 
 
@@ -630,10 +632,12 @@ def test_a_stream_may_be_processed_by_a_graph(dtype: torch.dtype, steps: int) ->
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_stream_in_pieces_gives_what_the_whole_gives(dtype: torch.dtype) -> None:
     a = on_gpu(support.sequence_arguments((40, 3, 8, 64), dtype))
-    whole, whole_state = lltm.functional.sequence(a.input, (a.h, a.c), a.weights, a.bias)
+    whole, whole_state = lltm.functional.sequence(
+        "lltm", a.input, (a.h, a.c), a.weights, bias_ih=a.bias
+    )
     state, pieces = (a.h, a.c), []
     for piece in a.input.split([1, 7, 12, 20]):
-        output, state = lltm.functional.sequence(piece, state, a.weights, a.bias)
+        output, state = lltm.functional.sequence("lltm", piece, state, a.weights, bias_ih=a.bias)
         pieces.append(output)
     # Of another number of rows, cuBLAS may add up the products of the input in another order.
     torch.testing.assert_close((torch.cat(pieces), *state), (whole, *whole_state))

@@ -583,7 +583,9 @@ def test_cells_are_pickled_by_their_text() -> None:
     assert again.text == cell.text
     assert (again.Layer(3, 4).p_l0 == 0.7).all()
     assert copy.deepcopy(cell) is copy.copy(cell) is cell
-    assert isinstance(pickle.loads(pickle.dumps(lltm.Cell(cell.text))).Layer(3, 4), lltm.CustomLayer)
+    assert isinstance(
+        pickle.loads(pickle.dumps(lltm.Cell(cell.text))).Layer(3, 4), lltm.CustomLayer
+    )
 
 
 def drawn(parameter: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 import lltm
 
 # Good arguments: T = 6, B = 4, I = 3, H = 5.
-PARAMETERS = {"weights": randn(15, 8), "bias": randn(15)}
+PARAMETERS = {"weight_ih": randn(15, 8), "bias_ih": randn(15)}
 CELL: dict[str, Any] = {"input": randn(4, 3), "h": randn(4, 5), "c": randn(4, 5), **PARAMETERS}
 SEQUENCE: dict[str, Any] = {
     "input": randn(6, 4, 3),
@@ -35,7 +35,7 @@ SIZES = torch.tensor([4, 3, 2])
 PACKED: dict[str, Any] = {**SEQUENCE, "input": randn(9, 3), "batch_sizes": SIZES}
 
 # The argument, what is passed instead of a good one, the error, and how its text goes on after
-# "lltm::cell: expected ".
+# "lltm::step: expected ".
 Row = tuple[str, Any, type[Exception], str]
 DTYPES = "of dtype float64, float32, bfloat16 or float16"
 
@@ -44,7 +44,7 @@ BAD_CELL: list[Row] = [
     ("input", randn(3), ValueError, "input of shape (B, I), got (3,)"),
     ("input", randn(1, 4, 3), ValueError, "input of shape (B, I), got (1, 4, 3)"),
     ("input", randn(2, 3), ValueError, "input of shape (4, 3), got (2, 3)"),
-    ("input", randn(4, 2), ValueError, "weights of shape (15, 7), got (15, 8)"),
+    ("input", randn(4, 2), ValueError, "weight_ih of shape (15, 7), got (15, 8)"),
     ("input", torch.ones(4, 3, dtype=torch.int64), TypeError, f"input {DTYPES}, got int64"),
     ("input", torch.tensor(1.0), ValueError, "input of shape (B, I), got ()"),
     ("input", randn(4, 3).to_sparse(), RuntimeError, "input of layout Strided, got Sparse"),
@@ -58,33 +58,33 @@ BAD_CELL: list[Row] = [
     ("c", randn(3, 5), ValueError, "c of shape (4, 5), got (3, 5)"),
     ("c", randn(4, 5).half(), TypeError, "c of dtype float32, got float16"),
     ("c", torch.tensor(1.0), ValueError, "c of shape (4, 5), got ()"),
-    ("weights", randn(15), ValueError, "weights of shape (3H, H+I), got (15,)"),
-    ("weights", randn(16, 8), ValueError, "weights of shape (3H, H+I), got (16, 8)"),
-    ("weights", randn(8, 15), ValueError, "weights of shape (3H, H+I), got (8, 15)"),
-    ("weights", randn(15, 8).bfloat16(), TypeError, "weights of dtype float32, got bfloat16"),
-    ("weights", randn(15, 8).to_sparse(), RuntimeError, "weights of layout Strided, got Sparse"),
-    ("weights", randn(15, 4), ValueError, "weights of shape (15, 8), got (15, 4)"),
-    ("weights", randn(20, 8), ValueError, "weights of shape (3H, H+I), got (20, 8)"),
-    ("weights", torch.empty(15, 8, device="meta"), RuntimeError, "weights on device cpu, got m"),
-    ("bias", randn(5), ValueError, "bias of shape (15,), got (5,)"),
-    ("bias", torch.empty(15, device="meta"), RuntimeError, "bias on device cpu, got meta"),
-    ("bias", randn(1, 15), ValueError, "bias of shape (15,), got (1, 15)"),
-    ("bias", randn(15).double(), TypeError, "bias of dtype float32, got float64"),
+    ("weight_ih", randn(15), ValueError, "weight_ih of shape (3H, H+I), got (15,)"),
+    ("weight_ih", randn(16, 8), ValueError, "weight_ih of shape (3H, H+I), got (16, 8)"),
+    ("weight_ih", randn(8, 15), ValueError, "weight_ih of shape (3H, H+I), got (8, 15)"),
+    ("weight_ih", randn(15, 8).bfloat16(), TypeError, "weight_ih of dtype float32, got bfloat16"),
+    ("weight_ih", randn(15, 8).to_sparse(), RuntimeError, "weight_ih of layout Strided, got Sp"),
+    ("weight_ih", randn(15, 4), ValueError, "weight_ih of shape (15, 8), got (15, 4)"),
+    ("weight_ih", randn(20, 8), ValueError, "weight_ih of shape (3H, H+I), got (20, 8)"),
+    ("weight_ih", torch.empty(15, 8, device="meta"), RuntimeError, "weight_ih on device cpu, got"),
+    ("bias_ih", randn(5), ValueError, "bias_ih of shape (15,), got (5,)"),
+    ("bias_ih", torch.empty(15, device="meta"), RuntimeError, "bias_ih on device cpu, got meta"),
+    ("bias_ih", randn(1, 15), ValueError, "bias_ih of shape (15,), got (1, 15)"),
+    ("bias_ih", randn(15).double(), TypeError, "bias_ih of dtype float32, got float64"),
 ]
 RESET, MASK = torch.zeros(6, 4, dtype=torch.bool), "recurrent_mask"
 BAD_SEQUENCE: list[Row] = [
     ("input", randn(4, 3), ValueError, "input of shape (T, B, I), got (4, 3)"),
     ("input", randn(6, 2, 3), ValueError, "input of shape (6, 4, 3), got (6, 2, 3)"),
-    ("input", randn(6, 4, 2), ValueError, "weights of shape (15, 7), got (15, 8)"),
+    ("input", randn(6, 4, 2), ValueError, "weight_ih of shape (15, 7), got (15, 8)"),
     ("input", torch.ones(6, 4, 3, dtype=torch.bool), TypeError, f"input {DTYPES}, got bool"),
     ("h_0", randn(1, 4, 5), ValueError, "h_0 of shape (B, H), got (1, 4, 5)"),
     ("h_0", randn(4, 6), ValueError, "h_0 of shape (4, 5), got (4, 6)"),
     ("c_0", randn(4, 6), ValueError, "c_0 of shape (4, 5), got (4, 6)"),
     ("c_0", randn(4, 5).double(), TypeError, "c_0 of dtype float32, got float64"),
     ("c_0", torch.empty(4, 5, device="meta"), RuntimeError, "c_0 on device cpu, got meta"),
-    ("weights", randn(16, 8), ValueError, "weights of shape (3H, H+I)"),
-    ("weights", randn(15, 8).to_sparse(), RuntimeError, "weights of layout Strided, got Sparse"),
-    ("bias", randn(16), ValueError, "bias of shape (15,), got (16,)"),
+    ("weight_ih", randn(16, 8), ValueError, "weight_ih of shape (3H, H+I)"),
+    ("weight_ih", randn(15, 8).to_sparse(), RuntimeError, "weight_ih of layout Strided, got Sp"),
+    ("bias_ih", randn(16), ValueError, "bias_ih of shape (15,), got (16,)"),
     ("reset", torch.zeros(6, 4), TypeError, "reset of dtype bool, got float32"),
     ("reset", RESET[0], ValueError, "reset of shape (6, 4), got (4,)"),
     ("reset", RESET.t(), ValueError, "reset of shape (6, 4), got (4, 6)"),
@@ -127,12 +127,12 @@ BAD_CHECKPOINT_STEPS: list[Row] = [
 ]
 # What the dispatcher would refuse in words of its own: for lltm.functional alone.
 NO_CELL: list[Row] = [
-    (name, [1.0], TypeError, f"{name} to be a tensor{' or None' * (name == 'bias')}, got list")
+    (name, [1.0], TypeError, f"{name} to be a tensor{' or None' * (name == 'bias_ih')}, got list")
     for name in CELL
 ]
 NO_SEQUENCE: list[Row] = [
     *(
-        (name, [1.0], TypeError, f"{name} to be a tensor{' or None' * (name == 'bias')}, got list")
+        (name, [1.0], TypeError, f"{name} to be a tensor{' or None' * (name == 'bias_ih')}, got")
         for name in SEQUENCE if name != "batch_sizes"
     ),
     ("batch_sizes", [4, 3, 2], TypeError, "batch_sizes to be a tensor or None, got list"),
@@ -151,19 +151,13 @@ CHECKPOINTED = {**SEQUENCE, "checkpoint_steps": 2}
 
 def in_functional(name: str, arguments: dict[str, Any]) -> Any:
     arguments = dict(arguments)
-    first, second = ("h", "c") if name == "cell" else ("h_0", "c_0")
+    first, second = ("h", "c") if name == "step" else ("h_0", "c_0")
     state = arguments.pop(first), arguments.pop(second)
-    return getattr(lltm.functional, name)(arguments.pop("input"), state, **arguments)
-
-
-# How the operators call the LLTM's matrix and bias.
-OPERANDS = {"weights": "weight_ih", "bias": "bias_ih"}
+    return getattr(lltm.functional, name)("lltm", arguments.pop("input"), state, **arguments)
 
 
 def in_torch_ops(name: str, arguments: dict[str, Any]) -> Any:
-    operands = {OPERANDS.get(key, key): value for key, value in arguments.items()}
-    op = getattr(torch.ops.lltm, {"cell": "step"}.get(name, name))
-    return op(**{"cell": "lltm", **operands})
+    return getattr(torch.ops.lltm, name)(**{"cell": "lltm", **arguments})
 
 
 Way = Callable[[str, dict[str, Any]], Any]
@@ -214,9 +208,9 @@ def function_rows() -> Iterator[Any]:
     """Each row in each way that calls the function with it."""
     with_data = [row for row in BAD_CELL if row[2] is not RuntimeError]
     for name, good, rows, ways in (
-        ("cell", CELL, BAD_CELL, WAYS),
-        ("cell", CELL, with_data, (on_meta,)),
-        ("cell", CELL, NO_CELL, (in_functional,)),
+        ("step", CELL, BAD_CELL, WAYS),
+        ("step", CELL, with_data, (on_meta,)),
+        ("step", CELL, NO_CELL, (in_functional,)),
         ("sequence", SEQUENCE, BAD_SEQUENCE, WAYS),
         ("sequence", SEQUENCE, NO_SEQUENCE, (in_functional,)),
         ("sequence", PACKED, BAD_PACKED, WAYS),
@@ -242,11 +236,11 @@ def test_a_function_refuses(
 # T = 6, B = 4, I = 3, H = 5; N = 9. By operator, the shapes in letters; what several of these
 # arguments have in common is what most of them say.
 LETTERS_OF_STATES = {"h_0": "BH", "c_0": "BH"}
-LETTERS_OF_PARAMETERS = {"weights": "GX", "bias": "G"}
+LETTERS_OF_PARAMETERS = {"weight_ih": "GX", "bias_ih": "G"}
 LETTERS_OF_MATRICES = {"weight_ih": "SI", "weight_hh": "SH", "bias_ih": "S", "bias_hh": "S"}
 LETTERS = {"T": 6, "B": 4, "I": 3, "H": 5, "N": 9, "G": 15, "X": 8, "S": 20, "R": 24, "K": 2}
 SHAPES: dict[str, tuple[str, dict[str, str], tuple[Any, ...]]] = {
-    "cell": ("cell", {"input": "BI", "h": "BH", "c": "BH", **LETTERS_OF_PARAMETERS}, ()),
+    "step": ("step", {"input": "BI", "h": "BH", "c": "BH", **LETTERS_OF_PARAMETERS}, ()),
     "step of lstm": ("step", {"input": "BI", "h": "BH", "c": "BH", **LETTERS_OF_MATRICES}, ()),
     "sequence of lstm": (
         "sequence",
@@ -319,7 +313,7 @@ def call_of_shapes(name: str) -> tuple[str, dict[str, Any]]:
     return op, arguments
 
 
-MATRICES = ("weights", "weight_ih", "weight_hh")
+MATRICES = ("weight_ih", "weight_ih", "weight_hh")
 OF_GATES = (*MATRICES, "bias", "bias_ih", "bias_hh")
 
 
@@ -348,7 +342,7 @@ def test_of_arguments_that_disagree_the_error_names_the_one_that_is_alone(name: 
             named = argument
             if argument == "input" and shape[:-1] == right[:-1]:
                 # What I is, input and weights say, so neither is alone.
-                named = "weight_ih" if "weight_ih" in arguments else "weights"
+                named = "weight_ih"
             elif argument == "input" and name.startswith("sequence") and shape[1:] == right[1:]:
                 continue  # any T will do
             with pytest.raises(ValueError, match=rf"^lltm::\w+: expected {named} of shape \("):
@@ -357,15 +351,15 @@ def test_of_arguments_that_disagree_the_error_names_the_one_that_is_alone(name: 
 
 @pytest.mark.parametrize("weights", [(45, 24), (60, 28), (48, 25)])
 def test_the_expected_shape_is_what_the_other_arguments_say(weights: tuple[int, int]) -> None:
-    sizes = {"input": (4, 8), "h": (4, 16), "c": (4, 16), "weights": weights, "bias": (48,)}
-    text = f"expected weights of shape (48, 24), got {weights}"
-    with pytest.raises(ValueError, match=f"^lltm::cell: {re.escape(text)}"):
-        in_torch_ops("cell", {name: torch.zeros(size) for name, size in sizes.items()})
+    sizes = {"input": (4, 8), "h": (4, 16), "c": (4, 16), "weight_ih": weights, "bias_ih": (48,)}
+    text = f"expected weight_ih of shape (48, 24), got {weights}"
+    with pytest.raises(ValueError, match=f"^lltm::step: {re.escape(text)}"):
+        in_torch_ops("step", {name: torch.zeros(size) for name, size in sizes.items()})
 
 
 def test_states_that_agree_with_each_other_alone_are_named() -> None:
-    with pytest.raises(ValueError, match=r"^lltm::cell: expected h of shape \(4, 5\), got"):
-        in_torch_ops("cell", {**CELL, "h": torch.zeros(4, 6), "c": torch.zeros(4, 6)})
+    with pytest.raises(ValueError, match=r"^lltm::step: expected h of shape \(4, 5\), got"):
+        in_torch_ops("step", {**CELL, "h": torch.zeros(4, 6), "c": torch.zeros(4, 6)})
 
 
 def test_an_argument_of_another_hidden_size_says_nothing_of_the_rest() -> None:
@@ -657,13 +651,13 @@ X1, H1, C1 = CELL["input"], CELL["h"], CELL["c"]
 
 # fmt: off
 NO_OPERATOR_S: list[tuple[Callable[[], Any], str, str]] = [
-    (lambda: lltm.functional.cell(X1, H1, CELL["weights"]), "cell",
-     "state to be a tuple (h, c), got Tensor"),
-    (lambda: lltm.functional.sequence(X, (H1,) * 3, CELL["weights"]), "sequence",  # type: ignore[arg-type]
-     "state to be a tuple (h_0, c_0), got 3 values"),
+    (lambda: lltm.functional.step("lltm", X1, H1, CELL["weight_ih"]), "step",
+     "states to be a tuple (h, c), got Tensor"),
+    (lambda: lltm.functional.sequence("lltm", X, (H1,) * 3, CELL["weight_ih"]), "sequence",
+     "states to be a tuple (h_0, c_0), got 3 values"),
     *((lambda f=f, a=a, x=x: in_functional(f, {**a, "input": x}), f,
        "input to be a tensor, got a nested tensor")
-      for f, a in (("cell", CELL), ("sequence", SEQUENCE)) for x in NESTED),
+      for f, a in (("step", CELL), ("sequence", SEQUENCE)) for x in NESTED),
 ]
 # fmt: on
 
@@ -682,14 +676,14 @@ def wrong_shapes(way: Way) -> dict[str, Callable[[], Any]]:
     h = randn(4, 6)
     arguments = {**CELL, "h": h}
     return {
-        "eager": lambda: way("cell", arguments),
-        "autograd": lambda: requiring_grad("cell", arguments, way),
-        "meta": lambda: on_meta("cell", arguments, way),
+        "eager": lambda: way("step", arguments),
+        "autograd": lambda: requiring_grad("step", arguments, way),
+        "meta": lambda: on_meta("step", arguments, way),
         "vmap": lambda: torch.vmap(
-            lambda *values: way("cell", dict(zip(CELL, values, strict=True)))
+            lambda *values: way("step", dict(zip(CELL, values, strict=True)))
         )(*(value.expand(2, *value.shape) for value in arguments.values())),
-        "autocast": lambda: under_autocast(lambda: way("cell", arguments)),
-        "fake tensors": lambda: with_fake_tensors(lambda: way("cell", arguments)),
+        "autocast": lambda: under_autocast(lambda: way("step", arguments)),
+        "fake tensors": lambda: with_fake_tensors(lambda: way("step", arguments)),
     }
 
 
@@ -721,9 +715,9 @@ OURS: dict[str, Callable[[], Any]] = {
     "layer's operator": lambda: of_packed_rows(lltm.LLTM(3, 5)),
     "prepacked layer's operator": lambda: of_packed_rows(lltm.LLTM(3, 5).prepack()),
     "cell's operator": in_a_cell_with_other_weights,
-    "prepack": lambda: lltm.functional.prepack(randn(16, 8)),
+    "prepack": lambda: lltm.functional.prepack("lltm", randn(16, 8)),
     "low-level pair": lambda: lltm._C.forward(
-        CELL["input"], CELL["weights"], CELL["bias"], randn(4, 6), CELL["c"]
+        CELL["input"], CELL["weight_ih"], CELL["bias_ih"], randn(4, 6), CELL["c"]
     ),
 }
 
@@ -740,7 +734,7 @@ def test_a_wrong_shape_is_caught_as_pytorch_s_and_as_a_value_error(
 
 @pytest.mark.parametrize("path", wrong_shapes(in_torch_ops))
 def test_a_wrong_shape_in_torch_ops_is_a_value_error(path: str) -> None:
-    with pytest.raises(ValueError, match=r"^lltm::cell: expected h of shape") as caught:
+    with pytest.raises(ValueError, match=r"^lltm::step: expected h of shape") as caught:
         wrong_shapes(in_torch_ops)[path]()
     assert type(caught.value) is OF_TORCH_OPS
 
@@ -753,7 +747,7 @@ def test_an_operator_s_value_error_that_is_not_ours_stays_what_it_is(
 
     monkeypatch.setattr(torch.ops.lltm, "step", other)
     with pytest.raises(ValueError, match=r"^another's$") as caught:
-        in_functional("cell", CELL)
+        in_functional("step", CELL)
     assert type(caught.value) is ValueError
 
 
@@ -784,7 +778,9 @@ def test_an_argument_error_is_pickled() -> None:
 
 
 def backward_arguments() -> dict[str, Tensor]:
-    new_h, new_cell, i, o, g, X, gates = lltm._C.forward(X1, CELL["weights"], CELL["bias"], H1, C1)
+    new_h, new_cell, i, o, g, X, gates = lltm._C.forward(
+        X1, CELL["weight_ih"], CELL["bias_ih"], H1, C1
+    )
     return {
         "grad_h": new_h,
         "grad_cell": new_h,
@@ -794,12 +790,12 @@ def backward_arguments() -> dict[str, Tensor]:
         "candidate_cell": g,
         "X": X,
         "gate_weights": gates,
-        "weights": CELL["weights"],
+        "weights": CELL["weight_ih"],
     }
 
 
 def test_the_low_level_pair_s_forward_refuses() -> None:
-    arguments = X1, CELL["weights"], CELL["bias"], H1[:2], C1
+    arguments = X1, CELL["weight_ih"], CELL["bias_ih"], H1[:2], C1
     text = "old_h of shape (4, 5), got (2, 5)"
     refuses(lambda: lltm._C.forward(*arguments), ValueError, "forward", text)
 
@@ -820,4 +816,4 @@ def test_the_low_level_pair_refuses_what_is_no_tensor() -> None:
     compiled = "incompatible function arguments"  # pybind11's
     message = compiled if support.COMPILED_BINDING else "expected old_cell to be a tensor, got str"
     with pytest.raises(TypeError, match=message):
-        lltm._C.forward(X1, CELL["weights"], CELL["bias"], H1, "c")  # type: ignore[arg-type]
+        lltm._C.forward(X1, CELL["weight_ih"], CELL["bias_ih"], H1, "c")  # type: ignore[arg-type]

@@ -361,6 +361,6 @@ def test_weights_that_are_not_finite_are_refused(value: float) -> None:
 def test_sizes_whose_sums_could_overflow_are_refused() -> None:
     weights = torch.zeros(3, 1 + 65537)
     with pytest.raises(lltm.ArgumentError, match="at most 65536 to quantise, got 1 and 65537"):
-        lltm.functional.prepack(weights, torch.qint8)
+        lltm.functional.prepack("lltm", weights, dtype=torch.qint8)
     a = support.sequence_arguments((1, 2, 65536, 1))
     is_emulated(a)

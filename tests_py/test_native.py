@@ -72,7 +72,7 @@ ERRORS = """
 import pickle
 for call in (
     lambda: lltm.LLTM(3, 4)(torch.zeros(2, 2, 5)),
-    lambda: lltm.functional.cell(torch.zeros(2, 3), (torch.zeros(2, 4), torch.zeros(2, 5)),
+    lambda: lltm.functional.step("lltm", torch.zeros(2, 3), (torch.zeros(2, 4), torch.zeros(2, 5)),
                                  torch.zeros(12, 7)),
 ):
     try:

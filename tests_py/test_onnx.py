@@ -46,7 +46,9 @@ class OneState(nn.Module):
     def forward(self, input: Tensor) -> Any:
         state = input.new_ones(input.shape[1], 5)
         weights, bias = self.cell.weights, self.cell.bias
-        return lltm.functional.sequence(input, (state, state), weights, bias, reverse=True)
+        return lltm.functional.sequence(
+            "lltm", input, (state, state), weights, bias_ih=bias, reverse=True
+        )
 
 
 def tokens(*shape: int) -> Tensor:

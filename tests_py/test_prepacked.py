@@ -58,10 +58,10 @@ def test_packed_with_other_threads_than_it_is_used_with(threads: int) -> None:
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
-        packed = lltm.functional.prepack(a.weights)
+        packed = lltm.functional.prepack("lltm", a.weights)
     finally:
         torch.set_num_threads(before)
-    output, state = lltm.functional.sequence(a.input, (a.h, a.c), packed, a.bias)
+    output, state = lltm.functional.sequence("lltm", a.input, (a.h, a.c), packed, bias_ih=a.bias)
     torch.testing.assert_close((output, *state), expected)
 
 
@@ -302,10 +302,11 @@ for weights, quantised, packed, module, x, expected in torch.load(here, weights_
     # In int8, a step of the quantiser and of the dtype where a rounding falls the other way.
     close = {"atol": 1e-3 + torch.finfo(x.dtype).eps, "rtol": 0} if quantised else {}
     h = torch.zeros(x.shape[1], 33, dtype=x.dtype)
-    output, _ = lltm.functional.sequence(x, (h, h), packed, module.bias_l0)
+    output, _ = lltm.functional.sequence("lltm", x, (h, h), packed, bias_ih=module.bias_l0)
     torch.testing.assert_close(output, expected, **close)
     torch.testing.assert_close(module(x)[0], expected, **close)
-    packed_there.append((lltm.functional.prepack(weights, quantised), module.state_dict()))
+    packed = lltm.functional.prepack("lltm", weights, dtype=quantised)
+    packed_there.append((packed, module.state_dict()))
 torch.save(packed_there, there)
 """
 
@@ -321,7 +322,7 @@ def test_works_on_a_machine_with_other_kernels_and_loads_what_was_packed_there(
             if quantised is None or dtype != torch.float64:
                 layer: Any = lltm.LLTM(**SIZES, dtype=dtype)
                 weights = layer.weights_l0.detach()
-                packed = lltm.functional.prepack(weights, quantised)
+                packed = lltm.functional.prepack("lltm", weights, dtype=quantised)
                 module = layer.prepack(quantised)
                 x = torch.randn(6, 5, 5, dtype=dtype)
                 cases.append((weights, quantised, packed, module, x, module(x)[0]))
@@ -337,7 +338,7 @@ def test_works_on_a_machine_with_other_kernels_and_loads_what_was_packed_there(
     ):
         close: Any = {"atol": 1e-3 + torch.finfo(x.dtype).eps, "rtol": 0} if quantised else {}
         h = torch.zeros(x.shape[1], 33, dtype=x.dtype)
-        output, _ = lltm.functional.sequence(x, (h, h), packed, module.bias_l0)
+        output, _ = lltm.functional.sequence("lltm", x, (h, h), packed, bias_ih=module.bias_l0)
         torch.testing.assert_close(output, expected, **close)
         module.load_state_dict(state_dict)
         assert torch.equal(module(x)[0], expected)
@@ -366,23 +367,29 @@ def test_is_compiled_and_exported_whole() -> None:
 
 
 def test_refuses_what_is_not_a_matrix_of_weights() -> None:
-    with pytest.raises(TypeError, match="lltm::prepack: expected weights to be a tensor, got int"):
-        lltm.functional.prepack(3)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"lltm::prepack: expected weights of dtype .* got int64"):
-        lltm.functional.prepack(torch.zeros(6, 5, dtype=torch.int64))
+    with pytest.raises(
+        TypeError, match="lltm::prepack: expected weight_ih to be a tensor, got int"
+    ):
+        lltm.functional.prepack("lltm", 3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"lltm::prepack: expected weight_ih of dtype .* got int64"):
+        lltm.functional.prepack("lltm", torch.zeros(6, 5, dtype=torch.int64))
     for shape in ((6,), (7, 5), (6, 1), (6, 5, 2)):
         with pytest.raises(
-            ValueError, match=r"lltm::prepack: expected weights of shape \(3H, H\+I"
+            ValueError, match=r"lltm::prepack: expected weight_ih of shape \(3H, H\+I"
         ):
-            lltm.functional.prepack(torch.zeros(shape))
+            lltm.functional.prepack("lltm", torch.zeros(shape))
 
 
 @pytest.mark.parametrize("other", [d for d in DTYPES if d != torch.float32], ids=str)
 def test_refuses_weights_of_another_dtype(other: torch.dtype) -> None:
     a = support.sequence_arguments((3, 4, 5, 17))
-    with pytest.raises(TypeError, match="lltm::sequence: expected weights"):
+    with pytest.raises(TypeError, match="lltm::sequence: expected weight"):
         lltm.functional.sequence(
-            a.input, (a.h, a.c), lltm.functional.prepack(a.weights.to(other)), a.bias
+            "lltm",
+            a.input,
+            (a.h, a.c),
+            lltm.functional.prepack("lltm", a.weights.to(other)),
+            bias_ih=a.bias,
         )
 
 
@@ -405,11 +412,11 @@ def test_refuses_weights_of_another_cell(form: torch.dtype | None) -> None:
 @pytest.mark.parametrize("steps", [0, 3])
 def test_bytes_may_lie_anywhere(offset: int, steps: int) -> None:
     a = support.sequence_arguments((steps, 4, 5, 17))
-    packed = lltm.functional.prepack(a.weights)
+    packed = lltm.functional.prepack("lltm", a.weights)
     moved = torch.empty(packed.numel() + 64, dtype=torch.uint8)[offset:][: packed.numel()]
     moved.copy_(packed)
     expected, got = (
-        lltm.functional.sequence(a.input, (a.h, a.c), weights, a.bias)
+        lltm.functional.sequence("lltm", a.input, (a.h, a.c), weights, bias_ih=a.bias)
         for weights in (packed, moved)
     )
     torch.testing.assert_close(got, expected, rtol=0, atol=0)
@@ -420,7 +427,9 @@ def test_bytes_may_lie_anywhere(offset: int, steps: int) -> None:
 
 def test_the_same_weights_give_the_same_bytes() -> None:
     weights = support.sequence_arguments((3, 4, 5, 33)).weights
-    assert torch.equal(lltm.functional.prepack(weights), lltm.functional.prepack(weights))
+    assert torch.equal(
+        lltm.functional.prepack("lltm", weights), lltm.functional.prepack("lltm", weights)
+    )
 
 
 def test_refuses_weights_without_data() -> None:
@@ -430,17 +439,17 @@ def test_refuses_weights_without_data() -> None:
 
 def test_refuses_weights_packed_for_something_else() -> None:
     a = support.sequence_arguments((3, 4, 5, 17))
-    packed = lltm.functional.prepack(a.weights)
+    packed = lltm.functional.prepack("lltm", a.weights)
 
     def run(weights: Tensor) -> None:
-        lltm.functional.sequence(a.input, (a.h, a.c), weights, a.bias)
+        lltm.functional.sequence("lltm", a.input, (a.h, a.c), weights, bias_ih=a.bias)
 
     for shape in ((51, 23), (54, 22), (600, 205)):
-        with pytest.raises(ValueError, match="lltm::sequence: expected weights"):
-            run(lltm.functional.prepack(torch.zeros(shape)))
-    with pytest.raises(TypeError, match="lltm::sequence: expected weights"):
-        run(lltm.functional.prepack(a.weights.double()))
-    with pytest.raises(TypeError, match="lltm::sequence: expected weights"):
+        with pytest.raises(ValueError, match="lltm::sequence: expected weight"):
+            run(lltm.functional.prepack("lltm", torch.zeros(shape)))
+    with pytest.raises(TypeError, match="lltm::sequence: expected weight"):
+        run(lltm.functional.prepack("lltm", a.weights.double()))
+    with pytest.raises(TypeError, match="lltm::sequence: expected weight"):
         run(packed.to(torch.int32))
     for other in (
         packed[:-1],
@@ -453,23 +462,25 @@ def test_refuses_weights_packed_for_something_else() -> None:
         with pytest.raises(ValueError, match="lltm::sequence: expected weights from"):
             run(other)
     with pytest.raises(ValueError, match="lltm::sequence: expected h_0 of shape"):
-        lltm.functional.sequence(a.input, (a.h[:2], a.c), packed, a.bias)
-    with pytest.raises(ValueError, match="lltm::sequence: expected bias of shape"):
-        lltm.functional.sequence(a.input, (a.h, a.c), packed, a.c[0])
+        lltm.functional.sequence("lltm", a.input, (a.h[:2], a.c), packed, bias_ih=a.bias)
+    with pytest.raises(ValueError, match="lltm::sequence: expected bias_ih of shape"):
+        lltm.functional.sequence("lltm", a.input, (a.h, a.c), packed, bias_ih=a.c[0])
 
 
 def test_refuses_what_does_not_go_with_packed_weights() -> None:
     a = support.sequence_arguments((3, 4, 5, 17))
-    packed = lltm.functional.prepack(a.weights)
+    packed = lltm.functional.prepack("lltm", a.weights)
     state = (a.h, a.c)
     with pytest.raises(ValueError, match=r"expected no recurrent_mask beside prepacked weights"):
-        lltm.functional.sequence(a.input, state, packed, recurrent_mask=torch.ones_like(a.h))
+        lltm.functional.sequence(
+            "lltm", a.input, state, packed, recurrent_mask=torch.ones_like(a.h)
+        )
     operands = ("lltm", a.input, *state, packed)
     with pytest.raises(ValueError, match=r"expected no weight_hh beside prepacked weights"):
         torch.ops.lltm.sequence(*operands, a.weights)
     with pytest.raises(NotImplementedError, match=r"expected weights as they are where gradients"):
         torch.ops.lltm.sequence_forward(*operands, *[None] * 4, False, None, 0, None)
     with pytest.raises(
-        TypeError, match=r"lltm::cell: expected weights of dtype float32, got uint8"
+        TypeError, match=r"lltm::step: expected weight_ih of dtype float32, got uint8"
     ):
-        lltm.functional.cell(a.input[0], state, packed)
+        lltm.functional.step("lltm", a.input[0], state, packed)

@@ -397,7 +397,9 @@ def test_a_sequence_of_no_steps_has_derivatives_of_every_kind() -> None:
     state = torch.stack([a.h, a.c])
 
     def run(x: Tensor, state: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        output, final = lltm.functional.sequence(x, (state[0], state[1]), weights, a.bias)
+        output, final = lltm.functional.sequence(
+            "lltm", x, (state[0], state[1]), weights, bias_ih=a.bias
+        )
         return output, torch.stack(final)
 
     primals = (a.input, state, a.weights)
@@ -453,7 +455,7 @@ def test_batch_sizes_of_each_sample_are_refused() -> None:
     with pytest.raises(RuntimeError, match=r"lltm::sequence: expected one batch_sizes for all"):
         torch.vmap(
             lambda sizes: lltm.functional.sequence(
-                a.input, (a.h, a.c), a.weights, a.bias, batch_sizes=sizes
+                "lltm", a.input, (a.h, a.c), a.weights, bias_ih=a.bias, batch_sizes=sizes
             )
         )(a.batch_sizes.expand(2, -1))
 
@@ -463,7 +465,9 @@ def test_batch_sizes_of_an_outer_vmap_are_refused() -> None:
     assert a.batch_sizes is not None
 
     def run(rows: Tensor, sizes: Tensor) -> Tensor:
-        output, _ = lltm.functional.sequence(rows, (a.h, a.c), a.weights, a.bias, batch_sizes=sizes)
+        output, _ = lltm.functional.sequence(
+            "lltm", rows, (a.h, a.c), a.weights, bias_ih=a.bias, batch_sizes=sizes
+        )
         return output.sum()
 
     sizes = a.batch_sizes.expand(2, -1)
@@ -490,12 +494,14 @@ def test_pytorch_does_not_pack_in_forward_mode_or_under_vmap() -> None:
 def test_prepacked_weights_of_each_sample_are_refused() -> None:
     a = support.sequence_arguments((5, 4, 3, 5))
     with pytest.raises(RuntimeError, match=r"lltm::prepack: expected one set of weights for all"):
-        torch.vmap(lltm.functional.prepack)(a.weights.expand(2, -1, -1))
-    packed = lltm.functional.prepack(a.weights)
+        torch.vmap(partial(lltm.functional.prepack, "lltm"))(a.weights.expand(2, -1, -1))
+    packed = lltm.functional.prepack("lltm", a.weights)
     with pytest.raises(RuntimeError, match=r"lltm::sequence: expected one set of prepacked weigh"):
-        torch.vmap(lambda weights: lltm.functional.sequence(a.input, (a.h, a.c), weights, a.bias))(
-            packed.expand(2, *packed.shape)
-        )
+        torch.vmap(
+            lambda weights: lltm.functional.sequence(
+                "lltm", a.input, (a.h, a.c), weights, bias_ih=a.bias
+            )
+        )(packed.expand(2, *packed.shape))
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
@@ -536,9 +542,9 @@ def test_an_error_names_the_sizes_of_one_sample() -> None:
     a = support.sequence_arguments((5, 4, 3, 5))
     text = r"lltm::sequence: expected h_0 of shape \(4, 5\), got \(4, 6\)"
     with pytest.raises(ValueError, match=text):
-        torch.vmap(lambda x: lltm.functional.sequence(x, (torch.zeros(4, 6), a.c), a.weights))(
-            torch.randn(7, 5, 4, 3)
-        )
+        torch.vmap(
+            lambda x: lltm.functional.sequence("lltm", x, (torch.zeros(4, 6), a.c), a.weights)
+        )(torch.randn(7, 5, 4, 3))
 
 
 def test_dropout_under_vmap_needs_to_know_which_randomness() -> None:

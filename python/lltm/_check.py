@@ -124,6 +124,23 @@ def states(where: str, names: Sequence[str], value: Any, argument: str = "state"
     return [tensor(where, name, state) for name, state in zip(names, value, strict=True)]
 
 
+def like(where: str, name: str, value: Tensor, other_name: str, other: Tensor) -> None:
+    """The shape, dtype and device of another tensor."""
+    if not (isinstance(value, Tensor) and isinstance(other, Tensor)):  # proxies
+        return
+    shape(where, name, value, tuple(other.shape))
+    if value.dtype != other.dtype:
+        raise TypeError(
+            f"lltm::{where}: expected {name} of dtype {dtype(other.dtype)}, that of {other_name},"
+            f" got {dtype(value.dtype)}"
+        )
+    if value.device != other.device:
+        raise RuntimeError(
+            f"lltm::{where}: expected {name} on device {other.device}, that of {other_name},"
+            f" got {value.device}"
+        )
+
+
 def shape(where: str, name: str, value: Any, expected: Any) -> Tensor:
     known = isinstance(value, Tensor) and isinstance(expected, tuple)  # no proxies
     if known and value.shape != expected:

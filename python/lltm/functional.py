@@ -1,122 +1,146 @@
-"""The operators as functions.
+"""The operators as functions, for every cell.
 
-Letters: T steps, B batch size, I input size, H hidden size, N rows of a packed sequence.
+Every function takes a cell: ``"lltm"``, ``"lstm"``, ``"gru"``, ``"rnn_tanh"``, ``"rnn_relu"``, a
+custom cell (:class:`lltm.Cell`) or the text of one.
 
-The tensors of one call have one device and one dtype (float64, float32, bfloat16 or float16)
-and any strides. Wrong shapes and values raise lltm.ArgumentError, which is a ValueError and a
-RuntimeError, wrong types and dtypes TypeError, wrong devices and layouts RuntimeError; the text
-names the argument, what was expected and what came.
+Symbols: T steps, B batch size, I input size, H hidden size, N rows of a packed sequence, G gates (4
+for the LSTM, 3 for the GRU and the LLTM, 1 for the RNN).
+
+All tensors of a call have one device and one dtype (float64, float32, bfloat16 or float16), and any
+strides. Wrong shapes and values raise :class:`lltm.ArgumentError`, which is a ValueError and a
+RuntimeError, wrong types and dtypes TypeError, wrong devices and layouts RuntimeError. The message
+names the argument, the expected value and the actual one.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import _check
+from ._C import ArgumentError
+from .custom.cell import Cell
+from .custom.program import Program
 from .integrations import sharding
 
-__all__ = ["cell", "prepack", "sequence"]
+__all__ = ["prepack", "sequence", "step"]
+
+States = Tensor | tuple[Tensor, ...]
 
 
-def cell(
+def step(
+    cell: str | Cell,
     input: Tensor,
-    state: tuple[Tensor, Tensor],
-    weights: Tensor,
-    bias: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """One step.
-
-    With X = [h, x] and z = X weights^T + bias, split into z_i, z_o, z_g::
-
-        c' = c + sigmoid(z_i) * elu(z_g)
-        h' = tanh(c') * sigmoid(z_o)
+    states: States,
+    weight_ih: Tensor,
+    weight_hh: Tensor | None = None,
+    bias_ih: Tensor | None = None,
+    bias_hh: Tensor | None = None,
+) -> Any:
+    """One step of a cell.
 
     Args:
-        input: x, (B, I)
-        state: (h, c), each (B, H)
-        weights: (3H, H+I); the rows are the input gate, the output gate and the candidate, the
-            first H columns multiply h, the others x
-        bias: (3H), or None
+        cell: name of a built-in cell, a custom cell or its text
+        input: (B, I)
+        states: a tuple of the cell's states, (B, H) each, h first: (h, c) for ``"lstm"`` and
+            ``"lltm"``; the tensor h for a cell whose only state is h, such as ``"gru"``
+        weight_ih: (G H, I), input weights; without weight_hh the concatenated matrix
+            [weight_hh, weight_ih] of shape (G H, H+I), as the LLTM stores it
+        weight_hh: (G H, H), recurrent weights. Default: None
+        bias_ih: (G H,); for a custom cell with parameters, these are appended, (H,) each.
+            Default: None, no bias
+        bias_hh: (G H,). Default: None, no bias
 
     Returns:
-        (h', c'), each (B, H); new contiguous tensors. B = 0 gives empty ones.
+        The states after the step, in the form of ``states``; new tensors. B = 0 returns empty ones.
+
+    Example::
+
+        h, c = lltm.functional.step("lstm", x, (h, c), m.weight_ih, m.weight_hh, m.bias_ih)
     """
-    # The dispatcher would answer a wrong type with a RuntimeError.
-    _check.tensor("cell", "input", input)
-    _check.not_nested("cell", input)
-    h, c = _check.states("cell", ("h", "c"), state)
-    _check.tensor("cell", "weights", weights)
-    _check.optional_tensor("cell", "bias", bias)
-    if type(input) is not Tensor:
-        sharding.prepare(input)
+    text, names = _cell("step", cell)
+    _check_tensors("step", input, weight_ih, weight_hh=weight_hh, bias_ih=bias_ih, bias_hh=bias_hh)
+    h, c = _joined("step", names, states)
     try:
-        h, c = torch.ops.lltm.step("lltm", input, h, c, weights, None, bias)
+        h, c = torch.ops.lltm.step(text, input, h, c, weight_ih, weight_hh, bias_ih, bias_hh)
     except ValueError as error:
         raise _check.of_operator(error) from None
-    return h, c
+    return _split(names, h, c)
 
 
 def sequence(
+    cell: str | Cell,
     input: Tensor,
-    state: tuple[Tensor, Tensor],
-    weights: Tensor,
-    bias: Tensor | None = None,
+    states: States,
+    weight_ih: Tensor,
+    weight_hh: Tensor | None = None,
+    bias_ih: Tensor | None = None,
+    bias_hh: Tensor | None = None,
     *,
     batch_sizes: Tensor | None = None,
     reverse: bool = False,
-    checkpoint_steps: int = 0,
     reset: Tensor | None = None,
+    checkpoint_steps: int = 0,
     recurrent_mask: Tensor | None = None,
-) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """A whole sequence: one layer, one direction.
+) -> tuple[Tensor, Any]:
+    """A sequence: one layer, one direction.
 
     Args:
-        input: (T, B, I), or packed (N, I) when batch_sizes is given
-        state: (h_0, c_0), each (B, H)
-        weights: (3H, H+I), as for :func:`cell`; or what :func:`prepack` returned for such weights:
-            then there are no derivatives and no recurrent_mask, and autocast does nothing
-        bias: (3H), or None
-        batch_sizes: (T), int64 on the CPU: the rows that reach each step, as in a
-            :class:`~torch.nn.utils.rnn.PackedSequence`; none larger than the one before, the
-            first equal to B, the sum equal to N
-        reverse: run from each row's own last step to its first
-        checkpoint_steps: 0, or n for training on long sequences: instead of the activations of
-            every step, 4H values a row, it saves c at every n-th step, and backward computes the
-            activations again, those of n steps at a time. Results are the same, gradients up to
-            rounding too. With about sqrt(T) memory is least. Without gradients it does nothing.
-        reset: bool, (T, B), or packed (N) when batch_sizes is given: where it is true, h and c of
-            that row are zero before the step, and no gradient goes further back. With reverse too,
-            "before" means in the order of execution
-        recurrent_mask: (B, H): what h is multiplied by where the product with the weights reads
-            it, in every step the same; output and h_n are h without it. For dropout: 0 or
-            1 / (1 - p)
+        cell: name of a built-in cell, a custom cell or its text
+        input: (T, B, I), or packed (N, I) with batch_sizes
+        states: the initial states, as for :func:`step`
+        weight_ih: as for :func:`step`; or prepacked weights (:func:`prepack`), without weight_hh.
+            Prepacked weights have no derivatives and support no recurrent_mask; autocast does not
+            apply to them
+        weight_hh: (G H, H), recurrent weights. Default: None
+        bias_ih: (G H,), with a custom cell's parameters appended. Default: None, no bias
+        bias_hh: (G H,). Default: None, no bias
+        batch_sizes: (T,), int64 on the CPU: the batch size of each step, as in a
+            :class:`~torch.nn.utils.rnn.PackedSequence`. It never increases, begins with B and sums
+            to N. Default: None, the input is not packed
+        reverse: if True, runs from the last step of each sequence to its first. Default: False
+        reset: (T, B), or (N,) with batch_sizes, bool. If True, the states of that batch element are
+            reset to their initial values before the step, in the order of execution, and no
+            gradient flows further back. Default: None
+        checkpoint_steps: n > 0 saves the states at every n-th step instead of all activations, and
+            backward recomputes n steps at a time. Memory is least for n near sqrt(T). Gradients are
+            the same up to rounding; without gradients it has no effect. Default: 0
+        recurrent_mask: (B, H), multiplies h in the recurrent matrix multiplication of every step;
+            output and the final h are not masked. For dropout with probability p, its values are 0
+            and 1 / (1 - p). Default: None
 
     Returns:
-        (output, (h_n, c_n)): output (T, B, H) or (N, H) holds h' of every step; h_n and c_n
-        (B, H) are the states after each row's last step taken. T = 0 gives an empty output and
-        the initial states, whose gradients of weights and bias are zero.
+        (output, states): output, (T, B, H) or (N, H), holds h of every step. The states are those
+        after the last step of each sequence, in the form of ``states``. T = 0 returns an empty
+        output and the initial states, whose gradients of weights and biases are zero.
     """
-    steps = _check.checkpoint_steps("sequence", checkpoint_steps)
-    _check.tensor("sequence", "input", input)
-    _check.not_nested("sequence", input)
-    h_0, c_0 = _check.states("sequence", ("h_0", "c_0"), state)
-    _check.tensor("sequence", "weights", weights)
-    _check.optional_tensor("sequence", "bias", bias)
-    _check.optional_tensor("sequence", "batch_sizes", batch_sizes)
+    text, names = _cell("sequence", cell)
+    _check_tensors(
+        "sequence",
+        input,
+        weight_ih,
+        weight_hh=weight_hh,
+        bias_ih=bias_ih,
+        bias_hh=bias_hh,
+        batch_sizes=batch_sizes,
+        reset=reset,
+        recurrent_mask=recurrent_mask,
+    )
     _check.boolean("sequence", "reverse", reverse)
-    _check.optional_tensor("sequence", "reset", reset)
-    _check.optional_tensor("sequence", "recurrent_mask", recurrent_mask)
-    if type(input) is not Tensor:
-        sharding.prepare(input)
+    steps = _check.checkpoint_steps("sequence", checkpoint_steps)
+    h_0, c_0 = _joined("sequence", tuple(f"{name}_0" for name in names), states)
     try:
         output, h_n, c_n = torch.ops.lltm.sequence(
-            "lltm",
+            text,
             input,
             h_0,
             c_0,
-            weights,
-            bias_ih=bias,
+            weight_ih,
+            weight_hh,
+            bias_ih,
+            bias_hh,
             batch_sizes=batch_sizes,
             reverse=reverse,
             reset=reset,
@@ -125,30 +149,96 @@ def sequence(
         )
     except ValueError as error:
         raise _check.of_operator(error) from None
-    return output, (h_n, c_n)
+    return output, _split(names, h_n, c_n)
 
 
-def prepack(weights: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Lays out weights once as the kernels of this machine read them.
-
-    For repeated inference with the same weights: :func:`sequence` does that in every call.
+def prepack(
+    cell: str | Cell,
+    weight_ih: Tensor,
+    weight_hh: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Packs weights for repeated inference; :func:`sequence` otherwise packs them in every call.
 
     Args:
-        weights: (3H, H+I), as for :func:`sequence`; finite, and H and I at most 65536, where they
-            are quantised
-        dtype: torch.qint8 quantises the weights to 8 bits, each row by a scale of its own; then
-            :func:`sequence` quantises input and h as it runs, and sums, states and gates stay
-            float32. A quarter of the size of float32 and faster, at the price of small errors. On
-            the CPU, not for float64. None: the weights as they are.
+        cell: name of a built-in cell, a custom cell or its text
+        weight_ih: as for :func:`step`. To be quantized, weights are finite, and H and I at most
+            65536
+        weight_hh: as for :func:`step`. Default: None
+        dtype: torch.qint8 quantizes the weights to 8 bits, with one scale per row; then
+            :func:`sequence` quantizes input and h, and sums, states and pre-activations stay
+            float32. A quarter of the memory of float32 and faster, with small errors. CPU only, not
+            for float64. Default: None, the weights keep their dtype
 
     Returns:
-        The weights as they are now, in a form for :func:`sequence` only (of another dtype and
-        shape). It works on other machines too, but may be slower there.
+        A packed copy of the weights, for the argument weight_ih of :func:`sequence` only; its dtype
+        and shape are unspecified. It works on other systems too, but may be slower there.
     """
-    _check.tensor("prepack", "weights", weights)
+    text, _ = _cell("prepack", cell)
+    _check.tensor("prepack", "weight_ih", weight_ih)
+    _check.optional_tensor("prepack", "weight_hh", weight_hh)
     _check.optional_dtype("prepack", "dtype", dtype)
     try:
-        packed: Tensor = torch.ops.lltm.prepack("lltm", weights, dtype=dtype)
+        packed: Tensor = torch.ops.lltm.prepack(text, weight_ih, weight_hh, dtype=dtype)
     except ValueError as error:
         raise _check.of_operator(error) from None
     return packed
+
+
+def _cell(where: str, cell: Any) -> tuple[str, tuple[str, ...]]:
+    """The operators' name of a cell, and the names of its states."""
+    text = cell.text if isinstance(cell, Cell) else cell
+    if not isinstance(text, str):
+        raise TypeError(
+            f"lltm::{where}: expected cell to be a str or an lltm.Cell, got {type(cell).__name__}"
+        )
+    try:
+        return text, _state_names(text)
+    except ValueError as error:
+        raise ArgumentError(str(error).replace("lltm::_cell", f"lltm::{where}", 1)) from None
+
+
+_STATES = {"lltm": ("h", "c"), "lstm": ("h", "c")}
+_STATES |= dict.fromkeys(("gru", "rnn_tanh", "rnn_relu"), ("h",))
+
+
+def _state_names(text: str) -> tuple[str, ...]:
+    """The names of a cell's states, h first."""
+    if text not in _STATES:
+        torch.ops.lltm._cell(text)  # raises for a text that is none
+        _STATES[text] = ("h", *Program.read(text).states)
+    return _STATES[text]
+
+
+# Dynamo calls it while it traces, as torch.compiler.assume_constant_result makes it do.
+_state_names._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _check_tensors(where: str, input: Any, weight_ih: Any, **optional: Any) -> None:
+    """The types of a call's tensors, for which the dispatcher would raise a RuntimeError."""
+    _check.tensor(where, "input", input)
+    _check.not_nested(where, input)
+    _check.tensor(where, "weight_ih", weight_ih)
+    for name, value in optional.items():
+        _check.optional_tensor(where, name, value)
+    if type(input) is not Tensor:
+        sharding.prepare(input)
+
+
+def _joined(where: str, names: tuple[str, ...], states: Any) -> tuple[Tensor, Tensor | None]:
+    """The states as the operators accept them: h, and the others side by side."""
+    if len(names) == 1:
+        return _check.tensor(where, "states", states), None
+    h, *others = _check.states(where, names, states, "states")
+    if len(others) == 1:
+        return h, others[0]
+    for name, state in zip(names[1:], others, strict=True):
+        _check.like(where, name, state, names[0], h)
+    with torch.autocast(h.device.type, enabled=False):  # of unlike dtypes it promotes
+        return h, torch.cat(others, 1)
+
+
+def _split(names: tuple[str, ...], h: Tensor, c: Tensor) -> Any:
+    if len(names) == 1:
+        return h
+    return h, *((c,) if len(names) == 2 else c.chunk(len(names) - 1, 1))

@@ -1,6 +1,6 @@
 """The cells in plain PyTorch operations: their definition, for reading.
 
-`cell` and `sequence` have the arguments of lltm.functional's, the classes those of lltm's, and
+`step` and `sequence` have the arguments of lltm.functional's, the classes those of lltm's, and
 their state_dict. The tests compare with them and the benchmarks measure against them.
 """
 
@@ -26,8 +26,8 @@ __all__ = [
     "LLTMCell",
     "LSTMCell",
     "RNNCell",
-    "cell",
     "sequence",
+    "step",
 ]
 
 # ---- the equations ----------------------------------------------------------------
@@ -148,40 +148,62 @@ def _steps(
     return torch.cat(outputs).view(*input.shape[:-1], states[0].shape[1]), states
 
 
-# ---- the functions of the LLTM ------------------------------------------------------
+# ---- functions ----------------------------------------------------------------------
 
 
-def cell(
+def step(
+    cell: str,
     input: Tensor,
-    state: tuple[Tensor, Tensor],
-    weights: Tensor,
-    bias: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """One step; see :func:`lltm.functional.cell`."""
-    h, c = _after(_EQUATIONS["lltm"], input, state[0], state, (weights, bias))
-    return h, c
+    states: Any,
+    weight_ih: Tensor,
+    weight_hh: Tensor | None = None,
+    bias_ih: Tensor | None = None,
+    bias_hh: Tensor | None = None,
+) -> Any:
+    """One step of a built-in cell; see :func:`lltm.functional.step`.
+
+    The weights are those of the cell's modules: concatenated for the LLTM, two matrices for others.
+    """
+    given = (states,) if isinstance(states, Tensor) else states
+    parameters = _parameters(cell, weight_ih, weight_hh, bias_ih, bias_hh)
+    return _returned(_after(_EQUATIONS[cell], input, given[0], given, parameters))
 
 
 def sequence(
+    cell: str,
     input: Tensor,
-    state: tuple[Tensor, Tensor],
-    weights: Tensor,
-    bias: Tensor | None = None,
+    states: Any,
+    weight_ih: Tensor,
+    weight_hh: Tensor | None = None,
+    bias_ih: Tensor | None = None,
+    bias_hh: Tensor | None = None,
     *,
     batch_sizes: Tensor | None = None,
     reverse: bool = False,
-    checkpoint_steps: int = 0,
     reset: Tensor | None = None,
+    checkpoint_steps: int = 0,
     recurrent_mask: Tensor | None = None,
-) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """A loop over steps; see :func:`lltm.functional.sequence`.
+) -> tuple[Tensor, Any]:
+    """A loop over the steps of a built-in cell; see :func:`lltm.functional.sequence`.
 
-    checkpoint_steps changes what is saved and not what is computed: here nothing.
+    checkpoint_steps has no effect.
     """
-    parameters = (weights, bias)
+    given = (states,) if isinstance(states, Tensor) else states
+    parameters = _parameters(cell, weight_ih, weight_hh, bias_ih, bias_hh)
     options = (batch_sizes, reverse, reset, recurrent_mask)
-    output, (h, c) = _steps(_EQUATIONS["lltm"], input, state, parameters, *options)
-    return output, (h, c)
+    output, last = _steps(_EQUATIONS[cell], input, given, parameters, *options)
+    return output, _returned(last)
+
+
+def _parameters(cell: str, *parameters: Tensor | None) -> Sequence[Tensor | None]:
+    if cell not in _EQUATIONS:
+        known = ", ".join(_EQUATIONS)
+        raise ArgumentError(f"lltm::reference: expected cell to be one of {known}, got {cell!r}")
+    return parameters[::2] if _EQUATIONS[cell].joined else parameters
+
+
+def _returned(states: Sequence[Tensor]) -> Any:
+    return tuple(states) if len(states) > 1 else states[0]
 
 
 # ---- the modules --------------------------------------------------------------------
@@ -211,7 +233,7 @@ class _Layer:
 
 
 class LLTMCell(_Cell, modules.LLTMCell):
-    """lltm.LLTMCell by :func:`cell`."""
+    """lltm.LLTMCell in plain operations."""
 
 
 class LSTMCell(_Cell, modules.LSTMCell):
@@ -227,7 +249,7 @@ class RNNCell(_Cell, modules.RNNCell):
 
 
 class LLTM(_Layer, modules.LLTM):
-    """lltm.LLTM by :func:`sequence`."""
+    """lltm.LLTM as a loop over steps."""
 
 
 class LSTM(_Layer, modules.LSTM):

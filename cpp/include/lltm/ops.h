@@ -1,26 +1,22 @@
-// The LLTM operators: an LSTM without a forget gate, with an ELU candidate.
+// The operators as functions, for every cell: one step, a sequence, and prepacked weights.
 //
-//     X    = [h, x]                      (B, H+I)
-//     z    = X W^T + b                   (B, 3H)   rows of W: input, output, candidate
-//     i, o = sigmoid(z_i), sigmoid(z_o)
-//     g    = elu(z_g)
-//     c'   = c + i * g
-//     h'   = o * tanh(c')
+//     auto states = lltm::step("lstm", input, {h, c}, weight_ih, weight_hh, bias_ih, bias_hh);
+//     auto [output, final] = lltm::sequence("gru", input, {h_0}, weight_ih, weight_hh);
 //
-// Letters used in this library:
-//     T  steps of a sequence         I  input size
-//     B  batch size                  H  hidden size
-//     N  rows of a packed sequence, the sum of its batch_sizes
+// `cell` is "lltm", "lstm", "gru", "rnn_tanh", "rnn_relu", or the text of a custom cell
+// (lltm::Cell::text).
 //
-// Every function goes through PyTorch's dispatcher (namespace `lltm`), so it
-// takes part in autograd, autocast and compiled graphs, and makes the same
-// checks as torch.ops.lltm.* in Python.
+// Symbols: T steps, B batch size, I input size, H hidden size, N rows of a packed sequence (the sum
+// of its batch_sizes), G gates (4 for the LSTM, 3 for the GRU and the LLTM, 1 for the RNN). The
+// equations of each cell are in lltm/nn.h.
 //
-// Arguments of one call have one device and one dtype: float64, float32,
-// bfloat16 or float16. They may be strided in any way. Results are new
-// contiguous tensors. Wrong shapes and values throw c10::ValueError, wrong
-// dtypes c10::TypeError, wrong devices and layouts c10::Error; the message names
-// the argument, the expected value and the actual one.
+// Every function calls an operator of PyTorch's dispatcher (namespace `lltm`), so it supports
+// autograd, autocast and compiled graphs, and makes the same checks as torch.ops.lltm in Python.
+//
+// All tensors of a call have one device and one dtype (float64, float32, bfloat16 or float16), and
+// any strides. Results are new tensors. Wrong shapes and values throw c10::ValueError, wrong dtypes
+// c10::TypeError, wrong devices and layouts c10::Error. The message names the argument, the
+// expected value and the actual one.
 #pragma once
 
 #include <lltm/export.h>
@@ -29,80 +25,88 @@
 
 #include <cstdint>
 #include <optional>
+#include <string_view>
 #include <tuple>
+#include <vector>
 
 namespace lltm {
 
 /// One step.
 ///
-/// @param input    (B, I)
-/// @param h        (B, H) hidden state
-/// @param c        (B, H) cell state
-/// @param weights  (3H, H+I): the rows are the gates, the first H columns
-///                 multiply h, the others input
-/// @param bias     (3H), or nothing
-/// @returns (h', c'), each (B, H). B = 0 gives empty results.
-LLTM_API std::tuple<at::Tensor, at::Tensor> cell(
+/// @param cell       name of a built-in cell, or text of a custom cell
+/// @param input      (B, I)
+/// @param states     the cell's states, (B, H) each, h first: h and c of the LSTM and the LLTM, h of the
+///                   GRU and the RNN
+/// @param weight_ih  (G H, I) input weights. Without weight_hh: the concatenated matrix
+///                   [weight_hh, weight_ih] of shape (G H, H+I), as the LLTM stores it.
+/// @param weight_hh  (G H, H) recurrent weights
+/// @param bias_ih    (G H); a custom cell's parameters, (H) each, are appended. Default: no bias.
+/// @param bias_hh    (G H). Default: no bias.
+/// @returns the states after the step, (B, H) each. B = 0 returns empty tensors.
+LLTM_API std::vector<at::Tensor> step(
+    std::string_view cell,
     const at::Tensor& input,
-    const at::Tensor& h,
-    const at::Tensor& c,
-    const at::Tensor& weights,
-    const std::optional<at::Tensor>& bias = std::nullopt);
+    at::TensorList states,
+    const at::Tensor& weight_ih,
+    const std::optional<at::Tensor>& weight_hh = std::nullopt,
+    const std::optional<at::Tensor>& bias_ih = std::nullopt,
+    const std::optional<at::Tensor>& bias_hh = std::nullopt);
 
-/// A whole sequence: one layer, one direction.
+/// A sequence: one layer, one direction.
 ///
-/// @param input        (T, B, I), or packed (N, I) when batch_sizes is given
-/// @param h_0          (B, H) initial hidden state
-/// @param c_0          (B, H) initial cell state
-/// @param weights      (3H, H+I), as for cell; or what prepack returned for such
-///                     weights: then there are no derivatives and no recurrent_mask,
-///                     and autocast does nothing
-/// @param bias         (3H), or nothing
-/// @param batch_sizes  int64 on the CPU, (T): the number of rows that reach
-///                     each step, none larger than the one before, the first
-///                     equal to B, the sum equal to N, as in a PackedSequence
-/// @param reverse      run from each row's own last step to its first
-/// @param checkpoint_steps  0, or n for training on long sequences: instead of the
-///                     activations of every step, 4H values a row, it keeps c at
-///                     every n-th step and computes the activations again in
-///                     backward, those of n steps at a time. Results are the
-///                     same, gradients up to rounding too. With about sqrt(T)
-///                     memory is least. Without gradients it does nothing.
-/// @param reset        bool, (T, B), or packed (N) when batch_sizes is given: where
-///                     it is true, h and c of that row are zero before the step, in
-///                     the order of execution, and no gradient goes further back
-/// @param recurrent_mask  (B, H): what h is multiplied by where the product with the
-///                     weights reads it, in every step the same; output and h_n are
-///                     h without it. For dropout: 0 or 1 / (1 - p)
-/// @returns (output, h_n, c_n): output (T, B, H) or (N, H) holds h' of every
-///          step; h_n and c_n (B, H) the states after each row's last step
-///          taken. T = 0 gives an empty output and the initial states, whose
-///          gradients of weights and bias are zero.
-LLTM_API std::tuple<at::Tensor, at::Tensor, at::Tensor> sequence(
+/// @param cell         name of a built-in cell, or text of a custom cell
+/// @param input        (T, B, I), or packed (N, I) with batch_sizes
+/// @param states       the initial states, (B, H) each, h first
+/// @param weight_ih    as for step; or prepacked weights, with an undefined weight_hh. Prepacked
+///                     weights have no derivatives and support no recurrent_mask; autocast does not
+///                     apply to them.
+/// @param weight_hh    as for step
+/// @param bias_ih      as for step
+/// @param bias_hh      as for step
+/// @param batch_sizes  (T), int64 on the CPU: the batch size of each step, as in a PackedSequence.
+///                     Never increases, begins with B, and sums to N.
+/// @param reverse      runs from the last step of each sequence to its first. Default: false
+/// @param reset        (T, B), or (N) with batch_sizes, bool. If true, the states of that batch
+///                     element are reset to their initial values before the step, in the order of
+///                     execution, and no gradient flows further back.
+/// @param checkpoint_steps  n > 0 saves the states at every n-th step instead of all activations,
+///                     and backward recomputes n steps at a time. Memory is least for n near
+///                     sqrt(T). Without gradients it has no effect. Default: 0
+/// @param recurrent_mask  (B, H), multiplies h in the recurrent GEMM of every step; output and the
+///                     final h are not masked. For dropout with probability p: 0 or 1 / (1 - p).
+/// @returns (output, states): output (T, B, H) or (N, H) has h' of every step; the states are those
+///          after the last step of each sequence, (B, H) each. T = 0 returns an empty output and
+///          the initial states, whose gradients of weights and biases are zero.
+LLTM_API std::tuple<at::Tensor, std::vector<at::Tensor>> sequence(
+    std::string_view cell,
     const at::Tensor& input,
-    const at::Tensor& h_0,
-    const at::Tensor& c_0,
-    const at::Tensor& weights,
-    const std::optional<at::Tensor>& bias = std::nullopt,
+    at::TensorList states,
+    const at::Tensor& weight_ih,
+    const std::optional<at::Tensor>& weight_hh = std::nullopt,
+    const std::optional<at::Tensor>& bias_ih = std::nullopt,
+    const std::optional<at::Tensor>& bias_hh = std::nullopt,
     const std::optional<at::Tensor>& batch_sizes = std::nullopt,
     bool reverse = false,
-    int64_t checkpoint_steps = 0,
     const std::optional<at::Tensor>& reset = std::nullopt,
+    int64_t checkpoint_steps = 0,
     const std::optional<at::Tensor>& recurrent_mask = std::nullopt);
 
-/// Packs weights once for the kernels of this machine, for repeated inference
-/// with the same weights. `sequence` packs them in every call.
+/// Packs weights for repeated inference; `sequence` otherwise packs them in every call.
 ///
-/// @param weights  (3H, H+I), as for sequence; finite, and H and I at most 65536,
-///                 where they are quantised
-/// @param dtype    at::kQInt8 quantises the weights to 8 bits, each row by a scale
-///                 of its own; then sequence quantises input and h as it runs. A
-///                 quarter of the size of float32 and faster, at the price of small
-///                 errors. On the CPU, not for float64. None: the weights as they
-///                 are.
-/// @returns a packed copy of the weights, for sequence only (of another dtype and
-///          shape). It works on other machines too, but may be slower there.
+/// @param cell       name of a built-in cell, or text of a custom cell
+/// @param weight_ih  as for step. To be quantized: finite, I and H at most 65536
+/// @param weight_hh  as for step
+/// @param dtype      at::kQInt8 quantizes the weights to 8 bits, with one scale per row; sequence
+///                   then quantizes input and h, and sums, states and pre-activations stay float32.
+///                   A quarter of the memory of float32 and faster, with small errors. CPU only,
+///                   not for float64. Default: the weights keep their dtype.
+/// @returns a packed copy of the weights, for the argument weight_ih of sequence only; its dtype
+/// and
+///          shape are unspecified. It works on other systems too, but may be slower there.
 LLTM_API at::Tensor prepack(
-    const at::Tensor& weights, std::optional<at::ScalarType> dtype = std::nullopt);
+    std::string_view cell,
+    const at::Tensor& weight_ih,
+    const std::optional<at::Tensor>& weight_hh = std::nullopt,
+    std::optional<at::ScalarType> dtype = std::nullopt);
 
 }  // namespace lltm

@@ -25,6 +25,24 @@ std::string state_name(const CellInfo& cell, size_t k, const char* suffix) {
 
 }  // namespace
 
+void check_state_count(
+    const CellInfo& cell, const char* where, at::TensorList states, const char* suffix) {
+  const auto expected = static_cast<size_t>(1 + cell.states);
+  if (states.size() == expected) return;
+  std::vector<std::string> names;
+  for (size_t k = 0; k < expected; ++k) names.push_back(state_name(cell, k, suffix));
+  TORCH_CHECK_TYPE(
+      false,
+      "lltm::",
+      where,
+      ": expected state to be ",
+      expected,
+      expected == 1 ? " tensor (" : " tensors (",
+      c10::Join(", ", names),
+      "), got ",
+      states.size());
+}
+
 void check_states(
     const CellInfo& cell,
     const char* where,
@@ -34,27 +52,28 @@ void check_states(
     std::vector<SymInt> rows,
     int64_t size_of_h,
     int64_t hidden) {
-  const auto expected = static_cast<size_t>(1 + cell.states);
-  if (states.size() != expected) {
-    std::vector<std::string> names;
-    for (size_t k = 0; k < expected; ++k) names.push_back(state_name(cell, k, suffix));
-    TORCH_CHECK_TYPE(
-        false,
-        "lltm::",
-        where,
-        ": expected state to be ",
-        expected,
-        expected == 1 ? " tensor (" : " tensors (",
-        c10::Join(", ", names),
-        "), got ",
-        states.size());
-  }
+  check_state_count(cell, where, states, suffix);
   rows.emplace_back(size_of_h);
-  for (size_t k = 0; k < expected; ++k) {
+  for (size_t k = 0; k < states.size(); ++k) {
     if (k == 1) rows.back() = hidden;
     const std::string name = state_name(cell, k, suffix);
     check_shape(where, name.c_str(), states[k], rows);
     if (cell.states > 1) check_joined_kind(where, name.c_str(), states[k], input);
+  }
+}
+
+void check_joined_states(
+    const CellInfo& cell,
+    const char* where,
+    const Tensor& input,
+    at::TensorList states,
+    const char* suffix) {
+  check_tensor(where, "input", input);
+  check_tensor(where, state_name(cell, 0, suffix).c_str(), states[0]);
+  for (size_t k = 1; k < states.size(); ++k) {
+    const std::string name = state_name(cell, k, suffix);
+    check_shape(where, name.c_str(), states[k], states[0].sym_sizes().vec());
+    check_joined_kind(where, name.c_str(), states[k], input);
   }
 }
 

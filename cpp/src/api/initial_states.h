@@ -23,8 +23,12 @@ std::vector<at::Tensor> split(const CellInfo& cell, at::Tensor h, at::Tensor c);
 JoinedState first_state(
     const CellInfo& cell, const at::Tensor& input, std::vector<c10::SymInt> rows, int64_t hidden);
 
-// All states of the cell, h (*rows, size_of_h), the others (*rows, hidden). States that are joined
-// have the input's dtype and device. Messages name h, c, ... with the suffix.
+// Checks the number of states. Messages call them h, c, ... with the suffix.
+void check_state_count(
+    const CellInfo& cell, const char* where, at::TensorList states, const char* suffix);
+
+// Checks the number and the shapes of states: h (*rows, size_of_h), the others (*rows, hidden). If
+// the cell has several states besides h, which are joined, they need the input's dtype and device.
 void check_states(
     const CellInfo& cell,
     const char* where,
@@ -34,6 +38,14 @@ void check_states(
     std::vector<c10::SymInt> rows,
     int64_t size_of_h,
     int64_t hidden);
+
+// Checks states that are joined: the shape of h, the input's dtype and device.
+void check_joined_states(
+    const CellInfo& cell,
+    const char* where,
+    const at::Tensor& input,
+    at::TensorList states,
+    const char* suffix);
 
 template <typename Change>
 std::vector<at::Tensor> map_states(at::TensorList states, const Change& change) {

@@ -1,55 +1,85 @@
-// The functions of lltm/ops.h: the operators for the LLTM.
+// The functions of lltm/ops.h: the operators, with one tensor for each state.
 #include <lltm/ops.h>
 
+#include "api/initial_states.h"
+#include "cell/registry.h"
 #include "op/operators.h"
+
+#include <utility>
 
 namespace lltm {
 namespace {
 
 using at::Tensor;
+using Optional = std::optional<Tensor>;
 
-constexpr std::string_view kLltm = "lltm";
+// The states as the operators accept them. The operators check them where they do not join them.
+JoinedState joined(
+    const CellInfo& cell,
+    const char* where,
+    const Tensor& input,
+    at::TensorList states,
+    const char* suffix) {
+  check_state_count(cell, where, states, suffix);
+  if (cell.states > 1) check_joined_states(cell, where, input, states, suffix);
+  return join(cell, states);
+}
 
 }  // namespace
 
-std::tuple<Tensor, Tensor> cell(
+std::vector<Tensor> step(
+    std::string_view cell,
     const Tensor& input,
-    const Tensor& h,
-    const Tensor& c,
-    const Tensor& weights,
-    const std::optional<Tensor>& bias) {
-  return op::step({{kLltm, input, h, c, weights, /*weight_hh=*/{}, bias, /*bias_hh=*/{}}});
+    at::TensorList states,
+    const Tensor& weight_ih,
+    const Optional& weight_hh,
+    const Optional& bias_ih,
+    const Optional& bias_hh) {
+  const CellInfo& info = get_cell("lltm::step", cell);
+  JoinedState state = joined(info, "step", input, states, "");
+  auto [h, c] = op::step(
+      {{info, input, state.h, std::move(state.c), weight_ih, weight_hh, bias_ih, bias_hh}});
+  return split(info, std::move(h), std::move(c));
 }
 
-std::tuple<Tensor, Tensor, Tensor> sequence(
+std::tuple<Tensor, std::vector<Tensor>> sequence(
+    std::string_view cell,
     const Tensor& input,
-    const Tensor& h_0,
-    const Tensor& c_0,
-    const Tensor& weights,
-    const std::optional<Tensor>& bias,
-    const std::optional<Tensor>& batch_sizes,
+    at::TensorList states,
+    const Tensor& weight_ih,
+    const Optional& weight_hh,
+    const Optional& bias_ih,
+    const Optional& bias_hh,
+    const Optional& batch_sizes,
     bool reverse,
+    const Optional& reset,
     int64_t checkpoint_steps,
-    const std::optional<Tensor>& reset,
-    const std::optional<Tensor>& recurrent_mask) {
-  return op::sequence(
-      {{kLltm,
+    const Optional& recurrent_mask) {
+  const CellInfo& info = get_cell("lltm::sequence", cell);
+  JoinedState state = joined(info, "sequence", input, states, "_0");
+  auto [output, h_n, c_n] = op::sequence(
+      {{info,
         input,
-        h_0,
-        c_0,
-        weights,
-        /*weight_hh=*/{},
-        bias,
-        /*bias_hh=*/{},
+        state.h,
+        std::move(state.c),
+        weight_ih,
+        weight_hh,
+        bias_ih,
+        bias_hh,
         batch_sizes,
         reverse,
         reset,
         checkpoint_steps,
         recurrent_mask}});
+  return {std::move(output), split(info, std::move(h_n), std::move(c_n))};
 }
 
-Tensor prepack(const Tensor& weights, std::optional<at::ScalarType> dtype) {
-  return op::prepack(kLltm, weights, std::nullopt, dtype);
+Tensor prepack(
+    std::string_view cell,
+    const Tensor& weight_ih,
+    const Optional& weight_hh,
+    std::optional<at::ScalarType> dtype) {
+  return op::prepack(cell, weight_ih, weight_hh, dtype);
 }
 
 }  // namespace lltm

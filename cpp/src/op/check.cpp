@@ -484,13 +484,12 @@ class Arguments {
   void add_grad_c(const Tensor& grad, const char* name) {
     if (cell_.has_c()) add(grad, name, shapes_.c, kOptional);
   }
-  // Of the LLTM the joined matrix is what its functions call weights and bias.
   template <typename Inputs>
   void add_parameters(const char* op, const Inputs& args) {
     const bool joined = !args.weight_hh.defined();
     if (joined && !cell_.joined) check_joined(op, args.weight_ih);
     add(args.weight_ih,
-        joined && cell_.joined ? "weights" : "weight_ih",
+        "weight_ih",
         joined ? Shape(shapes_.weights) : Shape(shapes_.weight_ih),
         kDecides);
     add(args.weight_hh, "weight_hh", shapes_.weight_hh, kOptional);
@@ -499,11 +498,7 @@ class Arguments {
   // Behind bias_ih stand the cell's parameters.
   template <typename Inputs>
   void add_biases(const Inputs& args) {
-    const bool joined = !args.weight_hh.defined() && cell_.joined;
-    add(args.bias_ih,
-        joined ? "bias" : "bias_ih",
-        shapes_.bias_ih,
-        cell_.parameters > 0 ? kRequired : kOptional);
+    add(args.bias_ih, "bias_ih", shapes_.bias_ih, cell_.parameters > 0 ? kRequired : kOptional);
     add(args.bias_hh, "bias_hh", shapes_.bias_hh, kOptional);
   }
 
@@ -605,12 +600,10 @@ void check_reset(const std::string& op, const Tensor& input, const Tensor& reset
 }
 
 void check_step(const StepInputs& args) {
-  // One step of the LLTM is the function lltm::cell.
-  const bool is_lltm = args.cell.find() != nullptr && args.cell->joined;
-  const char* const op = is_lltm && !args.weight_hh.defined() ? "lltm::cell" : "lltm::step";
-  Arguments arguments(op, args.cell);
-  add_step(arguments, op, args);
-  Checker(op, arguments).sizes();
+  constexpr const char* kOp = "lltm::step";
+  Arguments arguments(kOp, args.cell);
+  add_step(arguments, kOp, args);
+  Checker(kOp, arguments).sizes();
 }
 
 void check_step_backward(const StepBackwardArgs& args) {
@@ -667,7 +660,7 @@ void check_prepack(
   const bool joined = !weight_hh.defined();
   const Shape shape = joined ? Shape(shapes.weights) : Shape(shapes.weight_ih);
   const Argument arguments[] = {
-      {weight_ih, joined ? "weights" : "weight_ih", shape, kDecides},
+      {weight_ih, "weight_ih", shape, kDecides},
       {weight_hh, "weight_hh", shapes.weight_hh, kOptional}};
   const Checker check(kOp, arguments);
   const Sizes sizes = check.sizes([&](Sizes& s) {

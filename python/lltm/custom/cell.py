@@ -13,8 +13,8 @@ from torch import Tensor
 from .. import _check
 from .._C import ArgumentError
 from . import explanation
-from .modules import MEMBERS, CustomCell, CustomLayer, CustomPrepacked, Pickled
 from .cpp_source import cpp_source
+from .modules import MEMBERS, CustomCell, CustomLayer, CustomPrepacked, Pickled
 from .program import Program
 from .trace import call, trace
 
@@ -147,7 +147,9 @@ class Cell:
             return type(f"{self.name}_{kind}", (base,), members)
 
         prepacked = made(CustomPrepacked, "PrepackedLayer")
-        self.Layer: type[CustomLayer] = made(CustomLayer, "Layer", mode=self.name, _PACKED=prepacked)
+        self.Layer: type[CustomLayer] = made(
+            CustomLayer, "Layer", mode=self.name, _PACKED=prepacked
+        )
         self.Cell: type[CustomCell] = made(CustomCell, "Cell")
 
     def save(self, path: Path) -> None:

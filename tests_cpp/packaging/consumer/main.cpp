@@ -47,7 +47,9 @@ int run_custom_cell(char** paths) {
     const at::Tensor input = lltm::load_safetensors(paths[3]).at("input");
     const int64_t hidden_size = weights.at("weight_hh_l0").size(1);
     lltm::CustomLayer layer(
-        lltm::CustomLayerOptions(cell, input.size(2), hidden_size).num_layers(2).bidirectional(true));
+        lltm::CustomLayerOptions(cell, input.size(2), hidden_size)
+            .num_layers(2)
+            .bidirectional(true));
     layer->to(input.scalar_type());
     lltm::load_state_dict(layer, paths[2]);
 
@@ -83,16 +85,16 @@ int main(int argc, char** argv) {
   const at::Tensor x = at::tensor({0.7, -1.1}, float64).view({2, 1, 1});
 
   // z = (-0.8, -0.425, 0.98): i = 0.3100, o = 0.3953, g = 0.98.
-  const auto [h1, c1] = lltm::cell(x[0], h, c, weights, bias);
-  expect_near("c' of one step", c1, 0.9038250084949397);
-  expect_near("h' of one step", h1, 0.2839017849323909);
+  const auto next = lltm::step("lltm", x[0], {h, c}, weights, /*weight_hh=*/{}, bias);
+  expect_near("c' of one step", next[1], 0.9038250084949397);
+  expect_near("h' of one step", next[0], 0.2839017849323909);
 
   // z = (1.3420, -0.1911, -0.6652): i = 0.7928, o = 0.4524, g = -0.4858.
-  const auto [output, h_n, c_n] = lltm::sequence(x, h, c, weights, bias);
+  const auto [output, states] = lltm::sequence("lltm", x, {h, c}, weights, /*weight_hh=*/{}, bias);
   expect_near("output of the first step", output[0], 0.2839017849323909);
   expect_near("output of the second step", output[1], 0.2156313885689766);
-  expect_near("h_n", h_n, 0.2156313885689766);
-  expect_near("c_n", c_n, 0.5186663962857727);
+  expect_near("h_n", states[0], 0.2156313885689766);
+  expect_near("c_n", states[1], 0.5186663962857727);
 
   // One step of training: bias -= 0.5 dz, with dz of h' above:
   // tanh(c') = t, dc = o (1 - t^2), dz = (dc g i (1-i), t o (1-o), dc i).
@@ -145,7 +147,7 @@ int main(int argc, char** argv) {
   expect_near("h_n of elman", own_states[0], std::tanh(0.5 * std::tanh(0.35) - 0.55));
 
   try {
-    lltm::cell(x[0], h, c, weights.t(), bias);
+    lltm::step("lltm", x[0], {h, c}, weights.t(), /*weight_hh=*/{}, bias);
     expect("wrong weights throw", false);
   } catch (const c10::ValueError&) {
   }
