@@ -71,7 +71,7 @@ CPP_STATEMENT = (
     r"else)(?:if \(.*\) )?[\w:.\[\]>*(&-]+(?:\(| [-+*/|&]?= |\+\+|--)[^;{}]*;)(?= *\n)"
 )
 PYTHON_STATEMENT = (
-    r"(?<=\n) +((?!return|yield|assert)[\w.]+(?:\(.*\)|[.\[][^=\n]* = .*[^\s]))(?= *\n)"
+    r"(?<=[^(\[{,]\n) +((?!return|yield|assert)[\w.]+(?:\(.*\)|[.\[][^=\n]* = .*[^\s(\[{]))(?= *\n)"
 )
 
 
@@ -88,9 +88,11 @@ def faults_of(path: Path, text: str) -> Iterator[Fault]:
         if match[1] != match[2]:
             yield Fault(*match.span(), f"{match[2]}, {match[1]}")
     condition = (
-        r"\bif ([^:\n]+)(?=:\n)" if python else r"\bif \(([^;{}\n]+)\)(?= \{\n| [^\n()]+;\n)"
+        r"^ *(?:el)?if ([^:\n]+)(?=:\n)"
+        if python
+        else r"\bif \(([^;{}\n]+)\)(?= \{\n| [^\n()]+;\n)"
     )
-    for match in re.finditer(condition, code):
+    for match in re.finditer(condition, code, re.M):
         begin, end = match.span(1)
         for new in ("not ", "False and ", "True or ") if python else ("!", "false && ", "true || "):
             yield Fault(begin, end, f"{new}({text[begin:end]})")

@@ -35,7 +35,8 @@ namespace lltm {
 ///
 /// @param cell       name of a built-in cell, or text of a custom cell
 /// @param input      (B, I)
-/// @param states     the cell's states, (B, H) each, h first: h and c of the LSTM and the LLTM, h of the
+/// @param states     the cell's states, (B, H) each, h first: h and c of the LSTM and the LLTM, h
+/// of the
 ///                   GRU and the RNN
 /// @param weight_ih  (G H, I) input weights. Without weight_hh: the concatenated matrix
 ///                   [weight_hh, weight_ih] of shape (G H, H+I), as the LLTM stores it.
