@@ -59,8 +59,7 @@ struct RnnRelu {
   template <typename V>
   static LLTM_CELL_INLINE StepBackward<RnnRelu, V> backward(const V (&saved)[kSaved], const V& dh) {
     using namespace math;
-    return {
-        {where(not_equal(saved[0], V(0)), dh, V(0))}, V(0)};  // keeps dh if h' is NaN, like ATen
+    return {{where(not_equal(saved[0], V(0)), dh, V(0))}, V(0)};  // NaN h' keeps dh, as in ATen
   }
 };
 
