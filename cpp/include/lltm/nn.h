@@ -1,8 +1,8 @@
 // torch::nn modules: the layers LLTM, LSTM, GRU and RNN, their single-step modules (LLTMCell, ...),
 // and CustomLayer and CustomCell for custom cells (lltm/cell.h). Options, shapes and defaults are
 // the same as in torch::nn::LSTM and torch::nn::LSTMCell. Parameters have the names and shapes of
-// the Python modules, which for LSTM, GRU and RNN are also the names and shapes of torch.nn. A
-// checkpoint file of any of these modules therefore loads into the others (lltm/serialize.h).
+// the Python modules, which for LSTM, GRU and RNN are also the names and shapes of torch.nn.
+// Checkpoint files are therefore interchangeable (lltm/serialize.h).
 //
 //     lltm::LLTM layer(lltm::LLTMOptions(64, 128).num_layers(2));
 //     auto [output, state] = layer->forward(input);
