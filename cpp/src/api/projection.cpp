@@ -79,7 +79,7 @@ Tensor RowEnds::packed_rows(bool last, const Tensor& rows, const SymInt& batch) 
   if (!last) return row.to(rows.device());
   const Tensor steps = at::sum(batch_sizes_->unsqueeze(1) > row, 0);
   const Tensor begins = batch_sizes_->cumsum(0) - *batch_sizes_;
-  // Stay in bounds for invalid batch_sizes, which the operator rejects later.
+  // The clamps keep invalid batch_sizes in bounds. The operator rejects them later.
   const Tensor found = begins.index_select(0, (steps - 1).clamp_min(0)) + row;
   return found.clamp(at::Scalar(0), at::Scalar(rows.sym_size(0) - 1)).to(rows.device());
 }

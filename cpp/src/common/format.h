@@ -1,4 +1,4 @@
-// How error messages show shapes and dtypes.
+// Formats shapes and dtypes for error messages.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -10,7 +10,7 @@
 
 namespace lltm {
 
-// (16, 128), as Python prints it. Sizes are numbers or symbolic.
+// Returns a shape like Python, such as (16, 128). Sizes are int64_t or SymInt.
 template <typename Size>
 std::string shape_text(c10::ArrayRef<Size> shape) {
   std::ostringstream text;
@@ -22,7 +22,7 @@ std::string shape_text(c10::ArrayRef<Size> shape) {
   return text.str();
 }
 
-// float32, as Python names it.
+// Returns Python's name, such as float32.
 inline std::string dtype_text(at::ScalarType dtype) {
   return std::string(c10::getDtypeNames(dtype).first);
 }
