@@ -105,9 +105,9 @@ struct LLTM_API CustomParameters : GateParameters {
   std::vector<torch::Tensor> own;  ///< (H) each, in the order of Cell::parameters
 };
 
-/// Common interface of LLTMCell, LSTMCell, GRUCell, RNNCell and CustomCell, which run one time
-/// step. StateT is State for LLTM and LSTM, torch::Tensor for GRU and RNN, and
-/// std::vector<torch::Tensor> for a custom cell.
+/// Common interface of the single-step modules LLTMCell, LSTMCell, GRUCell, RNNCell and CustomCell.
+/// StateT is State for LLTM and LSTM, torch::Tensor for GRU and RNN, and std::vector<torch::Tensor>
+/// for a custom cell.
 template <typename Module, typename Parameters, typename States = TwoStates>
 class LLTM_API RecurrentCell : public torch::nn::Cloneable<Module>, public Parameters {
  public:

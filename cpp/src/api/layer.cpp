@@ -31,7 +31,7 @@ namespace {
 using at::Tensor;
 using c10::SymInt;
 
-// ---- what intercepts a call ---------------------------------------------------
+// ---- interceptors -------------------------------------------------------------
 
 Interceptors interceptors_of(
     const Tensor& input,

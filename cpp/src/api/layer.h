@@ -1,6 +1,6 @@
 // The parts of a module around the operators of a single layer: shapes, states, layers and
-// directions. The operators `layer` and `layer_step`, which the Python modules call, share it with
-// the C++ modules (nn.cpp).
+// directions. The operators `layer` and `layer_step`, which the Python modules call, and the C++
+// modules (nn.cpp) share this code.
 #pragma once
 
 #include "api/initial_states.h"

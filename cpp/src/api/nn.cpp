@@ -421,7 +421,7 @@ auto PrepackedLayer<Module>::forward_with_packed_input(
       reset);
 }
 
-// ---- what nn.h declares -----------------------------------------------------
+// ---- template instantiations ------------------------------------------------
 
 #define LLTM_INSTANTIATE_MODULE(Module, Step, Parameters, States) \
   template class RecurrentCell<Step, Parameters, States>;         \

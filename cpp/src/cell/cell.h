@@ -41,8 +41,8 @@ struct CellInfo {
   static constexpr int kMostSlots = 8;
   static constexpr int kMostStates = 3, kMostParameters = 8, kMostSaved = 32;
 
-  const char* name;                      // operators' first argument, or the serialized custom cell
-  const char *layer_class, *step_class;  // the modules'
+  const char* name;                      // the operators' cell argument: a name or serialized cell
+  const char *layer_class, *step_class;  // module classes
   int id;                                // index in Cells (cells.h) and in kernel tables
   int slots;
   int saved;  // values per hidden unit that forward saves for backward

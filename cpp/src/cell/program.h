@@ -5,10 +5,10 @@
 // A program's registers are, in this order: inputs, outputs, constants, temporaries. Inputs and
 // constants are never written. An output is written once and may be read afterwards.
 //
-//     forward     inputs: z of each gate, states, parameters
+//     forward     inputs: pre-activations, states, parameters
 //                 outputs: h', states', saved values
 //     backward    inputs: saved values, parameters, gradients of h', of states'
-//                 outputs: gradients of z of each gate, of parameters, of states
+//                 outputs: gradients of pre-activations, of parameters, of states
 //
 // The states in forward's inputs and backward's outputs begin with h if the cell reads h
 // element-wise. The states in forward's outputs and backward's inputs never include h', which

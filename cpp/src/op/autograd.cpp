@@ -70,7 +70,7 @@ struct SequenceOperator {
   }
 };
 
-// ---- the arguments of a call, and what its node saves ---------------------------
+// ---- the arguments of a call, and the saved state of its node -------------------
 
 template <typename Args, typename Visit>
 void for_each_member(const Args& args, const Visit& visit) {

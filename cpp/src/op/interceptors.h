@@ -1,6 +1,6 @@
-// Finds what intercepts an operator call before it reaches the kernels: autograd, dispatch modes,
-// transforms, tracers. Decides whether a layer may skip the Autograd key or run two directions
-// concurrently, or must compute in ATen operations.
+// Detects interceptors of an operator call: autograd, dispatch modes, transforms and tracers, which
+// handle the call before the kernels. They determine whether a layer may skip the Autograd key, may
+// run two directions concurrently, or must compute in ATen operations.
 #pragma once
 
 #include <ATen/PythonTorchFunctionTLS.h>
