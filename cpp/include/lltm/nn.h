@@ -122,7 +122,7 @@ class LLTM_API RecurrentCell : public torch::nn::Cloneable<Module>, public Param
 
   void reset() override;
   /// Initializes every parameter from the uniform distribution on ±1/sqrt(H). Parameters that a
-  /// custom cell declares get their initial values.
+  /// custom cell declares get their initial values, or NaN if the serialized cell has none.
   void reset_parameters();
   void pretty_print(std::ostream& stream) const override;
 
@@ -322,7 +322,7 @@ class LLTM_API RecurrentLayer : public torch::nn::Cloneable<Module> {
 
   void reset() override;
   /// Initializes every parameter from the uniform distribution on ±1/sqrt(H). Parameters that a
-  /// custom cell declares get their initial values.
+  /// custom cell declares get their initial values, or NaN if the serialized cell has none.
   void reset_parameters();
   void pretty_print(std::ostream& stream) const override;
 
@@ -366,7 +366,7 @@ class LLTM_API RecurrentLayer : public torch::nn::Cloneable<Module> {
   /// Returns an inference-only copy of this layer with prepacked weights.
   ///
   /// @param weights torch::kQInt8 quantizes the weights to 8 bits (lltm::prepack); a custom cell
-  ///     must then guarantee |h| <= 1. Default: the weights keep their dtype.
+  ///     must then be bounded (|h| <= 1). Default: the weights keep their dtype.
   /// @returns the prepacked layer
   PrepackedLayer<Module> prepack(std::optional<torch::Dtype> weights = std::nullopt) const;
 

@@ -238,9 +238,9 @@ LLTM_CELL_INLINE float tanh(float x) {
 }
 
 // In float64, accuracy is more important than speed. With the formula above, the gradients of
-// layers with few hidden units would have 1.3 times the error of eager PyTorch. If q = exp(-2|x|) <
-// 1/3, this function computes 1 - 2q / (1 + q) instead: the subtracted term and its error are
-// small.
+// layers with few hidden units would have 1.3 times the error of eager PyTorch. For
+// q = exp(-2|x|) < 1/3, this function computes 1 - 2q / (1 + q) instead, in which the subtracted
+// term and its error are small.
 LLTM_CELL_INLINE double tanh(double x) {
   const double y = 2 * minus_abs(x);
   const Reduced<double> reduced = reduce(y < -40 ? -40 : y);

@@ -1,9 +1,10 @@
-// torch.vmap. If it maps only inputs and states, V samples with batch size B become batch size V *
-// B in a single call of the fused kernels. If it maps weights or biases (ensembles), each sample
-// needs separate GEMMs: - A sequence runs once per sample with the fused kernels, several times as
-// fast as the ATen fallback. - A single step, and a sequence that another transform differentiates,
-// run the ATen fallback once
-//     for all samples.
+// torch.vmap. If it maps only inputs and states, V samples with batch size B become batch size
+// V * B in a single call of the fused kernels. If it maps weights or biases (ensembles), each
+// sample needs separate GEMMs:
+//   - A sequence runs once per sample with the fused kernels, which is several times as fast as the
+//     ATen fallback.
+//   - A single step, and a sequence that another transform differentiates, run the ATen fallback
+//     once for all samples.
 //
 // vmap rules run before autocast and autograd, which handle the resulting call.
 #include "common/states.h"
