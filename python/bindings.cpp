@@ -20,8 +20,8 @@ PyObject* argument_error = nullptr;
 
 // Raises ArgumentError for wrong shapes and values, from the functions below and, up to PyTorch
 // 2.14, from torch.ops. Since 2.15, torch.ops translates errors before pybind11 does
-// (_check.of_operator). pybind11 calls the translator that was registered last first; an exception
-// that it throws goes to the next translator, such as PyTorch's own.
+// (_check.of_operator). pybind11 calls the last registered translator first. An exception that it
+// throws goes to the next translator, such as PyTorch's own.
 void translate_value_error(std::exception_ptr thrown) {
   try {
     if (thrown) std::rethrow_exception(thrown);

@@ -2,8 +2,8 @@
 // PyTorch's argument parser and the surrounding Python code take as long as the step itself.
 //
 // A call is equivalent to the operator's: it reads attributes like getattr and goes through the
-// dispatcher. Cases that need PyTorch's parser are left to it: for a Tensor subclass, a mode that
-// overrides functions, or a wrong type, the functions return None, and the caller calls torch.ops.
+// dispatcher. Some cases need PyTorch's parser: a Tensor subclass, a mode that overrides functions,
+// a wrong type. The functions then return None, and the caller calls torch.ops.
 #include "module_calls.h"
 
 #include "api/layer.h"

@@ -225,7 +225,7 @@ struct LLTM_API LayerOptions {
   /// features, c has H. Cannot be combined with recurrent_dropout. Default: 0
   TORCH_ARG(int64_t, proj_size) = 0;
   /// Activation checkpointing for training on long sequences. If n > 0, each layer and direction
-  /// saves the states before every n-th step instead of all activations, and backward recomputes n
+  /// saves the states before every n-th step instead of all activations. Backward recomputes n
   /// steps at a time. 0 disables it. Default: 0
   TORCH_ARG(int64_t, checkpoint_steps) = 0;
   /// RNN only: torch::kTanh or torch::kReLU. Default: torch::kTanh
@@ -313,11 +313,12 @@ class LLTM_API RecurrentLayer : public torch::nn::Cloneable<Module> {
   /// Constructs a layer with default options.
   RecurrentLayer(int64_t input_size, int64_t hidden_size)
       : RecurrentLayer(LayerOptions(input_size, hidden_size)) {}
-  /// Constructs a layer and initializes its parameters. Throws c10::ValueError if a size is not
-  /// positive, if checkpoint_steps is negative, if a dropout probability is not in [0, 1], if
-  /// proj_size is not in [0, H) or is combined with recurrent_dropout, if an option belongs to
-  /// another layer, or if a CustomLayer has no cell. Warns if dropout has no effect because
-  /// num_layers is 1.
+  /// Constructs a layer and initializes its parameters.
+  ///
+  /// Throws c10::ValueError if a size is not positive, if checkpoint_steps is negative, or if a
+  /// dropout probability is not in [0, 1]. Also throws if proj_size is not in [0, H) or is combined
+  /// with recurrent_dropout, if an option belongs to another layer, or if a CustomLayer has no
+  /// cell. Warns if dropout has no effect because num_layers is 1.
   explicit RecurrentLayer(const LayerOptions& options);
 
   void reset() override;

@@ -1,6 +1,5 @@
-// Ends the process with a message if liblltm is loaded with a libtorch version other than the
-// version that it was compiled for, or together with another liblltm. While a library loads, no
-// caller can catch an exception.
+// Ends the process with a message if liblltm was compiled for another libtorch version, or if
+// another liblltm is loaded. While a library loads, no caller can catch an exception.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/version.h>
 

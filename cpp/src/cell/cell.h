@@ -2,7 +2,7 @@
 // once for all cells and read this descriptor.
 //
 // A cell has H hidden units. weight_ih (Gx * H, I) has a block of H rows for each gate that depends
-// on x, weight_hh (Gh * H, H) for each gate that depends on h. Each hidden unit has S
+// on x. weight_hh (Gh * H, H) has a block for each gate that depends on h. Each hidden unit has S
 // pre-activations, which identifiers call slots:
 //     z[s] = x (block x_blocks[s] of weight_ih)^T + h (block h_blocks[s] of weight_hh)^T + bias
 // Most pre-activations have both terms. A gate that needs the two terms separately has two
@@ -12,16 +12,15 @@
 // layout.
 //
 // A parameter of a cell, such as a peephole weight, has one value per hidden unit, shape (H,). The
-// P parameters follow the biases of weight_ih in bias_ih. Their gradients follow the gradients of
-// z, so that both are summed over rows in the same way.
+// P parameters follow the biases in bias_ih. Their gradients follow the gradients of z, so that
+// both are summed over rows in the same way.
 //
 // The next recurrent GEMM reads h. The K other states are used only element-wise and are
 // concatenated in c (rows, K * H). If the element-wise part also reads h, the engines' c begins
-// with h, and the gradient of h_0 has two parts, through the GEMM and through c. The engines' c of
-// a GRU contains only h.
+// with h. The gradient of h_0 then has two parts, through the GEMM and through c. For a GRU, the
+// engines' c contains only h.
 //
-// Includes no header of PyTorch or the standard library, because kernels of every device include
-// this file.
+// Device code: includes no PyTorch or standard headers.
 #pragma once
 
 #include "cell/program.h"

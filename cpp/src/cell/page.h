@@ -5,11 +5,10 @@
 // If h is the only state, c is h, and backward(saved, dh) gets the complete gradient of h'.
 //
 // V is float or double in kernels, and a recorded value in record_page.h. The functions are
-// therefore straight-line code that uses only the operations of math.h. `where` selects between two
-// values that are both computed.
+// therefore straight-line code with the operations of math.h. `where` selects between two computed
+// values.
 //
-// Includes no header of PyTorch or the standard library, because kernels of every device include
-// this file.
+// Device code: includes no PyTorch or standard headers.
 #pragma once
 
 #include "cell/cell.h"

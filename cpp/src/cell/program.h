@@ -14,8 +14,7 @@
 // element-wise. The states in forward's outputs and backward's inputs never include h', which
 // precedes them.
 //
-// Includes no header of PyTorch or the standard library, because kernels of every device include
-// this file.
+// Device code: includes no PyTorch or standard headers.
 #pragma once
 
 namespace lltm {

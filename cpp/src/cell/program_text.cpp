@@ -285,7 +285,6 @@ uint64_t hash(string_view text) {
   return sum;
 }
 
-// Returns the gates of a weight.
 std::vector<string> gates_of(TextLines& lines, const string& weight) {
   if (!lines.begins_with(weight)) lines.fail("'" + weight + " GATES'");
   std::vector<string> gates;

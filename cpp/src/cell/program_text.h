@@ -57,8 +57,8 @@ struct CellText {
   std::vector<Named> states, parameters;
   std::vector<double> initial_states;
   std::vector<std::string> saved;  // in the order of forward's outputs and backward's inputs
-  // A block of -1 means that the pre-activation does not depend on x or h. reads_h is also true
-  // without other states: c then holds h, and h is the only state of the programs.
+  // A block of -1 means that the pre-activation does not depend on x or h. Without other states,
+  // reads_h is true, c holds h, and h is the only state of the programs.
   //
   // forgets is true if each next state is factor * state + rest. The rest must not depend on the
   // state, neither directly nor through other states. The factor must be within [-1, 1] for all

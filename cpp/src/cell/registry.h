@@ -1,5 +1,5 @@
-// Finds cells by the name that operators receive: the name of a built-in cell (cells.h), or a
-// serialized custom cell, which is parsed once per process.
+// Finds cells by the name that operators receive: a built-in name (cells.h), or a serialized custom
+// cell. A serialized cell is parsed once per process.
 #pragma once
 
 #include "cell/cell.h"

@@ -12,8 +12,8 @@
 
 namespace lltm {
 
-// Returns the number of checkpoints for `steps` steps. checkpoint_steps may be any positive number;
-// the bound keeps the sum from overflowing, and no sequence has that many steps.
+// Returns the number of checkpoints for `steps` steps. checkpoint_steps may be any positive number.
+// The bound, which exceeds the length of any sequence, keeps the sum from overflowing.
 template <typename Size>  // int64_t or SymInt
 Size checkpoint_count(const Size& steps, int64_t checkpoint_steps) {
   const int64_t apart = std::min(checkpoint_steps, int64_t{1} << 62);
@@ -39,7 +39,6 @@ class Checkpoints {
   // (ceil(steps / every), B, H); undefined without checkpoints.
   const at::Tensor& tensor() const { return tensor_; }
 
-  // True if a checkpoint precedes step k.
   bool has(size_t k) const { return has_checkpoint(k, every_); }
 
   // Saves c (B, H), the state before step k.

@@ -10,7 +10,7 @@
 
 namespace lltm {
 
-// Returns a shape like Python, such as (16, 128). Sizes are int64_t or SymInt.
+// For example (16, 128), as in Python. Sizes are int64_t or SymInt.
 template <typename Size>
 std::string shape_text(c10::ArrayRef<Size> shape) {
   std::ostringstream text;
@@ -22,7 +22,7 @@ std::string shape_text(c10::ArrayRef<Size> shape) {
   return text.str();
 }
 
-// Returns Python's name, such as float32.
+// For example float32, as in Python.
 inline std::string dtype_text(at::ScalarType dtype) {
   return std::string(c10::getDtypeNames(dtype).first);
 }

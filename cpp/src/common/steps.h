@@ -86,7 +86,6 @@ inline std::vector<Chunk> plan_chunks(
   return chunks;
 }
 
-// Returns the number of rows in the largest chunk.
 inline int64_t most_rows(const std::vector<Chunk>& chunks) {
   int64_t most = 0;
   for (const Chunk& chunk : chunks) most = std::max(most, chunk.rows);
@@ -178,8 +177,8 @@ inline at::Tensor final_states(
   return h_n;
 }
 
-// Returns h (rows, H) as the GEMMs of steps [first, last) read it, in the order of input rows: zero
-// after a reset, and times the recurrent mask.
+// Returns h (rows, H) as the GEMMs of steps [first, last) read it, in the order of input rows.
+// Applies resets and the recurrent mask.
 template <typename BackwardArgs>
 at::Tensor initial_states(
     const BackwardArgs& args,

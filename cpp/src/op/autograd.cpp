@@ -129,7 +129,7 @@ bool differentiates_mask(const SequenceArgs& args) {
 }
 
 // Returns the requested gradients of the first tensors. needs_input_grad counts only tensors that
-// were passed, and `given` of them precede this call: an omitted bias has no index.
+// were passed: an omitted bias has no index. `given` of them precede this call.
 template <typename Args>
 OutputMask wanted_gradients(const AutogradContext& context, const Args& args, size_t& given) {
   OutputMask wanted = {};
@@ -225,7 +225,6 @@ struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator
   // Compiled autograd may trace backward, because backward reads only the context.
   static constexpr bool is_traceable = true;
 
-  // Calls run(k) for each call.
   template <typename Run>
   static void for_each_call(bool side_by_side, const Run& run) {
     if constexpr (calls == 2) {

@@ -100,7 +100,6 @@ struct CheckedBackend {
   }
 };
 
-// Registers the operators for training.
 template <typename Backend>
 void register_training(torch::Library& m) {
   using Checked = CheckedBackend<Backend>;
@@ -110,7 +109,6 @@ void register_training(torch::Library& m) {
   implement<Checked::sequence_backward>(m, "sequence_backward");
 }
 
-// Registers all operators that the backend implements.
 template <typename Backend>
 void register_backend(torch::Library& m) {
   using Checked = CheckedBackend<Backend>;

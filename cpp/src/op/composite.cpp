@@ -53,7 +53,7 @@ struct Operands {
 
   const CellInfo& cell;
   Tensor weight_x, weight_h, bias_x, bias_h;
-  Tensor parameters;  // of the cell, (P * H)
+  Tensor parameters;  // (P * H)
 };
 
 Tensor project_x(const Operands& operands, const Tensor& x) {

@@ -1,29 +1,23 @@
-// All operators of the library. Their kernels are registered through backend.h in
-// cpu/operators.cpp, cuda/operators.cpp, composite.cpp (all other devices) and meta.cpp;
-// derivatives and transforms in autograd.cpp, autocast.cpp and vmap.cpp.
+// All operators of the library. Backends register kernels through backend.h: cpu/operators.cpp,
+// cuda/operators.cpp, composite.cpp (all other devices) and meta.cpp. Derivatives and transforms
+// are in autograd.cpp, autocast.cpp and vmap.cpp.
 #include <torch/library.h>
 
 TORCH_LIBRARY(lltm, m) {
-  // Operators for users. `cell` is the name of a built-in cell (lltm, lstm, gru, rnn_tanh,
-  // rnn_relu) or a serialized custom cell. A cell without c accepts None and returns an empty c.
-  // Without weight_hh, weight_ih is the concatenated matrix [weight_hh, weight_ih].
-  // checkpoint_steps = n > 0 saves memory in training: forward saves c before every n-th step
-  // instead of all activations, and backward recomputes the steps in between.
+  // Operators for users; lltm/ops.h documents the arguments. h is the first state. c contains the
+  // other states, concatenated; it is None and returned empty if the cell has no others.
   m.def(
       "step(str cell, Tensor input, Tensor h, Tensor? c, Tensor weight_ih, Tensor? weight_hh=None,"
       " Tensor? bias_ih=None, Tensor? bias_hh=None) -> (Tensor, Tensor)");
-  // reset is a boolean mask, (T, B) or packed (N). Where true, the state of that sequence is reset
-  // before the step. recurrent_mask (B, H) multiplies h as the recurrent GEMM of every step reads
-  // it (dropout). No argument is keyword-only, because AOTInductor passes the default of a
-  // keyword-only int, and its runtime does not expect it.
+  // No argument is keyword-only, because AOTInductor passes the default of a keyword-only int, and
+  // its runtime does not expect it.
   m.def(
       "sequence(str cell, Tensor input, Tensor h_0, Tensor? c_0, Tensor weight_ih,"
       " Tensor? weight_hh=None, Tensor? bias_ih=None, Tensor? bias_hh=None,"
       " Tensor? batch_sizes=None, bool reverse=False, Tensor? reset=None,"
       " int checkpoint_steps=0, Tensor? recurrent_mask=None) -> (Tensor, Tensor, Tensor)");
 
-  // Packs weights for repeated inference, for the kernels of this CPU. dtype qint8 quantizes them.
-  // The result replaces weight_ih in sequence, without weight_hh, and has no derivatives.
+  // Prepacked weights replace weight_ih in sequence, without weight_hh.
   m.def(
       "prepack(str cell, Tensor weight_ih, Tensor? weight_hh=None, *, ScalarType? dtype=None)"
       " -> Tensor");
@@ -35,12 +29,14 @@ TORCH_LIBRARY(lltm, m) {
       "_prepack_int8(str cell, Tensor rows_ih, Tensor rows_hh, Tensor scales_ih, Tensor scales_hh)"
       " -> Tensor");
 
-  // Forward of the modules, composed of the operators above (api/layer.cpp): layer_step for
-  // single-step modules, layer for layers and, with prepacked, for their inference form. Unbatched
-  // input has no batch dimension. states are h and the cell's other states; an empty list means
-  // initial states. parameters are listed by direction, in layer order: weight_ih, weight_hh, with
-  // bias also bias_ih and bias_hh, then custom parameters, or weight_hr of a projection. The LLTM
-  // has weights and bias. In a prepacked layer, packed weights replace the matrices. dropout and
+  // Forward of the modules, composed of the operators above (api/layer.cpp). layer_step implements
+  // single-step modules; layer implements layers and, with prepacked, their inference form.
+  // Unbatched input has no batch dimension. states are h and the cell's other states; an empty list
+  // means initial states.
+  //
+  // parameters are listed by direction, in layer order: weight_ih, weight_hh, with bias also
+  // bias_ih and bias_hh, then custom parameters, or weight_hr of a projection. The LLTM has weights
+  // and bias. In a prepacked layer, packed weights replace the matrices. dropout and
   // recurrent_dropout are the probabilities in this call: 0 outside training.
   m.def(
       "layer_step(str cell, Tensor input, Tensor[] states, Tensor[] parameters, int input_size,"
@@ -53,11 +49,12 @@ TORCH_LIBRARY(lltm, m) {
       " Tensor? reset=None) -> (Tensor, Tensor[])");
 
   // Operators for training. Forward also returns the activations (rows, A * H), A saved values per
-  // hidden unit (cell.h). With checkpoint_steps = n > 0, a sequence returns checkpoints instead:
-  // the engines' c before steps 0, n, 2 n, ... in execution order, (ceil(T / n), B, K * H).
+  // hidden unit (cell.h). With checkpoint_steps = n > 0, a sequence instead returns checkpoints
+  // (ceil(T / n), B, K * H): the engines' c before steps 0, n, 2 n, ... in execution order.
+  //
   // Backward accepts forward's arguments and results, and the gradients of the results that users
   // see; None means zero. output_mask selects the gradients of input, h, c, weight_ih, weight_hh,
-  // bias_ih, bias_hh; the others are returned as None.
+  // bias_ih, bias_hh. The others are returned as None.
   m.def(
       "step_forward(str cell, Tensor input, Tensor h, Tensor? c, Tensor weight_ih,"
       " Tensor? weight_hh, Tensor? bias_ih, Tensor? bias_hh)"
@@ -79,17 +76,17 @@ TORCH_LIBRARY(lltm, m) {
       " Tensor? grad_output, Tensor? grad_h_n, Tensor? grad_c_n, bool[7] output_mask)"
       " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 
-  // Operators for decompositions, in the terms of cell.h. _cell returns, for each pre-activation,
-  // its block of rows in weight_ih and weight_hh (-1: none), each state's initial value, and the
-  // numbers of parameters and saved values. _instructions returns the number of instructions in the
-  // forward and backward programs.
+  // Operators for decompositions, in the terms of cell.h. _cell returns each pre-activation's block
+  // of rows in weight_ih and weight_hh (-1: none), each state's initial value, and the numbers of
+  // parameters and saved values. _instructions returns the lengths of the forward and backward
+  // programs.
   m.def(
       "_cell(str cell) -> (int[] x_blocks, int[] h_blocks, float[] states, bool reads_h,"
       " int parameters, int saved)");
   m.def("_instructions(str cell) -> (int forward, int backward)");
   // A sequence in ATen operations, for external loops. _sequence_operands returns the weights as
   // the steps read them. _sequence_step runs a step from the input projection z_x and the states in
-  // the compute dtype; c begins with h if the cell reads h. _sequence_step_backward runs a step of
+  // the compute dtype. Its c begins with h if the cell reads h. _sequence_step_backward is its
   // backward. _sequence_gradients returns the results of sequence_backward, from dz of all steps
   // and the gradients of the states before the first step.
   m.def(

@@ -61,7 +61,6 @@ class Samples {
     return fold(value.unsqueeze(-1), dim).squeeze(-1);
   }
 
-  // Returns the tensor of a sample.
   Tensor select(const Tensor& tensor, int64_t sample) const {
     if (!tensor.defined()) return tensor;
     const auto [value, dim] = unwrap(tensor);
