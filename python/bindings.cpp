@@ -1,6 +1,5 @@
-// The Python module lltm._C. It holds no arithmetic: loading it loads liblltm, which
-// registers the operators under torch.ops.lltm, and the functions below belong
-// to the library.
+// The Python module lltm._C. Importing it loads liblltm, which registers the operators under
+// torch.ops.lltm. The functions below call the library.
 #include "api/pair.h"
 #include "module_calls.h"
 
@@ -16,14 +15,13 @@
 
 namespace {
 
-// lltm.ArgumentError, for as long as the process lives.
+// lltm.ArgumentError, never released.
 PyObject* argument_error = nullptr;
 
-// Lets wrong shapes and values arrive in Python as an ArgumentError: those that the
-// functions below find and, up to PyTorch 2.14, those that torch.ops finds. From
-// 2.15 on torch.ops translates errors before pybind11 does: _check.of_operator.
-// Translators that were registered later are asked first, and what one throws goes
-// to the next: PyTorch's own has the rest.
+// Raises ArgumentError for wrong shapes and values, from the functions below and, up to PyTorch
+// 2.14, from torch.ops. Since 2.15, torch.ops translates errors before pybind11 does
+// (_check.of_operator). pybind11 calls the last registered translator first. An exception that it
+// throws goes to the next translator, such as PyTorch's own.
 void translate_value_error(std::exception_ptr thrown) {
   try {
     if (thrown) std::rethrow_exception(thrown);
@@ -43,7 +41,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
 
   m.doc() = "The native library liblltm; its operators are torch.ops.lltm.*";
 
-  // The same functions for other Pythons; their docstrings stand there.
+  // lltm._binding implements the same functions for other Pythons and has their docstrings.
   const auto binding = py::module_::import("lltm._binding");
   const py::object getdoc = py::module_::import("inspect").attr("getdoc");
   const auto doc = [&](const char* name) { return getdoc(binding.attr(name)).cast<std::string>(); };

@@ -1,10 +1,9 @@
-// The operators of modules, called with what a module holds. In a stream, step by step, PyTorch's
-// parser of arguments and Python's code around it take as long as the step does.
+// Calls the operators of modules directly with the modules' attributes. In single-step streaming,
+// PyTorch's argument parser and the surrounding Python code take as long as the step itself.
 //
-// A call here is the operator's in every respect: attributes are what getattr finds, and it goes
-// through the dispatcher. What an operator would have to be told by PyTorch's parser is left to
-// that: for a subclass of Tensor, for a mode that overrides functions, and for a wrong type the
-// functions return None, and the caller calls torch.ops.
+// A call is equivalent to the operator's: it reads attributes like getattr and goes through the
+// dispatcher. Some cases need PyTorch's parser: a Tensor subclass, a mode that overrides functions,
+// a wrong type. The functions then return None, and the caller calls torch.ops.
 #include "module_calls.h"
 
 #include "api/layer.h"
@@ -32,9 +31,9 @@ using at::Tensor;
 using Tensors = c10::SmallVector<Tensor, 4>;
 
 PyObject* shape_error = nullptr;     // lltm.ArgumentError
-PyObject* module_getattr = nullptr;  // of torch.nn.Module, as it was when lltm was imported
+PyObject* module_getattr = nullptr;  // of torch.nn.Module when lltm was imported
 
-// An argument that PyTorch's parser has to look at.
+// Thrown for an argument that needs PyTorch's parser.
 struct NotPlain {};
 
 // ---- Python values as arguments of operators --------------------------------
@@ -45,7 +44,7 @@ using As = std::type_identity<T>;
 const Tensor& to(As<const Tensor&>, PyObject* object) {
   if (!THPVariable_CheckExact(object)) throw NotPlain();
   const Tensor& tensor = THPVariable_Unpack(object);
-  if (tensor.is_nested()) throw NotPlain();  // of which the modules tell how to pack it
+  if (tensor.is_nested()) throw NotPlain();  // the modules report how to pack it
   return tensor;
 }
 std::optional<Tensor> to(As<const std::optional<Tensor>&>, PyObject* object) {
@@ -56,7 +55,7 @@ bool to(As<bool>, PyObject* object) {
   if (!PyBool_Check(object)) throw NotPlain();
   return object == Py_True;
 }
-std::string_view to(As<std::string_view>, PyObject* object) {  // as long as the object lives
+std::string_view to(As<std::string_view>, PyObject* object) {  // valid while the object lives
   if (!PyUnicode_CheckExact(object)) throw NotPlain();
   Py_ssize_t size = 0;
   const char* const text = PyUnicode_AsUTF8AndSize(object, &size);
@@ -83,8 +82,9 @@ PyObject* lookup(PyObject* dict, PyObject* name) {
   return value;
 }
 
-// getattr(module, name). torch.nn.Module's __getattr__, which finds parameters and buffers, is
-// written in Python: where it would be asked, this looks where it does, in the same order.
+// Equivalent to getattr(module, name). torch.nn.Module.__getattr__, which finds parameters and
+// buffers, is written in Python. If it would be called, this function searches the same places in
+// the same order.
 py::object attribute(PyObject* module, PyObject* name) {
   static PyObject* const getattr = PyUnicode_InternFromString("__getattr__");
   static PyObject* const getattribute = PyUnicode_InternFromString("__getattribute__");
@@ -113,7 +113,7 @@ py::object attribute(PyObject* module, PyObject* name) {
 
 // ---- calls ------------------------------------------------------------------
 
-// py::gil_scoped_release, which looks for the thread first.
+// Like py::gil_scoped_release, without its search for the thread.
 class WithoutGil {
  public:
   WithoutGil() : thread_(PyEval_SaveThread()) {}
@@ -128,7 +128,7 @@ class WithoutGil {
 py::object wrap(const Tensor& tensor) {
   return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
 }
-// One state, as that of torch.nn.GRU, is the tensor itself; several are a tuple.
+// A single state, as in torch.nn.GRU, is a tensor; several states are a tuple.
 py::object wrap(const std::vector<Tensor>& states) {
   if (states.size() == 1) return wrap(states[0]);
   py::tuple all(states.size());
@@ -140,14 +140,14 @@ py::object wrap(const std::tuple<Tensor, std::vector<Tensor>>& results) {
   return py::make_tuple(wrap(output), wrap(states));
 }
 
-// What forward of a module is asked, hx being None or a tuple of the states, and where the module
-// says what the operator takes: the names of its parameters, of which one may be None, and of its
-// options, in the order of the schema; and the operator's last argument, reset of a layer, or null.
+// Arguments of a module's forward. hx is None or a tuple of states. `parameters` and `options` are
+// the names of the attributes that the operator needs, in schema order; a parameter may be None.
+// `last` is the operator's last argument (reset of a layer), or null.
 struct Call {
   PyObject *module, *input, *hx, *parameters, *options, *last;
 };
 
-// An operator that begins with a cell, input, states and parameters and goes on with options.
+// An operator whose arguments are cell, input, states, parameters and options.
 template <const auto& name, typename Signature>
 struct Operator;
 template <const auto& name, typename Results, typename... Options>
@@ -204,8 +204,7 @@ struct Operator<
   }
 };
 
-// A function of Python's C API, because pybind11 adds as much time to a call as the rest of it here
-// takes.
+// Uses Python's C API, because pybind11 adds as much time to a call as everything else here.
 template <typename Operator>
 PyObject* call_operator(PyObject* /*self*/, PyObject* const* arguments, Py_ssize_t count) {
   HANDLE_TH_ERRORS

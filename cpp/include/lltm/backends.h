@@ -1,17 +1,17 @@
-// Settings of the backends, for the whole process, as those of at::globalContext() are.
+// Settings of the backends. They apply to the whole process, like at::globalContext().
 #pragma once
 
 #include <lltm/export.h>
 
 namespace lltm {
 
-/// Whether sequences on a GPU may run by persistent kernels, which keep the recurrent
-/// weights on the chip: in float16 and bfloat16, for the sizes in docs/cuda.md; others run step by
-/// step in any case.
-/// In Python: lltm.backends.cuda.persistent.
+/// Returns true if sequences on a GPU may use persistent kernels, which keep the recurrent weights
+/// on the chip. Default: false. Persistent kernels support float16 and bfloat16, and the sizes in
+/// docs/cuda.md. All other sequences run step by step. In Python: lltm.backends.cuda.persistent.
 LLTM_API bool cuda_persistent();
 
-/// Sets it, for the calls that begin from now on, forward or backward.
+/// Enables or disables persistent kernels for forward and backward calls that begin afterwards. May
+/// be called from any thread.
 LLTM_API void set_cuda_persistent(bool enabled);
 
 }  // namespace lltm

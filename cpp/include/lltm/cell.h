@@ -1,5 +1,5 @@
-// A recurrent cell that a user has written. It is written and traced in Python (lltm.cell), which
-// saves it as a text; here modules run that text, between their GEMMs, without Python.
+// Custom cells. A custom cell is written and traced in Python (lltm.cell), which saves it as a
+// serialized cell. The C++ modules run a serialized cell without Python.
 //
 //     const lltm::Cell cifg = lltm::Cell::load("cifg.cell");  // cifg.save("cifg.cell") in Python
 //     lltm::CustomLayer layer(lltm::CustomLayerOptions(cifg, 32, 128));  // lltm/nn.h
@@ -16,29 +16,33 @@ namespace lltm {
 
 struct CellData;
 
-/// A cell that a user has written: a handle of what its text says, cheap to copy and never changed.
-/// Several threads may use it.
+/// A custom cell: an immutable handle that is cheap to copy. Several threads may use it.
 class LLTM_API Cell {
  public:
-  /// Reads a file that save or, in Python, Cell.save has written. Throws c10::ValueError, naming
-  /// the file, if it cannot be read or is not the text of a cell. The file need not be trusted.
+  /// Reads a serialized cell from a file that save() or, in Python, Cell.save has written. Throws
+  /// c10::ValueError, which names the file, if it cannot be read or is not a valid cell. The file
+  /// may come from an untrusted source.
   static Cell load(const std::string& path);
 
-  /// The cell of a text. Throws c10::ValueError, naming the line, if it is not the text of a cell.
+  /// Parses a serialized cell, as text() returns it. Throws c10::ValueError, which names the line,
+  /// if it is not valid.
   static Cell parse(std::string_view text);
 
-  /// Writes the text. Throws c10::ValueError, naming the file, if it cannot be written.
+  /// Writes the serialized cell to a file. Throws c10::ValueError, which names the file, if it
+  /// cannot be written.
   void save(const std::string& path) const;
 
+  /// Name of the cell.
   const std::string& name() const;
+  /// The serialized cell, which operators and lltm/ops.h accept as `cell`.
   const std::string& text() const;
 
-  /// Names of the gates, in the order of the blocks of rows of weight_ih; behind them those that h
-  /// alone has a part in.
+  /// Gate names: first the gates with rows in weight_ih, in that order, then the gates that depend
+  /// only on h.
   const std::vector<std::string>& gates() const;
-  /// Names of the states besides h: 0 to 3.
+  /// Names of the states in addition to h: 0 to 3.
   const std::vector<std::string>& states() const;
-  /// Names of the cell's own parameters, learned, one number a unit.
+  /// Names of the cell's parameters: learned, one value per hidden unit, shape (H).
   const std::vector<std::string>& parameters() const;
 
  private:

@@ -1,4 +1,4 @@
-// LLTM_API marks what liblltm exports; everything else stays hidden.
+// LLTM_API marks the exported symbols of liblltm. All other symbols are hidden.
 #pragma once
 
 #if !defined(_MSC_VER) && __cplusplus < 201709L

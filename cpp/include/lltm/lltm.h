@@ -1,8 +1,8 @@
-// liblltm: recurrent cells for libtorch: the Long-Long-Term-Memory cell, LSTM and GRU.
+// liblltm: recurrent layers and cells for libtorch (LLTM, LSTM, GRU, RNN and custom cells).
 //
-//     lltm/ops.h        lltm::cell, lltm::sequence
-//     lltm/nn.h         lltm::LLTM, lltm::LSTM, lltm::GRU, lltm::CustomLayer; lltm::LLTMCell, ...
-//     lltm/cell.h       lltm::Cell, a cell that a user has written
+//     lltm/ops.h        lltm::step, lltm::sequence, lltm::prepack
+//     lltm/nn.h         lltm::LLTM, LSTM, GRU, RNN, CustomLayer; lltm::LLTMCell, ...
+//     lltm/cell.h       lltm::Cell, a custom cell
 //     lltm/serialize.h  lltm::save_state_dict, lltm::load_state_dict
 //     lltm/version.h    lltm::version, lltm::build_info
 //     lltm/backends.h   lltm::set_cuda_persistent

@@ -1,8 +1,8 @@
-// torch::nn modules around the operators: LLTM, LSTM, GRU and RNN, and their cells of one step; and
-// of cells that users have written (lltm/cell.h), CustomLayer and CustomCell. Options, shapes,
-// defaults and meanings are those of torch::nn::LSTM and torch::nn::LSTMCell.
-// Parameters have the names and shapes of the Python modules, and those of LSTM, GRU and RNN also
-// the ones of torch.nn: a checkpoint of one loads into the other (lltm/serialize.h).
+// torch::nn modules: the layers LLTM, LSTM, GRU and RNN, their single-step modules (LLTMCell, ...),
+// and CustomLayer and CustomCell for custom cells (lltm/cell.h). Options, shapes and defaults are
+// the same as in torch::nn::LSTM and torch::nn::LSTMCell. Parameters have the names and shapes of
+// the Python modules, which for LSTM, GRU and RNN are also the names and shapes of torch.nn.
+// Checkpoint files are therefore interchangeable (lltm/serialize.h).
 //
 //     lltm::LLTM layer(lltm::LLTMOptions(64, 128).num_layers(2));
 //     auto [output, state] = layer->forward(input);
@@ -14,15 +14,16 @@
 //     lltm::CustomLayer own(lltm::CustomLayerOptions(lltm::Cell::load("cifg.cell"), 64, 128));
 //     auto [custom_output, states] = own->forward(input);
 //
-// The state of LLTM and LSTM is (h, c), that of GRU and RNN is h alone, that of a user's cell a
-// std::vector of h and the states that the cell names.
+// The state is (h, c) for LLTM and LSTM, h for GRU and RNN, and a std::vector with h and the cell's
+// other states for a custom cell.
 //
-// Letters: T steps, B batch size, I input size, H hidden size, L layers,
-// D directions (1 or 2), N rows of a packed sequence, P features of a projected h, G gates: 3, of
-// the LSTM 4, of the RNN 1; of a user's cell, G_x that read x and G_h that read h.
+// Notation: T steps, B batch size, I input size, H hidden size, L layers, D directions (1 or 2), N
+// packed rows (the sum of batch_sizes), P features of a projected h. G is the number of gates: 3
+// for LLTM and GRU, 4 for LSTM, 1 for RNN. A custom cell has G_x gates that depend on x and G_h
+// gates that depend on h.
 //
-// Wrong shapes and values throw c10::ValueError, wrong dtypes c10::TypeError;
-// the message names the argument, the expected value and the actual one.
+// Wrong shapes and values throw c10::ValueError, wrong dtypes c10::TypeError. The message names the
+// argument, the expected value and the actual value.
 #pragma once
 
 #include <lltm/cell.h>
@@ -43,10 +44,10 @@
 
 namespace lltm {
 
-/// (h, c): hidden state and cell state.
+/// State of LLTM and LSTM, (h, c): hidden state and cell state.
 using State = std::tuple<torch::Tensor, torch::Tensor>;
 
-// The state that a module takes and returns, by how many tensors it has.
+// State type of a module, by the number of tensors.
 struct LLTM_API OneState {
   using Type = torch::Tensor;
 };
@@ -57,21 +58,25 @@ struct LLTM_API AnyStates {
   using Type = std::vector<torch::Tensor>;
 };
 
-/// Of an RNN: torch::kTanh or torch::kReLU.
+/// Nonlinearity of an RNN: torch::kTanh or torch::kReLU.
 using Nonlinearity = torch::nn::RNNOptions::nonlinearity_t;
 
 // ---- one step -------------------------------------------------------------------
 
+/// Options of the single-step modules.
 struct LLTM_API CellOptions {
   CellOptions(int64_t input_size, int64_t hidden_size);
-  /// Of a CustomCell.
+  /// Options of a CustomCell.
   CellOptions(Cell cell, int64_t input_size, int64_t hidden_size);
+  /// Number of input features, I. Must be positive.
   TORCH_ARG(int64_t, input_size);
+  /// Number of hidden units, H. Must be positive.
   TORCH_ARG(int64_t, hidden_size);
+  /// If false, the module has no biases. Default: true
   TORCH_ARG(bool, bias) = true;
-  /// Of an RNNCell; the other modules have none.
+  /// RNNCell only: torch::kTanh or torch::kReLU. Default: torch::kTanh
   TORCH_ARG(std::optional<Nonlinearity>, nonlinearity);
-  /// What a CustomCell computes; the other modules have none.
+  /// The custom cell. Required by CustomCell; must not be set for other modules.
   TORCH_ARG(std::optional<Cell>, cell);
 };
 using LLTMCellOptions = CellOptions;
@@ -80,13 +85,13 @@ using GRUCellOptions = CellOptions;
 using RNNCellOptions = CellOptions;
 using CustomCellOptions = CellOptions;
 
-/// The parameters of LLTMCell.
+/// Parameters of LLTMCell.
 struct LLTM_API JoinedParameters {
-  torch::Tensor weights;  ///< (3H, H+I): the first H columns multiply h, the others the input
+  torch::Tensor weights;  ///< (3H, H+I): H columns for h, then I columns for the input
   torch::Tensor bias;     ///< (3H), or undefined without bias
 };
 
-/// The parameters of LSTMCell, GRUCell and RNNCell, as in %torch.nn.
+/// Parameters of LSTMCell, GRUCell and RNNCell, as in %torch.nn.
 struct LLTM_API GateParameters {
   torch::Tensor weight_ih;  ///< (GH, I)
   torch::Tensor weight_hh;  ///< (GH, H)
@@ -94,33 +99,40 @@ struct LLTM_API GateParameters {
   torch::Tensor bias_hh;    ///< (GH), or undefined without bias
 };
 
-/// The parameters of CustomCell; weight_ih is (G_x H, I), weight_hh (G_h H, H).
+/// Parameters of CustomCell. weight_ih is (G_x H, I), weight_hh (G_h H, H), bias_ih (G_x H) and
+/// bias_hh (G_h H).
 struct LLTM_API CustomParameters : GateParameters {
   std::vector<torch::Tensor> own;  ///< (H) each, in the order of Cell::parameters
 };
 
-/// What LLTMCell, LSTMCell, GRUCell, RNNCell and CustomCell have in common: one step. StateT is
-/// State, of GRU and RNN torch::Tensor, of a user's cell std::vector<torch::Tensor>.
+/// Common interface of the single-step modules LLTMCell, LSTMCell, GRUCell, RNNCell and CustomCell.
+/// StateT is State for LLTM and LSTM, torch::Tensor for GRU and RNN, and std::vector<torch::Tensor>
+/// for a custom cell.
 template <typename Module, typename Parameters, typename States = TwoStates>
 class LLTM_API RecurrentCell : public torch::nn::Cloneable<Module>, public Parameters {
  public:
   using StateT = typename States::Type;
 
+  /// Constructs a module with default options.
   RecurrentCell(int64_t input_size, int64_t hidden_size)
       : RecurrentCell(CellOptions(input_size, hidden_size)) {}
-  /// Throws if a size is not positive, or if a CustomCell has no cell or another module has one.
+  /// Constructs a module and initializes its parameters. Throws c10::ValueError if a size is not
+  /// positive, if an option belongs to another module, or if a CustomCell has no cell.
   explicit RecurrentCell(const CellOptions& options);
 
   void reset() override;
-  /// Draws every parameter from the uniform distribution on ±1/sqrt(H); a user's cell's own
-  /// parameters get their initial values.
+  /// Initializes every parameter from the uniform distribution on ±1/sqrt(H). Parameters that a
+  /// custom cell declares get their initial values, or NaN if the serialized cell has none.
   void reset_parameters();
   void pretty_print(std::ostream& stream) const override;
 
-  /// @param input (B, I), or (I) for one row without a batch
-  /// @param state (h, c), of GRU and RNN h, of a user's cell h and its states, each (B, H) or (H);
-  ///              zeros, and the states' initial values, if absent
-  /// @returns (h', c'), of GRU and RNN h', of a user's cell h' and states', shaped as the state
+  /// Runs one time step.
+  ///
+  /// @param input (B, I), or (I) without a batch
+  /// @param state initial state: (h, c) for LLTM and LSTM, h for GRU and RNN, (h, states...) for a
+  ///     custom cell; each tensor is (B, H), or (H) without a batch. Default: h and c are zero,
+  ///     custom states have their initial values.
+  /// @returns the next state, with the form and shapes of `state`
   StateT forward(const torch::Tensor& input, const std::optional<StateT>& state = std::nullopt);
 
   CellOptions options;
@@ -129,7 +141,10 @@ class LLTM_API RecurrentCell : public torch::nn::Cloneable<Module>, public Param
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<StateT>())})
 };
 
-/// One step of the LLTM; see lltm::cell for the formulas.
+/// One step of an LLTM, with the pre-activations z = weights [h, x] + bias of i, o, g:
+///
+///     i, o = sigmoid(z_i), sigmoid(z_o);  g = elu(z_g)
+///     c' = c + i g;  h' = o tanh(c')
 class LLTM_API LLTMCellImpl : public RecurrentCell<LLTMCellImpl, JoinedParameters> {
  public:
   using RecurrentCell::RecurrentCell;
@@ -137,7 +152,7 @@ class LLTM_API LLTMCellImpl : public RecurrentCell<LLTMCellImpl, JoinedParameter
 };
 TORCH_MODULE(LLTMCell);
 
-/// One step of the LSTM, as torch::nn::LSTMCell.
+/// One step of an LSTM, like torch::nn::LSTMCell.
 class LLTM_API LSTMCellImpl : public RecurrentCell<LSTMCellImpl, GateParameters> {
  public:
   using RecurrentCell::RecurrentCell;
@@ -145,7 +160,7 @@ class LLTM_API LSTMCellImpl : public RecurrentCell<LSTMCellImpl, GateParameters>
 };
 TORCH_MODULE(LSTMCell);
 
-/// One step of the GRU, as torch::nn::GRUCell.
+/// One step of a GRU, like torch::nn::GRUCell.
 class LLTM_API GRUCellImpl : public RecurrentCell<GRUCellImpl, GateParameters, OneState> {
  public:
   using RecurrentCell::RecurrentCell;
@@ -160,7 +175,7 @@ const char* name_of_rnn(const Options& options) {
   return relu ? "rnn_relu" : "rnn_tanh";
 }
 
-/// One step of an RNN, as torch::nn::RNNCell.
+/// One step of an RNN, like torch::nn::RNNCell.
 class LLTM_API RNNCellImpl : public RecurrentCell<RNNCellImpl, GateParameters, OneState> {
  public:
   using RecurrentCell::RecurrentCell;
@@ -168,49 +183,54 @@ class LLTM_API RNNCellImpl : public RecurrentCell<RNNCellImpl, GateParameters, O
 };
 TORCH_MODULE(RNNCell);
 
-/// One step of a cell that a user has written.
-class LLTM_API CustomCellImpl
-    : public RecurrentCell<CustomCellImpl, CustomParameters, AnyStates> {
+/// One step of a custom cell.
+class LLTM_API CustomCellImpl : public RecurrentCell<CustomCellImpl, CustomParameters, AnyStates> {
  public:
+  /// Constructs a module with default options.
   CustomCellImpl(const Cell& cell, int64_t input_size, int64_t hidden_size)
       : CustomCellImpl(CustomCellOptions(cell, input_size, hidden_size)) {}
+  /// Throws c10::ValueError if the options have no cell or an invalid size.
   explicit CustomCellImpl(const CustomCellOptions& options) : RecurrentCell(options) {}
 };
 TORCH_MODULE(CustomCell);
 
 // ---- layers ---------------------------------------------------------------------
 
+/// Options of the layers.
 struct LLTM_API LayerOptions {
   LayerOptions(int64_t input_size, int64_t hidden_size);
-  /// Of a CustomLayer.
+  /// Options of a CustomLayer.
   LayerOptions(Cell cell, int64_t input_size, int64_t hidden_size);
+  /// Number of input features, I. Must be positive.
   TORCH_ARG(int64_t, input_size);
+  /// Number of hidden units, H. Must be positive.
   TORCH_ARG(int64_t, hidden_size);
-  /// Each layer runs over the output of the one before.
+  /// Number of stacked layers. Each layer reads the output of the previous layer. Default: 1
   TORCH_ARG(int64_t, num_layers) = 1;
+  /// If false, the module has no biases. Default: true
   TORCH_ARG(bool, bias) = true;
-  /// Batched input and output are (B, T, .) rather than (T, B, .). Does not apply
-  /// to the states, nor to unbatched and packed input.
+  /// If true, batched input and output are (B, T, ...) instead of (T, B, ...). Does not apply to
+  /// states, unbatched input and packed input. Default: false
   TORCH_ARG(bool, batch_first) = false;
-  /// Probability of zeroing an element of the output of every layer but the
-  /// last, when training.
+  /// Dropout probability for the outputs of all layers except the last, in training. Default: 0
   TORCH_ARG(double, dropout) = 0.0;
-  /// Probability of zeroing an element of h where the next step's product with
-  /// weight_hh reads it, when training: one mask (B, H) for all steps of a call, drawn
-  /// for each layer and direction (Gal and Ghahramani, 2016).
+  /// Dropout probability for h where the recurrent GEMM (weight_hh) reads it, in training. Each
+  /// call samples one mask (B, H) per layer and direction and uses it for all steps (Gal and
+  /// Ghahramani, 2016). Not supported with proj_size. Default: 0
   TORCH_ARG(double, recurrent_dropout) = 0.0;
-  /// A second direction runs from the last step to the first; its output is
-  /// concatenated to the first one's.
+  /// If true, a second direction runs from the last step to the first, and its output is
+  /// concatenated to the output of the first direction. Default: false
   TORCH_ARG(bool, bidirectional) = false;
-  /// Of an LSTM, 0 or P < H: h is projected to P features, as torch::nn::LSTM does it.
-  /// The output and h are then P wide, c is H wide; takes no recurrent_dropout.
+  /// LSTM only. If P > 0, projects h to P < H features, like torch::nn::LSTM: output and h have P
+  /// features, c has H. Cannot be combined with recurrent_dropout. Default: 0
   TORCH_ARG(int64_t, proj_size) = 0;
-  /// For training on long sequences, in steps: at least 1, or 0 for not at all. Each
-  /// layer and direction then runs as sequence does with it, with less memory.
+  /// Activation checkpointing for training on long sequences. If n > 0, each layer and direction
+  /// saves the states before every n-th step instead of all activations. Backward recomputes n
+  /// steps at a time. 0 disables it. Default: 0
   TORCH_ARG(int64_t, checkpoint_steps) = 0;
-  /// Of an RNN; the other modules have none.
+  /// RNN only: torch::kTanh or torch::kReLU. Default: torch::kTanh
   TORCH_ARG(std::optional<Nonlinearity>, nonlinearity);
-  /// What a CustomLayer computes; the other modules have none.
+  /// The custom cell. Required by CustomLayer; must not be set for other layers.
   TORCH_ARG(std::optional<Cell>, cell);
 };
 using LLTMOptions = LayerOptions;
@@ -222,29 +242,43 @@ using CustomLayerOptions = LayerOptions;
 template <typename Module, typename States = TwoStates>
 class RecurrentLayer;
 
-/// A layer for inference whose weights were packed once (RecurrentLayer::prepack).
+/// Inference-only layer with prepacked weights (RecurrentLayer::prepack).
 ///
-/// Computes what the layer computes in evaluation mode, without packing the
-/// weights in every call. For short sequences and small batches, such as a
-/// stream in chunks, packing can take most of the time. It cannot be changed,
-/// does not follow changes of the layer, and several threads may use it
-/// concurrently. It has no derivatives, and autocast does not affect it.
+/// It computes the same results as the layer in evaluation mode, but does not pack the weights in
+/// every call. For short sequences and small batches, such as chunks of a stream, packing can take
+/// most of the time. It is immutable and does not follow later changes of the layer. Several
+/// threads may use it concurrently. It has no derivatives, and autocast does not affect it.
 template <typename Module>
 class LLTM_API PrepackedLayer {
  public:
   using StateT = typename Module::StateT;
 
-  /// As RecurrentLayer::forward.
+  /// Runs the layer over sequences of equal length, like RecurrentLayer::forward.
+  ///
+  /// @param input (T, B, I), or (B, T, I) with batch_first, or (T, I) without a batch
+  /// @param state initial state, each tensor (L*D, B, H), or (L*D, H) without a batch. Default:
+  ///     zeros, or a custom state's initial value
+  /// @param reset boolean mask with the batch shape of the input. Default: no resets
+  /// @returns (output, state), like RecurrentLayer::forward
   std::tuple<torch::Tensor, StateT> forward(
       const torch::Tensor& input,
       const std::optional<StateT>& state = std::nullopt,
       const std::optional<torch::Tensor>& reset = std::nullopt) const;
-  /// As RecurrentLayer::forward_with_packed_input.
+  /// Runs the layer over sequences of different lengths, like
+  /// RecurrentLayer::forward_with_packed_input.
+  ///
+  /// @param input packed sequences with data (N, I), sorted by length or not
+  /// @param state initial state, each tensor (L*D, B, H), in the order of the batch before sorting.
+  ///     Default: zeros, or a custom state's initial value
+  /// @param reset boolean mask (N), in the order of the packed rows. Default: no resets
+  /// @returns (output, state): output packed like the input, state in the order of the initial
+  ///     state
   std::tuple<torch::nn::utils::rnn::PackedSequence, StateT> forward_with_packed_input(
       const torch::nn::utils::rnn::PackedSequence& input,
       const std::optional<StateT>& state = std::nullopt,
       const std::optional<torch::Tensor>& reset = std::nullopt) const;
 
+  /// Options of the layer that was prepacked.
   const LayerOptions& options() const { return options_; }
 
  private:
@@ -253,14 +287,15 @@ class LLTM_API PrepackedLayer {
   PrepackedLayer(const LayerOptions& options, std::vector<torch::Tensor> parameters);
 
   LayerOptions options_;
-  // By layer, then direction: packed weights, and the biases of all_weights; with proj_size
-  // weight_hr.
+  // By layer, then direction: the packed weights, the biases and custom parameters of all_weights
+  // and, with proj_size, weight_hr.
   std::vector<torch::Tensor> parameters_;
 };
 
-/// What LLTM, LSTM, GRU, RNN and CustomLayer have in common: a recurrent layer over sequences. StateT
-/// is State, of GRU and RNN torch::Tensor, of a user's cell std::vector<torch::Tensor>. Parameters
-/// of layer k, with the suffix `_reverse` for the second direction; for k > 0, I is D * H:
+/// Common interface of LLTM, LSTM, GRU, RNN and CustomLayer: recurrent layers over sequences.
+/// StateT is State for LLTM and LSTM, torch::Tensor for GRU and RNN, and std::vector<torch::Tensor>
+/// for a custom cell. Layer k has the following parameters, whose names end in `_reverse` for the
+/// second direction. For k > 0, I is D * H.
 ///
 ///     LLTM       weights_l{k} (3H, H+I) and, with bias, bias_l{k} (3H)
 ///     LSTM, GRU, RNN
@@ -268,65 +303,79 @@ class LLTM_API PrepackedLayer {
 ///                bias_ih_l{k}, bias_hh_l{k} (GH); with proj_size, weight_hh_l{k} is (4H, P), I of
 ///                k > 0 is D * P, and weight_hr_l{k} (P, H) comes last
 ///     CustomLayer  weight_ih_l{k} (G_x H, I), weight_hh_l{k} (G_h H, H), with bias
-///                bias_ih_l{k} (G_x H), bias_hh_l{k} (G_h H), and the cell's own by their names,
-///                such as p_l{k} (H)
+///                bias_ih_l{k} (G_x H), bias_hh_l{k} (G_h H), and the cell's parameters by their
+///                names, such as p_l{k} (H)
 template <typename Module, typename States>
 class LLTM_API RecurrentLayer : public torch::nn::Cloneable<Module> {
  public:
   using StateT = typename States::Type;
 
+  /// Constructs a layer with default options.
   RecurrentLayer(int64_t input_size, int64_t hidden_size)
       : RecurrentLayer(LayerOptions(input_size, hidden_size)) {}
-  /// Throws if a size is not positive, checkpoint_steps negative or dropout not in [0, 1], if a
-  /// CustomLayer has no cell or another module has one, or if proj_size is not of an LSTM, not below
-  /// hidden_size, or beside recurrent_dropout. Warns if dropout has no effect because there
-  /// is only one layer.
+  /// Constructs a layer and initializes its parameters.
+  ///
+  /// Throws c10::ValueError if a size is not positive, if checkpoint_steps is negative, or if a
+  /// dropout probability is not in [0, 1]. Also throws if proj_size is not in [0, H) or is combined
+  /// with recurrent_dropout, if an option belongs to another layer, or if a CustomLayer has no
+  /// cell. Warns if dropout has no effect because num_layers is 1.
   explicit RecurrentLayer(const LayerOptions& options);
 
   void reset() override;
-  /// Draws every parameter from the uniform distribution on ±1/sqrt(H); a user's cell's own
-  /// parameters get their initial values.
+  /// Initializes every parameter from the uniform distribution on ±1/sqrt(H). Parameters that a
+  /// custom cell declares get their initial values, or NaN if the serialized cell has none.
   void reset_parameters();
   void pretty_print(std::ostream& stream) const override;
 
-  /// @param input (T, B, I), (B, T, I) with batch_first, or (T, I) for one
-  ///              sequence without a batch
-  /// @param state (h_0, c_0), of GRU and RNN h_0, of a user's cell h_0 and its states, each
-  ///              (L*D, B, H), or (L*D, H) unbatched; zeros, and the states' initial
-  ///              values, if absent
-  /// @param reset bool, (T, B), laid out as the input: where it is true, the state
-  ///              of that row starts anew before the step, in every layer and
-  ///              direction, and no gradient goes further back
-  /// @returns (output, (h_n, c_n)), of GRU and RNN (output, h_n): output like the
-  ///          input, with D*H features (D*P with proj_size); the states after each
-  ///          row's last step, shaped as the initial ones. T = 0 gives an empty output and the
-  ///          initial states.
+  /// Runs the layer over sequences of equal length.
+  ///
+  /// @param input (T, B, I), or (B, T, I) with batch_first, or (T, I) without a batch
+  /// @param state initial state: (h_0, c_0) for LLTM and LSTM, h_0 for GRU and RNN, (h_0,
+  ///     states...) for a custom cell; each tensor is (L*D, B, H), or (L*D, H) without a batch, and
+  ///     h_0 has P features with proj_size. Default: h_0 and c_0 are zero, custom states have their
+  ///     initial values.
+  /// @param reset boolean mask with the batch shape of the input: (T, B), (B, T) with batch_first,
+  ///     or (T). Where true, the state of that sequence is reset to its initial value (zero, or a
+  ///     custom state's initial value) before the time step, in every layer and direction.
+  ///     Gradients do not flow through a reset. Default: no resets.
+  /// @returns (output, state). The output has the layout of the input, with D*H features (D*P with
+  ///     proj_size). The state has the form and shapes of the initial state, after the last step of
+  ///     each sequence. If T = 0, the output is empty and the state is the initial state.
   std::tuple<torch::Tensor, StateT> forward(
       const torch::Tensor& input,
       const std::optional<StateT>& state = std::nullopt,
       const std::optional<torch::Tensor>& reset = std::nullopt);
 
-  /// The same for rows of different lengths.
+  /// Runs the layer over sequences of different lengths.
   ///
-  /// @param input rows (N, I), sorted by length or not
-  /// @param state as for forward, in the order of the batch before it was sorted
-  /// @param reset as for forward, bool, (N), in the order of the input's rows
-  /// @returns as forward: output packed as the input, the states in the order
-  ///          of the initial ones
+  /// @param input packed sequences with data (N, I), sorted by length or not
+  /// @param state initial state: (h_0, c_0) for LLTM and LSTM, h_0 for GRU and RNN, (h_0,
+  ///     states...) for a custom cell; each tensor is (L*D, B, H), in the order of the batch before
+  ///     sorting, and h_0 has P features with proj_size. Default: h_0 and c_0 are zero, custom
+  ///     states have their initial values.
+  /// @param reset boolean mask (N), in the order of the packed rows. Where true, the state of that
+  ///     sequence is reset to its initial value before the time step, in every layer and direction.
+  ///     Gradients do not flow through a reset. Default: no resets.
+  /// @returns (output, state). The output is packed like the input, with D*H features (D*P with
+  ///     proj_size). The state is in the order of the initial state, after the last step of each
+  ///     sequence.
   std::tuple<torch::nn::utils::rnn::PackedSequence, StateT> forward_with_packed_input(
       const torch::nn::utils::rnn::PackedSequence& input,
       const std::optional<StateT>& state = std::nullopt,
       const std::optional<torch::Tensor>& reset = std::nullopt);
 
-  /// A copy of this layer for inference, its weights packed once; with torch::kQInt8
-  /// quantised to 8 bits (lltm::prepack), which a user's cell has to be bounded for.
+  /// Returns an inference-only copy of this layer with prepacked weights.
+  ///
+  /// @param weights torch::kQInt8 quantizes the weights to 8 bits (lltm::prepack); a custom cell
+  ///     must then be bounded (|h| <= 1). Default: the weights keep their dtype.
+  /// @returns the prepacked layer
   PrepackedLayer<Module> prepack(std::optional<torch::Dtype> weights = std::nullopt) const;
 
-  /// The parameters by layer, then direction: weights_l0, bias_l0, ... or
-  /// weight_ih_l0, weight_hh_l0, bias_ih_l0, bias_hh_l0, and the cell's own, ...
+  /// Returns the parameters by layer, then direction: weights_l0, bias_l0, ... or weight_ih_l0,
+  /// weight_hh_l0, bias_ih_l0, bias_hh_l0, and the cell's parameters, ...
   std::vector<torch::Tensor> all_weights() const;
 
-  /// Does nothing; code written for torch::nn::LSTM calls it.
+  /// Does nothing. Exists for code that was written for torch::nn::LSTM.
   void flatten_parameters() {}
 
   LayerOptions options;
@@ -340,7 +389,7 @@ class LLTM_API RecurrentLayer : public torch::nn::Cloneable<Module> {
   std::vector<torch::Tensor> all_weights_;
 };
 
-/// Layers of the LLTM.
+/// Layers of an LLTM.
 class LLTM_API LLTMImpl : public RecurrentLayer<LLTMImpl> {
  public:
   using RecurrentLayer::RecurrentLayer;
@@ -349,7 +398,7 @@ class LLTM_API LLTMImpl : public RecurrentLayer<LLTMImpl> {
 TORCH_MODULE(LLTM);
 using PrepackedLLTM = PrepackedLayer<LLTMImpl>;
 
-/// Layers of the LSTM, as torch::nn::LSTM.
+/// Layers of an LSTM, like torch::nn::LSTM.
 class LLTM_API LSTMImpl : public RecurrentLayer<LSTMImpl> {
  public:
   using RecurrentLayer::RecurrentLayer;
@@ -358,7 +407,7 @@ class LLTM_API LSTMImpl : public RecurrentLayer<LSTMImpl> {
 TORCH_MODULE(LSTM);
 using PrepackedLSTM = PrepackedLayer<LSTMImpl>;
 
-/// Layers of the GRU, as torch::nn::GRU.
+/// Layers of a GRU, like torch::nn::GRU.
 class LLTM_API GRUImpl : public RecurrentLayer<GRUImpl, OneState> {
  public:
   using RecurrentLayer::RecurrentLayer;
@@ -367,7 +416,7 @@ class LLTM_API GRUImpl : public RecurrentLayer<GRUImpl, OneState> {
 TORCH_MODULE(GRU);
 using PrepackedGRU = PrepackedLayer<GRUImpl>;
 
-/// Layers of an RNN, as torch::nn::RNN.
+/// Layers of an RNN, like torch::nn::RNN.
 class LLTM_API RNNImpl : public RecurrentLayer<RNNImpl, OneState> {
  public:
   using RecurrentLayer::RecurrentLayer;
@@ -376,17 +425,19 @@ class LLTM_API RNNImpl : public RecurrentLayer<RNNImpl, OneState> {
 TORCH_MODULE(RNN);
 using PrepackedRNN = PrepackedLayer<RNNImpl>;
 
-/// Layers of a cell that a user has written.
+/// Layers of a custom cell.
 class LLTM_API CustomLayerImpl : public RecurrentLayer<CustomLayerImpl, AnyStates> {
  public:
+  /// Constructs a layer with default options.
   CustomLayerImpl(const Cell& cell, int64_t input_size, int64_t hidden_size)
       : CustomLayerImpl(CustomLayerOptions(cell, input_size, hidden_size)) {}
+  /// Throws c10::ValueError if the options have no cell or an invalid value.
   explicit CustomLayerImpl(const CustomLayerOptions& options) : RecurrentLayer(options) {}
 };
 TORCH_MODULE(CustomLayer);
 using PrepackedCustomLayer = PrepackedLayer<CustomLayerImpl>;
 
-// Calls instantiate(module, step module, its parameters, states) for each of the above.
+// Calls instantiate(layer, single-step module, its parameters, states) for each module above.
 // clang-format off
 #define LLTM_FOR_EACH_MODULE(instantiate)                        \
   instantiate(LLTMImpl, LLTMCellImpl, JoinedParameters, TwoStates) \
@@ -396,7 +447,7 @@ using PrepackedCustomLayer = PrepackedLayer<CustomLayerImpl>;
   instantiate(CustomLayerImpl, CustomCellImpl, CustomParameters, AnyStates)
 // clang-format on
 
-// All of it is compiled in liblltm.
+// The templates are instantiated in liblltm.
 #define LLTM_DECLARE_MODULE(Module, Step, Parameters, States)    \
   extern template class RecurrentCell<Step, Parameters, States>; \
   extern template class RecurrentLayer<Module, States>;          \

@@ -1,9 +1,8 @@
-// Checkpoints in the safetensors format, shared with Python:
+// Checkpoint files in the safetensors format, which Python and C++ share:
 //     safetensors.torch.save_file(module.state_dict(), path)   in Python
 //     lltm::load_state_dict(module, path)                      in C++
 //
-// dtypes: float64, float32, float16, bfloat16, int64, int32, int16, int8,
-// uint8 and bool.
+// Supported dtypes: float64, float32, float16, bfloat16, int64, int32, int16, int8, uint8 and bool.
 #pragma once
 
 #include <lltm/export.h>
@@ -20,32 +19,43 @@ class Module;
 
 namespace lltm {
 
-/// Reads every tensor of a safetensors file, on the CPU. Throws c10::Error if
-/// the file cannot be read and c10::ValueError if it is not well-formed, naming
-/// the file. The file need not be trusted: the sizes that it states are checked
-/// against its length before anything is allocated for a tensor.
+/// Reads all tensors from a safetensors file, onto the CPU.
+///
+/// The file may come from an untrusted source: sizes are compared with the file's length before a
+/// tensor is allocated.
+///
+/// @param path the file
+/// @returns the tensors by name. Throws c10::Error if the file cannot be read, and c10::ValueError
+///     if its format is wrong. Messages name the file.
 LLTM_API std::map<std::string, at::Tensor> load_safetensors(const std::string& path);
 
-/// Writes tensors (any device, any strides) as a safetensors file. An existing
-/// file is replaced when the new one is complete, and stays unchanged if that
-/// fails. The new one has its mode and, where that is permitted, its owner; a
-/// symbolic link is followed and stays. Throws c10::Error, naming the file, if
-/// it cannot be written, c10::ValueError or c10::TypeError for a name or a
-/// tensor that the format cannot hold.
+/// Writes tensors to a safetensors file.
+///
+/// Replaces an existing file only after the new file is complete; on failure the old file is
+/// unchanged. Keeps its mode and, if permitted, its owner. Follows symbolic links.
+///
+/// @param tensors the tensors by name, on any device, with any strides
+/// @param path the file. Throws c10::Error, which names the file, if it cannot be written. Throws
+///     c10::ValueError or c10::TypeError if the format does not support a name or a tensor.
 LLTM_API void save_safetensors(
     const std::map<std::string, at::Tensor>& tensors, const std::string& path);
 
-/// Copies a checkpoint into a module's parameters and buffers in place; values
-/// are converted to their device and dtype. All names and shapes are compared
-/// before anything is copied: a c10::ValueError names what is missing,
-/// unexpected or of another shape. A tensor saved as (1, n) is accepted for shape
-/// (n), since some modules save a bias of (3H) as (1, 3H).
+/// Loads a checkpoint file into a module's parameters and buffers, in place. Converts values to
+/// their device and dtype. Compares all names and shapes before it copies.
+///
+/// @param module the module. Its names and shapes must match the file; a tensor of shape (1, n) in
+///     the file matches (n), because some modules save a bias of shape (3H) as (1, 3H).
+/// @param path a safetensors file. Throws c10::ValueError if a tensor is missing, unexpected or has
+///     a different shape, and the errors of load_safetensors.
 LLTM_API void load_state_dict(torch::nn::Module& module, const std::string& path);
 
-/// Writes a module's parameters and buffers under their state_dict names.
+/// Saves a module's parameters and buffers under their state_dict names.
+///
+/// @param module the module
+/// @param path the file, which is written like in save_safetensors, with the same errors
 LLTM_API void save_state_dict(const torch::nn::Module& module, const std::string& path);
 
-/// The same for a pointer to a module: `lltm::LLTM layer(...)`, a shared_ptr.
+/// Overload for module holders, such as lltm::LLTM, and pointers to modules.
 template <typename Pointer>
   requires requires(const Pointer& pointer) {
     { *pointer } -> std::convertible_to<const torch::nn::Module&>;

@@ -1,4 +1,4 @@
-// lltm::Cell: the text of a cell, from memory and from files.
+// lltm::Cell: reads and writes serialized cells.
 #include "api/cell.h"
 
 #include "cell/program_text.h"
@@ -16,7 +16,8 @@
 namespace lltm {
 namespace {
 
-// In the order of Cell::gates. By slot, those of weight_ih come first, too, but in another order.
+// Returns gate names in the order of Cell::gates: first the blocks of weight_ih, which the
+// pre-activations have in another order.
 std::vector<std::string> gates_of(const CellText& cell) {
   std::vector<std::string> gates = cell.gates;
   for (int slot = cell.info.x.begin; slot < cell.info.x.end; ++slot) {
@@ -31,7 +32,7 @@ std::vector<std::string> names_of(const std::vector<CellText::Named>& values) {
   return names;
 }
 
-// `where` begins the message of an error.
+// Parses a cell. Error messages begin with `where`.
 std::shared_ptr<const CellData> read(const std::string& where, std::string_view text) {
   try {
     const auto cell = parse_cell(text);
@@ -62,7 +63,7 @@ Cell Cell::load(const std::string& path) {
   const std::string where = "lltm::Cell::load: ";
   errno = 0;
   std::ifstream file(path, std::ios::binary);
-  std::string text(CellText::kMostBytes + 1, '\0');  // one more than the parser takes
+  std::string text(CellText::kMostBytes + 1, '\0');  // exceeds the parser's limit by 1
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
   TORCH_CHECK_VALUE(
       file.is_open() && !file.bad(), where, "cannot read ", path, ": ", std::strerror(errno));

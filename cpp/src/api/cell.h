@@ -1,4 +1,4 @@
-// What the modules know of lltm::Cell besides its public part.
+// Private data of lltm::Cell, which the modules use.
 #pragma once
 
 #include "cell/cell.h"
@@ -14,7 +14,7 @@ struct CellData {
   std::string name, text;
   std::vector<std::string> gates, states, parameters;
   std::vector<double> initial_parameters;
-  const CellInfo& info;  // lives as long as the process
+  const CellInfo& info;  // never deleted
 };
 
 inline const CellData& data_of(const Cell& cell) {

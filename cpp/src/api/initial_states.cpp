@@ -18,7 +18,7 @@ using c10::SymInt;
 
 namespace {
 
-// The name of a state: h, and those of the cell; of a layer h_0, ...
+// Returns the name of a state: h or a name from the cell; in a layer h_0, ...
 std::string state_name(const CellInfo& cell, size_t k, const char* suffix) {
   return std::string(k == 0 ? "h" : cell.state_names[k - 1]) + suffix;
 }
@@ -118,7 +118,7 @@ Tensor select_state(const Tensor& states, int64_t k, bool unobserved) {
   return state;
 }
 
-// On a device without kernels the strides of the state are those of the initial one.
+// On a device without kernels, the state has the strides of the initial state.
 Tensor unsqueeze_state(Tensor state, bool unobserved) {
   if (!unobserved || !state.is_contiguous()) return state.unsqueeze(0);
   state.unsafeGetTensorImpl()->set_sizes_contiguous({1, state.size(0), state.size(1)});

@@ -1,5 +1,5 @@
-// The states of a call as users pass and get them, h first, and as the operators take them; the
-// ones that a sequence begins with where none are given.
+// Converts states between the users' form (a list, h first) and the operators' form, and creates
+// omitted initial states.
 #pragma once
 
 #include "cell/cell.h"
@@ -12,14 +12,14 @@
 
 namespace lltm {
 
-// h and, for the operators, the other states side by side; undefined where there are none.
+// The operators' form: h, and the other states concatenated, or undefined if there are none.
 struct JoinedState {
   at::Tensor h, c;
 };
 JoinedState join(const CellInfo& cell, at::TensorList states);
 std::vector<at::Tensor> split(const CellInfo& cell, at::Tensor h, at::Tensor c);
 
-// Zeros, or the initial values that the cell gives its states: (*rows, H) each.
+// Returns zeros, or the cell's initial values for its states: (*rows, H) each.
 JoinedState first_state(
     const CellInfo& cell, const at::Tensor& input, std::vector<c10::SymInt> rows, int64_t hidden);
 
@@ -55,8 +55,8 @@ std::vector<at::Tensor> map_states(at::TensorList states, const Change& change) 
   return changed;
 }
 
-// states.select(0, k) of (L*D, B, H), and state.unsqueeze(0) of a new tensor (B, H) without other
-// references: without the dispatcher if the call is unobserved.
+// Return states.select(0, k) for (L*D, B, H), and state.unsqueeze(0) for a new tensor (B, H)
+// without other references. If the call is unobserved, they do not use the dispatcher.
 at::Tensor select_state(const at::Tensor& states, int64_t k, bool unobserved);
 at::Tensor unsqueeze_state(at::Tensor state, bool unobserved);
 

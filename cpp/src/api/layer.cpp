@@ -1,5 +1,5 @@
-// The modules' arithmetic is the operators'; here is what they do around them. Sizes may be
-// symbolic: torch.compile and torch.export trace through this code.
+// Implements the modules in terms of the operators. Sizes may be symbolic: torch.compile and
+// torch.export trace this code.
 #include "api/layer.h"
 
 #include "api/layer_checks.h"
@@ -31,7 +31,7 @@ namespace {
 using at::Tensor;
 using c10::SymInt;
 
-// ---- what intercepts a call ---------------------------------------------------
+// ---- interceptors -------------------------------------------------------------
 
 Interceptors interceptors_of(
     const Tensor& input,
@@ -45,8 +45,8 @@ Interceptors interceptors_of(
   return interceptors;
 }
 
-// Skips the Autograd key if nothing intercepts the call: in a stream of single steps, dispatching a
-// few views takes as long as the step.
+// Skips the Autograd key if nothing intercepts the call. In single-step streaming, dispatching a
+// few view operations costs as much as the step itself.
 class WithoutAutograd {
  public:
   explicit WithoutAutograd(const Interceptors& interceptors) {
@@ -57,14 +57,14 @@ class WithoutAutograd {
   std::optional<at::AutoDispatchBelowADInplaceOrView> guard_;
 };
 
-// The batch size of packed rows: the first of batch_sizes. Where that has no value, in a graph that
-// is being traced or without steps, a tensor that has it among its sizes.
+// Returns the batch size of packed rows: the first of batch_sizes. If it has no value, in a traced
+// graph or without steps, takes the size from another tensor.
 SymInt packed_batch(const char* where, const PackedRows& rows, at::TensorList states) {
   const Tensor& sizes = rows.batch_sizes;
   const bool steps = sizes.dim() == 1 && sizes.sym_numel() > 0;
   if (steps && is_plain(sizes)) {
     const auto batch = sizes[0].item<int64_t>();
-    const SymInt count = rows.data.sym_size(0);  // the operator compares the sum with it
+    const SymInt count = rows.data.sym_size(0);  // the operator compares it with the sum
     TORCH_CHECK_VALUE(
         count >= batch,
         "lltm::",
@@ -179,7 +179,7 @@ void LayerModule::check(const Tensor& input) const {
   check_probability(cell.layer_class, "recurrent_dropout", recurrent_dropout);
   if (!prepacked) {
     check_kind(cell.layer_class, input, parameters.front());
-  } else if (has_bias) {  // packed weights are bytes
+  } else if (has_bias) {  // prepacked weights are bytes
     check_kind(cell.layer_class, "input", input, parameters[1], "prepacked layer", /*casts=*/false);
   }
   for (int64_t k = 0; cell.parameters > 0 && k < directions(); ++k) {
@@ -196,7 +196,7 @@ void LayerModule::check_projection(const Tensor& input) const {
     const at::TensorList p = parameters_of(k);
     check_shape(where, "weight_hr", p.back(), {proj_size(), hidden_size});
     check_kind(where, "weight_hr", p.back(), input, "input", casts);
-    if (prepacked) continue;  // the operator checks them
+    if (prepacked) continue;  // checked by the operator
     const int64_t rows = cell.slots * hidden_size;
     check_shape(where, "weight_ih", p[0], {rows, columns_of_input(k)});
     check_shape(where, "weight_hh", p[1], {rows, proj_size()});
@@ -254,7 +254,7 @@ LayerModule::Result LayerModule::forward(
   const WithoutAutograd guard(interceptors);
   JoinedState initial =
       initial_state(rows, states, packed_batch(cell.layer_class, input, states), /*batched=*/true);
-  // The states are in the caller's order, the packed rows from longest to shortest.
+  // States are in the caller's order, packed rows in order of decreasing length.
   if (!states.empty() && sorted_indices.defined()) {
     initial.h = initial.h.index_select(1, sorted_indices);
     if (cell.has_c()) initial.c = initial.c.index_select(1, sorted_indices);
@@ -316,7 +316,7 @@ SequenceOutputs LayerModule::run_projected(
   }
   SequenceArgs of_y = args;
   of_y.h_0 = at::zeros_like(c_0);
-  // Prepacked weights have the columns of h_0 in any case.
+  // Prepacked weights always have the columns of h_0.
   const bool with_h_0 = args.h_0.defined() || prepacked;
   const RowEnds ends(args.batch_sizes.flat(), args.reverse);
   if (with_h_0) of_y.input = ends.append_h_0(args.input, h_0, args.reset);
@@ -353,7 +353,7 @@ LayerModule::Result LayerModule::run(
   std::optional<c10::impl::ExcludeDispatchKeyGuard> without_autocast;
   if (prepacked) without_autocast.emplace(c10::autocast_dispatch_keyset);
   const bool unobserved = interceptors.none();
-  if (directions() == 1) {  // the states without a copy
+  if (directions() == 1) {  // states need no copy
     const SequenceArgs args = args_of(0, /*reverse=*/false, initial, rows, unobserved);
     auto [output, h, c] = run_direction(0, args, interceptors);
     h = unsqueeze_state(std::move(h), unobserved);
@@ -458,7 +458,7 @@ TORCH_LIBRARY_IMPL(lltm, CompositeImplicitAutograd, m) {
   register_composition(m);
 }
 
-// torch.vmap maps over what they are composed of.
+// torch.vmap maps over the operators that these functions call.
 TORCH_LIBRARY_IMPL(lltm, FuncTorchBatchedDecomposition, m) {
   register_composition(m);
 }

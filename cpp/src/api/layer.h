@@ -1,6 +1,6 @@
-// What the modules compute around the operators of one layer: shapes, states, the order of layers
-// and directions. The operators `layer` and `layer_step`, which the Python modules call, and the
-// modules of C++ (nn.cpp) share it.
+// The parts of a module around the operators of a single layer: shapes, states, layers and
+// directions. The operators `layer` and `layer_step`, which the Python modules call, and the C++
+// modules (nn.cpp) share this code.
 #pragma once
 
 #include "api/initial_states.h"
@@ -19,45 +19,47 @@
 
 namespace lltm {
 
-// LLTMCell::forward, and that of the other cells. States are h and the cell's others, in the order
-// of the descriptor; none stands for those that a sequence begins with.
+// Implements forward of the single-step modules. States are h and the cell's other states, in the
+// order of the descriptor. An empty list means the initial states of the cell.
 struct StepModule {
   std::vector<at::Tensor> forward(const at::Tensor& input, at::TensorList states) const;
 
   const CellInfo& cell;
   int64_t input_size, hidden_size;
-  at::TensorList parameters;  // as the operator's
+  at::TensorList parameters;  // same as for layer_step
 };
 
-// The rows of a torch PackedSequence; the indices are undefined where the rows came sorted.
+// Members of a torch PackedSequence. The indices are undefined if the sequences were already
+// sorted.
 struct PackedRows {
   const at::Tensor &data, &batch_sizes, &sorted_indices, &unsorted_indices;
 };
 
-// LLTM::forward, that of the other layers, and of their prepacked forms.
+// Implements forward of the layers and of their prepacked forms.
 struct LayerModule {
   struct Result {
     at::Tensor output;
     std::vector<at::Tensor> states;
   };
 
-  // reset is undefined, or laid out as the rows of the input: (T, B), (B, T) or (T); packed (N).
+  // reset is undefined or has the batch shape of the input: (T, B), (B, T) or (T).
   Result forward(const at::Tensor& input, at::TensorList states, const at::Tensor& reset) const;
-  // The output is that of the rows; the states are in the order of the caller's batch.
+  // For packed input. reset is undefined or (N). The output is packed; the states are in the order
+  // of the caller's batch.
   Result forward(const PackedRows& input, at::TensorList states, const at::Tensor& reset) const;
 
   const CellInfo& cell;
   int64_t input_size, hidden_size, num_layers;
   bool batch_first, bidirectional;
-  double dropout, recurrent_dropout;  // in this call: 0 outside of training
+  double dropout, recurrent_dropout;  // of this call: 0 outside training
   int64_t checkpoint_steps;
   bool prepacked;
-  // Those of each direction, in the order of h_0 and h_n, as the operator's.
+  // Parameters of all directions, in the order of h_0 and h_n, same as for the operator layer.
   at::TensorList parameters;
   bool has_bias;
 
  private:
-  // (T, B, .), or (N, .) with batch_sizes.
+  // Input in the form of the operator sequence: (T, B, I), or (N, I) with batch_sizes.
   struct Rows {
     at::Tensor input;
     std::optional<at::Tensor> batch_sizes;
@@ -67,21 +69,22 @@ struct LayerModule {
   int64_t directions_each() const { return bidirectional ? 2 : 1; }
   int64_t directions() const { return num_layers * directions_each(); }
   int64_t parameters_each() const;
-  // P of an LSTM whose parameters end with weight_hr; otherwise 0.
+  // Returns P if the parameters end with weight_hr, otherwise 0.
   int64_t proj_size() const;
   int64_t size_of_h() const;
   void check(const at::Tensor& input) const;
   void check_projection(const at::Tensor& input) const;
-  // Of the k-th direction.
+  // Parameters and input size of the k-th direction.
   at::TensorList parameters_of(int64_t k) const;
   int64_t columns_of_input(int64_t k) const;
-  // Each (L*D, B, H), checked. With a projection h_0 is (L*D, B, P), or undefined.
+  // Checks and concatenates the states, (L*D, B, H) each. With a projection, h_0 is (L*D, B, P) or,
+  // if no states were passed, undefined.
   JoinedState initial_state(
       const at::Tensor& input, at::TensorList states, const c10::SymInt& batch, bool batched) const;
-  // Every layer and direction. Views of a call that nothing intercepts are made
-  // without the dispatcher.
+  // Runs all layers and directions. If nothing intercepts the call, views are created without the
+  // dispatcher.
   Result run(Rows rows, const JoinedState& initial, const Interceptors& interceptors) const;
-  // Of the k-th direction of all, with its part of the states; refers to the rows.
+  // Arguments of the k-th direction, with its part of the states. They refer to `rows`.
   SequenceArgs args_of(
       int64_t k, bool reverse, const JoinedState& initial, const Rows& rows, bool unobserved) const;
   SequenceOutputs run_direction(
@@ -91,7 +94,7 @@ struct LayerModule {
   bool fits_side_by_side(const SequenceArgs& args, const Interceptors& interceptors) const;
 };
 
-// The operators, below the dispatcher; library.cpp has their schemas.
+// Implementations of the operators; library.cpp has their schemas.
 std::vector<at::Tensor> layer_step(
     std::string_view cell,
     const at::Tensor& input,

@@ -44,7 +44,7 @@ void check_tensor(const char* where, const char* name, const Tensor& tensor) {
       ": expected ",
       name,
       " to be a tensor, got an undefined tensor");
-  TORCH_CHECK(  // a nested tensor may say that it is strided
+  TORCH_CHECK(  // a nested tensor may report the strided layout
       tensor.layout() == at::kStrided && !tensor.is_nested(),
       "lltm::",
       where,

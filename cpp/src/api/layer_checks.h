@@ -1,4 +1,4 @@
-// The checks of modules, of what the operators do not see. `where` is the module's class.
+// Checks of module arguments that the operators do not see. `where` is the module's class.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,13 +9,13 @@
 
 namespace lltm {
 
-// Sizes up to here can be multiplied with each other and with the size of an element.
+// Largest size for which products with other sizes and the element size do not overflow.
 constexpr int64_t kLargestSize = int64_t{1} << 27;
 
 void check_size(const char* where, const char* name, int64_t value, int64_t largest);
 void check_probability(const char* where, const char* name, double value);
 
-// A strided tensor; and of this shape.
+// Check that a tensor is strided, and its shape.
 void check_tensor(const char* where, const char* name, const at::Tensor& tensor);
 void check_shape(
     const char* where,
@@ -26,7 +26,8 @@ void check_shape(
 // True if autocast changes tensors on the device of this one.
 bool autocasts(const at::Tensor& tensor);
 
-// On the device and, unless autocast `casts`, of the dtype of another tensor, `whose` in messages.
+// Checks that a tensor is on the device of `other` and, unless autocast applies (`casts`), has its
+// dtype. Messages call the other tensor `whose`.
 void check_kind(
     const char* where,
     const char* name,
@@ -34,11 +35,11 @@ void check_kind(
     const at::Tensor& other,
     const char* whose,
     bool casts);
-// The input, of the kind of the parameters: the operators could blame a parameter, but the caller
-// has passed only the input.
+// Checks the input against the parameters. The operators might report a parameter instead, but the
+// caller has passed only the input.
 void check_kind(const char* where, const at::Tensor& input, const at::Tensor& parameter);
-// A tensor that is concatenated with others: at::cat would promote another dtype, and under
-// autocast integers too.
+// Checks a tensor that is concatenated with others. at::cat would promote another dtype and, under
+// autocast, also integers.
 void check_joined_kind(
     const char* where, const char* name, const at::Tensor& tensor, const at::Tensor& input);
 

@@ -1,4 +1,4 @@
-// The modules: options, parameters, packed input. What they compute is in layer.cpp.
+// C++ modules: options, parameters, packed input. layer.cpp implements their computation.
 #include "api/cell.h"
 #include "api/layer.h"
 #include "api/layer_checks.h"
@@ -29,7 +29,8 @@ using torch::nn::utils::rnn::PackedSequence;
 
 constexpr int64_t kMostLayers = int64_t{1} << 16;
 
-// The parameters of a direction; the last ones get the initial values that a user's cell gives.
+// Initializes the parameters of a direction. The last parameters get a custom cell's initial
+// values.
 void draw(at::TensorList parameters, const std::optional<Cell>& own, int64_t hidden_size) {
   const at::NoGradGuard no_grad;
   const double bound = 1.0 / std::sqrt(static_cast<double>(hidden_size));
@@ -49,7 +50,7 @@ const char* bool_text(bool value) {
   return value ? "true" : "false";
 }
 
-// True if the options of a module name its cell.
+// True for modules whose options contain the cell.
 template <typename Module, typename Options>
 constexpr bool kIsCustom = !requires(const Options& options) { Module::cell_name(options); };
 
@@ -62,7 +63,8 @@ const CellInfo& cell_of(const Options& options) {
   }
 }
 
-// `name` is that of the modules of custom cells, `class_name` that of the library's.
+// `name` is the class name for custom cells, `class_name` the member with the name for built-in
+// cells.
 template <typename Module, typename Options>
 void check_cell(const Options& options, const char* name, const char* CellInfo::* class_name) {
   if constexpr (kIsCustom<Module, Options>) {
@@ -84,7 +86,7 @@ void check_cell(const Options& options, const char* name, const char* CellInfo::
       ": expected options without a nonlinearity, which an RNN alone has, got one");
 }
 
-// A state as StepModule and LayerModule take it, all tensors of it, and back.
+// Convert a state to the tensor list that StepModule and LayerModule use, and back.
 std::vector<Tensor> states_of(const std::optional<State>& state) {
   return state.has_value() ? std::vector{std::get<0>(*state), std::get<1>(*state)}
                            : std::vector<Tensor>();
@@ -107,8 +109,7 @@ StateT state_of(std::vector<Tensor> states) {
   }
 }
 
-// The parameters of one direction: their names without suffix, their shapes, whether they are a
-// bias; in the order of all_weights.
+// A parameter of a direction: its name without suffix and its shape. In the order of all_weights.
 struct Parameter {
   std::string name;
   std::vector<int64_t> shape;
@@ -136,7 +137,7 @@ std::vector<Parameter> parameters_of(
   return parameters;
 }
 
-// The members of a module of one step, in the same order; `own` are so many.
+// Members of a single-step module in the same order; `own` is the number of custom parameters.
 using Members = c10::SmallVector<Tensor*, 4>;
 Members members_of(JoinedParameters& p, int64_t /*own*/) {
   return {&p.weights, &p.bias};
@@ -420,7 +421,7 @@ auto PrepackedLayer<Module>::forward_with_packed_input(
       reset);
 }
 
-// ---- what nn.h declares -----------------------------------------------------
+// ---- template instantiations ------------------------------------------------
 
 #define LLTM_INSTANTIATE_MODULE(Module, Step, Parameters, States) \
   template class RecurrentCell<Step, Parameters, States>;         \

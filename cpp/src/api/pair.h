@@ -1,6 +1,5 @@
-// The low-level pair that the Python module exposes: one step of the LLTM by plain ATen
-// operations, with everything that its backward needs. It names the gates of that cell, so
-// a build with another one (cell.h) has no pair.
+// The low-level functions lltm._C.forward and backward: one step of the LLTM in ATen operations.
+// Only the LLTM has them. forward returns everything that backward needs.
 #pragma once
 
 #include <lltm/export.h>

@@ -1,4 +1,4 @@
-// The parameters of a direction as modules hold them, and as the operators take them.
+// Converts the parameters of a direction from the modules' form to the operators' form.
 #pragma once
 
 #include "cell/cell.h"
@@ -12,14 +12,14 @@
 
 namespace lltm {
 
-// How many a module has.
+// Returns the number of parameters per direction.
 inline int64_t count_parameters(const CellInfo& cell, bool has_bias, bool prepacked) {
   const int64_t matrices = cell.joined || prepacked ? 1 : 2;
   return matrices + (!has_bias ? 0 : cell.joined ? 1 : 2) + cell.parameters;
 }
 
-// bias_ih and bias_hh of a cell that has parameters of its own. These stand behind bias_ih; zeros
-// stand for biases that there are not.
+// Returns bias_ih and bias_hh for a cell with parameters, which are appended to bias_ih. Missing
+// biases are zero.
 std::array<at::Tensor, 2> biases_and_parameters(
     const CellInfo& cell,
     bool has_bias,
@@ -27,7 +27,7 @@ std::array<at::Tensor, 2> biases_and_parameters(
     int64_t hidden_size,
     at::TensorList given);
 
-// Sets the weights and biases of a call. weight_ih may be joined weights, or prepacked ones.
+// Sets the weights and biases of a call. weight_ih may be a concatenated or prepacked matrix.
 template <typename Inputs>
 void set_parameters(
     Inputs& args, bool has_bias, bool prepacked, int64_t hidden_size, at::TensorList given) {
@@ -45,7 +45,8 @@ void set_parameters(
   }
 }
 
-// Throws if a bias or a parameter that is concatenated has another shape, dtype or device.
+// Checks biases and custom parameters, which are concatenated. Throws if shape, dtype or device is
+// wrong.
 void check_custom_parameters(
     const CellInfo& cell,
     const char* where,

@@ -41,7 +41,7 @@ ProjectedWeights project_weights(
 
 namespace {
 
-// at::lstm warns that it does not use oneDNN, which nobody asked for here.
+// Suppresses the warning of at::lstm that it does not use oneDNN.
 class NoWarnings : public c10::WarningHandler {
  public:
   void process(const c10::Warning& /*warning*/) override {}
@@ -79,7 +79,7 @@ Tensor RowEnds::packed_rows(bool last, const Tensor& rows, const SymInt& batch) 
   if (!last) return row.to(rows.device());
   const Tensor steps = at::sum(batch_sizes_->unsqueeze(1) > row, 0);
   const Tensor begins = batch_sizes_->cumsum(0) - *batch_sizes_;
-  // Malformed batch_sizes, which the operator refuses, must not lead outside.
+  // The clamps keep invalid batch_sizes in bounds. The operator rejects them later.
   const Tensor found = begins.index_select(0, (steps - 1).clamp_min(0)) + row;
   return found.clamp(at::Scalar(0), at::Scalar(rows.sym_size(0) - 1)).to(rows.device());
 }
@@ -94,7 +94,7 @@ Tensor RowEnds::append_h_0(const Tensor& input, const Tensor& h_0, const Tensor&
     columns = zeros;
   } else if (batch_sizes_.has_value()) {
     columns = zeros.index_copy(0, packed_rows(reverse_, input, h_0.sym_size(0)), h_0);
-  } else {  // one step too many, which goes at the other end
+  } else {  // the extra step is cut off at the other end
     const Tensor step = h_0.unsqueeze(0);
     columns = reverse_ ? at::cat({zeros, step}).slice_symint(0, 1, count + 1)
                        : at::cat({step, zeros}).slice_symint(0, 0, count);

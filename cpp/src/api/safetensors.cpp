@@ -62,9 +62,9 @@ constexpr std::array<Dtype, 10> kDtypes = {{
 
 constexpr const char* kMetadata = "__metadata__";
 constexpr uint64_t kLengthBytes = sizeof(uint64_t);
-constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // as the reference implementation has it
+constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // same as in the reference implementation
 constexpr uint64_t kMaxBytes = std::numeric_limits<int64_t>::max();
-constexpr size_t kMaxDims = 64;  // what PyTorch's operations can handle
+constexpr size_t kMaxDims = 64;  // maximum for PyTorch's operations
 
 std::string system_error() {
   return errno != 0 ? std::strerror(errno) : "unknown error";
@@ -110,7 +110,7 @@ void find_dtype(Entry& entry, const std::string& path) {
       name_text(entry.dtype_name));
 }
 
-// Dtype, shape and data_offsets have to agree.
+// Checks that dtype, shape and data_offsets are consistent.
 void check_sizes(const Entry& entry, const std::string& path) {
   const std::vector<uint64_t>& offsets = entry.offsets;
   if (offsets.size() != 2 || offsets[0] > offsets[1]) {
@@ -119,7 +119,7 @@ void check_sizes(const Entry& entry, const std::string& path) {
         "data_offsets [begin, end] of " + entry.text(),
         str("[", c10::Join(", ", offsets), "]"));
   }
-  // PyTorch counts strides as if no dimension were 0: they must fit too.
+  // PyTorch computes strides as if no dimension were 0; they must not overflow either.
   uint64_t extent = c10::elementSize(entry.dtype);
   bool overflows = false;
   for (const int64_t size : entry.shape) {
@@ -147,9 +147,8 @@ void check_sizes(const Entry& entry, const std::string& path) {
   }
 }
 
-// Takes the events of a JSON parser and accepts what the format allows and
-// nothing else, so that no text, however deep or long, builds anything but
-// entries. Throws c10::ValueError.
+// Handles the events of a JSON parser. Accepts only valid headers and builds only entries, so that
+// the length and nesting of the text do not matter. Throws c10::ValueError.
 class HeaderReader final : public nlohmann::json_sax<json> {
  public:
   explicit HeaderReader(const std::string& path) : path_(path) {}
@@ -247,7 +246,7 @@ class HeaderReader final : public nlohmann::json_sax<json> {
     return true;
   }
 
-  // The parser's own text may repeat a hundred megabytes of the file.
+  // Replaces the parser's message, which may repeat a hundred megabytes of the file.
   bool parse_error(
       size_t position, const std::string&, const nlohmann::detail::exception&) override {
     refuse("a JSON header", str("something else at byte ", position, " of it"));
@@ -264,13 +263,13 @@ class HeaderReader final : public nlohmann::json_sax<json> {
     refuse(str(expected(), " in ", where()), got);
   }
 
-  // The value that is being read.
+  // Name of the current value, for messages.
   std::string where() const {
     if (place_ == Place::kStart || place_ == Place::kEnd) return "the header";
     return name_ == kMetadata ? kMetadata : "tensor " + name_text(name_);
   }
 
-  // What may stand there.
+  // Returns the expected JSON at the current position.
   const char* expected() const {
     switch (place_) {
       case Place::kShape:
@@ -288,17 +287,17 @@ class HeaderReader final : public nlohmann::json_sax<json> {
 
   const std::string& path_;
   Place place_ = Place::kStart;
-  std::string name_;              // of the value in the header that is being read
-  std::string field_;             // of the value inside that one
-  std::set<std::string> names_;   // in the header so far
-  std::set<std::string> fields_;  // in that value so far
+  std::string name_;              // of the current value in the header
+  std::string field_;             // of the current value inside it
+  std::set<std::string> names_;   // seen in the header
+  std::set<std::string> fields_;  // seen in the current value
   std::vector<Entry> entries_;
 };
 
 // ---- reading: the file ------------------------------------------------------
 
-// Most often what is not safetensors is what torch.save wrote: a zip archive,
-// or a pickle of protocol 2 before PyTorch 1.6.
+// Detects files of torch.save, the most common wrong input: a zip archive or, before PyTorch 1.6, a
+// pickle of protocol 2.
 void refuse_torch_save(const std::string& path, std::string_view start) {
   const bool zip = start.starts_with("PK\x03\x04");
   const bool pickle = start.starts_with("\x80\x02\x8a\nl\xfc\x9c");
@@ -327,7 +326,7 @@ std::string read_header_text(std::ifstream& file, uint64_t file_bytes, const std
   if (!file.read(header.data(), static_cast<std::streamsize>(header_bytes))) {
     unreadable(path, "it ended early");
   }
-  // The parser would skip other white space, and takes a zero for the end.
+  // Checked here, because the parser skips other white space and treats a zero byte as the end.
   const size_t closing = header.find_last_not_of(' ');
   if (closing == std::string::npos || header.front() != '{' || header[closing] != '}' ||
       header.find('\0') != std::string::npos) {
@@ -336,7 +335,7 @@ std::string read_header_text(std::ifstream& file, uint64_t file_bytes, const std
   return header;
 }
 
-// In the order of their elements, each byte of which belongs to exactly one of them.
+// Returns the entries in data order. Each data byte must belong to exactly one entry.
 std::vector<Entry> read_header(std::ifstream& file, uint64_t file_bytes, const std::string& path) {
   const std::string header = read_header_text(file, file_bytes, path);
   HeaderReader reader(path);
@@ -375,7 +374,7 @@ Tensor read_tensor(std::ifstream& file, const Entry& entry, const std::string& p
     unreadable(path, "it ended early");
   }
   if (!boolean) return tensor;
-  // A bool of another value is undefined behavior.
+  // A bool with another value is undefined behavior.
   const int largest = tensor.numel() > 0 ? tensor.max().item<uint8_t>() : 0;
   if (largest > 1) malformed(path, "bytes of 0 and 1 in BOOL " + entry.text(), str(largest));
   return tensor.to(at::kBool);
@@ -383,8 +382,8 @@ Tensor read_tensor(std::ifstream& file, const Entry& entry, const std::string& p
 
 // ---- writing ----------------------------------------------------------------
 
-// A file beside the one that `path` leads to, through symbolic links, which takes its place when it
-// is complete: with the same mode and owner, where that is permitted.
+// A temporary file next to the file that `path` resolves to. It replaces that file when it is
+// complete, with the same mode and, if permitted, the same owner.
 class Replacement {
  public:
   explicit Replacement(const std::string& path) : path_(path), target_(path) {
@@ -399,7 +398,7 @@ class Replacement {
     name << target_.string() << '.' << std::hex << random() << random() << ".tmp";
     temporary_ = name.str();
     constexpr int kNew = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC;
-    // Nobody else may read it before it has the mode of the other.
+    // Other users must not be able to read it before it has the final mode.
     file_ = ::open(temporary_.c_str(), kNew, exists ? S_IRUSR | S_IWUSR : 0666);
     check(file_ >= 0);
     if (exists) keep(replaced);
@@ -435,9 +434,9 @@ class Replacement {
   }
 
  private:
-  // The target of the last link may not exist yet.
+  // Resolves symbolic links. The target of the last link may not exist.
   void follow_links() {
-    constexpr int kMost = 40;  // as Linux has it
+    constexpr int kMost = 40;  // same as Linux
     std::error_code none;
     for (int links = 0; fs::is_symlink(fs::symlink_status(target_, none)); ++links) {
       if (links == kMost) fail(std::strerror(ELOOP));
@@ -445,7 +444,7 @@ class Replacement {
     }
   }
 
-  // The owner first, since a change of it clears bits of the mode. Some file systems have neither.
+  // Sets the owner first, because that clears bits of the mode. Some file systems support neither.
   void keep(const struct stat& replaced) const {
     constexpr auto kAny = static_cast<uid_t>(-1);
     if (::fchown(file_, replaced.st_uid, replaced.st_gid) != 0) {
@@ -502,9 +501,9 @@ void check_writable(const std::string& name, const Tensor& tensor) {
 
 using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
 
-// A multiple of eight bytes.
+// Returns the header, padded to a multiple of eight bytes.
 std::string header_of(const NamedTensors& tensors, const std::string& path) {
-  // Without this entry some readers in Python refuse the file.
+  // Some Python readers reject files without this entry.
   nlohmann::ordered_json header = {{kMetadata, {{"format", "pt"}}}};
   uint64_t position = 0;
   for (const auto& [name, tensor] : tensors) {
@@ -543,8 +542,8 @@ std::string name_text(std::string_view name) {
     text += "...";
   }
   text = json(text).dump(-1, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace);
-  // JSON leaves U+007F to U+009F as they are, of which U+009B begins a command to a
-  // terminal. In UTF-8 they are 7F, and C2 80 to C2 9F.
+  // JSON does not escape U+007F to U+009F, and U+009B begins a terminal command. In UTF-8 they are
+  // 7F, and C2 80 to C2 9F.
   std::string escaped;
   for (size_t k = 0; k < text.size(); ++k) {
     const bool two = text[k] == '\xc2' && static_cast<unsigned char>(text[k + 1]) < 0xa0;
@@ -583,8 +582,8 @@ std::map<std::string, Tensor> load_safetensors(const std::string& path) {
 }
 
 void save_safetensors(const std::map<std::string, Tensor>& tensors, const std::string& path) {
-  // Larger elements first, after a header of a multiple of eight bytes: so each
-  // tensor starts at a multiple of its element's size.
+  // Writes larger elements first, after a header that is a multiple of eight bytes long. Each
+  // tensor is then aligned to its element size.
   NamedTensors ordered;
   for (const auto& [name, tensor] : tensors) {
     check_writable(name, tensor);

@@ -15,8 +15,8 @@
 
 namespace lltm {
 
-// A name from a file, fit for a message: quoted, control characters escaped, broken
-// UTF-8 replaced, cut short.
+// Returns a name from a file in a form for messages: quoted, with control characters escaped and
+// invalid UTF-8 replaced, and shortened.
 std::string name_text(std::string_view name);
 
 }  // namespace lltm

@@ -1,4 +1,4 @@
-// Checkpoints of modules: their parameters and buffers, by name, in the safetensors format.
+// Checkpoint files: a module's parameters and buffers by name, in the safetensors format.
 #include "api/safetensors.h"
 #include "common/format.h"
 
@@ -29,8 +29,8 @@ bool fits(const Tensor& saved, const Tensor& target) {
                                              saved.size(0) == 1 && saved.size(1) == target.size(0));
 }
 
-// One line per name that does not fit; cut short, since a file of another
-// model may have thousands.
+// Lists mismatched names, one per line. The list is cut off, because a file of another model may
+// contain thousands of names.
 class Differences {
  public:
   template <typename... Parts>

@@ -1,4 +1,4 @@
-// The cells of the library. To add one: its page, included here, and its place in Cells.
+// List of the built-in cells. To add a cell, include its definition here and append it to Cells.
 #pragma once
 
 #include "cell/gru.h"
@@ -19,19 +19,19 @@ struct CellList {
     return ((Pages::kCell.id == place++) && ...);
   }
 
-  // Calls body with a value of the type of each page.
+  // Calls body with a value of each cell definition's type.
   template <typename Body>
   static constexpr void for_each(const Body& body) {
     (body(Pages{}), ...);
   }
 };
 
-// By their ids.
+// Built-in cells, ordered by id.
 using Cells = CellList<Lltm, Lstm, Gru, RnnTanh, RnnRelu>;
 static_assert(Cells::ids_are_places(), "the id of a cell is its place in Cells");
 
 constexpr const auto& kCells = Cells::kInfos;
-// The id of those that users have written.
+// Id of every custom cell.
 constexpr int kProgramId = Cells::kCount;
 
 template <typename Body, typename Page, typename... Others>
@@ -42,7 +42,7 @@ decltype(auto) visit_one_of(CellList<Page, Others...>, const CellInfo& cell, con
   return body(Page{});
 }
 
-// Calls body with a value of the type of the cell's page.
+// Calls body with a value of the type that defines the cell.
 template <typename Body>
 decltype(auto) visit_cell(const CellInfo& cell, const Body& body) {
   return visit_one_of(Cells(), cell, body);

@@ -1,5 +1,5 @@
-// The GRU of torch.nn, whose reset gate stands after the GEMM: so the candidate has a slot for
-// what x gives and one for what h gives. c stands for h (cell.h).
+// GRU, as in torch.nn. The reset gate scales W_hh h after the GEMM, so the candidate has separate
+// pre-activations for x and for h. The engines' c holds h (cell.h).
 //     r, u = sigmoid(z_r), sigmoid(z_u);  n = tanh(z_nx + r z_nh)
 //     h' = (1 - u) n + u h
 #pragma once
@@ -10,7 +10,7 @@ namespace lltm {
 namespace {
 
 struct Gru {
-  static constexpr int kSlots = 4;  // candidate of x, reset gate, update gate, candidate of h
+  static constexpr int kSlots = 4;  // candidate from x, reset gate, update gate, candidate from h
   static constexpr int kSaved = 5;  // r, u, n, z_nh, h
   static constexpr CellInfo kCell = {
       .name = "gru",

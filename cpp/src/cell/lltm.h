@@ -1,4 +1,4 @@
-// The LLTM: an LSTM without a forget gate, with an ELU candidate.
+// LLTM: an LSTM without a forget gate, with an ELU candidate.
 //     i, o = sigmoid(z_i), sigmoid(z_o);  g = elu(z_g)
 //     c' = c + i g;  h' = o tanh(c')
 #pragma once

@@ -1,4 +1,4 @@
-// The LSTM of torch.nn, in whose order its gates stand.
+// LSTM, as in torch.nn, with the same gate order.
 //     i, f, o = sigmoid(z_i), sigmoid(z_f), sigmoid(z_o);  g = tanh(z_g)
 //     c' = f c + i g;  h' = o tanh(c')
 #pragma once

@@ -1,24 +1,23 @@
-// The functions of the cells (cell.h), and of the operations that cells are written in (program.h),
-// for kernels on every device.
+// Activation functions, and the operations of cell programs (program.h), for kernels on every
+// device.
 //
-// Each function is straight-line code without branches: `?:` only selects
-// between two values that are both already computed. That is what lets the
-// compiler turn a loop over it into SSE2, AVX2 or AVX-512 code, and what keeps
-// warps together on a GPU. Nothing here may call the C library.
+// Each function is straight-line code without branches: `?:` only selects between two values that
+// are both computed. Compilers can therefore vectorize loops over these functions, and the threads
+// of a GPU warp do not diverge. The functions must not call the C library.
 //
-// Largest errors against a correctly rounded result, over every finite input
-// (checked by tests_cpp/test_cell_math.cpp for each instruction set):
+// Maximum errors compared with the correctly rounded result, over all finite inputs (checked by
+// tests_cpp/test_cell_math.cpp for each instruction set):
 //     exp 2 ULP, expm1 2 ULP, log 1 ULP, log1p 2 ULP, sigmoid 3 ULP, tanh 3 ULP, elu 2 ULP,
 //     softplus 2 ULP; the others are exact or correctly rounded.
-// Where the true result is subnormal, the error is at most one subnormal step. On a GPU the
-// divisions of sigmoid and tanh in float32 are `quotient`, off by 1 ULP at most, not by a half.
-// NaN gives NaN; infinities give the limits.
+// If the true result is subnormal, the error is at most one subnormal step. On a GPU the float32
+// divisions in sigmoid and tanh use `quotient`, whose error is at most 1 ULP instead of 0.5. NaN
+// gives NaN, and infinities give the limits.
 #pragma once
 
 #include <cstdint>
 
-// Functions that are always inlined.
-#if defined(LLTM_FAST_COMPILE)  // by tests that run kernels for their values
+// Marks functions that are always inlined.
+#if defined(LLTM_FAST_COMPILE)  // in tests that check values, not speed
 #define LLTM_CELL_INLINE inline
 #elif defined(__CUDACC__)
 #define LLTM_CELL_INLINE __host__ __device__ __forceinline__
@@ -26,14 +25,14 @@
 #define LLTM_CELL_INLINE inline __attribute__((always_inline))
 #endif
 
-// Before a loop whose iterations are independent of each other.
+// Precedes a loop whose iterations are independent of each other.
 #if defined(__clang__)
 #define LLTM_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #else
 #define LLTM_INDEPENDENT _Pragma("GCC ivdep")
 #endif
 
-// Before a loop that is unrolled, so that arrays whose indices are then known stay in registers.
+// Precedes a loop to unroll. Array indices become constants, so the arrays stay in registers.
 #if defined(LLTM_FAST_COMPILE)
 #define LLTM_UNROLL
 #elif defined(__CUDACC__)
@@ -44,8 +43,8 @@
 
 namespace lltm {
 
-// Anonymous on purpose: this header is compiled once per instruction set, and
-// an out-of-line AVX-512 copy must never be merged into the baseline code.
+// Anonymous on purpose: this header is compiled once per instruction set. The linker must not
+// replace a baseline function with an out-of-line AVX-512 copy.
 namespace {
 namespace math {
 
@@ -55,7 +54,7 @@ LLTM_CELL_INLINE To bit_cast(From from) {
   return __builtin_bit_cast(To, from);
 }
 
-// What exp and log need to know of a floating-point format.
+// Constants of a floating-point format, and polynomials, for exp and log.
 template <typename T>
 struct Format;
 
@@ -89,7 +88,7 @@ struct Format<float> {
     return p * r + 5.00000001e-1f;
   }
 
-  // (2 atanh(s) / s - 2) / s^2 where z = s^2 and 1 + s is at most sqrt(2) (1 - s), likewise.
+  // (2 atanh(s) / s - 2) / s^2 for z = s^2 and 1 + s <= sqrt(2) (1 - s), Chebyshev approximation.
   static LLTM_CELL_INLINE float atanh_remainder(float z) {
     float p = 2.95803983e-1f;
     p = p * z + 3.99887707e-1f;
@@ -182,8 +181,8 @@ LLTM_CELL_INLINE T with_sign_of(T magnitude, T x) {
   return bit_cast<T>((bit_cast<Bits>(magnitude) & ~kSign<T>) | (bit_cast<Bits>(x) & kSign<T>));
 }
 
-// exp(x) for x <= 0. The power of two is applied in two parts, so that results
-// below the smallest normal number are rounded, not lost.
+// exp(x) for x <= 0. Applies the power of two as two factors, so that results below the smallest
+// normal number are rounded correctly instead of becoming 0.
 template <typename T>
 LLTM_CELL_INLINE T exp_nonpositive(T x) {
   using F = Format<T>;
@@ -192,8 +191,7 @@ LLTM_CELL_INLINE T exp_nonpositive(T x) {
          power_of_two<T>(-F::kShift);
 }
 
-// exp(x) - 1 for x <= 0, with full relative accuracy near 0. For other x the
-// result means nothing.
+// exp(x) - 1 for x <= 0, with full relative accuracy near 0. For other x the result is meaningless.
 template <typename T>
 LLTM_CELL_INLINE T expm1_nonpositive(T x) {
   // Below -40 the result is -1 in both formats, and 2^n stays normal.
@@ -202,15 +200,15 @@ LLTM_CELL_INLINE T expm1_nonpositive(T x) {
   return scale * reduced.expm1_r + (scale - T(1));
 }
 
-// a / b for b in [1, 2], from a reciprocal of b that is off by a unit in the last place: what the
-// product leaves over, times the reciprocal, corrects it. Off by 1 ULP at most.
+// a / b for b in [1, 2], given a reciprocal of b with an error of 1 ULP. The remainder of the first
+// quotient, times the reciprocal, corrects it. The error is at most 1 ULP.
 LLTM_CELL_INLINE float quotient_by(float a, float b, float reciprocal) {
   const float q = a * reciprocal;
   return __builtin_fmaf(__builtin_fmaf(-b, q, a), reciprocal, q);
 }
 
-// The same on any device. On a GPU a division is a call of some twenty instructions with a branch
-// for operands that b is not.
+// The same on any device. A GPU division is a call of about twenty instructions, with a branch for
+// values of b that do not occur here.
 template <typename T>
 LLTM_CELL_INLINE T quotient(T a, T b) {
 #if defined(__CUDA_ARCH__)
@@ -233,15 +231,16 @@ LLTM_CELL_INLINE T sigmoid(T x) {
   return quotient(x < T(0) ? e : T(1), T(1) + e);
 }
 
-// From d = exp(-2|x|) - 1 as -d / (2 + d): d has full relative accuracy near 0.
+// tanh(|x|) = -d / (2 + d) with d = exp(-2|x|) - 1, which has full relative accuracy near 0.
 LLTM_CELL_INLINE float tanh(float x) {
   const float d = expm1_nonpositive(2 * minus_abs(x));
   return with_sign_of(quotient(d, 2 + d), x);
 }
 
-// In float64 speed matters less, and gradients of a few units would be 1.3 times as far off as
-// those of plain PyTorch. So where q = exp(-2|x|) < 1/3 it is 1 - 2q / (1 + q): what is subtracted
-// is small, and its error smaller.
+// In float64, accuracy is more important than speed. With the formula above, the gradients of
+// layers with few hidden units would have 1.3 times the error of eager PyTorch. For
+// q = exp(-2|x|) < 1/3, this function computes 1 - 2q / (1 + q) instead, in which the subtracted
+// term and its error are small.
 LLTM_CELL_INLINE double tanh(double x) {
   const double y = 2 * minus_abs(x);
   const Reduced<double> reduced = reduce(y < -40 ? -40 : y);
@@ -253,15 +252,16 @@ LLTM_CELL_INLINE double tanh(double x) {
   return with_sign_of(far ? 1 - part : part, x);
 }
 
-// x where x > 0, else exp(x) - 1: selected by `?:`, because multiplying by a mask turns an infinite
-// exponential into NaN.
+// x if x > 0, else exp(x) - 1. Selects with `?:`, because an infinite exponential times a mask is
+// NaN.
 template <typename T>
 LLTM_CELL_INLINE T elu(T x) {
   const T e = expm1_nonpositive(x);
   return x > T(0) ? x : e;
 }
 
-// exp(x), with half of the power of two and then the other half, for the sake of both ends.
+// exp(x). Applies the power of two in two halves, so that results near overflow and subnormal
+// results are correct.
 template <typename T>
 LLTM_CELL_INLINE T exp(T x) {
   using F = Format<T>;
@@ -269,10 +269,10 @@ LLTM_CELL_INLINE T exp(T x) {
   using Unsigned = typename F::UnsignedBits;
   const T y = clamp_low(x);
   const Reduced<T> reduced = reduce(y > F::kHighest ? F::kHighest : y);
-  // Not every instruction set can shift negative numbers of 64 bits.
+  // Some instruction sets cannot shift negative 64-bit numbers.
   const auto twice_biased = static_cast<Unsigned>(reduced.n + 2 * F::kExponentBias);
   const Bits half = static_cast<Bits>(twice_biased >> 1) - F::kExponentBias;
-  // Unsigned, since n of NaN is any number.
+  // Unsigned, because n is arbitrary if x is NaN.
   const auto rest = static_cast<Unsigned>(reduced.n) - static_cast<Unsigned>(half);
   return (T(1) + reduced.expm1_r) * power_of_two<T>(half) *
          power_of_two<T>(static_cast<Bits>(rest));
@@ -284,9 +284,9 @@ LLTM_CELL_INLINE T expm1(T x) {
   using F = Format<T>;
   const T y = x < T(-40) ? T(-40) : x;
   const Reduced<T> reduced = reduce(y > F::kHighest ? F::kHighest : y);
-  const T half = power_of_two<T>(reduced.n - 1);  // 2^n may overflow where the result does not
+  const T half = power_of_two<T>(reduced.n - 1);  // 2^n may overflow although the result does not
   const T result = T(2) * (half * reduced.expm1_r + (half - T(0.5)));
-  return minus_abs(x) > T(-1e-30) ? x : result;  // subnormal numbers have no half
+  return minus_abs(x) > T(-1e-30) ? x : result;  // halving would round subnormal numbers
 }
 
 // y = 2^n m with m in [sqrt(1/2), sqrt(2)), for a normal number y > 0.
@@ -319,7 +319,7 @@ LLTM_CELL_INLINE T log_of_parts(T n, T f) {
   return n * F::kLn2High + (f + (n * F::kLn2Low - s * (f - z * F::atanh_remainder(z))));
 }
 
-// The logarithm of x where `result` is not: 0, negative numbers, infinity, NaN.
+// Returns log(x) if x is 0, negative, infinite or NaN, and `result` otherwise.
 template <typename T>
 LLTM_CELL_INLINE T log_at_edges(T x, T result) {
   constexpr T kInfinity = T(__builtin_inf());
@@ -338,13 +338,14 @@ LLTM_CELL_INLINE T log(T x) {
   return log_at_edges(x, log_of_parts(n, parts.m - T(1)));
 }
 
-// log(1 + x), with full relative accuracy near 0: what 1 + x loses in rounding is added to m.
+// log(1 + x), with full relative accuracy near 0. Adds the rounding error of 1 + x to m.
 template <typename T>
 LLTM_CELL_INLINE T log1p(T x) {
   using F = Format<T>;
   const T y = T(1) + x;
   const Parts<T> parts = split(y);
-  // 2^-n, which is none where n is largest; there nothing is lost that matters.
+  // 2^-n. For the largest n it is not a normal number, but there the rounding error does not
+  // matter.
   const T scale = power_of_two<T>(F::kRoundBits - bit_cast<typename F::Bits>(parts.n + F::kRound));
   const T lost = x < power_of_two<T>(F::kMantissaBits + 2) ? (x - (y - T(1))) * scale : T(0);
   return with_sign_of(log_at_edges(y, log_of_parts(parts.n, (parts.m - T(1)) + lost)), x);
@@ -366,7 +367,7 @@ LLTM_CELL_INLINE float sqrt(float x) {
 LLTM_CELL_INLINE double sqrt(double x) {
   return ::sqrt(x);
 }
-#else  // instructions, as LLTM_KERNEL_FLAGS leave errno alone
+#else  // instructions, because LLTM_KERNEL_FLAGS disable errno
 LLTM_CELL_INLINE float sqrt(float x) {
   return __builtin_sqrtf(x);
 }
@@ -380,17 +381,17 @@ LLTM_CELL_INLINE T abs(T x) {
   return with_sign_of(x, T(0));
 }
 
-// 0 of either zero; NaN of NaN, as the derivative of |x| has to be.
+// Returns 0 for either zero and NaN for NaN, as the derivative of |x| requires.
 template <typename T>
 LLTM_CELL_INLINE T sign(T x) {
   const T one = with_sign_of(T(1), x);
   return x == T(0) ? T(0) : x != x ? x : one;
 }
 
-// NaN if either is.
+// Return NaN if either operand is NaN.
 template <typename T>
 LLTM_CELL_INLINE T maximum(T a, T b) {
-  const T larger = a > b ? a : b;  // b where either is NaN
+  const T larger = a > b ? a : b;  // b if either is NaN
   return a != a ? a : larger;
 }
 template <typename T>
@@ -440,7 +441,7 @@ template <typename T>
 LLTM_CELL_INLINE T subtract_product(T a, T b, T c) {
   return c - a * b;
 }
-// x times the derivative of a function whose result is the other operand.
+// Return x times the derivative of a function, given the function's result.
 template <typename T>
 LLTM_CELL_INLINE T sigmoid_gradient(T x, T sigmoid) {
   const T product = x * sigmoid;
@@ -458,7 +459,7 @@ template <typename T>
 LLTM_CELL_INLINE T add_tanh_gradient(T x, T tanh, T c) {
   return x * (T(1) - tanh * tanh) + c;
 }
-// Conditions are 1 or, where they do not hold, 0; any number but 0 is taken for one that holds.
+// Comparisons and logical operations return 0 or 1. As operands, all nonzero values are true.
 template <typename T>
 LLTM_CELL_INLINE T greater(T a, T b) {
   return a > b ? T(1) : T(0);
@@ -492,7 +493,7 @@ LLTM_CELL_INLINE T where(T condition, T a, T b) {
   return condition != T(0) ? a : b;
 }
 
-// As at::where, for numbers.
+// Like at::where, with a number.
 template <typename T>
 LLTM_CELL_INLINE T where(bool condition, int a, T b) {
   return condition ? T(a) : b;

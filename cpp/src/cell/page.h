@@ -1,14 +1,14 @@
-// A page (lltm.h, lstm.h, gru.h) is the arithmetic of a cell that is compiled into kernels: a type
-// with kCell, kSlots, kSaved and the element-wise part of a step,
+// A cell definition (lltm.h, lstm.h, gru.h, rnn.h) is a type that is compiled into the kernels. It
+// has kCell, kSlots, kSaved and the element-wise part of a step:
 //     StepForward<Page, V> forward(z, c)
 //     StepBackward<Page, V> backward(saved, dh, dc_next)    dh, dc_next: gradients of h', c'
-// Of a cell without states besides h, c is h, and backward takes dh alone, from all that reads h'.
+// If h is the only state, c is h, and backward(saved, dh) gets the complete gradient of h'.
 //
-// V is float or double in the kernels, and a value of a program where the page is recorded as one
-// (record_page.h). So the functions are straight-line code of what math.h has: `where` selects
-// between two values that are both already computed.
+// V is float or double in kernels, and a recorded value in record_page.h. The functions are
+// therefore straight-line code with the operations of math.h. `where` selects between two computed
+// values.
 //
-// No header of torch or of the standard library: kernels of every device include it.
+// Device code: includes no PyTorch or standard headers.
 #pragma once
 
 #include "cell/cell.h"
@@ -28,7 +28,7 @@ struct StepBackward {
   V dc;  // gradient of c
 };
 
-// How many registers the programs of a cell read and write.
+// Numbers of registers that a cell's programs read and write.
 struct ProgramSizes {
   int forward_in, forward_out, backward_in, backward_out;
 
@@ -47,7 +47,8 @@ struct ProgramSizes {
 
 namespace {
 
-// backward of any page; dc_next of a cell without states besides h is a part of the gradient of h'.
+// Calls backward of any cell definition. If h is the only state, dc_next is part of the gradient of
+// h'.
 template <typename Page, typename V>
 LLTM_CELL_INLINE StepBackward<Page, V> backward_of(
     const V (&saved)[Page::kSaved], const V& dh, const V& dc_next) {
@@ -58,7 +59,7 @@ LLTM_CELL_INLINE StepBackward<Page, V> backward_of(
   }
 }
 
-// The functions of a page on the registers of a program (program.h).
+// Adapts a cell definition to program registers (program.h).
 template <typename Page>
 struct PageRegisters {
   static constexpr CellInfo kCell = Page::kCell;

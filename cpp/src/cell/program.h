@@ -1,27 +1,28 @@
-// A cell that a user has written, as two programs: what forward and backward compute of one unit
-// between the GEMMs, in straight-line code on registers. Kernels run a program over blocks of
-// units, one instruction after another; the composite path runs it on tensors.
+// Cell programs: straight-line register code for the element-wise part of a step, forward and
+// backward, per hidden unit. Kernels run the programs of custom cells over blocks of hidden units,
+// instruction by instruction. The ATen fallback runs every cell's program on tensors.
 //
-// The registers of a program, in this order: inputs, outputs, constants, temporaries. Inputs and
-// constants are never written, an output is written once and may be read from then on.
+// A program's registers are, in this order: inputs, outputs, constants, temporaries. Inputs and
+// constants are never written. An output is written once and may be read afterwards.
 //
-//     forward     inputs: z of each slot, states, parameters
+//     forward     inputs: pre-activations, states, parameters
 //                 outputs: h', states', saved values
 //     backward    inputs: saved values, parameters, gradients of h', of states'
-//                 outputs: gradients of z of each slot, of parameters, of states
+//                 outputs: gradients of pre-activations, of parameters, of states
 //
-// The states of forward's inputs and backward's outputs begin with h where the cell reads it
-// element by element; those of the other two never do, as h' stands there already.
+// The states in forward's inputs and backward's outputs begin with h if the cell reads h
+// element-wise. The states in forward's outputs and backward's inputs never include h', which
+// precedes them.
 //
-// No header of torch or of the standard library: kernels of every device include it.
+// Device code: includes no PyTorch or standard headers.
 #pragma once
 
 namespace lltm {
 
-// X(op, function, operands): the operations, each a function of that many numbers in math.h. Those
-// behind kWhere are made of the others when a text is compiled.
-// Conditions are 0 or 1; detach(x) is x, without a derivative (run_program.cpp). NaN goes through
-// everything but conditions, as in PyTorch.
+// X(op, function, operands): an operation, its function in math.h and its number of operands. A
+// serialized cell uses the operations up to kWhere; the compiler creates the others by fusing.
+// Conditions are 0 or 1. detach(x) is x without a derivative (run_program.cpp). NaN propagates as
+// in PyTorch, except through conditions.
 #define LLTM_OPERATIONS(X)                   \
   X(kCopy, copy, 1)                          \
   X(kNegate, negate, 1)                      \
@@ -67,7 +68,7 @@ enum class Op : unsigned char {
 
 struct Instruction {
   Op op;
-  unsigned char y, a, b, c;  // registers: the result's and the operands'; 0 where there is none
+  unsigned char y, a, b, c;  // result and operand registers; 0 if unused
 };
 
 struct Program {
@@ -78,7 +79,7 @@ struct Program {
   const double* constants;
   int constant_count;
   int inputs, outputs;
-  int registers;  // in all
+  int registers;  // total
 
   constexpr int first_constant() const { return inputs + outputs; }
   constexpr int first_temporary() const { return first_constant() + constant_count; }
@@ -87,8 +88,8 @@ struct Program {
 struct CellPrograms {
   Program forward, backward;
   const char* name;
-  unsigned long long hash;       // of the text
-  const double* initial_states;  // K
+  unsigned long long hash;       // of the serialized cell
+  const double* initial_states;  // K values
 };
 
 }  // namespace lltm

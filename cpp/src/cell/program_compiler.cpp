@@ -85,7 +85,7 @@ Program ProgramCompiler::compile(const std::vector<int>& outputs, ProgramCode& c
   }
 
   const int first_temporary = registers;
-  std::vector<bool> taken;  // of the temporaries
+  std::vector<bool> taken;  // for each temporary
   for (Value& value : values_) {
     if (value.kind != kResult || value.uses == 0) continue;
     Instruction instruction = {.op = value.op, .y = 0, .a = 0, .b = 0, .c = 0};

@@ -1,7 +1,7 @@
-// A section of a cell program, compiled: from the values that its text computes to instructions on
-// registers, with products fused into sums and derivatives into products.
+// Compiles a section of a serialized cell from a graph of values to instructions on registers.
+// Fuses products into sums, and activation derivatives into products.
 //
-// No header of torch.
+// Includes no PyTorch header.
 #pragma once
 
 #include "cell/program.h"
@@ -16,19 +16,19 @@
 
 namespace lltm {
 
-// The instructions and constants that a Program points into.
+// Instructions and constants that a Program points to.
 struct ProgramCode {
   std::vector<Instruction> instructions;
   std::vector<double> constants;
 };
 
-// The values of a section in the order in which they are computed: an operand stands before.
+// Values of a section in computation order: operands precede results.
 class ProgramCompiler {
  public:
   using Operands = std::array<int, 3>;
   static constexpr int kNone = -1;
 
-  // Before any other value.
+  // Adds an input. Inputs precede all other values.
   int input() { return add({.kind = kInput}); }
 
   int constant(double number) {
@@ -37,13 +37,14 @@ class ProgramCompiler {
     return place->second;
   }
 
-  // Takes negations away where that changes no result.
+  // Adds the result of an operation. Removes negations if that changes no result.
   int result(Op op, Operands of);
 
-  // What each value may be, and its factor of an input. Before compile().
+  // Returns the range of each value and its factor of an input (value_ranges.h). Precedes
+  // compile().
   std::pair<std::vector<ValueRange>, std::vector<Factor>> ranges_and_factors(int input) const;
 
-  // Registers: program.h.
+  // Numbers the registers as program.h defines.
   Program compile(const std::vector<int>& outputs, ProgramCode& code);
 
  private:
@@ -53,8 +54,8 @@ class ProgramCompiler {
     double number = 0;
     Op op = Op::kCopy;
     Operands of = {kNone, kNone, kNone};
-    int uses = 0;       // none: it is left out
-    int place = kNone;  // its register
+    int uses = 0;       // 0: the value is omitted
+    int place = kNone;  // register
   };
 
   int add(const Value& value) {
@@ -66,7 +67,7 @@ class ProgramCompiler {
 
   void count_uses(const std::vector<int>& outputs);
 
-  // Products into the sums and differences that alone use them.
+  // Fuses each product into the sum or difference that is its only use.
   void fuse_products();
 
   bool is_constant(int value, double number) const {
@@ -77,12 +78,12 @@ class ProgramCompiler {
   // e > 0 ? 1 : e + 1
   bool is_elu_slope(const Value& value) const;
 
-  // The derivatives of sigmoid, tanh and elu into the products with a gradient that alone use them.
-  // Uses are not counted anew meanwhile, so that what is no longer used counts as if it were.
+  // Fuses derivatives of sigmoid, tanh and elu into the products with a gradient that are their
+  // only use. Does not update use counts, so values that became unused still count as used.
   void fuse_gradients();
 
   std::vector<Value> values_;
-  std::map<uint64_t, int> constants_;  // by their bits
+  std::map<uint64_t, int> constants_;  // by bit pattern
 };
 
 }  // namespace lltm

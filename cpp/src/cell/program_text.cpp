@@ -42,7 +42,7 @@ string quoted_text(string_view text) {
   return quoted + (text.size() > kLongest ? "...'" : "'");
 }
 
-// One more than there are spaces.
+// Splits at every space, so adjacent spaces give empty words.
 std::vector<string_view> words_of(string_view line) {
   std::vector<string_view> words;
   for (size_t space = line.find(' '); space != string_view::npos; space = line.find(' ')) {
@@ -67,7 +67,7 @@ class TextLines {
     next();
   }
 
-  // The current line; at the end of the text one without words.
+  // The current line. At the end of the text it has no words.
   int number() const { return number_; }
   const std::vector<string_view>& words() const { return words_; }
   bool begins_with(string_view word) const { return !words_.empty() && words_[0] == word; }
@@ -86,7 +86,7 @@ class TextLines {
     }
   }
 
-  // Goes on to the next line if this one is so.
+  // If the current line is `line`, advances to the next line and returns true.
   bool take(string_view line) {
     const bool taken = !words_.empty() && line_ == line;
     if (taken) next();
@@ -123,7 +123,7 @@ void check_name(const TextLines& lines, string_view word) {
   }
 }
 
-// Not by std::from_chars, which older C++ libraries have for integers only.
+// Avoids std::from_chars, which older C++ libraries provide only for integers.
 double number_of(const TextLines& lines, string_view word, const string& expected) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   if (word == "inf") return kInfinity;
@@ -140,7 +140,7 @@ double number_of(const TextLines& lines, string_view word, const string& expecte
 // ---- operations -------------------------------------------------------------
 
 std::optional<Op> op_of(string_view word) {
-  static const std::vector<string_view> names = words_of(  // as Op counts them
+  static const std::vector<string_view> names = words_of(  // in the order of Op
       "copy negate abs sign sqrt exp expm1 log log1p sigmoid tanh elu softplus not detach "
       "add subtract multiply divide maximum minimum greater greater_equal equal not_equal and or "
       "where");
@@ -159,17 +159,18 @@ using Names = std::set<string, std::less<>>;
 
 class Section {
  public:
-  // Lines of the current section's name on; `taken` are no names of local values.
+  // Begins at the line with the section's name. Local values must not have a name in `taken`.
   Section(TextLines& lines, const string& name, const Names& taken)
       : lines_(lines), name_(name), taken_(taken), begin_(lines.number()) {
     lines.expect(name);
   }
 
-  // In the order of their registers. One without a name is not known to the text.
+  // Adds an input or output, in the order of registers. The text cannot use an input without a
+  // name.
   void input(const string& name = "") { known_[name] = compiler_.input(); }
   void output(const string& name) { outputs_.push_back(name); }
 
-  // Up to a line that begins with `last`.
+  // Reads assignments up to a line that begins with `last`.
   void assignments(const string& last) {
     const auto is_assignment = [&] {
       return lines_.words().size() > 1 && lines_.words()[1] == "=";
@@ -188,9 +189,10 @@ class Section {
 
   bool knows(string_view name) const { return known_.contains(name); }
 
-  // Of forward, as CellText says: each state of itself, and none of itself by way of others.
+  // Returns CellInfo::forgets for forward (program_text.h). Each next state must be linear in its
+  // own state, and must not depend on it through other states.
   bool forgets(const std::vector<string>& states) const {
-    std::vector<std::vector<bool>> reaches;  // of states k and n: whether the next n depends on k
+    std::vector<std::vector<bool>> reaches;  // [k][n]: next state n depends on k
     for (const string& state : states) {
       const auto [ranges, factors] = compiler_.ranges_and_factors(known_.at(state));
       const Factor& factor = factors[known_.at(state + "'")];
@@ -201,7 +203,7 @@ class Section {
         reaches.back().push_back(other != state && depends(factors[known_.at(other + "'")]));
       }
     }
-    // And in several steps.
+    // Adds dependences over several steps.
     for (size_t by = 0; by < states.size(); ++by) {
       for (std::vector<bool>& from : reaches) {
         for (size_t to = 0; to < states.size(); ++to) {
@@ -214,14 +216,14 @@ class Section {
     }
     return true;
   }
-  // Whether a value is between two numbers.
+  // True if the range of a value is finite.
   bool is_bounded(const string& name) const {
     const ValueRange range =
         compiler_.ranges_and_factors(ProgramCompiler::kNone).first[known_.at(name)];
     return std::isfinite(range.low) && std::isfinite(range.high);
   }
 
-  // An output that the text does not assign.
+  // Adds an output that the text does not assign.
   void assign_zero(const string& name) {
     output(name);
     known_[name] = compiler_.constant(0);
@@ -268,7 +270,7 @@ class Section {
   TextLines& lines_;
   const string name_;
   const Names& taken_;
-  const int begin_;  // its first line
+  const int begin_;  // first line
   ProgramCompiler compiler_;
   std::map<string, int, std::less<>> known_;
   std::vector<string> outputs_;
@@ -276,14 +278,13 @@ class Section {
 
 // ---- the text ---------------------------------------------------------------
 
-// FNV-1a: the same on every machine, since packed weights are saved.
+// FNV-1a, which is the same on every system: packed weights are saved with it.
 uint64_t hash(string_view text) {
   uint64_t sum = 0xcbf29ce484222325;
   for (const char c : text) sum = (sum ^ static_cast<unsigned char>(c)) * 0x100000001b3;
   return sum;
 }
 
-// The gates of a weight.
 std::vector<string> gates_of(TextLines& lines, const string& weight) {
   if (!lines.begins_with(weight)) lines.fail("'" + weight + " GATES'");
   std::vector<string> gates;
@@ -330,7 +331,8 @@ void read_gates(TextLines& lines, CellText& cell) {
   lines.next();
 }
 
-// The lines that begin with a word, as `state c 0`. Where NaN may stand, the text lacks the value.
+// Reads the lines that begin with a word, such as `state c 0`. If `may_lack`, nan means that the
+// text does not contain the value.
 std::vector<CellText::Named> read_named(
     TextLines& lines, const string& word, int most, bool may_lack, Names& taken) {
   std::vector<CellText::Named> all;
@@ -417,7 +419,7 @@ std::unique_ptr<const CellText> parse_cell(string_view text) {
   if (reads_h) backward.output("d.h");
   for (const auto& state : cell->states) backward.output("d." + state.name);
   backward.assignments("end");
-  if (info.reads_h && !reads_h) backward.assign_zero("d.h");  // the last: there are no states
+  if (info.reads_h && !reads_h) backward.assign_zero("d.h");  // the last output
   cell->programs.backward = backward.compile(cell->backward);
   lines.expect("end");
   if (!lines.words().empty()) lines.fail("the end of the text");

@@ -1,30 +1,31 @@
-// The text of a cell program, read and compiled. The text is what describes a user's cell to the
-// operators: gates, states, parameters, and what forward and backward compute of one unit between
-// the GEMMs, one assignment a line.
+// Parses and compiles serialized cells. A serialized cell describes a custom cell to the operators:
+// gates, states, parameters, and the element-wise part of forward and backward of one hidden unit,
+// one assignment per line.
 //
 //     lltm-cell 1
 //     name peephole
-//     weight_ih i o g           the gates that x has a part in, in the order of blocks of rows
-//     weight_hh i o g           likewise h; may be none
-//     bounded                   may be left out: |h'| <= 1 is promised
-//     reads_h                   may be left out: forward knows h
-//     own_gradient              may be left out: backward is not the derivative of forward
+//     weight_ih i o g           gates that depend on x, in the order of blocks of rows
+//     weight_hh i o g           gates that depend on h, likewise; may be empty
+//     bounded                   optional: guarantees |h'| <= 1
+//     reads_h                   optional: forward reads h
+//     own_gradient              optional: backward is not the derivative of forward
 //     state c 0                 0 to 3 lines: name, initial value
-//     parameter p 0             0 to 8 lines: name, initial value; one number a unit, learned
-//                               nan: what it starts from, the text cannot say
+//     parameter p 0             0 to 8 lines: name, initial value; one value per hidden unit,
+//     learned
+//                               nan: the initial value is not stored
 //     forward
-//     i = sigmoid z.i           knows z.GATE, states, parameters, h; has to assign h' and STATE'
+//     i = sigmoid z.i           may use z.GATE, states, parameters, h; assigns h' and each STATE'
 //     ...
-//     save i z.o c              what backward knows besides; no parameters
+//     save i z.o c              values for backward; no parameters
 //     backward
-//     d.z.i = ...               knows saved values, parameters, d.h' and d.STATE'; has to assign
+//     d.z.i = ...               may use saved values, parameters, d.h' and d.STATE'; assigns
 //     ...                       d.z.GATE, d.PARAMETER, d.STATE and, with reads_h, d.h
 //     end
 //
-// One space stands between words, and nothing else in a line; each ends with \n. The operations
-// are those of Op up to kWhere; operands are names or numbers as Python prints floats.
+// Words are separated by single spaces, and each line ends with \n. The operations are those of Op
+// up to kWhere. Operands are names, or numbers as Python prints floats.
 //
-// No header of torch.
+// Includes no PyTorch header.
 #pragma once
 
 #include "cell/cell.h"
@@ -52,28 +53,29 @@ struct CellText {
   CellText& operator=(const CellText&) = delete;
 
   std::string text, name, layer_class, step_class;
-  std::vector<std::string> gates;  // by slot: a gate of both weights is one
+  std::vector<std::string> gates;  // one per pre-activation
   std::vector<Named> states, parameters;
   std::vector<double> initial_states;
   std::vector<std::string> saved;  // in the order of forward's outputs and backward's inputs
-  // The block of a slot that x or h has no part in is -1. It reads h without states, too: c then
-  // stands for h, and forward's and backward's states are h.
+  // A block of -1 means that the pre-activation does not depend on x or h. Without other states,
+  // reads_h is true, c holds h, and h is the only state of the programs.
   //
-  // It forgets if each next state is the state times a factor, plus what does not depend on it, not
-  // by way of the other states either; and the factor is within [-1, 1] whatever the inputs are, as
-  // a gate is, and not 1 or -1 for ever. Where h is the only state, and read by GEMMs alone: if it
-  // is between two numbers.
+  // forgets is true if each next state is factor * state + rest. The rest must not depend on the
+  // state, neither directly nor through other states. The factor must be within [-1, 1] for all
+  // inputs, like a gate, and not a constant 1 or -1. If h is the only state and only GEMMs read it,
+  // forgets is true if the range of h' is finite.
   CellInfo info = {};
   CellPrograms programs = {};
-  ProgramCode forward, backward;  // what programs points into
+  ProgramCode forward, backward;  // code of the programs
 };
 
-// Throws std::invalid_argument where the text is not as above or exceeds a limit:
+// Parses a serialized cell. Throws std::invalid_argument if the format is wrong or a limit is
+// exceeded:
 //     cell program, line 7: expected ..., got '...'
 //
-// The programs compute what the text says, to the bit where products that are added or subtracted
-// are rounded first, but for the signs of NaN. An instruction may write the register of one of its
-// own operands.
+// The programs are bitwise identical to the text if products are rounded before they are added or
+// subtracted, except for the signs of NaN. An instruction may write the register of one of its own
+// operands.
 std::unique_ptr<const CellText> parse_cell(std::string_view text);
 
 }  // namespace lltm

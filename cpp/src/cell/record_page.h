@@ -1,7 +1,7 @@
-// A page (page.h) as the programs of its cell: its functions, called with values that note which
-// operations they are results of.
+// Records a cell definition (page.h) as cell programs: calls its functions with values that record
+// the operations.
 //
-// No header of torch.
+// Includes no PyTorch header.
 #pragma once
 
 #include "cell/page.h"
@@ -13,7 +13,7 @@
 namespace lltm {
 namespace recorded {
 
-// A value of the program that is recorded, or a number.
+// A recorded value, or a number.
 struct Value {
   Value() = default;
   Value(double number) : number(number) {}
@@ -39,7 +39,7 @@ Value record(Op op, const Values&... operands) {
   return {*compiler, compiler->result(op, places)};
 }
 
-// What pages call: the functions of math.h.
+// The functions of math.h, as cell definitions call them.
 #define LLTM_RECORD_1(op, function)       \
   inline Value function(const Value& a) { \
     return record(Op::op, a);             \
@@ -80,7 +80,7 @@ inline Value operator>(const Value& a, const Value& b) {
 
 }  // namespace recorded
 
-// The programs of a page, and what they point into.
+// Programs of a cell definition, with their instructions and constants.
 class RecordedPage {
  public:
   template <typename Page>

@@ -1,5 +1,5 @@
-// Cells by the names that operators are called with: built-in ones (cells.h) and custom ones, whose
-// name is the text of a program. A text is parsed once in a process.
+// Finds cells by the name that operators receive: a built-in name (cells.h), or a serialized custom
+// cell. A serialized cell is parsed once per process.
 #pragma once
 
 #include "cell/cell.h"
@@ -8,17 +8,17 @@
 
 namespace lltm {
 
-// The cell of this name, or null. A text that is no program throws.
+// Returns the cell with this name, or null. Throws if a serialized cell is invalid.
 const CellInfo* find_cell(std::string_view name);
 
-// The cell of a call, by its name.
+// Cell argument of a call.
 class CellName {
  public:
   CellName(std::string_view name) : name_(name), cell_(find_cell(name)) {}
   CellName(const CellInfo& cell) : name_(cell.name), cell_(&cell) {}
 
   std::string_view name() const { return name_; }
-  // Null where there is none of this name, which the checks report.
+  // Null if no cell has this name, which the checks report.
   const CellInfo* find() const { return cell_; }
   const CellInfo* operator->() const { return cell_; }
   const CellInfo& operator*() const { return *cell_; }
@@ -28,10 +28,10 @@ class CellName {
   const CellInfo* cell_;
 };
 
-// The cell. Throws where there is none; the message begins with `op`.
+// Returns the cell. Throws if there is none; the message begins with `op`.
 const CellInfo& get_cell(const char* op, const CellName& name);
 
-// The programs of a cell; those of a built-in one are recorded from its page.
+// Returns the programs of a cell. For a built-in cell, they are recorded from its definition.
 const CellPrograms& programs_of(const CellInfo& cell);
 
 }  // namespace lltm

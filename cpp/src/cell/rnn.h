@@ -1,4 +1,5 @@
-// The RNN of torch.nn, by its nonlinearity. c stands for h (cell.h), which only the GEMM reads.
+// RNN, as in torch.nn, with either nonlinearity. The engines' c holds h (cell.h); only the GEMM
+// reads it.
 //     h' = tanh(z) or relu(z)
 #pragma once
 
@@ -58,7 +59,7 @@ struct RnnRelu {
   template <typename V>
   static LLTM_CELL_INLINE StepBackward<RnnRelu, V> backward(const V (&saved)[kSaved], const V& dh) {
     using namespace math;
-    return {{where(not_equal(saved[0], V(0)), dh, V(0))}, V(0)};  // of NaN dh, as ATen's
+    return {{where(not_equal(saved[0], V(0)), dh, V(0))}, V(0)};  // NaN h' keeps dh, as in ATen
   }
 };
 

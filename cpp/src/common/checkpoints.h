@@ -1,4 +1,4 @@
-// Checkpoints of a sequence: c before every so many steps, in the order of execution.
+// Activation checkpoints of a sequence: c before every n-th step, in execution order.
 #pragma once
 
 #include "common/tensor_views.h"
@@ -12,23 +12,24 @@
 
 namespace lltm {
 
-// How many checkpoints `steps` steps have. checkpoint_steps may be any positive number: no sequence
-// has as many steps as the bound, which keeps the sum from overflowing.
-template <typename Size>  // a number or symbolic
+// Returns the number of checkpoints for `steps` steps. checkpoint_steps may be any positive number.
+// The bound, which exceeds the length of any sequence, keeps the sum from overflowing.
+template <typename Size>  // int64_t or SymInt
 Size checkpoint_count(const Size& steps, int64_t checkpoint_steps) {
   const int64_t apart = std::min(checkpoint_steps, int64_t{1} << 62);
   return (steps + (apart - 1)) / apart;
 }
 
-// Whether there is one before step k, with one every `every` steps; 0: none.
+// True if a checkpoint precedes step k; `every` is the number of steps per checkpoint, or 0 for
+// none.
 inline bool has_checkpoint(size_t k, int64_t every) {
   return every > 0 && k % static_cast<size_t>(every) == 0;
 }
 
-// Those of one call, for an engine to fill.
+// Checkpoints of a call, which an engine fills.
 class Checkpoints {
  public:
-  // Of `steps` steps of a state like c (B, H).
+  // Allocates the checkpoints for `steps` steps with states like c (B, H).
   Checkpoints(int64_t every, size_t steps, const at::Tensor& c) : every_(every) {
     if (every == 0) return;
     const int64_t count = checkpoint_count(static_cast<int64_t>(steps), every);
@@ -38,13 +39,13 @@ class Checkpoints {
   // (ceil(steps / every), B, H); undefined without checkpoints.
   const at::Tensor& tensor() const { return tensor_; }
 
-  // Whether there is one before step k.
   bool has(size_t k) const { return has_checkpoint(k, every_); }
 
-  // Writes that one; c (B, H) is the state by then.
+  // Saves c (B, H), the state before step k.
   void save(size_t k, const at::Tensor& c) const { at(k).copy_(c); }
 
-  // The same for rows [row, row + rows) and units [unit, unit + units). T is the type of tensors.
+  // Saves rows [row, row + rows) and hidden units [unit, unit + units). T is the element type of
+  // the tensors.
   template <typename T, typename C>
   void save(
       size_t k, Matrix<const C> c, int64_t row, int64_t rows, int64_t unit, int64_t units) const {

@@ -1,4 +1,4 @@
-// How error messages show shapes and dtypes.
+// Formats shapes and dtypes for error messages.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -10,7 +10,7 @@
 
 namespace lltm {
 
-// (16, 128), as Python prints it. Sizes are numbers or symbolic.
+// For example (16, 128), as in Python. Sizes are int64_t or SymInt.
 template <typename Size>
 std::string shape_text(c10::ArrayRef<Size> shape) {
   std::ostringstream text;
@@ -22,7 +22,7 @@ std::string shape_text(c10::ArrayRef<Size> shape) {
   return text.str();
 }
 
-// float32, as Python names it.
+// For example float32, as in Python.
 inline std::string dtype_text(at::ScalarType dtype) {
   return std::string(c10::getDtypeNames(dtype).first);
 }

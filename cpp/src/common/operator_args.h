@@ -1,10 +1,9 @@
-// The arguments of the operators in library.cpp, each operator's as one struct. Besides the schema
-// this is the only list of them: flat() names what an operator takes, in the order of its schema,
-// and operators.h makes the dispatcher's signatures of that. To add an argument: a member, its
-// place in flat(), and the schema.
+// Argument structs of the operators in library.cpp. flat() lists the arguments in schema order;
+// operators.h derives the dispatcher's signatures from it. To add an argument, add a member, its
+// place in flat(), and the schema argument.
 //
-// An absent tensor is undefined; an undefined gradient is zero. A backend gets arguments checked
-// (backend.h); its results are new contiguous tensors.
+// An omitted tensor is undefined, and an undefined gradient is zero. A backend gets checked
+// arguments (backend.h). Its results are new contiguous tensors.
 #pragma once
 
 #include "cell/cell.h"
@@ -22,20 +21,21 @@
 
 namespace lltm {
 
-// h', c'; output, h_n, c_n. c' and c_n are empty, (0,), where the cell has no c.
+// (h', c') and (output, h_n, c_n). c' and c_n are empty, shape (0,), if the cell has no c.
 using StepOutputs = std::tuple<at::Tensor, at::Tensor>;
 using SequenceOutputs = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
-// Last what backward needs, undefined unless asked for: the activations, of a sequence also
-// checkpoints in their place.
+// The last tensor is for backward, undefined unless requested: the activations, or, for a sequence
+// with checkpoint_steps, the checkpoints.
 using StepResult = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 using SequenceResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
-// Of input, h, c, weight_ih, weight_hh, bias_ih, bias_hh; undefined unless asked for.
+// Gradients of input, h, c, weight_ih, weight_hh, bias_ih, bias_hh. Each is undefined unless
+// requested.
 using Gradients =
     std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
-// Which of them are asked for.
+// True for each requested gradient.
 using OutputMask = std::array<bool, 7>;
 
-// For the two forms in which an absent tensor reaches us.
+// Convert between the two representations of an omitted tensor.
 inline const at::Tensor& or_undefined(const std::optional<at::Tensor>& tensor) {
   static const at::Tensor undefined;
   return tensor.has_value() ? *tensor : undefined;
@@ -47,10 +47,10 @@ inline std::optional<at::Tensor> or_nullopt(at::Tensor tensor) {
   return tensor.defined() ? std::optional<at::Tensor>(std::move(tensor)) : std::nullopt;
 }
 
-// A tensor among the arguments, read as a tensor also where it may be absent. It refers to a tensor
-// of the caller's, which outlives it, because a copy of every tensor would show in the time of a
-// small step; a temporary it keeps.
-template <typename Flat>  // at::Tensor, or an optional one: what the dispatcher passes
+// A tensor argument, which reads as a tensor even if it is optional. It refers to the caller's
+// tensor, which must outlive it, because copying every tensor would be noticeable in a small step.
+// It stores temporaries.
+template <typename Flat>  // the dispatcher's type: at::Tensor or optional
 class TensorArgument {
  public:
   TensorArgument() = default;
@@ -74,17 +74,17 @@ class TensorArgument {
 using RequiredTensor = TensorArgument<at::Tensor>;
 using OptionalTensor = TensorArgument<std::optional<at::Tensor>>;
 
-// What the k-th of the states in the c of the engines (cell.h) begins with where nothing is given.
+// Returns the default initial value of the k-th state in the engines' c (cell.h).
 inline double first_value(const CellInfo& cell, int k) {
   const int own = k - (cell.reads_h ? 1 : 0);
   return cell.programs == nullptr || own < 0 ? 0 : cell.programs->initial_states[own];
 }
 
-// Of the caller: a struct does not outlive the call that it is made for. The same call with some
-// arguments replaced is a copy to which these are assigned.
+// The structs refer to the caller's tensors and must not outlive the call. To change some
+// arguments, copy the struct and assign them.
 //
-// Without weight_hh, weight_ih is the joined matrix [weight_hh, weight_ih], and without bias_hh
-// there is one bias.
+// Without weight_hh, weight_ih is the concatenated matrix [weight_hh, weight_ih]. Without bias_hh
+// there is a single bias.
 struct StepInputs {
   CellName cell;
   RequiredTensor input, h;
@@ -94,13 +94,13 @@ struct StepInputs {
 
   auto flat() const { return std::tie(cell, input, h, c, weight_ih, weight_hh, bias_ih, bias_hh); }
 
-  // By names that every struct has.
+  // Names that all structs share.
   const RequiredTensor& state_h() const { return h; }
   OptionalTensor& state_c() { return c; }
 };
 
 struct StepArgs : StepInputs {
-  // No argument of the operators: whether to return the activations, for backward.
+  // Not an operator argument: returns the activations, for backward.
   bool save = false;
 };
 
@@ -116,7 +116,7 @@ struct StepBackwardArgs : StepInputs {
   OptionalTensor& grad_of_c() { return grad_c; }
 };
 
-// One layer and direction of a sequence.
+// A sequence in a single layer and direction.
 struct SequenceInputs {
   CellName cell;
   RequiredTensor input, h_0;
@@ -125,7 +125,7 @@ struct SequenceInputs {
   OptionalTensor weight_hh = {}, bias_ih = {}, bias_hh = {}, batch_sizes = {};
   bool reverse = false;
   OptionalTensor reset = {};
-  // 0, or how many steps apart the checkpoints are that are saved in place of the activations.
+  // Distance of activation checkpoints in steps, or 0 to save the activations instead.
   int64_t checkpoint_steps = 0;
   OptionalTensor recurrent_mask = {};
 
@@ -148,16 +148,16 @@ struct SequenceInputs {
 
   const RequiredTensor& state_h() const { return h_0; }
   OptionalTensor& state_c() { return c_0; }
-  // Whether bytes from prepack stand in the place of weight_ih, without weight_hh.
+  // True if weight_ih holds prepacked weights, without weight_hh.
   bool prepacked() const { return weight_ih->scalar_type() == at::kByte; }
 };
 
 struct SequenceArgs : SequenceInputs {
-  // No argument of the operators: whether to return activations or checkpoints, for backward.
+  // Not an operator argument: returns activations or checkpoints, for backward.
   bool save = false;
 
   bool saves_activations() const { return save && checkpoint_steps == 0; }
-  // What Checkpoints (checkpoints.h) take.
+  // Argument for Checkpoints (checkpoints.h).
   int64_t saved_checkpoint_steps() const { return save ? checkpoint_steps : 0; }
   bool saves_checkpoints() const { return saved_checkpoint_steps() > 0; }
 };
@@ -166,9 +166,9 @@ struct SequenceBackwardArgs : SequenceInputs {
   RequiredTensor output, saved;
   OptionalTensor grad_output = {}, grad_h_n = {}, grad_c_n = {};
   OutputMask output_mask = {};
-  // No argument of the operator. One segment of a sequence: the gradients of the states and those
-  // of weights and bias, which are carried on to the next segment, are of the compute dtype, both
-  // as arguments and results.
+  // Not an operator argument: the call is a segment of a sequence. Gradients of states, weights and
+  // biases, which continue in the next segment, then have the compute dtype as arguments and
+  // results.
   bool segment = false;
 
   auto flat() const {

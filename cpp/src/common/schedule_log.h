@@ -1,5 +1,5 @@
-// With LLTM_SCHEDULE in the environment, every sequence prints what was chosen for it, and every
-// step on the CPU.
+// If the environment variable LLTM_SCHEDULE is set, prints the schedule of each sequence and, on
+// the CPU, each step.
 #pragma once
 
 #include "common/steps.h"
@@ -21,7 +21,7 @@ inline bool logs_schedules() {
   return set;
 }
 
-// N rows of all steps, B rows of the state.
+// N is the number of rows in all steps, B the batch size.
 template <typename Args>
 void log_schedule(const Args& args, const std::string& schedule) {
   const at::Tensor& h = args.state_h();

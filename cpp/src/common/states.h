@@ -1,5 +1,5 @@
-// What engines call c begins with h where a cell reads h element by element (cell.h). Backends and
-// the composite path compute with that; what a user sees is set right here.
+// Converts between the engines' c and the user's. If a cell reads h element-wise (cell.h), the
+// engines' c begins with h; the user's c does not. The ATen fallback also uses the engines' c.
 #pragma once
 
 #include "common/operator_args.h"
@@ -15,7 +15,8 @@
 
 namespace lltm {
 
-// h (rows, H), and what engines call c, of the rows that start anew where `mask` (rows) is true.
+// Return h (rows, H) and the engines' c with rows reset to their initial values where `mask` (rows)
+// is true.
 inline at::Tensor restarted_h(const at::Tensor& h, const at::Tensor& mask) {
   return h.masked_fill(mask.unsqueeze(1), 0);
 }
@@ -27,13 +28,13 @@ inline at::Tensor restarted_c(const CellInfo& cell, const at::Tensor& c, const a
   return states.size() == 1 ? states.front() : at::cat(states, 1);
 }
 
-// h (rows, H) as the GEMM of a step reads it, with the recurrent mask of a sequence; of the
-// gradient of that operand, that of h.
+// Applies the recurrent mask to h (rows, H), for the recurrent GEMM, or to the gradient of its
+// operand.
 inline at::Tensor masked_h(const at::Tensor& h, const at::Tensor& recurrent_mask) {
   return recurrent_mask.defined() ? h * recurrent_mask.narrow_symint(0, 0, h.sym_size(0)) : h;
 }
 
-// Makes c what engines call c.
+// Converts the user's c to the engines' c.
 template <typename Inputs>
 void join_states(Inputs& args) {
   if (!args.cell->reads_h) return;
@@ -41,7 +42,7 @@ void join_states(Inputs& args) {
   args.state_c() = args.cell->has_c() ? at::cat({h, args.state_c()}, 1) : h;
 }
 
-// forward(args), where c begins with h, and c' or c_n, the result before the last, is the user's.
+// Calls forward with the engines' c. Converts c' or c_n, the result before the last, to the user's.
 template <typename Args, typename Forward>
 auto with_own_c(const Args& args, const Forward& forward) {
   if (!args.cell->reads_h) return forward(args);
@@ -54,7 +55,7 @@ auto with_own_c(const Args& args, const Forward& forward) {
   return results;
 }
 
-// backward(args), where the gradient of h has two parts, and c and its gradient begin with h.
+// Calls backward with the engines' c and its gradient, and adds the two parts of the gradient of h.
 template <typename Args, typename Backward>
 Gradients with_grad_of_h(const Args& args, const Backward& backward) {
   if (!args.cell->reads_h) return backward(args);

@@ -1,4 +1,4 @@
-// The steps of a sequence in the order of execution, and the rows of each step.
+// The steps of a sequence in execution order, and the rows of each step.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,20 +17,19 @@
 
 namespace lltm {
 
-// Rows [offset, offset + rows) of the flattened (N, .) input and output belong to one step,
-// and continue from the first `rows` rows of the state. So in both directions a step updates
-// the first rows of a state (B, H), and rows that have ended, or not started yet, stay
-// unchanged.
+// Rows [offset, offset + rows) of the flattened (N, .) input and output belong to a step. They
+// continue the first `rows` rows of the state. In both directions, a step therefore updates the
+// first rows of a state (B, H). Rows of sequences that have ended, or not started, do not change.
 struct Step {
   int64_t offset;
   int64_t rows;
 };
 
-// The values of batch_sizes, (T) int64 on the CPU with any stride.
+// Returns the values of batch_sizes, (T) int64 on the CPU with any stride.
 inline std::vector<int64_t> read_batch_sizes(const at::Tensor& batch_sizes) {
   std::vector<int64_t> values(batch_sizes.size(0));
-  // A function transform (torch.func.grad) wraps every tensor that it sees, and
-  // a wrapper has no storage: item() unwraps it.
+  // A transform such as torch.func.grad wraps tensors. A wrapper has no storage, and item() unwraps
+  // it.
   const bool wrapped = !batch_sizes.has_storage();
   const int64_t* const data = wrapped ? nullptr : batch_sizes.const_data_ptr<int64_t>();
   for (size_t t = 0; t < values.size(); ++t) {
@@ -41,7 +40,7 @@ inline std::vector<int64_t> read_batch_sizes(const at::Tensor& batch_sizes) {
   return values;
 }
 
-// In the order of execution. `input` is (T, B, I), or (N, I) with batch_sizes.
+// Returns the steps in execution order. `input` is (T, B, I), or (N, I) with batch_sizes.
 inline std::vector<Step> plan_steps(
     const at::Tensor& input, const at::Tensor& batch_sizes, bool reverse) {
   std::vector<Step> steps;
@@ -60,14 +59,14 @@ inline std::vector<Step> plan_steps(
   return steps;
 }
 
-// Steps [first, last) in the order of execution, and their rows, which are adjacent in
-// both directions.
+// Steps [first, last) in execution order, and their rows, which are contiguous in both directions.
 struct Chunk {
   size_t first, last;
   int64_t begin, rows;
 };
 
-// Chunks of as many steps as fit in `max_rows` rows, at most `max_steps` and at least one.
+// Splits the steps into chunks of at most `max_rows` rows and `max_steps` steps, with at least 1
+// step each.
 inline std::vector<Chunk> plan_chunks(
     const std::vector<Step>& steps,
     int64_t max_rows,
@@ -87,27 +86,26 @@ inline std::vector<Chunk> plan_chunks(
   return chunks;
 }
 
-// The rows of the largest chunk.
 inline int64_t most_rows(const std::vector<Chunk>& chunks) {
   int64_t most = 0;
   for (const Chunk& chunk : chunks) most = std::max(most, chunk.rows);
   return most;
 }
 
-// How many rows step k continues from the step before it in `steps`.
+// Returns the number of rows that step k continues from the previous step in `steps`.
 inline int64_t carried_rows(const std::vector<Step>& steps, size_t k) {
   return k == 0 ? 0 : std::min(steps[k].rows, steps[k - 1].rows);
 }
 
-// `count` rows of the flattened input from `row` on, and the states before them: rows of the
-// output from `source` on, or of h_0 where `initial`.
+// The states before rows [row, row + count) of the flattened input: rows of the output from
+// `source` on or, if `initial`, of h_0.
 struct StateSpan {
   int64_t row, source, count;
   bool initial;
 };
 
-// The states before steps [first, last), in the order of the input's rows, in as few spans as
-// possible: consecutive steps of equal size make one.
+// Returns the states before steps [first, last), in the order of input rows, in as few spans as
+// possible. Consecutive steps of equal size share a span.
 inline std::vector<StateSpan> states_before(
     const std::vector<Step>& steps, size_t first, size_t last) {
   std::vector<StateSpan> spans;
@@ -133,8 +131,8 @@ inline std::vector<StateSpan> states_before(
   return spans;
 }
 
-// (T, B, .) as (T * B, .); a packed (N, .) is that already. A copy where the
-// strides allow no view.
+// Flattens (T, B, .) to (T * B, .); packed (N, .) is unchanged. Copies if strides do not allow a
+// view.
 inline at::Tensor flat_rows(const at::Tensor& tensor) {
   return tensor.flatten(0, -2);
 }
@@ -146,19 +144,21 @@ inline std::vector<int64_t> output_sizes(const at::Tensor& input, int64_t hidden
   return sizes;
 }
 
-// The number of rows of flat_rows(tensor).
+// Returns the number of rows in flat_rows(tensor).
 inline int64_t flat_size(const at::Tensor& tensor) {
   return tensor.dim() == 2 ? tensor.size(0) : tensor.size(0) * tensor.size(1);
 }
 
-// Rows [begin, begin + rows) of flat_rows(tensor), which are whole steps: copies only these.
+// Returns rows [begin, begin + rows) of flat_rows(tensor), which must be complete steps. Copies
+// only these rows, if any.
 inline at::Tensor flat_rows(const at::Tensor& tensor, int64_t begin, int64_t rows) {
   if (tensor.dim() == 2) return tensor.narrow(0, begin, rows);
   const int64_t batch = tensor.size(1);
   return tensor.narrow(0, begin / batch, rows / batch).flatten(0, 1);
 }
 
-// h_n (B, H): each row of the output (N, H) at its last step, or h_0.
+// Returns h_n (B, H): for each batch element the output (N, H) at its last step, or h_0 without
+// steps.
 inline at::Tensor final_states(
     const std::vector<Step>& steps, const at::Tensor& h_0, const at::Tensor& output_rows) {
   const int64_t batch = h_0.size(0);
@@ -177,8 +177,8 @@ inline at::Tensor final_states(
   return h_n;
 }
 
-// The h (rows, H) that the GEMMs of steps [first, last) read, in the order of the input's rows:
-// zero where a reset says that a row starts anew, and times the recurrent mask.
+// Returns h (rows, H) as the GEMMs of steps [first, last) read it, in the order of input rows.
+// Applies resets and the recurrent mask.
 template <typename BackwardArgs>
 at::Tensor initial_states(
     const BackwardArgs& args,
@@ -209,7 +209,8 @@ at::Tensor initial_states(
   }
   if (!reset.defined()) return states;
   const at::Tensor anew = reset.reshape(-1).narrow(0, begin, states.size(0));
-  // They are few. To find them another device would have to be waited for.
+  // Resets are rare, so only these rows are filled. Finding them on another device would need a
+  // synchronization.
   if (!states.is_cpu()) return states.masked_fill(anew.unsqueeze(1), 0);
   const at::Tensor rows = anew.nonzero().squeeze(1);
   return rows.numel() == 0 ? states : states.index_fill(0, rows, 0);

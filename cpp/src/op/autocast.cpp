@@ -1,5 +1,5 @@
-// Autocast: floating-point arguments are cast to the autocast dtype, so all results
-// have that dtype (c as well as h). float64 arguments are not cast.
+// Autocast: casts floating-point arguments, except float64, to the autocast dtype. All results,
+// including c, then have that dtype.
 #include "op/autocast.h"
 
 namespace lltm {

@@ -1,4 +1,4 @@
-// The arguments of an operator under autocast.
+// Casts operator arguments under autocast.
 #pragma once
 
 #include "op/operators.h"
@@ -7,8 +7,8 @@
 
 namespace lltm {
 
-// Casts arguments. While it exists, autocast is off for the device, so that an
-// operator called with the cast arguments does not cast them again.
+// Casts arguments. Autocast is off for the device while this object exists, so that an operator
+// called with the cast arguments does not cast them again.
 class Autocast {
  public:
   explicit Autocast(c10::DeviceType device)
@@ -33,8 +33,8 @@ class Autocast {
   at::ScalarType dtype_;
 };
 
-// run(args) with the arguments cast; beside prepacked weights, which have the dtype that they were
-// packed in, as they are.
+// Calls run with cast arguments. If the weights are prepacked, nothing is cast, because they keep
+// the dtype in which they were packed.
 template <typename Args, typename Run>
 auto under_autocast(c10::DeviceType device, const Args& args, const Run& run) {
   if constexpr (requires { args.prepacked(); }) {

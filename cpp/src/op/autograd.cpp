@@ -1,6 +1,6 @@
-// Derivatives. First derivatives, the common case, run the fused kernels forward
-// and backward. Double backward, forward mode and function transforms run the
-// composite path, which ATen can differentiate.
+// Derivatives. First derivatives, the usual case, run the fused kernels forward and backward.
+// Double backward, forward mode and function transforms run the ATen fallback, which ATen can
+// differentiate.
 #include "common/states.h"
 #include "op/bidirectional.h"
 #include "op/check.h"
@@ -25,8 +25,8 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// What is differentiated: each operator with its training form, and both again in operations that
-// ATen can differentiate.
+// Traits of the differentiable operators: the operator, its training form, and both as ATen
+// fallback.
 struct StepOperator {
   using Args = StepArgs;
   using Results = StepResult;
@@ -37,7 +37,7 @@ struct StepOperator {
   static constexpr auto composite_forward = composite::step_forward;
   static constexpr auto composite_backward = composite::step_backward_anew;
 
-  // The results that backward takes, and its arguments with them.
+  // Results of forward that backward needs, and the arguments of backward.
   static std::array<Tensor, 1> kept(const StepResult& results) { return {std::get<2>(results)}; }
   static StepBackwardArgs backward_args(
       const StepArgs& args,
@@ -70,14 +70,14 @@ struct SequenceOperator {
   }
 };
 
-// ---- the arguments of a call, and what a node keeps of them ---------------------
+// ---- the arguments of a call, and the saved state of its node -------------------
 
 template <typename Args, typename Visit>
 void for_each_member(const Args& args, const Visit& visit) {
   std::apply([&](const auto&... members) { (visit(members), ...); }, args.flat());
 }
 
-// The gradients of an operator are those of the first of its tensors.
+// Visits the tensors in order. Backward returns gradients for the first seven.
 template <typename Args, typename Visit>
 void for_each_tensor(const Args& args, const Visit& visit) {
   for_each_member(args, [&](const auto& member) {
@@ -88,7 +88,7 @@ void for_each_tensor(const Args& args, const Visit& visit) {
 template <typename Args>
 constexpr size_t kMembers = std::tuple_size_v<decltype(std::declval<Args>().flat())>;
 
-// Those that were given, which autograd follows.
+// Returns the tensors that were passed, which autograd tracks.
 template <typename Args, size_t calls>
 auto given_tensors(const std::array<Args, calls>& args) {
   c10::SmallVector<Tensor, calls * kMembers<Args>> given;
@@ -107,8 +107,7 @@ Interceptors interceptors_of(const Args& args) {
   return interceptors;
 }
 
-// False if a required argument is missing: that is an error, which the checks of the
-// backend report.
+// Returns false if a required argument is missing. The checks of the backend report that error.
 template <typename Args>
 bool is_complete(const Args& args) {
   bool complete = true;
@@ -120,7 +119,7 @@ bool is_complete(const Args& args) {
   return complete;
 }
 
-// The kernels take a recurrent mask for a constant.
+// True if a gradient of the recurrent mask is requested. The kernels treat the mask as a constant.
 bool differentiates_mask(const StepArgs& /*args*/) {
   return false;
 }
@@ -129,8 +128,8 @@ bool differentiates_mask(const SequenceArgs& args) {
   return mask.defined() && at::GradMode::is_enabled() && mask.requires_grad();
 }
 
-// Of the first tensors. needs_input_grad numbers only the tensors that were given, of which `given`
-// stand before these: an absent bias has no number.
+// Returns the requested gradients of the first tensors. needs_input_grad counts only tensors that
+// were passed: an omitted bias has no index. `given` of them precede this call.
 template <typename Args>
 OutputMask wanted_gradients(const AutogradContext& context, const Args& args, size_t& given) {
   OutputMask wanted = {};
@@ -142,8 +141,8 @@ OutputMask wanted_gradients(const AutogradContext& context, const Args& args, si
   return wanted;
 }
 
-// Every member has its place: a tensor among `tensors`, the saved variables, another in saved_data,
-// unless it is 0.
+// Saves every member at its index: tensors as saved variables, other members in saved_data unless
+// they are 0.
 template <typename Args>
 void save(AutogradContext& context, const Args& args, variable_list& tensors) {
   for_each_member(args, [&](const auto& member) {
@@ -164,7 +163,7 @@ void save(AutogradContext& context, const Args& args, variable_list& tensors) {
   });
 }
 
-// Refers to the saved variables, those of this call from `first` on.
+// Restores the arguments of a call, whose saved variables begin at `first`. Refers to them.
 template <typename Args>
 Args saved_args(const AutogradContext& context, const variable_list& tensors, size_t first) {
   using Members = decltype(std::declval<Args>().flat());
@@ -186,7 +185,7 @@ Args saved_args(const AutogradContext& context, const variable_list& tensors, si
   }(std::make_index_sequence<kMembers<Args>>());
 }
 
-// The composite path differentiates forward as it stands.
+// The ATen fallback differentiates forward itself, without the cell's custom gradient.
 void check_is_differentiable(const CellInfo& cell) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       !cell.own_gradient,
@@ -196,7 +195,7 @@ void check_is_differentiable(const CellInfo& cell) {
       " transform of torch.func");
 }
 
-// A gradient for every tensor that was given, where there is none an undefined one.
+// Appends a gradient for every tensor that was passed, undefined if there is none.
 template <typename Args>
 void append_gradients(const Args& args, const Gradients& gradients, variable_list& all) {
   const auto of_first =
@@ -213,7 +212,7 @@ void append(std::tuple<Results...> results, variable_list& all) {
   std::apply([&](auto&... tensors) { (all.push_back(std::move(tensors)), ...); }, results);
 }
 
-// ---- the node of a call, or of several that run side by side ---------------------
+// ---- the node of a call, or of two concurrent calls ------------------------------
 
 template <typename Op, size_t calls>
 struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator<Op, calls>> {
@@ -223,10 +222,9 @@ struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator
   static constexpr size_t kSaved = kMembers<Args> + kKept;
   static constexpr size_t kOutputs = std::tuple_size_v<Results> - 1;
 
-  // Compiled autograd may trace backward, because backward reads the context only.
+  // Compiled autograd may trace backward, because backward reads only the context.
   static constexpr bool is_traceable = true;
 
-  // run(k) of each call.
   template <typename Run>
   static void for_each_call(bool side_by_side, const Run& run) {
     if constexpr (calls == 2) {
@@ -235,7 +233,7 @@ struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator
     for (size_t k = 0; k < calls; ++k) run(k);
   }
 
-  // Autograd follows `given`, the tensors among the arguments.
+  // Autograd tracks `given`, the tensors among the arguments.
   static variable_list forward(
       AutogradContext* context, at::TensorList /*given*/, const std::array<Args, calls>& args) {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -260,7 +258,7 @@ struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator
     const auto args = [&]<size_t... k>(std::index_sequence<k...>) {
       return std::array<Args, calls>{saved_args<Args>(*context, saved, k * kSaved)...};
     }(std::make_index_sequence<calls>());
-    // The gradients themselves will be differentiated: backward records a graph, or runs in a
+    // True if the gradients will be differentiated again: backward records a graph, or runs in a
     // transform or in forward mode.
     Interceptors interceptors(grads);
     const bool differentiated = at::GradMode::is_enabled() || interceptors.transform();
@@ -285,12 +283,12 @@ struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator
     variable_list all;
     all.reserve(given + 1);
     for (size_t k = 0; k < calls; ++k) append_gradients(args[k], gradients[k], all);
-    all.emplace_back();  // of the structs
+    all.emplace_back();  // for the argument structs
     return all;
   }
 };
 
-// The results of each call.
+// Runs the calls as an autograd node and returns their results.
 template <typename Op, size_t calls>
 auto record(const std::array<typename Op::Args, calls>& args) {
   using Operator = DifferentiableOperator<Op, calls>;
@@ -322,8 +320,8 @@ auto autograd(const typename Op::Args& args) {
   return record<Op, 1>({args})[0];
 }
 
-// A sequence with prepacked weights: its results follow the arguments, so that backward raises an
-// error instead of stopping there silently.
+// A sequence with prepacked weights. Autograd tracks its results, so that backward raises an error
+// instead of stopping silently.
 struct WithoutDerivative : torch::autograd::Function<WithoutDerivative> {
   static variable_list forward(
       AutogradContext* /*context*/, at::TensorList /*given*/, const SequenceArgs& args) {

@@ -1,18 +1,18 @@
-// How a backend becomes the operators of library.cpp: arguments are checked, their device is
-// made the current one, and the backend computes. A backend is a type with
+// Registers a backend as the operators of library.cpp, which check arguments, set the current
+// device and call the backend. A backend is a type with
 //     DeviceGuard                     constructed from a device
 //     StepResult step_forward(const StepArgs&)
 //     Gradients step_backward(const StepBackwardArgs&)
 //     SequenceResult sequence_forward(const SequenceArgs&)
 //     Gradients sequence_backward(const SequenceBackwardArgs&)
-// and, unless the composite ones are good enough,
+// and optionally, instead of the ATen fallback,
 //     Tensor prepack(const CellInfo&, const Tensor& weight_ih, const Tensor& weight_hh, dtype)
-// and, unless checkpointed.h is,
+// and, instead of checkpointed.h,
 //     Gradients checkpointed_backward(const SequenceBackwardArgs&)
-// which takes checkpoints: sequence_backward takes activations only.
+// which accepts checkpoints; sequence_backward accepts only activations.
 //
-// To a backend every cell has a c: that of its arguments, results and gradients is what engines
-// call c (states.h).
+// In a backend every cell has a c: arguments, results and gradients contain the engines' c
+// (states.h).
 #pragma once
 
 #include "common/states.h"
@@ -22,12 +22,12 @@
 
 namespace lltm {
 
-// For a backend without a current device.
+// Device guard for backends without a current device.
 struct NoDeviceGuard {
   explicit NoDeviceGuard(at::Device) {}
 };
 
-// What is absent has no gradient.
+// Omitted arguments have no gradient.
 template <typename Args>
 void want_gradients_of_given(Args& args) {
   auto& [input, h, c, weight_ih, weight_hh, bias_ih, bias_hh] = args.output_mask;
@@ -100,7 +100,6 @@ struct CheckedBackend {
   }
 };
 
-// The operators that training runs.
 template <typename Backend>
 void register_training(torch::Library& m) {
   using Checked = CheckedBackend<Backend>;
@@ -110,7 +109,6 @@ void register_training(torch::Library& m) {
   implement<Checked::sequence_backward>(m, "sequence_backward");
 }
 
-// All operators that the backend implements.
 template <typename Backend>
 void register_backend(torch::Library& m) {
   using Checked = CheckedBackend<Backend>;

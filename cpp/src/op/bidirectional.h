@@ -1,5 +1,5 @@
-// Two calls at once on the CPU, the directions of a layer, each on a thread of its own: where
-// nobody follows the operators but autograd.
+// Runs the two directions of a layer concurrently on the CPU, on separate threads, if at most
+// autograd intercepts the operators.
 #pragma once
 
 #include "common/operator_args.h"
@@ -12,10 +12,10 @@
 
 namespace lltm {
 
-// run(0) and run(1) on two threads, below autograd.
+// Calls run(0) and run(1) on two threads, below autograd.
 template <typename Run>
 void run_side_by_side(const Run& run) {
-  const at::ThreadLocalState state;  // inference mode and profilers, say
+  const at::ThreadLocalState state;  // such as inference mode and profilers
   at::parallel_for(0, 2, /*grain_size=*/1, [&](int64_t begin, int64_t end) {
     const at::ThreadLocalStateGuard same(state);
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -23,8 +23,8 @@ void run_side_by_side(const Run& run) {
   });
 }
 
-// op::sequence of two calls on a plain thread, whose tensors are plain. What autograd records of
-// them is one node, so that they run side by side in backward too; prepacked weights have none.
+// Calls op::sequence twice. Nothing but autograd may intercept the calls. Autograd records a single
+// node for both, so backward also runs them concurrently. Prepacked weights have no node.
 std::pair<SequenceOutputs, SequenceOutputs> sequences_side_by_side(
     SequenceArgs first, SequenceArgs second);
 

@@ -17,7 +17,7 @@ namespace {
 
 using at::Tensor;
 
-// The part of the arguments that one segment reads, in the form of a sequence of its own.
+// Arguments of each segment, in the form of a separate sequence.
 class Segments {
  public:
   explicit Segments(const SequenceBackwardArgs& args)
@@ -31,13 +31,13 @@ class Segments {
 
   size_t count() const { return chunks_.size(); }
 
-  // The rows of the state that take a step in segment s: those of its largest step, which is the
-  // first one or, in reverse, where rows join, the last one.
+  // Returns the number of state rows that segment s updates, from its largest step. That is the
+  // first step or, in reverse, where sequences join, the last step.
   int64_t batch(size_t s) const {
     return std::max(steps_[chunks_[s].first].rows, steps_[chunks_[s].last - 1].rows);
   }
 
-  // Of input, output or a gradient of it, or reset.
+  // Returns the segment's part of the input, the output, its gradient, or reset.
   Tensor rows(const Tensor& tensor, size_t s) const {
     if (!tensor.defined()) return tensor;
     if (args_.batch_sizes.defined()) return tensor.narrow(0, chunks_[s].begin, chunks_[s].rows);
@@ -49,7 +49,7 @@ class Segments {
     return sizes.defined() ? sizes.narrow(0, first_time(s), length(s)) : sizes;
   }
 
-  // h before the segment: of the step before it, and of h_0 for rows that join.
+  // Returns h before the segment: the previous step's output, and h_0 for sequences that join.
   Tensor h(size_t s) const {
     const size_t first = chunks_[s].first;
     const int64_t carried = std::min(carried_rows(steps_, first), batch(s));
@@ -77,7 +77,7 @@ class Segments {
   const Tensor output_rows_;
 };
 
-// The gradients of weights and biases: sums over the segments, in the compute dtype.
+// Gradients of weights and biases, summed over segments in the compute dtype.
 class ParameterGradients {
  public:
   explicit ParameterGradients(const SequenceBackwardArgs& args) {
@@ -114,8 +114,8 @@ Gradients checkpointed_backward(
   const OutputMask& mask = args.output_mask;
   const Segments segments(args);
 
-  // The gradients of the state before the segments that are done. A row's are final once the
-  // segment of its first step is done.
+  // Gradients of the state before the completed segments. A row is final after the segment with its
+  // first step.
   const Tensor dh = copy_or_zeros(args.grad_h_n, args.h_0->sizes(), wide);
   const Tensor dc = copy_or_zeros(args.grad_c_n, args.saved->sizes().slice(1), wide);
   const Tensor d_input = mask[0] ? at::empty(args.input->sizes(), args.input->options()) : Tensor();

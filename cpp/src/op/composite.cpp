@@ -21,7 +21,7 @@ namespace {
 
 using at::Tensor;
 
-// The tensor in its compute dtype.
+// Converts a tensor to its compute dtype.
 Tensor widened(const Tensor& tensor) {
   return tensor.defined() ? tensor.to(compute_dtype(tensor.scalar_type())) : tensor;
 }
@@ -30,7 +30,7 @@ Tensor widened_or_zeros(const Tensor& grad, const Tensor& like) {
   return widened(grad.defined() ? grad : at::zeros_like(like));
 }
 
-// The weights in the compute dtype, in the order of slots; biases and parameters may be absent.
+// Weights in the compute dtype, in pre-activation order. Biases and parameters may be undefined.
 struct Operands {
   template <typename Args>
   explicit Operands(const Args& args) : cell(*args.cell) {
@@ -43,7 +43,7 @@ struct Operands {
     }
     if (args.bias_hh.defined()) bias_h = widened(h_slots(args.bias_hh, cell));
   }
-  // What of them the steps read.
+  // Only the operands that the recurrent steps read.
   Operands(
       const CellInfo& c,
       const Tensor& weight,
@@ -53,14 +53,14 @@ struct Operands {
 
   const CellInfo& cell;
   Tensor weight_x, weight_h, bias_x, bias_h;
-  Tensor parameters;  // of the cell, (P * H)
+  Tensor parameters;  // (P * H)
 };
 
 Tensor project_x(const Operands& operands, const Tensor& x) {
   return at::linear(widened(x), operands.weight_x, or_nullopt(operands.bias_x));
 }
 
-// The pre-activations (rows, S * H), from what x adds to them and from h.
+// Returns the pre-activations (rows, S * H), from the input projection z_x and h.
 Tensor pre_activations(const Operands& operands, const Tensor& z_x, const Tensor& h) {
   const CellInfo& cell = operands.cell;
   const Tensor z_h = at::linear(h, operands.weight_h, or_nullopt(operands.bias_h));
@@ -77,29 +77,29 @@ Tensor pre_activations(const Operands& operands, const Tensor& z_x, const Tensor
       1);
 }
 
-// The columns of dz, the gradient of pre-activations and parameters, that belong to `slots`.
+// Returns the columns of dz, the gradient of pre-activations and parameters, for `slots`.
 Tensor columns(const CellInfo& cell, const Tensor& dz, SlotRange slots) {
   if (slots.count() == cell.grad_columns()) return dz;
   const c10::SymInt hidden = dz.sym_size(-1) / cell.grad_columns();
   return dz.slice_symint(-1, slots.begin * hidden, slots.end * hidden);
 }
 
-// `state` with its first rows replaced by `rows`.
+// Returns `state` with its first rows replaced by `rows`.
 Tensor with_rows(const Tensor& rows, const Tensor& state) {
   return rows.size(0) == state.size(0) ? rows : at::cat({rows, state.slice(0, rows.size(0))}, 0);
 }
 
-// The rows of step k that start anew, (rows), of `reset` (T, B) or (N); undefined without it.
+// Returns a step's part (rows) of `reset`, (T, B) or (N), or an undefined tensor without reset.
 Tensor reset_of(const Tensor& reset, const Step& step) {
   return reset.defined() ? reset.reshape(-1).narrow(0, step.offset, step.rows) : reset;
 }
 
-// The gradient of a state before a step.
+// Stops the gradient of a state at resets.
 Tensor cut(const Tensor& gradient, const Tensor& reset) {
   return reset.defined() ? restarted_h(gradient, reset) : gradient;
 }
 
-// One step of a sequence, from what x adds to the pre-activations.
+// Runs a step of a sequence from the input projection z_x.
 StepResult forward_of_step(
     const Operands& operands,
     const Tensor& z_x,
@@ -116,8 +116,8 @@ StepResult forward_of_step(
   return run_forward(operands.cell, z, c, operands.parameters, save);
 }
 
-// The gradients of its pre-activations and of the cell's parameters, (rows, (S + P) * H), and of h
-// and c before it. None is rounded.
+// Returns the gradients of pre-activations and parameters, (rows, (S + P) * H), and of the previous
+// h and c. They are not rounded.
 std::tuple<Tensor, Tensor, Tensor> backward_of_step(
     const Operands& operands,
     const Tensor& activations,
@@ -132,7 +132,7 @@ std::tuple<Tensor, Tensor, Tensor> backward_of_step(
   return {dz, cut(dh_before, reset), cut(dc_before, reset)};
 }
 
-// The h (N, H) that the GEMMs of the steps read, in the order of the input's rows.
+// Returns h (N, H) as the recurrent GEMMs read it, in the order of input rows.
 Tensor recurrent_rows(const StepBackwardArgs& args) {
   return widened(args.h);
 }
@@ -142,7 +142,7 @@ Tensor recurrent_rows(const SequenceBackwardArgs& args) {
     const Tensor first = args.h_0->unsqueeze(0);
     const Tensor h = args.reverse ? at::cat({args.output->slice(0, 1), first})
                                   : at::cat({first, args.output->slice(0, 0, -1)});
-    // Without steps h_0 is one too many.
+    // Without steps, this also removes h_0.
     Tensor read = widened(h.slice_symint(0, 0, args.output->sym_size(0)));
     if (mask.defined()) read = read * mask;
     if (args.reset.defined()) read = read.masked_fill(args.reset->unsqueeze(-1), 0);
@@ -161,7 +161,7 @@ Tensor recurrent_rows(const SequenceBackwardArgs& args) {
   return at::cat(rows);
 }
 
-// All gradients, from dz of all rows and the gradients of the initial states.
+// Returns all gradients, from dz of all rows and the gradients of the initial states.
 template <typename Args>
 Gradients gradients_of(
     const Args& args,
@@ -187,7 +187,7 @@ Gradients gradients_of(
     if (cell.parameters == 0) return biases;
     return at::cat({biases, columns(cell, dz, {cell.slots, cell.grad_columns()}).sum(0)});
   };
-  // A copy: in a graph both biases may be the same sums.
+  // A copy, because in a graph both bias gradients may be the same tensor.
   const auto of_bias_h = [&] { return h_blocks(dz_h.sum(0), cell).clone(); };
   const auto joined_weight = [&] { return join(cell, {of_weight_x(), of_weight_h()}); };
   const auto& mask = args.output_mask;
@@ -235,8 +235,8 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
   const Operands operands(args);
   const Tensor z_x = project_x(operands, flat_rows(input));
   std::vector<Step> steps = plan_steps(input, args.batch_sizes, args.reverse);
-  // Without steps, one of no rows: so every result depends on every argument, as those of the
-  // kernels do for autograd.
+  // Without steps, runs a step with no rows. Every result then depends on every argument in
+  // autograd, as in the kernels.
   const bool none = steps.empty();
   if (none) steps.push_back({0, 0});
 
@@ -296,7 +296,7 @@ Gradients sequence_backward(const SequenceBackwardArgs& args) {
   }
   if (!args.reverse) std::reverse(dz.begin(), dz.end());
   const at::ScalarType dtype = args.carried_dtype();
-  if (steps.empty()) {  // results are no arguments
+  if (steps.empty()) {  // results must not be arguments
     dh = dh.clone();
     dc = dc.clone();
   }
@@ -327,7 +327,7 @@ struct Composite {
   static constexpr auto sequence_forward = composite::sequence_forward;
   static constexpr auto sequence_backward = composite::sequence_backward;
 
-  // The joined matrix.
+  // Returns the concatenated matrix.
   static Tensor prepack(
       const CellInfo& cell,
       const Tensor& weight_ih,
@@ -342,14 +342,14 @@ struct Composite {
   }
 };
 
-// Without anything that is written in place.
+// Writes nothing in place, as vmap requires.
 struct Mapped : Composite {
   static constexpr auto checkpointed_backward = composite::sequence_backward_anew;
 };
 
 }  // namespace
 
-// Of a joined matrix, as prepack makes it here.
+// Unpacks the concatenated matrix that Composite::prepack returns.
 std::vector<Tensor> unpack_joined(std::string_view name, const Tensor& joined) {
   const CellInfo& cell = get_cell("lltm::_unpack", name);
   return matrices_of_layer(cell, weights_of(cell, joined, Tensor()));
@@ -360,7 +360,7 @@ TORCH_LIBRARY_IMPL(lltm, CompositeExplicitAutograd, m) {
   m.impl("_unpack", TORCH_FN(unpack_joined));
 }
 
-// ---- for what decomposes the operators ----------------------------------------
+// ---- operators for decompositions ---------------------------------------------
 
 std::tuple<std::vector<int64_t>, std::vector<int64_t>, std::vector<double>, bool, int64_t, int64_t>
 describe(std::string_view name) {
@@ -482,8 +482,8 @@ TORCH_LIBRARY_IMPL(lltm, CompositeImplicitAutograd, m) {
   m.impl("_sequence_gradients", TORCH_FN(sequence_gradients));
 }
 
-// Under torch.vmap the operators of training run as ATen operations, which have vmap rules.
-// vmap.cpp has the rules of the operators that users call.
+// Under torch.vmap, the training operators run as ATen operations, which have vmap rules. The other
+// operators have rules in vmap.cpp.
 TORCH_LIBRARY_IMPL(lltm, FuncTorchBatched, m) {
   register_training<Mapped>(m);
 }

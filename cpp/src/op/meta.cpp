@@ -1,4 +1,4 @@
-// Shapes and dtypes without data: fake tensors, torch.compile, the meta device.
+// Result shapes and dtypes for fake tensors, torch.compile and the meta device.
 #include "common/checkpoints.h"
 #include "op/backend.h"
 
@@ -17,12 +17,12 @@ Tensor empty(const Tensor& like, std::vector<SymInt> shape) {
   return at::empty_symint(shape, like.options());
 }
 
-// Results are contiguous, whatever the strides of the argument that has their shape.
+// Results are contiguous, independent of the argument's strides.
 Tensor contiguous_like(const Tensor& tensor) {
   return empty(tensor, tensor.sym_sizes().vec());
 }
 
-// What engines call c.
+// Shape of the engines' c.
 SymInt c_columns(const CellInfo& cell, const Tensor& h) {
   return h.sym_size(1) * cell.state_columns();
 }
@@ -86,7 +86,7 @@ struct Meta {
                                    : Tensor()};
   }
 
-  // The size of packed weights depends on the machine.
+  // The size of packed weights depends on the CPU.
   static Tensor prepack(
       const CellInfo&, const Tensor&, const Tensor&, std::optional<at::ScalarType>) {
     TORCH_CHECK_NOT_IMPLEMENTED(

@@ -1,4 +1,4 @@
-// The operators as functions: each is one typed call into the dispatcher, whose handle is looked up
+// The operators as functions. Each makes a typed call into the dispatcher; its handle is looked up
 // once.
 #include "op/operators.h"
 
@@ -17,7 +17,7 @@ c10::TypedOperatorHandle<Signature> find_op(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
 
-// An operator whose arguments are a struct.
+// Calls an operator with an argument struct.
 template <typename Result, typename Args>
 class Operator {
  public:

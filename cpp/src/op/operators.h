@@ -1,5 +1,5 @@
-// The operators of library.cpp as functions of the structs of operator_args.h: those that the
-// dispatcher is given, and those that call it.
+// Connects the operators of library.cpp with the structs of operator_args.h: kernels that accept a
+// struct, and functions that call the dispatcher with a struct.
 #pragma once
 
 #include "common/operator_args.h"
@@ -11,10 +11,9 @@
 
 namespace lltm {
 
-// ---- members of a struct and arguments of the dispatcher -----------------------
+// ---- struct members and dispatcher arguments -----------------------------------
 
-// How the dispatcher passes a member: a tensor, a tensor that may be absent, a name, a flag or a
-// number.
+// Converts a member to the dispatcher's type: tensor, optional tensor, string, bool or number.
 template <typename Flat>
 const Flat& to_flat(const TensorArgument<Flat>& tensor) {
   return tensor.flat();
@@ -27,21 +26,21 @@ Value to_flat(const Value& value) {
   return value;
 }
 
-// A tensor among the members, one that may be absent included.
+// A member that is a tensor, possibly optional.
 template <typename Member>
 concept TensorMember = std::convertible_to<const Member&, const at::Tensor&>;
 
-// The struct of these members, in the order of flat().
+// Constructs a struct from its members, in the order of flat().
 template <typename Args, typename... Members>
 Args from_flat(Members&&... members) {
-// Without braces around the members of a base.
+// The members of the base class have no braces.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmissing-braces"
   return Args{std::forward<Members>(members)...};
 #pragma GCC diagnostic pop
 }
 
-// run(args), with change(member) in place of each member.
+// Calls run(args) with each member replaced by change(member).
 template <typename Args, typename Change, typename Run>
 auto run_changed(const Args& args, const Change& change, const Run& run) {
   return std::apply(
@@ -49,7 +48,7 @@ auto run_changed(const Args& args, const Change& change, const Run& run) {
       args.flat());
 }
 
-// The type of an operator for the dispatcher.
+// The operator's signature in the dispatcher.
 template <typename Result, typename Members>
 struct SignatureOf;
 template <typename Result, typename... Members>
@@ -59,7 +58,7 @@ struct SignatureOf<Result, std::tuple<Members...>> {
 template <typename Result, typename Args>
 using Signature = typename SignatureOf<Result, decltype(std::declval<Args>().flat())>::type;
 
-// ---- what the dispatcher is given -----------------------------------------------
+// ---- registration of kernels ----------------------------------------------------
 
 template <auto run, typename Signature>
 struct Kernel;
@@ -71,7 +70,7 @@ struct Kernel<run, Result(Flat...)> {
   }
 };
 
-// Makes `run`, a function of a struct, the kernel of an operator.
+// Registers `run`, which accepts a struct, as the kernel of an operator.
 template <auto run, typename Result, typename Argument>
 void implement(torch::Library& m, const char* op, Result (*)(Argument)) {
   using Args = std::remove_cvref_t<Argument>;
@@ -82,7 +81,7 @@ void implement(torch::Library& m, const char* op) {
   implement<run>(m, op, run);
 }
 
-// Results without the last, which only backward needs.
+// Removes the last result, which only backward needs.
 template <typename Results>
 auto without_saved(Results&& results) {
   return [&]<size_t... k>(std::index_sequence<k...>) {
@@ -90,7 +89,7 @@ auto without_saved(Results&& results) {
   }(std::make_index_sequence<std::tuple_size_v<std::decay_t<Results>> - 1>());
 }
 
-// ---- what calls the dispatcher: operators.cpp -----------------------------------
+// ---- calls of the dispatcher: operators.cpp -------------------------------------
 
 namespace op {
 

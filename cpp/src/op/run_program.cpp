@@ -13,7 +13,7 @@ namespace {
 
 using at::Tensor;
 
-// What a register holds: a condition is a tensor of bool until a number is asked for.
+// Convert a register. A condition is a bool tensor until a number is required.
 Tensor number(const Tensor& value, at::ScalarType dtype) {
   return value.scalar_type() == at::kBool ? value.to(dtype) : value;
 }
@@ -50,7 +50,7 @@ Tensor apply(Op op, at::ScalarType dtype, const Tensor& x, const Tensor& y, cons
       return at::tanh(a());
     case Op::kElu:
       return at::elu(a());
-    case Op::kSoftplus:  // beyond the threshold the result is a, in every dtype
+    case Op::kSoftplus:  // above the threshold the result equals a in every dtype
       return at::softplus(a(), /*beta=*/1, /*threshold=*/40);
     case Op::kNot:
       return at::logical_not(condition(x));
@@ -102,7 +102,7 @@ Tensor apply(Op op, at::ScalarType dtype, const Tensor& x, const Tensor& y, cons
   TORCH_INTERNAL_ASSERT(false);
 }
 
-// The outputs, each shaped as `like`.
+// Returns the outputs, each with the shape of `like`.
 std::vector<Tensor> run(const Program& program, std::vector<Tensor> registers, const Tensor& like) {
   const at::ScalarType dtype = compute_dtype(like.scalar_type());
   registers.resize(program.registers);
@@ -116,13 +116,13 @@ std::vector<Tensor> run(const Program& program, std::vector<Tensor> registers, c
   std::vector<Tensor> outputs;
   for (int k = 0; k < program.outputs; ++k) {
     const Tensor output = number(registers[program.inputs + k], dtype);
-    // Of constants and parameters alone it has fewer dimensions.
+    // An output that depends only on constants and parameters has fewer dimensions.
     outputs.push_back(output.dim() == like.dim() ? output : output.expand_symint(like.sym_sizes()));
   }
   return outputs;
 }
 
-// Adds the parts of (rows, count * H) or (count * H), in the compute dtype.
+// Appends the parts of (rows, count * H) or (count * H) to `to`, in the compute dtype.
 void unpack(const Tensor& packed, int count, std::vector<Tensor>& to) {
   if (count == 0) return;
   const Tensor wide = packed.to(compute_dtype(packed.scalar_type()));
@@ -130,13 +130,13 @@ void unpack(const Tensor& packed, int count, std::vector<Tensor>& to) {
   for (const Tensor& part : wide.chunk(count, -1)) to.push_back(part);
 }
 
-// The next `count` of some tensors side by side.
+// Concatenates `count` tensors.
 Tensor pack(const std::vector<Tensor>& tensors, int first, int count) {
   return at::cat(at::TensorList(tensors).slice(first, count), 1);
 }
 
-// The same of what stands for `argument`, states or their gradient. One alone needs no copy, unless
-// it is the argument itself.
+// Concatenates states or their gradients. A single tensor is not copied, unless it is `argument`
+// itself.
 Tensor pack_states(
     const CellInfo& cell, const std::vector<Tensor>& tensors, int first, const Tensor& argument) {
   if (cell.state_columns() > 1) return pack(tensors, first, cell.state_columns());

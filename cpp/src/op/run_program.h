@@ -1,5 +1,5 @@
-// The programs of a cell (cell/program.h) on tensors, as ATen operations: the element-wise part of
-// the composite path.
+// Runs cell programs (cell/program.h) on tensors, as ATen operations: the element-wise part of the
+// ATen fallback.
 #pragma once
 
 #include "common/operator_args.h"
@@ -10,8 +10,8 @@
 
 namespace lltm::composite {
 
-// One step, from the pre-activations (rows, S * H), c and the cell's parameters (P * H), all of the
-// compute dtype or narrower. Results are of the dtype of c.
+// Runs the forward program on pre-activations (rows, S * H), c, and parameters (P * H), all in the
+// compute dtype or narrower. Results have the dtype of c.
 StepResult run_forward(
     const CellInfo& cell,
     const at::Tensor& gates,
@@ -19,7 +19,8 @@ StepResult run_forward(
     const at::Tensor& parameters,
     bool save);
 
-// The gradients of pre-activations and parameters (rows, (S + P) * H) and of c, not rounded.
+// Runs the backward program. Returns the gradients of pre-activations and parameters together,
+// (rows, (S + P) * H), and of c, not rounded.
 std::tuple<at::Tensor, at::Tensor> run_backward(
     const CellInfo& cell,
     const at::Tensor& activations,

@@ -1,12 +1,12 @@
-// torch.vmap. Where it maps over inputs and states, V samples of B rows become V * B
-// rows of one call of the fused kernels. Where it maps over weights or biases
-// (ensembles), each sample has GEMMs of its own:
-//   - A sequence runs once per sample, with the fused kernels: several times as fast as
-//     the composite path.
-//   - A single step, and a sequence that another transform differentiates, run the
-//     composite path once for all samples.
+// torch.vmap. If it maps only inputs and states, V samples with batch size B become batch size
+// V * B in a single call of the fused kernels. If it maps weights or biases (ensembles), each
+// sample needs separate GEMMs:
+//   - A sequence runs once per sample with the fused kernels, which is several times as fast as the
+//     ATen fallback.
+//   - A single step, and a sequence that another transform differentiates, run the ATen fallback
+//     once for all samples.
 //
-// vmap rules run before autocast and autograd, which then see the call that a rule makes.
+// vmap rules run before autocast and autograd, which handle the resulting call.
 #include "common/states.h"
 #include "op/autocast.h"
 #include "op/check.h"
@@ -18,8 +18,8 @@
 #include <algorithm>
 #include <vector>
 
-// Unwrapping a mapped tensor takes internal headers of torch. Without them torch runs a
-// loop over the samples.
+// Unwrapping a mapped tensor requires internal PyTorch headers. Without them, PyTorch loops over
+// the samples.
 #if __has_include(<ATen/functorch/PlumbingHelper.h>)
 #include <ATen/functorch/DynamicLayer.h>
 #include <ATen/functorch/PlumbingHelper.h>
@@ -30,11 +30,11 @@ namespace {
 using at::Tensor;
 using c10::SymInt;
 
-// The samples of the innermost vmap, and their place among the rows of a call.
+// Samples of the innermost vmap, and their position in the batch.
 class Samples {
  public:
-  // kOuter is (..., V, B, .), one sample after another. A packed sequence needs kInner,
-  // (..., B, V, .), because the rows of a step are the first rows of the state.
+  // kOuter is (..., V, B, .). A packed sequence needs kInner, (..., B, V, .), because the rows of a
+  // step are the first rows of the state.
   enum class Order { kOuter, kInner };
 
   explicit Samples(Order order = Order::kOuter) : dim_(order == Order::kOuter ? -3 : -2) {
@@ -48,27 +48,26 @@ class Samples {
 
   bool in(const Tensor& tensor) const { return std::get<1>(unwrap(tensor)).has_value(); }
 
-  // The (..., B, .) of all samples as one (..., V * B, .).
+  // Merges the samples' (..., B, .) into (..., V * B, .).
   Tensor fold(const Tensor& tensor) const {
-    if (!tensor.defined()) return tensor;  // c of a cell without one
+    if (!tensor.defined()) return tensor;  // the cell has no c
     const auto [value, dim] = unwrap(tensor);
     return fold(value, dim);
   }
-  // The same of (..., B).
+  // Merges the samples' (..., B).
   Tensor fold_mask(const Tensor& mask) const {
     if (!mask.defined()) return mask;
     const auto [value, dim] = unwrap(mask);
     return fold(value.unsqueeze(-1), dim).squeeze(-1);
   }
 
-  // The tensor of one sample.
   Tensor select(const Tensor& tensor, int64_t sample) const {
     if (!tensor.defined()) return tensor;
     const auto [value, dim] = unwrap(tensor);
     return dim.has_value() ? value.select(*dim, sample) : value;
   }
 
-  // One tensor per sample as a mapped tensor.
+  // Converts a tensor per sample to a mapped tensor.
   Tensor stack(const std::vector<Tensor>& tensors) const {
     return at::functorch::makeBatched(at::stack(tensors), 0, level_);
   }
@@ -89,7 +88,7 @@ class Samples {
     return value.unsqueeze(dim_).expand_symint(sizes).flatten(-3, -2);
   }
 
-  // The tensor of all samples, and its dimension of samples if it is mapped.
+  // Returns the tensor of all samples, and its sample dimension if it is mapped.
   std::tuple<Tensor, std::optional<int64_t>> unwrap(const Tensor& tensor) const {
     if (!tensor.defined()) return {};
     return at::functorch::unwrapTensorAtLevel(tensor, level_);
@@ -100,12 +99,12 @@ class Samples {
   SymInt count_;
 };
 
-// While it exists, operators are called below this vmap.
+// Operators are called below this vmap while this object exists.
 struct BelowVmap {
   c10::impl::ExcludeDispatchKeyGuard guard{c10::DispatchKey::FuncTorchBatched};
 };
 
-// Whether a transform around this vmap takes derivatives.
+// True if a transform outside this vmap differentiates.
 bool is_differentiated() {
   const auto& layers = at::functorch::getDynamicLayerStack();
   return std::any_of(layers.begin(), layers.end(), [](const auto& layer) {
@@ -114,7 +113,7 @@ bool is_differentiated() {
   });
 }
 
-// The device of the call, if autocast is on for it.
+// Returns the device of the call if autocast is on for it.
 std::optional<c10::DeviceType> autocast_device(const Tensor& input) {
   const auto device = input.defined() ? input.device().type() : c10::DeviceType::Meta;
   const bool has_kernel = device == c10::DeviceType::CPU || device == c10::DeviceType::CUDA;
@@ -122,7 +121,7 @@ std::optional<c10::DeviceType> autocast_device(const Tensor& input) {
                                                                  : std::nullopt;
 }
 
-// Whether each sample has weights or biases of its own.
+// True if each sample has its own weights or biases.
 template <typename Args>
 bool maps_parameters(const Samples& samples, const Args& args) {
   return samples.in(args.weight_ih) || samples.in(args.weight_hh) || samples.in(args.bias_ih) ||
@@ -133,7 +132,7 @@ StepOutputs step_of_samples(const StepArgs& args) {
   if (const auto device = autocast_device(args.input)) {
     return under_autocast(*device, args, op::step);
   }
-  // Checked here, so that an error names the sizes of one sample.
+  // Checks here, so that an error message contains the sizes of a single sample.
   check_step(args);
   const Samples samples;
   if (maps_parameters(samples, args)) {
@@ -210,7 +209,7 @@ SequenceOutputs sequence_of_samples(const SequenceArgs& args) {
         !args.prepacked(),
         "lltm::sequence: expected one set of prepacked weights for all samples of vmap, got one for"
         " each: map over the weights as they are");
-    // sequence_for_each cannot stack the results of no samples.
+    // sequence_for_each cannot stack results if there are no samples.
     if (!is_differentiated() && samples.count() > 0) return sequence_for_each(samples, args);
     return without_saved(with_own_c(args, composite::sequence_forward));
   }
