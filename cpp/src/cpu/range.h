@@ -1,4 +1,4 @@
-// Ranges of rows or columns, and their division among threads. No header of torch.
+// Ranges of rows or columns, and their division among threads. No torch header.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@ struct Range {
   int64_t size() const { return end - begin; }
 };
 
-// Part `part` of `parts` nearly equal parts of [0, total).
+// Returns part `part` of `parts` nearly equal parts of [0, total).
 inline Range share(int64_t total, int64_t parts, int64_t part) {
   return {total * part / parts, total * (part + 1) / parts};
 }
