@@ -49,6 +49,7 @@ __attribute__((noinline)) void gather(
   for (std::int64_t j = n; j < padded(n); ++j) values[j] = compute_t<T>(0);
 }
 
+// LOADCOMMENT
 template <typename T>
 LLTM_CELL_INLINE const compute_t<T>* load(
     const Matrix<const T>& matrix,
