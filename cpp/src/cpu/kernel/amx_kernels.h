@@ -294,8 +294,8 @@ LLTM_CELL_INLINE void for_each_tile_rows(std::int64_t m, const Body& body) {
 
 // ---- GEMM of bf16x3 -----------------------------------------------------------
 
-// A tile of A has 16 rows of one part of a group. A tile of B has one part of a group of a panel, 1
-// KiB. Both are addressed by their first part. Distances are in 16-bit words.
+// A tile of A has 16 rows of one part of a group. A tile of B has one part of a group of a panel.
+// Both have 1 KiB and are addressed by their first part. Distances are in 16-bit words.
 constexpr std::int64_t kPartB = 512;                // between parts of B
 constexpr std::int64_t kGroupB = 3 * kPartB;        // between groups of B
 constexpr std::int64_t kGroupA = 3 * kBf16x3Group;  // between groups of A
