@@ -1,4 +1,4 @@
-// Biases and cell parameters of a call, in pre-activation order.
+// Biases and cell parameters in pre-activation order.
 #pragma once
 
 #include "cell/cell.h"

@@ -54,7 +54,7 @@ Kernels choose_kernels() {
 
 #else
 
-// Optional extensions of CPUs with AVX-512.
+// Optional extensions in AVX-512 CPUs.
 struct Extensions {
   bool vnni = false, bf16 = false, amx = false;
 };

@@ -1,4 +1,4 @@
-// Selection of instruction set and dtype for the CPU kernels.
+// Selects instruction set and dtype for the CPU kernels.
 #pragma once
 
 #include "common/tensor_views.h"
@@ -10,7 +10,7 @@
 
 namespace lltm::cpu {
 
-// visit_dtype (tensor_views.h) with the 16-bit types of the kernels.
+// visit_dtype (tensor_views.h) with the kernels' 16-bit types.
 template <typename Body>
 decltype(auto) visit_dtype(at::ScalarType dtype, const Body& body) {
   return lltm::visit_dtype<Half, BFloat16>(dtype, body);
@@ -30,7 +30,7 @@ inline Storage storage_of(at::ScalarType dtype) {
   }
 }
 
-// The dtype of a GEMM operand type.
+// Maps a GEMM operand type to its dtype.
 template <typename T>
 constexpr at::ScalarType kDtype = at::kFloat;
 template <>

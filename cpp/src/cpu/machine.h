@@ -6,13 +6,13 @@
 namespace lltm::cpu {
 
 struct Machine {
-  int64_t l2;  // bytes of L2 cache per core
+  int64_t l2;  // L2 cache bytes per core
   int64_t threads;
   bool f32, bf16, bf16x3;    // formats with a GEMM kernel on this CPU
   bool matrix_unit = false;  // true if the CPU has AMX, for all formats
 };
 
-// Returns this host, with the number of threads that a parallel region may use here.
+// Returns this host, with the thread count that a parallel region may use here.
 Machine current_machine();
 
 }  // namespace lltm::cpu

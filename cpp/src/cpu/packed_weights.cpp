@@ -20,7 +20,7 @@ using at::Tensor;
 
 namespace {
 
-// Rows of weight_ih or weight_hh, from `row` on, and the columns of B that hold them, from `column`
+// Rows in weight_ih or weight_hh, from `row` on, and the B columns that hold them, from `column`
 // on.
 template <typename Format>
 struct PackedRows {
@@ -61,7 +61,7 @@ PackedB<Operand> writable(const PackedB<const Operand>& b) {
   return {const_cast<Operand*>(b.data), b.k, b.n, b.ld};
 }
 
-// Returns false if values are out of range of the format.
+// Returns false if values are out of the format's range.
 template <typename Format>
 bool pack(const Weights& weights, const PackedWeights<Format>& packed) {
   using Source = typename Format::Source;
@@ -109,9 +109,9 @@ struct PackedHeader {
   static constexpr int64_t kMagic = 0x354B4341504D544C;  // LTMPACK5
   int64_t magic;
   uint64_t cell;    // cell_tag
-  int32_t dtype;    // of the weights (at::ScalarType); float32 for int8, which supports several
+  int32_t dtype;    // weight dtype (at::ScalarType); float32 for int8, which supports several
                     // dtypes
-  int32_t operand;  // kOperandTag of the format
+  int32_t operand;  // the format's kOperandTag
   int64_t hidden, input_size;
   int64_t blocks;
   int64_t bf16x3_blocks;  // 0 if not stored
@@ -135,15 +135,15 @@ void write_header(const PackedHeader& header, const Tensor& packed) {
   std::memcpy(packed.mutable_data_ptr(), &header, sizeof(header));
 }
 
-// Identifies a cell in a header: the characters of its name, or the hash of a cell program.
+// Identifies a cell in a header: the characters of its name, or its program's hash.
 uint64_t cell_tag(const CellInfo& cell) {
   uint64_t tag = 0;
   std::memcpy(&tag, cell.name, std::min(std::strlen(cell.name), sizeof(tag)));
   return cell.programs == nullptr ? tag : cell.programs->hash;
 }
 
-// Returns the end of weights in a format that begin at this offset, or -1 if the number of blocks
-// is invalid.
+// Returns the end offset of weights that begin at `begin` in a format, or -1 if the block count is
+// invalid.
 template <typename Format>
 int64_t end_of(const CellInfo& cell, const PackedHeader& header, int64_t begin, int64_t blocks) {
   constexpr int64_t kAlign = Format::kUnitAlign;
@@ -153,13 +153,13 @@ int64_t end_of(const CellInfo& cell, const PackedHeader& header, int64_t begin, 
   return valid ? begin + PackedWeights<Format>::bytes(cell, header.hidden, header.input_size) : -1;
 }
 
-// Returns the offset of the bf16x3 weights.
+// Returns the offset at which the bf16x3 weights begin.
 int64_t bf16x3_offset(const CellInfo& cell, const PackedHeader& header) {
   const int64_t first = PackedWeights<F32Format>::bytes(cell, header.hidden, header.input_size);
   return round_up(kHeaderBytes + first, kPackedAlignment);
 }
 
-// True if the header is valid and matches the number of bytes.
+// True if the header is valid and matches the byte count.
 bool is_whole(const CellInfo& cell, const PackedHeader& header, int64_t bytes) {
   // Limits the sizes so that no product overflows.
   const auto is_size = [](int64_t size) { return size >= 0 && size <= int64_t{1} << 27; };
@@ -293,7 +293,7 @@ Blocks blocks_for(const CellInfo& cell, const Weights& weights) {
   return prepack_blocks(current_machine(), kFormat<Format>, shape);
 }
 
-// Returns an undefined tensor if values are out of range of the format.
+// Returns an undefined tensor if values are out of the format's range.
 template <typename Format>
 Tensor prepack_as(const CellInfo& cell, const Weights& weights, at::ScalarType dtype) {
   const Blocks blocks = blocks_for<Format>(cell, weights);

@@ -1,5 +1,5 @@
-// Weights of a layer and direction, packed for the forward pass of the blocked engine: in every
-// call, or ahead of time (prepack).
+// A layer and direction's weights, packed for the blocked engine's forward pass: in every call, or
+// ahead of time (prepack).
 #pragma once
 
 #include "common/operator_args.h"
@@ -15,14 +15,14 @@
 
 namespace lltm::cpu {
 
-// For each block of hidden units, the B operands of the input GEMM and of the recurrent GEMM. Their
-// columns are the units of the block, pre-activation by pre-activation (cell.h). Each operand has
-// only the pre-activations that it contributes to.
+// For each block of hidden units, the B operands for the input GEMM and the recurrent GEMM. Their
+// columns are the block's units, pre-activation by pre-activation (cell.h). Each operand has only
+// the pre-activations that it contributes to.
 template <typename Format>
 struct PackedWeights {
   using Operand = typename Format::Operand;
 
-  // The data begins at `offset` of a byte tensor.
+  // The data begins at `offset` in a byte tensor.
   PackedWeights(
       const CellInfo& c, const Blocks& b, int64_t input_size, at::Tensor bytes, int64_t offset = 0)
       : cell(c),
@@ -38,7 +38,7 @@ struct PackedWeights {
     return Format::padded_n(hidden) * k * static_cast<int64_t>(sizeof(Operand));
   }
 
-  // B (I, N) and B (H, N) of a block, where N is the number of columns that x or h contributes to.
+  // A block's B (I, N) and B (H, N), where N counts the columns that x or h contributes to.
   PackedB<const Operand> x(int64_t block) const {
     const int64_t n = cell.x.count() * slot_columns(block);
     return {data_of(block), k_x, n, n};
@@ -47,7 +47,7 @@ struct PackedWeights {
     const int64_t n = cell.h.count() * slot_columns(block);
     return {data_of(block) + cell.x.count() * slot_columns(block) * k_x, k_h, n, n};
   }
-  // Columns of all pre-activations of a block, each slot_columns wide.
+  // Columns for all pre-activations in a block, each slot_columns wide.
   int64_t columns(int64_t block) const { return cell.slots * slot_columns(block); }
   int64_t slot_columns(int64_t block) const { return Format::padded_n(blocks.size(block)); }
 
@@ -64,7 +64,7 @@ struct PackedWeights {
 };
 
 // Packs weights in blocks that begin at multiples of kUnitAlign. Returns nullopt if values are out
-// of range of the format.
+// of the format's range.
 template <typename Format>
 std::optional<PackedWeights<Format>> pack_weights(
     const CellInfo& cell, const Weights& weights, const Blocks& blocks);
@@ -94,7 +94,7 @@ at::Tensor aligned(const at::Tensor& packed);
 // True if the prepacked weights are available in this format.
 bool has_form(const at::Tensor& packed, GemmFormat format);
 
-// Returns a view of prepacked weights in a format that they are available in.
+// Returns a view of prepacked weights in a format for which has_form is true.
 template <typename Format>
 PackedWeights<Format> read_packed(const CellInfo& cell, const at::Tensor& packed);
 

@@ -22,23 +22,22 @@ int omp_get_num_threads() noexcept;
 
 namespace lltm::cpu {
 
-// Number of threads for a new parallel region: 1 inside another region.
+// Thread count for a new parallel region: 1 inside another region.
 inline int64_t available_threads() {
   return at::in_parallel_region() ? 1 : at::get_num_threads();
 }
 
-// Number of threads for `work` units: at least `grain` units per thread, and at most `parts`
-// threads.
+// Thread count for `work` units: at least `grain` units per thread, and at most `parts` threads.
 inline int64_t threads_for(int64_t work, int64_t grain, int64_t parts) {
   return std::clamp<int64_t>(work / grain, 1, std::min(available_threads(), parts));
 }
 
-// The threads of a parallel region, shared by all of them.
+// The threads in a parallel region, shared by all of them.
 class Team {
  public:
-  // Calls work(slot) for the grid positions of this thread. OpenMP may provide fewer threads than
-  // requested, so a thread can have several. `work` returns false if values are out of range of the
-  // GEMM format.
+  // Calls work(slot) for this thread's grid positions. OpenMP may provide fewer threads than
+  // requested, so a thread can have several. `work` returns false if values are out of the GEMM
+  // format's range.
   //
   // After the first failure (an exception or values out of range), the remaining work is skipped,
   // but every thread still reaches every barrier.
@@ -73,8 +72,8 @@ class Team {
   std::exception_ptr exception_;  // must not leave the region
 };
 
-// Calls body(team) on each of up to `threads` threads. Returns false if `work` reported values out
-// of range, and rethrows its first exception.
+// Calls body(team) on up to `threads` threads. Returns false if `work` reported values out of
+// range, and rethrows its first exception.
 template <typename Body>
 bool parallel_region(int64_t threads, const Body& body) {
   struct Region {

@@ -10,13 +10,13 @@ namespace {
 
 // ---- the grid ---------------------------------------------------------------
 
-// Minimum multiply-adds of a step for a second thread to pay off: 10 us of one core, about twice a
+// Minimum multiply-adds per step for a second thread to pay off: 10 us on one core, about twice a
 // barrier.
 constexpr int64_t kSerialStep = 150000;
 
-// Minimum multiply-adds of a sequence of such short steps for which splitting the batch across
-// threads pays off; these threads synchronize only at the end. kElementwiseProducts is the cost of
-// the element-wise part per hidden unit, with H rounded up to full vectors.
+// Minimum multiply-adds in a sequence of such short steps for which splitting the batch across
+// threads pays off; these threads synchronize only at the end. kElementwiseProducts is the
+// element-wise cost per hidden unit, with H rounded up to full vectors.
 constexpr int64_t kSerialSequence = 4000000;
 constexpr int64_t kElementwiseProducts = 100;
 
@@ -27,8 +27,8 @@ constexpr int64_t kGoodRows = Format::kInPlace ? 4 : 16;
 
 // Maximum size of packed weights that every thread reads completely. With larger weights, each
 // thread has its own blocks and waits at a barrier after each step, unless it has many rows. The
-// limit is three quarters of the L2 cache; the rest is for the rows of a step. The minimum comes
-// from a CPU with 1 MiB of L2 (Zen 4): barriers cost 5 to 20 % more than reading the rest from L3.
+// limit is three quarters of L2; the rest is for a step's rows. The minimum comes from a CPU with 1
+// MiB L2 (Zen 4): barriers cost 5 to 20 % more than reading the rest from L3.
 int64_t private_weight_bytes(const Machine& machine) {
   return std::max<int64_t>(machine.l2 / 4 * 3, 1536 << 10);
 }
@@ -74,16 +74,16 @@ bool prefer_bf16x3(const Grid& grid, int64_t batch) {
 
 // ---- blocks -----------------------------------------------------------------
 
-// Largest block width. For all rows of a step, the pre-activations (forward) or dh (backward) of a
-// block must stay in L2 between GEMM and element-wise kernel. Narrower blocks read A more often.
+// Largest block width. For all rows in a step, a block's pre-activations (forward) or dh (backward)
+// must stay in L2 between GEMM and element-wise kernel. Narrower blocks read A more often.
 template <typename Format>
 constexpr int64_t kForwardUnits = Format::kInPlace ? 64 : 128;
 template <typename Format>
 constexpr int64_t kBackwardUnits = Format::kVnniFactor == 1 && Format::kInPlace ? 128 : 256;
 
 // Returns the widest block, a multiple of `multiple`, whose weights use half the L2 cache, or 1 MiB
-// if that is more. The GEMM reads all weights of a block for every few rows. With 1 MiB of L2 (Zen
-// 4), narrower blocks are 10 % slower. bf16x3 prefetches and has no such limit.
+// if that is more. The GEMM reads all weights in a block for every few rows. With 1 MiB L2 (Zen 4),
+// narrower blocks are 10 % slower. bf16x3 prefetches and has no such limit.
 template <typename Format>
 int64_t widest_block(const Machine& machine, int64_t most, int64_t unit_bytes, int64_t multiple) {
   if (!Format::kInPlace) return most;
@@ -99,7 +99,7 @@ Blocks even_blocks(int64_t hidden, int64_t threads, int64_t widest, int64_t alig
   return {hidden, align, std::min(round_up(divide_up(hidden, widest), shares), parts)};
 }
 
-// Bytes of a hidden unit's input and recurrent weights.
+// Bytes per hidden unit for input and recurrent weights.
 template <typename Format>
 int64_t forward_unit_bytes(const LayerShape& shape) {
   const int64_t k = shape.slots.x * Format::padded_k(shape.input) +
@@ -107,7 +107,7 @@ int64_t forward_unit_bytes(const LayerShape& shape) {
   return k * static_cast<int64_t>(sizeof(typename Format::Operand));
 }
 
-// Bytes of a hidden unit's recurrent weights in backward.
+// Bytes per hidden unit for backward's recurrent weights.
 template <typename Format>
 int64_t backward_unit_bytes(const LayerShape& shape) {
   const int64_t k = Format::padded_k(shape.slots.h * Format::slot_pitch(shape.hidden));
@@ -133,7 +133,7 @@ Blocks forward_blocks(const Machine& machine, const LayerShape& shape, int64_t c
 
 template <typename Format>
 Blocks backward_blocks(const Machine& machine, const LayerShape& shape, int64_t columns) {
-  // From 32 columns on, a block fills the vector registers of the GEMM kernel.
+  // From 32 columns on, a block fills the GEMM kernel's vector registers.
   constexpr int64_t kColumns = 32;
   const int64_t widest = widest_block<Format>(
       machine, kBackwardUnits<Format>, backward_unit_bytes<Format>(shape), kColumns);
@@ -148,9 +148,9 @@ constexpr int64_t kSideBySideRows = 16;
 
 // ---- chunks -----------------------------------------------------------------
 
-// Rows of x W_x^T per pass over W_x, for a thread that has its own rows.
+// Rows in x W_x^T per pass over W_x, for a thread that has its own rows.
 constexpr int64_t kMergedRows = 64;
-// Rows of the input that are packed together.
+// Input rows that are packed together.
 constexpr int64_t kPackedInputRows = 256;
 
 // Rows per backward chunk: enough for efficient GEMMs over the chunk, and few enough that its dz
@@ -187,7 +187,7 @@ BackwardSchedule backward_schedule(const Machine& machine, const LayerShape& sha
   return schedule;
 }
 
-// Calls body with a value of the format type; only for formats that forward uses.
+// Calls body with a value of the format type; only for formats used in forward.
 template <typename Body>
 decltype(auto) visit_forward_format(GemmFormat format, const Body& body) {
   return format == GemmFormat::kInt8 ? body(Int8Format{}) : visit_format(format, body);
@@ -258,11 +258,11 @@ int64_t prepack_batch(GemmFormat format) {
 
 GradientGemmSchedule schedule_gradient_gemm(
     const Machine& machine, GemmFormat format, int64_t m, int64_t n) {
-  // Rows of K per pass over C: 2 kB of a column of A^T. For bf16x3, all of A^T stays in L2.
+  // K rows per pass over C: 2 kB per A^T column. For bf16x3, A^T stays in L2 completely.
   constexpr int64_t kSliceRows = 512, kSliceRowsBf16 = 1024, kSliceRowsBf16x3 = 128;
-  // Rows of C whose part of A^T stays in L2 while all column panels pass.
+  // C rows whose part in A^T stays in L2 while all column panels pass.
   constexpr int64_t kGroupRows = 512;
-  // Maximum size of all accumulators.
+  // Maximum total size for all accumulators.
   constexpr int64_t kAccumulatorBytes = 32 << 20;
   GradientGemmSchedule schedule = {};
   const bool bf16x3 = format == GemmFormat::kBf16x3;

@@ -1,14 +1,14 @@
 // The blocked engine, backward.
 //
 // The recurrent weights are packed into blocks of hidden units, and the steps are divided into
-// chunks. One parallel region runs the steps of a chunk, from the last to the first. For each block
-// of a step a thread computes
-//     dh = dz' W_h        GEMM, with dz' of the next step
+// chunks. One parallel region runs a chunk, from its last step to its first. In each step, a thread
+// computes for each block
+//     dh = dz' W_h        GEMM, with dz' from the next step
 //     dz, dc from dh      element-wise, while dh is in its cache
-// After each chunk, the gradients of input, weights and biases, which do not depend on the order of
-// steps, are one GEMM each. They read dz while it is in the cache.
+// After each chunk, the gradients for input, weights and biases are one GEMM each, because they do
+// not depend on the step order. They read dz while it is in the cache.
 //
-// The grid of threads is the same as in blocked_forward.cpp.
+// The thread grid is the same as in blocked_forward.cpp.
 #include "common/steps.h"
 #include "common/weights.h"
 #include "cpu/dispatch.h"
@@ -71,11 +71,11 @@ class BlockedBackward {
   }
 
  private:
-  // True if dz is the operand of the next GEMM; otherwise the operand is a packed copy.
+  // True if dz is the next GEMM's operand; otherwise the operand is a packed copy.
   static constexpr bool kDzIsOperand = Format::kInPlace;
 
   struct Slot : Part {
-    float* dh;  // of one block
+    float* dh;  // for one block
   };
 
   // Returns the weights in pre-activation order, with the dtype of dz.
@@ -120,7 +120,7 @@ class BlockedBackward {
     kernel_args_.operand_step = slot_pitch_;
   }
 
-  // Packs W_h as B (h pre-activations * H, H), in blocks of columns.
+  // Packs W_h as B (h pre-activations * H, H), in column blocks.
   bool pack_weights() {
     const int64_t bytes = Format::padded_n(hidden_) * k_ * static_cast<int64_t>(sizeof(Operand));
     packed_weights_ = at::empty({bytes}, args_.input->options().dtype(at::kByte));
@@ -198,7 +198,7 @@ class BlockedBackward {
     return in_range;
   }
 
-  // Converts the gradient of the GEMM operand to the gradient of h.
+  // Converts the gradient with respect to the GEMM operand to the h gradient.
   void multiply(Matrix<float> dh, Matrix<const float> factor, int64_t rows, int64_t block) const {
     if (factor.data == nullptr) return;
     for (int64_t r = 0; r < rows; ++r) {
@@ -206,7 +206,7 @@ class BlockedBackward {
     }
   }
 
-  // Runs the element-wise part for some rows of a step.
+  // Runs the element-wise part for some rows in a step.
   bool finish_rows(
       size_t c, size_t k, Range rows, int64_t block, Matrix<const float> dh_state) const {
     const int64_t unit = blocks_.begin(block);
@@ -237,7 +237,7 @@ class BlockedBackward {
   }
 
   const Tensor& dz_tensor(size_t chunk) const { return dz_[kDzIsOperand ? chunk % 2 : 0]; }
-  // Returns dz of step k in chunk c or of the first step after it.
+  // Returns dz for step k in chunk c, or for the first step after it.
   Matrix<Source> dz_of(size_t c, size_t k) const {
     const size_t owner = k < chunks_[c].last ? c : c + 1;
     return write<Source>(dz_tensor(owner)).from(steps_[k].offset - chunks_[owner].begin);
@@ -259,7 +259,7 @@ class BlockedBackward {
   const SequenceBackwardArgs& args_;
   const CellInfo& cell_;
   const int64_t batch_, hidden_;
-  // Columns between pre-activations in the operand dz, and K of the recurrent GEMM.
+  // Columns between pre-activations in the operand dz, and the recurrent GEMM's K.
   const int64_t slot_pitch_, k_;
   const Grid grid_;
   const Blocks blocks_;
@@ -271,8 +271,8 @@ class BlockedBackward {
   SequenceGradients gradients_;
 
   Tensor packed_weights_, parameters_, dh_n_, dc_, dh_, recurrent_mask_;
-  // dz of the current chunk and of the next: the last step of a chunk multiplies the first dz of
-  // the next chunk.
+  // dz for the current chunk and the next: a chunk's last step multiplies the next chunk's first
+  // dz.
   std::array<Tensor, 2> dz_;
   OperandA<Format> packed_dz_;  // two steps alternate; unused if dz is the operand
   StepRows<T> grad_output_;

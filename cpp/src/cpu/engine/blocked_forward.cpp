@@ -1,12 +1,12 @@
 // The blocked engine, forward.
 //
-// The weights are packed, once per call or ahead of time, into blocks of hidden units with all
-// pre-activations of a unit in the same block. One parallel region runs all steps. For each block
-// of a step a thread computes
+// The weights are packed, once per call or ahead of time, into blocks of hidden units. A block has
+// all pre-activations of its units. One parallel region runs all steps. In each step, a thread
+// computes for each block
 //     z = x W_x^T + h W_h^T      two GEMMs
 //     h', c' from z              element-wise, while z is in its cache
-// The threads form a grid (schedule.h): each grid position has some rows of the batch and some
-// blocks. Rows are independent, so threads synchronize after each step only if they share rows.
+// The threads form a grid (schedule.h): each grid position has some batch rows and some blocks.
+// Rows are independent, so threads synchronize after each step only if they share rows.
 //
 // If a value is out of range, bf16x3 stops the run. int8 records the row and continues with the
 // other rows.
@@ -47,7 +47,7 @@ class BlockedForward {
  public:
   using Operand = typename Format::Operand;
   using Source = typename Format::Source;
-  // True if rows out of range are recorded instead of stopping the run.
+  // True if out-of-range rows are recorded instead of stopping the run.
   static constexpr bool kNotesRows = std::is_same_v<Format, Int8Format>;
 
   BlockedForward(
@@ -71,7 +71,7 @@ class BlockedForward {
         input_(as_source<Source>(args.input)),
         input_rows_(input_) {
     input_in_place_ = input_.is_contiguous() && Format::fits_in_place(input_size_, input_size_);
-    // A merged projection needs the rows of a group without gaps, unlike the rows of the input.
+    // A merged projection needs a group's rows without gaps, unlike the input's rows.
     if (merge_projection_ && grid_.rows > 1) input_in_place_ = false;
     const bool by_step = input_in_place_ && !merge_projection_;
     const int64_t most_steps = by_step ? 1 : std::max<int64_t>(1, schedule.chunk_rows / batch_);
@@ -100,7 +100,7 @@ class BlockedForward {
         args_.saves_checkpoints() ? checkpoints_.tensor() : activations_);
   }
 
-  // Returns the recorded rows of the batch, in ascending order.
+  // Returns the recorded batch rows in ascending order.
   std::vector<int64_t> rows_out_of_range() const {
     std::vector<int64_t> rows;
     for (int64_t r = 0; r < batch_; ++r) {
@@ -113,8 +113,8 @@ class BlockedForward {
 
  private:
   struct Slot : Part {
-    float* z;     // pre-activations of a block, or of all blocks of a chunk
-    bool* notes;  // per row of the batch: true if it is out of range
+    float* z;     // pre-activations, for one block or for all blocks in a chunk
+    bool* notes;  // per batch row: true if it is out of range
   };
 
   void allocate() {
@@ -176,20 +176,20 @@ class BlockedForward {
     }
   }
 
-  // Maximum number of rows of a group per chunk.
+  // Maximum rows per group and chunk.
   int64_t slot_rows() const { return chunk_steps_ * plan_.most_rows_of_group(); }
 
   Slot slot_of(int64_t index) const {
     return {plan_.part_of(index), z_.mutable_data_ptr<float>() + index * z_.size(1), notes(index)};
   }
 
-  // Returns the out-of-range records of a grid position, one per row of the batch. Threads that
-  // share rows have separate records.
+  // Returns a grid position's out-of-range flags, one per batch row. Threads that share rows have
+  // separate flags.
   bool* notes(int64_t index) const {
     return kNotesRows ? notes_.get() + index % grid_.columns * batch_ : nullptr;
   }
 
-  // Packs `rows` of the batch for a grid position; x begins at the first of them. Returns false to
+  // Packs the batch rows `rows` for a grid position; x begins at the first row. Returns false to
   // stop the run.
   bool pack(
       int64_t index, Range rows, int64_t k, Matrix<const Source> x, Matrix<Operand> to) const {
@@ -202,7 +202,7 @@ class BlockedForward {
     return kNotesRows;
   }
 
-  // Packs a grid position's share of the input of a chunk.
+  // Packs a grid position's share of a chunk's input.
   bool pack_input(const Chunk& chunk, int64_t index) const {
     const int64_t group = index / grid_.columns;
     for (size_t k = chunk.first; k < chunk.last; ++k) {
@@ -216,7 +216,7 @@ class BlockedForward {
     return true;
   }
 
-  // z = x W_x^T for a grid position's rows of a chunk.
+  // z = x W_x^T for a grid position's rows in a chunk.
   void project_chunk(const Chunk& chunk, const Slot& slot) const {
     const size_t begin = args_.reverse ? chunk.last - 1 : chunk.first;
     const size_t end = args_.reverse ? chunk.first : chunk.last - 1;
@@ -301,8 +301,8 @@ class BlockedForward {
     return !out_of_range;
   }
 
-  // Returns the packed input of a group at step k. Groups have separate memory, because a group can
-  // be a chunk ahead of others. A merged projection needs the rows of a group without gaps.
+  // Returns a group's packed input for step k. Groups have separate memory, because a group can be
+  // a chunk ahead of others. A merged projection needs a group's rows without gaps.
   Matrix<Operand> packed_input(const Chunk& chunk, size_t k, int64_t group) const {
     const int64_t first = plan_.rows_of_group(group).begin;
     return packed_input_.rows.from(
@@ -321,7 +321,7 @@ class BlockedForward {
         output_is_operand_ ? steps_[k].offset : static_cast<int64_t>(k % 2) * batch_);
   }
 
-  // Returns the pre-activations of a block from a row on.
+  // Returns a block's pre-activations from a row on.
   Matrix<float> z_of(const Slot& slot, int64_t block, int64_t row) const {
     Matrix<float> z = {slot.z, weights_.columns(block)};
     if (merge_projection_) z.data += cell_.slots * blocks_.begin(block) * slot_rows();
@@ -350,7 +350,7 @@ class BlockedForward {
   OperandA<Format> packed_h_0_;
   OperandA<Format> states_;  // two steps alternate; unused if the output is the operand
   Tensor bias_, parameters_, z_;
-  std::unique_ptr<bool[]> notes_;  // per grid column and row of the batch
+  std::unique_ptr<bool[]> notes_;  // per grid column and batch row
   Tensor output_, output_rows_, c_, activations_;
   ForwardArgs<T, Operand> kernel_args_;
 };

@@ -6,8 +6,8 @@
 // chains, which for up to four rows are accumulated in float64. For few steps the weights are read
 // in place (schedule_few_rows).
 //
-// The threads form a grid, as in blocked_forward.cpp. Either each thread has some rows of the
-// batch, or each has some blocks of hidden units, with a barrier after each step.
+// The threads form a grid, as in blocked_forward.cpp. Threads divide either the batch rows or, with
+// a barrier after each step, the blocks of hidden units.
 #include "common/checkpoints.h"
 #include "common/states.h"
 #include "common/steps.h"
@@ -29,7 +29,7 @@ namespace {
 
 using at::Tensor;
 
-// Packed weights, and the GEMMs of a block of units: z = x W_x^T, then z += h W_h^T.
+// Packed weights and their GEMMs for a block: z = x W_x^T, then z += h W_h^T.
 class PackedFewRowsWeights {
  public:
   explicit PackedFewRowsWeights(PackedWeights<F32Format> packed) : packed_(std::move(packed)) {}
@@ -61,7 +61,7 @@ class PackedFewRowsWeights {
   PackedWeights<F32Format> packed_;
 };
 
-// Weights in place, for few steps, where packing would take most of the time.
+// Weights in place, for few steps, when packing would dominate the time.
 class FewRowsWeightsInPlace {
  public:
   FewRowsWeightsInPlace(const SequenceArgs& args, const Blocks& blocks)
@@ -205,7 +205,7 @@ class FewRowsForward {
                : final_states(steps_, args_.h_0, flat_rows(output_));
   }
 
-  // Copies a grid position's columns of the input of a chunk.
+  // Copies a grid position's columns of a chunk's input.
   void copy_input(const Chunk& chunk, int64_t index) {
     const int64_t group = index / grid_.columns;
     const Range columns = share(input_size_, grid_.columns, index % grid_.columns);
@@ -267,7 +267,7 @@ class FewRowsForward {
     if (mask_.data != nullptr) mask_operand(k, rows, unit, args.hidden);
   }
 
-  // Multiplies h of a step by the mask, for the next GEMM.
+  // Multiplies a step's h by the mask, for the next GEMM.
   void mask_operand(size_t k, Range rows, int64_t unit, int64_t units) const {
     for (int64_t r = rows.begin; r < rows.end; ++r) {
       const float* const factor = mask_.row(r) + unit * mask_.col_stride;
@@ -277,15 +277,14 @@ class FewRowsForward {
     }
   }
 
-  // The input of a group's rows of a chunk, and their pre-activations in a block: (rows, columns of
-  // the block).
+  // A group's input rows for a chunk, and their pre-activations in a block: (rows, block columns).
   Matrix<float> x_of(int64_t group) const { return x_.from(group * chunk_rows_); }
   Matrix<float> z_of(int64_t group, int64_t block) const {
     const int64_t columns = cell_.slots * blocks_.size(block);
     const int64_t units = group * hidden_ + blocks_.begin(block);
     return {z_data_ + cell_.slots * units * chunk_rows_, columns};
   }
-  // Returns the state after step k as the operand of the next GEMM.
+  // Returns the next GEMM's operand, the state after step k.
   Matrix<const float> operand(size_t k) const {
     return as_const(mask_.data == nullptr ? h_next_.from(steps_[k].offset) : masked(k));
   }
@@ -313,8 +312,8 @@ class FewRowsForward {
   const float *bias_data_ = nullptr, *parameters_data_ = nullptr;
   Matrix<float> h_next_, saved_;
   Matrix<const float> mask_;  // recurrent mask, or null
-  // In the workspace: the initial h, the input of a chunk, h times the mask (two steps alternate),
-  // the pre-activations of the chunk, and c.
+  // In the workspace: the initial h, a chunk's input and pre-activations, h times the mask (two
+  // steps alternate), and c.
   Matrix<float> h_0_, x_, masked_h_;
   float* z_data_ = nullptr;
   Matrix<double> c_;

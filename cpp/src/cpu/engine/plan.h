@@ -1,4 +1,4 @@
-// The rows and the blocks of hidden units of each grid position, step by step.
+// The rows and hidden-unit blocks for each grid position, step by step.
 #pragma once
 
 #include "cell/cell.h"
@@ -14,7 +14,7 @@
 
 namespace lltm::cpu {
 
-// The work of a grid position. A group is the set of grid positions with the same rows.
+// A grid position's work. A group is all grid positions with the same rows.
 struct Part {
   int64_t group;
   Range rows, blocks;
@@ -37,8 +37,8 @@ class Plan {
     return {group, rows_of_group(group), share(blocks_, grid_.columns, slot % grid_.columns)};
   }
 
-  // Prepares rows_before. Set `reverse` if the rows of a chunk are ordered from its last step to
-  // its first.
+  // Prepares rows_before. Set `reverse` if a chunk's rows are ordered from its last step to its
+  // first.
   void count_rows_before(const std::vector<Chunk>& chunks, bool reverse) {
     rows_before_.resize(steps_.size() * grid_.rows);
     for (const Chunk& chunk : chunks) {
@@ -53,7 +53,7 @@ class Plan {
     }
   }
 
-  // Returns the number of rows that a group has in the steps ordered before step k in its chunk.
+  // Returns how many rows the group has in the steps ordered before step k in its chunk.
   int64_t rows_before(size_t k, int64_t group) const {
     return rows_before_[k * grid_.rows + group];
   }
@@ -66,7 +66,7 @@ class Plan {
   std::vector<int64_t> rows_before_;  // indexed by step and group
 };
 
-// Zeroes the columns of z (rows, S * width) that depend only on h, because the recurrent GEMM
+// Zeroes the columns in z (rows, S * width) that depend only on h, because the recurrent GEMM
 // accumulates into all its columns.
 inline void clear_slots_of_h(const CellInfo& cell, int64_t width, int64_t rows, Matrix<float> z) {
   const int64_t columns = (cell.slots - cell.x.end) * width;

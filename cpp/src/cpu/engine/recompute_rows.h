@@ -1,4 +1,4 @@
-// Recomputation of some rows of a batch as a separate sequence.
+// Recomputes some batch rows as a separate sequence.
 #pragma once
 
 #include "common/operator_args.h"

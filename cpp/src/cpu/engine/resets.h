@@ -39,7 +39,7 @@ class Resets {
     first_.push_back(rows_.size());
   }
 
-  // Returns the reset rows of step k within `rows` of the batch, in ascending order.
+  // Returns the reset rows in step k, within the batch rows `rows`, in ascending order.
   RowSpan of(size_t k, Range rows) const {
     if (rows_.empty()) return {};
     const auto begin = rows_.begin() + static_cast<int64_t>(first_[k]);
@@ -48,8 +48,8 @@ class Resets {
   }
 
  private:
-  std::vector<int64_t> rows_;  // reset rows of all steps
-  std::vector<size_t> first_;  // start of each step in rows_, and the end
+  std::vector<int64_t> rows_;  // reset rows, for all steps
+  std::vector<size_t> first_;  // each step's start in rows_, and the end
 };
 
 // Returns `value` rounded to T, a storage or compute type.
@@ -64,13 +64,13 @@ T stored(double value) {
   }
 }
 
-// Fills columns [0, columns) of the given rows.
+// Fills columns [0, columns) in the given rows.
 template <typename T>
 void fill_rows(RowSpan rows, Matrix<T> matrix, int64_t columns, double value) {
   for (const int64_t r : rows) std::fill_n(matrix.row(r), columns, stored<T>(value));
 }
 
-// Fills each state k of the given rows with value(k), in units [unit, unit + units) of H.
+// Fills each state k in the given rows with value(k), for units [unit, unit + units).
 template <typename T, typename Value>
 void fill_states(
     const CellInfo& cell,
@@ -95,7 +95,7 @@ void clear_grad_c(const CellInfo& cell, RowSpan rows, Matrix<T> c, int64_t hidde
   fill_states(cell, rows, c, hidden, units, [](int) { return 0.0; });
 }
 
-// Calls change(), which adds h W_h^T to z (., columns), and then restores the given rows of z.
+// Calls change(), which adds h W_h^T to z (., columns), and then restores the given rows in z.
 // Resets these rows as if their h were zero, because h is part of the output and cannot be
 // overwritten.
 template <typename T, typename Change>

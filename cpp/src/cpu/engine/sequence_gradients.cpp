@@ -91,7 +91,7 @@ bool SequenceGradients::add(size_t first, size_t last, const Tensor& dz) {
   return true;
 }
 
-// Sets the gradient of h_0 to dz W_h of the first step of each row, or to zero if that step has a
+// Sets the h_0 gradient to each row's dz W_h in its first step, or to zero if that step has a
 // reset.
 void SequenceGradients::add_initial_state(size_t first, size_t last, const Tensor& dz) {
   const int64_t begin = std::min(steps_[first].offset, steps_[last - 1].offset);

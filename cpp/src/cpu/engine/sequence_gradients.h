@@ -1,4 +1,4 @@
-// Gradients that accumulate over the steps of a sequence: weights, biases, input and initial state.
+// Gradients that accumulate over a sequence: weights, biases, input and initial state.
 #pragma once
 
 #include "common/operator_args.h"
@@ -25,11 +25,11 @@ class SequenceGradients {
       const Weights& weights,
       GemmFormat format);
 
-  // Adds the contribution of steps [first, last). dz is (rows, (S + P) * H), in the row order of
-  // the input. Returns false if values are out of range of the format.
+  // Adds the contribution from steps [first, last). dz is (rows, (S + P) * H), in the input's row
+  // order. Returns false if values are out of the format's range.
   bool add(size_t first, size_t last, const at::Tensor& dz);
 
-  // Returns the gradients; dc is the gradient of c_0.
+  // Returns the gradients; dc is the c_0 gradient.
   Gradients finish(const at::Tensor& dc);
 
  private:
@@ -52,7 +52,7 @@ class SequenceGradients {
   const GemmFormat format_;
   const std::vector<Step>& steps_;
   const Resets& resets_;
-  std::vector<int64_t> begun_;  // [k]: number of rows that started before step k
+  std::vector<int64_t> begun_;  // [k]: how many rows started before step k
   at::Tensor weights_h_;
   at::Tensor d_input_;     // (N, I)
   at::Tensor d_h_0_;       // (B, H)

@@ -46,8 +46,8 @@ void backward_by_aten(
   if (results.d_bias.defined()) results.d_bias.copy_(results.dz.sum(0));
 }
 
-// For each block of hidden units: the element-wise part, then its rows of the weight gradients,
-// dz^T X, while dz is in the cache. The gradients of input and state need dz of all units and are
+// For each block of hidden units: the element-wise part, then its rows in the weight gradients,
+// dz^T X, while dz is in the cache. The input and state gradients need dz for all units and are
 // computed last.
 template <typename T, typename Format>
 class BlockedStepBackward {
@@ -70,7 +70,7 @@ class BlockedStepBackward {
     if constexpr (std::is_same_v<Operand, float>) {
       dz_operand_.rows = dz_;
     } else {
-      // The GEMM of dh begins at the first pre-activation that depends on h, and pads its K.
+      // The GEMM for dh begins at the first pre-activation that depends on h, and pads its K.
       const int64_t before = cell_.h.begin * hidden_;
       const int64_t k = before + Format::padded_k((cell_.grad_columns() - cell_.h.begin) * hidden_);
       dz_operand_ = allocate_a<Format>(batch_, k, results.dz.options());
@@ -92,7 +92,7 @@ class BlockedStepBackward {
  private:
   using Operand = typename Format::Operand;
   using B = typename Format::B;
-  // h or the input, in chunks of rows, with the gradient of the weights that multiply it.
+  // h or the input, in row chunks, with the gradient for the weights that multiply it.
   struct Source {
     Tensor tensor;
     Matrix<T> out;
@@ -128,7 +128,7 @@ class BlockedStepBackward {
   }
 
   static constexpr bool kNarrows = !std::is_same_v<T, float>;
-  // Returns the memory where a tile of the weight gradients is accumulated.
+  // Returns the memory that accumulates a tile of the weight gradients.
   static Matrix<float> sums_of(Matrix<T> out, Matrix<float> tile) {
     if constexpr (kNarrows) {
       return tile;
@@ -137,7 +137,7 @@ class BlockedStepBackward {
     }
   }
 
-  // Buffer sizes in floats: a tile, and dz^T of a block and a chunk of rows.
+  // Buffer sizes in floats: a tile, and dz^T for a block and a row chunk.
   int64_t tile_size() const { return kNarrows ? blocks_.width * kStepWeightColumns : 0; }
   int64_t chunk_size() const {
     return blocks_.width * Format::padded_k(std::min(batch_, chunks_.width));
@@ -171,7 +171,7 @@ class BlockedStepBackward {
     }
   }
 
-  // Computes the rows of the weight gradients for one pre-activation and some units: dz^T h and
+  // Computes the rows in the weight gradients for one pre-activation and some units: dz^T h and
   // dz^T x.
   void weight_gradient(int slot, int64_t unit, int64_t width, float* tile) const {
     const int64_t column = slot * hidden_ + unit;
@@ -205,7 +205,8 @@ class BlockedStepBackward {
     }
   }
 
-  // The GEMM of dz with the weights of h or of the input, for columns [begin, end) of dh or dx.
+  // The GEMM that multiplies dz by the weights for h or for the input: columns [begin, end) in dh
+  // or dx.
   struct Tile {
     Matrix<const T> weights;
     Matrix<float> out;
@@ -214,7 +215,7 @@ class BlockedStepBackward {
     Range columns;
   };
 
-  // dx = dz W_x and dh = dz W_h, in tiles of columns.
+  // dx = dz W_x and dh = dz W_h, in column tiles.
   void multiply_by_weights() const {
     std::vector<Tile> tiles;
     const auto add =
@@ -252,7 +253,7 @@ class BlockedStepBackward {
   const int64_t batch_, hidden_;
   const Blocks blocks_;
   const int64_t threads_;
-  const Blocks chunks_;  // chunks of rows
+  const Blocks chunks_;  // row chunks
   const Matrix<float> dz_;
   OperandA<Format> dz_operand_;
   std::vector<Source> sources_;

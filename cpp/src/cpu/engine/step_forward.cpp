@@ -84,7 +84,7 @@ void step_by_products(
 
 template <typename T>
 using StepFormat = std::conditional_t<std::is_same_v<T, BFloat16>, Bf16Format, F32Format>;
-// True if the dtype is the operand type of StepFormat.
+// True if the dtype is StepFormat's operand type.
 template <typename T>
 constexpr bool kIsOperand = std::is_same_v<T, typename StepFormat<T>::Operand>;
 
@@ -121,7 +121,7 @@ class BlockedStep {
 
  private:
   using Format = StepFormat<T>;
-  static constexpr int64_t kVector = 16;  // row lengths of z^T are multiples of it
+  static constexpr int64_t kVector = 16;  // z^T row lengths are multiples of it
 
   int64_t z_size() const { return cell_.slots * blocks_.width * columns_; }
   // X^T = [h, x]^T, and its rows [k, k + count).
@@ -130,7 +130,7 @@ class BlockedStep {
     return {reinterpret_cast<T*>(floats_) + k * columns_, count, columns_, columns_};
   }
 
-  // Packs X^T for some rows of the batch.
+  // Packs X^T for some batch rows.
   void pack(int64_t first, int64_t rows) {
     if (rows < columns_) std::fill_n(floats_, x_size_, 0.0f);
     const auto b = x_transposed();
@@ -151,7 +151,7 @@ class BlockedStep {
     finish_block<T>(cell_, step_, bias_, {z, z_columns}, first, rows, unit, width);
   }
 
-  // Computes z^T of one pre-activation for some units.
+  // Computes z^T for one pre-activation and some units.
   void multiply(int slot, int64_t unit, int64_t width, Matrix<float> out) const {
     const bool x = cell_.x.contains(slot), h = cell_.h.contains(slot);
     const auto rows = [&](Matrix<const T> w, const int* blocks) {

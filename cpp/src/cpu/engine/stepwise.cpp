@@ -41,7 +41,7 @@ SequenceResult stepwise_forward(const SequenceArgs& args) {
   const Checkpoints checkpoints(args.saved_checkpoint_steps(), steps.size(), args.c_0);
   const Tensor c = at::empty(args.c_0->sizes(), args.input->options()).copy_(args.c_0);
   const Tensor parameters = cell_parameters(cell, args.bias_ih);
-  // The state in the dtype of the GEMMs; each step updates its rows.
+  // The state in the GEMM dtype; each step updates its rows.
   const Tensor h = at::empty(args.h_0->sizes(), gates.options()).copy_(args.h_0);
 
   visit_dtype(dtype, [&]<typename T>(T*) {
@@ -89,7 +89,7 @@ void add_weight_gradients(
   }
 }
 
-// Computes all gradients from dz of all rows.
+// Computes all gradients from dz for all rows.
 Gradients gradients_of(
     const SequenceBackwardArgs& args,
     const std::vector<Step>& steps,
@@ -141,7 +141,7 @@ Gradients stepwise_backward(const SequenceBackwardArgs& args) {
   const CellInfo& cell = *args.cell;
   const Linear linear(args);
 
-  // Gradients of the state. The values of a row are final after its first step.
+  // State gradients. A row's values are final after its first step.
   const Tensor dh = copy_or_zeros(args.grad_h_n, args.h_0->sizes(), options);
   const Tensor dc =
       copy_or_zeros(args.grad_c_n, {args.h_0->size(0), cell.state_columns() * hidden}, options);

@@ -84,10 +84,10 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
   }
 
  private:
-  // K of kernel calls is a multiple of this value, which limits the number of distinct K.
+  // K in kernel calls is a multiple of this value, so that few different K occur.
   static constexpr int64_t kGroup = 32;
 
-  // Work of one grid position: rows, rows of C, and column panels.
+  // A grid position's work: rows, C rows and C column panels.
   struct Part {
     Range k, m, bands;
     float* c;
@@ -108,7 +108,7 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
     return true;
   }
 
-  // C += A B for k rows of B.
+  // C += A B for k rows in B.
   bool multiply_slice(
       Matrix<const Operand> a,
       Matrix<const Source> b,
@@ -130,7 +130,7 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
     return true;
   }
 
-  // Packs rows `own` of A^T, for rows [first, first + k) of A.
+  // Packs rows `own` in A^T, for rows [first, first + k) in A.
   static bool pack_slice(
       const std::vector<Tensor>& a, int64_t first, int64_t k, Range own, Matrix<Operand> slice) {
     int64_t m = 0;
@@ -149,7 +149,7 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
   int64_t m_;
   GradientGemmSchedule schedule_;
   Blocks bands_;
-  Tensor c_;  // (accumulators, panels, M, columns of a panel)
+  Tensor c_;  // (accumulators, panels, M, panel columns)
 };
 
 }  // namespace

@@ -19,8 +19,8 @@ Transpose<BFloat16> transpose_of(BFloat16) {
   return kernels().transpose_bf16;
 }
 
-// Copies x(n, k) to element (k, n), and zeros from row k_size on. Processes a few rows of B at a
-// time, to keep the strides of both sides small.
+// Copies x(n, k) to element (k, n), and zeros from row k_size on. Processes a few rows at a time,
+// to keep the strides on both sides small.
 template <int64_t vnni, typename Operand>
 void pack_elements(
     PackedB<Operand> b, int64_t n0, Matrix<const Operand> x, int64_t k_size, int64_t n) {
@@ -37,7 +37,7 @@ void pack_elements(
 }
 
 // Pads B, whose first k rows from k0 on are packed: zeros up to the next multiple of 32 or to the
-// end. The packing functions have already completed the last pair of rows.
+// end. The packing functions have already completed the last row pair.
 template <int64_t vnni, typename Operand>
 void pad_k(PackedB<Operand> b, int64_t k0, int64_t n0, int64_t k, int64_t n) {
   const int64_t end = std::min(b.k, round_up(k0 + k, 32));
@@ -114,7 +114,7 @@ void Int8Format::init_states(int64_t m, int64_t k, Matrix<Operand> a) {
 
 namespace {
 
-// Column n of B: its bytes, in groups that are kInt8Panel groups apart, its scale and its sum.
+// Column n in B: its bytes, in groups that are kInt8Panel groups apart, its scale and its sum.
 template <typename Byte>
 struct Int8Column {
   Int8Column(const PackedB<Byte>& b, int64_t n) {

@@ -28,12 +28,12 @@ constexpr int64_t longest_chain(int64_t m) {
 // kVnniFactor rows are interleaved, and element (k, n) is at [k / kVnniFactor][n][k % kVnniFactor].
 template <typename Element, int64_t vnni_factor>
 struct RowFormat {
-  using Operand = Element;  // element type of operands
+  using Operand = Element;  // operand element type
   using Source = Element;   // element type that operands are packed from
-  using B = Element;        // element type of B
+  using B = Element;        // B's element type
   static constexpr bool kBInPlace = false;
   static constexpr int64_t kVnniFactor = vnni_factor;
-  // True if rows of a Source matrix can be A without packing.
+  // True if a Source matrix's rows can be A without packing.
   static constexpr bool kInPlace = true;
   // Blocks of hidden units begin at multiples of this value, a vector of floats.
   static constexpr int64_t kUnitAlign = 16;
@@ -52,7 +52,7 @@ struct RowFormat {
     return kVnniFactor == 1 ? k : round_up(k, k <= kTile ? kVnniFactor : kTile);
   }
   static constexpr int64_t padded_n(int64_t n) { return n; }
-  // Row stride of A, in elements.
+  // A's row stride, in elements.
   static constexpr int64_t a_stride(int64_t k) { return padded_k(k); }
   // Columns between pre-activations if A is dz.
   static constexpr int64_t slot_pitch(int64_t hidden) { return hidden; }
@@ -62,7 +62,7 @@ struct RowFormat {
     return padded_k(k) == k && stride % kVnniFactor == 0;
   }
   static Matrix<const Operand> in_place(Matrix<const Source> x) { return x; }
-  // Initializes the parts of states (m, k) in A that the element-wise kernel does not write.
+  // Initializes the parts of the states (m, k) in A that the element-wise kernel does not write.
   static void init_states(int64_t /*m*/, int64_t /*k*/, Matrix<Operand> /*a*/) {}
 
   // The packing functions return true if all values can be represented, which is always the case
@@ -80,7 +80,7 @@ struct RowFormat {
   // Packs the transpose of x (n, k) in the same way.
   static bool pack_b_transposed(
       PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n);
-  // Returns element (k, n) of B.
+  // Returns B's element (k, n).
   static Operand at(const PackedB<const Operand>& b, int64_t k, int64_t n) {
     return b.data[(k / kVnniFactor * b.ld + n) * kVnniFactor + k % kVnniFactor];
   }
@@ -103,7 +103,7 @@ struct RowFormat {
 using F32Format = RowFormat<float, 1>;
 using Bf16Format = RowFormat<BFloat16, 2>;
 
-// Base of the formats whose operands are always packed.
+// Base for formats whose operands are always packed.
 struct PackedFormat {
   using Source = float;
   static constexpr bool kInPlace = false;
@@ -114,7 +114,7 @@ struct PackedFormat {
 struct Bf16x3Format : PackedFormat {
   using Operand = BFloat16x3;
   static constexpr int64_t kVnniFactor = 2;
-  // Blocks write complete groups of A.
+  // Blocks write complete groups in A.
   static constexpr int64_t kUnitAlign = kBf16x3Group;
 
   static bool available() { return kernels().bf16x3.gemm != nullptr; }
@@ -154,7 +154,7 @@ struct Bf16x3Format : PackedFormat {
   }
 
  private:
-  // Returns the panels of B from row k0 and column n0 on.
+  // Returns the B panels from row k0 and column n0 on.
   static Matrix<Operand> panels(PackedB<Operand> b, int64_t k0, int64_t n0) {
     const Matrix<Operand> all = {b.data, b.k * kBf16x3Panel};
     return all.from(n0 / kBf16x3Panel, k0 * kBf16x3Panel);
@@ -176,10 +176,10 @@ struct Int8Format : PackedFormat {
   static bool pack_a(int64_t m, int64_t k, Matrix<const Source> x, Matrix<Operand> a) {
     return kernels().int8.pack_a(m, k, x, a);
   }
-  // Packs all of K in one call: k0 is 0, and n0 is a multiple of 16.
+  // Packs all K rows in one call: k0 is 0, and n0 is a multiple of 16.
   static bool pack_b_transposed(
       PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n);
-  // Returns the dequantized element (k, n) of B.
+  // Returns B's dequantized element (k, n).
   static float at(const PackedB<const Operand>& b, int64_t k, int64_t n);
 
   static void gemm(
@@ -192,7 +192,7 @@ struct Int8Format : PackedFormat {
   }
 };
 
-// float32 with an unpacked B of storage type T: the kernel reads rows in place and widens them.
+// float32 with an unpacked B in storage type T: the kernel reads rows in place and widens them.
 // Available if F32Format is.
 template <typename T>
 struct F32InPlaceFormat : F32Format {
@@ -204,7 +204,7 @@ struct F32InPlaceFormat : F32Format {
   }
 };
 
-// Calls body with a value of the format type; only for formats that training uses.
+// Calls body with a value of the format type; only for formats used in training.
 template <typename Body>
 decltype(auto) visit_format(GemmFormat format, const Body& body) {
   switch (format) {

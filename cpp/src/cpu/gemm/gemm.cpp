@@ -86,8 +86,8 @@ Tensor with_contiguous_rows(const Tensor& tensor) {
 
 namespace {
 
-// A GEMM into a part of `out`: in place if `out` is float32 and N is not padded, otherwise through
-// a buffer.
+// A GEMM into part of `out`: in place if `out` is float32 and N is not padded, otherwise through a
+// buffer.
 template <typename Format, typename T>
 class OutputBlock {
  public:
@@ -111,7 +111,7 @@ class OutputBlock {
   std::vector<float> copy_;
 };
 
-// B is packed in panels of kGemmBand columns. A task multiplies kMaxRows rows by a panel.
+// B is packed in panels with kGemmBand columns. A task multiplies kMaxRows rows by a panel.
 template <typename Format>
 class PackedGemmOf {
  public:

@@ -1,4 +1,4 @@
-// GEMMs of complete tensors: through ATen, or with the kernels of formats.h if these are faster.
+// GEMMs on complete tensors: through ATen, or with the kernels in formats.h if these are faster.
 #pragma once
 
 #include "common/tensor_views.h"
@@ -105,7 +105,7 @@ struct WeightsInPlace {
 // Returns the tensor, or a contiguous copy if its rows are not contiguous or overlap.
 at::Tensor with_contiguous_rows(const at::Tensor& tensor);
 
-// Operand A of a format, and its memory.
+// Operand A in a format, and its memory.
 template <typename Format>
 struct OperandA {
   at::Tensor memory;
@@ -152,8 +152,8 @@ inline void narrow(const float* x, BFloat16* y, int64_t n) {
 // ---- with our own kernels ---------------------------------------------------
 
 // C (rows, N) = A B, with B (K, N) packed once. Tensors have the format's Source type, `out` may
-// also be float32, and all rows are contiguous. Returns false if values of A or B are out of range
-// of the format.
+// also be float32, and all rows are contiguous. Returns false if values in A or B are out of the
+// format's range.
 using PackedGemm = std::function<bool(const at::Tensor& out, const at::Tensor& a)>;
 PackedGemm make_packed_gemm(GemmFormat format, const at::Tensor& b);
 

@@ -8,15 +8,15 @@
 namespace lltm::cpu {
 namespace {
 
-// K of a tile: 64 bytes of a row of A, or 16 groups of a panel of B.
+// A tile's K: 64 bytes from a row in A, or 16 groups from a panel in B.
 constexpr std::int64_t kInt8TileDepth = 64;
 constexpr std::int64_t kInt8MostPanels = 4;
 
 // With fewer rows, VNNI is as fast and needs no tile setup.
 constexpr std::int64_t kInt8FewestTileRows = 4;
 
-// The remainder of K after full tiles: a zero-padded tile for each panel. The tile of A reads past
-// K, into the scale of the row and the padding up to the next multiple of 64.
+// The remainder of K after full tiles: a zero-padded tile per panel. The tile of A reads past K,
+// into the row's scale and the padding up to the next multiple of 64.
 struct Int8Rest {
   alignas(64) Int8 tiles[kInt8MostPanels][kInt8TileDepth * kInt8Panel];
 };
@@ -36,9 +36,9 @@ void copy_rest(const Int8Gemm& p, std::int64_t panels, Int8Rest& rest) {
   }
 }
 
-// Multiplies `rows` rows, in one or two tiles, by kPanels panels. Tiles of C: 0 and 1 (upper), 2
-// and 3 (lower), or 0 to 3 for one tile of rows. Tiles of A: 4 (upper) and 5 (lower). Tiles of B: 6
-// and 7 alternate.
+// Multiplies `rows` rows, in one or two tiles, by kPanels panels. Tiles for C: 0 and 1 (upper), 2
+// and 3 (lower), or 0 to 3 if there is one tile of rows. Tiles for A: 4 (upper) and 5 (lower).
+// Tiles for B: 6 and 7 alternate.
 template <int kHeight, int kPanels>
 void gemm_int8_tiles(const Int8Gemm& p, const Int8Rest& rest, std::int64_t rows) {
   alignas(64) std::int32_t sums[kHeight * kTileRows][kPanels * kInt8Panel];

@@ -21,7 +21,7 @@ LLTM_CELL_INLINE const std::uint16_t* words(const BFloat16x3* x) {
 
 // ---- packing ----------------------------------------------------------------
 
-// A group: 32 floats, or one part of 32 floats.
+// A group: 32 floats, or one part for each of 32 floats.
 struct Group {
   __m512 low, high;
 };
@@ -51,7 +51,7 @@ LLTM_CELL_INLINE __mmask16 too_large(Group x) {
   return too_large(x.low) | too_large(x.high);
 }
 
-// Elements of `low` become the lower 16 of each part.
+// The elements in `low` become the lower 16 in each part.
 LLTM_CELL_INLINE void decompose(Group x, __m512i (&parts)[3]) {
   for (int part = 0; part < 3; ++part) {
     parts[part] = (__m512i)_mm512_cvtne2ps_pbh(x.high, x.low);
@@ -82,7 +82,7 @@ bool pack_a_bf16x3(
   return out_of_range == 0;
 }
 
-// The bf16x3 overload of store_operand (elementwise_kernels.h), which must be declared first.
+// The bf16x3 overload for store_operand (elementwise_kernels.h), which must be declared first.
 LLTM_CELL_INLINE bool store_operand(
     const Matrix<BFloat16x3>& matrix,
     std::int64_t row,
@@ -92,7 +92,7 @@ LLTM_CELL_INLINE bool store_operand(
   return pack_a_bf16x3(1, n, {values}, matrix.from(row, col));
 }
 
-// Transposes 16 rows of 16 elements.
+// Transposes a 16 x 16 tile.
 LLTM_CELL_INLINE void transpose(__m512 (&tile)[16]) {
   Vector rows[16];
   for (int i = 0; i < 16; ++i) rows[i] = (Vector)tile[i];
@@ -153,7 +153,7 @@ bool pack_b_bf16x3(
       }
     }
   }
-  // Fills the rest of the last group with zeros.
+  // Fills the last group with zeros.
   const std::int64_t pairs = (rows + 1) / 2 % (kBf16x3Group / 2);
   for (std::int64_t c = 0; pairs > 0 && c < columns; c += kBf16x3Panel) {
     BFloat16x3* const group =
@@ -245,7 +245,7 @@ LLTM_CELL_INLINE void multiply_tiles() {
 }
 #undef LLTM_FOR_EACH_TILE
 
-// Size of the used part of a tile, at most 16 rows of 64 bytes.
+// The used part of a tile, at most 16 rows with 64 bytes.
 struct TileShape {
   std::int64_t rows = kTileRows, row_bytes = 64;
 };
@@ -267,7 +267,7 @@ void configure_tiles(const TileShape (&shapes)[8]) {
   _tile_loadconfig(&config);
 }
 
-// Calls body.template operator()<n>() for each of kPanels panels.
+// Calls body.template operator()<n>() for kPanels panels.
 template <int kPanels, typename Body>
 LLTM_CELL_INLINE void for_each_panel(const Body& body) {
   body.template operator()<0>();
@@ -276,7 +276,7 @@ LLTM_CELL_INLINE void for_each_panel(const Body& body) {
   if constexpr (kPanels > 3) body.template operator()<3>();
 }
 
-// Rows of C in pairs of tiles (the lower tile may have fewer rows), or in a single tile.
+// C rows in tile pairs (the lower tile may have fewer rows), or in a single tile.
 struct TileRows {
   std::int64_t count, upper, lower;  // lower is 0 for a single tile
 };
@@ -294,11 +294,11 @@ LLTM_CELL_INLINE void for_each_tile_rows(std::int64_t m, const Body& body) {
 
 // ---- GEMM of bf16x3 -----------------------------------------------------------
 
-// A tile of A has 16 rows of one part of a group. A tile of B has one part of a group of a panel.
+// A tile for A has 16 rows of one part of a group. A tile for B has one part of a group in a panel.
 // Both have 1 KiB and are addressed by their first part. Distances are in 16-bit words.
-constexpr std::int64_t kPartB = 512;                // between parts of B
-constexpr std::int64_t kGroupB = 3 * kPartB;        // between groups of B
-constexpr std::int64_t kGroupA = 3 * kBf16x3Group;  // between groups of A
+constexpr std::int64_t kPartB = 512;                // between parts in B
+constexpr std::int64_t kGroupB = 3 * kPartB;        // between groups in B
+constexpr std::int64_t kGroupA = 3 * kBf16x3Group;  // between groups in A
 
 // Tiles in gemm_two_tiles: C is 0 and 1 (upper), 2 and 3 (lower), A is 4 (upper) and 5 (lower), B
 // is 6 and 7. Tiles in gemm_one_tile: C is 0 to 3, A is 4 to 6 (the three parts), B is 7.
@@ -311,7 +311,7 @@ void configure_bf16x3(const TileRows& rows) {
   }
 }
 
-// A block of C and its operands; strides are in bytes.
+// A block in C and its operands; strides are in bytes.
 struct Bf16x3Block {
   const std::uint16_t* a;
   std::int64_t a_stride;
@@ -321,7 +321,7 @@ struct Bf16x3Block {
   std::int64_t c_stride;
   std::int64_t groups;
   bool accumulate;
-  // Start of the next two panels, and the number of lines of each to prefetch per group.
+  // The next two panels' start, and how many lines to prefetch per panel and group.
   const std::uint16_t* next = nullptr;
   std::int64_t next_lines = 0;
 
@@ -337,8 +337,8 @@ LLTM_CELL_INLINE void prefetch_panels(const Bf16x3Block& block, const std::uint1
   }
 }
 
-// Multiplies two tiles of rows by one or two panels. The six partial products are ordered so that
-// each loads only one operand.
+// Multiplies two row tiles by one or two panels. The six partial products are ordered so that each
+// loads only one operand.
 template <int kPanels>
 void gemm_two_tiles(const Bf16x3Block& p) {
   const std::uint16_t* a = p.a;
@@ -392,8 +392,8 @@ void gemm_two_tiles(const Bf16x3Block& p) {
   }
 }
 
-// Multiplies one tile of rows by up to four panels. All three parts of A stay loaded. Each part of
-// B is loaded once and multiplied by all parts of A that need it.
+// Multiplies one row tile by up to four panels. All three A parts stay loaded. Each B part is
+// loaded once and multiplied by all A parts that need it.
 template <int kPanels>
 void gemm_one_tile(const Bf16x3Block& p) {
   const std::uint16_t* a = p.a;
@@ -428,11 +428,11 @@ void gemm_one_tile(const Bf16x3Block& p) {
   });
 }
 
-// Groups of K per slice. All of C is updated with a slice before the next; the groups of two panels
+// K groups per slice. All of C is updated with a slice before the next; the groups in two panels
 // stay in L1 for the next rows.
 constexpr std::int64_t kSliceGroups = 4;
 
-// Calls body(block, panels) for each slice of K and each run of at most `most` panels.
+// Calls body(block, panels) for each K slice and each run with at most `most` panels.
 template <typename Body>
 LLTM_CELL_INLINE void for_each_block_of_panels(
     const Bf16x3Block& whole, std::int64_t n, std::int64_t most, Body body) {
@@ -455,7 +455,7 @@ LLTM_CELL_INLINE void for_each_block_of_panels(
   }
 }
 
-// Rows are in pairs of tiles; the lower tile of the last pair may have fewer rows.
+// Rows are in tile pairs; the last pair's lower tile may have fewer rows.
 void gemm_pairs(const Bf16x3Block& whole, std::int64_t pairs, std::int64_t n) {
   for_each_block_of_panels(whole, n, 2, [&](Bf16x3Block block, std::int64_t panels) {
     block.next_lines = 48 / pairs;
@@ -512,12 +512,12 @@ constexpr Bf16x3Kernels kBf16x3Kernels = {
 
 // ---- GEMM of bfloat16 ---------------------------------------------------------
 
-// A block of C and its operands, in groups of a tile's depth; strides are in bytes.
+// A block in C and its operands, in groups with a tile's depth; strides are in bytes.
 struct Bf16Block {
   const BFloat16* a;
   std::int64_t a_stride;
   const BFloat16* b;
-  std::int64_t b_stride;  // between pairs of rows
+  std::int64_t b_stride;  // between row pairs
   float* c;
   std::int64_t c_stride;
   std::int64_t groups;
@@ -525,8 +525,8 @@ struct Bf16Block {
 };
 constexpr std::int64_t kTileDepth = 32, kTileColumns = 16;
 
-// Multiplies two tiles of rows by one or two panels of columns, or one tile by up to four. Tiles: C
-// as for bf16x3, A 4 (upper) and 5 (lower), B 6 and 7 alternate.
+// Multiplies two row tiles by one or two column panels, or one row tile by up to four. Tiles: C as
+// for bf16x3, A 4 (upper) and 5 (lower), B 6 and 7 alternate.
 template <int kHeight, int kPanels>
 void gemm_bf16_tiles(const Bf16Block& p) {
   const std::int64_t below_a = kTileRows * p.a_stride / 2, below_c = kTileRows * p.c_stride / 4;
@@ -555,7 +555,7 @@ void gemm_bf16_tiles(const Bf16Block& p) {
   });
 }
 
-// Multiplies all rows by panels of equal shape.
+// Multiplies all rows by panels with the same shape.
 void gemm_bf16_panels(
     std::int64_t m, Bf16Block block, std::int64_t panels, const TileShape& b, std::int64_t depth) {
   for_each_tile_rows(m, [&](const TileRows& rows) {
@@ -599,7 +599,7 @@ void gemm_bf16_amx(
       c.row_stride * 4,
       b.k / kTileDepth,
       accumulate};
-  // Multiplies all full tiles along K, then the remainder of K; N in the same way.
+  // Multiplies all full tiles along K, then the remainder; N in the same way.
   const auto multiply = [&](std::int64_t depth) {
     const std::int64_t panels = b.n / kTileColumns, rest = b.n % kTileColumns;
     if (panels > 0) gemm_bf16_panels(m, block, panels, {depth / 2, 64}, depth);

@@ -1,4 +1,4 @@
-// Arguments of the element-wise kernels (elementwise_kernels.h), which compute the rest of a step
+// Arguments for the element-wise kernels (elementwise_kernels.h), which compute the rest of a step
 // from the pre-activations.
 //
 // Included by the files per instruction set: no torch header.
@@ -14,7 +14,7 @@
 
 namespace lltm::cpu {
 
-// Storage of the 16-bit formats, with the same layout as c10::Half and c10::BFloat16.
+// Storage for the 16-bit formats, with the same layout as c10::Half and c10::BFloat16.
 struct Half {
   std::uint16_t bits;
 };
@@ -22,15 +22,15 @@ struct BFloat16 {
   std::uint16_t bits;
 };
 
-// The type that GEMM operands of type G are packed from.
+// The type from which GEMM operands in type G are packed.
 template <typename G>
 using source_t =
     std::conditional_t<std::is_same_v<G, BFloat16x3> || std::is_same_v<G, Int8>, float, G>;
 
-// T is the storage type of the tensors. G is the type of the GEMM operands: T, float (if there is
-// no GEMM of T), or BFloat16x3 or Int8 instead of float. A call covers `hidden` units: all of them,
-// a block, or, for BFloat16x3, complete rows. In matrices with several blocks of H columns, the
-// blocks are `layer_hidden` columns apart unless stated otherwise.
+// T is the tensors' storage type. G is the GEMM operand type: T, float (if T has no GEMM), or
+// BFloat16x3 or Int8 instead of float. A call covers `hidden` units: all of them, a block, or, for
+// BFloat16x3, complete rows. In matrices with several blocks of H columns, the blocks are
+// `layer_hidden` columns apart unless stated otherwise.
 //
 // Matrices that are written have contiguous columns. c_next may be c.
 template <typename T, typename G>
@@ -42,7 +42,7 @@ struct ForwardArgs {
   std::int64_t gates_step = 0;            // columns between pre-activations
   bool gates_padded = false;              // true if 15 more columns may be read
   Matrix<const compute_t<T>> bias;        // per pre-activation, row stride 0; or null
-  Matrix<const compute_t<T>> parameters;  // of the cell, row stride 0; or null
+  Matrix<const compute_t<T>> parameters;  // the cell's parameters, row stride 0; or null
   Matrix<const T> c;
   Matrix<T> h_next;
   Matrix<G> h_operand;        // h_next, packed for the next GEMM; or null
@@ -59,11 +59,11 @@ struct BackwardArgs {
   std::int64_t hidden = 0;
   std::int64_t layer_hidden = 0;
   Matrix<const T> activations;
-  Matrix<const compute_t<T>> parameters;    // of the cell, row stride 0; or null
+  Matrix<const compute_t<T>> parameters;    // the cell's parameters, row stride 0; or null
   Matrix<const T> grad_h;                   // or null
   Matrix<const compute_t<T>> grad_h_state;  // added to grad_h; or null
   Matrix<const compute_t<T>> grad_c;        // or null
-  Matrix<source_t<G>> grad_gates;           // of each pre-activation, then of each parameter
+  Matrix<source_t<G>> grad_gates;           // for each pre-activation, then for each parameter
   Matrix<compute_t<T>> grad_c_prev;
   Matrix<G> operand;  // dz without parameters, packed for the next GEMM; or null
   std::int64_t operand_step = 0;

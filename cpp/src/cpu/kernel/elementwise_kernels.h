@@ -1,7 +1,7 @@
 // The element-wise kernels, included by one file per instruction set.
 //
-// They process blocks of kBlock elements of a row: load (widen or gather, if the storage is not a
-// contiguous array of the compute type), compute in a loop that the compiler vectorizes, and store.
+// They process blocks of kBlock elements in a row: load (widen or gather, unless the storage is a
+// contiguous array in the compute type), compute in a loop that the compiler vectorizes, and store.
 // The last block is padded, so that odd sizes also run at vector speed.
 #pragma once
 
@@ -37,7 +37,7 @@ __attribute__((noinline)) void gather(
     const T* x, std::int64_t stride, std::int64_t n, compute_t<T>* values) {
   if (stride == 1) {
     for (std::int64_t j = 0; j < n; ++j) values[j] = widen(x[j]);
-  } else if (stride == 0) {  // an expanded tensor, such as the gradient of a sum
+  } else if (stride == 0) {  // an expanded tensor, such as a sum's gradient
     const compute_t<T> value = widen(x[0]);
     for (std::int64_t j = 0; j < n; ++j) values[j] = value;
   } else {
@@ -46,7 +46,7 @@ __attribute__((noinline)) void gather(
   for (std::int64_t j = n; j < padded(n); ++j) values[j] = compute_t<T>(0);
 }
 
-// Returns n elements of row `row` from column `col` on, as a contiguous array of the compute type
+// Returns n elements from row `row` and column `col` on, as a contiguous array in the compute type
 // that can be read up to padded(n). Uses the memory in place if possible, otherwise a copy in
 // `buffer`. Null matrices read as zero.
 template <typename T>
@@ -133,7 +133,7 @@ LLTM_CELL_INLINE bool store_operand(
   return fits;
 }
 
-// Divides elements [begin, end) of a matrix with `hidden` columns into blocks.
+// Divides elements [begin, end) in a matrix with `hidden` columns into blocks.
 template <typename Body>
 LLTM_CELL_INLINE void for_each_block(
     std::int64_t hidden, std::int64_t begin, std::int64_t end, Body body) {
@@ -225,7 +225,7 @@ void forward(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
   });
 }
 
-// Number of rows to prefetch ahead.
+// How many rows to prefetch ahead.
 constexpr std::int64_t kRowsAhead = 4;
 
 template <typename Page, typename T, typename G>
@@ -276,7 +276,7 @@ void backward(const BackwardArgs<T, G>& a, std::int64_t begin, std::int64_t end)
   });
 }
 
-// Transposes the edges of a matrix element by element.
+// Transposes a matrix's edges element by element.
 template <typename T>
 LLTM_CELL_INLINE void transpose_rest(
     std::int64_t rows, std::int64_t columns, Matrix<const T> x, Matrix<T> y) {
@@ -289,8 +289,8 @@ LLTM_CELL_INLINE std::uint32_t pair(BFloat16 first, BFloat16 second) {
   return first.bits | std::uint32_t{second.bits} << 16;
 }
 
-// Loads a vector of a tile: a row of floats, or two rows of bfloat16 as pairs, so that a tile
-// transposes twice as many.
+// Loads a vector in a tile: a float row, or two bfloat16 rows as pairs, so that a tile transposes
+// twice as many.
 LLTM_CELL_INLINE void load_tile_row(Matrix<const float> x, std::int64_t i, Vector& to) {
   __builtin_memcpy(&to, x.row(i), sizeof(to));
 }
@@ -331,7 +331,7 @@ void pair_rows(std::int64_t columns, const BFloat16* a, const BFloat16* b, BFloa
   }
 }
 
-// Handles a pair of bfloat16 as one element, at any alignment.
+// Handles a bfloat16 pair as one element, at any alignment.
 void pair_columns(
     std::int64_t rows, std::int64_t columns, Matrix<const BFloat16> x, Matrix<BFloat16> y) {
   constexpr std::int64_t kWidth = 2 * kTile;
@@ -363,7 +363,7 @@ void pair_columns(
   }
 }
 
-// Keeps separate sums of even and odd rows, for accuracy and speed.
+// Sums even and odd rows separately, for accuracy and speed.
 void sum_rows(std::int64_t rows, std::int64_t columns, Matrix<const float> x, float* y) {
   for (std::int64_t c = 0; c < columns; c += kBlock) {
     const std::int64_t n = columns - c < kBlock ? columns - c : kBlock;

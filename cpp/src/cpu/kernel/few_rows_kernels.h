@@ -14,7 +14,7 @@
 namespace lltm::cpu {
 namespace {
 
-// Conversion of the two halves of a vector to and from doubles.
+// Conversion between a vector's two halves and doubles.
 #if defined(__AVX512F__)
 using Doubles = __m512d;
 LLTM_CELL_INLINE Doubles widen_low(Floats x) {
@@ -71,18 +71,18 @@ struct FewRowsGemm {
 
 // Products are summed in float32, in chains of kChain. The sums of kChains chains are also added in
 // float32, and then widened and added to the float64 accumulators. With two levels, rounding errors
-// stay far below those of a float32 GEMM, and widening takes little time.
+// stay far below a float32 GEMM's, and widening takes little time.
 constexpr std::int64_t kChain = 8, kChains = 4;
-// Prefetch distance in rows of B.
+// Prefetch distance in B rows.
 constexpr std::int64_t kFetchedAhead = 16;
 
-// Accumulators of kRows rows and kVectors vectors of columns, as pairs of halves.
+// Accumulators for kRows rows and kVectors column vectors, as pairs of halves.
 template <int kRows, int kVectors>
 struct FewRowsAccumulators {
   Doubles low[kRows][kVectors] = {};
   Doubles high[kRows][kVectors] = {};
 
-  // Adds the products with rows [k, last) of B, at most kChain * kChains.
+  // Adds the products with B rows [k, last), at most kChain * kChains.
   LLTM_CELL_INLINE void add_chains(
       const FewRowsGemm& p, std::int64_t column, std::int64_t k, std::int64_t last) {
     const float* b = p.b.data + k * p.b.n + column;
@@ -127,7 +127,7 @@ struct FewRowsAccumulators {
   }
 };
 
-// Stores or adds a vector of sums to c, except for the first `skip` elements.
+// Stores a vector of sums to c, or adds it, except for the first `skip` elements.
 LLTM_CELL_INLINE void store_sums(
     Doubles low, Doubles high, float* c, std::int64_t skip, bool accumulate) {
   if (skip <= 0) {
@@ -165,7 +165,7 @@ LLTM_CELL_INLINE void gemm_few_rows_tile(
 
 template <int kRows>
 LLTM_CELL_INLINE void gemm_few_rows_band(const FewRowsGemm& p) {
-  // At least eight sums hide the latency of a multiply-add.
+  // At least eight sums hide the multiply-add latency.
   constexpr int kVectors = kRows == 1 ? 8 : kRows == 2 ? 4 : kRows == 3 ? 3 : 2;
   std::int64_t column = 0;
   const auto cover = [&]<int kWidth>() __attribute__((always_inline)) {
@@ -217,8 +217,7 @@ void gemm_few_rows(
 
 // ---- weights in place -------------------------------------------------------
 
-// Returns the sum of the elements of a vector, adding halves: rounding errors grow with the number
-// of additions per element.
+// Sums a vector's elements by adding halves: rounding errors grow with the additions per element.
 LLTM_CELL_INLINE float sum_of(Floats x) {
   float values[kLanes];
   __builtin_memcpy(values, &x, sizeof(x));
@@ -230,7 +229,7 @@ LLTM_CELL_INLINE float sum_of(Floats x) {
   return values[0];
 }
 
-// Computes the sums of four vectors, which share the last additions.
+// Sums four vectors, which share the last additions.
 #if defined(__AVX__)
 LLTM_CELL_INLINE __m128 sum_to_quarter(Floats x) {
 #if defined(__AVX512F__)
@@ -264,11 +263,11 @@ LLTM_CELL_INLINE void sums_of_four(const Floats (&x)[4], float* sums) {
 }
 #endif
 
-// Maximum number of products per lane and chain; rounding errors grow with the length of a chain.
+// Maximum products per lane and chain; rounding errors grow with the chain length.
 constexpr std::int64_t kLaneChain = 16;
 
-// Dot products of kRows rows of A with kColumns rows of B from row n on, so that B is read along
-// its rows.
+// Computes the dot products between kRows rows in A and kColumns rows in B from row n on, so that B
+// is read along its rows.
 template <int kRows, int kColumns, typename B>
 LLTM_CELL_INLINE void gemm_in_place_tile(const InPlaceGemm<B>& p, std::int64_t n) {
   constexpr int kSums = kRows * kColumns;
@@ -321,8 +320,7 @@ LLTM_CELL_INLINE void gemm_in_place_tile(const InPlaceGemm<B>& p, std::int64_t n
 
 template <int kRows, typename B>
 LLTM_CELL_INLINE void gemm_in_place_rows(const InPlaceGemm<B>& p) {
-  // As many sums as fit in the registers, in addition to a vector of each row of A and a vector of
-  // B.
+  // As many sums as fit in the registers, in addition to one vector per A row and a B vector.
 #if defined(__AVX512F__) || defined(__aarch64__)
   constexpr int kRegisters = 32;
 #else
@@ -348,11 +346,11 @@ void gemm_in_place(std::int64_t m, const InPlaceGemm<B>& p) {
   }
 }
 
-// Compute type of the element-wise part: float if rounding errors in the state decay.
+// Compute type for the element-wise part: float if rounding errors in the state decay.
 template <typename Page>
 using FewRowsNumber = std::conditional_t<Page::kCell.forgets, float, double>;
 
-// Processes units of a row, at most kSomeUnits.
+// Processes units in a row, at most kSomeUnits.
 constexpr std::int64_t kSomeUnits = 64;
 template <typename Page>
 LLTM_CELL_INLINE void forward_few_rows_units(

@@ -1,4 +1,4 @@
-// Conversions of storage types to and from float: single values, and vectors of the instruction set
+// Conversions between storage types and float: single values, and vectors in the instruction set
 // that a file is compiled for.
 #pragma once
 
@@ -71,7 +71,7 @@ LLTM_CELL_INLINE Half narrow<Half>(float x) {
   const std::uint32_t u = bits<std::uint32_t>(x);
   const std::uint32_t sign = u >> 31 << 15;
   const std::uint32_t magnitude = u & 0x7FFFFFFFu;
-  // Changes the exponent bias from 127 to 15. A carry out of the mantissa increments the exponent,
+  // Changes the exponent bias from 127 to 15. A carry from the mantissa increments the exponent,
   // past the largest number to infinity.
   const std::uint32_t rounded =
       (magnitude + 0xFFFu + ((magnitude >> 13) & 1u) - (112u << 23)) >> 13;
@@ -107,7 +107,7 @@ LLTM_CELL_INLINE Floats load_lanes(const float* x) {
   return floats;
 }
 
-// A vector of 16-bit elements, widened to a vector of floats.
+// 16-bit elements that widen to a float vector.
 #if defined(__AVX512F__)
 using HalfBits = __m256i;
 #elif defined(__AVX__)
@@ -177,7 +177,7 @@ LLTM_CELL_INLINE __m256i first_lanes(std::int64_t n) {
 }
 #endif
 
-// Loads the first n elements of x, n < kLanes, and fills the rest with zeros.
+// Loads the first n elements from x, n < kLanes, and fills the rest with zeros.
 LLTM_CELL_INLINE Floats load_first(const float* x, std::int64_t n) {
 #if defined(__AVX512F__)
   return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << n) - 1), x);

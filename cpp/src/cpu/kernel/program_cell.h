@@ -1,7 +1,7 @@
-// The element-wise kernels of custom cells: like elementwise_kernels.h and few_rows_kernels.h, but
+// The element-wise kernels for custom cells: like elementwise_kernels.h and few_rows_kernels.h, but
 // with a cell program instead of a cell definition.
 //
-// Outputs of a program can alias its inputs (c_next can be c), so states pass through buffers.
+// A program's outputs can alias its inputs (c_next can be c), so states pass through buffers.
 #pragma once
 
 #include "cpu/kernel/elementwise_kernels.h"
@@ -13,7 +13,7 @@
 namespace lltm::cpu {
 namespace {
 
-// A part of a matrix that a program processes in one pass: pieces of n units. The first piece
+// The part of a matrix that a program processes in one pass: pieces with n units. The first piece
 // begins at (row, col). The next pieces are `row_step` rows below or `col_step` columns to the
 // right.
 struct Part {
@@ -27,19 +27,19 @@ struct Part {
   }
 };
 
-// Maximum number of pieces per part, for this many elements in a matrix with `hidden` columns.
+// Maximum pieces per part, for this many elements in a matrix with `hidden` columns.
 LLTM_CELL_INLINE std::int64_t most_pieces(std::int64_t hidden, std::int64_t elements) {
   const std::int64_t rows = elements / hidden;
   return rows > 1 ? rows : pieces_of(elements);
 }
 
-// Rows of the next part if `left` rows remain. Balances the last two parts.
+// Rows in the next part if `left` rows remain. Balances the last two parts.
 LLTM_CELL_INLINE std::int64_t rows_of_part(std::int64_t left, std::int64_t most) {
   return left <= most ? left : at_most((left + 1) / 2, most);
 }
 
-// Divides elements [begin, end) of a matrix with `hidden` columns into parts of up to `most`
-// pieces: pieces of several rows if the range has complete rows, otherwise adjacent pieces of one
+// Divides elements [begin, end) in a matrix with `hidden` columns into parts with up to `most`
+// pieces: pieces in several rows if the range has complete rows, otherwise adjacent pieces in one
 // row.
 template <typename Body>
 LLTM_CELL_INLINE void for_each_part(
@@ -130,7 +130,7 @@ LLTM_CELL_INLINE Pieces<const compute_t<T>> load_part(
   return copy_part(x, part, offset, buffers);
 }
 
-// Sets the k-th input to the result of load_part.
+// Sets the k-th input to load_part's result.
 template <typename T>
 LLTM_CELL_INLINE void load_input(
     Registers<compute_t<T>>& registers,

@@ -1,6 +1,6 @@
 // Interpreter for cell programs (cell/program.h) over blocks of units. Each instruction is a loop
-// over a block, which the compiler vectorizes. A block has several pieces of up to kBlock units, so
-// that the cost of selecting the loop and of waiting for the previous result is shared.
+// over a block, which the compiler vectorizes. A block has several pieces with up to kBlock units,
+// which share the cost of selecting the loop and of waiting for the previous result.
 //
 // Usage in a kernel:
 //     Registers<C> registers(program, most); // once: constants and temporaries
@@ -20,7 +20,7 @@
 namespace lltm::cpu {
 namespace {
 
-// Elements per block: enough to keep the vector units busy, and few enough that all buffers of a
+// Elements per block: enough to keep the vector units busy, and few enough that all buffers for a
 // block stay in L1.
 constexpr std::int64_t kBlock = 64;
 
@@ -29,7 +29,7 @@ struct Block {
   alignas(64) T values[kBlock];
 };
 
-// The values of a register: pieces that begin `step` values apart.
+// A register's values: pieces that begin `step` values apart.
 template <typename C>
 struct Pieces {
   C* values;
@@ -38,17 +38,17 @@ struct Pieces {
   LLTM_CELL_INLINE C* piece(std::int64_t p) const { return values + p * step; }
 };
 
-// The registers of a program that runs over blocks of up to pieces() pieces of up to kBlock values.
-// Each register has memory, which inputs and outputs do not have to use. Only the memory of the
+// Registers for a program that runs over blocks with up to pieces() pieces of up to kBlock values.
+// Each register has memory, which inputs and outputs do not have to use. Only the memory for the
 // program's registers is accessed.
 template <typename C>
 class Registers {
  public:
-  // Upper limit, so that the registers of most programs fit in L1.
+  // Upper limit, so that most programs' registers fit in L1.
   static constexpr int kMostPieces = 32 / sizeof(C);
 
-  // `pieces` is the number of pieces of the largest block; pieces() may be smaller. A low number
-  // keeps the accessed memory compact.
+  // `pieces` is the largest block's piece count; pieces() may be smaller. A low number keeps the
+  // accessed memory compact.
   LLTM_CELL_INLINE Registers(const Program& program, std::int64_t pieces)
       : first_output_(program.inputs), pieces_(at_most(pieces, most_pieces(program.registers))) {
     for (int k = 0; k < program.registers; ++k) at_[k] = in_memory(k);
@@ -63,7 +63,7 @@ class Registers {
 
   LLTM_CELL_INLINE std::int64_t pieces() const { return pieces_; }
 
-  // Memory of an input or output: a block for each piece.
+  // Memory for an input or output: a block for each piece.
   LLTM_CELL_INLINE Block<C>* input_memory(int k) { return memory_of(k); }
   LLTM_CELL_INLINE Block<C>* output_memory(int k) { return memory_of(first_output_ + k); }
 
@@ -101,7 +101,7 @@ class Registers {
 #define LLTM_VECTORS LLTM_INDEPENDENT
 #endif
 
-// Runs a program over `pieces` (at least one) pieces of `size` units. `size` is a multiple of 16,
+// Runs a program over `pieces` (at least one) pieces with `size` units. `size` is a multiple of 16,
 // at most kBlock, and equal to kN if kN is not 0.
 template <typename C, std::int64_t kN>
 __attribute__((noinline)) void execute(
@@ -154,7 +154,7 @@ LLTM_CELL_INLINE void execute_block(
   }
 }
 
-// Number of adjacent pieces in n units, without a remainder shorter than kBlock.
+// How many adjacent pieces n units have, without a remainder shorter than kBlock.
 LLTM_CELL_INLINE std::int64_t pieces_of(std::int64_t n) {
   return n < kBlock ? 1 : n / kBlock;
 }

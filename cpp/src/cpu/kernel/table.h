@@ -16,34 +16,34 @@
 
 namespace lltm::cpu {
 
-// Conversions between arrays of storage types and float, also used by tests.
+// Conversions between arrays in storage types and float, also used by tests.
 template <typename T>
 struct ArrayConvert {
   void (*load)(const T* x, float* y, std::int64_t n);
   void (*store)(const float* x, T* y, std::int64_t n);
 };
 
-// y (columns, rows) = x^T for x (rows, columns); the rows of both are contiguous.
+// y (columns, rows) = x^T for x (rows, columns); both have contiguous rows.
 template <typename T>
 using Transpose = void (*)(std::int64_t rows, std::int64_t columns, Matrix<const T> x, Matrix<T> y);
 
 // Interleaves a and b (columns) into y (2 * columns). If b is null, uses zeros.
 using PairRows = void (*)(std::int64_t columns, const BFloat16* a, const BFloat16* b, BFloat16* y);
 
-// y ((columns + 1) / 2, 2 * rows) = x^T for x (rows, columns), in pairs: a row of y has two
-// adjacent elements of each row of x. An odd last column is paired with zeros. The rows of both are
-// contiguous.
+// y ((columns + 1) / 2, 2 * rows) = x^T for x (rows, columns), in pairs: a row in y has two
+// adjacent elements from each row in x. An odd last column is paired with zeros. Both have
+// contiguous rows.
 using PairColumns =
     void (*)(std::int64_t rows, std::int64_t columns, Matrix<const BFloat16> x, Matrix<BFloat16> y);
 
-// y (columns) = the sum over the rows of x (rows, columns).
+// y (columns) = the sum over the rows in x (rows, columns).
 using SumRows = void (*)(std::int64_t rows, std::int64_t columns, Matrix<const float> x, float* y);
 
-// Arguments of the element-wise part of the small-batch engine (few_rows.cpp). It computes in
-// float64 and stores results in float32. Columns are contiguous.
+// Arguments for the small-batch engine's element-wise part (few_rows.cpp). It computes in float64
+// and stores results in float32. Columns are contiguous.
 struct FewRowsArgs {
   const CellInfo* cell;
-  std::int64_t hidden;  // units of the block
+  std::int64_t hidden;  // units in the block
   std::int64_t layer_hidden;
   Matrix<const float> gates;
   std::int64_t gates_step;
@@ -55,8 +55,8 @@ struct FewRowsArgs {
 
 using ForwardFewRows = void (*)(const FewRowsArgs& args, std::int64_t rows);
 
-// C (m, b.n) = A (m, b.k) B, or += if `accumulate`, with contiguous B. Accumulates groups of 32
-// float32 products in float64.
+// C (m, b.n) = A (m, b.k) B, or += if `accumulate`, with contiguous B. Sums 32 products at a time
+// in float32 and accumulates these sums in float64.
 using GemmFewRows = Gemm<float>*;
 
 // C (m, n) = A0 B0^T + A1 B1^T, or += if `accumulate`, for m at most 4. Reads each B (n, k) in
@@ -93,11 +93,11 @@ struct GemmsF32 {
 };
 
 // C (m, b.n) = A (m, b.k) B, or += if `accumulate`, in bfloat16 with float32 accumulation. B has
-// VNNI layout, with pairs of rows interleaved. b.k and the stride of A are even, and the rows of A
-// and C are contiguous.
+// VNNI layout, with interleaved row pairs. b.k and A's stride are even, and A and C have contiguous
+// rows.
 using GemmBf16 = Gemm<BFloat16>*;
 
-// The element-wise kernels of a cell; elementwise_of() selects by type.
+// A cell's element-wise kernels; elementwise_of() selects by type.
 struct CellKernels : Elementwise<double, double>,
                      Elementwise<float, float>,
                      Elementwise<Half, float>,
@@ -116,7 +116,7 @@ constexpr const Elementwise<T, G>& elementwise_of(const CellKernels& cell) {
   return cell;
 }
 
-// All kernels of an instruction set; gemms_f32_of() selects by the type of B.
+// All kernels for an instruction set; gemms_f32_of() selects by B's type.
 struct Kernels : GemmsF32<float>, GemmsF32<Half>, GemmsF32<BFloat16> {
   const char* name;
   CellKernels cells[kProgramId + 1];  // by cell id; the last entry is for custom cells

@@ -17,7 +17,7 @@ using Vector = float __attribute__((vector_size(64)));
 using Indices = std::int32_t __attribute__((vector_size(64)));
 constexpr std::int64_t kTile = 16;
 
-// result[j] = element from[j] of the 32 elements in a and b; `from` is a constant.
+// result[j] = element from[j] in the 32 elements a, b; `from` is a constant.
 LLTM_CELL_INLINE void shuffle(
     Vector& result, const Vector& a, const Vector& b, const Indices& from) {
 #if defined(__clang__)
@@ -29,7 +29,7 @@ LLTM_CELL_INLINE void shuffle(
 #endif
 }
 
-// Exchanges the off-diagonal parts of rows that are kDistance apart.
+// Exchanges the off-diagonal parts between rows that are kDistance apart.
 template <std::int64_t kDistance>
 LLTM_CELL_INLINE void exchange(Vector (&tile)[kTile]) {
   Indices low, high;
@@ -54,7 +54,7 @@ LLTM_CELL_INLINE void transpose_tile(Vector (&tile)[kTile]) {
   exchange<8>(tile);
 }
 
-// Prefetches n elements of a row. The hardware prefetcher does not follow large strides.
+// Prefetches n elements in a row. The hardware prefetcher does not follow large strides.
 // Prefetching past the end of a matrix is harmless.
 template <typename T>
 LLTM_CELL_INLINE void fetch_ahead(const T* x, std::int64_t n) {
