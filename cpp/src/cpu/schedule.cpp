@@ -226,9 +226,10 @@ ForwardSchedule schedule_forward_int8(const Machine& machine, const LayerShape& 
 }
 
 bool schedule_side_by_side(const Machine& machine, const LayerShape& shape, bool training) {
-  // Two threads that share the weights and synchronize after each step are slower than threads that
-  // each read all weights of a direction, even if these exceed the L2 cache (Zen 5). With more
-  // threads, running one direction at a time is faster, unless the threads would mostly wait.
+  // Two threads that share the weights and synchronize after each step are slower than two threads
+  // that each read all weights of a direction. This is true even if these weights exceed the L2
+  // cache (Zen 5). With more threads, running one direction at a time is faster, unless the threads
+  // would mostly wait.
   const int64_t recurrent = shape.slots.h * shape.hidden * shape.hidden;
   if (training) {
     // With more than two threads, the weight gradients use all of them. With two threads and few

@@ -3,7 +3,7 @@
 //
 // All work is queued on the current stream of the arguments' device, which must be the current
 // device, and nothing waits. The engines include only gemm.h, elementwise.h and persistent.h, and
-// no CUDA header: tests link them to host versions of these and run them on the CPU.
+// no CUDA header: tests link them to host versions and run them on the CPU.
 #pragma once
 
 #include "common/operator_args.h"
@@ -21,9 +21,9 @@ Gradients step_backward(const StepBackwardArgs& args);
 SequenceResult sequence_forward(const SequenceArgs& args);
 Gradients sequence_backward(const SequenceBackwardArgs& args);
 
-// Maximum size of the pre-activations of a chunk, unless a single step needs more. It is a part of
-// the L2 cache of a data-center GPU, so that they rarely reach memory. A chunk still has enough
-// rows for a GEMM to use the entire GPU.
+// Maximum size of a chunk's pre-activations, unless a single step needs more. It is a part of a
+// data-center GPU's L2 cache, so that they rarely reach memory. A chunk still has enough rows for a
+// GEMM to use the entire GPU.
 constexpr int64_t kWorkspaceBytes = 32 << 20;
 
 // stepwise.cpp: the per-step engine, a GEMM and an element-wise kernel per step. Supports every
@@ -32,7 +32,7 @@ SequenceResult stepwise_forward(
     const SequenceArgs& args, int64_t workspace_bytes = kWorkspaceBytes);
 Gradients stepwise_backward(const SequenceBackwardArgs& args);
 
-// Result of the persistent engine and how it ran, or nullopt and the reason.
+// The persistent engine's result and how it ran, or nullopt and the reason.
 template <typename Result>
 struct Attempt : std::optional<Result> {
   const char* why_not = nullptr;

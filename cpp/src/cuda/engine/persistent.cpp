@@ -1,10 +1,10 @@
-// The persistent engine (persistent.h). Forward: a GEMM projects the input of many steps, and then
+// The persistent engine (persistent.h). Forward: a GEMM projects the input for many steps, and then
 // one launch runs these steps. Backward: a launch runs many steps, and then the gradients are
 // computed as in the per-step engine. The words that a launch polls are initialized just before it,
 // so that they are in the L2 cache.
 //
-// Dtypes are the same as in the per-step engine. h, c and dz are rounded to the dtype of the
-// tensors at every step. Sums, and the gradients carried between backward steps, are float32.
+// Dtypes are the same as in the per-step engine. h, c and dz are rounded to the tensors' dtype at
+// every step. Sums, and the gradients carried between backward steps, are float32.
 #include "cuda/kernel/persistent.h"
 #include "common/steps.h"
 #include "common/tensor_views.h"
@@ -31,9 +31,9 @@ using at::Tensor;
 
 // ---- whether it runs, and with how many launches ----------------------------
 
-// Division of the batch into launches of at most `groups` groups, one launch after another.
+// Divides the batch into launches with at most `groups` groups, one launch after another.
 struct RowPlan {
-  int tiles;  // of a group
+  int tiles;  // per group
   int64_t groups;
 
   int64_t rows() const { return groups * tiles * kTileRows; }
@@ -110,7 +110,7 @@ size_t take_steps(
   return last;
 }
 
-// Queues the steps of `launch` for the entire batch. Returns false if a launch was rejected.
+// Queues the steps in `launch` for the entire batch. Returns false if a launch was rejected.
 template <typename Args>
 bool launch_rows(const CellInfo& cell, Args& launch, const RowPlan& plan, Stream stream) {
   for (int64_t row = 0; row < launch.batch; row += plan.rows()) {
@@ -123,7 +123,7 @@ bool launch_rows(const CellInfo& cell, Args& launch, const RowPlan& plan, Stream
   return true;
 }
 
-// Marks the rows of a chunk as absent.
+// Marks a chunk's rows as absent.
 void mark_rows_absent(const Tensor& tensor, const Chunk& chunk, Stream stream) {
   const Result rows = result_rows(tensor, chunk.begin, chunk.rows);
   const int64_t row_bytes = rows.cols * static_cast<int64_t>(tensor.element_size());
@@ -159,8 +159,8 @@ struct PersistentTensors {
   Tensor output, h, c, activations;
 };
 
-// Runs a GEMM into the workspace and a launch for each chunk of steps. Returns false if a launch
-// was rejected.
+// For each step chunk, runs a GEMM into the workspace and a launch. Returns false if a launch was
+// rejected.
 template <typename T>
 bool launch_forward_steps(
     const SequenceArgs& args,
@@ -223,7 +223,7 @@ StepMatrix<const T> step_matrix(const Tensor& tensor) {
   return {data<T>(tensor), tensor.stride(0), 0, tensor.stride(1), tensor.stride(2)};
 }
 
-// Runs a launch for each chunk of steps. Returns false if a launch was rejected.
+// Runs a launch for each step chunk. Returns false if a launch was rejected.
 template <typename T>
 bool launch_backward_steps(
     const SequenceBackwardArgs& args,

@@ -20,7 +20,7 @@ class Resets {
   }
 
   bool any() const { return flat_.defined(); }
-  // Returns the mask of a step, (rows, 1).
+  // Returns a step's mask, (rows, 1).
   at::Tensor of(const Step& step) const {
     return flat_.narrow(0, step.offset, step.rows).unsqueeze(1);
   }
@@ -29,7 +29,8 @@ class Resets {
   at::Tensor flat_;
 };
 
-// Resets the first `hidden` columns of h, and c, in the rows where `anew` is true.
+// In the rows where `anew` is true, sets h to zero (the first `hidden` columns) and c to its
+// initial values.
 inline void restart(
     const CellInfo& cell,
     const at::Tensor& h,

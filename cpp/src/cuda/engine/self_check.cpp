@@ -29,13 +29,13 @@ using at::Tensor;
 // More than a slice of hidden units, less than a tile of rows.
 constexpr int64_t kSteps = 4, kBatch = 3, kInput = 5, kHidden = 24;
 
-// Maximum error, in epsilons of the dtype (TF32 for float32), relative to the largest value.
+// Maximum error, relative to the largest value, in epsilons of the dtype (TF32 for float32).
 constexpr double kMostEpsilons = 16;
 double epsilon(at::ScalarType dtype) {
   return dtype == at::kDouble ? 0x1p-52 : dtype == at::kBFloat16 ? 0x1p-7 : 0x1p-10;
 }
 
-// Computes results and gradients of a test problem with the functions of a backend.
+// Computes results and gradients for a test problem with a backend's functions.
 struct Problem {
   const CellInfo& cell;
   const at::TensorOptions options;
@@ -137,7 +137,7 @@ class Apart {
   const c10::cuda::SyncDebugMode before_ = state_.get_sync_debug_mode();
 };
 
-// The error of each check so far. Its strings have stable addresses.
+// The error from each check so far. Its strings have stable addresses.
 using Key = std::tuple<const CellInfo*, at::ScalarType, c10::DeviceIndex, Kernels>;
 std::mutex mutex;
 std::map<Key, std::string>& checked = *new std::map<Key, std::string>;

@@ -1,4 +1,4 @@
-// Gradients that backward computes after its steps, with GEMMs over the rows of all steps.
+// Gradients that backward computes after its steps, with GEMMs over all steps' rows.
 #pragma once
 
 #include "common/operator_args.h"
@@ -9,9 +9,8 @@
 
 namespace lltm::cuda {
 
-// Tensors that the backward steps write. dh and dc are updated in place; the values of a row are
-// final after its first step. dz has the dtype of the tensors. Rows of dh and dz may be padded with
-// zeros.
+// Tensors that the backward steps write. dh and dc are updated in place; a row's values are final
+// after its first step. dz has the tensors' dtype. Rows in dh and dz may be padded with zeros.
 struct BackwardTensors {
   at::Tensor dh, dc, dz;
 };

@@ -1,12 +1,12 @@
 // The per-step engine: a GEMM and an element-wise kernel per step. The input projection and the
-// gradients of weights and input do not depend on the state, so they use GEMMs over many steps.
+// gradients for weights and input do not depend on the state, so they use GEMMs over many steps.
 //
 // Pre-activations and state gradients have the compute dtype, as on the CPU: 16-bit GEMMs
 // accumulate in float32, and nothing is rounded before the cell reads it.
 //
-// The engine owns all matrices of a step's GEMM: state, recurrent weights, pre-activations and
+// The engine owns all matrices in a step's GEMM: state, recurrent weights, pre-activations and
 // their gradients. Their rows are padded with zeros to multiples of 16 bytes (gemm.h). If H is odd,
-// this costs a copy of the weights per sequence. It costs nothing per step, because the
+// this requires one copy of the weights per sequence. It costs nothing per step, because the
 // element-wise kernel writes h directly to the padded state. GEMMs over many steps use the caller's
 // input and output in place. If the first pre-activations depend only on x (cell.h), the columns
 // that depend on h are aligned to 16 bytes only if H is.
@@ -34,8 +34,7 @@ namespace {
 
 using at::Tensor;
 
-// Padded row lengths of the matrices of a step's GEMM: H, and the columns of pre-activations or of
-// their gradients.
+// Padded row lengths in a step's GEMM: for H, and for the pre-activations or their gradients.
 struct PaddedSizes {
   int64_t hidden, gates;
 
@@ -58,7 +57,7 @@ struct ForwardTensors {
   Tensor output, c, activations;
   Checkpoints checkpoints;
   Tensor h;      // padded
-  Tensor gates;  // of one chunk, padded
+  Tensor gates;  // for one chunk, padded
 };
 
 ForwardTensors allocate(

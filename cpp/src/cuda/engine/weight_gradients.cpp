@@ -9,15 +9,15 @@ namespace lltm::cuda {
 namespace {
 
 // Consider a sum of K terms that is rounded after each addition. Its relative error is about sqrt(K
-// / 6) half epsilons for terms of random sign, and sqrt(K) / 3 for terms of equal sign. For 100,000
-// rows, this is more than a hundred half epsilons, and cuBLAS may add rows in such a chain. The
-// accuracy criterion (docs/accuracy.md) counts errors below 4 epsilons as 4, which is the error of
-// a GEMM over 512 rows. The results of these GEMMs are added in two levels, 32 per partial sum. The
-// error of this sum only reaches the error of a GEMM after eight million rows.
+// / 6) half epsilons for terms with random signs, and sqrt(K) / 3 for terms with equal signs. For
+// 100,000 rows, this is more than a hundred half epsilons, and cuBLAS may add rows in such a chain.
+// The accuracy criterion (docs/accuracy.md) counts errors below 4 epsilons as 4, which is the error
+// in a GEMM over 512 rows. The results of these GEMMs are added in two levels, 32 per partial sum.
+// This adds more error than a GEMM has only after eight million rows.
 constexpr int64_t kRowsPerProduct = 512, kProductsPerSum = 32;
 
-// True if the error of sums matters. In 16 bits and TF32, rounding of the factors is far larger
-// than the errors of the float32 sums.
+// True if rounding errors in sums matter. In 16 bits and TF32, rounding the factors causes far
+// larger errors than the float32 sums.
 bool is_sum_decisive(const Gemm& gemm, at::ScalarType dtype) {
   return dtype == at::kDouble || (dtype == at::kFloat && !gemm.uses_tf32());
 }

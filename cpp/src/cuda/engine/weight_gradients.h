@@ -9,15 +9,15 @@
 
 namespace lltm::cuda {
 
-// C (M, N) = A^T B over the rows of all calls, with an error that hardly grows with the number of
-// rows.
+// C (M, N) = A^T B over the rows from all calls, with an error that hardly grows with the row
+// count.
 class WeightGradientGemm {
  public:
-  // If the dtype is float32 or float64, C has the dtype of A and B. C can be a part of a matrix.
+  // If the dtype is float32 or float64, C has the same dtype as A and B. C can be part of a matrix.
   WeightGradientGemm(const Gemm& gemm, at::ScalarType dtype, const at::Tensor& c);
 
-  // Adds A^T B of rows [a_row, a_row + rows) of A (., M) and rows [b_row, ...) of B (., N). A and B
-  // are results of as_operand.
+  // Adds A^T B for rows [a_row, a_row + rows) in A (., M) and rows [b_row, ...) in B (., N). A and
+  // B are as_operand results.
   void add(
       const at::Tensor& a,
       std::int64_t a_row,
@@ -34,7 +34,7 @@ class WeightGradientGemm {
   const Gemm& gemm_;
   at::Tensor c_;
   std::int64_t rows_per_product_, products_per_sum_;
-  at::Tensor sum_;             // partial sum, if C is a sum of partial sums
+  at::Tensor sum_;             // partial sum, if C adds up partial sums
   std::int64_t products_ = 0;  // added so far
 };
 

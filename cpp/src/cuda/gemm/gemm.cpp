@@ -135,7 +135,7 @@ void zero(const Result& c) {
 // mode before each use, so the mode is not restored here.
 Gemm::Gemm(at::ScalarType dtype) : dtype_(dtype), handle_(at::cuda::getCurrentCUDABlasHandle()) {
   if (dtype_ == at::kHalf || dtype_ == at::kBFloat16) {
-    // Also accumulates the partial results of a split K in float32.
+    // Also accumulates split-K partial results in float32.
     TORCH_CUDABLAS_CHECK(cublasSetMathMode(
         static_cast<cublasHandle_t>(handle_),
         static_cast<cublasMath_t>(
@@ -143,7 +143,7 @@ Gemm::Gemm(at::ScalarType dtype) : dtype_(dtype), handle_(at::cuda::getCurrentCU
   }
 }
 
-// In cuBLAS, NVIDIA_TF32_OVERRIDE=0 overrides the mode of a handle.
+// In cuBLAS, NVIDIA_TF32_OVERRIDE=0 overrides a handle's mode.
 bool Gemm::uses_tf32() const {
   if (dtype_ != at::kFloat || c10::utils::get_env("NVIDIA_TF32_OVERRIDE") == "0") return false;
   cublasMath_t mode;

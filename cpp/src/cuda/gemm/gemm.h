@@ -32,7 +32,7 @@ struct Result {
 at::Tensor as_operand(const at::Tensor& tensor);
 
 // Returns `cols` rounded up to a multiple of 16 bytes. cuBLAS's faster kernels read 16 bytes per
-// access; they require operands and results whose start, row stride and row length are multiples of
+// access. They require operands and results whose start, row stride and row length are multiples of
 // 16 bytes.
 std::int64_t padded_cols(std::int64_t cols, at::ScalarType dtype);
 
@@ -41,7 +41,7 @@ std::int64_t padded_cols(std::int64_t cols, at::ScalarType dtype);
 // copy. Weights (G * H, H + I) with an odd H + I are not aligned.
 at::Tensor as_padded_operand(const at::Tensor& tensor, std::int64_t rows, std::int64_t cols);
 
-// Returns a result of as_operand, or its rows [begin, begin + count), as an Operand.
+// Returns a tensor from as_operand, or its rows [begin, begin + count), as an Operand.
 Operand operand(const at::Tensor& tensor);
 Operand operand_rows(const at::Tensor& tensor, std::int64_t begin, std::int64_t count);
 Operand transposed(const Operand& operand);

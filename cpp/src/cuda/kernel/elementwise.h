@@ -1,4 +1,4 @@
-// Arguments and launch functions of the element-wise kernels, which follow the GEMMs of a step.
+// Arguments and launch functions for the element-wise kernels, which follow a step's GEMMs.
 //
 // No ATen header: elementwise.cu, which nvcc compiles, includes this file too.
 #pragma once
@@ -41,7 +41,7 @@ struct BackwardArgs {
   Matrix<const T> grad_h;        // (rows, H), or null
   Matrix<const D> grad_h_state;  // (rows, H), added to grad_h; or null
   Matrix<const D> grad_c;        // (rows, K * H), or null
-  Matrix<T> grad_gates;          // (rows, (S + P) * H): of the pre-activations, then of the
+  Matrix<T> grad_gates;          // (rows, (S + P) * H): for the pre-activations, then for the
                                  // parameters
   Matrix<D> grad_c_prev;         // (rows, K * H), or null
 };
@@ -51,8 +51,8 @@ struct Stream {
   void* handle;
 };
 
-// Returns the current stream of the current device; both must stay current. Call it once per
-// operator, because it costs more than a launch.
+// Returns the current device's current stream; both must stay current. Call it once per operator,
+// because it costs more than a launch.
 Stream current_stream();
 
 // Queues the cell's kernel on a stream of the current device and returns immediately. Does nothing

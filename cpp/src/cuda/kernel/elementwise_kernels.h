@@ -1,12 +1,12 @@
-// The code of one thread of an element-wise kernel, for host and device. Tests run it on the CPU
-// over the same indices as the grid. The templates have a Cell parameter, a type with
+// The code that one thread of an element-wise kernel runs, for host and device. Tests run it on the
+// CPU over the same indices as the grid. The template parameter Cell is a type with these members:
 //     static constexpr CellInfo kCell
 //     void forward(const V (&in)[], V (&out)[]), void backward(...)    registers as in program.h
 // For built-in cells this is PageRegisters (page.h), and for custom cells the struct that
 // program_source.cpp prints.
 //
-// A thread computes a piece: `kWidth` adjacent units of one row. In the wide form, these fill a
-// 16-byte access of the storage type; otherwise kWidth is 1. If an argument does not support
+// A thread computes a piece: `kWidth` adjacent units in a row. In the wide form, these fill a
+// 16-byte access in the storage type; otherwise kWidth is 1. If an argument does not support
 // 16-byte accesses (its elements are strided or a row is not aligned), it is read element by
 // element. Other arguments are not affected.
 #pragma once
@@ -31,17 +31,16 @@ constexpr int kWide = kAccessBytes / static_cast<int>(sizeof(T));
 
 // Threads per block: few, so that a small step uses many multiprocessors.
 constexpr int kThreads = 128;
-// Minimum number of blocks per multiprocessor. It allows 128 registers per thread: by default, the
-// compiler targets more blocks and spills registers.
+// Minimum blocks per multiprocessor. It allows 128 registers per thread: by default, the compiler
+// targets more blocks and spills registers.
 constexpr int kResidentBlocks = 4;
 
-// Number of blocks of the one-dimensional grid. Other dimensions are limited to 65535 blocks, which
-// is less than the possible number of rows. This dimension supports more pieces than fit in GPU
-// memory.
+// Block count for the one-dimensional grid. Other dimensions are limited to 65535 blocks, and there
+// may be more rows. This dimension supports more pieces than fit in GPU memory.
 constexpr std::int64_t blocks_for(std::int64_t count) {
   return (count + kThreads - 1) / kThreads;
 }
-// Index of a thread's piece of work; may exceed the number of pieces.
+// Index of a thread's piece of work; may exceed the piece count.
 LLTM_CELL_INLINE std::int64_t piece_of(std::int64_t block, int thread) {
   return block * kThreads + thread;
 }
@@ -80,7 +79,7 @@ inline bool is_wide(const Matrix<T>& matrix) {
          matrix.row_stride % kWide<std::remove_const_t<T>> == 0;
 }
 
-// Loads kWidth elements of a row, widened to the compute type; zeros if null.
+// Loads kWidth elements from a row, widened to the compute type; zeros if null.
 template <int kWidth, typename T>
 LLTM_CELL_INLINE void load(
     const Matrix<const T>& matrix,
@@ -114,7 +113,7 @@ LLTM_CELL_INLINE void load(
   }
 }
 
-// Stores kWidth elements of a row, narrowed; does nothing if null.
+// Stores kWidth elements in a row, narrowed; does nothing if null.
 template <int kWidth, typename T>
 LLTM_CELL_INLINE void store(
     const Matrix<T>& matrix,
@@ -178,9 +177,9 @@ inline BackwardAccess access_of(const BackwardArgs<T, D>& a) {
       is_wide(a.grad_c_prev)};
 }
 
-// True if the wide form is possible: it needs rows that are multiples of an access, and registers
-// for the values of its units. With 128 registers per thread, the cells in examples/cells fit; they
-// have at most 11 inputs or outputs in 16 bits.
+// True if the wide form is possible: rows must be multiples of an access, and registers must hold
+// the values for all its units. With 128 registers per thread, the cells in examples/cells fit;
+// they have at most 11 inputs or outputs in 16 bits.
 template <typename T>
 constexpr bool fits_wide(const CellInfo& cell, std::int64_t hidden) {
   constexpr int kMostBytes = 88 * 4;

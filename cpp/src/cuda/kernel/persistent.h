@@ -1,10 +1,10 @@
 // Persistent kernels: one kernel runs a sequence, or a chunk of its steps, and keeps the recurrent
 // weights in registers. This file declares the kernel arguments and the launch functions.
 //
-// A thread block owns kSliceUnits hidden units of a group of rows. The thread blocks of a group
-// synchronize through their results: h of a step in forward, dz in backward. Before a launch, every
-// bit of this memory is set to 1 ("absent"), and a consumer polls each 32-bit word until it
-// changes. No published word has this bit pattern, because every NaN is stored as the same value.
+// A thread block owns kSliceUnits hidden units for a group of rows. The thread blocks in a group
+// synchronize through their results: h in forward, dz in backward. Before a launch, every bit in
+// this memory is set to 1 ("absent"), and a consumer polls each 32-bit word until it changes. No
+// published word has this bit pattern, because every NaN is stored as the same value.
 //
 // T is a 16-bit type.
 //
@@ -19,23 +19,23 @@
 
 namespace lltm::cuda {
 
-constexpr int kSliceUnits = 16;  // hidden units per thread block: M of an mma instruction
-constexpr int kTileRows = 8;     // rows per tile: N of an mma instruction
+constexpr int kSliceUnits = 16;  // hidden units per thread block: M in an mma instruction
+constexpr int kTileRows = 8;     // rows per tile: N in an mma instruction
 constexpr int kWarps = 8;        // per thread block; they split K
 constexpr int kWarpLanes = 32;
 constexpr std::int64_t slices_of(std::int64_t hidden) {
   return (hidden + kSliceUnits - 1) / kSliceUnits;
 }
 
-// Supported numbers of tiles per group.
+// Supported tile counts per group.
 constexpr int kTileCounts[] = {1, 2, 4};
 
-// Limits on H. H must be a multiple of kHiddenMultiple, so that 16 bytes of a state belong to one
+// Limits on H. H must be a multiple of kHiddenMultiple, so that 16 bytes in a state belong to one
 // row and one gate. The maximum H is set by the registers that hold a thread's weights. With three
 // pre-activations that depend on h, it is 1536 in forward and 1024 in backward; with four, 1024 and
 // 768.
 constexpr std::int64_t kHiddenMultiple = 8;
-constexpr int kWarpUnits = 32;  // the K of a warp is a multiple of this value
+constexpr int kWarpUnits = 32;  // a warp's K is a multiple of this value
 constexpr int kMostUnitsBackward = 12;
 constexpr int most_units_forward(const CellInfo& cell) {
   return 18 / cell.h.count();
@@ -52,23 +52,22 @@ struct StepRun {
   std::int32_t count, rows;
 };
 
-// The steps of a launch in kernel order, as runs of steps of equal size. A kernel parameter, so
-// that nothing is copied to the device.
+// The steps in a launch in kernel order, as runs of steps with equal row counts. A kernel
+// parameter, so that nothing is copied to the device.
 constexpr int kMostRuns = 128;
 struct LaunchSteps {
-  // True if the rows of a step (steps.h) follow the previous step's rows, false if they precede
-  // them.
+  // True if a step's rows (steps.h) follow the previous step's rows, false if they precede them.
   bool ascending;
-  std::int64_t edge;  // start of the first step, or its end if descending
-  std::int64_t time;  // time step of the first step in the sequence
+  std::int64_t edge;  // the first step's start, or its end if descending
+  std::int64_t time;  // the first step's time step in the sequence
   // The step before the first, from an earlier launch; 0 rows if there is none.
   std::int64_t previous_offset, previous_rows;
   int runs;
   StepRun run[kMostRuns + 1];  // backward adds a step without rows
 };
 
-// Steps of a tensor (T, B, H), or packed (N, H), with arbitrary strides. Either time_stride or
-// offset_stride is zero. Data may be null.
+// A tensor (T, B, H), or packed (N, H), with arbitrary strides, accessed by step. Either
+// time_stride or offset_stride is zero. Data may be null.
 template <typename T>
 struct StepMatrix {
   T* data = nullptr;
@@ -83,22 +82,22 @@ struct LaunchWords {
   std::uint32_t* failure = nullptr;  // failure_word()
 };
 
-// For both structs: N is the number of rows of all steps, B the number of rows of the state. S is
-// the number of pre-activations; Sx depend on x and Sh on h. G is the number of blocks of a bias, A
-// the number of saved values (cell.h). Matrices without strides are contiguous. Arguments marked
-// (16) are accessed 16 bytes at a time and aligned to 16 bytes, others to 8. A launch computes rows
-// [first_row, first_row + groups * tiles * kTileRows) of the state.
+// For both structs: N is the row count over all steps, B the state's row count. S counts the
+// pre-activations; Sx depend on x and Sh on h. G counts a bias's blocks, A the saved values
+// (cell.h). Matrices without strides are contiguous. Arguments marked (16) are accessed 16 bytes at
+// a time and aligned to 16 bytes, others to 8. A launch computes rows [first_row, first_row +
+// groups * tiles * kTileRows) in the state.
 template <typename T>
 struct PersistentForwardArgs {
   static constexpr bool kIsForward = true;
   std::int64_t hidden = 0;
   std::int64_t batch = 0;
   std::int64_t first_row = 0;
-  const T* weights = nullptr;     // (Sh * H, H), weights of h in pre-activation order (16)
+  const T* weights = nullptr;     // (Sh * H, H), recurrent weights in pre-activation order (16)
   Matrix<const T> bias_ih;        // (G * H), row stride 0; or null
   Matrix<const T> bias_hh;        // (G * H), row stride 0; or null
-  const float* gates = nullptr;   // (rows of the launch's steps, Sx * H): x W_x^T
-  std::int64_t gates_offset = 0;  // row of the sequence at which `gates` begins
+  const float* gates = nullptr;   // (rows in the launch's steps, Sx * H): x W_x^T
+  std::int64_t gates_offset = 0;  // the sequence's row at which `gates` begins
   const T* h_0 = nullptr;         // (B, H) (16)
   T* h = nullptr;                 // (B, H), state, updated in place; not h_0
   T* c = nullptr;                 // (B, H), state, updated in place
@@ -108,7 +107,7 @@ struct PersistentForwardArgs {
   LaunchSteps steps;
 };
 
-// Steps are in backward order. A last step without rows propagates the gradient of h to the initial
+// Steps are in backward order. A last step without rows propagates the h gradient to the initial
 // state.
 template <typename T>
 struct PersistentBackwardArgs {
@@ -116,7 +115,7 @@ struct PersistentBackwardArgs {
   std::int64_t hidden = 0;
   std::int64_t batch = 0;
   std::int64_t first_row = 0;
-  const T* weights = nullptr;      // (H, Sh * H), transposed weights of forward (16)
+  const T* weights = nullptr;      // (H, Sh * H), forward's weights, transposed (16)
   const T* activations = nullptr;  // (N, A * H)
   StepMatrix<const T> grad_output;
   T* dz = nullptr;      // (N, S * H); before the launch, its steps are absent (16)
@@ -141,19 +140,19 @@ bool has_persistent_kernels(const CellInfo& cell);
 
 // In the following functions, Args is one of the two structs.
 
-// Returns the number of thread blocks of a kernel that the current device can run concurrently, or
-// 0 if it cannot run the kernel. A launch with more blocks would never end and is rejected.
+// Returns how many thread blocks of a kernel the current device can run concurrently, or 0 if it
+// cannot run the kernel. A launch with more blocks would never end and is rejected.
 template <typename Args>
 std::int64_t resident_blocks(const CellInfo& cell, std::int64_t hidden, int tiles);
 
-// Queues the cell's kernel with `groups` groups of `tiles` tiles on a stream of the current device.
-// Returns false if the launch is rejected because too few multiprocessors are available; a process
-// may have fewer than the device reports.
+// Queues the cell's kernel, with `groups` groups of `tiles` tiles, on a stream of the current
+// device. Returns false if the launch is rejected because too few multiprocessors are available; a
+// process may have fewer than the device reports.
 template <typename Args>
 bool launch_persistent(
     const CellInfo& cell, const Args& args, std::int64_t groups, int tiles, Stream stream);
 
-// Sets all bits of the memory.
+// Sets all bits in the memory.
 void mark_absent(void* data, std::int64_t bytes, Stream stream);
 
 }  // namespace lltm::cuda

@@ -1,6 +1,6 @@
-// The persistent kernels of one cell and dtype on a GPU; nvcc compiles this file once for each pair
-// (CMakeLists.txt). persistent_kernels.h has the code of a thread. Uses only c10 headers, to
-// compile faster.
+// The persistent kernels for one cell and dtype on a GPU; nvcc compiles this file once for each
+// pair (CMakeLists.txt). persistent_kernels.h has the code that a thread runs. Uses only c10
+// headers, to compile faster.
 #pragma once
 
 #include "cuda/kernel/persistent_kernels.h"
@@ -9,7 +9,7 @@
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
-// Number of polls before a thread times out.
+// How many times a thread polls before it times out.
 #if !defined(LLTM_MOST_POLLS)
 #define LLTM_MOST_POLLS (1 << 21)
 #endif
@@ -115,7 +115,7 @@ const void* kernel_of(const PersistentBackwardArgs<T>* /*args*/) {
   return reinterpret_cast<const void*>(lltm_persistent_backward<Page, kUnitsK, kTiles, T>);
 }
 
-// Returns the definition of the cell with this id.
+// Returns the cell definition with this id.
 template <int kId, typename Page, typename... Others>
 auto page_of(CellList<Page, Others...>) {
   if constexpr (kId == Page::kCell.id) {
@@ -125,7 +125,7 @@ auto page_of(CellList<Page, Others...>) {
   }
 }
 
-// Calls run(kernel, bytes of shared memory).
+// Calls run(kernel, shared memory in bytes).
 template <int kId, typename Args, typename Run>
 auto with_kernel(std::int64_t hidden, int tiles, const Run& run) {
   using Page = decltype(page_of<kId>(PersistentCells()));

@@ -1,4 +1,4 @@
-// The code of one thread of a persistent kernel, for host and device. The templates have two
+// The code that one thread of a persistent kernel runs, for host and device. The templates have two
 // parameters: the cell definition, and a `Machine` that provides GPU functions. persistent_gpu.h
 // implements it for the GPU, tests for the CPU.
 //
@@ -9,13 +9,13 @@
 //     Words read(const void*)                    16 bytes that may be written concurrently
 //     void publish(void*, std::uint32_t)         4 bytes that may be read concurrently
 //     void begin()                               counts the block
-//     bool all_have_begun()                      true if all blocks of the launch have begun
+//     bool all_have_begun()                      true if all blocks in the launch have begun
 //     bool wait(int& polls)                      between two polls; false if the lane times out
 //                                                (Patience)
 //     void mma<T>(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t, std::uint32_t)
 //                                                d += a b; called by a full warp (mma.m16n8k16)
 //
-// Some functions require all lanes of a warp (mma, sync_warp, neighbour) or all threads of a block
+// Some functions require all lanes in a warp (mma, sync_warp, neighbour) or all threads in a block
 // (sync_block). Conditions around their calls are therefore uniform.
 #pragma once
 
@@ -32,8 +32,8 @@
 namespace lltm::cuda {
 namespace {
 
-// Number of pre-activations that depend on h: outputs of the recurrent GEMM in forward, blocks of K
-// in backward.
+// How many pre-activations depend on h: outputs of forward's recurrent GEMM, blocks in backward's
+// K.
 template <typename Page>
 constexpr int kRecurrent = Page::kCell.h.count();
 template <typename Page, typename Args>
@@ -41,7 +41,7 @@ constexpr int kOutputsOf = Args::kIsForward ? kRecurrent<Page> : 1;
 
 // ---- words ------------------------------------------------------------------
 
-// Bit pattern of an absent word; a word holds two adjacent units.
+// An absent word's bit pattern; a word holds two adjacent units.
 constexpr std::uint32_t kAbsent = 0xFFFFFFFF;
 
 struct alignas(16) Words {
@@ -63,8 +63,8 @@ LLTM_CELL_INLINE T narrow(float x) {
   return x == x ? static_cast<T>(x) : math::bit_cast<T>(kNaN);
 }
 
-// Returns the word of this lane's unit and the next lane's unit; valid in even lanes. Called by
-// every lane of a warp.
+// Returns the word for this lane's unit and the next lane's unit; valid in even lanes. Called by
+// every lane in a warp.
 template <typename T, typename Machine>
 LLTM_CELL_INLINE std::uint32_t word_of(Machine& m, float value) {
   const std::uint32_t bits = math::bit_cast<std::uint16_t>(narrow<T>(value));
@@ -73,7 +73,7 @@ LLTM_CELL_INLINE std::uint32_t word_of(Machine& m, float value) {
 
 // ---- steps ------------------------------------------------------------------
 
-// The current step of LaunchSteps, and the previous step.
+// The current step in LaunchSteps, and the previous step.
 struct StepCursor {
   bool ascending;
   std::int64_t edge, time;  // as in LaunchSteps, for the next step
@@ -112,16 +112,15 @@ LLTM_CELL_INLINE void for_each_step(const LaunchSteps& steps, const Body& body) 
 
 // ---- work of a thread -------------------------------------------------------
 
-// Partial sums of two adjacent units of a row, over the K of one warp.
+// Partial sums for two adjacent units in a row, over one warp's K.
 struct alignas(8) Sums {
   float values[2];
 };
 
-// Number of Sums per tile and output.
+// How many Sums a tile has per output.
 constexpr int kTileSums = kTileRows * kSliceUnits / 2;
 
-// Two buffers: the element-wise part of a step reads one while warps that are ahead write the
-// other.
+// Two buffers: a step's element-wise part reads one while warps that are ahead write the other.
 template <int kTiles, int kOutputs>
 LLTM_CELL_INLINE constexpr int shared_sums() {
   return 2 * kWarps * kTiles * kOutputs * kTileSums;
@@ -144,7 +143,7 @@ constexpr int kRowsOfThread = (kTiles + kTilesAtOnce - 1) / kTilesAtOnce;
 
 struct Place {
   bool takes_part, is_unit;  // takes_part is uniform within a warp
-  int tile, sums, odd;       // odd: index of the unit in `sums`
+  int tile, sums, odd;       // odd: the unit's index in `sums`
   std::int64_t warp_row, first_row, unit;
 
   template <int kTiles, typename Machine>
@@ -168,7 +167,7 @@ struct Place {
   LLTM_CELL_INLINE std::int64_t row(int n) const {
     return first_row + n * kTilesAtOnce * kTileRows;
   }
-  // is_in: true if a step with `rows` rows has this row. warp_is_in: true if it has any row of the
+  // is_in: true if a step with `rows` rows has this row. warp_is_in: true if it has any row in the
   // warp.
   LLTM_CELL_INLINE bool is_in(std::int64_t rows, int n) const { return is_unit && row(n) < rows; }
   LLTM_CELL_INLINE bool warp_is_in(std::int64_t rows) const {
@@ -178,7 +177,7 @@ struct Place {
   LLTM_CELL_INLINE bool has_word() const { return odd == 0; }
 };
 
-// Returns the first row of a thread block.
+// Returns a thread block's first row.
 template <int kTiles, typename Machine>
 LLTM_CELL_INLINE std::int64_t first_row_of(const Machine& m, std::int64_t first_row) {
   return first_row + std::int64_t{m.group()} * kTiles * kTileRows;
@@ -195,7 +194,7 @@ struct Patience {
   static constexpr int kMostCounts = 60;  // about a minute; longer waits have other causes
   int counts = kMostCounts;               // negative after a timeout
 
-  // `polls` is the number of polls of a word so far.
+  // `polls` is how many times a word has been polled so far.
   template <typename Machine>
   LLTM_CELL_INLINE bool wait(Machine& m, int& polls, int most_polls) {
     if (counts < 0) return false;
@@ -213,14 +212,14 @@ struct Patience {
 // ---- the recurrent GEMM -----------------------------------------------------
 
 // K is divided into units of kWarpUnits, which are assigned to the warps round-robin. Within a
-// unit, K is permuted for both A and B: lane % 4 = q has elements 8q to 8q + 7, so that 16 bytes of
-// a row of B are the operands of two mma.
+// unit, K is permuted for both A and B: lane % 4 = q has elements 8q to 8q + 7. So 16 bytes in a
+// row of B are the operands for two mma.
 LLTM_CELL_INLINE std::int64_t k_of(int warp, int lane, int j) {
   return std::int64_t{kWarpUnits} * (warp + kWarps * j) + 8 * (lane % 4);
 }
 
-// A is a matrix (kSliceUnits, K) whose rows are hidden units. Row r of A's tile is unit 2r, and row
-// r + 8 is unit 2r + 1, so that a lane gets two adjacent units of the result.
+// A is a matrix (kSliceUnits, K) whose rows are hidden units. Row r in A's tile is unit 2r, and row
+// r + 8 is unit 2r + 1. A lane therefore gets two adjacent units from the result.
 template <int kUnitsK>
 struct Weights {
   std::uint32_t a[kUnitsK][2][4];
@@ -249,12 +248,12 @@ struct Weights {
   }
 };
 
-// B: lane / 4 is a row of the tile.
+// B: lane / 4 is a row in the tile.
 template <int kUnitsK>
 struct States {
   Words x[kUnitsK];
 
-  // Loads a row; null is a row of zeros.
+  // Loads a row; null means zeros.
   template <typename T, typename Machine>
   LLTM_CELL_INLINE void load(Machine& m, const T* row, std::int64_t k_size, int warp, int lane) {
     LLTM_UNROLL
@@ -283,7 +282,7 @@ struct States {
   }
 };
 
-// A row of a state; `polled` if other thread blocks may still be writing it.
+// A row in a state; `polled` if other thread blocks may still be writing it.
 template <typename T>
 struct Source {
   const T* row;
@@ -294,16 +293,16 @@ struct Source {
 template <int kUnitsK, int kTiles, int kOutputs>
 constexpr bool kReadsAhead = kTiles > 1 && (kOutputs + 1) * kUnitsK <= 22;
 
-// Number of independent chains of mma. In a chain, each mma waits for the previous. A single output
-// has too few chains to fill the tensor cores, so it is split into several, as far as registers
-// allow.
+// How many independent mma chains there are. In a chain, each mma waits for the previous. A single
+// output has too few chains to fill the tensor cores, so it is split into several, as far as
+// registers allow.
 template <int kUnitsK, int kOutputs>
 constexpr int kChains = kOutputs > 1 || kUnitsK == 1 ? 1
                         : kUnitsK < 12               ? 4
                                                      : 2;
 
 // Multiplies `tiles` tiles (the same number for all threads) and stores the results in `sums`.
-// source(tile) returns this lane's row of the state.
+// source(tile) returns this lane's row in the state.
 template <int kTiles, int kUnitsK, int kOutputs, typename T, typename Machine, typename Rows>
 LLTM_CELL_INLINE void multiply(
     Machine& m,
@@ -357,7 +356,7 @@ LLTM_CELL_INLINE void multiply(
   }
 }
 
-// Adds the results of all warps for an output, always in the same order. `row` is the index of the
+// Adds all warps' results for an output, always in the same order. `row` is the index of the
 // thread's row.
 template <int kTiles, int kOutputs>
 LLTM_CELL_INLINE void add_sums(const Sums* sums, const Place& p, int row, int output, float& to) {
@@ -506,7 +505,7 @@ LLTM_CELL_INLINE void run_steps(const PersistentForwardArgs<T>& a, Machine& m) {
 
 // ---- backward ---------------------------------------------------------------
 
-// Loads the inputs of a step that do not depend on other thread blocks.
+// Loads a step's inputs that do not depend on other thread blocks.
 template <typename Page, typename T>
 LLTM_CELL_INLINE void load_step(
     const PersistentBackwardArgs<T>& a,
@@ -525,7 +524,7 @@ LLTM_CELL_INLINE void load_step(
   grad_output = static_cast<float>(g.data[at]);
 }
 
-// The element-wise part: computes dz, and dc of the previous time step, from dh.
+// The element-wise part: computes dz, and the previous time step's dc, from dh.
 template <typename Page, int kTiles, typename T, typename Machine>
 LLTM_CELL_INLINE void finish_backward(
     const PersistentBackwardArgs<T>& a,
@@ -590,7 +589,8 @@ LLTM_CELL_INLINE void run_steps(const PersistentBackwardArgs<T>& a, Machine& m) 
       }
     }
 
-    // Computes the gradient through h for rows of the step that backward processed before this one.
+    // Computes the gradient through h for the rows in the step that backward processed before this
+    // one.
     if (step.previous_rows > first_row) {
       const auto source = [&](int tile) -> Source<T> {
         const std::int64_t row = first_row + tile * kTileRows + lane / 4;
@@ -626,8 +626,8 @@ LLTM_CELL_INLINE void run_steps(const PersistentBackwardArgs<T>& a, Machine& m) 
 
 // ---- available kernels ------------------------------------------------------
 
-// Numbers of K units per warp that have kernels. In forward K is H, and each number has a kernel.
-// In backward K is a multiple of H, and only some numbers have.
+// Supported K per warp, in units of kWarpUnits. In forward K is H, and each number has a kernel. In
+// backward K is a multiple of H, and only some numbers have.
 template <int... n>
 std::integer_sequence<int, 1 + n...> counted_from_1(std::integer_sequence<int, n...>);
 template <typename Page>
@@ -649,7 +649,7 @@ void visit_units_k(std::integer_sequence<int, kUnitsK...>, std::int64_t k_size, 
    ...);
 }
 
-// Calls body with the number of tiles as a constant from kTileCounts.
+// Calls body with the tile count as a constant from kTileCounts.
 template <typename Body>
 void visit_tiles(int tiles, const Body& body) {
   [&]<std::size_t... n>(std::index_sequence<n...>) {

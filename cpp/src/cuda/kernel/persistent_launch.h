@@ -38,11 +38,11 @@ struct PersistentKernels {
   static bool launch(const Args& args, std::int64_t groups, int tiles, Stream stream);
 };
 
-// Returns the number of thread blocks of a kernel, with this much shared memory, that the device
-// runs concurrently.
+// Returns how many thread blocks of a kernel, with this much shared memory, the device runs
+// concurrently.
 std::int64_t resident_blocks_of(const void* kernel, std::size_t shared_bytes);
 
-// Launches a grid of slices of hidden units and groups of rows, whose blocks all run concurrently.
+// Launches a grid (slices of hidden units, groups of rows) whose blocks all run concurrently.
 // Returns false if the launch is rejected. `args` is the kernel parameter.
 bool launch_cooperatively(
     const void* kernel,

@@ -71,7 +71,7 @@ void need_context() {
   if (context == nullptr) C10_CUDA_CHECK(cudaSetDevice(c10::cuda::current_device()));
 }
 
-// Returns the compute capability of the current device, 90 for 9.0.
+// Returns the current device's compute capability, 90 for 9.0.
 int compute_capability() {
   const auto attribute = [](cudaDeviceAttr which) {
     int value = 0;
@@ -113,8 +113,8 @@ std::string compiled(const ProgramKernel& kernel, int capability) {
   }
 }
 
-// Loads the code into the context of the current device. Leaves capture mode, because loading may
-// wait for other work, which a capture forbids.
+// Loads the code into the current device's context. Leaves capture mode, because loading may wait
+// for other work, which a capture forbids.
 Kernels loaded(const std::string& code) {
   const c10::cuda::CUDAStreamCaptureModeGuard outside(cudaStreamCaptureModeRelaxed);
   CUmodule module = nullptr;

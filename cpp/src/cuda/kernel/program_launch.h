@@ -1,4 +1,4 @@
-// Element-wise kernels of custom cells. They are compiled at their first launch, for a dtype and a
+// Element-wise kernels for custom cells. They are compiled at their first launch, for a dtype and a
 // GPU, and kept until the process ends.
 #pragma once
 
@@ -20,7 +20,7 @@ struct ProgramKernel {
 // Returns null if custom cells can be compiled and launched, otherwise the reason.
 const char* why_no_programs();
 
-// Queues a kernel on a stream of the current device, with the parameters of the kernels in
+// Queues a kernel on a stream of the current device, with the same parameters as the kernels in
 // elementwise.cu. Throws if NVRTC cannot compile it.
 void launch_program(
     const ProgramKernel& kernel,

@@ -1,4 +1,4 @@
-// Generates the CUDA source of a custom cell's element-wise kernels, which NVRTC compiles
+// Generates the CUDA source for a custom cell's element-wise kernels, which NVRTC compiles
 // (program_launch.cpp).
 //
 // No torch or CUDA header.
@@ -11,8 +11,8 @@
 
 namespace lltm::cuda {
 
-// Returns the programs of a cell as a cell definition for elementwise_kernels.h: struct `name`, in
-// C++ for host and device.
+// Returns a cell's programs as a cell definition for elementwise_kernels.h: struct `name`, in C++
+// for host and device.
 std::string print_page(const CellInfo& cell, const std::string& name);
 
 // The kernel types, with their names in program_gpu.h.
