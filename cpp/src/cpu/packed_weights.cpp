@@ -30,7 +30,7 @@ struct PackedRows {
   int64_t row, rows;
 };
 
-// Calls body for every part, concurrently. Returns false if any call did.
+// Calls body for every part, concurrently. Returns false if any call returns false.
 template <typename Format, typename Body>
 bool for_each_part(const PackedWeights<Format>& packed, const Body& body) {
   const CellInfo& cell = packed.cell;
@@ -109,8 +109,7 @@ struct PackedHeader {
   static constexpr int64_t kMagic = 0x354B4341504D544C;  // LTMPACK5
   int64_t magic;
   uint64_t cell;    // cell_tag
-  int32_t dtype;    // weight dtype (at::ScalarType); float32 for int8, which supports several
-                    // dtypes
+  int32_t dtype;    // weight dtype; float32 for int8, which supports several
   int32_t operand;  // the format's kOperandTag
   int64_t hidden, input_size;
   int64_t blocks;

@@ -1,5 +1,5 @@
-// A layer and direction's weights, packed for the blocked engine's forward pass: in every call, or
-// ahead of time (prepack).
+// The weights for one layer and direction, packed for the blocked engine's forward pass: in every
+// call, or ahead of time (prepack).
 #pragma once
 
 #include "common/operator_args.h"
@@ -99,7 +99,7 @@ template <typename Format>
 PackedWeights<Format> read_packed(const CellInfo& cell, const at::Tensor& packed);
 
 // Returns the unpacked weights. For int8, returns the dequantized float32 weights; quantizing them
-// again is bitwise identical.
+// again gives bitwise identical bytes and scales.
 Weights unpack(const CellInfo& cell, const at::Tensor& packed);
 
 }  // namespace lltm::cpu

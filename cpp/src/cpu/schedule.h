@@ -65,7 +65,7 @@ struct Grid {
   Grid within(const Blocks& blocks) const { return {rows, std::min(columns, blocks.count)}; }
 };
 
-// How many pre-activations x, and h, contributes to (cell.h).
+// How many pre-activations x contributes to, and how many h (cell.h).
 struct SlotCounts {
   int64_t x, h;
 };

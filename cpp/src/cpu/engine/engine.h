@@ -25,8 +25,8 @@ Gradients sequence_backward(const SequenceBackwardArgs& args);
 SequenceResult stepwise_forward(const SequenceArgs& args);
 Gradients stepwise_backward(const SequenceBackwardArgs& args);
 
-// few_rows.cpp: the small-batch engine, float32 with a float64 state, for sequences with
-// has_few_elements. Does not support weights prepacked in bfloat16.
+// few_rows.cpp: the small-batch engine, float32 with a float64 state. Requires has_few_elements.
+// Does not support weights prepacked in bfloat16.
 SequenceResult few_rows_forward(const SequenceArgs& args, const FewRowsSchedule& schedule);
 
 // blocked_forward.cpp, blocked_backward.cpp: the blocked engine. It packs the weights and

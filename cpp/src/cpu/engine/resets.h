@@ -95,9 +95,8 @@ void clear_grad_c(const CellInfo& cell, RowSpan rows, Matrix<T> c, int64_t hidde
   fill_states(cell, rows, c, hidden, units, [](int) { return 0.0; });
 }
 
-// Calls change(), which adds h W_h^T to z (., columns), and then restores the given rows in z.
-// Resets these rows as if their h were zero, because h is part of the output and cannot be
-// overwritten.
+// Calls change(), which adds h W_h^T to z (., columns), and then restores the given rows in z. For
+// these rows h counts as zero; h itself is part of the output and cannot be overwritten.
 template <typename T, typename Change>
 void except_rows(RowSpan rows, Matrix<T> z, int64_t columns, const Change& change) {
   std::vector<T> kept;

@@ -108,7 +108,7 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
     return true;
   }
 
-  // C += A B for k rows in B.
+  // C += A B over k rows of B.
   bool multiply_slice(
       Matrix<const Operand> a,
       Matrix<const Source> b,

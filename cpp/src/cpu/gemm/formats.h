@@ -192,7 +192,7 @@ struct Int8Format : PackedFormat {
   }
 };
 
-// float32 with an unpacked B in storage type T: the kernel reads rows in place and widens them.
+// float32 with an unpacked B of storage type T: the kernel reads rows in place and widens them.
 // Available if F32Format is.
 template <typename T>
 struct F32InPlaceFormat : F32Format {

@@ -22,7 +22,7 @@ struct BFloat16 {
   std::uint16_t bits;
 };
 
-// The type from which GEMM operands in type G are packed.
+// The type from which GEMM operands of type G are packed.
 template <typename G>
 using source_t =
     std::conditional_t<std::is_same_v<G, BFloat16x3> || std::is_same_v<G, Int8>, float, G>;

@@ -16,7 +16,7 @@
 
 namespace lltm::cpu {
 
-// Conversions between arrays in storage types and float, also used by tests.
+// Conversions between arrays of storage types and float, also used by tests.
 template <typename T>
 struct ArrayConvert {
   void (*load)(const T* x, float* y, std::int64_t n);

@@ -40,7 +40,7 @@ struct RowPlan {
 };
 
 // Maximum number of launches per chunk. A launch takes about as long with one row as with all rows
-// that fit, so for larger batches a GEMM per step is estimated to be faster.
+// that fit. For larger batches, a GEMM per step is estimated to be faster.
 constexpr int64_t kMostRowLaunches = 4;
 
 // Returns how this engine runs a call, or the reason why it cannot. This is the only place that

@@ -130,9 +130,9 @@ void zero(const Result& c) {
       c10::cuda::getCurrentCUDAStream()));
 }
 
-// Uses ATen's handle. It is bound to the current stream and to a workspace of that stream, so it
-// works in a captured graph, and results are bitwise identical in every run. ATen sets the math
-// mode before each use, so the mode is not restored here.
+// Uses ATen's handle. It is bound to the current stream and that stream's workspace. So it works in
+// a captured graph, and results are bitwise identical in every run. ATen sets the math mode before
+// each use, so the mode is not restored here.
 Gemm::Gemm(at::ScalarType dtype) : dtype_(dtype), handle_(at::cuda::getCurrentCUDABlasHandle()) {
   if (dtype_ == at::kHalf || dtype_ == at::kBFloat16) {
     // Also accumulates split-K partial results in float32.

@@ -51,7 +51,7 @@ constexpr ProgramType kProgramType = std::is_same_v<T, double>      ? ProgramTyp
 // threads with one unit each are faster.
 constexpr std::int64_t kWideElements = 1 << 17;
 
-// Launches a kernel for tensors in type T and states in type D. Fails if the stream does not belong
+// Launches a kernel for tensors of type T and states of type D. Fails if the stream does not belong
 // to the current device.
 template <typename T, typename D, typename Args>
 void launch(const CellInfo& cell, bool backward, const Args& args, Stream stream) {

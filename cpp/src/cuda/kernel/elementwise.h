@@ -41,8 +41,7 @@ struct BackwardArgs {
   Matrix<const T> grad_h;        // (rows, H), or null
   Matrix<const D> grad_h_state;  // (rows, H), added to grad_h; or null
   Matrix<const D> grad_c;        // (rows, K * H), or null
-  Matrix<T> grad_gates;          // (rows, (S + P) * H): for the pre-activations, then for the
-                                 // parameters
+  Matrix<T> grad_gates;          // (rows, (S + P) * H): pre-activations, then parameters
   Matrix<D> grad_c_prev;         // (rows, K * H), or null
 };
 

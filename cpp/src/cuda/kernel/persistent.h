@@ -129,8 +129,8 @@ struct PersistentBackwardArgs {
 static_assert(sizeof(PersistentForwardArgs<float>) <= 4096);
 static_assert(sizeof(PersistentBackwardArgs<float>) <= 4096);
 
-// Returns a word that kernels on any device set if they time out. After a timeout, a kernel ends
-// about a second after all its blocks have begun, and the words that it waited for become NaN.
+// Returns a word that kernels on any device set on a timeout. Such a kernel ends about a second
+// after all its blocks have begun, and the words that it waited for become NaN.
 std::uint32_t* failure_word();
 // Returns true if a kernel has timed out since the last call. Does not wait.
 bool take_failure();

@@ -289,7 +289,7 @@ struct Source {
   bool polled;
 };
 
-// Reads the next tile ahead to hide latency, if enough registers are free.
+// True if the next tile is read ahead to hide latency. This requires enough free registers.
 template <int kUnitsK, int kTiles, int kOutputs>
 constexpr bool kReadsAhead = kTiles > 1 && (kOutputs + 1) * kUnitsK <= 22;
 

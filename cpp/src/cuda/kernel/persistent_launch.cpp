@@ -14,8 +14,8 @@ namespace {
 // In host memory that every device can write to; null until a kernel may use it.
 std::atomic<std::uint32_t*> failure_word_if_any;
 
-// During a capture, CUDA rejects calls that may wait for other work, such as loading a module or
-// allocating. The calls here do not affect the captured work.
+// Permits calls during a capture that CUDA otherwise rejects, because they may wait for other work:
+// loading a kernel's module and allocating. The calls here do not affect the captured work.
 using OutsideOfCapture = c10::cuda::CUDAStreamCaptureModeGuard;
 
 int attribute(cudaDeviceAttr which) {

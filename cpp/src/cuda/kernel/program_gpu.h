@@ -40,8 +40,8 @@ struct BFloat16 {
 }  // namespace
 }  // namespace lltm::cuda
 
-// Defines lltm_forward and lltm_backward for a cell definition, with tensors in type T and state
-// gradients in type D.
+// Defines lltm_forward and lltm_backward for a cell definition, with tensors of type T and state
+// gradients of type D.
 #define LLTM_PROGRAM_KERNELS(Page, T, D, kWidth)                                                  \
   extern "C" __global__ void __launch_bounds__(lltm::cuda::kThreads, lltm::cuda::kResidentBlocks) \
       lltm_forward(                                                                               \

@@ -113,8 +113,8 @@ std::string compiled(const ProgramKernel& kernel, int capability) {
   }
 }
 
-// Loads the code into the current device's context. Leaves capture mode, because loading may wait
-// for other work, which a capture forbids.
+// Loads the code into the current device's context. Relaxes the capture mode: loading may wait for
+// other work, which a capture otherwise forbids.
 Kernels loaded(const std::string& code) {
   const c10::cuda::CUDAStreamCaptureModeGuard outside(cudaStreamCaptureModeRelaxed);
   CUmodule module = nullptr;
