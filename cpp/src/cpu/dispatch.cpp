@@ -44,8 +44,8 @@ const Int8Kernels& int8_kernels() {
   return kernels_default()->int8;
 }
 
-// Does not depend on the capability that libtorch reports (such as SVE): all these CPUs have NEON,
-// and dot products give the same results.
+// Ignores the capability that libtorch reports (such as SVE): all these CPUs have NEON, and dot
+// products give the same results.
 Kernels choose_kernels() {
   Kernels kernels = *kernels_default();
   kernels.int8 = int8_kernels();

@@ -152,7 +152,6 @@ int64_t end_of(const CellInfo& cell, const PackedHeader& header, int64_t begin, 
   return valid ? begin + PackedWeights<Format>::bytes(cell, header.hidden, header.input_size) : -1;
 }
 
-// Returns the offset at which the bf16x3 weights begin.
 int64_t bf16x3_offset(const CellInfo& cell, const PackedHeader& header) {
   const int64_t first = PackedWeights<F32Format>::bytes(cell, header.hidden, header.input_size);
   return round_up(kHeaderBytes + first, kPackedAlignment);

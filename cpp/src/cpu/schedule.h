@@ -70,8 +70,7 @@ struct SlotCounts {
   int64_t x, h;
 };
 constexpr SlotCounts slots_of(const CellInfo& cell) {
-  return {cell.x.count(), cell.h.count() > 0 ? cell.h.count() : 1};  // at least 1, because
-                                                                     // schedules divide by it
+  return {cell.x.count(), cell.h.count() > 0 ? cell.h.count() : 1};  // schedules divide by it
 }
 
 // Sizes for one layer and direction: B, I, H, and the row count over all steps.

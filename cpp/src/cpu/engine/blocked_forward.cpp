@@ -202,7 +202,6 @@ class BlockedForward {
     return kNotesRows;
   }
 
-  // Packs a grid position's share of a chunk's input.
   bool pack_input(const Chunk& chunk, int64_t index) const {
     const int64_t group = index / grid_.columns;
     for (size_t k = chunk.first; k < chunk.last; ++k) {
@@ -231,7 +230,6 @@ class BlockedForward {
     }
   }
 
-  // Saves a grid position's part of c.
   void save_checkpoint(size_t k, const Slot& slot) const {
     const int64_t unit = blocks_.begin(slot.blocks.begin);
     const int64_t units = std::min(blocks_.begin(slot.blocks.end), hidden_) - unit;

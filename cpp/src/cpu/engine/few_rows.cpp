@@ -157,7 +157,6 @@ class FewRowsForward {
     masked_h_ = {reinterpret_cast<float*>(take(masked)), hidden_};
   }
 
-  // Converts a state (B, columns) to another type.
   template <typename From, typename To>
   void convert(Matrix<const From> from, Matrix<To> to, int64_t columns) const {
     for (int64_t r = 0; r < batch_; ++r) {

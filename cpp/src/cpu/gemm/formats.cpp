@@ -131,7 +131,7 @@ struct Int8Column {
   Byte *bytes, *scale, *sum;
 };
 
-// Returns the scale of a column, rounded to 17 bits. Its products with bytes are then exact, so
+// Returns the scale of a column, truncated to 17 bits. Its products with bytes are then exact, so
 // quantizing the dequantized weights gives the same bytes and scale.
 float scale_of(float largest) {
   return std::bit_cast<float>(std::bit_cast<uint32_t>(largest / kInt8Largest) & ~0x7Fu);

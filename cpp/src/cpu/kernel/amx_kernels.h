@@ -92,7 +92,6 @@ LLTM_CELL_INLINE bool store_operand(
   return pack_a_bf16x3(1, n, {values}, matrix.from(row, col));
 }
 
-// Transposes a 16 x 16 tile.
 LLTM_CELL_INLINE void transpose(__m512 (&tile)[16]) {
   Vector rows[16];
   for (int i = 0; i < 16; ++i) rows[i] = (Vector)tile[i];
@@ -153,7 +152,7 @@ bool pack_b_bf16x3(
       }
     }
   }
-  // Fills the last group with zeros.
+  // Fills the rest of the last group with zeros.
   const std::int64_t pairs = (rows + 1) / 2 % (kBf16x3Group / 2);
   for (std::int64_t c = 0; pairs > 0 && c < columns; c += kBf16x3Panel) {
     BFloat16x3* const group =
@@ -267,7 +266,6 @@ void configure_tiles(const TileShape (&shapes)[8]) {
   _tile_loadconfig(&config);
 }
 
-// Calls body.template operator()<n>() for kPanels panels.
 template <int kPanels, typename Body>
 LLTM_CELL_INLINE void for_each_panel(const Body& body) {
   body.template operator()<0>();

@@ -38,7 +38,7 @@ struct ForwardArgs {
   const CellInfo* cell = nullptr;
   std::int64_t hidden = 0;
   std::int64_t layer_hidden = 0;
-  Matrix<const compute_t<T>> gates;       // pre-activations without bias, from the first on
+  Matrix<const compute_t<T>> gates;       // pre-activations without bias
   std::int64_t gates_step = 0;            // columns between pre-activations
   bool gates_padded = false;              // true if 15 more columns may be read
   Matrix<const compute_t<T>> bias;        // per pre-activation, row stride 0; or null
@@ -46,7 +46,7 @@ struct ForwardArgs {
   Matrix<const T> c;
   Matrix<T> h_next;
   Matrix<G> h_operand;        // h_next, packed for the next GEMM; or null
-  Matrix<const T> h_factor;   // multiplied with h_operand; or null
+  Matrix<const T> h_factor;   // recurrent mask, multiplied into h_operand; or null
   Matrix<bool> out_of_range;  // set for rows with a value that cannot be packed (bf16x3.h, int8.h)
   Matrix<T> c_next;
   Matrix<T> activations;  // saved for backward (cell.h); or null

@@ -109,7 +109,6 @@ struct GemmTile {
   std::int64_t next_rows;
 };
 
-// Stores a vector to C.
 LLTM_CELL_INLINE void finish_sums(Floats sums, float* c, std::int64_t n, bool accumulate) {
   if (n == kLanes) {
     store_lanes(accumulate ? load_lanes(c) + sums : sums, c);
@@ -118,7 +117,6 @@ LLTM_CELL_INLINE void finish_sums(Floats sums, float* c, std::int64_t n, bool ac
   }
 }
 
-// Calls body.template operator()<part>() for each part.
 template <int kParts, typename Body>
 LLTM_CELL_INLINE void for_each_part(const Body& body) {
   body.template operator()<0>();
@@ -237,7 +235,6 @@ struct Parts {
   std::int64_t count, shortest, longer;
 };
 
-// Computes all rows in a column panel.
 template <typename Product>
 LLTM_CELL_INLINE void gemm_panel(
     const Parts& heights, const GemmTiles<Product>& tiles, GemmTile<Product> p) {

@@ -239,8 +239,7 @@ LLTM_CELL_INLINE void forward_at(
   store(a.h_next, wide.h_next, row, col, out[0]);
   store(a.h_operand, wide.h_operand, row, col, out[0]);
   for_each_index<Cell::kCell.state_columns()>([&](auto index) {
-    constexpr int k = index, from = Cell::kCell.reads_h ? k : 1 + k;  // h' is the first output and
-                                                                      // the first state
+    constexpr int k = index, from = Cell::kCell.reads_h ? k : 1 + k;  // h' comes first in both
     store(a.c_next, wide.c_next, row, col + k * a.hidden, out[from]);
   });
   for_each_index<Cell::kCell.saved>([&](auto index) {

@@ -135,7 +135,6 @@ std::uint32_t* failure_word();
 // Returns true if a kernel has timed out since the last call. Does not wait.
 bool take_failure();
 
-// True if the cell has persistent kernels.
 bool has_persistent_kernels(const CellInfo& cell);
 
 // In the following functions, Args is one of the two structs.

@@ -177,7 +177,6 @@ struct Place {
   LLTM_CELL_INLINE bool has_word() const { return odd == 0; }
 };
 
-// Returns a thread block's first row.
 template <int kTiles, typename Machine>
 LLTM_CELL_INLINE std::int64_t first_row_of(const Machine& m, std::int64_t first_row) {
   return first_row + std::int64_t{m.group()} * kTiles * kTileRows;
