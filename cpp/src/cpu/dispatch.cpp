@@ -22,10 +22,10 @@ namespace {
 
 #if defined(__aarch64__)
 
-// Dot products of bytes, which an ARM CPU may have besides NEON.
+// Returns the int8 kernels for the byte dot products that this ARM CPU has.
 const Int8Kernels& int8_kernels() {
 #if defined(__linux__)
-  // HWCAP_ASIMDDP and HWCAP2_I8MM, which older headers of the kernel do not name.
+  // HWCAP_ASIMDDP and HWCAP2_I8MM, which older kernel headers do not define.
   const bool dotprod = (getauxval(AT_HWCAP) >> 20 & 1) != 0;
   const bool i8mm = (getauxval(AT_HWCAP2) >> 13 & 1) != 0;
 #elif defined(__APPLE__)
@@ -44,8 +44,8 @@ const Int8Kernels& int8_kernels() {
   return kernels_default()->int8;
 }
 
-// Whatever libtorch reports, which knows SVE there: all of it has NEON, and dot products give the
-// same results.
+// Ignores the capability that libtorch reports (such as SVE): all these CPUs have NEON, and dot
+// products give the same results.
 Kernels choose_kernels() {
   Kernels kernels = *kernels_default();
   kernels.int8 = int8_kernels();
@@ -54,7 +54,7 @@ Kernels choose_kernels() {
 
 #else
 
-// What a CPU with AVX-512 may have besides.
+// Optional extensions in AVX-512 CPUs.
 struct Extensions {
   bool vnni = false, bf16 = false, amx = false;
 };
@@ -62,18 +62,18 @@ struct Extensions {
 Extensions extensions() {
   Extensions found;
 #if defined(__x86_64__)
-  // Not by __builtin_cpu_supports: Clang does not know all these names.
+  // __builtin_cpu_supports does not support all these names in Clang.
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return found;
   found.vnni = (ecx >> 11 & 1) != 0;
   found.amx = found.vnni && (edx >> 22 & 1) != 0 && (edx >> 25 & 1) != 0;  // bfloat16 and int8
   found.bf16 = __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax >> 5 & 1) != 0;
 #endif
-  // If ATEN_CPU_CAPABILITY names an instruction set, exactly that one is used; but VNNI gives the
-  // same results.
+  // If ATEN_CPU_CAPABILITY is set, bf16 and AMX are off, to use exactly that instruction set. VNNI
+  // stays on, because it gives the same results.
   if (std::getenv("ATEN_CPU_CAPABILITY") != nullptr) found.bf16 = false;
 #if defined(LLTM_HAS_INIT_AMX)
-  // The operating system has to allow it, which the process has to request.
+  // The process must request permission to use AMX from the operating system.
   found.amx = found.amx && found.bf16 && at::cpu::init_amx();
 #else
   found.amx = false;

@@ -1,4 +1,4 @@
-// The choice of instruction set and of dtype for the CPU kernels.
+// Selects instruction set and dtype for the CPU kernels.
 #pragma once
 
 #include "common/tensor_views.h"
@@ -10,13 +10,13 @@
 
 namespace lltm::cpu {
 
-// visit_dtype of tensor_views.h with the 16-bit types of the kernels.
+// visit_dtype (tensor_views.h) with the kernels' 16-bit types.
 template <typename Body>
 decltype(auto) visit_dtype(at::ScalarType dtype, const Body& body) {
   return lltm::visit_dtype<Half, BFloat16>(dtype, body);
 }
 
-// The dtype as schedule_step takes it.
+// Converts a dtype to the Storage that schedule_step expects.
 inline Storage storage_of(at::ScalarType dtype) {
   switch (dtype) {
     case at::kDouble:
@@ -30,7 +30,7 @@ inline Storage storage_of(at::ScalarType dtype) {
   }
 }
 
-// The dtype of a storage type that a GEMM takes.
+// Maps a GEMM operand type to its dtype.
 template <typename T>
 constexpr at::ScalarType kDtype = at::kFloat;
 template <>

@@ -1,19 +1,18 @@
-// The machine that schedules are made for. No header of torch.
+// The host properties that schedules depend on. No torch header.
 #pragma once
 
 #include <cstdint>
 
 namespace lltm::cpu {
 
-// What a schedule depends on besides the sizes.
 struct Machine {
-  int64_t l2;  // bytes of the cache, as one core sees it
+  int64_t l2;  // L2 cache bytes per core
   int64_t threads;
-  bool f32, bf16, bf16x3;    // the formats that have a GEMM kernel here
-  bool matrix_unit = false;  // of whatever formats a call has
+  bool f32, bf16, bf16x3;    // formats with a GEMM kernel on this CPU
+  bool matrix_unit = false;  // true if the CPU has AMX, for any call format
 };
 
-// This machine, with the threads that a parallel region may have here.
+// Returns this host, with the thread count that a parallel region may use here.
 Machine current_machine();
 
 }  // namespace lltm::cpu

@@ -14,14 +14,14 @@
 
 namespace lltm::cpu {
 
-// at::empty in a kernel: the dispatcher has nothing to do for it, and in a short call is felt.
+// Equivalent to at::empty, without dispatcher overhead, which is noticeable in short calls.
 inline at::Tensor new_tensor(at::IntArrayRef sizes, const at::TensorOptions& options) {
   return at::Tensor(at::detail::empty_cpu(sizes, options));
 }
 
-// A new tensor, and for large ones the operating system is asked for huge pages. Large
-// blocks mostly go back to it when they are freed, so each page is zeroed anew at its first
-// touch, which with pages of 4 KiB can take longer than computing what is written there.
+// Returns a new tensor and requests huge pages if it is large. Large blocks usually return to the
+// operating system when they are freed, so the first access to each page zeroes it again. With 4
+// KiB pages this can take longer than the computation.
 inline at::Tensor empty_large(at::IntArrayRef sizes, const at::TensorOptions& options) {
   at::Tensor tensor = new_tensor(sizes, options);
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
@@ -31,15 +31,15 @@ inline at::Tensor empty_large(at::IntArrayRef sizes, const at::TensorOptions& op
     const auto begin = reinterpret_cast<std::uintptr_t>(tensor.mutable_data_ptr());
     const std::uintptr_t first = (begin + kHugePage - 1) / kHugePage * kHugePage;
     const std::uintptr_t last = (begin + tensor.nbytes()) / kHugePage * kHugePage;
-    // Advice: where it is not taken, everything works as before.
+    // This is only a hint, so the result is ignored.
     (void)madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
   }
 #endif
   return tensor;
 }
 
-// Memory for the length of a call, aligned to cache lines. malloc alone keeps small blocks at hand,
-// and aligned allocation does not take them.
+// Temporary memory, aligned to cache lines. Aligns by hand, because malloc caches small blocks but
+// aligned allocation does not reuse them.
 template <typename T>
 class Workspace {
  public:

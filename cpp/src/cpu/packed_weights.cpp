@@ -20,8 +20,8 @@ using at::Tensor;
 
 namespace {
 
-// Some rows of weight_ih or weight_hh, from `row` on, and the columns of B that hold them, from
-// `column` on.
+// Rows in weight_ih or weight_hh, from `row` on, and the B columns that hold them, from `column`
+// on.
 template <typename Format>
 struct PackedRows {
   PackedB<const typename Format::Operand> b;
@@ -30,7 +30,7 @@ struct PackedRows {
   int64_t row, rows;
 };
 
-// Calls body for every part, concurrently. False where it was for one of them.
+// Calls body for every part, concurrently. Returns false if any call returns false.
 template <typename Format, typename Body>
 bool for_each_part(const PackedWeights<Format>& packed, const Body& body) {
   const CellInfo& cell = packed.cell;
@@ -61,7 +61,7 @@ PackedB<Operand> writable(const PackedB<const Operand>& b) {
   return {const_cast<Operand*>(b.data), b.k, b.n, b.ld};
 }
 
-// False where values are out of range of the format.
+// Returns false if values are out of the format's range.
 template <typename Format>
 bool pack(const Weights& weights, const PackedWeights<Format>& packed) {
   using Source = typename Format::Source;
@@ -103,17 +103,17 @@ template std::optional<PackedWeights<Bf16x3Format>> pack_weights(
 
 namespace {
 
-// Behind it come the packed weights, of float32 perhaps twice: for few rows in float32, and in
-// bf16x3 for many.
+// The packed weights follow the header. float32 weights may be stored twice: in float32 for few
+// rows, and in bf16x3 for many.
 struct PackedHeader {
   static constexpr int64_t kMagic = 0x354B4341504D544C;  // LTMPACK5
   int64_t magic;
   uint64_t cell;    // cell_tag
-  int32_t dtype;    // of the weights, an at::ScalarType; of int8 float32, for any dtype
-  int32_t operand;  // kOperandTag of the format
+  int32_t dtype;    // weight dtype; float32 for int8, which supports several
+  int32_t operand;  // the format's kOperandTag
   int64_t hidden, input_size;
   int64_t blocks;
-  int64_t bf16x3_blocks;  // 0 without these
+  int64_t bf16x3_blocks;  // 0 if not stored
   int64_t unused;
 };
 constexpr auto kHeaderBytes = static_cast<int64_t>(sizeof(PackedHeader));
@@ -134,14 +134,15 @@ void write_header(const PackedHeader& header, const Tensor& packed) {
   std::memcpy(packed.mutable_data_ptr(), &header, sizeof(header));
 }
 
-// What packed weights know a cell by: the letters of its name or, of a program, a hash of it.
+// Identifies a cell in a header: the characters of its name, or its program's hash.
 uint64_t cell_tag(const CellInfo& cell) {
   uint64_t tag = 0;
   std::memcpy(&tag, cell.name, std::min(std::strlen(cell.name), sizeof(tag)));
   return cell.programs == nullptr ? tag : cell.programs->hash;
 }
 
-// Where weights in a format end that begin at this offset; -1 where no form has so many blocks.
+// Returns the end offset of weights that begin at `begin` in a format, or -1 if the block count is
+// invalid.
 template <typename Format>
 int64_t end_of(const CellInfo& cell, const PackedHeader& header, int64_t begin, int64_t blocks) {
   constexpr int64_t kAlign = Format::kUnitAlign;
@@ -151,15 +152,14 @@ int64_t end_of(const CellInfo& cell, const PackedHeader& header, int64_t begin, 
   return valid ? begin + PackedWeights<Format>::bytes(cell, header.hidden, header.input_size) : -1;
 }
 
-// Where those in bf16x3 begin.
 int64_t bf16x3_offset(const CellInfo& cell, const PackedHeader& header) {
   const int64_t first = PackedWeights<F32Format>::bytes(cell, header.hidden, header.input_size);
   return round_up(kHeaderBytes + first, kPackedAlignment);
 }
 
-// Whether there are as many bytes as the header says, and all of it makes sense.
+// True if the header is valid and matches the byte count.
 bool is_whole(const CellInfo& cell, const PackedHeader& header, int64_t bytes) {
-  // No product of sizes overflows.
+  // Limits the sizes so that no product overflows.
   const auto is_size = [](int64_t size) { return size >= 0 && size <= int64_t{1} << 27; };
   if (!is_size(header.hidden) || !is_size(header.input_size)) return false;
   const auto is = [&](at::ScalarType dtype) { return header.dtype == static_cast<int32_t>(dtype); };
@@ -278,11 +278,11 @@ template PackedWeights<Bf16Format> read_packed(const CellInfo&, const Tensor&);
 template PackedWeights<Bf16x3Format> read_packed(const CellInfo&, const Tensor&);
 template PackedWeights<Int8Format> read_packed(const CellInfo&, const Tensor&);
 
-// ---- packing ahead of time ----------------------------------------------------------
+// ---- prepack --------------------------------------------------------------------------
 
 namespace {
 
-// Blocks as they are scheduled for prepack_batch rows.
+// Returns the blocks that are scheduled for prepack_batch rows.
 template <typename Format>
 Blocks blocks_for(const CellInfo& cell, const Weights& weights) {
   const int64_t batch = prepack_batch(kFormat<Format>);
@@ -291,7 +291,7 @@ Blocks blocks_for(const CellInfo& cell, const Weights& weights) {
   return prepack_blocks(current_machine(), kFormat<Format>, shape);
 }
 
-// Undefined where values are out of range of the format.
+// Returns an undefined tensor if values are out of the format's range.
 template <typename Format>
 Tensor prepack_as(const CellInfo& cell, const Weights& weights, at::ScalarType dtype) {
   const Blocks blocks = blocks_for<Format>(cell, weights);
@@ -312,7 +312,7 @@ Tensor prepack_as(const CellInfo& cell, const Weights& weights, at::ScalarType d
   return pack(weights, read_packed<Format>(cell, packed)) ? packed : Tensor();
 }
 
-// In float32 and, where values are in range, in bf16x3 too.
+// Packs in float32 and, if values are in range, also in bf16x3.
 Tensor prepack_twice(const CellInfo& cell, const Weights& weights, at::ScalarType dtype) {
   const Tensor few = prepack_as<F32Format>(cell, weights, dtype);
   const auto many =
@@ -372,7 +372,7 @@ Tensor prepack(
                                             : prepack_as<F32Format>(cell, weights, dtype);
 }
 
-// ---- the weights again ----------------------------------------------------------------
+// ---- unpack ---------------------------------------------------------------------------
 
 namespace {
 

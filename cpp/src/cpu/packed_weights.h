@@ -1,5 +1,5 @@
-// The weights of a layer and direction as the forward pass of the blocked engine reads them:
-// packed in every call, or ahead of time (prepack).
+// The weights for one layer and direction, packed for the blocked engine's forward pass: in every
+// call, or ahead of time (prepack).
 #pragma once
 
 #include "common/operator_args.h"
@@ -15,13 +15,14 @@
 
 namespace lltm::cpu {
 
-// For each block of hidden units B of the input's GEMM and B of the recurrent one, whose columns
-// are the units of the block slot by slot (cell.h), of the slots that it has a part in.
+// For each block of hidden units, the B operands for the input GEMM and the recurrent GEMM. Their
+// columns are the block's units, pre-activation by pre-activation (cell.h). Each operand has only
+// the pre-activations that it contributes to.
 template <typename Format>
 struct PackedWeights {
   using Operand = typename Format::Operand;
 
-  // In a tensor of bytes, from this offset on.
+  // The data begins at `offset` in a byte tensor.
   PackedWeights(
       const CellInfo& c, const Blocks& b, int64_t input_size, at::Tensor bytes, int64_t offset = 0)
       : cell(c),
@@ -37,7 +38,7 @@ struct PackedWeights {
     return Format::padded_n(hidden) * k * static_cast<int64_t>(sizeof(Operand));
   }
 
-  // B (I, N) and B (H, N) of a block, N being the columns of the slots of each.
+  // A block's B (I, N) and B (H, N), where N counts the columns that x or h contributes to.
   PackedB<const Operand> x(int64_t block) const {
     const int64_t n = cell.x.count() * slot_columns(block);
     return {data_of(block), k_x, n, n};
@@ -46,7 +47,7 @@ struct PackedWeights {
     const int64_t n = cell.h.count() * slot_columns(block);
     return {data_of(block) + cell.x.count() * slot_columns(block) * k_x, k_h, n, n};
   }
-  // All slots one after another, each of slot_columns.
+  // Columns for all pre-activations in a block, each slot_columns wide.
   int64_t columns(int64_t block) const { return cell.slots * slot_columns(block); }
   int64_t slot_columns(int64_t block) const { return Format::padded_n(blocks.size(block)); }
 
@@ -62,41 +63,43 @@ struct PackedWeights {
   }
 };
 
-// Weights in blocks that begin at multiples of kUnitAlign; nothing where values are out of range of
-// the format.
+// Packs weights in blocks that begin at multiples of kUnitAlign. Returns nullopt if values are out
+// of the format's range.
 template <typename Format>
 std::optional<PackedWeights<Format>> pack_weights(
     const CellInfo& cell, const Weights& weights, const Blocks& blocks);
 
 // ---- ahead of time --------------------------------------------------------------
 
-// A tensor of bytes: a header, then the weights in a format; or a copy of the joined matrix where
-// their dtype or this CPU has no packed form. With dtype qint8 they are quantised (int8.h).
+// Returns a byte tensor with a header and the packed weights. If the dtype or this CPU has no
+// packed format, returns a copy of the concatenated matrix. With dtype qint8, quantizes the weights
+// (int8.h).
 at::Tensor prepack(
     const CellInfo& cell,
     const at::Tensor& weight_ih,
     const at::Tensor& weight_hh,
     std::optional<at::ScalarType> dtype);
 
-// Throws if bytes are not those of weights that were prepacked for this cell, perhaps on another
-// CPU: if the header says something else, or another number of bytes. Takes constant time. Other
-// bytes behind the header are computed with, and lead nowhere else.
+// Throws if `packed` was not prepacked for this cell, here or on another CPU: if the header or the
+// number of bytes does not match. Takes constant time. Corrupt bytes after the header affect only
+// the computed values.
 void check_prepacked(const char* op, const CellInfo& cell, const at::Tensor& packed);
-// And if they are not of the sizes and the dtype of a call.
+// Also throws if sizes or dtype do not match the call.
 void check_prepacked(const SequenceArgs& args);
 
-// Where kernels can read them: bytes that come from a file may lie anywhere.
+// Returns prepacked weights with the alignment that the kernels need; bytes from a file may have
+// any.
 at::Tensor aligned(const at::Tensor& packed);
 
-// Whether prepacked weights have a form in this format.
+// True if the prepacked weights are available in this format.
 bool has_form(const at::Tensor& packed, GemmFormat format);
 
-// Prepacked weights in their form in a format.
+// Returns a view of prepacked weights in a format for which has_form is true.
 template <typename Format>
 PackedWeights<Format> read_packed(const CellInfo& cell, const at::Tensor& packed);
 
-// The weights again. Of those in int8 the float32 that they stand for: quantised, it gives the same
-// bits.
+// Returns the unpacked weights. For int8, returns the dequantized float32 weights; quantizing them
+// again gives bitwise identical bytes and scales.
 Weights unpack(const CellInfo& cell, const at::Tensor& packed);
 
 }  // namespace lltm::cpu

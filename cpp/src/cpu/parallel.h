@@ -1,4 +1,4 @@
-// Parallel regions: the division of work, barriers, and failures.
+// Parallel regions: work distribution, barriers and exceptions.
 #pragma once
 
 #include "cpu/range.h"
@@ -11,9 +11,8 @@
 #include <exception>
 #include <mutex>
 
-// libgomp's entry points, which GCC calls for `#pragma omp parallel` and `barrier`. Named
-// here, they serve Clang too, whose own OpenMP would bring a second runtime into a process
-// that has libtorch's.
+// libgomp's entry points, which GCC calls for `#pragma omp parallel` and `barrier`. With direct
+// calls, Clang uses libtorch's OpenMP runtime too instead of loading its own.
 extern "C" {
 void GOMP_parallel(void (*body)(void*), void* data, unsigned threads, unsigned flags);
 void GOMP_barrier();
@@ -23,25 +22,25 @@ int omp_get_num_threads() noexcept;
 
 namespace lltm::cpu {
 
-// Threads that a region of our own may have: one inside another region.
+// Thread count for a new parallel region: 1 inside another region.
 inline int64_t available_threads() {
   return at::in_parallel_region() ? 1 : at::get_num_threads();
 }
 
-// Threads for `work` units: at least `grain` units each, and at most one thread per part.
+// Thread count for `work` units: at least `grain` units per thread, and at most `parts` threads.
 inline int64_t threads_for(int64_t work, int64_t grain, int64_t parts) {
   return std::clamp<int64_t>(work / grain, 1, std::min(available_threads(), parts));
 }
 
-// The threads of a parallel region, as each of them sees it.
+// The threads in a parallel region, shared by all of them.
 class Team {
  public:
-  // Calls work(slot) for the slots of this thread: OpenMP may give fewer threads than were asked
-  // for, so a thread may have several. Work returns whether its values were in range of the GEMM
-  // format.
+  // Calls work(slot) for this thread's grid positions. OpenMP may provide fewer threads than
+  // requested, so a thread can have several. `work` returns false if values are out of the GEMM
+  // format's range.
   //
-  // After the first failure, an exception or values out of range, the rest of the work is left
-  // out, but every thread still reaches every barrier.
+  // After the first failure (an exception or values out of range), the remaining work is skipped,
+  // but every thread still reaches every barrier.
   template <typename Work>
   void for_each_slot(int64_t slots, const Work& work) {
     if (stopped_.load(std::memory_order_relaxed)) return;
@@ -67,14 +66,14 @@ class Team {
 
   explicit Team(bool alone) : alone_(alone) {}
 
-  const bool alone_;  // one thread, without a region of OpenMP
+  const bool alone_;  // single thread, without an OpenMP region
   std::atomic<bool> stopped_{false};
   std::mutex mutex_;
   std::exception_ptr exception_;  // must not leave the region
 };
 
-// Calls body(team) on each of up to `threads` threads. Returns false where work found values
-// out of range; throws the first exception of the work.
+// Calls body(team) on up to `threads` threads. Returns false if `work` reported values out of
+// range, and rethrows its first exception.
 template <typename Body>
 bool parallel_region(int64_t threads, const Body& body) {
   struct Region {
@@ -94,7 +93,7 @@ bool parallel_region(int64_t threads, const Body& body) {
   return !region.team.stopped_;
 }
 
-// Calls body(begin, end) for nearly equal parts of [0, n), of at least `grain` on average.
+// Calls body(begin, end) for nearly equal parts of [0, n), on average at least `grain` long.
 template <typename Body>
 void parallel_for(int64_t n, int64_t grain, const Body& body) {
   const int64_t threads = n > grain ? std::min((n + grain - 1) / grain, available_threads()) : 1;

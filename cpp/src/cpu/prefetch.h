@@ -1,4 +1,4 @@
-// Prefetching what is far apart in memory, or what other threads have written. No header of torch.
+// Prefetching for memory that is strided or was written by other threads. No torch header.
 #pragma once
 
 #include "common/matrix.h"
@@ -8,7 +8,7 @@
 
 namespace lltm::cpu {
 
-// Fetches rows of an operand into the L2 cache, to be there when the GEMM comes to them.
+// Prefetches an operand's rows into the L2 cache, ahead of the GEMM.
 template <typename Operand>
 void prefetch_rows(Matrix<const Operand> operand, Range rows, int64_t k) {
   constexpr int64_t kLine = 64;

@@ -10,32 +10,32 @@ namespace {
 
 // ---- the grid ---------------------------------------------------------------
 
-// Multiply-adds of a step below which a second thread costs more than it saves: 10 us of
-// one core, about twice a barrier.
+// Minimum multiply-adds per step for a second thread to pay off: 10 us on one core, about twice a
+// barrier.
 constexpr int64_t kSerialStep = 150000;
 
-// Multiply-adds of a sequence of such steps from which threads with rows of their own pay: they
-// wait for each other at its end only. The element-wise part of a unit takes as long as so many;
-// it computes whole vectors.
+// Minimum multiply-adds in a sequence of such short steps for which splitting the batch across
+// threads pays off; these threads synchronize only at the end. kElementwiseProducts is the
+// element-wise cost per hidden unit, with H rounded up to full vectors.
 constexpr int64_t kSerialSequence = 4000000;
 constexpr int64_t kElementwiseProducts = 100;
 
-// Rows per thread from which the GEMM kernel is near its peak: half a tile of registers, a whole
-// tile of bf16x3.
+// Rows per thread from which the GEMM kernel is near its peak: half a register tile, or a full
+// bf16x3 tile.
 template <typename Format>
 constexpr int64_t kGoodRows = Format::kInPlace ? 4 : 16;
 
-// Every thread reads all packed weights of up to this size; of larger ones each thread keeps to
-// its own blocks, with a barrier after each step, unless it has many rows. Three quarters of the L2
-// cache, the rest being for the rows of a step. The minimum was measured with 1 MiB of L2 (Zen 4):
-// barriers cost 5 to 20 % more than reading the rest from L3.
+// Maximum size of packed weights that every thread reads completely. With larger weights, each
+// thread has its own blocks and waits at a barrier after each step, unless it has many rows. The
+// limit is three quarters of L2; the rest is for a step's rows. The minimum comes from a CPU with 1
+// MiB L2 (Zen 4): barriers cost 5 to 20 % more than reading the rest from L3.
 int64_t private_weight_bytes(const Machine& machine) {
   return std::max<int64_t>(machine.l2 / 4 * 3, 1536 << 10);
 }
 
-// Rows per thread from which larger weights too are read by every thread, where L3 may hold them: 6
-// to 13 % faster than barriers (two threads of a Zen 5, weights of up to 9 MB). A matrix unit would
-// need more rows; and where rows end, threads would not have equal shares.
+// Rows per thread from which every thread also reads larger weights completely, if L3 can hold
+// them. This is 6 to 13 % faster than barriers (two threads on Zen 5, weights up to 9 MB). AMX
+// would need more rows, and in packed sequences the shares of the threads would be unequal.
 constexpr int64_t kManyRows = 64;
 constexpr int64_t kSharedWeightBytes = 16 << 20;
 template <typename Format>
@@ -65,8 +65,8 @@ Grid choose_grid(const Machine& machine, const LayerShape& shape, int64_t weight
   return grid;
 }
 
-// Whether bf16x3 is the faster format for a grid: where each thread has a tile of rows of its
-// own, or two tiles where threads have to wait for each other anyway.
+// True if bf16x3 is the faster format for a grid: each thread has a tile of rows, or two tiles if
+// threads synchronize after each step.
 bool prefer_bf16x3(const Grid& grid, int64_t batch) {
   constexpr int64_t kTile = kGoodRows<Bf16x3Format>;
   return batch / grid.rows >= (grid.needs_barrier() ? 2 : 1) * kTile;
@@ -74,17 +74,16 @@ bool prefer_bf16x3(const Grid& grid, int64_t batch) {
 
 // ---- blocks -----------------------------------------------------------------
 
-// Largest block width. The pre-activations (forward) or dh (backward) of a block and all rows of a
-// step must stay in the L2 cache between the GEMM and the element-wise kernel. Narrower blocks read
-// A more often.
+// Largest block width. For all rows in a step, a block's pre-activations (forward) or dh (backward)
+// must stay in L2 between GEMM and element-wise kernel. Narrower blocks read A more often.
 template <typename Format>
 constexpr int64_t kForwardUnits = Format::kInPlace ? 64 : 128;
 template <typename Format>
 constexpr int64_t kBackwardUnits = Format::kVnniFactor == 1 && Format::kInPlace ? 128 : 256;
 
-// The widest block, a multiple of `multiple`, whose weights take half the L2 cache, but not
-// less than 1 MiB: the GEMM runs through all of them for every few rows, and with 1 MiB of L2
-// (Zen 4) narrower blocks are 10 % slower. bf16x3 prefetches, and is not bound by it.
+// Returns the widest block, a multiple of `multiple`, whose weights use half the L2 cache, or 1 MiB
+// if that is more. The GEMM reads all weights in a block for every few rows. With 1 MiB L2 (Zen 4),
+// narrower blocks are 10 % slower. bf16x3 prefetches and has no such limit.
 template <typename Format>
 int64_t widest_block(const Machine& machine, int64_t most, int64_t unit_bytes, int64_t multiple) {
   if (!Format::kInPlace) return most;
@@ -92,15 +91,15 @@ int64_t widest_block(const Machine& machine, int64_t most, int64_t unit_bytes, i
   return std::clamp(units / multiple * multiple, multiple, most);
 }
 
-// Blocks of at most `widest` units, each beginning at a multiple of `align`: as many as `threads`
-// threads can share equally. Fewer threads have some where the largest share would be the same.
+// Returns blocks of at most `widest` units that begin at multiples of `align`. Their number divides
+// evenly among `threads` threads, or among fewer threads if the largest share stays the same.
 Blocks even_blocks(int64_t hidden, int64_t threads, int64_t widest, int64_t align) {
   const int64_t parts = std::max<int64_t>(divide_up(hidden, align), 1);
   const int64_t shares = divide_up(parts, divide_up(parts, threads));
   return {hidden, align, std::min(round_up(divide_up(hidden, widest), shares), parts)};
 }
 
-// Bytes of a hidden unit's weights, of the input and recurrent ones.
+// Bytes per hidden unit for input and recurrent weights.
 template <typename Format>
 int64_t forward_unit_bytes(const LayerShape& shape) {
   const int64_t k = shape.slots.x * Format::padded_k(shape.input) +
@@ -108,7 +107,7 @@ int64_t forward_unit_bytes(const LayerShape& shape) {
   return k * static_cast<int64_t>(sizeof(typename Format::Operand));
 }
 
-// Of backward's recurrent ones.
+// Bytes per hidden unit for backward's recurrent weights.
 template <typename Format>
 int64_t backward_unit_bytes(const LayerShape& shape) {
   const int64_t k = Format::padded_k(shape.slots.h * Format::slot_pitch(shape.hidden));
@@ -134,33 +133,33 @@ Blocks forward_blocks(const Machine& machine, const LayerShape& shape, int64_t c
 
 template <typename Format>
 Blocks backward_blocks(const Machine& machine, const LayerShape& shape, int64_t columns) {
-  // A block fills the vector registers of the GEMM kernel from 32 columns on.
+  // From 32 columns on, a block fills the GEMM kernel's vector registers.
   constexpr int64_t kColumns = 32;
   const int64_t widest = widest_block<Format>(
       machine, kBackwardUnits<Format>, backward_unit_bytes<Format>(shape), kColumns);
   return even_blocks(shape.hidden, columns, widest, Format::kUnitAlign);
 }
 
-// Products of a step that take one thread about as long as a few barriers.
+// Multiply-adds per step that take one thread about as long as a few barriers.
 constexpr int64_t kSideBySideProducts = 1 << 17;
 
-// Rows of a step that multiply what is read of the weights often enough, wherever that lies.
+// Rows per step from which weights are reused often enough, whichever cache holds them.
 constexpr int64_t kSideBySideRows = 16;
 
 // ---- chunks -----------------------------------------------------------------
 
-// Rows of x W_x^T worth a pass over W_x, of a thread with rows of its own.
+// Rows in x W_x^T per pass over W_x, for a thread that has its own rows.
 constexpr int64_t kMergedRows = 64;
-// Rows of the input that are packed together.
+// Input rows that are packed together.
 constexpr int64_t kPackedInputRows = 256;
 
-// Rows of a chunk of backward: enough for the GEMMs over its rows to be efficient, few enough
-// for its dz to stay in the cache. bfloat16 takes larger chunks, because its GEMMs are shorter than
-// the overhead around them.
+// Rows per backward chunk: enough for efficient GEMMs over the chunk, and few enough that its dz
+// stays in the cache. bfloat16 uses larger chunks, because its GEMMs are shorter than the overhead
+// around them.
 constexpr int64_t kBackwardChunkRows = 512;
 constexpr int64_t kBackwardChunkRowsBf16 = 4096;
 
-// Rows in all from which the GEMMs over them gain from bf16x3 what packing costs.
+// Minimum total rows for which bf16x3 gradient GEMMs save more than packing costs.
 constexpr int64_t kBf16x3GradientRows = 1024;
 
 template <typename Format>
@@ -188,7 +187,7 @@ BackwardSchedule backward_schedule(const Machine& machine, const LayerShape& sha
   return schedule;
 }
 
-// Calls body with a value of the type of a format that forward has.
+// Calls body with a value of the format type; only for formats used in forward.
 template <typename Body>
 decltype(auto) visit_forward_format(GemmFormat format, const Body& body) {
   return format == GemmFormat::kInt8 ? body(Int8Format{}) : visit_format(format, body);
@@ -227,14 +226,15 @@ ForwardSchedule schedule_forward_int8(const Machine& machine, const LayerShape& 
 }
 
 bool schedule_side_by_side(const Machine& machine, const LayerShape& shape, bool training) {
-  // Two threads would share the weights and wait for each other after each step: that takes longer
-  // than to read the weights from further away, also those that the L2 cache does not hold (Zen 5).
-  // By more threads each direction would be faster alone, unless they would wait most of the time.
+  // Two threads that share the weights and synchronize after each step are slower than two threads
+  // that each read all weights of a direction. This is true even if these weights exceed the L2
+  // cache (Zen 5). With more threads, running one direction at a time is faster, unless the threads
+  // would mostly wait.
   const int64_t recurrent = shape.slots.h * shape.hidden * shape.hidden;
   if (training) {
-    // More threads take part in the gradients of the weights. Two take 1.1 to 1.2 times as long
-    // side by side, where the L2 cache would hold the half of the weights that each has in turn
-    // (Zen 5).
+    // With more than two threads, the weight gradients use all of them. With two threads and few
+    // rows, concurrent directions take 1.1 to 1.2 times as long if L2 holds half of the weights but
+    // not all (Zen 5).
     const int64_t bytes = recurrent * (shape.bf16 && machine.bf16 ? 2 : 4);
     return machine.threads == 2 && (shape.batch >= kSideBySideRows || bytes <= machine.l2);
   }
@@ -259,12 +259,11 @@ int64_t prepack_batch(GemmFormat format) {
 
 GradientGemmSchedule schedule_gradient_gemm(
     const Machine& machine, GemmFormat format, int64_t m, int64_t n) {
-  // C is read and written once for every so many rows of K: 2 kB of a column of A^T, and of
-  // bf16x3 so many that all of A^T stays in the L2 cache.
+  // K rows per pass over C: 2 kB per A^T column. For bf16x3, A^T stays in L2 completely.
   constexpr int64_t kSliceRows = 512, kSliceRowsBf16 = 1024, kSliceRowsBf16x3 = 128;
-  // Rows of C whose part of A^T stays in the L2 cache while all bands pass.
+  // C rows whose part in A^T stays in L2 while all column panels pass.
   constexpr int64_t kGroupRows = 512;
-  // All accumulators together at most.
+  // Maximum total size for all accumulators.
   constexpr int64_t kAccumulatorBytes = 32 << 20;
   GradientGemmSchedule schedule = {};
   const bool bf16x3 = format == GemmFormat::kBf16x3;
@@ -273,7 +272,7 @@ GradientGemmSchedule schedule_gradient_gemm(
                                                       : kSliceRows;
   schedule.group_rows = bf16x3 ? m : kGroupRows;
   const int64_t bytes = m * round_up(n, kGemmBand) * static_cast<int64_t>(sizeof(float));
-  // float32 and bfloat16: while C stays in the L2 cache, and an accumulator has rows enough.
+  // float32 and bfloat16: limited so that C stays in L2 and each accumulator has enough rows.
   constexpr int64_t kRowsPerAccumulator = 128;
   const int64_t chunk_rows =
       format == GemmFormat::kBf16 ? kBackwardChunkRowsBf16 : kBackwardChunkRows;
@@ -285,8 +284,8 @@ GradientGemmSchedule schedule_gradient_gemm(
 
 FewRowsSchedule schedule_few_rows(
     const Machine& machine, const LayerShape& shape, int64_t steps, bool prepacked) {
-  // For so few, packing the weights would take longer than it saves. The same on every machine,
-  // because it decides how results are rounded.
+  // For so few steps, packing the weights costs more than it saves. The limit is the same on every
+  // CPU, because it affects rounding.
   constexpr int64_t kFewSteps = 32;
   const int64_t bytes = shape.hidden * forward_unit_bytes<F32Format>(shape);
   FewRowsSchedule schedule = {};
@@ -302,8 +301,8 @@ FewRowsSchedule schedule_few_rows(
 
 namespace {
 
-// Whether BlockedStep reads these weights in place, and input and state in packed form. K need not
-// be a multiple of a tile: that costs less than a copy.
+// True if BlockedStep can read these weights in place, with packed input and state. K does not have
+// to be a multiple of a tile: a partial tile costs less than a copy.
 bool blocks_forward(const Machine& machine, const StepShape& shape) {
   if (shape.storage == Storage::kF32) return machine.f32;
   constexpr int64_t kVnni = Bf16Format::kVnniFactor;
@@ -315,7 +314,7 @@ bool blocks_forward(const Machine& machine, const StepShape& shape) {
 
 StepSchedule schedule_step(const Machine& machine, const StepShape& shape) {
   const auto [batch, input, hidden, storage, weights_stride, slots] = shape;
-  // For fewer, packing bfloat16 weights takes longer than widening them as they are read.
+  // With fewer rows, packing bfloat16 weights costs more than widening them.
   constexpr int64_t kBf16BackwardRows = 16;
   constexpr int64_t kWidest = 64;
   const bool in_place = weights_stride > 0 && batch > 0 && input > 0 && hidden > 0;
@@ -336,7 +335,7 @@ StepSchedule schedule_step(const Machine& machine, const StepShape& shape) {
   return schedule;
 }
 
-// ---- for people -------------------------------------------------------------
+// ---- logging ----------------------------------------------------------------
 
 std::string to_string(GemmFormat format) {
   switch (format) {

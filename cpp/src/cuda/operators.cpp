@@ -1,4 +1,4 @@
-// The operators on CUDA tensors. Of prepack the composite one serves.
+// The operators for CUDA tensors. prepack uses the ATen fallback.
 #include "common/schedule_log.h"
 #include "cuda/engine/engine.h"
 #include "cuda/engine/self_check.h"
@@ -13,7 +13,8 @@
 namespace lltm::cuda {
 namespace {
 
-// The kernels of cells that users have written need NVRTC.
+// Returns the reason why a custom cell cannot be compiled, because its kernels need NVRTC; null
+// otherwise.
 const char* why_no_nvrtc_for(const CellInfo& cell) {
   const char* const why_not = cell.programs == nullptr ? nullptr : why_no_programs();
   if (why_not != nullptr) {
@@ -23,7 +24,7 @@ const char* why_no_nvrtc_for(const CellInfo& cell) {
   return why_not;
 }
 
-// By kernels, or by PyTorch's operations where these do not work.
+// Runs the kernels, or the ATen fallback if the kernels do not work.
 template <auto engine, auto composite, Kernels kernels, typename Args>
 auto choose(const Args& args) {
   const char* why_not = why_no_nvrtc_for(*args.cell);
@@ -50,7 +51,7 @@ struct Cuda {
 
 }  // namespace
 
-// The native tests have it run on the CPU, with stand-ins for CUDA.
+// Native tests register this backend for the CPU, with host versions of CUDA functions.
 #if !defined(LLTM_CUDA_KEY)
 #define LLTM_CUDA_KEY CUDA
 #endif

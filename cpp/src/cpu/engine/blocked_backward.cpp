@@ -1,14 +1,14 @@
 // The blocked engine, backward.
 //
-// The recurrent weights are packed by blocks of hidden units, and the steps are cut into
-// chunks. One parallel region runs the steps of a chunk, from the last to the first. For each
-// block of a step a thread computes
-//     dh = dz' W_h        GEMM, dz' of the step after
+// The recurrent weights are packed into blocks of hidden units, and the steps are divided into
+// chunks. One parallel region runs a chunk, from its last step to its first. In each step, a thread
+// computes for each block
+//     dh = dz' W_h        GEMM, with dz' from the next step
 //     dz, dc from dh      element-wise, while dh is in its cache
-// After each chunk, what does not depend on the order of the steps, the gradients of input,
-// weights and bias, is one GEMM each over its rows, whose dz is still in the cache.
+// After each chunk, the gradients for input, weights and biases are one GEMM each, because they do
+// not depend on the step order. They read dz while it is in the cache.
 //
-// The grid of threads is that of blocked_forward.cpp.
+// The thread grid is the same as in blocked_forward.cpp.
 #include "common/steps.h"
 #include "common/weights.h"
 #include "cpu/dispatch.h"
@@ -33,7 +33,6 @@ namespace {
 
 using at::Tensor;
 
-// T is the storage type of the tensors.
 template <typename T, typename Format>
 class BlockedBackward {
  public:
@@ -72,14 +71,14 @@ class BlockedBackward {
   }
 
  private:
-  // Whether dz itself is the next GEMM's operand, or a packed copy of it.
+  // True if dz is the next GEMM's operand; otherwise the operand is a packed copy.
   static constexpr bool kDzIsOperand = Format::kInPlace;
 
   struct Slot : Part {
-    float* dh;  // of one block
+    float* dh;  // for one block
   };
 
-  // In the order of slots, of the dtype of dz.
+  // Returns the weights in pre-activation order, with the dtype of dz.
   static Weights slot_weights(const SequenceBackwardArgs& args) {
     const auto [ih, hh] = weights_of(args, kDtype<Source>);
     return {x_slots(ih, *args.cell), with_contiguous_rows(h_slots(hh, *args.cell))};
@@ -89,7 +88,7 @@ class BlockedBackward {
     const auto options = args_.input->options().dtype(at::kFloat);
     const int64_t chunk_rows = most_rows(chunks_);
     const int64_t columns = cell_.grad_columns() * hidden_;
-    // The operand is the part of it from the first slot of h on, with K padded.
+    // The operand begins at the first pre-activation that depends on h, and its K is padded.
     const int64_t before = cell_.h.begin * hidden_;
     const int64_t stride =
         kDzIsOperand ? round_up(before + Format::a_stride(columns - before), Format::kVnniFactor)
@@ -121,13 +120,13 @@ class BlockedBackward {
     kernel_args_.operand_step = slot_pitch_;
   }
 
-  // W_h as B (slots of h * H, H), in blocks of columns.
+  // Packs W_h as B (h pre-activations * H, H), in column blocks.
   bool pack_weights() {
     const int64_t bytes = Format::padded_n(hidden_) * k_ * static_cast<int64_t>(sizeof(Operand));
     packed_weights_ = at::empty({bytes}, args_.input->options().dtype(at::kByte));
     const auto w = read<Source>(weights_.hh);
     const int64_t all = weights_.hh.size(0);
-    // All slots in one call if they are adjacent in the operand too.
+    // Packs all pre-activations in one call if they are also adjacent in the operand.
     const int64_t rows = slot_pitch_ == hidden_ ? all : hidden_;
     const int64_t threads = threads_for(hidden_ * k_, kPackGrain, blocks_.count);
     return parallel_region(threads, [&](Team& team) {
@@ -199,7 +198,7 @@ class BlockedBackward {
     return in_range;
   }
 
-  // The gradient of h from that of the GEMM's operand.
+  // Converts the gradient with respect to the GEMM operand to the h gradient.
   void multiply(Matrix<float> dh, Matrix<const float> factor, int64_t rows, int64_t block) const {
     if (factor.data == nullptr) return;
     for (int64_t r = 0; r < rows; ++r) {
@@ -207,7 +206,7 @@ class BlockedBackward {
     }
   }
 
-  // The element-wise part of some rows of a step.
+  // Runs the element-wise part for some rows in a step.
   bool finish_rows(
       size_t c, size_t k, Range rows, int64_t block, Matrix<const float> dh_state) const {
     const int64_t unit = blocks_.begin(block);
@@ -238,7 +237,7 @@ class BlockedBackward {
   }
 
   const Tensor& dz_tensor(size_t chunk) const { return dz_[kDzIsOperand ? chunk % 2 : 0]; }
-  // Of step k of chunk c, or of the step after the chunk.
+  // Returns dz for step k in chunk c, or for the first step after it.
   Matrix<Source> dz_of(size_t c, size_t k) const {
     const size_t owner = k < chunks_[c].last ? c : c + 1;
     return write<Source>(dz_tensor(owner)).from(steps_[k].offset - chunks_[owner].begin);
@@ -260,7 +259,7 @@ class BlockedBackward {
   const SequenceBackwardArgs& args_;
   const CellInfo& cell_;
   const int64_t batch_, hidden_;
-  // Columns from slot to slot of the operand dz, and K of the recurrent GEMM.
+  // Columns between pre-activations in the operand dz, and the recurrent GEMM's K.
   const int64_t slot_pitch_, k_;
   const Grid grid_;
   const Blocks blocks_;
@@ -272,10 +271,10 @@ class BlockedBackward {
   SequenceGradients gradients_;
 
   Tensor packed_weights_, parameters_, dh_n_, dc_, dh_, recurrent_mask_;
-  // dz of the current chunk and of the chunk after it: the last step here multiplies the first dz
-  // there.
+  // dz for the current chunk and the next: a chunk's last step multiplies the next chunk's first
+  // dz.
   std::array<Tensor, 2> dz_;
-  OperandA<Format> packed_dz_;  // of two steps in turn, where dz cannot be the operand
+  OperandA<Format> packed_dz_;  // two steps alternate; unused if dz is the operand
   StepRows<T> grad_output_;
   BackwardArgs<T, Operand> kernel_args_;
 };

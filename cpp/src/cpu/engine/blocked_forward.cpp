@@ -1,16 +1,15 @@
 // The blocked engine, forward.
 //
-// The weights are packed, once per call or ahead of time, into blocks of hidden units with the
-// gates of a unit side by side. One parallel region runs all steps. For each block of a step a
-// thread computes
+// The weights are packed, once per call or ahead of time, into blocks of hidden units. A block has
+// all pre-activations of its units. One parallel region runs all steps. In each step, a thread
+// computes for each block
 //     z = x W_x^T + h W_h^T      two GEMMs
 //     h', c' from z              element-wise, while z is in its cache
-// The threads form a grid (schedule.h): each slot has some rows of the batch and some blocks.
-// Rows do not depend on each other, so there is a barrier after each step only where threads
-// share rows.
+// The threads form a grid (schedule.h): each grid position has some batch rows and some blocks.
+// Rows are independent, so threads synchronize after each step only if they share rows.
 //
-// In int8 a row with a value that cannot be quantised is noted, and the steps go on, for the
-// other rows; in bf16x3 such a value ends the run.
+// If a value is out of range, bf16x3 stops the run. int8 records the row and continues with the
+// other rows.
 #include "common/checkpoints.h"
 #include "common/states.h"
 #include "common/steps.h"
@@ -36,20 +35,19 @@ namespace {
 
 using at::Tensor;
 
-// In the format's Source type, with contiguous rows.
+// Returns the tensor in the format's Source type, with contiguous rows.
 template <typename Source>
 Tensor as_source(const Tensor& tensor) {
   const Tensor source = tensor.to(kDtype<Source>);
   return source.stride(-1) == 1 ? source : source.contiguous();
 }
 
-// T is the storage type of the tensors.
 template <typename T, typename Format>
 class BlockedForward {
  public:
   using Operand = typename Format::Operand;
   using Source = typename Format::Source;
-  // Whether rows out of range of the format are noted, or end the run.
+  // True if out-of-range rows are recorded instead of stopping the run.
   static constexpr bool kNotesRows = std::is_same_v<Format, Int8Format>;
 
   BlockedForward(
@@ -73,13 +71,12 @@ class BlockedForward {
         input_(as_source<Source>(args.input)),
         input_rows_(input_) {
     input_in_place_ = input_.is_contiguous() && Format::fits_in_place(input_size_, input_size_);
-    // The rows of a slot stand together in a merged projection, those of the input do not.
+    // A merged projection needs a group's rows without gaps, unlike the input's rows.
     if (merge_projection_ && grid_.rows > 1) input_in_place_ = false;
     const bool by_step = input_in_place_ && !merge_projection_;
     const int64_t most_steps = by_step ? 1 : std::max<int64_t>(1, schedule.chunk_rows / batch_);
     chunk_steps_ = most_steps;
     chunks_ = plan_chunks(steps_, most_steps * batch_, most_steps);
-    // The rows of a chunk have the order of the input.
     if (merge_projection_) plan_.count_rows_before(chunks_, args.reverse);
     allocate();
   }
@@ -103,7 +100,7 @@ class BlockedForward {
         args_.saves_checkpoints() ? checkpoints_.tensor() : activations_);
   }
 
-  // The rows of the batch that were noted, in ascending order.
+  // Returns the recorded batch rows in ascending order.
   std::vector<int64_t> rows_out_of_range() const {
     std::vector<int64_t> rows;
     for (int64_t r = 0; r < batch_; ++r) {
@@ -116,8 +113,8 @@ class BlockedForward {
 
  private:
   struct Slot : Part {
-    float* z;     // pre-activations of one block, or of all blocks of a chunk
-    bool* notes;  // of each row of the batch: whether it is out of range
+    float* z;     // pre-activations, for one block or for all blocks in a chunk
+    bool* notes;  // per batch row: true if it is out of range
   };
 
   void allocate() {
@@ -144,7 +141,7 @@ class BlockedForward {
     const int64_t z_units = merge_projection_ ? Format::padded_n(hidden_) : blocks_.width;
     const int64_t z_columns = cell_.slots * z_units;
     const int64_t z_rows = merge_projection_ ? slot_rows() : batch_;
-    constexpr int64_t kPadding = 16;  // that the element-wise kernel may read
+    constexpr int64_t kPadding = 16;  // the element-wise kernel may read past the end
     z_ = at::empty({grid_.slots(), z_rows * z_columns + kPadding}, options.dtype(at::kFloat));
     if (kNotesRows) notes_ = std::make_unique<bool[]>(grid_.columns * batch_);
 
@@ -179,23 +176,25 @@ class BlockedForward {
     }
   }
 
-  // At most, in a chunk.
+  // Maximum rows per group and chunk.
   int64_t slot_rows() const { return chunk_steps_ * plan_.most_rows_of_group(); }
 
   Slot slot_of(int64_t index) const {
     return {plan_.part_of(index), z_.mutable_data_ptr<float>() + index * z_.size(1), notes(index)};
   }
 
-  // The notes that a slot takes, for each row of the batch: threads that share rows have their own.
+  // Returns a grid position's out-of-range flags, one per batch row. Threads that share rows have
+  // separate flags.
   bool* notes(int64_t index) const {
     return kNotesRows ? notes_.get() + index % grid_.columns * batch_ : nullptr;
   }
 
-  // Packs `rows` of the batch, x from the first of them on, for a slot. False ends the run.
+  // Packs the batch rows `rows` for a grid position; x begins at the first row. Returns false to
+  // stop the run.
   bool pack(
       int64_t index, Range rows, int64_t k, Matrix<const Source> x, Matrix<Operand> to) const {
     if (Format::pack_a(rows.size(), k, x, to)) return true;
-    if constexpr (kNotesRows) {  // one by one: those before and after the bad ones are packed too
+    if constexpr (kNotesRows) {  // Pack row by row, because the other rows are still needed.
       for (int64_t r = 0; r < rows.size(); ++r) {
         if (!Format::pack_a(1, k, x.from(r), to.from(r))) notes(index)[rows.begin + r] = true;
       }
@@ -203,7 +202,6 @@ class BlockedForward {
     return kNotesRows;
   }
 
-  // Packs this slot's share of the input of a chunk.
   bool pack_input(const Chunk& chunk, int64_t index) const {
     const int64_t group = index / grid_.columns;
     for (size_t k = chunk.first; k < chunk.last; ++k) {
@@ -217,7 +215,7 @@ class BlockedForward {
     return true;
   }
 
-  // z = x W_x^T for a slot's rows of a chunk.
+  // z = x W_x^T for a grid position's rows in a chunk.
   void project_chunk(const Chunk& chunk, const Slot& slot) const {
     const size_t begin = args_.reverse ? chunk.last - 1 : chunk.first;
     const size_t end = args_.reverse ? chunk.first : chunk.last - 1;
@@ -232,7 +230,6 @@ class BlockedForward {
     }
   }
 
-  // This slot's part of c.
   void save_checkpoint(size_t k, const Slot& slot) const {
     const int64_t unit = blocks_.begin(slot.blocks.begin);
     const int64_t units = std::min(blocks_.begin(slot.blocks.end), hidden_) - unit;
@@ -302,8 +299,8 @@ class BlockedForward {
     return !out_of_range;
   }
 
-  // Where a group's rows of the input of step k are packed. Groups have places of their own, even
-  // when one is a chunk ahead. A merged projection needs the rows of a group without gaps.
+  // Returns a group's packed input for step k. Groups have separate memory, because a group can be
+  // a chunk ahead of others. A merged projection needs a group's rows without gaps.
   Matrix<Operand> packed_input(const Chunk& chunk, size_t k, int64_t group) const {
     const int64_t first = plan_.rows_of_group(group).begin;
     return packed_input_.rows.from(
@@ -322,7 +319,7 @@ class BlockedForward {
         output_is_operand_ ? steps_[k].offset : static_cast<int64_t>(k % 2) * batch_);
   }
 
-  // The pre-activations of a block, from a row on.
+  // Returns a block's pre-activations from a row on.
   Matrix<float> z_of(const Slot& slot, int64_t block, int64_t row) const {
     Matrix<float> z = {slot.z, weights_.columns(block)};
     if (merge_projection_) z.data += cell_.slots * blocks_.begin(block) * slot_rows();
@@ -340,18 +337,18 @@ class BlockedForward {
   const Grid grid_;
   Plan plan_;
   bool merge_projection_, input_in_place_, output_is_operand_;
-  // Steps whose input is packed together, or multiplied in one GEMM.
+  // Steps whose input is packed together or multiplied in one GEMM.
   std::vector<Chunk> chunks_;
-  int64_t chunk_steps_;  // of a chunk, at most
+  int64_t chunk_steps_;  // maximum per chunk
 
   Tensor input_;
   StepRows<Source> input_rows_;
   OperandA<Format> packed_input_;
   Matrix<const Operand> h_0_;
   OperandA<Format> packed_h_0_;
-  OperandA<Format> states_;  // of two steps in turn, where the output is not an operand
+  OperandA<Format> states_;  // two steps alternate; unused if the output is the operand
   Tensor bias_, parameters_, z_;
-  std::unique_ptr<bool[]> notes_;  // for each column of the grid and row of the batch
+  std::unique_ptr<bool[]> notes_;  // per grid column and batch row
   Tensor output_, output_rows_, c_, activations_;
   ForwardArgs<T, Operand> kernel_args_;
 };

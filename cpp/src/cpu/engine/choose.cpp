@@ -17,10 +17,10 @@
 namespace lltm::cpu {
 namespace {
 
-// ---- the choice --------------------------------------------------------------
+// ---- selection ---------------------------------------------------------------
 
-// Whether PyTorch is told to multiply the float32 operands of recurrent layers in bfloat16:
-// torch.backends.mkldnn.rnn.fp32_precision, or a general setting above it.
+// True if PyTorch may compute float32 recurrent layers in bfloat16:
+// torch.backends.mkldnn.rnn.fp32_precision or a more general setting.
 bool reduces_float32() {
   at::Context& context = at::globalContext();
   const auto precision = context.float32Precision(at::Float32Backend::MKLDNN, at::Float32Op::RNN);
@@ -48,7 +48,8 @@ LayerShape shape_of(const SequenceInputs& args) {
       /*packed=*/args.batch_sizes.defined()};
 }
 
-// The GEMM kernels take float and bfloat16, and no size may be 0.
+// True if the blocked engine supports the call: GEMM kernels support float and 16-bit dtypes, and
+// no size may be 0.
 bool can_block(const Machine& machine, const at::Tensor& input, const at::Tensor& h_0) {
   return machine.f32 && input.scalar_type() != at::kDouble && input.numel() > 0 && h_0.numel() > 0;
 }
@@ -60,7 +61,7 @@ Result run(
   return engine(args, schedule);
 }
 
-// Where values are out of range of bf16x3, once more in float32.
+// Runs the engine, and again in float32 if values are out of range of bf16x3.
 template <typename Result, typename Args, typename Schedule>
 Result run_or_fall_back(
     std::optional<Result> (*engine)(const Args&, const Schedule&),
@@ -82,8 +83,8 @@ SequenceResult forward_with_unpacked_weights(const SequenceArgs& args) {
   return sequence_forward(unpacked);
 }
 
-// By weights prepacked in int8. Rows with a value that cannot be quantised are computed once more,
-// all their steps, by what these weights stand for.
+// Runs a sequence with weights prepacked in int8. Rows with a value that cannot be quantized are
+// recomputed in all steps with the dequantized weights.
 SequenceResult int8_forward(const SequenceArgs& args, const LayerShape& shape) {
   if (args.input->numel() == 0 || args.h_0->numel() == 0)
     return forward_with_unpacked_weights(args);
@@ -95,7 +96,7 @@ SequenceResult int8_forward(const SequenceArgs& args, const LayerShape& shape) {
   return std::move(result);
 }
 
-// The step of a sequence of one, with the state as the GEMM and the cell read it.
+// Returns the step of a one-step sequence, with mask and reset applied to the state.
 StepInputs only_step(const SequenceInputs& args) {
   StepInputs step = {
       args.cell,
@@ -115,11 +116,11 @@ StepInputs only_step(const SequenceInputs& args) {
   return step;
 }
 
-// A sequence of one step, whose weights are better read as they lie than packed.
+// Runs a one-step sequence, for which reading the weights in place is faster than packing them.
 SequenceResult one_step_forward(const SequenceArgs& args, const StepArgs& step) {
   auto [h_next, c_next, activations] = step_forward(step);
   const at::Tensor output = h_next.view(output_sizes(args.input, args.h_0->size(1)));
-  if (args.saves_checkpoints()) {  // the given c alone
+  if (args.saves_checkpoints()) {  // only the initial c
     activations = args.c_0->clone(at::MemoryFormat::Contiguous).unsqueeze(0);
   }
   return {output, h_next.clone(), c_next, activations};
@@ -155,7 +156,7 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
 
   Machine machine = current_machine();
   const bool blocked = can_block(machine, args.input, args.h_0);
-  if (prepacked) {  // in a format that there may be no kernel for here
+  if (prepacked) {  // This CPU may have no kernel for the format.
     const bool bf16 = has_form(args.weight_ih, GemmFormat::kBf16);
     if (!blocked || (bf16 && !machine.bf16)) return forward_with_unpacked_weights(args);
     machine.bf16 = bf16;
@@ -167,13 +168,15 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
   }
   if (args.input->scalar_type() == at::kFloat && has_few_elements(shape.batch, shape.hidden)) {
     const auto schedule = schedule_few_rows(machine, shape, steps_of(args), prepacked);
-    // A cell that forgets needs no float64, and several rows are faster in the GEMM of many.
+    // If rounding errors in the state decay, float64 is not needed, and for several rows the
+    // blocked engine is faster.
     const bool few = !args.cell->forgets || shape.batch == 1 || schedule.in_place;
     if (few) return run(few_rows_forward, args, schedule);
   }
   if (steps_of(args) == 1 && !prepacked) {
     const StepArgs step = {only_step(args), args.saves_activations()};
-    // For 16 bits there may be no kernel that reads weights as they lie.
+    // True if a single-step kernel can read the weights in place, without packing. Only 16-bit
+    // dtypes need the check: float32 nearly always has such a kernel.
     const bool in_place =
         args.input->scalar_type() == at::kFloat || schedule_of(step).forward != StepGemm::kAten;
     if (in_place) return one_step_forward(args, step);

@@ -1,11 +1,13 @@
-// The forward engine for float32 sequences of few rows or few hidden units (has_few_elements).
+// The small-batch engine, forward only: float32 sequences with few rows or few hidden units
+// (has_few_elements).
 //
-// c is float64, and so is the element-wise part of a cell that does not forget; weights, operands
-// of GEMMs and z are float32. Packed weights are multiplied in short chains, which for up to four
-// rows are added up in float64; for few steps the weights are read as they lie (schedule_few_rows).
+// c is float64. The element-wise part is float64 unless the cell's rounding errors decay
+// (`forgets`). Weights, GEMM operands and z are float32. Packed weights are multiplied in short
+// chains, which for up to four rows are accumulated in float64. For few steps the weights are read
+// in place (schedule_few_rows).
 //
-// The threads form a grid, as in blocked_forward.cpp: either each has some rows of the batch, or
-// each has some blocks of hidden units, with a barrier after each step.
+// The threads form a grid, as in blocked_forward.cpp. Threads divide either the batch rows or, with
+// a barrier after each step, the blocks of hidden units.
 #include "common/checkpoints.h"
 #include "common/states.h"
 #include "common/steps.h"
@@ -27,7 +29,7 @@ namespace {
 
 using at::Tensor;
 
-// The weights, and the GEMMs with those of a block of units: z = x W_x^T, then z += h W_h^T.
+// Packed weights and their GEMMs for a block: z = x W_x^T, then z += h W_h^T.
 class PackedFewRowsWeights {
  public:
   explicit PackedFewRowsWeights(PackedWeights<F32Format> packed) : packed_(std::move(packed)) {}
@@ -44,7 +46,7 @@ class PackedFewRowsWeights {
   }
 
  private:
-  // Up to four rows in float64: nothing averages their errors out.
+  // Accumulates up to four rows in float64, because their errors are not averaged out.
   static void multiply(
       int64_t rows,
       Matrix<const float> a,
@@ -59,7 +61,7 @@ class PackedFewRowsWeights {
   PackedWeights<F32Format> packed_;
 };
 
-// The weights as they lie: for few steps, where packing them would be most of the work.
+// Weights in place, for few steps, when packing would dominate the time.
 class FewRowsWeightsInPlace {
  public:
   FewRowsWeightsInPlace(const SequenceArgs& args, const Blocks& blocks)
@@ -135,12 +137,13 @@ class FewRowsForward {
   }
 
  private:
-  // One allocation, in doubles: a step of a stream is so short that each is felt.
+  // One allocation for all buffers, in doubles. Allocation time is noticeable in a single streaming
+  // step.
   void allocate_workspace() {
     constexpr int64_t kLine = 64 / sizeof(double);
     const int64_t state = round_up(batch_ * hidden_, kLine);
     const int64_t c = round_up(batch_ * state_columns_, kLine);
-    const int64_t rows = grid_.rows * chunk_rows_;  // of x and z: each group has its own
+    const int64_t rows = grid_.rows * chunk_rows_;  // of x and z; groups have separate rows
     const int64_t x = round_up(rows * input_size_, kLine);
     const int64_t z = round_up(rows * cell_.slots * hidden_, kLine);
     const int64_t masked = mask_.data == nullptr ? 0 : 2 * state;
@@ -154,7 +157,6 @@ class FewRowsForward {
     masked_h_ = {reinterpret_cast<float*>(take(masked)), hidden_};
   }
 
-  // A state (B, columns) in another type.
   template <typename From, typename To>
   void convert(Matrix<const From> from, Matrix<To> to, int64_t columns) const {
     for (int64_t r = 0; r < batch_; ++r) {
@@ -188,7 +190,7 @@ class FewRowsForward {
     }
   }
 
-  // A state as the operator returns it, in float32.
+  // Returns a state in float32, as the operator returns it.
   template <typename From>
   Tensor state_of(Matrix<const From> from, int64_t columns) const {
     const Tensor state = new_tensor({batch_, columns}, args_.input->options());
@@ -202,7 +204,7 @@ class FewRowsForward {
                : final_states(steps_, args_.h_0, flat_rows(output_));
   }
 
-  // This slot's columns of the input of a chunk.
+  // Copies a grid position's columns of a chunk's input.
   void copy_input(const Chunk& chunk, int64_t index) {
     const int64_t group = index / grid_.columns;
     const Range columns = share(input_size_, grid_.columns, index % grid_.columns);
@@ -264,7 +266,7 @@ class FewRowsForward {
     if (mask_.data != nullptr) mask_operand(k, rows, unit, args.hidden);
   }
 
-  // h of a step times the mask, for the next GEMM.
+  // Multiplies a step's h by the mask, for the next GEMM.
   void mask_operand(size_t k, Range rows, int64_t unit, int64_t units) const {
     for (int64_t r = rows.begin; r < rows.end; ++r) {
       const float* const factor = mask_.row(r) + unit * mask_.col_stride;
@@ -274,15 +276,14 @@ class FewRowsForward {
     }
   }
 
-  // The input of a group's rows of a chunk, and their pre-activations of a block: (rows, columns of
-  // the block).
+  // A group's input rows for a chunk, and their pre-activations in a block: (rows, block columns).
   Matrix<float> x_of(int64_t group) const { return x_.from(group * chunk_rows_); }
   Matrix<float> z_of(int64_t group, int64_t block) const {
     const int64_t columns = cell_.slots * blocks_.size(block);
     const int64_t units = group * hidden_ + blocks_.begin(block);
     return {z_data_ + cell_.slots * units * chunk_rows_, columns};
   }
-  // The state after step k, as the next GEMM reads it.
+  // Returns the next GEMM's operand, the state after step k.
   Matrix<const float> operand(size_t k) const {
     return as_const(mask_.data == nullptr ? h_next_.from(steps_[k].offset) : masked(k));
   }
@@ -306,12 +307,12 @@ class FewRowsForward {
   Tensor bias_, parameters_;
   Workspace<double> workspace_;
   Tensor output_, activations_;
-  // The same in memory: steps are so short that asking a tensor shows.
+  // Pointers to the tensors above: tensor access is noticeable in short steps.
   const float *bias_data_ = nullptr, *parameters_data_ = nullptr;
   Matrix<float> h_next_, saved_;
-  Matrix<const float> mask_;  // the recurrent one, or absent
-  // In the workspace: the initial h, the input of a chunk, the pre-activations of its rows, c, and
-  // h times the mask, of two steps in turn.
+  Matrix<const float> mask_;  // recurrent mask, or null
+  // In the workspace: the initial h, a chunk's input and pre-activations, h times the mask (two
+  // steps alternate), and c.
   Matrix<float> h_0_, x_, masked_h_;
   float* z_data_ = nullptr;
   Matrix<double> c_;

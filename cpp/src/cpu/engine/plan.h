@@ -1,4 +1,4 @@
-// Which rows of a sequence and which blocks of hidden units each slot of a grid has, step by step.
+// The rows and hidden-unit blocks for each grid position, step by step.
 #pragma once
 
 #include "cell/cell.h"
@@ -14,7 +14,7 @@
 
 namespace lltm::cpu {
 
-// The part of a slot; a group are the slots with the same rows.
+// A grid position's work. A group is all grid positions with the same rows.
 struct Part {
   int64_t group;
   Range rows, blocks;
@@ -22,7 +22,7 @@ struct Part {
 
 class Plan {
  public:
-  // `steps` outlives this.
+  // `steps` must outlive the plan.
   Plan(const std::vector<Step>& steps, int64_t batch, Grid grid, int64_t blocks)
       : steps_(steps), batch_(batch), grid_(grid), blocks_(blocks) {}
 
@@ -37,7 +37,8 @@ class Plan {
     return {group, rows_of_group(group), share(blocks_, grid_.columns, slot % grid_.columns)};
   }
 
-  // For rows_before: `reverse` if a chunk's rows stand from its last step to its first.
+  // Prepares rows_before. Set `reverse` if a chunk's rows are ordered from its last step to its
+  // first.
   void count_rows_before(const std::vector<Chunk>& chunks, bool reverse) {
     rows_before_.resize(steps_.size() * grid_.rows);
     for (const Chunk& chunk : chunks) {
@@ -52,7 +53,7 @@ class Plan {
     }
   }
 
-  // Rows of a group in those steps of the chunk of step k that stand before it.
+  // Returns how many rows the group has in the steps ordered before step k in its chunk.
   int64_t rows_before(size_t k, int64_t group) const {
     return rows_before_[k * grid_.rows + group];
   }
@@ -62,10 +63,11 @@ class Plan {
   int64_t batch_;
   Grid grid_;
   int64_t blocks_;
-  std::vector<int64_t> rows_before_;  // by step and group
+  std::vector<int64_t> rows_before_;  // indexed by step and group
 };
 
-// z (rows, slots * width) of the slots of h alone, to which its GEMM adds as to the others.
+// Zeroes the columns in z (rows, S * width) that depend only on h, because the recurrent GEMM
+// accumulates into all its columns.
 inline void clear_slots_of_h(const CellInfo& cell, int64_t width, int64_t rows, Matrix<float> z) {
   const int64_t columns = (cell.slots - cell.x.end) * width;
   if (columns == 0) return;

@@ -14,7 +14,8 @@ using at::Tensor;
 
 namespace {
 
-// Where these rows lie in the input and the output, and how many of them each step has.
+// Indices of the given rows along dimension `dim`, for input and output, and the row count per step
+// if the sequence is packed.
 struct Places {
   int64_t dim;
   Tensor indices, batch_sizes;
@@ -26,7 +27,7 @@ Places places_of(const SequenceArgs& args, const std::vector<int64_t>& rows) {
   std::vector<int64_t> sizes;
   for (const Step& step : plan_steps(args.input, args.batch_sizes, /*reverse=*/false)) {
     const auto last = std::lower_bound(rows.begin(), rows.end(), step.rows);
-    if (last == rows.begin()) break;  // the rows that are left are shorter
+    if (last == rows.begin()) break;  // the remaining rows are shorter
     std::transform(rows.begin(), last, std::back_inserter(indices), [&](int64_t row) {
       return step.offset + row;
     });

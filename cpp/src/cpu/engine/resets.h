@@ -1,4 +1,4 @@
-// The rows of a sequence whose state starts anew before a step, and what engines do with them.
+// Resets inside a sequence: which rows restart before a step, and how engines apply it.
 #pragma once
 
 #include "cell/cell.h"
@@ -25,7 +25,7 @@ using RowSpan = std::span<const int64_t>;
 
 class Resets {
  public:
-  // `reset` is (T, B) or (N), bool; none where undefined.
+  // `reset` is a bool tensor, (T, B) or (N); undefined means no resets.
   Resets(const at::Tensor& reset, const std::vector<Step>& steps) {
     if (!reset.defined()) return;
     const at::Tensor flat = reset.contiguous();
@@ -39,7 +39,7 @@ class Resets {
     first_.push_back(rows_.size());
   }
 
-  // Those of step k among `rows` of the batch, in ascending order.
+  // Returns the reset rows in step k, within the batch rows `rows`, in ascending order.
   RowSpan of(size_t k, Range rows) const {
     if (rows_.empty()) return {};
     const auto begin = rows_.begin() + static_cast<int64_t>(first_[k]);
@@ -48,11 +48,11 @@ class Resets {
   }
 
  private:
-  std::vector<int64_t> rows_;  // of every step
-  std::vector<size_t> first_;  // by step, and behind the last
+  std::vector<int64_t> rows_;  // reset rows, for all steps
+  std::vector<size_t> first_;  // each step's start in rows_, and the end
 };
 
-// The nearest value that T, a type that tensors are stored or computed in, can hold.
+// Returns `value` rounded to T, a storage or compute type.
 template <typename T>
 T stored(double value) {
   if constexpr (std::is_same_v<T, Half>) {
@@ -64,13 +64,13 @@ T stored(double value) {
   }
 }
 
-// Columns [0, columns) of these rows.
+// Fills columns [0, columns) in the given rows.
 template <typename T>
 void fill_rows(RowSpan rows, Matrix<T> matrix, int64_t columns, double value) {
   for (const int64_t r : rows) std::fill_n(matrix.row(r), columns, stored<T>(value));
 }
 
-// value(k) in each state k of these rows, in units [unit, unit + units) of H.
+// Fills each state k in the given rows with value(k), for units [unit, unit + units).
 template <typename T, typename Value>
 void fill_states(
     const CellInfo& cell,
@@ -89,14 +89,14 @@ void restart_c(const CellInfo& cell, RowSpan rows, Matrix<T> c, int64_t hidden, 
   fill_states(cell, rows, c, hidden, units, [&](int k) { return first_value(cell, k); });
 }
 
-// The state before a reset has no part in what follows.
+// No gradient flows to the state before a reset.
 template <typename T>
 void clear_grad_c(const CellInfo& cell, RowSpan rows, Matrix<T> c, int64_t hidden, Range units) {
   fill_states(cell, rows, c, hidden, units, [](int) { return 0.0; });
 }
 
-// change(), which adds the product of h to z (., columns), but for these rows, where h is zero.
-// That h lies among the results, where it must stay.
+// Calls change(), which adds h W_h^T to z (., columns), and then restores the given rows in z. For
+// these rows h counts as zero; h itself is part of the output and cannot be overwritten.
 template <typename T, typename Change>
 void except_rows(RowSpan rows, Matrix<T> z, int64_t columns, const Change& change) {
   std::vector<T> kept;

@@ -74,7 +74,7 @@ Tensor SequenceGradients::columns(const Tensor& dz, SlotRange slots) const {
 
 bool SequenceGradients::add(size_t first, size_t last, const Tensor& dz) {
   const int64_t rows = dz.size(0);
-  if (rows == 0) return true;  // steps that reach no row
+  if (rows == 0) return true;  // steps without rows
   const int64_t begin = std::min(steps_[first].offset, steps_[last - 1].offset);
   if (d_h_0_.defined()) add_initial_state(first, last, dz);
   if (input_gemm_ && !input_gemm_(d_input_.narrow(0, begin, rows), columns(dz, cell_.x))) {
@@ -91,7 +91,8 @@ bool SequenceGradients::add(size_t first, size_t last, const Tensor& dz) {
   return true;
 }
 
-// The gradient of h_0: dz W_h of each row's own first step, unless that starts anew.
+// Sets the h_0 gradient to each row's dz W_h in its first step, or to zero if that step has a
+// reset.
 void SequenceGradients::add_initial_state(size_t first, size_t last, const Tensor& dz) {
   const int64_t begin = std::min(steps_[first].offset, steps_[last - 1].offset);
   const Tensor dz_h = columns(dz, cell_.h);
@@ -113,7 +114,7 @@ Gradients SequenceGradients::finish(const Tensor& dc) {
   const at::ScalarType dtype = args_.carried_dtype();
   const auto& mask = args_.output_mask;
   const WeightGradients weights(args_, dc.options().dtype(at::kFloat));
-  // Of bias_ih with the parameters behind it.
+  // Bias gradients; bias_ih is followed by the parameters.
   const auto bias = [&](bool wanted, int64_t blocks) {
     return wanted ? at::empty({blocks * hidden_}, dc.options().dtype(at::kFloat)) : Tensor();
   };

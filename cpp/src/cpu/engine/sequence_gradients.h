@@ -1,4 +1,4 @@
-// The gradients that the steps of a sequence share: of weights, bias, input and initial state.
+// Gradients that accumulate over a sequence: weights, biases, input and initial state.
 #pragma once
 
 #include "common/operator_args.h"
@@ -13,11 +13,11 @@
 
 namespace lltm::cpu {
 
-// Accumulates the gradients of the arguments from those of the pre-activations, chunk by
-// chunk, so that the latter are never held for all steps. Computes only what was asked for.
+// Accumulates the gradients of the arguments from dz, chunk by chunk, so that dz is never stored
+// for all steps. Computes only the required gradients.
 class SequenceGradients {
  public:
-  // `weights` are in the order of slots, of the dtype of dz.
+  // `weights` are in pre-activation order, with the dtype of dz.
   SequenceGradients(
       const SequenceBackwardArgs& args,
       const std::vector<Step>& steps,
@@ -25,16 +25,17 @@ class SequenceGradients {
       const Weights& weights,
       GemmFormat format);
 
-  // Adds what steps [first, last) contribute: dz (rows, (S + P) * H), in the order of the input's
-  // rows. False where values are out of range of the format.
+  // Adds the contribution from steps [first, last). dz is (rows, (S + P) * H), in the input's row
+  // order. Returns false if values are out of the format's range.
   bool add(size_t first, size_t last, const at::Tensor& dz);
 
-  // dc is the gradient of c_0.
+  // Returns the gradients; dc is the c_0 gradient.
   Gradients finish(const at::Tensor& dc);
 
  private:
-  // [h, x, 1]^T dz, of the slots that its left operand has a part in. One for h and one for x where
-  // these are others, and one for the cell's parameters.
+  // [h, x, 1]^T dz, restricted to the pre-activations that the left operand contributes to. h and x
+  // have separate products if their pre-activations differ. The cell's parameters have another
+  // product.
   struct Product {
     SlotRange slots;
     bool h, x, one;
@@ -51,7 +52,7 @@ class SequenceGradients {
   const GemmFormat format_;
   const std::vector<Step>& steps_;
   const Resets& resets_;
-  std::vector<int64_t> begun_;  // [k]: rows of the state that started before step k
+  std::vector<int64_t> begun_;  // [k]: how many rows started before step k
   at::Tensor weights_h_;
   at::Tensor d_input_;     // (N, I)
   at::Tensor d_h_0_;       // (B, H)

@@ -1,5 +1,5 @@
-// One step on the CPU, backward, with weights, input and state read as they lie or, in bfloat16,
-// packed: block by block by the GEMM kernels, or by ATen's GEMMs.
+// A single step on the CPU, backward: block by block with the GEMM kernels, or with ATen's GEMMs.
+// Weights, input and state are read in place or, in bfloat16, packed.
 #include "cpu/engine/engine.h"
 #include "cpu/engine/step.h"
 #include "cpu/gemm/gemm.h"
@@ -16,8 +16,9 @@ namespace {
 
 using at::Tensor;
 
-// What is not wanted is undefined; all but those of the weights are of the compute dtype, dz
-// (B, (S + P) * H), dc and the sum of dz over the batch among them.
+// Gradients that are not required are undefined. All except the weight gradients have the compute
+// dtype. dz is (B, (S + P) * H), and d_bias is its sum over the batch. dz and dc are always
+// computed.
 struct StepGradients {
   Tensor dz, dc, d_input, d_h;
   WeightGradients weights;
@@ -45,9 +46,9 @@ void backward_by_aten(
   if (results.d_bias.defined()) results.d_bias.copy_(results.dz.sum(0));
 }
 
-// Each block of hidden units: the element-wise part, then its rows of the weight gradient,
-// dz^T X, while dz is in the cache. The gradients of input and state need dz of all units, so
-// they come after that.
+// For each block of hidden units: the element-wise part, then its rows in the weight gradients,
+// dz^T X, while dz is in the cache. The input and state gradients need dz for all units and are
+// computed last.
 template <typename T, typename Format>
 class BlockedStepBackward {
  public:
@@ -69,7 +70,7 @@ class BlockedStepBackward {
     if constexpr (std::is_same_v<Operand, float>) {
       dz_operand_.rows = dz_;
     } else {
-      // The GEMM of dh begins at the first slot of h, and pads its K.
+      // The GEMM for dh begins at the first pre-activation that depends on h, and pads its K.
       const int64_t before = cell_.h.begin * hidden_;
       const int64_t k = before + Format::padded_k((cell_.grad_columns() - cell_.h.begin) * hidden_);
       dz_operand_ = allocate_a<Format>(batch_, k, results.dz.options());
@@ -91,7 +92,7 @@ class BlockedStepBackward {
  private:
   using Operand = typename Format::Operand;
   using B = typename Format::B;
-  // h or the input, in chunks of rows, with the gradient of the weights that multiply it.
+  // h or the input, in row chunks, with the gradient for the weights that multiply it.
   struct Source {
     Tensor tensor;
     Matrix<T> out;
@@ -112,7 +113,7 @@ class BlockedStepBackward {
     sources_.push_back(std::move(source));
   }
 
-  // x (k, n) as B: as it lies, or packed into `memory`.
+  // Returns x (k, n) as B: in place, or packed into `memory`.
   static PackedB<const B> as_b(Matrix<const T> x, int64_t k, int64_t n, Tensor& memory) {
     if constexpr (Format::kBInPlace) {
       return {x.data, k, n, x.row_stride};
@@ -127,7 +128,7 @@ class BlockedStepBackward {
   }
 
   static constexpr bool kNarrows = !std::is_same_v<T, float>;
-  // Where a tile of the gradient of the weights is accumulated.
+  // Returns the memory that accumulates a tile of the weight gradients.
   static Matrix<float> sums_of(Matrix<T> out, Matrix<float> tile) {
     if constexpr (kNarrows) {
       return tile;
@@ -136,7 +137,7 @@ class BlockedStepBackward {
     }
   }
 
-  // In floats: such a tile, and dz^T of a block and of a chunk of rows.
+  // Buffer sizes in floats: a tile, and dz^T for a block and a row chunk.
   int64_t tile_size() const { return kNarrows ? blocks_.width * kStepWeightColumns : 0; }
   int64_t chunk_size() const {
     return blocks_.width * Format::padded_k(std::min(batch_, chunks_.width));
@@ -170,8 +171,8 @@ class BlockedStepBackward {
     }
   }
 
-  // The rows of the gradients of the weights that belong to a slot and some units, dz^T h and dz^T
-  // x.
+  // Computes the rows in the weight gradients for one pre-activation and some units: dz^T h and
+  // dz^T x.
   void weight_gradient(int slot, int64_t unit, int64_t width, float* tile) const {
     const int64_t column = slot * hidden_ + unit;
     auto* const memory = reinterpret_cast<Operand*>(tile + tile_size());
@@ -204,7 +205,8 @@ class BlockedStepBackward {
     }
   }
 
-  // The GEMM of dz with the weights of h or of the input: dh or dx, columns [begin, end).
+  // The GEMM that multiplies dz by the weights for h or for the input: columns [begin, end) in dh
+  // or dx.
   struct Tile {
     Matrix<const T> weights;
     Matrix<float> out;
@@ -213,7 +215,7 @@ class BlockedStepBackward {
     Range columns;
   };
 
-  // dx = dz W_x and dh = dz W_h, in tiles of columns.
+  // dx = dz W_x and dh = dz W_h, in column tiles.
   void multiply_by_weights() const {
     std::vector<Tile> tiles;
     const auto add =
@@ -233,7 +235,7 @@ class BlockedStepBackward {
     });
   }
 
-  // One GEMM for all slots whose blocks of rows lie one after another.
+  // One GEMM for all pre-activations whose weight blocks are adjacent.
   void multiply_tile(const Tile& tile, Tensor& memory) const {
     const auto [begin, end] = tile.columns;
     for_each_run(tile.slots, tile.blocks, [&, begin = begin, end = end](int slot, int count) {
@@ -251,7 +253,7 @@ class BlockedStepBackward {
   const int64_t batch_, hidden_;
   const Blocks blocks_;
   const int64_t threads_;
-  const Blocks chunks_;  // of rows
+  const Blocks chunks_;  // row chunks
   const Matrix<float> dz_;
   OperandA<Format> dz_operand_;
   std::vector<Source> sources_;

@@ -15,10 +15,10 @@ using at::Tensor;
 
 namespace {
 
-// K, the rows, is split among accumulators, each a copy of C; C among the threads of one, by
-// bands of columns and, where there are more threads than bands, by rows. Each thread packs
-// what it multiplies: sharing it would save less than it costs to fetch what another thread
-// has just written.
+// Split-K GEMM. The K dimension (rows of all steps) is split over several accumulators, each a copy
+// of C. Threads that share an accumulator split its columns into panels and, if there are more
+// threads than panels, its rows. Each thread packs its own operands: fetching data that another
+// thread has just written would cost more.
 template <typename Format>
 class WeightGradientGemmOf final : public WeightGradientGemm {
  public:
@@ -68,7 +68,7 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
     parallel_for(bands_.count, 1, [&](int64_t begin, int64_t end) {
       for (int64_t band = begin; band < end; ++band) {
         const float* const c = c_.const_data_ptr<float>() + bands_.begin(band) * m_;
-        // A band may lie in several blocks.
+        // A column panel may overlap several blocks.
         for (int64_t n = 0, count; n < bands_.size(band); n += count) {
           const int64_t column = bands_.begin(band) + n;
           const int64_t row = column % height;
@@ -84,10 +84,10 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
   }
 
  private:
-  // K of the kernel's calls is a multiple of this, so that there are few of them.
+  // K in kernel calls is a multiple of this value, so that few different K occur.
   static constexpr int64_t kGroup = 32;
 
-  // What one slot multiplies: rows, rows of C and bands of its columns.
+  // A grid position's work: rows, C rows and C column panels.
   struct Part {
     Range k, m, bands;
     float* c;
@@ -108,7 +108,7 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
     return true;
   }
 
-  // C += A B of k rows of B.
+  // C += A B over k rows of B.
   bool multiply_slice(
       Matrix<const Operand> a,
       Matrix<const Source> b,
@@ -130,7 +130,7 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
     return true;
   }
 
-  // Rows `own` of A^T for rows [first, first + k).
+  // Packs rows `own` in A^T, for rows [first, first + k) in A.
   static bool pack_slice(
       const std::vector<Tensor>& a, int64_t first, int64_t k, Range own, Matrix<Operand> slice) {
     int64_t m = 0;
@@ -149,7 +149,7 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
   int64_t m_;
   GradientGemmSchedule schedule_;
   Blocks bands_;
-  Tensor c_;  // (accumulators, bands, M, band)
+  Tensor c_;  // (accumulators, panels, M, panel columns)
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The GEMM of the gradients of weights and bias, over the rows of all steps.
+// The GEMM for the weight and bias gradients, over all steps' rows.
 #pragma once
 
 #include "cpu/gemm/formats.h"
@@ -10,16 +10,16 @@
 
 namespace lltm::cpu {
 
-// C (M, N) += A^T B over the rows of all calls, in float32.
+// C (M, N) += A^T B over the rows from all calls, in float32.
 class WeightGradientGemm {
  public:
   virtual ~WeightGradientGemm() = default;
-  // A (rows, M) is given in parts side by side; B is (rows, N). All are of the format's
-  // Source. False where values are out of range of the format.
+  // A (rows, M) is a list of concatenated parts, B is (rows, N). All have the format's Source type.
+  // Returns false if values are out of the format's range.
   virtual bool add(const std::vector<at::Tensor>& a, const at::Tensor& b) = 0;
-  // Writes the transpose of rows [begin, end) of C to `out`, its rows contiguous: of every `height`
-  // columns of C, the k-th of them, to its rows [blocks[k] * height, ...). Nothing may be added
-  // after it.
+  // Writes rows [begin, end) in C, transposed, to `out`, which has contiguous rows. Columns [k *
+  // height, (k + 1) * height) in C become rows [blocks[k] * height, ...) in `out`. Call it after
+  // the last add().
   virtual void write_transposed(
       int64_t begin, int64_t end, Matrix<float> out, int64_t height, const int* blocks) = 0;
 };

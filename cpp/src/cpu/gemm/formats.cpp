@@ -19,8 +19,8 @@ Transpose<BFloat16> transpose_of(BFloat16) {
   return kernels().transpose_bf16;
 }
 
-// Element (k, n) is x(n, k), and zero from row k_size on. A few rows of B at a time, so that
-// neither side strides far.
+// Copies x(n, k) to element (k, n), and zeros from row k_size on. Processes a few rows at a time,
+// to keep the strides on both sides small.
 template <int64_t vnni, typename Operand>
 void pack_elements(
     PackedB<Operand> b, int64_t n0, Matrix<const Operand> x, int64_t k_size, int64_t n) {
@@ -36,8 +36,8 @@ void pack_elements(
   }
 }
 
-// Rows of B from k0 on, whose first k are packed: zeros up to the next multiple of 32, or to
-// the end. The packing functions have already completed the last pair of rows with zeros.
+// Pads B, whose first k rows from k0 on are packed: zeros up to the next multiple of 32 or to the
+// end. The packing functions have already completed the last row pair.
 template <int64_t vnni, typename Operand>
 void pad_k(PackedB<Operand> b, int64_t k0, int64_t n0, int64_t k, int64_t n) {
   const int64_t end = std::min(b.k, round_up(k0 + k, 32));
@@ -74,7 +74,7 @@ bool RowFormat<Element, vnni>::pack_b(
       std::memcpy(part.data + r * b.ld + n0, x.row(r), n * sizeof(Operand));
     }
   } else {
-    // The hardware does not see that rows far apart follow each other.
+    // The hardware prefetcher does not follow rows that are far apart.
     constexpr int64_t kAhead = 16;
     for (int64_t r = 0; r < k; r += 2) {
       prefetch_rows(x, {std::min(r + kAhead, k), std::min(r + kAhead + 2, k)}, n);
@@ -114,7 +114,7 @@ void Int8Format::init_states(int64_t m, int64_t k, Matrix<Operand> a) {
 
 namespace {
 
-// Column n of B: its bytes, `kInt8Panel` groups apart, and behind them its scale and the sum.
+// Column n in B: its bytes, in groups that are kInt8Panel groups apart, its scale and its sum.
 template <typename Byte>
 struct Int8Column {
   Int8Column(const PackedB<Byte>& b, int64_t n) {
@@ -131,8 +131,8 @@ struct Int8Column {
   Byte *bytes, *scale, *sum;
 };
 
-// The scale of a column, of 17 bits: so its products with bytes are exact, and the floats that
-// these stand for are quantised to the same bytes and scale.
+// Returns the scale of a column, truncated to 17 bits. Its products with bytes are then exact, so
+// quantizing the dequantized weights gives the same bytes and scale.
 float scale_of(float largest) {
   return std::bit_cast<float>(std::bit_cast<uint32_t>(largest / kInt8Largest) & ~0x7Fu);
 }
@@ -156,7 +156,7 @@ bool Int8Format::pack_b_transposed(
     const float scale = scale_of(largest);
     int32_t sum = 0;
     for (int64_t at = 0; at < int8_depth(k); ++at) {
-      // In float64, for a scale that is subnormal.
+      // In float64, because the scale may be subnormal.
       const double value = scale == 0 ? 0.0 : double{element(at)} / double{scale};
       const auto byte = static_cast<int8_t>(std::clamp(std::nearbyint(value), -127.0, 127.0));
       column.at(at).bits = static_cast<uint8_t>(byte);

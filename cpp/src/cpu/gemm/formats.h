@@ -1,12 +1,12 @@
-// The formats of GEMM operands: types with equal members, so that engines are templates over the
+// Formats of GEMM operands: types with the same members, so that engines are templates over the
 // format.
 //
 //   F32Format     float32 (gemm_kernels.h)
 //   Bf16Format    bfloat16 in VNNI layout (gemm_kernels.h, amx_kernels.h)
-//   Bf16x3Format  float32 decomposed to bf16x3 (bf16x3.h)
-//   Int8Format    float32 quantised to 8 bits (int8.h); forward only
+//   Bf16x3Format  float32 decomposed into bf16x3 (bf16x3.h)
+//   Int8Format    float32 quantized to 8 bits (int8.h); forward only
 //
-// No header of torch.
+// No torch header.
 #pragma once
 
 #include "common/matrix.h"
@@ -18,73 +18,74 @@
 
 namespace lltm::cpu {
 
-// The most products that a float32 GEMM of m rows adds one after another: rounding errors grow with
-// their number. With few rows MKL, which plain PyTorch uses, is more accurate.
+// Maximum number of products that a float32 GEMM with m rows adds in one chain; rounding errors
+// grow with its length. For few rows, MKL (PyTorch's BLAS) is more accurate, so chains are shorter.
 constexpr int64_t longest_chain(int64_t m) {
   return m < 16 ? 32 : 128;
 }
 
-// What the formats share whose A is row-major and not packed. K is padded with zeros. B is in VNNI
-// layout: kVnniFactor rows interleaved, element (k, n) at [k / kVnniFactor][n][k % kVnniFactor].
+// Base of the formats with a row-major, unpacked A. K is padded with zeros. B has VNNI layout:
+// kVnniFactor rows are interleaved, and element (k, n) is at [k / kVnniFactor][n][k % kVnniFactor].
 template <typename Element, int64_t vnni_factor>
 struct RowFormat {
-  using Operand = Element;  // an element of an operand
-  using Source = Element;   // what it is packed from
-  using B = Element;        // an element of B, and whether its rows need no packing
+  using Operand = Element;  // operand element type
+  using Source = Element;   // element type that operands are packed from
+  using B = Element;        // B's element type
   static constexpr bool kBInPlace = false;
   static constexpr int64_t kVnniFactor = vnni_factor;
-  // Whether the rows of a matrix of Source can be A without being packed.
+  // True if a Source matrix's rows can be A without packing.
   static constexpr bool kInPlace = true;
-  // Blocks of hidden units begin at multiples of this: a vector of floats.
+  // Blocks of hidden units begin at multiples of this value, a vector of floats.
   static constexpr int64_t kUnitAlign = 16;
 
-  // Whether there is a kernel for this CPU.
+  // True if this CPU has a kernel for the format.
   static bool available() {
     if constexpr (kVnniFactor == 1) return gemms_f32<float>().multiply != nullptr;
     return kernels().gemm_bf16_operands != nullptr;
   }
 
-  // K is padded with zeros, N with arbitrary values. bfloat16 pads K to pairs, and K > 32 to whole
-  // AMX tiles (32): a partial tile costs as much as a whole one, or 4 to 10 times as much where K
-  // is not a multiple of 4.
+  // K is padded with zeros, N with arbitrary values. bfloat16 pads K to pairs, and K > 32 to full
+  // AMX tiles (32). A partial tile costs as much as a full tile, or 4 to 10 times as much if K is
+  // not a multiple of 4.
   static constexpr int64_t padded_k(int64_t k) {
     constexpr int64_t kTile = 32;
     return kVnniFactor == 1 ? k : round_up(k, k <= kTile ? kVnniFactor : kTile);
   }
   static constexpr int64_t padded_n(int64_t n) { return n; }
-  // Elements from one row of A to the next.
+  // A's row stride, in elements.
   static constexpr int64_t a_stride(int64_t k) { return padded_k(k); }
-  // Columns from one slot to the next where A is the gradients of all slots.
+  // Columns between pre-activations if A is dz.
   static constexpr int64_t slot_pitch(int64_t hidden) { return hidden; }
 
-  // Whether rows (., k), `stride` elements apart, can be A without packing.
+  // True if rows (., k) with this stride, in elements, can be A without packing.
   static constexpr bool fits_in_place(int64_t k, int64_t stride) {
     return padded_k(k) == k && stride % kVnniFactor == 0;
   }
   static Matrix<const Operand> in_place(Matrix<const Source> x) { return x; }
-  // What the element-wise kernel leaves out of states (m, k) that it packs as A.
+  // Initializes the parts of the states (m, k) in A that the element-wise kernel does not write.
   static void init_states(int64_t /*m*/, int64_t /*k*/, Matrix<Operand> /*a*/) {}
 
-  // The packing functions return whether all values can be represented, here always.
+  // The packing functions return true if all values can be represented, which is always the case
+  // here.
   //
-  // A (m, k) from x (m, k), its rows contiguous; padding is left as it is.
+  // Packs A (m, k) from x (m, k) with contiguous rows. Does not write the padding.
   static bool pack_a(int64_t m, int64_t k, Matrix<const Source> x, Matrix<Operand> a);
-  // A (m, padded_k) from x (k, m), its rows contiguous; padded with zeros.
+  // Packs A (m, padded_k) from x (k, m) with contiguous rows, and pads it with zeros.
   static bool pack_a_transposed(
       int64_t m, int64_t k, int64_t padded_k, Matrix<const Source> x, Matrix<Operand> a);
-  // Rows from k0 and columns from n0 of B, of x (k, n); then zeros up to the next multiple of
-  // 32 rows, or to the end of B.
+  // Packs x (k, n) into B from row k0 and column n0 on. Then writes zeros up to the next multiple
+  // of 32 rows or to the end of B.
   static bool pack_b(
       PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n);
-  // The same of the transpose of x (n, k).
+  // Packs the transpose of x (n, k) in the same way.
   static bool pack_b_transposed(
       PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n);
-  // Element (k, n) of B.
+  // Returns B's element (k, n).
   static Operand at(const PackedB<const Operand>& b, int64_t k, int64_t n) {
     return b.data[(k / kVnniFactor * b.ld + n) * kVnniFactor + k % kVnniFactor];
   }
 
-  // C (m, b.n) = A (m, b.k) B, or += where `accumulate`. No size may be 0.
+  // C (m, b.n) = A (m, b.k) B, or += if `accumulate`. No size may be 0.
   static void gemm(
       int64_t m,
       Matrix<const Operand> a,
@@ -102,7 +103,7 @@ struct RowFormat {
 using F32Format = RowFormat<float, 1>;
 using Bf16Format = RowFormat<BFloat16, 2>;
 
-// What the formats share whose operands are packed in every case.
+// Base for formats whose operands are always packed.
 struct PackedFormat {
   using Source = float;
   static constexpr bool kInPlace = false;
@@ -113,7 +114,7 @@ struct PackedFormat {
 struct Bf16x3Format : PackedFormat {
   using Operand = BFloat16x3;
   static constexpr int64_t kVnniFactor = 2;
-  // Blocks write whole groups of A.
+  // Blocks write complete groups in A.
   static constexpr int64_t kUnitAlign = kBf16x3Group;
 
   static bool available() { return kernels().bf16x3.gemm != nullptr; }
@@ -133,7 +134,7 @@ struct Bf16x3Format : PackedFormat {
       int64_t m, int64_t k, int64_t /*padded_k*/, Matrix<const Source> x, Matrix<Operand> a) {
     return kernels().bf16x3.pack_a_transposed(k, m, x, a);
   }
-  // k0 is a multiple of 32, n0 of 16; the rows of x are contiguous.
+  // k0 is a multiple of 32, n0 a multiple of 16; x has contiguous rows.
   static bool pack_b(
       PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n) {
     return kernels().bf16x3.pack_b(k, n, x, panels(b, k0, n0));
@@ -153,7 +154,7 @@ struct Bf16x3Format : PackedFormat {
   }
 
  private:
-  // The panels of B, from row k0 and column n0 on.
+  // Returns the B panels from row k0 and column n0 on.
   static Matrix<Operand> panels(PackedB<Operand> b, int64_t k0, int64_t n0) {
     const Matrix<Operand> all = {b.data, b.k * kBf16x3Panel};
     return all.from(n0 / kBf16x3Panel, k0 * kBf16x3Panel);
@@ -175,10 +176,10 @@ struct Int8Format : PackedFormat {
   static bool pack_a(int64_t m, int64_t k, Matrix<const Source> x, Matrix<Operand> a) {
     return kernels().int8.pack_a(m, k, x, a);
   }
-  // All of K at once: k0 is 0. n0 is a multiple of 16.
+  // Packs all K rows in one call: k0 is 0, and n0 is a multiple of 16.
   static bool pack_b_transposed(
       PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n);
-  // The float that element (k, n) of B stands for.
+  // Returns B's dequantized element (k, n).
   static float at(const PackedB<const Operand>& b, int64_t k, int64_t n);
 
   static void gemm(
@@ -191,8 +192,8 @@ struct Int8Format : PackedFormat {
   }
 };
 
-// float32 with a B of storage type T that is not packed: rows as they lie, widened as they are
-// read. Available where F32Format is.
+// float32 with an unpacked B of storage type T: the kernel reads rows in place and widens them.
+// Available if F32Format is.
 template <typename T>
 struct F32InPlaceFormat : F32Format {
   using B = T;
@@ -203,7 +204,7 @@ struct F32InPlaceFormat : F32Format {
   }
 };
 
-// Calls body with a value of the type that belongs to `format`, one that training uses.
+// Calls body with a value of the format type; only for formats used in training.
 template <typename Body>
 decltype(auto) visit_format(GemmFormat format, const Body& body) {
   switch (format) {

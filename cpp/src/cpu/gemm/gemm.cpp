@@ -86,7 +86,7 @@ Tensor with_contiguous_rows(const Tensor& tensor) {
 
 namespace {
 
-// A GEMM into a part of `out`: in place where that is float32 and N is not padded, else through a
+// A GEMM into part of `out`: in place if `out` is float32 and N is not padded, otherwise through a
 // buffer.
 template <typename Format, typename T>
 class OutputBlock {
@@ -111,7 +111,7 @@ class OutputBlock {
   std::vector<float> copy_;
 };
 
-// B in bands of kGemmBand columns; tasks of kMaxRows rows by a band.
+// B is packed in panels with kGemmBand columns. A task multiplies kMaxRows rows by a panel.
 template <typename Format>
 class PackedGemmOf {
  public:

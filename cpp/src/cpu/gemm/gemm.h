@@ -1,5 +1,4 @@
-// The GEMMs of whole tensors: through ATen, or by the kernels of formats.h where those
-// are faster.
+// GEMMs on complete tensors: through ATen, or with the kernels in formats.h if these are faster.
 #pragma once
 
 #include "common/tensor_views.h"
@@ -19,12 +18,11 @@ namespace lltm::cpu {
 
 // ---- through ATen -----------------------------------------------------------
 
-// The GEMMs of a cell, to and from its slots. 16-bit weights are widened to float32:
-// pre-activations are then not rounded to 16 bits, and CPUs without float16 arithmetic are faster
-// so.
+// The GEMMs between a cell's inputs and its pre-activations. 16-bit weights are widened to float32:
+// pre-activations are then not rounded to 16 bits, and CPUs without float16 arithmetic are faster.
 class Linear {
  public:
-  // With biases, where project_x and project add them.
+  // Includes the biases, which project_x and project add.
   template <typename Args>
   static Linear with_bias(const Args& args) {
     const Weights weights = weights_of(args);
@@ -33,17 +31,18 @@ class Linear {
   template <typename Args>
   explicit Linear(const Args& args) : Linear(*args.cell, weights_of(args), at::Tensor()) {}
 
-  // gates (rows, S * H) = x (rows, I) W_x^T + b, without what h gives.
+  // Returns gates (rows, S * H) = x (rows, I) W_x^T + b, without the recurrent part.
   at::Tensor project_x(const at::Tensor& x) const;
-  // gates += h (rows, H) W_h^T.
+  // Adds h (rows, H) W_h^T to gates.
   void add_recurrent(at::Tensor gates, const at::Tensor& h) const;
-  // Both, rounded as plain PyTorch rounds it: in one GEMM where every slot reads both.
+  // Computes both parts, with the same rounding as PyTorch's own operations: in one GEMM if every
+  // pre-activation depends on both.
   void project(at::Tensor gates, const at::Tensor& h, const at::Tensor& x) const;
 
-  // From the gradients of the pre-activations, dz (rows, (S + P) * H), written to `out`:
+  // Gradients from dz (rows, (S + P) * H), written to `out`.
   void input_gradient(at::Tensor out, const at::Tensor& dz) const;  // (rows, I)
   void state_gradient(at::Tensor out, const at::Tensor& dz) const;  // (rows, H)
-  // d_ih (Gx * H, I) += dz^T x and d_hh (Gh * H, H) += dz^T h; one that is undefined is left out.
+  // d_ih (Gx * H, I) += dz^T x and d_hh (Gh * H, H) += dz^T h. Skips an undefined output.
   void add_weight_gradients(
       const Weights& out, const at::Tensor& dz, const at::Tensor& h, const at::Tensor& x) const;
 
@@ -53,16 +52,17 @@ class Linear {
   at::Tensor h_columns(const at::Tensor& z) const;
 
   const CellInfo& cell_;
-  at::Tensor weight_x_, weight_h_, bias_;  // in the order of slots
-  mutable at::Tensor both_;                // [weight_h_, weight_x_], once it was asked for
+  at::Tensor weight_x_, weight_h_, bias_;  // in pre-activation order
+  mutable at::Tensor both_;                // [weight_h_, weight_x_], created on first use
 };
 
-// The GEMM of few rows with weights as they lie, their rows contiguous: for `width` units from
-// `unit` on, z (rows, S * width) = x W_x^T + h W_h^T. Without x, what h gives is added to the slots
-// of z that x has a part in; without h, the slots of h alone are left as they are.
+// A GEMM for few rows with weights in place, whose rows are contiguous. For `width` units from
+// `unit` on: z (rows, S * width) = x W_x^T + h W_h^T. Without x, adds the recurrent part to the
+// pre-activations that depend on x. Without h, does not change the pre-activations that depend only
+// on h.
 template <typename T>
 struct WeightsInPlace {
-  // One of x and h may be absent.
+  // x or h may be null.
   void multiply(
       int64_t rows,
       Matrix<const float> x,
@@ -102,17 +102,17 @@ struct WeightsInPlace {
 
 // ---- operands ---------------------------------------------------------------
 
-// The tensor itself, or a contiguous copy if its rows are not contiguous or overlap.
+// Returns the tensor, or a contiguous copy if its rows are not contiguous or overlap.
 at::Tensor with_contiguous_rows(const at::Tensor& tensor);
 
-// Rows of A in a format, and their memory.
+// Operand A in a format, and its memory.
 template <typename Format>
 struct OperandA {
   at::Tensor memory;
   Matrix<typename Format::Operand> rows;
 };
 
-// With zeros where K is padded, which packing leaves.
+// Allocates A with zeros in the K padding, which packing does not write.
 template <typename Format>
 OperandA<Format> allocate_a(int64_t rows, int64_t k, const at::TensorOptions& options) {
   using Operand = typename Format::Operand;
@@ -124,8 +124,8 @@ OperandA<Format> allocate_a(int64_t rows, int64_t k, const at::TensorOptions& op
   return {memory, {static_cast<Operand*>(memory.mutable_data_ptr()), stride, 1}};
 }
 
-// Calls body with values of the types that tensors of `dtype` are stored in and that belong to
-// `format`, for the pairs that schedules choose.
+// Calls body with a storage type for `dtype` and a format type, for the combinations that schedules
+// select.
 template <typename Body>
 auto visit_dtype_and_format(at::ScalarType dtype, GemmFormat format, const Body& body) {
   if (format == GemmFormat::kBf16) {
@@ -138,7 +138,7 @@ auto visit_dtype_and_format(at::ScalarType dtype, GemmFormat format, const Body&
   return dtype == at::kBFloat16 ? body(BFloat16{}, F32Format{}) : body(float{}, F32Format{});
 }
 
-// A row of sums to a storage type.
+// Converts n float32 sums to a storage type.
 inline void narrow(const float* x, float* y, int64_t n) {
   std::copy_n(x, n, y);
 }
@@ -149,11 +149,11 @@ inline void narrow(const float* x, BFloat16* y, int64_t n) {
   kernels().convert_bf16.store(x, y, n);
 }
 
-// ---- by our own kernels -----------------------------------------------------
+// ---- with our own kernels ---------------------------------------------------
 
-// C (rows, N) = A B with B (K, N) packed once. Tensors are of the format's Source, `out` of that or
-// float32, with contiguous rows.
-// False where values of A or B are out of range of the format.
+// C (rows, N) = A B, with B (K, N) packed once. Tensors have the format's Source type, `out` may
+// also be float32, and all rows are contiguous. Returns false if values in A or B are out of the
+// format's range.
 using PackedGemm = std::function<bool(const at::Tensor& out, const at::Tensor& a)>;
 PackedGemm make_packed_gemm(GemmFormat format, const at::Tensor& b);
 

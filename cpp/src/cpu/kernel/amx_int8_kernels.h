@@ -1,5 +1,5 @@
-// The GEMM of int8.h for AMX, included by the file for that instruction set. Results are those of
-// the other kernels, bit for bit: the sums are exact, and scaled alike.
+// The int8 GEMM for AMX, included by the file for that instruction set. Results are bitwise
+// identical to the other kernels: the sums are exact, and scaling is the same.
 #pragma once
 
 #include "cpu/kernel/amx_kernels.h"
@@ -8,15 +8,15 @@
 namespace lltm::cpu {
 namespace {
 
-// K of a tile: 64 bytes of a row of A, 16 groups of a panel of B.
+// A tile's K: 64 bytes from a row in A, or 16 groups from a panel in B.
 constexpr std::int64_t kInt8TileDepth = 64;
 constexpr std::int64_t kInt8MostPanels = 4;
 
-// Fewer rows are multiplied as fast by VNNI, which need not set up tiles.
+// With fewer rows, VNNI is as fast and needs no tile setup.
 constexpr std::int64_t kInt8FewestTileRows = 4;
 
-// What K has beyond whole tiles, of each panel a tile with zeros in the end. The tile of A goes on
-// beyond K, into the row's scale and what follows up to the next multiple of 64.
+// The remainder of K after full tiles: a zero-padded tile per panel. The tile of A reads past K,
+// into the row's scale and the padding up to the next multiple of 64.
 struct Int8Rest {
   alignas(64) Int8 tiles[kInt8MostPanels][kInt8TileDepth * kInt8Panel];
 };
@@ -36,8 +36,9 @@ void copy_rest(const Int8Gemm& p, std::int64_t panels, Int8Rest& rest) {
   }
 }
 
-// `rows` rows, in two tiles or one, times kPanels panels. Tiles: of C the upper ones 0 and 1 and
-// the lower ones 2 and 3, or 0 to 3; of A 4 and, below it, 5; of B 6 and 7 in turn.
+// Multiplies `rows` rows, in one or two tiles, by kPanels panels. Tiles for C: 0 and 1 (upper), 2
+// and 3 (lower), or 0 to 3 if there is one tile of rows. Tiles for A: 4 (upper) and 5 (lower).
+// Tiles for B: 6 and 7 alternate.
 template <int kHeight, int kPanels>
 void gemm_int8_tiles(const Int8Gemm& p, const Int8Rest& rest, std::int64_t rows) {
   alignas(64) std::int32_t sums[kHeight * kTileRows][kPanels * kInt8Panel];

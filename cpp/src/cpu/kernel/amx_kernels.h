@@ -1,5 +1,5 @@
-// The kernels for AMX, included by the file for that instruction set: those of bf16x3.h, and the
-// GEMM of bfloat16. That of int8: amx_int8_kernels.h.
+// Kernels for AMX, included by the file for that instruction set: bf16x3 (bf16x3.h) and bfloat16
+// GEMM. amx_int8_kernels.h has the int8 GEMM.
 #pragma once
 
 #include "cell/math.h"
@@ -21,7 +21,7 @@ LLTM_CELL_INLINE const std::uint16_t* words(const BFloat16x3* x) {
 
 // ---- packing ----------------------------------------------------------------
 
-// A group: 32 floats, or one part of 32.
+// A group: 32 floats, or one part for each of 32 floats.
 struct Group {
   __m512 low, high;
 };
@@ -30,7 +30,7 @@ LLTM_CELL_INLINE __mmask16 lanes(std::int64_t n) {
   return n >= 16 ? 0xFFFF : n <= 0 ? 0 : static_cast<__mmask16>((1u << n) - 1);
 }
 
-// n floats, at most 16, and zeros.
+// Loads n floats, at most 16, and fills the rest with zeros.
 LLTM_CELL_INLINE __m512 load_floats(const float* x, std::int64_t n) {
   return _mm512_maskz_loadu_ps(lanes(n), x);
 }
@@ -51,7 +51,7 @@ LLTM_CELL_INLINE __mmask16 too_large(Group x) {
   return too_large(x.low) | too_large(x.high);
 }
 
-// The elements of `low` become the lower 16 of each part.
+// The elements in `low` become the lower 16 in each part.
 LLTM_CELL_INLINE void decompose(Group x, __m512i (&parts)[3]) {
   for (int part = 0; part < 3; ++part) {
     parts[part] = (__m512i)_mm512_cvtne2ps_pbh(x.high, x.low);
@@ -82,7 +82,7 @@ bool pack_a_bf16x3(
   return out_of_range == 0;
 }
 
-// The overload of store_operand (elementwise_kernels.h) for bf16x3; has to come before it.
+// The bf16x3 overload for store_operand (elementwise_kernels.h), which must be declared first.
 LLTM_CELL_INLINE bool store_operand(
     const Matrix<BFloat16x3>& matrix,
     std::int64_t row,
@@ -92,7 +92,6 @@ LLTM_CELL_INLINE bool store_operand(
   return pack_a_bf16x3(1, n, {values}, matrix.from(row, col));
 }
 
-// 16 rows of 16 elements, transposed.
 LLTM_CELL_INLINE void transpose(__m512 (&tile)[16]) {
   Vector rows[16];
   for (int i = 0; i < 16; ++i) rows[i] = (Vector)tile[i];
@@ -126,12 +125,12 @@ bool pack_a_transposed_bf16x3(
 
 bool pack_b_bf16x3(
     std::int64_t rows, std::int64_t columns, Matrix<const float> x, Matrix<BFloat16x3> y) {
-  // Two rows, one after the other, to pairs.
+  // Interleaves two rows to pairs.
   alignas(64) static constexpr std::uint16_t kPairs[32] = {
       0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
       8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
   const __m512i order = _mm512_load_si512(kPairs);
-  constexpr std::int64_t kAhead = 16;  // rows
+  constexpr std::int64_t kAhead = 16;  // in rows
   __mmask16 out_of_range = 0;
   for (std::int64_t r = 0; r < rows; r += 2) {
     const std::int64_t group = r / kBf16x3Group * kBf16x3Group * kBf16x3Panel;
@@ -153,7 +152,7 @@ bool pack_b_bf16x3(
       }
     }
   }
-  // Zeros in the rest of the last group.
+  // Fills the rest of the last group with zeros.
   const std::int64_t pairs = (rows + 1) / 2 % (kBf16x3Group / 2);
   for (std::int64_t c = 0; pairs > 0 && c < columns; c += kBf16x3Panel) {
     BFloat16x3* const group =
@@ -197,7 +196,7 @@ bool pack_b_transposed_bf16x3(
 
 constexpr std::int64_t kTileRows = 16;
 
-// The intrinsics take tile numbers as literals only; these take them as constants.
+// The intrinsics accept tile numbers only as literals; these wrappers accept constants.
 #define LLTM_FOR_EACH_TILE(apply) \
   apply(0) apply(1) apply(2) apply(3) apply(4) apply(5) apply(6) apply(7)
 
@@ -226,7 +225,7 @@ LLTM_CELL_INLINE void store_tile(void* to, std::int64_t stride) {
 #undef LLTM_STORE
 }
 
-// C += A B for tiles C 0 to 3, A 4 to 6, B 6 or 7; of bfloat16, or of int8 with sums in int32.
+// C += A B for tiles C 0 to 3, A 4 to 6, and B 6 or 7; bfloat16, or int8 with int32 sums.
 template <int kC, int kA, int kB, typename Element = BFloat16>
 LLTM_CELL_INLINE void multiply_tiles() {
   constexpr bool kBytes = sizeof(Element) == 1;
@@ -245,7 +244,7 @@ LLTM_CELL_INLINE void multiply_tiles() {
 }
 #undef LLTM_FOR_EACH_TILE
 
-// What is in use of a tile, at most 16 rows of 64 bytes.
+// The used part of a tile, at most 16 rows with 64 bytes.
 struct TileShape {
   std::int64_t rows = kTileRows, row_bytes = 64;
 };
@@ -262,12 +261,11 @@ void configure_tiles(const TileShape (&shapes)[8]) {
     config.row_bytes[tile] = static_cast<std::uint16_t>(shapes[tile].row_bytes);
     config.rows[tile] = static_cast<std::uint8_t>(shapes[tile].rows);
   }
-  // The compiler is told that the instruction reads 8 bytes; it reads all 64.
+  // The intrinsic declares that it reads 8 bytes, but the instruction reads 64.
   __asm__ volatile("" : : "r"(&config) : "memory");
   _tile_loadconfig(&config);
 }
 
-// Calls body.template operator()<n>() for each of kPanels panels.
 template <int kPanels, typename Body>
 LLTM_CELL_INLINE void for_each_panel(const Body& body) {
   body.template operator()<0>();
@@ -276,11 +274,11 @@ LLTM_CELL_INLINE void for_each_panel(const Body& body) {
   if constexpr (kPanels > 3) body.template operator()<3>();
 }
 
-// Rows of C in pairs of tiles, of which the lower one may have fewer rows, or in a single tile.
+// C rows in tile pairs (the lower tile may have fewer rows), or in a single tile.
 struct TileRows {
-  std::int64_t count, upper, lower;  // lower is 0 in a single tile
+  std::int64_t count, upper, lower;  // lower is 0 for a single tile
 };
-// Calls body(rows) for the whole pairs among m rows, and for the rest; body moves on.
+// Calls body(rows) for all full pairs among m rows, and for the rest; body advances the pointers.
 template <typename Body>
 LLTM_CELL_INLINE void for_each_tile_rows(std::int64_t m, const Body& body) {
   const std::int64_t pairs = m / (2 * kTileRows), rest = m % (2 * kTileRows);
@@ -294,15 +292,14 @@ LLTM_CELL_INLINE void for_each_tile_rows(std::int64_t m, const Body& body) {
 
 // ---- GEMM of bf16x3 -----------------------------------------------------------
 
-// A tile of A is 16 rows of one part of a group, one of B a part of a group of a panel:
-// 1 KiB. Both are addressed by their first part. In 16-bit words:
-constexpr std::int64_t kPartB = 512;                // from one part of B to the next
-constexpr std::int64_t kGroupB = 3 * kPartB;        // from one group of B to the next
-constexpr std::int64_t kGroupA = 3 * kBf16x3Group;  // from one group of A to the next
+// A tile for A has 16 rows of one part of a group. A tile for B has one part of a group in a panel.
+// Both have 1 KiB and are addressed by their first part. Distances are in 16-bit words.
+constexpr std::int64_t kPartB = 512;                // between parts in B
+constexpr std::int64_t kGroupB = 3 * kPartB;        // between groups in B
+constexpr std::int64_t kGroupA = 3 * kBf16x3Group;  // between groups in A
 
-// Tiles of gemm_two_tiles: of C the upper ones 0 and 1 and the lower ones 2 and 3, of A the
-// upper one 4 and the lower one 5, of B 6 and 7. Of gemm_one_tile: of C 0 to 3, of A the
-// parts 4 to 6, of B 7.
+// Tiles in gemm_two_tiles: C is 0 and 1 (upper), 2 and 3 (lower), A is 4 (upper) and 5 (lower), B
+// is 6 and 7. Tiles in gemm_one_tile: C is 0 to 3, A is 4 to 6 (the three parts), B is 7.
 void configure_bf16x3(const TileRows& rows) {
   const TileShape upper = {rows.upper}, lower = {rows.lower}, b = {};
   if (rows.lower > 0) {
@@ -312,17 +309,17 @@ void configure_bf16x3(const TileRows& rows) {
   }
 }
 
-// A block of C and its operands; strides in bytes.
+// A block in C and its operands; strides are in bytes.
 struct Bf16x3Block {
   const std::uint16_t* a;
   std::int64_t a_stride;
   const std::uint16_t* b;
-  std::int64_t panel_stride;  // words from one panel to the next
+  std::int64_t panel_stride;  // in words
   float* c;
   std::int64_t c_stride;
   std::int64_t groups;
   bool accumulate;
-  // Where the next two panels start, and how many lines of each to prefetch per group.
+  // The next two panels' start, and how many lines to prefetch per panel and group.
   const std::uint16_t* next = nullptr;
   std::int64_t next_lines = 0;
 
@@ -338,8 +335,8 @@ LLTM_CELL_INLINE void prefetch_panels(const Bf16x3Block& block, const std::uint1
   }
 }
 
-// Two tiles of rows by one or two panels. The six products of parts are in an order in which
-// each loads one operand only.
+// Multiplies two row tiles by one or two panels. The six partial products are ordered so that each
+// loads only one operand.
 template <int kPanels>
 void gemm_two_tiles(const Bf16x3Block& p) {
   const std::uint16_t* a = p.a;
@@ -393,8 +390,8 @@ void gemm_two_tiles(const Bf16x3Block& p) {
   }
 }
 
-// One tile of rows by up to four panels: all three parts of A stay loaded, and each part of
-// B is loaded once and multiplied with every part of A that it is needed for.
+// Multiplies one row tile by up to four panels. All three A parts stay loaded. Each B part is
+// loaded once and multiplied by all A parts that need it.
 template <int kPanels>
 void gemm_one_tile(const Bf16x3Block& p) {
   const std::uint16_t* a = p.a;
@@ -429,11 +426,11 @@ void gemm_one_tile(const Bf16x3Block& p) {
   });
 }
 
-// Groups of K that all of C passes through before the next ones: those of two panels stay in
-// the L1 cache for the next rows.
+// K groups per slice. All of C is updated with a slice before the next; the groups in two panels
+// stay in L1 for the next rows.
 constexpr std::int64_t kSliceGroups = 4;
 
-// Calls body(block, panels) for each slice of K and each run of at most `most` panels.
+// Calls body(block, panels) for each K slice and each run with at most `most` panels.
 template <typename Body>
 LLTM_CELL_INLINE void for_each_block_of_panels(
     const Bf16x3Block& whole, std::int64_t n, std::int64_t most, Body body) {
@@ -446,7 +443,8 @@ LLTM_CELL_INLINE void for_each_block_of_panels(
       block.c += panel * kBf16x3Panel;
       block.groups = at_most(whole.groups - group, kSliceGroups);
       block.accumulate = whole.accumulate || group > 0;
-      // After the last panel comes the next slice; after all, mostly what follows in memory.
+      // The last panel is followed by the next slice. After the last slice, prefetching continues
+      // with the following memory.
       const bool next_slice = panel + most >= all && group + kSliceGroups < whole.groups;
       block.next = next_slice ? whole.b + (group + kSliceGroups) * kGroupB
                               : block.b + most * whole.panel_stride;
@@ -455,7 +453,7 @@ LLTM_CELL_INLINE void for_each_block_of_panels(
   }
 }
 
-// Rows in pairs of tiles; the lower one of the last pair may have fewer rows.
+// Rows are in tile pairs; the last pair's lower tile may have fewer rows.
 void gemm_pairs(const Bf16x3Block& whole, std::int64_t pairs, std::int64_t n) {
   for_each_block_of_panels(whole, n, 2, [&](Bf16x3Block block, std::int64_t panels) {
     block.next_lines = 48 / pairs;
@@ -512,12 +510,12 @@ constexpr Bf16x3Kernels kBf16x3Kernels = {
 
 // ---- GEMM of bfloat16 ---------------------------------------------------------
 
-// A block of C and its operands, in groups of a tile's depth; strides in bytes.
+// A block in C and its operands, in groups with a tile's depth; strides are in bytes.
 struct Bf16Block {
   const BFloat16* a;
   std::int64_t a_stride;
   const BFloat16* b;
-  std::int64_t b_stride;  // from one pair of rows to the next
+  std::int64_t b_stride;  // between row pairs
   float* c;
   std::int64_t c_stride;
   std::int64_t groups;
@@ -525,8 +523,8 @@ struct Bf16Block {
 };
 constexpr std::int64_t kTileDepth = 32, kTileColumns = 16;
 
-// Two tiles of rows by one or two panels of columns, or one tile by up to four. Tiles: of C as for
-// bf16x3, of A 4 and, below it, 5, of B 6 and 7 in turn.
+// Multiplies two row tiles by one or two column panels, or one row tile by up to four. Tiles: C as
+// for bf16x3, A 4 (upper) and 5 (lower), B 6 and 7 alternate.
 template <int kHeight, int kPanels>
 void gemm_bf16_tiles(const Bf16Block& p) {
   const std::int64_t below_a = kTileRows * p.a_stride / 2, below_c = kTileRows * p.c_stride / 4;
@@ -555,7 +553,7 @@ void gemm_bf16_tiles(const Bf16Block& p) {
   });
 }
 
-// All rows by panels of equal shape.
+// Multiplies all rows by panels with the same shape.
 void gemm_bf16_panels(
     std::int64_t m, Bf16Block block, std::int64_t panels, const TileShape& b, std::int64_t depth) {
   for_each_tile_rows(m, [&](const TileRows& rows) {
@@ -599,7 +597,7 @@ void gemm_bf16_amx(
       c.row_stride * 4,
       b.k / kTileDepth,
       accumulate};
-  // K in whole tiles, then the rest of it; N likewise.
+  // Multiplies all full tiles along K, then the remainder; N in the same way.
   const auto multiply = [&](std::int64_t depth) {
     const std::int64_t panels = b.n / kTileColumns, rest = b.n % kTileColumns;
     if (panels > 0) gemm_bf16_panels(m, block, panels, {depth / 2, 64}, depth);

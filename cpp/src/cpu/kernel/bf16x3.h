@@ -1,19 +1,20 @@
-// float32 GEMM on a matrix unit that multiplies bfloat16 only (AMX): decomposition to
-// bf16x3.
+// bf16x3: float32 GEMM on AMX, which multiplies only bfloat16.
 //
-// A float is the sum of three bfloat16, each the bfloat16 nearest to what the ones before leave:
-// three significands of 8 bits hold all 24 of a float's. Of the nine products of the parts of two
-// factors, the six largest are accumulated in float32. The other three add up to at most 2^-23 of
-// the product, so the result of numbers above 2^-103 is at least as accurate as that of a float32
+// A float32 is decomposed into the sum of three bfloat16. Each part is the bfloat16 nearest to the
+// remainder, so the three 8-bit significands hold all 24 bits. Two factors have nine partial
+// products. The six largest are accumulated in float32, the other three add up to at most 2^-23 of
+// the product. For numbers above 2^-103, the result is therefore at least as accurate as a float32
 // GEMM, in half the time (Henry, Tang, Heinecke: Leveraging the bfloat16 Artificial Intelligence
 // Datatype for Higher-Precision Computations, 2019).
 //
-// Two limits. An infinity cannot be decomposed, and where a product overflows, those of its
-// parts may cancel to NaN: packing reports values from kBf16x3Limit on as out of range, and
-// the engine falls back to float32. And AMX flushes what is below 2^-126, parts and products
-// of parts, to zero: numbers below 2^-103 and products below 2^-102 lose digits.
+// Limits:
+// - Infinity cannot be decomposed, and if a product overflows, its partial products can cancel to
+// NaN. Packing therefore reports values from kBf16x3Limit on as out of range, and the engine falls
+// back to float32.
+// - AMX flushes parts and partial products below 2^-126 to zero. Numbers below 2^-103 and products
+// below 2^-102 lose digits.
 //
-// Part of the files per instruction set: no header of torch.
+// Included by the files per instruction set: no torch header.
 #pragma once
 
 #include "common/matrix.h"
@@ -22,35 +23,35 @@
 
 namespace lltm::cpu {
 
-// Storage of the three parts of one float. In memory, the parts of kBf16x3Group elements
-// stand together, all first parts, then all second, then all third: a pointer to elements
-// points to the first one of a group.
+// Storage for a float's three parts. In memory, kBf16x3Group elements are stored together: all
+// first parts, then all second parts, then all third parts. A pointer to elements points to a
+// group's first element.
 struct BFloat16x3 {
   std::uint16_t bits[3];
 };
 constexpr std::int64_t kBf16x3Group = 32;
 constexpr float kBf16x3Limit = 0x1p60f;
-// Columns of a panel of B: the width of a tile.
+// Columns per B panel: a tile's width.
 constexpr std::int64_t kBf16x3Panel = 16;
 
-// A (M, K) is packed row by row, in whole groups, padded with zeros. B (K, N) is packed in
-// panels of 16 columns, each in groups of 32 rows, those in pairs of rows:
+// A (M, K) is packed row by row, in complete groups, padded with zeros. B (K, N) is packed in
+// panels with 16 columns. A panel consists of groups with 32 rows, each stored as row pairs:
 // [column][row % 2].
 //
-// Elements from one row of A to the next: an odd number of groups, so that the rows of a
-// tile do not compete for the same sets of the L1 cache.
+// Returns A's row stride in elements: an odd number of groups, so that the rows in a tile do not
+// compete for the same L1 cache sets.
 constexpr std::int64_t bf16x3_row_stride(std::int64_t k) {
   return ((k + kBf16x3Group - 1) / kBf16x3Group | 1) * kBf16x3Group;
 }
 
-// Packs x (rows, columns), floats with contiguous rows, into y. y is rows of A, or panels of
-// B: then row_stride is 16 K of all of B, even where x is a part of its rows. Returns whether
-// all of x are in range: NaN or below kBf16x3Limit.
+// Packs x (rows, columns), floats with contiguous rows, into y: A rows or B panels. For panels,
+// row_stride is 16 K for the complete B, even if x has only some of its rows. Returns true if all
+// values are in range: NaN or below kBf16x3Limit.
 using PackBf16x3 =
     bool (*)(std::int64_t rows, std::int64_t columns, Matrix<const float> x, Matrix<BFloat16x3> y);
 
 struct Bf16x3Kernels {
-  Gemm<BFloat16x3>* gemm;        // b.k is a multiple of 32, b.n of 16
+  Gemm<BFloat16x3>* gemm;        // b.k is a multiple of 32, b.n a multiple of 16
   PackBf16x3 pack_a;             // x as A
   PackBf16x3 pack_a_transposed;  // x^T as A
   PackBf16x3 pack_b;             // x as B

@@ -1,7 +1,7 @@
-// The element-wise part of a step on the CPU: what is left when the GEMMs have given the
-// pre-activations. Parameters of the kernels in elementwise_kernels.h.
+// Arguments for the element-wise kernels (elementwise_kernels.h), which compute the rest of a step
+// from the pre-activations.
 //
-// Part of the files per instruction set: no header of torch.
+// Included by the files per instruction set: no torch header.
 #pragma once
 
 #include "cell/cell.h"
@@ -14,7 +14,7 @@
 
 namespace lltm::cpu {
 
-// Storage of the 16-bit formats, as c10::Half and c10::BFloat16 lay them out.
+// Storage for the 16-bit formats, with the same layout as c10::Half and c10::BFloat16.
 struct Half {
   std::uint16_t bits;
 };
@@ -22,56 +22,56 @@ struct BFloat16 {
   std::uint16_t bits;
 };
 
-// The type that elements of a GEMM operand of type G are packed from.
+// The type from which GEMM operands of type G are packed.
 template <typename G>
 using source_t =
     std::conditional_t<std::is_same_v<G, BFloat16x3> || std::is_same_v<G, Int8>, float, G>;
 
-// T is the storage type of the tensors, G that of the GEMM operands: T itself; float, where
-// there is no GEMM of T; or BFloat16x3 or Int8 in the place of float. A call covers `hidden` units:
-// all of them, or a block; of BFloat16x3, whole rows. What has several blocks of H columns has the
-// first unit of each `layer_hidden` columns after that of the one before, unless said.
+// T is the tensors' storage type. G is the GEMM operand type: T, float (if T has no GEMM), or
+// BFloat16x3 or Int8 instead of float. A call covers `hidden` units: all of them, a block, or, for
+// BFloat16x3, complete rows. In matrices with several blocks of H columns, the blocks are
+// `layer_hidden` columns apart unless stated otherwise.
 //
-// Arguments that are written have contiguous columns. c_next may be c.
+// Matrices that are written have contiguous columns. c_next may be c.
 template <typename T, typename G>
 struct ForwardArgs {
   const CellInfo* cell = nullptr;
   std::int64_t hidden = 0;
   std::int64_t layer_hidden = 0;
-  Matrix<const compute_t<T>> gates;       // pre-activations less the bias, from the first slot on
-  std::int64_t gates_step = 0;            // columns from one slot to the next
-  bool gates_padded = false;              // 15 columns more may be read, whatever they hold
-  Matrix<const compute_t<T>> bias;        // of each slot, row stride 0; or absent
-  Matrix<const compute_t<T>> parameters;  // of the cell, row stride 0; or absent
+  Matrix<const compute_t<T>> gates;       // pre-activations without bias
+  std::int64_t gates_step = 0;            // columns between pre-activations
+  bool gates_padded = false;              // true if 15 more columns may be read
+  Matrix<const compute_t<T>> bias;        // per pre-activation, row stride 0; or null
+  Matrix<const compute_t<T>> parameters;  // the cell's parameters, row stride 0; or null
   Matrix<const T> c;
   Matrix<T> h_next;
-  Matrix<G> h_operand;        // h_next once more, packed for the next GEMM; or absent
-  Matrix<const T> h_factor;   // that is multiplied by this; or absent
-  Matrix<bool> out_of_range;  // set in rows with a value that cannot be packed (bf16x3.h, int8.h)
+  Matrix<G> h_operand;        // h_next, packed for the next GEMM; or null
+  Matrix<const T> h_factor;   // recurrent mask, multiplied into h_operand; or null
+  Matrix<bool> out_of_range;  // set for rows with a value that cannot be packed (bf16x3.h, int8.h)
   Matrix<T> c_next;
-  Matrix<T> activations;  // what backward needs (cell.h); or absent
+  Matrix<T> activations;  // saved for backward (cell.h); or null
 };
 
-// grad_c_prev may be grad_c. An absent gradient is zero.
+// grad_c_prev may be grad_c. A null gradient is zero.
 template <typename T, typename G>
 struct BackwardArgs {
   const CellInfo* cell = nullptr;
   std::int64_t hidden = 0;
   std::int64_t layer_hidden = 0;
   Matrix<const T> activations;
-  Matrix<const compute_t<T>> parameters;    // of the cell, row stride 0; or absent
-  Matrix<const T> grad_h;                   // or absent
-  Matrix<const compute_t<T>> grad_h_state;  // added to grad_h, or absent
-  Matrix<const compute_t<T>> grad_c;        // or absent
-  Matrix<source_t<G>> grad_gates;           // of each slot, then of each parameter
+  Matrix<const compute_t<T>> parameters;    // the cell's parameters, row stride 0; or null
+  Matrix<const T> grad_h;                   // or null
+  Matrix<const compute_t<T>> grad_h_state;  // added to grad_h; or null
+  Matrix<const compute_t<T>> grad_c;        // or null
+  Matrix<source_t<G>> grad_gates;           // for each pre-activation, then for each parameter
   Matrix<compute_t<T>> grad_c_prev;
-  Matrix<G> operand;  // that of slots once more, packed for the next GEMM; or absent
+  Matrix<G> operand;  // dz without parameters, packed for the next GEMM; or null
   std::int64_t operand_step = 0;
-  bool* out_of_range = nullptr;  // set where a value cannot be packed
+  bool* out_of_range = nullptr;  // set if a value cannot be packed
 };
 
-// Both work on elements [begin, end) of the (rows, hidden) elements in row order, so that
-// one long row can be divided among threads as well as many short ones.
+// Both functions process elements [begin, end) of the (rows, hidden) elements in row order, so that
+// threads can divide a single long row or many short rows.
 template <typename T, typename G>
 struct Elementwise {
   void (*forward)(const ForwardArgs<T, G>& args, std::int64_t begin, std::int64_t end);

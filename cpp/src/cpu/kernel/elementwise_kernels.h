@@ -1,8 +1,8 @@
 // The element-wise kernels, included by one file per instruction set.
 //
-// They work on blocks of kBlock elements of one row: load (widening and gathering where the
-// storage is not a contiguous array of the compute type), compute in a loop that the
-// compiler vectorises, store. The last block is padded, so odd sizes run at vector speed.
+// They process blocks of kBlock elements in a row: load (widen or gather, unless the storage is a
+// contiguous array in the compute type), compute in a loop that the compiler vectorizes, and store.
+// The last block is padded, so that odd sizes also run at vector speed.
 #pragma once
 
 #include "cell/cells.h"
@@ -23,24 +23,21 @@ constexpr std::int64_t padded(std::int64_t n) {
   return (n + 15) / 16 * 16;
 }
 
-// Whether n elements of a row, if of the compute type, are an array as `load` returns it.
+// True if n elements of a row can be used in place as the array that `load` returns, provided that
+// they have the compute type.
 template <typename T>
 LLTM_CELL_INLINE bool is_in_place(const Matrix<const T>& matrix, std::int64_t n, bool is_padded) {
   return matrix.data != nullptr && matrix.col_stride == 1 && (is_padded || n == padded(n));
 }
 
-// n elements of row `row` from column `col` on, as a contiguous array of the
-// compute type that may be read up to padded(n): the memory itself where it is
-// that already, as it is of a `padded` matrix, else a copy in `buffer`. Absent
-// matrices read as zero.
-// The n elements at x, `stride` apart, widened and padded with zeros. A call: inlined once for each
-// array of each kernel, it would be most of the code.
+// Copies n elements from x, `stride` apart, widened and padded with zeros. Not inlined, to limit
+// code size: each kernel loads many arrays.
 template <typename T>
 __attribute__((noinline)) void gather(
     const T* x, std::int64_t stride, std::int64_t n, compute_t<T>* values) {
   if (stride == 1) {
     for (std::int64_t j = 0; j < n; ++j) values[j] = widen(x[j]);
-  } else if (stride == 0) {  // the gradient of a sum
+  } else if (stride == 0) {  // an expanded tensor, such as a sum's gradient
     const compute_t<T> value = widen(x[0]);
     for (std::int64_t j = 0; j < n; ++j) values[j] = value;
   } else {
@@ -49,6 +46,9 @@ __attribute__((noinline)) void gather(
   for (std::int64_t j = n; j < padded(n); ++j) values[j] = compute_t<T>(0);
 }
 
+// Returns n elements from row `row` and column `col` on, as a contiguous array in the compute type
+// that can be read up to padded(n). Uses the memory in place if possible, otherwise a copy in
+// `buffer`. Null matrices read as zero.
 template <typename T>
 LLTM_CELL_INLINE const compute_t<T>* load(
     const Matrix<const T>& matrix,
@@ -71,8 +71,8 @@ LLTM_CELL_INLINE const compute_t<T>* load(
   return values;
 }
 
-// Where a kernel puts n results of the compute type, up to padded(n) of them:
-// the memory itself if it will do, else `buffer`, from where `store` fetches them.
+// Returns the array to which a kernel writes n results of the compute type, up to padded(n): the
+// memory itself if possible, otherwise `buffer`, from which `store` copies them.
 template <typename T>
 LLTM_CELL_INLINE compute_t<T>* target(
     const Matrix<T>& matrix,
@@ -106,8 +106,8 @@ LLTM_CELL_INLINE void store(
   scatter(values, n, y);
 }
 
-// Packed for the next GEMM. False where values are out of range, as they can be of int8 and of
-// bf16x3, whose overload is in amx_kernels.h.
+// Packs values for the next GEMM. Returns false if values are out of range, which is possible for
+// int8 and bf16x3. The bf16x3 overload is in amx_kernels.h.
 template <typename G>
 LLTM_CELL_INLINE bool store_operand(
     const Matrix<G>& matrix,
@@ -133,7 +133,7 @@ LLTM_CELL_INLINE bool store_operand(
   return fits;
 }
 
-// Cuts elements [begin, end) of a matrix with `hidden` columns into blocks.
+// Divides elements [begin, end) in a matrix with `hidden` columns into blocks.
 template <typename Body>
 LLTM_CELL_INLINE void for_each_block(
     std::int64_t hidden, std::int64_t begin, std::int64_t end, Body body) {
@@ -154,8 +154,8 @@ LLTM_CELL_INLINE void for_each_block(
 
 // ---- kernels --------------------------------------------------------------
 
-// h' as it is returned, and as the operand of the next GEMM: rounded alike, so that a sequence and
-// single steps agree.
+// Stores h' as output and as operand of the next GEMM. Both are rounded in the same way, so that a
+// sequence and single steps agree.
 template <typename T, typename G>
 LLTM_CELL_INLINE void store_h(
     const ForwardArgs<T, G>& a,
@@ -181,7 +181,7 @@ void forward(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
   constexpr int kSlots = Page::kSlots, kSaved = Page::kSaved;
   Block<C> in_z[kSlots], in_bias[kSlots], in_c, out_saved[kSaved], out_c, out_h;
   const C* bias[kSlots] = {};
-  std::int64_t column_of_bias = -1;  // of all rows, where a row is one block
+  std::int64_t column_of_bias = -1;  // equal for all rows if a row is a single block
   for_each_block(a.hidden, begin, end, [&](std::int64_t row, std::int64_t col, std::int64_t n) {
     const C* z[kSlots];
     C* saved[kSaved];
@@ -225,7 +225,7 @@ void forward(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
   });
 }
 
-// Rows to fetch ahead.
+// How many rows to prefetch ahead.
 constexpr std::int64_t kRowsAhead = 4;
 
 template <typename Page, typename T, typename G>
@@ -276,7 +276,7 @@ void backward(const BackwardArgs<T, G>& a, std::int64_t begin, std::int64_t end)
   });
 }
 
-// Element by element, for what is left over at the edges.
+// Transposes a matrix's edges element by element.
 template <typename T>
 LLTM_CELL_INLINE void transpose_rest(
     std::int64_t rows, std::int64_t columns, Matrix<const T> x, Matrix<T> y) {
@@ -289,8 +289,8 @@ LLTM_CELL_INLINE std::uint32_t pair(BFloat16 first, BFloat16 second) {
   return first.bits | std::uint32_t{second.bits} << 16;
 }
 
-// One vector of a tile: a row of floats, or two rows of bfloat16 as pairs, so that a tile
-// transposes twice as many of them.
+// Loads a vector in a tile: a float row, or two bfloat16 rows as pairs, so that a tile transposes
+// twice as many.
 LLTM_CELL_INLINE void load_tile_row(Matrix<const float> x, std::int64_t i, Vector& to) {
   __builtin_memcpy(&to, x.row(i), sizeof(to));
 }
@@ -331,7 +331,7 @@ void pair_rows(std::int64_t columns, const BFloat16* a, const BFloat16* b, BFloa
   }
 }
 
-// Pairs of bfloat16 as one element each, at any address.
+// Handles a bfloat16 pair as one element, at any alignment.
 void pair_columns(
     std::int64_t rows, std::int64_t columns, Matrix<const BFloat16> x, Matrix<BFloat16> y) {
   constexpr std::int64_t kWidth = 2 * kTile;
@@ -363,8 +363,7 @@ void pair_columns(
   }
 }
 
-// Two sums, of the even and the odd rows, for the sake of rounding errors as
-// well as of speed.
+// Sums even and odd rows separately, for accuracy and speed.
 void sum_rows(std::int64_t rows, std::int64_t columns, Matrix<const float> x, float* y) {
   for (std::int64_t c = 0; c < columns; c += kBlock) {
     const std::int64_t n = columns - c < kBlock ? columns - c : kBlock;

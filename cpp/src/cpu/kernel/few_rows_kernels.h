@@ -1,6 +1,6 @@
-// The kernels for few rows, included by the files per instruction set: GEMMs with packed weights,
-// accumulated in float64, and with weights as they lie; and the element-wise part of
-// few_rows.cpp.
+// Kernels for few rows, included by the files per instruction set: GEMMs with packed weights and
+// float64 accumulators, GEMMs with weights in place, and the element-wise part of the small-batch
+// engine (few_rows.cpp).
 #pragma once
 
 #include "cell/cell.h"
@@ -14,7 +14,7 @@
 namespace lltm::cpu {
 namespace {
 
-// The two halves of a vector, as doubles.
+// Conversion between a vector's two halves and doubles.
 #if defined(__AVX512F__)
 using Doubles = __m512d;
 LLTM_CELL_INLINE Doubles widen_low(Floats x) {
@@ -69,20 +69,20 @@ struct FewRowsGemm {
   bool accumulate;
 };
 
-// Products are summed in float32, in chains of kChain, and the sums of kChains
-// chains too, before they are widened and added to the float64 accumulators. In two levels the
-// rounding errors stay far below those of a float32 GEMM, and widening takes little time.
+// Products are summed in float32, in chains of kChain. The sums of kChains chains are also added in
+// float32, and then widened and added to the float64 accumulators. With two levels, rounding errors
+// stay far below a float32 GEMM's, and widening takes little time.
 constexpr std::int64_t kChain = 8, kChains = 4;
-// Rows of B from one that is read to one that is fetched meanwhile.
+// Prefetch distance in B rows.
 constexpr std::int64_t kFetchedAhead = 16;
 
-// The sums of kRows rows and kVectors vectors of columns, as pairs of halves.
+// Accumulators for kRows rows and kVectors column vectors, as pairs of halves.
 template <int kRows, int kVectors>
 struct FewRowsAccumulators {
   Doubles low[kRows][kVectors] = {};
   Doubles high[kRows][kVectors] = {};
 
-  // Adds the products with rows [k, last) of B, at most kChain * kChains.
+  // Adds the products with B rows [k, last), at most kChain * kChains.
   LLTM_CELL_INLINE void add_chains(
       const FewRowsGemm& p, std::int64_t column, std::int64_t k, std::int64_t last) {
     const float* b = p.b.data + k * p.b.n + column;
@@ -95,7 +95,7 @@ struct FewRowsAccumulators {
 #pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v) {
           const Floats weights = load_lanes(b + v * kLanes);
-          // One row is bound by its loads, and gains nothing.
+          // A single row is limited by its loads and gains nothing from prefetching.
           if (kRows > 1 && v % kVectorsOfLine == 0) {
             __builtin_prefetch(b + v * kLanes + kFetchedAhead * p.b.n);
           }
@@ -127,7 +127,7 @@ struct FewRowsAccumulators {
   }
 };
 
-// A vector of sums, to c or added to it; the first `skip` are left as they are.
+// Stores a vector of sums to c, or adds it, except for the first `skip` elements.
 LLTM_CELL_INLINE void store_sums(
     Doubles low, Doubles high, float* c, std::int64_t skip, bool accumulate) {
   if (skip <= 0) {
@@ -147,7 +147,7 @@ LLTM_CELL_INLINE void store_sums(
   }
 }
 
-// Columns from number `column` on; the first `skip` of them are left as they are.
+// Computes a tile from column `column` on, except for its first `skip` columns.
 template <int kRows, int kVectors>
 LLTM_CELL_INLINE void gemm_few_rows_tile(
     const FewRowsGemm& p, std::int64_t column, std::int64_t skip = 0) {
@@ -165,7 +165,7 @@ LLTM_CELL_INLINE void gemm_few_rows_tile(
 
 template <int kRows>
 LLTM_CELL_INLINE void gemm_few_rows_band(const FewRowsGemm& p) {
-  // Eight sums or more hide the latency of a multiply-add.
+  // At least eight sums hide the multiply-add latency.
   constexpr int kVectors = kRows == 1 ? 8 : kRows == 2 ? 4 : kRows == 3 ? 3 : 2;
   std::int64_t column = 0;
   const auto cover = [&]<int kWidth>() __attribute__((always_inline)) {
@@ -179,7 +179,7 @@ LLTM_CELL_INLINE void gemm_few_rows_band(const FewRowsGemm& p) {
   cover.template operator()<1>();
   const std::int64_t rest = p.b.n - column;
   if (rest == 0) return;
-  if (p.b.n >= kLanes) {  // a whole vector that ends where the columns do
+  if (p.b.n >= kLanes) {  // a full vector that ends at the last column
     gemm_few_rows_tile<kRows, 1>(p, p.b.n - kLanes, kLanes - rest);
     return;
   }
@@ -217,8 +217,7 @@ void gemm_few_rows(
 
 // ---- weights in place -------------------------------------------------------
 
-// The sum of the elements of a vector, in halves: the rounding error grows with the number of
-// additions that an element goes through.
+// Sums a vector's elements by adding halves: rounding errors grow with the additions per element.
 LLTM_CELL_INLINE float sum_of(Floats x) {
   float values[kLanes];
   __builtin_memcpy(values, &x, sizeof(x));
@@ -230,7 +229,7 @@ LLTM_CELL_INLINE float sum_of(Floats x) {
   return values[0];
 }
 
-// The same of four vectors, which share the additions of the last steps.
+// Sums four vectors, which share the last additions.
 #if defined(__AVX__)
 LLTM_CELL_INLINE __m128 sum_to_quarter(Floats x) {
 #if defined(__AVX512F__)
@@ -264,12 +263,11 @@ LLTM_CELL_INLINE void sums_of_four(const Floats (&x)[4], float* sums) {
 }
 #endif
 
-// Products that a lane of a vector adds up before their sum is added to the others: the rounding
-// error grows with the length of such a chain.
+// Maximum products per lane and chain; rounding errors grow with the chain length.
 constexpr std::int64_t kLaneChain = 16;
 
-// kRows rows of A with kColumns rows of B from number n on: scalar products, so that B is read
-// along its rows.
+// Computes the dot products between kRows rows in A and kColumns rows in B from row n on, so that B
+// is read along its rows.
 template <int kRows, int kColumns, typename B>
 LLTM_CELL_INLINE void gemm_in_place_tile(const InPlaceGemm<B>& p, std::int64_t n) {
   constexpr int kSums = kRows * kColumns;
@@ -322,7 +320,7 @@ LLTM_CELL_INLINE void gemm_in_place_tile(const InPlaceGemm<B>& p, std::int64_t n
 
 template <int kRows, typename B>
 LLTM_CELL_INLINE void gemm_in_place_rows(const InPlaceGemm<B>& p) {
-  // As many as the registers hold sums, beside a vector of each row of A and one of B.
+  // As many sums as fit in the registers, in addition to one vector per A row and a B vector.
 #if defined(__AVX512F__) || defined(__aarch64__)
   constexpr int kRegisters = 32;
 #else
@@ -348,11 +346,11 @@ void gemm_in_place(std::int64_t m, const InPlaceGemm<B>& p) {
   }
 }
 
-// What the element-wise part computes in: float where the errors of a state die out.
+// Compute type for the element-wise part: float if rounding errors in the state decay.
 template <typename Page>
 using FewRowsNumber = std::conditional_t<Page::kCell.forgets, float, double>;
 
-// Units of one row, at most kSomeUnits.
+// Processes units in a row, at most kSomeUnits.
 constexpr std::int64_t kSomeUnits = 64;
 template <typename Page>
 LLTM_CELL_INLINE void forward_few_rows_units(

@@ -1,5 +1,5 @@
-// Numbers of the storage formats as floats, one by one and by vectors of the instruction set that a
-// file is compiled for.
+// Conversions between storage types and float: single values, and vectors in the instruction set
+// that a file is compiled for.
 #pragma once
 
 #include "cell/math.h"
@@ -16,7 +16,7 @@
 namespace lltm::cpu {
 namespace {
 
-// ---- one by one -------------------------------------------------------------
+// ---- single values ----------------------------------------------------------
 
 template <typename To, typename From>
 LLTM_CELL_INLINE To bits(From from) {
@@ -39,7 +39,7 @@ LLTM_CELL_INLINE float widen(Half x) {
 #else
   const std::uint32_t sign = std::uint32_t{x.bits} >> 15 << 31;
   const std::uint32_t magnitude = (x.bits & std::uint32_t{0x7FFF}) << 13;
-  // Read as a float, the magnitude is 2^112 too small, subnormals included.
+  // Interpreted as a float, the magnitude is 2^112 too small, subnormals included.
   const std::uint32_t finite = bits<std::uint32_t>(bits<float>(magnitude) * 0x1p112f);
   const std::uint32_t special = magnitude | 0x7F800000u;  // infinity and NaN
   return bits<float>(sign | (magnitude >= 0x0F800000u ? special : finite));
@@ -58,7 +58,7 @@ LLTM_CELL_INLINE float narrow<float>(float x) {
   return x;
 }
 
-// Both round to nearest, ties to even; NaN becomes the quiet NaN.
+// bfloat16 and half round to nearest, ties to even; NaN becomes the quiet NaN.
 template <>
 LLTM_CELL_INLINE BFloat16 narrow<BFloat16>(float x) {
   const std::uint32_t u = bits<std::uint32_t>(x);
@@ -71,12 +71,12 @@ LLTM_CELL_INLINE Half narrow<Half>(float x) {
   const std::uint32_t u = bits<std::uint32_t>(x);
   const std::uint32_t sign = u >> 31 << 15;
   const std::uint32_t magnitude = u & 0x7FFFFFFFu;
-  // The exponent's bias goes from 127 to 15; a carry out of the mantissa
-  // moves the exponent up, past the largest number to infinity.
+  // Changes the exponent bias from 127 to 15. A carry from the mantissa increments the exponent,
+  // past the largest number to infinity.
   const std::uint32_t rounded =
       (magnitude + 0xFFFu + ((magnitude >> 13) & 1u) - (112u << 23)) >> 13;
   const std::uint32_t normal = rounded < 0x7C00u ? rounded : 0x7C00u;
-  // Adding 0.5 makes the float's last place that of a half's subnormals.
+  // Adding 0.5 aligns the float's last place with the half subnormals.
   const std::uint32_t subnormal = bits<std::uint32_t>(bits<float>(magnitude) + 0.5f) - 0x3F000000u;
   const std::uint32_t finite = magnitude < 0x38800000u ? subnormal : normal;
   return {static_cast<std::uint16_t>(sign | (x != x ? 0x7E00u : finite))};
@@ -94,7 +94,7 @@ using Floats = float32x4_t;
 using Floats = float __attribute__((vector_size(16)));
 #endif
 constexpr int kLanes = sizeof(Floats) / sizeof(float);
-// Vectors that one prefetch is for: those of NEON are a quarter of a line of the cache.
+// Vectors per prefetch: a NEON vector is a quarter of a cache line.
 #if defined(__aarch64__)
 constexpr int kVectorsOfLine = 4;
 #else
@@ -107,7 +107,7 @@ LLTM_CELL_INLINE Floats load_lanes(const float* x) {
   return floats;
 }
 
-// A vector of 16-bit elements, widened: bits of half a vector of floats.
+// 16-bit elements that widen to a float vector.
 #if defined(__AVX512F__)
 using HalfBits = __m256i;
 #elif defined(__AVX__)
@@ -131,7 +131,7 @@ LLTM_CELL_INLINE Floats widen_lanes(HalfBits x, Half) {
 }
 #elif defined(__aarch64__)
 LLTM_CELL_INLINE Floats widen_lanes(HalfBits x, BFloat16) {
-#if defined(__clang__)  // which makes one instruction of both
+#if defined(__clang__)  // Clang combines both into one instruction.
   return vreinterpretq_f32_u32(vshlq_n_u32(vmovl_u16(x), 16));
 #else
   return vreinterpretq_f32_u32(vshll_n_u16(x, 16));
@@ -177,7 +177,7 @@ LLTM_CELL_INLINE __m256i first_lanes(std::int64_t n) {
 }
 #endif
 
-// The first `n` elements of x, fewer than a vector; the others zero.
+// Loads the first n elements from x, n < kLanes, and fills the rest with zeros.
 LLTM_CELL_INLINE Floats load_first(const float* x, std::int64_t n) {
 #if defined(__AVX512F__)
   return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << n) - 1), x);
@@ -209,7 +209,6 @@ LLTM_CELL_INLINE Floats load_first(const T* x, std::int64_t n) {
 #endif
 }
 
-// Stores the first n lanes.
 LLTM_CELL_INLINE void store_first(Floats floats, float* x, std::int64_t n) {
 #if defined(__AVX512F__)
   _mm512_mask_storeu_ps(x, static_cast<__mmask16>((1u << n) - 1), floats);

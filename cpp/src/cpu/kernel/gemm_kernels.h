@@ -1,8 +1,8 @@
-// The GEMMs of float32 and of bfloat16, included by the files per instruction set.
+// GEMMs for float32 and bfloat16, included by the files per instruction set.
 //
-// A tile of C stays in vector registers while a piece of K passes. A piece is short, and its
-// products are added to C before the next begins: the part of B that belongs to it stays in the
-// cache for all rows, and the rounding errors of a sum grow with the number of its terms.
+// A C tile stays in vector registers while a piece of K is processed, and is then added to C.
+// Pieces are short for two reasons: their part of B stays in the cache for all rows, and rounding
+// errors grow with the number of terms in a sum.
 #pragma once
 
 #include "common/matrix.h"
@@ -17,12 +17,12 @@ namespace {
 
 #if defined(__AVX2__) || defined(__aarch64__)
 
-// What is multiplied: types of A and B, rows of B that lie interleaved, and how the sums of a
-// vector of columns go on by these rows: in kParts steps, each with its own part of A and B. By
-// columns or by rows: of a tile with 6 or 12 sums, BF16's instruction does the one at twice the
-// speed of the other (Zen 4); AVX2 has too few registers for a whole column of A.
+// The Product types define the inner product: A and B types, the number of interleaved B rows, and
+// how a column vector is accumulated. This takes kParts steps, each with its own part of A and B.
+// kByColumns selects the loop order. In a tile with 6 or 12 sums, the BF16 instruction is twice as
+// fast by columns (Zen 4). AVX2 has too few registers for a complete A column.
 
-// B of any storage type, widened as it is read.
+// B has any storage type and is widened when it is read.
 template <typename Storage>
 struct F32Product {
   using A = float;
@@ -46,8 +46,8 @@ struct F32Product {
 };
 
 #if defined(__AVX512F__)
-// Pairs of bfloat16, as the bits of floats: in one step by AVX512_BF16, else first the even rows
-// and then the odd ones, widened.
+// bfloat16 pairs, as the bits of a float: in one step with AVX512_BF16, otherwise first the even
+// rows and then the odd rows, widened.
 struct Bf16Product {
   using A = BFloat16;
   using B = BFloat16;
@@ -91,8 +91,8 @@ struct Bf16Product {
 };
 #endif
 
-// C (rows of a tile, n) = A B, or +=; n is more than kVectors - 1 vectors, and at most
-// kVectors. k and the stride of B count rows as they lie, interleaved ones as one.
+// C (tile rows, n) = A B, or +=. n is more than kVectors - 1 vectors and at most kVectors. k and
+// b_stride count interleaved rows as a single row.
 template <typename Product>
 struct GemmTile {
   using A = typename Product::A;
@@ -104,12 +104,11 @@ struct GemmTile {
   std::int64_t b_stride, k, n;
   Matrix<float> c;
   bool accumulate;
-  // Rows of B that a later tile will read, as wide as this one, to be fetched meanwhile.
+  // B rows that a later tile reads, with the same width as this tile; they are prefetched.
   const B* next_b;
   std::int64_t next_rows;
 };
 
-// One vector of C.
 LLTM_CELL_INLINE void finish_sums(Floats sums, float* c, std::int64_t n, bool accumulate) {
   if (n == kLanes) {
     store_lanes(accumulate ? load_lanes(c) + sums : sums, c);
@@ -118,21 +117,20 @@ LLTM_CELL_INLINE void finish_sums(Floats sums, float* c, std::int64_t n, bool ac
   }
 }
 
-// Calls body.template operator()<part>() for each part.
 template <int kParts, typename Body>
 LLTM_CELL_INLINE void for_each_part(const Body& body) {
   body.template operator()<0>();
   if constexpr (kParts > 1) body.template operator()<1>();
 }
 
-// Not inlined: among other tiles the compiler runs out of registers.
+// Not inlined: with several inlined tiles the compiler needs too many registers.
 template <int kRows, int kVectors, typename Product>
 __attribute__((noinline)) void gemm_tile(const GemmTile<Product>& p) {
   using B = typename Product::B;
   constexpr std::int64_t kVnniFactor = Product::kVnniFactor;
-  constexpr std::int64_t kVector = kLanes * kVnniFactor;  // elements of B
+  constexpr std::int64_t kVector = kLanes * kVnniFactor;  // B elements
   Floats sums[kRows][kVectors] = {};
-  const std::int64_t last = p.n - (kVectors - 1) * kLanes;  // columns of the last vector
+  const std::int64_t last = p.n - (kVectors - 1) * kLanes;  // columns in the last vector
   const auto multiply = [&]<bool kWhole>() __attribute__((always_inline)) {
     const B* b = p.b;
     const auto add_part = [&]<int kPart>(std::int64_t k) __attribute__((always_inline)) {
@@ -198,15 +196,15 @@ __attribute__((noinline)) void gemm_tile(const GemmTile<Product>& p) {
 
 template <typename Product>
 struct GemmTiles {
-  int rows;  // of the highest
+  int rows;  // rows in the highest tile
   void (*of[8])(const GemmTile<Product>&);
 };
 template <typename Product, int kVectors, int... kRows>
 constexpr GemmTiles<Product> make_tiles() {
   return {sizeof...(kRows), {gemm_tile<kRows, kVectors, Product>...}};
 }
-// By the number of vectors. The sums of the largest, with a row of B and an element of A, or with
-// a vector of B and a column of A, fill the registers.
+// Tiles by vector count. The largest tiles fill the registers: their sums, with a B row and an A
+// element, or with a B vector and an A column.
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr std::int64_t kTileVectors = 4;
 template <typename Product>
@@ -223,8 +221,8 @@ constexpr GemmTiles<Product> kTiles[kTileVectors] = {
     make_tiles<Product, 1, 1, 2, 3, 4, 5, 6>(), make_tiles<Product, 2, 1, 2, 3, 4, 5, 6>()};
 #endif
 
-// `total` in nearly equal parts of at most `most`, the longer ones first. Divisions are slow: two
-// for all parts.
+// Divides `total` into nearly equal parts, at most `most` long, longer parts first. Uses two
+// divisions in total, because divisions are slow.
 struct Parts {
   LLTM_CELL_INLINE Parts(std::int64_t total, std::int64_t most)
       : count((total + most - 1) / most),
@@ -237,12 +235,11 @@ struct Parts {
   std::int64_t count, shortest, longer;
 };
 
-// All rows of a panel of columns.
 template <typename Product>
 LLTM_CELL_INLINE void gemm_panel(
     const Parts& heights, const GemmTiles<Product>& tiles, GemmTile<Product> p) {
-  // Each tile fetches its share of the next rows of B. A tile of bfloat16 that is alone takes
-  // longer for it: it has no time left.
+  // Each tile prefetches its share of the next B rows. A bfloat16 panel with a single tile does not
+  // prefetch, because its loop has no spare time.
   const bool fetch = heights.count > 1 || Product::kVnniFactor == 1;
   const std::int64_t share = (p.k + heights.count - 1) / heights.count;
   std::int64_t left = fetch ? p.k : 0;
@@ -257,7 +254,7 @@ LLTM_CELL_INLINE void gemm_panel(
   }
 }
 
-// The width of panels, in vectors, that makes the fewest tiles of C.
+// Returns the panel width, in vectors, that needs the fewest tiles.
 template <typename Product>
 LLTM_CELL_INLINE std::int64_t panel_vectors(std::int64_t m, std::int64_t vectors) {
   std::int64_t best = 0, fewest = 0;
@@ -272,7 +269,7 @@ LLTM_CELL_INLINE std::int64_t panel_vectors(std::int64_t m, std::int64_t vectors
   return best;
 }
 
-// Pieces of K have at most `longest` rows of B as they lie.
+// Pieces of K have at most `longest` interleaved B rows.
 template <typename Product>
 LLTM_CELL_INLINE void gemm_rows(
     std::int64_t m,
@@ -336,8 +333,8 @@ void gemm_bf16_rows(
     PackedB<const BFloat16> b,
     Matrix<float> c,
     bool accumulate) {
-  // So many pairs of rows of a panel stay in the L2 cache. The rounding of bfloat16 itself is far
-  // larger than that of a chain.
+  // A panel with this many row pairs stays in L2. Rounding in bfloat16 values is far larger than
+  // the error in such a chain.
   constexpr std::int64_t kLongest = 256;
   gemm_rows<Bf16Product>(m, a, b, c, kLongest, accumulate);
 }

@@ -1,4 +1,4 @@
-// The kernels of int8.h, included by the files per instruction set.
+// Kernels for int8.h, included by the files per instruction set.
 #pragma once
 
 #include "cpu/kernel/int8.h"
@@ -15,7 +15,7 @@
 namespace lltm::cpu {
 namespace {
 
-// ---- four products and their sum, in each lane --------------------------------
+// ---- dot products of four bytes, per lane --------------------------------------
 
 #if defined(__AVX512BW__)
 constexpr int kInt8Lanes = 16;
@@ -26,16 +26,17 @@ constexpr int kInt8Lanes = 4;
 #endif
 using Int8Sums = std::int32_t __attribute__((vector_size(4 * kInt8Lanes)));
 using Int8Scales = float __attribute__((vector_size(4 * kInt8Lanes)));
-constexpr int kInt8Vectors = kInt8Panel / kInt8Lanes;  // of a panel
+constexpr int kInt8Vectors = kInt8Panel / kInt8Lanes;  // per panel
 
-// sums + the products of the four unsigned bytes of a with the four signed ones of b.
+// Returns sums plus, per lane, the dot product between four unsigned bytes in a and four signed
+// bytes in b.
 #if defined(__AVX512VNNI__)
 LLTM_CELL_INLINE Int8Sums dot(Int8Sums sums, Int8Sums a, Int8Sums b) {
   return (Int8Sums)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)a, (__m512i)b);
 }
 #elif defined(__SSE2__)
-// The 8-bit instruction without VNNI saturates, so in 16 bits: bytes 0 and 2, then 1 and 3. What
-// is done to a or b alone, the compiler does once for all that they meet.
+// The 8-bit instruction saturates without VNNI, so bytes 0 and 2, then 1 and 3, are multiplied in
+// 16 bits. The compiler hoists the conversions of a and b from inner loops.
 #if defined(__AVX512BW__)
 #define LLTM_SIMD(name) _mm512_##name
 using Int8Register = __m512i;
@@ -58,7 +59,7 @@ LLTM_CELL_INLINE Int8Sums dot(Int8Sums sums, Int8Sums a, Int8Sums b) {
 }
 #undef LLTM_SIMD
 #elif defined(__aarch64__)
-// Four bytes of A, for all lanes.
+// Four A bytes, for all lanes.
 #if defined(__ARM_FEATURE_MATMUL_INT8)
 using Int8Elements = uint8x8_t;
 LLTM_CELL_INLINE Int8Elements elements_of(std::int32_t bytes) {
@@ -80,7 +81,7 @@ using Int8Elements = int8x16_t;
 LLTM_CELL_INLINE Int8Elements elements_of(std::int32_t bytes) {
   return veorq_s8(vreinterpretq_s8_s32(vdupq_n_s32(bytes)), vdupq_n_s8(-kInt8Offset));
 }
-// Two products of at most 127 * 127 fit 16 bits.
+// The sum of two products up to 127 * 127 fits in 16 bits.
 LLTM_CELL_INLINE Int8Sums dot(Int8Sums sums, Int8Elements a, Int8Sums b) {
   const int8x16_t bytes = vreinterpretq_s8_s32(b);
   const int16x8_t low = vmull_s8(vget_low_s8(a), vget_low_s8(bytes));
@@ -103,15 +104,16 @@ LLTM_CELL_INLINE Int8Elements elements_of(std::int32_t bytes) {
   return Int8Sums{} + bytes;
 }
 #endif
-// Whether A is taken as it is stored, plus 128. Where the instruction multiplies signed bytes only,
-// 128 is taken off A, rather than off the sums.
+// True if A is used as stored, plus 128. If the instruction multiplies only signed bytes, 128 is
+// subtracted from A instead of from the sums.
 #if defined(__aarch64__) && !defined(__ARM_FEATURE_MATMUL_INT8)
 constexpr bool kInt8OffsetInSums = false;
 #else
 constexpr bool kInt8OffsetInSums = true;
 #endif
 
-// Rows and panels of a tile: its sums, a vector of weights and the elements fit the registers.
+// Rows and panels per tile, so that the sums, a weight vector and the A elements fit in the
+// registers.
 #if defined(__AVX512VNNI__)
 constexpr int kInt8Rows = 6;
 constexpr int kInt8Panels = 4;
@@ -147,7 +149,7 @@ LLTM_CELL_INLINE T load_as(const void* from) {
   return value;
 }
 
-// Of as many columns as a vector has, from column v * kInt8Lanes of a panel on.
+// Scales and offsets for kInt8Lanes columns, from column v * kInt8Lanes in a panel on.
 struct Int8ColumnScales {
   Int8Scales scale;
   Int8Sums offset;
@@ -159,8 +161,8 @@ LLTM_CELL_INLINE Int8ColumnScales column_scales(const Int8Gemm& p, std::int64_t 
   return {load_as<Int8Scales>(scales), load_as<Int8Sums>(offsets)};
 }
 
-// The results of row r that these sums become, from `column` on. One expression, which every kernel
-// rounds alike, so that a row's results do not depend on how many others there are.
+// Stores the scaled sums for row r from `column` on. Every kernel uses this same expression and
+// rounds in the same way, so a row's results do not depend on the row count.
 LLTM_CELL_INLINE void store_scaled(
     const Int8Gemm& p,
     std::int64_t r,
@@ -176,7 +178,7 @@ LLTM_CELL_INLINE void store_scaled(
   __builtin_memcpy(c, &y, sizeof(y));
 }
 
-// kRows rows of A times kPanels panels from number `panel` on.
+// Multiplies kRows rows in A by kPanels panels, from panel number `panel` on.
 template <int kRows, int kPanels>
 LLTM_CELL_INLINE void gemm_int8_tile(const Int8Gemm& p, std::int64_t panel) {
   constexpr int kVectors = kPanels * kInt8Vectors;
@@ -218,7 +220,7 @@ LLTM_CELL_INLINE void gemm_int8_band(
   }
 }
 
-// m rows, at most kRows.
+// Computes the last m rows, at most kRows.
 template <int kRows>
 LLTM_CELL_INLINE void gemm_int8_rest(const Int8Gemm& p, std::int64_t m, std::int64_t panels) {
   if constexpr (kRows > 0) {
@@ -242,19 +244,19 @@ void gemm_int8(
   }
 }
 
-// ---- quantising ---------------------------------------------------------------
+// ---- quantization -------------------------------------------------------------
 
-// The nearest integer, ties to even, plus kInt8Offset, for |x| <= kInt8Largest.
+// Returns the nearest integer, ties to even, plus kInt8Offset, for |x| <= kInt8Largest.
 LLTM_CELL_INLINE Int8 quantise(float x) {
-  // 1.5 * 2^23: the sum's last place is 1, and its low byte the integer.
+  // With 1.5 * 2^23 added, the sum's last place is 1, and its low byte is the integer.
   const float sum = x + (0x1.8p23f + static_cast<float>(kInt8Offset));
   return {static_cast<std::uint8_t>(math::bit_cast<std::uint32_t>(sum))};
 }
 
 bool pack_int8(std::int64_t m, std::int64_t k, Matrix<const float> x, Matrix<Int8> a) {
-  // Magnitudes of finite floats, compared as their bits.
+  // Finite magnitudes are compared as bits.
   constexpr std::uint32_t kInfinity = 0x7F800000u;
-  // Below, 1 / largest might overflow; such rows count as zero.
+  // Rows with smaller magnitudes are treated as zero, because 1 / largest could overflow.
   constexpr float kSmallest = 0x1p-100f;
   for (std::int64_t r = 0; r < m; ++r) {
     const float* const from = x.row(r);

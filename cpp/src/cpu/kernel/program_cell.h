@@ -1,7 +1,7 @@
-// The element-wise kernels of a cell that a user has written: those of elementwise_kernels.h and
-// few_rows_kernels.h, with its programs in the place of a page.
+// The element-wise kernels for custom cells: like elementwise_kernels.h and few_rows_kernels.h, but
+// with a cell program instead of a cell definition.
 //
-// What a program writes may be what it reads, as c_next is c: so states go through buffers.
+// A program's outputs can alias its inputs (c_next can be c), so states pass through buffers.
 #pragma once
 
 #include "cpu/kernel/elementwise_kernels.h"
@@ -13,32 +13,34 @@
 namespace lltm::cpu {
 namespace {
 
-// A block of a program: pieces of n units, the first from (row, col) on, the others `row_step` rows
-// below or `col_step` columns beside each other.
+// The part of a matrix that a program processes in one pass: pieces with n units. The first piece
+// begins at (row, col). The next pieces are `row_step` rows below or `col_step` columns to the
+// right.
 struct Part {
   std::int64_t row, col, pieces, n, row_step, col_step;
 
   LLTM_CELL_INLINE std::int64_t row_of(std::int64_t p) const { return row + p * row_step; }
   LLTM_CELL_INLINE std::int64_t col_of(std::int64_t p) const { return col + p * col_step; }
-  // From one piece to the next in a matrix of contiguous columns.
+  // Distance between pieces in a matrix with contiguous columns.
   LLTM_CELL_INLINE std::int64_t step(std::int64_t row_stride) const {
     return row_step * row_stride + col_step;
   }
 };
 
-// Of a part of that many elements of a matrix with `hidden` columns.
+// Maximum pieces per part, for this many elements in a matrix with `hidden` columns.
 LLTM_CELL_INLINE std::int64_t most_pieces(std::int64_t hidden, std::int64_t elements) {
   const std::int64_t rows = elements / hidden;
   return rows > 1 ? rows : pieces_of(elements);
 }
 
-// Of `left` rows: the last two parts have about as many, rather than the last one few.
+// Rows in the next part if `left` rows remain. Balances the last two parts.
 LLTM_CELL_INLINE std::int64_t rows_of_part(std::int64_t left, std::int64_t most) {
   return left <= most ? left : at_most((left + 1) / 2, most);
 }
 
-// Cuts elements [begin, end) of a matrix with `hidden` columns into parts of up to `most` pieces:
-// of whole rows, or side by side where there is one.
+// Divides elements [begin, end) in a matrix with `hidden` columns into parts with up to `most`
+// pieces: pieces in several rows if the range has complete rows, otherwise adjacent pieces in one
+// row.
 template <typename Body>
 LLTM_CELL_INLINE void for_each_part(
     std::int64_t hidden, std::int64_t begin, std::int64_t end, std::int64_t most, Body body) {
@@ -62,8 +64,8 @@ LLTM_CELL_INLINE void for_each_part(
   }
 }
 
-// Calls body(n): with a constant where n is kBlock, as it mostly is, so that loops over n numbers
-// become straight-line code.
+// Calls body(n). In the usual case n == kBlock, n is a constant, so that loops become straight-line
+// code.
 template <typename Body>
 LLTM_CELL_INLINE void with_size(std::int64_t n, const Body& body) {
   if (n == kBlock) {
@@ -73,8 +75,8 @@ LLTM_CELL_INLINE void with_size(std::int64_t n, const Body& body) {
   }
 }
 
-// What is not in place goes through functions that are not inlined: there are many such matrices,
-// and ways to copy each.
+// Copies, for matrices that cannot be used in place. Not inlined, to limit code size: kernels have
+// many matrices, each with several ways to copy.
 template <typename T>
 __attribute__((noinline)) Pieces<const compute_t<T>> copy_part(
     const Matrix<const T>& x, const Part& part, std::int64_t offset, Block<compute_t<T>>* buffers) {
@@ -111,8 +113,8 @@ __attribute__((noinline)) void add_parts(
   });
 }
 
-// `load`, `target` and `store` of a part, `offset` columns further on in the matrix, with a buffer
-// for each piece.
+// `load`, `target` and `store` for a part, `offset` columns to the right, with a buffer for each
+// piece.
 template <typename T>
 LLTM_CELL_INLINE Pieces<const compute_t<T>> load_part(
     const Matrix<const T>& x,
@@ -128,7 +130,7 @@ LLTM_CELL_INLINE Pieces<const compute_t<T>> load_part(
   return copy_part(x, part, offset, buffers);
 }
 
-// What `load_part` gives, as the k-th input.
+// Sets the k-th input to load_part's result.
 template <typename T>
 LLTM_CELL_INLINE void load_input(
     Registers<compute_t<T>>& registers,
@@ -168,7 +170,7 @@ void forward_program(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_
   using C = compute_t<T>;
   const CellInfo& cell = *a.cell;
   const Program& program = cell.programs->forward;
-  const int own = cell.reads_h ? 1 : 0;  // h stands before the other states
+  const int own = cell.reads_h ? 1 : 0;  // 1 if h precedes the other states in c
   Registers<C> registers(program, most_pieces(a.hidden, end - begin));
   Block<C> in_bias[Registers<C>::kMostPieces];
   for_each_part(a.hidden, begin, end, registers.pieces(), [&](const Part& part) {
@@ -264,7 +266,7 @@ void backward_program(const BackwardArgs<T, G>& a, std::int64_t begin, std::int6
   });
 }
 
-// C is what it computes in; c is float64 in any case.
+// C is the compute type; a.c is always float64.
 template <typename C>
 void forward_few_rows_program_in(const FewRowsArgs& a, std::int64_t rows) {
   const CellInfo& cell = *a.cell;
@@ -273,7 +275,7 @@ void forward_few_rows_program_in(const FewRowsArgs& a, std::int64_t rows) {
   Registers<C> registers(program, most_pieces(a.hidden, rows * a.hidden));
   for_each_part(a.hidden, 0, rows * a.hidden, registers.pieces(), [&](const Part& part) {
     const std::int64_t n = part.n, size = padded(n);
-    // y = x, plus bias if there is one
+    // y = x, plus the bias if not null
     const auto load_to = [&](Block<C>& y, const auto* x, const float* bias) {
       if (bias == nullptr) {
         for (std::int64_t j = 0; j < n; ++j) y.values[j] = static_cast<C>(x[j]);

@@ -1,9 +1,9 @@
-// Everything that is compiled once per instruction set, from the same sources
-// (elementwise_kernels.h, program_kernels.h, gemm_kernels.h, few_rows_kernels.h, int8_kernels.h,
-// amx_kernels.h).
+// Tables of all functions that are compiled once per instruction set, from the same sources:
+// elementwise_kernels.h, program_kernels.h, gemm_kernels.h, few_rows_kernels.h, int8_kernels.h and
+// amx_kernels.h.
 //
-// Those files see raw pointers only: no header of ATen or of the standard library with
-// inline functions may reach them, or AVX-512 code could be linked into the baseline.
+// These files use only raw pointers. They must not include ATen headers or standard headers with
+// inline functions, otherwise AVX-512 code could be linked into the baseline.
 #pragma once
 
 #include "cell/cells.h"
@@ -16,51 +16,51 @@
 
 namespace lltm::cpu {
 
-// Conversions of storage types over arrays, for tests too.
+// Conversions between arrays of storage types and float, also used by tests.
 template <typename T>
 struct ArrayConvert {
   void (*load)(const T* x, float* y, std::int64_t n);
   void (*store)(const float* x, T* y, std::int64_t n);
 };
 
-// y (columns, rows) = x^T for x (rows, columns); the rows of both are contiguous.
+// y (columns, rows) = x^T for x (rows, columns); both have contiguous rows.
 template <typename T>
 using Transpose = void (*)(std::int64_t rows, std::int64_t columns, Matrix<const T> x, Matrix<T> y);
 
-// y (2 columns) = a and b (columns), element by element in turn; without b, zeros.
+// Interleaves a and b (columns) into y (2 * columns). If b is null, uses zeros.
 using PairRows = void (*)(std::int64_t columns, const BFloat16* a, const BFloat16* b, BFloat16* y);
 
-// y ((columns + 1) / 2, 2 rows) = x^T for x (rows, columns), in pairs: a row of y has two
-// neighbouring elements of each row of x. An odd last column is paired with zeros. The rows of both
-// are contiguous.
+// y ((columns + 1) / 2, 2 * rows) = x^T for x (rows, columns), in pairs: a row in y has two
+// adjacent elements from each row in x. An odd last column is paired with zeros. Both have
+// contiguous rows.
 using PairColumns =
     void (*)(std::int64_t rows, std::int64_t columns, Matrix<const BFloat16> x, Matrix<BFloat16> y);
 
-// y (columns) = the sum of the rows of x (rows, columns).
+// y (columns) = the sum over the rows in x (rows, columns).
 using SumRows = void (*)(std::int64_t rows, std::int64_t columns, Matrix<const float> x, float* y);
 
-// The element-wise part of a step in few_rows.cpp, in float64; what is stored for the caller is
-// float32. Columns are contiguous.
+// Arguments for the small-batch engine's element-wise part (few_rows.cpp). It computes in float64
+// and stores results in float32. Columns are contiguous.
 struct FewRowsArgs {
   const CellInfo* cell;
-  std::int64_t hidden;  // units of a block
+  std::int64_t hidden;  // units in the block
   std::int64_t layer_hidden;
   Matrix<const float> gates;
   std::int64_t gates_step;
   const float *bias, *parameters;  // or null
-  Matrix<double> c;                // in place
+  Matrix<double> c;                // updated in place
   Matrix<float> h_next;
-  Matrix<float> activations;  // or absent
+  Matrix<float> activations;  // or null
 };
 
 using ForwardFewRows = void (*)(const FewRowsArgs& args, std::int64_t rows);
 
-// C (m, b.n) = A (m, b.k) B, or += where `accumulate`, with B contiguous. Sums are float64, of sums
-// of 32 products in float32.
+// C (m, b.n) = A (m, b.k) B, or += if `accumulate`, with contiguous B. Sums 32 products at a time
+// in float32 and accumulates these sums in float64.
 using GemmFewRows = Gemm<float>*;
 
-// C (m, n) = A0 B0^T + A1 B1^T, or +=, for m up to 4, with B (n, k) as they lie: their rows and
-// those of A are contiguous. A part may be absent, with k = 0.
+// C (m, n) = A0 B0^T + A1 B1^T, or += if `accumulate`, for m at most 4. Reads each B (n, k) in
+// place; the rows of A and B are contiguous. A part can be omitted with k = 0.
 template <typename B>
 struct InPlaceGemm {
   struct Part {
@@ -74,8 +74,8 @@ struct InPlaceGemm {
   bool accumulate;
 };
 
-// C (m, b.n) = A (m, b.k) B, or += where `accumulate`; B row by row, the rows of A and C
-// contiguous. At most `longest_chain` products are added one after another.
+// C (m, b.n) = A (m, b.k) B, or += if `accumulate`. B is row-major, and the rows of A and C are
+// contiguous. Adds at most `longest_chain` products in one chain.
 template <typename B>
 using GemmF32 = void (*)(
     std::int64_t m,
@@ -85,26 +85,26 @@ using GemmF32 = void (*)(
     std::int64_t longest_chain,
     bool accumulate);
 
-// float32 GEMMs whose B is of a storage type, and is widened as it is read.
+// float32 GEMMs; B has a storage type and is widened when it is read.
 template <typename B>
 struct GemmsF32 {
-  GemmF32<B> multiply;  // null for the baseline of x86, where ATen's GEMMs of all rows are faster
+  GemmF32<B> multiply;  // null for the x86 baseline, where ATen's GEMMs are faster
   void (*multiply_transposed)(std::int64_t m, const InPlaceGemm<B>& gemm);
 };
 
-// C (m, b.n) = A (m, b.k) B, or += where `accumulate`, in bfloat16 with sums in float32. B in VNNI
-// layout, pairs of rows interleaved; b.k and the stride of A are even, the rows of A and C
-// contiguous.
+// C (m, b.n) = A (m, b.k) B, or += if `accumulate`, in bfloat16 with float32 accumulation. B has
+// VNNI layout, with interleaved row pairs. b.k and A's stride are even, and A and C have contiguous
+// rows.
 using GemmBf16 = Gemm<BFloat16>*;
 
-// The element-wise part of a cell: elementwise_of() chooses by the types.
+// A cell's element-wise kernels; elementwise_of() selects by type.
 struct CellKernels : Elementwise<double, double>,
                      Elementwise<float, float>,
                      Elementwise<Half, float>,
                      Elementwise<BFloat16, float>,
                      Elementwise<BFloat16, BFloat16>,
                      Elementwise<float, BFloat16>,
-                     Elementwise<float, BFloat16x3>,  // null where there is no matrix unit
+                     Elementwise<float, BFloat16x3>,  // null without AMX
                      Elementwise<Half, BFloat16x3>,
                      Elementwise<float, Int8>,  // inference: no backward
                      Elementwise<Half, Int8>,
@@ -116,13 +116,13 @@ constexpr const Elementwise<T, G>& elementwise_of(const CellKernels& cell) {
   return cell;
 }
 
-// Everything compiled for one instruction set; gemms_f32_of() chooses by the type of B.
+// All kernels for an instruction set; gemms_f32_of() selects by B's type.
 struct Kernels : GemmsF32<float>, GemmsF32<Half>, GemmsF32<BFloat16> {
   const char* name;
-  CellKernels cells[kProgramId + 1];  // by id; last those of cells that users have written
-  Bf16x3Kernels bf16x3;               // null where there is no matrix unit
+  CellKernels cells[kProgramId + 1];  // by cell id; the last entry is for custom cells
+  Bf16x3Kernels bf16x3;               // null without AMX
   Int8Kernels int8;
-  GemmBf16 gemm_bf16_operands;  // null below AVX512
+  GemmBf16 gemm_bf16_operands;  // null below AVX-512
   Transpose<float> transpose_f32;
   Transpose<BFloat16> transpose_bf16;
   PairRows pair_rows_bf16;
@@ -137,12 +137,12 @@ constexpr const GemmsF32<B>& gemms_f32_of(const Kernels& kernels) {
   return kernels;
 }
 
-// Null where the compiler was not told to use that instruction set.
+// The tables; null if the file was compiled without this instruction set.
 const Kernels* kernels_default();
 const Kernels* kernels_avx2();
 const Kernels* kernels_avx512();
 const Kernels* kernels_amx();
-// The GEMM of bfloat16 for a CPU that has AVX-512 and BF16; null likewise.
+// The bfloat16 GEMM for CPUs with AVX-512 and BF16; null if not compiled.
 GemmBf16 kernels_bf16();
 
 }  // namespace lltm::cpu

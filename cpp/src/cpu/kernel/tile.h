@@ -1,5 +1,5 @@
-// What the files per instruction set share: a tile of 16 rows of 16 floats,
-// transposed in registers; memory fetched ahead.
+// Helpers shared by the files per instruction set: 16 x 16 float tiles transposed in registers, and
+// prefetching.
 #pragma once
 
 #include "cell/math.h"
@@ -17,7 +17,7 @@ using Vector = float __attribute__((vector_size(64)));
 using Indices = std::int32_t __attribute__((vector_size(64)));
 constexpr std::int64_t kTile = 16;
 
-// result[j] = element from[j] of the 32 in a and b; the indices are constants.
+// result[j] = element from[j] in the 32 elements a, b; `from` is a constant.
 LLTM_CELL_INLINE void shuffle(
     Vector& result, const Vector& a, const Vector& b, const Indices& from) {
 #if defined(__clang__)
@@ -29,7 +29,7 @@ LLTM_CELL_INLINE void shuffle(
 #endif
 }
 
-// Rows `kDistance` apart exchange their off-diagonal parts.
+// Exchanges the off-diagonal parts between rows that are kDistance apart.
 template <std::int64_t kDistance>
 LLTM_CELL_INLINE void exchange(Vector (&tile)[kTile]) {
   Indices low, high;
@@ -54,8 +54,8 @@ LLTM_CELL_INLINE void transpose_tile(Vector (&tile)[kTile]) {
   exchange<8>(tile);
 }
 
-// n elements of a row that will be read soon. The hardware prefetcher does not follow large
-// strides. Prefetching past the end of a matrix is harmless.
+// Prefetches n elements in a row. The hardware prefetcher does not follow large strides.
+// Prefetching past the end of a matrix is harmless.
 template <typename T>
 LLTM_CELL_INLINE void fetch_ahead(const T* x, std::int64_t n) {
   constexpr std::int64_t kLine = 64 / sizeof(T);

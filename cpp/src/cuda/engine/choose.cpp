@@ -12,7 +12,7 @@
 namespace lltm::cuda {
 namespace {
 
-// Nothing waits for a kernel, so what it could not do is known later.
+// Failures are checked in a later call, because no call waits for its kernels.
 void check_earlier_calls() {
   TORCH_CHECK(
       !take_failure(),
@@ -20,7 +20,7 @@ void check_earlier_calls() {
       "NaN; lltm.backends.cuda.persistent = False avoids it");
 }
 
-// By the persistent engine where it can run, else step by step.
+// Uses the persistent engine if it supports the call, otherwise the per-step engine.
 template <typename Result, typename Args>
 Result run(
     const char* direction,

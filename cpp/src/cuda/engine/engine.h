@@ -1,9 +1,9 @@
-// One step, and one layer and direction of a sequence, on a GPU. cpu/engine/engine.h declares the
-// same.
+// The CUDA engines: a single step, and one layer and direction of a sequence. cpu/engine/engine.h
+// declares the same interface.
 //
-// Everything is queued on the current stream of the arguments' device, which must be the current
-// device; nothing waits. The engines know gemm.h, elementwise.h and persistent.h, and nothing of
-// CUDA: the tests link them to host versions of these and run them on the CPU.
+// All work is queued on the current stream of the arguments' device, which must be the current
+// device, and nothing waits. The engines include only gemm.h, elementwise.h and persistent.h, and
+// no CUDA header: tests link them to host versions and run them on the CPU.
 #pragma once
 
 #include "common/operator_args.h"
@@ -13,34 +13,35 @@
 
 namespace lltm::cuda {
 
-// step.cpp: one step.
+// step.cpp: a single step.
 StepResult step_forward(const StepArgs& args);
 Gradients step_backward(const StepBackwardArgs& args);
 
-// choose.cpp: a sequence by one of the engines below.
+// choose.cpp: a sequence, with one of the engines below.
 SequenceResult sequence_forward(const SequenceArgs& args);
 Gradients sequence_backward(const SequenceBackwardArgs& args);
 
-// What the pre-activations of a chunk of steps take, unless one step needs more: a part of
-// the second-level cache of a data-centre GPU, so that they hardly reach memory, and rows
-// enough for a GEMM to fill the machine.
+// Maximum size of a chunk's pre-activations, unless a single step needs more. It is a part of a
+// data-center GPU's L2 cache, so that they rarely reach memory. A chunk still has enough rows for a
+// GEMM to use the entire GPU.
 constexpr int64_t kWorkspaceBytes = 32 << 20;
 
-// stepwise.cpp: a GEMM and an element-wise kernel per step. Always works.
+// stepwise.cpp: the per-step engine, a GEMM and an element-wise kernel per step. Supports every
+// dtype and size.
 SequenceResult stepwise_forward(
     const SequenceArgs& args, int64_t workspace_bytes = kWorkspaceBytes);
 Gradients stepwise_backward(const SequenceBackwardArgs& args);
 
-// What the engine below returns: the result and how it ran, or nothing and why.
+// The persistent engine's result and how it ran, or nullopt and the reason.
 template <typename Result>
 struct Attempt : std::optional<Result> {
   const char* why_not = nullptr;
-  int tiles = 0;       // of a group, see persistent.h
-  int64_t groups = 0;  // at most, of a launch
+  int tiles = 0;       // per group, see persistent.h
+  int64_t groups = 0;  // maximum per launch
 };
 
-// persistent.cpp: one kernel for many steps. Returns nothing where it cannot run. Backward, what it
-// has in the cache are the gradients of pre-activations, beside the activations that it reads.
+// persistent.cpp: one kernel for many steps. Returns nullopt if it cannot run. In backward, the
+// cache holds dz and the activations, so the workspace is smaller.
 Attempt<SequenceResult> persistent_forward(
     const SequenceArgs& args, int64_t workspace_bytes = kWorkspaceBytes);
 Attempt<Gradients> persistent_backward(

@@ -1,10 +1,10 @@
-// A sequence by persistent kernels (persistent.h): the input's part of the
-// pre-activations by a GEMM over many steps, then one launch for all of these steps. Backward: a
-// launch for many steps, and then the gradients as in the other engine. The words that a launch
-// waits for are filled just before it, so that they are in the second-level cache.
+// The persistent engine (persistent.h). Forward: a GEMM projects the input for many steps, and then
+// one launch runs these steps. Backward: a launch runs many steps, and then the gradients are
+// computed as in the per-step engine. The words that a launch polls are initialized just before it,
+// so that they are in the L2 cache.
 //
-// Dtypes are those of the stepwise engine: h, c and dz are rounded to the tensors' dtype at every
-// step, sums and what is carried from step to step in backward are float32.
+// Dtypes are the same as in the per-step engine. h, c and dz are rounded to the tensors' dtype at
+// every step. Sums, and the gradients carried between backward steps, are float32.
 #include "cuda/kernel/persistent.h"
 #include "common/steps.h"
 #include "common/tensor_views.h"
@@ -29,22 +29,22 @@ namespace {
 
 using at::Tensor;
 
-// ---- whether, and in how many launches --------------------------------------
+// ---- whether it runs, and with how many launches ----------------------------
 
-// The rows of the state in launches of at most `groups` groups, one launch after another.
+// Divides the batch into launches with at most `groups` groups, one launch after another.
 struct RowPlan {
-  int tiles;  // of a group
+  int tiles;  // per group
   int64_t groups;
 
   int64_t rows() const { return groups * tiles * kTileRows; }
 };
 
-// A launch takes about as long with one row as with all that it can have, so from this many
-// on a GEMM per step is estimated to be faster.
+// Maximum number of launches per chunk. A launch takes about as long with one row as with all rows
+// that fit. For larger batches, a GEMM per step is estimated to be faster.
 constexpr int64_t kMostRowLaunches = 4;
 
-// How this engine runs a call, or why it can't: the one place that decides. Of the kernels of Args,
-// which take `most_hidden` units.
+// Returns how this engine runs a call, or the reason why it cannot. This is the only place that
+// decides. Args selects the kernels, which support up to `most_hidden` units.
 template <template <typename> typename Args>
 std::variant<RowPlan, const char*> plan_rows(const SequenceInputs& args, int64_t most_hidden) {
   const CellInfo& cell = *args.cell;
@@ -53,14 +53,14 @@ std::variant<RowPlan, const char*> plan_rows(const SequenceInputs& args, int64_t
   if (!has_persistent_kernels(cell)) return "no kernels of this cell";
   if (dtype != at::kHalf && dtype != at::kBFloat16) return "float32 or float64";
   if (flat_size(args.input) == 0 || hidden == 0) return "nothing to compute";
-  // The kernels carry the state themselves, from each step to the next.
+  // The kernels carry the state from step to step themselves.
   if (args.reset.defined()) return "a reset";
   if (args.recurrent_mask.defined()) return "a recurrent mask";
   if (args.checkpoint_steps > 0) return "checkpoints";
   if (hidden % kHiddenMultiple != 0) return "H is no multiple of 8";
   if (hidden > most_hidden) return "H is too large";
 
-  // The fewest rows to a thread block with which all run at once; else the most.
+  // Use the fewest rows per thread block with which all rows run concurrently, otherwise the most.
   RowPlan plan = {};
   for (const int tiles : kTileCounts) {
     const int64_t blocks = dtype == at::kHalf
@@ -75,7 +75,8 @@ std::variant<RowPlan, const char*> plan_rows(const SequenceInputs& args, int64_t
   return plan;
 }
 
-// The check before said that all would fit, and the GPU knows better.
+// Reports a rejected launch. The occupancy check passed, but the GPU has fewer multiprocessors
+// available.
 const char* refused() {
   TORCH_WARN_ONCE(
       "lltm::sequence: the GPU refused a persistent kernel, for want of multiprocessors that this "
@@ -85,10 +86,10 @@ const char* refused() {
 
 // ---- launches -----------------------------------------------------------------
 
-constexpr int32_t kMostSteps = std::numeric_limits<int32_t>::max();  // of a run
+constexpr int32_t kMostSteps = std::numeric_limits<int32_t>::max();  // per run
 
-// Steps from `first` on in the order of a kernel, which their rows follow up or down: as many
-// as fit in one launch, up to `last`. Returns the first that is left.
+// Collects as many steps as fit in one launch, from `first` up to `last`, in kernel order. Their
+// rows are ascending or descending. Returns the first remaining step.
 size_t take_steps(
     const std::vector<Step>& order, size_t first, size_t last, bool ascending, LaunchSteps& to) {
   to.ascending = ascending;
@@ -109,7 +110,7 @@ size_t take_steps(
   return last;
 }
 
-// Queues the steps of `launch` for all rows of the state. False where a launch was refused.
+// Queues the steps in `launch` for the entire batch. Returns false if a launch was rejected.
 template <typename Args>
 bool launch_rows(const CellInfo& cell, Args& launch, const RowPlan& plan, Stream stream) {
   for (int64_t row = 0; row < launch.batch; row += plan.rows()) {
@@ -122,21 +123,20 @@ bool launch_rows(const CellInfo& cell, Args& launch, const RowPlan& plan, Stream
   return true;
 }
 
-// Makes the rows of a chunk absent.
 void mark_rows_absent(const Tensor& tensor, const Chunk& chunk, Stream stream) {
   const Result rows = result_rows(tensor, chunk.begin, chunk.rows);
   const int64_t row_bytes = rows.cols * static_cast<int64_t>(tensor.element_size());
   mark_absent(rows.data, chunk.rows * row_bytes, stream);
 }
 
-// body of a dtype for which there are kernels.
+// Calls body with a dtype that has kernels.
 template <typename Body>
 decltype(auto) visit_kernel_dtype(at::ScalarType dtype, const Body& body) {
   return dtype == at::kHalf ? body(static_cast<c10::Half*>(nullptr))
                             : body(static_cast<c10::BFloat16*>(nullptr));
 }
 
-// Contiguous, and beginning at a multiple of 16 bytes.
+// Returns a contiguous tensor that is aligned to 16 bytes.
 Tensor aligned(const Tensor& tensor) {
   const Tensor contiguous = tensor.contiguous();
   const auto address = reinterpret_cast<std::uintptr_t>(contiguous.const_data_ptr());
@@ -158,8 +158,8 @@ struct PersistentTensors {
   Tensor output, h, c, activations;
 };
 
-// Chunk by chunk of steps, each a GEMM into the workspace and a launch. False where one was
-// refused.
+// For each step chunk, runs a GEMM into the workspace and a launch. Returns false if a launch was
+// rejected.
 template <typename T>
 bool launch_forward_steps(
     const SequenceArgs& args,
@@ -222,7 +222,7 @@ StepMatrix<const T> step_matrix(const Tensor& tensor) {
   return {data<T>(tensor), tensor.stride(0), 0, tensor.stride(1), tensor.stride(2)};
 }
 
-// Chunk by chunk of steps, each a launch. False where one was refused.
+// Runs a launch for each step chunk. Returns false if a launch was rejected.
 template <typename T>
 bool launch_backward_steps(
     const SequenceBackwardArgs& args,

@@ -1,6 +1,6 @@
-// The rows of a sequence whose state starts anew before a step, and what the engine does with them;
-// cpu/engine/resets.h is the same on the CPU. The mask stays where it is: to find its rows, the GPU
-// would have to be waited for.
+// Resets inside a sequence: which rows restart before a step, and how the engine applies it.
+// cpu/engine/resets.h is the CPU version. The mask stays on the GPU, because reading its rows would
+// wait for the GPU.
 #pragma once
 
 #include "cell/cell.h"
@@ -14,13 +14,13 @@ namespace lltm::cuda {
 
 class Resets {
  public:
-  // `reset` is (T, B) or (N), bool; none where undefined.
+  // `reset` is a bool tensor, (T, B) or (N); undefined means no resets.
   explicit Resets(const at::Tensor& reset) {
     if (reset.defined()) flat_ = reset.reshape(-1);
   }
 
   bool any() const { return flat_.defined(); }
-  // (rows, 1)
+  // Returns a step's mask, (rows, 1).
   at::Tensor of(const Step& step) const {
     return flat_.narrow(0, step.offset, step.rows).unsqueeze(1);
   }
@@ -29,7 +29,8 @@ class Resets {
   at::Tensor flat_;
 };
 
-// h, of the first columns, and c where `anew` says so.
+// In the rows where `anew` is true, sets h to zero (the first `hidden` columns) and c to its
+// initial values.
 inline void restart(
     const CellInfo& cell,
     const at::Tensor& h,
@@ -43,7 +44,7 @@ inline void restart(
   }
 }
 
-// The state before a reset has no part in what follows.
+// No gradient flows to the state before a reset.
 inline void clear_gradients(const at::Tensor& dh, const at::Tensor& dc, const at::Tensor& anew) {
   dh.narrow(0, 0, anew.size(0)).masked_fill_(anew, 0);
   dc.narrow(0, 0, anew.size(0)).masked_fill_(anew, 0);

@@ -1,6 +1,6 @@
-// No GPU has passed the tests yet. So before kernels compute for a user, they compute a small
-// problem, and PyTorch's operations the same one: once in a process for each cell, dtype and
-// device. To be deleted once a GPU has passed.
+// Self-check: no GPU has passed the tests yet. Before kernels are used, they compute a small
+// problem and are compared with the ATen fallback, once per process for each cell, dtype and
+// device. Delete this when a GPU has passed.
 #pragma once
 
 #include "cell/cell.h"
@@ -9,15 +9,15 @@
 
 namespace lltm::cuda {
 
-// What a call runs: one step, or a sequence by one of the two engines.
+// The kernels that a call uses: a single step, or a sequence with one of the two engines.
 enum class Kernels { step, stepwise, persistent };
 
-// Null where these kernels give what PyTorch's operations give, in the dtype and on the device of
-// `input`, or while a CUDA graph is captured, when nothing can be compared; else why not to use
-// them, after a warning.
+// Returns null if the kernels match the ATen fallback for the dtype and device of `input`,
+// otherwise the reason not to use them, after a warning. Also returns null during CUDA graph
+// capture, when results cannot be compared.
 const char* why_not_kernels(const CellInfo& cell, const at::Tensor& input, Kernels kernels);
 
-// For tests: the next calls check again.
+// For tests: makes the next calls check again.
 void forget_self_checks();
 
 }  // namespace lltm::cuda

@@ -21,8 +21,8 @@ Tensor input_gradient(const SequenceBackwardArgs& args, const Gemm& gemm, const 
   return d_input;
 }
 
-// dz^T x and dz^T h in the compute dtype, where h are the states before each step: rows of the
-// output, and of h_0.
+// Returns dz^T x and dz^T h in the compute dtype. h is the state before each step: rows in the
+// output and in h_0.
 WeightGradients weight_gradients(
     const SequenceBackwardArgs& args,
     const std::vector<Step>& steps,
@@ -31,7 +31,7 @@ WeightGradients weight_gradients(
   const CellInfo& cell = *args.cell;
   const at::ScalarType dtype = args.input->scalar_type();
   WeightGradients d_weights(args, compute_options(args.input));
-  // add(products, dz) of the slots that belong to some rows of `to`.
+  // Calls add(products, dz) with the dz columns that belong to adjacent rows in `to`.
   const auto compute = [&](const Tensor& to, SlotRange slots, const int* blocks, const auto& add) {
     const int64_t hidden = args.h_0->size(1);
     for_each_run(slots, blocks, [&](int slot, int count) {
@@ -81,7 +81,7 @@ Gradients sequence_gradients(
       args.output_mask;
   const int64_t hidden = args.h_0->size(1);
   const WeightGradients d_weights = weight_gradients(args, steps, gemm, t.dz);
-  // ATen's sum adds in a fixed order, in float32.
+  // ATen's sum accumulates in float32, in a fixed order.
   const Tensor sums =
       want_bias_ih || want_bias_hh
           ? t.dz.slice(1, 0, cell.grad_columns() * hidden).sum(0, /*keepdim=*/false, carried_dtype)

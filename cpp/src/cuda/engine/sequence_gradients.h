@@ -1,4 +1,4 @@
-// What backward computes after its steps, by GEMMs over the rows of all of them.
+// Gradients that backward computes after its steps, with GEMMs over all steps' rows.
 #pragma once
 
 #include "common/operator_args.h"
@@ -9,19 +9,18 @@
 
 namespace lltm::cuda {
 
-// What the steps of backward write: the gradients of the state, updated in place and final
-// for a row after its first step, and those of the pre-activations, in the tensors' dtype. Rows of
-// dh and dz may be filled up with columns of zeros.
+// Tensors that the backward steps write. dh and dc are updated in place; a row's values are final
+// after its first step. dz has the tensors' dtype. Rows in dh and dz may be padded with zeros.
 struct BackwardTensors {
   at::Tensor dh, dc, dz;
 };
 
-// The first `cols` columns, contiguous.
+// Returns the first `cols` columns, contiguous.
 inline at::Tensor unpadded(const at::Tensor& tensor, int64_t cols) {
   return tensor.size(1) == cols ? tensor : tensor.slice(1, 0, cols).contiguous();
 }
 
-// Those of output_mask.
+// Returns the gradients that output_mask requests.
 Gradients sequence_gradients(
     const SequenceBackwardArgs& args,
     const std::vector<Step>& steps,

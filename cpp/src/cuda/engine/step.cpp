@@ -1,5 +1,5 @@
-// One step: a GEMM or two of the input, one or two of h, and a kernel; backward a kernel, and a
-// GEMM or two per gradient.
+// A single step. Forward: one or two GEMMs each for the input and h, then a kernel. Backward: a
+// kernel, then one or two GEMMs per gradient.
 #include "common/tensor_views.h"
 #include "common/weights.h"
 #include "cuda/engine/engine.h"
@@ -28,7 +28,8 @@ StepResult step_forward(const StepArgs& args) {
       args.save ? at::empty({batch, cell.saved * hidden}, options) : Tensor();
   const Tensor gates = at::empty({batch, cell.slots * hidden}, compute_options(args.input));
 
-  // Weights are used once: a GEMM for each of their parts costs less than to bring them in order.
+  // Each weight is used only once, so a GEMM per contiguous part costs less than reordering the
+  // weights.
   const Gemm gemm(dtype);
   const auto multiply = [&](const Tensor& tensor,
                             const Tensor& weights,
@@ -117,7 +118,7 @@ Gradients step_backward(const StepBackwardArgs& args) {
   const Weights parts = d_weights.parts(cell);
   multiply_by(args.h, parts.hh, cell.h, cell.h_blocks);
   multiply_by(args.input, parts.ih, cell.x, cell.x_blocks);
-  // ATen's sum adds in a fixed order, in float32.
+  // ATen's sum accumulates in float32, in a fixed order.
   const Tensor sums = want_bias_ih || want_bias_hh ? dz.sum(0) : Tensor();
   const auto [bias_ih, bias_hh] = bias_gradients(sums, cell, want_bias_ih, want_bias_hh);
   return {d_input, d_h, d_c, d_weights.weight_ih, d_weights.weight_hh, bias_ih, bias_hh};

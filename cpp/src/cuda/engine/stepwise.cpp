@@ -1,16 +1,15 @@
-// A sequence by a GEMM and an element-wise kernel per step. What does not depend on the
-// state, the input's part of the pre-activations and the gradients of weights and input, by
-// GEMMs over many steps.
+// The per-step engine: a GEMM and an element-wise kernel per step. The input projection and the
+// gradients for weights and input do not depend on the state, so they use GEMMs over many steps.
 //
-// Pre-activations and gradients of the state are of the compute dtype, as on the CPU:
-// 16-bit GEMMs accumulate in float32, and nothing is rounded before the cell has read it.
+// Pre-activations and state gradients have the compute dtype, as on the CPU: 16-bit GEMMs
+// accumulate in float32, and nothing is rounded before the cell reads it.
 //
-// What the GEMM of a step reads and writes is ours: the state, the recurrent weights, the
-// pre-activations, their gradients. So rows of all of these are padded with zeros to multiples of
-// 16 bytes (gemm.h), which with an odd H costs a copy of the weights per sequence, and per step
-// nothing: the element-wise kernel stores h in the state as it does in the output. GEMMs over many
-// steps take the caller's input and output as they are. Where h has no part in the first slots
-// (cell.h), its columns of the pre-activations begin at multiples of 16 bytes only if H does.
+// The engine owns all matrices in a step's GEMM: state, recurrent weights, pre-activations and
+// their gradients. Their rows are padded with zeros to multiples of 16 bytes (gemm.h). If H is odd,
+// this requires one copy of the weights per sequence. It costs nothing per step, because the
+// element-wise kernel writes h directly to the padded state. GEMMs over many steps use the caller's
+// input and output in place. If the first pre-activations depend only on x (cell.h), the columns
+// that depend on h are aligned to 16 bytes only if H is.
 #include "common/checkpoints.h"
 #include "common/steps.h"
 #include "common/tensor_views.h"
@@ -35,7 +34,7 @@ namespace {
 
 using at::Tensor;
 
-// H, and columns of gates or their gradients, as rows of what the GEMM of a step takes.
+// Padded row lengths in a step's GEMM: for H, and for the pre-activations or their gradients.
 struct PaddedSizes {
   int64_t hidden, gates;
 
@@ -43,7 +42,8 @@ struct PaddedSizes {
       : hidden(padded_cols(hidden, dtype)), gates(padded_cols(blocks * hidden, dtype)) {}
 };
 
-// A copy of a state, zeros where undefined, with rows of `cols` columns, filled up with zeros.
+// Returns a copy of a state, or zeros if it is undefined, with rows padded with zeros to `cols`
+// columns.
 Tensor padded_state(
     const Tensor& tensor, at::IntArrayRef sizes, int64_t cols, const at::TensorOptions& options) {
   if (cols == sizes[1]) return copy_or_zeros(tensor, sizes, options);
@@ -52,12 +52,12 @@ Tensor padded_state(
   return padded;
 }
 
-// What the steps of forward write. They update the states (B, H) in place.
+// Tensors that the forward steps write. They update the states (B, H) in place.
 struct ForwardTensors {
   Tensor output, c, activations;
   Checkpoints checkpoints;
   Tensor h;      // padded
-  Tensor gates;  // of one chunk, padded
+  Tensor gates;  // for one chunk, padded
 };
 
 ForwardTensors allocate(
@@ -87,8 +87,8 @@ void run_forward(
     const ForwardTensors& t) {
   const CellInfo& cell = *args.cell;
   const int64_t hidden = args.h_0->size(1);
-  // One GEMM for many steps needs one stride for all of its rows, so an input that is batch
-  // first in memory is copied.
+  // A GEMM over many steps needs a constant row stride, so an input that is batch-first in memory
+  // is copied.
   const Tensor x = as_operand(flat_rows(args.input));
   const Tensor gates_x = slot_columns(t.gates, cell, cell.x, hidden);
   const Tensor gates_h = slot_columns(t.gates, cell, cell.h, hidden);

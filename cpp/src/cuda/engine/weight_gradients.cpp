@@ -8,16 +8,16 @@
 namespace lltm::cuda {
 namespace {
 
-// A sum of K terms of random sign, rounded after each, has an error of about sqrt(K / 6) half
-// epsilons of its own size, and one of terms of equal sign of sqrt(K) / 3: for 100,000 rows, some
-// hundred half epsilons. cuBLAS may well add so, one row after another. The rule of accuracy
-// (docs/accuracy.md) counts nothing below 4 epsilons, which is the error of products of 512 rows.
-// Their sum is one of K / 512 terms: so that it adds little, it is a sum of sums of 32 products,
-// which reaches the error of a product only after eight million rows.
+// Consider a sum of K terms that is rounded after each addition. Its relative error is about sqrt(K
+// / 6) half epsilons for terms with random signs, and sqrt(K) / 3 for terms with equal signs. For
+// 100,000 rows, this is more than a hundred half epsilons, and cuBLAS may add rows in such a chain.
+// The accuracy criterion (docs/accuracy.md) counts errors below 4 epsilons as 4, which is the error
+// in a GEMM over 512 rows. The results of these GEMMs are added in two levels, 32 per partial sum.
+// This adds more error than a GEMM has only after eight million rows.
 constexpr int64_t kRowsPerProduct = 512, kProductsPerSum = 32;
 
-// In 16 bits, and in TF32, the rounding of the factors is far above that of the sums, which are
-// of float32.
+// True if rounding errors in sums matter. In 16 bits and TF32, rounding the factors causes far
+// larger errors than the float32 sums.
 bool is_sum_decisive(const Gemm& gemm, at::ScalarType dtype) {
   return dtype == at::kDouble || (dtype == at::kFloat && !gemm.uses_tf32());
 }
@@ -41,7 +41,7 @@ void WeightGradientGemm::add(
   }
 }
 
-// The first sum is C itself.
+// The first partial sum is C itself.
 void WeightGradientGemm::add_product(const Operand& a, const Operand& b) {
   const bool is_first = products_ % products_per_sum_ == 0;
   if (is_first && products_ > 0) {

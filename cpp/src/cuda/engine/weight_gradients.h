@@ -1,4 +1,4 @@
-// The GEMM of the gradients of weights, over the rows of a step or of all steps.
+// The GEMM for the weight gradients, over the rows of one or all steps.
 #pragma once
 
 #include "cuda/gemm/gemm.h"
@@ -9,14 +9,15 @@
 
 namespace lltm::cuda {
 
-// C (M, N) = A^T B over the rows of all calls, with an error that hardly grows with their number.
+// C (M, N) = A^T B over the rows from all calls, with an error that hardly grows with the row
+// count.
 class WeightGradientGemm {
  public:
-  // C is of the dtype of A and B where that is float32 or float64, or a part of such a matrix.
+  // If the dtype is float32 or float64, C has the same dtype as A and B. C can be part of a matrix.
   WeightGradientGemm(const Gemm& gemm, at::ScalarType dtype, const at::Tensor& c);
 
-  // Adds the product of rows [a_row, a_row + rows) of A (., M) and rows [b_row, ...) of B (., N),
-  // both as as_operand returns them.
+  // Adds A^T B for rows [a_row, a_row + rows) in A (., M) and rows [b_row, ...) in B (., N). A and
+  // B are as_operand results.
   void add(
       const at::Tensor& a,
       std::int64_t a_row,
@@ -24,7 +25,7 @@ class WeightGradientGemm {
       std::int64_t b_row,
       std::int64_t rows);
 
-  // C is complete. Nothing may be added after it.
+  // Completes C. Call it after the last add().
   void finish();
 
  private:
@@ -33,8 +34,8 @@ class WeightGradientGemm {
   const Gemm& gemm_;
   at::Tensor c_;
   std::int64_t rows_per_product_, products_per_sum_;
-  at::Tensor sum_;             // of some products, where C is the sum of such sums
-  std::int64_t products_ = 0;  // so far
+  at::Tensor sum_;             // partial sum, if C adds up partial sums
+  std::int64_t products_ = 0;  // added so far
 };
 
 }  // namespace lltm::cuda

@@ -17,15 +17,15 @@ namespace {
 
 constexpr int64_t kAccessBytes = 16;
 
-// Whether cuBLAS takes this stride between contiguous rows: they must not overlap, and its
-// kernels calculate with 32 bits. The stride of a single row does not matter.
+// True if cuBLAS supports this stride between contiguous rows: rows must not overlap, and its
+// kernels use 32-bit indices. The stride of a single row is irrelevant.
 bool is_leading_dimension(int64_t stride, int64_t rows, int64_t cols) {
   return rows <= 1 ||
          (stride >= std::max<int64_t>(cols, 1) && stride <= std::numeric_limits<int32_t>::max());
 }
 
-// cuBLAS checks the leading dimension of a single row too, where the tensor's stride may
-// be any number: there it is the row's length.
+// cuBLAS also checks the leading dimension of a single row, for which a tensor can have any stride.
+// In this case, returns the row length.
 int64_t leading_dimension(int64_t stride, int64_t rows, int64_t cols) {
   return std::max<int64_t>(rows > 1 ? stride : cols, 1);
 }
@@ -40,7 +40,7 @@ bool has_contiguous_columns(const at::Tensor& t) {
          is_leading_dimension(t.stride(1), t.size(1), t.size(0));
 }
 
-// An empty tensor may have no memory to count from.
+// An empty tensor may have a null data pointer.
 int64_t byte_offset(const at::Tensor& tensor, int64_t elements) {
   return tensor.numel() == 0 ? 0 : elements * static_cast<int64_t>(tensor.element_size());
 }
@@ -130,12 +130,12 @@ void zero(const Result& c) {
       c10::cuda::getCurrentCUDAStream()));
 }
 
-// ATen's handle: bound to the current stream and a workspace of that stream, so that it
-// works in a captured graph and gives the same bits from run to run. ATen sets its mode
-// wherever it uses the handle, so nothing has to be restored.
+// Uses ATen's handle. It is bound to the current stream and that stream's workspace. So it works in
+// a captured graph, and results are bitwise identical in every run. ATen sets the math mode before
+// each use, so the mode is not restored here.
 Gemm::Gemm(at::ScalarType dtype) : dtype_(dtype), handle_(at::cuda::getCurrentCUDABlasHandle()) {
   if (dtype_ == at::kHalf || dtype_ == at::kBFloat16) {
-    // Partial results of a split K are accumulated in float32 too.
+    // Also accumulates split-K partial results in float32.
     TORCH_CUDABLAS_CHECK(cublasSetMathMode(
         static_cast<cublasHandle_t>(handle_),
         static_cast<cublasMath_t>(
@@ -143,7 +143,7 @@ Gemm::Gemm(at::ScalarType dtype) : dtype_(dtype), handle_(at::cuda::getCurrentCU
   }
 }
 
-// cuBLAS puts NVIDIA_TF32_OVERRIDE=0 above the mode of a handle.
+// In cuBLAS, NVIDIA_TF32_OVERRIDE=0 overrides a handle's mode.
 bool Gemm::uses_tf32() const {
   if (dtype_ != at::kFloat || c10::utils::get_env("NVIDIA_TF32_OVERRIDE") == "0") return false;
   cublasMath_t mode;
@@ -156,8 +156,7 @@ void Gemm::operator()(const Operand& a, const Operand& b, const Result& c, bool 
   TORCH_INTERNAL_ASSERT_DEBUG_ONLY(a.rows == M && b.rows == K && b.cols == N);
   if (M == 0 || N == 0 || (K == 0 && accumulate)) return;
   if (K == 0) return zero(c);
-  // Column-major: C^T (N, M) = B^T (N, K) A^T (K, M). alpha and beta are of the type that
-  // is accumulated in.
+  // Column-major: C^T (N, M) = B^T (N, K) A^T (K, M). alpha and beta have the accumulation type.
   const bool is_double = dtype_ == at::kDouble;
   const double alpha = 1, beta = accumulate ? 1 : 0;
   const float alpha_f32 = 1, beta_f32 = accumulate ? 1 : 0;

@@ -1,7 +1,7 @@
-// GEMM on a GPU, by cuBLAS: C (M, N) = A (M, K) B (K, N).
+// GEMM on a GPU with cuBLAS: C (M, N) = A (M, K) B (K, N).
 //
-// Operands are raw pointers, so that the loop over the steps makes no tensor, and the
-// handle is fetched once per sequence: a GEMM costs one call.
+// Operands are raw pointers, and the handle is fetched once per sequence. The loop over the steps
+// therefore creates no tensors, and a GEMM costs one call.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,8 +11,8 @@
 
 namespace lltm::cuda {
 
-// A or B: a matrix (rows, cols) with contiguous rows that begin `ld` elements apart; or,
-// transposed, with contiguous columns that do.
+// A or B: a matrix (rows, cols) with contiguous rows and row stride `ld` in elements. If
+// transposed, columns are contiguous and `ld` is the column stride.
 struct Operand {
   const void* data;
   std::int64_t rows, cols;
@@ -28,42 +28,43 @@ struct Result {
   at::ScalarType dtype;
 };
 
-// The 2-d tensor itself where cuBLAS can read it in place, else a contiguous copy.
+// Returns the 2-d tensor if cuBLAS can read it in place, otherwise a contiguous copy.
 at::Tensor as_operand(const at::Tensor& tensor);
 
-// cuBLAS's faster kernels read 16 bytes at a time. They need operands and results that begin at a
-// multiple of them, rows that do, and rows of that length. This is `cols` rounded up to it.
+// Returns `cols` rounded up to a multiple of 16 bytes. cuBLAS's faster kernels read 16 bytes per
+// access. They require operands and results whose start, row stride and row length are multiples of
+// 16 bytes.
 std::int64_t padded_cols(std::int64_t cols, at::ScalarType dtype);
 
-// A 2-d tensor as an operand of many GEMMs, filled up with zeros to (rows, cols): the tensor itself
-// where that changes nothing and rows begin at multiples of 16 bytes, else a copy whose rows do.
-// Those of weights (G * H, H + I) do not where H + I is odd.
+// Returns a 2-d tensor as an operand for many GEMMs, padded with zeros to (rows, cols). Returns the
+// tensor itself if it has this size and its rows are aligned to 16 bytes, otherwise an aligned
+// copy. Weights (G * H, H + I) with an odd H + I are not aligned.
 at::Tensor as_padded_operand(const at::Tensor& tensor, std::int64_t rows, std::int64_t cols);
 
-// All of a tensor that as_operand returned, or rows [begin, begin + count) of it.
+// Returns a tensor from as_operand, or its rows [begin, begin + count), as an Operand.
 Operand operand(const at::Tensor& tensor);
 Operand operand_rows(const at::Tensor& tensor, std::int64_t begin, std::int64_t count);
 Operand transposed(const Operand& operand);
 
-// A 2-d tensor with contiguous rows as C, or rows [begin, begin + count) of it.
+// Returns a 2-d tensor with contiguous rows, or its rows [begin, begin + count), as C.
 Result result(const at::Tensor& tensor);
 Result result_rows(const at::Tensor& tensor, std::int64_t begin, std::int64_t count);
 
-// C = 0, on the current stream.
+// Sets C to 0, on the current stream.
 void zero(const Result& c);
 
-// For operands of one dtype, on the device and stream that are current when it is made;
-// both must stay current. Accumulates in float64 for float64, else in float32; float32
+// GEMM for operands of one dtype. Uses the device and stream that are current at construction,
+// which must stay current. Accumulates in float64 for float64, otherwise in float32. float32
 // follows PyTorch's allow_tf32.
 class Gemm {
  public:
   explicit Gemm(at::ScalarType dtype);
 
-  // Whether it multiplies float32 in TF32, ten bits after the first of each factor.
+  // True if float32 is multiplied in TF32, which keeps 10 mantissa bits per factor.
   bool uses_tf32() const;
 
-  // C = A B, or C += A B. With K = 0, A B is zero. C is of the operands' dtype or, for the
-  // 16-bit ones, of float32.
+  // C = A B, or C += A B. With K = 0, A B is zero. C has the dtype of the operands; for 16-bit
+  // operands it can also be float32.
   void operator()(const Operand& a, const Operand& b, const Result& c, bool accumulate) const;
 
  private:

@@ -1,6 +1,6 @@
-// The element-wise kernels and their launches; elementwise_kernels.h has the code of a
-// thread. Those of users' cells are launched here too, and compiled elsewhere (program_launch.h).
-// c10 headers only, which keeps nvcc quick.
+// The element-wise kernels and their launches. elementwise_kernels.h has the code that a thread
+// runs. Custom cells' kernels are also launched here, but compiled elsewhere (program_launch.h).
+// Uses only c10 headers, to compile faster.
 #include "cuda/kernel/elementwise.h"
 
 #include "cell/cells.h"
@@ -17,7 +17,7 @@
 namespace lltm::cuda {
 namespace {
 
-// `count` is the number of pieces of work (elementwise_kernels.h).
+// `count` is how many pieces of work there are (elementwise_kernels.h).
 template <typename Page, int kWidth, typename T>
 __global__ void __launch_bounds__(kThreads, kResidentBlocks)
     lltm_forward(const ForwardArgs<T> args, const ForwardAccess wide, const std::int64_t count) {
@@ -47,12 +47,12 @@ constexpr ProgramType kProgramType = std::is_same_v<T, double>      ? ProgramTyp
                                      : std::is_same_v<T, c10::Half> ? ProgramType::kHalf
                                                                     : ProgramType::kBFloat16;
 
-// The wide form is faster where every multiprocessor gets several warps of it. Fewer
-// elements than this take less time with more threads of one unit each.
+// The wide form is faster if every multiprocessor gets several warps. With fewer elements, more
+// threads with one unit each are faster.
 constexpr std::int64_t kWideElements = 1 << 17;
 
-// A kernel for tensors of type T and states of type D. Fails on a stream of another device than the
-// current one.
+// Launches a kernel for tensors of type T and states of type D. Fails if the stream does not belong
+// to the current device.
 template <typename T, typename D, typename Args>
 void launch(const CellInfo& cell, bool backward, const Args& args, Stream stream) {
   if (args.rows == 0 || args.hidden == 0) return;

@@ -1,7 +1,6 @@
-// The element-wise part of a step on a GPU, which follows the GEMMs: arguments of the
-// kernels, and the functions that launch them.
+// Arguments and launch functions for the element-wise kernels, which follow a step's GEMMs.
 //
-// No header of ATen: elementwise.cu, which nvcc compiles, includes this file too.
+// No ATen header: elementwise.cu, which nvcc compiles, includes this file too.
 #pragma once
 
 #include "cell/cell.h"
@@ -11,53 +10,52 @@
 
 namespace lltm::cuda {
 
-// `rows` rows of H = `hidden` units, with G gates, S slots, K states, P parameters and A saved
-// values (cell.h). c is what engines call c; of the library's own cells K is 1 and P is 0.
+// `rows` rows of H = `hidden` units, with G gates, S pre-activations, K states, P parameters and A
+// saved values (cell.h). c is the engines' state tensor; built-in cells have K = 1 and P = 0.
 //
-// Arguments that are written have contiguous columns. c_next may be c; otherwise they do not
-// overlap those that are read.
+// Matrices that are written have contiguous columns. c_next may be c; otherwise outputs do not
+// overlap inputs.
 template <typename T>
 struct ForwardArgs {
   std::int64_t rows = 0;
   std::int64_t hidden = 0;
-  Matrix<const compute_t<T>> gates;  // (rows, S * H), pre-activations less the biases
-  Matrix<const T> bias_ih;           // (G * H) with row stride 0; or absent
-  Matrix<const T> bias_hh;           // the same
-  Matrix<const T> parameters;        // (P * H) with row stride 0; or absent
+  Matrix<const compute_t<T>> gates;  // (rows, S * H), pre-activations without biases
+  Matrix<const T> bias_ih;           // (G * H), row stride 0; or null
+  Matrix<const T> bias_hh;           // (G * H), row stride 0; or null
+  Matrix<const T> parameters;        // (P * H), row stride 0; or null
   Matrix<const T> c;                 // (rows, K * H)
   Matrix<T> h_next;                  // (rows, H)
-  Matrix<T> h_operand;               // (rows, H), h_next once more, for the next GEMM; or absent
+  Matrix<T> h_operand;               // (rows, H), copy of h_next for the next GEMM; or null
   Matrix<T> c_next;                  // (rows, K * H)
-  Matrix<T> activations;             // (rows, A * H); or absent
+  Matrix<T> activations;             // (rows, A * H); or null
 };
 
-// D is the type of the gradients of the state: T in a single step, and the compute type
-// where they are carried from step to step. An absent gradient is zero. grad_c_prev may be
-// grad_c.
+// D is the type of the state gradients: T in a single step, and the compute type if they are
+// carried from step to step. A null gradient is zero. grad_c_prev may be grad_c.
 template <typename T, typename D>
 struct BackwardArgs {
   std::int64_t rows = 0;
   std::int64_t hidden = 0;
   Matrix<const T> activations;   // (rows, A * H)
-  Matrix<const T> parameters;    // (P * H) with row stride 0; or absent
-  Matrix<const T> grad_h;        // (rows, H), or absent
-  Matrix<const D> grad_h_state;  // (rows, H), added to grad_h; or absent
-  Matrix<const D> grad_c;        // (rows, K * H), or absent
-  Matrix<T> grad_gates;          // (rows, (S + P) * H): of the gates, then of the parameters
-  Matrix<D> grad_c_prev;         // (rows, K * H), or absent
+  Matrix<const T> parameters;    // (P * H), row stride 0; or null
+  Matrix<const T> grad_h;        // (rows, H), or null
+  Matrix<const D> grad_h_state;  // (rows, H), added to grad_h; or null
+  Matrix<const D> grad_c;        // (rows, K * H), or null
+  Matrix<T> grad_gates;          // (rows, (S + P) * H): pre-activations, then parameters
+  Matrix<D> grad_c_prev;         // (rows, K * H), or null
 };
 
-// A cudaStream_t, for code that sees no CUDA header.
+// A cudaStream_t, for code without CUDA headers.
 struct Stream {
   void* handle;
 };
 
-// The current stream of the current device; both must stay current. Fetched once per
-// operator call, because fetching it costs more than a launch.
+// Returns the current device's current stream; both must stay current. Call it once per operator,
+// because it costs more than a launch.
 Stream current_stream();
 
-// Both queue one kernel of the cell on a stream of the current device and return immediately.
-// With no rows or no units they do nothing.
+// Queues the cell's kernel on a stream of the current device and returns immediately. Does nothing
+// if there are no rows or units.
 template <typename T>
 void launch_forward(const CellInfo& cell, const ForwardArgs<T>& args, Stream stream);
 template <typename T, typename D>

@@ -1,14 +1,14 @@
-// The code of one thread of an element-wise kernel, for host and device: the tests run it
-// on the CPU, over the same indices as the grid. Templates over a cell, a type with
+// The code that one thread of an element-wise kernel runs, for host and device. Tests run it on the
+// CPU over the same indices as the grid. The template parameter Cell is a type with these members:
 //     static constexpr CellInfo kCell
 //     void forward(const V (&in)[], V (&out)[]), void backward(...)    registers as in program.h
-// which is PageRegisters (page.h) of a built-in cell, and of a user's what program_source.cpp
-// prints.
+// For built-in cells this is PageRegisters (page.h), and for custom cells the struct that
+// program_source.cpp prints.
 //
-// A thread computes a piece: `kWidth` neighbouring units of one row, as many as fill a
-// 16-byte access of the storage type (the wide form) or one. An argument that cannot be
-// read 16 bytes at a time, because its elements have gaps or a row is not aligned, is read
-// element by element; this does not affect the other arguments.
+// A thread computes a piece: `kWidth` adjacent units in a row. In the wide form, these fill a
+// 16-byte access in the storage type; otherwise kWidth is 1. If an argument does not support
+// 16-byte accesses (its elements are strided or a row is not aligned), it is read element by
+// element. Other arguments are not affected.
 #pragma once
 
 #include "cell/page.h"
@@ -23,24 +23,24 @@ namespace {
 
 constexpr int kAccessBytes = 16;
 
-// Units of a thread in the wide form.
+// Units per thread in the wide form.
 template <typename T>
 constexpr int kWide = kAccessBytes / static_cast<int>(sizeof(T));
 
 // ---- the index space --------------------------------------------------------
 
-// Threads of a block: few, so that a small step reaches many multiprocessors.
+// Threads per block: few, so that a small step uses many multiprocessors.
 constexpr int kThreads = 128;
-// Blocks that a multiprocessor must be able to hold, which allows a thread 128 registers:
-// by default the compiler aims at more blocks, and spills.
+// Minimum blocks per multiprocessor. It allows 128 registers per thread: by default, the compiler
+// targets more blocks and spills registers.
 constexpr int kResidentBlocks = 4;
 
-// The blocks of a grid, of one dimension: the others are limited to 65535 blocks, and there may be
-// more rows. This one holds more pieces than the memory of a GPU.
+// Block count for the one-dimensional grid. Other dimensions are limited to 65535 blocks, and there
+// may be more rows. This dimension supports more pieces than fit in GPU memory.
 constexpr std::int64_t blocks_for(std::int64_t count) {
   return (count + kThreads - 1) / kThreads;
 }
-// The piece of work of a thread, if there are as many.
+// Index of a thread's piece of work; may exceed the piece count.
 LLTM_CELL_INLINE std::int64_t piece_of(std::int64_t block, int thread) {
   return block * kThreads + thread;
 }
@@ -49,8 +49,8 @@ struct Position {
   std::int64_t row, col;
 };
 
-// Of piece n, with `per_row` pieces to a row. On a GPU a 64-bit division takes about a
-// hundred instructions, a 32-bit one about twenty.
+// Returns the position of piece n with `per_row` pieces per row. On a GPU, a 64-bit division takes
+// about a hundred instructions, a 32-bit division about twenty.
 LLTM_CELL_INLINE Position position(std::int64_t n, std::int64_t per_row) {
   constexpr std::int64_t kLargest = 0xFFFFFFFF;
   if (n <= kLargest && per_row <= kLargest) {
@@ -71,8 +71,7 @@ struct alignas(kAccessBytes) Access {
   T values[kWide<T>];
 };
 
-// Whether every row can be read and written 16 bytes at a time, from columns that are
-// multiples of kWide<T>.
+// True if every row supports 16-byte accesses at columns that are multiples of kWide<T>.
 template <typename T>
 inline bool is_wide(const Matrix<T>& matrix) {
   const auto address = reinterpret_cast<std::uintptr_t>(matrix.data);
@@ -80,7 +79,7 @@ inline bool is_wide(const Matrix<T>& matrix) {
          matrix.row_stride % kWide<std::remove_const_t<T>> == 0;
 }
 
-// kWidth elements of a row, widened to the compute type; zero where absent.
+// Loads kWidth elements from a row, widened to the compute type; zeros if null.
 template <int kWidth, typename T>
 LLTM_CELL_INLINE void load(
     const Matrix<const T>& matrix,
@@ -114,7 +113,7 @@ LLTM_CELL_INLINE void load(
   }
 }
 
-// The same for a result: narrowed; not stored where absent.
+// Stores kWidth elements in a row, narrowed; does nothing if null.
 template <int kWidth, typename T>
 LLTM_CELL_INLINE void store(
     const Matrix<T>& matrix,
@@ -144,7 +143,7 @@ LLTM_CELL_INLINE void store(
 
 // ---- kernels ----------------------------------------------------------------
 
-// Which arguments can be accessed 16 bytes at a time.
+// Flags for arguments that support 16-byte accesses.
 struct ForwardAccess {
   bool gates, bias_ih, bias_hh, parameters, c, h_next, h_operand, c_next, activations;
 };
@@ -178,8 +177,9 @@ inline BackwardAccess access_of(const BackwardArgs<T, D>& a) {
       is_wide(a.grad_c_prev)};
 }
 
-// The wide form needs rows of whole accesses, and registers for the values of its units. A thread
-// may have 128: the cells in examples/cells fit, of at most 11 inputs or outputs in 16 bits.
+// True if the wide form is possible: rows must be multiples of an access, and registers must hold
+// the values for all its units. With 128 registers per thread, the cells in examples/cells fit;
+// they have at most 11 inputs or outputs in 16 bits.
 template <typename T>
 constexpr bool fits_wide(const CellInfo& cell, std::int64_t hidden) {
   constexpr int kMostBytes = 88 * 4;
@@ -187,9 +187,9 @@ constexpr bool fits_wide(const CellInfo& cell, std::int64_t hidden) {
   return hidden % kWide<T> == 0 && bytes <= kMostBytes;
 }
 
-// body(k) for each k < kCount, a std::integral_constant, for indices that have to be constants. In
-// backward also because with unrolled loops nvcc takes up to twelve registers more, and then a
-// multiprocessor holds fewer blocks.
+// Calls body(k) for each k < kCount as a std::integral_constant, for indices that must be
+// constants. Backward uses it also to save registers: with unrolled loops, nvcc uses up to twelve
+// more, and then fewer blocks fit on a multiprocessor.
 template <int kCount, typename Body>
 LLTM_CELL_INLINE void for_each_index(const Body& body) {
   [&]<int... k>(std::integer_sequence<int, k...>) {
@@ -197,7 +197,8 @@ LLTM_CELL_INLINE void for_each_index(const Body& body) {
   }(std::make_integer_sequence<int, kCount>());
 }
 
-// Piece n of (rows, hidden / kWidth). All loads come before all stores: c_next may be c.
+// Computes piece n of (rows, hidden / kWidth). All loads precede all stores, because c_next may be
+// c.
 template <typename Cell, int kWidth, typename T>
 LLTM_CELL_INLINE void forward_at(
     const ForwardArgs<T>& a, const ForwardAccess& wide, std::int64_t n) {
@@ -238,7 +239,7 @@ LLTM_CELL_INLINE void forward_at(
   store(a.h_next, wide.h_next, row, col, out[0]);
   store(a.h_operand, wide.h_operand, row, col, out[0]);
   for_each_index<Cell::kCell.state_columns()>([&](auto index) {
-    constexpr int k = index, from = Cell::kCell.reads_h ? k : 1 + k;  // h' is the first of both
+    constexpr int k = index, from = Cell::kCell.reads_h ? k : 1 + k;  // h' comes first in both
     store(a.c_next, wide.c_next, row, col + k * a.hidden, out[from]);
   });
   for_each_index<Cell::kCell.saved>([&](auto index) {
@@ -248,7 +249,7 @@ LLTM_CELL_INLINE void forward_at(
   });
 }
 
-// As forward_at; grad_c_prev may be grad_c.
+// Computes piece n of backward; grad_c_prev may be grad_c.
 template <typename Cell, int kWidth, typename T, typename D>
 LLTM_CELL_INLINE void backward_at(
     const BackwardArgs<T, D>& a, const BackwardAccess& wide, std::int64_t n) {
@@ -266,8 +267,8 @@ LLTM_CELL_INLINE void backward_at(
     constexpr int k = index;
     load(a.parameters, wide.parameters, 0, col + k * a.hidden, in[Cell::kCell.saved + k]);
   });
-  // The gradient of h': of the output, through the next step's GEMM and, where the cell reads h,
-  // through its element-wise part.
+  // The gradient of h' has up to three parts: from the output, from the next step's GEMM and, if
+  // the cell reads h, from its element-wise part.
   load(a.grad_h, wide.grad_h, row, col, in[dh]);
   const auto add = [&](const Matrix<const D>& part, bool is_wide) {
     C d[kWidth];

@@ -12,7 +12,7 @@
 namespace lltm::cuda {
 namespace {
 
-// As nvrtc.h declares them, which a toolkit may lack. A result of 0 is success.
+// Declarations of nvrtc.h, which a toolkit may lack. Functions return 0 on success.
 using NvrtcProgram = struct NvrtcProgramOfIts*;
 struct Nvrtc {
   int (*nvrtcGetNumSupportedArchs)(int* count);
@@ -41,7 +41,7 @@ bool find(void* library, const char* name, Function*& function) {
   return function != nullptr;
 }
 
-// PyTorch's own library stands beside its others, and knows where NVRTC is; it needs a driver.
+// Loads NVRTC. PyTorch's libcaffe2_nvrtc finds NVRTC in its packages, but needs a driver.
 struct Loaded {
   Nvrtc nvrtc = {};
   std::string why_not;
@@ -73,7 +73,7 @@ const Loaded& loaded() {
   return loaded;
 }
 
-// A program while it is compiled.
+// An NVRTC program during compilation.
 class Compilation {
  public:
   explicit Compilation(const std::string& source) {
@@ -121,7 +121,8 @@ class Compilation {
   NvrtcProgram program_ = nullptr;
 };
 
-// The largest that NVRTC knows up to `capability`; else the smallest.
+// Returns the largest compute capability that NVRTC supports, up to `capability`; if there is none,
+// `capability`.
 int known_capability(int capability) {
   const Nvrtc& nvrtc = loaded().nvrtc;
   int count = 0;

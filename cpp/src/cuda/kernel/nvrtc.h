@@ -1,21 +1,22 @@
-// CUDA's compiler as a library, NVRTC, which PyTorch brings: loaded when a kernel is compiled, so
-// that nothing is linked to it.
+// NVRTC, CUDA's compiler as a library, which is part of PyTorch's packages. It is loaded when a
+// kernel is compiled, so nothing is linked to it.
 //
-// No header of torch or CUDA.
+// No torch or CUDA header.
 #pragma once
 
 #include <string>
 
 namespace lltm::cuda {
 
-// Null where NVRTC can be loaded, else why not.
+// Returns null if NVRTC can be loaded, otherwise the reason.
 const char* why_no_nvrtc();
 
-// Machine code for GPUs of a compute capability, 90 for 9.0, in the form that the driver loads; PTX
-// where NVRTC does not know the GPU yet. The source may include kProgramHeaders (program_source.h).
-// Throws std::runtime_error with what the compiler says. Needs NVRTC, and no GPU.
+// Compiles a source to machine code for a compute capability (90 for 9.0), in the form that the
+// driver loads. If NVRTC does not support the GPU yet, returns PTX. The source may include
+// kProgramHeaders (program_source.h). Requires NVRTC, but no GPU. Throws std::runtime_error with
+// the compiler's message.
 //
-// What the compiler says of a source that it takes goes to `log`, with the registers of each
+// `log` receives the compiler's messages if it succeeds, with the number of registers of each
 // kernel.
 std::string compile(const std::string& source, int capability, std::string* log = nullptr);
 

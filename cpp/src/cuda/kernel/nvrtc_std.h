@@ -1,5 +1,5 @@
-// What our headers take from <cstdint>, <type_traits> and <utility>, in whose places NVRTC gets
-// this: it has no standard library. And functions of GCC's.
+// Replaces <cstdint>, <type_traits> and <utility>, and some GCC functions, for NVRTC, which has no
+// standard library.
 #ifndef LLTM_NVRTC_STD
 #define LLTM_NVRTC_STD
 

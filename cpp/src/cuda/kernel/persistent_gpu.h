@@ -1,6 +1,6 @@
-// The persistent kernels of one cell and dtype, as a GPU runs them: what nvcc compiles once for
-// each pair (CMakeLists.txt). persistent_kernels.h has the code of a thread. c10 headers only,
-// which keeps nvcc quick.
+// The persistent kernels for one cell and dtype on a GPU; nvcc compiles this file once for each
+// pair (CMakeLists.txt). persistent_kernels.h has the code that a thread runs. Uses only c10
+// headers, to compile faster.
 #pragma once
 
 #include "cuda/kernel/persistent_kernels.h"
@@ -9,7 +9,7 @@
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
-// How often a thread polls before it gives up.
+// How many times a thread polls before it times out.
 #if !defined(LLTM_MOST_POLLS)
 #define LLTM_MOST_POLLS (1 << 21)
 #endif
@@ -21,10 +21,10 @@ extern __shared__ Sums shared_memory[];
 
 // The `Machine` of persistent_kernels.h.
 //
-// Words are exchanged by relaxed accesses of the device's scope, which go to the second-level
-// cache. Nothing else has to be ordered: a word is its own flag.
+// Words are exchanged with relaxed, device-scope accesses, which use the L2 cache. No other
+// ordering is needed, because each word is its own flag.
 struct Gpu {
-  // About a second, at half a microsecond each: far more than any word takes.
+  // About a second, at half a microsecond per poll; far longer than any word needs.
   static constexpr int kMostPolls = LLTM_MOST_POLLS;
 
   const LaunchWords& words;
@@ -62,14 +62,15 @@ struct Gpu {
     return begun == words.blocks;
   }
 
-  // The host's memory holds the failure, so that no context is lost and the host need not wait.
+  // The failure word is in host memory, so that no context is lost and the host does not have to
+  // wait.
   __device__ bool wait(int& polls) {
     if (patience.wait(*this, polls, kMostPolls)) return true;
     asm volatile("st.relaxed.sys.global.b32 [%0], %1;" ::"l"(words.failure), "r"(1) : "memory");
     return false;
   }
 
-  // Before compute capability 8.0 there is no such instruction, and kernels are not launched.
+  // Compute capabilities below 8.0 lack this instruction, and kernels are not launched there.
   template <typename T>
   __device__ void mma(
       float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) const {
@@ -114,7 +115,7 @@ const void* kernel_of(const PersistentBackwardArgs<T>* /*args*/) {
   return reinterpret_cast<const void*>(lltm_persistent_backward<Page, kUnitsK, kTiles, T>);
 }
 
-// The page of the cell with this id.
+// Returns the cell definition with this id.
 template <int kId, typename Page, typename... Others>
 auto page_of(CellList<Page, Others...>) {
   if constexpr (kId == Page::kCell.id) {
@@ -124,7 +125,7 @@ auto page_of(CellList<Page, Others...>) {
   }
 }
 
-// run(a kernel, its bytes of shared memory)
+// Calls run(kernel, shared memory in bytes).
 template <int kId, typename Args, typename Run>
 auto with_kernel(std::int64_t hidden, int tiles, const Run& run) {
   using Page = decltype(page_of<kId>(PersistentCells()));

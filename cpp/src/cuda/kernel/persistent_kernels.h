@@ -1,23 +1,22 @@
-// The code of one thread of a persistent kernel, for host and device: templates over the page of a
-// cell (cell.h) and a `Machine`, which is what a GPU does for it: indices, shared memory, barriers,
-// matrix products, and memory that other thread blocks write meanwhile. In persistent_gpu.h it is
-// the GPU; in the tests, the CPU.
+// The code that one thread of a persistent kernel runs, for host and device. The templates have two
+// parameters: the cell definition, and a `Machine` that provides GPU functions. persistent_gpu.h
+// implements it for the GPU, tests for the CPU.
 //
 //     int slice() const, group() const, thread() const
-//     Sums* shared() const                       shared_sums() of them
+//     Sums* shared() const                       shared_sums() elements
 //     void sync_warp(), sync_block()
-//     std::uint32_t neighbour(std::uint32_t)     what lane ^ 1 calls it with, by a whole warp
-//     Words read(const void*)                    16 bytes that may be written meanwhile
-//     void publish(void*, std::uint32_t)         4 bytes that may be read meanwhile
+//     std::uint32_t neighbour(std::uint32_t)     argument of lane ^ 1; called by a full warp
+//     Words read(const void*)                    16 bytes that may be written concurrently
+//     void publish(void*, std::uint32_t)         4 bytes that may be read concurrently
 //     void begin()                               counts the block
-//     bool all_have_begun()                      of the launch
-//     bool wait(int& polls)                      between two polls; false if the lane gives up:
-//                                                Patience
+//     bool all_have_begun()                      true if all blocks in the launch have begun
+//     bool wait(int& polls)                      between two polls; false if the lane times out
+//                                                (Patience)
 //     void mma<T>(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t, std::uint32_t)
-//                                                d += a b, by a whole warp: mma.m16n8k16
+//                                                d += a b; called by a full warp (mma.m16n8k16)
 //
-// Where all lanes of a warp have to take part (mma, sync_warp, neighbour), and all threads of a
-// block (sync_block), conditions are the same for all of them.
+// Some functions require all lanes in a warp (mma, sync_warp, neighbour) or all threads in a block
+// (sync_block). Conditions around their calls are therefore uniform.
 #pragma once
 
 #include "cell/cells.h"
@@ -33,7 +32,8 @@
 namespace lltm::cuda {
 namespace {
 
-// How many slots read h: the outputs of forward's product, and in backward the blocks of K.
+// How many pre-activations depend on h: outputs of forward's recurrent GEMM, blocks in backward's
+// K.
 template <typename Page>
 constexpr int kRecurrent = Page::kCell.h.count();
 template <typename Page, typename Args>
@@ -41,7 +41,7 @@ constexpr int kOutputsOf = Args::kIsForward ? kRecurrent<Page> : 1;
 
 // ---- words ------------------------------------------------------------------
 
-// Two neighbouring units.
+// An absent word's bit pattern; a word holds two adjacent units.
 constexpr std::uint32_t kAbsent = 0xFFFFFFFF;
 
 struct alignas(16) Words {
@@ -52,19 +52,19 @@ LLTM_CELL_INLINE bool is_there(const Words& x) {
   return x.w[0] != kAbsent && x.w[1] != kAbsent && x.w[2] != kAbsent && x.w[3] != kAbsent;
 }
 
-// The one NaN, in both formats.
+// The only NaN that is stored, in both formats.
 constexpr std::uint16_t kNaN = 0x7FFF;
 constexpr std::uint32_t kNaNs = std::uint32_t{kNaN} << 16 | kNaN;
 constexpr Words kNaNWords = {{kNaNs, kNaNs, kNaNs, kNaNs}};
 
-// Rounded; every NaN becomes the same, so that no two make an absent word.
+// Rounds to T. Every NaN becomes kNaN, so that two units never form an absent word.
 template <typename T>
 LLTM_CELL_INLINE T narrow(float x) {
   return x == x ? static_cast<T>(x) : math::bit_cast<T>(kNaN);
 }
 
-// The word of a unit and the next one, which the next lane has. Every lane of a warp calls it; the
-// words are those of even lanes.
+// Returns the word for this lane's unit and the next lane's unit; valid in even lanes. Called by
+// every lane in a warp.
 template <typename T, typename Machine>
 LLTM_CELL_INLINE std::uint32_t word_of(Machine& m, float value) {
   const std::uint32_t bits = math::bit_cast<std::uint16_t>(narrow<T>(value));
@@ -73,10 +73,10 @@ LLTM_CELL_INLINE std::uint32_t word_of(Machine& m, float value) {
 
 // ---- steps ------------------------------------------------------------------
 
-// A step of LaunchSteps, and the one before it.
+// The current step in LaunchSteps, and the previous step.
 struct StepCursor {
   bool ascending;
-  std::int64_t edge, time;  // as in LaunchSteps, of the next step
+  std::int64_t edge, time;  // as in LaunchSteps, for the next step
   std::int64_t offset, rows, previous_offset, previous_rows;
 
   LLTM_CELL_INLINE explicit StepCursor(const LaunchSteps& steps)
@@ -110,41 +110,40 @@ LLTM_CELL_INLINE void for_each_step(const LaunchSteps& steps, const Body& body) 
   }
 }
 
-// ---- which thread has what --------------------------------------------------
+// ---- work of a thread -------------------------------------------------------
 
-// What two neighbouring units of one row got from the K of one warp.
+// Partial sums for two adjacent units in a row, over one warp's K.
 struct alignas(8) Sums {
   float values[2];
 };
 
-// Of one tile and output.
+// How many Sums a tile has per output.
 constexpr int kTileSums = kTileRows * kSliceUnits / 2;
 
-// Two buffers: the element-wise part of a step reads one while warps that are ahead write
-// the other.
+// Two buffers: a step's element-wise part reads one while warps that are ahead write the other.
 template <int kTiles, int kOutputs>
 LLTM_CELL_INLINE constexpr int shared_sums() {
   return 2 * kWarps * kTiles * kOutputs * kTileSums;
 }
 
-// Where in them a row of the tile has a unit and the one after it. Half a warp, each lane of which
-// writes one row of two units of mma's result, reaches all banks of shared memory once; so does a
-// warp that reads all units of two rows, 2n and 2n + 1.
+// Returns the index in a tile for a row and for the unit pair that contains `unit`. It avoids bank
+// conflicts. Half a warp that writes mma results (a row and two units per lane) accesses each bank
+// once. So does a warp that reads all units of two rows, 2n and 2n + 1.
 LLTM_CELL_INLINE constexpr int place_of_sums(int row, int unit) {
   const int line = row % 2 * 2 + unit / 8;
   return 16 * line + 4 * (row / 2 ^ line) + unit % 8 / 2;
 }
 
-// Of the element-wise part: a thread has one unit of one row. Four warps have a tile; of four
-// tiles, each thread has a row of one tile, and one of the tile after the next.
+// In the element-wise part, a thread handles one unit of one row. Four warps handle a tile. With
+// four tiles, each thread has a row in a tile and another row two tiles later.
 constexpr int kTileWarps = kTileRows * kSliceUnits / kWarpLanes;
 constexpr int kTilesAtOnce = kWarps / kTileWarps;
 template <int kTiles>
 constexpr int kRowsOfThread = (kTiles + kTilesAtOnce - 1) / kTilesAtOnce;
 
 struct Place {
-  bool takes_part, is_unit;  // the former is the same for a warp
-  int tile, sums, odd;       // `odd` of the two units of `sums`
+  bool takes_part, is_unit;  // takes_part is uniform within a warp
+  int tile, sums, odd;       // odd: the unit's index in `sums`
   std::int64_t warp_row, first_row, unit;
 
   template <int kTiles, typename Machine>
@@ -164,36 +163,37 @@ struct Place {
     return p;
   }
 
-  // Of the thread's rows, the n-th.
+  // Returns the thread's n-th row.
   LLTM_CELL_INLINE std::int64_t row(int n) const {
     return first_row + n * kTilesAtOnce * kTileRows;
   }
-  // Whether a step of so many rows has it; and whether it has any row of the warp.
+  // is_in: true if a step with `rows` rows has this row. warp_is_in: true if it has any row in the
+  // warp.
   LLTM_CELL_INLINE bool is_in(std::int64_t rows, int n) const { return is_unit && row(n) < rows; }
   LLTM_CELL_INLINE bool warp_is_in(std::int64_t rows) const {
     return takes_part && warp_row < rows;
   }
-  // Whether its word_of is one that is published.
+  // True if this lane publishes its word_of.
   LLTM_CELL_INLINE bool has_word() const { return odd == 0; }
 };
 
-// The first row of a thread block.
 template <int kTiles, typename Machine>
 LLTM_CELL_INLINE std::int64_t first_row_of(const Machine& m, std::int64_t first_row) {
   return first_row + std::int64_t{m.group()} * kTiles * kTileRows;
 }
 
-// ---- waiting --------------------------------------------------------------------
+// ---- timeouts -------------------------------------------------------------------
 
-// How long a lane waits for a word. A lost one must end the kernel instead of hanging it. Polls are
-// counted, because a clock goes on while the kernel is interrupted by a debugger or another
-// process. While another stream holds multiprocessors, blocks may not have begun, for however long:
-// a lane whose polls run out counts them again, until they have run out once after all had begun.
+// Limits how long a lane waits for a word, so that a lost word ends the kernel instead of hanging
+// it. It counts polls, because a clock continues while a debugger or another process interrupts the
+// kernel. While another stream occupies multiprocessors, blocks may not have begun for an arbitrary
+// time. If a lane's polls run out, it therefore starts counting again, until they have run out once
+// after all blocks had begun.
 struct Patience {
-  static constexpr int kMostCounts = 60;  // about a minute: then something else is wrong
-  int counts = kMostCounts;               // negative: the lane has given up
+  static constexpr int kMostCounts = 60;  // about a minute; longer waits have other causes
+  int counts = kMostCounts;               // negative after a timeout
 
-  // `polls` of a word so far.
+  // `polls` is how many times a word has been polled so far.
   template <typename Machine>
   LLTM_CELL_INLINE bool wait(Machine& m, int& polls, int most_polls) {
     if (counts < 0) return false;
@@ -208,22 +208,22 @@ struct Patience {
   }
 };
 
-// ---- the recurrent product --------------------------------------------------
+// ---- the recurrent GEMM -----------------------------------------------------
 
-// K is divided into units of kWarpUnits, dealt to the warps in turn. Within one, K is permuted, for
-// A and B alike: lane % 4 = q has the elements 8q to 8q + 7, so that 16 bytes of a row of B are the
-// operands of two mma.
+// K is divided into units of kWarpUnits, which are assigned to the warps round-robin. Within a
+// unit, K is permuted for both A and B: lane % 4 = q has elements 8q to 8q + 7. So 16 bytes in a
+// row of B are the operands for two mma.
 LLTM_CELL_INLINE std::int64_t k_of(int warp, int lane, int j) {
   return std::int64_t{kWarpUnits} * (warp + kWarps * j) + 8 * (lane % 4);
 }
 
-// A: a matrix (kSliceUnits, K) whose rows are units. Row r of A's tile is unit 2r, and row
-// r + 8 unit 2r + 1, so that a lane gets two neighbouring units of the result.
+// A is a matrix (kSliceUnits, K) whose rows are hidden units. Row r in A's tile is unit 2r, and row
+// r + 8 is unit 2r + 1. A lane therefore gets two adjacent units from the result.
 template <int kUnitsK>
 struct Weights {
   std::uint32_t a[kUnitsK][2][4];
 
-  // `units` rows are there, `k_size` elements apart; the others count as zero.
+  // Loads `units` rows, `k_size` elements apart; the remaining rows are zero.
   template <typename T>
   LLTM_CELL_INLINE void load(
       const T* rows, std::int64_t units, std::int64_t k_size, int warp, int lane) {
@@ -247,12 +247,12 @@ struct Weights {
   }
 };
 
-// B: lane / 4 is a row of the tile.
+// B: lane / 4 is a row in the tile.
 template <int kUnitsK>
 struct States {
   Words x[kUnitsK];
 
-  // Null rows are zero.
+  // Loads a row; null means zeros.
   template <typename T, typename Machine>
   LLTM_CELL_INLINE void load(Machine& m, const T* row, std::int64_t k_size, int warp, int lane) {
     LLTM_UNROLL
@@ -262,9 +262,9 @@ struct States {
     }
   }
 
-  // Until all of it is there. What is absent is read again together, so that a round trip to memory
-  // is made once for all of it. What never comes is NaN: the lane goes on as any other, so that all
-  // barriers are met, all results published, and the grid ends.
+  // Polls until all words are present. Absent words are read again together, so that they share a
+  // round trip to memory. After a timeout, missing words become NaN and the lane continues
+  // normally. All barriers are then reached, all results are published, and the grid ends.
   template <typename T, typename Machine>
   LLTM_CELL_INLINE void poll(Machine& m, const T* row, int warp, int lane) {
     for (int polls = 1;; ++polls) {
@@ -281,26 +281,27 @@ struct States {
   }
 };
 
-// A row of a state, and whether other thread blocks may still be writing it.
+// A row in a state; `polled` if other thread blocks may still be writing it.
 template <typename T>
 struct Source {
   const T* row;
   bool polled;
 };
 
-// Two tiles in flight hide the latency of reading, where registers are left.
+// True if the next tile is read ahead to hide latency. This requires enough free registers.
 template <int kUnitsK, int kTiles, int kOutputs>
 constexpr bool kReadsAhead = kTiles > 1 && (kOutputs + 1) * kUnitsK <= 22;
 
-// A chain of mma waits for each sum before the next. Where one output makes too few chains to fill
-// the matrix units, it has several, as far as registers go.
+// How many independent mma chains there are. In a chain, each mma waits for the previous. A single
+// output has too few chains to fill the tensor cores, so it is split into several, as far as
+// registers allow.
 template <int kUnitsK, int kOutputs>
 constexpr int kChains = kOutputs > 1 || kUnitsK == 1 ? 1
                         : kUnitsK < 12               ? 4
                                                      : 2;
 
-// The sums of products of `tiles` tiles (the same number for all threads), into `sums`.
-// source(tile) is this lane's row of the state.
+// Multiplies `tiles` tiles (the same number for all threads) and stores the results in `sums`.
+// source(tile) returns this lane's row in the state.
 template <int kTiles, int kUnitsK, int kOutputs, typename T, typename Machine, typename Rows>
 LLTM_CELL_INLINE void multiply(
     Machine& m,
@@ -354,8 +355,8 @@ LLTM_CELL_INLINE void multiply(
   }
 }
 
-// Adds what the warps have computed for an output, always in the same order. `row` is the n-th of
-// the thread.
+// Adds all warps' results for an output, always in the same order. `row` is the index of the
+// thread's row.
 template <int kTiles, int kOutputs>
 LLTM_CELL_INLINE void add_sums(const Sums* sums, const Place& p, int row, int output, float& to) {
   LLTM_UNROLL
@@ -372,7 +373,7 @@ LLTM_CELL_INLINE std::int64_t tiles_of(std::int64_t rows, std::int64_t first_row
 
 // ---- forward ----------------------------------------------------------------
 
-// The sums of a unit's biases.
+// Loads the sums of a unit's biases.
 template <typename Page, typename T>
 LLTM_CELL_INLINE void load_bias(
     const PersistentForwardArgs<T>& a, std::int64_t unit, float (&bias)[Page::kSlots]) {
@@ -388,7 +389,7 @@ LLTM_CELL_INLINE void load_bias(
   });
 }
 
-// The element-wise part: from the sums of the products, and z without them, to h' and c'.
+// The element-wise part: adds the recurrent sums to z and computes h' and c'.
 template <typename Page, int kTiles, typename T, typename Machine>
 LLTM_CELL_INLINE void finish_forward(
     const PersistentForwardArgs<T>& a,
@@ -421,7 +422,7 @@ LLTM_CELL_INLINE void finish_forward(
     const std::int64_t row = step.offset + p.row(n);
     if (p.has_word()) m.publish(a.output + row * a.hidden + p.unit, words[n]);
     h[n] = y[n].h;
-    // As it is stored at the end of a launch: chunks of steps give what all give.
+    // Rounded as at the end of a launch, so that the results do not depend on the chunks.
     c[n] = static_cast<float>(static_cast<T>(y[n].c));
     if (a.activations != nullptr) {
       T* const activations = a.activations + row * kSaved * a.hidden + p.unit;
@@ -472,7 +473,7 @@ LLTM_CELL_INLINE void run_steps(const PersistentForwardArgs<T>& a, Machine& m) {
       for (int k = 0; k < kOfX; ++k) z[n][k] = gates[k * hidden];
     }
 
-    // A row that the step before had goes on from there, another from h_0.
+    // A row continues from the previous step, or from h_0 if it is new.
     const auto source = [&](int tile) -> Source<T> {
       const std::int64_t row = first_row + tile * kTileRows + lane / 4;
       if (row < step.previous_rows && row < step.rows) {
@@ -488,7 +489,8 @@ LLTM_CELL_INLINE void run_steps(const PersistentForwardArgs<T>& a, Machine& m) {
     if (p.warp_is_in(step.rows)) {
       finish_forward<Page, kTiles>(a, m, p, step, sums, bias, z, c, h);
     }
-    // One barrier a step is enough: a warp that writes this buffer again has passed the next one.
+    // One barrier per step is enough: before a warp writes this buffer again, it passes the next
+    // barrier.
     buffer = 1 - buffer;
   });
 
@@ -502,7 +504,7 @@ LLTM_CELL_INLINE void run_steps(const PersistentForwardArgs<T>& a, Machine& m) {
 
 // ---- backward ---------------------------------------------------------------
 
-// What a step needs that no thread block computes.
+// Loads a step's inputs that do not depend on other thread blocks.
 template <typename Page, typename T>
 LLTM_CELL_INLINE void load_step(
     const PersistentBackwardArgs<T>& a,
@@ -521,7 +523,7 @@ LLTM_CELL_INLINE void load_step(
   grad_output = static_cast<float>(g.data[at]);
 }
 
-// The element-wise part: from dh to dz, and dc of the step before.
+// The element-wise part: computes dz, and the previous time step's dc, from dh.
 template <typename Page, int kTiles, typename T, typename Machine>
 LLTM_CELL_INLINE void finish_backward(
     const PersistentBackwardArgs<T>& a,
@@ -586,7 +588,8 @@ LLTM_CELL_INLINE void run_steps(const PersistentBackwardArgs<T>& a, Machine& m) 
       }
     }
 
-    // Of the rows that the step had which backward comes from: through h.
+    // Computes the gradient through h for the rows in the step that backward processed before this
+    // one.
     if (step.previous_rows > first_row) {
       const auto source = [&](int tile) -> Source<T> {
         const std::int64_t row = first_row + tile * kTileRows + lane / 4;
@@ -604,7 +607,7 @@ LLTM_CELL_INLINE void run_steps(const PersistentBackwardArgs<T>& a, Machine& m) 
         dh[n] = 0;
         add_sums<kTiles, 1>(sums, p, n, 0, dh[n]);
       }
-      buffer = 1 - buffer;  // as in forward
+      buffer = 1 - buffer;  // one barrier per step is enough, as in forward
     }
 
     if (p.warp_is_in(step.rows)) {
@@ -620,10 +623,10 @@ LLTM_CELL_INLINE void run_steps(const PersistentBackwardArgs<T>& a, Machine& m) 
   }
 }
 
-// ---- which kernels there are ------------------------------------------------
+// ---- available kernels ------------------------------------------------------
 
-// How many units of K a warp has, at most. In forward K is H and each number has its kernel;
-// in backward it is a multiple of H, and there are some.
+// Supported K per warp, in units of kWarpUnits. In forward K is H, and each number has a kernel. In
+// backward K is a multiple of H, and only some numbers have.
 template <int... n>
 std::integer_sequence<int, 1 + n...> counted_from_1(std::integer_sequence<int, n...>);
 template <typename Page>
@@ -635,7 +638,7 @@ using BackwardUnitsK = std::conditional_t<
     std::integer_sequence<int, 2, 4, 8, kMostUnitsBackward>,
     std::integer_sequence<int, 2, 3, 6, 9, kMostUnitsBackward>>;
 
-// Calls body with the smallest of them that is enough for a K, as a constant.
+// Calls body with the smallest sufficient number for a K, as a constant.
 template <int... kUnitsK, typename Body>
 void visit_units_k(std::integer_sequence<int, kUnitsK...>, std::int64_t k_size, const Body& body) {
   const std::int64_t needed = (k_size + kWarps * kWarpUnits - 1) / (kWarps * kWarpUnits);
@@ -645,7 +648,7 @@ void visit_units_k(std::integer_sequence<int, kUnitsK...>, std::int64_t k_size, 
    ...);
 }
 
-// Calls body with the number of tiles as a constant: one of kTileCounts.
+// Calls body with the tile count as a constant from kTileCounts.
 template <typename Body>
 void visit_tiles(int tiles, const Body& body) {
   [&]<std::size_t... n>(std::index_sequence<n...>) {
@@ -653,7 +656,7 @@ void visit_tiles(int tiles, const Body& body) {
   }(std::make_index_sequence<std::size(kTileCounts)>());
 }
 
-// Calls body(units of K, tiles) of the kernel, both as constants.
+// Calls body(units of K, tiles) for the kernel, both as constants.
 template <typename Page, typename Args, typename Body>
 void visit_kernel(std::int64_t hidden, int tiles, const Body& body) {
   using UnitsK = std::conditional_t<Args::kIsForward, ForwardUnitsK<Page>, BackwardUnitsK<Page>>;

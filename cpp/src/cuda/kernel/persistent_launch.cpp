@@ -11,11 +11,11 @@
 namespace lltm::cuda {
 namespace {
 
-// In host memory that every device writes to; null until a kernel may.
+// In host memory that every device can write to; null until a kernel may use it.
 std::atomic<std::uint32_t*> failure_word_if_any;
 
-// A capture forbids calls that might wait for other work, as loading a kernel's module and
-// allocating do. None of those here touches what is captured.
+// Permits calls during a capture that CUDA otherwise rejects, because they may wait for other work:
+// loading a kernel's module and allocating. The calls here do not affect the captured work.
 using OutsideOfCapture = c10::cuda::CUDAStreamCaptureModeGuard;
 
 int attribute(cudaDeviceAttr which) {
@@ -27,7 +27,7 @@ int attribute(cudaDeviceAttr which) {
 
 }  // namespace
 
-// Never freed, because kernels may outlive everything else.
+// Never freed, because kernels may run until the process ends.
 std::uint32_t* failure_word() {
   static std::uint32_t* const word = [] {
     const OutsideOfCapture outside(cudaStreamCaptureModeRelaxed);
@@ -45,7 +45,7 @@ bool take_failure() {
   return word != nullptr && std::atomic_ref(*word).exchange(0) != 0;
 }
 
-// More than 48 KiB of shared memory is for kernels that ask for it.
+// Kernels with more than 48 KiB of shared memory must request it.
 std::int64_t resident_blocks_of(const void* kernel, std::size_t shared_bytes) {
   const OutsideOfCapture outside(cudaStreamCaptureModeRelaxed);
   const auto bytes = static_cast<int>(shared_bytes);
@@ -82,7 +82,7 @@ bool launch_cooperatively(
   void* parameters[] = {const_cast<void*>(args)};
   const cudaError_t status = cudaLaunchKernelExC(&config, kernel, parameters);
   if (status == cudaErrorCooperativeLaunchTooLarge || status == cudaErrorLaunchOutOfResources) {
-    (void)cudaGetLastError();  // nothing has failed
+    (void)cudaGetLastError();  // clears the error
     return false;
   }
   C10_CUDA_CHECK(status);
@@ -94,7 +94,7 @@ void mark_absent(void* data, std::int64_t bytes, Stream stream) {
       data, 0xFF, static_cast<std::size_t>(bytes), static_cast<cudaStream_t>(stream.handle)));
 }
 
-// ---- to the kernels of a cell -----------------------------------------------
+// ---- kernels of a cell ------------------------------------------------------
 
 bool has_persistent_kernels(const CellInfo& cell) {
   return visit_persistent_cell(cell, [](auto) {});

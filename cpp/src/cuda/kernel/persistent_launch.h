@@ -1,5 +1,5 @@
-// What persistent.h declares, in two parts: the kernels of each cell and dtype (persistent_gpu.h,
-// compiled by nvcc), and what is the same for all of them (persistent_launch.cpp).
+// Implementation of persistent.h, in two parts. Each cell and dtype has kernels (persistent_gpu.h,
+// compiled by nvcc), and persistent_launch.cpp is shared.
 #pragma once
 
 #include "cell/cells.h"
@@ -14,10 +14,10 @@ constexpr int kBlockThreads = kWarps * kWarpLanes;
 
 namespace {
 
-// The cells that have persistent kernels, which CMakeLists.txt reads here and has compiled.
+// Cells that have persistent kernels. CMakeLists.txt reads this list and compiles the kernels.
 using PersistentCells = CellList<Lltm, Lstm, Gru>;
 
-// Calls body with a value of the type of the cell's page, if it is one of them. Returns whether.
+// Calls body with the cell definition if the cell has persistent kernels. Returns true if it has.
 template <typename Body>
 bool visit_persistent_cell(const CellInfo& cell, const Body& body) {
   bool found = false;
@@ -31,18 +31,19 @@ bool visit_persistent_cell(const CellInfo& cell, const Body& body) {
 
 }  // namespace
 
-// By the id of the cell, because its page is another type in every file.
+// Selected by cell id, because the cell definition is a different type in every file.
 template <int kId, typename Args>
 struct PersistentKernels {
   static std::int64_t resident(std::int64_t hidden, int tiles);
   static bool launch(const Args& args, std::int64_t groups, int tiles, Stream stream);
 };
 
-// How many thread blocks of a kernel with so many bytes of shared memory the device runs at once.
+// Returns how many thread blocks of a kernel, with this much shared memory, the device runs
+// concurrently.
 std::int64_t resident_blocks_of(const void* kernel, std::size_t shared_bytes);
 
-// A grid of slices of hidden units and groups of rows, all of whose blocks run at once; false where
-// that is refused. `args` is the parameter.
+// Launches a grid (slices of hidden units, groups of rows) whose blocks all run concurrently.
+// Returns false if the launch is rejected. `args` is the kernel parameter.
 bool launch_cooperatively(
     const void* kernel,
     const void* args,

@@ -1,5 +1,5 @@
-// The kernels of a cell that a user has written, as NVRTC compiles them: elementwise_kernels.h has
-// the code of a thread.
+// A custom cell's kernels as compiled by NVRTC. elementwise_kernels.h has the code that a thread
+// runs.
 #pragma once
 
 #include "cuda/kernel/elementwise_kernels.h"
@@ -9,8 +9,8 @@
 namespace lltm::cuda {
 namespace {
 
-// The 16-bit formats, laid out as in c10, whose headers NVRTC cannot read. Both round to nearest,
-// ties to even.
+// The 16-bit formats, with the same layout as c10's types, because NVRTC cannot compile the c10
+// headers. Conversions round to nearest, ties to even.
 struct Half {
   std::uint16_t bits;
 
@@ -40,8 +40,8 @@ struct BFloat16 {
 }  // namespace
 }  // namespace lltm::cuda
 
-// lltm_forward and lltm_backward of a page, for tensors of type T and gradients of the state of
-// type D.
+// Defines lltm_forward and lltm_backward for a cell definition, with tensors of type T and state
+// gradients of type D.
 #define LLTM_PROGRAM_KERNELS(Page, T, D, kWidth)                                                  \
   extern "C" __global__ void __launch_bounds__(lltm::cuda::kThreads, lltm::cuda::kResidentBlocks) \
       lltm_forward(                                                                               \

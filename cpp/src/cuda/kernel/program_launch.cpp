@@ -19,9 +19,9 @@
 namespace lltm::cuda {
 namespace {
 
-// ---- the driver, which a program need not be linked to ------------------------
+// ---- CUDA driver, loaded at run time (liblltm does not link it) ----------------
 
-// A function as this toolkit's headers declare it; null where the driver has none.
+// Returns a driver function with the signature in this toolkit's headers, or null if it is missing.
 template <typename Function>
 Function driver_function([[maybe_unused]] const char* name) {
 #if CUDART_VERSION >= 12050
@@ -64,14 +64,14 @@ void check(CUresult result) {
   TORCH_CHECK(false, "CUDA driver error: ", text == nullptr ? "unknown" : text);
 }
 
-// In a thread that has called nothing of CUDA's runtime yet, no context is current.
+// Makes a context current. A thread that has not called the CUDA runtime yet has none.
 void need_context() {
   CUcontext context = nullptr;
   check(driver().cuCtxGetCurrent(&context));
   if (context == nullptr) C10_CUDA_CHECK(cudaSetDevice(c10::cuda::current_device()));
 }
 
-// Of the current device, 90 for 9.0.
+// Returns the current device's compute capability, 90 for 9.0.
 int compute_capability() {
   const auto attribute = [](cudaDeviceAttr which) {
     int value = 0;
@@ -84,7 +84,7 @@ int compute_capability() {
 
 // ---- the kernels ------------------------------------------------------------
 
-// What one compilation is for, and what it gives.
+// Key and result of a compilation.
 using Form = std::tuple<const CellPrograms*, ProgramType, ProgramType, int>;
 struct Kernels {
   CUfunction forward = nullptr, backward = nullptr;
@@ -113,8 +113,8 @@ std::string compiled(const ProgramKernel& kernel, int capability) {
   }
 }
 
-// Into the context of the current device. A capture forbids calls that might wait for other work,
-// as this might.
+// Loads the code into the current device's context. Relaxes the capture mode: loading may wait for
+// other work, which a capture otherwise forbids.
 Kernels loaded(const std::string& code) {
   const c10::cuda::CUDAStreamCaptureModeGuard outside(cudaStreamCaptureModeRelaxed);
   CUmodule module = nullptr;
@@ -125,10 +125,10 @@ Kernels loaded(const std::string& code) {
   return kernels;
 }
 
-// Never destroyed, because other threads may still run when static objects are.
+// Never destroyed, because other threads may still run when static objects are destroyed.
 struct Cache {
   std::mutex mutex;
-  std::map<std::pair<Form, int>, std::string> codes;  // by the compute capability
+  std::map<std::pair<Form, int>, std::string> codes;  // by compute capability
   std::map<std::pair<Form, c10::DeviceIndex>, Kernels> kernels;
 };
 

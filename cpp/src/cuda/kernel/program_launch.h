@@ -1,5 +1,5 @@
-// The element-wise kernels of cells that users have written: compiled for a dtype and a GPU when
-// they are first launched, and kept for as long as the process lasts.
+// Element-wise kernels for custom cells. They are compiled at their first launch, for a dtype and a
+// GPU, and kept until the process ends.
 #pragma once
 
 #include "cuda/kernel/elementwise.h"
@@ -14,14 +14,14 @@ struct ProgramKernel {
   const CellInfo& cell;
   ProgramType tensor, state;  // T and D of elementwise.h
   bool backward;
-  int width;  // units of a piece
+  int width;  // units per piece of work
 };
 
-// Null where they can be compiled and launched, else why not.
+// Returns null if custom cells can be compiled and launched, otherwise the reason.
 const char* why_no_programs();
 
-// Queues one on a stream of the current device, with the parameters of the kernels in
-// elementwise.cu. Throws where NVRTC does not compile it.
+// Queues a kernel on a stream of the current device, with the same parameters as the kernels in
+// elementwise.cu. Throws if NVRTC cannot compile it.
 void launch_program(
     const ProgramKernel& kernel,
     std::int64_t blocks,

@@ -1,4 +1,4 @@
-// What AVX512 with BF16 adds.
+// Kernels that AVX-512 with BF16 adds.
 #include "cpu/kernel/gemm_kernels.h"
 
 lltm::cpu::GemmBf16 lltm::cpu::kernels_bf16() {

@@ -1,4 +1,4 @@
-// What NEON with dot products of signed bytes adds.
+// Kernels that NEON with DotProd (dot products of signed bytes) adds.
 #include "cpu/kernel/int8_kernels.h"
 
 const lltm::cpu::Int8Kernels* lltm::cpu::kernels_dotprod() {

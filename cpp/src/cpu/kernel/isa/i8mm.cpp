@@ -1,4 +1,4 @@
-// What NEON with dot products of unsigned and signed bytes adds.
+// Kernels that NEON with I8MM (dot products of unsigned and signed bytes) adds.
 #include "cpu/kernel/int8_kernels.h"
 
 const lltm::cpu::Int8Kernels* lltm::cpu::kernels_i8mm() {

@@ -1,10 +1,10 @@
-// The table of kernels that a file of this folder holds. CMakeLists.txt compiles each with the
-// flags of its instruction set; without them, on another architecture or in a build with one set of
-// flags, it holds none.
+// The kernel table for a file in this folder. CMakeLists.txt compiles each file with the flags for
+// its instruction set. Without these flags (another architecture, or a build with a single set of
+// flags), the table is null.
 #pragma once
 
 #if defined(__AMX_BF16__)
-#include "cpu/kernel/amx_kernels.h"  // its overload of store_operand comes first
+#include "cpu/kernel/amx_kernels.h"  // its store_operand overload must come first
 #endif
 #include "cpu/kernel/elementwise_kernels.h"
 #if defined(__AMX_BF16__)
@@ -18,7 +18,7 @@ namespace {
 
 enum class Isa { kDefault, kAvx2, kAvx512, kAmx };
 
-// What the compiler was told to use.
+// This compilation's instruction set.
 #if defined(__AMX_BF16__)
 constexpr Isa kIsa = Isa::kAmx;
 #elif defined(__AVX512F__)

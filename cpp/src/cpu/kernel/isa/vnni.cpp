@@ -1,4 +1,4 @@
-// What AVX512 with VNNI adds.
+// Kernels that AVX-512 with VNNI adds.
 #include "cpu/kernel/int8_kernels.h"
 
 const lltm::cpu::Int8Kernels* lltm::cpu::kernels_vnni() {
