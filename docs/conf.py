@@ -1,4 +1,4 @@
-"""Configures Sphinx for the documentation site: `make docs`."""
+"""Sphinx configuration of the documentation site (`make docs`)."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ extensions = [
     "sphinx_design",
 ]
 
-highlight_language = "text"  # of literal blocks, which show shapes and formulas
+highlight_language = "text"  # literal blocks contain shapes and formulas
 
-# Formulas by one file that draws with what it holds: nothing is loaded from elsewhere.
+# Renders formulas offline, with a single file: the site loads nothing from other servers.
 MATHJAX = importlib.resources.files("sphinx-mathjax-offline") / "static/mathjax/tex-svg.js"
 mathjax_path = MATHJAX.name
 
@@ -52,19 +52,19 @@ html_theme_options = {
 }
 
 myst_enable_extensions = ["amsmath", "dollarmath"]
-myst_heading_anchors = 3  # as GitHub makes them
+myst_heading_anchors = 3  # the same anchors as on GitHub
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
-napoleon_use_rtype = False  # "(h', c')" before a result says what it is, and is no type
+napoleon_use_rtype = False  # "(h', c')" at the start of a result describes it, and is not a type
 
 breathe_default_project = "lltm"
 breathe_domain_by_extension = {"h": "cpp", "in": "cpp"}
 
-# `sphinx-build -n` reports every name that it cannot resolve. These are in the inventories of
-# Python and PyTorch, which a build without a network does not have, and in C++ libraries that
-# have none; or, as StateT, explained in the text.
+# Names that `sphinx-build -n` need not resolve. They are in the inventories of Python and PyTorch,
+# which offline builds lack, in C++ libraries without an inventory, or (StateT) explained in the
+# text.
 nitpick_ignore_regex = [
     ("py:.*", r"(torch|typing|collections)\..*"),
     ("py:class", r"lltm\.modules\.State"),
@@ -73,11 +73,11 @@ nitpick_ignore_regex = [
 ]
 
 
-# ----- What is made before the pages are read ----------------------------------
+# ----- Preparation before the pages are read -----------------------------------
 
 
 def run_doxygen(app: Sphinx, config: Config) -> None:
-    """Has Doxygen extract the comments of the headers, beside the site's folder."""
+    """Extracts the comments of the headers with Doxygen, next to the site's folder."""
     output = app.outdir.parent / "doxygen"
     output.mkdir(parents=True, exist_ok=True)
     settings = f"@INCLUDE = docs/Doxyfile\nOUTPUT_DIRECTORY = {output}\n"
@@ -86,11 +86,11 @@ def run_doxygen(app: Sphinx, config: Config) -> None:
 
 
 def find_inventories(app: Sphinx, config: Config) -> None:
-    """Names the inventories to link to, each with an empty one where there is no network.
+    """Sets the inventories of Python and PyTorch, each with an empty inventory as a fallback.
 
-    Sphinx takes the second silently, so that a build looks the same with and without a network,
-    but for links to the documentation of Python and PyTorch. With LLTM_DOCS_ONLINE in the
-    environment, as in CI, there is no second, and an inventory that cannot be read is a warning.
+    Sphinx uses the fallback silently if there is no network. The site then only lacks the links
+    to the documentation of Python and PyTorch. If LLTM_DOCS_ONLINE is set, as in CI, there is no
+    fallback, and Sphinx warns if it cannot read an inventory.
     """
     empty = app.outdir.parent / "empty.inv"
     empty.parent.mkdir(parents=True, exist_ok=True)
@@ -105,7 +105,7 @@ def find_inventories(app: Sphinx, config: Config) -> None:
 
 
 def colour_examples(app: Sphinx, *what: object) -> None:
-    """Makes blocks of Python of the literal blocks of docstrings that are code."""
+    """Turns the literal blocks after "Example::" in docstrings into Python code blocks."""
     lines = what[-1]
     assert isinstance(lines, list)
     lines[:] = [re.sub(r"^( *)Example::$", r"\1.. code-block:: python", line) for line in lines]
@@ -113,10 +113,10 @@ def colour_examples(app: Sphinx, *what: object) -> None:
 
 # ----- Links -------------------------------------------------------------------
 
-# The pages are read in the repository too, and link to its files. On the site a link to a file
-# that is no page leads to the repository.
+# The pages are also read in the repository, and link to its files. On the site, links to files
+# that are not pages lead to the repository.
 
-# Files outside of this folder that are pages of the site.
+# Files outside this folder that are pages of the site.
 PAGES = {
     ROOT / "README.md": DOCS / "index.md",
     ROOT / "CHANGELOG.md": DOCS / "changelog.md",
@@ -125,16 +125,16 @@ PAGES = {
     ROOT / "examples" / "forecast" / "README.md": DOCS / "forecast.md",
 }
 
-# The target of a Markdown link or image, up to its anchor; none with a scheme.
+# Matches the target of a Markdown link or image, without its anchor. Skips URLs with a scheme.
 TARGET = re.compile(r"(?<=\]\()(?![a-z]+:)[^)#\s]+")
 
 
 def resolve_links(text: str, folder: Path) -> str:
-    """Makes the links of a page in `folder` links of the site. Sphinx copies images."""
+    """Converts the links of a page in `folder` to links of the site. Sphinx copies images."""
 
     def resolve(match: re.Match[str]) -> str:
         path = (folder / match[0]).resolve()
-        if not path.exists():  # code, or a dead link: a test looks for those
+        if not path.exists():  # code, or a dead link, which a test finds
             return match[0]
         path = PAGES.get(path, path)
         page = path.parent == DOCS and path.suffix in (".md", ".rst")
@@ -148,8 +148,8 @@ def resolve_links(text: str, folder: Path) -> str:
 
 # ----- Tabs --------------------------------------------------------------------
 
-# Where a page shows the same in both languages, they are tabs on the site, and in the repository
-# one after the other, each under its name in bold. The reader's choice holds for every page.
+# Examples in both languages. On the site they are tabs, and the reader's choice applies to all
+# pages. In the repository they follow each other, each after the language's name in bold.
 TABS = re.compile(r"^<!-- tabs -->\n(.*?)^<!-- end of tabs -->$", re.MULTILINE | re.DOTALL)
 LANGUAGE = re.compile(r"^\*\*(Python|C\+\+)\*\*\n", re.MULTILINE)
 
