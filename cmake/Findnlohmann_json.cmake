@@ -1,5 +1,5 @@
-# Finds nlohmann/json as CMake's find_package does, else in the Python package
-# nlohmann_json, which holds the headers and nothing of CMake.
+# Finds nlohmann/json with find_package, or in the Python package nlohmann_json,
+# which has only the headers.
 find_package(nlohmann_json ${nlohmann_json_FIND_VERSION} CONFIG QUIET GLOBAL)
 if(nlohmann_json_FOUND)
   return()

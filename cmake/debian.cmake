@@ -1,5 +1,5 @@
-# Adds to each Debian package what Debian wants in /usr/share: the copyright, a changelog, and why
-# lintian is to accept /opt. Run by cpack when the files of the packages are in place.
+# Adds the files that Debian requires in /usr/share to each package: copyright, changelog and a lintian
+# override for /opt. cpack runs this after it has installed the files of the packages.
 cmake_minimum_required(VERSION 3.25)
 if(NOT CPACK_GENERATOR STREQUAL "DEB")
   return()
@@ -17,12 +17,12 @@ foreach(component IN LISTS CPACK_COMPONENTS_ALL)
     "The sources of this package: ${CPACK_PACKAGE_HOMEPAGE_URL}\n\n${license}\n${third_party}")
   file(WRITE "${doc}/changelog" "${package} (${CPACK_DEBIAN_PACKAGE_VERSION}) stable; urgency=low
 
-  * What has changed: ${CPACK_PACKAGE_HOMEPAGE_URL}/blob/main/CHANGELOG.md
+  * Changes: ${CPACK_PACKAGE_HOMEPAGE_URL}/blob/main/CHANGELOG.md
 
  -- ${CPACK_PACKAGE_CONTACT}  ${date}
 ")
   execute_process(COMMAND gzip --best --no-name "${doc}/changelog" COMMAND_ERROR_IS_FATAL ANY)
   file(WRITE "${share}/lintian/overrides/${package}"
-    "# Not a part of Debian, and it looks for libtorch, unpacked, beside itself: FHS 3.13.\n"
+    "# Not part of Debian; requires an unpacked libtorch in the folder next to it: FHS 3.13.\n"
     "${package}: dir-or-file-in-opt\n")
 endforeach()

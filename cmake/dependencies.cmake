@@ -1,6 +1,6 @@
-# What the build needs besides libtorch. FetchContent takes each as it is installed,
-# else downloads a pinned release. To build offline, give a folder of sources in
-# FETCHCONTENT_SOURCE_DIR_<NAME>, which comes first.
+# Dependencies of the build other than libtorch. FetchContent uses the installed version
+# or downloads a pinned release. To build offline, set FETCHCONTENT_SOURCE_DIR_<NAME> to
+# a folder with the sources, which has priority.
 #
 #     lltm_require_nlohmann_json()   nlohmann_json::nlohmann_json   always (headers only)
 #     lltm_require_googletest()      GTest::gtest                   LLTM_TESTS
@@ -10,22 +10,22 @@
 include_guard(GLOBAL)
 include(FetchContent)
 
-# What nothing is found of and cannot be downloaded either is an error of CMake's; the
-# line before it says what to do. Further arguments are those of FetchContent_Declare.
+# If a dependency is not found and cannot be downloaded, CMake reports an error after this
+# message. Further arguments are passed to FetchContent_Declare.
 function(_lltm_require name url sha256 install)
   string(TOUPPER ${name} upper)
-  message(STATUS "lltm: ${name}: from FETCHCONTENT_SOURCE_DIR_${upper}, "
-    "else as installed (${install}), else downloaded from ${url}")
-  # SYSTEM first: CMake 3.25 adds it to the value of the option before it.
+  message(STATUS "lltm: looking for ${name} in FETCHCONTENT_SOURCE_DIR_${upper}, then "
+    "installed (${install}), then downloading ${url}")
+  # SYSTEM must be first: CMake 3.25 appends it to the value of the preceding option.
   FetchContent_Declare(${name} SYSTEM URL "${url}" URL_HASH SHA256=${sha256}
     DOWNLOAD_EXTRACT_TIMESTAMP ON LOG_DOWNLOAD ON ${ARGN})
-  set(CMAKE_COMPILE_WARNING_AS_ERROR OFF)  # its warnings are not ours
+  set(CMAKE_COMPILE_WARNING_AS_ERROR OFF)  # warnings of dependencies are not errors
   set(CMAKE_UNITY_BUILD OFF)
   FetchContent_MakeAvailable(${name})
 endfunction()
 
-# Finds the headers in the Python package of that name too: Findnlohmann_json.cmake. Of
-# sources it takes the headers, with nothing to build.
+# Also finds the headers in the Python package (Findnlohmann_json.cmake). From sources, only
+# the headers are used; nothing is built.
 function(lltm_require_nlohmann_json)
   _lltm_require(nlohmann_json
     https://github.com/nlohmann/json/releases/download/v3.12.0/json.tar.xz

@@ -1,13 +1,14 @@
-# The option LLTM_CUDA, and what the CUDA kernels need to be built.
+# The option LLTM_CUDA, and the requirements of the CUDA kernels.
 #
-# On where torch is a CUDA build and an nvcc of the same major version is there;
-# elsewhere the library has CPU kernels only, and CUDA tensors take the composite
-# path. nvcc is looked for in CMAKE_CUDA_COMPILER, CUDACXX, the bin folder of
-# CUDAToolkit_ROOT, CUDA_PATH, CUDA_HOME, /usr/local/cuda, and then on the PATH.
+# Default: ON if torch is a CUDA build and an nvcc of the same major version is found.
+# Without CUDA kernels, PyTorch's operations compute CUDA tensors. nvcc is searched in
+# CMAKE_CUDA_COMPILER, CUDACXX, the bin folder of CUDAToolkit_ROOT, CUDA_PATH, CUDA_HOME,
+# /usr/local/cuda, and then on the PATH.
 #
-# Result: LLTM_CUDA; with it the language CUDA, lltm::torch_cuda,
+# Sets LLTM_CUDA. If it is ON, also enables the language CUDA, defines lltm::torch_cuda and sets
 # LLTM_CUDA_INCLUDE_DIRS, LLTM_CUDA_TOOLKIT_VERSION, LLTM_CUDA_MAJOR, LLTM_CUDA_KERNELS
-# (architectures in words) and LLTM_CUDA_FOLDERS (CUDA's libraries, from the folder of packages).
+# (names of the architectures) and LLTM_CUDA_FOLDERS (folders of CUDA's libraries, relative to the
+# folder of packages).
 include_guard(GLOBAL)
 
 set(nvcc "${CMAKE_CUDA_COMPILER}")
@@ -15,8 +16,7 @@ if(NOT nvcc)
   set(nvcc "$ENV{CUDACXX}")
 endif()
 if(NOT nvcc AND LLTM_TORCH_HAS_CUDA)
-  # A folder's own nvcc before the PATH's, which may be a wrapper that does not
-  # lie in a toolkit.
+  # Toolkit folders first: nvcc on the PATH can be a wrapper outside a toolkit.
   find_program(LLTM_NVCC nvcc
     HINTS "${CUDAToolkit_ROOT}" ENV CUDA_PATH ENV CUDA_HOME /usr/local/cuda PATH_SUFFIXES bin)
   set(nvcc "${LLTM_NVCC}")
@@ -31,11 +31,11 @@ else()
   string(REGEX MATCH "release ([0-9]+)\\.([0-9]+)" matched "${output}")
   set(LLTM_CUDA_TOOLKIT_VERSION "${CMAKE_MATCH_1}.${CMAKE_MATCH_2}")
   if(failed OR NOT matched)
-    set(missing "${nvcc} does not run")
+    set(missing "${nvcc} cannot be run")
   elseif(LLTM_TORCH_CUDA_VERSION MATCHES "^${CMAKE_MATCH_1}\\.")
     set(available ON)
   else()
-    set(missing "${nvcc} is of CUDA ${LLTM_CUDA_TOOLKIT_VERSION} and torch of CUDA ${LLTM_TORCH_CUDA_VERSION}")
+    set(missing "${nvcc} has CUDA ${LLTM_CUDA_TOOLKIT_VERSION}, but torch was built with CUDA ${LLTM_TORCH_CUDA_VERSION}")
   endif()
 endif()
 
@@ -46,15 +46,14 @@ endif()
 if(NOT LLTM_CUDA)
   set(LLTM_CUDA_FOLDERS "")
   if(LLTM_TORCH_HAS_CUDA AND NOT available)
-    message(STATUS "lltm: without CUDA kernels (CUDA tensors take the composite path): ${missing}")
+    message(STATUS "lltm: CUDA kernels disabled; PyTorch's operations compute CUDA tensors. Reason: ${missing}")
   elseif(LLTM_TORCH_HAS_CUDA)
-    message(STATUS "lltm: without CUDA kernels, as LLTM_CUDA says")
+    message(STATUS "lltm: CUDA kernels disabled (LLTM_CUDA=OFF)")
   endif()
   return()
 endif()
 
-# The architectures that have kernels of their own, and PTX from which the driver
-# compiles for newer ones.
+# Architectures with compiled kernels, and PTX, which the driver compiles for newer GPUs.
 if(NOT CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
   set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 90-virtual)
 endif()
@@ -63,14 +62,14 @@ if(LLTM_CCACHE AND NOT CMAKE_CUDA_COMPILER_LAUNCHER)
 endif()
 set(CMAKE_CUDA_COMPILER "${nvcc}")
 enable_language(CUDA)
-# The shared runtime, and by its path: torch's own.
+# Links torch's shared CUDA runtime, by its path.
 set(CMAKE_CUDA_RUNTIME_LIBRARY None)
 lltm_find_torch_cuda(problem)
 if(problem)
   message(FATAL_ERROR "lltm: ${problem}")
 endif()
 
-# Of the toolkit first; those of libraries, which a toolkit may lack, beside torch.
+# Headers of the toolkit first. Headers of libraries, which a toolkit can lack, are next to torch.
 string(REGEX MATCH "^[0-9]+" LLTM_CUDA_MAJOR "${LLTM_TORCH_CUDA_VERSION}")
 get_filename_component(site "${LLTM_TORCH_ROOT}" DIRECTORY)
 set(include_dirs ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
@@ -86,9 +85,9 @@ list(TRANSFORM CMAKE_CUDA_ARCHITECTURES REPLACE "^([0-9]+a?)-real$" "sm_\\1"
 list(TRANSFORM architectures REPLACE "^([0-9]+a?)-virtual$" "compute_\\1")
 list(TRANSFORM architectures REPLACE "^([0-9]+a?)$" "sm_\\1, compute_\\1")
 list(JOIN architectures ", " LLTM_CUDA_KERNELS)
-message(STATUS "lltm: CUDA kernels for ${LLTM_CUDA_KERNELS}, by ${nvcc}")
+message(STATUS "lltm: CUDA kernels for ${LLTM_CUDA_KERNELS}, compiled by ${nvcc}")
 
-# In a wheel, CUDA's libraries lie beside the package as torch does.
+# In a Python environment, CUDA's libraries are packages next to torch and lltm.
 set(LLTM_CUDA_FOLDERS "")
 foreach(library IN LISTS LLTM_TORCH_CUDA_LIBRARIES)
   cmake_path(GET library PARENT_PATH folder)

@@ -1,14 +1,14 @@
-# What is installed of liblltm: the library, its headers, its CMake package and lltm.pc.
+# Installs liblltm: the library, its headers, its CMake package and lltm.pc.
 #
 #   lltm_install_prefix(target)   to a prefix, in the components `runtime` and `development`
 #   lltm_install_wheel(target)    to the folder of the Python package, in the component `python`;
-#                                 further arguments are those of install()
+#                                 further arguments are passed to install()
 include_guard(GLOBAL)
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
 
-# The folder of the file that looks for a library, and what makes the linker of a program keep
-# libraries that it does not call.
+# LLTM_ORIGIN: the folder of the loading file, in search paths. LLTM_PC_TORCH: flags that keep
+# libtorch in a program that does not call it.
 if(APPLE)
   set(LLTM_ORIGIN "@loader_path")
   set(LLTM_PC_TORCH "-ltorch -ltorch_cpu -lc10")
@@ -18,8 +18,8 @@ else()
     "-Wl,--push-state,--no-as-needed -ltorch -ltorch_cpu -lc10 -Wl,--pop-state")
 endif()
 
-# A program that links nothing of torch itself (or loads liblltm by dlopen) leaves it to the
-# library to find libtorch: where it is now, or in a folder `libtorch` beside the prefix.
+# If a program does not link torch, or loads liblltm with dlopen, liblltm must find libtorch: in its
+# present folder, or in a folder `libtorch` next to the prefix.
 function(lltm_install_prefix target)
   file(RELATIVE_PATH beside "/opt/lltm/${CMAKE_INSTALL_LIBDIR}" /opt/libtorch)
   set(search_path "${LLTM_ORIGIN}" "${LLTM_ORIGIN}/${beside}/lib")
@@ -33,7 +33,7 @@ function(lltm_install_prefix target)
     endforeach()
     list(REMOVE_DUPLICATES search_path)
   endif()
-  # Rewriting the path when it installs would leave a build ID that depends on the build's.
+  # Changing the path during installation would leave a build ID that depends on the build folder.
   set_target_properties(${target} PROPERTIES
     INSTALL_RPATH "${search_path}" BUILD_WITH_INSTALL_RPATH "${LLTM_RELOCATABLE}")
   _lltm_install(${target} "${CMAKE_INSTALL_LIBDIR}" "${CMAKE_INSTALL_INCLUDEDIR}" "${torch}"
@@ -42,8 +42,8 @@ function(lltm_install_prefix target)
     DESTINATION "${CMAKE_INSTALL_DATADIR}/licenses/lltm" COMPONENT runtime)
 endfunction()
 
-# Beside the package lie torch and, as packages of their own, CUDA's libraries.
-set(LLTM_SITE_PACKAGES ".." CACHE STRING "From the wheel's lib/.. to the folder of packages")
+# torch and CUDA's libraries are packages next to lltm.
+set(LLTM_SITE_PACKAGES ".." CACHE STRING "Path from the wheel's lib/.. to the folder of packages")
 mark_as_advanced(LLTM_SITE_PACKAGES)
 function(lltm_install_wheel target)
   set(site "../${LLTM_SITE_PACKAGES}")
@@ -54,7 +54,7 @@ function(lltm_install_wheel target)
   _lltm_install(${target} lib include "@here@/${site}/torch" python python ${ARGN})
 endfunction()
 
-# `torch` is the folder of libtorch; in it "@here@" stands for that of the library.
+# `torch` is the folder of libtorch. "@here@" in it is replaced by the folder of the library.
 function(_lltm_install target lib include torch runtime development)
   set(cmake ${lib}/cmake/lltm)
   set(generated "${PROJECT_BINARY_DIR}/install/${target}")
@@ -79,7 +79,7 @@ function(_lltm_install target lib include torch runtime development)
     "${generated}/lltm-config-version.cmake"
     "${PROJECT_SOURCE_DIR}/cmake/lltm-torch.cmake"
     DESTINATION ${cmake} COMPONENT ${development} ${ARGN})
-  # The search path of a program linked by lltm.pc leads through this folder.
+  # The search path of a program linked with lltm.pc contains this folder.
   install(DIRECTORY DESTINATION ${lib}/pkgconfig COMPONENT ${runtime} ${ARGN})
   install(FILES "${generated}/lltm.pc"
     DESTINATION ${lib}/pkgconfig COMPONENT ${development} ${ARGN})

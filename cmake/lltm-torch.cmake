@@ -1,27 +1,27 @@
 # Finds libtorch and defines it as the imported target lltm::torch.
 #
-# Used by the build and, installed beside it, by lltm-config.cmake.
+# Used by the build and, installed in the same folder, by lltm-config.cmake.
 #
-# Why not find_package(Torch): with a CUDA build of torch it fails where there
-# is no CUDA toolkit (the usual case: torch from the package index), it
-# rewrites the CUDA flags of the whole project, and its result holds absolute
-# paths that must not be exported. Torch's own layout is simple: include/, lib/.
-# It may be called before or after this file; both name the same libraries.
+# Replaces find_package(Torch), which has three problems. With a CUDA build of
+# torch, it fails without a CUDA toolkit (the usual case with torch from the
+# package index). It changes the CUDA flags of the entire project. Its result
+# contains absolute paths, which must not be exported. A project can still call
+# it, before or after this file; both use the same libraries.
 #
-# lltm_find_torch(reason) looks at, in this order: Torch_DIR or Torch_ROOT,
-# CMAKE_PREFIX_PATH (as torch.utils.cmake_prefix_path gives it, or the folder of
-# an unpacked libtorch), LLTM_TORCH_HINTS (set by lltm-config.cmake), and the
-# torch of the Python interpreter on the PATH. Each configuration looks again, and
-# nothing is cached; within one, every directory uses the libtorch that was found
-# first. If there is none, `reason` is a sentence that says so, else it is empty.
+# lltm_find_torch(reason) searches, in this order: Torch_DIR or Torch_ROOT,
+# CMAKE_PREFIX_PATH (torch.utils.cmake_prefix_path, or the folder of an unpacked
+# libtorch), LLTM_TORCH_HINTS (set by lltm-config.cmake), and the torch of the
+# Python interpreter on the PATH. Each configuration searches again, without a
+# cache. Within a configuration, every directory uses the libtorch that was found
+# first. Sets `reason` to an error message, or to an empty string.
 #
-# Result: lltm::torch, LLTM_TORCH_ROOT (the folder that holds include/ and
-# lib/), LLTM_TORCH_VERSION (major.minor.patch), LLTM_TORCH_HAS_CUDA,
-# LLTM_TORCH_CUDA_VERSION (major.minor, of the CUDA that torch was built with).
+# Result: lltm::torch, LLTM_TORCH_ROOT (the folder with include/ and lib/),
+# LLTM_TORCH_VERSION (major.minor.patch), LLTM_TORCH_HAS_CUDA,
+# LLTM_TORCH_CUDA_VERSION (major.minor of the CUDA that torch was built with).
 #
 # lltm_find_torch_cuda(reason) then defines lltm::torch_cuda: torch's CUDA
-# libraries, and of CUDA's those that liblltm calls itself; they are listed in
-# LLTM_TORCH_CUDA_LIBRARIES. No toolkit is needed for it, only what torch brings.
+# libraries and the CUDA libraries that liblltm calls. They are listed in
+# LLTM_TORCH_CUDA_LIBRARIES. It needs no toolkit.
 
 function(lltm_find_torch reason)
   set(${reason} "" PARENT_SCOPE)
@@ -40,10 +40,10 @@ function(lltm_find_torch reason)
   endforeach()
 endfunction()
 
-# The folder of a libtorch, or an empty string.
+# Returns the folder of a libtorch, or an empty string.
 function(_lltm_torch_root result)
-  # The find commands skip their search where a variable of the name is set, as a cache variable
-  # too: the names are ours.
+  # The find commands skip the search if the variable exists, also in the cache. Private names avoid
+  # this.
   unset(_lltm_torch_config)
   unset(_lltm_python)
   find_path(_lltm_torch_config TorchConfig.cmake NO_CACHE
@@ -51,10 +51,10 @@ function(_lltm_torch_root result)
       ${CMAKE_PREFIX_PATH} $ENV{CMAKE_PREFIX_PATH} ${LLTM_TORCH_HINTS}
     PATH_SUFFIXES "" Torch share/cmake/Torch)
   if(NOT _lltm_torch_config)
-    # The interpreter that builds a wheel is not always the first on the PATH.
+    # Python_EXECUTABLE: the interpreter that builds a wheel is not always the first on the PATH.
     find_program(_lltm_python NAMES ${Python_EXECUTABLE} python3 python NO_CACHE)
     if(_lltm_python)
-      # The folder is found without importing torch, which takes seconds.
+      # Does not import torch, which takes seconds.
       execute_process(
         COMMAND ${_lltm_python} -c
           "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
@@ -85,7 +85,7 @@ or to the output of: python -c \"import torch; print(torch.utils.cmake_prefix_pa
     string(REGEX MATCH "^[0-9]+\\.[0-9]+\\.[0-9]+" version "${version}")
   endif()
   if(NOT version)
-    set(${problem} "expected libtorch 2.11 or later in ${root}, which has no ${header}" PARENT_SCOPE)
+    set(${problem} "expected libtorch 2.11 or later in ${root}, but ${header} does not exist" PARENT_SCOPE)
     return()
   endif()
   set(libraries "")
@@ -93,7 +93,7 @@ or to the output of: python -c \"import torch; print(torch.utils.cmake_prefix_pa
     unset(_lltm_library)
     find_library(_lltm_library ${name} HINTS "${root}/lib" NO_DEFAULT_PATH NO_CACHE)
     if(NOT _lltm_library)
-      set(${problem} "${root}/lib holds no library ${name}" PARENT_SCOPE)
+      set(${problem} "library ${name} not found in ${root}/lib" PARENT_SCOPE)
       return()
     endif()
     list(APPEND libraries "${_lltm_library}")
@@ -109,8 +109,8 @@ or to the output of: python -c \"import torch; print(torch.utils.cmake_prefix_pa
   set(cuda_version "")
   if(EXISTS "${root}/lib/libtorch_cuda.so")
     set(has_cuda ON)
-    # 2.13.0+cu130 in a Python package as in an unpacked libtorch; the former also
-    # says 13.0.
+    # The version is 2.13.0+cu130 in a Python package and in an unpacked libtorch. A Python
+    # package also has the CUDA version, 13.0.
     foreach(file version.py build-version)
       if(EXISTS "${root}/${file}")
         file(READ "${root}/${file}" text)
@@ -129,10 +129,10 @@ or to the output of: python -c \"import torch; print(torch.utils.cmake_prefix_pa
     LLTM_TORCH_CUDA_VERSION "${cuda_version}")
 endfunction()
 
-# A program's search path (DT_RUNPATH) does not serve the libraries that it loads, so it must
-# itself load libtorch, whether it calls it or not. --no-as-needed keeps that in: many compilers
-# pass --as-needed to the linker. libtorch.so loads the backends and defines nothing.
-# Apple's linker keeps all.
+# A program's search path (DT_RUNPATH) does not apply to dependencies of its libraries, so the program
+# must load libtorch itself, even if it does not call it. --no-as-needed keeps the library, because many
+# compilers pass --as-needed to the linker. libtorch.so only loads the backends. Apple's linker keeps
+# all libraries.
 function(_lltm_link_needed target)
   list(JOIN ARGN "," libraries)
   if(NOT APPLE)
@@ -146,8 +146,8 @@ function(lltm_find_torch_cuda reason)
   set(${reason} "" PARENT_SCOPE)
   if(NOT TARGET lltm::torch_cuda)
     string(REGEX MATCH "^[0-9]+" major "${LLTM_TORCH_CUDA_VERSION}")
-    # Beside torch in a Python environment: one folder for CUDA 13, one for each
-    # library before. In libtorch's own folder. In a toolkit's.
+    # Searches next to torch in a Python environment (a common folder for CUDA 13, before it a folder
+    # per library), in libtorch's folder, and in a toolkit.
     get_filename_component(site "${LLTM_TORCH_ROOT}" DIRECTORY)
     set(hints "${site}/nvidia/cu${major}/lib"
       "${site}/nvidia/cuda_runtime/lib" "${site}/nvidia/cublas/lib" "${LLTM_TORCH_ROOT}/lib")
@@ -158,12 +158,12 @@ function(lltm_find_torch_cuda reason)
     endforeach()
     set(libraries "")
     foreach(name c10_cuda torch_cuda cudart cublas)
-      # Packages hold libcudart.so.13 and no libcudart.so.
+      # Packages have libcudart.so.13, but no libcudart.so.
       unset(_lltm_library)
       find_library(_lltm_library NAMES lib${name}.so.${major} ${name} HINTS ${hints} NO_CACHE)
       if(NOT _lltm_library)
-        set(${reason} "no library ${name} of CUDA ${LLTM_TORCH_CUDA_VERSION}, which the torch in \
-${LLTM_TORCH_ROOT} was built with; set CUDAToolkit_ROOT to where it is" PARENT_SCOPE)
+        set(${reason} "library ${name} of CUDA ${LLTM_TORCH_CUDA_VERSION} not found; the torch in \
+${LLTM_TORCH_ROOT} was built with it; set CUDAToolkit_ROOT to its folder" PARENT_SCOPE)
         return()
       endif()
       list(APPEND libraries "${_lltm_library}")

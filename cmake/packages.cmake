@@ -1,14 +1,14 @@
-# `cpack -G TGZ` and `cpack -G DEB`, in a build folder configured with LLTM_RELOCATABLE. What
-# they make looks for libtorch in a folder `libtorch` beside its own.
+# Settings for `cpack -G TGZ` and `cpack -G DEB`, in a build folder configured with LLTM_RELOCATABLE.
+# The installed library searches for libtorch in a folder `libtorch` next to its own.
 set(CPACK_PACKAGE_NAME lltm)
 set(CPACK_PACKAGE_VENDOR "the LLTM authors")
-# No mail reaches this address. Who publishes Debian packages gives one that does:
+# This address does not receive mail. To publish Debian packages, set another:
 # cpack -D CPACK_PACKAGE_CONTACT="NAME <ADDRESS>".
 set(CPACK_PACKAGE_CONTACT "The LLTM authors <lltm@users.noreply.github.com>")
 set(CPACK_PACKAGE_HOMEPAGE_URL "${PROJECT_HOMEPAGE_URL}")
 set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "${PROJECT_DESCRIPTION}")
 set(needs_torch "Needs libtorch ${LLTM_TORCH_MINOR}, unpacked to a folder named libtorch
-beside the one of this package.")
+next to the folder of this package.")
 set(CPACK_COMPONENT_RUNTIME_DESCRIPTION "The shared library.\n${needs_torch}")
 set(CPACK_COMPONENT_DEVELOPMENT_DESCRIPTION
   "Headers, CMake package and lltm.pc of the library.\n${needs_torch}")
@@ -24,8 +24,8 @@ set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_RUNTIME_PACKAGE_NAME lltm)
 set(CPACK_DEBIAN_RUNTIME_PACKAGE_SECTION libs)
 set(CPACK_DEBIAN_PACKAGE_VERSION "${PROJECT_VERSION}+torch${LLTM_TORCH_MINOR}")
-# dpkg-shlibdeps, which finds the oldest versions that will do, needs libtorch as a package. Those
-# of Debian 12 have the symbols of the compilers that this is built with.
+# The versions of Debian 12, which have the symbols of the compilers used here. dpkg-shlibdeps could
+# find the oldest sufficient versions, but requires libtorch as a package.
 set(CPACK_DEBIAN_RUNTIME_PACKAGE_DEPENDS
   "libc6 (>= 2.34), libstdc++6 (>= 12), libgcc-s1, libgomp1")
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_NAME lltm-dev)
@@ -34,12 +34,12 @@ set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_DEPENDS "lltm (= ${CPACK_DEBIAN_PACKAGE_VER
 
 set(CPACK_PRE_BUILD_SCRIPTS "${PROJECT_SOURCE_DIR}/cmake/debian.cmake")
 
-# Read by cpack, once for each generator.
+# cpack reads this file once for each generator.
 set(CPACK_PROJECT_CONFIG_FILE "${PROJECT_BINARY_DIR}/cpack-generator.cmake")
 file(CONFIGURE OUTPUT "${CPACK_PROJECT_CONFIG_FILE}" @ONLY CONTENT [[
-cmake_minimum_required(VERSION 3.25)  # cpack sets no policies: to it, constants are variables
+cmake_minimum_required(VERSION 3.25)  # without it, if() treats ON and OFF as variables
 if(NOT "@LLTM_RELOCATABLE@")
-  message(FATAL_ERROR "lltm: configure with -DLLTM_RELOCATABLE=ON: as it is, liblltm looks for "
+  message(FATAL_ERROR "lltm: configure with -DLLTM_RELOCATABLE=ON; otherwise liblltm searches for "
     "libtorch in @LLTM_TORCH_ROOT@")
 endif()
 if(CPACK_GENERATOR STREQUAL "DEB")

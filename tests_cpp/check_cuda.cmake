@@ -1,14 +1,13 @@
-# What liblltm holds for GPUs: every kernel, for every architecture, without
-# registers spilled to memory, the wide ones with 16-byte accesses, the persistent ones with
-# matrix instructions, strong accesses, one wait for all words of a tile and a report of those that
-# never come, and PTX for GPUs to come. Run by ctest with
+# Checks the GPU code in liblltm: it has every kernel for every architecture, without spilled
+# registers, and PTX for newer GPUs. Wide kernels have 16-byte accesses. Persistent kernels have matrix
+# instructions, strong accesses, one wait for all words of a tile, and a report of a timeout. ctest runs
 #   cmake -DCUOBJDUMP=... -DLIBRARY=... -DARCHITECTURES="80-real;..." -DPAGES="Lltm;..."
 #     -DPERSISTENT_PAGES="Lltm;..." -P check_cuda.cmake
 cmake_minimum_required(VERSION 3.25)
 
 function(output_of result)
   execute_process(${ARGN} OUTPUT_VARIABLE output COMMAND_ERROR_IS_FATAL ANY)
-  # Brackets and semicolons mean something in lists.
+  # Brackets and semicolons are special in lists.
   string(REGEX REPLACE "[][;]" "" output "${output}")
   string(REPLACE ";" "|" any_page "${PAGES}")
   string(REGEX REPLACE "(lltm_[a-z_]*ward)IN[A-Za-z0-9_]*[0-9](${any_page})ELi"
@@ -16,8 +15,8 @@ function(output_of result)
   set(${result} "${output}" PARENT_SCOPE)
 endfunction()
 
-# As the compiler mangles them, but for the namespaces of a page: lltm_forward<page, width, T>,
-# lltm_backward<page, width, T, D>. A second mention of a type of c10 is abbreviated to S6_.
+# Mangled names without the namespaces of a cell: lltm_forward<page, width, T>,
+# lltm_backward<page, width, T, D>. A repeated c10 type is abbreviated to S6_.
 set(kernels "")
 foreach(page IN LISTS PAGES)
   foreach(width_and_type
@@ -32,8 +31,8 @@ foreach(page IN LISTS PAGES)
     list(APPEND kernels "lltm_backwardI${page}ELi${width_and_types}")
   endforeach()
 endforeach()
-# lltm_persistent_forward<page, units of K, tiles, T> and lltm_persistent_backward. Of the LSTM four
-# slots read h.
+# lltm_persistent_forward<page, units of K, tiles, T> and lltm_persistent_backward. In the LSTM, four
+# pre-activations read h.
 set(forward_units 1 2 3 4 5 6)
 set(backward_units 2 3 6 9 12)
 set(forward_units_Lstm 1 2 3 4)
@@ -59,7 +58,7 @@ list(LENGTH kernels expected)
 list(LENGTH persistent_kernels expected_persistent)
 math(EXPR expected "${expected} + ${expected_persistent}")
 
-# The accesses, matrix instructions and waits of one kernel.
+# Returns the accesses, matrix instructions and waits of a kernel.
 function(instructions_of result kernel)
   string(FIND "${code}" "${kernel}" begin)
   string(SUBSTRING "${code}" ${begin} -1 body)
@@ -71,16 +70,16 @@ endfunction()
 foreach(architecture IN LISTS ARCHITECTURES)
   string(REGEX MATCH "^[0-9]+[a-z]?" sm "${architecture}")
   if(NOT architecture MATCHES "-virtual$")
-    # One function after another: its name, and in the next line what it uses.
+    # For each function: a line with its name, and a line with its resources.
     output_of(usage COMMAND ${CUOBJDUMP} --dump-resource-usage --gpu-architecture sm_${sm} "${LIBRARY}")
     foreach(kernel IN LISTS kernels persistent_kernels)
       if(NOT usage MATCHES "Function [A-Za-z0-9_]*${kernel}[A-Za-z0-9_]*:[^\n]*\n([^\n]*)")
         message(SEND_ERROR "sm_${sm}: no kernel ${kernel}")
       elseif(NOT CMAKE_MATCH_1 MATCHES "STACK:0 .*LOCAL:0 ")
-        message(SEND_ERROR "sm_${sm}: ${kernel} keeps registers in memory: ${CMAKE_MATCH_1}")
+        message(SEND_ERROR "sm_${sm}: ${kernel} spills registers: ${CMAKE_MATCH_1}")
       endif()
     endforeach()
-    # Of 100 MB what is looked for, before CMake has them in a string.
+    # grep reduces 100 MB of code to the instructions that are checked.
     output_of(code COMMAND ${CUOBJDUMP} --dump-sass --gpu-architecture sm_${sm} "${LIBRARY}"
       COMMAND grep -oE "Function : [A-Za-z0-9_]*|(LDG|STG|LDL|STL|HMMA|SHFL)[.A-Z0-9]*")
     string(APPEND code "Function : ")
@@ -88,12 +87,12 @@ foreach(architecture IN LISTS ARCHITECTURES)
       instructions_of(body "${kernel}E")
       if(NOT kernel MATCHES "ELi1E"
           AND (NOT body MATCHES "LDG[.A-Z]*[.]128" OR NOT body MATCHES "STG[.A-Z]*[.]128"))
-        message(SEND_ERROR "sm_${sm}: ${kernel} makes no 16-byte accesses")
+        message(SEND_ERROR "sm_${sm}: ${kernel} has no 16-byte accesses")
       endif()
     endforeach()
     foreach(kernel IN LISTS persistent_kernels)
       instructions_of(body "${kernel}")
-      # Two units are a word, which lanes make together.
+      # A word has two hidden units, which two lanes combine.
       foreach(instruction "HMMA[.]16816[.]F32" "SHFL[.]BFLY" "LDG[.]E[.]128[.]STRONG[.]GPU"
           "STG[.]E[.]STRONG[.]GPU")
         if(NOT body MATCHES "${instruction}")
@@ -103,8 +102,8 @@ foreach(architecture IN LISTS ARCHITECTURES)
       if(body MATCHES "LDL|STL")
         message(SEND_ERROR "sm_${sm}: ${kernel} accesses local memory")
       endif()
-      # Where a failure is reported, words are waited for; more would be words that are waited for one
-      # after another.
+      # Each wait reports its timeout. More waits would mean that words are waited for one after
+      # another.
       string(REGEX MATCHALL "STG[.]E[.]STRONG[.]SYS" waits "${body}")
       list(LENGTH waits waits)
       string(REGEX MATCH "ELi([0-9])EN" matched "${kernel}")
@@ -115,7 +114,7 @@ foreach(architecture IN LISTS ARCHITECTURES)
     string(REGEX MATCHALL "Function [^\n]*" functions "${usage}")
     list(LENGTH functions found)
     if(NOT found EQUAL expected)
-      message(SEND_ERROR "sm_${sm}: ${found} kernels, and ${expected} are listed here")
+      message(SEND_ERROR "sm_${sm}: expected ${expected} kernels, got ${found}")
     endif()
   endif()
   if(NOT architecture MATCHES "-real$")

@@ -1,5 +1,5 @@
-# What liblltm exports and needs, and that no code for a newer CPU can leak out
-# of the files compiled for it. Run by ctest with
+# Checks the exported symbols and dependencies of liblltm, and that no code for a newer CPU can leak
+# from the files compiled for it. ctest runs
 #   cmake -DNM=... -DREADELF=... -DLIBRARY=... -DEXPECTED=... -DOBJECTS=a.o;b.o
 #     -P check_symbols.cmake
 cmake_minimum_required(VERSION 3.25)
@@ -7,7 +7,7 @@ cmake_minimum_required(VERSION 3.25)
 function(lines_of result)
   execute_process(COMMAND ${ARGN} OUTPUT_VARIABLE output COMMAND_ERROR_IS_FATAL ANY)
   string(REPLACE "[abi:cxx11]" "" output "${output}")
-  # Brackets and semicolons mean something in lists.
+  # Brackets and semicolons are special in lists.
   string(REGEX REPLACE "[][;]" "" output "${output}")
   string(STRIP "${output}" output)
   string(REPLACE "\n" ";" output "${output}")
@@ -17,11 +17,11 @@ endfunction()
 lines_of(exported ${NM} -D --defined-only --demangle "${LIBRARY}")
 list(TRANSFORM exported REPLACE "^[0-9a-f]+ [A-Za-z] " "")
 list(REMOVE_DUPLICATES exported)  # a constructor is two functions
-# Modules differ in their states, and in the class that has their parameters.
+# Modules differ in the types of states and parameters.
 list(TRANSFORM exported REPLACE ", lltm::(OneState|TwoStates|AnyStates)>" ">")
 list(TRANSFORM exported REPLACE "Impl, lltm::[A-Za-z]+Parameters>" "Impl, Parameters>")
 list(TRANSFORM exported REPLACE "(forward[a-z_]*[(][^&]*&, )std::optional<[^&]*> const&" "\\1State")
-# A line of EXPECTED that names @Layer@ or @Cell@ is one for each such module.
+# A line of EXPECTED with @Layer@ or @Cell@ is repeated for each such module.
 file(STRINGS "${EXPECTED}" expected REGEX "^[^#]")
 foreach(kind Layer Cell)
   set(modules ${exported})
@@ -61,20 +61,19 @@ if(NOT needed MATCHES "libtorch_cpu")
   message(SEND_ERROR "no libtorch_cpu among the libraries needed: ${needed}")
 endif()
 if(dynamic MATCHES "BIND_NOW|NOW PIE|Flags: NOW")
-  message(SEND_ERROR "liblltm binds at load, before it can compare libtorch's version: ${dynamic}")
+  message(SEND_ERROR "liblltm resolves symbols when it is loaded, before it can check libtorch's version: ${dynamic}")
 endif()
 foreach(line IN LISTS needed)
   if(line MATCHES "python")
     message(SEND_ERROR "liblltm needs Python: ${line}")
   endif()
   if(line MATCHES "omp" AND NOT line MATCHES "libgomp")
-    message(SEND_ERROR "liblltm needs another OpenMP runtime than libtorch: ${line}")
+    message(SEND_ERROR "liblltm needs an OpenMP runtime other than libtorch's: ${line}")
   endif()
 endforeach()
 
-# A weak symbol of one file may stand for that of all: here, code for AVX-512
-# for that of the baseline. So each file defines its table and nothing else
-# that others can see.
+# The linker keeps one copy of a weak symbol, which could be AVX-512 code in the baseline. Each file
+# therefore defines only its table as an external symbol.
 foreach(object IN LISTS OBJECTS)
   lines_of(symbols ${NM} --demangle --extern-only --defined-only "${object}")
   foreach(line IN LISTS symbols)

@@ -1,12 +1,11 @@
-# That every instruction of a program (cell/program.h) is vector code, of the whole width of the
-# instruction set: in the functions that run programs, nothing computes with single numbers. Run by
-# ctest with
+# Checks that every instruction of a cell program (cell/program.h) is compiled to vector code of the
+# full width: the functions that run programs have no scalar arithmetic. ctest runs
 #   cmake -DNM=... -DOBJDUMP=... -DOBJECTS=default.cpp.o;avx2.cpp.o;... -P check_vectorised.cmake
 cmake_minimum_required(VERSION 3.25)
 
 set(arithmetic "(add|sub|mul|div|sqrt|min|max|f[n]?m(add|sub)[0-9]+)")
 
-# The lines of `code` that match `pattern` and do not match `exception`.
+# Returns the lines of `code` that match `pattern`, but not `exception`.
 function(find_lines result code pattern exception)
   string(REGEX MATCHALL "[^\n]*\t${pattern}[^\n]*" lines "${code}")
   if(exception)
@@ -45,7 +44,7 @@ foreach(object IN LISTS OBJECTS)
     endforeach()
     find_lines(scalar "${code}" "v?[a-z0-9]+s[sd] " "\tv?(mov|broadcast)s[sd] ")
     find_lines(narrow "${code}" "v?${arithmetic}p[sd] " "%${width}")
-    # Numbers that pass through general registers; what stands on the stack is pointers.
+    # Values in general registers. Stores to the stack are pointers.
     find_lines(general "${code}" "mov[lq]? +%[er][a-z0-9]+,[^%]*\\(%" "\\(%rsp|\\(%rbp")
     find_lines(calls "${code}" "call" "")
     foreach(problem scalar narrow general calls)

@@ -1,4 +1,4 @@
-# What is tested of the installed package, one test for each name (CMakeLists.txt):
+# Tests of the installed package. NAME is the test (CMakeLists.txt):
 #   cmake -DPREFIX=... -DTORCH=... ... -P check.cmake NAME
 cmake_minimum_required(VERSION 3.25)
 math(EXPR last "${CMAKE_ARGC} - 1")
@@ -9,7 +9,7 @@ set(work "${LLTM_BUILD}/tests_cpp/packaging/${test}-${folder}")
 file(REMOVE_RECURSE "${work}")
 file(MAKE_DIRECTORY "${work}")
 
-# Runs a command that must succeed; what it printed is in `output`.
+# Runs a command that must succeed, and sets `output` to its output.
 macro(run)
   execute_process(COMMAND ${ARGN} WORKING_DIRECTORY "${work}"
     OUTPUT_VARIABLE output ERROR_VARIABLE output RESULT_VARIABLE status)
@@ -19,7 +19,7 @@ macro(run)
   endif()
 endmacro()
 
-# What follows runs without the search path that the caller may have.
+# Tests must not depend on the caller's library search path.
 unset(ENV{LD_LIBRARY_PATH})
 macro(run_program)
   run(${ARGN})
@@ -64,7 +64,7 @@ function(test_install)
   endif()
 endfunction()
 
-# The names that others rely on, and nothing of the machine in what can be moved.
+# Installed files have the expected names, and relocatable files contain no paths of this system.
 function(test_contents)
   string(REGEX MATCH "^[0-9]+\\.[0-9]+" minor "${VERSION}")
   file(GLOB_RECURSE files RELATIVE "${PREFIX}" "${PREFIX}/*")
@@ -93,9 +93,9 @@ function(test_contents)
   endif()
   file(READ_SYMLINK "${lib}/liblltm.so" name)
   if(NOT name STREQUAL "liblltm.so.${minor}")
-    message(FATAL_ERROR "liblltm.so leads to ${name}")
+    message(FATAL_ERROR "liblltm.so is a link to ${name}")
   endif()
-  # Apart from the folders of libtorch and CUDA.
+  # The folders of libtorch and CUDA are allowed.
   cmake_path(GET TORCH PARENT_PATH site)
   foreach(file IN LISTS files)
     file(STRINGS "${PREFIX}/${file}" lines REGEX "${LLTM_SOURCE}|${site}")
@@ -108,7 +108,7 @@ function(test_contents)
   endforeach()
   if(leaks)
     list(JOIN leaks "\n" leaks)
-    message(FATAL_ERROR "names folders of this machine:\n${leaks}")
+    message(FATAL_ERROR "these files contain paths of this system:\n${leaks}")
   endif()
 endfunction()
 
@@ -143,7 +143,7 @@ function(test_dlopen)
   run_program("${work}/load" "${lib}/liblltm.so")
 endfunction()
 
-# A libtorch of another release at run time: one sentence, and no more.
+# With a libtorch of another release at run time, exactly one message is printed.
 function(test_other_libtorch)
   run(${compile} -shared -fPIC "${here}/other_libtorch.cpp" -o libother.so)
   run(${compile} "${here}/load.cpp" -o load -ldl)
@@ -158,7 +158,7 @@ libtorch\n")
   endif()
 endfunction()
 
-# A second copy in one process: one sentence, and no more.
+# With a second copy in the process, exactly one message is printed.
 function(test_second_copy)
   file(GLOB library "${lib}/liblltm.so*")
   file(COPY ${library} DESTINATION "${work}/second")
@@ -174,7 +174,7 @@ register the operators lltm::*, and a process has one registry; load one of them
 endfunction()
 
 function(test_siblings)
-  # Variables with the names of what lltm-torch.cmake looks for are the project's own.
+  # The project's variables must not affect the searches of lltm-torch.cmake.
   configure(-S "${here}/siblings" -B build "-DCMAKE_PREFIX_PATH=${PREFIX}"
     -Dconfig=Release -Dlibrary=none -Dpython=none)
   run(${CMAKE_COMMAND} --build build)
@@ -182,7 +182,7 @@ function(test_siblings)
   run_program("${work}/build/two/two")
 endfunction()
 
-# A folder that looks like the libtorch of release 2.10.
+# Creates a folder that looks like libtorch 2.10.
 function(make_other_torch folder)
   file(WRITE "${folder}/share/cmake/Torch/TorchConfig.cmake" "")
   file(WRITE "${folder}/include/torch/headeronly/version.h"
@@ -201,7 +201,7 @@ function(write_project arguments)
     "message(\"torch: \${torch}\")\n")
 endfunction()
 
-# Without a libtorch that fits: not found, quietly where that was asked for.
+# Without a matching libtorch, lltm is not found; with QUIET, nothing is printed.
 function(test_not_found)
   make_other_torch("${work}/other")
   file(MAKE_DIRECTORY "${work}/empty/share/cmake/Torch" "${work}/empty/lib")
@@ -223,7 +223,7 @@ function(test_not_found)
   endforeach()
 endfunction()
 
-# The next configuration with another CMAKE_PREFIX_PATH takes the libtorch that it leads to.
+# Another CMAKE_PREFIX_PATH in a later configuration selects another libtorch.
 function(test_changed_torch)
   write_project("")
   set(lltm "-Dlltm_DIR=${lib}/cmake/lltm")
@@ -239,7 +239,7 @@ endfunction()
 function(configure_subproject)
   configure(-S "${here}/subproject" -B build "-DLLTM_SOURCE=${LLTM_SOURCE}"
     "-DTorch_ROOT=${TORCH}/share/cmake/Torch" ${ARGN})
-  expect_text(output "liblltm is a shared library in spite of BUILD_SHARED_LIBS=OFF")
+  expect_text(output "ignoring BUILD_SHARED_LIBS=OFF: liblltm must be a shared library")
 endfunction()
 
 function(test_add_subdirectory)
@@ -250,7 +250,7 @@ function(test_fetch_content)
   configure_subproject(-DUSE_FETCH_CONTENT=ON)
 endfunction()
 
-# What is not installed is downloaded, and its headers are system headers.
+# A dependency that is not installed is downloaded, and its headers are system headers.
 function(test_download)
   file(WRITE "${work}/archive/CMakeLists.txt"
     "cmake_minimum_required(VERSION 3.25)\nproject(thing LANGUAGES NONE)\nadd_library(thing INTERFACE)\n")
@@ -265,7 +265,7 @@ function(test_download)
   expect_text(output "system: ON")
 endfunction()
 
-# Its install step installs the parent's program alone.
+# The install step of the parent project installs only the parent's program.
 function(test_build_subproject)
   configure_subproject(-DCMAKE_UNITY_BUILD=ON)
   run(${CMAKE_COMMAND} --build build --parallel 2)
@@ -273,11 +273,11 @@ function(test_build_subproject)
   run(${CMAKE_COMMAND} --install build --prefix "${work}/prefix")
   file(GLOB_RECURSE files RELATIVE "${work}/prefix" "${work}/prefix/*")
   if(NOT files STREQUAL "bin/app")
-    message(FATAL_ERROR "expected bin/app alone, got ${files}")
+    message(FATAL_ERROR "expected only bin/app, got ${files}")
   endif()
 endfunction()
 
-# The Debian packages hold what the archive does, in /opt/lltm.
+# The Debian packages contain the files of the archive, in /opt/lltm.
 function(test_debian)
   run(${CMAKE_CPACK_COMMAND} --config "${LLTM_BUILD}/CPackConfig.cmake" -G DEB -B "${work}")
   foreach(package lltm lltm-dev)
@@ -293,7 +293,7 @@ function(test_debian)
     message(FATAL_ERROR "expected ${expected}\ngot ${files}")
   endif()
 
-  # A program linked by lltm-dev runs where lltm alone is installed.
+  # A program linked with lltm-dev runs with only lltm installed.
   set(root "${work}/root/opt")
   file(CREATE_LINK "${TORCH}" "${root}/libtorch" SYMBOLIC)
   link_by_pkg_config("${root}/lltm/lib/pkgconfig")
@@ -303,7 +303,7 @@ function(test_debian)
   run_program("${work}/small")
 endfunction()
 
-# Debian's rules for packages.
+# The packages follow Debian's rules.
 function(test_lintian)
   run(${CMAKE_CPACK_COMMAND} --config "${LLTM_BUILD}/CPackConfig.cmake" -G DEB -B "${work}")
   file(GLOB packages "${work}/*.deb")
