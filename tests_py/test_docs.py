@@ -94,7 +94,7 @@ def test_every_block_has_a_language_that_is_tested(page: Path) -> None:
 # ----- Python ------------------------------------------------------------------
 
 # These start compilers, and what they show is tested by itself too.
-SLOW = {"compile.md", "export.md", "onnx.md"}
+SLOW = {"compile.md"}
 
 
 @pytest.mark.parametrize(

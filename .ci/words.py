@@ -1,0 +1,68 @@
+#!/usr/bin/env python3
+"""Checks the words of documentation, comments and docstrings; part of `make lint`.
+
+Prints each word that is used more often than its limit, per 1,000 words of a part, and each line
+with a word that has a plainer or an American form.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+PARTS = {
+    "docs": ("*.md", "docs/*.md", "examples/*.md"),
+    "python": ("python/lltm/*.py",),
+    "cpp": ("cpp/*.h", "cpp/*.cpp", "cpp/*.cu"),
+}
+LIMITS = {"what": 1, "one": 3, "of": 32}  # per 1,000 words
+PLAINER = r"\b(nobody|anew|beside|behind|as they lie|cells? of (your|one's) own|(own|user's) cells?)\b"
+AMERICAN = r"\b\w*(quanti|initiali|vectori|optimi|normali|speciali|paralleli|seriali|recogni)s(e|ed|es|ing|ation)\b"
+AMERICAN += r"|\b(behaviour|colour|favour|neighbour)\w*"
+
+
+def lines_of(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of prose: of Markdown without code, of sources comments and docstrings."""
+    text = path.read_text()
+    if path.suffix == ".md":
+        code = r"```.*?^ *```|`[^`\n]*`|\]\([^)]*\)|https?://\S*|^\S*\{[^}]*\}"
+        text = re.sub(code, lambda m: re.sub(r"[^\n]", " ", m[0]), text, flags=re.S | re.M)
+        yield from enumerate(text.splitlines(), 1)
+    elif path.suffix == ".py":
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            is_docstring = token.type == tokenize.STRING and token.string.startswith('"""')
+            if token.type == tokenize.COMMENT or is_docstring:
+                yield from enumerate(re.sub(r"`[^`]*`", " ", token.string).split("\n"), token.start[0])
+    else:
+        for number, line in enumerate(text.splitlines(), 1):
+            if comment := re.search(r"(?:^|\s)///?(.*)", line):
+                yield number, comment[1]
+
+
+def main() -> int:
+    failed = False
+    for part, patterns in PARTS.items():
+        found = subprocess.run(["git", "ls-files", *patterns], capture_output=True, text=True, check=True)
+        words: list[str] = []
+        for path in map(Path, found.stdout.split()):
+            for number, line in lines_of(path):
+                words += re.findall(r"[a-z']+", line.lower())
+                for match in re.finditer(f"{PLAINER}|{AMERICAN}", line, re.IGNORECASE):
+                    print(f"{path}:{number}: {match[0]}")
+                    failed = True
+        for word, limit in LIMITS.items():
+            share = 1000 * words.count(word) / len(words)
+            if share > limit:
+                print(f"{part}: {share:.1f} times '{word}' in 1,000 words, more than {limit}")
+                failed = True
+        print(f"{part}: {len(words):,} words")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
