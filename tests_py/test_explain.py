@@ -113,6 +113,6 @@ def test_wrong_options_are_refused(
 
 
 def test_explaining_leaves_the_compiler_usable() -> None:
-    explain.joint(explain.Call("cell", 1, 2, 3, 4, dynamic=True))
+    explain.joint(explain.Call("step", 1, 2, 3, 4, dynamic=True))
     double = torch.compile(lambda x: 2 * x, backend="aot_eager", fullgraph=True)
     assert double(torch.ones(2)).tolist() == [2, 2]

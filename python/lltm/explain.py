@@ -35,7 +35,7 @@ State = tuple[Tensor, Tensor]
 class Call:
     """The call that is explained."""
 
-    op: str  # "cell" or "sequence"
+    op: str  # "step" or "sequence"
     steps: int
     batch: int
     input_size: int
@@ -44,11 +44,11 @@ class Call:
     device: str = "cpu"
 
     def module(self) -> torch.nn.Module:
-        make = modules.LLTMCell if self.op == "cell" else modules.LLTM
+        make = modules.LLTMCell if self.op == "step" else modules.LLTM
         return make(self.input_size, self.hidden_size, device=self.device)
 
     def arguments(self) -> tuple[Tensor, State]:
-        steps, layers = ((), ()) if self.op == "cell" else ((self.steps,), (1,))
+        steps, layers = ((), ()) if self.op == "step" else ((self.steps,), (1,))
         h, c = torch.zeros(2, *layers, self.batch, self.hidden_size, device=self.device)
         return torch.zeros(*steps, self.batch, self.input_size, device=self.device), (h, c)
 
@@ -56,12 +56,12 @@ class Call:
         if not self.dynamic:
             return None
         batch, steps = torch.export.Dim("batch"), torch.export.Dim("steps")
-        if self.op == "cell":
+        if self.op == "step":
             return {0: batch}, ({0: batch}, {0: batch})
         return {0: steps, 1: batch}, ({1: batch}, {1: batch})
 
     def __str__(self) -> str:
-        steps = "" if self.op == "cell" else f"T={self.steps} "
+        steps = "" if self.op == "step" else f"T={self.steps} "
         sizes = f"{steps}B={self.batch} I={self.input_size} H={self.hidden_size}"
         return f"lltm::{self.op}, {sizes}{', dynamic' if self.dynamic else ''}"
 
@@ -74,7 +74,7 @@ def dispatcher(call: Call) -> str:
     the keys of its arguments and of the thread one after another: Autocast where torch.autocast is
     on, Autograd, then the device."""
     # "CPU: registered at FILE:LINE :: (SCHEMA) -> RESULT [ boxed unboxed ]", a key a line.
-    operator = "lltm::step" if call.op == "cell" else "lltm::sequence"
+    operator = "lltm::step" if call.op == "step" else "lltm::sequence"
     lines = torch._C._dispatch_dump_table(operator).splitlines()
     keys = ("CPU", "CUDA", "Meta", "AutogradCPU", "AutogradCUDA", "AutocastCPU", "AutocastCUDA")
     return "\n".join(
@@ -249,7 +249,7 @@ def _arguments() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     option = parser.add_argument
-    option("--op", choices=("cell", "sequence"), default="cell", help="default: %(default)s")
+    option("--op", choices=("step", "sequence"), default="step", help="default: %(default)s")
     option("--steps", type=size, default=3, metavar="T", help="default: %(default)s")
     option("--batch", type=size, default=16, metavar="B", help="default: %(default)s")
     option("--input-size", type=size, default=32, metavar="I", help="default: %(default)s")
@@ -258,7 +258,7 @@ def _arguments() -> argparse.Namespace:
     option("--dynamic", action="store_true", help="batch size and steps are symbols")
     option("--only", nargs="+", choices=STAGES, metavar="STAGE", help=", ".join(STAGES))
     options = parser.parse_args()
-    fixed = ["--batch"] if options.op == "cell" else ["--batch", "--steps"]
+    fixed = ["--batch"] if options.op == "step" else ["--batch", "--steps"]
     if options.dynamic and any(getattr(options, name[2:]) == 1 for name in fixed):
         # torch takes a size of 1 for a fixed one.
         parser.error(f"with --dynamic, {' and '.join(fixed)} must be 2 at least")

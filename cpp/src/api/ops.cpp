@@ -13,7 +13,8 @@ namespace {
 using at::Tensor;
 using Optional = std::optional<Tensor>;
 
-// The states as the operators accept them. The operators check them where they do not join them.
+// Returns the states in the operators' form. Checks states that are joined; the operators check
+// others.
 JoinedState joined(
     const CellInfo& cell,
     const char* where,

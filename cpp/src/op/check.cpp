@@ -33,13 +33,13 @@ bool equal(const SymInt& a, const SymInt& b) {
   return a.sym_eq(b).expect_true(__FILE__, __LINE__);
 }
 
-// ---- shapes in letters -------------------------------------------------------
+// ---- symbolic shapes -------------------------------------------------------
 
-// The letters of lltm/ops.h, and the number of checkpoints.
+// The symbols of lltm/ops.h, and K, the number of activation checkpoints.
 enum Letter : uint8_t { kSteps, kBatch, kRows, kInput, kHidden, kCheckpoints, kLetters };
 constexpr char kLetterTexts[] = "TBNIHK";
 
-// A letter, or some times it, or H + I.
+// A size: a symbol, a multiple of a symbol, or H + I.
 struct Size {
   Letter letter;
   int64_t times = 1;
@@ -55,8 +55,8 @@ constexpr Size kPaddedOutput[] = {{kSteps}, {kBatch}, {kHidden}};
 constexpr Size kPackedOutput[] = {{kRows}, {kHidden}};
 constexpr Size kJoined[] = {{kBatch}, {kHidden, 1, /*plus_input=*/true}};
 
-// Those that a cell decides: of joined weights, of its two matrices and biases, and of what it
-// saves.
+// The shapes that depend on the cell: of weights (joined or two matrices), biases, c and saved
+// values.
 struct CellShapes {
   explicit CellShapes(const CellInfo& cell)
       : weights{{kHidden, cell.joined_blocks()}, {kHidden, 1, /*plus_input=*/true}},
@@ -74,7 +74,7 @@ struct CellShapes {
   Size gates_of_step[2], activations_of_step[2], activations[2], checkpoints[3];
 };
 
-// The shape in letters, such as "(3H, H+I)".
+// Returns the shape in symbols, such as "(3H, H+I)".
 std::string text_of(Shape shape) {
   std::ostringstream text;
   text << '(';
@@ -88,7 +88,7 @@ std::string text_of(Shape shape) {
   return text.str();
 }
 
-// What the letters are in one call.
+// The values of the symbols in a call.
 class Sizes {
  public:
   const SymInt& operator[](Letter letter) const { return values_[letter]; }
@@ -104,12 +104,12 @@ class Sizes {
   std::array<SymInt, kLetters> values_;
 };
 
-// ---- one set of arguments ----------------------------------------------------
+// ---- the arguments of a call ----------------------------------------------------
 
 enum Kind {
   kRequired,
   kOptional,
-  // The sizes of the call are read from these, and compared with all.
+  // Required, and the sizes of the call are read from it.
   kDecides,
 };
 
@@ -122,7 +122,7 @@ struct Argument {
   bool has_rank() const { return tensor.dim() == static_cast<int64_t>(shape.size()); }
 };
 
-// The most frequent one; of several, the first.
+// Returns the most frequent value; on a tie, the first.
 template <typename Value, typename Equal>
 Value most_frequent(const std::vector<Value>& values, const Equal& equal) {
   const Value* result = nullptr;
@@ -138,9 +138,8 @@ Value most_frequent(const std::vector<Value>& values, const Equal& equal) {
   return *result;
 }
 
-// Checks the arguments of one call: each must be a strided tensor, all must be of one device and
-// one dtype, and their shapes must agree. Where they do not, the error names an argument that
-// differs from the majority.
+// Checks the arguments of a call: strided tensors of the same device and dtype, whose shapes agree.
+// If they do not, the error names an argument that differs from the majority.
 class Checker {
  public:
   // `arguments` must outlive the checker.
@@ -167,7 +166,7 @@ class Checker {
     if (!agree) report_mismatch();
   }
 
-  // What the letters are, where the shapes agree. `derive` sets letters that follow from others.
+  // Returns the sizes if the shapes agree. `derive` sets symbols that follow from others.
   template <typename Derive>
   Sizes sizes(const Derive& derive, const Tensor& batch_sizes = {}) const {
     Sizes sizes;
@@ -196,7 +195,7 @@ class Checker {
         shape_text(a.tensor.sym_sizes()));
   }
 
-  // batch_sizes of a packed sequence. On the meta device it has no values to check.
+  // Checks batch_sizes of a packed sequence. On the meta device it has no values to check.
   void batch_sizes(const Tensor& sizes, const SymInt& batch, const SymInt& rows) const {
     TORCH_CHECK_TYPE(
         sizes.scalar_type() == at::kLong,
@@ -310,7 +309,7 @@ class Checker {
 
   // ---- shapes
 
-  // The letters, from the arguments that decide.
+  // Reads the symbols from the arguments of kind kDecides.
   void read(Sizes& sizes) const {
     for (const Argument& a : arguments_) {
       if (a.kind != kDecides) continue;
@@ -325,7 +324,7 @@ class Checker {
     }
   }
 
-  // The first argument that has another shape than these sizes say, or null.
+  // Returns the first argument whose shape differs from these sizes, or null.
   const Argument* misfit(const Sizes& sizes) const {
     for (const Argument& a : arguments_) {
       if (!a.tensor.defined()) continue;
@@ -338,8 +337,8 @@ class Checker {
     return nullptr;
   }
 
-  // Each letter as most arguments have it. On a tie the weights win: arguments are read from the
-  // last to the first for that. One whose H is wrong has no vote on the rest.
+  // Determines each size by majority vote of the arguments. Scans from the last argument to the
+  // first, so that the weights win ties. Ignores arguments with the wrong H for the other sizes.
   void settle(Sizes& sizes, const Tensor& batch_sizes) const {
     for (const Letter letter : {kHidden, kSteps, kBatch, kRows}) {
       std::vector<SymInt> stated;
@@ -363,7 +362,7 @@ class Checker {
     settle_input_size(sizes);
   }
 
-  // Whether each dimension of an argument that this letter alone makes is what the sizes say.
+  // True if all dimensions of the argument that are this symbol agree with the sizes.
   bool fits(const Argument& a, Letter letter, const Sizes& sizes) const {
     for (size_t d = 0; d < a.shape.size(); ++d) {
       const Size& size = a.shape[d];
@@ -373,8 +372,8 @@ class Checker {
     return true;
   }
 
-  // I stands in the input and the weights alone, one against one. Of the two, the one whose other
-  // sizes are wrong is wrong about I too; where neither is, the weights are named.
+  // Only the input and the weights have I, so there is no majority. The argument whose other sizes
+  // are wrong is also wrong about I; if neither is, the error names the weights.
   void settle_input_size(Sizes& sizes) const {
     for (const Argument& a : arguments_) {
       if (!a.tensor.defined() || !a.has_rank()) continue;
@@ -410,7 +409,7 @@ class Checker {
            batch_sizes.scalar_type() == at::kLong && batch_sizes.dim() == 1;
   }
 
-  // Reading fails where torch.vmap maps over batch_sizes, at any level.
+  // Reading fails if torch.vmap maps over batch_sizes, at any level.
   std::vector<int64_t> values_of_batch_sizes(const Tensor& sizes) const {
     try {
       return read_batch_sizes(sizes);
@@ -432,7 +431,7 @@ Shape output_shape(const SequenceInputs& args) {
   return args.batch_sizes.defined() ? Shape(kPackedOutput) : Shape(kPaddedOutput);
 }
 
-// checkpoint_steps are those of checkpoints among the arguments.
+// checkpoint_steps is that of the checkpoints among the arguments, or 0.
 void check_sizes(const Checker& check, const SequenceInputs& args, int64_t checkpoint_steps = 0) {
   const Tensor& batch_sizes = args.batch_sizes;
   const auto derive = [&](Sizes& sizes) {
@@ -457,7 +456,7 @@ void check_checkpoint_steps(const char* op, int64_t checkpoint_steps) {
       checkpoint_steps);
 }
 
-// The arguments of a call: those that its inputs have in common, and those that follow.
+// The arguments of a call, in the order of the schema.
 class Arguments {
  public:
   Arguments(const char* op, const CellName& name) : cell_(get_cell(op, name)), shapes_(cell_) {}
@@ -480,7 +479,7 @@ class Arguments {
         " has none, got a tensor");
     add(c, name, shapes_.c, cell_.has_c() ? kRequired : kOptional);
   }
-  // Of c, which a cell may not have: then it may be empty, as c' is.
+  // Adds the gradient of c. A cell without c accepts any, because its c' is empty.
   void add_grad_c(const Tensor& grad, const char* name) {
     if (cell_.has_c()) add(grad, name, shapes_.c, kOptional);
   }
@@ -495,7 +494,7 @@ class Arguments {
     add(args.weight_hh, "weight_hh", shapes_.weight_hh, kOptional);
     add_biases(args);
   }
-  // Behind bias_ih stand the cell's parameters.
+  // A custom cell's parameters are appended to bias_ih.
   template <typename Inputs>
   void add_biases(const Inputs& args) {
     add(args.bias_ih, "bias_ih", shapes_.bias_ih, cell_.parameters > 0 ? kRequired : kOptional);
@@ -505,7 +504,8 @@ class Arguments {
   operator std::span<const Argument>() const { return {all_.data(), all_.size()}; }
 
  private:
-  // A cell with two matrices may be given joined ones; that weight_hh was forgotten is likelier.
+  // A cell with two matrices also accepts a joined matrix. A missing weight_hh is more likely, so
+  // the message names it.
   void check_joined(const char* op, const Tensor& weight_ih) const {
     if (!weight_ih.defined() || weight_ih.dim() != 2) return;
     const SymInt rows = weight_ih.sym_size(0);
@@ -531,7 +531,7 @@ void add_step(Arguments& arguments, const char* op, const StepInputs& args) {
   arguments.add_parameters(op, args);
 }
 
-// Of a sequence without its parameters.
+// Adds the arguments of a sequence except its parameters.
 void add_sequence(Arguments& arguments, const char* op, const SequenceInputs& args) {
   arguments.add(args.input, "input", input_shape(args), kDecides);
   arguments.add(args.h_0, "h_0", kState, kDecides);
@@ -539,8 +539,8 @@ void add_sequence(Arguments& arguments, const char* op, const SequenceInputs& ar
   arguments.add(args.recurrent_mask, "recurrent_mask", kState, kOptional);
 }
 
-// Beside prepacked weights, which are bytes, whatever the dtype and the sizes of the others are.
-// The backend that has packed them reads their header.
+// Checks a call with prepacked weights, which are bytes. The backend that packed them reads dtype
+// and sizes from their header.
 void check_takes_prepacked(const char* op, const SequenceArgs& args) {
   const c10::Device device = args.input->device();
   TORCH_CHECK_NOT_IMPLEMENTED(

@@ -495,7 +495,7 @@ class Tracer(TorchDispatchMode):
     def unsupported(self, func: Any) -> NoReturn:
         name = func._schema.name.removeprefix("aten::").removesuffix("_")
         listed = (
-            "expected operations element by element that programs have (the page 'Your own cell'"
+            "expected operations element by element that programs have (the page 'Custom cells'"
             " lists them, under 'What the function may do')"
         )
         why = WHY_NOT.get(name, listed)
