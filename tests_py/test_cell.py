@@ -1,4 +1,4 @@
-"""One step: lltm.functional.cell and lltm.LLTMCell."""
+"""One step: lltm.functional.step and lltm.LLTMCell."""
 
 from __future__ import annotations
 
