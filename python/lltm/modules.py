@@ -79,7 +79,7 @@ class Step(Recurrent, Generic[State]):
         """Computes one step.
 
         Args:
-            input (Tensor): (B, I), or (I) without a batch
+            input: (B, I), or (I) without a batch
             hx: initial state: (h, c) for LSTM and LLTM, h for GRU and RNN, ``(h, *states)`` for a
                 custom cell. Each tensor is (B, H) or (H). If None, h and c are zero and custom
                 states have their initial values. Default: None
@@ -541,9 +541,10 @@ class LLTM(Layer[Pair]):
         """Returns an inference-only copy of this layer with prepacked weights.
 
         Args:
-            weights (torch.dtype): None, or torch.qint8 for 8-bit weights with a scale per row.
-                Input and h are then quantized at run time. The weights need a quarter of the
-                float32 memory, and inference is faster, with small errors. Default: None
+            weights (torch.dtype): None, or torch.qint8 for 8-bit weights with a scale per row (on
+                the CPU, not for float64). Input and h are then quantized at run time. The weights
+                need a quarter of the float32 memory, and inference is faster, with small errors.
+                Default: None
         """
         return PrepackedLLTM(self, weights)
 
@@ -574,7 +575,7 @@ class PrepackedLLTM(Prepacked, Layer[Pair]):
     ``weights_only=False``). Loading packs the weights for the CPU in use.
 
     Args:
-        layer (LLTM): layer to copy
+        layer (lltm.LLTM): layer to copy
         weights (torch.dtype): None, or torch.qint8 for int8 weights. Default: None
 
     Example::
@@ -709,9 +710,10 @@ class LSTM(Layer[Pair], nn.RNNBase):
         """Returns an inference-only copy of this layer with prepacked weights.
 
         Args:
-            weights (torch.dtype): None, or torch.qint8 for 8-bit weights with a scale per row.
-                Input and h are then quantized at run time. The weights need a quarter of the
-                float32 memory, and inference is faster, with small errors. Default: None
+            weights (torch.dtype): None, or torch.qint8 for 8-bit weights with a scale per row (on
+                the CPU, not for float64). Input and h are then quantized at run time. The weights
+                need a quarter of the float32 memory, and inference is faster, with small errors.
+                Default: None
         """
         return PrepackedLSTM(self, weights)
 
@@ -769,7 +771,7 @@ class PrepackedLSTM(Prepacked, Layer[Pair]):
     ``weights_only=False``). Loading packs the weights for the CPU in use.
 
     Args:
-        layer (LSTM): layer to copy
+        layer (lltm.LSTM): layer to copy
         weights (torch.dtype): None, or torch.qint8 for int8 weights. Default: None
 
     Example::
@@ -852,9 +854,10 @@ class GRU(Layer[Tensor], nn.RNNBase):
         """Returns an inference-only copy of this layer with prepacked weights.
 
         Args:
-            weights (torch.dtype): None, or torch.qint8 for 8-bit weights with a scale per row.
-                Input and h are then quantized at run time. The weights need a quarter of the
-                float32 memory, and inference is faster, with small errors. Default: None
+            weights (torch.dtype): None, or torch.qint8 for 8-bit weights with a scale per row (on
+                the CPU, not for float64). Input and h are then quantized at run time. The weights
+                need a quarter of the float32 memory, and inference is faster, with small errors.
+                Default: None
         """
         return PrepackedGRU(self, weights)
 
@@ -910,7 +913,7 @@ class PrepackedGRU(Prepacked, Layer[Tensor]):
     ``weights_only=False``). Loading packs the weights for the CPU in use.
 
     Args:
-        layer (GRU): layer to copy
+        layer (lltm.GRU): layer to copy
         weights (torch.dtype): None, or torch.qint8 for int8 weights. Default: None
 
     Example::
@@ -1028,10 +1031,10 @@ class RNN(Layer[Tensor], nn.RNNBase):
         """Returns an inference-only copy of this layer with prepacked weights.
 
         Args:
-            weights (torch.dtype): None, or torch.qint8 for 8-bit weights with a scale per row.
-                Input and h are then quantized at run time. The weights need a quarter of the
-                float32 memory, and inference is faster, with small errors. Requires
-                nonlinearity="tanh". Default: None
+            weights (torch.dtype): None, or torch.qint8 for 8-bit weights with a scale per row (on
+                the CPU, not for float64, only with tanh). Input and h are then quantized at run
+                time. The weights need a quarter of the float32 memory, and inference is faster,
+                with small errors. Default: None
         """
         return PrepackedRNN(self, weights)
 
@@ -1115,7 +1118,7 @@ class PrepackedRNN(Prepacked, Layer[Tensor]):
     ``weights_only=False``). Loading packs the weights for the CPU in use.
 
     Args:
-        layer (RNN): layer to copy
+        layer (lltm.RNN): layer to copy
         weights (torch.dtype): None, or torch.qint8 for int8 weights. Default: None
 
     Example::
