@@ -240,10 +240,9 @@ class Layer(Recurrent, Generic[State]):
                 unbatched input. If None, h_0 and c_0 are zero and custom states have their initial
                 values. Default: None
             reset: boolean mask with the batch shape of the input: (T, B), (B, T) with batch_first,
-                (T), or (N) for the N elements of PackedSequence.data. Where true, the state of
-                that sequence is reset before the time step, in every layer and direction: to zero,
-                or to the initial values of custom states. Gradients do not flow through a reset.
-                Default: None
+                (T), or the length of PackedSequence.data. Where true, the state of that sequence is
+                reset before the time step, in every layer and direction: to zero, or to the initial
+                values of custom states. Gradients do not flow through a reset. Default: None
 
         Returns:
             (output, state): output has the form of the input, with D*H features (D*P with
@@ -362,8 +361,7 @@ class Layer(Recurrent, Generic[State]):
             size = self.get_expected_cell_size
 
     def permute_hidden(self, hx: Any, permutation: Tensor | None) -> Any:
-        """Permutes the batch dimension of the states. Returns them unchanged if there is no
-        permutation."""
+        """Permutes the batch dimension of the states, if a permutation is given."""
         if permutation is None:
             return hx
         if isinstance(hx, Tensor):
@@ -413,7 +411,7 @@ class LLTMCell(Step[Pair]):
 
     Shape: input (B, I) or (I); h, c, h' and c' (B, H) or (H).
 
-    Parameters, initialized uniformly in ±1/sqrt(H)::
+    Parameters, uniform in ±1/sqrt(H)::
 
         weights  (3H, H+I): the rows of W_i, W_o, W_g; the first H columns multiply h
         bias     (3H): b_i, b_o, b_g; None with bias=False
@@ -450,24 +448,20 @@ class LLTM(Layer[Pair]):
     Args:
         input_size (int): number of input features I
         hidden_size (int): number of hidden units H
-        num_layers (int): number of stacked layers L. Each layer reads the output of the layer
-            before it. Default: 1
+        num_layers (int): number of stacked layers L, each reading the layer before it. Default: 1
         bias (bool): if False, the layer has no biases. Default: True
         batch_first (bool): if True, batched input and output are (B, T, ...), not (T, B, ...). No
             effect on states, unbatched input and packed sequences. Default: False
-        dropout (float): in training, probability of zeroing each element of the output of every
-            layer except the last. Default: 0
-        bidirectional (bool): if True, a second direction runs from the last step to the first,
-            and its output is concatenated to the output of the first. Default: False
+        dropout (float): dropout probability between layers, in training. Default: 0
+        bidirectional (bool): if True, adds a second direction, from the last step to the first. Its
+            output is concatenated to the first direction's. Default: False
         proj_size (int): must be 0. Accepted because torch.nn.LSTM has it. Default: 0
         device (torch.device): device of the parameters. Default: PyTorch's default device
         dtype (torch.dtype): dtype of the parameters. Default: PyTorch's default dtype
-        checkpoint_steps (int): activation checkpointing for training on long sequences. If n > 0,
-            forward saves the state at every n-th step instead of all activations, and backward
-            recomputes n steps at a time. Results do not change. Default: 0 (off)
-        recurrent_dropout (float): in training, probability of zeroing each element of h where the
-            next step reads it, with one mask per call, layer and direction (Gal and Ghahramani,
-            https://arxiv.org/abs/1512.05287). Default: 0
+        checkpoint_steps (int): activation checkpointing for long sequences. If n > 0, forward saves
+            every n-th state instead of all activations, and backward recomputes them. Default: 0
+        recurrent_dropout (float): dropout probability for the h that the next step reads, in
+            training. Each call samples a mask per layer and direction. Default: 0
 
     Shape:
         - input: (T, B, I) for T steps and batch size B, (B, T, I) with batch_first, (T, I) for an
@@ -475,22 +469,18 @@ class LLTM(Layer[Pair]):
         - state, (h_0, c_0) and (h_n, c_n): each tensor (L*D, B, H), or (L*D, H) for unbatched input
         - output: shape and form of the input, with D*H features. D is 2 if bidirectional, else 1
 
-    Parameters of layer k, with the suffix ``_reverse`` for the second direction, initialized
-    uniformly in ±1/sqrt(H)::
+    Parameters of layer k (suffix ``_reverse``: second direction), uniform in ±1/sqrt(H)::
 
         weights_l{k}  (3H, H+I): the rows of W_i, W_o, W_g; the first H columns multiply h.
                       For k > 0, I is D*H
-        bias_l{k}     (3H): b_i, b_o, b_g
+        bias_l{k}     (3H): b_i, b_o, b_g, with bias=True
 
     Example::
 
         layer = lltm.LLTM(32, 128, num_layers=2)
         output, (h_n, c_n) = layer(torch.randn(100, 16, 32))
-
-        sequences = [torch.randn(steps, 32) for steps in (20, 35, 7)]
-        packed = torch.nn.utils.rnn.pack_sequence(sequences, enforce_sorted=False)
-        output, (h_n, c_n) = layer(packed)
-        padded, lengths = torch.nn.utils.rnn.pad_packed_sequence(output)
+        packed = torch.nn.utils.rnn.pack_sequence([torch.randn(n, 32) for n in (35, 20, 7)])
+        output, (h_n, c_n) = layer(packed)  # output is a PackedSequence
     """
 
     _CELL, _STATES = "lltm", ("h_0", "c_0")
@@ -541,10 +531,9 @@ class LLTM(Layer[Pair]):
         """Returns an inference-only copy of this layer with prepacked weights.
 
         Args:
-            weights (torch.dtype): None, or torch.qint8 for 8-bit weights with a scale per row (on
-                the CPU, not for float64). Input and h are then quantized at run time. The weights
-                need a quarter of the float32 memory, and inference is faster, with small errors.
-                Default: None
+            weights (torch.dtype): None, or torch.qint8 to quantize the weights to 8 bits, and input
+                and h at run time. This needs a quarter of the float32 memory and is faster, with
+                small errors. Only on the CPU, not for float64. Default: None
         """
         return PrepackedLLTM(self, weights)
 
@@ -565,25 +554,15 @@ def _flatten_biases(module: nn.Module, state_dict: dict[str, Any], prefix: str) 
 class PrepackedLLTM(Prepacked, Layer[Pair]):
     """Inference-only LLTM with prepacked weights, returned by :meth:`LLTM.prepack`.
 
-    It replaces the layer in a model and returns the results of evaluation mode. It does not pack
-    weights in every call, which can take most of the time for short sequences and small batches.
-
-    It has no derivatives, cannot be changed or converted, and does not follow later changes of the
-    layer. train(), eval() and autocast have no effect: input and states need the layer's dtype.
-    Its weights are buffers. Its state_dict equals the layer's, but with int8 weights it has the
-    quantized rows and scales. It can be copied and pickled (``torch.load`` needs
-    ``weights_only=False``). Loading packs the weights for the CPU in use.
+    It computes like the layer in evaluation mode, but does not pack weights in every call. It has
+    no derivatives, cannot be changed or converted, and does not follow later changes of the layer.
+    Autocast has no effect: input and states need the layer's dtype. Its weights are buffers. Its
+    state_dict equals the layer's, but int8 weights are saved as quantized rows and scales. Loading
+    packs the weights for the CPU in use. ``torch.load`` needs ``weights_only=False``.
 
     Args:
         layer (lltm.LLTM): layer to copy
         weights (torch.dtype): None, or torch.qint8 for int8 weights. Default: None
-
-    Example::
-
-        packed = lltm.LLTM(32, 128).prepack()
-        state = None
-        for chunk in torch.randn(10, 5, 16, 32):
-            output, state = packed(chunk, state)
     """
 
     _STATES = ("h_0", "c_0")
@@ -600,8 +579,7 @@ _NAMES_OF_TORCH: Any = property(lambda self: self._flat_weights_names)
 
 
 class LSTM(Layer[Pair], nn.RNNBase):
-    """A multi-layer LSTM, compatible with torch.nn.LSTM: same arguments, parameters and
-    state_dict; same results up to rounding.
+    """A multi-layer LSTM, compatible with torch.nn.LSTM (arguments, state_dict, results).
 
     Each layer and direction computes, from the input x and the state h, c at every time step::
 
@@ -610,32 +588,26 @@ class LSTM(Layer[Pair], nn.RNNBase):
         g = tanh(W_ig x + b_ig + W_hg h + b_hg)     candidate
         o = sigmoid(W_io x + b_io + W_ho h + b_ho)  output gate
         c' = f * c + i * g
-        h' = o * tanh(c')
-
-    With ``proj_size``, h' is ``weight_hr (o * tanh(c'))``.
+        h' = o * tanh(c')                           with proj_size: weight_hr (o * tanh(c'))
 
     Args:
         input_size (int): number of input features I
         hidden_size (int): number of hidden units H
-        num_layers (int): number of stacked layers L. Each layer reads the output of the layer
-            before it. Default: 1
+        num_layers (int): number of stacked layers L, each reading the layer before it. Default: 1
         bias (bool): if False, the layer has no biases. Default: True
         batch_first (bool): if True, batched input and output are (B, T, ...), not (T, B, ...). No
             effect on states, unbatched input and packed sequences. Default: False
-        dropout (float): in training, probability of zeroing each element of the output of every
-            layer except the last. Default: 0
-        bidirectional (bool): if True, a second direction runs from the last step to the first,
-            and its output is concatenated to the output of the first. Default: False
+        dropout (float): dropout probability between layers, in training. Default: 0
+        bidirectional (bool): if True, adds a second direction, from the last step to the first. Its
+            output is concatenated to the first direction's. Default: False
         proj_size (int): if P > 0, projects h to P < H features: h and the output have P features
             instead of H. Cannot be combined with recurrent_dropout. Default: 0
         device (torch.device): device of the parameters. Default: PyTorch's default device
         dtype (torch.dtype): dtype of the parameters. Default: PyTorch's default dtype
-        checkpoint_steps (int): activation checkpointing for training on long sequences. If n > 0,
-            forward saves the state at every n-th step instead of all activations, and backward
-            recomputes n steps at a time. Results do not change. Default: 0 (off)
-        recurrent_dropout (float): in training, probability of zeroing each element of h where the
-            next step reads it, with one mask per call, layer and direction (Gal and Ghahramani,
-            https://arxiv.org/abs/1512.05287). Default: 0
+        checkpoint_steps (int): activation checkpointing for long sequences. If n > 0, forward saves
+            every n-th state instead of all activations, and backward recomputes them. Default: 0
+        recurrent_dropout (float): dropout probability for the h that the next step reads, in
+            training. Each call samples a mask per layer and direction. Default: 0
 
     Shape:
         - input: (T, B, I) for T steps and batch size B, (B, T, I) with batch_first, (T, I) for an
@@ -645,25 +617,20 @@ class LSTM(Layer[Pair], nn.RNNBase):
         - output: shape and form of the input, with D*H features, or D*P with proj_size. D is 2 if
           bidirectional, else 1
 
-    Parameters of layer k, with the suffix ``_reverse`` for the second direction, initialized
-    uniformly in ±1/sqrt(H)::
+    Parameters of layer k (suffix ``_reverse``: second direction), uniform in ±1/sqrt(H)::
 
         weight_ih_l{k}  (4H, I): the rows of W_ii, W_if, W_ig, W_io. For k > 0, I is D*H,
                         or D*P with proj_size
         weight_hh_l{k}  (4H, H): the rows of W_hi, W_hf, W_hg, W_ho; (4H, P) with proj_size
-        bias_ih_l{k}    (4H)
-        bias_hh_l{k}    (4H)
+        bias_ih_l{k}, bias_hh_l{k}  (4H), with bias=True
         weight_hr_l{k}  (P, H), only with proj_size
 
     Example::
 
         layer = lltm.LSTM(32, 128, num_layers=2)
         output, (h_n, c_n) = layer(torch.randn(100, 16, 32))
-
-        sequences = [torch.randn(steps, 32) for steps in (20, 35, 7)]
-        packed = torch.nn.utils.rnn.pack_sequence(sequences, enforce_sorted=False)
-        output, (h_n, c_n) = layer(packed)
-        padded, lengths = torch.nn.utils.rnn.pad_packed_sequence(output)
+        packed = torch.nn.utils.rnn.pack_sequence([torch.randn(n, 32) for n in (35, 20, 7)])
+        output, (h_n, c_n) = layer(packed)  # output is a PackedSequence
     """
 
     _CELL, _STATES = "lstm", ("h_0", "c_0")
@@ -710,17 +677,15 @@ class LSTM(Layer[Pair], nn.RNNBase):
         """Returns an inference-only copy of this layer with prepacked weights.
 
         Args:
-            weights (torch.dtype): None, or torch.qint8 for 8-bit weights with a scale per row (on
-                the CPU, not for float64). Input and h are then quantized at run time. The weights
-                need a quarter of the float32 memory, and inference is faster, with small errors.
-                Default: None
+            weights (torch.dtype): None, or torch.qint8 to quantize the weights to 8 bits, and input
+                and h at run time. This needs a quarter of the float32 memory and is faster, with
+                small errors. Only on the CPU, not for float64. Default: None
         """
         return PrepackedLSTM(self, weights)
 
 
 class LSTMCell(Step[Pair], nn.RNNCellBase):
-    """One step of an LSTM, compatible with torch.nn.LSTMCell: same arguments, parameters and
-    state_dict; same results up to rounding.
+    """One step of an LSTM, compatible with torch.nn.LSTMCell (arguments, state_dict, results).
 
     Computes the next state from the input x and the state h, c::
 
@@ -740,12 +705,11 @@ class LSTMCell(Step[Pair], nn.RNNCellBase):
 
     Shape: input (B, I) or (I); h, c, h' and c' (B, H) or (H).
 
-    Parameters, initialized uniformly in ±1/sqrt(H)::
+    Parameters, uniform in ±1/sqrt(H)::
 
         weight_ih  (4H, I): the rows of W_ii, W_if, W_ig, W_io
         weight_hh  (4H, H): the rows of W_hi, W_hf, W_hg, W_ho
-        bias_ih    (4H), or None
-        bias_hh    (4H), or None
+        bias_ih, bias_hh  (4H), or None with bias=False
 
     Example::
 
@@ -761,14 +725,11 @@ class LSTMCell(Step[Pair], nn.RNNCellBase):
 class PrepackedLSTM(Prepacked, Layer[Pair]):
     """Inference-only LSTM with prepacked weights, returned by :meth:`LSTM.prepack`.
 
-    It replaces the layer in a model and returns the results of evaluation mode. It does not pack
-    weights in every call, which can take most of the time for short sequences and small batches.
-
-    It has no derivatives, cannot be changed or converted, and does not follow later changes of the
-    layer. train(), eval() and autocast have no effect: input and states need the layer's dtype.
-    Its weights are buffers. Its state_dict equals the layer's, but with int8 weights it has the
-    quantized rows and scales. It can be copied and pickled (``torch.load`` needs
-    ``weights_only=False``). Loading packs the weights for the CPU in use.
+    It computes like the layer in evaluation mode, but does not pack weights in every call. It has
+    no derivatives, cannot be changed or converted, and does not follow later changes of the layer.
+    Autocast has no effect: input and states need the layer's dtype. Its weights are buffers. Its
+    state_dict equals the layer's, but int8 weights are saved as quantized rows and scales. Loading
+    packs the weights for the CPU in use. ``torch.load`` needs ``weights_only=False``.
 
     Args:
         layer (lltm.LSTM): layer to copy
@@ -787,8 +748,7 @@ class PrepackedLSTM(Prepacked, Layer[Pair]):
 
 
 class GRU(Layer[Tensor], nn.RNNBase):
-    """A multi-layer GRU, compatible with torch.nn.GRU: same arguments, parameters and
-    state_dict; same results up to rounding.
+    """A multi-layer GRU, compatible with torch.nn.GRU (arguments, state_dict, results).
 
     Each layer and direction computes, from the input x and the state h at every time step::
 
@@ -800,23 +760,19 @@ class GRU(Layer[Tensor], nn.RNNBase):
     Args:
         input_size (int): number of input features I
         hidden_size (int): number of hidden units H
-        num_layers (int): number of stacked layers L. Each layer reads the output of the layer
-            before it. Default: 1
+        num_layers (int): number of stacked layers L, each reading the layer before it. Default: 1
         bias (bool): if False, the layer has no biases. Default: True
         batch_first (bool): if True, batched input and output are (B, T, ...), not (T, B, ...). No
             effect on states, unbatched input and packed sequences. Default: False
-        dropout (float): in training, probability of zeroing each element of the output of every
-            layer except the last. Default: 0
-        bidirectional (bool): if True, a second direction runs from the last step to the first,
-            and its output is concatenated to the output of the first. Default: False
+        dropout (float): dropout probability between layers, in training. Default: 0
+        bidirectional (bool): if True, adds a second direction, from the last step to the first. Its
+            output is concatenated to the first direction's. Default: False
         device (torch.device): device of the parameters. Default: PyTorch's default device
         dtype (torch.dtype): dtype of the parameters. Default: PyTorch's default dtype
-        checkpoint_steps (int): activation checkpointing for training on long sequences. If n > 0,
-            forward saves the state at every n-th step instead of all activations, and backward
-            recomputes n steps at a time. Results do not change. Default: 0 (off)
-        recurrent_dropout (float): in training, probability of zeroing each element of h where the
-            next step reads it, with one mask per call, layer and direction (Gal and Ghahramani,
-            https://arxiv.org/abs/1512.05287). Default: 0
+        checkpoint_steps (int): activation checkpointing for long sequences. If n > 0, forward saves
+            every n-th state instead of all activations, and backward recomputes them. Default: 0
+        recurrent_dropout (float): dropout probability for the h that the next step reads, in
+            training. Each call samples a mask per layer and direction. Default: 0
 
     Shape:
         - input: (T, B, I) for T steps and batch size B, (B, T, I) with batch_first, (T, I) for an
@@ -824,23 +780,18 @@ class GRU(Layer[Tensor], nn.RNNBase):
         - state, h_0 and h_n: (L*D, B, H), or (L*D, H) for unbatched input
         - output: shape and form of the input, with D*H features. D is 2 if bidirectional, else 1
 
-    Parameters of layer k, with the suffix ``_reverse`` for the second direction, initialized
-    uniformly in ±1/sqrt(H)::
+    Parameters of layer k (suffix ``_reverse``: second direction), uniform in ±1/sqrt(H)::
 
         weight_ih_l{k}  (3H, I): the rows of W_ir, W_iz, W_in. For k > 0, I is D*H
         weight_hh_l{k}  (3H, H): the rows of W_hr, W_hz, W_hn
-        bias_ih_l{k}    (3H)
-        bias_hh_l{k}    (3H)
+        bias_ih_l{k}, bias_hh_l{k}  (3H), with bias=True
 
     Example::
 
         layer = lltm.GRU(32, 128, num_layers=2)
         output, h_n = layer(torch.randn(100, 16, 32))
-
-        sequences = [torch.randn(steps, 32) for steps in (20, 35, 7)]
-        packed = torch.nn.utils.rnn.pack_sequence(sequences, enforce_sorted=False)
-        output, h_n = layer(packed)
-        padded, lengths = torch.nn.utils.rnn.pad_packed_sequence(output)
+        packed = torch.nn.utils.rnn.pack_sequence([torch.randn(n, 32) for n in (35, 20, 7)])
+        output, h_n = layer(packed)  # output is a PackedSequence
     """
 
     _CELL, _STATES = "gru", ("h_0",)
@@ -854,17 +805,15 @@ class GRU(Layer[Tensor], nn.RNNBase):
         """Returns an inference-only copy of this layer with prepacked weights.
 
         Args:
-            weights (torch.dtype): None, or torch.qint8 for 8-bit weights with a scale per row (on
-                the CPU, not for float64). Input and h are then quantized at run time. The weights
-                need a quarter of the float32 memory, and inference is faster, with small errors.
-                Default: None
+            weights (torch.dtype): None, or torch.qint8 to quantize the weights to 8 bits, and input
+                and h at run time. This needs a quarter of the float32 memory and is faster, with
+                small errors. Only on the CPU, not for float64. Default: None
         """
         return PrepackedGRU(self, weights)
 
 
 class GRUCell(Step[Tensor], nn.RNNCellBase):
-    """One step of a GRU, compatible with torch.nn.GRUCell: same arguments, parameters and
-    state_dict; same results up to rounding.
+    """One step of a GRU, compatible with torch.nn.GRUCell (arguments, state_dict, results).
 
     Computes the next state from the input x and the state h::
 
@@ -882,18 +831,11 @@ class GRUCell(Step[Tensor], nn.RNNCellBase):
 
     Shape: input (B, I) or (I); h and h' (B, H) or (H).
 
-    Parameters, initialized uniformly in ±1/sqrt(H)::
+    Parameters, uniform in ±1/sqrt(H)::
 
         weight_ih  (3H, I): the rows of W_ir, W_iz, W_in
         weight_hh  (3H, H): the rows of W_hr, W_hz, W_hn
-        bias_ih    (3H), or None
-        bias_hh    (3H), or None
-
-    Example::
-
-        cell = lltm.GRUCell(32, 128)
-        h = cell(torch.randn(16, 32))
-        h = cell(torch.randn(16, 32), h)
+        bias_ih, bias_hh  (3H), or None with bias=False
     """
 
     _CELL, _STATES, _where = "gru", ("h",), "GRUCell"
@@ -903,25 +845,15 @@ class GRUCell(Step[Tensor], nn.RNNCellBase):
 class PrepackedGRU(Prepacked, Layer[Tensor]):
     """Inference-only GRU with prepacked weights, returned by :meth:`GRU.prepack`.
 
-    It replaces the layer in a model and returns the results of evaluation mode. It does not pack
-    weights in every call, which can take most of the time for short sequences and small batches.
-
-    It has no derivatives, cannot be changed or converted, and does not follow later changes of the
-    layer. train(), eval() and autocast have no effect: input and states need the layer's dtype.
-    Its weights are buffers. Its state_dict equals the layer's, but with int8 weights it has the
-    quantized rows and scales. It can be copied and pickled (``torch.load`` needs
-    ``weights_only=False``). Loading packs the weights for the CPU in use.
+    It computes like the layer in evaluation mode, but does not pack weights in every call. It has
+    no derivatives, cannot be changed or converted, and does not follow later changes of the layer.
+    Autocast has no effect: input and states need the layer's dtype. Its weights are buffers. Its
+    state_dict equals the layer's, but int8 weights are saved as quantized rows and scales. Loading
+    packs the weights for the CPU in use. ``torch.load`` needs ``weights_only=False``.
 
     Args:
         layer (lltm.GRU): layer to copy
         weights (torch.dtype): None, or torch.qint8 for int8 weights. Default: None
-
-    Example::
-
-        packed = lltm.GRU(32, 128).prepack()
-        state = None
-        for chunk in torch.randn(10, 5, 16, 32):
-            output, state = packed(chunk, state)
     """
 
     _STATES = ("h_0",)
@@ -929,36 +861,29 @@ class PrepackedGRU(Prepacked, Layer[Tensor]):
 
 
 class RNN(Layer[Tensor], nn.RNNBase):
-    """A multi-layer Elman RNN, compatible with torch.nn.RNN: same arguments, parameters and
-    state_dict; same results up to rounding.
+    """A multi-layer Elman RNN, compatible with torch.nn.RNN (arguments, state_dict, results).
 
     Each layer and direction computes, from the input x and the state h at every time step::
 
-        h' = tanh(W_ih x + b_ih + W_hh h + b_hh)
-
-    With ``nonlinearity="relu"``, relu replaces tanh.
+        h' = tanh(W_ih x + b_ih + W_hh h + b_hh)  or relu, by nonlinearity
 
     Args:
         input_size (int): number of input features I
         hidden_size (int): number of hidden units H
-        num_layers (int): number of stacked layers L. Each layer reads the output of the layer
-            before it. Default: 1
+        num_layers (int): number of stacked layers L, each reading the layer before it. Default: 1
         nonlinearity (str): "tanh" or "relu". Default: "tanh"
         bias (bool): if False, the layer has no biases. Default: True
         batch_first (bool): if True, batched input and output are (B, T, ...), not (T, B, ...). No
             effect on states, unbatched input and packed sequences. Default: False
-        dropout (float): in training, probability of zeroing each element of the output of every
-            layer except the last. Default: 0
-        bidirectional (bool): if True, a second direction runs from the last step to the first,
-            and its output is concatenated to the output of the first. Default: False
+        dropout (float): dropout probability between layers, in training. Default: 0
+        bidirectional (bool): if True, adds a second direction, from the last step to the first. Its
+            output is concatenated to the first direction's. Default: False
         device (torch.device): device of the parameters. Default: PyTorch's default device
         dtype (torch.dtype): dtype of the parameters. Default: PyTorch's default dtype
-        checkpoint_steps (int): activation checkpointing for training on long sequences. If n > 0,
-            forward saves the state at every n-th step instead of all activations, and backward
-            recomputes n steps at a time. Results do not change. Default: 0 (off)
-        recurrent_dropout (float): in training, probability of zeroing each element of h where the
-            next step reads it, with one mask per call, layer and direction (Gal and Ghahramani,
-            https://arxiv.org/abs/1512.05287). Default: 0
+        checkpoint_steps (int): activation checkpointing for long sequences. If n > 0, forward saves
+            every n-th state instead of all activations, and backward recomputes them. Default: 0
+        recurrent_dropout (float): dropout probability for the h that the next step reads, in
+            training. Each call samples a mask per layer and direction. Default: 0
 
     Shape:
         - input: (T, B, I) for T steps and batch size B, (B, T, I) with batch_first, (T, I) for an
@@ -966,23 +891,18 @@ class RNN(Layer[Tensor], nn.RNNBase):
         - state, h_0 and h_n: (L*D, B, H), or (L*D, H) for unbatched input
         - output: shape and form of the input, with D*H features. D is 2 if bidirectional, else 1
 
-    Parameters of layer k, with the suffix ``_reverse`` for the second direction, initialized
-    uniformly in ±1/sqrt(H)::
+    Parameters of layer k (suffix ``_reverse``: second direction), uniform in ±1/sqrt(H)::
 
         weight_ih_l{k}  (H, I); for k > 0, I is D*H
         weight_hh_l{k}  (H, H)
-        bias_ih_l{k}    (H)
-        bias_hh_l{k}    (H)
+        bias_ih_l{k}, bias_hh_l{k}  (H), with bias=True
 
     Example::
 
         layer = lltm.RNN(32, 128, num_layers=2, nonlinearity="relu")
         output, h_n = layer(torch.randn(100, 16, 32))
-
-        sequences = [torch.randn(steps, 32) for steps in (20, 35, 7)]
-        packed = torch.nn.utils.rnn.pack_sequence(sequences, enforce_sorted=False)
-        output, h_n = layer(packed)
-        padded, lengths = torch.nn.utils.rnn.pad_packed_sequence(output)
+        packed = torch.nn.utils.rnn.pack_sequence([torch.randn(n, 32) for n in (35, 20, 7)])
+        output, h_n = layer(packed)  # output is a PackedSequence
     """
 
     _STATES = ("h_0",)
@@ -1031,23 +951,19 @@ class RNN(Layer[Tensor], nn.RNNBase):
         """Returns an inference-only copy of this layer with prepacked weights.
 
         Args:
-            weights (torch.dtype): None, or torch.qint8 for 8-bit weights with a scale per row (on
-                the CPU, not for float64, only with tanh). Input and h are then quantized at run
-                time. The weights need a quarter of the float32 memory, and inference is faster,
-                with small errors. Default: None
+            weights (torch.dtype): None, or torch.qint8 to quantize the weights to 8 bits, and input
+                and h at run time. This needs a quarter of the float32 memory and is faster, with
+                small errors. Only on the CPU, with tanh, not for float64. Default: None
         """
         return PrepackedRNN(self, weights)
 
 
 class RNNCell(Step[Tensor], nn.RNNCellBase):
-    """One step of an Elman RNN, compatible with torch.nn.RNNCell: same arguments, parameters and
-    state_dict; same results up to rounding.
+    """One step of an Elman RNN, compatible with torch.nn.RNNCell (arguments, state_dict, results).
 
     Computes the next state from the input x and the state h::
 
-        h' = tanh(W_ih x + b_ih + W_hh h + b_hh)
-
-    With ``nonlinearity="relu"``, relu replaces tanh.
+        h' = tanh(W_ih x + b_ih + W_hh h + b_hh)  or relu, by nonlinearity
 
     Args:
         input_size (int): number of input features I
@@ -1059,18 +975,11 @@ class RNNCell(Step[Tensor], nn.RNNCellBase):
 
     Shape: input (B, I) or (I); h and h' (B, H) or (H).
 
-    Parameters, initialized uniformly in ±1/sqrt(H)::
+    Parameters, uniform in ±1/sqrt(H)::
 
         weight_ih  (H, I)
         weight_hh  (H, H)
-        bias_ih    (H), or None
-        bias_hh    (H), or None
-
-    Example::
-
-        cell = lltm.RNNCell(32, 128)
-        h = cell(torch.randn(16, 32))
-        h = cell(torch.randn(16, 32), h)
+        bias_ih, bias_hh  (H), or None with bias=False
     """
 
     _STATES, _where = ("h",), "RNNCell"
@@ -1108,25 +1017,15 @@ def _checked_nonlinearity(where: str, given: str) -> str:
 class PrepackedRNN(Prepacked, Layer[Tensor]):
     """Inference-only RNN with prepacked weights, returned by :meth:`RNN.prepack`.
 
-    It replaces the layer in a model and returns the results of evaluation mode. It does not pack
-    weights in every call, which can take most of the time for short sequences and small batches.
-
-    It has no derivatives, cannot be changed or converted, and does not follow later changes of the
-    layer. train(), eval() and autocast have no effect: input and states need the layer's dtype.
-    Its weights are buffers. Its state_dict equals the layer's, but with int8 weights it has the
-    quantized rows and scales. It can be copied and pickled (``torch.load`` needs
-    ``weights_only=False``). Loading packs the weights for the CPU in use.
+    It computes like the layer in evaluation mode, but does not pack weights in every call. It has
+    no derivatives, cannot be changed or converted, and does not follow later changes of the layer.
+    Autocast has no effect: input and states need the layer's dtype. Its weights are buffers. Its
+    state_dict equals the layer's, but int8 weights are saved as quantized rows and scales. Loading
+    packs the weights for the CPU in use. ``torch.load`` needs ``weights_only=False``.
 
     Args:
         layer (lltm.RNN): layer to copy
         weights (torch.dtype): None, or torch.qint8 for int8 weights. Default: None
-
-    Example::
-
-        packed = lltm.RNN(32, 128).prepack()
-        state = None
-        for chunk in torch.randn(10, 5, 16, 32):
-            output, state = packed(chunk, state)
     """
 
     _STATES = ("h_0",)

@@ -161,8 +161,7 @@ def cell(
     Args:
         input: (B, I)
         state: (h, c), each (B, H)
-        weights: (3H, H+I), with the rows of input gate, output gate and candidate. The first H
-            columns multiply h
+        weights: (3H, H+I): rows of input gate, output gate, candidate; first H columns for h
         bias: (3H). Default: None
 
     Returns:
@@ -194,8 +193,7 @@ def sequence(
         batch_sizes: (T), as in a PackedSequence. Default: None
         reverse: if True, runs from the last step of each sequence to its first. Default: False
         checkpoint_steps: has no effect here. Default: 0
-        reset: boolean mask (T, B) or (N). Where true, h and c of the sequence are set to zero
-            before the step. Default: None
+        reset: boolean mask (T, B) or (N): where true, zeroes h and c before the step. Default: None
         recurrent_mask: (B, H), multiplies the h that the GEMM of each step reads. Default: None
 
     Returns:

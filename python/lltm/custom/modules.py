@@ -123,7 +123,7 @@ def _version(x: Tensor) -> int:
 
 
 class CustomCell(_Custom, Step[Any]):
-    """One step of a custom cell, used like torch.nn.LSTMCell. ``cell.Cell`` is a subclass.
+    """One step of a custom cell, used like torch.nn.LSTMCell. Base of ``cell.Cell``.
 
     Args:
         input_size (int): number of input features I
@@ -141,35 +141,31 @@ class CustomCell(_Custom, Step[Any]):
         bias_ih    (G_x * H), or None
         bias_hh    (G_h * H), or None
 
-    Weights and biases are initialized uniformly in ±1/sqrt(H). The cell's parameters have shape (H)
-    and their initial values.
+    These are uniform in ±1/sqrt(H). The cell's parameters have shape (H) and their initial values.
     """
 
 
 class CustomLayer(_Custom, Layer[Any]):
-    """A multi-layer network of a custom cell, used like torch.nn.LSTM or, without states besides h,
-    torch.nn.GRU. ``cell.Layer`` is a subclass.
+    """A multi-layer custom recurrent network, base of ``cell.Layer``.
+
+    It is used like torch.nn.LSTM or, if h is the only state, like torch.nn.GRU.
 
     Args:
         input_size (int): number of input features I
         hidden_size (int): number of hidden units H
-        num_layers (int): number of stacked layers L. Each layer reads the output of the layer
-            before it. Default: 1
+        num_layers (int): number of stacked layers L, each reading the layer before it. Default: 1
         bias (bool): if False, the layer has no biases. Default: True
         batch_first (bool): if True, batched input and output are (B, T, ...), not (T, B, ...). No
             effect on states, unbatched input and packed sequences. Default: False
-        dropout (float): in training, probability of zeroing each element of the output of every
-            layer except the last. Default: 0
-        bidirectional (bool): if True, a second direction runs from the last step to the first,
-            and its output is concatenated to the output of the first. Default: False
+        dropout (float): dropout probability between layers, in training. Default: 0
+        bidirectional (bool): if True, adds a second direction, from the last step to the first. Its
+            output is concatenated to the first direction's. Default: False
         device (torch.device): device of the parameters. Default: PyTorch's default device
         dtype (torch.dtype): dtype of the parameters. Default: PyTorch's default dtype
-        checkpoint_steps (int): activation checkpointing for training on long sequences. If n > 0,
-            forward saves the states at every n-th step instead of all activations, and backward
-            recomputes n steps at a time. Results do not change. Default: 0 (off)
-        recurrent_dropout (float): in training, probability of zeroing each element of h where the
-            next step reads it, with one mask per call, layer and direction (Gal and Ghahramani,
-            https://arxiv.org/abs/1512.05287). Default: 0
+        checkpoint_steps (int): activation checkpointing for long sequences. If n > 0, forward saves
+            every n-th state instead of all activations, and backward recomputes them. Default: 0
+        recurrent_dropout (float): dropout probability for the h that the next step reads, in
+            training. Each call samples a mask per layer and direction. Default: 0
 
     Shape:
         - input: (T, B, I) for T steps and batch size B, (B, T, I) with batch_first, (T, I) for an
@@ -185,8 +181,8 @@ class CustomLayer(_Custom, Layer[Any]):
         bias_ih_l{k}    (G_x * H)
         bias_hh_l{k}    (G_h * H)
 
-    Weights and biases are initialized uniformly in ±1/sqrt(H). The cell's parameters, such as
-    ``scale_l{k}``, have shape (H) and their initial values.
+    These are uniform in ±1/sqrt(H). The cell's parameters, such as ``scale_l{k}``, have shape (H)
+    and their initial values.
     """
 
     _PACKED: type[CustomPrepacked]
@@ -195,10 +191,9 @@ class CustomLayer(_Custom, Layer[Any]):
         """Returns an inference-only copy of this layer with prepacked weights.
 
         Args:
-            weights (torch.dtype): None, or torch.qint8 for 8-bit weights with a scale per row (on
-                the CPU, not for float64, only for bounded cells). Input and h are then quantized at
-                run time. The weights need a quarter of the float32 memory, and inference is faster,
-                with small errors. Default: None
+            weights (torch.dtype): None, or torch.qint8 to quantize the weights to 8 bits, and input
+                and h at run time. This needs a quarter of the float32 memory and is faster, with
+                small errors. Only for bounded cells, on the CPU, not for float64. Default: None
         """
         return self._PACKED(self, weights)
 

@@ -39,7 +39,7 @@ def decompositions() -> Table:
 def ours() -> Table:
     """Returns only the decompositions of lltm's operators."""
     ops = torch.ops.lltm
-    # Steps use the ATen fallback (cpp/src/op/composite.cpp). Sequences loop over its steps.
+    # Steps use the ATen fallback (cpp/src/op/composite.cpp), and sequences loop over its steps.
     steps: list[Any] = [ops.step.default, ops.step_forward.default, ops.step_backward.default]
     loops: dict[Any, Callable[[Any], Any]] = {
         ops.sequence.default: partial(_sequence, training=False),
@@ -165,8 +165,8 @@ def _scan(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Runs `step` along the first dimension of `rows`. Returns the last state and the outputs.
 
-    A fixed length is unrolled. A dynamic length, at least 1, becomes torch's scan. Rows and operands
-    that are None are omitted.
+    A fixed length is unrolled. A dynamic length, at least 1, becomes torch's scan. Rows and
+    operands that are None are omitted.
     """
     xs = {name: x for name, x in rows.items() if x is not None}
     weights = {name: w for name, w in operands.items() if w is not None}
@@ -174,7 +174,7 @@ def _scan(
     if not isinstance(steps, int):
         if reverse:
             xs = {name: x.flip(0) for name, x in xs.items()}
-        # Inductor allocates in terms of sizes among the arguments. A view of part of the weights has
+        # Inductor allocates in terms of sizes among the arguments. Views of the weights have
         # other strides.
         weights = {name: w.contiguous() for name, w in weights.items()}
         shapes = [t.shape for t in (*state, *weights.values())]

@@ -19,9 +19,9 @@ def inductor_decomposed(
 ) -> Callable[..., Any]:
     """torch.compile backend: Inductor, with lltm's operators decomposed into ATen operations.
 
-    Code from the default backend calls lltm's kernels. With this backend, Inductor instead fuses the
-    element-wise part of a step with the surrounding operations, forward and backward. A sequence of
-    fixed length is unrolled, so compile time grows with the number of steps. With
+    Code from the default backend calls lltm's kernels. With this backend, Inductor instead fuses
+    the element-wise part of a step with the surrounding operations, forward and backward. A
+    sequence of fixed length is unrolled, so compile time grows with the number of steps. With
     ``dynamic=True`` it becomes a loop. Packed sequences and training with checkpoint_steps still
     call the kernels.
 
@@ -30,9 +30,6 @@ def inductor_decomposed(
         inputs: example inputs, from torch.compile
         mode: the mode argument of torch.compile. Default: None
         options: the options argument of torch.compile. Default: None
-
-    Returns:
-        The compiled function.
 
     Example::
 
