@@ -114,13 +114,13 @@ def backward(
     Args:
         grad_h: gradient of new_h, (B, H)
         grad_cell: gradient of new_cell, (B, H)
-        new_cell: result of forward, (B, H)
-        input_gate: result of forward, (B, H)
-        output_gate: result of forward, (B, H)
-        candidate_cell: result of forward, (B, H)
-        X: result of forward, (B, H+I)
-        gate_weights: result of forward, (B, 3H)
-        weights: argument of forward, (3H, H+I)
+        new_cell: from forward(), (B, H)
+        input_gate: from forward(), (B, H)
+        output_gate: from forward(), (B, H)
+        candidate_cell: from forward(), (B, H)
+        X: from forward(), (B, H+I)
+        gate_weights: from forward(), (B, 3H)
+        weights: as for forward(), (3H, H+I)
 
     Returns:
         [d_old_h, d_input, d_weights, d_bias, d_old_cell], each with the shape of its argument.

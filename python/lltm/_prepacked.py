@@ -20,7 +20,7 @@ class Prepacked(Recurrent):
     loading packs.
     """
 
-    # Name stems of the layer's matrices, and of their saved int8 form.
+    # Name stems for the layer's matrices, and for their saved int8 form.
     _MATRICES: tuple[str, ...] = ("weight_ih", "weight_hh")
     _INT8 = ("weight_ih_int8", "weight_hh_int8", "weight_ih_scales", "weight_hh_scales")
     _PACKED = "packed_weights"
@@ -29,7 +29,7 @@ class Prepacked(Recurrent):
 
     dtype: torch.dtype
 
-    # Members of Layer (modules.py), the other base of a subclass.
+    # Members of Layer (modules.py), the other base class.
     num_layers: int
     bidirectional: bool
     proj_size: int
@@ -87,7 +87,7 @@ class Prepacked(Recurrent):
 
     @property
     def _saved_matrices(self) -> tuple[str, ...]:
-        """Name stems of the saved matrices."""
+        """Name stems for the saved matrices."""
         return self._INT8 if self._quantised else self._MATRICES
 
     def _saved(self) -> dict[str, Tensor]:

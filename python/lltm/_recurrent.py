@@ -20,11 +20,11 @@ from .integrations import fx, sharding
 class Recurrent(nn.Module):
     """Base of recurrent modules. Subclasses describe their cell, its states and parameters."""
 
-    _CELL: str  # name of a built-in cell, or serialized custom cell
-    _where: str  # prefix of error messages
-    # Names of the user's states. With a single state, hx is a tensor, otherwise a tuple.
+    _CELL: str  # built-in cell name, or serialized custom cell
+    _where: str  # prefix in error messages
+    # User's state names. With a single state, hx is a tensor, otherwise a tuple.
     _STATES: tuple[str, ...]
-    # Parameter names of a direction. In layers, these are stems (names_of).
+    # Parameter names for a direction. In layers, these are stems (names_of).
     _parameter_names: tuple[str, ...] = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
     _TORCH: type[nn.Module] | None = None  # the torch.nn class that lltm.replace_ replaces
 
@@ -87,7 +87,7 @@ def calls_kernels() -> bool:
 def operator(name: str, parameters: Sequence[str], options: Sequence[str]) -> Callable[..., Any]:
     """Returns a function that calls an operator with a module, input, states and other arguments.
 
-    `parameters` and `options` name attributes of the module, which become arguments.
+    `parameters` and `options` name module attributes, which become arguments.
     """
 
     def call(
@@ -170,8 +170,8 @@ def names_of(stems: Sequence[str], num_layers: int, bidirectional: bool) -> tupl
 def _packed_batch(where: str, packed: PackedSequence) -> int:
     """Returns the batch size in a traced graph.
 
-    It comes from a shape if possible. A size read from the values of batch_sizes is data-dependent,
-    and tracers cannot compare it.
+    It comes from a shape if possible. A size from the batch_sizes tensor is data-dependent, and
+    tracers cannot compare it.
     """
     if packed.sorted_indices is not None:
         return packed.sorted_indices.shape[0]

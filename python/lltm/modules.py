@@ -406,8 +406,8 @@ class LLTMCell(Step[Pair]):
         input_size (int): number of input features I
         hidden_size (int): number of hidden units H
         bias (bool): if False, the cell has no biases. Default: True
-        device (torch.device): device of the parameters. Default: PyTorch's default device
-        dtype (torch.dtype): dtype of the parameters. Default: PyTorch's default dtype
+        device (torch.device): parameter device. Default: PyTorch's default device
+        dtype (torch.dtype): parameter dtype. Default: PyTorch's default dtype
 
     Shape: input (B, I) or (I); h, c, h' and c' (B, H) or (H).
 
@@ -437,7 +437,7 @@ class LLTMCell(Step[Pair]):
 class LLTM(Layer[Pair]):
     """A multi-layer LLTM (an LSTM without a forget gate), used like torch.nn.LSTM.
 
-    Each layer and direction computes, from the input x and the state h, c at every time step::
+    Each layer and direction computes at every time step, from its input x and state h, c::
 
         i = sigmoid(W_i [h, x] + b_i)  input gate
         o = sigmoid(W_o [h, x] + b_o)  output gate
@@ -456,12 +456,12 @@ class LLTM(Layer[Pair]):
         bidirectional (bool): if True, adds a second direction, from the last step to the first. Its
             output is concatenated to the first direction's. Default: False
         proj_size (int): must be 0. Accepted because torch.nn.LSTM has it. Default: 0
-        device (torch.device): device of the parameters. Default: PyTorch's default device
-        dtype (torch.dtype): dtype of the parameters. Default: PyTorch's default dtype
+        device (torch.device): parameter device. Default: PyTorch's default device
+        dtype (torch.dtype): parameter dtype. Default: PyTorch's default dtype
         checkpoint_steps (int): activation checkpointing for long sequences. If n > 0, forward saves
             every n-th state instead of all activations, and backward recomputes them. Default: 0
         recurrent_dropout (float): dropout probability for the h that the next step reads, in
-            training. Each call samples a mask per layer and direction. Default: 0
+            training. All steps of a call use the same mask. Default: 0
 
     Shape:
         - input: (T, B, I) for T steps and batch size B, (B, T, I) with batch_first, (T, I) for an
@@ -581,7 +581,7 @@ _NAMES_OF_TORCH: Any = property(lambda self: self._flat_weights_names)
 class LSTM(Layer[Pair], nn.RNNBase):
     """A multi-layer LSTM, compatible with torch.nn.LSTM (arguments, state_dict, results).
 
-    Each layer and direction computes, from the input x and the state h, c at every time step::
+    Each layer and direction computes at every time step, from its input x and state h, c::
 
         i = sigmoid(W_ii x + b_ii + W_hi h + b_hi)  input gate
         f = sigmoid(W_if x + b_if + W_hf h + b_hf)  forget gate
@@ -602,12 +602,12 @@ class LSTM(Layer[Pair], nn.RNNBase):
             output is concatenated to the first direction's. Default: False
         proj_size (int): if P > 0, projects h to P < H features: h and the output have P features
             instead of H. Cannot be combined with recurrent_dropout. Default: 0
-        device (torch.device): device of the parameters. Default: PyTorch's default device
-        dtype (torch.dtype): dtype of the parameters. Default: PyTorch's default dtype
+        device (torch.device): parameter device. Default: PyTorch's default device
+        dtype (torch.dtype): parameter dtype. Default: PyTorch's default dtype
         checkpoint_steps (int): activation checkpointing for long sequences. If n > 0, forward saves
             every n-th state instead of all activations, and backward recomputes them. Default: 0
         recurrent_dropout (float): dropout probability for the h that the next step reads, in
-            training. Each call samples a mask per layer and direction. Default: 0
+            training. All steps of a call use the same mask. Default: 0
 
     Shape:
         - input: (T, B, I) for T steps and batch size B, (B, T, I) with batch_first, (T, I) for an
@@ -700,8 +700,8 @@ class LSTMCell(Step[Pair], nn.RNNCellBase):
         input_size (int): number of input features I
         hidden_size (int): number of hidden units H
         bias (bool): if False, the cell has no biases. Default: True
-        device (torch.device): device of the parameters. Default: PyTorch's default device
-        dtype (torch.dtype): dtype of the parameters. Default: PyTorch's default dtype
+        device (torch.device): parameter device. Default: PyTorch's default device
+        dtype (torch.dtype): parameter dtype. Default: PyTorch's default dtype
 
     Shape: input (B, I) or (I); h, c, h' and c' (B, H) or (H).
 
@@ -750,7 +750,7 @@ class PrepackedLSTM(Prepacked, Layer[Pair]):
 class GRU(Layer[Tensor], nn.RNNBase):
     """A multi-layer GRU, compatible with torch.nn.GRU (arguments, state_dict, results).
 
-    Each layer and direction computes, from the input x and the state h at every time step::
+    Each layer and direction computes at every time step, from its input x and state h::
 
         r = sigmoid(W_ir x + b_ir + W_hr h + b_hr)     reset gate
         z = sigmoid(W_iz x + b_iz + W_hz h + b_hz)     update gate
@@ -767,12 +767,12 @@ class GRU(Layer[Tensor], nn.RNNBase):
         dropout (float): dropout probability between layers, in training. Default: 0
         bidirectional (bool): if True, adds a second direction, from the last step to the first. Its
             output is concatenated to the first direction's. Default: False
-        device (torch.device): device of the parameters. Default: PyTorch's default device
-        dtype (torch.dtype): dtype of the parameters. Default: PyTorch's default dtype
+        device (torch.device): parameter device. Default: PyTorch's default device
+        dtype (torch.dtype): parameter dtype. Default: PyTorch's default dtype
         checkpoint_steps (int): activation checkpointing for long sequences. If n > 0, forward saves
             every n-th state instead of all activations, and backward recomputes them. Default: 0
         recurrent_dropout (float): dropout probability for the h that the next step reads, in
-            training. Each call samples a mask per layer and direction. Default: 0
+            training. All steps of a call use the same mask. Default: 0
 
     Shape:
         - input: (T, B, I) for T steps and batch size B, (B, T, I) with batch_first, (T, I) for an
@@ -826,8 +826,8 @@ class GRUCell(Step[Tensor], nn.RNNCellBase):
         input_size (int): number of input features I
         hidden_size (int): number of hidden units H
         bias (bool): if False, the cell has no biases. Default: True
-        device (torch.device): device of the parameters. Default: PyTorch's default device
-        dtype (torch.dtype): dtype of the parameters. Default: PyTorch's default dtype
+        device (torch.device): parameter device. Default: PyTorch's default device
+        dtype (torch.dtype): parameter dtype. Default: PyTorch's default dtype
 
     Shape: input (B, I) or (I); h and h' (B, H) or (H).
 
@@ -863,7 +863,7 @@ class PrepackedGRU(Prepacked, Layer[Tensor]):
 class RNN(Layer[Tensor], nn.RNNBase):
     """A multi-layer Elman RNN, compatible with torch.nn.RNN (arguments, state_dict, results).
 
-    Each layer and direction computes, from the input x and the state h at every time step::
+    Each layer and direction computes at every time step, from its input x and state h::
 
         h' = tanh(W_ih x + b_ih + W_hh h + b_hh)  or relu, by nonlinearity
 
@@ -878,12 +878,12 @@ class RNN(Layer[Tensor], nn.RNNBase):
         dropout (float): dropout probability between layers, in training. Default: 0
         bidirectional (bool): if True, adds a second direction, from the last step to the first. Its
             output is concatenated to the first direction's. Default: False
-        device (torch.device): device of the parameters. Default: PyTorch's default device
-        dtype (torch.dtype): dtype of the parameters. Default: PyTorch's default dtype
+        device (torch.device): parameter device. Default: PyTorch's default device
+        dtype (torch.dtype): parameter dtype. Default: PyTorch's default dtype
         checkpoint_steps (int): activation checkpointing for long sequences. If n > 0, forward saves
             every n-th state instead of all activations, and backward recomputes them. Default: 0
         recurrent_dropout (float): dropout probability for the h that the next step reads, in
-            training. Each call samples a mask per layer and direction. Default: 0
+            training. All steps of a call use the same mask. Default: 0
 
     Shape:
         - input: (T, B, I) for T steps and batch size B, (B, T, I) with batch_first, (T, I) for an
@@ -970,8 +970,8 @@ class RNNCell(Step[Tensor], nn.RNNCellBase):
         hidden_size (int): number of hidden units H
         bias (bool): if False, the cell has no biases. Default: True
         nonlinearity (str): "tanh" or "relu". Default: "tanh"
-        device (torch.device): device of the parameters. Default: PyTorch's default device
-        dtype (torch.dtype): dtype of the parameters. Default: PyTorch's default dtype
+        device (torch.device): parameter device. Default: PyTorch's default device
+        dtype (torch.dtype): parameter dtype. Default: PyTorch's default dtype
 
     Shape: input (B, I) or (I); h and h' (B, H) or (H).
 

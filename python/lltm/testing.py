@@ -69,14 +69,14 @@ def check_cell(
 
     It checks results and all gradients in every dtype, shape and form: plain, packed, two layers
     with two directions, checkpointed and prepacked. The error, relative to the largest element, is
-    at most four times the error of the loop in the same dtype, or 32 eps of the dtype (float64:
+    at most four times the loop's error in the same dtype, or 32 eps of the dtype (float64:
     1e-11). Second derivatives are compared in float64, if PyTorch has them and the function does
     not define its own gradient.
 
     In float64 the limit is higher if PyTorch itself is less exact: 32 eps of float32 if the
     function rounds to float32, as ``(x > 0).float() / 3`` does, or calls hardsigmoid (ATen uses
-    1/6 in float32 in its derivative), and 32 exp(-20) if an argument of softplus exceeds 20 (ATen
-    then returns the argument).
+    1/6 in float32 in its derivative), and 32 exp(-20) if a softplus argument exceeds 20 (ATen then
+    returns the argument).
 
     At a discontinuity, rounding can select the other side. So an error counts only if it exceeds
     the limit for three random samples of weights and inputs.
@@ -85,8 +85,8 @@ def check_cell(
         cell: custom cell, with its function
         shapes: sizes (T, B, I, H) to test. Default: four shapes
         dtypes: dtypes to test. Default: float64, float32, bfloat16 and float16
-        scale: scale of the random inputs and initial states. Default: 1
-        verbose: if True, prints a table of the largest errors. Default: True
+        scale: factor for the random inputs and initial states. Default: 1
+        verbose: if True, prints the largest errors. Default: True
 
     Raises:
         AssertionError: if an error exceeds its limit. The message has the form, result and error

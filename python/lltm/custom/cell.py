@@ -31,10 +31,10 @@ def cell(
     bounded: bool = False,
     name: str | None = None,
 ) -> Callable[[Callable[..., Any]], Cell]:
-    """Decorator that creates a custom recurrent cell from a Python function of one time step.
+    """Decorator that creates a custom recurrent cell from a Python function for one time step.
 
     The function ``function(z, *others)`` returns h', or ``(h', *states')``. z holds the
-    pre-activations of the gates, ``W_ih x + b_ih + W_hh h + b_hh``. Each other argument is, by its
+    gates' pre-activations, ``W_ih x + b_ih + W_hh h + b_hh``. Each other argument is, by its
     name, ``h`` (used element-wise), a parameter, or else a state. States have the order in which
     the function returns them and modules accept them.
 
@@ -45,17 +45,17 @@ def cell(
     Args:
         gates: number of gates, read as z[0], z[1], ..., or a sequence of their names, read as
             z["i"] or z.i. At most 8
-        reads: dict of the gates that depend only on x or only on h, such as
+        reads: dict with the gates that depend only on x or only on h, such as
             ``{"n_x": "x", "n_h": "h"}``. They have rows only in weight_ih or only in weight_hh.
             Default: every gate depends on both
-        states: dict of initial values, or the number of states, as a check. At most 3 states.
+        states: dict with initial values, or the number of states, as a check. At most 3 states.
             Default: 0 for each state
-        parameters: dict of the learned parameters among the function's arguments, at most 8, with
-            one value per hidden unit. Each has an initial value, or a function that fills a tensor
-            (H) in place or returns it. Default: none
+        parameters: dict with the learned parameters among the function's arguments, at most 8. A
+            parameter has a value per hidden unit, and starts from a number, or from a function
+            that fills a tensor (H) in place or returns it. Default: none
         bounded: if True, declares that abs(h') <= 1, as ``prepack(torch.qint8)`` requires.
             Default: False
-        name: name of the cell. Default: name of the function
+        name: name of the cell. Default: the function's name
 
     Returns:
         A decorator that returns a :class:`Cell`.
@@ -100,20 +100,20 @@ class Cell:
 
     Args:
         text: serialized cell, as in the attribute of this name
-        initial: dict of initial values or functions of parameters, which replace the values in the
-            text. Default: None
-        function: Python function of one time step, for :mod:`lltm.testing`. Default: None
+        initial: dict with initial values or functions for parameters, which replace the values in
+            the text. Default: None
+        function: Python function for a time step, for :mod:`lltm.testing`. Default: None
 
     Attributes:
         text (str): serialized cell, with the cell program. Operators accept it as the cell, and
             saved models contain it. So they run without the function
-        name (str): name of the cell
-        gates (tuple[str, ...]): names of the gates
-        states (tuple[str, ...]): names of the states other than h
-        parameters (tuple[str, ...]): names of the parameters
-        Layer (type): class of multi-layer modules, used like torch.nn.LSTM or, without states,
+        name (str): cell name
+        gates (tuple[str, ...]): gate names
+        states (tuple[str, ...]): state names, without h
+        parameters (tuple[str, ...]): parameter names
+        Layer (type): class for multi-layer modules, used like torch.nn.LSTM or, without states,
             torch.nn.GRU; see :class:`CustomLayer`
-        Cell (type): class of single-step modules; see :class:`CustomCell`
+        Cell (type): class for single-step modules; see :class:`CustomCell`
     """
 
     def __init__(

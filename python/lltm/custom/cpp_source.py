@@ -28,15 +28,15 @@ OF_CELL_H = {"V", "CellInfo", "SlotRange", "StepForward", "StepBackward", "Progr
 OF_CELL_H |= {"PageRegisters", "Program", "Op"}
 FUNCTIONS = {op: op for op in OPERATIONS} | {f: f"logical_{f}" for f in ("and", "or", "not")}
 INFIX = {"add": (1, "+"), "subtract": (1, "-"), "multiply": (2, "*"), "divide": (2, "/")}
-UNARY, ATOM = 3, 4  # precedence of an expression
-LONGEST = 40  # maximum length of an inlined expression
+UNARY, ATOM = 3, 4  # expression precedence
+LONGEST = 40  # maximum length to inline
 
 
 def cpp_source(text: str) -> str:
     """Returns a C++ cell definition that computes the same as the program.
 
     Built-in cells have no parameters and at most one state besides h, and with such a state they
-    do not read h. The definition of any other cell uses arrays and declares its own result types.
+    do not read h. Other cells use arrays and declare their result types.
     """
     cell = _Cell(Program.read(text))
     forward, of_c = _forward(text, cell)
@@ -231,11 +231,11 @@ def _written(
 
 
 class _Function:
-    """The statements of one function."""
+    """The statements of a C++ function."""
 
     def __init__(self) -> None:
         self.known: dict[str, str] = {}  # C++ variables by serialized name
-        self.bound: list[str] = []  # declarations of arguments
+        self.bound: list[str] = []  # argument declarations
         self.statements: list[str] = []
         self.used = {*CPP.split()} | OF_THE_PAGE | set(FUNCTIONS.values())
         # Inlined expressions, with their precedence.
@@ -298,7 +298,7 @@ class _Function:
                 b = re.sub(r"^V\((\d+)\)$", r"\1", b)
             return level, f"{a} {sign} {b}"
         words = [self.operand(word) for word in operands]
-        # The form of ELU's derivative in lltm.h.
+        # As lltm.h writes ELU's derivative.
         sign_of = re.fullmatch(r"greater\((\w+), V\((\d+)\)\)", words[0])
         if op == "where" and words[1] == "V(1)" and sign_of:
             words[:2] = [f"{sign_of[1]} > {sign_of[2]}", "1"]

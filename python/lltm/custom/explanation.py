@@ -91,7 +91,7 @@ def saved(cell: Described) -> str:
 
 def forward(cell: Described) -> str:
     """Instructions of forward between the GEMMs, for each hidden unit. An executed instruction may
-    combine several of them, such as a multiplication and an addition, or a result and its copy to
+    combine several, such as a multiplication and an addition, or a result and its copy to
     the saved values."""
     return _instructions(cell, "forward")
 

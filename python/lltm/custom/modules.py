@@ -129,12 +129,12 @@ class CustomCell(_Custom, Step[Any]):
         input_size (int): number of input features I
         hidden_size (int): number of hidden units H
         bias (bool): if False, the module has no biases. Default: True
-        device (torch.device): device of the parameters. Default: PyTorch's default device
-        dtype (torch.dtype): dtype of the parameters. Default: PyTorch's default dtype
+        device (torch.device): parameter device. Default: PyTorch's default device
+        dtype (torch.dtype): parameter dtype. Default: PyTorch's default dtype
 
     Shape: input (B, I) or (I); h and the other states (B, H) or (H).
 
-    Parameters of a cell with G_x gates that depend on x and G_h gates that depend on h::
+    Parameters, with G_x gates that depend on x and G_h gates that depend on h::
 
         weight_ih  (G_x * H, I)
         weight_hh  (G_h * H, H)
@@ -160,12 +160,12 @@ class CustomLayer(_Custom, Layer[Any]):
         dropout (float): dropout probability between layers, in training. Default: 0
         bidirectional (bool): if True, adds a second direction, from the last step to the first. Its
             output is concatenated to the first direction's. Default: False
-        device (torch.device): device of the parameters. Default: PyTorch's default device
-        dtype (torch.dtype): dtype of the parameters. Default: PyTorch's default dtype
+        device (torch.device): parameter device. Default: PyTorch's default device
+        dtype (torch.dtype): parameter dtype. Default: PyTorch's default dtype
         checkpoint_steps (int): activation checkpointing for long sequences. If n > 0, forward saves
             every n-th state instead of all activations, and backward recomputes them. Default: 0
         recurrent_dropout (float): dropout probability for the h that the next step reads, in
-            training. Each call samples a mask per layer and direction. Default: 0
+            training. All steps of a call use the same mask. Default: 0
 
     Shape:
         - input: (T, B, I) for T steps and batch size B, (B, T, I) with batch_first, (T, I) for an
@@ -173,8 +173,8 @@ class CustomLayer(_Custom, Layer[Any]):
         - h and the other states: each tensor (L*D, B, H), or (L*D, H) for unbatched input
         - output: shape and form of the input, with D*H features. D is 2 if bidirectional, else 1
 
-    Parameters of layer k, with the suffix ``_reverse`` for the second direction, of a cell with G_x
-    gates that depend on x and G_h gates that depend on h::
+    Parameters of layer k (suffix ``_reverse``: second direction), with G_x gates that depend on x
+    and G_h gates that depend on h::
 
         weight_ih_l{k}  (G_x * H, I); for k > 0, I is D*H
         weight_hh_l{k}  (G_h * H, H)

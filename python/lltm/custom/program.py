@@ -1,6 +1,6 @@
 """Cell programs: expression graph, choice of the values that forward saves, serialization.
 
-cpp/src/cell/program_text.h has the grammar of a serialized cell.
+cpp/src/cell/program_text.h has the grammar.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def expect_type(value: object, kind: type | tuple[type, ...], where: str, expect
 
 # ---- operations -------------------------------------------------------------
 
-# Meaning of each operation. Conditions are the numbers 0 and 1.
+# PyTorch equivalents. Conditions are the numbers 0 and 1.
 OPERATIONS: dict[str, Callable[..., Tensor]] = {
     "copy": torch.clone,
     "negate": torch.neg,
@@ -166,7 +166,7 @@ class Program:
     states: Mapping[str, float]  # initial values
     parameters: Parameters  # initial values, or functions that fill a tensor
     saved: tuple[str, ...] = ()
-    own_gradient: bool = False  # True if backward may differ from the derivative of forward
+    own_gradient: bool = False  # True if backward may differ from forward's derivative
     text: str = ""
 
     @staticmethod
@@ -313,7 +313,7 @@ def declared(
 class Expressions:
     """Results of the function and its derivative, by their names in the serialized cell."""
 
-    inputs: dict[str, Value]  # inputs of forward: z, states, h, parameters
+    inputs: dict[str, Value]  # z, states, h, parameters
     tangents: dict[str, Value]  # gradients of h' and states'
     results: dict[str, Operand]  # h' and states'
     gradients: dict[str, Operand]  # gradients of the inputs
@@ -336,7 +336,7 @@ def choose_saved(made: Expressions, parameters: set[Value]) -> list[Value]:
     with zero remains exact.
     """
     order = needed(list(made.gradients.values()))
-    derived = set(made.tangents.values())  # values that depend on gradients of the results
+    derived = set(made.tangents.values())  # values that depend on tangents
     exact, as_is = set(parameters), set(made.inputs.values()) - parameters
     for v in order:
         operands = [a for a in v.args if isinstance(a, Value)]

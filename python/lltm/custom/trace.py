@@ -241,14 +241,14 @@ class Gates:
 
 
 class NoProgram(Exception):
-    """To the user a TypeError, which the operators of tensors would take for NotImplemented."""
+    """Becomes a TypeError. Operators of tensors would treat a TypeError as NotImplemented."""
 
 
-# Rows and units of the two runs: hardly a function of sizes is the same of both.
+# Batch size and hidden size in the two runs. Almost every function of the sizes differs.
 SHAPES = (1, 1), (3, 130)
 
 
-# What was called, with which numbers, and the line: to say what differs between two runs.
+# An operation, its numbers and its line, to report differences between the runs.
 Call: TypeAlias = tuple[str, list[Any], str]
 
 
@@ -280,7 +280,7 @@ class Tracer(TorchDispatchMode):
         self.made: dict[int, Tensor] = {}  # keeps tensors alive, so that no address is reused
         self.inputs: set[int] = set()
         self.deriving = False
-        self.without_grad = False  # inside torch.no_grad() of the function
+        self.without_grad = False  # True inside the function's torch.no_grad()
         self.own_gradient = False  # True if the function defines its own gradient
 
     @classmethod

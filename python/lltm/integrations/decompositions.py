@@ -152,7 +152,7 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
-# Maps a state and the inputs of a step to the next state and the outputs of the step.
+# Maps a state and a step's inputs to the next state and the step's outputs.
 Step = Callable[[list[Tensor], dict[str, Tensor]], tuple[list[Tensor], list[Tensor]]]
 
 
@@ -189,7 +189,7 @@ def _scan(
             # Outputs must not share memory with the state.
             return [*state, *(y.clone() if y is state[0] else y for y in out)]
 
-        # torch.onnx.export names the inputs of the body after these tensors. If both states were
+        # torch.onnx.export names the body's inputs after these tensors. If both states were
         # the same tensor, such as zeros, they would become a single input.
         h, c = state[0], state[1].clone()
         a, b, *out = torch.ops.higher_order.scan(

@@ -1,12 +1,11 @@
 """TorchScript forms of the modules, which torch.jit.script compiles.
 
-TorchScript supports neither arguments of several types nor computed attribute names. So forward
-accepts tensors here, forward_packed accepts a PackedSequence, and a generated method names every
-parameter of the layer.
+TorchScript supports neither union types nor computed attribute names. So forward accepts tensors
+here, forward_packed accepts a PackedSequence, and a generated method names every parameter.
 
-torch.jit.script leaves the scriptable form in the parent module. So the form is an instance of a
-subclass of the module's class, shares all attributes with the module, and behaves like it in
-Python. A pickle or copy of it is the original module.
+torch.jit.script leaves the scriptable form in the parent module. So the form's class is a subclass
+of the module's class. It shares all attributes with the module and behaves like it in Python. Its
+pickles and copies are the original module.
 """
 
 # No `from __future__ import annotations`: TorchScript reads types, not their names.
@@ -175,8 +174,8 @@ def prepacked(
 ) -> nn.Module:
     """Returns the scriptable form of a prepacked layer.
 
-    `buffers` names the packed weights and other buffers of each direction. Packed weights are saved
-    as `matrices` matrices.
+    `buffers` names each direction's packed weights and other buffers. Packed weights are saved as
+    `matrices` matrices.
     """
     # Attributes that loading does not set: not in every module, and not from TorchScript.
     options = [n for n in vars(module) if n not in vars(nn.Module()) and not n.startswith("__")]
@@ -209,7 +208,7 @@ def _sharing(
 
 
 def _new(cls: type[nn.Module], *args: Any) -> nn.Module:
-    # Like copyreg.__newobj__, which pickle rejects for an instance of another class.
+    # Like copyreg.__newobj__, which pickle rejects for other classes.
     return cls.__new__(cls, *args)
 
 
