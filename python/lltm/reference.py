@@ -232,35 +232,40 @@ class _Layer:
 
 
 class LLTMCell(_Cell, modules.LLTMCell):
-    """Reference for lltm.LLTMCell, with the same arguments."""
+    """Reference implementation of lltm.LLTMCell, with its arguments and parameters."""
 
 
 class LSTMCell(_Cell, modules.LSTMCell):
-    """Reference for lltm.LSTMCell, with the same arguments."""
+    """Reference implementation of lltm.LSTMCell, with its arguments and parameters."""
 
 
 class GRUCell(_Cell, modules.GRUCell):
-    """Reference for lltm.GRUCell, with the same arguments."""
+    """Reference implementation of lltm.GRUCell, with its arguments and parameters."""
 
 
 class RNNCell(_Cell, modules.RNNCell):
-    """Reference for lltm.RNNCell, with the same arguments."""
+    """Reference implementation of lltm.RNNCell, with its arguments and parameters."""
 
 
 class LLTM(_Layer, modules.LLTM):
-    """Reference for lltm.LLTM, with the same arguments."""
+    """Reference implementation of lltm.LLTM, with its arguments and parameters."""
 
 
 class LSTM(_Layer, modules.LSTM):
-    """Reference for lltm.LSTM, with the same arguments."""
+    """Reference implementation of lltm.LSTM, with its arguments and parameters."""
 
 
 class GRU(_Layer, modules.GRU):
-    """Reference for lltm.GRU, with the same arguments."""
+    """Reference implementation of lltm.GRU, with its arguments and parameters."""
 
 
 class RNN(_Layer, modules.RNN):
-    """Reference for lltm.RNN, with the same arguments."""
+    """Reference implementation of lltm.RNN, with its arguments and parameters."""
+
+
+for _class in (LLTMCell, LSTMCell, GRUCell, RNNCell, LLTM, LSTM, GRU, RNN):
+    if _class.__doc__ and _class.__bases__[1].__doc__:  # None with python -OO
+        _class.__doc__ += f"\n\n    {_class.__bases__[1].__doc__}"
 
 
 def _step(module: Any, input: Tensor, states: list[Tensor]) -> list[Tensor]:

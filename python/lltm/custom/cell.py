@@ -100,7 +100,7 @@ class Cell:
 
     Args:
         text: serialized cell, as in the attribute of this name
-        initial: dict with initial values or functions for parameters, which replace the values in
+        initial (dict): initial values or functions for parameters, which replace the values in
             the text. Default: None
         function: Python function for a time step, for :mod:`lltm.testing`. Default: None
 

@@ -369,7 +369,7 @@ def choose_saved(made: Expressions, parameters: set[Value]) -> list[Value]:
 
 
 def _same_sign(v: Value) -> Value:
-    """Returns the value whose sign determines whether v is positive, or whether it is negative."""
+    """Returns the value whose sign decides whether v is positive, or whether it is negative."""
     match v:
         case (
             Value(op="negate" | "detach", args=(Value() as a,))

@@ -452,7 +452,7 @@ class Tracer(TorchDispatchMode):
         if x.is_complex() or not self.is_one_number(x):
             self.fail(f"expected outside tensors of one real number, got {[*x.shape]}, {x.dtype}")
         number = float(x.flatten()[0].item())
-        if x.dtype != torch.float64 and math.frexp(number)[0] * 2**11 % 1:  # more than 11 bits
+        if x.dtype != torch.float64 and math.frexp(number)[0] * 2**11 % 1:  # inexact anyway
             self.warn(
                 f"the constant is {number!r} in {x.dtype}; of dtype=torch.float64, or as a number"
                 " of Python's, it is not rounded"
@@ -483,7 +483,7 @@ class Tracer(TorchDispatchMode):
         return fits and x.numel() > 0 and bool((x == x.flatten()[0]).all())
 
     def rounds(self, before: torch.dtype, after: torch.dtype) -> bool:
-        """Returns True if a conversion rounds. Gradients of float32 conditions may be rounded."""
+        """Returns True if a conversion rounds. A gradient may round to its condition's dtype."""
         rounds = torch.promote_types(before, after) != after
         return rounds and not (self.deriving and after.is_floating_point)
 

@@ -1,7 +1,7 @@
 """TorchScript forms of the modules, which torch.jit.script compiles.
 
-TorchScript supports neither union types nor computed attribute names. So forward accepts tensors
-here, forward_packed accepts a PackedSequence, and a generated method names every parameter.
+TorchScript needs fixed types and attribute names. So forward accepts tensors here, forward_packed
+accepts a PackedSequence, and a generated method names every parameter.
 
 torch.jit.script leaves the scriptable form in the parent module. So the form's class is a subclass
 of the module's class. It shares all attributes with the module and behaves like it in Python. Its
