@@ -471,8 +471,7 @@ class LLTM(Layer[Pair]):
 
     Parameters of layer k (suffix ``_reverse``: second direction), uniform in ±1/sqrt(H)::
 
-        weights_l{k}  (3H, H+I): the rows of W_i, W_o, W_g; the first H columns multiply h.
-                      For k > 0, I is D*H
+        weights_l{k}  (3H, H+I): rows of W_i, W_o, W_g; first H columns for h. For k > 0, I is D*H
         bias_l{k}     (3H): b_i, b_o, b_g, with bias=True
 
     Example::

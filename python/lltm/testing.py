@@ -23,7 +23,7 @@ __all__ = ["check_cell", "loop"]
 
 
 def loop(cell: Cell, layer: CustomLayer, input: Tensor | PackedSequence, hx: Any = None) -> Any:
-    """Computes the results of a layer with a Python loop that calls the cell's function.
+    """Computes a layer's (output, state) with a Python loop that calls the cell's function.
 
     It uses eager PyTorch operations, so every dtype and derivative works. Dropout is not applied.
 
@@ -32,9 +32,6 @@ def loop(cell: Cell, layer: CustomLayer, input: Tensor | PackedSequence, hx: Any
         layer: layer of this cell
         input: batched or packed input of the layer
         hx: initial state, as for the layer. Default: None
-
-    Returns:
-        (output, state), as from the layer.
     """
     header = cell.Layer._HEADER
     gates = (*header.gates_x, *(gate for gate in header.gates_h if gate not in header.gates_x))
