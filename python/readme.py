@@ -1,7 +1,7 @@
-"""Computes the wheel's long description: README.md, whose links lead to the repository.
+"""Computes the wheel's long description: README.md with absolute links to the repository.
 
-A build step, called by scikit-build-core (see [[tool.dynamic-metadata]] in pyproject.toml); not
-part of the package. A package index shows the text without the files beside it.
+scikit-build-core calls this build step ([[tool.dynamic-metadata]] in pyproject.toml). It is not
+part of the package.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ RELATIVE_LINK = re.compile(r"(!?)\[([^]]*)\]\((?!https?://|#)([^)]+)\)")
 
 
 def dynamic_metadata(settings: Mapping[str, Any], project: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the part of [project] that is computed: `readme`."""
+    """Returns the computed part of [project]: `readme`."""
     text = absolute(README.read_text(), project["urls"]["Repository"], f"v{project['version']}")
     return {"readme": {"content-type": "text/markdown", "text": text}}
 
 
 def absolute(text: str, repository: str, revision: str) -> str:
-    """The text with every relative link made one to that revision; images to their bytes."""
+    """Makes relative links absolute, to this revision. Image links lead to the raw file."""
 
     def replace(link: re.Match[str]) -> str:
         image, label, path = link.groups()

@@ -1,8 +1,8 @@
 """Computes the wheel's dependency on torch: the minor release it is built against.
 
-A build step, called by scikit-build-core (see [[tool.dynamic-metadata]] in
-pyproject.toml); not part of the package. torch's C++ ABI holds for one minor
-release, so a library built against torch 2.13.0 declares `torch==2.13.*`.
+scikit-build-core calls this build step ([[tool.dynamic-metadata]] in pyproject.toml). It is not
+part of the package. torch's C++ ABI is stable only within a minor release, so a library built
+against torch 2.13.0 declares `torch==2.13.*`.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ _state = "wheel"
 
 
 def build_state(state: str) -> None:
-    """Receives what is being built: "sdist", "wheel", "editable" or metadata for one of them."""
+    """Receives the build state: "sdist", "wheel", "editable", or the metadata of one of them."""
     global _state
     _state = state
 
 
 def dynamic_wheel(settings: Mapping[str, Any]) -> dict[str, bool]:
-    """Says that a wheel's dependencies are not those of the sdist it is built from."""
+    """Declares that the dependencies of a wheel may differ from its sdist."""
     return {"dependencies": True}
 
 
 def dynamic_metadata(settings: Mapping[str, Any], project: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the part of [project] that is computed: `dependencies`."""
+    """Returns the computed part of [project]: `dependencies`."""
     if _state == "sdist":
         return {}
     return {"dependencies": [pin(SpecifierSet(settings["supported"]))]}
 
 
 def pin(supported: SpecifierSet) -> str:
-    """Returns the requirement on torch, from the metadata of the torch that is installed here."""
+    """Returns the requirement on torch, from the metadata of the installed torch."""
     try:
         found = Version(version("torch"))
     except PackageNotFoundError:

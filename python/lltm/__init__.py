@@ -1,24 +1,24 @@
-"""Faster torch.nn.LSTM and torch.nn.GRU on CPUs, and the Long-Long-Term-Memory unit.
+"""Drop-in replacements for torch.nn.LSTM, GRU and RNN that run faster on CPUs, and custom cells.
 
-    lltm.LSTM, lltm.GRU, lltm.RNN
-                               torch.nn's, with their parameters and results
-    lltm.LSTMCell, lltm.GRUCell, lltm.RNNCell
-    lltm.replace_(model)       makes them of torch.nn's in a model
-    @lltm.cell                 makes a cell of your own of a function, lltm.Cell; its modules
-    lltm.CustomLayer, lltm.CustomCell
-    lltm.LLTM, lltm.LLTMCell   an LSTM without a forget gate, used like torch.nn.LSTM
+    lltm.replace_(model)       replaces the recurrent torch.nn modules in a model
+    lltm.LSTM, lltm.GRU, lltm.RNN, lltm.LSTMCell, lltm.GRUCell, lltm.RNNCell
+                               modules compatible with torch.nn
+    lltm.LLTM, lltm.LLTMCell   an LSTM without a forget gate
     lltm.PrepackedLSTM, lltm.PrepackedGRU, lltm.PrepackedRNN, lltm.PrepackedLLTM
                                layers for repeated inference, from prepack()
-    lltm.functional            the LLTM as functions
-    lltm.reference             the same in plain PyTorch operations, for reading and comparing
-    lltm.testing               the check of such a cell against its function
+    @lltm.cell                 creates a custom cell, lltm.Cell, from a function
+    lltm.CustomLayer, lltm.CustomCell
+                               base classes of its modules
+    lltm.functional            steps and sequences as functions
+    lltm.reference             readable definitions in eager PyTorch operations
+    lltm.testing               tests of custom cells
     lltm.backends              settings, such as lltm.backends.cuda.persistent
-    lltm.ArgumentError         a wrong shape or value: a ValueError and a RuntimeError
+    lltm.ArgumentError         wrong shape or value, a ValueError and RuntimeError
     lltm.decompositions()      for torch.export and compiler backends
-    lltm.inductor_decomposed   a backend of torch.compile that applies them
-    lltm.include_dir           C++ headers, <lltm/lltm.h>
+    lltm.inductor_decomposed   torch.compile backend that applies the decompositions
+    lltm.include_dir           folder of the C++ headers, <lltm/lltm.h>
     lltm.cmake_prefix_path     for find_package(lltm) in CMake
-    lltm.build_info()          how the native library was built
+    lltm.build_info()          build configuration of the native library
 
 `python -m lltm` prints a report on this environment.
 """
@@ -76,5 +76,5 @@ cmake_prefix_path: str = _native.folder
 
 
 def build_info() -> str:
-    """Returns how the native library was built, one `name: value` a line."""
+    """Returns the build configuration of the native library as lines `name: value`."""
     return _C.build_info()

@@ -1,4 +1,4 @@
-"""A report on this environment, to go with a bug report."""
+"""Prints a report on this environment, for bug reports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lltm import _C
 
 
 def report() -> str:
-    """Returns the report, one `name: value` a line."""
+    """Returns the report, with lines `name: value`."""
     here = "\n".join(f"{name}: {value}" for name, value in _environment())
     return f"Library\n{lltm.build_info().rstrip()}\n\nEnvironment\n{here}"
 
@@ -54,10 +54,10 @@ def _cuda_devices() -> str:
 
 
 def _cuda_kernels(major: int, minor: int) -> str:
-    """Returns which of the kernels in the library CUDA takes on a device of this capability.
+    """Returns the kernels that CUDA selects for a device of this capability.
 
-    Machine code of the same major version, up to the device's minor one; else PTX up to the
-    device's version, which the driver compiles.
+    These are binaries with the same major version, up to the device's minor version, or else PTX up
+    to the device's version, which the driver compiles.
     """
     match = re.search(r"^CUDA kernels: (.*)$", _C.build_info(), re.MULTILINE)
     built = re.findall(r"(sm|compute)_(\d+)(\d)\b", match[1] if match else "")

@@ -1,10 +1,9 @@
-"""The functions of lltm._C by way of torch.ops, where the package holds no lltm._C for this Python.
+"""Replacement for lltm._C that calls torch.ops.
 
-A wheel serves every Python; its lltm._C, as any pybind11 module, serves the one that it was built
-with, and takes docstrings and ArgumentError from here. What is not the same: torch.ops.lltm, called
-directly, raises a plain ValueError for a wrong shape or value. Modules and functions raise
-lltm.ArgumentError as always. The TypeError of forward() and backward() names the argument that is
-no tensor, where pybind11's lists all of them.
+A wheel supports every Python version, but its lltm._C only the version that compiled it. lltm._C
+takes docstrings and ArgumentError from this module. Differences: direct calls of torch.ops.lltm
+raise a plain ValueError for a wrong shape or value (modules and functions still raise
+lltm.ArgumentError). TypeErrors of forward() and backward() name only the wrong argument.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ _ops: Any = torch.ops.lltm
 
 
 class ArgumentError(ValueError, RuntimeError):
-    """A wrong shape or value of an argument.
+    """Raised for a wrong shape or value of an argument.
 
-    A ValueError, which it is, and a RuntimeError too, because torch.nn's layers and PyTorch's
-    operators raise that: code that handles theirs handles this one.
+    It is a ValueError. It is also a RuntimeError, so that code that handles errors of PyTorch's
+    layers and operators handles it, too.
     """
 
 
@@ -51,27 +50,27 @@ def _call(name: str, **arguments: Any) -> list[Tensor]:
 
 
 def version() -> str:
-    """Version of liblltm, "major.minor.patch"."""
+    """Returns the version of liblltm, "major.minor.patch"."""
     return str(_ops._version())
 
 
 def build_info() -> str:
-    """How liblltm was built, one "name: value" a line."""
+    """Returns the build configuration of liblltm as lines "name: value"."""
     return str(_ops._build_info())
 
 
 def cpu_kernels() -> str:
-    """The CPU kernels in use: "DEFAULT", "AVX2", "AVX512" or "AMX"; "NEON" on ARM."""
+    """Returns the CPU kernels in use: "DEFAULT", "AVX2", "AVX512", "AMX" or (on ARM) "NEON"."""
     return str(_ops._cpu_kernels())
 
 
 def cuda_persistent() -> bool:
-    """Whether sequences on a GPU may run by persistent kernels."""
+    """Returns True if sequences on a GPU may use persistent kernels."""
     return bool(_ops._cuda_persistent())
 
 
 def set_cuda_persistent(enabled: bool) -> None:
-    """Sets it, for the whole process."""
+    """Sets whether sequences on a GPU may use persistent kernels, for the whole process."""
     if not isinstance(enabled, bool):
         raise TypeError(f"expected enabled to be a bool, got {type(enabled).__name__}")
     _ops._set_cuda_persistent(enabled)
@@ -80,21 +79,21 @@ def set_cuda_persistent(enabled: bool) -> None:
 def forward(
     input: Tensor, weights: Tensor, bias: Tensor | None, old_h: Tensor, old_cell: Tensor
 ) -> list[Tensor]:
-    """One step by plain ATen operations, on any device, with everything backward() needs.
+    """One LLTM step in ATen operations, on any device. Also returns the inputs for backward().
+
+    lltm.functional.step computes the same states with fused kernels.
 
     Args:
         input: (B, I)
-        weights: (3H, H+I); rows by gate: input, output, candidate
+        weights: (3H, H+I), with the rows of input gate, output gate and candidate
         bias: (3H) or None
-        old_h: (B, H)
-        old_cell: (B, H)
+        old_h: h, (B, H)
+        old_cell: c, (B, H)
 
     Returns:
-        [new_h, new_cell, input_gate, output_gate, candidate_cell, X, gate_weights]:
-        the states and the activated gates (B, H), X = cat([old_h, input]) (B, H+I) and the gates
-        before activation, gate_weights = X weights^T + bias (B, 3H).
-
-    lltm.functional.cell computes the same states with fused kernels.
+        [new_h, new_cell, input_gate, output_gate, candidate_cell, X, gate_weights]: the next
+        states and the activated gates (B, H), X = cat([old_h, input]) (B, H+I), and the
+        pre-activations gate_weights = X weights^T + bias (B, 3H).
     """
     return _call("forward", input=input, weights=weights, bias=bias, old_h=old_h, old_cell=old_cell)
 
@@ -110,19 +109,21 @@ def backward(
     gate_weights: Tensor,
     weights: Tensor,
 ) -> list[Tensor]:
-    """The gradients of one step, from what forward() returned.
+    """Computes the gradients of an LLTM step from the results of forward().
 
     Args:
-        grad_h: (B, H), gradient of new_h
-        grad_cell: (B, H), gradient of new_cell
-        new_cell, input_gate, output_gate, candidate_cell: (B, H)
-        X: (B, H+I)
-        gate_weights: (B, 3H)
-        weights: (3H, H+I)
+        grad_h: gradient of new_h, (B, H)
+        grad_cell: gradient of new_cell, (B, H)
+        new_cell: from forward(), (B, H)
+        input_gate: from forward(), (B, H)
+        output_gate: from forward(), (B, H)
+        candidate_cell: from forward(), (B, H)
+        X: from forward(), (B, H+I)
+        gate_weights: from forward(), (B, 3H)
+        weights: as for forward(), (3H, H+I)
 
     Returns:
-        [d_old_h, d_input, d_weights, d_bias, d_old_cell], each shaped as what it is the gradient
-        of.
+        [d_old_h, d_input, d_weights, d_bias, d_old_cell], each with the shape of its argument.
     """
     return _call(
         "backward",
@@ -139,7 +140,7 @@ def backward(
 
 
 def layer(*arguments: Any) -> None:
-    """None: the caller calls torch.ops."""
+    """Returns None. The caller then calls torch.ops."""
 
 
 layer_step = layer

@@ -1,6 +1,6 @@
-"""Checks on arguments that never reach an operator, in the operators' words.
+"""Argument checks in Python, with messages in the form of the operators.
 
-`where` is the name that the text begins with: `lltm::LLTM: expected h_0 of shape ..., got ...`.
+`where` is the first name in a message: `lltm::LLTM: expected h_0 of shape ..., got ...`.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from torch.fx import Proxy
 
 from ._C import ArgumentError
 
-# In a call that torch.fx traces a proxy stands for a tensor.
+# In a call that torch.fx traces, a Proxy replaces a tensor.
 TENSORS: Any = (Tensor, Proxy)
 
-# Sizes up to here can be multiplied with each other and with the size of an element.
+# The product of two such sizes and the element size fits 64 bits.
 LARGEST_SIZE = 2**27
 MOST_LAYERS = 2**16
 
 
 def any_integer(where: str, name: str, value: Any) -> int:
-    if type(value) is int:  # what it nearly always is, found in less time
+    if type(value) is int:  # fast path
         return value
     if not isinstance(value, numbers.Integral) or isinstance(value, bool):
         raise TypeError(f"lltm::{where}: expected {name} to be an int, got {_type(value)}")
@@ -32,7 +32,7 @@ def any_integer(where: str, name: str, value: Any) -> int:
 
 
 def integer(where: str, name: str, value: Any, largest: int = LARGEST_SIZE) -> int:
-    """A size: an integer above 0, NumPy's included."""
+    """Checks a size: a positive integer, including NumPy integers."""
     if any_integer(where, name, value) <= 0:
         raise ArgumentError(f"lltm::{where}: expected {name} to be positive, got {value}")
     if int(value) > largest:
@@ -41,7 +41,7 @@ def integer(where: str, name: str, value: Any, largest: int = LARGEST_SIZE) -> i
 
 
 def checkpoint_steps(where: str, value: Any) -> int:
-    """An integer of at least 0 that an operator can take: 0 saves every step."""
+    """Checks checkpoint_steps: an integer from 0 (disabled) to the int64 maximum."""
     steps, largest = any_integer(where, "checkpoint_steps", value), 2**63 - 1
     if not 0 <= steps <= largest:
         bound = "to be at least 0" if steps < 0 else f"of at most {largest}"
@@ -56,7 +56,7 @@ def boolean(where: str, name: str, value: Any) -> bool:
 
 
 def flag(where: str, name: str, value: Any) -> bool:
-    """A bool as torch.nn takes one: 0 and 1 will do, and NumPy's are as good."""
+    """Checks a bool like torch.nn does: 0, 1 and NumPy bools are accepted."""
     if isinstance(value, numbers.Integral) and value in (0, 1):
         return bool(value)
     if type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"):
@@ -74,7 +74,7 @@ def probability(where: str, name: str, value: Any) -> float:
 
 
 def no_projection(where: str, value: Any) -> None:
-    """The proj_size of torch.nn.LSTM."""
+    """Checks that proj_size is 0."""
     if any_integer(where, "proj_size", value) != 0:
         raise ArgumentError(
             f"lltm::{where}: expected proj_size to be 0, got {value}: an LLTM has no projection"
@@ -93,7 +93,7 @@ def is_nested(value: Any) -> bool:
 
 
 def not_nested(where: str, value: Tensor) -> None:
-    # Asked for its shape, a nested tensor answers with an internal error.
+    # Reading the shape of a nested tensor would raise an internal error of PyTorch.
     if is_nested(value):
         raise TypeError(f"lltm::{where}: expected input to be a tensor, got a nested tensor")
 
@@ -115,7 +115,7 @@ def optional_dtype(where: str, name: str, value: Any) -> torch.dtype | None:
 
 
 def states(where: str, names: Sequence[str], value: Any, argument: str = "state") -> list[Tensor]:
-    """A tuple of tensors of these names; `argument` is what the caller's signature calls it."""
+    """Checks a tuple of states. `argument` is its name in the caller's signature."""
     if not isinstance(value, (tuple, list)) or len(value) != len(names):
         got = f"{len(value)} values" if isinstance(value, (tuple, list)) else _type(value)
         raise TypeError(
@@ -152,9 +152,9 @@ def shape(where: str, name: str, value: Any, expected: Any) -> Tensor:
 
 
 def of_parameters(where: str, input: Tensor, parameter: Tensor) -> None:
-    """The input's dtype and device, where the operator would name the parameters as the odd ones.
+    """Checks dtype and device of the input against a parameter, for a message that names the input.
 
-    Under autocast dtypes may differ: it casts all of them.
+    Under autocast, dtypes may differ.
     """
     if input.device != parameter.device:
         raise RuntimeError(
@@ -169,10 +169,10 @@ def of_parameters(where: str, input: Tensor, parameter: Tensor) -> None:
 
 
 def of_operator(error: ValueError) -> ValueError:
-    """What an operator raised, as an ArgumentError.
+    """Converts an operator's error to ArgumentError.
 
-    Up to PyTorch 2.14 it is one already, by way of the binding. From 2.15 on PyTorch makes Python
-    errors of C++ ones before the binding is asked, and this one a plain ValueError.
+    Up to PyTorch 2.14, the binding has already converted it. From 2.15 on, PyTorch translates C++
+    errors before the binding can, and raises a plain ValueError.
     """
     if isinstance(error, ArgumentError) or not str(error).startswith("lltm::"):
         return error

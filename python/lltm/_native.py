@@ -1,8 +1,8 @@
-"""Loads liblltm, as it was built for the torch that is installed here.
+"""Loads the liblltm that was built for the installed torch.
 
-torch's C++ ABI holds for one minor release. So a wheel holds the native part of the package (lib/,
-include/, lltm._C) once for each minor release that it serves: for that of _built_with.TORCH in the
-package's folder, for others in `torch<major>.<minor>/` there.
+torch's C++ ABI is stable only within a minor release. So a wheel has the native part of the package
+(lib/, include/, lltm._C) for each supported minor release: in the package's folder for
+_built_with.TORCH, and in its subfolder `torch<major>.<minor>/` for any other.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def _minor(version: str) -> str:
 
 
 def _find() -> str:
-    """Returns the folder of the native part, before the linker finds that it does not fit."""
-    # Beside the library, which in an editable install is not where this file is.
+    """Returns the folder of the native part for the installed torch, or raises ImportError."""
+    # The library is next to _built_with. In an editable install, this file is elsewhere.
     package = os.path.dirname(os.path.abspath(_built_with.__file__))
     built, found = _built_with.TORCH, str(torch.__version__)
     if _minor(found) == _minor(built):
@@ -47,7 +47,7 @@ def _find() -> str:
 
 
 def _import_binding() -> None:
-    """Imports lltm._C: the compiled module or, for other Pythons than its own, its replacement."""
+    """Imports lltm._C, or its replacement if it was compiled for another Python version."""
     try:
         importlib.import_module("lltm._C")
     except ModuleNotFoundError as error:
@@ -61,7 +61,7 @@ _library = os.path.join(folder, "lib", f"liblltm.{'dylib' if sys.platform == 'da
 try:
     torch.ops.load_library(_library)  # registers torch.ops.lltm.*
 except OSError as error:
-    reason = error.__cause__ or error  # torch's own text names the library alone
+    reason = error.__cause__ or error  # torch's message only names the library
     raise ImportError(f"lltm: {_library} cannot be loaded: {reason}") from error
-sys.modules["lltm"].__path__.insert(0, folder)  # where lltm._C is looked for
+sys.modules["lltm"].__path__.insert(0, folder)  # search path of lltm._C
 _import_binding()

@@ -1,4 +1,4 @@
-"""Layers with packed weights, and the plain weights that they save."""
+"""Layers with prepacked weights, which save unpacked weights."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from .integrations import script
 
 
 class Prepacked(Recurrent):
-    """A layer whose weights were laid out once; PrepackedLLTM and so on.
+    """Base of prepacked layers, such as PrepackedLSTM.
 
-    What is packed depends on the machine. So its state_dict and a pickle of it hold plain weights,
-    and it packs them when it is loaded.
+    The packed format depends on the CPU. So state_dict and pickle hold unpacked weights, which
+    loading packs.
     """
 
-    # The stems of the layer's matrices, and of what is saved of them in int8, bit for bit.
+    # Name stems for the layer's matrices, and for their saved int8 form.
     _MATRICES: tuple[str, ...] = ("weight_ih", "weight_hh")
     _INT8 = ("weight_ih_int8", "weight_hh_int8", "weight_ih_scales", "weight_hh_scales")
     _PACKED = "packed_weights"
     _prepacked = True
-    _quantised: bool  # to 8 bits
+    _quantised: bool  # True if the weights are int8
 
     dtype: torch.dtype
 
-    # Of Layer (modules.py), which follows this among the bases of a class.
+    # Members of Layer (modules.py), the other base class.
     num_layers: int
     bidirectional: bool
     proj_size: int
@@ -66,13 +66,13 @@ class Prepacked(Recurrent):
         self._pack({n: t.clone() if n in self._buffers else t for n, t in given.items()}, weights)
 
     def _directions(self) -> Iterator[tuple[str, str, Sequence[str]]]:
-        """Of each the name of its packed weights, its suffix, and the names of other buffers."""
+        """Yields, by direction: name of the packed weights, suffix, names of the other buffers."""
         for k in range(self._state_shape(0)[0]):
             packed, *others = self._names_of(k)
             yield packed, packed.removeprefix(self._PACKED), others
 
     def _pack(self, given: Mapping[str, Tensor], weights: torch.dtype | None = None) -> None:
-        """From the parameters of the layer, or from what _saved returned."""
+        """Packs the parameters of the layer, or the result of _saved."""
         for packed, suffix, others in self._directions():
             self._buffers.update((name, given.get(name)) for name in others)
             if self._INT8[0] + suffix in given:
@@ -80,18 +80,18 @@ class Prepacked(Recurrent):
                 self._buffers[packed] = torch.ops.lltm._prepack_int8(self._CELL, *rows)
                 continue
             matrices = [given[stem + suffix] for stem in self._MATRICES]
-            if self.proj_size > 0:  # what the layer multiplies (api/projection.h)
+            if self.proj_size > 0:  # as the layer computes it (api/projection.h)
                 weight_hh = matrices[1]
                 matrices = [torch.cat(matrices, 1), weight_hh @ given[others[-1]]]
             self._buffers[packed] = _prepack(self._CELL, matrices, weights)
 
     @property
     def _saved_matrices(self) -> tuple[str, ...]:
-        """Their stems."""
+        """Name stems for the saved matrices."""
         return self._INT8 if self._quantised else self._MATRICES
 
     def _saved(self) -> dict[str, Tensor]:
-        """What is saved, by name: as of the layer; of weights in int8 their rows and scales."""
+        """Returns the layer's tensors by name. int8 weights are quantized rows and scales."""
         saved: dict[str, Tensor] = {}
         for packed, suffix, others in self._directions():
             matrices: list[Tensor] = torch.ops.lltm._unpack(self._CELL, self._buffers[packed])
@@ -113,7 +113,7 @@ class Prepacked(Recurrent):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any
     ) -> None:
-        # By PyTorch's code, into a module that has what is saved.
+        # PyTorch loads into a module that has the saved tensors.
         module: Any = nn.Module()
         module._load_state_dict_pre_hooks = self._load_state_dict_pre_hooks
         for name, tensor in self._saved().items():
@@ -140,7 +140,7 @@ class Prepacked(Recurrent):
         return ", ".join(f"{name}={getattr(self, name)}" for name in shown)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # PyTorch notes things on any module, under names that nobody else uses.
+        # PyTorch sets private attributes on any module; allow these.
         if name == "_names" or (not name.startswith("_") and name != "training"):
             raise AttributeError(
                 f"lltm::{type(self).__name__}: cannot set {name}: a prepacked layer does not"
@@ -152,7 +152,7 @@ class Prepacked(Recurrent):
         raise AttributeError(f"lltm::{type(self).__name__}: cannot delete {name}")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Prepacked:
-        """Refuses what would convert the biases and leave the packed weights as they are."""
+        """Rejects conversions, which would change the biases but not the packed weights."""
         weights: Any = self._buffers[self._names[0]]
         result = fn(weights.new_empty(0, dtype=self.dtype))
         if result.dtype != self.dtype:
@@ -168,12 +168,12 @@ class Prepacked(Recurrent):
             )
         packed = {name: self._buffers[name] for name, *_ in self._directions()}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._buffers.update(packed)  # to_empty() would leave bytes that nothing can be loaded into
+        self._buffers.update(packed)  # to_empty() would leave bytes that _saved cannot unpack
         return self
 
 
 def _prepack(cell: str, matrices: Sequence[Tensor], dtype: torch.dtype | None) -> Tensor:
-    """Of joined weights or of weight_ih and weight_hh."""
+    """Packs a concatenated matrix [W_hh, W_ih], or weight_ih and weight_hh."""
     _check.optional_dtype("prepack", "dtype", dtype)
     try:
         packed: Tensor = torch.ops.lltm.prepack(cell, *matrices, dtype=dtype)

@@ -1,6 +1,6 @@
-"""Parameters and calls that the modules of all cells share.
+"""Parameters and operator calls shared by the modules of all cells.
 
-Letters: T steps, B batch size, I input size, H hidden size, L layers, D directions (1 or 2).
+Symbols: T steps, B batch size, I input size, H hidden size, L layers, D directions (1 or 2).
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from .integrations import fx, sharding
 
 
 class Recurrent(nn.Module):
-    """A module of a cell: what its class says of the cell, its states, its parameters."""
+    """Base of recurrent modules. Subclasses describe their cell, its states and parameters."""
 
-    _CELL: str  # the operators' name of the cell
-    _where: str  # how its errors begin
-    # The states that the user passes and gets: a tuple, or of a cell with h alone one tensor.
+    _CELL: str  # built-in cell name, or serialized custom cell
+    _where: str  # prefix in error messages
+    # User's state names. With a single state, hx is a tensor, otherwise a tuple.
     _STATES: tuple[str, ...]
-    # The parameters of one direction; in layers these are stems of names (names_of).
+    # Parameter names for a direction. In layers, these are stems (names_of).
     _parameter_names: tuple[str, ...] = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-    _TORCH: type[nn.Module] | None = None  # torch.nn's class, in whose place lltm.replace_ puts it
+    _TORCH: type[nn.Module] | None = None  # the torch.nn class that lltm.replace_ replaces
 
     input_size: int
     hidden_size: int
 
     def _states_of(self, hx: Any) -> list[Tensor]:
-        """The states as the operators take them, checked."""
+        """Checks hx and returns the list of states for the operators."""
         if hx is None:
             return []
         if len(self._STATES) == 1:
@@ -41,17 +41,17 @@ class Recurrent(nn.Module):
         return _check.states(self._where, self._STATES, hx, "hx")
 
     def _returned(self, states: Sequence[Tensor]) -> Any:
-        # By index: what torch.fx traces has no length.
+        # By index, because a torch.fx proxy has no length.
         count = len(self._STATES)
         return states[0] if count == 1 else tuple(states[k] for k in range(count))
 
     def _shapes(self, columns: int) -> dict[str, tuple[int, ...]]:
-        """Of the parameters of a direction that reads so many features."""
+        """Returns the parameter shapes of a direction with `columns` input features."""
         hidden = self.hidden_size
         x_blocks, h_blocks, *_ = torch.ops.lltm._cell(self._CELL)
         x, h = ((1 + max(blocks)) * hidden for blocks in (x_blocks, h_blocks))
         of_gates = {
-            "weights": (x, hidden + columns),  # joined, as the LLTM has them
+            "weights": (x, hidden + columns),  # [W_hh, W_ih], for the LLTM
             "bias": (x,),
             "weight_ih": (x, columns),
             "weight_hh": (h, hidden),
@@ -63,14 +63,14 @@ class Recurrent(nn.Module):
     def _register(
         self, names: Sequence[str], columns: int, bias: bool, device: Any, dtype: Any
     ) -> None:
-        """Makes the parameters of a direction, of these names; biases that are not wanted None."""
+        """Registers the parameters of a direction as `names`. Without `bias`, biases are None."""
         for name, (stem, shape) in zip(names, self._shapes(columns).items(), strict=True):
             value = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
             absent = stem in ("bias", "bias_ih", "bias_hh") and not bias
             self.register_parameter(name, None if absent else value)
 
     def reset_parameters(self) -> None:
-        """Draws every parameter anew."""
+        """Initializes every parameter uniformly in ±1/sqrt(H)."""
         bound = 1 / math.sqrt(self.hidden_size)
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound)
@@ -80,14 +80,14 @@ fx.make_leaves(Recurrent)
 
 
 def calls_kernels() -> bool:
-    """Whether a call is neither compiled nor traced."""
+    """Returns True if the call is neither compiled nor traced."""
     return not (torch.compiler.is_dynamo_compiling() or fx.is_tracing())
 
 
 def operator(name: str, parameters: Sequence[str], options: Sequence[str]) -> Callable[..., Any]:
-    """An operator of modules as a function of the module, the input, its states and the rest.
+    """Returns a function that calls an operator with a module, input, states and other arguments.
 
-    `parameters` and `options` are names of the module's attributes.
+    `parameters` and `options` name module attributes, which become arguments.
     """
 
     def call(
@@ -114,7 +114,7 @@ def operator(name: str, parameters: Sequence[str], options: Sequence[str]) -> Ca
 
 
 def step_of(module: Any, input: Tensor, hx: Any, run: Callable[..., Any]) -> Any:
-    """What forward of a cell returns; `run` takes the module, the input and the states."""
+    """Implements forward of a single-step module by `run(module, input, states)`."""
     where = module._where
     if fx.is_tracing():
         hx = fx.states(where, hx, len(module._STATES))
@@ -124,10 +124,10 @@ def step_of(module: Any, input: Tensor, hx: Any, run: Callable[..., Any]) -> Any
 
 
 def layer_of(module: Any, input: Any, hx: Any, reset: Any, run: Callable[..., Any]) -> Any:
-    """What forward of a layer returns; `run` takes the module, the input and the states.
+    """Implements forward of a layer by `run(module, input, states)`.
 
-    Of a PackedSequence it takes batch_sizes, sorted_indices and unsorted_indices too, after
-    those, and if there is one the keyword reset. It returns the output and the states.
+    For a PackedSequence, `run` also receives batch_sizes, sorted_indices and unsorted_indices. If
+    given, reset is passed by keyword. `run` returns the output and the states.
     """
     where = module._where
     if fx.is_tracing():
@@ -158,7 +158,7 @@ def layer_of(module: Any, input: Any, hx: Any, reset: Any, run: Callable[..., An
 
 
 def names_of(stems: Sequence[str], num_layers: int, bidirectional: bool) -> tuple[str, ...]:
-    """The names of parameters by layer and direction, in the order of h_0 and h_n."""
+    """Returns parameter names by layer and direction, in the order of h_0 and h_n."""
     return tuple(
         f"{stem}_l{layer}{suffix}"
         for layer in range(num_layers)
@@ -168,10 +168,10 @@ def names_of(stems: Sequence[str], num_layers: int, bidirectional: bool) -> tupl
 
 
 def _packed_batch(where: str, packed: PackedSequence) -> int:
-    """The batch size, in a graph that is being traced.
+    """Returns the batch size in a traced graph.
 
-    From a shape where one has it: a value out of batch_sizes is a size that nothing can be compared
-    with.
+    It comes from a shape if possible. A size from the batch_sizes tensor is data-dependent, and
+    tracers cannot compare it.
     """
     if packed.sorted_indices is not None:
         return packed.sorted_indices.shape[0]

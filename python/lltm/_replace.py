@@ -1,4 +1,4 @@
-"""Faster layers in the place of torch.nn's, in a model that exists."""
+"""Replaces recurrent torch.nn modules in an existing model."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ._recurrent import Recurrent
 
 
 def _passing(ours: Any) -> type:
-    """A subclass that is one of torch.nn's class, too."""
+    """Returns a subclass that also derives from the torch.nn class."""
     name = ours.__name__
     members = {"__module__": __name__, "__doc__": ours.__doc__, "_get_name": lambda self: name}
     return type(f"_{name}", (ours, ours._TORCH), members)
 
 
-# Of a class of torch.nn: ours, and ours that passes for it.
+# By torch.nn class: the lltm class, and its subclass that also derives from the torch.nn class.
 _CLASSES: dict[type, tuple[type, type]] = {
     ours._TORCH: (ours, _passing(ours))
     for ours in vars(modules).values()
@@ -33,10 +33,15 @@ _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass
 class Replaced:
-    """What :func:`replace_` did, by the modules' names; "" is the model itself."""
+    """Result of :func:`replace_`. str() lists it for logging.
+
+    Attributes:
+        replaced: names of the replaced modules. "" is the model itself
+        left: by name, the reason why a recurrent module was not replaced
+    """
 
     replaced: list[str] = field(default_factory=list)
-    left: dict[str, str] = field(default_factory=dict)  # with the reason
+    left: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         lines = [f"replaced: {', '.join(map(_shown, self.replaced)) or 'nothing'}"]
@@ -45,26 +50,25 @@ class Replaced:
 
 
 def replace_(model: nn.Module, *, keep_class: bool = False) -> Replaced:
-    """Makes lltm's modules of a model's recurrent ones of torch.nn, in place.
+    """Replaces the LSTM, GRU, RNN and cell modules of torch.nn in a model with lltm's, in place.
 
-    A module stays the same object, with its parameters, buffers, hooks and mode: only its class
-    changes. So optimizers, names and the state_dict stay as they are, and the results up to
-    rounding.
+    Only the class of a module changes. Parameters, buffers, hooks, names, state_dict and optimizers
+    remain valid. Results are the same up to rounding.
 
     Args:
-        model: any module; it may be such a module itself
-        keep_class: the modules pass for those of torch.nn in ``isinstance(module,
-            torch.nn.LSTM)``. torch.compile does not trace through them then (it refuses them with
-            fullgraph=True)
+        model (torch.nn.Module): any module, also a recurrent module itself
+        keep_class (bool): if True, ``isinstance(module, torch.nn.LSTM)`` remains true for replaced
+            modules. torch.compile then does not trace through them and, with fullgraph=True, raises
+            an error. Default: False
 
     Returns:
-        What was replaced, and what was left and why: subclasses, whose forward may be their own,
-        such as those that parametrizations, fully_shard and PyTorch's quantization make, and
-        modules that are not on the CPU, where cuDNN is the faster one.
+        Names of the replaced modules, and of the modules left with the reason. It leaves modules on
+        devices other than the CPU (lltm has not been compared with cuDNN) and subclasses,
+        including classes made by parametrizations, fully_shard and PyTorch's quantization.
 
     Example::
 
-        model = torch.nn.Sequential(torch.nn.GRU(32, 128), ...)
+        model = torch.nn.Sequential(torch.nn.Linear(40, 32), torch.nn.GRU(32, 128))
         print(lltm.replace_(model))
     """
     if not isinstance(model, nn.Module):
@@ -75,7 +79,7 @@ def replace_(model: nn.Module, *, keep_class: bool = False) -> Replaced:
     of_ours = {ours: classes for classes in _CLASSES.values() for ours in classes}
     for name, module in model.named_modules():
         cls: Any = type(module)
-        if cls in of_ours:  # replaced before, perhaps by the other class
+        if cls in of_ours:  # replaced before, perhaps with another keep_class
             module.__class__ = of_ours[cls][keep_class]
             continue
         if cls not in _CLASSES:
@@ -94,7 +98,7 @@ def replace_(model: nn.Module, *, keep_class: bool = False) -> Replaced:
 
 
 def _reason_to_leave(module: nn.Module) -> str | None:
-    """Of a module of one of torch.nn's classes."""
+    """Returns why a module of a torch.nn class is not replaced, or None if it is."""
     if "forward" in vars(module):
         return "it has a forward of its own"
     for parameter in module.parameters():
@@ -106,7 +110,7 @@ def _reason_to_leave(module: nn.Module) -> str | None:
 
 
 def _why_not(module: nn.Module) -> str | None:
-    """Of a module of another class; None if it has nothing to do with recurrent layers."""
+    """Returns why a module of another class is not replaced, or None if it is not recurrent."""
     cls = type(module)
     if isinstance(module, torch.jit.ScriptModule):
         is_recurrent = module.original_name in _NAMES

@@ -1,11 +1,11 @@
-"""What PyTorch makes of a call, from the dispatcher to generated code.
+"""Shows how PyTorch processes a call, from the dispatcher to generated code.
 
 python -m lltm.explain                          one step, every stage
-python -m lltm.explain --op sequence --steps 2  a sequence, step by step
-python -m lltm.explain --op sequence --dynamic  with dynamic batch and length
+python -m lltm.explain --op sequence --steps 2  a sequence of 2 steps
+python -m lltm.explain --op sequence --dynamic  with dynamic batch size and length
 python -m lltm.explain --only joint core-aten   only these stages
 
-print(cell.explain())                           of a cell of your own
+print(cell.explain())                           explains a custom cell
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ State = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Call:
-    """The call that is explained."""
+    """The call to explain."""
 
     op: str  # "step" or "sequence"
     steps: int
     batch: int
     input_size: int
     hidden_size: int
-    dynamic: bool  # batch size and steps are symbols
+    dynamic: bool  # True if batch size and steps are symbols
     device: str = "cpu"
 
     def module(self) -> torch.nn.Module:
@@ -70,10 +70,10 @@ class Call:
 
 
 def dispatcher(call: Call) -> str:
-    """The dispatcher's table: which function serves the operator under which key. A call takes
-    the keys of its arguments and of the thread one after another: Autocast where torch.autocast is
-    on, Autograd, then the device."""
-    # "CPU: registered at FILE:LINE :: (SCHEMA) -> RESULT [ boxed unboxed ]", a key a line.
+    """Dispatch table: the function registered for the operator under each key. A call visits the
+    keys of its arguments and its thread in order: Autocast if torch.autocast is enabled, Autograd,
+    then the device."""
+    # Lines: "CPU: registered at FILE:LINE :: (SCHEMA) -> RESULT [ boxed unboxed ]".
     operator = "lltm::step" if call.op == "step" else "lltm::sequence"
     lines = torch._C._dispatch_dump_table(operator).splitlines()
     keys = ("CPU", "CUDA", "Meta", "AutogradCPU", "AutogradCUDA", "AutocastCPU", "AutocastCUDA")
@@ -83,11 +83,11 @@ def dispatcher(call: Call) -> str:
 
 
 def schedule(call: Call) -> str:
-    """What the CPU kernels chose for the sizes and this machine, in a training step: threads,
-    blocks of hidden units, chunks of steps, the format of the GEMMs. Of a sequence on a GPU, which
-    engine took it, and why not the persistent one. In a program of your own: LLTM_SCHEDULE=1 in
-    the environment."""
-    # Read from the environment once in a process, so a new one runs the call.
+    """Schedule of the CPU kernels for these sizes and this CPU, in a training step: threads,
+    blocks of hidden units, chunks of steps, GEMM format. For a sequence on a GPU: the engine, and
+    why the persistent engine was not used. In any program, set LLTM_SCHEDULE=1 in the
+    environment."""
+    # A process reads the variable only once, so a new process runs the call.
     program = f"from lltm.explain import Call, run_eagerly; run_eagerly({call!r})"
     result = subprocess.run(
         [sys.executable, "-c", program],
@@ -101,22 +101,22 @@ def schedule(call: Call) -> str:
 
 
 def dynamo(call: Call) -> str:
-    """TorchDynamo's FX graph: the Python code of the module has run once, without data, and the
-    operators that it called are left."""
+    """TorchDynamo's FX graph: the operators that the Python code of the module called when it ran
+    once, without data."""
     graphs, _ = _captured(call)
     return graphs
 
 
 def joint(call: Call) -> str:
-    """AOTAutograd's joint graph: forward and backward of a training step in one graph, with the
-    kernels behind the operator, to be cut in two where least has to be saved."""
+    """AOTAutograd's joint graph: forward and backward of a training step in a single graph of
+    kernel calls. AOTAutograd splits it where the least memory must be saved."""
     _, graphs = _captured(call)
     return graphs
 
 
 def core_aten(call: Call) -> str:
-    """The exported program after lltm.decompositions(): operators of Core ATen only, which any
-    backend has; for a dynamic number of steps, torch's scan around one step."""
+    """Exported program after lltm.decompositions(): only Core ATen operators, which every backend
+    has. A dynamic number of steps becomes torch's scan over one step."""
     program = torch.export.export(
         call.module(), call.arguments(), dynamic_shapes=call.dynamic_shapes()
     )
@@ -125,14 +125,14 @@ def core_aten(call: Call) -> str:
 
 
 def inductor(call: Call) -> str:
-    """What Inductor generates for a training step by default, forward and then backward: calls of
-    this library's kernels."""
+    """Code that Inductor generates for a training step by default, forward and then backward. It
+    calls lltm's kernels."""
     return _generated(call, "inductor", training=True)
 
 
 def inductor_with_decomposition(call: Call) -> str:
-    """What Inductor generates for inference with backend=lltm.inductor_decomposed: the matrix
-    product is a call, and the element-wise part one fused loop in C++ (Triton on a GPU)."""
+    """Code that Inductor generates for inference with backend=lltm.inductor_decomposed: a GEMM
+    call, and a fused C++ loop (Triton on a GPU) for the element-wise part."""
     return _generated(call, inductor_decomposed, training=False)
 
 
@@ -148,7 +148,7 @@ STAGES: dict[str, Callable[[Call], str]] = {
 
 
 def _captured(call: Call) -> tuple[str, str]:
-    """Compiles a training step with a backend that keeps what it is given; returns both graphs."""
+    """Compiles a training step with a backend that records its graphs. Returns both graphs."""
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch._aot_autograd.utils import make_boxed_func
     from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -177,7 +177,7 @@ def _generated(call: Call, backend: Any, training: bool) -> str:
     from torch._inductor import config
     from torch._inductor.utils import run_and_get_code
 
-    # Cached code would come without what led to it.
+    # With a cache hit, no code would be recorded.
     with config.patch(force_disable_caches=True):
         _, sources = run_and_get_code(_run, call, backend, training)
     return "\n".join(map(_without_preamble, sources))
@@ -210,7 +210,7 @@ def _readable(graph: torch.fx.GraphModule) -> str:
 
 
 def _without_preamble(source: str) -> str:
-    """The kernels and the function that calls them, without imports and the code around."""
+    """Returns the kernels and their calling function, without imports and other code."""
     lines = source.splitlines()
     begins = [k for k, line in enumerate(lines) if line.startswith("async_compile = ")]
     ends = [k for k, line in enumerate(lines) if line.startswith(("runner = ", "def get_args"))]
@@ -222,7 +222,7 @@ def _without_preamble(source: str) -> str:
 
 
 def explain(call: Call, only: list[str] | None = None) -> Iterator[str]:
-    """Yields a title, a sentence and a text for each stage."""
+    """Yields the section of each stage: title, description and output."""
     for name in only or STAGES:
         stage = STAGES[name]
         yield section(f"{name}: {call}", stage.__doc__, stage(call))
@@ -238,7 +238,7 @@ def _arguments() -> argparse.Namespace:
     def device(text: str) -> str:
         try:
             torch.empty(0, device=text)
-        except (RuntimeError, AssertionError):  # the latter of a build without CUDA
+        except (RuntimeError, AssertionError):  # AssertionError in a build without CUDA
             message = f"{text} is no device that this PyTorch has here"
             raise argparse.ArgumentTypeError(message) from None
         return text
@@ -260,7 +260,7 @@ def _arguments() -> argparse.Namespace:
     options = parser.parse_args()
     fixed = ["--batch"] if options.op == "step" else ["--batch", "--steps"]
     if options.dynamic and any(getattr(options, name[2:]) == 1 for name in fixed):
-        # torch takes a size of 1 for a fixed one.
+        # torch.export treats a size of 1 as static.
         parser.error(f"with --dynamic, {' and '.join(fixed)} must be 2 at least")
     return options
 
@@ -268,7 +268,7 @@ def _arguments() -> argparse.Namespace:
 def main() -> None:
     options = _arguments()
     call = Call(**{field.name: getattr(options, field.name) for field in fields(Call)})
-    # torch uses what it deprecates itself.
+    # torch itself uses deprecated functions.
     warnings.simplefilter("ignore")
     logging.getLogger("torch").setLevel(logging.ERROR)
     for text in explain(call, options.only):

@@ -1,10 +1,10 @@
-"""Modules in the manner of torch.nn's: the LLTM, and torch's LSTM, GRU and RNN.
+"""Recurrent modules with the interface of torch.nn: LSTM, GRU, RNN and LLTM.
 
-`Step` and `Layer` are what the modules of every cell do, those of users' cells too. A class below
-them names a cell, its states and its class in torch.nn and ONNX; `lltm`, `lltm.replace_` and
-torch.onnx.export learn of the cell from that alone.
+`Step` and `Layer` implement the modules of every cell, including custom cells. A subclass names
+its cell, its states and its equivalents in torch.nn and ONNX. `lltm`, `lltm.replace_` and
+torch.onnx.export need no other registration.
 
-Letters: T steps, B batch size, I input size, H hidden size, L layers, D directions (1 or 2).
+Symbols: T steps, B batch size, I input size, H hidden size, L layers, D directions (1 or 2).
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ __all__ = [
     "RNNCell",
 ]
 
-State = TypeVar("State")  # what the user passes and gets
+State = TypeVar("State")  # type of hx: a tensor, or a tuple of tensors
 Pair = tuple[Tensor, Tensor]
 
 # ---- one step ---------------------------------------------------------------------
 
 
 class Step(Recurrent, Generic[State]):
-    """One step of a cell."""
+    """Single-step module of a cell."""
 
-    # The attributes that the operator `layer_step` takes besides parameters.
+    # Attributes passed to the operator `layer_step` in addition to the parameters.
     _OPTIONS = ("input_size", "hidden_size")
 
     def __init__(
@@ -66,7 +66,7 @@ class Step(Recurrent, Generic[State]):
         device: torch.types.Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        nn.Module.__init__(self)  # a base of torch.nn would make the parameters of its own cells
+        nn.Module.__init__(self)  # the torch.nn base would create its own parameters
         self.input_size = _check.integer(self._where, "input_size", input_size)
         self.hidden_size = _check.integer(self._where, "hidden_size", hidden_size)
         with_bias = _check.flag(self._where, "bias", bias)
@@ -76,16 +76,16 @@ class Step(Recurrent, Generic[State]):
         self.reset_parameters()
 
     def forward(self, input: Tensor, hx: State | None = None) -> State:
-        """Takes one step.
+        """Computes one step.
 
         Args:
-            input: (B, I), or (I) for one row without a batch
-            hx: the state: (h, c), of a cell with h alone h, of a cell of your own with other
-                states ``(h, *states)``; each (B, H) or (H). If absent zeros, and the initial values
-                of your cell's states
+            input: (B, I), or (I) without a batch
+            hx: initial state: (h, c) for LSTM and LLTM, h for GRU and RNN, ``(h, *states)`` for a
+                custom cell. Each tensor is (B, H) or (H). If None, h and c are zero and custom
+                states have their initial values. Default: None
 
         Returns:
-            The state after the step, in the form of hx.
+            The next state, in the form of hx.
         """
         if calls_kernels():
             states = hx if len(self._STATES) > 1 or hx is None else (hx,)
@@ -100,15 +100,15 @@ class Step(Recurrent, Generic[State]):
         return f"{self.input_size}, {self.hidden_size}{bias}"
 
     def __prepare_scriptable__(self) -> nn.Module:
-        """Called by torch.jit.script, which compiles what this returns."""
-        if type(self).forward is not Step.forward:  # compiled already, or the user's own
+        """Returns the module that torch.jit.script compiles instead of this one."""
+        if type(self).forward is not Step.forward:  # already scriptable, or overridden
             return self
         return script.cell(self, self._parameter_names, len(self._STATES))
 
 
 # ---- layers -----------------------------------------------------------------------
 
-# The arguments that every layer has, in their order, and their checks.
+# Arguments of every layer in order, with their checks.
 _CHECKS: dict[str, Any] = {
     "input_size": _check.integer,
     "hidden_size": _check.integer,
@@ -121,7 +121,7 @@ _CHECKS: dict[str, Any] = {
 
 
 class Layer(Recurrent, Generic[State]):
-    """Layers of a cell over sequences, and their prepacked form."""
+    """Multi-layer module of a cell, over sequences; also its prepacked form."""
 
     num_layers: int
     bias: bool
@@ -129,23 +129,21 @@ class Layer(Recurrent, Generic[State]):
     dropout: float
     bidirectional: bool
 
-    # For code that was written for torch.nn.LSTM and asks.
+    # Read by code written for torch.nn.LSTM.
     proj_size = 0
     mode: str
 
-    # ONNX's operator by the name of the cell, with the order of its gates in numbers of ours and
-    # what it has to be told.
+    # By cell name: the ONNX operator, the indices of our gates in ONNX order, and attributes.
     _ONNX: ClassVar[Mapping[str, tuple[str, tuple[int, ...], Mapping[str, Any]]]] = {}
 
-    # Of a layer that was pickled before there were such arguments, or is prepacked.
+    # Defaults for prepacked layers and for old pickles without these attributes.
     checkpoint_steps: int = 0
     recurrent_dropout: float = 0.0
 
-    # The names of the parameters by layer and direction, in the order of h_0 and h_n; a bias may
-    # be None.
+    # Parameter names by layer and direction, in the order of h_0. Biases may be None.
     _names: Sequence[str]
 
-    # The attributes that the operator `layer` takes after these parameters.
+    # Attributes passed to the operator `layer` after the parameters.
     _OPTIONS = (
         "bias",
         "input_size",
@@ -159,8 +157,7 @@ class Layer(Recurrent, Generic[State]):
         "_prepacked",
     )
 
-    # Whether weights are packed.
-    _prepacked = False
+    _prepacked = False  # True if the weights are packed
 
     def __init__(
         self,
@@ -192,13 +189,13 @@ class Layer(Recurrent, Generic[State]):
         recurrent_dropout: float,
         proj_size: int = 0,
     ) -> None:
-        """The constructor; `given` are the arguments of _CHECKS."""
+        """Constructs the layer. `given` has the values of the arguments in _CHECKS."""
         where = self._where
         named = zip(_CHECKS.items(), given, strict=True)
         options: dict[str, Any] = {k: check(where, k, value) for (k, check), value in named}
         steps = _check.checkpoint_steps(where, checkpoint_steps)
         dropped = _check.probability(where, "recurrent_dropout", recurrent_dropout)
-        if isinstance(self, nn.RNNBase):  # makes the parameters of its own cells
+        if isinstance(self, nn.RNNBase):  # creates the parameters itself
             nn.RNNBase.__init__(self, self.mode, **options, proj_size=proj_size, **of_parameters)
         else:
             nn.Module.__init__(self)
@@ -233,22 +230,24 @@ class Layer(Recurrent, Generic[State]):
         hx: State | None = None,
         reset: Tensor | None = None,
     ) -> tuple[Tensor | PackedSequence, State]:
-        """Runs over a sequence.
+        """Runs the layer over a batch of sequences.
 
         Args:
-            input: (T, B, I); (B, T, I) with batch_first; (T, I) for one sequence without a
-                batch; or a PackedSequence, sorted or not
-            hx: the state: (h_0, c_0), of a cell with h alone h_0, of a cell of your own with other
-                states ``(h_0, *states)``; each (L*D, B, H), or (L*D, H) for unbatched input. If
-                absent zeros, and the initial values of your cell's states
-            reset: bool, (T, B), laid out as the input, of a PackedSequence (N) in the order of its
-                rows: where it is true, the state of that row starts anew before the step, in every
-                layer and direction, and no gradient goes further back
+            input: (T, B, I), (B, T, I) with batch_first, (T, I) for an unbatched sequence, or a
+                PackedSequence, sorted or not
+            hx: initial state: (h_0, c_0) for LSTM and LLTM, h_0 for GRU and RNN,
+                ``(h_0, *states)`` for a custom cell. Each tensor is (L*D, B, H), or (L*D, H) for
+                unbatched input. If None, h_0 and c_0 are zero and custom states have their initial
+                values. Default: None
+            reset: boolean mask with the batch shape of the input: (T, B), (B, T) with batch_first,
+                (T), or the length of PackedSequence.data. Where true, the state of that sequence is
+                reset before the time step, in every layer and direction: to zero, or to the initial
+                values of custom states. Gradients do not flow through a reset. Default: None
 
         Returns:
-            (output, state): output like the input, with D*H features, with proj_size D*P; the
-            states after each row's last step, in the form of hx. T = 0 gives an empty output and
-            the initial states.
+            (output, state): output has the form of the input, with D*H features (D*P with
+            proj_size). state has the form of hx and holds the states after the last step of each
+            sequence. If T = 0, output is empty and state is the initial state.
         """
         if calls_kernels():
             states = hx if len(self._STATES) > 1 or hx is None else (hx,)
@@ -259,12 +258,12 @@ class Layer(Recurrent, Generic[State]):
         return layer_of(self, input, hx, reset, run)  # type: ignore[no-any-return]
 
     def forward_packed(self, input: PackedSequence, hx: Any = None, reset: Any = None) -> Any:
-        """As forward. TorchScript has this one for a PackedSequence, and forward for a tensor."""
+        """Calls forward. TorchScript needs a separate method for PackedSequence input."""
         return self(input, hx, reset)
 
     def __prepare_scriptable__(self) -> nn.Module:
-        """Called by torch.jit.script, which compiles what this returns."""
-        if type(self).forward is not Layer.forward:  # compiled already, or the user's own
+        """Returns the module that torch.jit.script compiles instead of this one."""
+        if type(self).forward is not Layer.forward:  # already scriptable, or overridden
             return self
         return self._scriptable()
 
@@ -273,7 +272,7 @@ class Layer(Recurrent, Generic[State]):
 
     @property
     def _dropout_now(self) -> float:
-        # `training` is read only where there is dropout.
+        # Does not read `training` without dropout.
         applies = self.num_layers > 1 and self.dropout != 0 and self.training
         return self.dropout if applies else 0.0
 
@@ -283,7 +282,7 @@ class Layer(Recurrent, Generic[State]):
         return self.recurrent_dropout if applies else 0.0
 
     def _columns_of_input(self, k: int) -> int:
-        """The features that the k-th direction, in the order of h_0 and h_n, reads."""
+        """Returns the number of input features of direction k, in the order of h_0."""
         directions = 2 if self.bidirectional else 1
         return self.input_size if k < directions else directions * self._size_of_h
 
@@ -292,13 +291,13 @@ class Layer(Recurrent, Generic[State]):
         return self.proj_size or self.hidden_size
 
     def _names_of(self, k: int) -> Sequence[str]:
-        """Of the parameters of the k-th direction."""
+        """Returns the parameter names of direction k."""
         each = len(self._names) // self._state_shape(0)[0]
         return self._names[k * each : (k + 1) * each]
 
     @property
     def all_weights(self) -> list[list[nn.Parameter]]:
-        """The parameters of each layer and direction: [[weights_l0, bias_l0], ...]."""
+        """Parameters by layer and direction, such as [[weight_ih_l0, weight_hh_l0, ...], ...]."""
         by_direction = map(self._names_of, range(self._state_shape(0)[0]))
         return [
             [parameter for name in names if (parameter := getattr(self, name)) is not None]
@@ -312,11 +311,11 @@ class Layer(Recurrent, Generic[State]):
         zeros = like.new_zeros(self._state_shape(batch))
         return self._returned([zeros[..., : self._size_of_h], zeros])
 
-    # What torch.nn.LSTM has beside forward, for code that calls it. `input` is batched here, or,
-    # with batch_sizes, the rows of a PackedSequence.
+    # Other methods of torch.nn.LSTM, for code that calls them. `input` is batched, or the data of a
+    # PackedSequence if batch_sizes is given.
 
     def check_input(self, input: Tensor, batch_sizes: Tensor | None) -> None:
-        """Raises an ArgumentError if the shape is wrong."""
+        """Raises ArgumentError if the input has a wrong shape."""
         packed = batch_sizes is not None
         if input.dim() != (2 if packed else 3) or input.shape[-1] != self.input_size:
             size = self.input_size
@@ -329,14 +328,14 @@ class Layer(Recurrent, Generic[State]):
     def get_expected_hidden_size(
         self, input: Tensor, batch_sizes: Tensor | None
     ) -> tuple[int, int, int]:
-        """The shape of h_0 and h_n for this input."""
+        """Returns the shape of h_0 and h_n for this input."""
         layers, batch, _ = self.get_expected_cell_size(input, batch_sizes)
         return layers, batch, self._size_of_h
 
     def get_expected_cell_size(
         self, input: Tensor, batch_sizes: Tensor | None
     ) -> tuple[int, int, int]:
-        """The shape of c_0 and c_n for this input: that of h_0, unless h is projected."""
+        """Returns the shape of c_0 and c_n for this input. It differs from h_0 with proj_size."""
         if batch_sizes is not None:
             return self._state_shape(int(batch_sizes[0]) if len(batch_sizes) > 0 else 0)
         return self._state_shape(input.shape[0 if self.batch_first else 1])
@@ -347,14 +346,14 @@ class Layer(Recurrent, Generic[State]):
         expected_hidden_size: tuple[int, int, int],
         msg: str = "expected a state of shape {}, got {}",
     ) -> None:
-        """Raises an ArgumentError if the shape of h_0 or c_0 is another."""
+        """Raises ArgumentError if a state has another shape."""
         if hx.shape != expected_hidden_size:
             raise ArgumentError(
                 f"lltm::{self._where}: {msg.format(expected_hidden_size, tuple(hx.shape))}"
             )
 
     def check_forward_args(self, input: Tensor, hidden: Any, batch_sizes: Tensor | None) -> None:
-        """Raises an ArgumentError if a shape is wrong."""
+        """Raises ArgumentError if the input or a state has a wrong shape."""
         self.check_input(input, batch_sizes)
         size = self.get_expected_hidden_size
         for name, state in zip(self._STATES, self._states_of(hidden), strict=False):
@@ -362,7 +361,7 @@ class Layer(Recurrent, Generic[State]):
             size = self.get_expected_cell_size
 
     def permute_hidden(self, hx: Any, permutation: Tensor | None) -> Any:
-        """Puts the rows of the states in another order; without one returns them as they are."""
+        """Permutes the batch dimension of the states, if a permutation is given."""
         if permutation is None:
             return hx
         if isinstance(hx, Tensor):
@@ -370,7 +369,7 @@ class Layer(Recurrent, Generic[State]):
         return tuple(state.index_select(1, permutation) for state in hx)
 
     def flatten_parameters(self) -> None:
-        """Does nothing; there because code written for torch.nn.LSTM calls it."""
+        """Does nothing. For code written for torch.nn.LSTM."""
 
     def extra_repr(self) -> str:
         text = f"{self.input_size}, {self.hidden_size}"
@@ -395,22 +394,27 @@ class Layer(Recurrent, Generic[State]):
 class LLTMCell(Step[Pair]):
     """One step of the Long-Long-Term-Memory unit, an LSTM without a forget gate.
 
-    See :func:`lltm.functional.cell` for the equations.
+    Computes the next state from the input x and the state h, c::
+
+        i = sigmoid(W_i [h, x] + b_i)  input gate
+        o = sigmoid(W_o [h, x] + b_o)  output gate
+        g = elu(W_g [h, x] + b_g)      candidate
+        c' = c + i * g
+        h' = o * tanh(c')
 
     Args:
-        input_size: I
-        hidden_size: H
-        bias (bool): whether there is a bias
-        device, dtype: of the parameters
+        input_size (int): number of input features I
+        hidden_size (int): number of hidden units H
+        bias (bool): if False, the cell has no biases. Default: True
+        device (torch.device): parameter device. Default: PyTorch's default device
+        dtype (torch.dtype): parameter dtype. Default: PyTorch's default dtype
 
-    Parameters::
+    Shape: input (B, I) or (I); h, c, h' and c' (B, H) or (H).
 
-        weights  (3H, H+I)
-        bias     (3H), or None
+    Parameters, uniform in ±1/sqrt(H)::
 
-    both drawn from the uniform distribution on ±1/sqrt(H). ``weights[:, :H]`` multiplies h, as
-    weight_hh of torch.nn.LSTMCell does, and ``weights[:, H:]`` the input, as weight_ih does; of the
-    rows the first H are the input gate, the next the output gate, the last the candidate.
+        weights  (3H, H+I): the rows of W_i, W_o, W_g; the first H columns multiply h
+        bias     (3H): b_i, b_o, b_g; None with bias=False
 
     Example::
 
@@ -431,42 +435,51 @@ class LLTMCell(Step[Pair]):
 
 
 class LLTM(Layer[Pair]):
-    """A recurrent layer of LLTM cells over sequences, used like torch.nn.LSTM.
+    """A multi-layer LLTM (an LSTM without a forget gate), used like torch.nn.LSTM.
+
+    Each layer and direction computes at every time step, from its input x and state h, c::
+
+        i = sigmoid(W_i [h, x] + b_i)  input gate
+        o = sigmoid(W_o [h, x] + b_o)  output gate
+        g = elu(W_g [h, x] + b_g)      candidate
+        c' = c + i * g
+        h' = o * tanh(c')
 
     Args:
-        input_size: I
-        hidden_size: H
-        num_layers: L; each layer runs over the output of the one before
-        bias: whether there are biases
-        batch_first: batched tensors are (B, T, .) rather than (T, B, .); says nothing about the
-            states, and nothing about unbatched and packed input
-        dropout: probability of zeroing an element of the output of every layer but the last,
-            when training
-        bidirectional: a second direction runs from the last step to the first; its output is
-            concatenated to the first one's
-        proj_size: 0; torch.nn.LSTM has it, an LLTM has no projection
-        device, dtype: of the parameters
-        checkpoint_steps: for training on long sequences: 0, or how many steps apart each layer
-            saves its state, to compute the activations of the steps in between again in backward
-            (:func:`lltm.functional.sequence`)
-        recurrent_dropout: probability of zeroing an element of h where the next step's GEMM reads
-            it, when training: one mask (B, H) for all steps of a call, drawn for each layer and
-            direction (Gal and Ghahramani, https://arxiv.org/abs/1512.05287)
+        input_size (int): number of input features I
+        hidden_size (int): number of hidden units H
+        num_layers (int): number of stacked layers L, each reading the layer before it. Default: 1
+        bias (bool): if False, the layer has no biases. Default: True
+        batch_first (bool): if True, batched input and output are (B, T, ...), not (T, B, ...). No
+            effect on states, unbatched input and packed sequences. Default: False
+        dropout (float): dropout probability between layers, in training. Default: 0
+        bidirectional (bool): if True, adds a second direction, from the last step to the first. Its
+            output is concatenated to the first direction's. Default: False
+        proj_size (int): must be 0. Accepted because torch.nn.LSTM has it. Default: 0
+        device (torch.device): parameter device. Default: PyTorch's default device
+        dtype (torch.dtype): parameter dtype. Default: PyTorch's default dtype
+        checkpoint_steps (int): activation checkpointing for long sequences. If n > 0, forward saves
+            every n-th state instead of all activations, and backward recomputes them. Default: 0
+        recurrent_dropout (float): dropout probability for the h that the next step reads, in
+            training. All steps of a call use the same mask. Default: 0
 
-    Parameters, for each layer k, with the suffix ``_reverse`` for the second direction::
+    Shape:
+        - input: (T, B, I) for T steps and batch size B, (B, T, I) with batch_first, (T, I) for an
+          unbatched sequence, or a PackedSequence
+        - state, (h_0, c_0) and (h_n, c_n): each tensor (L*D, B, H), or (L*D, H) for unbatched input
+        - output: shape and form of the input, with D*H features. D is 2 if bidirectional, else 1
 
-        weights_l{k}  (3H, H+I); for k > 0, I is D * H
-        bias_l{k}     (3H)
+    Parameters of layer k (suffix ``_reverse``: second direction), uniform in ±1/sqrt(H)::
 
-    all drawn from the uniform distribution on ±1/sqrt(H). ``weights_l{k}[:, :H]`` multiplies h, as
-    weight_hh_l{k} of torch.nn.LSTM does, and ``weights_l{k}[:, H:]`` the layer's input, as
-    weight_ih_l{k} does; of the rows the first H are the input gate, the next the output gate, the
-    last the candidate.
+        weights_l{k}  (3H, H+I): rows of W_i, W_o, W_g; first H columns for h. For k > 0, I is D*H
+        bias_l{k}     (3H): b_i, b_o, b_g, with bias=True
 
     Example::
 
         layer = lltm.LLTM(32, 128, num_layers=2)
         output, (h_n, c_n) = layer(torch.randn(100, 16, 32))
+        packed = torch.nn.utils.rnn.pack_sequence([torch.randn(n, 32) for n in (35, 20, 7)])
+        output, (h_n, c_n) = layer(packed)  # output is a PackedSequence
     """
 
     _CELL, _STATES = "lltm", ("h_0", "c_0")
@@ -497,7 +510,7 @@ class LLTM(Layer[Pair]):
             recurrent_dropout,
         )
 
-    # What code for torch.nn.LSTM reads although it is private there.
+    # Private attributes of torch.nn.LSTM that existing code reads.
 
     @property
     def _flat_weights_names(self) -> list[str]:
@@ -514,12 +527,12 @@ class LLTM(Layer[Pair]):
         return [names[k : k + each] for k in range(0, len(names), each)]
 
     def prepack(self, weights: torch.dtype | None = None) -> PrepackedLLTM:
-        """Returns this layer as it is now in a form for inference, the weights packed once.
+        """Returns an inference-only copy of this layer with prepacked weights.
 
         Args:
-            weights: torch.qint8 quantises the weights to 8 bits, each row by a scale of its own,
-                and input and h as the layer runs: a quarter of the size of float32 and faster, at
-                the price of small errors (:func:`lltm.functional.prepack`)
+            weights (torch.dtype): None, or torch.qint8 to quantize the weights to 8 bits, and input
+                and h at run time. This needs a quarter of the float32 memory and is faster, with
+                small errors. Only on the CPU, not for float64. Default: None
         """
         return PrepackedLLTM(self, weights)
 
@@ -529,7 +542,7 @@ class LLTM(Layer[Pair]):
 
 
 def _flatten_biases(module: nn.Module, state_dict: dict[str, Any], prefix: str) -> None:
-    """Takes biases saved as (1, 3H), as the tutorial's module has them, for ones of (3H)."""
+    """Flattens biases saved as (1, 3H), the shape in PyTorch's extension tutorial."""
     for name, parameter in module._parameters.items():
         bias = state_dict.get(prefix + name)
         expected = None if parameter is None or parameter.dim() > 1 else (1, *parameter.shape)
@@ -538,26 +551,17 @@ def _flatten_biases(module: nn.Module, state_dict: dict[str, Any], prefix: str) 
 
 
 class PrepackedLLTM(Prepacked, Layer[Pair]):
-    """An LLTM layer for inference whose weights were laid out once; see :meth:`LLTM.prepack`.
+    """Inference-only LLTM with prepacked weights, returned by :meth:`LLTM.prepack`.
 
-    It is called like the layer, gives what the layer gives in evaluation mode, and saves what the
-    layer does in every call: for short sequences and small batches, such as a stream that comes in
-    chunks, that can be most of the time. It is a module, so ``model.rnn = model.rnn.prepack()``
-    works, without parameters: its weights are buffers. It cannot be changed, nor converted to
-    another dtype or device, and changes of the layer do not reach it; train() and eval() make no
-    difference. It has no derivatives, and autocast does nothing to it: input and states are of the
-    dtype that the layer had. It can be copied, pickled, and used on another machine
-    (``torch.load`` wants ``weights_only=False``, as for any object that is not a tensor). Its
-    state_dict is that of the layer, and either loads that of the other; of weights in int8 it has
-    their rows and scales. What is packed is made of it on loading, for the machine that loads it.
+    It computes like the layer in evaluation mode, but does not pack weights in every call. It has
+    no derivatives, cannot be changed or converted, and does not follow later changes of the layer.
+    Autocast has no effect: input and states need the layer's dtype. Its weights are buffers. Its
+    state_dict equals the layer's, but int8 weights are saved as quantized rows and scales. Loading
+    packs the weights for the CPU in use. ``torch.load`` needs ``weights_only=False``.
 
-    Example::
-
-        layer = lltm.LLTM(32, 128).eval()
-        packed = layer.prepack()
-        state = None
-        for chunk in stream:  # each (T, B, 32), of any T
-            output, state = packed(chunk, state)
+    Args:
+        layer (lltm.LLTM): layer to copy
+        weights (torch.dtype): None, or torch.qint8 for int8 weights. Default: None
     """
 
     _STATES = ("h_0", "c_0")
@@ -567,41 +571,65 @@ class PrepackedLLTM(Prepacked, Layer[Pair]):
 
 # ---- the cells of torch.nn ----------------------------------------------------------
 
-# Layers of these are subclasses of torch.nn.RNNBase, which code for torch.nn's layers asks for: of
-# torch.nn.LSTM or GRU they would not compile with fullgraph=True (lltm.replace_ makes such where it
-# is asked to). It lists the names of their parameters.
+# These layers derive from torch.nn.RNNBase, which existing code tests with isinstance. Subclasses
+# of torch.nn.LSTM or GRU would not compile with fullgraph=True, so lltm.replace_ makes them only
+# with keep_class=True. RNNBase stores the parameter names.
 _NAMES_OF_TORCH: Any = property(lambda self: self._flat_weights_names)
 
 
 class LSTM(Layer[Pair], nn.RNNBase):
-    """torch.nn.LSTM: its arguments, results, parameters and state_dict.
+    """A multi-layer LSTM, compatible with torch.nn.LSTM (arguments, state_dict, results).
+
+    Each layer and direction computes at every time step, from its input x and state h, c::
+
+        i = sigmoid(W_ii x + b_ii + W_hi h + b_hi)  input gate
+        f = sigmoid(W_if x + b_if + W_hf h + b_hf)  forget gate
+        g = tanh(W_ig x + b_ig + W_hg h + b_hg)     candidate
+        o = sigmoid(W_io x + b_io + W_ho h + b_ho)  output gate
+        c' = f * c + i * g
+        h' = o * tanh(c')                           with proj_size: weight_hr (o * tanh(c'))
 
     Args:
-        input_size: I
-        hidden_size: H
-        num_layers, bias, batch_first, dropout, bidirectional: as for :class:`LLTM`
-        proj_size: 0, or P < H: h is projected to P features. The output and h are then P wide, c
-            is H wide; takes no recurrent_dropout
-        device, dtype: of the parameters
-        checkpoint_steps, recurrent_dropout: as for :class:`LLTM`
+        input_size (int): number of input features I
+        hidden_size (int): number of hidden units H
+        num_layers (int): number of stacked layers L, each reading the layer before it. Default: 1
+        bias (bool): if False, the layer has no biases. Default: True
+        batch_first (bool): if True, batched input and output are (B, T, ...), not (T, B, ...). No
+            effect on states, unbatched input and packed sequences. Default: False
+        dropout (float): dropout probability between layers, in training. Default: 0
+        bidirectional (bool): if True, adds a second direction, from the last step to the first. Its
+            output is concatenated to the first direction's. Default: False
+        proj_size (int): if P > 0, projects h to P < H features: h and the output have P features
+            instead of H. Cannot be combined with recurrent_dropout. Default: 0
+        device (torch.device): parameter device. Default: PyTorch's default device
+        dtype (torch.dtype): parameter dtype. Default: PyTorch's default dtype
+        checkpoint_steps (int): activation checkpointing for long sequences. If n > 0, forward saves
+            every n-th state instead of all activations, and backward recomputes them. Default: 0
+        recurrent_dropout (float): dropout probability for the h that the next step reads, in
+            training. All steps of a call use the same mask. Default: 0
 
-    Parameters, for each layer k, with the suffix ``_reverse`` for the second direction::
+    Shape:
+        - input: (T, B, I) for T steps and batch size B, (B, T, I) with batch_first, (T, I) for an
+          unbatched sequence, or a PackedSequence
+        - state, (h_0, c_0) and (h_n, c_n): each tensor (L*D, B, H), or (L*D, H) for unbatched
+          input. With proj_size, h_0 and h_n have P features
+        - output: shape and form of the input, with D*H features, or D*P with proj_size. D is 2 if
+          bidirectional, else 1
 
-        weight_ih_l{k}  (4H, I); for k > 0, I is D * H
-        weight_hh_l{k}  (4H, H)
-        bias_ih_l{k}    (4H)
-        bias_hh_l{k}    (4H)
-        weight_hr_l{k}  (P, H), with proj_size; weight_hh_l{k} is (4H, P) then, and for k > 0 I is
-                        D * P
+    Parameters of layer k (suffix ``_reverse``: second direction), uniform in ±1/sqrt(H)::
 
-    drawn as torch.nn.LSTM draws them; of the rows the first H are the input gate, the next the
-    forget gate, the candidate and the output gate.
+        weight_ih_l{k}  (4H, I): the rows of W_ii, W_if, W_ig, W_io. For k > 0, I is D*H,
+                        or D*P with proj_size
+        weight_hh_l{k}  (4H, H): the rows of W_hi, W_hf, W_hg, W_ho; (4H, P) with proj_size
+        bias_ih_l{k}, bias_hh_l{k}  (4H), with bias=True
+        weight_hr_l{k}  (P, H), only with proj_size
 
     Example::
 
         layer = lltm.LSTM(32, 128, num_layers=2)
-        layer.load_state_dict(torch_lstm.state_dict())
         output, (h_n, c_n) = layer(torch.randn(100, 16, 32))
+        packed = torch.nn.utils.rnn.pack_sequence([torch.randn(n, 32) for n in (35, 20, 7)])
+        output, (h_n, c_n) = layer(packed)  # output is a PackedSequence
     """
 
     _CELL, _STATES = "lstm", ("h_0", "c_0")
@@ -645,21 +673,48 @@ class LSTM(Layer[Pair], nn.RNNBase):
         )
 
     def prepack(self, weights: torch.dtype | None = None) -> PrepackedLSTM:
-        """Returns this layer as it is now in a form for inference; see :meth:`LLTM.prepack`."""
+        """Returns an inference-only copy of this layer with prepacked weights.
+
+        Args:
+            weights (torch.dtype): None, or torch.qint8 to quantize the weights to 8 bits, and input
+                and h at run time. This needs a quarter of the float32 memory and is faster, with
+                small errors. Only on the CPU, not for float64. Default: None
+        """
         return PrepackedLSTM(self, weights)
 
 
 class LSTMCell(Step[Pair], nn.RNNCellBase):
-    """torch.nn.LSTMCell: its arguments, results, parameters and state_dict.
+    """One step of an LSTM, compatible with torch.nn.LSTMCell (arguments, state_dict, results).
+
+    Computes the next state from the input x and the state h, c::
+
+        i = sigmoid(W_ii x + b_ii + W_hi h + b_hi)  input gate
+        f = sigmoid(W_if x + b_if + W_hf h + b_hf)  forget gate
+        g = tanh(W_ig x + b_ig + W_hg h + b_hg)     candidate
+        o = sigmoid(W_io x + b_io + W_ho h + b_ho)  output gate
+        c' = f * c + i * g
+        h' = o * tanh(c')
 
     Args:
-        input_size: I
-        hidden_size: H
-        bias (bool): whether there are biases
-        device, dtype: of the parameters
+        input_size (int): number of input features I
+        hidden_size (int): number of hidden units H
+        bias (bool): if False, the cell has no biases. Default: True
+        device (torch.device): parameter device. Default: PyTorch's default device
+        dtype (torch.dtype): parameter dtype. Default: PyTorch's default dtype
 
-    Parameters: ``weight_ih`` (4H, I), ``weight_hh`` (4H, H), ``bias_ih`` and ``bias_hh`` (4H) or
-    None; the rows as those of :class:`LSTM`.
+    Shape: input (B, I) or (I); h, c, h' and c' (B, H) or (H).
+
+    Parameters, uniform in ±1/sqrt(H)::
+
+        weight_ih  (4H, I): the rows of W_ii, W_if, W_ig, W_io
+        weight_hh  (4H, H): the rows of W_hi, W_hf, W_hg, W_ho
+        bias_ih, bias_hh  (4H), or None with bias=False
+
+    Example::
+
+        cell = lltm.LSTMCell(32, 128)
+        h, c = cell(torch.randn(16, 32))
+        h, c = cell(torch.randn(16, 32), (h, c))
     """
 
     _CELL, _STATES, _where = "lstm", ("h", "c"), "LSTMCell"
@@ -667,62 +722,119 @@ class LSTMCell(Step[Pair], nn.RNNCellBase):
 
 
 class PrepackedLSTM(Prepacked, Layer[Pair]):
-    """An LSTM for inference whose weights were laid out once; as :class:`PrepackedLLTM`."""
+    """Inference-only LSTM with prepacked weights, returned by :meth:`LSTM.prepack`.
+
+    It computes like the layer in evaluation mode, but does not pack weights in every call. It has
+    no derivatives, cannot be changed or converted, and does not follow later changes of the layer.
+    Autocast has no effect: input and states need the layer's dtype. Its weights are buffers. Its
+    state_dict equals the layer's, but int8 weights are saved as quantized rows and scales. Loading
+    packs the weights for the CPU in use. ``torch.load`` needs ``weights_only=False``.
+
+    Args:
+        layer (lltm.LSTM): layer to copy
+        weights (torch.dtype): None, or torch.qint8 for int8 weights. Default: None
+
+    Example::
+
+        packed = lltm.LSTM(32, 128).prepack()
+        state = None
+        for chunk in torch.randn(10, 5, 16, 32):
+            output, state = packed(chunk, state)
+    """
 
     _STATES = ("h_0", "c_0")
     _where = mode = "LSTM"
 
 
 class GRU(Layer[Tensor], nn.RNNBase):
-    """torch.nn.GRU: its arguments, results, parameters and state_dict.
+    """A multi-layer GRU, compatible with torch.nn.GRU (arguments, state_dict, results).
+
+    Each layer and direction computes at every time step, from its input x and state h::
+
+        r = sigmoid(W_ir x + b_ir + W_hr h + b_hr)     reset gate
+        z = sigmoid(W_iz x + b_iz + W_hz h + b_hz)     update gate
+        n = tanh(W_in x + b_in + r * (W_hn h + b_hn))  candidate
+        h' = (1 - z) * n + z * h
 
     Args:
-        input_size: I
-        hidden_size: H
-        num_layers, bias, batch_first, dropout, bidirectional: as for :class:`LLTM`
-        device, dtype: of the parameters
-        checkpoint_steps, recurrent_dropout: as for :class:`LLTM`
+        input_size (int): number of input features I
+        hidden_size (int): number of hidden units H
+        num_layers (int): number of stacked layers L, each reading the layer before it. Default: 1
+        bias (bool): if False, the layer has no biases. Default: True
+        batch_first (bool): if True, batched input and output are (B, T, ...), not (T, B, ...). No
+            effect on states, unbatched input and packed sequences. Default: False
+        dropout (float): dropout probability between layers, in training. Default: 0
+        bidirectional (bool): if True, adds a second direction, from the last step to the first. Its
+            output is concatenated to the first direction's. Default: False
+        device (torch.device): parameter device. Default: PyTorch's default device
+        dtype (torch.dtype): parameter dtype. Default: PyTorch's default dtype
+        checkpoint_steps (int): activation checkpointing for long sequences. If n > 0, forward saves
+            every n-th state instead of all activations, and backward recomputes them. Default: 0
+        recurrent_dropout (float): dropout probability for the h that the next step reads, in
+            training. All steps of a call use the same mask. Default: 0
 
-    Parameters, for each layer k, with the suffix ``_reverse`` for the second direction::
+    Shape:
+        - input: (T, B, I) for T steps and batch size B, (B, T, I) with batch_first, (T, I) for an
+          unbatched sequence, or a PackedSequence
+        - state, h_0 and h_n: (L*D, B, H), or (L*D, H) for unbatched input
+        - output: shape and form of the input, with D*H features. D is 2 if bidirectional, else 1
 
-        weight_ih_l{k}  (3H, I); for k > 0, I is D * H
-        weight_hh_l{k}  (3H, H)
-        bias_ih_l{k}    (3H)
-        bias_hh_l{k}    (3H)
+    Parameters of layer k (suffix ``_reverse``: second direction), uniform in ±1/sqrt(H)::
 
-    drawn as torch.nn.GRU draws them; of the rows the first H are the reset gate, the next the
-    update gate, the last the candidate.
+        weight_ih_l{k}  (3H, I): the rows of W_ir, W_iz, W_in. For k > 0, I is D*H
+        weight_hh_l{k}  (3H, H): the rows of W_hr, W_hz, W_hn
+        bias_ih_l{k}, bias_hh_l{k}  (3H), with bias=True
 
     Example::
 
         layer = lltm.GRU(32, 128, num_layers=2)
-        layer.load_state_dict(torch_gru.state_dict())
         output, h_n = layer(torch.randn(100, 16, 32))
+        packed = torch.nn.utils.rnn.pack_sequence([torch.randn(n, 32) for n in (35, 20, 7)])
+        output, h_n = layer(packed)  # output is a PackedSequence
     """
 
     _CELL, _STATES = "gru", ("h_0",)
     _where = mode = "GRU"
     _TORCH = nn.GRU
-    # update, reset, candidate, whose reset gate stands after the GEMM
+    # update, reset, candidate; the reset gate is applied after the GEMM
     _ONNX: ClassVar = {"gru": ("GRU", (1, 0, 2), {"linear_before_reset": 1})}
     _names = _NAMES_OF_TORCH
 
     def prepack(self, weights: torch.dtype | None = None) -> PrepackedGRU:
-        """Returns this layer as it is now in a form for inference; see :meth:`LLTM.prepack`."""
+        """Returns an inference-only copy of this layer with prepacked weights.
+
+        Args:
+            weights (torch.dtype): None, or torch.qint8 to quantize the weights to 8 bits, and input
+                and h at run time. This needs a quarter of the float32 memory and is faster, with
+                small errors. Only on the CPU, not for float64. Default: None
+        """
         return PrepackedGRU(self, weights)
 
 
 class GRUCell(Step[Tensor], nn.RNNCellBase):
-    """torch.nn.GRUCell: its arguments, results, parameters and state_dict.
+    """One step of a GRU, compatible with torch.nn.GRUCell (arguments, state_dict, results).
+
+    Computes the next state from the input x and the state h::
+
+        r = sigmoid(W_ir x + b_ir + W_hr h + b_hr)     reset gate
+        z = sigmoid(W_iz x + b_iz + W_hz h + b_hz)     update gate
+        n = tanh(W_in x + b_in + r * (W_hn h + b_hn))  candidate
+        h' = (1 - z) * n + z * h
 
     Args:
-        input_size: I
-        hidden_size: H
-        bias (bool): whether there are biases
-        device, dtype: of the parameters
+        input_size (int): number of input features I
+        hidden_size (int): number of hidden units H
+        bias (bool): if False, the cell has no biases. Default: True
+        device (torch.device): parameter device. Default: PyTorch's default device
+        dtype (torch.dtype): parameter dtype. Default: PyTorch's default dtype
 
-    Parameters: ``weight_ih`` (3H, I), ``weight_hh`` (3H, H), ``bias_ih`` and ``bias_hh`` (3H) or
-    None; the rows as those of :class:`GRU`.
+    Shape: input (B, I) or (I); h and h' (B, H) or (H).
+
+    Parameters, uniform in ±1/sqrt(H)::
+
+        weight_ih  (3H, I): the rows of W_ir, W_iz, W_in
+        weight_hh  (3H, H): the rows of W_hr, W_hz, W_hn
+        bias_ih, bias_hh  (3H), or None with bias=False
     """
 
     _CELL, _STATES, _where = "gru", ("h",), "GRUCell"
@@ -730,37 +842,66 @@ class GRUCell(Step[Tensor], nn.RNNCellBase):
 
 
 class PrepackedGRU(Prepacked, Layer[Tensor]):
-    """A GRU for inference whose weights were laid out once; as :class:`PrepackedLLTM`."""
+    """Inference-only GRU with prepacked weights, returned by :meth:`GRU.prepack`.
+
+    It computes like the layer in evaluation mode, but does not pack weights in every call. It has
+    no derivatives, cannot be changed or converted, and does not follow later changes of the layer.
+    Autocast has no effect: input and states need the layer's dtype. Its weights are buffers. Its
+    state_dict equals the layer's, but int8 weights are saved as quantized rows and scales. Loading
+    packs the weights for the CPU in use. ``torch.load`` needs ``weights_only=False``.
+
+    Args:
+        layer (lltm.GRU): layer to copy
+        weights (torch.dtype): None, or torch.qint8 for int8 weights. Default: None
+    """
 
     _STATES = ("h_0",)
     _where = mode = "GRU"
 
 
 class RNN(Layer[Tensor], nn.RNNBase):
-    """torch.nn.RNN: its arguments, results, parameters and state_dict.
+    """A multi-layer Elman RNN, compatible with torch.nn.RNN (arguments, state_dict, results).
+
+    Each layer and direction computes at every time step, from its input x and state h::
+
+        h' = tanh(W_ih x + b_ih + W_hh h + b_hh)  or relu, by nonlinearity
 
     Args:
-        input_size: I
-        hidden_size: H
-        nonlinearity: "tanh" or "relu"
-        num_layers, bias, batch_first, dropout, bidirectional: as for :class:`LLTM`
-        device, dtype: of the parameters
-        checkpoint_steps, recurrent_dropout: as for :class:`LLTM`
+        input_size (int): number of input features I
+        hidden_size (int): number of hidden units H
+        num_layers (int): number of stacked layers L, each reading the layer before it. Default: 1
+        nonlinearity (str): "tanh" or "relu". Default: "tanh"
+        bias (bool): if False, the layer has no biases. Default: True
+        batch_first (bool): if True, batched input and output are (B, T, ...), not (T, B, ...). No
+            effect on states, unbatched input and packed sequences. Default: False
+        dropout (float): dropout probability between layers, in training. Default: 0
+        bidirectional (bool): if True, adds a second direction, from the last step to the first. Its
+            output is concatenated to the first direction's. Default: False
+        device (torch.device): parameter device. Default: PyTorch's default device
+        dtype (torch.dtype): parameter dtype. Default: PyTorch's default dtype
+        checkpoint_steps (int): activation checkpointing for long sequences. If n > 0, forward saves
+            every n-th state instead of all activations, and backward recomputes them. Default: 0
+        recurrent_dropout (float): dropout probability for the h that the next step reads, in
+            training. All steps of a call use the same mask. Default: 0
 
-    Parameters, for each layer k, with the suffix ``_reverse`` for the second direction::
+    Shape:
+        - input: (T, B, I) for T steps and batch size B, (B, T, I) with batch_first, (T, I) for an
+          unbatched sequence, or a PackedSequence
+        - state, h_0 and h_n: (L*D, B, H), or (L*D, H) for unbatched input
+        - output: shape and form of the input, with D*H features. D is 2 if bidirectional, else 1
 
-        weight_ih_l{k}  (H, I); for k > 0, I is D * H
+    Parameters of layer k (suffix ``_reverse``: second direction), uniform in ±1/sqrt(H)::
+
+        weight_ih_l{k}  (H, I); for k > 0, I is D*H
         weight_hh_l{k}  (H, H)
-        bias_ih_l{k}    (H)
-        bias_hh_l{k}    (H)
-
-    drawn as torch.nn.RNN draws them.
+        bias_ih_l{k}, bias_hh_l{k}  (H), with bias=True
 
     Example::
 
         layer = lltm.RNN(32, 128, num_layers=2, nonlinearity="relu")
-        layer.load_state_dict(torch_rnn.state_dict())
         output, h_n = layer(torch.randn(100, 16, 32))
+        packed = torch.nn.utils.rnn.pack_sequence([torch.randn(n, 32) for n in (35, 20, 7)])
+        output, h_n = layer(packed)  # output is a PackedSequence
     """
 
     _STATES = ("h_0",)
@@ -806,24 +947,38 @@ class RNN(Layer[Tensor], nn.RNNBase):
         return super().extra_repr() + relu
 
     def prepack(self, weights: torch.dtype | None = None) -> PrepackedRNN:
-        """Returns this layer as it is now in a form for inference; see :meth:`LLTM.prepack`.
+        """Returns an inference-only copy of this layer with prepacked weights.
 
-        With torch.qint8 the nonlinearity has to be "tanh".
+        Args:
+            weights (torch.dtype): None, or torch.qint8 to quantize the weights to 8 bits, and input
+                and h at run time. This needs a quarter of the float32 memory and is faster, with
+                small errors. Only on the CPU, with tanh, not for float64. Default: None
         """
         return PrepackedRNN(self, weights)
 
 
 class RNNCell(Step[Tensor], nn.RNNCellBase):
-    """torch.nn.RNNCell: its arguments, results, parameters and state_dict.
+    """One step of an Elman RNN, compatible with torch.nn.RNNCell (arguments, state_dict, results).
+
+    Computes the next state from the input x and the state h::
+
+        h' = tanh(W_ih x + b_ih + W_hh h + b_hh)  or relu, by nonlinearity
 
     Args:
-        input_size: I
-        hidden_size: H
-        bias (bool): whether there are biases
-        nonlinearity: "tanh" or "relu"
-        device, dtype: of the parameters
+        input_size (int): number of input features I
+        hidden_size (int): number of hidden units H
+        bias (bool): if False, the cell has no biases. Default: True
+        nonlinearity (str): "tanh" or "relu". Default: "tanh"
+        device (torch.device): parameter device. Default: PyTorch's default device
+        dtype (torch.dtype): parameter dtype. Default: PyTorch's default dtype
 
-    Parameters: ``weight_ih`` (H, I), ``weight_hh`` (H, H), ``bias_ih`` and ``bias_hh`` (H) or None.
+    Shape: input (B, I) or (I); h and h' (B, H) or (H).
+
+    Parameters, uniform in ±1/sqrt(H)::
+
+        weight_ih  (H, I)
+        weight_hh  (H, H)
+        bias_ih, bias_hh  (H), or None with bias=False
     """
 
     _STATES, _where = ("h",), "RNNCell"
@@ -859,7 +1014,18 @@ def _checked_nonlinearity(where: str, given: str) -> str:
 
 
 class PrepackedRNN(Prepacked, Layer[Tensor]):
-    """An RNN for inference whose weights were laid out once; as :class:`PrepackedLLTM`."""
+    """Inference-only RNN with prepacked weights, returned by :meth:`RNN.prepack`.
+
+    It computes like the layer in evaluation mode, but does not pack weights in every call. It has
+    no derivatives, cannot be changed or converted, and does not follow later changes of the layer.
+    Autocast has no effect: input and states need the layer's dtype. Its weights are buffers. Its
+    state_dict equals the layer's, but int8 weights are saved as quantized rows and scales. Loading
+    packs the weights for the CPU in use. ``torch.load`` needs ``weights_only=False``.
+
+    Args:
+        layer (lltm.RNN): layer to copy
+        weights (torch.dtype): None, or torch.qint8 for int8 weights. Default: None
+    """
 
     _STATES = ("h_0",)
     _where = mode = "RNN"

@@ -1,7 +1,8 @@
-"""The cells in plain PyTorch operations: their definition, for reading.
+"""Reference implementation: readable definitions of the cells in eager PyTorch operations.
 
-`step` and `sequence` have the arguments of lltm.functional's, the classes those of lltm's, and
-their state_dict. The tests compare with them and the benchmarks measure against them.
+`step` and `sequence` have the arguments of lltm.functional, the classes those of the lltm classes of
+the same name and their state_dict. Tests compare lltm with this reference, and benchmarks measure
+against it.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ __all__ = [
 
 # ---- the equations ----------------------------------------------------------------
 #
-# From the pre-activations of the gates, W_ih x + b_ih + W_hh h + b_hh, and the states to the states
-# after a step, h first. Of a gate that needs its part from x and that from h apart there are two.
+# Each function computes the next states, h first, from the states and the pre-activations
+# W_ih x + b_ih + W_hh h + b_hh. A gate that needs W_ih x and W_hh h separately has two of them.
 
 
 def _lltm(z: Sequence[Tensor], h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
@@ -64,15 +65,15 @@ def _rnn_relu(z: Sequence[Tensor], h: Tensor) -> tuple[Tensor]:
 
 
 class Equations(NamedTuple):
-    """A cell: the gates that x has a part in, those of h, and one of the functions above.
+    """Definition of a cell: the gates that depend on x, the gates that depend on h, and a function.
 
-    The function takes the gates of x, then those of h alone.
+    The function accepts the gates that depend on x, then the gates that depend only on h.
     """
 
     gates_x: Sequence[str]
     gates_h: Sequence[str]
     function: Callable[..., Sequence[Tensor]]
-    joined: bool = False  # the parameters are one matrix [W_hh, W_ih] and one bias
+    joined: bool = False  # True if the parameters are a matrix [W_hh, W_ih] and one bias
 
 
 _EQUATIONS = {
@@ -91,9 +92,9 @@ def _after(
     states: Sequence[Tensor],
     parameters: Sequence[Any],
 ) -> Sequence[Tensor]:
-    """The states after a step. `read` is h as its matrix product reads it: maybe with dropout.
+    """Computes the next states. `read` is the h that the GEMM reads, possibly with dropout.
 
-    Parameters that the cell has besides weights and biases come last, and the function takes them.
+    The cell's own parameters follow weights and biases, and are passed to the function.
     """
     gates_x, gates_h, function, joined = equations
     if joined:
@@ -120,19 +121,18 @@ def _steps(
     reset: Tensor | None = None,
     recurrent_mask: Tensor | None = None,
 ) -> tuple[Tensor, Sequence[Tensor]]:
-    """A loop over the steps of one layer and direction; returns the output and the last states."""
+    """Loops over the steps of a layer and direction. Returns the output and the last states."""
     _check_reset(reset, input)
     steps = input.unbind(0) if batch_sizes is None else input.split(batch_sizes.tolist())
     resets: Sequence[Tensor | None] = [None] * max(1, len(steps))
     if reset is not None and len(steps) > 0:
         resets = reset.split([x.shape[0] for x in steps]) if reset.dim() == 1 else reset.unbind(0)
-    # Without steps, one of no rows: so the results depend on every argument, as those of
-    # torch.nn.functional.linear do without rows.
+    # If T = 0, run a step with batch size 0: then the results depend on every argument, as with
+    # torch.nn.functional.linear.
     steps = steps or (input.reshape(0, input.shape[-1]),)
     outputs: list[Tensor] = []
     for x, anew in zip(*(reversed(s) if reverse else s for s in (steps, resets)), strict=True):
-        # The first rows of the batch take this step. The others have ended or, in reverse, not
-        # begun, and keep their state.
+        # The other sequences have ended or, in reverse, not begun. They keep their state.
         rows = x.shape[0]
         before = [state[:rows] for state in states]
         if anew is not None:
@@ -237,15 +237,15 @@ class LLTMCell(_Cell, modules.LLTMCell):
 
 
 class LSTMCell(_Cell, modules.LSTMCell):
-    """lltm.LSTMCell in plain operations."""
+    """Reference implementation of lltm.LSTMCell, with its arguments and parameters."""
 
 
 class GRUCell(_Cell, modules.GRUCell):
-    """lltm.GRUCell in plain operations."""
+    """Reference implementation of lltm.GRUCell, with its arguments and parameters."""
 
 
 class RNNCell(_Cell, modules.RNNCell):
-    """lltm.RNNCell in plain operations."""
+    """Reference implementation of lltm.RNNCell, with its arguments and parameters."""
 
 
 class LLTM(_Layer, modules.LLTM):
@@ -253,19 +253,24 @@ class LLTM(_Layer, modules.LLTM):
 
 
 class LSTM(_Layer, modules.LSTM):
-    """lltm.LSTM as a loop over steps."""
+    """Reference implementation of lltm.LSTM, with its arguments and parameters."""
 
 
 class GRU(_Layer, modules.GRU):
-    """lltm.GRU as a loop over steps."""
+    """Reference implementation of lltm.GRU, with its arguments and parameters."""
 
 
 class RNN(_Layer, modules.RNN):
-    """lltm.RNN as a loop over steps."""
+    """Reference implementation of lltm.RNN, with its arguments and parameters."""
+
+
+for _class in (LLTMCell, LSTMCell, GRUCell, RNNCell, LLTM, LSTM, GRU, RNN):
+    if _class.__doc__ and _class.__bases__[1].__doc__:  # None with python -OO
+        _class.__doc__ += f"\n\n    {_class.__bases__[1].__doc__}"
 
 
 def _step(module: Any, input: Tensor, states: list[Tensor]) -> list[Tensor]:
-    """forward of a cell, of tensors."""
+    """Implements forward of a single-step module."""
     where = module._where
     parameters = [getattr(module, name) for name in module._parameter_names]
     _check.of_parameters(where, input, parameters[0])
@@ -297,7 +302,7 @@ def _layer(
     equations: Equations,
     training: bool,
 ) -> tuple[Tensor, list[Tensor]]:
-    """forward of a layer, of tensors or of the parts of a PackedSequence."""
+    """Implements forward of a layer, for a tensor or the parts of a PackedSequence."""
     where = module._where
     _check.of_parameters(where, input, getattr(module, module._names[0]))
     batched = batch_sizes is not None or input.dim() != 2
@@ -307,7 +312,7 @@ def _layer(
     transposed = module.batch_first and batch_sizes is None and batched
 
     def steps_first(t: Tensor) -> Tensor:
-        """As (T, B, ...); packed rows stay (N, ...)."""
+        """Returns the tensor as (T, B, ...). Packed data stays (N, ...)."""
         return t.transpose(0, 1) if transposed else t if batched else t.unsqueeze(1)
 
     x = steps_first(input)
@@ -350,7 +355,7 @@ def _initial_states(
     sorted_indices: Tensor | None,
     batched: bool,
 ) -> list[Tensor]:
-    """Those that were given, in the order of the rows of x (T, B, I) or (N, I); else the first."""
+    """Returns the given states in the batch order of x, or default initial states."""
     if batch_sizes is None:
         batch = x.shape[1]
     elif sorted_indices is not None:
@@ -372,7 +377,7 @@ def _initial_states(
 
 
 def _projected(equations: Equations, weight_hr: Tensor) -> Equations:
-    """With h projected, as torch.nn.LSTM's proj_size says."""
+    """Returns equations that also project h, for proj_size."""
 
     def projected(*args: Any) -> tuple[Tensor, ...]:
         h, *others = equations.function(*args)
@@ -392,7 +397,7 @@ def _check_reset(reset: Tensor | None, input: Tensor, where: str = "sequence") -
 
 
 def _refuse_script(name: str) -> NoReturn:
-    # What torch.jit.script would compile calls the operators, and is no reference then.
+    # torch.jit.script would compile calls of the operators instead of this reference.
     raise NotImplementedError(
         f"lltm::reference.{name}: torch.jit.script takes lltm.{name}, which loads its state_dict"
     )

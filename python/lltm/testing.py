@@ -1,4 +1,4 @@
-"""For the tests of cells that somebody has written (:func:`lltm.cell`)."""
+"""Functions for testing custom cells (:func:`lltm.cell`)."""
 
 from __future__ import annotations
 
@@ -23,10 +23,15 @@ __all__ = ["check_cell", "loop"]
 
 
 def loop(cell: Cell, layer: CustomLayer, input: Tensor | PackedSequence, hx: Any = None) -> Any:
-    """What the layer returns, by its cell's function in a loop over plain PyTorch operations.
+    """Computes a layer's (output, state) with a Python loop that calls the cell's function.
 
-    Takes the arguments of the layer's forward, input batched or packed; any dtype and derivative
-    that PyTorch has. The layer's dropout is left out.
+    It uses eager PyTorch operations, so every dtype and derivative works. Dropout is not applied.
+
+    Args:
+        cell: custom cell, with its function
+        layer: layer of this cell
+        input: batched or packed input of the layer
+        hx: initial state, as for the layer. Default: None
     """
     header = cell.Layer._HEADER
     gates = (*header.gates_x, *(gate for gate in header.gates_h if gate not in header.gates_x))
@@ -35,7 +40,7 @@ def loop(cell: Cell, layer: CustomLayer, input: Tensor | PackedSequence, hx: Any
     def function(z: Sequence[Tensor], *others: Tensor) -> list[Tensor]:
         known = dict(zip(names, others, strict=True))
         after = cell._called(dict(zip(gates, z, strict=True)), known)
-        return [new.to(others[0].dtype) for new in after]  # of a condition in another dtype, say
+        return [new.to(others[0].dtype) for new in after]  # a condition may have another dtype
 
     equations = reference.Equations(header.gates_x, header.gates_h, function)
     run = partial(reference._layer, equations=equations, training=False)
@@ -44,7 +49,7 @@ def loop(cell: Cell, layer: CustomLayer, input: Tensor | PackedSequence, hx: Any
 
 # ---- the check ------------------------------------------------------------------------
 
-# T, B, I, H: the engines for few rows and for many, odd sizes, one step.
+# T, B, I, H. They cover the small-batch engine and the other engines, odd sizes and one step.
 _SHAPES = ((6, 3, 4, 5), (5, 40, 24, 72), (12, 2, 16, 32), (1, 4, 8, 16))
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -57,29 +62,31 @@ def check_cell(
     scale: float = 1.0,
     verbose: bool = True,
 ) -> None:
-    """Compares the layers of a cell with its function, run step by step by PyTorch.
+    """Compares the layers of a cell with :func:`loop` in float64.
 
-    In every dtype, shape (T, B, I, H) and form (plain, packed, two layers in two directions,
-    checkpointed, prepacked), results and all gradients are compared with the function's in
-    float64. An error, relative to the largest element, may be four times that of the function run
-    in the same dtype by plain PyTorch, or 32 eps of the dtype; in float64, 1e-11. Second
-    derivatives are compared in float64, where PyTorch has them and the function no gradient of its
-    own.
+    It checks results and all gradients in every dtype, shape and form: plain, packed, two layers
+    with two directions, checkpointed and prepacked. The error, relative to the largest element, is
+    at most four times the loop's error in the same dtype, or 32 eps of the dtype (float64:
+    1e-11). Second derivatives are compared in float64, if PyTorch has them and the function does
+    not define its own gradient.
 
-    Where plain PyTorch is not as exact itself, float64 has the limit of what PyTorch does: 32 eps
-    of float32, where the function rounds a result to float32, as ``(x > 0).float() / 3`` does, or
-    calls hardsigmoid, whose derivative ATen multiplies by a 1/6 of float32; 32 exp(-20), where
-    softplus has an argument over 20, for which ATen returns the argument.
+    In float64 the limit is higher if PyTorch itself is less exact: 32 eps of float32 if the
+    function rounds to float32, as ``(x > 0).float() / 3`` does, or calls hardsigmoid (ATen uses
+    1/6 in float32 in its derivative), and 32 exp(-20) if a softplus argument exceeds 20 (ATen then
+    returns the argument).
 
-    Where a function jumps, or its derivative does, a rounding error may decide which side it is
-    on: so an error over its limit counts where three draws of weights and inputs all have one.
+    At a discontinuity, rounding can select the other side. So an error counts only if it exceeds
+    the limit for three random samples of weights and inputs.
 
     Args:
-        scale: of the random inputs and initial states
-        verbose: prints a table of the largest errors
+        cell: custom cell, with its function
+        shapes: sizes (T, B, I, H) to test. Default: four shapes
+        dtypes: dtypes to test. Default: float64, float32, bfloat16 and float16
+        scale: factor for the random inputs and initial states. Default: 1
+        verbose: if True, prints the largest errors. Default: True
 
     Raises:
-        AssertionError: naming the form, the result and the error
+        AssertionError: if an error exceeds its limit. The message has the form, result and error
     """
     lines = []
     for dtype in dtypes:
@@ -111,7 +118,7 @@ def _problem(
     scale: float,
     seed: int,
 ) -> tuple[CustomLayer, Any, Any]:
-    """A layer, its input and the initial state."""
+    """Returns a layer, its input and its initial state."""
     steps, batch, inputs, hidden = shape
     generator = torch.Generator().manual_seed(seed)
 
@@ -126,7 +133,7 @@ def _problem(
         torch.manual_seed(seed)
         layer = cell.Layer(inputs, hidden, dtype=dtype, **options)
     x: Any = draw(steps, batch, inputs)
-    with torch.no_grad():  # a state such as a sequence ends with
+    with torch.no_grad():  # a realistic state: the last state of another sequence
         _, state = loop(cell, layer, draw(3, batch, inputs))
     if form == "packed":
         lengths = torch.tensor([1 + (7 * k + 3) % steps for k in range(batch)])
@@ -141,7 +148,7 @@ def _largest(
     dtype: torch.dtype,
     scale: float,
 ) -> tuple[float, str, float]:
-    """The error that exceeds its limit most, its name and limit; of the best of three draws."""
+    """Returns the error largest relative to its limit, its name and limit; best of 3 samples."""
     found = []
     for seed in range(3):
         error, name, limit = _largest_of(
@@ -182,7 +189,7 @@ def _largest_of(
 
 
 class _Rounding(TorchDispatchMode):
-    """Notices what is less exact than float64 in what PyTorch computes."""
+    """Detects operations that PyTorch computes less exactly than float64, and sets the limit."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -218,7 +225,7 @@ def _is_narrow(x: Tensor) -> bool:
 
 
 def _widened(x: Any, dtype: torch.dtype) -> Any:
-    """A tensor in float64; a number as PyTorch rounds it beside tensors of the dtype."""
+    """Converts tensors to float64, and rounds numbers as PyTorch does with tensors of the dtype."""
     if isinstance(x, float):
         return torch.tensor(x, dtype=dtype).item()
     return x.double() if isinstance(x, Tensor) and _is_narrow(x) else x
@@ -227,7 +234,7 @@ def _widened(x: Any, dtype: torch.dtype) -> Any:
 def _results(
     layer: CustomLayer, run: Callable[..., Any], input: Any, hx: Any, derive: bool
 ) -> dict[str, Tensor]:
-    """Outputs, last states and the gradients of a fixed combination of them, by name."""
+    """Returns output, last states and gradients of a fixed linear combination of them, by name."""
     x = (input.data if isinstance(input, PackedSequence) else input).detach()
     states = [] if hx is None else [hx] if isinstance(hx, Tensor) else list(hx)
     given = [t.detach().clone().requires_grad_(derive) for t in (x, *states)]
@@ -271,7 +278,7 @@ def _double(value: Any) -> Any:
 
 
 def _check_second(cell: Cell, scale: float) -> None:
-    """Second derivatives in float64, of the layer and of the function."""
+    """Compares second derivatives of the layer and the function in float64."""
     layer, x, hx = _problem(cell, "plain", (3, 2, 3, 4), torch.float64, scale, seed=0)
 
     def second(run: Callable[..., Any]) -> list[Tensor]:
@@ -287,7 +294,7 @@ def _check_second(cell: Cell, scale: float) -> None:
         try:
             expected = second(lambda *a: loop(cell, layer, *a))
         except RuntimeError as none:
-            if "is not implemented" in str(none):  # such as hardsigmoid's in ATen
+            if "is not implemented" in str(none):  # hardsigmoid in ATen, for example
                 return
             raise
     limit = max(1e-9, rounding.limit)

@@ -1,6 +1,6 @@
-"""Settings of the backends, in the manner of torch.backends; they hold for the whole process.
+"""Process-wide backend settings, like torch.backends.
 
-lltm.backends.cuda    how sequences run on a GPU
+lltm.backends.cuda    execution of sequences on a GPU
 """
 
 from __future__ import annotations

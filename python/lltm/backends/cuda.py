@@ -1,14 +1,14 @@
-"""How sequences run on a GPU.
+"""Settings for sequences on a GPU.
 
     lltm.backends.cuda.persistent = True
 
     with lltm.backends.cuda.flags(persistent=True):
         output, state = layer(input)
 
-`persistent` says whether sequences in float16 and bfloat16 may run by persistent kernels, which
-keep the recurrent weights on the chip. The default is False: these kernels have been compiled and
-tested on a CPU, and not yet run on a GPU. It holds for calls that begin from then on, forward or
-backward, on every thread. What the kernels cannot take runs step by step in any case.
+If `persistent` is True, float16 and bfloat16 sequences may use persistent kernels, which keep the
+recurrent weights on the chip. The default is False: these kernels have not been run on a GPU yet.
+The setting applies to all forward and backward calls that start later, on every thread. Calls that
+the persistent kernels do not support use the per-step engine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,11 @@ persistent: bool
 
 @contextmanager
 def flags(persistent: bool) -> Iterator[None]:
-    """Sets `persistent` for the calls that begin inside of the block."""
+    """Context manager that sets `persistent` for calls that start inside the block.
+
+    Args:
+        persistent (bool): value of the setting inside the block
+    """
     before = _C.cuda_persistent()
     _C.set_cuda_persistent(persistent)
     try:
@@ -37,7 +41,7 @@ def flags(persistent: bool) -> Iterator[None]:
 
 
 class _Settings(ModuleType):
-    """A module with an attribute that belongs to the library."""
+    """Module type with an attribute that liblltm stores."""
 
     @property
     def persistent(self) -> bool:

@@ -1,1 +1,1 @@
-"""Cells that a user has written: `lltm.cell`, the modules of a cell, its text, what it explains."""
+"""Custom cells: `lltm.cell`, the modules of a cell, its serialized form and its explanation."""

@@ -1,4 +1,4 @@
-"""Cells that a user has written: `lltm.cell` and `lltm.Cell`."""
+"""Custom cells: `lltm.cell` and `lltm.Cell`."""
 
 from __future__ import annotations
 
@@ -31,26 +31,34 @@ def cell(
     bounded: bool = False,
     name: str | None = None,
 ) -> Callable[[Callable[..., Any]], Cell]:
-    """Makes a cell of a function of tensors; a decorator.
+    """Decorator that creates a custom recurrent cell from a Python function for one time step.
 
-    The function is called as ``function(z, *others)``: z has the pre-activations of the gates,
-    ``W_ih x + W_hh h + b``, and returns h', or ``(h', *states')``. It computes element by element,
-    with the operations that the page "Your own cell" lists. It is called here alone, to be traced:
-    what runs is a program of its operations and of their derivative, between the matrix products.
+    The function ``function(z, *others)`` returns h', or ``(h', *states')``. z holds the
+    gates' pre-activations, ``W_ih x + b_ih + W_hh h + b_hh``. Each other argument is, by its
+    name, ``h`` (used element-wise), a parameter, or else a state. States have the order in which
+    the function returns them and modules accept them.
+
+    The function is element-wise and uses only the operations listed on the page about custom cells.
+    It is called only here, for tracing. Layers run the traced operations and their derivatives
+    between the GEMMs.
 
     Args:
-        gates: how many gates, z[0], z[1], ...; or their names, z["i"] or z.i
-        reads: gates that have only a part from x or from h, such as ``{"n_x": "x", "n_h": "h"}``;
-            they have rows in weight_ih or in weight_hh alone
-        states: initial values of states, 0 for those that are not named here; or how many there
-            are, to be checked
-        parameters: of those of the function's arguments that are parameters, learned, one number a
-            unit: the initial value, or a function of a tensor (H) that fills or returns one
-        bounded: promises abs(h') <= 1, which ``prepack(torch.qint8)`` needs
-        name: of the cell; by default the function's
+        gates: number of gates, read as z[0], z[1], ..., or a sequence of their names, read as
+            z["i"] or z.i. At most 8
+        reads: dict with the gates that depend only on x or only on h, such as
+            ``{"n_x": "x", "n_h": "h"}``. They have rows only in weight_ih or only in weight_hh.
+            Default: every gate depends on both
+        states: dict with initial values, or the number of states, as a check. At most 3 states.
+            Default: 0 for each state
+        parameters: dict with the learned parameters among the function's arguments, at most 8. A
+            parameter has a value per hidden unit, and starts from a number, or from a function
+            that fills a tensor (H) in place or returns it. Default: none
+        bounded: if True, declares that abs(h') <= 1, as ``prepack(torch.qint8)`` requires.
+            Default: False
+        name: name of the cell. Default: the function's name
 
-    The function's arguments after z are, by their names, ``h`` (h itself, element by element),
-    parameters, or else states, in the order in which the function returns and modules take them.
+    Returns:
+        A decorator that returns a :class:`Cell`.
 
     Example::
 
@@ -88,15 +96,24 @@ def cell(
 
 
 class Cell:
-    """A recurrent cell that a user has written; made by :func:`lltm.cell` or from a text.
+    """A custom recurrent cell, created by :func:`lltm.cell` or from a serialized cell.
+
+    Args:
+        text: serialized cell, as in the attribute of this name
+        initial (dict): initial values or functions for parameters, which replace the values in
+            the text. Default: None
+        function: Python function for a time step, for :mod:`lltm.testing`. Default: None
 
     Attributes:
-        text: the cell's program; what the operators take as the name of the cell, and what
-            saved models carry, so that they run where the function is not
-        name, gates, states, parameters: the names that the text gives
-        Layer: layers of this cell over sequences, used like torch.nn.LSTM or, without states,
-            torch.nn.GRU
-        Cell: one step of it, likewise
+        text (str): serialized cell, with the cell program. Operators accept it as the cell, and
+            saved models contain it. So they run without the function
+        name (str): cell name
+        gates (tuple[str, ...]): gate names
+        states (tuple[str, ...]): state names, without h
+        parameters (tuple[str, ...]): parameter names
+        Layer (type): class for multi-layer modules, used like torch.nn.LSTM or, without states,
+            torch.nn.GRU; see :class:`CustomLayer`
+        Cell (type): class for single-step modules; see :class:`CustomCell`
     """
 
     def __init__(
@@ -153,13 +170,13 @@ class Cell:
         self.Cell: type[CustomCell] = made(CustomCell, "Cell")
 
     def save(self, path: Path) -> None:
-        """Writes the text, for :meth:`load` and for ``lltm::Cell::load`` in C++."""
+        """Writes the serialized cell to the file ``path``, for :meth:`load` in Python and C++."""
         with open(path, "w", encoding="ascii", newline="\n") as file:
             file.write(self.text)
 
     @staticmethod
     def load(path: Path) -> Cell:
-        """Reads what :meth:`save` wrote."""
+        """Reads a cell from the file ``path``, written by :meth:`save`."""
         with open(path, encoding="ascii", newline="") as file:
             try:
                 return Cell(file.read())
@@ -168,16 +185,16 @@ class Cell:
                 raise ArgumentError(f"lltm::cell: expected the text of a cell, got {got}") from None
 
     def explain(self) -> str:
-        """What was made of the function: what forward saves, the instructions, hints, the page."""
+        """Returns a report: interface, saved values, instructions, hints and C++ source."""
         return explanation.explained(self.text, self.gates, self.function)
 
     @property
     def cpp_source(self) -> str:
-        """C++ source that computes the same, in the form of the built-in cells'."""
+        """C++ source of the cell, in the form of the built-in cells."""
         return cpp_source(self.text)
 
     def _called(self, z: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> list[Tensor]:
-        """What the function itself returns, h' and states'; others by name, if it takes them."""
+        """Calls the Python function. Returns h' and the next states. `others` are by name."""
         if self.function is None:
             raise ValueError(
                 f"lltm::testing: expected a cell with its function, got {self!r}, a text"
@@ -185,7 +202,7 @@ class Cell:
         return call(self.function, {gate: z[gate] for gate in self.gates}, others)
 
     def __reduce__(self) -> Any:
-        """Pickled by the text, without the function, as modules of the cell are."""
+        """Pickles the serialized cell without the function, like the modules of the cell."""
         return Cell, (self.text, _picklable(self.Layer._INITIAL)), {"gates": self.gates}
 
     def __copy__(self) -> Cell:
@@ -199,7 +216,7 @@ class Cell:
 
 
 def _renamed(function: Any, name: str) -> Any:
-    """A copy by whose name Python says that an argument is missing."""
+    """Returns a copy with another name, which Python shows in errors about arguments."""
     parts = function.__name__, function.__defaults__, function.__closure__
     copied = types.FunctionType(function.__code__, function.__globals__, *parts)
     copied.__annotations__, copied.__kwdefaults__ = (
@@ -218,7 +235,7 @@ def _picklable(initial: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pickled_as(kind: str) -> Callable[..., Any]:
-    """How a module of a cell is pickled: by the text."""
+    """Returns the __reduce__ method of a module of a cell. It pickles the serialized cell."""
 
     def reduce(self: Any) -> Any:
         return _restore, (self._CELL, _picklable(self._INITIAL), kind), self.__getstate__()

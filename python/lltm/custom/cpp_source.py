@@ -1,4 +1,4 @@
-"""The text of a cell's program as a page in C++, such as those in cpp/src/cell/."""
+"""Translates a serialized cell into a C++ cell definition like those in cpp/src/cell/."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from .program import OPERATIONS, Program, assignments
 
-# Names that are taken: words of C++, what a page calls its own, types that its struct would hide.
+# Reserved names: C++ keywords, names in the cell definition, types that its struct would hide.
 CPP = """
     alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t
     char32_t class co_await co_return co_yield compl concept const const_cast consteval constexpr
@@ -28,15 +28,15 @@ OF_CELL_H = {"V", "CellInfo", "SlotRange", "StepForward", "StepBackward", "Progr
 OF_CELL_H |= {"PageRegisters", "Program", "Op"}
 FUNCTIONS = {op: op for op in OPERATIONS} | {f: f"logical_{f}" for f in ("and", "or", "not")}
 INFIX = {"add": (1, "+"), "subtract": (1, "-"), "multiply": (2, "*"), "divide": (2, "/")}
-UNARY, ATOM = 3, 4  # how tightly an expression binds
-LONGEST = 40  # an expression that stands in another
+UNARY, ATOM = 3, 4  # expression precedence
+LONGEST = 40  # maximum length to inline
 
 
 def cpp_source(text: str) -> str:
-    """The page that computes what the program does, to be compiled into the library.
+    """Returns a C++ cell definition that computes the same as the program.
 
-    Built-in cells have no parameters and, besides h, one state at most; one that has a state does
-    not read h. The page of any other has arrays of them, and result types of its own.
+    Built-in cells have no parameters and at most one state besides h, and with such a state they
+    do not read h. Other cells use arrays and declare their result types.
     """
     cell = _Cell(Program.read(text))
     forward, of_c = _forward(text, cell)
@@ -84,7 +84,7 @@ def cpp_source(text: str) -> str:
 
 
 class _Cell:
-    """What a page says of the cell besides its arithmetic."""
+    """Properties of a cell definition other than its arithmetic."""
 
     def __init__(self, header: Program) -> None:
         self.header = header
@@ -97,12 +97,12 @@ class _Cell:
         ]
         self.states = [*["h"] * (header.reads_h or not header.states), *header.states]
         self.parameters = list(header.parameters)
-        # Whether it fits the types of cell.h, as built-in cells do.
+        # True if it fits the types of cell.h, like built-in cells.
         self.plain = not self.parameters and len(self.states) == 1
 
 
 def _forward(text: str, cell: _Cell) -> tuple[_Function, str]:
-    """And what a plain cell's function calls its state."""
+    """Returns forward, and the name of the state of a plain cell."""
     function, of_c = _Function(), ""
     function.known |= {f"z.{gate}": f"z[{k}]" for k, gate in enumerate(cell.slots)}
     if cell.plain:
@@ -118,7 +118,7 @@ def _forward(text: str, cell: _Cell) -> tuple[_Function, str]:
 
 
 def _backward(text: str, cell: _Cell) -> tuple[_Function, str]:
-    """And what it calls the gradient of the state after the step, or of all of them."""
+    """Returns backward, and the name of the gradient of the next state or states."""
     function, of_dc = _Function(), "dstates"
     function.known["d.h'"] = "dh"
     if cell.plain and cell.header.states:
@@ -127,7 +127,7 @@ def _backward(text: str, cell: _Cell) -> tuple[_Function, str]:
         gradient = of_dc if cell.plain else f"{of_dc}[{k}]"
         if state != "h":
             function.known[f"d.{state}'"] = gradient
-        elif not cell.plain:  # h among the states of an array: its gradient comes in two parts
+        elif not cell.plain:  # h is also in the array of states: its gradient has two parts
             function.statements.append(f"const V {function.name(DH, 'd')} = dh + {gradient};")
     for k, parameter in enumerate(cell.parameters):
         function.bind(parameter, f"parameters[{k}]")
@@ -135,7 +135,7 @@ def _backward(text: str, cell: _Cell) -> tuple[_Function, str]:
         function.bind(value, f"saved[{k}]")
     gradients = [*(f"z.{gate}" for gate in cell.slots), *cell.parameters, *cell.states]
     function.add(text, "backward", {f"d.{g}": "d" + g.replace(".", "_") for g in gradients})
-    function.known.setdefault("d.h", "V(0)")  # where the function does not read h
+    function.known.setdefault("d.h", "V(0)")  # if the function does not read h
     return function, of_dc
 
 
@@ -157,7 +157,7 @@ def _head(cell: _Cell) -> list[str]:
 
 
 def _descriptor(cell: _Cell) -> list[str]:
-    """kCell (cell.h)."""
+    """Returns the lines of kCell (cell.h)."""
     header, slots = cell.header, cell.slots
     x_blocks, h_blocks = (
         ", ".join(str(given.index(gate)) if gate in given else "-1" for gate in slots)
@@ -231,18 +231,18 @@ def _written(
 
 
 class _Function:
-    """The statements of one function."""
+    """The statements of a C++ function."""
 
     def __init__(self) -> None:
-        self.known: dict[str, str] = {}  # C++ by the names of the text: variables
-        self.bound: list[str] = []  # arguments by their names
+        self.known: dict[str, str] = {}  # C++ variables by serialized name
+        self.bound: list[str] = []  # argument declarations
         self.statements: list[str] = []
         self.used = {*CPP.split()} | OF_THE_PAGE | set(FUNCTIONS.values())
-        # The expressions that stand where they are used, and how tightly they bind.
+        # Inlined expressions, with their precedence.
         self.inlined: dict[str, tuple[int, str]] = {}
 
     def name(self, value: str, wanted: str | None = None) -> str:
-        """A variable for a value."""
+        """Returns a new variable for a value."""
         stem = wanted or value
         names = (stem + "_" * k for k in itertools.count())
         self.known[value] = next(n for n in names if n not in self.used)
@@ -254,7 +254,7 @@ class _Function:
         self.bound.append(f"const V& {self.name(value, wanted)} = {place};")
 
     def add(self, text: str, section: str, results: Mapping[str, str]) -> None:
-        """The assignments of a section."""
+        """Adds the assignments of a section."""
         lines = list(assignments(text, section))
         uses = Counter(itertools.chain.from_iterable(operands for _, _, operands in lines))
         final = {*results, *(Program.read(text).saved if section == "forward" else ())}
@@ -272,7 +272,7 @@ class _Function:
                 self.statements.append(f"const V {name} = {expression};")
 
     def operand(self, word: str, level: int = 0) -> str:
-        """As part of an expression that binds as tightly."""
+        """Returns an operand of an expression with this precedence."""
         if word in self.known:
             return self.known[word]
         if word in self.inlined:
@@ -291,14 +291,14 @@ class _Function:
         if op in INFIX:
             level, sign = INFIX[op]
             a, b = self.operand(operands[0], level), self.operand(operands[1], level + 1)
-            # A number that is whole needs no type beside one that has it.
+            # An integer needs no type if the other operand has one.
             if operands[1] in self.known or operands[1] in self.inlined:
                 a = re.sub(r"^V\((\d+)\)$", r"\1", a)
             else:
                 b = re.sub(r"^V\((\d+)\)$", r"\1", b)
             return level, f"{a} {sign} {b}"
         words = [self.operand(word) for word in operands]
-        # As lltm.h has the derivative of ELU.
+        # As lltm.h writes ELU's derivative.
         sign_of = re.fullmatch(r"greater\((\w+), V\((\d+)\)\)", words[0])
         if op == "where" and words[1] == "V(1)" and sign_of:
             words[:2] = [f"{sign_of[1]} > {sign_of[2]}", "1"]

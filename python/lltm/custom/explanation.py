@@ -1,4 +1,4 @@
-"""What `cell.explain()` says of a cell that somebody has written."""
+"""Implements `cell.explain()` of custom cells."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .program import EXPENSIVE, Program, assignments
 from .trace import call, trace
 
 UNITS = 64
-WIDTH = 79  # of prose
+WIDTH = 79  # line width of prose
 
 
 @dataclass(frozen=True)
 class Described:
-    """The cell that is explained."""
+    """The cell to explain."""
 
     text: str
     gates: Sequence[str]  # in the order of z
@@ -33,7 +33,7 @@ class Described:
 
 
 def explained(text: str, gates: Sequence[str], function: Callable[..., Any] | None) -> str:
-    """Every stage, for the text of a cell."""
+    """Returns the output of every stage for a serialized cell."""
     cell = Described(text, gates, function)
     return "\n".join(
         section(f"{name}: {cell.header.name}", stage.__doc__, stage(cell))
@@ -47,16 +47,16 @@ def section(title: str, sentence: str | None, text: str) -> str:
 
 
 def wrapped(line: str) -> str:
-    """A line of prose as several: code, which graphs are, stays as long as it is."""
+    """Wraps a line of prose. Code, such as graphs, is not wrapped."""
     return textwrap.fill(
         line, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
     )
 
 
 def interface(cell: Described) -> str:
-    """What modules of the cell have: gates and what each reads, states besides h and what they
-    begin as, parameters (one number a unit each), and whether |h'| <= 1 is promised, which int8
-    weights need."""
+    """Interface of the modules: gates with their inputs, states besides h with initial values,
+    parameters (one value per hidden unit), and whether |h'| <= 1 is declared, which int8 weights
+    require."""
     header = cell.header
 
     def reads(gate: str) -> str:
@@ -75,9 +75,9 @@ def interface(cell: Described) -> str:
 
 
 def saved(cell: Described) -> str:
-    """What forward saves for backward: as few values as possible, such that backward calls no
-    expensive function. Names are those of the function's variables, t1 and so on of values that
-    have none."""
+    """Values that forward saves for backward: the fewest from which backward computes the
+    gradients without an expensive function. Values have the names of the function's variables, or
+    t1, t2 and so on."""
     header = cell.header
     made = {name: (op, *words) for name, op, words in assignments(cell.text, "forward")}
     lines = [f"{name} = {' '.join(made[name])}" if name in made else name for name in header.saved]
@@ -90,19 +90,19 @@ def saved(cell: Described) -> str:
 
 
 def forward(cell: Described) -> str:
-    """The instructions of forward for one unit, between the GEMMs. One that is executed may be
-    several of them, such as a product and the sum that it goes into, or a copy of what is returned
-    to what is saved."""
+    """Instructions of forward between the GEMMs, for each hidden unit. An executed instruction may
+    combine several, such as a multiplication and an addition, or a result and its copy to
+    the saved values."""
     return _instructions(cell, "forward")
 
 
 def backward(cell: Described) -> str:
-    """The instructions of backward: d.X is the gradient of X."""
+    """Instructions of backward. d.X is the gradient of X."""
     return _instructions(cell, "backward")
 
 
 def hints(cell: Described) -> str:
-    """What costs more than it has to, perhaps."""
+    """Possible savings."""
     lines = []
     known = set(cell.header.parameters)
     used = {word for _, _, words in assignments(cell.text, "forward") for word in words}
@@ -143,8 +143,8 @@ def hints(cell: Described) -> str:
 
 
 def cpp_source(cell: Described) -> str:
-    """The same as a page in C++, in the form of cpp/src/cell/lltm.h, for a cell to be built in
-    (CONTRIBUTING, "Add a built-in cell"); cell.cpp_source is this text."""
+    """C++ cell definition in the form of cpp/src/cell/lltm.h, for a new built-in cell
+    (CONTRIBUTING, "Add a built-in cell"). cell.cpp_source returns this text."""
     return source_of.cpp_source(cell.text).rstrip()
 
 
@@ -173,7 +173,7 @@ def _is_number(word: str) -> bool:
 
 
 def kept_by_autograd(function: Callable[..., Any], cell: Described) -> int:
-    """Bytes a unit of what a call of the function saves, parameters apart."""
+    """Returns the bytes per hidden unit that autograd saves in a call, without parameters."""
     header = cell.header
     kept: dict[int, Tensor] = {}  # by address
 
@@ -189,7 +189,7 @@ def kept_by_autograd(function: Callable[..., Any], cell: Described) -> int:
     z = {gate: number(gate) for gate in cell.gates}
     states = {state: number(state) for state in ("h", *header.states)}
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-        results = call(function, z, states | parameters)  # alive, and with them what they save
+        results = call(function, z, states | parameters)  # keeps the saved tensors alive
     assert results
     return sum(x.untyped_storage().nbytes() for x in kept.values()) // UNITS
 

@@ -1,6 +1,6 @@
-"""The modules of cells that a user has written.
+"""Modules of custom cells.
 
-Letters as in modules.py; of a cell: G_x gates that read x, G_h gates that read h.
+Symbols as in modules.py. A cell has G_x gates that depend on x, and G_h gates that depend on h.
 """
 
 from __future__ import annotations
@@ -24,40 +24,41 @@ from .._recurrent import Recurrent
 from ..modules import Layer, Step
 from .program import Program
 
-# What modules call members of their own.
+# Names that parameters of a cell cannot have.
 MEMBERS = {"bias", "hidden_size", "input_size", "training", *Recurrent._parameter_names}
 
 
 class Pickled:
-    """A function that a parameter starts from, in a pickle: loaded when it is called for, because a
-    cell runs where its functions are not."""
+    """A pickled initializer function of a parameter. It is loaded on use: a cell also runs without
+    its functions."""
 
     def __init__(self, function: Callable[[Tensor], object]) -> None:
         self.bytes: bytes | None = None
-        with contextlib.suppress(Exception):  # of any kind: a lambda, say, cannot be pickled
+        with contextlib.suppress(Exception):  # a lambda, for example, cannot be pickled
             self.bytes = pickle.dumps(function)
 
     def loaded(self) -> Any:
-        """The function; NaN where it is lost."""
+        """Returns the function, or NaN if it cannot be loaded."""
         try:
             return math.nan if self.bytes is None else pickle.loads(self.bytes)
-        except Exception:  # its module is missing, or has changed
+        except Exception:  # for example, its module is missing
             return math.nan
 
 
 class _Custom(Recurrent):
-    """What the modules of such a cell share."""
+    """Base of the modules of custom cells."""
 
     _HEADER: Program
-    _INITIAL: Mapping[str, Any]  # an Initial each, or what a pickle had of it
+    _INITIAL: Mapping[str, Any]  # by parameter: an Initial, or a Pickled function
 
     def reset_parameters(self) -> None:
-        """Draws every parameter anew."""
+        """Initializes weights and biases uniformly in ±1/sqrt(H), the cell's parameters with their
+        initial values."""
         bound = 1 / math.sqrt(self.hidden_size)
         names = getattr(self, "_names", self._parameter_names)
         stems = dict(zip(names, itertools.cycle(self._parameter_names), strict=False))
         with torch.no_grad():
-            # What is registered: an attribute may be computed from it.
+            # Registered parameters only: parametrizations compute attributes from them.
             for path, parameter in self.named_parameters():
                 stem = next((stems[name] for name in path.split(".") if name in stems), "")
                 if stem in self._INITIAL:
@@ -66,7 +67,7 @@ class _Custom(Recurrent):
                     parameter.uniform_(-bound, bound)
 
     def _fill(self, stem: str, parameter: Tensor) -> None:
-        """A parameter of the cell's own."""
+        """Fills a parameter of the cell with its initial values."""
         initial = self._INITIAL[stem]
         if isinstance(initial, Pickled):
             initial = initial.loaded()
@@ -83,7 +84,7 @@ class _Custom(Recurrent):
         parameter.fill_(math.nan)
         before = _version(parameter)
         made = initial(parameter)
-        if isinstance(made, Tensor):  # in place, most often
+        if isinstance(made, Tensor):  # often the parameter itself, filled in place
             _check.shape(self._where, f"what fills {stem}", made, tuple(parameter.shape))
             parameter.copy_(made)
         elif _version(parameter) == before and parameter.isnan().any():
@@ -98,7 +99,7 @@ class _Custom(Recurrent):
         others = (like.new_full(shape, initial) for initial in self._HEADER.states.values())
         return self._returned([like.new_zeros(shape), *others])
 
-    def _get_name(self) -> str:  # TorchScript wants the class's to be an identifier
+    def _get_name(self) -> str:  # the class name must be an identifier for TorchScript
         return f"{self._HEADER.name}.{type(self).__name__.rsplit('_', 1)[1]}"
 
     def __copy__(self) -> Any:
@@ -110,67 +111,92 @@ class _Custom(Recurrent):
         return self._like(copy.deepcopy(module.__getstate__(), memo))
 
     def _like(self, state: dict[str, Any]) -> Any:
-        """Of the same class, which has functions that no pickle may have."""
+        """Returns a module of the same class, which keeps initializers that pickle would lose."""
         made: Any = self.__new__(type(self))
         made.__setstate__(state)
         return made
 
 
 def _version(x: Tensor) -> int:
-    """What a change in place raises; inference tensors have none."""
+    """Version counter, which in-place changes increase. Inference tensors have none."""
     return 0 if x.is_inference() else x._version
 
 
 class CustomCell(_Custom, Step[Any]):
-    """One step of a cell; ``cell.Cell``.
+    """One step of a custom cell, used like torch.nn.LSTMCell. Base of ``cell.Cell``.
 
     Args:
-        input_size: I
-        hidden_size: H
-        bias: whether there are biases
-        device, dtype: of the parameters
+        input_size (int): number of input features I
+        hidden_size (int): number of hidden units H
+        bias (bool): if False, the module has no biases. Default: True
+        device (torch.device): parameter device. Default: PyTorch's default device
+        dtype (torch.dtype): parameter dtype. Default: PyTorch's default dtype
 
-    Parameters, for G_x gates that read x and G_h that read h::
+    Shape: input (B, I) or (I); h and the other states (B, H) or (H).
+
+    Parameters, with G_x gates that depend on x and G_h gates that depend on h::
 
         weight_ih  (G_x * H, I)
         weight_hh  (G_h * H, H)
-        bias_ih    (G_x * H)
-        bias_hh    (G_h * H)
+        bias_ih    (G_x * H), or None
+        bias_hh    (G_h * H), or None
 
-    drawn from the uniform distribution on ±1/sqrt(H); and those of the cell, (H) each.
+    These are uniform in ±1/sqrt(H). The cell's parameters have shape (H) and their initial values.
     """
 
 
 class CustomLayer(_Custom, Layer[Any]):
-    """Layers of a cell over sequences; ``cell.Layer``.
+    """A multi-layer custom recurrent network, base of ``cell.Layer``.
+
+    It is used like torch.nn.LSTM or, if h is the only state, like torch.nn.GRU.
 
     Args:
-        input_size: I
-        hidden_size: H
-        num_layers, bias, batch_first, dropout, bidirectional: as for :class:`lltm.LLTM`
-        device, dtype: of the parameters
-        checkpoint_steps, recurrent_dropout: as for :class:`lltm.LLTM`
+        input_size (int): number of input features I
+        hidden_size (int): number of hidden units H
+        num_layers (int): number of stacked layers L, each reading the layer before it. Default: 1
+        bias (bool): if False, the layer has no biases. Default: True
+        batch_first (bool): if True, batched input and output are (B, T, ...), not (T, B, ...). No
+            effect on states, unbatched input and packed sequences. Default: False
+        dropout (float): dropout probability between layers, in training. Default: 0
+        bidirectional (bool): if True, adds a second direction, from the last step to the first. Its
+            output is concatenated to the first direction's. Default: False
+        device (torch.device): parameter device. Default: PyTorch's default device
+        dtype (torch.dtype): parameter dtype. Default: PyTorch's default dtype
+        checkpoint_steps (int): activation checkpointing for long sequences. If n > 0, forward saves
+            every n-th state instead of all activations, and backward recomputes them. Default: 0
+        recurrent_dropout (float): dropout probability for the h that the next step reads, in
+            training. All steps of a call use the same mask. Default: 0
 
-    Parameters, for each layer k, with the suffix ``_reverse`` for the second direction, where G_x
-    gates read x and G_h read h::
+    Shape:
+        - input: (T, B, I) for T steps and batch size B, (B, T, I) with batch_first, (T, I) for an
+          unbatched sequence, or a PackedSequence
+        - h and the other states: each tensor (L*D, B, H), or (L*D, H) for unbatched input
+        - output: shape and form of the input, with D*H features. D is 2 if bidirectional, else 1
 
-        weight_ih_l{k}  (G_x * H, I); for k > 0, I is D * H
+    Parameters of layer k (suffix ``_reverse``: second direction), with G_x gates that depend on x
+    and G_h gates that depend on h::
+
+        weight_ih_l{k}  (G_x * H, I); for k > 0, I is D*H
         weight_hh_l{k}  (G_h * H, H)
         bias_ih_l{k}    (G_x * H)
         bias_hh_l{k}    (G_h * H)
 
-    drawn from the uniform distribution on ±1/sqrt(H); and those of the cell, (H) each.
+    These are uniform in ±1/sqrt(H). The cell's parameters, such as ``scale_l{k}``, have shape (H)
+    and their initial values.
     """
 
     _PACKED: type[CustomPrepacked]
 
     def prepack(self, weights: torch.dtype | None = None) -> CustomPrepacked:
-        """Returns this layer as it is now in a form for inference; see :meth:`lltm.LLTM.prepack`.
+        """Returns an inference-only copy of this layer with prepacked weights.
 
-        With torch.qint8 the cell has to be bounded.
+        Args:
+            weights (torch.dtype): None, or torch.qint8 to quantize the weights to 8 bits, and input
+                and h at run time. This needs a quarter of the float32 memory and is faster, with
+                small errors. Only for bounded cells, on the CPU, not for float64. Default: None
         """
         return self._PACKED(self, weights)
 
 
 class CustomPrepacked(_Custom, Prepacked, Layer[Any]):
-    """A layer of a cell for inference whose weights were laid out once."""
+    """Inference-only layer of a custom cell, with prepacked weights."""

@@ -1,6 +1,6 @@
-"""A cell program: values and the operations between them, what forward saves, the text.
+"""Cell programs: expression graph, choice of the values that forward saves, serialization.
 
-program_text.h, in cpp/src/cell/, has the text's grammar.
+cpp/src/cell/program_text.h has the grammar.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def expect(right: bool, where: str, expected: str, got: object) -> None:
 
 
 def expect_type(value: object, kind: type | tuple[type, ...], where: str, expected: str) -> None:
-    """bool is no number."""
+    """Checks a type. A bool is not accepted as a number."""
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise TypeError(f"lltm::cell: {where}: expected {expected}, got {value!r}")
 
 
 # ---- operations -------------------------------------------------------------
 
-# What each means; conditions are the numbers 0 and 1.
+# PyTorch equivalents. Conditions are the numbers 0 and 1.
 OPERATIONS: dict[str, Callable[..., Tensor]] = {
     "copy": torch.clone,
     "negate": torch.neg,
@@ -66,18 +66,18 @@ CONDITIONS = COMPARISONS | {"and", "or", "not"}
 
 
 def _operators(op: str) -> tuple[Callable[[Value, Operand], Any], ...]:
-    """Python's operator and the one whose left operand is a number."""
+    """Returns a Python operator and its reflected form."""
     return lambda a, b: apply(op, a, b), lambda b, a: apply(op, a, b)
 
 
 @dataclass(eq=False, repr=False)
 class Value:
-    """A number of each unit: of an operation's result, or an input."""
+    """A node of the expression graph, with one value per hidden unit: an input or a result."""
 
-    trace: dict[Any, Value]  # every value of the same trace, by what it is computed from
+    trace: dict[Any, Value]  # all values of the trace, by operation and operands
     op: str
     args: tuple[Operand, ...]
-    rank: int  # in the order of the trace
+    rank: int  # position in the trace
     name: str = ""  # the local variable of the user's function
 
     __add__, __radd__ = _operators("add")
@@ -93,7 +93,7 @@ Operand: TypeAlias = Value | float
 
 
 def apply(op: str, *args: Operand) -> Operand:
-    """The operation's result: a number of numbers, what is there already, or a new value."""
+    """Adds an operation to the graph: folds constants, simplifies, and reuses an equal node."""
     values = [a for a in args if isinstance(a, Value)]
     if not values:
         return float(OPERATIONS[op](*(torch.tensor(a, dtype=torch.float64) for a in args)))
@@ -105,7 +105,7 @@ def apply(op: str, *args: Operand) -> Operand:
 
 
 def _simplified(op: str, args: tuple[Operand, ...]) -> Operand | None:
-    """The same with fewer operations, equal in every bit but for the sign of zero."""
+    """Returns a simpler equal operand, or None. Bitwise identical, except for the sign of zero."""
     match op, args:
         case ("add" | "subtract", (a, 0.0)) | ("multiply" | "divide", (a, 1.0)):
             return a
@@ -141,7 +141,7 @@ def _simplified(op: str, args: tuple[Operand, ...]) -> Operand | None:
 
 
 def needed(results: Sequence[Operand], given: Mapping[Value, Any] | None = None) -> list[Value]:
-    """The values that results are computed from, in the order of the trace; given ones are not."""
+    """Returns the values needed to compute the results from the given ones, in trace order."""
     found, todo = set(given or ()), [r for r in results if isinstance(r, Value)]
     while todo:
         if (v := todo.pop()) not in found:
@@ -150,23 +150,23 @@ def needed(results: Sequence[Operand], given: Mapping[Value, Any] | None = None)
     return sorted(found.difference(given or ()), key=lambda v: v.rank)
 
 
-# ---- what is declared -------------------------------------------------------
+# ---- declarations -----------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Program:
-    """A cell program: its text, and what that says beside instructions."""
+    """A cell program: its serialized form, and the declarations in its header."""
 
     name: str
     gates: tuple[str, ...]  # in the order of z
-    gates_x: tuple[str, ...]  # those that x has a part in: the blocks of rows of weight_ih
+    gates_x: tuple[str, ...]  # the gates that depend on x, in the order of weight_ih
     gates_h: tuple[str, ...]
     bounded: bool
-    reads_h: bool  # whether the element-wise functions do
+    reads_h: bool  # True if the element-wise functions read h
     states: Mapping[str, float]  # initial values
-    parameters: Parameters  # or what fills a tensor in place
+    parameters: Parameters  # initial values, or functions that fill a tensor
     saved: tuple[str, ...] = ()
-    own_gradient: bool = False  # backward is not the derivative of forward
+    own_gradient: bool = False  # True if backward may differ from forward's derivative
     text: str = ""
 
     @staticmethod
@@ -214,7 +214,7 @@ def _check_names(
     states: Mapping[str, float],
     parameters: Parameters,
 ) -> None:
-    """Those of the cell, of its gates and of its function's arguments."""
+    """Checks the names of the cell, its gates and the arguments of its function."""
     rule = f"a name of at most {LONGEST_NAME} ASCII letters, digits and _, not inf or nan"
     expect(where != "<lambda>", where, "name= for a function that has no name", "a lambda")
     expect(is_name(where), where, f"{rule} (name= gives another)", repr(where))
@@ -237,7 +237,7 @@ def _check_names(
 def _check_numbers(
     where: str, count: int, states: Mapping[str, float], parameters: Parameters
 ) -> None:
-    """How many states, `count`, and parameters there are, and what they begin with."""
+    """Checks the number of states (`count`) and parameters, and the initial values."""
     expect(count <= MOST_STATES, where, f"at most {MOST_STATES} states", count)
     most = f"at most {MOST_PARAMETERS} parameters"
     expect(len(parameters) <= MOST_PARAMETERS, where, most, len(parameters))
@@ -259,7 +259,7 @@ def declared(
     parameters: Parameters,
     bounded: bool,
 ) -> tuple[Program, list[str], list[str]]:
-    """The program without its text; the arguments after z: those by position, those by name."""
+    """Returns the program without text, and the positional and keyword arguments after z."""
     if not callable(function):
         raise TypeError(f"lltm::cell: expected a function, got {function!r}")
     expect_type(reads, Mapping, where, "reads to be a dict")
@@ -306,21 +306,21 @@ def declared(
     return program, [name for name in names if name not in by_name], by_name
 
 
-# ---- what is saved ----------------------------------------------------------
+# ---- saved values -----------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Expressions:
-    """What the function and its derivative compute, by the names of the text."""
+    """Results of the function and its derivative, by their names in the serialized cell."""
 
-    inputs: dict[str, Value]  # of forward: z, states, h, parameters
+    inputs: dict[str, Value]  # z, states, h, parameters
     tangents: dict[str, Value]  # gradients of h' and states'
     results: dict[str, Operand]  # h' and states'
-    gradients: dict[str, Operand]  # of the inputs
-    own_gradient: bool  # whether the function says what a derivative is, whatever it says
+    gradients: dict[str, Operand]  # gradients of the inputs
+    own_gradient: bool  # True if the function defines its own gradient
 
     def written_out(self) -> list[Any]:
-        """To compare two traces."""
+        """Returns a form in which two traces can be compared."""
         results = [*self.results.values(), *self.gradients.values()]
         rows: list[tuple[Any, ...]] = [("results", *results)]
         rows += [(v.op, *v.args) for v in needed(results)]
@@ -328,12 +328,15 @@ class Expressions:
 
 
 def choose_saved(made: Expressions, parameters: set[Value]) -> list[Value]:
-    """As few values as possible, such that backward computes the gradients without an expensive
-    function. A saved value may be rounded to 16 bits. That moves no other value far, but turns a
-    decision: so those whose operands are not exact are saved themselves. Whether a saved value is
-    above zero survives rounding."""
+    """Returns the fewest values from which backward can compute the gradients without an expensive
+    function.
+
+    Saved values may be rounded to 16 bits. A rounded operand could change the result of a
+    comparison, so comparisons with inexact operands are themselves saved. Comparing a saved value
+    with zero remains exact.
+    """
     order = needed(list(made.gradients.values()))
-    derived = set(made.tangents.values())  # what depends on the gradients of results
+    derived = set(made.tangents.values())  # values that depend on tangents
     exact, as_is = set(parameters), set(made.inputs.values()) - parameters
     for v in order:
         operands = [a for a in v.args if isinstance(a, Value)]
@@ -345,13 +348,13 @@ def choose_saved(made: Expressions, parameters: set[Value]) -> list[Value]:
         is_whole = v.op in CONDITIONS or v.op == "sign"
         if is_whole or (v.args and v.op not in EXPENSIVE and exact.issuperset(operands)):
             exact.add(v)
-    # Each value is an edge, which is cut where the value is saved; a path from the source to the
-    # sink is a way to compute from what backward does not have. Parameters it has.
+    # Minimum cut: each value is an edge, and saving the value cuts it. A path from source to sink
+    # means that backward would need something that it does not have. It has the parameters.
     edges: dict[Any, dict[Any, float]] = defaultdict(dict)
     kept = [v for v in order if v not in derived]
     for v in kept:
-        # Of two that would both do, the earlier: a function's result, not what is made of it. But
-        # of detach(x) and x the former, or backward would have to detach it again.
+        # Prefer the earlier of two possible values. Prefer detach(x) to x, or backward would have
+        # to detach x again.
         before = [a.rank - 0.5 for a in v.args if v.op == "detach" and isinstance(a, Value)]
         edges[v, "in"][v, "out"] = 10**6 + (before[0] if before else v.rank)
         if v in as_is or v.op in EXPENSIVE:
@@ -366,7 +369,7 @@ def choose_saved(made: Expressions, parameters: set[Value]) -> list[Value]:
 
 
 def _same_sign(v: Value) -> Value:
-    """What v is above zero with, or below."""
+    """Returns the value whose sign decides whether v is positive, or whether it is negative."""
     match v:
         case (
             Value(op="negate" | "detach", args=(Value() as a,))
@@ -377,7 +380,7 @@ def _same_sign(v: Value) -> Value:
 
 
 def _near_source(edges: dict[Any, dict[Any, float]]) -> set[Any]:
-    """The nodes on the source's side of a minimum cut, by shortest augmenting paths."""
+    """Returns the nodes on the source side of a minimum cut (shortest augmenting paths)."""
     for node, following in list(edges.items()):
         for other in following:
             edges[other].setdefault(node, 0.0)
@@ -400,7 +403,7 @@ def _near_source(edges: dict[Any, dict[Any, float]]) -> set[Any]:
             edges[b][a] += flow
 
 
-# ---- the text ---------------------------------------------------------------
+# ---- serialization ----------------------------------------------------------
 
 RESERVED = {*OPERATIONS, "z", "h", "inf", "nan", "forward", "save", "backward", "end"}
 
@@ -411,7 +414,7 @@ def _assignments(
     others: Sequence[Value],
     taken: set[str],
 ) -> tuple[list[str], dict[Value, str]]:
-    """Lines that compute the results, and others, from what is known; the names of all values."""
+    """Returns lines that compute results and others from known values, and all value names."""
     names = dict(known)
     for name, result in results.items():
         if isinstance(result, Value):
@@ -424,7 +427,7 @@ def _assignments(
 
     for v in order:
         if v not in names:
-            # A local variable of the user's has its name, where that is free.
+            # Uses the name of the user's local variable, if it is free.
             stems = [n for n in (v.name, f"{v.name}_", f"{v.name}__") if v.name and is_name(n)]
             numbered = (f"t{k}" for k in count(1) if f"t{k}" not in hints)
             names[v] = next(n for n in chain(stems, numbered) if n not in used)
@@ -437,7 +440,7 @@ def _assignments(
 
 
 def written(program: Program, made: Expressions) -> Program:
-    """The program with its text."""
+    """Returns the program with its serialized form."""
     parameters = {made.inputs[name] for name in program.parameters}
     taken, inputs = RESERVED | set(made.inputs), {v: name for name, v in made.inputs.items()}
     saved = choose_saved(made, parameters)
@@ -473,7 +476,7 @@ def written(program: Program, made: Expressions) -> Program:
     ):
         expect(number <= most, program.name, f"at most {most} {what}", number)
     program = replace(program, text=text, saved=tuple(names[v] for v in saved))
-    # No number of samples shows that a function's own gradient is the derivative everywhere.
+    # Samples cannot prove that a function's own gradient equals the derivative everywhere.
     if not made.own_gradient and not _is_another(program, list(made.inputs), list(made.gradients)):
         return program
     lines.insert(
@@ -483,8 +486,8 @@ def written(program: Program, made: Expressions) -> Program:
 
 
 def _is_another(program: Program, inputs: list[str], gradients: list[str]) -> bool:
-    """Whether backward is another function than forward's derivative, at some random numbers: where
-    a tensor was changed in place under torch.no_grad(), say."""
+    """Returns True if backward differs from forward's derivative at random inputs. The cause can be
+    an in-place change under torch.no_grad()."""
     generator = torch.Generator().manual_seed(0)
 
     def draw() -> Tensor:
@@ -515,11 +518,11 @@ def _is_another(program: Program, inputs: list[str], gradients: list[str]) -> bo
     )
 
 
-# ---- reading the text ---------------------------------------------------------
+# ---- parsing and evaluation ---------------------------------------------------
 
 
 def assignments(text: str, section: str) -> Iterator[tuple[str, str, list[str]]]:
-    """Of forward or backward: the name, the operation, its operands."""
+    """Yields name, operation and operands of each assignment in forward or backward."""
     lines = text.splitlines()
     for line in lines[lines.index(section) + 1 :]:
         name, *words = line.split(" ")
@@ -529,7 +532,7 @@ def assignments(text: str, section: str) -> Iterator[tuple[str, str, list[str]]]
 
 
 def evaluate(text: str, section: str, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What a section of a program, forward or backward, assigns, of tensors by their names."""
+    """Evaluates forward or backward with tensors by name. Returns the assigned values."""
     values, assigned = dict(inputs), dict[str, Tensor]()
     shape = torch.broadcast_shapes(*(x.shape for x in inputs.values()))
     dtype = next(iter(inputs.values())).dtype

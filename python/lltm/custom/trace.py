@@ -1,9 +1,9 @@
-"""From a cell written as a Python function of tensors to its program.
+"""Traces a Python function of tensors into a cell program.
 
-The function runs on small tensors whose elements are all alike, then its derivative, and each
-operation of ATen that either dispatches becomes operations of the program: RULES. What is computed
-twice is one Value. A second run, of other values and another shape, has to do the same: so what
-depends on either is refused, not taken for a constant.
+The function and then its derivative run on small tensors with equal elements. Each ATen operation
+that they dispatch becomes operations of the program (RULES). Equal operations share a Value. A
+second run with other values and another shape must give the same program. So a dependence on
+values or shapes raises an error instead of becoming a constant.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _softplus(x: Operand, beta: float = 1.0, threshold: float = 20.0) -> Any:
 
 
 def _sigmoid_backward(grad: Operand, y: Operand) -> Operand:
-    """grad y (1 - y) in two instructions: the second is one with its product."""
+    """grad y (1 - y) in two instructions: a multiplication and a fused multiply-subtract."""
     product = grad * y
     return product - product * y
 
@@ -95,8 +95,8 @@ def _mish_backward(grad: Operand, x: Operand) -> Operand:
     return grad * (y + x * sigmoid(x) * (1.0 - y * y))
 
 
-# By the name in aten::, without the underscore of those in place. Tensors come as operands, numbers
-# as floats. Derivatives are written such that they need what the function itself has computed.
+# Rules by ATen name, without the underscore of in-place operations. Tensors are passed as operands,
+# numbers as floats. Derivatives reuse values that the function itself computes.
 RULES: dict[str, Callable[..., Operand]] = {
     **{op: partial(apply, op) for op in EXPENSIVE - {"elu", "softplus"}},
     **{op: partial(apply, op) for op in ("abs", "sign", "maximum", "minimum", "where")},
@@ -156,10 +156,10 @@ RULES: dict[str, Callable[..., Operand]] = {
     "mish": lambda x: x * tanh(apply("softplus", x)),
     "mish_backward": _mish_backward,
 }
-# Their results are constants, though an argument is a value.
+# Operations with constant results, although an argument is a value.
 FACTORIES = {"zeros_like", "ones_like", "full_like", "empty_like"}
 FACTORIES |= {"new_zeros", "new_ones", "new_full", "new_empty"}
-# What a call may say besides without meaning another operation.
+# Keyword arguments that do not change the operation.
 OPTIONS = {"dtype", "layout", "device", "pin_memory", "memory_format", "non_blocking"}
 
 _PRODUCT = "expected no matrix products but a step's own, of weight_ih and weight_hh"
@@ -180,8 +180,8 @@ WHY_NOT = {
 
 
 def _tie(a: Operand, b: Operand) -> list[Operand]:
-    """What compares with 0 as a with b: one value to save, where maximum's derivative asks both
-    whether a is greater and whether it is equal."""
+    """Returns operands whose comparison with 0 is like a's with b. The derivative of maximum tests
+    both a > b and a == b, and so saves a single value."""
     return [a, b] if 0.0 in (a, b) else [greater(a, b) - greater(b, a), 0.0]
 
 
@@ -189,11 +189,11 @@ def _tie(a: Operand, b: Operand) -> list[Operand]:
 
 
 class NoSuchGate(ArgumentError, AttributeError):
-    """As z.i and z["i"] raise it."""
+    """Raised by z.i and z["i"] for an unknown gate."""
 
 
 class NotATensor(TypeError):
-    """As z + 1 and torch.tanh(z) raise it."""
+    """Raised if z itself is used as a tensor, as in z + 1 and torch.tanh(z)."""
 
 
 def _not_a_tensor(z: Gates, *_: Any) -> NoReturn:
@@ -204,7 +204,7 @@ def _not_a_tensor(z: Gates, *_: Any) -> NoReturn:
 
 
 class Gates:
-    """z as the function sees it: z[0], z["i"] and z.i, and `i, o, g = z`."""
+    """The argument z of the function: z[0], z["i"] and z.i, and `i, o, g = z`."""
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _not_a_tensor
     __truediv__ = __rtruediv__ = __pow__ = __rpow__ = __neg__ = __abs__ = _not_a_tensor
@@ -241,19 +241,19 @@ class Gates:
 
 
 class NoProgram(Exception):
-    """To the user a TypeError, which the operators of tensors would take for NotImplemented."""
+    """Becomes a TypeError. Operators of tensors would treat a TypeError as NotImplemented."""
 
 
-# Rows and units of the two runs: hardly a function of sizes is the same of both.
+# Batch size and hidden size in the two runs. Almost every function of the sizes differs.
 SHAPES = (1, 1), (3, 130)
 
 
-# What was called, with which numbers, and the line: to say what differs between two runs.
+# An operation, its numbers and its line, to report differences between the runs.
 Call: TypeAlias = tuple[str, list[Any], str]
 
 
 class _Total(torch.autograd.Function):
-    """What autograd.grad starts from, of one element; as derivatives go, the sum of x."""
+    """Has one element and the derivative of x.sum(). autograd.grad starts from it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -274,21 +274,21 @@ class Tracer(TorchDispatchMode):
         self.code = getattr(inspect.unwrap(function), "__code__", None)
         self.trace: dict[Any, Value] = {}
         self.calls: list[Call] = []
-        self.warnings: dict[str, str] = {}  # and where: both runs and the derivative have them
-        # By the address of a tensor's first element: an alias is the same value.
+        self.warnings: dict[str, str] = {}  # messages with line; the derivative repeats some
+        # By data pointer: aliases are the same value.
         self.known: dict[int, Operand] = {}
-        self.made: dict[int, Tensor] = {}  # all of the trace's, so that no address is used again
+        self.made: dict[int, Tensor] = {}  # keeps tensors alive, so that no address is reused
         self.inputs: set[int] = set()
         self.deriving = False
-        self.without_grad = False  # in the function's own torch.no_grad()
-        self.own_gradient = False  # where the function says what a derivative is
+        self.without_grad = False  # True inside the function's torch.no_grad()
+        self.own_gradient = False  # True if the function defines its own gradient
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # or the first call imports torch._dynamo, which takes seconds
+        return False  # otherwise the first call imports torch._dynamo, which takes seconds
 
     def run(self, program: Program, positional: list[str], by_name: list[str]) -> Expressions:
-        """Calls the function with z and the arguments, some of them by name, and derives it."""
+        """Traces the function, called with z and the arguments, and its derivative."""
         gates = {f"z.{gate}": self.input(f"z.{gate}") for gate in program.gates}
         arguments = {name: self.input(name) for name in (*positional, *by_name)}
         states = [f"{state}'" for state in ("h", *program.states)]
@@ -331,14 +331,14 @@ class Tracer(TorchDispatchMode):
 
     def input(self, name: str) -> Tensor:
         leaf = torch.full(self.shape, self.number, dtype=torch.float64, requires_grad=True)
-        tensor = leaf.clone()  # PyTorch lets no leaf be changed in place, in words of its own
+        tensor = leaf.clone()  # PyTorch's error for in-place changes of leaves would be unclear
         value = self.trace[name] = Value(self.trace, "input", (), len(self.trace))
         self.inputs.add(tensor.data_ptr())
         self.keep(tensor, value)
         return tensor
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """What the function returns; its local variables name values."""
+        """Calls the function, and names values after its local variables."""
 
         def on_event(frame: FrameType, event: str, _: Any) -> None:
             if event == "return" and frame.f_code is self.code:
@@ -356,7 +356,7 @@ class Tracer(TorchDispatchMode):
                 sys.setprofile(before)
 
     def checked(self, found: Any, names: list[str]) -> Sequence[Tensor]:
-        """What the function returned, as one result for each name."""
+        """Checks the results of the function. Returns a result for each name."""
         expected = f"({', '.join(names)})" if names[1:] else "h' alone"
         states = "; arguments are states, but for h and those in parameters=" if names[1:] else ""
         results = found if names[1:] else (found,)
@@ -377,7 +377,7 @@ class Tracer(TorchDispatchMode):
     def derived(
         self, results: Sequence[Tensor], inputs: Iterable[Tensor], tangents: Iterable[Tensor]
     ) -> list[Operand]:
-        # A sum of products: autograd.grad of several results imports sympy.
+        # A sum of products, because autograd.grad of several results imports sympy.
         products = [x * d for x, d in zip(results, tangents, strict=True) if x.requires_grad]
         if not products:
             return [0.0 for _ in inputs]
@@ -398,7 +398,7 @@ class Tracer(TorchDispatchMode):
             self.unsupported(func)
         if func._schema.is_mutable and not constant:
             self.check_in_place(func, args[0])
-        if constant or name in FACTORIES:  # its number is read where it is used
+        if constant or name in FACTORIES:  # operand() reads its number
             return self.keep(func(*args, **kwargs), None)
         operands = [self.operand(x) for x in args]
         named = {k: self.operand(x) for k, x in kwargs.items() if k not in OPTIONS}
@@ -440,7 +440,7 @@ class Tracer(TorchDispatchMode):
         return result
 
     def operand(self, x: Any) -> Any:
-        """A tensor's value or number; a number as a float."""
+        """Returns the Value or constant number of a tensor, or a number as a float."""
         if not isinstance(x, Tensor):
             return float(x) if isinstance(x, (bool, int, float)) else x
         if (value := self.known.get(x.data_ptr())) is not None:
@@ -452,7 +452,7 @@ class Tracer(TorchDispatchMode):
         if x.is_complex() or not self.is_one_number(x):
             self.fail(f"expected outside tensors of one real number, got {[*x.shape]}, {x.dtype}")
         number = float(x.flatten()[0].item())
-        if x.dtype != torch.float64 and math.frexp(number)[0] * 2**11 % 1:  # so not exact anyway
+        if x.dtype != torch.float64 and math.frexp(number)[0] * 2**11 % 1:  # inexact anyway
             self.warn(
                 f"the constant is {number!r} in {x.dtype}; of dtype=torch.float64, or as a number"
                 " of Python's, it is not rounded"
@@ -460,7 +460,7 @@ class Tracer(TorchDispatchMode):
         return number
 
     def rounded(self, x: Any, dtype: torch.dtype) -> Any:
-        """A number beside tensors of a narrower dtype, as PyTorch rounds it."""
+        """Rounds a number as PyTorch does in operations with tensors of a narrower dtype."""
         if not isinstance(x, float):
             return x
         number = float(torch.tensor(x, dtype=dtype).item())
@@ -475,7 +475,7 @@ class Tracer(TorchDispatchMode):
         self.warnings.setdefault(message, self.line())
 
     def is_one_number(self, x: Tensor) -> bool:
-        """Whether it is the same for all rows and units, however many there are."""
+        """Returns True if the value is the same for all batch elements and hidden units."""
         if x.numel() == 1:
             return True
         sizes = zip(reversed(x.shape), reversed(self.shape), strict=False)
@@ -483,7 +483,7 @@ class Tracer(TorchDispatchMode):
         return fits and x.numel() > 0 and bool((x == x.flatten()[0]).all())
 
     def rounds(self, before: torch.dtype, after: torch.dtype) -> bool:
-        """Gradients may be: one of a float32 condition is that of the condition."""
+        """Returns True if a conversion rounds. A gradient may round to its condition's dtype."""
         rounds = torch.promote_types(before, after) != after
         return rounds and not (self.deriving and after.is_floating_point)
 
@@ -506,7 +506,7 @@ class Tracer(TorchDispatchMode):
         raise NoProgram(f"lltm::cell: {self.where}: {message}{self.line()}")
 
     def line(self, frames: Iterable[tuple[FrameType, int]] | None = None) -> str:
-        """Where the user's function is, of frames, the innermost first: by default, the stack."""
+        """Returns the innermost line of the user's code in the frames. Default: the stack."""
         ours = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
         for frame, number in frames or traceback.walk_stack(sys._getframe()):
             file = frame.f_code.co_filename
@@ -518,13 +518,13 @@ class Tracer(TorchDispatchMode):
 
 
 def _in_our_words(error: Exception) -> str:
-    """PyTorch advises detach() where NumPy is given a tensor; it would be no derivative."""
+    """Replaces PyTorch's message about NumPy, which advises detach(): it has no derivative."""
     of_numpy = "tensor.detach().numpy()" in str(error)
     return "expected torch's functions in place of NumPy's" if of_numpy else str(error)
 
 
 def _calls_functions(results: Iterable[Tensor]) -> bool:
-    """Whether a torch.autograd.Function is among what results were computed with."""
+    """Returns True if the results depend on a torch.autograd.Function."""
     found, todo = set(), [x.grad_fn for x in results]
     while todo:
         if (node := todo.pop()) is not None and node not in found:
@@ -536,8 +536,8 @@ def _calls_functions(results: Iterable[Tensor]) -> bool:
 
 
 class _Detaching(TorchFunctionMode):
-    """The function's own detach(), as autograd calls aten::detach, too, its torch.no_grad(), and
-    its hooks on gradients."""
+    """Records detach(), torch.no_grad() and gradient hooks of the function. It is a function mode,
+    because autograd also calls aten::detach."""
 
     def __init__(self, tracer: Tracer) -> None:
         super().__init__()
@@ -552,7 +552,7 @@ class _Detaching(TorchFunctionMode):
         if func is torch.Tensor.register_hook:
             self.tracer.own_gradient = True
         if func in (torch.Tensor.detach, torch.detach, torch.Tensor.data.__get__):  # type: ignore[attr-defined]
-            result = result.clone()  # at an address of its own
+            result = result.clone()  # to get another address
             if (value := self.tracer.known.get(result.data_ptr())) is not None:
                 self.tracer.keep(result, apply("detach", value))
         return result
@@ -560,10 +560,10 @@ class _Detaching(TorchFunctionMode):
 
 @contextlib.contextmanager
 def _plain_torch() -> Iterator[None]:
-    """Whatever modes the caller is in."""
+    """Disables all modes of the caller."""
     cpu, no_autocast = torch.device("cpu"), torch.autocast("cpu", enabled=False)
     eager: Any = contextlib.nullcontext()
-    if "torch._dynamo" in sys.modules:  # a function may be compiled, or call one that is
+    if "torch._dynamo" in sys.modules:  # the function may be or call a compiled function
         try:
             if torch.compiler.is_compiling():
                 raise RuntimeError
@@ -586,15 +586,11 @@ def trace(
     name: str | None = None,
     warn_at: int = 2,
 ) -> Program:
-    """The cell program of function(z, ...), which returns h', or (h', a state', ...).
+    """Traces function(z, ...) into a cell program. The arguments are those of lltm.cell.
 
-    gates: z's, their number (they are g0, g1, ...) or names. reads: "x" or "h" for a gate that
-    reads one of them alone. The function's other arguments are states in their order, but for `h`
-    and the names in parameters. states, parameters: initial values, or how many states there are.
-    warn_at: the stacklevel of warnings.
-
-    Raises TypeError where the function computes what no program can, with the line, or an argument
-    is of a wrong type; ArgumentError for wrong values and names.
+    warn_at is the stacklevel of warnings. Raises TypeError, with the line, if the function uses
+    an unsupported operation, or if an argument has a wrong type. Raises ArgumentError for wrong
+    values and names.
     """
     where = str(getattr(function, "__name__", type(function).__name__)) if name is None else name
     program, positional, by_name = declared(
@@ -617,7 +613,7 @@ def trace(
 def call(
     function: Callable[..., Any], z: dict[str, Tensor], others: Mapping[str, Tensor]
 ) -> list[Tensor]:
-    """What the function itself returns, h' and states'; others by name, if it takes them."""
+    """Calls the function itself. Returns h' and the next states. `others` are by name."""
     _, *arguments = inspect.signature(function).parameters.values()
     by_name = {a.name: others[a.name] for a in arguments if a.kind is a.KEYWORD_ONLY}
     positional = (others[a.name] for a in arguments if a.name not in by_name)
@@ -626,7 +622,7 @@ def call(
 
 
 def _difference(a: Tracer, b: Tracer) -> str:
-    """The first call that is another in b, with its line."""
+    """Describes the first call that differs between a and b, with its line."""
 
     def said(call: Call) -> str:
         name, numbers, _ = call

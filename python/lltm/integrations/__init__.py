@@ -1,2 +1,1 @@
-"""What PyTorch's other parts know of the operators and modules: compilers, exporters, tracers,
-DTensor and the FLOP counter."""
+"""Support for PyTorch's compilers, exporters, tracers, DTensor and FLOP counter."""

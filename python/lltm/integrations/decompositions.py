@@ -1,13 +1,12 @@
-"""The operators written in ATen operations, for compilers that have no kernel of ours.
+"""Decompositions of the operators into ATen operations, for compilers without our kernels.
 
-Applied to an exported program they leave Core ATen operators only: for a sequence of a fixed
-length T, the operators of T steps. Core ATen has no loop, so a dynamic length becomes the `scan`
-higher-order operator, whose body is one step in Core ATen. What they can't express they leave
-alone: a packed sequence, whose batch_sizes are data, and prepacked weights, which only our kernels
-can read. Training with checkpoints is not decomposed either: it would save every step again.
+They reduce an exported program to Core ATen operators. A sequence of fixed length T becomes T
+steps. A dynamic length becomes the `scan` higher-order operator over one step, because Core ATen
+has no loop. Not decomposed are packed sequences (their batch_sizes are data), prepacked weights
+(only our kernels read them) and training with checkpoint_steps (it would save every step).
 
-As in the kernels, only arguments and results are float16 or bfloat16: what is computed in between,
-the matrix products included, is float32.
+As in the kernels, only arguments and results are float16 or bfloat16. Intermediate values and
+GEMMs are float32.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Table = dict[OperatorBase, Callable[..., Any]]
 
 
 def decompositions() -> Table:
-    """Returns PyTorch's default decomposition table with the operators of lltm added.
+    """Returns PyTorch's default decomposition table, with the operators of lltm added.
 
     Example::
 
@@ -38,10 +37,9 @@ def decompositions() -> Table:
 
 
 def ours() -> Table:
-    """Returns the decompositions of lltm's operators alone."""
+    """Returns only the decompositions of lltm's operators."""
     ops = torch.ops.lltm
-    # A step is what the composite path (cpp/src/op/composite.cpp) makes of it. A sequence is a loop
-    # of ours over the steps of that path.
+    # Steps use the ATen fallback (cpp/src/op/composite.cpp), and sequences loop over its steps.
     steps: list[Any] = [ops.step.default, ops.step_forward.default, ops.step_backward.default]
     loops: dict[Any, Callable[[Any], Any]] = {
         ops.sequence.default: partial(_sequence, training=False),
@@ -57,7 +55,7 @@ def ours() -> Table:
 def _with_arguments(
     op: OpOverload[..., Any], loop: Callable[[Any], Any], *args: Any, **kwargs: Any
 ) -> Any:
-    """Calls `loop` with the arguments of a call of `op` by their names."""
+    """Calls `loop` with the arguments of `op` by name."""
     schema = op._schema.arguments
     given = {a.name: a.default_value for a in schema if a.has_default_value()}
     given.update(zip((a.name for a in schema), args, strict=False), **kwargs)
@@ -65,7 +63,7 @@ def _with_arguments(
 
 
 def _sequence(a: Any, training: bool) -> Any:
-    """Returns output, h_n, c_n and, for training, the activations (T * B, saved * H)."""
+    """Returns output, h_n, c_n and, in training, the activations (T * B, saved * H)."""
     if a.batch_sizes is not None or (training and a.checkpoint_steps != 0):
         return NotImplemented
     if a.weight_ih.dtype == torch.uint8:  # prepacked
@@ -76,7 +74,7 @@ def _sequence(a: Any, training: bool) -> Any:
     def step(state: list[Tensor], given: dict[str, Tensor]) -> Any:
         h, c, activations = ops._sequence_step(a.cell, h=state[0], c=state[1], **given)
         out = [h, activations] if training else [h]
-        # Without c that is h, and states must not share memory.
+        # Without c, the second state is h. States must not share memory.
         return [h, h.clone() if a.c_0 is None else c], [y.to(dtype) for y in out]
 
     (h_n, c_n), (output, *activations) = _scan(
@@ -94,7 +92,7 @@ def _sequence(a: Any, training: bool) -> Any:
     h_n, c_n = h_n.to(dtype), c_n.to(dtype)
     if a.c_0 is None:
         c_n = c_n.new_empty(0)
-    elif c_n.shape[1] != a.c_0.shape[1]:  # h stands before it
+    elif c_n.shape[1] != a.c_0.shape[1]:  # its first columns are h
         c_n = c_n[:, h_n.shape[1] :].contiguous()
     return output, h_n, c_n, *(y.flatten(0, 1) for y in activations)
 
@@ -134,7 +132,7 @@ def _sequence_backward(a: Any) -> Any:
 
 
 def _operands(a: Any) -> tuple[Tensor, ...]:
-    """weight_x, weight_h, bias_x, bias_h and the cell's parameters as the steps read them."""
+    """Returns weight_x, weight_h, bias_x, bias_h and the cell's parameters for the steps."""
     operands: tuple[Tensor, ...] = torch.ops.lltm._sequence_operands(
         a.cell, a.weight_ih, a.weight_hh, a.bias_ih, a.bias_hh
     )
@@ -142,7 +140,7 @@ def _operands(a: Any) -> tuple[Tensor, ...]:
 
 
 def _state_c(cell: str, h: Tensor, c: Tensor | None) -> Tensor:
-    """c as the steps take it: with h before it where the element-wise part reads h."""
+    """Returns c for the steps: after h, if the element-wise part reads h."""
     if c is None:
         return h
     reads_h = torch.ops.lltm._cell(cell)[3]
@@ -150,11 +148,11 @@ def _state_c(cell: str, h: Tensor, c: Tensor | None) -> Tensor:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """In the dtype that the kernels calculate in: of float16 and bfloat16, float32."""
+    """Converts float16 and bfloat16 to float32, the dtype of the computation."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
-# From a state and what a step reads to the next state and what the step puts out.
+# Maps a state and a step's inputs to the next state and the step's outputs.
 Step = Callable[[list[Tensor], dict[str, Tensor]], tuple[list[Tensor], list[Tensor]]]
 
 
@@ -165,10 +163,10 @@ def _scan(
     operands: dict[str, Tensor | None],
     reverse: bool,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Runs `step` along the first dimension of the rows; returns the last state and its outputs.
+    """Runs `step` along the first dimension of `rows`. Returns the last state and the outputs.
 
-    A fixed length is unrolled; a dynamic one, of at least one step, becomes torch's scan. Rows and
-    operands that are None are left out.
+    A fixed length is unrolled. A dynamic length, at least 1, becomes torch's scan. Rows and
+    operands that are None are omitted.
     """
     xs = {name: x for name, x in rows.items() if x is not None}
     weights = {name: w for name, w in operands.items() if w is not None}
@@ -176,8 +174,8 @@ def _scan(
     if not isinstance(steps, int):
         if reverse:
             xs = {name: x.flip(0) for name, x in xs.items()}
-        # Inductor allocates in terms of sizes that it finds among the arguments, and a part of
-        # the weights, where it lies, has strides that nothing else has.
+        # Inductor allocates in terms of sizes among the arguments. Views of the weights have
+        # other strides.
         weights = {name: w.contiguous() for name, w in weights.items()}
         shapes = [t.shape for t in (*state, *weights.values())]
         shapes += [x.shape[1:] for x in xs.values()]
@@ -185,20 +183,20 @@ def _scan(
         sizes = [size for size in symbols.values() if isinstance(size, torch.SymInt)]
 
         def body(h: Tensor, c: Tensor, *given: Tensor) -> list[Tensor]:
-            # The body of a loop may not refer to tensors around it; the sizes come last.
+            # The body must not capture tensors. The sizes are the last arguments.
             names = (*xs, *weights)
             state, out = step([h, c], dict(zip(names, given, strict=False)))
-            # What a step puts out must not share memory with its state.
+            # Outputs must not share memory with the state.
             return [*state, *(y.clone() if y is state[0] else y for y in out)]
 
-        # torch.onnx.export names the inputs of the body after these: if both states are one
-        # tensor, such as zeros, there would be one input for both.
+        # torch.onnx.export names the body's inputs after these tensors. If both states were
+        # the same tensor, such as zeros, they would become a single input.
         h, c = state[0], state[1].clone()
         a, b, *out = torch.ops.higher_order.scan(
             body, [h, c], list(xs.values()), (*weights.values(), *sizes)
         )
         return [a, b], [y.flip(0) for y in out] if reverse else out
-    if steps == 0:  # the results are the initial state; an operator returns copies
+    if steps == 0:  # returns copies of the initial state, as operators do
         _, out = step(state, {n: x.new_zeros(x.shape[1:]) for n, x in xs.items()} | weights)
         return [s.clone() for s in state], [y.new_empty(0, *y.shape) for y in out]
     put_out: list[list[Tensor]] = []

@@ -1,7 +1,7 @@
-"""What torch.utils.flop_counter counts for the operators: their matrix products.
+"""FLOP formulas of the operators for torch.utils.flop_counter. They count GEMMs only.
 
-N rows through weights of G H rows, (G H, I) and (G H, H), are 2 N (H+I) G H operations forward;
-backward, each of the gradients, of the weights and of input and h, is as much.
+With weights (G H, I) and (G H, H), forward needs 2 N (H+I) G H operations for N = T B rows. In
+backward, the weight gradients need as many, and so do the gradients of input and h.
 """
 
 from __future__ import annotations
@@ -78,7 +78,6 @@ def _sequence_backward(
     **kwargs: Any,
 ) -> int:
     mask: Sequence[bool] = args[-1]  # output_mask
-    # Whatever is wanted, gradients go back through the states; from checkpoints, after forward
-    # once more.
+    # Backward through the states is always needed. With checkpoints, forward is recomputed.
     products = 1 + (mask[3] or mask[4]) + (checkpoint_steps > 0)
     return _product(input, weight_ih, weight_hh) * products

@@ -1,9 +1,8 @@
-"""What torch.fx makes of a layer: a leaf, one node, as it does of torch.nn's.
+"""torch.fx support: a module is a leaf of the trace, a single node, like torch.nn's modules.
 
-A tracer knows leaves by where their class was defined, in torch.nn, and has no list to add to. So
-Tracer.call_module, which decides, is told here of the modules whose forward is lltm's own. A
-subclass that has a forward of its own is traced through, and lltm's forward in it gives a node of
-the operator.
+Tracers recognize leaves by the module of their class, torch.nn, and have no list to extend. So this
+file patches Tracer.call_module for modules that use lltm's forward. Subclasses with another
+forward are traced through, and lltm's forward in them becomes a node of the operator.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from torch.fx import Proxy, Tracer
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 from torch.utils import _pytree as pytree
 
-# Whether a model is being traced. A call without proxies then has constants alone as arguments, but
-# parameters that are proxies.
+# Returns True while a model is being traced. A call without proxies then has only constant
+# arguments, but its parameters are proxies.
 is_tracing = is_fx_symbolic_tracing
 
 _call_module = Tracer.call_module
 
 
 def make_leaves(base: type) -> None:
-    """Makes every tracer take modules of this class for leaves."""
+    """Makes modules of this class leaves for every tracer."""
 
     def call_module(
         self: Tracer,
@@ -36,7 +35,7 @@ def make_leaves(base: type) -> None:
         def node(*args: Any, **kwargs: Any) -> Proxy:
             return self.create_proxy("call_module", self.path_of_module(m), args, kwargs)
 
-        # Tracers of tensors, such as torch.export's, call this without a proxy.
+        # Tracers that use tensors, such as torch.export's, pass no proxies.
         is_leaf = isinstance(m, base) and _is_called_as_it_is(m) and _holds_proxy((args, kwargs))
         return _call_module(self, m, node if is_leaf else forward, args, kwargs)
 
@@ -44,7 +43,7 @@ def make_leaves(base: type) -> None:
 
 
 def _is_called_as_it_is(module: nn.Module) -> bool:
-    """False if a subclass or the module itself does something around lltm's forward."""
+    """Returns False if the subclass or the module itself overrides forward or __call__."""
     cls = type(module)
     return (
         cls.forward.__module__.startswith("lltm.")
@@ -58,7 +57,7 @@ def _holds_proxy(arguments: Any) -> bool:
 
 
 def states(where: str, hx: Any, count: int) -> Any:
-    """The states of a call that is traced through; of a proxy, whose type is unknown, its items."""
+    """Returns the states of a traced call. A proxy, whose type is unknown, is indexed."""
     if count == 1 or not isinstance(hx, Proxy):
         return hx
     if hx.node.op == "placeholder" and hx.node.args == (None,):
@@ -71,7 +70,7 @@ def states(where: str, hx: Any, count: int) -> Any:
 
 
 def listed(hx: Any) -> Any:
-    """A list of the one state of a call, which in a graph may turn out to be None."""
+    """Returns a list of the single state of a call. In a graph, the state may be None."""
     if isinstance(hx, Proxy) and hx.node.op == "placeholder":
         return hx.tracer.create_proxy("call_function", _given, (hx,), {})
     return [hx]

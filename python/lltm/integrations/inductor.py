@@ -1,4 +1,4 @@
-"""The switch between our kernels and the decomposition in code that Inductor generates."""
+"""A torch.compile backend that decomposes lltm's operators instead of calling its kernels."""
 
 from __future__ import annotations
 
@@ -17,14 +17,19 @@ def inductor_decomposed(
     mode: str | None = None,
     options: dict[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """A backend of torch.compile: Inductor, with lltm's operators written in ATen operations.
+    """torch.compile backend: Inductor, with lltm's operators decomposed into ATen operations.
 
-    The default backend calls the kernels of this library from the code that it generates. With this
-    one there is nothing of them left, forward and backward: Inductor fuses the element-wise part of
-    a step with what stands around it. A sequence of fixed length is unrolled, so compiling it takes
-    the longer the more steps there are; with ``dynamic=True`` it becomes a loop. A packed sequence
-    keeps our kernels, and so does training with checkpoint_steps. `mode` and `options` are those of
-    torch.compile.
+    Code from the default backend calls lltm's kernels. With this backend, Inductor instead fuses
+    the element-wise part of a step with the surrounding operations, forward and backward. A
+    sequence of fixed length is unrolled, so compile time grows with the number of steps. With
+    ``dynamic=True`` it becomes a loop. Packed sequences and training with checkpoint_steps still
+    call the kernels.
+
+    Args:
+        graph: graph to compile, from torch.compile
+        inputs: example inputs, from torch.compile
+        mode: the mode argument of torch.compile. Default: None
+        options: the options argument of torch.compile. Default: None
 
     Example::
 
@@ -38,17 +43,17 @@ def inductor_decomposed(
     from torch._inductor.lowering import lowerings, make_fallback
 
     table: Any = {**select_decomp_table(), **ours()}
-    # Calls that keep our kernels. Inductor would do this itself, but not for an operator that has
-    # a decomposition.
+    # For calls that are not decomposed. Inductor adds such fallbacks only for operators without a
+    # decomposition.
     for op in ours():
         if op not in lowerings:
             make_fallback(op, warn=False, override_decomp=True)
-    # Inductor's loop reads its counter, which fake tensors allow only where fullgraph is asked for.
+    # Inductor's loop reads its counter, which fake tensors allow only with fullgraph=True.
     fake_mode = detect_fake_mode(inputs)
     if fake_mode is not None:
         fake_mode.allow_scalar_outputs = True
-    # The cache of AOTAutograd does not tell decomposition tables apart: it would return what the
-    # default backend has made of the same model. Inductor's own cache sees the decomposed graph.
+    # AOTAutograd's cache ignores the decomposition table: it would return the default backend's
+    # result for the same model. Inductor's own cache uses the decomposed graph.
     with config.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False):
         compiled: Any = compile_fx(
             graph,

@@ -1,7 +1,7 @@
-"""What torch.onnx.export makes of the operators.
+"""Export of the operators by torch.onnx.export.
 
-A sequence of the LSTM or the GRU in float32 becomes the operator of that name that ONNX has, which
-is what runtimes are fast at; everything else the operations of decompositions.py.
+A float32 LSTM, GRU or RNN sequence becomes the ONNX operator of that name, which runtimes
+optimize. Everything else is decomposed (decompositions.py).
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from .. import modules
 from .decompositions import ours
 
-# By cell, of every class of modules that names one (Layer._ONNX).
+# ONNX operators by cell, from the classes that have them (Layer._ONNX).
 _OPERATORS = {
     cell: operator
     for cls in vars(modules).values()
     for cell, operator in getattr(cls, "_ONNX", {}).items()
 }
-_OPSET = 14  # the first with these operators as they are used here
+_OPSET = 14  # the first opset with these operators in this form
 
 
 def register() -> None:
-    """Has torch.onnx.export, which asks no table of ours, apply what this file says.
+    """Registers the decompositions in this file for torch.onnx.export.
 
-    Not by torch's own table of decompositions, where it would look: Inductor refuses to call an
-    operator with an entry there (in an environment that sets CI), and fake tensors take the entry
-    for the operator's Meta kernel, so nothing would check the arguments.
+    It does not use torch's global decomposition table: with an entry there, Inductor rejects
+    calls of the operator (if CI is set in the environment), and fake tensors use the entry instead
+    of the operator's Meta kernel, which checks the arguments.
     """
     ops = torch.ops.lltm
     table: dict[Any, Any] = dict(ours())
@@ -51,7 +51,7 @@ def _trace(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Enters a call of an operator into the graph that is being traced, for ONNX decomposed."""
+    """Records an operator call in the traced graph. For ONNX, it is decomposed."""
     if not torch.onnx.is_in_onnx_export():
         return mode.__torch_dispatch__(op, types, args, kwargs)
     with mode:
@@ -104,7 +104,7 @@ def _sequence(
     hidden = h_0.shape[1]
 
     def reordered(rows: Tensor) -> Tensor:
-        # Slices, which exporters calculate once; not so chunks.
+        # Exporters fold slices into constants, but not chunks.
         return torch.cat([rows[g * hidden : (g + 1) * hidden] for g in gates]).unsqueeze(0)
 
     bias = None
@@ -113,7 +113,7 @@ def _sequence(
         both = (reordered(zeros if b is None else b) for b in (bias_ih, bias_hh))
         bias = torch.cat(list(both), dim=1)
     states = [h_0] if c_0 is None else [h_0, c_0]
-    # One direction is a dimension there; None is a sequence of full length for each row.
+    # ONNX has a dimension for directions. None: every sequence has full length.
     output, *last = torch.onnx.ops.symbolic_multi_out(
         name,
         [

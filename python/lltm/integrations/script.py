@@ -1,15 +1,14 @@
-"""Forms of the modules that torch.jit.script compiles.
+"""TorchScript forms of the modules, which torch.jit.script compiles.
 
-TorchScript has no values of several types, so no PackedSequence beside a tensor, and no attribute
-whose name is put together. So forward takes tensors here, forward_packed a PackedSequence, and a
-method that names every parameter is written out for the layer at hand.
+TorchScript needs fixed types and attribute names. So forward accepts tensors here, forward_packed
+accepts a PackedSequence, and a generated method names every parameter.
 
-The parent of a module keeps what torch.jit.script was given in its place. So that nothing changes
-for the parent, it is of a subclass of the module's class, shares its attributes, all of them, and
-does in Python what the module did; pickled or copied it is the module again.
+torch.jit.script leaves the scriptable form in the parent module. So the form's class is a subclass
+of the module's class. It shares all attributes with the module and behaves like it in Python. Its
+pickles and copies are the original module.
 """
 
-# Not `from __future__ import annotations`: TorchScript reads types, not their names.
+# No `from __future__ import annotations`: TorchScript reads types, not their names.
 # mypy: disable-error-code="no-any-return"
 
 import copyreg
@@ -26,8 +25,7 @@ from torch._jit_internal import is_scripting
 from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import PackedSequence
 
-# In the methods below, the type of hx. states_of and returned convert between it and the operators'
-# lists of tensors.
+# Type of hx in the methods below. states_of and returned convert it to and from tensor lists.
 State = Any
 
 
@@ -134,7 +132,7 @@ _CONVERSIONS = """
 
 @functools.cache
 def _methods(form: type, states: int) -> type:
-    """Those of a form, in which State is the type of so many states."""
+    """Returns a form in which State is the type for this number of states."""
     state = "Tensor" if states == 1 else f"tuple[{', '.join(['Tensor'] * states)}]"
     source = inspect.getsource(form) + _CONVERSIONS.format(
         given="[hx]" if states == 1 else f"[{', '.join(f'hx[{k}]' for k in range(states))}]",
@@ -146,7 +144,7 @@ def _methods(form: type, states: int) -> type:
 
 
 def _compiled(name: str, source: str) -> dict[str, Any]:
-    """The names that a source defines. TorchScript reads it again, where tracebacks look for it."""
+    """Returns the names that a source defines. TorchScript reads the source from linecache."""
     file = f"<lltm {name}>"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     namespace = dict(globals())
@@ -155,7 +153,7 @@ def _compiled(name: str, source: str) -> dict[str, Any]:
 
 
 def cell(module: nn.Module, parameters: Sequence[str], states: int) -> nn.Module:
-    """`parameters` are the names of the module's; `states` counts h."""
+    """Returns the scriptable form of a single-step module. `states` includes h."""
     return _sharing(module, _methods(_Cell, states), parameters, ["_CELL"])
 
 
@@ -163,7 +161,7 @@ _CONSTANTS = ["_CELL", "checkpoint_steps", "recurrent_dropout", "_prepacked"]
 
 
 def layer(module: nn.Module, parameters: Sequence[str], states: int) -> nn.Module:
-    """`parameters` are those of all directions, in the order of h_0; else as cell."""
+    """Returns the scriptable form of a layer. `parameters` are in the order of h_0."""
     return _sharing(module, _methods(_Layer, states), parameters, _CONSTANTS)
 
 
@@ -174,9 +172,12 @@ def prepacked(
     buffers: Sequence[tuple[str, Sequence[str]]],
     matrices: int,
 ) -> nn.Module:
-    """As layer. `buffers` are the packed weights of each direction, which are saved as so many
-    matrices, and its others."""
-    # What loading does not set: attributes that are not of every module, nor TorchScript's own.
+    """Returns the scriptable form of a prepacked layer.
+
+    `buffers` names each direction's packed weights and other buffers. Packed weights are saved as
+    `matrices` matrices.
+    """
+    # Attributes that loading does not set: not in every module, and not from TorchScript.
     options = [n for n in vars(module) if n not in vars(nn.Module()) and not n.startswith("__")]
     given = tuple(
         (packed, tuple(name for name in others if getattr(module, name) is not None))
@@ -207,7 +208,7 @@ def _sharing(
 
 
 def _new(cls: type[nn.Module], *args: Any) -> nn.Module:
-    # As copyreg.__newobj__, which pickle refuses to record for an instance of another class.
+    # Like copyreg.__newobj__, which pickle rejects for other classes.
     return cls.__new__(cls, *args)
 
 
@@ -232,10 +233,10 @@ def _subclass(
         "forward_in_python": base.forward,
         "__reduce_ex__": reduce,
         "scripted_parameters": _parameters(parameters),
-        "__constants__": list(constants),  # attributes of the class
-        # Without any, TorchScript would take the annotations of the base, which are text.
+        "__constants__": list(constants),
+        # Otherwise TorchScript would read the base's annotations, which are strings.
         "__annotations__": {"_CELL": str},
-        # It would compile properties too.
+        # TorchScript would compile properties, too.
         "__jit_unused_properties__": [
             name for name in dir(base) if isinstance(getattr(base, name), property)
         ],
@@ -250,9 +251,9 @@ def _subclass(
 
 
 def _plain_state(buffers: Sequence[tuple[str, Sequence[str]]], matrices: int) -> dict[str, Any]:
-    """Compiles the methods by which TorchScript saves a prepacked layer, and packs it on loading.
+    """Compiles the methods with which TorchScript saves and loads a prepacked layer.
 
-    Packed weights depend on the machine. So a file has what they are made of.
+    Packed weights depend on the CPU. So a file has unpacked weights, which loading packs.
     """
     get, load = [], []
     for k, (packed, others) in enumerate(buffers):
@@ -284,7 +285,7 @@ def __setstate__(self, state: tuple[list[list[Tensor]], bool]) -> None:
 
 
 def _parameters(names: tuple[str, ...]) -> Any:
-    """Compiles the method that returns the parameters."""
+    """Compiles a method that returns the parameters."""
     values = ", ".join(f"self.{name}" for name in names)
     source = f"def scripted_parameters(self) -> list[Tensor]:\n    return [{values}]\n"
     return _compiled(f"parameters {values}", source)["scripted_parameters"]

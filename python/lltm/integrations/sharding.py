@@ -1,11 +1,10 @@
-"""How DTensor shards the operators: over the batch, without communication.
+"""DTensor sharding of the operators: over the batch, without communication.
 
-Everything else is replicated, so only gradients of weights and biases have to be added up, and
-only when their sum is needed. A packed sequence, whose rows lie in the order of its steps,
-runs replicated.
+Everything else is replicated. Only gradients of weights and biases must be summed, when their sum
+is needed. Packed sequences run replicated, because their data is ordered by step.
 
-torch.distributed.tensor takes most of a second to import, so nothing here does before there is
-a DTensor.
+Importing torch.distributed.tensor takes most of a second, so it is imported only after the first
+DTensor exists.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# The dimension that is the batch, of tensors that an operator takes or returns, by the names of its
-# schema; that of the others is None. What is saved for backward is either activations, the rows of
-# every step, (T * B, A * H): of each process those of its own batch, which put together would be in
-# another order than on one process, but nobody does that. Or it is checkpoints, (T / n, B, H).
+# Batch dimensions of arguments and results, by schema name. Tensors without an entry have none.
+# `saved` holds activations (T * B, A * H), or with checkpoint_steps states (T / n, B, H). Each
+# process has the activations of its own batch. Their concatenation would have another order than
+# on a single process, but is never used.
 BATCH_DIMS_OF_STEP: dict[str, int] = dict.fromkeys(
     ("input", "h", "c", "activations", "h_next", "c_next", "grad_h", "grad_c"), 0
 )
@@ -29,8 +28,7 @@ BATCH_DIMS_OF_SEQUENCE: dict[str, int] = {
     **dict.fromkeys(("h_0", "c_0", "h_n", "c_n", "grad_h_n", "grad_c_n", "saved"), 0),
     "recurrent_mask": 0,
 }
-# By operator: the batch dimensions, and the names of the results. A gradient is named after its
-# argument.
+# By operator: batch dimensions, and names of the results. A gradient has its argument's name.
 GRADIENTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 OPERATORS: dict[str, tuple[dict[str, int], tuple[str, ...]]] = {
     "step": (BATCH_DIMS_OF_STEP, ("h_next", "c_next")),
@@ -45,7 +43,7 @@ _registered = False
 
 
 def prepare(input: Tensor) -> None:
-    """Of an input that is no plain tensor: registers the shardings for the first DTensor."""
+    """Registers the shardings if the input is the first DTensor."""
     dtensor = sys.modules.get("torch.distributed.tensor")
     if not _registered and dtensor is not None and isinstance(input, dtensor.DTensor):
         _register()
@@ -73,7 +71,7 @@ def _register() -> None:
             given = {**dict(zip(names, args, strict=False)), **kwargs}
             # An argument has a placement if it is a DTensor.
             tensors = [name for name, value in given.items() if hasattr(value, "placements")]
-            # A result that is not wanted is none, and PyTorch 2.11 wants to be told.
+            # Results that are not required have no placement; PyTorch 2.11 must be told.
             wanted = [True] * len(results) if mask is None else args[mask]
             dims = batch_dims
             if given.get("checkpoint_steps"):
@@ -84,7 +82,7 @@ def _register() -> None:
                     return Shard(dims[name]) if as_sharded and name in dims else Replicate()
 
                 def of_result(name: str) -> Any:
-                    # The gradients of what every process has are summed over its own batch.
+                    # Gradients of replicated arguments are partial sums over the local batch.
                     summed = as_sharded and name not in dims
                     return Partial() if summed else of_argument(name)
 
@@ -93,14 +91,14 @@ def _register() -> None:
                     [of_argument(name) for name in tensors],
                 )
 
-            # The rows of a packed sequence lie in the order of its steps.
+            # Packed data is ordered by step, so it cannot be sharded over the batch.
             packed = given.get("batch_sizes") is not None
             return [placed(False)] if packed else [placed(False), placed(True)]
 
         register_sharding(op)(shardings)
         if mask is not None:
-            # Which results there are depends on the mask, and what was saved on checkpoint_steps:
-            # what was worked out for one of these is not to be taken for another.
+            # Results depend on the mask, and `saved` on checkpoint_steps. DTensor's cache must
+            # distinguish calls by these arguments.
             decides = [k for k, n in enumerate(names) if n in ("checkpoint_steps", "output_mask")]
             info = RuntimeSchemaInfo(static_argnum=decides[0], needs_pytree=True)
             DTensor._op_dispatcher.sharding_propagator.op_to_schema_info[op] = info
