@@ -280,7 +280,7 @@ def test_a_user_s_model_is_timed_before_and_after_replace(tmp_path: Path) -> Non
     (shown,) = re.findall(r"^```python\n(# my_model\.py\n.*?)^```", page, re.M | re.S)
     (command,) = re.findall(r"^python -m (lltm\.benchmark --model .*)$", page, re.M)
     (tmp_path / "my_model.py").write_text(shown)
-    options = ["--quick", "--json", "out.json"]
+    options = ["--quick", "--rounds", "1", "--threads", "1", "--json", "out.json"]
     run = support.run_python("-m", *command.split(), *options, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     printed = run.stdout
@@ -301,9 +301,10 @@ def test_a_user_s_model_is_timed_before_and_after_replace(tmp_path: Path) -> Non
 
     inputs = torch.randn(5, 2, 3), torch.randn(1, 2, 4), 2.0
     model = Model()
-    assert len(compare_model(lambda: (model, inputs), SETTINGS)) == 2
+    settings = Settings(rounds=1, seconds=0.0, compile=False)
+    assert len(compare_model(lambda: (model, inputs), settings)) == 2
     assert type(model.first) is torch.nn.GRU
-    assert not compare_model(lambda: (torch.nn.Linear(2, 3), torch.randn(2)), SETTINGS)
+    assert not compare_model(lambda: (torch.nn.Linear(2, 3), torch.randn(2)), settings)
 
 
 @pytest.mark.parametrize("text", ["missing:make", "json:missing", "json", "json:__name__"])
