@@ -72,7 +72,7 @@ def distribution(values: Sequence[float]) -> str:
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
     tenth = statistics.quantiles(values, n=10, method="inclusive")[0]
     shown = map(speedup_text, (min(values), tenth, low, middle, high))
-    return f"{' | '.join(shown)} | {sum(value < 1 / 1.05 for value in values)} of {len(values)}"
+    return f"{' | '.join(shown)} | {sum(value < 1 / 1.05 for value in values)}/{len(values)}"
 
 
 def table(found: Mapping[tuple[str, str, str, str], Sequence[float]]) -> Iterator[str]:
