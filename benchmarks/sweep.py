@@ -85,7 +85,8 @@ def table(found: Mapping[tuple[str, str, str, str], Sequence[float]]) -> Iterato
     yield "|---|---|---|---|---|---|---|"
     for (cell, dtype, kind, baseline), values in found.items():
         if len(values) > 1:
-            yield f"| {cell}, {dtype}, {kind}, over {baseline} | {distribution(values)} |"
+            over = f" over {baseline}" if baseline == ONNX_RUNTIME else ""
+            yield f"| {cell}, {dtype}, {kind}{over} | {distribution(values)} |"
 
 
 def by_baseline(measured: Mapping[Case, Row]) -> dict[tuple[str, str, str, str], list[float]]:
