@@ -14,8 +14,8 @@ timed as it is and after lltm.replace_.
 In each round every implementation has a turn of a few dozen milliseconds, so a
 change in the CPU's speed affects all of them. A turn begins after the threads of
 the previous turn have gone to sleep, with a call that is not timed. A time is
-the median over the rounds, with its quartiles; a speedup is the median of the
-speedups in each round. Run nothing else meanwhile.
+the median over the rounds, with its quartiles. A speedup is the median of the
+speedups in all rounds. Run nothing else at the same time.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def finish(
 def main() -> None:
     made = parser("python -m lltm.benchmark", __doc__)
     made.add_argument("--tutorial", action="store_true", help="only the tutorial's table")
-    made.add_argument("--model", type=function, metavar="MODULE:FUNCTION", help="only this model")
+    made.add_argument("--model", type=function, metavar="MODULE:FUNCTION", help="only this model, see above")
     options = made.parse_args()
     no_cases = options.tutorial or options.model is not None
     settings = begin(options, draws=not no_cases)

@@ -42,7 +42,11 @@ def tensors(results: Any) -> Iterator[Tensor]:
 
 
 def compare_model(make: Callable[[], tuple[nn.Module, Any]], settings: Settings) -> list[Row]:
-    """Times inference and training of the model that `make` returns, before and after."""
+    """Times inference and training of a model, before and after `replace_`.
+
+    Args:
+        make: returns the model and its input, or a tuple of inputs
+    """
     model, inputs = make()
     arguments = inputs if type(inputs) is tuple else (inputs,)
     models = {OURS: copy.deepcopy(model), THEIRS: model}
