@@ -184,7 +184,9 @@ def finish(
 def main() -> None:
     made = parser("python -m lltm.benchmark", __doc__)
     made.add_argument("--tutorial", action="store_true", help="only the tutorial's table")
-    made.add_argument("--model", type=function, metavar="MODULE:FUNCTION", help="only this model, see above")
+    made.add_argument(
+        "--model", type=function, metavar="MODULE:FUNCTION", help="only this model, see above"
+    )
     options = made.parse_args()
     no_cases = options.tutorial or options.model is not None
     settings = begin(options, draws=not no_cases)
