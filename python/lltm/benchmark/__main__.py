@@ -138,7 +138,7 @@ def parser(
 
 
 def begin(options: argparse.Namespace, draws: bool = True) -> Settings:
-    """Sets the number of threads, prints versions and CPU, reports a missing Matplotlib."""
+    """Sets the number of threads, prints versions and CPU, and reports a missing Matplotlib."""
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     print("\n".join(f"{name}: {value}" for name, value in environment().items()))
