@@ -1,16 +1,16 @@
-"""lltm on a GPU beside other implementations: `make bench-cuda`.
+"""Compares lltm on a GPU with other implementations: `make bench-cuda`.
 
     python benchmarks/bench_cuda.py --json cuda.json
     python benchmarks/bench_cuda.py --cell lstm --shapes 1024,16,768,768 --engine stepwise
 
-The method is that of `python -m lltm.benchmark`. Times are taken by events around a number of runs
-that are queued without waiting: they are the GPU's time or the host's, whichever is longer.
-nn.LSTM and nn.GRU are cuDNN's; float32 is float32, with TF32 off.
+The method is that of `python -m lltm.benchmark`. Events before and after a number of queued runs
+measure the time of the GPU or of the host, whichever is longer. nn.LSTM and nn.GRU use cuDNN.
+TF32 is off in float32.
 
-Before a sequence is measured, results and gradients of each engine are compared with PyTorch's in
-float64, where the error may be twice that of PyTorch in the dtype of the case, and with those of a
-second run; and the kernels that ran are looked at. A case that fails is left out, with the reason.
-The exit status says whether all is well.
+Before a sequence is measured, results and gradients of each engine are checked. Compared with
+PyTorch in float64, their errors may be twice PyTorch's errors in the dtype of the case. A second
+run must be bitwise identical, and the kernels of the requested engine must have run. A case that
+fails is skipped, with the reason, and the exit status is then not 0.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from lltm.benchmark.contenders import OURS, PLAIN, Layer, Make, contenders
 from lltm.benchmark.report import Row
 from lltm.benchmark.timing import Sampler, Settings, measure, reason
 
-# The first is that of the goal: no slower than cuDNN.
+# The goal (as fast as cuDNN) is about the first shape.
 SHAPES: tuple[Shape, ...] = ((1024, 16, 768, 768), (100, 128, 512, 512), TUTORIAL_SHAPE)
 ENGINES = ("stepwise", "persistent")
 PERSISTENT, GRAPH = "lltm, persistent", "lltm, graph replay"
-GOAL = 1.0  # the persistent engine's time in units of cuDNN's
+GOAL = 1.0  # largest accepted ratio of times, the persistent engine to cuDNN
 
 
 def engines(case: Case, chosen: Sequence[str]) -> list[str]:
-    """Those that a case has: only sequences in 16 bits have two."""
+    """Returns the engines of a case: only 16-bit sequences have both."""
     two = not case.is_step and case.dtype.itemsize == 2
     return [engine for engine in chosen if two or engine == "stepwise"]
 
@@ -49,7 +49,7 @@ def engines(case: Case, chosen: Sequence[str]) -> list[str]:
 
 
 def timed(run: Callable[[], object], training: bool = False, engine: str = "stepwise") -> Sampler:
-    """Times runs by events; returns when they are done."""
+    """Times runs with events; a sample returns after the runs."""
 
     def sample(iterations: int) -> dict[str, float]:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -70,7 +70,7 @@ def layer_timer(make: Make, case: Case, engine: str = "stepwise") -> Sampler:
 
 
 def graph_timer(make: Make, case: Case) -> Sampler:
-    """Times the replay of a captured run."""
+    """Times the replay of a CUDA graph of a run."""
     layer, graph = Layer(make, case), torch.cuda.CUDAGraph()
     current, stream = torch.cuda.current_stream(), torch.cuda.Stream()
     stream.wait_stream(current)
@@ -87,9 +87,9 @@ def graph_timer(make: Make, case: Case) -> Sampler:
 
 
 def card(settings: Settings) -> Row:
-    """Measures what the card can do: a copy, and matrix products."""
+    """Measures the rates of the GPU: a copy, and GEMMs."""
     size, n = 1 << 30, 8192
-    # Of random bytes: zeros are stored compressed.
+    # Random bytes, because the GPU compresses zeros.
     source = torch.randint(256, (size,), dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
 
@@ -108,7 +108,7 @@ def card(settings: Settings) -> Row:
 
 
 def results(layer: Layer) -> dict[str, torch.Tensor]:
-    """The output of a sequence, and all gradients."""
+    """Returns the output of a sequence and all gradients."""
     layer.forget_gradients()
     (output,) = layer.forward()
     layer.backward([output])
@@ -118,7 +118,7 @@ def results(layer: Layer) -> dict[str, torch.Tensor]:
 
 
 def computed_in(dtype: torch.dtype, make: Make, like: Layer) -> dict[str, torch.Tensor]:
-    """The results of another implementation, of the same numbers."""
+    """Returns the results of another implementation with the same arguments and weights."""
     assert like.gradient is not None
     layer = Layer(make, like.case)
     layer.module.load_state_dict(like.module.state_dict())
@@ -131,7 +131,7 @@ def computed_in(dtype: torch.dtype, make: Make, like: Layer) -> dict[str, torch.
 
 
 def engine_that_ran(run: Callable[[], object]) -> str:
-    """By its kernels."""
+    """Returns the engine whose kernels ran."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         run()
     names = [event.key for event in profile.key_averages() if "lltm_" in event.key]
@@ -140,7 +140,7 @@ def engine_that_ran(run: Callable[[], object]) -> str:
 
 
 def faults(case: Case, engine: str) -> Iterator[str]:
-    """Compares what an engine computes; yields what is wrong."""
+    """Checks the results of an engine, and yields the errors."""
     case = replace(case, training=True)
     makes = contenders(case)
     theirs = makes[PLAIN if case.cell == "lltm" else f"nn.{case.yardstick}"]
@@ -171,7 +171,7 @@ def faults(case: Case, engine: str) -> Iterator[str]:
 
 
 def compare(case: Case, settings: Settings, chosen: Sequence[str]) -> Row:
-    """Measures a case by the engines that are chosen."""
+    """Measures a case with the chosen engines."""
     makes = contenders(case, settings.compile)
     ours = makes.pop(OURS)
     builds: dict[str, Callable[[], Sampler]] = {
@@ -195,9 +195,9 @@ def main() -> None:
     options = made.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("no GPU here")
-    # PyTorch's default is TF32 in cuDNN and float32 in cuBLAS: the same for all.
+    # float32 for all implementations, because cuDNN's default is TF32.
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    warnings.filterwarnings("error", message="lltm")  # that other kernels run
+    warnings.filterwarnings("error", message="lltm")  # it reports a fallback
     settings = begin(options, draws=False)
     rows, bad = [], []
     if options.shapes is None:
@@ -209,10 +209,10 @@ def main() -> None:
         if not chosen:
             continue
         try:
-            for engine in () if case.is_step or case.training else chosen:  # once for both
+            for engine in () if case.is_step or case.training else chosen:  # checks training too
                 bad += [f"{case}, {engine}: {fault}" for fault in faults(case, engine)]
             rows.append(compare(case, settings, chosen))
-        except Exception as error:  # of any kind, while the rest goes on
+        except Exception as error:  # the other cases continue
             bad.append(f"{case}: {reason(error)}")
             continue
         print("\n".join(rows[-1].lines()))

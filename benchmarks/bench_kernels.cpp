@@ -1,11 +1,11 @@
-// Benchmarks of the native code, without Python: what this CPU can do (the micro-kernel's peak, the
-// copy bandwidth), and the element-wise kernels of each instruction set beside a copy.
+// Native benchmarks without Python: the micro-kernel's peak rate and the copy bandwidth of this
+// CPU, and the element-wise kernels of each instruction set compared with a copy.
 //
 //     lltm_bench --benchmark_out=kernels.json
 //
-// Repetitions of all benchmarks are interleaved at random, so that a change in
-// the machine's speed touches all alike; any flag of Google Benchmark given
-// replaces the defaults set here. OMP_NUM_THREADS sets the threads.
+// Repetitions of all benchmarks are interleaved at random, so that a change in the CPU's speed
+// affects all of them. Flags of Google Benchmark override the defaults. OMP_NUM_THREADS sets the
+// threads.
 #include "cpu/gemm/formats.h"
 #include "cpu/kernel/table.h"
 #include "problems.h"
@@ -35,8 +35,8 @@ using lltm::cpu::Half;
 
 using Body = std::function<void()>;
 
-// Times the body that `prepare` returns, in each repetition a new one; `amount` is what a call
-// does, for the rate.
+// Times the body that `prepare` returns in each repetition. `amount` is the work of a call, from
+// which the rate is computed.
 void add(
     const std::string& name,
     const char* rate,
@@ -56,13 +56,13 @@ std::string threads_text(int threads) {
   return "threads:" + std::to_string(threads);
 }
 
-// One thread and, where there are more, all.
+// Returns 1 and, if it differs, the number of all threads.
 std::vector<int> thread_counts() {
   const int all = at::get_num_threads();
   return all == 1 ? std::vector<int>{1} : std::vector<int>{1, all};
 }
 
-// Calls body(0), ..., body(count - 1), each in a thread of its own.
+// Calls body(0), ..., body(count - 1), each in a separate thread.
 template <typename F>
 void on_threads(int count, const F& body) {
   at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
@@ -70,10 +70,10 @@ void on_threads(int count, const F& body) {
   });
 }
 
-// ---- what the machine can do ------------------------------------------------
+// ---- rates of the CPU ------------------------------------------------
 
-// GEMMs of operands that stay in each core's cache, as the sequence engine calls them: a band
-// of rows times the gates of a block of units.
+// GEMMs with operands that stay in each core's cache, as in the sequence engine: a range of rows
+// times the gates of a block of hidden units.
 template <typename Format>
 void add_micro_kernel(const std::string& dtype) {
   if (!Format::available()) {
@@ -81,7 +81,7 @@ void add_micro_kernel(const std::string& dtype) {
     return;
   }
   using Operand = typename Format::Operand;
-  constexpr int64_t kCalls = 64;  // a thread
+  constexpr int64_t kCalls = 64;  // per thread
   const int64_t rows = lltm::cpu::kMaxRows;
   for (const int64_t columns : {64, 192}) {
     for (const int64_t depth : {128, 512}) {
@@ -116,7 +116,7 @@ void add_micro_kernel(const std::string& dtype) {
   }
 }
 
-// A copy that moves `bytes` in all, half of them read and half written.
+// A copy that moves `bytes`: half is read and half is written.
 Body copy(int64_t bytes, int threads) {
   const int64_t share = bytes / 2 / threads;
   const auto memory = std::make_shared<std::vector<char>>(2 * share * threads, 1);
@@ -130,7 +130,7 @@ Body copy(int64_t bytes, int threads) {
 }
 
 void add_copy() {
-  constexpr int64_t kLarge = int64_t{1} << 29;  // more than any cache
+  constexpr int64_t kLarge = int64_t{1} << 29;  // larger than any cache
   for (const int threads : thread_counts()) {
     add("copy/512MiB/" + threads_text(threads), "B/s", kLarge, [=] {
       return copy(kLarge, threads);
@@ -140,7 +140,7 @@ void add_copy() {
 
 // ---- element-wise kernels ----------------------------------------------------
 
-// Those that this CPU has, the best first; ATEN_CPU_CAPABILITY can lower it.
+// Returns the kernels that this CPU supports, the best first. ATEN_CPU_CAPABILITY can limit them.
 std::vector<const lltm::cpu::Kernels*> runnable_kernels() {
   const std::string capability = at::get_cpu_capability();
   std::vector<const lltm::cpu::Kernels*> kernels;
@@ -177,7 +177,7 @@ void add_all() {
   add_micro_kernel<lltm::cpu::F32Format>("f32");
   add_micro_kernel<lltm::cpu::Bf16Format>("bf16");
   add_copy();
-  for (const int64_t rows : {16, 8192}) {  // within a cache, and beyond
+  for (const int64_t rows : {16, 8192}) {  // within a cache, and larger
     add_elementwise<float>("f32", rows, 512);
     add_elementwise<BFloat16>("bf16", rows, 512);
     add_elementwise<Half>("f16", rows, 512);
@@ -189,7 +189,7 @@ void add_all() {
 }  // namespace lltm_bench
 
 int main(int argc, char** argv) {
-  // In front of the arguments, so that those override them.
+  // Defaults precede the arguments, which override them.
   std::string defaults[] = {
       "--benchmark_enable_random_interleaving=true",
       "--benchmark_repetitions=11",

@@ -2,86 +2,72 @@
 
     python benchmarks/chart.py benchmarks/results/RUN/layers.json --out docs/speed.png
 
-A ratio is a layer's time divided by torch.nn's in the same round; below 1 is faster. torch.nn's
-layer is the GRU for the GRU, else the LSTM. The chart shows the ratios in float32: a bar reaches
-from 1, which is torch.nn's time, to the ratio, on a logarithmic axis.
+A bar shows how many times as fast as torch.nn's layer lltm's layer is, in float32. A speedup is the
+median over the rounds of torch.nn's time divided by lltm's time.
 """
 
 from __future__ import annotations
 
 import argparse
-import re
 import statistics
 from pathlib import Path
 
 import pictures
 
-from lltm.benchmark.report import samples
+from lltm.benchmark.report import samples, speedup_text
 
-# What torch.nn has beside a cell.
-YARDSTICKS = {"GRU": "nn.GRU", "LSTM": "nn.LSTM", "LLTM": "nn.LSTM"}
+BASELINES = {"GRU": "nn.GRU", "LSTM": "nn.LSTM"}
+KINDS = ("training", "inference")
 SHAPES = ["T=100 B=16 I=32 H=128", "T=100 B=64 I=128 H=256", "T=100 B=1 I=128 H=256"]
 SHAPES += ["T=50 B=128 I=512 H=512"]
 
-# The seconds of each implementation, by round; by title.
+# By title and implementation: the seconds of each round.
 Run = dict[str, dict[str, list[float]]]
 
 
-def title(cell: str, kind: str, shape: str) -> str:
-    return f"{cell} sequence, {kind}, {shape}, float32"
-
-
-def ratios(run: Run, cell: str, kind: str) -> list[float]:
-    """To torch.nn's layer: of each shape the median of the rounds."""
+def speedups(run: Run, cell: str, kind: str) -> list[float]:
+    """Returns the speedups over torch.nn's layer, one per shape."""
     found = []
     for shape in SHAPES:
-        seconds = run[title(cell, kind, shape)]
-        pairs = zip(seconds["lltm"], seconds[YARDSTICKS[cell]], strict=True)
-        found.append(statistics.median(ours / theirs for ours, theirs in pairs))
+        seconds = run[f"{cell} sequence, {kind}, {shape}, float32"]
+        pairs = zip(seconds["lltm"], seconds[BASELINES[cell]], strict=True)
+        found.append(statistics.median(theirs / ours for ours, theirs in pairs))
     return found
 
 
 def draw(run: Run, path: Path) -> None:
-    kinds = ("training", "inference")
-    cells = [cell for cell in YARDSTICKS if title(cell, kinds[0], SHAPES[0]) in run]
-    thickness = 0.8 / len(cells)
-    least = min(min(ratios(run, cell, kind)) for cell in cells for kind in kinds)
-    with pictures.page(path, height=1.5 + 0.17 * len(cells) * len(SHAPES)) as figure:
+    thickness = 0.8 / len(BASELINES)
+    most = max(max(speedups(run, cell, kind)) for cell in BASELINES for kind in KINDS)
+    with pictures.page(path, height=3.0) as figure:
         both = figure.subplots(1, 2, sharex=True, sharey=True)
-        for axes, kind in zip(both, kinds, strict=True):
-            pictures.relative_time(axes, [0.1, 0.2, 0.5, 1])
-            for k, cell in enumerate(cells):
-                values = ratios(run, cell, kind)
-                places = [n + thickness * (k - (len(cells) - 1) / 2) for n in range(len(SHAPES))]
+        for axes, kind in zip(both, KINDS, strict=True):
+            for k, cell in enumerate(BASELINES):
+                values = speedups(run, cell, kind)
                 axes.barh(
-                    places,
-                    [value - 1 for value in values],
+                    [n + thickness * (k - 0.5) for n in range(len(SHAPES))],
+                    values,
                     0.85 * thickness,
-                    left=1,
                     color=pictures.COLOURS[cell.lower()],
-                    label=f"{cell} (nn.LSTM)" if cell == "LLTM" else cell,
+                    label=cell,
                 )
-                for place, value in zip(places, values, strict=True):
-                    axes.annotate(
-                        f"{value:.2f}",
-                        (min(value, 1), place),
-                        xytext=(-2, 0),
-                        textcoords="offset points",
-                        ha="right",
-                        va="center_baseline",
-                        fontsize=8,
-                    )
+                axes.bar_label(
+                    axes.containers[-1],
+                    [f"{speedup_text(value)}×" for value in values],
+                    padding=3,
+                    fontsize=8,
+                )
+            axes.axvline(1, color=pictures.INK, linewidth=1)
             axes.set_title(kind, fontsize=10)
             axes.tick_params(axis="y", length=0)
-        both[0].set_xlim(0.5 * least, 1.15)
+        both[0].set_xlim(0, 1.25 * most)
+        both[0].set_xticks([1, 5, 10], ["1\ntorch.nn", "5", "10"])
         both[0].set_ylim(len(SHAPES) - 0.5, -0.5)
-        names = ["×".join(re.findall(r"\d+", shape)) for shape in SHAPES]
-        both[0].set_yticks(range(len(SHAPES)), names)
-        figure.supxlabel(
-            "time in units of torch.nn's, log scale: further left is faster", fontsize=9
-        )
+        halves = (shape.split(" ") for shape in SHAPES)
+        names = [f"{' '.join(half[:2])}\n{' '.join(half[2:])}" for half in halves]
+        both[0].set_yticks(range(len(SHAPES)), names, fontsize=8)
+        figure.supxlabel("times as fast as torch.nn (longer is better)", fontsize=9)
         figure.legend(
-            *both[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(cells)
+            *both[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(BASELINES)
         )
 
 

@@ -1,10 +1,10 @@
-// What `make bench-check` counts the instructions of: calls of the library, each once and warm.
-// Run by benchmarks/instructions.py:
+// Calls the library once per case, after a warm-up call, so that `make bench-check` can count the
+// instructions. benchmarks/instructions.py runs:
 //
 //     valgrind --tool=callgrind --instr-atstart=no lltm_count
 //
-// callgrind writes one file for each case, with the name of the case as its trigger. Standard
-// output says what else the counts depend on, one "name: value" pair per line.
+// callgrind writes a file for each case, with the name of the case as its trigger. The program
+// prints the properties that change the counts, a "name: value" pair per line.
 #include "cpu/kernel/table.h"
 #include "problems.h"
 
@@ -75,7 +75,7 @@ void add_sequence(
                    }});
 }
 
-// Rows of different lengths, packed, from their last step to the first.
+// Packed sequences of different lengths, in the reverse direction.
 void add_packed(Cases& cases) {
   const auto problem = std::make_shared<Problem>(Sizes{26, 12, 64, 96}, at::kFloat, false);
   const Tensor batch_sizes = at::tensor({12, 12, 9, 7, 7, 4, 1}, at::kLong);
@@ -132,17 +132,17 @@ Cases all_cases() {
   Cases cases;
   add_cell(cases, {1, 16, 32, 128});
   add_cell(cases, {1, 1, 32, 128});
-  // Short: valgrind takes long for GEMMs, and what a step takes shows in a few.
+  // Few steps, because valgrind runs GEMMs slowly and a few steps show the cost per step.
   add_sequence(cases, {10, 16, 32, 128}, "f32", at::kFloat);
   add_sequence(cases, {2, 64, 64, 128}, "f32", at::kFloat);
   add_sequence(cases, {2, 33, 60, 100}, "f32", at::kFloat);
-  // The engine for few rows: weights as they lie; packed with A in float32, and in float64.
+  // The small-batch engine: weights in place; packed with A in float32, and in float64.
   add_sequence(cases, {10, 1, 128, 256}, "f32", at::kFloat);
   add_sequence(cases, {33, 1, 128, 256}, "f32", at::kFloat);
   add_sequence(cases, {33, 3, 50, 75}, "f32", at::kFloat);
   add_sequence(cases, {3, 16, 32, 128}, "bf16", at::kBFloat16);
   add_sequence(cases, {3, 16, 32, 128}, "f16", at::kHalf);
-  add_sequence(cases, {3, 16, 32, 128}, "f64", at::kDouble);  // the stepwise engine
+  add_sequence(cases, {3, 16, 32, 128}, "f64", at::kDouble);  // the per-step engine
   add_packed(cases);
   add_prepacked(cases, {1, 1, 128, 256});
   add_prepacked(cases, {4, 4, 128, 256});
@@ -156,9 +156,9 @@ Cases all_cases() {
   return cases;
 }
 
-// ---- what else the counts depend on ------------------------------------------
+// ---- properties that change the counts ------------------------------------------
 
-// valgrind shows programs a CPU of its own, whose caches the schedules go by.
+// valgrind emulates a CPU, and the schedules depend on its caches.
 void print_environment() {
   std::cout << lltm::build_info() << "build: " << LLTM_BUILD << '\n'
             << "C library: " << gnu_get_libc_version() << '\n'
@@ -170,7 +170,7 @@ void print_environment() {
 void count() {
   at::manual_seed(0);
   const Cases cases = all_cases();
-  // Compiles micro-kernels, registers what is registered once, fills caches of memory.
+  // Warm-up: compiles micro-kernels, makes one-time registrations, fills memory caches.
   for (const Case& one : cases) one.run();
   CALLGRIND_START_INSTRUMENTATION;
   for (const Case& one : cases) {

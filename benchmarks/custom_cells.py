@@ -1,11 +1,12 @@
-"""Cells of the literature (examples/cells) in training, beside their functions
-in a Python loop and, with --compile, torch.compile of that loop.
+"""Compares training of custom cells (examples/cells) with a Python loop over
+their functions and, with --compile, with torch.compile of that loop.
 
     python benchmarks/custom_cells.py --cell cifg slstm --dtype float32
     python benchmarks/custom_cells.py --compile --json custom_cells.json
 
-The method is that of `python -m lltm.benchmark`. The loop has one GEMM for the
-input of all steps and one a step for h, as much as PyTorch's operations give.
+The method is that of `python -m lltm.benchmark`. The loop has a GEMM for the
+input of all steps and a GEMM per step for h, the best that PyTorch's operations
+allow.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ GALLERY = Path(__file__).parents[1] / "examples" / "cells"
 NAMES = sorted(path.stem for path in GALLERY.glob("*.py") if path.stem != "train")
 SHAPES: tuple[Shape, ...] = ((100, 16, 32, 128), (100, 64, 128, 256))
 QUICK_SHAPES: tuple[Shape, ...] = ((20, 16, 32, 65),)
-MOST_COMPILED_STEPS = 100  # which take minutes
+MOST_COMPILED_STEPS = 100  # compiling them takes minutes
 
 LOOP = "Python loop"
 COMPILED = "torch.compile, loop"
@@ -52,7 +53,7 @@ def cell_of(name: str) -> lltm.Cell:
 
 
 class Ours(nn.Module):
-    """From the initial states of the cell, whatever its states are."""
+    """The layer of a cell, which starts from the initial states of the cell."""
 
     def __init__(self, cell: lltm.Cell, inputs: int, hidden: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -64,7 +65,7 @@ class Ours(nn.Module):
 
 
 class Loop(Ours):
-    """The cell's function, a step after the other."""
+    """A loop over the steps that calls the cell's function."""
 
     def __init__(self, cell: lltm.Cell, inputs: int, hidden: int, dtype: torch.dtype) -> None:
         super().__init__(cell, inputs, hidden, dtype)
@@ -114,12 +115,12 @@ class Loop(Ours):
 def compiled_loop(cell: lltm.Cell, case: Case) -> Make:
     if case.steps > MOST_COMPILED_STEPS:
         raise RuntimeError(f"compiling over {MOST_COMPILED_STEPS} steps takes too long")
-    torch.compiler.reset()  # at its limit of recompilations it falls back to eager mode
+    torch.compiler.reset()  # before the recompilation limit causes eager mode
     return compiled(partial(Loop, cell))
 
 
 def compare(case: Case, settings: Settings) -> Row:
-    """Measures the layer of a cell beside its function in loops."""
+    """Measures the layer of a cell and the loops over its function."""
     cell = cell_of(case.cell)
     builds: dict[str, Callable[[], Any]] = {
         OURS: lambda: layer_timer(partial(Ours, cell), case),

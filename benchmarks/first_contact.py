@@ -1,17 +1,17 @@
-"""The first minutes on a machine with a GPU: `make first-contact`.
+"""GPU bring-up within minutes of GPU access: `make first-contact`.
 
     make first-contact RESULTS=results                         all stages, in nine minutes
     make first-contact RESULTS=results STAGE="native pytest"   these, after the build
 
-The stages, the most important first: the device; the build; each engine in each dtype, at T = 1024,
-B = 16, H = I = 768: whether it computes what PyTorch computes, and its time beside cuDNN's
-(bench_cuda.py); ncu on the two persistent kernels; the native tests; pytest; sweep.py on the CPU,
-with several numbers of threads.
+The stages in order of importance: the device; the build; correctness of each engine in each dtype
+with T = 1024, B = 16, H = I = 768, and its time compared with cuDNN (bench_cuda.py); ncu on the two
+persistent kernels; the native tests; pytest; sweep.py on the CPU with several numbers of threads.
 
-A stage has a limit, all of them have --seconds, and a stage that is silent for too long is ended:
-what fails or hangs keeps nothing else from running. RESULTS holds `summary.json`, how each stage
-went and the figures that it printed, and `log.txt`, all output, as it comes. --dry-run does what
-needs no GPU. The exit status says whether all stages did their work.
+Each stage has a time limit, all stages together have --seconds, and a stage that prints nothing for
+too long is stopped, so that a failure or a hang does not stop the other stages. RESULTS contains
+`summary.json` (the state and the printed values of each stage) and `log.txt` (all output, written
+immediately). --dry-run runs the parts that need no GPU. The exit status is 0 if all stages
+succeeded.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-START_SECONDS = 120.0  # until a process says its first line: it loads torch from a cold disk
+START_SECONDS = 120.0  # limit for the first line: loading torch from a cold disk is slow
 
 # ---- the stages --------------------------------------------------------------
 
@@ -45,7 +45,7 @@ class Stage:
     limit: float  # seconds
     silence: float = 45.0  # seconds without a line, after the first one
     environment: Mapping[str, str] = field(default_factory=dict)
-    rehearsal: Sequence[str] = ()  # what --dry-run adds to the command
+    rehearsal: Sequence[str] = ()  # arguments that --dry-run appends
 
 
 PYTHON = sys.executable
@@ -53,7 +53,7 @@ BENCH = (PYTHON, "benchmarks/bench_cuda.py", "--shapes=1024,16,768,768")
 DEVICE = f"""command -v nvidia-smi || {{ echo no GPU here; exit 1; }}
 nproc; nvidia-smi --query --display=CLOCK,POWER
 {PYTHON} -c 'import torch; print(torch.__version__, torch.cuda.get_device_properties(0))'"""
-# A shard that hangs or breaks the GPU for its process costs itself alone.
+# In shards, so that a hang or a GPU error affects only its shard.
 NATIVE = """seq 0 47 | xargs -P 8 -I SHARD env GTEST_TOTAL_SHARDS=48 GTEST_SHARD_INDEX=SHARD \
 timeout 90 build/gpu/tests_cpp/lltm_cuda_tests "$@\""""
 PYTEST = (
@@ -61,7 +61,7 @@ PYTEST = (
     *("-v", "-W", "default", "-o", "faulthandler_timeout=60"),
     *("-o", "faulthandler_exit_on_timeout=true", "tests_py/test_cuda.py", "-k"),
 )
-# The oracle on the CPU takes most of the time; pytest needs no other plugin of the environment.
+# The CPU oracle needs most of the time. pytest needs no other plugin of the environment.
 TESTING = {"OMP_NUM_THREADS": "2", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 NCU = (
     *("ncu", "--clock-control=none", "--cache-control=none", "--print-units=base", "--set=basic"),
@@ -76,7 +76,7 @@ def stages(results: Path) -> list[Stage]:
         return Stage(f"{name}-{dtype}", (*BENCH, *options), 150)
 
     def profile(direction: str) -> Stage:
-        """The third launch: the first is the library's own check, the second the first call's."""
+        """Profiles the third launch, after the self-check and the first call."""
         program = (*BENCH, "--engine=persistent", "--dtype=bfloat16")
         command = (*NCU, f"--kernel-name=lltm_persistent_{direction}", *program)
         return Stage(f"ncu-{direction}", command, 120)
@@ -104,7 +104,7 @@ def stages(results: Path) -> list[Stage]:
 
 
 def lines_of(process: subprocess.Popen[bytes], limit: float, silence: float) -> Iterator[str]:
-    """What a process prints, at once; TimeoutError where it takes too long."""
+    """Yields the output of a process immediately; raises TimeoutError if it takes too long."""
     assert process.stdout is not None
     end, heard_by, rest = time.monotonic() + limit, time.monotonic() + START_SECONDS, b""
     with selectors.DefaultSelector() as selector:
@@ -123,7 +123,7 @@ def lines_of(process: subprocess.Popen[bytes], limit: float, silence: float) -> 
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """With all that it has started. What a driver holds may not end, so nobody waits for it."""
+    """Ends a process group. Does not wait for processes that a driver blocks."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.killpg(process.pid, number)
@@ -133,7 +133,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def tests(said: Sequence[str]) -> dict[str, Any]:
-    """How many tests of GoogleTest or pytest began, and which did not pass."""
+    """Returns the number of started tests of GoogleTest or pytest, and the tests without a pass."""
     words = "RUN|OK|PASSED|SKIPPED|FAILED|ERROR"
     named = re.compile(rf"\b({words})(?: +\] ([^\s,]+\.[^\s,]+)| (\S+\.py.*?) *(?: - .*)?$)")
     found = [(m[1], m[2] or m[3]) for m in map(named.search, said) if m]
@@ -143,7 +143,7 @@ def tests(said: Sequence[str]) -> dict[str, Any]:
 
 
 def run(stage: Stage, limit: float, log: Callable[[str], None]) -> dict[str, Any]:
-    """Runs a stage; returns how it went and what it said in figures."""
+    """Runs a stage, and returns its state and printed values."""
     figures: dict[str, Any] = {}
     said, begin, state = ["nothing"], time.monotonic(), "done"
     try:
@@ -175,7 +175,7 @@ def run(stage: Stage, limit: float, log: Callable[[str], None]) -> dict[str, Any
 
 
 def run_all(chosen: Sequence[Stage], results: Path, seconds: float, dry_run: bool) -> list[str]:
-    """Runs stages one after another; returns the names of those that did not do their work."""
+    """Runs the stages in order, and returns the names of the failed stages."""
     summary, end_at = results / "summary.json", time.monotonic() + seconds
     known: dict[str, Any] = json.loads(summary.read_text()) if summary.exists() else {}
     with (results / "log.txt").open("a", buffering=1) as file:

@@ -1,7 +1,7 @@
-"""Figures beside goals: nothing fails when a goal is missed. What this project aims at on a CPU.
+"""The goals of this project on a CPU. A missed goal is reported, but does not fail.
 
-A goal is the largest ratio of times, lltm to `against`, that this project wants to see; against
-PEAK and READ, the smallest share of their rate; None without one.
+A goal is the largest accepted ratio of times, lltm to `against`. For PEAK and READ it is the
+smallest accepted share of their rate. None means no goal.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lltm.benchmark.cases import LOOP_SHAPE, TUTORIAL_SHAPE, Case, Shape
 from lltm.benchmark.contenders import COMPILED, PLAIN
 from lltm.benchmark.report import Row, time_text
 
-# What is compared besides the contenders of `python -m lltm.benchmark`.
+# Names of measurements that `python -m lltm.benchmark` does not have.
 ADDMM = "addmm"
 PEAK = "oneDNN product"
 READ = "reading the weights"
@@ -25,7 +25,7 @@ ONNX_RUNTIME = "ONNX Runtime"
 
 @dataclass
 class Check:
-    """A figure beside its goal."""
+    """A measured value and its goal."""
 
     what: str
     value: float
@@ -44,11 +44,11 @@ class Check:
 
 @dataclass
 class Bound:
-    """The least time that a case can take, by what of it the machine does slowest."""
+    """A lower bound of the time of a case, by the slower of GEMMs and reading the weights."""
 
     by: str
     seconds: float
-    share: float  # of this bound in the first contender's time
+    share: float  # of this bound in the first implementation's time
 
 
 @dataclass
@@ -70,7 +70,7 @@ def checked(row: Row) -> CheckedRow:
     return CheckedRow(**vars(row))
 
 
-Checks = Sequence[tuple[str, Check]]  # each with the title of what it is about
+Checks = Sequence[tuple[str, Check]]  # each with the title of its case
 
 
 def check_lines(checks: Checks) -> Iterator[str]:
@@ -86,8 +86,8 @@ def checks_as_json(checks: Checks) -> list[dict[str, Any]]:
 
 # ---- the goals ---------------------------------------------------------------
 
-# lltm.GRU to nn.GRU in float32 and in bfloat16, each in inference and in training, and to ONNX
-# Runtime's GRU.
+# Goals of lltm.GRU over nn.GRU in float32 (inference, training) and bfloat16 (inference, training),
+# and over ONNX Runtime's GRU.
 GRU_GOALS: dict[Shape, tuple[float, float, float, float, float]] = {
     (100, 16, 32, 128): (0.18, 0.15, 0.12, 0.09, 0.22),
     (100, 64, 128, 256): (0.34, 0.33, 0.36, 0.35, 0.54),
@@ -142,7 +142,7 @@ def gru_goal(case: Case, against: str) -> float | None:
 
 
 def chunk_goal(case: Case, against: str) -> float | None:
-    """Of a chunk of a stream, with prepacked weights."""
+    """Returns the goal of a chunk of a stream with prepacked weights."""
     steps, batch = case.shape[:2]
     if against == READ and steps == batch == 1:
         return 0.80

@@ -1,15 +1,15 @@
-"""Compares how many instructions the kernels take with benchmarks/instructions.json.
+"""Compares the instruction counts of the kernels with benchmarks/instructions.json.
 
     python benchmarks/instructions.py build/benchmarks/lltm_count            `make bench-check`
     python benchmarks/instructions.py build/benchmarks/lltm_count --write    `make bench-baseline`
 
-callgrind counts the instructions of each case of count_instructions.cpp: `lltm` those of liblltm
-and its kernels alone, `all` those of libtorch and of its GEMMs too, of everything but the C
-library. Unlike a time, a count is the same in every run and on every machine with AVX2: valgrind
-shows programs a CPU of its own, with its instruction sets (no AVX-512) and its caches.
+callgrind counts the instructions of each case of count_instructions.cpp: `lltm` counts liblltm and
+its kernels, `all` also libtorch and its GEMMs, without the C library. Unlike a time, a count is the
+same in every run and on every CPU with AVX2, because valgrind emulates a CPU with its own
+instruction sets (no AVX-512) and caches.
 
-Exits with 1 where a count is more than 3 % above that of the file, or the cases are others; with
-77 where nothing can be compared because the file was made with other tools, which it names.
+Exits with 1 if a count is more than 3 % above the file, or if the cases differ. Exits with 77 if
+the file was made with other tools, which it names: the counts are then not comparable.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ BASELINE = Path(__file__).with_suffix(".json")
 TOLERANCE = 0.03
 FAILED, NOT_COMPARABLE = 1, 77
 
-# One thread, and the kernels that an AVX2 machine has, whatever machine this is. Nothing else of
-# the caller's environment.
+# The entire environment of the program: one thread and AVX2 kernels, on any CPU.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
-# Of what the program prints, what counts depend on although no source of ours has changed.
+# Printed properties that change the counts without a change of lltm's sources.
 TOOLS = ["torch", "compiler", "build", "C library", "CPU kernels in use", "CPU micro-kernel"]
 TOOLS += ["caches", "valgrind"]
 
@@ -41,7 +40,7 @@ Counts = dict[str, int]  # "lltm" and "all"
 
 @dataclass(frozen=True)
 class Run:
-    """What the counts of a run depend on, and the counts by case."""
+    """The tools of a run, and its counts by case."""
 
     tools: dict[str, str]
     instructions: dict[str, Counts]
@@ -75,12 +74,12 @@ TRIGGER = "desc: Trigger: Client Request: "
 
 
 def counts_of(text: str, names: tuple[str, ...]) -> tuple[str, Counts]:
-    """Returns the case and the counts of one of callgrind's files.
+    """Returns the case and the counts of a file of callgrind.
 
     The instructions of objects whose file names start with one of `names` count as `lltm`.
     """
     (case,) = re.findall(f"^{TRIGGER}(.*)$", text, re.MULTILINE)
-    objects: dict[str, str] = {}  # a path is given once, later lines have its number only
+    objects: dict[str, str] = {}  # later lines have only the number of a path
     counts = {"lltm": 0, "all": 0}
     file, after_call = "", False
     for line in text.splitlines():
@@ -95,13 +94,13 @@ def counts_of(text: str, names: tuple[str, ...]) -> tuple[str, Counts]:
             cost = 0 if after_call else int(line.split()[1])
             after_call = False
             counts["lltm"] += cost if file.startswith(names) else 0
-            # How long malloc searches depends on everything that was allocated before.
+            # The search of malloc depends on all earlier allocations.
             counts["all"] += 0 if file.startswith("libc.so") else cost
     return case, counts
 
 
 def compare(baseline: Run, now: Run) -> tuple[int, list[str]]:
-    """Returns an exit status, and lines for people."""
+    """Returns an exit status and the lines to print."""
     other = [name for name in TOOLS if baseline.tools.get(name) != now.tools[name]]
     if other:
         lines = [f"Instructions not compared with those of {BASELINE.name}:"]
@@ -128,13 +127,13 @@ def compare(baseline: Run, now: Run) -> tuple[int, list[str]]:
                 verdict = "FAILED" if more else "fewer "
                 lines.append(f"{verdict}  {case}: {what} {before:,} -> {after:,} ({change:+.1%})")
     if lines:
-        lines.append("Where these counts are wanted, `make bench-baseline` takes them.")
+        lines.append("If these counts are intended, run `make bench-baseline`.")
     limit = f"most above {BASELINE.name}: {largest:+.2%}, limit {TOLERANCE:+.0%}"
     return status, [*lines, f"Instructions of {len(now.instructions)} cases; {limit}"]
 
 
 def as_json(run: Run) -> str:
-    """A case a line."""
+    """Returns the run as JSON, with a line per case."""
 
     def lines(entries: Mapping[str, object]) -> str:
         return ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in entries.items())

@@ -1,7 +1,7 @@
-"""Layers with weights in int8, for inference.
+"""Measures inference of layers with weights in int8.
 
-python benchmarks/int8.py              how fast, beside float32 and torch.nn.LSTM in int8
-python benchmarks/int8.py --accuracy   how far they lead a sequence from float32, by its length
+python benchmarks/int8.py              times, compared with float32 and torch.nn.LSTM in int8
+python benchmarks/int8.py --accuracy   errors relative to float32, by sequence length
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SETTINGS = Settings(rounds=15, seconds=0.03, compile=False)
 
 def quantised_lstm(inputs: int, hidden: int) -> nn.Module:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch.ao is deprecated, and still what ships with PyTorch
+        warnings.simplefilter("ignore")  # torch.ao is deprecated, but still part of PyTorch
         model = nn.Sequential(nn.LSTM(inputs, hidden)).eval()
         module = torch.ao.quantization.quantize_dynamic(model, {nn.LSTM}, dtype=torch.qint8)[0]
     assert isinstance(module, nn.Module)
@@ -76,13 +76,13 @@ BATCH, INPUTS, HIDDEN = 8, 64, 256
 
 
 def error(y: Tensor, expected: Tensor) -> float:
-    """Of all outputs: the mean squared difference, relative to the mean square."""
+    """Returns the mean squared difference of the outputs, relative to their mean square."""
     difference = y.double() - expected.double()
     return float(difference.square().mean() / expected.double().square().mean())
 
 
 def errors(seed: int) -> list[tuple[float, float]]:
-    """Of int8 and bfloat16, for each number of steps, with weights and input of this seed."""
+    """Returns the errors of int8 and bfloat16 for each number of steps, with this seed."""
     torch.manual_seed(seed)
     layer = lltm.LLTM(INPUTS, HIDDEN).eval()
     x = torch.randn(max(STEPS), BATCH, INPUTS)

@@ -1,17 +1,17 @@
-"""Layers on a CPU beside other implementations, with what the machine allows
-and the goals of this project: what `make bench` measures.
+"""Compares layers on a CPU with other implementations, with the bounds of the CPU
+and the goals of this project: `make bench`.
 
     python benchmarks/layers.py --json layers.json
-    python benchmarks/layers.py --users     shapes of programs that people use
+    python benchmarks/layers.py --users     shapes of known applications
 
-The method is that of `python -m lltm.benchmark`. This adds bounds, other
-runtimes, streams, sequences of other lengths, one thread beside all, memory.
+The method is that of `python -m lltm.benchmark`. This program adds bounds, other
+runtimes, streams, sequences of other lengths, one and all threads, and memory.
 
-The same rounds measure what the CPU can do at most: a large matrix product, and
-reading as many bytes as the weights have. The bound of a case is the time of
-its FLOP at the rate of the one, or of its passes over the weights at the rate
-of the other, whichever is longer. torch.nn's layers in ONNX Runtime and in
-OpenVINO are compared where they are installed.
+The same rounds measure the rates of the CPU: a large GEMM, and reading as many
+bytes as the weights have. The bound of a case is the longer of two times: its
+FLOP at the rate of the GEMM, and its passes over the weights at the rate of
+reading. torch.nn's layers in ONNX Runtime and OpenVINO are compared if these
+are installed.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ from lltm.benchmark.report import Row
 from lltm.benchmark.timing import Sampler, Settings, layer_timer, measure
 
 PREPACKED = "lltm, prepacked"
-# Chunks of a stream.
+# Shapes of chunks of a stream.
 CHUNKS: tuple[Shape, ...] = ((1, 1, 128, 256), (1, 1, 512, 512), (10, 4, 128, 256))
 
 
-# Shapes of programs in which people use torch.nn's LSTM and GRU, by program or field; those of one
-# cell alone name it.
+# Shapes of torch.nn's LSTM and GRU in applications, by application or field. A shape of only one
+# cell names it.
 USERS: dict[str, Case] = {
     "qlib": Case((20, 800, 20, 64), num_layers=2),
     "neuralhydrology": Case((365, 256, 32, 128)),
@@ -79,7 +79,7 @@ Goal = Callable[[Case, str], float | None]
 
 
 def user_cases(cells: Sequence[str], dtypes: Sequence[torch.dtype]) -> Iterator[tuple[str, Case]]:
-    """Yields (title, case) for the LSTM and the GRU, where they are among `cells`."""
+    """Yields (title, case) for the LSTM and the GRU, if they are among `cells`."""
     for name, shape in USERS.items():
         for cell in ("lstm", "gru") if shape.cell == "lltm" else (shape.cell,):
             for dtype in dtypes:
@@ -90,7 +90,7 @@ def user_cases(cells: Sequence[str], dtypes: Sequence[torch.dtype]) -> Iterator[
 
 
 def prepacked(case: Case) -> Make:
-    """Makes the prepacked form of a layer."""
+    """Returns a function that makes prepacked layers."""
 
     def make(input_size: int, hidden_size: int, *, dtype: torch.dtype) -> nn.Module:
         layer: nn.Module = getattr(modules, case.module)(input_size, hidden_size, dtype=dtype)
@@ -109,7 +109,7 @@ def compare(title: str, case: Case, settings: Settings) -> CheckedRow:
 def measure_case(
     title: str, case: Case, makes: Mapping[str, Make], settings: Settings, goal: Goal
 ) -> CheckedRow:
-    """Measures implementations of a case, and the least time that it can take here."""
+    """Measures implementations of a case, and the bound of its time."""
     builds: dict[str, Build] = {
         name: partial(layer_timer, make, case) for name, make in makes.items()
     }
@@ -117,7 +117,7 @@ def measure_case(
     amounts = {first: case.flops, PEAK: PRODUCT_FLOPS}
     row = checked(measure(title, builds | yardsticks(case), settings, amounts))
     least = bounds(row, case)
-    if PEAK in least:  # else nothing is known of the GEMMs
+    if PEAK in least:  # otherwise the rate of GEMMs is unknown
         row.bound = max(least.values(), key=lambda bound: bound.seconds)
     for name in row.seconds:
         limit = goal(case, name)
@@ -132,7 +132,7 @@ def measure_case(
 
 
 def scaling(cell: str, shape: Shape, settings: Settings) -> Iterator[Row]:
-    """Measures one thread beside all."""
+    """Measures one thread and all threads."""
     for training in (False, True):
         case = Case(shape, training=training, cell=cell)
         makes = contenders(case)
@@ -154,7 +154,7 @@ def time_per_step(case: Case) -> Sampler:
 
 
 def lengths(cell: str, steps: Sequence[int], sizes: Shape, settings: Settings) -> Iterator[Row]:
-    """Measures the time of a step in sequences of different lengths."""
+    """Measures the time per step in sequences of different lengths."""
     for training in (False, True):
         cases = {f"T={n}": Case((n, *sizes), training=training, cell=cell) for n in steps}
         builds = {name: partial(time_per_step, case) for name, case in cases.items()}
@@ -163,7 +163,7 @@ def lengths(cell: str, steps: Sequence[int], sizes: Shape, settings: Settings) -
 
 
 def streaming(cell: str, shapes: Sequence[Shape], settings: Settings) -> Iterator[Row]:
-    """Measures chunks of a stream, with weights packed once and packed in every call."""
+    """Measures chunks of a stream, with weights packed once and in every call."""
     for shape in shapes:
         case = Case(shape, cell=cell)
         makes = contenders(case)
@@ -176,7 +176,7 @@ def streaming(cell: str, shapes: Sequence[Shape], settings: Settings) -> Iterato
 def beyond_cases(
     cells: Sequence[str], quick: bool, dtypes: Sequence[torch.dtype], settings: Settings
 ) -> Iterator[Row]:
-    """Measures what has no case of its own."""
+    """Measures lengths, streams, rates of the CPU and threads."""
     shapes = [shape for shape in GRU_GOALS if shape not in SHAPES]
     for shape, dtype, training in product(shapes, dtypes, (False, True)):
         if "gru" in cells and not quick:
@@ -187,7 +187,7 @@ def beyond_cases(
             cell, (10, 100) if quick else (100, 10, 1000, 10000), (16, 32, 64), settings
         )
         yield from streaming(cell, CHUNKS[:1] if quick else CHUNKS, settings)
-    # After the others: to set a number of threads changes what MKL does, for good.
+    # Last, because setting the number of threads changes MKL permanently.
     yield from machine(dtypes, settings)
     for cell in cells:
         yield from scaling(cell, (100, *sizes(quick)), settings)

@@ -1,4 +1,4 @@
-"""What this machine can do, as a yardstick: matrix products, copies, reading the weights."""
+"""Measures the rates of this CPU: GEMMs, copies, and reading the weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Build = Callable[[], Sampler]
 
 
 def product(dtype: torch.dtype, onednn: bool) -> Sampler:
-    """Times a large matrix product, by oneDNN or by torch.mm."""
+    """Times a large GEMM by oneDNN or torch.mm."""
     a, b = (torch.randn(PRODUCT_SIZE, PRODUCT_SIZE).to(dtype) for _ in range(2))
     if onednn:
         return timed(partial(torch.ops.aten.mkldnn_linear, a.to_mkldnn(), b.to_mkldnn()))
@@ -28,7 +28,7 @@ def product(dtype: torch.dtype, onednn: bool) -> Sampler:
 
 
 def addmm(case: Case) -> Sampler:
-    """Times the matrix product of one step, bare."""
+    """Times only the GEMM of one step."""
     batch, input_size, hidden = case.shape
     gates = GATES[case.cell]
     X = torch.randn(batch, hidden + input_size, dtype=case.dtype)
@@ -38,13 +38,13 @@ def addmm(case: Case) -> Sampler:
 
 
 def read_weights(case: Case) -> Callable[[], object]:
-    """Returns a sum over as many bytes as the weights of a case have."""
+    """Returns a function that sums as many bytes as the weights of a case have."""
     size = case.weights * case.dtype.itemsize
     return partial(torch.sum, torch.randn(size // torch.float32.itemsize))
 
 
 def yardsticks(case: Case) -> dict[str, Build]:
-    """Returns what is measured in the rounds of a case, for its bounds."""
+    """Returns the measurements that the bounds of a case need, for the same rounds."""
     builds: dict[str, Build] = {ADDMM: partial(addmm, case)}
     if not case.is_step or case.training:
         builds = {}
@@ -54,10 +54,11 @@ def yardsticks(case: Case) -> dict[str, Build]:
 
 
 def weight_passes(case: Case) -> float:
-    """How often all weights are read, at least.
+    """Returns the least number of passes over all weights.
 
-    Those of h once for each step, those of the input once for all steps; in a sequence once more
-    backward, for the gradients of h and input. To write the gradient is a pass too.
+    The weights of h are read in each step, the weights of the input once for all steps. Backward of
+    a sequence reads them again, for the gradients of h and the input. Writing the weight gradients
+    is another pass.
     """
     of_h = case.num_layers * case.directions * GATES[case.cell] * case.shape[-1] ** 2
     reads = 1 + (case.steps - 1) * of_h / case.weights
@@ -65,7 +66,7 @@ def weight_passes(case: Case) -> float:
 
 
 def bounds(row: Row, case: Case) -> dict[str, Bound]:
-    """Returns the least times of a case at the rates that were measured with it."""
+    """Returns the lower bounds of a case at the rates that were measured in its rounds."""
     needs = {PEAK: case.flops / PRODUCT_FLOPS, READ: weight_passes(case)}
     return {
         name: Bound(name, need * statistics.median(row.seconds[name]), need / row.ratio(name))
@@ -75,13 +76,13 @@ def bounds(row: Row, case: Case) -> dict[str, Bound]:
 
 
 def thread_counts() -> dict[str, int]:
-    """One thread and all of them, by name; all first."""
+    """Returns the number of all threads, and one thread, by name."""
     counts = sorted({1, torch.get_num_threads()}, reverse=True)
     return {f"{count} thread{'s' if count > 1 else ''}": count for count in counts}
 
 
 def on_threads(count: int, build: Build) -> Sampler:
-    """Takes the samples with so many threads."""
+    """Takes the samples with `count` threads."""
     sampler = build()
 
     def sample(iterations: int) -> dict[str, float]:
@@ -96,7 +97,7 @@ def on_threads(count: int, build: Build) -> Sampler:
 
 
 def machine(dtypes: Sequence[torch.dtype], settings: Settings) -> Iterator[Row]:
-    """Measures matrix products and copies, with one thread and with all."""
+    """Measures GEMMs and copies, with one thread and with all threads."""
     counts = thread_counts().items()
     for dtype in dtypes:
         products: dict[str, Build] = {
@@ -106,7 +107,7 @@ def machine(dtypes: Sequence[torch.dtype], settings: Settings) -> Iterator[Row]:
         }
         title = f"matrix product, {PRODUCT_SIZE} x {PRODUCT_SIZE} x {PRODUCT_SIZE}, {dtype}"
         yield measure(title, products, settings, dict.fromkeys(products, PRODUCT_FLOPS))
-    size = 1 << 28  # bytes, more than a cache holds
+    size = 1 << 28  # bytes, larger than any cache
     source, target = torch.zeros(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)
     copy = partial(timed, partial(target.copy_, source))
     copies: dict[str, Build] = {

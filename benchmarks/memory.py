@@ -1,4 +1,4 @@
-"""What training takes of memory; as a program, with checkpoints and without.
+"""Measures the memory of training; as a program, with and without activation checkpoints.
 
 python benchmarks/memory.py --checkpoint-steps 64
 """
@@ -24,19 +24,19 @@ from lltm.benchmark.contenders import OURS, PLAIN, SEQUENCES, Layer, Make
 from lltm.benchmark.timing import Settings, layer_timer, measure
 
 CHECKPOINTED = "lltm, checkpointed"
-PEAK = "--peak"  # runs print_peak_memory, in a process of its own
+PEAK = "--peak"  # runs print_peak_memory in a new process
 LONG_SHAPES: tuple[Shape, ...] = ((4000, 16, 32, 128), (2000, 64, 128, 256))
 
 
 def checkpointed(checkpoint_steps: int) -> Make:
-    """Makes layers that save checkpoints so many steps apart."""
+    """Makes layers with this `checkpoint_steps`."""
     return partial(modules.LLTM, checkpoint_steps=checkpoint_steps)
 
 
 def saved_for_backward(make: Make, case: Case) -> float:
-    """Returns what a forward pass saves, per step and row of the batch, in units of H elements.
+    """Returns the memory that forward saves, in H elements per step and sequence.
 
-    Memory of the arguments and of the parameters, which is there anyway, does not count.
+    Arguments and parameters do not count.
     """
     layer = Layer(make, case)
     saved: dict[int, torch.UntypedStorage] = {}
@@ -56,9 +56,9 @@ def saved_for_backward(make: Make, case: Case) -> float:
 
 
 def peak_memory(name: str, case: Case, checkpoint_steps: int = 0) -> int:
-    """Returns the bytes that training takes beyond arguments and parameters; in a new process.
+    """Returns the bytes that training needs in addition to arguments and parameters.
 
-    `checkpoint_steps` is that of lltm's layer.
+    Runs in a new process. `checkpoint_steps` is the argument of lltm's layer.
     """
     dtype = str(case.dtype).removeprefix("torch.")
     result = subprocess.run(
@@ -73,20 +73,20 @@ def peak_memory(name: str, case: Case, checkpoint_steps: int = 0) -> int:
 
 
 def print_peak_memory(name: str, checkpoint_steps: str, dtype: str, *shape: str) -> None:
-    """What :func:`peak_memory` runs."""
+    """Prints the result of :func:`peak_memory`, which runs this in a new process."""
     case = Case(tuple(map(int, shape)), getattr(torch, dtype), training=True)
     make = checkpointed(int(checkpoint_steps)) if int(checkpoint_steps) else SEQUENCES[name]
-    # Loads libraries and starts threads.
+    # Load libraries and start threads.
     Layer(make, replace(case, shape=(2, *case.shape[1:]))).run()
     layer = Layer(make, case)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = _memory("VmRSS")
     layer.run()
     print(_memory("VmHWM") - before)
 
 
 def _knows_peaks() -> bool:
-    """Whether the system can say how much memory a process has had at most: Linux can."""
+    """Returns True if the system reports the peak memory of a process, as Linux does."""
     return Path("/proc/self/clear_refs").exists()
 
 
@@ -99,7 +99,7 @@ def _memory(key: str) -> int:
 
 
 def measure_memory(shape: Shape, dtypes: Sequence[torch.dtype]) -> Iterator[tuple[str, str, Check]]:
-    """Yields title, figures, and ours beside its goal."""
+    """Yields the title, the measured values, and lltm's value with its goal."""
     for dtype in dtypes:
         case = Case(shape, dtype, training=True)
         saved = {name: saved_for_backward(make, case) for name, make in SEQUENCES.items()}
@@ -119,7 +119,7 @@ def measure_memory(shape: Shape, dtypes: Sequence[torch.dtype]) -> Iterator[tupl
 
 
 def checkpointing(case: Case, checkpoint_steps: int, settings: Settings) -> Iterator[str]:
-    """Yields what training takes with checkpoints and without: time, memory."""
+    """Yields time and memory of training, with and without checkpoints."""
     makes = {CHECKPOINTED: checkpointed(checkpoint_steps), OURS: modules.LLTM}
     builds = {name: partial(layer_timer, make, case) for name, make in makes.items()}
     yield from measure(f"checkpoint_steps={checkpoint_steps}: {case}", builds, settings).lines()
@@ -132,7 +132,7 @@ def checkpointing(case: Case, checkpoint_steps: int, settings: Settings) -> Iter
 
 
 def main() -> None:
-    made = argparse.ArgumentParser(description="Training with checkpoints beside without.")
+    made = argparse.ArgumentParser(description="Training with and without checkpoints.")
     made.add_argument("--checkpoint-steps", type=int, required=True, metavar="N")
     made.add_argument("--rounds", type=int, default=15)
     options = made.parse_args()

@@ -1,4 +1,4 @@
-"""How pictures for the pages are drawn: legible on white, on black and on a phone."""
+"""Style of the pictures in the documentation: legible on light and dark pages and on phones."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# A grey, and of a cell a colour, whose contrast to both white and a dark page is 3.4 or more; the
-# three are safe for the colour-blind.
+# Gray and the colors of the cells have a contrast of at least 3.4 on white and on dark pages. The
+# three colors are safe for color-blind readers.
 INK = "#7a7a7a"
 COLOURS = {"gru": "#0072b2", "lstm": "#d55e00", "lltm": "#009e73"}
-WIDTH = 4.4  # inches: a phone shows it at 0.85 of its size
+WIDTH = 4.4  # inches; a phone scales it by 0.85
 
 
 @contextmanager
 def page(path: Path, height: float) -> Iterator[Figure]:
-    """Gives a figure to draw into, and writes it, without a background, to .svg or .png."""
+    """Yields a figure, and saves it without a background as .svg or .png."""
     import matplotlib
     from matplotlib.figure import Figure
 
     inked = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
     style: Any = dict.fromkeys(inked, INK)
     style |= {
-        "svg.hashsalt": "lltm",  # the same figures give the same file
+        "svg.hashsalt": "lltm",  # makes the file reproducible
         "font.size": 9,
         "axes.spines.top": False,
         "axes.spines.right": False,
@@ -41,14 +41,14 @@ def page(path: Path, height: float) -> Iterator[Figure]:
         yield figure
         metadata = {"Date": None} if path.suffix == ".svg" else None
         figure.savefig(path, transparent=True, dpi=200, metadata=metadata)
-        if path.suffix == ".png":  # with a palette it has a third of the bytes
+        if path.suffix == ".png":  # a palette reduces the file to a third
             from PIL import Image
 
             Image.open(path).quantize(64).save(path, optimize=True)
 
 
-def relative_time(axes: Axes, ticks: Sequence[float]) -> None:
-    """Makes a logarithmic axis of times in units of torch.nn's, which is a line at 1."""
+def speedup_axis(axes: Axes, ticks: Sequence[float]) -> None:
+    """Makes the x-axis logarithmic, with a line at 1, the speed of torch.nn."""
     axes.set_xscale("log")
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.set_xticks([], minor=True)

@@ -1,5 +1,4 @@
-// What the benchmarks of the native code work on: the operators' arguments, and those of an
-// element-wise kernel.
+// Problems for the native benchmarks: arguments of the operators and of an element-wise kernel.
 #pragma once
 
 #include "cell/lltm.h"
@@ -29,7 +28,7 @@ struct Sizes {
   }
 };
 
-// Values as a network at the beginning of its training has them.
+// Arguments with the values of a network before training.
 struct Problem {
   Problem(const Sizes& sizes, at::ScalarType dtype, bool step) {
     const auto [T, B, I, H] = sizes;
@@ -46,11 +45,11 @@ struct Problem {
   }
 
   Tensor input, h, c, weights, bias;
-  Tensor grad_h;  // of h' or of the output
+  Tensor grad_h;  // gradient of h' or of the output
 };
 
-// The element-wise part of one step of the LLTM, of `rows` rows, on one thread, operands of the
-// products in the compute type. T is the storage type.
+// The element-wise part of one LLTM step with `rows` rows, on one thread. T is the storage type.
+// GEMM operands have the compute type.
 template <typename T>
 struct Step {
   using C = lltm::compute_t<T>;
@@ -84,13 +83,13 @@ struct Step {
     lltm::cpu::elementwise_of<T, C>(cell(kernels)).backward(args, 0, rows * hidden);
   }
 
-  // Read and written.
+  // Bytes that are read and written.
   double forward_bytes() const { return rows * hidden * (3.0 * sizeof(C) + 7.0 * sizeof(T)); }
   double backward_bytes() const { return rows * hidden * (6.0 * sizeof(C) + 5.0 * sizeof(T)); }
 
   int64_t rows, hidden;
   std::vector<T> storage;  // activations (4H), c, h', c', gradient of h
-  std::vector<C> compute;  // gates (3H), carried gradients of h and c, of the c before
+  std::vector<C> compute;  // gates (3H), carried gradients of h and c, gradient of the previous c
 
  private:
   static const lltm::cpu::CellKernels& cell(const lltm::cpu::Kernels& kernels) {

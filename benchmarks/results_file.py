@@ -1,4 +1,4 @@
-"""Files of results: whole at every moment, also where the program that writes them is killed."""
+"""Writes files of results atomically, so that a killed program leaves no truncated file."""
 
 from __future__ import annotations
 

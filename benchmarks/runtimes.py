@@ -1,6 +1,6 @@
-"""nn.LSTM and nn.GRU in other runtimes, from the same ONNX model: inference in float32.
+"""nn.LSTM and nn.GRU in other runtimes, from the same ONNX model: float32 inference.
 
-Both take as many threads as torch, and read their arguments in place.
+Both runtimes use as many threads as PyTorch, and read their arguments in place.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lltm.benchmark.contenders import Make
 OPENVINO = "OpenVINO"
 
 Arrays = dict[str, Any]  # NumPy arrays, by name
-# Blocks of rows of the weights, in torch.nn's order: which of them is each of ONNX's.
+# ONNX's order of the gates, as indices into torch.nn's order.
 GATES = {"LSTM": [0, 3, 1, 2], "GRU": [1, 0, 2]}
 
 
@@ -33,17 +33,17 @@ def _import(name: str) -> Any:
 
 
 def names(layer: nn.RNNBase) -> tuple[list[str], list[str]]:
-    """The arguments and the results of a model."""
+    """Returns the names of a model's arguments and results."""
     states = "hc" if layer.mode == "LSTM" else "h"
     return ["input", *(f"{s}_0" for s in states)], ["output", *(f"{s}_n" for s in states)]
 
 
 def onnx_model(layer: nn.RNNBase) -> bytes:
-    """Returns an ONNX model of a layer: (input, h_0, c_0) to (output, h_n, c_n), as nn.LSTM.
+    """Returns an ONNX model of a layer, from (input, h_0, c_0) to (output, h_n, c_n).
 
     Args:
-        layer: nn.LSTM, or nn.GRU whose model has no c; one layer and direction, float32, with
-            biases. T and B of the model are free.
+        layer: nn.LSTM, or nn.GRU, whose model has no c; float32, with biases, a single layer and
+            direction. T and B of the model are dynamic.
     """
     onnx = _import("onnx")
     inputs, outputs = names(layer)
@@ -63,7 +63,7 @@ def onnx_model(layer: nn.RNNBase) -> bytes:
 
     w_ih, w_hh, b_ih, b_hh = map(gates, layer.all_weights[0])
     constants = {"W": w_ih, "R": w_hh, "bias": torch.cat([b_ih, b_hh])}
-    # "": no lengths, all rows are full.
+    # "": no lengths, because all sequences have T steps.
     arguments = ["input", "W", "R", "bias", "", *inputs[1:]]
     options: Any = {"hidden_size": layer.hidden_size}
     if layer.mode == "GRU":
@@ -89,10 +89,11 @@ def onnx_model(layer: nn.RNNBase) -> bytes:
 
 
 class _Runtime(nn.Module):
-    """A layer of torch.nn, computed elsewhere.
+    """A torch.nn layer that another runtime computes.
 
-    Arguments and results are bound when other tensors come than in the call before; to pass them
-    in every call would take longer than a step. A call overwrites the results of the one before.
+    Arguments and results are bound again if the tensors differ from the previous call, because
+    passing them in every call would take longer than a step. A call overwrites the results of the
+    previous call.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class _Runtime(nn.Module):
         self.call: Callable[[], object]
 
     def bind(self, arguments: Arrays, results: Arrays) -> Callable[[], object]:
-        """Returns what computes `results` from `arguments`, in place."""
+        """Returns a function that computes `results` from `arguments`, in place."""
         raise NotImplementedError
 
     def forward(self, input: Tensor, state: Any) -> tuple[Tensor, Any]:
@@ -130,7 +131,7 @@ def _arrays(names: Sequence[str], tensors: Sequence[Tensor]) -> Arrays:
 
 
 class OnnxRuntime(_Runtime):
-    """By ONNX Runtime."""
+    """A layer in ONNX Runtime."""
 
     def __init__(self, *arguments: Any, **dtype: Any) -> None:
         onnxruntime = _import("onnxruntime")
@@ -150,7 +151,7 @@ class OnnxRuntime(_Runtime):
 
 
 class OpenVino(_Runtime):
-    """By OpenVINO, compiled for the sizes of its arguments, which is what it does best."""
+    """A layer in OpenVINO, compiled for the sizes of its arguments, its fastest mode."""
 
     def __init__(self, *arguments: Any, **dtype: Any) -> None:
         self.openvino = _import("openvino")
@@ -163,7 +164,7 @@ class OpenVino(_Runtime):
         model.reshape({name: array.shape for name, array in arguments.items()})
         config = {
             "INFERENCE_NUM_THREADS": self.threads,
-            "INFERENCE_PRECISION_HINT": "f32",  # else bfloat16, where the CPU has AMX
+            "INFERENCE_PRECISION_HINT": "f32",  # with AMX, the default is bfloat16
             "PERFORMANCE_HINT": "LATENCY",
         }
         request = core.compile_model(model, "CPU", config).create_infer_request()
@@ -176,7 +177,7 @@ RUNTIMES: dict[str, type[_Runtime]] = {ONNX_RUNTIME: OnnxRuntime, OPENVINO: Open
 
 
 def runtimes(case: Case) -> dict[str, Make]:
-    """Returns the layer that a case is compared with, in other runtimes, where they have it."""
+    """Returns the torch.nn layer of a case in other runtimes, if they support the case."""
     if case.is_step or case.training or case.dtype != torch.float32 or not case.is_plain:
         return {}
     layer = getattr(nn, case.yardstick)

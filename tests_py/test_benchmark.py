@@ -4,10 +4,12 @@ each program once; what the pages show of the stored run.
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import gc
 import json
 import re
+import statistics
 import sys
 import time
 from collections.abc import Iterator
@@ -30,10 +32,12 @@ from lltm.benchmark import timing
 from lltm.benchmark.__main__ import cases, parser
 from lltm.benchmark.cases import GATES, Case, Shape
 from lltm.benchmark.contenders import OURS, TUTORIAL, Layer, contenders
-from lltm.benchmark.report import Row, samples, tables
+from lltm.benchmark.report import Row, samples, speedup_text, tables
 from lltm.benchmark.timing import Sampler, Settings, measure
+from lltm.benchmark.user_model import compare_model, function
 
-CELLS = support.ROOT / "benchmarks/results/2026-11-25-epyc-zen5-2-cores/layers.json"
+RUN = support.ROOT / "benchmarks/results/2026-11-25-epyc-zen5-2-cores"
+CELLS = RUN / "layers.json"
 README = (support.ROOT / "README.md").read_text()
 SETTINGS = Settings(rounds=3, seconds=0.0, compile=False)
 
@@ -265,9 +269,48 @@ def test_the_benchmark_of_a_user_measures_and_compares_with_an_earlier_run(tmp_p
     assert all(len(row["seconds"][OURS]) == 3 for row in rows)
     again = [*SHAPES[:-1], "new/out.json", "--compare", "out.json", "--cell", "gru"]
     shown = run_program("-m", "lltm.benchmark", *again, cwd=tmp_path)
-    pattern = r"^  GRU one step, \w+, B=2 I=3 H=4, float32\n    earlier .* now / earlier +\d"
+    pattern = r"^  GRU one step, \w+, B=2 I=3 H=4, float32\n    earlier .* speedup +\d"
     assert len(re.findall(pattern, shown, re.MULTILINE)) == 2
     assert rows_of(tmp_path / "new" / "out.json")
+
+
+def test_a_user_s_model_is_timed_before_and_after_replace(tmp_path: Path) -> None:
+    """The function of the page, and a model with several inputs and a GRU twice."""
+    page = (support.ROOT / "docs/performance.md").read_text()
+    (shown,) = re.findall(r"^```python\n(# my_model\.py\n.*?)^```", page, re.M | re.S)
+    (command,) = re.findall(r"^python -m (lltm\.benchmark --model .*)$", page, re.M)
+    (tmp_path / "my_model.py").write_text(shown)
+    options = ["--quick", "--rounds", "1", "--threads", "1", "--json", "out.json"]
+    run = support.run_python("-m", *command.split(), *options, cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    printed = run.stdout
+    assert "\nreplaced: the model\n" in printed
+    rows = rows_of(tmp_path / "out.json")
+    assert [row["title"] for row in rows] == ["model, inference", "model, training"]
+    assert all([*row["seconds"]] == [OURS, "torch.nn"] for row in rows)
+    assert len(re.findall(r"^With lltm, \w+ is [\d.]+ times as fast\.$", printed, re.M)) == 2
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = torch.nn.GRU(3, 4), torch.nn.GRUCell(4, 4)
+
+        def forward(self, x: Any, h: Any, scale: float) -> dict[str, Any]:
+            output, h = self.first(x, h)
+            return {"last": [scale * self.second(output[-1], h[0])], "length": torch.tensor(5)}
+
+    inputs = torch.randn(5, 2, 3), torch.randn(1, 2, 4), 2.0
+    model = Model()
+    settings = Settings(rounds=1, seconds=0.0, compile=False)
+    assert len(compare_model(lambda: (model, inputs), settings)) == 2
+    assert type(model.first) is torch.nn.GRU
+    assert not compare_model(lambda: (torch.nn.Linear(2, 3), torch.randn(2)), settings)
+
+
+@pytest.mark.parametrize("text", ["missing:make", "json:missing", "json", "json:__name__"])
+def test_a_function_that_is_not_there_is_named(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=text):
+        function(text)
 
 
 @pytest.mark.parametrize(
@@ -343,42 +386,63 @@ def test_a_sweep_draws_shapes_and_prints_what_the_worst_rows_chose(tmp_path: Pat
 # ----- What the pages show --------------------------------------------------------
 
 
-def test_the_readme_has_the_table_that_its_command_prints() -> None:
-    """With the figures of the stored run."""
-    (command,) = re.findall(r"^python -m lltm\.benchmark (.*)$", README, re.MULTILINE)
+def random_shapes() -> dict[tuple[str, str, str, str], list[float]]:
+    """Returns the stored speedups at random shapes, by cell, dtype, kind and baseline."""
+    pattern = r"^(\w+) sequence, (\w+), T=.*?, (\w+): of (.*)$"
+    found: dict[tuple[str, str, str, str], list[float]] = {}
+    for cell, kind, dtype, rest in re.findall(pattern, (RUN / "sweep.txt").read_text(), re.M):
+        for ratio, baseline in re.findall(r"([\d.]+) (nn\.\w+|ONNX Runtime)", rest):
+            found.setdefault((cell, dtype, kind, baseline), []).append(1 / float(ratio))
+    return dict(sorted(found.items(), key=lambda item: item[0][3] == ONNX_RUNTIME))
+
+
+def test_the_page_of_benchmarks_has_the_tables_that_its_commands_print() -> None:
+    """With the figures of the stored runs."""
+    page = (support.ROOT / "docs/benchmarks.md").read_text()
+    command = re.findall(r"^python -m lltm\.benchmark (--shapes .* .*)$", page, re.MULTILINE)[0]
     options = parser("", None).parse_args(command.split())
     stored = samples(CELLS)
     measured = {case: Row(str(case), stored[str(case)], {}, {}) for case in cases(options)}
-    (table,) = re.findall(r"^\| T×B.*?(?=\n\n)", README, re.MULTILINE | re.DOTALL)
-    assert table == "\n".join(tables(measured)).strip()
+    assert "\n".join(tables(measured)).strip() in page
+    assert "\n".join(sweep.table(random_shapes())) in page
 
 
-def test_the_first_sentences_of_the_readme_have_the_tables_extremes() -> None:
-    rows = re.findall(r"^\| \d+×.*$", README, re.MULTILINE)
-    assert len(rows) == 8
+def test_the_figures_of_the_readme_follow_from_the_stored_runs() -> None:
+    shapes = [f"{shape}, {{}}" for shape in chart.SHAPES]
+    stored, sampled = samples(CELLS), random_shapes()
+    for cell in ("GRU", "LSTM"):
+        every, some = [], []
+        for kind in ("training", "inference"):
+            for dtype in ("float32", "bfloat16"):
+                titles = (f"{cell} sequence, {kind}, {shape.format(dtype)}" for shape in shapes)
+                rows = (Row(title, stored[title], {}, {}) for title in titles)
+                found = sorted(row.speedup(f"nn.{cell}") for row in rows)
+                every.append(f"{speedup_text(found[0])} to {speedup_text(found[-1])}")
+                random = sampled[cell, dtype, kind, f"nn.{cell}"]
+                middle, worst = map(speedup_text, (statistics.median(random), min(random)))
+                some.append(f"{middle} ({worst})")
+                if (kind, dtype) == ("training", "float32"):
+                    first = " ".join(README.partition("```")[0].split())
+                    assert f"{cell} training is {middle} times as fast as `nn.{cell}`" in first
+        assert f"| {cell}, these 4 shapes | {' | '.join(every)} |" in README
+        assert f"| {cell}, 60 random shapes | {' | '.join(some)} |" in README
+        (picture,) = re.findall(r"!\[(.*?)\]\(docs/speed.png\)", README)
+        training, inference = picture.split("Inference: ")
+        assert f"{cell} {every[0]}" in training
+        assert f"{cell} {every[2]}" in inference
 
-    def extremes(cell: str, kind: int) -> str:
-        column = {"GRU": 3, "LSTM": 4}[cell]
-        values = [float(row.split("|")[column].split(", ")[kind]) for row in rows]
-        return f"{min(values):.2f} to {max(values):.2f}"
 
-    first = " ".join(README.partition("One line changes")[0].split())
-    assert re.findall(r"0\.\d\d to \d\.\d\d", first) == [
-        extremes(cell, kind) for kind in (0, 1) for cell in ("GRU", "LSTM")
-    ]
-
-
-def test_a_chart_has_the_ratios_and_no_background(tmp_path: Path) -> None:
+def test_a_chart_has_the_speedups_and_no_background(tmp_path: Path) -> None:
     """So it is legible on light and dark pages. Matplotlib names what it writes in comments."""
     pytest.importorskip("matplotlib", reason="part of the bench extra")
     run = samples(CELLS)
     chart.draw(run, tmp_path / "chart.svg")
     picture = (tmp_path / "chart.svg").read_text()
     assert not re.search(r"fill: #(?:f{3}|f{6}|0{3}|0{6})\b", picture)
-    shown = re.findall(r"<!-- (\d\.\d\d) -->", picture)
+    shown = re.findall(r"<!-- ([\d.]+)× -->", picture)
     assert shown == [
-        f"{ratio:.2f}"
-        for kind in ("training", "inference")
-        for cell in ("GRU", "LSTM", "LLTM")
-        for ratio in chart.ratios(run, cell, kind)
+        speedup_text(speedup)
+        for kind in chart.KINDS
+        for cell in ("GRU", "LSTM")
+        for speedup in chart.speedups(run, cell, kind)
     ]

@@ -1,8 +1,8 @@
-"""lltm beside other implementations, measured on this machine: `python -m lltm.benchmark --help`.
+"""Measures lltm and other implementations on this CPU: `python -m lltm.benchmark --help`.
 
-cases        what is measured
-contenders   what is compared
-runtimes     nn.LSTM in ONNX Runtime and OpenVINO
-timing       measuring in interleaved rounds
-report       rows of figures, a picture, a comparison with an earlier run
+cases        the measured shapes, cells, dtypes and directions
+contenders   the implementations that are compared
+timing       measurements in interleaved rounds
+report       printed results, a picture, a comparison with an earlier run
+user_model   a user's model before and after `lltm.replace_`
 """

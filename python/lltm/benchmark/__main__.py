@@ -1,17 +1,21 @@
-"""Measures lltm beside other implementations on this machine, and draws a
-picture. A shape is B,I,H for one step and T,B,I,H for a sequence; training is
-forward and backward. The LSTM and the GRU stand beside torch.nn's, the LLTM
-beside torch.nn's LSTM, plain PyTorch and the tutorial's C++.
+"""Measures how many times as fast as other implementations lltm is on this CPU,
+and draws a picture. A shape is B,I,H for one step and T,B,I,H for a sequence;
+training is forward and backward. LSTM and GRU are compared with torch.nn, the
+LLTM with torch.nn's LSTM, its PyTorch reference and the tutorial's C++.
 
     python -m lltm.benchmark --quick
     python -m lltm.benchmark --cell gru --shapes 200,8,64,256 --dtype float32
+    python -m lltm.benchmark --model module:function   your model
     python -m lltm.benchmark --tutorial   the table of PyTorch's tutorial
 
-The contenders run in rounds. In each round they take turns of a few dozen
-milliseconds, so that a change in the machine's speed touches all alike. Each
-turn begins when the threads of the one before have gone to sleep, and with a
-call that does not count. A time is the median over the rounds, with its
-quartiles; a ratio is the median of the ratios in a round. Run nothing else.
+module:function returns a model and its input, or a tuple of inputs. The model is
+timed as it is and after lltm.replace_.
+
+In each round every implementation has a turn of a few dozen milliseconds, so a
+change in the CPU's speed affects all of them. A turn begins after the threads of
+the previous turn have gone to sleep, with a call that is not timed. A time is
+the median over the rounds, with its quartiles. A speedup is the median of the
+speedups in all rounds. Run nothing else at the same time.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ from .cases import GATES, QUICK_SHAPES, SHAPES, TUTORIAL_SHAPE, Case, Shape
 from .contenders import COMPILED_STEPS, OURS, PUBLISHED, STEPS, contenders
 from .report import Row, compare_with, draw, environment, quartiles, samples, tables
 from .timing import Settings, layer_timer, measure, parts_timer
+from .user_model import compare_model, function
 
 
 def compare(case: Case, settings: Settings) -> Row:
@@ -41,7 +46,7 @@ def compare(case: Case, settings: Settings) -> Row:
 
 
 def tutorial(settings: Settings) -> list[Row]:
-    """Prints the tutorial's table, measured here, beside its published figures."""
+    """Prints the tutorial's table, with times measured here and the published times."""
     rows = []
     for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
         case = Case(TUTORIAL_SHAPE, training=True, device=device)
@@ -81,7 +86,7 @@ def shape(text: str) -> Shape:
 
 
 def written(text: str) -> Path:
-    """A file that can be written when all is measured; its folder is made."""
+    """Checks that a file can be written, and makes its folder."""
     path = Path(text)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -93,7 +98,7 @@ def written(text: str) -> Path:
 
 
 def earlier(text: str) -> Path:
-    """A file of samples that can be read."""
+    """Checks that a file has samples of --json."""
     try:
         samples(Path(text))
     except OSError as error:
@@ -106,10 +111,10 @@ def earlier(text: str) -> Path:
 def parser(
     prog: str, description: str | None, known: Iterable[str] = GATES
 ) -> argparse.ArgumentParser:
-    """Returns a parser with the options that every benchmark of layers has.
+    """Returns a parser with the options that all benchmarks of layers share.
 
     Args:
-        known: the names of the cells
+        known: names of the cells
     """
     made = argparse.ArgumentParser(
         prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -119,21 +124,21 @@ def parser(
     cells = f"of {', '.join(known)}; default: all"
     names = ("float32", "bfloat16", "float16", "float64")
     option("--cell", nargs="+", choices=known, default=known, metavar="CELL", help=cells)
-    option("--shapes", nargs="+", type=shape, metavar="SHAPE", help="only these, and nothing else")
+    option("--shapes", nargs="+", type=shape, metavar="SHAPE", help="only these shapes")
     dtypes = "of " + ", ".join(names) + "; default: the first two"
     option("--dtype", nargs="+", choices=names, metavar="DTYPE", default=names[:2], help=dtypes)
-    option("--threads", type=int, metavar="N", help="default: those of torch")
+    option("--threads", type=int, metavar="N", help="default: torch.get_num_threads()")
     option("--rounds", type=int, metavar="N", help="default: 15")
-    option("--quick", action="store_true", help="small shapes and few rounds, to try it out")
+    option("--quick", action="store_true", help="small shapes and few rounds")
     option("--compile", action="store_true", help="torch.compile too; takes minutes to compile")
     option("--json", type=written, metavar="FILE", help="write every sample")
-    option("--compare", type=earlier, metavar="FILE", help="a file of --json, of an earlier run")
+    option("--compare", type=earlier, metavar="FILE", help="file of --json of an earlier run")
     option("--plot", type=written, metavar="FILE", default="lltm-benchmark.png", help="the picture")
     return made
 
 
 def begin(options: argparse.Namespace, draws: bool = True) -> Settings:
-    """Sets the number of threads, and says what is measured where, and what is missing."""
+    """Sets the number of threads, prints versions and CPU, and reports a missing Matplotlib."""
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     print("\n".join(f"{name}: {value}" for name, value in environment().items()))
@@ -163,7 +168,7 @@ def finish(
     pictured: Sequence[Row],
     omit: Sequence[str] = (),
 ) -> None:
-    """Compares with an earlier run, writes the samples, draws the picture."""
+    """Compares with an earlier run, writes the samples and draws the picture."""
     if options.compare is not None:
         print("\n".join(compare_with(options.compare, rows)))
     if options.json is not None:
@@ -178,16 +183,22 @@ def finish(
 
 def main() -> None:
     made = parser("python -m lltm.benchmark", __doc__)
-    made.add_argument("--tutorial", action="store_true", help="the tutorial's table, nothing else")
+    made.add_argument("--tutorial", action="store_true", help="only the tutorial's table")
+    made.add_argument(
+        "--model", type=function, metavar="MODULE:FUNCTION", help="only this model, see above"
+    )
     options = made.parse_args()
-    settings = begin(options, draws=not options.tutorial)
+    no_cases = options.tutorial or options.model is not None
+    settings = begin(options, draws=not no_cases)
     rows = tutorial(settings) if options.tutorial else []
+    if options.model is not None:
+        rows += compare_model(options.model, settings)
     measured = {}
-    for case in () if options.tutorial else cases(options):
+    for case in () if no_cases else cases(options):
         measured[case] = compare(case, settings)
         print("\n".join(measured[case].lines()), flush=True)
     if measured:
-        print("\nTime in units of torch.nn's layer, of training, of inference; below 1 is faster:")
+        print("\nTimes as fast as torch.nn (training, inference); LLTM compared with nn.LSTM:")
         print("\n".join(tables(measured)))
     pictured = list(measured.values())
     finish(options, {"settings": asdict(settings)}, rows or pictured, pictured)

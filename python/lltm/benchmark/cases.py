@@ -1,4 +1,4 @@
-"""What is measured: shapes, and a case of a cell, a shape, a dtype and a direction."""
+"""The measured cases: a cell, a shape, a dtype, and training or inference."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 
 Shape = tuple[int, ...]  # (B, I, H) or (T, B, I, H)
 
-GATES = {"gru": 3, "lstm": 4, "lltm": 3}  # by cell: blocks of rows of its weights
+GATES = {"gru": 3, "lstm": 4, "lltm": 3}  # number of gates with rows in the weights
 
 TUTORIAL_SHAPE: Shape = (16, 32, 128)
-LOOP_SHAPE: Shape = (100, 16, 32, 128)  # the one whose plain loop is compiled
+LOOP_SHAPE: Shape = (100, 16, 32, 128)  # --compile compiles the Python loop of only this sequence
 SHAPES: tuple[Shape, ...] = (
     TUTORIAL_SHAPE,
     (1, 32, 128),
@@ -29,10 +29,10 @@ QUICK_SHAPES: tuple[Shape, ...] = (TUTORIAL_SHAPE, (20, 16, 32, 65))
 
 @dataclass(frozen=True)
 class Case:
-    """A cell, a shape, a dtype and a direction; what one row of results is about.
+    """A measured case: a cell, a shape, a dtype, and training or inference.
 
-    The layer of a sequence may be several, in both directions, and its input packed: B rows whose
-    lengths fall from T to T / 4.
+    A case of a sequence can have several layers and both directions. If `packed`, its input is a
+    PackedSequence of B sequences, whose lengths decrease from T to T / 4.
     """
 
     shape: Shape
@@ -54,17 +54,17 @@ class Case:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is one layer in one direction, over rows of one length."""
+        """True for one layer in one direction, with sequences of equal length."""
         return self.num_layers == 1 and not self.bidirectional and not self.packed
 
     @property
     def module(self) -> str:
-        """The name of lltm's module."""
+        """Name of lltm's module."""
         return self.cell.upper() + ("Cell" if self.is_step else "")
 
     @property
     def yardstick(self) -> str:
-        """The name of the module of torch.nn beside it; the LLTM's is the LSTM."""
+        """Name of the torch.nn module that is the baseline; for the LLTM it is the LSTM."""
         return self.module.replace("LLTM", "LSTM")
 
     @property
@@ -73,13 +73,13 @@ class Case:
 
     @property
     def lengths(self) -> torch.Tensor:
-        """Of the rows of the batch, longest first."""
+        """Sequence lengths, longest first."""
         steps, batch = self.shape[:2]
         return torch.linspace(steps, -(-steps // 4) if self.packed else steps, batch).long()
 
     @property
     def weights(self) -> int:
-        """The number of elements of the weights of all layers and directions."""
+        """Number of weight elements in all layers and directions."""
         input_size, hidden = self.shape[-2:]
         above = (self.num_layers - 1) * self.directions * hidden
         columns = input_size + above + self.num_layers * hidden
@@ -87,10 +87,10 @@ class Case:
 
     @property
     def flops(self) -> float:
-        """FLOP of the matrix products.
+        """FLOP of the GEMMs.
 
-        The backward pass has as many for the gradient of the weights as the forward pass, and in a
-        sequence as many again for those of h and input.
+        The weight gradients need as many FLOP as the forward pass. In a sequence, the gradients of
+        h and the input need as many again.
         """
         passes = 1 if not self.training else 2 if self.is_step else 3
         rows = self.shape[0] if self.is_step else int(self.lengths.sum())

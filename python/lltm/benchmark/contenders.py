@@ -1,4 +1,4 @@
-"""What is compared: the implementations, by name, and what drives one of them."""
+"""The implementations that are compared, by name, and a class that runs one."""
 
 from __future__ import annotations
 
@@ -23,19 +23,22 @@ COMPILED_OURS = "torch.compile, lltm"
 COMPILED_DECOMPOSED = "torch.compile, decomposed"
 COMPILED_THEIRS = "torch.compile, nn"
 
-# The tutorial's figures, microseconds of forward and backward.
+# The tutorial's published times of forward and backward, in microseconds.
 PUBLISHED = {
     "cpu": {PLAIN: (506, 445), TUTORIAL: (349, 444)},
     "cuda": {PLAIN: (188, 411), TUTORIAL: (150, 393), "tutorial's CUDA": (129, 305)},
 }
 
 State = tuple[Tensor, Tensor]
-# Makes a module of (input_size, hidden_size, dtype=); it takes input and (h, c), a GRU h.
+# Makes a module from (input_size, hidden_size, dtype=). Its arguments are the input and (h, c), or
+# h for a GRU.
 Make = Callable[..., nn.Module]
 
 
 def tutorial_modules(extension: Any) -> tuple[Make, Make]:
-    """Returns the tutorial's cell and a loop over it; neither packed input nor reverse.
+    """Returns the tutorial's cell and a layer that loops over it.
+
+    The layer supports neither packed input nor the reverse direction.
 
     Args:
         extension: the tutorial's functions `forward` and `backward`.
@@ -91,7 +94,7 @@ def compiled(make: Make, decomposed: bool = False, dynamic: bool = False) -> Mak
     return make_compiled
 
 
-# The tables of what is compared for the LLTM. The tutorial's runs ATen operations in C++.
+# The implementations that are compared with the LLTM. The tutorial's C++ calls ATen operations.
 STEPS: dict[str, Make] = {
     OURS: modules.LLTMCell,
     PLAIN: reference.LLTMCell,
@@ -112,22 +115,22 @@ SEQUENCES: dict[str, Make] = {
 COMPILED_SEQUENCES: dict[str, Make] = {
     COMPILED: compiled(reference.LLTM),
     COMPILED_OURS: compiled(modules.LLTM),
-    # With dynamic sizes the decomposition is a loop; with a fixed length it is unrolled, which is
-    # the plain loop again.
+    # With dynamic sizes the decomposition is a loop. With a fixed length it is unrolled, as in
+    # COMPILED.
     COMPILED_DECOMPOSED: compiled(modules.LLTM, decomposed=True, dynamic=True),
 }
 
 
 def contenders(case: Case, compile: bool = False) -> dict[str, Make]:
-    """Returns what is compared in a case; ours first.
+    """Returns the implementations that are compared in a case, lltm's first.
 
-    The LSTM and the GRU are compared with torch.nn's, which are what a user has.
+    LSTM and GRU are compared only with the torch.nn layers that they replace.
     """
-    compiles = compile and (  # a plain loop takes minutes
+    compiles = compile and (  # compiling a Python loop takes minutes
         case.is_step or (case.shape == LOOP_SHAPE and case.dtype == torch.float32)
     )
     if compiles:
-        torch.compiler.reset()  # at its limit of recompilations it falls back to eager mode
+        torch.compiler.reset()  # before the recompilation limit causes eager mode
     if case.cell == "lltm":
         makes = dict(STEPS if case.is_step else SEQUENCES)
         if compiles:
@@ -143,8 +146,8 @@ def contenders(case: Case, compile: bool = False) -> dict[str, Make]:
 class Layer:
     """A module with the arguments of a case.
 
-    The input of a sequence requires a gradient, as in the middle of a network; that of one step
-    does not, as in the tutorial.
+    The input of a sequence requires a gradient, as in the middle of a network. The input of one
+    step does not, as in the tutorial.
     """
 
     def __init__(self, make: Make, case: Case) -> None:
@@ -163,14 +166,14 @@ class Layer:
         rows = leading if case.is_step else (case.num_layers * case.directions, leading[1])
         h, c = (torch.randn(*rows, hidden, **options) for _ in "hc")
         self.state: Any = h if case.cell == "gru" else (h, c)
-        # Of the output of a sequence.
+        # Gradient of the output of a sequence.
         self.gradient: Tensor | None = None
         if not case.is_step:
             columns = case.directions * hidden
             self.gradient = torch.randn(*self.input.shape[:-1], columns, **options)
 
     def forward(self) -> tuple[Tensor, ...]:
-        """Returns what is differentiated: h and c of a step, the output of a sequence."""
+        """Returns the results to differentiate: h and c of a step, or the output of a sequence."""
         input: Any = self.input
         if self.batch_sizes is not None:
             input = PackedSequence(input, self.batch_sizes)
@@ -183,7 +186,7 @@ class Layer:
         return (output.data if isinstance(output, PackedSequence) else output,)
 
     def backward(self, results: Sequence[Tensor]) -> None:
-        """Differentiates; of a step the sum of h and c, as the tutorial does."""
+        """Runs backward; for a step from the sum of h and c, as in the tutorial."""
         if self.gradient is None:
             torch.autograd.backward(reduce(add, (result.sum() for result in results)))
         else:
@@ -195,7 +198,7 @@ class Layer:
             parameter.grad = None
 
     def run(self) -> None:
-        """Does the case's work once."""
+        """Runs the case once."""
         if self.case.training:
             self.forget_gradients()
             self.backward(self.forward())

@@ -1,4 +1,4 @@
-"""What came out: rows of figures, a picture, a comparison with an earlier run."""
+"""The results: printed lines and tables, a picture, a comparison with an earlier run."""
 
 from __future__ import annotations
 
@@ -17,31 +17,38 @@ from .contenders import OURS
 
 @dataclass
 class Row:
-    """Contenders measured in the same rounds; the first is the one that others are compared to."""
+    """The results of one case: implementations measured in the same rounds.
+
+    The first implementation is compared with each of the others.
+    """
 
     title: str
-    seconds: dict[str, list[float]]  # by round
+    seconds: dict[str, list[float]]  # by implementation, a value per round
     iterations: dict[str, int]
-    skipped: dict[str, str]  # why
-    amounts: dict[str, float] = field(default_factory=dict)  # FLOP or bytes of a run
+    skipped: dict[str, str]  # the reason, by implementation
+    amounts: dict[str, float] = field(default_factory=dict)  # FLOP or bytes per run
     unit: str = "FLOP"
 
     def ratio(self, name: str) -> float:
-        """The first contender's time in units of this one's."""
+        """Returns the median over the rounds of the first time divided by this time."""
         first = next(iter(self.seconds.values()))
         return statistics.median(
             ours / theirs for ours, theirs in zip(first, self.seconds[name], strict=True)
         )
 
+    def speedup(self, name: str) -> float:
+        """Returns how many times as fast as this implementation the first one is."""
+        return 1 / self.ratio(name)
+
     def lines(self) -> Iterator[str]:
         first, *_ = self.seconds
         width = max(map(len, (*self.seconds, *self.skipped)))
         yield f"\n{self.title}"
-        yield f"  {'':{width}}{'median':>10}{'quartiles':>20}  {first} / this"
+        yield f"  {'':{width}}{'median':>10}{'quartiles':>20}  speedup of {first}"
         for name, seconds in self.seconds.items():
             low, median, high = map(time_text, quartiles(seconds))
             line = f"  {name:{width}}{median:>10}{low:>10}{high:>10}"
-            line += f"{'' if name == first else format(self.ratio(name), '.3f'):>8}"
+            line += f"{'' if name == first else format(self.speedup(name), '.2f'):>8}"
             if name in self.amounts:
                 rate = self.amounts[name] / statistics.median(seconds)
                 line += f"{rate / 1e9:>7.1f} G{self.unit}/s"
@@ -57,6 +64,12 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     return low, median, high
 
 
+def speedup_text(speedup: float) -> str:
+    """Returns a speedup with two significant digits, such as 0.95, 1.3 and 14."""
+    digits = 2 if speedup < 0.995 else 1 if speedup < 9.95 else 0
+    return f"{speedup:.{digits}f}"
+
+
 def time_text(seconds: float) -> str:
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
@@ -65,19 +78,19 @@ def time_text(seconds: float) -> str:
 
 
 def tables(measured: Mapping[Case, Row]) -> Iterator[str]:
-    """Yields the ratios to torch.nn's layers as Markdown: a table of steps, one of sequences.
+    """Yields the speedups over torch.nn as Markdown: a table of steps and a table of sequences.
 
-    A field has those of training and of inference. The README shows the table of sequences.
+    A field has the speedups of training and inference. docs/benchmarks.md shows the second table.
     """
 
     def field(cell: str, shape: Shape, dtype: torch.dtype) -> str:
-        ratios = []
+        speedups = []
         for training in (True, False):
             case = Case(shape, dtype, training, cell=cell)
             theirs, row = f"nn.{case.yardstick}", measured[case]
             found = OURS in row.seconds and theirs in row.seconds
-            ratios.append(f"{row.ratio(theirs):.2f}" if found else "-")
-        return ", ".join(ratios)
+            speedups.append(speedup_text(row.speedup(theirs)) if found else "-")
+        return ", ".join(speedups)
 
     for sizes in ("B×I×H", "T×B×I×H"):
         shapes = dict.fromkeys(c.shape for c in measured if len(c.shape) == len(sizes.split("×")))
@@ -98,7 +111,11 @@ def tables(measured: Mapping[Case, Row]) -> Iterator[str]:
 
 
 def draw(rows: Sequence[Row], path: Path, omit: Sequence[str] = ()) -> None:
-    """Draws the times of all contenders but some in units of lltm's, a line for each row."""
+    """Draws the times of the implementations relative to lltm's, a line for each case.
+
+    Args:
+        omit: implementations that are not drawn
+    """
     from matplotlib.figure import Figure
     from matplotlib.ticker import NullFormatter, ScalarFormatter
 
@@ -125,21 +142,21 @@ def draw(rows: Sequence[Row], path: Path, omit: Sequence[str] = ()) -> None:
         axes.grid(axis="x", which="both", linewidth=0.3)
         axes.set_title(work, fontsize=9, loc="left")
         axes.spines[["top", "right"]].set_visible(False)
-    grid[-1, 0].set_xlabel("time in units of lltm's", fontsize=8)
+    grid[-1, 0].set_xlabel("time relative to lltm: how many times as fast lltm is", fontsize=8)
     handles, labels = grid[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=5, fontsize=7, frameon=False)
     figure.savefig(path, dpi=150)
 
 
 def samples(path: Path) -> dict[str, dict[str, list[float]]]:
-    """Returns the seconds of each contender by round, by title, from a file of --json."""
+    """Reads a file of --json: for each title and implementation, the seconds of each round."""
     return {row["title"]: row["seconds"] for row in json.loads(path.read_text())["rows"]}
 
 
 def compare_with(path: Path, rows: Sequence[Row]) -> Iterator[str]:
-    """Yields how the first contender of each row did in an earlier run, from its file."""
+    """Yields the times of the first implementations, in an earlier run and now."""
     earlier = samples(path)
-    yield f"\nbeside {path}"
+    yield f"\ncompared with {path}"
     for row in rows:
         name, seconds = next(iter(row.seconds.items()))
         before = earlier.get(row.title, {}).get(name)
@@ -148,12 +165,12 @@ def compare_with(path: Path, rows: Sequence[Row]) -> Iterator[str]:
             yield f"  {row.title}"
             yield (
                 f"    earlier{time_text(old):>10}   now{time_text(new):>10}"
-                f"   now / earlier{new / old:>6.2f}"
+                f"   speedup{old / new:>6.2f}"
             )
 
 
 def environment() -> dict[str, str]:
-    """Returns what the figures depend on, in short; `python -m lltm` says more."""
+    """Returns the conditions of a run: versions, CPU and threads. `python -m lltm` shows more."""
     lines = (line.partition(": ") for line in report().splitlines())
     found = {name: value for name, _, value in lines}
     wanted = ("lltm", "torch", "compiler", "CPU kernels in use", "CUDA devices", "processor")

@@ -1,4 +1,4 @@
-"""Measuring contenders in interleaved rounds."""
+"""Measures implementations in interleaved rounds."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .cases import Case
 from .contenders import Layer, Make
 from .report import Row
 
-# Runs something a number of times; returns seconds a run, by part of the work.
+# Runs its work a number of times and returns the seconds per run, by part of the work.
 Sampler = Callable[[int], dict[str, float]]
 
 
 def timed(run: Callable[[], object], training: bool = False) -> Sampler:
-    """Times the whole of `run`."""
+    """Returns a sampler of the entire `run`."""
 
     def sample(iterations: int) -> dict[str, float]:
         with torch.set_grad_enabled(training):
@@ -37,7 +37,7 @@ def layer_timer(make: Make, case: Case) -> Sampler:
 
 
 def parts_timer(make: Make, case: Case) -> Sampler:
-    """Times forward and backward separately; on a GPU, each until its work is done."""
+    """Times forward and backward separately, on a GPU with a synchronization after each."""
     layer = Layer(make, case)
 
     def synchronize() -> None:
@@ -63,10 +63,10 @@ def parts_timer(make: Make, case: Case) -> Sampler:
 
 
 def others_run() -> bool:
-    """Whether another thread of this process runs or waits for a core; on Linux only."""
+    """Returns True if another thread of this process runs or waits for a core (Linux only)."""
     own = threading.get_native_id()
     for task in Path("/proc/self/task").glob("*"):
-        with suppress(OSError):  # a thread that has just ended
+        with suppress(OSError):  # the thread has ended
             state = (task / "stat").read_text().rpartition(") ")[2]
             if state.startswith("R") and int(task.name) != own:
                 return True
@@ -74,9 +74,9 @@ def others_run() -> bool:
 
 
 def wake(sampler: Sampler) -> None:
-    """Waits for the threads of the turn before to stop spinning, then makes one call.
+    """Waits until the threads of the previous turn stop spinning, then makes one call.
 
-    OMP_WAIT_POLICY=active never lets them stop: it waits for a second at most.
+    Waits for at most a second, because with OMP_WAIT_POLICY=active they never stop.
     """
     deadline = time.monotonic() + 1.0
     while others_run() and time.monotonic() < deadline:
@@ -87,7 +87,7 @@ def wake(sampler: Sampler) -> None:
 @dataclass
 class Settings:
     rounds: int
-    seconds: float  # a round of one contender takes about this long
+    seconds: float  # approximate duration of a turn
     compile: bool
 
 
@@ -98,13 +98,17 @@ def measure(
     amounts: Mapping[str, float] | None = None,
     unit: str = "FLOP",
 ) -> Row:
-    """Measures what `builds` make, in interleaved rounds; each is warmed up before its turn.
+    """Measures implementations in interleaved rounds, each with a warm-up before its turn.
 
-    What cannot be built or run here is left out, with the reason; the first must run.
+    An implementation that fails is skipped, with the reason. The first must not fail.
+
+    Args:
+        builds: makes the sampler of an implementation, by name
+        amounts: FLOP or bytes per run, by name
     """
     row = Row(title, {}, {}, {}, dict(amounts or {}), unit)
     samplers: dict[str, Sampler] = {}
-    samples: dict[str, dict[str, list[float]]] = {}  # by contender and part
+    samples: dict[str, dict[str, list[float]]] = {}  # by implementation and part
     first = next(iter(builds))
 
     def skip(name: str, error: Exception) -> None:
@@ -121,7 +125,7 @@ def measure(
             wake(sampler)
             row.iterations[name] = _iterations(sampler, settings.seconds)
             samplers[name] = sampler
-        except Exception as error:  # others' code: of any kind
+        except Exception as error:  # foreign code raises any type
             skip(name, error)
     for _ in range(settings.rounds):
         for name, sampler in list(samplers.items()):
@@ -139,12 +143,12 @@ def measure(
 
 
 def reason(error: Exception) -> str:
-    """Returns the first line of what an error says, or its name."""
+    """Returns the first line of the error message, or the name of the error's class."""
     return str(error).strip().split("\n")[0] or type(error).__name__
 
 
 def _iterations(sampler: Sampler, seconds: float) -> int:
-    """Returns how many runs take `seconds`."""
+    """Returns the number of runs that take `seconds`."""
     iterations = 1
     while True:
         start = time.perf_counter()
