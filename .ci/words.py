@@ -21,7 +21,9 @@ PARTS = {
     "cpp": ("cpp/*.h", "cpp/*.cpp", "cpp/*.cu"),
 }
 LIMITS = {"what": 1, "one": 3, "of": 32}  # per 1,000 words
-PLAINER = r"\b(nobody|anew|beside|behind|as they lie|cells? of (your|one's) own|(own|user's) cells?)\b"
+PLAINER = (
+    r"\b(nobody|anew|beside|behind|as they lie|cells? of (your|one's) own|(own|user's) cells?)\b"
+)
 AMERICAN = r"\b\w*(quanti|initiali|vectori|optimi|normali|speciali|paralleli|seriali|recogni)s(e|ed|es|ing|ation)\b"
 AMERICAN += r"|\b(behaviour|colour|favour|neighbour)\w*"
 
@@ -37,7 +39,9 @@ def lines_of(path: Path) -> Iterator[tuple[int, str]]:
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
             is_docstring = token.type == tokenize.STRING and token.string.startswith('"""')
             if token.type == tokenize.COMMENT or is_docstring:
-                yield from enumerate(re.sub(r"`[^`]*`", " ", token.string).split("\n"), token.start[0])
+                yield from enumerate(
+                    re.sub(r"`[^`]*`", " ", token.string).split("\n"), token.start[0]
+                )
     else:
         for number, line in enumerate(text.splitlines(), 1):
             if comment := re.search(r"(?:^|\s)///?(.*)", line):
@@ -47,7 +51,9 @@ def lines_of(path: Path) -> Iterator[tuple[int, str]]:
 def main() -> int:
     failed = False
     for part, patterns in PARTS.items():
-        found = subprocess.run(["git", "ls-files", *patterns], capture_output=True, text=True, check=True)
+        found = subprocess.run(
+            ["git", "ls-files", *patterns], capture_output=True, text=True, check=True
+        )
         words: list[str] = []
         for path in map(Path, found.stdout.split()):
             for number, line in lines_of(path):

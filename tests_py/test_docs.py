@@ -228,6 +228,7 @@ RUN_BY = {
     r"pip install --no-build-isolation '\.\[(compare|examples)\]'": "make test-slow",
     r"pytest --numprocesses 2": "make test",
     r"python tests_py/accuracy\.py .*": "make test-accuracy",
+    r"python -m lltm\.benchmark --model \S+": "pytest tests_py/test_benchmark.py",
     r"python -m lltm\.benchmark --tutorial": "make bench",
     r"python -m lltm\.benchmark( --shapes \S+ \d.*)?": "pytest tests_py/test_benchmark.py",
     r"python benchmarks/(chart|layers)\.py .*": "make bench",

@@ -233,7 +233,7 @@ class _Layer:
 
 
 class LLTMCell(_Cell, modules.LLTMCell):
-    """lltm.LLTMCell in plain operations."""
+    """Reference implementation of lltm.LLTMCell, with its arguments and parameters."""
 
 
 class LSTMCell(_Cell, modules.LSTMCell):
@@ -249,7 +249,7 @@ class RNNCell(_Cell, modules.RNNCell):
 
 
 class LLTM(_Layer, modules.LLTM):
-    """lltm.LLTM as a loop over steps."""
+    """Reference implementation of lltm.LLTM, with its arguments and parameters."""
 
 
 class LSTM(_Layer, modules.LSTM):
