@@ -25,7 +25,7 @@
 #   make packages            build .tar.gz and .deb of the C++ library in build/package/
 #   make wheel               build the wheel in build/wheels/dist/
 #   make docs                build the documentation site in build/docs/html/
-#   make lint                run clang-format, ruff, mypy
+#   make lint                run clang-format, ruff, mypy and the check of words
 #   make format              format the sources
 #   make clean               remove .venv/ and build/
 
@@ -332,6 +332,7 @@ lint: .venv/.test .venv/.demo .venv/.dev
 	ruff check
 	ruff format --check
 	mypy
+	python .ci/words.py
 
 format: .venv/.dev
 	clang-format -i $(CPP_FILES)

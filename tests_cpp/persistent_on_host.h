@@ -163,7 +163,7 @@ class HostBlock {
       meet(block_->block_meeting_, kThreads, [] {});
     }
 
-    std::uint32_t neighbour(std::uint32_t word) {
+    std::uint32_t neighbor(std::uint32_t word) {
       auto& words = block_->words_[thread_ / lltm::cuda::kWarpLanes];
       std::uint32_t& mine = words[thread_ % lltm::cuda::kWarpLanes];
       mine = word;

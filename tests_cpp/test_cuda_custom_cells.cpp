@@ -148,7 +148,8 @@ std::string custom_name(const testing::TestParamInfo<CustomCase>& info) {
 }
 INSTANTIATE_TEST_SUITE_P(
     Texts, CudaCustomCells, testing::ValuesIn(custom_cases({false, true})), custom_name);
-INSTANTIATE_TEST_SUITE_P(Texts, CudaCustomSteps, testing::ValuesIn(custom_cases({false})), custom_name);
+INSTANTIATE_TEST_SUITE_P(
+    Texts, CudaCustomSteps, testing::ValuesIn(custom_cases({false})), custom_name);
 
 TEST_P(CudaCustomSteps, ValuesAndGradientsMatchTheCompositePath) {
   for (const Form form : {Form::kTwoMatrices, Form::kWithoutBias, Form::kJoined}) {

@@ -198,7 +198,7 @@ void check_in_place(
         };
         for (int64_t k = 0; k < k0; ++k) add(a0.at(i, k), b0.at(j, k));
         for (int64_t k = 0; k < k1; ++k) add(a1.at(i, k), b1.at(j, k));
-        // Of a lane, which has at least 4 neighbours; then of their sum.
+        // Of a lane, which has at least 4 neighbors; then of their sum.
         const auto additions = static_cast<double>((k0 + k1) / 4 + 2 + 6);
         ASSERT_NEAR(c[i * stride + j], sum, additions * 0x1p-24 * magnitude) << i << ", " << j;
       }

@@ -1,8 +1,8 @@
 """Reference implementation: readable definitions of the cells in eager PyTorch operations.
 
-`step` and `sequence` have the arguments of lltm.functional, the classes those of the lltm classes of
-the same name and their state_dict. Tests compare lltm with this reference, and benchmarks measure
-against it.
+`step` and `sequence` have the arguments of lltm.functional, the classes the arguments and the
+state_dict of the lltm classes of the same name. Tests compare lltm with this reference, and
+benchmarks measure against it.
 """
 
 from __future__ import annotations

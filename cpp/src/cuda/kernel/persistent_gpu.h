@@ -36,7 +36,7 @@ struct Gpu {
   __device__ Sums* shared() const { return shared_memory; }
   __device__ void sync_warp() const { __syncwarp(); }
   __device__ void sync_block() const { __syncthreads(); }
-  __device__ std::uint32_t neighbour(std::uint32_t word) const {
+  __device__ std::uint32_t neighbor(std::uint32_t word) const {
     return __shfl_xor_sync(0xFFFFFFFF, word, 1);
   }
 

@@ -5,7 +5,7 @@
 //     int slice() const, group() const, thread() const
 //     Sums* shared() const                       shared_sums() elements
 //     void sync_warp(), sync_block()
-//     std::uint32_t neighbour(std::uint32_t)     argument of lane ^ 1; called by a full warp
+//     std::uint32_t neighbor(std::uint32_t)     argument of lane ^ 1; called by a full warp
 //     Words read(const void*)                    16 bytes that may be written concurrently
 //     void publish(void*, std::uint32_t)         4 bytes that may be read concurrently
 //     void begin()                               counts the block
@@ -15,7 +15,7 @@
 //     void mma<T>(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t, std::uint32_t)
 //                                                d += a b; called by a full warp (mma.m16n8k16)
 //
-// Some functions require all lanes in a warp (mma, sync_warp, neighbour) or all threads in a block
+// Some functions require all lanes in a warp (mma, sync_warp, neighbor) or all threads in a block
 // (sync_block). Conditions around their calls are therefore uniform.
 #pragma once
 
@@ -68,7 +68,7 @@ LLTM_CELL_INLINE T narrow(float x) {
 template <typename T, typename Machine>
 LLTM_CELL_INLINE std::uint32_t word_of(Machine& m, float value) {
   const std::uint32_t bits = math::bit_cast<std::uint16_t>(narrow<T>(value));
-  return bits | m.neighbour(bits) << 16;
+  return bits | m.neighbor(bits) << 16;
 }
 
 // ---- steps ------------------------------------------------------------------
