@@ -176,7 +176,7 @@ Tensors states_of(const Arguments& a) {
   for (const lltm::CellInfo* const info : lltm::kCells) {
     if (a.cell == info->name) count = info->states;
   }
-  if (a.cell.starts_with("lltm-cell")) count = a.c.size(1) / a.h.size(1);
+  if (a.c.defined() && a.cell.starts_with("lltm-cell")) count = a.c.size(1) / a.h.size(1);
   if (count == 0) return {a.h};
   if (count == 1) return {a.h, a.c};
   Tensors states = a.c.chunk(count, 1);

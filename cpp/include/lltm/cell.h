@@ -34,7 +34,7 @@ class LLTM_API Cell {
 
   /// Name of the cell.
   const std::string& name() const;
-  /// The serialized cell, which operators and lltm/ops.h accept as `cell`.
+  /// The serialized cell, which lltm::step, lltm::sequence and operators accept as `cell`.
   const std::string& text() const;
 
   /// Gate names: first the gates with rows in weight_ih, in that order, then the gates that depend

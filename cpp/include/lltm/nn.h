@@ -47,13 +47,15 @@ namespace lltm {
 /// State of LLTM and LSTM, (h, c): hidden state and cell state.
 using State = std::tuple<torch::Tensor, torch::Tensor>;
 
-// State type of a module, by the number of tensors.
+/// State type of modules whose only state is h: a tensor.
 struct LLTM_API OneState {
   using Type = torch::Tensor;
 };
+/// State type of modules with h and c: a State.
 struct LLTM_API TwoStates {
   using Type = State;
 };
+/// State type of modules of custom cells: a vector of h and the cell's states.
 struct LLTM_API AnyStates {
   using Type = std::vector<torch::Tensor>;
 };
