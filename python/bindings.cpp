@@ -44,7 +44,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   // lltm._binding implements the same functions for other Pythons and has their docstrings.
   const auto binding = py::module_::import("lltm._binding");
   const py::object getdoc = py::module_::import("inspect").attr("getdoc");
-  const auto doc = [&](const char* name) { return getdoc(binding.attr(name)).cast<std::string>(); };
+  const auto doc = [&](const char* name) {
+    const py::object text = getdoc(binding.attr(name));  // None under python -OO
+    return text.is_none() ? std::string() : text.cast<std::string>();
+  };
 
   argument_error = py::object(binding.attr("ArgumentError")).release().ptr();
   m.attr("ArgumentError") = py::handle(argument_error);

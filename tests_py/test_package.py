@@ -205,6 +205,11 @@ def test_the_rebuild_of_an_editable_install_installs_the_package(tmp_path: Path)
     assert found == {path for path in expected if "__pycache__" not in path.parts}
 
 
+def test_the_package_is_imported_without_docstrings() -> None:
+    code = "import lltm; assert lltm.LSTM.__doc__ is None; print(lltm.LSTM(3, 5))"
+    assert support.run_python("-OO", "-c", code).stdout == "LSTM(3, 5)\n"
+
+
 def test_include_dir_and_cmake_prefix_path_lead_to_what_they_name() -> None:
     assert Path(lltm.include_dir, "lltm", "lltm.h").is_file()
     assert Path(lltm.cmake_prefix_path, "lib/cmake/lltm/lltm-config.cmake").is_file()

@@ -103,7 +103,7 @@ def _reason_to_leave(module: nn.Module) -> str | None:
         return "it has a forward of its own"
     for parameter in module.parameters():
         if parameter.device.type not in ("cpu", "meta"):
-            return f"it is on device {parameter.device}, and lltm is faster on CPUs"
+            return f"it is on device {parameter.device}; only modules on the CPU are replaced"
         if parameter.dtype not in _DTYPES:
             return f"its dtype is {str(parameter.dtype).removeprefix('torch.')}"
     return None
