@@ -34,7 +34,11 @@ LLTM_CELL_INLINE bool is_in_place(const Matrix<const T>& matrix, std::int64_t n,
 // code size: each kernel loads many arrays.
 template <typename T>
 __attribute__((noinline)) void gather(
-    const T* x, std::int64_t stride, std::int64_t n, compute_t<T>* values) {
+    const T* __restrict x, std::int64_t stride, std::int64_t n, compute_t<T>* __restrict values) {
+  if (stride == 1 && n == kBlock) {  // without a rest
+    for (std::int64_t j = 0; j < kBlock; ++j) values[j] = widen(x[j]);
+    return;
+  }
   if (stride == 1) {
     for (std::int64_t j = 0; j < n; ++j) values[j] = widen(x[j]);
   } else if (stride == 0) {  // an expanded tensor, such as a sum's gradient
@@ -87,7 +91,12 @@ LLTM_CELL_INLINE compute_t<T>* target(
 }
 
 template <typename T>
-__attribute__((noinline)) void scatter(const compute_t<T>* values, std::int64_t n, T* y) {
+__attribute__((noinline)) void scatter(
+    const compute_t<T>* __restrict values, std::int64_t n, T* __restrict y) {
+  if (n == kBlock) {
+    for (std::int64_t j = 0; j < kBlock; ++j) y[j] = narrow<T>(values[j]);
+    return;
+  }
   for (std::int64_t j = 0; j < n; ++j) y[j] = narrow<T>(values[j]);
 }
 
