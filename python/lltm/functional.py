@@ -4,7 +4,7 @@ Every function takes a cell: ``"lltm"``, ``"lstm"``, ``"gru"``, ``"rnn_tanh"``, 
 custom cell (:class:`lltm.Cell`) or the text of one.
 
 Symbols: T steps, B batch size, I input size, H hidden size, N rows of a packed sequence, G gates (4
-for the LSTM, 3 for the GRU and the LLTM, 1 for the RNN).
+for the LSTM, 3 for the GRU and the LLTM, 1 for the RNN; in custom cells, the gates of that matrix).
 
 All tensors of a call have one device and one dtype (float64, float32, bfloat16 or float16), and any
 strides. Wrong shapes and values raise :class:`lltm.ArgumentError`, which is a ValueError and a
@@ -49,8 +49,8 @@ def step(
         weight_ih: (G H, I), input weights; without weight_hh the concatenated matrix
             [weight_hh, weight_ih] of shape (G H, H+I), as the LLTM stores it
         weight_hh: (G H, H), recurrent weights. Default: None
-        bias_ih: (G H,); for a custom cell with parameters, these are appended, (H,) each.
-            Default: None, no bias
+        bias_ih: (G H,). A custom cell with parameters requires it, followed by the parameters, (H,)
+            each. Default: None, no bias
         bias_hh: (G H,). Default: None, no bias
 
     Returns:
@@ -95,7 +95,7 @@ def sequence(
             Prepacked weights have no derivatives and support no recurrent_mask; autocast does not
             apply to them
         weight_hh: (G H, H), recurrent weights. Default: None
-        bias_ih: (G H,), with a custom cell's parameters appended. Default: None, no bias
+        bias_ih: as for :func:`step`. Default: None, no bias
         bias_hh: (G H,). Default: None, no bias
         batch_sizes: (T,), int64 on the CPU: the batch size of each step, as in a
             :class:`~torch.nn.utils.rnn.PackedSequence`. It never increases, begins with B and sums
@@ -162,7 +162,7 @@ def prepack(
 
     Args:
         cell: name of a built-in cell, a custom cell or its text
-        weight_ih: as for :func:`step`. To be quantized, weights are finite, and H and I at most
+        weight_ih: as for :func:`step`. Quantization requires finite weights, and H and I of at most
             65536
         weight_hh: as for :func:`step`. Default: None
         dtype: torch.qint8 quantizes the weights to 8 bits, with one scale per row; then
