@@ -366,8 +366,9 @@ class LLTM_API RecurrentLayer : public torch::nn::Cloneable<Module> {
 
   /// Returns an inference-only copy of this layer with prepacked weights.
   ///
-  /// @param weights torch::kQInt8 quantizes the weights to 8 bits (lltm::prepack); a custom cell
-  ///     must then be bounded (|h| <= 1). Default: the weights keep their dtype.
+  /// @param weights torch::kQInt8 quantizes the weights to 8 bits (lltm::prepack). It requires
+  ///     |h| <= 1: it does not support an RNN with ReLU, and a custom cell must be bounded.
+  ///     Default: the weights keep their dtype.
   /// @returns the prepacked layer
   PrepackedLayer<Module> prepack(std::optional<torch::Dtype> weights = std::nullopt) const;
 

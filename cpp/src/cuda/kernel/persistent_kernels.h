@@ -5,7 +5,7 @@
 //     int slice() const, group() const, thread() const
 //     Sums* shared() const                       shared_sums() elements
 //     void sync_warp(), sync_block()
-//     std::uint32_t neighbor(std::uint32_t)     argument of lane ^ 1; called by a full warp
+//     std::uint32_t neighbor(std::uint32_t)      argument of lane ^ 1; called by a full warp
 //     Words read(const void*)                    16 bytes that may be written concurrently
 //     void publish(void*, std::uint32_t)         4 bytes that may be read concurrently
 //     void begin()                               counts the block
