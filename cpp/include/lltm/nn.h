@@ -17,7 +17,7 @@
 // The state is (h, c) for LLTM and LSTM, h for GRU and RNN, and a std::vector with h and the cell's
 // other states for a custom cell.
 //
-// Notation: T steps, B batch size, I input size, H hidden size, L layers, D directions (1 or 2), N
+// Symbols: T steps, B batch size, I input size, H hidden size, L layers, D directions (1 or 2), N
 // packed rows (the sum of batch_sizes), P features of a projected h. G is the number of gates: 3
 // for LLTM and GRU, 4 for LSTM, 1 for RNN. A custom cell has G_x gates that depend on x and G_h
 // gates that depend on h.

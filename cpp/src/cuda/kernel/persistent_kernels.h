@@ -626,7 +626,7 @@ LLTM_CELL_INLINE void run_steps(const PersistentBackwardArgs<T>& a, Machine& m) 
 // ---- available kernels ------------------------------------------------------
 
 // Supported K per warp, in units of kWarpUnits. In forward K is H, and each number has a kernel. In
-// backward K is a multiple of H, and only some numbers have.
+// backward K is a multiple of H, and only some numbers have a kernel.
 template <int... n>
 std::integer_sequence<int, 1 + n...> counted_from_1(std::integer_sequence<int, n...>);
 template <typename Page>
