@@ -17,7 +17,7 @@
 // The state is (h, c) for LLTM and LSTM, h for GRU and RNN, and a std::vector with h and the cell's
 // other states for a custom cell.
 //
-// Notation: T steps, B batch size, I input size, H hidden size, L layers, D directions (1 or 2), N
+// Symbols: T steps, B batch size, I input size, H hidden size, L layers, D directions (1 or 2), N
 // packed rows (the sum of batch_sizes), P features of a projected h. G is the number of gates: 3
 // for LLTM and GRU, 4 for LSTM, 1 for RNN. A custom cell has G_x gates that depend on x and G_h
 // gates that depend on h.
@@ -368,8 +368,9 @@ class LLTM_API RecurrentLayer : public torch::nn::Cloneable<Module> {
 
   /// Returns an inference-only copy of this layer with prepacked weights.
   ///
-  /// @param weights torch::kQInt8 quantizes the weights to 8 bits (lltm::prepack); a custom cell
-  ///     must then be bounded (|h| <= 1). Default: the weights keep their dtype.
+  /// @param weights torch::kQInt8 quantizes the weights to 8 bits (lltm::prepack). It requires
+  ///     |h| <= 1: it does not support an RNN with ReLU, and a custom cell must be bounded.
+  ///     Default: the weights keep their dtype.
   /// @returns the prepacked layer
   PrepackedLayer<Module> prepack(std::optional<torch::Dtype> weights = std::nullopt) const;
 

@@ -22,37 +22,38 @@ namespace lltm {
 /// Reads all tensors from a safetensors file, onto the CPU.
 ///
 /// The file may come from an untrusted source: sizes are compared with the file's length before a
-/// tensor is allocated.
+/// tensor is allocated. Throws c10::Error if the file cannot be read, and c10::ValueError if its
+/// format is wrong. The message names the file.
 ///
 /// @param path the file
-/// @returns the tensors by name. Throws c10::Error if the file cannot be read, and c10::ValueError
-///     if its format is wrong. Messages name the file.
+/// @returns the tensors by name
 LLTM_API std::map<std::string, at::Tensor> load_safetensors(const std::string& path);
 
 /// Writes tensors to a safetensors file.
 ///
 /// Replaces an existing file only after the new file is complete; on failure the old file is
-/// unchanged. Keeps its mode and, if permitted, its owner. Follows symbolic links.
+/// unchanged. Keeps its mode and, if permitted, its owner. Follows symbolic links. Throws
+/// c10::Error, which names the file, if it cannot be written. Throws c10::ValueError or
+/// c10::TypeError if the format does not support a name or a tensor.
 ///
 /// @param tensors the tensors by name, on any device, with any strides
-/// @param path the file. Throws c10::Error, which names the file, if it cannot be written. Throws
-///     c10::ValueError or c10::TypeError if the format does not support a name or a tensor.
+/// @param path the file
 LLTM_API void save_safetensors(
     const std::map<std::string, at::Tensor>& tensors, const std::string& path);
 
 /// Loads a checkpoint file into a module's parameters and buffers, in place. Converts values to
-/// their device and dtype. Compares all names and shapes before it copies.
+/// their device and dtype. Compares all names and shapes before it copies. Throws c10::ValueError
+/// if a tensor is missing, unexpected or has a different shape, and the errors of load_safetensors.
 ///
 /// @param module the module. Its names and shapes must match the file; a tensor of shape (1, n) in
 ///     the file matches (n), because some modules save a bias of shape (3H) as (1, 3H).
-/// @param path a safetensors file. Throws c10::ValueError if a tensor is missing, unexpected or has
-///     a different shape, and the errors of load_safetensors.
+/// @param path a safetensors file
 LLTM_API void load_state_dict(torch::nn::Module& module, const std::string& path);
 
 /// Saves a module's parameters and buffers under their state_dict names.
 ///
 /// @param module the module
-/// @param path the file, which is written like in save_safetensors, with the same errors
+/// @param path the file, written as by save_safetensors, with the same errors
 LLTM_API void save_state_dict(const torch::nn::Module& module, const std::string& path);
 
 /// Overload for module holders, such as lltm::LLTM, and pointers to modules.

@@ -28,7 +28,8 @@ void check_state_count(
     const CellInfo& cell, const char* where, at::TensorList states, const char* suffix);
 
 // Checks the number and the shapes of states: h (*rows, size_of_h), the others (*rows, hidden). If
-// the cell has several states besides h, which are joined, they need the input's dtype and device.
+// the cell has several states in addition to h, which are concatenated, also checks that they have
+// the input's dtype and device.
 void check_states(
     const CellInfo& cell,
     const char* where,
@@ -39,7 +40,8 @@ void check_states(
     int64_t size_of_h,
     int64_t hidden);
 
-// Checks states that are joined: the shape of h, the input's dtype and device.
+// Checks states that are concatenated: they must have the shape of h and the input's dtype and
+// device.
 void check_joined_states(
     const CellInfo& cell,
     const char* where,

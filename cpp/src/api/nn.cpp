@@ -109,12 +109,13 @@ StateT state_of(std::vector<Tensor> states) {
   }
 }
 
-// A parameter of a direction: its name without suffix and its shape. In the order of all_weights.
+// A parameter of a direction; the name has no suffix.
 struct Parameter {
   std::string name;
   std::vector<int64_t> shape;
   bool is_bias = false;
 };
+// Returns the parameters of a direction in the order of all_weights.
 std::vector<Parameter> parameters_of(
     const CellInfo& cell,
     const std::optional<Cell>& own,

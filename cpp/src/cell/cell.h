@@ -45,8 +45,8 @@ struct CellInfo {
   int id;                                // index in Cells (cells.h) and in kernel tables
   int slots;
   int saved;  // values per hidden unit that forward saves for backward
-  // Pre-activations that depend on x and on h, as many as the weight has blocks of H rows. For each
-  // pre-activation, the block that it reads.
+  // The pre-activations that depend on x, and the pre-activations that depend on h: one per block
+  // of H rows in weight_ih and in weight_hh. x_blocks and h_blocks hold the block of each.
   SlotRange x, h;
   int x_blocks[kMostSlots], h_blocks[kMostSlots];
   int states;    // in addition to h: 0 to 3

@@ -10,9 +10,8 @@
 //     reads_h                   optional: forward reads h
 //     own_gradient              optional: backward is not the derivative of forward
 //     state c 0                 0 to 3 lines: name, initial value
-//     parameter p 0             0 to 8 lines: name, initial value; one value per hidden unit,
-//     learned
-//                               nan: the initial value is not stored
+//     parameter p 0             0 to 8 lines: name, initial value (nan: not stored); learned, one
+//                               value per hidden unit
 //     forward
 //     i = sigmoid z.i           may use z.GATE, states, parameters, h; assigns h' and each STATE'
 //     ...
@@ -73,9 +72,9 @@ struct CellText {
 // exceeded:
 //     cell program, line 7: expected ..., got '...'
 //
-// The programs are bitwise identical to the text if products are rounded before they are added or
-// subtracted, except for the signs of NaN. An instruction may write the register of one of its own
-// operands.
+// The programs' results are bitwise identical to evaluating the text, except for the signs of NaN,
+// if products are rounded before they are added or subtracted. An instruction may write the
+// register of one of its own operands.
 std::unique_ptr<const CellText> parse_cell(std::string_view text);
 
 }  // namespace lltm

@@ -33,7 +33,7 @@ bool equal(const SymInt& a, const SymInt& b) {
   return a.sym_eq(b).expect_true(__FILE__, __LINE__);
 }
 
-// ---- symbolic shapes -------------------------------------------------------
+// ---- symbolic shapes ---------------------------------------------------------
 
 // The symbols of lltm/ops.h, and K, the number of activation checkpoints.
 enum Letter : uint8_t { kSteps, kBatch, kRows, kInput, kHidden, kCheckpoints, kLetters };
@@ -55,8 +55,8 @@ constexpr Size kPaddedOutput[] = {{kSteps}, {kBatch}, {kHidden}};
 constexpr Size kPackedOutput[] = {{kRows}, {kHidden}};
 constexpr Size kJoined[] = {{kBatch}, {kHidden, 1, /*plus_input=*/true}};
 
-// The shapes that depend on the cell: of weights (joined or two matrices), biases, c and saved
-// values.
+// The shapes that depend on the cell: of weights (concatenated or two matrices), biases, c and
+// saved values.
 struct CellShapes {
   explicit CellShapes(const CellInfo& cell)
       : weights{{kHidden, cell.joined_blocks()}, {kHidden, 1, /*plus_input=*/true}},
@@ -104,7 +104,7 @@ class Sizes {
   std::array<SymInt, kLetters> values_;
 };
 
-// ---- the arguments of a call ----------------------------------------------------
+// ---- the arguments of a call -------------------------------------------------
 
 enum Kind {
   kRequired,
@@ -431,7 +431,7 @@ Shape output_shape(const SequenceInputs& args) {
   return args.batch_sizes.defined() ? Shape(kPackedOutput) : Shape(kPaddedOutput);
 }
 
-// checkpoint_steps is that of the checkpoints among the arguments, or 0.
+// checkpoint_steps describes the checkpoints among the arguments; 0 if there are none.
 void check_sizes(const Checker& check, const SequenceInputs& args, int64_t checkpoint_steps = 0) {
   const Tensor& batch_sizes = args.batch_sizes;
   const auto derive = [&](Sizes& sizes) {
@@ -504,8 +504,8 @@ class Arguments {
   operator std::span<const Argument>() const { return {all_.data(), all_.size()}; }
 
  private:
-  // A cell with two matrices also accepts a joined matrix. A missing weight_hh is more likely, so
-  // the message names it.
+  // A cell with two matrices also accepts a concatenated matrix. A missing weight_hh is more
+  // likely, so the message names it.
   void check_joined(const char* op, const Tensor& weight_ih) const {
     if (!weight_ih.defined() || weight_ih.dim() != 2) return;
     const SymInt rows = weight_ih.sym_size(0);

@@ -9,10 +9,10 @@
 //
 // Limits:
 // - Infinity cannot be decomposed, and if a product overflows, its partial products can cancel to
-// NaN. Packing therefore reports values from kBf16x3Limit on as out of range, and the engine falls
-// back to float32.
+//   NaN. Packing therefore reports values from kBf16x3Limit on as out of range, and the engine
+//   falls back to float32.
 // - AMX flushes parts and partial products below 2^-126 to zero. Numbers below 2^-103 and products
-// below 2^-102 lose digits.
+//   below 2^-102 lose digits.
 //
 // Included by the files per instruction set: no torch header.
 #pragma once

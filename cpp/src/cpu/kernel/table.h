@@ -39,8 +39,9 @@ using PairColumns =
 // y (columns) = the sum over the rows in x (rows, columns).
 using SumRows = void (*)(std::int64_t rows, std::int64_t columns, Matrix<const float> x, float* y);
 
-// Arguments for the small-batch engine's element-wise part (few_rows.cpp). It computes in float64
-// and stores results in float32. Columns are contiguous.
+// Arguments for the small-batch engine's element-wise part (few_rows.cpp). It computes in
+// float64, or in float32 if the cell's rounding errors decay (`forgets`). c is float64, the other
+// results are float32. Columns are contiguous.
 struct FewRowsArgs {
   const CellInfo* cell;
   std::int64_t hidden;  // units in the block

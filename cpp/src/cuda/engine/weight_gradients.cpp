@@ -8,9 +8,9 @@
 namespace lltm::cuda {
 namespace {
 
-// Consider a sum of K terms that is rounded after each addition. Its relative error is about sqrt(K
-// / 6) half epsilons for terms with random signs, and sqrt(K) / 3 for terms with equal signs. For
-// 100,000 rows, this is more than a hundred half epsilons, and cuBLAS may add rows in such a chain.
+// Consider a sum of K terms that is rounded after each addition. In half epsilons, its relative
+// error is about sqrt(K / 6) for terms with random signs, and sqrt(K) / 3 for terms with equal
+// signs: more than a hundred for 100,000 rows. cuBLAS may add rows in such a chain.
 // The accuracy criterion (docs/accuracy.md) counts errors below 4 epsilons as 4, which is the error
 // in a GEMM over 512 rows. The results of these GEMMs are added in two levels, 32 per partial sum.
 // This adds more error than a GEMM has only after eight million rows.

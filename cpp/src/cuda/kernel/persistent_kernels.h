@@ -5,7 +5,7 @@
 //     int slice() const, group() const, thread() const
 //     Sums* shared() const                       shared_sums() elements
 //     void sync_warp(), sync_block()
-//     std::uint32_t neighbor(std::uint32_t)     argument of lane ^ 1; called by a full warp
+//     std::uint32_t neighbor(std::uint32_t)      argument of lane ^ 1; called by a full warp
 //     Words read(const void*)                    16 bytes that may be written concurrently
 //     void publish(void*, std::uint32_t)         4 bytes that may be read concurrently
 //     void begin()                               counts the block
@@ -626,7 +626,7 @@ LLTM_CELL_INLINE void run_steps(const PersistentBackwardArgs<T>& a, Machine& m) 
 // ---- available kernels ------------------------------------------------------
 
 // Supported K per warp, in units of kWarpUnits. In forward K is H, and each number has a kernel. In
-// backward K is a multiple of H, and only some numbers have.
+// backward K is a multiple of H, and only some numbers have a kernel.
 template <int... n>
 std::integer_sequence<int, 1 + n...> counted_from_1(std::integer_sequence<int, n...>);
 template <typename Page>
