@@ -2,8 +2,8 @@
 
     python benchmarks/chart.py benchmarks/results/RUN/layers.json --out docs/speed.png
 
-Each bar is a speedup of lltm's layer over torch.nn's layer in float32: the median over the rounds of
-torch.nn's time divided by lltm's time.
+Each bar is the speedup of lltm's layer over torch.nn's layer in float32: the median over the rounds
+of torch.nn's time divided by lltm's time.
 """
 
 from __future__ import annotations
