@@ -11,7 +11,7 @@
 #   make test-sanitize-slow  run the other parts
 #   make test-aarch64        cross-compile the CPU kernels for ARM, test them in an emulator
 #   make test-mutants        run mutation tests with MUTANTS random mutations: an hour
-#   make fuzz                fuzz the parsers of checkpoints and cells for FUZZ_SECONDS
+#   make fuzz                fuzz the parsers of checkpoint files and cells for FUZZ_SECONDS
 #   make bench               benchmark kernels and layers, with ratios
 #   make bench-sweep         benchmark layers at random shapes
 #   make bench-check         compare instruction counts with benchmarks/instructions.json

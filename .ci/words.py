@@ -31,7 +31,7 @@ AVOIDED = re.compile(
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of prose: of Markdown without code, of sources comments and docstrings."""
+    """Yields numbered lines of prose: Markdown without code, or comments and docstrings."""
     text = path.read_text()
     if path.suffix == ".md":
         code = r"```.*?^ *```|\]\([^)]*\)|https?://\S*|^\S*\{[^}]*\}"

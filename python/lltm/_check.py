@@ -125,7 +125,7 @@ def states(where: str, names: Sequence[str], value: Any, argument: str = "state"
 
 
 def like(where: str, name: str, value: Tensor, other_name: str, other: Tensor) -> None:
-    """The shape, dtype and device of another tensor."""
+    """Checks that a tensor has the shape, dtype and device of another tensor."""
     if not (isinstance(value, Tensor) and isinstance(other, Tensor)):  # proxies
         return
     shape(where, name, value, tuple(other.shape))

@@ -64,11 +64,11 @@ def check_cell(
 ) -> None:
     """Compares the layers of a cell with :func:`loop` in float64.
 
-    It checks results and all gradients in every dtype, shape and form: plain, packed, two layers
-    with two directions, checkpointed and prepacked. The error, relative to the largest element, is
-    at most four times the loop's error in the same dtype, or 32 eps of the dtype (float64:
-    1e-11). Second derivatives are compared in float64, if PyTorch has them and the function does
-    not define its own gradient.
+    It checks results and all gradients in every dtype, shape and form: plain, without an initial
+    state, packed, two layers with two directions, checkpointed and prepacked. The limit of an
+    error, relative to the largest element, is four times the loop's error in the same dtype, at
+    least 32 eps of the dtype (float64: 1e-11). Second derivatives are compared in float64, if
+    PyTorch has them and the function does not define its own gradient.
 
     In float64 the limit is higher if PyTorch itself is less exact: 32 eps of float32 if the
     function rounds to float32, as ``(x > 0).float() / 3`` does, or calls hardsigmoid (ATen uses

@@ -1,5 +1,5 @@
-"""Measures how many times as fast as other implementations lltm is on this CPU,
-and draws a picture. A shape is B,I,H for one step and T,B,I,H for a sequence;
+"""Measures the speedup of lltm over other implementations on this CPU, and draws
+a picture. A shape is B,I,H for one step and T,B,I,H for a sequence;
 training is forward and backward. LSTM and GRU are compared with torch.nn, the
 LLTM with torch.nn's LSTM, its PyTorch reference and the tutorial's C++.
 

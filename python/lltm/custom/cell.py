@@ -101,12 +101,12 @@ class Cell:
     Args:
         text: serialized cell, as in the attribute of this name
         initial (dict): initial values or functions for parameters, which replace the values in
-            the text. Default: None
+            the serialized cell. Default: None
         function: Python function for a time step, for :mod:`lltm.testing`. Default: None
 
     Attributes:
-        text (str): serialized cell, with the cell program. Operators accept it as the cell, and
-            saved models contain it. So they run without the function
+        text (str): serialized cell, with the cell program. Operators accept it as the cell. Saved
+            models contain it and therefore run without the function
         name (str): cell name
         gates (tuple[str, ...]): gate names
         states (tuple[str, ...]): state names, without h
