@@ -548,7 +548,7 @@ TYPED_TEST(Modules, NameWrongOptions) {
   }
   if (!std::is_same_v<typename TestFixture::LayerImpl, lltm::RNNImpl>) {
     const std::string text =
-        ": expected options without a nonlinearity, which an RNN alone has, got one";
+        ": expected options without a nonlinearity, which only an RNN has, got one";
     expect_value_error([&] { Layer{sizes(3, 5).nonlinearity(torch::kTanh)}; }, this->name_ + text);
     expect_value_error(
         [&] { Step{step_sizes(3, 5).nonlinearity(torch::kReLU)}; }, this->step_name_ + text);

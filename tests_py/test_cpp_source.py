@@ -83,6 +83,12 @@ def calls(struct: str, cell: lltm.Cell, numbers: dict[str, Tensor]) -> str:
     return "\n".join([*lines, narrow.replace("print(", "ignore(")])
 
 
+def test_the_id_is_the_next_after_the_built_in_cells() -> None:
+    cells_h = (support.ROOT / "cpp" / "src" / "cell" / "cells.h").read_text()
+    (built_in,) = re.findall(r"^using Cells = CellList<(.*)>;", cells_h, re.MULTILINE)
+    assert f".id = {len(built_in.split(', '))}," in words.cpp_source
+
+
 def test_the_page_computes_what_the_program_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -700,7 +700,7 @@ def test_int8_wants_a_bounded_cell() -> None:
     x = torch.randn(5, 3, 32)
     same(layer.prepack(torch.qint8)(x), layer(x), rtol=0.0, atol=0.05)
     expected = (
-        r"lltm::prepack: expected a cell that is bounded \(\|h'\| <= 1\) to quantise, got plain"
+        r"lltm::prepack: expected a cell that is bounded \(\|h'\| <= 1\) to quantize, got plain"
     )
     with pytest.raises(ValueError, match=expected):
         plain.Layer(32, 32).prepack(torch.qint8)

@@ -64,6 +64,15 @@ def test_a_function_computes_its_module(cell: Any) -> None:
     same(functional.sequence(cell, x, states, packed, None, *biases)[0], expected)
 
 
+@pytest.mark.parametrize("implementation", [functional, lltm.reference], ids=["ours", "reference"])
+def test_the_lltm_takes_two_matrices_and_biases_too(implementation: Any) -> None:
+    x, h, c = torch.randn(B, I), torch.randn(B, H), torch.randn(B, H)
+    weights, bias_ih, bias_hh = torch.randn(3 * H, H + I), torch.randn(3 * H), torch.randn(3 * H)
+    two = implementation.step("lltm", x, (h, c), weights[:, H:], weights[:, :H], bias_ih, bias_hh)
+    same(two, implementation.step("lltm", x, (h, c), weights, None, bias_ih + bias_hh))
+    same(two, implementation.step("lltm", x, (h, c), weights, None, bias_ih, bias_hh))
+
+
 @pytest.mark.parametrize("cell", [two_states, "gru"], ids=["custom", "gru"])
 def test_a_function_compiles_without_a_graph_break(cell: Any) -> None:
     module = two_states.Cell(I, H) if cell is two_states else nn.GRUCell(I, H)

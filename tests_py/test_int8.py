@@ -344,7 +344,7 @@ def test_other_dtypes_are_refused() -> None:
         layer().prepack(torch.int8)
     with pytest.raises(TypeError, match=r"expected dtype to be a torch.dtype or None, got str"):
         layer().prepack("qint8")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="bfloat16 or float16 to quantise, got float64"):
+    with pytest.raises(TypeError, match="bfloat16 or float16 to quantize, got float64"):
         layer(dtype=torch.float64).prepack(torch.qint8)
 
 
@@ -354,13 +354,13 @@ def test_weights_that_are_not_finite_are_refused(value: float) -> None:
         bad = layer()
         with torch.no_grad():
             next(bad.parameters())[place] = value
-        with pytest.raises(lltm.ArgumentError, match="finite weights to quantise, got inf or nan"):
+        with pytest.raises(lltm.ArgumentError, match="finite weights to quantize, got inf or nan"):
             bad.prepack(torch.qint8)
 
 
 def test_sizes_whose_sums_could_overflow_are_refused() -> None:
     weights = torch.zeros(3, 1 + 65537)
-    with pytest.raises(lltm.ArgumentError, match="at most 65536 to quantise, got 1 and 65537"):
+    with pytest.raises(lltm.ArgumentError, match="at most 65536 to quantize, got 1 and 65537"):
         lltm.functional.prepack("lltm", weights, dtype=torch.qint8)
     a = support.sequence_arguments((1, 2, 65536, 1))
     is_emulated(a)

@@ -471,12 +471,12 @@ def test_refuses_what_does_not_go_with_packed_weights() -> None:
     a = support.sequence_arguments((3, 4, 5, 17))
     packed = lltm.functional.prepack("lltm", a.weights)
     state = (a.h, a.c)
-    with pytest.raises(ValueError, match=r"expected no recurrent_mask beside prepacked weights"):
+    with pytest.raises(ValueError, match=r"expected no recurrent_mask with prepacked weights"):
         lltm.functional.sequence(
             "lltm", a.input, state, packed, recurrent_mask=torch.ones_like(a.h)
         )
     operands = ("lltm", a.input, *state, packed)
-    with pytest.raises(ValueError, match=r"expected no weight_hh beside prepacked weights"):
+    with pytest.raises(ValueError, match=r"expected no weight_hh with prepacked weights"):
         torch.ops.lltm.sequence(*operands, a.weights)
     with pytest.raises(NotImplementedError, match=r"expected weights as they are where gradients"):
         torch.ops.lltm.sequence_forward(*operands, *[None] * 4, False, None, 0, None)

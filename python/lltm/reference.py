@@ -195,11 +195,16 @@ def sequence(
     return output, _returned(last)
 
 
-def _parameters(cell: str, *parameters: Tensor | None) -> Sequence[Tensor | None]:
+def _parameters(cell: str, *parameters: Any) -> Sequence[Any]:
     if cell not in _EQUATIONS:
         known = ", ".join(_EQUATIONS)
         raise ArgumentError(f"lltm::reference: expected cell to be one of {known}, got {cell!r}")
-    return parameters[::2] if _EQUATIONS[cell].joined else parameters
+    if not _EQUATIONS[cell].joined:
+        return parameters
+    weight_ih, weight_hh, *biases = parameters
+    weights = weight_ih if weight_hh is None else torch.cat([weight_hh, weight_ih], dim=1)
+    given = [bias for bias in biases if bias is not None]
+    return weights, sum(given) if given else None
 
 
 def _returned(states: Sequence[Tensor]) -> Any:

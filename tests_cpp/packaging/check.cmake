@@ -166,7 +166,7 @@ function(test_second_copy)
   execute_process(
     COMMAND "${work}/load" "${lib}/liblltm.so" "${work}/second/liblltm.so"
     OUTPUT_VARIABLE output ERROR_VARIABLE output RESULT_VARIABLE status)
-  set(expected "lltm: ${work}/second/liblltm.so cannot be loaded beside ${lib}/liblltm.so: both \
+  set(expected "lltm: ${work}/second/liblltm.so cannot be loaded together with ${lib}/liblltm.so: both \
 register the operators lltm::*, and a process has one registry; load one of them\n")
   if(NOT status EQUAL 1 OR NOT output STREQUAL expected)
     message(FATAL_ERROR "expected status 1 and\n${expected}got ${status} and\n${output}")

@@ -83,7 +83,7 @@ void check_cell(const Options& options, const char* name, const char* CellInfo::
       kIsRnn || !options.nonlinearity().has_value(),
       "lltm::",
       cell_of<Module>(options).*class_name,
-      ": expected options without a nonlinearity, which an RNN alone has, got one");
+      ": expected options without a nonlinearity, which only an RNN has, got one");
 }
 
 // Convert a state to the tensor list that StepModule and LayerModule use, and back.

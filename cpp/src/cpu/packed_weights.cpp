@@ -331,23 +331,23 @@ Tensor prepack_twice(const CellInfo& cell, const Weights& weights, at::ScalarTyp
 Tensor quantise(const CellInfo& cell, const Weights& weights) {
   TORCH_CHECK_TYPE(
       weights.hh.scalar_type() != at::kDouble,
-      "lltm::prepack: expected weights of dtype float32, bfloat16 or float16 to quantise, got"
+      "lltm::prepack: expected weights of dtype float32, bfloat16 or float16 to quantize, got"
       " float64");
   TORCH_CHECK_VALUE(
       cell.bounded,
-      "lltm::prepack: expected a cell that is bounded (|h'| <= 1) to quantise, got ",
+      "lltm::prepack: expected a cell that is bounded (|h'| <= 1) to quantize, got ",
       cell.title());
   TORCH_CHECK_VALUE(
       weights.hh.size(1) <= kInt8MostK && weights.ih.size(1) <= kInt8MostK,
       "lltm::prepack: expected weights of hidden and input size at most ",
       kInt8MostK,
-      " to quantise, got ",
+      " to quantize, got ",
       weights.hh.size(1),
       " and ",
       weights.ih.size(1));
   Tensor packed = prepack_as<Int8Format>(cell, weights, at::kFloat);
   TORCH_CHECK_VALUE(
-      packed.defined(), "lltm::prepack: expected finite weights to quantise, got inf or nan");
+      packed.defined(), "lltm::prepack: expected finite weights to quantize, got inf or nan");
   return packed;
 }
 

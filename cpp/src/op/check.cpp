@@ -514,7 +514,7 @@ class Arguments {
         op,
         ": expected weight_hh, or weight_ih of shape ",
         text_of(shapes_.weights),
-        ", the joined matrix, got weight_ih of shape ",
+        ", the concatenated matrix, got weight_ih of shape ",
         shape_text(weight_ih.sym_sizes()),
         " alone");
   }
@@ -563,7 +563,7 @@ void check_takes_prepacked(const char* op, const SequenceArgs& args) {
   for (const auto& [tensor, name] :
        {std::pair{&args.weight_hh, "weight_hh"}, {&args.recurrent_mask, "recurrent_mask"}}) {
     TORCH_CHECK_VALUE(
-        !tensor->defined(), op, ": expected no ", name, " beside prepacked weights, got a tensor");
+        !tensor->defined(), op, ": expected no ", name, " with prepacked weights, got a tensor");
   }
 }
 
