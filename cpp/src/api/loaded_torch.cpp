@@ -88,7 +88,8 @@ __attribute__((constructor(102))) void check_other_copy() {
   const bool found = dladdr(reinterpret_cast<void*>(check_other_copy), &own) != 0;
   std::fprintf(
       stderr,
-      "lltm: %s cannot be loaded together with %s: both register the operators lltm::*, and a process has "
+      "lltm: %s cannot be loaded together with %s: both register the operators lltm::*, and a "
+      "process has "
       "one registry; load one of them\n",
       found ? own.dli_fname : "liblltm",
       first != nullptr ? first : "another liblltm");
