@@ -288,7 +288,7 @@ def test_with_tf32_results_and_gradients_have_its_accuracy(
 def test_second_derivatives_work() -> None:
     a = on_gpu(support.sequence_arguments((3, 2, 2, 3), torch.float64)).leaves()
 
-    def function(*tensors: Tensor) -> Tensor:
+    def function(*tensors: Tensor) -> Any:
         output, (h, c) = lltm.functional.sequence(
             "lltm", tensors[0], (tensors[1], tensors[2]), tensors[3], bias_ih=tensors[4]
         )

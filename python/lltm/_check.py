@@ -124,7 +124,7 @@ def states(where: str, names: Sequence[str], value: Any, argument: str = "state"
     return [tensor(where, name, state) for name, state in zip(names, value, strict=True)]
 
 
-def like(where: str, name: str, value: Tensor, other_name: str, other: Tensor) -> None:
+def like(where: str, name: str, value: Any, other_name: str, other: Any) -> None:
     """Checks that a tensor has the shape, dtype and device of another tensor."""
     if not (isinstance(value, Tensor) and isinstance(other, Tensor)):  # proxies
         return

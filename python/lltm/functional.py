@@ -198,8 +198,13 @@ def _cell(where: str, cell: Any) -> tuple[str, tuple[str, ...]]:
         raise ArgumentError(str(error).replace("lltm::_cell", f"lltm::{where}", 1)) from None
 
 
-_STATES = {"lltm": ("h", "c"), "lstm": ("h", "c")}
-_STATES |= dict.fromkeys(("gru", "rnn_tanh", "rnn_relu"), ("h",))
+_STATES: dict[str, tuple[str, ...]] = {
+    "lltm": ("h", "c"),
+    "lstm": ("h", "c"),
+    "gru": ("h",),
+    "rnn_tanh": ("h",),
+    "rnn_relu": ("h",),
+}
 
 
 def _state_names(text: str) -> tuple[str, ...]:
