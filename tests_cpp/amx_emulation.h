@@ -1,9 +1,9 @@
-// Emulates the AMX and AVX512-BF16 instructions of cpu/kernel/amx_kernels.h and amx_int8_kernels.h
-// with AVX-512. The kernels then run without AMX, and sanitizers see their memory accesses.
+// Emulates AMX and AVX512-BF16 instructions with AVX-512, so that cpu/kernel/amx_kernels.h and
+// amx_int8_kernels.h run without AMX and sanitizers see their memory accesses.
 //
-// isa/amx.cpp is compiled a second time with this file (-include) and without AMX flags. Results
-// are bitwise identical (test_bf16x3.cpp compares them on CPUs with AMX). Source: Intel Software
-// Developer's Manual, TDPBF16PS, TDPBUSD and VCVTNE2PS2BF16.
+// isa/amx.cpp is compiled again with this file (-include), without AMX flags. Results are bitwise
+// identical (test_bf16x3.cpp). Source: Intel Software Developer's Manual, TDPBF16PS, TDPBUSD and
+// VCVTNE2PS2BF16.
 #pragma once
 
 #include <immintrin.h>
@@ -24,7 +24,7 @@ struct Tile {
 };
 thread_local Tile tiles[8];
 
-// Treats denormal numbers as zero, in operands and results.
+// Treats denormal operands and results as zero.
 class FlushDenormals {
  public:
   FlushDenormals() : before_(_mm_getcsr()) { _mm_setcsr(0x9FC0); }
@@ -54,7 +54,7 @@ inline void zero(int t) {
   std::memset(tiles[t].bytes, 0, sizeof(tiles[t].bytes));
 }
 
-// Copies each row with its real type, so that sanitizers check its bounds.
+// Copies rows with their real type, so that sanitizers check bounds.
 inline void load(int t, const void* from, std::int64_t stride) {
   zero(t);
   for (int r = 0; r < tiles[t].rows; ++r) {
@@ -68,8 +68,8 @@ inline void store(int t, void* to, std::int64_t stride) {
   }
 }
 
-// c += a b. a holds bfloat16 pairs by row, b by column. Not inline: the arithmetic must stay inside
-// the scope that flushes denormals.
+// c += a b, with bfloat16 pairs by row (a) and column (b). Not inline: denormals must be flushed
+// during the arithmetic.
 [[gnu::noinline]] void multiply_tiles(Tile& c, const Tile& a, const Tile& b) {
   for (int m = 0; m < c.rows; ++m) {
     __m512 even = _mm512_setzero_ps();
@@ -97,7 +97,7 @@ inline void multiply(int c, int a, int b) {
   multiply_tiles(tiles[c], tiles[a], tiles[b]);
 }
 
-// c += a b. a holds four unsigned bytes by row, b four signed bytes by column.
+// c += a b, with four unsigned bytes by row (a) and signed bytes by column (b).
 inline void multiply_bytes(int c, int a, int b) {
   for (int m = 0; m < tiles[c].rows; ++m) {
     std::int32_t sums[16];
@@ -133,7 +133,7 @@ inline __m512i convert_two(__m512 high, __m512 low) {
   return _mm512_inserti64x4(_mm512_castsi256_si512(low_half), high_half, 1);
 }
 
-// A mask always covers the first elements. Sanitizers check this copy.
+// Masks cover the first elements. Sanitizers check this copy.
 inline __m512 load_first(__mmask16 mask, const void* from) {
   alignas(64) float values[16] = {};
   std::memcpy(values, from, sizeof(float) * __builtin_popcount(mask));

@@ -27,7 +27,7 @@ struct CellArguments {
   int64_t checkpoint_steps = 0;
   OptionalTensor reset = {}, recurrent_mask = {};
 
-  // Differentiable arguments, in gradient order.
+  // In gradient order.
   std::array<OptionalTensor, 7> differentiable() const {
     return {input, h, c, weight_ih, weight_hh, bias_ih, bias_hh};
   }
@@ -50,7 +50,6 @@ inline CellArguments operands(const Arguments& a, int64_t checkpoint_steps = 0) 
       a.recurrent_mask};
 }
 
-// References to the arguments.
 inline lltm::SequenceInputs operator_inputs(const CellArguments& a) {
   return {
       std::string_view(a.cell),
@@ -67,7 +66,6 @@ inline lltm::SequenceInputs operator_inputs(const CellArguments& a) {
       a.checkpoint_steps,
       a.recurrent_mask};
 }
-// Arguments of the engines.
 inline lltm::SequenceInputs sequence_inputs(const CellArguments& a) {
   lltm::SequenceInputs inputs = operator_inputs(a);
   lltm::join_states(inputs);
@@ -80,7 +78,6 @@ inline lltm::StepInputs step_inputs(const CellArguments& a) {
   return inputs;
 }
 
-// Results or gradients of an engine.
 template <typename... Results>
 Tensors as_list(const std::tuple<Results...>& results) {
   return std::apply([](const auto&... tensors) { return Tensors{tensors...}; }, results);

@@ -1,5 +1,4 @@
-// Serialized cells for tests, including the built-in cells, and two evaluators: one runs the
-// instructions, one the serialized text.
+// Serialized cells for tests, and evaluators of their instructions and text.
 #pragma once
 
 #include "cell/program_text.h"
@@ -21,8 +20,7 @@ namespace lltm_test {
 
 // ---- cells ------------------------------------------------------------------
 
-// Has a gate that depends only on x, a gate that depends only on h, two states besides h, and a
-// parameter.
+// A gate of x, a gate of h, two states besides h, a parameter.
 inline const std::string kDuoText =
     "lltm-cell 1\n"
     "name duo\n"
@@ -85,7 +83,7 @@ inline const std::string kDuoText =
     "d.h = multiply 0.25 du\n"
     "end\n";
 
-// All gates depend only on x, so no step has a GEMM. No state besides h; two parameters.
+// Gates of x only, so no GEMM per step; no state besides h; two parameters.
 inline const std::string kAloneText =
     "lltm-cell 1\n"
     "name alone\n"
@@ -114,7 +112,7 @@ inline const std::string kAloneText =
     "d.h = multiply d.z.a u\n"
     "end\n";
 
-// Uses every operation, including fused ones. Its backward is not a derivative.
+// All operations, including fused ones. backward is not a derivative.
 inline const std::string kEveryText =
     "lltm-cell 1\n"
     "name every\n"
@@ -271,7 +269,7 @@ Real scalar(lltm::Op op, Real a, Real b, Real c) {
   throw std::logic_error("an operation that Op lacks");
 }
 
-// Returns the outputs. Throws std::logic_error if the program violates program.h.
+// Throws std::logic_error if the program violates program.h.
 template <typename Real = double>
 std::vector<Real> run_program(const lltm::Program& program, const std::vector<Real>& inputs) {
   const auto check = [](bool condition, const char* what) {
@@ -316,8 +314,8 @@ std::vector<Real> run_program(const lltm::Program& program, const std::vector<Re
 
 // ---- serialization ----------------------------------------------------------
 
-// Returns a program as assignments, with fused operations split. Unnamed values are numbered; an
-// output without a name uses its value's name.
+// Serializes a program, with fused operations split. Unnamed values are numbered; an unnamed output
+// uses its value's name.
 inline std::string assignments_of(
     const lltm::Program& program,
     const std::string& stem,
@@ -335,7 +333,7 @@ inline std::string assignments_of(
     known[program.first_constant() + k] = number.str();
   }
   int count = 0;
-  // Adds an assignment and returns the name of its result.
+  // Returns the name of the result.
   const auto assign = [&](Op op, const std::vector<std::string>& operands, std::string name = "") {
     if (name.empty()) name = stem + std::to_string(count++);
     text << name << " = " << kOperations[static_cast<int>(op)];
@@ -387,7 +385,6 @@ inline std::string assignments_of(
   return text.str();
 }
 
-// Returns a built-in cell as a serialized cell.
 template <typename Page>
 std::string text_of_page(Page page) {
   constexpr lltm::CellInfo cell = Page::kCell;
@@ -431,7 +428,6 @@ std::string text_of_page(Page page) {
 
 using Values = std::map<std::string, double>;
 
-// Evaluates the assignments of a section.
 inline void run_text(const std::string& text, const std::string& section, Values& values) {
   std::istringstream lines(text.substr(text.find("\n" + section + "\n") + section.size() + 2));
   for (std::string line; std::getline(lines, line);) {
@@ -452,11 +448,11 @@ inline void run_text(const std::string& text, const std::string& section, Values
 }
 
 // Compares forward and backward of a cell's programs with its text. Returns the first bitwise
-// difference, or "". `next` returns inputs.
+// difference, or "".
 inline std::string difference_from_text(
     const lltm::CellText& cell, const std::string& text, const std::function<double()>& next) {
   std::string report;
-  Values known;  // saved values and parameters
+  Values known;
   const auto run = [&](const char* section,
                        const lltm::Program& program,
                        const std::vector<std::string>& inputs,

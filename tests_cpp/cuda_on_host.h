@@ -1,6 +1,6 @@
-// Replaces the CUDA headers of cuBLAS, ATen and c10 for gemm.cpp and operators.cpp
-// (CMakeLists.txt), so that the host tests compile them unchanged. cuda_on_host.cpp implements the
-// functions in CPU loops.
+// Replaces the CUDA headers of cuBLAS, ATen and c10 (CMakeLists.txt), so that the host tests
+// compile gemm.cpp and operators.cpp unchanged. cuda_on_host.cpp implements the functions in CPU
+// loops.
 //
 // Enumerators that are combined as bits have cuBLAS's values.
 #pragma once
@@ -38,8 +38,8 @@ using cublasHandle_t = HostCublas*;
 
 cublasStatus_t cublasSetMathMode(cublasHandle_t handle, cublasMath_t mode);
 cublasStatus_t cublasGetMathMode(cublasHandle_t handle, cublasMath_t* mode);
-// Rejects arguments that cuBLAS rejects (leading dimensions that are too small or exceed 32 bits,
-// unsupported types), and unnecessary GEMMs with M, N or K = 0.
+// Rejects arguments that cuBLAS rejects (leading dimensions too small or above 32 bits, unsupported
+// types), and empty GEMMs.
 cublasStatus_t cublasGemmEx_64(
     cublasHandle_t handle,
     cublasOperation_t op_a,
@@ -62,7 +62,7 @@ cublasStatus_t cublasGemmEx_64(
     cublasGemmAlgo_t algorithm);
 
 namespace at::cuda {
-// Like ATen's, sets the handle's mode: TF32 if allowed.
+// Like ATen's, sets TF32 mode if allowed.
 cublasHandle_t getCurrentCUDABlasHandle();
 }  // namespace at::cuda
 
@@ -91,31 +91,28 @@ inline WarningState& warning_state() {
 }  // namespace c10::cuda
 
 namespace lltm_test {
-// True if NVRTC is available for custom cells.
 inline bool has_nvrtc = true;
-// Checks the kernels of all built-in cells now, not in the first call of each cell, because tests
-// count calls. Call before the first test and whenever the checks are cleared.
+// Checks all built-in kernels now instead of in each cell's first call, because tests count calls.
+// Call initially and after the checks are cleared.
 void check_kernels_now();
-// Simulated kernel errors: a wrong result or a failed launch.
+// A wrong result, or a failed launch.
 enum class Fault { none, wrong, fails };
 inline Fault fault = Fault::none, persistent_fault = Fault::none;
 // torch.backends.cuda.matmul.allow_tf32.
 inline bool allow_tf32 = false;
-// Math mode of the last GEMM.
 inline cublasMath_t last_math_mode = CUBLAS_DEFAULT_MATH;
-// Number of GEMMs, and of unaligned GEMMs: a matrix address, leading dimension or extent is not a
-// multiple of 16 bytes, which cuBLAS's 16-byte kernels require.
+// Unaligned GEMMs have a matrix address, leading dimension or extent that is not a multiple of 16
+// bytes, as cuBLAS's 16-byte kernels require.
 inline int64_t gemm_calls = 0, unaligned_gemm_calls = 0;
-// If true, GEMMs round each partial sum in order, as cuBLAS may. If false, sums are nearly exact.
+// If true, GEMMs round each partial sum in order, as cuBLAS may; otherwise sums are nearly exact.
 inline bool sums_in_order = false;
 
-// Simulated multiprocessors: concurrent thread blocks of a persistent kernel.
+// Number of concurrent thread blocks of a persistent kernel.
 inline int64_t multiprocessors = 132;
-// Seed of the next launch's schedule; each launch changes it.
+// Seed of the next launch's schedule; changed by each launch.
 inline uint64_t schedule_seed = 1;
-// Number of persistent kernel launches.
 inline int64_t persistent_launches = 0;
-// Fills with absent words: number of earlier launches, number of bytes.
+// For each fill with absent words: number of earlier launches, and bytes.
 inline std::vector<std::pair<int64_t, int64_t>> filled;
 // Number of launches before launches fail.
 inline int64_t launches_left = std::numeric_limits<int64_t>::max();

@@ -1,9 +1,9 @@
-// A simulated GPU for the persistent kernels: each lane is a fiber, barriers wait for all lanes,
-// and mma loops over a warp's fragments. The next thread block, warp and (if the code permits
-// divergence) lane are random.
+// Simulates a GPU for the persistent kernels: lanes are fibers, barriers wait for all lanes, and
+// mma loops over a warp's fragments. The order of thread blocks, warps and (if the code permits
+// divergence) lanes is random.
 //
-// Words exchanged by thread blocks are relaxed atomics, as on a GPU. With a CPU thread per thread
-// block, the thread sanitizer checks their ordering.
+// Thread blocks exchange words by relaxed atomics, as on a GPU. With a CPU thread per thread block,
+// the thread sanitizer checks the ordering.
 #pragma once
 
 #include "cuda/kernel/persistent_kernels.h"
@@ -22,14 +22,12 @@
 
 namespace lltm_test {
 
-// Number of polls before a lane gives up; tests change it.
 inline int most_polls = 100'000'000;
 
-// Number of rounds before a grid's last block starts: other work may occupy a GPU.
+// Rounds before a grid's last block starts: other work may occupy a GPU.
 inline int late_rounds = 0;
 
-// If true, runs blocks in order, each until it waits. The counter is the number of rounds of the
-// last grid.
+// If true, runs blocks in order, each until it waits. `rounds` counts the last grid's rounds.
 inline bool round_robin = false;
 inline int rounds = 0;
 
@@ -43,7 +41,7 @@ struct Fragments {
   std::uint32_t a[4], b[2];
 };
 
-// D (16, 8) += A (16, 16) B (16, 8), for the 32 lanes of a warp.
+// D (16, 8) += A (16, 16) B (16, 8).
 template <typename T>
 void emulate_mma(const Fragments (&lanes)[lltm::cuda::kWarpLanes]) {
   struct Pair {
@@ -82,7 +80,6 @@ class HostBlock {
   class Lane;
   using Body = std::function<void(Lane&)>;
 
-  // Runs `body` on every thread.
   HostBlock(int slice, int group, std::size_t sums, const Body& body, std::uint64_t seed)
       : slice_(slice), group_(group), body_(body), random_(seed), stacks_(kThreads), shared_(sums) {
     // Makes reads of unwritten shared memory visible.
@@ -97,8 +94,8 @@ class HostBlock {
 
   bool done() const { return running_ == 0; }
 
-  // Runs some warps until they wait, so warps may be one step apart. Returns true if any did more
-  // than poll.
+  // Runs some warps until they wait, so warps may be one step apart. Returns true unless all only
+  // polled.
   bool run() {
     bool progress = false;
     std::shuffle(std::begin(warps_), std::end(warps_), random_);
@@ -109,7 +106,6 @@ class HostBlock {
     return progress;
   }
 
-  // Runs all warps until all only poll.
   bool run_to_the_end() {
     bool progress = false;
     while (!done() && run()) progress = true;
@@ -117,13 +113,11 @@ class HostBlock {
   }
 
  private:
-  // A barrier of lanes.
   struct Meeting {
     int arrived = 0;
     unsigned generation = 0;
   };
 
-  // Runs every lane until it waits.
   bool run_warp(int warp) {
     progress_ = false;
     const int first = static_cast<int>(random_() % lltm::cuda::kWarpLanes);
@@ -173,7 +167,7 @@ class HostBlock {
       return mine;
     }
 
-    // Reads by word: 16 bytes need not become visible together.
+    // 16 bytes need not become visible together.
     lltm::cuda::Words read(const void* data) const {
       if (reinterpret_cast<std::uintptr_t>(data) % 16 != 0) {
         throw std::logic_error("16 bytes are read that begin in between");
@@ -186,7 +180,7 @@ class HostBlock {
       return words;
     }
 
-    // Writes each word once, never the value for "absent".
+    // Writes each word once, never the "absent" value.
     void publish(void* data, std::uint32_t word) {
       if (reinterpret_cast<std::uintptr_t>(data) % sizeof(word) != 0) {
         throw std::logic_error("a word is written that begins in between");
@@ -293,7 +287,7 @@ inline std::vector<std::unique_ptr<HostBlock>> make_grid(
   return blocks;
 }
 
-// Runs a grid on this thread, with a new random block order each time.
+// Uses this thread, with a random block order.
 inline void run_grid(const HostGrid& grid, const HostBlock::Body& body, std::uint64_t seed) {
   const auto blocks = make_grid(grid, body, seed);
   std::mt19937_64 random(seed);
@@ -313,7 +307,7 @@ inline void run_grid(const HostGrid& grid, const HostBlock::Body& body, std::uin
   }
 }
 
-// Runs a grid with a CPU thread per block.
+// Uses a CPU thread per block.
 inline void run_grid_on_threads(
     const HostGrid& grid, const HostBlock::Body& body, std::uint64_t seed) {
   const auto blocks = make_grid(grid, body, seed);

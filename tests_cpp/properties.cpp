@@ -117,7 +117,6 @@ TEST_P(Properties, EmptySizesGiveEmptyResults) {
   }
 }
 
-// Each argument, then all, with noncontiguous layouts.
 TEST_P(Properties, ArgumentsMayBeStridedInAnyWay) {
   for (const Layout& layout : layouts()) {
     for (const auto& positions : form_.positions) {
@@ -147,10 +146,9 @@ void expect_equally_finite(const Tensors& ours, const Tensors& expected, const c
 
 }  // namespace
 
-// A NaN or infinity in one element affects the same results as in PyTorch: one batch element of one
-// step, from that step on. Covers small and large batches, where an infinity can change every
-// partial product. In double, because PyTorch's 16-bit GEMMs of large batches may spread a NaN to
-// the row above.
+// A NaN or infinity affects the same results as in PyTorch: one batch element from one step on.
+// Includes large batches, where an infinity can change every partial product. Uses double, because
+// PyTorch's 16-bit GEMMs may spread a NaN to the row above.
 TEST_P(Properties, NonFiniteArgumentsPropagateAsInPlainPyTorch) {
   const double infinity = std::numeric_limits<double>::infinity();
   const Function plain = form_.step ? eager_cell : eager_sequence;
@@ -159,7 +157,7 @@ TEST_P(Properties, NonFiniteArgumentsPropagateAsInPlainPyTorch) {
     const Tensors tensors = differentiable(finite);
     for (const size_t k : form_.positions.back()) {
       for (const double value : {std::nan(""), infinity, -infinity}) {
-        // A weight that is rounded to 0 turns an infinity into NaN.
+        // An infinity times a weight rounded to 0 is NaN.
         if (form_.tolerance > 0 && std::isinf(value)) continue;
         SCOPED_TRACE(
             testing::Message() << value << " in " << argument_names(finite)[k] << ", " << sizes.B);
@@ -228,7 +226,7 @@ TEST_P(SequenceProperties, PackedArgumentsMayBeStridedInAnyWay) {
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(GradientProperties);
 
-// The gradient from output.sum().backward() is one element with strides of 0.
+// output.sum().backward() passes one element with strides of 0.
 TEST_P(GradientProperties, OfTheOutputsMayBeStridedInAnyWay) {
   for (const Layout& layout : layouts()) {
     SCOPED_TRACE(layout.name);
@@ -278,16 +276,14 @@ TEST_P(GradientProperties, EachSubsetOfArgumentsThatRequireGradGetsItsOwn) {
   }
 }
 
-// Pre-activations beyond ±88, where float32 exp overflows, up to ±1e4; ±200 for float16, whose
-// GEMMs would overflow earlier.
+// Beyond ±88, float32 exp overflows. float16 uses at most ±200, because its GEMMs would overflow.
 TEST_P(GradientProperties, OfLargePreActivationsSaturate) {
   for (const double scale : {100.0, dtype() == at::kHalf ? 200.0 : 1e4}) {
     SCOPED_TRACE(testing::Message() << "scale " << scale);
     const Problem problem = dense({3, 11, 3, 17});
     check([&](uint64_t seed) {
       Arguments arguments = problem(seed);
-      // z sums integers of an input row, exact in any order: exp(z) would multiply a rounding error
-      // of z by |z| eps.
+      // Sums of integers are exact in any order; exp would multiply a rounding error of z by |z|.
       arguments.weights = at::ones_like(arguments.weights);
       if (arguments.weight_hh)
         arguments.weight_hh = at::zeros_like(*arguments.weight_hh);
@@ -304,7 +300,6 @@ TEST_P(GradientProperties, OfLargePreActivationsSaturate) {
   }
 }
 
-// As for values, with NaN or infinity in an argument or output gradient.
 TEST_P(GradientProperties, ThatAreNotNumbersAreThoseOfPlainPyTorch) {
   const double infinity = std::numeric_limits<double>::infinity();
   const Function plain = form_.step ? eager_cell : eager_sequence;
@@ -329,8 +324,7 @@ TEST_P(GradientProperties, ThatAreNotNumbersAreThoseOfPlainPyTorch) {
         changed[k].view(-1)[changed[k].numel() / 2].fill_(value);
         expect_equal(with(finite, changed), grads);
       }
-      // PyTorch's GRU passes the gradient d to the candidate as d - d u = inf - inf; lltm uses d (1
-      // - u).
+      // PyTorch's GRU computes d - d u = inf - inf; lltm uses d (1 - u).
       if (form_.cell == "gru" && std::isinf(value)) continue;
       Tensors changed = grads;
       changed[0] = grads[0].clone();
@@ -368,7 +362,6 @@ TEST_P(HostProperties, ResultsAreNewTensorsAndArgumentsStayAsTheyAre) {
   }
 }
 
-// Distances between rows and steps exceed 32-bit indices.
 TEST_P(HostProperties, StridesBeyond32BitsAreFollowed) {
   const FarApart far_apart(dtype());
   std::vector<Problem> problems = {dense({1, 2, 3, 8})};
@@ -393,7 +386,6 @@ TEST_P(HostProperties, StridesBeyond32BitsAreFollowed) {
   }
 }
 
-// Distances between the three weight rows exceed 32-bit indices.
 TEST_P(HostProperties, StridesOfWeightsBeyond32BitsAreFollowed) {
   const FarApart far_apart(dtype());
   const Problem problem = dense({2, 5, 3, 1});

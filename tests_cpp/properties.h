@@ -1,10 +1,8 @@
-// Properties required of every form of a step or sequence: operators, activation checkpointing,
-// prepacked weights, modules, CUDA engines. properties.cpp defines each property once. A test
-// program instantiates them for its forms:
+// Properties of every form of a step or sequence: operators, activation checkpointing, prepacked
+// weights, modules, CUDA engines. properties.cpp defines each property once. Test programs
+// instantiate them:
 //
 //     INSTANTIATE_TEST_SUITE_P(Sequence, Properties, each_case(form, kDtypes), case_name);
-//
-// Tests of a single form are in that form's file.
 #pragma once
 
 #include "testing.h"
@@ -24,13 +22,12 @@ struct Form {
   bool step = false;        // one step: no T, packed input or direction
   bool has_reverse = true;  // for sequences
   bool any_size = true;     // otherwise I and H must be positive
-  // If true, values and gradients must meet the accuracy criterion; otherwise only values are
-  // tested, up to `tolerance` plus `roundings` eps of the dtype.
+  // If true, values and gradients must meet the accuracy criterion; otherwise values must be within
+  // `tolerance` plus `roundings` eps of the dtype.
   bool differentiable = true;
   double tolerance = 0;
   double roundings = 0;
-  // Sizes of a problem with several blocks, and the argument positions to change; the last entry
-  // has all of them.
+  // Sizes with several blocks, and argument positions to change, all in the last entry.
   Sizes sizes = {3, 9, 17, 19};
   std::vector<std::vector<size_t>> positions = kPositions;
   // Active while a test runs.
@@ -38,21 +35,19 @@ struct Form {
 };
 void PrintTo(const Form& form, std::ostream* stream);
 
-// Sizes for comparing every form with the oracle. Packed sequences use the hidden sizes in turn.
+// Sizes compared with the oracle. Packed sequences use the hidden sizes in turn.
 inline const std::vector<Sizes> kSomeSizes = {
     {1, 1, 1, 1}, {5, 3, 5, 7}, {7, 2, 3, 16}, {3, 17, 9, 33}};
 inline const std::vector<std::vector<int64_t>> kSomeLengths = {
     {5}, {3, 3, 3}, {7, 6, 5, 4, 3, 2, 1}, {9, 1, 1, 1}, {4, 4, 4, 4, 2, 2, 1}};
 constexpr std::array<int64_t, 2> kSomeHiddenSizes = {7, 16};
 
-// Dtypes for int8 weights.
 constexpr std::array<at::ScalarType, 3> kDtypesOfInt8 = {at::kFloat, at::kBFloat16, at::kHalf};
 
 // Form, dtype, and true for reverse.
 using Case = std::tuple<Form, at::ScalarType, bool>;
 
-// Rotates the dtypes between forms and directions, so that each part of the tests (CMakeLists.txt)
-// has every dtype.
+// Rotates the dtypes, so that each part of the tests (CMakeLists.txt) has every dtype.
 template <typename Dtypes>
 auto each_case(const std::vector<Form>& forms, const Dtypes& dtypes) {
   std::vector<Case> cases;
@@ -72,7 +67,6 @@ auto each_case(const Form& form, const Dtypes& dtypes) {
   return each_case(std::vector{form}, dtypes);
 }
 std::string case_name(const testing::TestParamInfo<Case>& info);
-// Includes the form's name if there are several.
 std::string form_case_name(const testing::TestParamInfo<Case>& info);
 
 class FormTest : public testing::TestWithParam<Case> {
@@ -82,10 +76,9 @@ class FormTest : public testing::TestWithParam<Case> {
   at::ScalarType dtype() const { return std::get<1>(GetParam()); }
   Problem dense(const Sizes& sizes, bool bias = true) const;
   Problem packed(const std::vector<int64_t>& lengths, int64_t I, int64_t H) const;
-  // Dense and packed problems of the form's supported sizes.
+  // Dense and packed problems of supported sizes.
   std::vector<Problem> problems() const;
 
-  // Compares with the baseline, or another function.
   void check(const Problem& problem, const OutputGradients& gradients = kRandom) const;
   void check(
       const Function& baseline,
@@ -103,7 +96,6 @@ class SequenceProperties : public FormTest {};  // sequences
 class GradientProperties : public FormTest {};  // differentiable forms
 class HostProperties : public FormTest {};      // forms with arguments on the host
 
-// Tests autograd derivatives of any order.
 enum class Kind { kDense, kWithoutBias, kPacked };
 using DerivativeCase = std::tuple<Form, Kind, bool>;
 std::string derivative_name(const testing::TestParamInfo<DerivativeCase>& info);
@@ -118,7 +110,6 @@ class DerivativeProperties : public testing::TestWithParam<DerivativeCase> {
   Arguments arguments_;  // float64
 };
 
-// Tests tensors saved by autograd.
 class AutogradProperties : public testing::TestWithParam<Form> {};
 
 }  // namespace lltm_test

@@ -1,5 +1,4 @@
-// Oracle of the C++ tests: the LLTM's formulas in scalar loops, independent of the library. Each
-// batch element runs separately.
+// Test oracle: the LLTM's formulas in scalar loops, independent of the library.
 //
 //     X = [h, x];  z = X W^T + b;  i, o = sigmoid(z_i), sigmoid(z_o)
 //     g = elu(z_g);  c' = c + i g;  h' = o tanh(c')
@@ -15,9 +14,8 @@
 
 namespace reference {
 
-// Result type: wider than float64 if the platform has such a type, to check float64 results. The
-// template parameter is the compute type: float64 suffices for narrower types and is several times
-// as fast.
+// Result type, wider than float64 if possible, to check float64 results. Computing in float64
+// suffices for narrower types and is several times as fast.
 using Widest = long double;
 
 template <typename Real>
@@ -53,7 +51,6 @@ Real elu_derivative(Real z) {
   return z > 0 ? Real(1) : std::exp(z);
 }
 
-// One step of one batch element, with the values that backward needs.
 template <typename Real>
 struct Step {
   Vector<Real> h_and_x;         // X, (H+I)
@@ -94,8 +91,8 @@ Step<Real> step_forward(
   return step;
 }
 
-// Replaces dh and dc, the gradients of h' and c', with those of h and c. Adds to d_input (I),
-// d_weights and d_bias.
+// Replaces the gradients of h' and c' with those of h and c. Adds to d_input (I), d_weights and
+// d_bias.
 template <typename Real>
 void step_backward(
     const Step<Real>& step,
@@ -146,7 +143,7 @@ struct Arguments {
   std::vector<bool> reset;                     // (N), true for reset rows; empty: none
   std::optional<Matrix<Real>> recurrent_mask;  // (B, H)
 
-  // Masks h of element b before the GEMM, or the gradient after it.
+  // Masks h of element b, or its gradient.
   void mask(std::int64_t b, Vector<Real>& h) const {
     if (!recurrent_mask.has_value()) return;
     for (std::size_t j = 0; j < h.size(); ++j) h[j] *= recurrent_mask->row(b)[j];

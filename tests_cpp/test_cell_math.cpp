@@ -1,5 +1,5 @@
-// Arithmetic of the CPU kernels for every instruction set of this CPU: operations of cell programs
-// and 16-bit storage formats. Links only the kernels, without PyTorch.
+// Operations of cell programs and 16-bit formats for every instruction set of this CPU. Links only
+// the kernels, without PyTorch.
 #include "cell/math.h"
 #include "cpu/kernel/table.h"
 #include "cpu_features.h"
@@ -64,7 +64,6 @@ std::string set_name(const testing::TestParamInfo<InstructionSet>& info) {
 }
 INSTANTIATE_TEST_SUITE_P(InstructionSets, CellMath, testing::ValuesIn(kInstructionSets), set_name);
 
-// Tests the same errors with eight times as many arguments.
 class SlowCellMath : public CellMath {};
 INSTANTIATE_TEST_SUITE_P(
     InstructionSets, SlowCellMath, testing::ValuesIn(kInstructionSets), set_name);
@@ -86,7 +85,6 @@ struct Traits<double> {
   using Wide = long double;
 };
 
-// Properties of an operation.
 struct Operation {
   const char* name;
   Op op;
@@ -98,8 +96,8 @@ constexpr Operation kOperations[] = {
 #undef LLTM_OPERATION
 };
 
-// Runs a program on consecutive arrays of n numbers. The inputs are its parameters; the outputs are
-// h' and the saved values.
+// Runs a program on arrays of n numbers. Inputs are its parameters; outputs are h' and the saved
+// values.
 template <typename T>
 std::vector<T> run(
     const Kernels& kernels, const Program& program, const std::vector<T>& inputs, std::size_t n) {
@@ -121,7 +119,6 @@ std::vector<T> run(
   return outputs;
 }
 
-// Runs an operation on arrays of one size.
 template <typename T>
 std::vector<T> apply(const Kernels& kernels, Op op, const std::vector<std::vector<T>>& operands) {
   std::vector<T> inputs;
@@ -177,7 +174,7 @@ struct Worst {
   T x = 0;
 };
 
-// Returns the distance in representable numbers; infinite between NaN and a number.
+// Distance in representable numbers; infinite between NaN and a number.
 template <typename T>
 std::int64_t steps_between(T a, T b) {
   constexpr std::int64_t kFar = std::numeric_limits<std::int64_t>::max();
@@ -186,14 +183,14 @@ std::int64_t steps_between(T a, T b) {
   return __builtin_sub_overflow(ordinal(a), ordinal(b), &steps) ? kFar : std::abs(steps);
 }
 
-// True if the values are equal, including the sign of zero, or both NaN.
+// Distinguishes signs of zero. NaN equals NaN.
 template <typename T>
 bool same(T a, T b) {
   if (std::isnan(a) || std::isnan(b)) return std::isnan(a) && std::isnan(b);
   return a == b && std::signbit(a) == std::signbit(b);
 }
 
-// Compares an array of results. A subnormal result may differ by one step.
+// A subnormal result may differ by one step.
 template <typename T>
 void compare(
     const MathFunction<T>& function,
@@ -214,7 +211,6 @@ void compare(
 
 constexpr std::size_t kChunk = 1 << 14;
 
-// Visits bit patterns from `first` to `last` with a stride, in chunks.
 template <typename T, typename Visit>
 void for_each_chunk(
     typename Traits<T>::Bits first,
@@ -250,7 +246,6 @@ class Errors {
     }
   }
 
-  // Adds about `count` bit patterns from `first` to `last`, of both signs.
   void add_range(T first, T last, typename Traits<T>::Bits count) {
     using Bits = typename Traits<T>::Bits;
     const auto low = std::bit_cast<Bits>(first);
@@ -317,7 +312,6 @@ std::vector<T> special_values() {
   return values;
 }
 
-// Tests special values, and a multiple of `density` arguments per range.
 void expect_stated_errors_of_float32(const Kernels& kernels, std::uint32_t density) {
   Errors<float> errors(kernels);
   errors.add(special_values<float>());
@@ -400,7 +394,7 @@ void check_limits(const Kernels& kernels) {
   }
 }
 
-// A GPU divides with an approximate reciprocal, whose error is at most one unit.
+// Divides with an approximate reciprocal whose error is at most one unit, as on a GPU.
 TEST(CellQuotient, ErrorsAreAtMostOneUnit) {
   using math::quotient_by;
   const float infinity = std::numeric_limits<float>::infinity();
@@ -437,7 +431,7 @@ TEST_P(CellMath, InfinitiesAndZerosGiveTheLimits) {
   check_limits<double>(*kernels_);
 }
 
-// Operations that are exact or rounded once. Multiply-add may round the product.
+// Exact or rounded once. Multiply-add may also round the product.
 template <typename T>
 bool is_exact(Op op, T y, T a, T b, T c) {
   const auto condition = [](bool x) { return x ? T(1) : T(0); };
@@ -465,7 +459,6 @@ bool is_exact(Op op, T y, T a, T b, T c) {
       return same(y, a * b);
     case Op::kDivide:
       return same(y, a / b);
-    // Either of two zeros.
     case Op::kMaximum:
       return unordered ? std::isnan(y) : y == std::max(a, b);
     case Op::kMinimum:
@@ -555,11 +548,9 @@ TEST_P(CellMath, ResultsDoNotDependOnThePositionInTheArray) {
   }
 }
 
-// Registers have the order of program.h, for full and partial blocks. Outputs can be read;
-// temporaries can be overwritten.
+// Registers have the order of program.h. Outputs can be read, temporaries overwritten.
 template <typename T>
 void check_registers(const Kernels& kernels) {
-  // inputs 0, 1; outputs 2, 3; constants 4, 5; temporaries 6, 7
   const Instruction code[] = {
       {Op::kAdd, 6, 0, 4, 0},          // x + 0.5
       {Op::kMultiply, 7, 6, 1, 0},     // (x + 0.5) y
@@ -579,7 +570,7 @@ void check_registers(const Kernels& kernels) {
       y[k] = static_cast<T>(k % 7) - 3;
     }
     const std::vector<T> outputs = run(kernels, program, inputs, n);
-    for (std::size_t k = 0; k < n; ++k) {  // small numbers: no rounding
+    for (std::size_t k = 0; k < n; ++k) {  // no rounding
       const T product = (x[k] + T(0.5)) * y[k];
       EXPECT_EQ(outputs[n + k], product - 3) << k;
       EXPECT_EQ(outputs[k], (product - 3) * (product - 3) + product) << k;
@@ -594,7 +585,6 @@ TEST_P(CellMath, RegistersStandInTheirOrder) {
 
 // ---- transposes -----------------------------------------------------------
 
-// Tests full tiles and remainders at both edges, inside larger matrices.
 template <typename T>
 void check_transpose(Transpose<T> transpose, T (*number)(int)) {
   constexpr int kGap = 20;

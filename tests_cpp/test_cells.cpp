@@ -1,6 +1,5 @@
-// Steps and sequences of every built-in cell: the properties of properties.h, accuracy for all
-// sizes, and specific properties. Engines, GEMM formats, kernels and the ATen fallback read a cell
-// from its cell definition. test_engines.cpp tests other schedules.
+// Properties and accuracy of every built-in cell, which engines, GEMM formats, kernels and the ATen
+// fallback read from its cell definition. See also test_engines.cpp.
 #include "properties.h"
 
 #include <ATen/ATen.h>
@@ -20,7 +19,7 @@ namespace {
 
 // ---- properties -------------------------------------------------------------
 
-// Returns a form per cell. Only the first cell tests strides of each argument separately.
+// Only the first cell tests strides of each argument.
 std::vector<Form> forms_of_cells(
     Form form, bool weights = true, const std::vector<const char*>& cells = kCells) {
   std::vector<Form> forms;
@@ -48,8 +47,7 @@ const std::vector<Form> kSequences =
     forms_of_cells({.name = "", .run = sequence, .baseline = eager_sequence});
 const std::vector<Form> kCheckpointed =
     forms_of_cells({.name = "", .run = checkpointed(2), .baseline = eager_sequence});
-// Prepacked weights, unquantized and int8, have no derivatives. int8 weights must be finite;
-// test_int8.py tests them further.
+// Prepacked weights have no derivatives; int8 weights must be finite. See also test_int8.py.
 const std::vector<Form> kPrepacked = forms_of_cells(
     {.name = "",
      .run = prepacked(),
@@ -120,8 +118,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 using CellAndDtype = std::tuple<const char*, at::ScalarType>;
 
-// Omits float64 for cells whose oracle is PyTorch in float64: the properties (including gradcheck)
-// and the Python tests cover them.
+// Omits float64 if PyTorch is the oracle: properties.h and the Python tests cover it.
 const std::vector<CellAndDtype> kCellsAndDtypes = [] {
   std::vector<CellAndDtype> all;
   for (const at::ScalarType dtype : kDtypes) {
@@ -140,7 +137,6 @@ std::string name(const Sizes& s) {
          "_H" + std::to_string(s.H);
 }
 
-// A packed sequence.
 struct Packed {
   const char* name;
   std::vector<int64_t> lengths;
@@ -182,7 +178,6 @@ struct Problems {
   }
 };
 
-// Adds resets and a recurrent mask.
 Problem with_resets_and_mask(const Problem& problem) {
   return [=](uint64_t seed) {
     Arguments arguments = problem(seed);
@@ -214,7 +209,7 @@ class OfCells : public testing::TestWithParam<std::tuple<CellAndDtype, Others...
 
 const auto kEach = testing::ValuesIn(kCellsAndDtypes);
 
-// Combines the first cell with every size, other cells with every second size.
+// Other cells use every second size.
 template <size_t count>
 auto each_of(const Sizes (&sizes)[count]) {
   std::vector<std::tuple<CellAndDtype, Sizes>> all;
@@ -227,7 +222,7 @@ auto each_of(const Sizes (&sizes)[count]) {
 
 // ---- one step ---------------------------------------------------------------
 
-// Sizes for dot products, for the GEMM kernel and for ATen.
+// Use dot products, the GEMM kernel, and ATen.
 constexpr Sizes kStepSizes[] = {
     {1, 1, 1, 1},    {1, 1, 2, 3},    {1, 2, 3, 1},     {1, 3, 5, 7},     {1, 5, 7, 2},
     {1, 7, 16, 17},  {1, 17, 33, 16}, {1, 16, 32, 128}, {1, 33, 17, 65},  {1, 65, 130, 33},
@@ -289,9 +284,8 @@ TEST_P(CellDtype, ResultsDoNotDependOnUninitialisedMemory) {
 
 // ---- sequence accuracy ------------------------------------------------------
 
-// Small batches with few or many steps; few hidden units; a batch large enough to merge the input
-// projection; threads with shared and separate rows; more rows than a chunk; K and N that are no
-// multiple of a vector.
+// Small batches with few or many steps; few hidden units; a merged input projection; shared and
+// separate rows; several chunks; K and N that fill no vector.
 constexpr Sizes kSequenceSizes[] = {
     {1, 1, 1, 1},     {2, 1, 2, 3},     {7, 2, 3, 1},     {5, 3, 5, 7},     {3, 5, 7, 2},
     {3, 7, 16, 17},   {4, 17, 33, 16},  {2, 16, 32, 128}, {2, 33, 17, 65},  {2, 65, 130, 33},
@@ -320,7 +314,6 @@ TEST_P(SequenceAccuracy, WithResetsAndARecurrentMaskToo) {
       /*problems=*/2);
 }
 
-// Returns `rows` lengths, falling from `longest` to 1 in equal groups.
 std::vector<int64_t> falling_lengths(int64_t rows, int64_t longest) {
   std::vector<int64_t> lengths;
   for (int64_t row = 0; row < rows; ++row) lengths.push_back(longest - row * longest / rows);
@@ -360,8 +353,7 @@ TEST_P(SequenceAccuracyDtype, ValuesAndGradientsMatchOracleWithoutBias) {
   check_all(kBothWays, eager_sequence, of_.dense({5, 17, 3, 33}, /*bias=*/false));
 }
 
-// Scales the weights by 1/5. With the usual weights, rounding errors would grow from step to step,
-// and their comparison would be random.
+// Weights are scaled by 1/5, because rounding errors would otherwise grow from step to step.
 TEST_P(SequenceAccuracyDtype, ValuesAndGradientsMatchOracleOverManySteps) {
   for (const Sizes& sizes :
        {Sizes{40, 4, 3, 9}, Sizes{70, 1, 3, 9}, Sizes{30, 33, 2, 5}, Sizes{300, 4, 3, 9}}) {
@@ -375,7 +367,7 @@ TEST_P(SequenceAccuracyDtype, ValuesAndGradientsMatchOracleOverManySteps) {
   }
 }
 
-// Several chunks of rows (512; 4096 in bfloat16), with constant and decreasing batch sizes.
+// Several chunks (512 rows; 4096 in bfloat16).
 TEST_P(SequenceAccuracyDtype, ValuesAndGradientsMatchOracleOverManyRows) {
   check_all(kBothWays, eager_sequence, of_.dense({5, 450, 2, 16}));
   Packed rows = {"", std::vector<int64_t>(700, 5), 2, 17};
@@ -385,8 +377,7 @@ TEST_P(SequenceAccuracyDtype, ValuesAndGradientsMatchOracleOverManyRows) {
   if (of_.dtype == at::kBFloat16) check_all(kBothWays, eager_sequence, of_.dense({5, 3000, 2, 18}));
 }
 
-// All terms have one sign, so partial sums and their rounding errors grow. Covers small batches and
-// the micro-kernel.
+// Terms of one sign increase the rounding errors of partial sums.
 TEST_P(SequenceAccuracyDtype, ValuesAndGradientsMatchOracleOverLongSums) {
   if (std::string_view(of_.cell) == "rnn_relu" && at::get_cpu_capability() == "DEFAULT") {
     GTEST_SKIP() << "relu does not damp the errors of PyTorch's GEMMs, which differ by their shape";
@@ -401,9 +392,8 @@ TEST_P(SequenceAccuracyDtype, ValuesAndGradientsMatchOracleOverLongSums) {
   }
 }
 
-// Each step fills a chunk of rows and several blocks of hidden units. The gradients are too large
-// for bf16x3 (cpu/kernel/bf16x3.h), which selects float GEMMs on every CPU. float16 cannot
-// represent them.
+// Each step fills a chunk and several blocks. The gradients are too large for float16, and for
+// bf16x3, so that every CPU uses float GEMMs.
 TEST_P(SequenceAccuracyDtype, GradientsMatchOracleOverLargeSteps) {
   const double scale = of_.dtype == at::kHalf ? 1 : 0x1p62;
   const OutputGradients gradients = [&](const Tensors& outputs, uint64_t seed) {
@@ -424,12 +414,10 @@ TEST_P(SequenceAccuracyDtype, OfAnInputThatIsBatchFirstMatchesOracle) {
 
 // ---- activation checkpoints -------------------------------------------------
 
-// Single steps, a shorter last segment, equal segments, a segment longer than the sequence, and the
-// maximum.
+// Single steps, a shorter last segment, equal segments, one long segment.
 constexpr int64_t kCheckpointSteps[] = {1, 4, 5, 100, std::numeric_limits<int64_t>::max()};
 
-// Covers every engine: small batches, few hidden units, and blocks divided among threads by rows
-// and by hidden units.
+// Covers every engine and both divisions among threads.
 TEST_P(SequenceAccuracyDtype, ValuesAndGradientsFromCheckpointsMatchOracle) {
   std::vector<Function> functions;
   for (const int64_t steps : kCheckpointSteps) {
@@ -443,12 +431,11 @@ TEST_P(SequenceAccuracyDtype, ValuesAndGradientsFromCheckpointsMatchOracle) {
   check_all(functions, eager_sequence, of_.dense({10, 17, 3, 33}, /*bias=*/false));
 }
 
-// Sequences end (in reverse, start) at the first and last step of a segment and in between. Some
-// segments have fewer sequences, and one has a single sequence.
+// Sequences end (in reverse, start) at the first and last step of a segment and in between.
 const Packed kOfSegments = {"", {10, 9, 8, 6, 5, 5, 4, 3, 1}, 3, 17};
 
 TEST_P(SequenceAccuracyDtype, ValuesAndGradientsFromCheckpointsMatchOracleWhenPacked) {
-  // Enough rows for two threads. In reverse, the second thread's rows start inside a segment.
+  // In reverse, the second thread's rows start inside a segment.
   Packed many = {"", std::vector<int64_t>(20, 10), 5, 66};
   many.lengths.resize(32, 7);
   many.lengths.resize(40, 1);
@@ -460,8 +447,7 @@ TEST_P(SequenceAccuracyDtype, ValuesAndGradientsFromCheckpointsMatchOracleWhenPa
   }
 }
 
-// Gradients grow by equal amounts per segment, until 16-bit rounding would lose an amount. They
-// must be accumulated in float32.
+// Gradients grow by equal amounts, which 16-bit accumulation would lose.
 TEST_P(SequenceAccuracyDtype, GradientsFromManySegmentsMatchThoseOfASequence) {
   if (of_.cell != kCells.front()) GTEST_SKIP() << "others forget";
   // Small enough for float16 sums.
@@ -474,7 +460,7 @@ TEST_P(SequenceAccuracyDtype, GradientsFromManySegmentsMatchThoseOfASequence) {
       {checkpointed(1), against_the_steps(checkpointed(1))},
       sequence,
       [&](uint64_t seed) {
-        // Small pre-activations and c, so that no activation saturates.
+        // Avoids saturated activations.
         const Arguments arguments = of_.dense({500, 5, 3, 17})(seed);
         Tensors small = differentiable(arguments);
         const auto names = argument_names(arguments);
@@ -501,7 +487,6 @@ class SequenceDtype : public OfCells<bool> {
 INSTANTIATE_TEST_SUITE_P(
     Dtypes, SequenceDtype, testing::Combine(kEach, testing::Bool()), SequenceDtype::name_of);
 
-// Replaces the initial states with the final states of a call.
 Arguments going_on(Arguments arguments, const Tensors& states) {
   arguments.h = states[0];
   if (arguments.c.defined()) arguments.c = states[1];
@@ -525,9 +510,9 @@ TEST_P(SequenceDtype, EqualsTheCellRepeated) {
   check(sequence, repeated, of_.dense({6, 17, 33, 35}, /*bias=*/true, reverse()));
 }
 
-// Tests that splitting a sequence does not change its results: bitwise in 16-bit formats; in
-// float32, small batches use other engines. Pieces have two steps, because single steps use a
-// separate engine. I is at most 32: small-batch GEMMs sum chains of 32 terms, others chains of 64.
+// Bitwise in 16-bit formats; in float32, small batches use other engines. Pieces have two steps,
+// because single steps use a separate engine. I is at most 32: small-batch GEMMs sum chains of 32
+// terms, others chains of 64.
 TEST_P(SequenceDtype, IsItsPiecesOneByOne) {
   if (c10::elementSize(of_.dtype) != 2) GTEST_SKIP() << "16-bit formats only";
   const c10::InferenceMode guard;
@@ -548,7 +533,6 @@ TEST_P(SequenceDtype, IsItsPiecesOneByOne) {
   }
 }
 
-// Packs the weights with different numbers of threads.
 TEST_P(SequenceDtype, PrepackedWeightsGiveTheSame) {
   const c10::InferenceMode inference;
   const int before = at::get_num_threads();
@@ -576,7 +560,7 @@ TEST_P(SequenceDtype, PrepackedWeightsGiveTheSame) {
   }
 }
 
-// Bitwise, except in float64: MKL's rounding may depend on the row position.
+// Except in float64: MKL's rounding may depend on the row position.
 TEST_P(SequenceDtype, ReverseIsTheForwardSequenceOfTheFlippedInput) {
   const Arguments arguments = dense({6, 5, 3, 17});
   const Tensors one = sequence(arguments), other = against_the_steps(sequence)(arguments);
@@ -650,7 +634,7 @@ TEST_P(SequenceDtype, NoGradientGoesFurtherBackThanAReset) {
   }
 }
 
-// For every engine, forward is one call over all steps, in training too.
+// Forward is one call over all steps, in training too.
 TEST_P(SequenceDtype, ResultsWithCheckpointsAreThoseOfASequenceBitForBit) {
   for (const Arguments& a :
        {dense({10, 2, 3, 7}),
@@ -673,8 +657,7 @@ TEST_P(SequenceDtype, ResultsWithCheckpointsAreThoseOfASequenceBitForBit) {
 }
 
 // If only the state gradient is requested, each step must detect gradients that bf16x3 cannot
-// represent. All values are positive and unsaturated, so the gradient stays infinite back to the
-// first step.
+// represent. Positive, unsaturated values keep the gradient infinite.
 TEST_P(SequenceDtype, AnInfiniteGradientOfManyRowsReachesTheState) {
   if (of_.dtype == at::kBFloat16) GTEST_SKIP() << "its rounding saturates activations";
   if (!info_of(of_.cell).joined) GTEST_SKIP() << "others meet infinities of both signs";
@@ -696,7 +679,6 @@ TEST_P(SequenceDtype, AnInfiniteGradientOfManyRowsReachesTheState) {
   EXPECT_FALSE(ours.isnan().any().item<bool>());
 }
 
-// Uses more steps than properties.h.
 TEST_P(SequenceDtype, AnInfiniteGradientOfManyStepsIsThatOfPlainPyTorch) {
   if (!info_of(of_.cell).joined) GTEST_SKIP() << "others have another order of products";
   const Arguments arguments = dense({300, 4, 3, 7});
@@ -711,8 +693,7 @@ TEST_P(SequenceDtype, AnInfiniteGradientOfManyStepsIsThatOfPlainPyTorch) {
   }
 }
 
-// Large batches with overflowing GEMMs of both signs: finite arguments have infinite
-// pre-activations.
+// Finite arguments have infinite pre-activations of both signs.
 TEST_P(SequenceDtype, OverflowingProductsAreThoseOfPlainPyTorch) {
   if (c10::elementSize(of_.dtype) == 2) GTEST_SKIP() << "rounded otherwise";
   const c10::InferenceMode guard;
@@ -744,7 +725,7 @@ TEST_P(SequenceDtype, InferenceAndTrainingGiveTheSameValues) {
   }
 }
 
-// Large enough for several threads, by rows and by hidden units.
+// Divided among threads by rows and by hidden units.
 TEST_P(SequenceDtype, ResultsDoNotDependOnTheNumberOfThreadsNorOnTheRun) {
   for (const int count : {2, 3}) {
     for (const Sizes& sizes :

@@ -1,5 +1,5 @@
-// Operators on a GPU: compares values and gradients with the oracle, with PyTorch on the same GPU
-// as baseline. A separate program, skipped without a GPU.
+// Compares the operators on a GPU with the oracle; the baseline is PyTorch on the same GPU. A
+// separate program, skipped without a GPU.
 #include "properties.h"
 
 #include <ATen/ATen.h>
@@ -15,8 +15,8 @@
 namespace lltm_test {
 namespace {
 
-// Copies to the GPU with the same strides. The gradient is copied by element: differentiating the
-// strided copy would sum the gradients of a repeated element.
+// Copies to the GPU with the same strides. The gradient is copied by element, because the gradient
+// of a strided copy would sum repeated elements.
 struct ToCuda : torch::autograd::Function<ToCuda> {
   static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& tensor) {
     const at::Tensor memory = at::empty({0}, tensor.options()).set_(tensor.storage());
@@ -29,7 +29,6 @@ struct ToCuda : torch::autograd::Function<ToCuda> {
   }
 };
 
-// Runs `function` on GPU copies of the arguments and copies its results back.
 Function on_cuda(const Function& function) {
   return [=](const Arguments& arguments) {
     Tensors moved;
@@ -42,7 +41,7 @@ Function on_cuda(const Function& function) {
   };
 }
 
-// Makes weights and biases constant, so that their gradients are zero: faster.
+// Saves the time for parameter gradients.
 Function without_parameter_gradients(const Function& function) {
   return [=](Arguments arguments) {
     arguments.weights = arguments.weights.detach();
@@ -51,8 +50,8 @@ Function without_parameter_gradients(const Function& function) {
   };
 }
 
-// Checks all gradients for tens of thousands of rows: the summation order determines the accuracy
-// of float32 and float64 weight gradients (cuda/engine/weight_gradients.cpp).
+// With tens of thousands of rows, the summation order determines the accuracy of weight gradients
+// (cuda/engine/weight_gradients.cpp).
 void check_many_rows(const Function& ours, const Function& eager, const Problem& problem) {
   check(on_cuda(ours), on_cuda(eager), problem, kRandom, /*problems=*/1);
 }
@@ -120,7 +119,7 @@ TEST_P(CudaCell, ValuesAndGradientsMatchOracle) {
   check(dense({1, 5, 3, 24}, /*bias=*/false));
 }
 
-// More rows than a grid's second dimension. Uses wide kernels and, with 17 units, narrow kernels.
+// Exceeds a grid's second dimension. 17 units use narrow kernels.
 TEST_P(CudaCell, ValuesAndGradientsMatchOracleForManyRows) {
   check_many_rows(cell, eager_cell, dense({1, 70000, 2, 16}));
   check_many_rows(cell, eager_cell, dense({1, 70000, 2, 17}));
@@ -137,8 +136,8 @@ TEST_P(CudaSequence, PackedValuesAndGradientsMatchOracle) {
   check(packed({4, 4, 4, 4, 2, 2, 1}, 33, 64));
 }
 
-// Every number of K units of the persistent kernels, with 1, 2 and 4 tiles and several launches.
-// The largest sizes run only forward.
+// All numbers of K units, with 1, 2 and 4 tiles and several launches. The largest sizes run only
+// forward.
 TEST_P(CudaSequence, ValuesAndGradientsMatchOracleForEveryKernel) {
   for (const int64_t hidden : {128, 256, 264, 512, 520, 776, 1024, 1032, 1536}) {
     check_states(sequence, eager_sequence, dense({3, 9, 64, hidden}));
@@ -175,7 +174,7 @@ TEST_P(CudaSequence, LongSequencesEndAndRepeat) {
   }
 }
 
-// Enough rows for several chunks of pre-activations and for wide kernels.
+// Several chunks of pre-activations, wide kernels.
 TEST_P(CudaSequence, ValuesAndGradientsMatchOracleOverManyRows) {
   check_many_rows(sequence, eager_sequence, dense({9, 20000, 2, 16}));
 }
@@ -191,24 +190,20 @@ TEST_P(CudaSequence, RunsTwiceToTheSameBits) {
   }
 }
 
-// Problems of `make test-cuda-sanitize`. compute-sanitizer slows down every launch, so each access
-// pattern of the kernels has one problem. For each dtype:
+// Problems of `make test-cuda-sanitize`. compute-sanitizer is slow, so each access pattern has one
+// problem per dtype:
 //
-// - Wide and narrow kernels. State gradients have the tensors' dtype in a step and the compute
-//   dtype in a sequence, which are different 16-bit kernels. Wide kernels need 2^17 elements; 1821
-//   rows of 72 units exceed that and leave the last block partial. Narrow kernels have a partial
-//   block too, and rows that are no multiple of 16 bytes.
-// - Wide kernels with and without 16-byte reads: gaps between columns or rows, or a single repeated
-//   element.
+// - Wide and narrow kernels, with partial last blocks and rows that are no multiple of 16 bytes.
+//   Wide kernels need 2^17 elements (1821 rows of 72 units exceed this). State gradients have the
+//   tensors' dtype in a step and the compute dtype in a sequence: different kernels.
+// - Wide kernels with and without 16-byte reads: gaps, or a repeated element.
 // - Omitted bias and unused output gradients.
-// - Offsets: reverse direction, decreasing batch sizes, from wide to narrow kernels, and after the
-//   first chunk of pre-activations (32 MiB).
-// - Persistent kernels with one or several tiles and groups, dense and packed.
+// - Offsets: reverse, decreasing batch sizes, from wide to narrow kernels, after the first chunk of
+//   pre-activations (32 MiB).
+// - Persistent kernels with one or several tiles and groups.
 //
-// float16 and bfloat16 kernels differ only in conversions, so float16 has one problem per kernel
+// float16 and bfloat16 kernels differ only in conversions, so float16 has fewer problems
 // (of_float16).
-//
-// The sizes are chosen so that `check` runs one problem.
 struct Access {
   const char* name;
   Sizes sizes;  // packed: I and H
@@ -224,7 +219,6 @@ struct Access {
   }
 };
 
-// Half of the 1821 sequences end after two of three steps.
 std::vector<int64_t> falling() {
   std::vector<int64_t> lengths(1821, 2);
   std::fill_n(lengths.begin(), lengths.size() / 2, 3);
@@ -290,7 +284,6 @@ Arguments problem_of(const Access& access, at::ScalarType dtype, uint64_t seed) 
   return arguments;
 }
 
-// Combines each problem with its dtypes.
 std::vector<std::tuple<Access, at::ScalarType>> problems_of_accesses() {
   std::vector<std::tuple<Access, at::ScalarType>> problems;
   for (const Access& access : accesses()) {

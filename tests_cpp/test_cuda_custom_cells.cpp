@@ -1,5 +1,5 @@
-// Custom cells of the CUDA backend, on the CPU: compiles the source generated for NVRTC with the
-// host compiler and compares it with the ATen fallback.
+// CUDA custom cells on the CPU: compiles the source for NVRTC with the host compiler and compares
+// it with the ATen fallback.
 #include "cell_program.h"
 #include "common/operator_args.h"
 #include "cuda_on_host.h"
@@ -27,9 +27,8 @@ Evaluation by_composite_path(const Function& function, const Arguments& a, const
   return evaluation;
 }
 
-// Compares all outputs and gradients of `ours` with the float64 ATen fallback, by the accuracy
-// criterion (testing.h). The baseline is the ATen fallback in the dtype. Uses seeds 1, 2, ... until
-// the smallest nonempty result has some hundred elements.
+// Like check_all (testing.h). The oracle is the ATen fallback in float64, the baseline the ATen
+// fallback in the dtype.
 void check_kernels(const Function& ours, const Problem& problem) {
   const auto matrix = [](const at::Tensor& tensor) {
     const at::Tensor values = tensor.detach().to(at::kDouble).contiguous();
@@ -85,7 +84,6 @@ class CudaCustomCells : public testing::TestWithParam<CustomCase> {
   at::ScalarType dtype() const { return std::get<1>(GetParam()); }
   const lltm::CellInfo& cell() const { return *lltm::find_cell(text()); }
 
-  // Replaces the LLTM's states and parameters with the cell's.
   Arguments for_cell(Arguments a, uint64_t seed, Form form) const {
     const int64_t hidden = a.h.size(1), input = a.input.size(-1);
     const auto random = [&](at::IntArrayRef shape, double scale) {
@@ -130,7 +128,7 @@ class CudaCustomCells : public testing::TestWithParam<CustomCase> {
 };
 class CudaCustomSteps : public CudaCustomCells {};
 
-// The last cell uses comparisons, which rounding may change: test_cuda_elementwise.cpp tests it.
+// The last cell uses comparisons, which rounding may change: see test_cuda_elementwise.cpp.
 std::vector<CustomCase> custom_cases(const std::vector<bool>& directions) {
   std::vector<CustomCase> cases;
   for (const std::string& text : kCellTexts) {

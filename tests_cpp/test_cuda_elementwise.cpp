@@ -1,5 +1,5 @@
-// Runs the thread code of the CUDA element-wise kernels on the CPU for every thread of a grid.
-// Checks values, indices and memory for sizes and strides with partial accesses, blocks and grids.
+// Runs the CUDA element-wise kernels on the CPU. Checks values, indices and memory for partial
+// accesses, blocks and grids.
 #include "cell/cells.h"
 #include "cell/registry.h"
 #include "cell_program.h"
@@ -67,11 +67,11 @@ double epsilon() {
   return static_cast<double>(std::numeric_limits<T>::epsilon());
 }
 
-// Initial memory contents: an unlikely result.
+// An unlikely result.
 template <typename T>
 const T kUntouched = std::numeric_limits<T>::lowest();
 
-// A matrix inside a larger array, whose other elements must not change.
+// A matrix inside an array whose other elements must not change.
 template <typename T>
 class Array {
  public:
@@ -104,7 +104,6 @@ class Array {
       }
     }
   }
-  // Returns the number of changed elements.
   int64_t changed() const {
     int64_t count = 0;
     for (const T& value : values_)
@@ -137,7 +136,7 @@ class Error {
   Real difference_ = 0, scale_ = 0;
 };
 
-// Layout of inputs. Outputs have contiguous columns.
+// Input layout. Outputs have contiguous columns.
 struct Layout {
   const char* name;
   int64_t row_gap;     // distance between rows
@@ -164,7 +163,7 @@ struct Size {
 };
 constexpr Size kSizes[] = {{1, 1}, {3, 7}, {5, 8}, {2, 33}, {17, 16}, {1, 136}, {130, 24}};
 
-// Checks all sizes, layouts and argument choices; wide if size and cell allow.
+// Wide if size and cell allow.
 template <typename T, typename Check>
 void for_each_case(const CellInfo& cell, const Check& check) {
   bool any_wide = false;
@@ -187,7 +186,6 @@ void for_each_case(const CellInfo& cell, const Check& check) {
   EXPECT_TRUE(any_wide) << cell.title();
 }
 
-// Calls body(cell, functions) for every built-in cell and the generated code of every text.
 template <typename Body>
 void for_each_cell(const Body& body) {
   Cells::for_each([&]<typename Page>(Page) {
@@ -220,7 +218,7 @@ using AllKinds = testing::Types<
     Kinds<c10::BFloat16, float>>;
 TYPED_TEST_SUITE(CudaElementwise, AllKinds);
 
-// Register values for one hidden unit, from rows and columns H apart. Omitted values are zero.
+// Values of one hidden unit, H apart. Omitted values are zero.
 template <typename T>
 void append(
     std::vector<Real>& to,
@@ -279,7 +277,6 @@ std::vector<Real> backward_inputs(
   return in;
 }
 
-// Returns the output errors of the cell's program.
 template <int kWidth, typename T, typename Cell>
 std::vector<Error> check_forward(
     const CellInfo& cell,
@@ -414,9 +411,8 @@ std::vector<Error> check_backward(
   return errors;
 }
 
-// Compares output errors with their bounds: per case for built-in cells. Texts and cells with one
-// pre-activation are checked over all cases, because cancellation could dominate a case with one
-// value.
+// Checks errors per case for built-in cells. Other cells and cells with one pre-activation are
+// checked over all cases, because a single value may cancel.
 class Errors {
  public:
   Errors(const CellInfo& cell, std::vector<double> bounds)

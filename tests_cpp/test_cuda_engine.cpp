@@ -1,7 +1,6 @@
-// The CUDA backend on the CPU, with the simulated cuBLAS and kernels of cuda_on_host.cpp and
-// persistent_on_host.cpp. Runs the GPU's sources under the library's operators, with the same
-// oracle. Uses the persistent engine for supported problems. See also test_cuda_persistent.cpp and
-// test_cuda_custom_cells.cpp.
+// The CUDA backend on the CPU, with simulated cuBLAS and kernels (cuda_on_host.cpp,
+// persistent_on_host.cpp). Uses the persistent engine for supported problems. See also
+// test_cuda_persistent.cpp and test_cuda_custom_cells.cpp.
 #include "cell_arguments.h"
 #include "cuda/engine/engine.h"
 #include "cuda_on_host.h"
@@ -28,8 +27,7 @@ std::shared_ptr<void> persistent() {
   return std::make_shared<PersistentSetting>(kPersistent);
 }
 
-// Returns a form per cell. The persistent engine supports H in 16 bits. Only the LLTM tests strides
-// of each argument separately.
+// The persistent engine supports H in 16-bit dtypes. Only the LLTM tests strides of each argument.
 std::vector<Form> of_cells(Form form) {
   std::vector<Form> forms;
   form.sizes = {form.step ? 1 : 3, 5, 9, 16};
@@ -61,8 +59,7 @@ std::vector<Form> checkpointed_sequences() {
        .setting = persistent<false>});
 }
 constexpr std::array kSixteenBits = {at::kBFloat16, at::kHalf};
-// Omits float64: PyTorch in float64 is the oracle of all cells except the LLTM, so it cannot also
-// be the baseline.
+// Omits float64, in which PyTorch is the oracle of other cells.
 constexpr std::array kDtypesBelowOracle = {at::kFloat, at::kBFloat16, at::kHalf};
 constexpr std::array kFloat64 = {at::kDouble};
 
@@ -141,7 +138,7 @@ TEST_P(CudaStep, NoMoreIsReadThanWasWritten) {
   check_uninitialised_memory(cell, dense({1, 3, 5, 7})(1));
 }
 
-// As in a layer with batch_first.
+// As with batch_first.
 TEST_P(CudaSequence, GradientsOfTheOutputMayLieBatchFirst) {
   for (const Sizes& sizes : {Sizes{4, 5, 3, 16}, Sizes{4, 5, 3, 7}}) {
     const Arguments arguments = dense(sizes)(1);
@@ -157,7 +154,7 @@ TEST_P(CudaSequence, GradientsOfTheOutputMayLieBatchFirst) {
 
 // ---- requested gradients, below the operators -------------------------------
 
-// Checks that backward(mask) computes only the requested gradients, with the same values.
+// backward(mask) computes only the requested gradients, with the same values.
 template <typename Backward>
 void check_masks(const lltm::OutputMask& all, const Backward& backward) {
   const Tensors expected = backward(all);
@@ -207,7 +204,7 @@ TEST_P(CudaStep, OnlyWantedGradientsAreComputed) {
   });
 }
 
-// Returns arguments with concatenated weights [W_hh, W_ih] and one bias, and with separate ones.
+// With [W_hh, W_ih] and one bias, and with separate weights and biases.
 std::array<CellArguments, 2> joined_and_apart(const Arguments& a) {
   CellArguments joined = operands(a), apart = operands(a);
   const int64_t hidden = a.h.size(1);
@@ -222,7 +219,6 @@ std::array<CellArguments, 2> joined_and_apart(const Arguments& a) {
   }
   return {joined, apart};
 }
-// Compares results and gradients; concatenates gradients of separate matrices.
 void expect_the_same(const std::array<Tensors, 2>& results, std::array<lltm::Gradients, 2> grads) {
   EXPECT_TRUE(identical(results[0], results[1]));
   auto& [input, h, c, weight_ih, weight_hh, bias_ih, bias_hh] = grads[1];
@@ -288,7 +284,6 @@ TEST_P(CudaStepwise, ASmallerWorkspaceGivesTheSame) {
   }
 }
 
-// Calls made by `body`: GEMMs, unaligned GEMMs and ATen operators.
 struct Calls {
   int64_t gemms, unaligned, operators;
 
@@ -308,8 +303,8 @@ struct Calls {
   }
 };
 
-// Each step uses an aligned GEMM and no copies, for any H and I: more steps add only aligned GEMMs.
-// If the first pre-activations do not read h, an odd H misaligns the recurrent columns.
+// For any H and I, more steps add only aligned GEMMs. If the first pre-activations do not read h,
+// an odd H misaligns the recurrent columns.
 TEST_P(CudaStepwise, StepsTakeAlignedGemmsAndNoCopies) {
   const lltm::CellInfo& cell = *lltm::find_cell(form_.cell);
   for (const auto& [I, H] :
@@ -347,8 +342,8 @@ TEST_P(CudaStepwise, StepsTakeAlignedGemmsAndNoCopies) {
   }
 }
 
-// A single sum over all rows would have several times the permitted error. Compares with the
-// rounded oracle: PyTorch also uses one GEMM, and on some CPUs MKL sums as inaccurately.
+// A single sum over all rows would have several times the permitted error. Uses no PyTorch
+// baseline: on some CPUs MKL sums as inaccurately.
 class CudaWeightGradients : public testing::TestWithParam<at::ScalarType> {
  protected:
   void SetUp() override { sums_in_order = true; }

@@ -1,5 +1,5 @@
-// cuBLAS calls of the CUDA engine: compiles gemm.cpp with cuda_on_host.h. Values are small
-// integers, whose sums are exact in every dtype.
+// Compiles gemm.cpp with cuda_on_host.h. Values are small integers, whose sums are exact in every
+// dtype.
 #include "cell/lltm.h"
 #include "cuda/engine/engine.h"
 #include "cuda/engine/weight_gradients.h"
@@ -27,7 +27,6 @@ at::Tensor integers(at::IntArrayRef sizes, at::ScalarType dtype, uint64_t seed) 
   return at::randint(-2, 3, sizes, generator, at::TensorOptions(dtype));
 }
 
-// Returns columns [2, 2 + cols) of a matrix with three more columns.
 at::Tensor inner_columns(int64_t rows, int64_t cols, at::ScalarType dtype, uint64_t seed) {
   return integers({rows, cols + 3}, dtype, seed).slice(1, 2, 2 + cols);
 }
@@ -90,7 +89,6 @@ TEST(CudaOperands, OperandsOfManyGemmsArePaddedOnceWhereTheyAreNotAligned) {
   }
 }
 
-// Dtypes of operands and result.
 class CudaGemm : public testing::TestWithParam<std::tuple<at::ScalarType, at::ScalarType>> {
  protected:
   at::ScalarType dtype() const { return std::get<0>(GetParam()); }

@@ -1,6 +1,5 @@
-// The persistent CUDA engine on the CPU (persistent_on_host.h), for each cell: every class of
-// sizes, with random schedules of thread blocks and warps. Each test checks that the engine was
-// used. test_cuda_engine.cpp has the tests shared with the per-step engine.
+// The persistent CUDA engine on the CPU (persistent_on_host.h): every cell and class of sizes, with
+// random schedules. Each test checks that the engine was used. See also test_cuda_engine.cpp.
 #include "cell_arguments.h"
 #include "cuda/engine/engine.h"
 #include "cuda/kernel/persistent.h"
@@ -37,7 +36,7 @@ class PersistentMma : public testing::Test {};
 using Types = testing::Types<c10::BFloat16, c10::Half>;
 TYPED_TEST_SUITE(PersistentMma, Types);
 
-// Returns the column of A (row of B) of element i of a lane's fragment, as documented in PTX.
+// Element i of a lane's fragment: column of A, row of B, as documented in PTX.
 int column_of_a(int thread_in_group, int i) {
   return thread_in_group * 2 + (i & 1) + (i < 4 ? 0 : 8);
 }
@@ -85,7 +84,7 @@ TYPED_TEST(PersistentMma, IsAMatrixProduct) {
 
 // ---- polls ------------------------------------------------------------------
 
-// A row of K units whose words appear while a lane waits. Counts reads and waits.
+// A row of K units whose words appear during waits. Counts reads and waits.
 template <int kUnitsK>
 struct PolledRow {
   static constexpr int kWords = kUnitsK * lltm::cuda::kWarps * lltm::cuda::kWarpUnits / 2;
@@ -109,7 +108,7 @@ struct PolledRow {
     return true;
   }
 
-  // Polls like a lane of the second warp. Words that never appear become NaN.
+  // Polls like a lane of the second warp. Missing words become NaN.
   void poll() {
     const auto* const row = reinterpret_cast<const c10::Half*>(words);
     constexpr int kWarp = 1, kLane = 6;
@@ -138,7 +137,7 @@ using UnitCounts = testing::Types<
     std::integral_constant<int, 12>>;
 TYPED_TEST_SUITE(PersistentPoll, UnitCounts);
 
-// A kernel's step takes until the last word appears, plus one round trip.
+// A step ends one round trip after the last word appears.
 TYPED_TEST(PersistentPoll, AfterTheLastPublicationOneRoundTripIsLeft) {
   for (const int last : {1, 2, 5}) {
     PolledRow<TypeParam::value> row;
@@ -159,7 +158,7 @@ TYPED_TEST(PersistentPoll, WhatIsThereIsNotReadAgain) {
   EXPECT_EQ(row.reads, 0);
 }
 
-// Units appear one by one, the last first. The lane must keep up.
+// Units appear one by one, the last first.
 TYPED_TEST(PersistentPoll, OnlyAbsentUnitsAreReadAgain) {
   constexpr int kUnitsK = TypeParam::value;
   PolledRow<kUnitsK> row;
@@ -193,7 +192,6 @@ struct Launch {
   bool all_have_begun() const { return begun; }
 };
 
-// Returns the number of polls before a lane gives up.
 int polls_of(lltm::cuda::Patience& patience, Launch& launch, int most, int begins_after = 0) {
   for (int polls = 1, all = 1; all < 100'000; ++polls, ++all) {
     launch.begun = all > begins_after;
@@ -224,7 +222,7 @@ TEST(PersistentPatience, EndsEvenIfBlocksNeverBegin) {
 
 // ---- thread mapping ---------------------------------------------------------
 
-// A thread of the second slice of units and the first group of rows.
+// Second slice of units, first group of rows.
 struct Thread {
   int number;
 
@@ -261,7 +259,7 @@ TEST(PersistentPlaces, EachUnitOfARowHasOneThread) {
   check_that_each_unit_has_one_thread<4>();
 }
 
-// A warp's concurrent accesses use different banks (32 banks of 4 bytes).
+// There are 32 banks of 4 bytes.
 TEST(PersistentPlaces, SumsAreReadAndWrittenWithoutConflictsOfBanks) {
   constexpr int kLanes = lltm::cuda::kWarpLanes;
   for (int warp = 0; warp < lltm::cuda::kWarps; ++warp) {
@@ -276,7 +274,7 @@ TEST(PersistentPlaces, SumsAreReadAndWrittenWithoutConflictsOfBanks) {
     }
     EXPECT_EQ(banks.size(), 32);
   }
-  // A lane's two rows follow each other; half a warp accesses 8 bytes per lane concurrently.
+  // Half a warp accesses 8 bytes per lane concurrently.
   std::set<int> places;
   for (const int odd : {0, 1}) {
     for (const int half : {0, 1}) {
@@ -309,7 +307,6 @@ class Temporarily {
   T before_;
 };
 
-// Returns the number of persistent kernels that `body` launches.
 template <typename Body>
 int64_t launches(const Body& body) {
   const int64_t before = persistent_launches;
@@ -324,7 +321,7 @@ Tensors forward(const Arguments& a, int64_t workspace_bytes = lltm::cuda::kWorks
           .value());
 }
 
-// Runs backward on forward's results, with gradients of ones.
+// Uses gradients of ones.
 lltm::Gradients backward(const Arguments& a, const Tensors& results) {
   const CellArguments of_cell = operands(a);
   const at::Tensor ones = at::ones_like(results[0]), none;
@@ -355,7 +352,7 @@ class PersistentEngine : public FormTest {
   int64_t row_bytes() const {  // pre-activations, H = 24
     return lltm::find_cell(form_.cell)->x.count() * 24 * static_cast<int64_t>(sizeof(float));
   }
-  // Checks values and gradients; forward and backward use `each` launches.
+  // Forward and backward each need `each` launches.
   void check_persistent(const Problem& problem, int64_t each = 1, uint64_t problems = 1) const {
     int64_t calls = 0;
     const Function counted = [&](const Arguments& a) {
@@ -371,8 +368,7 @@ class PersistentEngine : public FormTest {
 INSTANTIATE_TEST_SUITE_P(
     Cells, PersistentEngine, each_case(persistent_forms(), kDtypesOfKernels), form_case_name);
 
-// Half a slice of units, several slices, and a partial last slice; less than one tile of rows, one
-// tile and more.
+// Full and partial slices of units, full and partial tiles of rows.
 TEST_P(PersistentEngine, ValuesAndGradientsMatchOracle) {
   for (const Sizes& sizes :
        {Sizes{2, 1, 16, 8}, Sizes{5, 3, 5, 24}, Sizes{7, 8, 3, 16}, Sizes{3, 17, 9, 40}}) {
@@ -385,12 +381,12 @@ TEST_P(PersistentEngine, PackedValuesAndGradientsMatchOracle) {
   check_persistent(packed({5}, 3, 8));
   check_persistent(packed({7, 6, 5, 4, 3, 2, 1}, 3, 24));
   check_persistent(packed({9, 1, 1, 1}, 2, 16));
-  // Sequences of several groups end inside a tile and at its end.
+  // Sequences end inside a tile and at its end.
   check_persistent(packed({6, 6, 6, 5, 5, 5, 5, 5, 5, 4, 4, 4, 4, 2, 2, 2, 2, 2, 1}, 3, 24));
 }
 
-// A group has enough tiles for all rows to run concurrently: 2 and 4, with 3 and 2 groups. Larger
-// batches need several launches, the last with fewer groups.
+// With 2 and 4 tiles, 3 and 2 groups run all rows concurrently. Larger batches need several
+// launches, the last with fewer groups.
 TEST_P(PersistentEngine, MoreRowsTakeMoreTilesAndThenMoreLaunches) {
   const Temporarily small(multiprocessors, int64_t{6});  // 2 slices each
   check_persistent(dense({3, 41, 3, 24}));
@@ -443,8 +439,7 @@ TEST_P(PersistentEngine, ArgumentsMayBeginAnywhere) {
   EXPECT_TRUE(identical(ours.gradients, expected.gradients));
 }
 
-// Includes enough hidden units for most warps to have a part of K: warps without element-wise work
-// get one step ahead.
+// Most warps have a part of K: warps without element-wise work get one step ahead.
 TEST_P(PersistentEngine, EveryScheduleGivesTheSameBits) {
   for (const Arguments& a :
        {dense({6, 7, 5, 200})(1), packed({7, 6, 6, 6, 3, 2, 2, 2, 2, 1}, 3, 40)(1)}) {
@@ -471,14 +466,14 @@ TEST(PersistentRounds, AStepTakesOne) {
   EXPECT_LE(rounds, steps + 2);
 }
 
-// Sets NaNs with all bits set, the pattern of an absent word.
+// NaNs with all bits set, like an absent word.
 at::Tensor with_nan(const at::Tensor& tensor, int64_t position) {
   at::Tensor copy = tensor.clone();
   copy.view(at::kShort).view(-1).slice(0, position, position + 2).fill_(-1);
   return copy;
 }
 
-// NaNs reach the same results as in the per-step engine, without a deadlock.
+// As in the per-step engine, without a deadlock.
 TEST_P(PersistentEngine, NaNsArePassedOn) {
   const Arguments clean = dense({4, 9, 4, 24})(1);
   const Tensors clean_gradients = random_like(eager_sequence(clean), 2);
@@ -589,14 +584,14 @@ TEST(PersistentSettings, TheDefaultIsTheStepwiseEngine) {
 
 // ---- timeouts and launch failures -------------------------------------------
 
-// The launch continues after a step that never ran, so its words never appear.
+// The launch continues after a step that never ran.
 TEST(PersistentLaunch, AWordThatNeverComesIsNaNAndAnErrorOfTheNextCall) {
-  // Enough polls for words that do appear, as on a GPU. Uses a fixed schedule.
+  // Enough polls for words that do appear, with a fixed schedule.
   const Temporarily few(most_polls, 30);
   const Temporarily seed(schedule_seed, uint64_t{1});
   const PersistentSetting persistent(true);
   using T = c10::Half;
-  // Three slices of units and two rows; only the first row had a previous step.
+  // Three slices of units. Only the first of two rows had a previous step.
   const at::TensorOptions half(at::kHalf), wide(at::kFloat);
   const at::Tensor state = at::zeros({2, 48}, half), weights = at::ones({144 * 48}, half);
   const at::Tensor gates = at::zeros({6, 144}, wide), dz = at::zeros({7, 144}, half);
@@ -625,7 +620,6 @@ TEST(PersistentLaunch, AWordThatNeverComesIsNaNAndAnErrorOfTheNextCall) {
     }
     call();
   };
-  // In all three steps, the first row must be NaN and the second must not.
   const auto expect_nan_of_the_first_row = [](const at::Tensor& rows) {
     const at::Tensor nan = rows.slice(0, 1).view({3, 2, -1}).isnan();
     EXPECT_TRUE(nan.select(1, 0).all().item<bool>());
@@ -677,7 +671,7 @@ TEST_P(PersistentEngine, BlocksMayBeginLate) {
   EXPECT_TRUE(identical(ours.gradients, expected.gradients));
 }
 
-// Polled words are then in the cache. Tests one fill per chunk and one fill of all.
+// Polled words are then in the cache. Fills once per chunk, or once.
 TEST_P(PersistentEngine, WordsAreFilledJustBeforeTheirLaunch) {
   const Arguments a = dense({4, 9, 3, 24})(1);
   const int64_t slots = lltm::find_cell(form_.cell)->slots;
@@ -712,7 +706,7 @@ TEST_P(PersistentEngine, WordsAreFilledJustBeforeTheirLaunch) {
   EXPECT_TRUE(identical(chunks, run_backward(1 << 20)));
 }
 
-// The first or a later launch fails. The per-step engine then computes all steps.
+// The per-step engine computes all steps, even if a later launch fails.
 TEST(PersistentLaunch, ARefusedOneLeavesTheCallToTheStepwiseEngine) {
   for (const Arguments& a :
        {sequence_problem({3, 70, 4, 24}, at::kHalf, 1),
@@ -730,7 +724,6 @@ TEST(PersistentLaunch, ARefusedOneLeavesTheCallToTheStepwiseEngine) {
       return evaluate(sequence, a, gradients);
     };
     const Evaluation stepwise = run(false);
-    // Counts forward and backward launches, so that each can fail at its first or a later launch.
     const int64_t all = launches([&] { run(true); });
     EXPECT_GE(all, 4);
     for (int64_t left = 0; left < all / 2; ++left) {
@@ -762,7 +755,7 @@ TEST(PersistentLaunch, ARefusedBackwardLeavesOnlyItselfToTheStepwiseEngine) {
 
 // ---- all kernels ------------------------------------------------------------
 
-// Checks one problem whose results all have many elements.
+// All results must have many elements.
 void check_one(const Arguments& a, int64_t expected_launches) {
   const PersistentSetting persistent(true);
   const Tensors gradients = random_like(eager_sequence(a), 2);
@@ -779,9 +772,8 @@ void check_one(const Arguments& a, int64_t expected_launches) {
   }
 }
 
-// Every number of K units per warp and every number of tiles: the largest size of each LLTM kernel,
-// and a size just above the previous kernel's limit. Includes some other cells, whose backward K is
-// another multiple of H.
+// The largest size of each LLTM kernel, and a size just above the previous kernel's limit. Includes
+// other cells, whose backward K is another multiple of H.
 class PersistentKernels : public testing::TestWithParam<std::tuple<const char*, int64_t, int>> {};
 std::string kernel_name(const testing::TestParamInfo<PersistentKernels::ParamType>& info) {
   const auto [cell, size, tiles] = info.param;
@@ -825,7 +817,7 @@ TEST_P(PersistentForwardKernels, ValuesAndGradientsMatchOracle) {
   check_one(sequence_problem({2, 2, 64, GetParam()}, at::kHalf, 1), /*expected_launches=*/1);
 }
 
-// More runs of equal steps than a launch supports. Small weights keep rounding errors from growing.
+// More runs of equal steps than a launch supports. Small weights limit rounding errors.
 class PersistentRuns : public testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(SlowDirections, PersistentRuns, testing::Bool());
 
@@ -838,7 +830,7 @@ TEST_P(PersistentRuns, BatchSizesMayChangeAtEveryStep) {
   check_one(a, /*expected_launches=*/4);
 }
 
-// Forward with activation checkpoints uses the per-step engine; each segment of backward is a call.
+// Activation checkpoints: forward uses the per-step engine; each segment of backward is a call.
 TEST(Persistent, LeavesResetsMasksAndCheckpointsToTheStepwiseEngine) {
   Arguments a = sequence_problem({20, 9, 16, 40}, at::kHalf, 1);
   a.weights = a.weights * 0.5;

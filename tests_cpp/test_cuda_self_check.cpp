@@ -36,7 +36,6 @@ struct CheckedKernels : testing::Environment {
 };
 const auto* const kCheckedKernels = testing::AddGlobalTestEnvironment(new CheckedKernels);
 
-// Collects warnings until destroyed.
 class Warnings : public c10::WarningHandler {
  public:
   void process(const c10::Warning& warning) override { all.push_back(warning.msg()); }
@@ -173,7 +172,6 @@ TEST(CudaSelfChecks, WorkingKernelsAreCheckedOnce) {
   EXPECT_TRUE(warnings.all.empty()) << warnings.all[0];
 }
 
-// Cells with states, parameters and reads of h.
 TEST(CudaSelfChecks, KernelsOfCustomCellsAreCheckedToo) {
   Warnings warnings;
   for (const std::string& text : kCellTexts) {

@@ -1,6 +1,5 @@
-// Compares the element-wise part of each cell with its cell definition in float64, for each
-// instruction set, and checks that other memory is unchanged. Links only the kernels, without
-// PyTorch.
+// Compares the element-wise part of each cell with its cell definition in float64 and checks that
+// other memory is unchanged. Links only the kernels, without PyTorch.
 #include "cell/cells.h"
 #include "cpu/kernel/floats.h"
 #include "cpu/kernel/table.h"
@@ -40,7 +39,7 @@ testing::AssertionResult is_near(T x, double expected) {
 
 constexpr float kUntouched = -77;
 
-// A (rows, columns) matrix with gaps between rows, random or with a fill value.
+// A matrix with gaps between rows, random or filled.
 template <typename T>
 class Values {
  public:
@@ -62,7 +61,7 @@ class Values {
   std::vector<T> data_;
 };
 
-// A packed GEMM operand. Finds x's stored element.
+// A packed GEMM operand. Checks that an element is the stored x.
 template <typename G>
 struct Operand {
   Operand(std::int64_t rows, std::int64_t columns) : values(rows, columns) {}
@@ -101,7 +100,6 @@ class ElementwiseKernels : public testing::TestWithParam<std::string> {
     if (kernels_ == nullptr) GTEST_SKIP() << "this CPU or this compiler has none";
   }
 
-  // Calls check(page, hidden, begin, end) for each cell, with full and partial blocks.
   template <typename Check>
   void for_each_problem(const Check& check) {
     Cells::for_each([&](auto page) {

@@ -1,6 +1,5 @@
-// The CPU engines with schedules chosen by the tests: every division of work must be correct, even
-// if schedule.cpp would not choose it. Also runs with emulated AMX kernels
-// (choosable_amx_dispatch.cpp).
+// The CPU engines with every division of work, even if schedule.cpp would not choose it. Also runs
+// with emulated AMX kernels (choosable_amx_dispatch.cpp).
 #include "testing.h"
 
 #include "common/states.h"
@@ -29,15 +28,12 @@ using lltm::cpu::Grid;
 using lltm::cpu::LayerShape;
 using lltm::cpu::Machine;
 
-// A single position, shared blocks, shared rows, and both. Some grids have more positions than
-// threads.
+// Shared blocks, shared rows, and both; more positions than threads.
 constexpr Grid kGrids[] = {{1, 1}, {3, 1}, {1, 3}, {2, 3}};
 
-// Chunks of one step, and of several.
 constexpr int64_t kChunkRows[] = {1, 100};
 
-// The narrowest blocks, several per thread even in wide grids, and the widest blocks, possibly
-// fewer than grid columns.
+// The narrowest blocks, several per thread, and the widest, possibly fewer than grid columns.
 std::vector<Blocks> blocks_of(int64_t hidden, GemmFormat format) {
   const int64_t narrowest =
       lltm::cpu::visit_format(format, []<typename F>(F) { return F::kUnitAlign; });
@@ -64,7 +60,6 @@ std::vector<ForwardSchedule> forward_schedules(
 // If true, tests only AMX GEMMs: emulation changes nothing else.
 const bool kMatrixUnitOnly = std::getenv("LLTM_EMULATED_AMX") != nullptr;
 
-// Returns the GEMM formats of a dtype.
 std::vector<GemmFormat> formats(const Machine& machine, at::ScalarType dtype) {
   if (dtype != at::kBFloat16 && machine.bf16x3 && kMatrixUnitOnly) return {GemmFormat::kBf16x3};
   if (dtype == at::kBFloat16 && machine.bf16) return {GemmFormat::kBf16};
@@ -91,7 +86,6 @@ std::vector<BackwardSchedule> backward_schedules(
   return schedules;
 }
 
-// A problem with PyTorch's results and the oracle's.
 class Case {
  public:
   explicit Case(const Arguments& arguments)
@@ -102,7 +96,6 @@ class Case {
         expected_(expect(a_, grads_)),
         checkpoints_(std::get<3>(lltm::cpu::stepwise_forward(args(kCheckpointSteps)))) {}
 
-  // Uses unpacked weights, or `packed` if defined.
   void check_forward(const at::Tensor& packed = {}) const {
     const bool prepacked = packed.defined();
     if (few()) {
@@ -161,7 +154,7 @@ class Case {
     }
   }
 
-  // Results include the quantization error, equal for every schedule up to rounding.
+  // The quantization error is equal for every schedule up to rounding.
   void check_int8() const {
     const double tolerance = dtype_ == at::kFloat ? 1e-3 : 2e-2;
     const at::Tensor packed = pack(a_, at::kQInt8);
@@ -179,7 +172,6 @@ class Case {
  private:
   static constexpr int64_t kCheckpointSteps = 2;
 
-  // `packed`, if defined, replaces the weights.
   lltm::SequenceArgs args(int64_t checkpoint_steps = 0, const at::Tensor& packed = {}) const {
     static const std::optional<at::Tensor> absent;
     const bool is_packed = packed.defined();
@@ -212,7 +204,6 @@ class Case {
         lltm::cpu::slots_of(*lltm::find_cell(a_.cell))};
   }
   int64_t steps() const { return (a_.batch_sizes ? *a_.batch_sizes : a_.input).size(0); }
-  // True if the small-batch engine is used.
   bool few() const {
     return dtype_ == at::kFloat && lltm::cpu::has_few_elements(a_.h.size(0), a_.h.size(1));
   }
@@ -247,8 +238,8 @@ class Engines : public testing::TestWithParam<std::tuple<at::ScalarType, const c
     if (!lltm::cpu::current_machine().f32) GTEST_SKIP() << "the blocked engine needs AVX2";
   }
 
-  // Calls test(case, arguments) for small batches, few hidden units, sizes that are no multiple of
-  // a vector, packed sequences and resets; if supported, with recurrent masks.
+  // Small batches, few hidden units, partial vectors, packed sequences and resets; if supported,
+  // recurrent masks.
   template <typename Test>
   void for_each_case(const Test& test, bool masks = false) const {
     const auto& [dtype, cell] = GetParam();

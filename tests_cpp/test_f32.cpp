@@ -23,7 +23,7 @@ const Kernels* find_kernels(const std::string& isa) {
   return isa == "avx512" ? kernels_avx512() : isa == "avx2" ? kernels_avx2() : kernels_default();
 }
 
-// A (rows, columns) matrix of normal numbers. Gaps between rows are NaN, to detect reads.
+// A matrix of normal numbers. Gaps between rows are NaN, to detect reads.
 struct Values {
   Values(int64_t r, int64_t c, unsigned seed, int64_t gap = 0)
       : rows(r), columns(c), stride(c + gap), data(rows * stride, kNaN) {
@@ -40,7 +40,6 @@ struct Values {
   std::vector<float> data;
 };
 
-// Converts to a storage type and rounds the values.
 std::vector<float> stored(const Kernels& /*kernels*/, Values& values, float /*type*/) {
   return values.data;
 }
@@ -84,8 +83,7 @@ class PackedF32 : public F32Kernels {
       GTEST_SKIP() << "the baseline has none";
   }
 
-  // Checks every element of C = A B or C += A B, in chains of `chain` terms, with B in each storage
-  // type.
+  // C = A B or C += A B, in chains of `chain` terms, with B in each storage type.
   void check(int64_t m, int64_t n, int64_t k, int64_t chain, bool accumulate) const {
     check_of<float>(m, n, k, chain, accumulate);
     check_of<Half>(m, n, k, chain, accumulate);
@@ -265,7 +263,7 @@ void check_few_rows(GemmFewRows gemm, int64_t m, int64_t n, int64_t k) {
           sum += term;
           magnitude += std::abs(term);
         }
-        // Rounding errors of a chain, the sum of chains, and the result.
+        // A chain, the sum of chains, and the result.
         constexpr double bound = 13 * 0x1p-24;
         ASSERT_NEAR(c[i * stride + j], sum, bound * magnitude) << i << ", " << j;
       }

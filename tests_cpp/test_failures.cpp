@@ -1,7 +1,6 @@
 // Exceptions on one of several threads: the caller receives the exception, no thread deadlocks, and
-// the next call works.
-//
-// The tensor allocator, which backward's threads also use for buffers, throws on request.
+// the next call works. The tensor allocator throws on request; backward's threads use it for
+// buffers.
 #include "testing.h"
 
 #include <ATen/Parallel.h>
@@ -19,7 +18,6 @@ struct Failed : std::exception {
   const char* what() const noexcept override { return "the test asked for it"; }
 };
 
-// Replaces the allocator until destroyed.
 class FailingAllocator final : public c10::Allocator {
  public:
   FailingAllocator() : before_(c10::GetCPUAllocator()) { c10::SetCPUAllocator(this, kPriority); }

@@ -1,5 +1,5 @@
-// GEMM operand formats (cpu/gemm/formats.h) for each instruction set: packs matrices in every way
-// and compares their product with float64. Links only kernels and formats, without PyTorch.
+// Packs matrices in every GEMM operand format and layout and compares their product with float64.
+// Links only kernels and formats, without PyTorch.
 #include "cpu/gemm/formats.h"
 #include "cpu/kernel/floats.h"
 #include "cpu/kernels.h"
@@ -15,7 +15,7 @@
 
 namespace lltm::cpu {
 
-// The test's kernels, instead of dispatch.cpp.
+// Replaces dispatch.cpp.
 static Kernels chosen;
 const Kernels& kernels() {
   return chosen;
@@ -53,7 +53,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values("default", "avx2", "avx512", "emulated_amx"),
     [](const auto& info) { return info.param; });
 
-// A (rows, columns) matrix of numbers in [-1, 1] that the storage type represents.
+// A matrix of numbers in [-1, 1] that the storage type represents.
 template <typename T>
 struct Values {
   Values(int64_t r, int64_t c, unsigned seed) : rows(r), columns(c), stride(c + 2) {
@@ -63,7 +63,7 @@ struct Values {
   }
   double at(int64_t r, int64_t c) const { return widen(data[r * stride + c]); }
   Matrix<const T> matrix() const { return {data.data(), stride}; }
-  // Returns the transpose with transposed packing.
+  // Also transposes the packing.
   Values transposed() const {
     Values y(columns, rows, 0);
     for (int64_t r = 0; r < rows; ++r) {
@@ -100,8 +100,7 @@ double error_of(Int8Format, int64_t /*k*/) {
   return 0;
 }
 
-// An int8 element's error is half a step of at most 1/127. The errors of both factors and all terms
-// add up.
+// Half a step of at most 1/127 per element, for both factors and all terms.
 double absolute_error(Int8Format, int64_t k) {
   return static_cast<double>(k) * (1.01 / 127);
 }

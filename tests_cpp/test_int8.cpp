@@ -1,5 +1,5 @@
-// GEMM of floats quantized to 8 bits (cpu/kernel/int8.h), for each instruction set: quantization,
-// exact products and scales. Links only the kernels, without PyTorch.
+// GEMM of floats quantized to 8 bits, for each instruction set: quantization, exact products and
+// scales. Links only the kernels, without PyTorch.
 #include "cpu/kernel/int8.h"
 #include "cpu/kernel/table.h"
 #include "cpu_features.h"
@@ -62,7 +62,6 @@ INSTANTIATE_TEST_SUITE_P(
 
 constexpr std::uint8_t kUntouched = 0x5A;
 
-// Quantized rows of A with their scales.
 struct LeftOperand {
   LeftOperand(std::int64_t rows, std::int64_t k)
       : stride(int8_row_stride(k)), depth(int8_depth(k)), bytes(rows * stride, {kUntouched}) {}
@@ -191,8 +190,8 @@ struct Problem {
   std::vector<Int8> b;
 };
 
-// Checks C = A B or C += A B, and that the gaps are unchanged. The sums are exact: only the scales
-// and the last addition round.
+// C = A B or C += A B; the gaps are unchanged. Sums are exact: only the scales and the last
+// addition round.
 void check_product(
     const Int8Kernels& kernels,
     std::int64_t rows,
@@ -259,8 +258,7 @@ TEST_P(Int8Kernel, TheLargestSumsDoNotOverflow) {
   }
 }
 
-// A model's results do not depend on the CPU. Accumulation into C is excluded: CPUs without fused
-// multiply-add round twice.
+// Excludes accumulation: CPUs without fused multiply-add round twice.
 TEST_P(Int8Kernel, ProductsAreTheSameBitsOnEveryCpu) {
   const Int8Kernels& others = kernels_default()->int8;
   for (const std::int64_t rows : {1, 5, 37}) {

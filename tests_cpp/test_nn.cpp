@@ -41,7 +41,6 @@ constexpr int64_t kInputSize = 3, kHiddenSize = 5;
 template <typename Module, typename Options>
 constexpr bool kIsCustom = !requires(const Options& options) { Module::cell_name(options); };
 
-// Returns a module's options; custom cells use duo.
 template <typename Options, typename Module>
 Options options_of(int64_t input_size = kInputSize, int64_t hidden_size = kHiddenSize) {
   if constexpr (kIsCustom<Module, Options>) {

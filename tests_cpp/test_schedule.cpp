@@ -120,7 +120,6 @@ TEST(Schedule, IsWhatTheSizesAndTheCachesAskFor) {
   }
 }
 
-// A laptop's numbers of threads, with an L2 cache of 1 MiB.
 TEST(Schedule, OfOtherNumbersOfThreads) {
   Machine machine = kZen4.machine;
   const std::vector<std::pair<int64_t, std::string>> expected = {
@@ -139,7 +138,7 @@ TEST(Schedule, OfOtherNumbersOfThreads) {
   }
 }
 
-// Steps too short for barriers: each thread has its own rows if the sequence is long enough.
+// Steps too short for barriers: each thread has its own rows.
 TEST(Schedule, OfShortSteps) {
   Machine machine = kZen4.machine;
   machine.threads = 2;
@@ -269,7 +268,6 @@ TEST(Schedule, OfOneStep) {
       "float32 kernel");
 }
 
-// True if a schedule's text contains these words.
 bool has(const std::string& schedule, const std::string& words) {
   return schedule.find(words) != std::string::npos;
 }
@@ -345,8 +343,7 @@ const std::vector<LayerShape> kShapes = {
     shape(16, 32, 128, /*bf16=*/true),
     shape(128, 512, 512, /*bf16=*/true)};
 
-// Blocks cover all hidden units without gaps. If each thread has a block, the threads' shares
-// differ by at most `align`.
+// Blocks cover all hidden units. The threads' shares differ by at most `align`.
 void expect_equal_shares(const Blocks& blocks, int64_t hidden, int64_t align, int64_t threads) {
   EXPECT_EQ(blocks.total, hidden);
   int64_t end = 0;
@@ -397,7 +394,6 @@ TEST(Schedule, KeepsItsPromises) {
   }
 }
 
-// A smaller L2 cache never widens blocks or lets more threads share all weights.
 TEST(Schedule, FollowsTheCache) {
   for (const LayerShape& layer : kShapes) {
     Machine large = kSapphireRapids.machine;

@@ -34,7 +34,6 @@ using namespace std::string_literals;  // text with null characters
 using at::Tensor;
 using TensorMap = std::map<std::string, Tensor>;
 
-// Encodes a header length.
 std::string little_endian(uint64_t value) {
   std::string bytes;
   for (int k = 0; k < 8; ++k) {
@@ -43,19 +42,16 @@ std::string little_endian(uint64_t value) {
   return bytes;
 }
 
-// Returns a file with this header and data.
 std::string contents(const std::string& header, const std::string& data = "") {
   return little_endian(header.size()) + header + data;
 }
 
-// Returns a header with one tensor.
 std::string header_of(
     const std::string& dtype, const std::string& shape, const std::string& offsets) {
   return R"({"x":{"dtype":")" + dtype + R"(","shape":)" + shape + R"(,"data_offsets":)" + offsets +
          "}}";
 }
 
-// Gives each test its own folder.
 class Serialize : public testing::Test {
  protected:
   void SetUp() override {
@@ -217,8 +213,8 @@ TEST_F(Serialize, WritesWhatTheFormatSays) {
        {"b", at::tensor({1.0, -2.0}, at::kDouble).view({2, 1})},
        {"c", at::tensor({1.5F}, at::kFloat)}},
       path());
-  // The largest elements come first, and spaces pad the header to a multiple of eight bytes, so
-  // that every element is aligned.
+  // The largest elements come first, and spaces pad the header to eight bytes, so that every
+  // element is aligned.
   std::string header = R"({"__metadata__":{"format":"pt"},)"
                        R"("b":{"dtype":"F64","shape":[2,1],"data_offsets":[0,16]},)"
                        R"("c":{"dtype":"F32","shape":[1],"data_offsets":[16,20]},)"
@@ -306,8 +302,7 @@ TEST_F(Serialize, SavingKeepsTheOwnerOfTheFile) {
   EXPECT_EQ(status.st_gid, 5678);
 }
 
-// A chain of a relative link from another folder and an absolute link, with or without a target
-// file.
+// A relative link from another folder to an absolute link, with or without a target file.
 TEST_F(Serialize, SavingFollowsSymbolicLinksAndKeepsThem) {
   for (const bool exists : {true, false}) {
     SCOPED_TRACE(exists);
@@ -349,8 +344,7 @@ TEST_F(Serialize, SavingToWhatIsNoFileNamesThePath) {
   EXPECT_EQ(files().size(), 1);
 }
 
-// Limits the file size to simulate a full disk. A large tensor is partly written, a small tensor
-// not at all.
+// Limits the file size. A large tensor is partly written, a small tensor not at all.
 TEST_F(Serialize, FileStaysAsItIsWhenTheDiskIsFull) {
   const std::string before = "what was there before";
   write(before);
@@ -445,7 +439,6 @@ TEST_F(Serialize, LoadingAFolderNamesThePath) {
       "lltm::load_safetensors: cannot read " + folder_.string() + ": it is not a regular file");
 }
 
-// A malformed file with the expected error.
 struct MalformedFile {
   std::string name;
   std::string bytes;
@@ -468,7 +461,7 @@ std::string of_shape(const std::string& shape) {
 std::string of_offsets(const std::string& offsets) {
   return contents(header_of("U8", "[1]", offsets), "1");
 }
-// x and y of two bytes each; y at these offsets.
+// Two bytes each; y at these offsets.
 std::string two_tensors(const std::string& offsets, const std::string& data) {
   return contents(
       R"({"x":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},)"
@@ -482,7 +475,6 @@ std::string repeated(int64_t times, const std::string& text) {
   return result;
 }
 
-// Common errors.
 const std::string kNoObject =
     "expected a header from { to } and spaces after it, got something else";
 const std::string kNotATensor = "expected an object in tensor \"x\", got ";
@@ -755,7 +747,6 @@ TEST_F(StateDict, ParametersStayTheTensorsTheyAre) {
     EXPECT_TRUE(after[k].requires_grad());
     EXPECT_TRUE(after[k].is_leaf());
   }
-  // The module uses the loaded values.
   EXPECT_TRUE(identical(
       std::get<0>(layer->forward(at::ones({2, 1, 3}))),
       std::get<0>(layer_of(0)->forward(at::ones({2, 1, 3})))));

@@ -24,7 +24,6 @@ at::Tensor normal(at::IntArrayRef shape, at::ScalarType dtype, at::Generator& ge
   return at::randn(shape, generator, at::TensorOptions(at::kDouble)).to(dtype);
 }
 
-// Creates all arguments except the input and batch_sizes.
 Arguments states_and_weights(
     const Sizes& s,
     at::ScalarType dtype,
@@ -49,7 +48,6 @@ Arguments states_and_weights(
   return arguments;
 }
 
-// Makes the last dimension the columns.
 template <typename Real>
 reference::Matrix<Real> to_matrix(const at::Tensor& tensor, int64_t cols) {
   const at::Tensor values = tensor.detach().to(at::kDouble).contiguous();
@@ -58,7 +56,6 @@ reference::Matrix<Real> to_matrix(const at::Tensor& tensor, int64_t cols) {
   return matrix;
 }
 
-// Returns the batch size of each step; a single step is a sequence of length 1.
 std::vector<int64_t> rows_per_step(const Arguments& arguments) {
   if (arguments.batch_sizes) {
     const at::Tensor sizes = arguments.batch_sizes->contiguous();
@@ -96,8 +93,7 @@ at::Tensor directional(const Tensors& gradients, uint64_t seed) {
   return sum;
 }
 
-// Finite differences: the truncation error is proportional to the squared step, the rounding error
-// to its inverse.
+// The truncation error is proportional to the squared step, the rounding error to its inverse.
 constexpr double kStep = 2.5e-6;
 
 Tensors shifted(const Tensors& x, const Tensors& directions, double step) {
@@ -158,7 +154,7 @@ double epsilon(at::ScalarType dtype) {
 
 namespace {
 
-// Calls an operator of a cell without a function in lltm/ops.h.
+// For cells without a function in lltm/ops.h.
 template <typename Signature>
 auto find_operator(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
@@ -170,7 +166,7 @@ Optional if_defined(const Tensor& tensor) {
   return tensor.defined() ? Optional(tensor) : std::nullopt;
 }
 
-// Returns h and c as users pass them. Several states besides h are concatenated in c.
+// As users pass them: several states besides h are concatenated in c.
 Tensors states_of(const Arguments& a) {
   int64_t count = a.c.defined() ? 1 : 0;
   for (const lltm::CellInfo* const info : lltm::kCells) {
@@ -361,7 +357,6 @@ Tensors eager_sequence(const Arguments& a) {
 
 namespace {
 
-// Calls visit(name, tensor) for each defined differentiable argument.
 template <typename Arguments, typename Visit>
 void for_each_argument(Arguments& a, const Visit& visit) {
   const bool joined = a.cell == "lltm";
@@ -455,7 +450,6 @@ Tensors random_like(const Tensors& like, uint64_t seed) {
 
 namespace {
 
-// Uses the output gradients returned by grads_of(outputs).
 template <typename GradientsOf>
 Evaluation evaluate_with(
     const Function& function, const Arguments& arguments, const GradientsOf& grads_of) {
@@ -628,7 +622,6 @@ void Comparison::add(
 
 namespace {
 
-// A comparison for each output and gradient.
 struct Comparisons {
   std::vector<Comparison> outputs, gradients;
 
@@ -658,7 +651,6 @@ struct Comparisons {
   }
 };
 
-// Sets the number of threads until destroyed.
 class ThreadCount {
  public:
   explicit ThreadCount(int count) : before_(at::get_num_threads()) { at::set_num_threads(count); }
@@ -683,7 +675,6 @@ std::string describe(const Arguments& a, uint64_t seed) {
 
 constexpr int64_t kFewestElements = 200;
 
-// Returns the size of the smallest nonempty result.
 int64_t fewest_elements(const Expected& expected) {
   int64_t fewest = std::numeric_limits<int64_t>::max();
   for (const auto& results : {expected.outputs, expected.gradients}) {
@@ -765,7 +756,7 @@ void check_threads(const Function& function, int count, const Arguments& argumen
 
 namespace {
 
-// Until destroyed, PyTorch fills allocated memory with NaN (bytes: the bytes of NaN).
+// PyTorch fills allocated memory with NaN until this is destroyed.
 class FilledMemory {
  public:
   FilledMemory()

@@ -1,5 +1,5 @@
-// Shared code of the operator tests: seeded problems, PyTorch's operations ("eager") as accuracy
-// baseline, and the accuracy criterion.
+// Shared code of the operator tests: seeded problems, the accuracy baseline (PyTorch operations,
+// "eager") and the accuracy criterion.
 #pragma once
 
 #include "cell/cells.h"
@@ -21,7 +21,7 @@
 
 namespace lltm_test {
 
-// The built-in cells, and the cells of torch::nn, which have two matrices.
+// Built-in cells, and cells of torch::nn, which have two matrices.
 inline const std::vector<const char*> kCells = [] {
   std::vector<const char*> names;
   for (const lltm::CellInfo* cell : lltm::kCells) names.push_back(cell->name);
@@ -44,14 +44,14 @@ inline const std::vector<const char*> kTorchCells = [] {
   return names;
 }();
 
-// Arguments of a step or sequence. A step's input is (B, I).
+// A step's input is (B, I).
 struct Arguments {
   at::Tensor input, h, c, weights;
   std::optional<at::Tensor> bias;
   std::optional<at::Tensor> batch_sizes;
   bool reverse = false;
-  // One of kCells. Like torch.nn, cells other than the LLTM have two matrices: `weights` and `bias`
-  // apply to the input, the members below to h. c exists only if the cell has it.
+  // One of kCells. Cells other than the LLTM have two matrices, as in torch.nn: `weights` and
+  // `bias` for the input, the members below for h.
   std::string_view cell = "lltm";
   std::optional<at::Tensor> weight_hh, bias_hh;
   // Mask of reset batch elements of a sequence: bool, (T, B) or packed (N).
@@ -61,37 +61,34 @@ struct Arguments {
 
 using Tensors = std::vector<at::Tensor>;
 
-// Returns a step's (h', c') or a sequence's (output, h_n, c_n), without c for cells that have none.
+// Returns a step's (h', c') or a sequence's (output, h_n, c_n), without c if the cell has none.
 using Function = std::function<Tensors(const Arguments&)>;
 
 // Differentiable arguments in gradient order: of the LLTM, and of any cell.
 constexpr std::array<const char*, 5> kArgumentNames = {"input", "h", "c", "weights", "bias"};
 std::vector<const char*> argument_names(const Arguments& arguments);
 
-// The library: a step, a sequence, activation checkpointing, and prepacked weights, quantized if a
-// dtype is given.
+// Library calls. Prepacked weights are quantized if a dtype is given.
 Tensors cell(const Arguments& arguments);
 Tensors sequence(const Arguments& arguments);
 Function checkpointed(int64_t checkpoint_steps);
 Function prepacked(std::optional<at::ScalarType> dtype = std::nullopt);
 Tensors sequence_of_packed(const Arguments& arguments, const at::Tensor& packed_weights);
 
-// Arguments or results of an operator that is called by name.
 using Stack = std::vector<c10::IValue>;
 Stack call(const char* name, Stack stack);
-// Returns the arguments of `step` or `sequence` in schema order.
+// Arguments in schema order.
 Stack step_stack(const Arguments& arguments);
 Stack sequence_stack(const Arguments& arguments, int64_t checkpoint_steps = 0);
 
-// A `reset` mask with about one batch element in four.
+// Resets about one batch element in four.
 at::Tensor random_reset(const Arguments& arguments, uint64_t seed);
-// A `recurrent_mask`: 1.5 for two thirds of the elements, otherwise 0.
+// 1.5 for two thirds of the elements, otherwise 0.
 at::Tensor random_mask(const Arguments& arguments, uint64_t seed);
 
-// lltm::prepack for any cell.
 at::Tensor pack(const Arguments& arguments, std::optional<at::ScalarType> dtype = std::nullopt);
 
-// Until destroyed, allows or disables the persistent engine for GPU sequences.
+// Allows or disables the persistent engine until destroyed.
 class PersistentSetting {
  public:
   explicit PersistentSetting(bool enabled);
@@ -108,38 +105,38 @@ inline const std::type_info& kValueError = typeid(c10::ValueError);
 inline const std::type_info& kTypeError = typeid(c10::TypeError);
 inline const std::type_info& kRuntimeError = typeid(c10::Error);
 
-// Requires an error with exactly this class and message from `call`.
+// Requires exactly this class and message.
 void expect_error(
     const std::function<void()>& call, const std::type_info& error, const std::string& text);
 
-// True if a derivative jumps: a small rounding error in a pre-activation may then cause a large
-// gradient error. Only the error distribution is meaningful (tests_py/accuracy.py).
+// True if a derivative jumps: a small rounding error may then cause a large gradient error, and
+// only the error distribution is meaningful (tests_py/accuracy.py).
 bool has_jumps(const Arguments& arguments);
 
 // Distance from 1 to the next larger number.
 double epsilon(at::ScalarType dtype);
 
-// The same in PyTorch operations. Steps of torch.nn cells use ATen functions such as at::lstm_cell.
+// The same in PyTorch operations. torch.nn cells use ATen functions such as at::lstm_cell.
 Tensors eager_cell(const Arguments& arguments);
 Tensors eager_sequence(const Arguments& arguments);
 
-// Returns the defined tensors of input, h, c, weights, bias, weight_hh, bias_hh.
+// Returns the defined differentiable arguments, in this order: input, h, c, weights, bias,
+// weight_hh, bias_hh.
 Tensors differentiable(const Arguments& arguments);
 
-// Copies with replaced differentiable arguments, in that order.
+// Replaces the differentiable arguments.
 Arguments with(const Arguments& arguments, const Tensors& replaced);
 
-// Copies with differentiable arguments as new leaves that require gradients. They share memory, so
-// strides are kept.
+// Makes the differentiable arguments new leaves. They share memory, so strides are kept.
 Arguments requiring_grad(const Arguments& arguments);
 
-// Problem sizes; a step has no T.
+// A step has no T.
 struct Sizes {
   int64_t T = 1, B = 1, I = 1, H = 1;
 };
 void PrintTo(const Sizes& sizes, std::ostream* stream);
 
-// Returns random arguments. Weights are initialized within ±1/sqrt(H).
+// Random arguments. Weights are initialized within ±1/sqrt(H).
 Arguments cell_problem(
     const Sizes& sizes,
     at::ScalarType dtype,
@@ -153,7 +150,7 @@ Arguments sequence_problem(
     bool bias = true,
     std::string_view cell = "lltm");
 
-// Packed: batch element b has lengths[b] steps, in falling order.
+// Batch element b has lengths[b] steps, in falling order.
 Arguments packed_problem(
     const std::vector<int64_t>& lengths,
     int64_t input_size,
@@ -162,33 +159,31 @@ Arguments packed_problem(
     uint64_t seed,
     std::string_view cell = "lltm");
 
-// Returns normally distributed values with the shape and dtype of `like`.
+// Normally distributed.
 at::Tensor random_like(const at::Tensor& like, uint64_t seed);
 Tensors random_like(const Tensors& like, uint64_t seed);
 
-// Values and gradients of a call.
 struct Evaluation {
   Tensors outputs;
   Tensors gradients;  // in the order of `differentiable`; zero if undefined
 };
 
-// Calls `function` and backpropagates grad_outputs. Undefined gradients mark unused outputs.
+// Undefined gradients mark unused outputs.
 Evaluation evaluate(
     const Function& function, const Arguments& arguments, const Tensors& grad_outputs);
 
-// The oracle's results; undefined grad_outputs are zero. The oracle is reference.h for the LLTM and
-// PyTorch in float64 for other cells.
+// The oracle's results: reference.h for the LLTM, PyTorch in float64 for other cells. Undefined
+// grad_outputs are zero.
 struct Expected {
   std::vector<reference::Matrix<>> outputs;
   std::vector<reference::Matrix<>> gradients;
 };
 Expected expect(const Arguments& arguments, const Tensors& grad_outputs);
 
-// Applies a bound that suits few samples (docs/accuracy.md has the criterion for distributions),
-// with e(y) = max|y - y64| / max|y64|:
+// A bound for few samples (docs/accuracy.md has the criterion), with e(y) = max|y - y64| /
+// max|y64|:
 //     e(ours) <= 2 max(e(eager), 4 eps of the dtype).
-// The maxima cover all added results. In small results they are random, so several small problems
-// are judged together.
+// The maxima cover several small problems, because errors of single small results are random.
 class Comparison {
  public:
   void add(const at::Tensor& ours, const at::Tensor& eager, const reference::Matrix<>& y64);
@@ -205,18 +200,17 @@ class Comparison {
 ::testing::AssertionResult is_accurate(
     const at::Tensor& ours, const at::Tensor& eager, const reference::Matrix<>& y64);
 
-// Returns arguments for each seed.
 using Problem = std::function<Arguments(uint64_t seed)>;
 
-// Returns output gradients, undefined for unused outputs.
+// Undefined for unused outputs.
 using OutputGradients = std::function<Tensors(const Tensors& outputs, uint64_t seed)>;
 inline const OutputGradients kRandom = [](const Tensors& outputs, uint64_t seed) {
   return random_like(outputs, seed);
 };
 
-// Checks the accuracy criterion for all outputs and gradients of each function in `ours`, with
-// `baseline` instead of eager; outputs must be contiguous. Uses seeds 1, 2, ... until the smallest
-// result has some hundred elements, at least `problems`.
+// Checks the accuracy criterion for all outputs and gradients of `ours`, with `baseline` instead of
+// eager; outputs must be contiguous. Uses at least `problems` seeds, until the smallest result has
+// some hundred elements.
 void check_all(
     const std::vector<Function>& ours,
     const Function& baseline,
@@ -230,66 +224,62 @@ void check(
     const OutputGradients& output_gradients = kRandom,
     uint64_t problems = 3);
 
-// Compares the library with eager, by default with random output gradients.
+// Compares the library with eager.
 void check_step(const Problem& problem, const OutputGradients& output_gradients = kRandom);
 void check_sequence(const Problem& problem, const OutputGradients& output_gradients = kRandom);
 
-// Compares `count` threads with a single thread as baseline, and repeated runs bitwise.
+// Compares `count` threads with one thread as baseline, and repeated runs bitwise.
 void check_threads(const Function& function, int count, const Arguments& arguments);
 
-// Requires the same results if uninitialized memory is NaN, so that no unwritten value is used.
+// Fills uninitialized memory with NaN and requires the same results.
 void check_uninitialised_memory(const Function& function, const Arguments& arguments);
 
-// A memory layout for a tensor with at least one dimension. Layouts that repeat elements change the
-// values.
+// A memory layout. Layouts that repeat elements change the values.
 struct Layout {
   const char* name;
   at::Tensor (*apply)(const at::Tensor& tensor);
 };
 const std::vector<Layout>& layouts();
 
-// Changes the layout of the differentiable arguments at these positions, or of all tensors.
+// Affects the arguments at these positions, or all tensors.
 Arguments laid_out(
     const Arguments& arguments, const Layout& layout, const std::vector<size_t>& positions);
 Tensors laid_out(const Tensors& tensors, const Layout& layout);
 
-// Returns each argument position, then all positions, with or without weights.
+// Each argument, then all, with or without weights.
 std::vector<std::vector<size_t>> positions_of(std::string_view cell, bool weights = true);
 inline const std::vector<std::vector<size_t>> kPositions = positions_of("lltm");
 
-// Applies `function` to contiguous copies.
+// Copies the arguments first.
 Function contiguous(const Function& function);
 
-// Runs the flipped input in reverse and flips the output: same results.
+// Flips the input, runs in reverse and flips the output: same results.
 Function against_the_steps(const Function& sequence);
 
 // A scalar function of float64 tensors.
 using Scalar = std::function<at::Tensor(const Tensors&)>;
 
-// Returns the weighted sum of the outputs, a function of the differentiable arguments and one
-// weight per output.
+// A function of the differentiable arguments and one weight per output.
 Scalar weighted_sum(const Function& function, const Arguments& arguments);
 
-// Returns its arguments, with random weights.
+// The differentiable arguments and random weights.
 Tensors weighted_sum_point(const Function& function, const Arguments& arguments, uint64_t seed);
 
-// Returns the relative difference between autograd's directional derivative and central
-// differences.
+// Relative difference between autograd's directional derivative and central differences.
 double derivative_error(const Scalar& function, const Tensors& x, uint64_t seed);
 constexpr double kDerivativeTolerance = 1e-7;
 
-// Returns the derivative along a random direction as a function of the same tensors. Apply it once
-// for second derivatives, twice for third.
+// The derivative along a random direction. Apply twice for third derivatives.
 Scalar derivative(const Scalar& function, uint64_t seed);
 
-// The same for forward mode: absolute error over all output elements.
+// The same for forward mode: absolute error over all outputs.
 double forward_mode_error(const Function& function, const Arguments& arguments, uint64_t seed);
 
-// True if all elements are equal, without tolerance; NaN equals NaN.
+// No tolerance; NaN equals NaN.
 bool identical(const at::Tensor& a, const at::Tensor& b);
 bool identical(const Tensors& a, const Tensors& b);
 
-// Memory for up to three matrix rows, 2^31 elements apart. Only written pages use physical memory.
+// Up to three matrix rows, 2^31 elements apart. Only written pages use physical memory.
 class FarApart {
  public:
   explicit FarApart(at::ScalarType dtype);
@@ -297,7 +287,7 @@ class FarApart {
   FarApart(const FarApart&) = delete;
   FarApart& operator=(const FarApart&) = delete;
 
-  // Copies the matrix, starting at `offset` in the first row.
+  // Starts at `offset` in the first row.
   at::Tensor copy(const at::Tensor& matrix, int64_t offset) const;
 
  private:
@@ -306,7 +296,6 @@ class FarApart {
   at::Tensor elements_;
 };
 
-// "float32" and so on, for test names.
 std::string name(at::ScalarType dtype);
 
 constexpr std::array<at::ScalarType, 4> kDtypes = {
