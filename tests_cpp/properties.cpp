@@ -475,7 +475,7 @@ Arguments problem_of(const Form& form) {
 
 }  // namespace
 
-// Omits c, which is not always saved.
+// Omits c, which is saved only in some calls.
 TEST_P(AutogradProperties, ArgumentsChangedInPlaceAreRefused) {
   const std::vector<const char*> names = argument_names(problem_of(GetParam()));
   for (size_t changed = 0; changed < names.size(); ++changed) {

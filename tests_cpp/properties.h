@@ -22,7 +22,7 @@ struct Form {
   bool step = false;        // one step: no T, packed input or direction
   bool has_reverse = true;  // for sequences
   bool any_size = true;     // otherwise I and H must be positive
-  // If true, values and gradients must meet the accuracy criterion; otherwise values must be within
+  // If true, values and gradients must meet the accuracy bound; otherwise values must be within
   // `tolerance` plus `roundings` eps of the dtype.
   bool differentiable = true;
   double tolerance = 0;
@@ -44,7 +44,7 @@ constexpr std::array<int64_t, 2> kSomeHiddenSizes = {7, 16};
 
 constexpr std::array<at::ScalarType, 3> kDtypesOfInt8 = {at::kFloat, at::kBFloat16, at::kHalf};
 
-// Form, dtype, and true for reverse.
+// Form, dtype, reverse.
 using Case = std::tuple<Form, at::ScalarType, bool>;
 
 // Rotates the dtypes, so that each part of the tests (CMakeLists.txt) has every dtype.

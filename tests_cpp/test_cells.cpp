@@ -222,7 +222,7 @@ auto each_of(const Sizes (&sizes)[count]) {
 
 // ---- one step ---------------------------------------------------------------
 
-// Use dot products, the GEMM kernel, and ATen.
+// Sizes for dot products, the GEMM kernel, and ATen.
 constexpr Sizes kStepSizes[] = {
     {1, 1, 1, 1},    {1, 1, 2, 3},    {1, 2, 3, 1},     {1, 3, 5, 7},     {1, 5, 7, 2},
     {1, 7, 16, 17},  {1, 17, 33, 16}, {1, 16, 32, 128}, {1, 33, 17, 65},  {1, 65, 130, 33},
@@ -414,7 +414,7 @@ TEST_P(SequenceAccuracyDtype, OfAnInputThatIsBatchFirstMatchesOracle) {
 
 // ---- activation checkpoints -------------------------------------------------
 
-// Single steps, a shorter last segment, equal segments, one long segment.
+// Single steps, a shorter last segment, equal segments, a single long segment.
 constexpr int64_t kCheckpointSteps[] = {1, 4, 5, 100, std::numeric_limits<int64_t>::max()};
 
 // Covers every engine and both divisions among threads.

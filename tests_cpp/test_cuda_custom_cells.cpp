@@ -73,7 +73,7 @@ void check_kernels(const Function& ours, const Problem& problem) {
   }
 }
 
-// Serialized cell, dtype, and true for reverse.
+// Serialized cell, dtype, reverse.
 using CustomCase = std::tuple<std::string, at::ScalarType, bool>;
 
 class CudaCustomCells : public testing::TestWithParam<CustomCase> {

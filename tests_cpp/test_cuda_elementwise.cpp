@@ -67,7 +67,7 @@ double epsilon() {
   return static_cast<double>(std::numeric_limits<T>::epsilon());
 }
 
-// An unlikely result.
+// An unlikely result, to detect writes.
 template <typename T>
 const T kUntouched = std::numeric_limits<T>::lowest();
 

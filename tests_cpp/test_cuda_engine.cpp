@@ -342,8 +342,8 @@ TEST_P(CudaStepwise, StepsTakeAlignedGemmsAndNoCopies) {
   }
 }
 
-// A single sum over all rows would have several times the permitted error. Uses no PyTorch
-// baseline: on some CPUs MKL sums as inaccurately.
+// A single sum over all rows would have several times the permitted error. The baseline is the
+// rounded oracle instead of PyTorch, because MKL sums as inaccurately on some CPUs.
 class CudaWeightGradients : public testing::TestWithParam<at::ScalarType> {
  protected:
   void SetUp() override { sums_in_order = true; }

@@ -112,7 +112,7 @@ TEST(Dispatch, ACellWithoutCReturnsAnEmptyOne) {
 
 enum class Op { kCell, kSequence, kPacked };
 
-// A call with one wrong argument, for each class of C++ errors. Only C++ can pass an undefined
+// A call with a wrong argument, for each class of C++ errors. Only C++ can pass an undefined
 // tensor.
 struct WrongCall {
   const char* name;

@@ -61,7 +61,7 @@ class Values {
   std::vector<T> data_;
 };
 
-// A packed GEMM operand. Checks that an element is the stored x.
+// An operand of the next GEMM. `holds` returns true if an element is the stored x.
 template <typename G>
 struct Operand {
   Operand(std::int64_t rows, std::int64_t columns) : values(rows, columns) {}

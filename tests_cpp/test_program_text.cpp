@@ -355,7 +355,7 @@ TEST(CellCode, FusesProductsUsedOnce) {
       (Code{
           {number(Op::kMultiplySubtract), kH1, kI, kNx, kC},
           {number(Op::kSubtractProduct), kC1, kP, kC, kH1}}));
-  // Fuses one of two products.
+  // Fuses only the second product.
   EXPECT_EQ(
       code_of("m = multiply z.i c\nn = multiply p z.n_x\nh' = subtract m n\nc' = copy z.i\n"),
       (Code{
@@ -667,7 +667,7 @@ TEST(CellErrors, WithoutReadsHThereIsNoH) {
       "7: expected a value of forward that is no parameter, got 'h'");
 }
 
-// A text at a limit, and a text that exceeds it by one.
+// A text at a limit, and a text just above it.
 struct Limit {
   std::string taken, refused, error;
 };

@@ -1,5 +1,5 @@
 // Shared code of the operator tests: seeded problems, the accuracy baseline (PyTorch operations,
-// "eager") and the accuracy criterion.
+// "eager") and the accuracy bound.
 #pragma once
 
 #include "cell/cells.h"
@@ -81,7 +81,7 @@ Stack call(const char* name, Stack stack);
 Stack step_stack(const Arguments& arguments);
 Stack sequence_stack(const Arguments& arguments, int64_t checkpoint_steps = 0);
 
-// Resets about one batch element in four.
+// Resets about a quarter of the batch elements.
 at::Tensor random_reset(const Arguments& arguments, uint64_t seed);
 // 1.5 for two thirds of the elements, otherwise 0.
 at::Tensor random_mask(const Arguments& arguments, uint64_t seed);
@@ -159,7 +159,7 @@ Arguments packed_problem(
     uint64_t seed,
     std::string_view cell = "lltm");
 
-// Normally distributed.
+// Returns normally distributed values.
 at::Tensor random_like(const at::Tensor& like, uint64_t seed);
 Tensors random_like(const Tensors& like, uint64_t seed);
 
@@ -168,7 +168,7 @@ struct Evaluation {
   Tensors gradients;  // in the order of `differentiable`; zero if undefined
 };
 
-// Undefined gradients mark unused outputs.
+// Undefined elements of grad_outputs mark unused outputs.
 Evaluation evaluate(
     const Function& function, const Arguments& arguments, const Tensors& grad_outputs);
 
@@ -180,8 +180,8 @@ struct Expected {
 };
 Expected expect(const Arguments& arguments, const Tensors& grad_outputs);
 
-// A bound for few samples (docs/accuracy.md has the criterion), with e(y) = max|y - y64| /
-// max|y64|:
+// A bound for few samples (docs/accuracy.md has the accuracy criterion). With e(y) equal to
+// max|y - y64| / max|y64|,
 //     e(ours) <= 2 max(e(eager), 4 eps of the dtype).
 // The maxima cover several small problems, because errors of single small results are random.
 class Comparison {
@@ -202,15 +202,15 @@ class Comparison {
 
 using Problem = std::function<Arguments(uint64_t seed)>;
 
-// Undefined for unused outputs.
+// Returns output gradients, undefined for unused outputs.
 using OutputGradients = std::function<Tensors(const Tensors& outputs, uint64_t seed)>;
 inline const OutputGradients kRandom = [](const Tensors& outputs, uint64_t seed) {
   return random_like(outputs, seed);
 };
 
-// Checks the accuracy criterion for all outputs and gradients of `ours`, with `baseline` instead of
-// eager; outputs must be contiguous. Uses at least `problems` seeds, until the smallest result has
-// some hundred elements.
+// Checks the bound of Comparison for all outputs and gradients of `ours`, with `baseline` instead
+// of eager. Outputs must be contiguous. Uses at least `problems` seeds, until the smallest result
+// has some hundred elements in total.
 void check_all(
     const std::vector<Function>& ours,
     const Function& baseline,

@@ -297,7 +297,7 @@ void mutate_checkpoint(std::string& file, Random& random) {
   if (!random.one_in(6)) {
     mutate_header(header, random);
   } else if (random.one_in(2)) {
-    // Sizes up to the maximum that a header may request.
+    // Data sizes that the header may request.
     std::vector<size_t> sizes = {0, data.size() + 1, data.size() + 8, data.size() / 2};
     for (const Token& token : tokens_of(header)) {
       const std::string text = header.substr(token.begin, token.end - token.begin);

@@ -13,8 +13,8 @@ extern "C" {
 __attribute__((weak)) int __sanitizer_install_malloc_and_free_hooks(
     void (*allocated)(const volatile void*, size_t), void (*freed)(const volatile void*));
 
-// libtorch's registries leak. The other options save time: rerun an input with default options for
-// allocation stacks. Freed memory stays quarantined longer than one input runs.
+// Ignores leaks, because libtorch never frees its registries. The other options save time: rerun an
+// input with the defaults for allocation stacks. The quarantine still outlasts an input.
 const char* __asan_default_options() {
   return "detect_leaks=0:malloc_context_size=1:quarantine_size_mb=2";
 }
@@ -92,7 +92,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size, unsigned seed) {
   lltm_fuzz::Random random(seed);
   std::string input(reinterpret_cast<const char*>(data), size);
-  // libFuzzer starts with at most one byte.
+  // libFuzzer starts with a single byte or none.
   if (size <= 1 || random.one_in(50)) {
     input = lltm_fuzz::first_input(random);
   } else {

@@ -1,4 +1,4 @@
-// Calls one function of liblltm and none of libtorch. With --as-needed, only liblltm then links
+// Calls a function of liblltm and none of libtorch. With --as-needed, only liblltm then links
 // libtorch.
 #include <lltm/version.h>
 

@@ -97,7 +97,7 @@ int main(int argc, char** argv) {
   expect_near("c_n", states[1], 0.5186663962857727);
 
   // One training step: bias -= 0.5 dz, with dz of h' above:
-  //  tanh(c') = t, dc = o (1 - t^2), dz = (dc g i (1-i), t o (1-o), dc i).
+  // tanh(c') = t, dc = o (1 - t^2), dz = (dc g i (1-i), t o (1-o), dc i).
   lltm::LLTM layer(lltm::LLTMOptions(1, 1));
   layer->to(at::kDouble);
   auto parameters = layer->named_parameters();
