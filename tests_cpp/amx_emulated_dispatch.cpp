@@ -1,5 +1,4 @@
-// In the place of cpu/dispatch.cpp: the kernels for AMX, emulated, wherever there is
-// AVX-512.
+// Replaces cpu/dispatch.cpp: selects the emulated AMX kernels on every CPU with AVX-512.
 #include "cpu/dispatch.h"
 
 namespace lltm::cpu {

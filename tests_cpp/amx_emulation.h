@@ -1,11 +1,9 @@
-// The instructions of AMX and AVX512-BF16 that cpu/kernel/amx_kernels.h and amx_int8_kernels.h use,
-// emulated with AVX-512, so that its code runs on a machine without AMX and under the
-// sanitizers, which do not see what those instructions read and write.
+// Emulates AMX and AVX512-BF16 instructions with AVX-512, so that cpu/kernel/amx_kernels.h and
+// amx_int8_kernels.h run without AMX and sanitizers see their memory accesses.
 //
-// Included ahead of isa/amx.cpp (-include), which is compiled once more with
-// it, without the flags of AMX. Results are those of the instructions, bit for bit
-// (test_bf16x3.cpp compares them on a machine with AMX). Source: Intel's Software
-// Developer's Manual, TDPBF16PS, TDPBUSD and VCVTNE2PS2BF16.
+// isa/amx.cpp is compiled again with this file (-include), without AMX flags. Results are bitwise
+// identical (test_bf16x3.cpp). Source: Intel Software Developer's Manual, TDPBF16PS, TDPBUSD and
+// VCVTNE2PS2BF16.
 #pragma once
 
 #include <immintrin.h>
@@ -19,14 +17,14 @@
 namespace lltm_test::emulated {
 namespace {
 
-// Of 16 rows by 64 bytes; the configuration says how much of it is in use.
+// 16 rows of 64 bytes. The configuration sets the part in use.
 struct Tile {
   alignas(64) std::uint8_t bytes[16][64];
   int rows, row_bytes;
 };
 thread_local Tile tiles[8];
 
-// Denormal numbers count as zero and results that are denormal become zero.
+// Treats denormal operands and results as zero.
 class FlushDenormals {
  public:
   FlushDenormals() : before_(_mm_getcsr()) { _mm_setcsr(0x9FC0); }
@@ -56,7 +54,7 @@ inline void zero(int t) {
   std::memset(tiles[t].bytes, 0, sizeof(tiles[t].bytes));
 }
 
-// A row is read and written as what it is: a sanitizer knows the bounds of it.
+// Copies rows with their real type, so that sanitizers check bounds.
 inline void load(int t, const void* from, std::int64_t stride) {
   zero(t);
   for (int r = 0; r < tiles[t].rows; ++r) {
@@ -70,8 +68,8 @@ inline void store(int t, void* to, std::int64_t stride) {
   }
 }
 
-// c += a b, a of pairs of bfloat16 in a row, b of pairs in a column. Not inline: the
-// arithmetic must stay where denormals are flushed.
+// c += a b, with bfloat16 pairs by row (a) and column (b). Not inline: denormals must be flushed
+// during the arithmetic.
 [[gnu::noinline]] void multiply_tiles(Tile& c, const Tile& a, const Tile& b) {
   for (int m = 0; m < c.rows; ++m) {
     __m512 even = _mm512_setzero_ps();
@@ -99,7 +97,7 @@ inline void multiply(int c, int a, int b) {
   multiply_tiles(tiles[c], tiles[a], tiles[b]);
 }
 
-// c += a b, a of four unsigned bytes in a row, b of four signed ones in a column.
+// c += a b, with four unsigned bytes by row (a) and signed bytes by column (b).
 inline void multiply_bytes(int c, int a, int b) {
   for (int m = 0; m < tiles[c].rows; ++m) {
     std::int32_t sums[16];
@@ -114,7 +112,7 @@ inline void multiply_bytes(int c, int a, int b) {
   }
 }
 
-// To nearest, ties to even; a NaN becomes a quiet one, a denormal number zero.
+// Rounds to nearest, ties to even. NaNs become quiet, denormals zero.
 inline __m512i round_to_bfloat16(__m512 x) {
   const __m512i bits = _mm512_castps_si512(x);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -135,7 +133,7 @@ inline __m512i convert_two(__m512 high, __m512 low) {
   return _mm512_inserti64x4(_mm512_castsi256_si512(low_half), high_half, 1);
 }
 
-// The masks in use cover the first elements: those, as the sanitizers see them.
+// Masks cover the first elements. Sanitizers check this copy.
 inline __m512 load_first(__mmask16 mask, const void* from) {
   alignas(64) float values[16] = {};
   std::memcpy(values, from, sizeof(float) * __builtin_popcount(mask));

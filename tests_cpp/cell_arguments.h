@@ -1,4 +1,4 @@
-// The arguments of the operators, of any cell, for tests that call what is below the operators.
+// Operator arguments of any cell, for tests below the operators.
 #pragma once
 
 #include "common/states.h"
@@ -17,7 +17,6 @@ namespace lltm_test {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
-// What the operators take, of any cell.
 struct CellArguments {
   std::string cell;
   at::Tensor input, h;
@@ -28,7 +27,7 @@ struct CellArguments {
   int64_t checkpoint_steps = 0;
   OptionalTensor reset = {}, recurrent_mask = {};
 
-  // Those that are differentiable, in the order of their gradients.
+  // In gradient order.
   std::array<OptionalTensor, 7> differentiable() const {
     return {input, h, c, weight_ih, weight_hh, bias_ih, bias_hh};
   }
@@ -51,7 +50,6 @@ inline CellArguments operands(const Arguments& a, int64_t checkpoint_steps = 0) 
       a.recurrent_mask};
 }
 
-// References to the arguments, as the operators take them.
 inline lltm::SequenceInputs operator_inputs(const CellArguments& a) {
   return {
       std::string_view(a.cell),
@@ -68,7 +66,6 @@ inline lltm::SequenceInputs operator_inputs(const CellArguments& a) {
       a.checkpoint_steps,
       a.recurrent_mask};
 }
-// As the engines take them.
 inline lltm::SequenceInputs sequence_inputs(const CellArguments& a) {
   lltm::SequenceInputs inputs = operator_inputs(a);
   lltm::join_states(inputs);
@@ -81,7 +78,6 @@ inline lltm::StepInputs step_inputs(const CellArguments& a) {
   return inputs;
 }
 
-// The results of an engine, or its gradients.
 template <typename... Results>
 Tensors as_list(const std::tuple<Results...>& results) {
   return std::apply([](const auto&... tensors) { return Tensors{tensors...}; }, results);

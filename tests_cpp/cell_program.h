@@ -1,5 +1,4 @@
-// Cell programs for tests: texts, also of the library's cells, and two ways to compute with one, by
-// its instructions and by the text itself.
+// Serialized cells for tests, and evaluators of their instructions and text.
 #pragma once
 
 #include "cell/program_text.h"
@@ -21,7 +20,7 @@ namespace lltm_test {
 
 // ---- cells ------------------------------------------------------------------
 
-// A gate that x alone and one that h alone has a part in, two states besides h, a parameter.
+// A gate of x, a gate of h, two states besides h, a parameter.
 inline const std::string kDuoText =
     "lltm-cell 1\n"
     "name duo\n"
@@ -84,7 +83,7 @@ inline const std::string kDuoText =
     "d.h = multiply 0.25 du\n"
     "end\n";
 
-// Gates of x alone, so that no step has a GEMM; no state besides h; two parameters.
+// Gates of x only, so no GEMM per step; no state besides h; two parameters.
 inline const std::string kAloneText =
     "lltm-cell 1\n"
     "name alone\n"
@@ -113,7 +112,7 @@ inline const std::string kAloneText =
     "d.h = multiply d.z.a u\n"
     "end\n";
 
-// Every operation, fused ones too; backward is no derivative.
+// All operations, including fused ones. backward is not a derivative.
 inline const std::string kEveryText =
     "lltm-cell 1\n"
     "name every\n"
@@ -173,7 +172,7 @@ inline const std::string kEveryText =
 
 inline const std::vector<std::string> kCellTexts = {kDuoText, kAloneText, kEveryText};
 
-// ---- by the instructions ----------------------------------------------------
+// ---- evaluation of instructions ---------------------------------------------
 
 inline constexpr const char* kOperations[] = {
     "copy",    "negate",        "abs",      "sign",      "sqrt",   "exp",      "expm1",
@@ -190,7 +189,7 @@ inline int operands_of(lltm::Op op) {
   return kCounts[static_cast<int>(op)];
 }
 
-// Of the fused operations the product is rounded first: compile without contraction.
+// Fused operations round the product first: compile without contraction.
 template <typename Real>
 Real scalar(lltm::Op op, Real a, Real b, Real c) {
   using lltm::Op;
@@ -270,7 +269,7 @@ Real scalar(lltm::Op op, Real a, Real b, Real c) {
   throw std::logic_error("an operation that Op lacks");
 }
 
-// The outputs. Throws std::logic_error where the program does not keep to program.h.
+// Throws std::logic_error if the program violates program.h.
 template <typename Real = double>
 std::vector<Real> run_program(const lltm::Program& program, const std::vector<Real>& inputs) {
   const auto check = [](bool condition, const char* what) {
@@ -313,10 +312,10 @@ std::vector<Real> run_program(const lltm::Program& program, const std::vector<Re
   return {values.begin() + program.inputs, values.begin() + program.first_constant()};
 }
 
-// ---- as a text --------------------------------------------------------------
+// ---- serialization ----------------------------------------------------------
 
-// The assignments of a program, of what has these names; fused operations taken apart. Other values
-// are numbered, and an output without a name gets that of its value.
+// Serializes a program, with fused operations split. Unnamed values are numbered; an unnamed output
+// uses its value's name.
 inline std::string assignments_of(
     const lltm::Program& program,
     const std::string& stem,
@@ -334,7 +333,7 @@ inline std::string assignments_of(
     known[program.first_constant() + k] = number.str();
   }
   int count = 0;
-  // Adds an assignment; the name of its result.
+  // Returns the name of the result.
   const auto assign = [&](Op op, const std::vector<std::string>& operands, std::string name = "") {
     if (name.empty()) name = stem + std::to_string(count++);
     text << name << " = " << kOperations[static_cast<int>(op)];
@@ -386,7 +385,6 @@ inline std::string assignments_of(
   return text.str();
 }
 
-// The text of a cell of the library: what its page says.
 template <typename Page>
 std::string text_of_page(Page page) {
   constexpr lltm::CellInfo cell = Page::kCell;
@@ -426,11 +424,10 @@ std::string text_of_page(Page page) {
   return text + "\nbackward\n" + backward + "end\n";
 }
 
-// ---- by the text ------------------------------------------------------------
+// ---- evaluation of text -----------------------------------------------------
 
 using Values = std::map<std::string, double>;
 
-// Adds what a section assigns.
 inline void run_text(const std::string& text, const std::string& section, Values& values) {
   std::istringstream lines(text.substr(text.find("\n" + section + "\n") + section.size() + 2));
   for (std::string line; std::getline(lines, line);) {
@@ -450,12 +447,12 @@ inline void run_text(const std::string& text, const std::string& section, Values
   }
 }
 
-// A cell's forward and backward, by its programs and by its text: where they differ by one bit, or
-// "". `next` gives inputs.
+// Compares forward and backward of a cell's programs with its text. Returns the first bitwise
+// difference, or "".
 inline std::string difference_from_text(
     const lltm::CellText& cell, const std::string& text, const std::function<double()>& next) {
   std::string report;
-  Values known;  // saved values and parameters
+  Values known;
   const auto run = [&](const char* section,
                        const lltm::Program& program,
                        const std::vector<std::string>& inputs,
@@ -472,7 +469,8 @@ inline std::string difference_from_text(
     if (results.size() != outputs.size()) report += "another number of outputs; ";
     for (size_t k = 0; k < std::min(results.size(), outputs.size()); ++k) {
       const auto found = values.find(outputs[k]);
-      const double expected = found == values.end() ? 0 : found->second;  // d.h without reads_h
+      const double expected =
+          found == values.end() ? 0 : found->second;  // d.h is missing without reads_h
       const bool same = std::isnan(expected) ? std::isnan(results[k])
                                              : results[k] == expected && std::signbit(results[k]) ==
                                                                              std::signbit(expected);

@@ -1,5 +1,5 @@
-// In the place of cpu/dispatch.cpp: as there, or, with LLTM_EMULATED_AMX in the environment,
-// the kernels for AMX, emulated, wherever there is AVX-512.
+// Replaces cpu/dispatch.cpp. If LLTM_EMULATED_AMX is set, selects the emulated AMX kernels on every
+// CPU with AVX-512; otherwise like the original.
 #include "cpu/dispatch.h"
 
 #include <ATen/Version.h>

@@ -1,4 +1,3 @@
-// Which of the instruction sets that the kernels are compiled for this CPU has.
 #pragma once
 
 #include <string_view>
@@ -13,8 +12,8 @@
 
 namespace lltm_test {
 
-// `capability` as ATEN_CPU_CAPABILITY names it: default, avx2 or avx512; or vnni, bf16 or amx;
-// dotprod or i8mm. What Clang's __builtin_cpu_supports has no name for is asked of the CPU.
+// `capability`: an ATEN_CPU_CAPABILITY (default, avx2, avx512), or vnni, bf16, amx, dotprod or
+// i8mm. Queries the CPU if Clang's __builtin_cpu_supports has no such name.
 inline bool cpu_has(std::string_view capability) {
 #if defined(__x86_64__)
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;

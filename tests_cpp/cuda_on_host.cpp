@@ -1,7 +1,5 @@
-// CUDA for the engine's tests, in plain loops on the CPU: cuBLAS under the library's own
-// gemm.cpp, and the element-wise kernels, whose threads run one after another. With them
-// what the engine does itself (offsets, directions, packed batches, which rows belong
-// together, what it asks of cuBLAS) is tested without a GPU.
+// Implements cuBLAS and runs the element-wise kernels in CPU loops. They test the engine's offsets,
+// directions, packed batches and cuBLAS calls without a GPU.
 #include "cuda_on_host.h"
 
 #include "cell/cells.h"
@@ -24,7 +22,7 @@
 
 namespace {
 
-// A matrix as cuBLAS has it: column j begins at data + j * ld; or its transpose.
+// cuBLAS matrix: column j starts at data + j * ld. Or its transpose.
 struct Columns {
   const void* data;
   cudaDataType_t type;
@@ -75,14 +73,13 @@ bool is_aligned(const void* data, cudaDataType_t type, int64_t ld, int64_t exten
   return address % 16 == 0 && ld * size % 16 == 0 && extent * size % 16 == 0;
 }
 
-// The nearest number with ten bits after the first, ties away from zero, as cvt.rna.tf32.f32
-// rounds.
+// Keeps ten fraction bits; rounds to nearest, ties away from zero, like cvt.rna.tf32.f32.
 float to_tf32(float value) {
   if (std::isnan(value)) return value;
   return std::bit_cast<float>((std::bit_cast<std::uint32_t>(value) + 0x1000u) & ~0x1FFFu);
 }
 
-// By the environment, which goes above the mode of the handle.
+// The environment overrides the handle's mode.
 bool is_tf32_forbidden() {
   const char* const value = std::getenv("NVIDIA_TF32_OVERRIDE");
   return value != nullptr && std::string_view(value) == "0";
@@ -171,7 +168,7 @@ cublasStatus_t cublasGemmEx_64(
         if (lltm_test::sums_in_order && scale == CUDA_R_32F) sum = static_cast<float>(sum);
       }
       sum *= a_scale;
-      // Scaled by zero, what was there is not read: it may be NaN.
+      // If the factor is zero, C is not read: it may be NaN.
       if (c_scale != 0) sum += c_scale * element({c, c_type, ldc, CUBLAS_OP_N}, i, j);
       set_element(c, c_type, j * ldc + i, sum);
     }
@@ -182,7 +179,7 @@ cublasStatus_t cublasGemmEx_64(
 namespace lltm::cuda {
 namespace {
 
-// Every index of the grid, in the order of its blocks and threads.
+// Visits every index of the grid, in block and thread order.
 template <typename Body>
 void for_each_thread(int64_t count, const Body& body) {
   for (int64_t block = 0; block < blocks_for(count); ++block) {
@@ -192,8 +189,8 @@ void for_each_thread(int64_t count, const Body& body) {
   }
 }
 
-// body(functions, width, piece) for each piece of the kernels of a cell. Wide wherever it fits: the
-// tests' sizes are far below those for which a GPU takes it.
+// Calls body(functions, width, piece) for each piece of a cell's kernels. Uses wide kernels
+// whenever possible: test sizes are below the GPU's threshold.
 template <typename T, typename Args, typename Body>
 void for_each_piece(const CellInfo& cell, const Args& args, const Body& body) {
   if (args.rows == 0 || args.hidden == 0) return;

@@ -1,8 +1,8 @@
-// What gemm.cpp and operators.cpp take from the headers of cuBLAS, and from those of ATen and c10
-// that need CUDA: CMakeLists.txt puts this file in their places, so that the host tests compile
-// them unchanged. The functions are plain loops on the CPU, in cuda_on_host.cpp.
+// Replaces the CUDA headers of cuBLAS, ATen and c10 (CMakeLists.txt), so that the host tests
+// compile gemm.cpp and operators.cpp unchanged. cuda_on_host.cpp implements the functions in CPU
+// loops.
 //
-// Enumerators have cuBLAS's values where they are combined, by bits.
+// Enumerators that are combined as bits have cuBLAS's values.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -38,8 +38,8 @@ using cublasHandle_t = HostCublas*;
 
 cublasStatus_t cublasSetMathMode(cublasHandle_t handle, cublasMath_t mode);
 cublasStatus_t cublasGetMathMode(cublasHandle_t handle, cublasMath_t* mode);
-// Refuses what cuBLAS would (leading dimensions that are too short for the matrix or do not
-// fit 32 bits, unsupported types) and GEMMs that need no call: with M, N or K zero.
+// Rejects arguments that cuBLAS rejects (leading dimensions too small or above 32 bits, unsupported
+// types), and empty GEMMs.
 cublasStatus_t cublasGemmEx_64(
     cublasHandle_t handle,
     cublasOperation_t op_a,
@@ -62,7 +62,7 @@ cublasStatus_t cublasGemmEx_64(
     cublasGemmAlgo_t algorithm);
 
 namespace at::cuda {
-// As ATen's, sets the handle's mode anew: TF32 where that is allowed.
+// Like ATen's, sets TF32 mode if allowed.
 cublasHandle_t getCurrentCUDABlasHandle();
 }  // namespace at::cuda
 
@@ -91,34 +91,30 @@ inline WarningState& warning_state() {
 }  // namespace c10::cuda
 
 namespace lltm_test {
-// Whether NVRTC is there, for cells that users have written.
 inline bool has_nvrtc = true;
-// Has all built-in cells check their kernels, which else the first call of each does: tests count
-// what they call. Before the first test, and after those that make the backend forget it.
+// Checks all built-in kernels now instead of in each cell's first call, because tests count calls.
+// Call initially and after the checks are cleared.
 void check_kernels_now();
-// What is wrong with the kernels: a result is, or they cannot be launched.
+// A wrong result, or a failed launch.
 enum class Fault { none, wrong, fails };
 inline Fault fault = Fault::none, persistent_fault = Fault::none;
 // torch.backends.cuda.matmul.allow_tf32.
 inline bool allow_tf32 = false;
-// The mode of the last GEMM.
 inline cublasMath_t last_math_mode = CUBLAS_DEFAULT_MATH;
-// GEMMs so far, and those of them that cuBLAS's kernels for 16-byte accesses cannot take: by its
-// documentation, where a matrix or its leading dimension, or its extent in memory, is no multiple.
+// Unaligned GEMMs have a matrix address, leading dimension or extent that is not a multiple of 16
+// bytes, as cuBLAS's 16-byte kernels require.
 inline int64_t gemm_calls = 0, unaligned_gemm_calls = 0;
-// Whether a GEMM adds up its products one after another, rounding each sum, as cuBLAS may; else
-// sums are exact, or nearly.
+// If true, GEMMs round each partial sum in order, as cuBLAS may; otherwise sums are nearly exact.
 inline bool sums_in_order = false;
 
-// Of the GPU: how many thread blocks of a persistent kernel run at once.
+// Number of concurrent thread blocks of a persistent kernel.
 inline int64_t multiprocessors = 132;
-// What the next launch draws its schedule from; each draws another.
+// Seed of the next launch's schedule; changed by each launch.
 inline uint64_t schedule_seed = 1;
-// Launches of persistent kernels so far.
 inline int64_t persistent_launches = 0;
-// What was made absent: after how many launches, and how many bytes.
+// For each fill with absent words: number of earlier launches, and bytes.
 inline std::vector<std::pair<int64_t, int64_t>> filled;
-// How many more are not refused.
+// Number of launches before launches fail.
 inline int64_t launches_left = std::numeric_limits<int64_t>::max();
 }  // namespace lltm_test
 

@@ -1,5 +1,5 @@
-// A function that can stop in the middle and go on later: one lane of a GPU in the tests. The
-// address and the thread sanitizer are told of each change of stacks.
+// A fiber: a function that can suspend and resume, one GPU lane in the tests. Notifies the address
+// and thread sanitizers of stack changes.
 #pragma once
 
 #include <setjmp.h>
@@ -26,7 +26,7 @@
 
 namespace lltm_test {
 
-// Memory for the stacks of many fibers; only what is written to takes any room.
+// Memory for the fibers' stacks. Only written pages use physical memory.
 class Stacks {
  public:
   static constexpr std::size_t kBytes = 64 << 10;
@@ -63,7 +63,7 @@ class Fiber {
 #endif
   }
 
-  // `body(argument)`, from the first resume() on; it must not throw.
+  // The first resume() calls `body(argument)`, which must not throw.
   void start(void* stack, void (*body)(void*), void* argument) {
     stack_ = stack;
     body_ = body;
@@ -86,7 +86,7 @@ class Fiber {
 
   bool done() const { return done_; }
 
-  // From outside: goes on until the body suspends itself or returns.
+  // Called outside the fiber: runs it until it suspends or returns.
   void resume() {
 #if defined(__SANITIZE_THREAD__)
     outer_fiber_ = __tsan_get_current_fiber();
@@ -106,7 +106,7 @@ class Fiber {
 #endif
   }
 
-  // From inside.
+  // Called inside the fiber.
   void suspend() { leave(/*last=*/false); }
 
  private:
@@ -136,7 +136,7 @@ class Fiber {
 #endif
   }
 
-  // A context for the first time, and jumps from then on: they make no system call.
+  // Context of the first switch. Later switches use jumps, which need no system call.
   ucontext_t first_;
   jmp_buf inside_, outside_;
   bool started_ = false;

@@ -1,6 +1,5 @@
-// Runs the tests, unless the environment asks for an instruction set that this
-// CPU does not have: libtorch takes ATEN_CPU_CAPABILITY at its word, and would
-// die of an illegal instruction.
+// Runs the tests, or skips them if ATEN_CPU_CAPABILITY requests an instruction set that the CPU
+// lacks: libtorch does not check it and would crash.
 #include "cpu_features.h"
 
 #include <gtest/gtest.h>

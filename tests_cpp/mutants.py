@@ -1,14 +1,14 @@
-"""Mutation testing: do the tests notice a fault in the library?
+"""Mutation testing: do the tests detect bugs in the library?
 
-    make test-mutants                                40 faults by chance
-    python tests_cpp/mutants.py --seed 7 --count 5   those of a seed, as far as the tree is the same
-    python tests_cpp/mutants.py cpp/src/cell         of a folder
+    make test-mutants                                40 random mutations
+    python tests_cpp/mutants.py --seed 7 --count 5   repeatable for an unchanged tree
+    python tests_cpp/mutants.py cpp/src/cell         only in a folder
 
-A fault is an operator, a constant, a type or two arguments exchanged, a condition decided, a
-statement left out; in a copy of the tree, in build/mutants/. A test that fails, crashes or takes
-too long has killed it. What does not compile, or to the same programs and libraries, does not
-count. Each survivor is shown: a test is missing, or the fault changes nothing that anyone may rely
-on, such as a schedule. Fails where more than SURVIVORS survive.
+A mutation exchanges an operator, constant, type or two arguments, fixes a condition or deletes a
+statement, in a copy of the tree in build/mutants/. A test that fails, crashes or times out kills
+the mutant. Mutants that do not compile or leave all binaries unchanged do not count. Survivors are
+printed: a test is missing, or the mutation changes only unspecified behavior, such as a schedule.
+Fails if the share of survivors exceeds SURVIVORS.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-COPY = ROOT / "build" / "mutants"  # the tree, its build, and the package put together from both
-SURVIVORS = 0.3  # the largest share: some change speed alone
+COPY = ROOT / "build" / "mutants"  # the tree, its build and package
+SURVIVORS = 0.3  # maximum share: some mutations change only speed
 LIMIT = "1800"  # seconds for a command
 JOBS = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", "1")
 
-# ---- faults -----------------------------------------------------------------
+# ---- mutations --------------------------------------------------------------
 
 
 class Fault(NamedTuple):
-    """`new` in the place of text[begin:end]."""
+    """Replaces text[begin:end] with `new`."""
 
     begin: int
     end: int
@@ -46,8 +46,8 @@ class Fault(NamedTuple):
         return text[: self.begin] + self.new + text[self.end :]
 
 
-# Operators have spaces around them, as clang-format and ruff leave them; so those of templates,
-# pointers and defaults of arguments are others. Types: of a sum or a count, in fewer bits.
+# Formatted binary operators have spaces around them, unlike templates, pointers and default
+# arguments. Types are replaced by types with fewer bits.
 EXCHANGED = re.compile(
     r"(?<= )(?:[-+*/%<>]|//|\+=|[<>=!]=|&&|\|\||and|or)(?=\s)"
     r"|(?<![\w:])(?:true|false|True|False|double|int64_t)\b"
@@ -61,11 +61,11 @@ ARGUMENTS = re.compile(r"(?:(?<=\()|(?<=, ))(\w[\w.]*), (\w[\w.]*)(?=[,)])")
 
 
 STRINGS = r"\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'"
-# What is no code, or none that a test could notice: comments, text, directives, types of Python.
+# Text that tests cannot check: comments, strings, directives, Python types.
 CPP_SKIPPED = r"//[^\n]*|R\"(\w*)\(.*?\)\1\"|^ *#(?:[^\n]*\\\n)*[^\n]*|\bstatic_assert\([^;]*;|"
 PYTHON_SKIPPED = r"\"\"\".*?\"\"\"|#[^\n]*|^ *@[^\n]*|-> [^:]*(?=:)|"
 PYTHON_SKIPPED += r"(?<=\w): \w[\w.\[\], |]*(?=[,)\n]| =)|"
-# A call or an assignment, on lines of its own.
+# A call or assignment on separate lines.
 CPP_STATEMENT = (
     r"(?<=[;{}]\n) *((?!return|using|typedef|namespace|template|break|continue|case|default|delete|"
     r"else)(?:if \(.*\) )?[\w:.\[\]>*(&-]+(?:\(| [-+*/|&]?= |\+\+|--)[^;{}]*;)(?= *\n)"
@@ -104,9 +104,8 @@ def faults_of(path: Path, text: str) -> Iterator[Fault]:
 # ---- the copy ---------------------------------------------------------------
 
 
-# Again by ccache, whatever was left of a fault. The kernels and the tests have levels of
-# optimisation of their own. A fault in a file of the library compiles that alone; the tests are in
-# few files.
+# Rebuilds everything (with ccache), in case an earlier mutation remains. Kernels and tests set
+# their own optimization levels. A mutation recompiles one library file; the tests are in few files.
 BUILD = f"cmake --build build --parallel {JOBS}"
 PREPARE = f"""rm -rf src && mkdir src &&
 git -C {ROOT} ls-files -z -co --exclude-standard |
@@ -115,18 +114,18 @@ cmake -S src -B build -G Ninja -DCMAKE_BUILD_TYPE=Release '-DCMAKE_CXX_FLAGS_REL
   -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=1 -DCMAKE_LINK_DEPENDS_NO_SHARED=ON \
   -DLLTM_TESTS=ON -DLLTM_PYTHON=ON -DPython_EXECUTABLE={sys.executable} && {BUILD}"""
 INSTALL = "cmake --install build --component python --prefix site/lltm"
-# Of what `make test` runs no tests of packages, builds and binaries, of which the copy has none.
+# Like `make test`, without tests of packages, builds and binaries, which the copy lacks.
 CTEST = f"""ctest --test-dir build --no-tests=error --label-exclude slow --output-on-failure \
   --exclude-regex '^(consumer|subproject|symbols)' --stop-on-failure --parallel {JOBS}"""
-# Those that have found a fault come first.
+# Tests that have killed a mutant run first.
 PYTEST = f"""{sys.executable} -m pytest -x -q --failed-first --rootdir=src --numprocesses {JOBS} \
   src/tests_py --ignore-glob='*/test_package.py' --ignore-glob='*/test_cuda_build.py' \
   --ignore-glob='*/test_mutants.py'"""
 
 
 def run(command: str) -> tuple[int, str]:
-    """The exit status, 124 where it took too long, and what it wrote."""
-    # Files that are written back within a second, of equal length, are the same to Python.
+    """Returns the exit status (124 after a timeout) and the output."""
+    # Python's cache misses changes of equal length within a second.
     environment = {"PYTHONPATH": str(COPY / "site"), "PYTHONDONTWRITEBYTECODE": "1"}
     environment |= {"GTEST_FAIL_FAST": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     done = subprocess.run(
@@ -142,7 +141,7 @@ def run(command: str) -> tuple[int, str]:
 
 
 def linked() -> dict[Path, bytes]:
-    """The libraries and the programs of tests, by their digests."""
+    """Returns the digests of libraries and test programs."""
     found = [*COPY.glob("build/**/*.so*"), *COPY.glob("build/tests_cpp/lltm_*tests")]
     made = (path for path in found if not path.is_symlink())
     return {path: hashlib.sha256(path.read_bytes()).digest() for path in made}
@@ -158,13 +157,13 @@ def first_failure(*commands: str) -> str | None:
 
 
 def try_fault(path: Path, fault: Fault, before: dict[Path, bytes]) -> str | None:
-    """What killed it, None if nothing did; "" for what does not count."""
+    """Returns the failure that killed the mutant, None if it survived, "" if it does not count."""
     original, python = path.read_text(), path.suffix == ".py"
     try:
         path.write_text(fault.apply(original))
         if python:
             compile(path.read_text(), path, "exec")
-        # For a fault in Python too, or the library would be that of the fault before.
+        # Also for Python mutations, to restore the library after a C++ mutation.
         if run(BUILD)[0] != 0 or (not python and linked() == before):
             return ""
         return first_failure(INSTALL, *(() if python else (CTEST,)), PYTEST)

@@ -1,9 +1,9 @@
-// A GPU for the persistent kernels, on the CPU: every lane is a fiber, a barrier waits for all
-// of them, and mma is a loop over the fragments of a warp. Which thread block, warp
-// and lane goes on next is drawn by chance, lane by lane where the code lets them diverge.
+// Simulates a GPU for the persistent kernels: lanes are fibers, barriers wait for all lanes, and
+// mma loops over a warp's fragments. The order of thread blocks, warps and (if the code permits
+// divergence) lanes is random.
 //
-// Words that thread blocks exchange are relaxed atomics, as on a GPU: with a CPU thread for
-// each thread block the thread sanitizer sees what they rely on.
+// Thread blocks exchange words by relaxed atomics, as on a GPU. With a CPU thread per thread block,
+// the thread sanitizer checks the ordering.
 #pragma once
 
 #include "cuda/kernel/persistent_kernels.h"
@@ -22,14 +22,12 @@
 
 namespace lltm_test {
 
-// After how many polls a lane gives up: one for the whole program, whose tests change it.
 inline int most_polls = 100'000'000;
 
-// The last block of a grid begins only after so many rounds: a GPU may be busy with something else.
+// Rounds before a grid's last block starts: other work may occupy a GPU.
 inline int late_rounds = 0;
 
-// The blocks one after another, each as far as it can go, instead of by chance; and how often the
-// last grid had all of them run.
+// If true, runs blocks in order, each until it waits. `rounds` counts the last grid's rounds.
 inline bool round_robin = false;
 inline int rounds = 0;
 
@@ -37,13 +35,13 @@ namespace {
 
 // ---- mma.sync.aligned.m16n8k16.row.col.f32 -------------------------------------
 
-// What a lane holds of the operands, as PTX lays them out.
+// A lane's operands, in PTX's layout.
 struct Fragments {
   float* d;  // 4
   std::uint32_t a[4], b[2];
 };
 
-// D (16, 8) += A (16, 16) B (16, 8), over the 32 lanes of a warp.
+// D (16, 8) += A (16, 16) B (16, 8).
 template <typename T>
 void emulate_mma(const Fragments (&lanes)[lltm::cuda::kWarpLanes]) {
   struct Pair {
@@ -74,7 +72,7 @@ void emulate_mma(const Fragments (&lanes)[lltm::cuda::kWarpLanes]) {
   }
 }
 
-// ---- one thread block -------------------------------------------------------
+// ---- thread block -----------------------------------------------------------
 
 class HostBlock {
  public:
@@ -82,10 +80,9 @@ class HostBlock {
   class Lane;
   using Body = std::function<void(Lane&)>;
 
-  // Runs `body` on every thread.
   HostBlock(int slice, int group, std::size_t sums, const Body& body, std::uint64_t seed)
       : slice_(slice), group_(group), body_(body), random_(seed), stacks_(kThreads), shared_(sums) {
-    // What a thread reads before another has written it shows.
+    // Makes reads of unwritten shared memory visible.
     std::fill(shared_.begin(), shared_.end(), lltm::cuda::Sums{{1e30F, -1e30F}});
     for (int thread = 0; thread < kThreads; ++thread) {
       Lane& lane = lanes_[thread];
@@ -97,8 +94,8 @@ class HostBlock {
 
   bool done() const { return running_ == 0; }
 
-  // Runs some of the warps, each as far as it can go: it may be a step ahead of the others.
-  // Returns whether any did more than poll.
+  // Runs some warps until they wait, so warps may be one step apart. Returns true unless all only
+  // polled.
   bool run() {
     bool progress = false;
     std::shuffle(std::begin(warps_), std::end(warps_), random_);
@@ -109,7 +106,6 @@ class HostBlock {
     return progress;
   }
 
-  // Each of them, until all only poll.
   bool run_to_the_end() {
     bool progress = false;
     while (!done() && run()) progress = true;
@@ -117,13 +113,11 @@ class HostBlock {
   }
 
  private:
-  // Where lanes wait for each other.
   struct Meeting {
     int arrived = 0;
     unsigned generation = 0;
   };
 
-  // Every lane once, until it waits.
   bool run_warp(int warp) {
     progress_ = false;
     const int first = static_cast<int>(random_() % lltm::cuda::kWarpLanes);
@@ -173,7 +167,7 @@ class HostBlock {
       return mine;
     }
 
-    // Word by word: 16 bytes need not become visible at once.
+    // 16 bytes need not become visible together.
     lltm::cuda::Words read(const void* data) const {
       if (reinterpret_cast<std::uintptr_t>(data) % 16 != 0) {
         throw std::logic_error("16 bytes are read that begin in between");
@@ -186,7 +180,7 @@ class HostBlock {
       return words;
     }
 
-    // Each word once, and never the one that means that it is absent.
+    // Writes each word once, never the "absent" value.
     void publish(void* data, std::uint32_t word) {
       if (reinterpret_cast<std::uintptr_t>(data) % sizeof(word) != 0) {
         throw std::logic_error("a word is written that begins in between");
@@ -216,7 +210,6 @@ class HostBlock {
       return false;
     }
 
-    // Of no machine: the words of the launch.
     void use(const lltm::cuda::LaunchWords& words) { words_ = words; }
 
     template <typename T>
@@ -276,11 +269,11 @@ class HostBlock {
   Lane lanes_[kThreads];
 };
 
-// ---- a grid -----------------------------------------------------------------
+// ---- grid -------------------------------------------------------------------
 
 struct HostGrid {
   int slices, groups;
-  std::size_t sums;  // of shared memory, of each block
+  std::size_t sums;  // shared memory of each block
 };
 
 inline std::vector<std::unique_ptr<HostBlock>> make_grid(
@@ -294,7 +287,7 @@ inline std::vector<std::unique_ptr<HostBlock>> make_grid(
   return blocks;
 }
 
-// On this thread, the blocks in an order that is drawn anew each time.
+// Uses this thread, with a random block order.
 inline void run_grid(const HostGrid& grid, const HostBlock::Body& body, std::uint64_t seed) {
   const auto blocks = make_grid(grid, body, seed);
   std::mt19937_64 random(seed);
@@ -314,7 +307,7 @@ inline void run_grid(const HostGrid& grid, const HostBlock::Body& body, std::uin
   }
 }
 
-// A CPU thread for each block.
+// Uses a CPU thread per block.
 inline void run_grid_on_threads(
     const HostGrid& grid, const HostBlock::Body& body, std::uint64_t seed) {
   const auto blocks = make_grid(grid, body, seed);

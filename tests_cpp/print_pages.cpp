@@ -1,5 +1,5 @@
-// Prints the cells of cell_program.h as pages, which the host tests compile in the place of kernels
-// that NVRTC would compile of the same text.
+// Prints the cells of cell_program.h as C++ cell definitions. Host tests compile them instead of
+// NVRTC.
 #include "cell/registry.h"
 #include "cell_program.h"
 #include "cuda/kernel/program_source.h"

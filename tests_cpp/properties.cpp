@@ -83,7 +83,7 @@ void FormTest::check(
   }
 }
 
-// ---- every form -------------------------------------------------------------
+// ---- all forms --------------------------------------------------------------
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Properties);
 
@@ -117,7 +117,6 @@ TEST_P(Properties, EmptySizesGiveEmptyResults) {
   }
 }
 
-// Each argument in turn, and all of them, laid out in a way that a contiguous copy is not.
 TEST_P(Properties, ArgumentsMayBeStridedInAnyWay) {
   for (const Layout& layout : layouts()) {
     for (const auto& positions : form_.positions) {
@@ -137,7 +136,7 @@ Tensors in_double(Tensors tensors) {
   return tensors;
 }
 
-// Not a number where the other is, and infinite where it is.
+// Requires NaNs and infinities at the same positions.
 void expect_equally_finite(const Tensors& ours, const Tensors& expected, const char* what) {
   for (size_t k = 0; k < ours.size(); ++k) {
     EXPECT_TRUE(identical(ours[k].isnan(), expected[k].isnan())) << what << ' ' << k;
@@ -147,10 +146,9 @@ void expect_equally_finite(const Tensors& ours, const Tensors& expected, const c
 
 }  // namespace
 
-// A NaN or an infinity in one element reaches what it reaches in plain PyTorch, and nothing else:
-// in one row of one step, that row from that step on. Of few rows and of many, where an infinity
-// can make every product another one. In double, since PyTorch's 16-bit products of many rows may
-// carry a NaN to the row above.
+// A NaN or infinity affects the same results as in PyTorch: one batch element from one step on.
+// Includes large batches, where an infinity can change every partial product. Uses double, because
+// PyTorch's 16-bit GEMMs may spread a NaN to the row above.
 TEST_P(Properties, NonFiniteArgumentsPropagateAsInPlainPyTorch) {
   const double infinity = std::numeric_limits<double>::infinity();
   const Function plain = form_.step ? eager_cell : eager_sequence;
@@ -159,7 +157,7 @@ TEST_P(Properties, NonFiniteArgumentsPropagateAsInPlainPyTorch) {
     const Tensors tensors = differentiable(finite);
     for (const size_t k : form_.positions.back()) {
       for (const double value : {std::nan(""), infinity, -infinity}) {
-        // A weight that is rounded to 0 makes a NaN of an infinity.
+        // An infinity times a weight rounded to 0 is NaN.
         if (form_.tolerance > 0 && std::isinf(value)) continue;
         SCOPED_TRACE(
             testing::Message() << value << " in " << argument_names(finite)[k] << ", " << sizes.B);
@@ -228,7 +226,7 @@ TEST_P(SequenceProperties, PackedArgumentsMayBeStridedInAnyWay) {
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(GradientProperties);
 
-// What output.sum().backward() sends is one element with strides of 0.
+// output.sum().backward() passes one element with strides of 0.
 TEST_P(GradientProperties, OfTheOutputsMayBeStridedInAnyWay) {
   for (const Layout& layout : layouts()) {
     SCOPED_TRACE(layout.name);
@@ -278,16 +276,14 @@ TEST_P(GradientProperties, EachSubsetOfArgumentsThatRequireGradGetsItsOwn) {
   }
 }
 
-// Pre-activations beyond ±88, where exp overflows float32, up to ±1e4; ±200 for float16, whose
-// products would overflow before.
+// Beyond ±88, float32 exp overflows. float16 uses at most ±200, because its GEMMs would overflow.
 TEST_P(GradientProperties, OfLargePreActivationsSaturate) {
   for (const double scale : {100.0, dtype() == at::kHalf ? 200.0 : 1e4}) {
     SCOPED_TRACE(testing::Message() << "scale " << scale);
     const Problem problem = dense({3, 11, 3, 17});
     check([&](uint64_t seed) {
       Arguments arguments = problem(seed);
-      // z is the sum of a row of the input: of integers, so that it is the same in any order.
-      // exp(z) would make |z| eps of a rounding error of z.
+      // Sums of integers are exact in any order; exp would multiply a rounding error of z by |z|.
       arguments.weights = at::ones_like(arguments.weights);
       if (arguments.weight_hh)
         arguments.weight_hh = at::zeros_like(*arguments.weight_hh);
@@ -304,7 +300,6 @@ TEST_P(GradientProperties, OfLargePreActivationsSaturate) {
   }
 }
 
-// As for values, where a NaN or an infinity stands in an argument, or in the gradient of an output.
 TEST_P(GradientProperties, ThatAreNotNumbersAreThoseOfPlainPyTorch) {
   const double infinity = std::numeric_limits<double>::infinity();
   const Function plain = form_.step ? eager_cell : eager_sequence;
@@ -329,8 +324,7 @@ TEST_P(GradientProperties, ThatAreNotNumbersAreThoseOfPlainPyTorch) {
         changed[k].view(-1)[changed[k].numel() / 2].fill_(value);
         expect_equal(with(finite, changed), grads);
       }
-      // In plain PyTorch's GRU the gradient d reaches the candidate as d - d u: inf - inf, where
-      // ours is d (1 - u).
+      // PyTorch's GRU computes d - d u = inf - inf; lltm uses d (1 - u).
       if (form_.cell == "gru" && std::isinf(value)) continue;
       Tensors changed = grads;
       changed[0] = grads[0].clone();
@@ -340,7 +334,7 @@ TEST_P(GradientProperties, ThatAreNotNumbersAreThoseOfPlainPyTorch) {
   }
 }
 
-// ---- where arguments lie ----------------------------------------------------
+// ---- memory layouts ---------------------------------------------------------
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(HostProperties);
 
@@ -368,7 +362,6 @@ TEST_P(HostProperties, ResultsAreNewTensorsAndArgumentsStayAsTheyAre) {
   }
 }
 
-// Rows, and the steps of a sequence, further apart than 32-bit indices reach.
 TEST_P(HostProperties, StridesBeyond32BitsAreFollowed) {
   const FarApart far_apart(dtype());
   std::vector<Problem> problems = {dense({1, 2, 3, 8})};
@@ -393,7 +386,6 @@ TEST_P(HostProperties, StridesBeyond32BitsAreFollowed) {
   }
 }
 
-// Of the weights, which have three rows.
 TEST_P(HostProperties, StridesOfWeightsBeyond32BitsAreFollowed) {
   const FarApart far_apart(dtype());
   const Problem problem = dense({2, 5, 3, 1});
@@ -404,7 +396,7 @@ TEST_P(HostProperties, StridesOfWeightsBeyond32BitsAreFollowed) {
   });
 }
 
-// ---- derivatives of any order, float64 --------------------------------------
+// ---- higher-order derivatives, float64 --------------------------------------
 
 DerivativeProperties::DerivativeProperties() : form_(std::get<0>(GetParam())) {
   const auto [form, kind, reverse] = GetParam();
@@ -438,7 +430,7 @@ TEST_P(DerivativeProperties, ThirdMatchesFiniteDifferences) {
   }
 }
 
-// Of one result only, so that the gradients of the others are undefined.
+// Uses one result, so the gradients of others are undefined.
 TEST_P(DerivativeProperties, SecondMatchesFiniteDifferencesForOneResult) {
   for (size_t used = 0; used < form_.baseline(arguments_).size(); ++used) {
     const Function one = [&](const Arguments& a) { return Tensors{form_.run(a)[used]}; };
@@ -459,7 +451,7 @@ TEST_P(DerivativeProperties, GradientsAreTheSameWhenAGraphIsKept) {
   for (size_t k = 0; k < gradients.size(); ++k) {
     EXPECT_TRUE(is_accurate(gradients[k], once.gradients[k], expected.gradients[k]))
         << argument_names(leaves)[k];
-    // Those of relu's biases are piecewise constant.
+    // Gradients of ReLU biases are piecewise constant.
     const bool constant = form_.cell == "rnn_relu" && gradients[k].dim() == 1;
     EXPECT_TRUE(gradients[k].requires_grad() || constant) << argument_names(leaves)[k];
   }
@@ -469,13 +461,12 @@ TEST_P(DerivativeProperties, ForwardModeMatchesFiniteDifferences) {
   EXPECT_LT(forward_mode_error(form_.run, arguments_, 3), kDerivativeTolerance);
 }
 
-// ---- what autograd keeps ----------------------------------------------------
+// ---- saved tensors ----------------------------------------------------------
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(AutogradProperties);
 
 namespace {
 
-// Of the form, float32.
 Arguments problem_of(const Form& form) {
   const Sizes sizes = {3, 2, 3, 4};
   return form.step ? cell_problem(sizes, at::kFloat, 1, /*bias=*/true, form.cell)
@@ -484,7 +475,7 @@ Arguments problem_of(const Form& form) {
 
 }  // namespace
 
-// c is not among them: where it is not saved, its change is no fault.
+// Omits c, which is saved only in some calls.
 TEST_P(AutogradProperties, ArgumentsChangedInPlaceAreRefused) {
   const std::vector<const char*> names = argument_names(problem_of(GetParam()));
   for (size_t changed = 0; changed < names.size(); ++changed) {

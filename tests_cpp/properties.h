@@ -1,10 +1,8 @@
-// What has to hold in whatever form a step or a sequence is computed: by the operators, with
-// checkpoints, with prepacked weights, by a module, by the CUDA engines. properties.cpp says each
-// property once. A program names its forms, and with each gets the tests:
+// Properties of every form of a step or sequence: operators, activation checkpointing, prepacked
+// weights, modules, CUDA engines. properties.cpp defines each property once. Test programs
+// instantiate them:
 //
 //     INSTANTIATE_TEST_SUITE_P(Sequence, Properties, each_case(form, kDtypes), case_name);
-//
-// What is said of one form only stands in that form's file.
 #pragma once
 
 #include "testing.h"
@@ -19,41 +17,37 @@ namespace lltm_test {
 struct Form {
   const char* name;
   Function run;
-  Function baseline;  // what it is judged by
+  Function baseline;  // accuracy baseline
   std::string_view cell = "lltm";
-  bool step = false;        // one step: no T, no packed rows, no direction
-  bool has_reverse = true;  // of a sequence
-  bool any_size = true;     // else I and H have to be positive
-  // Values and gradients are tested, by the statement of accuracy; else values alone, up to
-  // `tolerance` and so many eps of the dtype.
+  bool step = false;        // one step: no T, packed input or direction
+  bool has_reverse = true;  // for sequences
+  bool any_size = true;     // otherwise I and H must be positive
+  // If true, values and gradients must meet the accuracy bound; otherwise values must be within
+  // `tolerance` plus `roundings` eps of the dtype.
   bool differentiable = true;
   double tolerance = 0;
   double roundings = 0;
-  // Of a problem that is cut up in some way, and which arguments are changed at a time: the last
-  // are all that may be.
+  // Sizes with several blocks, and argument positions to change, all in the last entry.
   Sizes sizes = {3, 9, 17, 19};
   std::vector<std::vector<size_t>> positions = kPositions;
-  // Holds while a test runs, for what is switched on.
+  // Active while a test runs.
   std::shared_ptr<void> (*setting)() = nullptr;
 };
 void PrintTo(const Form& form, std::ostream* stream);
 
-// Problems at which every form is compared with the oracle. Those of a packed sequence have the
-// hidden sizes in turn.
+// Sizes compared with the oracle. Packed sequences use the hidden sizes in turn.
 inline const std::vector<Sizes> kSomeSizes = {
     {1, 1, 1, 1}, {5, 3, 5, 7}, {7, 2, 3, 16}, {3, 17, 9, 33}};
 inline const std::vector<std::vector<int64_t>> kSomeLengths = {
     {5}, {3, 3, 3}, {7, 6, 5, 4, 3, 2, 1}, {9, 1, 1, 1}, {4, 4, 4, 4, 2, 2, 1}};
 constexpr std::array<int64_t, 2> kSomeHiddenSizes = {7, 16};
 
-// Of weights in int8.
 constexpr std::array<at::ScalarType, 3> kDtypesOfInt8 = {at::kFloat, at::kBFloat16, at::kHalf};
 
-// A form, a dtype, and whether in reverse.
+// Form, dtype, reverse.
 using Case = std::tuple<Form, at::ScalarType, bool>;
 
-// Of every four that follow each other, whatever the form, the dtypes differ, and so do they from
-// form to form and in reverse: a fourth of the tests (CMakeLists.txt) has some of each.
+// Rotates the dtypes, so that each part of the tests (CMakeLists.txt) has every dtype.
 template <typename Dtypes>
 auto each_case(const std::vector<Form>& forms, const Dtypes& dtypes) {
   std::vector<Case> cases;
@@ -73,7 +67,6 @@ auto each_case(const Form& form, const Dtypes& dtypes) {
   return each_case(std::vector{form}, dtypes);
 }
 std::string case_name(const testing::TestParamInfo<Case>& info);
-// With the form's name, where there are several.
 std::string form_case_name(const testing::TestParamInfo<Case>& info);
 
 class FormTest : public testing::TestWithParam<Case> {
@@ -83,10 +76,9 @@ class FormTest : public testing::TestWithParam<Case> {
   at::ScalarType dtype() const { return std::get<1>(GetParam()); }
   Problem dense(const Sizes& sizes, bool bias = true) const;
   Problem packed(const std::vector<int64_t>& lengths, int64_t I, int64_t H) const;
-  // Of the form's sizes, as far as it takes them: dense and packed.
+  // Dense and packed problems of supported sizes.
   std::vector<Problem> problems() const;
 
-  // Against the baseline, or another one.
   void check(const Problem& problem, const OutputGradients& gradients = kRandom) const;
   void check(
       const Function& baseline,
@@ -99,12 +91,11 @@ class FormTest : public testing::TestWithParam<Case> {
   std::shared_ptr<void> setting_;
 };
 
-class Properties : public FormTest {};          // of every form
-class SequenceProperties : public FormTest {};  // of those that are not one step
-class GradientProperties : public FormTest {};  // of those that are differentiable
-class HostProperties : public FormTest {};      // of those whose arguments stay where they are
+class Properties : public FormTest {};          // all forms
+class SequenceProperties : public FormTest {};  // sequences
+class GradientProperties : public FormTest {};  // differentiable forms
+class HostProperties : public FormTest {};      // forms with arguments on the host
 
-// Of derivatives of any order by autograd.
 enum class Kind { kDense, kWithoutBias, kPacked };
 using DerivativeCase = std::tuple<Form, Kind, bool>;
 std::string derivative_name(const testing::TestParamInfo<DerivativeCase>& info);
@@ -119,7 +110,6 @@ class DerivativeProperties : public testing::TestWithParam<DerivativeCase> {
   Arguments arguments_;  // float64
 };
 
-// Of what autograd keeps.
 class AutogradProperties : public testing::TestWithParam<Form> {};
 
 }  // namespace lltm_test

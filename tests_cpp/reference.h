@@ -1,6 +1,4 @@
-// The LLTM cell written out from its formulas, in plain loops: the oracle of
-// the native tests. It shares nothing with the library: each batch row is run
-// on its own, from its own first step to its own last one.
+// Test oracle: the LLTM's formulas in scalar loops, independent of the library.
 //
 //     X = [h, x];  z = X W^T + b;  i, o = sigmoid(z_i), sigmoid(z_o)
 //     g = elu(z_g);  c' = c + i g;  h' = o tanh(c')
@@ -16,10 +14,8 @@
 
 namespace reference {
 
-// The type of the results: wider than float64 where the platform has something
-// wider, so that float64 results can be judged too. What is calculated with is a
-// template parameter: float64 is exact enough to judge the narrower types, and
-// several times as fast.
+// Result type, wider than float64 if possible, to check float64 results. Computing in float64
+// suffices for narrower types and is several times as fast.
 using Widest = long double;
 
 template <typename Real>
@@ -55,7 +51,6 @@ Real elu_derivative(Real z) {
   return z > 0 ? Real(1) : std::exp(z);
 }
 
-// One step of one row, with everything its backward needs.
 template <typename Real>
 struct Step {
   Vector<Real> h_and_x;         // X, (H+I)
@@ -63,7 +58,7 @@ struct Step {
   Vector<Real> c_next, h_next;  // (H) each
 };
 
-// input (I); h, c (H); weights (3H, H+I); bias (3H) or absent.
+// input (I); h, c (H); weights (3H, H+I); bias (3H) or omitted.
 template <typename Real>
 Step<Real> step_forward(
     const Real* input,
@@ -96,8 +91,8 @@ Step<Real> step_forward(
   return step;
 }
 
-// From dh and dc, the gradients of h' and c', to those of h and c, in place;
-// adds to d_input (I), d_weights and d_bias.
+// Replaces the gradients of h' and c' with those of h and c. Adds to d_input (I), d_weights and
+// d_bias.
 template <typename Real>
 void step_backward(
     const Step<Real>& step,
@@ -139,16 +134,16 @@ void step_backward(
 
 template <typename Real>
 struct Arguments {
-  Matrix<Real> input;  // (N, I), the rows of one step beside each other
+  Matrix<Real> input;  // (N, I), rows of a step are adjacent
   Matrix<Real> h, c;   // (B, H)
   Matrix<Real> weights;
   std::optional<Vector<Real>> bias;
-  std::vector<std::int64_t> batch_sizes;  // rows that reach each step
+  std::vector<std::int64_t> batch_sizes;  // number of sequences in each step
   bool reverse = false;
-  std::vector<bool> reset;                     // (N), rows that start anew; empty: none
+  std::vector<bool> reset;                     // (N), true for reset rows; empty: none
   std::optional<Matrix<Real>> recurrent_mask;  // (B, H)
 
-  // h of row b as the product with the weights reads it; of the gradient of that, that of h.
+  // Masks h of element b, or its gradient.
   void mask(std::int64_t b, Vector<Real>& h) const {
     if (!recurrent_mask.has_value()) return;
     for (std::size_t j = 0; j < h.size(); ++j) h[j] *= recurrent_mask->row(b)[j];
@@ -161,7 +156,7 @@ struct Arguments {
 template <typename Real>
 struct Outputs {
   Matrix<Real> output;  // (N, H), h' of every step
-  Matrix<Real> h, c;    // (B, H), after each row's last step taken
+  Matrix<Real> h, c;    // (B, H), after each sequence's last step
 };
 
 template <typename Real>
@@ -173,8 +168,8 @@ struct Gradients {
 template <typename Real>
 struct Sequence {
   Outputs<Real> outputs;
-  std::vector<std::vector<Step<Real>>> steps;       // per row, in the order they ran
-  std::vector<std::vector<std::int64_t>> position;  // the row of input each one read
+  std::vector<std::vector<Step<Real>>> steps;       // steps of each sequence, in execution order
+  std::vector<std::vector<std::int64_t>> position;  // input row of each step
 };
 
 template <typename Real>

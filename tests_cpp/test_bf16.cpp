@@ -1,5 +1,5 @@
-// The GEMM of bfloat16, for each instruction set that has one, beside float64. Links the kernels
-// alone, without PyTorch.
+// Compares the bfloat16 GEMM of each instruction set with float64. Links only the kernels, without
+// PyTorch.
 #include "cpu/kernel/table.h"
 #include "cpu_features.h"
 
@@ -40,13 +40,12 @@ GemmBf16 find_gemm(const std::string& isa) {
   return kernels == nullptr ? nullptr : kernels->gemm_bf16_operands;
 }
 
-// Of a float that bfloat16 holds exactly.
+// Converts a float that bfloat16 represents exactly.
 BFloat16 bfloat16(float x) {
   return {static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(x) >> 16)};
 }
 
-// A matrix with more elements from one row to the next than it has columns; between the rows, NaN
-// that nobody may read.
+// A matrix with gaps between rows. The gaps are NaN, to detect reads.
 struct Values {
   Values(int64_t r, int64_t c, int64_t gap) : rows(r), columns(c), stride(c + gap) {
     data.assign(rows * stride, kNaN);
@@ -64,7 +63,7 @@ struct Values {
   std::vector<float> data;
 };
 
-// Both operands: the values, and as the kernel reads them.
+// Operands as values and in kernel layout.
 struct Operands {
   template <typename Value>
   Operands(int64_t m, int64_t n, int64_t k, const Value& value)
@@ -93,8 +92,8 @@ class Bf16Kernels : public testing::TestWithParam<std::string> {
     if (gemm_ == nullptr) GTEST_SKIP() << "this CPU or this compiler has none";
   }
 
-  // C = A B or C += A B of such values, with every element beside float64: at most `additions`
-  // times half an ulp of the sum of magnitudes away.
+  // Checks C = A B or C += A B: each element's error is at most `additions` times half an ulp of
+  // the sum of magnitudes.
   template <typename Value>
   void check(
       int64_t m, int64_t n, int64_t k, bool accumulate, const Value& value, double additions) {
@@ -120,7 +119,7 @@ class Bf16Kernels : public testing::TestWithParam<std::string> {
     }
   }
 
-  // Small integers, whose sums are exact.
+  // Uses small integers, whose sums are exact.
   void check_exact(int64_t m, int64_t n, int64_t k, bool accumulate) {
     std::uniform_int_distribution<int> integer(-8, 8);
     check(m, n, k, accumulate, [&] { return static_cast<float>(integer(generator_)); }, 0);
@@ -155,7 +154,7 @@ TEST_P(Bf16Kernels, EveryDepth) {
 
 TEST_P(Bf16Kernels, SumsAreFloat32) {
   std::normal_distribution<float> normal;
-  // Cut off: a number that bfloat16 holds.
+  // Truncates to a bfloat16 value.
   const auto value = [&] {
     return std::bit_cast<float>(std::bit_cast<std::uint32_t>(normal(generator_)) & 0xFFFF0000u);
   };

@@ -1,6 +1,5 @@
-// GEMM of floats decomposed to bf16x3 (cpu/kernel/bf16x3.h), for the instruction set that
-// has them: the parts, the layouts, the product and its rounding errors. Links the
-// kernels alone, without PyTorch.
+// GEMM of floats split into bf16x3 (cpu/kernel/bf16x3.h), for each instruction set that supports
+// it: parts, layouts, results and rounding errors. Links only the kernels, without PyTorch.
 #include "cpu/kernel/table.h"
 #include "cpu_features.h"
 
@@ -33,7 +32,7 @@ using Operand = std::vector<BFloat16x3>;
 
 enum class Amx { kEmulated, kOfThisCpu };
 
-// Those kernels; or why there are none.
+// Returns the kernels, or null with a reason.
 const Kernels* find_kernels(Amx amx, std::string& reason) {
   const bool emulated = amx == Amx::kEmulated;
   const Kernels* const kernels = emulated ? kernels_emulated_amx() : kernels_amx();
@@ -59,8 +58,8 @@ INSTANTIATE_TEST_SUITE_P(
       return std::string(info.param == Amx::kEmulated ? "emulated" : "of_this_cpu");
     });
 
-// A matrix with more elements from one row to the next than it has columns, and none
-// after the last row: a sanitizer sees what is read beyond it.
+// A matrix with gaps between rows and nothing after the last row, so that sanitizers detect reads
+// past the end.
 struct TestMatrix {
   TestMatrix(std::int64_t n_rows, std::int64_t n_columns, unsigned seed = 0)
       : rows(n_rows),
@@ -90,20 +89,20 @@ constexpr std::int64_t round_up(std::int64_t n, std::int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
 }
 
-// What no kernel may leave where it writes, and none may write elsewhere.
+// Marks memory that kernels must overwrite, or must not write.
 constexpr BFloat16x3 kUntouched = {{0x5A5A, 0x5A5A, 0x5A5A}};
 
 double part(const std::uint16_t bits) {
   return std::bit_cast<float>(std::uint32_t{bits} << 16);
 }
 
-// Element (r, k) of a left operand, as the sum of its parts.
+// Returns element (r, k) of a left operand: the sum of its parts.
 double left(const Operand& operand, std::int64_t stride, std::int64_t r, std::int64_t k) {
   const auto* const words = &operand[0].bits[0] + (r * stride + k / 32 * 32) * 3 + k % 32;
   return part(words[0]) + part(words[32]) + part(words[64]);
 }
 
-// Element (k, n) of a right operand.
+// Returns element (k, n) of a right operand.
 double right(const Operand& operand, std::int64_t depth, std::int64_t k, std::int64_t n) {
   const auto* const tile = &operand[0].bits[0] + (n / 16 * depth + k / 32 * 32) * 16 * 3;
   const auto* const words = tile + k % 32 / 2 * 32 + n % 16 * 2 + k % 2;
@@ -128,7 +127,7 @@ Operand right_operand(const Bf16x3Kernels& kernels, const TestMatrix& x) {
 
 TEST_P(Bf16x3, PartsOfEveryMagnitudeSumUpToTheNumber) {
   std::mt19937 generator(1);
-  constexpr int kSmallest = -103, kLargest = 59;  // exponents, each in a row
+  constexpr int kSmallest = -103, kLargest = 59;  // exponents, one per row
   TestMatrix x(kLargest - kSmallest + 1, 64);
   for (std::int64_t r = 0; r < x.rows; ++r) {
     const auto exponent = static_cast<std::uint32_t>(r + kSmallest + 127) << 23;
@@ -236,9 +235,9 @@ TEST_P(Bf16x3, RightOperandsHaveTheElementsThenZerosToTheGroupsEnd) {
   }
 }
 
-// ---- products ---------------------------------------------------------------
+// ---- GEMMs ------------------------------------------------------------------
 
-// C = A B, or C += A B, next to what must not be written.
+// Checks C = A B or C += A B, and that the gaps are unchanged.
 void check_product(
     const Bf16x3Kernels& kernels,
     std::int64_t rows,
@@ -273,8 +272,8 @@ void check_product(
         expected += product;
         magnitude += std::abs(product);
       }
-      // What the parts leave out, 2^-23 of each product, and the rounding of sums,
-      // which grows with the root of their number.
+      // The parts omit 2^-23 of each product. Rounding errors of sums grow with the square root of
+      // the number of terms.
       const double bound =
           magnitude * (0x1p-23 + 0x1p-24 * std::sqrt(6.0 * static_cast<double>(depth)));
       ASSERT_NEAR(row[n], expected, bound)
@@ -305,8 +304,7 @@ TEST_P(Bf16x3, ProductsOfEveryDepthAreRight) {
   }
 }
 
-// The case that the parts are made for: sums of many products, compared with float
-// sums of the same.
+// The main use of bf16x3: long sums, compared with float sums.
 TEST_P(Bf16x3, ErrorsAreNoLargerThanThoseOfAFloatGemm) {
   constexpr std::int64_t kRows = 32, kColumns = 32, kDepth = 512;
   const TestMatrix a(kRows, kDepth, 3);
@@ -337,7 +335,7 @@ TEST_P(Bf16x3, ErrorsAreNoLargerThanThoseOfAFloatGemm) {
   EXPECT_LE(bf16x3_error, float_error);
 }
 
-// ---- the emulation ----------------------------------------------------------
+// ---- emulation --------------------------------------------------------------
 
 std::vector<std::uint32_t> bits_of(const Floats& x) {
   std::vector<std::uint32_t> bits(x.size());
@@ -347,7 +345,7 @@ std::vector<std::uint32_t> bits_of(const Floats& x) {
   return bits;
 }
 
-// Of numbers of every kind and magnitude, denormal ones, infinities and NaN.
+// Includes denormals, infinities and NaN.
 TEST(AmxEmulation, GivesTheBitsThatTheInstructionsGive) {
   std::string reason;
   const Kernels* const both[] = {
@@ -384,7 +382,7 @@ TEST(AmxEmulation, GivesTheBitsThatTheInstructionsGive) {
     const auto bytes = [](const Operand& x) { return x.size() * sizeof(BFloat16x3); };
     EXPECT_EQ(std::memcmp(left[0].data(), left[1].data(), bytes(left[0])), 0);
     EXPECT_EQ(std::memcmp(right[0].data(), right[1].data(), bytes(right[0])), 0);
-    if (any_bits) {  // of NaN, the bits depend on the order of operands
+    if (any_bits) {  // the bits of a NaN depend on operand order
       for (int k = 0; k < 2; ++k) {
         std::replace_if(c[k].begin(), c[k].end(), [](float x) { return std::isnan(x); }, 0.0f);
       }

@@ -1,6 +1,5 @@
-// The arithmetic of the CPU kernels, for every instruction set that this CPU
-// has: the operations of programs, and the 16-bit storage formats. Links
-// the kernels alone, without PyTorch.
+// Operations of cell programs and 16-bit formats for every instruction set of this CPU. Links only
+// the kernels, without PyTorch.
 #include "cell/math.h"
 #include "cpu/kernel/table.h"
 #include "cpu_features.h"
@@ -22,7 +21,7 @@ namespace {
 
 struct InstructionSet {
   const char* name;
-  const char* capability;  // as cpu_features.h names it
+  const char* capability;  // as in cpu_features.h
   const Kernels* (*kernels)();
 };
 
@@ -65,12 +64,11 @@ std::string set_name(const testing::TestParamInfo<InstructionSet>& info) {
 }
 INSTANTIATE_TEST_SUITE_P(InstructionSets, CellMath, testing::ValuesIn(kInstructionSets), set_name);
 
-// The same errors at eight times as many arguments.
 class SlowCellMath : public CellMath {};
 INSTANTIATE_TEST_SUITE_P(
     InstructionSets, SlowCellMath, testing::ValuesIn(kInstructionSets), set_name);
 
-// ---- operations of programs ------------------------------------------------
+// ---- operations of cell programs --------------------------------------------
 
 template <typename T>
 struct Traits;
@@ -87,7 +85,6 @@ struct Traits<double> {
   using Wide = long double;
 };
 
-// What is known of each operation without its function.
 struct Operation {
   const char* name;
   Op op;
@@ -99,8 +96,8 @@ constexpr Operation kOperations[] = {
 #undef LLTM_OPERATION
 };
 
-// A program of arrays of n numbers, one after another: as that of a cell whose parameters are its
-// inputs, whose h' is the first of its outputs, and whose saved values are the others.
+// Runs a program on arrays of n numbers. Inputs are its parameters; outputs are h' and the saved
+// values.
 template <typename T>
 std::vector<T> run(
     const Kernels& kernels, const Program& program, const std::vector<T>& inputs, std::size_t n) {
@@ -122,7 +119,6 @@ std::vector<T> run(
   return outputs;
 }
 
-// An operation of arrays of one size.
 template <typename T>
 std::vector<T> apply(const Kernels& kernels, Op op, const std::vector<std::vector<T>>& operands) {
   std::vector<T> inputs;
@@ -135,7 +131,7 @@ std::vector<T> apply(const Kernels& kernels, Op op, const std::vector<std::vecto
   return run(kernels, program, inputs, operands[0].size());
 }
 
-// Numbers the floating-point numbers in their order; both zeros are 0.
+// Numbers all floating-point values in order; both zeros are 0.
 template <typename T>
 std::int64_t ordinal(T x) {
   using Bits = typename Traits<T>::Bits;
@@ -150,7 +146,7 @@ struct MathFunction {
   const char* name;
   Op op;
   typename Traits<T>::Wide (*reference)(typename Traits<T>::Wide);
-  std::int64_t largest_error;  // stated in cell/math.h, in ULP
+  std::int64_t largest_error;  // bound stated in cell/math.h, in ULP
 };
 
 template <typename T>
@@ -171,15 +167,14 @@ std::vector<MathFunction<T>> math_functions() {
   };
 }
 
-// Largest distance from the correctly rounded result, and where.
+// Largest error in ULP, and its argument.
 template <typename T>
 struct Worst {
   std::int64_t error = 0;
   T x = 0;
 };
 
-// How many numbers of the format one is from the other; NaN is infinitely far from a
-// number.
+// Distance in representable numbers; infinite between NaN and a number.
 template <typename T>
 std::int64_t steps_between(T a, T b) {
   constexpr std::int64_t kFar = std::numeric_limits<std::int64_t>::max();
@@ -188,14 +183,14 @@ std::int64_t steps_between(T a, T b) {
   return __builtin_sub_overflow(ordinal(a), ordinal(b), &steps) ? kFar : std::abs(steps);
 }
 
-// The same number, zeros with their signs; or both NaN.
+// Distinguishes signs of zero. NaN equals NaN.
 template <typename T>
 bool same(T a, T b) {
   if (std::isnan(a) || std::isnan(b)) return std::isnan(a) && std::isnan(b);
   return a == b && std::signbit(a) == std::signbit(b);
 }
 
-// Compares one array of arguments. A subnormal result may be one step off.
+// A subnormal result may differ by one step.
 template <typename T>
 void compare(
     const MathFunction<T>& function,
@@ -216,7 +211,6 @@ void compare(
 
 constexpr std::size_t kChunk = 1 << 14;
 
-// Bit patterns from `first` to `last`, `stride` apart, chunk by chunk.
 template <typename T, typename Visit>
 void for_each_chunk(
     typename Traits<T>::Bits first,
@@ -252,12 +246,11 @@ class Errors {
     }
   }
 
-  // About `count` bit patterns from `first` to `last`, of both signs.
   void add_range(T first, T last, typename Traits<T>::Bits count) {
     using Bits = typename Traits<T>::Bits;
     const auto low = std::bit_cast<Bits>(first);
     const auto high = std::bit_cast<Bits>(last);
-    // Odd, so that the low bits of the patterns vary.
+    // An odd stride varies the low bits.
     const Bits stride = (high - low) / count | 1;
     for_each_chunk<T>(low, high, stride, [&](std::vector<T>& x) {
       add(x);
@@ -319,14 +312,13 @@ std::vector<T> special_values() {
   return values;
 }
 
-// At special values, and at so many arguments of each range, a multiple of `density`.
 void expect_stated_errors_of_float32(const Kernels& kernels, std::uint32_t density) {
   Errors<float> errors(kernels);
   errors.add(special_values<float>());
-  errors.add_range(0.0f, 0x1p-26f, 125'000 * density);  // results there are 1/2, or x itself
+  errors.add_range(0.0f, 0x1p-26f, 125'000 * density);  // results are 1/2, or x itself
   errors.add_range(0x1p-26f, 128.0f, 1'250'000 * density);
   errors.add_range(0.5f, 2.0f, 125'000 * density);
-  errors.add_range(128.0f, std::bit_cast<float>(0x7FFFFFFFu), 125'000 * density);  // NaNs too
+  errors.add_range(128.0f, std::bit_cast<float>(0x7FFFFFFFu), 125'000 * density);  // includes NaNs
   errors.expect_as_stated();
 }
 
@@ -402,7 +394,7 @@ void check_limits(const Kernels& kernels) {
   }
 }
 
-// What a GPU makes of its approximate reciprocal, which is off by one unit at most.
+// Divides with an approximate reciprocal whose error is at most one unit, as on a GPU.
 TEST(CellQuotient, ErrorsAreAtMostOneUnit) {
   using math::quotient_by;
   const float infinity = std::numeric_limits<float>::infinity();
@@ -414,7 +406,7 @@ TEST(CellQuotient, ErrorsAreAtMostOneUnit) {
       [&](const std::vector<float>& divisors) {
         for (std::size_t k = 0; k < divisors.size(); ++k) {
           const float b = divisors[k], exact = 1 / b;
-          // As sigmoid and tanh have it: in (0, 1] the whole range, and in [-1, 0).
+          // Numerators of sigmoid and tanh: all of (0, 1], and some in [-1, 0).
           const auto any = static_cast<std::uint32_t>(k * 2654435761U % 0x3F800000U);
           for (const float a : {1.0F, std::bit_cast<float>(any + 1), b - 2, -0.75F * b + 0.5F}) {
             for (const float r :
@@ -439,8 +431,7 @@ TEST_P(CellMath, InfinitiesAndZerosGiveTheLimits) {
   check_limits<double>(*kernels_);
 }
 
-// The operations that are exact or rounded once. Of multiplying and adding the product may be
-// rounded first.
+// Exact or rounded once. Multiply-add may also round the product.
 template <typename T>
 bool is_exact(Op op, T y, T a, T b, T c) {
   const auto condition = [](bool x) { return x ? T(1) : T(0); };
@@ -468,7 +459,6 @@ bool is_exact(Op op, T y, T a, T b, T c) {
       return same(y, a * b);
     case Op::kDivide:
       return same(y, a / b);
-    // Of two zeros either.
     case Op::kMaximum:
       return unordered ? std::isnan(y) : y == std::max(a, b);
     case Op::kMinimum:
@@ -508,7 +498,7 @@ bool is_exact(Op op, T y, T a, T b, T c) {
 
 template <typename T>
 void check_exact_operations(const Kernels& kernels) {
-  // Of as many values, every pair and every third triple.
+  // All pairs of values and every third triple.
   std::vector<T> values = special_values<T>();
   for (const T value : {T(1) / 3, T(3), T(1e-3), T(12345.678)}) {
     values.push_back(value);
@@ -543,7 +533,6 @@ TEST_P(CellMath, OtherOperationsAreExact) {
   check_exact_operations<double>(*kernels_);
 }
 
-// A result may not depend on where in an array its argument stands, nor on the size of the blocks.
 TEST_P(CellMath, ResultsDoNotDependOnThePositionInTheArray) {
   std::vector<float> x;
   for (int k = 0; k < 144; ++k) x.push_back(std::sin(static_cast<float>(k)) * 20);
@@ -559,17 +548,15 @@ TEST_P(CellMath, ResultsDoNotDependOnThePositionInTheArray) {
   }
 }
 
-// Inputs, outputs, constants and temporaries stand where program.h says, in whole blocks and
-// others; an output may be read, and a temporary written again.
+// Registers have the order of program.h. Outputs can be read, temporaries overwritten.
 template <typename T>
 void check_registers(const Kernels& kernels) {
-  // inputs 0, 1; outputs 2, 3; constants 4, 5; temporaries 6, 7
   const Instruction code[] = {
       {Op::kAdd, 6, 0, 4, 0},          // x + 0.5
       {Op::kMultiply, 7, 6, 1, 0},     // (x + 0.5) y
       {Op::kSubtract, 6, 7, 5, 0},     // (x + 0.5) y - 3
-      {Op::kCopy, 3, 6, 0, 0},         // the second output
-      {Op::kMultiplyAdd, 2, 3, 3, 7},  // its square + (x + 0.5) y
+      {Op::kCopy, 3, 6, 0, 0},         // second output
+      {Op::kMultiplyAdd, 2, 3, 3, 7},  // square of the second output + (x + 0.5) y
   };
   const double constants[] = {0.5, 3};
   const Program program = {code, 5, constants, 2, 2, 2, 8};
@@ -583,7 +570,7 @@ void check_registers(const Kernels& kernels) {
       y[k] = static_cast<T>(k % 7) - 3;
     }
     const std::vector<T> outputs = run(kernels, program, inputs, n);
-    for (std::size_t k = 0; k < n; ++k) {  // small numbers: nothing is rounded
+    for (std::size_t k = 0; k < n; ++k) {  // no rounding
       const T product = (x[k] + T(0.5)) * y[k];
       EXPECT_EQ(outputs[n + k], product - 3) << k;
       EXPECT_EQ(outputs[k], (product - 3) * (product - 3) + product) << k;
@@ -598,7 +585,6 @@ TEST_P(CellMath, RegistersStandInTheirOrder) {
 
 // ---- transposes -----------------------------------------------------------
 
-// Whole tiles and what is left over at either edge, among other elements.
 template <typename T>
 void check_transpose(Transpose<T> transpose, T (*number)(int)) {
   constexpr int kGap = 20;
@@ -636,7 +622,7 @@ TEST_P(CellMath, PairsOfColumnsAreRightAndNothingElseIsWritten) {
   for (const int rows : {1, 15, 16, 17, 33}) {
     for (const int columns : {1, 2, 31, 32, 33, 64, 71}) {
       SCOPED_TRACE(testing::Message() << rows << " rows, " << columns << " columns");
-      const int x_stride = columns + columns % 2 + 1;  // odd: rows at any address
+      const int x_stride = columns + columns % 2 + 1;  // odd: unaligned rows
       const int pairs = (columns + 1) / 2, y_stride = 2 * rows + 6;
       std::vector<BFloat16> x;
       for (int k = 0; k < rows * x_stride; ++k) x.push_back({static_cast<std::uint16_t>(k)});
@@ -686,7 +672,7 @@ double decode(std::uint16_t bits, Format format) {
                           exponent - format.bias() - format.mantissa_bits);
 }
 
-// Round to nearest, ties to even, in arithmetic: not NaN.
+// Rounds to nearest, ties to even. x must not be NaN.
 std::uint16_t encode(float x, Format format) {
   const unsigned sign = std::signbit(x) ? 0x8000u : 0u;
   const double magnitude = std::abs(static_cast<double>(x));
@@ -695,7 +681,7 @@ std::uint16_t encode(float x, Format format) {
   }
   const int exponent = magnitude == 0 ? format.smallest_exponent()
                                       : std::max(std::ilogb(magnitude), format.smallest_exponent());
-  // In units of the last place; nearbyint rounds half to even.
+  // In units of the last place; nearbyint rounds ties to even.
   const auto units =
       static_cast<unsigned>(std::nearbyint(std::ldexp(magnitude, format.mantissa_bits - exponent)));
   const unsigned biased = static_cast<unsigned>(exponent - format.smallest_exponent())
@@ -741,8 +727,7 @@ void check_store_everywhere(const ArrayConvert<T>& convert, Format format) {
   for_each_chunk<float>(0u, 0xFFFFFFFFu, 251, [&](std::vector<float>& values) {
     check_store(convert, format, values);
   });
-  // Every number of the format, every tie between two of them, and what
-  // stands beside either.
+  // Every number of the format, every tie, and the adjacent floats.
   std::vector<float> values;
   for (unsigned bits = 0; bits < format.infinity(); ++bits) {
     const double low = decode(static_cast<std::uint16_t>(bits), format);

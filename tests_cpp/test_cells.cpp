@@ -1,7 +1,5 @@
-// A step and a sequence of every cell of the library: what properties.h says of every form,
-// accuracy at all sizes, and what holds of these forms alone. What engines, GEMM formats, kernels
-// and the composite path know of a cell, they take from its page. The engines by other schedules:
-// test_engines.cpp.
+// Properties and accuracy of every built-in cell, which engines, GEMM formats, kernels and the ATen
+// fallback read from its cell definition. See also test_engines.cpp.
 #include "properties.h"
 
 #include <ATen/ATen.h>
@@ -19,9 +17,9 @@
 namespace lltm_test {
 namespace {
 
-// ---- what holds of every form -----------------------------------------------
+// ---- properties -------------------------------------------------------------
 
-// Of each cell; of the first one, one argument after another is strided too.
+// Only the first cell tests strides of each argument.
 std::vector<Form> forms_of_cells(
     Form form, bool weights = true, const std::vector<const char*>& cells = kCells) {
   std::vector<Form> forms;
@@ -40,7 +38,7 @@ std::vector<Form> first_of(const std::vector<Form>& forms) {
 std::vector<Form> others_of(const std::vector<Form>& forms) {
   return {forms.begin() + 1, forms.end()};
 }
-// Of those cells whose oracle plain PyTorch is, in float64.
+// Omits float64, in which PyTorch is the oracle.
 constexpr std::array kDtypesBelowOracle = {at::kFloat, at::kBFloat16, at::kHalf};
 
 const std::vector<Form> kSteps =
@@ -49,8 +47,7 @@ const std::vector<Form> kSequences =
     forms_of_cells({.name = "", .run = sequence, .baseline = eager_sequence});
 const std::vector<Form> kCheckpointed =
     forms_of_cells({.name = "", .run = checkpointed(2), .baseline = eager_sequence});
-// Weights that are packed ahead, as they are and in 8 bits, have no derivatives; test_int8.py has
-// more of the latter. Those have to be finite.
+// Prepacked weights have no derivatives; int8 weights must be finite. See also test_int8.py.
 const std::vector<Form> kPrepacked = forms_of_cells(
     {.name = "",
      .run = prepacked(),
@@ -117,12 +114,11 @@ INSTANTIATE_TEST_SUITE_P(
         testing::Bool()),
     derivative_name);
 
-// ---- of each cell and dtype -------------------------------------------------
+// ---- all cells and dtypes ---------------------------------------------------
 
 using CellAndDtype = std::tuple<const char*, at::ScalarType>;
 
-// But of those in float64 whose oracle plain PyTorch is: there the properties above compare,
-// gradcheck among them, and the Python tests.
+// Omits float64 if PyTorch is the oracle: properties.h and the Python tests cover it.
 const std::vector<CellAndDtype> kCellsAndDtypes = [] {
   std::vector<CellAndDtype> all;
   for (const at::ScalarType dtype : kDtypes) {
@@ -141,7 +137,6 @@ std::string name(const Sizes& s) {
          "_H" + std::to_string(s.H);
 }
 
-// Rows of a packed sequence.
 struct Packed {
   const char* name;
   std::vector<int64_t> lengths;
@@ -157,7 +152,6 @@ std::string name(bool reverse) {
   return reverse ? "reverse" : "forward";
 }
 
-// Problems of a cell and dtype.
 struct Problems {
   const char* cell;
   at::ScalarType dtype;
@@ -184,7 +178,6 @@ struct Problems {
   }
 };
 
-// Where rows start anew, and with a recurrent mask, in the others' place of nothing.
 Problem with_resets_and_mask(const Problem& problem) {
   return [=](uint64_t seed) {
     Arguments arguments = problem(seed);
@@ -216,7 +209,7 @@ class OfCells : public testing::TestWithParam<std::tuple<CellAndDtype, Others...
 
 const auto kEach = testing::ValuesIn(kCellsAndDtypes);
 
-// With each of the sizes, of the cells beside the first one with every second.
+// Other cells use every second size.
 template <size_t count>
 auto each_of(const Sizes (&sizes)[count]) {
   std::vector<std::tuple<CellAndDtype, Sizes>> all;
@@ -229,7 +222,7 @@ auto each_of(const Sizes (&sizes)[count]) {
 
 // ---- one step ---------------------------------------------------------------
 
-// By scalar products, by the GEMM kernel block by block, and by ATen.
+// Sizes for dot products, the GEMM kernel, and ATen.
 constexpr Sizes kStepSizes[] = {
     {1, 1, 1, 1},    {1, 1, 2, 3},    {1, 2, 3, 1},     {1, 3, 5, 7},     {1, 5, 7, 2},
     {1, 7, 16, 17},  {1, 17, 33, 16}, {1, 16, 32, 128}, {1, 33, 17, 65},  {1, 65, 130, 33},
@@ -277,23 +270,22 @@ TEST_P(CellDtype, InferenceAndTrainingGiveTheSameValues) {
   EXPECT_TRUE(identical(cell(arguments), training));
 }
 
-// Large enough to be shared out.
+// Large enough for several threads.
 TEST_P(CellDtype, ResultsDoNotDependOnTheNumberOfThreadsNorOnTheRun) {
   for (const Sizes& sizes : {Sizes{1, 33, 17, 70}, Sizes{1, 1, 17, 300}, Sizes{1, 500, 3, 10}}) {
     for (const int count : {2, 3}) check_threads(cell, count, of_.step(sizes)(1));
   }
 }
 
-// Sizes that are padded in one way or another.
+// Sizes that need padding.
 TEST_P(CellDtype, ResultsDoNotDependOnUninitialisedMemory) {
   for (const Sizes& sizes : kStepSizes) check_uninitialised_memory(cell, of_.step(sizes)(1));
 }
 
-// ---- accuracy of a sequence -------------------------------------------------
+// ---- sequence accuracy ------------------------------------------------------
 
-// Few rows, of few steps and of many; few units; rows enough for the input projection to be merged;
-// blocks on threads that share rows and that do not; more rows than are worked on at a time; K and
-// N that fill no vector.
+// Small batches with few or many steps; few hidden units; a merged input projection; shared and
+// separate rows; several chunks; K and N that fill no vector.
 constexpr Sizes kSequenceSizes[] = {
     {1, 1, 1, 1},     {2, 1, 2, 3},     {7, 2, 3, 1},     {5, 3, 5, 7},     {3, 5, 7, 2},
     {3, 7, 16, 17},   {4, 17, 33, 16},  {2, 16, 32, 128}, {2, 33, 17, 65},  {2, 65, 130, 33},
@@ -322,7 +314,6 @@ TEST_P(SequenceAccuracy, WithResetsAndARecurrentMaskToo) {
       /*problems=*/2);
 }
 
-// Lengths from `longest` to 1, of as many rows each.
 std::vector<int64_t> falling_lengths(int64_t rows, int64_t longest) {
   std::vector<int64_t> lengths;
   for (int64_t row = 0; row < rows; ++row) lengths.push_back(longest - row * longest / rows);
@@ -362,9 +353,7 @@ TEST_P(SequenceAccuracyDtype, ValuesAndGradientsMatchOracleWithoutBias) {
   check_all(kBothWays, eager_sequence, of_.dense({5, 17, 3, 33}, /*bias=*/false));
 }
 
-// With weights of a fifth of the usual size: with those, a rounding error would
-// grow from step to step, and which of two results ends up closer to the truth
-// would be a matter of luck.
+// Weights are scaled by 1/5, because rounding errors would otherwise grow from step to step.
 TEST_P(SequenceAccuracyDtype, ValuesAndGradientsMatchOracleOverManySteps) {
   for (const Sizes& sizes :
        {Sizes{40, 4, 3, 9}, Sizes{70, 1, 3, 9}, Sizes{30, 33, 2, 5}, Sizes{300, 4, 3, 9}}) {
@@ -378,8 +367,7 @@ TEST_P(SequenceAccuracyDtype, ValuesAndGradientsMatchOracleOverManySteps) {
   }
 }
 
-// More rows than are worked on at a time (512; 4096 in bfloat16), several times
-// over: in steps of one size, and in steps that fewer and fewer rows reach.
+// Several chunks (512 rows; 4096 in bfloat16).
 TEST_P(SequenceAccuracyDtype, ValuesAndGradientsMatchOracleOverManyRows) {
   check_all(kBothWays, eager_sequence, of_.dense({5, 450, 2, 16}));
   Packed rows = {"", std::vector<int64_t>(700, 5), 2, 17};
@@ -389,8 +377,7 @@ TEST_P(SequenceAccuracyDtype, ValuesAndGradientsMatchOracleOverManyRows) {
   if (of_.dtype == at::kBFloat16) check_all(kBothWays, eager_sequence, of_.dense({5, 3000, 2, 18}));
 }
 
-// Of numbers of one sign, so that the partial sums grow and with them what each
-// addition rounds away; of few rows, and of rows and units enough for the micro-kernel.
+// Terms of one sign increase the rounding errors of partial sums.
 TEST_P(SequenceAccuracyDtype, ValuesAndGradientsMatchOracleOverLongSums) {
   if (std::string_view(of_.cell) == "rnn_relu" && at::get_cpu_capability() == "DEFAULT") {
     GTEST_SKIP() << "relu does not damp the errors of PyTorch's GEMMs, which differ by their shape";
@@ -405,9 +392,8 @@ TEST_P(SequenceAccuracyDtype, ValuesAndGradientsMatchOracleOverLongSums) {
   }
 }
 
-// Each step as many rows as are worked on at a time, in several blocks of hidden
-// units. The gradients are too large for bf16x3 (cpu/kernel/bf16x3.h), so that on every CPU
-// these are products of float; float16 can't hold such.
+// Each step fills a chunk and several blocks. The gradients are too large for float16, and for
+// bf16x3, so that every CPU uses float GEMMs.
 TEST_P(SequenceAccuracyDtype, GradientsMatchOracleOverLargeSteps) {
   const double scale = of_.dtype == at::kHalf ? 1 : 0x1p62;
   const OutputGradients gradients = [&](const Tensors& outputs, uint64_t seed) {
@@ -426,14 +412,12 @@ TEST_P(SequenceAccuracyDtype, OfAnInputThatIsBatchFirstMatchesOracle) {
   });
 }
 
-// ---- checkpoints ------------------------------------------------------------
+// ---- activation checkpoints -------------------------------------------------
 
-// One step each, a last segment that is shorter than the others, segments that come out even, and
-// one segment that is longer than the sequence, as long as can be.
+// Single steps, a shorter last segment, equal segments, a single long segment.
 constexpr int64_t kCheckpointSteps[] = {1, 4, 5, 100, std::numeric_limits<int64_t>::max()};
 
-// Of every engine: few rows, few hidden units, and blocks shared out among threads by rows and by
-// hidden units.
+// Covers every engine and both divisions among threads.
 TEST_P(SequenceAccuracyDtype, ValuesAndGradientsFromCheckpointsMatchOracle) {
   std::vector<Function> functions;
   for (const int64_t steps : kCheckpointSteps) {
@@ -447,12 +431,11 @@ TEST_P(SequenceAccuracyDtype, ValuesAndGradientsFromCheckpointsMatchOracle) {
   check_all(functions, eager_sequence, of_.dense({10, 17, 3, 33}, /*bias=*/false));
 }
 
-// Rows that end, and in reverse rows that join, at the first step of a segment, at its last one
-// and in between; segments that only some rows reach, and one that a single row does.
+// Sequences end (in reverse, start) at the first and last step of a segment and in between.
 const Packed kOfSegments = {"", {10, 9, 8, 6, 5, 5, 4, 3, 1}, 3, 17};
 
 TEST_P(SequenceAccuracyDtype, ValuesAndGradientsFromCheckpointsMatchOracleWhenPacked) {
-  // Enough rows for two threads: in reverse, those of the second begin inside of a segment.
+  // In reverse, the second thread's rows start inside a segment.
   Packed many = {"", std::vector<int64_t>(20, 10), 5, 66};
   many.lengths.resize(32, 7);
   many.lengths.resize(40, 1);
@@ -464,11 +447,10 @@ TEST_P(SequenceAccuracyDtype, ValuesAndGradientsFromCheckpointsMatchOracleWhenPa
   }
 }
 
-// Gradients that grow from segment to segment by equal parts, until rounding to 16 bits would lose
-// a part altogether: they have to be carried on and accumulated in float32.
+// Gradients grow by equal amounts, which 16-bit accumulation would lose.
 TEST_P(SequenceAccuracyDtype, GradientsFromManySegmentsMatchThoseOfASequence) {
   if (of_.cell != kCells.front()) GTEST_SKIP() << "others forget";
-  // Small enough for sums of them in float16.
+  // Small enough for float16 sums.
   const OutputGradients equal = [](const Tensors& outputs, uint64_t) {
     Tensors gradients;
     for (const at::Tensor& output : outputs) gradients.push_back(at::full_like(output, 0x1p-6));
@@ -478,7 +460,7 @@ TEST_P(SequenceAccuracyDtype, GradientsFromManySegmentsMatchThoseOfASequence) {
       {checkpointed(1), against_the_steps(checkpointed(1))},
       sequence,
       [&](uint64_t seed) {
-        // Small pre-activations and a small c, so that no activation saturates.
+        // Avoids saturated activations.
         const Arguments arguments = of_.dense({500, 5, 3, 17})(seed);
         Tensors small = differentiable(arguments);
         const auto names = argument_names(arguments);
@@ -492,7 +474,7 @@ TEST_P(SequenceAccuracyDtype, GradientsFromManySegmentsMatchThoseOfASequence) {
       /*problems=*/1);
 }
 
-// ---- of each direction ------------------------------------------------------
+// ---- both directions --------------------------------------------------------
 
 class SequenceDtype : public OfCells<bool> {
  protected:
@@ -505,7 +487,6 @@ class SequenceDtype : public OfCells<bool> {
 INSTANTIATE_TEST_SUITE_P(
     Dtypes, SequenceDtype, testing::Combine(kEach, testing::Bool()), SequenceDtype::name_of);
 
-// With the states of a sequence's or a step's results, from which the next one goes on.
 Arguments going_on(Arguments arguments, const Tensors& states) {
   arguments.h = states[0];
   if (arguments.c.defined()) arguments.c = states[1];
@@ -529,10 +510,9 @@ TEST_P(SequenceDtype, EqualsTheCellRepeated) {
   check(sequence, repeated, of_.dense({6, 17, 33, 35}, /*bias=*/true, reverse()));
 }
 
-// What a sequence keeps from step to step is what it returns. Of the 16-bit
-// formats bit for bit; float32 has other engines for few rows. In pieces of two steps: one alone
-// has an engine of its own. Of inputs of up to 32 elements: a GEMM of few rows sums in chains of
-// 32, one of more rows in chains of 64.
+// Bitwise in 16-bit formats; in float32, small batches use other engines. Pieces have two steps,
+// because single steps use a separate engine. I is at most 32: small-batch GEMMs sum chains of 32
+// terms, others chains of 64.
 TEST_P(SequenceDtype, IsItsPiecesOneByOne) {
   if (c10::elementSize(of_.dtype) != 2) GTEST_SKIP() << "16-bit formats only";
   const c10::InferenceMode guard;
@@ -553,7 +533,6 @@ TEST_P(SequenceDtype, IsItsPiecesOneByOne) {
   }
 }
 
-// However many threads the weights were packed with.
 TEST_P(SequenceDtype, PrepackedWeightsGiveTheSame) {
   const c10::InferenceMode inference;
   const int before = at::get_num_threads();
@@ -581,7 +560,7 @@ TEST_P(SequenceDtype, PrepackedWeightsGiveTheSame) {
   }
 }
 
-// Bit for bit, but for float64: there MKL may round a row by its place in the matrix.
+// Except in float64: MKL's rounding may depend on the row position.
 TEST_P(SequenceDtype, ReverseIsTheForwardSequenceOfTheFlippedInput) {
   const Arguments arguments = dense({6, 5, 3, 17});
   const Tensors one = sequence(arguments), other = against_the_steps(sequence)(arguments);
@@ -613,7 +592,7 @@ TEST_P(SequenceDtype, BatchSizesMayBeStrided) {
   EXPECT_TRUE(identical(sequence(arguments), sequence(strided)));
 }
 
-// Not even NaN. A mask without resets changes nothing.
+// Includes NaN. A mask without resets changes nothing.
 TEST_P(SequenceDtype, NothingThatWasBeforeAResetShows) {
   for (const Sizes& sizes : {Sizes{6, 3, 4, 7}, Sizes{6, 40, 9, 64}}) {
     Arguments arguments = dense(sizes);
@@ -639,7 +618,7 @@ TEST_P(SequenceDtype, NothingThatWasBeforeAResetShows) {
 TEST_P(SequenceDtype, NoGradientGoesFurtherBackThanAReset) {
   for (const Sizes& sizes : {Sizes{6, 3, 4, 7}, Sizes{6, 40, 9, 64}, Sizes{1, 40, 9, 64}}) {
     Arguments arguments = dense(sizes);
-    const int64_t first = sizes.T / 2;  // or last, in reverse
+    const int64_t first = sizes.T / 2;  // last, in reverse
     arguments.reset = at::zeros({sizes.T, sizes.B}, at::kBool);
     arguments.reset->select(0, first).fill_(true);
     Tensors grads = random_like(sequence(arguments), 2);
@@ -655,7 +634,7 @@ TEST_P(SequenceDtype, NoGradientGoesFurtherBackThanAReset) {
   }
 }
 
-// Whichever engine runs, forward is one call over all steps, in training too.
+// Forward is one call over all steps, in training too.
 TEST_P(SequenceDtype, ResultsWithCheckpointsAreThoseOfASequenceBitForBit) {
   for (const Arguments& a :
        {dense({10, 2, 3, 7}),
@@ -677,9 +656,8 @@ TEST_P(SequenceDtype, ResultsWithCheckpointsAreThoseOfASequenceBitForBit) {
   }
 }
 
-// Where only the gradient of the state is wanted, the steps alone see that a gradient cannot
-// be decomposed to bf16x3. With nothing negative anywhere, and nothing saturated, it stays
-// infinite back to the first step.
+// If only the state gradient is requested, each step must detect gradients that bf16x3 cannot
+// represent. Positive, unsaturated values keep the gradient infinite.
 TEST_P(SequenceDtype, AnInfiniteGradientOfManyRowsReachesTheState) {
   if (of_.dtype == at::kBFloat16) GTEST_SKIP() << "its rounding saturates activations";
   if (!info_of(of_.cell).joined) GTEST_SKIP() << "others meet infinities of both signs";
@@ -701,7 +679,6 @@ TEST_P(SequenceDtype, AnInfiniteGradientOfManyRowsReachesTheState) {
   EXPECT_FALSE(ours.isnan().any().item<bool>());
 }
 
-// Over more steps than the problems of properties.h have.
 TEST_P(SequenceDtype, AnInfiniteGradientOfManyStepsIsThatOfPlainPyTorch) {
   if (!info_of(of_.cell).joined) GTEST_SKIP() << "others have another order of products";
   const Arguments arguments = dense({300, 4, 3, 7});
@@ -716,8 +693,7 @@ TEST_P(SequenceDtype, AnInfiniteGradientOfManyStepsIsThatOfPlainPyTorch) {
   }
 }
 
-// Products that overflow, of either sign, in many rows: infinite pre-activations
-// of finite arguments.
+// Finite arguments have infinite pre-activations of both signs.
 TEST_P(SequenceDtype, OverflowingProductsAreThoseOfPlainPyTorch) {
   if (c10::elementSize(of_.dtype) == 2) GTEST_SKIP() << "rounded otherwise";
   const c10::InferenceMode guard;
@@ -749,7 +725,7 @@ TEST_P(SequenceDtype, InferenceAndTrainingGiveTheSameValues) {
   }
 }
 
-// Large enough to be shared out, by rows and by hidden units.
+// Divided among threads by rows and by hidden units.
 TEST_P(SequenceDtype, ResultsDoNotDependOnTheNumberOfThreadsNorOnTheRun) {
   for (const int count : {2, 3}) {
     for (const Sizes& sizes :
@@ -767,7 +743,7 @@ TEST_P(SequenceDtype, ResultsDoNotDependOnTheNumberOfThreadsNorOnTheRun) {
   }
 }
 
-// Sizes that are padded in one way or another.
+// Sizes that need padding.
 TEST_P(SequenceDtype, ResultsDoNotDependOnUninitialisedMemory) {
   for (const Sizes& sizes : kSequenceSizes) check_uninitialised_memory(sequence, dense(sizes));
   for (const Packed& rows : kPacked) {

@@ -1,6 +1,5 @@
-// The operators on a GPU: values and gradients against the oracle, judged beside
-// plain PyTorch on the same GPU. A program of its own, skipped as a whole where
-// there is no GPU.
+// Compares the operators on a GPU with the oracle; the baseline is PyTorch on the same GPU. A
+// separate program, skipped without a GPU.
 #include "properties.h"
 
 #include <ATen/ATen.h>
@@ -16,9 +15,8 @@
 namespace lltm_test {
 namespace {
 
-// A copy on the GPU that lies in memory as the tensor does. Gradients come back
-// element by element: by way of the operations that make a layout, those of an
-// element that stands for many would be summed.
+// Copies to the GPU with the same strides. The gradient is copied by element, because the gradient
+// of a strided copy would sum repeated elements.
 struct ToCuda : torch::autograd::Function<ToCuda> {
   static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& tensor) {
     const at::Tensor memory = at::empty({0}, tensor.options()).set_(tensor.storage());
@@ -31,7 +29,6 @@ struct ToCuda : torch::autograd::Function<ToCuda> {
   }
 };
 
-// `function` on copies of the arguments on the GPU, its results brought back.
 Function on_cuda(const Function& function) {
   return [=](const Arguments& arguments) {
     Tensors moved;
@@ -44,8 +41,7 @@ Function on_cuda(const Function& function) {
   };
 }
 
-// The same with weights and bias as constants, whose gradients are then zero on both sides: what
-// is left is quick.
+// Saves the time for parameter gradients.
 Function without_parameter_gradients(const Function& function) {
   return [=](Arguments arguments) {
     arguments.weights = arguments.weights.detach();
@@ -54,8 +50,8 @@ Function without_parameter_gradients(const Function& function) {
   };
 }
 
-// All gradients over tens of thousands of rows: in float32 and float64 the order of summation
-// decides how accurate those of weights are (cuda/engine/weight_gradients.cpp).
+// With tens of thousands of rows, the summation order determines the accuracy of weight gradients
+// (cuda/engine/weight_gradients.cpp).
 void check_many_rows(const Function& ours, const Function& eager, const Problem& problem) {
   check(on_cuda(ours), on_cuda(eager), problem, kRandom, /*problems=*/1);
 }
@@ -69,7 +65,7 @@ void check_states(const Function& ours, const Function& eager, const Problem& pr
       /*problems=*/1);
 }
 
-// ---- what holds of every form -----------------------------------------------
+// ---- properties -------------------------------------------------------------
 
 template <bool kPersistent>
 std::shared_ptr<void> persistent() {
@@ -89,7 +85,7 @@ Form cell_form() {
   form.step = true;
   return form;
 }
-// With the persistent engine, sizes that it takes and sizes that it leaves to the other.
+// For the persistent engine, includes sizes that only the per-step engine supports.
 template <bool kPersistent>
 Form sequence_form() {
   Form form = on_cuda(kPersistent ? "persistent" : "stepwise", sequence, eager_sequence);
@@ -114,7 +110,7 @@ INSTANTIATE_FOR_SEQUENCES(GradientProperties);
 INSTANTIATE_FOR_SEQUENCES(CudaSequence);
 #undef INSTANTIATE_FOR_SEQUENCES
 
-// ---- sizes of their own -----------------------------------------------------
+// ---- other sizes ------------------------------------------------------------
 
 TEST_P(CudaCell, ValuesAndGradientsMatchOracle) {
   for (const Sizes& sizes : {Sizes{1, 16, 32, 128}, Sizes{1, 17, 9, 33}, Sizes{1, 1, 130, 130}}) {
@@ -123,8 +119,7 @@ TEST_P(CudaCell, ValuesAndGradientsMatchOracle) {
   check(dense({1, 5, 3, 24}, /*bias=*/false));
 }
 
-// More rows than a grid has in its second dimension; the wide kernels and, with
-// 17 units, the narrow ones.
+// Exceeds a grid's second dimension. 17 units use narrow kernels.
 TEST_P(CudaCell, ValuesAndGradientsMatchOracleForManyRows) {
   check_many_rows(cell, eager_cell, dense({1, 70000, 2, 16}));
   check_many_rows(cell, eager_cell, dense({1, 70000, 2, 17}));
@@ -141,8 +136,8 @@ TEST_P(CudaSequence, PackedValuesAndGradientsMatchOracle) {
   check(packed({4, 4, 4, 4, 2, 2, 1}, 33, 64));
 }
 
-// Of the persistent kernels, each number of units of K, and rows for 1, 2 and 4 tiles and for
-// several launches; the largest only forward.
+// All numbers of K units, with 1, 2 and 4 tiles and several launches. The largest sizes run only
+// forward.
 TEST_P(CudaSequence, ValuesAndGradientsMatchOracleForEveryKernel) {
   for (const int64_t hidden : {128, 256, 264, 512, 520, 776, 1024, 1032, 1536}) {
     check_states(sequence, eager_sequence, dense({3, 9, 64, hidden}));
@@ -152,7 +147,7 @@ TEST_P(CudaSequence, ValuesAndGradientsMatchOracleForEveryKernel) {
   }
 }
 
-// Every thread block waits for others at every one of these steps, in both directions.
+// In both directions, every step synchronizes all thread blocks.
 TEST_P(CudaSequence, LongSequencesEndAndRepeat) {
   const Arguments arguments = dense({2000, 17, 8, 256})(1);
   Arguments moved = with(arguments, [&] {
@@ -179,7 +174,7 @@ TEST_P(CudaSequence, LongSequencesEndAndRepeat) {
   }
 }
 
-// Rows enough for several chunks of pre-activations and for the wide kernels.
+// Several chunks of pre-activations, wide kernels.
 TEST_P(CudaSequence, ValuesAndGradientsMatchOracleOverManyRows) {
   check_many_rows(sequence, eager_sequence, dense({9, 20000, 2, 16}));
 }
@@ -195,33 +190,27 @@ TEST_P(CudaSequence, RunsTwiceToTheSameBits) {
   }
 }
 
-// What `make test-cuda-sanitize` runs. Under compute-sanitizer every launch is
-// slow, so here is one problem for each way in which our kernels reach memory,
-// where the tests above have many problems of each. For each dtype:
+// Problems of `make test-cuda-sanitize`. compute-sanitizer is slow, so each access pattern has one
+// problem per dtype:
 //
-// - Both kernels, wide and narrow. In a step gradients of the state are of the
-//   tensors' dtype, in a sequence of the compute dtype, which are two kernels for
-//   16 bits. Wide ones are chosen from 2^17 elements on; 1821 rows of 72 units are
-//   a few more, so that the last block is not full. In the narrow ones it is not
-//   either, and their rows are no multiple of 16 bytes.
-// - In a wide kernel, arguments that are read 16 bytes at a time and arguments
-//   that are not: gaps between columns, rows further apart, one element for all.
-// - What may be absent: bias, gradients of results that nobody uses.
-// - Offsets: in reverse, in batches that become smaller, from wide kernels to
-//   narrow ones, and beyond the first chunk of pre-activations (of 32 MiB).
-// - Of the persistent kernels, one and several tiles and groups, dense and packed.
+// - Wide and narrow kernels, with partial last blocks and rows that are no multiple of 16 bytes.
+//   Wide kernels need 2^17 elements (1821 rows of 72 units exceed this). State gradients have the
+//   tensors' dtype in a step and the compute dtype in a sequence: different kernels.
+// - Wide kernels with and without 16-byte reads: gaps, or a repeated element.
+// - Omitted bias and unused output gradients.
+// - Offsets: reverse, decreasing batch sizes, from wide to narrow kernels, after the first chunk of
+//   pre-activations (32 MiB).
+// - Persistent kernels with one or several tiles and groups.
 //
-// A float16 kernel differs from that of bfloat16 in how a value is widened and narrowed, so for
-// float16 the kernels have one problem each (of_float16).
-//
-// Sizes are such that `check` needs one problem.
+// float16 and bfloat16 kernels differ only in conversions, so float16 has fewer problems
+// (of_float16).
 struct Access {
   const char* name;
   Sizes sizes;  // packed: I and H
   bool is_sequence = true;
   bool reverse = false;
-  const char* layout = "";            // of arguments and gradients: one of layouts()
-  bool all_present = true;            // else without bias, and only the first result used
+  const char* layout = "";            // arguments and gradients; see layouts()
+  bool all_present = true;            // otherwise no bias, only the first result used
   std::vector<int64_t> lengths = {};  // packed
   bool persistent = false;
 
@@ -230,7 +219,6 @@ struct Access {
   }
 };
 
-// Of 1821 rows half end after two steps of three.
 std::vector<int64_t> falling() {
   std::vector<int64_t> lengths(1821, 2);
   std::fill_n(lengths.begin(), lengths.size() / 2, 3);
@@ -296,7 +284,6 @@ Arguments problem_of(const Access& access, at::ScalarType dtype, uint64_t seed) 
   return arguments;
 }
 
-// Each with its dtypes.
 std::vector<std::tuple<Access, at::ScalarType>> problems_of_accesses() {
   std::vector<std::tuple<Access, at::ScalarType>> problems;
   for (const Access& access : accesses()) {

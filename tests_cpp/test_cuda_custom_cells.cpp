@@ -1,6 +1,5 @@
-// Cells that users have written by the CUDA backend, on the CPU: the pages that are printed for
-// NVRTC, compiled by the host's compiler, against the composite path, which runs where there is no
-// NVRTC.
+// CUDA custom cells on the CPU: compiles the source for NVRTC with the host compiler and compares
+// it with the ATen fallback.
 #include "cell_program.h"
 #include "common/operator_args.h"
 #include "cuda_on_host.h"
@@ -28,9 +27,8 @@ Evaluation by_composite_path(const Function& function, const Arguments& a, const
   return evaluation;
 }
 
-// Every output and gradient of `ours` against the composite path in float64, by the statement of
-// accuracy (testing.h), with the composite path in the dtype in the place of eager. Seeds 1, 2, ...
-// until the smallest result that is not empty has had some hundred elements.
+// Like check_all (testing.h). The oracle is the ATen fallback in float64, the baseline the ATen
+// fallback in the dtype.
 void check_kernels(const Function& ours, const Problem& problem) {
   const auto matrix = [](const at::Tensor& tensor) {
     const at::Tensor values = tensor.detach().to(at::kDouble).contiguous();
@@ -75,7 +73,7 @@ void check_kernels(const Function& ours, const Problem& problem) {
   }
 }
 
-// A text, a dtype, and reversed or not.
+// Serialized cell, dtype, reverse.
 using CustomCase = std::tuple<std::string, at::ScalarType, bool>;
 
 class CudaCustomCells : public testing::TestWithParam<CustomCase> {
@@ -86,7 +84,6 @@ class CudaCustomCells : public testing::TestWithParam<CustomCase> {
   at::ScalarType dtype() const { return std::get<1>(GetParam()); }
   const lltm::CellInfo& cell() const { return *lltm::find_cell(text()); }
 
-  // The problem with states and parameters of the cell in the place of the LLTM's.
   Arguments for_cell(Arguments a, uint64_t seed, Form form) const {
     const int64_t hidden = a.h.size(1), input = a.input.size(-1);
     const auto random = [&](at::IntArrayRef shape, double scale) {
@@ -131,7 +128,7 @@ class CudaCustomCells : public testing::TestWithParam<CustomCase> {
 };
 class CudaCustomSteps : public CudaCustomCells {};
 
-// The last one decides by comparisons, which rounding may change: test_cuda_elementwise.cpp has it.
+// The last cell uses comparisons, which rounding may change: see test_cuda_elementwise.cpp.
 std::vector<CustomCase> custom_cases(const std::vector<bool>& directions) {
   std::vector<CustomCase> cases;
   for (const std::string& text : kCellTexts) {

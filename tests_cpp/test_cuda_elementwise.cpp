@@ -1,6 +1,5 @@
-// The code of a thread of the CUDA element-wise kernels, run on the CPU for every thread of
-// a grid: values, indices and memory, for sizes and strides that fill no access, no block
-// and no grid.
+// Runs the CUDA element-wise kernels on the CPU. Checks values, indices and memory for partial
+// accesses, blocks and grids.
 #include "cell/cells.h"
 #include "cell/registry.h"
 #include "cell_program.h"
@@ -25,7 +24,7 @@ namespace {
 
 using Real = long double;
 
-// ---- the index space ------------------------------------------------------
+// ---- index space ------------------------------------------------------------
 
 TEST(CudaIndex, EveryPieceBelongsToOneThread) {
   for (const int64_t count : {1, 2, 127, 128, 129, 1000, 4097}) {
@@ -44,7 +43,7 @@ TEST(CudaIndex, GridsAreWithinTheLimits) {
   EXPECT_EQ(blocks_for(1), 1);
   EXPECT_EQ(blocks_for(kThreads), 1);
   EXPECT_EQ(blocks_for(kThreads + 1), 2);
-  // A quarter of a terabyte of the smallest pieces.
+  // 256 GB of the smallest pieces.
   EXPECT_LE(blocks_for(int64_t{1} << 37), std::numeric_limits<int32_t>::max());
 }
 
@@ -68,11 +67,11 @@ double epsilon() {
   return static_cast<double>(std::numeric_limits<T>::epsilon());
 }
 
-// What memory holds at first: a value that results hardly have.
+// An unlikely result, to detect writes.
 template <typename T>
 const T kUntouched = std::numeric_limits<T>::lowest();
 
-// A matrix somewhere in a larger array, the rest of which must not change.
+// A matrix inside an array whose other elements must not change.
 template <typename T>
 class Array {
  public:
@@ -82,7 +81,7 @@ class Array {
         values_(
             static_cast<size_t>(offset + rows * row_stride + cols * col_stride + 32),
             kUntouched<T>) {
-    // As at::empty on a GPU, and more than 16 bytes need.
+    // Aligned like at::empty on a GPU; 16 bytes would suffice.
     const auto address = reinterpret_cast<std::uintptr_t>(values_.data());
     const auto ahead = static_cast<int64_t>((64 - address % 64) % 64 / sizeof(T));
     first_ = ahead % 16 + offset;
@@ -105,7 +104,6 @@ class Array {
       }
     }
   }
-  // How many elements of the array hold something else than at first.
   int64_t changed() const {
     int64_t count = 0;
     for (const T& value : values_)
@@ -138,11 +136,11 @@ class Error {
   Real difference_ = 0, scale_ = 0;
 };
 
-// Of the inputs; what is written has contiguous columns.
+// Input layout. Outputs have contiguous columns.
 struct Layout {
   const char* name;
-  int64_t row_gap;     // between rows
-  int64_t col_stride;  // 0: one column for all; rows then lie on each other too
+  int64_t row_gap;     // distance between rows
+  int64_t col_stride;  // 0: repeated column, overlapping rows
   int64_t offset;      // of the first element
 };
 constexpr Layout kLayouts[] = {
@@ -165,7 +163,7 @@ struct Size {
 };
 constexpr Size kSizes[] = {{1, 1}, {3, 7}, {5, 8}, {2, 33}, {17, 16}, {1, 136}, {130, 24}};
 
-// Every size, layout and choice of arguments; wide where the size and the cell allow.
+// Wide if size and cell allow.
 template <typename T, typename Check>
 void for_each_case(const CellInfo& cell, const Check& check) {
   bool any_wide = false;
@@ -188,7 +186,6 @@ void for_each_case(const CellInfo& cell, const Check& check) {
   EXPECT_TRUE(any_wide) << cell.title();
 }
 
-// body(cell, functions) for every built-in cell, and for the page that is printed of each text.
 template <typename Body>
 void for_each_cell(const Body& body) {
   Cells::for_each([&]<typename Page>(Page) {
@@ -202,7 +199,7 @@ void for_each_cell(const Body& body) {
   }
 }
 
-// ---- the kernels ------------------------------------------------------------
+// ---- kernels ----------------------------------------------------------------
 
 template <typename Types>
 class CudaElementwise : public testing::Test {};
@@ -221,8 +218,7 @@ using AllKinds = testing::Types<
     Kinds<c10::BFloat16, float>>;
 TYPED_TEST_SUITE(CudaElementwise, AllKinds);
 
-// The values of a program's registers of one unit: those of a row and of columns that lie H apart.
-// Zero where absent.
+// Values of one hidden unit, H apart. Omitted values are zero.
 template <typename T>
 void append(
     std::vector<Real>& to,
@@ -281,7 +277,6 @@ std::vector<Real> backward_inputs(
   return in;
 }
 
-// The errors of the outputs of the cell's program.
 template <int kWidth, typename T, typename Cell>
 std::vector<Error> check_forward(
     const CellInfo& cell,
@@ -314,7 +309,7 @@ std::vector<Error> check_forward(
   args.hidden = hidden;
   args.gates = gates;
   if (optional) args.bias_ih = as_row(bias_ih);
-  // The bias of h may be absent alone.
+  // Only the bias of h can be omitted separately.
   if (optional && !in_place) args.bias_hh = as_row(bias_hh);
   args.parameters = as_row(parameters);
   args.c = in_place ? c_next : c;
@@ -416,8 +411,8 @@ std::vector<Error> check_backward(
   return errors;
 }
 
-// Compares the errors of outputs with their bounds: of a built-in cell in each case, of a text and
-// of a cell of one slot in all cases together, since a case may have one value only, which cancels.
+// Checks errors per case for built-in cells. Other cells and cells with one pre-activation are
+// checked over all cases, because a single value may cancel.
 class Errors {
  public:
   Errors(const CellInfo& cell, std::vector<double> bounds)
@@ -461,7 +456,7 @@ TYPED_TEST(CudaElementwise, BackwardMatchesTheProgramAndWritesNothingElse) {
   using T = typename TypeParam::T;
   using D = typename TypeParam::D;
   for_each_cell([](const CellInfo& cell, auto functions) {
-    // In the GRU's d (h - n) digits cancel.
+    // The GRU's d (h - n) cancels digits.
     const double roundings = cell.programs != nullptr || cell.reads_h ? 16 : 8;
     std::vector<double> bounds(ProgramSizes(cell).backward_out, roundings * epsilon<D>());
     std::fill_n(bounds.begin(), cell.grad_columns(), roundings * epsilon<T>());

@@ -1,7 +1,6 @@
-// The CUDA backend on the CPU, with the cuBLAS and the kernels of cuda_on_host.cpp and
-// persistent_on_host.cpp: the same sources that run on a GPU, under the library's operators, the
-// same oracle. With the persistent engine, where it takes a problem; test_cuda_persistent.cpp has
-// what is its own, test_cuda_custom_cells.cpp the cells that users have written.
+// The CUDA backend on the CPU, with simulated cuBLAS and kernels (cuda_on_host.cpp,
+// persistent_on_host.cpp). Uses the persistent engine for supported problems. See also
+// test_cuda_persistent.cpp and test_cuda_custom_cells.cpp.
 #include "cell_arguments.h"
 #include "cuda/engine/engine.h"
 #include "cuda_on_host.h"
@@ -21,15 +20,14 @@
 namespace lltm_test {
 namespace {
 
-// ---- what holds of every form -----------------------------------------------
+// ---- properties -------------------------------------------------------------
 
 template <bool kPersistent>
 std::shared_ptr<void> persistent() {
   return std::make_shared<PersistentSetting>(kPersistent);
 }
 
-// A form for each cell. H is such that the persistent engine takes it in 16 bits. One argument
-// after another is strided of the LLTM.
+// The persistent engine supports H in 16-bit dtypes. Only the LLTM tests strides of each argument.
 std::vector<Form> of_cells(Form form) {
   std::vector<Form> forms;
   form.sizes = {form.step ? 1 : 3, 5, 9, 16};
@@ -61,7 +59,7 @@ std::vector<Form> checkpointed_sequences() {
        .setting = persistent<false>});
 }
 constexpr std::array kSixteenBits = {at::kBFloat16, at::kHalf};
-// Plain PyTorch in float64 is the oracle of all cells but the LLTM: no baseline of accuracy there.
+// Omits float64, in which PyTorch is the oracle of other cells.
 constexpr std::array kDtypesBelowOracle = {at::kFloat, at::kBFloat16, at::kHalf};
 constexpr std::array kFloat64 = {at::kDouble};
 
@@ -78,11 +76,11 @@ LLTM_FORMS_OF(CudaStep, Properties, steps(), kDtypes);
 LLTM_FORMS_OF(CudaStep, GradientProperties, steps(), kDtypesBelowOracle);
 LLTM_FORMS_OF(CudaFloat64, GradientProperties, sequences<false>().front(), kFloat64);
 LLTM_FORMS_OF(CudaStepFloat64, GradientProperties, steps().front(), kFloat64);
-// Of the LLTM: memory that is so far apart holds three rows.
+// LLTM only: the test memory holds three rows.
 LLTM_FORMS_OF(Cuda, HostProperties, sequences<false>().front(), kDtypes);
 LLTM_FORMS_OF(CudaStep, HostProperties, steps().front(), kDtypes);
 
-// ---- a step and a sequence ----------------------------------------------------
+// ---- steps and sequences ----------------------------------------------------
 
 class CudaStep : public FormTest {};
 class CudaSequence : public FormTest {};
@@ -124,7 +122,6 @@ TEST_P(CudaSequence, ResetAndMaskedValuesAndGradientsMatchOracle) {
   }
 }
 
-// As users call it without gradients.
 TEST_P(CudaSequence, InferenceGivesTheSameBits) {
   for (const Arguments& a : {dense({5, 9, 3, 24})(1), packed({5, 4, 4, 1}, 3, 24)(1)}) {
     const Tensors trained = sequence(requiring_grad(a));
@@ -141,7 +138,7 @@ TEST_P(CudaStep, NoMoreIsReadThanWasWritten) {
   check_uninitialised_memory(cell, dense({1, 3, 5, 7})(1));
 }
 
-// As a layer with batch_first has it.
+// As with batch_first.
 TEST_P(CudaSequence, GradientsOfTheOutputMayLieBatchFirst) {
   for (const Sizes& sizes : {Sizes{4, 5, 3, 16}, Sizes{4, 5, 3, 7}}) {
     const Arguments arguments = dense(sizes)(1);
@@ -155,9 +152,9 @@ TEST_P(CudaSequence, GradientsOfTheOutputMayLieBatchFirst) {
   }
 }
 
-// ---- below the operators: which gradients are wanted --------------------------
+// ---- requested gradients, below the operators -------------------------------
 
-// backward(mask) computes what it computes for all, and nothing else.
+// backward(mask) computes only the requested gradients, with the same values.
 template <typename Backward>
 void check_masks(const lltm::OutputMask& all, const Backward& backward) {
   const Tensors expected = backward(all);
@@ -207,7 +204,7 @@ TEST_P(CudaStep, OnlyWantedGradientsAreComputed) {
   });
 }
 
-// [W_hh, W_ih] in the place of two matrices, and one bias.
+// With [W_hh, W_ih] and one bias, and with separate weights and biases.
 std::array<CellArguments, 2> joined_and_apart(const Arguments& a) {
   CellArguments joined = operands(a), apart = operands(a);
   const int64_t hidden = a.h.size(1);
@@ -222,7 +219,6 @@ std::array<CellArguments, 2> joined_and_apart(const Arguments& a) {
   }
   return {joined, apart};
 }
-// The results and gradients of both; those of the matrices are joined.
 void expect_the_same(const std::array<Tensors, 2>& results, std::array<lltm::Gradients, 2> grads) {
   EXPECT_TRUE(identical(results[0], results[1]));
   auto& [input, h, c, weight_ih, weight_hh, bias_ih, bias_hh] = grads[1];
@@ -263,9 +259,8 @@ TEST_P(CudaStep, AJoinedMatrixGivesTheSame) {
   expect_the_same(results, gradients);
 }
 
-// ---- what the stepwise engine asks of cuBLAS, and of ATen ------------------------
+// ---- cuBLAS and ATen calls of the per-step engine ---------------------------
 
-// Of a cell and a dtype.
 class CudaStepwise : public FormTest {
  protected:
   static lltm::SequenceResult forward(
@@ -277,7 +272,7 @@ class CudaStepwise : public FormTest {
 INSTANTIATE_TEST_SUITE_P(
     Cuda, CudaStepwise, each_case(sequences<false>(), kDtypes), form_case_name);
 
-// Each step in a chunk of its own, some together, and all.
+// One step per chunk, several steps, and all.
 TEST_P(CudaStepwise, ASmallerWorkspaceGivesTheSame) {
   const int64_t slots = lltm::find_cell(form_.cell)->slots;
   const int64_t row = slots * 8 * (dtype() == at::kDouble ? 8 : 4);
@@ -289,7 +284,6 @@ TEST_P(CudaStepwise, ASmallerWorkspaceGivesTheSame) {
   }
 }
 
-// What `body` calls: GEMMs, those of them that are not aligned, and ATen's operators.
 struct Calls {
   int64_t gemms, unaligned, operators;
 
@@ -309,9 +303,8 @@ struct Calls {
   }
 };
 
-// Whatever H and I are, the GEMM of a step is aligned and nothing is copied for it: with more
-// steps there are more aligned GEMMs, and no other calls. Where h has no part in the first slots,
-// an odd H makes its columns begin in between.
+// For any H and I, more steps add only aligned GEMMs. If the first pre-activations do not read h,
+// an odd H misaligns the recurrent columns.
 TEST_P(CudaStepwise, StepsTakeAlignedGemmsAndNoCopies) {
   const lltm::CellInfo& cell = *lltm::find_cell(form_.cell);
   for (const auto& [I, H] :
@@ -340,7 +333,7 @@ TEST_P(CudaStepwise, StepsTakeAlignedGemmsAndNoCopies) {
     EXPECT_EQ(backward_30.unaligned, backward_3.unaligned);
     EXPECT_EQ(backward_30.operators, backward_3.operators);
     EXPECT_GT(forward_3.operators, 0);
-    // Of all that forward multiplies, only an input of such rows is not ours to pad.
+    // The input is the only forward operand that the engine cannot pad.
     if (I == 16) {
       EXPECT_EQ(forward_30.unaligned, 0);
     } else if (I == 3) {
@@ -349,8 +342,8 @@ TEST_P(CudaStepwise, StepsTakeAlignedGemmsAndNoCopies) {
   }
 }
 
-// One product over all rows would have several times the error that is allowed. Beside the rounded
-// oracle: plain PyTorch has one product too, and on some CPUs MKL adds it up as badly.
+// A single sum over all rows would have several times the permitted error. The baseline is the
+// rounded oracle instead of PyTorch, because MKL sums as inaccurately on some CPUs.
 class CudaWeightGradients : public testing::TestWithParam<at::ScalarType> {
  protected:
   void SetUp() override { sums_in_order = true; }

@@ -1,5 +1,5 @@
-// What the CUDA engine asks of cuBLAS: gemm.cpp itself, compiled against cuda_on_host.h.
-// Values are small integers, which every dtype adds up exactly.
+// Compiles gemm.cpp with cuda_on_host.h. Values are small integers, whose sums are exact in every
+// dtype.
 #include "cell/lltm.h"
 #include "cuda/engine/engine.h"
 #include "cuda/engine/weight_gradients.h"
@@ -27,12 +27,11 @@ at::Tensor integers(at::IntArrayRef sizes, at::ScalarType dtype, uint64_t seed) 
   return at::randint(-2, 3, sizes, generator, at::TensorOptions(dtype));
 }
 
-// Columns [2, 2 + cols) of a matrix that is three columns wider.
 at::Tensor inner_columns(int64_t rows, int64_t cols, at::ScalarType dtype, uint64_t seed) {
   return integers({rows, cols + 3}, dtype, seed).slice(1, 2, 2 + cols);
 }
 
-// PyTorch keeps any stride for a dimension of one element; cuBLAS looks at it.
+// PyTorch allows any stride for a dimension of size 1; cuBLAS checks it.
 TEST(CudaOperands, ASingleRowOrColumnHasTheRowLengthAsLeadingDimension) {
   const int64_t far = int64_t{1} << 40;
   const at::Tensor memory = at::randn({5});
@@ -90,7 +89,6 @@ TEST(CudaOperands, OperandsOfManyGemmsArePaddedOnceWhereTheyAreNotAligned) {
   }
 }
 
-// The dtype of the operands and that of the result.
 class CudaGemm : public testing::TestWithParam<std::tuple<at::ScalarType, at::ScalarType>> {
  protected:
   at::ScalarType dtype() const { return std::get<0>(GetParam()); }
@@ -114,7 +112,7 @@ INSTANTIATE_TEST_SUITE_P(
 TEST_P(CudaGemm, OperandsMayLieByRowsOrColumnsInsideOthers) {
   for (const auto& [m, k, n] : {std::tuple(4, 5, 3), {1, 5, 3}, {4, 1, 3}, {4, 5, 1}, {1, 1, 1}}) {
     for (const bool accumulate : {false, true}) {
-      for (const int columns : {0, 1, 2, 3}) {  // which of a and b lie by columns
+      for (const int columns : {0, 1, 2, 3}) {  // which of a and b are column-major
         SCOPED_TRACE(testing::Message() << m << ' ' << k << ' ' << n << ' ' << columns);
         const bool a_t = (columns & 1) != 0, b_t = (columns & 2) != 0;
         const at::Tensor a = inner_columns(a_t ? k : m, a_t ? m : k, dtype(), 1);
@@ -122,7 +120,7 @@ TEST_P(CudaGemm, OperandsMayLieByRowsOrColumnsInsideOthers) {
         const at::Tensor around = integers({m, n + 3}, result_dtype(), 3);
         const at::Tensor before = around.clone();
         const at::Tensor c = around.slice(1, 2, 2 + n);
-        // Not read where nothing is accumulated.
+        // C is not read without accumulation.
         if (!accumulate) c.fill_(std::numeric_limits<double>::quiet_NaN());
 
         const Gemm gemm(dtype());
@@ -157,9 +155,9 @@ TEST_P(CudaGemm, KOfZeroGivesZero) {
   }
 }
 
-// ---- the gradients of weights -----------------------------------------------
+// ---- weight gradients -------------------------------------------------------
 
-// As many rows as several sums of products have, and part of one.
+// Enough rows for several partial sums and a remainder.
 TEST_P(CudaGemm, WeightGradientsAreExactSums) {
   if (result_dtype() != at::kFloat && result_dtype() != at::kDouble) return;
   for (const int64_t rows : {0, 1, 512, 513, 512 * 32, 512 * 32 + 1, 512 * 97 + 5}) {
@@ -181,7 +179,7 @@ TEST_P(CudaGemm, WeightGradientsAreExactSums) {
 
 // ---- TF32 -------------------------------------------------------------------
 
-// TF32 keeps ten bits after the first: 1 + 2^-12 becomes 1.
+// TF32 has ten fraction bits: 1 + 2^-12 becomes 1.
 class CudaTf32 : public testing::TestWithParam<bool> {
  protected:
   void SetUp() override { allow_tf32 = GetParam(); }
@@ -208,7 +206,7 @@ TEST_P(CudaTf32, Float32FollowsPyTorch) {
   EXPECT_EQ(times_one(coarse, at::kFloat), coarse);
 }
 
-// As cuBLAS does.
+// Like cuBLAS.
 TEST_P(CudaTf32, TheEnvironmentCanForbidIt) {
   EXPECT_EQ(Gemm(at::kFloat).uses_tf32(), GetParam());
   EXPECT_FALSE(Gemm(at::kDouble).uses_tf32());
@@ -223,7 +221,7 @@ TEST_P(CudaTf32, SixteenBitGemmsAccumulateInFloat32) {
     EXPECT_EQ(times_one(1.5, dtype), 1.5);
     EXPECT_EQ(last_math_mode, CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION);
   }
-  // Of the handle that both share.
+  // Sets the mode of the shared handle.
   times_one(1, at::kFloat);
   EXPECT_EQ(last_math_mode, GetParam() ? CUBLAS_TF32_TENSOR_OP_MATH : CUBLAS_DEFAULT_MATH);
 }

@@ -1,7 +1,5 @@
-// The persistent CUDA engine on the CPU (persistent_on_host.h), for each cell: every class of
-// sizes, under schedules of thread blocks and warps that are drawn by chance. Each test sees to it
-// that the engine was in fact taken; more of what it has in common with the stepwise one is in
-// test_cuda_engine.cpp.
+// The persistent CUDA engine on the CPU (persistent_on_host.h): every cell and class of sizes, with
+// random schedules. Each test checks that the engine was used. See also test_cuda_engine.cpp.
 #include "cell_arguments.h"
 #include "cuda/engine/engine.h"
 #include "cuda/kernel/persistent.h"
@@ -38,8 +36,7 @@ class PersistentMma : public testing::Test {};
 using Types = testing::Types<c10::BFloat16, c10::Half>;
 TYPED_TEST_SUITE(PersistentMma, Types);
 
-// The column of A, and the row of B, of element i of a lane's fragment, as PTX's documentation
-// has them.
+// Element i of a lane's fragment: column of A, row of B, as documented in PTX.
 int column_of_a(int thread_in_group, int i) {
   return thread_in_group * 2 + (i & 1) + (i < 4 ? 0 : 8);
 }
@@ -50,7 +47,7 @@ int row_of_b(int thread_in_group, int i) {
   return thread_in_group * 2 + (i & 1) + (i < 2 ? 0 : 8);
 }
 
-// Small integers, so that every sum is exact.
+// Small integers make every sum exact.
 TYPED_TEST(PersistentMma, IsAMatrixProduct) {
   using T = TypeParam;
   std::mt19937 random(1);
@@ -87,7 +84,7 @@ TYPED_TEST(PersistentMma, IsAMatrixProduct) {
 
 // ---- polls ------------------------------------------------------------------
 
-// A row of K whose words appear while a lane waits for them, and a count of what it does.
+// A row of K units whose words appear during waits. Counts reads and waits.
 template <int kUnitsK>
 struct PolledRow {
   static constexpr int kWords = kUnitsK * lltm::cuda::kWarps * lltm::cuda::kWarpUnits / 2;
@@ -111,7 +108,7 @@ struct PolledRow {
     return true;
   }
 
-  // What a lane of the second warp has of it, having waited for all: NaN for what never came.
+  // Polls like a lane of the second warp. Missing words become NaN.
   void poll() {
     const auto* const row = reinterpret_cast<const c10::Half*>(words);
     constexpr int kWarp = 1, kLane = 6;
@@ -140,7 +137,7 @@ using UnitCounts = testing::Types<
     std::integral_constant<int, 12>>;
 TYPED_TEST_SUITE(PersistentPoll, UnitCounts);
 
-// A step of the kernels takes as long as the last word does, and one more round trip.
+// A step ends one round trip after the last word appears.
 TYPED_TEST(PersistentPoll, AfterTheLastPublicationOneRoundTripIsLeft) {
   for (const int last : {1, 2, 5}) {
     PolledRow<TypeParam::value> row;
@@ -161,12 +158,12 @@ TYPED_TEST(PersistentPoll, WhatIsThereIsNotReadAgain) {
   EXPECT_EQ(row.reads, 0);
 }
 
-// The last units first, one at a time: a lane is never behind what is there.
+// Units appear one by one, the last first.
 TYPED_TEST(PersistentPoll, OnlyAbsentUnitsAreReadAgain) {
   constexpr int kUnitsK = TypeParam::value;
   PolledRow<kUnitsK> row;
   row.appear = [&](int n) {
-    if (n > kUnitsK) return;  // all are there
+    if (n > kUnitsK) return;  // all have appeared
     const int words = PolledRow<kUnitsK>::kWords / kUnitsK;
     const auto unit = std::begin(row.words) + (kUnitsK - n) * words;
     std::iota(unit, unit + words, 1U);
@@ -188,14 +185,13 @@ TYPED_TEST(PersistentPoll, WhatNeverComesIsNaN) {
   EXPECT_EQ(row.waits, 2);
 }
 
-// ---- how long a lane waits -----------------------------------------------------
+// ---- timeouts ---------------------------------------------------------------
 
 struct Launch {
   bool begun = true;
   bool all_have_begun() const { return begun; }
 };
 
-// How many polls a lane makes before it gives up.
 int polls_of(lltm::cuda::Patience& patience, Launch& launch, int most, int begins_after = 0) {
   for (int polls = 1, all = 1; all < 100'000; ++polls, ++all) {
     launch.begun = all > begins_after;
@@ -224,9 +220,9 @@ TEST(PersistentPatience, EndsEvenIfBlocksNeverBegin) {
   EXPECT_LT(polls, 103 * (lltm::cuda::Patience::kMostCounts + 1));
 }
 
-// ---- which thread has what --------------------------------------------------
+// ---- thread mapping ---------------------------------------------------------
 
-// A thread of the second slice of units and the first group of rows, as a machine.
+// Second slice of units, first group of rows.
 struct Thread {
   int number;
 
@@ -263,7 +259,7 @@ TEST(PersistentPlaces, EachUnitOfARowHasOneThread) {
   check_that_each_unit_has_one_thread<4>();
 }
 
-// What a warp accesses at once lies in different banks, of which there are 32, of 4 bytes.
+// There are 32 banks of 4 bytes.
 TEST(PersistentPlaces, SumsAreReadAndWrittenWithoutConflictsOfBanks) {
   constexpr int kLanes = lltm::cuda::kWarpLanes;
   for (int warp = 0; warp < lltm::cuda::kWarps; ++warp) {
@@ -278,7 +274,7 @@ TEST(PersistentPlaces, SumsAreReadAndWrittenWithoutConflictsOfBanks) {
     }
     EXPECT_EQ(banks.size(), 32);
   }
-  // Of a lane's two rows one after the other, 8 bytes by half a warp at once.
+  // Half a warp accesses 8 bytes per lane concurrently.
   std::set<int> places;
   for (const int odd : {0, 1}) {
     for (const int half : {0, 1}) {
@@ -295,9 +291,9 @@ TEST(PersistentPlaces, SumsAreReadAndWrittenWithoutConflictsOfBanks) {
   EXPECT_EQ(*places.rbegin(), lltm::cuda::kTileSums - 1);
 }
 
-// ---- the engine -----------------------------------------------------------
+// ---- engine -----------------------------------------------------------------
 
-// Sets a variable while it lives.
+// Sets a variable until destroyed.
 template <typename T>
 class Temporarily {
  public:
@@ -311,7 +307,6 @@ class Temporarily {
   T before_;
 };
 
-// How many persistent kernels `body` launches.
 template <typename Body>
 int64_t launches(const Body& body) {
   const int64_t before = persistent_launches;
@@ -326,7 +321,7 @@ Tensors forward(const Arguments& a, int64_t workspace_bytes = lltm::cuda::kWorks
           .value());
 }
 
-// From the results of forward, with gradients of ones.
+// Uses gradients of ones.
 lltm::Gradients backward(const Arguments& a, const Tensors& results) {
   const CellArguments of_cell = operands(a);
   const at::Tensor ones = at::ones_like(results[0]), none;
@@ -354,10 +349,10 @@ std::vector<Form> persistent_forms() {
 
 class PersistentEngine : public FormTest {
  protected:
-  int64_t row_bytes() const {  // of pre-activations, H = 24
+  int64_t row_bytes() const {  // pre-activations, H = 24
     return lltm::find_cell(form_.cell)->x.count() * 24 * static_cast<int64_t>(sizeof(float));
   }
-  // Values and gradients; forward and backward take `each` launches.
+  // Forward and backward each need `each` launches.
   void check_persistent(const Problem& problem, int64_t each = 1, uint64_t problems = 1) const {
     int64_t calls = 0;
     const Function counted = [&](const Arguments& a) {
@@ -373,8 +368,7 @@ class PersistentEngine : public FormTest {
 INSTANTIATE_TEST_SUITE_P(
     Cells, PersistentEngine, each_case(persistent_forms(), kDtypesOfKernels), form_case_name);
 
-// Half a slice of units, more than one slice, and half of the last one; rows that fill no
-// tile, one, and more than one.
+// Full and partial slices of units, full and partial tiles of rows.
 TEST_P(PersistentEngine, ValuesAndGradientsMatchOracle) {
   for (const Sizes& sizes :
        {Sizes{2, 1, 16, 8}, Sizes{5, 3, 5, 24}, Sizes{7, 8, 3, 16}, Sizes{3, 17, 9, 40}}) {
@@ -387,14 +381,14 @@ TEST_P(PersistentEngine, PackedValuesAndGradientsMatchOracle) {
   check_persistent(packed({5}, 3, 8));
   check_persistent(packed({7, 6, 5, 4, 3, 2, 1}, 3, 24));
   check_persistent(packed({9, 1, 1, 1}, 2, 16));
-  // Rows of several groups end in the middle of a tile, and with it.
+  // Sequences end inside a tile and at its end.
   check_persistent(packed({6, 6, 6, 5, 5, 5, 5, 5, 5, 4, 4, 4, 4, 2, 2, 2, 2, 2, 1}, 3, 24));
 }
 
-// As many tiles in a group as it takes for all rows to run at once: 2 and 4, with 3 and 2
-// groups; then several launches, the last with fewer groups.
+// With 2 and 4 tiles, 3 and 2 groups run all rows concurrently. Larger batches need several
+// launches, the last with fewer groups.
 TEST_P(PersistentEngine, MoreRowsTakeMoreTilesAndThenMoreLaunches) {
-  const Temporarily small(multiprocessors, int64_t{6});  // of 2 slices each
+  const Temporarily small(multiprocessors, int64_t{6});  // 2 slices each
   check_persistent(dense({3, 41, 3, 24}));
   check_persistent(dense({3, 77, 3, 24}));
   check_persistent(packed(
@@ -445,8 +439,7 @@ TEST_P(PersistentEngine, ArgumentsMayBeginAnywhere) {
   EXPECT_TRUE(identical(ours.gradients, expected.gradients));
 }
 
-// Also with hidden units enough for most warps to have a part of K, so that warps without an
-// element-wise part get a step ahead.
+// Most warps have a part of K: warps without element-wise work get one step ahead.
 TEST_P(PersistentEngine, EveryScheduleGivesTheSameBits) {
   for (const Arguments& a :
        {dense({6, 7, 5, 200})(1), packed({7, 6, 6, 6, 3, 2, 2, 2, 2, 1}, 3, 40)(1)}) {
@@ -461,7 +454,7 @@ TEST_P(PersistentEngine, EveryScheduleGivesTheSameBits) {
   }
 }
 
-// Three and six units of K to a warp, which a lane that waits for all of them sees together.
+// Three and six units of K per warp. A lane waits for all of them together.
 TEST(PersistentRounds, AStepTakesOne) {
   const PersistentSetting persistent(true);
   const Temporarily in_turn(round_robin, true);
@@ -473,14 +466,14 @@ TEST(PersistentRounds, AStepTakesOne) {
   EXPECT_LE(rounds, steps + 2);
 }
 
-// NaNs of all bits set, which as a word would be one that is not there yet.
+// NaNs with all bits set, like an absent word.
 at::Tensor with_nan(const at::Tensor& tensor, int64_t position) {
   at::Tensor copy = tensor.clone();
   copy.view(at::kShort).view(-1).slice(0, position, position + 2).fill_(-1);
   return copy;
 }
 
-// The NaNs reach what they reach in the stepwise engine, and nothing waits for them.
+// As in the per-step engine, without a deadlock.
 TEST_P(PersistentEngine, NaNsArePassedOn) {
   const Arguments clean = dense({4, 9, 4, 24})(1);
   const Tensors clean_gradients = random_like(eager_sequence(clean), 2);
@@ -530,7 +523,7 @@ TEST_P(PersistentEngine, InfinitiesAndLargeValuesArePassedOn) {
   }
 }
 
-// ---- which problems it takes ----------------------------------------------
+// ---- supported problems -----------------------------------------------------
 
 TEST_P(PersistentEngine, TheLimitsOfHAreTheCells) {
   const lltm::CellInfo& cell = *lltm::find_cell(form_.cell);
@@ -572,7 +565,7 @@ TEST(PersistentPlan, AReasonIsGivenForAllOthers) {
   EXPECT_EQ(why_not(problem({2, 3, 4, 48})), "the GPU refused a launch");
 }
 
-// ctest looks at what these print, with LLTM_SCHEDULE in the environment.
+// ctest checks the printed engines, with LLTM_SCHEDULE set.
 TEST(PersistentSchedule, EachCallSaysWhichEngineItTook) {
   const Arguments a = sequence_problem({2, 19, 4, 16}, at::kHalf, 1);
   const Temporarily small(multiprocessors, int64_t{2});
@@ -589,16 +582,16 @@ TEST(PersistentSettings, TheDefaultIsTheStepwiseEngine) {
   EXPECT_TRUE(lltm::cuda_persistent());
 }
 
-// ---- what ends a launch, and what refuses it --------------------------------
+// ---- timeouts and launch failures -------------------------------------------
 
-// A launch that goes on from a step which never ran: nobody publishes the words that it waits for.
+// The launch continues after a step that never ran.
 TEST(PersistentLaunch, AWordThatNeverComesIsNaNAndAnErrorOfTheNextCall) {
-  // So many that what does come comes before, as on a GPU; in one schedule, whatever ran before.
+  // Enough polls for words that do appear, with a fixed schedule.
   const Temporarily few(most_polls, 30);
   const Temporarily seed(schedule_seed, uint64_t{1});
   const PersistentSetting persistent(true);
   using T = c10::Half;
-  // Three slices of units, and two rows, of which the step before had the first.
+  // Three slices of units. Only the first of two rows had a previous step.
   const at::TensorOptions half(at::kHalf), wide(at::kFloat);
   const at::Tensor state = at::zeros({2, 48}, half), weights = at::ones({144 * 48}, half);
   const at::Tensor gates = at::zeros({6, 144}, wide), dz = at::zeros({7, 144}, half);
@@ -627,7 +620,6 @@ TEST(PersistentLaunch, AWordThatNeverComesIsNaNAndAnErrorOfTheNextCall) {
     }
     call();
   };
-  // Of the rows of three steps, the first row is NaN and the other is not.
   const auto expect_nan_of_the_first_row = [](const at::Tensor& rows) {
     const at::Tensor nan = rows.slice(0, 1).view({3, 2, -1}).isnan();
     EXPECT_TRUE(nan.select(1, 0).all().item<bool>());
@@ -666,7 +658,7 @@ TEST(PersistentLaunch, AWordThatNeverComesIsNaNAndAnErrorOfTheNextCall) {
   expect_an_error_once([&] { backward(a, results); });
 }
 
-// Another stream may hold multiprocessors for longer than a lane polls.
+// Another stream may occupy multiprocessors for longer than a lane polls.
 TEST_P(PersistentEngine, BlocksMayBeginLate) {
   const Arguments a = dense({4, 9, 3, 40})(1);
   const Tensors gradients = random_like(eager_sequence(a), 2);
@@ -679,7 +671,7 @@ TEST_P(PersistentEngine, BlocksMayBeginLate) {
   EXPECT_TRUE(identical(ours.gradients, expected.gradients));
 }
 
-// So that the words are in the cache when they are polled: each chunk for itself, and all of them.
+// Polled words are then in the cache. Fills once per chunk, or once.
 TEST_P(PersistentEngine, WordsAreFilledJustBeforeTheirLaunch) {
   const Arguments a = dense({4, 9, 3, 24})(1);
   const int64_t slots = lltm::find_cell(form_.cell)->slots;
@@ -714,7 +706,7 @@ TEST_P(PersistentEngine, WordsAreFilledJustBeforeTheirLaunch) {
   EXPECT_TRUE(identical(chunks, run_backward(1 << 20)));
 }
 
-// At the first launch or a later one: then the results of all steps are those of the other engine.
+// The per-step engine computes all steps, even if a later launch fails.
 TEST(PersistentLaunch, ARefusedOneLeavesTheCallToTheStepwiseEngine) {
   for (const Arguments& a :
        {sequence_problem({3, 70, 4, 24}, at::kHalf, 1),
@@ -732,7 +724,6 @@ TEST(PersistentLaunch, ARefusedOneLeavesTheCallToTheStepwiseEngine) {
       return evaluate(sequence, a, gradients);
     };
     const Evaluation stepwise = run(false);
-    // Of forward and of backward, so that each is refused at its first launch and later.
     const int64_t all = launches([&] { run(true); });
     EXPECT_GE(all, 4);
     for (int64_t left = 0; left < all / 2; ++left) {
@@ -762,9 +753,9 @@ TEST(PersistentLaunch, ARefusedBackwardLeavesOnlyItselfToTheStepwiseEngine) {
   }
 }
 
-// ---- every kernel ---------------------------------------------------------
+// ---- all kernels ------------------------------------------------------------
 
-// One problem whose results all have many elements, judged by itself.
+// All results must have many elements.
 void check_one(const Arguments& a, int64_t expected_launches) {
   const PersistentSetting persistent(true);
   const Tensors gradients = random_like(eager_sequence(a), 2);
@@ -781,9 +772,8 @@ void check_one(const Arguments& a, int64_t expected_launches) {
   }
 }
 
-// A kernel for each number of units of K that a warp has, and each number of tiles: the largest
-// size of each kernel of the LLTM, and one that is just too large for the one before; some of the
-// other cells, whose K of backward is another multiple of H.
+// The largest size of each LLTM kernel, and a size just above the previous kernel's limit. Includes
+// other cells, whose backward K is another multiple of H.
 class PersistentKernels : public testing::TestWithParam<std::tuple<const char*, int64_t, int>> {};
 std::string kernel_name(const testing::TestParamInfo<PersistentKernels::ParamType>& info) {
   const auto [cell, size, tiles] = info.param;
@@ -819,7 +809,7 @@ TEST_P(PersistentKernels, ValuesAndGradientsMatchOracle) {
   check_one(a, /*expected_launches=*/2);
 }
 
-// Forward goes further than backward, which is the stepwise engine's from there on.
+// Forward supports larger sizes than backward, which uses the per-step engine.
 class PersistentForwardKernels : public testing::TestWithParam<int64_t> {};
 INSTANTIATE_TEST_SUITE_P(SlowSizes, PersistentForwardKernels, testing::Values(1032, 1288, 1536));
 
@@ -827,8 +817,7 @@ TEST_P(PersistentForwardKernels, ValuesAndGradientsMatchOracle) {
   check_one(sequence_problem({2, 2, 64, GetParam()}, at::kHalf, 1), /*expected_launches=*/1);
 }
 
-// More runs of equal steps than a launch has room for. Small weights, or rounding errors
-// would grow over this many steps.
+// More runs of equal steps than a launch supports. Small weights limit rounding errors.
 class PersistentRuns : public testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(SlowDirections, PersistentRuns, testing::Bool());
 
@@ -841,7 +830,7 @@ TEST_P(PersistentRuns, BatchSizesMayChangeAtEveryStep) {
   check_one(a, /*expected_launches=*/4);
 }
 
-// Forward leaves what has checkpoints to the other engine; each segment of backward is a call.
+// Activation checkpoints: forward uses the per-step engine; each segment of backward is a call.
 TEST(Persistent, LeavesResetsMasksAndCheckpointsToTheStepwiseEngine) {
   Arguments a = sequence_problem({20, 9, 16, 40}, at::kHalf, 1);
   a.weights = a.weights * 0.5;

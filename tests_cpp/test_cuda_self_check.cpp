@@ -1,5 +1,5 @@
-// What the CUDA backend does where its kernels do not work: it finds that out itself
-// (cuda/engine/self_check.h), and PyTorch's operations compute in their place.
+// Tests that the CUDA backend detects defective kernels (cuda/engine/self_check.h) and uses PyTorch
+// operations instead.
 #include "cell_arguments.h"
 #include "cell_program.h"
 #include "cuda/engine/engine.h"
@@ -36,7 +36,6 @@ struct CheckedKernels : testing::Environment {
 };
 const auto* const kCheckedKernels = testing::AddGlobalTestEnvironment(new CheckedKernels);
 
-// Collects what is warned of while it lives.
 class Warnings : public c10::WarningHandler {
  public:
   void process(const c10::Warning& warning) override { all.push_back(warning.msg()); }
@@ -46,7 +45,7 @@ class Warnings : public c10::WarningHandler {
   c10::WarningUtils::WarningHandlerGuard guard_{this};
 };
 
-// Begins and ends with kernels that work, and nothing known of them.
+// Starts and ends with working, unchecked kernels.
 class CudaSelfCheck : public testing::TestWithParam<Fault> {
  protected:
   CudaSelfCheck() { lltm::cuda::forget_self_checks(); }
@@ -88,7 +87,7 @@ TEST_P(CudaSelfCheck, KernelsThatDoNotWorkAreLeftToTheCompositePathFromThenOn) {
           "not used: "),
       0)
       << warnings.all[0];
-  // Others are checked for themselves.
+  // Other kernels are checked separately.
   fault = GetParam();
   sequence(other);
   EXPECT_EQ(warnings.all.size(), 2);
@@ -107,7 +106,7 @@ TEST_P(CudaSelfCheck, AStepHasItsOwn) {
   EXPECT_EQ(warnings.all.size(), 1);
 }
 
-// Whichever way, gradients are right.
+// Gradients are correct with either fallback.
 TEST_P(CudaSelfCheck, TrainingGoesOn) {
   const Arguments a = problem("gru", at::kDouble);
   const Tensors gradients = random_like(eager_sequence(a), 2);
@@ -134,7 +133,7 @@ TEST_P(CudaSelfCheck, PersistentKernelsThatDoNotWorkAreLeftToTheStepwiseEngine) 
   EXPECT_EQ(warnings.all[0].find("lltm: the persistent kernels of the cell lltm in Half"), 0);
 }
 
-// A graph that is captured must not wait; the next call outside of it checks.
+// Graph capture must not wait; the next call outside checks the kernels.
 TEST_P(CudaSelfCheck, NothingIsCheckedInAGraph) {
   const at::NoGradGuard no_grad;
   const Arguments a = problem("lltm");
@@ -173,7 +172,6 @@ TEST(CudaSelfChecks, WorkingKernelsAreCheckedOnce) {
   EXPECT_TRUE(warnings.all.empty()) << warnings.all[0];
 }
 
-// Of every cell that a user may write: states, parameters, what reads h.
 TEST(CudaSelfChecks, KernelsOfCustomCellsAreCheckedToo) {
   Warnings warnings;
   for (const std::string& text : kCellTexts) {

@@ -1,6 +1,5 @@
-// The operators in PyTorch's dispatcher: which kernels stand behind them, and the errors that reach
-// C++. What they give on other devices and under autocast, and what they say of each wrong
-// argument, the Python tests have (test_opcheck.py, test_properties.py, test_errors.py).
+// The operators' dispatcher kernels and C++ errors. Python tests cover other devices, autocast and
+// messages (test_opcheck.py, test_properties.py, test_errors.py).
 #include "testing.h"
 
 #include <ATen/ATen.h>
@@ -27,7 +26,7 @@ const char* const kOperators[] = {
     "lltm::step_forward",
 };
 
-// Those that nobody but the Python modules calls.
+// Called only by the Python modules.
 const char* const kPythonOperators[] = {
     "lltm::_build_info",
     "lltm::_cpu_kernels",
@@ -40,7 +39,7 @@ const char* const kPythonOperators[] = {
     "lltm::_version",
 };
 
-// Those that are composed of other operators, and have no kernels of their own.
+// Composed of other operators, without separate kernels.
 const char* const kCompositions[] = {
     "lltm::_cell",
     "lltm::_instructions",
@@ -86,8 +85,7 @@ TEST(Dispatch, EveryOperatorHasItsKernels) {
   }
 }
 
-// Nothing is written to arguments and no result is a view of one: compiled
-// graphs rely on it.
+// Arguments are not modified and results are no views: compiled graphs require it.
 TEST(Dispatch, SchemasDeclareNoAliasing) {
   for (const char* const name : kOperators) {
     const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
@@ -100,7 +98,6 @@ TEST(Dispatch, SchemasDeclareNoAliasing) {
   }
 }
 
-// What a user sees of a cell without c.
 TEST(Dispatch, ACellWithoutCReturnsAnEmptyOne) {
   for (const char* const name : kCells) {
     const Arguments a = cell_problem({1, 4, 3, 5}, at::kFloat, 1, /*bias=*/true, name);
@@ -115,8 +112,8 @@ TEST(Dispatch, ACellWithoutCReturnsAnEmptyOne) {
 
 enum class Op { kCell, kSequence, kPacked };
 
-// A call that would be right but for one change: of each class of errors, what a C++ caller gets of
-// it. Only there can a tensor be undefined.
+// A call with a wrong argument, for each class of C++ errors. Only C++ can pass an undefined
+// tensor.
 struct WrongCall {
   const char* name;
   Op op;
@@ -168,7 +165,7 @@ Arguments right_arguments(Op op) {
   }
 }
 
-// The C++ function, and the operator as Python and TorchScript reach it.
+// Calls the C++ function, and the operator used by Python and TorchScript.
 void call_function(Op op, const Arguments& a) {
   op == Op::kCell ? cell(a) : sequence(a);
 }

@@ -1,5 +1,5 @@
-// The element-wise part of each cell, for each instruction set, on raw memory: beside the cell's
-// page in float64, and with all that must not be written. Links the kernels alone, without PyTorch.
+// Compares the element-wise part of each cell with its cell definition in float64 and checks that
+// other memory is unchanged. Links only the kernels, without PyTorch.
 #include "cell/cells.h"
 #include "cpu/kernel/floats.h"
 #include "cpu/kernel/table.h"
@@ -18,8 +18,7 @@
 namespace lltm::cpu {
 namespace {
 
-// Largest error of a number of the format, relative to 1 and its magnitude: of what is stored in
-// 16 bits, that of rounding; else that of some operations.
+// Largest error relative to 1 and the magnitude: 16-bit rounding, or some operations.
 template <typename T>
 constexpr double kError = 0;
 template <>
@@ -40,7 +39,7 @@ testing::AssertionResult is_near(T x, double expected) {
 
 constexpr float kUntouched = -77;
 
-// (rows, columns) with a gap between the rows, random numbers or untouched.
+// A matrix with gaps between rows, random or filled.
 template <typename T>
 class Values {
  public:
@@ -62,7 +61,7 @@ class Values {
   std::vector<T> data_;
 };
 
-// An operand of the next GEMM, and whether its element is x, as it was stored.
+// An operand of the next GEMM. `holds` returns true if an element is the stored x.
 template <typename G>
 struct Operand {
   Operand(std::int64_t rows, std::int64_t columns) : values(rows, columns) {}
@@ -101,7 +100,6 @@ class ElementwiseKernels : public testing::TestWithParam<std::string> {
     if (kernels_ == nullptr) GTEST_SKIP() << "this CPU or this compiler has none";
   }
 
-  // Calls check(page, hidden, begin, end) for each cell, and for blocks that are whole or not.
   template <typename Check>
   void for_each_problem(const Check& check) {
     Cells::for_each([&](auto page) {
@@ -123,7 +121,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values("default", "avx2", "avx512"),
     [](const auto& info) { return info.param; });
 
-// Units of a block of a layer, whose slots are further apart than the block is wide.
+// Hidden units of a layer: pre-activations are further apart than the block width.
 std::int64_t layer_hidden_of(std::int64_t hidden) {
   return hidden + 5;
 }
@@ -142,7 +140,7 @@ void check_forward(
   const std::int64_t layer = layer_hidden_of(hidden);
   const Values<C> gates(rows, kSlots * hidden, 1), bias(1, kSlots * layer, 2);
   Values<T> c(rows, hidden, 3), factor(rows, hidden, 4);
-  for (std::int64_t k = 0; k < rows * hidden; ++k) {  // h' of a GRU is between h and 1
+  for (std::int64_t k = 0; k < rows * hidden; ++k) {  // the GRU's h' is between h and 1
     T& x = c.at(k / hidden, k % hidden);
     if (Page::kCell.reads_h) x = narrow<T>(std::sin(widen(x)));
     T& y = factor.at(k / hidden, k % hidden);
@@ -186,7 +184,7 @@ void check_forward(
     const auto y = Page::forward(z, std::as_const(c).at(r, j));
     ASSERT_TRUE(is_near(h_next.at(r, j), y.h));
     ASSERT_TRUE(is_near(c_next.at(r, j), y.c));
-    // Rounded to T before it is packed.
+    // Rounded to T before packing.
     const double x = h.at(r, j);
     const double packed = accessories ? x * std::as_const(factor).at(r, j) : x;
     ASSERT_TRUE(operand.holds(r, j, static_cast<C>(packed)));
@@ -316,7 +314,7 @@ TEST_P(ElementwiseKernels, BackwardIsThatOfTheCell) {
   });
 }
 
-// c in float64, what is stored in float32.
+// Stores c in float32, computes in float64.
 template <typename Page>
 void check_few_rows(const Kernels& kernels, Page /*page*/, std::int64_t rows, std::int64_t hidden) {
   constexpr int kSlots = Page::kSlots, kSaved = Page::kSaved;

@@ -1,6 +1,5 @@
-// The engines of the CPU by schedules of the tests' choice: right by every division of the work
-// that a schedule can name, also where schedule.cpp would choose another. With the emulated kernels
-// for AMX too (choosable_amx_dispatch.cpp).
+// The CPU engines with every division of work, even if schedule.cpp would not choose it. Also runs
+// with emulated AMX kernels (choosable_amx_dispatch.cpp).
 #include "testing.h"
 
 #include "common/states.h"
@@ -29,14 +28,12 @@ using lltm::cpu::Grid;
 using lltm::cpu::LayerShape;
 using lltm::cpu::Machine;
 
-// One slot, slots that share blocks, rows, and both; more slots than there are threads.
+// Shared blocks, shared rows, and both; more positions than threads.
 constexpr Grid kGrids[] = {{1, 1}, {3, 1}, {1, 3}, {2, 3}};
 
-// Chunks of one step, and of several.
 constexpr int64_t kChunkRows[] = {1, 100};
 
-// The narrowest blocks, which leave some threads of wide grids more than one, and the widest ones,
-// of which there may be fewer than columns of threads.
+// The narrowest blocks, several per thread, and the widest, possibly fewer than grid columns.
 std::vector<Blocks> blocks_of(int64_t hidden, GemmFormat format) {
   const int64_t narrowest =
       lltm::cpu::visit_format(format, []<typename F>(F) { return F::kUnitAlign; });
@@ -60,10 +57,9 @@ std::vector<ForwardSchedule> forward_schedules(
   return schedules;
 }
 
-// Whether only what the matrix unit computes is tested: the rest is the same without it.
+// If true, tests only AMX GEMMs: emulation changes nothing else.
 const bool kMatrixUnitOnly = std::getenv("LLTM_EMULATED_AMX") != nullptr;
 
-// The formats that a dtype may be multiplied in.
 std::vector<GemmFormat> formats(const Machine& machine, at::ScalarType dtype) {
   if (dtype != at::kBFloat16 && machine.bf16x3 && kMatrixUnitOnly) return {GemmFormat::kBf16x3};
   if (dtype == at::kBFloat16 && machine.bf16) return {GemmFormat::kBf16};
@@ -76,7 +72,7 @@ std::vector<BackwardSchedule> backward_schedules(
   std::vector<BackwardSchedule> schedules;
   for (const GemmFormat format : formats(machine, dtype)) {
     for (const GemmFormat gradient_format : formats(machine, dtype)) {
-      // The state's gradients in bf16x3 and those of the weights in float32: nothing needs that.
+      // No schedule combines bf16x3 state gradients with float32 weight gradients.
       if (format == GemmFormat::kBf16x3 && gradient_format != format) continue;
       for (const Grid& grid : kGrids) {
         for (const Blocks& blocks : blocks_of(hidden, format)) {
@@ -90,7 +86,6 @@ std::vector<BackwardSchedule> backward_schedules(
   return schedules;
 }
 
-// A problem, plain PyTorch's results, and the oracle's.
 class Case {
  public:
   explicit Case(const Arguments& arguments)
@@ -101,12 +96,11 @@ class Case {
         expected_(expect(a_, grads_)),
         checkpoints_(std::get<3>(lltm::cpu::stepwise_forward(args(kCheckpointSteps)))) {}
 
-  // With the weights as they are or, where there are such, prepacked.
   void check_forward(const at::Tensor& packed = {}) const {
     const bool prepacked = packed.defined();
     if (few()) {
       if (kMatrixUnitOnly) return;
-      // Whether operands are float32 decides how results are rounded: that is as it would be.
+      // Keeps the operand type, which determines the rounding.
       FewRowsSchedule schedule = schedule_few_rows(machine_, shape(), steps(), prepacked);
       for (const Grid grid : {Grid{1, 1}, Grid{1, 3}, Grid{2, 1}, Grid{3, 2}}) {
         for (const Blocks& blocks : blocks_of(shape().hidden, GemmFormat::kF32)) {
@@ -118,7 +112,7 @@ class Case {
           }
         }
       }
-      if (!lltm::find_cell(a_.cell)->forgets) return;  // the others by either engine
+      if (!lltm::find_cell(a_.cell)->forgets) return;  // other cells can use either engine
     }
     for (const GemmFormat format : formats(machine_, dtype_)) {
       if (prepacked && !lltm::cpu::has_form(packed, format)) continue;
@@ -160,7 +154,7 @@ class Case {
     }
   }
 
-  // Their error is that of the quantisation: the same by every schedule, up to rounding.
+  // The quantization error is equal for every schedule up to rounding.
   void check_int8() const {
     const double tolerance = dtype_ == at::kFloat ? 1e-3 : 2e-2;
     const at::Tensor packed = pack(a_, at::kQInt8);
@@ -178,7 +172,6 @@ class Case {
  private:
   static constexpr int64_t kCheckpointSteps = 2;
 
-  // `packed` in the place of the weights, where it is defined.
   lltm::SequenceArgs args(int64_t checkpoint_steps = 0, const at::Tensor& packed = {}) const {
     static const std::optional<at::Tensor> absent;
     const bool is_packed = packed.defined();
@@ -211,7 +204,6 @@ class Case {
         lltm::cpu::slots_of(*lltm::find_cell(a_.cell))};
   }
   int64_t steps() const { return (a_.batch_sizes ? *a_.batch_sizes : a_.input).size(0); }
-  // Of the engine for few elements.
   bool few() const {
     return dtype_ == at::kFloat && lltm::cpu::has_few_elements(a_.h.size(0), a_.h.size(1));
   }
@@ -222,7 +214,7 @@ class Case {
     const std::optional<SequenceResult> result = engine(args(0, packed), schedule);
     ASSERT_TRUE(result.has_value());
     const Tensors outputs = {std::get<0>(*result), std::get<1>(*result), std::get<2>(*result)};
-    for (size_t k = 0; k < eager_.outputs.size(); ++k) {  // a cell without c has no c_n
+    for (size_t k = 0; k < eager_.outputs.size(); ++k) {  // without c there is no c_n
       EXPECT_TRUE(is_accurate(outputs[k], eager_.outputs[k], expected_.outputs[k])) << k;
     }
     const std::optional<SequenceResult> other = engine(args(kCheckpointSteps, packed), schedule);
@@ -246,23 +238,22 @@ class Engines : public testing::TestWithParam<std::tuple<at::ScalarType, const c
     if (!lltm::cpu::current_machine().f32) GTEST_SKIP() << "the blocked engine needs AVX2";
   }
 
-  // Calls test(case, arguments) for problems of few rows, of few units, of sizes that fill no
-  // vector, of rows that end and begin, of rows that start anew; where the test can have
-  // them, with recurrent masks.
+  // Small batches, few hidden units, partial vectors, packed sequences and resets; if supported,
+  // recurrent masks.
   template <typename Test>
   void for_each_case(const Test& test, bool masks = false) const {
     const auto& [dtype, cell] = GetParam();
     std::vector<Arguments> problems;
     for (const Sizes& sizes :
          {Sizes{9, 3, 19, 130},
-          {34, 3, 19, 70},  // more than few steps
+          {34, 3, 19, 70},  // too many steps for the small-batch engine
           {12, 40, 7, 16},
           {6, 5, 33, 70},
           {5, 33, 20, 100},
           {4, 130, 9, 65}}) {
       problems.push_back(sequence_problem(sizes, dtype, problems.size() + 1, true, cell));
     }
-    // Batch first in memory, which cannot be read in place.
+    // Batch-first memory, which cannot be read in place.
     problems.push_back(sequence_problem({9, 40, 12, 48}, dtype, 8, /*bias=*/true, cell));
     problems.back().input = problems.back().input.transpose(0, 1).contiguous().transpose(0, 1);
     std::vector<int64_t> lengths;
@@ -278,7 +269,7 @@ class Engines : public testing::TestWithParam<std::tuple<at::ScalarType, const c
     }
     const bool all = std::string_view(cell) == "lltm";
     for (size_t k = 0; k < problems.size();
-         k += all ? 1 : 4) {  // of the others few, blocked, packed
+         k += all ? 1 : 4) {  // otherwise small, blocked and packed problems
       const Arguments& arguments = problems[k];
       SCOPED_TRACE(testing::Message() << arguments.input.sizes() << ' ' << arguments.h.sizes());
       test(Case(arguments), arguments);

@@ -1,4 +1,4 @@
-// The GEMMs of float32, for each instruction set, beside float64. Links the kernels alone, without
+// Compares the float32 GEMMs of each instruction set with float64. Links only the kernels, without
 // PyTorch.
 #include "cpu/kernel/table.h"
 #include "cpu_features.h"
@@ -23,7 +23,7 @@ const Kernels* find_kernels(const std::string& isa) {
   return isa == "avx512" ? kernels_avx512() : isa == "avx2" ? kernels_avx2() : kernels_default();
 }
 
-// (rows, columns) of normal numbers; between the rows, NaN that nobody may read.
+// A matrix of normal numbers. Gaps between rows are NaN, to detect reads.
 struct Values {
   Values(int64_t r, int64_t c, unsigned seed, int64_t gap = 0)
       : rows(r), columns(c), stride(c + gap), data(rows * stride, kNaN) {
@@ -40,7 +40,6 @@ struct Values {
   std::vector<float> data;
 };
 
-// The same in a storage type: rounded to it, and stored.
 std::vector<float> stored(const Kernels& /*kernels*/, Values& values, float /*type*/) {
   return values.data;
 }
@@ -84,8 +83,7 @@ class PackedF32 : public F32Kernels {
       GTEST_SKIP() << "the baseline has none";
   }
 
-  // C = A B or C += A B, in chains of `chain` products, with every element beside float64; B of
-  // each storage type.
+  // C = A B or C += A B, in chains of `chain` terms, with B in each storage type.
   void check(int64_t m, int64_t n, int64_t k, int64_t chain, bool accumulate) const {
     check_of<float>(m, n, k, chain, accumulate);
     check_of<Half>(m, n, k, chain, accumulate);
@@ -117,7 +115,7 @@ class PackedF32 : public F32Kernels {
           sum += double{a.at(i, l)} * b.at(l, j);
           magnitude += std::abs(double{a.at(i, l)} * b.at(l, j));
         }
-        // Each term goes through at most a chain, and then the sum of the chains.
+        // Each term is added in at most one chain, then in the sum of chains.
         const auto additions = static_cast<double>(chain + k / chain + 2);
         ASSERT_NEAR(c.at(i, j), sum, additions * 0x1p-24 * magnitude) << i << ", " << j;
       }
@@ -198,7 +196,7 @@ void check_in_place(
         };
         for (int64_t k = 0; k < k0; ++k) add(a0.at(i, k), b0.at(j, k));
         for (int64_t k = 0; k < k1; ++k) add(a1.at(i, k), b1.at(j, k));
-        // Of a lane, which has at least 4 neighbors; then of their sum.
+        // At least 4 adjacent lanes, then their sum.
         const auto additions = static_cast<double>((k0 + k1) / 4 + 2 + 6);
         ASSERT_NEAR(c[i * stride + j], sum, additions * 0x1p-24 * magnitude) << i << ", " << j;
       }
@@ -226,7 +224,7 @@ TEST_P(F32Kernels, ProductsWithWeightsInPlace) {
   }
 }
 
-// Beside the first chain's sum of a lane, 2^24 and more, a single 1 would be lost.
+// In one chain, a first sum of at least 2^24 would lose each 1.
 TEST_P(F32Kernels, ProductsInPlaceAreSummedInChains) {
   constexpr int64_t kK = 1024, kLargest = 16, kN = 9;  // of the first chain, for every width
   const std::vector<float> a(4 * kK, 1.0f);
@@ -236,12 +234,12 @@ TEST_P(F32Kernels, ProductsInPlaceAreSummedInChains) {
     std::vector<float> c(m * kN);
     gemms_f32_of<float>(*kernels_).multiply_transposed(
         m, {{{{a.data(), kK}, {b.data(), kK}, kK}}, kN, {c.data(), kN}, /*accumulate=*/false});
-    // All but those of the first chain, at most 16 in each of 16 lanes.
+    // All except the first chain's, at most 16 in each of 16 lanes.
     for (const float x : c) ASSERT_GE(x, kLargest * 0x1p24f + (kK - 16 * 16));
   }
 }
 
-// ---- few rows ---------------------------------------------------------------
+// ---- small batches ----------------------------------------------------------
 
 void check_few_rows(GemmFewRows gemm, int64_t m, int64_t n, int64_t k) {
   SCOPED_TRACE(testing::Message() << "m " << m << ", n " << n << ", k " << k);
@@ -265,7 +263,7 @@ void check_few_rows(GemmFewRows gemm, int64_t m, int64_t n, int64_t k) {
           sum += term;
           magnitude += std::abs(term);
         }
-        // Of a chain, of the sums of chains, and of the result.
+        // A chain, the sum of chains, and the result.
         constexpr double bound = 13 * 0x1p-24;
         ASSERT_NEAR(c[i * stride + j], sum, bound * magnitude) << i << ", " << j;
       }
@@ -285,7 +283,7 @@ TEST_P(F32Kernels, ProductsOfFewRows) {
   }
 }
 
-// A sum of which float32 alone would lose the smaller terms, each of them less than half an ulp.
+// A float32 sum would lose the smaller terms, each below half an ulp.
 TEST_P(F32Kernels, ProductsOfFewRowsAreAccumulatedInFloat64) {
   constexpr int64_t kK = 1024, kLargest = 32, kN = 64;
   const std::vector<float> a(4 * kK, 1.0f);

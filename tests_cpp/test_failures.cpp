@@ -1,8 +1,6 @@
-// What becomes of an exception on one of several threads: the caller gets it, no
-// thread waits for ever, and the next call is as good as any.
-//
-// The exceptions are those of the allocator of tensors' memory, of which the threads of backward
-// ask for buffers too: it fails where a test asks for it.
+// Exceptions on one of several threads: the caller receives the exception, no thread deadlocks, and
+// the next call works. The tensor allocator throws on request; backward's threads use it for
+// buffers.
 #include "testing.h"
 
 #include <ATen/Parallel.h>
@@ -20,7 +18,6 @@ struct Failed : std::exception {
   const char* what() const noexcept override { return "the test asked for it"; }
 };
 
-// The allocator that was there before, for as long as this lives.
 class FailingAllocator final : public c10::Allocator {
  public:
   FailingAllocator() : before_(c10::GetCPUAllocator()) { c10::SetCPUAllocator(this, kPriority); }
@@ -54,7 +51,7 @@ class Failures : public testing::TestWithParam<int> {
  protected:
   Failures() : threads_before_(at::get_num_threads()) {
     at::set_num_threads(GetParam());
-    // Hidden units enough for several threads.
+    // Enough hidden units for several threads.
     const Arguments a = sequence_problem({3, 8, 20, 144}, at::kBFloat16, 1);
     forward_ = sequence_stack(a);
     const Stack results = call_operator("lltm::sequence_forward", forward_);
@@ -67,7 +64,7 @@ class Failures : public testing::TestWithParam<int> {
   }
   ~Failures() override { at::set_num_threads(threads_before_); }
 
-  // Lets one allocation after the other fail.
+  // Makes each allocation fail in turn.
   static void check(const char* name, const Stack& arguments) {
     FailingAllocator allocator;
     const auto run = [&] {
@@ -84,7 +81,7 @@ class Failures : public testing::TestWithParam<int> {
       SCOPED_TRACE(testing::Message() << "allocation " << k << " of " << count);
       allocator.failing_call = k;
       EXPECT_THROW(run(), Failed);
-      // Of one thread, nothing is done after that.
+      // With one thread, nothing runs afterward.
       if (at::get_num_threads() == 1) {
         EXPECT_EQ(allocator.calls, k + 1);
       }

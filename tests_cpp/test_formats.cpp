@@ -1,6 +1,5 @@
-// The formats of GEMM operands (cpu/gemm/formats.h), for each instruction set: matrices are packed
-// in every way, and their product compared with float64. Links kernels and formats, without
-// PyTorch.
+// Packs matrices in every GEMM operand format and layout and compares their product with float64.
+// Links only kernels and formats, without PyTorch.
 #include "cpu/gemm/formats.h"
 #include "cpu/kernel/floats.h"
 #include "cpu/kernels.h"
@@ -16,7 +15,7 @@
 
 namespace lltm::cpu {
 
-// In the place of dispatch.cpp: those of the test.
+// Replaces dispatch.cpp.
 static Kernels chosen;
 const Kernels& kernels() {
   return chosen;
@@ -54,7 +53,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values("default", "avx2", "avx512", "emulated_amx"),
     [](const auto& info) { return info.param; });
 
-// A matrix (rows, columns) of numbers in [-1, 1] that the storage type holds.
+// A matrix of numbers in [-1, 1] that the storage type represents.
 template <typename T>
 struct Values {
   Values(int64_t r, int64_t c, unsigned seed) : rows(r), columns(c), stride(c + 2) {
@@ -64,7 +63,7 @@ struct Values {
   }
   double at(int64_t r, int64_t c) const { return widen(data[r * stride + c]); }
   Matrix<const T> matrix() const { return {data.data(), stride}; }
-  // Its transpose, packed the other way round.
+  // Also transposes the packing.
   Values transposed() const {
     Values y(columns, rows, 0);
     for (int64_t r = 0; r < rows; ++r) {
@@ -87,7 +86,7 @@ struct AlignedArray {
   std::vector<unsigned char> memory;
 };
 
-// Error of a product relative to the sum of the magnitudes of its terms.
+// Error relative to the sum of the terms' magnitudes.
 double error_of(F32Format, int64_t k) {
   return static_cast<double>(k + 2) * 0x1p-24;
 }
@@ -101,8 +100,7 @@ double error_of(Int8Format, int64_t /*k*/) {
   return 0;
 }
 
-// Of an element of int8, half a step of at most 1/127; so of a product of them, and all products
-// add up.
+// Half a step of at most 1/127 per element, for both factors and all terms.
 double absolute_error(Int8Format, int64_t k) {
   return static_cast<double>(k) * (1.01 / 127);
 }
@@ -183,7 +181,7 @@ TEST_P(FormatsOfGemm, ProductsOfBytes) {
   check_products(Int8Format{});
 }
 
-// bfloat16 is packed with kernels that exist without its GEMM.
+// These packing kernels do not require a bfloat16 GEMM.
 TEST_P(FormatsOfGemm, PairsOfRowsOfBfloat16AreInterleaved) {
   for (const int64_t k : {1, 2, 31, 32, 33, 70}) {
     for (const int64_t n : {1, 16, 33}) {

@@ -1,5 +1,5 @@
-// GEMM of floats quantised to 8 bits (cpu/kernel/int8.h), for each instruction set: quantising, the
-// exact product, and its scales. Links the kernels alone, without PyTorch.
+// GEMM of floats quantized to 8 bits, for each instruction set: quantization, exact products and
+// scales. Links only the kernels, without PyTorch.
 #include "cpu/kernel/int8.h"
 #include "cpu/kernel/table.h"
 #include "cpu_features.h"
@@ -58,11 +58,10 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values("default", "avx2", "avx512", "vnni", "amx", "emulated_amx", "dotprod", "i8mm"),
     [](const auto& info) { return info.param; });
 
-// ---- quantising -------------------------------------------------------------
+// ---- quantization -----------------------------------------------------------
 
 constexpr std::uint8_t kUntouched = 0x5A;
 
-// Rows as A, and the scale of each.
 struct LeftOperand {
   LeftOperand(std::int64_t rows, std::int64_t k)
       : stride(int8_row_stride(k)), depth(int8_depth(k)), bytes(rows * stride, {kUntouched}) {}
@@ -135,9 +134,9 @@ TEST_P(Int8Kernel, ValuesThatAreNotFiniteAreReportedWhereverTheyAre) {
   }
 }
 
-// ---- products ---------------------------------------------------------------
+// ---- GEMMs ------------------------------------------------------------------
 
-// Random bytes; or all as large as they can be, so that the sums are.
+// Random bytes, or the extreme values, for the largest sums.
 enum class Fill { kRandom, kLargest, kSmallest };
 
 struct Problem {
@@ -191,8 +190,8 @@ struct Problem {
   std::vector<Int8> b;
 };
 
-// C = A B, or C += A B, next to what must not be written. The sums are exact, so only the
-// scales and the last addition round.
+// C = A B or C += A B; the gaps are unchanged. Sums are exact: only the scales and the last
+// addition round.
 void check_product(
     const Int8Kernels& kernels,
     std::int64_t rows,
@@ -221,7 +220,7 @@ void check_product(
       for (std::int64_t j = 0; j < k; ++j) sum += p.a.at(r, j) * p.right(j, n);
       const double product = sum * p.a.scale(r) * p.right_scale(n);
       const double expected = accumulate ? kBefore + product : product;
-      // Four roundings of a float.
+      // Four float roundings.
       const double bound = 4 * 0x1p-24 * (std::abs(product) + kBefore);
       ASSERT_NEAR(row[n], expected, bound)
           << rows << " x " << k << " x " << columns << " at " << r << ", " << n;
@@ -259,8 +258,7 @@ TEST_P(Int8Kernel, TheLargestSumsDoNotOverflow) {
   }
 }
 
-// So that the machine does not decide a model's results. Where C is added to, CPUs without
-// multiply-adds round twice.
+// Excludes accumulation: CPUs without fused multiply-add round twice.
 TEST_P(Int8Kernel, ProductsAreTheSameBitsOnEveryCpu) {
   const Int8Kernels& others = kernels_default()->int8;
   for (const std::int64_t rows : {1, 5, 37}) {

@@ -1,6 +1,4 @@
-// The choice of CPU kernels follows the environment. The tests of the
-// operators run once per instruction set (see CMakeLists.txt); this one makes
-// sure that each of those runs used the kernels it is named after.
+// Checks that each run per instruction set (CMakeLists.txt) uses the named CPU kernels.
 #include "cpu_features.h"
 
 #include <lltm/version.h>
@@ -18,8 +16,7 @@ namespace {
 
 TEST(Isa, KernelsInUseAreThoseThatTheEnvironmentAsksFor) {
   const char* const asked = std::getenv("ATEN_CPU_CAPABILITY");
-  // Without being asked, the best that libtorch sees; it knows instruction
-  // sets of other architectures, for which there is the default.
+  // The default is libtorch's best instruction set; on other architectures, "default".
   std::string expected = asked != nullptr ? asked : at::get_cpu_capability();
   std::transform(expected.begin(), expected.end(), expected.begin(), [](unsigned char c) {
     return static_cast<char>(std::toupper(c));
@@ -27,7 +24,7 @@ TEST(Isa, KernelsInUseAreThoseThatTheEnvironmentAsksFor) {
   if (asked == nullptr && expected != "AVX2" && expected != "AVX512") {
     expected = "DEFAULT";
   }
-  // libtorch's best has no name for the matrix unit.
+  // ATEN_CPU_CAPABILITY has no name for AMX.
   const bool compiled = lltm::build_info().find(", AMX\n") != std::string::npos;
   if (asked == nullptr && expected == "AVX512" && compiled && cpu_has("amx")) {
     expected = "AMX";

@@ -1,5 +1,5 @@
-// The C++ modules and lltm::Cell: what nn.cpp adds to the operators `layer` and `layer_step`, which
-// compute. What these compute, of every cell, the Python tests compare with the equations.
+// The C++ modules and lltm::Cell: the parts of nn.cpp outside the operators `layer` and
+// `layer_step`, which the Python tests compare with the equations.
 #include "cell/cells.h"
 #include "cell_program.h"
 #include "testing.h"
@@ -37,11 +37,10 @@ using lltm::State;
 const lltm::Cell kDuo = lltm::Cell::parse(kDuoText);
 constexpr int64_t kInputSize = 3, kHiddenSize = 5;
 
-// Whether a module's options name its cell.
+// True if the options contain a custom cell.
 template <typename Module, typename Options>
 constexpr bool kIsCustom = !requires(const Options& options) { Module::cell_name(options); };
 
-// Options of a module; of a cell that a user has written, those of duo.
 template <typename Options, typename Module>
 Options options_of(int64_t input_size = kInputSize, int64_t hidden_size = kHiddenSize) {
   if constexpr (kIsCustom<Module, Options>) {
@@ -60,7 +59,6 @@ Tensors list(const Tensor& h) {
 Tensors list(const Tensors& states) {
   return states;
 }
-// The output, and the states.
 template <typename StateT>
 Tensors list(const std::tuple<Tensor, StateT>& result) {
   Tensors all = list(std::get<1>(result));
@@ -106,7 +104,7 @@ void expect_allclose(const Tensors& ours, const Tensors& expected, double tolera
   }
 }
 
-// ---- what holds of the modules of every cell --------------------------------
+// ---- modules of every cell --------------------------------------------------
 
 template <typename LayerImpl, typename StepImpl>
 struct ModulesOf {
@@ -142,7 +140,7 @@ class Modules : public testing::Test {
   static lltm::CellOptions step_options() { return options_of<lltm::CellOptions, StepImpl>(); }
   static Layer layer(const lltm::LayerOptions& given = options()) { return Layer(given); }
 
-  // Those that differ in what a module passes on.
+  // Layer options passed on by modules.
   static std::vector<lltm::LayerOptions> some_options() {
     return {
         options(),
@@ -161,7 +159,7 @@ class Modules : public testing::Test {
     return o.num_layers() * (o.bidirectional() ? 2 : 1);
   }
 
-  // What a layer is: the operator `layer` with its parameters and options.
+  // Calls the operator `layer` with the module's parameters and options.
   Tensors by_operator(
       const Layer& layer,
       const Tensor& input,
@@ -199,7 +197,6 @@ class Modules : public testing::Test {
     return all;
   }
 
-  // Also the gradients of the parameters.
   template <typename Module>
   static void expect_the_same(
       const Module& module,
@@ -207,7 +204,7 @@ class Modules : public testing::Test {
       const std::function<Tensors()>& other) {
     std::vector<Tensors> found;
     for (const auto& run : {ours, other}) {
-      torch::manual_seed(2);  // of dropout
+      torch::manual_seed(2);  // for dropout
       Tensors results = run();
       const Tensors gradients =
           torch::autograd::grad(results, module->parameters(), random_like(results, 3));
@@ -340,10 +337,10 @@ TYPED_TEST(Modules, PrepackedFormsGiveWhatTheLayerGivesInEvaluation) {
                                           int8 = layer->prepack(at::kQInt8);
     const Tensors before = run(ours), in_int8 = run(int8);
     expect_allclose(before, expected, 1e-5);
-    // Some steps of 1/127 of the largest weight and of the largest input.
+    // Some steps of 1/127 of the largest weight and input.
     expect_allclose(in_int8, expected, 0.03);
     EXPECT_FALSE(identical(in_int8, before));
-    // They keep their weights.
+    // The prepacked layers keep their weights.
     for (const Tensor& parameter : layer->parameters()) parameter.zero_();
     EXPECT_TRUE(identical(run(ours), before));
     EXPECT_TRUE(identical(run(int8), in_int8));
@@ -397,7 +394,7 @@ TYPED_TEST(Modules, ParametersAreDrawnFromTheBoundOfTheHiddenSize) {
       Tensors values;
       for (const auto& parameter : module->named_parameters()) {
         const Tensor& value = values.emplace_back(parameter.value().detach().clone());
-        if (is_own(parameter.key())) {  // begins as the text says
+        if (is_own(parameter.key())) {  // uses the text's initial value
           EXPECT_TRUE(identical(value, at::full({25}, 0.5)));
           continue;
         }
@@ -536,7 +533,7 @@ TYPED_TEST(Modules, NameWrongOptions) {
   expect_value_error(
       [&] { Step{step_sizes(3, -1)}; },
       this->step_name_ + ": expected hidden_size to be positive, got -1");
-  // A cell in the options, where it has to be and nowhere else.
+  // Custom modules require a cell in the options; others reject it.
   if (TestFixture::kIsCustom) {
     const std::string text = ": expected options with a cell, got none";
     expect_value_error([] { Layer{lltm::LayerOptions(3, 5)}; }, "lltm::CustomLayer" + text);
@@ -555,7 +552,7 @@ TYPED_TEST(Modules, NameWrongOptions) {
   }
 }
 
-// Of those that the operator names: what only C++ can pass, and the module's name.
+// Covers C++-only arguments, and the module's name in messages.
 TYPED_TEST(Modules, NameWrongArguments) {
   using StateT = typename TestFixture::StateT;
   auto layer = this->layer();
@@ -626,7 +623,7 @@ TYPED_TEST(Modules, DropoutOfASingleLayerWarnsThatItDoesNothing) {
   EXPECT_EQ(warnings.texts.size(), 1);
 }
 
-// ---- of one cell ------------------------------------------------------------
+// ---- single cells -----------------------------------------------------------
 
 TEST(ModuleParameters, HaveTheNamesAndShapesOfThePythonModules) {
   EXPECT_EQ(shapes_of(*lltm::LLTMCell(3, 5)), Named({{"weights", {15, 8}}, {"bias", {15}}}));
@@ -690,7 +687,7 @@ TEST(ModuleState, OfAnotherNumberOfTensorsIsRefused) {
   expect_error([&] { layer->prepack().forward(input, Tensors{state, state}); }, kTypeError, text);
 }
 
-// lltm/ops.h with a cell of several states, and the errors of their number, shape and dtype.
+// Tests lltm/ops.h with several states, and errors in their number, shape and dtype.
 TEST(ModulesOfCustomCells, StepAndSequenceAreThoseOfTheModules) {
   lltm::CustomCell cell(kDuo, kInputSize, kHiddenSize);
   lltm::CustomLayer layer(kDuo, kInputSize, kHiddenSize);
@@ -736,7 +733,7 @@ TEST(ModulesOfCustomCells, ThatAreNotBoundedAreNotQuantised) {
   EXPECT_THROW(lltm::CustomLayer(unbounded, 3, 5)->prepack(torch::kQInt8), c10::ValueError);
 }
 
-// Ours loads what torch::nn's saved, and is it.
+// lltm's module loads the file saved by torch::nn's and returns the same results.
 template <typename Ours, typename Theirs>
 void expect_torch_nn(Ours ours, Theirs theirs, const Tensor& input) {
   ASSERT_EQ(shapes_of(*ours), shapes_of(*theirs));

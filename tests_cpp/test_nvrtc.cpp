@@ -1,5 +1,5 @@
-// The kernels of cells that users have written, by the compiler that compiles them on a user's
-// machine: NVRTC, which needs no GPU. What they compute is in test_cuda_elementwise.cpp.
+// Compiles the kernels of custom cells with NVRTC, as on a user's system; needs no GPU.
+// test_cuda_elementwise.cpp tests their results.
 #include "cell/registry.h"
 #include "cell_program.h"
 #include "cuda/kernel/elementwise_kernels.h"
@@ -19,7 +19,7 @@
 namespace lltm::cuda {
 namespace {
 
-// As PyTorch has loaded them where there is a GPU: one finds the other by its name.
+// Loads the libraries as PyTorch does on a GPU: one finds the other by name.
 const bool kLoaded = [] {
   for (const char* library : {LLTM_NVRTC_BUILTINS, LLTM_NVRTC_LIBRARY}) {
     if (::dlopen(library, RTLD_NOW | RTLD_GLOBAL) == nullptr) throw std::runtime_error(::dlerror());
@@ -30,7 +30,7 @@ const bool kLoaded = [] {
 struct Kind {
   const char* name;
   ProgramTypes types;
-  int width;  // of the wide form
+  int width;  // of the wide kernel
 };
 const Kind kKinds[] = {
     {"float64", {"double", "double"}, 2},
@@ -47,9 +47,9 @@ class ProgramKernels : public testing::TestWithParam<std::tuple<std::string, Kin
  protected:
   const CellInfo& cell() const { return *find_cell(std::get<0>(GetParam())); }
   const Kind& kind() const { return std::get<1>(GetParam()); }
-  // Of the forms that are launched, which units a thread has.
+  // Returns the hidden units per thread of the launched kernels.
   std::vector<int> widths() const {
-    const int hidden = 64;  // any whose rows are whole accesses
+    const int hidden = 64;  // any size whose rows consist of full accesses
     const bool fits = kind().width == 2   ? fits_wide<double>(cell(), hidden)
                       : kind().width == 4 ? fits_wide<float>(cell(), hidden)
                                           : fits_wide<c10::Half>(cell(), hidden);
@@ -65,8 +65,8 @@ INSTANTIATE_TEST_SUITE_P(
              std::get<1>(info.param).name;
     });
 
-// Statements that the host lays out a kernel's arguments as NVRTC does, for any tensors: their
-// sizes are in no signature.
+// Returns static assertions that the host and NVRTC use the same argument layout, for any tensors:
+// signatures do not contain sizes.
 std::string layouts_of(const Kind& kind) {
   const auto same = [](const std::string& type, size_t size) {
     return "static_assert(sizeof(lltm::cuda::" + type + ") == " + std::to_string(size) + ");\n";
@@ -80,7 +80,7 @@ std::string layouts_of(const Kind& kind) {
          same("BackwardAccess", sizeof(BackwardAccess));
 }
 
-// ptxas says "0 bytes spill stores, 0 bytes spill loads" of each kernel.
+// ptxas prints "0 bytes spill stores, 0 bytes spill loads" for each kernel.
 int without_spills(const std::string& log) {
   const std::string line = " 0 bytes spill stores, 0 bytes spill loads";
   int count = 0;
@@ -107,7 +107,7 @@ TEST_P(ProgramKernels, CompileForEachGpuWithoutSpills) {
   }
 }
 
-// In the form that the driver compiles, with 16 bytes at a time.
+// The driver compiles this form, with 16-byte accesses.
 TEST_P(ProgramKernels, CompileToPtxForGpusToCome) {
   const int width = widths().back();
   const std::string ptx = compile(print_kernels(cell(), kind().types, width), 999);

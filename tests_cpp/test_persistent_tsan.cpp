@@ -1,6 +1,6 @@
-// The persistent kernels with a CPU thread for each thread block, for the thread sanitizer,
-// which looks at everything that blocks share. Without ATen, so that all of the program is
-// compiled with the sanitizer; results are those of one thread, bit for bit.
+// The persistent kernels under the thread sanitizer, with a CPU thread per thread block. Without
+// ATen, so that the sanitizer instruments the entire program. Results must be bitwise identical
+// with a single thread's.
 #include "persistent_on_host.h"
 
 #include <c10/util/BFloat16.h>
@@ -39,7 +39,7 @@ class Values {
   V* data_;
 };
 
-// Two slices, and two groups of one tile; the rows are fewer from step to step.
+// Two slices, and two groups with one tile. The batch size decreases.
 constexpr std::int64_t kHidden = 24, kBatch = 11;
 constexpr cuda::StepRun kRuns[] = {{2, 11}, {1, 9}, {2, 3}};
 constexpr std::int64_t kRows = 2 * 11 + 9 + 2 * 3;

@@ -1,5 +1,5 @@
-// Weights from prepack as bytes that anybody may have written: whatever they are, a call throws or
-// computes with them, and reads nothing else. That the sanitizers see.
+// Arbitrary bytes as prepacked weights: a call throws or computes with them, and sanitizers detect
+// other reads.
 #include "testing.h"
 
 #include <ATen/ATen.h>
@@ -31,7 +31,7 @@ class PrepackedBytes : public testing::TestWithParam<Packing> {
 
   static const char* cell() { return std::get<0>(GetParam()); }
 
-  // In memory of its own, which ends where the bytes do.
+  // Copies to separate memory that ends after the bytes.
   static Tensor copy(const Tensor& bytes) { return bytes.clone(); }
 
   Header header() const {
@@ -45,7 +45,7 @@ class PrepackedBytes : public testing::TestWithParam<Packing> {
     return forged;
   }
 
-  // Whether a sequence takes these weights. What it computes has the right shape then.
+  // Returns true if a sequence accepts these weights. Checks the result shapes.
   bool takes(const Tensor& weights) const {
     try {
       EXPECT_EQ(sequence_of_packed(a_, weights)[0].sizes(), at::IntArrayRef({3, 5, 35}));
@@ -75,12 +75,12 @@ TEST_P(PrepackedBytes, AreAsManyAsTheHeaderSays) {
 
 TEST_P(PrepackedBytes, OfTheHeaderAreChecked) {
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
-  for (size_t word = 0; word < kHeaderWords - 1; ++word) {  // the last is unused
+  for (size_t word = 0; word < kHeaderWords - 1; ++word) {  // the last word is unused
     SCOPED_TRACE(testing::Message() << "word " << word);
     Header forged = header();
     for (int bit = 0; bit < 64; ++bit) {
       forged[word] = header()[word] ^ int64_t { 1 } << bit;
-      // Only the number of blocks may be another one: the columns are divided in another way then.
+      // Only the number of blocks can change: another column division.
       EXPECT_TRUE(!takes(with_header(packed_, forged)) || word == 5) << "bit " << bit;
     }
     for (const int64_t value : {int64_t{0}, int64_t{-1}, int64_t{1} << 40, -kMost - 1, kMost}) {

@@ -1,5 +1,4 @@
-// Cell programs (cell/program_text.h): what texts compile to, and which are refused. Without
-// PyTorch.
+// Cell programs (cell/program_text.h): compilation and rejected texts. Without PyTorch.
 #include "cell/program_text.h"
 
 #include "cell/cells.h"
@@ -26,7 +25,7 @@ namespace {
 using lltm_test::run_program;
 using lltm_test::text_of_page;
 
-// ---- the library's cells ----------------------------------------------------
+// ---- built-in cells ---------------------------------------------------------
 
 void expect_near(const std::vector<double>& values, const std::vector<double>& expected) {
   ASSERT_EQ(values.size(), expected.size());
@@ -113,7 +112,7 @@ TYPED_TEST(PageProgram, IsThatOfItsText) {
   expect_same(cell->programs.backward, recorded.programs().backward);
 }
 
-// ---- what a text says -------------------------------------------------------
+// ---- meaning of a text ------------------------------------------------------
 
 const std::string kBase =
     "lltm-cell 1\n"
@@ -147,7 +146,8 @@ std::string replaced(const std::string& from, const std::string& to) {
   return std::string(kBase).replace(at, from.size(), to);
 }
 
-// A cell with z.i, h, c and p, whose next state is `value`, after `before`.
+// Reports whether a cell with z.i, h, c and p forgets. `value` is the next state; `before` precedes
+// it.
 bool forgets(const std::string& before, const std::string& value) {
   return parse_cell(
              "lltm-cell 1\nname one\nweight_ih i\nweight_hh i\nstate c 0\nparameter p 0\n"
@@ -254,12 +254,12 @@ TEST(CellText, SaysWhatItsLinesSay) {
   EXPECT_EQ(cell->parameters[0].initial, 0.5);
   EXPECT_EQ(cell->parameters[1].initial, -std::numeric_limits<double>::infinity());
   EXPECT_EQ(cell->saved, (std::vector<std::string>{"a", "c", "h'", "z.n_h"}));
-  // z of n_x, i, n_h; h, c; p, q -> h', c'; a, c, h', z.n_h
+  // Inputs: z of n_x, i, n_h; h, c; p, q. Outputs: h', c'; a, c, h', z.n_h.
   const double a = 1 / (1 + std::exp(-3.0));
   expect_near(
       run_program(cell->programs.forward, {2, 3, 5, 7, 11, 13, 17}),
       {2 * 5 + 13, a * 11, a, 11, 2 * 5 + 13, 5});
-  // a, c, h', z.n_h; p, q; d.h', d.c' -> d.z of n_x, i, n_h; d.p, d.q; d.h, d.c
+  // Inputs: a, c, h', z.n_h; p, q; d.h', d.c'. Outputs: d.z of n_x, i, n_h; d.p, d.q; d.h, d.c.
   expect_near(
       run_program(cell->programs.backward, {2, 3, 5, 7, 11, 13, 17, 19}),
       {3 * 19, 2 * 17, -3 * 19, 17, 17, 0, 19});
@@ -293,7 +293,7 @@ TEST(CellText, WithoutStatesReadsH) {
 }
 
 TEST(CellText, TakesEveryOperation) {
-  // One after another, each on the last and two more.
+  // Each operation uses the last result and two others.
   std::string assignments = "v = copy z.n_x\n", last = "v", all;
   for (size_t k = 0; k < std::size(lltm_test::kOperations); ++k) {
     const std::string operation = lltm_test::kOperations[k];
@@ -314,9 +314,9 @@ TEST(CellText, TakesEveryOperation) {
   }
 }
 
-// ---- the code ---------------------------------------------------------------
+// ---- code -------------------------------------------------------------------
 
-// Of the assignments in the place of base's forward. h', c' are outputs 7, 8, then constants.
+// Returns the code of base with this forward. h', c' are outputs 7, 8; constants follow.
 std::vector<std::array<int, 5>> code_of(const std::string& assignments, const char* save = "save") {
   std::string text = replaced("a = sigmoid z.i\nb = multiply z.n_x z.n_h\nc' = multiply a c\n", "");
   text.replace(text.find("h' = add b p\n"), 13, assignments);
@@ -355,7 +355,7 @@ TEST(CellCode, FusesProductsUsedOnce) {
       (Code{
           {number(Op::kMultiplySubtract), kH1, kI, kNx, kC},
           {number(Op::kSubtractProduct), kC1, kP, kC, kH1}}));
-  // Of two products, one.
+  // Fuses only the second product.
   EXPECT_EQ(
       code_of("m = multiply z.i c\nn = multiply p z.n_x\nh' = subtract m n\nc' = copy z.i\n"),
       (Code{
@@ -448,7 +448,7 @@ TEST(CellCode, TakesNegationsAway) {
   for (const auto& [assignments, expected] : table) {
     EXPECT_EQ(code_of(assignments + "c' = copy c\n"), (Code{expected, copied[0]})) << assignments;
   }
-  // Where it would change a result or cost as much, they stay.
+  // Fusion that would change a result or save nothing.
   EXPECT_EQ(code_of("n = negate z.i\nm = negate c\nh' = add n m\nc' = copy c\n").size(), 3U);
   EXPECT_EQ(
       code_of("n = negate z.i\nm = multiply n p\nh' = subtract m c\nc' = copy c\n").size(), 3U);
@@ -483,7 +483,7 @@ TEST(CellCode, UsesRegistersAgain) {
   EXPECT_EQ(forward.registers, forward.first_temporary() + 1);
 }
 
-// Sums of `count` exponentials that are all alive at once.
+// Returns sums of `count` exponentials that are all live at once.
 std::string wide(int count) {
   std::string text;
   for (int k = 0; k < count; ++k) {
@@ -667,7 +667,7 @@ TEST(CellErrors, WithoutReadsHThereIsNoH) {
       "7: expected a value of forward that is no parameter, got 'h'");
 }
 
-// A text with one thing more than is allowed, and with just so many.
+// A text at a limit, and a text just above it.
 struct Limit {
   std::string taken, refused, error;
 };
@@ -724,7 +724,7 @@ TEST(CellErrors, NameLimits) {
     return replaced("b = multiply", text + "b = multiply");
   };
   const auto name = [](int length) { return replaced("base", std::string(length, 'n')); };
-  // In the one part that may be as long: digits.
+  // Uses many digits, the only part without another limit.
   const auto bytes = [](size_t count) {
     return replaced("0.5", "0.5" + std::string(count - kBase.size(), '0'));
   };
@@ -758,7 +758,7 @@ TEST(CellErrors, OfBytesOfAnyKind) {
     for (int changes = 1 + static_cast<int>(random() % 3); changes > 0; --changes) {
       text[random() % text.size()] = static_cast<char>(random());
     }
-    const std::string error = error_of(text);  // or none, as where a digit has changed
+    const std::string error = error_of(text);  // may be empty: a digit changed
     EXPECT_LT(error.size(), 500U);
     for (const char c : error) EXPECT_TRUE(c >= ' ' && c <= '~') << error;
   }

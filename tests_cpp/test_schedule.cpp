@@ -1,4 +1,4 @@
-// Schedules for machines other than this one (cpu/schedule.h), by their L2 caches.
+// Schedules (cpu/schedule.h) for simulated CPUs with different L2 caches.
 #include "cpu/schedule.h"
 
 #include "cell/lltm.h"
@@ -19,7 +19,7 @@ struct Named {
   Machine machine;
 };
 
-// With 16 threads.
+// 16 threads.
 const Named kZen4 = {"Zen 4", {1 << 20, 16, /*f32=*/true, /*bf16=*/true, /*bf16x3=*/false}};
 const Named kCascadeLake = {"Cascade Lake", {1 << 20, 16, true, /*bf16=*/false, false}};
 const Named kSapphireRapids = {
@@ -27,7 +27,7 @@ const Named kSapphireRapids = {
 
 constexpr SlotCounts kSlots = slots_of(Lltm::kCell);
 
-// Rows as of 100 steps.
+// N for 100 steps.
 LayerShape shape(int64_t batch, int64_t input, int64_t hidden, bool bf16 = false) {
   return {batch, input, hidden, 100 * batch, bf16, kSlots};
 }
@@ -120,7 +120,6 @@ TEST(Schedule, IsWhatTheSizesAndTheCachesAskFor) {
   }
 }
 
-// With the number of threads of a laptop, of a machine with an L2 cache of 1 MiB.
 TEST(Schedule, OfOtherNumbersOfThreads) {
   Machine machine = kZen4.machine;
   const std::vector<std::pair<int64_t, std::string>> expected = {
@@ -139,7 +138,7 @@ TEST(Schedule, OfOtherNumbersOfThreads) {
   }
 }
 
-// Steps too short for barriers: threads with rows of their own, where the sequence is long enough.
+// Steps too short for barriers: each thread has its own rows.
 TEST(Schedule, OfShortSteps) {
   Machine machine = kZen4.machine;
   machine.threads = 2;
@@ -164,7 +163,7 @@ TEST(Schedule, OfShortSteps) {
   LayerShape ending = shape(128, 512, 512);
   ending.packed = true;
   EXPECT_EQ(schedule_forward(machine, ending).grid.columns, 2);
-  // Prepacked in bfloat16, where there is a matrix unit.
+  // Prepacked bfloat16 with AMX.
   machine.matrix_unit = true;
   EXPECT_EQ(schedule_forward(machine, shape(128, 1024, 512, /*bf16=*/true)).grid.columns, 2);
 }
@@ -269,7 +268,6 @@ TEST(Schedule, OfOneStep) {
       "float32 kernel");
 }
 
-// Whether the text of a schedule has one of these words.
 bool has(const std::string& schedule, const std::string& words) {
   return schedule.find(words) != std::string::npos;
 }
@@ -309,7 +307,7 @@ TEST(Schedule, OfOneStepByTheWeightsLayout) {
       << "offsets are of 64 bits";
 }
 
-// C (65, 192) has 50 kB: of float32 a copy for every 128 rows of a chunk.
+// C (65, 192) has 50 kB. float32 uses one copy per 128 rows of a chunk.
 TEST(Schedule, OfTheGradientGemm) {
   for (const auto& [format, slice, group, copies] :
        {std::tuple{GemmFormat::kF32, 512, 512, 4},
@@ -324,7 +322,7 @@ TEST(Schedule, OfTheGradientGemm) {
   }
 }
 
-// Of bf16x3 all together take 32 MiB at most; there is always one.
+// bf16x3 accumulators use at most 32 MiB in total, but at least one.
 TEST(Schedule, OfTheGradientGemmsAccumulators) {
   for (const auto& [n, copies] : {std::pair{2048, 2}, {1024, 4}, {4096, 1}, {8192, 1}}) {
     EXPECT_EQ(
@@ -345,8 +343,7 @@ const std::vector<LayerShape> kShapes = {
     shape(16, 32, 128, /*bf16=*/true),
     shape(128, 512, 512, /*bf16=*/true)};
 
-// Blocks of all units, without gaps; and each thread has as many units as the others, or `align`
-// more or less, where there is a block for each.
+// Blocks cover all hidden units. The threads' shares differ by at most `align`.
 void expect_equal_shares(const Blocks& blocks, int64_t hidden, int64_t align, int64_t threads) {
   EXPECT_EQ(blocks.total, hidden);
   int64_t end = 0;
@@ -369,7 +366,7 @@ void expect_equal_shares(const Blocks& blocks, int64_t hidden, int64_t align, in
   }
 }
 
-// What holds on every machine.
+// Invariants for every CPU.
 TEST(Schedule, KeepsItsPromises) {
   for (const int64_t l2 : {256 << 10, 1 << 20, 2 << 20, 8 << 20}) {
     for (const int64_t threads : {1, 2, 16, 128}) {
@@ -397,7 +394,6 @@ TEST(Schedule, KeepsItsPromises) {
   }
 }
 
-// A smaller L2 cache never makes blocks wider, nor lets more threads share all weights.
 TEST(Schedule, FollowsTheCache) {
   for (const LayerShape& layer : kShapes) {
     Machine large = kSapphireRapids.machine;

@@ -1,5 +1,5 @@
-// Checkpoints: what is written comes back, what Python wrote can be read, and
-// no file, however wrong, does anything but throw; fuzz/ goes on with that.
+// Checkpoint files: round trips, files from Python, and errors for all malformed files; fuzz/
+// extends this.
 #include "testing.h"
 
 #include <lltm/nn.h>
@@ -29,12 +29,11 @@ namespace lltm_test {
 namespace {
 
 namespace fs = std::filesystem;
-using namespace std::string_literals;  // text with zeros in it
+using namespace std::string_literals;  // text with null characters
 
 using at::Tensor;
 using TensorMap = std::map<std::string, Tensor>;
 
-// The length of a header, as it is written.
 std::string little_endian(uint64_t value) {
   std::string bytes;
   for (int k = 0; k < 8; ++k) {
@@ -43,19 +42,16 @@ std::string little_endian(uint64_t value) {
   return bytes;
 }
 
-// A file of this header and this data.
 std::string contents(const std::string& header, const std::string& data = "") {
   return little_endian(header.size()) + header + data;
 }
 
-// A header of one tensor.
 std::string header_of(
     const std::string& dtype, const std::string& shape, const std::string& offsets) {
   return R"({"x":{"dtype":")" + dtype + R"(","shape":)" + shape + R"(,"data_offsets":)" + offsets +
          "}}";
 }
 
-// A folder of its own for each test.
 class Serialize : public testing::Test {
  protected:
   void SetUp() override {
@@ -69,7 +65,7 @@ class Serialize : public testing::Test {
     return (folder_ / name).string();
   }
 
-  // Writing to a file that is there may wait for the disk.
+  // Rewriting an existing file may wait for the disk.
   std::string write(const std::string& bytes) const {
     fs::remove(path());
     std::ofstream(path(), std::ios::binary) << bytes;
@@ -99,7 +95,7 @@ class Serialize : public testing::Test {
 
 using StateDict = Serialize;
 
-// ---- what is written comes back -------------------------------------------
+// ---- round trips ------------------------------------------------------------
 
 class SerializeDtype : public Serialize, public testing::WithParamInterface<at::ScalarType> {};
 
@@ -142,7 +138,7 @@ TEST_P(SerializeDtype, RoundTripKeepsDtypeShapeAndEveryBit) {
   for (const auto& [name, tensor] : loaded) {
     EXPECT_EQ(tensor.scalar_type(), GetParam()) << name;
   }
-  // By their bytes: random ones are NaN at times.
+  // Compares bytes: random values may be NaN.
   const auto same = [](const Tensor& a, const Tensor& b) {
     return a.sizes() == b.sizes() &&
            at::equal(
@@ -194,7 +190,7 @@ TEST_F(Serialize, RoundTripKeepsTensorsThatRequireGradients) {
   EXPECT_TRUE(identical(loaded.at("result"), at::full({2}, 2.0)));
 }
 
-// As the imaginary part of a conjugate: the sign changes only when it is read.
+// Such as the imaginary part of a conjugate: reads change the sign.
 TEST_F(Serialize, RoundTripKeepsLazilyNegatedTensors) {
   const Tensor negated = at::_neg_view(at::ones({2}));
   ASSERT_TRUE(negated.is_neg());
@@ -209,7 +205,7 @@ TEST_F(Serialize, LoadedTensorsOwnTheirMemory) {
   EXPECT_TRUE(identical(loaded.at("y"), at::ones({3})));
 }
 
-// ---- the bytes ------------------------------------------------------------
+// ---- file contents ----------------------------------------------------------
 
 TEST_F(Serialize, WritesWhatTheFormatSays) {
   lltm::save_safetensors(
@@ -217,8 +213,8 @@ TEST_F(Serialize, WritesWhatTheFormatSays) {
        {"b", at::tensor({1.0, -2.0}, at::kDouble).view({2, 1})},
        {"c", at::tensor({1.5F}, at::kFloat)}},
       path());
-  // The largest elements come first, and spaces make the header a multiple of
-  // eight bytes, so that every element is aligned.
+  // The largest elements come first, and spaces pad the header to eight bytes, so that every
+  // element is aligned.
   std::string header = R"({"__metadata__":{"format":"pt"},)"
                        R"("b":{"dtype":"F64","shape":[2,1],"data_offsets":[0,16]},)"
                        R"("c":{"dtype":"F32","shape":[1],"data_offsets":[16,20]},)"
@@ -234,8 +230,7 @@ TEST_F(Serialize, WritesWhatTheFormatSays) {
           "\x01\x02\x03"s));
 }
 
-// safetensors.numpy.save of safetensors 0.8.0, for weights, bias, a scalar s
-// and an empty z.
+// Output of safetensors.numpy.save (0.8.0) for weights, bias, a scalar s and an empty z.
 TEST_F(Serialize, ReadsWhatPythonWrote) {
   const std::string header = R"({"__metadata__":{"format":"pt"},)"
                              R"("s":{"dtype":"I64","shape":[],"data_offsets":[0,8]},)"
@@ -274,7 +269,7 @@ TEST_F(Serialize, ReadsAFileWithoutTensors) {
   EXPECT_TRUE(lltm::load_safetensors(path()).empty());
 }
 
-// ---- writing that fails ---------------------------------------------------
+// ---- write errors -----------------------------------------------------------
 
 TEST_F(Serialize, SavingReplacesTheFileAndLeavesNothingElse) {
   write("what was there before, which is longer than nothing");
@@ -307,8 +302,7 @@ TEST_F(Serialize, SavingKeepsTheOwnerOfTheFile) {
   EXPECT_EQ(status.st_gid, 5678);
 }
 
-// A chain of a relative link, out of another folder, and an absolute one; its last file there or
-// not.
+// A relative link from another folder to an absolute link, with or without a target file.
 TEST_F(Serialize, SavingFollowsSymbolicLinksAndKeepsThem) {
   for (const bool exists : {true, false}) {
     SCOPED_TRACE(exists);
@@ -339,7 +333,7 @@ TEST_F(Serialize, SavingToALoopOfLinksNamesThePath) {
   EXPECT_EQ(files().size(), 2);
 }
 
-// Neither a pipe nor a device is replaced by a file.
+// Pipes and devices are not replaced by files.
 TEST_F(Serialize, SavingToWhatIsNoFileNamesThePath) {
   ASSERT_EQ(mkfifo(path().c_str(), S_IRUSR | S_IWUSR), 0);
   expect_error(
@@ -350,8 +344,7 @@ TEST_F(Serialize, SavingToWhatIsNoFileNamesThePath) {
   EXPECT_EQ(files().size(), 1);
 }
 
-// As if the disk was full: files may not grow beyond a size. A large tensor is written in part, a
-// small one not at all.
+// Limits the file size. A large tensor is partly written, a small tensor not at all.
 TEST_F(Serialize, FileStaysAsItIsWhenTheDiskIsFull) {
   const std::string before = "what was there before";
   write(before);
@@ -430,7 +423,7 @@ TEST_F(Serialize, SavingRefusesWhatTheFormatDoesNotKnow) {
   EXPECT_EQ(read(), before);
 }
 
-// ---- reading that fails ---------------------------------------------------
+// ---- read errors ------------------------------------------------------------
 
 TEST_F(Serialize, LoadingNoFileNamesThePath) {
   expect_error(
@@ -446,7 +439,6 @@ TEST_F(Serialize, LoadingAFolderNamesThePath) {
       "lltm::load_safetensors: cannot read " + folder_.string() + ": it is not a regular file");
 }
 
-// The file of a row is refused, for the row's reason.
 struct MalformedFile {
   std::string name;
   std::string bytes;
@@ -462,14 +454,14 @@ class Malformed : public Serialize, public testing::WithParamInterface<Malformed
 std::string one_tensor(const std::string& value) {
   return contents("{\"x\":" + value + "}");
 }
-// Of one byte, and of this shape or these offsets.
+// One byte, with this shape or these offsets.
 std::string of_shape(const std::string& shape) {
   return contents(header_of("U8", shape, "[0,1]"), "1");
 }
 std::string of_offsets(const std::string& offsets) {
   return contents(header_of("U8", "[1]", offsets), "1");
 }
-// x of two bytes, and y of two bytes at these offsets.
+// Two bytes each; y at these offsets.
 std::string two_tensors(const std::string& offsets, const std::string& data) {
   return contents(
       R"({"x":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},)"
@@ -483,7 +475,6 @@ std::string repeated(int64_t times, const std::string& text) {
   return result;
 }
 
-// What several rows say.
 const std::string kNoObject =
     "expected a header from { to } and spaces after it, got something else";
 const std::string kNotATensor = "expected an object in tensor \"x\", got ";
@@ -506,7 +497,7 @@ std::string not_next(const std::string& tensor, int next, int got) {
 
 // clang-format off
 const MalformedFile kMalformedFiles[] = {
-    // The length of the header.
+    // Header length.
     {"EmptyFile", "", "expected a header of 8 bytes and more, got a file of 0"},
     {"FileShorterThanTheLength", "\x02\0\0\0\0\0\0"s,
      "expected a header of 8 bytes and more, got a file of 7"},
@@ -517,7 +508,7 @@ const MalformedFile kMalformedFiles[] = {
     {"LengthThatOverflowsWithItsOwnBytes", little_endian(UINT64_MAX - 7) + "{}",
      "expected a header of at most 2 bytes, got a length of 18446744073709551608"},
 
-    // What is no JSON object.
+    // Headers that are no JSON object.
     {"HeaderOfLengthZero", contents(""), kNoObject},
     {"HeaderOfSpaces", contents("        "), kNoObject},
     {"HeaderThatIsNoObject", contents("[]"), kNoObject},
@@ -525,7 +516,7 @@ const MalformedFile kMalformedFiles[] = {
     {"HeaderAfterAByteOrderMark", contents("\xef\xbb\xbf{}"), kNoObject},
     {"HeaderPaddedWithZeros", contents("{}\0\0"s), kNoObject},
     {"HeaderPaddedWithNewlines", contents("{}\n"), kNoObject},
-    // A parser that takes a zero for the end would see {} only.
+    // A parser that stops at a null character would read only {}.
     {"SomethingHiddenBehindAZero", contents("{}\0{\"x\":1}"s), kNoObject},
     {"TwoObjects", contents("{}{}"), no_json(3)},
     {"TensorThatDoesNotEnd", contents(R"({"x":{})"),
@@ -535,7 +526,7 @@ const MalformedFile kMalformedFiles[] = {
     {"NameThatIsNotUtf8", contents("{\"\xff\":{}}"), no_json(3)},
     {"NameWithALoneSurrogate", contents(R"({"\ud800":{}})"), no_json(9)},
 
-    // Deep nesting is refused at its first level, before it takes any room.
+    // Deep nesting is rejected at the first level, before it uses memory.
     {"DeepArrays", one_tensor(repeated(1'000'000, "[")), kNotATensor + "an array"},
     {"DeepObjects", one_tensor(repeated(100'000, "{\"shape\":")),
      "expected an array as shape in tensor \"x\", got an object"},
@@ -586,8 +577,8 @@ const MalformedFile kMalformedFiles[] = {
     {"SizeOfNull", of_shape("[null]"), kNotASize + "null"},
     {"SizeAboveTheLargestNumber", of_shape("[9223372036854775808]"),
      "expected a shape below 2^63 of tensor \"x\", got 9223372036854775808"},
-    // In 64 bits, 2^32 * 2^32 and 4 * 2^62 are 0, and 4 * 2^61 is negative; the last shape has no
-    // elements, but a stride of 2^64.
+    // In 64 bits, 2^32 * 2^32 and 4 * 2^62 are 0, and 4 * 2^61 is negative. The last shape is empty
+    // but has a stride of 2^64.
     {"ShapeWhoseProductIsZero", contents(header_of("F32", "[4294967296,4294967296]", "[0,0]")),
      kTooLarge + "(4294967296, 4294967296)"},
     {"ShapeWhoseBytesAreZero", contents(header_of("F32", "[4611686018427387904]", "[0,0]")),
@@ -598,7 +589,7 @@ const MalformedFile kMalformedFiles[] = {
      kTooLarge + "(0, 4294967296, 4294967296)"},
     {"ShapeOfManyDimensions", of_shape("[1" + repeated(64, ",1") + "]"),
      "expected at most 64 dimensions of tensor \"x\", got more"},
-    // Nothing is allocated for what the file cannot hold.
+    // Allocates nothing that exceeds the file.
     {"ShapeOfMoreThanTheFile",
      contents(header_of("F64", "[1099511627776]", "[0,8796093022208]"), "12345678"),
      "expected 8796093022208 bytes after the header, got a file with 8"},
@@ -642,13 +633,13 @@ const MalformedFile kMalformedFiles[] = {
      "expected bytes of 0 and 1 in BOOL tensor \"x\", got 2"},
     {"LongAndUnprintableName", contents("{\"\\u001b" + std::string(1000, 'n') + "\":1}"),
      "expected an object in tensor \"\\u001b" + std::string(79, 'n') + "...\", got the number 1"},
-    // U+009B is what ESC [ is in one character; U+00A0 and what follows are text.
+    // U+009B is a one-character ESC [. U+00A0 and later are text.
     {"NameWithControlCharactersAboveAscii",
      contents("{\"\x7f\xc2\x80\xc2\x9b" "31m\xc2\x9f\xc2\xa0\xc3\xb6\":1}"),
      "expected an object in tensor \"\\u007f\\u0080\\u009b31m\\u009f\xc2\xa0\xc3\xb6\", "
      "got the number 1"},
 
-    // What torch.save writes.
+    // Output of torch.save.
     {"ZipArchiveOfTorchSave", "PK\x03\x04\x00\x00\x08\x08\x00\x00\x00\x00\x00\x00"s,
      "expected a safetensors file, got a zip archive as torch.save writes it; " + kSaveInPython},
     {"PickleOfTorchSave", "\x80\x02\x8a\nl\xfc\x9c\x46\xf9 j\xa8P\x19."s,
@@ -672,7 +663,7 @@ TEST_P(Malformed, IsRefused) {
 
 TEST_F(Serialize, AHeaderLongerThanTheLimitIsRefused) {
   write(little_endian(100'000'001));
-  fs::resize_file(path(), 200'000'000);  // takes no room on the disk
+  fs::resize_file(path(), 200'000'000);  // sparse file
   expect_error(
       [&] { lltm::load_safetensors(path()); },
       kValueError,
@@ -756,7 +747,6 @@ TEST_F(StateDict, ParametersStayTheTensorsTheyAre) {
     EXPECT_TRUE(after[k].requires_grad());
     EXPECT_TRUE(after[k].is_leaf());
   }
-  // The module computes with what was loaded.
   EXPECT_TRUE(identical(
       std::get<0>(layer->forward(at::ones({2, 1, 3}))),
       std::get<0>(layer_of(0)->forward(at::ones({2, 1, 3})))));
@@ -843,7 +833,7 @@ TEST_F(StateDict, NamesTheFirstOfManyDifferences) {
   }
 }
 
-// Only a bias may be saved as a row, not a matrix as another one.
+// Only a bias may be saved as a row; matrix shapes must match.
 TEST_F(StateDict, RefusesOtherShapesOfTheSameSize) {
   lltm::LLTMCell cell(3, 5);
   const Tensors before = values(*cell);
@@ -857,7 +847,7 @@ TEST_F(StateDict, RefusesOtherShapesOfTheSameSize) {
   EXPECT_TRUE(identical(values(*cell), before));
 }
 
-// Copying to the meta device does nothing, and says nothing.
+// Copies to the meta device would silently do nothing.
 TEST_F(StateDict, RefusesAModuleWithoutMemory) {
   class Planned : public torch::nn::Module {
    public:

@@ -1,4 +1,4 @@
-// Two calls as one node of autograd (op/bidirectional.h).
+// Two calls as one autograd node (op/bidirectional.h).
 #include "op/bidirectional.h"
 
 #include "cell_arguments.h"
@@ -44,7 +44,7 @@ Pair draw_pair(const std::string& cell) {
       draw(cell, /*reverse=*/false, /*bias=*/true), draw(cell, /*reverse=*/true, /*bias=*/false)};
 }
 
-// A number that depends on every result, but for c_n of the second call.
+// Omits the second call's c_n.
 at::Tensor loss_of(const std::array<SequenceOutputs, 2>& results) {
   const auto& [output, h_n, c_n] = results[0];
   const auto& [other_output, other_h_n, other_c_n] = results[1];
@@ -128,7 +128,7 @@ TEST_P(SideBySide, WithoutGradientsNothingIsRecorded) {
   }
 }
 
-// By the composite path, as for a call alone.
+// Uses the ATen fallback, as in separate calls.
 TEST_P(SideBySide, SecondDerivativesAreThoseOfEachCall) {
   const Pair calls = draw_pair(GetParam());
   const Tensors inputs = wanted(calls);

@@ -24,7 +24,6 @@ at::Tensor normal(at::IntArrayRef shape, at::ScalarType dtype, at::Generator& ge
   return at::randn(shape, generator, at::TensorOptions(at::kDouble)).to(dtype);
 }
 
-// Everything but the input and batch_sizes.
 Arguments states_and_weights(
     const Sizes& s,
     at::ScalarType dtype,
@@ -49,7 +48,6 @@ Arguments states_and_weights(
   return arguments;
 }
 
-// The last dimension becomes the columns.
 template <typename Real>
 reference::Matrix<Real> to_matrix(const at::Tensor& tensor, int64_t cols) {
   const at::Tensor values = tensor.detach().to(at::kDouble).contiguous();
@@ -58,7 +56,6 @@ reference::Matrix<Real> to_matrix(const at::Tensor& tensor, int64_t cols) {
   return matrix;
 }
 
-// The rows that reach each step; a single step is a sequence of one.
 std::vector<int64_t> rows_per_step(const Arguments& arguments) {
   if (arguments.batch_sizes) {
     const at::Tensor sizes = arguments.batch_sizes->contiguous();
@@ -69,7 +66,7 @@ std::vector<int64_t> rows_per_step(const Arguments& arguments) {
   return std::vector<int64_t>(static_cast<size_t>(steps), arguments.h.size(0));
 }
 
-// max|y - y64|; infinity where y is not finite or has another size.
+// Returns max|y - y64|; infinity if y is not finite or has another size.
 double largest_error(const at::Tensor& y, const reference::Matrix<>& y64) {
   const at::Tensor values = y.detach().to(at::kDouble).contiguous();
   const double infinity = std::numeric_limits<double>::infinity();
@@ -96,8 +93,7 @@ at::Tensor directional(const Tensors& gradients, uint64_t seed) {
   return sum;
 }
 
-// Of the finite differences: their error grows with its square, that of
-// rounding with its inverse.
+// The truncation error is proportional to the squared step, the rounding error to its inverse.
 constexpr double kStep = 2.5e-6;
 
 Tensors shifted(const Tensors& x, const Tensors& directions, double step) {
@@ -158,7 +154,7 @@ double epsilon(at::ScalarType dtype) {
 
 namespace {
 
-// An operator, for the cells that lltm/ops.h has no function for.
+// For cells without a function in lltm/ops.h.
 template <typename Signature>
 auto find_operator(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
@@ -170,7 +166,7 @@ Optional if_defined(const Tensor& tensor) {
   return tensor.defined() ? Optional(tensor) : std::nullopt;
 }
 
-// h and c as users pass them: c of a cell with several states besides h is theirs side by side.
+// As users pass them: several states besides h are concatenated in c.
 Tensors states_of(const Arguments& a) {
   int64_t count = a.c.defined() ? 1 : 0;
   for (const lltm::CellInfo* const info : lltm::kCells) {
@@ -184,7 +180,7 @@ Tensors states_of(const Arguments& a) {
   return states;
 }
 
-// `first` and the states, as {..., h, c}; {..., h} of a cell without c.
+// Returns `first` and the states: {..., h, c}, or {..., h} for a cell without c.
 Tensors with_states(Tensors first, const Tensors& states) {
   first.push_back(states[0]);
   if (states.size() == 2) first.push_back(states[1]);
@@ -282,7 +278,7 @@ PersistentSetting::~PersistentSetting() {
 
 namespace {
 
-// torch's GRU, where the GEMM reads something else than h.
+// PyTorch's GRU. The GEMM reads `read` instead of h.
 Tensors eager_gru(const Arguments& a, const at::Tensor& read) {
   const Tensors x = at::linear(a.input, a.weights, a.bias).chunk(3, 1);
   const Tensors h = at::linear(read, *a.weight_hh, a.bias_hh).chunk(3, 1);
@@ -344,7 +340,7 @@ Tensors eager_sequence(const Arguments& a) {
     }
     const Tensors next = eager_cell(step);
     outputs[t] = next[0];
-    for (size_t k = 0; k < states.size(); ++k) {  // rows that no step reaches keep their state
+    for (size_t k = 0; k < states.size(); ++k) {  // finished sequences keep their state
       const int64_t others = states[k].size(0) - rows[t];
       states[k] = at::cat({next[k], states[k].narrow(0, rows[t], others)});
     }
@@ -361,7 +357,6 @@ Tensors eager_sequence(const Arguments& a) {
 
 namespace {
 
-// Calls visit(name, tensor) of each differentiable argument that there is.
 template <typename Arguments, typename Visit>
 void for_each_argument(Arguments& a, const Visit& visit) {
   const bool joined = a.cell == "lltm";
@@ -455,7 +450,6 @@ Tensors random_like(const Tensors& like, uint64_t seed) {
 
 namespace {
 
-// With the gradients of the outputs that grads_of(outputs) says.
 template <typename GradientsOf>
 Evaluation evaluate_with(
     const Function& function, const Arguments& arguments, const GradientsOf& grads_of) {
@@ -518,7 +512,7 @@ Expected expect_in(const Arguments& arguments, const Tensors& grad_outputs) {
     a.recurrent_mask = to_matrix<Real>(*arguments.recurrent_mask, hidden_size);
   }
 
-  // A step returns (h', c'): its h' is the whole output, and h_n has no use.
+  // A step returns (h', c'): h' is the complete output, and h_n is unused.
   const bool step = grad_outputs.size() == 2;
   const auto gradient_or_zero = [&](const at::Tensor& gradient, int64_t rows) {
     return gradient.defined() ? to_matrix<Real>(gradient, hidden_size)
@@ -549,7 +543,7 @@ Expected expect_in(const Arguments& arguments, const Tensors& grad_outputs) {
   return expected;
 }
 
-// The cells of torch.nn: plain PyTorch in float64.
+// torch.nn cells: PyTorch in float64.
 Expected expect_in_torch(const Arguments& arguments, const Tensors& grad_outputs) {
   const auto in_double = [](Tensors tensors) {
     for (at::Tensor& tensor : tensors) {
@@ -609,7 +603,7 @@ void Comparison::add(
     return ::testing::AssertionFailure()
            << "plain PyTorch is infinitely wrong here, so the comparison says nothing";
   }
-  // Multiplied by max|y64|, which may be 0.
+  // Scaled by max|y64|, which may be 0.
   const double bound = 2 * std::max(eager_, 4 * eps_ * scale_);
   if (ours_ <= bound) {
     return ::testing::AssertionSuccess();
@@ -628,7 +622,6 @@ void Comparison::add(
 
 namespace {
 
-// One comparison for each output and gradient.
 struct Comparisons {
   std::vector<Comparison> outputs, gradients;
 
@@ -658,7 +651,6 @@ struct Comparisons {
   }
 };
 
-// Sets the number of threads while it lives.
 class ThreadCount {
  public:
   explicit ThreadCount(int count) : before_(at::get_num_threads()) { at::set_num_threads(count); }
@@ -683,7 +675,6 @@ std::string describe(const Arguments& a, uint64_t seed) {
 
 constexpr int64_t kFewestElements = 200;
 
-// Of the smallest result that has any.
 int64_t fewest_elements(const Expected& expected) {
   int64_t fewest = std::numeric_limits<int64_t>::max();
   for (const auto& results : {expected.outputs, expected.gradients}) {
@@ -765,8 +756,7 @@ void check_threads(const Function& function, int count, const Arguments& argumen
 
 namespace {
 
-// While it lives, PyTorch fills memory that it has allocated with NaN, and bytes
-// with those of NaN.
+// PyTorch fills allocated memory with NaN until this is destroyed.
 class FilledMemory {
  public:
   FilledMemory()
@@ -834,8 +824,8 @@ std::vector<std::vector<size_t>> positions_of(std::string_view cell, bool weight
   const lltm::CellInfo& info = info_of(cell);
   std::vector<bool> is_weight = {false, false};      // input, h
   if (info.has_c()) is_weight.push_back(false);      // c
-  is_weight.insert(is_weight.end(), {true, false});  // weights and bias, or those of the input
-  if (!info.joined) is_weight.insert(is_weight.end(), {true, false});  // those of h
+  is_weight.insert(is_weight.end(), {true, false});  // weights and bias, or input weights
+  if (!info.joined) is_weight.insert(is_weight.end(), {true, false});  // recurrent weights
   std::vector<std::vector<size_t>> positions;
   std::vector<size_t> all;
   for (size_t k = 0; k < is_weight.size(); ++k) {
@@ -952,8 +942,7 @@ double forward_mode_error(const Function& function, const Arguments& arguments, 
 
 Scalar derivative(const Scalar& function, uint64_t seed) {
   return [function, seed](const Tensors& x) {
-    // Without a graph to add to, this is a first derivative like any other:
-    // the finite differences run on the kernels that training runs on.
+    // A first derivative without a graph: finite differences use the training kernels.
     const bool differentiate_again =
         std::any_of(x.begin(), x.end(), [](const at::Tensor& t) { return t.requires_grad(); });
     const Tensors leaves = differentiate_again ? x : leaves_of(x);

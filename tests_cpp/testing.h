@@ -1,5 +1,5 @@
-// What the operator tests share: seeded problems, plain PyTorch ("eager") as
-// the baseline of accuracy, and the statement of accuracy itself.
+// Shared code of the operator tests: seeded problems, the accuracy baseline (PyTorch operations,
+// "eager") and the accuracy bound.
 #pragma once
 
 #include "cell/cells.h"
@@ -21,14 +21,14 @@
 
 namespace lltm_test {
 
-// The library's cells, and those among them that torch::nn's modules have: with two matrices.
+// Built-in cells, and cells of torch::nn, which have two matrices.
 inline const std::vector<const char*> kCells = [] {
   std::vector<const char*> names;
   for (const lltm::CellInfo* cell : lltm::kCells) names.push_back(cell->name);
   return names;
 }();
 const lltm::CellInfo& info_of(std::string_view cell);
-// Those whose weights may be quantised.
+// Cells whose weights can be quantized.
 inline const std::vector<const char*> kBoundedCells = [] {
   std::vector<const char*> names;
   for (const lltm::CellInfo* cell : lltm::kCells) {
@@ -44,56 +44,51 @@ inline const std::vector<const char*> kTorchCells = [] {
   return names;
 }();
 
-// What a step or a sequence takes. One step: input is (B, I).
+// A step's input is (B, I).
 struct Arguments {
   at::Tensor input, h, c, weights;
   std::optional<at::Tensor> bias;
   std::optional<at::Tensor> batch_sizes;
   bool reverse = false;
-  // One of kCells. The others' weights are in two matrices, as torch.nn's: `weights` and `bias`
-  // are those of the input, these are those of h. One of h alone has no c.
+  // One of kCells. Cells other than the LLTM have two matrices, as in torch.nn: `weights` and
+  // `bias` for the input, the members below for h.
   std::string_view cell = "lltm";
   std::optional<at::Tensor> weight_hh, bias_hh;
-  // Of a sequence, bool, (T, B) or packed (N): the rows that start anew.
+  // Mask of reset batch elements of a sequence: bool, (T, B) or packed (N).
   std::optional<at::Tensor> reset;
   std::optional<at::Tensor> recurrent_mask;
 };
 
 using Tensors = std::vector<at::Tensor>;
 
-// From arguments to (h', c') of a step or (output, h_n, c_n) of a sequence, without the c that a
-// cell does not have.
+// Returns a step's (h', c') or a sequence's (output, h_n, c_n), without c if the cell has none.
 using Function = std::function<Tensors(const Arguments&)>;
 
-// Names of the differentiable arguments, in the order of the gradients: of the LLTM, of any cell.
+// Differentiable arguments in gradient order: of the LLTM, and of any cell.
 constexpr std::array<const char*, 5> kArgumentNames = {"input", "h", "c", "weights", "bias"};
 std::vector<const char*> argument_names(const Arguments& arguments);
 
-// The library: one step, a sequence, one that saves checkpoints, and one with weights that are
-// packed, as they are or quantised.
+// Library calls. Prepacked weights are quantized if a dtype is given.
 Tensors cell(const Arguments& arguments);
 Tensors sequence(const Arguments& arguments);
 Function checkpointed(int64_t checkpoint_steps);
 Function prepacked(std::optional<at::ScalarType> dtype = std::nullopt);
 Tensors sequence_of_packed(const Arguments& arguments, const at::Tensor& packed_weights);
 
-// An operator called by its name: from its arguments to its results.
 using Stack = std::vector<c10::IValue>;
 Stack call(const char* name, Stack stack);
-// The arguments of the operators `step` and `sequence`, in the order of their schemas.
+// Arguments in schema order.
 Stack step_stack(const Arguments& arguments);
 Stack sequence_stack(const Arguments& arguments, int64_t checkpoint_steps = 0);
 
-// For `reset`: about one row in four.
+// Resets about a quarter of the batch elements.
 at::Tensor random_reset(const Arguments& arguments, uint64_t seed);
-// For `recurrent_mask`: 0, or 1.5 for two in three.
+// 1.5 for two thirds of the elements, otherwise 0.
 at::Tensor random_mask(const Arguments& arguments, uint64_t seed);
 
-// lltm::prepack of the weights of any cell.
 at::Tensor pack(const Arguments& arguments, std::optional<at::ScalarType> dtype = std::nullopt);
 
-// Which engine sequences on a GPU may take while it lives: the persistent one, or only the
-// stepwise one.
+// Allows or disables the persistent engine until destroyed.
 class PersistentSetting {
  public:
   explicit PersistentSetting(bool enabled);
@@ -105,44 +100,43 @@ class PersistentSetting {
   bool before_;
 };
 
-// The errors that Python raises as ValueError, TypeError and RuntimeError.
+// Errors raised in Python as ValueError, TypeError and RuntimeError.
 inline const std::type_info& kValueError = typeid(c10::ValueError);
 inline const std::type_info& kTypeError = typeid(c10::TypeError);
 inline const std::type_info& kRuntimeError = typeid(c10::Error);
 
-// `call` throws an error of exactly that class with exactly that text.
+// Requires exactly this class and message.
 void expect_error(
     const std::function<void()>& call, const std::type_info& error, const std::string& text);
 
-// Whether a rounding error of a pre-activation may be an error of any size in a gradient, since the
-// derivative jumps: then only the distribution of errors says something (tests_py/accuracy.py).
+// True if a derivative jumps: a small rounding error may then cause a large gradient error, and
+// only the error distribution is meaningful (tests_py/accuracy.py).
 bool has_jumps(const Arguments& arguments);
 
-// The distance from 1 to the next larger number.
+// Distance from 1 to the next larger number.
 double epsilon(at::ScalarType dtype);
 
-// The same in plain PyTorch operations on the same arguments; a step of a cell of torch.nn is that
-// of ATen, such as at::lstm_cell.
+// The same in PyTorch operations. torch.nn cells use ATen functions such as at::lstm_cell.
 Tensors eager_cell(const Arguments& arguments);
 Tensors eager_sequence(const Arguments& arguments);
 
-// input, h, c, weights, bias, weight_hh, bias_hh: those that there are.
+// Returns the defined differentiable arguments, in this order: input, h, c, weights, bias,
+// weight_hh, bias_hh.
 Tensors differentiable(const Arguments& arguments);
 
-// A copy whose differentiable arguments are replaced, in that order.
+// Replaces the differentiable arguments.
 Arguments with(const Arguments& arguments, const Tensors& replaced);
 
-// A copy whose differentiable arguments are fresh leaves that require a
-// gradient; strides are kept, since the leaves share the memory.
+// Makes the differentiable arguments new leaves. They share memory, so strides are kept.
 Arguments requiring_grad(const Arguments& arguments);
 
-// Sizes of a problem; a step has no T.
+// A step has no T.
 struct Sizes {
   int64_t T = 1, B = 1, I = 1, H = 1;
 };
 void PrintTo(const Sizes& sizes, std::ostream* stream);
 
-// Random arguments with weights of the usual initialisation, ±1/sqrt(H).
+// Random arguments. Weights are initialized within ±1/sqrt(H).
 Arguments cell_problem(
     const Sizes& sizes,
     at::ScalarType dtype,
@@ -156,7 +150,7 @@ Arguments sequence_problem(
     bool bias = true,
     std::string_view cell = "lltm");
 
-// A packed one: row b of the batch has lengths[b] steps, in falling order.
+// Batch element b has lengths[b] steps, in falling order.
 Arguments packed_problem(
     const std::vector<int64_t>& lengths,
     int64_t input_size,
@@ -165,34 +159,31 @@ Arguments packed_problem(
     uint64_t seed,
     std::string_view cell = "lltm");
 
-// Normally distributed values shaped as `like`, of its dtype.
+// Returns normally distributed values.
 at::Tensor random_like(const at::Tensor& like, uint64_t seed);
 Tensors random_like(const Tensors& like, uint64_t seed);
 
-// Values and gradients of one call.
 struct Evaluation {
   Tensors outputs;
-  Tensors gradients;  // in the order of `differentiable`; zero where autograd gives none
+  Tensors gradients;  // in the order of `differentiable`; zero if undefined
 };
 
-// Calls `function` and backpropagates grad_outputs, of which undefined ones
-// are outputs that the caller does not use.
+// Undefined elements of grad_outputs mark unused outputs.
 Evaluation evaluate(
     const Function& function, const Arguments& arguments, const Tensors& grad_outputs);
 
-// The same by the oracle; undefined grad_outputs are zero. That of the LLTM is reference.h, that of
-// the others plain PyTorch in float64.
+// The oracle's results: reference.h for the LLTM, PyTorch in float64 for other cells. Undefined
+// grad_outputs are zero.
 struct Expected {
   std::vector<reference::Matrix<>> outputs;
   std::vector<reference::Matrix<>> gradients;
 };
 Expected expect(const Arguments& arguments, const Tensors& grad_outputs);
 
-// A bound that few draws keep (the rule of docs/accuracy.md is of distributions), with
-// e(y) = max|y - y64| / max|y64|:
+// A bound for few samples (docs/accuracy.md has the accuracy criterion). With e(y) equal to
+// max|y - y64| / max|y64|,
 //     e(ours) <= 2 max(e(eager), 4 eps of the dtype).
-// The maxima go over everything that is added. In a result of few elements
-// they are a matter of luck, so small problems are judged several at a time.
+// The maxima cover several small problems, because errors of single small results are random.
 class Comparison {
  public:
   void add(const at::Tensor& ours, const at::Tensor& eager, const reference::Matrix<>& y64);
@@ -203,24 +194,23 @@ class Comparison {
   double eager_ = 0;  // max|y - y64|
   double scale_ = 0;  // max|y64|
   double eps_ = 0;
-  std::string mismatch_;  // of dtype or shape, between ours and eager
+  std::string mismatch_;  // dtype or shape mismatch of ours and eager
 };
 
 ::testing::AssertionResult is_accurate(
     const at::Tensor& ours, const at::Tensor& eager, const reference::Matrix<>& y64);
 
-// Arguments for each seed.
 using Problem = std::function<Arguments(uint64_t seed)>;
 
-// What flows back into the outputs; undefined for those that are not used.
+// Returns output gradients, undefined for unused outputs.
 using OutputGradients = std::function<Tensors(const Tensors& outputs, uint64_t seed)>;
 inline const OutputGradients kRandom = [](const Tensors& outputs, uint64_t seed) {
   return random_like(outputs, seed);
 };
 
-// Every output and gradient of each of `ours` meets the statement, with `baseline` in
-// the place of eager; outputs are contiguous. Seeds 1, 2, ... until the
-// smallest result has had some hundred elements, and at least `problems`.
+// Checks the bound of Comparison for all outputs and gradients of `ours`, with `baseline` instead
+// of eager. Outputs must be contiguous. Uses at least `problems` seeds, until the smallest result
+// has some hundred elements in total.
 void check_all(
     const std::vector<Function>& ours,
     const Function& baseline,
@@ -234,69 +224,62 @@ void check(
     const OutputGradients& output_gradients = kRandom,
     uint64_t problems = 3);
 
-// The library against eager, by default with random output gradients.
+// Compares the library with eager.
 void check_step(const Problem& problem, const OutputGradients& output_gradients = kRandom);
 void check_sequence(const Problem& problem, const OutputGradients& output_gradients = kRandom);
 
-// `count` threads against one in the place of eager, and against themselves:
-// no element differs from run to run.
+// Compares `count` threads with one thread as baseline, and repeated runs bitwise.
 void check_threads(const Function& function, int count, const Arguments& arguments);
 
-// The same results from memory that is NaN before it is written to as from any: no
-// more is read than was written.
+// Fills uninitialized memory with NaN and requires the same results.
 void check_uninitialised_memory(const Function& function, const Arguments& arguments);
 
-// A way to lay out a tensor of at least one dimension in memory. Some repeat
-// elements, so that the values change too.
+// A memory layout. Layouts that repeat elements change the values.
 struct Layout {
   const char* name;
   at::Tensor (*apply)(const at::Tensor& tensor);
 };
 const std::vector<Layout>& layouts();
 
-// Those differentiable arguments of the given positions, or all tensors.
+// Affects the arguments at these positions, or all tensors.
 Arguments laid_out(
     const Arguments& arguments, const Layout& layout, const std::vector<size_t>& positions);
 Tensors laid_out(const Tensors& tensors, const Layout& layout);
 
-// The positions to try of a cell's arguments: one after another, then all; with the weights or not.
+// Each argument, then all, with or without weights.
 std::vector<std::vector<size_t>> positions_of(std::string_view cell, bool weights = true);
 inline const std::vector<std::vector<size_t>> kPositions = positions_of("lltm");
 
-// The function of contiguous copies of the arguments.
+// Copies the arguments first.
 Function contiguous(const Function& function);
 
-// A sequence of the flipped input in reverse, its output flipped again: the same results.
+// Flips the input, runs in reverse and flips the output: same results.
 Function against_the_steps(const Function& sequence);
 
-// A scalar of float64 tensors.
+// A scalar function of float64 tensors.
 using Scalar = std::function<at::Tensor(const Tensors&)>;
 
-// The outputs of `function`, weighted and summed: a function of the
-// differentiable arguments followed by one weight per output.
+// A function of the differentiable arguments and one weight per output.
 Scalar weighted_sum(const Function& function, const Arguments& arguments);
 
-// Those arguments and random weights.
+// The differentiable arguments and random weights.
 Tensors weighted_sum_point(const Function& function, const Arguments& arguments, uint64_t seed);
 
-// Relative difference between the derivative of `function` along random
-// directions that autograd gives and the one by central differences.
+// Relative difference between autograd's directional derivative and central differences.
 double derivative_error(const Scalar& function, const Tensors& x, uint64_t seed);
 constexpr double kDerivativeTolerance = 1e-7;
 
-// The derivative of `function` along a random direction, as a function of the
-// same tensors: applied once for second derivatives, twice for third ones.
+// The derivative along a random direction. Apply twice for third derivatives.
 Scalar derivative(const Scalar& function, uint64_t seed);
 
-// The same for forward mode and every element of the outputs, absolute.
+// The same for forward mode: absolute error over all outputs.
 double forward_mode_error(const Function& function, const Arguments& arguments, uint64_t seed);
 
-// Equal elements, without any tolerance; NaN equals NaN.
+// No tolerance; NaN equals NaN.
 bool identical(const at::Tensor& a, const at::Tensor& b);
 bool identical(const Tensors& a, const Tensors& b);
 
-// Memory for matrices of up to three rows, each 2^31 elements after the one
-// before. Only the pages that are written to take any room.
+// Up to three matrix rows, 2^31 elements apart. Only written pages use physical memory.
 class FarApart {
  public:
   explicit FarApart(at::ScalarType dtype);
@@ -304,7 +287,7 @@ class FarApart {
   FarApart(const FarApart&) = delete;
   FarApart& operator=(const FarApart&) = delete;
 
-  // A copy whose first element stands at `offset` of the first row of memory.
+  // Starts at `offset` in the first row.
   at::Tensor copy(const at::Tensor& matrix, int64_t offset) const;
 
  private:
@@ -313,7 +296,6 @@ class FarApart {
   at::Tensor elements_;
 };
 
-// "float32" and so on, for the names of tests.
 std::string name(at::ScalarType dtype);
 
 constexpr std::array<at::ScalarType, 4> kDtypes = {

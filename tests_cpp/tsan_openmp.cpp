@@ -1,9 +1,8 @@
-// Tells the thread sanitizer what OpenMP does. libgomp is not compiled with it, so its
-// barriers, and the beginning and end of its parallel regions, would go unseen and all
-// that threads hand on to each other would count as a race.
+// Reports OpenMP synchronization to the thread sanitizer. libgomp is not instrumented, so its
+// barriers and parallel regions would be missed and correct exchanges reported as races.
 //
-// Part of the test programs: their GOMP_parallel and GOMP_barrier come before those of
-// libgomp, call them, and say which thread's writes the other threads see from then on.
+// Linked into the test programs: GOMP_parallel and GOMP_barrier replace libgomp's, call them, and
+// report which writes are visible to which threads.
 #include <dlfcn.h>
 #include <sanitizer/tsan_interface.h>
 
@@ -11,8 +10,8 @@
 
 namespace {
 
-// A parallel region and its barriers. Two of those in turn: no thread can be two ahead
-// of another.
+// A parallel region with its barriers. Two alternate, because threads are at most one barrier
+// apart.
 struct Region {
   void (*body)(void*);
   void* data;

@@ -1,5 +1,5 @@
-// lltm::parse_cell: a text is refused with an error that names its line, or its programs compute
-// what it says, on registers that exist and have a value.
+// lltm::parse_cell: rejects a text with an error that names its line, or compiles programs that
+// match the text and read only initialized registers.
 #include "../cell_program.h"
 #include "fuzz.h"
 
@@ -19,7 +19,7 @@ std::string number(Random& random) {
   return random.one_of(numbers);
 }
 
-// Assignments of local values and then of `outputs`, each of anything that is known before.
+// Returns assignments of local values, then of `outputs`, with known operands.
 std::string assignments(
     const std::string& prefix, const Names& outputs, Names& known, Random& random) {
   std::string text;
@@ -27,7 +27,7 @@ std::string assignments(
   for (size_t k = random.below(24); k > 0; --k) targets.push_back(prefix + std::to_string(k));
   targets.insert(targets.end(), outputs.begin(), outputs.end());
   for (const std::string& target : targets) {
-    // Most often what may be fused.
+    // Operations that may be fused are most frequent.
     static const std::vector<size_t> often = {1, 15, 16, 17, 17};
     const size_t op =
         random.one_in(3) ? random.below(std::size(kOperations)) : random.one_of(often);
@@ -97,7 +97,7 @@ std::string first_input(Random& random) {
   return random.one_in(4) ? random.one_of(lltm_test::kCellTexts) : random_cell(random);
 }
 
-// A word becomes another of the text, or a line goes, comes twice, or comes elsewhere.
+// Replaces a word, or deletes, repeats or moves a line.
 void mutate(std::string& input, Random& random) {
   const auto part = [&](const char* ends) {
     const size_t at = input.find_last_of(ends, random.below(input.size() + 1));
@@ -131,7 +131,7 @@ void run(std::string_view input) {
   const uint64_t most = (1 << 20) + 64 * input.size();
   require(allocations.bytes() <= most, allocations.bytes(), " bytes for a text of ", input.size());
   if (cell != nullptr) {
-    // Numbers with few bits, so that some are equal, and some that are not finite.
+    // Numbers with few bits, so that some are equal. Some are not finite.
     Random random(input.size());
     const auto next = [&] {
       static const std::vector<double> special = {0.0, -0.0, INFINITY, -INFINITY, NAN, 1e300};

@@ -19,7 +19,7 @@ namespace lltm_fuzz {
 namespace {
 
 using nlohmann::json;
-using namespace std::string_literals;  // text with zeros in it
+using namespace std::string_literals;  // text with null characters
 
 constexpr size_t kLengthBytes = 8;
 
@@ -57,7 +57,7 @@ std::string space(Random& random) {
   return random.one_of(spaces);
 }
 
-// ---- what files have to be read for -----------------------------------------
+// ---- fragments of headers ---------------------------------------------------
 
 std::vector<std::string> words_of(const char* text) {
   std::istringstream stream(text);
@@ -75,7 +75,7 @@ const std::vector<std::string>& numbers() {
   return texts;
 }
 
-// As they stand in a header.
+// Strings as written in a header.
 const std::vector<std::string>& strings() {
   static const std::vector<std::string>& texts = *[] {
     auto* all = new std::vector<std::string>(words_of(
@@ -91,13 +91,13 @@ const std::vector<std::string>& strings() {
   return texts;
 }
 
-// ---- the tokens of a header -------------------------------------------------
+// ---- header tokens ----------------------------------------------------------
 
 struct Token {
   size_t begin, end;
 };
 
-// Whatever the text is: strings, words and numbers, and single characters.
+// Splits any text into strings, words, numbers and single characters.
 std::vector<Token> tokens_of(std::string_view text) {
   const auto is_word = [](char c) {
     return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '-' ||
@@ -118,8 +118,7 @@ std::vector<Token> tokens_of(std::string_view text) {
   return tokens;
 }
 
-// From a token to the end of what it begins: a key and its value, an array, an
-// object.
+// Returns the span of the key with its value, array or object that starts at a token.
 Token span_from(std::string_view text, const std::vector<Token>& tokens, size_t first) {
   size_t last = first;
   const auto is = [&](size_t k, std::string_view characters) {
@@ -144,7 +143,7 @@ void mutate_header(std::string& header, Random& random) {
   const auto text_of = [&](const Token& token) {
     return header.substr(token.begin, token.end - token.begin);
   };
-  // One of a kind, or any.
+  // Picks a token of a kind, or any token.
   const auto pick = [&](std::string_view kind) {
     const size_t start = random.below(tokens.size());
     for (size_t k = 0; k < tokens.size(); ++k) {
@@ -160,7 +159,7 @@ void mutate_header(std::string& header, Random& random) {
     case 0:
       replace(tokens[pick("0123456789-")], random.one_of(numbers()));
       break;
-    case 1: {  // a number near the one that is there, or another that is there
+    case 1: {  // changes a number, or copies another
       const Token token = tokens[pick("0123456789")];
       const uint64_t number = std::strtoull(text_of(token).c_str(), nullptr, 10);
       const std::string other = text_of(tokens[pick("0123456789")]);
@@ -173,24 +172,24 @@ void mutate_header(std::string& header, Random& random) {
     case 3:
       replace(tokens[pick("\"")], text_of(tokens[pick("\"")]));
       break;
-    case 4: {  // twice
+    case 4: {  // repeats a span
       const Token span = span_from(header, tokens, pick(random.one_in(3) ? "{[" : "\""));
       header.insert(span.end, "," + text_of(span));
       break;
     }
-    case 5: {  // not at all, with the comma that follows
+    case 5: {  // deletes a span and its comma
       Token span = span_from(header, tokens, random.below(tokens.size()));
       if (span.end < header.size() && header[span.end] == ',') ++span.end;
       replace(span, "");
       break;
     }
-    case 6: {  // one in the place of another
+    case 6: {  // replaces a span with another
       const Token to = span_from(header, tokens, random.below(tokens.size()));
       const Token from = span_from(header, tokens, random.below(tokens.size()));
       replace(to, text_of(from));
       break;
     }
-    case 7: {  // deeper
+    case 7: {  // nests a span
       static const std::vector<std::string> brackets = {"[", "{\"x\":", "{\"shape\":", "[1,"};
       const size_t at = tokens[random.below(tokens.size())].begin;
       std::string deep;
@@ -199,7 +198,7 @@ void mutate_header(std::string& header, Random& random) {
       header.insert(at, deep);
       break;
     }
-    case 8: {  // one more tensor, of any size, that says it has no data
+    case 8: {  // adds a tensor of any size without data
       std::string shape;
       for (size_t k = 1 + random.below(3); k > 0; --k) shape += random.one_of(numbers()) + ",";
       shape.pop_back();
@@ -218,7 +217,7 @@ void mutate_header(std::string& header, Random& random) {
   }
 }
 
-// Where the header ends, as far as that can be said.
+// Returns the end of the header, if it can be determined.
 size_t header_end(const std::string& file) {
   if (file.size() < kLengthBytes) return file.size();
   uint64_t length = 0;
@@ -227,9 +226,9 @@ size_t header_end(const std::string& file) {
   return std::max(file.rfind('}') + 1, kLengthBytes);
 }
 
-// ---- reading ----------------------------------------------------------------
+// ---- reader -----------------------------------------------------------------
 
-// The shape of a tensor as the format has it, if PyTorch can have it too.
+// Returns the shape if the format and PyTorch allow it.
 std::optional<std::vector<int64_t>> read_shape(const json& sizes, size_t element_bytes) {
   constexpr size_t kMaxDims = 64;
   constexpr auto kMost = static_cast<unsigned __int128>(INT64_MAX);
@@ -298,7 +297,7 @@ void mutate_checkpoint(std::string& file, Random& random) {
   if (!random.one_in(6)) {
     mutate_header(header, random);
   } else if (random.one_in(2)) {
-    // As many bytes as the header may ask for.
+    // Data sizes that the header may request.
     std::vector<size_t> sizes = {0, data.size() + 1, data.size() + 8, data.size() / 2};
     for (const Token& token : tokens_of(header)) {
       const std::string text = header.substr(token.begin, token.end - token.begin);

@@ -1,4 +1,4 @@
-// safetensors files: made, changed, and read a second time by another reader.
+// Generates, mutates and reads safetensors files, with a reader independent of the library's.
 #pragma once
 
 #include "fuzz.h"
@@ -32,18 +32,18 @@ struct Entry {
   std::vector<int64_t> shape;
 };
 
-// A well-formed file of these tensors, in any order, with any values.
+// Returns a well-formed file of these tensors, with random order and values.
 std::string checkpoint_of(std::vector<Entry> entries, Random& random);
 
-// Changes numbers, texts, members and brackets of the header, and the data.
+// Mutates numbers, strings, members and brackets of the header, and data.
 void mutate_checkpoint(std::string& file, Random& random);
 
-// Gives the header the length that it has, most of the time.
+// Usually corrects the header length.
 void repair_checkpoint(std::string& file, Random& random);
 
 at::ScalarType random_dtype(Random& random);
 
-// What the format says of a file, read without hurry and without the library.
+// Expected contents of a file.
 struct Expected {
   at::ScalarType dtype;
   std::vector<int64_t> shape;
@@ -51,11 +51,11 @@ struct Expected {
 };
 using ExpectedTensors = std::map<std::string, Expected>;
 
-// Nothing if the file is not well-formed.
+// Returns nothing if the file is malformed.
 std::optional<ExpectedTensors> read_checkpoint(std::string_view file);
 
-// What reading a file may allocate in all, freed or not. A tensor without elements
-// takes fifty bytes of a header and a thousand of memory.
+// Maximum number of bytes that reading may allocate in total, including freed memory. An empty
+// tensor needs 50 bytes in the header and 1000 bytes of memory.
 constexpr uint64_t allocation_limit(size_t file_bytes) {
   return (1 << 16) + 64 * static_cast<uint64_t>(file_bytes);
 }

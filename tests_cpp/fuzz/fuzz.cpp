@@ -1,4 +1,4 @@
-// The entry points of libFuzzer, and what the targets share.
+// libFuzzer entry points and code shared by the targets.
 #include "fuzz.h"
 
 #include <ATen/Parallel.h>
@@ -9,13 +9,12 @@
 #include <iostream>
 
 extern "C" {
-// Of the address sanitizer, where it is.
+// From the address sanitizer, if linked.
 __attribute__((weak)) int __sanitizer_install_malloc_and_free_hooks(
     void (*allocated)(const volatile void*, size_t), void (*freed)(const volatile void*));
 
-// libtorch keeps its registries until the process ends. The others for speed: the
-// stack of an allocation can be had by running one input again with the default, and
-// what is freed rests for longer than an input takes.
+// Ignores leaks, because libtorch never frees its registries. The other options save time: rerun an
+// input with the defaults for allocation stacks. The quarantine still outlasts an input.
 const char* __asan_default_options() {
   return "detect_leaks=0:malloc_context_size=1:quarantine_size_mb=2";
 }
@@ -93,7 +92,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size, unsigned seed) {
   lltm_fuzz::Random random(seed);
   std::string input(reinterpret_cast<const char*>(data), size);
-  // libFuzzer begins with one byte or none.
+  // libFuzzer starts with a single byte or none.
   if (size <= 1 || random.one_in(50)) {
     input = lltm_fuzz::first_input(random);
   } else {

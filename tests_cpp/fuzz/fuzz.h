@@ -1,5 +1,4 @@
-// Fuzzing of what reads bytes. Each target is a program of its own with the entry
-// points of libFuzzer (fuzz.cpp), which drives it.
+// Fuzz tests of the parsers. Each target is a program with libFuzzer's entry points (fuzz.cpp).
 #pragma once
 
 #include <array>
@@ -13,7 +12,7 @@
 
 namespace lltm_fuzz {
 
-// SplitMix64: a seed gives the same numbers everywhere.
+// SplitMix64: a seed produces the same numbers on every platform.
 class Random {
  public:
   explicit Random(uint64_t seed) : state_(seed) {}
@@ -30,27 +29,27 @@ class Random {
   uint64_t state_;
 };
 
-// ---- what a target defines --------------------------------------------------
+// ---- defined by each target -------------------------------------------------
 
-// An input to begin with.
+// Returns an initial input.
 std::string first_input(Random& random);
 
-// Changes an input as its format suggests; changes of single bytes come on top.
+// Mutates an input according to its format. libFuzzer also mutates bytes.
 void mutate(std::string& input, Random& random);
 
-// Makes right again what would hide all other changes, most of the time.
+// Usually repairs fields whose errors would hide other mutations.
 void repair(std::string& input, Random& random);
 
-// Runs the library on an input. Whatever is wrong ends the process.
+// Runs the library on an input; ends the process on an error.
 void run(std::string_view input);
 
-// ---- what targets share -----------------------------------------------------
+// ---- shared by the targets --------------------------------------------------
 
-// Inputs that the library has taken, and has refused.
+// Number of accepted and rejected inputs.
 inline uint64_t taken = 0;
 inline uint64_t refused = 0;
 
-// Exit status of a target that this CPU has nothing for; libFuzzer's own is 77.
+// Exit status if the CPU does not support the target. libFuzzer's is 77.
 constexpr int kSkipped = 90;
 
 [[noreturn]] void fail(const std::string& reason);
@@ -63,8 +62,7 @@ void require(bool condition, const Parts&... parts) {
   fail(reason.str());
 }
 
-// The bytes that have been allocated since, whether or not they were freed. Only
-// the address sanitizer counts them: 0 without it.
+// Bytes allocated since construction, including freed memory. 0 without the address sanitizer.
 class Allocations {
  public:
   Allocations();
@@ -74,8 +72,7 @@ class Allocations {
   uint64_t before_;
 };
 
-// A message is one of ours, and fit for a terminal: not long, in UTF-8, without
-// control characters.
+// Requires a short message from the library in UTF-8, without control characters.
 void require_message(std::string_view message, std::string_view start);
 
 }  // namespace lltm_fuzz
@@ -84,6 +81,6 @@ extern "C" {
 int LLVMFuzzerInitialize(int* argc, char*** argv);
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size, unsigned seed);
-// libFuzzer's: changes single bytes.
+// From libFuzzer: mutates bytes.
 size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t max_size);
 }

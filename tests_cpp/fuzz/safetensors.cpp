@@ -1,4 +1,4 @@
-// lltm::load_safetensors: takes what is well-formed, as it is, and refuses the rest.
+// lltm::load_safetensors: reads well-formed files correctly and rejects others.
 #include "checkpoints.h"
 
 #include <lltm/serialize.h>

@@ -1,4 +1,4 @@
-// lltm::load_state_dict: all of a checkpoint gets into a module, or nothing of it.
+// lltm::load_state_dict: loads a checkpoint file completely or not at all.
 #include "checkpoints.h"
 
 #include <lltm/nn.h>
@@ -14,7 +14,7 @@ namespace {
 
 using at::Tensor;
 
-// Parameters and buffers of several dtypes, and those of a cell.
+// Has parameters and buffers of several dtypes and of a cell.
 struct Module : torch::nn::Module {
   Module() {
     register_parameter("weight", at::zeros({2, 3}, at::kDouble));
@@ -35,7 +35,7 @@ Tensors tensors_of(const Module& module) {
   return tensors;
 }
 
-// The bytes of all tensors, one after the other.
+// Concatenates the bytes of all tensors.
 std::string bytes_of(const Tensors& tensors) {
   std::string bytes;
   for (const auto& [name, tensor] : tensors) {
@@ -52,8 +52,7 @@ void set_bytes(const Tensors& tensors, const std::string& bytes) {
   }
 }
 
-// What the tensors are after the checkpoint has been loaded, one after the other;
-// nothing if it does not fit.
+// Returns the expected bytes after loading, or nothing if the checkpoint file does not match.
 std::optional<std::string> loaded_bytes(
     const std::optional<ExpectedTensors>& saved, const Tensors& targets) {
   if (!saved.has_value() || saved->size() != targets.size()) return std::nullopt;
@@ -73,7 +72,7 @@ std::optional<std::string> loaded_bytes(
   return bytes;
 }
 
-// Whether the file was loaded.
+// Returns true if the file was loaded.
 bool load(Module& module, const MemoryFile& file, size_t size) {
   const Allocations allocations;
   bool loaded = true;
@@ -106,7 +105,7 @@ std::string first_input(Random& random) {
     Entry entry = {name, random.one_in(2) ? target.scalar_type() : random_dtype(random), {}};
     entry.shape = target.sizes().vec();
     if (target.dim() == 1 && random.one_in(4)) entry.shape.insert(entry.shape.begin(), 1);
-    // Another shape of as many elements, another name, or none.
+    // Another shape of the same size, another name, or no entry.
     if (random.one_in(60)) entry.shape.push_back(1);
     if (random.one_in(60)) entry.name += ".weight";
     if (!random.one_in(60)) entries.push_back(entry);

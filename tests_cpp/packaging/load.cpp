@@ -1,4 +1,5 @@
-// load LIBRARY...: liblltm by dlopen, with every symbol that it needs; the version of the last.
+// load LIBRARY...: opens liblltm with dlopen, resolves all symbols and prints the last library's
+// version.
 #include <dlfcn.h>
 
 #include <cstdio>

@@ -1,4 +1,4 @@
-// Preloaded, makes libtorch look like release 2.99.1.
+// If preloaded, makes libtorch report release 2.99.1.
 #include <cstdint>
 
 extern "C" std::uint64_t aoti_torch_abi_version() {

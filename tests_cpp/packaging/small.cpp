@@ -1,5 +1,5 @@
-// Calls one function of liblltm and nothing of libtorch, so that a linker with --as-needed
-// leaves libtorch to liblltm.
+// Calls a function of liblltm and none of libtorch. With --as-needed, only liblltm then links
+// libtorch.
 #include <lltm/version.h>
 
 #include <cstdio>

@@ -1,11 +1,11 @@
-// Uses each part of the C++ API once and compares with numbers worked out by
-// hand; any mismatch is the exit status.
+// Uses each part of the C++ API once and compares with results computed by hand. The exit status
+// reports a mismatch.
 //
 //     app CELL WEIGHTS.safetensors INPUT.safetensors RESULTS.safetensors
 //
-// instead runs what Python has saved: a cell, the state_dict of two layers of it in two
-// directions, and the tensor "input". The output and the last states are the results "0", "1", ...,
-// those of the prepacked layer "prepacked 0", ...
+// runs files saved by Python: a cell, the state_dict of two bidirectional layers, and the tensor
+// "input". Results "0", "1", ... are the output and the last states; "prepacked 0", ... are those
+// of the prepacked layer.
 #include <lltm/lltm.h>
 
 #include <ATen/ATen.h>
@@ -77,7 +77,7 @@ int run_custom_cell(char** paths) {
 int main(int argc, char** argv) {
   if (argc == 5) return run_custom_cell(argv);
   const at::TensorOptions float64(at::kDouble);
-  // B = I = H = 1; the columns of the weights multiply h and x.
+  // B = I = H = 1. The weights' columns multiply h and x.
   const at::Tensor weights = at::tensor({0.5, -1.0, 1.0, 0.25, -0.3, 0.8}, float64).view({3, 2});
   const at::Tensor bias = at::tensor({0.1, -0.2, 0.3}, float64);
   const at::Tensor h = at::full({1, 1}, -0.4, float64);
@@ -96,7 +96,7 @@ int main(int argc, char** argv) {
   expect_near("h_n", states[0], 0.2156313885689766);
   expect_near("c_n", states[1], 0.5186663962857727);
 
-  // One step of training: bias -= 0.5 dz, with dz of h' above:
+  // One training step: bias -= 0.5 dz, with dz of h' above:
   // tanh(c') = t, dc = o (1 - t^2), dz = (dc g i (1-i), t o (1-o), dc i).
   lltm::LLTM layer(lltm::LLTMOptions(1, 1));
   layer->to(at::kDouble);
@@ -121,7 +121,7 @@ int main(int argc, char** argv) {
   expect_near("bias of g", parameters["bias_l0"][2], 0.3 - 0.5 * 0.05934984747442119);
   expect("the step lowers the loss", loss().item<double>() < before.item<double>());
 
-  // h' = tanh(z): a cell of one's own.
+  // A custom cell: h' = tanh(z).
   const lltm::Cell elman = lltm::Cell::parse(
       "lltm-cell 1\n"
       "name elman\n"
