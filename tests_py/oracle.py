@@ -1,8 +1,8 @@
-"""The cells over a sequence and their gradients in NumPy: exact enough to judge any dtype.
+"""NumPy oracle: cells over a sequence, with gradients, exact enough for every dtype.
 
-It computes in long double for float64, which is slow, and in float64 for narrower ones. The
-equations of a cell are those of lltm.reference, called with dual numbers, which know their exact
-derivatives. All else is written here once more, so it judges lltm.reference too.
+Computes in long double for float64, which is slow, and in float64 for narrower dtypes. Calls the
+equations of lltm.reference with dual numbers, which have exact derivatives. Everything else is
+independent, so that the oracle also checks lltm.reference.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _relu(x: Array) -> tuple[Array, Array]:
     return np.maximum(x, 0), np.where(x > 0, 1, 0)
 
 
-# What equations call, with its derivative.
+# Functions that the equations call, each with its derivative.
 FUNCTIONS: dict[Any, Callable[[Array], tuple[Array, Array]]] = {
     torch.sigmoid: _sigmoid,
     torch.tanh: _tanh,
@@ -61,7 +61,7 @@ FUNCTIONS: dict[Any, Callable[[Array], tuple[Array, Array]]] = {
 
 
 class Dual:
-    """An array and its derivatives by some inputs, element by element; those left out are 0."""
+    """An array and its elementwise derivatives by some inputs; missing derivatives are 0."""
 
     def __init__(self, value: Any, slopes: Mapping[int, Any]) -> None:
         self.value, self.slopes = value, dict(slopes)
@@ -75,7 +75,7 @@ class Dual:
         return cls(value, {k: slope * d for k, d in x.slopes.items()})
 
     def _with(self, other: Dual | float, value: Any, own: Any, others: Any) -> Dual:
-        """A function of both with these derivatives."""
+        """Applies a function with these derivatives to both."""
         slopes = {k: own * d for k, d in self.slopes.items()}
         if isinstance(other, Dual):
             for k, d in other.slopes.items():
@@ -133,11 +133,10 @@ def sequence(
     reverse: bool,
     grads: tuple[Array, Array, Array],
 ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
-    """Runs forward and backward over packed rows x (N, I).
+    """Runs forward and backward over packed rows x (N, I), with weights and biases for x and h.
 
-    Weights and biases are those of x and those of h. Returns (output (N, H), h_n, c_n) and, for
-    the gradients of those, the gradients of (x, h_0, c_0), of the weights and of the biases. A cell
-    without c passes on what it gets.
+    Returns (output (N, H), h_n, c_n), and the gradients of (x, h_0, c_0), of weights and of biases. A
+    cell without c passes c through.
     """
     equations = lltm.reference._EQUATIONS[cell]
     gates_x, gates_h = list(equations.gates_x), list(equations.gates_h)
