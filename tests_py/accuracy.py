@@ -3,17 +3,17 @@
     python tests_py/accuracy.py                            # a minute, with a fresh seed, printed
     python tests_py/accuracy.py --seed 7 --problems 100 --dtype float32
 
-Criterion: e(y) = max|y - y64| / max|y64| is the error of an output or gradient y against the
-oracle. Over 24 seeds, each in two mathematically equivalent orders of hidden units and inputs, the
-median of e(lltm) is at most 1.25 times the median of e(PyTorch reference), and the 95th percentile
-at most twice. Errors below 4 eps of the dtype count as 4 eps.
+An output or gradient y has the error e(y) = max|y - y64| / max|y64|, with y64 from the oracle. Over
+24 seeds, each in two equivalent orders of hidden units and inputs, the median of e(lltm) is at most
+1.25 times the median of e(PyTorch reference), and the 95th percentile at most twice. Errors below
+4 eps of the dtype count as 4 eps.
 
-Both errors are random, and a recurrence amplifies them, so the ratio of a single seed sometimes
-exceeds 2. Only problems with a larger ratio are judged by the criterion, and always those with few
-batch elements, whose errors do not average out. The exit status is 1 if the criterion fails.
+Errors are random, so the ratio of a single seed sometimes exceeds 2. Only such problems are judged
+by the criterion, and always those with few batch elements, whose errors do not average out. The
+exit status is 1 if the criterion fails.
 
-Problems cover every built-in cell, padded and packed sequences, both directions, single steps, with
-and without bias, B to 300, I and H to 600, T to 100. Parameters are initialized as in a layer.
+Problems cover all built-in cells, padded and packed sequences, both directions, single steps, with
+and without bias, B to 300, I and H to 600, T to 100, with parameters initialized as in a layer.
 """
 
 from __future__ import annotations
@@ -33,23 +33,22 @@ import torch
 
 import lltm
 
-# Number of gates, by cell.
 GATES = {cell: sum(block >= 0 for block in torch.ops.lltm._cell(cell)[0]) for cell in support.CELLS}
 
 SEEDS = 24
-# Ratio e(lltm) / e(reference) of one problem above which the distributions decide; their limits.
+# The distributions decide if the ratio e(lltm) / e(reference) of one problem is larger.
 LIMIT = 2.0
 MEDIAN_LIMIT = 1.25
 TAIL_LIMIT = 2.0
 
-# Limit of forward multiply-adds, about a second per problem: the float64 oracle uses long double,
-# and PyTorch's float16 GEMMs are slow.
+# Forward multiply-adds, about a second per problem: the float64 oracle uses long double, and
+# PyTorch's float16 GEMMs are slow.
 MOST_WORK = {torch.float64: 4e6, torch.float32: 2e8, torch.bfloat16: 2e8, torch.float16: 4e7}
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Sizes and options of a problem; the seed determines its values."""
+    """Sizes and options; the seed determines the values."""
 
     seed: int
     dtype: torch.dtype
@@ -112,7 +111,7 @@ def draw(seed: int, dtype: torch.dtype) -> Problem:
 
 
 def ratios(problem: Problem) -> dict[str, float]:
-    """e(ours) / max(e(plain), 4 eps) for every output and gradient."""
+    """e(lltm) / max(e(reference), 4 eps) for every output and gradient."""
     arguments = problem.arguments()
     outputs = support.cell_outputs if problem.kind == "cell" else support.sequence_outputs
     ours, plain = support.errors(outputs, [arguments])
@@ -124,7 +123,7 @@ def ratios(problem: Problem) -> dict[str, float]:
 
 
 def worst_ratio(problem: Problem) -> tuple[float, str]:
-    """Returns the largest ratio and the name of its tensor."""
+    """The largest ratio and its tensor."""
     return max((ratio, what) for what, ratio in ratios(problem).items())
 
 
@@ -150,7 +149,7 @@ def in_another_order(a: support.Arguments, seed: int) -> support.Arguments:
 
 @dataclass(frozen=True)
 class Distribution:
-    """Errors of one output or gradient, at least 4 eps each, in ascending order."""
+    """Errors of an output or gradient, at least 4 eps, in ascending order."""
 
     ours: list[float]
     plain: list[float]
@@ -168,7 +167,7 @@ class Distribution:
 
 
 def distributions(problem: Problem) -> dict[str, Distribution]:
-    """Error distributions of every output and gradient, for these sizes and options."""
+    """Errors of every output and gradient."""
     outputs = support.cell_outputs if problem.kind == "cell" else support.sequence_outputs
     floor = 4 * torch.finfo(problem.dtype).eps
     found: dict[str, tuple[list[float], list[float]]] = {}
@@ -190,7 +189,7 @@ def is_broken(problem: Problem, what: str) -> bool:
     return not distributions(problem)[what].meets_the_rule()
 
 
-# (T, B, I, H) with few batch elements or hidden units, which follow separate trajectories.
+# (T, B, I, H) with few, independent trajectories.
 FEW = (
     (50, 2, 64, 96),
     (100, 3, 50, 75),
@@ -202,7 +201,7 @@ FEW = (
 
 
 def of_few(cell: str, shape: tuple[int, int, int, int], seed: int = 0) -> Problem:
-    """A float32 problem of size (T, B, I, H), without an initial state."""
+    """A float32 problem without initial state."""
     return Problem(
         seed, torch.float32, cell, "sequence", *shape, bias=True, reverse=False, zero_state=True
     )

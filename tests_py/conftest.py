@@ -1,12 +1,12 @@
-"""Seeds every test, and reports the seed and the library under test."""
+"""Seeds every test, and reports seed and library."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Generator
 
-# pytest-xdist workers and the processes that their tests start share the CPUs. libgomp reads these
-# variables when torch loads it.
+# pytest-xdist workers and their child processes share the CPUs. libgomp reads these variables when
+# torch loads it.
 if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # waiting threads sleep
@@ -32,7 +32,7 @@ SEED = int(os.environ.get("LLTM_TEST_SEED", "0"))
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Distributes tests by group, so that only one worker imports the group's packages."""
+    """Assigns test groups to workers, to import their packages only once."""
     if getattr(config.option, "numprocesses", None) and config.option.dist == "no":
         config.option.dist = "loadgroup"
 

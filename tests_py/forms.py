@@ -17,7 +17,6 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import lltm
 
-# Input, states and parameters, by name.
 Values = dict[str, Tensor]
 
 # Dropout seed of each call.
@@ -26,17 +25,16 @@ SEED = 1
 
 @dataclass(frozen=True)
 class Cell:
-    """lltm's modules, and the reference modules that must agree with them."""
+    """lltm's modules and the reference modules."""
 
     step: Any
     layer: Any
     plain_step: Any
     plain_layer: Any
-    # Modules of torch.nn, for strides and repr, which do not depend on the cell.
+    # For strides and repr, which do not depend on the cell.
     torch_step: Any
     torch_layer: Any
-    # Dtypes of the cell's modules, and of forms without derivatives or with values tested
-    # elsewhere. Only the first cell tests every dtype.
+    # Dtypes of the modules; of forms without derivatives or tested elsewhere.
     dtypes: tuple[torch.dtype, ...]
     dtypes_of_others: tuple[torch.dtype, ...]
 
@@ -45,7 +43,7 @@ REFERENCE = lltm.reference
 
 
 def cells() -> dict[str, Cell]:
-    """The library's cells, by layer name; the first in every dtype."""
+    """Built-in cells by layer name; the first in every dtype."""
     names = [name.removesuffix("Cell") for name in REFERENCE.__all__ if name.endswith("Cell")]
     found: dict[str, Cell] = {}
     for name in sorted(
@@ -64,7 +62,7 @@ CELLS = cells()
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes T, B, I, H of a sample's arguments."""
+    """Argument sizes T, B, I, H."""
 
     steps: int = 3
     batch: int = 3
@@ -79,15 +77,15 @@ SIZES = Sizes()
 class Sample:
     name: str
     values: Values
-    # Result tensors, and their expected values, as functions of the values.
+    # Results and expected values.
     run: Callable[[Values], list[Tensor]]
     plain: Callable[[Values], list[Tensor]]
     states: tuple[str, ...] = ("h", "c")
-    # Of a module: constructor options, the module, and its call arguments.
+    # Constructor options, module, call arguments.
     options: dict[str, Any] = field(default_factory=dict)
     module: Any = None
     arguments: Callable[[Values], tuple[Any, ...]] = lambda values: ()
-    # Makes the same module with other values.
+    # Makes a module with other values.
     fresh: Callable[[], Any] = lambda: None
     kind: str = "batched"
     has_reset: bool = False
@@ -97,18 +95,18 @@ class Sample:
         return f"{self.name}: {shapes}"
 
     def call(self, module: Any = None, values: Values | None = None) -> list[Tensor]:
-        """Returns the results of this module or another."""
+        """Results of this module or another."""
         arguments = self.arguments(self.values if values is None else values)
         torch.manual_seed(SEED)
         return tensors((self.module if module is None else module)(*arguments))
 
     def is_plain(self) -> bool:
-        """True without options that couple batch elements or steps, or use random numbers."""
+        """True without resets, dropout and projections."""
         more = ("dropout", "recurrent_dropout", "proj_size")
         return not self.has_reset and not any(name in self.options for name in more)
 
     def given(self) -> list[str]:
-        """Names of the arguments, without the parameters."""
+        """Argument names without parameters."""
         return [name for name in self.values if name in ("input", *self.states)]
 
     def parameters(self) -> list[str]:
@@ -122,11 +120,9 @@ class Form:
     dtypes: tuple[torch.dtype, ...] = DTYPES
     trainable: bool = True
     quantised: bool = False
-    # True for a sequence, False for a single step.
     steps: bool = True
-    # Module constructor; None for a function.
+    # None for a function.
     make: Callable[..., Any] | None = None
-    # The equivalent torch.nn module.
     torch_module: Callable[..., Any] = nn.LSTM
     prepacked: bool = False
     plain: bool = False
@@ -137,18 +133,15 @@ class Form:
     def each(
         self, dtype: torch.dtype, sizes: Sizes = SIZES, every: bool = True
     ) -> Iterator[Sample]:
-        """Returns the samples;
-
-        unless `every`, a few per layer that cover each option and input kind.
-        """
+        """Unless `every`, only a few per layer, with each option and input kind."""
         for sample in self.samples(dtype, sizes):
             if every or not (self.steps and sample.options) or sample.name in SOME:
-                print(self.name, sample)  # pytest shows the last sample of a failing test
+                print(self.name, sample)  # pytest shows the last sample
                 yield sample
 
 
 def changed(tree: Any, change: Callable[[Tensor], Any]) -> Any:
-    """Applies `change` to the tensors of a tree; to the data of a PackedSequence."""
+    """Applies `change` to all tensors; to the data of a PackedSequence."""
     if isinstance(tree, Tensor):
         return change(tree)
     if isinstance(tree, PackedSequence):
@@ -159,7 +152,7 @@ def changed(tree: Any, change: Callable[[Tensor], Any]) -> Any:
 
 
 def tensors(tree: Any) -> list[Tensor]:
-    """Tensors with values; of a PackedSequence, the data."""
+    """Tensors; the data of a PackedSequence."""
     found: list[Tensor] = []
     changed(tree, found.append)
     return found
@@ -215,7 +208,7 @@ def of_sequence(
 
 
 def lengths(sizes: Sizes) -> list[int]:
-    """Sequence lengths, longest first: in steps of 2, at least 1."""
+    """Longest first, in steps of 2, at least 1."""
     return [max(sizes.steps - 2 * row, min(1, sizes.steps)) for row in range(sizes.batch)]
 
 
@@ -238,7 +231,7 @@ STEPS = (
     Use("no batch, state", kind="unbatched", with_state=True),
 )
 DEEP = {"num_layers": 2, "bidirectional": True}
-# Each input kind and each option, at least once.
+# Each input kind and option at least once.
 SOME_LAYERS = (
     Use("packed", kind="packed"),
     Use(
@@ -264,7 +257,6 @@ LAYERS = (
     Use("resets, packed out of order", DEEP, "packed out of order", with_reset=True),
     Use("recurrent dropout, packed", {"recurrent_dropout": 0.4}, "packed out of order"),
 )
-# For the cell with projections of h.
 PROJECTIONS = (
     Use("projection, layers and directions, state", {**DEEP, "proj_size": 2}, with_state=True),
     Use(
@@ -299,7 +291,7 @@ def packed_rows(kind: str, sizes: Sizes) -> PackedSequence:
 
 
 class Prepacking(nn.Module):
-    """Prepacks its layer in every call, so that results depend on the layer's weights."""
+    """Prepacks in every call, so that results depend on the layer's weights."""
 
     def __init__(self, layer: Any, dtype: torch.dtype | None) -> None:
         super().__init__()
@@ -328,7 +320,7 @@ def int8(module: Any) -> Any:
 
 @dataclass(frozen=True)
 class Modules:
-    """Samples of a module, called as `finish(module)`, which may prepack a layer."""
+    """Samples of `finish(module)`, which may prepack a layer."""
 
     uses: tuple[Use, ...]
     make: Any
@@ -382,7 +374,7 @@ class Modules:
             torch.manual_seed(SEED)
             return tensors(torch.func.functional_call(module, parameters, arguments(values)))
 
-        # A prepacked layer is packed again from the weights in `values`.
+        # Packed again from the weights in `values`.
         running = module
         if self.finish in (prepacked, int8):
             running = Prepacking(module, torch.qint8 if self.finish is int8 else None)
@@ -402,7 +394,7 @@ class Modules:
 
 
 def state_of(values: Values, states: tuple[str, ...]) -> Any:
-    """State as the module accepts it: a pair, or one tensor for a cell without c."""
+    """A pair, or one tensor for a cell without c."""
     found = tuple(values[state] for state in states)
     return found if len(found) > 1 else found[0]
 
@@ -456,7 +448,7 @@ def forms() -> Iterator[Form]:
             quantised=True,
             **{**of_layer, "dtypes": tuple(d for d in cell.dtypes_of_others if d in WITH_FLOAT32)},
         )
-        # Reference for the other forms, in the opposite direction.
+        # The reference, compared in the opposite direction.
         of_plain: dict[str, Any] = {"plain": True, "dtypes": cell.dtypes_of_others}
         yield Form(
             f"reference.{name}Cell",
@@ -487,5 +479,5 @@ def each_form(
 
 
 def id_of(value: Any) -> str:
-    """Test parameter id, the same in every process."""
+    """The same in every process."""
     return getattr(value, "__name__", str(value).removeprefix("torch."))

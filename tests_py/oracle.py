@@ -1,8 +1,7 @@
 """NumPy oracle: cells over a sequence, with gradients, exact enough for every dtype.
 
-Computes in long double for float64, which is slow, and in float64 for narrower dtypes. Calls the
-equations of lltm.reference with dual numbers, which have exact derivatives. Everything else is
-independent, so that the oracle also checks lltm.reference.
+Computes in long double for float64, which is slow, and otherwise in float64. Only the equations are
+from lltm.reference, called with dual numbers for exact derivatives, so the oracle also checks it.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def _relu(x: Array) -> tuple[Array, Array]:
     return np.maximum(x, 0), np.where(x > 0, 1, 0)
 
 
-# Functions that the equations call, each with its derivative.
+# With derivatives.
 FUNCTIONS: dict[Any, Callable[[Array], tuple[Array, Array]]] = {
     torch.sigmoid: _sigmoid,
     torch.tanh: _tanh,
@@ -61,7 +60,7 @@ FUNCTIONS: dict[Any, Callable[[Array], tuple[Array, Array]]] = {
 
 
 class Dual:
-    """An array and its elementwise derivatives by some inputs; missing derivatives are 0."""
+    """An array and elementwise derivatives by some inputs; missing derivatives are 0."""
 
     def __init__(self, value: Any, slopes: Mapping[int, Any]) -> None:
         self.value, self.slopes = value, dict(slopes)
@@ -107,7 +106,7 @@ def _value(x: Dual | float) -> Any:
 def _step(
     cell: str, z: Sequence[Array], states: Sequence[Array]
 ) -> tuple[list[Array], Callable[[Sequence[Array]], list[Array]]]:
-    """The states after a step, and from their gradients those of z and of the states before."""
+    """States after a step, and a function for the gradients of z and prior states."""
     function: Any = lltm.reference._EQUATIONS[cell].function
     inputs = [Dual(x, {k: np.ones_like(x)}) for k, x in enumerate((*z, *states))]
     after: Sequence[Dual] = function(inputs[: len(z)], *inputs[len(z) :])
@@ -133,10 +132,10 @@ def sequence(
     reverse: bool,
     grads: tuple[Array, Array, Array],
 ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
-    """Runs forward and backward over packed rows x (N, I), with weights and biases for x and h.
+    """Runs forward and backward over packed rows x (N, I).
 
-    Returns (output (N, H), h_n, c_n), and the gradients of (x, h_0, c_0), of weights and of biases. A
-    cell without c passes c through.
+    Weights and biases are those of x and h. Returns (output (N, H), h_n, c_n), and the gradients of
+    (x, h_0, c_0), of weights and of biases. A cell without c passes c through.
     """
     equations = lltm.reference._EQUATIONS[cell]
     gates_x, gates_h = list(equations.gates_x), list(equations.gates_h)

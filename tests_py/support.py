@@ -1,4 +1,4 @@
-"""Shared helpers: random arguments, gradients and the accuracy criterion."""
+"""Shared test helpers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ import lltm
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# Cells from the literature, one per file.
 GALLERY = ROOT / "examples" / "cells"
 GALLERY_CELLS = sorted(path.stem for path in GALLERY.glob("*.py") if path.stem != "train")
 
@@ -56,9 +55,9 @@ needs_cmake = pytest.mark.skipif(
 
 
 def program_without_python(folder: str, name: str) -> Callable[..., str]:
-    """Builds a C++ program with the lltm under test, and checks that it does not link Python.
+    """Builds a C++ program with the lltm under test, checked not to link Python.
 
-    Returns a function that runs the program with arguments and returns its output.
+    Returns a function that runs it with arguments and returns its output.
     """
     # Kept for the next run.
     build = ROOT / "build" / folder / f"torch-{torch.__version__}"
@@ -80,11 +79,11 @@ def program_without_python(folder: str, name: str) -> Callable[..., str]:
     return lambda *arguments: checked([build / name, *arguments], env=env)
 
 
-# CPU kernels that every system of this architecture has.
+# Baseline kernels of this architecture.
 ARM = platform.machine() in ("aarch64", "arm64")
 BASELINE = "NEON" if ARM else "DEFAULT"
 
-# Operator names of the built-in cells; test_errors.py compares them with the registry.
+# Operator names; test_errors.py compares them with the registry.
 CELLS = tuple(lltm.reference._EQUATIONS)
 
 # Number of gates of the LLTM.
@@ -94,7 +93,7 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def needs_extra(extra: str, *modules: str) -> pytest.MarkDecorator:
-    """Skips a test if packages of an extra are missing, except in `make test-slow`."""
+    """Requires packages of an extra; `make test-slow` never skips."""
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     return pytest.mark.skipif(
         bool(missing) and "LLTM_REQUIRE_EXTRAS" not in os.environ,
@@ -102,7 +101,7 @@ def needs_extra(extra: str, *modules: str) -> pytest.MarkDecorator:
     )
 
 
-# (B, I, H): the tutorial's, all 1, sizes that do not fill vector registers.
+# (B, I, H), some not filling vector registers.
 CELL_SHAPES = ((16, 32, 128), (1, 1, 1), (3, 5, 7), (2, 1, 33), (65, 17, 64), (1, 128, 256))
 
 # (T, B, I, H)
@@ -115,13 +114,13 @@ SEQUENCE_SHAPES = (
     (3, 40, 20, 300),
 )
 
-# Sequence lengths, longest first.
+# Longest first.
 LENGTHS = ((5, 3, 3, 1), (4, 4, 4), (1,), (9, 2, 1, 1, 1, 1, 1), (4,) * 20 + (3,) * 15 + (1,) * 10)
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """Operator arguments of a cell; `weights` and `bias` are weight_ih and bias_ih."""
+    """Operator arguments; `weights` and `bias` are weight_ih and bias_ih."""
 
     input: Tensor
     h: Tensor
@@ -147,27 +146,27 @@ class Arguments:
         return self.weights, self.weight_hh, self.bias, self.bias_hh
 
     def states(self) -> Any:
-        """States in the form that lltm.functional accepts."""
+        """States as lltm.functional accepts them."""
         _, _, h, c, *_ = self.operands()
         return h if c is None else (h, c)
 
     def names(self) -> list[str]:
-        """Names of the tensors()."""
+        """Names of tensors()."""
         names = ("input", "h", "c", "weights", "weight_hh", "bias", "bias_hh")
         operands = self.operands()[1:]
         return [name for name, t in zip(names, operands, strict=True) if t is not None]
 
     def tensors(self) -> list[Tensor]:
-        """Differentiable tensors, in the order of the operators' gradients."""
+        """Differentiable tensors, in gradient order."""
         return [operand for operand in self.operands() if isinstance(operand, Tensor)]
 
     def wanted(self, mask: Sequence[bool] = (True,) * 7) -> list[bool]:
-        """output_mask for the gradients of the arguments that are given."""
+        """output_mask for the given arguments."""
         operands = self.operands()[1:]
         return [want and operand is not None for want, operand in zip(mask, operands, strict=True)]
 
     def rest(self) -> dict[str, Any]:
-        """Options of a sequence."""
+        """Sequence options."""
         return {
             "batch_sizes": self.batch_sizes,
             "reverse": self.reverse,
@@ -215,7 +214,7 @@ def cell_arguments(
 
 
 def of_cell(cell: str, a: Arguments) -> Arguments:
-    """The same call for another cell, with two weight matrices and biases."""
+    """For another cell, with two matrices and biases."""
     hidden, inputs, dtype = a.h.shape[1], a.input.shape[-1], a.h.dtype
     x_blocks, *_ = torch.ops.lltm._cell(cell)
     rows = sum(block >= 0 for block in x_blocks) * hidden
@@ -270,8 +269,8 @@ def with_recurrent_mask(a: Arguments) -> Arguments:
 
 
 def _steady(a: Arguments) -> Arguments:
-    # Usual weights make long sequences amplify the rounding errors of their first steps, so that
-    # chance would decide the ratio.
+    # With larger weights, long sequences amplify early rounding errors, and chance decides the
+    # ratio.
     return replace(a, weights=a.weights / 2, bias=None if a.bias is None else a.bias / 2)
 
 
@@ -282,7 +281,7 @@ def _weights(inputs: int, hidden: int, dtype: torch.dtype) -> Tensor:
 
 
 def cell_outputs(implementation: Any, a: Arguments) -> tuple[Tensor, ...]:
-    """Returns (h', c') of lltm.functional or lltm.reference; (h',) for a cell without c."""
+    """(h', c') of lltm.functional or lltm.reference; (h',) without c."""
     cell, x, *_ = a.operands()
     return _listed(implementation.step(cell, x, a.states(), *a.parameters()))
 
@@ -290,7 +289,7 @@ def cell_outputs(implementation: Any, a: Arguments) -> tuple[Tensor, ...]:
 def sequence_outputs(
     implementation: Any, a: Arguments, weights: Tensor | None = None, **options: Any
 ) -> tuple[Tensor, ...]:
-    """Returns (output, h_n, c_n), without c_n for a cell without c."""
+    """(output, h_n, c_n), without c_n if the cell has no c."""
     cell, x, *_ = a.operands()
     parameters = a.parameters() if weights is None else (weights, None, a.bias, a.bias_hh)
     output, states = implementation.sequence(
@@ -304,14 +303,14 @@ def _listed(states: Any) -> tuple[Tensor, ...]:
 
 
 def checkpointed_outputs(steps: int, implementation: Any, a: Arguments) -> tuple[Tensor, ...]:
-    """:func:`sequence_outputs` with activation checkpoints every `steps` steps."""
+    """:func:`sequence_outputs` with activation checkpoints."""
     return sequence_outputs(implementation, a, checkpoint_steps=steps)
 
 
 def prepacked_outputs(
     quantised: torch.dtype | None, implementation: Any, a: Arguments
 ) -> tuple[Tensor, ...]:
-    """:func:`sequence_outputs` with prepacked weights; lltm.reference does not prepack."""
+    """:func:`sequence_outputs`; lltm.reference does not prepack."""
     if implementation is lltm.reference:
         return sequence_outputs(implementation, a)
     packed = implementation.prepack(a.cell, a.weights, a.weight_hh, quantised)
@@ -325,7 +324,7 @@ Outputs = Callable[[Any, Arguments], tuple[Tensor, ...]]
 def results_and_gradients(
     outputs: Outputs, implementation: Any, arguments: Arguments, grads: Sequence[Tensor]
 ) -> dict[str, Tensor]:
-    """Returns all outputs, and all gradients for these output gradients, by name."""
+    """All outputs and gradients, by name."""
     leaves = arguments.leaves()
     results = outputs(implementation, leaves)
     gradients = torch.autograd.grad(results, leaves.tensors(), list(grads))
@@ -337,7 +336,7 @@ def results_and_gradients(
 def exact_results_and_gradients(
     arguments: Arguments, grads: Sequence[Tensor]
 ) -> dict[str, oracle.Array]:
-    """Oracle results. A cell is a sequence of one step, without the first output."""
+    """A cell is a sequence of one step, without the first output."""
     a = arguments
     if a.batch_sizes is not None:
         batch_sizes = a.batch_sizes.tolist()
@@ -349,7 +348,7 @@ def exact_results_and_gradients(
         weights = [weights[0][:, hidden:], weights[0][:, :hidden]]
     zeros = torch.zeros(len(weights[0]))
     biases = [oracle.array(zeros if b is None else b) for b in (a.bias, a.bias_hh)]
-    # The last gradients are the states'. An omitted state or gradient is 0.
+    # State gradients are last; an omitted state or gradient is 0.
     rows = [oracle.array(g).reshape(-1, hidden) for g in grads]
     states = 2 if a.operands()[3] is not None else 1
     x = oracle.array(a.input).reshape(-1, a.input.shape[-1])
@@ -378,7 +377,7 @@ def exact_results_and_gradients(
 
 
 class Errors:
-    """Largest e(y) = max|y - exact| / max|exact| of all added results, by name."""
+    """Largest e(y) = max|y - exact| / max|exact| by name."""
 
     def __init__(self) -> None:
         self._difference: dict[str, float] = {}
@@ -398,12 +397,12 @@ class Errors:
         return difference / scale if scale > 0 else difference
 
 
-# Suffix for outputs computed without gradients, by other code.
+# Suffix of outputs computed without gradients, by other code.
 INFERENCE = " without gradients"
 
 
 def errors(outputs: Outputs, problems: Iterable[Arguments]) -> tuple[Errors, Errors]:
-    """Errors of lltm.functional and of the PyTorch reference, for all outputs and gradients."""
+    """Errors of lltm.functional and the reference."""
     ours, plain = Errors(), Errors()
     for arguments in problems:
         with torch.no_grad():
@@ -421,10 +420,10 @@ def errors(outputs: Outputs, problems: Iterable[Arguments]) -> tuple[Errors, Err
 
 
 def check_accuracy(outputs: Outputs, draw: Callable[[], Arguments]) -> None:
-    """Checks a bound for every output and gradient that needs few samples, unlike the criterion.
+    """Checks a bound that needs few samples, unlike the criterion.
 
-    e(lltm) is at most 2 max(e(PyTorch reference), 4 eps of the dtype). Errors are the largest of
-    several samples: in a small tensor, one sample can cancel to almost nothing.
+    e(lltm) is at most 2 max(e(PyTorch reference), 4 eps) for every output and gradient. Errors are
+    the largest of several samples: one sample of a small tensor can cancel to almost nothing.
     """
     arguments = draw()
     ours, plain = errors(outputs, (draw() for _ in range(8 if arguments.h.numel() < 256 else 2)))
@@ -439,11 +438,10 @@ def check_accuracy(outputs: Outputs, draw: Callable[[], Arguments]) -> None:
 
 
 class Operators(TorchDispatchMode):
-    """Records the operators that run below autograd, autocast and every transform."""
+    """Records operators below autograd, autocast and transforms."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        # Operator name, shape of the first argument.
         self.called: list[tuple[str, tuple[int, ...]]] = []
 
     def __torch_dispatch__(
@@ -460,7 +458,7 @@ class Operators(TorchDispatchMode):
 
 @functools.cache
 def decompositions() -> dict[Any, Any]:
-    """Caches lltm.decompositions(): PyTorch's table is slow."""
+    """Cached: PyTorch's table is slow."""
     return lltm.decompositions()
 
 
@@ -470,7 +468,7 @@ def run_python(
     timeout_s: float | None = None,
     **environment: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs Python in a separate process, outside the source tree."""
+    """Runs Python in a separate process outside the source tree."""
     return subprocess.run(
         [sys.executable, *arguments],
         env={**os.environ, **environment},
@@ -483,9 +481,9 @@ def run_python(
 
 
 def run_forked(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Like :func:`run_python`, in a single-threaded fork of this process.
+    """Runs Python in a single-threaded fork, to avoid importing PyTorch again.
 
-    A fork saves importing PyTorch, which takes seconds. Not for compilers or import tests.
+    Not for compilers or import tests.
     """
     with tempfile.TemporaryDirectory() as folder:
         output, errors = Path(folder, "out"), Path(folder, "err")
@@ -541,7 +539,7 @@ def flat(results: Any) -> list[Tensor]:
 
 
 class Reverse(nn.Module):
-    """Reverse operator without a forward direction, which no module calls."""
+    """Reverse only, as no module calls it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -558,7 +556,7 @@ def _states(*shape: int) -> tuple[Tensor, Tensor]:
     return torch.randn(*shape, 5), torch.randn(*shape, 5)
 
 
-# Modules and arguments for compilers and exporters, with I = 3 and H = 5.
+# For compilers and exporters, with I = 3 and H = 5.
 MODULES: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
     "cell": lambda: (lltm.LLTMCell(3, 5), (torch.randn(4, 3),)),
     "cell, one row": lambda: (lltm.LLTMCell(3, 5), (torch.randn(3),)),
@@ -595,7 +593,7 @@ MODULES: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
 
 
 class Encoded(Dataset[Tensor]):
-    """Dataset that encodes sequences with a layer, in a worker process."""
+    """Encodes sequences with a layer in a worker process."""
 
     def __init__(self, layer: lltm.LLTM, inputs: Tensor) -> None:
         self.layer = layer

@@ -37,7 +37,6 @@ def test_a_state_of_another_dtype_is_brought_along(given: torch.dtype, dtype: to
 
 
 def test_a_layer_follows_the_layers_before_it() -> None:
-    # The linear layer returns bfloat16; the loss is float32.
     model = nn.ModuleList([nn.Linear(3, 4), lltm.LLTM(4, 5), nn.Linear(5, 2)])
     first, layer, last = model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -1,7 +1,4 @@
-"""Benchmarks:
-
-implementations, failures, bounds, goals, programs, and the stored run in the docs.
-"""
+"""Benchmarks: implementations, bounds, goals, programs, and documented results."""
 
 from __future__ import annotations
 
@@ -77,7 +74,7 @@ def test_a_contender_that_fails_is_left_out_with_the_reason(call: int) -> None:
 def test_a_turn_begins_when_no_other_thread_runs(
     spins: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Uses a simulated clock; a thread spins for that many seconds."""
+    """Uses a simulated clock."""
     now = 0.0
     calls: list[float] = []
 
@@ -96,7 +93,7 @@ def test_a_turn_begins_when_no_other_thread_runs(
     assert calls == [pytest.approx(min(spins, 1.0), abs=0.0011)]
 
 
-# ----- All implementations compute the same result ----------------------
+# ----- Implementations ----------------------
 
 
 @pytest.fixture
@@ -141,7 +138,7 @@ def test_a_runtime_that_is_not_installed_is_named(
 @pytest.mark.parametrize("cell", GATES)
 @pytest.mark.parametrize("shape", [(3, 5, 6), (4, 3, 5, 6)])
 def test_contenders_with_the_same_parameters_compute_the_same(cell: str, shape: Shape) -> None:
-    """LLTM implementations only for its arithmetic; all compute gradients."""
+    """Compares LLTM implementations only if their arithmetic matches."""
     case = Case(shape, training=True, cell=cell)
     found = {name: Layer(make, case) for name, make in contenders(case).items()}
     ours = found[OURS]
@@ -197,7 +194,7 @@ def test_the_loop_over_a_cell_of_the_gallery_computes_what_the_layer_does(name: 
 
 
 def test_the_bound_is_the_longer_of_both_times() -> None:
-    products = 3 * 5 * (4 + 5)  # multiply-adds per batch element, weight elements
+    products = 3 * 5 * (4 + 5)  # multiply-adds; weight elements
     step, sequence = Case((3, 4, 5), training=True), Case((7, 3, 4, 5), training=True)
     assert step.flops == 2 * 2 * 3 * products
     assert sequence.flops == 3 * 7 * 2 * 3 * products
@@ -205,7 +202,6 @@ def test_the_bound_is_the_longer_of_both_times() -> None:
     assert weight_passes(sequence) == pytest.approx(2 * (4 + 7 * 5) / 9 + 1)
     read: Any = read_weights(step)
     assert read.args[0].nbytes == 4 * products
-    # lltm takes 4 and 8 seconds; 1024^3 multiply-adds take 100 and 200, a memory pass 0.1.
     case = Case((10, 64, 128, 256))
     seconds = {OURS: [4.0, 8.0], PEAK: [100.0, 200.0], READ: [0.1, 0.1]}
     found = bounds(Row("title", seconds, {}, {}), case)
@@ -276,7 +272,7 @@ def test_the_benchmark_of_a_user_measures_and_compares_with_an_earlier_run(tmp_p
 
 
 def test_a_user_s_model_is_timed_before_and_after_replace(tmp_path: Path) -> None:
-    """The function in the docs, and a model with several inputs and a shared GRU."""
+    """Includes several inputs and a shared GRU."""
     page = (support.ROOT / "docs/performance.md").read_text()
     (shown,) = re.findall(r"^```python\n(# my_model\.py\n.*?)^```", page, re.M | re.S)
     (command,) = re.findall(r"^python -m (lltm\.benchmark --model .*)$", page, re.M)
@@ -355,11 +351,11 @@ def test_the_benchmark_of_this_project_states_bounds_and_goals(tmp_path: Path) -
         assert f"share of it in {OURS}: {row['bound']['share']:.2f}" in shown
     assert re.search(r"^Goals: \d+ of [1-9]\d* met$", shown, re.MULTILINE)
     found = dict(user_cases(["lltm", "lstm", "gru"], [torch.float32]))
-    assert len(found) == 2 * (2 * len(USERS) - 1)  # both cells in both directions, one GRU alone
+    assert len(found) == 2 * (2 * len(USERS) - 1)  # 2 cells, 2 modes; one user has only a GRU
 
 
 def test_cells_of_the_gallery_are_measured_beside_loops(tmp_path: Path) -> None:
-    """Omits the compiled loop, which takes minutes, with the reason."""
+    """The compiled loop takes minutes and is omitted."""
     options = ["--quick", "--compile", "--cell", "indrnn", "mgu", "--shapes", "101,1,2,3"]
     run_program("custom_cells.py", *options, "--json", "out.json", cwd=tmp_path)
     for row in rows_of(tmp_path / "out.json"):
@@ -388,7 +384,7 @@ def test_a_sweep_draws_shapes_and_prints_what_the_worst_rows_chose(tmp_path: Pat
 
 
 def random_shapes() -> dict[tuple[str, str, str, str], list[float]]:
-    """Stored speedups at random shapes, by cell, dtype, kind and baseline."""
+    """By cell, dtype, kind and baseline."""
     pattern = r"^(\w+) sequence, (\w+), T=.*?, (\w+): of (.*)$"
     found: dict[tuple[str, str, str, str], list[float]] = {}
     for cell, kind, dtype, rest in re.findall(pattern, (RUN / "sweep.txt").read_text(), re.M):
@@ -434,7 +430,7 @@ def test_the_figures_of_the_readme_follow_from_the_stored_runs() -> None:
 
 
 def test_a_chart_has_the_speedups_and_no_background(tmp_path: Path) -> None:
-    """Legible on light and dark pages. Matplotlib's comments name the data."""
+    """Matplotlib names elements in comments."""
     pytest.importorskip("matplotlib", reason="part of the bench extra")
     run = samples(CELLS)
     chart.draw(run, tmp_path / "chart.svg")

@@ -1,7 +1,6 @@
 """Activation checkpointing and its memory.
 
-tests_cpp/test_cells.cpp checks bitwise identical results and gradient accuracy in every dtype and
-direction; test_properties.py checks modules.
+Values: tests_cpp/test_cells.cpp for every dtype and direction, test_properties.py for modules.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from lltm.benchmark.cases import Case
 
 
 def saved(run: Callable[[], object]) -> list[Tensor]:
-    """Tensors that autograd saves, except parameters and arguments."""
+    """Sizes saved by autograd, without parameters and arguments."""
     found: list[Tensor] = []
 
     def pack(tensor: Tensor) -> Tensor:
@@ -61,7 +60,7 @@ def test_a_layer_saves_little_more_than_its_output(dtype: torch.dtype) -> None:
 
 
 def test_neither_forward_nor_backward_holds_the_activations_of_all_steps() -> None:
-    """Holds 32 of 1000 steps: H values per step and sequence instead of 5H."""
+    """Of 1000 steps, those of 32: of 4H + H values a step and row, H and some."""
     case = Case((1000, 16, 8, 128), training=True)
     plain = peak_memory("lltm", case)
     assert plain > 1000 * 16 * 4 * 128 * 4
@@ -162,7 +161,7 @@ def test_vmap_agrees_with_a_loop(kind: str, names: tuple[str, ...]) -> None:
 
 @pytest.mark.xdist_group("compilers")
 def test_a_dynamic_number_of_steps_compiles_once() -> None:
-    """Uses several segments: the compiler specializes size 1."""
+    """Several segments, because the compiler specializes size 1."""
     from torch._dynamo.testing import CompileCounterWithBackend
 
     layer = lltm.LLTM(3, 5, dtype=torch.float64)

@@ -26,7 +26,7 @@ needs_extra = support.needs_extra("compare", "sklearn", "statsmodels", "matplotl
 
 @pytest.fixture(autouse=True)
 def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Imports the example scripts, and removes their generic module names afterwards."""
+    """Imports the scripts; removes their generic module names afterwards."""
     monkeypatch.syspath_prepend(FOLDER)
     before = set(sys.modules)
     yield
@@ -45,7 +45,7 @@ def module(name: str) -> ModuleType:
 TASKS = [
     "adding-200",
     "characters",
-    # The test itself is fast, but only `make test-slow` has the extra.
+    # Fast, but only `make test-slow` has the extra.
     pytest.param("digits", marks=[needs_extra, pytest.mark.slow]),
     pytest.param("co2", marks=[needs_extra, pytest.mark.slow]),
 ]
@@ -169,7 +169,7 @@ def test_a_replaced_layer_shares_the_runs_of_torchs(cell: str) -> None:
 
 
 def sweep(errors: dict[int, float]) -> list[int]:
-    """Everything that a sweep tries, in order."""
+    """All rates that a sweep tries, in order."""
     compare = module("compare")
     tried: list[int] = []
     while new := compare.next_exponents({e: errors[e] for e in tried}, (-6, -5, -4), (-10, -2)):
@@ -186,7 +186,7 @@ def test_the_sweep_goes_beyond_an_edge_that_is_the_best() -> None:
 def test_an_interrupted_comparison_goes_on_where_it_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Uses the best validation rate of the sweep; results are stored and read back."""
+    """Uses the best validation rate; results are read from the file."""
     compare, results = module("compare"), module("results")
     path = tmp_path / "results.json"
     plan = compare.Plan(seeds=1, exponents=(-6, -5, -4), updates=1)
@@ -233,7 +233,7 @@ def test_an_interrupted_comparison_goes_on_where_it_stopped(
 @pytest.mark.parametrize("names", [["co2"], ["characters", "digits"]], ids="+".join)
 def test_the_command_ends_in_pictures_and_a_table(names: list[str], tmp_path: Path) -> None:
     command = [str(FOLDER / "compare.py"), "--quick", "--seeds", "1", "--jobs", "1"]
-    # One thread: threads wait long for each other on a busy system.
+    # On a busy system, threads wait long for each other.
     run = support.run_python(
         *command, "--out", str(tmp_path), "--task", *names, timeout_s=300, OMP_NUM_THREADS="1"
     )

@@ -1,4 +1,4 @@
-"""torch.compile without graph breaks, with lltm's kernels and decompositions."""
+"""torch.compile without graph breaks, by kernels and decompositions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def packed(lengths: list[int], enforce_sorted: bool = False) -> PackedSequence:
     return pack_padded_sequence(padded, torch.tensor(lengths), enforce_sorted=enforce_sorted)
 
 
-# torch.export does not accept these directly.
+# Not supported by torch.export.
 COMPILED: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
     **MODULES,
     "dropout": lambda: (lltm.LLTM(3, 5, num_layers=2, dropout=0.5), (torch.randn(6, 4, 3),)),
@@ -38,7 +38,7 @@ COMPILED: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
 }
 
 
-# Functions import the compiler locally, because every worker imports this file.
+# Compiler imports are local, because every worker imports this file.
 
 
 def counting() -> Any:
@@ -49,7 +49,7 @@ def counting() -> Any:
 
 
 def with_code(run: Callable[..., Any], *arguments: Any) -> tuple[Any, list[str]]:
-    """Returns a compiled function's result and the code that Inductor generated."""
+    """Result and generated code."""
     from torch._inductor.utils import run_and_get_code
 
     results, sources = run_and_get_code(run, *arguments)
@@ -74,11 +74,10 @@ def train(run: Callable[..., Any], module: nn.Module, arguments: tuple[Any, ...]
     return [y.detach() for y in results] + gradients
 
 
-# aot_eager has the graph, fake tensors and joint backward without slow code generation. One test of
+# aot_eager has graph, fake tensors and joint backward without slow code generation. One test of
 # each kind uses the default backend.
 
 
-# No backward graph is needed for inference.
 @pytest.mark.parametrize("name", ["cell", "layers and directions", "GRU", "packed, state"])
 def test_inference_compiles_without_a_graph_break(name: str) -> None:
     module, arguments = COMPILED[name]()
@@ -158,8 +157,7 @@ def test_packed_sequences_of_other_lengths_compile_once_more_at_most() -> None:
         x = packed(lengths)
         torch.testing.assert_close(flat(compiled(x)), flat(layer(x)))
         frames.append(counter.frame_count)
-    # The first call may count 2: torch.compile tries a float attribute first as a symbol, then as a
-    # constant.
+    # torch.compile may try a float attribute as a symbol, then as a constant.
     assert frames[0] <= 2
     assert frames[1] <= frames[0] + 1
     assert frames[2:] == [frames[1]] * 2
@@ -189,7 +187,10 @@ def test_compiled_autograd_traces_backward_without_a_graph_break(name: str) -> N
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_errors_in_a_compiled_graph_are_ours(dynamic: bool) -> None:
-    """Also with symbolic sizes: fake tensors would prefer a decomposition to a Meta kernel."""
+    """Also with symbolic sizes.
+
+    Fake tensors would prefer a decomposition to a Meta kernel.
+    """
 
     @torch.compile(fullgraph=True, backend="aot_eager", dynamic=dynamic)
     def run(x: Tensor, h: Tensor, c: Tensor, weights: Tensor) -> Any:
@@ -215,7 +216,7 @@ def test_packing_inside_a_full_graph_is_an_error_that_names_it() -> None:
 def generated(
     backend: Any, module: nn.Module, x: Tensor, dynamic: bool = False, fullgraph: bool = True
 ) -> list[str]:
-    """Compares a training step with eager mode; returns the forward and backward code."""
+    """Compares with eager mode; returns forward and backward code."""
     torch.compiler.reset()
     x = x.detach().clone().requires_grad_()
     compiled = torch.compile(module, backend=backend, fullgraph=fullgraph, dynamic=dynamic)
@@ -226,7 +227,7 @@ def generated(
 
 
 def test_the_default_backend_works_where_ci_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In CI, Inductor rejects operators in torch's decomposition table."""
+    """In CI, Inductor rejects operators in torch's table."""
     from torch._inductor.lowering import lowerings
 
     monkeypatch.setenv("CI", "true")
@@ -241,7 +242,7 @@ def test_inductor_calls_our_kernels_or_fuses_the_decomposition_of_a_cell() -> No
     forward, backward = generated("inductor", cell, x)
     assert "torch.ops.lltm.step_forward" in forward
     assert "torch.ops.lltm.step_backward" in backward
-    # The same model must not reuse a cached graph.
+    # Must not use a cached graph.
     sources = generated(lltm.inductor_decomposed, cell, x)
     assert not any("torch.ops.lltm." in source for source in sources)
     assert "tanh" in sources[0]
@@ -253,7 +254,7 @@ def test_inductor_calls_our_kernels_for_a_layer() -> None:
     assert "torch.ops.lltm.sequence_backward" in backward
 
 
-@pytest.mark.slow  # two C++ programs
+@pytest.mark.slow  # two programs
 def test_inductor_makes_a_loop_of_a_decomposed_layer_with_dynamic_sizes() -> None:
     layer = lltm.LLTM(3, 5, bidirectional=True)
     # Settings differ without fullgraph=True.
@@ -263,7 +264,7 @@ def test_inductor_makes_a_loop_of_a_decomposed_layer_with_dynamic_sizes() -> Non
     assert all("while_loop" in source for source in sources)
 
 
-@pytest.mark.slow  # three C++ programs
+@pytest.mark.slow  # three programs
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 def test_inductor_makes_a_loop_of_a_decomposed_function_with_dynamic_sizes(training: bool) -> None:
     """Weights that are arguments have symbolic sizes too."""

@@ -57,7 +57,7 @@ def array(values: Tensor) -> str:
 
 
 def calls(struct: str, cell: lltm.Cell, numbers: dict[str, Tensor]) -> str:
-    """Statements that print the results of forward and backward."""
+    """Statements that print forward and backward results."""
     header = Program.read(cell.text)
     states, own = numbers["states"], numbers["parameters"]
     plain = "StepForward" in cell.cpp_source
@@ -146,7 +146,7 @@ def test_the_page_computes_what_the_program_does(
     torch.testing.assert_close(got, torch.stack(expected), rtol=1e-12, atol=1e-14)
 
 
-# Compares a cell definition with its serialized cell in one library.
+# Compares a cell definition with its serialized cell.
 COMPARE = """
 import pathlib, sys
 import torch
@@ -177,7 +177,7 @@ for dtype in (torch.float64, torch.float32, torch.bfloat16):
 def test_a_page_is_built_in_as_contributing_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only the three steps in CONTRIBUTING.md: definition, include and list entry."""
+    """Only the three steps of CONTRIBUTING.md."""
     monkeypatch.syspath_prepend(str(FOLDER))
     cell = importlib.import_module("mgu").mgu
     sources = tmp_path / "sources"
@@ -222,7 +222,7 @@ def test_a_page_is_built_in_as_contributing_says(
 
 
 def sections(cell: lltm.Cell) -> dict[str, str]:
-    """Text of each section, without its first sentence."""
+    """Section texts without the first sentence."""
     form = r"^==== (\w+): (\w+)\n(.*?)\n\n(.*?)\n(?=\n====|\Z)"
     found = re.findall(form, cell.explain(), re.MULTILINE | re.DOTALL)
     assert {name for _, name, _, _ in found} == {cell.name}
@@ -231,7 +231,7 @@ def sections(cell: lltm.Cell) -> dict[str, str]:
 
 
 def unwrapped(text: str) -> str:
-    """Joins wrapped prose, after checking the line length for terminals."""
+    """Joins wrapped prose; checks its width."""
     assert max(map(len, text.splitlines())) < 80
     return text.replace("\n  ", " ")
 

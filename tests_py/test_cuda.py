@@ -39,10 +39,7 @@ each_direction = pytest.mark.parametrize("reverse", [False, True], ids=["forward
 
 @pytest.fixture(params=[False, True], ids=["stepwise", "persistent"])
 def engine(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Runs a test with both sequence engines;
-
-    float32 and float64 always use the per-step engine.
-    """
+    """Both sequence engines; float32 and float64 always use the per-step engine."""
     with lltm.backends.cuda.flags(persistent=request.param):
         yield
 
@@ -123,7 +120,7 @@ def test_rows_may_lie_more_than_32_bits_apart(name: str) -> None:
     memory = torch.empty(rows * stride, dtype=dtype, device="cuda")
     far_apart = memory.view(rows, stride)[:, : tensor.shape[1]].copy_(tensor)
     results = support.cell_outputs(lltm.functional, a.with_argument(name, far_apart))
-    if name == "weights":  # strides of the copy may select another cuBLAS kernel
+    if name == "weights":  # other strides: cuBLAS may use another kernel
         torch.testing.assert_close(results, expected)
     else:
         assert same(results, expected)
@@ -143,7 +140,7 @@ def test_runs_twice_to_the_same_bits(dtype: torch.dtype, reverse: bool) -> None:
 
 
 def kernels_of(work: Callable[[], object]) -> dict[str, int]:
-    """Number of launches of each kernel."""
+    """Launches per kernel."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         work()
         torch.cuda.synchronize()
@@ -240,8 +237,7 @@ def test_autocast_computes_in_its_dtype(dtype: torch.dtype) -> None:
 @has_tf32
 @pytest.mark.parametrize("allowed", [False, True], ids=["float32", "TF32"])
 def test_float32_products_follow_allow_tf32(allowed: bool) -> None:
-    # TF32 keeps ten bits after the first: 1 + 2^-12 becomes 1. With z_i = 0 and z_g = x > 0, c' = x
-    # / 2 after a step.
+    # TF32 rounds 1 + 2^-12 to 1. With z_i = 0 and z_g = x > 0, c' = x / 2.
     size, x = 256, 1 + 2**-12
     input, zeros = torch.zeros(size, size, device="cuda"), torch.zeros(size, size, device="cuda")
     input[:, 0] = x
@@ -284,7 +280,7 @@ def test_with_tf32_results_and_gradients_have_its_accuracy(
         ("output", "h_n", "c_n", *support.NAMES), errors(faster), errors(plain), strict=True
     ):
         assert of_plain < 2**-17, name
-        # Ten-bit rounding of both factors, in long sums.
+        # Ten-bit rounding, long sums.
         assert 4 * of_plain < error < 4 * 2**-10, name
 
 
@@ -304,7 +300,7 @@ def test_second_derivatives_work() -> None:
 
 
 def error(results: list[Tensor], exact: list[Tensor]) -> float:
-    """Largest error of all results, relative to the largest element of each."""
+    """Largest error relative to the largest element."""
     return max(
         ((y.detach().double().cpu() - e).abs().max() / e.abs().max().clamp_min(1e-30)).item()
         for y, e in zip(results, exact, strict=True)
@@ -322,7 +318,7 @@ def trained(module: Any, input: Tensor) -> list[Tensor]:
 
 
 def check_on_cuda(module: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Checks that the GPU is as accurate as the CPU."""
+    """Compares GPU and CPU accuracy."""
     module = module.to(dtype)
     input = torch.randn(shape, dtype=dtype)
     exact = trained(copy.deepcopy(module).double(), input.double())
@@ -334,7 +330,7 @@ def check_on_cuda(module: Any, shape: tuple[int, ...], dtype: torch.dtype) -> No
     assert error(on_gpu, exact) <= limit
 
 
-# Spiking cells jump: with fewer digits, rounding decides.
+# Spiking cells jump if rounding changes a decision.
 CUSTOM_CELLS = [
     (name, dtype)
     for name in support.GALLERY_CELLS
@@ -458,8 +454,8 @@ def test_nothing_waits_for_the_gpu(dtype: torch.dtype) -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
-# With the second shape, a persistent kernel needs most of a GPU: two cannot run concurrently, and
-# must not wait for each other midway.
+# A persistent kernel of the second shape needs most of a GPU: two cannot run concurrently, and must
+# not deadlock.
 @each_engine
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(50, 32, 64, 256), (50, 64, 64, 768)], ids=str)
@@ -482,7 +478,7 @@ def test_two_streams_do_not_disturb_each_other(
 
 @contextmanager
 def busy_default_stream() -> Iterator[None]:
-    """Keeps the default stream busy longer than all work on other streams."""
+    """Queues work on the default stream that outlasts work on other streams."""
     a = torch.randn(4096, 4096, device="cuda")
     for _ in range(50):
         a = (a @ a).clamp(-1, 1)
@@ -506,7 +502,7 @@ def test_the_current_stream_is_used(dtype: torch.dtype) -> None:
 def captured(
     work: Callable[[], tuple[Tensor, ...]],
 ) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]:
-    """Returns a CUDA graph of `work`, captured after the warm-up, and its results."""
+    """A CUDA graph of `work` and its results."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -547,7 +543,7 @@ def test_a_step_can_be_captured_in_a_graph() -> None:
     def work() -> tuple[Tensor, ...]:
         h, c = support.cell_outputs(lltm.functional, leaves)
         gradients = torch.autograd.grad(h.sum() + c.sum(), leaves.tensors())
-        # An autograd graph that outlives the capture belongs to its stream.
+        # Autograd graphs that outlive the capture belong to its stream.
         return (h.detach(), c.detach(), *gradients)
 
     graph, results = captured(work)
@@ -601,7 +597,7 @@ def test_with_tf32_forward_and_backward_can_be_captured_in_a_graph(reverse: bool
         assert same(results, run(a))
 
 
-# A streaming loop updates the state in place, with and without graph replay.
+# The state is updated in place, with and without graph replay.
 @each_engine
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("steps", [1, 5])
@@ -681,7 +677,7 @@ def test_compiled_with_reduced_overhead(dtype: torch.dtype, training: bool) -> N
 needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU here")
 
 
-# The second shape needs the opt-in shared memory limit, which is set per device.
+# Needs the opt-in shared memory limit, which is set per device.
 @needs_two_gpus
 @each_engine
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -732,7 +728,7 @@ def test_the_process_goes_on_after_memory_ran_out(part: str) -> None:
 
     work: Callable[[], object] = forward
     if part == "backward":
-        # Allocated before the limit is set, so that only lltm's kernels run out.
+        # Before the limit is set, so that only lltm's kernels run out.
         output = forward()
         work = partial(output.backward, torch.ones_like(output))
     torch.cuda.synchronize()

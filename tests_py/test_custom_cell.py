@@ -158,7 +158,7 @@ def test_the_check_knows_where_pytorch_rounds(name: str) -> None:
 
 
 def test_numbers_are_as_exact_as_the_function_has_them() -> None:
-    """Only constants combined with float32 values are rounded, as in PyTorch."""
+    """Constants combined with float32 values are rounded, others are not."""
 
     @lltm.cell(gates=1)
     def cell(z: Any, c: Tensor) -> tuple[Tensor, Tensor]:
@@ -225,7 +225,7 @@ def test_forms_of_input(cell: lltm.Cell) -> None:
     assert flat(packed_last)[0].shape == (1, 2, 6)
 
 
-# Both small-batch engines, with several blocks of hidden units: each block reads all of h_0.
+# Small-batch engines: each block of hidden units reads all of h_0.
 @pytest.mark.parametrize("steps", [3, 40])
 def test_few_rows_of_a_cell_without_states(steps: int) -> None:
     layer = plain.Layer(3, 200)
@@ -257,7 +257,7 @@ def test_parameters_start_as_told() -> None:
 
 
 def test_the_check_calls_the_function_as_the_trace_does() -> None:
-    """z in the order of gates=; keyword arguments."""
+    """z in gates= order; keyword arguments."""
 
     @lltm.cell(gates=("n_h", "r"), reads={"n_h": "h"}, parameters={"p": 0.5})
     def cell(z: Any, c: Tensor, *, p: Tensor) -> tuple[Tensor, Tensor]:
@@ -365,7 +365,7 @@ def test_a_gradient_of_its_own_is_taken_once() -> None:
 
 
 class Clamped(torch.autograd.Function):
-    """Defines backward as the derivative, clamped."""
+    """Clamps large gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -377,7 +377,7 @@ class Clamped(torch.autograd.Function):
 
 
 class Windowed(Clamped):
-    """Defines backward as the derivative inside a window of x."""
+    """Returns the derivative only for small x."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -399,7 +399,7 @@ def hooked(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("applied", [Clamped.apply, Windowed.apply, hooked])
 def test_no_gradient_of_ones_own_is_taken_for_the_derivative(applied: Any) -> None:
-    """Both gradients equal the derivative at most points."""
+    """Though they are equal at most points."""
     cell = lltm.cell(gates=1, name="own")(lambda z, c: (tanh(applied(z[0])), c))
     check_cell(cell, shapes=[(3, 2, 4, 5)], dtypes=[torch.float64], verbose=False)
     layer = cell.Layer(3, 4)
@@ -477,7 +477,7 @@ def three_states(z: Any, a: Tensor, p: Tensor, b: Tensor, q: Tensor, c: Tensor) 
 
 @pytest.mark.parametrize("cell", [*CELLS, three_states], ids=lambda cell: cell.name)
 def test_torchscript_compiles(cell: lltm.Cell) -> None:
-    """Layers, prepacked layers and cells: direct and inside a model, before and after saving."""
+    """Before and after saving, direct and in a model."""
     deep = cell.Layer(3, 4, num_layers=2, bidirectional=True, bias=False).eval()
     layer, step = cell.Layer(3, 4), cell.Cell(3, 4)
     with torch.no_grad():
@@ -572,7 +572,7 @@ def test_saved_cells_and_weights_run_in_a_program_without_python(tmp_path: Path)
 
 
 def test_cells_are_pickled_by_their_text() -> None:
-    """Keeps the order of z and numeric initial values."""
+    """Keeps z order and numeric initial values."""
 
     @lltm.cell(gates=("n_h", "r"), reads={"n_h": "h"}, parameters={"p": 0.7})
     def cell(z: Any, p: Tensor) -> Tensor:
@@ -593,7 +593,7 @@ def drawn(parameter: Tensor) -> Tensor:
 
 
 def test_copies_and_pickles_draw_parameters_as_the_cell_does() -> None:
-    """Layers, prepacked layers, cells; initializers of every kind, a lambda only for copies."""
+    """Copies also work with lambdas."""
     functions: dict[str, Any] = {
         "a": torch.nn.init.ones_,
         "b": functools.partial(torch.nn.init.constant_, val=2.0),
@@ -633,7 +633,7 @@ def test_copies_and_pickles_draw_parameters_as_the_cell_does() -> None:
 
 
 def test_a_text_says_what_it_lacks(tmp_path: Path) -> None:
-    """Missing initializers are not treated as zero."""
+    """Missing initializers do not mean zero."""
 
     @lltm.cell(gates=1, parameters={"a": torch.nn.init.ones_, "b": 0.5})
     def cell(z: Any, a: Tensor, b: Tensor) -> Tensor:

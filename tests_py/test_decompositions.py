@@ -19,7 +19,7 @@ def test_the_table_is_the_default_one_with_every_operator_of_ours() -> None:
     table = lltm.decompositions()
     default = torch.export.default_decompositions()
     assert set(default) <= set(table)
-    # All operators except for prepacked weights, which only lltm's kernels can read.
+    # Prepacked weights have none: only lltm's kernels can read them.
     names = {
         name.removeprefix("lltm::")
         for name in torch._C._dispatch_get_all_op_names()
@@ -31,7 +31,7 @@ def test_the_table_is_the_default_one_with_every_operator_of_ours() -> None:
 
 
 each_cell = pytest.mark.parametrize("cell", support.CELLS)
-# Required gradients of input, h, c, weight_ih, weight_hh, bias_ih, bias_hh.
+# Gradients of input, h, c, weight_ih, weight_hh, bias_ih, bias_hh.
 SOME = (True, False, True, False, True, True, False)
 MASKS = ((True,) * 7, SOME, tuple(not wanted for wanted in SOME))
 
@@ -41,7 +41,7 @@ def called(cell: str, a: Arguments) -> Arguments:
 
 
 def check_gradients(op: Any, arguments: tuple[Any, ...], mask: list[bool]) -> None:
-    """Checks required gradients; the others are None."""
+    """Unrequested gradients are None."""
     ours = support.decompositions()[op.default](*arguments, mask)
     assert [y is not None for y in ours] == mask
     torch.testing.assert_close(list(ours), list(op(*arguments, mask)))
@@ -147,7 +147,6 @@ def test_a_decomposed_step_accumulates_its_pre_activations_in_float32(dtype: tor
     exact = support.cell_outputs(lltm.reference, a.to(torch.float64))
     cell = table[ops.step.default](*a.operands())
     for ours, y in zip(cell, exact, strict=True):
-        # Only the result is rounded.
         eps = torch.finfo(dtype).eps
         torch.testing.assert_close(ours.double(), y, rtol=0.51 * eps, atol=1e-5)
 
@@ -156,7 +155,7 @@ def test_a_decomposed_step_accumulates_its_pre_activations_in_float32(dtype: tor
 def test_a_decomposed_step_rounds_its_results_only(dtype: torch.dtype) -> None:
     table, ops = support.decompositions(), torch.ops.lltm
     a = support.cell_arguments((64, 3, 5), dtype)
-    # Without weights, pre-activations equal the bias in any dtype.
+    # Without weights, pre-activations equal the bias.
     a = a.with_argument("weights", torch.zeros_like(a.weights))
     expected = [y.to(dtype) for y in support.cell_outputs(lltm.reference, a.to(torch.float32))]
     cell = table[ops.step.default](*a.operands())

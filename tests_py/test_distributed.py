@@ -11,7 +11,7 @@ import pytest
 import support
 import torch.distributed
 
-TIMEOUT_S = 120  # for a hanging process
+TIMEOUT_S = 120
 
 
 @pytest.mark.slow  # three processes import PyTorch

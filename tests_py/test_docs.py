@@ -1,4 +1,4 @@
-"""Documentation: code runs, commands and links are valid, the site builds."""
+"""Documentation: code, commands, links, site."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PAGES = [
 ]
 # Separate tests run these projects.
 PROJECTS = (FORECAST, DOCS / "your-own-library.md")
-# Only the links of these pages are tested.
+# Only their links are tested.
 OTHER_PAGES = [
     *sorted({*ROOT.glob("*.md")} - {*PAGES}),
     *(ROOT / "benchmarks").rglob("*.md"),
@@ -63,7 +63,7 @@ class Block:
 
     @property
     def file(self) -> str | None:
-        """File path from the first-line comment, if any."""
+        """File path in the first line, if any."""
         match = re.match(r"(?://|#) ([\w./]+\.\w+)$", self.text, re.MULTILINE)
         return match[1] if match else None
 
@@ -83,7 +83,7 @@ def texts(page: Path, language: str) -> list[str]:
 
 @each_page
 def test_every_block_has_a_language_that_is_tested(page: Path) -> None:
-    """`text` is not tested; Sphinx directives have braces."""
+    """Sphinx directives have braces."""
     for block in blocks(page):
         tested = block.language in ("python", "cpp", "cmake", "sh", "text") or block.file
         assert tested or block.language.startswith("{"), block
@@ -106,7 +106,7 @@ SLOW = {"compile.md"}
     ],
 )
 def test_the_python_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
-    """Runs all blocks of a page as one script, with warnings as shown, in a separate process."""
+    """Runs all blocks of a page as one script, in a separate process, with warnings."""
     script = tmp_path / "script.py"
     script.write_text("\n".join(texts(page, "python")))
     if page.name in SLOW:
@@ -124,13 +124,12 @@ project(app LANGUAGES CXX)
 add_executable(app main.cpp)
 """
 
-# Blocks that other tests use.
 FIND_PACKAGE = next(t for p in PAGES for t in texts(p, "cmake") if "find_package(lltm" in t)
 CONFIGURE = next(t for p in PAGES for t in texts(p, "sh") if "cmake -S app" in t)
 
 
 def run_commands(commands: str, folder: Path, **environment: str) -> None:
-    """Runs the commands of a page, with this interpreter's environment first in PATH."""
+    """Runs commands in this interpreter's environment."""
     run = subprocess.run(
         ["bash", "-euc", commands],
         env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
@@ -164,13 +163,13 @@ def test_a_cmake_block_configures(text: str, tmp_path: Path) -> None:
     app.mkdir()
     (app / "CMakeLists.txt").write_text(PROJECT + text)
     (app / "main.cpp").touch()
-    # FetchContent uses this source tree instead of a release.
+    # This source tree replaces the release.
     run_commands(f"{CONFIGURE.rstrip()} -DFETCHCONTENT_SOURCE_DIR_LLTM='{ROOT}'", tmp_path)
 
 
 @pytest.mark.slow
 def test_the_library_of_one_s_own_builds_and_passes_its_tests(tmp_path: Path) -> None:
-    """Its page contains every file and command."""
+    """The page contains all files and commands."""
     page = DOCS / "your-own-library.md"
     (tmp_path / "lltm").symlink_to(ROOT)
     for block in blocks(page):
@@ -178,7 +177,6 @@ def test_the_library_of_one_s_own_builds_and_passes_its_tests(tmp_path: Path) ->
             path = tmp_path / "softcap" / block.file
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(block.text)
-    # pip installs into a separate folder.
     site = str(tmp_path / "site")
     run_commands(
         "\n".join(texts(page, "sh")),
@@ -206,7 +204,7 @@ def test_a_program_is_compiled_with_pkg_config(tmp_path: Path) -> None:
 
 
 def lines(page: Path) -> list[str]:
-    """Command lines without comments, with continuations joined."""
+    """Command lines, joined and without comments."""
     text = "".join(texts(page, "sh")).replace("\\\n", " ")
     return [" ".join(re.sub(r"\s#.*", "", line).split()) for line in text.splitlines()]
 
@@ -240,8 +238,8 @@ RUN_BY = {
     r"python examples/cells/train\.py": "pytest tests_py/test_gallery.py",
     r"cmake (-S \.|--build|--install) .*build/release.*": "make packages",
 }
-# These need the network, a GPU, other interpreters or sources, an idle system or hours; or serve
-# work on single files.
+# These need the network, a GPU, other interpreters or sources, an idle system or hours; or are for
+# single files.
 BY_HAND = [
     r"git clone .*|cd lltm",
     r"make (test|bench)-cuda.*|make (gpu-kit|first-contact) .*",
@@ -282,11 +280,8 @@ def test_a_command_runs(line: str, tmp_path: Path) -> None:
     run_commands(line, tmp_path)
 
 
-# The checks below cover all commands.
-
-
 def commands(text: str) -> Iterator[list[str]]:
-    """Splits a block into commands and words, including those in $(...)."""
+    """Words of each command, also in $(...)."""
     for line in text.replace("\\\n", " ").splitlines():
         for inner in re.findall(r"\$\(((?:[^()]|\([^()]*\))*)\)", line):
             yield from commands(inner)
@@ -324,7 +319,7 @@ def check_options(words: list[str], manual: str) -> None:
 
 
 def after(words: list[str], option: str) -> list[str]:
-    """Values of an option, up to the next option."""
+    """Values up to the next option."""
     if option not in words:
         return []
     values = words[words.index(option) + 1 :]
@@ -454,7 +449,7 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
 
 
 def check_command(words: list[str]) -> None:
-    """Fails for commands without a check, so that none is forgotten."""
+    """Fails for commands without a check."""
     program = words[0].removeprefix(".venv/bin/")
     if program.startswith("build/"):
         check_binary(words)
@@ -519,7 +514,7 @@ def test_a_command_that_names_what_does_not_exist_is_found(command: str) -> None
 
 
 def plain(text: str) -> str:
-    """Removes line breaks, quotes and source-only parts of messages."""
+    """Text without line breaks, quotes and source-only parts."""
     return " ".join(re.findall(r"\w+", text))
 
 
@@ -606,7 +601,7 @@ def prose(page: Path) -> str:
 
 @functools.cache
 def anchors(page: Path) -> set[str]:
-    """Heading anchors as in GitHub and Sphinx."""
+    """As in GitHub and Sphinx."""
     headings = re.findall(r"^#+ (.*)$", FENCED.sub("", page.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -624,7 +619,7 @@ def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
 
 
 def test_the_map_of_architecture_links_every_source_file() -> None:
-    """Links to a header or its implementation, or to a folder without subfolders.
+    """Files may be linked by header or implementation; simple folders as a whole.
 
     The link test checks the targets.
     """
@@ -644,7 +639,7 @@ def test_the_map_of_architecture_links_every_source_file() -> None:
 
 
 def imported(file: Path) -> Iterator[str]:
-    """Returns imports of a package file, including local ones."""
+    """Includes local imports."""
     package = file.relative_to(ROOT / "python").parent.parts
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
@@ -680,7 +675,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     )
     assert run.returncode == 0, run.stdout + run.stderr
     pages = [*(tmp_path / "html").glob("*.html")]
-    for page in pages:  # only linked from other pages
+    for page in pages:  # only linked
         assert not re.search(r'<(?!a )[^>]*(?:src|href)="(?:https?:)?//', page.read_text()), page
     for both in ("index", "cuda", "reinforcement-learning"):
         text = (tmp_path / "html" / f"{both}.html").read_text()

@@ -89,7 +89,7 @@ def test_a_cell_takes_numbers_of_numpy() -> None:
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="the device with number 0 is there")
 def test_a_device_may_be_a_number() -> None:
-    # Only the type checker and the missing device or driver reject it.
+    # Only the type checker and the missing device reject it.
     with pytest.raises((AssertionError, RuntimeError), match=r"(?i)cuda|accelerator|device|driver"):
         lltm.LLTM(3, 5, device=0)
 
@@ -111,7 +111,7 @@ def test_weights_are_listed_by_layer_and_direction_as_nn_lstm_s(options: dict[st
     assert [[id(by_name[name]) for name in names] for names in ours._all_weights] == [
         [id(p) for p in parameters] for parameters in ours.all_weights
     ]
-    # nn.LSTM has two of each kind per layer and direction.
+    # Two per layer and direction.
     assert len(ours._all_weights) == len(lstm._all_weights)
     assert {2 * len(names) for names in ours._all_weights} == {
         len(names) for names in lstm._all_weights

@@ -1,4 +1,4 @@
-"""Invalid input: the exception type, and a message with argument, expected and actual value."""
+"""Invalid input: exception type; message with argument, expected and actual value."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SEQUENCE: dict[str, Any] = {
 SIZES = torch.tensor([4, 3, 2])
 PACKED: dict[str, Any] = {**SEQUENCE, "input": randn(9, 3), "batch_sizes": SIZES}
 
-# Argument, invalid value, exception, message after "lltm::step: expected ".
+# Argument, invalid value, exception, message.
 Row = tuple[str, Any, type[Exception], str]
 DTYPES = "of dtype float64, float32, bfloat16 or float16"
 
@@ -123,7 +123,7 @@ BAD_PACKED: list[Row] = [
 BAD_CHECKPOINT_STEPS: list[Row] = [
     ("checkpoint_steps", -1, ValueError, "checkpoint_steps to be at least 0, got -1"),
 ]
-# The dispatcher has other messages for these: lltm.functional only.
+# The dispatcher has other messages.
 NO_CELL: list[Row] = [
     (name, [1.0], TypeError, f"{name} to be a tensor{' or None' * (name == 'bias_ih')}, got list")
     for name in CELL
@@ -183,8 +183,7 @@ def on_meta(name: str, arguments: dict[str, Any], way: Way = in_torch_ops) -> An
 
 WAYS = (in_functional, in_torch_ops, requiring_grad)
 
-# torch.ops exception for shapes and values. From 2.15 on, PyTorch converts operator errors before
-# lltm's binding sees them.
+# From 2.15 on, PyTorch converts operator errors before lltm's binding.
 TRANSLATED = support.TORCH < (2, 15) and support.COMPILED_BINDING
 OF_TORCH_OPS = lltm.ArgumentError if TRANSLATED else ValueError
 
@@ -202,7 +201,7 @@ def refuses(
 
 
 def function_rows() -> Iterator[Any]:
-    """Each table entry, for each way to call the function."""
+    """All table entries, for all ways to call the function."""
     with_data = [row for row in BAD_CELL if row[2] is not RuntimeError]
     for name, good, rows, ways in (
         ("step", CELL, BAD_CELL, WAYS),
@@ -230,8 +229,7 @@ def test_a_function_refuses(
 
 # ----- one wrong shape --------------------------------------------------------
 
-# T = 6, B = 4, I = 3, H = 5; N = 9. Argument shapes in symbols, by operator; a majority determines
-# each size.
+# T = 6, B = 4, I = 3, H = 5; N = 9. Shapes by operator; a majority determines each size.
 LETTERS_OF_STATES = {"h_0": "BH", "c_0": "BH"}
 LETTERS_OF_PARAMETERS = {"weight_ih": "GX", "bias_ih": "G"}
 LETTERS_OF_MATRICES = {"weight_ih": "SI", "weight_hh": "SH", "bias_ih": "S", "bias_hh": "S"}
@@ -282,7 +280,7 @@ SHAPES: dict[str, tuple[str, dict[str, str], tuple[Any, ...]]] = {
 
 
 def call_of_shapes(name: str) -> tuple[str, dict[str, Any]]:
-    """An operator and its valid arguments, by name."""
+    """An operator and valid arguments."""
     op, letters, rest = SHAPES[name]
     arguments: dict[str, Any] = {
         argument: torch.zeros([LETTERS[letter] for letter in letters_of])
@@ -315,9 +313,9 @@ OF_GATES = (*MATRICES, "bias", "bias_ih", "bias_hh")
 
 
 def wrong_shapes_of(argument: str, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Changes the rank and each size; weights and bias also by whole gates.
+    """Changes the rank and each size; weights and bias by whole gates.
 
-    Matrices are also transposed, or have other numbers of gates and columns.
+    Matrices are also transposed, or change gates and columns.
     """
     wrong = [(1, *shape), shape[1:]]
     for d, size in enumerate(shape):
@@ -338,7 +336,7 @@ def test_of_arguments_that_disagree_the_error_names_the_one_that_is_alone(name: 
         for shape in wrong_shapes_of(argument, right):
             named = argument
             if argument == "input" and shape[:-1] == right[:-1]:
-                # Only input and weights determine I: no majority.
+                # Input and weights disagree: no majority.
                 named = "weight_ih"
             elif argument == "input" and name.startswith("sequence") and shape[1:] == right[1:]:
                 continue  # any T is valid
@@ -376,7 +374,7 @@ STEP_OF_LSTM = call_of_shapes("step of lstm")[1]
         ({"cell": "gru"}, "no c, since the cell gru has none, got a tensor"),
         ({"c": None}, "c to be a tensor, got an undefined tensor"),
         ({"weight_hh": randn(20, 6)}, "weight_hh of shape (20, 5), got (20, 6)"),
-        # Only input and weight_ih determine I: the message names the weights in any case.
+        # Only input and weight_ih determine I: weights are named.
         ({"weight_ih": randn(8, 4)}, "weight_ih of shape (20, 3), got (8, 4)"),
         ({"weight_ih": randn(4, 20)}, "weight_ih of shape (20, 3), got (4, 20)"),
         ({"cell": "gru", "c": None, "weight_hh": randn(15, 5), "bias_hh": randn(15)},
@@ -466,7 +464,6 @@ BAD_STEP: list[tuple[dict[str, Any], tuple[Any, ...], type[Exception], str]] = [
     ({"dtype": torch.float64}, (ROW,), TypeError,
      f"input of dtype float64, {OF_PARAMETERS}, got float32"),
 ]
-# For both constructors.
 BAD_SIZES: list[Row] = [
     (name, *row)
     for name in ("input_size", "hidden_size")
@@ -505,7 +502,7 @@ BAD_OPTIONS: list[Row] = [
 BAD_PROJECTION: list[Row] = [
     ("proj_size", 2, ValueError, "proj_size to be 0, got 2: an LLTM has no projection"),
 ]
-# Messages about the states of a cell that has only h.
+# For cells without c.
 BAD_LAYER_WITHOUT_C: list[tuple[dict[str, Any], tuple[Any, ...], type[Exception], str]] = [
     ({}, (X, STATE), TypeError, "h_0 to be a tensor, got tuple"),
     ({}, (X, STEP[0]), ValueError, "h_0 of shape (1, 4, 5), got (4, 5)"),
@@ -531,7 +528,7 @@ def prepacked(make: Callable[..., Any], **options: Any) -> Any:
 
 
 def rows_of(make: Any) -> tuple[list[Any], list[Row]]:
-    """Invalid calls and options of a module class, with the messages for its states."""
+    """Invalid calls and options, with messages for the states."""
     is_layer, has_c = not make.__name__.endswith("Cell"), len(make._STATES) > 1
     calls, without_c = (
         (BAD_LAYER, BAD_LAYER_WITHOUT_C) if is_layer else (BAD_STEP, BAD_STEP_WITHOUT_C)
@@ -544,10 +541,7 @@ def rows_of(make: Any) -> tuple[list[Any], list[Row]]:
 
 
 def module_rows() -> Iterator[Any]:
-    """Invalid calls and constructors of lltm's and reference modules;
-
-    calls of a prepacked layer.
-    """
+    """For lltm, reference and prepacked modules."""
     for name in (name for name in lltm.reference.__all__ if name[0].isupper()):
         calls, constructions = rows_of(getattr(lltm, name))
         for place in (lltm, lltm.reference):
@@ -769,7 +763,6 @@ def test_errors_of_pytorch_keep_their_class() -> None:
 
 
 def test_an_argument_error_is_pickled() -> None:
-    # As received from another process.
     error = pickle.loads(pickle.dumps(lltm.ArgumentError("a text")))
     assert (type(error), error.args) == (lltm.ArgumentError, ("a text",))
 

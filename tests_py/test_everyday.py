@@ -201,7 +201,7 @@ def test_the_flop_counter_counts_the_products_of_a_layer() -> None:
     with torch.no_grad():
         assert count(lambda: layer(x)) == FORWARD_FLOPS
         assert count(lambda: layer.prepack()(x)) == FORWARD_FLOPS
-    # Gradients of the weights; of input and states.
+    # Backward: gradients of the weights, and of input and states.
     assert count(lambda: loss_of(layer, x).backward()) == 3 * FORWARD_FLOPS
     assert count(lambda: loss_of(layer, x.requires_grad_()).backward()) == 3 * FORWARD_FLOPS
     layer.requires_grad_(False)
@@ -243,7 +243,7 @@ def test_the_flop_counter_counts_packed_rows_and_every_layer_and_direction() -> 
 def test_workers_of_a_data_loader_run_the_layer(start: str) -> None:
     layer, inputs = lltm.LLTM(I, H), torch.randn(6, T, I)
     with torch.no_grad():
-        # Before the workers start: forks inherit what ran here.
+        # Forks inherit what ran here.
         expected = layer(inputs.transpose(0, 1))[0].transpose(0, 1)
     loader = DataLoader(
         support.Encoded(layer, inputs),

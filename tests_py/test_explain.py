@@ -32,7 +32,7 @@ def test_a_device_that_is_not_there_is_refused_in_a_sentence(tmp_path: Path) -> 
         assert run.stderr.splitlines()[-1].endswith(said)
 
 
-@pytest.mark.slow  # imports the compiler; docs/explain.md covers single stages
+@pytest.mark.slow  # imports the compiler
 def test_the_stages_before_generated_code_are_shown_by_name() -> None:
     stages = ("dispatcher", "schedule", "dynamo", "joint", "core-aten")
     found = sections("--only", *stages)

@@ -19,18 +19,17 @@ import lltm
 
 pytestmark = pytest.mark.xdist_group("compilers")
 
-# (T, B) for programs with dynamic sizes.
 SIZES = ((6, 4), (9, 2), (2, 8), (1, 1))
 
 
 def targets(graph: torch.fx.GraphModule) -> set[Any]:
-    """Call targets in a graph and its subgraphs."""
+    """Includes subgraphs."""
     graphs = [module for module in graph.modules() if isinstance(module, torch.fx.GraphModule)]
     return {node.target for g in graphs for node in g.graph.nodes if node.op == "call_function"}
 
 
 def assert_core_aten(program: ExportedProgram) -> None:
-    """Only Core ATen operators and scan."""
+    """Allows scan."""
     found = targets(program.graph_module)
     operators = {t for t in found if isinstance(t, torch._ops.OpOverload)}
     assert {op.namespace for op in operators} == {"aten"}
@@ -47,7 +46,10 @@ def parameters_and_gradients(module: nn.Module, run: Any, x: Tensor) -> list[Ten
 
 @functools.cache
 def exported(name: str) -> tuple[nn.Module, tuple[Any, ...], ExportedProgram]:
-    """Module, arguments and exported program; decomposing copies it."""
+    """A module, its arguments and exported program.
+
+    Decomposing makes another program.
+    """
     module, arguments = MODULES[name]()
     return module, arguments, torch.export.export(module, arguments)
 
@@ -60,7 +62,7 @@ def test_an_exported_module_calls_our_operators(name: str) -> None:
     torch.testing.assert_close(flat(program.module()(*arguments)), flat(module(*arguments)))
 
 
-# LLTM layers; the test above covers the graphs of other options.
+# Other options affect only the graph, tested above.
 QUICK = ("cell", "layers and directions", "cell, GRU, state", "GRU", "checkpoints", "bfloat16")
 
 
@@ -83,7 +85,7 @@ def test_an_exported_module_decomposes_into_core_aten(name: str) -> None:
 
 
 def dynamic_program(module: nn.Module, batch_first: bool = False) -> ExportedProgram:
-    """Program with dynamic T and B, for input (T, B, 3) or (B, T, 3)."""
+    """Input (T, B, 3) or (B, T, 3)."""
     sizes = (
         {0: Dim("batch"), 1: Dim("steps")} if batch_first else {0: Dim("steps"), 1: Dim("batch")}
     )
@@ -106,7 +108,7 @@ def test_a_sequence_of_dynamic_length_decomposes_into_scan(options: dict[str, An
     assert len(scans) == layer.num_layers * (2 if layer.bidirectional else 1)
     for sizes in SIZES:
         if layer.batch_first and sizes[0] == sizes[1]:
-            continue  # the next test
+            continue
         x = torch.randn(*sizes, 3)
         with torch.no_grad():
             torch.testing.assert_close(flat(program.module()(x)), flat(layer(x)))
@@ -176,7 +178,7 @@ def test_a_decomposed_program_can_be_differentiated() -> None:
 
 
 class Packed(nn.Module):
-    """Passes a packed sequence as its tensors, in and out."""
+    """Passes packed sequences as tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -208,7 +210,7 @@ class Packing(nn.Module):
 
 
 def test_packing_inside_an_exported_program_is_an_error_that_says_what_to_do() -> None:
-    """When PyTorch traces packing, batch_sizes has the input's dtype."""
+    """Traced packing gives batch_sizes the input's dtype."""
     arguments = torch.randn(6, 2, 3), torch.tensor([6, 2])
     with pytest.raises(TypeError, match=r"expected batch_sizes of dtype int64, .*: pack outside"):
         torch.export.export(Packing(), arguments)
@@ -217,7 +219,7 @@ def test_packing_inside_an_exported_program_is_an_error_that_says_what_to_do() -
 # ----- saving and moving -----------------------------------------------------
 
 
-# Raised by PyTorch 2.11 for its own buffers.
+# PyTorch's own buffers.
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")
 def test_a_program_can_be_saved_and_loaded() -> None:
     layer, x = lltm.LLTM(3, 5, num_layers=2), torch.randn(7, 2, 3)
@@ -230,7 +232,7 @@ def test_a_program_can_be_saved_and_loaded() -> None:
 
 
 def test_a_program_can_be_moved_to_another_device_saved_and_loaded() -> None:
-    """Uses the meta device, which is always available."""
+    """The meta device is always available."""
     from torch.export.passes import move_to_device_pass
 
     layer = lltm.LLTM(3, 5)
@@ -273,7 +275,7 @@ class Model(nn.Module):
 def compiled(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Model, str]:
-    """A model and its compiled package, with dynamic B and T."""
+    """With dynamic B and T."""
     torch.manual_seed(0)
     model = Model(request.param).eval()
     path = tmp_path_factory.mktemp("aoti") / "model.pt2"
@@ -292,8 +294,7 @@ def test_a_compiled_package_runs_in_python(compiled: tuple[Model, str]) -> None:
             torch.testing.assert_close(flat(run(x)), flat(model(x)))
 
 
-# Runs a package without lltm's Python: liblltm has the operators, and the package the serialized
-# custom cell.
+# Without lltm's Python: liblltm has the operators, the package the custom cell.
 WITHOUT_LLTM = """
 import sys, torch
 library, package, arguments, results = sys.argv[1:]

@@ -1,7 +1,4 @@
-"""GPU bring-up, `make first-contact`, on simulated systems:
-
-failing or hanging stages affect no others.
-"""
+"""GPU bring-up on simulated systems: failures are isolated."""
 
 from __future__ import annotations
 
@@ -60,7 +57,7 @@ def test_the_first_line_may_take_longer(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_nothing_begins_when_the_time_is_up(tmp_path: Path) -> None:
-    """Results of earlier runs for other stages are kept."""
+    """Keeps earlier results of other stages."""
     first = Stage("first", ("true",), 20)
     assert first_contact.run_all([first], tmp_path, 100, dry_run=False) == []
     second = Stage("second", (*SH, "sleep 60"), 50)
@@ -100,7 +97,7 @@ def test_every_stage_names_files_that_are_there(tmp_path: Path) -> None:
 
 
 def test_without_a_gpu_a_dry_run_goes_on(tmp_path: Path) -> None:
-    """Runs stages that need no build; make passes arguments on."""
+    """make passes arguments on."""
     names = ("device", "stepwise-float16", "ncu-forward")
     chosen = [stage for stage in first_contact.stages(tmp_path) if stage.name in names]
     bad = first_contact.run_all(chosen, tmp_path, 300, dry_run=True)

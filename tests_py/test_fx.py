@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarnin
 
 
 class Model(nn.Module):
-    """A layer and a cell with states, and two calls with an input that is not a proxy."""
+    """Also calls with an input that is not a proxy."""
 
     def __init__(self, implementation: Any = lltm, prepacked: bool = False) -> None:
         super().__init__()
@@ -109,12 +109,12 @@ PREPACKED: dict[str, Callable[[], nn.Module]] = {
     "prepacked": lambda: lltm.LSTM(3, 5).prepack(),
     "prepacked own layer": lambda: own.Layer(3, 5).prepack(),
 }
-# Python loops and checks prevent tracing through the other modules.
+# Python loops and checks prevent tracing.
 TRACED_THROUGH = [name for name in KINDS if name not in ("projection", "reference")]
 
 
 class Holder(nn.Module):
-    """Calls a module without a state, then with the returned state."""
+    """Calls a module with and without a state."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ def test_hooks_run_when_the_graph_does_and_once(kind: str) -> None:
 
 
 def around(module: nn.Module) -> nn.Module:
-    """Wraps the module's forward in a subclass."""
+    """Subclasses the module and wraps its forward."""
     base: Any = type(module)
 
     class Around(base):  # type: ignore[misc]
@@ -190,7 +190,7 @@ def test_what_a_subclass_does_around_forward_is_traced(kind: str) -> None:
     assert called(graph) == ["inner"]
     operators = [name for name in targets(graph, "call_function") if "lltm" in name]
     assert operators == [f"lltm.{'layer' if x.dim() == 3 else 'layer_step'}"] * 2
-    assert seen == ["hook"] * 2  # torch.fx also calls hooks when it traces through
+    assert seen == ["hook"] * 2  # as torch.fx does when tracing through
     torch.testing.assert_close(graph(x), model(x), rtol=0, atol=0)
     for got, expected in zip(*(gradients(m, x, model) for m in (graph, model)), strict=True):
         torch.testing.assert_close(got, expected, rtol=0, atol=0)
@@ -268,7 +268,7 @@ def test_a_call_with_constants_alone_is_no_constant(make: Callable[..., nn.Modul
     model = Constant()
     graph = fx.symbolic_trace(model)
     x = torch.randn(4, 3)
-    for _ in range(2):  # reads the current weights each time
+    for _ in range(2):  # reads current weights
         torch.testing.assert_close(graph(x), model(x))
         model.inner.reset_parameters()  # type: ignore[operator]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import instructions
 
-# As callgrind writes it: each name once, then its number; absolute and relative positions. Self
-# costs: liblltm 100 + 7 + 30, program 2, libtorch 1000, C library 400.
+# As written by callgrind: each name once, then its number; absolute and relative positions. Costs:
+# liblltm 100 + 7 + 30, program 2, libtorch 1000, C library 400.
 FILE = """\
 # callgrind format
 version: 1

@@ -20,7 +20,7 @@ from torch import Tensor
 import lltm
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# Also a layer's sizes; K that is not a multiple of 4, hidden units that do not fill a panel.
+# A layer's sizes; K not a multiple of 4, partial panels.
 SHAPES = [*SEQUENCE_SHAPES, (20, 1, 128, 256), (12, 6, 33, 100), (3, 130, 30, 200)]
 
 
@@ -42,13 +42,13 @@ def by_rows(x: Tensor) -> Tensor:
 
 
 def weights_by_rows(x: Tensor) -> Tensor:
-    """Quantizes weights by 17-bit scales, for exact products."""
+    """17-bit scales make products exact."""
     scale = x.float().abs().amax(-1, keepdim=True) / 127
     return quantise(x, (scale.view(torch.int32) & ~0x7F).view(torch.float32).double())
 
 
 def emulated(a: Arguments) -> tuple[Tensor, Tensor, Tensor]:
-    """Emulates int8 with float64 sums and gates, for T steps of B rows."""
+    """Uses float64 sums and gates."""
     hidden, dtype = a.h.shape[1], a.input.dtype
     w_h, w_x = (weights_by_rows(w) for w in (a.weights[:, :hidden], a.weights[:, hidden:]))
     bias = 0 if a.bias is None else a.bias.double()
@@ -66,8 +66,8 @@ def emulated(a: Arguments) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def is_emulated(a: Arguments) -> None:
-    # If h is near a quantizer threshold, the last float32 bit decides: a few later elements differ
-    # by a whole step.
+    # Near a quantizer threshold, the last float32 bit changes h by a whole step: few later elements
+    # differ.
     eps = torch.finfo(a.input.dtype).eps
     flip = a.weights.double().abs().max().item() / 127
     for ours, expected in zip(quantised(a), emulated(a), strict=True):
@@ -85,7 +85,7 @@ def is_emulated(a: Arguments) -> None:
 def test_computes_the_quantised_sequence(
     shape: tuple[int, int, int, int], dtype: torch.dtype
 ) -> None:
-    """Tests each shape and each dtype in both directions, not all combinations."""
+    """Not all combinations."""
     reverse = (SHAPES.index(shape) + DTYPES.index(dtype)) % 2 == 1
     is_emulated(support.sequence_arguments(shape, dtype, reverse=reverse))
 
@@ -134,12 +134,11 @@ def test_the_number_of_threads_changes_no_bit(shape: tuple[int, int, int, int]) 
         assert all(torch.equal(x, y) for x, y in zip(other, results[0], strict=True))
 
 
-# Values that require recomputation: not finite, or with an overflowing scale.
 BAD = (math.nan, math.inf, -math.inf, torch.finfo(torch.float32).max)
 
 
 def spoilt(a: Arguments, rows: list[int], argument: str, value: float) -> Arguments:
-    """Puts such a value into the last input step of these batch elements."""
+    """Affects the last input step."""
     tensor = getattr(a, argument).clone()
     for row in rows:
         if argument != "input":
@@ -191,7 +190,6 @@ def test_values_that_cannot_be_quantised_stay_in_their_rows(
         assert torch.equal(c_n[others], good[2][others])
         if math.isfinite(value) or (argument == "c" and math.isinf(value)):
             continue  # large values may be quantized; c never is
-        # Recomputed with the dequantized weights.
         hidden = a.h.shape[1]
         parts = (a.weights[:, :hidden], a.weights[:, hidden:])
         stood_for = torch.cat([weights_by_rows(part) for part in parts], 1)
@@ -271,7 +269,7 @@ def test_its_weights_take_a_quarter_of_the_bytes() -> None:
     float32 = lltm.LLTM(256, 512)
     (packed,) = (b for name, b in float32.prepack(torch.qint8).named_buffers() if "weights" in name)
     assert packed.dtype == torch.uint8
-    # One byte per weight; a scale and a sum per row, for x and for h.
+    # One byte per weight; scale and sum per row, for x and h.
     header, rows, columns = 64, 3 * 512, 256 + 512
     assert packed.numel() == header + rows * (columns + 2 * 8)
     assert packed.numel() < 0.26 * 4 * next(float32.parameters()).numel()
@@ -284,7 +282,7 @@ def test_what_is_saved_is_packed_again_to_the_same_bits(
 ) -> None:
     make = partial(getattr(lltm, cell), 24, 70, num_layers=2, bidirectional=True, dtype=dtype)
     float_layer: Any = make()
-    with torch.no_grad():  # rows without a scale, and scales that float32 rounds
+    with torch.no_grad():  # no scale; scales that float32 rounds
         for parameter in float_layer.parameters():
             parameter.mul_(torch.rand(parameter.shape[0]).reshape(-1, *[1] * (parameter.dim() - 1)))
             parameter[3] = 0
@@ -319,7 +317,7 @@ def test_neither_form_loads_the_other() -> None:
 
 
 def test_saved_rows_of_other_shapes_are_refused() -> None:
-    """Damaged files can contain them, and state_dict does not check."""
+    """From a damaged file: state_dict does not check them."""
     packed: Any = layer().prepack(torch.qint8).packed_weights_l0
     saved = torch.ops.lltm._unpack("lltm", packed)
     assert torch.equal(torch.ops.lltm._prepack_int8("lltm", *saved), packed)

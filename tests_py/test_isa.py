@@ -1,7 +1,7 @@
-"""Selects and tests the kernels of each instruction set.
+"""Selects and tests each instruction set.
 
-libtorch reads ATEN_CPU_CAPABILITY once, so each runs in a separate process. oneDNN, which libtorch
-may use for GEMMs, has a separate variable.
+Uses separate processes, because libtorch reads ATEN_CPU_CAPABILITY once. oneDNN has another
+variable for its GEMMs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ for dtype in (*exact, *support.DTYPES[1:]):
 """
 
 
-# Native tests cover more; this checks that Python's environment reaches the library.
+# Checks only that the environment reaches the library; native tests cover more.
 @pytest.mark.parametrize(
     "isa", [pytest.param(isa, marks=() if isa == "avx2" else pytest.mark.slow) for isa in IN_ORDER]
 )

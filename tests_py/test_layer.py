@@ -1,7 +1,6 @@
 """lltm.LLTM as a module, and concurrent directions.
 
-test_properties.py compares every form with the PyTorch reference; test_drop_in.py covers nn.LSTM's
-interface.
+Other tests: test_properties.py for values, test_drop_in.py for nn.LSTM's interface.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ def test_repr_names_what_is_not_the_default() -> None:
 
 
 def test_learns_the_parity_of_a_sequence() -> None:
-    # Needs the state: fails if backward loses a step's gradient.
+    # Fails if backward loses a step's gradient.
     layer = lltm.LLTM(1, 8, batch_first=True)
     head = nn.Linear(8, 1)
     optimizer = torch.optim.Adam([*layer.parameters(), *head.parameters()], lr=0.03)
@@ -107,7 +106,7 @@ LAYERS = [getattr(lltm, name) for name in lltm.reference.__all__ if f"{name}Cell
 
 
 class TestDirectionsSideBySide:
-    """With two threads, each direction may run on a separate thread, also in training."""
+    """Each direction may use a separate thread."""
 
     @pytest.fixture(autouse=True)
     def _two_threads(self) -> Iterator[None]:

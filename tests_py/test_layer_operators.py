@@ -31,7 +31,7 @@ MODULES: dict[str, Make] = {
 
 
 def arguments(name: str) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """An input, and states with reversed strides."""
+    """States have reversed strides."""
     x, layers = torch.randn(6, B, INPUT), 3 if name == "layers" else 1
     h, c = torch.randn(2, H, B, layers).permute(0, 3, 2, 1)
     return (x[0], (h[0], c[0])) if name == "cell" else (x, (h, c))
@@ -120,7 +120,7 @@ def test_a_lazily_negated_tensor_is_read_right(name: str) -> None:
 
 
 def twice_the_weights(name: str) -> list[Any]:
-    """Several ways to double the registered weights."""
+    """Modules that double the registered weights, in several ways."""
     base, weights = CLASSES[name], WEIGHTS[name]
 
     class Twice(nn.Module):
@@ -163,7 +163,6 @@ def test_the_weights_are_what_the_attribute_is(name: str) -> None:
         torch.testing.assert_close(module(x, hx), plain(x, hx), rtol=0, atol=0)
 
 
-# Before the module's first call.
 PATCHED = """
 import lltm, torch
 found = torch.nn.Module.__getattr__

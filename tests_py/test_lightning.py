@@ -18,5 +18,5 @@ def test_lightning_trains_the_layer_on_digits(precision: str) -> None:
     assert result.returncode == 0, result.stderr
     accuracy = re.search(r"not seen in training: (0\.\d+)", result.stdout)
     assert accuracy is not None, result.stdout
-    # Chance is 0.1; rounding affects a few of 360 digits.
+    # Chance is 0.1; rounding affects a few digits.
     assert float(accuracy[1]) > 0.9

@@ -44,7 +44,7 @@ def test_forward_gives_the_step_and_what_it_is_made_of(dtype: torch.dtype, bias:
     torch.testing.assert_close(
         (i, o, g), (torch.sigmoid(z_i), torch.sigmoid(z_o), torch.nn.functional.elu(z_g))
     )
-    # In float64, because the kernel does not round intermediate values.
+    # The kernel does not round intermediate values.
     z_i, z_o, z_g = gates.double().chunk(3, dim=1)
     c_next = a.c.double() + torch.sigmoid(z_i) * torch.nn.functional.elu(z_g)
     h_next = torch.sigmoid(z_o) * torch.tanh(c_next)

@@ -1,4 +1,4 @@
-"""Mutation testing (tests_cpp/mutants.py): each mutation is applied and reverted."""
+"""Mutation testing (tests_cpp/mutants.py)."""
 
 from __future__ import annotations
 

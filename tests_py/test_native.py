@@ -84,7 +84,7 @@ for call in (
     else:
         raise SystemExit("no error")
 """
-# Imports each package in a fork, to import PyTorch only once. Output goes to the package's folder.
+# Forks save importing PyTorch repeatedly. Output goes to the package's folder.
 IMPORTS = f"""
 import os, sys, traceback, torch
 for site in sys.argv[1:]:
@@ -106,7 +106,7 @@ for site in sys.argv[1:]:
 
 @pytest.fixture(scope="module")
 def sites(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with the changed package, and its import output, by change."""
+    """Changed package and its import output."""
     folder = tmp_path_factory.mktemp("sites")
     for change in CHANGES:
         change(copy_package(folder / change.__name__))

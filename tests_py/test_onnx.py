@@ -60,7 +60,7 @@ def features(*shape: int) -> Tensor:
 
 
 Case = tuple[Callable[[], nn.Module], Callable[..., Tensor], tuple[int, ...]]
-# Model, input function, leading example sizes.
+# Model, input, example sizes.
 MODELS: dict[str, Case] = {
     "cell": (lambda: lltm.LLTMCell(3, 5), features, (4,)),
     "cell, no bias": (lambda: lltm.LLTMCell(3, 5, bias=False), features, (4,)),
@@ -84,7 +84,7 @@ def each_of(names: Iterable[str]) -> pytest.MarkDecorator:
 
 
 def operators(program: Any) -> set[tuple[str, str]]:
-    """Domains and names of all calls, including loop bodies."""
+    """Includes loop bodies."""
     model = program.model_proto
     assert {opset.domain for opset in model.opset_import} <= STANDARD
     assert len(model.functions) == 0

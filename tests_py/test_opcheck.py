@@ -24,17 +24,17 @@ def contiguous(tensor: Tensor) -> Tensor:
 
 
 def transposed(tensor: Tensor) -> Tensor:
-    """Same values, strides of transposed dimensions."""
+    """The same values with the strides of transposed dimensions."""
     return tensor.transpose(0, -1).contiguous().transpose(0, -1)
 
 
 def every_other(tensor: Tensor) -> Tensor:
-    """Same values, with gaps."""
+    """The same values with gaps between them."""
     return torch.stack([tensor, tensor], dim=-1)[..., 0]
 
 
 def expanded(tensor: Tensor) -> Tensor:
-    """One value per row, with stride 0."""
+    """Expands one value per row, with stride 0."""
     return tensor[..., :1].expand(tensor.shape)
 
 
@@ -68,13 +68,12 @@ PACKED: dict[str, Callable[[torch.dtype], Arguments]] = {
     "packed reverse": lambda dtype: support.packed_arguments((4, 2, 1), 2, 4, dtype, reverse=True),
 }
 
-# Dtypes and layouts.
 KINDS = [
     *((dtype, "contiguous") for dtype in DTYPES),
     *((torch.float32, layout) for layout in LAYOUTS if layout != "contiguous"),
 ]
 PLAIN = (torch.float32, "contiguous")
-# A widened dtype, reordered strides, strides of 0.
+# A widened dtype; reordered and zero strides.
 SOME_KINDS = (
     PLAIN,
     (torch.bfloat16, "contiguous"),
@@ -84,10 +83,10 @@ SOME_KINDS = (
 
 
 def each(cases: Iterable[str], saving: bool = False) -> pytest.MarkDecorator:
-    """Parametrizes cases, kinds and, with `saving`, activation checkpoints.
+    """Tests cases, kinds and, if `saving`, activation checkpoints.
 
-    Fast tests: the first case in some kinds, every case in one kind, and checkpoints in two. Graph
-    errors depend on the case, the kind or the saved values, not on combinations.
+    Fast: the first case in some kinds, all cases in one, checkpoints in two. Graph errors depend on
+    case, kind or saved values, not on combinations.
     """
     first, *_ = cases
     some = (first, "packed gru")
@@ -133,7 +132,7 @@ def test_sequence(case: str, dtype: torch.dtype, layout: str, checkpoint_steps: 
 
 # Their kernels have no derivatives.
 
-# Required gradients of input, h, c, weight_ih, weight_hh, bias_ih, bias_hh.
+# Gradients of input, h, c, weight_ih, weight_hh, bias_ih, bias_hh.
 SOME = (True, False, True, False, True, True, False)
 OTHERS = tuple(not wanted for wanted in SOME)
 
@@ -202,7 +201,7 @@ def test_sequence_of_prepacked_weights(case: str, dtype: torch.dtype, layout: st
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_prepack(dtype: torch.dtype, layout: str) -> None:
-    """No fake tensors: the packed form depends on the CPU."""
+    """The packed form depends on the CPU: no fake tensors."""
     weights = LAYOUTS[layout](support.cell_arguments((3, 2, 4), dtype).weights)
     utilities = ("test_schema", "test_autograd_registration")
     found = torch.library.opcheck(ops.prepack.default, ("lltm", weights), test_utils=utilities)

@@ -49,7 +49,7 @@ def test_depends_on_the_minor_release_of_torch_it_was_built_against() -> None:
 
 
 def build_step(name: str = "torch_pin") -> Any:
-    """Module from python/ outside the package."""
+    """Not part of the package."""
     spec = importlib.util.spec_from_file_location(name, support.ROOT / f"python/{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -191,7 +191,7 @@ def test_every_python_file_of_the_source_is_installed() -> None:
 def test_the_rebuild_of_an_editable_install_installs_the_package(tmp_path: Path) -> None:
     """Runs `cmake --install` without a component.
 
-    Installed files replace the build output, so that nothing is compiled.
+    Installed files replace the build output.
     """
     settings = SettingsReader.from_file(support.ROOT / "pyproject.toml", state="editable").settings
     defines = [f"-D{name}={value}" for name, value in settings.cmake.define.items()]

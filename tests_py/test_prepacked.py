@@ -92,7 +92,7 @@ def test_neither_form_sees_what_is_done_to_the_other() -> None:
     packed = layer.prepack()
     x = torch.randn(3, 2, 5)
     before, _ = packed(x)
-    # A change through .data does not update version counters.
+    # .data does not update version counters.
     for parameter in layer.parameters():
         parameter.data.mul_(2)
     torch.testing.assert_close(packed(x)[0], before, rtol=0, atol=0)
@@ -187,7 +187,7 @@ def test_is_not_converted(convert: Any, error: type[Exception], text: str) -> No
     with pytest.raises(error):
         convert(packed)
     torch.testing.assert_close(packed(x)[0], expected, rtol=0, atol=0)
-    # Conversions without effect are allowed.
+    # Conversions to the same dtype and device are allowed.
     torch.testing.assert_close(packed.float().cpu().to(torch.float32)(x)[0], expected)
 
 
@@ -290,7 +290,7 @@ def test_its_text_names_its_sizes() -> None:
 
 # ---- another CPU ------------------------------------------------------------
 
-# Simulates another CPU: runs weights and modules packed here, and packs weights for use here.
+# Runs weights and modules packed here, and packs weights for here.
 ELSEWHERE = """
 import sys, torch, lltm
 
@@ -314,7 +314,7 @@ torch.save(packed_there, there)
 def test_works_on_a_machine_with_other_kernels_and_loads_what_was_packed_there(
     capability: str, tmp_path: Path
 ) -> None:
-    # That CPU may pack differently or not at all.
+    # May pack differently or not at all.
     cases: list[Any] = []
     for dtype in DTYPES:
         for quantised in (None, torch.qint8):
@@ -357,7 +357,6 @@ def test_is_compiled_and_exported_whole() -> None:
     torch.testing.assert_close(program.module()(x), expected)
     core = program.run_decompositions(lltm.decompositions())
     torch.testing.assert_close(core.module()(x), expected)  # keeps the operator
-    # Stores only the packed weights.
     assert set(program.state_dict) == {"rnn.bias_l0", "head.weight", "head.bias"}
     assert [*program.constants] == ["rnn.packed_weights_l0"]
 

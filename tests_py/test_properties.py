@@ -1,6 +1,6 @@
-"""Properties of every form of every cell (forms.py), one test each.
+"""Properties of every form of every cell (forms.py).
 
-They include the checks of PyTorch's test/test_modules.py, with its option combinations for nn.LSTM.
+They include PyTorch's test/test_modules.py, with its option combinations for nn.LSTM.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def is_module(form: Form) -> bool:
 
 
 def is_our_module(form: Form) -> bool:
-    """Excludes lltm.reference, which inherits all but forward."""
+    """lltm.reference inherits all but forward."""
     return is_module(form) and not form.plain
 
 
@@ -60,7 +60,7 @@ def leaves(values: Values) -> Values:
 def gradients(
     results: list[Tensor], values: Values, cotangents: list[Tensor] | None = None
 ) -> Values:
-    """All gradients, for output gradients of ones."""
+    """For output gradients of ones."""
     pairs = [
         (y, torch.ones_like(y) if cotangents is None else cotangents[k])
         for k, y in enumerate(results)
@@ -133,7 +133,7 @@ def rows_of(batch: Tensor | PackedSequence, dim: int) -> Sequence[Tensor]:
 
 @each_form(SINGLE_AND_DOUBLE, is_module)
 def test_each_row_is_computed_as_if_alone(form: Form, dtype: torch.dtype) -> None:
-    """Compares batched, packed, unbatched and single-element calls."""
+    """Compares batched, packed and unbatched calls."""
     of_states = 1 if form.steps else 0  # batch dimension
     for s in filter(Sample.is_plain, form.each(dtype)):
         input, *hx = s.arguments(s.values)
@@ -200,13 +200,13 @@ def test_an_empty_sequence_gives_the_initial_states(form: Form, dtype: torch.dty
     for s in form.each(dtype, sizes):
         values = leaves(s.values) if form.trainable else s.values
         _, *final = results = s.run(values)
-        # Without steps, a packed sequence determines its batch size only by its order or a state.
+        # Without steps, only the order or a state determines the batch size.
         knows_rows = s.name != "packed" or not is_module(form)
         check_shapes(form, s, sizes if knows_rows else Sizes(steps=0, batch=0), results)
         for name, y in zip(s.states, final, strict=True):
             same(y, s.values.get(name, torch.zeros_like(y)))
             assert name not in values or form.plain or y.data_ptr() != values[name].data_ptr()
-        # As in torch.nn.functional.linear, every result depends on every argument; but h_n of a
+        # All results depend on all arguments, as in torch.nn.functional.linear; but h_n of a
         # projected layer is h_0 here.
         depends = form.trainable and "proj" not in s.name
         for k in range(len(results) if depends else 0):
@@ -243,11 +243,11 @@ def expanded(t: Tensor) -> Tensor:
 
 
 def of_one_value(t: Tensor) -> Tensor:
-    """Strides of 0, as in gradients from sum().backward()."""
+    """Stride 0, as in sum().backward()."""
     return t.flatten()[0].expand_as(t)
 
 
-# Layouts of PyTorch's module tests, and more.
+# Includes layouts of PyTorch's tests.
 LAYOUTS = (by_columns, with_gaps, transposed, padded_rows, expanded, of_one_value)
 
 
@@ -276,10 +276,10 @@ LAYOUTS = (by_columns, with_gaps, transposed, padded_rows, expanded, of_one_valu
 def test_strides_of_arguments_and_of_gradients_are_followed(
     form: Form, dtype: torch.dtype, layout: Callable[[Tensor], Tensor]
 ) -> None:
-    """All tensors together; for functions, also each separately."""
+    """All tensors together; for functions also separately."""
 
     def results(s: Sample, values: Values, strided: set[str]) -> tuple[list[Tensor], Values]:
-        """Applies the layout to these arguments, or to "gradients" of the results."""
+        """Applies the layout to arguments or to "gradients"."""
         given = {
             name: (layout(value) if name in strided else value)
             .detach()
@@ -299,7 +299,7 @@ def test_strides_of_arguments_and_of_gradients_are_followed(
         everything = {*s.values, *(["gradients"] if form.trainable else [])}
         alone = [] if is_module(form) else [{name} for name in everything]
         for strided in (everything, *alone):
-            # Layouts with a single value also change the values.
+            # Single-value layouts also change values.
             plain = {k: layout(v).contiguous() if k in strided else v for k, v in s.values.items()}
             found, expected = results(s, plain, strided), results(s, plain, set())
             if form.quantised:
@@ -341,16 +341,15 @@ def test_results_and_gradients_lie_in_memory_as_those_of_torch_nn(
 def test_nan_and_infinity_spread_as_in_plain_pytorch(
     form: Form, dtype: torch.dtype, value: float
 ) -> None:
-    """Starts from one element: unrelated batch elements stay finite."""
+    """Unrelated batch elements stay finite."""
     for s in form.each(dtype, every=False):
         for name in s.values:
             values = dict(s.values)
-            # Rejected; or the reference has NaN from other products, with a zero state or
-            # multiplied weights.
+            # Rejected, or the reference has other NaNs from a zero state or multiplied weights.
             if "weight" in name and (form.quantised or s.has_reset or "proj_size" in s.options):
                 continue
             if form.quantised:
-                # Weights quantized to 0 would turn infinity into NaN.
+                # Weights quantized to 0 turn infinity into NaN.
                 for key in (key for key in values if "weight" in key):
                     values[key] = values[key] + values[key].sign() * values[key].abs().max() / 64
             values[name] = values[name].clone()
@@ -386,8 +385,7 @@ def test_each_gradient_is_the_same_alone_and_without_each_other(
         everything = found(set(s.values))
         assert everything.keys() == s.values.keys()
         for name in s.values:
-            # With many values, only all gradients but one are requested: enough calls for each
-            # gradient.
+            # With many values, request all gradients but one: enough calls for each.
             alone = [{name}] if len(s.values) <= 5 else []
             for wanted in (*alone, s.values.keys() - {name}):
                 expected = {key: everything[key] for key in s.values if key in wanted}
@@ -412,7 +410,7 @@ def test_no_graph_is_recorded_without_need(form: Form, dtype: torch.dtype) -> No
         assert_close(results, expected)
 
 
-# Second derivatives of these layers take seconds; the LLTM is always tested.
+# Slow second derivatives; the LLTM is always tested.
 SLOWEST = ("LSTM", "GRU", "RNN", "LLTM, checkpoints")
 
 
@@ -428,7 +426,7 @@ SLOWEST = ("LSTM", "GRU", "RNN", "LLTM, checkpoints")
     ids=id_of,
 )
 def test_derivatives_are_those_of_finite_differences(form: Form, order: int) -> None:
-    """First derivatives of functions by entry, others along random directions."""
+    """Functions by entry, otherwise along random directions."""
     fast = is_module(form) or order == 2
     check: Callable[..., bool] = torch.autograd.gradgradcheck
     options = {"check_fwd_over_rev": is_module(form)}
@@ -444,7 +442,6 @@ def test_derivatives_are_those_of_finite_differences(form: Form, order: int) -> 
             return tuple(s.run(dict(zip(names, values, strict=True))))
 
         assert check(function, values, fast_mode=fast, check_batched_grad=True, **options)
-        # Only the first or last parameter varies.
         parameters = s.parameters()
         for alone in (parameters[0], parameters[-1]) if is_module(form) and order == 1 else ():
             given = [
@@ -471,7 +468,7 @@ def test_autocast_computes_in_its_dtype_and_gives_gradients_in_the_parameters(
         found = gradients(results, values)
         assert {gradient.dtype for gradient in found.values()} == {dtype}
         wanted = mapped(gradients(expected, cast), lambda gradient: gradient.to(dtype))
-        # Sums of directions and projections of h use float32.
+        # Direction sums and projections use float32.
         rounded = ["input"] if s.options.get("bidirectional") else []
         rounded += found if "proj_size" in s.options else []
         eps = torch.finfo(lower).eps
@@ -545,14 +542,14 @@ def test_made_under_a_default_device_or_dtype_it_takes_that(form: Form, dtype: t
 
 @pytest.fixture(params=["set", "swap"])
 def conversion(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Module conversion sets .data or swaps parameters."""
+    """Sets .data or swaps parameters."""
     torch.__future__.set_swap_module_params_on_conversion(request.param == "swap")
     yield
     torch.__future__.set_swap_module_params_on_conversion(False)
 
 
 def load(module: nn.Module, weights: Values) -> None:
-    """Weak references prevent swapping when an RNNBase loads, as in torch.nn.LSTM."""
+    """Weak references prevent swapping in an RNNBase."""
     swaps = torch.__future__.get_swap_module_params_on_conversion()
     torch.__future__.set_swap_module_params_on_conversion(
         swaps and not isinstance(module, nn.RNNBase)
@@ -599,8 +596,6 @@ def test_it_moves_to_another_device_and_back(form: Form, dtype: torch.dtype) -> 
 
 
 # ----- modules: copies, parameters, repr -------------------------------------
-
-# These properties do not depend on the dtype.
 
 
 def _saved_and_loaded(module: nn.Module) -> nn.Module:

@@ -18,7 +18,7 @@ import lltm
 
 RNN = torch.backends.mkldnn.rnn  # type: ignore[attr-defined]
 
-SHAPE = (6, 40, 24, 96)  # blocked; padded operands, and below unpadded ones
+SHAPE = (6, 40, 24, 96)  # blocked; padded operands, unpadded below
 PADDED = (5, 33, 9, 70)
 
 HAS_PRODUCTS = torch.cpu._is_avx512_bf16_supported() and "ATEN_CPU_CAPABILITY" not in os.environ
@@ -42,7 +42,7 @@ def errors(results: Any, exact: Any) -> list[float]:
     ]
 
 
-# With jumps in the derivative, pre-activation errors change other elements.
+# Pre-activation errors move the jumps of a derivative to other elements.
 WITHOUT_JUMPS = [cell for cell in CELLS if not cell.endswith("relu")]
 
 
@@ -50,7 +50,7 @@ WITHOUT_JUMPS = [cell for cell in CELLS if not cell.endswith("relu")]
 @pytest.mark.parametrize("cell", WITHOUT_JUMPS)
 @pytest.mark.parametrize("shape", [SHAPE, PADDED], ids=str)
 def test_products_are_those_of_bfloat16(cell: str, shape: tuple[int, ...]) -> None:
-    """Forward and backward have bfloat16 errors and float32 results."""
+    """Results are float32."""
     problem = Problem(cell, shape)
     leaves64 = problem.leaves(torch.float64)
     exact = problem.steps(leaves64)
@@ -110,7 +110,7 @@ def test_where_it_is_set() -> None:
         assert torch.equal(run_layer(x), reduced)
         with precision(RNN, "ieee"):
             assert torch.equal(run_layer(x), usual)
-    # TF32 is more exact than bfloat16, so bfloat16 is not used.
+    # TF32 is more exact than bfloat16.
     with precision(RNN, "tf32"):
         assert torch.equal(run_layer(x), usual)
     with precision(RNN, "bf16"), torch.backends.mkldnn.flags(enabled=False):

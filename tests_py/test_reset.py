@@ -1,7 +1,7 @@
 """State resets before a step, and recurrent masks: factors of h in each step's GEMM.
 
-Covers custom cells, mask derivatives, vmap, compilers and exporters. test_properties.py covers
-built-in cells and modules, and tests_cpp/test_cells.cpp the engines.
+Covers custom cells, mask derivatives, vmap, compilers and exporters. See test_properties.py for
+built-in modules, tests_cpp/test_cells.cpp for engines.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CELLS = {**{name: name for name in support.CELLS}, **OWN}
 each_cell = pytest.mark.parametrize("cell", CELLS)
 each_custom_cell = pytest.mark.parametrize("cell", OWN)
 
-# (T, B, I, H): one step; small batches, few and many steps; blocks, full and partial; empty.
+# (T, B, I, H): one step; small batches; full and partial blocks; empty.
 SHAPES = (
     (1, 3, 4, 5),
     (1, 40, 8, 96),
@@ -56,7 +56,7 @@ SHAPES = (
 )
 LENGTHS = (9, 7, 7, 4, 3, 3, 1)
 
-# Relative to the largest value, for another order of operations.
+# Relative to the largest value.
 TOLERANCE = {
     torch.float64: 1e-12,
     torch.float32: 2e-5,
@@ -66,7 +66,7 @@ TOLERANCE = {
 
 
 class Problem:
-    """Arguments of `sequence` with random resets and a mask; packed if `shape` is LENGTHS."""
+    """Arguments with random resets and a mask; packed if `shape` is LENGTHS."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class Problem:
         return ops.sequence(self.cell, x, h, c, packed, None, *biases, *options)
 
     def steps(self, tensors: list[Tensor | None]) -> tuple[Tensor, Tensor, Tensor]:
-        """Definition by single steps: a reset restores the initial state.
+        """Defines resets by single steps.
 
         With a mask, each batch element has separate weights.
         """
@@ -232,7 +232,7 @@ def test_nothing_that_was_before_shows(cell: str) -> None:
 @pytest.mark.parametrize("cell", [cell for cell in support.CELLS if not cell.endswith("relu")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_int8(cell: str, dtype: torch.dtype) -> None:
-    """Compares with separate calls before and after the reset."""
+    """Resets equal separate calls."""
     problem = Problem(cell, (8, 5, 12, 40), dtype, share=-1)
     problem.reset[5] = True
     x, h, c, weight_ih, weight_hh, *biases = problem.tensors
@@ -277,7 +277,7 @@ def test_layers_of_custom_cells() -> None:
 
 
 def test_masks_are_drawn_in_training_for_each_call_row_and_direction() -> None:
-    """Otherwise identical sequences and directions get different masks."""
+    """Otherwise identical inputs differ."""
     layer = lltm.GRU(4, 64, bidirectional=True, recurrent_dropout=0.5)
     state = layer.state_dict()
     layer.load_state_dict({name: state[name.removesuffix("_reverse")] for name in state})
@@ -347,7 +347,7 @@ def test_vmap(shape: tuple[int, ...]) -> None:
 
 
 class Operator(nn.Module):
-    """A problem with a given mask, so that results do not depend on a generator."""
+    """With a given mask: results do not depend on a generator."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__()
@@ -393,7 +393,7 @@ class TestGraphs:
         compiled = torch.compile(model, fullgraph=True, backend=backend)
         outputs = [m(problem.tensors[0], problem.reset, problem.mask) for m in (compiled, model)]
         torch.testing.assert_close(*outputs)
-        # Excludes h or c weights that the program does not multiply.
+        # Excludes unused weights of h or c.
         wanted = [p for p in model.parameters() if p.numel() > 0]
         of_compiled, expected = (
             torch.autograd.grad(y.square().sum(), wanted, allow_unused=True) for y in outputs

@@ -141,7 +141,7 @@ def test_a_scripted_prepacked_layer_is_saved_as_the_weights(
         same(dict(module.named_buffers()), dict(packed.named_buffers()), rtol=0, atol=0)
         same(module(x), packed(x), rtol=0, atol=0)
     assert b"LTMPACK" not in file.getvalue()
-    # The parent holds an unscripted copy in place of the scripted module.
+    # The parent holds an unscripted copy.
     parent = nn.Sequential(packed)
     script(parent)
     for other in (
@@ -180,7 +180,6 @@ def test_a_scripted_model_trains() -> None:
     model = Model()
     scripted = script(model)
     x = torch.randn(6, 4, 3)
-    # Dropout changes in every call, until eval().
     assert not torch.equal(scripted(x), scripted(x))
     scripted.eval()
     model.eval()

@@ -50,8 +50,7 @@ def test_chunks_with_the_state_carried_over_give_what_the_whole_gives(
 )
 def test_is_accurate_over_a_thousand_steps(dtype: torch.dtype) -> None:
     def draw() -> Arguments:
-        # With usual weights the state is chaotic: rounding errors grow without bound over so many
-        # steps.
+        # With usual weights the state is chaotic: rounding errors grow without bound.
         a = support.sequence_arguments((1000, 8, 8, 33), dtype)
         assert a.bias is not None
         return replace(a, weights=a.weights / 8, bias=a.bias / 8)
@@ -59,7 +58,7 @@ def test_is_accurate_over_a_thousand_steps(dtype: torch.dtype) -> None:
     support.check_accuracy(support.sequence_outputs, draw)
 
 
-# Prints the process's growth in MiB between the first and second run of the same work.
+# Growth in MiB between two identical parts of the work.
 GROWTH = """
 import random, sys, torch, lltm
 from torch.nn.utils.rnn import pack_sequence

@@ -1,7 +1,6 @@
-"""Modules that torch.nn has too, compared with torch.nn, and lltm.replace_.
+"""Modules that torch.nn has too, and lltm.replace_.
 
-test_properties.py covers the modules of every cell; test_compile.py and test_export.py the
-compilers and exporters, by support.MODULES.
+See test_properties.py for other modules; test_compile.py and test_export.py use support.MODULES.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ import lltm
 
 T, B, I, H = 5, 3, 3, 4  # noqa: E741
 
-# lltm's modules that torch.nn has too.
 BOTH: dict[str, tuple[Any, Any]] = {
     name: (getattr(lltm, name), getattr(nn, name))
     for name in lltm.reference.__all__
@@ -38,7 +36,7 @@ each_module = pytest.mark.parametrize("name", BOTH)
 
 
 def pair(name: str, dtype: torch.dtype = torch.float64, **options: Any) -> tuple[Any, Any]:
-    """lltm's and torch's module, with the same parameters."""
+    """With equal parameters."""
     ours, theirs = (make(I, H, **options, dtype=dtype) for make in BOTH[name])
     ours.load_state_dict(theirs.state_dict())
     return ours, theirs
@@ -54,7 +52,7 @@ def input_of(name: str, dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 def values(tree: Any) -> list[Tensor]:
-    """Tensors with values; of a PackedSequence, the data."""
+    """Tensors; the data of a PackedSequence."""
     if isinstance(tree, PackedSequence):
         return [tree.data]
     if isinstance(tree, Tensor):
@@ -197,7 +195,7 @@ P = 2
 
 
 def projected(kind: str, options: dict[str, Any]) -> tuple[Any, ...]:
-    """Arguments."""
+    """Arguments of a projected LSTM."""
     x, *rest = arguments("LSTM", kind, options)
     return (x, *((h[..., :P].contiguous(), c) for h, c in rest))
 
@@ -460,7 +458,7 @@ def with_forward_of_its_own() -> nn.Module:
 
 
 def sharded() -> nn.Module:
-    """Changes a module's class like fully_shard, without processes."""
+    """Changes the class like fully_shard."""
     fsdp = pytest.importorskip("torch.distributed.fsdp")
     module = nn.LSTM(I, H)
     module.__class__ = type("FSDPLSTM", (fsdp.FSDPModule, nn.LSTM), {})

@@ -29,7 +29,7 @@ Parameters = Mapping[str, Tensor]
 
 @dataclass
 class Case:
-    """A module and inputs: `inputs[k]` is one sample, results are flat tuples."""
+    """`inputs[k]` is one sample; results are flat tuples."""
 
     module: nn.Module
     inputs: Tensor
@@ -110,7 +110,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 
 def stacked(results: list[Any]) -> Any:
-    """Calls samples one by one and stacks results like vmap."""
+    """Stacks single samples like vmap."""
     return torch.utils._pytree.tree_map(lambda *ys: torch.stack(ys), *results)
 
 
@@ -303,7 +303,7 @@ def test_vjp_and_jvp_agree(case: Case) -> None:
 
 
 def reference_of(case: Case) -> Callable[[Tensor], tuple[Tensor, ...]]:
-    """The same function of one sample with lltm.reference."""
+    """The same function with lltm.reference."""
     reference = lltm.reference.LLTM if isinstance(case.module, lltm.LLTM) else None
     plain = (reference or lltm.reference.LLTMCell)(**case.arguments).double()
     plain.load_state_dict(case.module.state_dict())
@@ -404,7 +404,7 @@ def test_a_sequence_of_no_steps_has_derivatives_of_every_kind() -> None:
 
     primals = (a.input, state, a.weights)
     results, tangents, *_ = jvp(run, primals, primals)
-    # Only the initial states contribute: they are the final states.
+    # Only initial states contribute.
     assert [t.shape for t in tangents] == [y.shape for y in results] == [(0, 2, H), (2, 2, H)]
     torch.testing.assert_close(tangents[1], state)
     _, pull_back, *_ = vjp(run, *primals)
@@ -426,7 +426,7 @@ def test_a_sequence_of_no_steps_has_derivatives_of_every_kind() -> None:
 def test_a_sequence_of_no_steps_depends_on_every_argument(
     implementation: Any, kind: str, checkpoint_steps: int
 ) -> None:
-    """Includes the ATen fallback, which transforms use."""
+    """Includes the ATen fallback of transforms."""
     a = support.sequence_arguments((0, 4, 3, 5), torch.float64, reverse=kind == "reverse")
     if kind == "packed":
         none = torch.zeros(0, dtype=torch.int64)

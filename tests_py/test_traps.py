@@ -1,4 +1,4 @@
-"""Bugs of published versions of this cell, one test each.
+"""Bugs of published versions of this cell.
 
 test_cuda.py has GPU bugs: grid dimensions, streams, launch checks.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 
 import lltm
 
-# Around 0, and beyond exp overflow in float16, float32 and float64.
+# Around 0, and beyond exp overflow in all dtypes.
 LARGE = (0.0, 1e-30, 1.0, 15.0, 17.0, 88.0, 89.0, 104.0, 710.0, 746.0, 1e4)
 
 

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # other l
 
 
 def defined_in(file: str, folder: Path) -> dict[str, Any]:
-    """Names that this file in the page defines."""
+    """Names defined by this file."""
     match = re.search(
         rf"^```python\n(# {re.escape(file)}\n.*?)^```$", PAGE.read_text(), re.M | re.S
     )
@@ -34,7 +34,7 @@ def defined_in(file: str, folder: Path) -> dict[str, Any]:
 
 @support.needs_extra("examples", "sb3_contrib")
 def test_stable_baselines3(tmp_path: Path) -> None:
-    """Compares the policy with sb3-contrib's loop, and trains."""
+    """Compares with sb3-contrib's loop, and trains."""
     from sb3_contrib import RecurrentPPO
     from sb3_contrib.common.recurrent.type_aliases import RNNStates
 
@@ -92,7 +92,7 @@ def test_torchrl(tmp_path: Path) -> None:
 @support.needs_extra("examples", "torchrl")
 @pytest.mark.parametrize("count", [1, 2])
 def test_torchrl_in_an_environment(count: int, tmp_path: Path) -> None:
-    """Steps of one or several environments match the rollout."""
+    """Single steps match the rollout."""
     from torchrl.envs import GymEnv, SerialEnv
     from torchrl.modules import set_recurrent_mode
 
@@ -119,7 +119,7 @@ def test_torchrl_in_an_environment(count: int, tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="pyqlib has no packages for this Python")
 @support.needs_extra("examples", "qlib")
 def test_qlib(tmp_path: Path) -> None:
-    """A configured model trains and predicts like qlib's."""
+    """A configured model matches qlib's."""
     import numpy as np
     import pandas as pd
     from qlib.utils import init_instance_by_config

@@ -43,7 +43,7 @@ UPDATES = 6
 
 
 class Model(nn.Module):
-    """Both kinds of module, with every layer option that selects other code."""
+    """Both kinds of module, with all layer options that affect execution."""
 
     def __init__(self, cell: str) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ def train(
 
 
 def same(result: Any, expected: Any) -> None:
-    # Only the order of the sums over the batch differs, so float64 has a small tolerance.
+    # Only the order of batch sums differs.
     torch.testing.assert_close(result, expected, rtol=1e-10, atol=1e-12)
 
 
@@ -178,7 +178,6 @@ def check_checkpoint(make: Make, expected: list[float], folder: str) -> None:
     rest = train(model, mine(x), mine(y), UPDATES - half, optimizer=optimizer)
     same(rest, expected[half:])
 
-    # One process reads the checkpoint of two.
     plain = {name: torch.empty_like(p) for name, p in make()[0].state_dict().items()}
     state_dict_loader.load({"model": plain}, checkpoint_id=folder, no_dist=True)
     one, x, y = make()
@@ -187,10 +186,7 @@ def check_checkpoint(make: Make, expected: list[float], folder: str) -> None:
 
 
 def check_dtensor(make: Make, checkpoint_steps: int) -> None:
-    """Shards the input over the batch and replicates the parameters:
-
-    no batch elements are exchanged.
-    """
+    """Shards the input over the batch: processes exchange no batch elements."""
     mesh: DeviceMesh = init_device_mesh("cpu", (WORLD,))
     model, x, _ = make()
     model.layer.checkpoint_steps = checkpoint_steps
@@ -204,14 +200,14 @@ def check_dtensor(make: Make, checkpoint_steps: int) -> None:
     parallel.zero_grad()
 
     def frozen() -> None:
-        """Makes the same calls with fewer required gradients."""
+        """Requires fewer gradients."""
         x_only = distribute_tensor(x, mesh, [Shard(0)]).requires_grad_()
         parallel.requires_grad_(False)
         parallel(x_only).square().sum().backward()
         assert isinstance(x_only.grad, DTensor)
         same(x_only.grad.full_tensor(), expected_x.grad)
 
-    # Run before and after the calls below, because DTensor caches must not confuse the two.
+    # DTensor's caches must not confuse these calls with the calls below.
     frozen()
     parallel.requires_grad_(True)
     sharded_x = distribute_tensor(x, mesh, [Shard(0)]).requires_grad_()
@@ -225,7 +221,7 @@ def check_dtensor(make: Make, checkpoint_steps: int) -> None:
     for state, whole in zip(tree_leaves(states), tree_leaves(expected_states), strict=True):
         same(state.full_tensor(), whole)
 
-    # Backward does not communicate either: batch sums remain partial.
+    # Batch sums in backward remain partial.
     loss = result.square().sum()
     with CommDebugMode() as communication:
         loss.backward()
